@@ -1,0 +1,181 @@
+package ipam
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestConcurrentGoroutines(t *testing.T) {
+	const goroutines = 64
+	pool, _ := newPool(t, `[[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]`)
+	got := make([]string, goroutines)
+	var wg sync.WaitGroup
+	for i := range goroutines {
+		wg.Go(func() {
+			result, err := pool.Reserve(t.Context(), Attachment{fmt.Sprintf("c%d", i), "eth0"})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for _, address := range result.Addresses {
+				got[i] += address.Prefix.Addr().String() + "\n"
+			}
+		})
+	}
+	wg.Wait()
+	checkUnique(t, strings.Fields(strings.Join(got, "")), 2*goroutines)
+
+	for i := range goroutines {
+		wg.Go(func() {
+			if err := pool.Release(t.Context(), Attachment{fmt.Sprintf("c%d", i), "eth0"}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if released, err := pool.Retain(t.Context(), nothing); err != nil || released != nil {
+		t.Errorf("releases were lost: %v, %v", released, err)
+	}
+}
+
+// The children run this test binary again; these variables tell TestChild what to do.
+const (
+	childDir  = "EBPFNET_IPAM_TEST_DIR"
+	childName = "EBPFNET_IPAM_TEST_CHILD"
+	childMode = "EBPFNET_IPAM_TEST_MODE"
+)
+
+const (
+	perChild    = 25
+	childRanges = `[[{"subnet": "10.1.0.0/24"}]]`
+)
+
+// TestChild is a process of its own, started by the tests below.
+func TestChild(t *testing.T) {
+	dir, name := os.Getenv(childDir), os.Getenv(childName)
+	if dir == "" {
+		t.Skip("not a child")
+	}
+	section := fmt.Sprintf(`{"dataDir": %q, "ranges": %s}`, filepath.Dir(dir), childRanges)
+	pool := Open(parse(t, filepath.Base(dir), section, Request{}), nil)
+	if os.Getenv(childMode) == "churn" {
+		for i := 0; ; i++ {
+			a := Attachment{fmt.Sprintf("%s-%d", name, i), "eth0"}
+			mustReserve(t, pool, a)
+			if i%4 != 0 {
+				mustRelease(t, pool, a)
+			}
+		}
+	}
+	for i := range perChild {
+		fmt.Println("got", mustReserve(t, pool, Attachment{fmt.Sprintf("%s-%d", name, i), "eth0"}))
+	}
+}
+
+func startChild(t *testing.T, dir, name, mode string) (*exec.Cmd, *bytes.Buffer) {
+	t.Helper()
+	output := &bytes.Buffer{}
+	child := exec.Command(os.Args[0], "-test.run=^TestChild$", "-test.v")
+	child.Env = append(os.Environ(), childDir+"="+dir, childName+"="+name, childMode+"="+mode)
+	child.Stdout, child.Stderr = output, output
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return child, output
+}
+
+func TestConcurrentProcesses(t *testing.T) {
+	const processes = 8
+	_, dir := newPool(t, childRanges)
+	var children []*exec.Cmd
+	var outputs []*bytes.Buffer
+	for i := range processes {
+		child, output := startChild(t, dir, fmt.Sprintf("child%d", i), "reserve")
+		children, outputs = append(children, child), append(outputs, output)
+	}
+	var got []string
+	for i, child := range children {
+		if err := child.Wait(); err != nil {
+			t.Fatalf("%v\n%s", err, outputs[i])
+		}
+		for line := range strings.Lines(outputs[i].String()) {
+			if addr, found := strings.CutPrefix(line, "got "); found {
+				got = append(got, strings.TrimSpace(addr))
+			}
+		}
+	}
+	checkUnique(t, got, processes*perChild)
+}
+
+// However a process dies, what it leaves is whole records that can be released, and a
+// directory that the next one can use.
+func TestKilledProcesses(t *testing.T) {
+	pool, dir := newPool(t, childRanges)
+	for i := range 20 {
+		child, output := startChild(t, dir, fmt.Sprintf("child%d", i), "churn")
+		awaitChange(t, filepath.Join(dir, lastPrefix+"0"))
+		timer := time.AfterFunc(time.Duration(rand.IntN(5000))*time.Microsecond, func() { child.Process.Kill() })
+		var exit *exec.ExitError
+		if err := child.Wait(); !errors.As(err, &exit) || exit.ExitCode() != -1 {
+			t.Fatalf("child was not killed: %v\n%s", err, output)
+		}
+		timer.Stop()
+		for name, content := range readDir(t, dir) {
+			isRecord := strings.HasPrefix(name, "10.")
+			if holder, err := decodeRecord([]byte(content)); isRecord && (err != nil || holder.IfName != "eth0") {
+				t.Fatalf("%s holds %q", name, content)
+			}
+		}
+
+		if _, err := pool.Retain(t.Context(), nothing); err != nil {
+			t.Fatal(err)
+		}
+		for name := range readDir(t, dir) {
+			if name != lockName && !strings.HasPrefix(name, lastPrefix) {
+				t.Fatalf("%s is left after Retain", name)
+			}
+		}
+	}
+}
+
+// awaitChange waits until the child has begun its work.
+func awaitChange(t *testing.T, path string) {
+	t.Helper()
+	before, _ := os.ReadFile(path)
+	deadline := time.After(10 * time.Second)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		if now, _ := os.ReadFile(path); !bytes.Equal(before, now) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("%s does not change", path)
+		}
+	}
+}
+
+func checkUnique(t *testing.T, addrs []string, want int) {
+	t.Helper()
+	seen := map[string]bool{}
+	for _, addr := range addrs {
+		if seen[addr] {
+			t.Errorf("%s was given twice", addr)
+		}
+		seen[addr] = true
+	}
+	if len(addrs) != want {
+		t.Errorf("%d addresses were given, want %d", len(addrs), want)
+	}
+}

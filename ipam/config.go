@@ -1,0 +1,169 @@
+package ipam
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+// ErrConfig is wrapped by all errors that a change of the configuration cures. The
+// message names the key, its value and what is expected.
+var ErrConfig = errors.New("invalid configuration")
+
+const defaultDataDir = "/var/lib/cni/networks"
+
+// Request is what the runtime asks for beyond the static configuration.
+type Request struct {
+	// Ranges is runtimeConfig.ipRanges, in the form of host-local's ranges, or nil.
+	// They come before the configured ones.
+	Ranges json.RawMessage
+	// IPs are the requested addresses: those of runtimeConfig.ips, args.cni.ips and
+	// CNI_ARGS. A prefix length is allowed and ignored; the subnet's counts.
+	IPs []string
+}
+
+// Config is host-local's configuration, validated and in canonical form. Network and
+// DataDir are enough for all that a Pool does except Reserve and Available, so DEL
+// does not depend on ranges that have changed since ADD.
+type Config struct {
+	Network string
+	DataDir string
+	// Ranges gives each attachment one address per set.
+	Ranges []RangeSet
+	// Requested has one element per range set; the zero Addr leaves the choice to us.
+	Requested []netip.Addr
+	Routes    []*types.Route
+	// ResolvConf is a file in resolv.conf(5) format to report as DNS, or "".
+	ResolvConf string
+}
+
+// Dir returns the directory that holds the network's reservations.
+func (c *Config) Dir() string {
+	dataDir := c.DataDir
+	if dataDir == "" {
+		dataDir = defaultDataDir
+	}
+	return filepath.Join(dataDir, c.Network)
+}
+
+// Parse reads the "ipam" object of a network configuration as host-local does: unknown
+// keys are ignored, ranges of the runtime come first, then the legacy single range,
+// then "ranges". All errors wrap ErrConfig.
+func Parse(network string, section json.RawMessage, req Request) (*Config, error) {
+	if err := checkNetwork(network); err != nil {
+		return nil, err
+	}
+	raw, err := decode[rawSection]("ipam", section, "an object")
+	if err != nil {
+		return nil, err
+	}
+	dataDir, err := decode[string]("ipam.dataDir", raw.DataDir, "a string")
+	if err != nil {
+		return nil, err
+	}
+	resolvConf, err := decode[string]("ipam.resolvConf", raw.ResolvConf, "a string")
+	if err != nil {
+		return nil, err
+	}
+	routes, err := parseRoutes("ipam.routes", raw.Routes)
+	if err != nil {
+		return nil, err
+	}
+	ranges, err := parseAllRanges(raw, req.Ranges)
+	if err != nil {
+		return nil, err
+	}
+	requested, err := assignRequested(req.IPs, ranges)
+	if err != nil {
+		return nil, err
+	}
+	return &Config{
+		Network:    network,
+		DataDir:    dataDir,
+		Ranges:     ranges,
+		Requested:  requested,
+		Routes:     routes,
+		ResolvConf: resolvConf,
+	}, nil
+}
+
+// checkNetwork holds the CNI specification's rule for network names, which also makes
+// them safe as the name of a directory.
+func checkNetwork(name string) error {
+	const maxFileName = 255
+	safe := len(name) <= maxFileName
+	for i, c := range []byte(name) {
+		alphanumeric := '0' <= c && c <= '9' || 'A' <= c && c <= 'Z' || 'a' <= c && c <= 'z'
+		punctuation := i > 0 && (c == '.' || c == '_' || c == '-')
+		safe = safe && (alphanumeric || punctuation)
+	}
+	if name == "" || !safe {
+		return configErrorf("name", quote(name), "expected an alphanumeric character, then alphanumerics, '_', '.' or '-', %d in all at most", maxFileName)
+	}
+	return nil
+}
+
+// parseAllRanges joins the three places that ranges come from, in host-local's order.
+func parseAllRanges(raw rawSection, fromRuntime json.RawMessage) ([]RangeSet, error) {
+	keyed, err := parseRangeSets("runtimeConfig.ipRanges", fromRuntime)
+	if err != nil {
+		return nil, err
+	}
+	legacy, err := parseLegacyRange(raw.rawRange)
+	if err != nil {
+		return nil, err
+	}
+	configured, err := parseRangeSets("ipam.ranges", raw.Ranges)
+	if err != nil {
+		return nil, err
+	}
+	keyed = slices.Concat(keyed, legacy, configured)
+
+	if len(keyed) == 0 {
+		return nil, fmt.Errorf(`%w: ipam.ranges: missing; expected [[{"subnet": "10.1.0.0/16"}]] or the like`, ErrConfig)
+	}
+	if err := refuseOverlap(slices.Concat(keyed...)); err != nil {
+		return nil, err
+	}
+	var sets []RangeSet
+	for _, ranges := range keyed {
+		sets = append(sets, toRangeSet(ranges))
+	}
+	return sets, nil
+}
+
+// assignRequested gives each requested address to the range set it belongs to. As with
+// host-local, a set serves one of them at most, and none may be left over.
+func assignRequested(texts []string, sets []RangeSet) ([]netip.Addr, error) {
+	const key = "requested address"
+	requested := make([]netip.Addr, len(sets))
+	for _, text := range texts {
+		addr, err := parseRequested(text)
+		if err != nil {
+			return nil, configErrorf(key, quote(text), "expected an IP address, with or without a prefix length")
+		}
+		i := slices.IndexFunc(sets, func(s RangeSet) bool { return s.contains(addr) })
+		switch {
+		case i < 0:
+			return nil, configErrorf(key, quote(text), "not inside any range of %v", sets)
+		case sets[i].isGateway(addr):
+			return nil, configErrorf(key, quote(text), "is a gateway")
+		case requested[i].IsValid() && requested[i] != addr:
+			return nil, configErrorf(key, quote(text), "range set %d already serves requested address %s; expected one per set", i, requested[i])
+		}
+		requested[i] = addr
+	}
+	return requested, nil
+}
+
+func parseRequested(text string) (netip.Addr, error) {
+	if prefix, err := netip.ParsePrefix(text); err == nil {
+		return prefix.Addr().Unmap(), nil
+	}
+	return parseAddr(text)
+}

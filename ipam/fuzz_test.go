@@ -1,0 +1,106 @@
+package ipam
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// FuzzParse checks that an accepted configuration is canonical: written out with all
+// defaults and read again, it is the same; and that its ranges keep their promises.
+func FuzzParse(f *testing.F) {
+	f.Add("net", `{"ranges": [[{"subnet": "10.1.0.0/16"}], [{"subnet": "fd00::/64"}]]}`, "", "10.1.0.9")
+	f.Add("net", `{"subnet": "10.1.0.0/30", "rangeStart": "10.1.0.2", "gateway": "10.9.9.9", "dataDir": "/x"}`, `[[{"subnet": "10.2.0.0/24"}]]`, "10.2.0.7/24")
+	f.Add("net", `{"ranges": [[{"subnet": "10.1.0.0/24", "rangeEnd": "10.1.0.9"}, {"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.10"}]]}`, "null", "")
+	f.Add("net", `{"ranges": [[{"subnet": "0.0.0.0/0"}], [{"subnet": "::/0", "rangeEnd": "::ffff:1.2.3.4"}]]}`, "[]", "")
+	f.Add("..", `{"ranges": [[{"subnet": "ffff::/16", "rangeStart": "ffff::"}]], "routes": [{"dst": "::/0", "gw": "ffff::1"}]}`, "", "ffff::2")
+
+	f.Fuzz(func(t *testing.T, network, section, ranges, ip string) {
+		req := Request{Ranges: json.RawMessage(ranges)}
+		if ip != "" {
+			req.IPs = []string{ip}
+		}
+		cfg, err := Parse(network, json.RawMessage(section), req)
+		if err != nil {
+			if !strings.HasPrefix(err.Error(), ErrConfig.Error()+": ") {
+				t.Fatalf("error says not that the configuration is invalid: %v", err)
+			}
+			return
+		}
+		checkRanges(t, cfg.Ranges)
+
+		section, req = unparse(t, cfg)
+		again, err := Parse(cfg.Network, json.RawMessage(section), req)
+		if err != nil {
+			t.Fatalf("canonical form %s: %v", section, err)
+		}
+		if !reflect.DeepEqual(again, cfg) {
+			t.Fatalf("canonical form %s:\n%+v\nwas:\n%+v", section, again, cfg)
+		}
+	})
+}
+
+func checkRanges(t *testing.T, sets []RangeSet) {
+	for _, set := range sets {
+		for _, r := range set {
+			if !r.Subnet.Contains(r.Start) || !r.Subnet.Contains(r.End) || r.End.Less(r.Start) || r.Start == r.Subnet.Addr() {
+				t.Fatalf("bad range %+v", r)
+			}
+		}
+		for addr, r := range set.candidates(set[0].End) {
+			if !r.contains(addr) || set.isGateway(addr) {
+				t.Fatalf("bad candidate %s of %s", addr, set)
+			}
+			break
+		}
+	}
+}
+
+// unparse writes a configuration with every key that it can have.
+func unparse(t *testing.T, cfg *Config) (section string, req Request) {
+	type object map[string]any
+	var sets [][]object
+	for _, set := range cfg.Ranges {
+		var ranges []object
+		for _, r := range set {
+			ranges = append(ranges, object{"subnet": r.Subnet, "rangeStart": r.Start, "rangeEnd": r.End, "gateway": r.Gateway})
+		}
+		sets = append(sets, ranges)
+	}
+	bytes, err := json.Marshal(object{"ranges": sets, "dataDir": cfg.DataDir, "resolvConf": cfg.ResolvConf, "routes": cfg.Routes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, addr := range cfg.Requested {
+		if addr.IsValid() {
+			req.IPs = append(req.IPs, addr.String())
+		}
+	}
+	return string(bytes), req
+}
+
+// FuzzRecord checks that what we write reads back, that what reads reads back the same
+// when we write it, and that torn means no more than that.
+func FuzzRecord(f *testing.F) {
+	for _, seed := range []string{"", "c1", "c1\r\neth0", "c1\r\neth0\n", "c1\neth0", "\x00\x00", "c1\r\n", "a b", "c1\r\r\neth0", "c1\r\neth0\u00a0"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, content string) {
+		a, err := decodeRecord([]byte(content))
+		if err != nil {
+			if checkAttachment(Attachment{content, "eth0"}) == nil {
+				t.Fatalf("%q could be a container id, but is taken for torn", content)
+			}
+			return
+		}
+		again, err := decodeRecord(encodeRecord(a))
+		if err != nil || again != a {
+			t.Fatalf("%q reads as %q, then as %q, %v", content, a, again, err)
+		}
+		if whole := fmt.Sprintf("%s\r\n%s", a.ContainerID, a.IfName); a.IfName != "" && string(encodeRecord(a)) != whole {
+			t.Fatalf("%q is not host-local's form of %q", encodeRecord(a), a)
+		}
+	})
+}

@@ -1,0 +1,78 @@
+package ipam
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io/fs"
+	"slices"
+
+	"github.com/ebpfnet/ebpfnet/loader/flock"
+)
+
+// Retain releases what is held by attachments that are not valid, and torn records,
+// which belong to nobody (CNI specification, section 2, GC). It goes on after errors and
+// joins them. It returns the attachments it released something of, sorted.
+//
+// valid is called once per attachment with the lock held, so that no ADD comes between
+// the answer and the release; it must be quick and must not use the pool. For records
+// of old host-local versions its argument has no IfName: it is valid if any interface of
+// that container is.
+func (p *Pool) Retain(ctx context.Context, valid func(Attachment) bool) ([]Attachment, error) {
+	s, err := openStore(ctx, p.cfg.Dir(), flock.Exclusive, p.log)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+
+	records, err := s.records()
+	if err != nil {
+		return nil, err
+	}
+	valid = oncePerAttachment(valid)
+	released := map[Attachment]bool{}
+	var errs []error
+	for _, r := range records {
+		switch {
+		case r.isTorn():
+			errs = append(errs, s.removeTorn(r))
+		case r.err != nil:
+			errs = append(errs, r.err)
+		case !valid(r.holder):
+			if err := s.remove(r.path); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			released[r.holder] = true
+		}
+	}
+	errs = append(errs, s.sync())
+	return sorted(released), errors.Join(errs...)
+}
+
+// oncePerAttachment keeps the answers: one attachment may hold many addresses.
+func oncePerAttachment(valid func(Attachment) bool) func(Attachment) bool {
+	answers := map[Attachment]bool{}
+	return func(a Attachment) bool {
+		answer, known := answers[a]
+		if !known {
+			answer = valid(a)
+			answers[a] = answer
+		}
+		return answer
+	}
+}
+
+func sorted(set map[Attachment]bool) []Attachment {
+	var attachments []Attachment
+	for a := range set {
+		attachments = append(attachments, a)
+	}
+	slices.SortFunc(attachments, func(a, b Attachment) int {
+		return cmp.Or(cmp.Compare(a.ContainerID, b.ContainerID), cmp.Compare(a.IfName, b.IfName))
+	})
+	return attachments
+}

@@ -1,0 +1,241 @@
+package ipam
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Range is a run of addresses of one subnet, Start and End included. Neither is ever the
+// subnet's network address (in IPv6 the subnet-router anycast address) or its IPv4
+// broadcast address. The gateway may lie inside the range, where it is
+// skipped, or anywhere else, even outside the subnet.
+type Range struct {
+	Subnet     netip.Prefix
+	Start, End netip.Addr
+	Gateway    netip.Addr
+}
+
+// RangeSet is a list of ranges of one family, any of which may serve an address.
+type RangeSet []Range
+
+func (r Range) String() string {
+	return fmt.Sprintf("%s-%s", r.Start, r.End)
+}
+
+func (s RangeSet) String() string {
+	var texts []string
+	for _, r := range s {
+		texts = append(texts, r.String())
+	}
+	return strings.Join(texts, ",")
+}
+
+func (r Range) contains(addr netip.Addr) bool {
+	return addr.BitLen() == r.Start.BitLen() && r.Start.Compare(addr) <= 0 && addr.Compare(r.End) <= 0
+}
+
+func (r Range) overlaps(other Range) bool {
+	return r.contains(other.Start) || other.contains(r.Start)
+}
+
+func (s RangeSet) contains(addr netip.Addr) bool {
+	return slices.ContainsFunc(s, func(r Range) bool { return r.contains(addr) })
+}
+
+// isGateway covers the whole set, because two ranges may divide one subnet and name
+// its gateway in one place only.
+func (s RangeSet) isGateway(addr netip.Addr) bool {
+	return slices.ContainsFunc(s, func(r Range) bool { return r.Gateway == addr })
+}
+
+// keyedRange is a range and the configuration key it came from.
+type keyedRange struct {
+	key string
+	Range
+}
+
+func toRangeSet(keyed []keyedRange) RangeSet {
+	set := make(RangeSet, len(keyed))
+	for i, k := range keyed {
+		set[i] = k.Range
+	}
+	return set
+}
+
+func parseRangeSets(key string, raw json.RawMessage) ([][]keyedRange, error) {
+	elements, err := decode[[]json.RawMessage](key, raw, "a list of range sets")
+	if err != nil {
+		return nil, err
+	}
+	var sets [][]keyedRange
+	for i, element := range elements {
+		set, err := parseRangeSet(fmt.Sprintf("%s[%d]", key, i), element)
+		if err != nil {
+			return nil, err
+		}
+		sets = append(sets, set)
+	}
+	return sets, nil
+}
+
+func parseRangeSet(key string, raw json.RawMessage) ([]keyedRange, error) {
+	elements, err := decode[[]json.RawMessage](key, raw, "a list of ranges")
+	if err != nil {
+		return nil, err
+	}
+	if len(elements) == 0 {
+		return nil, configErrorf(key, raw, "expected at least one range")
+	}
+	var set []keyedRange
+	for i, element := range elements {
+		key := fmt.Sprintf("%s[%d]", key, i)
+		rawRange, err := decode[rawRange](key, element, "an object")
+		if err != nil {
+			return nil, err
+		}
+		r, err := parseRange(key, rawRange)
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 && r.Start.BitLen() != set[0].Start.BitLen() {
+			return nil, configErrorf(key+".subnet", rawRange.Subnet, "expected the same family as %s", set[0].key)
+		}
+		set = append(set, keyedRange{key, r})
+	}
+	return set, nil
+}
+
+// parseLegacyRange reads the range whose keys are in the section itself. Without a
+// subnet there is none: host-local ignores the other keys then, and so must we.
+func parseLegacyRange(raw rawRange) ([][]keyedRange, error) {
+	if !present(raw.Subnet) {
+		return nil, nil
+	}
+	r, err := parseRange("ipam", raw)
+	if err != nil {
+		return nil, err
+	}
+	return [][]keyedRange{{{"ipam.subnet", r}}}, nil
+}
+
+// parseRange fills in host-local's defaults: the gateway is the first address of the
+// subnet, the range is all of it.
+func parseRange(key string, raw rawRange) (Range, error) {
+	subnet, err := parseSubnet(key+".subnet", raw.Subnet)
+	if err != nil {
+		return Range{}, err
+	}
+	gateway, err := parseGateway(key+".gateway", raw.Gateway, subnet)
+	if err != nil {
+		return Range{}, err
+	}
+	first, last := usable(subnet)
+	start, err := parseBound(key+".rangeStart", raw.RangeStart, subnet, first)
+	if err != nil {
+		return Range{}, err
+	}
+	end, err := parseBound(key+".rangeEnd", raw.RangeEnd, subnet, last)
+	if err != nil {
+		return Range{}, err
+	}
+	r := Range{Subnet: subnet, Start: maxAddr(start, first), End: minAddr(end, last), Gateway: gateway}
+	if r.End.Less(r.Start) {
+		return Range{}, fmt.Errorf("%w: %s: no usable address from rangeStart %s to rangeEnd %s", ErrConfig, key, start, end)
+	}
+	return r, nil
+}
+
+func parseSubnet(key string, raw json.RawMessage) (netip.Prefix, error) {
+	const expected = "a subnet such as 10.1.0.0/16"
+	if !present(raw) {
+		return netip.Prefix{}, fmt.Errorf("%w: %s: missing; expected %s", ErrConfig, key, expected)
+	}
+	text, err := decode[string](key, raw, expected)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	subnet, err := netip.ParsePrefix(text)
+	if err != nil || subnet.Addr().Is4In6() {
+		return netip.Prefix{}, configErrorf(key, raw, "expected %s", expected)
+	}
+	if subnet != subnet.Masked() {
+		return netip.Prefix{}, configErrorf(key, raw, "has host bits set; expected %s", subnet.Masked())
+	}
+	if longest := subnet.Addr().BitLen() - 2; subnet.Bits() > longest {
+		return netip.Prefix{}, configErrorf(key, raw, "too small to allocate from; expected /%d or larger", longest)
+	}
+	return subnet, nil
+}
+
+// parseGateway, like host-local, takes gateways outside the subnet, which users of
+// on-link routes rely on.
+func parseGateway(key string, raw json.RawMessage, subnet netip.Prefix) (netip.Addr, error) {
+	gateway, err := decodeAddr(key, raw)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	if !gateway.IsValid() {
+		return subnet.Addr().Next(), nil
+	}
+	if gateway.BitLen() != subnet.Addr().BitLen() {
+		return netip.Addr{}, configErrorf(key, raw, "expected the family of subnet %s", subnet)
+	}
+	return gateway, nil
+}
+
+func parseBound(key string, raw json.RawMessage, subnet netip.Prefix, absent netip.Addr) (netip.Addr, error) {
+	addr, err := decodeAddr(key, raw)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	if !addr.IsValid() {
+		return absent, nil
+	}
+	if !subnet.Contains(addr) {
+		return netip.Addr{}, configErrorf(key, raw, "not inside subnet %s", subnet)
+	}
+	return addr, nil
+}
+
+// usable returns the first and the last address that a container may have.
+func usable(subnet netip.Prefix) (first, last netip.Addr) {
+	bits := subnet.Addr().AsSlice()
+	for i := subnet.Bits(); i < 8*len(bits); i++ {
+		bits[i/8] |= 0x80 >> (i % 8)
+	}
+	last, _ = netip.AddrFromSlice(bits)
+	if last.Is4() {
+		last = last.Prev()
+	}
+	return subnet.Addr().Next(), last
+}
+
+// refuseOverlap holds inside a set and between sets alike: an address that two ranges
+// share would have no definite gateway, or be counted free twice.
+func refuseOverlap(ranges []keyedRange) error {
+	for i, r := range ranges {
+		for _, earlier := range ranges[:i] {
+			if r.overlaps(earlier.Range) {
+				return fmt.Errorf("%w: %s %q: overlaps %s %q", ErrConfig, r.key, r, earlier.key, earlier)
+			}
+		}
+	}
+	return nil
+}
+
+func minAddr(a, b netip.Addr) netip.Addr {
+	if b.Less(a) {
+		return b
+	}
+	return a
+}
+
+func maxAddr(a, b netip.Addr) netip.Addr {
+	if a.Less(b) {
+		return b
+	}
+	return a
+}

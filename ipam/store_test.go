@@ -1,0 +1,200 @@
+package ipam
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// The bytes are host-local's (plugins v1.9.1, backend/disk): both must read each other's.
+func TestFilesAreHostLocals(t *testing.T) {
+	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/16"}], [{"subnet": "2001:db8:0:0:1::/80"}]]`)
+	const id = "6a1b7ee9c3b5f0d1a2e3c4b5d6e7f8091a2b3c4d5e6f708192a3b4c5d6e7f809"
+	mustReserve(t, pool, Attachment{id, "eth0"})
+
+	want := map[string]string{
+		"lock":               "",
+		"10.1.0.2":           id + "\r\neth0",
+		"2001:db8::1:0:0:2":  id + "\r\neth0",
+		"last_reserved_ip.0": "10.1.0.2",
+		"last_reserved_ip.1": "2001:db8::1:0:0:2",
+	}
+	if got := readDir(t, dir); !maps.Equal(got, want) {
+		t.Errorf("files:\n%q\nwant:\n%q", got, want)
+	}
+	for name := range want {
+		info, err := os.Stat(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode() != 0o600 {
+			t.Errorf("%s has mode %v, want 0600", name, info.Mode())
+		}
+	}
+}
+
+// What host-local left on a node is in force for us from the first operation.
+func TestTakeOverFromHostLocal(t *testing.T) {
+	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/29"}]]`)
+	for name, content := range map[string]string{
+		"lock": "", "10.1.0.2": "c2\r\neth0", "10.1.0.4": "c4\r\neth0", "10.1.0.5": "c5", "last_reserved_ip.0": "10.1.0.3",
+	} {
+		write(t, filepath.Join(dir, name), content)
+	}
+	if got := mustReserve(t, pool, Attachment{"c6", "eth0"}); got != "10.1.0.6" {
+		t.Errorf("got %s, want the first free one after the last reserved", got)
+	}
+	if got := mustReserve(t, pool, Attachment{"c3", "eth0"}); got != "10.1.0.3" {
+		t.Errorf("got %s, want the one host-local had released", got)
+	}
+	if _, err := pool.Reserve(t.Context(), Attachment{"c7", "eth0"}); !errors.Is(err, ErrExhausted) {
+		t.Errorf("got %v, want ErrExhausted", err)
+	}
+}
+
+func TestTornRecordIsReplaced(t *testing.T) {
+	for name, torn := range map[string]string{"empty": "", "zeroes": strings.Repeat("\x00", 70)} {
+		t.Run(name, func(t *testing.T) {
+			pool, dir, log := newLoggedPool(t, `[[{"subnet": "10.1.0.0/30"}]]`)
+			path := filepath.Join(dir, "10.1.0.2")
+			write(t, path, torn)
+
+			if err := pool.Available(t.Context()); err != nil {
+				t.Errorf("available: %v", err)
+			}
+			if got := mustReserve(t, pool, Attachment{"c1", "eth0"}); got != "10.1.0.2" {
+				t.Errorf("got %s", got)
+			}
+			if got := readDir(t, dir)["10.1.0.2"]; got != "c1\r\neth0" {
+				t.Errorf("record is %q", got)
+			}
+			if lines := strings.Count(log.String(), "\n"); lines != 1 || !strings.Contains(log.String(), path) || !strings.Contains(log.String(), "level=WARN") {
+				t.Errorf("want one warning that names %s, got:\n%s", path, log)
+			}
+		})
+	}
+}
+
+// Half a record that ends in an id looks like an old record. Its address must stay taken.
+func TestHalfRecordIsNotFree(t *testing.T) {
+	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/30"}]]`)
+	write(t, filepath.Join(dir, "10.1.0.2"), "c1\r\n")
+	if _, err := pool.Reserve(t.Context(), Attachment{"c2", "eth0"}); !errors.Is(err, ErrExhausted) {
+		t.Errorf("got %v, want ErrExhausted", err)
+	}
+	mustRelease(t, pool, Attachment{"c1", "eth0"})
+	mustReserve(t, pool, Attachment{"c2", "eth0"})
+}
+
+func TestDamagedLastReservedIsIgnored(t *testing.T) {
+	for _, content := range []string{"", "\x00\x00", "10.1.0.300", "fd00::1", "10.9.0.1"} {
+		pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/24"}]]`)
+		write(t, filepath.Join(dir, "last_reserved_ip.0"), content)
+		if got := mustReserve(t, pool, Attachment{"c1", "eth0"}); got != "10.1.0.2" {
+			t.Errorf("%q: got %s", content, got)
+		}
+	}
+}
+
+// One unreadable file keeps its address, is reported, and stops nobody else.
+func TestUnreadableRecord(t *testing.T) {
+	pool, dir, log := newLoggedPool(t, `[[{"subnet": "10.1.0.0/24"}]]`)
+	path := filepath.Join(dir, "10.1.0.2")
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := mustReserve(t, pool, Attachment{"c1", "eth0"}); got != "10.1.0.3" {
+		t.Errorf("got %s", got)
+	}
+	if !strings.Contains(log.String(), path) {
+		t.Errorf("no warning names %s:\n%s", path, log)
+	}
+	mustRelease(t, pool, Attachment{"c1", "eth0"})
+
+	pool.cfg.Requested = append(pool.cfg.Requested[:0], pool.cfg.Ranges[0][0].Start.Next())
+	if _, err := pool.Reserve(t.Context(), Attachment{"c1", "eth0"}); !errors.Is(err, ErrTaken) {
+		t.Errorf("requested: got %v, want ErrTaken", err)
+	}
+}
+
+// A process that was killed between link and unlink leaves the temporary name as a
+// second link to a live record, which must survive the cleaning.
+func TestLeftTemporaryFile(t *testing.T) {
+	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/24"}]]`)
+	temporary := filepath.Join(dir, temporaryName)
+	operations := map[string]func() error{
+		"Reserve":   func() error { _, err := pool.Reserve(t.Context(), Attachment{"c2", "eth0"}); return err },
+		"Release":   func() error { return pool.Release(t.Context(), Attachment{"c2", "eth0"}) },
+		"Retain":    func() error { _, err := pool.Retain(t.Context(), func(Attachment) bool { return true }); return err },
+		"Available": func() error { return pool.Available(t.Context()) },
+	}
+	write(t, filepath.Join(dir, "10.1.0.2"), "c1\r\neth0")
+	for name, operate := range operations {
+		if err := os.Link(filepath.Join(dir, "10.1.0.2"), temporary); err != nil {
+			t.Fatal(err)
+		}
+		if err := operate(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := os.Stat(temporary); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s left the temporary file: %v", name, err)
+		}
+		if got := readDir(t, dir)["10.1.0.2"]; got != "c1\r\neth0" {
+			t.Errorf("%s damaged the record: %q", name, got)
+		}
+	}
+}
+
+// A staged file may be linked to an address already: nothing may write into it.
+func TestWriteTemporaryRefusesStagedFile(t *testing.T) {
+	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/24"}]]`)
+	s, err := createStore(t.Context(), dir, pool.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	first := pool.cfg.Ranges[0][0].Start
+	if err := s.stage(Attachment{"c1", "eth0"}); err != nil {
+		t.Fatal(err)
+	}
+	if standing, err := s.claim(first); standing != nil || err != nil {
+		t.Fatal(standing, err)
+	}
+	if err := s.setLast(0, first); !errors.Is(err, os.ErrExist) {
+		t.Errorf("got %v, want os.ErrExist", err)
+	}
+	if got := readDir(t, dir)[first.String()]; got != "c1\r\neth0" {
+		t.Errorf("record is %q", got)
+	}
+}
+
+// A last_reserved_ip that cannot be written costs the place, not the reservation.
+func TestLastReservedIsOnlyAHint(t *testing.T) {
+	pool, dir, log := newLoggedPool(t, `[[{"subnet": "10.1.0.0/24"}]]`)
+	if err := os.MkdirAll(filepath.Join(dir, "last_reserved_ip.0", "x"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := mustReserve(t, pool, Attachment{"c1", "eth0"}); got != "10.1.0.2" {
+		t.Errorf("got %s", got)
+	}
+	if !strings.Contains(log.String(), "last_reserved_ip.0") {
+		t.Errorf("no warning:\n%s", log)
+	}
+	if _, err := os.Stat(filepath.Join(dir, temporaryName)); err == nil {
+		t.Error("the temporary file is left")
+	}
+}
+
+func TestAvailableNeedsAUsableDirectory(t *testing.T) {
+	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/24"}]]`)
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, "a file")
+	if err := pool.Available(t.Context()); err == nil || !strings.Contains(err.Error(), dir) {
+		t.Errorf("got %v, want an error that names %s", err, dir)
+	}
+}
