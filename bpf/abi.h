@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Everything that the programs share with user space: keys and values of the
+ * maps, switches, and the numbers that both sides name.
+ *
+ * bpf2go makes the Go twins from the BTF of these structs. Padding is explicit
+ * and zero, because keys are compared as bytes. Ports are in host byte order,
+ * so that `bpftool map dump` prints them as people write them; addresses are
+ * bytes in network order. A change of any layout here is a change of ABI:
+ * raise EBPFNET_ABI.
+ */
+#pragma once
+
+#include <linux/types.h>
+
+#define EBPFNET_ABI 1
+
+/* An IPv6 address, or an IPv4 one as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
+struct addr {
+	__u8 bytes[16];
+} __attribute__((aligned(4)));
+
+/* How programs are attached to devices on this host. */
+enum attach {
+	ATTACH_TCX = 1,	   /* BPF links, kernel 6.6 */
+	ATTACH_CLSACT = 2, /* tc filters */
+};
+
+/* What the datapath was loaded with; frozen in .rodata, pinned as maps/config. */
+struct host_config {
+	__u32 abi;	       /* EBPFNET_ABI */
+	enum attach attach;
+	__u16 masq_port_first; /* lowest port (and ICMP id) that masquerading chooses */
+	__u16 masq_port_count; /* how many from there on, 1 to 65535 */
+};
+
+enum endpoint_flags {
+	ENDPOINT_MASQ = 1, /* masquerade what this address sends to the outside */
+};
+
+/* endpoints: a container address on this host. Key: struct addr. */
+struct endpoint {
+	__u64 owner;	  /* the attachment's token */
+	__u32 network;	  /* the network's token */
+	__u32 ifindex;	  /* the host's end of the veth */
+	__u8 mac[6];	  /* of the container's end */
+	__u8 host_mac[6]; /* of the host's end */
+	enum endpoint_flags flags;
+};
+
+/* ports: a port of the host that leads to a container. */
+struct port_key {
+	struct addr addr; /* host address, or any: 0.0.0.0 (mapped) for IPv4, :: for IPv6 */
+	__u16 port;
+	__u8 protocol; /* IPPROTO_TCP or IPPROTO_UDP */
+	__u8 pad;
+};
+
+struct port {
+	__u64 owner;
+	struct addr addr; /* the container's */
+	__u32 network;
+	__u16 port; /* the container's */
+	__u16 pad;
+};
+
+enum flow_kind {
+	FLOW_OUT = 1, /* opened by a container and masqueraded; the entry translates replies to it */
+	FLOW_IN = 2,  /* opened towards a container; the entry gives its replies the address asked for */
+} __attribute__((packed)); /* one byte */
+
+enum flow_state {
+	FLOW_REPLIED = 1, /* both sides have sent */
+	FLOW_CLOSING = 2, /* TCP: a FIN or RST was seen */
+} __attribute__((packed)); /* one byte */
+
+/*
+ * flows: a translated connection. An entry is the only state of its flow, and
+ * translates one direction; the other direction needs none, or finds it by
+ * probing (masq.h). For ICMP echo the identifier stands for the port of the
+ * side that sent the request, the other side's port is 0.
+ */
+struct flow_key {
+	struct addr remote; /* the side that is no endpoint of this entry */
+	struct addr local;  /* FLOW_OUT: our masquerading address; FLOW_IN: the container's */
+	__u16 remote_port;
+	__u16 local_port;
+	__u8 protocol;
+	enum flow_kind kind;
+	__u16 pad;
+};
+
+struct flow {
+	__u64 owner;
+	struct addr addr; /* FLOW_OUT: the container's; FLOW_IN: the address that the client used */
+	__u32 seen;	  /* time of the last packet, in ticks of 2^30 ns since boot */
+	__u16 port;	  /* belongs to addr */
+	enum flow_state state; /* bits */
+	__u8 pad;
+};
+
+/* uplinks: addresses to masquerade with where the kernel cannot name one (before 6.7). Key: ifindex. */
+struct uplink {
+	struct addr addr4; /* all zero: none */
+	struct addr addr6;
+};
+
+/* counters: one per reason for which a packet was dropped. Key: enum reason. */
+struct counter {
+	__u64 packets;
+	__u64 bytes;
+};
+
+enum reason {
+	REASON_NO_SOURCE = 0,	/* the uplink has no address to masquerade with */
+	REASON_NO_PORT = 1,	/* every port for this remote is taken */
+	REASON_FRAGMENT = 2,	/* a fragment, whose ports are not known */
+	REASON_PROTOCOL = 3,	/* a protocol that masquerading cannot tell apart */
+	REASON_TRUNCATED = 4,	/* shorter than its headers say */
+	REASON_NOT_WRITTEN = 5, /* the kernel refused to change the packet, or had no memory */
+	REASON_MAX = 6,
+};
+
+_Static_assert(sizeof(struct host_config) == 12, "host_config");
+_Static_assert(sizeof(struct endpoint) == 32, "endpoint");
+_Static_assert(sizeof(struct port_key) == 20, "port_key");
+_Static_assert(sizeof(struct port) == 32, "port");
+_Static_assert(sizeof(struct flow_key) == 40, "flow_key");
+_Static_assert(sizeof(struct flow) == 32, "flow");
+_Static_assert(sizeof(struct uplink) == 32, "uplink");
+_Static_assert(sizeof(struct counter) == 16, "counter");

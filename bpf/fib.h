@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Questions to the host's routing tables. The tables are the truth; no copy of them is kept. */
+#pragma once
+
+#include "maps.h"
+#include "parse.h"
+
+#define AF_INET	 2
+#define AF_INET6 10
+
+/* Newer than the uapi headers that this is compiled with. */
+#define F_FIB_SKIP_NEIGH (1U << 2) /* BPF_FIB_LOOKUP_SKIP_NEIGH, 6.3 */
+#define F_FIB_SRC	 (1U << 4) /* BPF_FIB_LOOKUP_SRC, 6.7 */
+
+static __always_inline void fib_key(struct bpf_fib_lookup *fib, const struct packet *p,
+				    const struct addr *dst, __u32 ifindex)
+{
+	__builtin_memset(fib, 0, sizeof(*fib));
+	fib->l4_protocol = p->protocol;
+	fib->sport = bpf_htons(p->sport);
+	fib->dport = bpf_htons(p->dport);
+	fib->ifindex = ifindex;
+	if (p->ipv6) {
+		fib->family = AF_INET6;
+		__builtin_memcpy(fib->ipv6_src, &p->src, sizeof(p->src));
+		__builtin_memcpy(fib->ipv6_dst, dst, sizeof(*dst));
+	} else {
+		fib->family = AF_INET;
+		fib->ipv4_src = addr_ipv4(&p->src);
+		fib->ipv4_dst = addr_ipv4(dst);
+	}
+}
+
+/* There is a way on from this host to dst for a packet that came in where skb did. */
+static __noinline bool fib_forwards(struct __sk_buff *skb, const struct packet *p,
+				    const struct addr *dst)
+{
+	struct bpf_fib_lookup fib;
+	long result;
+
+	fib_key(&fib, p, dst, skb->ifindex);
+	result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	return result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH ||
+	       result == BPF_FIB_LKUP_RET_FRAG_NEEDED || result == BPF_FIB_LKUP_RET_UNSUPP_LWT;
+}
+
+/*
+ * The destination is an address of this host. The kernel answers alike for "to
+ * me" and for "no route", so its neighbours decide: where a route leads to one
+ * of the two addresses that differ in one of the last bits, the destination has
+ * no route of its own but the local one. Wrong only for an address that is the
+ * host's alone (a /32) on a host that routes to nowhere near it and has no
+ * default route; that is then taken for foreign, and left to the stack.
+ */
+static __noinline bool fib_is_local(struct __sk_buff *skb, const struct packet *p)
+{
+	struct addr near = p->dst;
+
+	if (fib_forwards(skb, p, &near))
+		return false;
+	near.bytes[15] ^= 1;
+	if (fib_forwards(skb, p, &near))
+		return true;
+	near.bytes[15] ^= 3;
+	return fib_forwards(skb, p, &near);
+}
+
+/*
+ * The address that the route to the destination gives a packet of this host
+ * that leaves by the device of skb. Returns false where there is none.
+ */
+static __noinline bool fib_source(struct __sk_buff *skb, const struct packet *p,
+				  struct addr *source)
+{
+	__u32 ifindex = skb->ifindex;
+	struct bpf_fib_lookup fib;
+	struct uplink *uplink;
+	long result;
+
+	fib_key(&fib, p, &p->dst, ifindex);
+	result = bpf_fib_lookup(skb, &fib, sizeof(fib),
+				BPF_FIB_LOOKUP_OUTPUT | F_FIB_SKIP_NEIGH | F_FIB_SRC);
+	if (result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
+		if (p->ipv6)
+			__builtin_memcpy(source, fib.ipv6_src, sizeof(*source));
+		else
+			addr_from_ipv4(source, fib.ipv4_src);
+		return true;
+	}
+
+	uplink = bpf_map_lookup_elem(&uplinks, &ifindex);
+	if (!uplink)
+		return false;
+	*source = p->ipv6 ? uplink->addr6 : uplink->addr4;
+	return source->bytes[p->ipv6 ? 0 : 12] != 0;
+}

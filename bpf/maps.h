@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* All maps. User space means the plugin; the sizes are limits, not costs, where nothing is preallocated. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi.h"
+
+/* Set once by the loader, before the verifier sees the programs: it removes what a switch excludes. */
+const volatile struct host_config config = {
+	.abi = EBPFNET_ABI,
+	.attach = ATTACH_TCX,
+	.masq_port_first = 1024,
+	.masq_port_count = 28976,
+};
+
+/* Written by ADD before the container can send, removed by DEL; read by every program. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct addr);
+	__type(value, struct endpoint);
+} endpoints SEC(".maps");
+
+/* Written by ADD last of all, removed by DEL first of all; read where a client's packet comes in. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct port_key);
+	__type(value, struct port);
+} ports SEC(".maps");
+
+/* Written by the programs; entries go when the kernel needs room (least recently used) and by DEL. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+} flows SEC(".maps");
+
+/* Written by ADD for each uplink it attaches to, removed when the uplink is gone. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct uplink);
+} uplinks SEC(".maps");
+
+/* Written by the programs, one per CPU: no packet waits for another. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, REASON_MAX);
+	__type(key, __u32); /* enum reason; the kernel wants an integer here */
+	__type(value, struct counter);
+} counters SEC(".maps");

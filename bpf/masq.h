@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Masquerading with a single entry: (remote, our address, chosen port) gives
+ * the container's address and port, and serves the replies. Outgoing packets
+ * find the chosen port by probing a fixed sequence of candidates made from
+ * their own tuple, so there is no second entry that could be lost alone, and a
+ * flow whose entry was evicted claims the same port again.
+ */
+#pragma once
+
+#include "fib.h"
+#include "flow.h"
+
+/* With n ports of the range taken for one remote, a new flow finds none with probability (n/count)^32. */
+#define MASQ_PROBES 32
+
+static __always_inline __u32 mix(__u32 hash, __u32 word)
+{
+	hash = (hash ^ word) * 0x9e3779b1; /* 2^32 divided by the golden ratio: spreads neighbours */
+	return hash ^ hash >> 15;
+}
+
+static __always_inline __u32 masq_hash(const struct packet *p)
+{
+	const __u32 *src = (const __u32 *)&p->src, *dst = (const __u32 *)&p->dst;
+	__u32 hash = mix(p->protocol, (__u32)p->sport << 16 | p->dport);
+
+	for (int i = 0; i < 4; i++)
+		hash = mix(mix(hash, src[i]), dst[i]);
+	return hash;
+}
+
+static __always_inline __u16 masq_candidate(__u32 hash, __u32 i)
+{
+	__u32 spread = mix(hash, i);
+
+	return config.masq_port_first + (((__u64)spread * config.masq_port_count) >> 32);
+}
+
+static __always_inline bool masq_in_range(__u16 port)
+{
+	return (__u16)(port - config.masq_port_first) < config.masq_port_count;
+}
+
+static __always_inline bool flow_is(const struct flow *flow, const struct packet *p, __u64 owner)
+{
+	return flow->port == p->sport && flow->owner == owner && addr_equal(&flow->addr, &p->src);
+}
+
+/* A socket of the host, or a host port, would get or lose the replies. */
+static __noinline bool masq_port_in_use(struct __sk_buff *skb, const struct packet *p,
+					const struct flow_key *key)
+{
+	struct port_key port = {
+		.addr = key->local,
+		.port = key->local_port,
+		.protocol = key->protocol,
+	};
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *sk;
+	__u32 size;
+
+	if (p->protocol != IPPROTO_TCP && p->protocol != IPPROTO_UDP)
+		return false;
+	if (bpf_map_lookup_elem(&ports, &port))
+		return true;
+	if (p->ipv6) {
+		size = sizeof(tuple.ipv6);
+		__builtin_memcpy(tuple.ipv6.saddr, &key->remote, sizeof(key->remote));
+		__builtin_memcpy(tuple.ipv6.daddr, &key->local, sizeof(key->local));
+		tuple.ipv6.sport = bpf_htons(key->remote_port);
+		tuple.ipv6.dport = bpf_htons(key->local_port);
+	} else {
+		size = sizeof(tuple.ipv4);
+		tuple.ipv4.saddr = addr_ipv4(&key->remote);
+		tuple.ipv4.daddr = addr_ipv4(&key->local);
+		tuple.ipv4.sport = bpf_htons(key->remote_port);
+		tuple.ipv4.dport = bpf_htons(key->local_port);
+	}
+	sk = p->protocol == IPPROTO_TCP
+		     ? bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0)
+		     : bpf_sk_lookup_udp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	bpf_sk_release(sk);
+	return true;
+}
+
+/* Takes the port in key for p's flow unless another has it. */
+static __always_inline bool masq_take(const struct packet *p, const struct flow_key *key,
+				      __u64 owner)
+{
+	struct flow flow = {
+		.owner = owner,
+		.addr = p->src,
+		.port = p->sport,
+		.seen = now_ticks(),
+	};
+	struct flow *present = bpf_map_lookup_elem(&flows, key);
+
+	if (present) {
+		if (!flow_expired(present, p->protocol))
+			return false;
+		bpf_map_delete_elem(&flows, key);
+	}
+	if (!bpf_map_update_elem(&flows, key, &flow, BPF_NOEXIST))
+		return true;
+	/* Another CPU was first: with another packet of this flow, or for another flow. */
+	present = bpf_map_lookup_elem(&flows, key);
+	return present && flow_is(present, p, owner);
+}
+
+/*
+ * Returns the port that p leaves with from source, or 0 where none is to be
+ * had. An entry of this flow may stand behind a candidate that has become free
+ * since, so all candidates are looked at before one is claimed.
+ */
+static __noinline __u16 masq_port(struct __sk_buff *skb, const struct packet *p,
+				  const struct addr *source, __u64 owner)
+{
+	struct flow_key key = {
+		.remote = p->dst,
+		.local = *source,
+		.remote_port = p->dport,
+		.protocol = p->protocol,
+		.kind = FLOW_OUT,
+	};
+	__u32 hash = masq_hash(p);
+
+	for (__u32 i = 0; i < MASQ_PROBES; i++) {
+		struct flow *flow;
+
+		key.local_port = masq_candidate(hash, i);
+		flow = bpf_map_lookup_elem(&flows, &key);
+		if (flow && flow_is(flow, p, owner)) {
+			flow_touch(flow, p, false);
+			return key.local_port;
+		}
+	}
+	for (__u32 i = 0; i < MASQ_PROBES; i++) {
+		key.local_port = masq_candidate(hash, i);
+		if (!masq_port_in_use(skb, p, &key) && masq_take(p, &key, owner))
+			return key.local_port;
+	}
+	return 0;
+}
+
+/* The flow that p, come in from the outside, answers; NULL where it answers none. */
+static __always_inline struct flow *masq_reply(const struct packet *p)
+{
+	struct flow_key key = {
+		.remote = p->src,
+		.local = p->dst,
+		.remote_port = p->sport,
+		.local_port = p->dport,
+		.protocol = p->protocol,
+		.kind = FLOW_OUT,
+	};
+	struct flow *flow;
+
+	if (!masq_in_range(p->dport))
+		return NULL;
+	flow = bpf_map_lookup_elem(&flows, &key);
+	if (flow)
+		flow_touch(flow, p, true);
+	return flow;
+}

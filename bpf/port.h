@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Host ports. The map is asked for every packet, so that a change of it holds at once. */
+#pragma once
+
+#include "fib.h"
+#include "flow.h"
+
+/*
+ * The entry that p's destination leads to, or NULL. An exact host address goes
+ * before any. Only addresses of this host match, whatever the entry says:
+ * traffic that merely passes through is not ours (CVE-2025-67499), and a
+ * loopback destination is not believed (CVE-2020-8558).
+ */
+static __always_inline struct port *port_lookup(const struct packet *p)
+{
+	struct port_key key = {
+		.addr = p->dst,
+		.port = p->dport,
+		.protocol = p->protocol,
+	};
+	struct port *port;
+
+	if (p->protocol != IPPROTO_TCP && p->protocol != IPPROTO_UDP)
+		return NULL;
+	if (addr_is_loopback(&p->dst, p->ipv6) || addr_is_link_scoped(&p->dst, p->ipv6))
+		return NULL;
+	port = bpf_map_lookup_elem(&ports, &key);
+	if (port)
+		return port;
+	__builtin_memset(&key.addr, 0, sizeof(key.addr));
+	if (!p->ipv6)
+		addr_from_ipv4(&key.addr, 0);
+	return bpf_map_lookup_elem(&ports, &key);
+}
+
+/* A connection that is known already was found to be for this host when it began. */
+static __always_inline bool port_is_known(const struct packet *p, const struct port *port)
+{
+	struct flow_key key = {
+		.remote = p->src,
+		.local = port->addr,
+		.remote_port = p->sport,
+		.local_port = port->port,
+		.protocol = p->protocol,
+		.kind = FLOW_IN,
+	};
+	struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+
+	return flow && flow->owner == port->owner && flow->port == p->dport &&
+	       addr_equal(&flow->addr, &p->dst);
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Writes a translated address and port into a packet, and mends its checksums. No policy. */
+#pragma once
+
+#include "parse.h"
+
+#ifndef EINVAL
+#define EINVAL 22
+#endif
+
+/*
+ * A full IPv6 checksum from the NIC (CHECKSUM_COMPLETE) stays right when an
+ * address and the L4 checksum change together, but kernels change it unless
+ * told not to. The flag came with 6.16 and went to the stable series; a kernel
+ * without it answers EINVAL before it has changed anything.
+ */
+#define F_IPV6 (1ULL << 7) /* BPF_F_IPV6 */
+
+enum side {
+	SIDE_SRC,
+	SIDE_DST,
+};
+
+/* The offset of the L4 checksum, and bpf_l4_csum_replace's flags for the protocol. */
+static __always_inline __u32 checksum_offset(const struct packet *p, __u64 *flags)
+{
+	*flags = 0;
+	switch (p->protocol) {
+	case IPPROTO_TCP:
+		return p->l4 + offsetof(struct tcphdr, check);
+	case IPPROTO_UDP:
+		*flags = BPF_F_MARK_MANGLED_0; /* 0 means none (RFC 768): stays 0 */
+		return p->l4 + offsetof(struct udphdr, check);
+	default:
+		return p->l4 + offsetof(struct echohdr, checksum);
+	}
+}
+
+/* The offset of the port of a side; an echo message has one identifier for both. */
+static __always_inline __u32 port_offset(const struct packet *p, enum side side)
+{
+	if (p->protocol == IPPROTO_TCP || p->protocol == IPPROTO_UDP)
+		return p->l4 + (side == SIDE_SRC ? 0 : 2);
+	return p->l4 + offsetof(struct echohdr, id);
+}
+
+static __always_inline long rewrite_ipv4(struct __sk_buff *skb, const struct packet *p,
+					 enum side side, __be32 from, __be32 to)
+{
+	__u32 offset = ETH_HLEN + (side == SIDE_SRC ? offsetof(struct iphdr, saddr)
+						    : offsetof(struct iphdr, daddr));
+	__u64 flags;
+	__u32 checksum = checksum_offset(p, &flags);
+	long err = 0;
+
+	if (p->protocol != IPPROTO_ICMP) /* has no pseudo header */
+		err = bpf_l4_csum_replace(skb, checksum, from, to,
+					  flags | BPF_F_PSEUDO_HDR | sizeof(to));
+	err = err ?: bpf_l3_csum_replace(skb, ETH_HLEN + offsetof(struct iphdr, check), from, to,
+					 sizeof(to));
+	return err ?: bpf_skb_store_bytes(skb, offset, &to, sizeof(to), 0);
+}
+
+static __always_inline long rewrite_ipv6(struct __sk_buff *skb, const struct packet *p,
+					 enum side side, const struct addr *from,
+					 const struct addr *to)
+{
+	__u32 offset = ETH_HLEN + (side == SIDE_SRC ? offsetof(struct ipv6hdr, saddr)
+						    : offsetof(struct ipv6hdr, daddr));
+	__s64 diff = bpf_csum_diff((__be32 *)from, sizeof(*from), (__be32 *)to, sizeof(*to), 0);
+	__u64 flags;
+	__u32 checksum = checksum_offset(p, &flags);
+	long err;
+
+	if (diff < 0)
+		return diff;
+	flags |= BPF_F_PSEUDO_HDR;
+	err = bpf_l4_csum_replace(skb, checksum, 0, diff, flags | F_IPV6);
+	if (err == -EINVAL)
+		err = bpf_l4_csum_replace(skb, checksum, 0, diff, flags);
+	return err ?: bpf_skb_store_bytes(skb, offset, to, sizeof(*to), 0);
+}
+
+static __always_inline long rewrite_port(struct __sk_buff *skb, const struct packet *p,
+					 enum side side, __be16 from, __be16 to)
+{
+	__u64 flags;
+	__u32 checksum = checksum_offset(p, &flags);
+	long err = bpf_l4_csum_replace(skb, checksum, from, to, flags | sizeof(to));
+
+	return err ?: bpf_skb_store_bytes(skb, port_offset(p, side), &to, sizeof(to), 0);
+}
+
+/*
+ * Puts address and port in the place of one side's. Returns 0 or a negative
+ * error; after an error the packet may be half changed and must not go on.
+ */
+static __noinline long rewrite(struct __sk_buff *skb, const struct packet *p, enum side side,
+			       const struct addr *addr, __u16 port)
+{
+	const struct addr *from = side == SIDE_SRC ? &p->src : &p->dst;
+	__u16 from_port = side == SIDE_SRC ? p->sport : p->dport;
+	long err = 0;
+
+	if (!addr_equal(from, addr))
+		err = p->ipv6 ? rewrite_ipv6(skb, p, side, from, addr)
+			      : rewrite_ipv4(skb, p, side, addr_ipv4(from), addr_ipv4(addr));
+	if (!err && from_port != port)
+		err = rewrite_port(skb, p, side, bpf_htons(from_port), bpf_htons(port));
+	return err;
+}
