@@ -1,0 +1,102 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// clsact attaches by tc filters, where the kernel has no tcx. Filters go with
+// their device. The qdisc is shared with other tools and never removed; ours
+// are the filters with this priority and handle.
+type clsact struct{}
+
+const (
+	clsactPriority = 0xeb
+	clsactHandle   = 0xeb
+)
+
+func (clsact) attach(t target, program *ebpf.Program) error {
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer handle.Close()
+
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: t.ifindex,
+		Handle:    netlink.MakeHandle(0xffff, 0),
+		Parent:    netlink.HANDLE_CLSACT,
+	}}
+	if err := handle.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add the clsact qdisc: %w", err)
+	}
+	filter := ourFilter(t)
+	filter.Fd = program.FD()
+	filter.Name = t.program
+	filter.DirectAction = true
+	return handle.FilterReplace(filter)
+}
+
+func (clsact) attached(t target) (bool, error) {
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return false, err
+	}
+	defer handle.Close()
+
+	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: t.ifindex}}
+	filters, err := handle.FilterList(link, parent(t.direction))
+	if isGone(err) {
+		return false, nil
+	}
+	for _, filter := range filters {
+		bpf, ok := filter.(*netlink.BpfFilter)
+		if ok && bpf.Priority == clsactPriority && bpf.Handle == clsactHandle && bpf.Name == t.program {
+			return true, nil
+		}
+	}
+	return false, err
+}
+
+func (clsact) detach(t target) error {
+	if t.ifindex == 0 {
+		return nil
+	}
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer handle.Close()
+
+	err = handle.FilterDel(ourFilter(t))
+	if isGone(err) {
+		return nil
+	}
+	return err
+}
+
+// isGone recognizes what the kernel says of a device, qdisc or filter that is not there.
+func isGone(err error) bool {
+	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT)
+}
+
+func ourFilter(t target) *netlink.BpfFilter {
+	return &netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{
+		LinkIndex: t.ifindex,
+		Parent:    parent(t.direction),
+		Priority:  clsactPriority,
+		Handle:    clsactHandle,
+		Protocol:  unix.ETH_P_ALL,
+	}}
+}
+
+func parent(d direction) uint32 {
+	if d == egress {
+		return netlink.HANDLE_MIN_EGRESS
+	}
+	return netlink.HANDLE_MIN_INGRESS
+}

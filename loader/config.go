@@ -1,0 +1,83 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+)
+
+// Ports that masquerading never chooses: those below are for services of the
+// host, and Kubernetes gives out node ports from nodePorts on.
+const (
+	firstPort = 1024
+	nodePorts = 30000
+	lastPort  = 65535
+
+	// Fewer ports than this would not serve one busy remote.
+	enoughPorts = 4096
+)
+
+// chooseConfig makes the datapath's configuration from what the host is.
+func chooseConfig() (bpf.DatapathHostConfig, error) {
+	low, high, err := localPortRange()
+	if err != nil {
+		return bpf.DatapathHostConfig{}, err
+	}
+	first, last := masqPorts(low, high)
+	attach, err := chooseAttach()
+	return bpf.DatapathHostConfig{
+		Abi:           ABI,
+		Attach:        uint32(attach),
+		MasqPortFirst: uint16(first),
+		MasqPortCount: uint16(last - first + 1),
+	}, err
+}
+
+// masqPorts returns the first and last port that masquerading may choose, given
+// the range [low, high] from which the host's own sockets get theirs: the larger
+// side outside of that range. A host that left no room outside shares the usual
+// ports with its sockets; the datapath asks for a socket before it takes a port.
+func masqPorts(low, high int) (first, last int) {
+	below := min(low, nodePorts) - 1
+	switch {
+	case below-firstPort >= lastPort-high && below-firstPort+1 >= enoughPorts:
+		return firstPort, below
+	case lastPort-high >= enoughPorts:
+		return high + 1, lastPort
+	default:
+		return firstPort, nodePorts - 1
+	}
+}
+
+func localPortRange() (low, high int, err error) {
+	const path = "/proc/sys/net/ipv4/ip_local_port_range"
+
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, 0, err
+	}
+	if _, err := fmt.Sscan(string(text), &low, &high); err != nil {
+		return 0, 0, fmt.Errorf("read %s: %w", path, err)
+	}
+	return low, high, nil
+}
+
+// chooseAttach asks the kernel, not its version: tcx answers a query for the
+// programs on the loopback device, which is always the first.
+func chooseAttach() (bpf.DatapathAttach, error) {
+	const loopback = 1
+
+	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress})
+	if err == nil {
+		return bpf.DatapathAttachATTACH_TCX, nil
+	}
+	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, os.ErrInvalid) {
+		return bpf.DatapathAttachATTACH_CLSACT, nil
+	}
+	return 0, fmt.Errorf("ask the kernel for tcx: %w", err)
+}

@@ -1,0 +1,90 @@
+package maps
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+)
+
+// Endpoint is a container address on this host.
+type Endpoint struct {
+	Addr    netip.Addr
+	Owner   loader.Owner
+	Network Network
+	IfIndex int              // of the host's end of the veth
+	MAC     net.HardwareAddr // of the container's end, 6 bytes
+	HostMAC net.HardwareAddr // of the host's end, 6 bytes
+	Masq    bool             // masquerade what it sends to the outside
+}
+
+// String is for people.
+func (e Endpoint) String() string {
+	masq := ""
+	if e.Masq {
+		masq = ", masqueraded"
+	}
+	return fmt.Sprintf("%s is a container behind device %d%s", e.Addr, e.IfIndex, masq)
+}
+
+// AddEndpoint creates the entry of e.Addr. The error wraps ErrTaken where there is one.
+func (s *Store) AddEndpoint(e Endpoint) error {
+	key := wireAddr(e.Addr)
+	value := bpf.DatapathEndpoint{
+		Owner:   uint64(e.Owner),
+		Network: uint32(e.Network),
+		Ifindex: uint32(e.IfIndex),
+		Mac:     [6]byte(e.MAC),
+		HostMac: [6]byte(e.HostMAC),
+	}
+	if e.Masq {
+		value.Flags |= bpf.DatapathEndpointFlagsENDPOINT_MASQ
+	}
+	if err := create(s.dp.Endpoints, &key, &value); err != nil {
+		return fmt.Errorf("create endpoint %s: %w", e.Addr, err)
+	}
+	return nil
+}
+
+// GetEndpoint returns the endpoint of an address, and whether there is one.
+func GetEndpoint(dp *loader.Datapath, addr netip.Addr) (Endpoint, bool, error) {
+	key := wireAddr(addr)
+	var value bpf.DatapathEndpoint
+	err := dp.Endpoints.Lookup(&key, &value)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return Endpoint{}, false, nil
+	}
+	if err != nil {
+		return Endpoint{}, false, fmt.Errorf("look up endpoint %s: %w", addr, err)
+	}
+	return endpointOf(key, value), true, nil
+}
+
+// Endpoints lists all endpoints, in no order.
+func Endpoints(dp *loader.Datapath) ([]Endpoint, error) {
+	var list []Endpoint
+	for entry, err := range entries[bpf.DatapathAddr, bpf.DatapathEndpoint](dp.Endpoints) {
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, endpointOf(entry.key, entry.value))
+	}
+	return list, nil
+}
+
+func endpointOf(key bpf.DatapathAddr, value bpf.DatapathEndpoint) Endpoint {
+	return Endpoint{
+		Addr:    addrOf(key),
+		Owner:   loader.Owner(value.Owner),
+		Network: Network(value.Network),
+		IfIndex: int(value.Ifindex),
+		MAC:     value.Mac[:],
+		HostMAC: value.HostMac[:],
+		Masq:    value.Flags&bpf.DatapathEndpointFlagsENDPOINT_MASQ != 0,
+	}
+}

@@ -1,0 +1,58 @@
+package maps
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+)
+
+// Flow is a translated connection. The programs write them; user space only
+// reads and removes.
+type Flow struct {
+	// Out: opened by a container and masqueraded. Else opened towards it.
+	Out bool
+	// Remote is the other side. The port is 0 for echo requests to it.
+	Remote netip.AddrPort
+	// Local is the masquerading address and port for Out, else the container's.
+	Local netip.AddrPort
+	// Translated is the container's address and port for Out, else those the remote uses.
+	Translated netip.AddrPort
+	Protocol   Protocol
+	Owner      loader.Owner
+}
+
+// String is for people.
+func (f Flow) String() string {
+	if f.Out {
+		return fmt.Sprintf("%s %s to %s leaves as %s", f.Protocol, f.Translated, f.Remote, f.Local)
+	}
+	if f.Local == f.Translated {
+		return fmt.Sprintf("%s %s from %s keeps its address", f.Protocol, f.Local, f.Remote)
+	}
+	return fmt.Sprintf("%s %s from %s answers as %s", f.Protocol, f.Local, f.Remote, f.Translated)
+}
+
+// Flows lists all flows, in no order. Their number can be large.
+func Flows(dp *loader.Datapath) ([]Flow, error) {
+	var list []Flow
+	for entry, err := range entries[bpf.DatapathFlowKey, bpf.DatapathFlow](dp.Flows) {
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, flowOf(entry.key, entry.value))
+	}
+	return list, nil
+}
+
+func flowOf(key bpf.DatapathFlowKey, value bpf.DatapathFlow) Flow {
+	return Flow{
+		Out:        key.Kind == bpf.DatapathFlowKindFLOW_OUT,
+		Remote:     netip.AddrPortFrom(addrOf(key.Remote), key.RemotePort),
+		Local:      netip.AddrPortFrom(addrOf(key.Local), key.LocalPort),
+		Translated: netip.AddrPortFrom(addrOf(value.Addr), value.Port),
+		Protocol:   Protocol(key.Protocol),
+		Owner:      loader.Owner(value.Owner),
+	}
+}

@@ -1,0 +1,41 @@
+package maps
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+)
+
+// Attachment is one interface of one container in one network, the unit of the
+// CNI specification. Everything that is created for it is found again by it.
+type Attachment struct {
+	Network     string
+	ContainerID string
+	IfName      string
+}
+
+// Owner is the attachment's token, which every map value carries: an entry is
+// removed by its owner or not at all, so a late DEL cannot take what a newer
+// attachment with the same address has put there.
+func (a Attachment) Owner() loader.Owner {
+	return loader.Owner(token(a.Network, a.ContainerID, a.IfName))
+}
+
+// Network is a network's token, by which GC finds the entries of one network.
+type Network uint32
+
+// NetworkToken returns the token of a network by its name.
+func NetworkToken(name string) Network {
+	return Network(token(name))
+}
+
+// token hashes its parts. They are kept apart by NUL, which no name contains.
+func token(parts ...string) uint64 {
+	hash := sha256.New()
+	for _, part := range parts {
+		hash.Write([]byte(part))
+		hash.Write([]byte{0})
+	}
+	return binary.BigEndian.Uint64(hash.Sum(nil))
+}

@@ -1,0 +1,149 @@
+// Package maps is the typed view of the datapath's maps: what user space writes
+// into them, reads from them, and removes.
+//
+//	map        key                              value                          written by   removed by
+//	endpoints  container address                veth, MACs, masquerade or not  ADD          owner's DEL, GC
+//	ports      host address or any, port, prot. container address and port     ADD          owner's DEL, GC
+//	flows      remote, local, protocol, kind    translated address and port    programs     kernel (LRU), owner's DEL, GC
+//	uplinks    device                           its addresses                  ADD          ADD, when the device is gone
+//	counters   reason of a drop                 packets and bytes per CPU      programs     never
+//
+// Whoever writes holds the datapath's lock; the only way to a Store that writes
+// is With, which takes it. Entries are created, never overwritten, and removed
+// by owner.
+package maps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+)
+
+// ErrTaken is wrapped by the error for a key that another owner's entry has.
+var ErrTaken = errors.New("taken by another attachment")
+
+// Store gives access to the maps of an open datapath.
+type Store struct {
+	dp *loader.Datapath
+}
+
+// With runs change while it holds the datapath's lock. ctx bounds the wait for
+// the lock; the error then wraps flock.ErrBusy.
+func With(ctx context.Context, dp *loader.Datapath, change func(*Store) error) error {
+	lock, err := dp.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(change(&Store{dp}), lock.Release())
+}
+
+// ClosePorts removes an owner's host ports, so that nothing new comes in by them.
+func (s *Store) ClosePorts(owner loader.Owner) error {
+	return s.closePorts(map[loader.Owner]bool{owner: true})
+}
+
+func (s *Store) closePorts(owners map[loader.Owner]bool) error {
+	return removeOwned[bpf.DatapathPortKey](s.dp.Ports, owners, func(v bpf.DatapathPort) uint64 { return v.Owner })
+}
+
+// Release removes all entries of one owner: ports first, so that nothing new
+// comes in, the endpoint last. It goes on after errors.
+func (s *Store) Release(owner loader.Owner) error {
+	return s.ReleaseAll(map[loader.Owner]bool{owner: true})
+}
+
+// ReleaseAll is Release for many owners at the price of one walk over the maps.
+func (s *Store) ReleaseAll(owners map[loader.Owner]bool) error {
+	return errors.Join(
+		s.closePorts(owners),
+		removeOwned[bpf.DatapathFlowKey](s.dp.Flows, owners, func(v bpf.DatapathFlow) uint64 { return v.Owner }),
+		removeOwned[bpf.DatapathAddr](s.dp.Endpoints, owners, func(v bpf.DatapathEndpoint) uint64 { return v.Owner }),
+	)
+}
+
+// removeOwned collects the keys before it deletes, since deleting disturbs a walk.
+func removeOwned[K, V any](m *ebpf.Map, owners map[loader.Owner]bool, ownerOf func(V) uint64) error {
+	var owned []K
+	for entry, err := range entries[K, V](m) {
+		if err != nil {
+			return err
+		}
+		if owners[loader.Owner(ownerOf(entry.value))] {
+			owned = append(owned, entry.key)
+		}
+	}
+	var errs []error
+	for i := range owned {
+		if err := m.Delete(&owned[i]); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, fmt.Errorf("delete from %v: %w", m, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+type entry[K, V any] struct {
+	key   K
+	value V
+}
+
+// batchSize is what one system call returns: large enough for every hash bucket.
+const batchSize = 4096
+
+// entries walks a hash map in batches (kernel 5.6). Entries that come or go
+// meanwhile may be missed. An error ends the walk.
+func entries[K, V any](m *ebpf.Map) iter.Seq2[entry[K, V], error] {
+	return func(yield func(entry[K, V], error) bool) {
+		size := min(batchSize, int(m.MaxEntries()))
+		keys, values := make([]K, size), make([]V, size)
+		var cursor ebpf.MapBatchCursor
+		for {
+			n, err := m.BatchLookup(&cursor, keys, values, nil)
+			last := errors.Is(err, ebpf.ErrKeyNotExist)
+			if err != nil && !last {
+				yield(entry[K, V]{}, fmt.Errorf("walk %v: %w", m, err))
+				return
+			}
+			for i := range n {
+				if !yield(entry[K, V]{keys[i], values[i]}, nil) {
+					return
+				}
+			}
+			if last {
+				return
+			}
+		}
+	}
+}
+
+// create puts a new entry, or says that there is one.
+func create[K, V any](m *ebpf.Map, key *K, value *V) error {
+	err := m.Update(key, value, ebpf.UpdateNoExist)
+	if errors.Is(err, ebpf.ErrKeyExist) {
+		return ErrTaken
+	}
+	return err
+}
+
+// Owners returns the owners that have endpoints or host ports in a network.
+func Owners(dp *loader.Datapath, network Network) (map[loader.Owner]bool, error) {
+	owners := map[loader.Owner]bool{}
+	endpoints, endpointsErr := Endpoints(dp)
+	for _, endpoint := range endpoints {
+		if endpoint.Network == network {
+			owners[endpoint.Owner] = true
+		}
+	}
+	ports, portsErr := Ports(dp)
+	for _, port := range ports {
+		if port.Network == network {
+			owners[port.Owner] = true
+		}
+	}
+	return owners, errors.Join(endpointsErr, portsErr)
+}

@@ -1,0 +1,75 @@
+package maps
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+)
+
+// Uplink is a device facing out, with the addresses to masquerade with where
+// the kernel cannot name one for a route (before 6.7). Either may be invalid.
+type Uplink struct {
+	IfIndex int
+	Addr4   netip.Addr
+	Addr6   netip.Addr
+}
+
+// String is for people.
+func (u Uplink) String() string {
+	addrs := ""
+	for _, addr := range []netip.Addr{u.Addr4, u.Addr6} {
+		if addr.IsValid() {
+			addrs += " " + addr.String()
+		}
+	}
+	return fmt.Sprintf("device %d faces out with%s", u.IfIndex, addrs)
+}
+
+// SetUplink creates or replaces the entry of an uplink.
+func (s *Store) SetUplink(u Uplink) error {
+	key := uint32(u.IfIndex)
+	var value bpf.DatapathUplink
+	if u.Addr4.IsValid() {
+		value.Addr4 = wireAddr(u.Addr4)
+	}
+	if u.Addr6.IsValid() {
+		value.Addr6 = wireAddr(u.Addr6)
+	}
+	if err := s.dp.Uplinks.Put(&key, &value); err != nil {
+		return fmt.Errorf("put uplink %d: %w", u.IfIndex, err)
+	}
+	return nil
+}
+
+// DeleteUplink removes the entry of an uplink, if there is one.
+func (s *Store) DeleteUplink(ifindex int) error {
+	key := uint32(ifindex)
+	if err := s.dp.Uplinks.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("delete uplink %d: %w", ifindex, err)
+	}
+	return nil
+}
+
+// Uplinks lists all uplinks, in no order.
+func Uplinks(dp *loader.Datapath) ([]Uplink, error) {
+	var list []Uplink
+	for entry, err := range entries[uint32, bpf.DatapathUplink](dp.Uplinks) {
+		if err != nil {
+			return nil, err
+		}
+		uplink := Uplink{IfIndex: int(entry.key)}
+		if entry.value.Addr4 != (bpf.DatapathAddr{}) {
+			uplink.Addr4 = addrOf(entry.value.Addr4)
+		}
+		if entry.value.Addr6 != (bpf.DatapathAddr{}) {
+			uplink.Addr6 = addrOf(entry.value.Addr6)
+		}
+		list = append(list, uplink)
+	}
+	return list, nil
+}

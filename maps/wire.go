@@ -1,0 +1,46 @@
+package maps
+
+import (
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+)
+
+// wireAddr is an address as the maps hold it: IPv4 in the mapped form.
+func wireAddr(addr netip.Addr) bpf.DatapathAddr {
+	return bpf.DatapathAddr{Bytes: addr.As16()}
+}
+
+func addrOf(wire bpf.DatapathAddr) netip.Addr {
+	return netip.AddrFrom16(wire.Bytes).Unmap()
+}
+
+// Protocol is an IP protocol number.
+type Protocol uint8
+
+// The protocols that ports can have, and that of echo flows.
+const (
+	TCP    Protocol = unix.IPPROTO_TCP
+	UDP    Protocol = unix.IPPROTO_UDP
+	ICMP   Protocol = unix.IPPROTO_ICMP
+	ICMPv6 Protocol = unix.IPPROTO_ICMPV6
+)
+
+// String is the name in lower case, as CNI's portMappings have it.
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "tcp"
+	case UDP:
+		return "udp"
+	case ICMP:
+		return "icmp"
+	case ICMPv6:
+		return "icmpv6"
+	default:
+		return fmt.Sprintf("protocol %d", uint8(p))
+	}
+}
