@@ -1,0 +1,295 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	cnitypes "github.com/containernetworking/cni/pkg/types"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/ipam"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+)
+
+// Add connects a container (SPEC, section 2, ADD). It prints the result, or
+// returns an error and leaves nothing behind.
+func (p *Plugin) Add(ctx context.Context, args *skel.CmdArgs) error {
+	config, err := parseConfig(args)
+	if err != nil {
+		return err
+	}
+	if config.PrevResult != nil {
+		return unsupported("prevResult", []byte("of another plugin"), "ebpfnet makes the interface itself, so it must be the first plugin of its list")
+	}
+	a := &addition{
+		Plugin: p,
+		config: config,
+		owner:  config.Attachment.Owner(),
+		netns:  args.Netns,
+	}
+	defer a.close()
+
+	if err := a.run(ctx); err != nil {
+		return errors.Join(cniError(err), a.undo.rollback())
+	}
+	return nil
+}
+
+// addition is one ADD under way. Each step finds here what the steps before it
+// made, and pushes how to unmake what it makes itself.
+type addition struct {
+	*Plugin
+	config *Config
+	owner  loader.Owner
+	netns  string
+	undo   undo
+
+	host      *netlink.Handle
+	container *container
+	datapath  *loader.Datapath
+
+	reserved  *ipam.Result
+	addresses []link.Address
+	pair      link.Pair
+	endpoints []maps.Endpoint
+}
+
+// run takes the steps in the order that keeps a container safe while it is half
+// made: it can send nothing before its entries exist, since its device is down,
+// and nothing reaches it from outside before it works, since host ports come last.
+func (a *addition) run(ctx context.Context) error {
+	steps := []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"open the container's namespace", a.openNamespaces},
+		{"reserve addresses", a.reserve},
+		{"open the datapath", a.openDatapath},
+		{"create the veth pair", a.createPair},
+		{"write the endpoints and attach", a.attach},
+		{"set up the host's end", a.setUpHost},
+		{"set up the container's end", a.setUpContainer},
+		{"attach to the uplinks", a.attachUplinks},
+		{"open the host ports", a.openPorts},
+		{"print the result", a.print},
+	}
+	for _, step := range steps {
+		if a.BeforeStep != nil {
+			if err := a.BeforeStep(step.name); err != nil {
+				return err
+			}
+		}
+		if err := step.do(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *addition) close() {
+	if a.datapath != nil {
+		a.datapath.Close()
+	}
+	if a.container != nil {
+		a.container.close()
+	}
+	if a.host != nil {
+		a.host.Close()
+	}
+}
+
+func (a *addition) openNamespaces(context.Context) (err error) {
+	if a.container, err = openContainer(a.netns); err != nil {
+		return err
+	}
+	a.host, err = openHandle()
+	return err
+}
+
+// reserve takes the addresses. A reservation of this attachment without a
+// device is that of a container that is gone, or of an ADD that was killed.
+func (a *addition) reserve(ctx context.Context) error {
+	pool := ipam.Open(a.config.IPAM, a.Log)
+	attachment := ipamAttachment(a.config.Attachment)
+	reserved, err := pool.Reserve(ctx, attachment)
+	if errors.Is(err, ipam.ErrDuplicate) {
+		if err := a.clearDead(ctx); err != nil {
+			return err
+		}
+		reserved, err = pool.Reserve(ctx, attachment)
+	}
+	if err != nil {
+		return fmt.Errorf("reserve addresses: %w", err)
+	}
+	a.undo.push(func() error { return pool.Release(context.WithoutCancel(ctx), attachment) })
+	a.reserved = reserved
+	for _, address := range reserved.Addresses {
+		a.addresses = append(a.addresses, link.Address(address))
+	}
+	return nil
+}
+
+// clearDead removes what is left of this attachment, unless it lives.
+func (a *addition) clearDead(ctx context.Context) error {
+	device, err := link.Find(a.host, hostName(a.owner))
+	if err != nil {
+		return err
+	}
+	if device != nil {
+		return a.exists()
+	}
+	return a.release(ctx, a.config)
+}
+
+func (a *addition) exists() error {
+	at := a.config.Attachment
+	return cnitypes.NewError(CodeAttachmentExists, fmt.Sprintf(
+		"container %s has interface %s in network %s already, by device %s of the host: DEL it first",
+		at.ContainerID, at.IfName, at.Network, hostName(a.owner)), "")
+}
+
+// openDatapath also pushes the removal of all that later steps write into maps:
+// it runs after the device is gone, and before the addresses are free.
+func (a *addition) openDatapath(ctx context.Context) (err error) {
+	if a.datapath, err = loader.Open(ctx); err != nil {
+		return err
+	}
+	a.undo.push(func() error { return releaseEntries(context.WithoutCancel(ctx), a.datapath, a.owner) })
+	return nil
+}
+
+func (a *addition) createPair(context.Context) error {
+	mtu, err := a.mtu()
+	if err != nil {
+		return err
+	}
+	a.pair = link.Pair{
+		HostName:      hostName(a.owner),
+		ContainerName: a.config.Attachment.IfName,
+		HostMAC:       hostMAC(a.owner),
+		ContainerMAC:  a.config.MAC,
+		MTU:           mtu,
+	}
+	if a.pair.ContainerMAC == nil {
+		a.pair.ContainerMAC = containerMAC(a.owner)
+	}
+	err = a.pair.Create(a.host, a.container.ns, aliasOf(a.config.Attachment))
+	if errors.Is(err, unix.EEXIST) {
+		return a.nameInUse(err)
+	}
+	if err != nil {
+		return err
+	}
+	a.undo.push(func() error { return link.Delete(a.host, a.pair.HostName) })
+	return nil
+}
+
+func (a *addition) mtu() (int, error) {
+	if a.config.MTU != 0 {
+		return a.config.MTU, nil
+	}
+	return link.OutsideMTU(a.host)
+}
+
+// nameInUse tells which of the two names it was.
+func (a *addition) nameInUse(err error) error {
+	if device, findErr := link.Find(a.host, a.pair.HostName); findErr != nil || device == nil {
+		return invalidEnv("CNI_IFNAME", a.pair.ContainerName, fmt.Sprintf("a name that no interface of the container has (%v)", err))
+	}
+	return a.exists()
+}
+
+func (a *addition) attach(ctx context.Context) error {
+	network := maps.NetworkToken(a.config.Attachment.Network)
+	for _, address := range a.addresses {
+		a.endpoints = append(a.endpoints, maps.Endpoint{
+			Addr:    address.Prefix.Addr(),
+			Owner:   a.owner,
+			Network: network,
+			IfIndex: a.pair.HostIndex,
+			MAC:     a.pair.ContainerMAC,
+			HostMAC: a.pair.HostMAC,
+			Masq:    a.config.IPMasq,
+		})
+	}
+	return maps.With(ctx, a.datapath, func(store *maps.Store) error {
+		for _, endpoint := range a.endpoints {
+			if err := store.AddEndpoint(endpoint); err != nil {
+				return err
+			}
+		}
+		return a.datapath.AttachEndpoint(a.owner, a.pair.HostIndex)
+	})
+}
+
+func (a *addition) setUpHost(context.Context) error {
+	if err := link.EnableForwarding(a.families()); err != nil {
+		return err
+	}
+	return link.SetUpHost(a.host, a.pair, a.addresses)
+}
+
+func (a *addition) families() (ipv4, ipv6 bool) {
+	for _, address := range a.addresses {
+		if address.IsIPv6() {
+			ipv6 = true
+		} else {
+			ipv4 = true
+		}
+	}
+	return ipv4, ipv6
+}
+
+func (a *addition) setUpContainer(context.Context) error {
+	return link.SetUpContainer(a.container.ns, a.container.handle, a.pair, a.addresses, a.reserved.Routes)
+}
+
+func (a *addition) attachUplinks(ctx context.Context) error {
+	return refreshUplinks(ctx, a.host, a.datapath)
+}
+
+func (a *addition) openPorts(ctx context.Context) error {
+	var ports []maps.Port
+	for _, mapping := range a.config.Ports {
+		ports = append(ports, mapping.entriesFor(a.endpoints)...)
+	}
+	if len(ports) == 0 {
+		return nil
+	}
+	err := maps.With(ctx, a.datapath, func(store *maps.Store) error {
+		for _, port := range ports {
+			if err := store.AddPort(port); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return a.nameHolder(err)
+}
+
+// nameHolder adds to the error for a taken port whose it is, which the alias of
+// the holder's device tells.
+func (a *addition) nameHolder(err error) error {
+	var taken *maps.PortTakenError
+	if !errors.As(err, &taken) {
+		return err
+	}
+	endpoint, found, _ := maps.GetEndpoint(a.datapath, taken.Holder.Addr)
+	if !found {
+		return err
+	}
+	device, findErr := link.Device(a.host, endpoint.IfIndex)
+	if findErr != nil || device == nil {
+		return err
+	}
+	return fmt.Errorf("%w (%s)", err, device.Attrs().Alias)
+}
+
+func (a *addition) print(context.Context) error {
+	return a.result().print(a.Stdout, a.config.CNIVersion)
+}

@@ -1,0 +1,268 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	cnitypes "github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/ipam"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+)
+
+// Check finds out whether everything is as ADD left it (SPEC, section 2,
+// CHECK). The error lists all that differs.
+func (p *Plugin) Check(ctx context.Context, args *skel.CmdArgs) error {
+	config, err := parseConfig(args)
+	if err != nil {
+		return err
+	}
+	if config.PrevResult == nil {
+		return invalid("prevResult", "", "the result of the last ADD")
+	}
+	check := &inspection{config: config, owner: config.Attachment.Owner()}
+	if err := check.open(args.Netns); err != nil {
+		return err
+	}
+	defer check.close()
+
+	check.expect()
+	check.inspectContainer()
+	check.inspectHost()
+	check.inspectMaps()
+	check.inspectReservation(ctx, p)
+	return check.report()
+}
+
+// inspection is one CHECK under way.
+type inspection struct {
+	config *Config
+	owner  loader.Owner
+
+	host      *netlink.Handle
+	container *container
+	datapath  *loader.Datapath
+
+	netInterface *types100.Interface // the container's in prevResult, or nil
+	addresses    []netip.Prefix      // its addresses in prevResult
+	hostIndex    int                 // of the device found, or 0
+
+	differences []error
+}
+
+func (i *inspection) open(path string) (err error) {
+	if i.container, err = openContainer(path); err != nil {
+		return err
+	}
+	if i.host, err = openHandle(); err != nil {
+		i.close()
+		return err
+	}
+	if i.datapath, err = loader.OpenLoaded(); err != nil {
+		i.close()
+		return err
+	}
+	return nil
+}
+
+func (i *inspection) close() {
+	i.container.close()
+	if i.host != nil {
+		i.host.Close()
+	}
+	if i.datapath != nil {
+		i.datapath.Close()
+	}
+}
+
+func (i *inspection) differs(format string, args ...any) {
+	i.differences = append(i.differences, fmt.Errorf(format, args...))
+}
+
+// failed notes an error of looking; what was to be seen is then not judged.
+func (i *inspection) failed(err error) bool {
+	if err != nil {
+		i.differences = append(i.differences, err)
+	}
+	return err != nil
+}
+
+func (i *inspection) report() error {
+	if err := errors.Join(i.differences...); err != nil {
+		return cnitypes.NewError(CodeDiffers, "not as ADD left it: "+err.Error(), "DEL and ADD the container to mend it")
+	}
+	return nil
+}
+
+// expect reads from prevResult what the container's interface should have.
+func (i *inspection) expect() {
+	index := slices.IndexFunc(i.config.PrevResult.Interfaces, func(n *types100.Interface) bool {
+		return n.Sandbox != "" && n.Name == i.config.Attachment.IfName
+	})
+	if index < 0 {
+		i.differs("prevResult has no interface %s with a sandbox", i.config.Attachment.IfName)
+		return
+	}
+	i.netInterface = i.config.PrevResult.Interfaces[index]
+	for _, ip := range i.config.PrevResult.IPs {
+		if ip.Interface != nil && *ip.Interface == index {
+			i.addresses = append(i.addresses, prefixOf(ip.Address))
+		}
+	}
+}
+
+func (i *inspection) inspectContainer() {
+	name := i.config.Attachment.IfName
+	device, err := link.Find(i.container.handle, name)
+	if i.failed(err) || i.netInterface == nil {
+		return
+	}
+	if device == nil {
+		i.differs("the container has no interface %s", name)
+		return
+	}
+	attrs := device.Attrs()
+	if want := i.netInterface.Mac; want != "" && attrs.HardwareAddr.String() != want {
+		i.differs("MAC of %s in the container: %s, expected %s", name, attrs.HardwareAddr, want)
+	}
+	if want := i.netInterface.Mtu; want != 0 && attrs.MTU != want {
+		i.differs("MTU of %s in the container: %d, expected %d", name, attrs.MTU, want)
+	}
+	if attrs.Flags&net.FlagUp == 0 {
+		i.differs("%s in the container is down", name)
+	}
+	i.inspectAddresses(device)
+	i.inspectRoutes(device)
+}
+
+func (i *inspection) inspectAddresses(device netlink.Link) {
+	present, err := i.container.handle.AddrList(device, netlink.FAMILY_ALL)
+	if i.failed(err) {
+		return
+	}
+	for _, want := range i.addresses {
+		if !slices.ContainsFunc(present, func(a netlink.Addr) bool { return prefixOf(*a.IPNet) == want }) {
+			i.differs("%s in the container lacks address %s", device.Attrs().Name, want)
+		}
+	}
+}
+
+func (i *inspection) inspectRoutes(device netlink.Link) {
+	for _, want := range i.config.PrevResult.Routes {
+		filter := &netlink.Route{Dst: &want.Dst, LinkIndex: device.Attrs().Index}
+		mask := netlink.RT_FILTER_DST | netlink.RT_FILTER_OIF
+		if want.Table != nil {
+			filter.Table = *want.Table
+			mask |= netlink.RT_FILTER_TABLE
+		}
+		family := netlink.FAMILY_V4
+		if want.Dst.IP.To4() == nil {
+			family = netlink.FAMILY_V6
+		}
+		present, err := i.container.handle.RouteListFiltered(family, filter, mask)
+		if !i.failed(err) && len(present) == 0 {
+			i.differs("the container lacks the route to %s by %s", &want.Dst, device.Attrs().Name)
+		}
+	}
+}
+
+func (i *inspection) inspectHost() {
+	name := hostName(i.owner)
+	device, err := link.Find(i.host, name)
+	if i.failed(err) {
+		return
+	}
+	if device == nil {
+		i.differs("the host has no device %s", name)
+		return
+	}
+	i.hostIndex = device.Attrs().Index
+	if device.Attrs().Flags&net.FlagUp == 0 {
+		i.differs("%s is down", name)
+	}
+	attached, err := i.datapath.EndpointAttached(i.owner, i.hostIndex)
+	if !i.failed(err) && !attached {
+		i.differs("%s has lost its BPF programs", name)
+	}
+	i.inspectUplinks()
+}
+
+func (i *inspection) inspectUplinks() {
+	uplinks, err := maps.Uplinks(i.datapath)
+	if i.failed(err) {
+		return
+	}
+	for _, uplink := range uplinks {
+		device, err := link.Device(i.host, uplink.IfIndex)
+		if i.failed(err) || device == nil {
+			continue
+		}
+		attached, err := i.datapath.UplinkAttached(uplink.IfIndex)
+		if !i.failed(err) && !attached {
+			i.differs("uplink %s has lost its BPF programs", device.Attrs().Name)
+		}
+	}
+}
+
+func (i *inspection) inspectMaps() {
+	var endpoints []maps.Endpoint
+	for _, want := range i.addresses {
+		endpoint, found, err := maps.GetEndpoint(i.datapath, want.Addr())
+		switch {
+		case i.failed(err):
+		case !found:
+			i.differs("the datapath does not know %s", want.Addr())
+		case endpoint.Owner != i.owner:
+			i.differs("the datapath knows %s as another container's", want.Addr())
+		case endpoint.IfIndex != i.hostIndex:
+			i.differs("the datapath has %s behind device %d, expected %d", want.Addr(), endpoint.IfIndex, i.hostIndex)
+		case endpoint.Masq != i.config.IPMasq:
+			i.differs("masquerading of %s is %v, expected %v", want.Addr(), endpoint.Masq, i.config.IPMasq)
+		default:
+			endpoints = append(endpoints, endpoint)
+		}
+	}
+	for _, mapping := range i.config.Ports {
+		for _, want := range mapping.entriesFor(endpoints) {
+			i.inspectPort(want)
+		}
+	}
+}
+
+func (i *inspection) inspectPort(want maps.Port) {
+	port, found, err := maps.GetPort(i.datapath, want)
+	switch {
+	case i.failed(err):
+	case !found:
+		i.differs("missing host port: %v", want)
+	case port != want:
+		i.differs("host port: %v, expected %v", port, want)
+	}
+}
+
+func (i *inspection) inspectReservation(ctx context.Context, p *Plugin) {
+	reserved, err := ipam.Open(i.config.IPAM, p.Log).Reserved(ctx, ipamAttachment(i.config.Attachment))
+	if i.failed(err) {
+		return
+	}
+	for _, want := range i.addresses {
+		if !slices.Contains(reserved, want.Addr()) {
+			i.differs("%s is not reserved for the container in %s", want.Addr(), i.config.IPAM.Dir())
+		}
+	}
+}
+
+func prefixOf(n net.IPNet) netip.Prefix {
+	addr, _ := netip.AddrFromSlice(n.IP)
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(addr.Unmap(), bits)
+}

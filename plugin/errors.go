@@ -1,0 +1,81 @@
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	cnitypes "github.com/containernetworking/cni/pkg/types"
+
+	"github.com/ebpfnet/ebpfnet/ipam"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/flock"
+	"github.com/ebpfnet/ebpfnet/maps"
+)
+
+// Our own error codes. The specification keeps those below 100 for itself.
+const (
+	CodeAddressesExhausted uint = 100 // no free address in a range set
+	CodeAddressTaken       uint = 101 // a requested address is held by another attachment
+	CodeAttachmentExists   uint = 102 // ADD for an attachment that exists
+	CodePortTaken          uint = 103 // a host port is held by another attachment
+	CodeIncompatible       uint = 104 // the loaded datapath is of another version
+	CodeNotSupported       uint = 105 // the host lacks what ebpfnet needs
+	CodeDiffers            uint = 106 // CHECK: something is not as ADD left it
+)
+
+// codes says which cause gets which code; the first that fits.
+var codes = []struct {
+	cause error
+	code  uint
+}{
+	{flock.ErrBusy, cnitypes.ErrTryAgainLater},
+	{ipam.ErrConfig, cnitypes.ErrInvalidNetworkConfig},
+	{ipam.ErrExhausted, CodeAddressesExhausted},
+	{ipam.ErrTaken, CodeAddressTaken},
+	{ipam.ErrDuplicate, CodeAttachmentExists},
+	{maps.ErrTaken, CodePortTaken},
+	{loader.ErrIncompatible, CodeIncompatible},
+	{loader.ErrNotSupported, CodeNotSupported},
+}
+
+// cniError gives an error the code of its cause, and keeps one that has a code.
+func cniError(err error) error {
+	var coded *cnitypes.Error
+	if err == nil || errors.As(err, &coded) {
+		return err
+	}
+	for _, c := range codes {
+		if errors.Is(err, c.cause) {
+			return cnitypes.NewError(c.code, err.Error(), "")
+		}
+	}
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return cnitypes.NewError(cnitypes.ErrIOFailure, err.Error(), "")
+	}
+	return cnitypes.NewError(cnitypes.ErrInternal, err.Error(), "")
+}
+
+// invalid is an error of the configuration: what the key says, and what it should.
+func invalid(key string, value any, expected string) error {
+	return cnitypes.NewError(cnitypes.ErrInvalidNetworkConfig, fmt.Sprintf("%s %s: expected %s", key, show(value), expected), "")
+}
+
+// unsupported is an error for a key that the specification knows and we do not.
+func unsupported(key string, value any, why string) error {
+	return cnitypes.NewError(cnitypes.ErrUnsupportedField, fmt.Sprintf("%s %s: %s", key, show(value), why), "")
+}
+
+// invalidEnv is an error of a CNI_ variable.
+func invalidEnv(variable, value, expected string) error {
+	return cnitypes.NewError(cnitypes.ErrInvalidEnvironmentVariables, fmt.Sprintf("%s %q: expected %s", variable, value, expected), "")
+}
+
+// show prints a value as the configuration has it.
+func show(value any) string {
+	if raw, ok := value.([]byte); ok {
+		return string(raw)
+	}
+	return fmt.Sprintf("%#v", value)
+}

@@ -1,0 +1,137 @@
+package plugin
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/ipam"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+)
+
+// GC removes what no attachment of this network needs any more (SPEC, section
+// 2, GC). It goes on after errors and reports all.
+func (p *Plugin) GC(ctx context.Context, args *skel.CmdArgs) error {
+	config, err := parseForRelease(args)
+	if err != nil {
+		return err
+	}
+	host, err := openHandle()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+
+	devices, err := networkDevices(host, config.Attachment.Network)
+	if err != nil {
+		return err
+	}
+	valid, err := validAttachments(args.StdinData, config.Attachment.Network, devices)
+	if err != nil {
+		return err
+	}
+	deleted := deleteDevices(host, devices, valid)
+	swept := sweepDatapath(ctx, maps.NetworkToken(config.Attachment.Network), valid)
+	_, released := ipam.Open(config.IPAM, p.Log).Retain(ctx, func(a ipam.Attachment) bool {
+		at := maps.Attachment{Network: config.Attachment.Network, ContainerID: a.ContainerID, IfName: a.IfName}
+		return valid[at.Owner()]
+	})
+	return errors.Join(deleted, swept, released)
+}
+
+// validAttachments returns the owners that the runtime names. A key that is
+// absent or null names nobody's death: then those that have a device are valid.
+// An empty list says that all are gone.
+func validAttachments(stdin []byte, network string, devices map[loader.Owner]netlink.Link) (map[loader.Owner]bool, error) {
+	var lists struct {
+		Current json.RawMessage `json:"cni.dev/valid-attachments"`
+		Tagged  json.RawMessage `json:"cni.dev/attachments"` // as in the text of 1.1.0
+	}
+	if err := json.Unmarshal(stdin, &lists); err != nil {
+		return nil, err
+	}
+	valid := map[loader.Owner]bool{}
+	named := false
+	for key, list := range map[string]json.RawMessage{
+		"cni.dev/valid-attachments": lists.Current,
+		"cni.dev/attachments":       lists.Tagged,
+	} {
+		if len(list) == 0 || bytes.Equal(list, []byte("null")) {
+			continue
+		}
+		var attachments []struct {
+			ContainerID string `json:"containerID"`
+			IfName      string `json:"ifname"`
+		}
+		if err := json.Unmarshal(list, &attachments); err != nil {
+			return nil, invalid(key, []byte(list), `a list of {"containerID": "...", "ifname": "..."}`)
+		}
+		named = true
+		for _, a := range attachments {
+			valid[maps.Attachment{Network: network, ContainerID: a.ContainerID, IfName: a.IfName}.Owner()] = true
+		}
+	}
+	if !named {
+		for owner := range devices {
+			valid[owner] = true
+		}
+	}
+	return valid, nil
+}
+
+// networkDevices returns the host's ends of a network's veths by their owner, which the alias tells.
+func networkDevices(host *netlink.Handle, network string) (map[loader.Owner]netlink.Link, error) {
+	all, err := host.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list the host's devices: %w", err)
+	}
+	devices := map[loader.Owner]netlink.Link{}
+	for _, device := range all {
+		words := strings.Fields(device.Attrs().Alias)
+		if len(words) == 4 && words[0] == "ebpfnet" && words[1] == network {
+			at := maps.Attachment{Network: network, ContainerID: words[2], IfName: words[3]}
+			devices[at.Owner()] = device
+		}
+	}
+	return devices, nil
+}
+
+func deleteDevices(host *netlink.Handle, devices map[loader.Owner]netlink.Link, valid map[loader.Owner]bool) error {
+	var errs []error
+	for owner, device := range devices {
+		if !valid[owner] {
+			errs = append(errs, link.Delete(host, device.Attrs().Name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sweepDatapath removes the entries and pins of the network's owners that are
+// not valid, and pins of devices that are gone, whosever they are.
+func sweepDatapath(ctx context.Context, network maps.Network, valid map[loader.Owner]bool) error {
+	datapath, err := loader.OpenLoaded()
+	if errors.Is(err, loader.ErrNotLoaded) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer datapath.Close()
+
+	return maps.With(ctx, datapath, func(store *maps.Store) error {
+		owners, err := maps.Owners(datapath, network)
+		stale := map[loader.Owner]bool{}
+		for owner := range owners {
+			stale[owner] = !valid[owner]
+		}
+		return errors.Join(err, store.ReleaseAll(stale), datapath.DetachDead(stale))
+	})
+}

@@ -1,0 +1,93 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/vishvananda/netns"
+)
+
+// sysctls is the directory of the network settings of the thread that looks at it.
+const sysctls = "/proc/sys/net/"
+
+// EnableForwarding makes the host route packets of the given families. The
+// host's network namespace is that of the calling thread.
+func EnableForwarding(ipv4, ipv6 bool) error {
+	if ipv4 {
+		if err := ensureSysctl("ipv4/ip_forward", "1"); err != nil {
+			return err
+		}
+	}
+	if !ipv6 {
+		return nil
+	}
+	const forwarding = "ipv6/conf/all/forwarding"
+	if value, err := readSysctl(forwarding); err == nil && value == "1" {
+		return nil
+	}
+	if err := keepRouterAdvertisements(); err != nil {
+		return err
+	}
+	return ensureSysctl(forwarding, "1")
+}
+
+// keepRouterAdvertisements lets the host's devices go on learning their default
+// route from routers: with forwarding on, accept_ra 1 means no, and 2 means yes.
+func keepRouterAdvertisements() error {
+	files, err := filepath.Glob(sysctls + "ipv6/conf/*/accept_ra")
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		name := strings.TrimPrefix(file, sysctls)
+		value, err := readSysctl(name)
+		if errors.Is(err, fs.ErrNotExist) || value != "1" || strings.Contains(name, "/all/") {
+			continue
+		}
+		if err := ensureSysctl(name, "2"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func readSysctl(name string) (string, error) {
+	text, err := os.ReadFile(sysctls + name)
+	return strings.TrimSpace(string(text)), err
+}
+
+// ensureSysctl writes only what differs: a host may have /proc/sys read-only and right.
+func ensureSysctl(name, value string) error {
+	present, err := readSysctl(name)
+	if err != nil {
+		return fmt.Errorf("read sysctl: %w", err)
+	}
+	if present == value {
+		return nil
+	}
+	if err := os.WriteFile(sysctls+name, []byte(value), 0); err != nil {
+		return fmt.Errorf("set sysctl to %s: %w", value, err)
+	}
+	return nil
+}
+
+// writeSysctlIn writes a setting of another network namespace. The kernel shows
+// a thread the settings of the namespace it is in, so a thread of its own goes
+// there, and is thrown away afterwards.
+func writeSysctlIn(ns netns.NsHandle, name, value string) error {
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		err := netns.Set(ns)
+		if err == nil {
+			err = ensureSysctl(name, value)
+		}
+		result <- err
+	}()
+	return <-result
+}

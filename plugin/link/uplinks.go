@@ -1,0 +1,194 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Uplink is a device of the host that faces out.
+type Uplink struct {
+	Index int
+	// The addresses that the host uses towards the outside by this device.
+	// Either may be invalid.
+	Addr4, Addr6 netip.Addr
+}
+
+// outside stands for the outside in questions to the routing table: addresses
+// reserved for documentation (RFC 5737, RFC 9637). Nothing is sent to them.
+var outside = []net.IP{net.ParseIP("203.0.113.1"), net.ParseIP("3fff::1")}
+
+// Uplinks returns the devices that the host's default routes and the subnets it
+// is connected to use, in no order. The host's ends of our veths are none: they
+// have no subnet. The kernel is asked for the routes that it made itself for
+// the host's addresses, so the answer does not grow with the containers.
+func Uplinks(host *netlink.Handle) ([]Uplink, error) {
+	found := map[int]*Uplink{}
+	for _, ip := range outside {
+		routes, err := host.RouteGet(ip)
+		if err != nil {
+			continue // no default route
+		}
+		for _, route := range routes {
+			note(found, route)
+		}
+	}
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		routes, err := connectedRoutes(family)
+		if err != nil {
+			return nil, fmt.Errorf("list the host's subnets: %w", err)
+		}
+		for _, route := range routes {
+			note(found, route)
+		}
+	}
+	var uplinks []Uplink
+	for _, uplink := range found {
+		uplinks = append(uplinks, *uplink)
+	}
+	return uplinks, nil
+}
+
+// note adds what a route says of its device. What was noted first stays.
+func note(found map[int]*Uplink, route netlink.Route) {
+	const loopback = 1
+
+	if route.LinkIndex <= loopback || route.Dst != nil && route.Dst.IP.IsLinkLocalUnicast() {
+		return
+	}
+	uplink := found[route.LinkIndex]
+	if uplink == nil {
+		uplink = &Uplink{Index: route.LinkIndex}
+		found[route.LinkIndex] = uplink
+	}
+	src, ok := netip.AddrFromSlice(route.Src)
+	src = src.Unmap()
+	switch {
+	case !ok:
+	case src.Is4() && !uplink.Addr4.IsValid():
+		uplink.Addr4 = src
+	case src.Is6() && !uplink.Addr6.IsValid():
+		uplink.Addr6 = src
+	}
+}
+
+// connectedRoutes returns the routes of the main table that the kernel made for
+// addresses with a subnet.
+func connectedRoutes(family uint8) ([]netlink.Route, error) {
+	socket, err := strictSocket()
+	if err != nil {
+		return nil, err
+	}
+	defer socket.Close()
+
+	request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
+	request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}
+	request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{
+		Family:   family,
+		Table:    unix.RT_TABLE_MAIN,
+		Protocol: unix.RTPROT_KERNEL,
+		Type:     unix.RTN_UNICAST,
+	}})
+	messages, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
+	if err != nil && !errors.Is(err, nl.ErrDumpInterrupted) {
+		return nil, err
+	}
+	var routes []netlink.Route
+	for _, message := range messages {
+		route, ok := parseConnected(message)
+		if ok {
+			routes = append(routes, route)
+		}
+	}
+	return routes, nil
+}
+
+// parseConnected reads the three attributes that matter. A kernel that does not
+// filter (or a route that came with IPv6's own view) is filtered here.
+func parseConnected(message []byte) (netlink.Route, bool) {
+	header := nl.DeserializeRtMsg(message)
+	if header.Protocol != unix.RTPROT_KERNEL || header.Type != unix.RTN_UNICAST || header.Table != unix.RT_TABLE_MAIN {
+		return netlink.Route{}, false
+	}
+	attrs, err := nl.ParseRouteAttr(message[header.Len():])
+	if err != nil {
+		return netlink.Route{}, false
+	}
+	route := netlink.Route{}
+	for _, attr := range attrs {
+		switch attr.Attr.Type {
+		case unix.RTA_OIF:
+			route.LinkIndex = int(nl.NativeEndian().Uint32(attr.Value))
+		case unix.RTA_PREFSRC:
+			route.Src = attr.Value
+		case unix.RTA_DST:
+			route.Dst = &net.IPNet{IP: attr.Value, Mask: net.CIDRMask(int(header.Dst_len), 8*len(attr.Value))}
+		}
+	}
+	return route, true
+}
+
+// strictSocket makes the kernel filter a dump by what the request names.
+func strictSocket() (*nl.NetlinkSocket, error) {
+	socket, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.SetsockoptInt(socket.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
+		socket.Close()
+		return nil, err
+	}
+	return socket, nil
+}
+
+// Device returns the device of an index, or nil where it is gone.
+func Device(host *netlink.Handle, index int) (netlink.Link, error) {
+	device, err := host.LinkByIndex(index)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil, nil
+	}
+	return device, err
+}
+
+// HasEthernetHeader says whether the datapath can read what the device carries.
+func HasEthernetHeader(device netlink.Link) bool {
+	return device.Attrs().EncapType == "ether"
+}
+
+// OutsideMTU returns the MTU of the host's route to the outside, the smaller one
+// where the families differ, or that of Ethernet where there is no such route.
+func OutsideMTU(host *netlink.Handle) (int, error) {
+	const ethernet = 1500
+
+	mtu := 0
+	for _, ip := range outside {
+		routes, err := host.RouteGet(ip)
+		if err != nil || len(routes) == 0 {
+			continue // no default route
+		}
+		candidate := routes[0].MTU
+		if candidate == 0 {
+			device, err := Device(host, routes[0].LinkIndex)
+			if err != nil {
+				return 0, fmt.Errorf("look up the device of the default route: %w", err)
+			}
+			if device == nil {
+				continue
+			}
+			candidate = device.Attrs().MTU
+		}
+		if mtu == 0 || candidate < mtu {
+			mtu = candidate
+		}
+	}
+	if mtu == 0 {
+		mtu = ethernet
+	}
+	return mtu, nil
+}

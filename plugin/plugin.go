@@ -1,0 +1,146 @@
+// Package plugin is the CNI plugin: one file per verb (add.go, del.go, check.go,
+// status.go, gc.go), each a list of steps over the packages below it: ipam gives
+// addresses, plugin/link makes devices, maps writes what the datapath reads, and
+// loader attaches it.
+//
+// A call is one short-lived process. Nothing is remembered between calls but
+// what stands in the kernel (devices, pinned maps and links) and in the
+// directory of the addresses, all of which is found again by the attachment:
+// network, container id and interface name.
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	cnitypes "github.com/containernetworking/cni/pkg/types"
+	"github.com/ebpfnet/ebpfnet/ipam"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+)
+
+// Plugin answers the verbs. Its methods fit skel.CNIFuncs; their errors are
+// those of the specification (cnitypes.Error).
+type Plugin struct {
+	Stdout io.Writer    // where ADD's result goes
+	Log    *slog.Logger // for what is worth telling and no error
+
+	// BeforeStep, if not nil, is called with the name of each step of ADD; an
+	// error fails the step. Tests use it to stop ADD wherever it can be stopped.
+	BeforeStep func(step string) error
+}
+
+// New returns the plugin as a runtime calls it: the result on stdout, words on stderr.
+func New() *Plugin {
+	return &Plugin{
+		Stdout: os.Stdout,
+		Log:    slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
+	}
+}
+
+// Funcs returns the verbs for the CNI library. Each waits for locks until its deadline.
+func (p *Plugin) Funcs() skel.CNIFuncs {
+	verb := func(do func(context.Context, *skel.CmdArgs) error) func(*skel.CmdArgs) error {
+		return func(args *skel.CmdArgs) error {
+			ctx, cancel := context.WithTimeout(context.Background(), lockTimeout)
+			defer cancel()
+			return cniError(do(ctx, args))
+		}
+	}
+	return skel.CNIFuncs{
+		Add:    verb(p.Add),
+		Del:    verb(p.Del),
+		Check:  verb(p.Check),
+		Status: verb(p.Status),
+		GC:     verb(p.GC),
+	}
+}
+
+// lockTimeout bounds the wait for other calls. They hold locks for milliseconds
+// each, but a node that starts can have hundreds of them at once.
+const lockTimeout = 20 * time.Second
+
+// hostName is the name of the host's end of an attachment's veth: always the
+// same, so that DEL finds it by the attachment alone.
+func hostName(owner loader.Owner) string {
+	return fmt.Sprintf("ebpf%011x", uint64(owner)>>20)
+}
+
+// aliasOf is what `ip link` shows of the host's end.
+func aliasOf(a maps.Attachment) string {
+	return fmt.Sprintf("ebpfnet %s %s %s", a.Network, a.ContainerID, a.IfName)
+}
+
+// MAC addresses are locally administered (bit 1 of the first octet) and made of
+// the owner, so that nothing has to be read back from the kernel.
+func hostMAC(owner loader.Owner) net.HardwareAddr      { return macOf(0x06, owner) }
+func containerMAC(owner loader.Owner) net.HardwareAddr { return macOf(0x02, owner) }
+
+func macOf(first byte, owner loader.Owner) net.HardwareAddr {
+	return net.HardwareAddr{first, 0xeb, byte(owner >> 56), byte(owner >> 48), byte(owner >> 40), byte(owner >> 32)}
+}
+
+func ipamAttachment(a maps.Attachment) ipam.Attachment {
+	return ipam.Attachment{ContainerID: a.ContainerID, IfName: a.IfName}
+}
+
+// openHandle opens netlink in the calling thread's namespace, for routing
+// netlink alone: other families may be missing from the kernel.
+func openHandle() (*netlink.Handle, error) {
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	return handle, nil
+}
+
+// container is an open container namespace.
+type container struct {
+	ns     netns.NsHandle
+	handle *netlink.Handle
+}
+
+// openContainer opens the namespace at path and refuses our own: the CNI
+// library looks only after the verb has run. The caller must close it.
+func openContainer(path string) (*container, error) {
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		return nil, invalidNetNS(path, err.Error())
+	}
+	own, err := netns.GetFromPath("/proc/thread-self/ns/net")
+	if err != nil {
+		ns.Close()
+		return nil, fmt.Errorf("open our own network namespace: %w", err)
+	}
+	defer own.Close()
+
+	if ns.Equal(own) {
+		ns.Close()
+		return nil, invalidNetNS(path, "is the host's own network namespace, not a container's")
+	}
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		ns.Close()
+		return nil, invalidNetNS(path, err.Error())
+	}
+	return &container{ns: ns, handle: handle}, nil
+}
+
+func (c *container) close() {
+	c.handle.Close()
+	c.ns.Close()
+}
+
+func invalidNetNS(path, why string) error {
+	return cnitypes.NewError(cnitypes.ErrInvalidNetNS, fmt.Sprintf("CNI_NETNS %q: expected a container's network namespace: %s", path, why), "")
+}

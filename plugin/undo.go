@@ -1,0 +1,24 @@
+package plugin
+
+import "errors"
+
+// undo is what takes a failed ADD back: each step that changed something pushes
+// how to unmake it.
+type undo struct {
+	steps []func() error
+}
+
+func (u *undo) push(step func() error) {
+	u.steps = append(u.steps, step)
+}
+
+// rollback runs all steps, the last pushed first, whatever fails meanwhile.
+func (u *undo) rollback() error {
+	var errs []error
+	for len(u.steps) > 0 {
+		last := len(u.steps) - 1
+		errs = append(errs, u.steps[last]())
+		u.steps = u.steps[:last]
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,93 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+)
+
+// refreshUplinks makes the datapath's uplinks those of the host: new ones get
+// programs, addresses are written where they changed, and what belongs to
+// devices that are gone is removed. Without a change it only reads.
+func refreshUplinks(ctx context.Context, host *netlink.Handle, datapath *loader.Datapath) error {
+	found, err := link.Uplinks(host)
+	if err != nil {
+		return err
+	}
+	written, err := maps.Uplinks(datapath)
+	if err != nil {
+		return err
+	}
+	known := map[int]maps.Uplink{}
+	for _, uplink := range written {
+		known[uplink.IfIndex] = uplink
+	}
+
+	var changed []maps.Uplink
+	for _, uplink := range found {
+		wanted := maps.Uplink{IfIndex: uplink.Index, Addr4: uplink.Addr4, Addr6: uplink.Addr6}
+		attached, err := datapath.UplinkAttached(uplink.Index)
+		if err != nil {
+			return err
+		}
+		if !attached || known[uplink.Index] != wanted {
+			changed = append(changed, wanted)
+		}
+		delete(known, uplink.Index)
+	}
+	gone, err := goneDevices(host, known)
+	if err != nil || len(changed)+len(gone) == 0 {
+		return err
+	}
+	return maps.With(ctx, datapath, func(store *maps.Store) error {
+		return errors.Join(addUplinks(host, datapath, store, changed), removeUplinks(datapath, store, gone))
+	})
+}
+
+func addUplinks(host *netlink.Handle, datapath *loader.Datapath, store *maps.Store, uplinks []maps.Uplink) error {
+	for _, uplink := range uplinks {
+		device, err := link.Device(host, uplink.IfIndex)
+		if err != nil {
+			return err
+		}
+		if device == nil || !link.HasEthernetHeader(device) {
+			continue
+		}
+		if err := store.SetUplink(uplink); err != nil {
+			return err
+		}
+		if err := datapath.AttachUplink(uplink.IfIndex); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func removeUplinks(datapath *loader.Datapath, store *maps.Store, gone []int) error {
+	var errs []error
+	for _, index := range gone {
+		errs = append(errs, datapath.DetachUplink(index), store.DeleteUplink(index))
+	}
+	return errors.Join(errs...)
+}
+
+// goneDevices returns those that no longer exist. A device that merely lost its
+// routes keeps its programs, for the connections that still use it.
+func goneDevices(host *netlink.Handle, uplinks map[int]maps.Uplink) ([]int, error) {
+	var gone []int
+	for index := range uplinks {
+		device, err := link.Device(host, index)
+		if err != nil {
+			return nil, err
+		}
+		if device == nil {
+			gone = append(gone, index)
+		}
+	}
+	return gone, nil
+}
