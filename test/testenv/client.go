@@ -1,0 +1,100 @@
+package testenv
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// maxDatagram fits any UDP payload.
+const maxDatagram = 1 << 16
+
+// Client asks an echo server over one socket that it keeps. It is for one goroutine
+// at a time.
+type Client struct {
+	conn   net.Conn
+	reader *bufio.Reader // For TCP.
+	number int
+}
+
+// NewClient connects to an echo server by "tcp" or "udp". The zero local lets the
+// kernel choose. The caller must close it.
+func NewClient(ctx context.Context, ns *Namespace, network string, local, remote netip.AddrPort) (*Client, error) {
+	conn, err := ns.DialFrom(ctx, network, local, remote)
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{conn: conn}
+	if network == "tcp" {
+		c.reader = bufio.NewReader(conn)
+	}
+	return c, nil
+}
+
+// Local returns the client's own address.
+func (c *Client) Local() netip.AddrPort { return addrPort(c.conn.LocalAddr()) }
+
+// Close closes the socket.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Ask sends a payload, which must not hold a newline, once, and waits for the answer until ctx
+// is done. Answers to earlier questions are skipped. An ICMP error that reaches a
+// UDP socket is an error here, such as ECONNREFUSED.
+func (c *Client) Ask(ctx context.Context, payload string) (Answer, error) {
+	defer abortOn(ctx, c.conn)()
+	c.number++
+	number := strconv.Itoa(c.number)
+	if _, err := io.WriteString(c.conn, number+" "+payload+"\n"); err != nil {
+		return Answer{}, contextError(ctx, err)
+	}
+	for {
+		text, err := c.read()
+		if err != nil {
+			return Answer{}, contextError(ctx, err)
+		}
+		got, answer, err := parseAnswer(strings.TrimSuffix(text, "\n"))
+		if err != nil {
+			return Answer{}, err
+		}
+		if got != number {
+			continue
+		}
+		if answer.Payload != payload {
+			return Answer{}, fmt.Errorf("server %s sent back another payload: %d bytes for %d",
+				answer.Server, len(answer.Payload), len(payload))
+		}
+		return answer, nil
+	}
+}
+
+func (c *Client) read() (string, error) {
+	if c.reader != nil {
+		return c.reader.ReadString('\n')
+	}
+	buf := make([]byte, maxDatagram)
+	n, err := c.conn.Read(buf)
+	return string(buf[:n]), err
+}
+
+// Ask asks an echo server once, over a socket of its own.
+func Ask(ctx context.Context, ns *Namespace, network string, remote netip.AddrPort, payload string) (Answer, error) {
+	c, err := NewClient(ctx, ns, network, netip.AddrPort{}, remote)
+	if err != nil {
+		return Answer{}, err
+	}
+	defer c.Close()
+	return c.Ask(ctx, payload)
+}
+
+// contextError adds why ctx ended to an error that abortOn caused.
+func contextError(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+	}
+	return err
+}

@@ -1,0 +1,144 @@
+package testenv
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+)
+
+// Server answers in a namespace until it is closed, which the end of the test does.
+type Server struct {
+	// Addr is where it listens, with the port that the kernel chose for port 0.
+	Addr netip.AddrPort
+
+	name  string
+	close func()
+}
+
+// Close stops the server, breaks its connections and waits for its goroutines.
+func (s *Server) Close() { s.close() }
+
+// Answer is what an echo server says to a [Client].
+type Answer struct {
+	// Peer is the client's address as the server sees it.
+	Peer netip.AddrPort
+	// Server is the name of the namespace that the server is in.
+	Server string
+	// Payload is what the client sent.
+	Payload string
+}
+
+// An echo server answers "N PAYLOAD" by "PEER SERVER N PAYLOAD": a line in TCP, a
+// datagram in UDP. The client counts N up, to tell late answers from its own.
+
+func (s *Server) answer(peer netip.AddrPort, request string) string {
+	return fmt.Sprintf("%s %s %s", peer, s.name, request)
+}
+
+func parseAnswer(text string) (number string, answer Answer, err error) {
+	fields := strings.SplitN(text, " ", 4)
+	if len(fields) != 4 {
+		return "", Answer{}, fmt.Errorf("answer %.100q is malformed", text)
+	}
+	peer, err := netip.ParseAddrPort(fields[0])
+	if err != nil {
+		return "", Answer{}, fmt.Errorf("answer %.100q is malformed: %w", text, err)
+	}
+	return fields[2], Answer{Peer: peer, Server: fields[1], Payload: fields[3]}, nil
+}
+
+// ServeTCP starts a TCP echo server for [Client] in the namespace.
+func ServeTCP(tb TB, ns *Namespace, addr netip.AddrPort) *Server {
+	tb.Helper()
+	listener, err := ns.Listen(Context(tb), addr)
+	if err != nil {
+		tb.Fatalf("start TCP server in %s: %v", ns.Name, err)
+	}
+	s := &Server{Addr: addrPort(listener.Addr()), name: ns.Name}
+
+	var (
+		wg    sync.WaitGroup
+		mu    sync.Mutex
+		conns = make(map[net.Conn]bool) // nil when closed.
+	)
+	serve := func(conn net.Conn) {
+		defer conn.Close()
+		defer func() { mu.Lock(); delete(conns, conn); mu.Unlock() }()
+		peer, reader := addrPort(conn.RemoteAddr()), bufio.NewReader(conn)
+		for {
+			request, err := reader.ReadString('\n')
+			if err != nil {
+				return
+			}
+			if _, err := conn.Write([]byte(s.answer(peer, request))); err != nil {
+				return
+			}
+		}
+	}
+	wg.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			if conns == nil {
+				conn.Close()
+			} else {
+				conns[conn] = true
+				wg.Go(func() { serve(conn) })
+			}
+			mu.Unlock()
+		}
+	})
+	s.close = sync.OnceFunc(func() {
+		listener.Close()
+		mu.Lock()
+		for conn := range conns {
+			conn.Close()
+		}
+		conns = nil
+		mu.Unlock()
+		wg.Wait()
+	})
+	tb.Cleanup(s.Close)
+	return s
+}
+
+// ServeUDP starts a UDP echo server for [Client] in the namespace. On an unspecified
+// address it answers from the one that the kernel chooses.
+func ServeUDP(tb TB, ns *Namespace, addr netip.AddrPort) *Server {
+	tb.Helper()
+	conn, err := ns.ListenPacket(Context(tb), addr)
+	if err != nil {
+		tb.Fatalf("start UDP server in %s: %v", ns.Name, err)
+	}
+	s := &Server{Addr: addrPort(conn.LocalAddr()), name: ns.Name}
+
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		buf := make([]byte, maxDatagram)
+		for {
+			n, peer, err := conn.ReadFromUDPAddrPort(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil {
+				continue // An ICMP error for an earlier answer.
+			}
+			plain := netip.AddrPortFrom(peer.Addr().Unmap(), peer.Port())
+			// A failed answer is a lost one: the client will tell.
+			_, _ = conn.WriteToUDPAddrPort([]byte(s.answer(plain, string(buf[:n]))), peer)
+		}
+	})
+	s.close = sync.OnceFunc(func() {
+		conn.Close()
+		wg.Wait()
+	})
+	tb.Cleanup(s.Close)
+	return s
+}

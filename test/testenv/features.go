@@ -1,0 +1,105 @@
+package testenv
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// The features that tests ask for by [Require].
+var (
+	TCX          = Feature{"tcx", Version{6, 6}, probeTCX}
+	RedirectPeer = Feature{"bpf_redirect_peer", Version{5, 10}, probeRedirectPeer}
+	BigTCP6      = Feature{"BIG TCP for IPv6", Version{5, 19}, probeBigTCP6}
+	BigTCP4      = Feature{"BIG TCP for IPv4", Version{6, 3}, probeBigTCP4}
+
+	Netkit = Feature{"netkit", Version{}, probeNetkit}
+	FQ     = Feature{"sch_fq", Version{}, probeFQ}
+	SCTP   = Feature{"SCTP", Version{}, probeSCTP}
+)
+
+// loopback is lo's index in every network namespace.
+const loopback = 1
+
+func probeTCX() (err error) {
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type:         ebpf.SchedCLS,
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}, // TCX_NEXT.
+		License:      "GPL",
+	})
+	if err != nil {
+		return fmt.Errorf("load program: %w", err)
+	}
+	defer program.Close()
+	attached, err := link.AttachTCX(link.TCXOptions{
+		Interface: loopback, Program: program, Attach: ebpf.AttachTCXIngress,
+	})
+	if err != nil {
+		return err
+	}
+	return attached.Close()
+}
+
+func probeRedirectPeer() error {
+	return features.HaveProgramHelper(ebpf.SchedCLS, asm.FnRedirectPeer)
+}
+
+// A kernel tells of the limits that it has when it describes a device.
+
+func probeBigTCP6() error {
+	lo, err := netlink.LinkByIndex(loopback)
+	if err == nil && lo.Attrs().TSOMaxSize == 0 {
+		err = errors.New("devices have no tso_max_size")
+	}
+	return err
+}
+
+func probeBigTCP4() error {
+	lo, err := netlink.LinkByIndex(loopback)
+	if err == nil && lo.Attrs().GSOIPv4MaxSize == 0 {
+		err = errors.New("devices have no gso_ipv4_max_size")
+	}
+	return err
+}
+
+// The next two ask for devices and qdiscs in a namespace that lasts as long as the
+// thread.
+
+func probeNetkit() error {
+	return inScratch(func() error {
+		device := &netlink.Netkit{LinkAttrs: netlink.LinkAttrs{Name: "probe"}, Mode: netlink.NETKIT_MODE_L3}
+		return netlink.LinkAdd(device)
+	})
+}
+
+func probeFQ() error {
+	return inScratch(func() error {
+		return netlink.QdiscAdd(&netlink.GenericQdisc{
+			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: loopback, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)},
+			QdiscType:  "fq",
+		})
+	})
+}
+
+func inScratch(fn func() error) error {
+	return onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		return fn()
+	})
+}
+
+func probeSCTP() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}

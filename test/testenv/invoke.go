@@ -1,0 +1,126 @@
+package testenv
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// Call is one execution of a plugin and everything it gave back.
+type Call struct {
+	Plugin string
+	// Env is what the plugin saw, as in os/exec.
+	Env    []string
+	Stdin  []byte
+	Stdout []byte
+	Stderr []byte
+	// Exit is the exit code, or -1 for a plugin that a signal ended.
+	Exit int
+}
+
+// Getenv returns the plugin's value of an environment variable, such as CNI_COMMAND.
+func (c *Call) Getenv(name string) string {
+	value := ""
+	for _, entry := range c.Env {
+		if key, v, _ := strings.Cut(entry, "="); key == name {
+			value = v // The last one counts.
+		}
+	}
+	return value
+}
+
+// Err returns nil for exit code 0. Otherwise it is the *types.Error that the plugin
+// wrote, or one without a code that holds what it wrote instead.
+func (c *Call) Err() error {
+	if c.Exit == 0 {
+		return nil
+	}
+	var cniError types.Error
+	if err := json.Unmarshal(c.Stdout, &cniError); err != nil {
+		return &types.Error{Msg: fmt.Sprintf("plugin %s exited with %d without an error result: stdout %q, stderr %q",
+			c.Plugin, c.Exit, c.Stdout, c.Stderr)}
+	}
+	return &cniError
+}
+
+// Invoke executes a plugin binary in the namespace with exactly the environment and the
+// standard input given. The error is about starting it, or ctx; a plugin that fails
+// is told by the Call.
+func (ns *Namespace) Invoke(ctx context.Context, path string, env map[string]string, stdin []byte) (*Call, error) {
+	environ := make([]string, 0, len(env))
+	for name, value := range env {
+		environ = append(environ, name+"="+value)
+	}
+	slices.Sort(environ)
+	return ns.invoke(ctx, path, environ, stdin)
+}
+
+func (ns *Namespace) invoke(ctx context.Context, path string, environ []string, stdin []byte) (*Call, error) {
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, path)
+	cmd.WaitDelay = waitDelay
+	cmd.Env = environ
+	if cmd.Env == nil {
+		cmd.Env = []string{} // nil would be this process's.
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
+
+	// The child gets its network namespace from the thread that forks it.
+	if err := ns.Do(cmd.Start); err != nil {
+		return nil, fmt.Errorf("start plugin: %w", err)
+	}
+	err := cmd.Wait()
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("run plugin %s: %w: stderr %q", path, ctx.Err(), stderr.Bytes())
+	}
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		return nil, fmt.Errorf("run plugin %s: %w", path, err)
+	}
+	return &Call{
+		Plugin: path, Env: environ, Stdin: stdin,
+		Stdout: stdout.Bytes(), Stderr: stderr.Bytes(), Exit: cmd.ProcessState.ExitCode(),
+	}, nil
+}
+
+// recorder is the invoke.Exec through which libcni executes plugins in a namespace. It
+// keeps every call.
+type recorder struct {
+	version.PluginDecoder
+
+	ns    *Namespace
+	mu    sync.Mutex
+	calls []*Call
+}
+
+var _ invoke.Exec = (*recorder)(nil)
+
+func (r *recorder) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+	call, err := r.ns.invoke(ctx, path, environ, stdin)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	r.calls = append(r.calls, call)
+	r.mu.Unlock()
+	return call.Stdout, call.Err()
+}
+
+func (r *recorder) FindInPath(plugin string, paths []string) (string, error) {
+	return invoke.FindInPath(plugin, paths)
+}
+
+func (r *recorder) list() []*Call {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.calls)
+}

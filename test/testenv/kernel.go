@@ -1,0 +1,71 @@
+package testenv
+
+import (
+	"fmt"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Version is a kernel version, without the stable release.
+type Version struct{ Major, Minor int }
+
+func (v Version) String() string { return fmt.Sprintf("%d.%d", v.Major, v.Minor) }
+
+// Less reports whether v is older than w.
+func (v Version) Less(w Version) bool {
+	return v.Major < w.Major || v.Major == w.Major && v.Minor < w.Minor
+}
+
+// Feature is something that not every kernel has.
+type Feature struct {
+	Name string
+	// Since is the first kernel that must have it. The zero Version is for what
+	// a kernel's configuration may leave out at any version.
+	Since Version
+	// Probe returns why the feature is missing, or nil.
+	Probe func() error
+}
+
+// KernelVersion returns the version of the running kernel.
+func KernelVersion() (Version, error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return Version{}, fmt.Errorf("uname: %w", err)
+	}
+	return parseVersion(unix.ByteSliceToString(name.Release[:]))
+}
+
+func parseVersion(release string) (v Version, err error) {
+	if _, err := fmt.Sscanf(release, "%d.%d", &v.Major, &v.Minor); err != nil {
+		return Version{}, fmt.Errorf("parse kernel release %q: %w", release, err)
+	}
+	return v, nil
+}
+
+// Require skips the test on a kernel that is older than the feature. On one that should
+// have it a failing probe fails the test, so that no regression hides behind a skip.
+func Require(tb testing.TB, feature Feature) {
+	tb.Helper()
+	requireIsolated(tb) // Probes attach programs to lo.
+	err := feature.Probe()
+	if err == nil {
+		return
+	}
+	version, versionErr := KernelVersion()
+	if versionErr != nil {
+		tb.Fatalf("%v", versionErr)
+	}
+	if feature.mustBeIn(version) {
+		tb.Fatalf("feature %s is missing from kernel %s, which should have it since %s: %v",
+			feature.Name, version, feature.Since, err)
+	}
+	if feature.Since == (Version{}) {
+		tb.Skipf("feature %s: not in this kernel's configuration: %v", feature.Name, err)
+	}
+	tb.Skipf("feature %s: since kernel %s, this is %s", feature.Name, feature.Since, version)
+}
+
+func (f Feature) mustBeIn(v Version) bool {
+	return f.Since != (Version{}) && !v.Less(f.Since)
+}

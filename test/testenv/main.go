@@ -1,0 +1,48 @@
+package testenv
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+)
+
+// leakGrace is how long leftovers may take to go: the kernel dismantles namespaces in
+// the background.
+const leakGrace = 10 * time.Second
+
+// Main is a package's TestMain: it isolates the test binary as [Isolate] does,
+// runs the tests, and fails the run when they leave something behind: links, network
+// namespaces, pins, processes, or descriptors of BPF objects and namespaces.
+func Main(m *testing.M) {
+	Isolate()
+	os.Exit(run(m, leakGrace))
+}
+
+func run(m *testing.M, grace time.Duration) int {
+	before, err := takeSnapshot()
+	if err != nil {
+		fatal(err)
+	}
+	code := m.Run()
+
+	ctx, cancel := timeoutContext(grace)
+	defer cancel()
+	err = Wait(ctx, "leftovers of tests to go", func() error {
+		after, err := takeSnapshot()
+		if err != nil {
+			return err
+		}
+		var leaks []error
+		for _, thing := range after.minus(before) {
+			leaks = append(leaks, errors.New("leaked "+thing))
+		}
+		return errors.Join(leaks...)
+	})
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "FAIL: testenv: %v\n", err)
+		return max(code, 1)
+	}
+	return code
+}

@@ -1,0 +1,171 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// waitDelay is for how long children of a process that was killed may hold its output
+// open.
+const waitDelay = 2 * time.Second
+
+// Namespace is a network namespace that stays until it is closed, also without a
+// process in it.
+type Namespace struct {
+	// Name is unique among the open namespaces.
+	Name string
+	// Path is what a runtime passes as CNI_NETNS.
+	Path string
+
+	fd    netns.NsHandle
+	rtnl  *netlink.Handle
+	close func() error
+}
+
+// New makes a network namespace with lo up, called name, or name and a number when
+// there is one of that name already. It is closed with the test.
+func New(tb TB, name string) *Namespace {
+	tb.Helper()
+	requireIsolated(tb)
+	ns, err := newNamespace(name)
+	if err != nil {
+		tb.Fatalf("make network namespace %s: %v", name, err)
+	}
+	tb.Cleanup(func() {
+		if err := ns.Close(); err != nil {
+			tb.Logf("close namespace %s: %v", ns.Name, err)
+		}
+	})
+	return ns
+}
+
+func newNamespace(name string) (*Namespace, error) {
+	path, err := reservePath(name)
+	if err != nil {
+		return nil, err
+	}
+	ns := &Namespace{Name: filepath.Base(path), Path: path, fd: netns.None()}
+	ns.close = sync.OnceValue(ns.release)
+
+	if err := onThread(ns.populate); err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+	if ns.fd, err = netns.GetFromPath(path); err != nil {
+		return nil, errors.Join(fmt.Errorf("open %s: %w", path, err), ns.Close())
+	}
+	// For one family: NewHandleAt without any opens a socket for each, and
+	// loads modules for that.
+	if ns.rtnl, err = netlink.NewHandleAt(ns.fd, unix.NETLINK_ROUTE); err != nil {
+		return nil, errors.Join(fmt.Errorf("open netlink in %s: %w", path, err), ns.Close())
+	}
+	lo, err := ns.rtnl.LinkByName("lo")
+	if err == nil {
+		err = ns.rtnl.LinkSetUp(lo)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("set lo up in %s: %w", path, err), ns.Close())
+	}
+	return ns, nil
+}
+
+// reservePath creates the file that the namespace will be mounted on.
+func reservePath(name string) (string, error) {
+	for i := 1; ; i++ {
+		path := filepath.Join(netnsDir, name)
+		if i > 1 {
+			path += fmt.Sprintf("-%d", i)
+		}
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
+		if errors.Is(err, os.ErrExist) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		return path, f.Close()
+	}
+}
+
+// populate moves the calling thread to a new network namespace and pins that to the
+// file system.
+func (ns *Namespace) populate() error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("unshare: %w", err)
+	}
+	if err := resetSysctls(); err != nil {
+		return err
+	}
+	return bind("/proc/thread-self/ns/net", ns.Path)
+}
+
+// Do runs fn on a thread inside the namespace. Sockets that fn opens belong to the
+// namespace for good; goroutines that it starts are outside. FailNow and panics in
+// fn work as if the caller had called it directly.
+func (ns *Namespace) Do(fn func() error) error {
+	return onThread(func() error {
+		if err := netns.Set(ns.fd); err != nil {
+			return fmt.Errorf("enter namespace %s: %w", ns.Name, err)
+		}
+		return fn()
+	})
+}
+
+// Command is exec.CommandContext for a process in the namespace, by way of util-linux's
+// nsenter. Unlike under `ip netns exec`, bpffs and all other mounts are this
+// process's, which includes /sys: it shows this process's devices.
+func (ns *Namespace) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + ns.Path, "--", name}, args...)...)
+	cmd.WaitDelay = waitDelay
+	return cmd
+}
+
+// Run runs a command in the namespace and returns its standard output. The error of
+// one that fails holds the command and what it wrote to both outputs.
+func (ns *Namespace) Run(ctx context.Context, name string, args ...string) (string, error) {
+	cmd := ns.Command(ctx, name, args...)
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("run %s %s in %s: %w: %s%s",
+			name, strings.Join(args, " "), ns.Name, err, stderr.String(), stdout.String())
+	}
+	return stdout.String(), nil
+}
+
+// Netlink returns a handle for NETLINK_ROUTE requests in the namespace. It is
+// closed with the namespace; the caller must not.
+func (ns *Namespace) Netlink() *netlink.Handle { return ns.rtnl }
+
+// Close gives up the namespace; the kernel removes it with its links when nothing
+// uses it any more. A second call does nothing.
+func (ns *Namespace) Close() error { return ns.close() }
+
+func (ns *Namespace) release() error {
+	if ns.rtnl != nil {
+		ns.rtnl.Close()
+	}
+	var errs []error
+	if ns.fd.IsOpen() {
+		errs = append(errs, ns.fd.Close())
+	}
+	// EINVAL: nothing was mounted. ENOENT: somebody removed the namespace, as
+	// tests of a vanished one do.
+	if err := unix.Unmount(ns.Path, unix.MNT_DETACH); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+		errs = append(errs, fmt.Errorf("unmount %s: %w", ns.Path, err))
+	}
+	if err := os.Remove(ns.Path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}

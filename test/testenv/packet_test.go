@@ -1,0 +1,275 @@
+package testenv
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+var (
+	testAddr4 = [2]netip.AddrPort{netip.MustParseAddrPort("10.1.2.3:1234"), netip.MustParseAddrPort("192.0.2.9:53")}
+	testAddr6 = [2]netip.AddrPort{netip.MustParseAddrPort("[fd00::1]:1234"), netip.MustParseAddrPort("[2001:db8::9]:53")}
+)
+
+func testPackets(t *testing.T) map[string]Packet {
+	t.Helper()
+	packets := make(map[string]Packet)
+	for family, a := range map[string][2]netip.AddrPort{"4": testAddr4, "6": testAddr6} {
+		src, dst := a[0], a[1]
+		packets["tcp"+family] = TCPPacket(src, dst, SYN|ACK, "odd")
+		packets["udp"+family] = UDPPacket(src, dst, "even")
+		packets["echo"+family] = EchoPacket(src.Addr(), dst.Addr(), false, 7, 8, "ping")
+		packets["reply"+family] = EchoPacket(src.Addr(), dst.Addr(), true, 7, 8, "")
+		other := UDPPacket(src, dst, "payload of protocol 99")
+		other.Proto, other.SrcPort, other.DstPort = 99, 0, 0
+		packets["other"+family] = other
+		later := other
+		later.Fragmented, later.FragOffset, later.IPID = true, 1480, 77
+		packets["later fragment"+family] = later
+		later.MoreFragments, later.TOS = true, 0x2e
+		packets["middle fragment"+family] = later
+		for _, limit := range []int{0, 28, 48} {
+			quote, err := ICMPErrorPacket(dst.Addr(), packets["udp"+family].MustBuild(), 3, 0, 1400, limit)
+			if err != nil {
+				t.Fatal(err)
+			}
+			packets[fmt.Sprintf("error%s quoting %d", family, limit)] = quote
+		}
+	}
+	p := packets["udp4"]
+	p.NoChecksum, p.DontFragment, p.IPID, p.Options = true, true, 9, "\x94\x04\x00\x00"
+	packets["udp4 without checksum, with router alert"] = p
+	p = packets["tcp4"]
+	p.Options = "\x07\xff\x00\x00" // A record route longer than the header.
+	packets["tcp4 with broken options"] = p
+	p = packets["tcp6"]
+	p.FlowLabel, p.TOS, p.Fragmented, p.IPID = 0xabcde, 0xff, true, 0xdeadbeef
+	packets["tcp6 with atomic fragment header"] = p
+	return packets
+}
+
+func TestPacketRoundTrip(t *testing.T) {
+	for name, want := range testPackets(t) {
+		t.Run(name, func(t *testing.T) {
+			frame, err := want.Build()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := Decode(frame)
+			if strings.Contains(name, "broken") {
+				if err == nil {
+					t.Errorf("broken options were decoded: %s", got)
+				}
+			} else if err != nil {
+				t.Fatal(err)
+			} else if got != want {
+				t.Error(Diff(got, want))
+			}
+			if err := VerifyChecksums(frame); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestVerifyChecksumsSeesChanges flips every bit that a checksum covers of every whole packet, and wants an error.
+func TestVerifyChecksumsSeesChanges(t *testing.T) {
+	for _, name := range []string{"tcp4", "tcp6", "udp4", "udp6", "echo4", "echo6", "error4 quoting 0", "error6 quoting 0"} {
+		p := testPackets(t)[name]
+		frame := p.MustBuild()
+		for i := etherLen; i < len(frame); i++ {
+			// Outside IPv6's addresses, payload length and next header no
+			// checksum covers the header.
+			if p.Src.Is6() && i < etherLen+8 {
+				continue
+			}
+			for bit := range 8 {
+				frame[i] ^= 1 << bit
+				if err := VerifyChecksums(frame); err == nil {
+					t.Fatalf("%s: flipped bit %d of byte %d, and nothing is wrong", name, bit, i)
+				}
+				frame[i] ^= 1 << bit
+			}
+		}
+	}
+}
+
+// TestVerifyChecksumsOfQuote changes a quoted packet and repairs the message's own
+// checksum, as a translator that forgets the inner one does.
+func TestVerifyChecksumsOfQuote(t *testing.T) {
+	for name, change := range map[string]int{"error4 quoting 0": etherLen + ipv4Len + icmpLen + 12, "error6 quoting 0": etherLen + ipv6Len + icmpLen + 8} {
+		p := testPackets(t)[name]
+		payload := []byte(p.Payload)
+		header := etherLen + ipv4Len + icmpLen
+		if p.Src.Is6() {
+			header = etherLen + ipv6Len + icmpLen
+		}
+		payload[change-header]++
+		p.Payload = string(payload)
+		err := VerifyChecksums(p.MustBuild())
+		if err == nil || !strings.Contains(err.Error(), "quoted") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestBuildChecksumZero finds a UDP packet whose checksum computes to 0, which has to be
+// sent as 0xffff.
+func TestBuildChecksumZero(t *testing.T) {
+	for _, a := range [][2]netip.AddrPort{testAddr4, testAddr6} {
+		p := UDPPacket(a[0], a[1], "xx")
+		frame := p.MustBuild()
+		// Adding the checksum to the payload makes the sum 0xffff.
+		sum := frame[len(frame)-4 : len(frame)-2]
+		word := uint32('x')<<8 | 'x'
+		word += uint32(binary.BigEndian.Uint16(sum))
+		word = word>>16 + word&0xffff
+		p.Payload = string(binary.BigEndian.AppendUint16(nil, uint16(word)))
+		frame = p.MustBuild()
+		if got := binary.BigEndian.Uint16(frame[len(frame)-4:]); got != 0xffff {
+			t.Errorf("checksum is %#x", got)
+		}
+		if err := VerifyChecksums(frame); err != nil {
+			t.Error(err)
+		}
+	}
+	p := UDPPacket(testAddr6[0], testAddr6[1], "")
+	p.NoChecksum = true
+	if err := VerifyChecksums(p.MustBuild()); err == nil {
+		t.Error("UDP checksum 0 in IPv6 passed")
+	}
+}
+
+func TestPacketsDecodeAnything(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, p := range testPackets(t) {
+		whole := p.MustBuild()
+		for range 2000 {
+			frame := bytes.Clone(whole[:random.IntN(len(whole)+1)])
+			for range random.IntN(4) {
+				if len(frame) > 0 {
+					frame[random.IntN(len(frame))] = byte(random.Uint32())
+				}
+			}
+			Decode(frame) // Must not panic.
+			VerifyChecksums(frame)
+		}
+	}
+}
+
+func TestFragment(t *testing.T) {
+	for _, a := range [][2]netip.AddrPort{testAddr4, testAddr6} {
+		whole := UDPPacket(a[0], a[1], strings.Repeat("0123456789", 100))
+		frames, err := Fragment(whole.MustBuild(), 400, 99)
+		if err != nil || len(frames) != 3 {
+			t.Fatalf("%d fragments, %v", len(frames), err)
+		}
+		var payload string
+		for i, frame := range frames {
+			if err := VerifyChecksums(frame); err != nil {
+				t.Error(err)
+			}
+			p, err := Decode(frame)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := whole
+			want.Fragmented, want.FragOffset, want.IPID, want.MoreFragments = true, uint16(i*400), 99, i < 2
+			if i > 0 {
+				want.SrcPort, want.DstPort = 0, 0
+			}
+			payload += p.Payload
+			p.Payload = want.Payload
+			if p != want {
+				t.Errorf("fragment %d: %s", i, Diff(p, want))
+			}
+		}
+		if payload != whole.Payload {
+			t.Errorf("fragments hold %d bytes", len(payload))
+		}
+	}
+	if _, err := Fragment(UDPPacket(testAddr4[0], testAddr4[1], "").MustBuild(), 12, 1); err == nil {
+		t.Error("size 12 passed")
+	}
+}
+
+// TestKernelAgrees sends built packets through the kernel: it must take their
+// checksums for right. The outside answers an echo request by the same payload.
+func TestKernelAgrees(t *testing.T) {
+	top := NewTopology(t)
+	ctx := Context(t)
+	for i, addrs := range [][2]netip.Addr{{NodeAddr4, OutsideAddr4}, {NodeAddr6, OutsideAddr6}} {
+		if err := Ping(ctx, top.Node, addrs[1]); err != nil { // Neighbours are known from here.
+			t.Fatal(err)
+		}
+		p := EchoPacket(addrs[0], addrs[1], false, 0x1234, uint16(i), "made by hand")
+		var err error
+		if p.SrcMAC, err = top.Node.mac(UplinkName); err != nil {
+			t.Fatal(err)
+		}
+		if p.DstMAC, err = top.Outside.mac(UplinkName); err != nil {
+			t.Fatal(err)
+		}
+		want := EchoPacket(addrs[1], addrs[0], true, 0x1234, uint16(i), "made by hand")
+		want.SrcMAC, want.DstMAC = p.DstMAC, p.SrcMAC
+		got, err := top.Node.exchange(p.MustBuild(), func(got Packet) bool { return got.isEcho() && got.ID == 0x1234 && got.Src == want.Src })
+		if err != nil {
+			t.Fatal(err)
+		}
+		got.IPID, got.FlowLabel, want.FlowLabel = 0, 0, 0
+		if got != want {
+			t.Error(Diff(got, want))
+		}
+	}
+}
+
+func (ns *Namespace) mac(device string) (MAC, error) {
+	link, err := ns.rtnl.LinkByName(device)
+	if err != nil {
+		return MAC{}, err
+	}
+	return MAC(link.Attrs().HardwareAddr), nil
+}
+
+// exchange sends a frame on the uplink and returns the first that matches.
+func (ns *Namespace) exchange(frame []byte, match func(Packet) bool) (got Packet, err error) {
+	err = ns.Do(func() error {
+		link, err := ns.rtnl.LinkByName(UplinkName)
+		if err != nil {
+			return err
+		}
+		const allProtocols = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, allProtocols)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: allProtocols, Ifindex: link.Attrs().Index}); err != nil {
+			return err
+		}
+		timeout := unix.NsecToTimeval(Timeout.Nanoseconds())
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
+			return err
+		}
+		if _, err := unix.Write(fd, frame); err != nil {
+			return err
+		}
+		buf := make([]byte, 1<<16)
+		for {
+			n, err := unix.Read(fd, buf)
+			if err != nil {
+				return err
+			}
+			if got, err = Decode(buf[:n]); err == nil && match(got) {
+				return VerifyChecksums(buf[:n])
+			}
+		}
+	})
+	return got, err
+}

@@ -1,0 +1,101 @@
+package testenv
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/containernetworking/cni/libcni"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+)
+
+// PodIfName is the interface that [Runtime.NewPod] asks for.
+const PodIfName = "eth0"
+
+// Pod is a container as the network sees it: a namespace and an attachment.
+type Pod struct {
+	*Namespace
+	// Conf is what the runtime passes to the plugins. It may be changed before
+	// Add.
+	Conf *libcni.RuntimeConf
+	// Result is nil while the pod is not attached.
+	Result *types100.Result
+
+	runtime *Runtime
+	// mayBeAttached is true from the start of an Add to a successful Del.
+	mayBeAttached bool
+}
+
+// NewPod makes a pod that is not attached to the network yet.
+func (r *Runtime) NewPod(tb TB, id string) *Pod {
+	tb.Helper()
+	ns := New(tb, "pod-"+id)
+	return &Pod{
+		Namespace: ns,
+		Conf:      &libcni.RuntimeConf{ContainerID: id, NetNS: ns.Path, IfName: PodIfName},
+		runtime:   r,
+	}
+}
+
+// AddPod makes a pod and attaches it, with capability arguments if they are not nil. The
+// end of the test detaches it.
+func (r *Runtime) AddPod(tb TB, id string, capabilityArgs map[string]any) *Pod {
+	tb.Helper()
+	pod := r.NewPod(tb, id)
+	pod.Conf.CapabilityArgs = capabilityArgs
+	tb.Cleanup(func() {
+		if !pod.mayBeAttached {
+			return
+		}
+		ctx, cancel := timeoutContext(Timeout)
+		defer cancel()
+		if err := pod.Del(ctx); err != nil {
+			tb.Logf("clean up: detach pod %s: %v", id, err)
+		}
+	})
+	if err := pod.Add(Context(tb)); err != nil {
+		tb.Fatalf("attach pod %s: %v", id, err)
+	}
+	return pod
+}
+
+// Add attaches the pod.
+func (p *Pod) Add(ctx context.Context) error {
+	p.mayBeAttached = true
+	result, err := p.runtime.Add(ctx, p.Conf)
+	if err != nil {
+		return err
+	}
+	p.Result = result
+	return nil
+}
+
+// Del detaches the pod, whether it is attached or not. The namespace stays.
+func (p *Pod) Del(ctx context.Context) error {
+	if err := p.runtime.Del(ctx, p.Conf); err != nil {
+		return err
+	}
+	p.Result, p.mayBeAttached = nil, false
+	return nil
+}
+
+// Check asks whether the pod's network still is what Add made it.
+func (p *Pod) Check(ctx context.Context) error { return p.runtime.Check(ctx, p.Conf) }
+
+// Addr4 returns the first IPv4 address of the result, or the zero Addr.
+func (p *Pod) Addr4() netip.Addr { return p.addr(netip.Addr.Is4) }
+
+// Addr6 returns the first IPv6 address of the result, or the zero Addr.
+func (p *Pod) Addr6() netip.Addr { return p.addr(netip.Addr.Is6) }
+
+func (p *Pod) addr(wanted func(netip.Addr) bool) netip.Addr {
+	if p.Result == nil {
+		return netip.Addr{}
+	}
+	for _, ip := range p.Result.IPs {
+		addr, ok := netip.AddrFromSlice(ip.Address.IP)
+		if addr = addr.Unmap(); ok && wanted(addr) {
+			return addr
+		}
+	}
+	return netip.Addr{}
+}

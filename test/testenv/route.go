@@ -1,0 +1,32 @@
+package testenv
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+)
+
+// AddRoute adds a route to prefix by way of gateway.
+func (ns *Namespace) AddRoute(prefix netip.Prefix, gateway netip.Addr) error {
+	route := &netlink.Route{
+		Dst: &net.IPNet{
+			IP:   prefix.Masked().Addr().AsSlice(),
+			Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen()),
+		},
+		Gw: gateway.AsSlice(),
+	}
+	if err := ns.rtnl.RouteAdd(route); err != nil {
+		return fmt.Errorf("add route to %s via %s in %s: %w", prefix, gateway, ns.Name, err)
+	}
+	return nil
+}
+
+// unspecified returns the unspecified address of addr's family.
+func unspecified(addr netip.Addr) netip.Addr {
+	if addr.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}

@@ -1,0 +1,73 @@
+package testenv
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// TB is the part of [testing.TB] that this package needs, small enough for a
+// program that is not a test to implement. Fatalf must not return. Cleanup
+// functions must run in reverse order.
+type TB interface {
+	Helper()
+	Cleanup(func())
+	Fatalf(format string, args ...any)
+	Logf(format string, args ...any)
+	TempDir() string
+}
+
+const (
+	// Timeout bounds the operations of this package that take no context, and
+	// is a good bound for a test's own: long enough for an emulated CPU under
+	// load, so that reaching it means a fault.
+	Timeout = time.Minute
+
+	pollInterval = 10 * time.Millisecond
+)
+
+func timeoutContext(d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), d)
+}
+
+// Context returns a context that ends after [Timeout] or with the test.
+func Context(tb TB) context.Context {
+	ctx, cancel := timeoutContext(Timeout)
+	tb.Cleanup(cancel)
+	return ctx
+}
+
+// Wait calls cond, at once and then often, until it returns nil or ctx is done. The
+// error then names what was waited for and wraps cond's last one.
+func Wait(ctx context.Context, what string, cond func() error) error {
+	ticker := time.NewTicker(pollInterval)
+	defer ticker.Stop()
+	for {
+		err := cond()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w: %w", what, context.Cause(ctx), err)
+		case <-ticker.C:
+		}
+	}
+}
+
+// Eventually fails the test if cond does not return nil within [Timeout].
+func Eventually(tb TB, what string, cond func() error) {
+	tb.Helper()
+	ctx, cancel := timeoutContext(Timeout)
+	defer cancel()
+	if err := Wait(ctx, what, cond); err != nil {
+		tb.Fatalf("%v", err)
+	}
+}
+
+func requireIsolated(tb TB) {
+	tb.Helper()
+	if !isolated {
+		tb.Fatalf("testenv: not isolated: call testenv.Main from TestMain, or testenv.Isolate")
+	}
+}

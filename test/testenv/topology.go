@@ -1,0 +1,186 @@
+package testenv
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// The addresses of a [Topology]. The second uplink's exist after
+// [Topology.AddSecondUplink] alone.
+var (
+	NodeAddr4    = netip.MustParseAddr("192.0.2.1")
+	NodeAddr6    = netip.MustParseAddr("2001:db8:1::1")
+	OutsideAddr4 = netip.MustParseAddr("192.0.2.2")
+	OutsideAddr6 = netip.MustParseAddr("2001:db8:1::2")
+
+	SecondNodeAddr4    = netip.MustParseAddr("198.51.100.1")
+	SecondNodeAddr6    = netip.MustParseAddr("2001:db8:2::1")
+	SecondOutsideAddr4 = netip.MustParseAddr("198.51.100.2")
+	SecondOutsideAddr6 = netip.MustParseAddr("2001:db8:2::2")
+)
+
+const (
+	// UplinkName is the node's device to the outside, as it is the outside's
+	// to the node. SecondUplinkName is a second one's.
+	UplinkName       = "eth0"
+	SecondUplinkName = "eth1"
+
+	prefixLen4 = 24
+	prefixLen6 = 64
+)
+
+// Topology is a node, where the plugin runs, and a host outside, joined by a veth
+// that carries the node's default routes. Offloads are on. The outside knows no
+// route but to the link itself: what reaches it with a pod's address as source can
+// never be answered. The node's ip_forward is 0, as on a fresh machine.
+type Topology struct {
+	Node    *Namespace
+	Outside *Namespace
+	// SecondOutside is nil before AddSecondUplink.
+	SecondOutside *Namespace
+}
+
+// uplink is one link from the node to an outside host.
+type uplink struct {
+	nodeDevice string
+	outside    *Namespace
+	node, peer []netip.Addr
+}
+
+// NewTopology builds a topology whose links are ready to use.
+func NewTopology(tb TB) *Topology {
+	tb.Helper()
+	t := &Topology{Node: New(tb, "node"), Outside: New(tb, "outside")}
+	if err := t.connect(t.firstUplink()); err != nil {
+		tb.Fatalf("build topology: %v", err)
+	}
+	for _, gateway := range t.firstUplink().peer {
+		if err := t.Node.AddRoute(netip.PrefixFrom(unspecified(gateway), 0), gateway); err != nil {
+			tb.Fatalf("build topology: %v", err)
+		}
+	}
+	return t
+}
+
+// AddSecondUplink gives the node a second uplink, to a second host outside. The
+// default routes stay on the first.
+func (t *Topology) AddSecondUplink(tb TB) {
+	tb.Helper()
+	t.SecondOutside = New(tb, "outside2")
+	if err := t.connect(t.secondUplink()); err != nil {
+		tb.Fatalf("build second uplink: %v", err)
+	}
+}
+
+// RouteTo tells the hosts outside to reach prefix through the node.
+func (t *Topology) RouteTo(tb TB, prefix netip.Prefix) {
+	tb.Helper()
+	uplinks := []uplink{t.firstUplink()}
+	if t.SecondOutside != nil {
+		uplinks = append(uplinks, t.secondUplink())
+	}
+	for _, up := range uplinks {
+		for _, gateway := range up.node {
+			if gateway.Is4() != prefix.Addr().Is4() {
+				continue
+			}
+			if err := up.outside.AddRoute(prefix, gateway); err != nil {
+				tb.Fatalf("route to pods: %v", err)
+			}
+		}
+	}
+}
+
+func (t *Topology) firstUplink() uplink {
+	return uplink{
+		nodeDevice: UplinkName, outside: t.Outside,
+		node: []netip.Addr{NodeAddr4, NodeAddr6},
+		peer: []netip.Addr{OutsideAddr4, OutsideAddr6},
+	}
+}
+
+func (t *Topology) secondUplink() uplink {
+	return uplink{
+		nodeDevice: SecondUplinkName, outside: t.SecondOutside,
+		node: []netip.Addr{SecondNodeAddr4, SecondNodeAddr6},
+		peer: []netip.Addr{SecondOutsideAddr4, SecondOutsideAddr6},
+	}
+}
+
+// connect makes the veth of up, gives both ends their addresses, and waits until
+// they carry traffic.
+func (t *Topology) connect(up uplink) error {
+	veth := &netlink.Veth{
+		LinkAttrs:     netlink.LinkAttrs{Name: up.nodeDevice, TxQLen: -1},
+		PeerName:      UplinkName,
+		PeerNamespace: netlink.NsFd(int(up.outside.fd)),
+	}
+	if err := t.Node.rtnl.LinkAdd(veth); err != nil {
+		return fmt.Errorf("make veth %s: %w", up.nodeDevice, err)
+	}
+	if err := t.Node.configure(up.nodeDevice, up.node); err != nil {
+		return err
+	}
+	if err := up.outside.configure(UplinkName, up.peer); err != nil {
+		return err
+	}
+	if err := t.Node.waitUp(up.nodeDevice); err != nil {
+		return err
+	}
+	return up.outside.waitUp(UplinkName)
+}
+
+// configure gives a device its addresses and sets it up. Duplicate address
+// detection is off on this device alone, so that new ones keep the default.
+func (ns *Namespace) configure(device string, addrs []netip.Addr) error {
+	if err := ns.SetSysctl("net/ipv6/conf/"+device+"/accept_dad", "0"); err != nil {
+		return err
+	}
+	link, err := ns.rtnl.LinkByName(device)
+	if err != nil {
+		return fmt.Errorf("find %s in %s: %w", device, ns.Name, err)
+	}
+	for _, addr := range addrs {
+		bits, flags := prefixLen4, 0
+		if addr.Is6() {
+			bits, flags = prefixLen6, unix.IFA_F_NODAD
+		}
+		ipNet := &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(bits, addr.BitLen())}
+		if err := ns.rtnl.AddrAdd(link, &netlink.Addr{IPNet: ipNet, Flags: flags}); err != nil {
+			return fmt.Errorf("add %s to %s in %s: %w", addr, device, ns.Name, err)
+		}
+	}
+	if err := ns.rtnl.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set %s up in %s: %w", device, ns.Name, err)
+	}
+	return nil
+}
+
+// waitUp waits until device has its carrier and no tentative address.
+func (ns *Namespace) waitUp(device string) error {
+	ctx, cancel := timeoutContext(Timeout)
+	defer cancel()
+	return Wait(ctx, device+" in "+ns.Name, func() error {
+		link, err := ns.rtnl.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		if state := link.Attrs().OperState; state != netlink.OperUp {
+			return fmt.Errorf("state is %s", state)
+		}
+		addrs, err := ns.rtnl.AddrList(link, netlink.FAMILY_V6)
+		if err != nil {
+			return err
+		}
+		for _, addr := range addrs {
+			if addr.Flags&unix.IFA_F_TENTATIVE != 0 {
+				return fmt.Errorf("address %s is tentative", addr.IPNet)
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// job is what the guest's init has to do, a file in the initramfs.
+type job struct {
+	Release     string
+	BootModules []string // in the initramfs, in the order of loading
+	ModuleDir   string   // on the host
+	Modules     []string // below ModuleDir, in the order of loading
+	Shares      []string // directories that are writable for real
+
+	Command []string
+	Dir     string
+	Env     []string
+}
+
+const (
+	jobFile       = "/job.json"
+	bootModuleDir = "/modules"
+)
+
+// newJob describes the run of opts.command, seen from here.
+func newJob(opts *options, img image) (*job, error) {
+	index, err := readModuleIndex(img.moduleDir())
+	if err != nil {
+		return nil, err
+	}
+	boot, err := index.closure(bootModules)
+	if err != nil {
+		return nil, err
+	}
+	names := strings.FieldsFunc(opts.modules, func(r rune) bool { return r == ',' })
+	late, err := index.closure(names)
+	if err != nil {
+		return nil, err
+	}
+	late = slices.DeleteFunc(late, func(m string) bool { return slices.Contains(boot, m) })
+	dir, err := os.Getwd()
+	if err != nil {
+		return nil, err
+	}
+	shares, err := absoluteDirs(opts.shares)
+	if err != nil {
+		return nil, err
+	}
+	return &job{
+		Release:     img.release,
+		BootModules: boot,
+		ModuleDir:   img.moduleDir(),
+		Modules:     late,
+		Shares:      shares,
+		Command:     opts.command,
+		Dir:         dir,
+		Env:         os.Environ(),
+	}, nil
+}
+
+// absoluteDirs also checks that the directories exist. Qemu's options have no
+// way to write a comma.
+func absoluteDirs(dirs []string) ([]string, error) {
+	var absolute []string
+	for _, dir := range dirs {
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return nil, err
+		}
+		info, err := os.Stat(abs)
+		if err != nil {
+			return nil, err
+		}
+		if !info.IsDir() || strings.Contains(abs, ",") {
+			return nil, fmt.Errorf("share %s: not a directory, or a comma in its name", abs)
+		}
+		absolute = append(absolute, abs)
+	}
+	return absolute, nil
+}
+
+// buildInitramfs writes this program, the job and the modules for booting to a
+// file in memory, which the caller must close.
+func buildInitramfs(j *job) (*os.File, error) {
+	init, err := staticSelf()
+	if err != nil {
+		return nil, err
+	}
+	description, err := json.Marshal(j)
+	if err != nil {
+		return nil, err
+	}
+	var buf bytes.Buffer
+	archive := &cpioWriter{w: &buf}
+	err = errors.Join(
+		archive.directory("dev", 0o755),
+		archive.directory("proc", 0o755),
+		archive.directory("sys", 0o755),
+		archive.file("init", 0o755, init),
+		archive.file(jobFile[1:], 0o600, description),
+		archive.directory(bootModuleDir[1:], 0o755),
+	)
+	if err != nil {
+		return nil, err
+	}
+	for i, module := range j.BootModules {
+		data, err := os.ReadFile(filepath.Join(j.ModuleDir, module))
+		if err != nil {
+			return nil, err
+		}
+		if err := archive.file(bootModulePath(i, module)[1:], 0o644, data); err != nil {
+			return nil, err
+		}
+	}
+	if err := archive.close(); err != nil {
+		return nil, err
+	}
+	return memoryFile("initramfs", buf.Bytes())
+}
+
+// bootModulePath is where the initramfs has the i-th of a job's BootModules.
+func bootModulePath(i int, module string) string {
+	return fmt.Sprintf("%s/%02d-%s", bootModuleDir, i, path.Base(module))
+}
+
+// staticSelf reads this program, which has to run where there is no library.
+func staticSelf() ([]byte, error) {
+	const self = "/proc/self/exe"
+	binary, err := elf.Open(self)
+	if err != nil {
+		return nil, err
+	}
+	defer binary.Close()
+	for _, segment := range binary.Progs {
+		if segment.Type == elf.PT_INTERP {
+			return nil, errors.New("this program must be static to be the guest's init: build it with CGO_ENABLED=0 and without -race")
+		}
+	}
+	return os.ReadFile(self)
+}
+
+func memoryFile(name string, content []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("create file %s in memory: %w", name, err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	if _, err := f.Write(content); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}

@@ -1,0 +1,183 @@
+// Command vm runs a program, most often a Go test binary, on another real
+// Linux kernel: in a qemu guest that sees the host's own files.
+//
+//	go run ./vm -kernel 5.10 -- /abs/path/some.test -test.v -test.run X
+//	go build -o /tmp/vm ./vm && go test -exec "/tmp/vm -kernel 5.10 --" ./...
+//	go run ./vm -list
+//
+// (go run turns every exit status but 0 into 1: where the status matters, use a
+// built runner.)
+//
+// The program runs as root, at its own path, in the working directory and with
+// the environment of the runner; its stdin is empty. The host's root file
+// system is there copy-on-write: what the program writes is gone after the run,
+// except below directories named with -share. Its output is passed on as it
+// comes, its exit status is the runner's; one killed by signal N gives 128+N.
+// The runner's own failures (no kernel, no boot, a kernel panic or oops,
+// -timeout) exit with 125, those of a guest with the last lines of its console.
+// SIGQUIT, which go test sends to a test that takes too long, is handed to the
+// program; SIGINT, SIGTERM and SIGHUP end the guest.
+//
+// # How it works
+//
+// kernels.txt lists the kernels and says how to add one. A kernel's packages
+// are fetched by apt, from the machine's own mirror but with sources and state
+// apart from the machine's, and unpacked into the user's cache directory
+// (ebpfnet/kernels/SERIES; delete that directory to fetch a newer one). The
+// initramfs is this very program, which then is the guest's init, plus the
+// modules it needs to mount the host's root over 9p. Everything else the
+// guest's kernel loads from the cache by /sbin/modprobe. Runner and guest talk
+// over one virtio serial port, in the frames of wire.go.
+//
+// There is no KVM and no network device in the guest. Under qemu's TCG,
+// computing is 3 to 4 times slower than on the host and starting a process
+// about 10 times: right and wrong mean something there, timings do not.
+//
+// The host is a Debian, on amd64, and needs its packages qemu-system-x86, kmod,
+// xz-utils, zstd and debian-archive-keyring.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// exitFailed is the exit status that says: the runner failed, not the program.
+const exitFailed = 125
+
+type options struct {
+	kernel   string
+	timeout  time.Duration
+	memory   string
+	cpus     int
+	modules  string
+	accel    string
+	shares   stringList
+	console  bool
+	list     bool
+	download bool
+	command  []string
+}
+
+// stringList is a flag that may be given several times.
+type stringList []string
+
+func (l *stringList) String() string     { return strings.Join(*l, ",") }
+func (l *stringList) Set(s string) error { *l = append(*l, s); return nil }
+
+// interrupted is the cause of a run's end by a signal to the runner.
+type interrupted struct{ signal syscall.Signal }
+
+func (i interrupted) Error() string { return "interrupted: " + i.signal.String() }
+
+func main() {
+	if isGuestInit() {
+		guestMain()
+	}
+	// qemu is killed when the thread that started it ends, see startMachine:
+	// that has to be the main thread.
+	runtime.LockOSThread()
+
+	opts, err := parseOptions(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		os.Exit(0)
+	} else if err != nil {
+		os.Exit(exitFailed)
+	}
+	status, err := run(opts)
+	var byUser interrupted
+	switch {
+	case errors.As(err, &byUser):
+		fmt.Fprintln(os.Stderr, "vm:", byUser)
+		status = 128 + int(byUser.signal)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "vm:", err)
+		status = exitFailed
+	}
+	os.Exit(status)
+}
+
+func parseOptions(args []string) (*options, error) {
+	var opts options
+	flags := flag.NewFlagSet("vm", flag.ContinueOnError)
+	flags.StringVar(&opts.kernel, "kernel", "", "kernel `series` to run on, see -list")
+	flags.DurationVar(&opts.timeout, "timeout", 5*time.Minute, "end the guest after this time, boot included")
+	flags.StringVar(&opts.memory, "memory", "2G", "`size` of the guest's memory; files it writes count")
+	flags.IntVar(&opts.cpus, "cpus", 2, "`number` of the guest's processors")
+	flags.StringVar(&opts.modules, "modules", defaultModules, "comma-separated `names` of modules loaded before the program starts")
+	flags.StringVar(&opts.accel, "accel", "tcg,thread=single", "qemu's `accelerator`")
+	flags.Var(&opts.shares, "share", "`directory` where the program's writes reach the host; may be repeated")
+	flags.BoolVar(&opts.console, "console", false, "show the guest's console on stderr")
+	flags.BoolVar(&opts.list, "list", false, "list the kernels and stop")
+	flags.BoolVar(&opts.download, "download", false, "only make sure that the kernel is in the cache")
+	flags.Usage = func() {
+		fmt.Fprintln(flags.Output(), "usage: vm -kernel series [flags] -- program [argument ...]")
+		flags.PrintDefaults()
+	}
+	if err := flags.Parse(args); err != nil {
+		return nil, err
+	}
+	opts.command = flags.Args()
+	needsCommand := !opts.list && !opts.download
+	if needsCommand && len(opts.command) == 0 || !opts.list && opts.kernel == "" {
+		flags.Usage()
+		return nil, errors.New("missing kernel or program")
+	}
+	return &opts, nil
+}
+
+// run carries out opts and returns the program's exit status. An error means
+// that the program did not run to its end.
+func run(opts *options) (int, error) {
+	kernels, err := parseKernels(kernelList)
+	if err != nil {
+		return 0, err
+	}
+	if opts.list {
+		return 0, printKernels(kernels)
+	}
+	kernel, err := findKernel(kernels, opts.kernel)
+	if err != nil {
+		return 0, err
+	}
+	if err := checkHostTools(); err != nil {
+		return 0, err
+	}
+
+	ctx, stop := interruptible()
+	defer stop()
+
+	image, err := cachedImage(ctx, kernel)
+	if cause := context.Cause(ctx); cause != nil {
+		return 0, cause
+	}
+	if err != nil {
+		return 0, fmt.Errorf("get kernel %s: %w", kernel.series, err)
+	}
+	if opts.download {
+		return 0, nil
+	}
+	return runInGuest(ctx, opts, image)
+}
+
+// interruptible returns a context that SIGINT, SIGTERM and SIGHUP end, the
+// cause being an [interrupted].
+func interruptible() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	go func() {
+		if s, ok := (<-signals).(syscall.Signal); ok {
+			cancel(interrupted{s})
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
