@@ -1,12 +1,92 @@
-# The only place of C flags, and the commands of the project. `make help` lists them.
+# The commands of the project, and the only place of C flags. `make help` lists them.
 
-CLANG       ?= clang-19
-LLVM_STRIP  ?= llvm-strip-19
+CLANG        ?= clang-19
+LLVM_STRIP   ?= llvm-strip-19
 CLANG_FORMAT ?= clang-format-19
 # The uapi headers' asm/ stands in the folder of the machine that compiles; BPF is the same for all.
-BPF_CFLAGS  := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-address-of-packed-member -Werror -mcpu=v3 \
+BPF_CFLAGS   := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-address-of-packed-member -Werror -mcpu=v3 \
 	-I/usr/include/$(shell uname -m)-linux-gnu
 
+# Debian packages that `make test` needs beside Go and make. `make demo` needs none.
+PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool nftables iptables iproute2 iputils-ping
+KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
+
+PREFIX ?= /opt/cni/bin
+KERNEL ?= 5.10
+GO     ?= go
+# Plain binaries: they run in every container image and on every kernel of test-kernels.
+export CGO_ENABLED := 0
+
+.PHONY: help
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build bin/ebpfnet
+	$(GO) build -trimpath -o bin/ebpfnet ./cmd/ebpfnet
+
+.PHONY: install
+install: build ## install the plugin into PREFIX (/opt/cni/bin)
+	install -D -m 0755 bin/ebpfnet $(DESTDIR)$(PREFIX)/ebpfnet
+
+.PHONY: demo
+demo: build ## see it work, in namespaces of its own (root)
+	@cd test && $(GO) build -trimpath -o ../bin/demo ./demo
+	@bin/demo
+
+.PHONY: test
+test: deps lint check-generated unit system ## everything on this kernel (root, Debian 12; installs what it lacks)
+
+.PHONY: unit
+unit: ## the tests beside the code; no root
+	$(GO) test ./...
+
+.PHONY: system
+system: ## programs, scenarios and the CNI contract, in namespaces of their own (root)
+	cd test && $(GO) test ./...
+
+.PHONY: test-kernels
+test-kernels: kernel-deps build ## programs and scenarios on Linux KERNEL (5.10) in qemu
+	KERNEL=$(KERNEL) test/vm/run-tests
+
 .PHONY: generate
-generate: ## compile the BPF programs (needs clang-19, llvm-19, libbpf-dev)
-	BPF2GO_CC=$(CLANG) BPF2GO_STRIP=$(LLVM_STRIP) BPF2GO_CFLAGS="$(BPF_CFLAGS)" go generate ./bpf
+generate: ## compile the BPF programs
+	BPF2GO_CC=$(CLANG) BPF2GO_STRIP=$(LLVM_STRIP) BPF2GO_CFLAGS="$(BPF_CFLAGS)" $(GO) generate ./bpf
+
+.PHONY: check-generated
+check-generated: ## fail if the generated files are not what the sources give
+	@mkdir -p bin && sha256sum bpf/datapath_bpfe* >bin/generated
+	@$(MAKE) --no-print-directory generate
+	@sha256sum --check --quiet bin/generated || { echo "bpf: generated files were not up to date; commit what 'make generate' has made"; exit 1; }
+
+.PHONY: lint
+lint: ## vet, staticcheck, gofmt and clang-format
+	$(GO) vet ./...
+	cd test && $(GO) vet ./...
+	$(GO) tool staticcheck ./...
+	cd test && $(GO) tool -modfile=../go.mod staticcheck ./...
+	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not gofmt'ed: $$unformatted"; exit 1; }
+	$(CLANG_FORMAT) --dry-run --Werror bpf/*.c bpf/*.h
+
+.PHONY: fmt
+fmt: ## format Go and C
+	gofmt -w .
+	$(CLANG_FORMAT) -i bpf/*.c bpf/*.h
+
+.PHONY: deps
+deps:
+	@$(call install-packages,$(PACKAGES))
+
+.PHONY: kernel-deps
+kernel-deps:
+	@$(call install-packages,$(KERNEL_PACKAGES))
+
+# Installs the Debian packages that are not there; a machine that has them all is left alone.
+define install-packages
+missing=""; for p in $(1); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$p"; done; \
+[ -z "$$missing" ] || { echo "installing$$missing"; apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; }
+endef
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin

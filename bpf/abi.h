@@ -28,7 +28,7 @@ enum attach {
 
 /* What the datapath was loaded with; frozen in .rodata, pinned as maps/config. */
 struct host_config {
-	__u32 abi;	       /* EBPFNET_ABI */
+	__u32 abi; /* EBPFNET_ABI */
 	enum attach attach;
 	__u16 masq_port_first; /* lowest port (and ICMP id) that masquerading chooses */
 	__u16 masq_port_count; /* how many from there on, 1 to 65535 */
@@ -65,13 +65,13 @@ struct port {
 };
 
 enum flow_kind {
-	FLOW_OUT = 1, /* opened by a container and masqueraded; the entry translates replies to it */
-	FLOW_IN = 2,  /* opened towards a container; the entry gives its replies the address asked for */
+	FLOW_OUT = 1,	   /* opened by a container and masqueraded; translates replies to it */
+	FLOW_IN = 2,	   /* opened towards a container; gives its replies the address asked for */
 } __attribute__((packed)); /* one byte */
 
 enum flow_state {
-	FLOW_REPLIED = 1, /* both sides have sent */
-	FLOW_CLOSING = 2, /* TCP: a FIN or RST was seen */
+	FLOW_REPLIED = 1,  /* both sides have sent */
+	FLOW_CLOSING = 2,  /* TCP: a FIN or RST was seen */
 } __attribute__((packed)); /* one byte */
 
 /*
@@ -99,7 +99,10 @@ struct flow {
 	__u8 pad;
 };
 
-/* uplinks: addresses to masquerade with where the kernel cannot name one (before 6.7). Key: ifindex. */
+/*
+ * uplinks: a device facing out, with the addresses to masquerade with where the
+ * kernel cannot name one for a route (before 6.7). Key: ifindex.
+ */
 struct uplink {
 	struct addr addr4; /* all zero: none */
 	struct addr addr6;

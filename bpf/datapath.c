@@ -1,4 +1,5 @@
 //go:build ignore
+
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * The programs, one per direction of a packet as the host sees it. Each is a
@@ -35,10 +36,13 @@ static __noinline int to_port(struct __sk_buff *skb, const struct packet *p)
 
 	if (!port || addr_equal(&port->addr, &p->src))
 		return VERDICT_NEXT;
-	if (!port_is_known(p, port) && !fib_is_local(skb, p))
-		return VERDICT_NEXT;
-	if (flow_remember(p, &port->addr, port->port, port->owner))
-		return drop(skb, REASON_NOT_WRITTEN);
+	/* A connection that is known was for this host when it began. */
+	if (!flow_is_known(p, &port->addr, port->port, port->owner)) {
+		if (!fib_is_local(skb, p))
+			return VERDICT_NEXT;
+		if (flow_remember(p, &port->addr, port->port, port->owner))
+			return drop(skb, REASON_NOT_WRITTEN);
+	}
 	return send_to(skb, p, &port->addr, port->port);
 }
 
@@ -86,7 +90,7 @@ int from_uplink(struct __sk_buff *skb)
 	if (!endpoint)
 		return to_port(skb, &p);
 	/* A remote that has a route to the container wants its answers unmasqueraded. */
-	if (endpoint->flags & ENDPOINT_MASQ)
+	if (endpoint->flags & ENDPOINT_MASQ && !flow_is_known(&p, &p.dst, p.dport, endpoint->owner))
 		flow_remember(&p, &p.dst, p.dport, endpoint->owner);
 	return VERDICT_NEXT;
 }
@@ -104,7 +108,7 @@ static __always_inline int drop_unparsed(struct __sk_buff *skb, int parsed)
 	}
 }
 
-/* Uplink, egress: what leaves for the outside. From "masquerade" on, what cannot be translated is dropped. */
+/* Uplink, egress: what leaves for the outside. */
 SEC("tc")
 int to_uplink(struct __sk_buff *skb)
 {
@@ -126,7 +130,7 @@ int to_uplink(struct __sk_buff *skb)
 			return send_as(skb, &p, &flow->addr, flow->port);
 	}
 
-	/* masquerade */
+	/* From here on the packet is ours to masquerade: what cannot be translated is dropped. */
 	if (!(endpoint->flags & ENDPOINT_MASQ) || addr_is_link_scoped(&p.dst, p.ipv6))
 		return VERDICT_NEXT;
 	if (parsed != PARSED)

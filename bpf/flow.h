@@ -6,10 +6,11 @@
 #include "parse.h"
 
 /* Time is counted in ticks of 2^30 ns, 1.07 s: a shift, and one write per flow and tick. */
-#define TICK_SHIFT 30
+#define TICK_SHIFT     30
 #define TICKS(seconds) ((seconds) * 1000000000ULL >> TICK_SHIFT)
 
-/* Idle times after which a masquerading port is free again; netfilter's defaults (nf_conntrack_*_timeout). */
+/* Idle times after which a masquerading port is free again; netfilter's defaults
+ * (nf_conntrack_*_timeout). */
 #define TIMEOUT_TCP_OPENING TICKS(120)
 #define TIMEOUT_TCP_OPEN    TICKS(432000)
 #define TIMEOUT_TCP_CLOSING TICKS(120)
@@ -54,36 +55,53 @@ static __always_inline bool flow_expired(const struct flow *flow, __u8 protocol)
 	}
 }
 
+/* The key under which the answers of a container at addr:port to p's sender are looked for. */
+static __always_inline void flow_in_key(struct flow_key *key, const struct packet *p,
+					const struct addr *addr, __u16 port)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->remote = p->src;
+	key->local = *addr;
+	key->remote_port = p->sport;
+	key->local_port = port;
+	key->protocol = p->protocol;
+	key->kind = FLOW_IN;
+}
+
+/* p's sender is known to reach the container at addr:port under the address and port that p
+ * carries. */
+static __noinline bool flow_is_known(const struct packet *p, const struct addr *addr, __u16 port,
+				     __u64 owner)
+{
+	struct flow_key key;
+	struct flow *flow;
+
+	flow_in_key(&key, p, addr, port);
+	flow = bpf_map_lookup_elem(&flows, &key);
+	if (!flow || flow->owner != owner || flow->port != p->dport ||
+	    !addr_equal(&flow->addr, &p->dst))
+		return false;
+	flow_touch(flow, p, false);
+	return true;
+}
+
 /*
- * Notes that p's sender reaches the container at addr:port under the address
- * and port that p carries, so that the answers carry them too (flow_reply).
- * Written again whenever it is missing or different: a lost entry comes back
- * with the next packet, and a port that leads elsewhere now takes its flows along.
+ * Makes it known, so that the answers carry what the client asked for. Written
+ * again whenever it is missing or different: a lost entry comes back with the
+ * next packet, and a port that leads elsewhere now takes its flows along.
  */
 static __noinline long flow_remember(const struct packet *p, const struct addr *addr, __u16 port,
 				     __u64 owner)
 {
-	struct flow_key key = {
-		.remote = p->src,
-		.local = *addr,
-		.remote_port = p->sport,
-		.local_port = port,
-		.protocol = p->protocol,
-		.kind = FLOW_IN,
-	};
-	struct flow *known = bpf_map_lookup_elem(&flows, &key);
+	struct flow_key key;
 	struct flow flow = {
 		.owner = owner,
 		.addr = p->dst,
 		.port = p->dport,
+		.seen = now_ticks(),
 	};
 
-	if (known && known->owner == owner && known->port == p->dport &&
-	    addr_equal(&known->addr, &p->dst)) {
-		flow_touch(known, p, false);
-		return 0;
-	}
-	flow.seen = now_ticks();
+	flow_in_key(&key, p, addr, port);
 	return bpf_map_update_elem(&flows, &key, &flow, BPF_ANY);
 }
 

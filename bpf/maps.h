@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* All maps. User space means the plugin; the sizes are limits, not costs, where nothing is preallocated. */
+/* All maps. Their sizes are limits, and cost memory only where the kernel preallocates (flows). */
 #pragma once
 
 #include <linux/bpf.h>
@@ -7,7 +7,7 @@
 
 #include "abi.h"
 
-/* Set once by the loader, before the verifier sees the programs: it removes what a switch excludes. */
+/* Set once by the loader, before the verifier sees the programs. */
 const volatile struct host_config config = {
 	.abi = EBPFNET_ABI,
 	.attach = ATTACH_TCX,
@@ -24,7 +24,7 @@ struct {
 	__type(value, struct endpoint);
 } endpoints SEC(".maps");
 
-/* Written by ADD last of all, removed by DEL first of all; read where a client's packet comes in. */
+/* Written by ADD last of all, removed by DEL first of all; read where clients' packets come in. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -33,7 +33,7 @@ struct {
 	__type(value, struct port);
 } ports SEC(".maps");
 
-/* Written by the programs; entries go when the kernel needs room (least recently used) and by DEL. */
+/* Written by the programs; entries go by DEL, and the least recently used ones for want of room. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);

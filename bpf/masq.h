@@ -11,12 +11,14 @@
 #include "fib.h"
 #include "flow.h"
 
-/* With n ports of the range taken for one remote, a new flow finds none with probability (n/count)^32. */
+/* With n of count ports taken for one remote, a new flow finds none with probability (n/count)^32. */
 #define MASQ_PROBES 32
+
+#define GOLDEN 0x9e3779b1 /* 2^32 divided by the golden ratio: spreads neighbours far apart */
 
 static __always_inline __u32 mix(__u32 hash, __u32 word)
 {
-	hash = (hash ^ word) * 0x9e3779b1; /* 2^32 divided by the golden ratio: spreads neighbours */
+	hash = (hash ^ word) * GOLDEN;
 	return hash ^ hash >> 15;
 }
 

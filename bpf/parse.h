@@ -19,7 +19,7 @@
 
 #define IPV4_FRAGMENT_MASK 0x3fff /* more fragments, or an offset (RFC 791) */
 
-/* Echo messages (RFC 792, RFC 4443). The kernel's headers for them need a C library, which BPF has not. */
+/* Echo messages (RFC 792, RFC 4443). The kernel's headers for them need a C library. */
 #define ICMP4_ECHO_REPLY   0
 #define ICMP4_ECHO_REQUEST 8
 #define ICMP6_ECHO_REQUEST 128
@@ -201,7 +201,7 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	return parse_l4(skb, p);
 }
 
-/* Fills in p as far as the result says. A tagged frame belongs to the VLAN device above this one. */
+/* Fills in p as far as the result says. A tagged frame is for the VLAN device above this one. */
 static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 {
 	__builtin_memset(p, 0, sizeof(*p));

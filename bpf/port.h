@@ -2,8 +2,8 @@
 /* Host ports. The map is asked for every packet, so that a change of it holds at once. */
 #pragma once
 
-#include "fib.h"
-#include "flow.h"
+#include "maps.h"
+#include "parse.h"
 
 /*
  * The entry that p's destination leads to, or NULL. An exact host address goes
@@ -31,21 +31,4 @@ static __always_inline struct port *port_lookup(const struct packet *p)
 	if (!p->ipv6)
 		addr_from_ipv4(&key.addr, 0);
 	return bpf_map_lookup_elem(&ports, &key);
-}
-
-/* A connection that is known already was found to be for this host when it began. */
-static __always_inline bool port_is_known(const struct packet *p, const struct port *port)
-{
-	struct flow_key key = {
-		.remote = p->src,
-		.local = port->addr,
-		.remote_port = p->sport,
-		.local_port = port->port,
-		.protocol = p->protocol,
-		.kind = FLOW_IN,
-	};
-	struct flow *flow = bpf_map_lookup_elem(&flows, &key);
-
-	return flow && flow->owner == port->owner && flow->port == p->dport &&
-	       addr_equal(&flow->addr, &p->dst);
 }

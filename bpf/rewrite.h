@@ -56,8 +56,9 @@ static __always_inline long rewrite_ipv4(struct __sk_buff *skb, const struct pac
 	if (p->protocol != IPPROTO_ICMP) /* has no pseudo header */
 		err = bpf_l4_csum_replace(skb, checksum, from, to,
 					  flags | BPF_F_PSEUDO_HDR | sizeof(to));
-	err = err ?: bpf_l3_csum_replace(skb, ETH_HLEN + offsetof(struct iphdr, check), from, to,
-					 sizeof(to));
+	if (!err)
+		err = bpf_l3_csum_replace(skb, ETH_HLEN + offsetof(struct iphdr, check), from, to,
+					  sizeof(to));
 	return err ?: bpf_skb_store_bytes(skb, offset, &to, sizeof(to), 0);
 }
 

@@ -217,14 +217,18 @@ func (a *addition) attach(ctx context.Context) error {
 			Masq:    a.config.IPMasq,
 		})
 	}
-	return maps.With(ctx, a.datapath, func(store *maps.Store) error {
+	err := maps.With(ctx, a.datapath, func(store *maps.Store) error {
 		for _, endpoint := range a.endpoints {
 			if err := store.AddEndpoint(endpoint); err != nil {
 				return err
 			}
 		}
-		return a.datapath.AttachEndpoint(a.owner, a.pair.HostIndex)
+		return nil
 	})
+	if err != nil {
+		return err
+	}
+	return a.datapath.AttachEndpoint(a.owner, a.pair.HostIndex)
 }
 
 func (a *addition) setUpHost(context.Context) error {
