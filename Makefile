@@ -13,6 +13,7 @@ KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
 KERNEL ?= 5.10
+KERNEL_TESTS := prog scenario
 GO     ?= go
 # Plain binaries: they run in every container image and on every kernel of test-kernels.
 export CGO_ENABLED := 0
@@ -47,7 +48,9 @@ system: ## programs, scenarios and the CNI contract, in namespaces of their own 
 
 .PHONY: test-kernels
 test-kernels: kernel-deps build ## programs and scenarios on Linux KERNEL (5.10) in qemu
-	KERNEL=$(KERNEL) test/vm/run-tests
+	cd test && $(GO) build -o ../bin/vm ./vm
+	cd test && for package in $(KERNEL_TESTS); do $(GO) test -c -o ../bin/$$package.test ./$$package || exit 1; done
+	for package in $(KERNEL_TESTS); do EBPFNET_BIN_DIR=$(CURDIR)/bin bin/vm -kernel $(KERNEL) -- $(CURDIR)/bin/$$package.test -test.short || exit 1; done
 
 .PHONY: generate
 generate: ## compile the BPF programs

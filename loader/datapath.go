@@ -18,7 +18,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
@@ -221,8 +221,7 @@ func newCollection() (*ebpf.Collection, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Needed before 5.11, where maps count against the limit of locked memory.
-	if err := rlimit.RemoveMemlock(); err != nil {
+	if err := raiseMemlock(); err != nil {
 		return nil, fmt.Errorf("raise the limit of locked memory: %w", err)
 	}
 	collection, err := ebpf.NewCollection(spec)
@@ -230,6 +229,13 @@ func newCollection() (*ebpf.Collection, error) {
 		return nil, fmt.Errorf("%w: %w (needs Linux 5.10 or newer, CAP_BPF and CAP_NET_ADMIN, and no lockdown)", ErrNotSupported, err)
 	}
 	return collection, err
+}
+
+// raiseMemlock is needed before 5.11, where maps count against the limit of
+// locked memory. The library's rlimit package would probe for that with a map of
+// its own at the start of every process, also of those that load nothing.
+func raiseMemlock() error {
+	return unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 }
 
 // Spec returns the embedded datapath, set up for this host.

@@ -32,7 +32,20 @@ func (e Endpoint) String() string {
 	return fmt.Sprintf("%s is a container behind device %d%s", e.Addr, e.IfIndex, masq)
 }
 
-// AddEndpoint creates the entry of e.Addr. The error wraps ErrTaken where there is one.
+// EndpointTakenError says that another attachment has an address. It wraps ErrTaken.
+type EndpointTakenError struct {
+	Holder Endpoint
+}
+
+func (e *EndpointTakenError) Error() string {
+	return fmt.Sprintf("address %s is taken by the container behind device %d", e.Holder.Addr, e.Holder.IfIndex)
+}
+
+// Unwrap returns ErrTaken.
+func (e *EndpointTakenError) Unwrap() error { return ErrTaken }
+
+// AddEndpoint creates the entry of e.Addr. Where another attachment has it, the
+// error is an *EndpointTakenError.
 func (s *Store) AddEndpoint(e Endpoint) error {
 	key := wireAddr(e.Addr)
 	value := bpf.DatapathEndpoint{
@@ -45,10 +58,14 @@ func (s *Store) AddEndpoint(e Endpoint) error {
 	if e.Masq {
 		value.Flags |= bpf.DatapathEndpointFlagsENDPOINT_MASQ
 	}
-	if err := create(s.dp.Endpoints, &key, &value); err != nil {
-		return fmt.Errorf("create endpoint %s: %w", e.Addr, err)
+	err := create(s.dp.Endpoints, &key, &value)
+	if err == nil {
+		return nil
 	}
-	return nil
+	if holder, found, _ := GetEndpoint(s.dp, e.Addr); errors.Is(err, ErrTaken) && found {
+		return &EndpointTakenError{Holder: holder}
+	}
+	return fmt.Errorf("create endpoint %s: %w", e.Addr, err)
 }
 
 // GetEndpoint returns the endpoint of an address, and whether there is one.

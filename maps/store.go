@@ -121,6 +121,19 @@ func entries[K, V any](m *ebpf.Map) iter.Seq2[entry[K, V], error] {
 	}
 }
 
+// HolderOf returns the owner that an error of AddEndpoint or AddPort is about, if any.
+func HolderOf(err error) (loader.Owner, bool) {
+	var endpoint *EndpointTakenError
+	if errors.As(err, &endpoint) {
+		return endpoint.Holder.Owner, true
+	}
+	var port *PortTakenError
+	if errors.As(err, &port) {
+		return port.Holder.Owner, true
+	}
+	return 0, false
+}
+
 // create puts a new entry, or says that there is one.
 func create[K, V any](m *ebpf.Map, key *K, value *V) error {
 	err := m.Update(key, value, ebpf.UpdateNoExist)

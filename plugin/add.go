@@ -219,7 +219,7 @@ func (a *addition) attach(ctx context.Context) error {
 	}
 	err := maps.With(ctx, a.datapath, func(store *maps.Store) error {
 		for _, endpoint := range a.endpoints {
-			if err := store.AddEndpoint(endpoint); err != nil {
+			if err := a.create(store, func() error { return store.AddEndpoint(endpoint) }); err != nil {
 				return err
 			}
 		}
@@ -265,33 +265,36 @@ func (a *addition) openPorts(ctx context.Context) error {
 	if len(ports) == 0 {
 		return nil
 	}
-	err := maps.With(ctx, a.datapath, func(store *maps.Store) error {
+	return maps.With(ctx, a.datapath, func(store *maps.Store) error {
 		for _, port := range ports {
-			if err := store.AddPort(port); err != nil {
+			if err := a.create(store, func() error { return store.AddPort(port) }); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
-	return a.nameHolder(err)
 }
 
-// nameHolder adds to the error for a taken port whose it is, which the alias of
-// the holder's device tells.
-func (a *addition) nameHolder(err error) error {
-	var taken *maps.PortTakenError
-	if !errors.As(err, &taken) {
-		return err
-	}
-	endpoint, found, _ := maps.GetEndpoint(a.datapath, taken.Holder.Addr)
+// create adds an entry. Where another attachment has it, that one is asked for
+// by its device: if it is gone, so are its claims; else the error names it.
+func (a *addition) create(store *maps.Store, add func() error) error {
+	err := add()
+	holder, found := maps.HolderOf(err)
 	if !found {
 		return err
 	}
-	device, findErr := link.Device(a.host, endpoint.IfIndex)
-	if findErr != nil || device == nil {
+	device, findErr := link.Find(a.host, hostName(holder))
+	if findErr != nil {
+		return errors.Join(err, findErr)
+	}
+	if device != nil {
+		return fmt.Errorf("%w (%s)", err, device.Attrs().Alias)
+	}
+	a.Log.Warn("remove the entries of a container that is gone", "owner", fmt.Sprintf("%016x", uint64(holder)))
+	if err := errors.Join(store.Release(holder), a.datapath.DetachEndpoint(holder, 0)); err != nil {
 		return err
 	}
-	return fmt.Errorf("%w (%s)", err, device.Attrs().Alias)
+	return add()
 }
 
 func (a *addition) print(context.Context) error {

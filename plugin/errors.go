@@ -34,7 +34,7 @@ var codes = []struct {
 	{ipam.ErrExhausted, CodeAddressesExhausted},
 	{ipam.ErrTaken, CodeAddressTaken},
 	{ipam.ErrDuplicate, CodeAttachmentExists},
-	{maps.ErrTaken, CodePortTaken},
+	{maps.ErrTaken, CodeAddressTaken},
 	{loader.ErrIncompatible, CodeIncompatible},
 	{loader.ErrNotSupported, CodeNotSupported},
 }
@@ -44,6 +44,10 @@ func cniError(err error) error {
 	var coded *cnitypes.Error
 	if err == nil || errors.As(err, &coded) {
 		return err
+	}
+	var port *maps.PortTakenError
+	if errors.As(err, &port) {
+		return cnitypes.NewError(CodePortTaken, err.Error(), "")
 	}
 	for _, c := range codes {
 		if errors.Is(err, c.cause) {
