@@ -221,21 +221,21 @@ func newCollection() (*ebpf.Collection, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := raiseMemlock(); err != nil {
-		return nil, fmt.Errorf("raise the limit of locked memory: %w", err)
-	}
+	raiseMemlock()
 	collection, err := ebpf.NewCollection(spec)
 	if errors.Is(err, os.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) {
-		return nil, fmt.Errorf("%w: %w (needs Linux 5.10 or newer, CAP_BPF and CAP_NET_ADMIN, and no lockdown)", ErrNotSupported, err)
+		return nil, fmt.Errorf("%w: %w (needs Linux 5.10 or newer, CAP_BPF and CAP_NET_ADMIN, no lockdown, and before 5.11 no limit of locked memory)", ErrNotSupported, err)
 	}
 	return collection, err
 }
 
 // raiseMemlock is needed before 5.11, where maps count against the limit of
-// locked memory. The library's rlimit package would probe for that with a map of
-// its own at the start of every process, also of those that load nothing.
-func raiseMemlock() error {
-	return unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
+// locked memory; where it may not be raised, loading tells whether it had to be.
+// The library's rlimit package would probe for that with a map of its own at the
+// start of every process, also of those that load nothing.
+func raiseMemlock() {
+	unlimited := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
+	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unlimited)
 }
 
 // Spec returns the embedded datapath, set up for this host.

@@ -7,6 +7,7 @@ replace github.com/ebpfnet/ebpfnet => ../
 require (
 	github.com/cilium/ebpf v0.22.0
 	github.com/containernetworking/cni v1.3.1
+	github.com/ebpfnet/ebpfnet v0.0.0-00010101000000-000000000000
 	github.com/gopacket/gopacket v1.7.7
 	github.com/vishvananda/netlink v1.3.1
 	github.com/vishvananda/netns v0.0.5

@@ -41,7 +41,10 @@ func (ns *Namespace) ListenPacket(ctx context.Context, addr netip.AddrPort) (con
 // DialFrom connects to remote from inside the namespace, by "tcp" or "udp". The zero
 // local lets the kernel choose; so does an unspecified address or port 0 in it.
 func (ns *Namespace) DialFrom(ctx context.Context, network string, local, remote netip.AddrPort) (conn net.Conn, err error) {
-	dialer := net.Dialer{Control: reuseAddr}
+	var dialer net.Dialer
+	if network != "udp" { // For UDP it would let the kernel choose one port twice.
+		dialer.Control = reuseAddr
+	}
 	if local.IsValid() {
 		if network == "udp" {
 			dialer.LocalAddr = net.UDPAddrFromAddrPort(local)
