@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
@@ -76,7 +77,7 @@ func chooseAttach() (bpf.DatapathAttach, error) {
 	if err == nil {
 		return bpf.DatapathAttachATTACH_TCX, nil
 	}
-	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, os.ErrInvalid) {
+	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) {
 		return bpf.DatapathAttachATTACH_CLSACT, nil
 	}
 	return 0, fmt.Errorf("ask the kernel for tcx: %w", err)

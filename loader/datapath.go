@@ -1,6 +1,8 @@
 // Package loader owns the datapath's life in the kernel: it loads programs and
 // maps once per boot and network namespace, pins them, and attaches the
 // programs to devices. What stands in the maps is the business of package maps.
+// Functions that find or touch devices do so in the calling thread's network
+// namespace, which is the host's in a plugin.
 //
 // Life cycle: Open finds the pins of the calling thread's network namespace, or
 // loads what the binary embeds when there are none. Loading happens under a lock

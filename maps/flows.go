@@ -25,13 +25,23 @@ type Flow struct {
 
 // String is for people.
 func (f Flow) String() string {
-	if f.Out {
-		return fmt.Sprintf("%s %s to %s leaves as %s", f.Protocol, f.Translated, f.Remote, f.Local)
+	remote, local, translated := place(f.Remote), place(f.Local), place(f.Translated)
+	switch {
+	case f.Out:
+		return fmt.Sprintf("%s %s to %s leaves as %s", f.Protocol, translated, remote, local)
+	case f.Local == f.Translated:
+		return fmt.Sprintf("%s %s from %s keeps its address", f.Protocol, local, remote)
+	default:
+		return fmt.Sprintf("%s %s from %s answers as %s", f.Protocol, local, remote, translated)
 	}
-	if f.Local == f.Translated {
-		return fmt.Sprintf("%s %s from %s keeps its address", f.Protocol, f.Local, f.Remote)
+}
+
+// place leaves out the port that echo messages do not have.
+func place(p netip.AddrPort) string {
+	if p.Port() == 0 {
+		return p.Addr().String()
 	}
-	return fmt.Sprintf("%s %s from %s answers as %s", f.Protocol, f.Local, f.Remote, f.Translated)
+	return p.String()
 }
 
 // Flows lists all flows, in no order. Their number can be large.
