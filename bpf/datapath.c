@@ -29,16 +29,31 @@ static __always_inline int send_as(struct __sk_buff *skb, const struct packet *p
 	return VERDICT_NEXT;
 }
 
+/* An answer to a connection that the host itself has opened from the port's number. */
+static __always_inline bool is_hosts_own(struct __sk_buff *skb, const struct packet *p)
+{
+	struct flow_key key = {
+		.remote = p->src,
+		.local = p->dst,
+		.remote_port = p->sport,
+		.local_port = p->dport,
+	};
+
+	return socket_at(skb, p, &key) == SOCKET_CONNECTED;
+}
+
 /* A packet to a host port goes to its container; any other goes on as it is. */
 static __noinline int to_port(struct __sk_buff *skb, const struct packet *p)
 {
 	struct port *port = port_lookup(p);
+	struct flow *flow;
 
 	if (!port || addr_equal(&port->addr, &p->src))
 		return VERDICT_NEXT;
-	/* A connection that is known was for this host when it began. */
-	if (!flow_is_known(p, &port->addr, port->port, port->owner)) {
-		if (!fib_is_local(skb, p))
+	/* A connection that is known was for this host when it began, and no connection of its own. */
+	flow = flow_in(p, &port->addr, port->port);
+	if (!flow || !flow_fits(flow, p, port->owner)) {
+		if (!fib_is_local(skb, p) || is_hosts_own(skb, p))
 			return VERDICT_NEXT;
 		if (flow_remember(p, &port->addr, port->port, port->owner))
 			return drop(skb, REASON_NOT_WRITTEN);
@@ -89,8 +104,12 @@ int from_uplink(struct __sk_buff *skb)
 	endpoint = bpf_map_lookup_elem(&endpoints, &p.dst);
 	if (!endpoint)
 		return to_port(skb, &p);
-	/* A remote that has a route to the container wants its answers unmasqueraded. */
-	if (endpoint->flags & ENDPOINT_MASQ && !flow_is_known(&p, &p.dst, p.dport, endpoint->owner))
+	/*
+	 * A remote that has a route to the container wants answers from the address that
+	 * it sends to: neither masqueraded, nor as of a host port that it used before.
+	 */
+	flow = flow_in(&p, &p.dst, p.dport);
+	if (flow ? !flow_fits(flow, &p, endpoint->owner) : endpoint->flags & ENDPOINT_MASQ)
 		flow_remember(&p, &p.dst, p.dport, endpoint->owner);
 	return VERDICT_NEXT;
 }

@@ -31,15 +31,18 @@ static __always_inline void fib_key(struct bpf_fib_lookup *fib, const struct pac
 	}
 }
 
-/* There is a way on from this host to dst for a packet that came in where skb did. */
-static __noinline bool fib_forwards(struct __sk_buff *skb, const struct packet *p,
-				    const struct addr *dst)
+/* What the host would do with a packet to dst that came in where skb did. */
+static __noinline long fib_ask(struct __sk_buff *skb, const struct packet *p,
+			       const struct addr *dst)
 {
 	struct bpf_fib_lookup fib;
-	long result;
 
 	fib_key(&fib, p, dst, skb->ifindex);
-	result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	return bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+}
+
+static __always_inline bool fib_forwards(long result)
+{
 	return result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH ||
 	       result == BPF_FIB_LKUP_RET_FRAG_NEEDED || result == BPF_FIB_LKUP_RET_UNSUPP_LWT;
 }
@@ -54,15 +57,17 @@ static __noinline bool fib_forwards(struct __sk_buff *skb, const struct packet *
  */
 static __noinline bool fib_is_local(struct __sk_buff *skb, const struct packet *p)
 {
-	struct addr near = p->dst;
+	struct addr near;
 
-	if (fib_forwards(skb, p, &near))
+	if (fib_ask(skb, p, &p->dst) != BPF_FIB_LKUP_RET_NOT_FWDED)
 		return false;
-	near.bytes[15] ^= 1;
-	if (fib_forwards(skb, p, &near))
-		return true;
-	near.bytes[15] ^= 3;
-	return fib_forwards(skb, p, &near);
+	for (int bit = 0; bit < 8; bit++) {
+		near = p->dst;
+		near.bytes[15] ^= 1 << bit;
+		if (fib_forwards(fib_ask(skb, p, &near)))
+			return true;
+	}
+	return false;
 }
 
 /*
@@ -85,7 +90,9 @@ static __noinline bool fib_source(struct __sk_buff *skb, const struct packet *p,
 			__builtin_memcpy(source, fib.ipv6_src, sizeof(*source));
 		else
 			addr_from_ipv4(source, fib.ipv4_src);
-		return true;
+		/* The kernel may have none of use: 0.0.0.0, ::1, or a link-local one. */
+		if (source->bytes[p->ipv6 ? 0 : 12] && !addr_is_link_scoped(source, p->ipv6))
+			return true;
 	}
 
 	uplink = bpf_map_lookup_elem(&uplinks, &ifindex);

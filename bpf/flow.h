@@ -43,6 +43,8 @@ static __always_inline bool flow_expired(const struct flow *flow, __u8 protocol)
 {
 	__u32 idle = now_ticks() - flow->seen;
 
+	if ((__s32)idle < 0) /* another CPU has seen the next tick already */
+		return false;
 	switch (protocol) {
 	case IPPROTO_TCP:
 		if (flow->state & FLOW_CLOSING)
@@ -68,25 +70,27 @@ static __always_inline void flow_in_key(struct flow_key *key, const struct packe
 	key->kind = FLOW_IN;
 }
 
-/* p's sender is known to reach the container at addr:port under the address and port that p
- * carries. */
-static __noinline bool flow_is_known(const struct packet *p, const struct addr *addr, __u16 port,
-				     __u64 owner)
+/* The entry for the answers of the container at addr:port to p's sender, or NULL. */
+static __always_inline struct flow *flow_in(const struct packet *p, const struct addr *addr,
+					    __u16 port)
 {
 	struct flow_key key;
-	struct flow *flow;
 
 	flow_in_key(&key, p, addr, port);
-	flow = bpf_map_lookup_elem(&flows, &key);
-	if (!flow || flow->owner != owner || flow->port != p->dport ||
-	    !addr_equal(&flow->addr, &p->dst))
+	return bpf_map_lookup_elem(&flows, &key);
+}
+
+/* The entry says what p does: that its sender asked for p's address and port. Notes that it was seen. */
+static __always_inline bool flow_fits(struct flow *flow, const struct packet *p, __u64 owner)
+{
+	if (flow->owner != owner || flow->port != p->dport || !addr_equal(&flow->addr, &p->dst))
 		return false;
 	flow_touch(flow, p, false);
 	return true;
 }
 
 /*
- * Makes it known, so that the answers carry what the client asked for. Written
+ * Makes the answers carry what the client asked for. Written
  * again whenever it is missing or different: a lost entry comes back with the
  * next packet, and a port that leads elsewhere now takes its flows along.
  */

@@ -10,6 +10,8 @@
 
 #include "fib.h"
 #include "flow.h"
+#include "port.h"
+#include "socket.h"
 
 /* With n of count ports taken for one remote, a new flow finds none with probability (n/count)^32. */
 #define MASQ_PROBES 32
@@ -49,43 +51,13 @@ static __always_inline bool flow_is(const struct flow *flow, const struct packet
 	return flow->port == p->sport && flow->owner == owner && addr_equal(&flow->addr, &p->src);
 }
 
-/* A socket of the host, or a host port, would get or lose the replies. */
+/* A host port or a socket of the host would get or lose the replies. */
 static __noinline bool masq_port_in_use(struct __sk_buff *skb, const struct packet *p,
 					const struct flow_key *key)
 {
-	struct port_key port = {
-		.addr = key->local,
-		.port = key->local_port,
-		.protocol = key->protocol,
-	};
-	struct bpf_sock_tuple tuple = {};
-	struct bpf_sock *sk;
-	__u32 size;
-
 	if (p->protocol != IPPROTO_TCP && p->protocol != IPPROTO_UDP)
 		return false;
-	if (bpf_map_lookup_elem(&ports, &port))
-		return true;
-	if (p->ipv6) {
-		size = sizeof(tuple.ipv6);
-		__builtin_memcpy(tuple.ipv6.saddr, &key->remote, sizeof(key->remote));
-		__builtin_memcpy(tuple.ipv6.daddr, &key->local, sizeof(key->local));
-		tuple.ipv6.sport = bpf_htons(key->remote_port);
-		tuple.ipv6.dport = bpf_htons(key->local_port);
-	} else {
-		size = sizeof(tuple.ipv4);
-		tuple.ipv4.saddr = addr_ipv4(&key->remote);
-		tuple.ipv4.daddr = addr_ipv4(&key->local);
-		tuple.ipv4.sport = bpf_htons(key->remote_port);
-		tuple.ipv4.dport = bpf_htons(key->local_port);
-	}
-	sk = p->protocol == IPPROTO_TCP
-		     ? bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0)
-		     : bpf_sk_lookup_udp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
-	if (!sk)
-		return false;
-	bpf_sk_release(sk);
-	return true;
+	return port_at(&key->local, key->local_port, p) || socket_at(skb, p, key) != SOCKET_NONE;
 }
 
 /* Takes the port in key for p's flow unless another has it. */

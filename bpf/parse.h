@@ -103,6 +103,14 @@ static __always_inline bool addr_equal(const struct addr *a, const struct addr *
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3];
 }
 
+/* In our maps that is IPv4; it has no business on a wire (RFC 4942, 2.2). */
+static __always_inline bool addr_is_mapped(const struct addr *a)
+{
+	const __u32 *words = (const __u32 *)a;
+
+	return !words[0] && !words[1] && words[2] == bpf_htonl(0xffff);
+}
+
 /* Loopback never crosses a wire (RFC 1122, 3.2.1.3; RFC 4291, 2.5.3). */
 static __always_inline bool addr_is_loopback(const struct addr *a, bool ipv6)
 {
@@ -196,6 +204,8 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	p->protocol = ip->nexthdr;
 	p->l4 = ETH_HLEN + sizeof(*ip);
 	p->ipv6 = true;
+	if (addr_is_mapped(&p->src) || addr_is_mapped(&p->dst))
+		return PARSED_NOT_IP;
 	if (p->protocol == IPPROTO_FRAGMENT)
 		return PARSED_FRAGMENT;
 	return parse_l4(skb, p);

@@ -5,30 +5,36 @@
 #include "maps.h"
 #include "parse.h"
 
-/*
- * The entry that p's destination leads to, or NULL. An exact host address goes
- * before any. Only addresses of this host match, whatever the entry says:
- * traffic that merely passes through is not ours (CVE-2025-67499), and a
- * loopback destination is not believed (CVE-2020-8558).
- */
-static __always_inline struct port *port_lookup(const struct packet *p)
+/* The entry of a port of the host for p's protocol, or NULL. An exact address goes before any. */
+static __noinline struct port *port_at(const struct addr *addr, __u16 number,
+				       const struct packet *p)
 {
 	struct port_key key = {
-		.addr = p->dst,
-		.port = p->dport,
+		.addr = *addr,
+		.port = number,
 		.protocol = p->protocol,
 	};
-	struct port *port;
+	struct port *port = bpf_map_lookup_elem(&ports, &key);
 
-	if (p->protocol != IPPROTO_TCP && p->protocol != IPPROTO_UDP)
-		return NULL;
-	if (addr_is_loopback(&p->dst, p->ipv6) || addr_is_link_scoped(&p->dst, p->ipv6))
-		return NULL;
-	port = bpf_map_lookup_elem(&ports, &key);
 	if (port)
 		return port;
 	__builtin_memset(&key.addr, 0, sizeof(key.addr));
 	if (!p->ipv6)
 		addr_from_ipv4(&key.addr, 0);
 	return bpf_map_lookup_elem(&ports, &key);
+}
+
+/*
+ * The entry that p's destination leads to, or NULL. Only addresses of this host
+ * match in the end, whatever the entry says: traffic that merely passes through
+ * is not ours (CVE-2025-67499), and a loopback destination is not believed
+ * (CVE-2020-8558).
+ */
+static __always_inline struct port *port_lookup(const struct packet *p)
+{
+	if (p->protocol != IPPROTO_TCP && p->protocol != IPPROTO_UDP)
+		return NULL;
+	if (addr_is_loopback(&p->dst, p->ipv6) || addr_is_link_scoped(&p->dst, p->ipv6))
+		return NULL;
+	return port_at(&p->dst, p->dport, p);
 }

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The host's own sockets, with which translation must not interfere. */
+#pragma once
+
+#include "maps.h"
+#include "parse.h"
+
+enum host_socket {
+	SOCKET_NONE,
+	SOCKET_WAITING,	  /* listens, or is a UDP socket that takes from anyone */
+	SOCKET_CONNECTED, /* with this remote */
+};
+
+/* What the host has for packets from remote to local in key, whose protocol is TCP or UDP. */
+static __noinline enum host_socket socket_at(struct __sk_buff *skb, const struct packet *p,
+					     const struct flow_key *key)
+{
+	struct bpf_sock_tuple tuple = {};
+	enum host_socket found = SOCKET_CONNECTED;
+	struct bpf_sock *sk;
+	__u32 size;
+
+	if (p->ipv6) {
+		size = sizeof(tuple.ipv6);
+		__builtin_memcpy(tuple.ipv6.saddr, &key->remote, sizeof(key->remote));
+		__builtin_memcpy(tuple.ipv6.daddr, &key->local, sizeof(key->local));
+		tuple.ipv6.sport = bpf_htons(key->remote_port);
+		tuple.ipv6.dport = bpf_htons(key->local_port);
+	} else {
+		size = sizeof(tuple.ipv4);
+		tuple.ipv4.saddr = addr_ipv4(&key->remote);
+		tuple.ipv4.daddr = addr_ipv4(&key->local);
+		tuple.ipv4.sport = bpf_htons(key->remote_port);
+		tuple.ipv4.dport = bpf_htons(key->local_port);
+	}
+	if (p->protocol == IPPROTO_TCP) {
+		sk = bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+		if (!sk)
+			return SOCKET_NONE;
+		if (sk->state == BPF_TCP_LISTEN)
+			found = SOCKET_WAITING;
+	} else {
+		sk = bpf_sk_lookup_udp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+		if (!sk)
+			return SOCKET_NONE;
+		if (!sk->dst_port)
+			found = SOCKET_WAITING;
+	}
+	bpf_sk_release(sk);
+	return found;
+}

@@ -1,0 +1,177 @@
+package prog
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+)
+
+// flow is an entry of the map flows.
+type flow struct {
+	kind                      bpf.DatapathFlowKind
+	remote, local, translated string
+	owner                     uint64
+	states                    bpf.DatapathFlowState
+	idle                      time.Duration // since the last packet
+}
+
+const (
+	replied = bpf.DatapathFlowStateFLOW_REPLIED
+	closing = bpf.DatapathFlowStateFLOW_CLOSING
+)
+
+// out is the flow that pod opened to remote, and that is masqueraded as local.
+func out(remote, local, pod string) flow {
+	return flow{kind: bpf.DatapathFlowKindFLOW_OUT, remote: remote, local: local, translated: pod, owner: ownerOf(pod)}
+}
+
+// in is the flow that remote opened to pod, which it knows under the address via.
+func in(remote, pod, via string) flow {
+	return flow{kind: bpf.DatapathFlowKindFLOW_IN, remote: remote, local: pod, translated: via, owner: ownerOf(pod)}
+}
+
+func (f flow) of(owner uint64) flow                    { f.owner = owner; return f }
+func (f flow) state(states bpf.DatapathFlowState) flow { f.states = states; return f }
+func (f flow) unused(idle time.Duration) flow          { f.idle = idle; return f }
+func (f flow) isOut() bool                             { return f.kind == bpf.DatapathFlowKindFLOW_OUT }
+
+func (f flow) wire(s scene) (bpf.DatapathFlowKey, bpf.DatapathFlow) {
+	// Of an echo, the pod asks in a flow out, the remote in a flow in.
+	remote, local, translated := s.side(f.remote, !f.isOut()), s.side(f.local, f.isOut()), s.side(f.translated, f.isOut())
+	key := bpf.DatapathFlowKey{
+		Remote: wire(remote.Addr()), RemotePort: remote.Port(),
+		Local: wire(local.Addr()), LocalPort: local.Port(),
+		Protocol: s.number(), Kind: f.kind,
+	}
+	return key, bpf.DatapathFlow{
+		Owner: f.owner, Addr: wire(translated.Addr()), Port: translated.Port(),
+		Seen: ticks(f.idle), State: f.states,
+	}
+}
+
+// ownerOf is the owner of the pod in "name:port".
+func ownerOf(side string) uint64 {
+	for name, owner := range owners {
+		if len(side) > len(name) && side[:len(name)+1] == name+":" {
+			return owner
+		}
+	}
+	return 0
+}
+
+// ticks is the time as flows have it, some time ago.
+func ticks(ago time.Duration) uint32 {
+	const shift = 30
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		panic(err)
+	}
+	return uint32((now.Nano() - ago.Nanoseconds()) >> shift)
+}
+
+// checkFlows compares the map with want, and how long ago the entries were used.
+func (h *host) checkFlows(s scene, want []flow) error {
+	const tolerance = 5 // ticks, for a slow machine
+
+	got, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](h.flows())
+	if err != nil {
+		return err
+	}
+	for _, flow := range want {
+		key, value := flow.wire(s)
+		entry, ok := got[key]
+		if !ok {
+			return fmt.Errorf("flow %+v is not there, but %+v", key, got)
+		}
+		delete(got, key)
+		if diff := int32(value.Seen - entry.Seen); diff < -tolerance || diff > tolerance {
+			return fmt.Errorf("flow %+v was last seen at tick %d, want %d", key, entry.Seen, value.Seen)
+		}
+		if entry.Seen = value.Seen; entry != value {
+			return fmt.Errorf("flow %+v leads to %+v, want %+v", key, entry, value)
+		}
+	}
+	if len(got) > 0 {
+		return fmt.Errorf("flows that should not be there: %+v", got)
+	}
+	return nil
+}
+
+// port is an entry of the map ports. The zero proto is the row's.
+type port struct {
+	host, to string
+	proto    proto
+}
+
+func (p port) wire(s scene) (bpf.DatapathPortKey, bpf.DatapathPort) {
+	if s.proto == echo {
+		s.proto = tcp
+	}
+	if p.proto != "" {
+		s.proto = p.proto
+	}
+	host, to := s.side(p.host, true), s.side(p.to, true)
+	return bpf.DatapathPortKey{Addr: wire(host.Addr()), Port: host.Port(), Protocol: s.number()},
+		bpf.DatapathPort{Owner: ownerOf(p.to), Addr: wire(to.Addr()), Network: 1, Port: to.Port()}
+}
+
+// reasons are the names of the counters in tables.
+var reasons = map[string]bpf.DatapathReason{
+	"no source":   bpf.DatapathReasonREASON_NO_SOURCE,
+	"no port":     bpf.DatapathReasonREASON_NO_PORT,
+	"fragment":    bpf.DatapathReasonREASON_FRAGMENT,
+	"protocol":    bpf.DatapathReasonREASON_PROTOCOL,
+	"truncated":   bpf.DatapathReasonREASON_TRUNCATED,
+	"not written": bpf.DatapathReasonREASON_NOT_WRITTEN,
+}
+
+// checkCounters wants one packet of size bytes counted under reason, or none for "".
+func (h *host) checkCounters(reason string, size int) error {
+	for name, number := range reasons {
+		var perCPU []bpf.DatapathCounter
+		if err := h.programs.Maps[bpf.DatapathMapCounters].Lookup(uint32(number), &perCPU); err != nil {
+			return err
+		}
+		var got, want bpf.DatapathCounter
+		for _, counter := range perCPU {
+			got.Packets += counter.Packets
+			got.Bytes += counter.Bytes
+		}
+		if name == reason {
+			want = bpf.DatapathCounter{Packets: 1, Bytes: uint64(size)}
+		}
+		if got != want {
+			return fmt.Errorf("counter %q is %+v, want %+v", name, got, want)
+		}
+	}
+	return nil
+}
+
+// contents reads a whole map.
+func contents[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
+	all := map[K]V{}
+	var (
+		key   K
+		value V
+	)
+	entries := m.Iterate()
+	for entries.Next(&key, &value) {
+		all[key] = value
+	}
+	return all, entries.Err()
+}
+
+// empty removes all entries of a map.
+func empty[K comparable, V any](m *ebpf.Map) error {
+	all, err := contents[K, V](m)
+	for key := range all {
+		if err := m.Delete(&key); err != nil {
+			return err
+		}
+	}
+	return err
+}

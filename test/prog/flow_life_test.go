@@ -1,0 +1,129 @@
+package prog
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// TestExpiredFlowIsTakenOver gives the first candidate to another flow that has
+// been idle for some time: longer than its state allows, or not quite.
+func TestExpiredFlowIsTakenOver(t *testing.T) {
+	const slack = 10 * time.Second // more than the tests take
+	h := newHost(t)
+	for _, tc := range []struct {
+		on      []proto
+		states  bpf.DatapathFlowState
+		timeout time.Duration
+	}{
+		{on: []proto{tcp}, timeout: 120 * time.Second},
+		{on: []proto{tcp}, states: replied, timeout: 5 * 24 * time.Hour},
+		{on: []proto{tcp}, states: replied | closing, timeout: 120 * time.Second},
+		{on: []proto{tcp}, states: closing, timeout: 120 * time.Second},
+		{on: []proto{udp}, timeout: 30 * time.Second},
+		{on: []proto{udp}, states: replied, timeout: 120 * time.Second},
+		{on: []proto{echo}, timeout: 30 * time.Second},
+		{on: []proto{echo}, states: replied, timeout: 30 * time.Second},
+	} {
+		for _, s := range (row{on: tc.on}).scenes() {
+			t.Run(s.name+" "+string(s.proto)+" "+stateName(tc.states), func(t *testing.T) {
+				candidates := h.candidates(t, s, outgoing)
+				for idle, want := range map[time.Duration]uint16{
+					tc.timeout - slack: candidates[1],
+					tc.timeout + slack: candidates[0],
+				} {
+					s.star = candidates[0]
+					old := out("remote:80", "node:*", "pod2:5000").state(tc.states).unused(idle)
+					if err := h.reset(); err != nil {
+						t.Fatal(err)
+					}
+					if err := h.fill(s, nil, []flow{old}); err != nil {
+						t.Fatal(err)
+					}
+					if got := h.masquerade(t, s, outgoing); got != want {
+						t.Errorf("idle for %s: port is %d, want %d", idle, got, want)
+					}
+					holder := old
+					if want == candidates[0] {
+						holder = out("remote:80", "node:*", "pod:4000")
+					}
+					if err := h.checkHolds(s, holder); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+func stateName(states bpf.DatapathFlowState) string {
+	name := "opening"
+	if states&replied != 0 {
+		name = "replied"
+	}
+	if states&closing != 0 {
+		name += " closing"
+	}
+	return name
+}
+
+// checkHolds wants an entry to be in the map, among others.
+func (h *host) checkHolds(s scene, want flow) error {
+	var got bpf.DatapathFlow
+	key, value := want.wire(s)
+	if err := h.flows().Lookup(&key, &got); err != nil {
+		return err
+	}
+	value.Seen = got.Seen
+	if got != value {
+		return fmt.Errorf("flow %+v leads to %+v, want %+v", key, got, value)
+	}
+	return nil
+}
+
+// TestFlowState sends packets of a flow that exists, and looks at its entry.
+func TestFlowState(t *testing.T) {
+	const ack = testenv.ACK
+	h := newHost(t)
+	old := 15 * time.Second
+	for _, tc := range []struct {
+		name   string
+		before bpf.DatapathFlowState
+		flags  uint8
+		reply  bool
+		after  bpf.DatapathFlowState
+	}{
+		{name: "the pod sends", flags: ack, after: 0},
+		{name: "the remote answers", flags: ack, reply: true, after: replied},
+		{name: "the pod goes on", before: replied, flags: ack, after: replied},
+		{name: "the pod ends", before: replied, flags: testenv.FIN | ack, after: replied | closing},
+		{name: "the remote ends", before: replied, flags: testenv.FIN | ack, reply: true, after: replied | closing},
+		{name: "the pod resets", before: replied, flags: testenv.RST, after: replied | closing},
+		{name: "the remote refuses", flags: testenv.RST | ack, reply: true, after: replied | closing},
+		{name: "the pod goes on after the end", before: replied | closing, flags: ack, after: replied | closing},
+		{name: "the pod begins anew", before: replied | closing, flags: testenv.SYN, after: 0},
+	} {
+		for _, s := range (row{on: []proto{tcp}}).scenes() {
+			t.Run(tc.name+" "+s.name, func(t *testing.T) {
+				s.star = h.candidates(t, s, outgoing)[0]
+				r := row{
+					flows: []flow{out("remote:80", "node:*", "pod:4000").state(tc.before).unused(old)},
+					in:    outgoing, out: "node:* > remote:80",
+					edit:  func(p *testenv.Packet) { p.TCPFlags = tc.flags },
+					after: []flow{out("remote:80", "node:*", "pod:4000").state(tc.after)},
+				}
+				program := bpf.DatapathProgToUplink
+				if tc.reply {
+					program = bpf.DatapathProgFromUplink
+					r.in, r.out, r.reply = "remote:80 > node:*", "remote:80 > pod:4000", true
+				}
+				if err := h.check(program, s, r); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}

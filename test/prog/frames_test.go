@@ -1,0 +1,74 @@
+package prog
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// What rows do to frames, and to packets, that is out of the ordinary.
+
+const etherLen = 14
+
+// protocol makes the packet one of a protocol whose header is just payload.
+func protocol(number uint8) func(*testenv.Packet) {
+	return func(p *testenv.Packet) {
+		*p = testenv.Packet{SrcMAC: p.SrcMAC, DstMAC: p.DstMAC, Src: p.Src, Dst: p.Dst, TTL: p.TTL, Proto: number}
+		p.Payload = "a header and more of it"
+	}
+}
+
+func to(mac testenv.MAC) func(*testenv.Packet) {
+	return func(p *testenv.Packet) { p.DstMAC = mac }
+}
+
+// tagged puts the frame into VLAN 5.
+func tagged(_ scene, frame []byte) []byte {
+	return slices.Insert(frame, 12, 0x81, 0x00, 0, 5)
+}
+
+// typed changes the EtherType.
+func typed(etherType uint16) func(scene, []byte) []byte {
+	return func(_ scene, frame []byte) []byte {
+		binary.BigEndian.PutUint16(frame[12:], etherType)
+		return frame
+	}
+}
+
+// fragment is one of the two, or three, fragments of the packet.
+func fragment(index int) func(scene, []byte) []byte {
+	return func(_ scene, frame []byte) []byte {
+		fragments, err := testenv.Fragment(frame, 8, 99)
+		if err != nil {
+			panic(err)
+		}
+		if index > 0 {
+			index = len(fragments) - 1
+		}
+		return fragments[index]
+	}
+}
+
+// headerLen is the length of the Ethernet and IP headers.
+func (s scene) headerLen() int {
+	if s.name == "v4" {
+		return etherLen + 20
+	}
+	return etherLen + 40
+}
+
+// cut leaves so many bytes behind the IP header.
+func cut(keep int) func(scene, []byte) []byte {
+	return func(s scene, frame []byte) []byte { return frame[:s.headerLen()+keep] }
+}
+
+// extended puts an empty hop-by-hop header behind the IPv6 header.
+func extended(s scene, frame []byte) []byte {
+	frame = slices.Insert(frame, s.headerLen(), frame[20], 0, 1, 4, 0, 0, 0, 0)
+	frame[20] = unix.IPPROTO_HOPOPTS
+	binary.BigEndian.PutUint16(frame[18:], uint16(len(frame)-s.headerLen()))
+	return frame
+}

@@ -1,0 +1,247 @@
+package prog
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// host is a node that routes, with the datapath loaded but attached nowhere: the
+// tests run the programs themselves. The routing tables are what the programs
+// ask, so they are real.
+type host struct {
+	*testenv.Namespace
+	programs *ebpf.Collection
+	uplink   *netlink.LinkAttrs
+	veth     *netlink.LinkAttrs // the host's end of a pod's
+}
+
+const (
+	uplinkName = "uplink"
+	vethName   = "veth"
+)
+
+// The verdicts, as the kernel returns them.
+const (
+	verdictNext = 0xffffffff // -1
+	verdictDrop = 2
+)
+
+func newHost(t testing.TB) *host {
+	t.Helper()
+	h := &host{Namespace: testenv.New(t, "node")}
+	if err := h.load(); err != nil {
+		t.Fatalf("load the datapath: %v", err)
+	}
+	t.Cleanup(h.programs.Close)
+	if err := h.connect(); err != nil {
+		t.Fatalf("build the host: %v", err)
+	}
+	testenv.Eventually(t, "the node's addresses", h.ready)
+	return h
+}
+
+func (h *host) load() error {
+	spec, err := newSpec()
+	if err != nil {
+		return err
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return err
+	}
+	h.programs, err = ebpf.NewCollection(spec)
+	return err
+}
+
+// config is what the loader makes of an ordinary host.
+var config = bpf.DatapathHostConfig{
+	Abi: loader.ABI, Attach: uint32(bpf.DatapathAttachATTACH_CLSACT), MasqPortFirst: 1024, MasqPortCount: 28976,
+}
+
+// newSpec is loader.Spec for a host that config describes.
+func newSpec() (*ebpf.CollectionSpec, error) {
+	spec, err := bpf.LoadDatapath()
+	if err != nil {
+		return nil, err
+	}
+	return spec, spec.Variables[bpf.DatapathVarConfig].Set(config)
+}
+
+// connect makes the devices, addresses and routes of names_test.go.
+func (h *host) connect() error {
+	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		if err := h.SetSysctl(name, "1"); err != nil {
+			return err
+		}
+	}
+	var err error
+	if h.uplink, err = h.addVeth(uplinkName); err != nil {
+		return err
+	}
+	if h.veth, err = h.addVeth(vethName); err != nil {
+		return err
+	}
+	var errs []error
+	for _, f := range families {
+		for _, name := range nodeNames {
+			errs = append(errs, h.addAddr(name, f.addr(name)))
+		}
+		gateway := f.addr("gateway")
+		errs = append(errs,
+			h.Netlink().NeighAdd(&netlink.Neigh{
+				LinkIndex: h.uplink.Index, IP: gateway.AsSlice(), State: netlink.NUD_PERMANENT,
+				HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 9},
+			}),
+			h.AddRoute(netip.PrefixFrom(f.addr("any"), 0), gateway),
+			h.addRouteType(f.addr("blackhole"), unix.RTN_BLACKHOLE),
+			h.addRouteType(f.addr("refused"), unix.RTN_UNREACHABLE),
+		)
+		for pod := range owners {
+			errs = append(errs, h.Netlink().RouteAdd(&netlink.Route{
+				Dst: alone(f.addr(pod)), LinkIndex: h.veth.Index, Scope: netlink.SCOPE_LINK,
+			}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ready waits for what the kernel does in the background for a new address.
+func (h *host) ready() error {
+	for _, f := range families {
+		for _, name := range nodeNames {
+			routes, err := h.Netlink().RouteGet(f.addr(name).AsSlice())
+			if err != nil || len(routes) != 1 || routes[0].Type != unix.RTN_LOCAL {
+				return fmt.Errorf("%s is not a local address: %v, %w", name, routes, err)
+			}
+		}
+		for _, name := range []string{"onlink", "remote"} {
+			routes, err := h.Netlink().RouteGet(f.addr(name).AsSlice())
+			if err != nil || len(routes) != 1 || routes[0].LinkIndex != h.uplink.Index {
+				return fmt.Errorf("%s is not behind the uplink: %v, %w", name, routes, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (h *host) addVeth(name string) (*netlink.LinkAttrs, error) {
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-peer"}
+	if err := h.Netlink().LinkAdd(veth); err != nil {
+		return nil, fmt.Errorf("make veth %s: %w", name, err)
+	}
+	for _, name := range []string{name, name + "-peer"} {
+		link, err := h.Netlink().LinkByName(name)
+		if err != nil {
+			return nil, err
+		}
+		if err := h.Netlink().LinkSetUp(link); err != nil {
+			return nil, err
+		}
+	}
+	link, err := h.Netlink().LinkByName(name)
+	if err != nil {
+		return nil, err
+	}
+	return link.Attrs(), nil
+}
+
+// addAddr gives the uplink the address "node", and the veth the others: the
+// kernel prefers those of the device that a packet leaves by.
+func (h *host) addAddr(name string, addr netip.Addr) error {
+	link, bits, flags := h.veth, addr.BitLen(), 0
+	if name == "node" {
+		link, bits = h.uplink, 24
+	}
+	if addr.Is6() {
+		flags = unix.IFA_F_NODAD
+	}
+	if name == "node" && addr.Is6() {
+		bits = 64
+	}
+	ipNet := &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(bits, addr.BitLen())}
+	return h.Netlink().AddrAdd(&netlink.Device{LinkAttrs: *link}, &netlink.Addr{IPNet: ipNet, Flags: flags})
+}
+
+func (h *host) addRouteType(addr netip.Addr, kind int) error {
+	return h.Netlink().RouteAdd(&netlink.Route{Dst: alone(addr), Type: kind})
+}
+
+// alone is the prefix of one address.
+func alone(addr netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}
+}
+
+// device is where a program is attached.
+func (h *host) device(program string) *netlink.LinkAttrs {
+	switch program {
+	case bpf.DatapathProgFromUplink, bpf.DatapathProgToUplink:
+		return h.uplink
+	default:
+		return h.veth
+	}
+}
+
+func (h *host) flows() *ebpf.Map { return h.programs.Maps[bpf.DatapathMapFlows] }
+
+// skBuff begins as struct __sk_buff does. The kernel takes only some fields from
+// a test, and wants the others to be 0.
+type skBuff struct {
+	_       [10]uint32
+	Ifindex uint32
+}
+
+// run runs a program on a frame. The calling thread must be in the namespace.
+func (h *host) run(program string, frame []byte) (verdict uint32, result []byte, err error) {
+	const room = 256 // for a program that would grow the packet
+	options := ebpf.RunOptions{
+		Data:    frame,
+		DataOut: make([]byte, len(frame)+room),
+		Context: skBuff{Ifindex: uint32(h.device(program).Index)},
+	}
+	verdict, err = h.programs.Programs[program].Run(&options)
+	return verdict, options.DataOut, err
+}
+
+// runInside is run from any thread.
+func (h *host) runInside(program string, frame []byte) (verdict uint32, result []byte, err error) {
+	err = h.Do(func() error {
+		verdict, result, err = h.run(program, frame)
+		return err
+	})
+	return verdict, result, err
+}
+
+// reset makes the maps hold what all tests start with.
+func (h *host) reset() error {
+	maps := h.programs.Maps
+	errs := []error{
+		empty[bpf.DatapathFlowKey, bpf.DatapathFlow](maps[bpf.DatapathMapFlows]),
+		empty[bpf.DatapathPortKey, bpf.DatapathPort](maps[bpf.DatapathMapPorts]),
+		maps[bpf.DatapathMapUplinks].Put(uint32(h.uplink.Index), bpf.DatapathUplink{Addr4: v4.wire("node"), Addr6: v6.wire("node")}),
+	}
+	for _, reason := range reasons {
+		none := make([]bpf.DatapathCounter, ebpf.MustPossibleCPU())
+		errs = append(errs, maps[bpf.DatapathMapCounters].Put(uint32(reason), none))
+	}
+	for _, f := range families {
+		for pod, owner := range owners {
+			endpoint := bpf.DatapathEndpoint{Owner: owner, Network: 1, Ifindex: uint32(h.veth.Index)}
+			if pod != "plain" {
+				endpoint.Flags = bpf.DatapathEndpointFlagsENDPOINT_MASQ
+			}
+			errs = append(errs, maps[bpf.DatapathMapEndpoints].Put(f.wire(pod), endpoint))
+		}
+	}
+	return errors.Join(errs...)
+}

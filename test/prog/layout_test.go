@@ -1,0 +1,174 @@
+package prog
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+)
+
+// TestNames wants names that the kernel does not cut short, where people look for them.
+func TestNames(t *testing.T) {
+	const longest = 15 // BPF_OBJ_NAME_LEN, less the NUL
+
+	spec := loadSpec(t)
+	for name := range spec.Maps {
+		if len(name) > longest {
+			t.Errorf("map %s: the name has %d characters", name, len(name))
+		}
+	}
+	for name := range spec.Programs {
+		if len(name) > longest {
+			t.Errorf("program %s: the name has %d characters", name, len(name))
+		}
+	}
+}
+
+// TestLayout holds the bytes that an older or newer version of ebpfnet will
+// find in pinned maps. Who must change them raises EBPFNET_ABI.
+func TestLayout(t *testing.T) {
+	addr, addr6 := v4.wire("remote"), v6.wire("remote")
+	for _, tc := range []struct {
+		m, what string
+		value   any
+		want    string // for little-endian machines
+	}{
+		{bpf.DatapathMapEndpoints, "key", addr, "00000000 00000000 0000ffff cb007109"},
+		{bpf.DatapathMapEndpoints, "key", addr6, "20010db8 00090000 00000000 00000009"},
+		{
+			bpf.DatapathMapEndpoints, "value",
+			bpf.DatapathEndpoint{
+				Owner: 0x0102030405060708, Network: 0x11121314, Ifindex: 0x21222324, Mac: [6]byte{1, 2, 3, 4, 5, 6},
+				HostMac: [6]byte{7, 8, 9, 10, 11, 12}, Flags: bpf.DatapathEndpointFlagsENDPOINT_MASQ,
+			},
+			"0807060504030201 14131211 24232221 010203040506 0708090a0b0c 01000000",
+		},
+		{
+			bpf.DatapathMapPorts, "key", bpf.DatapathPortKey{Addr: addr, Port: 8080, Protocol: 6},
+			"00000000 00000000 0000ffff cb007109 901f 06 00",
+		},
+		{
+			bpf.DatapathMapPorts, "value", bpf.DatapathPort{Owner: 1, Addr: addr, Network: 2, Port: 80},
+			"0100000000000000 00000000 00000000 0000ffff cb007109 02000000 5000 0000",
+		},
+		{
+			bpf.DatapathMapFlows, "key",
+			bpf.DatapathFlowKey{Remote: addr, Local: addr6, RemotePort: 80, LocalPort: 8080, Protocol: 17, Kind: bpf.DatapathFlowKindFLOW_IN},
+			"00000000 00000000 0000ffff cb007109 20010db8 00090000 00000000 00000009 5000 901f 11 02 0000",
+		},
+		{
+			bpf.DatapathMapFlows, "value",
+			bpf.DatapathFlow{Owner: 1, Addr: addr, Seen: 0x01020304, Port: 80, State: bpf.DatapathFlowStateFLOW_CLOSING},
+			"0100000000000000 00000000 00000000 0000ffff cb007109 04030201 5000 02 00",
+		},
+		{bpf.DatapathMapUplinks, "key", uint32(7), "07000000"},
+		{
+			bpf.DatapathMapUplinks, "value", bpf.DatapathUplink{Addr4: addr, Addr6: addr6},
+			"00000000 00000000 0000ffff cb007109 20010db8 00090000 00000000 00000009",
+		},
+		{bpf.DatapathMapCounters, "key", uint32(bpf.DatapathReasonREASON_NOT_WRITTEN), "05000000"},
+		{bpf.DatapathMapCounters, "value", bpf.DatapathCounter{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},
+		{
+			".rodata", "value", bpf.DatapathHostConfig{Abi: loader.ABI, Attach: 2, MasqPortFirst: 1024, MasqPortCount: 28976},
+			"01000000 02000000 0004 3071",
+		},
+	} {
+		t.Run(tc.m+" "+tc.what, func(t *testing.T) {
+			var got bytes.Buffer
+			if err := binary.Write(&got, binary.LittleEndian, tc.value); err != nil {
+				t.Fatal(err)
+			}
+			want, err := hex.DecodeString(strings.ReplaceAll(tc.want, " ", ""))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(got.Bytes(), want) {
+				t.Errorf("got  %x\nwant %x", got.Bytes(), want)
+			}
+			m := mapSpec(t, tc.m)
+			size := m.KeySize
+			if tc.what == "value" {
+				size = m.ValueSize
+			}
+			if int(size) != len(want) {
+				t.Errorf("the %s has %d bytes in the map, %d in Go", tc.what, size, len(want))
+			}
+		})
+	}
+}
+
+// TestOffsets compares the C structs, by their BTF, with the Go twins' encoding
+// above: no byte of a key is padding that C would leave undefined.
+func TestOffsets(t *testing.T) {
+	for name, m := range loadSpec(t).Maps {
+		for what, typ := range map[string]btf.Type{"key": m.Key, "value": m.Value} {
+			checkNoHoles(t, name+" "+what, typ)
+		}
+	}
+}
+
+func checkNoHoles(t *testing.T, name string, typ btf.Type) {
+	t.Helper()
+	s, ok := btf.UnderlyingType(typ).(*btf.Struct)
+	if !ok {
+		return
+	}
+	end := btf.Bits(0)
+	for _, member := range s.Members {
+		size, err := btf.Sizeof(member.Type)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if member.Offset != end {
+			t.Errorf("%s: padding before %s", name, member.Name)
+		}
+		end = member.Offset + btf.Bits(size*8)
+		checkNoHoles(t, name+" "+member.Name, member.Type)
+	}
+	if end != btf.Bits(s.Size*8) {
+		t.Errorf("%s: padding at the end", name)
+	}
+}
+
+func TestReasonsHaveWords(t *testing.T) {
+	if len(reasons) != int(bpf.DatapathReasonREASON_MAX) {
+		t.Errorf("tables know %d reasons, the datapath has %d", len(reasons), bpf.DatapathReasonREASON_MAX)
+	}
+	seen := map[string]bool{}
+	for reason := range bpf.DatapathReasonREASON_MAX {
+		text := maps.Reason(reason).String()
+		if text == "" || strings.HasPrefix(text, "reason ") || seen[text] {
+			t.Errorf("reason %d is %q", reason, text)
+		}
+		seen[text] = true
+	}
+	if got := maps.Reason(bpf.DatapathReasonREASON_MAX).String(); got != "reason 6" {
+		t.Errorf("no reason is %q", got)
+	}
+}
+
+func loadSpec(t *testing.T) *ebpf.CollectionSpec {
+	t.Helper()
+	spec, err := newSpec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return spec
+}
+
+func mapSpec(t *testing.T, name string) *ebpf.MapSpec {
+	t.Helper()
+	m := loadSpec(t).Maps[name]
+	if m == nil {
+		t.Fatalf("there is no map %s", name)
+	}
+	return m
+}

@@ -1,0 +1,60 @@
+package prog
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+)
+
+// TestLoad loads every program, and logs what the verifier had to walk through.
+func TestLoad(t *testing.T) {
+	spec, err := newSpec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
+	programs, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
+		Programs: ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats},
+	})
+	if err != nil {
+		t.Fatalf("load: %+v", err)
+	}
+	defer programs.Close()
+
+	for _, name := range []string{"from_container", "to_container", "from_uplink", "to_uplink"} {
+		program := programs.Programs[name]
+		if program == nil {
+			t.Errorf("there is no program %s", name)
+			continue
+		}
+		// "processed 2345 insns (limit 1000000) ...", in kernels of all ages.
+		_, processed, _ := strings.Cut(program.VerifierLog, "processed ")
+		t.Logf("%-14s %s", name, strings.TrimSpace(processed))
+	}
+	if len(programs.Programs) != 4 {
+		t.Errorf("there are %d programs, this package tests 4", len(programs.Programs))
+	}
+}
+
+// TestSpec wants the loader to find settings for the machine that it runs on.
+func TestSpec(t *testing.T) {
+	spec, err := loader.Spec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got bpf.DatapathHostConfig
+	if err := spec.Variables[bpf.DatapathVarConfig].Get(&got); err != nil {
+		t.Fatal(err)
+	}
+	last := int(got.MasqPortFirst) + int(got.MasqPortCount) - 1
+	if got.Abi != loader.ABI || got.Attach == 0 || got.MasqPortFirst < 1024 || got.MasqPortCount < 4096 || last > 65535 {
+		t.Errorf("configuration is %+v", got)
+	}
+}

@@ -1,0 +1,12 @@
+// Package prog tests each program of the datapath alone, by the kernel's
+// BPF_PROG_TEST_RUN: maps before, one packet in, then verdict, packet and maps
+// afterwards. Most tests are tables of rows, which row_test.go explains.
+package prog
+
+import (
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }

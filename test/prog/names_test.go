@@ -1,0 +1,188 @@
+package prog
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// family names the addresses that tables use, so that a row serves IPv4 and IPv6.
+type family struct {
+	name  string
+	addrs map[string]netip.Addr
+}
+
+// v4 and v6 have the same names. The node has the addresses from node to near2.
+var (
+	v4 = newFamily("v4", map[string]string{
+		"pod":       "10.244.0.2", // masqueraded
+		"pod2":      "10.244.0.3", // masqueraded
+		"plain":     "10.244.0.4", // not masqueraded
+		"node":      "192.0.2.1",
+		"node2":     "192.0.2.10",
+		"vip":       "198.51.100.1", // alone in its network
+		"crowded":   "192.0.2.17",   // the next two differ from it by one bit
+		"near1":     "192.0.2.16",
+		"near2":     "192.0.2.19",
+		"loopback":  "127.0.0.1",
+		"gateway":   "192.0.2.2",
+		"onlink":    "192.0.2.77", // another host of the uplink's network
+		"remote":    "203.0.113.9",
+		"remote2":   "203.0.113.10",
+		"blackhole": "203.0.113.66",
+		"refused":   "203.0.113.98", // route type unreachable
+		"linklocal": "169.254.169.254",
+		"multicast": "224.0.0.251",
+		"any":       "0.0.0.0",
+	})
+	v6 = newFamily("v6", map[string]string{
+		"pod":       "fd00:10:244::2",
+		"pod2":      "fd00:10:244::3",
+		"plain":     "fd00:10:244::4",
+		"node":      "2001:db8:1::1",
+		"node2":     "2001:db8:1::10",
+		"vip":       "2001:db8:77::1",
+		"crowded":   "2001:db8:1::21",
+		"near1":     "2001:db8:1::20",
+		"near2":     "2001:db8:1::23",
+		"loopback":  "::1",
+		"gateway":   "2001:db8:1::2",
+		"onlink":    "2001:db8:1::77",
+		"remote":    "2001:db8:9::9",
+		"remote2":   "2001:db8:9::a",
+		"blackhole": "2001:db8:9::66",
+		"refused":   "2001:db8:9::98",
+		"linklocal": "fe80::1234",
+		"multicast": "ff02::fb",
+		"any":       "::",
+	})
+	families = []family{v4, v6}
+
+	nodeNames = []string{"node", "node2", "vip", "crowded", "near1", "near2"}
+	owners    = map[string]uint64{"pod": 0x1001, "pod2": 0x1002, "plain": 0x1003}
+)
+
+func newFamily(name string, texts map[string]string) family {
+	f := family{name, map[string]netip.Addr{}}
+	for name, text := range texts {
+		f.addrs[name] = netip.MustParseAddr(text)
+	}
+	return f
+}
+
+// addr is the address of a name, or of a literal.
+func (f family) addr(name string) netip.Addr {
+	if addr, ok := f.addrs[name]; ok {
+		return addr
+	}
+	return netip.MustParseAddr(name)
+}
+
+func (f family) wire(name string) bpf.DatapathAddr { return wire(f.addr(name)) }
+
+func wire(addr netip.Addr) bpf.DatapathAddr { return bpf.DatapathAddr{Bytes: addr.As16()} }
+
+// proto is what the packets of a row are.
+type proto string
+
+const (
+	tcp  proto = "tcp"
+	udp  proto = "udp"
+	echo proto = "echo"
+)
+
+var (
+	protos = []proto{tcp, udp, echo}
+	ported = []proto{tcp, udp} // those which can have host ports
+)
+
+// scene is what the texts of a row are about.
+type scene struct {
+	family
+	proto
+	star uint16 // what the port "*" stands for
+}
+
+func (s scene) number() uint8 {
+	switch {
+	case s.proto == tcp:
+		return unix.IPPROTO_TCP
+	case s.proto == udp:
+		return unix.IPPROTO_UDP
+	case s.name == "v4":
+		return unix.IPPROTO_ICMP
+	default:
+		return unix.IPPROTO_ICMPV6
+	}
+}
+
+// side resolves "name:port", where the name may be a literal address and
+// the port "*". Of an echo conversation only the side that asks has a port, the
+// identifier.
+func (s scene) side(text string, asks bool) netip.AddrPort {
+	at := max(strings.LastIndex(text, ":"), 0)
+	name, portText := text[:at], strings.TrimPrefix(text[at:], ":")
+	port, err := strconv.ParseUint(portText, 10, 16)
+	if portText == "*" {
+		port, err = uint64(s.star), nil
+	}
+	if err != nil {
+		panic(fmt.Sprintf("side %q is not name:port", text))
+	}
+	if s.proto == echo && !asks {
+		port = 0
+	}
+	return netip.AddrPortFrom(s.addr(name), uint16(port))
+}
+
+// sides resolves "name:port > name:port". The source asks, or, in a reply, the destination.
+func (s scene) sides(text string, reply bool) (src, dst netip.AddrPort) {
+	from, to, ok := strings.Cut(text, " > ")
+	if !ok {
+		panic(fmt.Sprintf("packet %q has no arrow", text))
+	}
+	return s.side(from, !reply), s.side(to, reply)
+}
+
+// packet makes a packet from text: the first of its connection, or its answer.
+func (s scene) packet(text string, reply bool) testenv.Packet {
+	src, dst := s.sides(text, reply)
+	switch s.proto {
+	case tcp:
+		flags := testenv.SYN
+		if reply {
+			flags |= testenv.ACK
+		}
+		return testenv.TCPPacket(src, dst, flags, "payload")
+	case udp:
+		return testenv.UDPPacket(src, dst, "payload")
+	default:
+		return testenv.EchoPacket(src.Addr(), dst.Addr(), reply, src.Port()|dst.Port(), 7, "payload")
+	}
+}
+
+// readdress is p with the addresses and ports of text.
+func (s scene) readdress(p testenv.Packet, text string, reply bool) testenv.Packet {
+	src, dst := s.sides(text, reply)
+	p.Src, p.Dst = src.Addr(), dst.Addr()
+	if s.proto == echo {
+		p.ID = src.Port() | dst.Port()
+		return p
+	}
+	p.SrcPort, p.DstPort = src.Port(), dst.Port()
+	return p
+}
+
+// sourcePort is the port, or identifier, that masquerading chose.
+func (s scene) sourcePort(p testenv.Packet) uint16 {
+	if s.proto == echo {
+		return p.ID
+	}
+	return p.SrcPort
+}

@@ -1,0 +1,174 @@
+package prog
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// row is one packet through one program. It runs for IPv4 and IPv6, TCP, UDP and
+// ICMP echo, as far as on and only allow.
+//
+// Packets are texts, "source:port > destination:port", in the names of
+// names_test.go; for echo, the identifier is the port of the side that asks.
+// All pods are endpoints.
+type row struct {
+	name string
+	on   []proto // nil: all
+	only string  // "v4" or "v6", or both
+
+	// Before.
+	ports []port
+	flows []flow
+
+	in    string
+	reply bool                           // in is an answer: SYN and ACK, or an echo reply
+	edit  func(p *testenv.Packet)        // what else is special about it
+	raw   func(s scene, f []byte) []byte // what a Packet cannot say
+
+	// Afterwards. The port "*" is the one that masquerading chose.
+	out   string // "": the packet is untouched, byte for byte
+	drop  string // the reason, or "": the packet goes on
+	after []flow // nil: the flows are as before, untouched
+}
+
+func runRows(t *testing.T, program string, rows []row) {
+	h := newHost(t)
+	for _, r := range rows {
+		t.Run(r.name, func(t *testing.T) {
+			for _, s := range r.scenes() {
+				t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+					if err := h.check(program, s, r); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		})
+	}
+}
+
+func (r row) scenes() []scene {
+	var scenes []scene
+	for _, f := range families {
+		for _, p := range protos {
+			if (r.only == "" || r.only == f.name) && (r.on == nil || slices.Contains(r.on, p)) {
+				scenes = append(scenes, scene{family: f, proto: p})
+			}
+		}
+	}
+	return scenes
+}
+
+func (h *host) check(program string, s scene, r row) error {
+	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
+		return err
+	}
+	before, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](h.flows())
+	if err != nil {
+		return err
+	}
+	packet := s.packet(r.in, r.reply)
+	copy(packet.DstMAC[:], h.device(program).HardwareAddr)
+	if r.edit != nil {
+		r.edit(&packet)
+	}
+	frame := packet.MustBuild()
+	if r.raw != nil {
+		frame = r.raw(s, frame)
+	}
+	verdict, result, err := h.runInside(program, frame)
+	if err != nil {
+		return err
+	}
+	if err := checkVerdict(verdict, r.drop != ""); err != nil {
+		return err
+	}
+	if err := h.checkCounters(r.drop, len(frame)); err != nil {
+		return err
+	}
+	if err := checkPacket(&s, r, packet, frame, result); err != nil {
+		return err
+	}
+	if r.after != nil {
+		return h.checkFlows(s, r.after)
+	}
+	after, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](h.flows())
+	if err == nil && !equal(after, before) {
+		err = fmt.Errorf("flows are %+v, were %+v", after, before)
+	}
+	return err
+}
+
+// fill adds the entries of a row to the maps.
+func (h *host) fill(s scene, ports []port, flows []flow) error {
+	var errs []error
+	for _, port := range ports {
+		key, value := port.wire(s)
+		errs = append(errs, h.programs.Maps[bpf.DatapathMapPorts].Put(&key, &value))
+	}
+	for _, flow := range flows {
+		key, value := flow.wire(s)
+		errs = append(errs, h.flows().Put(&key, &value))
+	}
+	return errors.Join(errs...)
+}
+
+func checkVerdict(got uint32, drop bool) error {
+	want := uint32(verdictNext)
+	if drop {
+		want = verdictDrop
+	}
+	if got != want {
+		return fmt.Errorf("verdict is %d, want %d", int32(got), int32(want))
+	}
+	return nil
+}
+
+// checkPacket compares what came out with the row, and learns the port "*".
+func checkPacket(s *scene, r row, packet testenv.Packet, frame, result []byte) error {
+	if r.out == "" {
+		if !bytes.Equal(result, frame) {
+			return fmt.Errorf("packet is %x, should be untouched: %x", result, frame)
+		}
+		return nil
+	}
+	got, err := testenv.Decode(result)
+	if err != nil {
+		return err
+	}
+	if err := testenv.VerifyChecksums(result); err != nil {
+		return err
+	}
+	if strings.Contains(r.out, "*") {
+		s.star = s.sourcePort(got)
+	}
+	want := s.readdress(packet, r.out, r.reply)
+	if diff := testenv.Diff(got, want); diff != "" {
+		return fmt.Errorf("packet differs:\n%s", diff)
+	}
+	if strings.Contains(r.out, "*") && !inRange(s.star) {
+		return fmt.Errorf("port %d is outside of %+v", s.star, config)
+	}
+	return nil
+}
+
+// inRange reports whether masquerading may choose the port.
+func inRange(port uint16) bool {
+	first, count := int(config.MasqPortFirst), int(config.MasqPortCount)
+	return int(port) >= first && int(port) < first+count
+}
+
+func equal[K, V comparable](a, b map[K]V) bool {
+	for key, value := range a {
+		if other, ok := b[key]; !ok || other != value {
+			return false
+		}
+	}
+	return len(a) == len(b)
+}
