@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/cilium/ebpf"
 
@@ -110,17 +109,11 @@ func (d *Datapath) DetachUplink(ifindex int) error {
 	return d.detachAll(uplinkTargets(ifindex))
 }
 
-// attachAll attaches all at the same time: the kernel waits for every CPU at
-// each (tcx_entry_sync), which is most of the time that an ADD takes.
 func (d *Datapath) attachAll(targets []target) error {
-	errs := make([]error, len(targets))
-	var all sync.WaitGroup
-	for i, t := range targets {
-		all.Go(func() { errs[i] = d.attach(t) })
-	}
-	all.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return errors.Join(err, d.detachAll(targets))
+	for _, t := range targets {
+		if err := d.attach(t); err != nil {
+			return errors.Join(err, d.detachAll(targets))
+		}
 	}
 	return nil
 }

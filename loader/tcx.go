@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -17,20 +18,59 @@ type tcx struct {
 }
 
 func (a tcx) attach(t target, program *ebpf.Program) error {
-	if err := a.detach(t); err != nil { // a pin that outlived its device
+	pin := a.dir.linkPin(t)
+	ifindex, err := linkDevice(pin)
+	switch {
+	case err == nil && ifindex == t.ifindex:
+		return updateLink(pin, program)
+	case err == nil: // outlived its device
+		err = removePin(pin)
+	case errors.Is(err, fs.ErrNotExist):
+		err = nil
+	}
+	if err != nil {
 		return err
 	}
-	attachment := ebpf.AttachTCXIngress
-	if t.direction == egress {
-		attachment = ebpf.AttachTCXEgress
-	}
-	l, err := link.AttachTCX(link.TCXOptions{Interface: t.ifindex, Program: program, Attach: attachment})
+	l, err := attachTCX(t, program)
 	if err != nil {
 		return err
 	}
 	defer l.Close()
 
-	return l.Pin(a.dir.linkPin(t))
+	return l.Pin(pin)
+}
+
+// attachTCX waits a moment for a link of the same program to go: the kernel
+// frees one in the background when its pin is removed, and refuses a second.
+func attachTCX(t target, program *ebpf.Program) (link.Link, error) {
+	options := link.TCXOptions{Interface: t.ifindex, Program: program, Attach: ebpf.AttachTCXIngress}
+	if t.direction == egress {
+		options.Attach = ebpf.AttachTCXEgress
+	}
+	deadline := time.After(time.Second)
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
+	for {
+		l, err := link.AttachTCX(options)
+		if !errors.Is(err, fs.ErrExist) {
+			return l, err
+		}
+		select {
+		case <-deadline:
+			return nil, err
+		case <-again.C:
+		}
+	}
+}
+
+func updateLink(pin string, program *ebpf.Program) error {
+	l, err := link.LoadPinnedLink(pin, nil)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", pin, err)
+	}
+	defer l.Close()
+
+	return l.Update(program)
 }
 
 // attached also looks behind the pin: it outlives its device, and a link can be

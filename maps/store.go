@@ -53,7 +53,8 @@ func (s *Store) closePorts(owners map[loader.Owner]bool) error {
 }
 
 // Release removes all entries of one owner: ports first, so that nothing new
-// comes in, the endpoint last. It goes on after errors.
+// comes in, and flows last, since packets make them as long as there are ports
+// and endpoints. It goes on after errors.
 func (s *Store) Release(owner loader.Owner) error {
 	return s.ReleaseAll(map[loader.Owner]bool{owner: true})
 }
@@ -62,8 +63,8 @@ func (s *Store) Release(owner loader.Owner) error {
 func (s *Store) ReleaseAll(owners map[loader.Owner]bool) error {
 	return errors.Join(
 		s.closePorts(owners),
-		removeOwned[bpf.DatapathFlowKey](s.dp.Flows, owners, func(v bpf.DatapathFlow) uint64 { return v.Owner }),
 		removeOwned[bpf.DatapathAddr](s.dp.Endpoints, owners, func(v bpf.DatapathEndpoint) uint64 { return v.Owner }),
+		removeOwned[bpf.DatapathFlowKey](s.dp.Flows, owners, func(v bpf.DatapathFlow) uint64 { return v.Owner }),
 	)
 }
 

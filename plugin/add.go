@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	cnitypes "github.com/containernetworking/cni/pkg/types"
@@ -24,7 +25,7 @@ func (p *Plugin) Add(ctx context.Context, args *skel.CmdArgs) error {
 		return err
 	}
 	if config.PrevResult != nil {
-		return unsupported("prevResult", []byte("of another plugin"), "ebpfnet makes the interface itself, so it must be the first plugin of its list")
+		return unsupported("prevResult", config.PrevResult, "ebpfnet makes the interface itself, so it must be the first plugin of its list")
 	}
 	a := &addition{
 		Plugin: p,
@@ -35,10 +36,15 @@ func (p *Plugin) Add(ctx context.Context, args *skel.CmdArgs) error {
 	defer a.close()
 
 	if err := a.run(ctx); err != nil {
-		return errors.Join(cniError(err), a.undo.rollback())
+		// Its own time, since that of ADD may be over; what it has not undone, DEL will.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+		defer cancel()
+		return withDetails(cniError(err), a.undo.rollback(ctx))
 	}
 	return nil
 }
+
+const undoTimeout = 2 * time.Second
 
 // addition is one ADD under way. Each step finds here what the steps before it
 // made, and pushes how to unmake what it makes itself.
@@ -57,6 +63,7 @@ type addition struct {
 	addresses []link.Address
 	pair      link.Pair
 	endpoints []maps.Endpoint
+	written   bool // something may stand in maps or pins
 }
 
 // run takes the steps in the order that keeps a container safe while it is half
@@ -126,7 +133,7 @@ func (a *addition) reserve(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("reserve addresses: %w", err)
 	}
-	a.undo.push(func() error { return pool.Release(context.WithoutCancel(ctx), attachment) })
+	a.undo.push(func(ctx context.Context) error { return pool.Release(ctx, attachment) })
 	a.reserved = reserved
 	for _, address := range reserved.Addresses {
 		a.addresses = append(a.addresses, link.Address(address))
@@ -159,7 +166,12 @@ func (a *addition) openDatapath(ctx context.Context) (err error) {
 	if a.datapath, err = loader.Open(ctx); err != nil {
 		return err
 	}
-	a.undo.push(func() error { return releaseEntries(context.WithoutCancel(ctx), a.datapath, a.owner) })
+	a.undo.push(func(ctx context.Context) error {
+		if !a.written {
+			return nil
+		}
+		return releaseEntries(ctx, a.datapath, a.owner)
+	})
 	return nil
 }
 
@@ -185,7 +197,7 @@ func (a *addition) createPair(context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.undo.push(func() error { return link.Delete(a.host, a.pair.HostName) })
+	a.undo.push(func(context.Context) error { return link.Delete(a.host, a.pair.HostName) })
 	return nil
 }
 
@@ -218,6 +230,7 @@ func (a *addition) attach(ctx context.Context) error {
 		})
 	}
 	err := maps.With(ctx, a.datapath, func(store *maps.Store) error {
+		a.written = true
 		for _, endpoint := range a.endpoints {
 			if err := a.create(store, func() error { return store.AddEndpoint(endpoint) }); err != nil {
 				return err

@@ -3,10 +3,8 @@ package plugin
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -81,13 +79,6 @@ type cniArgs struct {
 	K8S_POD_INFRA_CONTAINER_ID cnitypes.UnmarshallableString
 }
 
-// knownKeys are those of the specification and ours. Any other is refused,
-// since a misspelt ipMasq would be a network that works by half.
-var knownKeys = []string{
-	"cniVersion", "name", "type", "disableCheck", "disableGC", "capabilities", "args", "runtimeConfig",
-	"prevResult", "ipMasq", "mtu", "ipam", "dns",
-}
-
 // parseConfig reads the configuration of ADD, CHECK and STATUS.
 func parseConfig(args *skel.CmdArgs) (*Config, error) {
 	var conf netConf
@@ -103,6 +94,9 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 	var env cniArgs
 	if err := cnitypes.LoadArgs(args.Args, &env); err != nil {
 		return nil, invalidEnv("CNI_ARGS", args.Args, fmt.Sprintf("known keys, or IgnoreUnknown=1 (%v)", err))
+	}
+	if strings.Contains(args.IfName, "%") { // a pattern, to the kernel
+		return nil, invalidEnv("CNI_IFNAME", args.IfName, "a name without %")
 	}
 	config := &Config{
 		CNIVersion: conf.CNIVersion,
@@ -127,54 +121,44 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 	if config.PrevResult, err = conf.prevResult(); err != nil {
 		return nil, err
 	}
-	return config, nil
+	return config, config.check()
+}
+
+// check is for what no key alone is wrong about.
+func (c *Config) check() error {
+	const mostAlias = 255 // of the kernel's IFALIASZ
+
+	if alias := aliasOf(c.Attachment); len(alias) > mostAlias {
+		return invalid("name", c.Attachment.Network, fmt.Sprintf("%d characters less, for the alias of the host's device", len(alias)-mostAlias))
+	}
+	for i, set := range c.IPAM.Ranges {
+		const leastIPv6 = 1280 // RFC 8200, 5
+
+		if len(set) > 0 && set[0].Subnet.Addr().Is6() && c.MTU != 0 && c.MTU < leastIPv6 {
+			return invalid("mtu", c.MTU, fmt.Sprintf("at least %d, since ipam.ranges[%d] is IPv6", leastIPv6, i))
+		}
+	}
+	return nil
 }
 
 // parseForRelease reads only what DEL and GC need, so that a configuration that
 // ADD would refuse today can still be cleaned up after.
 func parseForRelease(args *skel.CmdArgs) (*Config, error) {
 	var conf struct {
-		Name string `json:"name"`
-		IPAM struct {
-			DataDir string `json:"dataDir"`
-		} `json:"ipam"`
+		Name string          `json:"name"`
+		IPAM json.RawMessage `json:"ipam"`
 	}
 	if err := decodeInto(args.StdinData, &conf); err != nil {
 		return nil, err
 	}
+	var section struct {
+		DataDir string `json:"dataDir"`
+	}
+	_ = json.Unmarshal(conf.IPAM, &section) // what is not readable was never used
 	return &Config{
 		Attachment: maps.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
-		IPAM:       &ipam.Config{Network: conf.Name, DataDir: conf.IPAM.DataDir},
+		IPAM:       &ipam.Config{Network: conf.Name, DataDir: section.DataDir},
 	}, nil
-}
-
-// decodeInto tells broken JSON from a value of the wrong type, and names its key.
-func decodeInto(stdin []byte, conf any) error {
-	err := json.Unmarshal(stdin, conf)
-	var wrongType *json.UnmarshalTypeError
-	if errors.As(err, &wrongType) {
-		return invalid(wrongType.Field, []byte(wrongType.Value), "a value of type "+wrongType.Type.String())
-	}
-	if err != nil {
-		return cnitypes.NewError(cnitypes.ErrDecodingFailure, "decode the network configuration: "+err.Error(), "")
-	}
-	return nil
-}
-
-// checkKeys lets keys with a dot or slash pass: they belong to somebody, as
-// cni.dev/attachments does.
-func checkKeys(stdin []byte) error {
-	var all map[string]json.RawMessage
-	if err := decodeInto(stdin, &all); err != nil {
-		return err
-	}
-	for key, value := range all {
-		if strings.ContainsAny(key, "./") || slices.Contains(knownKeys, key) {
-			continue
-		}
-		return unsupported(key, []byte(value), "no such key; ebpfnet knows "+strings.Join(knownKeys, ", "))
-	}
-	return nil
 }
 
 func checkCapabilities(conf *netConf) error {
@@ -184,7 +168,7 @@ func checkCapabilities(conf *netConf) error {
 		"runtimeConfig.deviceID":       conf.RuntimeConfig.DeviceID,
 	} {
 		if len(value) > 0 && !bytes.Equal(value, []byte("null")) {
-			return unsupported(key, []byte(value), "ebpfnet cannot do that; take the capability out of the configuration")
+			return unsupported(key, value, "ebpfnet cannot do that; take the capability out of the configuration")
 		}
 	}
 	return nil
@@ -209,17 +193,20 @@ func (c *netConf) dns() cnitypes.DNS {
 
 // mac takes the first that is given, in the order of CONVENTIONS.md.
 func (c *netConf) mac(env cniArgs) (net.HardwareAddr, error) {
-	for _, asked := range []struct{ key, value string }{
-		{"runtimeConfig.mac", c.RuntimeConfig.MAC},
-		{"args.cni.mac", c.Args.CNI.MAC},
-		{"CNI_ARGS MAC", string(env.MAC)},
+	for _, asked := range []struct {
+		key, value string
+		invalid    func(key string, value any, expected string) error
+	}{
+		{"runtimeConfig.mac", c.RuntimeConfig.MAC, invalid},
+		{"args.cni.mac", c.Args.CNI.MAC, invalid},
+		{"CNI_ARGS MAC", string(env.MAC), invalidEnv},
 	} {
 		if asked.value == "" {
 			continue
 		}
 		mac, err := net.ParseMAC(asked.value)
-		if err != nil || len(mac) != 6 || mac[0]&1 != 0 {
-			return nil, invalid(asked.key, asked.value, "a unicast MAC address, like 02:00:00:00:00:01")
+		if err != nil || len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)) {
+			return nil, asked.invalid(asked.key, asked.value, "a unicast MAC address, like 02:00:00:00:00:01")
 		}
 		return mac, nil
 	}
@@ -234,20 +221,41 @@ func (c *netConf) ipam(env cniArgs) (*ipam.Config, error) {
 		return nil, invalid("ipam", "", `an object, like {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]]}`)
 	}
 	if err := json.Unmarshal(c.IPAM, &section); err != nil {
-		return nil, invalid("ipam", []byte(c.IPAM), "an object with a string \"type\"")
+		return nil, invalid("ipam", c.IPAM, "an object with a string \"type\"")
 	}
 	if section.Type != "host-local" {
 		return nil, unsupported("ipam.type", section.Type, `ebpfnet knows "host-local" alone, and runs it itself`)
 	}
-	request := ipam.Request{Ranges: c.RuntimeConfig.IPRanges, IPs: c.RuntimeConfig.IPs}
-	if len(request.IPs) == 0 {
-		request.IPs = c.Args.CNI.IPs
+	static, err := ipam.Parse(c.Name, c.IPAM, ipam.Request{Ranges: c.RuntimeConfig.IPRanges})
+	if err != nil {
+		return nil, cniError(err)
 	}
-	if len(request.IPs) == 0 && env.IP != "" {
-		request.IPs = strings.Split(string(env.IP), ",")
+	for _, asked := range []struct {
+		key     string
+		value   []string
+		invalid func(key string, value any, expected string) error
+	}{
+		{"runtimeConfig.ips", c.RuntimeConfig.IPs, invalid},
+		{"args.cni.ips", c.Args.CNI.IPs, invalid},
+		{"CNI_ARGS IP", split(string(env.IP)), invalidEnv},
+	} {
+		if len(asked.value) == 0 {
+			continue
+		}
+		config, err := ipam.Parse(c.Name, c.IPAM, ipam.Request{Ranges: c.RuntimeConfig.IPRanges, IPs: asked.value})
+		if err != nil {
+			return nil, asked.invalid(asked.key, asked.value, fmt.Sprintf("addresses that the network can give (%v)", err))
+		}
+		return config, nil
 	}
-	config, err := ipam.Parse(c.Name, c.IPAM, request)
-	return config, cniError(err)
+	return static, nil
+}
+
+func split(list string) []string {
+	if list == "" {
+		return nil
+	}
+	return strings.Split(list, ",")
 }
 
 func (c *netConf) prevResult() (*types100.Result, error) {

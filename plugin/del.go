@@ -8,6 +8,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
@@ -36,6 +37,9 @@ func (p *Plugin) release(ctx context.Context, config *Config) error {
 		err = deleteDevice(owner)
 	} else {
 		err = errors.Join(err, deleteDevice(owner))
+	}
+	if errors.Is(err, flock.ErrBusy) {
+		return err // entries may name the addresses still
 	}
 	pool := ipam.Open(config.IPAM, p.Log)
 	return errors.Join(err, pool.Release(ctx, ipamAttachment(config.Attachment)))

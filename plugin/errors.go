@@ -1,9 +1,11 @@
 package plugin
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
@@ -61,6 +63,15 @@ func cniError(err error) error {
 	return cnitypes.NewError(cnitypes.ErrInternal, err.Error(), "")
 }
 
+// withDetails adds what went wrong besides to an error with a code.
+func withDetails(err, besides error) error {
+	var coded *cnitypes.Error
+	if besides == nil || !errors.As(err, &coded) {
+		return err
+	}
+	return cnitypes.NewError(coded.Code, coded.Msg, strings.TrimPrefix(coded.Details+"; "+besides.Error(), "; "))
+}
+
 // invalid is an error of the configuration: what the key says, and what it should.
 func invalid(key string, value any, expected string) error {
 	return cnitypes.NewError(cnitypes.ErrInvalidNetworkConfig, fmt.Sprintf("%s %s: expected %s", key, show(value), expected), "")
@@ -72,14 +83,15 @@ func unsupported(key string, value any, why string) error {
 }
 
 // invalidEnv is an error of a CNI_ variable.
-func invalidEnv(variable, value, expected string) error {
-	return cnitypes.NewError(cnitypes.ErrInvalidEnvironmentVariables, fmt.Sprintf("%s %q: expected %s", variable, value, expected), "")
+func invalidEnv(variable string, value any, expected string) error {
+	return cnitypes.NewError(cnitypes.ErrInvalidEnvironmentVariables, fmt.Sprintf("%s %s: expected %s", variable, show(value), expected), "")
 }
 
 // show prints a value as the configuration has it.
 func show(value any) string {
-	if raw, ok := value.([]byte); ok {
-		return string(raw)
+	text, err := json.Marshal(value)
+	if err != nil {
+		return fmt.Sprint(value)
 	}
-	return fmt.Sprintf("%#v", value)
+	return string(text)
 }

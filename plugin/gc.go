@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -38,19 +37,36 @@ func (p *Plugin) GC(ctx context.Context, args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	deleted := deleteDevices(host, devices, valid)
-	swept := sweepDatapath(ctx, maps.NetworkToken(config.Attachment.Network), valid)
-	_, released := ipam.Open(config.IPAM, p.Log).Retain(ctx, func(a ipam.Attachment) bool {
-		at := maps.Attachment{Network: config.Attachment.Network, ContainerID: a.ContainerID, IfName: a.IfName}
-		return valid[at.Owner()]
-	})
+	deleted := deleteDevices(host, devices, valid.owners)
+	swept := sweepDatapath(ctx, maps.NetworkToken(config.Attachment.Network), valid.owners)
+	_, released := ipam.Open(config.IPAM, p.Log).Retain(ctx, valid.has)
 	return errors.Join(deleted, swept, released)
 }
 
-// validAttachments returns the owners that the runtime names. A key that is
-// absent or null names nobody's death: then those that have a device are valid.
-// An empty list says that all are gone.
-func validAttachments(stdin []byte, network string, devices map[loader.Owner]netlink.Link) (map[loader.Owner]bool, error) {
+// attachments are those of one network that are valid.
+type attachments struct {
+	network    string
+	owners     map[loader.Owner]bool
+	containers map[string]bool
+}
+
+func (v *attachments) add(containerID, ifName string) {
+	v.owners[maps.Attachment{Network: v.network, ContainerID: containerID, IfName: ifName}.Owner()] = true
+	v.containers[containerID] = true
+}
+
+// has knows a reservation of an old host-local, which names no interface, by its container.
+func (v *attachments) has(a ipam.Attachment) bool {
+	if a.IfName == "" {
+		return v.containers[a.ContainerID]
+	}
+	return v.owners[maps.Attachment{Network: v.network, ContainerID: a.ContainerID, IfName: a.IfName}.Owner()]
+}
+
+// validAttachments returns those that the runtime names. A key that is absent or
+// null names nobody's death: then those that have a device are valid. An empty
+// list says that all are gone.
+func validAttachments(stdin []byte, network string, devices map[loader.Owner]netlink.Link) (*attachments, error) {
 	var lists struct {
 		Current json.RawMessage `json:"cni.dev/valid-attachments"`
 		Tagged  json.RawMessage `json:"cni.dev/attachments"` // as in the text of 1.1.0
@@ -58,7 +74,7 @@ func validAttachments(stdin []byte, network string, devices map[loader.Owner]net
 	if err := json.Unmarshal(stdin, &lists); err != nil {
 		return nil, err
 	}
-	valid := map[loader.Owner]bool{}
+	valid := &attachments{network: network, owners: map[loader.Owner]bool{}, containers: map[string]bool{}}
 	named := false
 	for key, list := range map[string]json.RawMessage{
 		"cni.dev/valid-attachments": lists.Current,
@@ -67,21 +83,22 @@ func validAttachments(stdin []byte, network string, devices map[loader.Owner]net
 		if len(list) == 0 || bytes.Equal(list, []byte("null")) {
 			continue
 		}
-		var attachments []struct {
+		var listed []struct {
 			ContainerID string `json:"containerID"`
 			IfName      string `json:"ifname"`
 		}
-		if err := json.Unmarshal(list, &attachments); err != nil {
-			return nil, invalid(key, []byte(list), `a list of {"containerID": "...", "ifname": "..."}`)
+		if err := json.Unmarshal(list, &listed); err != nil {
+			return nil, invalid(key, list, `a list of {"containerID": "...", "ifname": "..."}`)
 		}
 		named = true
-		for _, a := range attachments {
-			valid[maps.Attachment{Network: network, ContainerID: a.ContainerID, IfName: a.IfName}.Owner()] = true
+		for _, a := range listed {
+			valid.add(a.ContainerID, a.IfName)
 		}
 	}
 	if !named {
-		for owner := range devices {
-			valid[owner] = true
+		for _, device := range devices {
+			at, _ := attachmentOf(device)
+			valid.add(at.ContainerID, at.IfName)
 		}
 	}
 	return valid, nil
@@ -89,19 +106,26 @@ func validAttachments(stdin []byte, network string, devices map[loader.Owner]net
 
 // networkDevices returns the host's ends of a network's veths by their owner, which the alias tells.
 func networkDevices(host *netlink.Handle, network string) (map[loader.Owner]netlink.Link, error) {
-	all, err := host.LinkList()
+	all, err := link.List(host)
 	if err != nil {
-		return nil, fmt.Errorf("list the host's devices: %w", err)
+		return nil, err
 	}
 	devices := map[loader.Owner]netlink.Link{}
 	for _, device := range all {
-		words := strings.Fields(device.Attrs().Alias)
-		if len(words) == 4 && words[0] == "ebpfnet" && words[1] == network {
-			at := maps.Attachment{Network: network, ContainerID: words[2], IfName: words[3]}
+		if at, ours := attachmentOf(device); ours && at.Network == network {
 			devices[at.Owner()] = device
 		}
 	}
 	return devices, nil
+}
+
+// attachmentOf reads the alias that ADD gave the device.
+func attachmentOf(device netlink.Link) (at maps.Attachment, ours bool) {
+	words := strings.Fields(device.Attrs().Alias)
+	if len(words) != 4 || words[0] != "ebpfnet" {
+		return maps.Attachment{}, false
+	}
+	return maps.Attachment{Network: words[1], ContainerID: words[2], IfName: words[3]}, true
 }
 
 func deleteDevices(host *netlink.Handle, devices map[loader.Owner]netlink.Link, valid map[loader.Owner]bool) error {

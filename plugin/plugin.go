@@ -11,6 +11,7 @@ package plugin
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -38,6 +39,8 @@ type Plugin struct {
 	// BeforeStep, if not nil, is called with the name of each step of ADD; an
 	// error fails the step. Tests use it to stop ADD wherever it can be stopped.
 	BeforeStep func(step string) error
+
+	cniVersion string // of the configuration that a verb was called with
 }
 
 // New returns the plugin as a runtime calls it: the result on stdout, words on stderr.
@@ -52,6 +55,7 @@ func New() *Plugin {
 func (p *Plugin) Funcs() skel.CNIFuncs {
 	verb := func(do func(context.Context, *skel.CmdArgs) error) func(*skel.CmdArgs) error {
 		return func(args *skel.CmdArgs) error {
+			p.cniVersion = versionOf(args.StdinData)
 			ctx, cancel := context.WithTimeout(context.Background(), lockTimeout)
 			defer cancel()
 			return cniError(do(ctx, args))
@@ -64,6 +68,18 @@ func (p *Plugin) Funcs() skel.CNIFuncs {
 		Status: verb(p.Status),
 		GC:     verb(p.GC),
 	}
+}
+
+// CNIVersion returns the version that the configuration of the last call named,
+// "" where it named none or no verb was reached. Errors are to carry it.
+func (p *Plugin) CNIVersion() string { return p.cniVersion }
+
+func versionOf(stdin []byte) string {
+	var conf struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	_ = json.Unmarshal(stdin, &conf)
+	return conf.CNIVersion
 }
 
 // lockTimeout bounds the wait for other calls. They hold locks for milliseconds

@@ -3,6 +3,7 @@ package plugin
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -34,15 +35,24 @@ func parsePorts(asked []portMapping) ([]PortMapping, error) {
 		if err != nil {
 			return nil, err
 		}
-		place := port
-		place.Port = 0
-		if seen[place] {
-			return nil, invalid(key+".hostPort", mapping.HostPort, "a port that is given once")
+		for _, ipv4 := range port.families() {
+			place := PortMapping{HostAddr: port.hostAddr(ipv4), HostPort: port.HostPort, Protocol: port.Protocol}
+			if seen[place] {
+				return nil, invalid(key+".hostPort", mapping.HostPort, "a port that is given once for an address and a protocol")
+			}
+			seen[place] = true
 		}
-		seen[place] = true
 		parsed = append(parsed, port)
 	}
 	return parsed, nil
+}
+
+// families says for each family that the mapping is for whether it is IPv4.
+func (m PortMapping) families() []bool {
+	if m.HostAddr.IsValid() {
+		return []bool{m.HostAddr.Is4()}
+	}
+	return []bool{true, false}
 }
 
 func (m portMapping) parse(key string) (PortMapping, error) {
@@ -84,7 +94,7 @@ func (m PortMapping) entriesFor(endpoints []maps.Endpoint) []maps.Port {
 	used := map[bool]bool{} // by family: the first address serves, as with portmap
 	for _, endpoint := range endpoints {
 		ipv4 := endpoint.Addr.Is4()
-		if used[ipv4] || m.HostAddr.IsValid() && m.HostAddr.Is4() != ipv4 {
+		if used[ipv4] || !slices.Contains(m.families(), ipv4) {
 			continue
 		}
 		used[ipv4] = true

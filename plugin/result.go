@@ -7,6 +7,7 @@ import (
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	cniversion "github.com/containernetworking/cni/pkg/version"
 
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
@@ -56,8 +57,14 @@ func ipConfig(address link.Address) *types100.IPConfig {
 	}
 }
 
-// print writes the result in the version that was asked for.
+// print writes the result in the version that was asked for. The library knows
+// no difference between 1.0.0 and 1.1.0, which is where mtu came.
 func (r *result) print(to io.Writer, version string) error {
+	if knowsMTU, err := cniversion.GreaterThanOrEqualTo(version, "1.1.0"); err == nil && !knowsMTU {
+		for _, device := range r.Interfaces {
+			device.Mtu = 0
+		}
+	}
 	converted, err := (*types100.Result)(r).GetAsVersion(version)
 	if err != nil {
 		return cnitypes.NewError(cnitypes.ErrIncompatibleCNIVersion, fmt.Sprintf("cniVersion %q: %v", version, err), "")

@@ -1,23 +1,26 @@
 package plugin
 
-import "errors"
+import (
+	"context"
+	"errors"
+)
 
 // undo is what takes a failed ADD back: each step that changed something pushes
 // how to unmake it.
 type undo struct {
-	steps []func() error
+	steps []func(context.Context) error
 }
 
-func (u *undo) push(step func() error) {
+func (u *undo) push(step func(context.Context) error) {
 	u.steps = append(u.steps, step)
 }
 
 // rollback runs all steps, the last pushed first, whatever fails meanwhile.
-func (u *undo) rollback() error {
+func (u *undo) rollback(ctx context.Context) error {
 	var errs []error
 	for len(u.steps) > 0 {
 		last := len(u.steps) - 1
-		errs = append(errs, u.steps[last]())
+		errs = append(errs, u.steps[last](ctx))
 		u.steps = u.steps[:last]
 	}
 	return errors.Join(errs...)

@@ -2,7 +2,11 @@
 package main
 
 import (
+	"encoding/json"
+	"os"
+
 	"github.com/containernetworking/cni/pkg/skel"
+	cnitypes "github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/ebpfnet/ebpfnet/plugin"
@@ -29,5 +33,24 @@ in /etc/cni/net.d, with this program in /opt/cni/bin.
 `
 
 func main() {
-	skel.PluginMainFuncs(plugin.New().Funcs(), version.All, about)
+	// The library compares namespaces after a verb has run, and would fail a DEL
+	// that has done its work; the verbs look for themselves, before.
+	os.Setenv("CNI_NETNS_OVERRIDE", "true")
+
+	p := plugin.New()
+	if err := skel.PluginMainFuncsWithError(p.Funcs(), version.All, about); err != nil {
+		printError(err, p.CNIVersion())
+		os.Exit(1)
+	}
+}
+
+// printError prints what the specification wants of an error (SPEC, section 5).
+// The library's own leaves out the version.
+func printError(err *cnitypes.Error, cniVersion string) {
+	encoder := json.NewEncoder(os.Stdout)
+	encoder.SetIndent("", "    ")
+	_ = encoder.Encode(struct {
+		CNIVersion string `json:"cniVersion,omitempty"`
+		*cnitypes.Error
+	}{cniVersion, err})
 }

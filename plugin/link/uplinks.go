@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -45,6 +46,9 @@ func Uplinks(host *netlink.Handle) ([]Uplink, error) {
 			return nil, fmt.Errorf("list the host's subnets: %w", err)
 		}
 		for _, route := range routes {
+			if route.Src == nil && !route.Dst.IP.IsLinkLocalUnicast() {
+				route.Src = sourceTowards(host, route)
+			}
 			note(found, route)
 		}
 	}
@@ -76,6 +80,22 @@ func note(found map[int]*Uplink, route netlink.Route) {
 	case src.Is6() && !uplink.Addr6.IsValid():
 		uplink.Addr6 = src
 	}
+}
+
+// sourceTowards returns the host's address towards a subnet that it is connected
+// to, which the kernel's own IPv6 routes do not name: it is asked for the way to
+// one of the last addresses there. nil if there is none.
+func sourceTowards(host *netlink.Handle, subnet netlink.Route) net.IP {
+	ip := slices.Clone(subnet.Dst.IP)
+	for i, mask := range subnet.Dst.Mask {
+		ip[i] |= ^mask
+	}
+	ip[len(ip)-1] &^= 1
+	routes, err := host.RouteGetWithOptions(ip, &netlink.RouteGetOptions{OifIndex: subnet.LinkIndex})
+	if err != nil || len(routes) == 0 {
+		return nil
+	}
+	return routes[0].Src
 }
 
 // connectedRoutes returns the routes of the main table that the kernel made for
@@ -131,7 +151,7 @@ func parseConnected(message []byte) (netlink.Route, bool) {
 			route.Dst = &net.IPNet{IP: attr.Value, Mask: net.CIDRMask(int(header.Dst_len), 8*len(attr.Value))}
 		}
 	}
-	return route, true
+	return route, route.Dst != nil
 }
 
 // strictSocket makes the kernel filter a dump by what the request names.

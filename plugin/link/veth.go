@@ -75,6 +75,24 @@ func Find(handle *netlink.Handle, name string) (netlink.Link, error) {
 	return device, nil
 }
 
+// List returns all devices. A dump that devices have changed under is taken again.
+func List(host *netlink.Handle) ([]netlink.Link, error) {
+	const tries = 10
+
+	var devices []netlink.Link
+	var err error
+	for range tries {
+		devices, err = host.LinkList()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the host's devices: %w", err)
+	}
+	return devices, nil
+}
+
 // Address is a container's address with the length of its subnet, and the
 // gateway that the host answers for.
 type Address struct {
@@ -164,10 +182,30 @@ func SetUpContainer(ns netns.NsHandle, container *netlink.Handle, p Pair, addres
 			return fmt.Errorf("set device %d of the container up: %w", index, err)
 		}
 	}
-	for _, route := range ContainerRoutes(device.Index, addresses, routes) {
-		if err := container.RouteAdd(&route); err != nil {
+	return addRoutes(container, ContainerRoutes(device.Index, addresses, routes))
+}
+
+// addRoutes puts a route behind one that another interface of the container has
+// already, unless its priority was asked for.
+func addRoutes(container *netlink.Handle, routes []netlink.Route) error {
+	const behind = 2048 // twice IPv6's default
+
+	type place struct {
+		dst             string
+		table, priority int
+	}
+	ours := map[place]bool{}
+	for _, route := range routes {
+		at := place{route.Dst.String(), route.Table, route.Priority}
+		err := container.RouteAdd(&route)
+		if errors.Is(err, unix.EEXIST) && !ours[at] && route.Priority == 0 {
+			route.Priority = behind + route.LinkIndex
+			err = container.RouteAdd(&route)
+		}
+		if err != nil {
 			return fmt.Errorf("add route %v to the container: %w", route, err)
 		}
+		ours[at] = true
 	}
 	return nil
 }

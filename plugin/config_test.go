@@ -1,0 +1,125 @@
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	cnitypes "github.com/containernetworking/cni/pkg/types"
+)
+
+// confWith returns a configuration with more keys, as JSON text.
+func confWith(keys ...string) []byte {
+	keys = append([]string{
+		`"cniVersion": "1.0.0", "name": "pods", "type": "ebpfnet"`,
+		`"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}]]}`,
+	}, keys...)
+	return []byte("{" + strings.Join(keys, ", ") + "}")
+}
+
+func TestParseConfig(t *testing.T) {
+	for _, test := range []struct {
+		name, args string
+		keys       []string
+		what       func(*Config) string
+		want       string
+	}{
+		{"defaults", "", nil, func(c *Config) string { return fmt.Sprint(c.IPMasq, c.MTU, c.MAC, c.Ports, c.PrevResult) }, "false 0  [] <nil>"},
+		{"attachment", "", nil, func(c *Config) string { return fmt.Sprint(c.Attachment, " ", c.CNIVersion) }, "{pods c1 eth0} 1.0.0"},
+		{"ipMasq", "", []string{`"ipMasq": true`}, func(c *Config) string { return fmt.Sprint(c.IPMasq) }, "true"},
+		{"least MTU", "", []string{`"mtu": 68`}, func(c *Config) string { return fmt.Sprint(c.MTU) }, "68"},
+		{"largest MTU", "", []string{`"mtu": 65535`}, func(c *Config) string { return fmt.Sprint(c.MTU) }, "65535"},
+		{"MAC of CNI_ARGS", "MAC=02:00:00:00:00:01", nil, macOfConfig, "02:00:00:00:00:01"},
+		{"MAC of args", "MAC=02:00:00:00:00:01", []string{`"args": {"cni": {"mac": "02:00:00:00:00:02"}}`}, macOfConfig, "02:00:00:00:00:02"},
+		{"MAC of the runtime", "MAC=02:00:00:00:00:01",
+			[]string{`"args": {"cni": {"mac": "02:00:00:00:00:02"}}`, `"runtimeConfig": {"mac": "02:00:00:00:00:03"}`}, macOfConfig, "02:00:00:00:00:03"},
+		{"IP of CNI_ARGS", "IP=10.88.0.7", nil, requestedOf, "[10.88.0.7]"},
+		{"IP of args", "IP=10.88.0.7", []string{`"args": {"cni": {"ips": ["10.88.0.8/24"]}}`}, requestedOf, "[10.88.0.8]"},
+		{"IP of the runtime", "IP=10.88.0.7", []string{`"args": {"cni": {"ips": ["10.88.0.8"]}}`, `"runtimeConfig": {"ips": ["10.88.0.9"]}`}, requestedOf, "[10.88.0.9]"},
+		{"empty list of the runtime asks for nothing", "IP=10.88.0.7", []string{`"runtimeConfig": {"ips": []}`}, requestedOf, "[10.88.0.7]"},
+		{"DNS", "", []string{`"dns": {"nameservers": ["192.0.2.53"], "domain": "a.test"}`}, dnsOf, "{[192.0.2.53] a.test [] []}"},
+		{"DNS of the runtime replaces all", "", []string{`"dns": {"nameservers": ["192.0.2.53"], "domain": "a.test"}`, `"runtimeConfig": {"dns": {"searches": ["b.test"]}}`},
+			dnsOf, "{[]  [b.test] []}"},
+		{"keys of others", "", []string{`"cni.dev/attachments": []`, `"example.com/key": 1`, `"a/b": 2`}, func(*Config) string { return "" }, ""},
+		{"keys of the specification", "", []string{`"disableCheck": true`, `"disableGC": true`, `"capabilities": {"portMappings": true}`}, func(*Config) string { return "" }, ""},
+		{"capabilities that are null", "", []string{`"runtimeConfig": {"bandwidth": null, "deviceID": null, "dns": null}`}, func(*Config) string { return "" }, ""},
+		{"prevResult that is null", "", []string{`"prevResult": null`}, func(c *Config) string { return fmt.Sprint(c.PrevResult) }, "<nil>"},
+		{"prevResult", "", []string{`"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.88.0.7/16"}]}`},
+			func(c *Config) string { return c.PrevResult.IPs[0].Address.String() }, "10.88.0.7/16"},
+		{"Kubernetes", "K8S_POD_NAME=web;K8S_POD_UID=1;K8S_POD_NAMESPACE=a;K8S_POD_INFRA_CONTAINER_ID=c1", nil, func(*Config) string { return "" }, ""},
+		{"unknown key of CNI_ARGS", "FOO=bar;IgnoreUnknown=1", nil, func(*Config) string { return "" }, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			config, err := parseConfig(&skel.CmdArgs{ContainerID: "c1", IfName: "eth0", Args: test.args, StdinData: confWith(test.keys...)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := test.what(config); got != test.want {
+				t.Errorf("got %s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+func macOfConfig(c *Config) string { return c.MAC.String() }
+func requestedOf(c *Config) string { return fmt.Sprint(c.IPAM.Requested) }
+func dnsOf(c *Config) string {
+	return fmt.Sprint(struct {
+		Nameservers     []string
+		Domain          string
+		Search, Options []string
+	}(c.DNS))
+}
+
+func TestParseConfigErrors(t *testing.T) {
+	for _, test := range []struct {
+		name, args string
+		stdin      []byte
+		code       uint
+		words      []string
+	}{
+		{"cut off", "", []byte(`{"name": "po`), cnitypes.ErrDecodingFailure, nil},
+		{"unknown key", "", confWith(`"ipmask": true`), cnitypes.ErrUnsupportedField, []string{"ipmask", "true"}},
+		{"capability that would be a promise", "", confWith(`"runtimeConfig": {"bandwidth": {"ingressRate": 8}}`), cnitypes.ErrUnsupportedField, []string{"runtimeConfig.bandwidth", "8"}},
+		{"wrong type", "", confWith(`"ipMasq": 1`), cnitypes.ErrInvalidNetworkConfig, []string{"ipMasq", "true or false"}},
+		{"MTU", "", confWith(`"mtu": 67`), cnitypes.ErrInvalidNetworkConfig, []string{"mtu 67", "68"}},
+		{"multicast MAC", "MAC=01:00:00:00:00:01", confWith(), cnitypes.ErrInvalidEnvironmentVariables, []string{"CNI_ARGS", "01:00:00:00:00:01"}},
+		{"unknown argument", "FOO=bar", confWith(), cnitypes.ErrInvalidEnvironmentVariables, []string{"CNI_ARGS", "FOO=bar"}},
+		{"no ipam", "", []byte(`{"name": "pods"}`), cnitypes.ErrInvalidNetworkConfig, []string{"ipam"}},
+		{"other ipam", "", []byte(`{"name": "pods", "ipam": {"type": "dhcp"}}`), cnitypes.ErrUnsupportedField, []string{"ipam.type", "dhcp"}},
+		{"host-local's own", "", []byte(`{"name": "pods", "ipam": {"type": "host-local"}}`), cnitypes.ErrInvalidNetworkConfig, []string{"ipam.ranges"}},
+		{"prevResult", "", confWith(`"prevResult": {"cniVersion": "1.0.0", "ips": 1}`), cnitypes.ErrInvalidNetworkConfig, []string{"prevResult"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := parseConfig(&skel.CmdArgs{Args: test.args, StdinData: test.stdin})
+			wantCode(t, err, test.code, test.words...)
+		})
+	}
+}
+
+func wantCode(t *testing.T, err error, code uint, words ...string) {
+	t.Helper()
+	var coded *cnitypes.Error
+	if !errors.As(err, &coded) || coded.Code != code {
+		t.Fatalf("got %#v, want code %d", err, code)
+	}
+	for _, word := range words {
+		if !strings.Contains(coded.Msg, word) {
+			t.Errorf("error lacks %q: %s", word, coded.Msg)
+		}
+	}
+}
+
+// TestParseForRelease holds DEL and GC to need the names and the directory alone.
+func TestParseForRelease(t *testing.T) {
+	stdin := []byte(`{"name": "pods", "ipmask": 1, "mtu": "x", "runtimeConfig": 7, "ipam": {"type": "dhcp", "dataDir": "/d", "ranges": "x"}}`)
+	config, err := parseForRelease(&skel.CmdArgs{ContainerID: "c1", IfName: "eth0", Args: "FOO", StdinData: stdin})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(config.Attachment, " ", config.IPAM.Dir()); got != "{pods c1 eth0} /d/pods" {
+		t.Errorf("got %s", got)
+	}
+}

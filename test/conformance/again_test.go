@@ -1,0 +1,108 @@
+package conformance
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+func TestAddTwice(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", with(dual("1.0.0"), "runtimeConfig.portMappings", webPort))
+	result := p.add(t)
+	for name, again := range map[string]*testenv.Namespace{
+		"same namespace":    p.Namespace,
+		"another namespace": testenv.New(t, "other"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := h.state(t, p.Namespace, again)
+			twin := *p
+			twin.Namespace, twin.result = again, nil
+			wantError(t, twin.try(t, "ADD"), plugin.CodeAttachmentExists, "c1", "eth0", "pods")
+			h.wantState(t, before, p.Namespace, again)
+		})
+	}
+	wantSuccess(t, p.try(t, "CHECK"), "")
+	wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
+	wantPing(t, h.Node, addresses(result)...)
+}
+
+func TestInterfaceNameTaken(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.0.0"))
+	other := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "peer"}
+	if err := p.Netlink().LinkAdd(other); err != nil {
+		t.Fatal(err)
+	}
+	before := h.state(t, p.Namespace)
+	wantError(t, p.try(t, "ADD"), codeInvalidEnv, "CNI_IFNAME", "eth0")
+	h.wantState(t, before, p.Namespace)
+}
+
+// TestTwoInterfaces gives one container two interfaces, in one network and in two.
+func TestTwoInterfaces(t *testing.T) {
+	h := newHost(t)
+	other := with(dual("1.0.0"), "name", "others")
+	other = with(other, "ipam.ranges", list{list{object{"subnet": "10.89.0.0/16"}}, list{object{"subnet": "fd00:89::/64"}}})
+	other = with(other, "ipam.routes", list{})
+	for name, conf := range map[string]object{
+		"one network":  dual("1.0.0"),
+		"two networks": other,
+	} {
+		t.Run(name, func(t *testing.T) {
+			first := h.pod(t, "c1", dual("1.0.0"))
+			before := h.state(t, first.Namespace)
+			second := first.second(t, "net1")
+			second.conf = conf
+			firstResult := first.add(t)
+			wantPing(t, first.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
+			one := h.state(t, first.Namespace)
+			secondResult := second.add(t)
+			wantPing(t, h.Node, addresses(firstResult)...)
+			wantPing(t, h.Node, addresses(secondResult)...)
+			wantSuccess(t, first.try(t, "CHECK"), "")
+			wantSuccess(t, second.try(t, "CHECK"), "")
+			second.del(t)
+			h.wantState(t, one, first.Namespace)
+			first.del(t)
+			h.wantState(t, before, first.Namespace)
+		})
+	}
+}
+
+// TestStaleReservation: a container's file of addresses survived its device, as after a
+// crash or a reboot.
+func TestStaleReservation(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", with(dual("1.0.0"), "runtimeConfig.portMappings", webPort))
+	before := h.state(t, p.Namespace)
+
+	t.Run("never anything else", func(t *testing.T) {
+		dir := filepath.Join(addressDir, "pods")
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "10.88.0.9"), []byte("c1\r\neth0"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		p.add(t)
+		wantSuccess(t, p.try(t, "CHECK"), "")
+		p.del(t)
+		h.wantState(t, before, p.Namespace)
+	})
+	t.Run("entries without device", func(t *testing.T) {
+		p.add(t)
+		if err := p.Netlink().LinkDel(p.device(t)); err != nil {
+			t.Fatal(err)
+		}
+		p.add(t)
+		wantSuccess(t, p.try(t, "CHECK"), "")
+		p.del(t)
+		h.wantState(t, before, p.Namespace)
+	})
+}

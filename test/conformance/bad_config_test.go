@@ -1,0 +1,113 @@
+package conformance
+
+import "testing"
+
+// TestBadConfig gives ADD each key wrongly. The error must name the key and the value, and
+// nothing may be left.
+func TestBadConfig(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	p.del(t)
+	before := h.state(t, p.Namespace)
+	for _, test := range []struct {
+		path  string
+		value any
+		code  uint
+		words []string
+	}{
+		{"cniVersion", "9.0.0", codeIncompatible, []string{"9.0.0"}},
+		{"cniVersion", 1, codeDecoding, []string{"cniVersion"}},
+		{"name", absent, codeInvalidConfig, []string{"name"}},
+		{"name", "", codeInvalidConfig, []string{"name"}},
+		{"name", "a/b", codeInvalidConfig, []string{"name", "a/b"}},
+		{"name", "-a", codeInvalidConfig, []string{"name", "-a"}},
+		{"name", 1, codeDecoding, []string{"name"}},
+
+		{"ipmask", true, codeUnsupported, []string{"ipmask", "true", "ipMasq"}},
+		{"bridge", "cni0", codeUnsupported, []string{"bridge", "cni0"}},
+		{"ipMasq", "yes", codeInvalidConfig, []string{"ipMasq", "yes", "true or false"}},
+		{"ipMasq", 1, codeInvalidConfig, []string{"ipMasq", "1", "true or false"}},
+		{"mtu", -1, codeInvalidConfig, []string{"mtu", "-1", "68"}},
+		{"mtu", 67, codeInvalidConfig, []string{"mtu", "67", "68"}},
+		{"mtu", 65536, codeInvalidConfig, []string{"mtu", "65536", "65535"}},
+		{"mtu", 1279, codeInvalidConfig, []string{"mtu", "1279", "1280"}}, // RFC 8200, with an IPv6 range
+		{"mtu", 1500.5, codeInvalidConfig, []string{"mtu", "1500.5"}},
+		{"mtu", "1500", codeInvalidConfig, []string{"mtu", `"1500"`, "whole number"}},
+		{"dns", "192.0.2.53", codeInvalidConfig, []string{"dns", "192.0.2.53"}},
+		{"dns.nameservers", "192.0.2.53", codeInvalidConfig, []string{"dns.nameservers", "192.0.2.53"}},
+		{"args", "IP=10.88.0.9", codeInvalidConfig, []string{"args", "IP=10.88.0.9"}},
+		{"args.cni.ips", "10.88.0.9", codeInvalidConfig, []string{"args.cni.ips", "10.88.0.9"}},
+		{"args.cni.ips", list{"10.99.0.9"}, codeInvalidConfig, []string{"ips", "10.99.0.9", "10.88.0.1-10.88.255.254"}},
+		{"args.cni.mac", "02:00", codeInvalidConfig, []string{"args.cni.mac", "02:00"}},
+		{"prevResult", object{"cniVersion": "1.1.0", "ips": list{}}, codeUnsupported, []string{"prevResult", "first"}},
+		{"prevResult", "none", codeInvalidConfig, []string{"prevResult", "none"}},
+		{"prevResult", object{"cniVersion": "1.1.0", "ips": "none"}, codeInvalidConfig, []string{"prevResult", "none"}},
+	} {
+		t.Run(test.path+" "+string(encode(t, test.value)), func(t *testing.T) {
+			p.conf = with(dual("1.1.0"), test.path, test.value)
+			wantError(t, p.try(t, "ADD"), test.code, test.words...)
+			h.wantState(t, before, p.Namespace)
+		})
+	}
+}
+
+// TestBadRuntimeConfig is TestBadConfig for what the runtime adds.
+func TestBadRuntimeConfig(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	p.del(t)
+	before := h.state(t, p.Namespace)
+	port := func(key string, value any) list {
+		return list{object{"hostPort": 80, "containerPort": 80}, with(object{"hostPort": 8080, "containerPort": 80}, key, value)}
+	}
+	const second = "portMappings[1]."
+	for _, test := range []struct {
+		key   string
+		value any
+		code  uint
+		words []string
+	}{
+		{"portMappings", "80:80", codeInvalidConfig, []string{"portMappings", "80:80"}},
+		{"portMappings", port("hostPort", 0), codeInvalidConfig, []string{second + "hostPort", "0", "65535"}},
+		{"portMappings", port("hostPort", absent), codeInvalidConfig, []string{second + "hostPort"}},
+		{"portMappings", port("hostPort", 65536), codeInvalidConfig, []string{second + "hostPort", "65536"}},
+		{"portMappings", port("hostPort", -1), codeInvalidConfig, []string{second + "hostPort", "-1"}},
+		{"portMappings", port("hostPort", "81"), codeInvalidConfig, []string{"portMappings", "hostPort", `"81"`}},
+		{"portMappings", port("containerPort", 0), codeInvalidConfig, []string{second + "containerPort", "0"}},
+		{"portMappings", port("containerPort", 65536), codeInvalidConfig, []string{second + "containerPort", "65536"}},
+		{"portMappings", port("protocol", "sctp"), codeUnsupported, []string{second + "protocol", "sctp", "tcp"}},
+		{"portMappings", port("protocol", "icmp"), codeInvalidConfig, []string{second + "protocol", "icmp", "tcp"}},
+		{"portMappings", port("protocol", 6), codeInvalidConfig, []string{"portMappings", "protocol", "6"}},
+		{"portMappings", port("hostIP", "localhost"), codeInvalidConfig, []string{second + "hostIP", "localhost"}},
+		{"portMappings", port("hostIP", "192.0.2.1/24"), codeInvalidConfig, []string{second + "hostIP", "192.0.2.1/24"}},
+		{"portMappings", port("hostIP", "fe80::1%eth0"), codeInvalidConfig, []string{second + "hostIP", "fe80::1%eth0"}},
+		{"portMappings", port("hostPort", 80), codeInvalidConfig, []string{second + "hostPort", "80", "once"}},
+		{"portMappings", list{object{"hostPort": 80, "containerPort": 80}, object{"hostPort": 80, "containerPort": 80, "protocol": "TCP", "hostIP": "0.0.0.0"}},
+			codeInvalidConfig, []string{second + "hostPort", "80", "once"}},
+		{"bandwidth", object{"ingressRate": 1000000, "ingressBurst": 1000000}, codeUnsupported, []string{"runtimeConfig.bandwidth", "1000000"}},
+		{"deviceID", "0000:00:01.0", codeUnsupported, []string{"runtimeConfig.deviceID", "0000:00:01.0"}},
+		{"infinibandGUID", "c2:11:22:33:44:55:66:77", codeUnsupported, []string{"runtimeConfig.infinibandGUID", "c2:11"}},
+		{"mac", "02:00:00:00:00", codeInvalidConfig, []string{"runtimeConfig.mac", "02:00:00:00:00"}},
+		{"mac", "03:00:00:00:00:01", codeInvalidConfig, []string{"runtimeConfig.mac", "03:00:00:00:00:01", "unicast"}},
+		{"mac", "00:00:00:00:00:00", codeInvalidConfig, []string{"runtimeConfig.mac", "00:00:00:00:00:00"}},
+		{"mac", "02:00:00:00:00:00:00:01", codeInvalidConfig, []string{"runtimeConfig.mac", "02:00:00:00:00:00:00:01"}},
+		{"mac", 2, codeInvalidConfig, []string{"runtimeConfig.mac", "2"}},
+		{"ips", "10.88.0.9", codeInvalidConfig, []string{"runtimeConfig.ips", "10.88.0.9"}},
+		{"ips", list{"ten"}, codeInvalidConfig, []string{"runtimeConfig.ips", "ten"}},
+		{"ips", list{"10.99.0.9"}, codeInvalidConfig, []string{"runtimeConfig.ips", "10.99.0.9", "10.88.0.1-10.88.255.254"}},
+		{"ips", list{"10.88.0.1"}, codeInvalidConfig, []string{"runtimeConfig.ips", "10.88.0.1", "gateway"}},
+		{"ips", list{"10.88.0.8", "10.88.0.9"}, codeInvalidConfig, []string{"runtimeConfig.ips", "10.88.0.9", "10.88.0.8"}},
+		{"ipRanges", "10.87.0.0/16", codeInvalidConfig, []string{"runtimeConfig.ipRanges", "10.87.0.0/16"}},
+		{"ipRanges", list{list{object{"subnet": "10.87.0.1/16"}}}, codeInvalidConfig, []string{"runtimeConfig.ipRanges[0][0].subnet", "10.87.0.1/16", "10.87.0.0/16"}},
+		{"ipRanges", list{list{object{"subnet": "10.88.0.0/24"}}}, codeInvalidConfig, []string{"ipam.ranges[0][0]", "overlaps"}},
+		{"dns", "192.0.2.53", codeInvalidConfig, []string{"runtimeConfig.dns", "192.0.2.53"}},
+	} {
+		t.Run(test.key+" "+string(encode(t, test.value)), func(t *testing.T) {
+			p.conf = with(dual("1.1.0"), "runtimeConfig."+test.key, test.value)
+			wantError(t, p.try(t, "ADD"), test.code, test.words...)
+			h.wantState(t, before, p.Namespace)
+		})
+	}
+}

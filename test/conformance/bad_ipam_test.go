@@ -1,0 +1,58 @@
+package conformance
+
+import "testing"
+
+// TestBadIPAM is TestBadConfig for the keys of host-local.
+func TestBadIPAM(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	p.del(t)
+	before := h.state(t, p.Namespace)
+	oneRange := func(key string, value any) list {
+		return list{list{with(object{"subnet": "10.88.0.0/24"}, key, value)}}
+	}
+	for _, test := range []struct {
+		path  string
+		value any
+		code  uint
+		words []string
+	}{
+		{"ipam", absent, codeInvalidConfig, []string{"ipam", "host-local"}},
+		{"ipam", "host-local", codeInvalidConfig, []string{"ipam", `"host-local"`, "object"}},
+		{"ipam", list{}, codeInvalidConfig, []string{"ipam", "[]", "object"}},
+		{"ipam", object{}, codeUnsupported, []string{"ipam.type", "host-local"}},
+		{"ipam.type", "dhcp", codeUnsupported, []string{"ipam.type", "dhcp", "host-local"}},
+		{"ipam.type", 4, codeInvalidConfig, []string{"ipam", "type", "4"}},
+		{"ipam.dataDir", 4, codeInvalidConfig, []string{"ipam.dataDir", "4", "string"}},
+		{"ipam.resolvConf", list{}, codeInvalidConfig, []string{"ipam.resolvConf", "[]", "string"}},
+		{"ipam.routes", "0.0.0.0/0", codeInvalidConfig, []string{"ipam.routes", "0.0.0.0/0"}},
+		{"ipam.routes", list{object{"gw": "10.88.0.1"}}, codeInvalidConfig, []string{"ipam.routes[0]", "dst"}},
+		{"ipam.routes", list{object{"dst": "everywhere"}}, codeInvalidConfig, []string{"ipam.routes[0]", "everywhere"}},
+		{"ipam.routes", list{object{"dst": "0.0.0.0/0", "gw": "host"}}, codeInvalidConfig, []string{"ipam.routes[0]", "host"}},
+		{"ipam.ranges", absent, codeInvalidConfig, []string{"ipam.ranges", "missing"}},
+		{"ipam.ranges", list{}, codeInvalidConfig, []string{"ipam.ranges"}},
+		{"ipam.ranges", list{list{}}, codeInvalidConfig, []string{"ipam.ranges[0]", "[]"}},
+		{"ipam.ranges", "10.88.0.0/24", codeInvalidConfig, []string{"ipam.ranges", "10.88.0.0/24"}},
+		{"ipam.ranges", list{object{"subnet": "10.88.0.0/24"}}, codeInvalidConfig, []string{"ipam.ranges[0]", "10.88.0.0/24"}},
+		{"ipam.ranges", list{list{"10.88.0.0/24"}}, codeInvalidConfig, []string{"ipam.ranges[0][0]", "10.88.0.0/24"}},
+		{"ipam.ranges", oneRange("subnet", absent), codeInvalidConfig, []string{"ipam.ranges[0][0].subnet", "missing"}},
+		{"ipam.ranges", oneRange("subnet", "10.88.0.0"), codeInvalidConfig, []string{"ipam.ranges[0][0].subnet", "10.88.0.0"}},
+		{"ipam.ranges", oneRange("subnet", "10.88.0.0/31"), codeInvalidConfig, []string{"ipam.ranges[0][0].subnet", "10.88.0.0/31", "/30"}},
+		{"ipam.ranges", oneRange("subnet", "10.88.0.7/24"), codeInvalidConfig, []string{"ipam.ranges[0][0].subnet", "10.88.0.7/24"}},
+		{"ipam.ranges", oneRange("rangeStart", "10.99.0.1"), codeInvalidConfig, []string{"ipam.ranges[0][0].rangeStart", "10.99.0.1", "10.88.0.0/24"}},
+		{"ipam.ranges", oneRange("rangeEnd", "last"), codeInvalidConfig, []string{"ipam.ranges[0][0].rangeEnd", "last"}},
+		{"ipam.ranges", oneRange("gateway", "fd00::1"), codeInvalidConfig, []string{"ipam.ranges[0][0].gateway", "fd00::1"}},
+		{"ipam.ranges", list{list{object{"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.9", "rangeEnd": "10.88.0.8"}}},
+			codeInvalidConfig, []string{"ipam.ranges[0][0]", "10.88.0.9", "10.88.0.8"}},
+		{"ipam.ranges", list{list{object{"subnet": "10.88.0.0/24"}, object{"subnet": "fd00::/64"}}}, codeInvalidConfig, []string{"ipam.ranges[0][1].subnet", "fd00::/64"}},
+		{"ipam.ranges", list{list{object{"subnet": "10.88.0.0/24"}}, list{object{"subnet": "10.88.0.0/16"}}}, codeInvalidConfig, []string{"ipam.ranges[1][0]", "overlaps"}},
+		{"ipam.subnet", "10.87.0.0", codeInvalidConfig, []string{"ipam.subnet", "10.87.0.0"}},
+	} {
+		t.Run(test.path+" "+string(encode(t, test.value)), func(t *testing.T) {
+			p.conf = with(dual("1.1.0"), test.path, test.value)
+			wantError(t, p.try(t, "ADD"), test.code, test.words...)
+			h.wantState(t, before, p.Namespace)
+		})
+	}
+}

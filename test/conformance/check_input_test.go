@@ -1,0 +1,65 @@
+package conformance
+
+import (
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/plugin"
+)
+
+// TestCheckPrevResult gives CHECK results that do not belong to the container.
+func TestCheckPrevResult(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.0.0"))
+	p.add(t)
+	good := p.result
+
+	for _, test := range []struct {
+		name  string
+		prev  object
+		code  uint
+		words []string
+	}{
+		{"missing", nil, codeInvalidConfig, []string{"prevResult"}},
+		{"of another version", with(good, "ips", "none"), codeInvalidConfig, []string{"prevResult"}},
+		{"without the interface", with(good, "interfaces", list{}), plugin.CodeDiffers, []string{"prevResult", "eth0"}},
+		{"with another address", with(good, "ips", list{object{"address": "10.88.9.9/16", "interface": 1}}), plugin.CodeDiffers, []string{"10.88.9.9"}},
+		{"with another route", with(good, "routes", list{object{"dst": "198.18.0.0/15"}}), plugin.CodeDiffers, []string{"198.18.0.0/15"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p.result = test.prev
+			wantError(t, p.try(t, "CHECK"), test.code, test.words...)
+		})
+	}
+	p.result = good
+	wantSuccess(t, p.try(t, "CHECK"), "")
+}
+
+// TestCheckTolerates holds CHECK to accept what plugins later in the list may have added, and
+// containers that never were.
+func TestCheckTolerates(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("0.4.0"))
+	p.add(t)
+	extra, _ := netlink.ParseAddr("10.99.0.1/32")
+	if err := p.Netlink().AddrAdd(p.device(t), extra); err != nil {
+		t.Fatal(err)
+	}
+	_, prefix, _ := net.ParseCIDR("198.18.0.0/15")
+	if err := p.Netlink().RouteAdd(&netlink.Route{Dst: prefix, LinkIndex: p.device(t).Attrs().Index}); err != nil {
+		t.Fatal(err)
+	}
+	wantSuccess(t, p.try(t, "CHECK"), "")
+
+	never := h.pod(t, "c2", dual("1.0.0"))
+	never.result = p.result
+	never.result = with(never.result, "cniVersion", "1.0.0")
+	if call := never.try(t, "CHECK"); call.Exit == 0 {
+		t.Error("CHECK of a container that never was succeeded")
+	} else if !strings.Contains(string(call.Stdout), "eth0") {
+		t.Errorf("CHECK says %s", call.Stdout)
+	}
+}

@@ -1,0 +1,108 @@
+package conformance
+
+import (
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+var webPort = list{object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}
+
+func TestDel(t *testing.T) {
+	h := newHost(t)
+	conf := with(dual("1.0.0"), "runtimeConfig.portMappings", webPort)
+	for _, test := range []struct {
+		name string
+		// change is what happens between ADD and DEL, to the pod or to what the runtime knows.
+		change func(t *testing.T, p *pod)
+	}{
+		{"as it was", func(*testing.T, *pod) {}},
+		{"twice", func(t *testing.T, p *pod) { p.del(t) }},
+		{"without prevResult", func(_ *testing.T, p *pod) { p.result = nil }},
+		{"without runtimeConfig", func(_ *testing.T, p *pod) { p.conf = dual("1.0.0") }},
+		{"unknown key", func(_ *testing.T, p *pod) { p.conf = with(conf, "ipmask", true) }},
+		{"other ranges", func(_ *testing.T, p *pod) {
+			p.conf = with(conf, "ipam.ranges", list{list{object{"subnet": "10.99.0.0/24"}}})
+		}},
+		{"broken ranges", func(_ *testing.T, p *pod) { p.conf = with(conf, "ipam.ranges", "10.99.0.0/24") }},
+		{"broken ipam", func(_ *testing.T, p *pod) { p.conf = with(conf, "ipam", "host-local") }},
+		{"no ipam", func(_ *testing.T, p *pod) { p.conf = with(conf, "ipam", absent) }},
+		{"broken ports", func(_ *testing.T, p *pod) { p.conf = with(conf, "runtimeConfig.portMappings", "8080") }},
+		{"broken prevResult", func(_ *testing.T, p *pod) { p.conf, p.result = with(conf, "prevResult", "gone"), nil }},
+		{"unknown CNI_ARGS", func(_ *testing.T, p *pod) { p.args = "FOO=bar" }},
+		{"other version", func(_ *testing.T, p *pod) { p.conf = with(conf, "cniVersion", "0.4.0") }},
+		{"interface gone", func(t *testing.T, p *pod) {
+			if err := p.Netlink().LinkDel(p.device(t)); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := h.pod(t, "c1", conf)
+			before := h.state(t, p.Namespace)
+			p.add(t)
+			test.change(t, p)
+			wantSuccess(t, p.try(t, "DEL"), "")
+			h.wantState(t, before, p.Namespace)
+		})
+	}
+}
+
+// TestDelWithoutAdd also comes before anything is loaded.
+func TestDelWithoutAdd(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.0.0"))
+	before := h.state(t, p.Namespace)
+	wantSuccess(t, p.try(t, "DEL"), "")
+	h.wantState(t, before, p.Namespace)
+
+	neighbour := h.pod(t, "c2", dual("1.0.0"))
+	neighbour.add(t)
+	before = h.state(t, p.Namespace, neighbour.Namespace)
+	wantSuccess(t, p.try(t, "DEL"), "")
+	h.wantState(t, before, p.Namespace, neighbour.Namespace)
+}
+
+// TestDelNamespace calls DEL as runtimes do for a container that has died.
+func TestDelNamespace(t *testing.T) {
+	h := newHost(t)
+	conf := with(dual("1.0.0"), "runtimeConfig.portMappings", webPort)
+	for _, test := range []struct {
+		name   string
+		vanish bool
+		netns  func(p *pod) string
+	}{
+		{"empty, namespace there", false, func(*pod) string { return "" }},
+		{"empty, namespace gone", true, func(*pod) string { return "" }},
+		{"path of a namespace that is gone", true, func(p *pod) string { return p.Path }},
+		{"of another container", false, func(p *pod) string { return testenv.New(t, "other").Path }},
+		{"path of a file", false, func(*pod) string { return "/proc/self/stat" }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			before := h.state(t)
+			p := h.pod(t, "c1", conf)
+			p.add(t)
+			if test.vanish {
+				p.vanish(t)
+			}
+			env := p.env("DEL")
+			env["CNI_NETNS"] = test.netns(p)
+			wantSuccess(t, h.call(t, env, encode(t, conf)), "")
+			h.wantState(t, before)
+		})
+	}
+}
+
+// TestDelHostNamespace: the process whose namespace CNI_NETNS names has died, and its number
+// belongs to one of the host. All must be cleaned up, and nothing of the host's touched.
+func TestDelHostNamespace(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.0.0"))
+	before := h.state(t, p.Namespace)
+	p.add(t)
+	env := p.env("DEL")
+	env["CNI_NETNS"] = h.Node.Path
+	call := h.call(t, env, encode(t, p.conf))
+	h.wantState(t, before, p.Namespace)
+	wantSuccess(t, call, "")
+}

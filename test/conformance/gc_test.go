@@ -1,0 +1,212 @@
+package conformance
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+const (
+	currentKey = "cni.dev/valid-attachments"
+	taggedKey  = "cni.dev/attachments" // as in the text of 1.1.0
+)
+
+// gc calls GC bare: libcni would call DEL first.
+func (h *host) gc(t *testing.T, conf object) {
+	t.Helper()
+	wantSuccess(t, h.tryGC(t, conf), "")
+}
+
+func (h *host) tryGC(t *testing.T, conf object) *testenv.Call {
+	t.Helper()
+	return h.call(t, map[string]string{"CNI_COMMAND": "GC", "CNI_PATH": "/opt/cni/bin"}, encode(t, conf))
+}
+
+// attachments is a list of containers as GC gets it.
+func attachments(ids ...string) list {
+	valid := list{}
+	for _, id := range ids {
+		valid = append(valid, object{"containerID": id, "ifname": "eth0"})
+	}
+	return valid
+}
+
+// TestGC has three containers whose runtime has forgotten all: a living one, one that is
+// dead for the runtime alone, and one without namespace.
+func TestGC(t *testing.T) {
+	h := newHost(t)
+	conf := with(dual("1.1.0"), "runtimeConfig.portMappings", list{})
+	for _, test := range []struct {
+		name string
+		conf object
+		kept int // of the three, in that order
+	}{
+		{"current key", withKey(conf, currentKey, attachments("live")), 1},
+		{"key of the tag", withKey(conf, taggedKey, attachments("live")), 1},
+		{"both keys", withKey(withKey(conf, currentKey, attachments("live")), taggedKey, attachments("live")), 1},
+		{"keys that differ: either saves", withKey(withKey(conf, currentKey, attachments("live")), taggedKey, attachments("idle")), 2},
+		{"attachments that never were", withKey(conf, currentKey, attachments("live", "never")), 1},
+		{"absent: only what is dead", conf, 2},
+		{"null: only what is dead", withKey(conf, currentKey, nil), 2},
+		{"both null", withKey(withKey(conf, currentKey, nil), taggedKey, nil), 2},
+		{"null and a list", withKey(withKey(conf, taggedKey, nil), currentKey, attachments("live")), 1},
+		{"empty: all", withKey(conf, currentKey, list{}), 0},
+		{"empty, key of the tag", withKey(conf, taggedKey, list{}), 0},
+		{"configuration that ADD refuses", withKey(with(conf, "ipmask", 1), currentKey, attachments("live")), 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			states := []state{h.state(t)}
+			live := h.pod(t, "live", withPort(conf, 8080))
+			live.add(t)
+			states = append(states, h.state(t))
+			idle := h.pod(t, "idle", withPort(conf, 8081))
+			idle.add(t)
+			states = append(states, h.state(t))
+			gone := h.pod(t, "gone", withPort(conf, 8082))
+			gone.add(t)
+			gone.vanish(t)
+			h.gc(t, test.conf)
+			h.gc(t, test.conf)
+			h.waitState(t, states[test.kept])
+			if test.kept > 0 {
+				wantSuccess(t, live.try(t, "CHECK"), "")
+				wantPing(t, live.Namespace, testenv.OutsideAddr4)
+			}
+		})
+	}
+}
+
+func withPort(conf object, port int) object {
+	return with(conf, "runtimeConfig.portMappings", list{object{"hostPort": port, "containerPort": 80}})
+}
+
+// TestGCOtherNetworks has containers of three networks in one directory and one datapath: those of
+// the others stay, whatever this one's list says.
+func TestGCOtherNetworks(t *testing.T) {
+	h := newHost(t)
+	other := with(dual("1.1.0"), "name", "other")
+	other = with(other, "ipam.ranges", list{list{object{"subnet": "10.89.0.0/16"}}})
+	other = with(other, "ipam.routes", list{})
+	neighbour := h.pod(t, "live", withPort(other, 9090))
+	neighbour.add(t)
+	// "pod" is the start of "pods": names are compared as a whole.
+	prefix := with(with(other, "name", "pod"), "ipam.ranges", list{list{object{"subnet": "10.90.0.0/16"}}})
+	similar := h.pod(t, "c3", prefix)
+	similar.add(t)
+	before := h.state(t, neighbour.Namespace, similar.Namespace)
+
+	mine := h.pod(t, "mine", withPort(dual("1.1.0"), 8080))
+	mine.add(t)
+	h.gc(t, withKey(dual("1.1.0"), currentKey, list{}))
+	h.wantState(t, before, neighbour.Namespace, similar.Namespace)
+	wantSuccess(t, neighbour.try(t, "CHECK"), "")
+	wantPing(t, neighbour.Namespace, netip.MustParseAddr("10.89.0.1"))
+}
+
+// TestGCInterfaces keeps one of a container's two interfaces.
+func TestGCInterfaces(t *testing.T) {
+	h := newHost(t)
+	first := h.pod(t, "c1", dual("1.1.0"))
+	first.add(t)
+	before := h.state(t, first.Namespace)
+	second := first.second(t, "net1")
+	second.add(t)
+	h.gc(t, withKey(dual("1.1.0"), currentKey, attachments("c1")))
+	h.wantState(t, before, first.Namespace)
+}
+
+// TestGCFiles finds files of addresses that no device belongs to, and those of old versions of
+// host-local, which name the container alone.
+func TestGCFiles(t *testing.T) {
+	h := newHost(t)
+	live := h.pod(t, "live", dual("1.1.0"))
+	live.add(t)
+	before := h.state(t, live.Namespace)
+	for _, test := range []struct {
+		name, file, content string
+		conf                object
+		kept                bool
+	}{
+		{"of a dead container", "10.88.7.1", "dead\r\neth0", withKey(dual("1.1.0"), currentKey, attachments("live")), false},
+		{"of a dead container, no list", "10.88.7.1", "dead\r\neth0", dual("1.1.0"), false},
+		{"torn", "10.88.7.2", "", withKey(dual("1.1.0"), currentKey, attachments("live")), false},
+		{"old, of a dead container", "10.88.7.3", "dead", withKey(dual("1.1.0"), currentKey, attachments("live")), false},
+		{"old, of a valid container", "10.88.7.4", "live", withKey(dual("1.1.0"), currentKey, attachments("live")), true},
+		{"old, of a living container, no list", "10.88.7.5", "live", dual("1.1.0"), true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			path := filepath.Join(addressDir, "pods", test.file)
+			if err := os.WriteFile(path, []byte(test.content), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if call := h.tryGC(t, test.conf); call.Exit != 0 || len(call.Stdout) != 0 { // it may warn
+				t.Errorf("GC: %v, stdout %q", call.Err(), call.Stdout)
+			}
+			if _, err := os.Stat(path); (err == nil) != test.kept {
+				t.Errorf("file is kept: %v, want %v", err == nil, test.kept)
+			}
+			os.Remove(path)
+			h.wantState(t, before, live.Namespace)
+		})
+	}
+}
+
+// TestGCErrors also shows that a list that cannot be read removes nothing.
+func TestGCErrors(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	before := h.state(t, p.Namespace)
+	for _, key := range []string{currentKey, taggedKey} {
+		for _, value := range []any{"all", 1, object{}, list{"c1"}, list{object{"containerID": 1}}} {
+			wantError(t, h.tryGC(t, withKey(dual("1.1.0"), key, value)), codeInvalidConfig, key, string(encode(t, value)))
+		}
+	}
+	wantError(t, h.tryGC(t, dual("1.0.0")), codeIncompatible, "GC")
+	h.wantState(t, before, p.Namespace)
+}
+
+// TestGCWhileDevicesChange: the kernel marks a list of devices that changes while it is read as
+// incomplete. That is every day on a busy node, and no reason to fail.
+func TestGCWhileDevicesChange(t *testing.T) {
+	const calls = 40
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	before := h.state(t, p.Namespace)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- churn(ctx, h.Node.Netlink()) }()
+	for range calls {
+		if call := h.tryGC(t, withKey(dual("1.1.0"), currentKey, attachments("c1"))); call.Exit != 0 {
+			t.Errorf("GC: %v", call.Err())
+			break
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	h.wantState(t, before, p.Namespace)
+}
+
+// churn adds and removes devices until ctx is done.
+func churn(ctx context.Context, handle *netlink.Handle) error {
+	for ctx.Err() == nil {
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "churn"}, PeerName: "churn-peer"}
+		if err := handle.LinkAdd(veth); err != nil {
+			return err
+		}
+		if err := handle.LinkDel(veth); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,116 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/flock"
+	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// roleEnv makes the test binary play a plugin that fails ADD as it says, instead of running
+// its tests. A process of its own is what the plugin is written for: all of its threads are in
+// the node's namespace.
+const roleEnv = "CONFORMANCE_ROLE"
+
+// role is how the plugin of [roleEnv] differs from the real one.
+type role struct {
+	FailBefore string        // a step of ADD
+	LockBefore string        // a step: the datapath's lock is taken there, and kept
+	FailPrint  bool          // stdout takes nothing
+	Deadline   time.Duration // for the whole ADD
+}
+
+var errOnPurpose = errors.New("on purpose")
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, errOnPurpose }
+
+// playPlugin runs ADD and writes each step to stderr, and the error to stdout.
+func playPlugin() int {
+	var r role
+	stdin, err := io.ReadAll(os.Stdin)
+	if err = errors.Join(err, json.Unmarshal([]byte(os.Getenv(roleEnv)), &r)); err != nil {
+		panic(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), r.Deadline)
+	defer cancel()
+	in := &plugin.Plugin{Stdout: io.Discard, Log: slog.New(slog.DiscardHandler), BeforeStep: r.beforeStep}
+	if r.FailPrint {
+		in.Stdout = fullDisk{}
+	}
+	err = in.Add(ctx, &skel.CmdArgs{
+		ContainerID: os.Getenv("CNI_CONTAINERID"),
+		Netns:       os.Getenv("CNI_NETNS"),
+		IfName:      os.Getenv("CNI_IFNAME"),
+		StdinData:   stdin,
+	})
+	if err == nil {
+		return 0
+	}
+	var failure *types.Error
+	if !errors.As(err, &failure) {
+		failure = types.NewError(types.ErrInternal, err.Error(), "")
+	}
+	failure.Print()
+	return 1
+}
+
+func (r role) beforeStep(name string) error {
+	fmt.Fprintln(os.Stderr, name)
+	if name == r.LockBefore {
+		_, err := flock.Acquire(context.Background(), loader.Root, flock.Exclusive) // ends with the process
+		return err
+	}
+	if name == r.FailBefore {
+		return errOnPurpose
+	}
+	return nil
+}
+
+// addAs runs ADD as a role plays it. stopped says that it had to be killed.
+func (p *pod) addAs(t *testing.T, r role) (call *testenv.Call, stopped bool) {
+	t.Helper()
+	const limit = 5 * time.Second // for undoing, after the deadline
+
+	if r.Deadline == 0 {
+		r.Deadline = testenv.Timeout
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), r.Deadline+limit)
+	defer cancel()
+	env := p.env("ADD")
+	env[roleEnv] = string(encode(t, r))
+	call, err := p.host.Node.Invoke(ctx, "/proc/self/exe", env, encode(t, p.conf))
+	if ctx.Err() != nil {
+		return nil, true
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return call, false
+}
+
+// stepsOf returns the steps that a role has taken, and wants no other words of it.
+func stepsOf(call *testenv.Call) []string {
+	return strings.Split(string(bytes.TrimSpace(call.Stderr)), "\n")
+}
+
+func isDistinct(names []string) bool {
+	return len(slices.Compact(slices.Sorted(slices.Values(names)))) == len(names)
+}

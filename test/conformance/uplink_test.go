@@ -1,0 +1,50 @@
+package conformance
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// TestUplinkHeals takes one of its two programs off the uplink. CHECK must say so, and the next ADD
+// must put it back.
+func TestUplinkHeals(t *testing.T) {
+	const rounds = 5 // how fast the kernel lets go of a program differs
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.0.0"))
+	p.add(t)
+	for range rounds {
+		removePin("uplink-*-to_uplink")(t, p, nil)
+		wantError(t, p.try(t, "CHECK"), plugin.CodeDiffers, testenv.UplinkName, "programs")
+		testenv.Eventually(t, "the program to go", func() error { return h.wantPrograms(ebpf.AttachTCXEgress, 0) })
+
+		other := h.pod(t, "c2", dual("1.0.0"))
+		other.add(t)
+		for _, place := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			testenv.Eventually(t, "the uplink to have its programs", func() error { return h.wantPrograms(place, 1) })
+		}
+		wantSuccess(t, p.try(t, "CHECK"), "")
+		wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
+		other.del(t)
+	}
+}
+
+// wantPrograms counts the programs on the node's uplink.
+func (h *host) wantPrograms(place ebpf.AttachType, want int) error {
+	device, err := h.Node.Netlink().LinkByName(testenv.UplinkName)
+	if err != nil {
+		return err
+	}
+	return h.Node.Do(func() error {
+		attached, err := link.QueryPrograms(link.QueryOptions{Target: device.Attrs().Index, Attach: place})
+		if err == nil && len(attached.Programs) != want {
+			err = fmt.Errorf("%d programs on %s, want %d", len(attached.Programs), place, want)
+		}
+		return err
+	})
+}
