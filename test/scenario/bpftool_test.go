@@ -1,0 +1,256 @@
+package scenario
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// Any tool can read the pinned maps: bpftool prints every field by its name, and the
+// values are those that package maps reads.
+
+// dump runs bpftool and decodes each entry into T, whose fields must be exactly those
+// that bpftool prints.
+func dump[T any](t *testing.T, datapath *loader.Datapath, pin string) []T {
+	t.Helper()
+	requireTool(t, "bpftool", "bpftool")
+	path := filepath.Join(datapath.Dir(), "maps", pin)
+	output, err := exec.CommandContext(testenv.Context(t), "bpftool", "-j", "map", "dump", "pinned", path).Output()
+	if err != nil {
+		t.Fatalf("bpftool map dump pinned %s: %v: %s", path, err, output)
+	}
+	var entries []struct {
+		Formatted json.RawMessage `json:"formatted"` // absent where the map has no BTF
+	}
+	if err := json.Unmarshal(output, &entries); err != nil {
+		t.Fatalf("bpftool prints of %s: %v: %s", pin, err, output)
+	}
+	var list []T
+	for _, entry := range entries {
+		var value T
+		decoder := json.NewDecoder(bytes.NewReader(entry.Formatted))
+		decoder.DisallowUnknownFields()
+		if err := decoder.Decode(&value); err != nil {
+			t.Fatalf("bpftool prints of %s: %v: %s", pin, err, entry.Formatted)
+		}
+		list = append(list, value)
+	}
+	return list
+}
+
+// same compares what bpftool printed with what package maps reads, in any order.
+func same[T any](t *testing.T, pin string, dumped, read []T) {
+	t.Helper()
+	if len(read) == 0 {
+		t.Errorf("%s is empty: nothing was compared", pin)
+	}
+	if got, want := sortedText(dumped), sortedText(read); !slices.Equal(got, want) {
+		t.Errorf("%s:\nbpftool prints %q\npackage maps reads %q", pin, got, want)
+	}
+}
+
+func sortedText[T any](list []T) []string {
+	var text []string
+	for _, value := range list {
+		// Without its methods, so that every field counts.
+		text = append(text, fmt.Sprintf("%#v", value))
+	}
+	slices.Sort(text)
+	return text
+}
+
+type dumpedAddr struct {
+	Bytes [16]byte `json:"bytes"`
+}
+
+func (a dumpedAddr) addr() netip.Addr { return netip.AddrFrom16(a.Bytes).Unmap() }
+
+type dumpedEndpoint struct {
+	Key   dumpedAddr `json:"key"`
+	Value struct {
+		Owner   uint64  `json:"owner"`
+		Network uint32  `json:"network"`
+		IfIndex int     `json:"ifindex"`
+		MAC     [6]byte `json:"mac"`
+		HostMAC [6]byte `json:"host_mac"`
+		Flags   any     `json:"flags"`
+	} `json:"value"`
+}
+
+func (d dumpedEndpoint) endpoint() maps.Endpoint {
+	v := d.Value
+	return maps.Endpoint{
+		Addr: d.Key.addr(), Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), IfIndex: v.IfIndex,
+		MAC: v.MAC[:], HostMAC: v.HostMAC[:], Masq: v.Flags == "ENDPOINT_MASQ",
+	}
+}
+
+type dumpedPort struct {
+	Key struct {
+		Addr     dumpedAddr `json:"addr"`
+		Port     uint16     `json:"port"`
+		Protocol uint8      `json:"protocol"`
+		Pad      int        `json:"pad"`
+	} `json:"key"`
+	Value struct {
+		Owner   uint64     `json:"owner"`
+		Addr    dumpedAddr `json:"addr"`
+		Network uint32     `json:"network"`
+		Port    uint16     `json:"port"`
+		Pad     int        `json:"pad"`
+	} `json:"value"`
+}
+
+func (d dumpedPort) port() maps.Port {
+	return maps.Port{
+		HostAddr: d.Key.Addr.addr(), HostPort: d.Key.Port, Protocol: maps.Protocol(d.Key.Protocol),
+		Addr: d.Value.Addr.addr(), Port: d.Value.Port,
+		Owner: loader.Owner(d.Value.Owner), Network: maps.Network(d.Value.Network),
+	}
+}
+
+type dumpedFlow struct {
+	Key struct {
+		Remote     dumpedAddr `json:"remote"`
+		Local      dumpedAddr `json:"local"`
+		RemotePort uint16     `json:"remote_port"`
+		LocalPort  uint16     `json:"local_port"`
+		Protocol   uint8      `json:"protocol"`
+		Kind       string     `json:"kind"`
+		Pad        int        `json:"pad"`
+	} `json:"key"`
+	Value struct {
+		Owner uint64     `json:"owner"`
+		Addr  dumpedAddr `json:"addr"`
+		Seen  uint32     `json:"seen"`
+		Port  uint16     `json:"port"`
+		State any        `json:"state"`
+		Pad   int        `json:"pad"`
+	} `json:"value"`
+}
+
+func (d dumpedFlow) flow() maps.Flow {
+	return maps.Flow{
+		Out:        d.Key.Kind == "FLOW_OUT",
+		Remote:     at(d.Key.Remote.addr(), d.Key.RemotePort),
+		Local:      at(d.Key.Local.addr(), d.Key.LocalPort),
+		Translated: at(d.Value.Addr.addr(), d.Value.Port),
+		Protocol:   maps.Protocol(d.Key.Protocol),
+		Owner:      loader.Owner(d.Value.Owner),
+	}
+}
+
+type dumpedUplink struct {
+	Key   int `json:"key"`
+	Value struct {
+		Addr4 dumpedAddr `json:"addr4"`
+		Addr6 dumpedAddr `json:"addr6"`
+	} `json:"value"`
+}
+
+func (d dumpedUplink) uplink() maps.Uplink {
+	return maps.Uplink{IfIndex: d.Key, Addr4: d.Value.Addr4.addr(), Addr6: d.Value.Addr6.addr()}
+}
+
+type dumpedCounter struct {
+	Key    uint32 `json:"key"`
+	Values []struct {
+		CPU   int `json:"cpu"`
+		Value struct {
+			Packets uint64 `json:"packets"`
+			Bytes   uint64 `json:"bytes"`
+		} `json:"value"`
+	} `json:"values"`
+}
+
+func (d dumpedCounter) counter() maps.Counter {
+	sum := maps.Counter{Reason: maps.Reason(d.Key)}
+	for _, perCPU := range d.Values {
+		sum.Packets += perCPU.Value.Packets
+		sum.Bytes += perCPU.Value.Bytes
+	}
+	return sum
+}
+
+type dumpedConfig struct {
+	Value struct {
+		Section []struct {
+			Config struct {
+				ABI           uint32 `json:"abi"`
+				Attach        string `json:"attach"`
+				MasqPortFirst uint16 `json:"masq_port_first"`
+				MasqPortCount uint16 `json:"masq_port_count"`
+			} `json:"config"`
+		} `json:".rodata"`
+	} `json:"value"`
+}
+
+// each converts a list.
+func each[D, T any](dumped []D, convert func(D) T) []T {
+	var list []T
+	for _, d := range dumped {
+		list = append(list, convert(d))
+	}
+	return list
+}
+
+func must[T any](list []T, err error) []T {
+	if err != nil {
+		panic(err)
+	}
+	return list
+}
+
+func TestMapsAreReadableByBpftool(t *testing.T) {
+	n := newNetwork(t)
+	web := n.AddPod(t, "web", mapBoth(8080, 80))
+	byEachProtocol(t, func(t *testing.T, f family, protocol string) { // for flows of every kind
+		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
+		reachAsOneself(t, n.Outside, protocol, at(f.node, 8080), web.Namespace)
+		ping(t, web.Namespace, f.outside)
+	})
+	n.withDatapath(t, func(datapath *loader.Datapath) {
+		count(t, datapath)
+		same(t, "endpoints", each(dump[dumpedEndpoint](t, datapath, "endpoints"), dumpedEndpoint.endpoint), must(maps.Endpoints(datapath)))
+		same(t, "ports", each(dump[dumpedPort](t, datapath, "ports"), dumpedPort.port), must(maps.Ports(datapath)))
+		same(t, "flows", each(dump[dumpedFlow](t, datapath, "flows"), dumpedFlow.flow), must(maps.Flows(datapath)))
+		same(t, "uplinks", each(dump[dumpedUplink](t, datapath, "uplinks"), dumpedUplink.uplink), must(maps.Uplinks(datapath)))
+		same(t, "counters", each(dump[dumpedCounter](t, datapath, "counters"), dumpedCounter.counter), must(maps.Counters(datapath)))
+
+		config := dump[dumpedConfig](t, datapath, "config")
+		if len(config) != 1 || len(config[0].Value.Section) != 1 {
+			t.Fatalf("bpftool prints of config: %+v", config)
+		}
+		got, want := config[0].Value.Section[0].Config, datapath.Config
+		attach := map[bpf.DatapathAttach]string{1: "ATTACH_TCX", 2: "ATTACH_CLSACT"}[bpf.DatapathAttach(want.Attach)]
+		if got.ABI != want.Abi || got.Attach != attach || got.MasqPortFirst != want.MasqPortFirst || got.MasqPortCount != want.MasqPortCount {
+			t.Errorf("config: bpftool prints %+v, package loader reads %+v", got, want)
+		}
+	})
+}
+
+// count gives each counter a value that no other has, on every CPU.
+func count(t *testing.T, datapath *loader.Datapath) {
+	t.Helper()
+	for reason := range uint32(bpf.DatapathReasonREASON_MAX) {
+		perCPU := make([]bpf.DatapathCounter, ebpf.MustPossibleCPU())
+		for cpu := range perCPU {
+			perCPU[cpu] = bpf.DatapathCounter{Packets: uint64(reason + 1), Bytes: uint64(100*reason) + uint64(cpu)}
+		}
+		if err := datapath.Counters.Put(reason, perCPU); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,198 @@
+package scenario
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+func usesTCX(datapath *loader.Datapath) bool {
+	return bpf.DatapathAttach(datapath.Config.Attach) == bpf.DatapathAttachATTACH_TCX
+}
+
+// loadForClsact loads the datapath as it is on a kernel without tcx, for the plugin to find.
+func (n *network) loadForClsact(t *testing.T) {
+	t.Helper()
+	err := n.node().Do(func() error {
+		datapath, err := loader.Open(testenv.Context(t))
+		if err != nil {
+			return err
+		}
+		dir := datapath.Dir()
+		datapath.Close()
+		if err := os.RemoveAll(dir); err != nil {
+			return err
+		}
+		return pinForClsact(dir)
+	})
+	if err != nil {
+		t.Fatalf("load for clsact: %v", err)
+	}
+}
+
+// pinForClsact does what package loader does, with another configuration.
+func pinForClsact(dir string) error {
+	spec, err := loader.Spec()
+	if err != nil {
+		return err
+	}
+	var config bpf.DatapathHostConfig
+	variable := spec.Variables[bpf.DatapathVarConfig]
+	if err := variable.Get(&config); err != nil {
+		return err
+	}
+	config.Attach = uint32(bpf.DatapathAttachATTACH_CLSACT)
+	if err := variable.Set(config); err != nil {
+		return err
+	}
+	collection, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return err
+	}
+	defer collection.Close()
+
+	var errs []error
+	for _, sub := range []string{"maps", "progs", "links"} {
+		errs = append(errs, os.MkdirAll(filepath.Join(dir, sub), 0o700))
+	}
+	for name, m := range collection.Maps {
+		if name == ".rodata" {
+			name = "config"
+		}
+		errs = append(errs, m.Pin(filepath.Join(dir, "maps", name)))
+	}
+	for name, program := range collection.Programs {
+		errs = append(errs, program.Pin(filepath.Join(dir, "progs", name)))
+	}
+	return errors.Join(errs...)
+}
+
+func TestClsact(t *testing.T) {
+	n := newNetwork(t)
+	n.loadForClsact(t)
+	for _, story := range []struct {
+		name string
+		tell func(*testing.T, *network)
+	}{
+		{"pods reach each other", podsReachEachOther},
+		{"pod and host reach each other", podAndHostReachEachOther},
+		{"pod reaches outside", podReachesOutside},
+		{"host ports forward", hostPortsForward},
+	} {
+		t.Run(story.name, func(t *testing.T) { story.tell(t, n) })
+	}
+
+	pod := n.AddPod(t, "a", nil)
+	hostDevice := pod.Result.Interfaces[0].Name
+	checkFilters(t, n, hostDevice, netlink.HANDLE_MIN_INGRESS, "from_container")
+	checkFilters(t, n, hostDevice, netlink.HANDLE_MIN_EGRESS, "to_container")
+	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "from_uplink")
+	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_EGRESS, "to_uplink")
+	if testenv.TCX.Probe() == nil {
+		checkNoTCX(t, n, hostDevice)
+		checkNoTCX(t, n, testenv.UplinkName)
+	}
+	if err := pod.Check(testenv.Context(t)); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+}
+
+// Another tool's filters stand before and after ours on the uplink, and see all packets
+// whatever pods come and go. The qdisc is theirs as well and stays.
+func TestForeignClsactFilters(t *testing.T) {
+	n := newNetwork(t)
+	n.loadForClsact(t)
+	hooks := slices.Concat(
+		addForeignFilters(t, n, testenv.UplinkName, 1),
+		addForeignFilters(t, n, testenv.UplinkName, 0x7fff))
+	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "foreign", "foreign")
+
+	web := n.AddPod(t, "web", mapBoth(8080, 80))
+	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
+		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
+		server := serve(t, n.Outside, protocol, at(f.outside, 0))
+		inAndOut := func() {
+			reachAsOneself(t, n.Outside, protocol, at(f.node, 8080), web.Namespace)
+			reachAsNode(t, web.Namespace, protocol, server, n.Outside, f.node)
+		}
+		seesMore(t, hooks, inAndOut)
+		other := n.AddPod(t, "other", nil)
+		seesMore(t, hooks, inAndOut)
+		del(t, other)
+		seesMore(t, hooks, inAndOut)
+	})
+	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "foreign", "from_uplink", "foreign")
+	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_EGRESS, "foreign", "to_uplink", "foreign")
+	del(t, web)
+	seesMore(t, hooks, func() { ping(t, n.Outside, testenv.NodeAddr4) })
+}
+
+// addForeignFilters puts another tool's filters on both directions of a device.
+func addForeignFilters(t *testing.T, n *network, device string, priority uint16) (hooks []foreignHook) {
+	t.Helper()
+	index := indexOf(t, n.node(), device)
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}}
+	if err := n.node().Netlink().QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
+		t.Fatal(err)
+	}
+	for direction, parent := range map[string]uint32{"ingress": netlink.HANDLE_MIN_INGRESS, "egress": netlink.HANDLE_MIN_EGRESS} {
+		program := newForeignProgram(t)
+		filter := &netlink.BpfFilter{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: parent, Priority: priority, Handle: 1, Protocol: unix.ETH_P_ALL},
+			Fd:          program.FD(), Name: "foreign", DirectAction: true,
+		}
+		if err := n.node().Netlink().FilterAdd(filter); err != nil {
+			t.Fatalf("add a foreign filter to %s of %s: %v", direction, device, err)
+		}
+		hooks = append(hooks, foreignHook{direction + " of " + device, program})
+	}
+	return hooks
+}
+
+// checkFilters compares the names of a device's filters, in the order they run.
+func checkFilters(t *testing.T, n *network, device string, parent uint32, want ...string) {
+	t.Helper()
+	at := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: indexOf(t, n.node(), device)}}
+	filters, err := n.node().Netlink().FilterList(at, parent)
+	if err != nil {
+		t.Fatalf("list filters of %s: %v", device, err)
+	}
+	var names []string
+	for _, filter := range filters {
+		if filter, ok := filter.(*netlink.BpfFilter); ok {
+			names = append(names, filter.Name)
+		}
+	}
+	if !slices.Equal(names, want) {
+		t.Errorf("filters of %s: %q, want %q", device, names, want)
+	}
+}
+
+func checkNoTCX(t *testing.T, n *network, device string) {
+	t.Helper()
+	for _, attach := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+		err := n.node().Do(func() error {
+			result, err := link.QueryPrograms(link.QueryOptions{Target: indexOf(t, n.node(), device), Attach: attach})
+			if err == nil && len(result.Programs) > 0 {
+				t.Errorf("%s of %s has %d tcx programs", attach, device, len(result.Programs))
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}

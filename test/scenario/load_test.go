@@ -1,0 +1,156 @@
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// kernelObjects is what BPF the kernel holds. It gives numbers in the order of creation,
+// so those of the newest tell whether anything was made meanwhile, even if it is gone.
+type kernelObjects struct {
+	programs, maps           []uint32
+	newestProgram, newestMap uint32
+}
+
+// On a running host an ADD loads nothing, and DEL removes no part of the datapath. The
+// machine may run other BPF, so one undisturbed try is enough; what ADD or DEL do
+// themselves would disturb every one.
+func TestAddLoadsNothing(t *testing.T) {
+	n := newNetwork(t)
+	n.AddPod(t, "first", mapBoth(8080, 80))
+	pod := n.NewPod(t, "second")
+	pod.Conf.CapabilityArgs = mapBoth(8081, 80)
+	defer del(t, pod)
+	raiseMemlock(t)
+	listObjects(t) // the first program of a process is not the last: its library probes the kernel
+
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	err := testenv.Wait(ctx, "an ADD and DEL that leave the kernel's BPF objects alone", func() error {
+		before := listObjects(t)
+		if err := pod.Add(testenv.Context(t)); err != nil {
+			t.Fatal(err)
+		}
+		added := listObjects(t)
+		del(t, pod)
+		deleted := listObjects(t)
+		return errors.Join(before.compare("ADD", added), added.compare("DEL", deleted))
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// probeMaps is for the library, which asks every kernel by a small map whether maps have
+// names, when it opens a pinned program.
+const probeMaps = 1
+
+func (before kernelObjects) compare(verb string, after kernelObjects) error {
+	var errs []error
+	for _, kind := range []struct {
+		name                      string
+		before, after             []uint32
+		newestBefore, newestAfter uint32
+		tolerated                 int
+	}{
+		{"programs", before.programs, after.programs, before.newestProgram, after.newestProgram, 0},
+		{"maps", before.maps, after.maps, before.newestMap, after.newestMap, probeMaps},
+	} {
+		if !slices.Equal(kind.before, kind.after) {
+			errs = append(errs, fmt.Errorf("%s before %s: %v, after it: %v", kind.name, verb, kind.before, kind.after))
+		}
+		if made := int(kind.newestAfter-kind.newestBefore) - 1; made > kind.tolerated { // one is ours
+			errs = append(errs, fmt.Errorf("%s made %d %s", verb, made, kind.name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// raiseMemlock is for kernels before 5.11, where what this process makes counts against a
+// limit. Later plugins get the old limit, as they have to cope by themselves.
+func raiseMemlock(t *testing.T) {
+	t.Helper()
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &old); err != nil {
+		t.Fatal(err)
+	}
+	unlimited := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unlimited); err != nil {
+		return // refused; newer kernels do not ask for it
+	}
+	t.Cleanup(func() {
+		if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &old); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func listObjects(t *testing.T) kernelObjects {
+	t.Helper()
+	return kernelObjects{
+		programs:      listIDs(t, ebpf.ProgramGetNextID),
+		maps:          listIDs(t, ebpf.MapGetNextID),
+		newestProgram: nextProgram(t),
+		newestMap:     nextMap(t),
+	}
+}
+
+func listIDs[ID ~uint32](t *testing.T, next func(ID) (ID, error)) (ids []uint32) {
+	t.Helper()
+	var id ID
+	for {
+		var err error
+		if id, err = next(id); errors.Is(err, os.ErrNotExist) {
+			return ids
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, uint32(id))
+	}
+}
+
+// nextProgram makes a program, and returns the number that the kernel gave it.
+func nextProgram(t *testing.T) uint32 {
+	t.Helper()
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SocketFilter, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	info, err := program.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := info.ID()
+	return uint32(id)
+}
+
+// nextMap is nextProgram for maps.
+func nextMap(t *testing.T) uint32 {
+	t.Helper()
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	info, err := m.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := info.ID()
+	return uint32(id)
+}

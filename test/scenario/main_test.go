@@ -1,0 +1,24 @@
+// Package scenario tests ebpfnet as its users meet it: real network namespaces,
+// real sockets, the built plugin binary, and libcni to run it. Each test is a
+// story that begins on a fresh node and leaves nothing behind, which the end of
+// each one checks.
+//
+//	go test ./scenario                    # as root
+//	go test -short ./scenario             # small transfers, for slow machines
+//
+// On another kernel (see package vm), with the plugin built beforehand:
+//
+//	CGO_ENABLED=0 go build -o /tmp/scn/ ../cmd/ebpfnet
+//	CGO_ENABLED=0 go test -c -o /tmp/scn/scenario.test ./scenario
+//	EBPFNET_BIN_DIR=/tmp/scn go run ./vm -kernel 5.10 -timeout 15m -- /tmp/scn/scenario.test -test.v -test.short
+//
+// It needs the Debian packages nftables, iptables and bpftool.
+package scenario
+
+import (
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
