@@ -8,10 +8,11 @@ BPF_CFLAGS   := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-address-of-packe
 	-I/usr/include/$(shell uname -m)-linux-gnu
 
 # Debian packages that `make test` needs beside Go and make. `make demo` needs none.
-PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool nftables iptables iproute2 iputils-ping
+PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool nftables iptables iproute2 iputils-ping traceroute
 KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
+SBIN   ?= /usr/local/sbin
 KERNEL ?= 5.10
 KERNEL_TESTS := prog scenario
 GO     ?= go
@@ -23,12 +24,13 @@ help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## build bin/ebpfnet
-	$(GO) build -trimpath -o bin/ebpfnet ./cmd/ebpfnet
+build: ## build bin/ebpfnet and bin/ebpfnetctl
+	$(GO) build -trimpath -o bin/ ./cmd/...
 
 .PHONY: install
-install: build ## install the plugin into PREFIX (/opt/cni/bin)
+install: build ## install the plugin into PREFIX (/opt/cni/bin), ebpfnetctl into SBIN (/usr/local/sbin)
 	install -D -m 0755 bin/ebpfnet $(DESTDIR)$(PREFIX)/ebpfnet
+	install -D -m 0755 bin/ebpfnetctl $(DESTDIR)$(SBIN)/ebpfnetctl
 
 .PHONY: demo
 demo: build ## see it work, in namespaces of its own (root)

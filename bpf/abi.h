@@ -13,7 +13,7 @@
 
 #include <linux/types.h>
 
-#define EBPFNET_ABI 1
+#define EBPFNET_ABI 2
 
 /* An IPv6 address, or an IPv4 one as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
 struct addr {
@@ -40,27 +40,40 @@ enum endpoint_flags {
 
 /* endpoints: a container address on this host. Key: struct addr. */
 struct endpoint {
-	__u64 owner;	  /* the attachment's token */
-	__u32 network;	  /* the network's token */
-	__u32 ifindex;	  /* the host's end of the veth */
-	__u8 mac[6];	  /* of the container's end */
-	__u8 host_mac[6]; /* of the host's end */
+	__u64 owner;	     /* the attachment's token */
+	__u32 network;	     /* the network's token */
+	__u32 ifindex;	     /* the host's end of the veth */
+	__u8 mac[6];	     /* of the container's end */
+	__u8 host_mac[6];    /* of the host's end */
+	struct addr gateway; /* the host's address on the veth: whom the container answers */
 	enum endpoint_flags flags;
+	__u32 exempt; /* set of destinations in exempts, or 0 */
+	__u32 pad;
 };
 
-/* ports: a port of the host that leads to a container. */
+/* clang-format off */
+enum port_side {
+	PORT_HOST = 0,	    /* the key is the host's side, the value the container's */
+	PORT_CONTAINER = 1, /* the other way round: serves connections whose flow was lost */
+} __attribute__((packed)); /* one byte */
+/* clang-format on */
+
+/*
+ * ports: a port of the host that leads to a container. The host's address is
+ * one of its own, or any: 0.0.0.0 (mapped) for IPv4, :: for IPv6.
+ */
 struct port_key {
-	struct addr addr; /* host address, or any: 0.0.0.0 (mapped) for IPv4, :: for IPv6 */
+	struct addr addr;
 	__u16 port;
 	__u8 protocol; /* IPPROTO_TCP or IPPROTO_UDP */
-	__u8 pad;
+	enum port_side side;
 };
 
 struct port {
 	__u64 owner;
-	struct addr addr; /* the container's */
+	struct addr addr;
 	__u32 network;
-	__u16 port; /* the container's */
+	__u16 port;
 	__u16 pad;
 };
 
@@ -90,6 +103,8 @@ struct flow_key {
 	__u16 pad;
 };
 
+#define OWNER_HOST 0 /* the host itself */
+
 struct flow {
 	__u64 owner;
 	struct addr addr; /* FLOW_OUT: the container's; FLOW_IN: the address that the client used */
@@ -97,6 +112,49 @@ struct flow {
 	__u16 port;	  /* belongs to addr */
 	enum flow_state state; /* bits */
 	__u8 pad;
+};
+
+/* fragments: the ports of a packet that comes in fragments. */
+struct fragment_key {
+	struct addr src;
+	struct addr dst;
+	__u32 id; /* as in the packet */
+	__u8 protocol;
+	__u8 pad[3];
+};
+
+struct fragment {
+	__u16 sport;
+	__u16 dport;
+	__u8 echo_reply; /* ICMP: a reply, not a request */
+	__u8 ported;	 /* there are ports, as struct packet has it */
+	__u8 waiting;	 /* later ones are held, and not sent again yet */
+	__u8 opaque;	 /* the first could not be read: none of the packet is ours */
+};
+
+/* held_fragments: a fragment that came before the first of its packet. */
+struct held_key {
+	struct fragment_key fragment;
+	__u32 offset; /* in the packet, in units of 8 bytes */
+};
+
+#define HELD_MOST 1600 /* bytes of a frame; larger ones are not held */
+
+struct held {
+	__u32 seen; /* in ticks, as struct flow has it */
+	__u32 length;
+	__u8 frame[HELD_MOST];
+};
+
+/*
+ * exempts: a set of destinations that are not masqueraded. The bits of set go
+ * before those of the address, so the prefix is 32 longer than the address's
+ * (and another 96 for IPv4).
+ */
+struct exempt_key {
+	__u32 prefix;
+	__u32 set;
+	struct addr addr;
 };
 
 /*
@@ -121,14 +179,20 @@ enum reason {
 	REASON_PROTOCOL = 3,	/* a protocol that masquerading cannot tell apart */
 	REASON_TRUNCATED = 4,	/* shorter than its headers say */
 	REASON_NOT_WRITTEN = 5, /* the kernel refused to change the packet, or had no memory */
-	REASON_MAX = 6,
+	REASON_NO_FLOW = 6,	/* belongs to a translated connection that is not known any more */
+	REASON_MAX = 7,
 };
 
 _Static_assert(sizeof(struct host_config) == 12, "host_config");
-_Static_assert(sizeof(struct endpoint) == 32, "endpoint");
+_Static_assert(sizeof(struct endpoint) == 56, "endpoint");
 _Static_assert(sizeof(struct port_key) == 20, "port_key");
 _Static_assert(sizeof(struct port) == 32, "port");
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow) == 32, "flow");
+_Static_assert(sizeof(struct fragment_key) == 40, "fragment_key");
+_Static_assert(sizeof(struct fragment) == 8, "fragment");
+_Static_assert(sizeof(struct held_key) == 44, "held_key");
+_Static_assert(sizeof(struct held) == 8 + HELD_MOST, "held");
+_Static_assert(sizeof(struct exempt_key) == 24, "exempt_key");
 _Static_assert(sizeof(struct uplink) == 32, "uplink");
 _Static_assert(sizeof(struct counter) == 16, "counter");

@@ -6,10 +6,7 @@
  * list of steps, and leaves every packet that is not its own to the next
  * program and the stack. bpf/README.md tells the way of a packet through them.
  */
-#include "masq.h"
-#include "port.h"
-#include "rewrite.h"
-#include "verdict.h"
+#include "here.h"
 
 /* Gives p a new destination; the stack then routes it. */
 static __always_inline int send_to(struct __sk_buff *skb, const struct packet *p,
@@ -29,31 +26,69 @@ static __always_inline int send_as(struct __sk_buff *skb, const struct packet *p
 	return VERDICT_NEXT;
 }
 
-/* An answer to a connection that the host itself has opened from the port's number. */
-static __always_inline bool is_hosts_own(struct __sk_buff *skb, const struct packet *p)
+/* Loopback, egress: what the host sends to itself. All of it is for addresses of this host. */
+SEC("tc")
+int from_host(struct __sk_buff *skb)
 {
-	struct flow_key key = {
-		.remote = p->src,
-		.local = p->dst,
-		.remote_port = p->sport,
-		.local_port = p->dport,
-	};
+	struct packet *p = packet_place();
+	struct port *port;
 
-	return socket_at(skb, p, &key) == SOCKET_CONNECTED;
+	if (!p || parse(skb, p, ETH_HLEN) != PARSED)
+		return VERDICT_NEXT;
+	port = port_lookup(p);
+	return port ? here_to_port(skb, p, port) : VERDICT_NEXT;
 }
 
-/* A packet to a host port goes to its container; any other goes on as it is. */
-static __noinline int to_port(struct __sk_buff *skb, const struct packet *p)
+/*
+ * An answer to a connection from here whose entries were lost. The stack would
+ * refuse it, and so end the connection; dropped, the client's next packet brings
+ * the entries back.
+ */
+static __always_inline bool is_lost_answer(struct __sk_buff *skb, const struct packet *p)
+{
+	return p->protocol == IPPROTO_TCP && !p->tcp_syn && masq_in_range(p->dport) &&
+	       port_of(&p->src, p->sport, p) && fib_is_local(skb, p) &&
+	       socket_for(skb, p) == SOCKET_NONE;
+}
+
+/* Host veth, ingress: what a container sends. */
+SEC("tc")
+int from_container(struct __sk_buff *skb)
+{
+	struct packet *p = packet_place();
+	struct port *port;
+	struct flow *flow;
+
+	if (!p || parse(skb, p, ETH_HLEN) != PARSED)
+		return VERDICT_NEXT;
+	flow = masq_reply(p);
+	if (flow)
+		return here_answer(skb, p, flow);
+	if (is_lost_answer(skb, p))
+		return drop(skb, REASON_NO_FLOW);
+	port = port_lookup(p);
+	if (!port || addr_is_loopback(&p->dst, p->ipv6) || !fib_is_local(skb, p))
+		return VERDICT_NEXT;
+	return here_to_port(skb, p, port);
+}
+
+/*
+ * A packet to a host port goes to its container; any other goes on as it is.
+ * Only addresses of this host match, whatever the entry says: traffic that
+ * merely passes through is not ours (CVE-2025-67499), and a loopback
+ * destination on a wire is not believed (CVE-2020-8558).
+ */
+static __always_inline int to_port(struct __sk_buff *skb, const struct packet *p)
 {
 	struct port *port = port_lookup(p);
 	struct flow *flow;
 
-	if (!port || addr_equal(&port->addr, &p->src))
+	if (!port || addr_is_loopback(&p->dst, p->ipv6))
 		return VERDICT_NEXT;
 	/* A connection that is known was for this host when it began, and no connection of its own. */
 	flow = flow_in(p, &port->addr, port->port);
 	if (!flow || !flow_fits(flow, p, port->owner)) {
-		if (!fib_is_local(skb, p) || is_hosts_own(skb, p))
+		if (p->error || !fib_is_local(skb, p) || is_hosts_own(skb, p))
 			return VERDICT_NEXT;
 		if (flow_remember(p, &port->addr, port->port, port->owner))
 			return drop(skb, REASON_NOT_WRITTEN);
@@ -61,57 +96,107 @@ static __noinline int to_port(struct __sk_buff *skb, const struct packet *p)
 	return send_to(skb, p, &port->addr, port->port);
 }
 
-/* Host veth, ingress: what a container sends. */
-SEC("tc")
-int from_container(struct __sk_buff *skb)
-{
-	struct packet p;
-
-	if (parse(skb, &p) != PARSED)
-		return VERDICT_NEXT;
-	return to_port(skb, &p);
-}
-
-/* Host veth, egress: what the stack delivers to a container. */
-SEC("tc")
-int to_container(struct __sk_buff *skb)
-{
-	struct packet p;
-	struct flow *flow;
-
-	if (parse(skb, &p) != PARSED)
-		return VERDICT_NEXT;
-	flow = flow_reply(&p);
-	if (!flow)
-		return VERDICT_NEXT;
-	return send_as(skb, &p, &flow->addr, flow->port);
-}
-
 /* Uplink, ingress: what comes from the outside. */
+static __always_inline int comes_in(struct __sk_buff *skb, __u32 l3)
+{
+	struct packet *p = packet_place();
+	struct endpoint *endpoint;
+	struct flow *flow;
+	int parsed;
+
+	if (!p || skb->pkt_type != PACKET_HOST)
+		return VERDICT_NEXT;
+	parsed = parse(skb, p, l3);
+	if (parsed == PARSED_FRAGMENT)
+		return hold(skb, p) ? VERDICT_DROP : VERDICT_NEXT;
+	if (p->release)
+		return release_held(skb, p, BPF_F_INGRESS);
+	if (parsed != PARSED)
+		return VERDICT_NEXT;
+	flow = masq_reply(p);
+	if (flow)
+		return send_to(skb, p, &flow->addr, flow->port);
+
+	endpoint = bpf_map_lookup_elem(&endpoints, &p->dst);
+	if (!endpoint)
+		return to_port(skb, p);
+	/*
+	 * A remote that has a route to the container wants answers from the address that
+	 * it sends to: neither masqueraded, nor as of a host port.
+	 */
+	if (p->error)
+		return VERDICT_NEXT;
+	flow = flow_in(p, &p->dst, p->dport);
+	if (flow ? !flow_fits(flow, p, endpoint->owner)
+		 : endpoint->flags & ENDPOINT_MASQ || port_of(&p->dst, p->dport, p))
+		flow_remember(p, &p->dst, p->dport, endpoint->owner);
+	return VERDICT_NEXT;
+}
+
 SEC("tc")
 int from_uplink(struct __sk_buff *skb)
 {
-	struct endpoint *endpoint;
-	struct packet p;
+	return comes_in(skb, ETH_HLEN);
+}
+
+/* The same for devices without Ethernet. */
+SEC("tc")
+int from_uplink_l3(struct __sk_buff *skb)
+{
+	return comes_in(skb, 0);
+}
+
+/*
+ * The host refuses a segment that no socket of it knows. It may be one of a
+ * masqueraded connection whose entry was lost: the container's next packet
+ * brings that back, if the remote has not been refused meanwhile. A remote whose
+ * port looks like a client's is refused, though: it may have used a host port
+ * that is closed now, and should learn of it.
+ */
+#define LEAST_CLIENT_PORT 32768 /* ip_local_port_range's default; others' start higher */
+
+static __always_inline bool is_wrong_refusal(struct __sk_buff *skb, const struct packet *p)
+{
+	struct flow_key key = {
+		.remote = p->dst,
+		.local = p->src,
+		.remote_port = p->dport,
+		.local_port = p->sport,
+	};
+
+	return p->tcp_refuse && p->dport < LEAST_CLIENT_PORT &&
+	       fib_ask(skb, p, &p->src) == BPF_FIB_LKUP_RET_NOT_FWDED &&
+	       socket_at(skb, p, &key) == SOCKET_NONE;
+}
+
+/*
+ * A socket of the host can be bound to a port of the masquerading range after a
+ * container's connection to the same remote has got it. The replies are the
+ * container's, so the host's connection leaves by another port, as a container's
+ * would: one entry for its replies, and one that keeps it there.
+ */
+static __noinline int host_sends(struct __sk_buff *skb, const struct packet *p)
+{
+	struct flow_key key;
 	struct flow *flow;
 
-	if (skb->pkt_type != PACKET_HOST || parse(skb, &p) != PARSED)
+	if (!p->ported || !masq_in_range(p->sport))
 		return VERDICT_NEXT;
-	flow = masq_reply(&p);
+	if (is_wrong_refusal(skb, p))
+		return drop(skb, REASON_NO_FLOW);
+	flow = flow_reply(p);
 	if (flow)
-		return send_to(skb, &p, &flow->addr, flow->port);
+		return send_as(skb, p, &flow->addr, flow->port);
 
-	endpoint = bpf_map_lookup_elem(&endpoints, &p.dst);
-	if (!endpoint)
-		return to_port(skb, &p);
-	/*
-	 * A remote that has a route to the container wants answers from the address that
-	 * it sends to: neither masqueraded, nor as of a host port that it used before.
-	 */
-	flow = flow_in(&p, &p.dst, p.dport);
-	if (flow ? !flow_fits(flow, &p, endpoint->owner) : endpoint->flags & ENDPOINT_MASQ)
-		flow_remember(&p, &p.dst, p.dport, endpoint->owner);
-	return VERDICT_NEXT;
+	masq_key(&key, p, &p->src);
+	key.local_port = p->sport;
+	if (p->error || !bpf_map_lookup_elem(&flows, &key))
+		return VERDICT_NEXT;
+	if (!masq_claim(skb, p, &key, OWNER_HOST))
+		return drop(skb, REASON_NO_PORT);
+	if (flow_restore(p, &p->src, key.local_port, OWNER_HOST))
+		return drop(skb, REASON_NOT_WRITTEN);
+	return send_as(skb, p, &p->src, key.local_port);
 }
 
 /* Why a container's packet cannot be masqueraded. */
@@ -127,41 +212,92 @@ static __always_inline int drop_unparsed(struct __sk_buff *skb, int parsed)
 	}
 }
 
+/* The host port that p, sent to the outside, may answer for although no flow says so. */
+static __always_inline struct port *lost_port(const struct packet *p)
+{
+	struct port *port = p->tcp_syn ? NULL : port_of(&p->src, p->sport, p);
+
+	return port && !addr_is_loopback(&port->addr, p->ipv6) ? port : NULL;
+}
+
+/* An answer from a host port whose entry was lost goes out as the host's, and brings it back. */
+static __noinline int answer_as_port(struct __sk_buff *skb, const struct packet *p,
+				     const struct port *port)
+{
+	struct addr source = port->addr;
+
+	if (addr_is_any(&source, p->ipv6) && !fib_source(skb, p, &source))
+		return drop(skb, REASON_NO_SOURCE);
+	if (!p->error && flow_restore(p, &source, port->port, port->owner))
+		return drop(skb, REASON_NOT_WRITTEN);
+	return send_as(skb, p, &source, port->port);
+}
+
+/* From here on the packet is ours to masquerade: what cannot be translated is dropped. */
+static __noinline int masquerade(struct __sk_buff *skb, const struct packet *p, __u64 owner)
+{
+	struct addr source;
+	struct flow_key key;
+	struct port *port;
+
+	if (!fib_source(skb, p, &source))
+		return drop(skb, REASON_NO_SOURCE);
+	masq_key(&key, p, &source);
+	if (!masq_find(p, &key, owner)) {
+		port = lost_port(p);
+		if (port)
+			return answer_as_port(skb, p, port);
+		if (p->echo_reply || p->error) /* of or about what is not known */
+			return drop(skb, REASON_NO_FLOW);
+		if (!masq_claim(skb, p, &key, owner))
+			return drop(skb, REASON_NO_PORT);
+	}
+	return send_as(skb, p, &source, key.local_port);
+}
+
 /* Uplink, egress: what leaves for the outside. */
+static __always_inline int goes_out(struct __sk_buff *skb, __u32 l3)
+{
+	struct packet *p = packet_place();
+	struct endpoint *endpoint;
+	struct flow *flow;
+	struct port *port;
+	int parsed;
+
+	if (!p)
+		return VERDICT_NEXT;
+	parsed = parse(skb, p, l3);
+	if (parsed == PARSED_NOT_IP)
+		return VERDICT_NEXT;
+	endpoint = bpf_map_lookup_elem(&endpoints, &p->src);
+	if (!endpoint)
+		return parsed == PARSED ? host_sends(skb, p) : VERDICT_NEXT;
+	if (parsed == PARSED_FRAGMENT && !masq_exempts(endpoint, p) && hold(skb, p))
+		return VERDICT_DROP;
+	if (p->release)
+		return release_held(skb, p, 0);
+	flow = parsed == PARSED ? flow_reply(p) : NULL;
+	if (flow && flow->owner == endpoint->owner)
+		return send_as(skb, p, &flow->addr, flow->port);
+
+	if (!masq_exempts(endpoint, p))
+		return parsed == PARSED ? masquerade(skb, p, endpoint->owner)
+					: drop_unparsed(skb, parsed);
+	port = parsed == PARSED ? lost_port(p) : NULL;
+	return port ? answer_as_port(skb, p, port) : VERDICT_NEXT;
+}
+
 SEC("tc")
 int to_uplink(struct __sk_buff *skb)
 {
-	struct endpoint *endpoint;
-	struct addr source;
-	struct packet p;
-	struct flow *flow;
-	__u16 port;
-	int parsed = parse(skb, &p);
+	return goes_out(skb, ETH_HLEN);
+}
 
-	if (parsed == PARSED_NOT_IP)
-		return VERDICT_NEXT;
-	endpoint = bpf_map_lookup_elem(&endpoints, &p.src);
-	if (!endpoint)
-		return VERDICT_NEXT;
-	if (parsed == PARSED) {
-		flow = flow_reply(&p);
-		if (flow && flow->owner == endpoint->owner)
-			return send_as(skb, &p, &flow->addr, flow->port);
-	}
-
-	/* From here on the packet is ours to masquerade: what cannot be translated is dropped. */
-	if (!(endpoint->flags & ENDPOINT_MASQ) || addr_is_link_scoped(&p.dst, p.ipv6))
-		return VERDICT_NEXT;
-	if (parsed != PARSED)
-		return drop_unparsed(skb, parsed);
-	if (p.echo_reply) /* of a request that is not known */
-		return drop(skb, REASON_PROTOCOL);
-	if (!fib_source(skb, &p, &source))
-		return drop(skb, REASON_NO_SOURCE);
-	port = masq_port(skb, &p, &source, endpoint->owner);
-	if (!port)
-		return drop(skb, REASON_NO_PORT);
-	return send_as(skb, &p, &source, port);
+/* The same for devices without Ethernet. */
+SEC("tc")
+int to_uplink_l3(struct __sk_buff *skb)
+{
+	return goes_out(skb, 0);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

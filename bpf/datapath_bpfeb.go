@@ -38,7 +38,10 @@ type DatapathEndpoint struct {
 	Ifindex uint32
 	Mac     [6]uint8
 	HostMac [6]uint8
+	Gateway DatapathAddr
 	Flags   DatapathEndpointFlags
+	Exempt  uint32
+	Pad     uint32
 }
 
 type DatapathEndpointFlags uint32
@@ -46,6 +49,13 @@ type DatapathEndpointFlags uint32
 const (
 	DatapathEndpointFlagsENDPOINT_MASQ DatapathEndpointFlags = 1
 )
+
+type DatapathExemptKey struct {
+	_      structs.HostLayout
+	Prefix uint32
+	Set    uint32
+	Addr   DatapathAddr
+}
 
 type DatapathFlow struct {
 	_     structs.HostLayout
@@ -82,12 +92,71 @@ const (
 	DatapathFlowStateFLOW_CLOSING DatapathFlowState = 2
 )
 
+type DatapathFragment struct {
+	_         structs.HostLayout
+	Sport     uint16
+	Dport     uint16
+	EchoReply uint8
+	Ported    uint8
+	Waiting   uint8
+	Opaque    uint8
+}
+
+type DatapathFragmentKey struct {
+	_        structs.HostLayout
+	Src      DatapathAddr
+	Dst      DatapathAddr
+	Id       uint32
+	Protocol uint8
+	Pad      [3]uint8
+}
+
+type DatapathHeld struct {
+	_      structs.HostLayout
+	Seen   uint32
+	Length uint32
+	Frame  [1600]uint8
+}
+
+type DatapathHeldKey struct {
+	_        structs.HostLayout
+	Fragment DatapathFragmentKey
+	Offset   uint32
+}
+
 type DatapathHostConfig struct {
 	_             structs.HostLayout
 	Abi           uint32
 	Attach        uint32
 	MasqPortFirst uint16
 	MasqPortCount uint16
+}
+
+type DatapathPacket struct {
+	_         structs.HostLayout
+	Src       DatapathAddr
+	Dst       DatapathAddr
+	Sport     uint16
+	Dport     uint16
+	L3        uint16
+	L4        uint16
+	Protocol  uint8
+	Ipv6      bool
+	Ported    bool
+	TcpSyn    bool
+	TcpEnd    bool
+	TcpRefuse bool
+	EchoReply bool
+	Later     bool
+	Release   bool
+	Error     bool
+	_         [2]byte
+	Id        uint32
+	Offset    uint16
+	Payload   uint16
+	Inner     uint16
+	InnerL4   uint16
+	Sender    DatapathAddr
 }
 
 type DatapathPort struct {
@@ -104,8 +173,15 @@ type DatapathPortKey struct {
 	Addr     DatapathAddr
 	Port     uint16
 	Protocol uint8
-	Pad      uint8
+	Side     DatapathPortSide
 }
+
+type DatapathPortSide uint8
+
+const (
+	DatapathPortSidePORT_HOST      DatapathPortSide = 0
+	DatapathPortSidePORT_CONTAINER DatapathPortSide = 1
+)
 
 type DatapathReason uint32
 
@@ -116,7 +192,8 @@ const (
 	DatapathReasonREASON_PROTOCOL    DatapathReason = 3
 	DatapathReasonREASON_TRUNCATED   DatapathReason = 4
 	DatapathReasonREASON_NOT_WRITTEN DatapathReason = 5
-	DatapathReasonREASON_MAX         DatapathReason = 6
+	DatapathReasonREASON_NO_FLOW     DatapathReason = 6
+	DatapathReasonREASON_MAX         DatapathReason = 7
 )
 
 type DatapathUplink struct {
@@ -131,13 +208,20 @@ type DatapathUplink struct {
 const (
 	DatapathMapCounters       = "counters"
 	DatapathMapEndpoints      = "endpoints"
+	DatapathMapExempts        = "exempts"
 	DatapathMapFlows          = "flows"
+	DatapathMapFragments      = "fragments"
+	DatapathMapHeldFragments  = "held_fragments"
+	DatapathMapHolding        = "holding"
+	DatapathMapPackets        = "packets"
 	DatapathMapPorts          = "ports"
 	DatapathMapUplinks        = "uplinks"
 	DatapathProgFromContainer = "from_container"
+	DatapathProgFromHost      = "from_host"
 	DatapathProgFromUplink    = "from_uplink"
-	DatapathProgToContainer   = "to_container"
+	DatapathProgFromUplinkL3  = "from_uplink_l3"
 	DatapathProgToUplink      = "to_uplink"
+	DatapathProgToUplinkL3    = "to_uplink_l3"
 	DatapathVarConfig         = "config"
 )
 
@@ -184,20 +268,27 @@ type DatapathSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type DatapathProgramSpecs struct {
 	FromContainer *ebpf.ProgramSpec `ebpf:"from_container"`
+	FromHost      *ebpf.ProgramSpec `ebpf:"from_host"`
 	FromUplink    *ebpf.ProgramSpec `ebpf:"from_uplink"`
-	ToContainer   *ebpf.ProgramSpec `ebpf:"to_container"`
+	FromUplinkL3  *ebpf.ProgramSpec `ebpf:"from_uplink_l3"`
 	ToUplink      *ebpf.ProgramSpec `ebpf:"to_uplink"`
+	ToUplinkL3    *ebpf.ProgramSpec `ebpf:"to_uplink_l3"`
 }
 
 // DatapathMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type DatapathMapSpecs struct {
-	Counters  *ebpf.MapSpec `ebpf:"counters"`
-	Endpoints *ebpf.MapSpec `ebpf:"endpoints"`
-	Flows     *ebpf.MapSpec `ebpf:"flows"`
-	Ports     *ebpf.MapSpec `ebpf:"ports"`
-	Uplinks   *ebpf.MapSpec `ebpf:"uplinks"`
+	Counters      *ebpf.MapSpec `ebpf:"counters"`
+	Endpoints     *ebpf.MapSpec `ebpf:"endpoints"`
+	Exempts       *ebpf.MapSpec `ebpf:"exempts"`
+	Flows         *ebpf.MapSpec `ebpf:"flows"`
+	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
+	HeldFragments *ebpf.MapSpec `ebpf:"held_fragments"`
+	Holding       *ebpf.MapSpec `ebpf:"holding"`
+	Packets       *ebpf.MapSpec `ebpf:"packets"`
+	Ports         *ebpf.MapSpec `ebpf:"ports"`
+	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
 }
 
 // DatapathVariableSpecs contains global variables before they are loaded into the kernel.
@@ -227,18 +318,28 @@ func (o *DatapathObjects) Close() error {
 //
 // It can be passed to LoadDatapathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DatapathMaps struct {
-	Counters  *ebpf.Map `ebpf:"counters"`
-	Endpoints *ebpf.Map `ebpf:"endpoints"`
-	Flows     *ebpf.Map `ebpf:"flows"`
-	Ports     *ebpf.Map `ebpf:"ports"`
-	Uplinks   *ebpf.Map `ebpf:"uplinks"`
+	Counters      *ebpf.Map `ebpf:"counters"`
+	Endpoints     *ebpf.Map `ebpf:"endpoints"`
+	Exempts       *ebpf.Map `ebpf:"exempts"`
+	Flows         *ebpf.Map `ebpf:"flows"`
+	Fragments     *ebpf.Map `ebpf:"fragments"`
+	HeldFragments *ebpf.Map `ebpf:"held_fragments"`
+	Holding       *ebpf.Map `ebpf:"holding"`
+	Packets       *ebpf.Map `ebpf:"packets"`
+	Ports         *ebpf.Map `ebpf:"ports"`
+	Uplinks       *ebpf.Map `ebpf:"uplinks"`
 }
 
 func (m *DatapathMaps) Close() error {
 	return _DatapathClose(
 		m.Counters,
 		m.Endpoints,
+		m.Exempts,
 		m.Flows,
+		m.Fragments,
+		m.HeldFragments,
+		m.Holding,
+		m.Packets,
 		m.Ports,
 		m.Uplinks,
 	)
@@ -256,17 +357,21 @@ type DatapathVariables struct {
 // It can be passed to LoadDatapathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DatapathPrograms struct {
 	FromContainer *ebpf.Program `ebpf:"from_container"`
+	FromHost      *ebpf.Program `ebpf:"from_host"`
 	FromUplink    *ebpf.Program `ebpf:"from_uplink"`
-	ToContainer   *ebpf.Program `ebpf:"to_container"`
+	FromUplinkL3  *ebpf.Program `ebpf:"from_uplink_l3"`
 	ToUplink      *ebpf.Program `ebpf:"to_uplink"`
+	ToUplinkL3    *ebpf.Program `ebpf:"to_uplink_l3"`
 }
 
 func (p *DatapathPrograms) Close() error {
 	return _DatapathClose(
 		p.FromContainer,
+		p.FromHost,
 		p.FromUplink,
-		p.ToContainer,
+		p.FromUplinkL3,
 		p.ToUplink,
+		p.ToUplinkL3,
 	)
 }
 

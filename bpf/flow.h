@@ -29,6 +29,8 @@ static __always_inline void flow_touch(struct flow *flow, const struct packet *p
 	__u8 state = p->tcp_syn ? 0 : flow->state;
 	__u32 now = now_ticks();
 
+	if (p->error)
+		return;
 	if (reply)
 		state |= FLOW_REPLIED;
 	if (p->tcp_end)
@@ -109,20 +111,44 @@ static __noinline long flow_remember(const struct packet *p, const struct addr *
 	return bpf_map_update_elem(&flows, &key, &flow, BPF_ANY);
 }
 
+/* The key of the connection that p, sent by a container, answers. */
+static __always_inline void flow_reply_key(struct flow_key *key, const struct packet *p)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->remote = p->dst;
+	key->local = p->src;
+	key->remote_port = p->dport;
+	key->local_port = p->sport;
+	key->protocol = p->protocol;
+	key->kind = FLOW_IN;
+}
+
 /* The entry of the connection that p, sent by a container, answers; NULL where it answers none. */
 static __always_inline struct flow *flow_reply(const struct packet *p)
 {
-	struct flow_key key = {
-		.remote = p->dst,
-		.local = p->src,
-		.remote_port = p->dport,
-		.local_port = p->sport,
-		.protocol = p->protocol,
-		.kind = FLOW_IN,
-	};
-	struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+	struct flow_key key;
+	struct flow *flow;
 
+	flow_reply_key(&key, p);
+	flow = bpf_map_lookup_elem(&flows, &key);
 	if (flow)
 		flow_touch(flow, p, true);
 	return flow;
+}
+
+/* Makes that entry anew: the client asked for addr:port. */
+static __always_inline long flow_restore(const struct packet *p, const struct addr *addr,
+					 __u16 port, __u64 owner)
+{
+	struct flow_key key;
+	struct flow flow = {
+		.owner = owner,
+		.addr = *addr,
+		.port = port,
+		.seen = now_ticks(),
+		.state = FLOW_REPLIED,
+	};
+
+	flow_reply_key(&key, p);
+	return bpf_map_update_elem(&flows, &key, &flow, BPF_ANY);
 }

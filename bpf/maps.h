@@ -6,6 +6,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "abi.h"
+#include "packet.h"
 
 /* Set once by the loader, before the verifier sees the programs. */
 const volatile struct host_config config = {
@@ -33,13 +34,25 @@ struct {
 	__type(value, struct port);
 } ports SEC(".maps");
 
-/* Written by the programs; entries go by DEL, and the least recently used ones for want of room. */
+/*
+ * Written by the programs; entries go by DEL, and the least recently used ones
+ * for want of room. The loader sets the size by the host's memory.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
 	__type(key, struct flow_key);
 	__type(value, struct flow);
 } flows SEC(".maps");
+
+/* Written by ADD of the first endpoint that names a set, removed with the last. The value means nothing. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct exempt_key);
+	__type(value, __u32);
+} exempts SEC(".maps");
 
 /* Written by ADD for each uplink it attaches to, removed when the uplink is gone. */
 struct {
@@ -49,6 +62,42 @@ struct {
 	__type(key, __u32);
 	__type(value, struct uplink);
 } uplinks SEC(".maps");
+
+/* Written by the programs, for as long as a packet's fragments are on their way. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct fragment_key);
+	__type(value, struct fragment);
+} fragments SEC(".maps");
+
+/* Written by the programs, until the first fragment comes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct held_key);
+	__type(value, struct held);
+} held_fragments SEC(".maps");
+
+/* Where a program puts a fragment together for held: too large for its stack. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct held);
+} holding SEC(".maps");
+
+/*
+ * Where a program keeps its packet. Not on its stack: what stands in a map is
+ * unknown to the verifier, so it does not follow each kind of packet through
+ * every function anew (600,000 instructions on 5.10 became 30,000).
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct packet);
+} packets SEC(".maps");
 
 /* Written by the programs, one per CPU: no packet waits for another. */
 struct {

@@ -52,8 +52,8 @@ static __always_inline bool flow_is(const struct flow *flow, const struct packet
 }
 
 /* A host port or a socket of the host would get or lose the replies. */
-static __noinline bool masq_port_in_use(struct __sk_buff *skb, const struct packet *p,
-					const struct flow_key *key)
+static __always_inline bool masq_port_in_use(struct __sk_buff *skb, const struct packet *p,
+					     const struct flow_key *key)
 {
 	if (p->protocol != IPPROTO_TCP && p->protocol != IPPROTO_UDP)
 		return false;
@@ -61,8 +61,7 @@ static __noinline bool masq_port_in_use(struct __sk_buff *skb, const struct pack
 }
 
 /* Takes the port in key for p's flow unless another has it. */
-static __always_inline bool masq_take(const struct packet *p, const struct flow_key *key,
-				      __u64 owner)
+static __noinline bool masq_take(const struct packet *p, const struct flow_key *key, __u64 owner)
 {
 	struct flow flow = {
 		.owner = owner,
@@ -84,39 +83,78 @@ static __always_inline bool masq_take(const struct packet *p, const struct flow_
 	return present && flow_is(present, p, owner);
 }
 
-/*
- * Returns the port that p leaves with from source, or 0 where none is to be
- * had. An entry of this flow may stand behind a candidate that has become free
- * since, so all candidates are looked at before one is claimed.
- */
-static __noinline __u16 masq_port(struct __sk_buff *skb, const struct packet *p,
-				  const struct addr *source, __u64 owner)
+/* All of the key of p's flow from source but the port. */
+static __always_inline void masq_key(struct flow_key *key, const struct packet *p,
+				     const struct addr *source)
 {
-	struct flow_key key = {
-		.remote = p->dst,
-		.local = *source,
-		.remote_port = p->dport,
-		.protocol = p->protocol,
-		.kind = FLOW_OUT,
+	__builtin_memset(key, 0, sizeof(*key));
+	key->remote = p->dst;
+	key->local = *source;
+	key->remote_port = p->dport;
+	key->protocol = p->protocol;
+	key->kind = FLOW_OUT;
+}
+
+/* What the endpoint sends to p's destination keeps its own address. */
+static __always_inline bool masq_exempts(const struct endpoint *endpoint, const struct packet *p)
+{
+	struct exempt_key key = {
+		.prefix = 32 + 128,
+		.set = endpoint->exempt,
+		.addr = p->dst,
 	};
+
+	if (!(endpoint->flags & ENDPOINT_MASQ) || addr_is_link_scoped(&p->dst, p->ipv6))
+		return true;
+	return endpoint->exempt && bpf_map_lookup_elem(&exempts, &key);
+}
+
+/* A protocol without ports has one candidate: whoever is first with a remote has it. */
+static __always_inline __u32 masq_probes(const struct packet *p)
+{
+	return p->ported ? MASQ_PROBES : 1;
+}
+
+/*
+ * Finds p's flow, and its port for key. It may stand behind a candidate that has
+ * become free since, so all are looked at.
+ */
+static __noinline bool masq_find(const struct packet *p, struct flow_key *key, __u64 owner)
+{
 	__u32 hash = masq_hash(p);
 
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
 		struct flow *flow;
 
-		key.local_port = masq_candidate(hash, i);
-		flow = bpf_map_lookup_elem(&flows, &key);
+		if (i >= masq_probes(p))
+			break;
+		key->local_port = p->ported ? masq_candidate(hash, i) : 0;
+		flow = bpf_map_lookup_elem(&flows, key);
 		if (flow && flow_is(flow, p, owner)) {
 			flow_touch(flow, p, false);
-			return key.local_port;
+			return true;
 		}
 	}
+	return false;
+}
+
+/*
+ * Takes the first free candidate for a flow that was not found. Not for errors:
+ * they belong to a flow that is there, or to nothing.
+ */
+static __noinline bool masq_claim(struct __sk_buff *skb, const struct packet *p,
+				  struct flow_key *key, __u64 owner)
+{
+	__u32 hash = masq_hash(p);
+
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
-		key.local_port = masq_candidate(hash, i);
-		if (!masq_port_in_use(skb, p, &key) && masq_take(p, &key, owner))
-			return key.local_port;
+		if (i >= masq_probes(p))
+			break;
+		key->local_port = p->ported ? masq_candidate(hash, i) : 0;
+		if (!masq_port_in_use(skb, p, key) && masq_take(p, key, owner))
+			return true;
 	}
-	return 0;
+	return false;
 }
 
 /* The flow that p, come in from the outside, answers; NULL where it answers none. */
@@ -132,7 +170,7 @@ static __always_inline struct flow *masq_reply(const struct packet *p)
 	};
 	struct flow *flow;
 
-	if (!masq_in_range(p->dport))
+	if (p->ported && !masq_in_range(p->dport))
 		return NULL;
 	flow = bpf_map_lookup_elem(&flows, &key);
 	if (flow)

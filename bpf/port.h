@@ -13,6 +13,7 @@ static __noinline struct port *port_at(const struct addr *addr, __u16 number,
 		.addr = *addr,
 		.port = number,
 		.protocol = p->protocol,
+		.side = PORT_HOST,
 	};
 	struct port *port = bpf_map_lookup_elem(&ports, &key);
 
@@ -24,17 +25,28 @@ static __noinline struct port *port_at(const struct addr *addr, __u16 number,
 	return bpf_map_lookup_elem(&ports, &key);
 }
 
-/*
- * The entry that p's destination leads to, or NULL. Only addresses of this host
- * match in the end, whatever the entry says: traffic that merely passes through
- * is not ours (CVE-2025-67499), and a loopback destination is not believed
- * (CVE-2020-8558).
- */
+/* The entry that p's destination leads to, or NULL. The caller sees to it that the host is meant. */
 static __always_inline struct port *port_lookup(const struct packet *p)
 {
 	if (p->protocol != IPPROTO_TCP && p->protocol != IPPROTO_UDP)
 		return NULL;
-	if (addr_is_loopback(&p->dst, p->ipv6) || addr_is_link_scoped(&p->dst, p->ipv6))
+	if (addr_is_link_scoped(&p->dst, p->ipv6))
 		return NULL;
 	return port_at(&p->dst, p->dport, p);
+}
+
+/* The host port that leads to a container's port, or NULL; of several, the one that was there first. */
+static __noinline struct port *port_of(const struct addr *addr, __u16 number,
+				       const struct packet *p)
+{
+	struct port_key key = {
+		.addr = *addr,
+		.port = number,
+		.protocol = p->protocol,
+		.side = PORT_CONTAINER,
+	};
+
+	if (p->protocol != IPPROTO_TCP && p->protocol != IPPROTO_UDP)
+		return NULL;
+	return bpf_map_lookup_elem(&ports, &key);
 }

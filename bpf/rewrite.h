@@ -2,24 +2,13 @@
 /* Writes a translated address and port into a packet, and mends its checksums. No policy. */
 #pragma once
 
-#include "parse.h"
+#include "rewrite_error.h"
 
-#ifndef EINVAL
-#define EINVAL 22
-#endif
-
-/*
- * A full IPv6 checksum from the NIC (CHECKSUM_COMPLETE) stays right when an
- * address and the L4 checksum change together, but kernels change it unless
- * told not to. The flag came with 6.16 and went to the stable series; a kernel
- * without it answers EINVAL before it has changed anything.
- */
-#define F_IPV6 (1ULL << 7) /* BPF_F_IPV6 */
-
-enum side {
-	SIDE_SRC,
-	SIDE_DST,
-};
+/* There is an L4 header, and we know its checksum. */
+static __always_inline bool has_l4(const struct packet *p)
+{
+	return p->ported && !p->later;
+}
 
 /* The offset of the L4 checksum, and bpf_l4_csum_replace's flags for the protocol. */
 static __always_inline __u32 checksum_offset(const struct packet *p, __u64 *flags)
@@ -47,17 +36,17 @@ static __always_inline __u32 port_offset(const struct packet *p, enum side side)
 static __always_inline long rewrite_ipv4(struct __sk_buff *skb, const struct packet *p,
 					 enum side side, __be32 from, __be32 to)
 {
-	__u32 offset = ETH_HLEN + (side == SIDE_SRC ? offsetof(struct iphdr, saddr)
-						    : offsetof(struct iphdr, daddr));
+	__u32 offset = p->l3 + (side == SIDE_SRC ? offsetof(struct iphdr, saddr)
+						 : offsetof(struct iphdr, daddr));
 	__u64 flags;
 	__u32 checksum = checksum_offset(p, &flags);
 	long err = 0;
 
-	if (p->protocol != IPPROTO_ICMP) /* has no pseudo header */
+	if (has_l4(p) && p->protocol != IPPROTO_ICMP) /* which has no pseudo header */
 		err = bpf_l4_csum_replace(skb, checksum, from, to,
 					  flags | BPF_F_PSEUDO_HDR | sizeof(to));
 	if (!err)
-		err = bpf_l3_csum_replace(skb, ETH_HLEN + offsetof(struct iphdr, check), from, to,
+		err = bpf_l3_csum_replace(skb, p->l3 + offsetof(struct iphdr, check), from, to,
 					  sizeof(to));
 	return err ?: bpf_skb_store_bytes(skb, offset, &to, sizeof(to), 0);
 }
@@ -66,19 +55,15 @@ static __always_inline long rewrite_ipv6(struct __sk_buff *skb, const struct pac
 					 enum side side, const struct addr *from,
 					 const struct addr *to)
 {
-	__u32 offset = ETH_HLEN + (side == SIDE_SRC ? offsetof(struct ipv6hdr, saddr)
-						    : offsetof(struct ipv6hdr, daddr));
+	__u32 offset = p->l3 + (side == SIDE_SRC ? offsetof(struct ipv6hdr, saddr)
+						 : offsetof(struct ipv6hdr, daddr));
 	__s64 diff = bpf_csum_diff((__be32 *)from, sizeof(*from), (__be32 *)to, sizeof(*to), 0);
 	__u64 flags;
 	__u32 checksum = checksum_offset(p, &flags);
-	long err;
+	long err = 0;
 
-	if (diff < 0)
-		return diff;
-	flags |= BPF_F_PSEUDO_HDR;
-	err = bpf_l4_csum_replace(skb, checksum, 0, diff, flags | F_IPV6);
-	if (err == -EINVAL)
-		err = bpf_l4_csum_replace(skb, checksum, 0, diff, flags);
+	if (has_l4(p))
+		err = replace_pseudo_ipv6(skb, checksum, diff, flags);
 	return err ?: bpf_skb_store_bytes(skb, offset, to, sizeof(*to), 0);
 }
 
@@ -103,10 +88,12 @@ static __noinline long rewrite(struct __sk_buff *skb, const struct packet *p, en
 	__u16 from_port = side == SIDE_SRC ? p->sport : p->dport;
 	long err = 0;
 
+	if (p->error)
+		return rewrite_error(skb, p, side, addr, port);
 	if (!addr_equal(from, addr))
 		err = p->ipv6 ? rewrite_ipv6(skb, p, side, from, addr)
 			      : rewrite_ipv4(skb, p, side, addr_ipv4(from), addr_ipv4(addr));
-	if (!err && from_port != port)
+	if (!err && has_l4(p) && from_port != port)
 		err = rewrite_port(skb, p, side, bpf_htons(from_port), bpf_htons(port));
 	return err;
 }

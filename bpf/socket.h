@@ -49,3 +49,22 @@ static __noinline enum host_socket socket_at(struct __sk_buff *skb, const struct
 	bpf_sk_release(sk);
 	return found;
 }
+
+/* What the host has for p. */
+static __always_inline enum host_socket socket_for(struct __sk_buff *skb, const struct packet *p)
+{
+	struct flow_key key = {
+		.remote = p->src,
+		.local = p->dst,
+		.remote_port = p->sport,
+		.local_port = p->dport,
+	};
+
+	return socket_at(skb, p, &key);
+}
+
+/* An answer to a connection that the host itself has opened from the port's number. */
+static __always_inline bool is_hosts_own(struct __sk_buff *skb, const struct packet *p)
+{
+	return socket_for(skb, p) == SOCKET_CONNECTED;
+}

@@ -26,27 +26,43 @@ const (
 
 // target is a place for one program: a device and a direction.
 type target struct {
-	name      string // of the link's pin
+	pin       string // name of the link's pin
+	hook      string // name of the place, and of a filter there
 	program   string
 	ifindex   int
 	direction direction
 }
 
 func endpointTargets(owner Owner, ifindex int) []target {
-	pin := fmt.Sprintf("%s%016x-", endpointPrefix, uint64(owner))
+	pin := fmt.Sprintf("%s%016x-%s", endpointPrefix, uint64(owner), fromContainer)
+	return []target{{pin, fromContainer, fromContainer, ifindex, ingress}}
+}
+
+// uplinkTargets needs no header to look for programs or to take them off.
+func uplinkTargets(ifindex int, header Header) []target {
+	pin := func(hook string) string { return fmt.Sprintf("%s%d-%s", uplinkPrefix, ifindex, hook) }
 	return []target{
-		{pin + fromContainer, fromContainer, ifindex, ingress},
-		{pin + toContainer, toContainer, ifindex, egress},
+		{pin(fromUplink), fromUplink, fromUplink + string(header), ifindex, ingress},
+		{pin(toUplink), toUplink, toUplink + string(header), ifindex, egress},
 	}
 }
 
-func uplinkTargets(ifindex int) []target {
-	pin := fmt.Sprintf("%s%d-", uplinkPrefix, ifindex)
-	return []target{
-		{pin + fromUplink, fromUplink, ifindex, ingress},
-		{pin + toUplink, toUplink, ifindex, egress},
-	}
+// Header is what a device's packets have before the IP header. It is the suffix
+// of the programs that read them.
+type Header string
+
+// The headers that the datapath can read.
+const (
+	Ethernet Header = ""
+	NoHeader Header = "_l3"
+)
+
+// hostTargets are on the loopback device: what the host sends to itself.
+func hostTargets() []target {
+	return []target{{"host-" + fromHost, fromHost, fromHost, loopback, egress}}
 }
+
+const loopback = 1 // always the first device
 
 const (
 	endpointPrefix = "endpoint-"
@@ -79,12 +95,33 @@ func (d *Datapath) AttachEndpoint(owner Owner, ifindex int) error {
 
 // AttachUplink puts the programs on an uplink, if they are not there yet.
 // The caller holds the lock.
-func (d *Datapath) AttachUplink(ifindex int) error {
+func (d *Datapath) AttachUplink(ifindex int, header Header) error {
 	attached, err := d.UplinkAttached(ifindex)
 	if err != nil || attached {
 		return err
 	}
-	return d.attachAll(uplinkTargets(ifindex))
+	return d.attachAll(uplinkTargets(ifindex, header))
+}
+
+// AttachHost puts the program on the loopback device, if it is not there yet.
+// It costs the host's traffic to itself two lookups per packet, so it is there
+// only while there are host ports. The caller holds the lock.
+func (d *Datapath) AttachHost() error {
+	attached, err := d.HostAttached()
+	if err != nil || attached {
+		return err
+	}
+	return d.attachAll(hostTargets())
+}
+
+// HostAttached says whether the program is on the loopback device.
+func (d *Datapath) HostAttached() (bool, error) {
+	return d.allAttached(hostTargets())
+}
+
+// DetachHost takes the program off the loopback device. The caller holds the lock.
+func (d *Datapath) DetachHost() error {
+	return d.detachAll(hostTargets())
 }
 
 // EndpointAttached says whether all programs of an attachment are in place.
@@ -94,7 +131,7 @@ func (d *Datapath) EndpointAttached(owner Owner, ifindex int) (bool, error) {
 
 // UplinkAttached says whether all programs of an uplink are in place.
 func (d *Datapath) UplinkAttached(ifindex int) (bool, error) {
-	return d.allAttached(uplinkTargets(ifindex))
+	return d.allAttached(uplinkTargets(ifindex, Ethernet))
 }
 
 // DetachEndpoint takes the programs off an attachment's veth, which may be gone
@@ -106,7 +143,7 @@ func (d *Datapath) DetachEndpoint(owner Owner, ifindex int) error {
 // DetachUplink takes the programs off an uplink, which may be gone already.
 // The caller holds the lock.
 func (d *Datapath) DetachUplink(ifindex int) error {
-	return d.detachAll(uplinkTargets(ifindex))
+	return d.detachAll(uplinkTargets(ifindex, Ethernet))
 }
 
 func (d *Datapath) attachAll(targets []target) error {
@@ -126,7 +163,7 @@ func (d *Datapath) attach(t target) error {
 	defer program.Close()
 
 	if err := d.attacher().attach(t, program); err != nil {
-		return fmt.Errorf("attach %s to device %d: %w", t.program, t.ifindex, err)
+		return fmt.Errorf("attach %s to device %d: %w", t.hook, t.ifindex, err)
 	}
 	return nil
 }
@@ -145,7 +182,7 @@ func (d *Datapath) detachAll(targets []target) error {
 	var errs []error
 	for _, t := range targets {
 		if err := d.attacher().detach(t); err != nil {
-			errs = append(errs, fmt.Errorf("detach %s from device %d: %w", t.program, t.ifindex, err))
+			errs = append(errs, fmt.Errorf("detach %s from device %d: %w", t.hook, t.ifindex, err))
 		}
 	}
 	return errors.Join(errs...)

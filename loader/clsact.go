@@ -36,7 +36,7 @@ func (clsact) attach(t target, program *ebpf.Program) error {
 	}
 	filter := ourFilter(t)
 	filter.Fd = program.FD()
-	filter.Name = t.program
+	filter.Name = t.hook
 	filter.DirectAction = true
 	return handle.FilterReplace(filter)
 }
@@ -55,7 +55,7 @@ func (clsact) attached(t target) (bool, error) {
 	}
 	for _, filter := range filters {
 		bpf, ok := filter.(*netlink.BpfFilter)
-		if ok && bpf.Priority == clsactPriority && bpf.Handle == clsactHandle && bpf.Name == t.program {
+		if ok && bpf.Priority == clsactPriority && bpf.Handle == clsactHandle && bpf.Name == t.hook {
 			return true, nil
 		}
 	}

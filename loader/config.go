@@ -24,19 +24,24 @@ const (
 )
 
 // chooseConfig makes the datapath's configuration from what the host is.
-func chooseConfig() (bpf.DatapathHostConfig, error) {
+func chooseConfig(options Options) (bpf.DatapathHostConfig, error) {
 	low, high, err := localPortRange()
 	if err != nil {
 		return bpf.DatapathHostConfig{}, err
 	}
 	first, last := masqPorts(low, high)
-	attach, err := chooseAttach()
+	attach := options.Attach
+	if attach == 0 {
+		if attach, err = chooseAttach(); err != nil {
+			return bpf.DatapathHostConfig{}, err
+		}
+	}
 	return bpf.DatapathHostConfig{
 		Abi:           ABI,
 		Attach:        uint32(attach),
 		MasqPortFirst: uint16(first),
 		MasqPortCount: uint16(last - first + 1),
-	}, err
+	}, nil
 }
 
 // masqPorts returns the first and last port that masquerading may choose, given
@@ -69,10 +74,8 @@ func localPortRange() (low, high int, err error) {
 }
 
 // chooseAttach asks the kernel, not its version: tcx answers a query for the
-// programs on the loopback device, which is always the first.
+// programs on a device.
 func chooseAttach() (bpf.DatapathAttach, error) {
-	const loopback = 1
-
 	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress})
 	if err == nil {
 		return bpf.DatapathAttachATTACH_TCX, nil

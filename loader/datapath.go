@@ -17,6 +17,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -27,7 +29,7 @@ import (
 )
 
 // ABI is the number of the maps' layout that this binary reads and writes: EBPFNET_ABI in bpf/abi.h.
-const ABI = 1
+const ABI = 2
 
 // Datapath is a loaded datapath, opened. The caller must Close it. The maps may
 // be read at any time; who writes to them holds Lock.
@@ -35,6 +37,7 @@ type Datapath struct {
 	Endpoints *ebpf.Map // bpf.DatapathAddr -> bpf.DatapathEndpoint
 	Ports     *ebpf.Map // bpf.DatapathPortKey -> bpf.DatapathPort
 	Flows     *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
+	Exempts   *ebpf.Map // bpf.DatapathExemptKey -> nothing
 	Uplinks   *ebpf.Map // ifindex (uint32) -> bpf.DatapathUplink
 	Counters  *ebpf.Map // bpf.DatapathReason -> bpf.DatapathCounter per CPU
 
@@ -44,15 +47,24 @@ type Datapath struct {
 	dir stateDir
 }
 
+// Options are what a datapath can be loaded with. They have no effect on one
+// that is loaded already.
+type Options struct {
+	// MaxFlows is the number of flows that the host remembers; 0: by its memory.
+	MaxFlows uint32
+	// Attach is how programs are attached; 0: the best that the kernel has.
+	Attach bpf.DatapathAttach
+}
+
 // Open opens the datapath of the calling thread's network namespace, and loads
 // it first where it is not loaded. ctx bounds the wait for other processes that
 // are loading; the error then wraps flock.ErrBusy.
-func Open(ctx context.Context) (*Datapath, error) {
+func Open(ctx context.Context, options Options) (*Datapath, error) {
 	d, err := OpenLoaded()
 	if !errors.Is(err, ErrNotLoaded) {
 		return d, err
 	}
-	if err := load(ctx); err != nil {
+	if err := load(ctx, options); err != nil {
 		return nil, fmt.Errorf("load the datapath: %w", err)
 	}
 	return OpenLoaded()
@@ -93,11 +105,28 @@ func (d *Datapath) Lock(ctx context.Context) (*flock.Lock, error) {
 // Dir is the directory of the pins, for messages.
 func (d *Datapath) Dir() string { return string(d.dir) }
 
+// NamedMap is a map with its name in bpf/maps.h.
+type NamedMap struct {
+	Name string
+	Map  *ebpf.Map
+}
+
+// Maps returns the maps that are open, in the order of their names.
+func (d *Datapath) Maps() []NamedMap {
+	var all []NamedMap
+	for name, m := range d.maps() {
+		all = append(all, NamedMap{name, *m})
+	}
+	slices.SortFunc(all, func(a, b NamedMap) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
+
 func (d *Datapath) maps() map[string]**ebpf.Map {
 	return map[string]**ebpf.Map{
 		bpf.DatapathMapEndpoints: &d.Endpoints,
 		bpf.DatapathMapPorts:     &d.Ports,
 		bpf.DatapathMapFlows:     &d.Flows,
+		bpf.DatapathMapExempts:   &d.Exempts,
 		bpf.DatapathMapUplinks:   &d.Uplinks,
 		bpf.DatapathMapCounters:  &d.Counters,
 	}
@@ -138,7 +167,7 @@ func (d *Datapath) openMaps() error {
 
 // load puts the embedded datapath into the kernel and publishes its pins, if no
 // other process has done so meanwhile.
-func load(ctx context.Context) error {
+func load(ctx context.Context, options Options) error {
 	dir, err := prepareRoot()
 	if err != nil {
 		return err
@@ -156,7 +185,7 @@ func load(ctx context.Context) error {
 		return err
 	}
 	temp := dir.temporary(os.Getpid())
-	if err := pinAll(stateDir(temp)); err != nil {
+	if err := pinAll(stateDir(temp), options); err != nil {
 		return errors.Join(err, os.RemoveAll(temp))
 	}
 	if err := os.Rename(temp, string(dir)); err != nil {
@@ -190,8 +219,8 @@ func removeLeftovers(dir stateDir) error {
 }
 
 // pinAll loads the datapath and pins maps and programs below dir.
-func pinAll(dir stateDir) error {
-	collection, err := newCollection()
+func pinAll(dir stateDir, options Options) error {
+	collection, err := newCollection(options)
 	if err != nil {
 		return err
 	}
@@ -218,8 +247,8 @@ func pinAll(dir stateDir) error {
 	return nil
 }
 
-func newCollection() (*ebpf.Collection, error) {
-	spec, err := Spec()
+func newCollection(options Options) (*ebpf.Collection, error) {
+	spec, err := Spec(options)
 	if err != nil {
 		return nil, err
 	}
@@ -241,17 +270,21 @@ func raiseMemlock() {
 }
 
 // Spec returns the embedded datapath, set up for this host.
-func Spec() (*ebpf.CollectionSpec, error) {
+func Spec(options Options) (*ebpf.CollectionSpec, error) {
 	spec, err := bpf.LoadDatapath()
 	if err != nil {
 		return nil, err
 	}
-	config, err := chooseConfig()
+	config, err := chooseConfig(options)
 	if err != nil {
 		return nil, err
 	}
 	if err := spec.Variables[bpf.DatapathVarConfig].Set(config); err != nil {
 		return nil, fmt.Errorf("set the datapath's configuration: %w", err)
 	}
+	if options.MaxFlows == 0 {
+		options.MaxFlows = flowsFor(memory())
+	}
+	spec.Maps[bpf.DatapathMapFlows].MaxEntries = options.MaxFlows
 	return spec, nil
 }

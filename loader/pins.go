@@ -14,12 +14,12 @@ const Root = bpffs + "/ebpfnet"
 
 const bpffs = "/sys/fs/bpf"
 
-// Names of the programs, as in bpf/datapath.c and in pins.
+// Names of the hooks, which are those of their programs in bpf/datapath.c.
 const (
 	fromContainer = "from_container"
-	toContainer   = "to_container"
 	fromUplink    = "from_uplink"
 	toUplink      = "to_uplink"
+	fromHost      = "from_host"
 )
 
 // configPin is the pinned .rodata: bpffs allows no dot in a name.
@@ -34,7 +34,7 @@ func (d stateDir) progs() string            { return filepath.Join(string(d), "p
 func (d stateDir) links() string            { return filepath.Join(string(d), "links") }
 func (d stateDir) mapPin(n string) string   { return filepath.Join(d.maps(), n) }
 func (d stateDir) progPin(n string) string  { return filepath.Join(d.progs(), n) }
-func (d stateDir) linkPin(t target) string  { return filepath.Join(d.links(), t.name) }
+func (d stateDir) linkPin(t target) string  { return filepath.Join(d.links(), t.pin) }
 func (d stateDir) temporary(pid int) string { return fmt.Sprintf("%s-%d", tempPrefix(d), pid) }
 
 func tempPrefix(d stateDir) string { return filepath.Join(Root, "tmp-"+filepath.Base(string(d))) }

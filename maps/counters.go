@@ -24,6 +24,7 @@ var reasons = [bpf.DatapathReasonREASON_MAX]string{
 	bpf.DatapathReasonREASON_FRAGMENT:    "a fragment cannot be masqueraded",
 	bpf.DatapathReasonREASON_PROTOCOL:    "the protocol cannot be masqueraded",
 	bpf.DatapathReasonREASON_TRUNCATED:   "the packet is shorter than its headers say",
+	bpf.DatapathReasonREASON_NO_FLOW:     "the translated connection is not known any more",
 	bpf.DatapathReasonREASON_NOT_WRITTEN: "the kernel did not let the packet be changed",
 }
 

@@ -56,12 +56,33 @@ func (s *Store) AddPort(p Port) error {
 	}
 	err := create(s.dp.Ports, &key, &value)
 	if err == nil {
-		return nil
+		return s.addReverse(p)
 	}
 	if holder, found, _ := GetPort(s.dp, p); errors.Is(err, ErrTaken) && found {
 		return &PortTakenError{Wanted: p, Holder: holder}
 	}
 	return fmt.Errorf("create host port %s/%s: %w", p.hostSide(), p.Protocol, err)
+}
+
+// addReverse creates the entry that leads from the container's port to the
+// host's. Of several host ports for one port of a container the first has it.
+func (s *Store) addReverse(p Port) error {
+	key := bpf.DatapathPortKey{
+		Addr:     wireAddr(p.Addr),
+		Port:     p.Port,
+		Protocol: uint8(p.Protocol),
+		Side:     bpf.DatapathPortSidePORT_CONTAINER,
+	}
+	value := bpf.DatapathPort{
+		Owner:   uint64(p.Owner),
+		Addr:    wireAddr(p.HostAddr),
+		Network: uint32(p.Network),
+		Port:    p.HostPort,
+	}
+	if err := create(s.dp.Ports, &key, &value); err != nil && !errors.Is(err, ErrTaken) {
+		return fmt.Errorf("create the way back of host port %s/%s: %w", p.hostSide(), p.Protocol, err)
+	}
+	return nil
 }
 
 // GetPort returns the entry with p's host address, port and protocol, and
@@ -86,7 +107,9 @@ func Ports(dp *loader.Datapath) ([]Port, error) {
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, portOf(entry.key, entry.value))
+		if entry.key.Side == bpf.DatapathPortSidePORT_HOST {
+			list = append(list, portOf(entry.key, entry.value))
+		}
 	}
 	return list, nil
 }

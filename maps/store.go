@@ -43,12 +43,25 @@ func With(ctx context.Context, dp *loader.Datapath, change func(*Store) error) e
 	return errors.Join(change(&Store{dp}), lock.Release())
 }
 
-// ClosePorts removes an owner's host ports, so that nothing new comes in by them.
+// ClosePorts removes an owner's host ports, so that nothing new comes in by
+// them. With the last one the host's own traffic is left alone again.
 func (s *Store) ClosePorts(owner loader.Owner) error {
 	return s.closePorts(map[loader.Owner]bool{owner: true})
 }
 
 func (s *Store) closePorts(owners map[loader.Owner]bool) error {
+	if err := s.removePorts(owners); err != nil {
+		return err
+	}
+	var any bpf.DatapathPortKey
+	err := s.dp.Ports.NextKey(nil, &any)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return s.dp.DetachHost()
+	}
+	return err
+}
+
+func (s *Store) removePorts(owners map[loader.Owner]bool) error {
 	return removeOwned[bpf.DatapathPortKey](s.dp.Ports, owners, func(v bpf.DatapathPort) uint64 { return v.Owner })
 }
 
@@ -64,6 +77,7 @@ func (s *Store) ReleaseAll(owners map[loader.Owner]bool) error {
 	return errors.Join(
 		s.closePorts(owners),
 		removeOwned[bpf.DatapathAddr](s.dp.Endpoints, owners, func(v bpf.DatapathEndpoint) uint64 { return v.Owner }),
+		s.removeUnusedExempts(),
 		removeOwned[bpf.DatapathFlowKey](s.dp.Flows, owners, func(v bpf.DatapathFlow) uint64 { return v.Owner }),
 	)
 }
@@ -160,4 +174,20 @@ func Owners(dp *loader.Datapath, network Network) (map[loader.Owner]bool, error)
 		}
 	}
 	return owners, errors.Join(endpointsErr, portsErr)
+}
+
+// Count returns how many entries each map has, except those that are arrays.
+func Count(dp *loader.Datapath) (map[string]int, error) {
+	endpoints, endpointsErr := Endpoints(dp)
+	ports, portsErr := Ports(dp)
+	flows, flowsErr := Flows(dp)
+	uplinks, uplinksErr := Uplinks(dp)
+	exempts, exemptsErr := (&Store{dp}).exempts()
+	return map[string]int{
+		bpf.DatapathMapEndpoints: len(endpoints),
+		bpf.DatapathMapPorts:     len(ports),
+		bpf.DatapathMapFlows:     len(flows),
+		bpf.DatapathMapUplinks:   len(uplinks),
+		bpf.DatapathMapExempts:   len(exempts),
+	}, errors.Join(endpointsErr, portsErr, flowsErr, uplinksErr, exemptsErr)
 }

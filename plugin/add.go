@@ -163,7 +163,7 @@ func (a *addition) exists() error {
 // openDatapath also pushes the removal of all that later steps write into maps:
 // it runs after the device is gone, and before the addresses are free.
 func (a *addition) openDatapath(ctx context.Context) (err error) {
-	if a.datapath, err = loader.Open(ctx); err != nil {
+	if a.datapath, err = loader.Open(ctx, loader.Options{MaxFlows: a.config.MaxFlows}); err != nil {
 		return err
 	}
 	a.undo.push(func(ctx context.Context) error {
@@ -226,12 +226,17 @@ func (a *addition) attach(ctx context.Context) error {
 			IfIndex: a.pair.HostIndex,
 			MAC:     a.pair.ContainerMAC,
 			HostMAC: a.pair.HostMAC,
-			Masq:    a.config.IPMasq,
+			Gateway: address.Gateway,
+			Masq:    a.config.Masq.Of(address.Prefix.Addr()),
+			Exempt:  maps.ExemptSetOf(a.config.Masq.ExemptFor(address.Prefix.Addr())),
 		})
 	}
 	err := maps.With(ctx, a.datapath, func(store *maps.Store) error {
 		a.written = true
 		for _, endpoint := range a.endpoints {
+			if err := store.AddExempts(a.config.Masq.ExemptFor(endpoint.Addr)); err != nil {
+				return err
+			}
 			if err := a.create(store, func() error { return store.AddEndpoint(endpoint) }); err != nil {
 				return err
 			}
@@ -278,7 +283,15 @@ func (a *addition) openPorts(ctx context.Context) error {
 	if len(ports) == 0 {
 		return nil
 	}
+	for _, port := range ports {
+		if err := refuseListener(port); err != nil {
+			return err
+		}
+	}
 	return maps.With(ctx, a.datapath, func(store *maps.Store) error {
+		if err := a.datapath.AttachHost(); err != nil {
+			return err
+		}
 		for _, port := range ports {
 			if err := a.create(store, func() error { return store.AddPort(port) }); err != nil {
 				return err

@@ -225,16 +225,27 @@ func (i *inspection) inspectMaps() {
 			i.differs("the datapath knows %s as another container's", want.Addr())
 		case endpoint.IfIndex != i.hostIndex:
 			i.differs("the datapath has %s behind device %d, expected %d", want.Addr(), endpoint.IfIndex, i.hostIndex)
-		case endpoint.Masq != i.config.IPMasq:
-			i.differs("masquerading of %s is %v, expected %v", want.Addr(), endpoint.Masq, i.config.IPMasq)
+		case endpoint.Masq != i.config.Masq.Of(want.Addr()):
+			i.differs("masquerading of %s is %v, expected %v", want.Addr(), endpoint.Masq, !endpoint.Masq)
+		case endpoint.Exempt != maps.ExemptSetOf(i.config.Masq.ExemptFor(want.Addr())):
+			i.differs("%s is exempt from masquerading towards other networks than nonMasqueradeCIDRs says", want.Addr())
 		default:
 			endpoints = append(endpoints, endpoint)
 		}
 	}
+	var ports []maps.Port
 	for _, mapping := range i.config.Ports {
-		for _, want := range mapping.entriesFor(endpoints) {
-			i.inspectPort(want)
-		}
+		ports = append(ports, mapping.entriesFor(endpoints)...)
+	}
+	for _, want := range ports {
+		i.inspectPort(want)
+	}
+	if len(ports) == 0 {
+		return
+	}
+	attached, err := i.datapath.HostAttached()
+	if !i.failed(err) && !attached {
+		i.differs("the loopback device has lost its BPF program, by which the host reaches host ports")
 	}
 }
 

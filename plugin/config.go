@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -22,14 +23,40 @@ type Config struct {
 	CNIVersion string
 	Attachment maps.Attachment // the container's part is empty for STATUS and GC
 
-	IPMasq bool
-	MTU    int // 0: that of the route to the outside
-	IPAM   *ipam.Config
-	DNS    cnitypes.DNS
-	MAC    net.HardwareAddr // nil: derived from the attachment
-	Ports  []PortMapping
+	Masq     Masq
+	MaxFlows uint32 // 0: by the memory of the host
+	MTU      int    // 0: that of the route to the outside
+	IPAM     *ipam.Config
+	DNS      cnitypes.DNS
+	MAC      net.HardwareAddr // nil: derived from the attachment
+	Ports    []PortMapping
 
 	PrevResult *types100.Result // CHECK only
+}
+
+// Masq says what of the container's traffic to the outside is masqueraded.
+type Masq struct {
+	IPv4, IPv6 bool
+	Exempt     []netip.Prefix // destinations that are not
+}
+
+// Of returns whether an address is masqueraded.
+func (m Masq) Of(addr netip.Addr) bool {
+	if addr.Is4() {
+		return m.IPv4
+	}
+	return m.IPv6
+}
+
+// ExemptFor returns the exempt destinations of an address's family.
+func (m Masq) ExemptFor(addr netip.Addr) []netip.Prefix {
+	var same []netip.Prefix
+	for _, prefix := range m.Exempt {
+		if prefix.Addr().Is4() == addr.Is4() {
+			same = append(same, prefix)
+		}
+	}
+	return same
 }
 
 // netConf is the configuration as it is written.
@@ -37,6 +64,10 @@ type netConf struct {
 	CNIVersion string          `json:"cniVersion"`
 	Name       string          `json:"name"`
 	IPMasq     bool            `json:"ipMasq"`
+	IPMasq4    *bool           `json:"ipMasq4"`
+	IPMasq6    *bool           `json:"ipMasq6"`
+	NonMasq    []string        `json:"nonMasqueradeCIDRs"`
+	MaxFlows   int64           `json:"maxFlows"`
 	MTU        int             `json:"mtu"`
 	IPAM       json.RawMessage `json:"ipam"`
 	DNS        cnitypes.DNS    `json:"dns"`
@@ -101,14 +132,20 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 	config := &Config{
 		CNIVersion: conf.CNIVersion,
 		Attachment: maps.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
-		IPMasq:     conf.IPMasq,
 		MTU:        conf.MTU,
+		MaxFlows:   uint32(conf.MaxFlows),
 		DNS:        conf.dns(),
 	}
 	if err := checkMTU(conf.MTU); err != nil {
 		return nil, err
 	}
+	if err := checkMaxFlows(conf.MaxFlows); err != nil {
+		return nil, err
+	}
 	var err error
+	if config.Masq, err = conf.masq(); err != nil {
+		return nil, err
+	}
 	if config.MAC, err = conf.mac(env); err != nil {
 		return nil, err
 	}
@@ -180,6 +217,32 @@ func checkMTU(mtu int) error {
 		return invalid("mtu", mtu, fmt.Sprintf("0 or a number from %d to %d", least, most))
 	}
 	return nil
+}
+
+func checkMaxFlows(flows int64) error {
+	const least, most = 1024, 1 << 24 // 2 GiB
+	if flows != 0 && (flows < least || flows > most) {
+		return invalid("maxFlows", flows, fmt.Sprintf("0 or a number from %d to %d", least, most))
+	}
+	return nil
+}
+
+func (c *netConf) masq() (Masq, error) {
+	masq := Masq{IPv4: c.IPMasq, IPv6: c.IPMasq}
+	if c.IPMasq4 != nil {
+		masq.IPv4 = *c.IPMasq4
+	}
+	if c.IPMasq6 != nil {
+		masq.IPv6 = *c.IPMasq6
+	}
+	for i, text := range c.NonMasq {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil || prefix != prefix.Masked() {
+			return Masq{}, invalid(fmt.Sprintf("nonMasqueradeCIDRs[%d]", i), text, "a network, like 10.0.0.0/8 or fd00::/8")
+		}
+		masq.Exempt = append(masq.Exempt, prefix)
+	}
+	return masq, nil
 }
 
 // dns is that of the configuration, or what the runtime asked for instead.

@@ -26,9 +26,9 @@ func TestParseConfig(t *testing.T) {
 		what       func(*Config) string
 		want       string
 	}{
-		{"defaults", "", nil, func(c *Config) string { return fmt.Sprint(c.IPMasq, c.MTU, c.MAC, c.Ports, c.PrevResult) }, "false 0  [] <nil>"},
+		{"defaults", "", nil, func(c *Config) string { return fmt.Sprint(c.Masq.IPv4, c.MTU, c.MAC, c.Ports, c.PrevResult) }, "false 0  [] <nil>"},
 		{"attachment", "", nil, func(c *Config) string { return fmt.Sprint(c.Attachment, " ", c.CNIVersion) }, "{pods c1 eth0} 1.0.0"},
-		{"ipMasq", "", []string{`"ipMasq": true`}, func(c *Config) string { return fmt.Sprint(c.IPMasq) }, "true"},
+		{"ipMasq", "", []string{`"ipMasq": true`}, func(c *Config) string { return fmt.Sprint(c.Masq.IPv4) }, "true"},
 		{"least MTU", "", []string{`"mtu": 68`}, func(c *Config) string { return fmt.Sprint(c.MTU) }, "68"},
 		{"largest MTU", "", []string{`"mtu": 65535`}, func(c *Config) string { return fmt.Sprint(c.MTU) }, "65535"},
 		{"MAC of CNI_ARGS", "MAC=02:00:00:00:00:01", nil, macOfConfig, "02:00:00:00:00:01"},

@@ -14,7 +14,7 @@ import (
 // since a misspelt ipMasq would be a network that works by half.
 var knownKeys = []string{
 	"cniVersion", "name", "type", "disableCheck", "disableGC", "capabilities", "args", "runtimeConfig",
-	"prevResult", "ipMasq", "mtu", "ipam", "dns",
+	"prevResult", "ipMasq", "ipMasq4", "ipMasq6", "nonMasqueradeCIDRs", "maxFlows", "mtu", "ipam", "dns",
 }
 
 // decodeInto tells broken JSON from a value of the wrong type, and names its key.

@@ -80,10 +80,7 @@ func (m portMapping) parse(key string) (PortMapping, error) {
 	if err != nil || addr.Zone() != "" {
 		return port, invalid(key+".hostIP", m.HostIP, "an IP address, or nothing for any")
 	}
-	if addr = addr.Unmap(); addr.IsLoopback() {
-		return port, unsupported(key+".hostIP", m.HostIP, "ebpfnet maps ports of addresses that others can reach")
-	}
-	port.HostAddr = addr
+	port.HostAddr = addr.Unmap()
 	return port, nil
 }
 

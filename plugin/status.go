@@ -17,7 +17,7 @@ func (p *Plugin) Status(ctx context.Context, args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	datapath, err := loader.Open(ctx)
+	datapath, err := loader.Open(ctx, loader.Options{MaxFlows: config.MaxFlows})
 	if err != nil {
 		return notAvailable(err)
 	}

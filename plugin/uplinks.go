@@ -55,13 +55,17 @@ func addUplinks(host *netlink.Handle, datapath *loader.Datapath, store *maps.Sto
 		if err != nil {
 			return err
 		}
-		if device == nil || !link.HasEthernetHeader(device) {
+		if device == nil {
+			continue
+		}
+		header, known := link.HeaderOf(device)
+		if !known {
 			continue
 		}
 		if err := store.SetUplink(uplink); err != nil {
 			return err
 		}
-		if err := datapath.AttachUplink(uplink.IfIndex); err != nil {
+		if err := datapath.AttachUplink(uplink.IfIndex, header); err != nil {
 			return err
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader"
 )
 
 // Uplink is a device of the host that faces out.
@@ -176,9 +178,17 @@ func Device(host *netlink.Handle, index int) (netlink.Link, error) {
 	return device, err
 }
 
-// HasEthernetHeader says whether the datapath can read what the device carries.
-func HasEthernetHeader(device netlink.Link) bool {
-	return device.Attrs().EncapType == "ether"
+// HeaderOf returns what the device's packets have before the IP header, and
+// whether the datapath can read it. Tunnels that add theirs below have none.
+func HeaderOf(device netlink.Link) (header loader.Header, known bool) {
+	switch device.Attrs().EncapType {
+	case "ether":
+		return loader.Ethernet, true
+	case "none", "rawip", "ipip", "tunnel6", "sit", "ppp":
+		return loader.NoHeader, true
+	default:
+		return "", false
+	}
 }
 
 // OutsideMTU returns the MTU of the host's route to the outside, the smaller one

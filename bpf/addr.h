@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What can be asked of an address. */
+#pragma once
+
+#include <stdbool.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_endian.h>
+
+#include "abi.h"
+
+static __always_inline void addr_from_ipv4(struct addr *a, __be32 ipv4)
+{
+	__u32 *words = (__u32 *)a;
+
+	words[0] = 0;
+	words[1] = 0;
+	words[2] = bpf_htonl(0xffff);
+	words[3] = ipv4;
+}
+
+static __always_inline __be32 addr_ipv4(const struct addr *a)
+{
+	return ((const __u32 *)a)[3];
+}
+
+static __always_inline bool addr_equal(const struct addr *a, const struct addr *b)
+{
+	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)b;
+
+	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3];
+}
+
+static __always_inline bool addr_is_any(const struct addr *a, bool ipv6)
+{
+	const __u32 *words = (const __u32 *)a;
+
+	return !words[3] && (!ipv6 || (!words[0] && !words[1] && !words[2]));
+}
+
+/* In our maps that is IPv4; it has no business on a wire (RFC 4942, 2.2). */
+static __always_inline bool addr_is_mapped(const struct addr *a)
+{
+	const __u32 *words = (const __u32 *)a;
+
+	return !words[0] && !words[1] && words[2] == bpf_htonl(0xffff);
+}
+
+/* Loopback never crosses a wire (RFC 1122, 3.2.1.3; RFC 4291, 2.5.3). */
+static __always_inline bool addr_is_loopback(const struct addr *a, bool ipv6)
+{
+	const __u32 *words = (const __u32 *)a;
+
+	if (!ipv6)
+		return a->bytes[12] == 127;
+	return !words[0] && !words[1] && !words[2] && words[3] == bpf_htonl(1);
+}
+
+/* Of no use behind another source: link-local, multicast, broadcast. */
+static __always_inline bool addr_is_link_scoped(const struct addr *a, bool ipv6)
+{
+	if (!ipv6)
+		return a->bytes[12] >= 224 || (a->bytes[12] == 169 && a->bytes[13] == 254);
+	return a->bytes[0] == 0xff || (a->bytes[0] == 0xfe && (a->bytes[1] & 0xc0) == 0x80);
+}

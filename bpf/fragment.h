@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The ports of fragments, which only the first one carries. */
+#pragma once
+
+#include "maps.h"
+
+#define IPV4_FRAGMENT_MASK 0x3fff /* more fragments, or an offset (RFC 791) */
+#define IPV4_OFFSET_MASK   0x1fff
+
+/* RFC 8200, 4.5 */
+struct fragment_header {
+	__u8 next;
+	__u8 reserved;
+	__be16 offset;
+	__be32 id;
+};
+
+static __always_inline void fragment_key(struct fragment_key *key, const struct packet *p)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->src = p->src;
+	key->dst = p->dst;
+	key->id = p->id;
+	key->protocol = p->protocol;
+}
+
+/*
+ * The first fragment of a packet was seen, and could be read or not. Several
+ * hooks see it; the one that holds later ones clears waiting when it has sent
+ * them again.
+ */
+static __always_inline void fragment_note(struct packet *p, bool opaque)
+{
+	struct fragment_key key;
+	struct fragment *known;
+	struct fragment fragment = {
+		.sport = p->sport,
+		.dport = p->dport,
+		.echo_reply = p->echo_reply,
+		.ported = p->ported,
+		.opaque = opaque,
+	};
+
+	fragment_key(&key, p);
+	known = bpf_map_lookup_elem(&fragments, &key);
+	p->release = known && known->waiting;
+	fragment.waiting = p->release;
+	bpf_map_update_elem(&fragments, &key, &fragment, BPF_ANY);
+}
+
+/* Gives a later fragment the ports of the first, if that was seen. */
+static __always_inline int fragment_recall(struct packet *p)
+{
+	struct fragment_key key;
+	struct fragment *fragment;
+
+	fragment_key(&key, p);
+	fragment = bpf_map_lookup_elem(&fragments, &key);
+	if (!fragment || fragment->waiting)
+		return PARSED_FRAGMENT;
+	if (fragment->opaque)
+		return PARSED_PROTOCOL;
+	p->sport = fragment->sport;
+	p->dport = fragment->dport;
+	p->echo_reply = fragment->echo_reply;
+	p->ported = fragment->ported;
+	p->later = true;
+	return PARSED;
+}

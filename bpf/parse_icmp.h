@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* ICMP and ICMPv6: echo, and errors with the packet that they carry. */
+#pragma once
+
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+
+#include "addr.h"
+#include "bytes.h"
+#include "fragment.h"
+#include "packet.h"
+
+/* Echo messages (RFC 792, RFC 4443). The kernel's headers for them need a C library. */
+#define ICMP4_ECHO_REPLY   0
+#define ICMP4_ECHO_REQUEST 8
+#define ICMP6_ECHO_REQUEST 128
+#define ICMP6_ECHO_REPLY   129
+
+struct echohdr {
+	__u8 type;
+	__u8 code;
+	__sum16 checksum;
+	__be16 id;
+	__be16 sequence;
+};
+
+/* ICMP errors: what they say does not matter here, only that they carry a packet (RFC 792, RFC 4443). */
+#define ICMP4_UNREACHABLE   3
+#define ICMP4_TIME_EXCEEDED 11
+#define ICMP4_PARAMETER	    12
+#define ICMP6_UNREACHABLE   1
+#define ICMP6_PARAMETER	    4
+
+/*
+ * An echo message names its conversation by the identifier alone. It stands for
+ * the port of the side that asked, so that one lookup serves all protocols.
+ */
+static __always_inline int parse_echo(struct packet *p, __u8 type, __be16 id)
+{
+	__u8 request = p->ipv6 ? ICMP6_ECHO_REQUEST : ICMP4_ECHO_REQUEST;
+	__u8 reply = p->ipv6 ? ICMP6_ECHO_REPLY : ICMP4_ECHO_REPLY;
+
+	if (type != request && type != reply)
+		return PARSED_PROTOCOL;
+	p->ported = true;
+	p->echo_reply = type == reply;
+	p->sport = p->echo_reply ? 0 : bpf_ntohs(id);
+	p->dport = p->echo_reply ? bpf_ntohs(id) : 0;
+	return PARSED;
+}
+
+static __always_inline bool is_error(const struct packet *p, __u8 type)
+{
+	if (p->ipv6)
+		return type >= ICMP6_UNREACHABLE && type <= ICMP6_PARAMETER;
+	return type == ICMP4_UNREACHABLE || type == ICMP4_TIME_EXCEEDED || type == ICMP4_PARAMETER;
+}
+
+/* The ports of the packet in an error, of which eight bytes are there at least, turned round. */
+static __always_inline int parse_inner_l4(struct __sk_buff *skb, struct packet *p)
+{
+	struct echohdr *l4 = bytes_at(skb, p->inner_l4, sizeof(*l4));
+	const __be16 *ports = (const __be16 *)l4;
+	int parsed = PARSED;
+	__u16 sport;
+
+	if (!l4)
+		return PARSED_TRUNCATED;
+	if (p->protocol == IPPROTO_TCP || p->protocol == IPPROTO_UDP) {
+		p->sport = bpf_ntohs(ports[0]);
+		p->dport = bpf_ntohs(ports[1]);
+		p->ported = true;
+	} else if (packet_is_icmp(p)) {
+		parsed = parse_echo(p, l4->type, l4->id);
+	}
+	sport = p->sport;
+	p->sport = p->dport;
+	p->dport = sport;
+	return parsed;
+}
+
+/*
+ * Takes the addresses of the packet inside, turned round. An error goes to who
+ * has sent that packet, or it is none that we could translate.
+ */
+static __always_inline bool turn_round(struct packet *p, const struct addr *sender,
+				       const struct addr *receiver)
+{
+	if (!addr_equal(sender, &p->dst) || (p->ipv6 && addr_is_mapped(receiver)))
+		return false;
+	p->sender = p->src;
+	p->src = *receiver;
+	return true;
+}
+
+static __always_inline int parse_error_ipv4(struct __sk_buff *skb, struct packet *p)
+{
+	struct iphdr *ip = bytes_at(skb, p->inner, sizeof(*ip));
+	struct addr sender, receiver;
+
+	if (!ip || ip->ihl < 5)
+		return PARSED_TRUNCATED;
+	addr_from_ipv4(&sender, ip->saddr);
+	addr_from_ipv4(&receiver, ip->daddr);
+	p->protocol = ip->protocol;
+	p->inner_l4 = p->inner + ip->ihl * 4;
+	if (!turn_round(p, &sender, &receiver) || ip->frag_off & bpf_htons(IPV4_OFFSET_MASK))
+		return PARSED_PROTOCOL;
+	return parse_inner_l4(skb, p);
+}
+
+/* Past the header of a first fragment; a later one has no ports. */
+static __always_inline int parse_error_ipv6_fragment(struct __sk_buff *skb, struct packet *p)
+{
+	struct fragment_header *header = bytes_at(skb, p->inner_l4, sizeof(*header));
+
+	if (!header)
+		return PARSED_TRUNCATED;
+	p->protocol = header->next;
+	p->inner_l4 += sizeof(*header);
+	return bpf_ntohs(header->offset) >> 3 ? PARSED_PROTOCOL : PARSED;
+}
+
+static __always_inline int parse_error_ipv6(struct __sk_buff *skb, struct packet *p)
+{
+	struct ipv6hdr *ip = bytes_at(skb, p->inner, sizeof(*ip));
+	struct addr sender, receiver;
+	int parsed = PARSED;
+
+	if (!ip)
+		return PARSED_TRUNCATED;
+	__builtin_memcpy(&sender, &ip->saddr, sizeof(sender));
+	__builtin_memcpy(&receiver, &ip->daddr, sizeof(receiver));
+	p->protocol = ip->nexthdr;
+	p->inner_l4 = p->inner + sizeof(*ip);
+	if (!turn_round(p, &sender, &receiver))
+		return PARSED_PROTOCOL;
+	if (p->protocol == IPPROTO_FRAGMENT)
+		parsed = parse_error_ipv6_fragment(skb, p);
+	return parsed == PARSED ? parse_inner_l4(skb, p) : parsed;
+}
+
+static __noinline int parse_icmp(struct __sk_buff *skb, struct packet *p)
+{
+	struct echohdr *icmp = bytes_at(skb, p->l4, sizeof(*icmp));
+
+	if (!icmp)
+		return PARSED_TRUNCATED;
+	if (!is_error(p, icmp->type))
+		return parse_echo(p, icmp->type, icmp->id);
+	p->error = true;
+	p->inner = p->l4 + sizeof(*icmp);
+	return p->ipv6 ? parse_error_ipv6(skb, p) : parse_error_ipv4(skb, p);
+}
