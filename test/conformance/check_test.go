@@ -37,7 +37,7 @@ func TestCheck(t *testing.T) {
 		}), []string{"MTU", "eth0", "1300", "1500"}},
 		{"host's end down", hostEndDown, []string{"ebpf", "down"}},
 		{"program detached from the host's end", removePin("endpoint-*-from_container"), []string{"ebpf", "programs"}},
-		{"other program detached from the host's end", removePin("endpoint-*-to_container"), []string{"ebpf", "programs"}},
+		{"program detached from lo", removePin("host-from_host"), []string{"loopback", "program"}},
 		{"endpoint removed", removeEntries((*maps.Store).Release), []string{"10.88.0.", "fd00:88::"}},
 		{"ports removed", removeEntries((*maps.Store).ClosePorts), []string{"port", "0.0.0.0:8080", "[::]:8080"}},
 		{"reservation removed", removeReservation, []string{"10.88.0.", "reserved"}},

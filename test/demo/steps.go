@@ -33,9 +33,9 @@ var story = []struct {
 		"\"ipMasq\": on the uplink, a BPF program puts the node's address in the place of the pod's, which\n" +
 			"nobody outside could answer. Every reply finds its way back by one entry in a map.",
 		41, (*scene).toOutside},
-	{"hostport", "From the outside to a pod's port",
-		fmt.Sprintf("\"portMappings\": port %d of the node leads to port %d of the last pod, for clients outside and for\n"+
-			"pods alike. The pod sees who really asks, since nothing but the destination is rewritten.", hostPort, podPort),
+	{"hostport", "By a port of the node to a pod",
+		fmt.Sprintf("\"portMappings\": port %d of the node leads to port %d of the last pod. It sees who asks from outside;\n"+
+			"the node, other pods and itself ask as the gateway. No route_localnet: 127.0.0.1 and ::1 just work.", hostPort, podPort),
 		41, (*scene).fromOutside},
 	{"maps", "What the datapath knows",
 		"All state is in pinned BPF maps, so that any tool can read it; here it is in words.",

@@ -55,17 +55,28 @@ func (s *scene) fromOutside() error {
 		return nil
 	}
 	to, neighbour := s.pods[len(s.pods)-1], s.pods[0]
-	for _, own := range to.addrs() {
-		node, client := testenv.NodeAddr4, testenv.OutsideAddr4
-		if own.Is6() {
-			node, client = testenv.NodeAddr6, testenv.OutsideAddr6
+	for _, ip := range to.Result.IPs {
+		own, _ := netip.AddrFromSlice(ip.Address.IP)
+		gateway, _ := netip.AddrFromSlice(ip.Gateway)
+		node, client, loopback := testenv.NodeAddr4, testenv.OutsideAddr4, netip.MustParseAddr("127.0.0.1")
+		if own.Unmap().Is6() {
+			node, client, loopback = testenv.NodeAddr6, testenv.OutsideAddr6, netip.IPv6Loopback()
 		}
-		port := netip.AddrPortFrom(node, hostPort)
-		if err := s.get(s.topology.Outside, "outside", port, to.title, client); err != nil {
-			return err
-		}
-		if err := s.get(neighbour.Namespace, neighbour.title, port, to.title, neighbour.addrLike(own)); err != nil {
-			return err
+		for _, from := range []struct {
+			namespace *testenv.Namespace
+			title     string
+			address   netip.Addr
+			seenAs    netip.Addr
+		}{
+			{s.topology.Outside, "outside", node, client},
+			{s.topology.Node, "node", loopback, gateway.Unmap()},
+			{neighbour.Namespace, neighbour.title, node, gateway.Unmap()},
+			{to.Namespace, to.title, node, gateway.Unmap()},
+		} {
+			port := netip.AddrPortFrom(from.address, hostPort)
+			if err := s.get(from.namespace, from.title, port, to.title, from.seenAs); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -1,7 +1,9 @@
 package prog
 
 import (
+	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -119,6 +121,42 @@ func (p port) wire(s scene) (bpf.DatapathPortKey, bpf.DatapathPort) {
 		bpf.DatapathPort{Owner: ownerOf(p.to), Addr: wire(to.Addr()), Network: 1, Port: to.Port()}
 }
 
+// back is the entry for connections whose flow was lost.
+func (p port) back(s scene) (bpf.DatapathPortKey, bpf.DatapathPort) {
+	key, value := p.wire(s)
+	key.Addr, value.Addr = value.Addr, key.Addr
+	key.Port, value.Port = value.Port, key.Port
+	key.Side = bpf.DatapathPortSidePORT_CONTAINER
+	return key, value
+}
+
+// exempt is an entry of the map exempts: a prefix that the pods named by of keep
+// their addresses to. Each pod has a set of its own.
+type exempt struct {
+	of     string
+	prefix map[string]string // by family
+}
+
+// exempt adds the entries, and tells the pods.
+func (h *host) exempt(s scene, exempts []exempt) error {
+	const setBits, mappedBits = 32, 96
+	var errs []error
+	for _, e := range exempts {
+		prefix := netip.MustParsePrefix(e.prefix[s.name])
+		key := bpf.DatapathExemptKey{
+			Prefix: uint32(setBits + prefix.Bits()), Set: uint32(owners[e.of]), Addr: wire(prefix.Addr()),
+		}
+		if prefix.Addr().Is4() {
+			key.Prefix += mappedBits
+		}
+		errs = append(errs, h.programs.Maps[bpf.DatapathMapExempts].Put(&key, uint32(0)))
+		if owners[e.of] != 0 {
+			errs = append(errs, h.putEndpoint(s.family, e.of, key.Set))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // reasons are the names of the counters in tables.
 var reasons = map[string]bpf.DatapathReason{
 	"no source":   bpf.DatapathReasonREASON_NO_SOURCE,
@@ -126,6 +164,7 @@ var reasons = map[string]bpf.DatapathReason{
 	"fragment":    bpf.DatapathReasonREASON_FRAGMENT,
 	"protocol":    bpf.DatapathReasonREASON_PROTOCOL,
 	"truncated":   bpf.DatapathReasonREASON_TRUNCATED,
+	"no flow":     bpf.DatapathReasonREASON_NO_FLOW,
 	"not written": bpf.DatapathReasonREASON_NOT_WRITTEN,
 }
 

@@ -60,9 +60,35 @@ func (s scene) headerLen() int {
 	return etherLen + 40
 }
 
+// headerLenOf is that of a frame whose IP header may have options.
+func headerLenOf(frame []byte) int {
+	if frame[etherLen]>>4 == 4 {
+		return etherLen + int(frame[etherLen]&15)*4
+	}
+	return etherLen + 40
+}
+
+// untestable tells of packets that a test run does not take on some kernels, which
+// look for an IP header behind an Ethernet header even where there is none.
+func untestable(program string, frame []byte) bool {
+	if isL3(program) {
+		frame = frame[etherLen:]
+	}
+	if len(frame) < etherLen {
+		return true
+	}
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case unix.ETH_P_IP:
+		return len(frame) < etherLen+20
+	case unix.ETH_P_IPV6:
+		return len(frame) < etherLen+40
+	}
+	return len(frame) == etherLen
+}
+
 // cut leaves so many bytes behind the IP header.
 func cut(keep int) func(scene, []byte) []byte {
-	return func(s scene, frame []byte) []byte { return frame[:s.headerLen()+keep] }
+	return func(_ scene, frame []byte) []byte { return frame[:headerLenOf(frame)+keep] }
 }
 
 // extended puts an empty hop-by-hop header behind the IPv6 header.

@@ -2,16 +2,22 @@ package prog
 
 import (
 	"bytes"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 var programs = []string{
-	bpf.DatapathProgFromContainer, bpf.DatapathProgToContainer, bpf.DatapathProgFromUplink, bpf.DatapathProgToUplink,
+	bpf.DatapathProgFromHost, bpf.DatapathProgFromContainer,
+	bpf.DatapathProgFromUplink, bpf.DatapathProgFromUplinkL3,
+	bpf.DatapathProgToUplink, bpf.DatapathProgToUplinkL3,
 }
 
 // seeds are packets that programs translate, and what rows do to them.
@@ -21,10 +27,17 @@ func seeds(random *rand.Rand) [][]byte {
 		for _, text := range []string{
 			"pod:4000 > remote:80", "pod:80 > remote:5000", "pod2:80 > pod:5000", "pod:5000 > node:8080",
 			"remote:80 > node:20000", "remote:5000 > node:8080", "remote:5000 > pod:80",
+			"pod2:80 > podgw:20000", "loopback:5000 > loopback:8080",
 		} {
 			p := s.packet(text, random.IntN(2) == 0)
 			frame := p.MustBuild()
 			frames = append(frames, frame, fragment(0)(s, frame), tagged(s, bytes.Clone(frame)), cut(3)(s, frame))
+			kind := errorKinds[s.name][random.IntN(4)]
+			about, err := testenv.ICMPErrorPacket(p.Dst, answer(p).MustBuild(), kind.typ, kind.code, kind.rest, s.headerLen()-etherLen+20)
+			if err != nil {
+				panic(err)
+			}
+			frames = append(frames, about.MustBuild())
 			if s.name == "v4" {
 				p.Options = "\x01\x01\x01\x00"
 				frames = append(frames, p.MustBuild())
@@ -53,31 +66,77 @@ func FuzzPackets(f *testing.F) {
 	})
 }
 
-// TestMutatedPackets is FuzzPackets with packets made here, for every run of the tests.
+// TestMutatedPackets is FuzzPackets with packets made here, for every run of the
+// tests: of the seeds with some bytes changed, and of names put together at random.
 func TestMutatedPackets(t *testing.T) {
 	const (
 		seed   = 7
-		rounds = 20000
+		rounds = 10000
 	)
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	h := newHost(t)
-	if err := h.prepareFuzz(); err != nil {
-		t.Fatal(err)
-	}
 	corpus := seeds(random)
-	err := h.Do(func() error {
-		for range rounds {
-			frame := mutate(random, corpus[random.IntN(len(corpus))])
-			if err := h.feed(frame); err != nil {
-				return fmt.Errorf("%x: %w", frame, err)
+	for name, next := range map[string]func() []byte{
+		"changed": func() []byte { return mutate(random, corpus[random.IntN(len(corpus))]) },
+		"whole":   func() []byte { return randomFrame(random) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			if err := h.prepareFuzz(); err != nil {
+				t.Fatal(err)
 			}
-		}
-		return nil
-	})
-	if err != nil {
-		t.Error(err)
+			err := h.Do(func() error {
+				for range rounds {
+					frame := next()
+					if err := h.feed(frame); err != nil {
+						return fmt.Errorf("%x: %w", frame, err)
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
 	}
+}
+
+// randomFrame is a packet between hosts and ports that the maps know, an ICMP error
+// about one, or a fragment, and has right checksums.
+func randomFrame(random *rand.Rand) []byte {
+	pick := func(texts ...string) string { return texts[random.IntN(len(texts))] }
+	host := func() string {
+		return pick("pod", "pod2", "plain", "podgw", "node", "node2", "remote", "remote2", "onlink", "loopback")
+	}
+	port := func() string { return pick("80", "4000", "5000", "8080", "20000", "20001", "999") }
+	s := scene{family: families[random.IntN(2)], proto: []proto{tcp, udp, echo, sctp, gre}[random.IntN(5)]}
+	p := s.packet(host()+":"+port()+" > "+host()+":"+port(), random.IntN(2) == 0)
+	if s.proto == tcp {
+		p.TCPFlags = uint8(random.IntN(1 << 6))
+	}
+	p.NoChecksum = s.proto == udp && s.name == "v4" && random.IntN(4) == 0
+	p.Payload += string(make([]byte, 80))
+	if random.IntN(3) == 0 {
+		kinds := errorKinds[s.name]
+		kind := kinds[random.IntN(len(kinds))]
+		about, err := testenv.ICMPErrorPacket(s.addr(host()), p.MustBuild(), kind.typ, kind.code, kind.rest, s.headerLen()-etherLen+8+random.IntN(120))
+		if err != nil {
+			panic(err)
+		}
+		if p = about; random.IntN(8) == 0 {
+			p.Dst = s.addr(host())
+		}
+	}
+	suit(bpf.DatapathProgFromUplinkL3, &p)
+	frame := p.MustBuild()
+	if random.IntN(3) == 0 {
+		fragments, err := testenv.Fragment(frame, fragmentSize, uint32(random.IntN(8)))
+		if err != nil {
+			panic(err)
+		}
+		frame = fragments[random.IntN(len(fragments))]
+	}
+	return frame
 }
 
 // mutate changes up to three bytes, most often of the headers, and the length.
@@ -100,10 +159,9 @@ func (h *host) prepareFuzz() error {
 		return err
 	}
 	for _, s := range (row{}).scenes() {
-		err := h.fill(s, []port{{host: "any:8080", to: "pod2:80"}}, []flow{
-			out("remote:80", "node:20000", "pod:4000"), in("remote:5000", "pod:80", "node:8080"), in("pod:5000", "pod2:80", "node:8080"),
-		})
-		if err != nil {
+		flows := append(here("pod:5000", "node:8080", "podgw:20000", "pod2:80"),
+			out("remote:80", "node:20000", "pod:4000"), in("remote:5000", "pod:80", "node:8080"))
+		if err := h.fill(s, []port{{host: "any:8080", to: "pod2:80"}}, flows); err != nil {
 			return err
 		}
 	}
@@ -112,7 +170,6 @@ func (h *host) prepareFuzz() error {
 
 // feed runs all programs on a frame for their device.
 func (h *host) feed(frame []byte) error {
-	const ipHeader = etherLen + 40 // longer than an IP header of either family
 	if len(frame) < etherLen || len(frame) > 2000 {
 		return nil // The kernel has no such packets.
 	}
@@ -122,16 +179,24 @@ func (h *host) feed(frame []byte) error {
 		copy(frame, h.device(program).HardwareAddr)
 		verdict, result, err := h.run(program, frame)
 		if err != nil {
-			if len(frame) < ipHeader {
-				continue // Some kernels do not take less than an IP header.
+			if untestable(program, frame) {
+				continue
 			}
 			return fmt.Errorf("%s: %w", program, err)
 		}
-		if verdict != verdictNext && verdict != verdictDrop {
+		switch verdict {
+		case verdictNext:
+		case verdictRedirect:
+			if program != bpf.DatapathProgFromHost && program != bpf.DatapathProgFromContainer {
+				return fmt.Errorf("%s: redirected", program)
+			}
+		case verdictDrop:
+			if err := h.mayDrop(program, frame); err != nil {
+				return fmt.Errorf("%s: %w", program, err)
+			}
+			continue
+		default:
 			return fmt.Errorf("%s: verdict %d", program, int32(verdict))
-		}
-		if verdict == verdictDrop && program != bpf.DatapathProgToUplink {
-			return fmt.Errorf("%s: dropped", program)
 		}
 		if len(result) != len(frame) {
 			return fmt.Errorf("%s: %d bytes became %d", program, len(frame), len(result))
@@ -140,8 +205,46 @@ func (h *host) feed(frame []byte) error {
 			return fmt.Errorf("%s: the Ethernet header changed", program)
 		}
 		if err := testenv.VerifyChecksums(result); err != nil && wasRight {
-			return fmt.Errorf("%s: %w", program, err)
+			return fmt.Errorf("%s: %x: %w", program, result, err)
 		}
 	}
 	return nil
+}
+
+// mayDrop wants a packet that ended to be counted once, but for fragments, which may
+// be held, and what comes from the outside not to be counted at all.
+func (h *host) mayDrop(program string, frame []byte) error {
+	counted := uint64(0)
+	for _, reason := range reasons {
+		var perCPU []bpf.DatapathCounter
+		if err := h.programs.Maps[bpf.DatapathMapCounters].Lookup(uint32(reason), &perCPU); err != nil {
+			return err
+		}
+		for _, counter := range perCPU {
+			counted += counter.Packets
+		}
+	}
+	if err := h.clearCounters(); err != nil {
+		return err
+	}
+	fromOutside := program == bpf.DatapathProgFromUplink || program == bpf.DatapathProgFromUplinkL3
+	switch {
+	case counted > 1, counted == 1 && fromOutside:
+		return fmt.Errorf("dropped, and %d counted", counted)
+	case counted == 0 && !isFragment(program, frame):
+		return errors.New("dropped, and not counted")
+	}
+	return nil
+}
+
+// isFragment takes the family from where a test run does: see l3_test.go.
+func isFragment(program string, frame []byte) bool {
+	etherType, packet := frame[12:14], frame[etherLen:]
+	if isL3(program) {
+		etherType = packet[12:14]
+	}
+	if binary.BigEndian.Uint16(etherType) == unix.ETH_P_IP {
+		return binary.BigEndian.Uint16(packet[6:])&0x3fff != 0
+	}
+	return packet[6] == unix.IPPROTO_FRAGMENT
 }

@@ -1,8 +1,6 @@
 package prog
 
 import (
-	"context"
-	"net/netip"
 	"testing"
 	"time"
 
@@ -11,9 +9,13 @@ import (
 )
 
 func TestHostPortFromUplink(t *testing.T) {
+	runRows(t, bpf.DatapathProgFromUplink, hostPortFromUplink())
+}
+
+func hostPortFromUplink() []row {
 	toAny := []port{{host: "any:8080", to: "pod:80"}}
 	const from5000 = "remote:5000 > node:8080"
-	runRows(t, bpf.DatapathProgFromUplink, []row{
+	return []row{
 		{
 			name: "of an exact address", on: ported,
 			ports: []port{{host: "node:8080", to: "pod:80"}},
@@ -129,75 +131,6 @@ func TestHostPortFromUplink(t *testing.T) {
 		},
 		{name: "not where the route is a blackhole", on: ported, ports: toAny, in: "remote:5000 > blackhole:8080"},
 		{name: "not where the route is unreachable", on: ported, ports: toAny, in: "remote:5000 > refused:8080"},
-		{name: "not in an IPv6 packet with mapped addresses", on: ported, only: "v6", ports: []port{{host: "192.0.2.1:8080", to: "pod:80"}}, in: "remote:5000 > ::ffff:192.0.2.1:8080"},
-	})
-}
-
-func TestHostPortFromContainer(t *testing.T) {
-	ports := []port{{host: "any:8080", to: "pod2:80"}}
-	runRows(t, bpf.DatapathProgFromContainer, []row{
-		{
-			name: "another pod's, by the node's address", on: ported, ports: ports,
-			in: "pod:5000 > node:8080", out: "pod:5000 > pod2:80",
-			after: []flow{in("pod:5000", "pod2:80", "node:8080")},
-		},
-		{
-			name: "another pod's, exact", on: ported, ports: []port{{host: "node2:8080", to: "pod2:80"}},
-			in: "plain:5000 > node2:8080", out: "plain:5000 > pod2:80",
-			after: []flow{in("plain:5000", "pod2:80", "node2:8080")},
-		},
-		{name: "its own", on: ported, ports: ports, in: "pod2:5000 > node:8080"},
-		{name: "of a host outside", on: ported, ports: ports, in: "pod:5000 > remote:8080"},
-		{name: "of a host of the uplink's network", on: ported, ports: ports, in: "pod:5000 > onlink:8080"},
-		{name: "of another pod", on: ported, ports: ports, in: "pod:5000 > plain:8080"},
-		{name: "of loopback", on: ported, ports: ports, in: "pod:5000 > loopback:8080"},
-		{name: "of all hosts", on: ported, only: "v4", ports: ports, in: "pod:5000 > 255.255.255.255:8080"},
-		{name: "no host port", ports: ports, in: "pod:5000 > node:8081"},
-		{name: "ping", on: []proto{echo}, ports: ports, in: "pod:5000 > node:8080"},
-		{name: "a fragment", ports: ports, in: "pod:5000 > node:8080", raw: fragment(0)},
-		{name: "a VLAN's frame", ports: ports, in: "pod:5000 > node:8080", raw: tagged},
-	})
-}
-
-func TestToContainer(t *testing.T) {
-	runRows(t, bpf.DatapathProgToContainer, []row{
-		{
-			name: "the answer from a host port", on: ported,
-			flows: []flow{in("pod:5000", "pod2:80", "node:8080")},
-			in:    "pod2:80 > pod:5000", reply: true, out: "node:8080 > pod:5000",
-			after: []flow{in("pod:5000", "pod2:80", "node:8080").state(replied)},
-		},
-		{name: "from another port of that pod", on: ported, flows: []flow{in("pod:5000", "pod2:80", "node:8080")}, in: "pod2:81 > pod:5000"},
-		{name: "to another port", on: ported, flows: []flow{in("pod:5000", "pod2:80", "node:8080")}, in: "pod2:80 > pod:5001"},
-		{name: "of another protocol", on: ported, flows: []flow{in("pod:5000", "pod2:80", "node:8080")}, in: "pod2:80 > pod:5000", edit: otherPorted},
-		{name: "of a flow out of the same numbers", on: ported, flows: []flow{out("pod:5000", "pod2:80", "node:8080")}, in: "pod2:80 > pod:5000"},
-		{name: "from outside", in: "remote:80 > pod:4000", reply: true},
-		{name: "from another pod", in: "pod2:5000 > pod:80"},
-		{name: "to a host port", on: ported, ports: []port{{host: "any:8080", to: "pod:80"}}, in: "remote:5000 > node:8080"},
-		{name: "a fragment", flows: []flow{in("pod:5000", "pod2:80", "node:8080")}, in: "pod2:80 > pod:5000", raw: fragment(0)},
-		{name: "SCTP", in: "pod2:80 > pod:5000", edit: protocol(132)},
-		{name: "a VLAN's frame", on: ported, flows: []flow{in("pod:5000", "pod2:80", "node:8080")}, in: "pod2:80 > pod:5000", raw: tagged},
-	})
-}
-
-// TestHostsOwnConnections has a connection from the host to the remote, whose
-// port on the host is a host port as well.
-func TestHostsOwnConnections(t *testing.T) {
-	h := newHost(t)
-	r := row{ports: []port{{host: "any:8080", to: "pod:80"}}, in: "remote:53 > node:8080", reply: true}
-	for _, s := range (row{on: []proto{udp}}).scenes() {
-		t.Run(s.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout)
-			defer cancel()
-			local, remote := netip.AddrPortFrom(s.addr("node"), 8080), netip.AddrPortFrom(s.addr("remote"), 53)
-			conn, err := h.DialFrom(ctx, "udp", local, remote)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			if err := h.check(bpf.DatapathProgFromUplink, s, r); err != nil {
-				t.Error(err)
-			}
-		})
+		{name: "not in an IPv6 packet with mapped addresses", on: ported, only: "v6", ports: []port{{host: "8.0.2.1:8080", to: "pod:80"}}, in: "remote:5000 > ::ffff:8.0.2.1:8080"},
 	}
 }

@@ -1,6 +1,7 @@
 package prog
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -23,8 +24,10 @@ import (
 type host struct {
 	*testenv.Namespace
 	programs *ebpf.Collection
+	lo       *netlink.LinkAttrs
 	uplink   *netlink.LinkAttrs
 	veth     *netlink.LinkAttrs // the host's end of a pod's
+	mac      testenv.MAC        // of the uplink, at present: see l3_test.go
 }
 
 const (
@@ -34,8 +37,9 @@ const (
 
 // The verdicts, as the kernel returns them.
 const (
-	verdictNext = 0xffffffff // -1
-	verdictDrop = 2
+	verdictNext     = 0xffffffff // -1
+	verdictDrop     = 2
+	verdictRedirect = 7
 )
 
 func newHost(t testing.TB) *host {
@@ -85,13 +89,18 @@ func (h *host) connect() error {
 			return err
 		}
 	}
-	var err error
+	lo, err := h.Netlink().LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	h.lo = lo.Attrs()
 	if h.uplink, err = h.addVeth(uplinkName); err != nil {
 		return err
 	}
 	if h.veth, err = h.addVeth(vethName); err != nil {
 		return err
 	}
+	h.mac = testenv.MAC(h.uplink.HardwareAddr)
 	var errs []error
 	for _, f := range families {
 		for _, name := range nodeNames {
@@ -185,8 +194,10 @@ func alone(addr netip.Addr) *net.IPNet {
 // device is where a program is attached.
 func (h *host) device(program string) *netlink.LinkAttrs {
 	switch program {
-	case bpf.DatapathProgFromUplink, bpf.DatapathProgToUplink:
+	case bpf.DatapathProgFromUplink, bpf.DatapathProgToUplink, bpf.DatapathProgFromUplinkL3, bpf.DatapathProgToUplinkL3:
 		return h.uplink
+	case bpf.DatapathProgFromHost:
+		return h.lo
 	default:
 		return h.veth
 	}
@@ -201,16 +212,24 @@ type skBuff struct {
 	Ifindex uint32
 }
 
-// run runs a program on a frame. The calling thread must be in the namespace.
+// run runs a program on a frame, without the Ethernet header where its devices
+// have none. The calling thread must be in the namespace.
 func (h *host) run(program string, frame []byte) (verdict uint32, result []byte, err error) {
-	const room = 256 // for a program that would grow the packet
+	const room = 2048 // for a program that would grow the packet, and for held ones
+	header := frame[:0]
+	if isL3(program) {
+		header, frame = frame[:etherLen], frame[etherLen:]
+	}
+	if err := h.addressTo(program, frame); err != nil {
+		return 0, nil, err
+	}
 	options := ebpf.RunOptions{
 		Data:    frame,
 		DataOut: make([]byte, len(frame)+room),
 		Context: skBuff{Ifindex: uint32(h.device(program).Index)},
 	}
 	verdict, err = h.programs.Programs[program].Run(&options)
-	return verdict, options.DataOut, err
+	return verdict, append(bytes.Clone(header), options.DataOut...), err
 }
 
 // runInside is run from any thread.
@@ -228,20 +247,36 @@ func (h *host) reset() error {
 	errs := []error{
 		empty[bpf.DatapathFlowKey, bpf.DatapathFlow](maps[bpf.DatapathMapFlows]),
 		empty[bpf.DatapathPortKey, bpf.DatapathPort](maps[bpf.DatapathMapPorts]),
+		empty[bpf.DatapathExemptKey, uint32](maps[bpf.DatapathMapExempts]),
+		empty[bpf.DatapathFragmentKey, bpf.DatapathFragment](maps[bpf.DatapathMapFragments]),
+		empty[bpf.DatapathHeldKey, bpf.DatapathHeld](maps[bpf.DatapathMapHeldFragments]),
 		maps[bpf.DatapathMapUplinks].Put(uint32(h.uplink.Index), bpf.DatapathUplink{Addr4: v4.wire("node"), Addr6: v6.wire("node")}),
 	}
+	errs = append(errs, h.clearCounters())
+	for _, f := range families {
+		for pod := range owners {
+			errs = append(errs, h.putEndpoint(f, pod, 0))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// putEndpoint makes the entry of a pod, whose set of exemptions may be 0.
+func (h *host) putEndpoint(f family, pod string, exempt uint32) error {
+	endpoint := bpf.DatapathEndpoint{
+		Owner: owners[pod], Network: 1, Ifindex: uint32(h.veth.Index), Gateway: f.wire("podgw"), Exempt: exempt,
+	}
+	if pod != "plain" {
+		endpoint.Flags = bpf.DatapathEndpointFlagsENDPOINT_MASQ
+	}
+	return h.programs.Maps[bpf.DatapathMapEndpoints].Put(f.wire(pod), endpoint)
+}
+
+func (h *host) clearCounters() error {
+	var errs []error
 	for _, reason := range reasons {
 		none := make([]bpf.DatapathCounter, ebpf.MustPossibleCPU())
-		errs = append(errs, maps[bpf.DatapathMapCounters].Put(uint32(reason), none))
-	}
-	for _, f := range families {
-		for pod, owner := range owners {
-			endpoint := bpf.DatapathEndpoint{Owner: owner, Network: 1, Ifindex: uint32(h.veth.Index)}
-			if pod != "plain" {
-				endpoint.Flags = bpf.DatapathEndpointFlagsENDPOINT_MASQ
-			}
-			errs = append(errs, maps[bpf.DatapathMapEndpoints].Put(f.wire(pod), endpoint))
-		}
+		errs = append(errs, h.programs.Maps[bpf.DatapathMapCounters].Put(uint32(reason), none))
 	}
 	return errors.Join(errs...)
 }

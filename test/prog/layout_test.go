@@ -41,44 +41,64 @@ func TestLayout(t *testing.T) {
 		value   any
 		want    string // for little-endian machines
 	}{
-		{bpf.DatapathMapEndpoints, "key", addr, "00000000 00000000 0000ffff cb007109"},
-		{bpf.DatapathMapEndpoints, "key", addr6, "20010db8 00090000 00000000 00000009"},
+		{bpf.DatapathMapEndpoints, "key", addr, "00000000 00000000 0000ffff 08007109"},
+		{bpf.DatapathMapEndpoints, "key", addr6, "20010db8 86dd0009 00000000 00000009"},
 		{
 			bpf.DatapathMapEndpoints, "value",
 			bpf.DatapathEndpoint{
 				Owner: 0x0102030405060708, Network: 0x11121314, Ifindex: 0x21222324, Mac: [6]byte{1, 2, 3, 4, 5, 6},
-				HostMac: [6]byte{7, 8, 9, 10, 11, 12}, Flags: bpf.DatapathEndpointFlagsENDPOINT_MASQ,
+				HostMac: [6]byte{7, 8, 9, 10, 11, 12}, Gateway: addr, Flags: bpf.DatapathEndpointFlagsENDPOINT_MASQ,
+				Exempt: 0x31323334,
 			},
-			"0807060504030201 14131211 24232221 010203040506 0708090a0b0c 01000000",
+			"0807060504030201 14131211 24232221 010203040506 0708090a0b0c 00000000 00000000 0000ffff 08007109 " +
+				"01000000 34333231 00000000",
 		},
 		{
 			bpf.DatapathMapPorts, "key", bpf.DatapathPortKey{Addr: addr, Port: 8080, Protocol: 6},
-			"00000000 00000000 0000ffff cb007109 901f 06 00",
+			"00000000 00000000 0000ffff 08007109 901f 06 00",
+		},
+		{
+			bpf.DatapathMapPorts, "key",
+			bpf.DatapathPortKey{Addr: addr, Port: 80, Protocol: 6, Side: bpf.DatapathPortSidePORT_CONTAINER},
+			"00000000 00000000 0000ffff 08007109 5000 06 01",
 		},
 		{
 			bpf.DatapathMapPorts, "value", bpf.DatapathPort{Owner: 1, Addr: addr, Network: 2, Port: 80},
-			"0100000000000000 00000000 00000000 0000ffff cb007109 02000000 5000 0000",
+			"0100000000000000 00000000 00000000 0000ffff 08007109 02000000 5000 0000",
 		},
 		{
 			bpf.DatapathMapFlows, "key",
 			bpf.DatapathFlowKey{Remote: addr, Local: addr6, RemotePort: 80, LocalPort: 8080, Protocol: 17, Kind: bpf.DatapathFlowKindFLOW_IN},
-			"00000000 00000000 0000ffff cb007109 20010db8 00090000 00000000 00000009 5000 901f 11 02 0000",
+			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 5000 901f 11 02 0000",
 		},
 		{
 			bpf.DatapathMapFlows, "value",
 			bpf.DatapathFlow{Owner: 1, Addr: addr, Seen: 0x01020304, Port: 80, State: bpf.DatapathFlowStateFLOW_CLOSING},
-			"0100000000000000 00000000 00000000 0000ffff cb007109 04030201 5000 02 00",
+			"0100000000000000 00000000 00000000 0000ffff 08007109 04030201 5000 02 00",
+		},
+		{
+			bpf.DatapathMapExempts, "key", bpf.DatapathExemptKey{Prefix: 160, Set: 0x01020304, Addr: addr},
+			"a0000000 04030201 00000000 00000000 0000ffff 08007109",
+		},
+		{bpf.DatapathMapExempts, "value", uint32(0), "00000000"},
+		{
+			bpf.DatapathMapFragments, "key", bpf.DatapathFragmentKey{Src: addr, Dst: addr6, Id: 0x01020304, Protocol: 17},
+			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 04030201 11 000000",
+		},
+		{
+			bpf.DatapathMapFragments, "value", bpf.DatapathFragment{Sport: 80, Dport: 8080, EchoReply: 1, Ported: 1, Waiting: 1},
+			"5000 901f 01 01 01 00",
 		},
 		{bpf.DatapathMapUplinks, "key", uint32(7), "07000000"},
 		{
 			bpf.DatapathMapUplinks, "value", bpf.DatapathUplink{Addr4: addr, Addr6: addr6},
-			"00000000 00000000 0000ffff cb007109 20010db8 00090000 00000000 00000009",
+			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009",
 		},
 		{bpf.DatapathMapCounters, "key", uint32(bpf.DatapathReasonREASON_NOT_WRITTEN), "05000000"},
 		{bpf.DatapathMapCounters, "value", bpf.DatapathCounter{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},
 		{
 			".rodata", "value", bpf.DatapathHostConfig{Abi: loader.ABI, Attach: 2, MasqPortFirst: 1024, MasqPortCount: 28976},
-			"01000000 02000000 0004 3071",
+			"02000000 02000000 0004 3071",
 		},
 	} {
 		t.Run(tc.m+" "+tc.what, func(t *testing.T) {
@@ -109,6 +129,9 @@ func TestLayout(t *testing.T) {
 // above: no byte of a key is padding that C would leave undefined.
 func TestOffsets(t *testing.T) {
 	for name, m := range loadSpec(t).Maps {
+		if name == "packets" {
+			continue // a program's own, for the time of one packet
+		}
 		for what, typ := range map[string]btf.Type{"key": m.Key, "value": m.Value} {
 			checkNoHoles(t, name+" "+what, typ)
 		}
@@ -150,7 +173,7 @@ func TestReasonsHaveWords(t *testing.T) {
 		}
 		seen[text] = true
 	}
-	if got := maps.Reason(bpf.DatapathReasonREASON_MAX).String(); got != "reason 6" {
+	if got := maps.Reason(bpf.DatapathReasonREASON_MAX).String(); got != "reason 7" {
 		t.Errorf("no reason is %q", got)
 	}
 }

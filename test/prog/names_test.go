@@ -3,6 +3,7 @@ package prog
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,53 +19,60 @@ type family struct {
 	addrs map[string]netip.Addr
 }
 
-// v4 and v6 have the same names. The node has the addresses from node to near2.
+// v4 and v6 have the same names. The node has the addresses of nodeNames. All
+// that send are in 8.0.0.0/16, or have 86dd behind their first 32 bits: see l3_test.go.
 var (
 	v4 = newFamily("v4", map[string]string{
-		"pod":       "10.244.0.2", // masqueraded
-		"pod2":      "10.244.0.3", // masqueraded
-		"plain":     "10.244.0.4", // not masqueraded
-		"node":      "192.0.2.1",
-		"node2":     "192.0.2.10",
-		"vip":       "198.51.100.1", // alone in its network
-		"crowded":   "192.0.2.17",   // the next two differ from it by one bit
-		"near1":     "192.0.2.16",
-		"near2":     "192.0.2.19",
+		"pod":       "8.0.244.2", // masqueraded
+		"pod2":      "8.0.244.3", // masqueraded
+		"plain":     "8.0.244.4", // not masqueraded
+		"podgw":     "8.0.244.1", // what pods have for a gateway
+		"node":      "8.0.2.1",
+		"node2":     "8.0.2.10",
+		"vip":       "8.0.77.1", // alone in its network
+		"crowded":   "8.0.2.17", // the next two differ from it by one bit
+		"near1":     "8.0.2.16",
+		"near2":     "8.0.2.19",
 		"loopback":  "127.0.0.1",
-		"gateway":   "192.0.2.2",
-		"onlink":    "192.0.2.77", // another host of the uplink's network
-		"remote":    "203.0.113.9",
-		"remote2":   "203.0.113.10",
-		"blackhole": "203.0.113.66",
-		"refused":   "203.0.113.98", // route type unreachable
+		"loopback2": "127.0.0.53",
+		"gateway":   "8.0.2.2",
+		"onlink":    "8.0.2.77", // another host of the uplink's network
+		"router":    "8.0.5.5",  // on the way to remotes
+		"remote":    "8.0.113.9",
+		"remote2":   "8.0.113.10",
+		"blackhole": "8.0.113.66",
+		"refused":   "8.0.113.98", // route type unreachable
 		"linklocal": "169.254.169.254",
 		"multicast": "224.0.0.251",
 		"any":       "0.0.0.0",
 	})
 	v6 = newFamily("v6", map[string]string{
-		"pod":       "fd00:10:244::2",
-		"pod2":      "fd00:10:244::3",
-		"plain":     "fd00:10:244::4",
-		"node":      "2001:db8:1::1",
-		"node2":     "2001:db8:1::10",
-		"vip":       "2001:db8:77::1",
-		"crowded":   "2001:db8:1::21",
-		"near1":     "2001:db8:1::20",
-		"near2":     "2001:db8:1::23",
+		"pod":       "fd00:10:86dd::2",
+		"pod2":      "fd00:10:86dd::3",
+		"plain":     "fd00:10:86dd::4",
+		"podgw":     "fd00:10:86dd::1",
+		"node":      "2001:db8:86dd:1::1",
+		"node2":     "2001:db8:86dd:1::10",
+		"vip":       "2001:db8:86dd:77::1",
+		"crowded":   "2001:db8:86dd:1::21",
+		"near1":     "2001:db8:86dd:1::20",
+		"near2":     "2001:db8:86dd:1::23",
 		"loopback":  "::1",
-		"gateway":   "2001:db8:1::2",
-		"onlink":    "2001:db8:1::77",
-		"remote":    "2001:db8:9::9",
-		"remote2":   "2001:db8:9::a",
-		"blackhole": "2001:db8:9::66",
-		"refused":   "2001:db8:9::98",
+		"loopback2": "::1", // there is one only
+		"gateway":   "2001:db8:86dd:1::2",
+		"onlink":    "2001:db8:86dd:1::77",
+		"router":    "2001:db8:86dd:5::5",
+		"remote":    "2001:db8:86dd:9::9",
+		"remote2":   "2001:db8:86dd:9::a",
+		"blackhole": "2001:db8:86dd:9::66",
+		"refused":   "2001:db8:86dd:9::98",
 		"linklocal": "fe80::1234",
 		"multicast": "ff02::fb",
 		"any":       "::",
 	})
 	families = []family{v4, v6}
 
-	nodeNames = []string{"node", "node2", "vip", "crowded", "near1", "near2"}
+	nodeNames = []string{"node", "node2", "vip", "crowded", "near1", "near2", "podgw"}
 	owners    = map[string]uint64{"pod": 0x1001, "pod2": 0x1002, "plain": 0x1003}
 )
 
@@ -95,11 +103,15 @@ const (
 	tcp  proto = "tcp"
 	udp  proto = "udp"
 	echo proto = "echo"
+	sctp proto = "sctp"
+	gre  proto = "gre"
+	esp  proto = "esp"
 )
 
 var (
-	protos = []proto{tcp, udp, echo}
-	ported = []proto{tcp, udp} // those which can have host ports
+	protos   = []proto{tcp, udp, echo}
+	ported   = []proto{tcp, udp}       // those which can have host ports
+	portless = []proto{sctp, gre, esp} // masqueraded by address; in texts, their ports are 0
 )
 
 // scene is what the texts of a row are about.
@@ -115,6 +127,12 @@ func (s scene) number() uint8 {
 		return unix.IPPROTO_TCP
 	case s.proto == udp:
 		return unix.IPPROTO_UDP
+	case s.proto == sctp:
+		return unix.IPPROTO_SCTP
+	case s.proto == gre:
+		return unix.IPPROTO_GRE
+	case s.proto == esp:
+		return unix.IPPROTO_ESP
 	case s.name == "v4":
 		return unix.IPPROTO_ICMP
 	default:
@@ -162,8 +180,12 @@ func (s scene) packet(text string, reply bool) testenv.Packet {
 		return testenv.TCPPacket(src, dst, flags, "payload")
 	case udp:
 		return testenv.UDPPacket(src, dst, "payload")
-	default:
+	case echo:
 		return testenv.EchoPacket(src.Addr(), dst.Addr(), reply, src.Port()|dst.Port(), 7, "payload")
+	default:
+		p := testenv.UDPPacket(src, dst, "a header and more of it")
+		protocol(s.number())(&p)
+		return p
 	}
 }
 
@@ -175,7 +197,9 @@ func (s scene) readdress(p testenv.Packet, text string, reply bool) testenv.Pack
 		p.ID = src.Port() | dst.Port()
 		return p
 	}
-	p.SrcPort, p.DstPort = src.Port(), dst.Port()
+	if slices.Contains(ported, s.proto) {
+		p.SrcPort, p.DstPort = src.Port(), dst.Port()
+	}
 	return p
 }
 

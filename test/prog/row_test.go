@@ -4,16 +4,17 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // row is one packet through one program. It runs for IPv4 and IPv6, TCP, UDP and
-// ICMP echo, as far as on and only allow.
+// ICMP echo, or what on says.
 //
 // Packets are texts, "source:port > destination:port", in the names of
 // names_test.go; for echo, the identifier is the port of the side that asks.
@@ -23,9 +24,12 @@ type row struct {
 	on   []proto // nil: all
 	only string  // "v4" or "v6", or both
 
+	ether bool // this is about the Ethernet header
+
 	// Before.
-	ports []port
-	flows []flow
+	ports   []port
+	flows   []flow
+	exempts []exempt
 
 	in    string
 	reply bool                           // in is an answer: SYN and ACK, or an echo reply
@@ -33,9 +37,10 @@ type row struct {
 	raw   func(s scene, f []byte) []byte // what a Packet cannot say
 
 	// Afterwards. The port "*" is the one that masquerading chose.
-	out   string // "": the packet is untouched, byte for byte
-	drop  string // the reason, or "": the packet goes on
-	after []flow // nil: the flows are as before, untouched
+	out      string // "": the packet is untouched, byte for byte
+	redirect bool   // to another device, instead of the stack
+	drop     string // the reason, or "": the packet goes on
+	after    []flow // nil: the flows are as before, untouched
 }
 
 func runRows(t *testing.T, program string, rows []row) {
@@ -55,9 +60,13 @@ func runRows(t *testing.T, program string, rows []row) {
 
 func (r row) scenes() []scene {
 	var scenes []scene
+	on := r.on
+	if on == nil {
+		on = protos
+	}
 	for _, f := range families {
-		for _, p := range protos {
-			if (r.only == "" || r.only == f.name) && (r.on == nil || slices.Contains(r.on, p)) {
+		for _, p := range on {
+			if r.only == "" || r.only == f.name {
 				scenes = append(scenes, scene{family: f, proto: p})
 			}
 		}
@@ -66,7 +75,7 @@ func (r row) scenes() []scene {
 }
 
 func (h *host) check(program string, s scene, r row) error {
-	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
+	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.exempt(s, r.exempts)); err != nil {
 		return err
 	}
 	before, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](h.flows())
@@ -78,18 +87,19 @@ func (h *host) check(program string, s scene, r row) error {
 	if r.edit != nil {
 		r.edit(&packet)
 	}
+	suit(program, &packet)
 	frame := packet.MustBuild()
 	if r.raw != nil {
 		frame = r.raw(s, frame)
 	}
 	verdict, result, err := h.runInside(program, frame)
 	if err != nil {
+		if untestable(program, frame) {
+			return nil
+		}
 		return err
 	}
-	if err := checkVerdict(verdict, r.drop != ""); err != nil {
-		return err
-	}
-	if err := h.checkCounters(r.drop, len(frame)); err != nil {
+	if err := errors.Join(checkVerdict(verdict, r.verdict()), h.checkCounters(r.drop, sizeFor(program, frame))); err != nil {
 		return err
 	}
 	if err := checkPacket(&s, r, packet, frame, result); err != nil {
@@ -105,12 +115,38 @@ func (h *host) check(program string, s scene, r row) error {
 	return err
 }
 
-// fill adds the entries of a row to the maps.
+// verdict is the one that the row wants.
+func (r row) verdict() uint32 {
+	switch {
+	case r.drop != "":
+		return verdictDrop
+	case r.redirect:
+		return verdictRedirect
+	default:
+		return verdictNext
+	}
+}
+
+// sizeFor is the length of a frame, as the program sees it.
+func sizeFor(program string, frame []byte) int {
+	if isL3(program) {
+		return len(frame) - etherLen
+	}
+	return len(frame)
+}
+
+// fill adds the entries of a row to the maps. Of several ports that lead to one
+// of a container, the first one has the way back, as package maps does it.
 func (h *host) fill(s scene, ports []port, flows []flow) error {
 	var errs []error
 	for _, port := range ports {
 		key, value := port.wire(s)
 		errs = append(errs, h.programs.Maps[bpf.DatapathMapPorts].Put(&key, &value))
+		key, value = port.back(s)
+		err := h.programs.Maps[bpf.DatapathMapPorts].Update(&key, &value, ebpf.UpdateNoExist)
+		if !errors.Is(err, ebpf.ErrKeyExist) {
+			errs = append(errs, err)
+		}
 	}
 	for _, flow := range flows {
 		key, value := flow.wire(s)
@@ -119,11 +155,7 @@ func (h *host) fill(s scene, ports []port, flows []flow) error {
 	return errors.Join(errs...)
 }
 
-func checkVerdict(got uint32, drop bool) error {
-	want := uint32(verdictNext)
-	if drop {
-		want = verdictDrop
-	}
+func checkVerdict(got, want uint32) error {
 	if got != want {
 		return fmt.Errorf("verdict is %d, want %d", int32(got), int32(want))
 	}

@@ -76,7 +76,7 @@ func (h *host) masqueradesAs(s scene, uplink *bpf.DatapathUplink, want, drop str
 	if verdict == verdictNext && drop != "" {
 		return fmt.Errorf("packet went out from %s, should be dropped", p.Src)
 	}
-	if err := errors.Join(checkVerdict(verdict, drop != ""), h.checkCounters(drop, len(frame))); err != nil {
+	if err := errors.Join(checkVerdict(verdict, row{drop: drop}.verdict()), h.checkCounters(drop, len(frame))); err != nil {
 		return err
 	}
 	if drop == "" && p.Src != s.addr(want) {

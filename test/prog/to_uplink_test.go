@@ -9,7 +9,11 @@ import (
 )
 
 func TestToUplinkMasquerades(t *testing.T) {
-	runRows(t, bpf.DatapathProgToUplink, []row{
+	runRows(t, bpf.DatapathProgToUplink, toUplinkMasquerades())
+}
+
+func toUplinkMasquerades() []row {
+	return []row{
 		{
 			name:  "a new flow",
 			in:    "pod:4000 > remote:80",
@@ -63,11 +67,50 @@ func TestToUplinkMasquerades(t *testing.T) {
 				out("remote:80", "node:*", "pod:4000"),
 			},
 		},
-	})
+	}
 }
 
-func TestToUplinkAnswers(t *testing.T) {
-	runRows(t, bpf.DatapathProgToUplink, []row{
+func TestToUplinkByAddress(t *testing.T) { runRows(t, bpf.DatapathProgToUplink, toUplinkByAddress()) }
+
+func toUplinkByAddress() []row {
+	ours := out("remote:0", "node:0", "pod:0").unused(10 * time.Second)
+	others := out("remote:0", "node:0", "pod2:0").unused(20 * time.Second)
+	return []row{
+		{
+			name: "a new flow", on: portless, in: "pod:0 > remote:0", out: "node:0 > remote:0",
+			after: []flow{out("remote:0", "node:0", "pod:0")},
+		},
+		{
+			name: "a known one", on: portless, flows: []flow{ours.state(replied)},
+			in: "pod:0 > remote:0", out: "node:0 > remote:0",
+			after: []flow{out("remote:0", "node:0", "pod:0").state(replied)},
+		},
+		{
+			name: "beside another pod's with another remote", on: portless, flows: []flow{out("remote2:0", "node:0", "pod2:0")},
+			in: "pod:0 > remote:0", out: "node:0 > remote:0",
+			after: []flow{out("remote2:0", "node:0", "pod2:0"), out("remote:0", "node:0", "pod:0")},
+		},
+		{
+			name: "what another pod has not used for long", on: portless, flows: []flow{others.unused(50 * time.Second)},
+			in: "pod:0 > remote:0", out: "node:0 > remote:0",
+			after: []flow{out("remote:0", "node:0", "pod:0")},
+		},
+		{
+			name: "the answer to what came to the pod itself", on: portless, flows: []flow{in("remote:0", "pod:0", "pod:0")},
+			in: "pod:0 > remote:0", after: []flow{in("remote:0", "pod:0", "pod:0").state(replied)},
+		},
+		{name: "another pod has it", on: portless, flows: []flow{others}, in: "pod:0 > remote:0", drop: "no port"},
+		{name: "a former pod of this address has it", on: portless, flows: []flow{ours.of(stranger)}, in: "pod:0 > remote:0", drop: "no port"},
+		{name: "a plain pod's", on: portless, in: "plain:0 > remote:0"},
+		{name: "to a group", on: portless, in: "pod:0 > multicast:0"},
+		{name: "the host's", on: portless, in: "node:0 > remote:0"},
+	}
+}
+
+func TestToUplinkAnswers(t *testing.T) { runRows(t, bpf.DatapathProgToUplink, toUplinkAnswers()) }
+
+func toUplinkAnswers() []row {
+	return []row{
 		{
 			name:  "from a host port",
 			on:    ported,
@@ -121,34 +164,36 @@ func TestToUplinkAnswers(t *testing.T) {
 				out("remote:5000", "node:*", "pod:80"),
 			},
 		},
-	})
+	}
 }
 
-func TestToUplinkLeaves(t *testing.T) {
-	runRows(t, bpf.DatapathProgToUplink, []row{
+func TestToUplinkLeaves(t *testing.T) { runRows(t, bpf.DatapathProgToUplink, toUplinkLeaves()) }
+
+func toUplinkLeaves() []row {
+	return []row{
 		{name: "what is not an endpoint's", in: "node:4000 > remote:80"},
 		{name: "what is routed through", in: "onlink:4000 > remote:80"},
 		{name: "an endpoint without ipMasq", in: "plain:4000 > remote:80"},
 		{name: "link-local destinations", in: "pod:4000 > linklocal:80"},
 		{name: "multicast destinations", in: "pod:4000 > multicast:5353"},
 		{name: "broadcasts", only: "v4", in: "pod:4000 > 255.255.255.255:67"},
-		{name: "a VLAN's frames", in: "pod:4000 > remote:80", raw: tagged},
-		{name: "ARP", only: "v4", on: []proto{udp}, in: "pod:4000 > remote:80", raw: typed(0x0806)},
-		{name: "an unknown EtherType", on: []proto{udp}, in: "pod:4000 > remote:80", raw: typed(0x88cc)},
-		{name: "a plain endpoint's fragments", in: "plain:4000 > remote:80", raw: fragment(0)},
+		{name: "a VLAN's frames", ether: true, in: "pod:4000 > remote:80", raw: tagged},
+		{name: "ARP", ether: true, only: "v4", on: []proto{udp}, in: "pod:4000 > remote:80", raw: typed(0x0806)},
+		{name: "an unknown EtherType", ether: true, on: []proto{udp}, in: "pod:4000 > remote:80", raw: typed(0x88cc)},
+		{name: "a plain endpoint's fragments", on: ported, in: "plain:4000 > remote:80", raw: fragment(1)},
 		{name: "a plain endpoint's SCTP", in: "plain:4000 > remote:80", edit: protocol(132)},
-	})
+	}
 }
 
-func TestToUplinkDrops(t *testing.T) {
-	runRows(t, bpf.DatapathProgToUplink, []row{
-		{name: "the first fragment", in: "pod:4000 > remote:80", raw: fragment(0), drop: "fragment"},
-		{name: "the last fragment", in: "pod:4000 > remote:80", raw: fragment(1), drop: "fragment"},
-		{name: "a protocol without ports", in: "pod:4000 > remote:80", edit: protocol(132), drop: "protocol"},
-		{name: "the answer to an unknown echo request", on: []proto{echo}, in: "pod:80 > remote:5000", reply: true, drop: "protocol"},
-		{name: "an ICMP error", on: []proto{echo}, in: "pod:4000 > remote:80", edit: func(p *testenv.Packet) { p.Type = 3 }, drop: "protocol"},
+func TestToUplinkDrops(t *testing.T) { runRows(t, bpf.DatapathProgToUplink, toUplinkDrops()) }
+
+func toUplinkDrops() []row {
+	return []row{
+		{name: "a fragment that ends within the TCP header", on: []proto{tcp}, in: "pod:4000 > remote:80", raw: fragment(0), drop: "truncated"},
+		{name: "the answer to an unknown echo request", on: []proto{echo}, in: "pod:80 > remote:5000", reply: true, drop: "no flow"},
+		{name: "ICMP that is neither echo nor error", on: []proto{echo}, in: "pod:4000 > remote:80", edit: func(p *testenv.Packet) { p.Type, p.Rest = 137, 0 }, drop: "protocol"},
 		{name: "extension headers", only: "v6", in: "pod:4000 > remote:80", raw: extended, drop: "protocol"},
 		{name: "a header that is not all there", in: "pod:4000 > remote:80", raw: cut(4), drop: "truncated"},
 		{name: "an IP header alone", in: "pod:4000 > remote:80", raw: cut(0), drop: "truncated"},
-	})
+	}
 }

@@ -80,12 +80,15 @@ func (a dumpedAddr) addr() netip.Addr { return netip.AddrFrom16(a.Bytes).Unmap()
 type dumpedEndpoint struct {
 	Key   dumpedAddr `json:"key"`
 	Value struct {
-		Owner   uint64  `json:"owner"`
-		Network uint32  `json:"network"`
-		IfIndex int     `json:"ifindex"`
-		MAC     [6]byte `json:"mac"`
-		HostMAC [6]byte `json:"host_mac"`
-		Flags   any     `json:"flags"`
+		Owner   uint64     `json:"owner"`
+		Network uint32     `json:"network"`
+		IfIndex int        `json:"ifindex"`
+		MAC     [6]byte    `json:"mac"`
+		HostMAC [6]byte    `json:"host_mac"`
+		Gateway dumpedAddr `json:"gateway"`
+		Flags   any        `json:"flags"`
+		Exempt  uint32     `json:"exempt"`
+		Pad     int        `json:"pad"`
 	} `json:"value"`
 }
 
@@ -94,6 +97,7 @@ func (d dumpedEndpoint) endpoint() maps.Endpoint {
 	return maps.Endpoint{
 		Addr: d.Key.addr(), Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), IfIndex: v.IfIndex,
 		MAC: v.MAC[:], HostMAC: v.HostMAC[:], Masq: v.Flags == "ENDPOINT_MASQ",
+		Gateway: v.Gateway.addr(), Exempt: maps.ExemptSet(v.Exempt),
 	}
 }
 
@@ -102,7 +106,7 @@ type dumpedPort struct {
 		Addr     dumpedAddr `json:"addr"`
 		Port     uint16     `json:"port"`
 		Protocol uint8      `json:"protocol"`
-		Pad      int        `json:"pad"`
+		Side     string     `json:"side"`
 	} `json:"key"`
 	Value struct {
 		Owner   uint64     `json:"owner"`
@@ -112,6 +116,9 @@ type dumpedPort struct {
 		Pad     int        `json:"pad"`
 	} `json:"value"`
 }
+
+// isReverse tells the entries by which lost flows come back. Package maps keeps them to itself.
+func (d dumpedPort) isReverse() bool { return d.Key.Side == "PORT_CONTAINER" }
 
 func (d dumpedPort) port() maps.Port {
 	return maps.Port{
@@ -224,7 +231,8 @@ func TestMapsAreReadableByBpftool(t *testing.T) {
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		count(t, datapath)
 		same(t, "endpoints", each(dump[dumpedEndpoint](t, datapath, "endpoints"), dumpedEndpoint.endpoint), must(maps.Endpoints(datapath)))
-		same(t, "ports", each(dump[dumpedPort](t, datapath, "ports"), dumpedPort.port), must(maps.Ports(datapath)))
+		ports := slices.DeleteFunc(dump[dumpedPort](t, datapath, "ports"), dumpedPort.isReverse)
+		same(t, "ports", each(ports, dumpedPort.port), must(maps.Ports(datapath)))
 		same(t, "flows", each(dump[dumpedFlow](t, datapath, "flows"), dumpedFlow.flow), must(maps.Flows(datapath)))
 		same(t, "uplinks", each(dump[dumpedUplink](t, datapath, "uplinks"), dumpedUplink.uplink), must(maps.Uplinks(datapath)))
 		same(t, "counters", each(dump[dumpedCounter](t, datapath, "counters"), dumpedCounter.counter), must(maps.Counters(datapath)))

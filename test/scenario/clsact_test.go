@@ -2,8 +2,6 @@ package scenario
 
 import (
 	"errors"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -25,57 +23,15 @@ func usesTCX(datapath *loader.Datapath) bool {
 func (n *network) loadForClsact(t *testing.T) {
 	t.Helper()
 	err := n.node().Do(func() error {
-		datapath, err := loader.Open(testenv.Context(t))
-		if err != nil {
-			return err
+		datapath, err := loader.Open(testenv.Context(t), loader.Options{Attach: bpf.DatapathAttachATTACH_CLSACT})
+		if err == nil {
+			datapath.Close()
 		}
-		dir := datapath.Dir()
-		datapath.Close()
-		if err := os.RemoveAll(dir); err != nil {
-			return err
-		}
-		return pinForClsact(dir)
+		return err
 	})
 	if err != nil {
 		t.Fatalf("load for clsact: %v", err)
 	}
-}
-
-// pinForClsact does what package loader does, with another configuration.
-func pinForClsact(dir string) error {
-	spec, err := loader.Spec()
-	if err != nil {
-		return err
-	}
-	var config bpf.DatapathHostConfig
-	variable := spec.Variables[bpf.DatapathVarConfig]
-	if err := variable.Get(&config); err != nil {
-		return err
-	}
-	config.Attach = uint32(bpf.DatapathAttachATTACH_CLSACT)
-	if err := variable.Set(config); err != nil {
-		return err
-	}
-	collection, err := ebpf.NewCollection(spec)
-	if err != nil {
-		return err
-	}
-	defer collection.Close()
-
-	var errs []error
-	for _, sub := range []string{"maps", "progs", "links"} {
-		errs = append(errs, os.MkdirAll(filepath.Join(dir, sub), 0o700))
-	}
-	for name, m := range collection.Maps {
-		if name == ".rodata" {
-			name = "config"
-		}
-		errs = append(errs, m.Pin(filepath.Join(dir, "maps", name)))
-	}
-	for name, program := range collection.Programs {
-		errs = append(errs, program.Pin(filepath.Join(dir, "progs", name)))
-	}
-	return errors.Join(errs...)
 }
 
 func TestClsact(t *testing.T) {
@@ -96,7 +52,7 @@ func TestClsact(t *testing.T) {
 	pod := n.AddPod(t, "a", nil)
 	hostDevice := pod.Result.Interfaces[0].Name
 	checkFilters(t, n, hostDevice, netlink.HANDLE_MIN_INGRESS, "from_container")
-	checkFilters(t, n, hostDevice, netlink.HANDLE_MIN_EGRESS, "to_container")
+	checkFilters(t, n, hostDevice, netlink.HANDLE_MIN_EGRESS)
 	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "from_uplink")
 	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_EGRESS, "to_uplink")
 	if testenv.TCX.Probe() == nil {

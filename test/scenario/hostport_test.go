@@ -11,14 +11,14 @@ import (
 
 func TestHostPort(t *testing.T) { hostPortsForward(t, newNetwork(t)) }
 
-// From the outside and from another pod alike, the pod sees who asks.
+// From the outside the pod sees who asks, from another pod the gateway.
 func hostPortsForward(t *testing.T, n *network) {
 	web := n.AddPod(t, "web", mapBoth(8080, 80))
 	other := n.AddPod(t, "other", nil)
 	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
 		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
 		reachAsOneself(t, n.Outside, protocol, at(f.node, 8080), web.Namespace)
-		reachAsOneself(t, other.Namespace, protocol, at(f.node, 8080), web.Namespace)
+		reachAsGateway(t, other.Namespace, protocol, at(f.node, 8080), web.Namespace, f)
 
 		// No other port leads there, and none is open on the pod's own side.
 		isRefused(t, n.Outside, protocol, at(f.node, 80))
@@ -32,7 +32,7 @@ func TestHostPortOfGateway(t *testing.T) {
 	web, other := n.AddPod(t, "web", mapBoth(8080, 80)), n.AddPod(t, "other", nil)
 	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
 		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
-		reachAsOneself(t, other.Namespace, protocol, at(f.gateway, 8080), web.Namespace)
+		reachAsGateway(t, other.Namespace, protocol, at(f.gateway, 8080), web.Namespace, f)
 	})
 }
 

@@ -99,6 +99,7 @@ type family struct {
 	name                      string
 	node, outside             netip.Addr
 	secondNode, secondOutside netip.Addr
+	router, far               netip.Addr
 	gateway                   netip.Addr
 	podSubnet                 netip.Prefix
 	pod                       func(*testenv.Pod) netip.Addr
@@ -109,12 +110,14 @@ var families = []family{
 		name: "IPv4",
 		node: testenv.NodeAddr4, outside: testenv.OutsideAddr4,
 		secondNode: testenv.SecondNodeAddr4, secondOutside: testenv.SecondOutsideAddr4,
+		router: testenv.RouterAddr4, far: testenv.FarAddr4,
 		gateway: podSubnet4.Addr().Next(), podSubnet: podSubnet4, pod: (*testenv.Pod).Addr4,
 	},
 	{
 		name: "IPv6",
 		node: testenv.NodeAddr6, outside: testenv.OutsideAddr6,
 		secondNode: testenv.SecondNodeAddr6, secondOutside: testenv.SecondOutsideAddr6,
+		router: testenv.RouterAddr6, far: testenv.FarAddr6,
 		gateway: podSubnet6.Addr().Next(), podSubnet: podSubnet6, pod: (*testenv.Pod).Addr6,
 	},
 }

@@ -1,10 +1,12 @@
 package scenario
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"syscall"
 	"testing"
+	"time"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
@@ -104,5 +106,64 @@ func TestHostPortIsKept(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		serve(t, web.Namespace, "tcp", at(f.pod(web), 80))
 		reachAsOneself(t, n.Outside, "tcp", at(f.node, 8080), web.Namespace)
+	})
+}
+
+// The same for every kind of client, each with a socket that it never stops using.
+func TestHostPortIsTakenOverForLocalClients(t *testing.T) {
+	n := newNetwork(t)
+	neighbour := n.AddPod(t, "neighbour", nil)
+	inEachFamily(t, func(t *testing.T, f family) {
+		var clients []*testenv.Client
+		for _, from := range []struct {
+			ns *testenv.Namespace
+			to netip.Addr
+		}{
+			{n.Outside, f.node}, {n.node(), f.node}, {n.node(), f.loopbacks()[0]}, {neighbour.Namespace, f.gateway},
+		} {
+			client := connect(t, from.ns, "udp", netip.AddrPort{}, at(from.to, 8080))
+			defer client.Close()
+			clients = append(clients, client)
+		}
+		for i := range 3 {
+			pod := n.AddPod(t, "turn", mapBoth(8080, uint16(80+i)))
+			serve(t, pod.Namespace, "udp", at(f.pod(pod), uint16(80+i)))
+			for _, client := range clients {
+				ask(t, client, pod.Namespace)
+			}
+			del(t, pod)
+			for _, client := range clients {
+				if _, err := client.Ask(testenv.Context(t), "hello"); !errors.Is(err, syscall.ECONNREFUSED) {
+					t.Errorf("after DEL, %s asks: %v, want a refusal", client.Local(), err)
+				}
+			}
+		}
+	})
+}
+
+// DEL ends connections as well: the clients are told, and need not find out.
+func TestHostPortClosesForConnections(t *testing.T) {
+	n := newNetwork(t)
+	neighbour := n.AddPod(t, "neighbour", nil)
+	inEachFamily(t, func(t *testing.T, f family) {
+		web := n.AddPod(t, "web", mapBoth(8080, 80))
+		serve(t, web.Namespace, "tcp", at(f.pod(web), 80))
+		var clients []*testenv.Client
+		for from, to := range map[*testenv.Namespace]netip.Addr{
+			n.Outside: f.node, n.node(): f.loopbacks()[0], neighbour.Namespace: f.node,
+		} {
+			client := connect(t, from, "tcp", netip.AddrPort{}, at(to, 8080))
+			defer client.Close()
+			ask(t, client, web.Namespace)
+			clients = append(clients, client)
+		}
+		del(t, web)
+		for _, client := range clients {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			if _, err := client.Ask(ctx, "hello"); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("after DEL, %s asks: %v, want a reset", client.Local(), err)
+			}
+		}
 	})
 }

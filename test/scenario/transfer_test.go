@@ -44,6 +44,12 @@ func byEachPath(t *testing.T, n *network, send transfer) {
 		t.Run("outside to host port", func(t *testing.T) {
 			send(t, n.Outside, web.Namespace, onWeb, at(f.node, 8080))
 		})
+		t.Run("host to host port", func(t *testing.T) {
+			send(t, n.node(), web.Namespace, onWeb, at(f.loopbacks()[0], 8080))
+		})
+		t.Run("pod to host port", func(t *testing.T) {
+			send(t, a.Namespace, web.Namespace, onWeb, at(f.node, 8080))
+		})
 	})
 }
 

@@ -64,6 +64,15 @@ func reachAsOneself(t *testing.T, from *testenv.Namespace, protocol string, to n
 	}
 }
 
+// reachAsGateway is reach where the server must see the gateway: what clients on the node,
+// to whom the pod cannot answer, are given as their address.
+func reachAsGateway(t *testing.T, from *testenv.Namespace, protocol string, to netip.AddrPort, want *testenv.Namespace, f family) {
+	t.Helper()
+	if _, seen := reach(t, from, protocol, to, want); seen.Addr() != f.gateway {
+		t.Errorf("%s asks %s by %s: the server sees %s, want the gateway %s", from.Name, to, protocol, seen, f.gateway)
+	}
+}
+
 // isRefused asks where nobody listens: the answer must be a reset, or an ICMP error,
 // and not silence.
 func isRefused(t *testing.T, from *testenv.Namespace, protocol string, to netip.AddrPort) {

@@ -42,6 +42,8 @@ type Topology struct {
 	Outside *Namespace
 	// SecondOutside is nil before AddSecondUplink.
 	SecondOutside *Namespace
+	// Router and Far are nil before AddFar.
+	Router, Far *Namespace
 }
 
 // uplink is one link from the node to an outside host.

@@ -1,0 +1,246 @@
+package prog
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// fragmentRow is a packet that comes in fragments. All of them must become the
+// fragments of what the packet would have become.
+type fragmentRow struct {
+	name    string
+	program string
+	on      []proto
+	only    string
+
+	ports []port
+	flows []flow
+
+	in       string
+	reply    bool
+	edit     func(p *testenv.Packet)
+	out      string
+	redirect bool
+	after    []flow // nil: does not matter
+}
+
+const (
+	fragmentSize  = 24 // of payload; the first one holds a TCP header
+	fragmentCount = 4
+)
+
+// cutUp makes the fragments of a packet with a payload of its own.
+func (h *host) cutUp(program string, s scene, text string, r fragmentRow, id uint32) ([][]byte, error) {
+	p := s.packet(text, r.reply)
+	p.Payload = fmt.Sprintf("%-*d", fragmentSize*fragmentCount-22, id)
+	copy(p.DstMAC[:], h.device(program).HardwareAddr)
+	if r.edit != nil {
+		r.edit(&p)
+	}
+	suit(program, &p)
+	return testenv.Fragment(p.MustBuild(), fragmentSize, id)
+}
+
+func fragmentRows() []fragmentRow {
+	const (
+		fromContainer, fromHost = bpf.DatapathProgFromContainer, bpf.DatapathProgFromHost
+		fromUplink, toUplink    = bpf.DatapathProgFromUplink, bpf.DatapathProgToUplink
+	)
+	toAny := []port{{host: "any:8080", to: "pod2:80"}}
+	answered := here("pod:5000", "node:8080", "podgw:20000", "pod2:80")
+	rows := []fragmentRow{
+		{name: "masqueraded", program: toUplink, in: outgoing, out: "node:* > remote:80"},
+		{name: "masqueraded by address", program: toUplink, on: portless, in: "pod:0 > remote:0", out: "node:0 > remote:0", after: []flow{out("remote:0", "node:0", "pod:0")}},
+		{name: "masqueraded without checksum", program: toUplink, on: []proto{udp}, only: "v4", edit: without, in: outgoing, out: "node:* > remote:80"},
+		{
+			name: "an answer from a host port", program: toUplink, on: ported, reply: true,
+			flows: []flow{in("remote:5000", "pod:80", "node2:8080")}, in: "pod:80 > remote:5000", out: "node2:8080 > remote:5000",
+		},
+		{
+			name: "a plain pod's answer from a host port", program: toUplink, on: ported, reply: true,
+			flows: []flow{in("remote:5000", "plain:80", "node:8080")}, in: "plain:80 > remote:5000", out: "node:8080 > remote:5000",
+		},
+		{
+			name: "an answer as itself", program: toUplink, reply: true,
+			flows: []flow{in("remote:5000", "pod:80", "pod:80")}, in: "pod:80 > remote:5000", out: "pod:80 > remote:5000",
+		},
+		{name: "a plain pod's", program: toUplink, in: "plain:80 > remote:5000", out: "plain:80 > remote:5000"},
+		{
+			name: "a reply", program: fromUplink, reply: true,
+			flows: []flow{out("remote:80", "node:20000", "pod:4000")}, in: "remote:80 > node:20000", out: "remote:80 > pod:4000",
+		},
+		{
+			name: "a reply without ports", program: fromUplink, on: portless,
+			flows: []flow{out("remote:0", "node:0", "pod:0")}, in: "remote:0 > node:0", out: "remote:0 > pod:0",
+		},
+		{
+			name: "to a host port", program: fromUplink, on: ported, ports: toAny,
+			in: "remote:5000 > node:8080", out: "remote:5000 > pod2:80",
+		},
+		{
+			name: "to a host port without checksum", program: fromUplink, on: []proto{udp}, only: "v4", edit: without, ports: toAny,
+			in: "remote:5000 > node:8080", out: "remote:5000 > pod2:80",
+		},
+		{name: "to a pod", program: fromUplink, in: "remote:5000 > pod:80", out: "remote:5000 > pod:80"},
+		{name: "to the host", program: fromUplink, ports: toAny, in: "remote:5000 > node:8081", out: "remote:5000 > node:8081"},
+		{name: "to the host without ports", program: fromUplink, on: portless, in: "remote:0 > node:0", out: "remote:0 > node:0"},
+		{
+			name: "of the host", program: fromHost, on: ported, ports: toAny,
+			in: "loopback:5000 > loopback:8080", out: "podgw:* > pod2:80", redirect: true,
+		},
+		{
+			name: "to another pod's host port", program: fromContainer, on: ported, ports: toAny,
+			in: "pod:5000 > node:8080", out: "podgw:* > pod2:80", redirect: true,
+		},
+		{
+			name: "an answer to another pod", program: fromContainer, on: ported, flows: answered, reply: true,
+			in: "pod2:80 > podgw:20000", out: "node:8080 > pod:5000", redirect: true,
+		},
+	}
+	for _, r := range rows {
+		switch r.program {
+		case fromUplink:
+			r.program = bpf.DatapathProgFromUplinkL3
+		case toUplink:
+			r.program = bpf.DatapathProgToUplinkL3
+		default:
+			continue
+		}
+		rows = append(rows, r)
+	}
+	return rows
+}
+
+func TestFragments(t *testing.T) {
+	h := newHost(t)
+	for _, r := range fragmentRows() {
+		t.Run(r.program+" "+r.name, func(t *testing.T) {
+			for _, s := range (row{on: r.on, only: r.only}).scenes() {
+				t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+					for name, run := range map[string]func(scene, fragmentRow) error{
+						"in order": h.inOrder, "twice": h.twice, "without a middle one": h.withHole,
+					} {
+						if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), run(s, r)); err != nil {
+							t.Errorf("%s: %v", name, err)
+						}
+					}
+				})
+			}
+		})
+	}
+}
+
+func (h *host) inOrder(s scene, r fragmentRow) error {
+	return h.inTurn(s, r, 99, 0, 1, 2, 3)
+}
+
+// twice uses an id again, and the first fragment comes once more.
+func (h *host) twice(s scene, r fragmentRow) error {
+	return errors.Join(h.inTurn(s, r, 99, 0, 1, 2, 3), h.inTurn(s, r, 99, 0, 0, 1, 2, 2, 3))
+}
+
+func (h *host) withHole(s scene, r fragmentRow) error {
+	return h.inTurn(s, r, 99, 0, 1, 3)
+}
+
+// inTurn sends fragments of one packet, the first one first.
+func (h *host) inTurn(s scene, r fragmentRow, id uint32, order ...int) error {
+	frames, err := h.cutUp(r.program, s, r.in, r, id)
+	if err != nil {
+		return err
+	}
+	var want [][]byte
+	for _, i := range order {
+		verdict, result, err := h.runInside(r.program, frames[i])
+		if err != nil {
+			if untestable(r.program, frames[i]) {
+				continue
+			}
+			return err
+		}
+		if err := checkVerdict(verdict, row{redirect: r.redirect}.verdict()); err != nil {
+			return fmt.Errorf("fragment %d: %w", i, err)
+		}
+		if want == nil {
+			if want, err = h.wanted(&s, r, id, result); err != nil {
+				return err
+			}
+		}
+		if string(result) != string(want[i]) {
+			return fmt.Errorf("fragment %d is %x, want %x", i, result, want[i])
+		}
+	}
+	if r.after == nil {
+		return h.checkCounters("", 0)
+	}
+	return errors.Join(h.checkCounters("", 0), h.checkFlows(s, r.after))
+}
+
+// wanted are the fragments as they should leave. The first one, which has left,
+// tells the port "*".
+func (h *host) wanted(s *scene, r fragmentRow, id uint32, first []byte) ([][]byte, error) {
+	p, err := testenv.Decode(first)
+	if err != nil {
+		return nil, err
+	}
+	if s.star = s.sourcePort(p); r.redirect && !inRange(s.star) && p.Src == s.addr("podgw") {
+		return nil, fmt.Errorf("port %d is not one that masquerading may choose", s.star)
+	}
+	return h.cutUp(r.program, *s, r.out, r, id)
+}
+
+// TestFragmentsOfManyPackets mixes fragments of packets that differ in one thing
+// each: the ports, the id, the protocol, an address.
+func TestFragmentsOfManyPackets(t *testing.T) {
+	h := newHost(t)
+	for _, program := range []string{bpf.DatapathProgFromUplink, bpf.DatapathProgFromUplinkL3} {
+		for _, f := range families {
+			t.Run(program+" "+f.name, func(t *testing.T) {
+				type stream struct {
+					scene
+					in, out  string
+					id       uint32
+					from, to [][]byte
+				}
+				streams := []*stream{
+					{scene: scene{family: f, proto: udp}, in: "remote:5000 > node:8080", out: "remote:5000 > pod:80", id: 7},
+					{scene: scene{family: f, proto: udp}, in: "remote:5000 > node:8081", out: "remote:5000 > pod2:80", id: 8},
+					{scene: scene{family: f, proto: tcp}, in: "remote:5000 > node:8081", out: "remote:5000 > pod2:80", id: 7},
+					{scene: scene{family: f, proto: udp}, in: "remote2:5000 > node:8081", out: "remote2:5000 > pod2:80", id: 7},
+					{scene: scene{family: f, proto: udp}, in: "remote:5000 > node2:8081", out: "remote:5000 > pod2:80", id: 7},
+				}
+				errs := []error{h.reset()}
+				for _, s := range streams {
+					errs = append(errs, h.fill(s.scene, []port{{host: "any:8080", to: "pod:80"}, {host: "any:8081", to: "pod2:80"}}, nil))
+					for text, frames := range map[string]*[][]byte{s.in: &s.from, s.out: &s.to} {
+						all, err := h.cutUp(program, s.scene, text, fragmentRow{}, s.id)
+						*frames, errs = all, append(errs, err)
+					}
+				}
+				if err := errors.Join(errs...); err != nil {
+					t.Fatal(err)
+				}
+				for i := range streams[0].from {
+					for _, s := range streams {
+						if i >= len(s.from) || untestable(program, s.from[i]) {
+							continue
+						}
+						verdict, result, err := h.runInside(program, s.from[i])
+						if err := errors.Join(err, checkVerdict(verdict, verdictNext)); err != nil || string(result) != string(s.to[i]) {
+							t.Errorf("%s, fragment %d is %x, want %x: %v", s.in, i, result, s.to[i], err)
+						}
+					}
+				}
+				// The id of the first one again, for other ports.
+				again := fragmentRow{program: program, in: streams[1].in, out: streams[1].out}
+				if err := h.inTurn(streams[1].scene, again, streams[0].id, 0, 1, 2, 3); err != nil {
+					t.Error("an id is used again:", err)
+				}
+			})
+		}
+	}
+}

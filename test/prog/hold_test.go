@@ -1,0 +1,224 @@
+package prog
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// holdRows are the ways of a packet whose fragments must not overtake the first one.
+var holdRows = []fragmentRow{
+	{
+		name: "to a host port", program: bpf.DatapathProgFromUplink, on: ported, ports: []port{{host: "any:8080", to: "pod2:80"}},
+		in: "remote:5000 > node:8080", out: "remote:5000 > pod2:80",
+	},
+	{
+		name: "a reply", program: bpf.DatapathProgFromUplink, reply: true,
+		flows: []flow{out("remote:80", "node:20000", "pod:4000")}, in: "remote:80 > node:20000", out: "remote:80 > pod:4000",
+	},
+	{
+		name: "a reply without ports", program: bpf.DatapathProgFromUplink, on: portless,
+		flows: []flow{out("remote:0", "node:0", "pod:0")}, in: "remote:0 > node:0", out: "remote:0 > pod:0",
+	},
+	{name: "to the host", program: bpf.DatapathProgFromUplink, in: "remote:5000 > node:8081", out: "remote:5000 > node:8081"},
+	{name: "masqueraded", program: bpf.DatapathProgToUplink, in: outgoing, out: "node:* > remote:80"},
+}
+
+// TestEarlyFragments sends fragments before the first one: they are kept, and come
+// again behind it, which itself goes through the hook a second time.
+func TestEarlyFragments(t *testing.T) {
+	h := newHost(t)
+	wire, err := h.capture()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer wire.Close()
+	for _, r := range holdRows {
+		for _, s := range (row{on: r.on}).scenes() {
+			for name, order := range map[string][]int{
+				"the last one": {3, 0}, "the next one": {1, 0}, "all backwards": {3, 2, 1, 0},
+				"one twice": {2, 2, 1, 0}, "one of them": {2, 0, 1, 3},
+			} {
+				t.Run(r.name+" "+name+" "+s.name+" "+string(s.proto), func(t *testing.T) {
+					err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.early(s, r, order, wire))
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+	}
+}
+
+// early sends fragments up to the first one, collects what comes again, and sends
+// that, and the rest.
+func (h *host) early(s scene, r fragmentRow, order []int, wire *capture) error {
+	frames, err := h.cutUp(r.program, s, r.in, r, 99)
+	if err != nil {
+		return err
+	}
+	first := slices.Index(order, 0)
+	for _, i := range order[:first+1] {
+		verdict, result, err := h.runInside(r.program, frames[i])
+		if err := errors.Join(err, checkVerdict(verdict, verdictDrop), h.checkCounters("", 0)); err != nil {
+			return fmt.Errorf("fragment %d: %w", i, err)
+		}
+		if i != 0 && string(result) != string(frames[i]) {
+			return fmt.Errorf("fragment %d is changed: %x", i, result)
+		}
+		held, err := contents[bpf.DatapathHeldKey, bpf.DatapathHeld](h.programs.Maps[bpf.DatapathMapHeldFragments])
+		if err != nil || i != 0 && !holds(held, frames[i]) || i == 0 && len(held) != 0 {
+			return fmt.Errorf("after fragment %d, %d are held: %w", i, len(held), err)
+		}
+	}
+	again := append(slices.Clone(order[:first]), 0)
+	slices.Sort(again)
+	again = slices.Compact(again)
+	var sent [][]byte
+	for _, i := range again {
+		sent = append(sent, frames[i])
+	}
+	if err := wire.expect(sent); err != nil {
+		return err
+	}
+	return h.inTurn(s, r, 99, append(again, order[first+1:]...)...)
+}
+
+func holds(held map[bpf.DatapathHeldKey]bpf.DatapathHeld, frame []byte) bool {
+	for _, entry := range held {
+		if string(entry.Frame[:entry.Length]) == string(frame) {
+			return true
+		}
+	}
+	return false
+}
+
+// capture sees what passes by on the uplink, in either direction.
+type capture struct{ fd int }
+
+func (h *host) capture() (*capture, error) {
+	var c capture
+	all := int(binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL)))
+	err := h.Do(func() (err error) {
+		if c.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all); err != nil {
+			return err
+		}
+		timeout := unix.NsecToTimeval(int64(50 * time.Millisecond))
+		return errors.Join(
+			unix.Bind(c.fd, &unix.SockaddrLinklayer{Protocol: uint16(all), Ifindex: h.uplink.Index}),
+			unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout),
+		)
+	})
+	return &c, err
+}
+
+func (c *capture) Close() error { return unix.Close(c.fd) }
+
+// expect wants these frames in this order, each once. Others may come between.
+func (c *capture) expect(frames [][]byte) error {
+	buf := make([]byte, 1<<16)
+	got := 0
+	for deadline := time.Now().Add(testenv.Timeout); time.Now().Before(deadline); {
+		flags := 0
+		if got == len(frames) {
+			flags = unix.MSG_DONTWAIT
+		}
+		n, _, err := unix.Recvfrom(c.fd, buf, flags)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN):
+			if got == len(frames) {
+				return nil
+			}
+			if time.Until(deadline) < testenv.Timeout-time.Second {
+				return fmt.Errorf("only %d of %d held frames came again", got, len(frames))
+			}
+		case err != nil:
+			return err
+		default:
+			i := slices.IndexFunc(frames, func(f []byte) bool { return string(f) == string(buf[:n]) })
+			if i >= 0 && i != got {
+				return fmt.Errorf("frame %d came, when %d of %d had come: %x", i, got, len(frames), buf[:n])
+			}
+			if i >= 0 {
+				got++
+			}
+		}
+	}
+	return errors.New("frames go on coming")
+}
+
+// TestFragmentsThatAreNotHeld are larger than the map's values, or not ours.
+func TestFragmentsThatAreNotHeld(t *testing.T) {
+	const most = 1600 // HELD_MOST
+	h := newHost(t)
+	for _, tc := range []struct {
+		program, in  string
+		length       int
+		held         bool
+		drop         string
+		broadcasting bool
+	}{
+		{program: bpf.DatapathProgFromUplink, in: "remote:5000 > node:8080", length: most, held: true},
+		{program: bpf.DatapathProgFromUplink, in: "remote:5000 > node:8080", length: most + 1},
+		{program: bpf.DatapathProgFromUplink, in: "remote:5000 > node:8080", length: 200, broadcasting: true},
+		{program: bpf.DatapathProgFromUplinkL3, in: "remote:5000 > node:8080", length: most, held: true},
+		{program: bpf.DatapathProgFromUplinkL3, in: "remote:5000 > node:8080", length: most + 1},
+		{program: bpf.DatapathProgToUplinkL3, in: outgoing, length: most, held: true},
+		{program: bpf.DatapathProgToUplinkL3, in: outgoing, length: most + 1, drop: "fragment"},
+		{program: bpf.DatapathProgToUplink, in: outgoing, length: most, held: true},
+		{program: bpf.DatapathProgToUplink, in: outgoing, length: most + 1, drop: "fragment"},
+		{program: bpf.DatapathProgToUplink, in: "plain:4000 > remote:80", length: 200},
+		{program: bpf.DatapathProgToUplink, in: "pod:4000 > multicast:80", length: 200},
+		{program: bpf.DatapathProgToUplink, in: "node:4000 > remote:80", length: 200},
+		{program: bpf.DatapathProgFromContainer, in: outgoing, length: 200},
+		{program: bpf.DatapathProgFromHost, in: "loopback:5000 > loopback:8080", length: 200},
+	} {
+		for _, s := range (row{on: []proto{udp}}).scenes() {
+			t.Run(fmt.Sprintf("%s %s %d %s", tc.program, tc.in, tc.length, s.name), func(t *testing.T) {
+				p := s.packet(tc.in, false)
+				p.Fragmented, p.FragOffset, p.IPID = true, 1480, 99
+				header := s.headerLen()
+				if s.name == "v6" {
+					header += 8
+				}
+				suit(tc.program, &p)
+				header += len(p.Options)
+				if isL3(tc.program) {
+					header -= etherLen
+				}
+				p.Payload = string(make([]byte, tc.length-header))
+				copy(p.DstMAC[:], h.device(tc.program).HardwareAddr)
+				if tc.broadcasting {
+					p.DstMAC = testenv.MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+				}
+				if err := h.reset(); err != nil {
+					t.Fatal(err)
+				}
+				frame, want := p.MustBuild(), row{drop: tc.drop}
+				verdict, result, err := h.runInside(tc.program, frame)
+				if tc.held {
+					want.drop = "no reason"
+				}
+				if err := errors.Join(err, checkVerdict(verdict, want.verdict()), h.checkCounters(tc.drop, tc.length)); err != nil {
+					t.Error(err)
+				}
+				if string(result) != string(frame) {
+					t.Errorf("changed: %x", result)
+				}
+				held, err := contents[bpf.DatapathHeldKey, bpf.DatapathHeld](h.programs.Maps[bpf.DatapathMapHeldFragments])
+				if err != nil || holds(held, frame[len(frame)-tc.length:]) != tc.held {
+					t.Errorf("%d are held: %v", len(held), err)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,73 @@
+package prog
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+)
+
+// TestTruncated cuts packets at every length: none is changed that is not whole
+// to the end of its transport header, and none upsets a program.
+func TestTruncated(t *testing.T) {
+	h := newHost(t)
+	entries := []flow{
+		out("remote:80", "node:20000", "pod:4000"), in("remote:5000", "pod:80", "node:8080"),
+	}
+	entries = append(entries, here("pod:5000", "node:8080", "podgw:20000", "pod2:80")...)
+	for _, s := range (row{}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			for _, tc := range []struct{ program, in string }{
+				{bpf.DatapathProgToUplink, "pod:4000 > remote:80"},
+				{bpf.DatapathProgToUplink, "pod:80 > remote:5000"},
+				{bpf.DatapathProgFromUplink, "remote:80 > node:20000"},
+				{bpf.DatapathProgFromUplink, "remote:5000 > node:8080"},
+				{bpf.DatapathProgFromContainer, "pod:5000 > node:8080"},
+				{bpf.DatapathProgFromContainer, "pod2:80 > podgw:20000"},
+				{bpf.DatapathProgFromHost, "loopback:5000 > loopback:8080"},
+			} {
+				if err := errors.Join(h.reset(), h.fill(s, []port{{host: "any:8080", to: "pod2:80"}}, entries)); err != nil {
+					t.Fatal(err)
+				}
+				packet := s.packet(tc.in, false)
+				copy(packet.DstMAC[:], h.device(tc.program).HardwareAddr)
+				frame := packet.MustBuild()
+				whole := s.headerLen() + map[proto]int{tcp: 20, udp: 8, echo: 8}[s.proto]
+				err := h.Do(func() error {
+					for length := range whole {
+						if err := h.runCut(tc.program, s, frame[:length]); err != nil {
+							t.Errorf("%s, %s, %d bytes: %v", tc.program, tc.in, length, err)
+						}
+					}
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+func (h *host) runCut(program string, s scene, frame []byte) error {
+	verdict, result, err := h.run(program, frame)
+	if err != nil {
+		if len(frame) < s.headerLen() {
+			return nil // Some kernels do not take less than an IP header.
+		}
+		return err
+	}
+	// Only what would be masqueraded is dropped, when it is known to be a pod's.
+	want := row{}
+	if program == bpf.DatapathProgToUplink && len(frame) >= s.headerLen() {
+		want.drop = "truncated"
+	}
+	if err := checkVerdict(verdict, want.verdict()); err != nil {
+		return err
+	}
+	if !slices.Equal(result, frame) {
+		return errors.New("changed")
+	}
+	return nil
+}

@@ -1,0 +1,217 @@
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// Entries of flows may go at any time: connections that live go on, and no side of them
+// is told otherwise.
+
+// loseFlows empties the map of flows, and says how many it had.
+func loseFlows(datapath *loader.Datapath) (lost int, err error) {
+	for {
+		var key bpf.DatapathFlowKey
+		if err := datapath.Flows.NextKey(nil, &key); errors.Is(err, ebpf.ErrKeyNotExist) {
+			return lost, nil
+		} else if err != nil {
+			return lost, fmt.Errorf("find a flow: %w", err)
+		}
+		if err := datapath.Flows.Delete(&key); err == nil {
+			lost++
+		} else if !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return lost, fmt.Errorf("delete a flow: %w", err)
+		}
+	}
+}
+
+// path is a way of a connection through the node.
+type path struct {
+	name           string
+	client, server *testenv.Namespace
+	listen, dial   netip.AddrPort
+}
+
+// paths are all that need entries in flows, to servers on the given port. The pods
+// are to be a client, and a server whose port 8080 of the node leads to that port.
+func (n *network) paths(f family, a, web *testenv.Pod, port uint16) []path {
+	onOutside, onWeb := at(f.outside, port), at(f.pod(web), port)
+	return []path{
+		{"pod to outside", a.Namespace, n.Outside, onOutside, onOutside},
+		{"outside to host port", n.Outside, web.Namespace, onWeb, at(f.node, 8080)},
+		{"host to host port", n.node(), web.Namespace, onWeb, at(f.loopbacks()[0], 8080)},
+		{"pod to host port", a.Namespace, web.Namespace, onWeb, at(f.node, 8080)},
+	}
+}
+
+// Between two questions all entries go.
+func TestFlowsAreLostWhileQuiet(t *testing.T) {
+	const rounds = 50
+
+	n := newNetwork(t)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
+		clients := map[*testenv.Client]path{}
+		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
+		serve(t, n.Outside, protocol, at(f.outside, 80))
+		for _, p := range n.paths(f, a, web, 80) {
+			client := connect(t, p.client, protocol, netip.AddrPort{}, p.dial)
+			defer client.Close()
+			clients[client] = p
+		}
+		seen := map[*testenv.Client]netip.AddrPort{}
+		for round := range rounds {
+			for client, p := range clients {
+				peer := ask(t, client, p.server)
+				if round > 0 && peer != seen[client] {
+					t.Errorf("%s: the server sees %s, and saw %s before", p.name, peer, seen[client])
+				}
+				seen[client] = peer
+			}
+			n.withDatapath(t, func(datapath *loader.Datapath) {
+				if lost, err := loseFlows(datapath); err != nil || lost < len(clients) {
+					t.Errorf("lost %d flows of %d connections: %v", lost, len(clients), err)
+				}
+			})
+		}
+	})
+}
+
+// The same when the side that cannot bring the entries back speaks first: it has to wait for
+// the other one, and must not be refused meanwhile.
+func TestFlowsAreLostBeforeOtherSideSpeaks(t *testing.T) {
+	n := newNetwork(t)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	inEachFamily(t, func(t *testing.T, f family) {
+		for _, p := range n.paths(f, a, web, 80) {
+			t.Run(p.name, func(t *testing.T) {
+				client, server := connectPair(t, p)
+				for range 5 {
+					serverSpeaksFirst(t, n, client, server)
+				}
+			})
+		}
+	})
+}
+
+// connectPair opens a TCP connection and returns both ends, which are closed with the test.
+func connectPair(t *testing.T, p path) (client, server net.Conn) {
+	t.Helper()
+	ctx := testenv.Context(t)
+	listener, err := p.server.Listen(ctx, p.listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	if client, err = p.client.Dial(ctx, "tcp", p.dial); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	if server, err = listener.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Close() })
+	for _, conn := range []net.Conn{client, server} {
+		if err := conn.SetDeadline(time.Now().Add(testenv.Timeout)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return client, server
+}
+
+func serverSpeaksFirst(t *testing.T, n *network, client, server net.Conn) {
+	t.Helper()
+	n.withDatapath(t, func(datapath *loader.Datapath) {
+		before := must(maps.Counters(datapath))[bpf.DatapathReasonREASON_NO_FLOW].Packets
+		if _, err := loseFlows(datapath); err != nil {
+			t.Error(err)
+		}
+		if _, err := server.Write([]byte("x")); err != nil {
+			t.Fatalf("the server speaks: %v", err)
+		}
+		testenv.Eventually(t, "the server's word to arrive, or to be kept from a refusal", func() error {
+			after := must(maps.Counters(datapath))[bpf.DatapathReasonREASON_NO_FLOW].Packets
+			flows := must(maps.Flows(datapath))
+			if after == before && len(flows) == 0 {
+				return errors.New("neither yet")
+			}
+			return nil
+		})
+	})
+	if _, err := client.Write([]byte("y")); err != nil {
+		t.Fatalf("the client speaks: %v", err)
+	}
+	for name, conn := range map[string]net.Conn{"client": client, "server": server} {
+		var word [1]byte
+		if _, err := conn.Read(word[:]); err != nil {
+			t.Fatalf("the %s listens: %v", name, err)
+		}
+	}
+}
+
+// All entries go again and again while data flows between the outside and a host port, whose
+// both sides bring them back. (A pod or the host that only listens cannot: see bpf/README.md.)
+func TestFlowsAreLostUnderTraffic(t *testing.T) {
+	n := newNetwork(t)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	inEachFamily(t, func(t *testing.T, f family) {
+		for _, p := range n.paths(f, a, web, 80) {
+			if p.client != n.Outside {
+				continue
+			}
+			for name, send := range map[string]transfer{
+				"upload": upload(sizeOf(32 * mebibyte)), "download": download(sizeOf(32 * mebibyte)),
+			} {
+				t.Run(name, func(t *testing.T) {
+					stop := n.keepLosingFlows(t)
+					send(t, p.client, p.server, p.listen, p.dial)
+					if times := stop(); times < 3 {
+						t.Errorf("flows were lost %d times only", times)
+					}
+				})
+			}
+		}
+	})
+}
+
+// keepLosingFlows empties the map all the time until it is stopped, and then says how often there
+// was something to lose.
+func (n *network) keepLosingFlows(t *testing.T) (stop func() (times int)) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	times := 0
+	wg.Go(func() {
+		n.withDatapath(t, func(datapath *loader.Datapath) {
+			ticker := time.NewTicker(5 * time.Millisecond)
+			defer ticker.Stop()
+			for ctx.Err() == nil {
+				lost, err := loseFlows(datapath)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if lost > 0 {
+					times++
+				}
+				select {
+				case <-ctx.Done():
+				case <-ticker.C:
+				}
+			}
+		})
+	})
+	return func() int { cancel(); wg.Wait(); return times }
+}

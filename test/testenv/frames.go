@@ -1,0 +1,40 @@
+package testenv
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// SendFrames puts whole frames on a device, as they are and past the namespace's own
+// stack.
+func (ns *Namespace) SendFrames(device string, frames ...[]byte) error {
+	link, err := ns.rtnl.LinkByName(device)
+	if err != nil {
+		return fmt.Errorf("find %s in %s: %w", device, ns.Name, err)
+	}
+	return ns.Do(func() error {
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("open packet socket in %s: %w", ns.Name, err)
+		}
+		defer unix.Close(fd)
+		to := &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index}
+		for i, frame := range frames {
+			if err := unix.Sendto(fd, frame, 0, to); err != nil {
+				return fmt.Errorf("send frame %d of %d from %s of %s: %w", i, len(frames), device, ns.Name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// MACOf returns the hardware address of a device.
+func (ns *Namespace) MACOf(tb TB, device string) MAC {
+	tb.Helper()
+	link, err := ns.rtnl.LinkByName(device)
+	if err != nil {
+		tb.Fatalf("find %s in %s: %v", device, ns.Name, err)
+	}
+	return MAC(link.Attrs().HardwareAddr)
+}
