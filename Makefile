@@ -52,7 +52,7 @@ system: ## programs, scenarios and the CNI contract, in namespaces of their own 
 test-kernels: kernel-deps build ## programs and scenarios on Linux KERNEL (5.10) in qemu
 	cd test && $(GO) build -o ../bin/vm ./vm
 	cd test && for package in $(KERNEL_TESTS); do $(GO) test -c -o ../bin/$$package.test ./$$package || exit 1; done
-	for package in $(KERNEL_TESTS); do EBPFNET_BIN_DIR=$(CURDIR)/bin bin/vm -kernel $(KERNEL) -- $(CURDIR)/bin/$$package.test -test.short || exit 1; done
+	for package in $(KERNEL_TESTS); do EBPFNET_BIN_DIR=$(CURDIR)/bin bin/vm -kernel $(KERNEL) -timeout 20m -- $(CURDIR)/bin/$$package.test -test.short || exit 1; done
 
 .PHONY: generate
 generate: ## compile the BPF programs
