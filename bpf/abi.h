@@ -13,7 +13,7 @@
 
 #include <linux/types.h>
 
-#define EBPFNET_ABI 2
+#define EBPFNET_ABI 3
 
 /* An IPv6 address, or an IPv4 one as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
 struct addr {
@@ -26,12 +26,25 @@ enum attach {
 	ATTACH_CLSACT = 2, /* tc filters */
 };
 
+/* Times after which an idle flow has no right to its port any more, in ticks of 2^30 ns. */
+struct timeouts {
+	__u32 tcp_opening; /* one side has sent */
+	__u32 tcp_open;	   /* both have */
+	__u32 tcp_closing; /* one side has sent FIN or RST */
+	__u32 udp_opening;
+	__u32 udp_open;
+	__u32 other; /* ICMP echo, and protocols without ports */
+};
+
 /* What the datapath was loaded with; frozen in .rodata, pinned as maps/config. */
 struct host_config {
 	__u32 abi; /* EBPFNET_ABI */
 	enum attach attach;
+	__u64 build;	       /* what programs these are: a hash of their code */
 	__u16 masq_port_first; /* lowest port (and ICMP id) that masquerading chooses */
 	__u16 masq_port_count; /* how many from there on, 1 to 65535 */
+	struct timeouts timeout;
+	__u32 pad;
 };
 
 enum endpoint_flags {
@@ -83,15 +96,20 @@ enum flow_kind {
 } __attribute__((packed)); /* one byte */
 
 enum flow_state {
-	FLOW_REPLIED = 1,  /* both sides have sent */
-	FLOW_CLOSING = 2,  /* TCP: a FIN or RST was seen */
-} __attribute__((packed)); /* one byte */
+	FLOW_REPLIED = 1,   /* both sides have sent */
+	FLOW_FIN = 2,	    /* TCP: who opened it has sent FIN; RST of either side counts as both */
+	FLOW_FIN_REPLY = 4, /* TCP: the other side has */
+} __attribute__((packed));  /* one byte */
 
 /*
  * flows: a translated connection. An entry is the only state of its flow, and
  * translates one direction; the other direction needs none, or finds it by
  * probing (masq.h). For ICMP echo the identifier stands for the port of the
  * side that sent the request, the other side's port is 0.
+ *
+ * established: the same once more, for TCP connections whose both sides have sent
+ * and not both have ended. Whoever only listens has nothing to bring a lost
+ * entry back with.
  */
 struct flow_key {
 	struct addr remote; /* the side that is no endpoint of this entry */
@@ -183,7 +201,7 @@ enum reason {
 	REASON_MAX = 7,
 };
 
-_Static_assert(sizeof(struct host_config) == 12, "host_config");
+_Static_assert(sizeof(struct host_config) == 48, "host_config");
 _Static_assert(sizeof(struct endpoint) == 56, "endpoint");
 _Static_assert(sizeof(struct port_key) == 20, "port_key");
 _Static_assert(sizeof(struct port) == 32, "port");

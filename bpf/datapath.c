@@ -81,16 +81,16 @@ int from_container(struct __sk_buff *skb)
 static __always_inline int to_port(struct __sk_buff *skb, const struct packet *p)
 {
 	struct port *port = port_lookup(p);
-	struct flow *flow;
+	struct flow_key key;
 
 	if (!port || addr_is_loopback(&p->dst, p->ipv6))
 		return VERDICT_NEXT;
 	/* A connection that is known was for this host when it began, and no connection of its own. */
-	flow = flow_in(p, &port->addr, port->port);
-	if (!flow || !flow_fits(flow, p, port->owner)) {
+	flow_in_key(&key, p, &port->addr, port->port);
+	if (!flow_fits(&key, p, port->owner)) {
 		if (p->error || !fib_is_local(skb, p) || is_hosts_own(skb, p))
 			return VERDICT_NEXT;
-		if (flow_remember(p, &port->addr, port->port, port->owner))
+		if (flow_remember(&key, p, port->owner))
 			return drop(skb, REASON_NOT_WRITTEN);
 	}
 	return send_to(skb, p, &port->addr, port->port);
@@ -101,6 +101,7 @@ static __always_inline int comes_in(struct __sk_buff *skb, __u32 l3)
 {
 	struct packet *p = packet_place();
 	struct endpoint *endpoint;
+	struct flow_key key;
 	struct flow *flow;
 	int parsed;
 
@@ -126,10 +127,11 @@ static __always_inline int comes_in(struct __sk_buff *skb, __u32 l3)
 	 */
 	if (p->error)
 		return VERDICT_NEXT;
-	flow = flow_in(p, &p->dst, p->dport);
-	if (flow ? !flow_fits(flow, p, endpoint->owner)
-		 : endpoint->flags & ENDPOINT_MASQ || port_of(&p->dst, p->dport, p))
-		flow_remember(p, &p->dst, p->dport, endpoint->owner);
+	flow_in_key(&key, p, &p->dst, p->dport);
+	if (!flow_fits(&key, p, endpoint->owner) &&
+	    (endpoint->flags & ENDPOINT_MASQ || port_of(&p->dst, p->dport, p) ||
+	     bpf_map_lookup_elem(&flows, &key)))
+		flow_remember(&key, p, endpoint->owner);
 	return VERDICT_NEXT;
 }
 
@@ -224,8 +226,11 @@ static __always_inline struct port *lost_port(const struct packet *p)
 static __noinline int answer_as_port(struct __sk_buff *skb, const struct packet *p,
 				     const struct port *port)
 {
+	struct flow *flow = flow_reply_lost(p);
 	struct addr source = port->addr;
 
+	if (flow && flow->owner == port->owner)
+		return send_as(skb, p, &flow->addr, flow->port);
 	if (addr_is_any(&source, p->ipv6) && !fib_source(skb, p, &source))
 		return drop(skb, REASON_NO_SOURCE);
 	if (!p->error && flow_restore(p, &source, port->port, port->owner))
@@ -238,12 +243,18 @@ static __noinline int masquerade(struct __sk_buff *skb, const struct packet *p, 
 {
 	struct addr source;
 	struct flow_key key;
+	struct flow *flow;
 	struct port *port;
 
 	if (!fib_source(skb, p, &source))
 		return drop(skb, REASON_NO_SOURCE);
 	masq_key(&key, p, &source);
 	if (!masq_find(p, &key, owner)) {
+		flow = flow_reply_lost(p);
+		if (flow && flow->owner == owner)
+			return send_as(skb, p, &flow->addr, flow->port);
+		if (masq_find_lost(p, &key, owner))
+			return send_as(skb, p, &source, key.local_port);
 		port = lost_port(p);
 		if (port)
 			return answer_as_port(skb, p, port);

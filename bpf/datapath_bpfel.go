@@ -88,8 +88,9 @@ const (
 type DatapathFlowState uint8
 
 const (
-	DatapathFlowStateFLOW_REPLIED DatapathFlowState = 1
-	DatapathFlowStateFLOW_CLOSING DatapathFlowState = 2
+	DatapathFlowStateFLOW_REPLIED   DatapathFlowState = 1
+	DatapathFlowStateFLOW_FIN       DatapathFlowState = 2
+	DatapathFlowStateFLOW_FIN_REPLY DatapathFlowState = 4
 )
 
 type DatapathFragment struct {
@@ -128,8 +129,19 @@ type DatapathHostConfig struct {
 	_             structs.HostLayout
 	Abi           uint32
 	Attach        uint32
+	Build         uint64
 	MasqPortFirst uint16
 	MasqPortCount uint16
+	Timeout       struct {
+		_          structs.HostLayout
+		TcpOpening uint32
+		TcpOpen    uint32
+		TcpClosing uint32
+		UdpOpening uint32
+		UdpOpen    uint32
+		Other      uint32
+	}
+	Pad uint32
 }
 
 type DatapathPacket struct {
@@ -144,13 +156,14 @@ type DatapathPacket struct {
 	Ipv6      bool
 	Ported    bool
 	TcpSyn    bool
-	TcpEnd    bool
+	TcpFin    bool
+	TcpRst    bool
 	TcpRefuse bool
 	EchoReply bool
 	Later     bool
 	Release   bool
 	Error     bool
-	_         [2]byte
+	_         [1]byte
 	Id        uint32
 	Offset    uint16
 	Payload   uint16
@@ -196,6 +209,16 @@ const (
 	DatapathReasonREASON_MAX         DatapathReason = 7
 )
 
+type DatapathTimeouts struct {
+	_          structs.HostLayout
+	TcpOpening uint32
+	TcpOpen    uint32
+	TcpClosing uint32
+	UdpOpening uint32
+	UdpOpen    uint32
+	Other      uint32
+}
+
 type DatapathUplink struct {
 	_     structs.HostLayout
 	Addr4 DatapathAddr
@@ -208,6 +231,7 @@ type DatapathUplink struct {
 const (
 	DatapathMapCounters       = "counters"
 	DatapathMapEndpoints      = "endpoints"
+	DatapathMapEstablished    = "established"
 	DatapathMapExempts        = "exempts"
 	DatapathMapFlows          = "flows"
 	DatapathMapFragments      = "fragments"
@@ -281,6 +305,7 @@ type DatapathProgramSpecs struct {
 type DatapathMapSpecs struct {
 	Counters      *ebpf.MapSpec `ebpf:"counters"`
 	Endpoints     *ebpf.MapSpec `ebpf:"endpoints"`
+	Established   *ebpf.MapSpec `ebpf:"established"`
 	Exempts       *ebpf.MapSpec `ebpf:"exempts"`
 	Flows         *ebpf.MapSpec `ebpf:"flows"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
@@ -320,6 +345,7 @@ func (o *DatapathObjects) Close() error {
 type DatapathMaps struct {
 	Counters      *ebpf.Map `ebpf:"counters"`
 	Endpoints     *ebpf.Map `ebpf:"endpoints"`
+	Established   *ebpf.Map `ebpf:"established"`
 	Exempts       *ebpf.Map `ebpf:"exempts"`
 	Flows         *ebpf.Map `ebpf:"flows"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
@@ -334,6 +360,7 @@ func (m *DatapathMaps) Close() error {
 	return _DatapathClose(
 		m.Counters,
 		m.Endpoints,
+		m.Established,
 		m.Exempts,
 		m.Flows,
 		m.Fragments,

@@ -9,22 +9,44 @@
 #define TICK_SHIFT     30
 #define TICKS(seconds) ((seconds) * 1000000000ULL >> TICK_SHIFT)
 
-/* Idle times after which a masquerading port is free again; netfilter's defaults
- * (nf_conntrack_*_timeout). */
-#define TIMEOUT_TCP_OPENING TICKS(120)
-#define TIMEOUT_TCP_OPEN    TICKS(432000)
-#define TIMEOUT_TCP_CLOSING TICKS(120)
-#define TIMEOUT_UDP_OPENING TICKS(30)
-#define TIMEOUT_UDP_OPEN    TICKS(120)
-#define TIMEOUT_ECHO	    TICKS(30)
-
 static __always_inline __u32 now_ticks(void)
 {
 	return bpf_ktime_get_ns() >> TICK_SHIFT;
 }
 
+static __always_inline bool flow_ended(const struct flow *flow)
+{
+	return (flow->state & FLOW_FIN) && (flow->state & FLOW_FIN_REPLY);
+}
+
+/* Keeps the second entry of a connection up to date, and only of one that lives. */
+static __noinline void flow_keep(const struct flow_key *key, const struct flow *flow)
+{
+	if (key->protocol != IPPROTO_TCP)
+		return;
+	if (flow_ended(flow))
+		bpf_map_delete_elem(&established, key);
+	else if (flow->state & FLOW_REPLIED)
+		bpf_map_update_elem(&established, key, flow, BPF_ANY);
+}
+
+/* The entry that flows has lost, from the second one; NULL where there is none. */
+static __noinline struct flow *flow_recover(const struct flow_key *key)
+{
+	struct flow *kept;
+
+	if (key->protocol != IPPROTO_TCP)
+		return NULL;
+	kept = bpf_map_lookup_elem(&established, key);
+	if (!kept)
+		return NULL;
+	bpf_map_update_elem(&flows, key, kept, BPF_NOEXIST); /* or another CPU has */
+	return bpf_map_lookup_elem(&flows, key);
+}
+
 /* A packet of the flow went by. Writes only what changed: the line stays shared between CPUs. */
-static __always_inline void flow_touch(struct flow *flow, const struct packet *p, bool reply)
+static __always_inline void flow_touch(const struct flow_key *key, struct flow *flow,
+				       const struct packet *p, bool reply)
 {
 	__u8 state = p->tcp_syn ? 0 : flow->state;
 	__u32 now = now_ticks();
@@ -33,29 +55,33 @@ static __always_inline void flow_touch(struct flow *flow, const struct packet *p
 		return;
 	if (reply)
 		state |= FLOW_REPLIED;
-	if (p->tcp_end)
-		state |= FLOW_CLOSING;
-	if (flow->state != state)
-		flow->state = state;
-	if (flow->seen != now)
-		flow->seen = now;
+	if (p->tcp_rst)
+		state |= FLOW_FIN | FLOW_FIN_REPLY;
+	else if (p->tcp_fin)
+		state |= reply ? FLOW_FIN_REPLY : FLOW_FIN;
+	if (flow->state == state && flow->seen == now)
+		return;
+	flow->state = state;
+	flow->seen = now;
+	flow_keep(key, flow);
 }
 
 static __always_inline bool flow_expired(const struct flow *flow, __u8 protocol)
 {
 	__u32 idle = now_ticks() - flow->seen;
+	bool replied = flow->state & FLOW_REPLIED;
 
 	if ((__s32)idle < 0) /* another CPU has seen the next tick already */
 		return false;
 	switch (protocol) {
 	case IPPROTO_TCP:
-		if (flow->state & FLOW_CLOSING)
-			return idle > TIMEOUT_TCP_CLOSING;
-		return idle > (flow->state & FLOW_REPLIED ? TIMEOUT_TCP_OPEN : TIMEOUT_TCP_OPENING);
+		if (flow->state & (FLOW_FIN | FLOW_FIN_REPLY))
+			return idle > config.timeout.tcp_closing;
+		return idle > (replied ? config.timeout.tcp_open : config.timeout.tcp_opening);
 	case IPPROTO_UDP:
-		return idle > (flow->state & FLOW_REPLIED ? TIMEOUT_UDP_OPEN : TIMEOUT_UDP_OPENING);
+		return idle > (replied ? config.timeout.udp_open : config.timeout.udp_opening);
 	default:
-		return idle > TIMEOUT_ECHO;
+		return idle > config.timeout.other;
 	}
 }
 
@@ -72,22 +98,19 @@ static __always_inline void flow_in_key(struct flow_key *key, const struct packe
 	key->kind = FLOW_IN;
 }
 
-/* The entry for the answers of the container at addr:port to p's sender, or NULL. */
-static __always_inline struct flow *flow_in(const struct packet *p, const struct addr *addr,
-					    __u16 port)
+/*
+ * The entry for the answers in key is there, and says what p does: that its
+ * sender asked for p's address and port. Notes that it was seen.
+ */
+static __always_inline bool flow_fits(const struct flow_key *key, const struct packet *p,
+				      __u64 owner)
 {
-	struct flow_key key;
+	struct flow *flow = bpf_map_lookup_elem(&flows, key);
 
-	flow_in_key(&key, p, addr, port);
-	return bpf_map_lookup_elem(&flows, &key);
-}
-
-/* The entry says what p does: that its sender asked for p's address and port. Notes that it was seen. */
-static __always_inline bool flow_fits(struct flow *flow, const struct packet *p, __u64 owner)
-{
-	if (flow->owner != owner || flow->port != p->dport || !addr_equal(&flow->addr, &p->dst))
+	if (!flow || flow->owner != owner || flow->port != p->dport ||
+	    !addr_equal(&flow->addr, &p->dst))
 		return false;
-	flow_touch(flow, p, false);
+	flow_touch(key, flow, p, false);
 	return true;
 }
 
@@ -96,10 +119,9 @@ static __always_inline bool flow_fits(struct flow *flow, const struct packet *p,
  * again whenever it is missing or different: a lost entry comes back with the
  * next packet, and a port that leads elsewhere now takes its flows along.
  */
-static __noinline long flow_remember(const struct packet *p, const struct addr *addr, __u16 port,
+static __noinline long flow_remember(const struct flow_key *key, const struct packet *p,
 				     __u64 owner)
 {
-	struct flow_key key;
 	struct flow flow = {
 		.owner = owner,
 		.addr = p->dst,
@@ -107,8 +129,7 @@ static __noinline long flow_remember(const struct packet *p, const struct addr *
 		.seen = now_ticks(),
 	};
 
-	flow_in_key(&key, p, addr, port);
-	return bpf_map_update_elem(&flows, &key, &flow, BPF_ANY);
+	return bpf_map_update_elem(&flows, key, &flow, BPF_ANY);
 }
 
 /* The key of the connection that p, sent by a container, answers. */
@@ -132,8 +153,17 @@ static __always_inline struct flow *flow_reply(const struct packet *p)
 	flow_reply_key(&key, p);
 	flow = bpf_map_lookup_elem(&flows, &key);
 	if (flow)
-		flow_touch(flow, p, true);
+		flow_touch(&key, flow, p, true);
 	return flow;
+}
+
+/* The same where flows has lost it. */
+static __noinline struct flow *flow_reply_lost(const struct packet *p)
+{
+	struct flow_key key;
+
+	flow_reply_key(&key, p);
+	return flow_recover(&key);
 }
 
 /* Makes that entry anew: the client asked for addr:port. */

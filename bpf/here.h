@@ -24,14 +24,14 @@ static __noinline int here_to_port(struct __sk_buff *skb, const struct packet *p
 	struct endpoint *endpoint = bpf_map_lookup_elem(&endpoints, &port->addr);
 	struct packet translated = *p;
 	struct flow_key key;
-	struct flow *known;
 
 	if (!endpoint)
 		return VERDICT_NEXT;
 	translated.dst = port->addr;
 	translated.dport = port->port;
 	masq_key(&key, &translated, &endpoint->gateway);
-	if (!masq_find(&translated, &key, port->owner)) {
+	if (!masq_find(&translated, &key, port->owner) &&
+	    !masq_find_lost(&translated, &key, port->owner)) {
 		if (is_hosts_own(skb, p))
 			return VERDICT_NEXT;
 		if (p->error)
@@ -45,9 +45,9 @@ static __noinline int here_to_port(struct __sk_buff *skb, const struct packet *p
 	translated.sport = key.local_port;
 	translated.dst = p->dst;
 	translated.dport = p->dport;
-	known = flow_in(&translated, &port->addr, port->port);
-	if (!(known && flow_fits(known, &translated, port->owner)) &&
-	    flow_remember(&translated, &port->addr, port->port, port->owner))
+	flow_in_key(&key, &translated, &port->addr, port->port);
+	if (!flow_fits(&key, &translated, port->owner) &&
+	    flow_remember(&key, &translated, port->owner))
 		return drop(skb, REASON_NOT_WRITTEN);
 
 	if (rewrite(skb, p, SIDE_DST, &port->addr, port->port) ||
@@ -60,7 +60,7 @@ static __noinline int here_to_port(struct __sk_buff *skb, const struct packet *p
 static __noinline int here_answer(struct __sk_buff *skb, const struct packet *p,
 				  const struct flow *out)
 {
-	struct flow *in = flow_reply(p);
+	struct flow *in = flow_reply(p) ?: flow_reply_lost(p);
 	struct addr client = out->addr, asked;
 	__u16 client_port = out->port;
 	__u32 ifindex = LOOPBACK_IFINDEX;

@@ -45,6 +45,18 @@ struct {
 	__type(value, struct flow);
 } flows SEC(".maps");
 
+/*
+ * Written by the programs, once per tick and connection; serves when flows has
+ * lost an entry. Short connections do not stay here, so a flood of them does not
+ * push out the quiet ones.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+} established SEC(".maps");
+
 /* Written by ADD of the first endpoint that names a set, removed with the last. The value means nothing. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);

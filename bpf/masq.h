@@ -13,7 +13,11 @@
 #include "port.h"
 #include "socket.h"
 
-/* With n of count ports taken for one remote, a new flow finds none with probability (n/count)^32. */
+/*
+ * With n of count ports taken for one remote, a new flow finds none with
+ * probability (n/count)^32. The flows of one container to a remote do not meet
+ * each other with the first candidate, as far as their ports differ modulo count.
+ */
 #define MASQ_PROBES 32
 
 #define GOLDEN 0x9e3779b1 /* 2^32 divided by the golden ratio: spreads neighbours far apart */
@@ -24,21 +28,23 @@ static __always_inline __u32 mix(__u32 hash, __u32 word)
 	return hash ^ hash >> 15;
 }
 
+/* Of all of the tuple but the container's port. */
 static __always_inline __u32 masq_hash(const struct packet *p)
 {
 	const __u32 *src = (const __u32 *)&p->src, *dst = (const __u32 *)&p->dst;
-	__u32 hash = mix(p->protocol, (__u32)p->sport << 16 | p->dport);
+	__u32 hash = mix(p->protocol, p->dport);
 
 	for (int i = 0; i < 4; i++)
 		hash = mix(mix(hash, src[i]), dst[i]);
 	return hash;
 }
 
-static __always_inline __u16 masq_candidate(__u32 hash, __u32 i)
+/* The container's port, moved round the range by a way of its own for each i (RFC 6056, 3.3.3). */
+static __always_inline __u16 masq_candidate(__u32 hash, __u32 i, __u16 port)
 {
-	__u32 spread = mix(hash, i);
+	__u32 way = (mix(hash, i) & 0xffffff) + port;
 
-	return config.masq_port_first + (((__u64)spread * config.masq_port_count) >> 32);
+	return config.masq_port_first + way % config.masq_port_count;
 }
 
 static __always_inline bool masq_in_range(__u16 port)
@@ -69,12 +75,13 @@ static __noinline bool masq_take(const struct packet *p, const struct flow_key *
 		.port = p->sport,
 		.seen = now_ticks(),
 	};
-	struct flow *present = bpf_map_lookup_elem(&flows, key);
+	struct flow *present = bpf_map_lookup_elem(&flows, key) ?: flow_recover(key);
 
 	if (present) {
-		if (!flow_expired(present, p->protocol))
+		if (!flow_is(present, p, owner) && !flow_expired(present, p->protocol))
 			return false;
 		bpf_map_delete_elem(&flows, key);
+		bpf_map_delete_elem(&established, key);
 	}
 	if (!bpf_map_update_elem(&flows, key, &flow, BPF_NOEXIST))
 		return true;
@@ -128,12 +135,30 @@ static __noinline bool masq_find(const struct packet *p, struct flow_key *key, _
 
 		if (i >= masq_probes(p))
 			break;
-		key->local_port = p->ported ? masq_candidate(hash, i) : 0;
+		key->local_port = p->ported ? masq_candidate(hash, i, p->sport) : 0;
 		flow = bpf_map_lookup_elem(&flows, key);
 		if (flow && flow_is(flow, p, owner)) {
-			flow_touch(flow, p, false);
+			flow_touch(key, flow, p, false);
 			return true;
 		}
+	}
+	return false;
+}
+
+/* The same where flows has lost it. */
+static __noinline bool masq_find_lost(const struct packet *p, struct flow_key *key, __u64 owner)
+{
+	__u32 hash = masq_hash(p);
+
+	if (p->protocol != IPPROTO_TCP || p->tcp_syn)
+		return false;
+	for (__u32 i = 0; i < MASQ_PROBES; i++) {
+		struct flow *flow;
+
+		key->local_port = masq_candidate(hash, i, p->sport);
+		flow = flow_recover(key);
+		if (flow && flow_is(flow, p, owner))
+			return true;
 	}
 	return false;
 }
@@ -150,7 +175,7 @@ static __noinline bool masq_claim(struct __sk_buff *skb, const struct packet *p,
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
 		if (i >= masq_probes(p))
 			break;
-		key->local_port = p->ported ? masq_candidate(hash, i) : 0;
+		key->local_port = p->ported ? masq_candidate(hash, i, p->sport) : 0;
 		if (!masq_port_in_use(skb, p, key) && masq_take(p, key, owner))
 			return true;
 	}
@@ -172,8 +197,8 @@ static __always_inline struct flow *masq_reply(const struct packet *p)
 
 	if (p->ported && !masq_in_range(p->dport))
 		return NULL;
-	flow = bpf_map_lookup_elem(&flows, &key);
+	flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
 	if (flow)
-		flow_touch(flow, p, true);
+		flow_touch(&key, flow, p, true);
 	return flow;
 }

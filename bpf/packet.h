@@ -26,9 +26,10 @@ struct packet {
 	__u16 l4; /* offset of what follows it */
 	__u8 protocol;
 	bool ipv6;
-	bool ported;	 /* TCP, UDP or ICMP echo; others are told apart by their addresses alone */
-	bool tcp_syn;	 /* SYN without ACK: opens a connection */
-	bool tcp_end;	 /* FIN or RST */
+	bool ported;  /* TCP, UDP or ICMP echo; others are told apart by their addresses alone */
+	bool tcp_syn; /* SYN without ACK: opens a connection */
+	bool tcp_fin;
+	bool tcp_rst;
 	bool tcp_refuse; /* RST without ACK: answers a segment of a connection that is not known */
 	bool echo_reply;
 	bool later;	    /* a fragment, not the first: there is no L4 header */

@@ -24,7 +24,8 @@ static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 	p->sport = bpf_ntohs(tcp->source);
 	p->dport = bpf_ntohs(tcp->dest);
 	p->tcp_syn = tcp->syn && !tcp->ack;
-	p->tcp_end = tcp->fin || tcp->rst;
+	p->tcp_fin = tcp->fin;
+	p->tcp_rst = tcp->rst;
 	p->tcp_refuse = tcp->rst && !tcp->ack;
 	p->ported = true;
 	return PARSED;
@@ -108,6 +109,35 @@ static __always_inline int parse_ipv6_fragment(struct __sk_buff *skb, struct pac
 	return parse_fragment(skb, p, header->id, bpf_ntohs(header->offset) >> 3);
 }
 
+#define OPTIONS_HEADERS 2 /* hop-by-hop, and the destination's (RFC 8200, 4.1) */
+#define OPTIONS_LENGTH                                                                             \
+	48 /* of each, in bytes: what comes after two is still within what bytes_at can reach */
+
+/*
+ * Goes past options, which a translation does not touch. Routing headers are not
+ * gone past: they say that the destination is another than the packet has.
+ */
+static __always_inline bool skip_options(struct __sk_buff *skb, struct packet *p)
+{
+	struct ipv6_opt_hdr *options;
+	__u32 length;
+
+	for (int i = 0; i < OPTIONS_HEADERS; i++) {
+		if (p->protocol != IPPROTO_HOPOPTS && p->protocol != IPPROTO_DSTOPTS)
+			return true;
+		options = bytes_at(skb, p->l4, sizeof(*options));
+		if (!options)
+			return false;
+		length = (options->hdrlen + 1) * 8;
+		if (length > OPTIONS_LENGTH)
+			return false;
+		p->protocol = options->nexthdr;
+		p->l4 += length;
+		p->payload -= length;
+	}
+	return true;
+}
+
 static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 {
 	struct ipv6hdr *ip = bytes_at(skb, p->l3, sizeof(*ip));
@@ -122,6 +152,8 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	p->ipv6 = true;
 	if (addr_is_mapped(&p->src) || addr_is_mapped(&p->dst))
 		return PARSED_NOT_IP;
+	if (!skip_options(skb, p))
+		return PARSED_PROTOCOL;
 	if (p->protocol == IPPROTO_FRAGMENT)
 		return parse_ipv6_fragment(skb, p);
 	return parse_l4(skb, p);

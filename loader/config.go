@@ -30,6 +30,9 @@ func chooseConfig(options Options) (bpf.DatapathHostConfig, error) {
 		return bpf.DatapathHostConfig{}, err
 	}
 	first, last := masqPorts(low, high)
+	if options.MasqPorts != [2]uint16{} {
+		first, last = int(options.MasqPorts[0]), int(options.MasqPorts[1])
+	}
 	attach := options.Attach
 	if attach == 0 {
 		if attach, err = chooseAttach(); err != nil {
@@ -39,8 +42,10 @@ func chooseConfig(options Options) (bpf.DatapathHostConfig, error) {
 	return bpf.DatapathHostConfig{
 		Abi:           ABI,
 		Attach:        uint32(attach),
+		Build:         bpf.Build(),
 		MasqPortFirst: uint16(first),
 		MasqPortCount: uint16(last - first + 1),
+		Timeout:       options.Timeouts.ticks(),
 	}, nil
 }
 

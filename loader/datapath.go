@@ -29,17 +29,18 @@ import (
 )
 
 // ABI is the number of the maps' layout that this binary reads and writes: EBPFNET_ABI in bpf/abi.h.
-const ABI = 2
+const ABI = 3
 
 // Datapath is a loaded datapath, opened. The caller must Close it. The maps may
 // be read at any time; who writes to them holds Lock.
 type Datapath struct {
-	Endpoints *ebpf.Map // bpf.DatapathAddr -> bpf.DatapathEndpoint
-	Ports     *ebpf.Map // bpf.DatapathPortKey -> bpf.DatapathPort
-	Flows     *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
-	Exempts   *ebpf.Map // bpf.DatapathExemptKey -> nothing
-	Uplinks   *ebpf.Map // ifindex (uint32) -> bpf.DatapathUplink
-	Counters  *ebpf.Map // bpf.DatapathReason -> bpf.DatapathCounter per CPU
+	Endpoints   *ebpf.Map // bpf.DatapathAddr -> bpf.DatapathEndpoint
+	Ports       *ebpf.Map // bpf.DatapathPortKey -> bpf.DatapathPort
+	Flows       *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
+	Established *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
+	Exempts     *ebpf.Map // bpf.DatapathExemptKey -> nothing
+	Uplinks     *ebpf.Map // ifindex (uint32) -> bpf.DatapathUplink
+	Counters    *ebpf.Map // bpf.DatapathReason -> bpf.DatapathCounter per CPU
 
 	// Config is what the programs were loaded with.
 	Config bpf.DatapathHostConfig
@@ -54,6 +55,11 @@ type Options struct {
 	MaxFlows uint32
 	// Attach is how programs are attached; 0: the best that the kernel has.
 	Attach bpf.DatapathAttach
+	// MasqPorts are the first and last port that masquerading may choose; zero:
+	// what ip_local_port_range leaves.
+	MasqPorts [2]uint16
+	// Timeouts of flows.
+	Timeouts Timeouts
 }
 
 // Open opens the datapath of the calling thread's network namespace, and loads
@@ -123,12 +129,13 @@ func (d *Datapath) Maps() []NamedMap {
 
 func (d *Datapath) maps() map[string]**ebpf.Map {
 	return map[string]**ebpf.Map{
-		bpf.DatapathMapEndpoints: &d.Endpoints,
-		bpf.DatapathMapPorts:     &d.Ports,
-		bpf.DatapathMapFlows:     &d.Flows,
-		bpf.DatapathMapExempts:   &d.Exempts,
-		bpf.DatapathMapUplinks:   &d.Uplinks,
-		bpf.DatapathMapCounters:  &d.Counters,
+		bpf.DatapathMapEndpoints:   &d.Endpoints,
+		bpf.DatapathMapPorts:       &d.Ports,
+		bpf.DatapathMapFlows:       &d.Flows,
+		bpf.DatapathMapEstablished: &d.Established,
+		bpf.DatapathMapExempts:     &d.Exempts,
+		bpf.DatapathMapUplinks:     &d.Uplinks,
+		bpf.DatapathMapCounters:    &d.Counters,
 	}
 }
 
@@ -286,5 +293,6 @@ func Spec(options Options) (*ebpf.CollectionSpec, error) {
 		options.MaxFlows = flowsFor(memory())
 	}
 	spec.Maps[bpf.DatapathMapFlows].MaxEntries = options.MaxFlows
+	spec.Maps[bpf.DatapathMapEstablished].MaxEntries = options.MaxFlows
 	return spec, nil
 }

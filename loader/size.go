@@ -11,7 +11,7 @@ const (
 
 // flowsFor spends about a thousandth of the memory on flows.
 func flowsFor(memory uint64) uint32 {
-	const flowSize = 128 // key, value, and what the kernel keeps with them
+	const flowSize = 2 * 128 // key, value, and what the kernel keeps with them: in flows, and in established
 
 	return uint32(min(max(memory/1024/flowSize, leastFlows), mostFlows))
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 )
@@ -45,9 +47,14 @@ func place(p netip.AddrPort) string {
 }
 
 // Flows lists all flows, in no order. Their number can be large.
-func Flows(dp *loader.Datapath) ([]Flow, error) {
+func Flows(dp *loader.Datapath) ([]Flow, error) { return flowsIn(dp.Flows) }
+
+// Established lists those flows that are kept a second time, in no order.
+func Established(dp *loader.Datapath) ([]Flow, error) { return flowsIn(dp.Established) }
+
+func flowsIn(m *ebpf.Map) ([]Flow, error) {
 	var list []Flow
-	for entry, err := range entries[bpf.DatapathFlowKey, bpf.DatapathFlow](dp.Flows) {
+	for entry, err := range entries[bpf.DatapathFlowKey, bpf.DatapathFlow](m) {
 		if err != nil {
 			return nil, err
 		}

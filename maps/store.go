@@ -78,6 +78,7 @@ func (s *Store) ReleaseAll(owners map[loader.Owner]bool) error {
 		s.closePorts(owners),
 		removeOwned[bpf.DatapathAddr](s.dp.Endpoints, owners, func(v bpf.DatapathEndpoint) uint64 { return v.Owner }),
 		s.removeUnusedExempts(),
+		removeOwned[bpf.DatapathFlowKey](s.dp.Established, owners, func(v bpf.DatapathFlow) uint64 { return v.Owner }),
 		removeOwned[bpf.DatapathFlowKey](s.dp.Flows, owners, func(v bpf.DatapathFlow) uint64 { return v.Owner }),
 	)
 }
@@ -181,13 +182,15 @@ func Count(dp *loader.Datapath) (map[string]int, error) {
 	endpoints, endpointsErr := Endpoints(dp)
 	ports, portsErr := Ports(dp)
 	flows, flowsErr := Flows(dp)
+	established, establishedErr := Established(dp)
 	uplinks, uplinksErr := Uplinks(dp)
 	exempts, exemptsErr := (&Store{dp}).exempts()
 	return map[string]int{
-		bpf.DatapathMapEndpoints: len(endpoints),
-		bpf.DatapathMapPorts:     len(ports),
-		bpf.DatapathMapFlows:     len(flows),
-		bpf.DatapathMapUplinks:   len(uplinks),
-		bpf.DatapathMapExempts:   len(exempts),
-	}, errors.Join(endpointsErr, portsErr, flowsErr, uplinksErr, exemptsErr)
+		bpf.DatapathMapEndpoints:   len(endpoints),
+		bpf.DatapathMapPorts:       len(ports),
+		bpf.DatapathMapFlows:       len(flows),
+		bpf.DatapathMapEstablished: len(established),
+		bpf.DatapathMapUplinks:     len(uplinks),
+		bpf.DatapathMapExempts:     len(exempts),
+	}, errors.Join(endpointsErr, portsErr, flowsErr, establishedErr, uplinksErr, exemptsErr)
 }

@@ -22,8 +22,10 @@ type flow struct {
 }
 
 const (
-	replied = bpf.DatapathFlowStateFLOW_REPLIED
-	closing = bpf.DatapathFlowStateFLOW_CLOSING
+	replied  = bpf.DatapathFlowStateFLOW_REPLIED
+	fin      = bpf.DatapathFlowStateFLOW_FIN
+	finReply = bpf.DatapathFlowStateFLOW_FIN_REPLY
+	ended    = fin | finReply
 )
 
 // out is the flow that pod opened to remote, and that is masqueraded as local.
@@ -77,9 +79,14 @@ func ticks(ago time.Duration) uint32 {
 
 // checkFlows compares the map with want, and how long ago the entries were used.
 func (h *host) checkFlows(s scene, want []flow) error {
+	return checkEntries(h.flows(), s, want)
+}
+
+// checkEntries is checkFlows for flows or established.
+func checkEntries(m *ebpf.Map, s scene, want []flow) error {
 	const tolerance = 5 // ticks, for a slow machine
 
-	got, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](h.flows())
+	got, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](m)
 	if err != nil {
 		return err
 	}

@@ -21,8 +21,9 @@ func TestExpiredFlowIsTakenOver(t *testing.T) {
 	}{
 		{on: []proto{tcp}, timeout: 120 * time.Second},
 		{on: []proto{tcp}, states: replied, timeout: 5 * 24 * time.Hour},
-		{on: []proto{tcp}, states: replied | closing, timeout: 120 * time.Second},
-		{on: []proto{tcp}, states: closing, timeout: 120 * time.Second},
+		{on: []proto{tcp}, states: replied | fin, timeout: 120 * time.Second},
+		{on: []proto{tcp}, states: replied | finReply, timeout: 120 * time.Second},
+		{on: []proto{tcp}, states: fin, timeout: 120 * time.Second},
 		{on: []proto{udp}, timeout: 30 * time.Second},
 		{on: []proto{udp}, states: replied, timeout: 120 * time.Second},
 		{on: []proto{echo}, timeout: 30 * time.Second},
@@ -64,8 +65,11 @@ func stateName(states bpf.DatapathFlowState) string {
 	if states&replied != 0 {
 		name = "replied"
 	}
-	if states&closing != 0 {
-		name += " closing"
+	if states&fin != 0 {
+		name += " fin"
+	}
+	if states&finReply != 0 {
+		name += " fin-reply"
 	}
 	return name
 }
@@ -99,12 +103,14 @@ func TestFlowState(t *testing.T) {
 		{name: "the pod sends", flags: ack, after: 0},
 		{name: "the remote answers", flags: ack, reply: true, after: replied},
 		{name: "the pod goes on", before: replied, flags: ack, after: replied},
-		{name: "the pod ends", before: replied, flags: testenv.FIN | ack, after: replied | closing},
-		{name: "the remote ends", before: replied, flags: testenv.FIN | ack, reply: true, after: replied | closing},
-		{name: "the pod resets", before: replied, flags: testenv.RST, after: replied | closing},
-		{name: "the remote refuses", flags: testenv.RST | ack, reply: true, after: replied | closing},
-		{name: "the pod goes on after the end", before: replied | closing, flags: ack, after: replied | closing},
-		{name: "the pod begins anew", before: replied | closing, flags: testenv.SYN, after: 0},
+		{name: "the pod ends", before: replied, flags: testenv.FIN | ack, after: replied | fin},
+		{name: "the remote ends", before: replied, flags: testenv.FIN | ack, reply: true, after: replied | finReply},
+		{name: "the pod ends, too", before: replied | finReply, flags: testenv.FIN | ack, after: replied | ended},
+		{name: "the remote ends, too", before: replied | fin, flags: testenv.FIN | ack, reply: true, after: replied | ended},
+		{name: "the pod resets", before: replied, flags: testenv.RST, after: replied | ended},
+		{name: "the remote refuses", flags: testenv.RST | ack, reply: true, after: replied | ended},
+		{name: "the pod goes on after the end", before: replied | ended, flags: ack, after: replied | ended},
+		{name: "the pod begins anew", before: replied | ended, flags: testenv.SYN, after: 0},
 	} {
 		for _, s := range (row{on: []proto{tcp}}).scenes() {
 			t.Run(tc.name+" "+s.name, func(t *testing.T) {
@@ -122,6 +128,13 @@ func TestFlowState(t *testing.T) {
 				}
 				if err := h.check(program, s, r); err != nil {
 					t.Error(err)
+				}
+				var kept []flow // a second time
+				if tc.after&replied != 0 && tc.after&ended != ended {
+					kept = r.after
+				}
+				if err := checkEntries(h.established(), s, kept); err != nil {
+					t.Errorf("established: %v", err)
 				}
 			})
 		}

@@ -91,10 +91,16 @@ func cut(keep int) func(scene, []byte) []byte {
 	return func(_ scene, frame []byte) []byte { return frame[:headerLenOf(frame)+keep] }
 }
 
-// extended puts an empty hop-by-hop header behind the IPv6 header.
-func extended(s scene, frame []byte) []byte {
-	frame = slices.Insert(frame, s.headerLen(), frame[20], 0, 1, 4, 0, 0, 0, 0)
-	frame[20] = unix.IPPROTO_HOPOPTS
+// extended puts an empty hop-by-hop header behind the IPv6 header, routed a routing header.
+func extended(s scene, frame []byte) []byte { return extend(s, frame, unix.IPPROTO_HOPOPTS, 1) }
+func routed(s scene, frame []byte) []byte   { return extend(s, frame, unix.IPPROTO_ROUTING, 1) }
+
+// extend puts a header of so many units of 8 bytes behind the IPv6 header, padded by PadN options.
+func extend(s scene, frame []byte, kind byte, units int) []byte {
+	header := make([]byte, 8*units)
+	header[0], header[1], header[2], header[3] = frame[20], byte(units-1), 1, byte(8*units-4)
+	frame = slices.Insert(frame, s.headerLen(), header...)
+	frame[20] = kind
 	binary.BigEndian.PutUint16(frame[18:], uint16(len(frame)-s.headerLen()))
 	return frame
 }

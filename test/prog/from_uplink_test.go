@@ -91,7 +91,7 @@ func fromUplinkToEndpoints() []row {
 		},
 		{
 			name:  "the remote used a host port of a plain one before",
-			flows: []flow{in("remote:5000", "plain:80", "node:8080").state(replied | closing)},
+			flows: []flow{in("remote:5000", "plain:80", "node:8080").state(replied | fin)},
 			on:    ported,
 			in:    "remote:5000 > plain:80",
 			after: []flow{in("remote:5000", "plain:80", "plain:80")},
@@ -136,7 +136,7 @@ func fromUplinkLeaves() []row {
 		{name: "SCTP", ports: ports, in: to8080, edit: protocol(132)},
 		{name: "a VLAN's frames", ether: true, ports: ports, in: to8080, raw: tagged},
 		{name: "an unknown EtherType", ether: true, ports: ports, in: to8080, raw: typed(0x88cc)},
-		{name: "extension headers", only: "v6", ports: ports, in: to8080, raw: extended},
+		{name: "a routing header", only: "v6", ports: ports, in: to8080, raw: routed},
 		{
 			name: "an IP header of 16 bytes, which makes the end of the address a port", only: "v4", on: ported,
 			ports: []port{{host: "any:513", to: "pod:80"}}, in: to8080, // 8.0.2.1

@@ -88,8 +88,8 @@ func TestHereHasNoPort(t *testing.T) {
 	if err := errors.Join(h.reset(), h.fill(s, []port{{host: "any:8080", to: "pod:80"}}, nil)); err != nil {
 		t.Fatal(err)
 	}
-	for i := range config.MasqPortCount {
-		s.star = config.MasqPortFirst + i
+	for port := uint16(masqFirst); port <= masqLast; port++ {
+		s.star = port
 		if err := h.fill(s, nil, []flow{out("pod:80", "podgw:*", "pod2:1").of(stranger)}); err != nil {
 			t.Fatal(err)
 		}

@@ -113,7 +113,7 @@ func hostPortFromUplink() []row {
 		},
 		{
 			name: "the remote's direct connection is over", on: ported, ports: toAny,
-			flows: []flow{in("remote:5000", "pod:80", "pod:80").state(replied | closing)},
+			flows: []flow{in("remote:5000", "pod:80", "pod:80").state(replied | fin)},
 			in:    from5000, out: "remote:5000 > pod:80",
 			after: []flow{in("remote:5000", "pod:80", "node:8080")},
 		},

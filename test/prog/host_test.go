@@ -68,18 +68,12 @@ func (h *host) load() error {
 	return err
 }
 
-// config is what the loader makes of an ordinary host.
-var config = bpf.DatapathHostConfig{
-	Abi: loader.ABI, Attach: uint32(bpf.DatapathAttachATTACH_CLSACT), MasqPortFirst: 1024, MasqPortCount: 28976,
-}
+// The ports for masquerading that the loader chooses on an ordinary host.
+const masqFirst, masqLast = 1024, 29999
 
-// newSpec is loader.Spec for a host that config describes.
+// newSpec is the datapath as it is on an ordinary host.
 func newSpec() (*ebpf.CollectionSpec, error) {
-	spec, err := bpf.LoadDatapath()
-	if err != nil {
-		return nil, err
-	}
-	return spec, spec.Variables[bpf.DatapathVarConfig].Set(config)
+	return loader.Spec(loader.Options{MasqPorts: [2]uint16{masqFirst, masqLast}, MaxFlows: 1 << 16})
 }
 
 // connect makes the devices, addresses and routes of names_test.go.
@@ -203,7 +197,8 @@ func (h *host) device(program string) *netlink.LinkAttrs {
 	}
 }
 
-func (h *host) flows() *ebpf.Map { return h.programs.Maps[bpf.DatapathMapFlows] }
+func (h *host) flows() *ebpf.Map       { return h.programs.Maps[bpf.DatapathMapFlows] }
+func (h *host) established() *ebpf.Map { return h.programs.Maps[bpf.DatapathMapEstablished] }
 
 // skBuff begins as struct __sk_buff does. The kernel takes only some fields from
 // a test, and wants the others to be 0.
@@ -246,6 +241,7 @@ func (h *host) reset() error {
 	maps := h.programs.Maps
 	errs := []error{
 		empty[bpf.DatapathFlowKey, bpf.DatapathFlow](maps[bpf.DatapathMapFlows]),
+		empty[bpf.DatapathFlowKey, bpf.DatapathFlow](maps[bpf.DatapathMapEstablished]),
 		empty[bpf.DatapathPortKey, bpf.DatapathPort](maps[bpf.DatapathMapPorts]),
 		empty[bpf.DatapathExemptKey, uint32](maps[bpf.DatapathMapExempts]),
 		empty[bpf.DatapathFragmentKey, bpf.DatapathFragment](maps[bpf.DatapathMapFragments]),

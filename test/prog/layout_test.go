@@ -11,7 +11,6 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
-	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 )
 
@@ -73,7 +72,7 @@ func TestLayout(t *testing.T) {
 		},
 		{
 			bpf.DatapathMapFlows, "value",
-			bpf.DatapathFlow{Owner: 1, Addr: addr, Seen: 0x01020304, Port: 80, State: bpf.DatapathFlowStateFLOW_CLOSING},
+			bpf.DatapathFlow{Owner: 1, Addr: addr, Seen: 0x01020304, Port: 80, State: bpf.DatapathFlowStateFLOW_FIN},
 			"0100000000000000 00000000 00000000 0000ffff 08007109 04030201 5000 02 00",
 		},
 		{
@@ -97,8 +96,11 @@ func TestLayout(t *testing.T) {
 		{bpf.DatapathMapCounters, "key", uint32(bpf.DatapathReasonREASON_NOT_WRITTEN), "05000000"},
 		{bpf.DatapathMapCounters, "value", bpf.DatapathCounter{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},
 		{
-			".rodata", "value", bpf.DatapathHostConfig{Abi: loader.ABI, Attach: 2, MasqPortFirst: 1024, MasqPortCount: 28976},
-			"02000000 02000000 0004 3071",
+			".rodata", "value", bpf.DatapathHostConfig{
+				Abi: 3, Attach: 2, Build: 4, MasqPortFirst: 1024, MasqPortCount: 28976,
+				Timeout: bpf.DatapathTimeouts{TcpOpening: 5, TcpOpen: 6, TcpClosing: 7, UdpOpening: 8, UdpOpen: 9, Other: 10},
+			},
+			"03000000 02000000 0400000000000000 0004 3071 05000000 06000000 07000000 08000000 09000000 0a000000 00000000",
 		},
 	} {
 		t.Run(tc.m+" "+tc.what, func(t *testing.T) {

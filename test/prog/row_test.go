@@ -29,6 +29,7 @@ type row struct {
 	// Before.
 	ports   []port
 	flows   []flow
+	kept    []flow // in established
 	exempts []exempt
 
 	in    string
@@ -75,7 +76,7 @@ func (r row) scenes() []scene {
 }
 
 func (h *host) check(program string, s scene, r row) error {
-	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.exempt(s, r.exempts)); err != nil {
+	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.keep(s, r.kept), h.exempt(s, r.exempts)); err != nil {
 		return err
 	}
 	before, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](h.flows())
@@ -135,6 +136,17 @@ func sizeFor(program string, frame []byte) int {
 	return len(frame)
 }
 
+// keep puts flows into established.
+func (h *host) keep(s scene, flows []flow) error {
+	for _, f := range flows {
+		key, value := f.wire(s)
+		if err := h.established().Put(&key, &value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // fill adds the entries of a row to the maps. Of several ports that lead to one
 // of a container, the first one has the way back, as package maps does it.
 func (h *host) fill(s scene, ports []port, flows []flow) error {
@@ -185,15 +197,14 @@ func checkPacket(s *scene, r row, packet testenv.Packet, frame, result []byte) e
 		return fmt.Errorf("packet differs:\n%s", diff)
 	}
 	if strings.Contains(r.out, "*") && !inRange(s.star) {
-		return fmt.Errorf("port %d is outside of %+v", s.star, config)
+		return fmt.Errorf("port %d is outside of %d to %d", s.star, masqFirst, masqLast)
 	}
 	return nil
 }
 
 // inRange reports whether masquerading may choose the port.
 func inRange(port uint16) bool {
-	first, count := int(config.MasqPortFirst), int(config.MasqPortCount)
-	return int(port) >= first && int(port) < first+count
+	return port >= masqFirst && port <= masqLast
 }
 
 func equal[K, V comparable](a, b map[K]V) bool {

@@ -1,0 +1,131 @@
+package prog
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// connection is a masqueraded one that lives.
+type connection struct {
+	out testenv.Packet // as the pod sends it
+	key bpf.DatapathFlowKey
+}
+
+// TestAnyEviction has many connections live while entries go at random. Each packet of
+// the pods leaves with the port that its connection has; each of the remotes comes to
+// its pod, if one of the two entries is there, or else after the pod's next packet.
+func TestAnyEviction(t *testing.T) {
+	const (
+		seed        = 20261121
+		connections = 300
+		steps       = 20000
+	)
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	h := newHost(t)
+	if err := h.reset(); err != nil {
+		t.Fatal(err)
+	}
+	var live []connection
+	brought := 0
+	err := h.Do(func() error {
+		for range connections {
+			c, err := h.open(random)
+			if err != nil {
+				return err
+			}
+			live = append(live, c)
+		}
+		for range steps {
+			c := live[random.IntN(len(live))]
+			var err error
+			switch random.IntN(4) {
+			case 0:
+				err = h.sendOut(c)
+			case 1:
+				if !h.knows(c) {
+					brought++
+					err = h.sendOut(c)
+				}
+				err = errors.Join(err, h.sendBack(c))
+			case 2:
+				err = gone(h.flows().Delete(&c.key))
+			case 3:
+				err = gone(h.established().Delete(&c.key))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if brought == 0 {
+		t.Error("no connection lost both entries: the test does not test")
+	}
+}
+
+// gone is no error where there was no entry.
+func gone(err error) error {
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	return err
+}
+
+// open sends the first packets of a random connection, both ways.
+func (h *host) open(random *rand.Rand) (connection, error) {
+	p, s := randomFlow(random)
+	for s.proto != tcp {
+		p, s = randomFlow(random)
+	}
+	p.TCPFlags = testenv.SYN
+	leaves, verdict, err := h.transit(bpf.DatapathProgToUplink, p)
+	if err != nil || verdict == verdictDrop {
+		return connection{}, fmt.Errorf("open %s: verdict %#x, %w", p, verdict, err)
+	}
+	p.TCPFlags = testenv.ACK
+	c := connection{out: p, key: bpf.DatapathFlowKey{
+		Remote: wire(leaves.Dst), RemotePort: leaves.DstPort, Local: wire(leaves.Src), LocalPort: leaves.SrcPort,
+		Protocol: s.number(), Kind: bpf.DatapathFlowKindFLOW_OUT,
+	}}
+	return c, h.sendBack(c)
+}
+
+// knows returns whether there is an entry left.
+func (h *host) knows(c connection) bool {
+	var value bpf.DatapathFlow
+	return h.flows().Lookup(&c.key, &value) == nil || h.established().Lookup(&c.key, &value) == nil
+}
+
+func (h *host) sendOut(c connection) error {
+	leaves, _, err := h.transit(bpf.DatapathProgToUplink, c.out)
+	if err == nil && leaves.SrcPort != c.key.LocalPort {
+		err = fmt.Errorf("%s leaves from port %d, before from %d", c.out, leaves.SrcPort, c.key.LocalPort)
+	}
+	return err
+}
+
+func (h *host) sendBack(c connection) error {
+	reply := answer(c.out)
+	reply.Dst, reply.DstPort = addrOf(c.key.Local), c.key.LocalPort
+	back, _, err := h.transit(bpf.DatapathProgFromUplink, reply)
+	if err != nil {
+		return err
+	}
+	want := answer(c.out)
+	want.SrcMAC, want.DstMAC = back.SrcMAC, back.DstMAC
+	if diff := testenv.Diff(back, want); diff != "" {
+		return fmt.Errorf("answer to %s:\n%s", c.out, diff)
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package prog
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+)
+
+// TestOptionHeaders puts IPv6 option headers before TCP, UDP and echo: the same must
+// become of the packet as without them, up to what can be reached of it.
+func TestOptionHeaders(t *testing.T) {
+	const (
+		hop  = unix.IPPROTO_HOPOPTS
+		dest = unix.IPPROTO_DSTOPTS
+	)
+	type header struct {
+		kind  byte
+		units int
+	}
+	h := newHost(t)
+	for _, tc := range []struct {
+		program string
+		row
+	}{
+		{bpf.DatapathProgToUplink, row{in: "pod:4000 > remote:80"}},
+		{bpf.DatapathProgFromUplink, row{in: "remote:5000 > node:8080", ports: []port{{host: "any:8080", to: "pod:80"}}, on: ported}},
+	} {
+		for _, s := range (row{only: "v6", on: tc.on}).scenes() {
+			if err := h.resetTo(s, tc.row); err != nil {
+				t.Fatal(err)
+			}
+			want := h.result(t, tc.program, s.packet(tc.in, false).MustBuild())
+			for _, headers := range [][]header{{{hop, 1}}, {{dest, 6}}, {{dest, 1}, {hop, 1}}, {{dest, 6}, {hop, 6}}} {
+				t.Run(fmt.Sprintf("%s %s %v", tc.program, s.proto, headers), func(t *testing.T) {
+					if err := h.resetTo(s, tc.row); err != nil {
+						t.Fatal(err)
+					}
+					frame := s.packet(tc.in, false).MustBuild()
+					length := 0
+					for _, header := range headers { // each goes before the last
+						frame = extend(s, frame, header.kind, header.units)
+						length += 8 * header.units
+					}
+					got := h.result(t, tc.program, frame)
+					got = slices.Delete(bytes.Clone(got), s.headerLen(), s.headerLen()+length)
+					got[20] = s.number()
+					binary.BigEndian.PutUint16(got[18:], uint16(len(got)-s.headerLen()))
+					if !bytes.Equal(got, want) {
+						t.Errorf("got  %x\nwant %x", got, want)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestTooManyOptionHeaders must not be sent unmasqueraded.
+func TestTooManyOptionHeaders(t *testing.T) {
+	var rows []row
+	for name, units := range map[string][]int{"three": {1, 1, 1}, "a long one": {7}, "the longest": {256}} {
+		rows = append(rows, row{
+			name: name, only: "v6", in: "pod:4000 > remote:80", drop: "protocol",
+			raw: func(s scene, frame []byte) []byte {
+				for _, n := range units {
+					frame = extend(s, frame, unix.IPPROTO_DSTOPTS, n)
+				}
+				return frame
+			},
+		})
+	}
+	runRows(t, bpf.DatapathProgToUplink, rows)
+}
+
+// resetTo makes the maps hold what a row starts with.
+func (h *host) resetTo(s scene, r row) error {
+	if err := h.reset(); err != nil {
+		return err
+	}
+	return h.fill(s, r.ports, r.flows)
+}
+
+// result is the frame that comes out of a program, which must let it pass.
+func (h *host) result(t *testing.T, program string, frame []byte) []byte {
+	t.Helper()
+	copy(frame, h.device(program).HardwareAddr)
+	verdict, result, err := h.runInside(program, frame)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := checkVerdict(verdict, verdictNext); err != nil {
+		t.Fatal(err)
+	}
+	return result
+}
