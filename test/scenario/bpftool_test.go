@@ -191,14 +191,33 @@ func (d dumpedCounter) counter() maps.Counter {
 	return sum
 }
 
+type dumpedTimeouts struct {
+	TCPOpening uint32 `json:"tcp_opening"`
+	TCPOpen    uint32 `json:"tcp_open"`
+	TCPClosing uint32 `json:"tcp_closing"`
+	UDPOpening uint32 `json:"udp_opening"`
+	UDPOpen    uint32 `json:"udp_open"`
+	Other      uint32 `json:"other"`
+}
+
+func (t dumpedTimeouts) timeouts() bpf.DatapathTimeouts {
+	return bpf.DatapathTimeouts{
+		TcpOpening: t.TCPOpening, TcpOpen: t.TCPOpen, TcpClosing: t.TCPClosing,
+		UdpOpening: t.UDPOpening, UdpOpen: t.UDPOpen, Other: t.Other,
+	}
+}
+
 type dumpedConfig struct {
 	Value struct {
 		Section []struct {
 			Config struct {
-				ABI           uint32 `json:"abi"`
-				Attach        string `json:"attach"`
-				MasqPortFirst uint16 `json:"masq_port_first"`
-				MasqPortCount uint16 `json:"masq_port_count"`
+				ABI           uint32         `json:"abi"`
+				Attach        string         `json:"attach"`
+				Build         uint64         `json:"build"`
+				MasqPortFirst uint16         `json:"masq_port_first"`
+				MasqPortCount uint16         `json:"masq_port_count"`
+				Timeout       dumpedTimeouts `json:"timeout"`
+				Pad           uint32         `json:"pad"`
 			} `json:"config"`
 		} `json:".rodata"`
 	} `json:"value"`
@@ -243,7 +262,9 @@ func TestMapsAreReadableByBpftool(t *testing.T) {
 		}
 		got, want := config[0].Value.Section[0].Config, datapath.Config
 		attach := map[bpf.DatapathAttach]string{1: "ATTACH_TCX", 2: "ATTACH_CLSACT"}[bpf.DatapathAttach(want.Attach)]
-		if got.ABI != want.Abi || got.Attach != attach || got.MasqPortFirst != want.MasqPortFirst || got.MasqPortCount != want.MasqPortCount {
+		if got.ABI != want.Abi || got.Attach != attach || got.Build != want.Build ||
+			got.MasqPortFirst != want.MasqPortFirst || got.MasqPortCount != want.MasqPortCount ||
+			got.Timeout.timeouts() != want.Timeout {
 			t.Errorf("config: bpftool prints %+v, package loader reads %+v", got, want)
 		}
 	})
