@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
 )
 
 // ExemptSet names a set of destinations that are not masqueraded, all of one
@@ -39,6 +40,21 @@ func (s *Store) AddExempts(prefixes []netip.Prefix) error {
 		}
 	}
 	return nil
+}
+
+// MissingExempts returns those of a set that are not there.
+func MissingExempts(dp *loader.Datapath, prefixes []netip.Prefix) ([]netip.Prefix, error) {
+	if len(prefixes) == 0 {
+		return nil, nil
+	}
+	keys, err := (&Store{dp}).exempts()
+	if err != nil {
+		return nil, err
+	}
+	set := ExemptSetOf(prefixes)
+	return slices.DeleteFunc(slices.Clone(prefixes), func(prefix netip.Prefix) bool {
+		return slices.Contains(keys, exemptKey(set, prefix))
+	}), nil
 }
 
 // removeUnusedExempts removes the sets that no endpoint names any more.

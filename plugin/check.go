@@ -231,6 +231,7 @@ func (i *inspection) inspectMaps() {
 			i.differs("%s is exempt from masquerading towards other networks than nonMasqueradeCIDRs says", want.Addr())
 		default:
 			endpoints = append(endpoints, endpoint)
+			i.inspectExempts(want.Addr())
 		}
 	}
 	var ports []maps.Port
@@ -246,6 +247,13 @@ func (i *inspection) inspectMaps() {
 	attached, err := i.datapath.HostAttached()
 	if !i.failed(err) && !attached {
 		i.differs("the loopback device has lost its BPF program, by which the host reaches host ports")
+	}
+}
+
+func (i *inspection) inspectExempts(addr netip.Addr) {
+	missing, err := maps.MissingExempts(i.datapath, i.config.Masq.ExemptFor(addr))
+	if !i.failed(err) && len(missing) > 0 {
+		i.differs("the datapath masquerades %s towards %v, which nonMasqueradeCIDRs exempts", addr, missing)
 	}
 }
 

@@ -29,6 +29,10 @@ func TestParseConfig(t *testing.T) {
 		{"defaults", "", nil, func(c *Config) string { return fmt.Sprint(c.Masq.IPv4, c.MTU, c.MAC, c.Ports, c.PrevResult) }, "false 0  [] <nil>"},
 		{"attachment", "", nil, func(c *Config) string { return fmt.Sprint(c.Attachment, " ", c.CNIVersion) }, "{pods c1 eth0} 1.0.0"},
 		{"ipMasq", "", []string{`"ipMasq": true`}, func(c *Config) string { return fmt.Sprint(c.Masq.IPv4) }, "true"},
+		{"a family of ipMasq", "", []string{`"ipMasq": true, "ipMasq6": false`}, masqOf, "true false []"},
+		{"the other family", "", []string{`"ipMasq6": true`}, masqOf, "false true []"},
+		{"nonMasqueradeCIDRs", "", []string{`"ipMasq": true, "nonMasqueradeCIDRs": ["10.0.0.0/8", "fd00::/8"]`}, masqOf, "true true [10.0.0.0/8 fd00::/8]"},
+		{"maxFlows", "", []string{`"maxFlows": 1024`}, func(c *Config) string { return fmt.Sprint(c.MaxFlows) }, "1024"},
 		{"least MTU", "", []string{`"mtu": 68`}, func(c *Config) string { return fmt.Sprint(c.MTU) }, "68"},
 		{"largest MTU", "", []string{`"mtu": 65535`}, func(c *Config) string { return fmt.Sprint(c.MTU) }, "65535"},
 		{"MAC of CNI_ARGS", "MAC=02:00:00:00:00:01", nil, macOfConfig, "02:00:00:00:00:01"},
@@ -123,3 +127,5 @@ func TestParseForRelease(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 }
+
+func masqOf(c *Config) string { return fmt.Sprint(c.Masq.IPv4, c.Masq.IPv6, c.Masq.Exempt) }

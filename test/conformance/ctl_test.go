@@ -1,0 +1,105 @@
+package conformance
+
+import (
+	"encoding/json"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// ctl runs ebpfnetctl on the node.
+func (h *host) ctl(t *testing.T, args ...string) (exit int, stdout, stderr string) {
+	t.Helper()
+	cmd := exec.CommandContext(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), args...)
+	var out, errs strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := h.Node.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // the exit code tells
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}
+
+func TestCtlArguments(t *testing.T) {
+	h := newHost(t)
+	for _, test := range []struct {
+		args           []string
+		exit           int
+		stdout, stderr string // parts
+	}{
+		{nil, 0, "ebpfnetctl status", ""},
+		{[]string{"--help"}, 0, "ebpfnetctl status", ""},
+		{[]string{"help"}, 0, "ebpfnetctl status", ""},
+		{[]string{"stauts"}, 2, "", "stauts"},
+		{[]string{"status", "-o", "yaml"}, 2, "", "yaml"},
+		{[]string{"status", "--verbose"}, 2, "", "verbose"},
+		{[]string{"status", "all"}, 2, "", "all"},
+		{[]string{"status"}, 1, "", "not loaded"},
+	} {
+		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
+			exit, stdout, stderr := h.ctl(t, test.args...)
+			if exit != test.exit || !strings.Contains(stdout, test.stdout) || !strings.Contains(stderr, test.stderr) {
+				t.Errorf("exit %d, stdout %q, stderr %q; want %d, %q, %q", exit, stdout, stderr, test.exit, test.stdout, test.stderr)
+			}
+			if test.exit != 0 && stdout != "" {
+				t.Errorf("an error, and yet stdout %q", stdout)
+			}
+		})
+	}
+}
+
+// TestCtlStatus compares what it prints with what is there.
+func TestCtlStatus(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", withPort(with(dual("1.1.0"), "maxFlows", 2048), 8080))
+	p.add(t)
+	defer p.del(t)
+
+	exit, stdout, stderr := h.ctl(t, "status", "-o", "json")
+	if exit != 0 {
+		t.Fatalf("exit %d: %s", exit, stderr)
+	}
+	var status struct {
+		Uplinks []string `json:"uplinks"`
+		Maps    []struct {
+			Name       string `json:"name"`
+			Entries    int    `json:"entries"`
+			MaxEntries int    `json:"maxEntries"`
+			Bytes      int64  `json:"bytes"`
+		} `json:"maps"`
+		Bytes int64 `json:"bytes"`
+		Drops []struct {
+			Reason string `json:"reason"`
+		} `json:"drops"`
+	}
+	if err := json.Unmarshal([]byte(stdout), &status); err != nil {
+		t.Fatalf("%v: %s", err, stdout)
+	}
+	var sum int64
+	entries, most := map[string]int{}, map[string]int{}
+	for _, m := range status.Maps {
+		sum += m.Bytes
+		entries[m.Name], most[m.Name] = m.Entries, m.MaxEntries
+		if m.Bytes == 0 && m.Entries > 0 {
+			t.Errorf("map %s has entries and costs nothing", m.Name)
+		}
+	}
+	if sum != status.Bytes || entries["endpoints"] != 2 || entries["uplinks"] != 1 || entries["ports"] == 0 || most["flows"] != 2048 {
+		t.Errorf("status is %s", stdout)
+	}
+	if len(status.Uplinks) != 1 || status.Uplinks[0] != testenv.UplinkName || len(status.Drops) == 0 {
+		t.Errorf("status is %s", stdout)
+	}
+
+	exit, stdout, stderr = h.ctl(t, "status")
+	if exit != 0 {
+		t.Fatalf("exit %d: %s", exit, stderr)
+	}
+	for _, word := range []string{"endpoints", "flows", "2048", testenv.UplinkName, status.Drops[0].Reason} {
+		if !strings.Contains(stdout, word) {
+			t.Errorf("the text lacks %q:\n%s", word, stdout)
+		}
+	}
+}
