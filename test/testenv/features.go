@@ -19,6 +19,8 @@ var (
 	BigTCP6      = Feature{"BIG TCP for IPv6", Version{5, 19}, probeBigTCP6}
 	BigTCP4      = Feature{"BIG TCP for IPv4", Version{6, 3}, probeBigTCP4}
 
+	LiveRename   = Feature{"renaming of a device that is up", Version{6, 2}, probeLiveRename}
+
 	Netkit = Feature{"netkit", Version{}, probeNetkit}
 	FQ     = Feature{"sch_fq", Version{}, probeFQ}
 	SCTP   = Feature{"SCTP", Version{}, probeSCTP}
@@ -93,6 +95,19 @@ func inScratch(fn func() error) error {
 			return fmt.Errorf("unshare: %w", err)
 		}
 		return fn()
+	})
+}
+
+func probeLiveRename() error {
+	return inScratch(func() error {
+		lo, err := netlink.LinkByIndex(loopback)
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetUp(lo); err != nil {
+			return err
+		}
+		return netlink.LinkSetName(lo, "probe")
 	})
 }
 

@@ -10,17 +10,20 @@ import (
 
 // AddRoute adds a route to prefix by way of gateway.
 func (ns *Namespace) AddRoute(prefix netip.Prefix, gateway netip.Addr) error {
-	route := &netlink.Route{
+	if err := ns.rtnl.RouteAdd(routeOf(prefix, gateway)); err != nil {
+		return fmt.Errorf("add route to %s via %s in %s: %w", prefix, gateway, ns.Name, err)
+	}
+	return nil
+}
+
+func routeOf(prefix netip.Prefix, gateway netip.Addr) *netlink.Route {
+	return &netlink.Route{
 		Dst: &net.IPNet{
 			IP:   prefix.Masked().Addr().AsSlice(),
 			Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen()),
 		},
 		Gw: gateway.AsSlice(),
 	}
-	if err := ns.rtnl.RouteAdd(route); err != nil {
-		return fmt.Errorf("add route to %s via %s in %s: %w", prefix, gateway, ns.Name, err)
-	}
-	return nil
 }
 
 // unspecified returns the unspecified address of addr's family.

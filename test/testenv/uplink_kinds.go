@@ -1,0 +1,215 @@
+package testenv
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// UplinkKind is a kind of device that can lead outside.
+type UplinkKind struct {
+	Name    string
+	Feature Feature
+	// move makes the device on the node and, where the other side needs one, outside, and returns
+	// both names.
+	move func(tb TB, t *Topology) (node, outside string, err error)
+}
+
+// UplinkKinds are all kinds but the veth, which a [Topology] begins with.
+var UplinkKinds = []UplinkKind{
+	{"bridge", Feature{Name: "bridge", Probe: probeLink(&netlink.Bridge{LinkAttrs: named("probe")})}, addBridge},
+	{"bond", Feature{Name: "bonding", Probe: probeLink(netlink.NewLinkBond(named("probe")))}, addBond},
+	{"vlan", Feature{Name: "802.1Q", Probe: probeLink(&netlink.Vlan{LinkAttrs: onLoopback("probe"), VlanId: 5})}, addVLANs},
+	{"tun", Feature{Name: "tun", Probe: probeTUN}, addTUNs},
+}
+
+func named(name string) netlink.LinkAttrs {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	return attrs
+}
+
+func onLoopback(name string) netlink.LinkAttrs {
+	attrs := named(name)
+	attrs.ParentIndex = loopback
+	return attrs
+}
+
+func probeLink(device netlink.Link) func() error {
+	return func() error { return inScratch(func() error { return netlink.LinkAdd(device) }) }
+}
+
+// MoveUplink puts another kind of device in the place of the first uplink: it gets the addresses
+// and the default routes, on the node and outside.
+func (t *Topology) MoveUplink(tb TB, kind UplinkKind) (device string) {
+	tb.Helper()
+	node, outside, err := kind.move(tb, t)
+	if err != nil {
+		tb.Fatalf("make a %s: %v", kind.Name, err)
+	}
+	if err := errors.Join(
+		t.Node.moveAddresses(node, []netip.Addr{NodeAddr4, NodeAddr6}),
+		t.Outside.moveAddresses(outside, []netip.Addr{OutsideAddr4, OutsideAddr6}),
+	); err != nil {
+		tb.Fatalf("move addresses to a %s: %v", kind.Name, err)
+	}
+	for _, gateway := range []netip.Addr{OutsideAddr4, OutsideAddr6} {
+		everything := netip.PrefixFrom(unspecified(gateway), 0)
+		if err := t.Node.rtnl.RouteDel(routeOf(everything, gateway)); err != nil && !errors.Is(err, unix.ESRCH) { // it may have gone with the address
+			tb.Fatalf("remove the route by the first uplink: %v", err)
+		}
+		if err := t.Node.AddRoute(everything, gateway); err != nil {
+			tb.Fatalf("route by a %s: %v", kind.Name, err)
+		}
+	}
+	return node
+}
+
+// moveAddresses takes the addresses from the first uplink.
+func (ns *Namespace) moveAddresses(device string, addrs []netip.Addr) error {
+	if device == UplinkName {
+		return nil
+	}
+	uplink, err := ns.rtnl.LinkByName(UplinkName)
+	if err != nil {
+		return err
+	}
+	present, err := ns.rtnl.AddrList(uplink, netlink.FAMILY_ALL)
+	if err != nil {
+		return err
+	}
+	for _, addr := range present {
+		if addr.Scope != unix.RT_SCOPE_UNIVERSE {
+			continue
+		}
+		if err := ns.rtnl.AddrDel(uplink, &addr); err != nil {
+			return err
+		}
+	}
+	if err := ns.configure(device, addrs); err != nil {
+		return err
+	}
+	if device == tunName { // has no carrier to wait for
+		return nil
+	}
+	return ns.waitUp(device)
+}
+
+func addBridge(_ TB, t *Topology) (node, outside string, err error) {
+	uplink, err := t.Node.rtnl.LinkByName(UplinkName)
+	if err != nil {
+		return "", "", err
+	}
+	bridge := &netlink.Bridge{LinkAttrs: named("br0")}
+	if err := t.Node.rtnl.LinkAdd(bridge); err != nil {
+		return "", "", err
+	}
+	return "br0", UplinkName, t.Node.rtnl.LinkSetMaster(uplink, bridge)
+}
+
+func addBond(_ TB, t *Topology) (node, outside string, err error) {
+	uplink, err := t.Node.rtnl.LinkByName(UplinkName)
+	if err != nil {
+		return "", "", err
+	}
+	bond := netlink.NewLinkBond(named("bond0"))
+	bond.Mode = netlink.BOND_MODE_ACTIVE_BACKUP
+	bond.Miimon = 10 // ms
+	if err := t.Node.rtnl.LinkAdd(bond); err != nil {
+		return "", "", err
+	}
+	return "bond0", UplinkName, errors.Join(
+		t.Node.rtnl.LinkSetDown(uplink),
+		t.Node.rtnl.LinkSetMaster(uplink, bond),
+		t.Node.rtnl.LinkSetUp(uplink),
+		t.Node.rtnl.LinkSetUp(bond),
+	)
+}
+
+func addVLANs(_ TB, t *Topology) (node, outside string, err error) {
+	const name = UplinkName + ".5"
+	for _, ns := range []*Namespace{t.Node, t.Outside} {
+		uplink, err := ns.rtnl.LinkByName(UplinkName)
+		if err != nil {
+			return "", "", err
+		}
+		attrs := named(name)
+		attrs.ParentIndex = uplink.Attrs().Index
+		if err := ns.rtnl.LinkAdd(&netlink.Vlan{LinkAttrs: attrs, VlanId: 5}); err != nil {
+			return "", "", err
+		}
+	}
+	return name, name, nil
+}
+
+const tunName = "tun0"
+
+// addTUNs makes a device without a header on each side, and carries packets between them until
+// the end of the test.
+func addTUNs(tb TB, t *Topology) (node, outside string, err error) {
+	var ends [2]*os.File
+	for i, ns := range []*Namespace{t.Node, t.Outside} {
+		err := ns.Do(func() (err error) {
+			ends[i], err = openTUN(tunName)
+			return err
+		})
+		if err != nil {
+			return "", "", err
+		}
+	}
+	done := make(chan struct{}, len(ends))
+	for i := range ends {
+		go func() {
+			_, _ = io.CopyBuffer(writerOnly{ends[i]}, readerOnly{ends[1-i]}, make([]byte, 1<<16)) // ends when they are closed
+			done <- struct{}{}
+		}()
+	}
+	tb.Cleanup(func() {
+		for _, end := range ends {
+			end.Close()
+		}
+		for range ends {
+			<-done
+		}
+	})
+	return tunName, tunName, nil
+}
+
+// One read is one packet, so io.Copy must not take its short ways.
+type (
+	readerOnly struct{ io.Reader }
+	writerOnly struct{ io.Writer }
+)
+
+// openTUN makes a TUN device in the calling thread's namespace. It goes when the file is closed.
+func openTUN(name string) (*os.File, error) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open /dev/net/tun: %w", err)
+	}
+	request, err := unix.NewIfreq(name)
+	if err == nil {
+		request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("make %s: %w", name, err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+func probeTUN() error {
+	return inScratch(func() error {
+		tun, err := openTUN("probe")
+		if err != nil {
+			return err
+		}
+		return tun.Close()
+	})
+}
