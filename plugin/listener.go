@@ -132,9 +132,11 @@ func hasSocket(process procfs.Proc, inodes map[string]bool) bool {
 	return false
 }
 
-// ancestorsOf returns the processes that started this one, and itself.
+// ancestorsOf returns the processes that started this one, and itself. The first
+// process of all started everything, and may listen for others, as systemd does: it
+// is one only where it runs us itself, as podman does that is a container's first.
 func ancestorsOf(fs procfs.FS, pid int) map[int]bool {
-	ancestors := map[int]bool{}
+	ancestors := map[int]bool{os.Getppid(): true}
 	for pid > 1 {
 		ancestors[pid] = true
 		process, err := fs.Proc(pid)
