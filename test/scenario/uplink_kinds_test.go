@@ -20,8 +20,9 @@ func TestUplinkKinds(t *testing.T) {
 			n.wantUplinks(t, device)
 			n.useUplink(t, pod)
 			for _, f := range families {
-				serve(t, pod.Namespace, "tcp", at(f.pod(pod), 81))
-				upload(sizeOf(4*mebibyte))(t, pod.Namespace, n.Outside, at(f.outside, 0), at(f.outside, 0))
+				large := sizeOf(4 * mebibyte)
+				upload(large)(t, pod.Namespace, n.Outside, at(f.outside, 7000), at(f.outside, 7000))
+				download(large)(t, n.Outside, pod.Namespace, at(f.pod(pod), 80), at(f.node, 8080))
 			}
 		})
 	}
