@@ -19,7 +19,7 @@ var (
 	BigTCP6      = Feature{"BIG TCP for IPv6", Version{5, 19}, probeBigTCP6}
 	BigTCP4      = Feature{"BIG TCP for IPv4", Version{6, 3}, probeBigTCP4}
 
-	LiveRename   = Feature{"renaming of a device that is up", Version{6, 2}, probeLiveRename}
+	LiveRename = Feature{"renaming of a device that is up", Version{6, 2}, probeLiveRename}
 
 	Netkit = Feature{"netkit", Version{}, probeNetkit}
 	FQ     = Feature{"sch_fq", Version{}, probeFQ}

@@ -24,7 +24,7 @@ type UplinkKind struct {
 var UplinkKinds = []UplinkKind{
 	{"bridge", Feature{Name: "bridge", Probe: probeLink(&netlink.Bridge{LinkAttrs: named("probe")})}, addBridge},
 	{"bond", Feature{Name: "bonding", Probe: probeLink(netlink.NewLinkBond(named("probe")))}, addBond},
-	{"vlan", Feature{Name: "802.1Q", Probe: probeLink(&netlink.Vlan{LinkAttrs: onLoopback("probe"), VlanId: 5})}, addVLANs},
+	{"vlan", Feature{Name: "802.1Q", Probe: probeVLAN}, addVLANs},
 	{"tun", Feature{Name: "tun", Probe: probeTUN}, addTUNs},
 }
 
@@ -34,9 +34,10 @@ func named(name string) netlink.LinkAttrs {
 	return attrs
 }
 
-func onLoopback(name string) netlink.LinkAttrs {
+// above is for a device that works by another one.
+func above(device netlink.Link, name string) netlink.LinkAttrs {
 	attrs := named(name)
-	attrs.ParentIndex = loopback
+	attrs.ParentIndex = device.Attrs().Index
 	return attrs
 }
 
@@ -138,9 +139,7 @@ func addVLANs(_ TB, t *Topology) (node, outside string, err error) {
 		if err != nil {
 			return "", "", err
 		}
-		attrs := named(name)
-		attrs.ParentIndex = uplink.Attrs().Index
-		if err := ns.rtnl.LinkAdd(&netlink.Vlan{LinkAttrs: attrs, VlanId: 5}); err != nil {
+		if err := ns.rtnl.LinkAdd(&netlink.Vlan{LinkAttrs: above(uplink, name), VlanId: 5}); err != nil {
 			return "", "", err
 		}
 	}
@@ -208,6 +207,17 @@ func openTUN(name string) (*os.File, error) {
 		return nil, fmt.Errorf("make %s: %w", name, err)
 	}
 	return os.NewFile(uintptr(fd), name), nil
+}
+
+func probeVLAN() error {
+	return inScratch(func() error {
+		below := netlink.NewVeth(named("below"))
+		below.PeerName = "peer"
+		if err := netlink.LinkAdd(below); err != nil {
+			return err
+		}
+		return netlink.LinkAdd(&netlink.Vlan{LinkAttrs: above(below, "probe"), VlanId: 5})
+	})
 }
 
 func probeTUN() error {

@@ -16,7 +16,7 @@ var bootModules = []string{"virtio_pci", "virtio_console", "9pnet_virtio", "9p",
 
 // Modules loaded before the program starts, so that it does not wait for the
 // slow start of modprobe. Whatever else is needed the kernel loads on demand.
-const defaultModules = "veth,sch_ingress,cls_bpf,act_bpf,sch_fq,bridge,nf_tables"
+const defaultModules = "veth,sch_ingress,cls_bpf,act_bpf,sch_fq,bridge,bonding,8021q,tun,nf_tables"
 
 // moduleIndex knows the modules of one kernel.
 type moduleIndex struct {
