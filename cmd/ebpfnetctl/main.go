@@ -2,6 +2,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -27,10 +28,15 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return 0
 	}
 	flags := flag.NewFlagSet("ebpfnetctl "+args[0], flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	flags.Usage = func() { fmt.Fprint(stderr, usage) }
+	flags.SetOutput(io.Discard) // what it would say is said here
 	output := flags.String("o", "text", "text or json")
-	if err := flags.Parse(args[1:]); err != nil {
+	err := flags.Parse(args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		fmt.Fprint(stdout, usage)
+		return 0
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "ebpfnetctl: %v\n\n%s", err, usage)
 		return 2
 	}
 	if args[0] != "status" || flags.NArg() > 0 || (*output != "text" && *output != "json") {

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -28,7 +31,7 @@ type status struct {
 
 type mapStatus struct {
 	Name       string `json:"name"`
-	Entries    int    `json:"entries"`
+	Entries    *int   `json:"entries,omitempty"` // not of arrays and of what packets wait in
 	MaxEntries uint32 `json:"maxEntries"`
 	Bytes      uint64 `json:"bytes"` // as the kernel accounts them
 }
@@ -63,6 +66,7 @@ func collect(datapath *loader.Datapath) (*status, error) {
 	s := &status{
 		Directory: datapath.Dir(),
 		Attach:    attachName(bpf.DatapathAttach(config.Attach)),
+		Uplinks:   []string{}, // not null
 		Ports:     [2]int{int(config.MasqPortFirst), int(config.MasqPortFirst) + int(config.MasqPortCount) - 1},
 	}
 	if err := s.addMaps(datapath); err != nil {
@@ -85,15 +89,23 @@ func collect(datapath *loader.Datapath) (*status, error) {
 	return s, nil
 }
 
+// addMaps looks at all that is pinned, so that the bytes are the whole price.
 func (s *status) addMaps(datapath *loader.Datapath) error {
 	entries, err := maps.Count(datapath)
 	if err != nil {
 		return err
 	}
-	for _, named := range datapath.Maps() {
-		m := mapStatus{Name: named.Name, Entries: entries[named.Name], MaxEntries: named.Map.MaxEntries()}
-		if m.Bytes, err = mapBytes(named.Map); err != nil {
-			return fmt.Errorf("ask for the memory of map %s: %w", named.Name, err)
+	pins, err := filepath.Glob(filepath.Join(datapath.Dir(), "maps", "*"))
+	if err != nil {
+		return err
+	}
+	for _, pin := range pins {
+		m, err := mapAt(pin)
+		if err != nil {
+			return fmt.Errorf("look at map %s: %w", pin, err)
+		}
+		if count, counted := entries[m.Name]; counted {
+			m.Entries = &count
 		}
 		s.Maps = append(s.Maps, m)
 		s.Bytes += m.Bytes
@@ -101,13 +113,18 @@ func (s *status) addMaps(datapath *loader.Datapath) error {
 	return nil
 }
 
-func mapBytes(m *ebpf.Map) (uint64, error) {
+func mapAt(pin string) (mapStatus, error) {
+	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return mapStatus{}, err
+	}
+	defer m.Close()
 	info, err := m.Info()
 	if err != nil {
-		return 0, err
+		return mapStatus{}, err
 	}
 	bytes, _ := info.Memlock()
-	return bytes, nil
+	return mapStatus{Name: filepath.Base(pin), MaxEntries: m.MaxEntries(), Bytes: bytes}, nil
 }
 
 func attachName(attach bpf.DatapathAttach) string {
@@ -127,11 +144,15 @@ func deviceName(index int) string {
 
 func (s *status) print(to io.Writer) error {
 	fmt.Fprintf(to, "pins         %s\nattached by  %s\nmasquerades  with ports %d to %d\nuplinks      %s\n\n",
-		s.Directory, s.Attach, s.Ports[0], s.Ports[1], strings.Join(s.Uplinks, " "))
+		s.Directory, s.Attach, s.Ports[0], s.Ports[1], cmp.Or(strings.Join(s.Uplinks, " "), "none"))
 	table := tabwriter.NewWriter(to, 0, 8, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(table, "map\tentries\tat most\tbytes\t")
 	for _, m := range s.Maps {
-		fmt.Fprintf(table, "%s\t%d\t%d\t%d\t\n", m.Name, m.Entries, m.MaxEntries, m.Bytes)
+		entries := "-"
+		if m.Entries != nil {
+			entries = strconv.Itoa(*m.Entries)
+		}
+		fmt.Fprintf(table, "%s\t%s\t%d\t%d\t\n", m.Name, entries, m.MaxEntries, m.Bytes)
 	}
 	fmt.Fprintf(table, "all\t\t\t%d\t\n", s.Bytes)
 	if err := table.Flush(); err != nil {
