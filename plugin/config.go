@@ -237,7 +237,7 @@ func (c *netConf) masq() (Masq, error) {
 	}
 	for i, text := range c.NonMasq {
 		prefix, err := netip.ParsePrefix(text)
-		if err != nil || prefix != prefix.Masked() {
+		if err != nil || prefix != prefix.Masked() || prefix.Addr().Is4In6() { // that would be of neither family
 			return Masq{}, invalid(fmt.Sprintf("nonMasqueradeCIDRs[%d]", i), text, "a network, like 10.0.0.0/8 or fd00::/8")
 		}
 		masq.Exempt = append(masq.Exempt, prefix)

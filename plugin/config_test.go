@@ -89,6 +89,7 @@ func TestParseConfigErrors(t *testing.T) {
 		{"capability that would be a promise", "", confWith(`"runtimeConfig": {"bandwidth": {"ingressRate": 8}}`), cnitypes.ErrUnsupportedField, []string{"runtimeConfig.bandwidth", "8"}},
 		{"wrong type", "", confWith(`"ipMasq": 1`), cnitypes.ErrInvalidNetworkConfig, []string{"ipMasq", "true or false"}},
 		{"MTU", "", confWith(`"mtu": 67`), cnitypes.ErrInvalidNetworkConfig, []string{"mtu 67", "68"}},
+		{"IPv4 network written as IPv6", "", confWith(`"nonMasqueradeCIDRs": ["10.0.0.0/8", "::ffff:10.0.0.0/104"]`), cnitypes.ErrInvalidNetworkConfig, []string{"nonMasqueradeCIDRs[1]", "::ffff:10.0.0.0/104", "10.0.0.0/8"}},
 		{"multicast MAC", "MAC=01:00:00:00:00:01", confWith(), cnitypes.ErrInvalidEnvironmentVariables, []string{"CNI_ARGS", "01:00:00:00:00:01"}},
 		{"unknown argument", "FOO=bar", confWith(), cnitypes.ErrInvalidEnvironmentVariables, []string{"CNI_ARGS", "FOO=bar"}},
 		{"no ipam", "", []byte(`{"name": "pods"}`), cnitypes.ErrInvalidNetworkConfig, []string{"ipam"}},

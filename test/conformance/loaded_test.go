@@ -1,0 +1,86 @@
+package conformance
+
+import (
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// withDatapath opens the node's datapath as the plugin does.
+func withDatapath(t *testing.T, h *host, use func(*loader.Datapath) error) {
+	t.Helper()
+	err := h.Node.Do(func() error {
+		datapath, err := loader.OpenLoaded()
+		if err != nil {
+			return err
+		}
+		defer datapath.Close()
+		return use(datapath)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestMaxFlows loads the datapath with the number that the first ADD asks for. Containers of
+// networks that ask for another one join it as it is.
+func TestMaxFlows(t *testing.T) {
+	h := newHost(t)
+	for _, test := range []struct {
+		id       string
+		maxFlows any
+	}{{"c1", 2048}, {"c2", 4096}, {"c3", absent}} {
+		p := h.pod(t, test.id, with(dual("1.1.0"), "maxFlows", test.maxFlows))
+		p.add(t)
+		wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
+		wantSuccess(t, p.try(t, "CHECK"), "")
+		withDatapath(t, h, func(datapath *loader.Datapath) error {
+			if got := datapath.Flows.MaxEntries(); got != 2048 {
+				t.Errorf("after the ADD of %s there is room for %d flows, want 2048", test.id, got)
+			}
+			return nil
+		})
+	}
+}
+
+// TestExemptionsGo with the last container that has them, whatever its network.
+func TestExemptionsGo(t *testing.T) {
+	h := newHost(t)
+	exempts := list{"203.0.113.0/24", "198.18.0.0/15", "fd00::/8"}
+	conf := with(dual("1.1.0"), "nonMasqueradeCIDRs", exempts)
+	first, second := h.pod(t, "c1", conf), h.pod(t, "c2", conf)
+	others := with(with(single("1.1.0"), "name", "others"), "ipam.ranges", list{list{object{"subnet": "10.89.0.0/16"}}})
+	other := h.pod(t, "c3", with(others, "nonMasqueradeCIDRs", list{"203.0.113.0/24"}))
+	// It fails after its entries are written.
+	unreachable := with(dual("1.1.0"), "ipam.routes", list{object{"dst": "0.0.0.0/0", "gw": "203.0.113.7"}})
+	failing := h.pod(t, "c4", with(unreachable, "nonMasqueradeCIDRs", list{"192.168.0.0/16"}))
+	want := func(when string, count int) {
+		t.Helper()
+		withDatapath(t, h, func(datapath *loader.Datapath) error {
+			counts, err := maps.Count(datapath)
+			if got := counts["exempts"]; got != count {
+				t.Errorf("%s there are %d exemptions, want %d", when, got, count)
+			}
+			return err
+		})
+	}
+	first.add(t)
+	want("after the first ADD", 3)
+	second.add(t)
+	want("after another ADD with the same list", 3)
+	other.add(t)
+	want("after an ADD with another list", 4)
+	if call := failing.try(t, "ADD"); call.Exit == 0 {
+		t.Errorf("ADD succeeded: %s", call.Stdout)
+	}
+	want("after an ADD that failed", 4)
+	first.del(t)
+	want("after the DEL of one of two", 4)
+	second.del(t)
+	want("after the DEL of both", 1)
+	wantSuccess(t, other.try(t, "CHECK"), "")
+	other.del(t)
+	want("after the last DEL", 0)
+}
