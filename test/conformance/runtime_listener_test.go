@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"io"
+	"net"
 	"net/netip"
 	"testing"
 
@@ -48,15 +49,23 @@ func TestRuntimeHoldsPort(t *testing.T) {
 	}
 }
 
-// holdPort opens a socket of this process at which clients can ask.
+// holdPort opens a socket of this process at which clients can ask. [::] is for both families.
 func holdPort(t *testing.T, ns *testenv.Namespace, protocol string, addr netip.AddrPort) (socket io.Closer) {
 	t.Helper()
-	var err error
-	if protocol == "tcp" {
-		socket, err = ns.Listen(testenv.Context(t), addr)
-	} else {
-		socket, err = ns.ListenPacket(testenv.Context(t), addr)
+	network := protocol
+	if addr.Addr().Is4() {
+		network += "4" // else 0.0.0.0 is for both as well
 	}
+	err := ns.Do(func() (err error) {
+		var config net.ListenConfig
+		config.SetMultipathTCP(true) // as in podman, by Go's default
+		if protocol == "tcp" {
+			socket, err = config.Listen(testenv.Context(t), network, addr.String())
+		} else {
+			socket, err = config.ListenPacket(testenv.Context(t), network, addr.String())
+		}
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
