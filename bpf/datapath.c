@@ -171,6 +171,19 @@ static __always_inline bool is_wrong_refusal(struct __sk_buff *skb, const struct
 	       socket_at(skb, p, &key) == SOCKET_NONE;
 }
 
+/* The port of the host's connection that was moved is still its own, or free for it again. */
+static __always_inline bool keeps_port(const struct packet *p, struct flow_key *key)
+{
+	struct flow *out = bpf_map_lookup_elem(&flows, key);
+
+	if (!out)
+		return !p->error && masq_take(p, key, OWNER_HOST);
+	if (!flow_is(out, p, OWNER_HOST))
+		return false;
+	flow_touch(key, out, p, false);
+	return true;
+}
+
 /*
  * A socket of the host can be bound to a port of the masquerading range after a
  * container's connection to the same remote has got it. The replies are the
@@ -180,19 +193,24 @@ static __always_inline bool is_wrong_refusal(struct __sk_buff *skb, const struct
 static __noinline int host_sends(struct __sk_buff *skb, const struct packet *p)
 {
 	struct flow_key key;
-	struct flow *flow;
+	struct flow *moved;
 
 	if (!p->ported || !masq_in_range(p->sport))
 		return VERDICT_NEXT;
 	if (is_wrong_refusal(skb, p))
 		return drop(skb, REASON_NO_FLOW);
-	flow = flow_reply(p);
-	if (flow)
-		return send_as(skb, p, &flow->addr, flow->port);
-
 	masq_key(&key, p, &p->src);
-	key.local_port = p->sport;
-	if (p->error || !bpf_map_lookup_elem(&flows, &key))
+	moved = flow_reply(p);
+	if (moved) {
+		key.local_port = moved->port;
+		if (keeps_port(p, &key))
+			return send_as(skb, p, &p->src, key.local_port);
+	} else {
+		key.local_port = p->sport;
+		if (!bpf_map_lookup_elem(&flows, &key))
+			return VERDICT_NEXT;
+	}
+	if (p->error)
 		return VERDICT_NEXT;
 	if (!masq_claim(skb, p, &key, OWNER_HOST))
 		return drop(skb, REASON_NO_PORT);

@@ -20,6 +20,7 @@ func hostSends() []row {
 	pods := out("remote:80", "node:5000", "pod:4000").unused(10 * time.Second)
 	// The two entries of a connection of the host that leaves as port 20000.
 	replies := out("remote:80", "node:20000", "node:5000").unused(10 * time.Second)
+	used := out("remote:80", "node:20000", "node:5000")
 	keeps := in("remote:80", "node:5000", "node:20000")
 
 	beside := func(name string, f flow) row { return row{name: name, flows: []flow{f}, in: sent} }
@@ -45,11 +46,11 @@ func hostSends() []row {
 
 		{
 			name: "a connection that was moved", on: ported, flows: []flow{pods, replies, keeps.unused(10 * time.Second)},
-			in: sent, out: "node:20000 > remote:80", after: []flow{pods, replies, keeps.state(replied)},
+			in: sent, out: "node:20000 > remote:80", after: []flow{pods, used, keeps.state(replied)},
 		},
 		{
 			name: "a connection that was moved, after the pod has gone", on: ported, flows: []flow{replies, keeps.unused(10 * time.Second)},
-			in: sent, out: "node:20000 > remote:80", after: []flow{replies, keeps.state(replied)},
+			in: sent, out: "node:20000 > remote:80", after: []flow{used, keeps.state(replied)},
 		},
 		{
 			name: "another remote of the same socket", on: ported, flows: []flow{pods, replies, keeps},
