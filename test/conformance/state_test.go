@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -122,17 +123,27 @@ func (s state) addNamespace(where string, ns *testenv.Namespace) error {
 			return err
 		}
 		for _, addr := range addrs {
-			s.add("%s: address %s on %s", where, addr.IPNet, name)
+			if !isKernels(addr.IP) {
+				s.add("%s: address %s on %s", where, addr.IPNet, name)
+			}
 		}
 		routes, err := handle.RouteList(link, netlink.FAMILY_ALL)
 		if err != nil {
 			return err
 		}
 		for _, route := range routes {
-			s.add("%s: route to %s via %s by %s", where, route.Dst, route.Gw, name)
+			if route.Dst == nil || !isKernels(route.Dst.IP) {
+				s.add("%s: route to %s via %s by %s", where, route.Dst, route.Gw, name)
+			}
 		}
 	}
 	return nil
+}
+
+// isKernels says of an address or prefix that the kernel makes it in its own time, when a device
+// has got its carrier: link-local ones, but for the fixed one of the plugin.
+func isKernels(ip net.IP) bool {
+	return ip.To4() == nil && ip.IsLinkLocalUnicast() && !ip.Equal(net.ParseIP("fe80::1"))
 }
 
 // addFiles leaves out what host-local keeps for good.
