@@ -182,6 +182,7 @@ struct exempt_key {
 struct uplink {
 	struct addr addr4; /* all zero: none */
 	struct addr addr6;
+	__u32 containers; /* 1: no uplink, but a bridge that containers are behind; no program is on it */
 };
 
 /* counters: one per reason for which a packet was dropped. Key: enum reason. */
@@ -212,5 +213,5 @@ _Static_assert(sizeof(struct fragment) == 8, "fragment");
 _Static_assert(sizeof(struct held_key) == 44, "held_key");
 _Static_assert(sizeof(struct held) == 8 + HELD_MOST, "held");
 _Static_assert(sizeof(struct exempt_key) == 24, "exempt_key");
-_Static_assert(sizeof(struct uplink) == 32, "uplink");
+_Static_assert(sizeof(struct uplink) == 36, "uplink");
 _Static_assert(sizeof(struct counter) == 16, "counter");

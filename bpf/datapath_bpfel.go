@@ -220,9 +220,10 @@ type DatapathTimeouts struct {
 }
 
 type DatapathUplink struct {
-	_     structs.HostLayout
-	Addr4 DatapathAddr
-	Addr6 DatapathAddr
+	_          structs.HostLayout
+	Addr4      DatapathAddr
+	Addr6      DatapathAddr
+	Containers uint32
 }
 
 // Names of all BPF objects in the ELF.

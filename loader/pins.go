@@ -64,6 +64,12 @@ func hereDir() (stateDir, error) {
 	return stateDir(fmt.Sprintf("%s/netns-i%d", Root, stat.Ino)), nil
 }
 
+// Here names the calling thread's network namespace, as the directory of its pins is named.
+func Here() (string, error) {
+	dir, err := hereDir()
+	return filepath.Base(string(dir)), err
+}
+
 // ensureBPFFS mounts the BPF file system where the host has not.
 func ensureBPFFS() error {
 	mounted, err := isBPFFS(bpffs)

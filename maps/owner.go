@@ -10,9 +10,9 @@ import (
 // Attachment is one interface of one container in one network, the unit of the
 // CNI specification. Everything that is created for it is found again by it.
 type Attachment struct {
-	Network     string
-	ContainerID string
-	IfName      string
+	Network     string `json:"network"`
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifname"`
 }
 
 // Owner is the attachment's token, which every map value carries: an entry is

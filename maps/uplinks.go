@@ -17,10 +17,15 @@ type Uplink struct {
 	IfIndex int
 	Addr4   netip.Addr
 	Addr6   netip.Addr
+	// Containers are behind it: it is not to be taken for an uplink, though it has a subnet.
+	Containers bool
 }
 
 // String is for people.
 func (u Uplink) String() string {
+	if u.Containers {
+		return fmt.Sprintf("device %d has containers behind it", u.IfIndex)
+	}
 	addrs := ""
 	for _, addr := range []netip.Addr{u.Addr4, u.Addr6} {
 		if addr.IsValid() {
@@ -34,6 +39,9 @@ func (u Uplink) String() string {
 func (s *Store) SetUplink(u Uplink) error {
 	key := uint32(u.IfIndex)
 	var value bpf.DatapathUplink
+	if u.Containers {
+		value.Containers = 1
+	}
 	if u.Addr4.IsValid() {
 		value.Addr4 = wireAddr(u.Addr4)
 	}
@@ -62,7 +70,7 @@ func Uplinks(dp *loader.Datapath) ([]Uplink, error) {
 		if err != nil {
 			return nil, err
 		}
-		uplink := Uplink{IfIndex: int(entry.key)}
+		uplink := Uplink{IfIndex: int(entry.key), Containers: entry.value.Containers != 0}
 		if entry.value.Addr4 != (bpf.DatapathAddr{}) {
 			uplink.Addr4 = addrOf(entry.value.Addr4)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -15,6 +16,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
 // Add connects a container (SPEC, section 2, ADD). It prints the result, or
@@ -24,8 +26,8 @@ func (p *Plugin) Add(ctx context.Context, args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	if config.PrevResult != nil {
-		return unsupported("prevResult", config.PrevResult, "ebpfnet makes the interface itself, so it must be the first plugin of its list")
+	if err := checkChained(config); err != nil {
+		return err
 	}
 	a := &addition{
 		Plugin: p,
@@ -62,6 +64,7 @@ type addition struct {
 	reserved  *ipam.Result
 	addresses []link.Address
 	pair      link.Pair
+	routeTo   map[netip.Addr]int // after another plugin: the devices by which the host reaches addresses
 	endpoints []maps.Endpoint
 	written   bool // something may stand in maps or pins
 }
@@ -70,20 +73,37 @@ type addition struct {
 // made: it can send nothing before its entries exist, since its device is down,
 // and nothing reaches it from outside before it works, since host ports come last.
 func (a *addition) run(ctx context.Context) error {
-	steps := []struct {
+	type step struct {
 		name string
 		do   func(context.Context) error
-	}{
+	}
+	steps := []step{
 		{"open the container's namespace", a.openNamespaces},
 		{"reserve addresses", a.reserve},
 		{"open the datapath", a.openDatapath},
 		{"create the veth pair", a.createPair},
+		{"keep a record", a.keepRecord},
 		{"write the endpoints and attach", a.attach},
 		{"set up the host's end", a.setUpHost},
 		{"set up the container's end", a.setUpContainer},
+		{"tune the interface", a.tune},
 		{"attach to the uplinks", a.attachUplinks},
 		{"open the host ports", a.openPorts},
 		{"print the result", a.print},
+	}
+	if a.config.PrevResult != nil { // see chain.go
+		steps = []step{
+			{"open the container's namespace", a.openNamespaces},
+			{"find the interface", a.findInterface},
+			{"open the datapath", a.openDatapath},
+			{"keep a record", a.keepRecord},
+			{"write the endpoints and attach", a.attach},
+			{"turn forwarding on", a.enableForwarding},
+			{"tune the interface", a.tune},
+			{"attach to the uplinks", a.attachUplinks},
+			{"open the host ports", a.openPorts},
+			{"print the result", a.print},
+		}
 	}
 	for _, step := range steps {
 		if a.BeforeStep != nil {
@@ -121,6 +141,10 @@ func (a *addition) openNamespaces(context.Context) (err error) {
 // reserve takes the addresses. A reservation of this attachment without a
 // device is that of a container that is gone, or of an ADD that was killed.
 func (a *addition) reserve(ctx context.Context) error {
+	if a.config.IPAM == nil { // an interface without addresses
+		a.reserved = &ipam.Result{}
+		return nil
+	}
 	pool := ipam.Open(a.config.IPAM, a.Log)
 	attachment := ipamAttachment(a.config.Attachment)
 	reserved, err := pool.Reserve(ctx, attachment)
@@ -150,7 +174,7 @@ func (a *addition) clearDead(ctx context.Context) error {
 	if device != nil {
 		return a.exists()
 	}
-	return a.release(ctx, a.config)
+	return a.release(ctx, a.config, a.netns)
 }
 
 func (a *addition) exists() error {
@@ -170,7 +194,7 @@ func (a *addition) openDatapath(ctx context.Context) (err error) {
 		if !a.written {
 			return nil
 		}
-		return releaseEntries(ctx, a.datapath, a.owner)
+		return releaseEntries(ctx, a.datapath, a.owner, a.pair.HostIndex)
 	})
 	return nil
 }
@@ -223,7 +247,7 @@ func (a *addition) attach(ctx context.Context) error {
 			Addr:    address.Prefix.Addr(),
 			Owner:   a.owner,
 			Network: network,
-			IfIndex: a.pair.HostIndex,
+			IfIndex: a.deviceTo(address.Prefix.Addr()),
 			MAC:     a.pair.ContainerMAC,
 			HostMAC: a.pair.HostMAC,
 			Gateway: address.Gateway,
@@ -240,6 +264,12 @@ func (a *addition) attach(ctx context.Context) error {
 			if err := a.create(store, func() error { return store.AddEndpoint(endpoint) }); err != nil {
 				return err
 			}
+			if endpoint.IfIndex == a.pair.HostIndex {
+				continue
+			}
+			if err := keepFromUplinks(a.datapath, store, endpoint.IfIndex); err != nil {
+				return err
+			}
 		}
 		return nil
 	})
@@ -247,6 +277,15 @@ func (a *addition) attach(ctx context.Context) error {
 		return err
 	}
 	return a.datapath.AttachEndpoint(a.owner, a.pair.HostIndex)
+}
+
+// deviceTo returns the device by which the host reaches an address: its end of the
+// veth, or a bridge that another plugin has put that into.
+func (a *addition) deviceTo(addr netip.Addr) int {
+	if device, found := a.routeTo[addr]; found {
+		return device
+	}
+	return a.pair.HostIndex
 }
 
 func (a *addition) setUpHost(context.Context) error {
@@ -309,12 +348,12 @@ func (a *addition) create(store *maps.Store, add func() error) error {
 	if !found {
 		return err
 	}
-	device, findErr := link.Find(a.host, hostName(holder))
+	living, findErr := a.nameOf(holder)
 	if findErr != nil {
 		return errors.Join(err, findErr)
 	}
-	if device != nil {
-		return fmt.Errorf("%w (%s)", err, device.Attrs().Alias)
+	if living != "" {
+		return fmt.Errorf("%w (%s)", err, living)
 	}
 	a.Log.Warn("remove the entries of a container that is gone", "owner", fmt.Sprintf("%016x", uint64(holder)))
 	if err := errors.Join(store.Release(holder), a.datapath.DetachEndpoint(holder, 0)); err != nil {
@@ -323,6 +362,34 @@ func (a *addition) create(store *maps.Store, add func() error) error {
 	return add()
 }
 
+// nameOf returns the name of an attachment that lives, which one of ours does as
+// long as its device is there; else "".
+func (a *addition) nameOf(owner loader.Owner) (string, error) {
+	device, err := link.Find(a.host, hostName(owner))
+	if err != nil {
+		return "", err
+	}
+	if device != nil {
+		return device.Attrs().Alias, nil
+	}
+	records, err := record.Open(a.config.DataDir)
+	if err != nil {
+		return "", err
+	}
+	r, err := records.Read(owner)
+	if err != nil || r == nil || r.Chained == nil {
+		return "", err
+	}
+	device, err = link.Device(a.host, r.Chained.HostIndex)
+	if err != nil || device == nil {
+		return "", err
+	}
+	return aliasOf(r.Attachment), nil
+}
+
 func (a *addition) print(context.Context) error {
+	if a.config.PrevResult != nil {
+		return (*result)(a.config.PrevResult).print(a.Stdout, a.config.CNIVersion)
+	}
 	return a.result().print(a.Stdout, a.config.CNIVersion)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
 // Check finds out whether everything is as ADD left it (SPEC, section 2,
@@ -51,6 +52,7 @@ type inspection struct {
 	host      *netlink.Handle
 	container *container
 	datapath  *loader.Datapath
+	chained   *record.Chained // nil: the interface is ours
 
 	netInterface *types100.Interface // the container's in prevResult, or nil
 	addresses    []netip.Prefix      // its addresses in prevResult
@@ -70,6 +72,18 @@ func (i *inspection) open(path string) (err error) {
 	if i.datapath, err = loader.OpenLoaded(); err != nil {
 		i.close()
 		return err
+	}
+	return i.readRecord()
+}
+
+func (i *inspection) readRecord() error {
+	records, err := record.Open(i.config.DataDir)
+	if err != nil {
+		return err
+	}
+	kept, err := records.Read(i.owner)
+	if !i.failed(err) && kept != nil {
+		i.chained = kept.Chained
 	}
 	return nil
 }
@@ -142,6 +156,18 @@ func (i *inspection) inspectContainer() {
 	}
 	i.inspectAddresses(device)
 	i.inspectRoutes(device)
+	i.inspectTuning()
+}
+
+func (i *inspection) inspectTuning() {
+	name := i.config.Attachment.IfName
+	present, err := i.config.Tuning.Present(i.container.ns, i.container.handle, name)
+	if i.failed(err) {
+		return
+	}
+	for _, difference := range i.config.Tuning.Differences(present) {
+		i.differs("%s of %s in the container", difference, name)
+	}
 }
 
 func (i *inspection) inspectAddresses(device netlink.Link) {
@@ -176,8 +202,7 @@ func (i *inspection) inspectRoutes(device netlink.Link) {
 }
 
 func (i *inspection) inspectHost() {
-	name := hostName(i.owner)
-	device, err := link.Find(i.host, name)
+	device, name, err := i.hostDevice()
 	if i.failed(err) {
 		return
 	}
@@ -196,12 +221,25 @@ func (i *inspection) inspectHost() {
 	i.inspectUplinks()
 }
 
+// hostDevice returns the host's end of the veth, and what to call it where it is gone.
+func (i *inspection) hostDevice() (device netlink.Link, name string, err error) {
+	if i.chained != nil {
+		device, err = link.Device(i.host, i.chained.HostIndex)
+		return device, fmt.Sprintf("number %d, which was the host's end of the veth", i.chained.HostIndex), err
+	}
+	device, err = link.Find(i.host, hostName(i.owner))
+	return device, hostName(i.owner), err
+}
+
 func (i *inspection) inspectUplinks() {
 	uplinks, err := maps.Uplinks(i.datapath)
 	if i.failed(err) {
 		return
 	}
 	for _, uplink := range uplinks {
+		if uplink.Containers {
+			continue
+		}
 		device, err := link.Device(i.host, uplink.IfIndex)
 		if i.failed(err) || device == nil {
 			continue
@@ -223,7 +261,7 @@ func (i *inspection) inspectMaps() {
 			i.differs("the datapath does not know %s", want.Addr())
 		case endpoint.Owner != i.owner:
 			i.differs("the datapath knows %s as another container's", want.Addr())
-		case endpoint.IfIndex != i.hostIndex:
+		case i.chained == nil && endpoint.IfIndex != i.hostIndex:
 			i.differs("the datapath has %s behind device %d, expected %d", want.Addr(), endpoint.IfIndex, i.hostIndex)
 		case endpoint.Masq != i.config.Masq.Of(want.Addr()):
 			i.differs("masquerading of %s is %v, expected %v", want.Addr(), endpoint.Masq, !endpoint.Masq)
@@ -269,6 +307,9 @@ func (i *inspection) inspectPort(want maps.Port) {
 }
 
 func (i *inspection) inspectReservation(ctx context.Context, p *Plugin) {
+	if i.config.IPAM == nil {
+		return
+	}
 	reserved, err := ipam.Open(i.config.IPAM, p.Log).Reserved(ctx, ipamAttachment(i.config.Attachment))
 	if i.failed(err) {
 		return

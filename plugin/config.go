@@ -15,6 +15,8 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
 // Config is what one call asks for: the network's configuration and what the
@@ -30,8 +32,14 @@ type Config struct {
 	DNS      cnitypes.DNS
 	MAC      net.HardwareAddr // nil: derived from the attachment
 	Ports    []PortMapping
+	Tuning   link.Tuning
 
-	PrevResult *types100.Result // CHECK only
+	DataDir    string // of the records
+	Aliases    []string
+	CgroupPath string
+	Labels     []record.Label
+
+	PrevResult *types100.Result // CHECK, and ADD after another plugin
 }
 
 // Masq says what of the container's traffic to the outside is masqueraded.
@@ -71,10 +79,18 @@ type netConf struct {
 	MTU        int             `json:"mtu"`
 	IPAM       json.RawMessage `json:"ipam"`
 	DNS        cnitypes.DNS    `json:"dns"`
-	Args       struct {
+	DataDir    string          `json:"dataDir"`
+
+	Sysctl   map[string]string `json:"sysctl"`
+	Promisc  bool              `json:"promisc"`
+	AllMulti *bool             `json:"allmulti"`
+	TxQLen   *int              `json:"txQLen"`
+
+	Args struct {
 		CNI struct {
-			IPs []string `json:"ips"`
-			MAC string   `json:"mac"`
+			IPs    []string       `json:"ips"`
+			MAC    string         `json:"mac"`
+			Labels []record.Label `json:"labels"`
 		} `json:"cni"`
 	} `json:"args"`
 	RuntimeConfig struct {
@@ -83,6 +99,8 @@ type netConf struct {
 		IPs          []string        `json:"ips"`
 		MAC          string          `json:"mac"`
 		DNS          *runtimeDNS     `json:"dns"`
+		Aliases      []string        `json:"aliases"`
+		CgroupPath   string          `json:"cgroupPath"`
 
 		// Capabilities that would be promises: refused, not ignored.
 		Bandwidth      json.RawMessage `json:"bandwidth"`
@@ -104,6 +122,7 @@ type cniArgs struct {
 	cnitypes.CommonArgs
 	IP                         cnitypes.UnmarshallableString
 	MAC                        cnitypes.UnmarshallableString
+	GATEWAY                    cnitypes.UnmarshallableString // for IPAM plugins that ask for it
 	K8S_POD_NAMESPACE          cnitypes.UnmarshallableString
 	K8S_POD_NAME               cnitypes.UnmarshallableString
 	K8S_POD_UID                cnitypes.UnmarshallableString
@@ -135,6 +154,10 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 		MTU:        conf.MTU,
 		MaxFlows:   uint32(conf.MaxFlows),
 		DNS:        conf.dns(),
+		DataDir:    dataDir(conf.DataDir),
+		Aliases:    conf.RuntimeConfig.Aliases,
+		CgroupPath: conf.RuntimeConfig.CgroupPath,
+		Labels:     conf.Args.CNI.Labels,
 	}
 	if err := checkMTU(conf.MTU); err != nil {
 		return nil, err
@@ -147,6 +170,9 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 		return nil, err
 	}
 	if config.MAC, err = conf.mac(env); err != nil {
+		return nil, err
+	}
+	if config.Tuning, err = conf.tuning(args.IfName); err != nil {
 		return nil, err
 	}
 	if config.Ports, err = parsePorts(conf.RuntimeConfig.PortMappings); err != nil {
@@ -168,6 +194,12 @@ func (c *Config) check() error {
 	if alias := aliasOf(c.Attachment); len(alias) > mostAlias {
 		return invalid("name", c.Attachment.Network, fmt.Sprintf("%d characters less, for the alias of the host's device", len(alias)-mostAlias))
 	}
+	if c.IPAM == nil {
+		if c.PrevResult == nil && len(c.Ports) > 0 {
+			return invalid("runtimeConfig.portMappings", len(c.Ports), `none without addresses: an "ipam" section is missing`)
+		}
+		return nil
+	}
 	for i, set := range c.IPAM.Ranges {
 		const leastIPv6 = 1280 // RFC 8200, 5
 
@@ -182,8 +214,9 @@ func (c *Config) check() error {
 // ADD would refuse today can still be cleaned up after.
 func parseForRelease(args *skel.CmdArgs) (*Config, error) {
 	var conf struct {
-		Name string          `json:"name"`
-		IPAM json.RawMessage `json:"ipam"`
+		Name    string          `json:"name"`
+		DataDir string          `json:"dataDir"`
+		IPAM    json.RawMessage `json:"ipam"`
 	}
 	if err := decodeInto(args.StdinData, &conf); err != nil {
 		return nil, err
@@ -192,10 +225,21 @@ func parseForRelease(args *skel.CmdArgs) (*Config, error) {
 		DataDir string `json:"dataDir"`
 	}
 	_ = json.Unmarshal(conf.IPAM, &section) // what is not readable was never used
-	return &Config{
+	config := &Config{
 		Attachment: maps.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
-		IPAM:       &ipam.Config{Network: conf.Name, DataDir: section.DataDir},
-	}, nil
+		DataDir:    dataDir(conf.DataDir),
+	}
+	if asksForAddresses(conf.IPAM) {
+		config.IPAM = &ipam.Config{Network: conf.Name, DataDir: section.DataDir}
+	}
+	return config, nil
+}
+
+func dataDir(asked string) string {
+	if asked == "" {
+		return record.DefaultDir
+	}
+	return asked
 }
 
 func checkCapabilities(conf *netConf) error {
@@ -280,8 +324,8 @@ func (c *netConf) ipam(env cniArgs) (*ipam.Config, error) {
 	var section struct {
 		Type string `json:"type"`
 	}
-	if len(c.IPAM) == 0 {
-		return nil, invalid("ipam", "", `an object, like {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]]}`)
+	if !asksForAddresses(c.IPAM) {
+		return nil, nil
 	}
 	if err := json.Unmarshal(c.IPAM, &section); err != nil {
 		return nil, invalid("ipam", c.IPAM, "an object with a string \"type\"")
@@ -312,6 +356,14 @@ func (c *netConf) ipam(env cniArgs) (*ipam.Config, error) {
 		return config, nil
 	}
 	return static, nil
+}
+
+// asksForAddresses is false of an "ipam" that is missing, null or {}: an interface
+// without addresses, as the bridge plugin has it.
+func asksForAddresses(section json.RawMessage) bool {
+	var object map[string]any
+	err := json.Unmarshal(section, &object)
+	return len(section) > 0 && (err != nil || len(object) > 0)
 }
 
 func split(list string) []string {

@@ -92,7 +92,7 @@ func TestParseConfigErrors(t *testing.T) {
 		{"IPv4 network written as IPv6", "", confWith(`"nonMasqueradeCIDRs": ["10.0.0.0/8", "::ffff:10.0.0.0/104"]`), cnitypes.ErrInvalidNetworkConfig, []string{"nonMasqueradeCIDRs[1]", "::ffff:10.0.0.0/104", "10.0.0.0/8"}},
 		{"multicast MAC", "MAC=01:00:00:00:00:01", confWith(), cnitypes.ErrInvalidEnvironmentVariables, []string{"CNI_ARGS", "01:00:00:00:00:01"}},
 		{"unknown argument", "FOO=bar", confWith(), cnitypes.ErrInvalidEnvironmentVariables, []string{"CNI_ARGS", "FOO=bar"}},
-		{"no ipam", "", []byte(`{"name": "pods"}`), cnitypes.ErrInvalidNetworkConfig, []string{"ipam"}},
+		{"ports without ipam", "", []byte(`{"name": "pods", "runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80}]}}`), cnitypes.ErrInvalidNetworkConfig, []string{"portMappings", "ipam"}},
 		{"other ipam", "", []byte(`{"name": "pods", "ipam": {"type": "dhcp"}}`), cnitypes.ErrUnsupportedField, []string{"ipam.type", "dhcp"}},
 		{"host-local's own", "", []byte(`{"name": "pods", "ipam": {"type": "host-local"}}`), cnitypes.ErrInvalidNetworkConfig, []string{"ipam.ranges"}},
 		{"prevResult", "", confWith(`"prevResult": {"cniVersion": "1.0.0", "ips": 1}`), cnitypes.ErrInvalidNetworkConfig, []string{"prevResult"}},

@@ -15,6 +15,7 @@ import (
 var knownKeys = []string{
 	"cniVersion", "name", "type", "disableCheck", "disableGC", "capabilities", "args", "runtimeConfig",
 	"prevResult", "ipMasq", "ipMasq4", "ipMasq6", "nonMasqueradeCIDRs", "maxFlows", "mtu", "ipam", "dns",
+	"sysctl", "promisc", "allmulti", "txQLen", "dataDir",
 }
 
 // decodeInto tells broken JSON from a value of the wrong type, and names its key.
@@ -59,6 +60,8 @@ func kindOf(t reflect.Type) string {
 		return "a string"
 	case reflect.Slice:
 		return "a list"
+	case reflect.Pointer:
+		return kindOf(t.Elem())
 	default:
 		return "an object"
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
 // GC removes what no attachment of this network needs any more (SPEC, section
@@ -33,14 +34,61 @@ func (p *Plugin) GC(ctx context.Context, args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	valid, err := validAttachments(args.StdinData, config.Attachment.Network, devices)
+	records, err := record.Open(config.DataDir)
+	if err != nil {
+		return err
+	}
+	kept, unread := records.List()
+	living, err := livingAttachments(host, config.Attachment.Network, devices, kept)
+	if err != nil {
+		return err
+	}
+	valid, err := validAttachments(args.StdinData, config.Attachment.Network, living)
 	if err != nil {
 		return err
 	}
 	deleted := deleteDevices(host, devices, valid.owners)
 	swept := sweepDatapath(ctx, maps.NetworkToken(config.Attachment.Network), valid.owners)
+	forgotten := forget(records, kept, valid)
+	if config.IPAM == nil {
+		return errors.Join(unread, deleted, swept, forgotten)
+	}
 	_, released := ipam.Open(config.IPAM, p.Log).Retain(ctx, valid.has)
-	return errors.Join(deleted, swept, released)
+	return errors.Join(unread, deleted, swept, forgotten, released)
+}
+
+// livingAttachments are those of a network that have their device: ours, or the one of
+// another plugin that a chained ebpfnet works on.
+func livingAttachments(host *netlink.Handle, network string, devices map[loader.Owner]netlink.Link, kept []*record.Record) ([]maps.Attachment, error) {
+	var living []maps.Attachment
+	for _, device := range devices {
+		at, _ := attachmentOf(device)
+		living = append(living, at)
+	}
+	for _, r := range kept {
+		if r.Attachment.Network != network || r.Chained == nil {
+			continue
+		}
+		device, err := link.Device(host, r.Chained.HostIndex)
+		if err != nil {
+			return nil, err
+		}
+		if device != nil {
+			living = append(living, r.Attachment)
+		}
+	}
+	return living, nil
+}
+
+// forget removes the records of a network's attachments that are not valid.
+func forget(records record.Dir, kept []*record.Record, valid *attachments) error {
+	var errs []error
+	for _, r := range kept {
+		if owner := r.Attachment.Owner(); r.Attachment.Network == valid.network && !valid.owners[owner] {
+			errs = append(errs, records.Remove(owner))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // attachments are those of one network that are valid.
@@ -64,9 +112,9 @@ func (v *attachments) has(a ipam.Attachment) bool {
 }
 
 // validAttachments returns those that the runtime names. A key that is absent or
-// null names nobody's death: then those that have a device are valid. An empty
+// null names nobody's death: then those that live are valid. An empty
 // list says that all are gone.
-func validAttachments(stdin []byte, network string, devices map[loader.Owner]netlink.Link) (*attachments, error) {
+func validAttachments(stdin []byte, network string, living []maps.Attachment) (*attachments, error) {
 	var lists struct {
 		Current json.RawMessage `json:"cni.dev/valid-attachments"`
 		Tagged  json.RawMessage `json:"cni.dev/attachments"` // as in the text of 1.1.0
@@ -96,8 +144,7 @@ func validAttachments(stdin []byte, network string, devices map[loader.Owner]net
 		}
 	}
 	if !named {
-		for _, device := range devices {
-			at, _ := attachmentOf(device)
+		for _, at := range living {
 			valid.add(at.ContainerID, at.IfName)
 		}
 	}

@@ -28,9 +28,9 @@ func TestValidAttachments(t *testing.T) {
 		tagged  = `"cni.dev/attachments": `
 		a, b    = `{"containerID": "a", "ifname": "eth0"}`, `{"containerID": "b", "ifname": "eth0"}`
 	)
-	devices := map[loader.Owner]netlink.Link{ownerOf("a"): device("a"), ownerOf("dead"): device("dead")}
+	living := []maps.Attachment{{Network: "pods", ContainerID: "a", IfName: "eth0"}, {Network: "pods", ContainerID: "dead", IfName: "eth0"}}
 	for _, test := range []struct{ name, stdin, want string }{
-		{"absent: those with a device", `{}`, "a dead"},
+		{"absent: those that live", `{}`, "a dead"},
 		{"null", `{` + current + `null}`, "a dead"},
 		{"both null", `{` + current + `null, ` + tagged + `null}`, "a dead"},
 		{"empty: none", `{` + current + `[]}`, ""},
@@ -42,7 +42,7 @@ func TestValidAttachments(t *testing.T) {
 		{"other interface", `{` + current + `[{"containerID": "a", "ifname": "net1"}]}`, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			valid, err := validAttachments([]byte(test.stdin), "pods", devices)
+			valid, err := validAttachments([]byte(test.stdin), "pods", living)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -83,8 +83,9 @@ func versionOf(stdin []byte) string {
 }
 
 // lockTimeout bounds the wait for other calls. They hold locks for milliseconds
-// each, but a node that starts can have hundreds of them at once.
-const lockTimeout = 20 * time.Second
+// each, but a node that starts can have hundreds of them at once, and the first
+// of these loads the datapath. Runtimes wait for two minutes and more.
+const lockTimeout = time.Minute
 
 // hostName is the name of the host's end of an attachment's veth: always the
 // same, so that DEL finds it by the attachment alone.

@@ -23,6 +23,9 @@ func (p *Plugin) Status(ctx context.Context, args *skel.CmdArgs) error {
 	}
 	datapath.Close()
 
+	if config.IPAM == nil {
+		return nil
+	}
 	if err := ipam.Open(config.IPAM, p.Log).Available(ctx); err != nil {
 		return notAvailable(err)
 	}

@@ -30,6 +30,10 @@ func refreshUplinks(ctx context.Context, host *netlink.Handle, datapath *loader.
 
 	var changed []maps.Uplink
 	for _, uplink := range found {
+		if known[uplink.Index].Containers {
+			delete(known, uplink.Index)
+			continue
+		}
 		wanted := maps.Uplink{IfIndex: uplink.Index, Addr4: uplink.Addr4, Addr6: uplink.Addr6}
 		attached, err := datapath.UplinkAttached(uplink.Index)
 		if err != nil {
@@ -70,6 +74,15 @@ func addUplinks(host *netlink.Handle, datapath *loader.Datapath, store *maps.Sto
 		}
 	}
 	return nil
+}
+
+// keepFromUplinks makes a bridge that containers are behind no uplink, whatever it
+// was taken for before. The caller holds the lock.
+func keepFromUplinks(datapath *loader.Datapath, store *maps.Store, ifindex int) error {
+	return errors.Join(
+		datapath.DetachUplink(ifindex),
+		store.SetUplink(maps.Uplink{IfIndex: ifindex, Containers: true}),
+	)
 }
 
 func removeUplinks(datapath *loader.Datapath, store *maps.Store, gone []int) error {

@@ -77,6 +77,9 @@ func collect(datapath *loader.Datapath) (*status, error) {
 		return nil, err
 	}
 	for _, uplink := range uplinks {
+		if uplink.Containers {
+			continue
+		}
 		s.Uplinks = append(s.Uplinks, deviceName(uplink.IfIndex))
 	}
 	counters, err := maps.Counters(datapath)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netns"
@@ -67,7 +68,7 @@ func ensureSysctl(name, value string) error {
 	if err != nil {
 		return fmt.Errorf("read sysctl: %w", err)
 	}
-	if present == value {
+	if sameWords(present, value) {
 		return nil
 	}
 	if err := os.WriteFile(sysctls+name, []byte(value), 0); err != nil {
@@ -76,18 +77,28 @@ func ensureSysctl(name, value string) error {
 	return nil
 }
 
-// writeSysctlIn writes a setting of another network namespace. The kernel shows
-// a thread the settings of the namespace it is in, so a thread of its own goes
-// there, and is thrown away afterwards.
+// writeSysctlIn writes a setting of another network namespace.
 func writeSysctlIn(ns netns.NsHandle, name, value string) error {
+	return inNamespace(ns, func() error { return ensureSysctl(name, value) })
+}
+
+// inNamespace runs do in another network namespace. The kernel shows a thread
+// the settings of the namespace it is in, so a thread of its own goes there, and
+// is thrown away afterwards.
+func inNamespace(ns netns.NsHandle, do func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread()
 		err := netns.Set(ns)
 		if err == nil {
-			err = ensureSysctl(name, value)
+			err = do()
 		}
 		result <- err
 	}()
 	return <-result
+}
+
+// sameWords compares settings of several numbers, which the kernel prints with tabs.
+func sameWords(a, b string) bool {
+	return slices.Equal(strings.Fields(a), strings.Fields(b))
 }

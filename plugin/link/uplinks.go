@@ -222,3 +222,22 @@ func OutsideMTU(host *netlink.Handle) (int, error) {
 	}
 	return mtu, nil
 }
+
+// Route is how the host reaches an address.
+type Route struct {
+	Device int        // its index
+	Source netip.Addr // the host's own address on the way
+}
+
+// RouteTo asks the kernel for its route to an address.
+func RouteTo(host *netlink.Handle, addr netip.Addr) (Route, error) {
+	routes, err := host.RouteGet(addr.AsSlice())
+	if err != nil {
+		return Route{}, fmt.Errorf("ask for the host's route to %s: %w", addr, err)
+	}
+	if len(routes) == 0 {
+		return Route{}, fmt.Errorf("the host has no route to %s", addr)
+	}
+	source, _ := netip.AddrFromSlice(routes[0].Src)
+	return Route{Device: routes[0].LinkIndex, Source: source.Unmap()}, nil
+}

@@ -18,10 +18,9 @@ func TestBadIPAM(t *testing.T) {
 		code  uint
 		words []string
 	}{
-		{"ipam", absent, codeInvalidConfig, []string{"ipam", "host-local"}},
 		{"ipam", "host-local", codeInvalidConfig, []string{"ipam", `"host-local"`, "object"}},
 		{"ipam", list{}, codeInvalidConfig, []string{"ipam", "[]", "object"}},
-		{"ipam", object{}, codeUnsupported, []string{"ipam.type", "host-local"}},
+		{"ipam", object{"subnet": "10.88.0.0/24"}, codeUnsupported, []string{"ipam.type", "host-local"}},
 		{"ipam.type", "dhcp", codeUnsupported, []string{"ipam.type", "dhcp", "host-local"}},
 		{"ipam.type", 4, codeInvalidConfig, []string{"ipam", "type", "4"}},
 		{"ipam.dataDir", 4, codeInvalidConfig, []string{"ipam.dataDir", "4", "string"}},

@@ -90,8 +90,8 @@ func TestLayout(t *testing.T) {
 		},
 		{bpf.DatapathMapUplinks, "key", uint32(7), "07000000"},
 		{
-			bpf.DatapathMapUplinks, "value", bpf.DatapathUplink{Addr4: addr, Addr6: addr6},
-			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009",
+			bpf.DatapathMapUplinks, "value", bpf.DatapathUplink{Addr4: addr, Addr6: addr6, Containers: 1},
+			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 01000000",
 		},
 		{bpf.DatapathMapCounters, "key", uint32(bpf.DatapathReasonREASON_NOT_WRITTEN), "05000000"},
 		{bpf.DatapathMapCounters, "value", bpf.DatapathCounter{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},

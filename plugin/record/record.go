@@ -1,0 +1,136 @@
+// Package record keeps what neither the kernel nor the datapath can tell of an
+// attachment: what a runtime said about the container, what a chained ebpfnet
+// attached itself to, and what it changed. One file each, by owner, and none for
+// an attachment that has nothing to keep.
+//
+// Records live as long as the kernel's state does, so they belong on a file
+// system that a reboot empties.
+package record
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+)
+
+// DefaultDir is where records are if the configuration says nothing else.
+const DefaultDir = "/run/ebpfnet"
+
+// Record is what is kept of one attachment.
+type Record struct {
+	Attachment maps.Attachment `json:"attachment"`
+	Chained    *Chained        `json:"chained,omitempty"`
+	Aliases    []string        `json:"aliases,omitempty"`
+	CgroupPath string          `json:"cgroupPath,omitempty"`
+	Labels     []Label         `json:"labels,omitempty"`
+}
+
+// Label is one of args.cni.labels.
+type Label struct {
+	Key   string `json:"key"`
+	Value string `json:"value"`
+}
+
+// Chained is what an ebpfnet that came after another plugin worked on.
+type Chained struct {
+	HostIndex int         `json:"hostIndex"`       // of the host's end of the veth
+	Before    link.Tuning `json:"before,omitzero"` // what stood where it set something
+}
+
+// IsEmpty says that there is nothing to keep.
+func (r *Record) IsEmpty() bool {
+	return r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0
+}
+
+// Dir is the records of one host network namespace.
+type Dir struct {
+	path string
+}
+
+// Open returns the records below root of the calling thread's network namespace.
+func Open(root string) (Dir, error) {
+	here, err := loader.Here()
+	return Dir{filepath.Join(root, here)}, err
+}
+
+// Write keeps a record, which other processes see as a whole or not at all.
+func (d Dir) Write(r *Record) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(d.path, 0o700); err != nil {
+		return fmt.Errorf("make the directory of records: %w", err)
+	}
+	file, err := os.CreateTemp(d.path, ".new-*")
+	if err != nil {
+		return fmt.Errorf("write a record: %w", err)
+	}
+	_, err = file.Write(text)
+	err = errors.Join(err, file.Close())
+	if err == nil {
+		err = os.Rename(file.Name(), d.file(r.Attachment.Owner()))
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("write a record: %w", err), os.Remove(file.Name()))
+	}
+	return nil
+}
+
+// Read returns an owner's record, or nil where it has none.
+func (d Dir) Read(owner loader.Owner) (*Record, error) {
+	text, err := os.ReadFile(d.file(owner))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read a record: %w", err)
+	}
+	r := &Record{}
+	if err := json.Unmarshal(text, r); err != nil {
+		return nil, fmt.Errorf("read record %s: %w", d.file(owner), err)
+	}
+	return r, nil
+}
+
+// Remove removes an owner's record. It is no error that there is none.
+func (d Dir) Remove(owner loader.Owner) error {
+	if err := os.Remove(d.file(owner)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove a record: %w", err)
+	}
+	return nil
+}
+
+// List returns all records. One that cannot be read is left out, and in the error.
+func (d Dir) List() ([]*Record, error) {
+	files, err := filepath.Glob(filepath.Join(d.path, "*"+suffix))
+	var all []*Record
+	errs := []error{err}
+	for _, file := range files {
+		var owner loader.Owner
+		if _, err := fmt.Sscanf(strings.TrimSuffix(filepath.Base(file), suffix), "%x", &owner); err != nil {
+			continue // somebody else's
+		}
+		r, err := d.Read(owner)
+		if err != nil || r == nil {
+			errs = append(errs, err)
+			continue
+		}
+		all = append(all, r)
+	}
+	return all, errors.Join(errs...)
+}
+
+const suffix = ".json"
+
+func (d Dir) file(owner loader.Owner) string {
+	return filepath.Join(d.path, fmt.Sprintf("%016x%s", uint64(owner), suffix))
+}
