@@ -75,5 +75,8 @@ static __noinline int here_answer(struct __sk_buff *skb, const struct packet *p,
 	endpoint = bpf_map_lookup_elem(&endpoints, &client);
 	if (endpoint)
 		ifindex = endpoint->ifindex;
+	/* The frame may be a bridge's, whose port this is; loopback takes the type as it is. */
+	if (skb->pkt_type == PACKET_OTHERHOST && bpf_skb_change_type(skb, PACKET_HOST))
+		return drop(skb, REASON_NOT_WRITTEN);
 	return bpf_redirect_neigh(ifindex, NULL, 0, 0);
 }

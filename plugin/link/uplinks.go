@@ -48,6 +48,9 @@ func Uplinks(host *netlink.Handle) ([]Uplink, error) {
 			return nil, fmt.Errorf("list the host's subnets: %w", err)
 		}
 		for _, route := range routes {
+			if isOwnAddress(route) {
+				continue
+			}
 			if route.Src == nil && !route.Dst.IP.IsLinkLocalUnicast() {
 				route.Src = sourceTowards(host, route)
 			}
@@ -59,6 +62,15 @@ func Uplinks(host *netlink.Handle) ([]Uplink, error) {
 		uplinks = append(uplinks, *uplink)
 	}
 	return uplinks, nil
+}
+
+// isOwnAddress knows the route that IPv6 makes to an address without a subnet,
+// which another plugin may give to its end of a veth. (The same could lead to the
+// other end of a point-to-point device; one is found by its IPv4 address, or by a
+// default route.)
+func isOwnAddress(route netlink.Route) bool {
+	ones, bits := route.Dst.Mask.Size()
+	return ones == bits && bits == 8*net.IPv6len
 }
 
 // note adds what a route says of its device. What was noted first stays.

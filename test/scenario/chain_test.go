@@ -1,0 +1,203 @@
+package scenario
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	cnitypes "github.com/containernetworking/cni/pkg/types"
+
+	"github.com/ebpfnet/ebpfnet/plugin/record"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// chainOf is a network of several plugins, of which the reference ones are built, too.
+func chainOf(t *testing.T, plugins ...string) *network {
+	t.Helper()
+	for _, reference := range []string{"main/bridge", "main/ptp", "main/macvlan", "meta/tuning", "meta/portmap", "meta/firewall", "ipam/host-local"} {
+		if strings.Contains(strings.Join(plugins, ""), `"`+filepath.Base(reference)+`"`) {
+			testenv.Build(t, "github.com/containernetworking/plugins/plugins/"+reference)
+		}
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(record.DefaultDir); err != nil {
+			t.Error(err)
+		}
+	})
+	return newNetworkOf(t, fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "pods", "plugins": [%s]}`, strings.Join(plugins, ", ")))
+}
+
+const (
+	referenceIPAM = `"ipam": {
+		"type": "host-local",
+		"ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
+		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
+	}`
+	afterOthers = `{"type": "ebpfnet", "ipMasq": true, "capabilities": {"portMappings": true}}`
+)
+
+// firstPlugins are those that ebpfnet can come after.
+var firstPlugins = map[string]string{
+	"bridge": `{"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true, ` + referenceIPAM + `}`,
+	"ptp":    `{"type": "ptp", ` + referenceIPAM + `}`,
+}
+
+// After the reference plugins ebpfnet masquerades, and opens host ports to everyone.
+func TestAfterOtherPlugin(t *testing.T) {
+	for name, first := range firstPlugins {
+		t.Run(name, func(t *testing.T) {
+			n := chainOf(t, first, afterOthers)
+			web := n.AddPod(t, "web", mapBoth(8080, 80))
+			a := n.AddPod(t, "a", nil)
+			for _, pod := range []*testenv.Pod{web, a} {
+				if err := pod.Check(testenv.Context(t)); err != nil {
+					t.Errorf("CHECK: %v", err)
+				}
+			}
+			byEachProtocol(t, func(t *testing.T, f family, protocol string) {
+				ping(t, a.Namespace, f.outside)
+				outside := serve(t, n.Outside, protocol, at(f.outside, 0))
+				reachAsNode(t, a.Namespace, protocol, outside, n.Outside, f.node)
+
+				serve(t, web.Namespace, protocol, at(f.pod(web), 80))
+				reachAsOneself(t, n.Outside, protocol, at(f.node, 8080), web.Namespace)
+				reachAsOneself(t, a.Namespace, protocol, at(f.pod(web), 80), web.Namespace) // not masqueraded
+				for _, loopback := range f.loopbacks() {
+					reach(t, n.node(), protocol, at(loopback, 8080), web.Namespace)
+				}
+				reach(t, n.node(), protocol, at(f.node, 8080), web.Namespace)
+				reach(t, a.Namespace, protocol, at(f.node, 8080), web.Namespace)
+				reach(t, web.Namespace, protocol, at(f.node, 8080), web.Namespace)
+			})
+			next := n.NewPod(t, "next")
+			next.Conf.CapabilityArgs = mapBoth(8080, 80)
+			if err := next.Add(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "web") {
+				t.Errorf("another pod with the same port: %v", err)
+			}
+			del(t, next)
+			if err := n.GC(testenv.Context(t), attachmentOf(web), attachmentOf(a)); err != nil {
+				t.Errorf("GC: %v", err)
+			}
+			del(t, web)
+			f := families[0]
+			serve(t, n.node(), "tcp", at(f.node, 8080))
+			reachAsOneself(t, n.Outside, "tcp", at(f.node, 8080), n.node())
+		})
+	}
+}
+
+func attachmentOf(pod *testenv.Pod) cnitypes.GCAttachment {
+	return cnitypes.GCAttachment{ContainerID: pod.Conf.ContainerID, IfName: pod.Conf.IfName}
+}
+
+// A chained ebpfnet passes the result on as it was.
+func TestChainedResult(t *testing.T) {
+	for name, first := range firstPlugins {
+		t.Run(name, func(t *testing.T) {
+			n := chainOf(t, first, afterOthers)
+			n.AddPod(t, "a", nil)
+			var outputs []string
+			for _, call := range n.Calls() {
+				if call.Getenv("CNI_COMMAND") == "ADD" {
+					outputs = append(outputs, string(call.Stdout))
+				}
+			}
+			if len(outputs) != 2 || outputs[0] != outputs[1] {
+				t.Errorf("results differ: %q", outputs)
+			}
+		})
+	}
+}
+
+// The packets of a macvlan pass no device of the host.
+func TestAfterMacvlan(t *testing.T) {
+	n := chainOf(t, `{"type": "macvlan", "master": "eth0", `+referenceIPAM+`}`, afterOthers)
+	pod := n.NewPod(t, "a")
+	err := pod.Add(testenv.Context(t))
+	var coded *cnitypes.Error
+	if !errors.As(err, &coded) || coded.Code != cnitypes.ErrUnsupportedField {
+		t.Fatalf("ADD: %v", err)
+	}
+	for _, word := range []string{"macvlan", testenv.PodIfName, "bridge", "ptp"} {
+		if !strings.Contains(coded.Msg, word) {
+			t.Errorf("the error lacks %q: %s", word, coded.Msg)
+		}
+	}
+	del(t, pod)
+}
+
+// What tuning changes of another plugin's interface is put back by DEL.
+func TestChainedTuning(t *testing.T) {
+	tuned := strings.TrimSuffix(afterOthers, "}") + `, "allmulti": true, "txQLen": 77, "promisc": true,
+		"sysctl": {"net.ipv4.conf.IFNAME.arp_notify": "1", "net/core/somaxconn": "500"}}`
+	n := chainOf(t, firstPlugins["ptp"], tuned)
+	pod := n.AddPod(t, "a", nil)
+	state := func() string {
+		link, err := pod.Netlink().LinkByName(testenv.PodIfName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var sysctls []string
+		for _, name := range []string{"net/ipv4/conf/eth0/arp_notify", "net/core/somaxconn"} {
+			value, err := pod.Sysctl(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sysctls = append(sysctls, value)
+		}
+		attrs := link.Attrs()
+		return fmt.Sprint(attrs.Promisc, attrs.Allmulti, attrs.TxQLen, sysctls)
+	}
+	if got, want := state(), "1 1 77 [1 500]"; got != want {
+		t.Errorf("the interface has %s, want %s", got, want)
+	}
+	if err := pod.Check(testenv.Context(t)); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	if err := pod.SetSysctl("net/core/somaxconn", "501"); err != nil {
+		t.Fatal(err)
+	}
+	if err := pod.Check(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "somaxconn is 501, expected 500") {
+		t.Errorf("CHECK with another setting: %v", err)
+	}
+
+	// DEL of ebpfnet alone: the interface stays.
+	alone := chainOf2(t, n, tuned)
+	if err := alone.Del(testenv.Context(t), pod.Conf); err != nil {
+		t.Fatal(err)
+	}
+	if got := state(); !strings.HasPrefix(got, "0 0 ") || strings.Contains(got, "77") || strings.HasPrefix(got, "[1") {
+		t.Errorf("after DEL the interface has %s", got)
+	}
+}
+
+// chainOf2 is the same network with fewer plugins.
+func chainOf2(t *testing.T, n *network, plugins ...string) *testenv.Runtime {
+	t.Helper()
+	conflist := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "pods", "plugins": [%s]}`, strings.Join(plugins, ", "))
+	return testenv.NewRuntime(t, n.node(), []byte(conflist), filepath.Dir(testenv.Build(t, "./cmd/ebpfnet")))
+}
+
+// Others come after ebpfnet, and find in its result what they need.
+func TestBeforeOtherPlugins(t *testing.T) {
+	own := `{"type": "ebpfnet", "ipMasq": true, ` + referenceIPAM + `}`
+	for _, tc := range []struct{ name, plugin string }{
+		{"tuning", `{"type": "tuning", "mtu": 1400, "sysctl": {"net.core.somaxconn": "500"}}`},
+		{"portmap", `{"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true}}`},
+		{"firewall", `{"type": "firewall", "backend": "iptables"}`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			n := chainOf(t, own, tc.plugin)
+			pod := n.AddPod(t, "a", map[string]any{"portMappings": []mapping{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}})
+			f := families[0]
+			ping(t, pod.Namespace, f.outside)
+			if tc.name == "portmap" {
+				serve(t, pod.Namespace, "tcp", at(f.pod(pod), 80))
+				reachAsOneself(t, n.Outside, "tcp", at(f.node, 8080), pod.Namespace)
+			}
+		})
+	}
+}
