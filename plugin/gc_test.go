@@ -6,21 +6,10 @@ import (
 	"testing"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
-	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/ipam"
-	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 )
-
-func ownerOf(id string) loader.Owner {
-	return maps.Attachment{Network: "pods", ContainerID: id, IfName: "eth0"}.Owner()
-}
-
-func device(id string) netlink.Link {
-	alias := aliasOf(maps.Attachment{Network: "pods", ContainerID: id, IfName: "eth0"})
-	return &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Alias: alias}}
-}
 
 func TestValidAttachments(t *testing.T) {
 	const (
