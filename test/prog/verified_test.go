@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -115,22 +116,26 @@ func renew(series string, now map[string]cost) error {
 	return os.WriteFile(verifiedFile, []byte(v.String()), 0o644)
 }
 
-// parseCost reads the statistics in the verifier's log of a program:
-//
-//	stack depth 56+88+8
-//	processed 2345 insns (limit 1000000) max_states_per_insn ...
+// The verifier's statistics of a program, in the words of kernels from 5.10 to 7.2.
+var (
+	processedLine = regexp.MustCompile(`(?m)^processed ([0-9]+) insns`)
+	depthLine     = regexp.MustCompile(`(?m)^stack depth ([0-9]+(?:\+[0-9]+)*)( max [0-9]+)?$`)
+)
+
+// parseCost reads the statistics in the verifier's log of a program.
 func parseCost(log string, program asm.Instructions) (c cost, err error) {
-	_, processed, _ := strings.Cut(log, "processed ")
-	if _, err := fmt.Sscanf(processed, "%d insns", &c.insns); err != nil {
-		return c, fmt.Errorf("the verifier's log does not tell instructions: %q", log)
+	processed, depths := processedLine.FindStringSubmatch(log), depthLine.FindStringSubmatch(log)
+	if processed == nil || depths == nil {
+		return c, fmt.Errorf("the verifier's log does not tell instructions and stack depths: %q", log)
 	}
-	_, depths, _ := strings.Cut(log, "stack depth ")
-	depths, _, _ = strings.Cut(depths, "\n")
+	if c.insns, err = strconv.Atoi(processed[1]); err != nil {
+		return c, err
+	}
 	var frames []int
-	for _, text := range strings.Split(depths, "+") {
+	for _, text := range strings.Split(depths[1], "+") {
 		frame, err := strconv.Atoi(text)
 		if err != nil {
-			return c, fmt.Errorf("the verifier's log does not tell stack depths: %q", log)
+			return c, err
 		}
 		frames = append(frames, frame)
 	}
@@ -176,10 +181,14 @@ func TestParseCost(t *testing.T) {
 		asm.Return().WithSymbol("right"),
 		asm.Return().WithSymbol("leaf"),
 	}
-	log := "verification time 77 usec\nstack depth 40+33+100+0\nprocessed 2345 insns (limit 1000000) max_states_per_insn 4\n"
 	want := cost{2345, 64 + 128}
-	if got, err := parseCost(log, program); err != nil || got != want {
-		t.Errorf("got %v and error %v, want %v", got, err, want)
+	for kernel, log := range map[string]string{
+		"5.10": "verification time 77 usec\nstack depth 40+33+100+0\nprocessed 2345 insns (limit 1000000) max_states_per_insn 4\n",
+		"7.2":  "verification time 77 usec\nstack depth 40+33+100+0 max 176\ninsns processed 2345\nprocessed 2345 insns (limit 1000000)\n",
+	} {
+		if got, err := parseCost(log, program); err != nil || got != want {
+			t.Errorf("%s: got %v and error %v, want %v", kernel, got, err, want)
+		}
 	}
 	for _, log := range []string{"", "stack depth 1+2+3+4\n", "stack depth 1+2\nprocessed 5 insns", "processed 5 insns"} {
 		if got, err := parseCost(log, program); err == nil {
