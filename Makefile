@@ -13,8 +13,9 @@ KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
 SBIN   ?= /usr/local/sbin
-# For test-kernels and verified: series of test/vm/kernels.txt; none: all of them.
+# For test-kernels and verified: series of test/vm/kernels.txt; none: all of them. JOBS of them at once.
 KERNEL ?=
+JOBS   ?= 1
 KERNEL_SUITES := prog scenario conformance
 GO     ?= go
 # Plain binaries: they run in every container image and on every kernel of test-kernels.
@@ -51,11 +52,11 @@ system: ## programs, scenarios and the CNI contract, in namespaces of their own 
 
 .PHONY: test-kernels
 test-kernels: kernel-binaries ## the same on each Linux of test/vm/kernels.txt, or on KERNEL=5.10, in qemu; fills README's table
-	bin/matrix -bin bin -readme README.md $(KERNEL)
+	bin/matrix -bin bin -jobs $(JOBS) -readme README.md $(KERNEL)
 
 .PHONY: test-kernels-quick
 test-kernels-quick: kernel-binaries ## a choice of it on the oldest and the newest Linux
-	bin/matrix -bin bin -quick $(KERNEL)
+	bin/matrix -bin bin -jobs 2 -quick $(KERNEL)
 
 .PHONY: verified
 verified: kernel-binaries ## renew test/prog/testdata/verified.txt on these kernels

@@ -3,7 +3,7 @@
 //
 //	matrix -bin bin -readme README.md          # all kernels of ../kernels.txt, one after the other
 //	matrix -bin bin -readme README.md 5.10 6.1 # these, and the other rows stay
-//	matrix -bin bin -quick                     # a choice of tests on the oldest and the newest, at the same time
+//	matrix -bin bin -quick -jobs 2             # a choice of tests on the oldest and the newest, at the same time
 //
 // `make test-kernels` builds what it needs in the directory -bin: vm, the test
 // binaries of suites.go and the product. It goes on after a failure, and fails at
@@ -26,6 +26,7 @@ type options struct {
 	bin    string
 	readme string
 	quick  bool
+	jobs   int
 	series []string
 }
 
@@ -34,6 +35,7 @@ func main() {
 	flag.StringVar(&opts.bin, "bin", "bin", "`directory` with vm, the test binaries and the product")
 	flag.StringVar(&opts.readme, "readme", "", "`file` whose table of kernels to renew")
 	flag.BoolVar(&opts.quick, "quick", false, "only a choice of tests; without series, on the oldest and the newest kernel")
+	flag.IntVar(&opts.jobs, "jobs", 1, "`number` of kernels at the same time: one per core of the machine")
 	flag.Parse()
 	opts.series = flag.Args()
 	if err := run(opts); err != nil {
@@ -61,10 +63,8 @@ func run(opts options) error {
 	if err := os.MkdirAll(filepath.Join(bin, "kernels"), 0o755); err != nil {
 		return err
 	}
-	if opts.quick {
-		return runBeside(bin, chosen)
-	}
-	return runInTurn(bin, chosen, all, opts.readme)
+	m := &matrix{bin: bin, quick: opts.quick, readme: opts.readme, all: all}
+	return m.run(chosen, opts.jobs)
 }
 
 // listKernels asks vm for the series of kernels.txt, from the oldest to the newest.
@@ -96,38 +96,44 @@ func choose(all []string, opts options) ([]string, error) {
 	}
 }
 
-// runBeside runs the quick tests on all kernels at the same time.
-func runBeside(bin string, kernels []string) error {
+type matrix struct {
+	bin   string
+	quick bool
+	all   []string
+
+	mu     sync.Mutex // of the file
+	readme string
+}
+
+// run runs the kernels, up to jobs of them at the same time.
+func (m *matrix) run(kernels []string, jobs int) error {
 	errs := make([]error, len(kernels))
+	slots := make(chan struct{}, max(jobs, 1))
 	var wg sync.WaitGroup
 	for i, series := range kernels {
-		wg.Go(func() { _, errs[i] = runKernel(bin, series, true) })
+		slots <- struct{}{}
+		wg.Go(func() {
+			errs[i] = m.runKernel(series)
+			<-slots
+		})
 	}
 	wg.Wait()
 	return errors.Join(errs...)
 }
 
-// runInTurn writes the row of a kernel as soon as its run is over.
-func runInTurn(bin string, kernels, all []string, readme string) error {
-	var errs []error
-	for _, series := range kernels {
-		row, err := runKernel(bin, series, false)
-		errs = append(errs, err)
-		if readme != "" {
-			errs = append(errs, renewTable(readme, all, series, row))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// runKernel runs all suites on one kernel.
-func runKernel(bin, series string, quick bool) (row, error) {
+// runKernel runs all suites on one kernel, and then writes its row.
+func (m *matrix) runKernel(series string) error {
 	var reports []*report
 	var errs []error
 	for _, s := range suites {
-		r, err := s.run(bin, series, quick)
+		r, err := s.run(m.bin, series, m.quick)
 		reports = append(reports, r)
 		errs = append(errs, err)
 	}
-	return newRow(reports), errors.Join(errs...)
+	if m.readme != "" {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		errs = append(errs, renewTable(m.readme, m.all, series, newRow(reports)))
+	}
+	return errors.Join(errs...)
 }
