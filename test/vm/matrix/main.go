@@ -24,6 +24,7 @@ import (
 
 type options struct {
 	bin    string
+	tests  string
 	readme string
 	quick  bool
 	jobs   int
@@ -33,6 +34,7 @@ type options struct {
 func main() {
 	opts := options{}
 	flag.StringVar(&opts.bin, "bin", "bin", "`directory` with vm, the test binaries and the product")
+	flag.StringVar(&opts.tests, "tests", "test", "`directory` with the packages that the test binaries are of")
 	flag.StringVar(&opts.readme, "readme", "", "`file` whose table of kernels to renew")
 	flag.BoolVar(&opts.quick, "quick", false, "only a choice of tests; without series, on the oldest and the newest kernel")
 	flag.IntVar(&opts.jobs, "jobs", 1, "`number` of kernels at the same time: one per core of the machine")
@@ -63,7 +65,7 @@ func run(opts options) error {
 	if err := os.MkdirAll(filepath.Join(bin, "kernels"), 0o755); err != nil {
 		return err
 	}
-	m := &matrix{bin: bin, quick: opts.quick, readme: opts.readme, all: all}
+	m := &matrix{bin: bin, tests: opts.tests, quick: opts.quick, readme: opts.readme, all: all}
 	return m.run(chosen, opts.jobs)
 }
 
@@ -98,6 +100,7 @@ func choose(all []string, opts options) ([]string, error) {
 
 type matrix struct {
 	bin   string
+	tests string
 	quick bool
 	all   []string
 
@@ -126,7 +129,7 @@ func (m *matrix) runKernel(series string) error {
 	var reports []*report
 	var errs []error
 	for _, s := range suites {
-		r, err := s.run(m.bin, series, m.quick)
+		r, err := s.run(m.bin, m.tests, series, m.quick)
 		reports = append(reports, r)
 		errs = append(errs, err)
 	}

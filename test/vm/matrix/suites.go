@@ -35,16 +35,16 @@ var suites = []suite{
 	{
 		// The built binaries, by libcni and as bare calls: each verb, and ebpfnetctl.
 		name: "conformance", title: "CNI contract", timeout: time.Hour,
-		tests: "^Test(Container|Check|Del|GC|StatusReady|Results|Version|UplinkHeals|CtlArguments|CtlStatus)$",
+		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|Version|UplinkHeals|CtlArguments|CtlStatus)$",
 		quick: "^Test(Check|GC|StatusReady|CtlStatus)$",
 	},
 }
 
 // run runs the suite on a kernel. The report is there even if there is an error.
-func (s suite) run(bin, series string, quick bool) (*report, error) {
-	tests := s.tests
+func (s suite) run(bin, tests, series string, quick bool) (*report, error) {
+	pattern := s.tests
 	if quick {
-		tests = s.quick
+		pattern = s.quick
 	}
 	logFile := filepath.Join(bin, "kernels", series+"-"+s.name+".log")
 	log, err := os.Create(logFile)
@@ -54,7 +54,8 @@ func (s suite) run(bin, series string, quick bool) (*report, error) {
 	defer log.Close()
 
 	vm := exec.Command(filepath.Join(bin, "vm"), "-kernel", series, "-timeout", s.timeout.String(), "--",
-		filepath.Join(bin, s.name+".test"), "-test.v", "-test.short", "-test.timeout=0", "-test.run", tests)
+		filepath.Join(bin, s.name+".test"), "-test.v", "-test.short", "-test.timeout=0", "-test.run", pattern)
+	vm.Dir = filepath.Join(tests, s.name) // as go test does, for testdata
 	vm.Env = append(os.Environ(), "EBPFNET_BIN_DIR="+bin)
 	vm.Stdout, vm.Stderr = log, log
 	begin := time.Now()
