@@ -25,18 +25,18 @@ var suites = []suite{
 	{
 		name: "prog", title: "packet tables", timeout: time.Hour,
 		tests: ".",
-		quick: "^Test(Load|Spec|SourceOf.*|ToUplinkMasquerades|FromUplinkReplies|HostPortFromUplink|Fragments|ErrorsIn|Names|Layout)$",
+		quick: "^Test(Load|Spec|.*Source.*|ToUplink.*|From.*|HostPort.*|Masquerade.*|Fragments|ErrorsHere|Established.*|Refusals.*|Layout|Offsets)$",
 	},
 	{
 		name: "scenario", title: "scenarios", timeout: time.Hour,
 		tests: ".",
-		quick: "^Test(Clsact|ForeignTCXPrograms|PodReachesOutsideMasqueraded|PodsReachEachOther|HostPort|HostPortFromHost|TransfersBack)$",
+		quick: "^Test(Clsact|ForeignTCXPrograms|Pod.*|HostPort|HostPortFromHost|HostIP|LargeDatagrams|PortUnreachable|UplinkKinds|TransfersBack)$",
 	},
 	{
 		// The built binaries, by libcni and as bare calls: each verb, and ebpfnetctl.
 		name: "conformance", title: "CNI contract", timeout: time.Hour,
 		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|Version|UplinkHeals|CtlArguments|CtlStatus)$",
-		quick: "^Test(Check|GC|StatusReady|CtlStatus)$",
+		quick: "^Test(Check|CheckPrograms|Del|GC|StatusReady|CtlStatus)$",
 	},
 }
 
