@@ -51,7 +51,7 @@ system: ## programs, scenarios and the CNI contract, in namespaces of their own 
 	cd test && $(GO) test ./...
 
 .PHONY: test-kernels
-test-kernels: kernel-binaries ## the same on each Linux of test/vm/kernels.txt, or on KERNEL=5.10, in qemu; fills README's table
+test-kernels: kernel-binaries ## packet tables, scenarios and verbs on each Linux of test/vm/kernels.txt (KERNEL=5.10: on one) in qemu; fills README's table
 	bin/matrix -bin bin -jobs $(JOBS) -readme README.md $(KERNEL)
 
 .PHONY: test-kernels-quick

@@ -12,29 +12,31 @@ import (
 
 // suite is a test binary that runs in guests.
 type suite struct {
-	name    string
-	title   string // in the table
-	tests   string // the tests to run, a regular expression
-	quick   string // with -quick
-	timeout time.Duration
+	name  string
+	title string // in the table
+	tests string // the tests to run, a regular expression
+	quick string // with -quick
 }
 
-// In guests each load of the programs takes seconds: -quick chooses tests that load
-// them seldom, and at least one of each kind.
+// timeout is for one suite on one kernel. It takes some 10 minutes where nothing else runs.
+const timeout = time.Hour
+
+// In guests each test takes seconds, since it loads the programs: -quick chooses some of
+// each kind.
 var suites = []suite{
 	{
-		name: "prog", title: "packet tables", timeout: time.Hour,
+		name: "prog", title: "packet tables",
 		tests: ".",
 		quick: "^Test(Load|Spec|.*Source.*|ToUplink.*|From.*|HostPort.*|Masquerade.*|Fragments|ErrorsHere|Established.*|Refusals.*|Layout|Offsets)$",
 	},
 	{
-		name: "scenario", title: "scenarios", timeout: time.Hour,
+		name: "scenario", title: "scenarios",
 		tests: ".",
 		quick: "^Test(Clsact|ForeignTCXPrograms|Pod.*|HostPort|HostPortFromHost|HostIP|LargeDatagrams|PortUnreachable|UplinkKinds|TransfersBack)$",
 	},
 	{
 		// The built binaries, by libcni and as bare calls: each verb, and ebpfnetctl.
-		name: "conformance", title: "CNI contract", timeout: time.Hour,
+		name: "conformance", title: "CNI contract",
 		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|Version|UplinkHeals|CtlArguments|CtlStatus)$",
 		quick: "^Test(Check|CheckPrograms|Del|GC|StatusReady|CtlStatus)$",
 	},
@@ -53,7 +55,7 @@ func (s suite) run(bin, tests, series string, quick bool) (*report, error) {
 	}
 	defer log.Close()
 
-	vm := exec.Command(filepath.Join(bin, "vm"), "-kernel", series, "-timeout", s.timeout.String(), "--",
+	vm := exec.Command(filepath.Join(bin, "vm"), "-kernel", series, "-timeout", timeout.String(), "--",
 		filepath.Join(bin, s.name+".test"), "-test.v", "-test.short", "-test.timeout=0", "-test.run", pattern)
 	vm.Dir = filepath.Join(tests, s.name) // as go test does, for testdata
 	vm.Env = append(os.Environ(), "EBPFNET_BIN_DIR="+bin)
