@@ -13,15 +13,17 @@ KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
 SBIN   ?= /usr/local/sbin
-KERNEL ?= 5.10
-KERNEL_TESTS := prog scenario
+# For test-kernels and verified: series of test/vm/kernels.txt; none: all of them. JOBS of them at once.
+KERNEL ?=
+JOBS   ?= 1
+KERNEL_SUITES := prog scenario conformance
 GO     ?= go
 # Plain binaries: they run in every container image and on every kernel of test-kernels.
 export CGO_ENABLED := 0
 
 .PHONY: help
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## build bin/ebpfnet and bin/ebpfnetctl
@@ -49,10 +51,22 @@ system: ## programs, scenarios and the CNI contract, in namespaces of their own 
 	cd test && $(GO) test ./...
 
 .PHONY: test-kernels
-test-kernels: kernel-deps build ## programs and scenarios on Linux KERNEL (5.10) in qemu
-	cd test && $(GO) build -o ../bin/vm ./vm
-	cd test && for package in $(KERNEL_TESTS); do $(GO) test -c -o ../bin/$$package.test ./$$package || exit 1; done
-	for package in $(KERNEL_TESTS); do EBPFNET_BIN_DIR=$(CURDIR)/bin bin/vm -kernel $(KERNEL) -timeout 20m -- $(CURDIR)/bin/$$package.test -test.short || exit 1; done
+test-kernels: kernel-binaries ## packet tables, scenarios and verbs on each Linux of test/vm/kernels.txt (KERNEL=5.10: on one) in qemu; fills README's table
+	bin/matrix -bin bin -jobs $(JOBS) -readme README.md $(KERNEL)
+
+.PHONY: test-kernels-quick
+test-kernels-quick: kernel-binaries ## a choice of it on the oldest and the newest Linux
+	bin/matrix -bin bin -jobs 2 -quick $(KERNEL)
+
+.PHONY: verified
+verified: kernel-binaries ## renew test/prog/testdata/verified.txt on these kernels
+	cd test/prog && for kernel in $(or $(KERNEL),$$(../../bin/vm -list | cut -f 1)); do \
+		../../bin/vm -kernel $$kernel -share testdata -- ../../bin/prog.test -test.run '^TestLoad$$' -update || exit 1; done
+
+.PHONY: kernel-binaries
+kernel-binaries: kernel-deps build
+	cd test && $(GO) build -o ../bin/ ./vm ./vm/matrix
+	cd test && for suite in $(KERNEL_SUITES); do $(GO) test -c -o ../bin/$$suite.test ./$$suite || exit 1; done
 
 .PHONY: generate
 generate: ## compile the BPF programs

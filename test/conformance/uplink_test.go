@@ -14,6 +14,7 @@ import (
 // TestUplinkHeals takes one of its two programs off the uplink. CHECK must say so, and the next ADD
 // must put it back.
 func TestUplinkHeals(t *testing.T) {
+	testenv.Require(t, testenv.TCX)
 	const rounds = 5 // how fast the kernel lets go of a program differs
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.0.0"))

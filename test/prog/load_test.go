@@ -1,17 +1,21 @@
 package prog
 
 import (
-	"strings"
+	"flag"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// TestLoad loads every program, and logs what the verifier had to walk through.
+var update = flag.Bool("update", false, "rewrite the running kernel's lines of "+verifiedFile)
+
+// TestLoad loads every program, and compares what that costs the verifier with verified.txt.
 func TestLoad(t *testing.T) {
 	spec, err := newSpec()
 	if err != nil {
@@ -28,18 +32,51 @@ func TestLoad(t *testing.T) {
 	}
 	defer loaded.Close()
 
+	costs := make(map[string]cost)
 	for _, name := range programs {
 		program := loaded.Programs[name]
 		if program == nil {
 			t.Errorf("there is no program %s", name)
 			continue
 		}
-		// "processed 2345 insns (limit 1000000) ...", in kernels of all ages.
-		_, processed, _ := strings.Cut(program.VerifierLog, "processed ")
-		t.Logf("%-14s %s", name, strings.TrimSpace(processed))
+		costs[name], err = parseCost(program.VerifierLog, spec.Programs[name].Instructions)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		t.Logf("program %-14s %7d instructions verified, %3d bytes of stack", name, costs[name].insns, costs[name].stack)
 	}
 	if len(loaded.Programs) != len(programs) {
 		t.Errorf("there are %d programs, this package tests %d", len(loaded.Programs), len(programs))
+	}
+	if !t.Failed() {
+		compareVerified(t, costs)
+	}
+}
+
+func compareVerified(t *testing.T, costs map[string]cost) {
+	t.Helper()
+	version, err := testenv.KernelVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	series := version.String()
+	if *update {
+		if err := renew(series, costs); err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	all, err := parseVerified(verifiedText)
+	if err != nil {
+		t.Fatal(err)
+	}
+	committed := all[series]
+	if committed == nil {
+		t.Logf("nothing is compared: %s does not know kernel %s; %s", verifiedFile, series, renewVerified)
+		return
+	}
+	if err := checkGrowth(committed, costs); err != nil {
+		t.Errorf("on kernel %s: %v\nif that is meant: %s", series, err, renewVerified)
 	}
 }
 
@@ -57,4 +94,28 @@ func TestSpec(t *testing.T) {
 	if got.Abi != loader.ABI || got.Attach == 0 || got.MasqPortFirst < 1024 || got.MasqPortCount < 4096 || last > 65535 {
 		t.Errorf("configuration is %+v", got)
 	}
+	t.Logf("kernel %s: attaches by %s, finds source addresses by %s", kernelRelease(t), attachWord(got.Attach), sourceWord())
+}
+
+func kernelRelease(t *testing.T) string {
+	t.Helper()
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		t.Fatalf("uname: %v", err)
+	}
+	return unix.ByteSliceToString(name.Release[:])
+}
+
+func attachWord(attach uint32) string {
+	if bpf.DatapathAttach(attach) == bpf.DatapathAttachATTACH_TCX {
+		return "tcx"
+	}
+	return "clsact"
+}
+
+func sourceWord() string {
+	if probeFIBSource() == nil {
+		return "route"
+	}
+	return "uplink entry"
 }

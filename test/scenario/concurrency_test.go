@@ -14,7 +14,7 @@ import (
 func TestManyPodsAtOnce(t *testing.T) {
 	count := 64
 	if testing.Short() {
-		count = 16
+		count = 6 // all of them wait 20 s at most for the first one to load the datapath
 	}
 	n := newNetwork(t)
 	pods := make([]*testenv.Pod, count)

@@ -14,16 +14,16 @@ import (
 
 // The features that tests ask for by [Require].
 var (
-	TCX          = Feature{"tcx", Version{6, 6}, probeTCX}
-	RedirectPeer = Feature{"bpf_redirect_peer", Version{5, 10}, probeRedirectPeer}
-	BigTCP6      = Feature{"BIG TCP for IPv6", Version{5, 19}, probeBigTCP6}
-	BigTCP4      = Feature{"BIG TCP for IPv4", Version{6, 3}, probeBigTCP4}
+	TCX          = Feature{Name: "tcx", Since: Version{6, 6}, Probe: probeTCX}
+	RedirectPeer = Feature{Name: "bpf_redirect_peer", Since: Version{5, 10}, Probe: probeRedirectPeer}
+	BigTCP6      = Feature{Name: "BIG TCP for IPv6", Since: Version{5, 19}, Probe: probeBigTCP6}
+	BigTCP4      = Feature{Name: "BIG TCP for IPv4", Since: Version{6, 3}, Probe: probeBigTCP4}
 
-	LiveRename = Feature{"renaming of a device that is up", Version{6, 2}, probeLiveRename}
+	LiveRename = Feature{Name: "renaming of a device that is up", Since: Version{6, 2}, Probe: probeLiveRename}
 
-	Netkit = Feature{"netkit", Version{}, probeNetkit}
-	FQ     = Feature{"sch_fq", Version{}, probeFQ}
-	SCTP   = Feature{"SCTP", Version{}, probeSCTP}
+	Netkit = Feature{Name: "netkit", Module: "netkit", Probe: probeNetkit}
+	FQ     = Feature{Name: "sch_fq", Module: "sch_fq", Probe: probeFQ}
+	SCTP   = Feature{Name: "SCTP", Module: "sctp", Probe: probeSCTP}
 )
 
 // loopback is lo's index in every network namespace.

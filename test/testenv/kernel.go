@@ -2,6 +2,9 @@ package testenv
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +26,8 @@ type Feature struct {
 	// Since is the first kernel that must have it. The zero Version is for what
 	// a kernel's configuration may leave out at any version.
 	Since Version
+	// Module has it. A kernel that lists the module must have the feature as well.
+	Module string
 	// Probe returns why the feature is missing, or nil.
 	Probe func() error
 }
@@ -60,6 +65,9 @@ func Require(tb testing.TB, feature Feature) {
 		tb.Fatalf("feature %s is missing from kernel %s, which should have it since %s: %v",
 			feature.Name, version, feature.Since, err)
 	}
+	if feature.Module != "" && moduleListed(feature.Module) {
+		tb.Fatalf("feature %s is missing, though this kernel lists its module %s: %v", feature.Name, feature.Module, err)
+	}
 	if feature.Since == (Version{}) {
 		tb.Skipf("feature %s: not in this kernel's configuration: %v", feature.Name, err)
 	}
@@ -68,4 +76,25 @@ func Require(tb testing.TB, feature Feature) {
 
 func (f Feature) mustBeIn(v Version) bool {
 	return f.Since != (Version{}) && !v.Less(f.Since)
+}
+
+// moduleListed looks for a module, loaded or not, or built in. A kernel without lists has none.
+func moduleListed(name string) bool {
+	var utsname unix.Utsname
+	if unix.Uname(&utsname) != nil {
+		return false
+	}
+	dir := filepath.Join("/lib/modules", unix.ByteSliceToString(utsname.Release[:]))
+	return listsModule(dir, name)
+}
+
+func listsModule(dir, name string) bool {
+	for _, list := range []string{"modules.dep", "modules.builtin"} {
+		text, err := os.ReadFile(filepath.Join(dir, list))
+		// Lines begin with paths such as kernel/net/8021q/8021q.ko.xz.
+		if err == nil && regexp.MustCompile(`(?m)^\S*/`+regexp.QuoteMeta(name)+`\.ko`).Match(text) {
+			return true
+		}
+	}
+	return false
 }

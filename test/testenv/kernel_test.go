@@ -1,6 +1,8 @@
 package testenv
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 )
 
@@ -36,5 +38,27 @@ func TestFeatureMustBeIn(t *testing.T) {
 	}
 	if _, err := parseVersion("linux"); err == nil {
 		t.Error("a release without numbers was parsed")
+	}
+}
+
+func TestListsModule(t *testing.T) {
+	dir := t.TempDir()
+	for file, text := range map[string]string{
+		"modules.dep":     "kernel/net/8021q/8021q.ko.xz: kernel/net/802/mrp.ko.xz kernel/net/802/garp.ko.xz\nkernel/drivers/net/tun.ko:\n",
+		"modules.builtin": "kernel/net/sched/sch_fq.ko\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]bool{
+		"8021q": true, "tun": true, "sch_fq": true, "garp": false, "un": false, "sch": false, "sctp": false,
+	} {
+		if got := listsModule(dir, name); got != want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	if listsModule(t.TempDir(), "tun") {
+		t.Error("a kernel without lists has a module")
 	}
 }

@@ -22,10 +22,10 @@ type UplinkKind struct {
 
 // UplinkKinds are all kinds but the veth, which a [Topology] begins with.
 var UplinkKinds = []UplinkKind{
-	{"bridge", Feature{Name: "bridge", Probe: probeLink(&netlink.Bridge{LinkAttrs: named("probe")})}, addBridge},
-	{"bond", Feature{Name: "bonding", Probe: probeLink(netlink.NewLinkBond(named("probe")))}, addBond},
-	{"vlan", Feature{Name: "802.1Q", Probe: probeVLAN}, addVLANs},
-	{"tun", Feature{Name: "tun", Probe: probeTUN}, addTUNs},
+	{"bridge", Feature{Name: "bridge", Module: "bridge", Probe: probeLink(&netlink.Bridge{LinkAttrs: named("probe")})}, addBridge},
+	{"bond", Feature{Name: "bonding", Module: "bonding", Probe: probeLink(netlink.NewLinkBond(named("probe")))}, addBond},
+	{"vlan", Feature{Name: "802.1Q", Module: "8021q", Probe: probeVLAN}, addVLANs},
+	{"tun", Feature{Name: "tun", Module: "tun", Probe: probeTUN}, addTUNs},
 }
 
 func named(name string) netlink.LinkAttrs {

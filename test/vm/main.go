@@ -5,6 +5,8 @@
 //	go build -o /tmp/vm ./vm && go test -exec "/tmp/vm -kernel 5.10 --" ./...
 //	go run ./vm -list
 //
+// Command matrix, in the folder below, runs all tests on all kernels by it.
+//
 // (go run turns every exit status but 0 into 1: where the status matters, use a
 // built runner.)
 //

@@ -1,0 +1,237 @@
+package prog
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf/asm"
+)
+
+const verifiedFile = "testdata/verified.txt"
+
+// How verified.txt is made anew, for the messages of tests.
+const renewVerified = "`make verified` renews testdata/verified.txt (KERNEL=5.10 for one; on this kernel: go test ./prog -run TestLoad -update)"
+
+//go:embed testdata/verified.txt
+var verifiedText string
+
+// cost is what a program costs the verifier, which has limits for both.
+type cost struct {
+	insns int // that it walked through, of 1,000,000
+	stack int // bytes of the deepest chain of calls, of 512
+}
+
+// verified has the costs of each program on each series of kernels, such as 5.10.
+type verified map[string]map[string]cost
+
+func parseVerified(text string) (verified, error) {
+	v := make(verified)
+	for i, line := range strings.Split(text, "\n") {
+		line, _, _ = strings.Cut(line, "#")
+		if strings.TrimSpace(line) == "" {
+			continue
+		}
+		var series, program string
+		var c cost
+		if _, err := fmt.Sscan(line, &series, &program, &c.insns, &c.stack); err != nil {
+			return nil, fmt.Errorf("%s:%d: want series, program, instructions and stack, got %q", verifiedFile, i+1, line)
+		}
+		if v[series] == nil {
+			v[series] = make(map[string]cost)
+		}
+		v[series][program] = c
+	}
+	return v, nil
+}
+
+func (v verified) String() string {
+	var text strings.Builder
+	text.WriteString("# What each program costs the verifier, by series of kernels: instructions that it walks\n" +
+		"# through, and bytes of stack. TestLoad fails when they grow; `make verified` renews them.\n")
+	for _, series := range slices.SortedFunc(maps.Keys(v), compareSeries) {
+		for _, program := range slices.Sorted(maps.Keys(v[series])) {
+			c := v[series][program]
+			fmt.Fprintf(&text, "%-5s %-14s %7d %4d\n", series, program, c.insns, c.stack)
+		}
+	}
+	return text.String()
+}
+
+// compareSeries knows that 5.10 comes after 5.9.
+func compareSeries(a, b string) int {
+	numbers := func(series string) (n []int) {
+		for _, part := range strings.Split(series, ".") {
+			number, _ := strconv.Atoi(part)
+			n = append(n, number)
+		}
+		return n
+	}
+	return slices.Compare(numbers(a), numbers(b))
+}
+
+// checkGrowth compares costs with the committed ones, and lets them grow by a tenth.
+func checkGrowth(committed, now map[string]cost) error {
+	var errs []error
+	grown := func(program, what string, from, to int) {
+		if to*10 > from*11 {
+			errs = append(errs, fmt.Errorf("%s: %s grew from %d to %d", program, what, from, to))
+		}
+	}
+	for _, program := range slices.Sorted(maps.Keys(now)) {
+		was, ok := committed[program]
+		if !ok {
+			errs = append(errs, fmt.Errorf("%s: not in %s", program, verifiedFile))
+			continue
+		}
+		grown(program, "verified instructions", was.insns, now[program].insns)
+		grown(program, "stack", was.stack, now[program].stack)
+	}
+	for _, program := range slices.Sorted(maps.Keys(committed)) {
+		if _, ok := now[program]; !ok {
+			errs = append(errs, fmt.Errorf("%s: in %s, but no program", program, verifiedFile))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// renew writes the costs on one series into the file in the source tree.
+func renew(series string, now map[string]cost) error {
+	text, err := os.ReadFile(verifiedFile)
+	if err != nil {
+		return fmt.Errorf("%w (the working directory must be test/prog)", err)
+	}
+	v, err := parseVerified(string(text))
+	if err != nil {
+		return err
+	}
+	v[series] = now
+	return os.WriteFile(verifiedFile, []byte(v.String()), 0o644)
+}
+
+// The verifier's statistics of a program, in the words of kernels from 5.10 to 7.2.
+var (
+	processedLine = regexp.MustCompile(`(?m)^processed ([0-9]+) insns`)
+	depthLine     = regexp.MustCompile(`(?m)^stack depth ([0-9]+(?:\+[0-9]+)*)( max [0-9]+)?$`)
+)
+
+// parseCost reads the statistics in the verifier's log of a program.
+func parseCost(log string, program asm.Instructions) (c cost, err error) {
+	processed, depths := processedLine.FindStringSubmatch(log), depthLine.FindStringSubmatch(log)
+	if processed == nil || depths == nil {
+		return c, fmt.Errorf("the verifier's log does not tell instructions and stack depths: %q", log)
+	}
+	if c.insns, err = strconv.Atoi(processed[1]); err != nil {
+		return c, err
+	}
+	var frames []int
+	for _, text := range strings.Split(depths[1], "+") {
+		frame, err := strconv.Atoi(text)
+		if err != nil {
+			return c, err
+		}
+		frames = append(frames, frame)
+	}
+	c.stack, err = deepestChain(program, frames)
+	return c, err
+}
+
+// deepestChain adds up the frames of the functions that call one another, each rounded up as
+// Linux 5.10 does. The frames are in the order of the program's functions.
+func deepestChain(program asm.Instructions, frames []int) (int, error) {
+	var functions []string
+	calls := make(map[string][]string)
+	for i, ins := range program {
+		if symbol := ins.Symbol(); symbol != "" && (i == 0 || symbol != functions[len(functions)-1]) {
+			functions = append(functions, symbol)
+		}
+		if ins.IsFunctionCall() {
+			caller := functions[len(functions)-1]
+			calls[caller] = append(calls[caller], ins.Reference())
+		}
+	}
+	if len(functions) != len(frames) {
+		return 0, fmt.Errorf("%d functions %q have %d frames", len(functions), functions, len(frames))
+	}
+	const unit = 32
+	var depth func(function string) int
+	depth = func(function string) int {
+		deepest := 0
+		for _, callee := range calls[function] {
+			deepest = max(deepest, depth(callee))
+		}
+		own := max(frames[slices.Index(functions, function)], 1)
+		return (own+unit-1)/unit*unit + deepest
+	}
+	return depth(functions[0]), nil
+}
+
+func TestParseCost(t *testing.T) {
+	program := asm.Instructions{
+		asm.FnGetPrandomU32.Call().WithSymbol("entry"),
+		call("left"), call("right"), asm.Return(),
+		call("leaf").WithSymbol("left"), asm.Return(),
+		asm.Return().WithSymbol("right"),
+		asm.Return().WithSymbol("leaf"),
+	}
+	want := cost{2345, 64 + 128}
+	for kernel, log := range map[string]string{
+		"5.10": "verification time 77 usec\nstack depth 40+33+100+0\nprocessed 2345 insns (limit 1000000) max_states_per_insn 4\n",
+		"7.2":  "verification time 77 usec\nstack depth 40+33+100+0 max 176\ninsns processed 2345\nprocessed 2345 insns (limit 1000000)\n",
+	} {
+		if got, err := parseCost(log, program); err != nil || got != want {
+			t.Errorf("%s: got %v and error %v, want %v", kernel, got, err, want)
+		}
+	}
+	for _, log := range []string{"", "stack depth 1+2+3+4\n", "stack depth 1+2\nprocessed 5 insns", "processed 5 insns"} {
+		if got, err := parseCost(log, program); err == nil {
+			t.Errorf("%q: got %v", log, got)
+		}
+	}
+}
+
+func call(function string) asm.Instruction {
+	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoCall, Constant: -1}.WithReference(function)
+}
+
+func TestCheckGrowth(t *testing.T) {
+	committed := map[string]cost{"a": {1000, 100}}
+	for name, test := range map[string]struct {
+		now  map[string]cost
+		want string // in the error
+	}{
+		"the same":          {map[string]cost{"a": {1000, 100}}, ""},
+		"a tenth":           {map[string]cost{"a": {1100, 110}}, ""},
+		"less":              {map[string]cost{"a": {1, 1}}, ""},
+		"more instructions": {map[string]cost{"a": {1101, 100}}, "a: verified instructions grew from 1000 to 1101"},
+		"more stack":        {map[string]cost{"a": {1000, 111}}, "a: stack grew from 100 to 111"},
+		"a new program":     {map[string]cost{"a": {1, 1}, "b": {1, 1}}, "b: not in"},
+		"a program less":    {nil, "a: in "},
+	} {
+		err := checkGrowth(committed, test.now)
+		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+			t.Errorf("%s: got %v, want %q", name, err, test.want)
+		}
+	}
+}
+
+func TestVerifiedText(t *testing.T) {
+	v := verified{"5.10": {"b": {2, 32}, "a": {1, 64}}, "5.9": {"a": {3, 96}}}
+	text := v.String()
+	if want := "5.9   a                    3   96\n5.10  a                    1   64\n5.10  b                    2   32\n"; !strings.HasSuffix(text, want) {
+		t.Errorf("got %q", text)
+	}
+	if again, err := parseVerified(text); err != nil || again.String() != text {
+		t.Errorf("read again: %v and error %v", again, err)
+	}
+	if got, err := parseVerified("5.10 a 1\n"); err == nil {
+		t.Errorf("a line without stack: %v", got)
+	}
+}

@@ -1,0 +1,142 @@
+// Command matrix runs the tests on real kernels, each in a guest of package vm, and
+// writes what it has seen into README's table of kernels.
+//
+//	matrix -bin bin -readme README.md          # all kernels of ../kernels.txt, one after the other
+//	matrix -bin bin -readme README.md 5.10 6.1 # these, and the other rows stay
+//	matrix -bin bin -quick -jobs 2             # a choice of tests on the oldest and the newest, at the same time
+//
+// `make test-kernels` builds what it needs in the directory -bin: vm, the test
+// binaries of suites.go and the product. It goes on after a failure, and fails at
+// the end. What tests print is in BIN/kernels/SERIES-SUITE.log.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+)
+
+type options struct {
+	bin    string
+	tests  string
+	readme string
+	quick  bool
+	jobs   int
+	series []string
+}
+
+func main() {
+	opts := options{}
+	flag.StringVar(&opts.bin, "bin", "bin", "`directory` with vm, the test binaries and the product")
+	flag.StringVar(&opts.tests, "tests", "test", "`directory` with the packages that the test binaries are of")
+	flag.StringVar(&opts.readme, "readme", "", "`file` whose table of kernels to renew")
+	flag.BoolVar(&opts.quick, "quick", false, "only a choice of tests; without series, on the oldest and the newest kernel")
+	flag.IntVar(&opts.jobs, "jobs", 1, "`number` of kernels at the same time: one per core of the machine")
+	flag.Parse()
+	opts.series = flag.Args()
+	if err := run(opts); err != nil {
+		fmt.Fprintln(os.Stderr, "matrix:", err)
+		os.Exit(1)
+	}
+}
+
+func run(opts options) error {
+	if opts.quick && opts.readme != "" {
+		return errors.New("-quick runs too little for a table: give no -readme")
+	}
+	bin, err := filepath.Abs(opts.bin)
+	if err != nil {
+		return err
+	}
+	all, err := listKernels(bin)
+	if err != nil {
+		return err
+	}
+	chosen, err := choose(all, opts)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Join(bin, "kernels"), 0o755); err != nil {
+		return err
+	}
+	m := &matrix{bin: bin, tests: opts.tests, quick: opts.quick, readme: opts.readme, all: all}
+	return m.run(chosen, opts.jobs)
+}
+
+// listKernels asks vm for the series of kernels.txt, from the oldest to the newest.
+func listKernels(bin string) ([]string, error) {
+	out, err := exec.Command(filepath.Join(bin, "vm"), "-list").Output()
+	if err != nil {
+		return nil, fmt.Errorf("list kernels: %w", err)
+	}
+	var series []string
+	for line := range strings.Lines(string(out)) {
+		series = append(series, strings.Fields(line)[0])
+	}
+	return series, nil
+}
+
+func choose(all []string, opts options) ([]string, error) {
+	for _, series := range opts.series {
+		if !slices.Contains(all, series) {
+			return nil, fmt.Errorf("no kernel %q in kernels.txt, which has %s", series, strings.Join(all, ", "))
+		}
+	}
+	switch {
+	case len(opts.series) > 0:
+		return opts.series, nil
+	case opts.quick:
+		return slices.Compact([]string{all[0], all[len(all)-1]}), nil
+	default:
+		return all, nil
+	}
+}
+
+type matrix struct {
+	bin   string
+	tests string
+	quick bool
+	all   []string
+
+	mu     sync.Mutex // of the file
+	readme string
+}
+
+// run runs the kernels, up to jobs of them at the same time.
+func (m *matrix) run(kernels []string, jobs int) error {
+	errs := make([]error, len(kernels))
+	slots := make(chan struct{}, max(jobs, 1))
+	var wg sync.WaitGroup
+	for i, series := range kernels {
+		slots <- struct{}{}
+		wg.Go(func() {
+			errs[i] = m.runKernel(series)
+			<-slots
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// runKernel runs all suites on one kernel, and then writes its row.
+func (m *matrix) runKernel(series string) error {
+	var reports []*report
+	var errs []error
+	for _, s := range suites {
+		r, err := s.run(m.bin, m.tests, series, m.quick)
+		reports = append(reports, r)
+		errs = append(errs, err)
+	}
+	if m.readme != "" {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		errs = append(errs, renewTable(m.readme, m.all, series, newRow(reports)))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const printed = `=== RUN   TestLoad
+    load_test.go:46: program from_host        48035 instructions verified, 416 bytes of stack
+    load_test.go:46: program to_uplink       126078 instructions verified, 384 bytes of stack
+--- PASS: TestLoad (6.28s)
+=== RUN   TestSpec
+    load_test.go:97: kernel 5.10.0-46-amd64: attaches by clsact, finds source addresses by uplink entry
+--- PASS: TestSpec (0.00s)
+=== RUN   TestKinds
+=== RUN   TestKinds/bridge
+=== RUN   TestKinds/bond
+    kinds_test.go:16: feature bonding: not in this kernel's configuration: operation not supported
+--- PASS: TestKinds (2.00s)
+    --- PASS: TestKinds/bridge (1.00s)
+    --- SKIP: TestKinds/bond (0.00s)
+=== RUN   TestTCX
+    tcx_test.go:7: feature tcx: since kernel 6.6, this is 5.10
+--- SKIP: TestTCX (0.00s)
+`
+
+func TestReport(t *testing.T) {
+	for name, test := range map[string]struct {
+		text, counts string
+		wrong        []string // in the error
+	}{
+		"all well": {printed + "PASS\n", "3 passed, 2 skipped", nil},
+		"a failure in a subtest": {
+			printed + "=== RUN   TestA\n=== RUN   TestA/b\n    a_test.go:1: wrong\n--- FAIL: TestA (0.00s)\n    --- FAIL: TestA/b (0.00s)\n    --- PASS: TestA/c (0.00s)\nFAIL\n",
+			"4 passed, 2 skipped, 1 failed", []string{"TestA/b failed"},
+		},
+		"a failure beside subtests": {
+			printed + "--- FAIL: TestA (0.00s)\n    --- PASS: TestA/c (0.00s)\nFAIL\n",
+			"4 passed, 2 skipped, 1 failed", []string{"TestA failed"},
+		},
+		"a skip without a feature": {
+			printed + "=== RUN   TestA\n    a_test.go:1: not today\n--- SKIP: TestA (0.00s)\nPASS\n",
+			"3 passed, 3 skipped", []string{"TestA skips"},
+		},
+		"no end":   {printed + "=== RUN   TestA\n", "3 passed, 2 skipped, did not end well", []string{"did not end well"}},
+		"no tests": {"testing: warning: no tests to run\nPASS\n", "0 passed", []string{"no test passed"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := parseReport(test.text)
+			if r.String() != test.counts {
+				t.Errorf("counts are %q, want %q", r, test.counts)
+			}
+			err := r.check()
+			if (err == nil) != (test.wrong == nil) {
+				t.Errorf("error is %v, want %q", err, test.wrong)
+			}
+			for _, wrong := range test.wrong {
+				if err != nil && !strings.Contains(err.Error(), wrong) {
+					t.Errorf("error is %v, want %q", err, wrong)
+				}
+			}
+		})
+	}
+}
+
+func TestExcerpt(t *testing.T) {
+	r := parseReport("=== RUN   TestA\n    a_test.go:1: well\n=== RUN   TestB\n    b_test.go:1: wrong\n" +
+		"=== NAME  TestB\n    b_test.go:2: cleaning\n--- PASS: TestA (0.00s)\n--- FAIL: TestB (0.00s)\nFAIL\n")
+	want := []string{"TestB:", "    b_test.go:1: wrong", "    b_test.go:2: cleaning"}
+	if got := r.excerpt(); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestRow(t *testing.T) {
+	got := newRow([]*report{parseReport(printed + "PASS\n"), parseReport("--- PASS: TestA (0.00s)\nPASS\n")})
+	want := row{
+		release: "5.10.0-46-amd64",
+		cells:   "clsact | uplink entry | 3 passed, 2 skipped | 1 passed | 126,078",
+		skipped: "bonding (not in this kernel), tcx (since kernel 6.6)",
+	}
+	if got != want {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+// TestTable renews rows in any order, and finds the others and the text around as they were.
+func TestTable(t *testing.T) {
+	readme := filepath.Join(t.TempDir(), "README.md")
+	write := func(text string) {
+		if err := os.WriteFile(readme, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("before\n" + tableBegin + "\n" + tableEnd + "\nafter\n")
+	all := []string{"5.10", "6.1", "6.12", "7"}
+	renew := func(series, release, cells, skipped string) {
+		t.Helper()
+		if err := renewTable(readme, all, series, row{release, cells, skipped}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	renew("6.12", "6.12.1", "c", "")
+	renew("6.1", "6.1.0-56", "b", "tcx (since kernel 6.6)")
+	renew("5.10", "5.10.0", "old", "all")
+	renew("7", "7.2.12", "d", "")
+	renew("5.10", "5.10.1", "a | a", "tcx (since kernel 6.6), x: y")
+	renew("7", "7.3.1", "d", "")
+
+	text, err := os.ReadFile(readme)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "| 5.10.1 | a | a |\n| 6.1.0-56 | b |\n| 6.12.1 | c |\n| 7.3.1 | d |\n\n" +
+		skippedPrefix + "5.10.1: tcx (since kernel 6.6), x: y\n" + skippedPrefix + "6.1.0-56: tcx (since kernel 6.6)\n\n" + tableEnd + "\nafter\n"
+	if !strings.HasPrefix(string(text), "before\n"+tableBegin+"\n\n| kernel |") || !strings.HasSuffix(string(text), "---|\n"+want) {
+		t.Errorf("got:\n%s", text)
+	}
+	if err := renewTable(readme, all, "6.1", row{cells: "x"}); err == nil {
+		t.Error("a row without a release was written")
+	}
+	write("no table")
+	if err := renewTable(readme, all, "6.1", row{release: "6.1.2"}); err == nil {
+		t.Error("a file without a table was written")
+	}
+}
+
+func TestChoose(t *testing.T) {
+	all := []string{"5.10", "6.1", "7"}
+	for name, test := range map[string]struct {
+		opts options
+		want []string
+	}{
+		"all":     {options{}, all},
+		"quick":   {options{quick: true}, []string{"5.10", "7"}},
+		"one":     {options{series: []string{"6.1"}}, []string{"6.1"}},
+		"unknown": {options{series: []string{"6"}}, nil},
+	} {
+		if got, err := choose(all, test.opts); !slices.Equal(got, test.want) || (err == nil) != (test.want != nil) {
+			t.Errorf("%s: got %v and error %v, want %v", name, got, err, test.want)
+		}
+	}
+}

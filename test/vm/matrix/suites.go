@@ -1,0 +1,78 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// suite is a test binary that runs in guests.
+type suite struct {
+	name  string
+	title string // in the table
+	tests string // the tests to run, a regular expression
+	quick string // with -quick
+}
+
+// timeout is for one suite on one kernel. It takes some 10 minutes where nothing else runs.
+const timeout = time.Hour
+
+// In guests each test takes seconds, since it loads the programs: -quick chooses some of
+// each kind.
+var suites = []suite{
+	{
+		name: "prog", title: "packet tables",
+		tests: ".",
+		quick: "^Test(Load|Spec|.*Source.*|ToUplink.*|From.*|HostPort.*|Masquerade.*|Fragments|ErrorsHere|Established.*|Refusals.*|Layout|Offsets)$",
+	},
+	{
+		name: "scenario", title: "scenarios",
+		tests: ".",
+		quick: "^Test(Clsact|ForeignTCXPrograms|Pod.*|HostPort|HostPortFromHost|HostIP|LargeDatagrams|PortUnreachable|UplinkKinds|TransfersBack)$",
+	},
+	{
+		// The built binaries, by libcni and as bare calls: each verb, and ebpfnetctl.
+		name: "conformance", title: "CNI contract",
+		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|Version|UplinkHeals|CtlArguments|CtlStatus)$",
+		quick: "^Test(Check|CheckPrograms|Del|GC|StatusReady|CtlStatus)$",
+	},
+}
+
+// run runs the suite on a kernel. The report is there even if there is an error.
+func (s suite) run(bin, tests, series string, quick bool) (*report, error) {
+	pattern := s.tests
+	if quick {
+		pattern = s.quick
+	}
+	logFile := filepath.Join(bin, "kernels", series+"-"+s.name+".log")
+	log, err := os.Create(logFile)
+	if err != nil {
+		return &report{}, err
+	}
+	defer log.Close()
+
+	vm := exec.Command(filepath.Join(bin, "vm"), "-kernel", series, "-timeout", timeout.String(), "--",
+		filepath.Join(bin, s.name+".test"), "-test.v", "-test.short", "-test.timeout=0", "-test.run", pattern)
+	vm.Dir = filepath.Join(tests, s.name) // as go test does, for testdata
+	vm.Env = append(os.Environ(), "EBPFNET_BIN_DIR="+bin)
+	vm.Stdout, vm.Stderr = log, log
+	begin := time.Now()
+	vmErr := vm.Run()
+
+	text, err := os.ReadFile(logFile)
+	if err != nil {
+		return &report{}, err
+	}
+	r := parseReport(string(text))
+	// A guest that died, or tests that left something behind.
+	r.clean = r.clean && (vmErr == nil || len(r.tests("FAIL")) > 0)
+	fmt.Printf("%-5s %-14s %s, %v\n", series, s.title, r, time.Since(begin).Round(time.Second))
+	if err := errors.Join(vmErr, r.check()); err != nil {
+		return r, fmt.Errorf("%s on %s: %w (all of it: %s)\n%s", s.title, series, err, logFile, strings.Join(r.excerpt(), "\n"))
+	}
+	return r, nil
+}

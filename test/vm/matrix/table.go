@@ -1,0 +1,122 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+)
+
+// The table is in README between these lines.
+const (
+	tableBegin = "<!-- kernels: `make test-kernels` writes what is between these two lines -->"
+	tableEnd   = "<!-- /kernels -->"
+)
+
+// row is what the table tells of a kernel: one line in it, and one below.
+type row struct {
+	release string
+	cells   string
+	skipped string // the features whose absence made tests skip
+}
+
+// newRow takes the reports of all suites, in their order.
+func newRow(reports []*report) row {
+	var r row
+	var attach, source string
+	instructions := 0
+	features := make(map[string]bool)
+	counts := make([]string, len(reports))
+	for i, report := range reports {
+		if report.release != "" {
+			r.release, attach, source = report.release, report.attach, report.source
+		}
+		instructions = max(instructions, report.instructions)
+		for feature := range report.features {
+			features[feature] = true
+		}
+		counts[i] = report.String()
+	}
+	cells := append([]string{attach, source}, counts...)
+	r.cells = strings.Join(append(cells, thousands(instructions)), " | ")
+	r.skipped = strings.Join(slices.Sorted(maps.Keys(features)), ", ")
+	return r
+}
+
+// renewTable puts the row of a series into the file's table. The others stay, but
+// for those of kernels that are no longer listed.
+func renewTable(file string, all []string, series string, r row) error {
+	if r.release == "" {
+		return fmt.Errorf("%s: kernel %s did not tell its release: its row stays as it was", file, series)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	head, rest, ok := strings.Cut(string(text), tableBegin)
+	old, tail, ok2 := strings.Cut(rest, tableEnd)
+	if !ok || !ok2 {
+		return fmt.Errorf("%s has no lines %q and %q", file, tableBegin, tableEnd)
+	}
+	rows := parseTable(old)
+	rows = slices.DeleteFunc(rows, func(r row) bool { return r.isOf(series) })
+	rows = append(rows, r)
+	return os.WriteFile(file, []byte(head+tableBegin+"\n\n"+formatTable(all, rows)+"\n"+tableEnd+tail), 0o644)
+}
+
+// isOf says whether the row's kernel belongs to a series: 6.1 has 6.1.0-56-amd64, not 6.12.
+func (r row) isOf(series string) bool { return strings.HasPrefix(r.release, series+".") }
+
+// skippedPrefix begins the lines below the table.
+const skippedPrefix = "- skipped on "
+
+func formatTable(all []string, rows []row) string {
+	titles := []string{"kernel", "attached by", "source address by"}
+	for _, s := range suites {
+		titles = append(titles, s.title)
+	}
+	titles = append(titles, "largest program, verified instructions")
+	table := "| " + strings.Join(titles, " | ") + " |\n" + strings.Repeat("|---", len(titles)) + "|\n"
+	below := ""
+	for _, series := range all {
+		for _, r := range rows {
+			if !r.isOf(series) {
+				continue
+			}
+			table += fmt.Sprintf("| %s | %s |\n", r.release, r.cells)
+			if r.skipped != "" {
+				below += fmt.Sprintf("%s%s: %s\n", skippedPrefix, r.release, r.skipped)
+			}
+		}
+	}
+	return table + strings.TrimSuffix("\n"+below, "\n") + "\n"
+}
+
+// parseTable reads what formatTable writes.
+func parseTable(text string) []row {
+	var rows []row
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if below, ok := strings.CutPrefix(line, skippedPrefix); ok {
+			release, skipped, _ := strings.Cut(below, ": ")
+			if i := slices.IndexFunc(rows, func(r row) bool { return r.release == release }); i >= 0 {
+				rows[i].skipped = skipped
+			}
+			continue
+		}
+		release, cells, ok := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(line, "| "), " |"), " | ")
+		if ok && release != "kernel" {
+			rows = append(rows, row{release: release, cells: cells})
+		}
+	}
+	return rows
+}
+
+// thousands writes 126078 as 126,078.
+func thousands(n int) string {
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
+}
