@@ -1,0 +1,246 @@
+package scenario
+
+import (
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// What else is on a host: firewalls, settings of distributions, other container engines. Each
+// story wants pods to work beside it, and it to work beside pods.
+
+// podsWork goes all usual ways.
+func (n *network) podsWork(t *testing.T, a, web *testenv.Pod) {
+	t.Helper()
+	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
+		ping(t, a.Namespace, f.outside)
+		outside := serve(t, n.Outside, protocol, at(f.outside, 0))
+		reachAsNode(t, a.Namespace, protocol, outside, n.Outside, f.node)
+		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
+		reachAsOneself(t, a.Namespace, protocol, at(f.pod(web), 80), web.Namespace)
+		reachAsOneself(t, n.Outside, protocol, at(f.node, 8080), web.Namespace)
+		reach(t, n.node(), protocol, at(f.loopbacks()[0], 8080), web.Namespace)
+		reach(t, a.Namespace, protocol, at(f.node, 8080), web.Namespace)
+	})
+}
+
+// nft loads rules on the node.
+func (n *network) nft(t *testing.T, rules string) {
+	t.Helper()
+	requireTool(t, "nft", "nftables")
+	rules = strings.NewReplacer("}", "\n}\n").Replace(rules) // which its grammar wants
+	if _, err := n.node().Run(testenv.Context(t), "nft", rules); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Rules that hosts have, with the packets that they must still stop.
+func TestFirewalls(t *testing.T) {
+	for name, rules := range map[string]string{
+		// docker: FORWARD drops what is not its own, which pods must be let through by the
+		// administrator, as with every other plugin.
+		"drops what is not accepted": `
+			table inet filter { chain forward { type filter hook forward priority 0; policy drop;
+				ct state established,related accept
+				ip saddr 10.88.0.0/24 accept; ip daddr 10.88.0.0/24 accept
+				ip6 saddr fd00:88::/64 accept; ip6 daddr fd00:88::/64 accept
+			} }`,
+		"drops invalid packets, as kube-proxy does": `
+			table inet filter { chain forward { type filter hook forward priority 0; policy accept;
+				ct state invalid drop
+			} }`,
+		"masquerades all on the same uplink": `
+			table inet other { chain post { type nat hook postrouting priority 100; policy accept;
+				oifname "eth0" masquerade
+			} }`,
+		"masquerades pods as the bridge plugin does": `
+			table inet other { chain post { type nat hook postrouting priority 100; policy accept;
+				ip saddr 10.88.0.0/24 ip daddr != 10.88.0.0/24 masquerade
+				ip6 saddr fd00:88::/64 ip6 daddr != fd00:88::/64 masquerade
+			} }`,
+		"checks the way back": `
+			table inet other { chain pre { type filter hook prerouting priority -300; policy accept;
+				fib saddr . iif oif missing drop
+			} }`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNetwork(t)
+			n.nft(t, rules)
+			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+			n.podsWork(t, a, web)
+		})
+	}
+}
+
+// A rule against forwarding stops pods as it stops everything that is forwarded.
+func TestFirewallStopsPods(t *testing.T) {
+	n := newNetwork(t)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept;
+		tcp dport 7000 reject with tcp reset; tcp dport 80 ip saddr 192.0.2.2 reject with tcp reset } }`)
+	f := families[0]
+	serve(t, n.Outside, "tcp", at(f.outside, 7000))
+	if answer, err := testenv.Ask(testenv.Context(t), a.Namespace, "tcp", at(f.outside, 7000), "x"); err == nil {
+		t.Errorf("the rule let a pod out, as %s", answer.Peer)
+	}
+	serve(t, web.Namespace, "tcp", at(f.pod(web), 80))
+	if answer, err := testenv.Ask(testenv.Context(t), n.Outside, "tcp", at(f.node, 8080), "x"); err == nil {
+		t.Errorf("the rule let %s in to a host port", answer.Peer)
+	}
+	reachAsOneself(t, a.Namespace, "tcp", at(f.pod(web), 80), web.Namespace)
+}
+
+// All rules go, and come back: `nft flush ruleset`, `firewall-cmd --reload`.
+func TestFirewallIsFlushed(t *testing.T) {
+	n := newNetwork(t)
+	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept; ct state new accept } }`)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	f := families[0]
+	client := connect(t, a.Namespace, "tcp", netip.AddrPort{}, serve(t, n.Outside, "tcp", at(f.outside, 0)))
+	defer client.Close()
+	before := ask(t, client, n.Outside)
+	n.nft(t, "flush ruleset")
+	if after := ask(t, client, n.Outside); after != before {
+		t.Errorf("the connection is seen as %s, before as %s", after, before)
+	}
+	n.podsWork(t, a, web)
+}
+
+// Settings that distributions make, before and after the ADD.
+func TestSysctls(t *testing.T) {
+	for name, value := range map[string]string{
+		"net/ipv4/conf/all/rp_filter":        "1", // systemd
+		"net/ipv4/conf/default/rp_filter":    "1",
+		"net/ipv4/conf/all/accept_local":     "0",
+		"net/ipv4/conf/all/log_martians":     "1",
+		"net/ipv4/conf/all/send_redirects":   "1",
+		"net/ipv4/conf/all/arp_ignore":       "1", // LVS
+		"net/ipv4/conf/all/arp_announce":     "2",
+		"net/ipv6/conf/all/accept_ra":        "0",
+		"net/ipv4/conf/default/forwarding":   "0",
+		"net/ipv4/ip_nonlocal_bind":          "1",
+		"net/ipv4/conf/all/accept_redirects": "0",
+	} {
+		t.Run(filepath.Base(filepath.Dir(name))+" "+filepath.Base(name), func(t *testing.T) {
+			n := newNetwork(t)
+			if err := n.node().SetSysctl(name, value); err != nil {
+				t.Fatal(err)
+			}
+			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+			if err := n.node().SetSysctl(name, value); err != nil {
+				t.Fatal(err)
+			}
+			n.podsWork(t, a, web)
+		})
+	}
+}
+
+// Somebody turns forwarding off. The next ADD turns it on for all.
+func TestForwardingIsTurnedOff(t *testing.T) {
+	n := newNetwork(t)
+	a := n.AddPod(t, "a", nil)
+	for _, name := range []string{"net/ipv4/conf/all/forwarding", "net/ipv6/conf/all/forwarding"} {
+		if err := n.node().SetSysctl(name, "0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	web := n.AddPod(t, "web", mapBoth(8080, 80))
+	n.podsWork(t, a, web)
+}
+
+// The bridge of another engine, with a container behind it and the rules that it has: docker
+// masquerades its containers and publishes a port of one; libvirt rejects what is not its own.
+func TestBridgesOfOthers(t *testing.T) {
+	for name, rules := range map[string]string{
+		"docker": `table ip docker {
+			chain post { type nat hook postrouting priority 100; policy accept; ip saddr 172.17.0.0/16 oifname != "br9" masquerade; }
+			chain pre { type nat hook prerouting priority -100; policy accept; fib daddr type local tcp dport 9090 dnat to 172.17.0.2:90; }
+		}`,
+		"libvirt": `table ip libvirt { chain forward { type filter hook forward priority 0; policy accept;
+			oifname "br9" ip daddr 172.17.0.0/16 ct state established,related accept
+			iifname "br9" ip saddr 172.17.0.0/16 accept
+			iifname "br9" oifname "br9" accept
+			oifname "br9" reject; iifname "br9" reject
+		} chain post { type nat hook postrouting priority 100; policy accept; ip saddr 172.17.0.0/16 ip daddr != 172.17.0.0/16 masquerade; } }`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNetwork(t)
+			container := n.otherEngine(t)
+			n.nft(t, rules)
+			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+			n.podsWork(t, a, web)
+
+			f := families[0]
+			outside := serve(t, n.Outside, "tcp", at(f.outside, 0))
+			reachAsNode(t, container, "tcp", outside, n.Outside, f.node)
+			n.netfilterOffBridges(t)
+			serve(t, web.Namespace, "tcp", at(f.pod(web), 80))
+			reach(t, container, "tcp", at(f.node, 8080), web.Namespace)
+			if name == "docker" {
+				serve(t, container, "tcp", netip.MustParseAddrPort("172.17.0.2:90"))
+				reachAsOneself(t, n.Outside, "tcp", at(f.node, 9090), container)
+				reach(t, a.Namespace, "tcp", netip.MustParseAddrPort("172.17.0.2:90"), container)
+			}
+		})
+	}
+}
+
+// otherEngine makes a bridge with a container behind it, which routes by it.
+func (n *network) otherEngine(t *testing.T) *testenv.Namespace {
+	t.Helper()
+	container := testenv.New(t, "other-engine")
+	for _, command := range [][]string{
+		{"ip", "link", "add", "br9", "type", "bridge"},
+		{"ip", "address", "add", "172.17.0.1/16", "dev", "br9"},
+		{"ip", "link", "set", "br9", "up"},
+		{"ip", "link", "add", "v9", "type", "veth", "peer", "name", "eth0", "netns", container.Path},
+		{"ip", "link", "set", "v9", "master", "br9", "up"},
+		{"nsenter", "--net=" + container.Path, "ip", "address", "add", "172.17.0.2/16", "dev", "eth0"},
+		{"nsenter", "--net=" + container.Path, "ip", "link", "set", "eth0", "up"},
+		{"nsenter", "--net=" + container.Path, "ip", "route", "add", "default", "via", "172.17.0.1"},
+	} {
+		if _, err := n.node().Run(testenv.Context(t), command[0], command[1:]...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return container
+}
+
+// netfilterOffBridges keeps conntrack from looking at packets that pass a bridge before the
+// bridge's own device has them: it would expect the answers of a host port from the address that
+// a client behind the bridge used, and the engine's masquerading would lose them.
+func (n *network) netfilterOffBridges(t *testing.T) {
+	t.Helper()
+	const name = "net/bridge/bridge-nf-call-iptables"
+	if _, err := n.node().Sysctl(name); err != nil {
+		return // no br_netfilter
+	}
+	if err := n.node().SetSysctl(name, "0"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Two hosts share the file systems, as nested containers do: they have the same networks, names
+// and ports, and know nothing of each other.
+func TestTwoNodesOnOneHost(t *testing.T) {
+	n, other := newNetwork(t), newNetworkOf(t, withKeys(`"ipMasq": true, "mtu": 1400`))
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	b, otherWeb := other.AddPod(t, "b", nil), other.AddPod(t, "web2", mapBoth(8080, 80))
+	n.podsWork(t, a, web)
+	other.podsWork(t, b, otherWeb)
+	if err := other.GC(testenv.Context(t), attachmentOf(b), attachmentOf(otherWeb), attachmentOf(a), attachmentOf(web)); err != nil {
+		t.Error(err)
+	}
+	n.podsWork(t, a, web)
+	del(t, otherWeb)
+	del(t, b)
+	for _, pod := range []*testenv.Pod{a, web} {
+		if err := pod.Check(testenv.Context(t)); err != nil {
+			t.Errorf("CHECK: %v", err)
+		}
+	}
+	n.podsWork(t, a, web)
+}
