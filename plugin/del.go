@@ -52,10 +52,14 @@ func (p *Plugin) release(ctx context.Context, config *Config, netns string) erro
 		return err // entries may name the addresses still
 	}
 	err = errors.Join(err, unread, restore(kept, netns), records.Remove(owner))
-	if config.IPAM == nil {
-		return err
+	if kept != nil && kept.Chained != nil {
+		return err // the addresses are of the plugin before
 	}
-	pool := ipam.Open(config.IPAM, p.Log)
+	addresses := config.IPAM
+	if addresses == nil { // the configuration may have lost it since ADD
+		addresses = &ipam.Config{Network: config.Attachment.Network}
+	}
+	pool := ipam.Open(addresses, p.Log)
 	return errors.Join(err, pool.Release(ctx, ipamAttachment(config.Attachment)))
 }
 

@@ -162,13 +162,17 @@ func (d dumpedFlow) flow() maps.Flow {
 type dumpedUplink struct {
 	Key   int `json:"key"`
 	Value struct {
-		Addr4 dumpedAddr `json:"addr4"`
-		Addr6 dumpedAddr `json:"addr6"`
+		Addr4      dumpedAddr `json:"addr4"`
+		Addr6      dumpedAddr `json:"addr6"`
+		Containers int        `json:"containers"`
 	} `json:"value"`
 }
 
 func (d dumpedUplink) uplink() maps.Uplink {
-	return maps.Uplink{IfIndex: d.Key, Addr4: d.Value.Addr4.addr(), Addr6: d.Value.Addr6.addr()}
+	return maps.Uplink{
+		IfIndex: d.Key, Addr4: d.Value.Addr4.addr(), Addr6: d.Value.Addr6.addr(),
+		Containers: d.Value.Containers != 0,
+	}
 }
 
 type dumpedCounter struct {
