@@ -42,6 +42,13 @@ type Config struct {
 	ResolvConf string
 }
 
+// HasIPv6 says that the network gives out IPv6 addresses.
+func (c *Config) HasIPv6() bool {
+	return slices.ContainsFunc(c.Ranges, func(set RangeSet) bool {
+		return len(set) > 0 && set[0].Subnet.Addr().Is6()
+	})
+}
+
 // Dir returns the directory that holds the network's reservations.
 func (c *Config) Dir() string {
 	dataDir := c.DataDir

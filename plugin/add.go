@@ -29,6 +29,9 @@ func (p *Plugin) Add(ctx context.Context, args *skel.CmdArgs) error {
 	if err := checkChained(config); err != nil {
 		return err
 	}
+	if err := checkRights(); err != nil {
+		return cniError(err)
+	}
 	a := &addition{
 		Plugin: p,
 		config: config,
@@ -200,6 +203,11 @@ func (a *addition) openDatapath(ctx context.Context) (err error) {
 }
 
 func (a *addition) createPair(context.Context) error {
+	if _, ipv6 := a.families(); ipv6 {
+		if err := link.CheckIPv6(); err != nil {
+			return err
+		}
+	}
 	mtu, err := a.mtu()
 	if err != nil {
 		return err

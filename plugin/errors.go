@@ -8,11 +8,13 @@ import (
 	"strings"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
 // Our own error codes. The specification keeps those below 100 for itself.
@@ -39,6 +41,10 @@ var codes = []struct {
 	{maps.ErrTaken, CodeAddressTaken},
 	{loader.ErrIncompatible, CodeIncompatible},
 	{loader.ErrNotSupported, CodeNotSupported},
+	{link.ErrNoIPv6, CodeNotSupported},
+	{unix.ENOTDIR, cnitypes.ErrIOFailure},
+	{unix.EROFS, cnitypes.ErrIOFailure},
+	{unix.ENOSPC, cnitypes.ErrIOFailure},
 }
 
 // cniError gives an error the code of its cause, and keeps one that has a code.

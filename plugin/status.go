@@ -8,6 +8,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
 // Status says whether an ADD could succeed now (SPEC, section 2, STATUS). It
@@ -16,6 +17,14 @@ func (p *Plugin) Status(ctx context.Context, args *skel.CmdArgs) error {
 	config, err := parseConfig(args)
 	if err != nil {
 		return err
+	}
+	if err := checkRights(); err != nil {
+		return notAvailable(err)
+	}
+	if config.IPAM != nil && config.IPAM.HasIPv6() {
+		if err := link.CheckIPv6(); err != nil {
+			return notAvailable(err)
+		}
 	}
 	datapath, err := loader.Open(ctx, loader.Options{MaxFlows: config.MaxFlows})
 	if err != nil {

@@ -37,6 +37,23 @@ func EnableForwarding(ipv4, ipv6 bool) error {
 	return ensureSysctl(forwarding, "1")
 }
 
+// ErrNoIPv6 says that the host has no IPv6, or has it turned off.
+var ErrNoIPv6 = errors.New("the host has no IPv6")
+
+// CheckIPv6 returns an error that wraps ErrNoIPv6 where a new device would have none.
+func CheckIPv6() error {
+	const disabled = "ipv6/conf/default/disable_ipv6"
+
+	value, err := readSysctl(disabled)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: the kernel was built or started without it: take the IPv6 ranges out of the network", ErrNoIPv6)
+	}
+	if err == nil && value == "1" {
+		return fmt.Errorf("%w: %s%s is 1: set it to 0, or take the IPv6 ranges out of the network", ErrNoIPv6, sysctls, disabled)
+	}
+	return err
+}
+
 // keepRouterAdvertisements lets the host's devices go on learning their default
 // route from routers: with forwarding on, accept_ra 1 means no, and 2 means yes.
 func keepRouterAdvertisements() error {

@@ -12,4 +12,5 @@ const (
 	codeInvalidNetNS  = types.ErrInvalidNetNS
 	codeTryAgain      = types.ErrTryAgainLater
 	codeNotAvailable  = types.ErrPluginNotAvailable
+	codeIO            = types.ErrIOFailure
 )

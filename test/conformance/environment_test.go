@@ -1,0 +1,259 @@
+package conformance
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// Hosts that lack something, or have it in their own way.
+
+// mount mounts something until the end of the test.
+func mount(t *testing.T, source, target, kind string, flags uintptr, data string) {
+	t.Helper()
+	if err := unix.Mount(source, target, kind, flags, data); err != nil {
+		t.Fatalf("mount %s on %s: %v", kind, target, err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
+			t.Errorf("unmount %s: %v", target, err)
+		}
+	})
+}
+
+// readOnly makes a directory one that nobody can write to.
+func readOnly(t *testing.T, dir string) {
+	t.Helper()
+	mount(t, dir, dir, "", unix.MS_BIND, "")
+	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantFailure wants ADD and STATUS to fail in the same words, and ADD to leave nothing.
+func (h *host) wantFailure(t *testing.T, p *pod, code uint, words ...string) {
+	t.Helper()
+	before := h.state(t, p.Namespace)
+	wantError(t, p.try(t, "ADD"), code, words...)
+	h.wantState(t, before, p.Namespace)
+	wantError(t, h.status(t, p.conf), codeNotAvailable, words...)
+	h.wantState(t, before, p.Namespace)
+	wantSuccess(t, p.try(t, "DEL"), "")
+}
+
+// TestBPFFSIsNotMounted is a host that has never used BPF: the plugin mounts the file system.
+func TestBPFFSIsNotMounted(t *testing.T) {
+	h := newHost(t)
+	if err := unix.Unmount("/sys/fs/bpf", 0); err != nil {
+		t.Fatal(err)
+	}
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
+	p.del(t)
+}
+
+// TestForeignPins leaves what others have pinned alone.
+func TestForeignPins(t *testing.T) {
+	h := newHost(t)
+	const pins = 200
+	dir := "/sys/fs/bpf/foreign"
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	for i := range pins {
+		clone, err := m.Clone()
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = clone.Pin(filepath.Join(dir, fmt.Sprintf("endpoints%d", i)))
+		clone.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	wantSuccess(t, p.try(t, "CHECK"), "")
+	p.del(t)
+	h.gc(t, dual("1.1.0"))
+	files, err := os.ReadDir(dir)
+	if err != nil || len(files) != pins {
+		t.Errorf("%d foreign pins are left of %d: %v", len(files), pins, err)
+	}
+}
+
+// TestForeignDirectory has something else where the pins should be.
+func TestForeignDirectory(t *testing.T) {
+	h := newHost(t)
+	if err := os.RemoveAll(loader.Root); err != nil {
+		t.Fatal(err)
+	}
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if err := m.Pin(loader.Root); err != nil {
+		t.Fatal(err)
+	}
+	p := h.pod(t, "c1", dual("1.1.0"))
+	wantError(t, p.try(t, "ADD"), codeIO, loader.Root)
+	wantError(t, h.status(t, p.conf), codeNotAvailable, loader.Root)
+	if err := os.Remove(loader.Root); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestNoBTF hides the kernel's types, which the datapath does without.
+func TestNoBTF(t *testing.T) {
+	h := newHost(t)
+	if _, err := os.Stat("/sys/kernel/btf"); err == nil {
+		mount(t, "none", "/sys/kernel/btf", "tmpfs", 0, "")
+	}
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	wantPing(t, p.Namespace, testenv.OutsideAddr4)
+	p.del(t)
+}
+
+// TestMissingCapabilities takes one right after the other from the plugin.
+func TestMissingCapabilities(t *testing.T) {
+	if _, err := exec.LookPath("setpriv"); err != nil {
+		t.Fatal("setpriv is missing: apt-get install util-linux")
+	}
+	h := newHost(t)
+	built := h.plugin
+	for _, test := range []struct {
+		drop  string
+		words []string
+	}{
+		{"-bpf,-sys_admin", []string{"CAP_SYS_ADMIN"}},
+		{"-net_admin", []string{"CAP_NET_ADMIN"}},
+		{"-all", []string{"CAP_"}},
+	} {
+		t.Run(test.drop, func(t *testing.T) {
+			h.plugin = filepath.Join(t.TempDir(), "ebpfnet")
+			script := fmt.Sprintf("#!/bin/sh\nexec setpriv --bounding-set=%s --inh-caps=%s %s\n", test.drop, test.drop, built)
+			if err := os.WriteFile(h.plugin, []byte(script), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { h.plugin = built }()
+			p := h.pod(t, "c1", dual("1.1.0"))
+			before := h.state(t, p.Namespace)
+			wantError(t, p.try(t, "ADD"), plugin.CodeNotSupported, test.words...)
+			h.wantState(t, before, p.Namespace)
+			wantError(t, h.status(t, p.conf), codeNotAvailable, test.words...)
+		})
+	}
+	p := h.pod(t, "c2", dual("1.1.0"))
+	p.add(t)
+	p.del(t)
+}
+
+// TestReadOnlySysctls has settings that nobody may change: those that are right do.
+func TestReadOnlySysctls(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t) // loads the datapath, and sets what must be
+	p.del(t)
+	t.Run("right already", func(t *testing.T) {
+		readOnly(t, "/proc/sys")
+		p.add(t)
+		wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
+		p.del(t)
+	})
+	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		t.Run(name, func(t *testing.T) {
+			if err := h.Node.SetSysctl(name, "0"); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := h.Node.SetSysctl(name, "1"); err != nil {
+					t.Error(err)
+				}
+			})
+			readOnly(t, "/proc/sys")
+			before := h.state(t, p.Namespace)
+			wantError(t, p.try(t, "ADD"), codeIO, filepath.Join("/proc/sys", name), "1", "read-only")
+			h.wantState(t, before, p.Namespace)
+		})
+	}
+}
+
+// TestIPv6IsOff is a host whose administrator has turned it off: IPv4 works, and a network that
+// wants both is refused with the name of the switch.
+func TestIPv6IsOff(t *testing.T) {
+	h := newHost(t)
+	for _, name := range []string{"net/ipv6/conf/all/disable_ipv6", "net/ipv6/conf/default/disable_ipv6"} {
+		if err := h.Node.SetSysctl(name, "1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := h.pod(t, "c1", single("1.1.0"))
+	p.add(t)
+	wantPing(t, p.Namespace, testenv.OutsideAddr4)
+	p.del(t)
+
+	p.conf = dual("1.1.0")
+	h.wantFailure(t, p, plugin.CodeNotSupported, "IPv6", "disable_ipv6")
+}
+
+// TestStateDirectory cannot be written to, for one reason after the other.
+func TestStateDirectory(t *testing.T) {
+	h := newHost(t)
+	warmUp := h.pod(t, "c0", dual("1.1.0"))
+	warmUp.add(t)
+	warmUp.del(t)
+	for _, test := range []struct {
+		name string
+		make func(t *testing.T, dir string)
+		word string
+	}{
+		{"read-only", readOnly, "read-only file system"},
+		{"full", func(t *testing.T, dir string) {
+			mount(t, "none", dir, "tmpfs", 0, "size=4k")
+			if err := os.WriteFile(filepath.Join(dir, "other"), []byte(strings.Repeat("x", 4096)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, "no space left"},
+		{"without inodes", func(t *testing.T, dir string) { mount(t, "none", dir, "tmpfs", 0, "nr_inodes=1") }, "no space left"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := t.TempDir()
+			test.make(t, dir)
+			h.wantFailure(t, h.pod(t, "c1", with(dual("1.1.0"), "ipam.dataDir", dir)), codeIO, dir, test.word)
+		})
+	}
+}
+
+// TestRecordDirectory is the same for records, which only containers need that have something to
+// record.
+func TestRecordDirectory(t *testing.T) {
+	h := newHost(t)
+	dir := t.TempDir()
+	readOnly(t, dir)
+	p := h.pod(t, "c1", with(dual("1.1.0"), "dataDir", dir))
+	p.add(t)
+	p.del(t)
+	p.conf = with(p.conf, "runtimeConfig.aliases", list{"web"})
+	before := h.state(t, p.Namespace)
+	wantError(t, p.try(t, "ADD"), codeIO, dir, "read-only file system")
+	h.wantState(t, before, p.Namespace)
+}
