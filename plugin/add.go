@@ -213,6 +213,7 @@ func (a *addition) createPair(context.Context) error {
 		return err
 	}
 	a.pair = link.Pair{
+		Kind:          a.config.Device,
 		HostName:      hostName(a.owner),
 		ContainerName: a.config.Attachment.IfName,
 		HostMAC:       hostMAC(a.owner),

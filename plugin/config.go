@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -28,6 +29,7 @@ type Config struct {
 	Masq     Masq
 	MaxFlows uint32 // 0: by the memory of the host
 	MTU      int    // 0: that of the route to the outside
+	Device   link.Kind
 	IPAM     *ipam.Config
 	DNS      cnitypes.DNS
 	MAC      net.HardwareAddr // nil: derived from the attachment
@@ -77,6 +79,7 @@ type netConf struct {
 	NonMasq    []string        `json:"nonMasqueradeCIDRs"`
 	MaxFlows   int64           `json:"maxFlows"`
 	MTU        int             `json:"mtu"`
+	Device     string          `json:"device"`
 	IPAM       json.RawMessage `json:"ipam"`
 	DNS        cnitypes.DNS    `json:"dns"`
 	DataDir    string          `json:"dataDir"`
@@ -152,6 +155,7 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 		CNIVersion: conf.CNIVersion,
 		Attachment: maps.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
 		MTU:        conf.MTU,
+		Device:     link.Kind(conf.Device),
 		MaxFlows:   uint32(conf.MaxFlows),
 		DNS:        conf.dns(),
 		DataDir:    dataDir(conf.DataDir),
@@ -164,6 +168,9 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 	}
 	if err := checkMaxFlows(conf.MaxFlows); err != nil {
 		return nil, err
+	}
+	if known := []link.Kind{"", link.Veth, link.Netkit, link.Auto}; !slices.Contains(known, config.Device) {
+		return nil, invalid("device", conf.Device, `"veth", "netkit" or "auto"`)
 	}
 	var err error
 	if config.Masq, err = conf.masq(); err != nil {

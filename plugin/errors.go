@@ -42,6 +42,7 @@ var codes = []struct {
 	{loader.ErrIncompatible, CodeIncompatible},
 	{loader.ErrNotSupported, CodeNotSupported},
 	{link.ErrNoIPv6, CodeNotSupported},
+	{link.ErrNoNetkit, CodeNotSupported},
 	{unix.ENOTDIR, cnitypes.ErrIOFailure},
 	{unix.EROFS, cnitypes.ErrIOFailure},
 	{unix.ENOSPC, cnitypes.ErrIOFailure},

@@ -17,8 +17,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pair is a veth pair: one end on the host, one in the container.
+// Kind is the kind of device that a pair is of.
+type Kind string
+
+// The kinds. Auto is netkit where the kernel has it.
+const (
+	Veth   Kind = "veth"
+	Netkit Kind = "netkit" // kernel 6.7, where it is configured
+	Auto   Kind = "auto"
+)
+
+// Pair is a pair of devices: one end on the host, one in the container.
 type Pair struct {
+	Kind          Kind // "": Veth
 	HostName      string
 	ContainerName string
 	HostIndex     int // set by Create
@@ -31,23 +42,64 @@ type Pair struct {
 // error wraps unix.EEXIST where one of the names is in use. MAC addresses are
 // given, so that udev leaves them as they are.
 func (p *Pair) Create(host *netlink.Handle, container netns.NsHandle, alias string) error {
+	err := errors.ErrUnsupported
+	var device netlink.Link
+	if p.Kind == Netkit || p.Kind == Auto {
+		device = p.netkit(container)
+		if err = host.LinkAdd(device); errors.Is(err, unix.EOPNOTSUPP) && p.Kind == Netkit {
+			return fmt.Errorf("%w: %w", ErrNoNetkit, err)
+		}
+	}
+	if errors.Is(err, errors.ErrUnsupported) {
+		device = p.veth(container)
+		err = host.LinkAdd(device)
+	}
+	if err != nil {
+		return fmt.Errorf("create the %s pair %s and %s: %w", device.Type(), p.HostName, p.ContainerName, err)
+	}
+	p.HostIndex = device.Attrs().Index
+	if err := host.LinkSetAlias(device, alias); err != nil {
+		return errors.Join(fmt.Errorf("set the alias of %s: %w", p.HostName, err), Delete(host, p.HostName))
+	}
+	return nil
+}
+
+// ErrNoNetkit says that the kernel has no netkit devices.
+var ErrNoNetkit = errors.New("this kernel has no netkit devices (6.7 and CONFIG_NETKIT)")
+
+func (p *Pair) hostAttrs() netlink.LinkAttrs {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = p.HostName
 	attrs.HardwareAddr = p.HostMAC
 	attrs.MTU = p.MTU
-	veth := netlink.NewVeth(attrs)
+	return attrs
+}
+
+func (p *Pair) veth(container netns.NsHandle) netlink.Link {
+	veth := netlink.NewVeth(p.hostAttrs())
 	veth.PeerName = p.ContainerName
 	veth.PeerNamespace = netlink.NsFd(container)
 	veth.PeerHardwareAddr = p.ContainerMAC
 	veth.PeerMTU = uint32(p.MTU)
-	if err := host.LinkAdd(veth); err != nil {
-		return fmt.Errorf("create the veth pair %s and %s: %w", p.HostName, p.ContainerName, err)
+	return veth
+}
+
+// netkit has Ethernet headers, as a veth has, and no program of its own: ours are
+// where they are with a veth.
+func (p *Pair) netkit(container netns.NsHandle) netlink.Link {
+	netkit := &netlink.Netkit{
+		LinkAttrs:  p.hostAttrs(),
+		Mode:       netlink.NETKIT_MODE_L2,
+		Policy:     netlink.NETKIT_POLICY_FORWARD,
+		PeerPolicy: netlink.NETKIT_POLICY_FORWARD,
 	}
-	p.HostIndex = veth.Index
-	if err := host.LinkSetAlias(veth, alias); err != nil {
-		return errors.Join(fmt.Errorf("set the alias of %s: %w", p.HostName, err), Delete(host, p.HostName))
-	}
-	return nil
+	peer := netlink.NewLinkAttrs()
+	peer.Name = p.ContainerName
+	peer.Namespace = netlink.NsFd(container)
+	peer.HardwareAddr = p.ContainerMAC
+	peer.MTU = p.MTU
+	netkit.SetPeerAttrs(&peer)
+	return netkit
 }
 
 // Delete removes the device, and with it the other end of a pair. It is no

@@ -41,6 +41,8 @@ func exemptRows() []row {
 		{name: "everything", exempts: of("pod", everything), in: outgoing},
 		{name: "several", exempts: of("pod", everything, remotes, remoteAlone, upToRemote), in: outgoing},
 		{name: "protocols without ports", on: portless, exempts: of("pod", remotes), in: "pod:0 > remote:0"},
+		{name: "multicast, in any case", on: ported, in: "pod:4000 > multicast:80"},
+		{name: "link-local destinations, in any case", in: "pod:4000 > linklocal:80"},
 		{name: "a later fragment", on: ported, exempts: of("pod", remotes), in: outgoing, raw: fragment(1)},
 		{name: "a routing header", only: "v6", exempts: of("pod", remotes), in: outgoing, raw: routed},
 		{name: "a header that is not all there", exempts: of("pod", remotes), in: outgoing, raw: cut(4)},
