@@ -48,7 +48,7 @@ unit: ## the tests beside the code; no root
 
 .PHONY: system
 system: ## programs, scenarios and the CNI contract, in namespaces of their own (root)
-	cd test && $(GO) test ./...
+	cd test && $(GO) test -timeout 30m ./...
 
 .PHONY: test-kernels
 test-kernels: kernel-binaries ## packet tables, scenarios and verbs on each Linux of test/vm/kernels.txt (KERNEL=5.10: on one) in qemu; fills README's table

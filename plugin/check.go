@@ -55,7 +55,7 @@ type inspection struct {
 	chained   *record.Chained // nil: the interface is ours
 
 	netInterface *types100.Interface // the container's in prevResult, or nil
-	addresses    []netip.Prefix      // its addresses in prevResult
+	addresses    []link.Address      // its addresses in prevResult
 	hostIndex    int                 // of the device found, or 0
 
 	differences []error
@@ -129,7 +129,8 @@ func (i *inspection) expect() {
 	i.netInterface = i.config.PrevResult.Interfaces[index]
 	for _, ip := range i.config.PrevResult.IPs {
 		if ip.Interface != nil && *ip.Interface == index {
-			i.addresses = append(i.addresses, prefixOf(ip.Address))
+			gateway, _ := netip.AddrFromSlice(ip.Gateway)
+			i.addresses = append(i.addresses, link.Address{Prefix: prefixOf(ip.Address), Gateway: gateway.Unmap()})
 		}
 	}
 }
@@ -171,13 +172,31 @@ func (i *inspection) inspectTuning() {
 }
 
 func (i *inspection) inspectAddresses(device netlink.Link) {
-	present, err := i.container.handle.AddrList(device, netlink.FAMILY_ALL)
+	present, err := link.Addresses(i.container.handle, device)
 	if i.failed(err) {
 		return
 	}
 	for _, want := range i.addresses {
-		if !slices.ContainsFunc(present, func(a netlink.Addr) bool { return prefixOf(*a.IPNet) == want }) {
-			i.differs("%s in the container lacks address %s", device.Attrs().Name, want)
+		if !slices.Contains(present, want.Prefix) {
+			i.differs("%s in the container lacks address %s", device.Attrs().Name, want.Prefix)
+		}
+	}
+}
+
+// inspectHostEnd is for what ADD gave its own device: the gateways, and routes.
+func (i *inspection) inspectHostEnd(device netlink.Link) {
+	present, err := link.Addresses(i.host, device)
+	if i.failed(err) {
+		return
+	}
+	for _, want := range i.addresses {
+		isGateway := func(p netip.Prefix) bool { return p.Addr() == want.Gateway }
+		if want.Gateway.IsValid() && !slices.ContainsFunc(present, isGateway) {
+			i.differs("%s lacks the gateway's address %s", device.Attrs().Name, want.Gateway)
+		}
+		route, err := link.RouteTo(i.host, want.Prefix.Addr())
+		if err != nil || route.Device != i.hostIndex {
+			i.differs("the host has no route to %s by %s", want.Prefix.Addr(), device.Attrs().Name)
 		}
 	}
 }
@@ -211,6 +230,9 @@ func (i *inspection) inspectHost() {
 		return
 	}
 	i.hostIndex = device.Attrs().Index
+	if i.chained == nil {
+		i.inspectHostEnd(device)
+	}
 	if device.Attrs().Flags&net.FlagUp == 0 {
 		i.differs("%s is down", name)
 	}
@@ -254,22 +276,22 @@ func (i *inspection) inspectUplinks() {
 func (i *inspection) inspectMaps() {
 	var endpoints []maps.Endpoint
 	for _, want := range i.addresses {
-		endpoint, found, err := maps.GetEndpoint(i.datapath, want.Addr())
+		endpoint, found, err := maps.GetEndpoint(i.datapath, want.Prefix.Addr())
 		switch {
 		case i.failed(err):
 		case !found:
-			i.differs("the datapath does not know %s", want.Addr())
+			i.differs("the datapath does not know %s", want.Prefix.Addr())
 		case endpoint.Owner != i.owner:
-			i.differs("the datapath knows %s as another container's", want.Addr())
+			i.differs("the datapath knows %s as another container's", want.Prefix.Addr())
 		case i.chained == nil && endpoint.IfIndex != i.hostIndex:
-			i.differs("the datapath has %s behind device %d, expected %d", want.Addr(), endpoint.IfIndex, i.hostIndex)
-		case endpoint.Masq != i.config.Masq.Of(want.Addr()):
-			i.differs("masquerading of %s is %v, expected %v", want.Addr(), endpoint.Masq, !endpoint.Masq)
-		case endpoint.Exempt != maps.ExemptSetOf(i.config.Masq.ExemptFor(want.Addr())):
-			i.differs("%s is exempt from masquerading towards other networks than nonMasqueradeCIDRs says", want.Addr())
+			i.differs("the datapath has %s behind device %d, expected %d", want.Prefix.Addr(), endpoint.IfIndex, i.hostIndex)
+		case endpoint.Masq != i.config.Masq.Of(want.Prefix.Addr()):
+			i.differs("masquerading of %s is %v, expected %v", want.Prefix.Addr(), endpoint.Masq, !endpoint.Masq)
+		case endpoint.Exempt != maps.ExemptSetOf(i.config.Masq.ExemptFor(want.Prefix.Addr())):
+			i.differs("%s is exempt from masquerading towards other networks than nonMasqueradeCIDRs says", want.Prefix.Addr())
 		default:
 			endpoints = append(endpoints, endpoint)
-			i.inspectExempts(want.Addr())
+			i.inspectExempts(want.Prefix.Addr())
 		}
 	}
 	var ports []maps.Port
@@ -315,8 +337,8 @@ func (i *inspection) inspectReservation(ctx context.Context, p *Plugin) {
 		return
 	}
 	for _, want := range i.addresses {
-		if !slices.Contains(reserved, want.Addr()) {
-			i.differs("%s is not reserved for the container in %s", want.Addr(), i.config.IPAM.Dir())
+		if !slices.Contains(reserved, want.Prefix.Addr()) {
+			i.differs("%s is not reserved for the container in %s", want.Prefix.Addr(), i.config.IPAM.Dir())
 		}
 	}
 }

@@ -127,13 +127,14 @@ func Find(handle *netlink.Handle, name string) (netlink.Link, error) {
 	return device, nil
 }
 
+// dumpTries is how often a dump is taken again that things have changed under.
+const dumpTries = 10
+
 // List returns all devices. A dump that devices have changed under is taken again.
 func List(host *netlink.Handle) ([]netlink.Link, error) {
-	const tries = 10
-
 	var devices []netlink.Link
 	var err error
-	for range tries {
+	for range dumpTries {
 		devices, err = host.LinkList()
 		if !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
@@ -143,6 +144,26 @@ func List(host *netlink.Handle) ([]netlink.Link, error) {
 		return nil, fmt.Errorf("list the host's devices: %w", err)
 	}
 	return devices, nil
+}
+
+// Addresses returns the addresses of a device. A list that changes while it is read
+// is read again.
+func Addresses(handle *netlink.Handle, device netlink.Link) ([]netip.Prefix, error) {
+	var found []netlink.Addr
+	var err error = netlink.ErrDumpInterrupted
+	for try := 0; try < dumpTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
+		found, err = handle.AddrList(device, netlink.FAMILY_ALL)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses of %s: %w", device.Attrs().Name, err)
+	}
+	var all []netip.Prefix
+	for _, a := range found {
+		addr, _ := netip.AddrFromSlice(a.IP)
+		bits, _ := a.Mask.Size()
+		all = append(all, netip.PrefixFrom(addr.Unmap(), bits))
+	}
+	return all, nil
 }
 
 // Address is a container's address with the length of its subnet, and the

@@ -37,6 +37,8 @@ func TestCheck(t *testing.T) {
 			return h.LinkSetMTU(l, 1300)
 		}), []string{"MTU", "eth0", "1300", "1500"}},
 		{"host's end down", hostEndDown, []string{"ebpf", "down"}},
+		{"gateway's address removed", removeGateway, []string{"ebpf", "gateway", "10.88.0.1"}},
+		{"host's route removed", removeHostRoute, []string{"route", "fd00:88::", "ebpf"}},
 		{"endpoint removed", removeEntries((*maps.Store).Release), []string{"10.88.0.", "fd00:88::"}},
 		{"ports removed", removeEntries((*maps.Store).ClosePorts), []string{"port", "0.0.0.0:8080", "[::]:8080"}},
 		{"reservation removed", removeReservation, []string{"10.88.0.", "reserved"}},
@@ -107,6 +109,25 @@ func removeRoute(dst string) func(*testing.T, *pod, *types100.Result) {
 		if err := p.Netlink().RouteDel(&netlink.Route{Dst: prefix, LinkIndex: p.device(t).Attrs().Index}); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+func removeGateway(t *testing.T, p *pod, result *types100.Result) {
+	t.Helper()
+	addr := &netlink.Addr{IPNet: &net.IPNet{IP: result.IPs[0].Gateway, Mask: net.CIDRMask(32, 32)}}
+	if err := p.host.Node.Netlink().AddrDel(p.hostDevice(t, result), addr); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func removeHostRoute(t *testing.T, p *pod, result *types100.Result) {
+	t.Helper()
+	route := &netlink.Route{
+		LinkIndex: p.hostDevice(t, result).Attrs().Index,
+		Dst:       &net.IPNet{IP: result.IPs[1].Address.IP, Mask: net.CIDRMask(128, 128)},
+	}
+	if err := p.host.Node.Netlink().RouteDel(route); err != nil {
+		t.Fatal(err)
 	}
 }
 

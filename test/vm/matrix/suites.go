@@ -27,7 +27,7 @@ var suites = []suite{
 	{
 		name: "prog", title: "packet tables",
 		tests: ".",
-		quick: "^Test(Load|Spec|.*Source.*|ToUplink.*|From.*|HostPort.*|Masquerade.*|Fragments|ErrorsHere|Established.*|Refusals.*|Layout|Offsets)$",
+		quick: "^Test(Load|Spec|Layout|Offsets|SourceOf.*|ToUplinkMasquerades|ToUplinkAnswers|From.*|HostPort.*|MasqueradeAndBack|Fragments|ErrorsHere|Established)$",
 	},
 	{
 		name: "scenario", title: "scenarios",
