@@ -26,12 +26,13 @@ help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## build bin/ebpfnet and bin/ebpfnetctl
+build: ## build bin/ebpfnet, bin/ebpfnet-ipam and bin/ebpfnetctl
 	$(GO) build -trimpath -o bin/ ./cmd/...
 
 .PHONY: install
-install: build ## install the plugin into PREFIX (/opt/cni/bin), ebpfnetctl into SBIN (/usr/local/sbin)
+install: build ## install the plugins into PREFIX (/opt/cni/bin), ebpfnetctl into SBIN (/usr/local/sbin)
 	install -D -m 0755 bin/ebpfnet $(DESTDIR)$(PREFIX)/ebpfnet
+	install -D -m 0755 bin/ebpfnet-ipam $(DESTDIR)$(PREFIX)/ebpfnet-ipam
 	install -D -m 0755 bin/ebpfnetctl $(DESTDIR)$(SBIN)/ebpfnetctl
 
 .PHONY: demo

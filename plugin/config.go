@@ -340,29 +340,10 @@ func (c *netConf) ipam(env cniArgs) (*ipam.Config, error) {
 	if section.Type != "host-local" {
 		return nil, unsupported("ipam.type", section.Type, `ebpfnet knows "host-local" alone, and runs it itself`)
 	}
-	static, err := ipam.Parse(c.Name, c.IPAM, ipam.Request{Ranges: c.RuntimeConfig.IPRanges})
-	if err != nil {
-		return nil, cniError(err)
-	}
-	for _, asked := range []struct {
-		key     string
-		value   []string
-		invalid func(key string, value any, expected string) error
-	}{
-		{"runtimeConfig.ips", c.RuntimeConfig.IPs, invalid},
-		{"args.cni.ips", c.Args.CNI.IPs, invalid},
-		{"CNI_ARGS IP", split(string(env.IP)), invalidEnv},
-	} {
-		if len(asked.value) == 0 {
-			continue
-		}
-		config, err := ipam.Parse(c.Name, c.IPAM, ipam.Request{Ranges: c.RuntimeConfig.IPRanges, IPs: asked.value})
-		if err != nil {
-			return nil, asked.invalid(asked.key, asked.value, fmt.Sprintf("addresses that the network can give (%v)", err))
-		}
-		return config, nil
-	}
-	return static, nil
+	conf := addressConf{Name: c.Name, IPAM: c.IPAM}
+	conf.RuntimeConfig.IPRanges, conf.RuntimeConfig.IPs = c.RuntimeConfig.IPRanges, c.RuntimeConfig.IPs
+	conf.Args.CNI.IPs = c.Args.CNI.IPs
+	return conf.addresses(env)
 }
 
 // asksForAddresses is false of an "ipam" that is missing, null or {}: an interface

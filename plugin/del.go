@@ -55,12 +55,17 @@ func (p *Plugin) release(ctx context.Context, config *Config, netns string) erro
 	if kept != nil && kept.Chained != nil {
 		return err // the addresses are of the plugin before
 	}
-	addresses := config.IPAM
-	if addresses == nil { // the configuration may have lost it since ADD
-		addresses = &ipam.Config{Network: config.Attachment.Network}
-	}
-	pool := ipam.Open(addresses, p.Log)
+	pool := ipam.Open(config.addressesForRelease(), p.Log)
 	return errors.Join(err, pool.Release(ctx, ipamAttachment(config.Attachment)))
+}
+
+// addressesForRelease is where the addresses are; the configuration may have lost its
+// "ipam" since ADD.
+func (c *Config) addressesForRelease() *ipam.Config {
+	if c.IPAM != nil {
+		return c.IPAM
+	}
+	return &ipam.Config{Network: c.Attachment.Network}
 }
 
 func releaseDevice(ctx context.Context, datapath *loader.Datapath, owner loader.Owner, hostIndex int) error {

@@ -60,7 +60,7 @@ func (p *Plugin) GC(ctx context.Context, args *skel.CmdArgs) error {
 // livingAttachments are those of a network that have their device: ours, or the one of
 // another plugin that a chained ebpfnet works on.
 func livingAttachments(host *netlink.Handle, network string, devices map[loader.Owner]netlink.Link, kept []*record.Record) ([]maps.Attachment, error) {
-	var living []maps.Attachment
+	living := []maps.Attachment{}
 	for _, device := range devices {
 		at, _ := attachmentOf(device)
 		living = append(living, at)
@@ -112,8 +112,8 @@ func (v *attachments) has(a ipam.Attachment) bool {
 }
 
 // validAttachments returns those that the runtime names. A key that is absent or
-// null names nobody's death: then those that live are valid. An empty
-// list says that all are gone.
+// null names nobody's death: then those that live are valid, and nil is returned where
+// they are not known either (nil). An empty list says that all are gone.
 func validAttachments(stdin []byte, network string, living []maps.Attachment) (*attachments, error) {
 	var lists struct {
 		Current json.RawMessage `json:"cni.dev/valid-attachments"`
@@ -142,6 +142,9 @@ func validAttachments(stdin []byte, network string, living []maps.Attachment) (*
 		for _, a := range listed {
 			valid.add(a.ContainerID, a.IfName)
 		}
+	}
+	if !named && living == nil {
+		return nil, nil
 	}
 	if !named {
 		for _, at := range living {

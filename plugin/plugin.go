@@ -53,21 +53,23 @@ func New() *Plugin {
 
 // Funcs returns the verbs for the CNI library. Each waits for locks until its deadline.
 func (p *Plugin) Funcs() skel.CNIFuncs {
-	verb := func(do func(context.Context, *skel.CmdArgs) error) func(*skel.CmdArgs) error {
+	return verbs(&p.cniVersion, p.Add, p.Del, p.Check, p.Status, p.GC)
+}
+
+type verb = func(context.Context, *skel.CmdArgs) error
+
+// verbs bounds each verb's wait for locks, gives its error a code, and notes the
+// version that the configuration names.
+func verbs(cniVersion *string, add, del, check, status, gc verb) skel.CNIFuncs {
+	wrap := func(do verb) func(*skel.CmdArgs) error {
 		return func(args *skel.CmdArgs) error {
-			p.cniVersion = versionOf(args.StdinData)
+			*cniVersion = versionOf(args.StdinData)
 			ctx, cancel := context.WithTimeout(context.Background(), lockTimeout)
 			defer cancel()
 			return cniError(do(ctx, args))
 		}
 	}
-	return skel.CNIFuncs{
-		Add:    verb(p.Add),
-		Del:    verb(p.Del),
-		Check:  verb(p.Check),
-		Status: verb(p.Status),
-		GC:     verb(p.GC),
-	}
+	return skel.CNIFuncs{Add: wrap(add), Del: wrap(del), Check: wrap(check), Status: wrap(status), GC: wrap(gc)}
 }
 
 // CNIVersion returns the version that the configuration of the last call named,

@@ -27,7 +27,7 @@ func chainOf(t *testing.T, plugins ...string) *network {
 			t.Error(err)
 		}
 	})
-	return newNetworkOf(t, fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "pods", "plugins": [%s]}`, strings.Join(plugins, ", ")))
+	return newNetworkOf(t, conflistOf(plugins...))
 }
 
 const (
@@ -177,8 +177,7 @@ func TestChainedTuning(t *testing.T) {
 // chainOf2 is the same network with fewer plugins.
 func chainOf2(t *testing.T, n *network, plugins ...string) *testenv.Runtime {
 	t.Helper()
-	conflist := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "pods", "plugins": [%s]}`, strings.Join(plugins, ", "))
-	return testenv.NewRuntime(t, n.node(), []byte(conflist), filepath.Dir(testenv.Build(t, "./cmd/ebpfnet")))
+	return testenv.NewRuntime(t, n.node(), []byte(conflistOf(plugins...)), filepath.Dir(testenv.Build(t, "./cmd/ebpfnet")))
 }
 
 // Others come after ebpfnet, and find in its result what they need.
