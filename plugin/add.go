@@ -144,6 +144,9 @@ func (a *addition) openNamespaces(context.Context) (err error) {
 // reserve takes the addresses. A reservation of this attachment without a
 // device is that of a container that is gone, or of an ADD that was killed.
 func (a *addition) reserve(ctx context.Context) error {
+	if a.config.Delegate != nil {
+		return a.haveReserved(ctx, a.config.Delegate)
+	}
 	if a.config.IPAM == nil { // an interface without addresses
 		a.reserved = &ipam.Result{}
 		return nil
@@ -161,11 +164,26 @@ func (a *addition) reserve(ctx context.Context) error {
 		return fmt.Errorf("reserve addresses: %w", err)
 	}
 	a.undo.push(func(ctx context.Context) error { return pool.Release(ctx, attachment) })
+	a.useReserved(reserved)
+	return nil
+}
+
+// haveReserved has another plugin give the addresses.
+func (a *addition) haveReserved(ctx context.Context, d *delegate) error {
+	reserved, err := d.reserve(ctx)
+	if err != nil {
+		return err
+	}
+	a.undo.push(d.release)
+	a.useReserved(reserved)
+	return nil
+}
+
+func (a *addition) useReserved(reserved *ipam.Result) {
 	a.reserved = reserved
 	for _, address := range reserved.Addresses {
 		a.addresses = append(a.addresses, link.Address(address))
 	}
-	return nil
 }
 
 // clearDead removes what is left of this attachment, unless it lives.

@@ -22,7 +22,7 @@ func checkChained(c *Config) error {
 	switch {
 	case c.PrevResult == nil:
 		return nil
-	case c.IPAM != nil:
+	case c.IPAM != nil || c.Delegate != nil:
 		return unsupported("prevResult", c.PrevResult, `with "ipam" ebpfnet makes the interface itself, so it must be the first plugin of its list`)
 	case c.MTU != 0:
 		return unsupported("mtu", c.MTU, "after another plugin the interface is that plugin's")

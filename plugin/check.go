@@ -329,6 +329,10 @@ func (i *inspection) inspectPort(want maps.Port) {
 }
 
 func (i *inspection) inspectReservation(ctx context.Context, p *Plugin) {
+	if i.config.Delegate != nil {
+		i.failed(i.config.Delegate.check(ctx))
+		return
+	}
 	if i.config.IPAM == nil {
 		return
 	}

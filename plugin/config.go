@@ -30,7 +30,8 @@ type Config struct {
 	MaxFlows uint32 // 0: by the memory of the host
 	MTU      int    // 0: that of the route to the outside
 	Device   link.Kind
-	IPAM     *ipam.Config
+	IPAM     *ipam.Config // nil: no addresses, or those of Delegate
+	Delegate *delegate    // nil, or another plugin that gives the addresses
 	DNS      cnitypes.DNS
 	MAC      net.HardwareAddr // nil: derived from the attachment
 	Ports    []PortMapping
@@ -188,6 +189,9 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 	if config.IPAM, err = conf.ipam(env); err != nil {
 		return nil, err
 	}
+	if config.Delegate, err = delegated(conf.IPAM, args.StdinData); err != nil {
+		return nil, err
+	}
 	if config.PrevResult, err = conf.prevResult(); err != nil {
 		return nil, err
 	}
@@ -202,7 +206,7 @@ func (c *Config) check() error {
 		return invalid("name", c.Attachment.Network, fmt.Sprintf("%d characters less, for the alias of the host's device", len(alias)-mostAlias))
 	}
 	if c.IPAM == nil {
-		if c.PrevResult == nil && len(c.Ports) > 0 {
+		if c.Delegate == nil && c.PrevResult == nil && len(c.Ports) > 0 {
 			return invalid("runtimeConfig.portMappings", len(c.Ports), `none without addresses: an "ipam" section is missing`)
 		}
 		return nil
@@ -235,6 +239,9 @@ func parseForRelease(args *skel.CmdArgs) (*Config, error) {
 	config := &Config{
 		Attachment: maps.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
 		DataDir:    dataDir(conf.DataDir),
+	}
+	if config.Delegate, _ = delegated(conf.IPAM, args.StdinData); config.Delegate != nil {
+		return config, nil
 	}
 	if asksForAddresses(conf.IPAM) {
 		config.IPAM = &ipam.Config{Network: conf.Name, DataDir: section.DataDir}
@@ -328,22 +335,47 @@ func (c *netConf) mac(env cniArgs) (net.HardwareAddr, error) {
 }
 
 func (c *netConf) ipam(env cniArgs) (*ipam.Config, error) {
-	var section struct {
-		Type string `json:"type"`
-	}
-	if !asksForAddresses(c.IPAM) {
-		return nil, nil
-	}
-	if err := json.Unmarshal(c.IPAM, &section); err != nil {
-		return nil, invalid("ipam", c.IPAM, "an object with a string \"type\"")
-	}
-	if section.Type != "host-local" {
-		return nil, unsupported("ipam.type", section.Type, `ebpfnet knows "host-local" alone, and runs it itself`)
+	kind, err := ipamType(c.IPAM)
+	if err != nil || kind != ownIPAM {
+		return nil, err
 	}
 	conf := addressConf{Name: c.Name, IPAM: c.IPAM}
 	conf.RuntimeConfig.IPRanges, conf.RuntimeConfig.IPs = c.RuntimeConfig.IPRanges, c.RuntimeConfig.IPs
 	conf.Args.CNI.IPs = c.Args.CNI.IPs
 	return conf.addresses(env)
+}
+
+// ownIPAM is the type that ebpfnet runs itself.
+const ownIPAM = "host-local"
+
+// ipamType returns the type of an "ipam", "" for an interface without addresses.
+func ipamType(section json.RawMessage) (string, error) {
+	if !asksForAddresses(section) {
+		return "", nil
+	}
+	var object struct {
+		Type string `json:"type"`
+	}
+	if err := json.Unmarshal(section, &object); err != nil {
+		return "", invalid("ipam", section, "an object with a string \"type\"")
+	}
+	switch object.Type {
+	case "":
+		return "", invalid("ipam.type", "", `"host-local", or the name of another IPAM plugin`)
+	case "dhcp":
+		return "", unsupported("ipam.type", object.Type, "its servers are asked on the container's link, where there is the host alone")
+	default:
+		return object.Type, nil
+	}
+}
+
+// delegated returns the plugin that gives the addresses, or nil where that is us, or nobody.
+func delegated(section json.RawMessage, stdin []byte) (*delegate, error) {
+	kind, err := ipamType(section)
+	if err != nil || kind == "" || kind == ownIPAM {
+		return nil, err
+	}
+	return &delegate{kind: kind, stdin: stdin}, nil
 }
 
 // asksForAddresses is false of an "ipam" that is missing, null or {}: an interface

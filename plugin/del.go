@@ -55,6 +55,9 @@ func (p *Plugin) release(ctx context.Context, config *Config, netns string) erro
 	if kept != nil && kept.Chained != nil {
 		return err // the addresses are of the plugin before
 	}
+	if config.Delegate != nil {
+		return errors.Join(err, config.Delegate.release(ctx))
+	}
 	pool := ipam.Open(config.addressesForRelease(), p.Log)
 	return errors.Join(err, pool.Release(ctx, ipamAttachment(config.Attachment)))
 }

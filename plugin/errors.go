@@ -79,6 +79,15 @@ func withDetails(err, besides error) error {
 	return cnitypes.NewError(coded.Code, coded.Msg, strings.TrimPrefix(coded.Details+"; "+besides.Error(), "; "))
 }
 
+// withPrefix says in whose name an error with a code speaks.
+func withPrefix(err error, prefix string) error {
+	var coded *cnitypes.Error
+	if !errors.As(err, &coded) {
+		return err
+	}
+	return cnitypes.NewError(coded.Code, prefix+coded.Msg, coded.Details)
+}
+
 // invalid is an error of the configuration: what the key says, and what it should.
 func invalid(key string, value any, expected string) error {
 	return cnitypes.NewError(cnitypes.ErrInvalidNetworkConfig, fmt.Sprintf("%s %s: expected %s", key, show(value), expected), "")

@@ -50,6 +50,9 @@ func (p *Plugin) GC(ctx context.Context, args *skel.CmdArgs) error {
 	deleted := deleteDevices(host, devices, valid.owners)
 	swept := sweepDatapath(ctx, maps.NetworkToken(config.Attachment.Network), valid.owners)
 	forgotten := forget(records, kept, valid)
+	if config.Delegate != nil {
+		return errors.Join(unread, deleted, swept, forgotten, config.Delegate.gc(ctx))
+	}
 	if config.IPAM == nil {
 		return errors.Join(unread, deleted, swept, forgotten)
 	}

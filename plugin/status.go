@@ -32,6 +32,9 @@ func (p *Plugin) Status(ctx context.Context, args *skel.CmdArgs) error {
 	}
 	datapath.Close()
 
+	if config.Delegate != nil {
+		return config.Delegate.status(ctx)
+	}
 	if config.IPAM == nil {
 		return nil
 	}

@@ -13,4 +13,5 @@ const (
 	codeTryAgain      = types.ErrTryAgainLater
 	codeNotAvailable  = types.ErrPluginNotAvailable
 	codeIO            = types.ErrIOFailure
+	codeInternal      = types.ErrInternal
 )
