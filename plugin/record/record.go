@@ -70,17 +70,12 @@ func (d Dir) Write(r *Record) error {
 	if err := os.MkdirAll(d.path, 0o700); err != nil {
 		return fmt.Errorf("make the directory of records: %w", err)
 	}
-	file, err := os.CreateTemp(d.path, ".new-*")
-	if err != nil {
-		return fmt.Errorf("write a record: %w", err)
+	owner := r.Attachment.Owner()
+	if err := os.WriteFile(d.half(owner), text, 0o600); err != nil {
+		return errors.Join(fmt.Errorf("write a record: %w", err), d.Remove(owner))
 	}
-	_, err = file.Write(text)
-	err = errors.Join(err, file.Close())
-	if err == nil {
-		err = os.Rename(file.Name(), d.file(r.Attachment.Owner()))
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("write a record: %w", err), os.Remove(file.Name()))
+	if err := os.Rename(d.half(owner), d.file(owner)); err != nil {
+		return errors.Join(fmt.Errorf("write a record: %w", err), d.Remove(owner))
 	}
 	return nil
 }
@@ -101,12 +96,16 @@ func (d Dir) Read(owner loader.Owner) (*Record, error) {
 	return r, nil
 }
 
-// Remove removes an owner's record. It is no error that there is none.
+// Remove removes an owner's record, and what a Write has left that was killed. It is
+// no error that there is none.
 func (d Dir) Remove(owner loader.Owner) error {
-	if err := os.Remove(d.file(owner)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove a record: %w", err)
+	var errs []error
+	for _, file := range []string{d.file(owner), d.half(owner)} {
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove a record: %w", err))
+		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // List returns all records. One that cannot be read is left out, and in the error.
@@ -134,3 +133,6 @@ const suffix = ".json"
 func (d Dir) file(owner loader.Owner) string {
 	return filepath.Join(d.path, fmt.Sprintf("%016x%s", uint64(owner), suffix))
 }
+
+// half is a record that is being written.
+func (d Dir) half(owner loader.Owner) string { return d.file(owner) + ".half" }

@@ -17,6 +17,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -43,7 +44,7 @@ func newHost(t *testing.T) *host {
 	h := &host{plugin: testenv.Build(t, "./cmd/ebpfnet")}
 	t.Cleanup(func() {
 		checkPins(t)
-		if err := errors.Join(os.RemoveAll(loader.Root), os.RemoveAll(addressDir)); err != nil {
+		if err := errors.Join(os.RemoveAll(loader.Root), os.RemoveAll(addressDir), os.RemoveAll(record.DefaultDir)); err != nil {
 			t.Errorf("clean up: %v", err)
 		}
 	})

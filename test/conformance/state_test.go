@@ -17,6 +17,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -51,7 +52,7 @@ func (h *host) takeStateOnce(containers ...*testenv.Namespace) (state, error) {
 	for _, container := range containers {
 		err = errors.Join(err, s.addNamespace("container "+container.Name, container))
 	}
-	return s, errors.Join(err, s.addFiles(addressDir), h.Node.Do(s.addDatapath))
+	return s, errors.Join(err, s.addFiles(addressDir), s.addFiles(record.DefaultDir), h.Node.Do(s.addDatapath))
 }
 
 // wantState fails the test, and says exactly what differs, unless the node and the containers
