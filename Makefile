@@ -66,7 +66,7 @@ verified: kernel-binaries ## renew test/prog/testdata/verified.txt on these kern
 
 .PHONY: kernel-binaries
 kernel-binaries: kernel-deps build
-	cd test && $(GO) build -o ../bin/ ./vm ./vm/matrix
+	cd test && $(GO) build -o ../bin/ ./vm ./vm/matrix tool # tool: the reference plugins
 	cd test && for suite in $(KERNEL_SUITES); do $(GO) test -c -o ../bin/$$suite.test ./$$suite || exit 1; done
 
 .PHONY: generate
