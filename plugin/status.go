@@ -8,6 +8,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
@@ -30,8 +31,11 @@ func (p *Plugin) Status(ctx context.Context, args *skel.CmdArgs) error {
 	if err != nil {
 		return notAvailable(err)
 	}
-	datapath.Close()
+	defer datapath.Close()
 
+	if err := mend(ctx, datapath); err != nil {
+		return cnitypes.NewError(cnitypes.ErrLimitedConnectivity, err.Error(), "containers that are connected may lack masquerading or host ports")
+	}
 	if config.Delegate != nil {
 		return config.Delegate.status(ctx)
 	}
@@ -42,6 +46,35 @@ func (p *Plugin) Status(ctx context.Context, args *skel.CmdArgs) error {
 		return notAvailable(err)
 	}
 	return nil
+}
+
+// mend does what an ADD would do for the containers that are there: it follows
+// changes of the uplinks, and puts programs back that another tool has taken off.
+// Runtimes ask for the status all the time, and so nothing has to stay and watch.
+// On a host without containers it does nothing.
+func mend(ctx context.Context, datapath *loader.Datapath) error {
+	uplinks, err := maps.Uplinks(datapath)
+	if err != nil || len(uplinks) == 0 {
+		return err
+	}
+	host, err := openHandle()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+
+	if err := refreshUplinks(ctx, host, datapath); err != nil {
+		return err
+	}
+	attached, err := datapath.HostAttached()
+	if err != nil || attached {
+		return err
+	}
+	ports, err := maps.Ports(datapath)
+	if err != nil || len(ports) == 0 {
+		return err
+	}
+	return maps.With(ctx, datapath, func(*maps.Store) error { return datapath.AttachHost() })
 }
 
 func notAvailable(err error) error {

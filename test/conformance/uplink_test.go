@@ -12,20 +12,24 @@ import (
 )
 
 // TestUplinkHeals takes one of its two programs off the uplink. CHECK must say so, and the next ADD
-// must put it back.
+// or STATUS must put it back.
 func TestUplinkHeals(t *testing.T) {
 	testenv.Require(t, testenv.TCX)
 	const rounds = 5 // how fast the kernel lets go of a program differs
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.0.0"))
 	p.add(t)
-	for range rounds {
+	for round := range rounds {
 		removePin("uplink-*-to_uplink")(t, p, nil)
 		wantError(t, p.try(t, "CHECK"), plugin.CodeDiffers, testenv.UplinkName, "programs")
 		testenv.Eventually(t, "the program to go", func() error { return h.wantPrograms(ebpf.AttachTCXEgress, 0) })
 
 		other := h.pod(t, "c2", dual("1.0.0"))
-		other.add(t)
+		if round%2 == 0 {
+			other.add(t)
+		} else {
+			wantSuccess(t, h.status(t, dual("1.1.0")), "")
+		}
 		for _, place := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 			testenv.Eventually(t, "the uplink to have its programs", func() error { return h.wantPrograms(place, 1) })
 		}
@@ -48,4 +52,18 @@ func (h *host) wantPrograms(place ebpf.AttachType, want int) error {
 		}
 		return err
 	})
+}
+
+// TestLoopbackHeals is the same for the program by which the host reaches host ports.
+func TestLoopbackHeals(t *testing.T) {
+	testenv.Require(t, testenv.TCX)
+	h := newHost(t)
+	p := h.pod(t, "c1", withPort(dual("1.1.0"), 8080))
+	result := p.add(t)
+	removePin("host-from_host")(t, p, nil)
+	wantError(t, p.try(t, "CHECK"), plugin.CodeDiffers, "loopback", "program")
+	wantSuccess(t, h.status(t, dual("1.1.0")), "")
+	wantSuccess(t, p.try(t, "CHECK"), "")
+	wantFetch(t, h, p.Namespace, result)
+	p.del(t)
 }

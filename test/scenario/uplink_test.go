@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -32,6 +33,25 @@ func TestUplinkAppears(t *testing.T) {
 		// Host ports are open on it too.
 		serve(t, old.Namespace, protocol, at(f.pod(old), 80))
 		reachAsOneself(t, n.SecondOutside, protocol, at(f.secondNode, 8080), old.Namespace)
+	})
+}
+
+// The same without an ADD: runtimes ask for the status all the time, and that follows the uplinks.
+func TestStatusFollowsUplinks(t *testing.T) {
+	n := newNetworkOf(t, strings.Replace(podsConflist, "1.0.0", "1.1.0", 1))
+	if err := n.Status(testenv.Context(t)); err != nil {
+		t.Fatal(err)
+	}
+	pod := n.AddPod(t, "a", mapBoth(8080, 80))
+	n.AddSecondUplink(t)
+	if err := n.Status(testenv.Context(t)); err != nil {
+		t.Fatal(err)
+	}
+	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
+		server := serve(t, n.SecondOutside, protocol, at(f.secondOutside, 0))
+		reachAsNode(t, pod.Namespace, protocol, server, n.SecondOutside, f.secondNode)
+		serve(t, pod.Namespace, protocol, at(f.pod(pod), 80))
+		reachAsOneself(t, n.SecondOutside, protocol, at(f.secondNode, 8080), pod.Namespace)
 	})
 }
 
