@@ -101,6 +101,15 @@ func (d *Datapath) Close() {
 	}
 }
 
+// Remove removes all pins. Programs that are attached by pinned links come off with
+// them; filters, which have no pins, must be off before. The caller holds the lock.
+func (d *Datapath) Remove() error {
+	if err := os.RemoveAll(string(d.dir)); err != nil {
+		return fmt.Errorf("remove the pins: %w", err)
+	}
+	return nil
+}
+
 // Lock excludes all other writers of this host until the lock is released. It
 // is for a few system calls, never for a wait. ctx bounds the wait for others;
 // the error then wraps flock.ErrBusy.

@@ -278,7 +278,7 @@ func checkMTU(mtu int) error {
 }
 
 func checkMaxFlows(flows int64) error {
-	const least, most = 1024, 1 << 24 // 2 GiB
+	const least, most = 1024, 1 << 24 // 4 GiB
 	if flows != 0 && (flows < least || flows > most) {
 		return invalid("maxFlows", flows, fmt.Sprintf("0 or a number from %d to %d", least, most))
 	}

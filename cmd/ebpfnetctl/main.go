@@ -1,28 +1,53 @@
-// Command ebpfnetctl shows an operator what ebpfnet has on this host. Nouns only read.
+// Command ebpfnetctl shows an operator what ebpfnet has on this host. Nouns only read;
+// verbs change something, and say what.
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
+	"time"
 )
 
-const usage = `ebpfnetctl shows what ebpfnet has on this host.
+const usage = `ebpfnetctl shows what ebpfnet has on this host, and mends it.
 
   ebpfnetctl status [-o json]   what is loaded, where, what it costs, what was dropped
+  ebpfnetctl load               load the datapath now, and not at the first ADD
+  ebpfnetctl repair [-o json]   put back programs that another tool has taken off, follow
+                                changes of the uplinks; for hooks of network managers, too
+  ebpfnetctl unload [--yes]     take all of ebpfnet out of the kernel; without --yes say
+                                what that would break, and do nothing
 
+--data-dir DIR names the dataDir of the networks, where it is not the usual one.
 It looks at the network namespace it runs in: run it as root on the host, or by
 "nsenter --net=FILE ebpfnetctl ..." for another one ("ip netns exec" hides the pins).
 Exit codes: 0 good, 1 an error, which it names, 2 wrong arguments.
 `
+
+// options are those of all commands.
+type options struct {
+	json    bool
+	yes     bool
+	dataDir string
+}
+
+var commands = map[string]func(context.Context, io.Writer, options) error{
+	"status": printStatus,
+	"load":   load,
+	"repair": repair,
+	"unload": unload,
+}
 
 func main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
 func run(args []string, stdout, stderr io.Writer) int {
+	const lockTimeout = 20 * time.Second
+
 	if len(args) == 0 || args[0] == "help" || args[0] == "--help" || args[0] == "-h" {
 		fmt.Fprint(stdout, usage)
 		return 0
@@ -30,6 +55,9 @@ func run(args []string, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("ebpfnetctl "+args[0], flag.ContinueOnError)
 	flags.SetOutput(io.Discard) // what it would say is said here
 	output := flags.String("o", "text", "text or json")
+	var o options
+	flags.BoolVar(&o.yes, "yes", false, "do it")
+	flags.StringVar(&o.dataDir, "data-dir", "", "dataDir of the network's configuration")
 	err := flags.Parse(args[1:])
 	if errors.Is(err, flag.ErrHelp) {
 		fmt.Fprint(stdout, usage)
@@ -39,11 +67,15 @@ func run(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "ebpfnetctl: %v\n\n%s", err, usage)
 		return 2
 	}
-	if args[0] != "status" || flags.NArg() > 0 || (*output != "text" && *output != "json") {
+	command, known := commands[args[0]]
+	if !known || flags.NArg() > 0 || (*output != "text" && *output != "json") {
 		fmt.Fprintf(stderr, "ebpfnetctl: cannot do %q\n\n%s", args, usage)
 		return 2
 	}
-	if err := printStatus(stdout, *output == "json"); err != nil {
+	o.json = *output == "json"
+	ctx, cancel := context.WithTimeout(context.Background(), lockTimeout)
+	defer cancel()
+	if err := command(ctx, stdout, o); err != nil {
 		fmt.Fprintf(stderr, "ebpfnetctl: %v\n", err)
 		return 1
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -42,7 +43,8 @@ type drop struct {
 	Bytes   uint64 `json:"bytes"`
 }
 
-func printStatus(to io.Writer, asJSON bool) error {
+// printStatus prints what is loaded.
+func printStatus(_ context.Context, to io.Writer, o options) error {
 	datapath, err := loader.OpenLoaded()
 	if err != nil {
 		return err
@@ -53,7 +55,7 @@ func printStatus(to io.Writer, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	if asJSON {
+	if o.json {
 		encoder := json.NewEncoder(to)
 		encoder.SetIndent("", "  ")
 		return encoder.Encode(s)

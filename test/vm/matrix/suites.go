@@ -37,8 +37,8 @@ var suites = []suite{
 	{
 		// The built binaries, by libcni and as bare calls: each verb, and ebpfnetctl.
 		name: "conformance", title: "CNI contract",
-		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|Version|UplinkHeals|CtlArguments|CtlStatus)$",
-		quick: "^Test(Check|CheckPrograms|Del|GC|StatusReady|CtlStatus)$",
+		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|Version|UplinkHeals|CtlArguments|CtlStatus|CtlRepair|CtlUnload)$",
+		quick: "^Test(Check|CheckPrograms|Del|GC|StatusReady|CtlStatus|CtlUnload)$",
 	},
 }
 

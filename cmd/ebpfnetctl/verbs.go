@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/plugin"
+)
+
+// load loads the datapath, if it is not loaded.
+func load(ctx context.Context, to io.Writer, _ options) error {
+	datapath, err := loader.Open(ctx, loader.Options{})
+	if err != nil {
+		return err
+	}
+	defer datapath.Close()
+
+	fmt.Fprintf(to, "loaded, pinned in %s\n", datapath.Dir())
+	return nil
+}
+
+// repair prints what it has mended.
+func repair(ctx context.Context, to io.Writer, o options) error {
+	host, err := plugin.OpenHost(o.dataDir)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+
+	mended, err := host.Repair(ctx)
+	if o.json {
+		return errors.Join(err, json.NewEncoder(to).Encode(map[string][]string{"mended": append([]string{}, mended...)}))
+	}
+	for _, what := range mended {
+		fmt.Fprintf(to, "put back: %s\n", what)
+	}
+	if err == nil && len(mended) == 0 {
+		fmt.Fprintln(to, "nothing was missing")
+	}
+	return err
+}
+
+// unload says what it would break, or does it.
+func unload(ctx context.Context, to io.Writer, o options) error {
+	host, err := plugin.OpenHost(o.dataDir)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+
+	if o.yes {
+		if err := host.Unload(ctx); err != nil {
+			return err
+		}
+		fmt.Fprintln(to, "unloaded; the next ADD loads it again")
+		return nil
+	}
+	usage, err := host.Usage()
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("nothing was done: unloading ends masquerading and host ports of %d containers (%s), "+
+		"closes %d entries of host ports and %d flows, and leaves uplinks %s without programs; with --yes it is done",
+		len(usage.Containers), strings.Join(usage.Containers, ", "), usage.HostPorts, usage.Flows, strings.Join(usage.Uplinks, ", "))
+}
