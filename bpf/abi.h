@@ -7,13 +7,16 @@
  * and zero, because keys are compared as bytes. Ports are in host byte order,
  * so that `bpftool map dump` prints them as people write them; addresses are
  * bytes in network order. A change of any layout here is a change of ABI:
- * raise EBPFNET_ABI.
+ * raise EBPFNET_ABI. What never changes, so that any version can clean up after
+ * any other: the names of the maps, the first three members of host_config, and
+ * that an owner's value begins with the owner, and then, in endpoints and ports,
+ * the network.
  */
 #pragma once
 
 #include <linux/types.h>
 
-#define EBPFNET_ABI 3
+#define EBPFNET_ABI 4
 
 /* An IPv6 address, or an IPv4 one as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
 struct addr {
@@ -41,10 +44,10 @@ struct host_config {
 	__u32 abi; /* EBPFNET_ABI */
 	enum attach attach;
 	__u64 build;	       /* what programs these are: a hash of their code */
+	__u32 revision;	       /* newer programs have a higher one */
 	__u16 masq_port_first; /* lowest port (and ICMP id) that masquerading chooses */
 	__u16 masq_port_count; /* how many from there on, 1 to 65535 */
 	struct timeouts timeout;
-	__u32 pad;
 };
 
 enum endpoint_flags {
@@ -84,10 +87,10 @@ struct port_key {
 
 struct port {
 	__u64 owner;
-	struct addr addr;
 	__u32 network;
 	__u16 port;
 	__u16 pad;
+	struct addr addr;
 };
 
 enum flow_kind {

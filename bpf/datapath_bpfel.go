@@ -130,6 +130,7 @@ type DatapathHostConfig struct {
 	Abi           uint32
 	Attach        uint32
 	Build         uint64
+	Revision      uint32
 	MasqPortFirst uint16
 	MasqPortCount uint16
 	Timeout       struct {
@@ -141,7 +142,6 @@ type DatapathHostConfig struct {
 		UdpOpen    uint32
 		Other      uint32
 	}
-	Pad uint32
 }
 
 type DatapathPacket struct {
@@ -175,10 +175,10 @@ type DatapathPacket struct {
 type DatapathPort struct {
 	_       structs.HostLayout
 	Owner   uint64
-	Addr    DatapathAddr
 	Network uint32
 	Port    uint16
 	Pad     uint16
+	Addr    DatapathAddr
 }
 
 type DatapathPortKey struct {

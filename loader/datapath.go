@@ -4,32 +4,34 @@
 // Functions that find or touch devices do so in the calling thread's network
 // namespace, which is the host's in a plugin.
 //
-// Life cycle: Open finds the pins of the calling thread's network namespace, or
-// loads what the binary embeds when there are none. Loading happens under a lock
-// in a temporary directory, which one rename publishes, so that other processes
-// see everything or nothing.
+// Life cycle, a file each:
+//   - load.go: Open finds the pins of the calling thread's network namespace, or
+//     loads what the binary embeds when there are none, under a lock, in a
+//     temporary directory that one rename publishes: others see all or nothing.
+//   - attach.go (tcx.go, clsact.go): programs are put on devices and taken off.
+//   - upgrade.go: other programs take the place of those that are loaded. The maps
+//     stay, and one rename decides.
+//   - unload.go: everything goes.
 package loader
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 )
 
 // ABI is the number of the maps' layout that this binary reads and writes: EBPFNET_ABI in bpf/abi.h.
-const ABI = 3
+const ABI = 4
 
 // Datapath is a loaded datapath, opened. The caller must Close it. The maps may
 // be read at any time; who writes to them holds Lock.
@@ -48,8 +50,8 @@ type Datapath struct {
 	dir stateDir
 }
 
-// Options are what a datapath can be loaded with. They have no effect on one
-// that is loaded already.
+// Options are what a datapath can be loaded with. They change nothing of one that
+// is loaded already, but for the programs.
 type Options struct {
 	// MaxFlows is the number of flows that the host remembers; 0: by its memory.
 	MaxFlows uint32
@@ -60,33 +62,61 @@ type Options struct {
 	MasqPorts [2]uint16
 	// Timeouts of flows.
 	Timeouts Timeouts
+
+	// Programs are those to load; nil: those that are embedded.
+	Programs *Programs
 }
 
-// Open opens the datapath of the calling thread's network namespace, and loads
-// it first where it is not loaded. ctx bounds the wait for other processes that
-// are loading; the error then wraps flock.ErrBusy.
+// Open opens the datapath of the calling thread's network namespace. It loads it
+// first where it is not loaded, and replaces programs that are older than this
+// binary's. ctx bounds the wait for other processes that do so; the error then
+// wraps flock.ErrBusy.
 func Open(ctx context.Context, options Options) (*Datapath, error) {
-	d, err := OpenLoaded()
-	if !errors.Is(err, ErrNotLoaded) {
-		return d, err
+	d, err := openConfig()
+	if errors.Is(err, ErrNotLoaded) {
+		if err := load(ctx, options); err != nil {
+			return nil, fmt.Errorf("load the datapath: %w", err)
+		}
+		d, err = openConfig()
 	}
-	if err := load(ctx, options); err != nil {
-		return nil, fmt.Errorf("load the datapath: %w", err)
-	}
-	return OpenLoaded()
-}
-
-// OpenLoaded is Open for those who have nothing to do where nothing is loaded:
-// the error then wraps ErrNotLoaded.
-func OpenLoaded() (*Datapath, error) {
-	dir, err := hereDir()
 	if err != nil {
 		return nil, err
 	}
-	d := &Datapath{dir: dir}
-	if err := d.openConfig(); err != nil {
+	if err := d.checkABI(); err != nil {
 		return nil, err
 	}
+	if err := d.renew(ctx, options); err != nil {
+		return nil, fmt.Errorf("upgrade the datapath: %w", err)
+	}
+	return d.opened()
+}
+
+// OpenLoaded is Open for those who take the datapath as it is. The error wraps
+// ErrNotLoaded where nothing is loaded.
+func OpenLoaded() (*Datapath, error) {
+	d, err := OpenForRelease()
+	if err != nil {
+		return nil, err
+	}
+	if err := d.checkABI(); err != nil {
+		d.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// OpenForRelease is OpenLoaded for those who only remove things, which works with
+// the datapath of any version. Where its layout is not this binary's, the maps
+// are nil but for those whose entries have owners.
+func OpenForRelease() (*Datapath, error) {
+	d, err := openConfig()
+	if err != nil {
+		return nil, err
+	}
+	return d.opened()
+}
+
+func (d *Datapath) opened() (*Datapath, error) {
 	if err := d.openMaps(); err != nil {
 		d.Close()
 		return nil, err
@@ -99,15 +129,6 @@ func (d *Datapath) Close() {
 	for _, m := range d.maps() {
 		(*m).Close()
 	}
-}
-
-// Remove removes all pins. Programs that are attached by pinned links come off with
-// them; filters, which have no pins, must be off before. The caller holds the lock.
-func (d *Datapath) Remove() error {
-	if err := os.RemoveAll(string(d.dir)); err != nil {
-		return fmt.Errorf("remove the pins: %w", err)
-	}
-	return nil
 }
 
 // Lock excludes all other writers of this host until the lock is released. It
@@ -148,160 +169,66 @@ func (d *Datapath) maps() map[string]**ebpf.Map {
 	}
 }
 
-func (d *Datapath) openConfig() error {
+// openConfig opens the datapath but for its maps.
+func openConfig() (*Datapath, error) {
+	dir, err := hereDir()
+	if err != nil {
+		return nil, err
+	}
+	d := &Datapath{dir: dir}
+	return d, d.readConfig()
+}
+
+// readConfig reads the configuration, which an upgrade replaces. That of another
+// version may be longer or shorter: what it does not have is zero.
+func (d *Datapath) readConfig() error {
 	path := d.dir.mapPin(configPin)
 	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: no %s", ErrNotLoaded, path)
-	}
 	if err != nil {
-		return fmt.Errorf("open %s: %w", path, err)
+		// A kernel that refuses BPF does not say whether there is one.
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%w: no %s", ErrNotLoaded, path)
+		}
+		return explain(fmt.Errorf("open %s: %w", path, err))
 	}
 	defer m.Close()
 
-	if m.ValueSize() != uint32(unsafe.Sizeof(d.Config)) {
-		return fmt.Errorf("%w: %s has %d bytes, expected %d", ErrIncompatible, path, m.ValueSize(), unsafe.Sizeof(d.Config))
-	}
-	if err := m.Lookup(uint32(0), &d.Config); err != nil {
+	read, err := m.LookupBytes(uint32(0))
+	if err != nil {
 		return fmt.Errorf("read %s: %w", path, err)
 	}
-	if d.Config.Abi != ABI {
-		return fmt.Errorf("%w: %s names ABI %d, this binary knows %d", ErrIncompatible, path, d.Config.Abi, ABI)
+	value := make([]byte, max(len(read), binary.Size(d.Config)))
+	copy(value, read)
+	_, err = binary.Decode(value, binary.NativeEndian, &d.Config)
+	return err
+}
+
+func (d *Datapath) isForeign() bool { return d.Config.Abi != ABI }
+
+func (d *Datapath) checkABI() error {
+	if !d.isForeign() {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("%w: its maps have layout %d, this binary knows %d: use the version that loaded them, "+
+		"or remove the containers, run `ebpfnetctl unload --yes`, and start them again", ErrIncompatible, d.Config.Abi, ABI)
 }
 
 func (d *Datapath) openMaps() error {
 	for name, m := range d.maps() {
+		if d.isForeign() && !slices.Contains(owned, name) {
+			continue
+		}
 		var err error
-		if *m, err = ebpf.LoadPinnedMap(d.dir.mapPin(name), nil); err != nil {
+		*m, err = ebpf.LoadPinnedMap(d.dir.mapPin(name), nil)
+		if d.isForeign() && errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
 			return fmt.Errorf("open %s: %w", d.dir.mapPin(name), err)
 		}
 	}
 	return nil
 }
 
-// load puts the embedded datapath into the kernel and publishes its pins, if no
-// other process has done so meanwhile.
-func load(ctx context.Context, options Options) error {
-	dir, err := prepareRoot()
-	if err != nil {
-		return err
-	}
-	lock, err := flock.Acquire(ctx, Root, flock.Exclusive)
-	if err != nil {
-		return err
-	}
-	defer lock.Release()
-
-	if _, err := os.Stat(string(dir)); err == nil {
-		return nil
-	}
-	if err := removeLeftovers(dir); err != nil {
-		return err
-	}
-	temp := dir.temporary(os.Getpid())
-	if err := pinAll(stateDir(temp), options); err != nil {
-		return errors.Join(err, os.RemoveAll(temp))
-	}
-	if err := os.Rename(temp, string(dir)); err != nil {
-		return errors.Join(fmt.Errorf("publish the pins: %w", err), os.RemoveAll(temp))
-	}
-	return nil
-}
-
-func prepareRoot() (stateDir, error) {
-	if err := ensureBPFFS(); err != nil {
-		return "", err
-	}
-	if err := os.Mkdir(Root, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", fmt.Errorf("make the directory of the pins: %w", err)
-	}
-	return hereDir()
-}
-
-// removeLeftovers removes what a loader left that was killed. The caller holds the lock.
-func removeLeftovers(dir stateDir) error {
-	leftovers, err := filepath.Glob(tempPrefix(dir) + "-*")
-	if err != nil {
-		return err
-	}
-	for _, path := range leftovers {
-		if err := os.RemoveAll(path); err != nil {
-			return fmt.Errorf("remove the pins of a loader that was killed: %w", err)
-		}
-	}
-	return nil
-}
-
-// pinAll loads the datapath and pins maps and programs below dir.
-func pinAll(dir stateDir, options Options) error {
-	collection, err := newCollection(options)
-	if err != nil {
-		return err
-	}
-	defer collection.Close()
-
-	for _, path := range []string{string(dir), dir.maps(), dir.progs(), dir.links()} {
-		if err := os.Mkdir(path, 0o700); err != nil {
-			return fmt.Errorf("make a directory of pins: %w", err)
-		}
-	}
-	for name, m := range collection.Maps {
-		if name == ".rodata" {
-			name = configPin
-		}
-		if err := m.Pin(dir.mapPin(name)); err != nil {
-			return fmt.Errorf("pin map %s: %w", name, err)
-		}
-	}
-	for name, program := range collection.Programs {
-		if err := program.Pin(dir.progPin(name)); err != nil {
-			return fmt.Errorf("pin program %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-func newCollection(options Options) (*ebpf.Collection, error) {
-	spec, err := Spec(options)
-	if err != nil {
-		return nil, err
-	}
-	raiseMemlock()
-	collection, err := ebpf.NewCollection(spec)
-	if errors.Is(err, os.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) {
-		return nil, fmt.Errorf("%w: %w (needs Linux 5.10 or newer, CAP_BPF and CAP_NET_ADMIN, no lockdown, and before 5.11 no limit of locked memory)", ErrNotSupported, err)
-	}
-	return collection, err
-}
-
-// raiseMemlock is needed before 5.11, where maps count against the limit of
-// locked memory; where it may not be raised, loading tells whether it had to be.
-// The library's rlimit package would probe for that with a map of its own at the
-// start of every process, also of those that load nothing.
-func raiseMemlock() {
-	unlimited := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
-	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unlimited)
-}
-
-// Spec returns the embedded datapath, set up for this host.
-func Spec(options Options) (*ebpf.CollectionSpec, error) {
-	spec, err := bpf.LoadDatapath()
-	if err != nil {
-		return nil, err
-	}
-	config, err := chooseConfig(options)
-	if err != nil {
-		return nil, err
-	}
-	if err := spec.Variables[bpf.DatapathVarConfig].Set(config); err != nil {
-		return nil, fmt.Errorf("set the datapath's configuration: %w", err)
-	}
-	if options.MaxFlows == 0 {
-		options.MaxFlows = flowsFor(memory())
-	}
-	spec.Maps[bpf.DatapathMapFlows].MaxEntries = options.MaxFlows
-	spec.Maps[bpf.DatapathMapEstablished].MaxEntries = options.MaxFlows
-	return spec, nil
-}
+// owned are the maps whose values begin with an owner, in every version.
+var owned = []string{bpf.DatapathMapEndpoints, bpf.DatapathMapPorts, bpf.DatapathMapFlows, bpf.DatapathMapEstablished}

@@ -63,7 +63,7 @@ func TestLayout(t *testing.T) {
 		},
 		{
 			bpf.DatapathMapPorts, "value", bpf.DatapathPort{Owner: 1, Addr: addr, Network: 2, Port: 80},
-			"0100000000000000 00000000 00000000 0000ffff 08007109 02000000 5000 0000",
+			"0100000000000000 02000000 5000 0000 00000000 00000000 0000ffff 08007109",
 		},
 		{
 			bpf.DatapathMapFlows, "key",
@@ -97,10 +97,10 @@ func TestLayout(t *testing.T) {
 		{bpf.DatapathMapCounters, "value", bpf.DatapathCounter{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},
 		{
 			".rodata", "value", bpf.DatapathHostConfig{
-				Abi: 3, Attach: 2, Build: 4, MasqPortFirst: 1024, MasqPortCount: 28976,
+				Abi: 3, Attach: 2, Build: 4, Revision: 5, MasqPortFirst: 1024, MasqPortCount: 28976,
 				Timeout: bpf.DatapathTimeouts{TcpOpening: 5, TcpOpen: 6, TcpClosing: 7, UdpOpening: 8, UdpOpen: 9, Other: 10},
 			},
-			"03000000 02000000 0400000000000000 0004 3071 05000000 06000000 07000000 08000000 09000000 0a000000 00000000",
+			"03000000 02000000 0400000000000000 05000000 0004 3071 05000000 06000000 07000000 08000000 09000000 0a000000",
 		},
 	} {
 		t.Run(tc.m+" "+tc.what, func(t *testing.T) {
