@@ -62,6 +62,27 @@ func hostTargets() []target {
 	return []target{{"host-" + fromHost, fromHost, fromHost, loopback, egress}}
 }
 
+// siblings returns all targets of the device that a target is on, as this version
+// has them.
+func siblings(t target) []target {
+	switch t.hook {
+	case fromContainer:
+		var owner uint64 // in the name of a pin, which filters do not have
+		_, _ = fmt.Sscanf(t.pin, endpointPrefix+"%016x-", &owner)
+		return endpointTargets(Owner(owner), t.ifindex)
+	case fromUplink, toUplink:
+		header := Ethernet
+		if strings.HasSuffix(t.program, string(NoHeader)) {
+			header = NoHeader
+		}
+		return uplinkTargets(t.ifindex, header)
+	case fromHost:
+		return hostTargets()
+	default: // another version's
+		return nil
+	}
+}
+
 const loopback = 1 // always the first device
 
 const (
@@ -77,6 +98,9 @@ type attacher interface {
 	attached(t target) (bool, error)
 	// detach takes our program off. It is no error that there is none, or no device.
 	detach(t target) error
+	// placed returns where programs of ours are, of whatever version, on devices
+	// that are there.
+	placed() ([]target, error)
 }
 
 func (d *Datapath) attacher() attacher {
@@ -87,8 +111,8 @@ func (d *Datapath) attacher() attacher {
 }
 
 // AttachEndpoint puts the programs on the host's end of an attachment's veth.
-// It needs no lock, since nobody else has pins of this owner; the caller calls
-// DetachEndpoint in the end.
+// It needs no lock: whoever else attaches to this device attaches the same. The
+// caller calls DetachEndpoint in the end.
 func (d *Datapath) AttachEndpoint(owner Owner, ifindex int) error {
 	return d.attachAll(endpointTargets(owner, ifindex))
 }
@@ -155,10 +179,26 @@ func (d *Datapath) attachAll(targets []target) error {
 	return nil
 }
 
+// attach looks behind itself: an upgrade goes through what is attached after it
+// has named other programs, so whoever comes later than that has to take those.
 func (d *Datapath) attach(t target) error {
-	program, err := ebpf.LoadPinnedProgram(d.dir.progPin(t.program), nil)
+	for {
+		build := d.Config.Build
+		err := d.attachOf(build, t)
+		if err := d.readConfig(); err != nil {
+			return err
+		}
+		if d.Config.Build == build {
+			return err
+		}
+	}
+}
+
+func (d *Datapath) attachOf(build uint64, t target) error {
+	pin := d.dir.progPin(build, t.program)
+	program, err := ebpf.LoadPinnedProgram(pin, nil)
 	if err != nil {
-		return fmt.Errorf("open %s: %w", d.dir.progPin(t.program), err)
+		return fmt.Errorf("open %s: %w", pin, err)
 	}
 	defer program.Close()
 
@@ -186,6 +226,21 @@ func (d *Datapath) detachAll(targets []target) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// programName returns the name that a program has in the kernel.
+func programName(id ebpf.ProgramID) (string, error) {
+	program, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return "", fmt.Errorf("open program %d: %w", id, err)
+	}
+	defer program.Close()
+
+	info, err := program.Info()
+	if err != nil {
+		return "", fmt.Errorf("ask for the name of program %d: %w", id, err)
+	}
+	return info.Name, nil
 }
 
 // DetachDead takes the programs of the given owners off, and removes pins whose

@@ -3,6 +3,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -48,18 +49,58 @@ func (clsact) attached(t target) (bool, error) {
 	}
 	defer handle.Close()
 
-	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: t.ifindex}}
-	filters, err := handle.FilterList(link, parent(t.direction))
+	filter, err := filterOn(handle, t.ifindex, t.direction)
+	return filter != nil && filter.Name == t.hook, err
+}
+
+// filterOn returns the filter with our priority and handle; nil where the device,
+// its qdisc or the filter is not there.
+func filterOn(handle *netlink.Handle, ifindex int, d direction) (*netlink.BpfFilter, error) {
+	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
+	filters, err := handle.FilterList(link, parent(d))
 	if isGone(err) {
-		return false, nil
+		return nil, nil
 	}
 	for _, filter := range filters {
 		bpf, ok := filter.(*netlink.BpfFilter)
-		if ok && bpf.Priority == clsactPriority && bpf.Handle == clsactHandle && bpf.Name == t.hook {
-			return true, nil
+		if ok && bpf.Priority == clsactPriority && bpf.Handle == clsactHandle {
+			return bpf, nil
 		}
 	}
-	return false, err
+	return nil, err
+}
+
+func (clsact) placed() ([]target, error) {
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, err
+	}
+	defer handle.Close()
+
+	devices, err := handle.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list the devices: %w", err)
+	}
+	var placed []target
+	for _, device := range devices {
+		for _, direction := range []direction{ingress, egress} {
+			filter, err := filterOn(handle, device.Attrs().Index, direction)
+			if err != nil {
+				return nil, fmt.Errorf("list the filters of %s: %w", device.Attrs().Name, err)
+			}
+			if filter == nil || !slices.Contains(hooks, filter.Name) {
+				continue
+			}
+			program, err := programName(ebpf.ProgramID(filter.Id))
+			if err != nil {
+				return nil, err
+			}
+			placed = append(placed, target{
+				hook: filter.Name, program: program, ifindex: device.Attrs().Index, direction: direction,
+			})
+		}
+	}
+	return placed, nil
 }
 
 func (clsact) detach(t target) error {

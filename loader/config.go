@@ -40,9 +40,7 @@ func chooseConfig(options Options) (bpf.DatapathHostConfig, error) {
 		}
 	}
 	return bpf.DatapathHostConfig{
-		Abi:           ABI,
 		Attach:        uint32(attach),
-		Build:         bpf.Build(),
 		MasqPortFirst: uint16(first),
 		MasqPortCount: uint16(last - first + 1),
 		Timeout:       options.Timeouts.ticks(),

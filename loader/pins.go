@@ -22,20 +22,30 @@ const (
 	fromHost      = "from_host"
 )
 
+// hooks are all of them.
+var hooks = []string{fromContainer, fromUplink, toUplink, fromHost}
+
 // configPin is the pinned .rodata: bpffs allows no dot in a name.
 const configPin = "config"
 
 // stateDir is the directory of one host network namespace, which holds three:
-// maps, progs and links. All paths of pins are made here.
+// maps, progs and links. In progs is a directory for the build of programs that
+// maps/config names; another one is what an upgrade has not finished. All paths
+// of pins are made here.
 type stateDir string
 
 func (d stateDir) maps() string             { return filepath.Join(string(d), "maps") }
 func (d stateDir) progs() string            { return filepath.Join(string(d), "progs") }
 func (d stateDir) links() string            { return filepath.Join(string(d), "links") }
 func (d stateDir) mapPin(n string) string   { return filepath.Join(d.maps(), n) }
-func (d stateDir) progPin(n string) string  { return filepath.Join(d.progs(), n) }
 func (d stateDir) linkPin(t target) string  { return filepath.Join(d.links(), t.pin) }
 func (d stateDir) temporary(pid int) string { return fmt.Sprintf("%s-%d", tempPrefix(d), pid) }
+
+func (d stateDir) progsOf(build uint64) string {
+	return filepath.Join(d.progs(), fmt.Sprintf("%016x", build))
+}
+
+func (d stateDir) progPin(build uint64, n string) string { return filepath.Join(d.progsOf(build), n) }
 
 func tempPrefix(d stateDir) string { return filepath.Join(Root, "tmp-"+filepath.Base(string(d))) }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -87,24 +89,66 @@ func (a tcx) detach(t target) error {
 	return removePin(a.dir.linkPin(t))
 }
 
+func (a tcx) placed() ([]target, error) {
+	pins, err := os.ReadDir(a.dir.links())
+	if err != nil {
+		return nil, err
+	}
+	var placed []target
+	for _, pin := range pins {
+		info, err := linkInfo(filepath.Join(a.dir.links(), pin.Name()))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // an ADD that undoes what it did
+		}
+		if err != nil {
+			return nil, err
+		}
+		place := info.TCX()
+		if place == nil || place.Ifindex == 0 {
+			continue
+		}
+		program, err := programName(info.Program)
+		if err != nil {
+			return nil, err
+		}
+		t := target{pin: pin.Name(), hook: hookOf(pin.Name()), program: program, ifindex: int(place.Ifindex)}
+		if ebpf.AttachType(place.AttachType) == ebpf.AttachTCXEgress {
+			t.direction = egress
+		}
+		placed = append(placed, t)
+	}
+	return placed, nil
+}
+
+// hookOf returns what stands last in the name of a link's pin.
+func hookOf(pin string) string { return pin[strings.LastIndex(pin, "-")+1:] }
+
 // linkDevice returns the index of the device that a pinned link is on, or 0
 // where the device is gone.
 func linkDevice(pin string) (int, error) {
-	l, err := link.LoadPinnedLink(pin, nil)
+	info, err := linkInfo(pin)
 	if err != nil {
-		return 0, fmt.Errorf("open %s: %w", pin, err)
-	}
-	defer l.Close()
-
-	info, err := l.Info()
-	if err != nil {
-		return 0, fmt.Errorf("ask %s for its device: %w", pin, err)
+		return 0, err
 	}
 	place := info.TCX()
 	if place == nil {
 		return 0, nil
 	}
 	return int(place.Ifindex), nil
+}
+
+func linkInfo(pin string) (*link.Info, error) {
+	l, err := link.LoadPinnedLink(pin, nil)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", pin, err)
+	}
+	defer l.Close()
+
+	info, err := l.Info()
+	if err != nil {
+		return nil, fmt.Errorf("ask %s for its device: %w", pin, err)
+	}
+	return info, nil
 }
 
 func isDefunct(pin string) bool {

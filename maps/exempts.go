@@ -57,8 +57,12 @@ func MissingExempts(dp *loader.Datapath, prefixes []netip.Prefix) ([]netip.Prefi
 	}), nil
 }
 
-// removeUnusedExempts removes the sets that no endpoint names any more.
+// removeUnusedExempts removes the sets that no endpoint names any more. Those of
+// another version stay until they are unloaded.
 func (s *Store) removeUnusedExempts() error {
+	if s.dp.Exempts == nil {
+		return nil
+	}
 	keys, err := s.exempts()
 	if err != nil || len(keys) == 0 {
 		return err

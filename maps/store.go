@@ -15,9 +15,12 @@ package maps
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"iter"
+	"reflect"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -53,16 +56,18 @@ func (s *Store) closePorts(owners map[loader.Owner]bool) error {
 	if err := s.removePorts(owners); err != nil {
 		return err
 	}
-	var any bpf.DatapathPortKey
-	err := s.dp.Ports.NextKey(nil, &any)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
+	if s.dp.Ports == nil {
+		return nil
+	}
+	first, err := s.dp.Ports.NextKeyBytes(nil)
+	if first == nil && err == nil {
 		return s.dp.DetachHost()
 	}
 	return err
 }
 
 func (s *Store) removePorts(owners map[loader.Owner]bool) error {
-	return removeOwned[bpf.DatapathPortKey](s.dp.Ports, owners, func(v bpf.DatapathPort) uint64 { return v.Owner })
+	return removeOwned(s.dp.Ports, owners)
 }
 
 // Release removes all entries of one owner: ports first, so that nothing new
@@ -76,31 +81,43 @@ func (s *Store) Release(owner loader.Owner) error {
 func (s *Store) ReleaseAll(owners map[loader.Owner]bool) error {
 	return errors.Join(
 		s.closePorts(owners),
-		removeOwned[bpf.DatapathAddr](s.dp.Endpoints, owners, func(v bpf.DatapathEndpoint) uint64 { return v.Owner }),
+		removeOwned(s.dp.Endpoints, owners),
 		s.removeUnusedExempts(),
-		removeOwned[bpf.DatapathFlowKey](s.dp.Established, owners, func(v bpf.DatapathFlow) uint64 { return v.Owner }),
-		removeOwned[bpf.DatapathFlowKey](s.dp.Flows, owners, func(v bpf.DatapathFlow) uint64 { return v.Owner }),
+		removeOwned(s.dp.Established, owners),
+		removeOwned(s.dp.Flows, owners),
 	)
 }
 
 // removeOwned collects the keys before it deletes, since deleting disturbs a walk.
-func removeOwned[K, V any](m *ebpf.Map, owners map[loader.Owner]bool, ownerOf func(V) uint64) error {
-	var owned []K
-	for entry, err := range entries[K, V](m) {
+// It reads of the values what is the same in every version (bpf/abi.h).
+func removeOwned(m *ebpf.Map, owners map[loader.Owner]bool) error {
+	var keys [][]byte
+	for entry, err := range rawEntries(m) {
 		if err != nil {
 			return err
 		}
-		if owners[loader.Owner(ownerOf(entry.value))] {
-			owned = append(owned, entry.key)
+		if owners[ownerOf(entry.value)] {
+			keys = append(keys, slices.Clone(entry.key))
 		}
 	}
 	var errs []error
-	for i := range owned {
-		if err := m.Delete(&owned[i]); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	for _, key := range keys {
+		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			errs = append(errs, fmt.Errorf("delete from %v: %w", m, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func ownerOf(value []byte) loader.Owner {
+	return loader.Owner(binary.NativeEndian.Uint64(value))
+}
+
+// networkOf is of an endpoint or a host port.
+func networkOf(value []byte) Network {
+	const ownerSize = 8
+
+	return Network(binary.NativeEndian.Uint32(value[ownerSize:]))
 }
 
 type entry[K, V any] struct {
@@ -111,28 +128,70 @@ type entry[K, V any] struct {
 // batchSize is what one system call returns: large enough for every hash bucket.
 const batchSize = 4096
 
-// entries walks a hash map in batches (kernel 5.6). Entries that come or go
-// meanwhile may be missed. An error ends the walk.
+// entries walks a hash map in batches (kernel 5.6); nil has none. Entries that come
+// or go meanwhile may be missed. An error ends the walk.
 func entries[K, V any](m *ebpf.Map) iter.Seq2[entry[K, V], error] {
 	return func(yield func(entry[K, V], error) bool) {
+		if m == nil {
+			return
+		}
 		size := min(batchSize, int(m.MaxEntries()))
 		keys, values := make([]K, size), make([]V, size)
-		var cursor ebpf.MapBatchCursor
-		for {
-			n, err := m.BatchLookup(&cursor, keys, values, nil)
-			last := errors.Is(err, ebpf.ErrKeyNotExist)
-			if err != nil && !last {
-				yield(entry[K, V]{}, fmt.Errorf("walk %v: %w", m, err))
-				return
-			}
+		err := batches(m, keys, values, func(n int) bool {
 			for i := range n {
 				if !yield(entry[K, V]{keys[i], values[i]}, nil) {
-					return
+					return false
 				}
 			}
-			if last {
-				return
+			return true
+		})
+		if err != nil {
+			yield(entry[K, V]{}, err)
+		}
+	}
+}
+
+// rawEntries is entries for a map whose layout may be another version's. The bytes
+// are valid until the next step.
+func rawEntries(m *ebpf.Map) iter.Seq2[entry[[]byte, []byte], error] {
+	return func(yield func(entry[[]byte, []byte], error) bool) {
+		if m == nil {
+			return
+		}
+		size := min(batchSize, int(m.MaxEntries()))
+		keys, values := byteArrays(size, m.KeySize()), byteArrays(size, m.ValueSize())
+		err := batches(m, keys.Interface(), values.Interface(), func(n int) bool {
+			for i := range n {
+				if !yield(entry[[]byte, []byte]{keys.Index(i).Bytes(), values.Index(i).Bytes()}, nil) {
+					return false
+				}
 			}
+			return true
+		})
+		if err != nil {
+			yield(entry[[]byte, []byte]{}, err)
+		}
+	}
+}
+
+// byteArrays makes a slice of arrays, whose size is known only now.
+func byteArrays(n int, size uint32) reflect.Value {
+	element := reflect.ArrayOf(int(size), reflect.TypeFor[byte]())
+	return reflect.MakeSlice(reflect.SliceOf(element), n, n)
+}
+
+// batches fills two slices again and again, and calls use with how many elements
+// they have, until it returns false.
+func batches(m *ebpf.Map, keys, values any, use func(n int) bool) error {
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		last := errors.Is(err, ebpf.ErrKeyNotExist)
+		if err != nil && !last {
+			return fmt.Errorf("walk %v: %w", m, err)
+		}
+		if !use(n) || last {
+			return nil
 		}
 	}
 }
@@ -162,19 +221,28 @@ func create[K, V any](m *ebpf.Map, key *K, value *V) error {
 // Owners returns the owners that have endpoints or host ports in a network.
 func Owners(dp *loader.Datapath, network Network) (map[loader.Owner]bool, error) {
 	owners := map[loader.Owner]bool{}
-	endpoints, endpointsErr := Endpoints(dp)
-	for _, endpoint := range endpoints {
-		if endpoint.Network == network {
-			owners[endpoint.Owner] = true
+	for _, m := range []*ebpf.Map{dp.Endpoints, dp.Ports} {
+		for entry, err := range rawEntries(m) {
+			if err != nil {
+				return owners, err
+			}
+			if networkOf(entry.value) == network {
+				owners[ownerOf(entry.value)] = true
+			}
 		}
 	}
-	ports, portsErr := Ports(dp)
-	for _, port := range ports {
-		if port.Network == network {
-			owners[port.Owner] = true
+	return owners, nil
+}
+
+// Entries counts what stands in a map, which may be another version's, or nil.
+func Entries(m *ebpf.Map) (n int, err error) {
+	for _, err := range rawEntries(m) {
+		if err != nil {
+			return n, err
 		}
+		n++
 	}
-	return owners, errors.Join(endpointsErr, portsErr)
+	return n, nil
 }
 
 // Count returns how many entries each map has, except those that are arrays.

@@ -112,7 +112,7 @@ func (i *inspection) failed(err error) bool {
 
 func (i *inspection) report() error {
 	if err := errors.Join(i.differences...); err != nil {
-		return cnitypes.NewError(CodeDiffers, "not as ADD left it: "+err.Error(), "DEL and ADD the container to mend it")
+		return cnitypes.NewError(CodeDiffers, "not as ADD left it: "+err.Error(), "`ebpfnetctl repair` puts back programs; DEL and ADD the container to mend the rest")
 	}
 	return nil
 }

@@ -39,7 +39,7 @@ func (p *Plugin) release(ctx context.Context, config *Config, netns string) erro
 	if kept != nil && kept.Chained != nil {
 		hostIndex = kept.Chained.HostIndex
 	}
-	datapath, err := loader.OpenLoaded()
+	datapath, err := loader.OpenForRelease()
 	if err == nil {
 		defer datapath.Close()
 		err = releaseDevice(ctx, datapath, owner, hostIndex)

@@ -194,7 +194,7 @@ func deleteDevices(host *netlink.Handle, devices map[loader.Owner]netlink.Link, 
 // sweepDatapath removes the entries and pins of the network's owners that are
 // not valid, and pins of devices that are gone, whosever they are.
 func sweepDatapath(ctx context.Context, network maps.Network, valid map[loader.Owner]bool) error {
-	datapath, err := loader.OpenLoaded()
+	datapath, err := loader.OpenForRelease()
 	if errors.Is(err, loader.ErrNotLoaded) {
 		return nil
 	}

@@ -23,15 +23,15 @@ type Host struct {
 // hostEnd is the host's end of an attachment's pair of devices.
 type hostEnd struct {
 	index int
-	name  string // the device's; "" where it is gone
+	name  string // the device's
 	who   string // the attachment, for messages
 }
 
-// OpenHost opens what is loaded in the calling thread's network namespace; the error
-// wraps loader.ErrNotLoaded where nothing is. Records are looked for in dataDir, "" for the
-// usual one. The caller must Close it.
-func OpenHost(directory string) (*Host, error) {
-	datapath, err := loader.OpenLoaded()
+// OpenHost opens the datapath of the calling thread's network namespace in one of
+// package loader's ways, whose errors it passes on. Records are looked for in directory,
+// "" for the usual one. The caller must Close it.
+func OpenHost(open func() (*loader.Datapath, error), directory string) (*Host, error) {
+	datapath, err := open()
 	if err != nil {
 		return nil, err
 	}
@@ -54,8 +54,10 @@ func (h *Host) Close() {
 	}
 }
 
+// findEnds finds the ends of living attachments by what stands at the devices, and in
+// the records of chained ones.
 func (h *Host) findEnds(directory string) error {
-	endpoints, err := maps.Endpoints(h.datapath)
+	devices, err := link.List(h.netlink)
 	if err != nil {
 		return err
 	}
@@ -63,53 +65,50 @@ func (h *Host) findEnds(directory string) error {
 	if err != nil {
 		return err
 	}
-	for _, endpoint := range endpoints {
-		end := hostEnd{index: endpoint.IfIndex}
-		kept, err := records.Read(endpoint.Owner)
-		if err != nil {
-			return err
+	kept, err := records.List()
+	if err != nil {
+		return err
+	}
+	chained := map[int]maps.Attachment{}
+	for _, r := range kept {
+		if r.Chained != nil {
+			chained[r.Chained.HostIndex] = r.Attachment
 		}
-		if kept != nil && kept.Chained != nil {
-			end.index, end.who = kept.Chained.HostIndex, aliasOf(kept.Attachment)
+	}
+	for _, device := range devices {
+		at, ours := attachmentOf(device)
+		if !ours {
+			at, ours = chained[device.Attrs().Index]
 		}
-		device, err := link.Device(h.netlink, end.index)
-		if err != nil {
-			return err
+		if ours {
+			h.ends[at.Owner()] = hostEnd{device.Attrs().Index, device.Attrs().Name, aliasOf(at)}
 		}
-		if device != nil {
-			end.name = device.Attrs().Name
-		}
-		if device != nil && end.who == "" {
-			end.who = device.Attrs().Alias
-		}
-		h.ends[endpoint.Owner] = end
 	}
 	return nil
 }
 
 // Usage is what depends on the datapath.
 type Usage struct {
-	Containers []string `json:"containers"` // those that live
-	Uplinks    []string `json:"uplinks"`
-	HostPorts  int      `json:"hostPorts"`
-	Flows      int      `json:"flows"`
+	Containers []string
+	Uplinks    []string
+	HostPorts  int // entries
+	Flows      int // entries
 }
 
-// Usage counts what depends on the datapath.
+// Usage counts what depends on the datapath, of whatever version. The uplinks of another
+// one are not known.
 func (h *Host) Usage() (*Usage, error) {
-	u := &Usage{Containers: []string{}, Uplinks: []string{}}
+	u := &Usage{}
 	for _, end := range h.ends {
-		if end.name != "" {
-			u.Containers = append(u.Containers, end.who)
-		}
+		u.Containers = append(u.Containers, end.who)
 	}
 	uplinks, err := h.uplinks()
 	for _, uplink := range uplinks {
 		u.Uplinks = append(u.Uplinks, uplink.Attrs().Name)
 	}
-	ports, portsErr := maps.Ports(h.datapath)
-	flows, flowsErr := maps.Flows(h.datapath)
-	u.HostPorts, u.Flows = len(ports), len(flows)
+	var portsErr, flowsErr error
+	u.HostPorts, portsErr = maps.Entries(h.datapath.Ports)
+	u.Flows, flowsErr = maps.Entries(h.datapath.Flows)
 	return u, errors.Join(err, portsErr, flowsErr)
 }
 
@@ -160,9 +159,6 @@ func (h *Host) Repair(ctx context.Context) (mended []string, err error) {
 	}
 	return mended, maps.With(ctx, h.datapath, func(*maps.Store) error {
 		for owner, end := range h.ends {
-			if end.name == "" {
-				continue // the runtime's DEL or GC sweeps up after it
-			}
 			attached, err := h.datapath.EndpointAttached(owner, end.index)
 			if err != nil {
 				return err
@@ -181,24 +177,4 @@ func (h *Host) Repair(ctx context.Context) (mended []string, err error) {
 
 // Unload takes all programs off, and removes all pins. Devices, addresses and routes of containers
 // stay: they reach each other and the host, but nothing is translated any more.
-func (h *Host) Unload(ctx context.Context) error {
-	lock, err := h.datapath.Lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer lock.Release()
-
-	errs := []error{h.datapath.DetachHost()}
-	uplinks, err := maps.Uplinks(h.datapath)
-	errs = append(errs, err)
-	for _, uplink := range uplinks {
-		errs = append(errs, h.datapath.DetachUplink(uplink.IfIndex))
-	}
-	for owner, end := range h.ends {
-		errs = append(errs, h.datapath.DetachEndpoint(owner, end.index))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	return h.datapath.Remove()
-}
+func (h *Host) Unload(ctx context.Context) error { return h.datapath.Unload(ctx) }

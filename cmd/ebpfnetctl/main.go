@@ -16,6 +16,8 @@ const usage = `ebpfnetctl shows what ebpfnet has on this host, and mends it.
 
   ebpfnetctl status [-o json]   what is loaded, where, what it costs, what was dropped
   ebpfnetctl load               load the datapath now, and not at the first ADD
+  ebpfnetctl upgrade [-o json]  put this binary's programs in the place of those that are
+                                loaded, newer or older ones; no packet and no flow is lost
   ebpfnetctl repair [-o json]   put back programs that another tool has taken off, follow
                                 changes of the uplinks; for hooks of network managers, too
   ebpfnetctl unload [--yes]     take all of ebpfnet out of the kernel; without --yes say
@@ -35,10 +37,11 @@ type options struct {
 }
 
 var commands = map[string]func(context.Context, io.Writer, options) error{
-	"status": printStatus,
-	"load":   load,
-	"repair": repair,
-	"unload": unload,
+	"status":  printStatus,
+	"load":    load,
+	"upgrade": upgrade,
+	"repair":  repair,
+	"unload":  unload,
 }
 
 func main() {

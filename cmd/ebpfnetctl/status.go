@@ -22,7 +22,11 @@ import (
 // status is what `ebpfnetctl status -o json` prints.
 type status struct {
 	Directory string      `json:"directory"`
+	Revision  uint32      `json:"revision"` // of the programs
+	Build     uint64      `json:"build"`
+	Same      bool        `json:"sameAsThisBinary"`
 	Attach    string      `json:"attach"`
+	Source    string      `json:"masqueradeSource"`
 	Ports     [2]int      `json:"masqueradePorts"` // first and last
 	Uplinks   []string    `json:"uplinks"`
 	Maps      []mapStatus `json:"maps"`
@@ -65,9 +69,17 @@ func printStatus(_ context.Context, to io.Writer, o options) error {
 
 func collect(datapath *loader.Datapath) (*status, error) {
 	config := datapath.Config
+	source, err := sourceName()
+	if err != nil {
+		return nil, err
+	}
 	s := &status{
 		Directory: datapath.Dir(),
+		Revision:  config.Revision,
+		Build:     config.Build,
+		Same:      config.Build == bpf.Build(),
 		Attach:    attachName(bpf.DatapathAttach(config.Attach)),
+		Source:    source,
 		Uplinks:   []string{}, // not null
 		Ports:     [2]int{int(config.MasqPortFirst), int(config.MasqPortFirst) + int(config.MasqPortCount) - 1},
 	}
@@ -139,6 +151,27 @@ func attachName(attach bpf.DatapathAttach) string {
 	return "clsact filters (the kernel has no tcx, which came with 6.6)"
 }
 
+// sourceName tells where the address for masquerading comes from.
+func sourceName() (string, error) {
+	known, err := loader.KnowsRouteSource()
+	if known {
+		return "the route of each packet", err
+	}
+	return "the uplink's addresses at the last ADD or STATUS (the kernel does not tell programs those of routes, as from 6.7 on)", err
+}
+
+func programsName(revision uint32, build uint64) string {
+	return fmt.Sprintf("revision %d, build %016x", revision, build)
+}
+
+func (s *status) programs() string {
+	if s.Same {
+		return programsName(s.Revision, s.Build)
+	}
+	return fmt.Sprintf("%s; this binary has %s (`ebpfnetctl upgrade` takes them)",
+		programsName(s.Revision, s.Build), programsName(bpf.Revision, bpf.Build()))
+}
+
 func deviceName(index int) string {
 	device, err := net.InterfaceByIndex(index)
 	if err != nil {
@@ -148,8 +181,8 @@ func deviceName(index int) string {
 }
 
 func (s *status) print(to io.Writer) error {
-	fmt.Fprintf(to, "pins         %s\nattached by  %s\nmasquerades  with ports %d to %d\nuplinks      %s\n\n",
-		s.Directory, s.Attach, s.Ports[0], s.Ports[1], cmp.Or(strings.Join(s.Uplinks, " "), "none"))
+	fmt.Fprintf(to, "pins         %s\nprograms     %s\nattached by  %s\nmasquerades  from %s, with ports %d to %d\nuplinks      %s\n\n",
+		s.Directory, s.programs(), s.Attach, s.Source, s.Ports[0], s.Ports[1], cmp.Or(strings.Join(s.Uplinks, " "), "none"))
 	table := tabwriter.NewWriter(to, 0, 8, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(table, "map\tentries\tat most\tbytes\t")
 	for _, m := range s.Maps {

@@ -24,9 +24,27 @@ func load(ctx context.Context, to io.Writer, _ options) error {
 	return nil
 }
 
+// upgrade prints what it has replaced.
+func upgrade(ctx context.Context, to io.Writer, o options) error {
+	done, err := loader.Upgrade(ctx, loader.Options{})
+	if err != nil {
+		return err
+	}
+	if o.json {
+		return json.NewEncoder(to).Encode(done)
+	}
+	if done.FromBuild == done.ToBuild {
+		fmt.Fprintf(to, "these programs are loaded already: %s\n", programsName(done.ToRevision, done.ToBuild))
+		return nil
+	}
+	fmt.Fprintf(to, "%s in the place of %s; put on devices: %d\n",
+		programsName(done.ToRevision, done.ToBuild), programsName(done.FromRevision, done.FromBuild), done.Programs)
+	return nil
+}
+
 // repair prints what it has mended.
 func repair(ctx context.Context, to io.Writer, o options) error {
-	host, err := plugin.OpenHost(o.dataDir)
+	host, err := plugin.OpenHost(loader.OpenLoaded, o.dataDir)
 	if err != nil {
 		return err
 	}
@@ -47,7 +65,7 @@ func repair(ctx context.Context, to io.Writer, o options) error {
 
 // unload says what it would break, or does it.
 func unload(ctx context.Context, to io.Writer, o options) error {
-	host, err := plugin.OpenHost(o.dataDir)
+	host, err := plugin.OpenHost(loader.OpenForRelease, o.dataDir)
 	if err != nil {
 		return err
 	}

@@ -2,9 +2,7 @@ package conformance
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"testing"
 )
 
@@ -14,14 +12,7 @@ var changing = []string{"bpf", "sendto", "sendmsg", "openat", "write", "fsync", 
 // killing makes the plugin one that is killed when a thread of it begins a system call for the nth time.
 func (h *host) killing(t *testing.T, call string, n int) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "ebpfnet")
-	script := fmt.Sprintf("#!/bin/sh\nexec strace -f -qq -o /dev/null -e trace=%s -e inject=%s:signal=KILL:when=%d %s\n", call, call, n, h.plugin)
-	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	plugin := h.plugin
-	h.plugin = path
-	t.Cleanup(func() { h.plugin = plugin })
+	h.through(t, fmt.Sprintf(`exec strace -f -qq -o /dev/null -e trace=%s -e inject=%s:signal=KILL:when=%d "$1"`, call, call, n))
 }
 
 // killed is the exit code of a plugin that a signal ended, or of a shell that says so.

@@ -1,49 +1,187 @@
 package conformance
 
 import (
-	"encoding/json"
+	"encoding/binary"
+	"errors"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/pkg/version"
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// TestVersion asks as podman does, which has no namespace to name, and as a shell does.
-func TestVersion(t *testing.T) {
-	h := newHost(t)
-	before := h.state(t)
-	for _, test := range []struct {
-		name, stdin string
-		env         map[string]string
-	}{
-		{"podman", `{"cniVersion": "1.0.0"}`, map[string]string{"CNI_COMMAND": "VERSION", "CNI_NETNS": "dummy", "CNI_IFNAME": "dummy", "CNI_PATH": "dummy"}},
-		{"nothing on stdin", "", map[string]string{"CNI_COMMAND": "VERSION"}},
-		{"version of the future on stdin", `{"cniVersion": "9.0.0"}`, map[string]string{"CNI_COMMAND": "VERSION"}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			call := h.call(t, test.env, []byte(test.stdin))
-			wantSuccess(t, call, anything)
-			var answer struct {
-				CNIVersion        string
-				SupportedVersions []string
-			}
-			if err := json.Unmarshal(call.Stdout, &answer); err != nil {
-				t.Fatalf("%v: %s", err, call.Stdout)
-			}
-			if !slices.Equal(answer.SupportedVersions, version.All.SupportedVersions()) || answer.CNIVersion == "" {
-				t.Errorf("answer is %s", call.Stdout)
-			}
-		})
+// otherLayout is a version of ebpfnet with other maps: larger values, one map more, and one that
+// has not been there yet.
+func otherLayout() loader.Programs {
+	programs := loader.Embedded()
+	programs.ABI++
+	programs.Revision++
+	programs.Build++
+	programs.Spec = func() (*ebpf.CollectionSpec, error) {
+		spec, err := bpf.LoadDatapath()
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range []string{"endpoints", "ports", "flows"} {
+			spec.Maps[name].ValueSize += 16
+			spec.Maps[name].Value = nil // its BTF
+		}
+		spec.Programs = nil // they would not fit
+		spec.Maps["novelty"] = &ebpf.MapSpec{Name: "novelty", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
+		return spec, nil
 	}
-	h.wantState(t, before)
+	return programs
 }
 
-// TestNoCommand is a person who runs the plugin by hand.
-func TestNoCommand(t *testing.T) {
+// put writes an entry of which only the beginning is what every version has.
+func put(m *ebpf.Map, n byte, at maps.Attachment) error {
+	key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
+	key[0] = n
+	binary.NativeEndian.PutUint64(value, uint64(at.Owner()))
+	binary.NativeEndian.PutUint32(value[8:], uint32(maps.NetworkToken(at.Network)))
+	return m.Put(key, value)
+}
+
+// TestOtherLayout has containers whose datapath another version has loaded. ADD, CHECK and STATUS
+// refuse it and say what to do; DEL and GC release what is theirs.
+func TestOtherLayout(t *testing.T) {
 	h := newHost(t)
-	call := h.call(t, nil, nil)
-	if len(call.Stdout) != 0 || !strings.Contains(string(call.Stderr), `"type": "ebpfnet"`) {
-		t.Errorf("stdout %q, stderr %q, want the latter to explain", call.Stdout, call.Stderr)
+	conf := dual("1.1.0")
+	one, two, three := h.pod(t, "one", conf), h.pod(t, "two", conf), h.pod(t, "three", conf)
+	one.add(t)
+	two.add(t)
+	h.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
+	other := otherLayout()
+	err := h.Node.Do(func() error {
+		_, err := loader.Open(testenv.Context(t), loader.Options{Programs: &other})
+		if !errors.Is(err, loader.ErrIncompatible) {
+			t.Errorf("it is loaded, and then opened: %v", err)
+		}
+		d, err := loader.OpenForRelease()
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		for n, p := range []*pod{one, two} {
+			at := maps.Attachment{Network: "pods", ContainerID: p.id, IfName: p.ifName}
+			if err := errors.Join(put(d.Endpoints, byte(n), at), put(d.Ports, byte(n), at), put(d.Flows, byte(n), at)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
+
+	reserved := addressesIn(t)
+	for verb, p := range map[string]*pod{"ADD": three, "CHECK": one} {
+		wantError(t, p.try(t, verb), plugin.CodeIncompatible, "another version", "unload")
+	}
+	h.wantCtl(t, 1, []string{"upgrade"}, "another version")
+	h.wantCtl(t, 1, []string{"repair"}, "another version")
+	h.wantCtl(t, 1, []string{"status"}, "another version")
+	h.wantCtl(t, 1, []string{"unload"}, "2 containers", "pods one eth0", "2 entries")
+	h.wantOwned(t, 2)
+	if _, err := three.Netlink().LinkByName("eth0"); err == nil {
+		t.Error("the ADD that failed has left an interface")
+	}
+	if now := addressesIn(t); !slices.Equal(now, reserved) {
+		t.Errorf("after an ADD that failed %v are reserved, before it %v", now, reserved)
+	}
+
+	one.del(t)
+	h.wantOwned(t, 1)
+	h.gc(t, withKey(conf, currentKey, attachments("two")))
+	h.wantOwned(t, 1)
+	h.gc(t, withKey(conf, currentKey, attachments()))
+	h.wantOwned(t, 0)
+	h.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
+	three.add(t)
+	wantPing(t, three.Namespace, testenv.OutsideAddr4)
+	three.del(t)
+}
+
+// addressesIn returns the names of the reservations.
+func addressesIn(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(addressDir, "pods", "*[.:]*[0-9]"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no reservations: %v", err)
+	}
+	return files
+}
+
+// wantOwned counts the entries that owners have in each map.
+func (h *host) wantOwned(t *testing.T, want int) {
+	t.Helper()
+	err := h.Node.Do(func() error {
+		d, err := loader.OpenForRelease()
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		for _, m := range []*ebpf.Map{d.Endpoints, d.Ports, d.Flows} {
+			got, err := maps.Entries(m)
+			if err != nil || got != want {
+				t.Errorf("%s has %d entries, want %d: %v", strings.Fields(m.String())[0], got, want, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestGrownCounters has a version that knows more reasons for drops, and one that knows fewer: what
+// was counted stays.
+func TestGrownCounters(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	count := []bpf.DatapathCounter{{Packets: 7, Bytes: 700}}
+	withDatapath(t, h, func(d *loader.Datapath) error {
+		counts := make([]bpf.DatapathCounter, ebpf.MustPossibleCPU())
+		copy(counts, count)
+		return d.Counters.Put(uint32(2), counts)
+	})
+	grown := loader.Embedded()
+	grown.Build++
+	grown.Spec = func() (*ebpf.CollectionSpec, error) {
+		spec, err := bpf.LoadDatapath()
+		if err == nil {
+			spec.Maps["counters"].MaxEntries += 5
+		}
+		return spec, err
+	}
+	own := loader.Embedded()
+	for _, programs := range []*loader.Programs{&grown, &own} {
+		err := h.Node.Do(func() error {
+			_, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: programs})
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		withDatapath(t, h, func(d *loader.Datapath) error {
+			var counts []bpf.DatapathCounter
+			err := d.Counters.Lookup(uint32(2), &counts)
+			if err != nil || d.Config.Build != programs.Build || counts[0] != count[0] {
+				t.Errorf("build %x has counted %+v: %v", d.Config.Build, counts, err)
+			}
+			if got := int(d.Counters.MaxEntries()); got != int(bpf.DatapathReasonREASON_MAX)+5 {
+				t.Errorf("there are %d counters", got)
+			}
+			return nil
+		})
+	}
+	p.del(t)
 }

@@ -3,6 +3,7 @@ package scenario
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -67,7 +68,7 @@ func TestClsact(t *testing.T) {
 // Another tool's filters stand before and after ours on the uplink, and see all packets
 // whatever pods come and go. The qdisc is theirs as well and stays.
 func TestForeignClsactFilters(t *testing.T) {
-	n := newNetwork(t)
+	n := newNetworkOf(t, allVerbsConflist)
 	n.loadForClsact(t)
 	hooks := slices.Concat(
 		addForeignFilters(t, n, testenv.UplinkName, 1),
@@ -83,15 +84,66 @@ func TestForeignClsactFilters(t *testing.T) {
 			reachAsNode(t, web.Namespace, protocol, server, n.Outside, f.node)
 		}
 		seesMore(t, hooks, inAndOut)
-		other := n.AddPod(t, "other", nil)
-		seesMore(t, hooks, inAndOut)
-		del(t, other)
-		seesMore(t, hooks, inAndOut)
+		n.eachVerb(t, web, func() { seesMore(t, hooks, inAndOut) })
 	})
 	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "foreign", "from_uplink", "foreign")
 	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_EGRESS, "foreign", "to_uplink", "foreign")
 	del(t, web)
 	seesMore(t, hooks, func() { ping(t, n.Outside, testenv.NodeAddr4) })
+	n.ctl(t, "unload", "--yes")
+	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "foreign", "foreign")
+	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_EGRESS, "foreign", "foreign")
+	seesMore(t, hooks, func() { ping(t, n.Outside, testenv.NodeAddr4) })
+}
+
+// Another tool deletes the qdisc with our filters, or a filter alone: CHECK says so, STATUS puts back
+// what all pods need, and `ebpfnetctl repair` all.
+func TestFiltersAreDeleted(t *testing.T) {
+	n := newNetworkOf(t, allVerbsConflist)
+	n.loadForClsact(t)
+	web := n.AddPod(t, "web", mapBoth(8080, 80))
+	serve(t, web.Namespace, "tcp", at(web.Addr4(), 80))
+	server := serve(t, n.Outside, "tcp", at(testenv.OutsideAddr4, 0))
+	hostDevice := web.Result.Interfaces[0].Name
+	deleteQdisc := func(device string) {
+		qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: indexOf(t, n.node(), device), Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+		}}
+		if err := n.node().Netlink().QdiscDel(qdisc); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, test := range []struct {
+		name, device string
+		broken       func()
+		mend         func()
+	}{
+		{"qdisc of the uplink, STATUS", testenv.UplinkName, func() { deleteQdisc(testenv.UplinkName) }, func() {
+			if err := n.Status(testenv.Context(t)); err != nil {
+				t.Error(err)
+			}
+		}},
+		{"qdisc of the uplink, ADD", testenv.UplinkName, func() { deleteQdisc(testenv.UplinkName) }, func() { del(t, n.AddPod(t, "other", nil)) }},
+		{"filter of the uplink, repair", testenv.UplinkName, func() {
+			if _, err := n.node().Run(testenv.Context(t), "tc", "filter", "del", "dev", testenv.UplinkName, "egress"); err != nil {
+				t.Fatal(err)
+			}
+		}, func() { n.ctl(t, "repair") }},
+		{"qdisc of the pod, repair", hostDevice, func() { deleteQdisc(hostDevice) }, func() { n.ctl(t, "repair") }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			test.broken()
+			if err := web.Check(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), test.device) {
+				t.Errorf("CHECK: %v, want word of %s", err, test.device)
+			}
+			test.mend()
+			if err := web.Check(testenv.Context(t)); err != nil {
+				t.Errorf("CHECK afterwards: %v", err)
+			}
+			reachAsOneself(t, n.Outside, "tcp", at(testenv.NodeAddr4, 8080), web.Namespace)
+			reachAsNode(t, web.Namespace, "tcp", server, n.Outside, testenv.NodeAddr4)
+		})
+	}
 }
 
 // addForeignFilters puts another tool's filters on both directions of a device.

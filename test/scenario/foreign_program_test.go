@@ -1,6 +1,8 @@
 package scenario
 
 import (
+	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -99,7 +101,7 @@ func seesMore(t *testing.T, hooks []foreignHook, happens func()) {
 func TestForeignTCXPrograms(t *testing.T) {
 	testenv.Require(t, testenv.TCX)
 
-	n := newNetwork(t)
+	n := newNetworkOf(t, allVerbsConflist)
 	hooks := attachForeign(t, n, testenv.UplinkName, nil, "that was first")
 	web := n.AddPod(t, "web", mapBoth(8080, 80))
 	hostDevice := web.Result.Interfaces[0].Name
@@ -116,12 +118,60 @@ func TestForeignTCXPrograms(t *testing.T) {
 		}
 		seesMore(t, hooks, inAndOut)
 
-		other := n.AddPod(t, "other", nil)
-		seesMore(t, hooks, inAndOut)
-		del(t, other)
-		seesMore(t, hooks, inAndOut)
+		n.eachVerb(t, web, func() { seesMore(t, hooks, inAndOut) })
 	})
-	if err := web.Check(testenv.Context(t)); err != nil {
-		t.Errorf("CHECK with foreign programs: %v", err)
+	del(t, web)
+	n.ctl(t, "unload", "--yes")
+	seesMore(t, onDevice(hooks, testenv.UplinkName), func() { ping(t, n.Outside, testenv.NodeAddr4) })
+}
+
+// eachVerb does all that can be done to the datapath while a pod lives, and calls then after each.
+func (n *network) eachVerb(t *testing.T, living *testenv.Pod, then func()) {
+	t.Helper()
+	var other *testenv.Pod
+	for _, verb := range []struct {
+		name string
+		do   func() error
+	}{
+		{"ADD", func() error { other = n.AddPod(t, "other", nil); return nil }},
+		{"CHECK", func() error { return living.Check(testenv.Context(t)) }},
+		{"DEL", func() error { del(t, other); return nil }},
+		{"STATUS", func() error { return n.Status(testenv.Context(t)) }},
+		{"GC", func() error { return n.GC(testenv.Context(t), attachmentOf(living)) }},
+		{"upgrade", func() error { _, err := n.upgrade(t, release(9, 9)); return err }},
+		{"repair", func() error { n.ctl(t, "repair"); return nil }},
+		{"the way back", func() error { n.ctl(t, "upgrade"); return nil }},
+	} {
+		if err := verb.do(); err != nil {
+			t.Errorf("%s: %v", verb.name, err)
+		}
+		then()
+		if t.Failed() {
+			t.Fatalf("after %s", verb.name)
+		}
 	}
+}
+
+// ctl runs ebpfnetctl on the node.
+func (n *network) ctl(t *testing.T, args ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), args...)
+	var said strings.Builder
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := n.node().Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("ebpfnetctl %q: %v: %s", args, err, &said)
+	}
+}
+
+// onDevice returns the programs on one device.
+func onDevice(hooks []foreignHook, device string) (there []foreignHook) {
+	for _, hook := range hooks {
+		if strings.HasSuffix(hook.name, " of "+device) {
+			there = append(there, hook)
+		}
+	}
+	return there
 }

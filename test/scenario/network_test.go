@@ -3,6 +3,7 @@ package scenario
 import (
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -24,6 +25,9 @@ const podsConflist = `{
 		}
 	}]
 }`
+
+// allVerbsConflist is that network in a version that has STATUS and GC.
+var allVerbsConflist = strings.Replace(podsConflist, "1.0.0", "1.1.0", 1)
 
 var (
 	podSubnet4 = netip.MustParsePrefix("10.88.0.0/24")

@@ -21,6 +21,8 @@ var (
 
 	LiveRename = Feature{Name: "renaming of a device that is up", Since: Version{6, 2}, Probe: probeLiveRename}
 
+	MemoryGroups = Feature{Name: "BPF memory in cgroups", Since: Version{5, 11}, Probe: probeMemoryGroups}
+
 	Netkit = Feature{Name: "netkit", Module: "netkit", Probe: probeNetkit}
 	FQ     = Feature{Name: "sch_fq", Module: "sch_fq", Probe: probeFQ}
 	SCTP   = Feature{Name: "SCTP", Module: "sctp", Probe: probeSCTP}
@@ -109,6 +111,24 @@ func probeLiveRename() error {
 		}
 		return netlink.LinkSetName(lo, "probe")
 	})
+}
+
+// probeMemoryGroups asks whether maps are counted where programs may be limited: in cgroups, or
+// still against the limit of locked memory.
+func probeMemoryGroups() error {
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &old); err != nil {
+		return err
+	}
+	defer unix.Setrlimit(unix.RLIMIT_MEMLOCK, &old)
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: 0, Max: old.Max}); err != nil {
+		return err
+	}
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1 << 16})
+	if err != nil {
+		return err
+	}
+	return m.Close()
 }
 
 func probeSCTP() error {

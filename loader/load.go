@@ -1,0 +1,192 @@
+package loader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader/flock"
+)
+
+// Programs are what a binary brings along.
+type Programs struct {
+	ABI      uint32 // the number of the maps' layout
+	Revision uint32 // newer programs have a higher one
+	Build    uint64 // names the code
+	Spec     func() (*ebpf.CollectionSpec, error)
+}
+
+// Embedded returns the programs of this binary.
+func Embedded() Programs {
+	return Programs{ABI: ABI, Revision: bpf.Revision, Build: bpf.Build(), Spec: bpf.LoadDatapath}
+}
+
+func (o Options) programs() Programs {
+	if o.Programs != nil {
+		return *o.Programs
+	}
+	return Embedded()
+}
+
+// load puts programs and maps into the kernel and publishes their pins, if no
+// other process has done so meanwhile.
+func load(ctx context.Context, options Options) error {
+	dir, err := prepareRoot()
+	if err != nil {
+		return err
+	}
+	lock, err := flock.Acquire(ctx, Root, flock.Exclusive)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+
+	if _, err := os.Stat(string(dir)); err == nil {
+		return nil
+	}
+	if err := removeLeftovers(dir); err != nil {
+		return err
+	}
+	temp := dir.temporary(os.Getpid())
+	if err := pinAll(stateDir(temp), options); err != nil {
+		return errors.Join(err, os.RemoveAll(temp))
+	}
+	if err := os.Rename(temp, string(dir)); err != nil {
+		return errors.Join(fmt.Errorf("publish the pins: %w", err), os.RemoveAll(temp))
+	}
+	return nil
+}
+
+func prepareRoot() (stateDir, error) {
+	if err := ensureBPFFS(); err != nil {
+		return "", err
+	}
+	if err := os.Mkdir(Root, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", fmt.Errorf("make the directory of the pins: %w", err)
+	}
+	return hereDir()
+}
+
+// removeLeftovers removes what was left by one that was killed while it loaded
+// or unloaded. The caller holds the lock.
+func removeLeftovers(dir stateDir) error {
+	leftovers, err := filepath.Glob(tempPrefix(dir) + "-*")
+	if err != nil {
+		return err
+	}
+	for _, path := range leftovers {
+		if err := os.RemoveAll(path); err != nil {
+			return fmt.Errorf("remove the pins of a loader that was killed: %w", err)
+		}
+	}
+	return nil
+}
+
+// pinAll loads the datapath and pins maps and programs below dir.
+func pinAll(dir stateDir, options Options) error {
+	spec, err := Spec(options)
+	if err != nil {
+		return err
+	}
+	collection, err := newCollection(spec, nil)
+	if err != nil {
+		return err
+	}
+	defer collection.Close()
+
+	for _, path := range []string{string(dir), dir.maps(), dir.progs(), dir.links()} {
+		if err := os.Mkdir(path, 0o700); err != nil {
+			return fmt.Errorf("make a directory of pins: %w", err)
+		}
+	}
+	for name, m := range collection.Maps {
+		if name == rodata {
+			name = configPin
+		}
+		if err := m.Pin(dir.mapPin(name)); err != nil {
+			return fmt.Errorf("pin map %s: %w", name, err)
+		}
+	}
+	return pinPrograms(collection, dir.progsOf(options.programs().Build))
+}
+
+func pinPrograms(collection *ebpf.Collection, dir string) error {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return fmt.Errorf("make a directory of pins: %w", err)
+	}
+	for name, program := range collection.Programs {
+		if err := program.Pin(filepath.Join(dir, name)); err != nil {
+			return fmt.Errorf("pin program %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// newCollection loads programs, with new maps but for those that are given.
+func newCollection(spec *ebpf.CollectionSpec, maps map[string]*ebpf.Map) (*ebpf.Collection, error) {
+	raiseMemlock()
+	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps})
+	if errors.Is(err, unix.ENOMEM) {
+		return nil, fmt.Errorf("%w: %w (no memory for maps of %d flows: set maxFlows lower, or raise the memory limit of the runtime's cgroup)",
+			ErrNotSupported, err, spec.Maps[bpf.DatapathMapFlows].MaxEntries)
+	}
+	return collection, explain(err)
+}
+
+// explain says what may be done where the kernel refuses BPF.
+func explain(err error) error {
+	if errors.Is(err, os.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) {
+		return fmt.Errorf("%w: %w (needs Linux 5.10 or newer, CAP_BPF and CAP_NET_ADMIN, no lockdown, and before 5.11 no limit of locked memory)", ErrNotSupported, err)
+	}
+	return err
+}
+
+// raiseMemlock is needed before 5.11, where maps count against the limit of
+// locked memory; where it may not be raised, loading tells whether it had to be.
+// The library's rlimit package would probe for that with a map of its own at the
+// start of every process, also of those that load nothing.
+func raiseMemlock() {
+	unlimited := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
+	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unlimited)
+}
+
+// rodata is the map of the section that holds the configuration.
+const rodata = ".rodata"
+
+// Spec returns the datapath, set up for this host.
+func Spec(options Options) (*ebpf.CollectionSpec, error) {
+	config, err := chooseConfig(options)
+	if err != nil {
+		return nil, err
+	}
+	spec, err := options.programs().specWith(config)
+	if err != nil {
+		return nil, err
+	}
+	if options.MaxFlows == 0 {
+		options.MaxFlows = flowsFor(memory())
+	}
+	spec.Maps[bpf.DatapathMapFlows].MaxEntries = options.MaxFlows
+	spec.Maps[bpf.DatapathMapEstablished].MaxEntries = options.MaxFlows
+	return spec, nil
+}
+
+// specWith has the programs named in their configuration.
+func (p Programs) specWith(config bpf.DatapathHostConfig) (*ebpf.CollectionSpec, error) {
+	spec, err := p.Spec()
+	if err != nil {
+		return nil, err
+	}
+	config.Abi, config.Build, config.Revision = p.ABI, p.Build, p.Revision
+	if err := spec.Variables[bpf.DatapathVarConfig].Set(config); err != nil {
+		return nil, fmt.Errorf("set the datapath's configuration: %w", err)
+	}
+	return spec, nil
+}

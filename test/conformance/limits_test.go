@@ -1,0 +1,80 @@
+package conformance
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// through makes the plugin one that a line of shell starts, which gets the plugin as $1.
+func (h *host) through(t *testing.T, line string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "ebpfnet")
+	script := fmt.Sprintf("#!/bin/sh\nset -e -- %s\n%s\n", h.plugin, line)
+	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	plugin := h.plugin
+	h.plugin = path
+	t.Cleanup(func() { h.plugin = plugin })
+}
+
+// memoryGroup makes a cgroup with a limit, of whichever version has the host's memory.
+func memoryGroup(t *testing.T, limit int) (procs string) {
+	t.Helper()
+	root := t.TempDir()
+	file := "memory.limit_in_bytes"
+	if err := unix.Mount("memory", root, "cgroup", 0, "memory"); err != nil {
+		file = "memory.max"
+		if err := unix.Mount("none", root, "cgroup2", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), []byte("+memory"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	group := filepath.Join(root, fmt.Sprintf("ebpfnet-test-%d", os.Getpid()))
+	if err := os.Mkdir(group, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		testenv.Eventually(t, "the end of the cgroup", func() error { return os.Remove(group) })
+		if err := unix.Unmount(root, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.WriteFile(filepath.Join(group, file), fmt.Append(nil, limit), 0); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(group, "cgroup.procs")
+}
+
+// TestSmallCgroup has a runtime whose cgroup has no room for the maps that are asked for: it is told
+// so, and what it can do. With fewer flows it has.
+func TestSmallCgroup(t *testing.T) {
+	testenv.Require(t, testenv.MemoryGroups)
+	const mebibyte = 1 << 20
+
+	h := newHost(t)
+	h.through(t, fmt.Sprintf(`echo $$ >%s; exec "$1"`, memoryGroup(t, 256*mebibyte)))
+	p := h.pod(t, "c1", with(dual("1.1.0"), "maxFlows", 4*mebibyte))
+	h.wantFailure(t, p, plugin.CodeNotSupported, "memory", "maxFlows", "cgroup")
+	p = h.pod(t, "c2", with(dual("1.1.0"), "maxFlows", 2048))
+	p.add(t)
+	wantPing(t, p.Namespace, testenv.OutsideAddr4)
+	p.del(t)
+}
+
+// TestBPFIsRefused has a kernel that refuses BPF to everyone, as one in lockdown does, or a seccomp
+// filter.
+func TestBPFIsRefused(t *testing.T) {
+	h := newHost(t)
+	h.through(t, `exec strace -f -qq -o /dev/null -e trace=bpf -e inject=bpf:error=EPERM "$1"`)
+	h.wantFailure(t, h.pod(t, "c1", dual("1.1.0")), plugin.CodeNotSupported, "operation not permitted", "lockdown")
+}
