@@ -3,9 +3,6 @@ package loader
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -13,7 +10,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// Owner is an attachment's token (package maps makes it); here it names pins.
+// Owner is an attachment's token, which package maps makes.
 type Owner uint64
 
 // direction is that of a packet as the host's network stack sees it.
@@ -26,21 +23,21 @@ const (
 
 // target is a place for one program: a device and a direction.
 type target struct {
-	pin       string // name of the link's pin
+	pin       string // name of a link's pin
 	hook      string // name of the place, and of a filter there
 	program   string
 	ifindex   int
 	direction direction
 }
 
-func endpointTargets(owner Owner, ifindex int) []target {
-	pin := fmt.Sprintf("%s%016x-%s", endpointPrefix, uint64(owner), fromContainer)
-	return []target{{pin, fromContainer, fromContainer, ifindex, ingress}}
+// endpointTargets have no pins: see [Datapath.attacherOf].
+func endpointTargets(ifindex int) []target {
+	return []target{{"", fromContainer, fromContainer, ifindex, ingress}}
 }
 
 // uplinkTargets needs no header to look for programs or to take them off.
 func uplinkTargets(ifindex int, header Header) []target {
-	pin := func(hook string) string { return fmt.Sprintf("%s%d-%s", uplinkPrefix, ifindex, hook) }
+	pin := func(hook string) string { return fmt.Sprintf("uplink-%d-%s", ifindex, hook) }
 	return []target{
 		{pin(fromUplink), fromUplink, fromUplink + string(header), ifindex, ingress},
 		{pin(toUplink), toUplink, toUplink + string(header), ifindex, egress},
@@ -67,9 +64,7 @@ func hostTargets() []target {
 func siblings(t target) []target {
 	switch t.hook {
 	case fromContainer:
-		var owner uint64 // in the name of a pin, which filters do not have
-		_, _ = fmt.Sscanf(t.pin, endpointPrefix+"%016x-", &owner)
-		return endpointTargets(Owner(owner), t.ifindex)
+		return endpointTargets(t.ifindex)
 	case fromUplink, toUplink:
 		header := Ethernet
 		if strings.HasSuffix(t.program, string(NoHeader)) {
@@ -85,11 +80,6 @@ func siblings(t target) []target {
 
 const loopback = 1 // always the first device
 
-const (
-	endpointPrefix = "endpoint-"
-	uplinkPrefix   = "uplink-"
-)
-
 // attacher is a way to attach a program to a device.
 type attacher interface {
 	// attach puts the program on the target, in the place of an older one of ours.
@@ -103,18 +93,45 @@ type attacher interface {
 	placed() ([]target, error)
 }
 
-func (d *Datapath) attacher() attacher {
+// attachers returns the ways in which programs of this datapath are attached.
+func (d *Datapath) attachers() []attacher {
 	if bpf.DatapathAttach(d.Config.Attach) == bpf.DatapathAttachATTACH_CLSACT {
-		return clsact{}
+		return []attacher{clsact{}}
 	}
-	return tcx{d.dir}
+	return []attacher{clsact{}, tcx{d.dir}}
 }
 
-// AttachEndpoint puts the programs on the host's end of an attachment's veth.
-// It needs no lock: whoever else attaches to this device attaches the same. The
-// caller calls DetachEndpoint in the end.
-func (d *Datapath) AttachEndpoint(owner Owner, ifindex int) error {
-	return d.attachAll(endpointTargets(owner, ifindex))
+// attacherOf has filters on the devices of containers, and on all others the best
+// that the kernel has. The kernel waits for every CPU when a tcx link comes, and
+// again when its device goes, which more than doubles the cost of an ADD and is a
+// third of that of a DEL. Links are for the devices that are shared with other tools.
+func (d *Datapath) attacherOf(t target) attacher {
+	attachers := d.attachers()
+	if t.hook == fromContainer {
+		return attachers[0]
+	}
+	return attachers[len(attachers)-1]
+}
+
+// placed returns where programs of ours are.
+func (d *Datapath) placed() ([]target, error) {
+	var all []target
+	for _, attacher := range d.attachers() {
+		placed, err := attacher.placed()
+		if err != nil {
+			return nil, fmt.Errorf("look for our programs on devices: %w", err)
+		}
+		all = append(all, placed...)
+	}
+	return all, nil
+}
+
+// AttachEndpoint puts the programs on the host's end of an attachment's veth. It
+// needs no lock: whoever else attaches to this device attaches the same. The
+// programs go with the device; whoever does not delete that calls DetachEndpoint
+// in the end.
+func (d *Datapath) AttachEndpoint(ifindex int) error {
+	return d.attachAll(endpointTargets(ifindex))
 }
 
 // AttachUplink puts the programs on an uplink, if they are not there yet.
@@ -149,8 +166,8 @@ func (d *Datapath) DetachHost() error {
 }
 
 // EndpointAttached says whether all programs of an attachment are in place.
-func (d *Datapath) EndpointAttached(owner Owner, ifindex int) (bool, error) {
-	return d.allAttached(endpointTargets(owner, ifindex))
+func (d *Datapath) EndpointAttached(ifindex int) (bool, error) {
+	return d.allAttached(endpointTargets(ifindex))
 }
 
 // UplinkAttached says whether all programs of an uplink are in place.
@@ -158,10 +175,10 @@ func (d *Datapath) UplinkAttached(ifindex int) (bool, error) {
 	return d.allAttached(uplinkTargets(ifindex, Ethernet))
 }
 
-// DetachEndpoint takes the programs off an attachment's veth, which may be gone
-// already: ifindex 0 then. The caller holds the lock.
-func (d *Datapath) DetachEndpoint(owner Owner, ifindex int) error {
-	return d.detachAll(endpointTargets(owner, ifindex))
+// DetachEndpoint takes the programs off an attachment's device, which may be gone
+// already.
+func (d *Datapath) DetachEndpoint(ifindex int) error {
+	return d.detachAll(endpointTargets(ifindex))
 }
 
 // DetachUplink takes the programs off an uplink, which may be gone already.
@@ -202,7 +219,7 @@ func (d *Datapath) attachOf(build uint64, t target) error {
 	}
 	defer program.Close()
 
-	if err := d.attacher().attach(t, program); err != nil {
+	if err := d.attacherOf(t).attach(t, program); err != nil {
 		return fmt.Errorf("attach %s to device %d: %w", t.hook, t.ifindex, err)
 	}
 	return nil
@@ -210,7 +227,7 @@ func (d *Datapath) attachOf(build uint64, t target) error {
 
 func (d *Datapath) allAttached(targets []target) (bool, error) {
 	for _, t := range targets {
-		attached, err := d.attacher().attached(t)
+		attached, err := d.attacherOf(t).attached(t)
 		if err != nil || !attached {
 			return false, err
 		}
@@ -221,7 +238,7 @@ func (d *Datapath) allAttached(targets []target) (bool, error) {
 func (d *Datapath) detachAll(targets []target) error {
 	var errs []error
 	for _, t := range targets {
-		if err := d.attacher().detach(t); err != nil {
+		if err := d.attacherOf(t).detach(t); err != nil {
 			errs = append(errs, fmt.Errorf("detach %s from device %d: %w", t.hook, t.ifindex, err))
 		}
 	}
@@ -241,28 +258,4 @@ func programName(id ebpf.ProgramID) (string, error) {
 		return "", fmt.Errorf("ask for the name of program %d: %w", id, err)
 	}
 	return info.Name, nil
-}
-
-// DetachDead takes the programs of the given owners off, and removes pins whose
-// device is gone, whosever they are. It goes on after errors. The caller holds
-// the lock.
-func (d *Datapath) DetachDead(owners map[Owner]bool) error {
-	entries, err := os.ReadDir(d.dir.links())
-	if err != nil {
-		return fmt.Errorf("list the pinned links: %w", err)
-	}
-	var errs []error
-	for _, entry := range entries {
-		name, isEndpoint := strings.CutPrefix(entry.Name(), endpointPrefix)
-		if !isEndpoint {
-			continue
-		}
-		hex, _, _ := strings.Cut(name, "-")
-		owner, err := strconv.ParseUint(hex, 16, 64)
-		pin := filepath.Join(d.dir.links(), entry.Name())
-		if err == nil && (owners[Owner(owner)] || isDefunct(pin)) {
-			errs = append(errs, removePin(pin))
-		}
-	}
-	return errors.Join(errs...)
 }

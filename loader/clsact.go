@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clsact attaches by tc filters, where the kernel has no tcx. Filters go with
-// their device. The qdisc is shared with other tools and never removed; ours
+// clsact attaches by tc filters. Filters go with their device. The qdisc is shared with other tools and never removed; ours
 // are the filters with this priority and handle.
 type clsact struct{}
 

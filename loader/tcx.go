@@ -151,11 +151,6 @@ func linkInfo(pin string) (*link.Info, error) {
 	return info, nil
 }
 
-func isDefunct(pin string) bool {
-	ifindex, err := linkDevice(pin)
-	return err == nil && ifindex == 0
-}
-
 func removePin(pin string) error {
 	err := os.Remove(pin)
 	if errors.Is(err, fs.ErrNotExist) {

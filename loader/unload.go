@@ -16,9 +16,9 @@ func (d *Datapath) Unload(ctx context.Context) error {
 	}
 	defer lock.Release()
 
-	placed, err := d.attacher().placed()
+	placed, err := d.placed()
 	if err != nil {
-		return fmt.Errorf("look for our programs on devices: %w", err)
+		return err
 	}
 	if err := d.detachAll(placed); err != nil {
 		return err

@@ -220,9 +220,9 @@ func (d *Datapath) pinOver(m *ebpf.Map, build uint64, name string) error {
 // those that this version has no place for, and removes the others. It returns how
 // many it has put. The caller holds the lock.
 func (d *Datapath) settle() (put int, err error) {
-	placed, err := d.attacher().placed()
+	placed, err := d.placed()
 	if err != nil {
-		return 0, fmt.Errorf("look for our programs on devices: %w", err)
+		return 0, err
 	}
 	wanted := wantedTargets(placed)
 	for _, t := range wanted {
@@ -239,8 +239,8 @@ func (d *Datapath) settle() (put int, err error) {
 		if hasPlace(wanted, t) {
 			continue
 		}
-		if err := d.attacher().detach(t); err != nil {
-			return put, fmt.Errorf("detach %s from device %d: %w", t.hook, t.ifindex, err)
+		if err := d.detachAll([]target{t}); err != nil {
+			return put, err
 		}
 	}
 	return put, d.removeOtherPrograms()

@@ -303,7 +303,7 @@ func (a *addition) attach(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return a.datapath.AttachEndpoint(a.owner, a.pair.HostIndex)
+	return a.datapath.AttachEndpoint(a.pair.HostIndex)
 }
 
 // deviceTo returns the device by which the host reaches an address: its end of the
@@ -383,7 +383,7 @@ func (a *addition) create(store *maps.Store, add func() error) error {
 		return fmt.Errorf("%w (%s)", err, living)
 	}
 	a.Log.Warn("remove the entries of a container that is gone", "owner", fmt.Sprintf("%016x", uint64(holder)))
-	if err := errors.Join(store.Release(holder), a.datapath.DetachEndpoint(holder, 0)); err != nil {
+	if err := store.Release(holder); err != nil {
 		return err
 	}
 	return add()

@@ -236,7 +236,7 @@ func (i *inspection) inspectHost() {
 	if device.Attrs().Flags&net.FlagUp == 0 {
 		i.differs("%s is down", name)
 	}
-	attached, err := i.datapath.EndpointAttached(i.owner, i.hostIndex)
+	attached, err := i.datapath.EndpointAttached(i.hostIndex)
 	if !i.failed(err) && !attached {
 		i.differs("%s has lost its BPF programs", name)
 	}

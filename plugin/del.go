@@ -87,10 +87,10 @@ func deleteDevice(owner loader.Owner) error {
 	return link.Delete(host, hostName(owner))
 }
 
-// releaseEntries removes an owner's map entries and link pins. Its device is gone
-// by then, if it is ours; else hostIndex is the one that the programs are on.
+// releaseEntries removes an owner's map entries. Its device is gone by then, and the
+// programs with it, if it is ours; else hostIndex is the one that they are on.
 func releaseEntries(ctx context.Context, datapath *loader.Datapath, owner loader.Owner, hostIndex int) error {
 	return maps.With(ctx, datapath, func(store *maps.Store) error {
-		return errors.Join(store.Release(owner), datapath.DetachEndpoint(owner, hostIndex))
+		return errors.Join(store.Release(owner), datapath.DetachEndpoint(hostIndex))
 	})
 }

@@ -48,7 +48,7 @@ func (p *Plugin) GC(ctx context.Context, args *skel.CmdArgs) error {
 		return err
 	}
 	deleted := deleteDevices(host, devices, valid.owners)
-	swept := sweepDatapath(ctx, maps.NetworkToken(config.Attachment.Network), valid.owners)
+	swept := sweepDatapath(ctx, valid, kept)
 	forgotten := forget(records, kept, valid)
 	if config.Delegate != nil {
 		return errors.Join(unread, deleted, swept, forgotten, config.Delegate.gc(ctx))
@@ -87,8 +87,8 @@ func livingAttachments(host *netlink.Handle, network string, devices map[loader.
 func forget(records record.Dir, kept []*record.Record, valid *attachments) error {
 	var errs []error
 	for _, r := range kept {
-		if owner := r.Attachment.Owner(); r.Attachment.Network == valid.network && !valid.owners[owner] {
-			errs = append(errs, records.Remove(owner))
+		if valid.misses(r.Attachment) {
+			errs = append(errs, records.Remove(r.Attachment.Owner()))
 		}
 	}
 	return errors.Join(errs...)
@@ -104,6 +104,11 @@ type attachments struct {
 func (v *attachments) add(containerID, ifName string) {
 	v.owners[maps.Attachment{Network: v.network, ContainerID: containerID, IfName: ifName}.Owner()] = true
 	v.containers[containerID] = true
+}
+
+// misses says that an attachment of this network is not valid.
+func (v *attachments) misses(a maps.Attachment) bool {
+	return a.Network == v.network && !v.owners[a.Owner()]
 }
 
 // has knows a reservation of an old host-local, which names no interface, by its container.
@@ -191,9 +196,9 @@ func deleteDevices(host *netlink.Handle, devices map[loader.Owner]netlink.Link, 
 	return errors.Join(errs...)
 }
 
-// sweepDatapath removes the entries and pins of the network's owners that are
-// not valid, and pins of devices that are gone, whosever they are.
-func sweepDatapath(ctx context.Context, network maps.Network, valid map[loader.Owner]bool) error {
+// sweepDatapath removes the entries of the network's owners that are not valid, and
+// takes programs off devices that other plugins made for them.
+func sweepDatapath(ctx context.Context, valid *attachments, kept []*record.Record) error {
 	datapath, err := loader.OpenForRelease()
 	if errors.Is(err, loader.ErrNotLoaded) {
 		return nil
@@ -204,11 +209,17 @@ func sweepDatapath(ctx context.Context, network maps.Network, valid map[loader.O
 	defer datapath.Close()
 
 	return maps.With(ctx, datapath, func(store *maps.Store) error {
-		owners, err := maps.Owners(datapath, network)
+		owners, err := maps.Owners(datapath, maps.NetworkToken(valid.network))
 		stale := map[loader.Owner]bool{}
 		for owner := range owners {
-			stale[owner] = !valid[owner]
+			stale[owner] = !valid.owners[owner]
 		}
-		return errors.Join(err, store.ReleaseAll(stale), datapath.DetachDead(stale))
+		errs := []error{err, store.ReleaseAll(stale)}
+		for _, r := range kept {
+			if r.Chained != nil && valid.misses(r.Attachment) {
+				errs = append(errs, datapath.DetachEndpoint(r.Chained.HostIndex))
+			}
+		}
+		return errors.Join(errs...)
 	})
 }

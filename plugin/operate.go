@@ -158,15 +158,15 @@ func (h *Host) Repair(ctx context.Context) (mended []string, err error) {
 		mended = append(mended, "program of the loopback device")
 	}
 	return mended, maps.With(ctx, h.datapath, func(*maps.Store) error {
-		for owner, end := range h.ends {
-			attached, err := h.datapath.EndpointAttached(owner, end.index)
+		for _, end := range h.ends {
+			attached, err := h.datapath.EndpointAttached(end.index)
 			if err != nil {
 				return err
 			}
 			if attached {
 				continue
 			}
-			if err := h.datapath.AttachEndpoint(owner, end.index); err != nil {
+			if err := h.datapath.AttachEndpoint(end.index); err != nil {
 				return err
 			}
 			mended = append(mended, fmt.Sprintf("program of %s (%s)", end.name, end.who))

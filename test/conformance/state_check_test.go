@@ -31,7 +31,7 @@ func TestStateSeesAll(t *testing.T) {
 		"port tcp 0.0.0.0:8080 leads to 10.88.0.2:80",
 		"port tcp [::]:8080 leads to [fd00:88::2]:80",
 		"flow tcp 10.88.0.2:80 from 192.0.2.2:",
-		"pinned link endpoint-",
+		"pinned link host-from_host",
 	} {
 		if !strings.Contains(text, thing) {
 			t.Errorf("state does not see %q:\n%s", thing, text)

@@ -32,22 +32,22 @@ func (s *scene) addPods() error {
 			}
 		}
 		attached := false
-		err := s.topology.Node.Do(func() (err error) { // where there is no tcx, the loader asks netlink
-			attached, err = s.datapath.EndpointAttached(p.owner, s.deviceIndex(p.host))
+		err := s.topology.Node.Do(func() (err error) {
+			attached, err = s.datapath.EndpointAttached(s.deviceIndex(p.host))
 			return err
 		})
 		if err != nil {
 			return err
 		}
 		if !attached {
-			return &mismatch{"programs on " + p.host, "from_container and to_container", "not both"}
+			return &mismatch{"programs on " + p.host, "from_container", "none"}
 		}
 	}
-	way := "tcx"
+	way := "tcx links"
 	if bpf.DatapathAttach(s.datapath.Config.Attach) == bpf.DatapathAttachATTACH_CLSACT {
-		way = "tc (clsact)"
+		way = "tc filters"
 	}
-	r.ok("programs", "on each ebpf… device and on %s, by %s", testenv.UplinkName, way)
+	r.ok("programs", "on each ebpf… device by tc filters, on %s by %s", testenv.UplinkName, way)
 	r.printf("\n%s\n", indent(s.picture()))
 	return nil
 }

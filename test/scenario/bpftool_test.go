@@ -218,10 +218,10 @@ type dumpedConfig struct {
 				ABI           uint32         `json:"abi"`
 				Attach        string         `json:"attach"`
 				Build         uint64         `json:"build"`
+				Revision      uint32         `json:"revision"`
 				MasqPortFirst uint16         `json:"masq_port_first"`
 				MasqPortCount uint16         `json:"masq_port_count"`
 				Timeout       dumpedTimeouts `json:"timeout"`
-				Pad           uint32         `json:"pad"`
 			} `json:"config"`
 		} `json:".rodata"`
 	} `json:"value"`

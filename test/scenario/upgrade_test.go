@@ -17,6 +17,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -120,6 +121,13 @@ func (n *network) checkPrograms(t *testing.T, build uint64) {
 				t.Errorf("link %s has another program", pin)
 			}
 		}
+		for _, device := range must(n.node().Netlink().LinkList()) {
+			for _, filter := range must(n.node().Netlink().FilterList(device, netlink.HANDLE_MIN_INGRESS)) {
+				if filter, ok := filter.(*netlink.BpfFilter); ok && !own[ebpf.ProgramID(filter.Id)] {
+					t.Errorf("filter %s of %s has another program", filter.Name, device.Attrs().Name)
+				}
+			}
+		}
 	})
 }
 
@@ -152,8 +160,6 @@ func TestAddUpgrades(t *testing.T) {
 // `ebpfnetctl upgrade` is killed at each of its system calls that can change something: all goes
 // on, and the next ADD finishes the work, or takes it back.
 func TestUpgradeKilled(t *testing.T) {
-	testenv.Require(t, testenv.TCX) // links tell what is attached
-
 	n := newNetwork(t)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	talk := n.startTalk(t, a, web)
