@@ -9,7 +9,7 @@ import (
 )
 
 // changing are the system calls by which ADD, DEL and GC change something.
-var changing = []string{"bpf", "sendto", "sendmsg", "openat", "write", "fsync", "linkat", "renameat", "unlinkat", "unlink", "mkdirat", "flock", "close"}
+var changing = []string{"bpf", "sendto", "sendmsg", "openat", "write", "fsync", "linkat", "symlinkat", "renameat", "unlinkat", "unlink", "mkdirat", "utimensat", "setxattr", "fsetxattr", "flock", "close"}
 
 // killing makes the plugin one that is killed when a thread of it begins a system call for the nth time.
 func (h *host) killing(t *testing.T, call string, n int) {
