@@ -101,6 +101,18 @@ func (p *IPAM) parse(args *skel.CmdArgs) (*ipam.Config, error) {
 	return conf.addresses(env)
 }
 
+// parseForRelease reads what DEL and GC need, as that of Plugin.
+func (p *IPAM) parseForRelease(args *skel.CmdArgs) (*ipam.Config, error) {
+	var conf struct {
+		Name string          `json:"name"`
+		IPAM json.RawMessage `json:"ipam"`
+	}
+	if err := decodeInto(args.StdinData, &conf); err != nil {
+		return nil, err
+	}
+	return reservationsOf(conf.Name, conf.IPAM), nil
+}
+
 // pool opens the addresses of a network. Devices are the business of the plugin that calls.
 func (p *IPAM) pool(c *ipam.Config) *ipam.Pool {
 	return ipam.Open(c, ipam.Host{IndexDir: indexDir(record.DefaultDir), Log: p.Log})
@@ -140,11 +152,11 @@ func attachmentFor(args *skel.CmdArgs) ipam.Attachment {
 
 // Del frees what Add reserved.
 func (p *IPAM) Del(ctx context.Context, args *skel.CmdArgs) error {
-	config, err := parseForRelease(args)
+	config, err := p.parseForRelease(args)
 	if err != nil {
 		return err
 	}
-	return p.pool(config.addressesForRelease()).Release(ctx, attachmentFor(args))
+	return p.pool(config).Release(ctx, attachmentFor(args))
 }
 
 // Check wants what is reserved to be in prevResult, and something to be reserved.
@@ -194,14 +206,14 @@ func (p *IPAM) Status(ctx context.Context, args *skel.CmdArgs) error {
 
 // GC frees what no attachment that is listed has. Without a list nothing can be said to be dead.
 func (p *IPAM) GC(ctx context.Context, args *skel.CmdArgs) error {
-	config, err := parseForRelease(args)
+	config, err := p.parseForRelease(args)
 	if err != nil {
 		return err
 	}
-	valid, err := validAttachments(args.StdinData, config.Attachment.Network, nil)
+	valid, err := validAttachments(args.StdinData, config.Network, nil)
 	if err != nil || valid == nil {
 		return err
 	}
-	_, err = p.pool(config.addressesForRelease()).Retain(ctx, valid.has)
+	_, err = p.pool(config).Retain(ctx, valid.has)
 	return err
 }
