@@ -19,6 +19,8 @@ var (
 	BigTCP6      = Feature{Name: "BIG TCP for IPv6", Since: Version{5, 19}, Probe: probeBigTCP6}
 	BigTCP4      = Feature{Name: "BIG TCP for IPv4", Since: Version{6, 3}, Probe: probeBigTCP4}
 
+	FileMarks = Feature{Name: "extended attributes of tmpfs", Since: Version{6, 6}, Probe: probeFileMarks}
+
 	LiveRename = Feature{Name: "renaming of a device that is up", Since: Version{6, 2}, Probe: probeLiveRename}
 
 	Netkit = Feature{Name: "netkit", Module: "netkit", Probe: probeNetkit}
@@ -109,6 +111,10 @@ func probeLiveRename() error {
 		}
 		return netlink.LinkSetName(lo, "probe")
 	})
+}
+
+func probeFileMarks() error {
+	return unix.Setxattr(tempDir, "user.probe", []byte("probe"), 0)
 }
 
 func probeSCTP() error {
