@@ -14,14 +14,19 @@ var changing = []string{"bpf", "sendto", "sendmsg", "openat", "write", "fsync", 
 // killing makes the plugin one that is killed when a thread of it begins a system call for the nth time.
 func (h *host) killing(t *testing.T, call string, n int) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "ebpfnet")
-	script := fmt.Sprintf("#!/bin/sh\nexec strace -f -qq -o /dev/null -e trace=%s -e inject=%s:signal=KILL:when=%d %s\n", call, call, n, h.plugin)
+	plugin := h.plugin
+	h.plugin = killedAt(t, plugin, call, n)
+	t.Cleanup(func() { h.plugin = plugin })
+}
+
+func killedAt(t *testing.T, plugin, call string, n int) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "killed")
+	script := fmt.Sprintf("#!/bin/sh\nexec strace -f -qq -o /dev/null -e trace=%s -e inject=%s:signal=KILL:when=%d %s\n", call, call, n, plugin)
 	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	plugin := h.plugin
-	h.plugin = path
-	t.Cleanup(func() { h.plugin = plugin })
+	return path
 }
 
 // killed is the exit code of a plugin that a signal ended, or of a shell that says so.
