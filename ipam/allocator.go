@@ -6,16 +6,16 @@ import (
 	"slices"
 )
 
-// candidates yields each address that the set may give out once, with its range, in the
-// order to try them. Like host-local it goes round robin: on from last, which comes at
-// the very end, so that an address rests for as long as possible before it is given
-// out again. A last that the set does not contain, or the zero Addr, starts at the front.
-func (s RangeSet) candidates(last netip.Addr) iter.Seq2[netip.Addr, Range] {
-	return func(yield func(netip.Addr, Range) bool) {
+// candidates yields each address that the set may give out once, in the order to try them.
+// Like host-local it goes round robin: on from last, which comes at the very end, so that
+// an address rests for as long as possible before it is given out again. A last that the
+// set does not contain, or the zero Addr, starts at the front.
+func (s RangeSet) candidates(last netip.Addr) iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
 		for _, r := range s.rotate(last) {
 			// Past the end there may be no next address, so compare before the step.
 			for addr := r.Start; ; addr = addr.Next() {
-				if !s.isGateway(addr) && !yield(addr, r) {
+				if !s.isGateway(addr) && !yield(addr) {
 					return
 				}
 				if addr == r.End {

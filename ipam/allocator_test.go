@@ -43,10 +43,7 @@ func TestCandidates(t *testing.T) {
 				last = netip.MustParseAddr(tt.last)
 			}
 			var got []string
-			for addr, r := range tt.set.candidates(last) {
-				if !r.Subnet.Contains(addr) {
-					t.Errorf("%s comes with subnet %s", addr, r.Subnet)
-				}
+			for addr := range tt.set.candidates(last) {
 				got = append(got, addr.String())
 			}
 			if joined := strings.Join(got, " "); joined != tt.want {

@@ -50,6 +50,7 @@ func TestConcurrentGoroutines(t *testing.T) {
 // The children run this test binary again; these variables tell TestChild what to do.
 const (
 	childDir  = "EBPFNET_IPAM_TEST_DIR"
+	childIdx  = "EBPFNET_IPAM_TEST_INDEX"
 	childName = "EBPFNET_IPAM_TEST_CHILD"
 	childMode = "EBPFNET_IPAM_TEST_MODE"
 )
@@ -66,7 +67,7 @@ func TestChild(t *testing.T) {
 		t.Skip("not a child")
 	}
 	section := fmt.Sprintf(`{"dataDir": %q, "ranges": %s}`, filepath.Dir(dir), childRanges)
-	pool := Open(parse(t, filepath.Base(dir), section, Request{}), nil)
+	pool := Open(parse(t, filepath.Base(dir), section, Request{}), Host{IndexDir: os.Getenv(childIdx)})
 	if os.Getenv(childMode) == "churn" {
 		for i := 0; ; i++ {
 			a := Attachment{fmt.Sprintf("%s-%d", name, i), "eth0"}
@@ -81,11 +82,11 @@ func TestChild(t *testing.T) {
 	}
 }
 
-func startChild(t *testing.T, dir, name, mode string) (*exec.Cmd, *bytes.Buffer) {
+func startChild(t *testing.T, pool *Pool, name, mode string) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
 	output := &bytes.Buffer{}
 	child := exec.Command(os.Args[0], "-test.run=^TestChild$", "-test.v")
-	child.Env = append(os.Environ(), childDir+"="+dir, childName+"="+name, childMode+"="+mode)
+	child.Env = append(os.Environ(), childDir+"="+pool.cfg.Dir(), childIdx+"="+pool.host.IndexDir, childName+"="+name, childMode+"="+mode)
 	child.Stdout, child.Stderr = output, output
 	if err := child.Start(); err != nil {
 		t.Fatal(err)
@@ -95,11 +96,11 @@ func startChild(t *testing.T, dir, name, mode string) (*exec.Cmd, *bytes.Buffer)
 
 func TestConcurrentProcesses(t *testing.T) {
 	const processes = 8
-	_, dir := newPool(t, childRanges)
+	pool, _ := newPool(t, childRanges)
 	var children []*exec.Cmd
 	var outputs []*bytes.Buffer
 	for i := range processes {
-		child, output := startChild(t, dir, fmt.Sprintf("child%d", i), "reserve")
+		child, output := startChild(t, pool, fmt.Sprintf("child%d", i), "reserve")
 		children, outputs = append(children, child), append(outputs, output)
 	}
 	var got []string
@@ -116,12 +117,12 @@ func TestConcurrentProcesses(t *testing.T) {
 	checkUnique(t, got, processes*perChild)
 }
 
-// However a process dies, what it leaves is whole records that can be released, and a
-// directory that the next one can use.
+// However a process dies, what it leaves is whole records that can be found and released,
+// and a directory that the next one can use.
 func TestKilledProcesses(t *testing.T) {
 	pool, dir := newPool(t, childRanges)
 	for i := range 20 {
-		child, output := startChild(t, dir, fmt.Sprintf("child%d", i), "churn")
+		child, output := startChild(t, pool, fmt.Sprintf("child%d", i), "churn")
 		awaitChange(t, filepath.Join(dir, lastPrefix+"0"))
 		timer := time.AfterFunc(time.Duration(rand.IntN(5000))*time.Microsecond, func() { child.Process.Kill() })
 		var exit *exec.ExitError
@@ -131,8 +132,15 @@ func TestKilledProcesses(t *testing.T) {
 		timer.Stop()
 		for name, content := range readDir(t, dir) {
 			isRecord := strings.HasPrefix(name, "10.")
-			if holder, err := decodeRecord([]byte(content)); isRecord && (err != nil || holder.IfName != "eth0") {
+			if !isRecord {
+				continue
+			}
+			holder, err := decodeRecord([]byte(content))
+			if err != nil || holder.IfName != "eth0" {
 				t.Fatalf("%s holds %q", name, content)
+			}
+			if held, err := pool.Reserved(t.Context(), holder); err != nil || fmt.Sprint(held) != "["+name+"]" {
+				t.Fatalf("the index says that %s has %v, %v; want %s", holder, held, err, name)
 			}
 		}
 

@@ -49,8 +49,8 @@ func checkRanges(t *testing.T, sets []RangeSet) {
 				t.Fatalf("bad range %+v", r)
 			}
 		}
-		for addr, r := range set.candidates(set[0].End) {
-			if !r.contains(addr) || set.isGateway(addr) {
+		for addr := range set.candidates(set[0].End) {
+			if !set.contains(addr) || set.isGateway(addr) {
 				t.Fatalf("bad candidate %s of %s", addr, set)
 			}
 			break

@@ -19,7 +19,7 @@ import (
 // of old host-local versions its argument has no IfName: it is valid if any interface of
 // that container is.
 func (p *Pool) Retain(ctx context.Context, valid func(Attachment) bool) ([]Attachment, error) {
-	s, err := openStore(ctx, p.cfg.Dir(), flock.Exclusive, p.log)
+	s, err := p.open(ctx, flock.Exclusive)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -49,8 +49,14 @@ func (p *Pool) Retain(ctx context.Context, valid func(Attachment) bool) ([]Attac
 			released[r.holder] = true
 		}
 	}
-	errs = append(errs, s.sync())
-	return sorted(released), errors.Join(errs...)
+	err = errors.Join(errs...)
+	if err != nil {
+		s.abandonIndex(err)
+	}
+	for a := range released {
+		s.forget(a)
+	}
+	return sorted(released), err
 }
 
 // oncePerAttachment keeps the answers: one attachment may hold many addresses.

@@ -30,7 +30,7 @@ func TestReserveResult(t *testing.T) {
 		"ranges": [[{"subnet": "10.1.0.0/16"}], [{"subnet": "fd00::/64", "gateway": "fd00::ff"}], [{"subnet": "10.2.0.0/24"}]]
 	}`, t.TempDir(), resolvConf), Request{IPs: []string{"10.2.0.77"}})
 
-	got, err := Open(cfg, nil).Reserve(t.Context(), Attachment{"c1", "eth0"})
+	got, err := Open(cfg, Host{}).Reserve(t.Context(), Attachment{"c1", "eth0"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestReserveRequested(t *testing.T) {
 	const section = `{"dataDir": %q, "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]}`
 	dataDir := t.TempDir()
 	open := func(ips ...string) *Pool {
-		return Open(parse(t, "net", fmt.Sprintf(section, dataDir), Request{IPs: ips}), nil)
+		return Open(parse(t, "net", fmt.Sprintf(section, dataDir), Request{IPs: ips}), Host{})
 	}
 	if got := mustReserve(t, open("fd00::99", "10.1.0.99"), Attachment{"c1", "eth0"}); got != "10.1.0.99 fd00::99" {
 		t.Errorf("got %s", got)
@@ -184,7 +184,7 @@ func TestReleaseAndReserved(t *testing.T) {
 
 func TestWithoutDirectory(t *testing.T) {
 	cfg := parse(t, "net", fmt.Sprintf(`{"dataDir": %q, "subnet": "10.1.0.0/24"}`, filepath.Join(t.TempDir(), "a", "b")), Request{})
-	pool := Open(cfg, nil)
+	pool := Open(cfg, Host{})
 
 	mustRelease(t, pool, Attachment{"c1", "eth0"})
 	if held, err := pool.Reserved(t.Context(), Attachment{"c1", "eth0"}); err != nil || held != nil {
@@ -208,7 +208,7 @@ func TestReleaseNeedsNoRanges(t *testing.T) {
 	mustReserve(t, pool, Attachment{"c1", "eth0"})
 
 	bare := &Config{Network: filepath.Base(dir), DataDir: filepath.Dir(dir)}
-	mustRelease(t, Open(bare, nil), Attachment{"c1", "eth0"})
+	mustRelease(t, Open(bare, Host{}), Attachment{"c1", "eth0"})
 	if held, err := pool.Reserved(t.Context(), Attachment{"c1", "eth0"}); err != nil || held != nil {
 		t.Errorf("after release: %v, %v", held, err)
 	}
@@ -217,7 +217,7 @@ func TestReleaseNeedsNoRanges(t *testing.T) {
 func TestNetworksAreApart(t *testing.T) {
 	dataDir := t.TempDir()
 	section := fmt.Sprintf(`{"dataDir": %q, "subnet": "10.1.0.0/24"}`, dataDir)
-	one, two := Open(parse(t, "one", section, Request{}), nil), Open(parse(t, "two", section, Request{}), nil)
+	one, two := Open(parse(t, "one", section, Request{}), Host{}), Open(parse(t, "two", section, Request{}), Host{})
 	a := Attachment{"c1", "eth0"}
 	mustReserve(t, one, a)
 	mustReserve(t, two, a)
@@ -414,7 +414,7 @@ func newLoggedPool(t testing.TB, ranges string) (*Pool, string, *bytes.Buffer) {
 		t.Fatal(err)
 	}
 	log := &bytes.Buffer{}
-	return Open(cfg, slog.New(slog.NewTextHandler(log, nil))), cfg.Dir(), log
+	return Open(cfg, Host{IndexDir: t.TempDir(), Log: slog.New(slog.NewTextHandler(log, nil))}), cfg.Dir(), log
 }
 
 // mustReserve returns the addresses, joined by spaces.
@@ -467,20 +467,26 @@ func contains(names []string, name string) bool {
 	return strings.Contains(" "+strings.Join(names, " ")+" ", " "+name+" ")
 }
 
-// The cost of ADD and DEL on a directory that holds n reservations already.
+// The cost of ADD and DEL on a directory that holds n reservations already. In "wrapped" the
+// round robin has come to the start of them, and has to find the first free address behind all.
 func BenchmarkReserveRelease(b *testing.B) {
-	for _, n := range []int{0, 250, 10_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			pool, dir := newPool(b, `[[{"subnet": "10.1.0.0/16"}]]`)
-			addr := netip.MustParseAddr("10.1.128.0")
-			for i := range n {
-				write(b, filepath.Join(dir, addr.String()), fmt.Sprintf("c%d\r\neth0", i))
-				addr = addr.Next()
-			}
-			for b.Loop() {
-				mustReserve(b, pool, Attachment{"c", "eth0"})
-				mustRelease(b, pool, Attachment{"c", "eth0"})
-			}
-		})
+	for _, n := range []int{1, 1000, 10_000, 65_000} {
+		pool, dir := newPool(b, `[[{"subnet": "10.1.0.0/16"}]]`)
+		addr := netip.MustParseAddr("10.1.0.2")
+		for i := range n {
+			write(b, filepath.Join(dir, addr.String()), fmt.Sprintf("c%d\r\neth0", i))
+			addr = addr.Next()
+		}
+		write(b, filepath.Join(dir, lastPrefix+"0"), "")
+		mustRelease(b, pool, Attachment{"c", "eth0"}) // makes the index
+		for name, last := range map[string]string{"": addr.Prev().String(), "/wrapped": "10.1.255.254"} {
+			b.Run(fmt.Sprint(n, name), func(b *testing.B) {
+				for b.Loop() {
+					write(b, filepath.Join(dir, lastPrefix+"0"), last)
+					mustReserve(b, pool, Attachment{"c", "eth0"})
+					mustRelease(b, pool, Attachment{"c", "eth0"})
+				}
+			})
+		}
 	}
 }

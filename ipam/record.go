@@ -20,6 +20,9 @@ func (a Attachment) String() string {
 	return fmt.Sprintf("container %s interface %s", a.ContainerID, a.IfName)
 }
 
+// old returns the attachment that an old record of a's container names.
+func (a Attachment) old() Attachment { return Attachment{ContainerID: a.ContainerID} }
+
 // errTorn says that a file holds no record: a crash cut its writing short.
 var errTorn = errors.New("torn record")
 

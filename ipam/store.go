@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/ebpfnet/ebpfnet/loader/flock"
@@ -23,97 +24,51 @@ const (
 // store is a network's directory, locked. Holding a store proves that no other process
 // of ours, and no host-local, changes the directory.
 type store struct {
-	dir  string
-	lock *flock.Lock
-	log  *slog.Logger
+	dir      string
+	lock     *flock.Lock
+	isShared bool // for reading only
+	log      *slog.Logger
+
+	indexRoot string
+	index     *index // nil where none is fresh
+	boot      string // the id of this boot, or ""
+	lives     func(Attachment) bool
 }
 
-// record is one reservation file.
-type record struct {
-	path   string
-	addr   netip.Addr
-	holder Attachment
-	// err says why holder is unknown: errTorn, or the error of reading the file. One
-	// file that cannot be read keeps its address, and must not stop all the others.
-	err error
-}
-
-func (r record) isAbsent() bool { return errors.Is(r.err, fs.ErrNotExist) }
-func (r record) isTorn() bool   { return errors.Is(r.err, errTorn) }
-
-// createStore makes the directory if needed and locks it exclusively.
-func createStore(ctx context.Context, dir string, log *slog.Logger) (*store, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+// create makes the network's directory if needed and opens it.
+func (p *Pool) create(ctx context.Context) (*store, error) {
+	if err := os.MkdirAll(p.cfg.Dir(), 0o755); err != nil {
 		return nil, fmt.Errorf("create reservation directory: %w", err)
 	}
-	return openStore(ctx, dir, flock.Exclusive, log)
+	return p.open(ctx, flock.Exclusive)
 }
 
-// openStore locks a directory; without one the error wraps fs.ErrNotExist. A store
+// open locks the network's directory; without one the error wraps fs.ErrNotExist. A store
 // that is locked shared is for reading only. The caller must call close.
-func openStore(ctx context.Context, dir string, how flock.Mode, log *slog.Logger) (*store, error) {
-	lock, err := flock.Acquire(ctx, filepath.Join(dir, lockName), how)
+func (p *Pool) open(ctx context.Context, how flock.Mode) (*store, error) {
+	s := &store{dir: p.cfg.Dir(), isShared: how == flock.Shared, log: p.log,
+		indexRoot: p.host.IndexDir, boot: p.boot(), lives: p.host.Lives}
+	lock, err := flock.Acquire(ctx, s.path(lockName), how)
 	if err != nil {
 		return nil, err
 	}
-	s := &store{dir: dir, lock: lock, log: log}
-	if how == flock.Exclusive {
+	s.lock = lock
+	if !s.isShared {
 		s.removeTemporary() // of a process that was killed
 	}
+	s.index = openIndex(s.indexRoot, s.boot, s.dir)
 	return s, nil
 }
 
 func (s *store) close() {
+	if s.index != nil && !s.isShared {
+		if err := s.index.seal(s.dir); err != nil {
+			s.log.Debug("leave no index of the reservations", "dir", s.dir, "err", err)
+		}
+	}
 	if err := s.lock.Release(); err != nil {
 		s.log.Warn("release lock", "dir", s.dir, "err", err)
 	}
-}
-
-// heldBy returns what a holds: the records of its own or, only if there is none,
-// those that an old host-local wrote with the container id alone.
-//
-// It reads every file, as host-local does. An index of our own could not know what
-// host-local adds and removes.
-func (s *store) heldBy(a Attachment) ([]record, error) {
-	records, err := s.records()
-	if err != nil {
-		return nil, err
-	}
-	var own, old []record
-	for _, r := range records {
-		switch {
-		case r.isTorn(): // logged when it is discarded
-		case r.err != nil:
-			s.log.Warn("pass over unreadable reservation", "path", r.path, "err", r.err)
-		case r.holder == a:
-			own = append(own, r)
-		case r.holder == Attachment{ContainerID: a.ContainerID}:
-			old = append(old, r)
-		}
-	}
-	if len(own) > 0 {
-		return own, nil
-	}
-	return old, nil
-}
-
-// records reads all reservations, in no order.
-func (s *store) records() ([]record, error) {
-	names, err := readNames(s.dir)
-	if err != nil {
-		return nil, err
-	}
-	var records []record
-	for _, name := range names {
-		addr, err := netip.ParseAddr(name)
-		if err != nil {
-			continue
-		}
-		if r := s.read(name, addr); !r.isAbsent() { // removed by hand just now
-			records = append(records, r)
-		}
-	}
-	return records, nil
 }
 
 // lookup returns the record of one address, which may be absent.
@@ -132,45 +87,84 @@ func (s *store) read(name string, addr netip.Addr) record {
 	return r
 }
 
-// isFree tells whether claim would succeed.
-func (s *store) isFree(addr netip.Addr) bool {
-	r := s.lookup(addr)
-	return r.isAbsent() || r.isTorn()
+// isFree says that nothing stands at an address.
+func (s *store) isFree(addr netip.Addr) (bool, error) {
+	_, err := os.Lstat(s.path(addr.String()))
+	return errors.Is(err, fs.ErrNotExist), nil
 }
 
-// stage writes a's record under the temporary name, safe from power loss, for claim
-// to publish. The caller must call removeTemporary when the claims are done.
+// isReclaimable says of an address that is not free that nobody has it.
+func (s *store) isReclaimable(addr netip.Addr) (bool, error) {
+	r := s.lookup(addr)
+	return r.isAbsent() || r.isTorn() || s.isDead(r), nil
+}
+
+// stage writes a's record under the temporary name, for claim to publish. The caller
+// must call removeTemporary when the claims are done. Nothing is synced: a loss of power
+// ends the containers as well, and a record that it cuts short is torn.
 func (s *store) stage(a Attachment) error {
-	if err := s.writeTemporary(encodeRecord(a), durable); err != nil {
+	err := s.writeTemporary(encodeRecord(a), s.mark)
+	if err != nil {
 		return fmt.Errorf("write reservation: %w", err)
 	}
 	return nil
 }
 
-// claim reserves addr for the staged record. It returns the record that stands in the
-// way, or nil. A torn record does not: claim replaces it.
+// claim reserves addr for the staged record, unless something stands there.
 //
 // The link, unlike a rename, also fails where somebody writes without the lock.
-func (s *store) claim(addr netip.Addr) (*record, error) {
+func (s *store) claim(addr netip.Addr) (bool, error) {
+	err := os.Link(s.path(temporaryName), s.path(addr.String()))
+	if errors.Is(err, fs.ErrExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reserve %s: %w", addr, err)
+	}
+	return true, nil
+}
+
+// take is claim where something may stand: what nobody has, or mine, is replaced. It
+// returns the record that stands in the way, or nil.
+func (s *store) take(addr netip.Addr, mine []record) (*record, error) {
 	for {
-		err := os.Link(s.path(temporaryName), s.path(addr.String()))
-		if err == nil {
-			return nil, nil
-		}
-		if !errors.Is(err, fs.ErrExist) {
-			return nil, fmt.Errorf("reserve %s: %w", addr, err)
+		if claimed, err := s.claim(addr); claimed || err != nil {
+			return nil, err
 		}
 		standing := s.lookup(addr)
+		var err error
 		switch {
 		case standing.isAbsent(): // removed by hand just now
 		case standing.isTorn():
-			if err := s.removeTorn(standing); err != nil {
-				return nil, err
-			}
+			err = s.removeTorn(standing)
+		case slices.ContainsFunc(mine, func(r record) bool { return r.path == standing.path }):
+			err = s.remove(standing.path)
+		case s.isDead(standing):
+			s.log.Info("take the address of a container that went with an earlier boot", "path", standing.path, "holder", standing.holder)
+			err = s.remove(standing.path)
 		default:
 			return &standing, nil
 		}
+		if err != nil {
+			return nil, err
+		}
 	}
+}
+
+// release frees what held says, as far as it can.
+func (s *store) release(held []record) error {
+	if len(held) == 0 {
+		return nil
+	}
+	var errs []error
+	for _, r := range held {
+		errs = append(errs, s.remove(r.path))
+	}
+	err := errors.Join(errs...)
+	if err != nil {
+		s.abandonIndex(err)
+	}
+	return err
 }
 
 // remove frees an address. It is no error if that is free already.
@@ -202,7 +196,7 @@ func (s *store) last(set int) netip.Addr {
 
 // setLast must not be called while a record is staged.
 func (s *store) setLast(set int, addr netip.Addr) error {
-	if err := s.writeTemporary([]byte(addr.String()), volatile); err != nil {
+	if err := s.writeTemporary([]byte(addr.String()), nil); err != nil {
 		return fmt.Errorf("write last reserved address: %w", err)
 	}
 	if err := os.Rename(s.path(temporaryName), s.lastPath(set)); err != nil {
@@ -212,45 +206,26 @@ func (s *store) setLast(set int, addr netip.Addr) error {
 	return nil
 }
 
-// sync makes all claims and removals so far survive power loss.
-func (s *store) sync() error {
-	dir, err := os.Open(s.dir)
-	if err != nil {
-		return fmt.Errorf("sync reservation directory: %w", err)
-	}
-	defer dir.Close()
-	if err := dir.Sync(); err != nil {
-		return fmt.Errorf("sync reservation directory: %w", err)
-	}
-	return nil
-}
-
 // probe finds out whether a reservation could be written: a read-only, full or
 // forbidden directory is not usable.
 func (s *store) probe() error {
-	if err := s.writeTemporary([]byte("probe"), volatile); err != nil {
+	if err := s.writeTemporary([]byte("probe"), nil); err != nil {
 		return fmt.Errorf("write to reservation directory: %w", err)
 	}
 	s.removeTemporary()
 	return nil
 }
 
-type durability bool
-
-const (
-	durable  durability = true
-	volatile durability = false
-)
-
 // writeTemporary refuses to overwrite: a staged file may already be linked to an address.
-func (s *store) writeTemporary(content []byte, d durability) error {
+// It calls finish, if any, before it closes the file.
+func (s *store) writeTemporary(content []byte, finish func(*os.File)) error {
 	file, err := os.OpenFile(s.path(temporaryName), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
 	_, err = file.Write(content)
-	if err == nil && d == durable {
-		err = file.Sync()
+	if err == nil && finish != nil {
+		finish(file)
 	}
 	if err := errors.Join(err, file.Close()); err != nil {
 		s.removeTemporary()

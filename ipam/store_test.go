@@ -151,7 +151,7 @@ func TestLeftTemporaryFile(t *testing.T) {
 // A staged file may be linked to an address already: nothing may write into it.
 func TestWriteTemporaryRefusesStagedFile(t *testing.T) {
 	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/24"}]]`)
-	s, err := createStore(t.Context(), dir, pool.log)
+	s, err := pool.create(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,8 +160,8 @@ func TestWriteTemporaryRefusesStagedFile(t *testing.T) {
 	if err := s.stage(Attachment{"c1", "eth0"}); err != nil {
 		t.Fatal(err)
 	}
-	if standing, err := s.claim(first); standing != nil || err != nil {
-		t.Fatal(standing, err)
+	if claimed, err := s.claim(first); !claimed || err != nil {
+		t.Fatal(claimed, err)
 	}
 	if err := s.setLast(0, first); !errors.Is(err, os.ErrExist) {
 		t.Errorf("got %v, want os.ErrExist", err)

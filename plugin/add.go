@@ -142,7 +142,8 @@ func (a *addition) openNamespaces(context.Context) (err error) {
 }
 
 // reserve takes the addresses. A reservation of this attachment without a
-// device is that of a container that is gone, or of an ADD that was killed.
+// device is that of a container that is gone, or of an ADD that was killed: the
+// new one gets the same addresses.
 func (a *addition) reserve(ctx context.Context) error {
 	if a.config.Delegate != nil {
 		return a.haveReserved(ctx, a.config.Delegate)
@@ -151,14 +152,14 @@ func (a *addition) reserve(ctx context.Context) error {
 		a.reserved = &ipam.Result{}
 		return nil
 	}
-	pool := ipam.Open(a.config.IPAM, a.Log)
+	pool := a.pool(a.config)
 	attachment := ipamAttachment(a.config.Attachment)
 	reserved, err := pool.Reserve(ctx, attachment)
 	if errors.Is(err, ipam.ErrDuplicate) {
 		if err := a.clearDead(ctx); err != nil {
 			return err
 		}
-		reserved, err = pool.Reserve(ctx, attachment)
+		reserved, err = pool.Replace(ctx, attachment)
 	}
 	if err != nil {
 		return fmt.Errorf("reserve addresses: %w", err)
@@ -186,7 +187,7 @@ func (a *addition) useReserved(reserved *ipam.Result) {
 	}
 }
 
-// clearDead removes what is left of this attachment, unless it lives.
+// clearDead removes what is left of this attachment but its addresses, unless it lives.
 func (a *addition) clearDead(ctx context.Context) error {
 	device, err := link.Find(a.host, hostName(a.owner))
 	if err != nil {
@@ -195,7 +196,8 @@ func (a *addition) clearDead(ctx context.Context) error {
 	if device != nil {
 		return a.exists()
 	}
-	return a.release(ctx, a.config, a.netns)
+	_, err = a.disconnect(ctx, a.config, a.netns)
+	return err
 }
 
 func (a *addition) exists() error {

@@ -13,7 +13,6 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
-	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
@@ -336,7 +335,7 @@ func (i *inspection) inspectReservation(ctx context.Context, p *Plugin) {
 	if i.config.IPAM == nil {
 		return
 	}
-	reserved, err := ipam.Open(i.config.IPAM, p.Log).Reserved(ctx, ipamAttachment(i.config.Attachment))
+	reserved, err := p.pool(i.config).Reserved(ctx, ipamAttachment(i.config.Attachment))
 	if i.failed(err) {
 		return
 	}

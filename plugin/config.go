@@ -232,10 +232,6 @@ func parseForRelease(args *skel.CmdArgs) (*Config, error) {
 	if err := decodeInto(args.StdinData, &conf); err != nil {
 		return nil, err
 	}
-	var section struct {
-		DataDir string `json:"dataDir"`
-	}
-	_ = json.Unmarshal(conf.IPAM, &section) // what is not readable was never used
 	config := &Config{
 		Attachment: maps.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
 		DataDir:    dataDir(conf.DataDir),
@@ -244,9 +240,18 @@ func parseForRelease(args *skel.CmdArgs) (*Config, error) {
 		return config, nil
 	}
 	if asksForAddresses(conf.IPAM) {
-		config.IPAM = &ipam.Config{Network: conf.Name, DataDir: section.DataDir}
+		config.IPAM = reservationsOf(conf.Name, conf.IPAM)
 	}
 	return config, nil
+}
+
+// reservationsOf is enough of an "ipam" to release addresses.
+func reservationsOf(network string, section json.RawMessage) *ipam.Config {
+	var conf struct {
+		DataDir string `json:"dataDir"`
+	}
+	_ = json.Unmarshal(section, &conf) // what is not readable was never used
+	return &ipam.Config{Network: network, DataDir: conf.DataDir}
 }
 
 func dataDir(asked string) string {

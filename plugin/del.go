@@ -24,19 +24,32 @@ func (p *Plugin) Del(ctx context.Context, args *skel.CmdArgs) error {
 	return p.release(ctx, config, args.Netns)
 }
 
-// release removes all that ADD made, in reverse: host ports, so that nothing
-// comes in; the device, so that nothing goes out; what the datapath knows; and
-// the addresses last, so that none is given out again while an entry names it.
-// Each step runs whatever became of those before it.
+// release removes all that ADD made, in reverse: what connects the container, and the
+// addresses last, so that none is given out again while an entry names it.
 func (p *Plugin) release(ctx context.Context, config *Config, netns string) error {
+	idle, err := p.disconnect(ctx, config, netns)
+	if !idle {
+		return err
+	}
+	if config.Delegate != nil {
+		return errors.Join(err, config.Delegate.release(ctx))
+	}
+	return errors.Join(err, p.pool(config).Release(ctx, ipamAttachment(config.Attachment)))
+}
+
+// disconnect removes all but the addresses: host ports, so that nothing comes in; the
+// device, so that nothing goes out; and what the datapath knows. Each step runs whatever
+// became of those before it. idle says that the addresses can be released: they are not of
+// the plugin before, and no entry names them.
+func (p *Plugin) disconnect(ctx context.Context, config *Config, netns string) (idle bool, err error) {
 	owner := config.Attachment.Owner()
 	records, err := record.Open(config.DataDir)
 	if err != nil {
-		return err
+		return false, err
 	}
 	kept, unread := records.Read(owner)
-	hostIndex := 0
-	if kept != nil && kept.Chained != nil {
+	chained, hostIndex := kept != nil && kept.Chained != nil, 0
+	if chained {
 		hostIndex = kept.Chained.HostIndex
 	}
 	datapath, err := loader.OpenForRelease()
@@ -49,17 +62,9 @@ func (p *Plugin) release(ctx context.Context, config *Config, netns string) erro
 		err = errors.Join(err, deleteDevice(owner))
 	}
 	if errors.Is(err, flock.ErrBusy) {
-		return err // entries may name the addresses still
+		return false, err
 	}
-	err = errors.Join(err, unread, restore(kept, netns), records.Remove(owner))
-	if kept != nil && kept.Chained != nil {
-		return err // the addresses are of the plugin before
-	}
-	if config.Delegate != nil {
-		return errors.Join(err, config.Delegate.release(ctx))
-	}
-	pool := ipam.Open(config.addressesForRelease(), p.Log)
-	return errors.Join(err, pool.Release(ctx, ipamAttachment(config.Attachment)))
+	return !chained, errors.Join(err, unread, restore(kept, netns), records.Remove(owner))
 }
 
 // addressesForRelease is where the addresses are; the configuration may have lost its

@@ -56,7 +56,7 @@ func (p *Plugin) GC(ctx context.Context, args *skel.CmdArgs) error {
 	if config.IPAM == nil {
 		return errors.Join(unread, deleted, swept, forgotten)
 	}
-	_, released := ipam.Open(config.IPAM, p.Log).Retain(ctx, valid.has)
+	_, released := p.pool(config).Retain(ctx, valid.has)
 	return errors.Join(unread, deleted, swept, forgotten, released)
 }
 

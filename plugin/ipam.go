@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -14,6 +15,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/ebpfnet/ebpfnet/ipam"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
 // IPAM is package ipam as a plugin of its own, for other plugins to call in the
@@ -99,13 +101,33 @@ func (p *IPAM) parse(args *skel.CmdArgs) (*ipam.Config, error) {
 	return conf.addresses(env)
 }
 
+// parseForRelease reads what DEL and GC need, as that of Plugin.
+func (p *IPAM) parseForRelease(args *skel.CmdArgs) (*ipam.Config, error) {
+	var conf struct {
+		Name string          `json:"name"`
+		IPAM json.RawMessage `json:"ipam"`
+	}
+	if err := decodeInto(args.StdinData, &conf); err != nil {
+		return nil, err
+	}
+	return reservationsOf(conf.Name, conf.IPAM), nil
+}
+
+// pool opens the addresses of a network. Devices are the business of the plugin that calls.
+func (p *IPAM) pool(c *ipam.Config) *ipam.Pool {
+	return ipam.Open(c, ipam.Host{IndexDir: indexDir(record.DefaultDir), Log: p.Log})
+}
+
+// indexDir is where the indexes of reservations are, among the records of attachments.
+func indexDir(dataDir string) string { return filepath.Join(dataDir, "addresses") }
+
 // Add reserves addresses, and prints them.
 func (p *IPAM) Add(ctx context.Context, args *skel.CmdArgs) error {
 	config, err := p.parse(args)
 	if err != nil {
 		return err
 	}
-	pool, attachment := ipam.Open(config, p.Log), attachmentFor(args)
+	pool, attachment := p.pool(config), attachmentFor(args)
 	reserved, err := pool.Reserve(ctx, attachment)
 	if err != nil {
 		return err
@@ -130,11 +152,11 @@ func attachmentFor(args *skel.CmdArgs) ipam.Attachment {
 
 // Del frees what Add reserved.
 func (p *IPAM) Del(ctx context.Context, args *skel.CmdArgs) error {
-	config, err := parseForRelease(args)
+	config, err := p.parseForRelease(args)
 	if err != nil {
 		return err
 	}
-	return ipam.Open(config.addressesForRelease(), p.Log).Release(ctx, attachmentFor(args))
+	return p.pool(config).Release(ctx, attachmentFor(args))
 }
 
 // Check wants what is reserved to be in prevResult, and something to be reserved.
@@ -154,7 +176,7 @@ func (p *IPAM) Check(ctx context.Context, args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	reserved, err := ipam.Open(config, p.Log).Reserved(ctx, attachmentFor(args))
+	reserved, err := p.pool(config).Reserved(ctx, attachmentFor(args))
 	if err != nil {
 		return err
 	}
@@ -176,23 +198,22 @@ func (p *IPAM) Status(ctx context.Context, args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	if err := ipam.Open(config, p.Log).Available(ctx); err != nil {
+	if err := p.pool(config).Available(ctx); err != nil {
 		return notAvailable(err)
 	}
 	return nil
 }
 
-// GC frees what no attachment that is listed has. Without a list nothing can be said to be
-// dead: devices are the business of the plugin that calls.
+// GC frees what no attachment that is listed has. Without a list nothing can be said to be dead.
 func (p *IPAM) GC(ctx context.Context, args *skel.CmdArgs) error {
-	config, err := parseForRelease(args)
+	config, err := p.parseForRelease(args)
 	if err != nil {
 		return err
 	}
-	valid, err := validAttachments(args.StdinData, config.Attachment.Network, nil)
+	valid, err := validAttachments(args.StdinData, config.Network, nil)
 	if err != nil || valid == nil {
 		return err
 	}
-	_, err = ipam.Open(config.addressesForRelease(), p.Log).Retain(ctx, valid.has)
+	_, err = p.pool(config).Retain(ctx, valid.has)
 	return err
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
 // Plugin answers the verbs. Its methods fit skel.CNIFuncs; their errors are
@@ -111,6 +112,24 @@ func macOf(first byte, owner loader.Owner) net.HardwareAddr {
 
 func ipamAttachment(a maps.Attachment) ipam.Attachment {
 	return ipam.Attachment{ContainerID: a.ContainerID, IfName: a.IfName}
+}
+
+// pool opens the addresses of a network.
+func (p *Plugin) pool(c *Config) *ipam.Pool {
+	return ipam.Open(c.addressesForRelease(), ipam.Host{IndexDir: indexDir(c.DataDir), Lives: c.hasDevice, Log: p.Log})
+}
+
+// hasDevice says that an attachment of this network has its device, or that nobody knows.
+func (c *Config) hasDevice(a ipam.Attachment) bool {
+	host, err := openHandle()
+	if err != nil {
+		return true
+	}
+	defer host.Close()
+
+	at := maps.Attachment{Network: c.Attachment.Network, ContainerID: a.ContainerID, IfName: a.IfName}
+	device, err := link.Find(host, hostName(at.Owner()))
+	return err != nil || device != nil
 }
 
 // openHandle opens netlink in the calling thread's namespace, for routing

@@ -6,7 +6,6 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
-	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
@@ -42,7 +41,7 @@ func (p *Plugin) Status(ctx context.Context, args *skel.CmdArgs) error {
 	if config.IPAM == nil {
 		return nil
 	}
-	if err := ipam.Open(config.IPAM, p.Log).Available(ctx); err != nil {
+	if err := p.pool(config).Available(ctx); err != nil {
 		return notAvailable(err)
 	}
 	return nil

@@ -3,6 +3,7 @@ package conformance
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -96,11 +97,16 @@ func TestStaleReservation(t *testing.T) {
 		h.wantState(t, before, p.Namespace)
 	})
 	t.Run("entries without device", func(t *testing.T) {
-		p.add(t)
+		had := addresses(p.add(t))
+		other := h.pod(t, "c2", dual("1.0.0"))
+		other.add(t) // and the round robin goes on
 		if err := p.Netlink().LinkDel(p.device(t)); err != nil {
 			t.Fatal(err)
 		}
-		p.add(t)
+		if again := addresses(p.add(t)); !slices.Equal(again, had) {
+			t.Errorf("addresses are %v, and were %v", again, had)
+		}
+		other.del(t)
 		wantSuccess(t, p.try(t, "CHECK"), "")
 		p.del(t)
 		h.wantState(t, before, p.Namespace)

@@ -7,12 +7,17 @@ import (
 )
 
 // changing are the system calls by which ADD, DEL and GC change something.
-var changing = []string{"bpf", "sendto", "sendmsg", "openat", "write", "fsync", "linkat", "renameat", "unlinkat", "unlink", "mkdirat", "flock", "close"}
+var changing = []string{"bpf", "sendto", "sendmsg", "openat", "write", "linkat", "symlinkat", "renameat", "unlinkat", "unlink", "mkdirat", "utimensat", "setxattr", "fsetxattr", "flock", "close"}
 
 // killing makes the plugin one that is killed when a thread of it begins a system call for the nth time.
 func (h *host) killing(t *testing.T, call string, n int) {
 	t.Helper()
-	h.through(t, fmt.Sprintf(`exec strace -f -qq -o /dev/null -e trace=%s -e inject=%s:signal=KILL:when=%d "$1"`, call, call, n))
+	h.through(t, killAt(call, n))
+}
+
+// killAt is a line of shell for [wrapped].
+func killAt(call string, n int) string {
+	return fmt.Sprintf(`exec strace -f -qq -o /dev/null -e trace=%s -e inject=%s:signal=KILL:when=%d "$1"`, call, call, n)
 }
 
 // killed is the exit code of a plugin that a signal ended, or of a shell that says so.

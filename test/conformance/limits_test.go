@@ -12,16 +12,22 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// through makes the plugin one that a line of shell starts, which gets the plugin as $1.
-func (h *host) through(t *testing.T, line string) {
+// wrapped returns a program that is a line of shell, which gets another program as $1.
+func wrapped(t *testing.T, program, line string) (path string) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "ebpfnet")
-	script := fmt.Sprintf("#!/bin/sh\nset -e -- %s\n%s\n", h.plugin, line)
+	path = filepath.Join(t.TempDir(), "wrapped")
+	script := fmt.Sprintf("#!/bin/sh\nset -e -- %s\n%s\n", program, line)
 	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	return path
+}
+
+// through makes the plugin one that is wrapped.
+func (h *host) through(t *testing.T, line string) {
+	t.Helper()
 	plugin := h.plugin
-	h.plugin = path
+	h.plugin = wrapped(t, plugin, line)
 	t.Cleanup(func() { h.plugin = plugin })
 }
 

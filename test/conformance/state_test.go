@@ -147,14 +147,14 @@ func isKernels(ip net.IP) bool {
 	return ip.To4() == nil && ip.IsLinkLocalUnicast() && !ip.Equal(net.ParseIP("fe80::1"))
 }
 
-// addFiles leaves out what host-local keeps for good.
+// addFiles leaves out what host-local keeps for good, and the indexes of addresses, which are links.
 func (s state) addFiles(dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
 		name := filepath.Base(path)
-		if err != nil || entry.IsDir() || name == "lock" || strings.HasPrefix(name, "last_reserved_ip.") {
+		if err != nil || !entry.Type().IsRegular() || name == "lock" || strings.HasPrefix(name, "last_reserved_ip.") {
 			return err
 		}
 		content, err := os.ReadFile(path)

@@ -19,6 +19,8 @@ var (
 	BigTCP6      = Feature{Name: "BIG TCP for IPv6", Since: Version{5, 19}, Probe: probeBigTCP6}
 	BigTCP4      = Feature{Name: "BIG TCP for IPv4", Since: Version{6, 3}, Probe: probeBigTCP4}
 
+	FileMarks = Feature{Name: "extended attributes of tmpfs", Since: Version{6, 6}, Probe: probeFileMarks}
+
 	LiveRename = Feature{Name: "renaming of a device that is up", Since: Version{6, 2}, Probe: probeLiveRename}
 
 	MemoryGroups = Feature{Name: "BPF memory in cgroups", Since: Version{5, 11}, Probe: probeMemoryGroups}
@@ -129,6 +131,10 @@ func probeMemoryGroups() error {
 		return err
 	}
 	return m.Close()
+}
+
+func probeFileMarks() error {
+	return unix.Setxattr(tempDir, "user.probe", []byte("probe"), 0)
 }
 
 func probeSCTP() error {

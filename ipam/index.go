@@ -1,0 +1,152 @@
+package ipam
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// index tells where the records of an attachment are, without reading all of them. It is
+// a directory of symbolic links, one per attachment, with the addresses as text, on a
+// file system that a reboot empties.
+//
+// It is proved fresh by the modification time of the reservation directory, which
+// everybody changes who adds or removes a record. An operation that is through sets it
+// back to a value that no clock gives and that names the index. So the index is found if
+// nobody else, and nobody who was killed, has changed anything since; else all records
+// are read, and a new index is made.
+//
+// What it names is read and compared. So an entry too many does no harm, and none may
+// be missing: whoever cannot keep that promise abandons the index.
+type index struct {
+	path  string
+	stamp unix.Timespec // of the reservation directory
+}
+
+// openIndex returns the index of dir's present state, or nil.
+func openIndex(root, boot, dir string) *index {
+	if root == "" {
+		return nil
+	}
+	state, err := statDir(dir)
+	if err != nil {
+		return nil
+	}
+	i := &index{path: indexPath(root, boot, state), stamp: state.Mtim}
+	if _, err := os.Stat(i.path); err != nil {
+		return nil
+	}
+	return i
+}
+
+// stampNew gives dir a stamp that no index has, before its records are read for one.
+func stampNew(dir string) (*unix.Stat_t, error) {
+	const until2001 = 1e18 // nanoseconds, one of which no clock will hit
+	if err := setStamp(dir, unix.NsecToTimespec(rand.Int64N(until2001))); err != nil {
+		return nil, err
+	}
+	return statDir(dir) // the file system may have rounded it
+}
+
+// buildIndex makes the index of a directory's state from all of its records. It is found
+// once it is complete.
+func buildIndex(root, boot string, state *unix.Stat_t, records []record) (*index, error) {
+	held := map[Attachment][]record{}
+	for _, r := range records {
+		if r.isTorn() {
+			continue
+		}
+		if r.err != nil {
+			return nil, fmt.Errorf("index reservations: holder is unknown: %w", r.err)
+		}
+		held[r.holder] = append(held[r.holder], r)
+	}
+	path := indexPath(root, boot, state)
+	if err := os.RemoveAll(filepath.Dir(path)); err != nil {
+		return nil, fmt.Errorf("index reservations: %w", err)
+	}
+	i := &index{path: path + ".half", stamp: state.Mtim}
+	if err := os.MkdirAll(i.path, 0o700); err != nil {
+		return nil, fmt.Errorf("index reservations: %w", err)
+	}
+	for a, records := range held {
+		if err := i.put(a, records); err != nil {
+			return nil, err
+		}
+	}
+	if err := os.Rename(i.path, path); err != nil {
+		return nil, fmt.Errorf("index reservations: %w", err)
+	}
+	i.path = path
+	return i, nil
+}
+
+// seal declares that the index fits what dir holds now.
+func (i *index) seal(dir string) error { return setStamp(dir, i.stamp) }
+
+// find returns the names of the files that may be records of a.
+func (i *index) find(a Attachment) ([]string, error) {
+	names, err := os.Readlink(i.link(a))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up reservation: %w", err)
+	}
+	return strings.Split(names, ","), nil
+}
+
+// put enters all that a holds.
+func (i *index) put(a Attachment, records []record) error {
+	var names []string
+	for _, r := range records {
+		names = append(names, filepath.Base(r.path))
+	}
+	err := i.drop(a)
+	if err == nil {
+		err = os.Symlink(strings.Join(names, ","), i.link(a))
+	}
+	if err != nil {
+		return fmt.Errorf("index reservation: %w", err)
+	}
+	return nil
+}
+
+func (i *index) drop(a Attachment) error {
+	if err := os.Remove(i.link(a)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// link hashes, because container ids may be longer than names of files.
+func (i *index) link(a Attachment) string {
+	return filepath.Join(i.path, fmt.Sprintf("%x", sha256.Sum256(encodeRecord(a))))
+}
+
+func indexPath(root, boot string, state *unix.Stat_t) string {
+	return filepath.Join(root, fmt.Sprintf("%d-%d", state.Dev, state.Ino), fmt.Sprintf("%s.%d", boot, state.Mtim.Nano()))
+}
+
+func statDir(dir string) (*unix.Stat_t, error) {
+	state := &unix.Stat_t{}
+	if err := unix.Stat(dir, state); err != nil {
+		return nil, &fs.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	return state, nil
+}
+
+func setStamp(dir string, stamp unix.Timespec) error {
+	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, stamp}
+	if err := unix.UtimesNanoAt(unix.AT_FDCWD, dir, times, 0); err != nil {
+		return &fs.PathError{Op: "utimensat", Path: dir, Err: err}
+	}
+	return nil
+}

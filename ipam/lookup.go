@@ -1,0 +1,128 @@
+package ipam
+
+import (
+	"errors"
+	"io/fs"
+	"net/netip"
+	"slices"
+)
+
+// record is one reservation file.
+type record struct {
+	path   string
+	addr   netip.Addr
+	holder Attachment
+	// err says why holder is unknown: errTorn, or the error of reading the file. One
+	// file that cannot be read keeps its address, and must not stop all the others.
+	err error
+}
+
+func (r record) isAbsent() bool { return errors.Is(r.err, fs.ErrNotExist) }
+func (r record) isTorn() bool   { return errors.Is(r.err, errTorn) }
+
+// heldBy returns what a holds: the records of its own or, only if there is none,
+// those that an old host-local wrote with the container id alone.
+func (s *store) heldBy(a Attachment) ([]record, error) {
+	records, err := s.recordsFor(a)
+	if err != nil {
+		return nil, err
+	}
+	var own, old []record
+	for _, r := range records {
+		switch {
+		case r.isTorn(): // logged when it is discarded
+		case r.err != nil:
+			s.log.Warn("pass over unreadable reservation", "path", r.path, "err", r.err)
+			s.abandonIndex(r.err) // which must not forget it
+		case r.holder == a:
+			own = append(own, r)
+		case r.holder == a.old():
+			old = append(old, r)
+		}
+	}
+	if len(own) > 0 {
+		return own, nil
+	}
+	return old, nil
+}
+
+// recordsFor returns records with all of a's among them.
+func (s *store) recordsFor(a Attachment) ([]record, error) {
+	if s.index != nil {
+		own, ownErr := s.index.find(a)
+		old, oldErr := s.index.find(a.old())
+		err := errors.Join(ownErr, oldErr)
+		if err == nil {
+			names := append(own, old...) // either may name what is the other's now
+			slices.Sort(names)
+			return s.readEach(slices.Compact(names)), nil
+		}
+		s.abandonIndex(err)
+	}
+	if s.isShared || s.indexRoot == "" {
+		return s.records()
+	}
+	state, stampErr := stampNew(s.dir)
+	records, err := s.records()
+	if err == nil && stampErr == nil {
+		s.index, stampErr = buildIndex(s.indexRoot, s.boot, state, records)
+	}
+	if stampErr != nil {
+		s.abandonIndex(stampErr)
+	}
+	return records, err
+}
+
+// abandonIndex makes the next operation read all records.
+func (s *store) abandonIndex(why error) {
+	s.index = nil
+	s.log.Debug("go on without an index of the reservations", "dir", s.dir, "err", why)
+}
+
+// note enters into the index what a holds from now on.
+func (s *store) note(a Attachment, records []record) {
+	if s.index == nil {
+		return
+	}
+	if err := s.index.put(a, records); err != nil {
+		s.abandonIndex(err)
+	}
+}
+
+// forget is for an attachment that holds nothing any more.
+func (s *store) forget(a Attachment) {
+	if s.index == nil {
+		return
+	}
+	if err := s.index.drop(a); err != nil {
+		s.abandonIndex(err)
+	}
+}
+
+// records reads all reservations, in no order.
+func (s *store) records() ([]record, error) {
+	names, err := readNames(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	records := s.readEach(names)
+	for _, r := range records {
+		s.markUnmarked(r)
+	}
+	return records, nil
+}
+
+// readEach reads those of the files that are reservations.
+func (s *store) readEach(names []string) []record {
+	var records []record
+	for _, name := range names {
+		addr, err := netip.ParseAddr(name)
+		if err != nil {
+			continue
+		}
+		if r := s.read(name, addr); !r.isAbsent() { // removed by hand just now
+			records = append(records, r)
+		}
+	}
+	return records
+}

@@ -1,0 +1,105 @@
+package conformance
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// TestAllocationKilled kills ebpfnet-ipam at each system call by which it changes something, one after the
+// other: while it gives a free address, its own of an earlier boot, or another's of an earlier boot,
+// and while it releases. Then a DEL leaves nothing of the container, and all addresses but that of
+// the container that lives can be given, once.
+func TestAllocationKilled(t *testing.T) {
+	testenv.Require(t, testenv.FileMarks)
+	if _, err := exec.LookPath("strace"); err != nil {
+		t.Fatal("strace is missing: apt-get install strace")
+	}
+	if testing.Short() {
+		t.Skip("short: hundreds of calls under strace")
+	}
+	path := testenv.Build(t, ownAllocator)
+	a := newAllocators(t, "10.1.0.0/29")
+	for _, test := range []struct {
+		name, verb string
+		earlier    map[string]string // reservations of an earlier boot
+	}{
+		{"free", "ADD", nil},
+		{"own of an earlier boot", "ADD", map[string]string{"10.1.0.4": "c1"}},
+		{"another's of an earlier boot", "ADD", map[string]string{"10.1.0.3": "c3", "10.1.0.4": "c4", "10.1.0.5": "c5", "10.1.0.6": "c6"}},
+		{"release", "DEL", nil},
+	} {
+		for _, call := range []string{"openat", "write", "fsync", "fsetxattr", "setxattr", "linkat", "symlinkat", "renameat", "unlinkat", "mkdirat", "utimensat", "flock"} {
+			kills := 0
+			for n := 1; ; n++ {
+				a.restart(t, path, test.earlier)
+				if test.verb == "DEL" {
+					a.mustCall(t, path, "ADD", "c1")
+				}
+				result, err := a.call(testenv.Context(t), wrapped(t, path, killAt(call, n)), test.verb, "c1")
+				if err != nil {
+					t.Fatal(err)
+				}
+				a.mustCall(t, path, "DEL", "c1")
+				a.wantAllAddresses(t, path)
+				if t.Failed() {
+					t.Fatalf("%s: killed at call %d of %s", test.name, n, call)
+				}
+				if !killed(result.Exit) {
+					break
+				}
+				kills++
+			}
+			t.Logf("%s: killed at %d calls of %s", test.name, kills, call)
+		}
+	}
+}
+
+// restart begins with a container that lives and what an earlier boot has left.
+func (a *allocators) restart(t *testing.T, path string, earlier map[string]string) {
+	t.Helper()
+	if err := os.RemoveAll(a.dir); err != nil {
+		t.Fatal(err)
+	}
+	a.mustCall(t, path, "ADD", "lives")
+	for addr, id := range earlier {
+		file := filepath.Join(a.dir, addr)
+		if err := os.WriteFile(file, []byte(id+"\r\neth0"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Setxattr(file, "user.ebpfnet.boot", []byte("earlier"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// wantAllAddresses gives those that nobody has who lives.
+func (a *allocators) wantAllAddresses(t *testing.T, path string) {
+	t.Helper()
+	var given []netip.Addr
+	for {
+		call, err := a.call(testenv.Context(t), path, "ADD", fmt.Sprintf("next%d", len(given)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if call.Exit != 0 {
+			wantError(t, call, plugin.CodeAddressesExhausted)
+			break
+		}
+		given = append(given, addresses(parseResult(t, call.Stdout))...)
+	}
+	slices.SortFunc(given, netip.Addr.Compare)
+	if got, want := fmt.Sprint(given), "[10.1.0.3 10.1.0.4 10.1.0.5 10.1.0.6]"; got != want { // 2 is that of "lives"
+		files, _ := filepath.Glob(filepath.Join(a.dir, "*"))
+		t.Errorf("gave %s, want %s; there is %v", got, want, files)
+	}
+}

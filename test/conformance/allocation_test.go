@@ -1,0 +1,261 @@
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// ebpfnet-ipam and the real host-local as other plugins call them, on the same files.
+const (
+	ownAllocator       = "./cmd/ebpfnet-ipam"
+	referenceAllocator = "github.com/containernetworking/plugins/plugins/ipam/host-local"
+)
+
+// allocators give the addresses of one network.
+type allocators struct {
+	node, pod *testenv.Namespace
+	conf      []byte
+	dir       string // of the reservations
+}
+
+func newAllocators(tb testing.TB, ranges ...string) *allocators {
+	tb.Helper()
+	var sets list
+	for _, subnet := range ranges {
+		sets = append(sets, list{object{"subnet": subnet}})
+	}
+	data := tb.TempDir()
+	conf, err := json.Marshal(object{"cniVersion": "1.1.0", "name": "pods", "ipam": object{"type": "any", "dataDir": data, "ranges": sets}})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	a := &allocators{node: testenv.New(tb, "node"), pod: testenv.New(tb, "pod"), conf: conf, dir: filepath.Join(data, "pods")}
+	if err := os.Mkdir(a.dir, 0o755); err != nil {
+		tb.Fatal(err)
+	}
+	return a
+}
+
+// call calls a verb for a container, until ctx ends: then the plugin is killed.
+func (a *allocators) call(ctx context.Context, path, verb, id string) (*testenv.Call, error) {
+	return a.node.Invoke(ctx, path, map[string]string{
+		"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": a.pod.Path, "CNI_PATH": "/opt/cni/bin",
+	}, a.conf)
+}
+
+func (a *allocators) mustCall(tb testing.TB, path, verb, id string) {
+	tb.Helper()
+	call, err := a.call(testenv.Context(tb), path, verb, id)
+	if err == nil {
+		err = call.Err()
+	}
+	if err != nil {
+		tb.Fatalf("%s of %s by %s: %v", verb, id, path, err)
+	}
+}
+
+// fill makes reservations of n containers, from an address on.
+func (a *allocators) fill(tb testing.TB, addr string, n int) {
+	tb.Helper()
+	at := netip.MustParseAddr(addr)
+	for i := range n {
+		if err := os.WriteFile(filepath.Join(a.dir, at.String()), fmt.Appendf(nil, "other%d\r\neth0", i), 0o600); err != nil {
+			tb.Fatal(err)
+		}
+		at = at.Next()
+	}
+}
+
+// TestAllocationCost counts the system calls of ADD and DEL that name a reservation: they are the same beside
+// 10 and beside 2000.
+func TestAllocationCost(t *testing.T) {
+	if _, err := exec.LookPath("strace"); err != nil {
+		t.Fatal("strace is missing: apt-get install strace")
+	}
+	path := testenv.Build(t, ownAllocator)
+	const few, many = 10, 2000
+	costs := map[int]map[string]int{}
+	for _, n := range []int{few, many} {
+		a := newAllocators(t, "10.1.0.0/16", "fd00::/64")
+		a.fill(t, "10.1.0.2", n)
+		a.mustCall(t, path, "DEL", "first") // makes the index
+		a.mustCall(t, path, "ADD", "second")
+		costs[n] = map[string]int{}
+		for _, verb := range []string{"ADD", "CHECK", "DEL", "DEL"} {
+			trace := filepath.Join(t.TempDir(), "trace")
+			script := filepath.Join(t.TempDir(), "traced")
+			text := fmt.Sprintf("#!/bin/sh\nexec strace -f -qq -o %s -e trace=%%file,getdents64 %s\n", trace, path)
+			if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			a.mustCall(t, script, verb, "c1")
+			calls, err := os.ReadFile(trace)
+			if err != nil {
+				t.Fatal(err)
+			}
+			costs[n][verb] += strings.Count(string(calls), a.dir)
+		}
+	}
+	for verb, calls := range costs[few] {
+		if calls == 0 || costs[many][verb] != calls {
+			t.Errorf("%s: %d system calls beside %d reservations, %d beside %d", verb, calls, few, costs[many][verb], many)
+		}
+	}
+}
+
+// BenchmarkAllocation is ADD and DEL of one container beside others that have addresses.
+func BenchmarkAllocation(b *testing.B) {
+	for _, n := range []int{1, 1000, 10_000, 65_000} {
+		a := newAllocators(b, "10.1.0.0/16")
+		a.fill(b, "10.1.0.2", n)
+		last := netip.MustParseAddr("10.1.0.1")
+		for range n {
+			last = last.Next()
+		}
+		for _, pkg := range []string{referenceAllocator, ownAllocator} {
+			path := testenv.Build(b, pkg)
+			a.mustCall(b, path, "DEL", "first")
+			b.Run(fmt.Sprintf("%s/%d", filepath.Base(path), n), func(b *testing.B) {
+				for b.Loop() {
+					if err := os.WriteFile(filepath.Join(a.dir, "last_reserved_ip.0"), []byte(last.String()), 0o600); err != nil {
+						b.Fatal(err)
+					}
+					a.mustCall(b, path, "ADD", "c1")
+					a.mustCall(b, path, "DEL", "c1")
+				}
+			})
+		}
+	}
+}
+
+// TestShareWithHostLocal has runtimes that add and delete containers at the same time, each time by
+// ebpfnet-ipam or by host-local, and kill one or the other. No address is ever of two containers,
+// nor lost.
+func TestShareWithHostLocal(t *testing.T) {
+	const runtimes, steps = 4, 40
+	a := newAllocators(t, "10.1.0.0/28", "fd00::/123")
+	s := &sharing{allocators: a, paths: []string{testenv.Build(t, ownAllocator), testenv.Build(t, referenceAllocator)}, holders: map[netip.Addr]string{}}
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	var wg sync.WaitGroup
+	for i := range runtimes {
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(seed, uint64(i)))
+			held := map[string][]netip.Addr{}
+			for range steps {
+				s.step(t, random, fmt.Sprintf("r%d-c%d", i, random.IntN(5)), held)
+			}
+			for id := range held {
+				s.del(t, random, id, held)
+			}
+		})
+	}
+	wg.Wait()
+	files, err := os.ReadDir(a.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		_, err := netip.ParseAddr(file.Name())
+		content, _ := os.ReadFile(filepath.Join(a.dir, file.Name()))
+		if err == nil && len(content) > 0 { // host-local that is killed leaves empty ones
+			t.Errorf("left: %s of %q", file.Name(), content)
+		}
+	}
+	const all = 13 // of the IPv4 range; some may have to be taken from empty files
+	for i := range all {
+		a.mustCall(t, s.paths[0], "ADD", fmt.Sprintf("last%d", i))
+	}
+	call, err := a.call(testenv.Context(t), s.paths[0], "ADD", "one-more")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, call, plugin.CodeAddressesExhausted, "10.1.0.1-10.1.0.14")
+}
+
+// sharing is what all runtimes know: who has which address.
+type sharing struct {
+	*allocators
+	paths []string
+
+	sync.Mutex
+	holders map[netip.Addr]string
+}
+
+// step adds a container that has no addresses, by one allocator or the other, and deletes one that has.
+func (s *sharing) step(t *testing.T, random *rand.Rand, id string, held map[string][]netip.Addr) {
+	const killed, again = 0, 1 // of 6
+	path := s.paths[random.IntN(len(s.paths))]
+	choice := random.IntN(6)
+	_, has := held[id]
+	switch {
+	case has && choice == again:
+		if call, err := s.call(testenv.Context(t), path, "ADD", id); err != nil || call.Exit == 0 {
+			t.Errorf("second ADD of %s by %s: %v, %s", id, path, err, call.Stdout)
+		}
+	case has:
+		s.del(t, random, id, held)
+	case choice == killed:
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(random.IntN(6000))*time.Microsecond)
+		_, _ = s.call(ctx, path, "ADD", id)
+		cancel()
+		s.del(t, random, id, held)
+	default:
+		s.add(t, path, id, held)
+	}
+}
+
+func (s *sharing) add(t *testing.T, path, id string, held map[string][]netip.Addr) {
+	call, err := s.call(testenv.Context(t), path, "ADD", id)
+	if err == nil {
+		err = call.Err()
+	}
+	if isExhausted(err) {
+		return
+	}
+	if err != nil {
+		t.Errorf("ADD of %s by %s: %v", id, path, err)
+		return
+	}
+	addrs := addresses(parseResult(t, call.Stdout))
+	s.Lock()
+	defer s.Unlock()
+	for _, addr := range addrs {
+		if holder := s.holders[addr]; holder != "" {
+			t.Errorf("%s gave %s to %s, but %s has it", path, addr, id, holder)
+		}
+		s.holders[addr] = id
+	}
+	held[id] = addrs
+}
+
+func isExhausted(err error) bool {
+	var coded *types.Error
+	return errors.As(err, &coded) && (coded.Code == plugin.CodeAddressesExhausted || strings.Contains(coded.Msg, "no IP addresses available"))
+}
+
+func (s *sharing) del(t *testing.T, random *rand.Rand, id string, held map[string][]netip.Addr) {
+	s.Lock()
+	for _, addr := range held[id] {
+		delete(s.holders, addr)
+	}
+	s.Unlock()
+	delete(held, id)
+	s.mustCall(t, s.paths[random.IntN(len(s.paths))], "DEL", id)
+}

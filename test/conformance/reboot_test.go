@@ -1,0 +1,148 @@
+package conformance
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// reboot takes away what a reboot does, containers and pins and /run, and leaves the disk.
+func (h *host) reboot(t *testing.T, id string, pods ...*pod) {
+	t.Helper()
+	for _, p := range pods {
+		p.vanish(t)
+	}
+	for _, dir := range []string{loader.Root, record.DefaultDir} {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	changeBootID(t, id)
+}
+
+func changeBootID(t *testing.T, id string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "boot_id")
+	if err := os.WriteFile(file, []byte(id+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	mount(t, file, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, "")
+}
+
+// TestReboot fills a range, reboots, and fills it again: the container that comes back has its
+// addresses, others get those of the dead, and none that lives loses its own.
+func TestReboot(t *testing.T) {
+	testenv.Require(t, testenv.FileMarks)
+	h := newHost(t)
+	conf := with(dual("1.1.0"), "ipam.ranges", list{
+		list{object{"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.2", "rangeEnd": "10.88.0.4"}},
+		list{object{"subnet": "fd00:88::/64"}},
+	})
+	var old []*pod
+	var had [][]netip.Addr
+	for i := range 3 {
+		p := h.pod(t, fmt.Sprintf("c%d", i), conf)
+		old, had = append(old, p), append(had, addresses(p.add(t)))
+	}
+	wantError(t, h.status(t, conf), codeNotAvailable, "10.88.0.2-10.88.0.4")
+	wantError(t, h.pod(t, "c3", conf).try(t, "ADD"), plugin.CodeAddressesExhausted, "10.88.0.2-10.88.0.4")
+
+	h.reboot(t, "the second boot", old...)
+	wantSuccess(t, h.status(t, conf), "")
+	back := h.pod(t, "c1", conf)
+	if has := addresses(back.add(t)); !slices.Equal(has, had[1]) {
+		t.Errorf("the container that came back has %v, and had %v", has, had[1])
+	}
+	living := []*pod{back}
+	for _, id := range []string{"c4", "c5"} {
+		p := h.pod(t, id, conf)
+		p.add(t)
+		living = append(living, p)
+	}
+	wantError(t, h.pod(t, "c6", conf).try(t, "ADD"), plugin.CodeAddressesExhausted, "10.88.0.2-10.88.0.4")
+	wantError(t, h.status(t, conf), codeNotAvailable, "10.88.0.2-10.88.0.4")
+	for _, i := range []int{0, 2} { // the runtime comes to know of their death at last
+		wantSuccess(t, old[i].try(t, "DEL"), "")
+	}
+	for _, p := range living {
+		wantSuccess(t, p.try(t, "CHECK"), "")
+		wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
+	}
+}
+
+// TestOtherBootOfLiving has containers whose reservations bear the id of another boot, as after a restore of
+// the files: what has its device is not dead.
+func TestOtherBootOfLiving(t *testing.T) {
+	h := newHost(t)
+	conf := with(single("1.1.0"), "ipam.ranges", list{list{object{"subnet": "10.88.0.0/30"}}})
+	p := h.pod(t, "c1", conf)
+	p.add(t)
+	before := h.state(t, p.Namespace)
+	changeBootID(t, "the second boot")
+	wantError(t, h.pod(t, "c2", conf).try(t, "ADD"), plugin.CodeAddressesExhausted)
+	wantError(t, h.status(t, conf), codeNotAvailable, "10.88.0.1-10.88.0.2")
+	twin := *p
+	twin.result = nil
+	wantError(t, twin.try(t, "ADD"), plugin.CodeAttachmentExists)
+	h.wantState(t, before, p.Namespace)
+}
+
+// TestRebootAndGC has a runtime that knows of nothing dead, only of what lives.
+func TestRebootAndGC(t *testing.T) {
+	h := newHost(t)
+	before := h.state(t)
+	gone, back := h.pod(t, "c1", dual("1.1.0")), h.pod(t, "c2", dual("1.1.0"))
+	gone.add(t)
+	back.add(t)
+	h.reboot(t, "the second boot", gone, back)
+	again := h.pod(t, "c2", dual("1.1.0"))
+	again.add(t)
+	h.gc(t, dual("1.1.0"))
+	wantSuccess(t, again.try(t, "CHECK"), "")
+	again.del(t)
+	h.waitState(t, before)
+}
+
+// TestDelWithoutRoom deletes a container on a disk that is full since.
+func TestDelWithoutRoom(t *testing.T) {
+	h := newHost(t)
+	for name, options := range map[string]string{"space": "size=64k", "inodes": "nr_inodes=32"} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			mount(t, "none", dir, "tmpfs", 0, options)
+			conf := with(dual("1.1.0"), "ipam.dataDir", dir)
+			p, other := h.pod(t, "c1", conf), h.pod(t, "c2", conf)
+			p.add(t)
+			fillUp(t, dir)
+			wantError(t, other.try(t, "ADD"), codeIO, dir, "no space left")
+			wantSuccess(t, p.try(t, "CHECK"), "")
+			p.del(t)
+			left, err := filepath.Glob(filepath.Join(dir, "pods", "*:*"))
+			if more, _ := filepath.Glob(filepath.Join(dir, "pods", "10.*")); err != nil || len(left)+len(more) > 0 {
+				t.Errorf("left: %v, %v", left, more)
+			}
+		})
+	}
+}
+
+// fillUp writes files of any size until neither of them fits.
+func fillUp(t *testing.T, dir string) {
+	t.Helper()
+	for i := range 1000 {
+		path := filepath.Join(dir, fmt.Sprintf("filler%d", i))
+		if os.WriteFile(path, make([]byte, 4096), 0o600) != nil {
+			return
+		}
+	}
+	t.Fatal("there is no end of room")
+}
