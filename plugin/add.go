@@ -94,7 +94,17 @@ func (a *addition) run(ctx context.Context) error {
 		{"open the host ports", a.openPorts},
 		{"print the result", a.print},
 	}
-	if a.config.PrevResult != nil { // see chain.go
+	switch {
+	case a.config.Delegate.asksOnLink(): // the link before the addresses
+		const first = 4 // steps that are taken in another order
+		steps = append([]step{
+			{"open the container's namespace", a.openNamespaces},
+			{"open the datapath", a.openDatapath},
+			{"create the veth pair", a.createPair},
+			{"bring the host's end up", a.raiseHost},
+			{"reserve addresses", a.reserve},
+		}, steps[first:]...)
+	case a.config.PrevResult != nil: // see chain.go
 		steps = []step{
 			{"open the container's namespace", a.openNamespaces},
 			{"find the interface", a.findInterface},
@@ -168,13 +178,14 @@ func (a *addition) reserve(ctx context.Context) error {
 	return nil
 }
 
-// haveReserved has another plugin give the addresses.
+// haveReserved has another plugin give the addresses. Its DEL follows on its own ADD if that
+// fails, too (SPEC, section 4).
 func (a *addition) haveReserved(ctx context.Context, d *delegate) error {
+	a.undo.push(d.release)
 	reserved, err := d.reserve(ctx)
 	if err != nil {
 		return err
 	}
-	a.undo.push(d.release)
 	a.useReserved(reserved)
 	return nil
 }
@@ -314,6 +325,10 @@ func (a *addition) deviceTo(addr netip.Addr) int {
 	}
 	return a.pair.HostIndex
 }
+
+// raiseHost lets the link carry packets. The container's end has no address, and no
+// way but this link.
+func (a *addition) raiseHost(context.Context) error { return link.Raise(a.host, a.pair) }
 
 func (a *addition) setUpHost(context.Context) error {
 	if err := link.EnableForwarding(a.families()); err != nil {

@@ -359,14 +359,10 @@ func ipamType(section json.RawMessage) (string, error) {
 	if err := json.Unmarshal(section, &object); err != nil {
 		return "", invalid("ipam", section, "an object with a string \"type\"")
 	}
-	switch object.Type {
-	case "":
+	if object.Type == "" {
 		return "", invalid("ipam.type", "", `"host-local", or the name of another IPAM plugin`)
-	case "dhcp":
-		return "", unsupported("ipam.type", object.Type, "its servers are asked on the container's link, where there is the host alone")
-	default:
-		return object.Type, nil
 	}
+	return object.Type, nil
 }
 
 // delegated returns the plugin that gives the addresses, or nil where that is us, or nobody.

@@ -26,8 +26,8 @@ func (p *Plugin) Del(ctx context.Context, args *skel.CmdArgs) error {
 
 // release removes all that ADD made, in reverse: host ports, so that nothing
 // comes in; the device, so that nothing goes out; what the datapath knows; and
-// the addresses last, so that none is given out again while an entry names it.
-// Each step runs whatever became of those before it.
+// the addresses last, so that none is given out again while an entry names it,
+// unless they are given back by the device. Each step runs whatever became of those before it.
 func (p *Plugin) release(ctx context.Context, config *Config, netns string) error {
 	owner := config.Attachment.Owner()
 	records, err := record.Open(config.DataDir)
@@ -35,9 +35,14 @@ func (p *Plugin) release(ctx context.Context, config *Config, netns string) erro
 		return err
 	}
 	kept, unread := records.Read(owner)
-	hostIndex := 0
-	if kept != nil && kept.Chained != nil {
+	hostIndex, chained := 0, kept != nil && kept.Chained != nil
+	if chained {
 		hostIndex = kept.Chained.HostIndex
+	}
+	releaseFirst := config.Delegate.asksOnLink()
+	var released error
+	if releaseFirst {
+		released = p.releaseAddresses(ctx, config, chained)
 	}
 	datapath, err := loader.OpenLoaded()
 	if err == nil {
@@ -52,14 +57,22 @@ func (p *Plugin) release(ctx context.Context, config *Config, netns string) erro
 		return err // entries may name the addresses still
 	}
 	err = errors.Join(err, unread, restore(kept, netns), records.Remove(owner))
-	if kept != nil && kept.Chained != nil {
-		return err // the addresses are of the plugin before
+	if !releaseFirst {
+		released = p.releaseAddresses(ctx, config, chained)
 	}
-	if config.Delegate != nil {
-		return errors.Join(err, config.Delegate.release(ctx))
+	return errors.Join(err, released)
+}
+
+// releaseAddresses leaves those of a chained ebpfnet alone, which are the plugin's before.
+func (p *Plugin) releaseAddresses(ctx context.Context, config *Config, chained bool) error {
+	switch {
+	case chained:
+		return nil
+	case config.Delegate != nil:
+		return config.Delegate.release(ctx)
+	default:
+		return ipam.Open(config.addressesForRelease(), p.Log).Release(ctx, ipamAttachment(config.Attachment))
 	}
-	pool := ipam.Open(config.addressesForRelease(), p.Log)
-	return errors.Join(err, pool.Release(ctx, ipamAttachment(config.Attachment)))
 }
 
 // addressesForRelease is where the addresses are; the configuration may have lost its

@@ -179,6 +179,14 @@ func (a Address) IsIPv6() bool { return a.Prefix.Addr().Is6() }
 // addrGenModeNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
 const addrGenModeNone = 1
 
+// Raise brings the host's end up as it is, without addresses.
+func Raise(host *netlink.Handle, p Pair) error {
+	if err := host.LinkSetUp(deviceOf(p.HostIndex)); err != nil {
+		return fmt.Errorf("set %s up: %w", p.HostName, err)
+	}
+	return nil
+}
+
 // SetUpHost brings the host's end up: it gets each gateway as its own address,
 // which the kernel then answers ARP, neighbour solicitations and pings for, and
 // a route to each container address. All of it goes with the device.
@@ -193,8 +201,8 @@ func SetUpHost(host *netlink.Handle, p Pair, addresses []Address) error {
 			return fmt.Errorf("add address %s to %s: %w", addr, p.HostName, err)
 		}
 	}
-	if err := host.LinkSetUp(device); err != nil {
-		return fmt.Errorf("set %s up: %w", p.HostName, err)
+	if err := Raise(host, p); err != nil {
+		return err
 	}
 	for _, address := range addresses {
 		route := &netlink.Route{

@@ -1,0 +1,66 @@
+package conformance
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// scriptIPAM installs an IPAM plugin that writes the verbs it is called with into a file, and
+// then does what a script of the shell says.
+func scriptIPAM(t *testing.T, script string) (dir string, verbs func() string) {
+	t.Helper()
+	dir = t.TempDir()
+	log := filepath.Join(dir, "verbs")
+	text := "#!/bin/sh\nprintf '%s ' \"$CNI_COMMAND\" >>" + log + "\n" + script + "\n"
+	if err := os.WriteFile(filepath.Join(dir, "scripted"), []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir, func() string {
+		said, err := os.ReadFile(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(said))
+	}
+}
+
+// TestDelegateFails: whatever another IPAM plugin does wrong, its own error and code reach the
+// runtime, its DEL is called, and nothing is left.
+func TestDelegateFails(t *testing.T) {
+	const onAdd = `[ "$CNI_COMMAND" = ADD ] || exit 0; `
+
+	h := newHost(t)
+	for _, test := range []struct {
+		name, script string
+		deadline     time.Duration
+		code         uint
+		words        []string
+	}{
+		{"its own error", onAdd + `echo '{"code": 117, "msg": "the cellar is empty"}'; exit 1`, testenv.Timeout, 117, []string{"the cellar is empty"}},
+		{"no addresses", onAdd + `echo '{"cniVersion": "1.1.0"}'`, testenv.Timeout, codeInternal, []string{"no address"}},
+		{"no result", onAdd + `echo none`, testenv.Timeout, codeInternal, nil},
+		{"no answer", onAdd + `exec sleep 1000`, 2 * time.Second, codeTryAgain, []string{"in time"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var verbs func() string
+			h.path, verbs = scriptIPAM(t, test.script)
+			p := h.pod(t, "c1", with(single("1.1.0"), "ipam", object{"type": "scripted"}))
+			before := h.state(t, p.Namespace)
+			call, stopped := p.addAs(t, role{Deadline: test.deadline})
+			if stopped {
+				t.Fatal("ADD did not end")
+			}
+			call.Stderr = nil // the steps
+			wantError(t, call, test.code, append(test.words, `ipam.type "scripted"`)...)
+			h.wantState(t, before, p.Namespace)
+			if got := verbs(); got != "ADD DEL" {
+				t.Errorf("the IPAM plugin was called for %s, want ADD DEL", got)
+			}
+		})
+	}
+}
