@@ -124,6 +124,7 @@ func (a *addition) run(ctx context.Context) error {
 				return err
 			}
 		}
+		a.Log.Debug(step.name)
 		if err := step.do(ctx); err != nil {
 			return err
 		}

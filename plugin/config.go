@@ -84,6 +84,8 @@ type netConf struct {
 	IPAM       json.RawMessage `json:"ipam"`
 	DNS        cnitypes.DNS    `json:"dns"`
 	DataDir    string          `json:"dataDir"`
+	LogFile    string          `json:"logFile"`
+	LogLevel   string          `json:"logLevel"`
 
 	Sysctl   map[string]string `json:"sysctl"`
 	Promisc  bool              `json:"promisc"`
@@ -163,6 +165,9 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 		Aliases:    conf.RuntimeConfig.Aliases,
 		CgroupPath: conf.RuntimeConfig.CgroupPath,
 		Labels:     conf.Args.CNI.Labels,
+	}
+	if err := (logConf{conf.LogFile, conf.LogLevel}).check(); err != nil {
+		return nil, err
 	}
 	if err := checkMTU(conf.MTU); err != nil {
 		return nil, err

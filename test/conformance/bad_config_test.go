@@ -44,6 +44,10 @@ func TestBadConfig(t *testing.T) {
 		{"mtu", 1279, codeInvalidConfig, []string{"mtu", "1279", "1280"}}, // RFC 8200, with an IPv6 range
 		{"mtu", 1500.5, codeInvalidConfig, []string{"mtu", "1500.5"}},
 		{"mtu", "1500", codeInvalidConfig, []string{"mtu", `"1500"`, "whole number"}},
+		{"logFile", "ebpfnet.log", codeInvalidConfig, []string{"logFile", "ebpfnet.log", "absolute"}},
+		{"logFile", true, codeInvalidConfig, []string{"logFile", "true", "a string"}},
+		{"logLevel", "loud", codeInvalidConfig, []string{"logLevel", "loud", "debug, error, info, warn"}},
+		{"logLevel", 7, codeInvalidConfig, []string{"logLevel", "7", "a string"}},
 		{"dns", "192.0.2.53", codeInvalidConfig, []string{"dns", "192.0.2.53"}},
 		{"dns.nameservers", "192.0.2.53", codeInvalidConfig, []string{"dns.nameservers", "192.0.2.53"}},
 		{"args", "IP=10.88.0.9", codeInvalidConfig, []string{"args", "IP=10.88.0.9"}},
