@@ -354,7 +354,7 @@ func (a *addition) setUpContainer(context.Context) error {
 }
 
 func (a *addition) attachUplinks(ctx context.Context) error {
-	return refreshUplinks(ctx, a.host, a.datapath)
+	return refreshUplinks(ctx, a.host, a.datapath, a.config.Uplinks)
 }
 
 func (a *addition) openPorts(ctx context.Context) error {

@@ -113,6 +113,7 @@ func (a *addition) keepRecord(context.Context) error {
 		Aliases:    a.config.Aliases,
 		CgroupPath: a.config.CgroupPath,
 		Labels:     a.config.Labels,
+		Uplinks:    a.config.Uplinks,
 	}
 	if a.config.PrevResult != nil {
 		before, err := a.config.Tuning.Present(a.container.ns, a.container.handle, a.pair.ContainerName)

@@ -258,6 +258,7 @@ func (i *inspection) inspectUplinks() {
 	if i.failed(err) {
 		return
 	}
+	i.inspectNewUplinks(uplinks)
 	for _, uplink := range uplinks {
 		if uplink.Containers {
 			continue
@@ -269,6 +270,30 @@ func (i *inspection) inspectUplinks() {
 		attached, err := i.datapath.UplinkAttached(uplink.IfIndex)
 		if !i.failed(err) && !attached {
 			i.differs("uplink %s has lost its BPF programs", device.Attrs().Name)
+		}
+	}
+}
+
+// inspectNewUplinks finds devices that are named as uplinks and came after the last call that
+// looked. (Of those that routes tell, a new one is no fault.)
+func (i *inspection) inspectNewUplinks(known []maps.Uplink) {
+	if i.config.Uplinks == nil {
+		return
+	}
+	found, err := link.Uplinks(i.host, i.config.Uplinks.chooser())
+	if i.failed(err) {
+		return
+	}
+	for _, uplink := range found {
+		device, err := link.Device(i.host, uplink.Index)
+		if i.failed(err) || device == nil {
+			continue
+		}
+		if _, readable := link.HeaderOf(device); !readable {
+			continue
+		}
+		if !slices.ContainsFunc(known, func(u maps.Uplink) bool { return u.IfIndex == uplink.Index }) {
+			i.differs("uplink %s is new, and has no BPF programs yet", device.Attrs().Name)
 		}
 	}
 }

@@ -28,7 +28,8 @@ type Config struct {
 
 	Masq     Masq
 	MaxFlows uint32 // 0: by the memory of the host
-	MTU      int    // 0: that of the route to the outside
+	Uplinks  uplinkNames
+	MTU      int // 0: that of the route to the outside
 	Device   link.Kind
 	IPAM     *ipam.Config // nil: no addresses, or those of Delegate
 	Delegate *delegate    // nil, or another plugin that gives the addresses
@@ -79,6 +80,7 @@ type netConf struct {
 	IPMasq6    *bool           `json:"ipMasq6"`
 	NonMasq    []string        `json:"nonMasqueradeCIDRs"`
 	MaxFlows   int64           `json:"maxFlows"`
+	Uplinks    uplinkNames     `json:"uplinks"`
 	MTU        int             `json:"mtu"`
 	Device     string          `json:"device"`
 	IPAM       json.RawMessage `json:"ipam"`
@@ -160,6 +162,7 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 		MTU:        conf.MTU,
 		Device:     link.Kind(conf.Device),
 		MaxFlows:   uint32(conf.MaxFlows),
+		Uplinks:    conf.Uplinks,
 		DNS:        conf.dns(),
 		DataDir:    dataDir(conf.DataDir),
 		Aliases:    conf.RuntimeConfig.Aliases,
@@ -167,6 +170,9 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 		Labels:     conf.Args.CNI.Labels,
 	}
 	if err := (logConf{conf.LogFile, conf.LogLevel}).check(); err != nil {
+		return nil, err
+	}
+	if err := conf.Uplinks.check(); err != nil {
 		return nil, err
 	}
 	if err := checkMTU(conf.MTU); err != nil {

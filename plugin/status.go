@@ -33,7 +33,7 @@ func (p *Plugin) Status(ctx context.Context, args *skel.CmdArgs) error {
 	}
 	defer datapath.Close()
 
-	if err := mend(ctx, datapath); err != nil {
+	if err := mend(ctx, datapath, config.Uplinks); err != nil {
 		return cnitypes.NewError(cnitypes.ErrLimitedConnectivity, err.Error(), "containers that are connected may lack masquerading or host ports")
 	}
 	if config.Delegate != nil {
@@ -52,7 +52,7 @@ func (p *Plugin) Status(ctx context.Context, args *skel.CmdArgs) error {
 // changes of the uplinks, and puts programs back that another tool has taken off.
 // Runtimes ask for the status all the time, and so nothing has to stay and watch.
 // On a host without containers it does nothing.
-func mend(ctx context.Context, datapath *loader.Datapath) error {
+func mend(ctx context.Context, datapath *loader.Datapath, names uplinkNames) error {
 	uplinks, err := maps.Uplinks(datapath)
 	if err != nil || len(uplinks) == 0 {
 		return err
@@ -63,7 +63,7 @@ func mend(ctx context.Context, datapath *loader.Datapath) error {
 	}
 	defer host.Close()
 
-	if err := refreshUplinks(ctx, host, datapath); err != nil {
+	if err := refreshUplinks(ctx, host, datapath, names); err != nil {
 		return err
 	}
 	attached, err := datapath.HostAttached()

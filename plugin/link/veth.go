@@ -176,6 +176,8 @@ type Address struct {
 // IsIPv6 says the family.
 func (a Address) IsIPv6() bool { return a.Prefix.Addr().Is6() }
 
+const loopback = 1 // always the first device
+
 // addrGenModeNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
 const addrGenModeNone = 1
 
@@ -243,8 +245,6 @@ var hostLinkLocal = netip.MustParseAddr("fe80::1")
 // the addresses and routes. As with the ptp plugin an address has its subnet's
 // length, but everything except the gateway is reached by the gateway.
 func SetUpContainer(ns netns.NsHandle, container *netlink.Handle, p Pair, addresses []Address, routes []*cnitypes.Route) error {
-	const loopback = 1
-
 	found, err := Find(container, p.ContainerName)
 	if err != nil {
 		return err

@@ -31,6 +31,7 @@ type Record struct {
 	Aliases    []string        `json:"aliases,omitempty"`
 	CgroupPath string          `json:"cgroupPath,omitempty"`
 	Labels     []Label         `json:"labels,omitempty"`
+	Uplinks    []string        `json:"uplinks,omitempty"` // names, where the network has any
 }
 
 // Label is one of args.cni.labels.
@@ -47,7 +48,7 @@ type Chained struct {
 
 // IsEmpty says that there is nothing to keep.
 func (r *Record) IsEmpty() bool {
-	return r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0
+	return r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0 && len(r.Uplinks) == 0
 }
 
 // Dir is the records of one host network namespace.
