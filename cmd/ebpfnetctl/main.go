@@ -15,6 +15,9 @@ import (
 const usage = `ebpfnetctl shows what ebpfnet has on this host, and mends it.
 
   ebpfnetctl status [-o json]   what is loaded, where, what it costs, what was dropped
+  ebpfnetctl attachments [-o json]
+                                the containers: addresses, host ports, devices, and what the
+                                runtime said of them (aliases, cgroup, labels)
   ebpfnetctl load               load the datapath now, and not at the first ADD
   ebpfnetctl repair [-o json]   put back programs that another tool has taken off, follow
                                 changes of the uplinks; for hooks of network managers, too
@@ -35,10 +38,11 @@ type options struct {
 }
 
 var commands = map[string]func(context.Context, io.Writer, options) error{
-	"status": printStatus,
-	"load":   load,
-	"repair": repair,
-	"unload": unload,
+	"status":      printStatus,
+	"attachments": printAttachments,
+	"load":        load,
+	"repair":      repair,
+	"unload":      unload,
 }
 
 func main() {

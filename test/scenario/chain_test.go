@@ -10,6 +10,7 @@ import (
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
+	"github.com/ebpfnet/ebpfnet/plugin"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -57,6 +58,7 @@ func TestAfterOtherPlugin(t *testing.T) {
 					t.Errorf("CHECK: %v", err)
 				}
 			}
+			isListed(t, n, web)
 			byEachProtocol(t, func(t *testing.T, f family, protocol string) {
 				ping(t, a.Namespace, f.outside)
 				outside := serve(t, n.Outside, protocol, at(f.outside, 0))
@@ -87,6 +89,29 @@ func TestAfterOtherPlugin(t *testing.T) {
 			reachAsOneself(t, n.Outside, "tcp", at(f.node, 8080), n.node())
 		})
 	}
+}
+
+// isListed wants the operator's tool to know a pod by its own name and another plugin's device.
+func isListed(t *testing.T, n *network, pod *testenv.Pod) {
+	t.Helper()
+	var all []*plugin.AttachmentInfo
+	err := n.node().Do(func() (err error) {
+		all, err = plugin.Attachments("")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, info := range all {
+		if info.ContainerID != pod.Conf.ContainerID {
+			continue
+		}
+		if !info.Chained || info.Dead || !strings.HasPrefix(info.Device, "veth") || len(info.Addresses) != 2 || len(info.HostPorts) != 4 {
+			t.Errorf("%s is listed as %+v", pod.Name, info)
+		}
+		return
+	}
+	t.Errorf("%s is not listed", pod.Name)
 }
 
 func attachmentOf(pod *testenv.Pod) cnitypes.GCAttachment {
