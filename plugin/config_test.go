@@ -95,6 +95,7 @@ func TestParseConfigErrors(t *testing.T) {
 		{"ports without ipam", "", []byte(`{"name": "pods", "runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80}]}}`), cnitypes.ErrInvalidNetworkConfig, []string{"portMappings", "ipam"}},
 		{"ipam of no type", "", []byte(`{"name": "pods", "ipam": {"subnet": "10.88.0.0/16"}}`), cnitypes.ErrInvalidNetworkConfig, []string{"ipam.type", "host-local"}},
 		{"host-local's own", "", []byte(`{"name": "pods", "ipam": {"type": "host-local"}}`), cnitypes.ErrInvalidNetworkConfig, []string{"ipam.ranges"}},
+		{"null in prevResult", "", confWith(`"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.88.0.7/16"}, null]}`), cnitypes.ErrInvalidNetworkConfig, []string{"prevResult.ips[1]", "null"}},
 		{"prevResult", "", confWith(`"prevResult": {"cniVersion": "1.0.0", "ips": 1}`), cnitypes.ErrInvalidNetworkConfig, []string{"prevResult"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
