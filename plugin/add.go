@@ -338,8 +338,10 @@ func (a *addition) setUpHost(context.Context) error {
 	return link.SetUpHost(a.host, a.pair, a.addresses)
 }
 
-func (a *addition) families() (ipv4, ipv6 bool) {
-	for _, address := range a.addresses {
+func (a *addition) families() (ipv4, ipv6 bool) { return families(a.addresses) }
+
+func families(addresses []link.Address) (ipv4, ipv6 bool) {
+	for _, address := range addresses {
 		if address.IsIPv6() {
 			ipv6 = true
 		} else {

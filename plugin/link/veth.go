@@ -313,6 +313,9 @@ func addContainerAddress(ns netns.NsHandle, container *netlink.Handle, device *n
 func ContainerRoutes(ifindex int, addresses []Address, routes []*cnitypes.Route) []netlink.Route {
 	var toGateways, others []netlink.Route
 	for _, address := range addresses {
+		if !address.Gateway.IsValid() {
+			continue
+		}
 		toGateways = append(toGateways, netlink.Route{
 			LinkIndex: ifindex,
 			Dst:       ipNet(hostPrefix(address.Gateway)),
@@ -331,6 +334,27 @@ func ContainerRoutes(ifindex int, addresses []Address, routes []*cnitypes.Route)
 		others = append(others, containerRoute(ifindex, addresses, route))
 	}
 	return append(toGateways, others...)
+}
+
+// RoutesTo returns the routes that have the destination, device and table of a wanted one.
+func RoutesTo(handle *netlink.Handle, want netlink.Route) ([]netlink.Route, error) {
+	family := netlink.FAMILY_V4
+	if want.Dst.IP.To4() == nil {
+		family = netlink.FAMILY_V6
+	}
+	mask := netlink.RT_FILTER_DST | netlink.RT_FILTER_OIF
+	if want.Table != 0 {
+		mask |= netlink.RT_FILTER_TABLE // else the main one
+	}
+	var found []netlink.Route
+	var err error = netlink.ErrDumpInterrupted
+	for try := 0; try < dumpTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
+		found, err = handle.RouteListFiltered(family, &want, mask)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the routes to %s: %w", want.Dst, err)
+	}
+	return found, nil
 }
 
 func containerRoute(ifindex int, addresses []Address, asked *cnitypes.Route) netlink.Route {

@@ -18,7 +18,7 @@ import (
 // chainOf is a network of several plugins, of which the reference ones are built, too.
 func chainOf(t *testing.T, plugins ...string) *network {
 	t.Helper()
-	for _, reference := range []string{"main/bridge", "main/ptp", "main/macvlan", "meta/tuning", "meta/portmap", "meta/firewall", "ipam/host-local"} {
+	for _, reference := range []string{"main/bridge", "main/ptp", "main/macvlan", "meta/tuning", "meta/portmap", "meta/firewall", "meta/bandwidth", "ipam/host-local"} {
 		if strings.Contains(strings.Join(plugins, ""), `"`+filepath.Base(reference)+`"`) {
 			testenv.Build(t, "github.com/containernetworking/plugins/plugins/"+reference)
 		}
@@ -210,14 +210,23 @@ func TestBeforeOtherPlugins(t *testing.T) {
 	own := `{"type": "ebpfnet", "ipMasq": true, ` + referenceIPAM + `}`
 	for _, tc := range []struct{ name, plugin string }{
 		{"tuning", `{"type": "tuning", "mtu": 1400, "sysctl": {"net.core.somaxconn": "500"}}`},
+		{"tuning's MAC", `{"type": "tuning", "mac": "02:00:00:00:00:77"}`},
+		{"bandwidth", `{"type": "bandwidth", "ingressRate": 100000000, "ingressBurst": 10000000}`},
 		{"portmap", `{"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true}}`},
 		{"firewall", `{"type": "firewall", "backend": "iptables"}`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n := chainOf(t, own, tc.plugin)
+			if err := n.SetNetwork([]byte(strings.Replace(conflistOf(own, tc.plugin), `"1.0.0"`, `"1.1.0"`, 1))); err != nil {
+				t.Fatal(err)
+			}
 			pod := n.AddPod(t, "a", map[string]any{"portMappings": []mapping{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}})
 			f := families[0]
 			ping(t, pod.Namespace, f.outside)
+			ping(t, n.node(), f.pod(pod))
+			if err := pod.Check(testenv.Context(t)); err != nil {
+				t.Errorf("CHECK: %v", err)
+			}
 			if tc.name == "portmap" {
 				serve(t, pod.Namespace, "tcp", at(f.pod(pod), 80))
 				reachAsOneself(t, n.Outside, "tcp", at(f.node, 8080), pod.Namespace)
