@@ -173,7 +173,7 @@ func removeEntries(remove func(*maps.Store, loader.Owner) error) func(*testing.T
 	return func(t *testing.T, p *pod, _ *types100.Result) {
 		t.Helper()
 		owner := maps.Attachment{Network: "pods", ContainerID: p.id, IfName: p.ifName}.Owner()
-		p.host.withDatapath(t, func(datapath *loader.Datapath) error {
+		withDatapath(t, p.host, func(datapath *loader.Datapath) error {
 			return maps.With(testenv.Context(t), datapath, func(store *maps.Store) error { return remove(store, owner) })
 		})
 	}
@@ -181,7 +181,7 @@ func removeEntries(remove func(*maps.Store, loader.Owner) error) func(*testing.T
 
 func removeExempts(t *testing.T, p *pod, _ *types100.Result) {
 	t.Helper()
-	p.host.withDatapath(t, func(datapath *loader.Datapath) error {
+	withDatapath(t, p.host, func(datapath *loader.Datapath) error {
 		var key bpf.DatapathExemptKey
 		for {
 			if err := datapath.Exempts.NextKey(nil, &key); err != nil {
@@ -192,22 +192,6 @@ func removeExempts(t *testing.T, p *pod, _ *types100.Result) {
 			}
 		}
 	})
-}
-
-// withDatapath opens the node's datapath as the plugin does.
-func (h *host) withDatapath(t *testing.T, use func(*loader.Datapath) error) {
-	t.Helper()
-	err := h.Node.Do(func() error {
-		datapath, err := loader.OpenLoaded()
-		if err != nil {
-			return err
-		}
-		defer datapath.Close()
-		return use(datapath)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func removeReservation(t *testing.T, _ *pod, result *types100.Result) {
