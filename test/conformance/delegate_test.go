@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebpfnet/ebpfnet/plugin"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -62,5 +63,51 @@ func TestDelegateFails(t *testing.T) {
 				t.Errorf("the IPAM plugin was called for %s, want ADD DEL", got)
 			}
 		})
+	}
+}
+
+// TestDelegateVerbs: each verb goes on to the other IPAM plugin with the whole configuration; its words on
+// stderr, or its error, come back.
+func TestDelegateVerbs(t *testing.T) {
+	h := newHost(t)
+	var verbs func() string
+	h.path, verbs = scriptIPAM(t, `cd $(dirname "$0"); cat >stdin; echo "of the cellar" >&2
+		if [ -e fail ]; then echo '{"code": 117, "msg": "the cellar is closed"}'; exit 1; fi
+		if [ "$CNI_COMMAND" = ADD ]; then echo '{"cniVersion": "1.1.0", "ips": [{"address": "10.88.0.9/24"}]}'; fi`)
+	p := h.pod(t, "c1", with(single("1.1.0"), "ipam", object{"type": "scripted", "key": "of its own"}))
+	before := h.state(t, p.Namespace)
+	for _, fails := range []bool{false, true} {
+		for _, verb := range []string{"ADD", "CHECK", "STATUS", "GC", "DEL"} {
+			conf := p.conf
+			if verb == "CHECK" {
+				conf = with(conf, "prevResult", p.result)
+			}
+			call := h.call(t, p.env(verb), encode(t, conf))
+			got, err := os.ReadFile(filepath.Join(h.path, "stdin"))
+			if err != nil || string(got) != string(encode(t, conf)) {
+				t.Errorf("%s: the plugin reads %s (%v), want %s", verb, got, err, encode(t, conf))
+			}
+			if !fails && string(call.Stderr) != "of the cellar\n" { // with an error it is the library that keeps them
+				t.Errorf("%s: stderr is %q", verb, call.Stderr)
+			}
+			call.Stderr = nil
+			if fails && verb == "CHECK" { // with what else it finds
+				wantError(t, call, plugin.CodeDiffers, "the cellar is closed")
+			} else if fails {
+				wantError(t, call, 117, "the cellar is closed")
+			} else if wantSuccess(t, call, anything); verb == "ADD" {
+				p.result, _ = decode(t, call.Stdout).(object)
+			}
+		}
+		h.wantState(t, before, p.Namespace)
+		if err := os.WriteFile(filepath.Join(h.path, "fail"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Remove(filepath.Join(h.path, "fail")); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := verbs(), "ADD CHECK STATUS GC DEL ADD DEL CHECK STATUS GC DEL"; got != want {
+		t.Errorf("the plugin was called for %s, want %s", got, want)
 	}
 }

@@ -67,7 +67,7 @@ func TestHostLocal(t *testing.T) {
 				if i > 0 && !reflect.DeepEqual(outputs[i], outputs[0]) {
 					t.Errorf("%s gives %s, host-local %s", name, encode(t, outputs[i]), encode(t, outputs[0]))
 				}
-			if left, lost := files[0].compare(files[i]); len(left)+len(lost) > 0 {
+				if left, lost := files[0].compare(files[i]); len(left)+len(lost) > 0 {
 					t.Errorf("%s writes %q, and not %q, which host-local writes", name, left, lost)
 				}
 			}
