@@ -29,6 +29,10 @@ type AttachmentInfo struct {
 	Aliases         []string       `json:"aliases,omitempty"`
 	CgroupPath      string         `json:"cgroupPath,omitempty"`
 	Labels          []record.Label `json:"labels,omitempty"`
+	// ProgramsBefore are those of others that see its packets first.
+	ProgramsBefore []string `json:"programsBefore,omitempty"`
+
+	index int // of the device
 }
 
 // AddressInfo is an address of a container.
@@ -73,7 +77,7 @@ func Attachments(directory string) ([]*AttachmentInfo, error) {
 	defer host.Close()
 
 	list := attachmentList{}
-	err = errors.Join(list.addDevices(host), list.addRecords(host, dataDir(directory)), list.addEntries(datapath))
+	err = errors.Join(list.addDevices(host), list.addRecords(host, dataDir(directory)), list.addEntries(datapath), list.addPrograms(host))
 	all := []*AttachmentInfo{}
 	for _, info := range list {
 		slices.SortFunc(info.Addresses, func(a, b AddressInfo) int { return a.Address.Compare(b.Address) })
@@ -91,6 +95,10 @@ func comparePorts(a, b PortInfo) int {
 	return cmp.Or(cmp.Compare(a.HostPort, b.HostPort), cmp.Compare(a.Protocol, b.Protocol), a.HostAddress.Compare(b.HostAddress))
 }
 
+func (i *AttachmentInfo) setDevice(device netlink.Link) {
+	i.Dead, i.Device, i.index = false, device.Attrs().Name, device.Attrs().Index
+}
+
 func (l attachmentList) addDevices(host *netlink.Handle) error {
 	devices, err := link.List(host)
 	for _, device := range devices {
@@ -99,7 +107,8 @@ func (l attachmentList) addDevices(host *netlink.Handle) error {
 			continue
 		}
 		info := l.of(at.Owner())
-		info.Attachment, info.Dead, info.Device = at, false, device.Attrs().Name
+		info.Attachment = at
+		info.setDevice(device)
 	}
 	return err
 }
@@ -121,7 +130,7 @@ func (l attachmentList) addRecords(host *netlink.Handle, directory string) error
 		device, err := link.Device(host, r.Chained.HostIndex)
 		errs = append(errs, err)
 		if device != nil {
-			info.Dead, info.Device = false, device.Attrs().Name
+			info.setDevice(device)
 		}
 	}
 	return errors.Join(errs...)
@@ -140,4 +149,17 @@ func (l attachmentList) addEntries(datapath *loader.Datapath) error {
 		info.HostPorts = append(info.HostPorts, PortInfo{p.Protocol.String(), p.HostAddr, p.HostPort, p.Addr, p.Port})
 	}
 	return errors.Join(endpointsErr, portsErr)
+}
+
+func (l attachmentList) addPrograms(host *netlink.Handle) error {
+	var errs []error
+	for _, info := range l {
+		if info.Dead {
+			continue
+		}
+		before, err := programsBefore(host, info.index)
+		info.ProgramsBefore = before
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }

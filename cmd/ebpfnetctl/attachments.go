@@ -71,4 +71,5 @@ func printAttachment(to io.Writer, a *plugin.AttachmentInfo) {
 		labels = append(labels, label.Key+"="+label.Value)
 	}
 	line("labels", strings.Join(labels, " "))
+	line("before ours", strings.Join(a.ProgramsBefore, ", "))
 }

@@ -94,15 +94,7 @@ func TestAfterOtherPlugin(t *testing.T) {
 // isListed wants the operator's tool to know a pod by its own name and another plugin's device.
 func isListed(t *testing.T, n *network, pod *testenv.Pod) {
 	t.Helper()
-	var all []*plugin.AttachmentInfo
-	err := n.node().Do(func() (err error) {
-		all, err = plugin.Attachments("")
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, info := range all {
+	for _, info := range attachmentsOf(t, n) {
 		if info.ContainerID != pod.Conf.ContainerID {
 			continue
 		}
@@ -112,6 +104,18 @@ func isListed(t *testing.T, n *network, pod *testenv.Pod) {
 		return
 	}
 	t.Errorf("%s is not listed", pod.Name)
+}
+
+func attachmentsOf(t *testing.T, n *network) (all []*plugin.AttachmentInfo) {
+	t.Helper()
+	err := n.node().Do(func() (err error) {
+		all, err = plugin.Attachments("")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 func attachmentOf(pod *testenv.Pod) cnitypes.GCAttachment {

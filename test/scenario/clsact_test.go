@@ -63,6 +63,10 @@ func TestClsact(t *testing.T) {
 	if err := pod.Check(testenv.Context(t)); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
+	wantBefore(t, n, pod)
+	addForeignFilters(t, n, hostDevice, 1)
+	addForeignFilters(t, n, hostDevice, 0x7fff)
+	wantBefore(t, n, pod, "foreign (tc priority 1)")
 	removeFilter(t, n, hostDevice, netlink.HANDLE_MIN_INGRESS)
 	checkThenRepair(t, n, pod, hostDevice+" has lost its BPF programs")
 	removeFilter(t, n, testenv.UplinkName, netlink.HANDLE_MIN_EGRESS)

@@ -1,6 +1,8 @@
 package scenario
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -107,6 +109,7 @@ func TestForeignTCXPrograms(t *testing.T) {
 		hooks = append(hooks, attachForeign(t, n, device, link.Head(), "before ours")...)
 		hooks = append(hooks, attachForeign(t, n, device, link.Tail(), "after ours")...)
 	}
+	wantBefore(t, n, web, "foreign (program ")
 	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
 		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
 		server := serve(t, n.Outside, protocol, at(f.outside, 0))
@@ -123,5 +126,20 @@ func TestForeignTCXPrograms(t *testing.T) {
 	})
 	if err := web.Check(testenv.Context(t)); err != nil {
 		t.Errorf("CHECK with foreign programs: %v", err)
+	}
+}
+
+// wantBefore wants the operator's tool to tell who sees a pod's packets before ours: one program for
+// each of the words that it starts with.
+func wantBefore(t *testing.T, n *network, pod *testenv.Pod, words ...string) {
+	t.Helper()
+	var got []string
+	for _, info := range attachmentsOf(t, n) {
+		if info.ContainerID == pod.Conf.ContainerID {
+			got = info.ProgramsBefore
+		}
+	}
+	if !slices.EqualFunc(got, words, strings.HasPrefix) {
+		t.Errorf("before ours are %q, want %q", got, words)
 	}
 }
