@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -94,16 +95,20 @@ func (a *addition) run(ctx context.Context) error {
 		{"open the host ports", a.openPorts},
 		{"print the result", a.print},
 	}
+	clear := step{"clear what is left", a.clearLeft}
 	switch {
 	case a.config.Delegate.asksOnLink(): // the link before the addresses
 		const first = 4 // steps that are taken in another order
 		steps = append([]step{
 			{"open the container's namespace", a.openNamespaces},
+			clear,
 			{"open the datapath", a.openDatapath},
 			{"create the veth pair", a.createPair},
 			{"bring the host's end up", a.raiseHost},
 			{"reserve addresses", a.reserve},
 		}, steps[first:]...)
+	case a.config.Delegate != nil:
+		steps = slices.Insert(steps, 1, clear)
 	case a.config.PrevResult != nil: // see chain.go
 		steps = []step{
 			{"open the container's namespace", a.openNamespaces},
@@ -208,6 +213,24 @@ func (a *addition) clearDead(ctx context.Context) error {
 		return a.exists()
 	}
 	return a.release(ctx, a.config, a.netns)
+}
+
+// clearLeft is clearDead where no reservation of ours tells of a container that is gone.
+func (a *addition) clearLeft(ctx context.Context) error {
+	datapath, err := loader.OpenLoaded()
+	if errors.Is(err, loader.ErrNotLoaded) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer datapath.Close()
+
+	endpoints, err := maps.Endpoints(datapath)
+	if err != nil || !slices.ContainsFunc(endpoints, func(e maps.Endpoint) bool { return e.Owner == a.owner }) {
+		return err
+	}
+	return a.clearDead(ctx)
 }
 
 func (a *addition) exists() error {

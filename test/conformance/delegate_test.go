@@ -11,14 +11,14 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// scriptIPAM installs an IPAM plugin that writes the verbs it is called with into a file, and
+// scriptIPAM installs an IPAM plugin of that name that writes the verbs it is called with into a file, and
 // then does what a script of the shell says.
-func scriptIPAM(t *testing.T, script string) (dir string, verbs func() string) {
+func scriptIPAM(t *testing.T, name, script string) (dir string, verbs func() string) {
 	t.Helper()
 	dir = t.TempDir()
 	log := filepath.Join(dir, "verbs")
 	text := "#!/bin/sh\nprintf '%s ' \"$CNI_COMMAND\" >>" + log + "\n" + script + "\n"
-	if err := os.WriteFile(filepath.Join(dir, "scripted"), []byte(text), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return dir, func() string {
@@ -49,7 +49,7 @@ func TestDelegateFails(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var verbs func() string
-			h.path, verbs = scriptIPAM(t, test.script)
+			h.path, verbs = scriptIPAM(t, "scripted", test.script)
 			p := h.pod(t, "c1", with(single("1.1.0"), "ipam", object{"type": "scripted"}))
 			before := h.state(t, p.Namespace)
 			call, stopped := p.addAs(t, role{Deadline: test.deadline})
@@ -71,7 +71,7 @@ func TestDelegateFails(t *testing.T) {
 func TestDelegateVerbs(t *testing.T) {
 	h := newHost(t)
 	var verbs func() string
-	h.path, verbs = scriptIPAM(t, `cd $(dirname "$0"); cat >stdin; echo "of the cellar" >&2
+	h.path, verbs = scriptIPAM(t, "scripted", `cd $(dirname "$0"); cat >stdin; echo "of the cellar" >&2
 		if [ -e fail ]; then echo '{"code": 117, "msg": "the cellar is closed"}'; exit 1; fi
 		if [ "$CNI_COMMAND" = ADD ]; then echo '{"cniVersion": "1.1.0", "ips": [{"address": "10.88.0.9/24"}]}'; fi`)
 	p := h.pod(t, "c1", with(single("1.1.0"), "ipam", object{"type": "scripted", "key": "of its own"}))
@@ -109,5 +109,58 @@ func TestDelegateVerbs(t *testing.T) {
 	}
 	if got, want := verbs(), "ADD CHECK STATUS GC DEL ADD DEL CHECK STATUS GC DEL"; got != want {
 		t.Errorf("the plugin was called for %s, want %s", got, want)
+	}
+}
+
+// delegates are ways to other IPAM plugins: dhcp is asked by the interface, and others before it is there.
+var delegates = []string{"scripted", "dhcp"}
+
+const givesAddress = `if [ "$CNI_COMMAND" = ADD ]; then echo '{"cniVersion": "1.1.0", "ips": [{"address": "10.88.0.9/24", "gateway": "10.88.0.1"}]}'; fi`
+
+// TestFailedAddDelegated is TestFailedAdd with addresses of others.
+func TestFailedAddDelegated(t *testing.T) {
+	h := newHost(t)
+	for _, kind := range delegates {
+		t.Run(kind, func(t *testing.T) {
+			h.path, _ = scriptIPAM(t, kind, givesAddress)
+			p := h.pod(t, "c1", with(with(single("1.1.0"), "ipam", object{"type": kind}), "runtimeConfig.portMappings", webPort))
+			before := h.state(t, p.Namespace)
+			for _, step := range stepsOfAdd(t, p) {
+				t.Run("before "+step, func(t *testing.T) { failAndRetry(t, p, before, role{FailBefore: step}) })
+			}
+			t.Run("in print the result", func(t *testing.T) { failAndRetry(t, p, before, role{FailPrint: true}) })
+		})
+	}
+}
+
+// TestRestartDelegated has no reservation of its own to tell of a container that was here before: it
+// is replaced if it is dead, and only then.
+func TestRestartDelegated(t *testing.T) {
+	h := newHost(t)
+	for _, kind := range delegates {
+		t.Run(kind, func(t *testing.T) {
+			var verbs func() string
+			h.path, verbs = scriptIPAM(t, kind, givesAddress)
+			p := h.pod(t, "c1", with(single("1.1.0"), "ipam", object{"type": kind}))
+			before := h.state(t, p.Namespace)
+			p.add(t)
+			wantError(t, p.try(t, "ADD"), codeUnsupported) // prevResult is another plugin's, for an ADD
+			result := p.result
+			p.result = nil
+			wantError(t, p.try(t, "ADD"), plugin.CodeAttachmentExists, "c1")
+			p.result = result
+			wantSuccess(t, p.try(t, "CHECK"), "")
+			if err := p.Netlink().LinkDel(p.device(t)); err != nil {
+				t.Fatal(err)
+			}
+			p.add(t)
+			wantSuccess(t, p.try(t, "CHECK"), "")
+			wantPing(t, h.Node, addresses(parseResult(t, encode(t, p.result)))...)
+			p.del(t)
+			h.wantState(t, before, p.Namespace)
+			if got, want := verbs(), "ADD CHECK DEL ADD CHECK DEL"; got != want {
+				t.Errorf("the plugin was called for %s, want %s", got, want)
+			}
+		})
 	}
 }

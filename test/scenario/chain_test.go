@@ -238,3 +238,34 @@ func TestBeforeOtherPlugins(t *testing.T) {
 		})
 	}
 }
+
+// A container comes back whose old namespace is gone without DEL: what was kept of it is replaced.
+// While it lives, a second ADD is refused.
+func TestChainedRestart(t *testing.T) {
+	testenv.Build(t, "github.com/containernetworking/plugins/plugins/ipam/static")
+	n := chainOf(t, `{"type": "bridge", "bridge": "cni0", "isGateway": true,
+		"ipam": {"type": "static", "addresses": [{"address": "10.88.0.7/24", "gateway": "10.88.0.1"}], "routes": [{"dst": "0.0.0.0/0"}]}}`,
+		strings.TrimSuffix(afterOthers, "}")+`, "allmulti": true}`)
+	old := n.AddPod(t, "old", mapBoth(8080, 80))
+	next := n.NewPod(t, "next")
+	next.Conf.ContainerID, next.Conf.CapabilityArgs = old.Conf.ContainerID, old.Conf.CapabilityArgs
+	if err := old.Close(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, "the old device to go", func() error {
+		if infos := attachmentsOf(t, n); len(infos) != 1 || !infos[0].Dead {
+			return fmt.Errorf("attachments are %+v", infos)
+		}
+		return nil
+	})
+	if err := next.Add(testenv.Context(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := next.Check(testenv.Context(t)); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	f := families[0]
+	serve(t, next.Namespace, "tcp", at(f.pod(next), 80))
+	reachAsOneself(t, n.Outside, "tcp", at(f.node, 8080), next.Namespace)
+	del(t, next)
+}
