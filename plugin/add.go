@@ -234,10 +234,13 @@ func (a *addition) clearLeft(ctx context.Context) error {
 }
 
 func (a *addition) exists() error {
-	at := a.config.Attachment
+	at, device := a.config.Attachment, hostName(a.owner)
+	if a.config.PrevResult != nil {
+		device = a.pair.HostName
+	}
 	return cnitypes.NewError(CodeAttachmentExists, fmt.Sprintf(
 		"container %s has interface %s in network %s already, by device %s of the host: DEL it first",
-		at.ContainerID, at.IfName, at.Network, hostName(a.owner)), "")
+		at.ContainerID, at.IfName, at.Network, device), "")
 }
 
 // openDatapath also pushes the removal of all that later steps write into maps:
