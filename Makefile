@@ -41,7 +41,7 @@ demo: build ## see it work, in namespaces of its own (root)
 	@bin/demo
 
 .PHONY: test
-test: deps lint check-generated unit system ## everything on this kernel (root, Debian 12; installs what it lacks)
+test: deps lint check-generated unit system fuzz-short ## everything on this kernel (root, Debian 12; installs what it lacks)
 
 .PHONY: unit
 unit: ## the tests beside the code; no root
@@ -50,6 +50,15 @@ unit: ## the tests beside the code; no root
 .PHONY: system
 system: ## programs, scenarios and the CNI contract, in namespaces of their own (root)
 	cd test && $(GO) test -timeout 30m ./...
+
+# How long fuzz-short tries each target.
+FUZZTIME ?= 3s
+
+.PHONY: fuzz-short
+fuzz-short: ## each fuzz target for FUZZTIME (3s); that of packets needs root
+	@grep -ro '^func Fuzz[A-Za-z0-9]*' --include='*_test.go' . | while IFS=: read -r file func; do \
+		echo "$$file $${func#func }"; \
+		(cd $$(dirname $$file) && $(GO) test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) . </dev/null) || exit 1; done
 
 .PHONY: test-kernels
 test-kernels: kernel-binaries ## packet tables, scenarios and verbs on each Linux of test/vm/kernels.txt (KERNEL=5.10: on one) in qemu; fills README's table

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -94,7 +95,21 @@ func (a *addition) run(ctx context.Context) error {
 		{"open the host ports", a.openPorts},
 		{"print the result", a.print},
 	}
-	if a.config.PrevResult != nil { // see chain.go
+	clear := step{"clear what is left", a.clearLeft}
+	switch {
+	case a.config.Delegate.asksOnLink(): // the link before the addresses
+		const first = 4 // steps that are taken in another order
+		steps = append([]step{
+			{"open the container's namespace", a.openNamespaces},
+			clear,
+			{"open the datapath", a.openDatapath},
+			{"create the veth pair", a.createPair},
+			{"bring the host's end up", a.raiseHost},
+			{"reserve addresses", a.reserve},
+		}, steps[first:]...)
+	case a.config.Delegate != nil:
+		steps = slices.Insert(steps, 1, clear)
+	case a.config.PrevResult != nil: // see chain.go
 		steps = []step{
 			{"open the container's namespace", a.openNamespaces},
 			{"find the interface", a.findInterface},
@@ -114,6 +129,7 @@ func (a *addition) run(ctx context.Context) error {
 				return err
 			}
 		}
+		a.Log.Debug(step.name)
 		if err := step.do(ctx); err != nil {
 			return err
 		}
@@ -169,13 +185,14 @@ func (a *addition) reserve(ctx context.Context) error {
 	return nil
 }
 
-// haveReserved has another plugin give the addresses.
+// haveReserved has another plugin give the addresses. Its DEL follows on its own ADD if that
+// fails, too (SPEC, section 4).
 func (a *addition) haveReserved(ctx context.Context, d *delegate) error {
+	a.undo.push(d.release)
 	reserved, err := d.reserve(ctx)
 	if err != nil {
 		return err
 	}
-	a.undo.push(d.release)
 	a.useReserved(reserved)
 	return nil
 }
@@ -187,8 +204,8 @@ func (a *addition) useReserved(reserved *ipam.Result) {
 	}
 }
 
-// clearDead removes what is left of this attachment but its addresses, unless it lives.
-func (a *addition) clearDead(ctx context.Context) error {
+// checkDead refuses to replace an attachment that lives.
+func (a *addition) checkDead() error {
 	device, err := link.Find(a.host, hostName(a.owner))
 	if err != nil {
 		return err
@@ -196,15 +213,48 @@ func (a *addition) clearDead(ctx context.Context) error {
 	if device != nil {
 		return a.exists()
 	}
-	_, err = a.disconnect(ctx, a.config, a.netns)
+	return nil
+}
+
+// clearDead removes what is left of this attachment but its addresses, unless it lives.
+func (a *addition) clearDead(ctx context.Context) error {
+	if err := a.checkDead(); err != nil {
+		return err
+	}
+	_, err := a.disconnect(ctx, a.config, a.netns)
 	return err
 }
 
+// clearLeft removes all that is left of this attachment, unless it lives, where no
+// reservation of ours tells of a container that is gone.
+func (a *addition) clearLeft(ctx context.Context) error {
+	datapath, err := loader.OpenLoaded()
+	if errors.Is(err, loader.ErrNotLoaded) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer datapath.Close()
+
+	endpoints, err := maps.Endpoints(datapath)
+	if err != nil || !slices.ContainsFunc(endpoints, func(e maps.Endpoint) bool { return e.Owner == a.owner }) {
+		return err
+	}
+	if err := a.checkDead(); err != nil {
+		return err
+	}
+	return a.release(ctx, a.config, a.netns)
+}
+
 func (a *addition) exists() error {
-	at := a.config.Attachment
+	at, device := a.config.Attachment, hostName(a.owner)
+	if a.config.PrevResult != nil {
+		device = a.pair.HostName
+	}
 	return cnitypes.NewError(CodeAttachmentExists, fmt.Sprintf(
 		"container %s has interface %s in network %s already, by device %s of the host: DEL it first",
-		at.ContainerID, at.IfName, at.Network, hostName(a.owner)), "")
+		at.ContainerID, at.IfName, at.Network, device), "")
 }
 
 // openDatapath also pushes the removal of all that later steps write into maps:
@@ -317,6 +367,10 @@ func (a *addition) deviceTo(addr netip.Addr) int {
 	return a.pair.HostIndex
 }
 
+// raiseHost lets the link carry packets. The container's end has no address, and no
+// way but this link.
+func (a *addition) raiseHost(context.Context) error { return link.Raise(a.host, a.pair) }
+
 func (a *addition) setUpHost(context.Context) error {
 	if err := link.EnableForwarding(a.families()); err != nil {
 		return err
@@ -324,8 +378,10 @@ func (a *addition) setUpHost(context.Context) error {
 	return link.SetUpHost(a.host, a.pair, a.addresses)
 }
 
-func (a *addition) families() (ipv4, ipv6 bool) {
-	for _, address := range a.addresses {
+func (a *addition) families() (ipv4, ipv6 bool) { return families(a.addresses) }
+
+func families(addresses []link.Address) (ipv4, ipv6 bool) {
+	for _, address := range addresses {
 		if address.IsIPv6() {
 			ipv6 = true
 		} else {
@@ -340,7 +396,7 @@ func (a *addition) setUpContainer(context.Context) error {
 }
 
 func (a *addition) attachUplinks(ctx context.Context) error {
-	return refreshUplinks(ctx, a.host, a.datapath)
+	return refreshUplinks(ctx, a.host, a.datapath, a.config.Uplinks)
 }
 
 func (a *addition) openPorts(ctx context.Context) error {

@@ -107,13 +107,8 @@ func (a *addition) enableForwarding(context.Context) error {
 
 // keepRecord writes down what DEL and others cannot find out: before anything that
 // it tells of is changed.
-func (a *addition) keepRecord(context.Context) error {
-	r := &record.Record{
-		Attachment: a.config.Attachment,
-		Aliases:    a.config.Aliases,
-		CgroupPath: a.config.CgroupPath,
-		Labels:     a.config.Labels,
-	}
+func (a *addition) keepRecord(ctx context.Context) error {
+	r := recordOf(a.config)
 	if a.config.PrevResult != nil {
 		before, err := a.config.Tuning.Present(a.container.ns, a.container.handle, a.pair.ContainerName)
 		if err != nil {
@@ -129,10 +124,27 @@ func (a *addition) keepRecord(context.Context) error {
 		return err
 	}
 	if old, err := records.Read(a.owner); err == nil && old != nil && old.Chained != nil {
-		return a.exists()
+		if old.Chained.HostIndex == a.pair.HostIndex {
+			return a.exists()
+		}
+		const elsewhere = "" // what it was restored in is gone with it
+		if err := a.release(ctx, a.config, elsewhere); err != nil {
+			return err
+		}
 	}
 	a.undo.push(func(context.Context) error { return records.Remove(a.owner) })
 	return records.Write(r)
+}
+
+// recordOf is what a configuration says that is to be kept.
+func recordOf(c *Config) *record.Record {
+	return &record.Record{
+		Attachment: c.Attachment,
+		Aliases:    c.Aliases,
+		CgroupPath: c.CgroupPath,
+		Labels:     c.Labels,
+		Uplinks:    c.Uplinks,
+	}
 }
 
 func (a *addition) tune(context.Context) error {

@@ -38,6 +38,7 @@ func (p *Plugin) Check(ctx context.Context, args *skel.CmdArgs) error {
 	check.expect()
 	check.inspectContainer()
 	check.inspectHost()
+	check.inspectForwarding()
 	check.inspectMaps()
 	check.inspectReservation(ctx, p)
 	return check.report()
@@ -81,8 +82,14 @@ func (i *inspection) readRecord() error {
 		return err
 	}
 	kept, err := records.Read(i.owner)
-	if !i.failed(err) && kept != nil {
+	if i.failed(err) {
+		return nil
+	}
+	if kept != nil {
 		i.chained = kept.Chained
+	}
+	if expected := recordOf(i.config); !expected.IsEmpty() && (kept == nil || !expected.SaysAs(kept)) {
+		i.differs("the record in %s does not say what the configuration does of aliases, cgroupPath, labels and uplinks", i.config.DataDir)
 	}
 	return nil
 }
@@ -109,18 +116,19 @@ func (i *inspection) failed(err error) bool {
 	return err != nil
 }
 
+// repairs says of a difference that it can be mended while the container goes on.
+const repairs = " (ebpfnetctl repair mends it)"
+
 func (i *inspection) report() error {
 	if err := errors.Join(i.differences...); err != nil {
-		return cnitypes.NewError(CodeDiffers, "not as ADD left it: "+err.Error(), "`ebpfnetctl repair` puts back programs; DEL and ADD the container to mend the rest")
+		return cnitypes.NewError(CodeDiffers, "not as ADD left it: "+err.Error(), "DEL and ADD the container to mend what nothing else is named for")
 	}
 	return nil
 }
 
 // expect reads from prevResult what the container's interface should have.
 func (i *inspection) expect() {
-	index := slices.IndexFunc(i.config.PrevResult.Interfaces, func(n *types100.Interface) bool {
-		return n.Sandbox != "" && n.Name == i.config.Attachment.IfName
-	})
+	index := interfaceOf(i.config.PrevResult, i.config.Attachment.IfName)
 	if index < 0 {
 		i.differs("prevResult has no interface %s with a sandbox", i.config.Attachment.IfName)
 		return
@@ -134,56 +142,17 @@ func (i *inspection) expect() {
 	}
 }
 
-func (i *inspection) inspectContainer() {
-	name := i.config.Attachment.IfName
-	device, err := link.Find(i.container.handle, name)
-	if i.failed(err) || i.netInterface == nil {
-		return
-	}
-	if device == nil {
-		i.differs("the container has no interface %s", name)
-		return
-	}
+// inspectHostEnd is for what ADD gave its own device.
+func (i *inspection) inspectHostEnd(device netlink.Link) {
 	attrs := device.Attrs()
-	if want := i.netInterface.Mac; want != "" && attrs.HardwareAddr.String() != want {
-		i.differs("MAC of %s in the container: %s, expected %s", name, attrs.HardwareAddr, want)
+	if want := aliasOf(i.config.Attachment); attrs.Alias != want {
+		i.differs("alias of %s: %q, expected %q, by which GC knows it", attrs.Name, attrs.Alias, want)
 	}
-	if want := i.netInterface.Mtu; want != 0 && attrs.MTU != want {
-		i.differs("MTU of %s in the container: %d, expected %d", name, attrs.MTU, want)
-	}
-	if attrs.Flags&net.FlagUp == 0 {
-		i.differs("%s in the container is down", name)
-	}
-	i.inspectAddresses(device)
-	i.inspectRoutes(device)
-	i.inspectTuning()
-}
-
-func (i *inspection) inspectTuning() {
-	name := i.config.Attachment.IfName
-	present, err := i.config.Tuning.Present(i.container.ns, i.container.handle, name)
-	if i.failed(err) {
-		return
-	}
-	for _, difference := range i.config.Tuning.Differences(present) {
-		i.differs("%s of %s in the container", difference, name)
-	}
-}
-
-func (i *inspection) inspectAddresses(device netlink.Link) {
-	present, err := link.Addresses(i.container.handle, device)
-	if i.failed(err) {
-		return
-	}
-	for _, want := range i.addresses {
-		if !slices.Contains(present, want.Prefix) {
-			i.differs("%s in the container lacks address %s", device.Attrs().Name, want.Prefix)
+	for _, want := range i.config.PrevResult.Interfaces {
+		if want.Sandbox == "" && want.Name == attrs.Name {
+			i.compare(device, "", want)
 		}
 	}
-}
-
-// inspectHostEnd is for what ADD gave its own device: the gateways, and routes.
-func (i *inspection) inspectHostEnd(device netlink.Link) {
 	present, err := link.Addresses(i.host, device)
 	if i.failed(err) {
 		return
@@ -191,8 +160,13 @@ func (i *inspection) inspectHostEnd(device netlink.Link) {
 	for _, want := range i.addresses {
 		isGateway := func(p netip.Prefix) bool { return p.Addr() == want.Gateway }
 		if want.Gateway.IsValid() && !slices.ContainsFunc(present, isGateway) {
-			i.differs("%s lacks the gateway's address %s", device.Attrs().Name, want.Gateway)
+			i.differs("%s lacks the gateway's address %s", attrs.Name, want.Gateway)
 		}
+	}
+}
+
+func (i *inspection) inspectRoutesTo(device netlink.Link) {
+	for _, want := range i.addresses {
 		route, err := link.RouteTo(i.host, want.Prefix.Addr())
 		if err != nil || route.Device != i.hostIndex {
 			i.differs("the host has no route to %s by %s", want.Prefix.Addr(), device.Attrs().Name)
@@ -200,22 +174,14 @@ func (i *inspection) inspectHostEnd(device netlink.Link) {
 	}
 }
 
-func (i *inspection) inspectRoutes(device netlink.Link) {
-	for _, want := range i.config.PrevResult.Routes {
-		filter := &netlink.Route{Dst: &want.Dst, LinkIndex: device.Attrs().Index}
-		mask := netlink.RT_FILTER_DST | netlink.RT_FILTER_OIF
-		if want.Table != nil {
-			filter.Table = *want.Table
-			mask |= netlink.RT_FILTER_TABLE
-		}
-		family := netlink.FAMILY_V4
-		if want.Dst.IP.To4() == nil {
-			family = netlink.FAMILY_V6
-		}
-		present, err := i.container.handle.RouteListFiltered(family, filter, mask)
-		if !i.failed(err) && len(present) == 0 {
-			i.differs("the container lacks the route to %s by %s", &want.Dst, device.Attrs().Name)
-		}
+// inspectForwarding looks at what all containers of the host need.
+func (i *inspection) inspectForwarding() {
+	off, err := link.ForwardingIsOff(families(i.addresses))
+	if i.failed(err) {
+		return
+	}
+	for _, name := range off {
+		i.differs("the host forwards nothing: %s is 0, expected 1"+repairs, name)
 	}
 }
 
@@ -231,13 +197,14 @@ func (i *inspection) inspectHost() {
 	i.hostIndex = device.Attrs().Index
 	if i.chained == nil {
 		i.inspectHostEnd(device)
+		i.inspectRoutesTo(device)
 	}
 	if device.Attrs().Flags&net.FlagUp == 0 {
 		i.differs("%s is down", name)
 	}
 	attached, err := i.datapath.EndpointAttached(i.hostIndex)
 	if !i.failed(err) && !attached {
-		i.differs("%s has lost its BPF programs", name)
+		i.differs("%s has lost its BPF programs"+repairs, name)
 	}
 	i.inspectUplinks()
 }
@@ -257,6 +224,7 @@ func (i *inspection) inspectUplinks() {
 	if i.failed(err) {
 		return
 	}
+	i.inspectNewUplinks(uplinks)
 	for _, uplink := range uplinks {
 		if uplink.Containers {
 			continue
@@ -267,7 +235,31 @@ func (i *inspection) inspectUplinks() {
 		}
 		attached, err := i.datapath.UplinkAttached(uplink.IfIndex)
 		if !i.failed(err) && !attached {
-			i.differs("uplink %s has lost its BPF programs", device.Attrs().Name)
+			i.differs("uplink %s has lost its BPF programs"+repairs, device.Attrs().Name)
+		}
+	}
+}
+
+// inspectNewUplinks finds devices that are named as uplinks and came after the last call that
+// looked. (Of those that routes tell, a new one is no fault.)
+func (i *inspection) inspectNewUplinks(known []maps.Uplink) {
+	if i.config.Uplinks == nil {
+		return
+	}
+	found, err := link.Uplinks(i.host, i.config.Uplinks.chooser())
+	if i.failed(err) {
+		return
+	}
+	for _, uplink := range found {
+		device, err := link.Device(i.host, uplink.Index)
+		if i.failed(err) || device == nil {
+			continue
+		}
+		if _, readable := link.HeaderOf(device); !readable {
+			continue
+		}
+		if !slices.ContainsFunc(known, func(u maps.Uplink) bool { return u.IfIndex == uplink.Index }) {
+			i.differs("uplink %s is new, and has no BPF programs yet"+repairs, device.Attrs().Name)
 		}
 	}
 }
@@ -305,7 +297,7 @@ func (i *inspection) inspectMaps() {
 	}
 	attached, err := i.datapath.HostAttached()
 	if !i.failed(err) && !attached {
-		i.differs("the loopback device has lost its BPF program, by which the host reaches host ports")
+		i.differs("the loopback device has lost its BPF program, by which the host reaches host ports" + repairs)
 	}
 }
 
@@ -339,9 +331,16 @@ func (i *inspection) inspectReservation(ctx context.Context, p *Plugin) {
 	if i.failed(err) {
 		return
 	}
+	given := map[netip.Addr]bool{}
 	for _, want := range i.addresses {
+		given[want.Prefix.Addr()] = true
 		if !slices.Contains(reserved, want.Prefix.Addr()) {
 			i.differs("%s is not reserved for the container in %s", want.Prefix.Addr(), i.config.IPAM.Dir())
+		}
+	}
+	for _, addr := range reserved {
+		if !given[addr] {
+			i.differs("%s is reserved for the container in %s, and not in prevResult", addr, i.config.IPAM.Dir())
 		}
 	}
 }

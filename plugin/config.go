@@ -28,7 +28,8 @@ type Config struct {
 
 	Masq     Masq
 	MaxFlows uint32 // 0: by the memory of the host
-	MTU      int    // 0: that of the route to the outside
+	Uplinks  uplinkNames
+	MTU      int // 0: that of the route to the outside
 	Device   link.Kind
 	IPAM     *ipam.Config // nil: no addresses, or those of Delegate
 	Delegate *delegate    // nil, or another plugin that gives the addresses
@@ -79,11 +80,14 @@ type netConf struct {
 	IPMasq6    *bool           `json:"ipMasq6"`
 	NonMasq    []string        `json:"nonMasqueradeCIDRs"`
 	MaxFlows   int64           `json:"maxFlows"`
+	Uplinks    uplinkNames     `json:"uplinks"`
 	MTU        int             `json:"mtu"`
 	Device     string          `json:"device"`
 	IPAM       json.RawMessage `json:"ipam"`
 	DNS        cnitypes.DNS    `json:"dns"`
 	DataDir    string          `json:"dataDir"`
+	LogFile    string          `json:"logFile"`
+	LogLevel   string          `json:"logLevel"`
 
 	Sysctl   map[string]string `json:"sysctl"`
 	Promisc  bool              `json:"promisc"`
@@ -158,11 +162,18 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 		MTU:        conf.MTU,
 		Device:     link.Kind(conf.Device),
 		MaxFlows:   uint32(conf.MaxFlows),
+		Uplinks:    conf.Uplinks,
 		DNS:        conf.dns(),
 		DataDir:    dataDir(conf.DataDir),
 		Aliases:    conf.RuntimeConfig.Aliases,
 		CgroupPath: conf.RuntimeConfig.CgroupPath,
 		Labels:     conf.Args.CNI.Labels,
+	}
+	if err := (logConf{conf.LogFile, conf.LogLevel}).check(); err != nil {
+		return nil, err
+	}
+	if err := conf.Uplinks.check(); err != nil {
+		return nil, err
 	}
 	if err := checkMTU(conf.MTU); err != nil {
 		return nil, err
@@ -364,14 +375,10 @@ func ipamType(section json.RawMessage) (string, error) {
 	if err := json.Unmarshal(section, &object); err != nil {
 		return "", invalid("ipam", section, "an object with a string \"type\"")
 	}
-	switch object.Type {
-	case "":
+	if object.Type == "" {
 		return "", invalid("ipam.type", "", `"host-local", or the name of another IPAM plugin`)
-	case "dhcp":
-		return "", unsupported("ipam.type", object.Type, "its servers are asked on the container's link, where there is the host alone")
-	default:
-		return object.Type, nil
 	}
+	return object.Type, nil
 }
 
 // delegated returns the plugin that gives the addresses, or nil where that is us, or nobody.
@@ -402,9 +409,55 @@ func (c *netConf) prevResult() (*types100.Result, error) {
 	if c.RawPrevResult == nil {
 		return nil, nil
 	}
+	if place := nullIn("prevResult", c.RawPrevResult); place != "" { // the library falls over it
+		return nil, invalid(place, nil, "an object")
+	}
 	conf := cnitypes.PluginConf{CNIVersion: c.CNIVersion, RawPrevResult: c.RawPrevResult}
-	if err := cniversion.ParsePrevResult(&conf); err != nil {
+	err := cniversion.ParsePrevResult(&conf)
+	var result *types100.Result
+	if err == nil {
+		result, err = types100.NewResultFromResult(conf.PrevResult)
+	}
+	if err != nil {
 		return nil, invalid("prevResult", c.RawPrevResult, "a result of version "+c.CNIVersion+" ("+err.Error()+")")
 	}
-	return types100.NewResultFromResult(conf.PrevResult)
+	return result, checkNetworks(result)
+}
+
+// checkNetworks refuses what the library lets pass: addresses and routes that say nowhere.
+func checkNetworks(result *types100.Result) error {
+	for i, ip := range result.IPs {
+		if !prefixOf(ip.Address).IsValid() {
+			return invalid(fmt.Sprintf("prevResult.ips[%d].address", i), "", "an address, like 10.88.0.7/16")
+		}
+	}
+	for i, route := range result.Routes {
+		if !prefixOf(route.Dst).IsValid() {
+			return invalid(fmt.Sprintf("prevResult.routes[%d].dst", i), "", "a network, like 0.0.0.0/0")
+		}
+	}
+	return nil
+}
+
+// nullIn returns the place of an element of a list that is null, or "".
+func nullIn(place string, value any) string {
+	switch value := value.(type) {
+	case map[string]any:
+		for key, inner := range value {
+			if found := nullIn(place+"."+key, inner); found != "" {
+				return found
+			}
+		}
+	case []any:
+		for i, inner := range value {
+			here := fmt.Sprintf("%s[%d]", place, i)
+			if inner == nil {
+				return here
+			}
+			if found := nullIn(here, inner); found != "" {
+				return found
+			}
+		}
+	}
+	return ""
 }

@@ -93,8 +93,9 @@ func TestParseConfigErrors(t *testing.T) {
 		{"multicast MAC", "MAC=01:00:00:00:00:01", confWith(), cnitypes.ErrInvalidEnvironmentVariables, []string{"CNI_ARGS", "01:00:00:00:00:01"}},
 		{"unknown argument", "FOO=bar", confWith(), cnitypes.ErrInvalidEnvironmentVariables, []string{"CNI_ARGS", "FOO=bar"}},
 		{"ports without ipam", "", []byte(`{"name": "pods", "runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80}]}}`), cnitypes.ErrInvalidNetworkConfig, []string{"portMappings", "ipam"}},
-		{"other ipam", "", []byte(`{"name": "pods", "ipam": {"type": "dhcp"}}`), cnitypes.ErrUnsupportedField, []string{"ipam.type", "dhcp"}},
+		{"ipam of no type", "", []byte(`{"name": "pods", "ipam": {"subnet": "10.88.0.0/16"}}`), cnitypes.ErrInvalidNetworkConfig, []string{"ipam.type", "host-local"}},
 		{"host-local's own", "", []byte(`{"name": "pods", "ipam": {"type": "host-local"}}`), cnitypes.ErrInvalidNetworkConfig, []string{"ipam.ranges"}},
+		{"null in prevResult", "", confWith(`"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.88.0.7/16"}, null]}`), cnitypes.ErrInvalidNetworkConfig, []string{"prevResult.ips[1]", "null"}},
 		{"prevResult", "", confWith(`"prevResult": {"cniVersion": "1.0.0", "ips": 1}`), cnitypes.ErrInvalidNetworkConfig, []string{"prevResult"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -119,7 +120,7 @@ func wantCode(t *testing.T, err error, code uint, words ...string) {
 
 // TestParseForRelease holds DEL and GC to need the names and the directory alone.
 func TestParseForRelease(t *testing.T) {
-	stdin := []byte(`{"name": "pods", "ipmask": 1, "mtu": "x", "runtimeConfig": 7, "ipam": {"type": "dhcp", "dataDir": "/d", "ranges": "x"}}`)
+	stdin := []byte(`{"name": "pods", "ipmask": 1, "mtu": "x", "runtimeConfig": 7, "ipam": {"type": "host-local", "dataDir": "/d", "ranges": "x"}}`)
 	config, err := parseForRelease(&skel.CmdArgs{ContainerID: "c1", IfName: "eth0", Args: "FOO", StdinData: stdin})
 	if err != nil {
 		t.Fatal(err)

@@ -25,8 +25,14 @@ func (p *Plugin) Del(ctx context.Context, args *skel.CmdArgs) error {
 }
 
 // release removes all that ADD made, in reverse: what connects the container, and the
-// addresses last, so that none is given out again while an entry names it.
+// addresses last, so that none is given out again while an entry names it, unless they
+// are given back by the device.
 func (p *Plugin) release(ctx context.Context, config *Config, netns string) error {
+	if config.Delegate.asksOnLink() {
+		released := config.Delegate.release(ctx)
+		_, err := p.disconnect(ctx, config, netns)
+		return errors.Join(released, err)
+	}
 	idle, err := p.disconnect(ctx, config, netns)
 	if !idle {
 		return err

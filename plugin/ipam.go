@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -29,14 +30,11 @@ type IPAM struct {
 }
 
 // NewIPAM returns the plugin as another plugin calls it.
-func NewIPAM() *IPAM {
-	p := New()
-	return &IPAM{Stdout: p.Stdout, Log: p.Log}
-}
+func NewIPAM() *IPAM { return &IPAM{Stdout: os.Stdout} }
 
 // Funcs returns the verbs for the CNI library.
 func (p *IPAM) Funcs() skel.CNIFuncs {
-	return verbs(&p.cniVersion, p.Add, p.Del, p.Check, p.Status, p.GC)
+	return verbs(&p.cniVersion, &p.Log, p.Add, p.Del, p.Check, p.Status, p.GC)
 }
 
 // CNIVersion is that of Plugin.

@@ -17,6 +17,7 @@ import (
 type Host struct {
 	datapath *loader.Datapath
 	netlink  *netlink.Handle
+	dataDir  string
 	ends     map[loader.Owner]hostEnd
 }
 
@@ -35,9 +36,9 @@ func OpenHost(open func() (*loader.Datapath, error), directory string) (*Host, e
 	if err != nil {
 		return nil, err
 	}
-	h := &Host{datapath: datapath, ends: map[loader.Owner]hostEnd{}}
+	h := &Host{datapath: datapath, dataDir: dataDir(directory), ends: map[loader.Owner]hostEnd{}}
 	if h.netlink, err = openHandle(); err == nil {
-		err = h.findEnds(dataDir(directory))
+		err = h.findEnds(h.dataDir)
 	}
 	if err != nil {
 		h.Close()
@@ -151,7 +152,7 @@ func (h *Host) Repair(ctx context.Context) (mended []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := mend(ctx, h.datapath); err != nil {
+	if err := h.followUplinks(ctx); err != nil {
 		return nil, err
 	}
 	if now, err := h.datapath.HostAttached(); err == nil && now && !attached {

@@ -35,7 +35,7 @@ import (
 // those of the specification (cnitypes.Error).
 type Plugin struct {
 	Stdout io.Writer    // where ADD's result goes
-	Log    *slog.Logger // for what is worth telling and no error
+	Log    *slog.Logger // for what is worth telling and no error; Funcs sets it as the configuration says
 
 	// BeforeStep, if not nil, is called with the name of each step of ADD; an
 	// error fails the step. Tests use it to stop ADD wherever it can be stopped.
@@ -44,33 +44,37 @@ type Plugin struct {
 	cniVersion string // of the configuration that a verb was called with
 }
 
-// New returns the plugin as a runtime calls it: the result on stdout, words on stderr.
-func New() *Plugin {
-	return &Plugin{
-		Stdout: os.Stdout,
-		Log:    slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
-	}
-}
+// New returns the plugin as a runtime calls it: the result on stdout.
+func New() *Plugin { return &Plugin{Stdout: os.Stdout} }
 
 // Funcs returns the verbs for the CNI library. Each waits for locks until its deadline.
 func (p *Plugin) Funcs() skel.CNIFuncs {
-	return verbs(&p.cniVersion, p.Add, p.Del, p.Check, p.Status, p.GC)
+	return verbs(&p.cniVersion, &p.Log, p.Add, p.Del, p.Check, p.Status, p.GC)
 }
 
 type verb = func(context.Context, *skel.CmdArgs) error
 
-// verbs bounds each verb's wait for locks, gives its error a code, and notes the
-// version that the configuration names.
-func verbs(cniVersion *string, add, del, check, status, gc verb) skel.CNIFuncs {
-	wrap := func(do verb) func(*skel.CmdArgs) error {
+// verbs bounds each verb's wait for locks, gives its error a code, keeps the log, and
+// notes the version that the configuration names.
+func verbs(cniVersion *string, log **slog.Logger, add, del, check, status, gc verb) skel.CNIFuncs {
+	wrap := func(name string, do verb) func(*skel.CmdArgs) error {
 		return func(args *skel.CmdArgs) error {
 			*cniVersion = versionOf(args.StdinData)
+			calls := openLog(args.StdinData)
+			defer calls.close()
+			*log = calls.Logger
 			ctx, cancel := context.WithTimeout(context.Background(), lockTimeout)
 			defer cancel()
-			return cniError(do(ctx, args))
+			begin := time.Now()
+			err := cniError(do(ctx, args))
+			calls.call(name, args, time.Since(begin), err)
+			return err
 		}
 	}
-	return skel.CNIFuncs{Add: wrap(add), Del: wrap(del), Check: wrap(check), Status: wrap(status), GC: wrap(gc)}
+	return skel.CNIFuncs{
+		Add: wrap("ADD", add), Del: wrap("DEL", del), Check: wrap("CHECK", check),
+		Status: wrap("STATUS", status), GC: wrap("GC", gc),
+	}
 }
 
 // CNIVersion returns the version that the configuration of the last call named,

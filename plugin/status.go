@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	cnitypes "github.com/containernetworking/cni/pkg/types"
@@ -32,7 +33,7 @@ func (p *Plugin) Status(ctx context.Context, args *skel.CmdArgs) error {
 	}
 	defer datapath.Close()
 
-	if err := mend(ctx, datapath); err != nil {
+	if err := mend(ctx, datapath, config.Uplinks); err != nil {
 		return cnitypes.NewError(cnitypes.ErrLimitedConnectivity, err.Error(), "containers that are connected may lack masquerading or host ports")
 	}
 	if config.Delegate != nil {
@@ -48,12 +49,24 @@ func (p *Plugin) Status(ctx context.Context, args *skel.CmdArgs) error {
 }
 
 // mend does what an ADD would do for the containers that are there: it follows
-// changes of the uplinks, and puts programs back that another tool has taken off.
+// changes of the uplinks, puts programs back that another tool has taken off, and has
+// the host forward.
 // Runtimes ask for the status all the time, and so nothing has to stay and watch.
 // On a host without containers it does nothing.
-func mend(ctx context.Context, datapath *loader.Datapath) error {
+func mend(ctx context.Context, datapath *loader.Datapath, names uplinkNames) error {
+	endpoints, err := maps.Endpoints(datapath)
+	if err != nil {
+		return err
+	}
 	uplinks, err := maps.Uplinks(datapath)
-	if err != nil || len(uplinks) == 0 {
+	if err != nil || len(uplinks)+len(endpoints) == 0 {
+		return err
+	}
+	var addresses []link.Address
+	for _, endpoint := range endpoints {
+		addresses = append(addresses, link.Address{Prefix: netip.PrefixFrom(endpoint.Addr, endpoint.Addr.BitLen())})
+	}
+	if err := link.EnableForwarding(families(addresses)); err != nil {
 		return err
 	}
 	host, err := openHandle()
@@ -62,7 +75,7 @@ func mend(ctx context.Context, datapath *loader.Datapath) error {
 	}
 	defer host.Close()
 
-	if err := refreshUplinks(ctx, host, datapath); err != nil {
+	if err := refreshUplinks(ctx, host, datapath, names); err != nil {
 		return err
 	}
 	attached, err := datapath.HostAttached()

@@ -3,19 +3,55 @@ package plugin
 import (
 	"context"
 	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
+
+// uplinkNames are patterns of the names of a network's uplinks. With none the routes tell.
+type uplinkNames []string
+
+// check refuses what no device can be called.
+func (n uplinkNames) check() error {
+	for i, name := range n {
+		if _, err := path.Match(name, ""); name == "" || err != nil {
+			return invalid(fmt.Sprintf("uplinks[%d]", i), name, "the name of a device, or a pattern like eth*")
+		}
+	}
+	if n != nil && len(n) == 0 {
+		return invalid("uplinks", []string{}, "a name at least, or no such key: then the routes tell")
+	}
+	return nil
+}
+
+// chooser is for link.Uplinks. No pattern means the host's ends of containers.
+func (n uplinkNames) chooser() func(netlink.Link) bool {
+	if n == nil {
+		return nil
+	}
+	return func(device netlink.Link) bool {
+		_, ours := attachmentOf(device)
+		return !ours && slices.ContainsFunc(n, func(pattern string) bool {
+			matches, _ := path.Match(pattern, device.Attrs().Name)
+			return matches
+		})
+	}
+}
 
 // refreshUplinks makes the datapath's uplinks those of the host: new ones get
 // programs, addresses are written where they changed, and what belongs to
-// devices that are gone is removed. Without a change it only reads.
-func refreshUplinks(ctx context.Context, host *netlink.Handle, datapath *loader.Datapath) error {
-	found, err := link.Uplinks(host)
+// devices that are gone is removed. Without a change it only reads. A device stays an
+// uplink for other networks, even if this one's names do not mean it.
+func refreshUplinks(ctx context.Context, host *netlink.Handle, datapath *loader.Datapath, names uplinkNames) error {
+	found, err := link.Uplinks(host, names.chooser())
 	if err != nil {
 		return err
 	}
@@ -51,6 +87,31 @@ func refreshUplinks(ctx context.Context, host *netlink.Handle, datapath *loader.
 	return maps.With(ctx, datapath, func(store *maps.Store) error {
 		return errors.Join(addUplinks(host, datapath, store, changed), removeUplinks(datapath, store, gone))
 	})
+}
+
+// followUplinks follows the changes that each of the host's networks would follow.
+func (h *Host) followUplinks(ctx context.Context) error {
+	records, err := record.Open(h.dataDir)
+	if err != nil {
+		return err
+	}
+	choices := map[string]uplinkNames{}
+	for owner := range h.ends {
+		kept, err := records.Read(owner)
+		if err != nil {
+			return err
+		}
+		var names uplinkNames
+		if kept != nil {
+			names = kept.Uplinks
+		}
+		choices[strings.Join(names, " ")] = names
+	}
+	var errs []error
+	for _, names := range choices {
+		errs = append(errs, mend(ctx, h.datapath, names))
+	}
+	return errors.Join(errs...)
 }
 
 func addUplinks(host *netlink.Handle, datapath *loader.Datapath, store *maps.Store, uplinks []maps.Uplink) error {

@@ -15,6 +15,9 @@ import (
 const usage = `ebpfnetctl shows what ebpfnet has on this host, and mends it.
 
   ebpfnetctl status [-o json]   what is loaded, where, what it costs, what was dropped
+  ebpfnetctl attachments [-o json]
+                                the containers: addresses, host ports, devices, and what the
+                                runtime said of them (aliases, cgroup, labels)
   ebpfnetctl load               load the datapath now, and not at the first ADD
   ebpfnetctl upgrade [-o json]  put this binary's programs in the place of those that are
                                 loaded, newer or older ones; no packet and no flow is lost
@@ -37,11 +40,12 @@ type options struct {
 }
 
 var commands = map[string]func(context.Context, io.Writer, options) error{
-	"status":  printStatus,
-	"load":    load,
-	"upgrade": upgrade,
-	"repair":  repair,
-	"unload":  unload,
+	"status":      printStatus,
+	"attachments": printAttachments,
+	"load":        load,
+	"upgrade":     upgrade,
+	"repair":      repair,
+	"unload":      unload,
 }
 
 func main() {

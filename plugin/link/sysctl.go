@@ -20,21 +20,42 @@ const sysctls = "/proc/sys/net/"
 // host's network namespace is that of the calling thread.
 func EnableForwarding(ipv4, ipv6 bool) error {
 	if ipv4 {
-		if err := ensureSysctl("ipv4/ip_forward", "1"); err != nil {
+		if err := ensureSysctl(forwarding4, "1"); err != nil {
 			return err
 		}
 	}
 	if !ipv6 {
 		return nil
 	}
-	const forwarding = "ipv6/conf/all/forwarding"
-	if value, err := readSysctl(forwarding); err == nil && value == "1" {
+	if value, err := readSysctl(forwarding6); err == nil && value == "1" {
 		return nil
 	}
 	if err := keepRouterAdvertisements(); err != nil {
 		return err
 	}
-	return ensureSysctl(forwarding, "1")
+	return ensureSysctl(forwarding6, "1")
+}
+
+const (
+	forwarding4 = "ipv4/ip_forward"
+	forwarding6 = "ipv6/conf/all/forwarding"
+)
+
+// ForwardingIsOff returns the settings of EnableForwarding that are not as it leaves them.
+func ForwardingIsOff(ipv4, ipv6 bool) (off []string, err error) {
+	for name, asked := range map[string]bool{forwarding4: ipv4, forwarding6: ipv6} {
+		if !asked {
+			continue
+		}
+		value, err := readSysctl(name)
+		if err != nil {
+			return nil, fmt.Errorf("read sysctl: %w", err)
+		}
+		if value != "1" {
+			off = append(off, sysctls+name)
+		}
+	}
+	return off, nil
 }
 
 // ErrNoIPv6 says that the host has no IPv6, or has it turned off.

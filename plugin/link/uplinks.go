@@ -27,11 +27,55 @@ type Uplink struct {
 // reserved for documentation (RFC 5737, RFC 9637). Nothing is sent to them.
 var outside = []net.IP{net.ParseIP("203.0.113.1"), net.ParseIP("3fff::1")}
 
-// Uplinks returns the devices that the host's default routes and the subnets it
-// is connected to use, in no order. The host's ends of our veths are none: they
+// Uplinks returns the host's uplinks, in no order: the devices that chosen says, or,
+// if it is nil, those that routes tell.
+func Uplinks(host *netlink.Handle, chosen func(netlink.Link) bool) ([]Uplink, error) {
+	found, err := routedUplinks(host)
+	if err == nil && chosen != nil {
+		found, err = chosenUplinks(host, chosen, found)
+	}
+	var uplinks []Uplink
+	for _, uplink := range found {
+		uplinks = append(uplinks, *uplink)
+	}
+	return uplinks, err
+}
+
+// chosenUplinks need no route in the main table: the addresses of those that have none
+// there are the first of the device.
+func chosenUplinks(host *netlink.Handle, chosen func(netlink.Link) bool, routed map[int]*Uplink) (map[int]*Uplink, error) {
+	devices, err := List(host)
+	if err != nil {
+		return nil, err
+	}
+	found := map[int]*Uplink{}
+	for _, device := range devices {
+		index := device.Attrs().Index
+		if index == loopback || !chosen(device) {
+			continue
+		}
+		if found[index] = routed[index]; found[index] != nil {
+			continue
+		}
+		found[index] = &Uplink{Index: index}
+		own, err := Addresses(host, device)
+		if err != nil {
+			return nil, err
+		}
+		for _, prefix := range own {
+			if !prefix.Addr().IsLinkLocalUnicast() {
+				found[index].noteAddress(prefix.Addr())
+			}
+		}
+	}
+	return found, nil
+}
+
+// routedUplinks are the devices that the host's default routes and the subnets it
+// is connected to use, by index. The host's ends of our veths are none: they
 // have no subnet. The kernel is asked for the routes that it made itself for
 // the host's addresses, so the answer does not grow with the containers.
-func Uplinks(host *netlink.Handle) ([]Uplink, error) {
+func routedUplinks(host *netlink.Handle) (map[int]*Uplink, error) {
 	found := map[int]*Uplink{}
 	for _, ip := range outside {
 		routes, err := host.RouteGet(ip)
@@ -57,11 +101,7 @@ func Uplinks(host *netlink.Handle) ([]Uplink, error) {
 			note(found, route)
 		}
 	}
-	var uplinks []Uplink
-	for _, uplink := range found {
-		uplinks = append(uplinks, *uplink)
-	}
-	return uplinks, nil
+	return found, nil
 }
 
 // isOwnAddress knows the route that IPv6 makes to an address without a subnet,
@@ -75,8 +115,6 @@ func isOwnAddress(route netlink.Route) bool {
 
 // note adds what a route says of its device. What was noted first stays.
 func note(found map[int]*Uplink, route netlink.Route) {
-	const loopback = 1
-
 	if route.LinkIndex <= loopback || route.Dst != nil && route.Dst.IP.IsLinkLocalUnicast() {
 		return
 	}
@@ -85,14 +123,18 @@ func note(found map[int]*Uplink, route netlink.Route) {
 		uplink = &Uplink{Index: route.LinkIndex}
 		found[route.LinkIndex] = uplink
 	}
-	src, ok := netip.AddrFromSlice(route.Src)
-	src = src.Unmap()
+	if src, ok := netip.AddrFromSlice(route.Src); ok {
+		uplink.noteAddress(src.Unmap())
+	}
+}
+
+// noteAddress keeps the first address of its family.
+func (u *Uplink) noteAddress(addr netip.Addr) {
 	switch {
-	case !ok:
-	case src.Is4() && !uplink.Addr4.IsValid():
-		uplink.Addr4 = src
-	case src.Is6() && !uplink.Addr6.IsValid():
-		uplink.Addr6 = src
+	case addr.Is4() && !u.Addr4.IsValid():
+		u.Addr4 = addr
+	case addr.Is6() && !u.Addr6.IsValid():
+		u.Addr6 = addr
 	}
 }
 

@@ -176,8 +176,18 @@ type Address struct {
 // IsIPv6 says the family.
 func (a Address) IsIPv6() bool { return a.Prefix.Addr().Is6() }
 
+const loopback = 1 // always the first device
+
 // addrGenModeNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
 const addrGenModeNone = 1
+
+// Raise brings the host's end up as it is, without addresses.
+func Raise(host *netlink.Handle, p Pair) error {
+	if err := host.LinkSetUp(deviceOf(p.HostIndex)); err != nil {
+		return fmt.Errorf("set %s up: %w", p.HostName, err)
+	}
+	return nil
+}
 
 // SetUpHost brings the host's end up: it gets each gateway as its own address,
 // which the kernel then answers ARP, neighbour solicitations and pings for, and
@@ -193,8 +203,8 @@ func SetUpHost(host *netlink.Handle, p Pair, addresses []Address) error {
 			return fmt.Errorf("add address %s to %s: %w", addr, p.HostName, err)
 		}
 	}
-	if err := host.LinkSetUp(device); err != nil {
-		return fmt.Errorf("set %s up: %w", p.HostName, err)
+	if err := Raise(host, p); err != nil {
+		return err
 	}
 	for _, address := range addresses {
 		route := &netlink.Route{
@@ -235,8 +245,6 @@ var hostLinkLocal = netip.MustParseAddr("fe80::1")
 // the addresses and routes. As with the ptp plugin an address has its subnet's
 // length, but everything except the gateway is reached by the gateway.
 func SetUpContainer(ns netns.NsHandle, container *netlink.Handle, p Pair, addresses []Address, routes []*cnitypes.Route) error {
-	const loopback = 1
-
 	found, err := Find(container, p.ContainerName)
 	if err != nil {
 		return err
@@ -305,6 +313,9 @@ func addContainerAddress(ns netns.NsHandle, container *netlink.Handle, device *n
 func ContainerRoutes(ifindex int, addresses []Address, routes []*cnitypes.Route) []netlink.Route {
 	var toGateways, others []netlink.Route
 	for _, address := range addresses {
+		if !address.Gateway.IsValid() {
+			continue
+		}
 		toGateways = append(toGateways, netlink.Route{
 			LinkIndex: ifindex,
 			Dst:       ipNet(hostPrefix(address.Gateway)),
@@ -323,6 +334,27 @@ func ContainerRoutes(ifindex int, addresses []Address, routes []*cnitypes.Route)
 		others = append(others, containerRoute(ifindex, addresses, route))
 	}
 	return append(toGateways, others...)
+}
+
+// RoutesTo returns the routes that have the destination, device and table of a wanted one.
+func RoutesTo(handle *netlink.Handle, want netlink.Route) ([]netlink.Route, error) {
+	family := netlink.FAMILY_V4
+	if want.Dst.IP.To4() == nil {
+		family = netlink.FAMILY_V6
+	}
+	mask := netlink.RT_FILTER_DST | netlink.RT_FILTER_OIF
+	if want.Table != 0 {
+		mask |= netlink.RT_FILTER_TABLE // else the main one
+	}
+	var found []netlink.Route
+	var err error = netlink.ErrDumpInterrupted
+	for try := 0; try < dumpTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
+		found, err = handle.RouteListFiltered(family, &want, mask)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the routes to %s: %w", want.Dst, err)
+	}
+	return found, nil
 }
 
 func containerRoute(ifindex int, addresses []Address, asked *cnitypes.Route) netlink.Route {

@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -31,6 +32,7 @@ type Record struct {
 	Aliases    []string        `json:"aliases,omitempty"`
 	CgroupPath string          `json:"cgroupPath,omitempty"`
 	Labels     []Label         `json:"labels,omitempty"`
+	Uplinks    []string        `json:"uplinks,omitempty"` // names, where the network has any
 }
 
 // Label is one of args.cni.labels.
@@ -47,7 +49,13 @@ type Chained struct {
 
 // IsEmpty says that there is nothing to keep.
 func (r *Record) IsEmpty() bool {
-	return r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0
+	return r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0 && len(r.Uplinks) == 0
+}
+
+// SaysAs compares what runtimes and configurations said.
+func (r *Record) SaysAs(other *Record) bool {
+	return slices.Equal(r.Aliases, other.Aliases) && r.CgroupPath == other.CgroupPath &&
+		slices.Equal(r.Labels, other.Labels) && slices.Equal(r.Uplinks, other.Uplinks)
 }
 
 // Dir is the records of one host network namespace.

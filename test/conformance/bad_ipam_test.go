@@ -21,7 +21,7 @@ func TestBadIPAM(t *testing.T) {
 		{"ipam", "host-local", codeInvalidConfig, []string{"ipam", `"host-local"`, "object"}},
 		{"ipam", list{}, codeInvalidConfig, []string{"ipam", "[]", "object"}},
 		{"ipam", object{"subnet": "10.88.0.0/24"}, codeInvalidConfig, []string{"ipam.type", "host-local"}},
-		{"ipam.type", "dhcp", codeUnsupported, []string{"ipam.type", "dhcp", "host"}},
+		{"ipam.type", "dhcp", codeInternal, []string{"ipam.type", "dhcp", "find"}}, // not installed
 		{"ipam.type", "nowhere", codeInternal, []string{"ipam.type", "nowhere", "find"}},
 		{"ipam.type", 4, codeInvalidConfig, []string{"ipam", "type", "4"}},
 		{"ipam.dataDir", 4, codeInvalidConfig, []string{"ipam.dataDir", "4", "string"}},

@@ -3,15 +3,17 @@ package conformance
 import (
 	"net"
 	"os"
-	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
-	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -22,41 +24,94 @@ type difference struct {
 	words  []string // in the error
 }
 
+// checkConf has something of all that CHECK looks at.
+func checkConf() object {
+	conf := with(dual("1.1.0"), "runtimeConfig.portMappings", webPort)
+	conf = with(conf, "nonMasqueradeCIDRs", list{"172.16.0.0/12"})
+	conf = with(conf, "runtimeConfig.aliases", list{"web"})
+	conf = with(conf, "sysctl", object{"net.core.somaxconn": "500"})
+	conf = with(conf, "txQLen", 77)
+	return with(conf, "ipam.routes", list{
+		object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"},
+		object{"dst": "198.18.0.0/15", "mtu": 1300, "advmss": 1200, "priority": 50, "table": 100},
+		object{"dst": "198.51.100.0/24", "scope": 253},
+	})
+}
+
+const mended = "ebpfnetctl repair"
+
 func TestCheck(t *testing.T) {
-	checkFinds(t, []difference{
+	checkFinds(t, checkConf(), []difference{
 		{"interface deleted", deleteInterface, []string{"eth0"}},
+		{"pair deleted", inContainer((*netlink.Handle).LinkDel), []string{"no interface eth0", "no device ebpf"}},
 		{"interface down", inContainer((*netlink.Handle).LinkSetDown), []string{"eth0", "down"}},
 		{"IPv4 address removed", removeAddress(0), []string{"eth0", "10.88.0."}},
 		{"IPv6 address removed", removeAddress(1), []string{"eth0", "fd00:88::"}},
 		{"IPv4 route removed", removeRoute("0.0.0.0/0"), []string{"route", "0.0.0.0/0"}},
 		{"IPv6 route removed", removeRoute("::/0"), []string{"route", "::/0"}},
-		{"MAC changed", inContainer(func(h *netlink.Handle, l netlink.Link) error {
-			return h.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 9})
-		}), []string{"MAC", "eth0", "02:00:00:00:00:09"}},
-		{"MTU changed", inContainer(func(h *netlink.Handle, l netlink.Link) error {
-			return h.LinkSetMTU(l, 1300)
-		}), []string{"MTU", "eth0", "1300", "1500"}},
-		{"host's end down", hostEndDown, []string{"ebpf", "down"}},
+		{"subnet's route removed", removeRoute("10.88.0.0/16"), []string{"lacks the route to 10.88.0.0/16"}},
+		{"gateway's route removed", removeRoute("fd00:88::1/128"), []string{"lacks the route to fd00:88::1/128"}},
+		{"other gateway", changeRoute("0.0.0.0/0", func(r *netlink.Route) { r.Gw = net.IP{10, 88, 99, 99}; r.SetFlag(netlink.FLAG_ONLINK) }),
+			[]string{"route to 0.0.0.0/0", "gateway 10.88.99.99, expected 10.88.0.1"}},
+		{"route with another mtu", changeRoute("198.18.0.0/15", func(r *netlink.Route) { r.MTU = 1400 }), []string{"198.18.0.0/15", "mtu 1400, expected 1300"}},
+		{"route with another advmss", changeRoute("198.18.0.0/15", func(r *netlink.Route) { r.AdvMSS = 1000 }), []string{"198.18.0.0/15", "advmss 1000, expected 1200"}},
+		{"route with another priority", changeRoute("198.18.0.0/15", func(r *netlink.Route) { r.Priority = 51 }), []string{"198.18.0.0/15", "priority 51, expected 50"}},
+		{"route in another table", changeRoute("198.18.0.0/15", func(r *netlink.Route) { r.Table = 101 }), []string{"lacks the route to 198.18.0.0/15"}},
+		{"route of another scope", changeRoute("198.51.100.0/24", func(r *netlink.Route) { r.Scope = 200 }), []string{"198.51.100.0/24", "scope 200, expected 253"}},
+		{"MAC changed", inContainer(setMAC), []string{"MAC of eth0 in the container", "02:00:00:00:00:09"}},
+		{"MTU raised", inContainer(setMTU(9000)), []string{"MTU of eth0 in the container: 9000, expected 1500"}},
+		{"sysctl changed", func(t *testing.T, p *pod, _ *types100.Result) {
+			p.setSysctl(t, p.Namespace, "net/core/somaxconn", "501")
+		},
+			[]string{"somaxconn is 501, expected 500"}},
+		{"queue changed", inContainer(func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetTxQLen(l, 78) }), []string{"txQLen is 78, expected 77"}},
+
+		{"host's end down", onHost((*netlink.Handle).LinkSetDown), []string{"ebpf", "down"}},
+		{"host's MAC changed", onHost(setMAC), []string{"MAC of ebpf", "02:00:00:00:00:09"}},
+		{"host's MTU changed", onHost(setMTU(1300)), []string{"MTU of ebpf", "1300, expected 1500"}},
+		{"alias changed", onHost(func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetAlias(l, "mine") }), []string{`"mine"`, `"ebpfnet pods c1 eth0"`}},
 		{"gateway's address removed", removeGateway, []string{"ebpf", "gateway", "10.88.0.1"}},
 		{"host's route removed", removeHostRoute, []string{"route", "fd00:88::", "ebpf"}},
+		{"IPv4 forwarding off", stopForwarding("net/ipv4/ip_forward"), []string{"/proc/sys/net/ipv4/ip_forward", mended}},
+		{"IPv6 forwarding off", stopForwarding("net/ipv6/conf/all/forwarding"), []string{"/proc/sys/net/ipv6/conf/all/forwarding", mended}},
+
 		{"endpoint removed", removeEntries((*maps.Store).Release), []string{"10.88.0.", "fd00:88::"}},
+		{"all is another container's", func(_ *testing.T, p *pod, _ *types100.Result) { p.id = "c2" },
+			[]string{"10.88.0.", "another container's", "no device ebpf", "not reserved"}},
+		{"masquerading is another", func(_ *testing.T, p *pod, _ *types100.Result) { p.conf = with(p.conf, "ipMasq6", false) },
+			[]string{"masquerading of fd00:88::", "is true, expected false"}},
+		{"other exemptions", func(_ *testing.T, p *pod, _ *types100.Result) {
+			p.conf = with(p.conf, "nonMasqueradeCIDRs", list{"10.0.0.0/8"})
+		}, []string{"exempt", "10.88.0.", "nonMasqueradeCIDRs"}},
+		{"exemptions removed", removeExempts, []string{"172.16.0.0/12", "exempts"}},
 		{"ports removed", removeEntries((*maps.Store).ClosePorts), []string{"port", "0.0.0.0:8080", "[::]:8080"}},
-		{"reservation removed", removeReservation, []string{"10.88.0.", "reserved"}},
-		{"program removed from the host's end", removeFilter, []string{"ebpf", "programs"}},
+		{"port of another", func(_ *testing.T, p *pod, _ *types100.Result) {
+			p.conf = with(p.conf, "runtimeConfig.portMappings", list{object{"hostPort": 8080, "containerPort": 81}})
+		}, []string{"host port", ":80, expected", ":81"}},
+
+		{"program removed from the host's end", removeFilter, []string{"ebpf", "programs", mended}},
+		{"reservation removed", removeReservation, []string{"10.88.0.", "not reserved"}},
+		{"reservation besides", func(t *testing.T, _ *pod, _ *types100.Result) { writeReservation(t, "10.88.77.7", "c1\r\neth0") },
+			[]string{"10.88.77.7", "not in prevResult"}},
+		{"record removed", func(t *testing.T, _ *pod, _ *types100.Result) {
+			if err := os.RemoveAll(record.DefaultDir); err != nil {
+				t.Fatal(err)
+			}
+		}, []string{"record", record.DefaultDir, "aliases"}},
 	})
 }
 
 func TestCheckPrograms(t *testing.T) {
 	testenv.Require(t, testenv.TCX) // without, programs have no pin that detaches them
-	checkFinds(t, []difference{
-		{"program detached from lo", removePin("host-from_host"), []string{"loopback", "program"}},
+	checkFinds(t, checkConf(), []difference{
+		{"program detached from the uplink by force", forceDetach("uplink-*-from_uplink"), []string{"uplink eth0", "programs", mended}},
+		{"program detached from lo", removePin("host-from_host"), []string{"loopback", "program", mended}},
 	})
 }
 
-func checkFinds(t *testing.T, differences []difference) {
+func checkFinds(t *testing.T, conf object, differences []difference) {
 	t.Helper()
 	h := newHost(t)
-	conf := with(dual("1.1.0"), "runtimeConfig.portMappings", webPort)
 	for _, test := range differences {
 		t.Run(test.name, func(t *testing.T) {
 			p := h.pod(t, "c1", conf)
@@ -64,121 +119,24 @@ func checkFinds(t *testing.T, differences []difference) {
 			result := p.add(t)
 			wantSuccess(t, p.try(t, "CHECK"), "")
 			test.damage(t, p, result)
-			wantError(t, p.try(t, "CHECK"), plugin.CodeDiffers, test.words...)
+			call := p.try(t, "CHECK")
+			wantError(t, call, plugin.CodeDiffers, append(test.words, "DEL and ADD")...)
+			if slices.Contains(test.words, mended) {
+				wantRepaired(t, p, call)
+			}
+			p.conf, p.id = conf, "c1"
 			p.del(t)
 			h.wantState(t, before, p.Namespace)
 		})
 	}
 }
 
-func inContainer(damage func(*netlink.Handle, netlink.Link) error) func(*testing.T, *pod, *types100.Result) {
-	return func(t *testing.T, p *pod, _ *types100.Result) {
-		t.Helper()
-		if err := damage(p.Netlink(), p.device(t)); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// deleteInterface takes the name away and leaves the pair, so that only the container differs.
-func deleteInterface(t *testing.T, p *pod, _ *types100.Result) {
+// wantRepaired holds ebpfnetctl to mend what CHECK has said it would.
+func wantRepaired(t *testing.T, p *pod, call *testenv.Call) {
 	t.Helper()
-	link := p.device(t)
-	if err := p.Netlink().LinkSetDown(link); err != nil {
-		t.Fatal(err)
+	if lines := strings.Count(call.Err().(*types.Error).Msg, "\n") + 1; lines != 1 {
+		t.Errorf("CHECK found %d differences: %v", lines, call.Err())
 	}
-	if err := p.Netlink().LinkSetName(link, "gone"); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func removeAddress(index int) func(*testing.T, *pod, *types100.Result) {
-	return func(t *testing.T, p *pod, result *types100.Result) {
-		t.Helper()
-		addr := result.IPs[index].Address
-		if err := p.Netlink().AddrDel(p.device(t), &netlink.Addr{IPNet: &addr}); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func removeRoute(dst string) func(*testing.T, *pod, *types100.Result) {
-	return func(t *testing.T, p *pod, _ *types100.Result) {
-		t.Helper()
-		_, prefix, _ := net.ParseCIDR(dst)
-		if err := p.Netlink().RouteDel(&netlink.Route{Dst: prefix, LinkIndex: p.device(t).Attrs().Index}); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func removeGateway(t *testing.T, p *pod, result *types100.Result) {
-	t.Helper()
-	addr := &netlink.Addr{IPNet: &net.IPNet{IP: result.IPs[0].Gateway, Mask: net.CIDRMask(32, 32)}}
-	if err := p.host.Node.Netlink().AddrDel(p.hostDevice(t, result), addr); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func removeHostRoute(t *testing.T, p *pod, result *types100.Result) {
-	t.Helper()
-	route := &netlink.Route{
-		LinkIndex: p.hostDevice(t, result).Attrs().Index,
-		Dst:       &net.IPNet{IP: result.IPs[1].Address.IP, Mask: net.CIDRMask(128, 128)},
-	}
-	if err := p.host.Node.Netlink().RouteDel(route); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func hostEndDown(t *testing.T, p *pod, result *types100.Result) {
-	t.Helper()
-	if err := p.host.Node.Netlink().LinkSetDown(p.hostDevice(t, result)); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func removePin(pattern string) func(*testing.T, *pod, *types100.Result) {
-	return func(t *testing.T, _ *pod, _ *types100.Result) {
-		t.Helper()
-		pins, err := filepath.Glob(filepath.Join(loader.Root, "netns-*", "links", pattern))
-		if err != nil || len(pins) != 1 {
-			t.Fatalf("pins %s: %v, %v", pattern, pins, err)
-		}
-		if err := os.Remove(pins[0]); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func removeFilter(t *testing.T, p *pod, result *types100.Result) {
-	t.Helper()
-	if _, err := p.host.Node.Run(testenv.Context(t), "tc", "filter", "del", "dev", result.Interfaces[0].Name, "ingress"); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func removeEntries(remove func(*maps.Store, loader.Owner) error) func(*testing.T, *pod, *types100.Result) {
-	return func(t *testing.T, p *pod, _ *types100.Result) {
-		t.Helper()
-		owner := maps.Attachment{Network: "pods", ContainerID: p.id, IfName: p.ifName}.Owner()
-		err := p.host.Node.Do(func() error {
-			datapath, err := loader.OpenLoaded()
-			if err != nil {
-				return err
-			}
-			defer datapath.Close()
-			return maps.With(testenv.Context(t), datapath, func(store *maps.Store) error { return remove(store, owner) })
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func removeReservation(t *testing.T, _ *pod, result *types100.Result) {
-	t.Helper()
-	if err := os.Remove(filepath.Join(addressDir, "pods", addresses(result)[0].String())); err != nil {
-		t.Fatal(err)
-	}
+	p.host.wantCtl(t, 0, []string{"repair"})
+	wantSuccess(t, p.try(t, "CHECK"), "")
 }

@@ -1,6 +1,8 @@
 package conformance
 
 import (
+	"encoding/json"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -104,20 +106,57 @@ func compareRoutes(t *testing.T, p *pod, result *types100.Result) {
 
 // TestRouteFields holds ADD to apply what a route of the configuration says, not only to echo it.
 func TestRouteFields(t *testing.T) {
+	const onLink, global = int(netlink.SCOPE_LINK), int(netlink.SCOPE_UNIVERSE)
+
 	h := newHost(t)
-	route := object{"dst": "198.18.0.0/15", "gw": "10.88.0.1", "mtu": 1300, "advmss": 1200, "priority": 50, "table": 100}
-	p := h.pod(t, "c1", with(single("1.1.0"), "ipam.routes", list{route}))
-	p.add(t)
-	filter := &netlink.Route{Table: 100}
-	routes, err := p.Netlink().RouteListFiltered(netlink.FAMILY_V4, filter, netlink.RT_FILTER_TABLE)
+	for _, test := range []struct {
+		name  string
+		route object
+		want  string // gateway, mtu, advmss, priority, table, scope
+	}{
+		{"gateway of the address", object{"dst": "198.18.0.0/15"}, "10.88.0.1 0 0 0 254 0"},
+		{"gateway", object{"dst": "198.18.0.0/15", "gw": "10.88.0.1"}, "10.88.0.1 0 0 0 254 0"},
+		{"mtu", object{"dst": "198.18.0.0/15", "mtu": 1300}, "10.88.0.1 1300 0 0 254 0"},
+		{"advmss", object{"dst": "198.18.0.0/15", "advmss": 1200}, "10.88.0.1 0 1200 0 254 0"},
+		{"priority", object{"dst": "198.18.0.0/15", "priority": 50}, "10.88.0.1 0 0 50 254 0"},
+		{"table", object{"dst": "198.18.0.0/15", "table": 100}, "10.88.0.1 0 0 0 100 0"},
+		{"scope of the link", object{"dst": "198.18.0.0/15", "scope": onLink}, "<nil> 0 0 0 254 253"},
+		{"global scope", object{"dst": "198.18.0.0/15", "scope": global}, "10.88.0.1 0 0 0 254 0"},
+		{"all", object{"dst": "198.18.0.0/15", "gw": "10.88.0.1", "mtu": 1300, "advmss": 1200, "priority": 50, "table": 100, "scope": global}, "10.88.0.1 1300 1200 50 100 0"},
+		{"IPv6", object{"dst": "2001:db8:99::/48"}, "fd00:88::1 0 0 1024 254 0"},
+		{"all of IPv6", object{"dst": "2001:db8:99::/48", "gw": "fd00:88::1", "mtu": 1300, "advmss": 1200, "priority": 50, "table": 100}, "fd00:88::1 1300 1200 50 100 0"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := h.pod(t, "c1", with(dual("1.1.0"), "ipam.routes", list{test.route}))
+			result := p.add(t)
+			got := routeTo(t, p, test.route["dst"].(string))
+			if text := fmt.Sprint(got.Gw, got.MTU, got.AdvMSS, got.Priority, got.Table, int(got.Scope)); text != test.want {
+				t.Errorf("route is %s, want %s", text, test.want)
+			}
+			if reported := encode(t, result.Routes); !reflect.DeepEqual(decode(t, reported), decode(t, encode(t, list{test.route}))) {
+				t.Errorf("result has %s, want %s", reported, encode(t, test.route))
+			}
+			wantSuccess(t, p.try(t, "CHECK"), "")
+		})
+	}
+}
+
+// routeTo returns the container's one route to a network, in whatever table it is.
+func routeTo(t *testing.T, p *pod, dst string) netlink.Route {
+	t.Helper()
+	_, prefix, err := net.ParseCIDR(dst)
+	if err != nil {
+		t.Fatal(err)
+	}
+	family := netlink.FAMILY_V4
+	if prefix.IP.To4() == nil {
+		family = netlink.FAMILY_V6
+	}
+	routes, err := p.Netlink().RouteListFiltered(family, &netlink.Route{Dst: prefix}, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
 	if err != nil || len(routes) != 1 {
-		t.Fatalf("routes of table 100 are %v (%v)", routes, err)
+		t.Fatalf("routes to %s are %v (%v)", dst, routes, err)
 	}
-	got := routes[0]
-	if got.Dst.String() != "198.18.0.0/15" || got.Gw.String() != "10.88.0.1" || got.MTU != 1300 || got.AdvMSS != 1200 || got.Priority != 50 {
-		t.Errorf("route is %+v", got)
-	}
-	wantSuccess(t, p.try(t, "CHECK"), "")
+	return routes[0]
 }
 
 func TestMTU(t *testing.T) {
@@ -152,6 +191,27 @@ func TestMTU(t *testing.T) {
 	}
 }
 
+// TestRouteMTU has a default route that says less than its device.
+func TestRouteMTU(t *testing.T) {
+	h := newHost(t)
+	for i, gateway := range []netip.Addr{testenv.OutsideAddr4, testenv.OutsideAddr6} {
+		want := []int{1400, 1380}[i] // the smaller one of both families
+		uplink, err := h.Node.Netlink().LinkByName(testenv.UplinkName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := &net.IPNet{IP: make(net.IP, gateway.BitLen()/8), Mask: make(net.IPMask, gateway.BitLen()/8)}
+		route := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: all, Gw: gateway.AsSlice(), MTU: want}
+		if err := h.Node.Netlink().RouteReplace(route); err != nil {
+			t.Fatal(err)
+		}
+		result := h.pod(t, fmt.Sprint("c", i), dual("1.1.0")).add(t)
+		if got := result.Interfaces[1].Mtu; got != want {
+			t.Errorf("MTU is %d, want %d", got, want)
+		}
+	}
+}
+
 func TestDNS(t *testing.T) {
 	h := newHost(t)
 	resolvConf := filepath.Join(t.TempDir(), "resolv.conf")
@@ -177,4 +237,14 @@ func TestDNS(t *testing.T) {
 			}
 		})
 	}
+}
+
+// decode returns what a text of JSON says.
+func decode(t *testing.T, text []byte) any {
+	t.Helper()
+	var value any
+	if err := json.Unmarshal(text, &value); err != nil {
+		t.Fatal(err)
+	}
+	return value
 }

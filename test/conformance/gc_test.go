@@ -5,10 +5,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -169,6 +172,37 @@ func TestGCErrors(t *testing.T) {
 		}
 	}
 	wantError(t, h.tryGC(t, dual("1.0.0")), codeIncompatible, "GC")
+	h.wantState(t, before, p.Namespace)
+}
+
+// TestGCGoesOn has two things that cannot be cleaned up: both are reported, and all the rest is.
+func TestGCGoesOn(t *testing.T) {
+	h := newHost(t)
+	conf := with(withPort(dual("1.1.0"), 8080), "runtimeConfig.aliases", list{"web"})
+	p := h.pod(t, "c1", conf)
+	before := h.state(t, p.Namespace)
+	p.add(t)
+	broken, err := filepath.Glob(filepath.Join(record.DefaultDir, "*", "*.json"))
+	if err != nil || len(broken) != 1 {
+		t.Fatalf("records are %q (%v)", broken, err)
+	}
+	if err := os.WriteFile(broken[0], []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("read-only", func(t *testing.T) {
+		readOnly(t, addressDir)
+		call := h.tryGC(t, withKey(conf, currentKey, list{}))
+		wantError(t, call, codeIO, broken[0], filepath.Join(addressDir, "pods"), "read-only file system")
+	})
+	left, lost := before.compare(h.state(t, p.Namespace))
+	slices.Sort(left)
+	if text := strings.Join(left, "\n"); len(left) != 3 || len(lost) != 0 || strings.Count(text, addressDir) != 2 || strings.Count(text, broken[0]) != 1 {
+		t.Errorf("left: %s, lost: %v", text, lost)
+	}
+	if err := os.Remove(broken[0]); err != nil {
+		t.Fatal(err)
+	}
+	h.gc(t, withKey(conf, currentKey, list{}))
 	h.wantState(t, before, p.Namespace)
 }
 

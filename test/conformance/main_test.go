@@ -35,13 +35,14 @@ const addressDir = "/var/lib/cni/networks"
 type host struct {
 	*testenv.Topology
 	plugin string
+	path   string // CNI_PATH of containers
 }
 
 // newHost makes a machine on which the plugin has not run yet. At the end of the test
 // it checks that nothing but the datapath itself is pinned, and removes that.
 func newHost(t *testing.T) *host {
 	t.Helper()
-	h := &host{plugin: testenv.Build(t, "./cmd/ebpfnet")}
+	h := &host{plugin: testenv.Build(t, "./cmd/ebpfnet"), path: "/opt/cni/bin"}
 	t.Cleanup(func() {
 		checkPins(t)
 		if err := errors.Join(os.RemoveAll(loader.Root), os.RemoveAll(addressDir), os.RemoveAll(record.DefaultDir)); err != nil {

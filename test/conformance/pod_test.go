@@ -116,7 +116,7 @@ func (p *pod) env(verb string) map[string]string {
 		"CNI_CONTAINERID": p.id,
 		"CNI_NETNS":       p.Path,
 		"CNI_IFNAME":      p.ifName,
-		"CNI_PATH":        "/opt/cni/bin",
+		"CNI_PATH":        p.host.path,
 	}
 	if p.args != "" {
 		env["CNI_ARGS"] = p.args

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -65,6 +66,24 @@ func compareGolden(t *testing.T, name string, stdout []byte) {
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("result differs from %s:\n%s\nwant:\n%s", path, stdout, golden)
+	}
+}
+
+// TestResultOfOldVersion: results up to 0.2.0 have room for one address of a family, which is the first. The
+// container has them all.
+func TestResultOfOldVersion(t *testing.T) {
+	h := newHost(t)
+	for _, version := range []string{"0.1.0", "0.2.0"} {
+		t.Run(version, func(t *testing.T) {
+			forgetAddresses(t)
+			p := h.pod(t, "c1", with(single(version), "ipam.ranges", list{
+				list{object{"subnet": "10.88.0.0/16"}}, list{object{"subnet": "10.89.0.0/16"}}, list{object{"subnet": "fd00:88::/64"}}, list{object{"subnet": "fd00:89::/64"}},
+			}))
+			if got := fmt.Sprint(addresses(p.add(t))); got != "[10.88.0.2 fd00:88::2]" {
+				t.Errorf("the result has %s", got)
+			}
+			wantPing(t, h.Node, netip.MustParseAddr("10.88.0.2"), netip.MustParseAddr("10.89.0.2"), netip.MustParseAddr("fd00:88::2"), netip.MustParseAddr("fd00:89::2"))
+		})
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/types"
+
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -69,4 +71,29 @@ func TestStatusVersions(t *testing.T) {
 		wantError(t, h.status(t, dual(version)), codeIncompatible, "STATUS")
 	}
 	wantError(t, h.status(t, with(dual("1.1.0"), "ipmask", true)), codeUnsupported, "ipmask")
+}
+
+// TestStatusLimited is a host that has stopped forwarding, and lets nobody turn it on again: those
+// who are connected suffer. Where it can be turned on, STATUS does.
+func TestStatusLimited(t *testing.T) {
+	h := newHost(t)
+	conf := dual("1.1.0")
+	p := h.pod(t, "c1", conf)
+	p.add(t)
+	stop := func() {
+		for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+			p.setSysctl(t, h.Node, name, "0")
+		}
+	}
+	stop()
+	wantSuccess(t, h.status(t, conf), "")
+	wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
+
+	stop()
+	t.Run("read-only", func(t *testing.T) {
+		readOnly(t, "/proc/sys")
+		wantError(t, h.status(t, conf), types.ErrLimitedConnectivity, "/proc/sys/net/ipv4/ip_forward", "containers that are connected")
+	})
+	wantSuccess(t, h.status(t, conf), "")
+	wantSuccess(t, p.try(t, "CHECK"), "")
 }

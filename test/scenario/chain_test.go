@@ -10,6 +10,7 @@ import (
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
+	"github.com/ebpfnet/ebpfnet/plugin"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -17,7 +18,7 @@ import (
 // chainOf is a network of several plugins, of which the reference ones are built, too.
 func chainOf(t *testing.T, plugins ...string) *network {
 	t.Helper()
-	for _, reference := range []string{"main/bridge", "main/ptp", "main/macvlan", "meta/tuning", "meta/portmap", "meta/firewall", "ipam/host-local"} {
+	for _, reference := range []string{"main/bridge", "main/ptp", "main/macvlan", "meta/tuning", "meta/portmap", "meta/firewall", "meta/bandwidth", "ipam/host-local"} {
 		if strings.Contains(strings.Join(plugins, ""), `"`+filepath.Base(reference)+`"`) {
 			testenv.Build(t, "github.com/containernetworking/plugins/plugins/"+reference)
 		}
@@ -57,6 +58,7 @@ func TestAfterOtherPlugin(t *testing.T) {
 					t.Errorf("CHECK: %v", err)
 				}
 			}
+			isListed(t, n, web)
 			byEachProtocol(t, func(t *testing.T, f family, protocol string) {
 				ping(t, a.Namespace, f.outside)
 				outside := serve(t, n.Outside, protocol, at(f.outside, 0))
@@ -87,6 +89,33 @@ func TestAfterOtherPlugin(t *testing.T) {
 			reachAsOneself(t, n.Outside, "tcp", at(f.node, 8080), n.node())
 		})
 	}
+}
+
+// isListed wants the operator's tool to know a pod by its own name and another plugin's device.
+func isListed(t *testing.T, n *network, pod *testenv.Pod) {
+	t.Helper()
+	for _, info := range attachmentsOf(t, n) {
+		if info.ContainerID != pod.Conf.ContainerID {
+			continue
+		}
+		if !info.Chained || info.Dead || !strings.HasPrefix(info.Device, "veth") || len(info.Addresses) != 2 || len(info.HostPorts) != 4 {
+			t.Errorf("%s is listed as %+v", pod.Name, info)
+		}
+		return
+	}
+	t.Errorf("%s is not listed", pod.Name)
+}
+
+func attachmentsOf(t *testing.T, n *network) (all []*plugin.AttachmentInfo) {
+	t.Helper()
+	err := n.node().Do(func() (err error) {
+		all, err = plugin.Attachments("")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 func attachmentOf(pod *testenv.Pod) cnitypes.GCAttachment {
@@ -185,18 +214,58 @@ func TestBeforeOtherPlugins(t *testing.T) {
 	own := `{"type": "ebpfnet", "ipMasq": true, ` + referenceIPAM + `}`
 	for _, tc := range []struct{ name, plugin string }{
 		{"tuning", `{"type": "tuning", "mtu": 1400, "sysctl": {"net.core.somaxconn": "500"}}`},
+		{"tuning's MAC", `{"type": "tuning", "mac": "02:00:00:00:00:77"}`},
+		{"bandwidth", `{"type": "bandwidth", "ingressRate": 100000000, "ingressBurst": 10000000}`},
 		{"portmap", `{"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true}}`},
 		{"firewall", `{"type": "firewall", "backend": "iptables"}`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n := chainOf(t, own, tc.plugin)
+			if err := n.SetNetwork([]byte(strings.Replace(conflistOf(own, tc.plugin), `"1.0.0"`, `"1.1.0"`, 1))); err != nil {
+				t.Fatal(err)
+			}
 			pod := n.AddPod(t, "a", map[string]any{"portMappings": []mapping{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}})
 			f := families[0]
 			ping(t, pod.Namespace, f.outside)
+			ping(t, n.node(), f.pod(pod))
+			if err := pod.Check(testenv.Context(t)); err != nil {
+				t.Errorf("CHECK: %v", err)
+			}
 			if tc.name == "portmap" {
 				serve(t, pod.Namespace, "tcp", at(f.pod(pod), 80))
 				reachAsOneself(t, n.Outside, "tcp", at(f.node, 8080), pod.Namespace)
 			}
 		})
 	}
+}
+
+// A container comes back whose old namespace is gone without DEL: what was kept of it is replaced.
+// While it lives, a second ADD is refused.
+func TestChainedRestart(t *testing.T) {
+	testenv.Build(t, "github.com/containernetworking/plugins/plugins/ipam/static")
+	n := chainOf(t, `{"type": "bridge", "bridge": "cni0", "isGateway": true,
+		"ipam": {"type": "static", "addresses": [{"address": "10.88.0.7/24", "gateway": "10.88.0.1"}], "routes": [{"dst": "0.0.0.0/0"}]}}`,
+		strings.TrimSuffix(afterOthers, "}")+`, "allmulti": true}`)
+	old := n.AddPod(t, "old", mapBoth(8080, 80))
+	next := n.NewPod(t, "next")
+	next.Conf.ContainerID, next.Conf.CapabilityArgs = old.Conf.ContainerID, old.Conf.CapabilityArgs
+	if err := old.Close(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, "the old device to go", func() error {
+		if infos := attachmentsOf(t, n); len(infos) != 1 || !infos[0].Dead {
+			return fmt.Errorf("attachments are %+v", infos)
+		}
+		return nil
+	})
+	if err := next.Add(testenv.Context(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := next.Check(testenv.Context(t)); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	f := families[0]
+	serve(t, next.Namespace, "tcp", at(f.pod(next), 80))
+	reachAsOneself(t, n.Outside, "tcp", at(f.node, 8080), next.Namespace)
+	del(t, next)
 }

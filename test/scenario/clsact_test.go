@@ -63,6 +63,41 @@ func TestClsact(t *testing.T) {
 	if err := pod.Check(testenv.Context(t)); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
+	wantBefore(t, n, pod)
+	addForeignFilters(t, n, hostDevice, 1)
+	addForeignFilters(t, n, hostDevice, 0x7fff)
+	wantBefore(t, n, pod, "foreign (tc priority 1)")
+	removeFilter(t, n, hostDevice, netlink.HANDLE_MIN_INGRESS)
+	checkThenRepair(t, n, pod, hostDevice+" has lost its BPF programs")
+	removeFilter(t, n, testenv.UplinkName, netlink.HANDLE_MIN_EGRESS)
+	checkThenRepair(t, n, pod, "uplink "+testenv.UplinkName+" has lost its BPF programs")
+}
+
+// removeFilter takes all filters off, as another tool may.
+func removeFilter(t *testing.T, n *network, device string, parent uint32) {
+	t.Helper()
+	at := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: indexOf(t, n.node(), device)}}
+	filters, err := n.node().Netlink().FilterList(at, parent)
+	if err != nil || len(filters) == 0 {
+		t.Fatalf("filters of %s: %v (%v)", device, filters, err)
+	}
+	for _, filter := range filters {
+		if err := n.node().Netlink().FilterDel(filter); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// checkThenRepair wants CHECK to find a difference, and repair to mend it.
+func checkThenRepair(t *testing.T, n *network, pod *testenv.Pod, difference string) {
+	t.Helper()
+	if err := pod.Check(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), difference) {
+		t.Errorf("CHECK: %v, want %q", err, difference)
+	}
+	repair(t, n)
+	if err := pod.Check(testenv.Context(t)); err != nil {
+		t.Errorf("CHECK after repair: %v", err)
+	}
 }
 
 // Another tool's filters stand before and after ours on the uplink, and see all packets

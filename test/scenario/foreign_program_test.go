@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -109,6 +110,7 @@ func TestForeignTCXPrograms(t *testing.T) {
 		hooks = append(hooks, attachForeign(t, n, device, link.Head(), "before ours")...)
 		hooks = append(hooks, attachForeign(t, n, device, link.Tail(), "after ours")...)
 	}
+	wantBefore(t, n, web, "foreign (program ", "foreign (program ") // ours is a filter there
 	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
 		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
 		server := serve(t, n.Outside, protocol, at(f.outside, 0))
@@ -174,4 +176,19 @@ func onDevice(hooks []foreignHook, device string) (there []foreignHook) {
 		}
 	}
 	return there
+}
+
+// wantBefore wants the operator's tool to tell who sees a pod's packets before ours: one program for
+// each of the words that it starts with.
+func wantBefore(t *testing.T, n *network, pod *testenv.Pod, words ...string) {
+	t.Helper()
+	var got []string
+	for _, info := range attachmentsOf(t, n) {
+		if info.ContainerID == pod.Conf.ContainerID {
+			got = info.ProgramsBefore
+		}
+	}
+	if !slices.EqualFunc(got, words, strings.HasPrefix) {
+		t.Errorf("before ours are %q, want %q", got, words)
+	}
 }

@@ -1,0 +1,209 @@
+package conformance
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cilium/ebpf/link"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// What is done to a container for CHECK to find.
+
+func setMAC(h *netlink.Handle, l netlink.Link) error {
+	return h.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 9})
+}
+
+func setMTU(mtu int) func(*netlink.Handle, netlink.Link) error {
+	return func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetMTU(l, mtu) }
+}
+
+func (p *pod) setSysctl(t *testing.T, ns *testenv.Namespace, name, value string) {
+	t.Helper()
+	if err := ns.SetSysctl(name, value); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func stopForwarding(name string) func(*testing.T, *pod, *types100.Result) {
+	return func(t *testing.T, p *pod, _ *types100.Result) {
+		t.Helper()
+		p.setSysctl(t, p.host.Node, name, "0")
+	}
+}
+
+func onHost(damage func(*netlink.Handle, netlink.Link) error) func(*testing.T, *pod, *types100.Result) {
+	return func(t *testing.T, p *pod, result *types100.Result) {
+		t.Helper()
+		if err := damage(p.host.Node.Netlink(), p.hostDevice(t, result)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func inContainer(damage func(*netlink.Handle, netlink.Link) error) func(*testing.T, *pod, *types100.Result) {
+	return func(t *testing.T, p *pod, _ *types100.Result) {
+		t.Helper()
+		if err := damage(p.Netlink(), p.device(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// deleteInterface takes the name away and leaves the pair, so that only the container differs.
+func deleteInterface(t *testing.T, p *pod, _ *types100.Result) {
+	t.Helper()
+	link := p.device(t)
+	if err := p.Netlink().LinkSetDown(link); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Netlink().LinkSetName(link, "gone"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func removeAddress(index int) func(*testing.T, *pod, *types100.Result) {
+	return func(t *testing.T, p *pod, result *types100.Result) {
+		t.Helper()
+		addr := result.IPs[index].Address
+		if err := p.Netlink().AddrDel(p.device(t), &netlink.Addr{IPNet: &addr}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func removeRoute(dst string) func(*testing.T, *pod, *types100.Result) {
+	return func(t *testing.T, p *pod, _ *types100.Result) {
+		t.Helper()
+		_, prefix, _ := net.ParseCIDR(dst)
+		if err := p.Netlink().RouteDel(&netlink.Route{Dst: prefix, LinkIndex: p.device(t).Attrs().Index}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func removeGateway(t *testing.T, p *pod, result *types100.Result) {
+	t.Helper()
+	addr := &netlink.Addr{IPNet: &net.IPNet{IP: result.IPs[0].Gateway, Mask: net.CIDRMask(32, 32)}}
+	if err := p.host.Node.Netlink().AddrDel(p.hostDevice(t, result), addr); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func removeHostRoute(t *testing.T, p *pod, result *types100.Result) {
+	t.Helper()
+	route := &netlink.Route{
+		LinkIndex: p.hostDevice(t, result).Attrs().Index,
+		Dst:       &net.IPNet{IP: result.IPs[1].Address.IP, Mask: net.CIDRMask(128, 128)},
+	}
+	if err := p.host.Node.Netlink().RouteDel(route); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// changeRoute replaces a route of the container, in whatever table it is.
+func changeRoute(dst string, change func(*netlink.Route)) func(*testing.T, *pod, *types100.Result) {
+	return func(t *testing.T, p *pod, _ *types100.Result) {
+		t.Helper()
+		_, prefix, _ := net.ParseCIDR(dst)
+		filter := &netlink.Route{Dst: prefix}
+		routes, err := p.Netlink().RouteListFiltered(netlink.FAMILY_V4, filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
+		if err != nil || len(routes) != 1 {
+			t.Fatalf("routes to %s: %v (%v)", dst, routes, err)
+		}
+		route := routes[0]
+		if err := p.Netlink().RouteDel(&route); err != nil {
+			t.Fatal(err)
+		}
+		change(&route)
+		if err := p.Netlink().RouteAdd(&route); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func removeFilter(t *testing.T, p *pod, result *types100.Result) {
+	t.Helper()
+	if _, err := p.host.Node.Run(testenv.Context(t), "tc", "filter", "del", "dev", result.Interfaces[0].Name, "ingress"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// forceDetach takes a program off and leaves the pin of its link.
+func forceDetach(pattern string) func(*testing.T, *pod, *types100.Result) {
+	return func(t *testing.T, _ *pod, _ *types100.Result) {
+		t.Helper()
+		pins, err := filepath.Glob(filepath.Join(loader.Root, "netns-*", "links", pattern))
+		if err != nil || len(pins) != 1 {
+			t.Fatalf("pins %s: %v, %v", pattern, pins, err)
+		}
+		l, err := link.LoadPinnedLink(pins[0], nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		if err := l.Detach(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func writeReservation(t *testing.T, addr, content string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(addressDir, "pods", addr), []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func removePin(pattern string) func(*testing.T, *pod, *types100.Result) {
+	return func(t *testing.T, _ *pod, _ *types100.Result) {
+		t.Helper()
+		pins, err := filepath.Glob(filepath.Join(loader.Root, "netns-*", "links", pattern))
+		if err != nil || len(pins) != 1 {
+			t.Fatalf("pins %s: %v, %v", pattern, pins, err)
+		}
+		if err := os.Remove(pins[0]); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func removeEntries(remove func(*maps.Store, loader.Owner) error) func(*testing.T, *pod, *types100.Result) {
+	return func(t *testing.T, p *pod, _ *types100.Result) {
+		t.Helper()
+		owner := maps.Attachment{Network: "pods", ContainerID: p.id, IfName: p.ifName}.Owner()
+		withDatapath(t, p.host, func(datapath *loader.Datapath) error {
+			return maps.With(testenv.Context(t), datapath, func(store *maps.Store) error { return remove(store, owner) })
+		})
+	}
+}
+
+func removeExempts(t *testing.T, p *pod, _ *types100.Result) {
+	t.Helper()
+	withDatapath(t, p.host, func(datapath *loader.Datapath) error {
+		var key bpf.DatapathExemptKey
+		for {
+			if err := datapath.Exempts.NextKey(nil, &key); err != nil {
+				return nil // empty
+			}
+			if err := datapath.Exempts.Delete(&key); err != nil {
+				return err
+			}
+		}
+	})
+}
+
+func removeReservation(t *testing.T, _ *pod, result *types100.Result) {
+	t.Helper()
+	if err := os.Remove(filepath.Join(addressDir, "pods", addresses(result)[0].String())); err != nil {
+		t.Fatal(err)
+	}
+}

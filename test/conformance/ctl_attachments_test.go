@@ -1,0 +1,89 @@
+package conformance
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/ebpfnet/ebpfnet/plugin/record"
+)
+
+// TestCtlAttachments lists a container with all there is to tell, one without addresses, and one that
+// is gone.
+func TestCtlAttachments(t *testing.T) {
+	h := newHost(t)
+	h.wantCtl(t, 1, []string{"attachments"}, "not loaded")
+	full := with(withPort(dual("1.1.0"), 8080), "args.cni.labels", list{object{"key": "app", "value": "web"}})
+	full = with(with(full, "runtimeConfig.aliases", list{"web", "www"}), "runtimeConfig.cgroupPath", "/pods/c1")
+	c1 := h.pod(t, "c1", full)
+	r1 := c1.add(t)
+	bare := h.pod(t, "c2", with(with(single("1.1.0"), "ipam", absent), "name", "bare"))
+	r2 := bare.add(t)
+	gone := h.pod(t, "gone", with(single("1.1.0"), "runtimeConfig.aliases", list{"old"}))
+	r3 := gone.add(t)
+	gone.vanish(t)
+
+	address := func(r *types100.Result, i int) object {
+		return object{"address": addresses(r)[i].String(), "gateway": r.IPs[i].Gateway.String(), "masqueraded": true}
+	}
+	port := func(any string, i int) object {
+		return object{"protocol": "tcp", "hostAddress": any, "hostPort": 8080.0, "address": addresses(r1)[i].String(), "port": 80.0}
+	}
+	want := list{
+		object{"network": "bare", "containerID": "c2", "ifname": "eth0", "dead": false, "device": r2.Interfaces[0].Name,
+			"chained": false, "addresses": list{}, "hostPorts": list{}},
+		object{"network": "pods", "containerID": "c1", "ifname": "eth0", "dead": false, "device": r1.Interfaces[0].Name,
+			"mac": r1.Interfaces[1].Mac, "chained": false, "addresses": list{address(r1, 0), address(r1, 1)},
+			"hostPorts": list{port("0.0.0.0", 0), port("::", 1)}, "aliases": list{"web", "www"},
+			"cgroupPath": "/pods/c1", "labels": list{object{"key": "app", "value": "web"}}},
+		object{"network": "pods", "containerID": "gone", "ifname": "eth0", "dead": true, "mac": r3.Interfaces[1].Mac,
+			"chained": false, "addresses": list{address(r3, 0)}, "hostPorts": list{}, "aliases": list{"old"}},
+	}
+	exit, stdout, stderr := h.ctl(t, "attachments", "-o", "json")
+	var got list
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil || exit != 0 {
+		t.Fatalf("exit %d, %v: %s%s", exit, err, stdout, stderr)
+	}
+	for _, attachment := range got {
+		if owner, _ := attachment.(object)["owner"].(string); len(owner) != 16 {
+			t.Errorf("owner is %q", owner)
+		}
+		delete(attachment.(object), "owner")
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", encode(t, got), encode(t, want))
+	}
+	h.wantCtl(t, 0, []string{"attachments"}, "pods c1 eth0\n", "bare c2 eth0\n", "pods gone eth0\n  dead ", r1.Interfaces[0].Name,
+		r1.Interfaces[1].Mac, addresses(r1)[1].String()+" by fd00:88::1, masqueraded", "tcp [::]:8080 leads to ["+addresses(r1)[1].String()+"]:80",
+		"web www", "/pods/c1", "app=web")
+
+	// A broken record is named, and costs the others nothing.
+	files, err := filepath.Glob(filepath.Join(record.DefaultDir, "*", "*.json"))
+	if err != nil || len(files) != 2 {
+		t.Fatalf("records are %q (%v)", files, err)
+	}
+	whole, err := os.ReadFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(files[0], []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	exit, stdout, stderr = h.ctl(t, "attachments")
+	if exit != 1 || !strings.Contains(stderr, files[0]) || !strings.Contains(stdout, "pods c1 eth0") {
+		t.Errorf("exit %d, stdout %q, stderr %q", exit, stdout, stderr)
+	}
+	if err := os.WriteFile(files[0], whole, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	bare.del(t)
+	h.wantCtl(t, 0, []string{"attachments"}, "gone")
+	h.gc(t, withKey(single("1.1.0"), currentKey, list{}))
+	h.wantCtl(t, 0, []string{"attachments"}, "no container is connected")
+	h.wantCtl(t, 0, []string{"attachments", "-o", "json"}, "[]\n")
+}

@@ -1,0 +1,112 @@
+package conformance
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestLog calls ADD, a CHECK that fails, and DEL: the log has what its level says, and stdout is as
+// it is without.
+func TestLog(t *testing.T) {
+	h := newHost(t)
+	const (
+		add    = `level=INFO msg=ADD pid=`
+		failed = `level=ERROR msg="CHECK failed"`
+		del    = `level=INFO msg=DEL`
+		step   = `level=DEBUG msg="create the veth pair"`
+	)
+	for _, test := range []struct {
+		name      string
+		key, env  bool // what names the file
+		level     any
+		has, lack []string
+	}{
+		{"key", true, false, absent, []string{add, failed, del, "network=pods container=c1 interface=eth0 netns=/run/netns/", "took=", "code=7", "prevResult"}, []string{step}},
+		{"CNI_LOG_FILE", false, true, absent, []string{add, failed, del}, []string{step}},
+		{"key before CNI_LOG_FILE", true, true, absent, []string{add, failed, del}, []string{step}},
+		{"debug", true, false, "debug", []string{add, failed, del, step}, nil},
+		{"warn", true, false, "warn", []string{failed}, []string{add, del, step}},
+		{"error", true, false, "error", []string{failed}, []string{add, del, step}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "ebpfnet.log")
+			conf := with(single("1.1.0"), "logLevel", test.level)
+			if test.key {
+				conf = with(conf, "logFile", file)
+			}
+			p := h.pod(t, "c1", conf)
+			call := func(verb string) []byte {
+				env := p.env(verb)
+				if test.env {
+					env["CNI_LOG_FILE"] = file
+				}
+				if test.key && test.env {
+					env["CNI_LOG_FILE"] = "/run/other.log"
+				}
+				call := h.call(t, env, encode(t, p.conf))
+				if len(call.Stderr) > 0 {
+					t.Errorf("%s: stderr: %s", verb, call.Stderr)
+				}
+				return call.Stdout
+			}
+			parseResult(t, call("ADD"))
+			call("CHECK") // without prevResult
+			if stdout := call("DEL"); len(stdout) > 0 {
+				t.Errorf("DEL: stdout: %s", stdout)
+			}
+			wantLog(t, file, test.has, test.lack)
+			if _, err := os.Stat("/run/other.log"); err == nil {
+				t.Error("both files have been written")
+			}
+		})
+	}
+}
+
+func wantLog(t *testing.T, file string, has, lacks []string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, words := range has {
+		if !strings.Contains(string(text), words) {
+			t.Errorf("the log lacks %q:\n%s", words, text)
+		}
+	}
+	for _, words := range lacks {
+		if strings.Contains(string(text), words) {
+			t.Errorf("the log has %q:\n%s", words, text)
+		}
+	}
+}
+
+// TestLogOnStderr: stdout is the result alone, whatever is said besides; a file that cannot be written
+// costs no container its network; and DEL works with keys that ADD refuses.
+func TestLogOnStderr(t *testing.T) {
+	h := newHost(t)
+	for _, test := range []struct {
+		name string
+		conf object
+		word string // on stderr
+	}{
+		{"level without file", with(single("1.1.0"), "logLevel", "debug"), "create the veth pair"},
+		{"file that cannot be written", with(single("1.1.0"), "logFile", "/run/absent/log"), `logFile \"/run/absent/log\": expected a file that can be written`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := h.pod(t, "c1", test.conf)
+			call := p.try(t, "ADD")
+			parseResult(t, call.Stdout)
+			if !strings.Contains(string(call.Stderr), test.word) {
+				t.Errorf("stderr lacks %q: %s", test.word, call.Stderr)
+			}
+			before := h.state(t)
+			p.conf = with(with(p.conf, "logFile", 7), "logLevel", "loud")
+			wantSuccess(t, p.try(t, "DEL"), "")
+			if left, _ := h.state(t).compare(before); len(left) == 0 {
+				t.Error("DEL has removed nothing")
+			}
+		})
+	}
+}
