@@ -156,10 +156,11 @@ func TestDHCP(t *testing.T) {
 			del(t, web)
 			del(t, a)
 			said := daemon.stop(t)
-			if strings.Count(said, "lease acquired") != 3 || strings.Count(said, "releasing lease") != 3 {
+			// bridge takes the interface away first: no release is sent, and the daemon may see that itself.
+			ended := strings.Count(said, "releasing lease") + strings.Count(said, "terminating lease maintenance")
+			if strings.Count(said, "lease acquired") != 3 || ended != 3 {
 				t.Errorf("the daemon says:\n%s", said)
 			}
-			// bridge takes the interface away first, and no release is sent.
 			if len(network.list) == 1 && strings.Contains(said, "failed") {
 				t.Errorf("the daemon says:\n%s", said)
 			}
