@@ -81,9 +81,9 @@ func main() {
 	testenv.Isolate()
 	exitOnSignal()
 
-	m := new(machine)
-	err = m.protect(func() error { return run(m, r, opts) })
-	os.Exit(r.finish(errors.Join(err, m.cleanUp())))
+	m := &testenv.Machine{Name: "demo"}
+	err = m.Protect(func() error { return run(m, r, opts) })
+	os.Exit(r.finish(errors.Join(err, m.CleanUp())))
 }
 
 func parseOptions(args []string) (options, error) {

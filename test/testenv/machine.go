@@ -1,4 +1,4 @@
-package main
+package testenv
 
 import (
 	"errors"
@@ -6,46 +6,47 @@ import (
 	"os"
 	"runtime"
 	"slices"
-
-	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// machine lets testenv be used outside of a test.
-type machine struct {
+// Machine is the [TB] of a program that is not a test. It is for one goroutine at a time.
+type Machine struct {
+	// Name is the program's.
+	Name string
+
 	failure  error
 	cleanups []func()
 }
 
-var _ testenv.TB = (*machine)(nil)
+var _ TB = (*Machine)(nil)
 
 // Helper does nothing: there are no lines of tests to name.
-func (m *machine) Helper() {}
+func (m *Machine) Helper() {}
 
 // Cleanup registers fn to run at the end, after those registered later.
-func (m *machine) Cleanup(fn func()) { m.cleanups = append(m.cleanups, fn) }
+func (m *Machine) Cleanup(fn func()) { m.cleanups = append(m.cleanups, fn) }
 
-// Fatalf ends the function that protect runs. It does not return.
-func (m *machine) Fatalf(format string, args ...any) {
+// Fatalf ends the function that Protect runs. It does not return.
+func (m *Machine) Fatalf(format string, args ...any) {
 	m.failure = fmt.Errorf(format, args...)
 	runtime.Goexit()
 }
 
 // Logf tells what is no reason to stop.
-func (m *machine) Logf(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, "demo: "+format+"\n", args...)
+func (m *Machine) Logf(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, m.Name+": "+format+"\n", args...)
 }
 
 // TempDir returns a new directory, in the /run that goes with this process.
-func (m *machine) TempDir() string {
-	dir, err := os.MkdirTemp("", "demo-")
+func (m *Machine) TempDir() string {
+	dir, err := os.MkdirTemp("", m.Name+"-")
 	if err != nil {
 		m.Fatalf("make a temporary directory: %v", err)
 	}
 	return dir
 }
 
-// protect runs fn and returns its error, or that of a Fatalf in it. Calls nest.
-func (m *machine) protect(fn func() error) (err error) {
+// Protect runs fn and returns its error, or that of a Fatalf in it. Calls nest.
+func (m *Machine) Protect(fn func() error) (err error) {
 	done := make(chan struct{})
 	err = errors.New("ended without a result") // replaced unless something exits the goroutine
 	go func() {
@@ -59,14 +60,14 @@ func (m *machine) protect(fn func() error) (err error) {
 	return err
 }
 
-// cleanUp runs what Cleanup registered, the last first, whatever fails meanwhile.
-func (m *machine) cleanUp() error {
+// CleanUp runs what Cleanup registered, the last first, whatever fails meanwhile.
+func (m *Machine) CleanUp() error {
 	var errs []error
 	for len(m.cleanups) > 0 {
 		last := len(m.cleanups) - 1
 		fn := m.cleanups[last]
 		m.cleanups = slices.Delete(m.cleanups, last, last+1)
-		errs = append(errs, m.protect(func() error { fn(); return nil }))
+		errs = append(errs, m.Protect(func() error { fn(); return nil }))
 	}
 	return errors.Join(errs...)
 }
