@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"runtime"
 	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
 // Machine is the [TB] of a program that is not a test. It is for one goroutine at a time.
@@ -70,4 +73,18 @@ func (m *Machine) CleanUp() error {
 		errs = append(errs, m.Protect(func() error { fn(); return nil }))
 	}
 	return errors.Join(errs...)
+}
+
+// ExitOnSignal ends the process when it is told to. There is nothing to clean up: this is the first
+// process of its PID namespace, and everything goes with it.
+func (m *Machine) ExitOnSignal() {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGPIPE)
+	go func() {
+		sig := (<-signals).(unix.Signal)
+		if sig != unix.SIGPIPE { // nobody reads any more
+			fmt.Fprintf(os.Stderr, "\n%s: %v: what was set up goes with this process, nothing is left\n", m.Name, sig)
+		}
+		os.Exit(128 + int(sig))
+	}()
 }
