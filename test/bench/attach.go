@@ -25,7 +25,7 @@ func (s *setup) newAttachments(m *testenv.Machine) ([]attachment, error) {
 	var all []attachment
 	for i := range atOnceLimit {
 		if s.runtime == nil {
-			a, err := bareAttachment(s.topology.Node, testenv.New(m, "attached"), i)
+			a, err := bareAttachment(m, s.topology.Node, i)
 			if err != nil {
 				return nil, err
 			}
@@ -52,11 +52,13 @@ func within(call func(context.Context) error) error {
 }
 
 // bareAttachment makes and removes a veth, with the fewest requests that a pod could do with.
-func bareAttachment(node, pod *testenv.Namespace, i int) (attachment, error) {
-	fd, err := netns.GetFromPath(pod.Path) // stays open with the process
+func bareAttachment(m *testenv.Machine, node *testenv.Namespace, i int) (attachment, error) {
+	pod := testenv.New(m, "attached")
+	fd, err := netns.GetFromPath(pod.Path)
 	if err != nil {
 		return attachment{}, err
 	}
+	m.Cleanup(func() { fd.Close() })
 	host := fmt.Sprintf("bare%d", i)
 	add := func() error {
 		veth := netlink.NewVeth(netlink.LinkAttrs{Name: host, TxQLen: -1, Flags: 1}) // net.FlagUp

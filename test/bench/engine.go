@@ -64,13 +64,19 @@ func quiet() (loud func()) {
 	return func() { debug.SetGCPercent(old) }
 }
 
-// on runs one end on a thread of its own in a namespace, and on the CPU.
+// on runs one end on a thread of its own in a namespace, on the CPU, and without the signal by which
+// Go's scheduler interrupts a thread every 10 ms: no wait would ever come to its limit.
 func on(ns *testenv.Namespace, end func() error) error {
 	return ns.Do(func() error {
 		var only unix.CPUSet
 		only.Set(cpu)
 		if err := unix.SchedSetaffinity(0, &only); err != nil {
 			return fmt.Errorf("run on CPU %d: %w", cpu, err)
+		}
+		var preemption unix.Sigset_t
+		preemption.Val[(unix.SIGURG-1)/64] = 1 << ((unix.SIGURG - 1) % 64)
+		if err := unix.PthreadSigmask(unix.SIG_BLOCK, &preemption, nil); err != nil {
+			return fmt.Errorf("block SIGURG: %w", err)
 		}
 		return end()
 	})
@@ -131,12 +137,12 @@ type meter struct {
 	histogram
 }
 
-func newMeter(slice time.Duration) *meter { return &meter{clock: newClock(slice)} }
+func newMeter(slice, part time.Duration) *meter { return &meter{clock: newClock(slice, part)} }
 
 // run repeats an action until the end, and tells of those that began in time.
 func (m *meter) run(action func() error) (sample, error) {
 	last := time.Now()
-	for last.Before(m.end) {
+	for !m.over(last) {
 		if err := action(); err != nil {
 			return sample{}, err
 		}
@@ -152,7 +158,7 @@ func (m *meter) run(action func() error) (sample, error) {
 }
 
 // clock tells how much is done in a second: the median of the parts of a slice, so that other
-// work of the machine that comes in between for a moment does not count.
+// work of the machine that comes in between does not count.
 type clock struct {
 	begin, end time.Time
 	part       time.Duration
@@ -161,12 +167,16 @@ type clock struct {
 	rates      []float64
 }
 
-// parts is how many of them a slice has.
-const parts = 8
+const (
+	// shortPart is less than the scheduler lets others run before it is the turn of an end again.
+	shortPart = time.Millisecond
+	// longPart is for what frees memory later than it uses it, or is counted in large pieces.
+	longPart = 4 * time.Millisecond
+)
 
-func newClock(slice time.Duration) *clock {
+func newClock(slice, part time.Duration) *clock {
 	begin := time.Now().Add(warmUp(slice))
-	return &clock{begin: begin, end: begin.Add(slice), part: slice / parts, rates: make([]float64, 0, parts)}
+	return &clock{begin: begin, end: begin.Add(slice), part: part, rates: make([]float64, 0, slice/part+1)}
 }
 
 // add counts what was done from the last call until now.
@@ -182,6 +192,11 @@ func (c *clock) add(now time.Time, amount int) {
 		c.rates = append(c.rates, float64(c.amount)/took.Seconds())
 		c.from, c.amount = now, 0
 	}
+}
+
+// over says whether the slice is. One in which nothing was finished goes on for a while.
+func (c *clock) over(now time.Time) bool {
+	return now.After(c.end) && (len(c.rates) > 0 || now.After(c.end.Add(patience)))
 }
 
 func (c *clock) rate() (float64, error) {

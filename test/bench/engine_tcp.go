@@ -45,7 +45,7 @@ func tcpStream(e ends, slice time.Duration) (got sample, err error) {
 }
 
 func countBytes(fd int, data []byte, slice time.Duration) (got sample, err error) {
-	clock := newClock(slice)
+	clock := newClock(slice, longPart)
 	for {
 		n, err := read(fd, data)
 		if err != nil {
@@ -56,7 +56,7 @@ func countBytes(fd int, data []byte, slice time.Duration) (got sample, err error
 		}
 		now := time.Now()
 		clock.add(now, n)
-		if now.After(clock.end) {
+		if clock.over(now) {
 			got.rate, err = clock.rate()
 			return got, err
 		}
@@ -95,7 +95,7 @@ func tcpRoundTrip(e ends, slice time.Duration) (got sample, err error) {
 			return err
 		}
 		data := make([]byte, 1)
-		got, err = newMeter(slice).run(func() error { return request(fd, data) })
+		got, err = newMeter(slice, shortPart).run(func() error { return request(fd, data) })
 		return err
 	})
 }
@@ -129,7 +129,7 @@ func connectRequestClose(e ends, slice time.Duration) (got sample, err error) {
 			defer closeSocket(fd)
 			return request(fd, data)
 		}
-		got, err = newMeter(slice).run(once)
+		got, err = newMeter(slice, longPart).run(once)
 		data[0] = last
 		return errors.Join(err, once())
 	})

@@ -37,7 +37,7 @@ func udpPackets(e ends, slice time.Duration) (got sample, err error) {
 		if err := turn(); err != nil { // makes neighbours and flows
 			return err
 		}
-		meter := newMeter(slice)
+		meter := newMeter(slice, shortPart)
 		got, err = meter.run(turn)
 		got.rate *= batchSize * (1 - float64(lost)/float64(arrived+lost))
 		got.lost, got.p50, got.p99 = lost, 0, 0 // a turn is no unit
@@ -93,7 +93,7 @@ func udpRoundTrip(e ends, slice time.Duration) (got sample, err error) {
 		}
 		defer closeSocket(fd)
 		data := make([]byte, packetSize)
-		got, err = newMeter(slice).run(func() error { return request(fd, data) })
+		got, err = newMeter(slice, shortPart).run(func() error { return request(fd, data) })
 		return errors.Join(err, request(fd, data[:1]))
 	})
 }

@@ -20,8 +20,8 @@ var (
 	full = form{
 		name: "bench", slow: true,
 		scales:     []scale{{1000, 1}, {5000, 1}, {1, 100}, {1, 1000}, {5000, 1000}},
-		references: []scale{{5000, 1}},
-		rounds:     7, slice: 80 * time.Millisecond, calls: 15,
+		references: []scale{{1000, 1}, {5000, 1}},
+		rounds:     7, slice: 80 * time.Millisecond, calls: 10,
 	}
 	quick = form{
 		name: "bench-quick", scales: []scale{{5000, 1}},

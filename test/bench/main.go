@@ -25,7 +25,8 @@ network namespaces; rounds go from one to the next, and what is told are medians
 a round, with the quartiles around them. Both ends of traffic are on one CPU, threads of this
 process that use plain system calls and make no memory.
 
-It touches nothing of this host: see "demo -h". It needs root, and plugins in $EBPFNET_BIN_DIR.
+It touches nothing of this host: see "demo -h". It needs root, and plugins in $EBPFNET_BIN_DIR, or Go
+and the source tree to build them.
 
   -quick         the short form, of two minutes
   -only NAMES    only these variants, separated by commas (and no targets)
@@ -53,11 +54,7 @@ func main() {
 		fmt.Fprintf(os.Stderr, "bench: %v\n\n%s", err, help)
 		os.Exit(2)
 	}
-	// The Go runtime would interrupt a thread that waits in RawSyscall every 10 ms. It reads
-	// this at its start, which is that of the isolated process; plugins do not get it.
-	os.Setenv("GODEBUG", "asyncpreemptoff=1")
 	testenv.Isolate()
-	os.Unsetenv("GODEBUG")
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 4)) // both ends keep one while they wait
 
 	m := &testenv.Machine{Name: "bench"}

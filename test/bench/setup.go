@@ -1,10 +1,13 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -41,11 +44,11 @@ func newSetup(m *testenv.Machine, v variant, scale scale) (*setup, error) {
 	if len(v.plugins) == 0 {
 		return s, s.finishBare(m)
 	}
-	conflist, err := v.conflist()
+	conflist, err := v.conflist(m.TempDir())
 	if err != nil {
 		return nil, err
 	}
-	s.runtime = testenv.NewRuntime(m, s.topology.Node, conflist, os.Getenv(testenv.BinDirEnv))
+	s.runtime = testenv.NewRuntime(m, s.topology.Node, conflist, v.pluginDir(m))
 	if v.routed {
 		s.topology.RouteTo(m, netip.MustParsePrefix(podSubnet4))
 		s.topology.RouteTo(m, netip.MustParsePrefix(podSubnet6))
@@ -64,11 +67,25 @@ func newSetup(m *testenv.Machine, v variant, scale scale) (*setup, error) {
 	if err := attach(s.server); err != nil {
 		return nil, err
 	}
-	if err := s.forgetSoon(); err != nil || v.routed {
+	if err := errors.Join(s.forgetSoon(), s.answers()); err != nil || v.routed {
 		return s, err
 	}
 	s.attachments, err = s.newAttachments(m)
 	return s, err
+}
+
+// pluginDir returns where the variant's plugins are.
+func (v variant) pluginDir(m *testenv.Machine) string {
+	const references = "github.com/containernetworking/plugins/plugins/"
+
+	packages := map[string]string{
+		"ebpfnet": "./cmd/ebpfnet", "bridge": references + "main/bridge", "ptp": references + "main/ptp", "portmap": references + "meta/portmap",
+	}
+	dir := filepath.Dir(testenv.Build(m, references+"ipam/host-local"))
+	for _, p := range v.plugins {
+		testenv.Build(m, packages[p["type"].(string)])
+	}
+	return dir
 }
 
 func attach(pod *testenv.Pod) error { return within(pod.Add) }
@@ -80,6 +97,25 @@ func (s *setup) finishBare(m *testenv.Machine) (err error) {
 	}
 	s.attachments, err = s.newAttachments(m)
 	return err
+}
+
+// answers waits until all paths carry traffic: a plugin may return before its devices do.
+func (s *setup) answers() error {
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.Timeout)
+	defer cancel()
+	for _, t := range trafficOf(s) {
+		if t.work.name != "tcp-rr" {
+			continue
+		}
+		err := testenv.Wait(ctx, "an answer, "+t.path.title+", "+t.family.name, func() error {
+			_, err := t.work.run(t.ends, time.Millisecond)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // forgetSoon has conntrack, where it is at work, forget closed connections before so many are

@@ -168,8 +168,7 @@ const (
 
 type mmsghdr struct {
 	header unix.Msghdr
-	length uint32
-	_      [4]byte
+	_      [8]byte // the length of what came, which nobody asks for
 }
 
 func newBatch() *batch {

@@ -80,8 +80,9 @@ const (
 	podSubnet6 = "fd00:88::/64"
 )
 
-// conflist is the variant's network.
-func (v variant) conflist() ([]byte, error) {
+// conflist is the variant's network. Addresses are kept in a directory of the setup's own: nodes are
+// apart by their network namespaces, and not by their files.
+func (v variant) conflist(dataDir string) ([]byte, error) {
 	list := make([]plugin, 0, len(v.plugins))
 	for i, p := range v.plugins {
 		whole := plugin{}
@@ -90,11 +91,10 @@ func (v variant) conflist() ([]byte, error) {
 		}
 		if i == 0 {
 			whole["ipam"] = map[string]any{
-				"type":   "host-local",
-				"ranges": []any{[]any{map[string]string{"subnet": podSubnet4}}, []any{map[string]string{"subnet": podSubnet6}}},
-				"routes": []any{map[string]string{"dst": "0.0.0.0/0"}, map[string]string{"dst": "::/0"}},
-				// The nodes are apart by their network namespaces, and not by their files.
-				"dataDir": fmt.Sprintf("/run/bench-ipam/%s", v.name),
+				"type":    "host-local",
+				"ranges":  []any{[]any{map[string]string{"subnet": podSubnet4}}, []any{map[string]string{"subnet": podSubnet6}}},
+				"routes":  []any{map[string]string{"dst": "0.0.0.0/0"}, map[string]string{"dst": "::/0"}},
+				"dataDir": dataDir,
 			}
 		}
 		list = append(list, whole)
