@@ -9,6 +9,7 @@ BPF_CFLAGS   := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-address-of-packe
 
 # Debian packages that `make test` needs beside Go and make. `make demo` needs none.
 PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool nftables iptables iproute2 iputils-ping traceroute strace
+BENCH_PACKAGES := nftables iptables
 KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
@@ -67,6 +68,19 @@ test-kernels: kernel-binaries ## packet tables, scenarios and verbs on each Linu
 .PHONY: test-kernels-quick
 test-kernels-quick: kernel-binaries ## a choice of it on the oldest and the newest Linux
 	bin/matrix -bin bin -jobs 2 -quick $(KERNEL)
+
+.PHONY: bench
+bench: bench-binaries ## compare it with a bare veth, plain routing, bridge and ptp with portmap, on a quiet machine; fills README's figures (root)
+	EBPFNET_BIN_DIR=$(CURDIR)/bin bin/bench -json test/bench/bench.json -svg test/bench/bench.svg -readme README.md
+
+.PHONY: bench-quick
+bench-quick: bench-binaries ## a choice of it in two minutes; figures and bin/bench.svg
+	EBPFNET_BIN_DIR=$(CURDIR)/bin bin/bench -quick -json bin/bench.json -svg bin/bench.svg
+
+.PHONY: bench-binaries
+bench-binaries: build
+	@$(call install-packages,$(BENCH_PACKAGES))
+	cd test && $(GO) build -trimpath -o ../bin/ ./bench tool # tool: the reference plugins
 
 .PHONY: verified
 verified: kernel-binaries ## renew test/prog/testdata/verified.txt on these kernels

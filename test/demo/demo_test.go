@@ -73,31 +73,6 @@ func TestChecksum(t *testing.T) {
 	}
 }
 
-func TestProtect(t *testing.T) {
-	var order []string
-	m := new(machine)
-	m.Cleanup(func() { order = append(order, "first") })
-	m.Cleanup(func() { m.Fatalf("clean-up failed") })
-	m.Cleanup(func() { order = append(order, "last") })
-	err := m.protect(func() error {
-		m.Fatalf("stop at %d", 1)
-		order = append(order, "after Fatalf")
-		return nil
-	})
-	if err == nil || err.Error() != "stop at 1" {
-		t.Errorf("error %v", err)
-	}
-	if err := m.protect(func() error { return nil }); err != nil {
-		t.Errorf("an old failure came back: %v", err)
-	}
-	if err := m.cleanUp(); err == nil || err.Error() != "clean-up failed" {
-		t.Errorf("error of clean-up: %v", err)
-	}
-	if got := strings.Join(order, " "); got != "last first" {
-		t.Errorf("order: %s", got)
-	}
-}
-
 func TestReportFailure(t *testing.T) {
 	var person bytes.Buffer
 	r := &report{person: &person}

@@ -13,10 +13,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"strconv"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -79,11 +76,11 @@ func main() {
 		os.Setenv(outerEnv, strconv.Itoa(os.Getpid()))
 	}
 	testenv.Isolate()
-	exitOnSignal()
 
-	m := new(machine)
-	err = m.protect(func() error { return run(m, r, opts) })
-	os.Exit(r.finish(errors.Join(err, m.cleanUp())))
+	m := &testenv.Machine{Name: "demo"}
+	m.ExitOnSignal()
+	err = m.Protect(func() error { return run(m, r, opts) })
+	os.Exit(r.finish(errors.Join(err, m.CleanUp())))
 }
 
 func parseOptions(args []string) (options, error) {
@@ -106,18 +103,4 @@ func parseOptions(args []string) (options, error) {
 		return opts, errors.New("-pause is for a person, -o json for a program: choose one")
 	}
 	return opts, nil
-}
-
-// exitOnSignal needs no cleaning up: this is the first process of its PID
-// namespace, and everything goes with it.
-func exitOnSignal() {
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGPIPE)
-	go func() {
-		sig := (<-signals).(unix.Signal)
-		if sig != unix.SIGPIPE { // nobody reads any more
-			fmt.Fprintf(os.Stderr, "\ndemo: %v: what was set up goes with this process, nothing is left\n", sig)
-		}
-		os.Exit(128 + int(sig))
-	}()
 }

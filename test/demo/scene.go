@@ -26,7 +26,7 @@ const patience = 3 * time.Second
 
 // scene is all machines of the demo and what runs on them.
 type scene struct {
-	*machine
+	*testenv.Machine
 	report *report
 
 	conflist *conflist

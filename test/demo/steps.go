@@ -52,8 +52,8 @@ var story = []struct {
 }
 
 // run tells the story, up to the first failure.
-func run(m *machine, r *report, opts options) error {
-	s := &scene{machine: m, report: r}
+func run(m *testenv.Machine, r *report, opts options) error {
+	s := &scene{Machine: m, report: r}
 	dir, err := s.prepare(opts)
 	if err != nil {
 		return err
@@ -65,7 +65,7 @@ func run(m *machine, r *report, opts options) error {
 	for i, chapter := range story {
 		r.begin(&step{Name: chapter.name, Title: chapter.title, width: chapter.width}, chapter.why)
 		start := time.Now()
-		err := m.protect(func() error { return chapter.tell(s) })
+		err := m.Protect(func() error { return chapter.tell(s) })
 		r.end(time.Since(start), err)
 		if err != nil {
 			return fmt.Errorf("step %d (%s): %w", i+1, chapter.name, err)

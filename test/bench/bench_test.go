@@ -1,0 +1,384 @@
+package main
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+)
+
+func TestHistogram(t *testing.T) {
+	var h histogram
+	if got := h.quantile(0.5); got != 0 {
+		t.Errorf("of none: %v", got)
+	}
+	for i := range 99 {
+		h.add(time.Duration(i+1) * time.Microsecond)
+	}
+	h.add(time.Second)
+	for q, want := range map[float64]time.Duration{0.01: time.Microsecond, 0.5: 50 * time.Microsecond, 0.99: 99 * time.Microsecond, 1: (buckets - 1) * resolution} {
+		if got := h.quantile(q); got != want {
+			t.Errorf("quantile %v: %v, want %v", q, got, want)
+		}
+	}
+}
+
+func TestSpread(t *testing.T) {
+	for _, test := range []struct {
+		values []float64
+		want   spread
+	}{
+		{[]float64{7}, spread{7, 7, 7}},
+		{[]float64{5, 1, 4, 2, 3}, spread{3, 2, 4}},
+		{[]float64{1, 2}, spread{1.5, 1.25, 1.75}},
+	} {
+		if got := spreadOf(test.values); got != test.want {
+			t.Errorf("%v: %v, want %v", test.values, got, test.want)
+		}
+	}
+	if got := quantile(nil, 0.5); !math.IsNaN(got) {
+		t.Errorf("of none: %v", got)
+	}
+}
+
+func TestRatios(t *testing.T) {
+	for name, test := range map[string]struct{ values, against, want []float64 }{
+		"by round":              {[]float64{2, 6}, []float64{4, 3}, []float64{0.5, 2}},
+		"a round without one":   {[]float64{2, 0, 6}, []float64{4, 1, 3}, []float64{0.5, 2}},
+		"a round without other": {[]float64{2, 1}, []float64{0, 1}, []float64{1}},
+		"nothing measured":      {[]float64{2, 1}, nil, nil},
+	} {
+		if got := ratios(test.values, test.against); !slices.Equal(got, test.want) {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
+		}
+	}
+}
+
+// A clock leaves out the time before it begins and the parts that were disturbed.
+func TestClock(t *testing.T) {
+	c := newClock(80*time.Millisecond, 10*time.Millisecond)
+	now := c.begin.Add(-time.Millisecond)
+	c.add(now, 1000) // too early
+	if _, err := c.rate(); err == nil || c.over(c.end.Add(time.Millisecond)) {
+		t.Error("a clock without a part has a rate, or is over")
+	}
+	now = c.begin
+	c.add(now, 1000) // begins
+	for i := range 8 {
+		for j := range 10 {
+			now = now.Add(time.Millisecond)
+			if i == 3 && j == 9 {
+				now = now.Add(time.Second) // the part is as long
+			}
+			c.add(now, 2)
+		}
+	}
+	if rate, err := c.rate(); err != nil || math.Abs(rate-2000) > 1 || !c.over(now) {
+		t.Errorf("rate %v, error %v, over %v", rate, err, c.over(now))
+	}
+}
+
+func TestRotated(t *testing.T) {
+	for by, want := range map[int]string{0: "abc", 1: "bca", 4: "bca", 2: "cab"} {
+		if got := strings.Join(rotated([]string{"a", "b", "c"}, by), ""); got != want {
+			t.Errorf("by %d: %s, want %s", by, got, want)
+		}
+	}
+}
+
+func TestAtOnce(t *testing.T) {
+	var running, most, done atomic.Int32
+	work := func(i int) error {
+		n := running.Add(1)
+		for {
+			old := most.Load()
+			if n <= old || most.CompareAndSwap(old, n) {
+				break
+			}
+		}
+		done.Add(1)
+		running.Add(-1)
+		if i == 50 {
+			return errors.New("wrong")
+		}
+		return nil
+	}
+	all := make([]int, 40)
+	if _, err := atOnce(all, work); err != nil || done.Load() != 40 || most.Load() > atOnceLimit {
+		t.Errorf("error %v, %d done, %d at a time", err, done.Load(), most.Load())
+	}
+	all[0] = 50
+	all = append(all, make([]int, 1<<20)...)
+	if _, err := atOnce(all, work); err == nil || done.Load() > 1<<20 {
+		t.Errorf("error %v, %d done", err, done.Load())
+	}
+}
+
+// Every variant has a list that a runtime takes, and what others are compared with is there.
+func TestVariants(t *testing.T) {
+	for _, f := range []form{full, quick} {
+		names := make(map[string]bool)
+		for _, p := range f.setups() {
+			name := scaledName(p.variant.name, p.scale)
+			if names[name] {
+				t.Errorf("%s: %s twice", f.name, name)
+			}
+			names[name] = true
+			if len(p.plugins) == 0 {
+				continue
+			}
+			text, err := p.conflist("/nowhere")
+			if err == nil {
+				_, err = libcni.NetworkConfFromBytes(text)
+			}
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		for _, name := range []string{bareName, plainName, bridgeName, neverName, "ebpfnet/5000x1"} {
+			if !names[name] {
+				t.Errorf("%s: no %s", f.name, name)
+			}
+		}
+	}
+}
+
+func TestOptions(t *testing.T) {
+	if opts, err := parseOptions(strings.Fields("-quick -json a -svg b -only c")); err != nil || opts != (options{true, "c", "a", "b", ""}) {
+		t.Errorf("%+v, %v", opts, err)
+	}
+	for _, args := range []string{"extra", "-unknown", "-quick -readme f", "-only bare -readme f"} {
+		if _, err := parseOptions(strings.Fields(args)); err == nil {
+			t.Errorf("%s: no error", args)
+		}
+	}
+}
+
+// example is a result with figures that are easy to follow: ours is at value of a bare veth and of
+// plain routing everywhere.
+func example(value float64) *result {
+	r := &result{
+		Command: "make bench", Kernel: "6.0", CPU: "<CPU>", Rounds: 2,
+		Setups: []setupResult{
+			{Name: bareName, Variant: bareName, Title: "bare veth", scale: smallest},
+			{Name: plainName, Variant: plainName, Title: "plain", scale: smallest},
+			{Name: bridgeName, Variant: bridgeName, Title: "bridge & portmap", scale: smallest},
+			{Name: "ebpfnet", Variant: "ebpfnet", Title: "ebpfnet", scale: smallest, Ours: true, Objects: &objects{Maps: []object{{"flows", 4096}}}},
+			{Name: "ebpfnet/5000x1000", Variant: "ebpfnet", Title: "ebpfnet", scale: scale{5000, 1000}, Ours: true},
+			{Name: "ebpfnet-always", Variant: "ebpfnet-always", Title: "always", scale: smallest, Ours: true, Absent: "no such key"},
+		},
+		Calls: []callResult{
+			{Setup: bareName, Verb: "DEL", Alone: []float64{10, 10}, AtOnce: []float64{1, 1}},
+			{Setup: bridgeName, Verb: "ADD", Alone: []float64{100, 200}, AtOnce: []float64{5, 5}},
+			{Setup: "ebpfnet", Verb: "ADD", Alone: []float64{5, 10}, AtOnce: []float64{50, 50}},
+			{Setup: "ebpfnet", Verb: "DEL", Alone: []float64{14, 14}, AtOnce: []float64{50, 50}},
+		},
+		Programs: []programCost{{Setup: "ebpfnet", Program: "to_uplink", Path: "pod-outside", Family: "IPv4", Work: "tcp-rr", Nanos: 123.4, Runs: 1000}},
+	}
+	for _, s := range r.Setups[:5] {
+		for _, p := range paths {
+			for _, f := range families {
+				for _, w := range works {
+					rates := []float64{1000, 2000}
+					switch s.Name {
+					case "ebpfnet":
+						rates = []float64{1000 * value, 2000 * value}
+					case "ebpfnet/5000x1000":
+						rates = []float64{990 * value, 1980 * value}
+						if f.name == "IPv6" && w.name == "tcp-rr" && p.name == "pod-outside" {
+							rates[1] = 1900 * value
+						}
+					}
+					r.Traffic = append(r.Traffic, trafficResult{
+						Setup: s.Name, Path: p.name, Family: f.name, Work: w.name, Unit: w.unit, Rates: rates, P50: []float64{1, 1}, P99: []float64{2, 2}})
+				}
+			}
+		}
+	}
+	return r
+}
+
+func TestTargets(t *testing.T) {
+	r := example(0.96)
+	r.judge()
+	reached := make(map[string]bool)
+	for _, v := range r.Targets {
+		reached[v.Target] = v.Reached
+		if v.Setup != "ebpfnet" {
+			t.Errorf("a verdict on %s", v.Setup)
+		}
+	}
+	for title, want := range map[string]bool{
+		"pod ↔ pod, UDP packets of 64 B":                   true,
+		"pod ↔ pod, TCP stream":                            false,
+		"pod → outside, TCP round trip":                    false,
+		"worst of these with 5,000 host ports, 1,000 pods": false, // IPv6 has 0.97
+		"ADD, times as fast":                               true,
+		"ADDs per second, 16 at a time":                    true,
+		"DEL, time":                                        false,
+	} {
+		if got, ok := reached[title]; got != want || !ok {
+			t.Errorf("%s: reached %v (there: %v), want %v", title, got, ok, want)
+		}
+	}
+	if len(r.Targets) != len(targets()) {
+		t.Errorf("%d verdicts on %d targets", len(r.Targets), len(targets()))
+	}
+	table := r.targetTable().String()
+	for _, want := range []string{
+		"0.97 (0.96–0.98) pod → outside, TCP round trip, IPv6: **missed**", "at most 1.30", "1.40 (1.40–1.40): **missed**", "20.0 (20.0–20.0): reached",
+	} {
+		if !strings.Contains(table, want) {
+			t.Errorf("no %q in\n%s", want, table)
+		}
+	}
+}
+
+// What was not measured is not reached.
+func TestTargetNotMeasured(t *testing.T) {
+	r := example(1)
+	r.Traffic, r.Calls = nil, nil
+	r.judge()
+	if strings.Count(r.targetTable().String(), "not measured") != len(targets()) {
+		t.Errorf("got\n%s", r.targetTable())
+	}
+	for _, v := range r.Targets {
+		if v.Reached {
+			t.Errorf("%s is reached", v.Target)
+		}
+	}
+}
+
+func TestTables(t *testing.T) {
+	r := example(0.5)
+	r.Traffic[0].Error = "timed out"
+	r.judge()
+	text := r.tables()
+	for _, want := range []string{
+		"| ebpfnet          | IPv4   | 0.50 (0.50–0.50) ", "1 = 1.5 kpackets/s", "absent: always, 1 host port, 1 pod: no such key",
+		"failed: bare, pod-pod, IPv4, udp-packets: timed out", "flows 4 KiB", "| to_uplink | IPv4   |", "| 123 ",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "NaN") {
+		t.Errorf("NaN in\n%s", text)
+	}
+}
+
+func TestTable(t *testing.T) {
+	var empty table
+	if empty.String() != "" {
+		t.Errorf("empty: %q", empty.String())
+	}
+	var full table
+	full.add("a", "→ b")
+	full.add("longer", "c")
+	want := "| a      | → b |\n|--------|-----|\n| longer | c   |\n"
+	if got := full.String(); got != want {
+		t.Errorf("got\n%s, want\n%s", got, want)
+	}
+}
+
+func TestAmount(t *testing.T) {
+	for value, want := range map[float64]string{12: "12", 1500: "1.5 k", 2.5e6: "2.50 M", 3e9: "3.00 G"} {
+		if got := amount(value); got != want {
+			t.Errorf("%v: %q, want %q", value, got, want)
+		}
+	}
+	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567"} {
+		if got := thousands(n); got != want {
+			t.Errorf("%d: %q, want %q", n, got, want)
+		}
+	}
+}
+
+// The chart is XML, and shows what is there and nothing else.
+func TestChart(t *testing.T) {
+	chart := example(0.5).chart()
+	decoder := xml.NewDecoder(strings.NewReader(chart))
+	elements := make(map[string]int)
+	for {
+		token, err := decoder.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, chart)
+		}
+		if start, ok := token.(xml.StartElement); ok {
+			elements[start.Name.Local]++
+		}
+	}
+	const (
+		setups  = 4
+		traffic = 3 * 4 * setups
+		calls   = 4 * 2 // setups with ADD or DEL alone and at once
+	)
+	if want := 1 + setups + traffic + calls; elements["rect"] != want {
+		t.Errorf("%d rectangles, want %d: one behind all, those of the legend and bars", elements["rect"], want)
+	}
+	for _, want := range []string{"bridge &amp; portmap", "IPv4", "Linux 6.0", ">0.50<"} {
+		if !strings.Contains(chart, want) {
+			t.Errorf("no %q in\n%s", want, chart)
+		}
+	}
+	if strings.Contains(chart, "NaN") || strings.Contains(chart, "always") {
+		t.Errorf("in the chart is what is not there:\n%s", chart)
+	}
+}
+
+func TestJSON(t *testing.T) {
+	r := example(1)
+	r.judge()
+	text, err := r.json()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back result
+	if err := json.Unmarshal(text, &back); err != nil {
+		t.Fatal(err)
+	}
+	if len(back.Traffic) != len(r.Traffic) || back.Setups[4].scale != (scale{5000, 1000}) || back.Targets[0].Measured[0].Median != 1 {
+		t.Errorf("got back %+v", back.Setups)
+	}
+}
+
+func TestRenewReadme(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "README.md")
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := example(1)
+	r.judge()
+	write("before\n" + figuresBegin + "\nold\n" + figuresEnd + "\nafter\n")
+	for range 2 {
+		if err := r.renewReadme(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "before\n" + figuresBegin + "\n\n" + r.figures() + "\n" + figuresEnd + "\nafter\n"; string(text) != want {
+		t.Errorf("got\n%s\nwant\n%s", text, want)
+	}
+	write("nothing")
+	if err := r.renewReadme(file); err == nil {
+		t.Error("a file without the lines was written")
+	}
+}

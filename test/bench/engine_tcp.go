@@ -1,0 +1,148 @@
+package main
+
+import (
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// streamSize is what one system call of a stream writes or reads at most: more than the
+// largest packet of BIG TCP in use.
+const streamSize = 256 << 10
+
+// tcpStream has the client send as fast as it can. The server counts, and ends it.
+func tcpStream(e ends, slice time.Duration) (got sample, err error) {
+	in, out := make([]byte, streamSize), make([]byte, streamSize)
+	for i := range in { // to have the pages
+		in[i], out[i] = 1, 1
+	}
+	server := func(listener int) error {
+		fd, err := acceptSocket(listener)
+		if err != nil {
+			return err
+		}
+		defer closeSocket(fd)
+		got, err = countBytes(fd, in, slice)
+		return err
+	}
+	return got, betweenTwo(e, unix.SOCK_STREAM, server, func() error {
+		fd, err := connectSocket(unix.SOCK_STREAM, addressOf(e.dial))
+		if err != nil {
+			return err
+		}
+		defer closeSocket(fd)
+		for {
+			_, err := write(fd, out)
+			if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) { // the server has enough
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+		}
+	})
+}
+
+func countBytes(fd int, data []byte, slice time.Duration) (got sample, err error) {
+	clock := newClock(slice, longPart)
+	for {
+		n, err := read(fd, data)
+		if err != nil {
+			return got, err
+		}
+		if n == 0 {
+			return got, errors.New("the stream ended early")
+		}
+		now := time.Now()
+		clock.add(now, n)
+		if clock.over(now) {
+			got.rate, err = clock.rate()
+			return got, err
+		}
+	}
+}
+
+// tcpRoundTrip sends one byte there and back on one connection.
+func tcpRoundTrip(e ends, slice time.Duration) (got sample, err error) {
+	server := func(listener int) error {
+		fd, err := acceptSocket(listener)
+		if err != nil {
+			return err
+		}
+		defer closeSocket(fd)
+		if err := noDelay(fd); err != nil {
+			return err
+		}
+		data := make([]byte, 1)
+		for {
+			n, err := read(fd, data)
+			if n == 0 || err != nil {
+				return err
+			}
+			if _, err := write(fd, data); err != nil {
+				return err
+			}
+		}
+	}
+	return got, betweenTwo(e, unix.SOCK_STREAM, server, func() error {
+		fd, err := connectSocket(unix.SOCK_STREAM, addressOf(e.dial))
+		if err != nil {
+			return err
+		}
+		defer closeSocket(fd)
+		if err := noDelay(fd); err != nil {
+			return err
+		}
+		data := make([]byte, 1)
+		got, err = newMeter(slice, shortPart).run(func() error { return request(fd, data) })
+		return err
+	})
+}
+
+// connectRequestClose makes a connection for each byte.
+func connectRequestClose(e ends, slice time.Duration) (got sample, err error) {
+	const last = 'l'
+	server := func(listener int) error {
+		data := make([]byte, 1)
+		for {
+			fd, err := acceptSocket(listener)
+			if err != nil {
+				return err
+			}
+			if _, err = read(fd, data); err == nil {
+				_, err = write(fd, data)
+			}
+			closeSocket(fd)
+			if err != nil || data[0] == last {
+				return err
+			}
+		}
+	}
+	return got, betweenTwo(e, unix.SOCK_STREAM, server, func() (err error) {
+		data, to := make([]byte, 1), addressOf(e.dial)
+		once := func() error {
+			fd, err := connectSocket(unix.SOCK_STREAM, to)
+			if err != nil {
+				return err
+			}
+			defer closeSocket(fd)
+			return request(fd, data)
+		}
+		got, err = newMeter(slice, longPart).run(once)
+		data[0] = last
+		return errors.Join(err, once())
+	})
+}
+
+// request sends a byte and waits for the answer.
+func request(fd int, data []byte) error {
+	if _, err := write(fd, data); err != nil {
+		return err
+	}
+	n, err := read(fd, data)
+	if err == nil && n == 0 {
+		err = errors.New("closed without an answer")
+	}
+	return err
+}

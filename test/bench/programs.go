@@ -1,0 +1,183 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+)
+
+// object is a program or map in the kernel.
+type object struct {
+	Name  string `json:"name"`
+	Bytes uint64 `json:"bytes"`
+}
+
+// objects are what a node's datapath consists of, and what it takes of the kernel's memory.
+type objects struct {
+	Programs []object `json:"programs"`
+	Maps     []object `json:"maps"`
+}
+
+func (o *objects) bytes() (programs, maps uint64) {
+	for _, p := range o.Programs {
+		programs += p.Bytes
+	}
+	for _, m := range o.Maps {
+		maps += m.Bytes
+	}
+	return programs, maps
+}
+
+// pins lists what is pinned in one of the directories of a node's datapath.
+func (s *setup) pins(kind string) (paths []string, err error) {
+	var dir string
+	err = s.topology.Node.Do(func() error {
+		dir, err = loader.Here()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if paths, err = filepath.Glob(filepath.Join(loader.Root, dir, kind, "*")); err == nil && len(paths) == 0 {
+		err = fmt.Errorf("nothing is pinned in %s", filepath.Join(loader.Root, dir, kind))
+	}
+	return paths, err
+}
+
+func (s *setup) objects() (*objects, error) {
+	all := new(objects)
+	paths, err := s.pins("maps")
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range paths {
+		bytes, err := mapBytes(path)
+		if err != nil {
+			return nil, fmt.Errorf("memory of %s: %w", path, err)
+		}
+		all.Maps = append(all.Maps, object{filepath.Base(path), bytes})
+	}
+	programs, err := s.openPrograms()
+	defer closePrograms(programs)
+	if err != nil {
+		return nil, err
+	}
+	for name, program := range programs {
+		info, err := program.Info()
+		if err != nil {
+			return nil, fmt.Errorf("memory of %s: %w", name, err)
+		}
+		bytes, _ := info.Memlock()
+		all.Programs = append(all.Programs, object{name, bytes})
+	}
+	slices.SortFunc(all.Programs, func(a, b object) int { return int(b.Bytes) - int(a.Bytes) })
+	slices.SortFunc(all.Maps, func(a, b object) int { return int(b.Bytes) - int(a.Bytes) })
+	return all, nil
+}
+
+func mapBytes(path string) (uint64, error) {
+	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return 0, err
+	}
+	defer m.Close()
+	info, err := m.Info()
+	if err != nil {
+		return 0, err
+	}
+	bytes, _ := info.Memlock()
+	return bytes, nil
+}
+
+func (s *setup) openPrograms() (map[string]*ebpf.Program, error) {
+	paths, err := s.pins("progs")
+	if err != nil {
+		return nil, err
+	}
+	programs := make(map[string]*ebpf.Program)
+	for _, path := range paths {
+		program, err := ebpf.LoadPinnedProgram(path, nil)
+		if err != nil {
+			return programs, fmt.Errorf("open %s: %w", path, err)
+		}
+		programs[filepath.Base(path)] = program
+	}
+	return programs, nil
+}
+
+func closePrograms(programs map[string]*ebpf.Program) {
+	for _, program := range programs {
+		program.Close()
+	}
+}
+
+// programCost is what a program took while one kind of traffic was measured.
+type programCost struct {
+	Setup   string  `json:"setup"`
+	Program string  `json:"program"`
+	Path    string  `json:"path"`
+	Family  string  `json:"family"`
+	Work    string  `json:"work"`
+	Nanos   float64 `json:"ns"` // per run
+	Runs    uint64  `json:"runs"`
+}
+
+// costlyWorks are the kinds of traffic that programs' costs are told for.
+var costlyWorks = []string{"udp-packets", "tcp-rr", "tcp-crr"}
+
+// programCosts has the kernel count what programs take, which makes each run a little dearer: so
+// nothing else is measured meanwhile.
+func (s *setup) programCosts(slice time.Duration) ([]programCost, error) {
+	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
+	if err != nil {
+		return nil, fmt.Errorf("enable statistics of BPF programs: %w", err)
+	}
+	defer stats.Close()
+	programs, err := s.openPrograms()
+	defer closePrograms(programs)
+	if err != nil {
+		return nil, err
+	}
+	var all []programCost
+	for _, t := range trafficOf(s) {
+		if !slices.Contains(costlyWorks, t.work.name) {
+			continue
+		}
+		before, beforeErr := runsOf(programs)
+		_, err := t.work.run(t.ends, slice)
+		after, afterErr := runsOf(programs)
+		if err := errors.Join(beforeErr, err, afterErr); err != nil {
+			return nil, err
+		}
+		for name := range programs {
+			runs := after[name].RunCount - before[name].RunCount
+			if runs == 0 {
+				continue
+			}
+			all = append(all, programCost{
+				Setup: s.name(), Program: name, Path: t.path.name, Family: t.family.name, Work: t.work.name,
+				Nanos: float64(after[name].Runtime-before[name].Runtime) / float64(runs), Runs: runs,
+			})
+		}
+	}
+	return all, nil
+}
+
+func runsOf(programs map[string]*ebpf.Program) (map[string]*ebpf.ProgramStats, error) {
+	all := make(map[string]*ebpf.ProgramStats)
+	for name, program := range programs {
+		stats, err := program.Stats()
+		if err != nil {
+			return nil, fmt.Errorf("statistics of %s: %w", name, err)
+		}
+		all[name] = stats
+	}
+	return all, nil
+}

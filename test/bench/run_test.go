@@ -1,0 +1,134 @@
+package main
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// onMachine runs a function with what a run has in place of a test.
+func onMachine(t *testing.T, fn func(*testenv.Machine) error) {
+	t.Helper()
+	m := &testenv.Machine{Name: "bench"}
+	if err := m.Protect(func() error { return fn(m) }); err != nil {
+		t.Error(err)
+	}
+	// A run leaves datapaths to the end of its process.
+	if err := errors.Join(m.CleanUp(), os.RemoveAll(loader.Root)); err != nil {
+		t.Error(err)
+	}
+}
+
+// smallRun measures a little of everything.
+func smallRun(m *testenv.Machine, only string) (*result, error) {
+	r := newRun(m, options{only: only})
+	r.form = form{rounds: 2, slice: 8 * time.Millisecond, calls: 1}
+	r.progress.to = new(strings.Builder)
+	if err := r.setUp(options{only: only}); err != nil {
+		return nil, err
+	}
+	r.progress.start(r.steps())
+	r.measure()
+	if err := r.look(); err != nil {
+		return nil, err
+	}
+	r.collect()
+	r.result.judge()
+	return r.result, nil
+}
+
+func TestSmallRun(t *testing.T) {
+	var r *result
+	onMachine(t, func(m *testenv.Machine) (err error) {
+		r, err = smallRun(m, strings.Join([]string{bareName, plainName, bridgeName, "ebpfnet"}, ","))
+		return err
+	})
+	if r == nil {
+		return
+	}
+	measured := make(map[string]int)
+	for _, c := range r.Traffic {
+		measured[c.Setup]++
+		if c.Error != "" || c.Lost > 0 || len(c.Rates) != 2 || c.Rates[0] <= 0 || c.Rates[1] <= 0 {
+			t.Errorf("%+v", c)
+		}
+	}
+	for name, want := range map[string]int{bareName: 10, plainName: 30, bridgeName: 30, "ebpfnet": 30} {
+		if measured[name] != want {
+			t.Errorf("%s: %d kinds of traffic, want %d", name, measured[name], want)
+		}
+	}
+	for _, name := range []string{bareName, bridgeName, "ebpfnet"} {
+		for _, verb := range verbs {
+			if c := r.calls(name, verb); c.Error != "" || c.P50 <= 0 || c.P99 < c.P50 || len(c.AtOnce) != 2 || c.AtOnce[1] <= 0 {
+				t.Errorf("%s of %s: %+v", verb, name, c)
+			}
+		}
+	}
+	ours, _ := r.setup("ebpfnet")
+	if programs, maps := ours.Objects.bytes(); programs == 0 || maps == 0 {
+		t.Errorf("memory: %+v", ours.Objects)
+	}
+	seen := false
+	for _, c := range r.Programs {
+		seen = seen || c.Program == "to_uplink" && c.Path == "pod-outside" && c.Runs > fewRuns && c.Nanos > 1
+	}
+	if !seen {
+		t.Errorf("no cost of to_uplink: %+v", r.Programs)
+	}
+	if text := r.tables(); strings.Contains(text, "NaN") || !strings.Contains(text, "Targets") {
+		t.Errorf("tables:\n%s", text)
+	}
+}
+
+// A variant that the binary refuses is absent with the reason, and the one in its place is there.
+func TestRefusedVariant(t *testing.T) {
+	old := variants
+	defer func() { variants = old }()
+	variants = []variant{
+		{name: "odd", title: "odd", ours: true, plugins: []plugin{{"type": "ebpfnet", "noSuchKey": true}}},
+		{name: "even", title: "even", ours: true, plugins: ebpfnet(""), insteadOf: "odd"},
+		{name: "third", title: "third", ours: true, plugins: ebpfnet(""), insteadOf: "even"},
+	}
+	onMachine(t, func(m *testenv.Machine) error {
+		r := newRun(m, options{})
+		r.progress.to = new(strings.Builder)
+		r.form = quick
+		err := r.setUp(options{})
+		if len(r.setups) != 2 || r.setups[0].name() != "even" || r.setups[1].name() != "even/5000x1" {
+			t.Errorf("%d setups: %+v", len(r.setups), r.result.Setups)
+		}
+		if odd, ok := r.result.setup("odd"); !ok || !strings.Contains(odd.Absent, "noSuchKey") {
+			t.Errorf("odd: %+v", odd)
+		}
+		return err
+	})
+}
+
+// An engine without an answer ends with an error.
+func TestNoAnswer(t *testing.T) {
+	onMachine(t, func(m *testenv.Machine) error {
+		topology := testenv.NewTopology(m)
+		e := direct(topology.Outside, topology.Node, testenv.NodeAddr4)
+		e.dial = netip.AddrPortFrom(testenv.NodeAddr4, serverPort+1)
+		for _, w := range works {
+			begin := time.Now()
+			got, err := w.run(e, 5*time.Millisecond)
+			if took := time.Since(begin); took > testenv.Timeout {
+				t.Errorf("%s: took %v", w.name, took)
+			}
+			if err == nil && got.rate > 0 {
+				t.Errorf("%s: %+v", w.name, got)
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// histogram counts durations without making memory while it does.
+type histogram struct {
+	count   int
+	buckets [buckets]uint32
+}
+
+const (
+	resolution = 50 * time.Nanosecond
+	buckets    = 1 << 15 // up to 1.6 ms; the last one has all that is longer
+)
+
+func (h *histogram) add(d time.Duration) {
+	h.count++
+	h.buckets[min(int(d/resolution), buckets-1)]++
+}
+
+// quantile returns the duration that the part q of all does not exceed, 0 for none.
+func (h *histogram) quantile(q float64) time.Duration {
+	rank := int(math.Ceil(q * float64(h.count)))
+	for i, n := range h.buckets {
+		if rank -= int(n); rank <= 0 {
+			return time.Duration(i) * resolution
+		}
+	}
+	return buckets * resolution
+}
+
+// quantile returns the value at the part q of sorted values, between two of them where it lies
+// there. It is NaN for none.
+func quantile(values []float64, q float64) float64 {
+	if len(values) == 0 {
+		return math.NaN()
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	at := q * float64(len(sorted)-1)
+	below := int(at)
+	above := min(below+1, len(sorted)-1)
+	return sorted[below] + (at-float64(below))*(sorted[above]-sorted[below])
+}
+
+// spread is a median with the quartiles around it.
+type spread struct {
+	Median float64 `json:"median"`
+	Low    float64 `json:"low"`
+	High   float64 `json:"high"`
+}
+
+func spreadOf(values []float64) spread {
+	return spread{quantile(values, 0.5), quantile(values, 0.25), quantile(values, 0.75)}
+}
+
+// ratios divides what was measured in the same round: what disturbs a round disturbs both. A
+// round in which one of them failed (0) is left out.
+func ratios(values, against []float64) []float64 {
+	var all []float64
+	for i := range min(len(values), len(against)) {
+		if values[i] > 0 && against[i] > 0 {
+			all = append(all, values[i]/against[i])
+		}
+	}
+	return all
+}

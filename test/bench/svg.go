@@ -1,0 +1,168 @@
+package main
+
+import (
+	"fmt"
+	"html"
+	"math"
+	"strings"
+)
+
+// The chart has small panels with one bar for each setup: four columns, a row for each path, and
+// one for ADD and DEL. All sizes are pixels.
+const (
+	panelWidth, panelHead, panelGap = 224, 24, 16
+	barHeight, barGap               = 9, 3
+	valueWidth                      = 44 // right of the bars
+	legendHeight, legendColumns     = 18, 4
+	margin                          = 16
+)
+
+// panel is a diagram of one kind of measurement.
+type panel struct {
+	title string
+	bars  []bar
+	line  float64 // a value to compare with, or 0
+}
+
+type bar struct {
+	colour string
+	spread
+	text string
+}
+
+// chartWorks are the columns.
+var chartWorks = []string{"udp-packets", "tcp-rr", "tcp-crr", "tcp-stream"}
+
+// chart draws IPv4 alone: IPv6 differs little, and is in the tables.
+func (r *result) chart() string {
+	setups := r.present()
+	var rows [][]panel
+	for _, p := range paths {
+		var row []panel
+		for _, work := range chartWorks {
+			row = append(row, r.trafficPanel(setups, p, work))
+		}
+		rows = append(rows, row)
+	}
+	rows = append(rows, r.callPanels(setups))
+	return draw(r.heading(), legendOf(setups), rows, len(setups))
+}
+
+func (r *result) heading() string {
+	return fmt.Sprintf("Longer is faster, 1 is the bare veth (pod ↔ pod) or plain routing; IPv4, medians of %d rounds and quartiles. Linux %s, %s",
+		r.Rounds, r.Kernel, r.Date.Format("2006-01-02"))
+}
+
+func (r *result) trafficPanel(setups []setupResult, p path, work string) panel {
+	all := panel{title: p.title + ": " + titleOfWork(work), line: 1}
+	against := r.rates(referenceOf(p.name), p.name, families[0].name, work)
+	for i, s := range setups {
+		if values := ratios(r.rates(s.Name, p.name, families[0].name, work), against); len(values) > 0 {
+			spread := spreadOf(values)
+			all.bars = append(all.bars, bar{colourOf(setups, i), spread, ratio(spread.Median)})
+		}
+	}
+	return all
+}
+
+// callPanels are in times per second, so that longer is faster here as well.
+func (r *result) callPanels(setups []setupResult) []panel {
+	panels := []panel{
+		{title: "ADDs per second, alone"}, {title: "ADDs per second, 16 at a time"},
+		{title: "DELs per second, alone"}, {title: "DELs per second, 16 at a time"},
+	}
+	for i, s := range setups {
+		for j, verb := range verbs {
+			c := r.calls(s.Name, verb)
+			if len(c.Alone) == 0 {
+				continue
+			}
+			var alone []float64
+			for _, ms := range c.Alone {
+				alone = append(alone, 1000/ms)
+			}
+			for k, values := range [][]float64{alone, c.AtOnce} {
+				spread := spreadOf(values)
+				into := &panels[2*j+k]
+				into.bars = append(into.bars, bar{colourOf(setups, i), spread, fmt.Sprintf("%.3g", spread.Median)})
+			}
+		}
+	}
+	return panels
+}
+
+type legend struct{ colour, title string }
+
+func legendOf(setups []setupResult) []legend {
+	var all []legend
+	for i, s := range setups {
+		all = append(all, legend{colourOf(setups, i), s.Title})
+	}
+	return all
+}
+
+// colourOf gives ours greens, and shades to what is compared with them.
+func colourOf(setups []setupResult, i int) string {
+	ours, others := []string{"#1b9e4b", "#66c27c", "#0b6b31"}, []string{"#555", "#888", "#aaa", "#c7522a", "#e08d5f", "#8a6bbf", "#b9a3dc"}
+	n := 0
+	for _, s := range setups[:i] {
+		if s.Ours == setups[i].Ours {
+			n++
+		}
+	}
+	if setups[i].Ours {
+		return ours[n%len(ours)]
+	}
+	return others[n%len(others)]
+}
+
+func draw(heading string, legends []legend, rows [][]panel, bars int) string {
+	columns := len(chartWorks)
+	panelHeight := panelHead + bars*(barHeight+barGap)
+	legendRows := (len(legends) + legendColumns - 1) / legendColumns
+	top := margin + legendHeight + legendRows*legendHeight + panelGap
+	width := 2*margin + columns*panelWidth + (columns-1)*panelGap
+	height := top + len(rows)*(panelHeight+panelGap) + margin - panelGap
+
+	var out strings.Builder
+	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="11">`+"\n", width, height)
+	fmt.Fprintf(&out, `<rect width="%d" height="%d" fill="#fff"/>`+"\n", width, height)
+	text(&out, margin, margin+8, "", heading)
+	for i, l := range legends {
+		x := margin + i%legendColumns*(panelWidth+panelGap)
+		y := margin + legendHeight + i/legendColumns*legendHeight
+		fmt.Fprintf(&out, `<rect x="%d" y="%d" width="10" height="10" fill="%s"/>`+"\n", x, y, l.colour)
+		text(&out, x+15, y+9, "", l.title)
+	}
+	for i, row := range rows {
+		for j, p := range row {
+			p.draw(&out, margin+j*(panelWidth+panelGap), top+i*(panelHeight+panelGap), panelHeight)
+		}
+	}
+	out.WriteString("</svg>\n")
+	return out.String()
+}
+
+func (p panel) draw(out *strings.Builder, x, y, height int) {
+	text(out, x, y+12, ` font-weight="bold"`, p.title)
+	longest := p.line
+	for _, b := range p.bars {
+		longest = math.Max(longest, b.High)
+	}
+	scale := float64(panelWidth-valueWidth) / longest
+	for i, b := range p.bars {
+		top := y + panelHead + i*(barHeight+barGap)
+		middle := float64(top) + barHeight/2.0
+		fmt.Fprintf(out, `<rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"/>`+"\n", x, top, b.Median*scale, barHeight, b.colour)
+		fmt.Fprintf(out, `<path d="M%.1f %.1fH%.1f" stroke="#000"/>`+"\n", float64(x)+b.Low*scale, middle, float64(x)+b.High*scale)
+		text(out, x+int(b.High*scale)+4, top+barHeight-1, "", b.text)
+	}
+	if p.line > 0 {
+		at := float64(x) + p.line*scale
+		fmt.Fprintf(out, `<path d="M%.1f %dV%d" stroke="#000" stroke-dasharray="2 2"/>`+"\n", at, y+panelHead-3, y+height)
+	}
+}
+
+func text(out *strings.Builder, x, y int, attributes, content string) {
+	fmt.Fprintf(out, `<text x="%d" y="%d"%s>%s</text>`+"\n", x, y, attributes, html.EscapeString(content))
+}

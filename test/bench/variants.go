@@ -1,0 +1,140 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+)
+
+// variant is a way to connect pods. All that are compared stand in variants.
+type variant struct {
+	name  string
+	title string
+	// plugins are the network's, in the order of the list; none: the pods are the two ends of a veth.
+	plugins []plugin
+	// routed variants have no NAT: the outside has routes to pods, and asks them at their addresses.
+	routed bool
+	// bigTCP raises the sizes of the veth, where no plugin does.
+	bigTCP bool
+	// ours are told about in detail. A refusal of the binary leaves them out, with its reason.
+	ours bool
+	// reference variants are what others use.
+	reference bool
+	// slow is left out of the short form.
+	slow bool
+	// insteadOf is a variant that has the same behaviour. This one is left out where that is there.
+	insteadOf string
+}
+
+// plugin is an element of a configuration list.
+type plugin map[string]any
+
+const (
+	bareName  = "bare"
+	plainName = "plain"
+	neverName = "ebpfnet-never"
+	// bridgeName is what ADD and DEL are compared with.
+	bridgeName = "bridge-iptables"
+)
+
+var variants = []variant{
+	{name: bareName, title: "bare veth"},
+	{name: "bare-big", title: "bare veth, BIG TCP sizes", bigTCP: true},
+	{name: plainName, title: "plain routing, no NAT", routed: true, plugins: []plugin{{"type": "ptp"}}},
+	{name: bridgeName, title: "bridge + portmap (iptables)", reference: true, plugins: reference("bridge", "iptables")},
+	{name: "bridge-nftables", title: "bridge + portmap (nftables)", reference: true, plugins: reference("bridge", "nftables")},
+	{name: "ptp-iptables", title: "ptp + portmap (iptables)", reference: true, plugins: reference("ptp", "iptables"), slow: true},
+	{name: "ptp-nftables", title: "ptp + portmap (nftables)", reference: true, plugins: reference("ptp", "nftables"), slow: true},
+	{name: neverName, title: "ebpfnet, fastPath never", plugins: ebpfnet("never"), ours: true},
+	{name: "ebpfnet-established", title: "ebpfnet, fastPath established", plugins: ebpfnet("established"), ours: true},
+	{name: "ebpfnet-always", title: "ebpfnet, fastPath always", plugins: ebpfnet("always"), ours: true},
+	{name: "ebpfnet", title: "ebpfnet", plugins: ebpfnet(""), ours: true, insteadOf: "ebpfnet-established"},
+}
+
+// titleOf returns a variant's title.
+func titleOf(name string) string {
+	for _, v := range variants {
+		if v.name == name {
+			return v.title
+		}
+	}
+	return name
+}
+
+func reference(main, backend string) []plugin {
+	return []plugin{
+		{"type": main, "isGateway": true, "ipMasq": true, "ipMasqBackend": backend},
+		{"type": "portmap", "backend": backend, "capabilities": map[string]bool{"portMappings": true}},
+	}
+}
+
+func ebpfnet(fastPath string) []plugin {
+	p := plugin{"type": "ebpfnet", "ipMasq": true, "capabilities": map[string]bool{"portMappings": true}}
+	if fastPath != "" {
+		p["fastPath"] = fastPath
+	}
+	return []plugin{p}
+}
+
+const (
+	podSubnet4 = "10.88.0.0/16"
+	podSubnet6 = "fd00:88::/64"
+)
+
+// conflist is the variant's network. Addresses are kept in a directory of the setup's own: nodes are
+// apart by their network namespaces, and not by their files.
+func (v variant) conflist(dataDir string) ([]byte, error) {
+	list := make([]plugin, 0, len(v.plugins))
+	for i, p := range v.plugins {
+		whole := plugin{}
+		for key, value := range p {
+			whole[key] = value
+		}
+		if i == 0 {
+			whole["ipam"] = map[string]any{
+				"type":    "host-local",
+				"ranges":  []any{[]any{map[string]string{"subnet": podSubnet4}}, []any{map[string]string{"subnet": podSubnet6}}},
+				"routes":  []any{map[string]string{"dst": "0.0.0.0/0"}, map[string]string{"dst": "::/0"}},
+				"dataDir": dataDir,
+			}
+		}
+		list = append(list, whole)
+	}
+	return json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": "pods", "plugins": list})
+}
+
+// scale is what a node has beside the two pods that are measured.
+type scale struct {
+	// Ports are host ports, each by TCP and UDP; Pods have addresses. With those that are measured.
+	Ports int `json:"ports"`
+	Pods  int `json:"pods"`
+}
+
+// smallest is the scale that all variants are compared at.
+var smallest = scale{Ports: 1, Pods: 1}
+
+func (s scale) String() string {
+	return plural(s.Ports, "host port") + ", " + plural(s.Pods, "pod")
+}
+
+func plural(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return thousands(n) + " " + what
+}
+
+// scaledName tells apart the setups of a run.
+func scaledName(variant string, s scale) string {
+	if s == smallest {
+		return variant
+	}
+	return fmt.Sprintf("%s/%dx%d", variant, s.Ports, s.Pods)
+}
+
+// thousands writes 126078 as 126,078.
+func thousands(n int) string {
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
+}
