@@ -474,7 +474,11 @@ func (a *addition) nameOf(owner loader.Owner) (string, error) {
 
 func (a *addition) print(context.Context) error {
 	if a.config.PrevResult != nil {
-		return (*result)(a.config.PrevResult).print(a.Stdout, a.config.CNIVersion)
+		passed := *a.config.PrevResult
+		if !a.config.DNS.IsEmpty() {
+			passed.DNS = a.config.DNS
+		}
+		return (*result)(&passed).print(a.Stdout, a.config.CNIVersion)
 	}
 	return a.result().print(a.Stdout, a.config.CNIVersion)
 }

@@ -141,6 +141,24 @@ func TestChainedResult(t *testing.T) {
 	}
 }
 
+// DNS of its own configuration goes before that of the plugin before, and all the rest is passed on; a
+// MAC address that the interface does not have is refused.
+func TestChainedKeys(t *testing.T) {
+	n := chainOf(t, firstPlugins["ptp"], strings.TrimSuffix(afterOthers, "}")+`, "dns": {"nameservers": ["192.0.2.53"]}}`)
+	pod := n.AddPod(t, "a", nil)
+	if got := pod.Result.DNS.Nameservers; len(got) != 1 || got[0] != "192.0.2.53" || len(pod.Result.IPs) != 2 {
+		t.Errorf("the result is %v", pod.Result)
+	}
+	asked := n.NewPod(t, "b")
+	asked.Conf.Args = [][2]string{{"IgnoreUnknown", "1"}, {"MAC", "02:00:00:00:00:77"}}
+	err := asked.Add(testenv.Context(t))
+	var coded *cnitypes.Error
+	if !errors.As(err, &coded) || coded.Code != cnitypes.ErrUnsupportedField || !strings.Contains(coded.Msg, "02:00:00:00:00:77") {
+		t.Errorf("ADD: %v", err)
+	}
+	del(t, asked)
+}
+
 // The packets of a macvlan pass no device of the host.
 func TestAfterMacvlan(t *testing.T) {
 	n := chainOf(t, `{"type": "macvlan", "master": "eth0", `+referenceIPAM+`}`, afterOthers)
