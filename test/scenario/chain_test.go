@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -122,22 +123,27 @@ func attachmentOf(pod *testenv.Pod) cnitypes.GCAttachment {
 	return cnitypes.GCAttachment{ContainerID: pod.Conf.ContainerID, IfName: pod.Conf.IfName}
 }
 
-// A chained ebpfnet passes the result on as it was.
+// A chained ebpfnet passes the result on as it was, in each version that has lists.
 func TestChainedResult(t *testing.T) {
-	for name, first := range firstPlugins {
-		t.Run(name, func(t *testing.T) {
-			n := chainOf(t, first, afterOthers)
-			n.AddPod(t, "a", nil)
-			var outputs []string
-			for _, call := range n.Calls() {
-				if call.Getenv("CNI_COMMAND") == "ADD" {
-					outputs = append(outputs, string(call.Stdout))
+	for name, versions := range map[string][]string{"bridge": {"1.1.0"}, "ptp": {"0.3.0", "0.3.1", "0.4.0", "1.0.0"}} {
+		first := firstPlugins[name]
+		n := chainOf(t, first, afterOthers)
+		for _, version := range versions {
+			t.Run(name+" "+version, func(t *testing.T) {
+				if err := n.SetNetwork([]byte(strings.Replace(conflistOf(first, afterOthers), `"1.0.0"`, `"`+version+`"`, 1))); err != nil {
+					t.Fatal(err)
 				}
-			}
-			if len(outputs) != 2 || outputs[0] != outputs[1] {
-				t.Errorf("results differ: %q", outputs)
-			}
-		})
+				before := len(n.Calls())
+				n.AddPod(t, "a", nil)
+				calls := n.Calls()[before:]
+				if len(calls) != 2 || !bytes.Equal(calls[0].Stdout, calls[1].Stdout) {
+					t.Fatalf("results differ: %q and %q", calls[0].Stdout, calls[1].Stdout)
+				}
+				if !strings.Contains(string(calls[1].Stdout), `"cniVersion": "`+version+`"`) {
+					t.Errorf("the result is not of %s: %s", version, calls[1].Stdout)
+				}
+			})
+		}
 	}
 }
 
