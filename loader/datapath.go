@@ -29,7 +29,7 @@ import (
 )
 
 // ABI is the number of the maps' layout that this binary reads and writes: EBPFNET_ABI in bpf/abi.h.
-const ABI = 3
+const ABI = 4
 
 // Datapath is a loaded datapath, opened. The caller must Close it. The maps may
 // be read at any time; who writes to them holds Lock.
@@ -38,6 +38,8 @@ type Datapath struct {
 	Ports       *ebpf.Map // bpf.DatapathPortKey -> bpf.DatapathPort
 	Flows       *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
 	Established *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
+	OffloadTCP  *ebpf.Map // bpf.DatapathOffloadKey -> bpf.DatapathOffload
+	OffloadUDP  *ebpf.Map // bpf.DatapathOffloadKey -> bpf.DatapathOffload
 	Exempts     *ebpf.Map // bpf.DatapathExemptKey -> nothing
 	Uplinks     *ebpf.Map // ifindex (uint32) -> bpf.DatapathUplink
 	Counters    *ebpf.Map // bpf.DatapathReason -> bpf.DatapathCounter per CPU
@@ -142,6 +144,8 @@ func (d *Datapath) maps() map[string]**ebpf.Map {
 		bpf.DatapathMapPorts:       &d.Ports,
 		bpf.DatapathMapFlows:       &d.Flows,
 		bpf.DatapathMapEstablished: &d.Established,
+		bpf.DatapathMapOffloadTcp:  &d.OffloadTCP,
+		bpf.DatapathMapOffloadUdp:  &d.OffloadUDP,
 		bpf.DatapathMapExempts:     &d.Exempts,
 		bpf.DatapathMapUplinks:     &d.Uplinks,
 		bpf.DatapathMapCounters:    &d.Counters,
@@ -303,5 +307,7 @@ func Spec(options Options) (*ebpf.CollectionSpec, error) {
 	}
 	spec.Maps[bpf.DatapathMapFlows].MaxEntries = options.MaxFlows
 	spec.Maps[bpf.DatapathMapEstablished].MaxEntries = options.MaxFlows
+	spec.Maps[bpf.DatapathMapOffloadTcp].MaxEntries = options.MaxFlows
+	spec.Maps[bpf.DatapathMapOffloadUdp].MaxEntries = options.MaxFlows / 4
 	return spec, nil
 }

@@ -23,6 +23,43 @@ type Endpoint struct {
 	Gateway netip.Addr       // the host's address on the veth, for clients that the container cannot answer
 	Masq    bool             // masquerade what it sends to the outside
 	Exempt  ExemptSet        // but not to these; 0: no exemption
+	Fast    FastPath
+	MTU     int // of the veth; packets that do not fit are the host's stack's
+}
+
+// FastPath says which connections go past the host's stack. Of two endpoints the one
+// that lets less past it decides.
+type FastPath string
+
+// The values, as the configuration has them.
+const (
+	FastEstablished FastPath = "established" // those that the stack has let pass
+	FastAlways      FastPath = "always"      // all
+	FastNever       FastPath = "never"
+)
+
+const fastFlags = bpf.DatapathEndpointFlagsENDPOINT_ESTABLISHED | bpf.DatapathEndpointFlagsENDPOINT_ALWAYS
+
+func (f FastPath) flags() bpf.DatapathEndpointFlags {
+	switch f {
+	case FastAlways:
+		return fastFlags
+	case FastEstablished:
+		return bpf.DatapathEndpointFlagsENDPOINT_ESTABLISHED
+	default:
+		return 0
+	}
+}
+
+func fastPathOf(flags bpf.DatapathEndpointFlags) FastPath {
+	switch flags & fastFlags {
+	case fastFlags:
+		return FastAlways
+	case bpf.DatapathEndpointFlagsENDPOINT_ESTABLISHED:
+		return FastEstablished
+	default:
+		return FastNever
+	}
 }
 
 // String is for people.
@@ -59,6 +96,8 @@ func (s *Store) AddEndpoint(e Endpoint) error {
 		Gateway: wireAddr(e.Gateway),
 	}
 	value.Exempt = uint32(e.Exempt)
+	value.Mtu = uint32(e.MTU)
+	value.Flags = e.Fast.flags()
 	if e.Masq {
 		value.Flags |= bpf.DatapathEndpointFlagsENDPOINT_MASQ
 	}
@@ -108,6 +147,8 @@ func endpointOf(key bpf.DatapathAddr, value bpf.DatapathEndpoint) Endpoint {
 		HostMAC: value.HostMac[:],
 		Gateway: addrOf(value.Gateway),
 		Exempt:  ExemptSet(value.Exempt),
+		Fast:    fastPathOf(value.Flags),
+		MTU:     int(value.Mtu),
 		Masq:    value.Flags&bpf.DatapathEndpointFlagsENDPOINT_MASQ != 0,
 	}
 }
