@@ -48,10 +48,16 @@ struct host_config {
 };
 
 enum endpoint_flags {
-	ENDPOINT_MASQ = 1,	  /* masquerade what this address sends to the outside */
-	ENDPOINT_ESTABLISHED = 2, /* connections that the stack forwards go past it */
-	ENDPOINT_ALWAYS = 4,	  /* new ones too; with ENDPOINT_ESTABLISHED */
+	ENDPOINT_MASQ = 1, /* masquerade what this address sends to the outside */
 };
+
+/* clang-format off */
+enum fast_path { /* of two endpoints, the bits that both have */
+	FAST_NEVER = 0,
+	FAST_ESTABLISHED = 1, /* connections that the stack has let pass go past it */
+	FAST_ALWAYS = 3,      /* new ones too */
+} __attribute__((packed)); /* one byte */
+/* clang-format on */
 
 /* endpoints: a container address on this host. Key: struct addr. */
 struct endpoint {
@@ -63,7 +69,9 @@ struct endpoint {
 	struct addr gateway; /* the host's address on the veth: whom the container answers */
 	enum endpoint_flags flags;
 	__u32 exempt; /* set of destinations in exempts, or 0 */
-	__u32 mtu;    /* of the veth */
+	__u16 mtu;    /* of the veth */
+	enum fast_path fast;
+	__u8 pad;
 };
 
 /* clang-format off */

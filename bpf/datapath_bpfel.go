@@ -41,15 +41,15 @@ type DatapathEndpoint struct {
 	Gateway DatapathAddr
 	Flags   DatapathEndpointFlags
 	Exempt  uint32
-	Mtu     uint32
+	Mtu     uint16
+	Fast    DatapathFastPath
+	Pad     uint8
 }
 
 type DatapathEndpointFlags uint32
 
 const (
-	DatapathEndpointFlagsENDPOINT_MASQ        DatapathEndpointFlags = 1
-	DatapathEndpointFlagsENDPOINT_ESTABLISHED DatapathEndpointFlags = 2
-	DatapathEndpointFlagsENDPOINT_ALWAYS      DatapathEndpointFlags = 4
+	DatapathEndpointFlagsENDPOINT_MASQ DatapathEndpointFlags = 1
 )
 
 type DatapathExemptKey struct {
@@ -58,6 +58,14 @@ type DatapathExemptKey struct {
 	Set    uint32
 	Addr   DatapathAddr
 }
+
+type DatapathFastPath uint8
+
+const (
+	DatapathFastPathFAST_NEVER       DatapathFastPath = 0
+	DatapathFastPathFAST_ESTABLISHED DatapathFastPath = 1
+	DatapathFastPathFAST_ALWAYS      DatapathFastPath = 3
+)
 
 type DatapathFlow struct {
 	_     structs.HostLayout

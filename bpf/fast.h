@@ -49,13 +49,13 @@ struct fast {
 };
 
 /* Whether the connection of p with addr:port may go past the stack. Its owners are known. */
-static __noinline bool fast_lookup(const struct packet *p, struct fast *fast, __u32 flags,
+static __noinline bool fast_lookup(const struct packet *p, struct fast *fast, __u8 path,
 				   const struct addr *addr, __u16 port)
 {
 	fast->offload = NULL;
-	if (!p->plain || p->ttl <= 1 || !(flags & ENDPOINT_ESTABLISHED))
+	if (!p->plain || p->ttl <= 1 || path == FAST_NEVER)
 		return false;
-	if (flags & ENDPOINT_ALWAYS)
+	if (path == FAST_ALWAYS)
 		return true;
 	connect(&fast->c, p, addr, port);
 	fast->offload = offload_ready(p, &fast->c);
@@ -88,7 +88,7 @@ static __noinline int fast_between(struct __sk_buff *skb, const struct packet *p
 
 	fast.c.owners = from->owner ^ to->owner;
 	if (skb->pkt_type != PACKET_HOST || segment_length(skb, p) > to->mtu ||
-	    !fast_lookup(p, &fast, from->flags & to->flags, &p->dst, p->dport))
+	    !fast_lookup(p, &fast, from->fast & to->fast, &p->dst, p->dport))
 		return VERDICT_NEXT;
 	if (fast_pass(skb, p, &fast))
 		return drop(skb, REASON_NOT_WRITTEN);
@@ -109,7 +109,7 @@ static __noinline int fast_out(struct __sk_buff *skb, const struct packet *p,
 	long result;
 
 	fast.c.owners = from->owner;
-	if (skb->pkt_type != PACKET_HOST || !fast_lookup(p, &fast, from->flags, &p->dst, p->dport))
+	if (skb->pkt_type != PACKET_HOST || !fast_lookup(p, &fast, from->fast, &p->dst, p->dport))
 		return VERDICT_NEXT;
 	result = fib_next_hop(skb, p, skb->ifindex, segment_length(skb, p), &next);
 	if (result != BPF_FIB_LKUP_RET_SUCCESS &&
@@ -133,7 +133,7 @@ static __noinline bool fast_in(struct __sk_buff *skb, const struct packet *p,
 	struct fast fast;
 
 	fast.c.owners = to->owner;
-	if (segment_length(skb, p) > to->mtu || !fast_lookup(p, &fast, to->flags, addr, port))
+	if (segment_length(skb, p) > to->mtu || !fast_lookup(p, &fast, to->fast, addr, port))
 		return false;
 	if (fast.offload && fast.offload->uplink != skb->ifindex)
 		return false;
@@ -158,25 +158,25 @@ static __noinline bool stack_forwards(struct __sk_buff *skb, const struct packet
 	struct connection c = {};
 	struct endpoint *from, *to;
 	struct offload *offload;
-	__u32 flags = ENDPOINT_ESTABLISHED | ENDPOINT_ALWAYS;
+	__u8 path = FAST_ALWAYS;
 
 	if (!offload_possible(p))
 		return false;
 	from = bpf_map_lookup_elem(&endpoints, &p->src);
 	to = bpf_map_lookup_elem(&endpoints, &p->dst);
 	if (from) {
-		flags &= from->flags;
+		path &= from->fast;
 		c.owners ^= from->owner;
 	} else {
 		c.uplink = skb->ingress_ifindex;
 	}
 	if (to) {
-		flags &= to->flags;
+		path &= to->fast;
 		c.owners ^= to->owner;
 	} else {
 		c.uplink = skb->ifindex;
 	}
-	if (flags != ENDPOINT_ESTABLISHED) /* nor is it for ALWAYS, or of no endpoint */
+	if (path != FAST_ESTABLISHED) /* and not for no endpoint */
 		return false;
 	connect(&c, p, &p->dst, p->dport);
 	offload = offload_find(&c.key);

@@ -38,28 +38,19 @@ const (
 	FastNever       FastPath = "never"
 )
 
-const fastFlags = bpf.DatapathEndpointFlagsENDPOINT_ESTABLISHED | bpf.DatapathEndpointFlagsENDPOINT_ALWAYS
-
-func (f FastPath) flags() bpf.DatapathEndpointFlags {
-	switch f {
-	case FastAlways:
-		return fastFlags
-	case FastEstablished:
-		return bpf.DatapathEndpointFlagsENDPOINT_ESTABLISHED
-	default:
-		return 0
-	}
+var fastPaths = map[FastPath]bpf.DatapathFastPath{
+	FastEstablished: bpf.DatapathFastPathFAST_ESTABLISHED,
+	FastAlways:      bpf.DatapathFastPathFAST_ALWAYS,
+	FastNever:       bpf.DatapathFastPathFAST_NEVER,
 }
 
-func fastPathOf(flags bpf.DatapathEndpointFlags) FastPath {
-	switch flags & fastFlags {
-	case fastFlags:
-		return FastAlways
-	case bpf.DatapathEndpointFlagsENDPOINT_ESTABLISHED:
-		return FastEstablished
-	default:
-		return FastNever
+func fastPathOf(value bpf.DatapathFastPath) FastPath {
+	for path, known := range fastPaths {
+		if known == value {
+			return path
+		}
 	}
+	return FastPath(fmt.Sprintf("fast path %d", value))
 }
 
 // String is for people.
@@ -96,8 +87,8 @@ func (s *Store) AddEndpoint(e Endpoint) error {
 		Gateway: wireAddr(e.Gateway),
 	}
 	value.Exempt = uint32(e.Exempt)
-	value.Mtu = uint32(e.MTU)
-	value.Flags = e.Fast.flags()
+	value.Mtu = uint16(e.MTU)
+	value.Fast = fastPaths[e.Fast]
 	if e.Masq {
 		value.Flags |= bpf.DatapathEndpointFlagsENDPOINT_MASQ
 	}
@@ -147,7 +138,7 @@ func endpointOf(key bpf.DatapathAddr, value bpf.DatapathEndpoint) Endpoint {
 		HostMAC: value.HostMac[:],
 		Gateway: addrOf(value.Gateway),
 		Exempt:  ExemptSet(value.Exempt),
-		Fast:    fastPathOf(value.Flags),
+		Fast:    fastPathOf(value.Fast),
 		MTU:     int(value.Mtu),
 		Masq:    value.Flags&bpf.DatapathEndpointFlagsENDPOINT_MASQ != 0,
 	}
