@@ -9,6 +9,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
@@ -26,6 +27,8 @@ func checkChained(c *Config) error {
 		return unsupported("prevResult", c.PrevResult, `with "ipam" ebpfnet makes the interface itself, so it must be the first plugin of its list`)
 	case c.MTU != 0:
 		return unsupported("mtu", c.MTU, "after another plugin the interface is that plugin's")
+	case c.FastPath != "" && c.FastPath != maps.FastNever:
+		return unsupported("fastPath", c.FastPath, "after another plugin the way of packets is that plugin's")
 	default:
 		return nil
 	}
