@@ -154,10 +154,10 @@ func TestVariants(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	if opts, err := parseOptions(strings.Fields("-quick -json a -svg b -only c")); err != nil || opts != (options{true, "c", "a", "b", ""}) {
+	if opts, err := parseOptions(strings.Fields("-quick -json a -svg b -only c")); err != nil || opts != (options{quick: true, only: "c", json: "a", svg: "b"}) {
 		t.Errorf("%+v, %v", opts, err)
 	}
-	for _, args := range []string{"extra", "-unknown", "-quick -readme f", "-only bare -readme f"} {
+	for _, args := range []string{"extra", "-unknown", "-quick -readme f", "-only bare -readme f", "-from a -json b"} {
 		if _, err := parseOptions(strings.Fields(args)); err == nil {
 			t.Errorf("%s: no error", args)
 		}

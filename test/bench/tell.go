@@ -6,13 +6,10 @@ import (
 )
 
 // tell prints the tables, and writes the files that are asked for.
-func (r *run) tell(opts options) error {
-	if opts.only == "" {
-		r.result.judge()
-	}
-	fmt.Print(r.result.tables())
+func (r *result) tell(opts options) error {
+	fmt.Print(r.tables())
 	if opts.json != "" {
-		text, err := r.result.json()
+		text, err := r.json()
 		if err != nil {
 			return err
 		}
@@ -21,12 +18,12 @@ func (r *run) tell(opts options) error {
 		}
 	}
 	if opts.svg != "" {
-		if err := save(opts.svg, []byte(r.result.chart())); err != nil {
+		if err := save(opts.svg, []byte(r.chart())); err != nil {
 			return err
 		}
 	}
 	if opts.readme != "" {
-		return r.result.renewReadme(opts.readme)
+		return r.renewReadme(opts.readme)
 	}
 	return nil
 }
