@@ -51,6 +51,7 @@ func (r *result) tables() string {
 	section("Time of a round trip in µs, p50 / p99", r.latencyTable())
 	section("ADD and DEL, with a host port", r.callTable())
 	section("With more host ports and pods: times the same with 1, the worst and the median of what there are targets for", r.scaleTable())
+	section("Largest packet that a pod's device takes of a TCP stream", r.sizeTable())
 	section("Memory of programs and maps", r.memoryTable())
 	section("What a run of a program takes, in ns (the kernel's count costs some of it)", r.programTable())
 	section("Targets", r.targetTable())
@@ -179,6 +180,15 @@ func (r *result) scaleTable() *table {
 			}
 		}
 		t.add(s.Title, s.scale.String(), worst.spread.String(), worst.What, ratio(quantile(medians, 0.5)))
+	}
+	return t
+}
+
+func (r *result) sizeTable() *table {
+	t := new(table)
+	t.add("", "bytes")
+	for _, s := range r.present() {
+		t.add(s.Title, thousands(s.GSO))
 	}
 	return t
 }
