@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"time"
 )
@@ -114,8 +116,12 @@ func save(path string, content []byte) error {
 	return os.Rename(temporary, path)
 }
 
+// lists are those of numbers, which MarshalIndent gives a line for each.
+var lists = regexp.MustCompile(`\[[-0-9.e+,\s]+\]`)
+
 func (r *result) json() ([]byte, error) {
 	text, err := json.MarshalIndent(r, "", " ")
+	text = lists.ReplaceAllFunc(text, func(list []byte) []byte { return bytes.Join(bytes.Fields(list), nil) })
 	return append(text, '\n'), err
 }
 
