@@ -54,6 +54,14 @@ enum endpoint_flags {
 	ENDPOINT_MASQ = 1, /* masquerade what this address sends to the outside */
 };
 
+/* clang-format off */
+enum fast_path { /* of two endpoints, the bits that both have */
+	FAST_NEVER = 0,
+	FAST_ESTABLISHED = 1, /* connections that the stack has let pass go past it */
+	FAST_ALWAYS = 3,      /* new ones too */
+} __attribute__((packed)); /* one byte */
+/* clang-format on */
+
 /* endpoints: a container address on this host. Key: struct addr. */
 struct endpoint {
 	__u64 owner;	     /* the attachment's token */
@@ -64,7 +72,9 @@ struct endpoint {
 	struct addr gateway; /* the host's address on the veth: whom the container answers */
 	enum endpoint_flags flags;
 	__u32 exempt; /* set of destinations in exempts, or 0 */
-	__u32 pad;
+	__u16 mtu;    /* of the veth */
+	enum fast_path fast;
+	__u8 pad;
 };
 
 /* clang-format off */
@@ -133,6 +143,33 @@ struct flow {
 	__u16 port;	  /* belongs to addr */
 	enum flow_state state; /* bits */
 	__u8 pad;
+};
+
+/* offload_tcp, offload_udp: a connection of an endpoint. Its sides stand in an order of their own. */
+struct offload_key {
+	struct addr addr[2];
+	__u16 port[2];
+	__u8 protocol;
+	__u8 pad[3];
+};
+
+/* clang-format off */
+enum offload_state { /* of side 0; those of side 1 are one to the left */
+	OFFLOAD_DELIVERED = 1, /* the stack has brought a packet of this side to the other, as it was sent */
+	OFFLOAD_SYN = 4,       /* and one that opens a connection anew */
+	OFFLOAD_FIN = 16,      /* this side has ended */
+	OFFLOAD_FIN_ACK = 64,  /* and the other has acknowledged that */
+} __attribute__((packed)); /* one byte */
+/* clang-format on */
+
+struct offload {
+	__u64 owners;	/* of the endpoints at both sides, XOR */
+	__u32 uplink;	/* the device to the side that is no endpoint, or 0 */
+	__u32 seen;	/* when the stack has last seen the connection, in ticks of 2^30 ns */
+	__u32 first[2]; /* TCP: a sequence number of each side that the stack has seen */
+	__u32 end[2];	/* TCP: the one after a side's FIN */
+	enum offload_state state; /* bits */
+	__u8 pad[7];
 };
 
 /* fragments: the ports of a packet that comes in fragments. */
@@ -211,6 +248,8 @@ _Static_assert(sizeof(struct port_key) == 20, "port_key");
 _Static_assert(sizeof(struct port) == 32, "port");
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow) == 32, "flow");
+_Static_assert(sizeof(struct offload_key) == 40, "offload_key");
+_Static_assert(sizeof(struct offload) == 40, "offload");
 _Static_assert(sizeof(struct fragment_key) == 40, "fragment_key");
 _Static_assert(sizeof(struct fragment) == 8, "fragment");
 _Static_assert(sizeof(struct held_key) == 44, "held_key");

@@ -6,15 +6,19 @@
  * list of steps, and leaves every packet that is not its own to the next
  * program and the stack. bpf/README.md tells the way of a packet through them.
  */
+#include "fast.h"
 #include "here.h"
 
-/* Gives p a new destination; the stack then routes it. */
-static __always_inline int send_to(struct __sk_buff *skb, const struct packet *p,
-				   const struct addr *addr, __u16 port)
+/* Gives p a new destination, and brings it there past the stack where it can; else the stack routes it. */
+static __noinline int send_to(struct __sk_buff *skb, const struct packet *p,
+			      const struct addr *addr, __u16 port)
 {
+	struct endpoint *to = bpf_map_lookup_elem(&endpoints, addr);
+	bool fast = to && p->l3 && fast_in(skb, p, to, addr, port);
+
 	if (rewrite(skb, p, SIDE_DST, addr, port))
 		return drop(skb, REASON_NOT_WRITTEN);
-	return VERDICT_NEXT;
+	return fast ? into_container(skb, to) : VERDICT_NEXT;
 }
 
 /* Gives p a new source, the last thing that happens to it here. */
@@ -56,11 +60,25 @@ SEC("tc")
 int from_container(struct __sk_buff *skb)
 {
 	struct packet *p = packet_place();
+	struct endpoint *from, *to;
 	struct port *port;
 	struct flow *flow;
+	int verdict;
 
+	skb->tc_index = 0;
 	if (!p || parse(skb, p, ETH_HLEN) != PARSED)
 		return VERDICT_NEXT;
+	from = bpf_map_lookup_elem(&endpoints, &p->src);
+	if (from && from->ifindex != skb->ifindex)
+		from = NULL; /* not the sender's address, or a bridge is between it and us */
+	to = bpf_map_lookup_elem(&endpoints, &p->dst);
+	if (to)
+		return from ? fast_between(skb, p, from, to) : VERDICT_NEXT;
+	if (from) {
+		verdict = fast_out(skb, p, from);
+		if (verdict != VERDICT_NEXT)
+			return verdict;
+	}
 	flow = masq_reply(p);
 	if (flow)
 		return here_answer(skb, p, flow);
@@ -70,6 +88,20 @@ int from_container(struct __sk_buff *skb)
 	if (!port || addr_is_loopback(&p->dst, p->ipv6) || !fib_is_local(skb, p))
 		return VERDICT_NEXT;
 	return here_to_port(skb, p, port);
+}
+
+/* Host veth, egress: what the host sends to a container, and what it forwards to it. */
+SEC("tc")
+int to_container(struct __sk_buff *skb)
+{
+	struct packet *p;
+
+	if (!skb->ingress_ifindex)
+		return VERDICT_NEXT; /* its own */
+	p = packet_place();
+	if (!p || parse(skb, p, ETH_HLEN) != PARSED)
+		return VERDICT_NEXT;
+	return stack_forwards(skb, p) ? VERDICT_DROP : VERDICT_NEXT;
 }
 
 /*
@@ -132,7 +164,7 @@ static __always_inline int comes_in(struct __sk_buff *skb, __u32 l3)
 	    (endpoint->flags & ENDPOINT_MASQ || port_of(&p->dst, p->dport, p) ||
 	     bpf_map_lookup_elem(&flows, &key)))
 		flow_remember(&key, p, endpoint->owner);
-	return VERDICT_NEXT;
+	return send_to(skb, p, &p->dst, p->dport);
 }
 
 SEC("tc")
@@ -291,8 +323,11 @@ static __always_inline int goes_out(struct __sk_buff *skb, __u32 l3)
 	struct endpoint *endpoint;
 	struct flow *flow;
 	struct port *port;
+	bool past_stack = skb->tc_index == PAST_STACK;
 	int parsed;
 
+	if (past_stack)
+		skb->tc_index = 0;
 	if (!p)
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, l3);
@@ -305,6 +340,8 @@ static __always_inline int goes_out(struct __sk_buff *skb, __u32 l3)
 		return VERDICT_DROP;
 	if (p->release)
 		return release_held(skb, p, 0);
+	if (l3 && parsed == PARSED && !past_stack && stack_forwards(skb, p))
+		return VERDICT_DROP;
 	flow = parsed == PARSED ? flow_reply(p) : NULL;
 	if (flow && flow->owner == endpoint->owner)
 		return send_as(skb, p, &flow->addr, flow->port);

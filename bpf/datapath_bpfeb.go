@@ -41,7 +41,9 @@ type DatapathEndpoint struct {
 	Gateway DatapathAddr
 	Flags   DatapathEndpointFlags
 	Exempt  uint32
-	Pad     uint32
+	Mtu     uint16
+	Fast    DatapathFastPath
+	Pad     uint8
 }
 
 type DatapathEndpointFlags uint32
@@ -56,6 +58,14 @@ type DatapathExemptKey struct {
 	Set    uint32
 	Addr   DatapathAddr
 }
+
+type DatapathFastPath uint8
+
+const (
+	DatapathFastPathFAST_NEVER       DatapathFastPath = 0
+	DatapathFastPathFAST_ESTABLISHED DatapathFastPath = 1
+	DatapathFastPathFAST_ALWAYS      DatapathFastPath = 3
+)
 
 type DatapathFlow struct {
 	_     structs.HostLayout
@@ -144,6 +154,34 @@ type DatapathHostConfig struct {
 	}
 }
 
+type DatapathOffload struct {
+	_      structs.HostLayout
+	Owners uint64
+	Uplink uint32
+	Seen   uint32
+	First  [2]uint32
+	End    [2]uint32
+	State  DatapathOffloadState
+	Pad    [7]uint8
+}
+
+type DatapathOffloadKey struct {
+	_        structs.HostLayout
+	Addr     [2]DatapathAddr
+	Port     [2]uint16
+	Protocol uint8
+	Pad      [3]uint8
+}
+
+type DatapathOffloadState uint8
+
+const (
+	DatapathOffloadStateOFFLOAD_DELIVERED DatapathOffloadState = 1
+	DatapathOffloadStateOFFLOAD_SYN       DatapathOffloadState = 4
+	DatapathOffloadStateOFFLOAD_FIN       DatapathOffloadState = 16
+	DatapathOffloadStateOFFLOAD_FIN_ACK   DatapathOffloadState = 64
+)
+
 type DatapathPacket struct {
 	_         structs.HostLayout
 	Src       DatapathAddr
@@ -152,18 +190,26 @@ type DatapathPacket struct {
 	Dport     uint16
 	L3        uint16
 	L4        uint16
+	Data      uint16
+	_         [2]byte
+	Length    uint32
+	Seq       uint32
+	Ack       uint32
 	Protocol  uint8
 	Ipv6      bool
 	Ported    bool
 	TcpSyn    bool
+	TcpAccept bool
 	TcpFin    bool
 	TcpRst    bool
 	TcpRefuse bool
 	EchoReply bool
 	Later     bool
 	Release   bool
+	Plain     bool
+	Ttl       uint8
 	Error     bool
-	_         [1]byte
+	_         [2]byte
 	Id        uint32
 	Offset    uint16
 	Payload   uint16
@@ -238,6 +284,8 @@ const (
 	DatapathMapFragments      = "fragments"
 	DatapathMapHeldFragments  = "held_fragments"
 	DatapathMapHolding        = "holding"
+	DatapathMapOffloadTcp     = "offload_tcp"
+	DatapathMapOffloadUdp     = "offload_udp"
 	DatapathMapPackets        = "packets"
 	DatapathMapPorts          = "ports"
 	DatapathMapUplinks        = "uplinks"
@@ -245,6 +293,7 @@ const (
 	DatapathProgFromHost      = "from_host"
 	DatapathProgFromUplink    = "from_uplink"
 	DatapathProgFromUplinkL3  = "from_uplink_l3"
+	DatapathProgToContainer   = "to_container"
 	DatapathProgToUplink      = "to_uplink"
 	DatapathProgToUplinkL3    = "to_uplink_l3"
 	DatapathVarConfig         = "config"
@@ -296,6 +345,7 @@ type DatapathProgramSpecs struct {
 	FromHost      *ebpf.ProgramSpec `ebpf:"from_host"`
 	FromUplink    *ebpf.ProgramSpec `ebpf:"from_uplink"`
 	FromUplinkL3  *ebpf.ProgramSpec `ebpf:"from_uplink_l3"`
+	ToContainer   *ebpf.ProgramSpec `ebpf:"to_container"`
 	ToUplink      *ebpf.ProgramSpec `ebpf:"to_uplink"`
 	ToUplinkL3    *ebpf.ProgramSpec `ebpf:"to_uplink_l3"`
 }
@@ -312,6 +362,8 @@ type DatapathMapSpecs struct {
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	HeldFragments *ebpf.MapSpec `ebpf:"held_fragments"`
 	Holding       *ebpf.MapSpec `ebpf:"holding"`
+	OffloadTcp    *ebpf.MapSpec `ebpf:"offload_tcp"`
+	OffloadUdp    *ebpf.MapSpec `ebpf:"offload_udp"`
 	Packets       *ebpf.MapSpec `ebpf:"packets"`
 	Ports         *ebpf.MapSpec `ebpf:"ports"`
 	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
@@ -352,6 +404,8 @@ type DatapathMaps struct {
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	HeldFragments *ebpf.Map `ebpf:"held_fragments"`
 	Holding       *ebpf.Map `ebpf:"holding"`
+	OffloadTcp    *ebpf.Map `ebpf:"offload_tcp"`
+	OffloadUdp    *ebpf.Map `ebpf:"offload_udp"`
 	Packets       *ebpf.Map `ebpf:"packets"`
 	Ports         *ebpf.Map `ebpf:"ports"`
 	Uplinks       *ebpf.Map `ebpf:"uplinks"`
@@ -367,6 +421,8 @@ func (m *DatapathMaps) Close() error {
 		m.Fragments,
 		m.HeldFragments,
 		m.Holding,
+		m.OffloadTcp,
+		m.OffloadUdp,
 		m.Packets,
 		m.Ports,
 		m.Uplinks,
@@ -388,6 +444,7 @@ type DatapathPrograms struct {
 	FromHost      *ebpf.Program `ebpf:"from_host"`
 	FromUplink    *ebpf.Program `ebpf:"from_uplink"`
 	FromUplinkL3  *ebpf.Program `ebpf:"from_uplink_l3"`
+	ToContainer   *ebpf.Program `ebpf:"to_container"`
 	ToUplink      *ebpf.Program `ebpf:"to_uplink"`
 	ToUplinkL3    *ebpf.Program `ebpf:"to_uplink_l3"`
 }
@@ -398,6 +455,7 @@ func (p *DatapathPrograms) Close() error {
 		p.FromHost,
 		p.FromUplink,
 		p.FromUplinkL3,
+		p.ToContainer,
 		p.ToUplink,
 		p.ToUplinkL3,
 	)

@@ -12,6 +12,11 @@
 #define F_FIB_SKIP_NEIGH (1U << 2) /* BPF_FIB_LOOKUP_SKIP_NEIGH, 6.3 */
 #define F_FIB_SRC	 (1U << 4) /* BPF_FIB_LOOKUP_SRC, 6.7 */
 
+struct next_hop {
+	__u32 ifindex;
+	struct bpf_redir_neigh neigh;
+};
+
 static __always_inline void fib_key(struct bpf_fib_lookup *fib, const struct packet *p,
 				    const struct addr *dst, __u32 ifindex)
 {
@@ -68,6 +73,33 @@ static __noinline bool fib_is_local(struct __sk_buff *skb, const struct packet *
 			return true;
 	}
 	return false;
+}
+
+/* Programs of ours are on the device, so that what leaves by it is masqueraded. */
+static __always_inline bool is_uplink(__u32 ifindex)
+{
+	struct uplink *uplink = bpf_map_lookup_elem(&uplinks, &ifindex);
+
+	return uplink && !uplink->containers;
+}
+
+/*
+ * The device and the next hop by which the host forwards p, of which a segment has
+ * length bytes, when it comes in by ifindex.
+ */
+static __noinline long fib_next_hop(struct __sk_buff *skb, const struct packet *p, __u32 ifindex,
+				    __u32 length, struct next_hop *next)
+{
+	struct bpf_fib_lookup fib;
+	long result;
+
+	fib_key(&fib, p, &p->dst, ifindex);
+	fib.tot_len = length;
+	result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	next->ifindex = fib.ifindex;
+	next->neigh.nh_family = fib.family;
+	__builtin_memcpy(next->neigh.ipv6_nh, fib.ipv6_dst, sizeof(next->neigh.ipv6_nh));
+	return result;
 }
 
 /*

@@ -57,6 +57,25 @@ struct {
 	__type(value, struct flow);
 } established SEC(".maps");
 
+/*
+ * Written by the programs, when the stack has forwarded a packet. TCP connections
+ * leave when they end, so that what is short does not push out what is quiet; of
+ * UDP nobody knows the end.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct offload_key);
+	__type(value, struct offload);
+} offload_tcp SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct offload_key);
+	__type(value, struct offload);
+} offload_udp SEC(".maps");
+
 /* Written by ADD of the first endpoint that names a set, removed with the last. The value means nothing. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);

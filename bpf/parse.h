@@ -23,7 +23,11 @@ static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 		return PARSED_TRUNCATED;
 	p->sport = bpf_ntohs(tcp->source);
 	p->dport = bpf_ntohs(tcp->dest);
+	p->data = p->l4 + tcp->doff * 4;
+	p->seq = bpf_ntohl(tcp->seq);
+	p->ack = bpf_ntohl(tcp->ack_seq);
 	p->tcp_syn = tcp->syn && !tcp->ack;
+	p->tcp_accept = tcp->syn && tcp->ack;
 	p->tcp_fin = tcp->fin;
 	p->tcp_rst = tcp->rst;
 	p->tcp_refuse = tcp->rst && !tcp->ack;
@@ -39,6 +43,7 @@ static __always_inline int parse_udp(struct __sk_buff *skb, struct packet *p)
 		return PARSED_TRUNCATED;
 	p->sport = bpf_ntohs(udp->source);
 	p->dport = bpf_ntohs(udp->dest);
+	p->data = p->l4 + sizeof(*udp);
 	p->ported = true;
 	return PARSED;
 }
@@ -81,6 +86,13 @@ static __always_inline int parse_fragment(struct __sk_buff *skb, struct packet *
 	return parsed;
 }
 
+/* What the header says, which is 0 of a packet that is too long for it (BIG TCP). */
+static __always_inline __u32 length_of(struct __sk_buff *skb, const struct packet *p, __u16 says,
+				       __u32 header)
+{
+	return says ? says + header : skb->len - p->l3;
+}
+
 static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p)
 {
 	struct iphdr *ip = bytes_at(skb, p->l3, sizeof(*ip));
@@ -92,8 +104,11 @@ static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p)
 	p->protocol = ip->protocol;
 	p->l4 = p->l3 + ip->ihl * 4;
 	p->payload = bpf_ntohs(ip->tot_len) - ip->ihl * 4;
+	p->length = length_of(skb, p, bpf_ntohs(ip->tot_len), 0);
+	p->ttl = ip->ttl;
 	if (ip->frag_off & bpf_htons(IPV4_FRAGMENT_MASK))
 		return parse_fragment(skb, p, ip->id, bpf_ntohs(ip->frag_off) & IPV4_OFFSET_MASK);
+	p->plain = ip->ihl == 5;
 	return parse_l4(skb, p);
 }
 
@@ -141,6 +156,7 @@ static __always_inline bool skip_options(struct __sk_buff *skb, struct packet *p
 static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 {
 	struct ipv6hdr *ip = bytes_at(skb, p->l3, sizeof(*ip));
+	bool jumbo;
 
 	if (!ip)
 		return PARSED_TRUNCATED;
@@ -148,6 +164,9 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	__builtin_memcpy(&p->dst, &ip->daddr, sizeof(p->dst));
 	p->protocol = ip->nexthdr;
 	p->payload = bpf_ntohs(ip->payload_len);
+	p->length = length_of(skb, p, bpf_ntohs(ip->payload_len), sizeof(*ip));
+	jumbo = !ip->payload_len && skb->gso_size;
+	p->ttl = ip->hop_limit;
 	p->l4 = p->l3 + sizeof(*ip);
 	p->ipv6 = true;
 	if (addr_is_mapped(&p->src) || addr_is_mapped(&p->dst))
@@ -156,6 +175,8 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 		return PARSED_PROTOCOL;
 	if (p->protocol == IPPROTO_FRAGMENT)
 		return parse_ipv6_fragment(skb, p);
+	/* BIG TCP has a jumbo option instead of a length (RFC 2675). */
+	p->plain = p->l4 == p->l3 + sizeof(*ip) || jumbo;
 	return parse_l4(skb, p);
 }
 

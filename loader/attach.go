@@ -32,7 +32,10 @@ type target struct {
 
 // endpointTargets have no pins: see [Datapath.attacherOf].
 func endpointTargets(ifindex int) []target {
-	return []target{{"", fromContainer, fromContainer, ifindex, ingress}}
+	return []target{
+		{"", fromContainer, fromContainer, ifindex, ingress},
+		{"", toContainer, toContainer, ifindex, egress},
+	}
 }
 
 // uplinkTargets needs no header to look for programs or to take them off.
@@ -63,7 +66,7 @@ func hostTargets() []target {
 // has them.
 func siblings(t target) []target {
 	switch t.hook {
-	case fromContainer:
+	case fromContainer, toContainer:
 		return endpointTargets(t.ifindex)
 	case fromUplink, toUplink:
 		header := Ethernet
@@ -107,7 +110,7 @@ func (d *Datapath) attachers() []attacher {
 // third of that of a DEL. Links are for the devices that are shared with other tools.
 func (d *Datapath) attacherOf(t target) attacher {
 	attachers := d.attachers()
-	if t.hook == fromContainer {
+	if t.hook == fromContainer || t.hook == toContainer {
 		return attachers[0]
 	}
 	return attachers[len(attachers)-1]

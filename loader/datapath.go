@@ -40,6 +40,8 @@ type Datapath struct {
 	Ports       *ebpf.Map // bpf.DatapathPortKey -> bpf.DatapathPort
 	Flows       *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
 	Established *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
+	OffloadTCP  *ebpf.Map // bpf.DatapathOffloadKey -> bpf.DatapathOffload
+	OffloadUDP  *ebpf.Map // bpf.DatapathOffloadKey -> bpf.DatapathOffload
 	Exempts     *ebpf.Map // bpf.DatapathExemptKey -> nothing
 	Uplinks     *ebpf.Map // ifindex (uint32) -> bpf.DatapathUplink
 	Counters    *ebpf.Map // bpf.DatapathReason -> bpf.DatapathCounter per CPU
@@ -163,6 +165,8 @@ func (d *Datapath) maps() map[string]**ebpf.Map {
 		bpf.DatapathMapPorts:       &d.Ports,
 		bpf.DatapathMapFlows:       &d.Flows,
 		bpf.DatapathMapEstablished: &d.Established,
+		bpf.DatapathMapOffloadTcp:  &d.OffloadTCP,
+		bpf.DatapathMapOffloadUdp:  &d.OffloadUDP,
 		bpf.DatapathMapExempts:     &d.Exempts,
 		bpf.DatapathMapUplinks:     &d.Uplinks,
 		bpf.DatapathMapCounters:    &d.Counters,

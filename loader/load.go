@@ -175,6 +175,8 @@ func Spec(options Options) (*ebpf.CollectionSpec, error) {
 	}
 	spec.Maps[bpf.DatapathMapFlows].MaxEntries = options.MaxFlows
 	spec.Maps[bpf.DatapathMapEstablished].MaxEntries = options.MaxFlows
+	spec.Maps[bpf.DatapathMapOffloadTcp].MaxEntries = options.MaxFlows
+	spec.Maps[bpf.DatapathMapOffloadUdp].MaxEntries = options.MaxFlows / 4
 	return spec, nil
 }
 

@@ -17,13 +17,14 @@ const bpffs = "/sys/fs/bpf"
 // Names of the hooks, which are those of their programs in bpf/datapath.c.
 const (
 	fromContainer = "from_container"
+	toContainer   = "to_container"
 	fromUplink    = "from_uplink"
 	toUplink      = "to_uplink"
 	fromHost      = "from_host"
 )
 
 // hooks are all of them.
-var hooks = []string{fromContainer, fromUplink, toUplink, fromHost}
+var hooks = []string{fromContainer, toContainer, fromUplink, toUplink, fromHost}
 
 // configPin is the pinned .rodata: bpffs allows no dot in a name.
 const configPin = "config"

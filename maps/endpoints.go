@@ -23,6 +23,34 @@ type Endpoint struct {
 	Gateway netip.Addr       // the host's address on the veth, for clients that the container cannot answer
 	Masq    bool             // masquerade what it sends to the outside
 	Exempt  ExemptSet        // but not to these; 0: no exemption
+	Fast    FastPath
+	MTU     int // of the veth; packets that do not fit are the host's stack's
+}
+
+// FastPath says which connections go past the host's stack. Of two endpoints the one
+// that lets less past it decides.
+type FastPath string
+
+// The values, as the configuration has them.
+const (
+	FastEstablished FastPath = "established" // those that the stack has let pass
+	FastAlways      FastPath = "always"      // all
+	FastNever       FastPath = "never"
+)
+
+var fastPaths = map[FastPath]bpf.DatapathFastPath{
+	FastEstablished: bpf.DatapathFastPathFAST_ESTABLISHED,
+	FastAlways:      bpf.DatapathFastPathFAST_ALWAYS,
+	FastNever:       bpf.DatapathFastPathFAST_NEVER,
+}
+
+func fastPathOf(value bpf.DatapathFastPath) FastPath {
+	for path, known := range fastPaths {
+		if known == value {
+			return path
+		}
+	}
+	return FastPath(fmt.Sprintf("fast path %d", value))
 }
 
 // String is for people.
@@ -59,6 +87,8 @@ func (s *Store) AddEndpoint(e Endpoint) error {
 		Gateway: wireAddr(e.Gateway),
 	}
 	value.Exempt = uint32(e.Exempt)
+	value.Mtu = uint16(e.MTU)
+	value.Fast = fastPaths[e.Fast]
 	if e.Masq {
 		value.Flags |= bpf.DatapathEndpointFlagsENDPOINT_MASQ
 	}
@@ -108,6 +138,8 @@ func endpointOf(key bpf.DatapathAddr, value bpf.DatapathEndpoint) Endpoint {
 		HostMAC: value.HostMac[:],
 		Gateway: addrOf(value.Gateway),
 		Exempt:  ExemptSet(value.Exempt),
+		Fast:    fastPathOf(value.Fast),
+		MTU:     int(value.Mtu),
 		Masq:    value.Flags&bpf.DatapathEndpointFlagsENDPOINT_MASQ != 0,
 	}
 }

@@ -5,6 +5,7 @@
 //	endpoints  container address                veth, MACs, masquerade or not  ADD          owner's DEL, GC
 //	ports      host address or any, port, prot. container address and port     ADD          owner's DEL, GC
 //	flows      remote, local, protocol, kind    translated address and port    programs     kernel (LRU), owner's DEL, GC
+//	offload_…  both sides of a connection       whether it goes past the stack programs     kernel (LRU), end of TCP connections
 //	uplinks    device                           its addresses                  ADD          ADD, when the device is gone
 //	counters   reason of a drop                 packets and bytes per CPU      programs     never
 //
@@ -251,6 +252,13 @@ func Count(dp *loader.Datapath) (map[string]int, error) {
 	ports, portsErr := Ports(dp)
 	flows, flowsErr := Flows(dp)
 	established, establishedErr := Established(dp)
+	offloads, offloadsErr := Offloads(dp)
+	tcp := 0
+	for _, offload := range offloads {
+		if offload.Protocol == TCP {
+			tcp++
+		}
+	}
 	uplinks, uplinksErr := Uplinks(dp)
 	exempts, exemptsErr := (&Store{dp}).exempts()
 	return map[string]int{
@@ -258,7 +266,9 @@ func Count(dp *loader.Datapath) (map[string]int, error) {
 		bpf.DatapathMapPorts:       len(ports),
 		bpf.DatapathMapFlows:       len(flows),
 		bpf.DatapathMapEstablished: len(established),
+		bpf.DatapathMapOffloadTcp:  tcp,
+		bpf.DatapathMapOffloadUdp:  len(offloads) - tcp,
 		bpf.DatapathMapUplinks:     len(uplinks),
 		bpf.DatapathMapExempts:     len(exempts),
-	}, errors.Join(endpointsErr, portsErr, flowsErr, establishedErr, uplinksErr, exemptsErr)
+	}, errors.Join(endpointsErr, portsErr, flowsErr, establishedErr, offloadsErr, uplinksErr, exemptsErr)
 }

@@ -332,6 +332,8 @@ func (a *addition) attach(ctx context.Context) error {
 			Gateway: address.Gateway,
 			Masq:    a.config.Masq.Of(address.Prefix.Addr()),
 			Exempt:  maps.ExemptSetOf(a.config.Masq.ExemptFor(address.Prefix.Addr())),
+			Fast:    a.config.fastPath(a.config.PrevResult != nil),
+			MTU:     a.pair.MTU,
 		})
 	}
 	err := maps.With(ctx, a.datapath, func(store *maps.Store) error {

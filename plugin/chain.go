@@ -9,6 +9,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
@@ -30,6 +31,8 @@ func checkChained(c *Config) error {
 		return unsupported("mtu", c.MTU, thatPlugins)
 	case c.Device != "":
 		return unsupported("device", c.Device, thatPlugins)
+	case c.FastPath != "" && c.FastPath != maps.FastNever:
+		return unsupported("fastPath", c.FastPath, "after another plugin the way of packets is that plugin's")
 	default:
 		return nil
 	}

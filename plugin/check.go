@@ -278,6 +278,8 @@ func (i *inspection) inspectMaps() {
 			i.differs("the datapath has %s behind device %d, expected %d", want.Prefix.Addr(), endpoint.IfIndex, i.hostIndex)
 		case endpoint.Masq != i.config.Masq.Of(want.Prefix.Addr()):
 			i.differs("masquerading of %s is %v, expected %v", want.Prefix.Addr(), endpoint.Masq, !endpoint.Masq)
+		case endpoint.Fast != i.config.fastPath(i.chained != nil):
+			i.differs("fastPath of %s is %s, expected %s", want.Prefix.Addr(), endpoint.Fast, i.config.fastPath(i.chained != nil))
 		case endpoint.Exempt != maps.ExemptSetOf(i.config.Masq.ExemptFor(want.Prefix.Addr())):
 			i.differs("%s is exempt from masquerading towards other networks than nonMasqueradeCIDRs says", want.Prefix.Addr())
 		default:

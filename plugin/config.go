@@ -27,7 +27,8 @@ type Config struct {
 	Attachment maps.Attachment // the container's part is empty for STATUS and GC
 
 	Masq     Masq
-	MaxFlows uint32 // 0: by the memory of the host
+	FastPath maps.FastPath // "": see fastPath
+	MaxFlows uint32        // 0: by the memory of the host
 	Uplinks  uplinkNames
 	MTU      int // 0: that of the route to the outside
 	Device   link.Kind
@@ -79,6 +80,7 @@ type netConf struct {
 	IPMasq4    *bool           `json:"ipMasq4"`
 	IPMasq6    *bool           `json:"ipMasq6"`
 	NonMasq    []string        `json:"nonMasqueradeCIDRs"`
+	FastPath   maps.FastPath   `json:"fastPath"`
 	MaxFlows   int64           `json:"maxFlows"`
 	Uplinks    uplinkNames     `json:"uplinks"`
 	MTU        int             `json:"mtu"`
@@ -161,6 +163,7 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 		Attachment: maps.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
 		MTU:        conf.MTU,
 		Device:     link.Kind(conf.Device),
+		FastPath:   conf.FastPath,
 		MaxFlows:   uint32(conf.MaxFlows),
 		Uplinks:    conf.Uplinks,
 		DNS:        conf.dns(),
@@ -179,6 +182,9 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 		return nil, err
 	}
 	if err := checkMaxFlows(conf.MaxFlows); err != nil {
+		return nil, err
+	}
+	if err := checkFastPath(conf.FastPath); err != nil {
 		return nil, err
 	}
 	if known := []link.Kind{"", link.Veth, link.Netkit, link.Auto}; !slices.Contains(known, config.Device) {
@@ -296,6 +302,27 @@ func checkMaxFlows(flows int64) error {
 		return invalid("maxFlows", flows, fmt.Sprintf("0 or a number from %d to %d", least, most))
 	}
 	return nil
+}
+
+func checkFastPath(value maps.FastPath) error {
+	known := []maps.FastPath{"", maps.FastEstablished, maps.FastAlways, maps.FastNever}
+	if !slices.Contains(known, value) {
+		return invalid("fastPath", value, `"established", "always" or "never"`)
+	}
+	return nil
+}
+
+// fastPath is what was asked for, or the default. After another plugin the way of
+// packets is that plugin's.
+func (c *Config) fastPath(chained bool) maps.FastPath {
+	switch {
+	case c.FastPath != "":
+		return c.FastPath
+	case chained:
+		return maps.FastNever
+	default:
+		return maps.FastEstablished
+	}
 }
 
 func (c *netConf) masq() (Masq, error) {

@@ -45,7 +45,7 @@ func tcpStream(e ends, slice time.Duration) (got sample, err error) {
 }
 
 func countBytes(fd int, data []byte, slice time.Duration) (got sample, err error) {
-	clock := newClock(slice, longPart)
+	clock := newClock(slice, slice/4) // both ends run for milliseconds before it is the other's turn
 	for {
 		n, err := read(fd, data)
 		if err != nil {

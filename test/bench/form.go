@@ -40,7 +40,7 @@ func (f form) setups() []plannedSetup {
 		switch {
 		case v.ours && v.name != neverName:
 			all = append(all, planned(v, f.scales)...)
-		case v.reference:
+		case v.reference && !v.slow:
 			all = append(all, planned(v, f.references)...)
 		}
 	}

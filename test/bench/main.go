@@ -18,6 +18,7 @@ import (
 )
 
 const help = `usage: bench [-quick] [-only NAMES] [-json FILE] [-svg FILE] [-readme FILE]
+       bench -from FILE [-svg FILE] [-readme FILE]
 
 Measures traffic (UDP packets, round trips, connections, TCP streams), ADD and DEL of a bare veth,
 plain routing, bridge + portmap, ptp + portmap and ebpfnet. All of them are set up at once, in
@@ -30,6 +31,7 @@ and the source tree to build them.
 
   -quick         the short form, of two minutes
   -only NAMES    only these variants, separated by commas (and no targets)
+  -from FILE     measure nothing: tell what an earlier run has written by -json
   -json FILE     write everything that was measured
   -svg FILE      write a chart
   -readme FILE   renew the figures in the README
@@ -39,9 +41,9 @@ exit codes: 0 measured (targets may be missed), 1 could not measure, 2 wrong usa
 `
 
 type options struct {
-	quick             bool
-	only              string
-	json, svg, readme string
+	quick                   bool
+	only                    string
+	from, json, svg, readme string
 }
 
 func main() {
@@ -54,13 +56,25 @@ func main() {
 		fmt.Fprintf(os.Stderr, "bench: %v\n\n%s", err, help)
 		os.Exit(2)
 	}
+	if opts.from != "" {
+		r, err := readResult(opts.from)
+		if err == nil {
+			err = r.tell(opts)
+		}
+		exitOn(err)
+		return
+	}
 	testenv.Isolate()
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 4)) // both ends keep one while they wait
 
 	m := &testenv.Machine{Name: "bench"}
 	m.ExitOnSignal()
 	// Nothing is cleaned up step by step: the kernel is faster.
-	if err := m.Protect(func() error { return bench(m, opts) }); err != nil {
+	exitOn(m.Protect(func() error { return bench(m, opts) }))
+}
+
+func exitOn(err error) {
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 		os.Exit(1)
 	}
@@ -72,6 +86,7 @@ func parseOptions(args []string) (options, error) {
 	flags.SetOutput(io.Discard) // main prints
 	flags.BoolVar(&opts.quick, "quick", false, "")
 	flags.StringVar(&opts.only, "only", "", "")
+	flags.StringVar(&opts.from, "from", "", "")
 	flags.StringVar(&opts.json, "json", "", "")
 	flags.StringVar(&opts.svg, "svg", "", "")
 	flags.StringVar(&opts.readme, "readme", "", "")
@@ -83,6 +98,9 @@ func parseOptions(args []string) (options, error) {
 	}
 	if opts.readme != "" && (opts.quick || opts.only != "") {
 		return opts, errors.New("-readme is for the whole benchmark: without -quick and -only")
+	}
+	if opts.from != "" && (opts.quick || opts.only != "" || opts.json != "") {
+		return opts, errors.New("-from measures nothing: it goes with -svg and -readme alone")
 	}
 	return opts, nil
 }

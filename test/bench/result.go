@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"time"
 )
@@ -113,7 +116,24 @@ func save(path string, content []byte) error {
 	return os.Rename(temporary, path)
 }
 
+// lists are those of numbers, which MarshalIndent gives a line for each.
+var lists = regexp.MustCompile(`\[[-0-9.e+,\s]+\]`)
+
 func (r *result) json() ([]byte, error) {
 	text, err := json.MarshalIndent(r, "", " ")
+	text = lists.ReplaceAllFunc(text, func(list []byte) []byte { return bytes.Join(bytes.Fields(list), nil) })
 	return append(text, '\n'), err
+}
+
+// readResult reads what an earlier run has written.
+func readResult(path string) (*result, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	r := new(result)
+	if err := json.Unmarshal(text, r); err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	return r, nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -93,7 +94,7 @@ func (r *run) measureTraffic(s *setup, t traffic) {
 	if err != nil {
 		into.Error, got = err.Error(), sample{}
 	}
-	into.Rates = append(into.Rates, got.rate)
+	into.Rates = append(into.Rates, math.Round(got.rate))
 	into.Lost += got.lost
 	if got.p50 > 0 {
 		into.P50 = append(into.P50, micros(got.p50))

@@ -29,7 +29,10 @@ func bench(m *testenv.Machine, opts options) (err error) {
 	}
 	r.progress.end()
 	r.collect()
-	return r.tell(opts)
+	if opts.only == "" {
+		r.result.judge()
+	}
+	return r.result.tell(opts)
 }
 
 func newRun(m *testenv.Machine, opts options) *run {

@@ -132,3 +132,22 @@ func TestNoAnswer(t *testing.T) {
 		return nil
 	})
 }
+
+// Packets that do not arrive are counted as lost, and not as carried.
+func TestLostPackets(t *testing.T) {
+	onMachine(t, func(m *testenv.Machine) error {
+		topology := testenv.NewTopology(m)
+		e := direct(topology.Outside, topology.Node, testenv.NodeAddr4)
+		e.dial = netip.AddrPortFrom(testenv.NodeAddr4, serverPort+1)
+		other, err := topology.Node.ListenPacket(testenv.Context(m), e.dial)
+		if err != nil {
+			return err
+		}
+		defer other.Close()
+		got, err := udpPackets(e, 5*time.Millisecond)
+		if got.lost < batchSize || got.rate != 0 {
+			t.Errorf("%+v", got)
+		}
+		return err
+	})
+}

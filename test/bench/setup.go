@@ -29,8 +29,7 @@ type setup struct {
 const (
 	serverPort = 5000 // of every server
 	hostPort   = 8080 // leads to the server's pod
-	// The host ports of crowds and of attachments begin with these. They are below all ports that
-	// clients and masquerading use.
+	// The host ports of crowds and of attachments begin with these. No client chooses such a port.
 	crowdPorts  = 10000
 	attachPorts = 9000
 )

@@ -168,7 +168,7 @@ const (
 
 type mmsghdr struct {
 	header unix.Msghdr
-	_      [8]byte // the length of what came, which nobody asks for
+	_      uint32 // the length of what came, which nobody asks for
 }
 
 func newBatch() *batch {

@@ -10,12 +10,27 @@ import (
 // The chart has small panels with one bar for each setup: four columns, a row for each path, and
 // one for ADD and DEL. All sizes are pixels.
 const (
-	panelWidth, panelHead, panelGap = 224, 24, 16
+	panelWidth, panelHead, panelGap = 224, 24, 20
+	rowHead                         = 18
 	barHeight, barGap               = 9, 3
 	valueWidth                      = 44 // right of the bars
 	legendHeight, legendColumns     = 18, 4
 	margin                          = 16
 )
+
+// panelRow is a row of panels with a title.
+type panelRow struct {
+	title  string
+	panels []panel
+}
+
+func (r panelRow) height() int {
+	bars := 0
+	for _, p := range r.panels {
+		bars = max(bars, len(p.bars))
+	}
+	return rowHead + panelHead + bars*(barHeight+barGap)
+}
 
 // panel is a diagram of one kind of measurement.
 type panel struct {
@@ -36,25 +51,25 @@ var chartWorks = []string{"udp-packets", "tcp-rr", "tcp-crr", "tcp-stream"}
 // chart draws IPv4 alone: IPv6 differs little, and is in the tables.
 func (r *result) chart() string {
 	setups := r.present()
-	var rows [][]panel
+	var rows []panelRow
 	for _, p := range paths {
-		var row []panel
+		row := panelRow{title: fmt.Sprintf("%s, times %s", p.title, titleOf(referenceOf(p.name)))}
 		for _, work := range chartWorks {
-			row = append(row, r.trafficPanel(setups, p, work))
+			row.panels = append(row.panels, r.trafficPanel(setups, p, work))
 		}
 		rows = append(rows, row)
 	}
-	rows = append(rows, r.callPanels(setups))
-	return draw(r.heading(), legendOf(setups), rows, len(setups))
+	rows = append(rows, panelRow{"ADD and DEL, per second", r.callPanels(setups)})
+	return draw(r.heading(), legendOf(setups), rows)
 }
 
 func (r *result) heading() string {
-	return fmt.Sprintf("Longer is faster, 1 is the bare veth (pod ↔ pod) or plain routing; IPv4, medians of %d rounds and quartiles. Linux %s, %s",
+	return fmt.Sprintf("Longer is faster. IPv4, medians of %d rounds and quartiles. Linux %s, %s",
 		r.Rounds, r.Kernel, r.Date.Format("2006-01-02"))
 }
 
 func (r *result) trafficPanel(setups []setupResult, p path, work string) panel {
-	all := panel{title: p.title + ": " + titleOfWork(work), line: 1}
+	all := panel{title: titleOfWork(work), line: 1}
 	against := r.rates(referenceOf(p.name), p.name, families[0].name, work)
 	for i, s := range setups {
 		if values := ratios(r.rates(s.Name, p.name, families[0].name, work), against); len(values) > 0 {
@@ -68,13 +83,13 @@ func (r *result) trafficPanel(setups []setupResult, p path, work string) panel {
 // callPanels are in times per second, so that longer is faster here as well.
 func (r *result) callPanels(setups []setupResult) []panel {
 	panels := []panel{
-		{title: "ADDs per second, alone"}, {title: "ADDs per second, 16 at a time"},
-		{title: "DELs per second, alone"}, {title: "DELs per second, 16 at a time"},
+		{title: "ADD, one after the other"}, {title: "ADD, 16 at a time"},
+		{title: "DEL, one after the other"}, {title: "DEL, 16 at a time"},
 	}
 	for i, s := range setups {
 		for j, verb := range verbs {
 			c := r.calls(s.Name, verb)
-			if len(c.Alone) == 0 {
+			if len(c.Alone) == 0 || verb == verbs[0] && s.Variant == bareName { // would make all others dots
 				continue
 			}
 			var alone []float64
@@ -84,11 +99,18 @@ func (r *result) callPanels(setups []setupResult) []panel {
 			for k, values := range [][]float64{alone, c.AtOnce} {
 				spread := spreadOf(values)
 				into := &panels[2*j+k]
-				into.bars = append(into.bars, bar{colourOf(setups, i), spread, fmt.Sprintf("%.3g", spread.Median)})
+				into.bars = append(into.bars, bar{colourOf(setups, i), spread, perSecond(spread.Median)})
 			}
 		}
 	}
 	return panels
+}
+
+func perSecond(value float64) string {
+	if value < 10 {
+		return fmt.Sprintf("%.1f", value)
+	}
+	return fmt.Sprintf("%.0f", value)
 }
 
 type legend struct{ colour, title string }
@@ -116,14 +138,15 @@ func colourOf(setups []setupResult, i int) string {
 	return others[n%len(others)]
 }
 
-func draw(heading string, legends []legend, rows [][]panel, bars int) string {
+func draw(heading string, legends []legend, rows []panelRow) string {
 	columns := len(chartWorks)
-	panelHeight := panelHead + bars*(barHeight+barGap)
 	legendRows := (len(legends) + legendColumns - 1) / legendColumns
 	top := margin + legendHeight + legendRows*legendHeight + panelGap
 	width := 2*margin + columns*panelWidth + (columns-1)*panelGap
-	height := top + len(rows)*(panelHeight+panelGap) + margin - panelGap
-
+	height := top + margin - panelGap
+	for _, row := range rows {
+		height += row.height() + panelGap
+	}
 	var out strings.Builder
 	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="11">`+"\n", width, height)
 	fmt.Fprintf(&out, `<rect width="%d" height="%d" fill="#fff"/>`+"\n", width, height)
@@ -134,17 +157,19 @@ func draw(heading string, legends []legend, rows [][]panel, bars int) string {
 		fmt.Fprintf(&out, `<rect x="%d" y="%d" width="10" height="10" fill="%s"/>`+"\n", x, y, l.colour)
 		text(&out, x+15, y+9, "", l.title)
 	}
-	for i, row := range rows {
-		for j, p := range row {
-			p.draw(&out, margin+j*(panelWidth+panelGap), top+i*(panelHeight+panelGap), panelHeight)
+	for _, row := range rows {
+		text(&out, margin, top+12, ` font-weight="bold"`, row.title)
+		for j, p := range row.panels {
+			p.draw(&out, margin+j*(panelWidth+panelGap), top+rowHead)
 		}
+		top += row.height() + panelGap
 	}
 	out.WriteString("</svg>\n")
 	return out.String()
 }
 
-func (p panel) draw(out *strings.Builder, x, y, height int) {
-	text(out, x, y+12, ` font-weight="bold"`, p.title)
+func (p panel) draw(out *strings.Builder, x, y int) {
+	text(out, x, y+12, "", p.title)
 	longest := p.line
 	for _, b := range p.bars {
 		longest = math.Max(longest, b.High)
@@ -159,7 +184,7 @@ func (p panel) draw(out *strings.Builder, x, y, height int) {
 	}
 	if p.line > 0 {
 		at := float64(x) + p.line*scale
-		fmt.Fprintf(out, `<path d="M%.1f %dV%d" stroke="#000" stroke-dasharray="2 2"/>`+"\n", at, y+panelHead-3, y+height)
+		fmt.Fprintf(out, `<path d="M%.1f %dV%d" stroke="#000" stroke-dasharray="2 2"/>`+"\n", at, y+panelHead-3, y+panelHead+len(p.bars)*(barHeight+barGap))
 	}
 }
 

@@ -6,13 +6,10 @@ import (
 )
 
 // tell prints the tables, and writes the files that are asked for.
-func (r *run) tell(opts options) error {
-	if opts.only == "" {
-		r.result.judge()
-	}
-	fmt.Print(r.result.tables())
+func (r *result) tell(opts options) error {
+	fmt.Print(r.tables())
 	if opts.json != "" {
-		text, err := r.result.json()
+		text, err := r.json()
 		if err != nil {
 			return err
 		}
@@ -21,12 +18,12 @@ func (r *run) tell(opts options) error {
 		}
 	}
 	if opts.svg != "" {
-		if err := save(opts.svg, []byte(r.result.chart())); err != nil {
+		if err := save(opts.svg, []byte(r.chart())); err != nil {
 			return err
 		}
 	}
 	if opts.readme != "" {
-		return r.result.renewReadme(opts.readme)
+		return r.renewReadme(opts.readme)
 	}
 	return nil
 }
@@ -54,6 +51,7 @@ func (r *result) tables() string {
 	section("Time of a round trip in µs, p50 / p99", r.latencyTable())
 	section("ADD and DEL, with a host port", r.callTable())
 	section("With more host ports and pods: times the same with 1, the worst and the median of what there are targets for", r.scaleTable())
+	section("Largest packet that a pod's device takes of a TCP stream", r.sizeTable())
 	section("Memory of programs and maps", r.memoryTable())
 	section("What a run of a program takes, in ns (the kernel's count costs some of it)", r.programTable())
 	section("Targets", r.targetTable())
@@ -182,6 +180,15 @@ func (r *result) scaleTable() *table {
 			}
 		}
 		t.add(s.Title, s.scale.String(), worst.spread.String(), worst.What, ratio(quantile(medians, 0.5)))
+	}
+	return t
+}
+
+func (r *result) sizeTable() *table {
+	t := new(table)
+	t.add("", "bytes")
+	for _, s := range r.present() {
+		t.add(s.Title, thousands(s.GSO))
 	}
 	return t
 }

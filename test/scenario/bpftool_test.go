@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -88,6 +89,8 @@ type dumpedEndpoint struct {
 		Gateway dumpedAddr `json:"gateway"`
 		Flags   any        `json:"flags"`
 		Exempt  uint32     `json:"exempt"`
+		MTU     int        `json:"mtu"`
+		Fast    string     `json:"fast"`
 		Pad     int        `json:"pad"`
 	} `json:"value"`
 }
@@ -98,6 +101,7 @@ func (d dumpedEndpoint) endpoint() maps.Endpoint {
 		Addr: d.Key.addr(), Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), IfIndex: v.IfIndex,
 		MAC: v.MAC[:], HostMAC: v.HostMAC[:], Masq: v.Flags == "ENDPOINT_MASQ",
 		Gateway: v.Gateway.addr(), Exempt: maps.ExemptSet(v.Exempt),
+		MTU: v.MTU, Fast: maps.FastPath(strings.ToLower(strings.TrimPrefix(v.Fast, "FAST_"))),
 	}
 }
 

@@ -53,7 +53,7 @@ func TestClsact(t *testing.T) {
 	pod := n.AddPod(t, "a", nil)
 	hostDevice := pod.Result.Interfaces[0].Name
 	checkFilters(t, n, hostDevice, netlink.HANDLE_MIN_INGRESS, "from_container")
-	checkFilters(t, n, hostDevice, netlink.HANDLE_MIN_EGRESS)
+	checkFilters(t, n, hostDevice, netlink.HANDLE_MIN_EGRESS, "to_container")
 	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "from_uplink")
 	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_EGRESS, "to_uplink")
 	if testenv.TCX.Probe() == nil {

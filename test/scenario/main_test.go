@@ -5,6 +5,7 @@
 //
 //	go test ./scenario                    # as root
 //	go test -short ./scenario             # small transfers, for slow machines
+//	go test ./scenario -fastpath always   # or never
 //
 // On another kernel (see package vm), with the plugin built beforehand:
 //
@@ -16,9 +17,12 @@
 package scenario
 
 import (
+	"flag"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
+
+var fastPath = flag.String("fastpath", "", "of all networks that do not say it themselves: always or never, not the default")
 
 func TestMain(m *testing.M) { testenv.Main(m) }

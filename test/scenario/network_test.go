@@ -50,6 +50,9 @@ func newNetwork(t *testing.T) *network {
 // pods left nothing behind, and unloads the datapath.
 func newNetworkOf(t *testing.T, conflist string) *network {
 	t.Helper()
+	if *fastPath != "" && !strings.Contains(conflist, `"fastPath"`) {
+		conflist = strings.Replace(conflist, `"type": "ebpfnet",`, `"type": "ebpfnet", "fastPath": "`+*fastPath+`",`, 1)
+	}
 	topology := testenv.NewTopology(t)
 	plugin := testenv.Build(t, "./cmd/ebpfnet")
 	n := &network{topology, testenv.NewRuntime(t, topology.Node, []byte(conflist), filepath.Dir(plugin))}

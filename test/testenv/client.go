@@ -39,6 +39,16 @@ func NewClient(ctx context.Context, ns *Namespace, network string, local, remote
 // Local returns the client's own address.
 func (c *Client) Local() netip.AddrPort { return addrPort(c.conn.LocalAddr()) }
 
+// Reset ends the connection by an RST, so that the port is free again at once.
+func (c *Client) Reset() error {
+	if conn, ok := c.conn.(*net.TCPConn); ok {
+		if err := conn.SetLinger(0); err != nil {
+			return err
+		}
+	}
+	return c.conn.Close()
+}
+
 // Close closes the socket.
 func (c *Client) Close() error { return c.conn.Close() }
 

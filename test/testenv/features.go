@@ -28,6 +28,8 @@ var (
 	Netkit = Feature{Name: "netkit", Module: "netkit", Probe: probeNetkit}
 	FQ     = Feature{Name: "sch_fq", Module: "sch_fq", Probe: probeFQ}
 	SCTP   = Feature{Name: "SCTP", Module: "sctp", Probe: probeSCTP}
+
+	Conntrack = Feature{Name: "conntrack's netlink", Module: "nf_conntrack_netlink", Probe: probeConntrack}
 )
 
 // loopback is lo's index in every network namespace.
@@ -135,6 +137,11 @@ func probeMemoryGroups() error {
 
 func probeFileMarks() error {
 	return unix.Setxattr(tempDir, "user.probe", []byte("probe"), 0)
+}
+
+func probeConntrack() error {
+	_, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
+	return err
 }
 
 func probeSCTP() error {

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Forwarding past the stack: into a container by bpf_redirect_peer, out by a
+ * question to the routing table and bpf_redirect_neigh. What it does not do as a
+ * router would, it leaves to the stack: errors to the sender, options, fragments.
+ */
+#pragma once
+
+#include "checksum.h"
+#include "fib.h"
+#include "offload.h"
+#include "verdict.h"
+
+/* In tc_index, of a packet that goes out past the stack. Containers cannot forge it: see from_container. */
+#define PAST_STACK 0xeb
+
+/* The length of p's segments, as they are on a wire. */
+static __always_inline __u32 segment_length(struct __sk_buff *skb, const struct packet *p)
+{
+	return skb->gso_size && p->data ? p->data - p->l3 + skb->gso_size : p->length;
+}
+
+/* One hop less to live. The header checksum makes up for it (RFC 1141). */
+static __always_inline long decrement_ttl(struct __sk_buff *skb, const struct packet *p)
+{
+	struct {
+		__u8 ttl;
+		__u8 protocol;
+		__sum16 check;
+	} next;
+	__u32 offset = p->l3 + offsetof(struct iphdr, ttl), check;
+	__u8 hops = p->ttl - 1;
+
+	if (p->ipv6)
+		return bpf_skb_store_bytes(skb, p->l3 + offsetof(struct ipv6hdr, hop_limit), &hops,
+					   sizeof(hops), BPF_F_RECOMPUTE_CSUM);
+	if (bpf_skb_load_bytes(skb, offset, &next, sizeof(next)))
+		return -EINVAL;
+	check = next.check + bpf_htons(0x0100);
+	next.check = check + (check >= 0xffff);
+	next.ttl = hops;
+	return bpf_skb_store_bytes(skb, offset, &next, sizeof(next), 0);
+}
+
+/* A connection that may go past the stack, and by what. */
+struct fast {
+	struct connection c;
+	struct offload *offload; /* NULL: fastPath is always */
+};
+
+/* Whether the connection of p with addr:port may go past the stack. Its owners are known. */
+static __noinline bool fast_lookup(const struct packet *p, struct fast *fast, __u8 path,
+				   const struct addr *addr, __u16 port)
+{
+	fast->offload = NULL;
+	if (!p->plain || p->ttl <= 1 || path == FAST_NEVER)
+		return false;
+	if (path == FAST_ALWAYS)
+		return true;
+	connect(&fast->c, p, addr, port);
+	fast->offload = offload_ready(p, &fast->c);
+	return fast->offload;
+}
+
+/* p goes: what is to be done to it, whichever way it takes. */
+static __always_inline long fast_pass(struct __sk_buff *skb, const struct packet *p,
+				      const struct fast *fast)
+{
+	long err = fast->offload ? offload_pass(skb, p, &fast->c, fast->offload) : 0;
+
+	return err ?: decrement_ttl(skb, p);
+}
+
+/* Gives p, whose headers are done, to the container. */
+static __always_inline int into_container(struct __sk_buff *skb, const struct endpoint *to)
+{
+	/* Both addresses of the frame stand in one piece, as in its header. */
+	if (bpf_skb_store_bytes(skb, 0, to->mac, sizeof(to->mac) + sizeof(to->host_mac), 0))
+		return drop(skb, REASON_NOT_WRITTEN);
+	return bpf_redirect_peer(to->ifindex, 0);
+}
+
+/* From one container to another. */
+static __noinline int fast_between(struct __sk_buff *skb, const struct packet *p,
+				   const struct endpoint *from, const struct endpoint *to)
+{
+	struct fast fast;
+
+	fast.c.owners = from->owner ^ to->owner;
+	if (skb->pkt_type != PACKET_HOST || segment_length(skb, p) > to->mtu ||
+	    !fast_lookup(p, &fast, from->fast & to->fast, &p->dst, p->dport))
+		return VERDICT_NEXT;
+	if (fast_pass(skb, p, &fast))
+		return drop(skb, REASON_NOT_WRITTEN);
+	return into_container(skb, to);
+}
+
+/*
+ * From a container to the outside. to_uplink translates, as it does with what the
+ * stack sends. Where the next hop's address is not known, the stack looks for it,
+ * and says so to the sender if there is none; but a connection that it does not
+ * follow any more stays ours.
+ */
+static __noinline int fast_out(struct __sk_buff *skb, const struct packet *p,
+			       const struct endpoint *from)
+{
+	struct next_hop next;
+	struct fast fast;
+	long result;
+
+	fast.c.owners = from->owner;
+	if (skb->pkt_type != PACKET_HOST || !fast_lookup(p, &fast, from->fast, &p->dst, p->dport))
+		return VERDICT_NEXT;
+	result = fib_next_hop(skb, p, skb->ifindex, segment_length(skb, p), &next);
+	if (result != BPF_FIB_LKUP_RET_SUCCESS &&
+	    (result != BPF_FIB_LKUP_RET_NO_NEIGH || p->protocol != IPPROTO_TCP || p->tcp_syn))
+		return VERDICT_NEXT;
+	if (fast.offload ? fast.offload->uplink != next.ifindex : !is_uplink(next.ifindex))
+		return VERDICT_NEXT;
+	if (fast_pass(skb, p, &fast))
+		return drop(skb, REASON_NOT_WRITTEN);
+	skb->tc_index = PAST_STACK;
+	return bpf_redirect_neigh(next.ifindex, &next.neigh, sizeof(next.neigh), 0);
+}
+
+/*
+ * From the outside to a container, to whose addr:port p is going to be translated.
+ * Returns whether it goes past the stack, and is ready for that.
+ */
+static __noinline bool fast_in(struct __sk_buff *skb, const struct packet *p,
+			       const struct endpoint *to, const struct addr *addr, __u16 port)
+{
+	struct fast fast;
+
+	fast.c.owners = to->owner;
+	if (segment_length(skb, p) > to->mtu || !fast_lookup(p, &fast, to->fast, addr, port))
+		return false;
+	if (fast.offload && fast.offload->uplink != skb->ifindex)
+		return false;
+	return !fast_pass(skb, p, &fast);
+}
+
+/* The host would send p by the way that the stack has sent it, so fast_out will as well. */
+static __always_inline bool leads_to(struct __sk_buff *skb, const struct packet *p, __u32 uplink)
+{
+	struct next_hop next;
+
+	return !fib_next_hop(skb, p, skb->ingress_ifindex, segment_length(skb, p), &next) &&
+	       next.ifindex == uplink;
+}
+
+/*
+ * The stack has forwarded p, which is at the egress of a container's device or of an
+ * uplink. Returns whether it is a shadow, which has served its purpose now.
+ */
+static __noinline bool stack_forwards(struct __sk_buff *skb, const struct packet *p)
+{
+	struct connection c = {};
+	struct endpoint *from, *to;
+	struct offload *offload;
+	__u8 path = FAST_ALWAYS;
+
+	if (!offload_possible(p))
+		return false;
+	from = bpf_map_lookup_elem(&endpoints, &p->src);
+	to = bpf_map_lookup_elem(&endpoints, &p->dst);
+	if (from) {
+		path &= from->fast;
+		c.owners ^= from->owner;
+	} else {
+		c.uplink = skb->ingress_ifindex;
+	}
+	if (to) {
+		path &= to->fast;
+		c.owners ^= to->owner;
+	} else {
+		c.uplink = skb->ifindex;
+	}
+	if (path != FAST_ESTABLISHED) /* and not for no endpoint */
+		return false;
+	connect(&c, p, &p->dst, p->dport);
+	offload = offload_find(&c.key);
+	if (offload && is_shadow(offload, p, c.side)) {
+		if (!(offload->state & OFFLOAD_BOTH))
+			bpf_map_delete_elem(&offload_tcp, &c.key);
+		return true;
+	}
+	if (offload_seen(p, &c, offload) &&
+	    (to ? to->ifindex == skb->ifindex : leads_to(skb, p, c.uplink)))
+		offload_begin(p, &c, offload);
+	return false;
+}
