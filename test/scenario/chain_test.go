@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -252,6 +253,9 @@ func TestBeforeOtherPlugins(t *testing.T) {
 			f := families[0]
 			ping(t, pod.Namespace, f.outside)
 			ping(t, n.node(), f.pod(pod))
+			other := n.AddPod(t, "b", nil)
+			askMuch(t, pod.Namespace, serve(t, n.Outside, "tcp", at(f.outside, 0)), n.Outside)
+			askMuch(t, pod.Namespace, serve(t, other.Namespace, "tcp", at(f.pod(other), 0)), other.Namespace)
 			if err := pod.Check(testenv.Context(t)); err != nil {
 				t.Errorf("CHECK: %v", err)
 			}
@@ -292,4 +296,16 @@ func TestChainedRestart(t *testing.T) {
 	serve(t, next.Namespace, "tcp", at(f.pod(next), 80))
 	reachAsOneself(t, n.Outside, "tcp", at(f.node, 8080), next.Namespace)
 	del(t, next)
+}
+
+// askMuch asks over one connection, so that most packets are not the first.
+func askMuch(t *testing.T, from *testenv.Namespace, to netip.AddrPort, want *testenv.Namespace) {
+	t.Helper()
+	const questions = 10
+
+	client := connect(t, from, "tcp", netip.AddrPort{}, to)
+	defer client.Close()
+	for range questions {
+		ask(t, client, want)
+	}
 }
