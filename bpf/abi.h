@@ -13,7 +13,7 @@
 
 #include <linux/types.h>
 
-#define EBPFNET_ABI 3
+#define EBPFNET_ABI 4
 
 /* An IPv6 address, or an IPv4 one as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
 struct addr {
@@ -61,7 +61,24 @@ struct endpoint {
 	struct addr gateway; /* the host's address on the veth: whom the container answers */
 	enum endpoint_flags flags;
 	__u32 exempt; /* set of destinations in exempts, or 0 */
-	__u32 pad;
+	__u32 device; /* what the container's packets come in by: ifindex, unless that is a bridge */
+};
+
+enum device_flags {
+	DEVICE_ANTI_SPOOF = 1,	/* the container sends from its own MAC and addresses only */
+	DEVICE_SHARED = 2,	/* others hear what it sends: it is behind a bridge */
+	DEVICE_ANY_ADDRESS = 4, /* it was given no addresses, and may use those that nobody has */
+};
+
+/* devices: the host's end of a container's veth. Key: ifindex. */
+struct device {
+	__u64 owner;
+	__u32 network;
+	enum device_flags flags;
+	struct addr gateway4; /* the host's on the veth; all zero: none */
+	struct addr gateway6;
+	__u8 mac[6]; /* of the container's end */
+	__u8 pad[2];
 };
 
 /* clang-format off */
@@ -185,25 +202,44 @@ struct uplink {
 	__u32 containers; /* 1: no uplink, but a bridge that containers are behind; no program is on it */
 };
 
-/* counters: one per reason for which a packet was dropped. Key: enum reason. */
+/*
+ * counters: one per reason for which a packet was dropped. Key: enum reason.
+ * drops: the same of one attachment.
+ */
 struct counter {
 	__u64 packets;
 	__u64 bytes;
 };
 
 enum reason {
-	REASON_NO_SOURCE = 0,	/* the uplink has no address to masquerade with */
-	REASON_NO_PORT = 1,	/* every port for this remote is taken */
-	REASON_FRAGMENT = 2,	/* a fragment, whose ports are not known */
-	REASON_PROTOCOL = 3,	/* a protocol that masquerading cannot tell apart */
-	REASON_TRUNCATED = 4,	/* shorter than its headers say */
-	REASON_NOT_WRITTEN = 5, /* the kernel refused to change the packet, or had no memory */
-	REASON_NO_FLOW = 6,	/* belongs to a translated connection that is not known any more */
-	REASON_MAX = 7,
+	REASON_NO_SOURCE = 0,	 /* the uplink has no address to masquerade with */
+	REASON_NO_PORT = 1,	 /* every port for this remote is taken */
+	REASON_FRAGMENT = 2,	 /* a fragment, whose ports are not known */
+	REASON_PROTOCOL = 3,	 /* a protocol that masquerading cannot tell apart */
+	REASON_TRUNCATED = 4,	 /* shorter than its headers say */
+	REASON_NOT_WRITTEN = 5,	 /* the kernel refused to change the packet, or had no memory */
+	REASON_NO_FLOW = 6,	 /* belongs to a translated connection that is not known any more */
+	REASON_MAC = 7,		 /* antiSpoof: from another MAC address than the container's */
+	REASON_ADDRESS = 8,	 /* from another address */
+	REASON_GATEWAY = 9,	 /* from the host's address on the veth */
+	REASON_ARP = 10,	 /* ARP that speaks for another address */
+	REASON_NEIGHBOR = 11,	 /* neighbour discovery likewise */
+	REASON_ROUTER = 12,	 /* a router's advertisement, or redirect */
+	REASON_DHCP_SERVER = 13, /* to a DHCP client */
+	REASON_HEADERS = 14,	 /* headers behind which nothing can be seen */
+	REASON_MAX = 15,
+};
+
+struct drop_key {
+	__u64 owner;
+	enum reason reason;
+	__u32 pad;
 };
 
 _Static_assert(sizeof(struct host_config) == 48, "host_config");
 _Static_assert(sizeof(struct endpoint) == 56, "endpoint");
+_Static_assert(sizeof(struct device) == 56, "device");
+_Static_assert(sizeof(struct drop_key) == 16, "drop_key");
 _Static_assert(sizeof(struct port_key) == 20, "port_key");
 _Static_assert(sizeof(struct port) == 32, "port");
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");

@@ -7,6 +7,7 @@
  * program and the stack. bpf/README.md tells the way of a packet through them.
  */
 #include "here.h"
+#include "spoof.h"
 
 /* Gives p a new destination; the stack then routes it. */
 static __always_inline int send_to(struct __sk_buff *skb, const struct packet *p,
@@ -59,6 +60,8 @@ int from_container(struct __sk_buff *skb)
 	struct port *port;
 	struct flow *flow;
 
+	if (spoof_drops(skb))
+		return VERDICT_DROP;
 	if (!p || parse(skb, p, ETH_HLEN) != PARSED)
 		return VERDICT_NEXT;
 	flow = masq_reply(p);

@@ -31,6 +31,32 @@ type DatapathCounter struct {
 	Bytes   uint64
 }
 
+type DatapathDevice struct {
+	_        structs.HostLayout
+	Owner    uint64
+	Network  uint32
+	Flags    DatapathDeviceFlags
+	Gateway4 DatapathAddr
+	Gateway6 DatapathAddr
+	Mac      [6]uint8
+	Pad      [2]uint8
+}
+
+type DatapathDeviceFlags uint32
+
+const (
+	DatapathDeviceFlagsDEVICE_ANTI_SPOOF  DatapathDeviceFlags = 1
+	DatapathDeviceFlagsDEVICE_SHARED      DatapathDeviceFlags = 2
+	DatapathDeviceFlagsDEVICE_ANY_ADDRESS DatapathDeviceFlags = 4
+)
+
+type DatapathDropKey struct {
+	_      structs.HostLayout
+	Owner  uint64
+	Reason DatapathReason
+	Pad    uint32
+}
+
 type DatapathEndpoint struct {
 	_       structs.HostLayout
 	Owner   uint64
@@ -41,7 +67,7 @@ type DatapathEndpoint struct {
 	Gateway DatapathAddr
 	Flags   DatapathEndpointFlags
 	Exempt  uint32
-	Pad     uint32
+	Device  uint32
 }
 
 type DatapathEndpointFlags uint32
@@ -206,7 +232,15 @@ const (
 	DatapathReasonREASON_TRUNCATED   DatapathReason = 4
 	DatapathReasonREASON_NOT_WRITTEN DatapathReason = 5
 	DatapathReasonREASON_NO_FLOW     DatapathReason = 6
-	DatapathReasonREASON_MAX         DatapathReason = 7
+	DatapathReasonREASON_MAC         DatapathReason = 7
+	DatapathReasonREASON_ADDRESS     DatapathReason = 8
+	DatapathReasonREASON_GATEWAY     DatapathReason = 9
+	DatapathReasonREASON_ARP         DatapathReason = 10
+	DatapathReasonREASON_NEIGHBOR    DatapathReason = 11
+	DatapathReasonREASON_ROUTER      DatapathReason = 12
+	DatapathReasonREASON_DHCP_SERVER DatapathReason = 13
+	DatapathReasonREASON_HEADERS     DatapathReason = 14
+	DatapathReasonREASON_MAX         DatapathReason = 15
 )
 
 type DatapathTimeouts struct {
@@ -231,6 +265,8 @@ type DatapathUplink struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	DatapathMapCounters       = "counters"
+	DatapathMapDevices        = "devices"
+	DatapathMapDrops          = "drops"
 	DatapathMapEndpoints      = "endpoints"
 	DatapathMapEstablished    = "established"
 	DatapathMapExempts        = "exempts"
@@ -305,6 +341,8 @@ type DatapathProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type DatapathMapSpecs struct {
 	Counters      *ebpf.MapSpec `ebpf:"counters"`
+	Devices       *ebpf.MapSpec `ebpf:"devices"`
+	Drops         *ebpf.MapSpec `ebpf:"drops"`
 	Endpoints     *ebpf.MapSpec `ebpf:"endpoints"`
 	Established   *ebpf.MapSpec `ebpf:"established"`
 	Exempts       *ebpf.MapSpec `ebpf:"exempts"`
@@ -345,6 +383,8 @@ func (o *DatapathObjects) Close() error {
 // It can be passed to LoadDatapathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DatapathMaps struct {
 	Counters      *ebpf.Map `ebpf:"counters"`
+	Devices       *ebpf.Map `ebpf:"devices"`
+	Drops         *ebpf.Map `ebpf:"drops"`
 	Endpoints     *ebpf.Map `ebpf:"endpoints"`
 	Established   *ebpf.Map `ebpf:"established"`
 	Exempts       *ebpf.Map `ebpf:"exempts"`
@@ -360,6 +400,8 @@ type DatapathMaps struct {
 func (m *DatapathMaps) Close() error {
 	return _DatapathClose(
 		m.Counters,
+		m.Devices,
+		m.Drops,
 		m.Endpoints,
 		m.Established,
 		m.Exempts,

@@ -25,6 +25,15 @@ struct {
 	__type(value, struct endpoint);
 } endpoints SEC(".maps");
 
+/* Written by ADD with the endpoints, removed by DEL; also of a container without addresses. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct device);
+} devices SEC(".maps");
+
 /* Written by ADD last of all, removed by DEL first of all; read where clients' packets come in. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -118,3 +127,12 @@ struct {
 	__type(key, __u32); /* enum reason; the kernel wants an integer here */
 	__type(value, struct counter);
 } counters SEC(".maps");
+
+/* Written by the programs with a container's first drop for a reason, removed by DEL. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct drop_key);
+	__type(value, struct counter);
+} drops SEC(".maps");

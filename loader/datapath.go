@@ -29,18 +29,20 @@ import (
 )
 
 // ABI is the number of the maps' layout that this binary reads and writes: EBPFNET_ABI in bpf/abi.h.
-const ABI = 3
+const ABI = 4
 
 // Datapath is a loaded datapath, opened. The caller must Close it. The maps may
 // be read at any time; who writes to them holds Lock.
 type Datapath struct {
 	Endpoints   *ebpf.Map // bpf.DatapathAddr -> bpf.DatapathEndpoint
+	Devices     *ebpf.Map // ifindex (uint32) -> bpf.DatapathDevice
 	Ports       *ebpf.Map // bpf.DatapathPortKey -> bpf.DatapathPort
 	Flows       *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
 	Established *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
 	Exempts     *ebpf.Map // bpf.DatapathExemptKey -> nothing
 	Uplinks     *ebpf.Map // ifindex (uint32) -> bpf.DatapathUplink
 	Counters    *ebpf.Map // bpf.DatapathReason -> bpf.DatapathCounter per CPU
+	Drops       *ebpf.Map // bpf.DatapathDropKey -> bpf.DatapathCounter
 
 	// Config is what the programs were loaded with.
 	Config bpf.DatapathHostConfig
@@ -139,12 +141,14 @@ func (d *Datapath) Maps() []NamedMap {
 func (d *Datapath) maps() map[string]**ebpf.Map {
 	return map[string]**ebpf.Map{
 		bpf.DatapathMapEndpoints:   &d.Endpoints,
+		bpf.DatapathMapDevices:     &d.Devices,
 		bpf.DatapathMapPorts:       &d.Ports,
 		bpf.DatapathMapFlows:       &d.Flows,
 		bpf.DatapathMapEstablished: &d.Established,
 		bpf.DatapathMapExempts:     &d.Exempts,
 		bpf.DatapathMapUplinks:     &d.Uplinks,
 		bpf.DatapathMapCounters:    &d.Counters,
+		bpf.DatapathMapDrops:       &d.Drops,
 	}
 }
 

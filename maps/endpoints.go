@@ -20,6 +20,7 @@ type Endpoint struct {
 	IfIndex int              // of the host's end of the veth
 	MAC     net.HardwareAddr // of the container's end, 6 bytes
 	HostMAC net.HardwareAddr // of the host's end, 6 bytes
+	Device  int              // what its packets come in by: IfIndex, unless that is a bridge
 	Gateway netip.Addr       // the host's address on the veth, for clients that the container cannot answer
 	Masq    bool             // masquerade what it sends to the outside
 	Exempt  ExemptSet        // but not to these; 0: no exemption
@@ -56,6 +57,7 @@ func (s *Store) AddEndpoint(e Endpoint) error {
 		Ifindex: uint32(e.IfIndex),
 		Mac:     [6]byte(e.MAC),
 		HostMac: [6]byte(e.HostMAC),
+		Device:  uint32(e.Device),
 		Gateway: wireAddr(e.Gateway),
 	}
 	value.Exempt = uint32(e.Exempt)
@@ -106,6 +108,7 @@ func endpointOf(key bpf.DatapathAddr, value bpf.DatapathEndpoint) Endpoint {
 		IfIndex: int(value.Ifindex),
 		MAC:     value.Mac[:],
 		HostMAC: value.HostMac[:],
+		Device:  int(value.Device),
 		Gateway: addrOf(value.Gateway),
 		Exempt:  ExemptSet(value.Exempt),
 		Masq:    value.Flags&bpf.DatapathEndpointFlagsENDPOINT_MASQ != 0,

@@ -3,10 +3,12 @@
 //
 //	map        key                              value                          written by   removed by
 //	endpoints  container address                veth, MACs, masquerade or not  ADD          owner's DEL, GC
+//	devices    host's end of a veth             owner, what it may send        ADD          owner's DEL, GC
 //	ports      host address or any, port, prot. container address and port     ADD          owner's DEL, GC
 //	flows      remote, local, protocol, kind    translated address and port    programs     kernel (LRU), owner's DEL, GC
 //	uplinks    device                           its addresses                  ADD          ADD, when the device is gone
 //	counters   reason of a drop                 packets and bytes per CPU      programs     never
+//	drops      owner, reason                    packets and bytes              programs     owner's DEL, GC
 //
 // Whoever writes holds the datapath's lock; the only way to a Store that writes
 // is With, which takes it. Entries are created, never overwritten, and removed
@@ -62,7 +64,7 @@ func (s *Store) closePorts(owners map[loader.Owner]bool) error {
 }
 
 func (s *Store) removePorts(owners map[loader.Owner]bool) error {
-	return removeOwned[bpf.DatapathPortKey](s.dp.Ports, owners, func(v bpf.DatapathPort) uint64 { return v.Owner })
+	return removeOwned(s.dp.Ports, owners, func(_ bpf.DatapathPortKey, v bpf.DatapathPort) uint64 { return v.Owner })
 }
 
 // Release removes all entries of one owner: ports first, so that nothing new
@@ -76,21 +78,25 @@ func (s *Store) Release(owner loader.Owner) error {
 func (s *Store) ReleaseAll(owners map[loader.Owner]bool) error {
 	return errors.Join(
 		s.closePorts(owners),
-		removeOwned[bpf.DatapathAddr](s.dp.Endpoints, owners, func(v bpf.DatapathEndpoint) uint64 { return v.Owner }),
+		removeOwned(s.dp.Endpoints, owners, func(_ bpf.DatapathAddr, v bpf.DatapathEndpoint) uint64 { return v.Owner }),
+		removeOwned(s.dp.Devices, owners, func(_ uint32, v bpf.DatapathDevice) uint64 { return v.Owner }),
 		s.removeUnusedExempts(),
-		removeOwned[bpf.DatapathFlowKey](s.dp.Established, owners, func(v bpf.DatapathFlow) uint64 { return v.Owner }),
-		removeOwned[bpf.DatapathFlowKey](s.dp.Flows, owners, func(v bpf.DatapathFlow) uint64 { return v.Owner }),
+		removeOwned(s.dp.Established, owners, ownerOfFlow),
+		removeOwned(s.dp.Flows, owners, ownerOfFlow),
+		removeOwned(s.dp.Drops, owners, func(k bpf.DatapathDropKey, _ bpf.DatapathCounter) uint64 { return k.Owner }),
 	)
 }
 
+func ownerOfFlow(_ bpf.DatapathFlowKey, v bpf.DatapathFlow) uint64 { return v.Owner }
+
 // removeOwned collects the keys before it deletes, since deleting disturbs a walk.
-func removeOwned[K, V any](m *ebpf.Map, owners map[loader.Owner]bool, ownerOf func(V) uint64) error {
+func removeOwned[K, V any](m *ebpf.Map, owners map[loader.Owner]bool, ownerOf func(K, V) uint64) error {
 	var owned []K
 	for entry, err := range entries[K, V](m) {
 		if err != nil {
 			return err
 		}
-		if owners[loader.Owner(ownerOf(entry.value))] {
+		if owners[loader.Owner(ownerOf(entry.key, entry.value))] {
 			owned = append(owned, entry.key)
 		}
 	}
@@ -159,7 +165,7 @@ func create[K, V any](m *ebpf.Map, key *K, value *V) error {
 	return err
 }
 
-// Owners returns the owners that have endpoints or host ports in a network.
+// Owners returns the owners that have devices, endpoints or host ports in a network.
 func Owners(dp *loader.Datapath, network Network) (map[loader.Owner]bool, error) {
 	owners := map[loader.Owner]bool{}
 	endpoints, endpointsErr := Endpoints(dp)
@@ -168,13 +174,19 @@ func Owners(dp *loader.Datapath, network Network) (map[loader.Owner]bool, error)
 			owners[endpoint.Owner] = true
 		}
 	}
+	devices, devicesErr := Devices(dp)
+	for _, device := range devices {
+		if device.Network == network {
+			owners[device.Owner] = true
+		}
+	}
 	ports, portsErr := Ports(dp)
 	for _, port := range ports {
 		if port.Network == network {
 			owners[port.Owner] = true
 		}
 	}
-	return owners, errors.Join(endpointsErr, portsErr)
+	return owners, errors.Join(endpointsErr, devicesErr, portsErr)
 }
 
 // Count returns how many entries each map has, except those that are arrays.
@@ -185,6 +197,8 @@ func Count(dp *loader.Datapath) (map[string]int, error) {
 	established, establishedErr := Established(dp)
 	uplinks, uplinksErr := Uplinks(dp)
 	exempts, exemptsErr := (&Store{dp}).exempts()
+	devices, devicesErr := Devices(dp)
+	drops, dropsErr := Drops(dp)
 	return map[string]int{
 		bpf.DatapathMapEndpoints:   len(endpoints),
 		bpf.DatapathMapPorts:       len(ports),
@@ -192,5 +206,7 @@ func Count(dp *loader.Datapath) (map[string]int, error) {
 		bpf.DatapathMapEstablished: len(established),
 		bpf.DatapathMapUplinks:     len(uplinks),
 		bpf.DatapathMapExempts:     len(exempts),
-	}, errors.Join(endpointsErr, portsErr, flowsErr, establishedErr, uplinksErr, exemptsErr)
+		bpf.DatapathMapDevices:     len(devices),
+		bpf.DatapathMapDrops:       len(drops),
+	}, errors.Join(endpointsErr, portsErr, flowsErr, establishedErr, uplinksErr, exemptsErr, devicesErr, dropsErr)
 }

@@ -277,6 +277,7 @@ func (a *addition) attach(ctx context.Context) error {
 			IfIndex: a.deviceTo(address.Prefix.Addr()),
 			MAC:     a.pair.ContainerMAC,
 			HostMAC: a.pair.HostMAC,
+			Device:  a.pair.HostIndex,
 			Gateway: address.Gateway,
 			Masq:    a.config.Masq.Of(address.Prefix.Addr()),
 			Exempt:  maps.ExemptSetOf(a.config.Masq.ExemptFor(address.Prefix.Addr())),
@@ -284,6 +285,9 @@ func (a *addition) attach(ctx context.Context) error {
 	}
 	err := maps.With(ctx, a.datapath, func(store *maps.Store) error {
 		a.written = true
+		if err := store.PutDevice(a.device(network)); err != nil {
+			return err
+		}
 		for _, endpoint := range a.endpoints {
 			if err := store.AddExempts(a.config.Masq.ExemptFor(endpoint.Addr)); err != nil {
 				return err
@@ -304,6 +308,27 @@ func (a *addition) attach(ctx context.Context) error {
 		return err
 	}
 	return a.datapath.AttachEndpoint(a.owner, a.pair.HostIndex)
+}
+
+// device is what the datapath is told of the container besides its addresses.
+func (a *addition) device(network maps.Network) maps.Device {
+	device := maps.Device{
+		IfIndex:    a.pair.HostIndex,
+		Owner:      a.owner,
+		Network:    network,
+		MAC:        a.pair.ContainerMAC,
+		AntiSpoof:  a.config.AntiSpoof,
+		Shared:     a.pair.Bridge != 0,
+		AnyAddress: len(a.addresses) == 0,
+	}
+	for _, address := range a.addresses {
+		if address.IsIPv6() {
+			device.Gateway6 = address.Gateway
+		} else {
+			device.Gateway4 = address.Gateway
+		}
+	}
+	return device
 }
 
 // deviceTo returns the device by which the host reaches an address: its end of the

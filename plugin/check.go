@@ -274,6 +274,7 @@ func (i *inspection) inspectUplinks() {
 }
 
 func (i *inspection) inspectMaps() {
+	i.inspectDevice()
 	var endpoints []maps.Endpoint
 	for _, want := range i.addresses {
 		endpoint, found, err := maps.GetEndpoint(i.datapath, want.Prefix.Addr())
@@ -307,6 +308,20 @@ func (i *inspection) inspectMaps() {
 	attached, err := i.datapath.HostAttached()
 	if !i.failed(err) && !attached {
 		i.differs("the loopback device has lost its BPF program, by which the host reaches host ports")
+	}
+}
+
+func (i *inspection) inspectDevice() {
+	if i.hostIndex == 0 {
+		return
+	}
+	device, found, err := maps.GetDevice(i.datapath, i.hostIndex)
+	switch {
+	case i.failed(err):
+	case !found || device.Owner != i.owner:
+		i.differs("the datapath does not know device %d as the container's", i.hostIndex)
+	case device.AntiSpoof != i.config.AntiSpoof:
+		i.differs("antiSpoof is %v, expected %v", device.AntiSpoof, i.config.AntiSpoof)
 	}
 }
 

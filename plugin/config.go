@@ -30,12 +30,14 @@ type Config struct {
 	MaxFlows uint32 // 0: by the memory of the host
 	MTU      int    // 0: that of the route to the outside
 	Device   link.Kind
-	IPAM     *ipam.Config // nil: no addresses, or those of Delegate
-	Delegate *delegate    // nil, or another plugin that gives the addresses
-	DNS      cnitypes.DNS
-	MAC      net.HardwareAddr // nil: derived from the attachment
-	Ports    []PortMapping
-	Tuning   link.Tuning
+	// AntiSpoof lets the container send from its own MAC and addresses only.
+	AntiSpoof bool
+	IPAM      *ipam.Config // nil: no addresses, or those of Delegate
+	Delegate  *delegate    // nil, or another plugin that gives the addresses
+	DNS       cnitypes.DNS
+	MAC       net.HardwareAddr // nil: derived from the attachment
+	Ports     []PortMapping
+	Tuning    link.Tuning
 
 	DataDir    string // of the records
 	Aliases    []string
@@ -81,6 +83,7 @@ type netConf struct {
 	MaxFlows   int64           `json:"maxFlows"`
 	MTU        int             `json:"mtu"`
 	Device     string          `json:"device"`
+	AntiSpoof  *bool           `json:"antiSpoof"`
 	IPAM       json.RawMessage `json:"ipam"`
 	DNS        cnitypes.DNS    `json:"dns"`
 	DataDir    string          `json:"dataDir"`
@@ -157,6 +160,7 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 		Attachment: maps.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
 		MTU:        conf.MTU,
 		Device:     link.Kind(conf.Device),
+		AntiSpoof:  conf.AntiSpoof == nil || *conf.AntiSpoof,
 		MaxFlows:   uint32(conf.MaxFlows),
 		DNS:        conf.dns(),
 		DataDir:    dataDir(conf.DataDir),

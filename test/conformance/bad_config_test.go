@@ -29,6 +29,7 @@ func TestBadConfig(t *testing.T) {
 		{"ipMasq", "yes", codeInvalidConfig, []string{"ipMasq", "yes", "true or false"}},
 		{"ipMasq", 1, codeInvalidConfig, []string{"ipMasq", "1", "true or false"}},
 		{"device", "macvlan", codeInvalidConfig, []string{"device", "macvlan", "netkit"}},
+		{"antiSpoof", "yes", codeInvalidConfig, []string{"antiSpoof", "yes", "true or false"}},
 		{"ipMasq4", "yes", codeInvalidConfig, []string{"ipMasq4", "yes", "true or false"}},
 		{"ipMasq6", 0, codeInvalidConfig, []string{"ipMasq6", "0", "true or false"}},
 		{"nonMasqueradeCIDRs", "10.0.0.0/8", codeInvalidConfig, []string{"nonMasqueradeCIDRs", "10.0.0.0/8", "list"}},

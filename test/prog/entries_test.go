@@ -173,6 +173,14 @@ var reasons = map[string]bpf.DatapathReason{
 	"truncated":   bpf.DatapathReasonREASON_TRUNCATED,
 	"no flow":     bpf.DatapathReasonREASON_NO_FLOW,
 	"not written": bpf.DatapathReasonREASON_NOT_WRITTEN,
+	"MAC":         bpf.DatapathReasonREASON_MAC,
+	"address":     bpf.DatapathReasonREASON_ADDRESS,
+	"gateway":     bpf.DatapathReasonREASON_GATEWAY,
+	"ARP":         bpf.DatapathReasonREASON_ARP,
+	"neighbor":    bpf.DatapathReasonREASON_NEIGHBOR,
+	"router":      bpf.DatapathReasonREASON_ROUTER,
+	"DHCP server": bpf.DatapathReasonREASON_DHCP_SERVER,
+	"headers":     bpf.DatapathReasonREASON_HEADERS,
 }
 
 // checkCounters wants one packet of size bytes counted under reason, or none for "".

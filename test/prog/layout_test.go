@@ -47,10 +47,20 @@ func TestLayout(t *testing.T) {
 			bpf.DatapathEndpoint{
 				Owner: 0x0102030405060708, Network: 0x11121314, Ifindex: 0x21222324, Mac: [6]byte{1, 2, 3, 4, 5, 6},
 				HostMac: [6]byte{7, 8, 9, 10, 11, 12}, Gateway: addr, Flags: bpf.DatapathEndpointFlagsENDPOINT_MASQ,
-				Exempt: 0x31323334,
+				Exempt: 0x31323334, Device: 0x41424344,
 			},
 			"0807060504030201 14131211 24232221 010203040506 0708090a0b0c 00000000 00000000 0000ffff 08007109 " +
-				"01000000 34333231 00000000",
+				"01000000 34333231 44434241",
+		},
+		{bpf.DatapathMapDevices, "key", uint32(7), "07000000"},
+		{
+			bpf.DatapathMapDevices, "value",
+			bpf.DatapathDevice{
+				Owner: 0x0102030405060708, Network: 0x11121314, Flags: bpf.DatapathDeviceFlagsDEVICE_SHARED,
+				Gateway4: addr, Gateway6: addr6, Mac: [6]byte{1, 2, 3, 4, 5, 6},
+			},
+			"0807060504030201 14131211 02000000 00000000 00000000 0000ffff 08007109 " +
+				"20010db8 86dd0009 00000000 00000009 010203040506 0000",
 		},
 		{
 			bpf.DatapathMapPorts, "key", bpf.DatapathPortKey{Addr: addr, Port: 8080, Protocol: 6},
@@ -96,11 +106,16 @@ func TestLayout(t *testing.T) {
 		{bpf.DatapathMapCounters, "key", uint32(bpf.DatapathReasonREASON_NOT_WRITTEN), "05000000"},
 		{bpf.DatapathMapCounters, "value", bpf.DatapathCounter{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},
 		{
+			bpf.DatapathMapDrops, "key", bpf.DatapathDropKey{Owner: 0x0102030405060708, Reason: bpf.DatapathReasonREASON_MAC},
+			"0807060504030201 07000000 00000000",
+		},
+		{bpf.DatapathMapDrops, "value", bpf.DatapathCounter{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},
+		{
 			".rodata", "value", bpf.DatapathHostConfig{
-				Abi: 3, Attach: 2, Build: 4, MasqPortFirst: 1024, MasqPortCount: 28976,
+				Abi: 4, Attach: 2, Build: 4, MasqPortFirst: 1024, MasqPortCount: 28976,
 				Timeout: bpf.DatapathTimeouts{TcpOpening: 5, TcpOpen: 6, TcpClosing: 7, UdpOpening: 8, UdpOpen: 9, Other: 10},
 			},
-			"03000000 02000000 0400000000000000 0004 3071 05000000 06000000 07000000 08000000 09000000 0a000000 00000000",
+			"04000000 02000000 0400000000000000 0004 3071 05000000 06000000 07000000 08000000 09000000 0a000000 00000000",
 		},
 	} {
 		t.Run(tc.m+" "+tc.what, func(t *testing.T) {
@@ -175,7 +190,7 @@ func TestReasonsHaveWords(t *testing.T) {
 		}
 		seen[text] = true
 	}
-	if got := maps.Reason(bpf.DatapathReasonREASON_MAX).String(); got != "reason 7" {
+	if got := maps.Reason(bpf.DatapathReasonREASON_MAX).String(); got != "reason 15" {
 		t.Errorf("no reason is %q", got)
 	}
 }

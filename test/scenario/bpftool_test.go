@@ -88,7 +88,7 @@ type dumpedEndpoint struct {
 		Gateway dumpedAddr `json:"gateway"`
 		Flags   any        `json:"flags"`
 		Exempt  uint32     `json:"exempt"`
-		Pad     int        `json:"pad"`
+		Device  int        `json:"device"`
 	} `json:"value"`
 }
 
@@ -96,7 +96,7 @@ func (d dumpedEndpoint) endpoint() maps.Endpoint {
 	v := d.Value
 	return maps.Endpoint{
 		Addr: d.Key.addr(), Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), IfIndex: v.IfIndex,
-		MAC: v.MAC[:], HostMAC: v.HostMAC[:], Masq: v.Flags == "ENDPOINT_MASQ",
+		MAC: v.MAC[:], HostMAC: v.HostMAC[:], Device: v.Device, Masq: v.Flags == "ENDPOINT_MASQ",
 		Gateway: v.Gateway.addr(), Exempt: maps.ExemptSet(v.Exempt),
 	}
 }
@@ -195,6 +195,47 @@ func (d dumpedCounter) counter() maps.Counter {
 	return sum
 }
 
+type dumpedDevice struct {
+	Key   int `json:"key"`
+	Value struct {
+		Owner    uint64     `json:"owner"`
+		Network  uint32     `json:"network"`
+		Flags    any        `json:"flags"`
+		Gateway4 dumpedAddr `json:"gateway4"`
+		Gateway6 dumpedAddr `json:"gateway6"`
+		MAC      [6]byte    `json:"mac"`
+		Pad      [2]int     `json:"pad"`
+	} `json:"value"`
+}
+
+func (d dumpedDevice) device() maps.Device {
+	v := d.Value
+	return maps.Device{
+		IfIndex: d.Key, Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), MAC: v.MAC[:],
+		Gateway4: v.Gateway4.addr(), Gateway6: v.Gateway6.addr(), AntiSpoof: v.Flags == "DEVICE_ANTI_SPOOF",
+	}
+}
+
+type dumpedDrop struct {
+	Key struct {
+		Owner  uint64 `json:"owner"`
+		Reason string `json:"reason"`
+		Pad    int    `json:"pad"`
+	} `json:"key"`
+	Value struct {
+		Packets uint64 `json:"packets"`
+		Bytes   uint64 `json:"bytes"`
+	} `json:"value"`
+}
+
+func (d dumpedDrop) drop() maps.Drop {
+	numbers := map[string]bpf.DatapathReason{"REASON_ARP": bpf.DatapathReasonREASON_ARP, "REASON_MAC": bpf.DatapathReasonREASON_MAC}
+	return maps.Drop{
+		Owner:   loader.Owner(d.Key.Owner),
+		Counter: maps.Counter{Reason: maps.Reason(numbers[d.Key.Reason]), Packets: d.Value.Packets, Bytes: d.Value.Bytes},
+	}
+}
+
 type dumpedTimeouts struct {
 	TCPOpening uint32 `json:"tcp_opening"`
 	TCPOpen    uint32 `json:"tcp_open"`
@@ -251,8 +292,16 @@ func TestMapsAreReadableByBpftool(t *testing.T) {
 		reachAsOneself(t, n.Outside, protocol, at(f.node, 8080), web.Namespace)
 		ping(t, web.Namespace, f.outside)
 	})
+	s := n.senderOf(t, web, web)
+	for _, frame := range s.Hostile() {
+		if frame.Name == "another MAC, IPv4" || frame.Name == "ARP reply as the gateway" {
+			n.wantDropped(t, web, s, []testenv.Frame{frame})
+		}
+	}
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		count(t, datapath)
+		same(t, "devices", each(dump[dumpedDevice](t, datapath, "devices"), dumpedDevice.device), must(maps.Devices(datapath)))
+		same(t, "drops", each(dump[dumpedDrop](t, datapath, "drops"), dumpedDrop.drop), must(maps.Drops(datapath)))
 		same(t, "endpoints", each(dump[dumpedEndpoint](t, datapath, "endpoints"), dumpedEndpoint.endpoint), must(maps.Endpoints(datapath)))
 		ports := slices.DeleteFunc(dump[dumpedPort](t, datapath, "ports"), dumpedPort.isReverse)
 		same(t, "ports", each(ports, dumpedPort.port), must(maps.Ports(datapath)))
