@@ -60,8 +60,8 @@ struct endpoint {
 	__u8 host_mac[6];    /* of the host's end */
 	struct addr gateway; /* the host's address on the veth: whom the container answers */
 	enum endpoint_flags flags;
-	__u32 exempt; /* set of destinations in exempts, or 0 */
-	__u32 device; /* what the container's packets come in by: ifindex, unless that is a bridge */
+	__u32 exempt;	 /* set of destinations in exempts, or 0 */
+	__u32 container; /* the container's token: it may have several attachments */
 };
 
 enum device_flags {
@@ -70,15 +70,29 @@ enum device_flags {
 	DEVICE_ANY_ADDRESS = 4, /* it was given no addresses, and may use those that nobody has */
 };
 
-/* devices: the host's end of a container's veth. Key: ifindex. */
+/* clang-format off */
+/* From which containers of this host a container takes more than replies. */
+enum policy {
+	POLICY_OPEN = 0,
+	POLICY_SAME_NETWORK = 1,
+	POLICY_ISOLATED = 2, /* from none */
+} __attribute__((packed)); /* one byte */
+/* clang-format on */
+
+/* devices: the host's end of a container's veth. Key: ifindex. All zero: no such address. */
 struct device {
 	__u64 owner;
 	__u32 network;
-	enum device_flags flags;
-	struct addr gateway4; /* the host's on the veth; all zero: none */
+	__u32 container;
+	struct addr addr4; /* the container's first; all of them are in endpoints */
+	struct addr addr6;
+	struct addr gateway4; /* the host's */
 	struct addr gateway6;
 	__u8 mac[6]; /* of the container's end */
-	__u8 pad[2];
+	enum policy ingress;
+	__u8 pad;
+	enum device_flags flags;
+	__u32 pad2;
 };
 
 /* clang-format off */
@@ -105,11 +119,15 @@ struct port {
 	__u32 network;
 	__u16 port;
 	__u16 pad;
+	__u32 sources; /* set of clients in sources that it is for, or 0: for all */
+	__u32 pad2;
 };
 
 enum flow_kind {
-	FLOW_OUT = 1,	   /* opened by a container and masqueraded; translates replies to it */
-	FLOW_IN = 2,	   /* opened towards a container; gives its replies the address asked for */
+	FLOW_OUT = 1, /* opened by a container and masqueraded; translates replies to it */
+	FLOW_IN = 2,  /* opened towards a container; gives its replies the address asked for */
+	FLOW_OPENED =
+		3, /* opened by a container with an ingress policy, which lets the replies in */
 } __attribute__((packed)); /* one byte */
 
 enum flow_state {
@@ -130,7 +148,7 @@ enum flow_state {
  */
 struct flow_key {
 	struct addr remote; /* the side that is no endpoint of this entry */
-	struct addr local;  /* FLOW_OUT: our masquerading address; FLOW_IN: the container's */
+	struct addr local;  /* FLOW_OUT: our masquerading address; else: the container's */
 	__u16 remote_port;
 	__u16 local_port;
 	__u8 protocol;
@@ -142,9 +160,10 @@ struct flow_key {
 
 struct flow {
 	__u64 owner;
-	struct addr addr; /* FLOW_OUT: the container's; FLOW_IN: the address that the client used */
-	__u32 seen;	  /* time of the last packet, in ticks of 2^30 ns since boot */
-	__u16 port;	  /* belongs to addr */
+	struct addr
+		addr; /* FLOW_OUT: the container's; FLOW_IN: what the client used; FLOW_OPENED: 0 */
+	__u32 seen;   /* time of the last packet, in ticks of 2^30 ns since boot */
+	__u16 port;   /* belongs to addr */
 	enum flow_state state; /* bits */
 	__u8 pad;
 };
@@ -182,11 +201,12 @@ struct held {
 };
 
 /*
- * exempts: a set of destinations that are not masqueraded. The bits of set go
+ * exempts: a set of destinations that are not masqueraded.
+ * sources: a set of clients that a host port is for. The bits of set go
  * before those of the address, so the prefix is 32 longer than the address's
  * (and another 96 for IPv4).
  */
-struct exempt_key {
+struct prefix_key {
 	__u32 prefix;
 	__u32 set;
 	struct addr addr;
@@ -227,7 +247,9 @@ enum reason {
 	REASON_ROUTER = 12,	 /* a router's advertisement, or redirect */
 	REASON_DHCP_SERVER = 13, /* to a DHCP client */
 	REASON_HEADERS = 14,	 /* headers behind which nothing can be seen */
-	REASON_MAX = 15,
+	REASON_POLICY = 15,	 /* from a container that ingressPolicy keeps out */
+	REASON_CLIENT = 16,	 /* to a host port that is not for this client */
+	REASON_MAX = 17,
 };
 
 struct drop_key {
@@ -238,16 +260,16 @@ struct drop_key {
 
 _Static_assert(sizeof(struct host_config) == 48, "host_config");
 _Static_assert(sizeof(struct endpoint) == 56, "endpoint");
-_Static_assert(sizeof(struct device) == 56, "device");
+_Static_assert(sizeof(struct device) == 96, "device");
 _Static_assert(sizeof(struct drop_key) == 16, "drop_key");
 _Static_assert(sizeof(struct port_key) == 20, "port_key");
-_Static_assert(sizeof(struct port) == 32, "port");
+_Static_assert(sizeof(struct port) == 40, "port");
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow) == 32, "flow");
 _Static_assert(sizeof(struct fragment_key) == 40, "fragment_key");
 _Static_assert(sizeof(struct fragment) == 8, "fragment");
 _Static_assert(sizeof(struct held_key) == 44, "held_key");
 _Static_assert(sizeof(struct held) == 8 + HELD_MOST, "held");
-_Static_assert(sizeof(struct exempt_key) == 24, "exempt_key");
+_Static_assert(sizeof(struct prefix_key) == 24, "prefix_key");
 _Static_assert(sizeof(struct uplink) == 36, "uplink");
 _Static_assert(sizeof(struct counter) == 16, "counter");

@@ -7,6 +7,7 @@
  * program and the stack. bpf/README.md tells the way of a packet through them.
  */
 #include "here.h"
+#include "policy.h"
 #include "spoof.h"
 
 /* Gives p a new destination; the stack then routes it. */
@@ -56,14 +57,17 @@ static __always_inline bool is_lost_answer(struct __sk_buff *skb, const struct p
 SEC("tc")
 int from_container(struct __sk_buff *skb)
 {
+	struct device *device = device_of(skb);
 	struct packet *p = packet_place();
 	struct port *port;
 	struct flow *flow;
 
-	if (spoof_drops(skb))
+	if (device && spoof_drops(skb, device))
 		return VERDICT_DROP;
 	if (!p || parse(skb, p, ETH_HLEN) != PARSED)
 		return VERDICT_NEXT;
+	if (device && device->ingress != POLICY_OPEN)
+		policy_note(p, device);
 	flow = masq_reply(p);
 	if (flow)
 		return here_answer(skb, p, flow);
@@ -72,7 +76,20 @@ int from_container(struct __sk_buff *skb)
 	port = port_lookup(p);
 	if (!port || addr_is_loopback(&p->dst, p->ipv6) || !fib_is_local(skb, p))
 		return VERDICT_NEXT;
+	if (!policy_admits_client(p, port))
+		return drop_of(skb, port->owner, REASON_CLIENT);
 	return here_to_port(skb, p, port);
+}
+
+/* Host veth, egress: what a container is sent, by whatever way. */
+SEC("tc")
+int to_container(struct __sk_buff *skb)
+{
+	struct device *device = device_of(skb);
+
+	if (device && policy_drops(skb, device))
+		return VERDICT_DROP;
+	return VERDICT_NEXT;
 }
 
 /*
@@ -85,17 +102,19 @@ static __always_inline int to_port(struct __sk_buff *skb, const struct packet *p
 {
 	struct port *port = port_lookup(p);
 	struct flow_key key;
+	bool known;
 
 	if (!port || addr_is_loopback(&p->dst, p->ipv6))
 		return VERDICT_NEXT;
 	/* A connection that is known was for this host when it began, and no connection of its own. */
 	flow_in_key(&key, p, &port->addr, port->port);
-	if (!flow_fits(&key, p, port->owner)) {
-		if (p->error || !fib_is_local(skb, p) || is_hosts_own(skb, p))
-			return VERDICT_NEXT;
-		if (flow_remember(&key, p, port->owner))
-			return drop(skb, REASON_NOT_WRITTEN);
-	}
+	known = flow_fits(&key, p, port->owner);
+	if (!known && (p->error || !fib_is_local(skb, p) || is_hosts_own(skb, p)))
+		return VERDICT_NEXT;
+	if (!policy_admits_client(p, port))
+		return drop_of(skb, port->owner, REASON_CLIENT);
+	if (!known && flow_remember(&key, p, port->owner))
+		return drop(skb, REASON_NOT_WRITTEN);
 	return send_to(skb, p, &port->addr, port->port);
 }
 

@@ -32,14 +32,19 @@ type DatapathCounter struct {
 }
 
 type DatapathDevice struct {
-	_        structs.HostLayout
-	Owner    uint64
-	Network  uint32
-	Flags    DatapathDeviceFlags
-	Gateway4 DatapathAddr
-	Gateway6 DatapathAddr
-	Mac      [6]uint8
-	Pad      [2]uint8
+	_         structs.HostLayout
+	Owner     uint64
+	Network   uint32
+	Container uint32
+	Addr4     DatapathAddr
+	Addr6     DatapathAddr
+	Gateway4  DatapathAddr
+	Gateway6  DatapathAddr
+	Mac       [6]uint8
+	Ingress   DatapathPolicy
+	Pad       uint8
+	Flags     DatapathDeviceFlags
+	Pad2      uint32
 }
 
 type DatapathDeviceFlags uint32
@@ -58,16 +63,16 @@ type DatapathDropKey struct {
 }
 
 type DatapathEndpoint struct {
-	_       structs.HostLayout
-	Owner   uint64
-	Network uint32
-	Ifindex uint32
-	Mac     [6]uint8
-	HostMac [6]uint8
-	Gateway DatapathAddr
-	Flags   DatapathEndpointFlags
-	Exempt  uint32
-	Device  uint32
+	_         structs.HostLayout
+	Owner     uint64
+	Network   uint32
+	Ifindex   uint32
+	Mac       [6]uint8
+	HostMac   [6]uint8
+	Gateway   DatapathAddr
+	Flags     DatapathEndpointFlags
+	Exempt    uint32
+	Container uint32
 }
 
 type DatapathEndpointFlags uint32
@@ -75,13 +80,6 @@ type DatapathEndpointFlags uint32
 const (
 	DatapathEndpointFlagsENDPOINT_MASQ DatapathEndpointFlags = 1
 )
-
-type DatapathExemptKey struct {
-	_      structs.HostLayout
-	Prefix uint32
-	Set    uint32
-	Addr   DatapathAddr
-}
 
 type DatapathFlow struct {
 	_     structs.HostLayout
@@ -107,8 +105,9 @@ type DatapathFlowKey struct {
 type DatapathFlowKind uint8
 
 const (
-	DatapathFlowKindFLOW_OUT DatapathFlowKind = 1
-	DatapathFlowKindFLOW_IN  DatapathFlowKind = 2
+	DatapathFlowKindFLOW_OUT    DatapathFlowKind = 1
+	DatapathFlowKindFLOW_IN     DatapathFlowKind = 2
+	DatapathFlowKindFLOW_OPENED DatapathFlowKind = 3
 )
 
 type DatapathFlowState uint8
@@ -198,6 +197,14 @@ type DatapathPacket struct {
 	Sender    DatapathAddr
 }
 
+type DatapathPolicy uint8
+
+const (
+	DatapathPolicyPOLICY_OPEN         DatapathPolicy = 0
+	DatapathPolicyPOLICY_SAME_NETWORK DatapathPolicy = 1
+	DatapathPolicyPOLICY_ISOLATED     DatapathPolicy = 2
+)
+
 type DatapathPort struct {
 	_       structs.HostLayout
 	Owner   uint64
@@ -205,6 +212,8 @@ type DatapathPort struct {
 	Network uint32
 	Port    uint16
 	Pad     uint16
+	Sources uint32
+	Pad2    uint32
 }
 
 type DatapathPortKey struct {
@@ -221,6 +230,13 @@ const (
 	DatapathPortSidePORT_HOST      DatapathPortSide = 0
 	DatapathPortSidePORT_CONTAINER DatapathPortSide = 1
 )
+
+type DatapathPrefixKey struct {
+	_      structs.HostLayout
+	Prefix uint32
+	Set    uint32
+	Addr   DatapathAddr
+}
 
 type DatapathReason uint32
 
@@ -240,7 +256,9 @@ const (
 	DatapathReasonREASON_ROUTER      DatapathReason = 12
 	DatapathReasonREASON_DHCP_SERVER DatapathReason = 13
 	DatapathReasonREASON_HEADERS     DatapathReason = 14
-	DatapathReasonREASON_MAX         DatapathReason = 15
+	DatapathReasonREASON_POLICY      DatapathReason = 15
+	DatapathReasonREASON_CLIENT      DatapathReason = 16
+	DatapathReasonREASON_MAX         DatapathReason = 17
 )
 
 type DatapathTimeouts struct {
@@ -276,11 +294,13 @@ const (
 	DatapathMapHolding        = "holding"
 	DatapathMapPackets        = "packets"
 	DatapathMapPorts          = "ports"
+	DatapathMapSources        = "sources"
 	DatapathMapUplinks        = "uplinks"
 	DatapathProgFromContainer = "from_container"
 	DatapathProgFromHost      = "from_host"
 	DatapathProgFromUplink    = "from_uplink"
 	DatapathProgFromUplinkL3  = "from_uplink_l3"
+	DatapathProgToContainer   = "to_container"
 	DatapathProgToUplink      = "to_uplink"
 	DatapathProgToUplinkL3    = "to_uplink_l3"
 	DatapathVarConfig         = "config"
@@ -332,6 +352,7 @@ type DatapathProgramSpecs struct {
 	FromHost      *ebpf.ProgramSpec `ebpf:"from_host"`
 	FromUplink    *ebpf.ProgramSpec `ebpf:"from_uplink"`
 	FromUplinkL3  *ebpf.ProgramSpec `ebpf:"from_uplink_l3"`
+	ToContainer   *ebpf.ProgramSpec `ebpf:"to_container"`
 	ToUplink      *ebpf.ProgramSpec `ebpf:"to_uplink"`
 	ToUplinkL3    *ebpf.ProgramSpec `ebpf:"to_uplink_l3"`
 }
@@ -352,6 +373,7 @@ type DatapathMapSpecs struct {
 	Holding       *ebpf.MapSpec `ebpf:"holding"`
 	Packets       *ebpf.MapSpec `ebpf:"packets"`
 	Ports         *ebpf.MapSpec `ebpf:"ports"`
+	Sources       *ebpf.MapSpec `ebpf:"sources"`
 	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
 }
 
@@ -394,6 +416,7 @@ type DatapathMaps struct {
 	Holding       *ebpf.Map `ebpf:"holding"`
 	Packets       *ebpf.Map `ebpf:"packets"`
 	Ports         *ebpf.Map `ebpf:"ports"`
+	Sources       *ebpf.Map `ebpf:"sources"`
 	Uplinks       *ebpf.Map `ebpf:"uplinks"`
 }
 
@@ -411,6 +434,7 @@ func (m *DatapathMaps) Close() error {
 		m.Holding,
 		m.Packets,
 		m.Ports,
+		m.Sources,
 		m.Uplinks,
 	)
 }
@@ -430,6 +454,7 @@ type DatapathPrograms struct {
 	FromHost      *ebpf.Program `ebpf:"from_host"`
 	FromUplink    *ebpf.Program `ebpf:"from_uplink"`
 	FromUplinkL3  *ebpf.Program `ebpf:"from_uplink_l3"`
+	ToContainer   *ebpf.Program `ebpf:"to_container"`
 	ToUplink      *ebpf.Program `ebpf:"to_uplink"`
 	ToUplinkL3    *ebpf.Program `ebpf:"to_uplink_l3"`
 }
@@ -440,6 +465,7 @@ func (p *DatapathPrograms) Close() error {
 		p.FromHost,
 		p.FromUplink,
 		p.FromUplinkL3,
+		p.ToContainer,
 		p.ToUplink,
 		p.ToUplinkL3,
 	)

@@ -34,6 +34,14 @@ struct {
 	__type(value, struct device);
 } devices SEC(".maps");
 
+/* What is known of the device that a program runs for; NULL: nothing. */
+static __always_inline struct device *device_of(struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ifindex;
+
+	return bpf_map_lookup_elem(&devices, &ifindex);
+}
+
 /* Written by ADD last of all, removed by DEL first of all; read where clients' packets come in. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -71,9 +79,18 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 16384);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct exempt_key);
+	__type(key, struct prefix_key);
 	__type(value, __u32);
 } exempts SEC(".maps");
+
+/* Written by ADD of the first host port that names a set, removed with the last. The value means nothing. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct prefix_key);
+	__type(value, __u32);
+} sources SEC(".maps");
 
 /* Written by ADD for each uplink it attaches to, removed when the uplink is gone. */
 struct {

@@ -2,7 +2,7 @@
 /*
  * antiSpoof: a container sends from its own MAC and addresses only, and speaks
  * for no other. It is asked before parse.h, which remembers fragments by their
- * addresses. Ordinary packets cost one lookup; all others are read to the end of
+ * addresses. Ordinary packets are compared with one entry; all others are read to the end of
  * their headers, and dropped where that cannot be done (RFC 7113, 2.1).
  */
 #pragma once
@@ -64,29 +64,30 @@ static __always_inline bool spoof_is_plain(struct __sk_buff *skb, struct addr *s
 	return udp && udp->dest != bpf_htons(dhcp_client);
 }
 
-/* The source is the container's, and so is the MAC: most packets are done with this one lookup. */
-static __always_inline bool spoof_passes(struct __sk_buff *skb)
+/* Ordinary packets in its name and from its MAC: nothing else has to be looked at. */
+static __always_inline bool spoof_passes(struct __sk_buff *skb, const struct device *device)
 {
-	struct endpoint *endpoint;
 	struct addr source;
 	struct ethhdr *eth;
 
 	if (!spoof_is_plain(skb, &source))
 		return false;
-	endpoint = bpf_map_lookup_elem(&endpoints, &source);
-	if (!endpoint || endpoint->device != skb->ifindex)
+	if (!addr_equal(&source, &device->addr4) && !addr_equal(&source, &device->addr6))
 		return false;
 	eth = linear_at(skb, 0, sizeof(*eth));
-	return eth && mac_equal(eth->h_source, endpoint->mac);
+	return eth && mac_equal(eth->h_source, device->mac);
 }
 
-/* An address that the container was given, or, where it was given none, that nobody has. */
-static __noinline bool spoof_owns(struct __sk_buff *skb, const struct device *device,
-				  const struct addr *addr)
+/*
+ * An address that the container was given, on whichever of its interfaces since
+ * its routes choose by which to answer; or, where it was given none, that nobody has.
+ */
+static __noinline bool spoof_owns(const struct device *device, const struct addr *addr)
 {
 	struct endpoint *endpoint = bpf_map_lookup_elem(&endpoints, addr);
 
-	return endpoint ? endpoint->device == skb->ifindex : device->flags & DEVICE_ANY_ADDRESS;
+	return endpoint ? endpoint->container == device->container
+			: device->flags & DEVICE_ANY_ADDRESS;
 }
 
 /* fe80::1, which the host has on every veth. */
@@ -127,14 +128,13 @@ static __always_inline bool spoof_owns_link_local(const struct device *device,
 }
 
 /* The judgement of an address that the container uses as its own. */
-static __noinline int spoof_address(struct __sk_buff *skb, const struct device *device,
-				    const struct addr *addr, bool ipv6)
+static __noinline int spoof_address(const struct device *device, const struct addr *addr, bool ipv6)
 {
 	if (spoof_is_gateway(device, addr))
 		return REASON_GATEWAY;
 	if (addr_is_any(addr, ipv6) || (ipv6 && addr_is_mapped(addr)))
 		return REASON_ADDRESS;
-	if (spoof_owns(skb, device, addr) || (ipv6 && spoof_owns_link_local(device, addr)))
+	if (spoof_owns(device, addr) || (ipv6 && spoof_owns_link_local(device, addr)))
 		return NOT_SPOOFED;
 	return REASON_ADDRESS;
 }
@@ -166,7 +166,7 @@ static __noinline int spoof_arp(struct __sk_buff *skb, const struct device *devi
 	    !mac_equal(arp->sender_mac, device->mac))
 		return REASON_ARP;
 	addr_from_ipv4(&addr, arp->sender ?: arp->target);
-	return spoof_address(skb, device, &addr, false) == NOT_SPOOFED ? NOT_SPOOFED : REASON_ARP;
+	return spoof_address(device, &addr, false) == NOT_SPOOFED ? NOT_SPOOFED : REASON_ARP;
 }
 
 #define ICMP4_REDIRECT	    5
@@ -187,7 +187,7 @@ static __noinline int spoof_ipv4(struct __sk_buff *skb, const struct device *dev
 	protocol = ip->protocol;
 	later = ip->frag_off & bpf_htons(IPV4_OFFSET_MASK);
 	at += ip->ihl * 4;
-	judged = spoof_address(skb, device, &source, false);
+	judged = spoof_address(device, &source, false);
 	if (later)
 		return judged;
 	if (protocol == IPPROTO_ICMP && judged == NOT_SPOOFED) {
@@ -214,8 +214,6 @@ static __noinline int spoof_ipv4(struct __sk_buff *skb, const struct device *dev
 #define ICMP6_LISTENER_DONE	 132
 #define ICMP6_ROUTER_SOLICIT	 133
 #define ICMP6_ROUTER_ADVERT	 134
-#define ICMP6_NEIGHBOR_SOLICIT	 135
-#define ICMP6_NEIGHBOR_ADVERT	 136
 #define ICMP6_REDIRECT		 137
 #define ICMP6_LISTENER_REPORT_V2 143
 
@@ -264,8 +262,7 @@ static __noinline int spoof_icmpv6(struct __sk_buff *skb, const struct device *d
 	if (!neighbor)
 		return REASON_TRUNCATED;
 	target = neighbor->target;
-	return spoof_address(skb, device, &target, true) == NOT_SPOOFED ? NOT_SPOOFED
-									: REASON_NEIGHBOR;
+	return spoof_address(device, &target, true) == NOT_SPOOFED ? NOT_SPOOFED : REASON_NEIGHBOR;
 }
 
 #define EXTENSIONS 4 /* headers before the one that counts */
@@ -325,7 +322,7 @@ static __noinline int spoof_ipv6(struct __sk_buff *skb, const struct device *dev
 	protocol = ip->nexthdr;
 	at += sizeof(*ip);
 	unspecified = addr_is_any(&source, true);
-	judged = spoof_address(skb, device, &source, true);
+	judged = spoof_address(device, &source, true);
 	if (judged != NOT_SPOOFED && !unspecified)
 		return judged;
 	if (!spoof_skip_extensions(skb, &protocol, &at, &later))
@@ -396,17 +393,12 @@ static __noinline int spoof_judge(struct __sk_buff *skb, const struct device *de
 	}
 }
 
-/* Says whether what a container sends must not pass; then it is counted. */
-static __always_inline bool spoof_drops(struct __sk_buff *skb)
+/* Says whether what the container behind device sends must not pass; then it is counted. */
+static __always_inline bool spoof_drops(struct __sk_buff *skb, const struct device *device)
 {
-	__u32 ifindex = skb->ifindex;
-	struct device *device;
 	int judged;
 
-	if (spoof_passes(skb))
-		return false;
-	device = bpf_map_lookup_elem(&devices, &ifindex);
-	if (!device || !(device->flags & DEVICE_ANTI_SPOOF))
+	if (!(device->flags & DEVICE_ANTI_SPOOF) || spoof_passes(skb, device))
 		return false;
 	judged = spoof_judge(skb, device);
 	if (judged == NOT_SPOOFED)

@@ -34,8 +34,11 @@ type target struct {
 }
 
 func endpointTargets(owner Owner, ifindex int) []target {
-	pin := fmt.Sprintf("%s%016x-%s", endpointPrefix, uint64(owner), fromContainer)
-	return []target{{pin, fromContainer, fromContainer, ifindex, ingress}}
+	pin := func(hook string) string { return fmt.Sprintf("%s%016x-%s", endpointPrefix, uint64(owner), hook) }
+	return []target{
+		{pin(fromContainer), fromContainer, fromContainer, ifindex, ingress},
+		{pin(toContainer), toContainer, toContainer, ifindex, egress},
+	}
 }
 
 // uplinkTargets needs no header to look for programs or to take them off.

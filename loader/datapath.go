@@ -39,7 +39,8 @@ type Datapath struct {
 	Ports       *ebpf.Map // bpf.DatapathPortKey -> bpf.DatapathPort
 	Flows       *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
 	Established *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
-	Exempts     *ebpf.Map // bpf.DatapathExemptKey -> nothing
+	Exempts     *ebpf.Map // bpf.DatapathPrefixKey -> nothing
+	Sources     *ebpf.Map // bpf.DatapathPrefixKey -> nothing
 	Uplinks     *ebpf.Map // ifindex (uint32) -> bpf.DatapathUplink
 	Counters    *ebpf.Map // bpf.DatapathReason -> bpf.DatapathCounter per CPU
 	Drops       *ebpf.Map // bpf.DatapathDropKey -> bpf.DatapathCounter
@@ -146,6 +147,7 @@ func (d *Datapath) maps() map[string]**ebpf.Map {
 		bpf.DatapathMapFlows:       &d.Flows,
 		bpf.DatapathMapEstablished: &d.Established,
 		bpf.DatapathMapExempts:     &d.Exempts,
+		bpf.DatapathMapSources:     &d.Sources,
 		bpf.DatapathMapUplinks:     &d.Uplinks,
 		bpf.DatapathMapCounters:    &d.Counters,
 		bpf.DatapathMapDrops:       &d.Drops,

@@ -17,6 +17,7 @@ const bpffs = "/sys/fs/bpf"
 // Names of the hooks, which are those of their programs in bpf/datapath.c.
 const (
 	fromContainer = "from_container"
+	toContainer   = "to_container"
 	fromUplink    = "from_uplink"
 	toUplink      = "to_uplink"
 	fromHost      = "from_host"

@@ -34,6 +34,8 @@ var reasons = [bpf.DatapathReasonREASON_MAX]string{
 	bpf.DatapathReasonREASON_ROUTER:      "a router's advertisement or redirect from a container",
 	bpf.DatapathReasonREASON_DHCP_SERVER: "a DHCP server's answer from a container",
 	bpf.DatapathReasonREASON_HEADERS:     "headers that hide what a container sends",
+	bpf.DatapathReasonREASON_POLICY:      "ingressPolicy keeps another container out",
+	bpf.DatapathReasonREASON_CLIENT:      "the host port is not for this client",
 }
 
 // String says the reason in words.

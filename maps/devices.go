@@ -17,12 +17,41 @@ type Device struct {
 	IfIndex    int
 	Owner      loader.Owner
 	Network    Network
+	Container  Container
 	MAC        net.HardwareAddr // of the container's end, 6 bytes
-	Gateway4   netip.Addr       // the host's address on the veth; invalid: none
+	Addr4      netip.Addr       // the container's first; invalid: none
+	Addr6      netip.Addr
+	Gateway4   netip.Addr // the host's
 	Gateway6   netip.Addr
 	AntiSpoof  bool // it sends from its MAC and addresses only
 	Shared     bool // others hear what it sends: it is behind a bridge
 	AnyAddress bool // it was given no addresses, and may use those that nobody has
+	Ingress    Policy
+}
+
+// Policy says from which containers of this host a container takes more than replies.
+type Policy bpf.DatapathPolicy
+
+// The policies.
+const (
+	Open        = Policy(bpf.DatapathPolicyPOLICY_OPEN)
+	SameNetwork = Policy(bpf.DatapathPolicyPOLICY_SAME_NETWORK)
+	Isolated    = Policy(bpf.DatapathPolicyPOLICY_ISOLATED)
+)
+
+var policyNames = map[Policy]string{Open: "open", SameNetwork: "same-network", Isolated: "isolated"}
+
+// String is the policy's name in a configuration.
+func (p Policy) String() string { return policyNames[p] }
+
+// PolicyOf returns the policy of a name, and whether it is one.
+func PolicyOf(name string) (Policy, bool) {
+	for policy, known := range policyNames {
+		if known == name {
+			return policy, true
+		}
+	}
+	return Open, false
 }
 
 var deviceFlags = []struct {
@@ -38,11 +67,15 @@ var deviceFlags = []struct {
 // number is that of one device at a time.
 func (s *Store) PutDevice(d Device) error {
 	value := bpf.DatapathDevice{
-		Owner:    uint64(d.Owner),
-		Network:  uint32(d.Network),
-		Gateway4: wireGateway(d.Gateway4),
-		Gateway6: wireGateway(d.Gateway6),
-		Mac:      [6]byte(d.MAC),
+		Owner:     uint64(d.Owner),
+		Network:   uint32(d.Network),
+		Container: uint32(d.Container),
+		Addr4:     wireOrZero(d.Addr4),
+		Addr6:     wireOrZero(d.Addr6),
+		Gateway4:  wireOrZero(d.Gateway4),
+		Gateway6:  wireOrZero(d.Gateway6),
+		Mac:       [6]byte(d.MAC),
+		Ingress:   bpf.DatapathPolicy(d.Ingress),
 	}
 	for _, f := range deviceFlags {
 		if *f.field(&d) {
@@ -82,12 +115,16 @@ func Devices(dp *loader.Datapath) ([]Device, error) {
 
 func deviceOf(key uint32, value bpf.DatapathDevice) Device {
 	d := Device{
-		IfIndex:  int(key),
-		Owner:    loader.Owner(value.Owner),
-		Network:  Network(value.Network),
-		MAC:      value.Mac[:],
-		Gateway4: gatewayOf(value.Gateway4),
-		Gateway6: gatewayOf(value.Gateway6),
+		IfIndex:   int(key),
+		Owner:     loader.Owner(value.Owner),
+		Network:   Network(value.Network),
+		Container: Container(value.Container),
+		MAC:       value.Mac[:],
+		Addr4:     addrOrNone(value.Addr4),
+		Addr6:     addrOrNone(value.Addr6),
+		Gateway4:  addrOrNone(value.Gateway4),
+		Gateway6:  addrOrNone(value.Gateway6),
+		Ingress:   Policy(value.Ingress),
 	}
 	for _, f := range deviceFlags {
 		*f.field(&d) = value.Flags&f.flag != 0
@@ -95,15 +132,15 @@ func deviceOf(key uint32, value bpf.DatapathDevice) Device {
 	return d
 }
 
-// wireGateway has zeros for none.
-func wireGateway(addr netip.Addr) bpf.DatapathAddr {
+// wireOrZero has zeros for none.
+func wireOrZero(addr netip.Addr) bpf.DatapathAddr {
 	if !addr.IsValid() {
 		return bpf.DatapathAddr{}
 	}
 	return wireAddr(addr)
 }
 
-func gatewayOf(wire bpf.DatapathAddr) netip.Addr {
+func addrOrNone(wire bpf.DatapathAddr) netip.Addr {
 	if wire == (bpf.DatapathAddr{}) {
 		return netip.Addr{}
 	}

@@ -14,16 +14,16 @@ import (
 
 // Endpoint is a container address on this host.
 type Endpoint struct {
-	Addr    netip.Addr
-	Owner   loader.Owner
-	Network Network
-	IfIndex int              // of the host's end of the veth
-	MAC     net.HardwareAddr // of the container's end, 6 bytes
-	HostMAC net.HardwareAddr // of the host's end, 6 bytes
-	Device  int              // what its packets come in by: IfIndex, unless that is a bridge
-	Gateway netip.Addr       // the host's address on the veth, for clients that the container cannot answer
-	Masq    bool             // masquerade what it sends to the outside
-	Exempt  ExemptSet        // but not to these; 0: no exemption
+	Addr      netip.Addr
+	Owner     loader.Owner
+	Network   Network
+	Container Container
+	IfIndex   int              // of the host's end of the veth
+	MAC       net.HardwareAddr // of the container's end, 6 bytes
+	HostMAC   net.HardwareAddr // of the host's end, 6 bytes
+	Gateway   netip.Addr       // the host's address on the veth, for clients that the container cannot answer
+	Masq      bool             // masquerade what it sends to the outside
+	Exempt    PrefixSet        // but not to these; 0: no exemption
 }
 
 // String is for people.
@@ -52,13 +52,13 @@ func (e *EndpointTakenError) Unwrap() error { return ErrTaken }
 func (s *Store) AddEndpoint(e Endpoint) error {
 	key := wireAddr(e.Addr)
 	value := bpf.DatapathEndpoint{
-		Owner:   uint64(e.Owner),
-		Network: uint32(e.Network),
-		Ifindex: uint32(e.IfIndex),
-		Mac:     [6]byte(e.MAC),
-		HostMac: [6]byte(e.HostMAC),
-		Device:  uint32(e.Device),
-		Gateway: wireAddr(e.Gateway),
+		Owner:     uint64(e.Owner),
+		Network:   uint32(e.Network),
+		Container: uint32(e.Container),
+		Ifindex:   uint32(e.IfIndex),
+		Mac:       [6]byte(e.MAC),
+		HostMac:   [6]byte(e.HostMAC),
+		Gateway:   wireAddr(e.Gateway),
 	}
 	value.Exempt = uint32(e.Exempt)
 	if e.Masq {
@@ -102,15 +102,15 @@ func Endpoints(dp *loader.Datapath) ([]Endpoint, error) {
 
 func endpointOf(key bpf.DatapathAddr, value bpf.DatapathEndpoint) Endpoint {
 	return Endpoint{
-		Addr:    addrOf(key),
-		Owner:   loader.Owner(value.Owner),
-		Network: Network(value.Network),
-		IfIndex: int(value.Ifindex),
-		MAC:     value.Mac[:],
-		HostMAC: value.HostMac[:],
-		Device:  int(value.Device),
-		Gateway: addrOf(value.Gateway),
-		Exempt:  ExemptSet(value.Exempt),
-		Masq:    value.Flags&bpf.DatapathEndpointFlagsENDPOINT_MASQ != 0,
+		Addr:      addrOf(key),
+		Owner:     loader.Owner(value.Owner),
+		Network:   Network(value.Network),
+		Container: Container(value.Container),
+		IfIndex:   int(value.Ifindex),
+		MAC:       value.Mac[:],
+		HostMAC:   value.HostMac[:],
+		Gateway:   addrOf(value.Gateway),
+		Exempt:    PrefixSet(value.Exempt),
+		Masq:      value.Flags&bpf.DatapathEndpointFlagsENDPOINT_MASQ != 0,
 	}
 }

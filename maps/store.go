@@ -80,7 +80,7 @@ func (s *Store) ReleaseAll(owners map[loader.Owner]bool) error {
 		s.closePorts(owners),
 		removeOwned(s.dp.Endpoints, owners, func(_ bpf.DatapathAddr, v bpf.DatapathEndpoint) uint64 { return v.Owner }),
 		removeOwned(s.dp.Devices, owners, func(_ uint32, v bpf.DatapathDevice) uint64 { return v.Owner }),
-		s.removeUnusedExempts(),
+		s.removeUnusedPrefixes(),
 		removeOwned(s.dp.Established, owners, ownerOfFlow),
 		removeOwned(s.dp.Flows, owners, ownerOfFlow),
 		removeOwned(s.dp.Drops, owners, func(k bpf.DatapathDropKey, _ bpf.DatapathCounter) uint64 { return k.Owner }),
@@ -196,7 +196,8 @@ func Count(dp *loader.Datapath) (map[string]int, error) {
 	flows, flowsErr := Flows(dp)
 	established, establishedErr := Established(dp)
 	uplinks, uplinksErr := Uplinks(dp)
-	exempts, exemptsErr := (&Store{dp}).exempts()
+	exempts, exemptsErr := prefixKeys(dp.Exempts)
+	sources, sourcesErr := prefixKeys(dp.Sources)
 	devices, devicesErr := Devices(dp)
 	drops, dropsErr := Drops(dp)
 	return map[string]int{
@@ -206,7 +207,8 @@ func Count(dp *loader.Datapath) (map[string]int, error) {
 		bpf.DatapathMapEstablished: len(established),
 		bpf.DatapathMapUplinks:     len(uplinks),
 		bpf.DatapathMapExempts:     len(exempts),
+		bpf.DatapathMapSources:     len(sources),
 		bpf.DatapathMapDevices:     len(devices),
 		bpf.DatapathMapDrops:       len(drops),
-	}, errors.Join(endpointsErr, portsErr, flowsErr, establishedErr, uplinksErr, exemptsErr, devicesErr, dropsErr)
+	}, errors.Join(endpointsErr, portsErr, flowsErr, establishedErr, uplinksErr, exemptsErr, sourcesErr, devicesErr, dropsErr)
 }

@@ -84,6 +84,7 @@ func (i *inspection) readRecord() error {
 	kept, err := records.Read(i.owner)
 	if !i.failed(err) && kept != nil {
 		i.chained = kept.Chained
+		return i.config.change(kept.Settings)
 	}
 	return nil
 }
@@ -288,7 +289,7 @@ func (i *inspection) inspectMaps() {
 			i.differs("the datapath has %s behind device %d, expected %d", want.Prefix.Addr(), endpoint.IfIndex, i.hostIndex)
 		case endpoint.Masq != i.config.Masq.Of(want.Prefix.Addr()):
 			i.differs("masquerading of %s is %v, expected %v", want.Prefix.Addr(), endpoint.Masq, !endpoint.Masq)
-		case endpoint.Exempt != maps.ExemptSetOf(i.config.Masq.ExemptFor(want.Prefix.Addr())):
+		case endpoint.Exempt != maps.PrefixSetOf(i.config.Masq.ExemptFor(want.Prefix.Addr())):
 			i.differs("%s is exempt from masquerading towards other networks than nonMasqueradeCIDRs says", want.Prefix.Addr())
 		default:
 			endpoints = append(endpoints, endpoint)
@@ -301,6 +302,12 @@ func (i *inspection) inspectMaps() {
 	}
 	for _, want := range ports {
 		i.inspectPort(want)
+	}
+	for _, mapping := range i.config.Ports {
+		missing, err := maps.MissingSources(i.datapath, mapping.Sources)
+		if !i.failed(err) && len(missing) > 0 {
+			i.differs("host port %d is closed to %v, for which it is meant", mapping.HostPort, missing)
+		}
 	}
 	if len(ports) == 0 {
 		return
@@ -322,6 +329,8 @@ func (i *inspection) inspectDevice() {
 		i.differs("the datapath does not know device %d as the container's", i.hostIndex)
 	case device.AntiSpoof != i.config.AntiSpoof:
 		i.differs("antiSpoof is %v, expected %v", device.AntiSpoof, i.config.AntiSpoof)
+	case device.Ingress != i.config.Ingress:
+		i.differs("ingressPolicy is %s, expected %s", device.Ingress, i.config.Ingress)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 type Host struct {
 	datapath *loader.Datapath
 	netlink  *netlink.Handle
+	records  record.Dir
 	ends     map[loader.Owner]hostEnd
 }
 
@@ -63,6 +64,7 @@ func (h *Host) findEnds(directory string) error {
 	if err != nil {
 		return err
 	}
+	h.records = records
 	for _, endpoint := range endpoints {
 		end := hostEnd{index: endpoint.IfIndex}
 		kept, err := records.Read(endpoint.Owner)

@@ -31,6 +31,14 @@ type Record struct {
 	Aliases    []string        `json:"aliases,omitempty"`
 	CgroupPath string          `json:"cgroupPath,omitempty"`
 	Labels     []Label         `json:"labels,omitempty"`
+	Settings   Settings        `json:"settings,omitzero"`
+}
+
+// Settings are keys of the configuration that were changed while the container ran;
+// nil and "": as the configuration has them.
+type Settings struct {
+	AntiSpoof     *bool  `json:"antiSpoof,omitempty"`
+	IngressPolicy string `json:"ingressPolicy,omitempty"`
 }
 
 // Label is one of args.cni.labels.
@@ -47,7 +55,8 @@ type Chained struct {
 
 // IsEmpty says that there is nothing to keep.
 func (r *Record) IsEmpty() bool {
-	return r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0
+	return r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0 &&
+		r.Settings == Settings{}
 }
 
 // Dir is the records of one host network namespace.

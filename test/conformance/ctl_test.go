@@ -37,6 +37,11 @@ func TestCtlArguments(t *testing.T) {
 		{[]string{"status", "-o", "yaml"}, 2, "", "yaml"},
 		{[]string{"status", "--verbose"}, 2, "", "verbose"},
 		{[]string{"status", "all"}, 2, "", "all"},
+		{[]string{"set", "pods"}, 1, "", "KEY=VALUE"},
+		{[]string{"set", "pods", "colour=red"}, 1, "", "colour=red"},
+		{[]string{"set", "pods", "ingressPolicy=closed"}, 1, "", "same-network"},
+		{[]string{"set", "pods", "antiSpoof=maybe"}, 1, "", "true or false"},
+		{[]string{"set", "pods", "antiSpoof=true"}, 1, "", "not loaded"},
 		{[]string{"status"}, 1, "", "not loaded"},
 	} {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {

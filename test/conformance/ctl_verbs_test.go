@@ -39,7 +39,7 @@ func TestCtlRepair(t *testing.T) {
 	result := p.add(t)
 	h.wantCtl(t, 0, []string{"repair"}, "nothing was missing")
 	before := h.state(t, p.Namespace)
-	for _, pin := range []string{"endpoint-*", "uplink-*-to_uplink", "host-*"} {
+	for _, pin := range []string{"endpoint-*-from_container", "endpoint-*-to_container", "uplink-*-to_uplink", "host-*"} {
 		removePin(pin)(t, p, nil)
 	}
 	wantError(t, p.try(t, "CHECK"), plugin.CodeDiffers, "programs", "loopback", testenv.UplinkName)
@@ -82,4 +82,26 @@ func TestCtlUnload(t *testing.T) {
 	wantFetch(t, h, p.Namespace, result)
 	wantPing(t, p.Namespace, testenv.OutsideAddr4)
 	p.del(t)
+}
+
+// TestCtlSet changes what CHECK wants, of the containers that are named, until DEL.
+func TestCtlSet(t *testing.T) {
+	h := newHost(t)
+	one, two := h.pod(t, "c1", dual("1.1.0")), h.pod(t, "c2", dual("1.1.0"))
+	one.add(t)
+	two.add(t)
+	before := h.state(t, one.Namespace, two.Namespace)
+	h.wantCtl(t, 1, []string{"set", "pods/c3", "antiSpoof=false"}, "no such container", "pods/c3")
+	h.wantCtl(t, 1, []string{"set", "others", "antiSpoof=false"}, "no such container")
+	h.wantState(t, before, one.Namespace, two.Namespace)
+	h.wantCtl(t, 0, []string{"set", "pods", "antiSpoof=false", "ingressPolicy=isolated"}, "pods c1 eth0", "pods c2 eth0", "isolated")
+	h.wantCtl(t, 0, []string{"set", "pods/c1/eth0", "antiSpoof=true"}, "pods c1 eth0: antiSpoof=true")
+	wantSuccess(t, one.try(t, "CHECK"), "")
+	wantSuccess(t, two.try(t, "CHECK"), "")
+	h.wantCtl(t, 0, []string{"set", "pods/c1", "antiSpoof=true", "ingressPolicy=open"}, "pods c1 eth0")
+	one.del(t)
+	one.add(t)
+	wantSuccess(t, one.try(t, "CHECK"), "")
+	one.del(t)
+	two.del(t)
 }

@@ -15,7 +15,7 @@ import (
 )
 
 var programs = []string{
-	bpf.DatapathProgFromHost, bpf.DatapathProgFromContainer,
+	bpf.DatapathProgFromHost, bpf.DatapathProgFromContainer, bpf.DatapathProgToContainer,
 	bpf.DatapathProgFromUplink, bpf.DatapathProgFromUplinkL3,
 	bpf.DatapathProgToUplink, bpf.DatapathProgToUplinkL3,
 }

@@ -47,7 +47,7 @@ func TestLayout(t *testing.T) {
 			bpf.DatapathEndpoint{
 				Owner: 0x0102030405060708, Network: 0x11121314, Ifindex: 0x21222324, Mac: [6]byte{1, 2, 3, 4, 5, 6},
 				HostMac: [6]byte{7, 8, 9, 10, 11, 12}, Gateway: addr, Flags: bpf.DatapathEndpointFlagsENDPOINT_MASQ,
-				Exempt: 0x31323334, Device: 0x41424344,
+				Exempt: 0x31323334, Container: 0x41424344,
 			},
 			"0807060504030201 14131211 24232221 010203040506 0708090a0b0c 00000000 00000000 0000ffff 08007109 " +
 				"01000000 34333231 44434241",
@@ -56,11 +56,11 @@ func TestLayout(t *testing.T) {
 		{
 			bpf.DatapathMapDevices, "value",
 			bpf.DatapathDevice{
-				Owner: 0x0102030405060708, Network: 0x11121314, Flags: bpf.DatapathDeviceFlagsDEVICE_SHARED,
-				Gateway4: addr, Gateway6: addr6, Mac: [6]byte{1, 2, 3, 4, 5, 6},
+				Owner: 0x0102030405060708, Network: 0x11121314, Container: 0x21222324, Flags: bpf.DatapathDeviceFlagsDEVICE_SHARED,
+				Addr4: addr, Gateway6: addr6, Mac: [6]byte{1, 2, 3, 4, 5, 6}, Ingress: bpf.DatapathPolicyPOLICY_ISOLATED,
 			},
-			"0807060504030201 14131211 02000000 00000000 00000000 0000ffff 08007109 " +
-				"20010db8 86dd0009 00000000 00000009 010203040506 0000",
+			"0807060504030201 14131211 24232221 00000000 00000000 0000ffff 08007109 " +
+				strings.Repeat("00000000", 8) + "20010db8 86dd0009 00000000 00000009 010203040506 02 00 02000000 00000000",
 		},
 		{
 			bpf.DatapathMapPorts, "key", bpf.DatapathPortKey{Addr: addr, Port: 8080, Protocol: 6},
@@ -72,8 +72,8 @@ func TestLayout(t *testing.T) {
 			"00000000 00000000 0000ffff 08007109 5000 06 01",
 		},
 		{
-			bpf.DatapathMapPorts, "value", bpf.DatapathPort{Owner: 1, Addr: addr, Network: 2, Port: 80},
-			"0100000000000000 00000000 00000000 0000ffff 08007109 02000000 5000 0000",
+			bpf.DatapathMapPorts, "value", bpf.DatapathPort{Owner: 1, Addr: addr, Network: 2, Port: 80, Sources: 0x01020304},
+			"0100000000000000 00000000 00000000 0000ffff 08007109 02000000 5000 0000 04030201 00000000",
 		},
 		{
 			bpf.DatapathMapFlows, "key",
@@ -86,10 +86,14 @@ func TestLayout(t *testing.T) {
 			"0100000000000000 00000000 00000000 0000ffff 08007109 04030201 5000 02 00",
 		},
 		{
-			bpf.DatapathMapExempts, "key", bpf.DatapathExemptKey{Prefix: 160, Set: 0x01020304, Addr: addr},
+			bpf.DatapathMapExempts, "key", bpf.DatapathPrefixKey{Prefix: 160, Set: 0x01020304, Addr: addr},
 			"a0000000 04030201 00000000 00000000 0000ffff 08007109",
 		},
 		{bpf.DatapathMapExempts, "value", uint32(0), "00000000"},
+		{
+			bpf.DatapathMapSources, "key", bpf.DatapathPrefixKey{Prefix: 160, Set: 0x01020304, Addr: addr},
+			"a0000000 04030201 00000000 00000000 0000ffff 08007109",
+		},
 		{
 			bpf.DatapathMapFragments, "key", bpf.DatapathFragmentKey{Src: addr, Dst: addr6, Id: 0x01020304, Protocol: 17},
 			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 04030201 11 000000",
@@ -190,7 +194,7 @@ func TestReasonsHaveWords(t *testing.T) {
 		}
 		seen[text] = true
 	}
-	if got := maps.Reason(bpf.DatapathReasonREASON_MAX).String(); got != "reason 15" {
+	if got := maps.Reason(bpf.DatapathReasonREASON_MAX).String(); got != "reason 17" {
 		t.Errorf("no reason is %q", got)
 	}
 }

@@ -32,22 +32,31 @@ func (h *host) guard(s testenv.Sender, flags bpf.DatapathDeviceFlags) error {
 		h.reset(),
 		empty[bpf.DatapathDropKey, bpf.DatapathCounter](h.programs.Maps[bpf.DatapathMapDrops]),
 		h.programs.Maps[bpf.DatapathMapDevices].Put(uint32(h.veth.Index), bpf.DatapathDevice{
-			Owner: owners["pod"], Network: 1, Flags: flags, Mac: s.MAC,
+			Owner: owners["pod"], Network: 1, Container: 7, Flags: flags, Mac: s.MAC,
+			Addr4: wireOrZero(s.Addr4, flags), Addr6: wireOrZero(s.Addr6, flags),
 			Gateway4: v4.wire("podgw"), Gateway6: v6.wire("podgw"),
 		}),
 	}
 	for _, f := range families {
 		endpoint := bpf.DatapathEndpoint{
-			Owner: owners["pod"], Network: 1, Ifindex: uint32(h.veth.Index), Device: uint32(h.veth.Index),
+			Owner: owners["pod"], Network: 1, Container: 7, Ifindex: uint32(h.veth.Index),
 			Mac: s.MAC, Gateway: f.wire("podgw"), Flags: bpf.DatapathEndpointFlagsENDPOINT_MASQ,
 		}
 		other := endpoint
-		other.Owner, other.Device, other.Mac = owners["pod2"], uint32(h.lo.Index), [6]byte{2, 0, 0, 0, 0, 3}
+		other.Owner, other.Container, other.Mac = owners["pod2"], 8, [6]byte{2, 0, 0, 0, 0, 3}
 		errs = append(errs,
 			h.programs.Maps[bpf.DatapathMapEndpoints].Put(f.wire("pod"), endpoint),
 			h.programs.Maps[bpf.DatapathMapEndpoints].Put(f.wire("pod2"), other))
 	}
 	return errors.Join(errs...)
+}
+
+// wireOrZero leaves out the addresses of a pod that was given none.
+func wireOrZero(addr netip.Addr, flags bpf.DatapathDeviceFlags) bpf.DatapathAddr {
+	if flags&bpf.DatapathDeviceFlagsDEVICE_ANY_ADDRESS != 0 {
+		return bpf.DatapathAddr{}
+	}
+	return wire(addr)
 }
 
 const antiSpoof = bpf.DatapathDeviceFlagsDEVICE_ANTI_SPOOF

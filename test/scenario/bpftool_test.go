@@ -80,15 +80,15 @@ func (a dumpedAddr) addr() netip.Addr { return netip.AddrFrom16(a.Bytes).Unmap()
 type dumpedEndpoint struct {
 	Key   dumpedAddr `json:"key"`
 	Value struct {
-		Owner   uint64     `json:"owner"`
-		Network uint32     `json:"network"`
-		IfIndex int        `json:"ifindex"`
-		MAC     [6]byte    `json:"mac"`
-		HostMAC [6]byte    `json:"host_mac"`
-		Gateway dumpedAddr `json:"gateway"`
-		Flags   any        `json:"flags"`
-		Exempt  uint32     `json:"exempt"`
-		Device  int        `json:"device"`
+		Owner     uint64     `json:"owner"`
+		Network   uint32     `json:"network"`
+		IfIndex   int        `json:"ifindex"`
+		MAC       [6]byte    `json:"mac"`
+		HostMAC   [6]byte    `json:"host_mac"`
+		Gateway   dumpedAddr `json:"gateway"`
+		Flags     any        `json:"flags"`
+		Exempt    uint32     `json:"exempt"`
+		Container uint32     `json:"container"`
 	} `json:"value"`
 }
 
@@ -96,8 +96,8 @@ func (d dumpedEndpoint) endpoint() maps.Endpoint {
 	v := d.Value
 	return maps.Endpoint{
 		Addr: d.Key.addr(), Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), IfIndex: v.IfIndex,
-		MAC: v.MAC[:], HostMAC: v.HostMAC[:], Device: v.Device, Masq: v.Flags == "ENDPOINT_MASQ",
-		Gateway: v.Gateway.addr(), Exempt: maps.ExemptSet(v.Exempt),
+		MAC: v.MAC[:], HostMAC: v.HostMAC[:], Masq: v.Flags == "ENDPOINT_MASQ",
+		Gateway: v.Gateway.addr(), Exempt: maps.PrefixSet(v.Exempt), Container: maps.Container(v.Container),
 	}
 }
 
@@ -114,6 +114,8 @@ type dumpedPort struct {
 		Network uint32     `json:"network"`
 		Port    uint16     `json:"port"`
 		Pad     int        `json:"pad"`
+		Sources uint32     `json:"sources"`
+		Pad2    int        `json:"pad2"`
 	} `json:"value"`
 }
 
@@ -124,7 +126,7 @@ func (d dumpedPort) port() maps.Port {
 	return maps.Port{
 		HostAddr: d.Key.Addr.addr(), HostPort: d.Key.Port, Protocol: maps.Protocol(d.Key.Protocol),
 		Addr: d.Value.Addr.addr(), Port: d.Value.Port,
-		Owner: loader.Owner(d.Value.Owner), Network: maps.Network(d.Value.Network),
+		Owner: loader.Owner(d.Value.Owner), Network: maps.Network(d.Value.Network), Sources: maps.PrefixSet(d.Value.Sources),
 	}
 }
 
@@ -151,6 +153,7 @@ type dumpedFlow struct {
 func (d dumpedFlow) flow() maps.Flow {
 	return maps.Flow{
 		Out:        d.Key.Kind == "FLOW_OUT",
+		Opened:     d.Key.Kind == "FLOW_OPENED",
 		Remote:     at(d.Key.Remote.addr(), d.Key.RemotePort),
 		Local:      at(d.Key.Local.addr(), d.Key.LocalPort),
 		Translated: at(d.Value.Addr.addr(), d.Value.Port),
@@ -198,21 +201,27 @@ func (d dumpedCounter) counter() maps.Counter {
 type dumpedDevice struct {
 	Key   int `json:"key"`
 	Value struct {
-		Owner    uint64     `json:"owner"`
-		Network  uint32     `json:"network"`
-		Flags    any        `json:"flags"`
-		Gateway4 dumpedAddr `json:"gateway4"`
-		Gateway6 dumpedAddr `json:"gateway6"`
-		MAC      [6]byte    `json:"mac"`
-		Pad      [2]int     `json:"pad"`
+		Owner     uint64     `json:"owner"`
+		Network   uint32     `json:"network"`
+		Container uint32     `json:"container"`
+		Flags     any        `json:"flags"`
+		Addr4     dumpedAddr `json:"addr4"`
+		Addr6     dumpedAddr `json:"addr6"`
+		Gateway4  dumpedAddr `json:"gateway4"`
+		Gateway6  dumpedAddr `json:"gateway6"`
+		MAC       [6]byte    `json:"mac"`
+		Ingress   string     `json:"ingress"`
+		Pad       int        `json:"pad"`
+		Pad2      int        `json:"pad2"`
 	} `json:"value"`
 }
 
 func (d dumpedDevice) device() maps.Device {
 	v := d.Value
 	return maps.Device{
-		IfIndex: d.Key, Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), MAC: v.MAC[:],
-		Gateway4: v.Gateway4.addr(), Gateway6: v.Gateway6.addr(), AntiSpoof: v.Flags == "DEVICE_ANTI_SPOOF",
+		IfIndex: d.Key, Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), Container: maps.Container(v.Container), MAC: v.MAC[:],
+		Addr4: v.Addr4.addr(), Addr6: v.Addr6.addr(), Gateway4: v.Gateway4.addr(), Gateway6: v.Gateway6.addr(),
+		AntiSpoof: v.Flags == "DEVICE_ANTI_SPOOF", Ingress: map[string]maps.Policy{"POLICY_ISOLATED": maps.Isolated}[v.Ingress],
 	}
 }
 
@@ -285,7 +294,7 @@ func must[T any](list []T, err error) []T {
 }
 
 func TestMapsAreReadableByBpftool(t *testing.T) {
-	n := newNetwork(t)
+	n := newNetworkOf(t, withKeys(`"ipMasq": true, "ingressPolicy": "isolated", "args": {"cni": {"portSources": [{"hostPort": 8080, "sources": ["192.0.2.0/24", "::/0"]}]}}`))
 	web := n.AddPod(t, "web", mapBoth(8080, 80))
 	byEachProtocol(t, func(t *testing.T, f family, protocol string) { // for flows of every kind
 		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
