@@ -8,6 +8,8 @@
  */
 #include "fast.h"
 #include "here.h"
+#include "policy.h"
+#include "spoof.h"
 
 /* Gives p a new destination, and brings it there past the stack where it can; else the stack routes it. */
 static __noinline int send_to(struct __sk_buff *skb, const struct packet *p,
@@ -59,6 +61,7 @@ static __always_inline bool is_lost_answer(struct __sk_buff *skb, const struct p
 SEC("tc")
 int from_container(struct __sk_buff *skb)
 {
+	struct device *device = device_of(skb);
 	struct packet *p = packet_place();
 	struct endpoint *from, *to;
 	struct port *port;
@@ -66,8 +69,12 @@ int from_container(struct __sk_buff *skb)
 	int verdict;
 
 	skb->tc_index = 0;
+	if (device && spoof_drops(skb, device))
+		return VERDICT_DROP;
 	if (!p || parse(skb, p, ETH_HLEN) != PARSED)
 		return VERDICT_NEXT;
+	if (device && device->ingress != POLICY_OPEN)
+		policy_note(p, device);
 	from = bpf_map_lookup_elem(&endpoints, &p->src);
 	if (from && from->ifindex != skb->ifindex)
 		from = NULL; /* not the sender's address, or a bridge is between it and us */
@@ -87,17 +94,22 @@ int from_container(struct __sk_buff *skb)
 	port = port_lookup(p);
 	if (!port || addr_is_loopback(&p->dst, p->ipv6) || !fib_is_local(skb, p))
 		return VERDICT_NEXT;
+	if (!policy_admits_client(p, port))
+		return drop_of(skb, port->owner, REASON_CLIENT);
 	return here_to_port(skb, p, port);
 }
 
-/* Host veth, egress: what the host sends to a container, and what it forwards to it. */
+/* Host veth, egress: what a container is sent by the stack, or by us past it. */
 SEC("tc")
 int to_container(struct __sk_buff *skb)
 {
+	struct device *device = device_of(skb);
 	struct packet *p;
 
 	if (!skb->ingress_ifindex)
-		return VERDICT_NEXT; /* its own */
+		return VERDICT_NEXT; /* the host's own */
+	if (device && policy_drops(skb, device))
+		return VERDICT_DROP;
 	p = packet_place();
 	if (!p || parse(skb, p, ETH_HLEN) != PARSED)
 		return VERDICT_NEXT;
@@ -114,17 +126,19 @@ static __always_inline int to_port(struct __sk_buff *skb, const struct packet *p
 {
 	struct port *port = port_lookup(p);
 	struct flow_key key;
+	bool known;
 
 	if (!port || addr_is_loopback(&p->dst, p->ipv6))
 		return VERDICT_NEXT;
 	/* A connection that is known was for this host when it began, and no connection of its own. */
 	flow_in_key(&key, p, &port->addr, port->port);
-	if (!flow_fits(&key, p, port->owner)) {
-		if (p->error || !fib_is_local(skb, p) || is_hosts_own(skb, p))
-			return VERDICT_NEXT;
-		if (flow_remember(&key, p, port->owner))
-			return drop(skb, REASON_NOT_WRITTEN);
-	}
+	known = flow_fits(&key, p, port->owner);
+	if (!known && (p->error || !fib_is_local(skb, p) || is_hosts_own(skb, p)))
+		return VERDICT_NEXT;
+	if (!policy_admits_client(p, port))
+		return drop_of(skb, port->owner, REASON_CLIENT);
+	if (!known && flow_remember(&key, p, port->owner))
+		return drop(skb, REASON_NOT_WRITTEN);
 	return send_to(skb, p, &port->addr, port->port);
 }
 

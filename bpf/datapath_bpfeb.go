@@ -31,19 +31,52 @@ type DatapathCounter struct {
 	Bytes   uint64
 }
 
+type DatapathDevice struct {
+	_         structs.HostLayout
+	Owner     uint64
+	Network   uint32
+	Container uint32
+	Addr4     DatapathAddr
+	Addr6     DatapathAddr
+	Gateway4  DatapathAddr
+	Gateway6  DatapathAddr
+	Mac       [6]uint8
+	Ingress   DatapathPolicy
+	Pad       uint8
+	Flags     DatapathDeviceFlags
+	Pad2      uint32
+}
+
+type DatapathDeviceFlags uint32
+
+const (
+	DatapathDeviceFlagsDEVICE_ANTI_SPOOF  DatapathDeviceFlags = 1
+	DatapathDeviceFlagsDEVICE_SHARED      DatapathDeviceFlags = 2
+	DatapathDeviceFlagsDEVICE_ANY_ADDRESS DatapathDeviceFlags = 4
+)
+
+type DatapathDropKey struct {
+	_      structs.HostLayout
+	Owner  uint64
+	Reason DatapathReason
+	Pad    uint32
+}
+
 type DatapathEndpoint struct {
-	_       structs.HostLayout
-	Owner   uint64
-	Network uint32
-	Ifindex uint32
-	Mac     [6]uint8
-	HostMac [6]uint8
-	Gateway DatapathAddr
-	Flags   DatapathEndpointFlags
-	Exempt  uint32
-	Mtu     uint16
-	Fast    DatapathFastPath
-	Pad     uint8
+	_         structs.HostLayout
+	Owner     uint64
+	Network   uint32
+	Ifindex   uint32
+	Mac       [6]uint8
+	HostMac   [6]uint8
+	Gateway   DatapathAddr
+	Flags     DatapathEndpointFlags
+	Exempt    uint32
+	Container uint32
+	Mtu       uint16
+	Fast      DatapathFastPath
+	Pad       uint8
+	Pad2      uint32
 }
 
 type DatapathEndpointFlags uint32
@@ -51,13 +84,6 @@ type DatapathEndpointFlags uint32
 const (
 	DatapathEndpointFlagsENDPOINT_MASQ DatapathEndpointFlags = 1
 )
-
-type DatapathExemptKey struct {
-	_      structs.HostLayout
-	Prefix uint32
-	Set    uint32
-	Addr   DatapathAddr
-}
 
 type DatapathFastPath uint8
 
@@ -91,8 +117,9 @@ type DatapathFlowKey struct {
 type DatapathFlowKind uint8
 
 const (
-	DatapathFlowKindFLOW_OUT DatapathFlowKind = 1
-	DatapathFlowKindFLOW_IN  DatapathFlowKind = 2
+	DatapathFlowKindFLOW_OUT    DatapathFlowKind = 1
+	DatapathFlowKindFLOW_IN     DatapathFlowKind = 2
+	DatapathFlowKindFLOW_OPENED DatapathFlowKind = 3
 )
 
 type DatapathFlowState uint8
@@ -218,6 +245,14 @@ type DatapathPacket struct {
 	Sender    DatapathAddr
 }
 
+type DatapathPolicy uint8
+
+const (
+	DatapathPolicyPOLICY_OPEN         DatapathPolicy = 0
+	DatapathPolicyPOLICY_SAME_NETWORK DatapathPolicy = 1
+	DatapathPolicyPOLICY_ISOLATED     DatapathPolicy = 2
+)
+
 type DatapathPort struct {
 	_       structs.HostLayout
 	Owner   uint64
@@ -225,6 +260,8 @@ type DatapathPort struct {
 	Port    uint16
 	Pad     uint16
 	Addr    DatapathAddr
+	Sources uint32
+	Pad2    uint32
 }
 
 type DatapathPortKey struct {
@@ -242,6 +279,13 @@ const (
 	DatapathPortSidePORT_CONTAINER DatapathPortSide = 1
 )
 
+type DatapathPrefixKey struct {
+	_      structs.HostLayout
+	Prefix uint32
+	Set    uint32
+	Addr   DatapathAddr
+}
+
 type DatapathReason uint32
 
 const (
@@ -252,7 +296,17 @@ const (
 	DatapathReasonREASON_TRUNCATED   DatapathReason = 4
 	DatapathReasonREASON_NOT_WRITTEN DatapathReason = 5
 	DatapathReasonREASON_NO_FLOW     DatapathReason = 6
-	DatapathReasonREASON_MAX         DatapathReason = 7
+	DatapathReasonREASON_MAC         DatapathReason = 7
+	DatapathReasonREASON_ADDRESS     DatapathReason = 8
+	DatapathReasonREASON_GATEWAY     DatapathReason = 9
+	DatapathReasonREASON_ARP         DatapathReason = 10
+	DatapathReasonREASON_NEIGHBOR    DatapathReason = 11
+	DatapathReasonREASON_ROUTER      DatapathReason = 12
+	DatapathReasonREASON_DHCP_SERVER DatapathReason = 13
+	DatapathReasonREASON_HEADERS     DatapathReason = 14
+	DatapathReasonREASON_POLICY      DatapathReason = 15
+	DatapathReasonREASON_CLIENT      DatapathReason = 16
+	DatapathReasonREASON_MAX         DatapathReason = 17
 )
 
 type DatapathTimeouts struct {
@@ -277,6 +331,8 @@ type DatapathUplink struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	DatapathMapCounters       = "counters"
+	DatapathMapDevices        = "devices"
+	DatapathMapDrops          = "drops"
 	DatapathMapEndpoints      = "endpoints"
 	DatapathMapEstablished    = "established"
 	DatapathMapExempts        = "exempts"
@@ -288,6 +344,7 @@ const (
 	DatapathMapOffloadUdp     = "offload_udp"
 	DatapathMapPackets        = "packets"
 	DatapathMapPorts          = "ports"
+	DatapathMapSources        = "sources"
 	DatapathMapUplinks        = "uplinks"
 	DatapathProgFromContainer = "from_container"
 	DatapathProgFromHost      = "from_host"
@@ -355,6 +412,8 @@ type DatapathProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type DatapathMapSpecs struct {
 	Counters      *ebpf.MapSpec `ebpf:"counters"`
+	Devices       *ebpf.MapSpec `ebpf:"devices"`
+	Drops         *ebpf.MapSpec `ebpf:"drops"`
 	Endpoints     *ebpf.MapSpec `ebpf:"endpoints"`
 	Established   *ebpf.MapSpec `ebpf:"established"`
 	Exempts       *ebpf.MapSpec `ebpf:"exempts"`
@@ -366,6 +425,7 @@ type DatapathMapSpecs struct {
 	OffloadUdp    *ebpf.MapSpec `ebpf:"offload_udp"`
 	Packets       *ebpf.MapSpec `ebpf:"packets"`
 	Ports         *ebpf.MapSpec `ebpf:"ports"`
+	Sources       *ebpf.MapSpec `ebpf:"sources"`
 	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
 }
 
@@ -397,6 +457,8 @@ func (o *DatapathObjects) Close() error {
 // It can be passed to LoadDatapathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DatapathMaps struct {
 	Counters      *ebpf.Map `ebpf:"counters"`
+	Devices       *ebpf.Map `ebpf:"devices"`
+	Drops         *ebpf.Map `ebpf:"drops"`
 	Endpoints     *ebpf.Map `ebpf:"endpoints"`
 	Established   *ebpf.Map `ebpf:"established"`
 	Exempts       *ebpf.Map `ebpf:"exempts"`
@@ -408,12 +470,15 @@ type DatapathMaps struct {
 	OffloadUdp    *ebpf.Map `ebpf:"offload_udp"`
 	Packets       *ebpf.Map `ebpf:"packets"`
 	Ports         *ebpf.Map `ebpf:"ports"`
+	Sources       *ebpf.Map `ebpf:"sources"`
 	Uplinks       *ebpf.Map `ebpf:"uplinks"`
 }
 
 func (m *DatapathMaps) Close() error {
 	return _DatapathClose(
 		m.Counters,
+		m.Devices,
+		m.Drops,
 		m.Endpoints,
 		m.Established,
 		m.Exempts,
@@ -425,6 +490,7 @@ func (m *DatapathMaps) Close() error {
 		m.OffloadUdp,
 		m.Packets,
 		m.Ports,
+		m.Sources,
 		m.Uplinks,
 	)
 }

@@ -80,6 +80,26 @@ static __always_inline int into_container(struct __sk_buff *skb, const struct en
 	return bpf_redirect_peer(to->ifindex, 0);
 }
 
+static __always_inline bool policy_is_open(__u32 ifindex)
+{
+	struct device *device = bpf_map_lookup_elem(&devices, &ifindex);
+
+	return device && device->ingress == POLICY_OPEN;
+}
+
+/*
+ * The way between two containers. Where one takes packets from some containers
+ * only, the stack has to bring the first, by to_container.
+ */
+static __always_inline __u8 path_between(const struct endpoint *from, const struct endpoint *to)
+{
+	__u8 path = from->fast & to->fast;
+
+	if (path == FAST_ALWAYS && !(policy_is_open(from->ifindex) && policy_is_open(to->ifindex)))
+		return FAST_ESTABLISHED;
+	return path;
+}
+
 /* From one container to another. */
 static __noinline int fast_between(struct __sk_buff *skb, const struct packet *p,
 				   const struct endpoint *from, const struct endpoint *to)
@@ -88,7 +108,7 @@ static __noinline int fast_between(struct __sk_buff *skb, const struct packet *p
 
 	fast.c.owners = from->owner ^ to->owner;
 	if (skb->pkt_type != PACKET_HOST || segment_length(skb, p) > to->mtu ||
-	    !fast_lookup(p, &fast, from->fast & to->fast, &p->dst, p->dport))
+	    !fast_lookup(p, &fast, path_between(from, to), &p->dst, p->dport))
 		return VERDICT_NEXT;
 	if (fast_pass(skb, p, &fast))
 		return drop(skb, REASON_NOT_WRITTEN);
@@ -176,6 +196,8 @@ static __noinline bool stack_forwards(struct __sk_buff *skb, const struct packet
 	} else {
 		c.uplink = skb->ifindex;
 	}
+	if (from && to)
+		path = path_between(from, to);
 	if (path != FAST_ESTABLISHED) /* and not for no endpoint */
 		return false;
 	connect(&c, p, &p->dst, p->dport);

@@ -1,7 +1,6 @@
 package scenario
 
 import (
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -151,20 +150,6 @@ func (n *network) eachVerb(t *testing.T, living *testenv.Pod, then func()) {
 		if t.Failed() {
 			t.Fatalf("after %s", verb.name)
 		}
-	}
-}
-
-// ctl runs ebpfnetctl on the node.
-func (n *network) ctl(t *testing.T, args ...string) {
-	t.Helper()
-	cmd := exec.CommandContext(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), args...)
-	var said strings.Builder
-	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := n.node().Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Fatalf("ebpfnetctl %q: %v: %s", args, err, &said)
 	}
 }
 
