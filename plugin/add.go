@@ -14,6 +14,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
@@ -60,6 +61,7 @@ type addition struct {
 	netns  string
 	undo   undo
 
+	apart     *flock.Lock // keeps a GC out
 	host      *netlink.Handle
 	container *container
 	datapath  *loader.Datapath
@@ -82,6 +84,7 @@ func (a *addition) run(ctx context.Context) error {
 	}
 	steps := []step{
 		{"open the container's namespace", a.openNamespaces},
+		{"wait for a GC", a.waitForGC},
 		{"reserve addresses", a.reserve},
 		{"open the datapath", a.openDatapath},
 		{"create the veth pair", a.createPair},
@@ -98,6 +101,7 @@ func (a *addition) run(ctx context.Context) error {
 		steps = []step{
 			{"open the container's namespace", a.openNamespaces},
 			{"find the interface", a.findInterface},
+			{"wait for a GC", a.waitForGC},
 			{"open the datapath", a.openDatapath},
 			{"keep a record", a.keepRecord},
 			{"write the endpoints and attach", a.attach},
@@ -131,6 +135,7 @@ func (a *addition) close() {
 	if a.host != nil {
 		a.host.Close()
 	}
+	a.apart.Release()
 }
 
 func (a *addition) openNamespaces(context.Context) (err error) {
@@ -138,6 +143,11 @@ func (a *addition) openNamespaces(context.Context) (err error) {
 		return err
 	}
 	a.host, err = openHandle()
+	return err
+}
+
+func (a *addition) waitForGC(ctx context.Context) (err error) {
+	a.apart, err = a.config.keepApart(ctx, flock.Shared)
 	return err
 }
 

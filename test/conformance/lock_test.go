@@ -7,6 +7,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -25,6 +26,7 @@ func TestBusy(t *testing.T) {
 	for name, path := range map[string]string{
 		"datapath":  loader.Root,
 		"addresses": filepath.Join(addressDir, "pods", "lock"),
+		"GC":        record.DefaultDir,
 	} {
 		t.Run(name, func(t *testing.T) {
 			lock, err := flock.Acquire(testenv.Context(t), path, flock.Exclusive)

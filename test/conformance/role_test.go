@@ -30,11 +30,14 @@ const roleEnv = "CONFORMANCE_ROLE"
 
 // role is how the plugin of [roleEnv] differs from the real one.
 type role struct {
-	FailBefore string        // a step of ADD
-	LockBefore string        // a step: the datapath's lock is taken there, and kept
-	FailPrint  bool          // stdout takes nothing
-	Deadline   time.Duration // for the whole ADD
+	FailBefore  string        // a step of ADD
+	LockBefore  string        // a step: the datapath's lock is taken there, and kept
+	PauseBefore string        // a step: it waits there until nobody holds pauseLock
+	FailPrint   bool          // stdout takes nothing
+	Deadline    time.Duration // for the whole ADD
 }
+
+const pauseLock = "/run/pause"
 
 var errOnPurpose = errors.New("on purpose")
 
@@ -77,6 +80,10 @@ func (r role) beforeStep(name string) error {
 	if name == r.LockBefore {
 		_, err := flock.Acquire(context.Background(), loader.Root, flock.Exclusive) // ends with the process
 		return err
+	}
+	if name == r.PauseBefore {
+		lock, err := flock.Acquire(context.Background(), pauseLock, flock.Exclusive)
+		return errors.Join(err, lock.Release())
 	}
 	if name == r.FailBefore {
 		return errOnPurpose
