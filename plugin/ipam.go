@@ -36,7 +36,7 @@ func NewIPAM() *IPAM {
 
 // Funcs returns the verbs for the CNI library.
 func (p *IPAM) Funcs() skel.CNIFuncs {
-	return verbs(&p.cniVersion, p.Add, p.Del, p.Check, p.Status, p.GC)
+	return verbs(&p.cniVersion, lockTimeout, p.Add, p.Del, p.Check, p.Status, p.GC)
 }
 
 // CNIVersion is that of Plugin.
