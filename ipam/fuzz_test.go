@@ -55,7 +55,7 @@ func checkRanges(t *testing.T, sets []RangeSet) {
 				t.Fatalf("bad range %+v", r)
 			}
 		}
-		for addr := range set.candidates(set[0].End) {
+		for addr := range set.candidates(set[0].End, nil) {
 			if !set.contains(addr) || set.isGateway(addr) {
 				t.Fatalf("bad candidate %s of %s", addr, set)
 			}
