@@ -33,6 +33,12 @@ func (p *Plugin) Add(ctx context.Context, args *skel.CmdArgs) error {
 	if err := checkRights(); err != nil {
 		return cniError(err)
 	}
+	lock, err := config.keepApart(ctx, flock.Shared)
+	if err != nil {
+		return cniError(err)
+	}
+	defer lock.Release()
+
 	a := &addition{
 		Plugin: p,
 		config: config,
@@ -61,7 +67,6 @@ type addition struct {
 	netns  string
 	undo   undo
 
-	apart     *flock.Lock // keeps a GC out
 	host      *netlink.Handle
 	container *container
 	datapath  *loader.Datapath
@@ -84,7 +89,6 @@ func (a *addition) run(ctx context.Context) error {
 	}
 	steps := []step{
 		{"open the container's namespace", a.openNamespaces},
-		{"wait for a GC", a.waitForGC},
 		{"reserve addresses", a.reserve},
 		{"open the datapath", a.openDatapath},
 		{"create the veth pair", a.createPair},
@@ -101,8 +105,7 @@ func (a *addition) run(ctx context.Context) error {
 		steps = []step{
 			{"open the container's namespace", a.openNamespaces},
 			{"find the interface", a.findInterface},
-			{"wait for a GC", a.waitForGC},
-			{"open the datapath", a.openDatapath},
+				{"open the datapath", a.openDatapath},
 			{"keep a record", a.keepRecord},
 			{"write the endpoints and attach", a.attach},
 			{"turn forwarding on", a.enableForwarding},
@@ -135,7 +138,6 @@ func (a *addition) close() {
 	if a.host != nil {
 		a.host.Close()
 	}
-	a.apart.Release()
 }
 
 func (a *addition) openNamespaces(context.Context) (err error) {
@@ -143,11 +145,6 @@ func (a *addition) openNamespaces(context.Context) (err error) {
 		return err
 	}
 	a.host, err = openHandle()
-	return err
-}
-
-func (a *addition) waitForGC(ctx context.Context) (err error) {
-	a.apart, err = a.config.keepApart(ctx, flock.Shared)
 	return err
 }
 
