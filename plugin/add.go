@@ -15,6 +15,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
@@ -33,6 +34,12 @@ func (p *Plugin) Add(ctx context.Context, args *skel.CmdArgs) error {
 	if err := checkRights(); err != nil {
 		return cniError(err)
 	}
+	lock, err := config.keepApart(ctx, flock.Shared)
+	if err != nil {
+		return cniError(err)
+	}
+	defer lock.Release()
+
 	a := &addition{
 		Plugin: p,
 		config: config,

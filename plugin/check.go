@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
@@ -121,7 +122,11 @@ func (i *inspection) failed(err error) bool {
 const repairs = " (ebpfnetctl repair mends it)"
 
 func (i *inspection) report() error {
-	if err := errors.Join(i.differences...); err != nil {
+	err := errors.Join(i.differences...)
+	if errors.Is(err, flock.ErrBusy) {
+		return err // something could not be looked at, which is no difference
+	}
+	if err != nil {
 		return cnitypes.NewError(CodeDiffers, "not as ADD left it: "+err.Error(), "DEL and ADD the container to mend what nothing else is named for")
 	}
 	return nil
