@@ -40,6 +40,7 @@ type Datapath struct {
 	Established *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
 	OffloadTCP  *ebpf.Map // bpf.DatapathOffloadKey -> bpf.DatapathOffload
 	OffloadUDP  *ebpf.Map // bpf.DatapathOffloadKey -> bpf.DatapathOffload
+	Ways        *ebpf.Map // bpf.DatapathWayKey -> bpf.DatapathWay
 	Exempts     *ebpf.Map // bpf.DatapathExemptKey -> nothing
 	Uplinks     *ebpf.Map // ifindex (uint32) -> bpf.DatapathUplink
 	Counters    *ebpf.Map // bpf.DatapathReason -> bpf.DatapathCounter per CPU
@@ -146,6 +147,7 @@ func (d *Datapath) maps() map[string]**ebpf.Map {
 		bpf.DatapathMapEstablished: &d.Established,
 		bpf.DatapathMapOffloadTcp:  &d.OffloadTCP,
 		bpf.DatapathMapOffloadUdp:  &d.OffloadUDP,
+		bpf.DatapathMapWays:        &d.Ways,
 		bpf.DatapathMapExempts:     &d.Exempts,
 		bpf.DatapathMapUplinks:     &d.Uplinks,
 		bpf.DatapathMapCounters:    &d.Counters,
@@ -309,5 +311,6 @@ func Spec(options Options) (*ebpf.CollectionSpec, error) {
 	spec.Maps[bpf.DatapathMapEstablished].MaxEntries = options.MaxFlows
 	spec.Maps[bpf.DatapathMapOffloadTcp].MaxEntries = options.MaxFlows
 	spec.Maps[bpf.DatapathMapOffloadUdp].MaxEntries = options.MaxFlows / 4
+	spec.Maps[bpf.DatapathMapWays].MaxEntries = options.MaxFlows
 	return spec, nil
 }

@@ -67,6 +67,7 @@ func TestClsact(t *testing.T) {
 // Another tool's filters stand before and after ours on the uplink, and see all packets
 // whatever pods come and go. The qdisc is theirs as well and stays.
 func TestForeignClsactFilters(t *testing.T) {
+	needsStack(t)
 	n := newNetwork(t)
 	n.loadForClsact(t)
 	hooks := slices.Concat(
