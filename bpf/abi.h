@@ -210,6 +210,30 @@ struct offload {
 	__u8 pad[7];
 };
 
+/* ways: where a packet went that was like the one at hand. The begin of struct packet. */
+struct way_key {
+	struct addr src;
+	struct addr dst;
+	__u16 sport;
+	__u16 dport;
+	__u32 ifindex; /* by which it came in */
+	__u8 protocol;
+	__u8 ipv6;
+	__u8 pad[2];
+};
+
+struct way {
+	__u32 kept; /* when, in jiffies */
+	__u32 ifindex;
+	__u32 most;	  /* bytes of a segment that fit */
+	__u32 family;	  /* of the next hop; 0: the device is a container's */
+	struct addr next; /* the next hop, or the addresses of the frame */
+	struct addr addr; /* what the packet gets */
+	__u16 port;	  /* of that side */
+	__u8 side;	  /* enum side, as what */
+	__u8 translated;
+};
+
 /* fragments: the ports of a packet that comes in fragments. */
 struct fragment_key {
 	struct addr src;
@@ -310,6 +334,8 @@ _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow) == 32, "flow");
 _Static_assert(sizeof(struct offload_key) == 40, "offload_key");
 _Static_assert(sizeof(struct offload) == 40, "offload");
+_Static_assert(sizeof(struct way_key) == 44, "way_key");
+_Static_assert(sizeof(struct way) == 52, "way");
 _Static_assert(sizeof(struct fragment_key) == 40, "fragment_key");
 _Static_assert(sizeof(struct fragment) == 8, "fragment");
 _Static_assert(sizeof(struct held_key) == 44, "held_key");

@@ -215,28 +215,29 @@ type DatapathPacket struct {
 	Dst       DatapathAddr
 	Sport     uint16
 	Dport     uint16
-	L3        uint16
-	L4        uint16
-	Data      uint16
-	_         [2]byte
-	Length    uint32
-	Seq       uint32
-	Ack       uint32
+	Ifindex   uint32
 	Protocol  uint8
 	Ipv6      bool
 	Ported    bool
+	EchoReply bool
+	L3        uint16
+	L4        uint16
+	Data      uint16
+	Ttl       uint8
+	Plain     bool
+	Length    uint32
+	Seq       uint32
+	Ack       uint32
 	TcpSyn    bool
 	TcpAccept bool
 	TcpFin    bool
 	TcpRst    bool
 	TcpRefuse bool
-	EchoReply bool
+	PastStack bool
 	Later     bool
 	Release   bool
-	Plain     bool
-	Ttl       uint8
 	Error     bool
-	_         [2]byte
+	_         [3]byte
 	Id        uint32
 	Offset    uint16
 	Payload   uint16
@@ -326,6 +327,31 @@ type DatapathUplink struct {
 	Containers uint32
 }
 
+type DatapathWay struct {
+	_          structs.HostLayout
+	Kept       uint32
+	Ifindex    uint32
+	Most       uint32
+	Family     uint32
+	Next       DatapathAddr
+	Addr       DatapathAddr
+	Port       uint16
+	Side       uint8
+	Translated uint8
+}
+
+type DatapathWayKey struct {
+	_        structs.HostLayout
+	Src      DatapathAddr
+	Dst      DatapathAddr
+	Sport    uint16
+	Dport    uint16
+	Ifindex  uint32
+	Protocol uint8
+	Ipv6     uint8
+	Pad      [2]uint8
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -346,6 +372,7 @@ const (
 	DatapathMapPorts          = "ports"
 	DatapathMapSources        = "sources"
 	DatapathMapUplinks        = "uplinks"
+	DatapathMapWays           = "ways"
 	DatapathProgFromContainer = "from_container"
 	DatapathProgFromHost      = "from_host"
 	DatapathProgFromUplink    = "from_uplink"
@@ -427,6 +454,7 @@ type DatapathMapSpecs struct {
 	Ports         *ebpf.MapSpec `ebpf:"ports"`
 	Sources       *ebpf.MapSpec `ebpf:"sources"`
 	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
+	Ways          *ebpf.MapSpec `ebpf:"ways"`
 }
 
 // DatapathVariableSpecs contains global variables before they are loaded into the kernel.
@@ -472,6 +500,7 @@ type DatapathMaps struct {
 	Ports         *ebpf.Map `ebpf:"ports"`
 	Sources       *ebpf.Map `ebpf:"sources"`
 	Uplinks       *ebpf.Map `ebpf:"uplinks"`
+	Ways          *ebpf.Map `ebpf:"ways"`
 }
 
 func (m *DatapathMaps) Close() error {
@@ -492,6 +521,7 @@ func (m *DatapathMaps) Close() error {
 		m.Ports,
 		m.Sources,
 		m.Uplinks,
+		m.Ways,
 	)
 }
 

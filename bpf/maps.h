@@ -93,6 +93,14 @@ struct {
 	__type(value, struct offload);
 } offload_udp SEC(".maps");
 
+/* Written by the programs, a few times per second and connection: what they found out the long way. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct way_key);
+	__type(value, struct way);
+} ways SEC(".maps");
+
 /* Written by ADD of the first endpoint that names a set, removed with the last. The value means nothing. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);

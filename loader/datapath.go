@@ -43,6 +43,7 @@ type Datapath struct {
 	Established *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
 	OffloadTCP  *ebpf.Map // bpf.DatapathOffloadKey -> bpf.DatapathOffload
 	OffloadUDP  *ebpf.Map // bpf.DatapathOffloadKey -> bpf.DatapathOffload
+	Ways        *ebpf.Map // bpf.DatapathWayKey -> bpf.DatapathWay
 	Exempts     *ebpf.Map // bpf.DatapathPrefixKey -> nothing
 	Sources     *ebpf.Map // bpf.DatapathPrefixKey -> nothing
 	Uplinks     *ebpf.Map // ifindex (uint32) -> bpf.DatapathUplink
@@ -171,6 +172,7 @@ func (d *Datapath) maps() map[string]**ebpf.Map {
 		bpf.DatapathMapEstablished: &d.Established,
 		bpf.DatapathMapOffloadTcp:  &d.OffloadTCP,
 		bpf.DatapathMapOffloadUdp:  &d.OffloadUDP,
+		bpf.DatapathMapWays:        &d.Ways,
 		bpf.DatapathMapExempts:     &d.Exempts,
 		bpf.DatapathMapSources:     &d.Sources,
 		bpf.DatapathMapUplinks:     &d.Uplinks,

@@ -99,6 +99,7 @@ func seesMore(t *testing.T, hooks []foreignHook, happens func()) {
 // Other tools' programs stand before and after ours, some from before the datapath, and see
 // all packets whatever pods come and go.
 func TestForeignTCXPrograms(t *testing.T) {
+	needsStack(t)
 	testenv.Require(t, testenv.TCX)
 
 	n := newNetworkOf(t, allVerbsConflist)
