@@ -9,8 +9,8 @@
  * bytes in network order. A change of any layout here is a change of ABI:
  * raise EBPFNET_ABI. What never changes, so that any version can clean up after
  * any other: the names of the maps, the first three members of host_config, and
- * that an owner's value begins with the owner, and then, in endpoints and ports,
- * the network.
+ * that an owner's value (of drops: the key) begins with the owner, and then, in
+ * devices, endpoints and ports, the network.
  */
 #pragma once
 
@@ -71,10 +71,43 @@ struct endpoint {
 	__u8 host_mac[6];    /* of the host's end */
 	struct addr gateway; /* the host's address on the veth: whom the container answers */
 	enum endpoint_flags flags;
-	__u32 exempt; /* set of destinations in exempts, or 0 */
-	__u16 mtu;    /* of the veth */
+	__u32 exempt;	 /* set of destinations in exempts, or 0 */
+	__u32 container; /* the container's token: it may have several attachments */
+	__u16 mtu;	 /* of the veth */
 	enum fast_path fast;
 	__u8 pad;
+	__u32 pad2;
+};
+
+enum device_flags {
+	DEVICE_ANTI_SPOOF = 1,	/* the container sends from its own MAC and addresses only */
+	DEVICE_SHARED = 2,	/* others hear what it sends: it is behind a bridge */
+	DEVICE_ANY_ADDRESS = 4, /* it was given no addresses, and may use those that nobody has */
+};
+
+/* clang-format off */
+/* From which containers of this host a container takes more than replies. */
+enum policy {
+	POLICY_OPEN = 0,
+	POLICY_SAME_NETWORK = 1,
+	POLICY_ISOLATED = 2, /* from none */
+} __attribute__((packed)); /* one byte */
+/* clang-format on */
+
+/* devices: the host's end of a container's veth. Key: ifindex. All zero: no such address. */
+struct device {
+	__u64 owner;
+	__u32 network;
+	__u32 container;
+	struct addr addr4; /* the container's first; all of them are in endpoints */
+	struct addr addr6;
+	struct addr gateway4; /* the host's */
+	struct addr gateway6;
+	__u8 mac[6]; /* of the container's end */
+	enum policy ingress;
+	__u8 pad;
+	enum device_flags flags;
+	__u32 pad2;
 };
 
 /* clang-format off */
@@ -101,11 +134,15 @@ struct port {
 	__u16 port;
 	__u16 pad;
 	struct addr addr;
+	__u32 sources; /* set of clients in sources that it is for, or 0: for all */
+	__u32 pad2;
 };
 
 enum flow_kind {
-	FLOW_OUT = 1,	   /* opened by a container and masqueraded; translates replies to it */
-	FLOW_IN = 2,	   /* opened towards a container; gives its replies the address asked for */
+	FLOW_OUT = 1, /* opened by a container and masqueraded; translates replies to it */
+	FLOW_IN = 2,  /* opened towards a container; gives its replies the address asked for */
+	FLOW_OPENED =
+		3, /* opened by a container with an ingress policy, which lets the replies in */
 } __attribute__((packed)); /* one byte */
 
 enum flow_state {
@@ -126,7 +163,7 @@ enum flow_state {
  */
 struct flow_key {
 	struct addr remote; /* the side that is no endpoint of this entry */
-	struct addr local;  /* FLOW_OUT: our masquerading address; FLOW_IN: the container's */
+	struct addr local;  /* FLOW_OUT: our masquerading address; else: the container's */
 	__u16 remote_port;
 	__u16 local_port;
 	__u8 protocol;
@@ -138,9 +175,10 @@ struct flow_key {
 
 struct flow {
 	__u64 owner;
-	struct addr addr; /* FLOW_OUT: the container's; FLOW_IN: the address that the client used */
-	__u32 seen;	  /* time of the last packet, in ticks of 2^30 ns since boot */
-	__u16 port;	  /* belongs to addr */
+	struct addr
+		addr; /* FLOW_OUT: the container's; FLOW_IN: what the client used; FLOW_OPENED: 0 */
+	__u32 seen;   /* time of the last packet, in ticks of 2^30 ns since boot */
+	__u16 port;   /* belongs to addr */
 	enum flow_state state; /* bits */
 	__u8 pad;
 };
@@ -170,6 +208,30 @@ struct offload {
 	__u32 end[2];	/* TCP: the one after a side's FIN */
 	enum offload_state state; /* bits */
 	__u8 pad[7];
+};
+
+/* ways: where a packet went that was like the one at hand. The begin of struct packet. */
+struct way_key {
+	struct addr src;
+	struct addr dst;
+	__u16 sport;
+	__u16 dport;
+	__u32 ifindex; /* by which it came in */
+	__u8 protocol;
+	__u8 ipv6;
+	__u8 pad[2];
+};
+
+struct way {
+	__u32 kept; /* when, in jiffies */
+	__u32 ifindex;
+	__u32 most;	  /* bytes of a segment that fit */
+	__u32 family;	  /* of the next hop; 0: the device is a container's */
+	struct addr next; /* the next hop, or the addresses of the frame */
+	struct addr addr; /* what the packet gets */
+	__u16 port;	  /* of that side */
+	__u8 side;	  /* enum side, as what */
+	__u8 translated;
 };
 
 /* fragments: the ports of a packet that comes in fragments. */
@@ -205,11 +267,12 @@ struct held {
 };
 
 /*
- * exempts: a set of destinations that are not masqueraded. The bits of set go
+ * exempts: a set of destinations that are not masqueraded.
+ * sources: a set of clients that a host port is for. The bits of set go
  * before those of the address, so the prefix is 32 longer than the address's
  * (and another 96 for IPv4).
  */
-struct exempt_key {
+struct prefix_key {
 	__u32 prefix;
 	__u32 set;
 	struct addr addr;
@@ -225,35 +288,58 @@ struct uplink {
 	__u32 containers; /* 1: no uplink, but a bridge that containers are behind; no program is on it */
 };
 
-/* counters: one per reason for which a packet was dropped. Key: enum reason. */
+/*
+ * counters: one per reason for which a packet was dropped. Key: enum reason.
+ * drops: the same of one attachment.
+ */
 struct counter {
 	__u64 packets;
 	__u64 bytes;
 };
 
 enum reason {
-	REASON_NO_SOURCE = 0,	/* the uplink has no address to masquerade with */
-	REASON_NO_PORT = 1,	/* every port for this remote is taken */
-	REASON_FRAGMENT = 2,	/* a fragment, whose ports are not known */
-	REASON_PROTOCOL = 3,	/* a protocol that masquerading cannot tell apart */
-	REASON_TRUNCATED = 4,	/* shorter than its headers say */
-	REASON_NOT_WRITTEN = 5, /* the kernel refused to change the packet, or had no memory */
-	REASON_NO_FLOW = 6,	/* belongs to a translated connection that is not known any more */
-	REASON_MAX = 7,
+	REASON_NO_SOURCE = 0,	 /* the uplink has no address to masquerade with */
+	REASON_NO_PORT = 1,	 /* every port for this remote is taken */
+	REASON_FRAGMENT = 2,	 /* a fragment, whose ports are not known */
+	REASON_PROTOCOL = 3,	 /* a protocol that masquerading cannot tell apart */
+	REASON_TRUNCATED = 4,	 /* shorter than its headers say */
+	REASON_NOT_WRITTEN = 5,	 /* the kernel refused to change the packet, or had no memory */
+	REASON_NO_FLOW = 6,	 /* belongs to a translated connection that is not known any more */
+	REASON_MAC = 7,		 /* antiSpoof: from another MAC address than the container's */
+	REASON_ADDRESS = 8,	 /* from another address */
+	REASON_GATEWAY = 9,	 /* from the host's address on the veth */
+	REASON_ARP = 10,	 /* ARP that speaks for another address */
+	REASON_NEIGHBOR = 11,	 /* neighbour discovery likewise */
+	REASON_ROUTER = 12,	 /* a router's advertisement, or redirect */
+	REASON_DHCP_SERVER = 13, /* to a DHCP client */
+	REASON_HEADERS = 14,	 /* headers behind which nothing can be seen */
+	REASON_POLICY = 15,	 /* from a container that ingressPolicy keeps out */
+	REASON_CLIENT = 16,	 /* to a host port that is not for this client */
+	REASON_MAX = 17,
+};
+
+struct drop_key {
+	__u64 owner;
+	enum reason reason;
+	__u32 pad;
 };
 
 _Static_assert(sizeof(struct host_config) == 48, "host_config");
-_Static_assert(sizeof(struct endpoint) == 56, "endpoint");
+_Static_assert(sizeof(struct endpoint) == 64, "endpoint");
+_Static_assert(sizeof(struct device) == 96, "device");
+_Static_assert(sizeof(struct drop_key) == 16, "drop_key");
 _Static_assert(sizeof(struct port_key) == 20, "port_key");
-_Static_assert(sizeof(struct port) == 32, "port");
+_Static_assert(sizeof(struct port) == 40, "port");
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow) == 32, "flow");
 _Static_assert(sizeof(struct offload_key) == 40, "offload_key");
 _Static_assert(sizeof(struct offload) == 40, "offload");
+_Static_assert(sizeof(struct way_key) == 44, "way_key");
+_Static_assert(sizeof(struct way) == 52, "way");
 _Static_assert(sizeof(struct fragment_key) == 40, "fragment_key");
 _Static_assert(sizeof(struct fragment) == 8, "fragment");
 _Static_assert(sizeof(struct held_key) == 44, "held_key");
 _Static_assert(sizeof(struct held) == 8 + HELD_MOST, "held");
-_Static_assert(sizeof(struct exempt_key) == 24, "exempt_key");
+_Static_assert(sizeof(struct prefix_key) == 24, "prefix_key");
 _Static_assert(sizeof(struct uplink) == 36, "uplink");
 _Static_assert(sizeof(struct counter) == 16, "counter");

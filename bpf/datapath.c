@@ -8,6 +8,8 @@
  */
 #include "fast.h"
 #include "here.h"
+#include "policy.h"
+#include "spoof.h"
 
 /* Gives p a new destination, and brings it there past the stack where it can; else the stack routes it. */
 static __noinline int send_to(struct __sk_buff *skb, const struct packet *p,
@@ -18,13 +20,15 @@ static __noinline int send_to(struct __sk_buff *skb, const struct packet *p,
 
 	if (rewrite(skb, p, SIDE_DST, addr, port))
 		return drop(skb, REASON_NOT_WRITTEN);
-	return fast ? into_container(skb, to) : VERDICT_NEXT;
+	return fast ? into_container(skb, p, to, addr, port) : VERDICT_NEXT;
 }
 
 /* Gives p a new source, the last thing that happens to it here. */
-static __always_inline int send_as(struct __sk_buff *skb, const struct packet *p,
-				   const struct addr *addr, __u16 port)
+static __noinline int send_as(struct __sk_buff *skb, const struct packet *p,
+			      const struct addr *addr, __u16 port)
 {
+	if (p->past_stack)
+		keep_way_out(skb, p, addr, port);
 	if (rewrite(skb, p, SIDE_SRC, addr, port))
 		return drop(skb, REASON_NOT_WRITTEN);
 	return VERDICT_NEXT;
@@ -59,15 +63,24 @@ static __always_inline bool is_lost_answer(struct __sk_buff *skb, const struct p
 SEC("tc")
 int from_container(struct __sk_buff *skb)
 {
+	struct device *device = device_of(skb);
 	struct packet *p = packet_place();
 	struct endpoint *from, *to;
 	struct port *port;
 	struct flow *flow;
+	bool shadow = skb->tc_index == TAG_SHADOW;
 	int verdict;
 
-	skb->tc_index = 0;
+	skb->tc_index = TAG_NONE;
+	if (device && spoof_drops(skb, device))
+		return VERDICT_DROP;
 	if (!p || parse(skb, p, ETH_HLEN) != PARSED)
 		return VERDICT_NEXT;
+	if (device && device->ingress != POLICY_OPEN)
+		policy_note(p, device);
+	verdict = shadow ? VERDICT_NEXT : way_take(skb, p);
+	if (verdict != VERDICT_NEXT)
+		return verdict;
 	from = bpf_map_lookup_elem(&endpoints, &p->src);
 	if (from && from->ifindex != skb->ifindex)
 		from = NULL; /* not the sender's address, or a bridge is between it and us */
@@ -87,17 +100,22 @@ int from_container(struct __sk_buff *skb)
 	port = port_lookup(p);
 	if (!port || addr_is_loopback(&p->dst, p->ipv6) || !fib_is_local(skb, p))
 		return VERDICT_NEXT;
+	if (!policy_admits_client(p, port))
+		return drop_of(skb, port->owner, REASON_CLIENT);
 	return here_to_port(skb, p, port);
 }
 
-/* Host veth, egress: what the host sends to a container, and what it forwards to it. */
+/* Host veth, egress: what a container is sent by the stack, or by us past it. */
 SEC("tc")
 int to_container(struct __sk_buff *skb)
 {
+	struct device *device = device_of(skb);
 	struct packet *p;
 
 	if (!skb->ingress_ifindex)
-		return VERDICT_NEXT; /* its own */
+		return VERDICT_NEXT; /* the host's own */
+	if (device && policy_drops(skb, device))
+		return VERDICT_DROP;
 	p = packet_place();
 	if (!p || parse(skb, p, ETH_HLEN) != PARSED)
 		return VERDICT_NEXT;
@@ -114,17 +132,19 @@ static __always_inline int to_port(struct __sk_buff *skb, const struct packet *p
 {
 	struct port *port = port_lookup(p);
 	struct flow_key key;
+	bool known;
 
 	if (!port || addr_is_loopback(&p->dst, p->ipv6))
 		return VERDICT_NEXT;
 	/* A connection that is known was for this host when it began, and no connection of its own. */
 	flow_in_key(&key, p, &port->addr, port->port);
-	if (!flow_fits(&key, p, port->owner)) {
-		if (p->error || !fib_is_local(skb, p) || is_hosts_own(skb, p))
-			return VERDICT_NEXT;
-		if (flow_remember(&key, p, port->owner))
-			return drop(skb, REASON_NOT_WRITTEN);
-	}
+	known = flow_fits(&key, p, port->owner);
+	if (!known && (p->error || !fib_is_local(skb, p) || is_hosts_own(skb, p)))
+		return VERDICT_NEXT;
+	if (!policy_admits_client(p, port))
+		return drop_of(skb, port->owner, REASON_CLIENT);
+	if (!known && flow_remember(&key, p, port->owner))
+		return drop(skb, REASON_NOT_WRITTEN);
 	return send_to(skb, p, &port->addr, port->port);
 }
 
@@ -135,7 +155,7 @@ static __always_inline int comes_in(struct __sk_buff *skb, __u32 l3)
 	struct endpoint *endpoint;
 	struct flow_key key;
 	struct flow *flow;
-	int parsed;
+	int parsed, verdict;
 
 	if (!p || skb->pkt_type != PACKET_HOST)
 		return VERDICT_NEXT;
@@ -146,6 +166,9 @@ static __always_inline int comes_in(struct __sk_buff *skb, __u32 l3)
 		return release_held(skb, p, BPF_F_INGRESS);
 	if (parsed != PARSED)
 		return VERDICT_NEXT;
+	verdict = l3 && skb->tc_index != TAG_SHADOW ? way_take(skb, p) : VERDICT_NEXT;
+	if (verdict != VERDICT_NEXT)
+		return verdict;
 	flow = masq_reply(p);
 	if (flow)
 		return send_to(skb, p, &flow->addr, flow->port);
@@ -323,12 +346,12 @@ static __always_inline int goes_out(struct __sk_buff *skb, __u32 l3)
 	struct endpoint *endpoint;
 	struct flow *flow;
 	struct port *port;
-	bool past_stack = skb->tc_index == PAST_STACK;
+	__u32 tag = skb->tc_index;
 	int parsed;
 
-	if (past_stack)
-		skb->tc_index = 0;
-	if (!p)
+	if (tag == TAG_PAST || tag == TAG_DONE)
+		skb->tc_index = TAG_NONE;
+	if (!p || tag == TAG_DONE)
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, l3);
 	if (parsed == PARSED_NOT_IP)
@@ -340,8 +363,9 @@ static __always_inline int goes_out(struct __sk_buff *skb, __u32 l3)
 		return VERDICT_DROP;
 	if (p->release)
 		return release_held(skb, p, 0);
-	if (l3 && parsed == PARSED && !past_stack && stack_forwards(skb, p))
+	if (l3 && parsed == PARSED && tag != TAG_PAST && stack_forwards(skb, p))
 		return VERDICT_DROP;
+	p->past_stack = tag == TAG_PAST;
 	flow = parsed == PARSED ? flow_reply(p) : NULL;
 	if (flow && flow->owner == endpoint->owner)
 		return send_as(skb, p, &flow->addr, flow->port);
@@ -350,7 +374,11 @@ static __always_inline int goes_out(struct __sk_buff *skb, __u32 l3)
 		return parsed == PARSED ? masquerade(skb, p, endpoint->owner)
 					: drop_unparsed(skb, parsed);
 	port = parsed == PARSED ? lost_port(p) : NULL;
-	return port ? answer_as_port(skb, p, port) : VERDICT_NEXT;
+	if (port)
+		return answer_as_port(skb, p, port);
+	if (p->past_stack)
+		keep_way_out(skb, p, &p->src, p->sport);
+	return VERDICT_NEXT;
 }
 
 SEC("tc")

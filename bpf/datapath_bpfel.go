@@ -31,19 +31,52 @@ type DatapathCounter struct {
 	Bytes   uint64
 }
 
+type DatapathDevice struct {
+	_         structs.HostLayout
+	Owner     uint64
+	Network   uint32
+	Container uint32
+	Addr4     DatapathAddr
+	Addr6     DatapathAddr
+	Gateway4  DatapathAddr
+	Gateway6  DatapathAddr
+	Mac       [6]uint8
+	Ingress   DatapathPolicy
+	Pad       uint8
+	Flags     DatapathDeviceFlags
+	Pad2      uint32
+}
+
+type DatapathDeviceFlags uint32
+
+const (
+	DatapathDeviceFlagsDEVICE_ANTI_SPOOF  DatapathDeviceFlags = 1
+	DatapathDeviceFlagsDEVICE_SHARED      DatapathDeviceFlags = 2
+	DatapathDeviceFlagsDEVICE_ANY_ADDRESS DatapathDeviceFlags = 4
+)
+
+type DatapathDropKey struct {
+	_      structs.HostLayout
+	Owner  uint64
+	Reason DatapathReason
+	Pad    uint32
+}
+
 type DatapathEndpoint struct {
-	_       structs.HostLayout
-	Owner   uint64
-	Network uint32
-	Ifindex uint32
-	Mac     [6]uint8
-	HostMac [6]uint8
-	Gateway DatapathAddr
-	Flags   DatapathEndpointFlags
-	Exempt  uint32
-	Mtu     uint16
-	Fast    DatapathFastPath
-	Pad     uint8
+	_         structs.HostLayout
+	Owner     uint64
+	Network   uint32
+	Ifindex   uint32
+	Mac       [6]uint8
+	HostMac   [6]uint8
+	Gateway   DatapathAddr
+	Flags     DatapathEndpointFlags
+	Exempt    uint32
+	Container uint32
+	Mtu       uint16
+	Fast      DatapathFastPath
+	Pad       uint8
+	Pad2      uint32
 }
 
 type DatapathEndpointFlags uint32
@@ -51,13 +84,6 @@ type DatapathEndpointFlags uint32
 const (
 	DatapathEndpointFlagsENDPOINT_MASQ DatapathEndpointFlags = 1
 )
-
-type DatapathExemptKey struct {
-	_      structs.HostLayout
-	Prefix uint32
-	Set    uint32
-	Addr   DatapathAddr
-}
 
 type DatapathFastPath uint8
 
@@ -91,8 +117,9 @@ type DatapathFlowKey struct {
 type DatapathFlowKind uint8
 
 const (
-	DatapathFlowKindFLOW_OUT DatapathFlowKind = 1
-	DatapathFlowKindFLOW_IN  DatapathFlowKind = 2
+	DatapathFlowKindFLOW_OUT    DatapathFlowKind = 1
+	DatapathFlowKindFLOW_IN     DatapathFlowKind = 2
+	DatapathFlowKindFLOW_OPENED DatapathFlowKind = 3
 )
 
 type DatapathFlowState uint8
@@ -188,28 +215,29 @@ type DatapathPacket struct {
 	Dst       DatapathAddr
 	Sport     uint16
 	Dport     uint16
-	L3        uint16
-	L4        uint16
-	Data      uint16
-	_         [2]byte
-	Length    uint32
-	Seq       uint32
-	Ack       uint32
+	Ifindex   uint32
 	Protocol  uint8
 	Ipv6      bool
 	Ported    bool
+	EchoReply bool
+	L3        uint16
+	L4        uint16
+	Data      uint16
+	Ttl       uint8
+	Plain     bool
+	Length    uint32
+	Seq       uint32
+	Ack       uint32
 	TcpSyn    bool
 	TcpAccept bool
 	TcpFin    bool
 	TcpRst    bool
 	TcpRefuse bool
-	EchoReply bool
+	PastStack bool
 	Later     bool
 	Release   bool
-	Plain     bool
-	Ttl       uint8
 	Error     bool
-	_         [2]byte
+	_         [3]byte
 	Id        uint32
 	Offset    uint16
 	Payload   uint16
@@ -218,6 +246,14 @@ type DatapathPacket struct {
 	Sender    DatapathAddr
 }
 
+type DatapathPolicy uint8
+
+const (
+	DatapathPolicyPOLICY_OPEN         DatapathPolicy = 0
+	DatapathPolicyPOLICY_SAME_NETWORK DatapathPolicy = 1
+	DatapathPolicyPOLICY_ISOLATED     DatapathPolicy = 2
+)
+
 type DatapathPort struct {
 	_       structs.HostLayout
 	Owner   uint64
@@ -225,6 +261,8 @@ type DatapathPort struct {
 	Port    uint16
 	Pad     uint16
 	Addr    DatapathAddr
+	Sources uint32
+	Pad2    uint32
 }
 
 type DatapathPortKey struct {
@@ -242,6 +280,13 @@ const (
 	DatapathPortSidePORT_CONTAINER DatapathPortSide = 1
 )
 
+type DatapathPrefixKey struct {
+	_      structs.HostLayout
+	Prefix uint32
+	Set    uint32
+	Addr   DatapathAddr
+}
+
 type DatapathReason uint32
 
 const (
@@ -252,7 +297,17 @@ const (
 	DatapathReasonREASON_TRUNCATED   DatapathReason = 4
 	DatapathReasonREASON_NOT_WRITTEN DatapathReason = 5
 	DatapathReasonREASON_NO_FLOW     DatapathReason = 6
-	DatapathReasonREASON_MAX         DatapathReason = 7
+	DatapathReasonREASON_MAC         DatapathReason = 7
+	DatapathReasonREASON_ADDRESS     DatapathReason = 8
+	DatapathReasonREASON_GATEWAY     DatapathReason = 9
+	DatapathReasonREASON_ARP         DatapathReason = 10
+	DatapathReasonREASON_NEIGHBOR    DatapathReason = 11
+	DatapathReasonREASON_ROUTER      DatapathReason = 12
+	DatapathReasonREASON_DHCP_SERVER DatapathReason = 13
+	DatapathReasonREASON_HEADERS     DatapathReason = 14
+	DatapathReasonREASON_POLICY      DatapathReason = 15
+	DatapathReasonREASON_CLIENT      DatapathReason = 16
+	DatapathReasonREASON_MAX         DatapathReason = 17
 )
 
 type DatapathTimeouts struct {
@@ -272,11 +327,38 @@ type DatapathUplink struct {
 	Containers uint32
 }
 
+type DatapathWay struct {
+	_          structs.HostLayout
+	Kept       uint32
+	Ifindex    uint32
+	Most       uint32
+	Family     uint32
+	Next       DatapathAddr
+	Addr       DatapathAddr
+	Port       uint16
+	Side       uint8
+	Translated uint8
+}
+
+type DatapathWayKey struct {
+	_        structs.HostLayout
+	Src      DatapathAddr
+	Dst      DatapathAddr
+	Sport    uint16
+	Dport    uint16
+	Ifindex  uint32
+	Protocol uint8
+	Ipv6     uint8
+	Pad      [2]uint8
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	DatapathMapCounters       = "counters"
+	DatapathMapDevices        = "devices"
+	DatapathMapDrops          = "drops"
 	DatapathMapEndpoints      = "endpoints"
 	DatapathMapEstablished    = "established"
 	DatapathMapExempts        = "exempts"
@@ -288,7 +370,9 @@ const (
 	DatapathMapOffloadUdp     = "offload_udp"
 	DatapathMapPackets        = "packets"
 	DatapathMapPorts          = "ports"
+	DatapathMapSources        = "sources"
 	DatapathMapUplinks        = "uplinks"
+	DatapathMapWays           = "ways"
 	DatapathProgFromContainer = "from_container"
 	DatapathProgFromHost      = "from_host"
 	DatapathProgFromUplink    = "from_uplink"
@@ -355,6 +439,8 @@ type DatapathProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type DatapathMapSpecs struct {
 	Counters      *ebpf.MapSpec `ebpf:"counters"`
+	Devices       *ebpf.MapSpec `ebpf:"devices"`
+	Drops         *ebpf.MapSpec `ebpf:"drops"`
 	Endpoints     *ebpf.MapSpec `ebpf:"endpoints"`
 	Established   *ebpf.MapSpec `ebpf:"established"`
 	Exempts       *ebpf.MapSpec `ebpf:"exempts"`
@@ -366,7 +452,9 @@ type DatapathMapSpecs struct {
 	OffloadUdp    *ebpf.MapSpec `ebpf:"offload_udp"`
 	Packets       *ebpf.MapSpec `ebpf:"packets"`
 	Ports         *ebpf.MapSpec `ebpf:"ports"`
+	Sources       *ebpf.MapSpec `ebpf:"sources"`
 	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
+	Ways          *ebpf.MapSpec `ebpf:"ways"`
 }
 
 // DatapathVariableSpecs contains global variables before they are loaded into the kernel.
@@ -397,6 +485,8 @@ func (o *DatapathObjects) Close() error {
 // It can be passed to LoadDatapathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DatapathMaps struct {
 	Counters      *ebpf.Map `ebpf:"counters"`
+	Devices       *ebpf.Map `ebpf:"devices"`
+	Drops         *ebpf.Map `ebpf:"drops"`
 	Endpoints     *ebpf.Map `ebpf:"endpoints"`
 	Established   *ebpf.Map `ebpf:"established"`
 	Exempts       *ebpf.Map `ebpf:"exempts"`
@@ -408,12 +498,16 @@ type DatapathMaps struct {
 	OffloadUdp    *ebpf.Map `ebpf:"offload_udp"`
 	Packets       *ebpf.Map `ebpf:"packets"`
 	Ports         *ebpf.Map `ebpf:"ports"`
+	Sources       *ebpf.Map `ebpf:"sources"`
 	Uplinks       *ebpf.Map `ebpf:"uplinks"`
+	Ways          *ebpf.Map `ebpf:"ways"`
 }
 
 func (m *DatapathMaps) Close() error {
 	return _DatapathClose(
 		m.Counters,
+		m.Devices,
+		m.Drops,
 		m.Endpoints,
 		m.Established,
 		m.Exempts,
@@ -425,7 +519,9 @@ func (m *DatapathMaps) Close() error {
 		m.OffloadUdp,
 		m.Packets,
 		m.Ports,
+		m.Sources,
 		m.Uplinks,
+		m.Ways,
 	)
 }
 

@@ -10,37 +10,7 @@
 #include "fib.h"
 #include "offload.h"
 #include "verdict.h"
-
-/* In tc_index, of a packet that goes out past the stack. Containers cannot forge it: see from_container. */
-#define PAST_STACK 0xeb
-
-/* The length of p's segments, as they are on a wire. */
-static __always_inline __u32 segment_length(struct __sk_buff *skb, const struct packet *p)
-{
-	return skb->gso_size && p->data ? p->data - p->l3 + skb->gso_size : p->length;
-}
-
-/* One hop less to live. The header checksum makes up for it (RFC 1141). */
-static __always_inline long decrement_ttl(struct __sk_buff *skb, const struct packet *p)
-{
-	struct {
-		__u8 ttl;
-		__u8 protocol;
-		__sum16 check;
-	} next;
-	__u32 offset = p->l3 + offsetof(struct iphdr, ttl), check;
-	__u8 hops = p->ttl - 1;
-
-	if (p->ipv6)
-		return bpf_skb_store_bytes(skb, p->l3 + offsetof(struct ipv6hdr, hop_limit), &hops,
-					   sizeof(hops), BPF_F_RECOMPUTE_CSUM);
-	if (bpf_skb_load_bytes(skb, offset, &next, sizeof(next)))
-		return -EINVAL;
-	check = next.check + bpf_htons(0x0100);
-	next.check = check + (check >= 0xffff);
-	next.ttl = hops;
-	return bpf_skb_store_bytes(skb, offset, &next, sizeof(next), 0);
-}
+#include "way.h"
 
 /* A connection that may go past the stack, and by what. */
 struct fast {
@@ -71,13 +41,67 @@ static __always_inline long fast_pass(struct __sk_buff *skb, const struct packet
 	return err ?: decrement_ttl(skb, p);
 }
 
-/* Gives p, whose headers are done, to the container. */
-static __always_inline int into_container(struct __sk_buff *skb, const struct endpoint *to)
+/* Gives p, whose headers are done, to the container; and those after it, with addr:port as their destination. */
+static __noinline int into_container(struct __sk_buff *skb, const struct packet *p,
+				     const struct endpoint *to, const struct addr *addr, __u16 port)
 {
-	/* Both addresses of the frame stand in one piece, as in its header. */
-	if (bpf_skb_store_bytes(skb, 0, to->mac, sizeof(to->mac) + sizeof(to->host_mac), 0))
+	struct way way = {
+		.ifindex = to->ifindex,
+		.side = SIDE_DST,
+		.addr = *addr,
+		.port = port,
+		.translated = port != p->dport || !addr_equal(addr, &p->dst),
+	};
+
+	/* They stand in one piece there. */
+	__builtin_memcpy(&way.next, to->mac, sizeof(to->mac) + sizeof(to->host_mac));
+	way_keep(skb, p, (const struct way_key *)p, &way);
+	if (bpf_skb_store_bytes(skb, 0, &way.next, 2 * ETH_ALEN, 0))
 		return drop(skb, REASON_NOT_WRITTEN);
 	return bpf_redirect_peer(to->ifindex, 0);
+}
+
+/* p leaves past the stack as from addr:port; those after it need not come by here. */
+static __noinline void keep_way_out(struct __sk_buff *skb, const struct packet *p,
+				    const struct addr *addr, __u16 port)
+{
+	struct way_key key = *(const struct way_key *)p;
+	struct way way = {
+		.ifindex = skb->ifindex,
+		.side = SIDE_SRC,
+		.addr = *addr,
+		.port = port,
+		.translated = port != p->sport || !addr_equal(addr, &p->src),
+	};
+	struct next_hop next;
+
+	key.ifindex = skb->ingress_ifindex;
+	if (fib_next_hop(skb, p, key.ifindex, segment_length(skb, p), &next) ||
+	    next.ifindex != skb->ifindex)
+		return;
+	way.family = next.neigh.nh_family;
+	__builtin_memcpy(&way.next, next.neigh.ipv6_nh, sizeof(way.next));
+	way_keep(skb, p, &key, &way);
+}
+
+static __always_inline bool policy_is_open(__u32 ifindex)
+{
+	struct device *device = bpf_map_lookup_elem(&devices, &ifindex);
+
+	return device && device->ingress == POLICY_OPEN;
+}
+
+/*
+ * The way between two containers. Where one takes packets from some containers
+ * only, the stack has to bring the first, by to_container.
+ */
+static __always_inline __u8 path_between(const struct endpoint *from, const struct endpoint *to)
+{
+	__u8 path = from->fast & to->fast;
+
+	if (path == FAST_ALWAYS && !(policy_is_open(from->ifindex) && policy_is_open(to->ifindex)))
+		return FAST_ESTABLISHED;
+	return path;
 }
 
 /* From one container to another. */
@@ -88,11 +112,11 @@ static __noinline int fast_between(struct __sk_buff *skb, const struct packet *p
 
 	fast.c.owners = from->owner ^ to->owner;
 	if (skb->pkt_type != PACKET_HOST || segment_length(skb, p) > to->mtu ||
-	    !fast_lookup(p, &fast, from->fast & to->fast, &p->dst, p->dport))
+	    !fast_lookup(p, &fast, path_between(from, to), &p->dst, p->dport))
 		return VERDICT_NEXT;
 	if (fast_pass(skb, p, &fast))
 		return drop(skb, REASON_NOT_WRITTEN);
-	return into_container(skb, to);
+	return into_container(skb, p, to, &p->dst, p->dport);
 }
 
 /*
@@ -119,7 +143,7 @@ static __noinline int fast_out(struct __sk_buff *skb, const struct packet *p,
 		return VERDICT_NEXT;
 	if (fast_pass(skb, p, &fast))
 		return drop(skb, REASON_NOT_WRITTEN);
-	skb->tc_index = PAST_STACK;
+	skb->tc_index = TAG_PAST;
 	return bpf_redirect_neigh(next.ifindex, &next.neigh, sizeof(next.neigh), 0);
 }
 
@@ -176,6 +200,8 @@ static __noinline bool stack_forwards(struct __sk_buff *skb, const struct packet
 	} else {
 		c.uplink = skb->ifindex;
 	}
+	if (from && to)
+		path = path_between(from, to);
 	if (path != FAST_ESTABLISHED) /* and not for no endpoint */
 		return false;
 	connect(&c, p, &p->dst, p->dport);

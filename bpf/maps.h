@@ -25,6 +25,23 @@ struct {
 	__type(value, struct endpoint);
 } endpoints SEC(".maps");
 
+/* Written by ADD with the endpoints, removed by DEL; also of a container without addresses. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct device);
+} devices SEC(".maps");
+
+/* What is known of the device that a program runs for; NULL: nothing. */
+static __always_inline struct device *device_of(struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ifindex;
+
+	return bpf_map_lookup_elem(&devices, &ifindex);
+}
+
 /* Written by ADD last of all, removed by DEL first of all; read where clients' packets come in. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -76,14 +93,31 @@ struct {
 	__type(value, struct offload);
 } offload_udp SEC(".maps");
 
+/* Written by the programs, a few times per second and connection: what they found out the long way. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct way_key);
+	__type(value, struct way);
+} ways SEC(".maps");
+
 /* Written by ADD of the first endpoint that names a set, removed with the last. The value means nothing. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 16384);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct exempt_key);
+	__type(key, struct prefix_key);
 	__type(value, __u32);
 } exempts SEC(".maps");
+
+/* Written by ADD of the first host port that names a set, removed with the last. The value means nothing. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct prefix_key);
+	__type(value, __u32);
+} sources SEC(".maps");
 
 /* Written by ADD for each uplink it attaches to, removed when the uplink is gone. */
 struct {
@@ -137,3 +171,12 @@ struct {
 	__type(key, __u32); /* enum reason; the kernel wants an integer here */
 	__type(value, struct counter);
 } counters SEC(".maps");
+
+/* Written by the programs with a container's first drop for a reason, removed by DEL. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct drop_key);
+	__type(value, struct counter);
+} drops SEC(".maps");

@@ -105,7 +105,7 @@ static __always_inline void masq_key(struct flow_key *key, const struct packet *
 /* What the endpoint sends to p's destination keeps its own address. */
 static __always_inline bool masq_exempts(const struct endpoint *endpoint, const struct packet *p)
 {
-	struct exempt_key key = {
+	struct prefix_key key = {
 		.prefix = 32 + 128,
 		.set = endpoint->exempt,
 		.addr = p->dst,

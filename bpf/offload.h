@@ -17,6 +17,7 @@
 #include "flow.h"
 #include "maps.h"
 #include "parse.h"
+#include "way.h"
 
 #define UDP_FRESH    TICKS(5)  /* conntrack's least is 30 s */
 #define TCP_FRESH    TICKS(60) /* and 5 days, or what the host has instead */
@@ -140,8 +141,11 @@ static __noinline long send_shadow(struct __sk_buff *skb, const struct packet *p
 	if (p->tcp_fin || p->tcp_rst)
 		shadow.flags |= bpf_htons(TCP_FIN);
 	err = put_numbers(skb, p, &own, &shadow);
-	if (!err)
+	if (!err) {
+		skb->tc_index = TAG_SHADOW;
 		bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS);
+		skb->tc_index = TAG_NONE;
+	}
 	return err ?: put_numbers(skb, p, &shadow, &own);
 }
 

@@ -188,6 +188,7 @@ static __noinline int parse(struct __sk_buff *skb, struct packet *p, __u32 l3)
 {
 	__builtin_memset(p, 0, sizeof(*p));
 	p->l3 = l3;
+	p->ifindex = skb->ifindex;
 	if (skb->vlan_present)
 		return PARSED_NOT_IP;
 	if (skb->protocol == bpf_htons(ETH_P_IP))

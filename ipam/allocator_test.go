@@ -43,7 +43,7 @@ func TestCandidates(t *testing.T) {
 				last = netip.MustParseAddr(tt.last)
 			}
 			var got []string
-			for addr := range tt.set.candidates(last) {
+			for addr := range tt.set.candidates(last, nil) {
 				got = append(got, addr.String())
 			}
 			if joined := strings.Join(got, " "); joined != tt.want {
@@ -56,7 +56,7 @@ func TestCandidates(t *testing.T) {
 // A set of 2^64 addresses must not be listed before its first can be used.
 func TestCandidatesAreLazy(t *testing.T) {
 	for _, last := range []string{"fd00::1", "fd00::ffff:ffff:ffff:ffff"} {
-		for addr := range parseSets(t, `[[{"subnet": "fd00::/64"}]]`)[0].candidates(netip.MustParseAddr(last)) {
+		for addr := range parseSets(t, `[[{"subnet": "fd00::/64"}]]`)[0].candidates(netip.MustParseAddr(last), nil) {
 			if want := "fd00::2"; addr.String() != want {
 				t.Errorf("after %s comes %s, want %s", last, addr, want)
 			}

@@ -14,6 +14,8 @@ import (
 // from the absence of a mark, nor from any time, since clocks go back.
 const bootMark = "user.ebpfnet.boot"
 
+const mostMark = 64 // that of nobody else is longer
+
 const bootIDPath = "/proc/sys/kernel/random/boot_id"
 
 // readBootID returns "" where it cannot be known: then no record is marked or found dead.
@@ -50,7 +52,7 @@ func (s *store) isDead(r record) bool {
 	if r.err != nil || r.holder.IfName == "" || s.boot == "" {
 		return false
 	}
-	mark := make([]byte, 64)
+	mark := make([]byte, mostMark)
 	n, err := unix.Getxattr(r.path, bootMark, mark)
 	if err != nil || n == 0 || string(mark[:n]) == s.boot {
 		return false

@@ -2,10 +2,16 @@ package ipam
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // FuzzParse checks that an accepted configuration is canonical: written out with all
@@ -49,7 +55,7 @@ func checkRanges(t *testing.T, sets []RangeSet) {
 				t.Fatalf("bad range %+v", r)
 			}
 		}
-		for addr := range set.candidates(set[0].End) {
+		for addr := range set.candidates(set[0].End, nil) {
 			if !set.contains(addr) || set.isGateway(addr) {
 				t.Fatalf("bad candidate %s of %s", addr, set)
 			}
@@ -101,6 +107,67 @@ func FuzzRecord(f *testing.F) {
 		}
 		if whole := fmt.Sprintf("%s\r\n%s", a.ContainerID, a.IfName); a.IfName != "" && string(encodeRecord(a)) != whole {
 			t.Fatalf("%q is not host-local's form of %q", encodeRecord(a), a)
+		}
+	})
+}
+
+// FuzzReservations puts a file of any name, content and mark beside our reservations. Whoever is the
+// holder of an address keeps it, and what is found by the index is what reading all files finds.
+func FuzzReservations(f *testing.F) {
+	for _, seed := range []struct{ name, content, mark string }{
+		{"10.1.0.2", "c1\r\neth0", ""},
+		{"10.1.0.2", "c2\r\neth0", ""},
+		{"10.1.0.2", "c2\r\neth0", "earlier"},
+		{"10.1.0.2", "c1\r\neth0", "earlier"},
+		{"10.1.0.2", "c1", "earlier"},
+		{"10.1.0.2", "", "earlier"},
+		{"10.1.0.1", "c1\r\neth0", ""},
+		{"010.1.0.2", "c1\r\neth0", ""},
+		{"fd00::2", "c1\r\neth0", ""},
+		{"FD00:0::2", "c1\r\neth0", ""},
+		{"fe80::1%a,b", "c1\r\neth0", ""},
+		{"::ffff:10.1.0.2", "c1\r\neth0", ""},
+		{"last_reserved_ip.0", "10.1.0.2", ""},
+		{"last_reserved_ip.0", "\x00", ""},
+		{".ebpfnet.tmp", "c1\r\neth0", ""},
+		{"lock", "c1\r\neth0", ""},
+	} {
+		f.Add(seed.name, seed.content, seed.mark)
+	}
+	f.Fuzz(func(t *testing.T, name, content, mark string) {
+		pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/30"}]]`) // whose one address is 10.1.0.2
+		pool.boot = func() string { return "this" }
+		path := filepath.Join(dir, name)
+		if filepath.Dir(path) != dir || os.WriteFile(path, []byte(content), 0o600) != nil {
+			return // no name of a file
+		}
+		marked := unix.Setxattr(path, bootMark, []byte(mark), 0) == nil
+		holder, err := decodeRecord([]byte(content))
+		_, isAddr := netip.ParseAddr(name)
+		isRecord := err == nil && isAddr == nil
+		outlived := marked && mark != "" && mark != "this" && len(mark) <= mostMark && holder.IfName != ""
+
+		me, all := Attachment{"c1", "eth0"}, Open(pool.cfg, Host{})
+		result, err := pool.Reserve(t.Context(), me)
+		switch {
+		case err == nil && isRecord && name == "10.1.0.2" && !outlived:
+			t.Fatalf("%v was given, which %s has", result.Addresses, holder)
+		case errors.Is(err, ErrExhausted) && (!isRecord || name != "10.1.0.2" || outlived):
+			t.Fatalf("10.1.0.2 was not given: %v", err)
+		case errors.Is(err, ErrDuplicate) && !(isRecord && holder.ContainerID == me.ContainerID):
+			t.Fatalf("%s holds nothing: %v", me, err)
+		}
+		found, _ := pool.Reserved(t.Context(), me)
+		if read, _ := all.Reserved(t.Context(), me); !reflect.DeepEqual(found, read) {
+			t.Fatalf("%s has %v by the index, and %v by reading all", me, found, read)
+		}
+		mustRelease(t, pool, me)
+		mustRelease(t, pool, me) // what an old host-local may have written besides
+		if read, _ := all.Reserved(t.Context(), me); read != nil {
+			t.Fatalf("%s has %v after release", me, read)
+		}
+		if isOthers := isRecord && holder != me && holder != me.old() && !(outlived && name == "10.1.0.2"); isOthers && readDir(t, dir)[name] != content {
+			t.Fatalf("%s lost %s", holder, name)
 		}
 	})
 }

@@ -42,7 +42,7 @@ func (p *Pool) Retain(ctx context.Context, valid func(Attachment) bool) ([]Attac
 		case r.err != nil:
 			errs = append(errs, r.err)
 		case !valid(r.holder):
-			if err := s.remove(r.path); err != nil {
+			if err := s.remove(r); err != nil {
 				errs = append(errs, err)
 				continue
 			}

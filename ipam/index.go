@@ -14,7 +14,7 @@ import (
 )
 
 // index tells where the records of an attachment are, without reading all of them. It is
-// a directory of symbolic links, one per attachment, with the addresses as text, on a
+// a directory of symbolic links, one per attachment, with the names of its files as text, on a
 // file system that a reboot empties.
 //
 // It is proved fresh by the modification time of the reservation directory, which
@@ -29,6 +29,9 @@ type index struct {
 	path  string
 	stamp unix.Timespec // of the reservation directory
 }
+
+// separator is in no name of a file.
+const separator = "/"
 
 // openIndex returns the index of dir's present state, or nil.
 func openIndex(root, boot, dir string) *index {
@@ -100,7 +103,7 @@ func (i *index) find(a Attachment) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look up reservation: %w", err)
 	}
-	return strings.Split(names, ","), nil
+	return strings.Split(names, separator), nil
 }
 
 // put enters all that a holds.
@@ -111,7 +114,7 @@ func (i *index) put(a Attachment, records []record) error {
 	}
 	err := i.drop(a)
 	if err == nil {
-		err = os.Symlink(strings.Join(names, ","), i.link(a))
+		err = os.Symlink(strings.Join(names, separator), i.link(a))
 	}
 	if err != nil {
 		return fmt.Errorf("index reservation: %w", err)

@@ -327,16 +327,27 @@ func TestRetainGoesOnAfterErrors(t *testing.T) {
 
 // Random operations must have the results of a naive model.
 func TestPoolAgainstNaiveModel(t *testing.T) {
-	const ranges = `[[{"subnet": "10.1.0.0/29"}, {"subnet": "10.2.0.0/29", "rangeStart": "10.2.0.3", "gateway": "10.2.0.4"}]]`
-	pool, _ := newPool(t, ranges)
-	model := newNaive(pool.cfg.Ranges[0])
 	gateways := map[netip.Addr]bool{netip.MustParseAddr("10.1.0.1"): true, netip.MustParseAddr("10.2.0.4"): true}
+	for _, test := range []struct {
+		name, ranges      string
+		containers, steps int
+	}{
+		{"few addresses", `[[{"subnet": "10.1.0.0/29"}, {"subnet": "10.2.0.0/29", "rangeStart": "10.2.0.3", "gateway": "10.2.0.4"}]]`, 7, 2000},
+		{"long rows", `[[{"subnet": "10.1.0.0/24"}, {"subnet": "10.2.0.0/25", "rangeStart": "10.2.0.3", "gateway": "10.2.0.4"}]]`, 400, 2500},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			pool, _ := newPool(t, test.ranges)
+			compareWithNaive(t, pool, newNaive(pool.cfg.Ranges[0]), gateways, test.containers, test.steps)
+		})
+	}
+}
 
+func compareWithNaive(t *testing.T, pool *Pool, model *naive, gateways map[netip.Addr]bool, containers, steps int) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	for range 2000 {
-		a := Attachment{fmt.Sprintf("c%d", random.IntN(7)), fmt.Sprintf("eth%d", random.IntN(2))}
+	for range steps {
+		a := Attachment{fmt.Sprintf("c%d", random.IntN(containers)), fmt.Sprintf("eth%d", random.IntN(2))}
 		switch random.IntN(5) {
 		case 0, 1, 2:
 			want, wantErr := model.reserve(a, gateways)
@@ -465,28 +476,4 @@ func readDir(t testing.TB, dir string) map[string]string {
 
 func contains(names []string, name string) bool {
 	return strings.Contains(" "+strings.Join(names, " ")+" ", " "+name+" ")
-}
-
-// The cost of ADD and DEL on a directory that holds n reservations already. In "wrapped" the
-// round robin has come to the start of them, and has to find the first free address behind all.
-func BenchmarkReserveRelease(b *testing.B) {
-	for _, n := range []int{1, 1000, 10_000, 65_000} {
-		pool, dir := newPool(b, `[[{"subnet": "10.1.0.0/16"}]]`)
-		addr := netip.MustParseAddr("10.1.0.2")
-		for i := range n {
-			write(b, filepath.Join(dir, addr.String()), fmt.Sprintf("c%d\r\neth0", i))
-			addr = addr.Next()
-		}
-		write(b, filepath.Join(dir, lastPrefix+"0"), "")
-		mustRelease(b, pool, Attachment{"c", "eth0"}) // makes the index
-		for name, last := range map[string]string{"": addr.Prev().String(), "/wrapped": "10.1.255.254"} {
-			b.Run(fmt.Sprint(n, name), func(b *testing.B) {
-				for b.Loop() {
-					write(b, filepath.Join(dir, lastPrefix+"0"), last)
-					mustReserve(b, pool, Attachment{"c", "eth0"})
-					mustRelease(b, pool, Attachment{"c", "eth0"})
-				}
-			})
-		}
-	}
 }

@@ -45,6 +45,10 @@ func (s RangeSet) contains(addr netip.Addr) bool {
 	return slices.ContainsFunc(s, func(r Range) bool { return r.contains(addr) })
 }
 
+func (s RangeSet) startsAt(addr netip.Addr) bool {
+	return slices.ContainsFunc(s, func(r Range) bool { return r.Start == addr })
+}
+
 // isGateway covers the whole set, because two ranges may divide one subnet and name
 // its gateway in one place only.
 func (s RangeSet) isGateway(addr netip.Addr) bool {

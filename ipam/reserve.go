@@ -157,18 +157,50 @@ func (r *reservation) rememberLast() {
 // search returns the first address of range set i, on from the last one that it gave, for
 // which free is true, or else the first for which reclaimable is.
 func (p *Pool) search(ctx context.Context, s *store, i int, free, reclaimable func(netip.Addr) (bool, error)) (netip.Addr, error) {
-	last := s.last(i)
-	for _, fits := range []func(netip.Addr) (bool, error){free, reclaimable} {
-		for addr := range p.cfg.Ranges[i].candidates(last) {
-			if err := ctx.Err(); err != nil {
-				return netip.Addr{}, fmt.Errorf("search range set %d for a free address: %w", i, err)
-			}
-			if found, err := fits(addr); found || err != nil {
-				return addr, err
-			}
+	addr, err := p.searchFree(ctx, s, i, free)
+	if err != nil || addr.IsValid() {
+		return addr, err
+	}
+	for addr := range p.cfg.Ranges[i].candidates(s.last(i), nil) {
+		if found, err := p.try(ctx, i, addr, reclaimable); found || err != nil {
+			return addr, err
 		}
 	}
 	return netip.Addr{}, p.exhausted(i)
+}
+
+// searchFree returns the zero Addr where there is none.
+func (p *Pool) searchFree(ctx context.Context, s *store, i int, free func(netip.Addr) (bool, error)) (netip.Addr, error) {
+	const long = 64
+
+	set := p.cfg.Ranges[i]
+	var passed row
+	tried := 0
+	begin := func(first netip.Addr) netip.Addr {
+		passed.first, tried = first, 0
+		return s.endOfRow(first)
+	}
+	for passed.end = range set.candidates(s.last(i), begin) {
+		found, err := p.try(ctx, i, passed.end, free)
+		if err != nil {
+			return netip.Addr{}, err
+		}
+		if found && tried >= long && set.startsAt(passed.first) {
+			s.noteRow(passed)
+		}
+		if found {
+			return passed.end, nil
+		}
+		tried++
+	}
+	return netip.Addr{}, nil
+}
+
+func (p *Pool) try(ctx context.Context, i int, addr netip.Addr, fits func(netip.Addr) (bool, error)) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return false, fmt.Errorf("search range set %d for a free address: %w", i, err)
+	}
+	return fits(addr)
 }
 
 func (p *Pool) exhausted(i int) error {

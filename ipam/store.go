@@ -138,10 +138,10 @@ func (s *store) take(addr netip.Addr, mine []record) (*record, error) {
 		case standing.isTorn():
 			err = s.removeTorn(standing)
 		case slices.ContainsFunc(mine, func(r record) bool { return r.path == standing.path }):
-			err = s.remove(standing.path)
+			err = s.remove(standing)
 		case s.isDead(standing):
 			s.log.Info("take the address of a container that went with an earlier boot", "path", standing.path, "holder", standing.holder)
-			err = s.remove(standing.path)
+			err = s.remove(standing)
 		default:
 			return &standing, nil
 		}
@@ -158,7 +158,7 @@ func (s *store) release(held []record) error {
 	}
 	var errs []error
 	for _, r := range held {
-		errs = append(errs, s.remove(r.path))
+		errs = append(errs, s.remove(r))
 	}
 	err := errors.Join(errs...)
 	if err != nil {
@@ -168,8 +168,9 @@ func (s *store) release(held []record) error {
 }
 
 // remove frees an address. It is no error if that is free already.
-func (s *store) remove(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+func (s *store) remove(r record) error {
+	s.cutRow(r.addr)
+	if err := os.Remove(r.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("release address: %w", err)
 	}
 	return nil
@@ -177,7 +178,7 @@ func (s *store) remove(path string) error {
 
 func (s *store) removeTorn(r record) error {
 	s.log.Warn("discard torn reservation", "path", r.path)
-	return s.remove(r.path)
+	return s.remove(r)
 }
 
 // last returns the address that a range set gave last, or the zero Addr. It is a hint

@@ -37,14 +37,18 @@ const ABI = 4
 // be read at any time; who writes to them holds Lock.
 type Datapath struct {
 	Endpoints   *ebpf.Map // bpf.DatapathAddr -> bpf.DatapathEndpoint
+	Devices     *ebpf.Map // ifindex (uint32) -> bpf.DatapathDevice
 	Ports       *ebpf.Map // bpf.DatapathPortKey -> bpf.DatapathPort
 	Flows       *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
 	Established *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
 	OffloadTCP  *ebpf.Map // bpf.DatapathOffloadKey -> bpf.DatapathOffload
 	OffloadUDP  *ebpf.Map // bpf.DatapathOffloadKey -> bpf.DatapathOffload
-	Exempts     *ebpf.Map // bpf.DatapathExemptKey -> nothing
+	Ways        *ebpf.Map // bpf.DatapathWayKey -> bpf.DatapathWay
+	Exempts     *ebpf.Map // bpf.DatapathPrefixKey -> nothing
+	Sources     *ebpf.Map // bpf.DatapathPrefixKey -> nothing
 	Uplinks     *ebpf.Map // ifindex (uint32) -> bpf.DatapathUplink
 	Counters    *ebpf.Map // bpf.DatapathReason -> bpf.DatapathCounter per CPU
+	Drops       *ebpf.Map // bpf.DatapathDropKey -> bpf.DatapathCounter
 
 	// Config is what the programs were loaded with.
 	Config bpf.DatapathHostConfig
@@ -162,14 +166,18 @@ func (d *Datapath) Maps() []NamedMap {
 func (d *Datapath) maps() map[string]**ebpf.Map {
 	return map[string]**ebpf.Map{
 		bpf.DatapathMapEndpoints:   &d.Endpoints,
+		bpf.DatapathMapDevices:     &d.Devices,
 		bpf.DatapathMapPorts:       &d.Ports,
 		bpf.DatapathMapFlows:       &d.Flows,
 		bpf.DatapathMapEstablished: &d.Established,
 		bpf.DatapathMapOffloadTcp:  &d.OffloadTCP,
 		bpf.DatapathMapOffloadUdp:  &d.OffloadUDP,
+		bpf.DatapathMapWays:        &d.Ways,
 		bpf.DatapathMapExempts:     &d.Exempts,
+		bpf.DatapathMapSources:     &d.Sources,
 		bpf.DatapathMapUplinks:     &d.Uplinks,
 		bpf.DatapathMapCounters:    &d.Counters,
+		bpf.DatapathMapDrops:       &d.Drops,
 	}
 }
 
@@ -234,5 +242,8 @@ func (d *Datapath) openMaps() error {
 	return nil
 }
 
-// owned are the maps whose values begin with an owner, in every version.
-var owned = []string{bpf.DatapathMapEndpoints, bpf.DatapathMapPorts, bpf.DatapathMapFlows, bpf.DatapathMapEstablished}
+// owned are the maps whose entries have owners, in every version at the same place.
+var owned = []string{
+	bpf.DatapathMapDevices, bpf.DatapathMapEndpoints, bpf.DatapathMapPorts,
+	bpf.DatapathMapFlows, bpf.DatapathMapEstablished, bpf.DatapathMapDrops,
+}

@@ -177,6 +177,7 @@ func Spec(options Options) (*ebpf.CollectionSpec, error) {
 	spec.Maps[bpf.DatapathMapEstablished].MaxEntries = options.MaxFlows
 	spec.Maps[bpf.DatapathMapOffloadTcp].MaxEntries = options.MaxFlows
 	spec.Maps[bpf.DatapathMapOffloadUdp].MaxEntries = options.MaxFlows / 4
+	spec.Maps[bpf.DatapathMapWays].MaxEntries = options.MaxFlows
 	return spec, nil
 }
 

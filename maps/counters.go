@@ -26,6 +26,16 @@ var reasons = [bpf.DatapathReasonREASON_MAX]string{
 	bpf.DatapathReasonREASON_TRUNCATED:   "the packet is shorter than its headers say",
 	bpf.DatapathReasonREASON_NO_FLOW:     "the translated connection is not known any more",
 	bpf.DatapathReasonREASON_NOT_WRITTEN: "the kernel did not let the packet be changed",
+	bpf.DatapathReasonREASON_MAC:         "sent from another MAC address than the container's",
+	bpf.DatapathReasonREASON_ADDRESS:     "sent from another address than the container's",
+	bpf.DatapathReasonREASON_GATEWAY:     "sent from the gateway's address",
+	bpf.DatapathReasonREASON_ARP:         "ARP for another address than the container's",
+	bpf.DatapathReasonREASON_NEIGHBOR:    "neighbour discovery for another address than the container's",
+	bpf.DatapathReasonREASON_ROUTER:      "a router's advertisement or redirect from a container",
+	bpf.DatapathReasonREASON_DHCP_SERVER: "a DHCP server's answer from a container",
+	bpf.DatapathReasonREASON_HEADERS:     "headers that hide what a container sends",
+	bpf.DatapathReasonREASON_POLICY:      "ingressPolicy keeps another container out",
+	bpf.DatapathReasonREASON_CLIENT:      "the host port is not for this client",
 }
 
 // String says the reason in words.

@@ -14,17 +14,18 @@ import (
 
 // Endpoint is a container address on this host.
 type Endpoint struct {
-	Addr    netip.Addr
-	Owner   loader.Owner
-	Network Network
-	IfIndex int              // of the host's end of the veth
-	MAC     net.HardwareAddr // of the container's end, 6 bytes
-	HostMAC net.HardwareAddr // of the host's end, 6 bytes
-	Gateway netip.Addr       // the host's address on the veth, for clients that the container cannot answer
-	Masq    bool             // masquerade what it sends to the outside
-	Exempt  ExemptSet        // but not to these; 0: no exemption
-	Fast    FastPath
-	MTU     int // of the veth; packets that do not fit are the host's stack's
+	Addr      netip.Addr
+	Owner     loader.Owner
+	Network   Network
+	Container Container
+	IfIndex   int              // of the host's end of the veth
+	MAC       net.HardwareAddr // of the container's end, 6 bytes
+	HostMAC   net.HardwareAddr // of the host's end, 6 bytes
+	Gateway   netip.Addr       // the host's address on the veth, for clients that the container cannot answer
+	Masq      bool             // masquerade what it sends to the outside
+	Exempt    PrefixSet        // but not to these; 0: no exemption
+	Fast      FastPath
+	MTU       int // of the veth; packets that do not fit are the host's stack's
 }
 
 // FastPath says which connections go past the host's stack. Of two endpoints the one
@@ -79,12 +80,13 @@ func (e *EndpointTakenError) Unwrap() error { return ErrTaken }
 func (s *Store) AddEndpoint(e Endpoint) error {
 	key := wireAddr(e.Addr)
 	value := bpf.DatapathEndpoint{
-		Owner:   uint64(e.Owner),
-		Network: uint32(e.Network),
-		Ifindex: uint32(e.IfIndex),
-		Mac:     [6]byte(e.MAC),
-		HostMac: [6]byte(e.HostMAC),
-		Gateway: wireAddr(e.Gateway),
+		Owner:     uint64(e.Owner),
+		Network:   uint32(e.Network),
+		Container: uint32(e.Container),
+		Ifindex:   uint32(e.IfIndex),
+		Mac:       [6]byte(e.MAC),
+		HostMac:   [6]byte(e.HostMAC),
+		Gateway:   wireAddr(e.Gateway),
 	}
 	value.Exempt = uint32(e.Exempt)
 	value.Mtu = uint16(e.MTU)
@@ -130,16 +132,17 @@ func Endpoints(dp *loader.Datapath) ([]Endpoint, error) {
 
 func endpointOf(key bpf.DatapathAddr, value bpf.DatapathEndpoint) Endpoint {
 	return Endpoint{
-		Addr:    addrOf(key),
-		Owner:   loader.Owner(value.Owner),
-		Network: Network(value.Network),
-		IfIndex: int(value.Ifindex),
-		MAC:     value.Mac[:],
-		HostMAC: value.HostMac[:],
-		Gateway: addrOf(value.Gateway),
-		Exempt:  ExemptSet(value.Exempt),
-		Fast:    fastPathOf(value.Fast),
-		MTU:     int(value.Mtu),
-		Masq:    value.Flags&bpf.DatapathEndpointFlagsENDPOINT_MASQ != 0,
+		Addr:      addrOf(key),
+		Owner:     loader.Owner(value.Owner),
+		Network:   Network(value.Network),
+		Container: Container(value.Container),
+		IfIndex:   int(value.Ifindex),
+		MAC:       value.Mac[:],
+		HostMAC:   value.HostMac[:],
+		Gateway:   addrOf(value.Gateway),
+		Fast:      fastPathOf(value.Fast),
+		MTU:       int(value.Mtu),
+		Exempt:    PrefixSet(value.Exempt),
+		Masq:      value.Flags&bpf.DatapathEndpointFlagsENDPOINT_MASQ != 0,
 	}
 }

@@ -13,13 +13,16 @@ import (
 // Flow is a translated connection. The programs write them; user space only
 // reads and removes.
 type Flow struct {
-	// Out: opened by a container and masqueraded. Else opened towards it.
+	// Out: opened by a container and masqueraded.
 	Out bool
+	// Opened by a container with an ingress policy. Neither: opened towards it.
+	Opened bool
 	// Remote is the other side. The port is 0 for echo requests to it.
 	Remote netip.AddrPort
 	// Local is the masquerading address and port for Out, else the container's.
 	Local netip.AddrPort
-	// Translated is the container's address and port for Out, else those the remote uses.
+	// Translated is the container's address and port for Out, else those the remote uses;
+	// of no meaning for Opened.
 	Translated netip.AddrPort
 	Protocol   Protocol
 	Owner      loader.Owner
@@ -31,6 +34,8 @@ func (f Flow) String() string {
 	switch {
 	case f.Out:
 		return fmt.Sprintf("%s %s to %s leaves as %s", f.Protocol, translated, remote, local)
+	case f.Opened:
+		return fmt.Sprintf("%s %s to %s may be answered", f.Protocol, local, remote)
 	case f.Local == f.Translated:
 		return fmt.Sprintf("%s %s from %s keeps its address", f.Protocol, local, remote)
 	default:
@@ -66,6 +71,7 @@ func flowsIn(m *ebpf.Map) ([]Flow, error) {
 func flowOf(key bpf.DatapathFlowKey, value bpf.DatapathFlow) Flow {
 	return Flow{
 		Out:        key.Kind == bpf.DatapathFlowKindFLOW_OUT,
+		Opened:     key.Kind == bpf.DatapathFlowKindFLOW_OPENED,
 		Remote:     netip.AddrPortFrom(addrOf(key.Remote), key.RemotePort),
 		Local:      netip.AddrPortFrom(addrOf(key.Local), key.LocalPort),
 		Translated: netip.AddrPortFrom(addrOf(value.Addr), value.Port),

@@ -30,6 +30,14 @@ func NetworkToken(name string) Network {
 	return Network(token(name))
 }
 
+// Container is a container's token, which all of its attachments share.
+type Container uint32
+
+// ContainerToken returns the token of a container by its id.
+func ContainerToken(id string) Container {
+	return Container(token("", id))
+}
+
 // token hashes its parts. They are kept apart by NUL, which no name contains.
 func token(parts ...string) uint64 {
 	hash := sha256.New()

@@ -17,7 +17,8 @@ type Port struct {
 	HostPort uint16
 	Protocol Protocol // TCP or UDP
 	Addr     netip.Addr
-	Port     uint16 // the container's
+	Port     uint16    // the container's
+	Sources  PrefixSet // clients that it is for; 0: all
 	Owner    loader.Owner
 	Network  Network
 }
@@ -53,6 +54,7 @@ func (s *Store) AddPort(p Port) error {
 		Addr:    wireAddr(p.Addr),
 		Network: uint32(p.Network),
 		Port:    p.Port,
+		Sources: uint32(p.Sources),
 	}
 	err := create(s.dp.Ports, &key, &value)
 	if err == nil {
@@ -129,6 +131,7 @@ func portOf(key bpf.DatapathPortKey, value bpf.DatapathPort) Port {
 		Protocol: Protocol(key.Protocol),
 		Addr:     addrOf(value.Addr),
 		Port:     value.Port,
+		Sources:  PrefixSet(value.Sources),
 		Owner:    loader.Owner(value.Owner),
 		Network:  Network(value.Network),
 	}

@@ -3,11 +3,13 @@
 //
 //	map        key                              value                          written by   removed by
 //	endpoints  container address                veth, MACs, masquerade or not  ADD          owner's DEL, GC
+//	devices    host's end of a veth             owner, what it may send        ADD          owner's DEL, GC
 //	ports      host address or any, port, prot. container address and port     ADD          owner's DEL, GC
 //	flows      remote, local, protocol, kind    translated address and port    programs     kernel (LRU), owner's DEL, GC
 //	offload_…  both sides of a connection       whether it goes past the stack programs     kernel (LRU), end of TCP connections
 //	uplinks    device                           its addresses                  ADD          ADD, when the device is gone
 //	counters   reason of a drop                 packets and bytes per CPU      programs     never
+//	drops      owner, reason                    packets and bytes              programs     owner's DEL, GC
 //
 // Whoever writes holds the datapath's lock; the only way to a Store that writes
 // is With, which takes it. Entries are created, never overwritten, and removed
@@ -68,7 +70,7 @@ func (s *Store) closePorts(owners map[loader.Owner]bool) error {
 }
 
 func (s *Store) removePorts(owners map[loader.Owner]bool) error {
-	return removeOwned(s.dp.Ports, owners)
+	return removeOwned(s.dp.Ports, owners, ownerOf)
 }
 
 // Release removes all entries of one owner: ports first, so that nothing new
@@ -82,22 +84,24 @@ func (s *Store) Release(owner loader.Owner) error {
 func (s *Store) ReleaseAll(owners map[loader.Owner]bool) error {
 	return errors.Join(
 		s.closePorts(owners),
-		removeOwned(s.dp.Endpoints, owners),
-		s.removeUnusedExempts(),
-		removeOwned(s.dp.Established, owners),
-		removeOwned(s.dp.Flows, owners),
+		removeOwned(s.dp.Endpoints, owners, ownerOf),
+		removeOwned(s.dp.Devices, owners, ownerOf),
+		s.removeUnusedPrefixes(),
+		removeOwned(s.dp.Established, owners, ownerOf),
+		removeOwned(s.dp.Flows, owners, ownerOf),
+		removeOwned(s.dp.Drops, owners, ownerOfKey),
 	)
 }
 
 // removeOwned collects the keys before it deletes, since deleting disturbs a walk.
 // It reads of the values what is the same in every version (bpf/abi.h).
-func removeOwned(m *ebpf.Map, owners map[loader.Owner]bool) error {
+func removeOwned(m *ebpf.Map, owners map[loader.Owner]bool, ownerOf func(key, value []byte) loader.Owner) error {
 	var keys [][]byte
 	for entry, err := range rawEntries(m) {
 		if err != nil {
 			return err
 		}
-		if owners[ownerOf(entry.value)] {
+		if owners[ownerOf(entry.key, entry.value)] {
 			keys = append(keys, slices.Clone(entry.key))
 		}
 	}
@@ -110,11 +114,12 @@ func removeOwned(m *ebpf.Map, owners map[loader.Owner]bool) error {
 	return errors.Join(errs...)
 }
 
-func ownerOf(value []byte) loader.Owner {
-	return loader.Owner(binary.NativeEndian.Uint64(value))
-}
+func ownerOf(_, value []byte) loader.Owner { return loader.Owner(binary.NativeEndian.Uint64(value)) }
 
-// networkOf is of an endpoint or a host port.
+// ownerOfKey is for the counters of drops.
+func ownerOfKey(key, _ []byte) loader.Owner { return loader.Owner(binary.NativeEndian.Uint64(key)) }
+
+// networkOf is of a device, an endpoint or a host port.
 func networkOf(value []byte) Network {
 	const ownerSize = 8
 
@@ -219,16 +224,16 @@ func create[K, V any](m *ebpf.Map, key *K, value *V) error {
 	return err
 }
 
-// Owners returns the owners that have endpoints or host ports in a network.
+// Owners returns the owners that have devices, endpoints or host ports in a network.
 func Owners(dp *loader.Datapath, network Network) (map[loader.Owner]bool, error) {
 	owners := map[loader.Owner]bool{}
-	for _, m := range []*ebpf.Map{dp.Endpoints, dp.Ports} {
+	for _, m := range []*ebpf.Map{dp.Devices, dp.Endpoints, dp.Ports} {
 		for entry, err := range rawEntries(m) {
 			if err != nil {
 				return owners, err
 			}
 			if networkOf(entry.value) == network {
-				owners[ownerOf(entry.value)] = true
+				owners[ownerOf(entry.key, entry.value)] = true
 			}
 		}
 	}
@@ -260,7 +265,10 @@ func Count(dp *loader.Datapath) (map[string]int, error) {
 		}
 	}
 	uplinks, uplinksErr := Uplinks(dp)
-	exempts, exemptsErr := (&Store{dp}).exempts()
+	exempts, exemptsErr := prefixKeys(dp.Exempts)
+	sources, sourcesErr := prefixKeys(dp.Sources)
+	devices, devicesErr := Devices(dp)
+	drops, dropsErr := Drops(dp)
 	return map[string]int{
 		bpf.DatapathMapEndpoints:   len(endpoints),
 		bpf.DatapathMapPorts:       len(ports),
@@ -270,5 +278,8 @@ func Count(dp *loader.Datapath) (map[string]int, error) {
 		bpf.DatapathMapOffloadUdp:  len(offloads) - tcp,
 		bpf.DatapathMapUplinks:     len(uplinks),
 		bpf.DatapathMapExempts:     len(exempts),
-	}, errors.Join(endpointsErr, portsErr, flowsErr, establishedErr, offloadsErr, uplinksErr, exemptsErr)
+		bpf.DatapathMapSources:     len(sources),
+		bpf.DatapathMapDevices:     len(devices),
+		bpf.DatapathMapDrops:       len(drops),
+	}, errors.Join(endpointsErr, portsErr, flowsErr, establishedErr, offloadsErr, uplinksErr, exemptsErr, sourcesErr, devicesErr, dropsErr)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
@@ -33,6 +34,12 @@ func (p *Plugin) Add(ctx context.Context, args *skel.CmdArgs) error {
 	if err := checkRights(); err != nil {
 		return cniError(err)
 	}
+	lock, err := config.keepApart(ctx, flock.Shared)
+	if err != nil {
+		return cniError(err)
+	}
+	defer lock.Release()
+
 	a := &addition{
 		Plugin: p,
 		config: config,
@@ -323,21 +330,25 @@ func (a *addition) attach(ctx context.Context) error {
 	network := maps.NetworkToken(a.config.Attachment.Network)
 	for _, address := range a.addresses {
 		a.endpoints = append(a.endpoints, maps.Endpoint{
-			Addr:    address.Prefix.Addr(),
-			Owner:   a.owner,
-			Network: network,
-			IfIndex: a.deviceTo(address.Prefix.Addr()),
-			MAC:     a.pair.ContainerMAC,
-			HostMAC: a.pair.HostMAC,
-			Gateway: address.Gateway,
-			Masq:    a.config.Masq.Of(address.Prefix.Addr()),
-			Exempt:  maps.ExemptSetOf(a.config.Masq.ExemptFor(address.Prefix.Addr())),
-			Fast:    a.config.fastPath(a.config.PrevResult != nil),
-			MTU:     a.pair.MTU,
+			Addr:      address.Prefix.Addr(),
+			Owner:     a.owner,
+			Network:   network,
+			Container: maps.ContainerToken(a.config.Attachment.ContainerID),
+			IfIndex:   a.deviceTo(address.Prefix.Addr()),
+			MAC:       a.pair.ContainerMAC,
+			HostMAC:   a.pair.HostMAC,
+			Gateway:   address.Gateway,
+			Masq:      a.config.Masq.Of(address.Prefix.Addr()),
+			Fast:      a.config.fastPath(a.config.PrevResult != nil),
+			MTU:       a.pair.MTU,
+			Exempt:    maps.PrefixSetOf(a.config.Masq.ExemptFor(address.Prefix.Addr())),
 		})
 	}
 	err := maps.With(ctx, a.datapath, func(store *maps.Store) error {
 		a.written = true
+		if err := store.PutDevice(a.device(network)); err != nil {
+			return err
+		}
 		for _, endpoint := range a.endpoints {
 			if err := store.AddExempts(a.config.Masq.ExemptFor(endpoint.Addr)); err != nil {
 				return err
@@ -358,6 +369,31 @@ func (a *addition) attach(ctx context.Context) error {
 		return err
 	}
 	return a.datapath.AttachEndpoint(a.pair.HostIndex)
+}
+
+// device is what the datapath is told of the container besides its addresses.
+func (a *addition) device(network maps.Network) maps.Device {
+	device := maps.Device{
+		IfIndex:    a.pair.HostIndex,
+		Owner:      a.owner,
+		Network:    network,
+		Container:  maps.ContainerToken(a.config.Attachment.ContainerID),
+		MAC:        a.pair.ContainerMAC,
+		AntiSpoof:  a.config.AntiSpoof,
+		Ingress:    a.config.Ingress,
+		Shared:     a.pair.Bridge != 0,
+		AnyAddress: len(a.addresses) == 0,
+	}
+	for _, address := range a.addresses {
+		addr, gateway := &device.Addr4, &device.Gateway4
+		if address.IsIPv6() {
+			addr, gateway = &device.Addr6, &device.Gateway6
+		}
+		if !addr.IsValid() {
+			*addr, *gateway = address.Prefix.Addr(), address.Gateway
+		}
+	}
+	return device
 }
 
 // deviceTo returns the device by which the host reaches an address: its end of the
@@ -420,6 +456,11 @@ func (a *addition) openPorts(ctx context.Context) error {
 	return maps.With(ctx, a.datapath, func(store *maps.Store) error {
 		if err := a.datapath.AttachHost(); err != nil {
 			return err
+		}
+		for _, mapping := range a.config.Ports {
+			if err := store.AddSources(mapping.Sources); err != nil {
+				return err
+			}
 		}
 		for _, port := range ports {
 			if err := a.create(store, func() error { return store.AddPort(port) }); err != nil {

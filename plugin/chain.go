@@ -108,6 +108,7 @@ func (a *addition) pairBehind(name string) (link.Pair, error) {
 		ContainerName: name,
 		ContainerMAC:  inside.Attrs().HardwareAddr,
 		MTU:           inside.Attrs().MTU,
+		Bridge:        outside.Attrs().MasterIndex,
 	}, nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
@@ -87,6 +88,7 @@ func (i *inspection) readRecord() error {
 	}
 	if kept != nil {
 		i.chained = kept.Chained
+		return i.config.change(kept.Settings)
 	}
 	if expected := recordOf(i.config); !expected.IsEmpty() && (kept == nil || !expected.SaysAs(kept)) {
 		i.differs("the record in %s does not say what the configuration does of aliases, cgroupPath, labels and uplinks", i.config.DataDir)
@@ -120,7 +122,11 @@ func (i *inspection) failed(err error) bool {
 const repairs = " (ebpfnetctl repair mends it)"
 
 func (i *inspection) report() error {
-	if err := errors.Join(i.differences...); err != nil {
+	err := errors.Join(i.differences...)
+	if errors.Is(err, flock.ErrBusy) {
+		return err // something could not be looked at, which is no difference
+	}
+	if err != nil {
 		return cnitypes.NewError(CodeDiffers, "not as ADD left it: "+err.Error(), "DEL and ADD the container to mend what nothing else is named for")
 	}
 	return nil
@@ -265,6 +271,7 @@ func (i *inspection) inspectNewUplinks(known []maps.Uplink) {
 }
 
 func (i *inspection) inspectMaps() {
+	i.inspectDevice()
 	var endpoints []maps.Endpoint
 	for _, want := range i.addresses {
 		endpoint, found, err := maps.GetEndpoint(i.datapath, want.Prefix.Addr())
@@ -280,7 +287,7 @@ func (i *inspection) inspectMaps() {
 			i.differs("masquerading of %s is %v, expected %v", want.Prefix.Addr(), endpoint.Masq, !endpoint.Masq)
 		case endpoint.Fast != i.config.fastPath(i.chained != nil):
 			i.differs("fastPath of %s is %s, expected %s", want.Prefix.Addr(), endpoint.Fast, i.config.fastPath(i.chained != nil))
-		case endpoint.Exempt != maps.ExemptSetOf(i.config.Masq.ExemptFor(want.Prefix.Addr())):
+		case endpoint.Exempt != maps.PrefixSetOf(i.config.Masq.ExemptFor(want.Prefix.Addr())):
 			i.differs("%s is exempt from masquerading towards other networks than nonMasqueradeCIDRs says", want.Prefix.Addr())
 		default:
 			endpoints = append(endpoints, endpoint)
@@ -294,12 +301,34 @@ func (i *inspection) inspectMaps() {
 	for _, want := range ports {
 		i.inspectPort(want)
 	}
+	for _, mapping := range i.config.Ports {
+		missing, err := maps.MissingSources(i.datapath, mapping.Sources)
+		if !i.failed(err) && len(missing) > 0 {
+			i.differs("host port %d is closed to %v, for which it is meant", mapping.HostPort, missing)
+		}
+	}
 	if len(ports) == 0 {
 		return
 	}
 	attached, err := i.datapath.HostAttached()
 	if !i.failed(err) && !attached {
 		i.differs("the loopback device has lost its BPF program, by which the host reaches host ports" + repairs)
+	}
+}
+
+func (i *inspection) inspectDevice() {
+	if i.hostIndex == 0 {
+		return
+	}
+	device, found, err := maps.GetDevice(i.datapath, i.hostIndex)
+	switch {
+	case i.failed(err):
+	case !found || device.Owner != i.owner:
+		i.differs("the datapath does not know device %d as the container's", i.hostIndex)
+	case device.AntiSpoof != i.config.AntiSpoof:
+		i.differs("antiSpoof is %v, expected %v", device.AntiSpoof, i.config.AntiSpoof)
+	case device.Ingress != i.config.Ingress:
+		i.differs("ingressPolicy is %s, expected %s", device.Ingress, i.config.Ingress)
 	}
 }
 

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -32,6 +33,10 @@ type Config struct {
 	Uplinks  uplinkNames
 	MTU      int // 0: that of the route to the outside
 	Device   link.Kind
+	// AntiSpoof lets the container send from its own MAC and addresses only.
+	AntiSpoof bool
+	// Ingress says which other containers may open connections to it.
+	Ingress  maps.Policy
 	IPAM     *ipam.Config // nil: no addresses, or those of Delegate
 	Delegate *delegate    // nil, or another plugin that gives the addresses
 	DNS      cnitypes.DNS
@@ -85,6 +90,8 @@ type netConf struct {
 	Uplinks    uplinkNames     `json:"uplinks"`
 	MTU        int             `json:"mtu"`
 	Device     string          `json:"device"`
+	AntiSpoof  *bool           `json:"antiSpoof"`
+	Ingress    string          `json:"ingressPolicy"`
 	IPAM       json.RawMessage `json:"ipam"`
 	DNS        cnitypes.DNS    `json:"dns"`
 	DataDir    string          `json:"dataDir"`
@@ -101,6 +108,8 @@ type netConf struct {
 			IPs    []string       `json:"ips"`
 			MAC    string         `json:"mac"`
 			Labels []record.Label `json:"labels"`
+
+			PortSources []portSources `json:"portSources"` // ours
 		} `json:"cni"`
 	} `json:"args"`
 	RuntimeConfig struct {
@@ -164,6 +173,7 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 		MTU:        conf.MTU,
 		Device:     link.Kind(conf.Device),
 		FastPath:   conf.FastPath,
+		AntiSpoof:  conf.AntiSpoof == nil || *conf.AntiSpoof,
 		MaxFlows:   uint32(conf.MaxFlows),
 		Uplinks:    conf.Uplinks,
 		DNS:        conf.dns(),
@@ -201,6 +211,12 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 		return nil, err
 	}
 	if config.Ports, err = parsePorts(conf.RuntimeConfig.PortMappings); err != nil {
+		return nil, err
+	}
+	if err := addSources(config.Ports, conf.Args.CNI.PortSources); err != nil {
+		return nil, err
+	}
+	if config.Ingress, err = parsePolicy(conf.Ingress); err != nil {
 		return nil, err
 	}
 	if config.IPAM, err = conf.ipam(env); err != nil {
@@ -288,6 +304,14 @@ func checkCapabilities(conf *netConf) error {
 	return nil
 }
 
+func parsePolicy(name string) (maps.Policy, error) {
+	policy, known := maps.PolicyOf(cmp.Or(name, maps.Open.String()))
+	if !known {
+		return policy, invalid("ingressPolicy", name, `"open", "same-network" or "isolated"`)
+	}
+	return policy, nil
+}
+
 func checkMTU(mtu int) error {
 	const least, most = 68, 65535 // RFC 791; the largest a veth takes
 	if mtu != 0 && (mtu < least || mtu > most) {
@@ -333,14 +357,20 @@ func (c *netConf) masq() (Masq, error) {
 	if c.IPMasq6 != nil {
 		masq.IPv6 = *c.IPMasq6
 	}
-	for i, text := range c.NonMasq {
+	var err error
+	masq.Exempt, err = parsePrefixes("nonMasqueradeCIDRs", c.NonMasq)
+	return masq, err
+}
+
+func parsePrefixes(key string, texts []string) (prefixes []netip.Prefix, err error) {
+	for i, text := range texts {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil || prefix != prefix.Masked() || prefix.Addr().Is4In6() { // that would be of neither family
-			return Masq{}, invalid(fmt.Sprintf("nonMasqueradeCIDRs[%d]", i), text, "a network, like 10.0.0.0/8 or fd00::/8")
+			return nil, invalid(fmt.Sprintf("%s[%d]", key, i), text, "a network, like 10.0.0.0/8 or fd00::/8")
 		}
-		masq.Exempt = append(masq.Exempt, prefix)
+		prefixes = append(prefixes, prefix)
 	}
-	return masq, nil
+	return prefixes, nil
 }
 
 // dns is that of the configuration, or what the runtime asked for instead.

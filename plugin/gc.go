@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
@@ -24,6 +26,12 @@ func (p *Plugin) GC(ctx context.Context, args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
+	lock, err := config.keepApart(ctx, flock.Exclusive)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+
 	host, err := openHandle()
 	if err != nil {
 		return err
@@ -58,6 +66,16 @@ func (p *Plugin) GC(ctx context.Context, args *skel.CmdArgs) error {
 	}
 	_, released := p.pool(config).Retain(ctx, valid.has)
 	return errors.Join(unread, deleted, swept, forgotten, released)
+}
+
+// keepApart has GC wait for the ADDs under way, and ADDs for a GC: one that has addresses and
+// has no device yet looks like one whose container is gone. ADDs do not wait for each other. A
+// host where the directory cannot be does without.
+func (c *Config) keepApart(ctx context.Context, how flock.Mode) (*flock.Lock, error) {
+	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
+		return nil, nil
+	}
+	return flock.Acquire(ctx, c.DataDir, how)
 }
 
 // livingAttachments are those of a network that have their device: ours, or the one of

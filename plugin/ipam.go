@@ -34,7 +34,7 @@ func NewIPAM() *IPAM { return &IPAM{Stdout: os.Stdout} }
 
 // Funcs returns the verbs for the CNI library.
 func (p *IPAM) Funcs() skel.CNIFuncs {
-	return verbs(&p.cniVersion, &p.Log, p.Add, p.Del, p.Check, p.Status, p.GC)
+	return verbs(&p.cniVersion, &p.Log, lockTimeout, p.Add, p.Del, p.Check, p.Status, p.GC)
 }
 
 // CNIVersion is that of Plugin.

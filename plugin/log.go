@@ -71,7 +71,7 @@ func openLog(stdin []byte) *callLog {
 		level = slog.LevelWarn
 	}
 	log := &callLog{Logger: newLogger(os.Stderr, level), calls: asked}
-	if path == "" {
+	if !filepath.IsAbs(path) { // an ADD is refused for it
 		return log
 	}
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)

@@ -18,6 +18,7 @@ type Host struct {
 	datapath *loader.Datapath
 	netlink  *netlink.Handle
 	dataDir  string
+	records  record.Dir
 	ends     map[loader.Owner]hostEnd
 }
 
@@ -66,6 +67,7 @@ func (h *Host) findEnds(directory string) error {
 	if err != nil {
 		return err
 	}
+	h.records = records
 	kept, err := records.List()
 	if err != nil {
 		return err

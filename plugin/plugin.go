@@ -10,6 +10,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -40,6 +41,8 @@ type Plugin struct {
 	// BeforeStep, if not nil, is called with the name of each step of ADD; an
 	// error fails the step. Tests use it to stop ADD wherever it can be stopped.
 	BeforeStep func(step string) error
+	// LockTimeout is how long a verb may wait for locks, instead of a minute.
+	LockTimeout time.Duration
 
 	cniVersion string // of the configuration that a verb was called with
 }
@@ -49,14 +52,14 @@ func New() *Plugin { return &Plugin{Stdout: os.Stdout} }
 
 // Funcs returns the verbs for the CNI library. Each waits for locks until its deadline.
 func (p *Plugin) Funcs() skel.CNIFuncs {
-	return verbs(&p.cniVersion, &p.Log, p.Add, p.Del, p.Check, p.Status, p.GC)
+	return verbs(&p.cniVersion, &p.Log, cmp.Or(p.LockTimeout, lockTimeout), p.Add, p.Del, p.Check, p.Status, p.GC)
 }
 
 type verb = func(context.Context, *skel.CmdArgs) error
 
 // verbs bounds each verb's wait for locks, gives its error a code, keeps the log, and
 // notes the version that the configuration names.
-func verbs(cniVersion *string, log **slog.Logger, add, del, check, status, gc verb) skel.CNIFuncs {
+func verbs(cniVersion *string, log **slog.Logger, lockTimeout time.Duration, add, del, check, status, gc verb) skel.CNIFuncs {
 	wrap := func(name string, do verb) func(*skel.CmdArgs) error {
 		return func(args *skel.CmdArgs) error {
 			*cniVersion = versionOf(args.StdinData)

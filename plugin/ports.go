@@ -15,6 +15,14 @@ type PortMapping struct {
 	HostPort uint16
 	Port     uint16
 	Protocol maps.Protocol
+	Sources  []netip.Prefix // clients that it is for; none: all
+}
+
+// portSources is an element of args.cni.portSources: for whom a host port is.
+type portSources struct {
+	HostPort int      `json:"hostPort"`
+	Protocol string   `json:"protocol"`
+	Sources  []string `json:"sources"`
 }
 
 // portMapping is an element of runtimeConfig.portMappings. Runtimes differ in
@@ -28,7 +36,7 @@ type portMapping struct {
 
 func parsePorts(asked []portMapping) ([]PortMapping, error) {
 	var parsed []PortMapping
-	seen := map[PortMapping]bool{}
+	seen := map[maps.Port]bool{}
 	for i, mapping := range asked {
 		key := fmt.Sprintf("runtimeConfig.portMappings[%d]", i)
 		port, err := mapping.parse(key)
@@ -36,7 +44,7 @@ func parsePorts(asked []portMapping) ([]PortMapping, error) {
 			return nil, err
 		}
 		for _, ipv4 := range port.families() {
-			place := PortMapping{HostAddr: port.hostAddr(ipv4), HostPort: port.HostPort, Protocol: port.Protocol}
+			place := maps.Port{HostAddr: port.hostAddr(ipv4), HostPort: port.HostPort, Protocol: port.Protocol}
 			if seen[place] {
 				return nil, invalid(key+".hostPort", mapping.HostPort, "a port that is given once for an address and a protocol")
 			}
@@ -63,15 +71,9 @@ func (m portMapping) parse(key string) (PortMapping, error) {
 	if m.ContainerPort < 1 || m.ContainerPort > 65535 {
 		return port, invalid(key+".containerPort", m.ContainerPort, "a port from 1 to 65535")
 	}
-	switch strings.ToLower(m.Protocol) {
-	case "tcp", "":
-		port.Protocol = maps.TCP
-	case "udp":
-		port.Protocol = maps.UDP
-	case "sctp":
-		return port, unsupported(key+".protocol", m.Protocol, "ebpfnet maps tcp and udp")
-	default:
-		return port, invalid(key+".protocol", m.Protocol, `"tcp" or "udp"`)
+	var err error
+	if port.Protocol, err = parseProtocol(key, m.Protocol); err != nil {
+		return port, err
 	}
 	if m.HostIP == "" {
 		return port, nil
@@ -82,6 +84,47 @@ func (m portMapping) parse(key string) (PortMapping, error) {
 	}
 	port.HostAddr = addr.Unmap()
 	return port, nil
+}
+
+func parseProtocol(key, name string) (maps.Protocol, error) {
+	switch strings.ToLower(name) {
+	case "tcp", "":
+		return maps.TCP, nil
+	case "udp":
+		return maps.UDP, nil
+	case "sctp":
+		return 0, unsupported(key+".protocol", name, "ebpfnet maps tcp and udp")
+	default:
+		return 0, invalid(key+".protocol", name, `"tcp" or "udp"`)
+	}
+}
+
+// addSources gives the mappings the clients that they are for. A list may be for a port that this
+// container does not have: it can stand in the configuration of the whole network.
+func addSources(ports []PortMapping, lists []portSources) error {
+	for i, list := range lists {
+		key := fmt.Sprintf("args.cni.portSources[%d]", i)
+		protocol, err := parseProtocol(key, list.Protocol)
+		if err != nil {
+			return err
+		}
+		sources, err := parsePrefixes(key+".sources", list.Sources)
+		if err != nil {
+			return err
+		}
+		if len(sources) == 0 {
+			return invalid(key+".sources", list.Sources, "the networks of clients, like 192.0.2.0/24")
+		}
+		if list.HostPort < 1 || list.HostPort > 65535 {
+			return invalid(key+".hostPort", list.HostPort, "a port from 1 to 65535")
+		}
+		for i := range ports {
+			if int(ports[i].HostPort) == list.HostPort && ports[i].Protocol == protocol {
+				ports[i].Sources = append(ports[i].Sources, sources...)
+			}
+		}
+	}
+	return nil
 }
 
 // entriesFor returns the entries of a mapping for a container's addresses: one
@@ -101,6 +144,7 @@ func (m PortMapping) entriesFor(endpoints []maps.Endpoint) []maps.Port {
 			Protocol: m.Protocol,
 			Addr:     endpoint.Addr,
 			Port:     m.Port,
+			Sources:  maps.PrefixSetOf(m.Sources),
 			Owner:    endpoint.Owner,
 			Network:  endpoint.Network,
 		})

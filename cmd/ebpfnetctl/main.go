@@ -23,6 +23,9 @@ const usage = `ebpfnetctl shows what ebpfnet has on this host, and mends it.
                                 loaded, newer or older ones; no packet and no flow is lost
   ebpfnetctl repair [-o json]   put back programs that another tool has taken off, follow
                                 changes of the uplinks; for hooks of network managers, too
+  ebpfnetctl set NETWORK[/CONTAINER[/INTERFACE]] KEY=VALUE...
+                                change antiSpoof or ingressPolicy of containers that run, until
+                                they are gone; the configuration is for new ones
   ebpfnetctl unload [--yes]     take all of ebpfnet out of the kernel; without --yes say
                                 what that would break, and do nothing
 
@@ -37,6 +40,7 @@ type options struct {
 	json    bool
 	yes     bool
 	dataDir string
+	words   []string // behind the flags; for set alone
 }
 
 var commands = map[string]func(context.Context, io.Writer, options) error{
@@ -45,6 +49,7 @@ var commands = map[string]func(context.Context, io.Writer, options) error{
 	"load":        load,
 	"upgrade":     upgrade,
 	"repair":      repair,
+	"set":         set,
 	"unload":      unload,
 }
 
@@ -75,10 +80,11 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 	command, known := commands[args[0]]
-	if !known || flags.NArg() > 0 || (*output != "text" && *output != "json") {
+	if !known || flags.NArg() > 0 && args[0] != "set" || (*output != "text" && *output != "json") {
 		fmt.Fprintf(stderr, "ebpfnetctl: cannot do %q\n\n%s", args, usage)
 		return 2
 	}
+	o.words = flags.Args()
 	o.json = *output == "json"
 	ctx, cancel := context.WithTimeout(context.Background(), lockTimeout)
 	defer cancel()

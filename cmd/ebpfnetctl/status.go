@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -32,6 +33,8 @@ type status struct {
 	Maps      []mapStatus `json:"maps"`
 	Bytes     uint64      `json:"bytes"` // of all maps
 	Drops     []drop      `json:"drops"`
+
+	Containers []containerDrops `json:"containers"` // those of which packets were dropped
 }
 
 type mapStatus struct {
@@ -45,6 +48,13 @@ type drop struct {
 	Reason  string `json:"reason"`
 	Packets uint64 `json:"packets"`
 	Bytes   uint64 `json:"bytes"`
+}
+
+// containerDrops is what was dropped of one container, or on the way to it.
+type containerDrops struct {
+	Device string `json:"device"` // the host's end of its veth
+	Owner  string `json:"owner"`
+	Drops  []drop `json:"drops"`
 }
 
 // printStatus prints what is loaded.
@@ -103,7 +113,32 @@ func collect(datapath *loader.Datapath) (*status, error) {
 	for _, c := range counters {
 		s.Drops = append(s.Drops, drop{c.Reason.String(), c.Packets, c.Bytes})
 	}
-	return s, nil
+	return s, s.addContainers(datapath)
+}
+
+func (s *status) addContainers(datapath *loader.Datapath) error {
+	s.Containers = []containerDrops{} // not null
+	devices, err := maps.Devices(datapath)
+	if err != nil {
+		return err
+	}
+	drops, err := maps.Drops(datapath)
+	if err != nil {
+		return err
+	}
+	for _, device := range devices {
+		c := containerDrops{Device: deviceName(device.IfIndex), Owner: fmt.Sprintf("%016x", uint64(device.Owner))}
+		for _, d := range drops {
+			if d.Owner == device.Owner {
+				c.Drops = append(c.Drops, drop{d.Reason.String(), d.Packets, d.Bytes})
+			}
+		}
+		if len(c.Drops) > 0 {
+			s.Containers = append(s.Containers, c)
+		}
+	}
+	slices.SortFunc(s.Containers, func(a, b containerDrops) int { return strings.Compare(a.Device, b.Device) })
+	return nil
 }
 
 // addMaps looks at all that is pinned, so that the bytes are the whole price.
@@ -199,6 +234,12 @@ func (s *status) print(to io.Writer) error {
 	fmt.Fprintln(to, "\npackets dropped")
 	for _, d := range s.Drops {
 		fmt.Fprintf(to, "%12d  %s\n", d.Packets, d.Reason)
+	}
+	for _, c := range s.Containers {
+		fmt.Fprintf(to, "\nof the container behind %s\n", c.Device)
+		for _, d := range c.Drops {
+			fmt.Fprintf(to, "%12d  %s\n", d.Packets, d.Reason)
+		}
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin"
 )
 
@@ -59,6 +60,33 @@ func repair(ctx context.Context, to io.Writer, o options) error {
 	}
 	if err == nil && len(mended) == 0 {
 		fmt.Fprintln(to, "nothing was missing")
+	}
+	return err
+}
+
+// set changes settings of containers that run.
+func set(ctx context.Context, to io.Writer, o options) error {
+	if len(o.words) < 2 {
+		return errors.New("set: expected NETWORK[/CONTAINER[/INTERFACE]] KEY=VALUE, once or more often")
+	}
+	settings, err := plugin.ParseSettings(o.words[1:])
+	if err != nil {
+		return err
+	}
+	var of maps.Attachment
+	names := strings.SplitN(o.words[0], "/", 3)
+	for i, name := range []*string{&of.Network, &of.ContainerID, &of.IfName}[:len(names)] {
+		*name = names[i]
+	}
+	host, err := plugin.OpenHost(loader.OpenLoaded, o.dataDir)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+
+	changed, err := host.Set(ctx, of, settings)
+	for _, who := range changed {
+		fmt.Fprintf(to, "%s: %s\n", who, strings.Join(o.words[1:], " "))
 	}
 	return err
 }

@@ -36,6 +36,7 @@ type Pair struct {
 	HostMAC       net.HardwareAddr
 	ContainerMAC  net.HardwareAddr
 	MTU           int
+	Bridge        int // device that the host's end is a port of; 0: none
 }
 
 // Create makes the pair in one request, both ends down, and sets HostIndex. The

@@ -33,6 +33,14 @@ type Record struct {
 	CgroupPath string          `json:"cgroupPath,omitempty"`
 	Labels     []Label         `json:"labels,omitempty"`
 	Uplinks    []string        `json:"uplinks,omitempty"` // names, where the network has any
+	Settings   Settings        `json:"settings,omitzero"`
+}
+
+// Settings are keys of the configuration that were changed while the container ran;
+// nil and "": as the configuration has them.
+type Settings struct {
+	AntiSpoof     *bool  `json:"antiSpoof,omitempty"`
+	IngressPolicy string `json:"ingressPolicy,omitempty"`
 }
 
 // Label is one of args.cni.labels.
@@ -49,7 +57,8 @@ type Chained struct {
 
 // IsEmpty says that there is nothing to keep.
 func (r *Record) IsEmpty() bool {
-	return r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0 && len(r.Uplinks) == 0
+	return r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0 && len(r.Uplinks) == 0 &&
+		r.Settings == Settings{}
 }
 
 // SaysAs compares what runtimes and configurations said.

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"time"
@@ -35,7 +36,7 @@ func (o *objects) bytes() (programs, maps uint64) {
 	return programs, maps
 }
 
-// pins lists what is pinned in one of the directories of a node's datapath.
+// pins lists what is pinned in one of the directories of a node's datapath, or below.
 func (s *setup) pins(kind string) (paths []string, err error) {
 	var dir string
 	err = s.topology.Node.Do(func() error {
@@ -45,8 +46,15 @@ func (s *setup) pins(kind string) (paths []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if paths, err = filepath.Glob(filepath.Join(loader.Root, dir, kind, "*")); err == nil && len(paths) == 0 {
-		err = fmt.Errorf("nothing is pinned in %s", filepath.Join(loader.Root, dir, kind))
+	dir = filepath.Join(loader.Root, dir, kind)
+	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			paths = append(paths, path)
+		}
+		return err
+	})
+	if err == nil && len(paths) == 0 {
+		err = fmt.Errorf("nothing is pinned in %s", dir)
 	}
 	return paths, err
 }

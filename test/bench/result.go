@@ -26,6 +26,7 @@ type result struct {
 	Calls    []callResult    `json:"calls"`
 	Programs []programCost   `json:"programs"`
 	Targets  []verdict       `json:"targets"`
+	Unseen   []string        `json:"unseen,omitempty"` // what could not be looked at, and why
 }
 
 // setupResult tells what was compared, or why it is absent.

@@ -129,29 +129,26 @@ func (r *run) measureCalls(s *setup) {
 	r.progress.done(r.form.callsOf(s))
 }
 
-// look takes down what else there is to see of the setups.
-func (r *run) look() error {
+// look takes down what else there is to see of the setups. What cannot be seen is told, and costs
+// nothing of what was measured.
+func (r *run) look() {
 	for _, s := range r.setups {
-		of := r.find(s.name())
-		var err error
-		if of.GSO, err = s.gsoSize(); err != nil {
-			return err
+		if err := r.lookAt(s); err != nil {
+			r.result.Unseen = append(r.result.Unseen, fmt.Sprintf("%s: %v", s.name(), err))
 		}
-		if !s.ours {
-			continue
-		}
-		if of.Objects, err = s.objects(); err != nil {
-			return fmt.Errorf("%s: %w", s.name(), err)
-		}
-		if s.scale != smallest {
-			continue
-		}
-		r.progress.say("what the programs take, %s", s.title)
-		costs, err := s.programCosts(r.form.slice)
-		if err != nil {
-			return fmt.Errorf("%s: %w", s.name(), err)
-		}
-		r.result.Programs = append(r.result.Programs, costs...)
 	}
-	return nil
+}
+
+func (r *run) lookAt(s *setup) (err error) {
+	of := r.find(s.name())
+	if of.GSO, err = s.gsoSize(); err != nil || !s.ours {
+		return err
+	}
+	if of.Objects, err = s.objects(); err != nil || s.scale != smallest {
+		return err
+	}
+	r.progress.say("what the programs take, %s", s.title)
+	costs, err := s.programCosts(r.form.slice)
+	r.result.Programs = append(r.result.Programs, costs...)
+	return err
 }

@@ -37,9 +37,7 @@ func smallRun(m *testenv.Machine, only string) (*result, error) {
 	}
 	r.progress.start(r.steps())
 	r.measure()
-	if err := r.look(); err != nil {
-		return nil, err
-	}
+	r.look()
 	r.collect()
 	r.result.judge()
 	return r.result, nil
@@ -53,6 +51,9 @@ func TestSmallRun(t *testing.T) {
 	})
 	if r == nil {
 		return
+	}
+	if len(r.Unseen) > 0 {
+		t.Errorf("unseen: %q", r.Unseen)
 	}
 	measured := make(map[string]int)
 	for _, c := range r.Traffic {

@@ -60,6 +60,9 @@ func (r *result) tables() string {
 			fmt.Fprintf(&out, "\nabsent: %s, %s: %s\n", s.Title, s.scale, s.Absent)
 		}
 	}
+	for _, unseen := range r.Unseen {
+		fmt.Fprintf(&out, "\nnot seen: %s\n", unseen)
+	}
 	for _, t := range r.Traffic {
 		if t.Error != "" {
 			fmt.Fprintf(&out, "\nfailed: %s, %s, %s, %s: %s\n", t.Setup, t.Path, t.Family, t.Work, t.Error)

@@ -189,7 +189,7 @@ func removeEntries(remove func(*maps.Store, loader.Owner) error) func(*testing.T
 func removeExempts(t *testing.T, p *pod, _ *types100.Result) {
 	t.Helper()
 	withDatapath(t, p.host, func(datapath *loader.Datapath) error {
-		var key bpf.DatapathExemptKey
+		var key bpf.DatapathPrefixKey
 		for {
 			if err := datapath.Exempts.NextKey(nil, &key); err != nil {
 				return nil // empty

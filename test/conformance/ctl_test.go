@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"encoding/json"
+	"errors"
 	"os/exec"
 	"strings"
 	"testing"
@@ -36,6 +37,11 @@ func TestCtlArguments(t *testing.T) {
 		{[]string{"status", "-o", "yaml"}, 2, "", "yaml"},
 		{[]string{"status", "--verbose"}, 2, "", "verbose"},
 		{[]string{"status", "all"}, 2, "", "all"},
+		{[]string{"set", "pods"}, 1, "", "KEY=VALUE"},
+		{[]string{"set", "pods", "colour=red"}, 1, "", "colour=red"},
+		{[]string{"set", "pods", "ingressPolicy=closed"}, 1, "", "same-network"},
+		{[]string{"set", "pods", "antiSpoof=maybe"}, 1, "", "true or false"},
+		{[]string{"set", "pods", "antiSpoof=true"}, 1, "", "not loaded"},
 		{[]string{"status"}, 1, "", "not loaded"},
 	} {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
@@ -102,4 +108,25 @@ func TestCtlStatus(t *testing.T) {
 			t.Errorf("the text lacks %q:\n%s", word, stdout)
 		}
 	}
+}
+
+// TestCtlStatusDrops finds the packets that were dropped of a container, under its device.
+func TestCtlStatusDrops(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	defer p.del(t)
+
+	frame := make([]byte, 60) // from no MAC at all
+	if err := p.SendFrames(testenv.PodIfName, frame, frame); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, "status to tell of drops", func() error {
+		_, stdout, stderr := h.ctl(t, "status")
+		_, drops, _ := strings.Cut(stdout, "of the container behind ebpf")
+		if !strings.Contains(drops, "   2  sent from another MAC address") {
+			return errors.New(stdout + stderr)
+		}
+		return nil
+	})
 }

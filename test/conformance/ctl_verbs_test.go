@@ -100,3 +100,25 @@ func TestCtlUnload(t *testing.T) {
 	wantPing(t, p.Namespace, testenv.OutsideAddr4)
 	p.del(t)
 }
+
+// TestCtlSet changes what CHECK wants, of the containers that are named, until DEL.
+func TestCtlSet(t *testing.T) {
+	h := newHost(t)
+	one, two := h.pod(t, "c1", dual("1.1.0")), h.pod(t, "c2", dual("1.1.0"))
+	one.add(t)
+	two.add(t)
+	before := h.state(t, one.Namespace, two.Namespace)
+	h.wantCtl(t, 1, []string{"set", "pods/c3", "antiSpoof=false"}, "no such container", "pods/c3")
+	h.wantCtl(t, 1, []string{"set", "others", "antiSpoof=false"}, "no such container")
+	h.wantState(t, before, one.Namespace, two.Namespace)
+	h.wantCtl(t, 0, []string{"set", "pods", "antiSpoof=false", "ingressPolicy=isolated"}, "pods c1 eth0", "pods c2 eth0", "isolated")
+	h.wantCtl(t, 0, []string{"set", "pods/c1/eth0", "antiSpoof=true"}, "pods c1 eth0: antiSpoof=true")
+	wantSuccess(t, one.try(t, "CHECK"), "")
+	wantSuccess(t, two.try(t, "CHECK"), "")
+	h.wantCtl(t, 0, []string{"set", "pods/c1", "antiSpoof=true", "ingressPolicy=open"}, "pods c1 eth0")
+	one.del(t)
+	one.add(t)
+	wantSuccess(t, one.try(t, "CHECK"), "")
+	one.del(t)
+	two.del(t)
+}

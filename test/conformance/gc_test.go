@@ -8,9 +8,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -204,6 +206,48 @@ func TestGCGoesOn(t *testing.T) {
 	}
 	h.gc(t, withKey(conf, currentKey, list{}))
 	h.wantState(t, before, p.Namespace)
+}
+
+// TestGCWhileAdding stops an ADD where it has addresses and has no device yet. A GC that another runtime
+// calls without a list must not take it for dead.
+func TestGCWhileAdding(t *testing.T) {
+	const patience = 500 * time.Millisecond // for a GC that does not wait
+	h := newHost(t)
+	conf := dual("1.1.0")
+	p := h.pod(t, "c1", conf)
+	pause, err := flock.Acquire(testenv.Context(t), pauseLock, flock.Exclusive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	adding, collecting := make(chan *testenv.Call, 1), make(chan *testenv.Call, 1)
+	go func() {
+		call, _ := p.addAs(t, role{PauseBefore: "create the veth pair"})
+		adding <- call
+	}()
+	testenv.Eventually(t, "the reservation", func() error {
+		_, err := os.Stat(filepath.Join(addressDir, "pods", "10.88.0.2"))
+		return err
+	})
+	go func() { collecting <- h.tryGC(t, conf) }()
+	var collected *testenv.Call
+	select {
+	case collected = <-collecting:
+	case <-time.After(patience):
+	}
+	if err := pause.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if added := <-adding; added == nil || added.Exit != 0 {
+		t.Fatalf("ADD: %+v", added)
+	}
+	if collected == nil {
+		collected = <-collecting
+	}
+	wantSuccess(t, collected, "")
+	if _, err := os.Stat(filepath.Join(addressDir, "pods", "10.88.0.2")); err != nil {
+		t.Errorf("GC has released the address of a container that lives: %v", err)
+	}
+	p.del(t)
 }
 
 // TestGCWhileDevicesChange: the kernel marks a list of devices that changes while it is read as

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -25,6 +26,7 @@ func TestBusy(t *testing.T) {
 	for name, path := range map[string]string{
 		"datapath":  loader.Root,
 		"addresses": filepath.Join(addressDir, "pods", "lock"),
+		"GC":        record.DefaultDir,
 	} {
 		t.Run(name, func(t *testing.T) {
 			lock, err := flock.Acquire(testenv.Context(t), path, flock.Exclusive)
@@ -46,6 +48,43 @@ func TestBusy(t *testing.T) {
 			h.wantState(t, before, p.Namespace)
 		})
 	}
+}
+
+// TestBusyVerbs is the same for the other verbs: CHECK must not take what it cannot look at for a
+// difference, which has its container made anew.
+func TestBusyVerbs(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	before := h.state(t, p.Namespace)
+	addresses := filepath.Join(addressDir, "pods", "lock")
+	for _, test := range []struct {
+		verb, lock string
+		code       uint
+	}{
+		{"CHECK", addresses, codeTryAgain},
+		{"STATUS", addresses, codeNotAvailable},
+		{"GC", addresses, codeTryAgain},
+		{"GC", record.DefaultDir, codeTryAgain},
+		{"DEL", addresses, codeTryAgain},
+	} {
+		t.Run(test.verb+" "+test.lock, func(t *testing.T) {
+			lock, err := flock.Acquire(testenv.Context(t), test.lock, flock.Exclusive)
+			if err != nil {
+				t.Fatal(err)
+			}
+			call, stopped := p.doAs(t, test.verb, role{Deadline: patience})
+			lock.Release()
+			if stopped {
+				t.Fatalf("%s does not end after its deadline of %s", test.verb, patience)
+			}
+			wantError(t, call, test.code, "lock", test.lock)
+			if test.verb != "DEL" { // which has done what it could
+				h.wantState(t, before, p.Namespace)
+			}
+		})
+	}
+	p.del(t)
 }
 
 // TestBusyInTheMiddle takes the datapath's lock away from an ADD that has its device already: the

@@ -45,6 +45,9 @@ func newHost(t *testing.T) *host {
 	h := &host{plugin: testenv.Build(t, "./cmd/ebpfnet"), path: "/opt/cni/bin"}
 	t.Cleanup(func() {
 		checkPins(t)
+		if left, _ := filepath.Glob("*.log"); len(left) > 0 {
+			t.Errorf("left in the working directory: %v", left)
+		}
 		if err := errors.Join(os.RemoveAll(loader.Root), os.RemoveAll(addressDir), os.RemoveAll(record.DefaultDir)); err != nil {
 			t.Errorf("clean up: %v", err)
 		}

@@ -24,19 +24,22 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// roleEnv makes the test binary play a plugin that fails ADD as it says, instead of running
+// roleEnv makes the test binary play a plugin that fails as it says, instead of running
 // its tests. A process of its own is what the plugin is written for: all of its threads are in
 // the node's namespace.
 const roleEnv = "CONFORMANCE_ROLE"
 
 // role is how the plugin of [roleEnv] differs from the real one.
 type role struct {
-	FailBefore string        // a step of ADD
-	KillBefore string        // a step: the process ends there by SIGKILL
-	LockBefore string        // a step: the datapath's lock is taken there, and kept
-	FailPrint  bool          // stdout takes nothing
-	Deadline   time.Duration // for the whole ADD
+	FailBefore  string        // a step of ADD
+	KillBefore  string        // a step: the process ends there by SIGKILL
+	LockBefore  string        // a step: the datapath's lock is taken there, and kept
+	PauseBefore string        // a step: it waits there until nobody holds pauseLock
+	FailPrint   bool          // stdout takes nothing
+	Deadline    time.Duration // for the whole verb
 }
+
+const pauseLock = "/run/pause"
 
 var errOnPurpose = errors.New("on purpose")
 
@@ -44,20 +47,22 @@ type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) { return 0, errOnPurpose }
 
-// playPlugin runs ADD and writes each step to stderr, and the error to stdout.
+// playPlugin runs a verb and writes each step of ADD to stderr, and the error to stdout.
 func playPlugin() int {
 	var r role
 	stdin, err := io.ReadAll(os.Stdin)
 	if err = errors.Join(err, json.Unmarshal([]byte(os.Getenv(roleEnv)), &r)); err != nil {
 		panic(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), r.Deadline)
-	defer cancel()
-	in := &plugin.Plugin{Stdout: io.Discard, Log: slog.New(slog.DiscardHandler), BeforeStep: r.beforeStep}
+	in := &plugin.Plugin{Stdout: io.Discard, Log: slog.New(slog.DiscardHandler), BeforeStep: r.beforeStep, LockTimeout: r.Deadline}
 	if r.FailPrint {
 		in.Stdout = fullDisk{}
 	}
-	err = in.Add(ctx, &skel.CmdArgs{
+	verbs := in.Funcs()
+	do := map[string]func(*skel.CmdArgs) error{
+		"ADD": verbs.Add, "DEL": verbs.Del, "CHECK": verbs.Check, "STATUS": verbs.Status, "GC": verbs.GC,
+	}
+	err = do[os.Getenv("CNI_COMMAND")](&skel.CmdArgs{
 		ContainerID: os.Getenv("CNI_CONTAINERID"),
 		Netns:       os.Getenv("CNI_NETNS"),
 		IfName:      os.Getenv("CNI_IFNAME"),
@@ -83,6 +88,10 @@ func (r role) beforeStep(name string) error {
 	if name == r.KillBefore {
 		return unix.Kill(os.Getpid(), unix.SIGKILL)
 	}
+	if name == r.PauseBefore {
+		lock, err := flock.Acquire(context.Background(), pauseLock, flock.Exclusive)
+		return errors.Join(err, lock.Release())
+	}
 	if name == r.FailBefore {
 		return errOnPurpose
 	}
@@ -92,6 +101,12 @@ func (r role) beforeStep(name string) error {
 // addAs runs ADD as a role plays it. stopped says that it had to be killed.
 func (p *pod) addAs(t *testing.T, r role) (call *testenv.Call, stopped bool) {
 	t.Helper()
+	return p.doAs(t, "ADD", r)
+}
+
+// doAs is addAs for any verb.
+func (p *pod) doAs(t *testing.T, verb string, r role) (call *testenv.Call, stopped bool) {
+	t.Helper()
 	const limit = 5 * time.Second // for undoing, after the deadline
 
 	if r.Deadline == 0 {
@@ -99,9 +114,13 @@ func (p *pod) addAs(t *testing.T, r role) (call *testenv.Call, stopped bool) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), r.Deadline+limit)
 	defer cancel()
-	env := p.env("ADD")
+	env := p.env(verb)
 	env[roleEnv] = string(encode(t, r))
-	call, err := p.host.Node.Invoke(ctx, "/proc/self/exe", env, encode(t, p.conf))
+	conf := p.conf
+	if p.result != nil {
+		conf = with(conf, "prevResult", p.result)
+	}
+	call, err := p.host.Node.Invoke(ctx, "/proc/self/exe", env, encode(t, conf))
 	if ctx.Err() != nil {
 		return nil, true
 	}

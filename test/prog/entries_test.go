@@ -150,7 +150,7 @@ func (h *host) exempt(s scene, exempts []exempt) error {
 	var errs []error
 	for _, e := range exempts {
 		prefix := netip.MustParsePrefix(e.prefix[s.name])
-		key := bpf.DatapathExemptKey{
+		key := bpf.DatapathPrefixKey{
 			Prefix: uint32(setBits + prefix.Bits()), Set: uint32(owners[e.of]), Addr: wire(prefix.Addr()),
 		}
 		if prefix.Addr().Is4() {
@@ -173,6 +173,16 @@ var reasons = map[string]bpf.DatapathReason{
 	"truncated":   bpf.DatapathReasonREASON_TRUNCATED,
 	"no flow":     bpf.DatapathReasonREASON_NO_FLOW,
 	"not written": bpf.DatapathReasonREASON_NOT_WRITTEN,
+	"MAC":         bpf.DatapathReasonREASON_MAC,
+	"address":     bpf.DatapathReasonREASON_ADDRESS,
+	"gateway":     bpf.DatapathReasonREASON_GATEWAY,
+	"ARP":         bpf.DatapathReasonREASON_ARP,
+	"neighbor":    bpf.DatapathReasonREASON_NEIGHBOR,
+	"router":      bpf.DatapathReasonREASON_ROUTER,
+	"DHCP server": bpf.DatapathReasonREASON_DHCP_SERVER,
+	"headers":     bpf.DatapathReasonREASON_HEADERS,
+	"policy":      bpf.DatapathReasonREASON_POLICY,
+	"client":      bpf.DatapathReasonREASON_CLIENT,
 }
 
 // checkCounters wants one packet of size bytes counted under reason, or none for "".

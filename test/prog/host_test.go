@@ -243,7 +243,7 @@ func (h *host) reset() error {
 		empty[bpf.DatapathFlowKey, bpf.DatapathFlow](maps[bpf.DatapathMapFlows]),
 		empty[bpf.DatapathFlowKey, bpf.DatapathFlow](maps[bpf.DatapathMapEstablished]),
 		empty[bpf.DatapathPortKey, bpf.DatapathPort](maps[bpf.DatapathMapPorts]),
-		empty[bpf.DatapathExemptKey, uint32](maps[bpf.DatapathMapExempts]),
+		empty[bpf.DatapathPrefixKey, uint32](maps[bpf.DatapathMapExempts]),
 		empty[bpf.DatapathFragmentKey, bpf.DatapathFragment](maps[bpf.DatapathMapFragments]),
 		empty[bpf.DatapathHeldKey, bpf.DatapathHeld](maps[bpf.DatapathMapHeldFragments]),
 		maps[bpf.DatapathMapUplinks].Put(uint32(h.uplink.Index), bpf.DatapathUplink{Addr4: v4.wire("node"), Addr6: v6.wire("node")}),

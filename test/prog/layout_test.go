@@ -47,10 +47,20 @@ func TestLayout(t *testing.T) {
 			bpf.DatapathEndpoint{
 				Owner: 0x0102030405060708, Network: 0x11121314, Ifindex: 0x21222324, Mac: [6]byte{1, 2, 3, 4, 5, 6},
 				HostMac: [6]byte{7, 8, 9, 10, 11, 12}, Gateway: addr, Flags: bpf.DatapathEndpointFlagsENDPOINT_MASQ,
-				Exempt: 0x31323334,
+				Exempt: 0x31323334, Container: 0x41424344, Mtu: 0x0102, Fast: bpf.DatapathFastPathFAST_ALWAYS,
 			},
 			"0807060504030201 14131211 24232221 010203040506 0708090a0b0c 00000000 00000000 0000ffff 08007109 " +
-				"01000000 34333231 00000000",
+				"01000000 34333231 44434241 0201 03 00 00000000",
+		},
+		{bpf.DatapathMapDevices, "key", uint32(7), "07000000"},
+		{
+			bpf.DatapathMapDevices, "value",
+			bpf.DatapathDevice{
+				Owner: 0x0102030405060708, Network: 0x11121314, Container: 0x21222324, Flags: bpf.DatapathDeviceFlagsDEVICE_SHARED,
+				Addr4: addr, Gateway6: addr6, Mac: [6]byte{1, 2, 3, 4, 5, 6}, Ingress: bpf.DatapathPolicyPOLICY_ISOLATED,
+			},
+			"0807060504030201 14131211 24232221 00000000 00000000 0000ffff 08007109 " +
+				strings.Repeat("00000000", 8) + "20010db8 86dd0009 00000000 00000009 010203040506 02 00 02000000 00000000",
 		},
 		{
 			bpf.DatapathMapPorts, "key", bpf.DatapathPortKey{Addr: addr, Port: 8080, Protocol: 6},
@@ -62,8 +72,8 @@ func TestLayout(t *testing.T) {
 			"00000000 00000000 0000ffff 08007109 5000 06 01",
 		},
 		{
-			bpf.DatapathMapPorts, "value", bpf.DatapathPort{Owner: 1, Addr: addr, Network: 2, Port: 80},
-			"0100000000000000 02000000 5000 0000 00000000 00000000 0000ffff 08007109",
+			bpf.DatapathMapPorts, "value", bpf.DatapathPort{Owner: 1, Addr: addr, Network: 2, Port: 80, Sources: 0x01020304},
+			"0100000000000000 02000000 5000 0000 00000000 00000000 0000ffff 08007109 04030201 00000000",
 		},
 		{
 			bpf.DatapathMapFlows, "key",
@@ -76,10 +86,14 @@ func TestLayout(t *testing.T) {
 			"0100000000000000 00000000 00000000 0000ffff 08007109 04030201 5000 02 00",
 		},
 		{
-			bpf.DatapathMapExempts, "key", bpf.DatapathExemptKey{Prefix: 160, Set: 0x01020304, Addr: addr},
+			bpf.DatapathMapExempts, "key", bpf.DatapathPrefixKey{Prefix: 160, Set: 0x01020304, Addr: addr},
 			"a0000000 04030201 00000000 00000000 0000ffff 08007109",
 		},
 		{bpf.DatapathMapExempts, "value", uint32(0), "00000000"},
+		{
+			bpf.DatapathMapSources, "key", bpf.DatapathPrefixKey{Prefix: 160, Set: 0x01020304, Addr: addr},
+			"a0000000 04030201 00000000 00000000 0000ffff 08007109",
+		},
 		{
 			bpf.DatapathMapFragments, "key", bpf.DatapathFragmentKey{Src: addr, Dst: addr6, Id: 0x01020304, Protocol: 17},
 			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 04030201 11 000000",
@@ -95,6 +109,11 @@ func TestLayout(t *testing.T) {
 		},
 		{bpf.DatapathMapCounters, "key", uint32(bpf.DatapathReasonREASON_NOT_WRITTEN), "05000000"},
 		{bpf.DatapathMapCounters, "value", bpf.DatapathCounter{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},
+		{
+			bpf.DatapathMapDrops, "key", bpf.DatapathDropKey{Owner: 0x0102030405060708, Reason: bpf.DatapathReasonREASON_MAC},
+			"0807060504030201 07000000 00000000",
+		},
+		{bpf.DatapathMapDrops, "value", bpf.DatapathCounter{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},
 		{
 			".rodata", "value", bpf.DatapathHostConfig{
 				Abi: 3, Attach: 2, Build: 4, Revision: 5, MasqPortFirst: 1024, MasqPortCount: 28976,
@@ -175,7 +194,7 @@ func TestReasonsHaveWords(t *testing.T) {
 		}
 		seen[text] = true
 	}
-	if got := maps.Reason(bpf.DatapathReasonREASON_MAX).String(); got != "reason 7" {
+	if got := maps.Reason(bpf.DatapathReasonREASON_MAX).String(); got != "reason 17" {
 		t.Errorf("no reason is %q", got)
 	}
 }

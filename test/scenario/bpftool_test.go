@@ -81,17 +81,19 @@ func (a dumpedAddr) addr() netip.Addr { return netip.AddrFrom16(a.Bytes).Unmap()
 type dumpedEndpoint struct {
 	Key   dumpedAddr `json:"key"`
 	Value struct {
-		Owner   uint64     `json:"owner"`
-		Network uint32     `json:"network"`
-		IfIndex int        `json:"ifindex"`
-		MAC     [6]byte    `json:"mac"`
-		HostMAC [6]byte    `json:"host_mac"`
-		Gateway dumpedAddr `json:"gateway"`
-		Flags   any        `json:"flags"`
-		Exempt  uint32     `json:"exempt"`
-		MTU     int        `json:"mtu"`
-		Fast    string     `json:"fast"`
-		Pad     int        `json:"pad"`
+		Owner     uint64     `json:"owner"`
+		Network   uint32     `json:"network"`
+		IfIndex   int        `json:"ifindex"`
+		MAC       [6]byte    `json:"mac"`
+		HostMAC   [6]byte    `json:"host_mac"`
+		Gateway   dumpedAddr `json:"gateway"`
+		Flags     any        `json:"flags"`
+		Exempt    uint32     `json:"exempt"`
+		Container uint32     `json:"container"`
+		MTU       int        `json:"mtu"`
+		Fast      string     `json:"fast"`
+		Pad       int        `json:"pad"`
+		Pad2      int        `json:"pad2"`
 	} `json:"value"`
 }
 
@@ -100,7 +102,7 @@ func (d dumpedEndpoint) endpoint() maps.Endpoint {
 	return maps.Endpoint{
 		Addr: d.Key.addr(), Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), IfIndex: v.IfIndex,
 		MAC: v.MAC[:], HostMAC: v.HostMAC[:], Masq: v.Flags == "ENDPOINT_MASQ",
-		Gateway: v.Gateway.addr(), Exempt: maps.ExemptSet(v.Exempt),
+		Gateway: v.Gateway.addr(), Exempt: maps.PrefixSet(v.Exempt), Container: maps.Container(v.Container),
 		MTU: v.MTU, Fast: maps.FastPath(strings.ToLower(strings.TrimPrefix(v.Fast, "FAST_"))),
 	}
 }
@@ -118,6 +120,8 @@ type dumpedPort struct {
 		Network uint32     `json:"network"`
 		Port    uint16     `json:"port"`
 		Pad     int        `json:"pad"`
+		Sources uint32     `json:"sources"`
+		Pad2    int        `json:"pad2"`
 	} `json:"value"`
 }
 
@@ -128,7 +132,7 @@ func (d dumpedPort) port() maps.Port {
 	return maps.Port{
 		HostAddr: d.Key.Addr.addr(), HostPort: d.Key.Port, Protocol: maps.Protocol(d.Key.Protocol),
 		Addr: d.Value.Addr.addr(), Port: d.Value.Port,
-		Owner: loader.Owner(d.Value.Owner), Network: maps.Network(d.Value.Network),
+		Owner: loader.Owner(d.Value.Owner), Network: maps.Network(d.Value.Network), Sources: maps.PrefixSet(d.Value.Sources),
 	}
 }
 
@@ -155,6 +159,7 @@ type dumpedFlow struct {
 func (d dumpedFlow) flow() maps.Flow {
 	return maps.Flow{
 		Out:        d.Key.Kind == "FLOW_OUT",
+		Opened:     d.Key.Kind == "FLOW_OPENED",
 		Remote:     at(d.Key.Remote.addr(), d.Key.RemotePort),
 		Local:      at(d.Key.Local.addr(), d.Key.LocalPort),
 		Translated: at(d.Value.Addr.addr(), d.Value.Port),
@@ -197,6 +202,53 @@ func (d dumpedCounter) counter() maps.Counter {
 		sum.Bytes += perCPU.Value.Bytes
 	}
 	return sum
+}
+
+type dumpedDevice struct {
+	Key   int `json:"key"`
+	Value struct {
+		Owner     uint64     `json:"owner"`
+		Network   uint32     `json:"network"`
+		Container uint32     `json:"container"`
+		Flags     any        `json:"flags"`
+		Addr4     dumpedAddr `json:"addr4"`
+		Addr6     dumpedAddr `json:"addr6"`
+		Gateway4  dumpedAddr `json:"gateway4"`
+		Gateway6  dumpedAddr `json:"gateway6"`
+		MAC       [6]byte    `json:"mac"`
+		Ingress   string     `json:"ingress"`
+		Pad       int        `json:"pad"`
+		Pad2      int        `json:"pad2"`
+	} `json:"value"`
+}
+
+func (d dumpedDevice) device() maps.Device {
+	v := d.Value
+	return maps.Device{
+		IfIndex: d.Key, Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), Container: maps.Container(v.Container), MAC: v.MAC[:],
+		Addr4: v.Addr4.addr(), Addr6: v.Addr6.addr(), Gateway4: v.Gateway4.addr(), Gateway6: v.Gateway6.addr(),
+		AntiSpoof: v.Flags == "DEVICE_ANTI_SPOOF", Ingress: map[string]maps.Policy{"POLICY_ISOLATED": maps.Isolated}[v.Ingress],
+	}
+}
+
+type dumpedDrop struct {
+	Key struct {
+		Owner  uint64 `json:"owner"`
+		Reason string `json:"reason"`
+		Pad    int    `json:"pad"`
+	} `json:"key"`
+	Value struct {
+		Packets uint64 `json:"packets"`
+		Bytes   uint64 `json:"bytes"`
+	} `json:"value"`
+}
+
+func (d dumpedDrop) drop() maps.Drop {
+	numbers := map[string]bpf.DatapathReason{"REASON_ARP": bpf.DatapathReasonREASON_ARP, "REASON_MAC": bpf.DatapathReasonREASON_MAC}
+	return maps.Drop{
+		Owner:   loader.Owner(d.Key.Owner),
+		Counter: maps.Counter{Reason: maps.Reason(numbers[d.Key.Reason]), Packets: d.Value.Packets, Bytes: d.Value.Bytes},
+	}
 }
 
 type dumpedTimeouts struct {
@@ -248,15 +300,23 @@ func must[T any](list []T, err error) []T {
 }
 
 func TestMapsAreReadableByBpftool(t *testing.T) {
-	n := newNetwork(t)
+	n := newNetworkOf(t, withKeys(`"ipMasq": true, "ingressPolicy": "isolated", "args": {"cni": {"portSources": [{"hostPort": 8080, "sources": ["192.0.2.0/24", "::/0"]}]}}`))
 	web := n.AddPod(t, "web", mapBoth(8080, 80))
 	byEachProtocol(t, func(t *testing.T, f family, protocol string) { // for flows of every kind
 		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
 		reachAsOneself(t, n.Outside, protocol, at(f.node, 8080), web.Namespace)
 		ping(t, web.Namespace, f.outside)
 	})
+	s := n.senderOf(t, web, web)
+	for _, frame := range s.Hostile() {
+		if frame.Name == "another MAC, IPv4" || frame.Name == "ARP reply as the gateway" {
+			n.wantDropped(t, web, s, []testenv.Frame{frame})
+		}
+	}
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		count(t, datapath)
+		same(t, "devices", each(dump[dumpedDevice](t, datapath, "devices"), dumpedDevice.device), must(maps.Devices(datapath)))
+		same(t, "drops", each(dump[dumpedDrop](t, datapath, "drops"), dumpedDrop.drop), must(maps.Drops(datapath)))
 		same(t, "endpoints", each(dump[dumpedEndpoint](t, datapath, "endpoints"), dumpedEndpoint.endpoint), must(maps.Endpoints(datapath)))
 		ports := slices.DeleteFunc(dump[dumpedPort](t, datapath, "ports"), dumpedPort.isReverse)
 		same(t, "ports", each(ports, dumpedPort.port), must(maps.Ports(datapath)))

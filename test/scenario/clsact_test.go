@@ -103,6 +103,7 @@ func checkThenRepair(t *testing.T, n *network, pod *testenv.Pod, difference stri
 // Another tool's filters stand before and after ours on the uplink, and see all packets
 // whatever pods come and go. The qdisc is theirs as well and stays.
 func TestForeignClsactFilters(t *testing.T) {
+	needsStack(t)
 	n := newNetworkOf(t, allVerbsConflist)
 	n.loadForClsact(t)
 	hooks := slices.Concat(

@@ -92,7 +92,7 @@ func TestCheckSeesExemptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.withDatapath(t, func(datapath *loader.Datapath) {
-		var key bpf.DatapathExemptKey
+		var key bpf.DatapathPrefixKey
 		if err := datapath.Exempts.NextKey(nil, &key); err != nil {
 			t.Fatal(err)
 		}

@@ -23,7 +23,7 @@ func (n *network) fewPorts(t *testing.T) {
 }
 
 // refused returns how many packets found no port.
-func (n *network) refused(t *testing.T) (packets uint64) {
+func (n *network) refusedFlows(t *testing.T) (packets uint64) {
 	t.Helper()
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		packets = must(maps.Counters(datapath))[bpf.DatapathReasonREASON_NO_PORT].Packets
@@ -70,13 +70,13 @@ func TestPortsRunOut(t *testing.T) {
 			}
 		})
 
-		refused := n.refused(t)
+		refused := n.refusedFlows(t)
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
 		if answer, err := testenv.Ask(ctx, other.Namespace, "udp", server, "one more"); err == nil {
 			t.Errorf("one more flow is seen as %s", answer.Peer)
 		}
-		if now := n.refused(t); now <= refused {
+		if now := n.refusedFlows(t); now <= refused {
 			t.Errorf("%d packets are counted as refused, as before", now)
 		}
 		if after := ask(t, live, n.Outside); after != before {

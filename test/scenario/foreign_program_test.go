@@ -1,7 +1,6 @@
 package scenario
 
 import (
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -100,6 +99,7 @@ func seesMore(t *testing.T, hooks []foreignHook, happens func()) {
 // Other tools' programs stand before and after ours, some from before the datapath, and see
 // all packets whatever pods come and go.
 func TestForeignTCXPrograms(t *testing.T) {
+	needsStack(t)
 	testenv.Require(t, testenv.TCX)
 
 	n := newNetworkOf(t, allVerbsConflist)
@@ -151,20 +151,6 @@ func (n *network) eachVerb(t *testing.T, living *testenv.Pod, then func()) {
 		if t.Failed() {
 			t.Fatalf("after %s", verb.name)
 		}
-	}
-}
-
-// ctl runs ebpfnetctl on the node.
-func (n *network) ctl(t *testing.T, args ...string) {
-	t.Helper()
-	cmd := exec.CommandContext(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), args...)
-	var said strings.Builder
-	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := n.node().Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Fatalf("ebpfnetctl %q: %v: %s", args, err, &said)
 	}
 }
 

@@ -19,7 +19,7 @@ const reservations = "/var/lib/cni/networks"
 
 // allowedPins are those of a loaded datapath without pods, below the directory of its
 // network namespace.
-var allowedPins = regexp.MustCompile(`^(maps(/(endpoints|exempts|ports|flows|established|offload_(tcp|udp)|fragments|held_fragments|holding|packets|uplinks|counters|config))?|` +
+var allowedPins = regexp.MustCompile(`^(maps(/(endpoints|devices|drops|sources|exempts|ports|flows|established|offload_(tcp|udp)|ways|fragments|held_fragments|holding|packets|uplinks|counters|config))?|` +
 	`progs(/[0-9a-f]{16}(/((from|to)_container|from_host|(from|to)_uplink(_l3)?))?)?|links(/uplink-[0-9]+-(from|to)_uplink)?)$`)
 
 // checkNothingLeft looks for whatever pods that are gone may have left on the node.
@@ -94,6 +94,14 @@ func checkEntries(t *testing.T, datapath *loader.Datapath) {
 	}
 	for _, port := range ports {
 		t.Errorf("left behind: port %s", port)
+	}
+	for _, device := range must(maps.Devices(datapath)) {
+		t.Errorf("left behind: device %d", device.IfIndex)
+	}
+	for _, drop := range must(maps.Drops(datapath)) {
+		if drop.Owner != 0 {
+			t.Errorf("left behind: a counter of drops: %+v", drop)
+		}
 	}
 	for _, list := range []func(*loader.Datapath) ([]maps.Flow, error){maps.Flows, maps.Established} {
 		flows, err := list(datapath)

@@ -25,4 +25,13 @@ import (
 
 var fastPath = flag.String("fastpath", "", "of all networks that do not say it themselves: always or never, not the default")
 
+// needsStack is for stories in which the host's stack, or a program after ours, sees packets that
+// it would not see with fastPath always.
+func needsStack(t *testing.T) {
+	t.Helper()
+	if *fastPath == "always" {
+		t.Skip("fastPath always keeps packets from what this is about")
+	}
+}
+
 func TestMain(m *testing.M) { testenv.Main(m) }

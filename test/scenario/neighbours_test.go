@@ -77,6 +77,7 @@ func TestFirewalls(t *testing.T) {
 
 // A rule against forwarding stops pods as it stops everything that is forwarded.
 func TestFirewallStopsPods(t *testing.T) {
+	needsStack(t)
 	n := newNetwork(t)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept;

@@ -50,8 +50,10 @@ func newNetwork(t *testing.T) *network {
 // pods left nothing behind, and unloads the datapath.
 func newNetworkOf(t *testing.T, conflist string) *network {
 	t.Helper()
+	const first = `"plugins": [{
+		"type": "ebpfnet",`
 	if *fastPath != "" && !strings.Contains(conflist, `"fastPath"`) {
-		conflist = strings.Replace(conflist, `"type": "ebpfnet",`, `"type": "ebpfnet", "fastPath": "`+*fastPath+`",`, 1)
+		conflist = strings.Replace(conflist, first, first+` "fastPath": "`+*fastPath+`",`, 1)
 	}
 	topology := testenv.NewTopology(t)
 	plugin := testenv.Build(t, "./cmd/ebpfnet")

@@ -107,10 +107,10 @@ func TestProtocolsWithoutPorts(t *testing.T) {
 				outside.sendTo(t, f.node, "an answer")
 				first.want(t, "an answer", f.outside)
 
-				refused := n.refused(t)
+				refused := n.refusedFlows(t)
 				second.sendTo(t, f.outside, "another's")
 				testenv.Eventually(t, "the other pod to be refused", func() error {
-					if n.refused(t) == refused {
+					if n.refusedFlows(t) == refused {
 						return errors.New("not counted")
 					}
 					return nil

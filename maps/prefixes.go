@@ -1,0 +1,149 @@
+package maps
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+)
+
+// PrefixSet names a set of networks: a token of what it holds, so that all who have
+// the same list share it. 0 is none. Sets of destinations that are not masqueraded
+// are in the map exempts, sets of clients that a host port is for in sources.
+type PrefixSet uint32
+
+// PrefixSetOf returns the name of a set.
+func PrefixSetOf(prefixes []netip.Prefix) PrefixSet {
+	if len(prefixes) == 0 {
+		return 0
+	}
+	var texts []string
+	for _, prefix := range prefixes {
+		texts = append(texts, prefix.String())
+	}
+	slices.Sort(texts)
+	return PrefixSet(token(texts...)) | 1 // never 0
+}
+
+// AddExempts creates the entries of a set of exemptions, where they are not there already.
+func (s *Store) AddExempts(prefixes []netip.Prefix) error {
+	return addPrefixes(s.dp.Exempts, prefixes)
+}
+
+// AddSources creates the entries of a set of clients, where they are not there already.
+func (s *Store) AddSources(prefixes []netip.Prefix) error {
+	return addPrefixes(s.dp.Sources, prefixes)
+}
+
+func addPrefixes(m *ebpf.Map, prefixes []netip.Prefix) error {
+	set := PrefixSetOf(prefixes)
+	for _, prefix := range prefixes {
+		key := prefixKey(set, prefix)
+		if err := m.Put(&key, uint32(0)); err != nil {
+			return fmt.Errorf("put %s into %v: %w", prefix, m, err)
+		}
+	}
+	return nil
+}
+
+// MissingExempts returns those of a set of exemptions that are not there.
+func MissingExempts(dp *loader.Datapath, prefixes []netip.Prefix) ([]netip.Prefix, error) {
+	return missingPrefixes(dp.Exempts, prefixes)
+}
+
+// MissingSources returns those of a set of clients that are not there.
+func MissingSources(dp *loader.Datapath, prefixes []netip.Prefix) ([]netip.Prefix, error) {
+	return missingPrefixes(dp.Sources, prefixes)
+}
+
+func missingPrefixes(m *ebpf.Map, prefixes []netip.Prefix) ([]netip.Prefix, error) {
+	if len(prefixes) == 0 {
+		return nil, nil
+	}
+	keys, err := prefixKeys(m)
+	if err != nil {
+		return nil, err
+	}
+	set := PrefixSetOf(prefixes)
+	return slices.DeleteFunc(slices.Clone(prefixes), func(prefix netip.Prefix) bool {
+		return slices.Contains(keys, prefixKey(set, prefix))
+	}), nil
+}
+
+// removeUnusedPrefixes removes the sets that no endpoint and no host port names any
+// more. Those of another version stay until they are unloaded.
+func (s *Store) removeUnusedPrefixes() error {
+	if s.dp.Exempts == nil {
+		return nil
+	}
+	return errors.Join(
+		removePrefixesBut(s.dp.Exempts, func() (map[PrefixSet]bool, error) {
+			endpoints, err := Endpoints(s.dp)
+			used := map[PrefixSet]bool{}
+			for _, endpoint := range endpoints {
+				used[endpoint.Exempt] = true
+			}
+			return used, err
+		}),
+		removePrefixesBut(s.dp.Sources, func() (map[PrefixSet]bool, error) {
+			ports, err := Ports(s.dp)
+			used := map[PrefixSet]bool{}
+			for _, port := range ports {
+				used[port.Sources] = true
+			}
+			return used, err
+		}),
+	)
+}
+
+func removePrefixesBut(m *ebpf.Map, listUsed func() (map[PrefixSet]bool, error)) error {
+	keys, err := prefixKeys(m)
+	if err != nil || len(keys) == 0 {
+		return err
+	}
+	used, err := listUsed()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, key := range keys {
+		if used[PrefixSet(key.Set)] {
+			continue
+		}
+		if err := m.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, fmt.Errorf("delete from %v: %w", m, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// prefixKeys walks one by one: tries have no batches before 5.13, and these are few.
+func prefixKeys(m *ebpf.Map) ([]bpf.DatapathPrefixKey, error) {
+	var key bpf.DatapathPrefixKey
+	var value uint32
+	var keys []bpf.DatapathPrefixKey
+	walk := m.Iterate()
+	for walk.Next(&key, &value) {
+		keys = append(keys, key)
+	}
+	return keys, walk.Err()
+}
+
+func prefixKey(set PrefixSet, prefix netip.Prefix) bpf.DatapathPrefixKey {
+	const setBits = 32
+
+	bits := prefix.Bits()
+	if prefix.Addr().Is4() {
+		bits += 96 // of the mapped form
+	}
+	return bpf.DatapathPrefixKey{
+		Prefix: uint32(setBits + bits),
+		Set:    uint32(set),
+		Addr:   wireAddr(prefix.Addr()),
+	}
+}

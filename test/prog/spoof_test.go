@@ -1,0 +1,271 @@
+package prog
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// sender is "pod", whose neighbour is "pod2".
+func (h *host) sender() testenv.Sender {
+	return testenv.Sender{
+		MAC: testenv.MAC{2, 0, 0, 0, 0, 1}, HostMAC: testenv.MAC(h.veth.HardwareAddr),
+		Addr4: v4.addr("pod"), Addr6: v6.addr("pod"),
+		Other4: v4.addr("pod2"), Other6: v6.addr("pod2"),
+		Gateway4: v4.addr("podgw"), Gateway6: v6.addr("podgw"),
+		Remote4: v4.addr("remote"), Remote6: v6.addr("remote"),
+	}
+}
+
+// guard makes the veth the sender's.
+func (h *host) guard(s testenv.Sender, flags bpf.DatapathDeviceFlags) error {
+	errs := []error{
+		h.reset(),
+		empty[bpf.DatapathDropKey, bpf.DatapathCounter](h.programs.Maps[bpf.DatapathMapDrops]),
+		h.programs.Maps[bpf.DatapathMapDevices].Put(uint32(h.veth.Index), bpf.DatapathDevice{
+			Owner: owners["pod"], Network: 1, Container: 7, Flags: flags, Mac: s.MAC,
+			Addr4: wireOrZero(s.Addr4, flags), Addr6: wireOrZero(s.Addr6, flags),
+			Gateway4: v4.wire("podgw"), Gateway6: v6.wire("podgw"),
+		}),
+	}
+	for _, f := range families {
+		endpoint := bpf.DatapathEndpoint{
+			Owner: owners["pod"], Network: 1, Container: 7, Ifindex: uint32(h.veth.Index),
+			Mac: s.MAC, Gateway: f.wire("podgw"), Flags: bpf.DatapathEndpointFlagsENDPOINT_MASQ,
+		}
+		other := endpoint
+		other.Owner, other.Container, other.Mac = owners["pod2"], 8, [6]byte{2, 0, 0, 0, 0, 3}
+		errs = append(errs,
+			h.programs.Maps[bpf.DatapathMapEndpoints].Put(f.wire("pod"), endpoint),
+			h.programs.Maps[bpf.DatapathMapEndpoints].Put(f.wire("pod2"), other))
+	}
+	return errors.Join(errs...)
+}
+
+// wireOrZero leaves out the addresses of a pod that was given none.
+func wireOrZero(addr netip.Addr, flags bpf.DatapathDeviceFlags) bpf.DatapathAddr {
+	if flags&bpf.DatapathDeviceFlagsDEVICE_ANY_ADDRESS != 0 {
+		return bpf.DatapathAddr{}
+	}
+	return wire(addr)
+}
+
+const antiSpoof = bpf.DatapathDeviceFlagsDEVICE_ANTI_SPOOF
+
+// judge runs from_container, and wants the frame untouched or dropped for the reason.
+func (h *host) judge(s testenv.Sender, flags bpf.DatapathDeviceFlags, frame testenv.Frame, passes bool) error {
+	if err := h.guard(s, flags); err != nil {
+		return err
+	}
+	verdict, result, err := h.runInside(bpf.DatapathProgFromContainer, frame.Bytes)
+	if err != nil {
+		return err
+	}
+	drops, err := contents[bpf.DatapathDropKey, bpf.DatapathCounter](h.programs.Maps[bpf.DatapathMapDrops])
+	if err != nil {
+		return err
+	}
+	if passes {
+		if !bytes.Equal(result, frame.Bytes) || len(drops) > 0 {
+			err = fmt.Errorf("changed to %x, or counted: %v", result, drops)
+		}
+		return errors.Join(checkVerdict(verdict, verdictNext), err)
+	}
+	want := bpf.DatapathCounter{Packets: 1, Bytes: uint64(len(frame.Bytes))}
+	if got := drops[bpf.DatapathDropKey{Owner: owners["pod"], Reason: frame.Reason}]; got != want || len(drops) != 1 {
+		err = fmt.Errorf("counted %v, want 1 for reason %d", drops, frame.Reason)
+	}
+	for name, number := range reasons {
+		if number == frame.Reason {
+			err = errors.Join(err, h.checkCounters(name, len(frame.Bytes)))
+		}
+	}
+	return errors.Join(checkVerdict(verdict, verdictDrop), err)
+}
+
+func TestAntiSpoof(t *testing.T) {
+	h := newHost(t)
+	s := h.sender()
+	for _, tc := range []struct {
+		name   string
+		flags  bpf.DatapathDeviceFlags
+		frames []testenv.Frame
+		passes bool
+	}{
+		{"hostile", antiSpoof, s.Hostile(), false},
+		{"hostile, on a bridge", antiSpoof | bpf.DatapathDeviceFlagsDEVICE_SHARED, s.Hostile(), false},
+		{"hostile, but off", 0, s.Hostile(), true},
+		{"legal", antiSpoof, s.Legal(), true},
+		{"legal, on a bridge", antiSpoof | bpf.DatapathDeviceFlagsDEVICE_SHARED, s.Legal(), true},
+		{"another link-local address", antiSpoof, s.SomeLinkLocal(), true},
+		{"another link-local address, on a bridge", antiSpoof | bpf.DatapathDeviceFlagsDEVICE_SHARED, s.SomeLinkLocal(), false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for _, frame := range tc.frames {
+				if err := h.judge(s, tc.flags, frame, tc.passes); err != nil {
+					t.Errorf("%s: %v", frame.Name, err)
+				}
+			}
+		})
+	}
+}
+
+// A container that was given no addresses uses those that nobody has.
+func TestAntiSpoofWithoutAddresses(t *testing.T) {
+	h := newHost(t)
+	s := h.sender()
+	free := s
+	free.Addr4, free.Addr6 = netip.MustParseAddr("8.0.99.1"), netip.MustParseAddr("fd00:99::1")
+	const flags = antiSpoof | bpf.DatapathDeviceFlagsDEVICE_ANY_ADDRESS
+	for _, frame := range free.Legal() {
+		if err := h.judge(s, flags, frame, true); err != nil {
+			t.Errorf("%s: %v", frame.Name, err)
+		}
+	}
+	for _, frame := range free.Hostile() {
+		claimsFree := frame.Reason == bpf.DatapathReasonREASON_ADDRESS && sendsOwn(frame.Bytes, anyBut(s))
+		if err := h.judge(s, flags, frame, claimsFree); err != nil {
+			t.Errorf("%s: %v", frame.Name, err)
+		}
+	}
+}
+
+// identity says what a container may call itself.
+type identity struct {
+	mac  testenv.MAC
+	owns func(netip.Addr) bool
+}
+
+func identityOf(s testenv.Sender) identity {
+	return identity{s.MAC, func(a netip.Addr) bool {
+		return a == s.Addr4 || a == s.Addr6 || a.IsLinkLocalUnicast() && a.Is6() && a != netip.MustParseAddr("fe80::1")
+	}}
+}
+
+func anyBut(s testenv.Sender) identity {
+	return identity{s.MAC, func(a netip.Addr) bool {
+		return a.IsValid() && !a.IsUnspecified() && !a.Is4In6() && a != s.Other4 && a != s.Other6 && a != s.Gateway4 && a != s.Gateway6 && a != netip.MustParseAddr("fe80::1")
+	}}
+}
+
+// sendsOwn is what antiSpoof promises, said once more: the frame, without its VLAN tags, names no
+// sender but the container.
+func sendsOwn(frame []byte, who identity) bool {
+	frame = testenv.Untagged(frame)
+	if testenv.MAC(frame[6:12]) != who.mac {
+		return false
+	}
+	etherType, packet := uint16(frame[12])<<8|uint16(frame[13]), frame[etherLen:]
+	switch {
+	case etherType == unix.ETH_P_ARP && len(packet) >= 28:
+		sender, _ := netip.AddrFromSlice(packet[14:18])
+		if sender.IsUnspecified() {
+			sender, _ = netip.AddrFromSlice(packet[24:28])
+		}
+		return testenv.MAC(packet[8:14]) == who.mac && who.owns(sender)
+	case etherType == unix.ETH_P_IP && len(packet) >= 20:
+		source, _ := netip.AddrFromSlice(packet[12:16])
+		l4 := packet[min(int(packet[0]&15)*4, len(packet)):]
+		asks := source.IsUnspecified() && packet[9] == unix.IPPROTO_UDP && len(l4) >= 4 && bytes.Equal(l4[:4], []byte{0, 68, 0, 67})
+		return who.owns(source) || asks
+	case etherType == unix.ETH_P_IPV6 && len(packet) >= 40:
+		source, _ := netip.AddrFromSlice(packet[8:24])
+		if packet[6] == unix.IPPROTO_ICMPV6 && len(packet) >= 64 {
+			target, _ := netip.AddrFromSlice(packet[48:64])
+			advertises := packet[40] == 136
+			claims := packet[40] == 135 && source.IsUnspecified()
+			if (advertises || claims) && !who.owns(target) {
+				return false
+			}
+		}
+		return who.owns(source) || source.IsUnspecified() && mayHaveNoSource(packet)
+	}
+	return true
+}
+
+// mayHaveNoSource leaves what is behind extension headers to the table.
+func mayHaveNoSource(packet []byte) bool {
+	switch packet[6] {
+	case unix.IPPROTO_HOPOPTS, unix.IPPROTO_DSTOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT:
+		return true
+	case unix.IPPROTO_ICMPV6:
+		return len(packet) > 40 && slices.Contains([]byte{131, 132, 133, 135, 143}, packet[40])
+	}
+	return false
+}
+
+// FuzzAntiSpoof feeds any bytes as what a container sends: no packet with a source that is not its
+// own passes.
+func FuzzAntiSpoof(f *testing.F) {
+	h := newHost(f)
+	s := h.sender()
+	if err := h.guard(s, antiSpoof); err != nil {
+		f.Fatal(err)
+	}
+	for _, frame := range append(s.Hostile(), s.Legal()...) {
+		f.Add(frame.Bytes)
+	}
+	f.Fuzz(func(t *testing.T, frame []byte) {
+		if err := h.Do(func() error { return h.feedSpoofed(s, frame) }); err != nil {
+			t.Errorf("%x: %v", frame, err)
+		}
+	})
+}
+
+func (h *host) feedSpoofed(s testenv.Sender, frame []byte) error {
+	const most = 2000
+	if len(frame) < etherLen || len(frame) > most {
+		return nil // The kernel has no such packets.
+	}
+	verdict, _, err := h.run(bpf.DatapathProgFromContainer, frame)
+	if err != nil {
+		if untestable(bpf.DatapathProgFromContainer, frame) {
+			return nil
+		}
+		return err
+	}
+	if verdict != verdictDrop && !sendsOwn(frame, identityOf(s)) {
+		return fmt.Errorf("passes with verdict %d", int32(verdict))
+	}
+	return nil
+}
+
+// TestMutatedSpoofs is FuzzAntiSpoof with packets made here, for every run of the tests.
+func TestMutatedSpoofs(t *testing.T) {
+	const (
+		seed   = 11
+		rounds = 20000
+	)
+	h := newHost(t)
+	s := h.sender()
+	if err := h.guard(s, antiSpoof); err != nil {
+		t.Fatal(err)
+	}
+	random := rand.New(rand.NewPCG(seed, 0))
+	corpus := append(s.Hostile(), s.Legal()...)
+	addrs := [][]byte{s.Addr4.AsSlice(), s.Other4.AsSlice(), s.Addr6.AsSlice(), s.Other6.AsSlice(), s.Gateway4.AsSlice(), make([]byte, 16)}
+	err := h.Do(func() error {
+		for range rounds {
+			frame := mutate(random, corpus[random.IntN(len(corpus))].Bytes)
+			if at := 20 + random.IntN(60); random.IntN(4) == 0 && at < len(frame) {
+				copy(frame[at:], addrs[random.IntN(len(addrs))])
+			}
+			if err := h.feedSpoofed(s, frame); err != nil {
+				return fmt.Errorf("%x: %w", frame, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,323 @@
+package testenv
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+)
+
+// Sender is a container that sends frames past its own stack, and who is around it.
+type Sender struct {
+	MAC, HostMAC       MAC
+	Addr4, Addr6       netip.Addr // its own
+	Other4, Other6     netip.Addr // another container's
+	Gateway4, Gateway6 netip.Addr
+	Remote4, Remote6   netip.Addr // to whom it sends
+}
+
+// Frame is a frame with a name.
+type Frame struct {
+	Name  string
+	Bytes []byte
+	// Reason is why it must not pass; it means nothing in a legal frame.
+	Reason bpf.DatapathReason
+}
+
+// Addresses that many containers and hosts have.
+var (
+	hostLinkLocal = netip.MustParseAddr("fe80::1")
+	someLinkLocal = netip.MustParseAddr("fe80::1234:5678")
+	unspecified4  = netip.IPv4Unspecified()
+	unspecified6  = netip.IPv6Unspecified()
+	allNodes      = netip.MustParseAddr("ff02::1")
+	allRouters    = netip.MustParseAddr("ff02::2")
+	broadcast     = netip.MustParseAddr("255.255.255.255")
+)
+
+const (
+	icmpRedirect      = 5
+	icmpRouterAdvert  = 9
+	icmp6Report       = 143
+	icmp6RouterAsk    = 133
+	icmp6RouterAdvert = 134
+	icmp6NeighborAsk  = 135
+	icmp6Neighbor     = 136
+	icmp6Redirect     = 137
+)
+
+// LinkLocalOf is the link-local address that the kernel makes of a MAC.
+func LinkLocalOf(m MAC) netip.Addr {
+	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]})
+}
+
+// Hostile are frames that a container has no right to send.
+func (s Sender) Hostile() []Frame {
+	const (
+		mac, address, gateway = bpf.DatapathReasonREASON_MAC, bpf.DatapathReasonREASON_ADDRESS, bpf.DatapathReasonREASON_GATEWAY
+		arp, neighbor         = bpf.DatapathReasonREASON_ARP, bpf.DatapathReasonREASON_NEIGHBOR
+		router, dhcp, headers = bpf.DatapathReasonREASON_ROUTER, bpf.DatapathReasonREASON_DHCP_SERVER, bpf.DatapathReasonREASON_HEADERS
+		truncated             = bpf.DatapathReasonREASON_TRUNCATED
+	)
+	foreign := MAC{2, 0, 0, 0, 0, 0x66}
+	mapped := netip.AddrFrom16(s.Addr4.As16())
+	return []Frame{
+		{"another MAC, IPv4", from(foreign, s.udp(s.Addr4, s.Remote4)), mac},
+		{"another MAC, IPv6", from(foreign, s.udp(s.Addr6, s.Remote6)), mac},
+		{"the host's MAC", from(s.HostMAC, s.udp(s.Addr4, s.Remote4)), mac},
+		{"a group's MAC", from(MAC{1, 0, 0x5e, 0, 0, 1}, s.udp(s.Addr4, s.Remote4)), mac},
+		{"another MAC, ARP", from(foreign, s.arp(1, s.MAC, s.Addr4, s.Gateway4)), mac},
+		{"another MAC, neither IP nor ARP", from(foreign, s.frame(0x88cc, make([]byte, 60))), mac},
+		{"another container's IPv4 address", s.udp(s.Other4, s.Remote4), address},
+		{"another container's IPv6 address", s.udp(s.Other6, s.Remote6), address},
+		{"a remote's IPv4 address", s.udp(s.Remote4, s.Addr4), address},
+		{"a remote's IPv6 address", s.udp(s.Remote6, s.Addr6), address},
+		{"loopback, IPv4", s.udp(netip.MustParseAddr("127.0.0.1"), s.Remote4), address},
+		{"loopback, IPv6", s.udp(netip.IPv6Loopback(), s.Remote6), address},
+		{"a group's IPv4 address", s.udp(netip.MustParseAddr("224.0.0.1"), s.Remote4), address},
+		{"a group's IPv6 address", s.udp(allNodes, s.Remote6), address},
+		{"the broadcast address", s.udp(broadcast, s.Remote4), address},
+		{"a link-local IPv4 address", s.udp(netip.MustParseAddr("169.254.9.9"), s.Remote4), address},
+		{"its own IPv4 address in IPv6", s.udp6(mapped, s.Remote6), address},
+		{"no IPv4 address", s.udp(unspecified4, s.Remote4), address},
+		{"no IPv6 address", s.udp(unspecified6, s.Remote6), address},
+		{"another's TCP, IPv4", s.tcp(s.Other4, s.Remote4), address},
+		{"another's TCP, IPv6", s.tcp(s.Other6, s.Remote6), address},
+		{"another's ping, IPv4", s.ping(s.Other4, s.Remote4), address},
+		{"another's ping, IPv6", s.ping(s.Other6, s.Remote6), address},
+		{"another's ESP", s.packet(Packet{Src: s.Other4, Dst: s.Remote4, Proto: unix.IPPROTO_ESP, Payload: "a header and more"}), address},
+		{"another's ICMP error", s.icmpError(s.Other4, s.Addr4, s.Remote4), address},
+		{"another's ICMPv6 error", s.icmpError(s.Other6, s.Addr6, s.Remote6), address},
+		{"another's first fragment, IPv4", s.fragment(0, s.Other4, s.Remote4), address},
+		{"another's later fragment, IPv4", s.fragment(1, s.Other4, s.Remote4), address},
+		{"another's first fragment, IPv6", s.fragment(0, s.Other6, s.Remote6), address},
+		{"another's later fragment, IPv6", s.fragment(1, s.Other6, s.Remote6), address},
+		{"another's, with IPv4 options", s.packet(options(udpBetween(s.Other4, s.Remote4))), address},
+		{"another's, with a hop-by-hop header", extended(s.udp(s.Other6, s.Remote6), unix.IPPROTO_HOPOPTS), address},
+		{"another's IPv4 address in a VLAN", tagged(s.udp(s.Other4, s.Remote4), 5), address},
+		{"another's IPv6 address in a VLAN", tagged(s.udp(s.Other6, s.Remote6), 5), address},
+		{"another's IPv4 address in VLAN 0", tagged(s.udp(s.Other4, s.Remote4), 0), address},
+		{"another's IPv6 address in VLAN 0", tagged(s.udp(s.Other6, s.Remote6), 0), address},
+		{"another's address in two VLANs", tagged(tagged(s.udp(s.Other4, s.Remote4), 5), 0), address},
+		{"another's fragment in a VLAN", tagged(s.fragment(1, s.Other4, s.Remote4), 5), address},
+		{"four VLANs", tagged(tagged(tagged(tagged(s.udp(s.Addr4, s.Remote4), 5), 5), 5), 5), headers},
+		{"the gateway's IPv4 address", s.udp(s.Gateway4, s.Remote4), gateway},
+		{"the gateway's IPv6 address", s.udp(s.Gateway6, s.Remote6), gateway},
+		{"the gateway's link-local address", s.udp(hostLinkLocal, s.Remote6), gateway},
+		{"the gateway's address in a VLAN", tagged(s.udp(s.Gateway4, s.Remote4), 5), gateway},
+		{"ARP request as another", s.arp(1, s.MAC, s.Other4, s.Gateway4), arp},
+		{"ARP reply as another", s.arp(2, s.MAC, s.Other4, s.Gateway4), arp},
+		{"ARP reply as the gateway", s.arp(2, s.MAC, s.Gateway4, s.Addr4), arp},
+		{"ARP announcement of another", s.arp(1, s.MAC, s.Other4, s.Other4), arp},
+		{"ARP reply with another MAC inside", s.arp(2, foreign, s.Addr4, s.Gateway4), arp},
+		{"ARP probe for another's address", s.arp(1, s.MAC, unspecified4, s.Other4), arp},
+		{"ARP reply as another in a VLAN", tagged(s.arp(2, s.MAC, s.Other4, s.Gateway4), 5), arp},
+		{"half an ARP reply", s.arp(2, s.MAC, s.Other4, s.Gateway4)[:etherLen+20], truncated},
+		{"neighbour advertisement of another", s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), neighbor},
+		{"neighbour advertisement of the gateway", s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Gateway6), neighbor},
+		{"neighbour advertisement of the gateway, link-local", s.neighbor(icmp6Neighbor, LinkLocalOf(s.MAC), allNodes, hostLinkLocal), neighbor},
+		{"neighbour advertisement as another", s.neighbor(icmp6Neighbor, s.Other6, allNodes, s.Other6), address},
+		{"neighbour advertisement from no address", s.neighbor(icmp6Neighbor, unspecified6, allNodes, s.Addr6), address},
+		{"neighbour solicitation as another", s.neighbor(icmp6NeighborAsk, s.Other6, allNodes, s.Gateway6), address},
+		{"neighbour solicitation as the gateway", s.neighbor(icmp6NeighborAsk, hostLinkLocal, allNodes, s.Other6), gateway},
+		{"claim of another's address", s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, s.Other6), neighbor},
+		{"neighbour advertisement of another, behind options", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_DSTOPTS), neighbor},
+		{"neighbour advertisement of another, behind a fragment header", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT), neighbor},
+		{"neighbour advertisement of another, behind two fragment headers", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT, unix.IPPROTO_FRAGMENT), neighbor},
+		{"neighbour advertisement of another, in a VLAN", tagged(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), 0), neighbor},
+		{"neighbour advertisement of another, in fragments", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT)[:etherLen+ipv6Len+8+8], truncated},
+		{"router advertisement", s.neighbor(icmp6RouterAdvert, LinkLocalOf(s.MAC), allNodes, unspecified6), router},
+		{"router advertisement as the gateway", s.neighbor(icmp6RouterAdvert, hostLinkLocal, allNodes, unspecified6), gateway},
+		{"router advertisement from its own address", s.neighbor(icmp6RouterAdvert, s.Addr6, allNodes, unspecified6), router},
+		{"router advertisement behind options", extended(s.neighbor(icmp6RouterAdvert, LinkLocalOf(s.MAC), allNodes, unspecified6), unix.IPPROTO_HOPOPTS, unix.IPPROTO_DSTOPTS), router},
+		{"router advertisement behind many headers", extended(s.neighbor(icmp6RouterAdvert, LinkLocalOf(s.MAC), allNodes, unspecified6),
+			unix.IPPROTO_DSTOPTS, unix.IPPROTO_DSTOPTS, unix.IPPROTO_DSTOPTS, unix.IPPROTO_DSTOPTS, unix.IPPROTO_DSTOPTS), headers},
+		{"router advertisement in a VLAN", tagged(s.neighbor(icmp6RouterAdvert, LinkLocalOf(s.MAC), allNodes, unspecified6), 5), router},
+		{"redirect, IPv6", s.neighbor(icmp6Redirect, LinkLocalOf(s.MAC), s.Other6, s.Remote6), router},
+		{"redirect, IPv4", s.packet(Packet{Src: s.Addr4, Dst: s.Other4, Proto: unix.IPPROTO_ICMP, Type: icmpRedirect, Payload: "a packet's header"}), router},
+		{"router advertisement, IPv4", s.packet(Packet{Src: s.Addr4, Dst: broadcast, Proto: unix.IPPROTO_ICMP, Type: icmpRouterAdvert, Payload: "routers"}), router},
+		{"DHCP offer", s.dhcp(s.Addr4, broadcast, 67, 68), dhcp},
+		{"DHCP offer from an odd port", s.dhcp(s.Addr4, s.Other4, 4067, 68), dhcp},
+		{"DHCP offer in a VLAN", tagged(s.dhcp(s.Addr4, broadcast, 67, 68), 5), dhcp},
+		{"DHCP offer as the gateway", s.dhcp(s.Gateway4, broadcast, 67, 68), gateway},
+		{"DHCP offer from no address", s.dhcp(unspecified4, broadcast, 67, 68), address},
+		{"DHCPv6 advertisement", s.dhcp(LinkLocalOf(s.MAC), allNodes, 547, 546), dhcp},
+		{"DHCPv6 advertisement from its own address", s.dhcp(s.Addr6, s.Other6, 547, 546), dhcp},
+	}
+}
+
+// Legal are frames that every container may send.
+func (s Sender) Legal() []Frame {
+	own := LinkLocalOf(s.MAC)
+	frames := map[string][]byte{
+		"UDP, IPv4":                     s.udp(s.Addr4, s.Remote4),
+		"UDP, IPv6":                     s.udp(s.Addr6, s.Remote6),
+		"TCP, IPv4":                     s.tcp(s.Addr4, s.Remote4),
+		"TCP, IPv6":                     s.tcp(s.Addr6, s.Remote6),
+		"ping, IPv4":                    s.ping(s.Addr4, s.Gateway4),
+		"ping, IPv6":                    s.ping(s.Addr6, s.Gateway6),
+		"ping of the link":              s.ping(own, hostLinkLocal),
+		"to all":                        s.udp(s.Addr4, broadcast),
+		"IPv4 options":                  s.packet(options(udpBetween(s.Addr4, s.Remote4))),
+		"a hop-by-hop header":           extended(s.udp(s.Addr6, s.Remote6), unix.IPPROTO_HOPOPTS),
+		"first fragment, IPv4":          s.fragment(0, s.Addr4, s.Remote4),
+		"later fragment, IPv4":          s.fragment(1, s.Addr4, s.Remote4),
+		"first fragment, IPv6":          s.fragment(0, s.Addr6, s.Remote6),
+		"later fragment, IPv6":          s.fragment(1, s.Addr6, s.Remote6),
+		"ESP":                           s.packet(Packet{Src: s.Addr6, Dst: s.Remote6, Proto: unix.IPPROTO_ESP, Payload: "a header and more"}),
+		"an ICMP error":                 s.icmpError(s.Addr4, s.Remote4, s.Addr4),
+		"in a VLAN, IPv4":               tagged(s.udp(s.Addr4, s.Remote4), 5),
+		"in a VLAN, IPv6":               tagged(s.udp(s.Addr6, s.Remote6), 5),
+		"ARP request":                   s.arp(1, s.MAC, s.Addr4, s.Gateway4),
+		"ARP reply":                     s.arp(2, s.MAC, s.Addr4, s.Gateway4),
+		"ARP announcement":              s.arp(1, s.MAC, s.Addr4, s.Addr4),
+		"ARP probe":                     s.arp(1, s.MAC, unspecified4, s.Addr4),
+		"neighbour solicitation":        s.neighbor(icmp6NeighborAsk, s.Addr6, allNodes, s.Gateway6),
+		"neighbour solicitation, link":  s.neighbor(icmp6NeighborAsk, own, allNodes, hostLinkLocal),
+		"neighbour advertisement":       s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Addr6),
+		"neighbour advertisement, link": s.neighbor(icmp6Neighbor, own, allNodes, own),
+		"address detection":             s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, s.Addr6),
+		"address detection, link":       s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, own),
+		"router solicitation":           s.packet(Packet{Src: unspecified6, Dst: allRouters, Proto: unix.IPPROTO_ICMPV6, Type: icmp6RouterAsk}),
+		"listener report":               extended(s.packet(Packet{Src: unspecified6, Dst: allRouters, Proto: unix.IPPROTO_ICMPV6, Type: icmp6Report, Payload: "groups"}), unix.IPPROTO_HOPOPTS),
+		"DHCP request":                  s.dhcp(unspecified4, broadcast, 68, 67),
+		"DHCPv6 request":                s.dhcp(own, allRouters, 546, 547),
+		"neither IP nor ARP":            s.frame(0x88cc, make([]byte, 60)),
+	}
+	var list []Frame
+	for name, bytes := range frames {
+		list = append(list, Frame{Name: name, Bytes: bytes})
+	}
+	return list
+}
+
+// SomeLinkLocal are frames in the name of a link-local address that is not of the sender's MAC.
+func (s Sender) SomeLinkLocal() []Frame {
+	const address, neighbor = bpf.DatapathReasonREASON_ADDRESS, bpf.DatapathReasonREASON_NEIGHBOR
+	return []Frame{
+		{"ping", s.ping(someLinkLocal, hostLinkLocal), address},
+		{"neighbour solicitation", s.neighbor(icmp6NeighborAsk, someLinkLocal, allNodes, hostLinkLocal), address},
+		{"address detection", s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, someLinkLocal), neighbor},
+	}
+}
+
+func (s Sender) packet(p Packet) []byte {
+	p.SrcMAC, p.DstMAC, p.TTL = s.MAC, s.HostMAC, 255
+	return p.MustBuild()
+}
+
+func (s Sender) frame(etherType uint16, payload []byte) []byte {
+	frame := append(s.HostMAC[:], s.MAC[:]...)
+	return append(binary.BigEndian.AppendUint16(frame, etherType), payload...)
+}
+
+func udpBetween(src, dst netip.Addr) Packet {
+	return UDPPacket(netip.AddrPortFrom(src, 4000), netip.AddrPortFrom(dst, 4001), "a payload of more than one fragment")
+}
+
+func options(p Packet) Packet {
+	p.Options = "\x01\x01\x01\x01"
+	return p
+}
+
+func (s Sender) udp(src, dst netip.Addr) []byte { return s.packet(udpBetween(src, dst)) }
+
+// udp6 has an IPv4 address in an IPv6 header, which the builder takes for a mistake.
+func (s Sender) udp6(src, dst netip.Addr) []byte {
+	frame := s.udp(s.Addr6, dst)
+	addr := src.As16()
+	copy(frame[etherLen+8:], addr[:])
+	return frame
+}
+
+func (s Sender) tcp(src, dst netip.Addr) []byte {
+	return s.packet(TCPPacket(netip.AddrPortFrom(src, 4000), netip.AddrPortFrom(dst, 4001), SYN, ""))
+}
+
+func (s Sender) dhcp(src, dst netip.Addr, sport, dport uint16) []byte {
+	return s.packet(UDPPacket(netip.AddrPortFrom(src, sport), netip.AddrPortFrom(dst, dport), "DHCP"))
+}
+
+func (s Sender) ping(src, dst netip.Addr) []byte {
+	return s.packet(EchoPacket(src, dst, false, 7, 7, "payload"))
+}
+
+// icmpError is about a packet from dst to peer.
+func (s Sender) icmpError(src, dst, peer netip.Addr) []byte {
+	const unreachable4, unreachable6 = 3, 1
+	typ := uint8(unreachable4)
+	if src.Is6() {
+		typ = unreachable6
+	}
+	p, err := ICMPErrorPacket(src, udpBetween(dst, peer).MustBuild(), typ, 0, 0, 0)
+	if err != nil {
+		panic(err)
+	}
+	return s.packet(p)
+}
+
+func (s Sender) fragment(index int, src, dst netip.Addr) []byte {
+	fragments, err := Fragment(s.udp(src, dst), 16, 77)
+	if err != nil {
+		panic(err)
+	}
+	return fragments[index]
+}
+
+func (s Sender) arp(operation byte, mac MAC, sender, target netip.Addr) []byte {
+	from, to := sender.As4(), target.As4()
+	arp := []byte{0, 1, 8, 0, 6, 4, 0, operation}
+	arp = append(append(arp, mac[:]...), from[:]...)
+	arp = append(append(arp, make([]byte, 6)...), to[:]...)
+	return s.frame(unix.ETH_P_ARP, arp)
+}
+
+// neighbor is a message of neighbour discovery, with the sender's MAC as its option.
+func (s Sender) neighbor(typ uint8, src, dst, target netip.Addr) []byte {
+	addr := target.As16()
+	payload := append(addr[:], 2, 1)
+	payload = append(payload, s.MAC[:]...)
+	return s.packet(Packet{Src: src, Dst: dst, Proto: unix.IPPROTO_ICMPV6, Type: typ, Rest: 1 << 29, Payload: string(payload)})
+}
+
+// from changes who a frame says it is from.
+func from(mac MAC, frame []byte) []byte {
+	copy(frame[6:], mac[:])
+	return frame
+}
+
+// tagged puts a frame into a VLAN.
+func tagged(frame []byte, vlan uint16) []byte {
+	tag := binary.BigEndian.AppendUint16([]byte{0x81, 0}, vlan)
+	return slices.Insert(frame, 12, tag...)
+}
+
+// Untagged takes all VLAN tags off a frame.
+func Untagged(frame []byte) []byte {
+	frame = slices.Clone(frame)
+	for len(frame) > 18 && frame[12] == 0x81 && frame[13] == 0 {
+		frame = slices.Delete(frame, 12, 16)
+	}
+	return frame
+}
+
+// extended puts headers of 8 bytes between the IPv6 header and what follows: padding, or
+// whole packets in one fragment.
+func extended(frame []byte, kinds ...byte) []byte {
+	var headers []byte
+	next := frame[etherLen+6]
+	for _, kind := range slices.Backward(kinds) {
+		header := []byte{next, 0, 1, 4, 0, 0, 0, 0}
+		if kind == unix.IPPROTO_FRAGMENT {
+			header = []byte{next, 0, 0, 0, 0, 0, 0, 9}
+		}
+		headers, next = append(header, headers...), kind
+	}
+	frame[etherLen+6] = next
+	frame = slices.Insert(frame, etherLen+ipv6Len, headers...)
+	binary.BigEndian.PutUint16(frame[etherLen+4:], uint16(len(frame)-etherLen-ipv6Len))
+	return frame
+}
