@@ -406,8 +406,11 @@ func (a *addition) deviceTo(addr netip.Addr) int {
 }
 
 // raiseHost lets the link carry packets. The container's end has no address, and no
-// way but this link.
-func (a *addition) raiseHost(context.Context) error { return link.Raise(a.host, a.pair) }
+// way but this link; the host's end has one by which DHCP servers know where they
+// were asked: that of a gateway that nobody names.
+func (a *addition) raiseHost(context.Context) error {
+	return link.RaiseWith(a.host, a.pair, usualGateway(netip.IPv4Unspecified()))
+}
 
 func (a *addition) setUpHost(context.Context) error {
 	if err := link.EnableForwarding(a.families()); err != nil {
@@ -517,7 +520,11 @@ func (a *addition) nameOf(owner loader.Owner) (string, error) {
 
 func (a *addition) print(context.Context) error {
 	if a.config.PrevResult != nil {
-		return (*result)(a.config.PrevResult).print(a.Stdout, a.config.CNIVersion)
+		passed := *a.config.PrevResult
+		if !a.config.DNS.IsEmpty() {
+			passed.DNS = a.config.DNS
+		}
+		return (*result)(&passed).print(a.Stdout, a.config.CNIVersion)
 	}
 	return a.result().print(a.Stdout, a.config.CNIVersion)
 }

@@ -18,6 +18,8 @@ import (
 // masquerading, host ports and tuning, with the addresses of its result, which is
 // passed on as it is. The device and the addresses stay that plugin's.
 
+const thatPlugins = "after another plugin the interface is that plugin's"
+
 // checkChained refuses what is the business of the plugin that makes the interface.
 func checkChained(c *Config) error {
 	switch {
@@ -26,7 +28,9 @@ func checkChained(c *Config) error {
 	case c.IPAM != nil || c.Delegate != nil:
 		return unsupported("prevResult", c.PrevResult, `with "ipam" ebpfnet makes the interface itself, so it must be the first plugin of its list`)
 	case c.MTU != 0:
-		return unsupported("mtu", c.MTU, "after another plugin the interface is that plugin's")
+		return unsupported("mtu", c.MTU, thatPlugins)
+	case c.Device != "":
+		return unsupported("device", c.Device, thatPlugins)
 	case c.FastPath != "" && c.FastPath != maps.FastNever:
 		return unsupported("fastPath", c.FastPath, "after another plugin the way of packets is that plugin's")
 	default:
@@ -44,6 +48,9 @@ func (a *addition) findInterface(context.Context) error {
 	var err error
 	if a.pair, err = a.pairBehind(a.config.Attachment.IfName); err != nil {
 		return err
+	}
+	if asked := a.config.MAC; asked != nil && asked.String() != a.pair.ContainerMAC.String() {
+		return unsupported("mac", asked.String(), thatPlugins+", with the MAC "+a.pair.ContainerMAC.String()+"; give the capability to that plugin")
 	}
 	a.routeTo = map[netip.Addr]int{}
 	for _, ip := range prev.IPs {

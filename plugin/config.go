@@ -239,9 +239,6 @@ func (c *Config) check() error {
 		return invalid("name", c.Attachment.Network, fmt.Sprintf("%d characters less, for the alias of the host's device", len(alias)-mostAlias))
 	}
 	if c.IPAM == nil {
-		if c.Delegate == nil && c.PrevResult == nil && len(c.Ports) > 0 {
-			return invalid("runtimeConfig.portMappings", len(c.Ports), `none without addresses: an "ipam" section is missing`)
-		}
 		return nil
 	}
 	for i, set := range c.IPAM.Ranges {
@@ -409,6 +406,9 @@ func (c *netConf) mac(env cniArgs) (net.HardwareAddr, error) {
 
 func (c *netConf) ipam(env cniArgs) (*ipam.Config, error) {
 	kind, err := ipamType(c.IPAM)
+	if err == nil && kind == "" && c.RawPrevResult == nil {
+		err = c.checkNoAddresses(env)
+	}
 	if err != nil || kind != ownIPAM {
 		return nil, err
 	}
@@ -416,6 +416,26 @@ func (c *netConf) ipam(env cniArgs) (*ipam.Config, error) {
 	conf.RuntimeConfig.IPRanges, conf.RuntimeConfig.IPs = c.RuntimeConfig.IPRanges, c.RuntimeConfig.IPs
 	conf.Args.CNI.IPs = c.Args.CNI.IPs
 	return conf.addresses(env)
+}
+
+// checkNoAddresses refuses what cannot be had without addresses.
+func (c *netConf) checkNoAddresses(env cniArgs) error {
+	const none = `none without addresses: an "ipam" section is missing`
+
+	switch {
+	case len(c.RuntimeConfig.PortMappings) > 0:
+		return invalid("runtimeConfig.portMappings", c.RuntimeConfig.PortMappings, none)
+	case len(c.RuntimeConfig.IPs) > 0:
+		return invalid("runtimeConfig.ips", c.RuntimeConfig.IPs, none)
+	case asksForAddresses(c.RuntimeConfig.IPRanges):
+		return invalid("runtimeConfig.ipRanges", c.RuntimeConfig.IPRanges, none)
+	case len(c.Args.CNI.IPs) > 0:
+		return invalid("args.cni.ips", c.Args.CNI.IPs, none)
+	case env.IP != "":
+		return invalidEnv("CNI_ARGS IP", env.IP, none)
+	default:
+		return nil
+	}
 }
 
 // ownIPAM is the type that ebpfnet runs itself.

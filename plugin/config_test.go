@@ -19,6 +19,11 @@ func confWith(keys ...string) []byte {
 	return []byte("{" + strings.Join(keys, ", ") + "}")
 }
 
+// without returns one that has no ipam.
+func without(keys ...string) []byte {
+	return []byte("{" + strings.Join(append([]string{`"cniVersion": "1.0.0", "name": "pods", "type": "ebpfnet"`}, keys...), ", ") + "}")
+}
+
 func TestParseConfig(t *testing.T) {
 	for _, test := range []struct {
 		name, args string
@@ -92,7 +97,11 @@ func TestParseConfigErrors(t *testing.T) {
 		{"IPv4 network written as IPv6", "", confWith(`"nonMasqueradeCIDRs": ["10.0.0.0/8", "::ffff:10.0.0.0/104"]`), cnitypes.ErrInvalidNetworkConfig, []string{"nonMasqueradeCIDRs[1]", "::ffff:10.0.0.0/104", "10.0.0.0/8"}},
 		{"multicast MAC", "MAC=01:00:00:00:00:01", confWith(), cnitypes.ErrInvalidEnvironmentVariables, []string{"CNI_ARGS", "01:00:00:00:00:01"}},
 		{"unknown argument", "FOO=bar", confWith(), cnitypes.ErrInvalidEnvironmentVariables, []string{"CNI_ARGS", "FOO=bar"}},
-		{"ports without ipam", "", []byte(`{"name": "pods", "runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80}]}}`), cnitypes.ErrInvalidNetworkConfig, []string{"portMappings", "ipam"}},
+		{"ports without ipam", "", without(`"runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80}]}`), cnitypes.ErrInvalidNetworkConfig, []string{"runtimeConfig.portMappings", "80", "ipam"}},
+		{"addresses without ipam", "", without(`"runtimeConfig": {"ips": ["10.88.0.7"]}`), cnitypes.ErrInvalidNetworkConfig, []string{"runtimeConfig.ips", "10.88.0.7", "ipam"}},
+		{"ranges without ipam", "", without(`"runtimeConfig": {"ipRanges": [[{"subnet": "10.88.0.0/16"}]]}`), cnitypes.ErrInvalidNetworkConfig, []string{"runtimeConfig.ipRanges", "10.88.0.0/16", "ipam"}},
+		{"addresses of args without ipam", "", without(`"args": {"cni": {"ips": ["10.88.0.7"]}}`), cnitypes.ErrInvalidNetworkConfig, []string{"args.cni.ips", "10.88.0.7", "ipam"}},
+		{"IP without ipam", "IP=10.88.0.7", without(), cnitypes.ErrInvalidEnvironmentVariables, []string{"CNI_ARGS", "10.88.0.7", "ipam"}},
 		{"ipam of no type", "", []byte(`{"name": "pods", "ipam": {"subnet": "10.88.0.0/16"}}`), cnitypes.ErrInvalidNetworkConfig, []string{"ipam.type", "host-local"}},
 		{"host-local's own", "", []byte(`{"name": "pods", "ipam": {"type": "host-local"}}`), cnitypes.ErrInvalidNetworkConfig, []string{"ipam.ranges"}},
 		{"null in prevResult", "", confWith(`"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.88.0.7/16"}, null]}`), cnitypes.ErrInvalidNetworkConfig, []string{"prevResult.ips[1]", "null"}},
@@ -131,3 +140,33 @@ func TestParseForRelease(t *testing.T) {
 }
 
 func masqOf(c *Config) string { return fmt.Sprint(c.Masq.IPv4, c.Masq.IPv6, c.Masq.Exempt) }
+
+// TestCheckChained: what an ebpfnet after another plugin is asked for, and cannot do.
+func TestCheckChained(t *testing.T) {
+	const prev = `"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.88.0.7/16"}]}`
+	for _, test := range []struct {
+		name  string
+		stdin []byte
+		words []string // none: it can
+	}{
+		{"nothing", without(prev), nil},
+		{"ports", without(prev, `"runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80}]}`), nil},
+		{"addresses, which podman asks all plugins for", without(prev, `"runtimeConfig": {"ips": ["10.88.0.7"]}`), nil},
+		{"ipam", confWith(prev), []string{"prevResult", "first"}},
+		{"delegated ipam", without(prev, `"ipam": {"type": "static"}`), []string{"prevResult", "first"}},
+		{"mtu", without(prev, `"mtu": 1400`), []string{"mtu", "1400"}},
+		{"device", without(prev, `"device": "netkit"`), []string{"device", "netkit"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			config, err := parseConfig(&skel.CmdArgs{ContainerID: "c1", IfName: "eth0", StdinData: test.stdin})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err = checkChained(config); test.words != nil {
+				wantCode(t, err, cnitypes.ErrUnsupportedField, test.words...)
+			} else if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

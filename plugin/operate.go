@@ -154,9 +154,11 @@ func (h *Host) Repair(ctx context.Context) (mended []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := h.followUplinks(ctx); err != nil {
+	followed, err := h.follow(ctx)
+	if err != nil {
 		return nil, err
 	}
+	mended = append(mended, followed...)
 	if now, err := h.datapath.HostAttached(); err == nil && now && !attached {
 		mended = append(mended, "program of the loopback device")
 	}

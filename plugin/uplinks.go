@@ -89,17 +89,55 @@ func refreshUplinks(ctx context.Context, host *netlink.Handle, datapath *loader.
 	})
 }
 
-// followUplinks follows the changes that each of the host's networks would follow.
-func (h *Host) followUplinks(ctx context.Context) error {
+// follow does for all networks of the host what a STATUS of each would do, and says what was new.
+func (h *Host) follow(ctx context.Context) (done []string, err error) {
+	off, err := link.ForwardingIsOff(true, true)
+	if err != nil {
+		return nil, err
+	}
+	before, err := h.uplinks()
+	if err != nil {
+		return nil, err
+	}
+	choices, err := h.uplinkChoices()
+	if err != nil {
+		return nil, err
+	}
+	for _, names := range choices {
+		if err := mend(ctx, h.datapath, names); err != nil {
+			return nil, err
+		}
+	}
+	after, err := h.uplinks()
+	if err != nil {
+		return nil, err
+	}
+	for _, uplink := range after {
+		same := func(u netlink.Link) bool { return u.Attrs().Index == uplink.Attrs().Index }
+		if !slices.ContainsFunc(before, same) {
+			done = append(done, "programs of the new uplink "+uplink.Attrs().Name)
+		}
+	}
+	stillOff, err := link.ForwardingIsOff(true, true)
+	for _, name := range off {
+		if err == nil && !slices.Contains(stillOff, name) {
+			done = append(done, "forwarding, by "+name)
+		}
+	}
+	return done, err
+}
+
+// uplinkChoices are the different names of uplinks that the networks of living containers have.
+func (h *Host) uplinkChoices() (map[string]uplinkNames, error) {
 	records, err := record.Open(h.dataDir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	choices := map[string]uplinkNames{}
 	for owner := range h.ends {
 		kept, err := records.Read(owner)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		var names uplinkNames
 		if kept != nil {
@@ -107,11 +145,7 @@ func (h *Host) followUplinks(ctx context.Context) error {
 		}
 		choices[strings.Join(names, " ")] = names
 	}
-	var errs []error
-	for _, names := range choices {
-		errs = append(errs, mend(ctx, h.datapath, names))
-	}
-	return errors.Join(errs...)
+	return choices, nil
 }
 
 func addUplinks(host *netlink.Handle, datapath *loader.Datapath, store *maps.Store, uplinks []maps.Uplink) error {

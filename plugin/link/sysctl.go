@@ -48,6 +48,9 @@ func ForwardingIsOff(ipv4, ipv6 bool) (off []string, err error) {
 			continue
 		}
 		value, err := readSysctl(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // a kernel without IPv6
+		}
 		if err != nil {
 			return nil, fmt.Errorf("read sysctl: %w", err)
 		}

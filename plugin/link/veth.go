@@ -182,8 +182,17 @@ const loopback = 1 // always the first device
 // addrGenModeNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
 const addrGenModeNone = 1
 
-// Raise brings the host's end up as it is, without addresses.
-func Raise(host *netlink.Handle, p Pair) error {
+// RaiseWith brings the host's end up with one address of its own, which the host uses as the
+// source of nothing.
+func RaiseWith(host *netlink.Handle, p Pair, addr netip.Addr) error {
+	own := &netlink.Addr{IPNet: ipNet(hostPrefix(addr)), Scope: int(netlink.SCOPE_HOST), Flags: unix.IFA_F_NOPREFIXROUTE}
+	if err := host.AddrAdd(deviceOf(p.HostIndex), own); err != nil {
+		return fmt.Errorf("add address %s to %s: %w", addr, p.HostName, err)
+	}
+	return raise(host, p)
+}
+
+func raise(host *netlink.Handle, p Pair) error {
 	if err := host.LinkSetUp(deviceOf(p.HostIndex)); err != nil {
 		return fmt.Errorf("set %s up: %w", p.HostName, err)
 	}
@@ -200,11 +209,11 @@ func SetUpHost(host *netlink.Handle, p Pair, addresses []Address) error {
 		return fmt.Errorf("set %s to make no link-local address: %w", p.HostName, err)
 	}
 	for _, addr := range own {
-		if err := addAddress(host, device, hostPrefix(addr)); err != nil {
+		if err := addAddress(host, device, hostPrefix(addr)); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("add address %s to %s: %w", addr, p.HostName, err)
 		}
 	}
-	if err := Raise(host, p); err != nil {
+	if err := raise(host, p); err != nil {
 		return err
 	}
 	for _, address := range addresses {

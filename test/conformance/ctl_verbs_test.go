@@ -52,6 +52,22 @@ func TestCtlRepair(t *testing.T) {
 	p.del(t)
 }
 
+// TestCtlRepairFollows changes of the host that no container was told of.
+func TestCtlRepairFollows(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		p.setSysctl(t, h.Node, name, "0")
+	}
+	h.AddSecondUplink(t)
+	h.wantCtl(t, 0, []string{"repair"}, "forwarding, by /proc/sys/net/ipv4/ip_forward\n", "forwarding, by /proc/sys/net/ipv6/conf/all/forwarding\n",
+		"programs of the new uplink "+testenv.SecondUplinkName+"\n")
+	h.wantCtl(t, 0, []string{"repair"}, "nothing was missing")
+	wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6, testenv.SecondOutsideAddr4, testenv.SecondOutsideAddr6)
+	p.del(t)
+}
+
 // TestCtlUnload says first what it would break; then nothing is left in the kernel, and an ADD begins
 // anew.
 func TestCtlUnload(t *testing.T) {

@@ -133,6 +133,30 @@ func TestFailedAddDelegated(t *testing.T) {
 	}
 }
 
+// TestKilledDelegated kills ADD before each of its steps. A DEL leaves nothing, and the ADD after it works.
+func TestKilledDelegated(t *testing.T) {
+	h := newHost(t)
+	for _, kind := range delegates {
+		t.Run(kind, func(t *testing.T) {
+			h.path, _ = scriptIPAM(t, kind, givesAddress)
+			p := h.pod(t, "c1", with(with(single("1.1.0"), "ipam", object{"type": kind}), "runtimeConfig.portMappings", webPort))
+			before := h.state(t, p.Namespace)
+			for _, step := range stepsOfAdd(t, p) {
+				t.Run("before "+step, func(t *testing.T) {
+					if call, stopped := p.addAs(t, role{KillBefore: step}); stopped || call.Exit != -1 {
+						t.Fatalf("ADD was not killed: %+v", call)
+					}
+					p.del(t)
+					h.wantState(t, before, p.Namespace)
+					p.add(t)
+					p.del(t)
+					h.wantState(t, before, p.Namespace)
+				})
+			}
+		})
+	}
+}
+
 // TestRestartDelegated has no reservation of its own to tell of a container that was here before: it
 // is replaced if it is dead, and only then.
 func TestRestartDelegated(t *testing.T) {

@@ -23,7 +23,7 @@ func TestLog(t *testing.T) {
 		level     any
 		has, lack []string
 	}{
-		{"key", true, false, absent, []string{add, failed, del, "network=pods container=c1 interface=eth0 netns=/run/netns/", "took=", "code=7", "prevResult"}, []string{step}},
+		{"key", true, false, absent, []string{add, failed, del, "network=pods container=c1 interface=eth0 netns=/run/netns/", "took=", "traceparent=00-0af7651916cd43dd8448eb211c80319c", "code=7", "prevResult"}, []string{step}},
 		{"CNI_LOG_FILE", false, true, absent, []string{add, failed, del}, []string{step}},
 		{"key before CNI_LOG_FILE", true, true, absent, []string{add, failed, del}, []string{step}},
 		{"debug", true, false, "debug", []string{add, failed, del, step}, nil},
@@ -45,6 +45,7 @@ func TestLog(t *testing.T) {
 				if test.key && test.env {
 					env["CNI_LOG_FILE"] = "/run/other.log"
 				}
+				env["TRACEPARENT"] = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 				call := h.call(t, env, encode(t, p.conf))
 				if len(call.Stderr) > 0 {
 					t.Errorf("%s: stderr: %s", verb, call.Stderr)

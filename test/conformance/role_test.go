@@ -16,6 +16,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
@@ -31,6 +32,7 @@ const roleEnv = "CONFORMANCE_ROLE"
 // role is how the plugin of [roleEnv] differs from the real one.
 type role struct {
 	FailBefore  string        // a step of ADD
+	KillBefore  string        // a step: the process ends there by SIGKILL
 	LockBefore  string        // a step: the datapath's lock is taken there, and kept
 	PauseBefore string        // a step: it waits there until nobody holds pauseLock
 	FailPrint   bool          // stdout takes nothing
@@ -82,6 +84,9 @@ func (r role) beforeStep(name string) error {
 	if name == r.LockBefore {
 		_, err := flock.Acquire(context.Background(), loader.Root, flock.Exclusive) // ends with the process
 		return err
+	}
+	if name == r.KillBefore {
+		return unix.Kill(os.Getpid(), unix.SIGKILL)
 	}
 	if name == r.PauseBefore {
 		lock, err := flock.Acquire(context.Background(), pauseLock, flock.Exclusive)

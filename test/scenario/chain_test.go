@@ -1,8 +1,10 @@
 package scenario
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -122,23 +124,46 @@ func attachmentOf(pod *testenv.Pod) cnitypes.GCAttachment {
 	return cnitypes.GCAttachment{ContainerID: pod.Conf.ContainerID, IfName: pod.Conf.IfName}
 }
 
-// A chained ebpfnet passes the result on as it was.
+// A chained ebpfnet passes the result on as it was, in each version that has lists.
 func TestChainedResult(t *testing.T) {
-	for name, first := range firstPlugins {
-		t.Run(name, func(t *testing.T) {
-			n := chainOf(t, first, afterOthers)
-			n.AddPod(t, "a", nil)
-			var outputs []string
-			for _, call := range n.Calls() {
-				if call.Getenv("CNI_COMMAND") == "ADD" {
-					outputs = append(outputs, string(call.Stdout))
+	for name, versions := range map[string][]string{"bridge": {"1.1.0"}, "ptp": {"0.3.0", "0.3.1", "0.4.0", "1.0.0"}} {
+		first := firstPlugins[name]
+		n := chainOf(t, first, afterOthers)
+		for _, version := range versions {
+			t.Run(name+" "+version, func(t *testing.T) {
+				if err := n.SetNetwork([]byte(strings.Replace(conflistOf(first, afterOthers), `"1.0.0"`, `"`+version+`"`, 1))); err != nil {
+					t.Fatal(err)
 				}
-			}
-			if len(outputs) != 2 || outputs[0] != outputs[1] {
-				t.Errorf("results differ: %q", outputs)
-			}
-		})
+				before := len(n.Calls())
+				n.AddPod(t, "a", nil)
+				calls := n.Calls()[before:]
+				if len(calls) != 2 || !bytes.Equal(calls[0].Stdout, calls[1].Stdout) {
+					t.Fatalf("results differ: %q and %q", calls[0].Stdout, calls[1].Stdout)
+				}
+				if !strings.Contains(string(calls[1].Stdout), `"cniVersion": "`+version+`"`) {
+					t.Errorf("the result is not of %s: %s", version, calls[1].Stdout)
+				}
+			})
+		}
 	}
+}
+
+// DNS of its own configuration goes before that of the plugin before, and all the rest is passed on; a
+// MAC address that the interface does not have is refused.
+func TestChainedKeys(t *testing.T) {
+	n := chainOf(t, firstPlugins["ptp"], strings.TrimSuffix(afterOthers, "}")+`, "dns": {"nameservers": ["192.0.2.53"]}}`)
+	pod := n.AddPod(t, "a", nil)
+	if got := pod.Result.DNS.Nameservers; len(got) != 1 || got[0] != "192.0.2.53" || len(pod.Result.IPs) != 2 {
+		t.Errorf("the result is %v", pod.Result)
+	}
+	asked := n.NewPod(t, "b")
+	asked.Conf.Args = [][2]string{{"IgnoreUnknown", "1"}, {"MAC", "02:00:00:00:00:77"}}
+	err := asked.Add(testenv.Context(t))
+	var coded *cnitypes.Error
+	if !errors.As(err, &coded) || coded.Code != cnitypes.ErrUnsupportedField || !strings.Contains(coded.Msg, "02:00:00:00:00:77") {
+		t.Errorf("ADD: %v", err)
+	}
+	del(t, asked)
 }
 
 // The packets of a macvlan pass no device of the host.
@@ -228,6 +253,9 @@ func TestBeforeOtherPlugins(t *testing.T) {
 			f := families[0]
 			ping(t, pod.Namespace, f.outside)
 			ping(t, n.node(), f.pod(pod))
+			other := n.AddPod(t, "b", nil)
+			askMuch(t, pod.Namespace, serve(t, n.Outside, "tcp", at(f.outside, 0)), n.Outside)
+			askMuch(t, pod.Namespace, serve(t, other.Namespace, "tcp", at(f.pod(other), 0)), other.Namespace)
 			if err := pod.Check(testenv.Context(t)); err != nil {
 				t.Errorf("CHECK: %v", err)
 			}
@@ -268,4 +296,16 @@ func TestChainedRestart(t *testing.T) {
 	serve(t, next.Namespace, "tcp", at(f.pod(next), 80))
 	reachAsOneself(t, n.Outside, "tcp", at(f.node, 8080), next.Namespace)
 	del(t, next)
+}
+
+// askMuch asks over one connection, so that most packets are not the first.
+func askMuch(t *testing.T, from *testenv.Namespace, to netip.AddrPort, want *testenv.Namespace) {
+	t.Helper()
+	const questions = 10
+
+	client := connect(t, from, "tcp", netip.AddrPort{}, to)
+	defer client.Close()
+	for range questions {
+		ask(t, client, want)
+	}
 }

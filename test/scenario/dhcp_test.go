@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -166,6 +168,45 @@ func TestDHCP(t *testing.T) {
 			}
 		})
 	}
+}
+
+// dnsmasq on the host serves the links of pods as README says.
+func TestDHCPByDnsmasq(t *testing.T) {
+	if _, err := exec.LookPath("dnsmasq"); err != nil {
+		t.Fatal("dnsmasq is missing: apt-get install dnsmasq-base")
+	}
+	n := chainOf(t, dhcpNetworks[0].list...)
+	startDHCPDaemon(t, n, "-timeout", "1s")
+	leases := filepath.Join(t.TempDir(), "leases")
+	server := exec.Command("dnsmasq", "--keep-in-foreground", "--log-facility=-", "--conf-file=/dev/null", "--port=0", "--user=root", "--no-ping",
+		"--dhcp-leasefile="+leases, "--pid-file", "--interface=ebpf*", "--shared-network=169.254.1.1,10.88.0.0",
+		"--dhcp-range=10.88.0.10,10.88.0.200,255.255.255.0", "--dhcp-option=option:router,10.88.0.1")
+	var log strings.Builder
+	server.Stderr = &log
+	if err := n.node().Do(server.Start); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Process.Kill(); err != nil {
+			t.Error(err)
+		}
+		_ = server.Wait() // it was killed
+		if t.Failed() {
+			t.Logf("dnsmasq says:\n%s", &log)
+		}
+	})
+	a, b := n.AddPod(t, "a", nil), n.AddPod(t, "b", nil)
+	for _, pod := range []*testenv.Pod{a, b} {
+		text, err := os.ReadFile(leases)
+		if err != nil || !strings.Contains(string(text), macOf(t, pod).String()+" "+pod.Addr4().String()+" ") {
+			t.Errorf("%s has %s, and leases are %q (%v)", pod.Name, pod.Addr4(), text, err)
+		}
+		if err := pod.Check(testenv.Context(t)); err != nil {
+			t.Errorf("CHECK: %v", err)
+		}
+	}
+	ping(t, a.Namespace, b.Addr4())
+	ping(t, a.Namespace, families[0].outside)
 }
 
 func macOf(t *testing.T, pod *testenv.Pod) net.HardwareAddr {

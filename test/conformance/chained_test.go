@@ -1,0 +1,147 @@
+package conformance
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// chainedPod makes a container with an interface as ptp leaves one, and the configuration of an ebpfnet that
+// comes after, with something of all that it can do there.
+func (h *host) chainedPod(t *testing.T) *pod {
+	t.Helper()
+	const address, gateway = "10.88.0.9", "10.88.0.1"
+	conf := with(with(single("1.1.0"), "ipam", absent), "runtimeConfig.portMappings", webPort)
+	conf = with(with(conf, "runtimeConfig.aliases", list{"web"}), "txQLen", 77)
+	conf = with(with(conf, "allmulti", true), "sysctl", object{"net.core.somaxconn": "500"})
+	p := h.pod(t, "c1", conf)
+	h.makePtp(t, p, address, gateway)
+	p.conf = with(conf, "prevResult", object{
+		"cniVersion": "1.1.0",
+		"interfaces": list{
+			object{"name": "before", "mac": p.peer(t).Attrs().HardwareAddr.String()},
+			object{"name": "eth0", "mac": p.device(t).Attrs().HardwareAddr.String(), "sandbox": p.Path},
+		},
+		"ips":    list{object{"interface": 1, "address": address + "/32", "gateway": gateway}},
+		"routes": list{object{"dst": "0.0.0.0/0"}},
+		"dns":    object{},
+	})
+	return p
+}
+
+// peer returns the node's end of what makePtp makes.
+func (p *pod) peer(t *testing.T) netlink.Link {
+	t.Helper()
+	link, err := p.host.Node.Netlink().LinkByName("before")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return link
+}
+
+// makePtp makes a veth from the node to a container, with its addresses and routes.
+func (h *host) makePtp(t *testing.T, p *pod, address, gateway string) {
+	t.Helper()
+	single := func(ip string) *net.IPNet { return &net.IPNet{IP: net.ParseIP(ip).To4(), Mask: net.CIDRMask(32, 32)} }
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	node, container := h.Node.Netlink(), p.Netlink()
+	file, err := os.Open(h.Node.Path)
+	must(err)
+	defer file.Close()
+	must(container.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "before", PeerNamespace: netlink.NsFd(file.Fd())}))
+	peer, device := p.peer(t), p.device(t)
+	must(node.AddrAdd(peer, &netlink.Addr{IPNet: single(gateway)}))
+	must(container.AddrAdd(device, &netlink.Addr{IPNet: single(address)}))
+	must(node.LinkSetUp(peer))
+	must(container.LinkSetUp(device))
+	must(node.RouteAdd(&netlink.Route{LinkIndex: peer.Attrs().Index, Dst: single(address), Scope: netlink.SCOPE_LINK}))
+	must(container.RouteAdd(&netlink.Route{LinkIndex: device.Attrs().Index, Dst: single(gateway), Scope: netlink.SCOPE_LINK}))
+	all := &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
+	must(container.RouteAdd(&netlink.Route{LinkIndex: device.Attrs().Index, Dst: all, Gw: single(gateway).IP}))
+}
+
+// tuned is what an ebpfnet after another plugin changes of the container, and gives back.
+func tuned(t *testing.T, p *pod) string {
+	t.Helper()
+	somaxconn, err := p.Sysctl("net/core/somaxconn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	attrs := p.device(t).Attrs()
+	return fmt.Sprint(attrs.Allmulti, attrs.TxQLen, somaxconn)
+}
+
+// TestChainedSteps fails and kills an ADD after another plugin before each of its steps: the first leaves
+// nothing but what that plugin has made, the second nothing that a DEL does not take away.
+func TestChainedSteps(t *testing.T) {
+	h := newHost(t)
+	p := h.chainedPod(t)
+	before, asMade := h.state(t, p.Namespace), tuned(t, p)
+	want := func(t *testing.T) {
+		t.Helper()
+		h.wantState(t, before, p.Namespace)
+		if got := tuned(t, p); got != asMade {
+			t.Errorf("the container has %s, and had %s", got, asMade)
+		}
+	}
+	for _, step := range stepsOfAdd(t, p) {
+		t.Run("fails before "+step, func(t *testing.T) {
+			failAndRetry(t, p, before, role{FailBefore: step})
+			want(t)
+		})
+		t.Run("killed before "+step, func(t *testing.T) {
+			if call, stopped := p.addAs(t, role{KillBefore: step}); stopped || call.Exit != -1 {
+				t.Fatalf("ADD was not killed: %+v", call)
+			}
+			p.del(t)
+			want(t)
+		})
+	}
+	t.Run("fails in print the result", func(t *testing.T) {
+		failAndRetry(t, p, before, role{FailPrint: true})
+		want(t)
+	})
+}
+
+// TestChainedVerbs is one life after another plugin, seen at each verb.
+func TestChainedVerbs(t *testing.T) {
+	h := newHost(t)
+	p := h.chainedPod(t)
+	before, asMade := h.state(t, p.Namespace), tuned(t, p)
+	result := p.add(t)
+	wantFetch4(t, h, p, result.IPs[0].Address.IP)
+	wantSuccess(t, p.try(t, "CHECK"), "")
+	wantSuccess(t, h.status(t, with(with(p.conf, "prevResult", absent), "runtimeConfig", absent)), "")
+	p.result = nil
+	wantError(t, p.try(t, "ADD"), plugin.CodeAttachmentExists, "c1", "before")
+	h.gc(t, withKey(p.conf, currentKey, attachments("c1")))
+	wantSuccess(t, p.try(t, "CHECK"), "")
+	p.del(t)
+	h.wantState(t, before, p.Namespace)
+	if got := tuned(t, p); got != asMade {
+		t.Errorf("after DEL the container has %s, and had %s", got, asMade)
+	}
+}
+
+// wantFetch4 fetches by the node's port 8080 from the outside.
+func wantFetch4(t *testing.T, h *host, p *pod, ip net.IP) {
+	t.Helper()
+	addr, _ := netip.AddrFromSlice(ip.To4())
+	testenv.ServeHTTP(t, p.Namespace, netip.AddrPortFrom(addr, 80))
+	url := "http://" + netip.AddrPortFrom(testenv.NodeAddr4, 8080).String() + "/"
+	if _, err := testenv.HTTPGet(testenv.Context(t), h.Outside, url); err != nil {
+		t.Errorf("get %s: %v", url, err)
+	}
+}
