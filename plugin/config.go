@@ -30,6 +30,7 @@ type Config struct {
 	FastPath maps.FastPath // "": see fastPath
 	MaxFlows uint32        // 0: by the memory of the host
 	MTU      int           // 0: that of the route to the outside
+	BigTCP   bool          // where kernel and uplinks have it
 	Device   link.Kind
 	IPAM     *ipam.Config // nil: no addresses, or those of Delegate
 	Delegate *delegate    // nil, or another plugin that gives the addresses
@@ -82,6 +83,7 @@ type netConf struct {
 	FastPath   maps.FastPath   `json:"fastPath"`
 	MaxFlows   int64           `json:"maxFlows"`
 	MTU        int             `json:"mtu"`
+	BigTCP     *bool           `json:"bigTCP"`
 	Device     string          `json:"device"`
 	IPAM       json.RawMessage `json:"ipam"`
 	DNS        cnitypes.DNS    `json:"dns"`
@@ -158,6 +160,7 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 		CNIVersion: conf.CNIVersion,
 		Attachment: maps.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
 		MTU:        conf.MTU,
+		BigTCP:     conf.BigTCP == nil || *conf.BigTCP,
 		Device:     link.Kind(conf.Device),
 		FastPath:   conf.FastPath,
 		MaxFlows:   uint32(conf.MaxFlows),

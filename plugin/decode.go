@@ -15,7 +15,7 @@ import (
 var knownKeys = []string{
 	"cniVersion", "name", "type", "disableCheck", "disableGC", "capabilities", "args", "runtimeConfig",
 	"prevResult", "ipMasq", "ipMasq4", "ipMasq6", "nonMasqueradeCIDRs", "maxFlows", "mtu", "ipam", "dns",
-	"sysctl", "promisc", "allmulti", "txQLen", "dataDir", "device", "fastPath",
+	"sysctl", "promisc", "allmulti", "txQLen", "dataDir", "device", "fastPath", "bigTCP",
 }
 
 // decodeInto tells broken JSON from a value of the wrong type, and names its key.

@@ -39,7 +39,7 @@ func TestCtlRepair(t *testing.T) {
 	result := p.add(t)
 	h.wantCtl(t, 0, []string{"repair"}, "nothing was missing")
 	before := h.state(t, p.Namespace)
-	for _, pin := range []string{"endpoint-*", "uplink-*-to_uplink", "host-*"} {
+	for _, pin := range []string{"endpoint-*-to_container", "uplink-*-to_uplink", "host-*"} {
 		removePin(pin)(t, p, nil)
 	}
 	wantError(t, p.try(t, "CHECK"), plugin.CodeDiffers, "programs", "loopback", testenv.UplinkName)
