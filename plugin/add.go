@@ -285,7 +285,7 @@ func (a *addition) createPair(context.Context) error {
 			return err
 		}
 	}
-	mtu, err := a.mtu()
+	outside, err := link.FindOutside(a.host)
 	if err != nil {
 		return err
 	}
@@ -295,7 +295,13 @@ func (a *addition) createPair(context.Context) error {
 		ContainerName: a.config.Attachment.IfName,
 		HostMAC:       hostMAC(a.owner),
 		ContainerMAC:  a.config.MAC,
-		MTU:           mtu,
+		MTU:           a.config.MTU,
+	}
+	if a.pair.MTU == 0 {
+		a.pair.MTU = outside.MTU
+	}
+	if a.config.BigTCP {
+		a.pair.BigTCP = outside.BigTCP.For(a.pair.MTU)
 	}
 	if a.pair.ContainerMAC == nil {
 		a.pair.ContainerMAC = containerMAC(a.owner)
@@ -309,13 +315,6 @@ func (a *addition) createPair(context.Context) error {
 	}
 	a.undo.push(func(context.Context) error { return link.Delete(a.host, a.pair.HostName) })
 	return nil
-}
-
-func (a *addition) mtu() (int, error) {
-	if a.config.MTU != 0 {
-		return a.config.MTU, nil
-	}
-	return link.OutsideMTU(a.host)
 }
 
 // nameInUse tells which of the two names it was.

@@ -31,7 +31,8 @@ type Config struct {
 	FastPath maps.FastPath // "": see fastPath
 	MaxFlows uint32        // 0: by the memory of the host
 	Uplinks  uplinkNames
-	MTU      int // 0: that of the route to the outside
+	MTU      int  // 0: that of the route to the outside
+	BigTCP   bool // where kernel and uplinks have it
 	Device   link.Kind
 	// AntiSpoof lets the container send from its own MAC and addresses only.
 	AntiSpoof bool
@@ -89,6 +90,7 @@ type netConf struct {
 	MaxFlows   int64           `json:"maxFlows"`
 	Uplinks    uplinkNames     `json:"uplinks"`
 	MTU        int             `json:"mtu"`
+	BigTCP     *bool           `json:"bigTCP"`
 	Device     string          `json:"device"`
 	AntiSpoof  *bool           `json:"antiSpoof"`
 	Ingress    string          `json:"ingressPolicy"`
@@ -171,6 +173,7 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 		CNIVersion: conf.CNIVersion,
 		Attachment: maps.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
 		MTU:        conf.MTU,
+		BigTCP:     conf.BigTCP == nil || *conf.BigTCP,
 		Device:     link.Kind(conf.Device),
 		FastPath:   conf.FastPath,
 		AntiSpoof:  conf.AntiSpoof == nil || *conf.AntiSpoof,

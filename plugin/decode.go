@@ -15,7 +15,7 @@ import (
 var knownKeys = []string{
 	"cniVersion", "name", "type", "disableCheck", "disableGC", "capabilities", "args", "runtimeConfig",
 	"prevResult", "ipMasq", "ipMasq4", "ipMasq6", "nonMasqueradeCIDRs", "maxFlows", "mtu", "ipam", "dns",
-	"sysctl", "promisc", "allmulti", "txQLen", "dataDir", "device", "fastPath", "logFile", "logLevel", "uplinks",
+	"sysctl", "promisc", "allmulti", "txQLen", "dataDir", "device", "fastPath", "bigTCP", "logFile", "logLevel", "uplinks",
 	"antiSpoof", "ingressPolicy",
 }
 
