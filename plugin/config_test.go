@@ -3,6 +3,8 @@ package plugin
 import (
 	"errors"
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -168,5 +170,19 @@ func TestCheckChained(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestREADME holds README to say something of each key.
+func TestREADME(t *testing.T) {
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ofTheSpecification := []string{"cniVersion", "name", "type", "disableCheck", "disableGC", "capabilities", "args", "runtimeConfig", "prevResult"}
+	for _, key := range knownKeys {
+		if !slices.Contains(ofTheSpecification, key) && !strings.Contains(string(readme), "`"+key+"`") {
+			t.Errorf("README does not name %s", key)
+		}
 	}
 }

@@ -31,7 +31,7 @@ func programsBefore(host *netlink.Handle, ifindex int) ([]string, error) {
 // tcxPrograms all come before ours, which is a filter.
 func tcxPrograms(ifindex int) (programs []string, err error) {
 	all, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: ebpf.AttachTCXIngress})
-	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) { // before 6.6
+	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) { // before 6.6, or gone meanwhile
 		return nil, nil
 	}
 	if err != nil {
