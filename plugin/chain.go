@@ -114,6 +114,7 @@ func (a *addition) keepRecord(context.Context) error {
 		Aliases:    a.config.Aliases,
 		CgroupPath: a.config.CgroupPath,
 		Labels:     a.config.Labels,
+		Bandwidth:  a.config.Bandwidth,
 	}
 	if a.config.PrevResult != nil {
 		before, err := a.config.Tuning.Present(a.container.ns, a.container.handle, a.pair.ContainerName)

@@ -241,6 +241,7 @@ func (i *inspection) inspectHost() {
 	if !i.failed(err) && !attached {
 		i.differs("%s has lost its BPF programs", name)
 	}
+	i.inspectLimits(device)
 	i.inspectUplinks()
 }
 

@@ -51,7 +51,7 @@ func (p *Plugin) release(ctx context.Context, config *Config, netns string) erro
 	if errors.Is(err, flock.ErrBusy) {
 		return err // entries may name the addresses still
 	}
-	err = errors.Join(err, unread, restore(kept, netns), records.Remove(owner))
+	err = errors.Join(err, unread, unlimit(kept, netns), restore(kept, netns), records.Remove(owner))
 	if kept != nil && kept.Chained != nil {
 		return err // the addresses are of the plugin before
 	}
