@@ -38,7 +38,7 @@ func TestCtlArguments(t *testing.T) {
 		{[]string{"status", "--verbose"}, 2, "", "verbose"},
 		{[]string{"status", "all"}, 2, "", "all"},
 		{[]string{"set", "pods"}, 1, "", "KEY=VALUE"},
-		{[]string{"set", "pods", "colour=red"}, 1, "", "colour=red"},
+		{[]string{"set", "pods", "colour=red"}, 1, "", `colour "red"`},
 		{[]string{"set", "pods", "ingressPolicy=closed"}, 1, "", "same-network"},
 		{[]string{"set", "pods", "antiSpoof=maybe"}, 1, "", "true or false"},
 		{[]string{"set", "pods", "antiSpoof=true"}, 1, "", "not loaded"},
