@@ -437,7 +437,14 @@ func (a *addition) setUpContainer(context.Context) error {
 }
 
 func (a *addition) attachUplinks(ctx context.Context) error {
-	return refreshUplinks(ctx, a.host, a.datapath, a.config.Uplinks)
+	if err := refreshUplinks(ctx, a.host, a.datapath, a.config.Uplinks); err != nil || a.config.Uplinks == nil {
+		return err
+	}
+	known, err := maps.Uplinks(a.datapath)
+	if err == nil && len(known) == 0 {
+		a.Log.Warn("no device of the host has a name that uplinks means: nothing is masqueraded", "uplinks", a.config.Uplinks)
+	}
+	return err
 }
 
 func (a *addition) openPorts(ctx context.Context) error {
