@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	cnitypes "github.com/containernetworking/cni/pkg/types"
@@ -80,6 +81,13 @@ func (c *addressConf) addresses(env cniArgs) (*ipam.Config, error) {
 		return config, nil
 	}
 	return static, nil
+}
+
+func split(list string) []string {
+	if list == "" {
+		return nil
+	}
+	return strings.Split(list, ",")
 }
 
 // parse reads what of a configuration concerns addresses. The rest is that of the plugin

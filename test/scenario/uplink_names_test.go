@@ -57,6 +57,10 @@ func TestUplinkNames(t *testing.T) {
 			addBareDevice(t, n.node())
 			n.AddPod(t, "a", nil)
 			pod := n.AddPod(t, "b", mapBoth(8080, 80))
+			said := string(n.LastCall(t).Stderr)
+			if warns := strings.Contains(said, "no device of the host has a name that uplinks means"); warns != (tc.want == nil) {
+				t.Errorf("ADD says %q", said)
+			}
 			if got := uplinkNamesOf(t, n); !slices.Equal(got, tc.want) {
 				t.Errorf("uplinks are %q, want %q", got, tc.want)
 			}
