@@ -93,7 +93,7 @@ func TestParseConfigErrors(t *testing.T) {
 	}{
 		{"cut off", "", []byte(`{"name": "po`), cnitypes.ErrDecodingFailure, nil},
 		{"unknown key", "", confWith(`"ipmask": true`), cnitypes.ErrUnsupportedField, []string{"ipmask", "true"}},
-		{"capability that would be a promise", "", confWith(`"runtimeConfig": {"bandwidth": {"ingressRate": 8}}`), cnitypes.ErrUnsupportedField, []string{"runtimeConfig.bandwidth", "8"}},
+		{"rate too low", "", confWith(`"runtimeConfig": {"bandwidth": {"ingressRate": 8}}`), cnitypes.ErrInvalidNetworkConfig, []string{"runtimeConfig.bandwidth.ingressRate", "8", "8000"}},
 		{"wrong type", "", confWith(`"ipMasq": 1`), cnitypes.ErrInvalidNetworkConfig, []string{"ipMasq", "true or false"}},
 		{"MTU", "", confWith(`"mtu": 67`), cnitypes.ErrInvalidNetworkConfig, []string{"mtu 67", "68"}},
 		{"IPv4 network written as IPv6", "", confWith(`"nonMasqueradeCIDRs": ["10.0.0.0/8", "::ffff:10.0.0.0/104"]`), cnitypes.ErrInvalidNetworkConfig, []string{"nonMasqueradeCIDRs[1]", "::ffff:10.0.0.0/104", "10.0.0.0/8"}},
