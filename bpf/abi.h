@@ -83,6 +83,7 @@ enum device_flags {
 	DEVICE_ANTI_SPOOF = 1,	/* the container sends from its own MAC and addresses only */
 	DEVICE_SHARED = 2,	/* others hear what it sends: it is behind a bridge */
 	DEVICE_ANY_ADDRESS = 4, /* it was given no addresses, and may use those that nobody has */
+	DEVICE_SHAPED = 8, /* a queue on it holds what it is sent to a rate: nothing goes past it */
 };
 
 /* clang-format off */

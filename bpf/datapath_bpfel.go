@@ -53,6 +53,7 @@ const (
 	DatapathDeviceFlagsDEVICE_ANTI_SPOOF  DatapathDeviceFlags = 1
 	DatapathDeviceFlagsDEVICE_SHARED      DatapathDeviceFlags = 2
 	DatapathDeviceFlagsDEVICE_ANY_ADDRESS DatapathDeviceFlags = 4
+	DatapathDeviceFlagsDEVICE_SHAPED      DatapathDeviceFlags = 8
 )
 
 type DatapathDropKey struct {

@@ -84,24 +84,20 @@ static __noinline void keep_way_out(struct __sk_buff *skb, const struct packet *
 	way_keep(skb, p, &key, &way);
 }
 
-static __always_inline bool policy_is_open(__u32 ifindex)
-{
-	struct device *device = bpf_map_lookup_elem(&devices, &ifindex);
-
-	return device && device->ingress == POLICY_OPEN;
-}
-
 /*
- * The way between two containers. Where one takes packets from some containers
- * only, the stack has to bring the first, by to_container.
+ * The way that a container has to others, or to the outside: what its queue holds
+ * to a rate has to go by it. Where it takes packets from some containers only, the
+ * stack has to bring the first of each connection, by to_container.
  */
-static __always_inline __u8 path_between(const struct endpoint *from, const struct endpoint *to)
+static __always_inline __u8 path_of(const struct endpoint *endpoint, bool to_others)
 {
-	__u8 path = from->fast & to->fast;
+	struct device *device = bpf_map_lookup_elem(&devices, &endpoint->ifindex);
 
-	if (path == FAST_ALWAYS && !(policy_is_open(from->ifindex) && policy_is_open(to->ifindex)))
-		return FAST_ESTABLISHED;
-	return path;
+	if (!device || device->flags & DEVICE_SHAPED)
+		return FAST_NEVER;
+	if (to_others && device->ingress != POLICY_OPEN)
+		return endpoint->fast & FAST_ESTABLISHED;
+	return endpoint->fast;
 }
 
 /* From one container to another. */
@@ -112,7 +108,7 @@ static __noinline int fast_between(struct __sk_buff *skb, const struct packet *p
 
 	fast.c.owners = from->owner ^ to->owner;
 	if (skb->pkt_type != PACKET_HOST || segment_length(skb, p) > to->mtu ||
-	    !fast_lookup(p, &fast, path_between(from, to), &p->dst, p->dport))
+	    !fast_lookup(p, &fast, path_of(from, true) & path_of(to, true), &p->dst, p->dport))
 		return VERDICT_NEXT;
 	if (fast_pass(skb, p, &fast))
 		return drop(skb, REASON_NOT_WRITTEN);
@@ -133,7 +129,8 @@ static __noinline int fast_out(struct __sk_buff *skb, const struct packet *p,
 	long result;
 
 	fast.c.owners = from->owner;
-	if (skb->pkt_type != PACKET_HOST || !fast_lookup(p, &fast, from->fast, &p->dst, p->dport))
+	if (skb->pkt_type != PACKET_HOST ||
+	    !fast_lookup(p, &fast, path_of(from, false), &p->dst, p->dport))
 		return VERDICT_NEXT;
 	result = fib_next_hop(skb, p, skb->ifindex, segment_length(skb, p), &next);
 	if (result != BPF_FIB_LKUP_RET_SUCCESS &&
@@ -157,7 +154,8 @@ static __noinline bool fast_in(struct __sk_buff *skb, const struct packet *p,
 	struct fast fast;
 
 	fast.c.owners = to->owner;
-	if (segment_length(skb, p) > to->mtu || !fast_lookup(p, &fast, to->fast, addr, port))
+	if (segment_length(skb, p) > to->mtu ||
+	    !fast_lookup(p, &fast, path_of(to, false), addr, port))
 		return false;
 	if (fast.offload && fast.offload->uplink != skb->ifindex)
 		return false;
@@ -189,19 +187,17 @@ static __noinline bool stack_forwards(struct __sk_buff *skb, const struct packet
 	from = bpf_map_lookup_elem(&endpoints, &p->src);
 	to = bpf_map_lookup_elem(&endpoints, &p->dst);
 	if (from) {
-		path &= from->fast;
+		path &= path_of(from, to);
 		c.owners ^= from->owner;
 	} else {
 		c.uplink = skb->ingress_ifindex;
 	}
 	if (to) {
-		path &= to->fast;
+		path &= path_of(to, from);
 		c.owners ^= to->owner;
 	} else {
 		c.uplink = skb->ifindex;
 	}
-	if (from && to)
-		path = path_between(from, to);
 	if (path != FAST_ESTABLISHED) /* and not for no endpoint */
 		return false;
 	connect(&c, p, &p->dst, p->dport);

@@ -26,6 +26,7 @@ type Device struct {
 	AntiSpoof  bool // it sends from its MAC and addresses only
 	Shared     bool // others hear what it sends: it is behind a bridge
 	AnyAddress bool // it was given no addresses, and may use those that nobody has
+	Shaped     bool // a queue on it holds what it is sent to a rate, so nothing goes past it
 	Ingress    Policy
 }
 
@@ -61,6 +62,7 @@ var deviceFlags = []struct {
 	{bpf.DatapathDeviceFlagsDEVICE_ANTI_SPOOF, func(d *Device) *bool { return &d.AntiSpoof }},
 	{bpf.DatapathDeviceFlagsDEVICE_SHARED, func(d *Device) *bool { return &d.Shared }},
 	{bpf.DatapathDeviceFlagsDEVICE_ANY_ADDRESS, func(d *Device) *bool { return &d.AnyAddress }},
+	{bpf.DatapathDeviceFlagsDEVICE_SHAPED, func(d *Device) *bool { return &d.Shaped }},
 }
 
 // PutDevice creates or replaces the entry of d.IfIndex. There is no taking it from anyone: a

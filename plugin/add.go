@@ -97,6 +97,7 @@ func (a *addition) run(ctx context.Context) error {
 		{"set up the host's end", a.setUpHost},
 		{"set up the container's end", a.setUpContainer},
 		{"tune the interface", a.tune},
+		{"limit the bandwidth", a.limit},
 		{"attach to the uplinks", a.attachUplinks},
 		{"open the host ports", a.openPorts},
 		{"print the result", a.print},
@@ -124,6 +125,7 @@ func (a *addition) run(ctx context.Context) error {
 			{"write the endpoints and attach", a.attach},
 			{"turn forwarding on", a.enableForwarding},
 			{"tune the interface", a.tune},
+			{"limit the bandwidth", a.limit},
 			{"attach to the uplinks", a.attachUplinks},
 			{"open the host ports", a.openPorts},
 			{"print the result", a.print},
@@ -184,7 +186,7 @@ func (a *addition) createPair(context.Context) error {
 			return err
 		}
 	}
-	mtu, err := a.mtu()
+	outside, err := link.FindOutside(a.host)
 	if err != nil {
 		return err
 	}
@@ -194,7 +196,13 @@ func (a *addition) createPair(context.Context) error {
 		ContainerName: a.config.Attachment.IfName,
 		HostMAC:       hostMAC(a.owner),
 		ContainerMAC:  a.config.MAC,
-		MTU:           mtu,
+		MTU:           a.config.MTU,
+	}
+	if a.pair.MTU == 0 {
+		a.pair.MTU = outside.MTU
+	}
+	if a.config.BigTCP {
+		a.pair.BigTCP = outside.BigTCP.For(a.pair.MTU)
 	}
 	if a.pair.ContainerMAC == nil {
 		a.pair.ContainerMAC = containerMAC(a.owner)
@@ -208,13 +216,6 @@ func (a *addition) createPair(context.Context) error {
 	}
 	a.undo.push(func(context.Context) error { return link.Delete(a.host, a.pair.HostName) })
 	return nil
-}
-
-func (a *addition) mtu() (int, error) {
-	if a.config.MTU != 0 {
-		return a.config.MTU, nil
-	}
-	return link.OutsideMTU(a.host)
 }
 
 // nameInUse tells which of the two names it was.
@@ -279,6 +280,7 @@ func (a *addition) device(network maps.Network) maps.Device {
 		Container:  maps.ContainerToken(a.config.Attachment.ContainerID),
 		MAC:        a.pair.ContainerMAC,
 		AntiSpoof:  a.config.AntiSpoof,
+		Shaped:     a.config.Bandwidth.Ingress.Rate != 0,
 		Ingress:    a.config.Ingress,
 		Shared:     a.pair.Bridge != 0,
 		AnyAddress: len(a.addresses) == 0,

@@ -155,6 +155,7 @@ func recordOf(c *Config) *record.Record {
 		CgroupPath: c.CgroupPath,
 		Labels:     c.Labels,
 		Uplinks:    c.Uplinks,
+		Bandwidth:  c.Bandwidth,
 	}
 }
 

@@ -212,6 +212,7 @@ func (i *inspection) inspectHost() {
 	if !i.failed(err) && !attached {
 		i.differs("%s has lost its BPF programs"+repairs, name)
 	}
+	i.inspectLimits(device)
 	i.inspectUplinks()
 }
 
@@ -327,6 +328,8 @@ func (i *inspection) inspectDevice() {
 		i.differs("the datapath does not know device %d as the container's", i.hostIndex)
 	case device.AntiSpoof != i.config.AntiSpoof:
 		i.differs("antiSpoof is %v, expected %v", device.AntiSpoof, i.config.AntiSpoof)
+	case device.Shaped != (i.config.Bandwidth.Ingress.Rate != 0):
+		i.differs("the datapath takes the container for held to a rate: %v, expected %v", device.Shaped, i.config.Bandwidth.Ingress.Rate != 0)
 	case device.Ingress != i.config.Ingress:
 		i.differs("ingressPolicy is %s, expected %s", device.Ingress, i.config.Ingress)
 	}

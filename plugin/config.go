@@ -30,18 +30,20 @@ type Config struct {
 	FastPath maps.FastPath // "": see fastPath
 	MaxFlows uint32        // 0: by the memory of the host
 	Uplinks  uplinkNames
-	MTU      int // 0: that of the route to the outside
+	MTU      int  // 0: that of the route to the outside
+	BigTCP   bool // where kernel and uplinks have it
 	Device   link.Kind
 	// AntiSpoof lets the container send from its own MAC and addresses only.
 	AntiSpoof bool
 	// Ingress says which other containers may open connections to it.
-	Ingress  maps.Policy
-	IPAM     *ipam.Config // nil: no addresses, or those of Delegate
-	Delegate *delegate    // nil, or another plugin that gives the addresses
-	DNS      cnitypes.DNS
-	MAC      net.HardwareAddr // nil: derived from the attachment
-	Ports    []PortMapping
-	Tuning   link.Tuning
+	Ingress   maps.Policy
+	Bandwidth record.Bandwidth
+	IPAM      *ipam.Config // nil: no addresses, or those of Delegate
+	Delegate  *delegate    // nil, or another plugin that gives the addresses
+	DNS       cnitypes.DNS
+	MAC       net.HardwareAddr // nil: derived from the attachment
+	Ports     []PortMapping
+	Tuning    link.Tuning
 
 	DataDir    string // of the records
 	Aliases    []string
@@ -78,24 +80,26 @@ func (m Masq) ExemptFor(addr netip.Addr) []netip.Prefix {
 
 // netConf is the configuration as it is written.
 type netConf struct {
-	CNIVersion string          `json:"cniVersion"`
-	Name       string          `json:"name"`
-	IPMasq     bool            `json:"ipMasq"`
-	IPMasq4    *bool           `json:"ipMasq4"`
-	IPMasq6    *bool           `json:"ipMasq6"`
-	NonMasq    []string        `json:"nonMasqueradeCIDRs"`
-	FastPath   maps.FastPath   `json:"fastPath"`
-	MaxFlows   int64           `json:"maxFlows"`
-	Uplinks    uplinkNames     `json:"uplinks"`
-	MTU        int             `json:"mtu"`
-	Device     string          `json:"device"`
-	AntiSpoof  *bool           `json:"antiSpoof"`
-	Ingress    string          `json:"ingressPolicy"`
-	IPAM       json.RawMessage `json:"ipam"`
-	DNS        cnitypes.DNS    `json:"dns"`
-	DataDir    string          `json:"dataDir"`
-	LogFile    string          `json:"logFile"`
-	LogLevel   string          `json:"logLevel"`
+	CNIVersion string        `json:"cniVersion"`
+	Name       string        `json:"name"`
+	IPMasq     bool          `json:"ipMasq"`
+	IPMasq4    *bool         `json:"ipMasq4"`
+	IPMasq6    *bool         `json:"ipMasq6"`
+	NonMasq    []string      `json:"nonMasqueradeCIDRs"`
+	FastPath   maps.FastPath `json:"fastPath"`
+	MaxFlows   int64         `json:"maxFlows"`
+	Uplinks    uplinkNames   `json:"uplinks"`
+	MTU        int           `json:"mtu"`
+	BigTCP     *bool         `json:"bigTCP"`
+	Device     string        `json:"device"`
+	AntiSpoof  *bool         `json:"antiSpoof"`
+	Ingress    string        `json:"ingressPolicy"`
+	bandwidthConf
+	IPAM     json.RawMessage `json:"ipam"`
+	DNS      cnitypes.DNS    `json:"dns"`
+	DataDir  string          `json:"dataDir"`
+	LogFile  string          `json:"logFile"`
+	LogLevel string          `json:"logLevel"`
 
 	Sysctl   map[string]string `json:"sysctl"`
 	Promisc  bool              `json:"promisc"`
@@ -120,8 +124,9 @@ type netConf struct {
 		Aliases      []string        `json:"aliases"`
 		CgroupPath   string          `json:"cgroupPath"`
 
+		Bandwidth *bandwidthConf `json:"bandwidth"`
+
 		// Capabilities that would be promises: refused, not ignored.
-		Bandwidth      json.RawMessage `json:"bandwidth"`
 		InfinibandGUID json.RawMessage `json:"infinibandGUID"`
 		DeviceID       json.RawMessage `json:"deviceID"`
 	} `json:"runtimeConfig"`
@@ -170,6 +175,7 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 		CNIVersion: conf.CNIVersion,
 		Attachment: maps.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
 		MTU:        conf.MTU,
+		BigTCP:     conf.BigTCP == nil || *conf.BigTCP,
 		Device:     link.Kind(conf.Device),
 		FastPath:   conf.FastPath,
 		AntiSpoof:  conf.AntiSpoof == nil || *conf.AntiSpoof,
@@ -213,6 +219,9 @@ func parseConfig(args *skel.CmdArgs) (*Config, error) {
 		return nil, err
 	}
 	if err := addSources(config.Ports, conf.Args.CNI.PortSources); err != nil {
+		return nil, err
+	}
+	if config.Bandwidth, err = conf.bandwidth(); err != nil {
 		return nil, err
 	}
 	if config.Ingress, err = parsePolicy(conf.Ingress); err != nil {
@@ -292,7 +301,6 @@ func dataDir(asked string) string {
 
 func checkCapabilities(conf *netConf) error {
 	for key, value := range map[string]json.RawMessage{
-		"runtimeConfig.bandwidth":      conf.RuntimeConfig.Bandwidth,
 		"runtimeConfig.infinibandGUID": conf.RuntimeConfig.InfinibandGUID,
 		"runtimeConfig.deviceID":       conf.RuntimeConfig.DeviceID,
 	} {

@@ -93,7 +93,7 @@ func TestParseConfigErrors(t *testing.T) {
 	}{
 		{"cut off", "", []byte(`{"name": "po`), cnitypes.ErrDecodingFailure, nil},
 		{"unknown key", "", confWith(`"ipmask": true`), cnitypes.ErrUnsupportedField, []string{"ipmask", "true"}},
-		{"capability that would be a promise", "", confWith(`"runtimeConfig": {"bandwidth": {"ingressRate": 8}}`), cnitypes.ErrUnsupportedField, []string{"runtimeConfig.bandwidth", "8"}},
+		{"rate too low", "", confWith(`"runtimeConfig": {"bandwidth": {"ingressRate": 8}}`), cnitypes.ErrInvalidNetworkConfig, []string{"runtimeConfig.bandwidth.ingressRate", "8", "8000"}},
 		{"wrong type", "", confWith(`"ipMasq": 1`), cnitypes.ErrInvalidNetworkConfig, []string{"ipMasq", "true or false"}},
 		{"sysctl of the host", "", confWith(`"sysctl": {"kernel.hostname": "a"}`), cnitypes.ErrInvalidNetworkConfig, []string{"sysctl", "kernel.hostname"}},
 		{"sysctl out of net", "", confWith(`"sysctl": {"net/../kernel/hostname": "a"}`), cnitypes.ErrInvalidNetworkConfig, []string{"sysctl", "net/../kernel/hostname"}},

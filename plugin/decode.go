@@ -15,8 +15,8 @@ import (
 var knownKeys = []string{
 	"cniVersion", "name", "type", "disableCheck", "disableGC", "capabilities", "args", "runtimeConfig",
 	"prevResult", "ipMasq", "ipMasq4", "ipMasq6", "nonMasqueradeCIDRs", "maxFlows", "mtu", "ipam", "dns",
-	"sysctl", "promisc", "allmulti", "txQLen", "dataDir", "device", "fastPath", "logFile", "logLevel", "uplinks",
-	"antiSpoof", "ingressPolicy",
+	"sysctl", "promisc", "allmulti", "txQLen", "dataDir", "device", "fastPath", "bigTCP", "logFile", "logLevel", "uplinks",
+	"antiSpoof", "ingressPolicy", "ingressRate", "ingressBurst", "egressRate", "egressBurst", "unshapedSubnets",
 }
 
 // decodeInto tells broken JSON from a value of the wrong type, and names its key.

@@ -70,7 +70,7 @@ func (p *Plugin) disconnect(ctx context.Context, config *Config, netns string) (
 	if errors.Is(err, flock.ErrBusy) {
 		return false, err
 	}
-	return !chained, errors.Join(err, unread, restore(kept, netns), records.Remove(owner))
+	return !chained, errors.Join(err, unread, unlimit(kept, netns), restore(kept, netns), records.Remove(owner))
 }
 
 // addressesForRelease is where the addresses are; the configuration may have lost its

@@ -19,24 +19,45 @@ var ErrNoAttachment = errors.New("no such container")
 func ParseSettings(pairs []string) (s record.Settings, err error) {
 	for _, pair := range pairs {
 		key, value, _ := strings.Cut(pair, "=")
-		switch key {
-		case "antiSpoof":
-			on, err := strconv.ParseBool(value)
-			if err != nil {
-				return s, invalid(key, value, "true or false")
-			}
-			s.AntiSpoof = &on
-		case "ingressPolicy":
-			policy, err := parsePolicy(value)
-			if err != nil {
-				return s, err
-			}
-			s.IngressPolicy = policy.String()
-		default:
-			return s, fmt.Errorf("%q: expected KEY=VALUE with one of antiSpoof, ingressPolicy", pair)
+		if err := parseSetting(&s, key, value); err != nil {
+			return s, err
 		}
 	}
 	return s, nil
+}
+
+func parseSetting(s *record.Settings, key, value string) error {
+	numbers := map[string]struct {
+		field **uint64
+		check func(string, int64) (uint64, error)
+	}{
+		"ingressRate": {&s.IngressRate, parseRate}, "ingressBurst": {&s.IngressBurst, parseBurst},
+		"egressRate": {&s.EgressRate, parseRate}, "egressBurst": {&s.EgressBurst, parseBurst},
+	}
+	if number, known := numbers[key]; known {
+		parsed, err := strconv.ParseInt(value, 10, 64)
+		if err != nil {
+			return invalid(key, value, "a number")
+		}
+		checked, err := number.check(key, parsed)
+		*number.field = &checked
+		return err
+	}
+	switch key {
+	case "antiSpoof":
+		on, err := strconv.ParseBool(value)
+		if err != nil {
+			return invalid(key, value, "true or false")
+		}
+		s.AntiSpoof = &on
+		return nil
+	case "ingressPolicy":
+		policy, err := parsePolicy(value)
+		s.IngressPolicy = policy.String()
+		return err
+	default:
+		return unsupported(key, value, "what can be set is antiSpoof, ingressPolicy, ingressRate, ingressBurst, egressRate and egressBurst")
+	}
 }
 
 // change makes the configuration what it is with settings.
@@ -47,18 +68,8 @@ func (c *Config) change(s record.Settings) (err error) {
 	if s.IngressPolicy != "" {
 		c.Ingress, err = parsePolicy(s.IngressPolicy)
 	}
+	c.Bandwidth = c.Bandwidth.With(s.Limits)
 	return err
-}
-
-// merge returns the settings with later ones.
-func merge(s, later record.Settings) record.Settings {
-	if later.AntiSpoof != nil {
-		s.AntiSpoof = later.AntiSpoof
-	}
-	if later.IngressPolicy != "" {
-		s.IngressPolicy = later.IngressPolicy
-	}
-	return s
 }
 
 // Set changes settings of containers that run: of all in a network, or of those with the
@@ -114,15 +125,22 @@ func (h *Host) recordOf(device maps.Device) (*record.Record, error) {
 	return &record.Record{Attachment: at}, nil
 }
 
+// set writes down first what it changes, so that CHECK knows it for sure.
 func (h *Host) set(store *maps.Store, device maps.Device, kept *record.Record, s record.Settings) error {
-	kept.Settings = merge(kept.Settings, s)
+	kept.Settings.Merge(s)
 	if err := h.records.Write(kept); err != nil {
 		return err
 	}
-	config := Config{AntiSpoof: device.AntiSpoof, Ingress: device.Ingress}
-	if err := config.change(s); err != nil {
+	config := Config{AntiSpoof: device.AntiSpoof, Ingress: device.Ingress, Bandwidth: kept.Bandwidth}
+	if err := config.change(kept.Settings); err != nil {
 		return err
 	}
-	device.AntiSpoof, device.Ingress = config.AntiSpoof, config.Ingress
-	return store.PutDevice(device)
+	device.AntiSpoof, device.Ingress, device.Shaped = config.AntiSpoof, config.Ingress, config.Bandwidth.Ingress.Rate != 0
+	if err := store.PutDevice(device); err != nil {
+		return err
+	}
+	if s.Limits == (record.Limits{}) {
+		return nil
+	}
+	return h.setBandwidth(device.IfIndex, kept.Attachment.IfName, config.Bandwidth)
 }

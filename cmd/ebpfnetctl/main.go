@@ -24,8 +24,9 @@ const usage = `ebpfnetctl shows what ebpfnet has on this host, and mends it.
   ebpfnetctl repair [-o json]   put back programs that another tool has taken off, follow
                                 changes of the uplinks; for hooks of network managers, too
   ebpfnetctl set NETWORK[/CONTAINER[/INTERFACE]] KEY=VALUE...
-                                change antiSpoof or ingressPolicy of containers that run, until
-                                they are gone; the configuration is for new ones
+                                change antiSpoof, ingressPolicy, ingressRate, ingressBurst,
+                                egressRate or egressBurst of containers that run, until they
+                                are gone; the configuration is for new ones
   ebpfnetctl unload [--yes]     take all of ebpfnet out of the kernel; without --yes say
                                 what that would break, and do nothing
 

@@ -26,10 +26,9 @@ type status struct {
 	Revision  uint32      `json:"revision"` // of the programs
 	Build     uint64      `json:"build"`
 	Same      bool        `json:"sameAsThisBinary"`
-	Attach    string      `json:"attach"`
-	Source    string      `json:"masqueradeSource"`
 	Ports     [2]int      `json:"masqueradePorts"` // first and last
 	Uplinks   []string    `json:"uplinks"`
+	Features  []feature   `json:"features"`
 	Maps      []mapStatus `json:"maps"`
 	Bytes     uint64      `json:"bytes"` // of all maps
 	Drops     []drop      `json:"drops"`
@@ -79,7 +78,7 @@ func printStatus(_ context.Context, to io.Writer, o options) error {
 
 func collect(datapath *loader.Datapath) (*status, error) {
 	config := datapath.Config
-	source, err := sourceName()
+	chosen, err := features(datapath)
 	if err != nil {
 		return nil, err
 	}
@@ -88,8 +87,7 @@ func collect(datapath *loader.Datapath) (*status, error) {
 		Revision:  config.Revision,
 		Build:     config.Build,
 		Same:      config.Build == bpf.Build(),
-		Attach:    attachName(bpf.DatapathAttach(config.Attach)),
-		Source:    source,
+		Features:  chosen,
 		Uplinks:   []string{}, // not null
 		Ports:     [2]int{int(config.MasqPortFirst), int(config.MasqPortFirst) + int(config.MasqPortCount) - 1},
 	}
@@ -179,22 +177,6 @@ func mapAt(pin string) (mapStatus, error) {
 	return mapStatus{Name: filepath.Base(pin), MaxEntries: m.MaxEntries(), Bytes: bytes}, nil
 }
 
-func attachName(attach bpf.DatapathAttach) string {
-	if attach == bpf.DatapathAttachATTACH_TCX {
-		return "tcx links"
-	}
-	return "clsact filters (the kernel has no tcx, which came with 6.6)"
-}
-
-// sourceName tells where the address for masquerading comes from.
-func sourceName() (string, error) {
-	known, err := loader.KnowsRouteSource()
-	if known {
-		return "the route of each packet", err
-	}
-	return "the uplink's addresses at the last ADD or STATUS (the kernel does not tell programs those of routes, as from 6.7 on)", err
-}
-
 func programsName(revision uint32, build uint64) string {
 	return fmt.Sprintf("revision %d, build %016x", revision, build)
 }
@@ -215,9 +197,21 @@ func deviceName(index int) string {
 	return device.Name
 }
 
+func (s *status) printFeatures(to io.Writer) error {
+	table := tabwriter.NewWriter(to, 0, 8, 2, ' ', 0)
+	for _, f := range s.Features {
+		fmt.Fprintf(table, "%s\t%s\t%s\n", f.Name, f.Chosen, f.Why)
+	}
+	fmt.Fprintln(table)
+	return table.Flush()
+}
+
 func (s *status) print(to io.Writer) error {
-	fmt.Fprintf(to, "pins         %s\nprograms     %s\nattached by  %s\nmasquerades  from %s, with ports %d to %d\nuplinks      %s\n\n",
-		s.Directory, s.programs(), s.Attach, s.Source, s.Ports[0], s.Ports[1], cmp.Or(strings.Join(s.Uplinks, " "), "none"))
+	fmt.Fprintf(to, "pins         %s\nprograms     %s\nmasquerades  with ports %d to %d\nuplinks      %s\n\n",
+		s.Directory, s.programs(), s.Ports[0], s.Ports[1], cmp.Or(strings.Join(s.Uplinks, " "), "none"))
+	if err := s.printFeatures(to); err != nil {
+		return err
+	}
 	table := tabwriter.NewWriter(to, 0, 8, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(table, "map\tentries\tat most\tbytes\t")
 	for _, m := range s.Maps {

@@ -67,7 +67,7 @@ func repair(ctx context.Context, to io.Writer, o options) error {
 // set changes settings of containers that run.
 func set(ctx context.Context, to io.Writer, o options) error {
 	if len(o.words) < 2 {
-		return errors.New("set: expected NETWORK[/CONTAINER[/INTERFACE]] KEY=VALUE, once or more often")
+		return errors.New("set: expected NETWORK[/CONTAINER[/INTERFACE]], and then KEY=VALUE once or more")
 	}
 	settings, err := plugin.ParseSettings(o.words[1:])
 	if err != nil {

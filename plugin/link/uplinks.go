@@ -245,38 +245,6 @@ func HeaderOf(device netlink.Link) (header loader.Header, known bool) {
 	}
 }
 
-// OutsideMTU returns the MTU of the host's route to the outside, the smaller one
-// where the families differ, or that of Ethernet where there is no such route.
-func OutsideMTU(host *netlink.Handle) (int, error) {
-	const ethernet = 1500
-
-	mtu := 0
-	for _, ip := range outside {
-		routes, err := host.RouteGet(ip)
-		if err != nil || len(routes) == 0 {
-			continue // no default route
-		}
-		candidate := routes[0].MTU
-		if candidate == 0 {
-			device, err := Device(host, routes[0].LinkIndex)
-			if err != nil {
-				return 0, fmt.Errorf("look up the device of the default route: %w", err)
-			}
-			if device == nil {
-				continue
-			}
-			candidate = device.Attrs().MTU
-		}
-		if mtu == 0 || candidate < mtu {
-			mtu = candidate
-		}
-	}
-	if mtu == 0 {
-		mtu = ethernet
-	}
-	return mtu, nil
-}
-
 // Route is how the host reaches an address.
 type Route struct {
 	Device int        // its index

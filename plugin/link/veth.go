@@ -37,6 +37,7 @@ type Pair struct {
 	ContainerMAC  net.HardwareAddr
 	MTU           int
 	Bridge        int // device that the host's end is a port of; 0: none
+	BigTCP        BigTCP
 }
 
 // Create makes the pair in one request, both ends down, and sets HostIndex. The
@@ -73,6 +74,7 @@ func (p *Pair) hostAttrs() netlink.LinkAttrs {
 	attrs.Name = p.HostName
 	attrs.HardwareAddr = p.HostMAC
 	attrs.MTU = p.MTU
+	p.BigTCP.set(&attrs)
 	return attrs
 }
 
@@ -263,6 +265,14 @@ func SetUpContainer(ns netns.NsHandle, container *netlink.Handle, p Pair, addres
 		return fmt.Errorf("%s is not in the container any more", p.ContainerName)
 	}
 	device := deviceOf(found.Attrs().Index)
+	if p.BigTCP != (BigTCP{}) {
+		big := &netlink.GenericLink{LinkAttrs: netlink.NewLinkAttrs(), LinkType: found.Type()}
+		big.Index, big.Name = device.Index, p.ContainerName
+		p.BigTCP.set(&big.LinkAttrs)
+		if err := container.LinkModify(big); err != nil {
+			return fmt.Errorf("raise the size of TCP's packets on %s to %d: %w", p.ContainerName, bigTCP, err)
+		}
+	}
 	for _, address := range addresses {
 		if err := addContainerAddress(ns, container, device, p.ContainerName, address); err != nil {
 			return err
@@ -273,7 +283,9 @@ func SetUpContainer(ns netns.NsHandle, container *netlink.Handle, p Pair, addres
 			return fmt.Errorf("set device %d of the container up: %w", index, err)
 		}
 	}
-	return addRoutes(container, ContainerRoutes(device.Index, addresses, routes))
+	all := ContainerRoutes(device.Index, addresses, routes)
+	p.leaveRoomForJumbo(all)
+	return addRoutes(container, all)
 }
 
 // addRoutes puts a route behind one that another interface of the container has

@@ -8,10 +8,12 @@
 package record
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,7 +34,8 @@ type Record struct {
 	Aliases    []string        `json:"aliases,omitempty"`
 	CgroupPath string          `json:"cgroupPath,omitempty"`
 	Labels     []Label         `json:"labels,omitempty"`
-	Uplinks    []string        `json:"uplinks,omitempty"` // names, where the network has any
+	Uplinks    []string        `json:"uplinks,omitempty"`  // names, where the network has any
+	Bandwidth  Bandwidth       `json:"bandwidth,omitzero"` // as ADD had it
 	Settings   Settings        `json:"settings,omitzero"`
 }
 
@@ -41,7 +44,53 @@ type Record struct {
 type Settings struct {
 	AntiSpoof     *bool  `json:"antiSpoof,omitempty"`
 	IngressPolicy string `json:"ingressPolicy,omitempty"`
+	Limits
 }
+
+// Merge takes over what later settings say.
+func (s *Settings) Merge(later Settings) {
+	s.AntiSpoof = cmp.Or(later.AntiSpoof, s.AntiSpoof)
+	s.IngressPolicy = cmp.Or(later.IngressPolicy, s.IngressPolicy)
+	s.IngressRate = cmp.Or(later.IngressRate, s.IngressRate)
+	s.IngressBurst = cmp.Or(later.IngressBurst, s.IngressBurst)
+	s.EgressRate = cmp.Or(later.EgressRate, s.EgressRate)
+	s.EgressBurst = cmp.Or(later.EgressBurst, s.EgressBurst)
+}
+
+// Limits are the keys of a Bandwidth, in bits per second and bits.
+type Limits struct {
+	IngressRate  *uint64 `json:"ingressRate,omitempty"`
+	IngressBurst *uint64 `json:"ingressBurst,omitempty"`
+	EgressRate   *uint64 `json:"egressRate,omitempty"`
+	EgressBurst  *uint64 `json:"egressBurst,omitempty"`
+}
+
+// With returns the bandwidth with some keys changed.
+func (b Bandwidth) With(l Limits) Bandwidth {
+	for key, changed := range map[*uint64]*uint64{
+		&b.Ingress.Rate: l.IngressRate, &b.Ingress.Burst: l.IngressBurst,
+		&b.Egress.Rate: l.EgressRate, &b.Egress.Burst: l.EgressBurst,
+	} {
+		if changed != nil {
+			*key = *changed
+		}
+	}
+	return b
+}
+
+// Bandwidth is what a container's traffic is held to: ingress is what it is sent, egress what it
+// sends. The traffic of peers in some networks may not count.
+type Bandwidth struct {
+	Ingress  link.Limit     `json:"ingress,omitzero"`
+	Egress   link.Limit     `json:"egress,omitzero"`
+	Unshaped []netip.Prefix `json:"unshaped,omitempty"`
+}
+
+// IsEmpty says that there is no limit.
+func (b Bandwidth) IsEmpty() bool { return b.Ingress.Rate == 0 && b.Egress.Rate == 0 }
+
+// IsZero is for the JSON of a record.
+func (b Bandwidth) IsZero() bool { return b.IsEmpty() }
 
 // Label is one of args.cni.labels.
 type Label struct {
@@ -58,7 +107,7 @@ type Chained struct {
 // IsEmpty says that there is nothing to keep.
 func (r *Record) IsEmpty() bool {
 	return r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0 && len(r.Uplinks) == 0 &&
-		r.Settings == Settings{}
+		r.Bandwidth.IsEmpty() && r.Settings == Settings{}
 }
 
 // SaysAs compares what runtimes and configurations said.

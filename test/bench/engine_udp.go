@@ -9,7 +9,8 @@ import (
 )
 
 // udpPackets has one thread that sends a batch and receives it, in turns: all that a packet
-// costs at both ends, without the scheduler, and without a queue that could overflow.
+// costs at both ends, without the scheduler, and without a queue that could overflow. The packets
+// that count all go one way.
 func udpPackets(e ends, slice time.Duration) (got sample, err error) {
 	server, err := openServer(e)
 	if err != nil {
@@ -34,7 +35,7 @@ func udpPackets(e ends, slice time.Duration) (got sample, err error) {
 			lost += sent - n
 			return err
 		}
-		if err := turn(); err != nil { // makes neighbours and flows
+		if err := greet(client, server); err != nil {
 			return err
 		}
 		meter := newMeter(slice, shortPart)
@@ -46,13 +47,31 @@ func udpPackets(e ends, slice time.Duration) (got sample, err error) {
 	return got, err
 }
 
+// greet exchanges some packets, as protocols over UDP do: to a host's stack a connection without an
+// answer is not an established one.
+func greet(client, server int) error {
+	data := make([]byte, packetSize)
+	for range 3 {
+		if _, err := write(client, data); err != nil {
+			return err
+		}
+		if _, err := answer(server, data); err != nil {
+			return fmt.Errorf("server, before the first answer: %w", err)
+		}
+		if _, err := read(client, data); err != nil {
+			return fmt.Errorf("client, waiting for the answer: %w", err)
+		}
+	}
+	return nil
+}
+
 // openServer makes the server's socket, to be used by the client's thread.
 func openServer(e ends) (fd int, err error) {
 	err = e.server.Do(func() error {
 		if fd, err = bindSocket(unix.SOCK_DGRAM, addressOf(e.listen)); err != nil {
 			return fmt.Errorf("listen on %s: %w", e.listen, err)
 		}
-		soon := unix.NsecToTimeval((20 * time.Millisecond).Nanoseconds())
+		soon := unix.NsecToTimeval((100 * time.Millisecond).Nanoseconds())
 		return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &soon)
 	})
 	return fd, err

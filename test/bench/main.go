@@ -26,8 +26,9 @@ network namespaces; rounds go from one to the next, and what is told are medians
 a round, with the quartiles around them. Both ends of traffic are on one CPU, threads of this
 process that use plain system calls and make no memory.
 
-It touches nothing of this host: see "demo -h". It needs root, and plugins in $EBPFNET_BIN_DIR, or Go
-and the source tree to build them.
+It touches nothing of this host: all of it happens in namespaces of its own, which the kernel removes
+with it, also if it is killed. It needs root, and plugins in $EBPFNET_BIN_DIR, or Go and the source
+tree to build them. Other work on the machine does little to traffic, and a lot to ADD and DEL.
 
   -quick         the short form, of two minutes
   -only NAMES    only these variants, separated by commas (and no targets)

@@ -27,7 +27,7 @@ func (r *result) renewReadme(file string) error {
 
 // figures is what the README shows.
 func (r *result) figures() string {
-	return fmt.Sprintf("![ratios of traffic, and times of ADD and DEL](test/bench/bench.svg)\n\n%s\n\n%s", r.targetTable(), r.circumstances()) + "\n"
+	return fmt.Sprintf("![ratios of traffic, and times of ADD and DEL](test/bench/bench.svg)\n\n%s\n%s", r.targetTable(), r.circumstances()) + "\n"
 }
 
 // targetTable has a row for each target, and a column for each of ours.

@@ -36,8 +36,8 @@ const (
 
 func (s *setup) name() string { return scaledName(s.variant.name, s.scale) }
 
-// newSetup makes the namespaces and attaches the pods. Those that are measured come last: what
-// looks at one after the other finds them after all others.
+// newSetup makes the namespaces and attaches the pods. The one with the host port that is measured
+// comes last: what looks at one after the other finds it after all others.
 func newSetup(m *testenv.Machine, v variant, scale scale) (*setup, error) {
 	s := &setup{variant: v, scale: scale, topology: testenv.NewTopology(m)}
 	if len(v.plugins) == 0 {

@@ -19,7 +19,7 @@ type variant struct {
 	ours bool
 	// reference variants are what others use.
 	reference bool
-	// slow is left out of the short form.
+	// slow variants take seconds for an ADD: there are fewer, and at one scale.
 	slow bool
 	// insteadOf is a variant that has the same behaviour. This one is left out where that is there.
 	insteadOf string

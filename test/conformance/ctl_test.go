@@ -38,7 +38,7 @@ func TestCtlArguments(t *testing.T) {
 		{[]string{"status", "--verbose"}, 2, "", "verbose"},
 		{[]string{"status", "all"}, 2, "", "all"},
 		{[]string{"set", "pods"}, 1, "", "KEY=VALUE"},
-		{[]string{"set", "pods", "colour=red"}, 1, "", "colour=red"},
+		{[]string{"set", "pods", "colour=red"}, 1, "", `colour "red"`},
 		{[]string{"set", "pods", "ingressPolicy=closed"}, 1, "", "same-network"},
 		{[]string{"set", "pods", "antiSpoof=maybe"}, 1, "", "true or false"},
 		{[]string{"set", "pods", "antiSpoof=true"}, 1, "", "not loaded"},
@@ -79,6 +79,11 @@ func TestCtlStatus(t *testing.T) {
 		Drops []struct {
 			Reason string `json:"reason"`
 		} `json:"drops"`
+		Features []struct {
+			Name   string `json:"name"`
+			Chosen string `json:"chosen"`
+			Why    string `json:"why"`
+		} `json:"features"`
 	}
 	if err := json.Unmarshal([]byte(stdout), &status); err != nil {
 		t.Fatalf("%v: %s", err, stdout)
@@ -97,6 +102,30 @@ func TestCtlStatus(t *testing.T) {
 	}
 	if len(status.Uplinks) != 1 || status.Uplinks[0] != testenv.UplinkName || len(status.Drops) == 0 {
 		t.Errorf("status is %s", stdout)
+	}
+
+	chosen := map[string]string{}
+	for _, f := range status.Features {
+		chosen[f.Name] = f.Chosen
+		if f.Why == "" {
+			t.Errorf("%s is %s, and it does not say why", f.Name, f.Chosen)
+		}
+	}
+	has := func(f testenv.Feature, yes, no string) string {
+		if f.Probe() == nil {
+			return yes
+		}
+		return no
+	}
+	for name, want := range map[string]string{
+		"programs on uplinks and lo": has(testenv.TCX, "tcx links", "clsact filters"),
+		"BIG TCP, IPv6":              has(testenv.BigTCP6, "196608 bytes", "no"),
+		"BIG TCP, IPv4":              has(testenv.BigTCP4, "196608 bytes", "no"),
+		"device auto":                has(testenv.Netkit, "netkit", "veth"),
+	} {
+		if chosen[name] != want {
+			t.Errorf("%s: status says %q, want %q", name, chosen[name], want)
+		}
 	}
 
 	exit, stdout, stderr = h.ctl(t, "status")

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+)
+
+// feature is what kernels do in different ways, or not at all.
+type feature struct {
+	Name   string `json:"name"`
+	Chosen string `json:"chosen"`
+	Why    string `json:"why"`
+}
+
+// features asks the kernel, whatever its version says, but for what was chosen when the
+// datapath was loaded.
+func features(datapath *loader.Datapath) ([]feature, error) {
+	uplinks := feature{"programs on uplinks and lo", "tcx links", "the kernel has them (6.6)"}
+	if bpf.DatapathAttach(datapath.Config.Attach) != bpf.DatapathAttachATTACH_TCX {
+		uplinks.Chosen, uplinks.Why = "clsact filters", "the kernel has no tcx (6.6)"
+	}
+	source, err := sourceFeature()
+	if err != nil {
+		return nil, err
+	}
+	bigTCP, err := bigTCPFeatures()
+	if err != nil {
+		return nil, err
+	}
+	netkit, err := netkitFeature()
+	if err != nil {
+		return nil, err
+	}
+	all := []feature{
+		uplinks,
+		{"programs on containers", "clsact filters", "they come and go with their devices, and cost less than links"},
+		{"past the stack", "bpf_redirect_peer", "every kernel has it that we run on (5.10)"},
+		source,
+	}
+	return append(append(all, bigTCP...), netkit), nil
+}
+
+func sourceFeature() (feature, error) {
+	known, err := loader.KnowsRouteSource()
+	if known {
+		return feature{"address for masquerading", "of each packet's route", "the kernel tells it (6.7)"}, err
+	}
+	return feature{"address for masquerading", "the uplink's at the last ADD or STATUS", "the kernel does not tell programs that of a route (6.7)"}, err
+}
+
+func bigTCPFeatures() ([]feature, error) {
+	host, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+
+	outside, err := link.FindOutside(host)
+	if err != nil {
+		return nil, err
+	}
+	of := func(name, since string, size uint32) feature {
+		if size == 0 {
+			return feature{name, "no", "the kernel (" + since + ") or an uplink does not take packets of that size"}
+		}
+		return feature{name, fmt.Sprintf("%d bytes", size), "the kernel (" + since + ") and the uplinks take them"}
+	}
+	return []feature{of("BIG TCP, IPv6", "5.19", outside.BigTCP.IPv6), of("BIG TCP, IPv4", "6.3", outside.BigTCP.IPv4)}, nil
+}
+
+// netkitFeature makes a device in a network namespace that lasts as long as its thread.
+func netkitFeature() (feature, error) {
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			made <- err
+			return
+		}
+		host, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			made <- err
+			return
+		}
+		defer host.Close()
+		made <- host.LinkAdd(&netlink.Netkit{LinkAttrs: netlink.LinkAttrs{Name: "probe"}, Mode: netlink.NETKIT_MODE_L2})
+	}()
+	err := <-made
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return feature{"device auto", "veth", "the kernel has no netkit (6.7, where it is configured)"}, nil
+	}
+	return feature{"device auto", "netkit", "the kernel has it"}, err
+}

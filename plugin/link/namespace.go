@@ -1,0 +1,38 @@
+package link
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// namespaceFiles are where network namespaces can be opened: by a process in them, or where
+// runtimes bind them.
+var namespaceFiles = []string{"/run/netns/*", "/run/docker/netns/*", "/proc/[0-9]*/ns/net"}
+
+// NamespaceOfPeer returns the network namespace of a device's other end. The caller must close it.
+func NamespaceOfPeer(host *netlink.Handle, device netlink.Link) (netns.NsHandle, error) {
+	wanted := device.Attrs().NetNsID
+	seen := map[string]bool{}
+	for _, pattern := range namespaceFiles {
+		files, _ := filepath.Glob(pattern) // the patterns are right
+		for _, file := range files {
+			ns, err := netns.GetFromPath(file)
+			if err != nil {
+				continue // the process has ended
+			}
+			if seen[ns.UniqueId()] {
+				ns.Close()
+				continue
+			}
+			seen[ns.UniqueId()] = true
+			if id, err := host.GetNetNsIdByFd(int(ns)); err == nil && id >= 0 && id == wanted {
+				return ns, nil
+			}
+			ns.Close()
+		}
+	}
+	return netns.None(), fmt.Errorf("find the container of %s: no process is in its network namespace, and none of %v is it", device.Attrs().Name, namespaceFiles)
+}
