@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path"
 	"regexp"
 	"strings"
 
@@ -48,7 +47,7 @@ func sysctlPath(name, ifName string) (string, error) {
 		file = strings.ReplaceAll(name, ".", "/")
 	}
 	below, isNet := strings.CutPrefix(file, "net/")
-	if !isNet || below != path.Clean(below) || strings.HasPrefix(below, "..") {
+	if !isNet || below == "." || !fs.ValidPath(below) {
 		return "", invalid("sysctl", name, "the name of a setting of the network, like net.ipv4.conf.IFNAME.arp_notify")
 	}
 	allowed, err := sysctlAllowed(name)
