@@ -187,6 +187,8 @@ static __noinline bool stack_forwards(struct __sk_buff *skb, const struct packet
 	from = bpf_map_lookup_elem(&endpoints, &p->src);
 	to = bpf_map_lookup_elem(&endpoints, &p->dst);
 	if (from) {
+		if (from->ifindex != skb->ingress_ifindex)
+			return false; /* not from its own device: somebody else says that it is the sender */
 		path &= path_of(from, to);
 		c.owners ^= from->owner;
 	} else {
@@ -200,6 +202,8 @@ static __noinline bool stack_forwards(struct __sk_buff *skb, const struct packet
 	}
 	if (path != FAST_ESTABLISHED) /* and not for no endpoint */
 		return false;
+	if (c.uplink && !is_uplink(c.uplink))
+		return false; /* a client of a host port here, or a bridge of somebody else */
 	connect(&c, p, &p->dst, p->dport);
 	offload = offload_find(&c.key);
 	if (offload && is_shadow(offload, p, c.side)) {

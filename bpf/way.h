@@ -117,7 +117,7 @@ static __always_inline long translate4(struct __sk_buff *skb, const struct packe
 		       ?: bpf_l4_csum_replace(skb, checksum, from_port, to_port, flags | 2);
 }
 
-/* rewrite, decrement_ttl and the frame's addresses in one. */
+/* rewrite, decrement_ttl and the frame's addresses in one. What goes out gets others of those yet. */
 static __noinline long way_rewrite4(struct __sk_buff *skb, const struct packet *p,
 				    const struct way *way)
 {

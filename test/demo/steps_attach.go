@@ -185,7 +185,7 @@ func (s *scene) proveNoPins() error {
 			left = append(left, entry.Name())
 		}
 	}
-	return s.prove("pinned links of pods", "none", left)
+	return s.prove("pinned links but the uplink's", "none", left)
 }
 
 func (s *scene) proveNoAddresses() error {
