@@ -93,9 +93,9 @@ static __always_inline __u8 path_of(const struct endpoint *endpoint, bool to_oth
 {
 	struct device *device = bpf_map_lookup_elem(&devices, &endpoint->ifindex);
 
-	if (!device || device->flags & DEVICE_SHAPED)
+	if (device && device->flags & DEVICE_SHAPED)
 		return FAST_NEVER;
-	if (to_others && device->ingress != POLICY_OPEN)
+	if (device && to_others && device->ingress != POLICY_OPEN)
 		return endpoint->fast & FAST_ESTABLISHED;
 	return endpoint->fast;
 }
