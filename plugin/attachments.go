@@ -26,6 +26,10 @@ type AttachmentInfo struct {
 	Chained         bool           `json:"chained"`          // the device is another plugin's
 	Addresses       []AddressInfo  `json:"addresses"`
 	HostPorts       []PortInfo     `json:"hostPorts"`
+	AntiSpoof       bool           `json:"antiSpoof"`
+	IngressPolicy   string         `json:"ingressPolicy,omitempty"`
+	IngressRate     uint64         `json:"ingressRate,omitempty"` // bits per second; 0: no limit
+	EgressRate      uint64         `json:"egressRate,omitempty"`
 	Aliases         []string       `json:"aliases,omitempty"`
 	CgroupPath      string         `json:"cgroupPath,omitempty"`
 	Labels          []record.Label `json:"labels,omitempty"`
@@ -123,6 +127,8 @@ func (l attachmentList) addRecords(host *netlink.Handle, directory string) error
 	for _, r := range kept {
 		info := l.of(r.Attachment.Owner())
 		info.Attachment, info.Aliases, info.CgroupPath, info.Labels = r.Attachment, r.Aliases, r.CgroupPath, r.Labels
+		limits := r.Bandwidth.With(r.Settings.Limits)
+		info.IngressRate, info.EgressRate = limits.Ingress.Rate, limits.Egress.Rate
 		if r.Chained == nil {
 			continue
 		}
@@ -143,12 +149,17 @@ func (l attachmentList) addEntries(datapath *loader.Datapath) error {
 		info.MAC = e.MAC.String()
 		info.Addresses = append(info.Addresses, AddressInfo{e.Addr, e.Gateway, e.Masq})
 	}
+	devices, devicesErr := maps.Devices(datapath)
+	for _, d := range devices {
+		info := l.of(d.Owner)
+		info.MAC, info.AntiSpoof, info.IngressPolicy = d.MAC.String(), d.AntiSpoof, d.Ingress.String()
+	}
 	ports, portsErr := maps.Ports(datapath)
 	for _, p := range ports {
 		info := l.of(p.Owner)
 		info.HostPorts = append(info.HostPorts, PortInfo{p.Protocol.String(), p.HostAddr, p.HostPort, p.Addr, p.Port})
 	}
-	return errors.Join(endpointsErr, portsErr)
+	return errors.Join(endpointsErr, devicesErr, portsErr)
 }
 
 func (l attachmentList) addPrograms(host *netlink.Handle) error {

@@ -332,6 +332,9 @@ func (i *inspection) inspectDevice() {
 		i.differs("the datapath takes the container for held to a rate: %v, expected %v", device.Shaped, i.config.Bandwidth.Ingress.Rate != 0)
 	case device.Ingress != i.config.Ingress:
 		i.differs("ingressPolicy is %s, expected %s", device.Ingress, i.config.Ingress)
+	case device.AntiSpoof && i.netInterface != nil && i.netInterface.Mac != "" && device.MAC.String() != i.netInterface.Mac:
+		i.differs("antiSpoof stops all that the container sends: its MAC is %s, and was %s at ADD; set antiSpoof to false, or have ebpfnet set the MAC",
+			i.netInterface.Mac, device.MAC)
 	}
 }
 

@@ -64,6 +64,18 @@ func printAttachment(to io.Writer, a *plugin.AttachmentInfo) {
 		line("host port", fmt.Sprintf("%s %s leads to %s", port.Protocol,
 			netip.AddrPortFrom(port.HostAddress, port.HostPort), netip.AddrPortFrom(port.Address, port.Port)))
 	}
+	if a.AntiSpoof {
+		line("anti-spoof", "on")
+	}
+	line("policy", a.IngressPolicy)
+	for _, limit := range []struct {
+		to   string
+		rate uint64
+	}{{"it", a.IngressRate}, {"others", a.EgressRate}} {
+		if limit.rate != 0 {
+			line("limit", fmt.Sprintf("%d bits per second to %s", limit.rate, limit.to))
+		}
+	}
 	line("aliases", strings.Join(a.Aliases, " "))
 	line("cgroup", a.CgroupPath)
 	var labels []string

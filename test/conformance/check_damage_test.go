@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -17,6 +18,24 @@ import (
 )
 
 // What is done to a container for CHECK to find.
+
+// asksFor has CHECK look for another value of a key than ADD was given.
+func asksFor(key string, value any) func(*testing.T, *pod, *types100.Result) {
+	return func(_ *testing.T, p *pod, _ *types100.Result) { p.conf = with(p.conf, key, value) }
+}
+
+func removeQueue(h *netlink.Handle, l netlink.Link) error {
+	queues, err := h.QdiscList(l)
+	if err != nil {
+		return err
+	}
+	for _, queue := range queues {
+		if queue.Attrs().Parent == netlink.HANDLE_ROOT {
+			return h.QdiscDel(queue)
+		}
+	}
+	return errors.New("the device has no queue")
+}
 
 func setMAC(h *netlink.Handle, l netlink.Link) error {
 	return h.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 9})

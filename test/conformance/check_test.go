@@ -30,7 +30,7 @@ func checkConf() object {
 	conf = with(conf, "nonMasqueradeCIDRs", list{"172.16.0.0/12"})
 	conf = with(conf, "runtimeConfig.aliases", list{"web"})
 	conf = with(conf, "sysctl", object{"net.core.somaxconn": "500"})
-	conf = with(conf, "txQLen", 77)
+	conf = with(with(conf, "txQLen", 77), "ingressRate", 100000000)
 	return with(conf, "ipam.routes", list{
 		object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"},
 		object{"dst": "198.18.0.0/15", "mtu": 1300, "advmss": 1200, "priority": 50, "table": 100},
@@ -78,8 +78,12 @@ func TestCheck(t *testing.T) {
 		{"endpoint removed", removeEntries((*maps.Store).Release), []string{"10.88.0.", "fd00:88::"}},
 		{"all is another container's", func(_ *testing.T, p *pod, _ *types100.Result) { p.id = "c2" },
 			[]string{"10.88.0.", "another container's", "no device ebpf", "not reserved"}},
-		{"masquerading is another", func(_ *testing.T, p *pod, _ *types100.Result) { p.conf = with(p.conf, "ipMasq6", false) },
-			[]string{"masquerading of fd00:88::", "is true, expected false"}},
+		{"masquerading is another", asksFor("ipMasq6", false), []string{"masquerading of fd00:88::", "is true, expected false"}},
+		{"antiSpoof is another", asksFor("antiSpoof", false), []string{"antiSpoof is true, expected false"}},
+		{"ingressPolicy is another", asksFor("ingressPolicy", "isolated"), []string{"ingressPolicy is open, expected isolated"}},
+		{"fastPath is another", asksFor("fastPath", "never"), []string{"fastPath of 10.88.0.", "is established, expected never"}},
+		{"rate is another", asksFor("ingressRate", 200000000), []string{"ebpf", "is not held to ingressRate 200000000"}},
+		{"queue removed", onHost(removeQueue), []string{"ebpf", "is not held to ingressRate 100000000"}},
 		{"other exemptions", func(_ *testing.T, p *pod, _ *types100.Result) {
 			p.conf = with(p.conf, "nonMasqueradeCIDRs", list{"10.0.0.0/8"})
 		}, []string{"exempt", "10.88.0.", "nonMasqueradeCIDRs"}},

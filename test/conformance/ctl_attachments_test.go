@@ -18,7 +18,9 @@ import (
 func TestCtlAttachments(t *testing.T) {
 	h := newHost(t)
 	h.wantCtl(t, 1, []string{"attachments"}, "not loaded")
-	full := with(withPort(dual("1.1.0"), 8080), "args.cni.labels", list{object{"key": "app", "value": "web"}})
+	full := with(with(withPort(dual("1.1.0"), 8080), "antiSpoof", false), "ingressPolicy", "isolated")
+	full = with(with(full, "ingressRate", 100000000), "egressRate", 50000000)
+	full = with(full, "args.cni.labels", list{object{"key": "app", "value": "web"}})
 	full = with(with(full, "runtimeConfig.aliases", list{"web", "www"}), "runtimeConfig.cgroupPath", "/pods/c1")
 	c1 := h.pod(t, "c1", full)
 	r1 := c1.add(t)
@@ -36,14 +38,17 @@ func TestCtlAttachments(t *testing.T) {
 	}
 	want := list{
 		object{"network": "bare", "containerID": "c2", "ifname": "eth0", "dead": false, "device": r2.Interfaces[0].Name,
-			"chained": false, "addresses": list{}, "hostPorts": list{}},
+			"mac": r2.Interfaces[1].Mac, "chained": false, "addresses": list{}, "hostPorts": list{}, "antiSpoof": true, "ingressPolicy": "open"},
 		object{"network": "pods", "containerID": "c1", "ifname": "eth0", "dead": false, "device": r1.Interfaces[0].Name,
 			"mac": r1.Interfaces[1].Mac, "chained": false, "addresses": list{address(r1, 0), address(r1, 1)},
 			"hostPorts": list{port("0.0.0.0", 0), port("::", 1)}, "aliases": list{"web", "www"},
+			"antiSpoof": false, "ingressPolicy": "isolated", "ingressRate": 100000000.0, "egressRate": 40000000.0,
 			"cgroupPath": "/pods/c1", "labels": list{object{"key": "app", "value": "web"}}},
 		object{"network": "pods", "containerID": "gone", "ifname": "eth0", "dead": true, "mac": r3.Interfaces[1].Mac,
-			"chained": false, "addresses": list{address(r3, 0)}, "hostPorts": list{}, "aliases": list{"old"}},
+			"chained": false, "addresses": list{address(r3, 0)}, "hostPorts": list{}, "aliases": list{"old"},
+			"antiSpoof": true, "ingressPolicy": "open"},
 	}
+	h.wantCtl(t, 0, []string{"set", "pods/c1", "egressRate=40000000"})
 	exit, stdout, stderr := h.ctl(t, "attachments", "-o", "json")
 	var got list
 	if err := json.Unmarshal([]byte(stdout), &got); err != nil || exit != 0 {
@@ -60,7 +65,7 @@ func TestCtlAttachments(t *testing.T) {
 	}
 	h.wantCtl(t, 0, []string{"attachments"}, "pods c1 eth0\n", "bare c2 eth0\n", "pods gone eth0\n  dead ", r1.Interfaces[0].Name,
 		r1.Interfaces[1].Mac, addresses(r1)[1].String()+" by fd00:88::1, masqueraded", "tcp [::]:8080 leads to ["+addresses(r1)[1].String()+"]:80",
-		"web www", "/pods/c1", "app=web")
+		"web www", "/pods/c1", "app=web", "anti-spoof  on\n", "policy      isolated\n", "limit       100000000 bits per second to it\n", "limit       40000000 bits per second to others\n")
 
 	// A broken record is named, and costs the others nothing.
 	files, err := filepath.Glob(filepath.Join(record.DefaultDir, "*", "*.json"))

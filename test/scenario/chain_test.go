@@ -302,6 +302,15 @@ func TestChainedRestart(t *testing.T) {
 	del(t, next)
 }
 
+// A plugin that changes the MAC address after ebpfnet ends what antiSpoof lets pass: CHECK says so.
+func TestMACOfLaterPlugin(t *testing.T) {
+	n := chainOf(t, `{"type": "ebpfnet", "ipMasq": true, `+referenceIPAM+`}`, `{"type": "tuning", "mac": "02:00:00:00:00:77"}`)
+	pod := n.AddPod(t, "a", nil)
+	if err := pod.Check(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "antiSpoof stops all that the container sends: its MAC is 02:00:00:00:00:77") {
+		t.Errorf("CHECK: %v", err)
+	}
+}
+
 // askMuch asks over one connection, so that most packets are not the first.
 func askMuch(t *testing.T, from *testenv.Namespace, to netip.AddrPort, want *testenv.Namespace) {
 	t.Helper()
