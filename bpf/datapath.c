@@ -96,7 +96,7 @@ int from_container(struct __sk_buff *skb)
 	if (flow)
 		return here_answer(skb, p, flow);
 	if (is_lost_answer(skb, p))
-		return drop(skb, REASON_NO_FLOW);
+		return drop_of(skb, device ? device->owner : OWNER_HOST, REASON_NO_FLOW);
 	port = port_lookup(p);
 	if (!port || addr_is_loopback(&p->dst, p->ipv6) || !fib_is_local(skb, p))
 		return VERDICT_NEXT;
@@ -144,7 +144,7 @@ static __always_inline int to_port(struct __sk_buff *skb, const struct packet *p
 	if (!policy_admits_client(p, port))
 		return drop_of(skb, port->owner, REASON_CLIENT);
 	if (!known && flow_remember(&key, p, port->owner))
-		return drop(skb, REASON_NOT_WRITTEN);
+		return drop_of(skb, port->owner, REASON_NOT_WRITTEN);
 	return send_to(skb, p, &port->addr, port->port);
 }
 
@@ -275,15 +275,15 @@ static __noinline int host_sends(struct __sk_buff *skb, const struct packet *p)
 }
 
 /* Why a container's packet cannot be masqueraded. */
-static __always_inline int drop_unparsed(struct __sk_buff *skb, int parsed)
+static __always_inline int drop_unparsed(struct __sk_buff *skb, __u64 owner, int parsed)
 {
 	switch (parsed) {
 	case PARSED_FRAGMENT:
-		return drop(skb, REASON_FRAGMENT);
+		return drop_of(skb, owner, REASON_FRAGMENT);
 	case PARSED_PROTOCOL:
-		return drop(skb, REASON_PROTOCOL);
+		return drop_of(skb, owner, REASON_PROTOCOL);
 	default:
-		return drop(skb, REASON_TRUNCATED);
+		return drop_of(skb, owner, REASON_TRUNCATED);
 	}
 }
 
@@ -305,9 +305,9 @@ static __noinline int answer_as_port(struct __sk_buff *skb, const struct packet 
 	if (flow && flow->owner == port->owner)
 		return send_as(skb, p, &flow->addr, flow->port);
 	if (addr_is_any(&source, p->ipv6) && !fib_source(skb, p, &source))
-		return drop(skb, REASON_NO_SOURCE);
+		return drop_of(skb, port->owner, REASON_NO_SOURCE);
 	if (!p->error && flow_restore(p, &source, port->port, port->owner))
-		return drop(skb, REASON_NOT_WRITTEN);
+		return drop_of(skb, port->owner, REASON_NOT_WRITTEN);
 	return send_as(skb, p, &source, port->port);
 }
 
@@ -320,7 +320,7 @@ static __noinline int masquerade(struct __sk_buff *skb, const struct packet *p, 
 	struct port *port;
 
 	if (!fib_source(skb, p, &source))
-		return drop(skb, REASON_NO_SOURCE);
+		return drop_of(skb, owner, REASON_NO_SOURCE);
 	masq_key(&key, p, &source);
 	if (!masq_find(p, &key, owner)) {
 		flow = flow_reply_lost(p);
@@ -332,9 +332,9 @@ static __noinline int masquerade(struct __sk_buff *skb, const struct packet *p, 
 		if (port)
 			return answer_as_port(skb, p, port);
 		if (p->echo_reply || p->error) /* of or about what is not known */
-			return drop(skb, REASON_NO_FLOW);
+			return drop_of(skb, owner, REASON_NO_FLOW);
 		if (!masq_claim(skb, p, &key, owner))
-			return drop(skb, REASON_NO_PORT);
+			return drop_of(skb, owner, REASON_NO_PORT);
 	}
 	return send_as(skb, p, &source, key.local_port);
 }
@@ -372,7 +372,7 @@ static __always_inline int goes_out(struct __sk_buff *skb, __u32 l3)
 
 	if (!masq_exempts(endpoint, p))
 		return parsed == PARSED ? masquerade(skb, p, endpoint->owner)
-					: drop_unparsed(skb, parsed);
+					: drop_unparsed(skb, endpoint->owner, parsed);
 	port = parsed == PARSED ? lost_port(p) : NULL;
 	if (port)
 		return answer_as_port(skb, p, port);

@@ -35,9 +35,9 @@ static __noinline int here_to_port(struct __sk_buff *skb, const struct packet *p
 		if (is_hosts_own(skb, p))
 			return VERDICT_NEXT;
 		if (p->error)
-			return drop(skb, REASON_NO_FLOW);
+			return drop_of(skb, port->owner, REASON_NO_FLOW);
 		if (!masq_claim(skb, &translated, &key, port->owner))
-			return drop(skb, REASON_NO_PORT);
+			return drop_of(skb, port->owner, REASON_NO_PORT);
 	}
 
 	/* To the container's answers the client is the gateway, and asked for p's destination. */
@@ -48,11 +48,11 @@ static __noinline int here_to_port(struct __sk_buff *skb, const struct packet *p
 	flow_in_key(&key, &translated, &port->addr, port->port);
 	if (!flow_fits(&key, &translated, port->owner) &&
 	    flow_remember(&key, &translated, port->owner))
-		return drop(skb, REASON_NOT_WRITTEN);
+		return drop_of(skb, port->owner, REASON_NOT_WRITTEN);
 
 	if (rewrite(skb, p, SIDE_DST, &port->addr, port->port) ||
 	    rewrite(skb, p, SIDE_SRC, &translated.src, translated.sport))
-		return drop(skb, REASON_NOT_WRITTEN);
+		return drop_of(skb, port->owner, REASON_NOT_WRITTEN);
 	return bpf_redirect_neigh(endpoint->ifindex, NULL, 0, 0);
 }
 
@@ -63,20 +63,21 @@ static __noinline int here_answer(struct __sk_buff *skb, const struct packet *p,
 	struct flow *in = flow_reply(p) ?: flow_reply_lost(p);
 	struct addr client = out->addr, asked;
 	__u16 client_port = out->port;
+	__u64 owner = out->owner;
 	__u32 ifindex = LOOPBACK_IFINDEX;
 	struct endpoint *endpoint;
 
 	if (!in)
-		return drop(skb, REASON_NO_FLOW);
+		return drop_of(skb, owner, REASON_NO_FLOW);
 	asked = in->addr;
 	if (rewrite(skb, p, SIDE_SRC, &asked, in->port) ||
 	    rewrite(skb, p, SIDE_DST, &client, client_port))
-		return drop(skb, REASON_NOT_WRITTEN);
+		return drop_of(skb, owner, REASON_NOT_WRITTEN);
 	endpoint = bpf_map_lookup_elem(&endpoints, &client);
 	if (endpoint)
 		ifindex = endpoint->ifindex;
 	/* The frame may be a bridge's, whose port this is; loopback takes the type as it is. */
 	if (skb->pkt_type == PACKET_OTHERHOST && bpf_skb_change_type(skb, PACKET_HOST))
-		return drop(skb, REASON_NOT_WRITTEN);
+		return drop_of(skb, owner, REASON_NOT_WRITTEN);
 	return bpf_redirect_neigh(ifindex, NULL, 0, 0);
 }

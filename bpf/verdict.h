@@ -27,7 +27,7 @@ static __noinline int drop(struct __sk_buff *skb, enum reason reason)
 	return VERDICT_DROP;
 }
 
-/* The same of what a container sends, or is sent. Its counter is all CPUs': drops are few, or unwanted. */
+/* The same of what a container sends, or is sent. One counter for all CPUs: drops are few, or unwanted. */
 static __noinline int drop_of(struct __sk_buff *skb, __u64 owner, enum reason reason)
 {
 	struct drop_key key = {.owner = owner, .reason = reason};
