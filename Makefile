@@ -50,7 +50,7 @@ unit: ## the tests beside the code; no root
 
 .PHONY: system
 system: ## programs, scenarios and the CNI contract, in namespaces of their own (root)
-	cd test && $(GO) test -timeout 30m ./...
+	cd test && $(GO) test -count=1 -timeout 30m ./...
 
 # How long fuzz-short tries each target.
 FUZZTIME ?= 3s

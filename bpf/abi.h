@@ -158,6 +158,8 @@ enum flow_state {
  * probing (masq.h). For ICMP echo the identifier stands for the port of the
  * side that sent the request, the other side's port is 0.
  *
+ * An entry holds as long as its owner has the endpoint: who finds one looks there, too.
+ *
  * established: the same once more, for TCP connections whose both sides have sent
  * and not both have ended. Whoever only listens has nothing to bring a lost
  * entry back with.

@@ -11,11 +11,13 @@
 #include "policy.h"
 #include "spoof.h"
 
-/* Gives p a new destination, and brings it there past the stack where it can; else the stack routes it. */
-static __noinline int send_to(struct __sk_buff *skb, const struct packet *p,
+/*
+ * Gives p a new destination, where to is unless that is the host, and brings it there past the
+ * stack where it can; else the stack routes it.
+ */
+static __noinline int send_to(struct __sk_buff *skb, const struct packet *p, struct endpoint *to,
 			      const struct addr *addr, __u16 port)
 {
-	struct endpoint *to = bpf_map_lookup_elem(&endpoints, addr);
 	bool fast = to && p->l3 && fast_in(skb, p, to, addr, port);
 
 	if (rewrite(skb, p, SIDE_DST, addr, port))
@@ -65,7 +67,7 @@ int from_container(struct __sk_buff *skb)
 {
 	struct device *device = device_of(skb);
 	struct packet *p = packet_place();
-	struct endpoint *from, *to;
+	struct endpoint *sender, *from, *to;
 	struct port *port;
 	struct flow *flow;
 	bool shadow = skb->tc_index == TAG_SHADOW;
@@ -81,7 +83,8 @@ int from_container(struct __sk_buff *skb)
 	verdict = shadow ? VERDICT_NEXT : way_take(skb, p);
 	if (verdict != VERDICT_NEXT)
 		return verdict;
-	from = bpf_map_lookup_elem(&endpoints, &p->src);
+	sender = bpf_map_lookup_elem(&endpoints, &p->src);
+	from = sender;
 	if (from && from->ifindex != skb->ifindex)
 		from = NULL; /* not the sender's address, or a bridge is between it and us */
 	to = bpf_map_lookup_elem(&endpoints, &p->dst);
@@ -93,7 +96,7 @@ int from_container(struct __sk_buff *skb)
 			return verdict;
 	}
 	flow = masq_reply(p);
-	if (flow)
+	if (flow && sender && flow->owner == sender->owner)
 		return here_answer(skb, p, flow);
 	if (is_lost_answer(skb, p))
 		return drop_of(skb, device ? device->owner : OWNER_HOST, REASON_NO_FLOW);
@@ -131,6 +134,7 @@ int to_container(struct __sk_buff *skb)
 static __always_inline int to_port(struct __sk_buff *skb, const struct packet *p)
 {
 	struct port *port = port_lookup(p);
+	struct endpoint *endpoint;
 	struct flow_key key;
 	bool known;
 
@@ -145,7 +149,8 @@ static __always_inline int to_port(struct __sk_buff *skb, const struct packet *p
 		return drop_of(skb, port->owner, REASON_CLIENT);
 	if (!known && flow_remember(&key, p, port->owner))
 		return drop_of(skb, port->owner, REASON_NOT_WRITTEN);
-	return send_to(skb, p, &port->addr, port->port);
+	endpoint = bpf_map_lookup_elem(&endpoints, &port->addr);
+	return send_to(skb, p, endpoint, &port->addr, port->port);
 }
 
 /* Uplink, ingress: what comes from the outside. */
@@ -170,8 +175,9 @@ static __always_inline int comes_in(struct __sk_buff *skb, __u32 l3)
 	if (verdict != VERDICT_NEXT)
 		return verdict;
 	flow = masq_reply(p);
-	if (flow)
-		return send_to(skb, p, &flow->addr, flow->port);
+	endpoint = flow ? bpf_map_lookup_elem(&endpoints, &flow->addr) : NULL;
+	if (flow && flow->owner == (endpoint ? endpoint->owner : OWNER_HOST))
+		return send_to(skb, p, endpoint, &flow->addr, flow->port);
 
 	endpoint = bpf_map_lookup_elem(&endpoints, &p->dst);
 	if (!endpoint)
@@ -187,7 +193,7 @@ static __always_inline int comes_in(struct __sk_buff *skb, __u32 l3)
 	    (endpoint->flags & ENDPOINT_MASQ || port_of(&p->dst, p->dport, p) ||
 	     bpf_map_lookup_elem(&flows, &key)))
 		flow_remember(&key, p, endpoint->owner);
-	return send_to(skb, p, &p->dst, p->dport);
+	return send_to(skb, p, endpoint, &p->dst, p->dport);
 }
 
 SEC("tc")

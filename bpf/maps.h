@@ -25,6 +25,14 @@ struct {
 	__type(value, struct endpoint);
 } endpoints SEC(".maps");
 
+/* addr is a container's of that attachment, which is still there. */
+static __always_inline bool owns(__u64 owner, const struct addr *addr)
+{
+	struct endpoint *endpoint = bpf_map_lookup_elem(&endpoints, addr);
+
+	return endpoint && endpoint->owner == owner;
+}
+
 /* Written by ADD with the endpoints, removed by DEL; also of a container without addresses. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -52,8 +60,8 @@ struct {
 } ports SEC(".maps");
 
 /*
- * Written by the programs; entries go by DEL, and the least recently used ones
- * for want of room. The loader sets the size by the host's memory.
+ * Written by the programs; the least recently used entries go for want of room,
+ * those of containers that are gone also by GC. The loader sets the size by the host's memory.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -66,6 +66,17 @@ static __always_inline bool masq_port_in_use(struct __sk_buff *skb, const struct
 	return port_at(&key->local, key->local_port, p) || socket_at(skb, p, key) != SOCKET_NONE;
 }
 
+/*
+ * The container that it is of is still there. Flows are not removed with their owner, which
+ * would be a walk over all of them and miss those that a packet makes meanwhile: without it
+ * they mean nothing. Its container is the side behind our port, or the one that a client here talks to.
+ */
+static __always_inline bool flow_lives(const struct flow_key *key, const struct flow *flow)
+{
+	return flow->owner == OWNER_HOST || owns(flow->owner, &flow->addr) ||
+	       owns(flow->owner, &key->remote);
+}
+
 /* Takes the port in key for p's flow unless another has it. */
 static __noinline bool masq_take(const struct packet *p, const struct flow_key *key, __u64 owner)
 {
@@ -78,7 +89,8 @@ static __noinline bool masq_take(const struct packet *p, const struct flow_key *
 	struct flow *present = bpf_map_lookup_elem(&flows, key) ?: flow_recover(key);
 
 	if (present) {
-		if (!flow_is(present, p, owner) && !flow_expired(present, p->protocol))
+		if (!flow_is(present, p, owner) && !flow_expired(present, p->protocol) &&
+		    flow_lives(key, present))
 			return false;
 		bpf_map_delete_elem(&flows, key);
 		bpf_map_delete_elem(&established, key);

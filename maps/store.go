@@ -5,7 +5,7 @@
 //	endpoints  container address                veth, MACs, masquerade or not  ADD          owner's DEL, GC
 //	devices    host's end of a veth             owner, what it may send        ADD          owner's DEL, GC
 //	ports      host address or any, port, prot. container address and port     ADD          owner's DEL, GC
-//	flows      remote, local, protocol, kind    translated address and port    programs     kernel (LRU), owner's DEL, GC
+//	flows      remote, local, protocol, kind    translated address and port    programs     kernel (LRU), GC
 //	offload_…  both sides of a connection       whether it goes past the stack programs     kernel (LRU), end of TCP connections
 //	uplinks    device                           its addresses                  ADD          ADD, when the device is gone
 //	counters   reason of a drop                 packets and bytes per CPU      programs     never
@@ -73,9 +73,9 @@ func (s *Store) removePorts(owners map[loader.Owner]bool) error {
 	return removeOwned(s.dp.Ports, owners, ownerOf)
 }
 
-// Release removes all entries of one owner: ports first, so that nothing new
-// comes in, and flows last, since packets make them as long as there are ports
-// and endpoints. It goes on after errors.
+// Release removes what there is of one owner, host ports first, so that nothing new comes
+// in. Flows stay: without their owner's endpoint they mean nothing to the programs, and to
+// find them is a walk over all. It goes on after errors.
 func (s *Store) Release(owner loader.Owner) error {
 	return s.ReleaseAll(map[loader.Owner]bool{owner: true})
 }
@@ -87,21 +87,46 @@ func (s *Store) ReleaseAll(owners map[loader.Owner]bool) error {
 		removeOwned(s.dp.Endpoints, owners, ownerOf),
 		removeOwned(s.dp.Devices, owners, ownerOf),
 		s.removeUnusedPrefixes(),
-		removeOwned(s.dp.Established, owners, ownerOf),
-		removeOwned(s.dp.Flows, owners, ownerOf),
 		removeOwned(s.dp.Drops, owners, ownerOfKey),
 	)
 }
 
-// removeOwned collects the keys before it deletes, since deleting disturbs a walk.
-// It reads of the values what is the same in every version (bpf/abi.h).
+// ownerHost is of the host's own connections: OWNER_HOST in bpf/abi.h.
+const ownerHost loader.Owner = 0
+
+// RemoveOrphans removes flows, and counters that a packet has made in the moment of a Release,
+// whose owner has no device and no endpoint any more, in whatever network it was.
+func (s *Store) RemoveOrphans() error {
+	living := map[loader.Owner]bool{ownerHost: true}
+	for _, m := range []*ebpf.Map{s.dp.Devices, s.dp.Endpoints} {
+		for entry, err := range rawEntries(m) {
+			if err != nil {
+				return err
+			}
+			living[ownerOf(entry.key, entry.value)] = true
+		}
+	}
+	orphan := func(owner loader.Owner) bool { return !living[owner] }
+	return errors.Join(
+		removeIf(s.dp.Established, orphan, ownerOf),
+		removeIf(s.dp.Flows, orphan, ownerOf),
+		removeIf(s.dp.Drops, orphan, ownerOfKey),
+	)
+}
+
 func removeOwned(m *ebpf.Map, owners map[loader.Owner]bool, ownerOf func(key, value []byte) loader.Owner) error {
+	return removeIf(m, func(owner loader.Owner) bool { return owners[owner] }, ownerOf)
+}
+
+// removeIf removes the entries of some owners. It collects the keys before it deletes, since
+// deleting disturbs a walk, and reads of the values what is the same in every version (bpf/abi.h).
+func removeIf(m *ebpf.Map, remove func(loader.Owner) bool, ownerOf func(key, value []byte) loader.Owner) error {
 	var keys [][]byte
 	for entry, err := range rawEntries(m) {
 		if err != nil {
 			return err
 		}
-		if owners[ownerOf(entry.key, entry.value)] {
+		if remove(ownerOf(entry.key, entry.value)) {
 			keys = append(keys, slices.Clone(entry.key))
 		}
 	}

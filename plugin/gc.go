@@ -214,8 +214,8 @@ func deleteDevices(host *netlink.Handle, devices map[loader.Owner]netlink.Link, 
 	return errors.Join(errs...)
 }
 
-// sweepDatapath removes the entries of the network's owners that are not valid, and
-// takes programs off devices that other plugins made for them.
+// sweepDatapath removes the entries of the network's owners that are not valid, those that
+// have lost their owner, and takes programs off devices that other plugins made for them.
 func sweepDatapath(ctx context.Context, valid *attachments, kept []*record.Record) error {
 	datapath, err := loader.OpenForRelease()
 	if errors.Is(err, loader.ErrNotLoaded) {
@@ -232,7 +232,7 @@ func sweepDatapath(ctx context.Context, valid *attachments, kept []*record.Recor
 		for owner := range owners {
 			stale[owner] = !valid.owners[owner]
 		}
-		errs := []error{err, store.ReleaseAll(stale)}
+		errs := []error{err, store.ReleaseAll(stale), store.RemoveOrphans()}
 		for _, r := range kept {
 			if r.Chained != nil && valid.misses(r.Attachment) {
 				errs = append(errs, datapath.DetachEndpoint(r.Chained.HostIndex))

@@ -49,6 +49,15 @@ func fromUplinkReplies() []row {
 		{name: "to another address, without ports", on: portless, flows: []flow{out("remote:0", "node:0", "pod:0")}, in: "remote:0 > node2:0"},
 		{name: "to a pod that is gone, without ports", on: portless, in: "remote:0 > node:0"},
 		{name: "to a pod that is gone", in: "remote:80 > node:20000", reply: true},
+		{
+			name: "to a former pod of this address", flows: each(flows, isStrangers), in: "remote:80 > node:20000", reply: true,
+			after: []flow{out("remote:80", "node:20000", "pod:4000").of(stranger).state(replied)},
+		},
+		{
+			name: "to a pod that is gone, with its flow still there", flows: []flow{out("remote:80", "node:20000", "onlink:4000").of(stranger)},
+			in: "remote:80 > node:20000", reply: true,
+			after: []flow{out("remote:80", "node:20000", "onlink:4000").of(stranger).state(replied)},
+		},
 		{name: "of another remote", flows: flows, in: "remote2:80 > node:20000", reply: true},
 		{name: "from another port", on: ported, flows: flows, in: "remote:81 > node:20000", reply: true},
 		{name: "to another port", flows: flows, in: "remote:80 > node:20001", reply: true},

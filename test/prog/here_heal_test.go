@@ -90,7 +90,7 @@ func TestHereHasNoPort(t *testing.T) {
 	}
 	for port := uint16(masqFirst); port <= masqLast; port++ {
 		s.star = port
-		if err := h.fill(s, nil, []flow{out("pod:80", "podgw:*", "pod2:1").of(stranger)}); err != nil {
+		if err := h.fill(s, nil, []flow{out("pod:80", "podgw:*", "pod2:1")}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -23,8 +23,9 @@ func each(flows []flow, change func(flow) flow) []flow {
 	return changed
 }
 
-func isReplied(f flow) flow { return f.state(replied) }
-func isOld(f flow) flow     { return f.unused(20 * time.Second) }
+func isReplied(f flow) flow   { return f.state(replied) }
+func isStrangers(f flow) flow { return f.of(stranger) }
+func isOld(f flow) flow       { return f.unused(20 * time.Second) }
 
 func TestFromHost(t *testing.T) {
 	const out8080 = "podgw:* > pod:80"
@@ -174,6 +175,10 @@ func TestAnswersHere(t *testing.T) {
 			name: "no UDP checksum", only: "v4", on: []proto{udp}, flows: flows, in: answer, reply: true,
 			edit: func(p *testenv.Packet) { p.NoChecksum = true },
 			out:  "node:8080 > pod:5000", redirect: true, after: each(flows, isReplied),
+		},
+		{
+			name: "of the address's former owner", on: ported, flows: each(flows, isStrangers), in: answer, reply: true,
+			after: append(each(each(flows[:1], isStrangers), isReplied), flows[1].of(stranger)),
 		},
 		{name: "from another port", on: ported, flows: flows, in: "pod2:81 > podgw:20000", reply: true},
 		{name: "to another port", on: ported, flows: flows, in: "pod2:80 > podgw:20001", reply: true},

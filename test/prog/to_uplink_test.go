@@ -100,7 +100,10 @@ func toUplinkByAddress() []row {
 			in: "pod:0 > remote:0", after: []flow{in("remote:0", "pod:0", "pod:0").state(replied)},
 		},
 		{name: "another pod has it", on: portless, flows: []flow{others}, in: "pod:0 > remote:0", drop: "no port"},
-		{name: "a former pod of this address has it", on: portless, flows: []flow{ours.of(stranger)}, in: "pod:0 > remote:0", drop: "no port"},
+		{
+			name: "a former pod of this address had it", on: portless, flows: []flow{ours.of(stranger)}, in: "pod:0 > remote:0",
+			out: "node:0 > remote:0", after: []flow{out("remote:0", "node:0", "pod:0")},
+		},
 		{name: "a plain pod's", on: portless, in: "plain:0 > remote:0"},
 		{name: "to a group", on: portless, in: "pod:0 > multicast:0"},
 		{name: "the host's", on: portless, in: "node:0 > remote:0"},

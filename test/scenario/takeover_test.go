@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -164,6 +167,42 @@ func TestHostPortClosesForConnections(t *testing.T) {
 			if _, err := client.Ask(ctx, "hello"); !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("after DEL, %s asks: %v, want a reset", client.Local(), err)
 			}
+		}
+	})
+}
+
+// What the outside still sends to a container that is gone does not reach the next one with
+// its address; and the port that the old one had for a remote is free for the next one.
+func TestAddressIsTakenOver(t *testing.T) {
+	n := newNetworkOf(t, strings.Replace(allVerbsConflist, `{"portMappings": true}`, `{"portMappings": true, "ips": true}`, 1))
+	inEachFamily(t, func(t *testing.T, f family) {
+		remote := listenPacket(t, n.Outside, at(f.outside, 9000))
+		old := n.AddPod(t, "old", nil)
+		client := at(f.pod(old), 4000)
+		sendTo(t, listenPacket(t, old.Namespace, client), at(f.outside, 9000), "from the old")
+		_, leaves := receiveFrom(t, remote)
+		addrs := []string{old.Addr4().String(), old.Addr6().String()}
+		del(t, old)
+
+		next := n.AddPod(t, "next", map[string]any{"ips": addrs})
+		defer del(t, next)
+		socket := listenPacket(t, next.Namespace, client)
+		sendTo(t, remote, leaves, "for the old")
+		sendTo(t, socket, at(f.outside, 9000), "from the next")
+		if payload, from := receiveFrom(t, remote); payload != "from the next" || from != leaves {
+			t.Errorf("the remote got %q from %s, want it from %s", payload, from, leaves)
+		}
+		sendTo(t, remote, leaves, "for the next")
+		if payload, _ := receiveFrom(t, socket); payload != "for the next" {
+			t.Errorf("the next pod got %q", payload)
+		}
+	})
+	if err := n.GC(testenv.Context(t)); err != nil {
+		t.Fatal(err)
+	}
+	n.withDatapath(t, func(datapath *loader.Datapath) {
+		for _, flow := range append(must(maps.Flows(datapath)), must(maps.Established(datapath))...) {
+			t.Errorf("left behind by GC: %s", flow)
 		}
 	})
 }
