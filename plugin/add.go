@@ -395,7 +395,7 @@ func (a *addition) create(store *maps.Store, add func() error) error {
 		return fmt.Errorf("%w (%s)", err, living)
 	}
 	a.Log.Warn("remove the entries of a container that is gone", "owner", fmt.Sprintf("%016x", uint64(holder)))
-	if err := store.Release(holder); err != nil {
+	if err := store.ReleaseDead(holder); err != nil {
 		return err
 	}
 	return add()
