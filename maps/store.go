@@ -73,19 +73,19 @@ func (s *Store) removePorts(owners map[loader.Owner]bool) error {
 	return removeOwned(s.dp.Ports, owners, ownerOf)
 }
 
-// Release removes the rest of what there is of an owner, whose host ports are closed and
-// whose device is gone. Flows stay: without their owner's endpoint they mean nothing to
-// the programs, and to find them is a walk over all. It goes on after errors.
+// Release removes what there is of an owner, host ports first, so that nothing new comes in.
+// Flows stay: without their owner's endpoint they mean nothing to the programs, and to find
+// them is a walk over all. It goes on after errors.
 func (s *Store) Release(owner loader.Owner) error {
-	return s.release(map[loader.Owner]bool{owner: true})
-}
-
-// ReleaseDead is ClosePorts and Release of an owner whose device is gone already.
-func (s *Store) ReleaseDead(owner loader.Owner) error {
 	return s.ReleaseAll(map[loader.Owner]bool{owner: true})
 }
 
-// ReleaseAll is ClosePorts and Release for many owners at the price of one walk over the maps.
+// ReleaseClosed is Release after ClosePorts.
+func (s *Store) ReleaseClosed(owner loader.Owner) error {
+	return s.release(map[loader.Owner]bool{owner: true})
+}
+
+// ReleaseAll is Release for many owners at the price of one walk over the maps.
 func (s *Store) ReleaseAll(owners map[loader.Owner]bool) error {
 	return errors.Join(s.closePorts(owners), s.release(owners))
 }

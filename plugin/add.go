@@ -175,7 +175,7 @@ func (a *addition) openDatapath(ctx context.Context) (err error) {
 		if !a.written {
 			return nil
 		}
-		return releaseEntries(ctx, a.datapath, a.owner, a.pair.HostIndex)
+		return releaseEntries(ctx, a.datapath, a.owner, a.pair.HostIndex, (*maps.Store).Release)
 	})
 	return nil
 }
@@ -395,7 +395,7 @@ func (a *addition) create(store *maps.Store, add func() error) error {
 		return fmt.Errorf("%w (%s)", err, living)
 	}
 	a.Log.Warn("remove the entries of a container that is gone", "owner", fmt.Sprintf("%016x", uint64(holder)))
-	if err := store.ReleaseDead(holder); err != nil {
+	if err := store.Release(holder); err != nil {
 		return err
 	}
 	return add()

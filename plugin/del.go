@@ -85,7 +85,7 @@ func (c *Config) addressesForRelease() *ipam.Config {
 func releaseDevice(ctx context.Context, datapath *loader.Datapath, owner loader.Owner, hostIndex int) error {
 	closed := maps.With(ctx, datapath, func(store *maps.Store) error { return store.ClosePorts(owner) })
 	deleted := deleteDevice(owner)
-	return errors.Join(closed, deleted, releaseEntries(ctx, datapath, owner, hostIndex))
+	return errors.Join(closed, deleted, releaseEntries(ctx, datapath, owner, hostIndex, (*maps.Store).ReleaseClosed))
 }
 
 func deleteDevice(owner loader.Owner) error {
@@ -100,8 +100,8 @@ func deleteDevice(owner loader.Owner) error {
 
 // releaseEntries removes an owner's map entries. Its device is gone by then, and the
 // programs with it, if it is ours; else hostIndex is the one that they are on.
-func releaseEntries(ctx context.Context, datapath *loader.Datapath, owner loader.Owner, hostIndex int) error {
+func releaseEntries(ctx context.Context, datapath *loader.Datapath, owner loader.Owner, hostIndex int, release func(*maps.Store, loader.Owner) error) error {
 	return maps.With(ctx, datapath, func(store *maps.Store) error {
-		return errors.Join(store.Release(owner), datapath.DetachEndpoint(hostIndex))
+		return errors.Join(release(store, owner), datapath.DetachEndpoint(hostIndex))
 	})
 }
