@@ -215,10 +215,9 @@ func (d *Datapath) attach(t target) error {
 }
 
 func (d *Datapath) attachOf(build uint64, t target) error {
-	pin := d.dir.progPin(build, t.program)
-	program, err := ebpf.LoadPinnedProgram(pin, nil)
+	program, err := openProgram(d.dir.progPin(build, t.program))
 	if err != nil {
-		return fmt.Errorf("open %s: %w", pin, err)
+		return err
 	}
 	defer program.Close()
 
