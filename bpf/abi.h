@@ -186,6 +186,17 @@ struct flow {
 	__u8 pad;
 };
 
+#define MASQ_PROBES  32	  /* candidates that a flow has, masq.h */
+#define MASQ_REMOTES 1024 /* groups that all pairs of container and remote are put into */
+
+/*
+ * tried: which candidates flows of such a group have ever tried; always the first ones, and
+ * the very first is not noted. A flow need not be looked for behind those.
+ */
+struct tried {
+	__u8 candidate[MASQ_PROBES];
+};
+
 /* offload_tcp, offload_udp: a connection of an endpoint. Its sides stand in an order of their own. */
 struct offload_key {
 	struct addr addr[2];
@@ -335,6 +346,7 @@ _Static_assert(sizeof(struct port_key) == 20, "port_key");
 _Static_assert(sizeof(struct port) == 40, "port");
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow) == 32, "flow");
+_Static_assert(sizeof(struct tried) == MASQ_PROBES, "tried");
 _Static_assert(sizeof(struct offload_key) == 40, "offload_key");
 _Static_assert(sizeof(struct offload) == 40, "offload");
 _Static_assert(sizeof(struct way_key) == 44, "way_key");

@@ -321,6 +321,11 @@ type DatapathTimeouts struct {
 	Other      uint32
 }
 
+type DatapathTried struct {
+	_         structs.HostLayout
+	Candidate [32]uint8
+}
+
 type DatapathUplink struct {
 	_          structs.HostLayout
 	Addr4      DatapathAddr
@@ -372,6 +377,7 @@ const (
 	DatapathMapPackets        = "packets"
 	DatapathMapPorts          = "ports"
 	DatapathMapSources        = "sources"
+	DatapathMapTried          = "tried"
 	DatapathMapUplinks        = "uplinks"
 	DatapathMapWays           = "ways"
 	DatapathProgFromContainer = "from_container"
@@ -454,6 +460,7 @@ type DatapathMapSpecs struct {
 	Packets       *ebpf.MapSpec `ebpf:"packets"`
 	Ports         *ebpf.MapSpec `ebpf:"ports"`
 	Sources       *ebpf.MapSpec `ebpf:"sources"`
+	Tried         *ebpf.MapSpec `ebpf:"tried"`
 	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
 	Ways          *ebpf.MapSpec `ebpf:"ways"`
 }
@@ -500,6 +507,7 @@ type DatapathMaps struct {
 	Packets       *ebpf.Map `ebpf:"packets"`
 	Ports         *ebpf.Map `ebpf:"ports"`
 	Sources       *ebpf.Map `ebpf:"sources"`
+	Tried         *ebpf.Map `ebpf:"tried"`
 	Uplinks       *ebpf.Map `ebpf:"uplinks"`
 	Ways          *ebpf.Map `ebpf:"ways"`
 }
@@ -521,6 +529,7 @@ func (m *DatapathMaps) Close() error {
 		m.Packets,
 		m.Ports,
 		m.Sources,
+		m.Tried,
 		m.Uplinks,
 		m.Ways,
 	)

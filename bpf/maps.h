@@ -82,6 +82,14 @@ struct {
 	__type(value, struct flow);
 } established SEC(".maps");
 
+/* Written by the programs, when a flow has not got its first candidate; never removed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MASQ_REMOTES);
+	__type(key, __u32);
+	__type(value, struct tried);
+} tried SEC(".maps");
+
 /*
  * Written by the programs, when the stack has forwarded a packet. TCP connections
  * leave when they end, so that what is short does not push out what is quiet; of

@@ -15,10 +15,9 @@
 
 /*
  * With n of count ports taken for one remote, a new flow finds none with
- * probability (n/count)^32. The flows of one container to a remote do not meet
- * each other with the first candidate, as far as their ports differ modulo count.
+ * probability (n/count)^MASQ_PROBES. The flows of one container to a remote do not
+ * meet each other with the first candidate, as far as their ports differ modulo count.
  */
-#define MASQ_PROBES 32
 
 #define GOLDEN 0x9e3779b1 /* 2^32 divided by the golden ratio: spreads neighbours far apart */
 
@@ -128,24 +127,37 @@ static __always_inline bool masq_exempts(const struct endpoint *endpoint, const 
 	return endpoint->exempt && bpf_map_lookup_elem(&exempts, &key);
 }
 
-/* A protocol without ports has one candidate: whoever is first with a remote has it. */
-static __always_inline __u32 masq_probes(const struct packet *p)
+/* What those like p's flow have tried. NULL only for the verifier. */
+static __always_inline struct tried *masq_tried(__u32 hash)
 {
-	return p->ported ? MASQ_PROBES : 1;
+	__u32 key = hash % MASQ_REMOTES;
+
+	return bpf_map_lookup_elem(&tried, &key);
+}
+
+/*
+ * Whether p's flow can stand at candidate i. A protocol without ports has one only: whoever
+ * is first with a remote has it.
+ */
+static __always_inline bool masq_may_be_at(const struct packet *p, const struct tried *tried,
+					   __u32 i)
+{
+	return !i || (p->ported && tried && tried->candidate[i]);
 }
 
 /*
  * Finds p's flow, and its port for key. It may stand behind a candidate that has
- * become free since, so all are looked at.
+ * become free since, so all that were ever tried are looked at.
  */
 static __noinline bool masq_find(const struct packet *p, struct flow_key *key, __u64 owner)
 {
 	__u32 hash = masq_hash(p);
+	struct tried *tried = masq_tried(hash);
 
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
 		struct flow *flow;
 
-		if (i >= masq_probes(p))
+		if (!masq_may_be_at(p, tried, i))
 			break;
 		key->local_port = p->ported ? masq_candidate(hash, i, p->sport) : 0;
 		flow = bpf_map_lookup_elem(&flows, key);
@@ -161,12 +173,15 @@ static __noinline bool masq_find(const struct packet *p, struct flow_key *key, _
 static __noinline bool masq_find_lost(const struct packet *p, struct flow_key *key, __u64 owner)
 {
 	__u32 hash = masq_hash(p);
+	struct tried *tried = masq_tried(hash);
 
 	if (p->protocol != IPPROTO_TCP || p->tcp_syn)
 		return false;
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
 		struct flow *flow;
 
+		if (!masq_may_be_at(p, tried, i))
+			break;
 		key->local_port = masq_candidate(hash, i, p->sport);
 		flow = flow_recover(key);
 		if (flow && flow_is(flow, p, owner))
@@ -183,10 +198,13 @@ static __noinline bool masq_claim(struct __sk_buff *skb, const struct packet *p,
 				  struct flow_key *key, __u64 owner)
 {
 	__u32 hash = masq_hash(p);
+	struct tried *tried = masq_tried(hash);
 
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
-		if (i >= masq_probes(p))
+		if (!tried || (i && !p->ported))
 			break;
+		if (i && !tried->candidate[i]) /* before the flow is there: others look for it */
+			tried->candidate[i] = 1;
 		key->local_port = p->ported ? masq_candidate(hash, i, p->sport) : 0;
 		if (!masq_port_in_use(skb, p, key) && masq_take(p, key, owner))
 			return true;

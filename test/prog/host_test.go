@@ -49,7 +49,7 @@ func newHost(t testing.TB) *host {
 		t.Fatalf("load the datapath: %v", err)
 	}
 	t.Cleanup(h.programs.Close)
-	if err := h.connect(); err != nil {
+	if err := errors.Join(h.connect(), h.setTried(1)); err != nil {
 		t.Fatalf("build the host: %v", err)
 	}
 	testenv.Eventually(t, "the node's addresses", h.ready)
@@ -253,6 +253,20 @@ func (h *host) reset() error {
 		for pod := range owners {
 			errs = append(errs, h.putEndpoint(f, pod, 0))
 		}
+	}
+	return errors.Join(errs...)
+}
+
+// setTried says of all candidates whether they were ever tried: tests put flows behind any.
+func (h *host) setTried(was uint8) error {
+	value := bpf.DatapathTried{}
+	for i := range value.Candidate {
+		value.Candidate[i] = was
+	}
+	tried := h.programs.Maps[bpf.DatapathMapTried]
+	var errs []error
+	for group := range tried.MaxEntries() {
+		errs = append(errs, tried.Put(group, value))
 	}
 	return errors.Join(errs...)
 }

@@ -2,6 +2,7 @@ package prog
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/netip"
 	"slices"
@@ -147,6 +148,74 @@ func (h *host) testMasqPort(t *testing.T, s scene, r masqRow) {
 	delete(after, own)
 	if !equal(before, after) {
 		t.Errorf("other flows are %+v, were %+v", after, before)
+	}
+}
+
+// TestMasqueradeTries has a flow looked for behind those candidates alone that some flow has
+// tried: with the first two taken, the third is noted, and those after it are not looked at.
+func TestMasqueradeTries(t *testing.T) {
+	h := newHost(t)
+	for _, s := range (row{on: ported}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			candidates := h.candidates(t, s, outgoing)
+			reset := func(taken ...flow) {
+				t.Helper()
+				errs := []error{h.reset()}
+				for i, f := range taken {
+					s.star = candidates[i]
+					errs = append(errs, h.fill(s, nil, []flow{f}))
+				}
+				if err := errors.Join(errs...); err != nil {
+					t.Fatal(err)
+				}
+			}
+			others, ours := out("remote:80", "node:*", "pod2:5000"), out("remote:80", "node:*", "pod:4000")
+			want := func(what string, i int) {
+				t.Helper()
+				if got := h.masquerade(t, s, outgoing); got != candidates[i] {
+					t.Errorf("%s: port is %d, want %d; candidates are %v", what, got, candidates[i], candidates)
+				}
+			}
+			if err := h.setTried(0); err != nil {
+				t.Fatal(err)
+			}
+			defer h.setTried(1)
+			reset(others, others)
+			want("a new flow", 2)
+			if got := h.tried(t); got != 2 {
+				t.Errorf("%d candidates are noted, want 2", got)
+			}
+			h.forget(t, s, candidates[0])
+			want("the same with the first one free again", 2)
+			reset(others, others, others, ours)
+			h.forget(t, s, candidates[0])
+			want("one behind what was tried", 0)
+		})
+	}
+}
+
+// tried counts the candidates, of all groups, that flows have tried.
+func (h *host) tried(t *testing.T) (sum int) {
+	t.Helper()
+	all, err := contents[uint32, bpf.DatapathTried](h.programs.Maps[bpf.DatapathMapTried])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, group := range all {
+		for _, was := range group.Candidate {
+			sum += int(was)
+		}
+	}
+	return sum
+}
+
+// forget removes the flow that has a port.
+func (h *host) forget(t *testing.T, s scene, port uint16) {
+	t.Helper()
+	s.star = port
+	key, _ := out("remote:80", "node:*", "pod2:5000").wire(s)
+	if err := h.flows().Delete(key); err != nil {
+		t.Fatal(err)
 	}
 }
 
