@@ -125,6 +125,17 @@ int to_container(struct __sk_buff *skb)
 	return stack_forwards(skb, p) ? VERDICT_DROP : VERDICT_NEXT;
 }
 
+/* The answers to the client in key carry what p asks for from now on. */
+static __noinline long answer_as_asked(const struct flow_key *key, const struct packet *p,
+				       __u64 owner)
+{
+	struct flow *before = bpf_map_lookup_elem(&flows, key);
+
+	if (before)
+		forget_ways(key, p, before);
+	return flow_remember(key, p, owner);
+}
+
 /*
  * A packet to a host port goes to its container; any other goes on as it is.
  * Only addresses of this host match, whatever the entry says: traffic that
@@ -147,7 +158,7 @@ static __always_inline int to_port(struct __sk_buff *skb, const struct packet *p
 		return VERDICT_NEXT;
 	if (!policy_admits_client(p, port))
 		return drop_of(skb, port->owner, REASON_CLIENT);
-	if (!known && flow_remember(&key, p, port->owner))
+	if (!known && answer_as_asked(&key, p, port->owner))
 		return drop_of(skb, port->owner, REASON_NOT_WRITTEN);
 	endpoint = bpf_map_lookup_elem(&endpoints, &port->addr);
 	return send_to(skb, p, endpoint, &port->addr, port->port);
@@ -192,7 +203,7 @@ static __always_inline int comes_in(struct __sk_buff *skb, __u32 l3)
 	if (!flow_fits(&key, p, endpoint->owner) &&
 	    (endpoint->flags & ENDPOINT_MASQ || port_of(&p->dst, p->dport, p) ||
 	     bpf_map_lookup_elem(&flows, &key)))
-		flow_remember(&key, p, endpoint->owner);
+		answer_as_asked(&key, p, endpoint->owner);
 	return send_to(skb, p, endpoint, &p->dst, p->dport);
 }
 

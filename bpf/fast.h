@@ -85,6 +85,29 @@ static __noinline void keep_way_out(struct __sk_buff *skb, const struct packet *
 }
 
 /*
+ * The client in key asks another address than before, which its packets and the answers
+ * must not go the short way for any more. p came in by an uplink.
+ */
+static __noinline void forget_ways(const struct flow_key *key, const struct packet *p,
+				   const struct flow *before)
+{
+	struct endpoint *to = bpf_map_lookup_elem(&endpoints, &key->local);
+	struct way_key way = *(const struct way_key *)p;
+
+	way.dst = before->addr;
+	way.dport = before->port;
+	bpf_map_delete_elem(&ways, &way);
+	if (!to)
+		return;
+	way.src = key->local;
+	way.dst = key->remote;
+	way.sport = key->local_port;
+	way.dport = key->remote_port;
+	way.ifindex = to->ifindex;
+	bpf_map_delete_elem(&ways, &way);
+}
+
+/*
  * The way that a container has to others, or to the outside: what its queue holds
  * to a rate has to go by it. Where it takes packets from some containers only, the
  * stack has to bring the first of each connection, by to_container.
