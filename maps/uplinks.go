@@ -38,15 +38,9 @@ func (u Uplink) String() string {
 // SetUplink creates or replaces the entry of an uplink.
 func (s *Store) SetUplink(u Uplink) error {
 	key := uint32(u.IfIndex)
-	var value bpf.DatapathUplink
+	value := bpf.DatapathUplink{Addr4: wireOrZero(u.Addr4), Addr6: wireOrZero(u.Addr6)}
 	if u.Containers {
 		value.Containers = 1
-	}
-	if u.Addr4.IsValid() {
-		value.Addr4 = wireAddr(u.Addr4)
-	}
-	if u.Addr6.IsValid() {
-		value.Addr6 = wireAddr(u.Addr6)
 	}
 	if err := s.dp.Uplinks.Put(&key, &value); err != nil {
 		return fmt.Errorf("put uplink %d: %w", u.IfIndex, err)
@@ -70,14 +64,12 @@ func Uplinks(dp *loader.Datapath) ([]Uplink, error) {
 		if err != nil {
 			return nil, err
 		}
-		uplink := Uplink{IfIndex: int(entry.key), Containers: entry.value.Containers != 0}
-		if entry.value.Addr4 != (bpf.DatapathAddr{}) {
-			uplink.Addr4 = addrOf(entry.value.Addr4)
-		}
-		if entry.value.Addr6 != (bpf.DatapathAddr{}) {
-			uplink.Addr6 = addrOf(entry.value.Addr6)
-		}
-		list = append(list, uplink)
+		list = append(list, Uplink{
+			IfIndex:    int(entry.key),
+			Addr4:      addrOrNone(entry.value.Addr4),
+			Addr6:      addrOrNone(entry.value.Addr6),
+			Containers: entry.value.Containers != 0,
+		})
 	}
 	return list, nil
 }

@@ -250,10 +250,10 @@ func (a *addition) attach(ctx context.Context) error {
 			return err
 		}
 		for _, endpoint := range a.endpoints {
-			if err := store.AddExempts(a.config.Masq.ExemptFor(endpoint.Addr)); err != nil {
+			if err := a.create(store, func() error { return store.AddEndpoint(endpoint) }); err != nil {
 				return err
 			}
-			if err := a.create(store, func() error { return store.AddEndpoint(endpoint) }); err != nil {
+			if err := store.AddExempts(a.config.Masq.ExemptFor(endpoint.Addr)); err != nil {
 				return err
 			}
 			if endpoint.IfIndex == a.pair.HostIndex {
@@ -362,25 +362,23 @@ func (a *addition) openPorts(ctx context.Context) error {
 		}
 	}
 	return maps.With(ctx, a.datapath, func(store *maps.Store) error {
-		if err := a.datapath.AttachHost(); err != nil {
-			return err
+		for _, port := range ports {
+			if err := a.create(store, func() error { return store.AddPort(port) }); err != nil {
+				return err
+			}
 		}
 		for _, mapping := range a.config.Ports {
 			if err := store.AddSources(mapping.Sources); err != nil {
 				return err
 			}
 		}
-		for _, port := range ports {
-			if err := a.create(store, func() error { return store.AddPort(port) }); err != nil {
-				return err
-			}
-		}
-		return nil
+		return a.datapath.AttachHost()
 	})
 }
 
 // create adds an entry. Where another attachment has it, that one is asked for
-// by its device: if it is gone, so are its claims; else the error names it.
+// by its device: if it is gone, so are its claims; else the error names it. With those go
+// programs and prefixes that nobody needs then, so what an entry of ours needs comes after it.
 func (a *addition) create(store *maps.Store, add func() error) error {
 	err := add()
 	holder, found := maps.HolderOf(err)

@@ -88,7 +88,9 @@ func (i *inspection) readRecord() error {
 	}
 	if kept != nil {
 		i.chained = kept.Chained
-		return i.config.change(kept.Settings)
+		if err := i.config.change(kept.Settings); err != nil {
+			return err
+		}
 	}
 	if expected := recordOf(i.config); !expected.IsEmpty() && (kept == nil || !expected.SaysAs(kept)) {
 		i.differs("the record in %s does not say what the configuration does of aliases, cgroupPath, labels and uplinks", i.config.DataDir)

@@ -85,6 +85,9 @@ func (a *addition) clearDead(ctx context.Context) error {
 // clearLeft removes all that is left of this attachment, unless it lives, where no
 // reservation of ours tells of a container that is gone.
 func (a *addition) clearLeft(ctx context.Context) error {
+	if err := a.checkDead(); err != nil {
+		return err
+	}
 	datapath, err := loader.OpenLoaded()
 	if errors.Is(err, loader.ErrNotLoaded) {
 		return nil
@@ -96,9 +99,6 @@ func (a *addition) clearLeft(ctx context.Context) error {
 
 	endpoints, err := maps.Endpoints(datapath)
 	if err != nil || !slices.ContainsFunc(endpoints, func(e maps.Endpoint) bool { return e.Owner == a.owner }) {
-		return err
-	}
-	if err := a.checkDead(); err != nil {
 		return err
 	}
 	return a.release(ctx, a.config, a.netns)

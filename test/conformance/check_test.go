@@ -97,6 +97,9 @@ func TestCheck(t *testing.T) {
 		{"reservation removed", removeReservation, []string{"10.88.0.", "not reserved"}},
 		{"reservation besides", func(t *testing.T, _ *pod, _ *types100.Result) { writeReservation(t, "10.88.77.7", "c1\r\neth0") },
 			[]string{"10.88.77.7", "not in prevResult"}},
+		{"record is another", func(_ *testing.T, p *pod, _ *types100.Result) {
+			p.conf = with(p.conf, "runtimeConfig.aliases", list{"db"})
+		}, []string{"record", record.DefaultDir, "aliases"}},
 		{"record removed", func(t *testing.T, _ *pod, _ *types100.Result) {
 			if err := os.RemoveAll(record.DefaultDir); err != nil {
 				t.Fatal(err)

@@ -188,3 +188,28 @@ func TestRestartDelegated(t *testing.T) {
 		})
 	}
 }
+
+// TestUnloadedDelegated: a container that lives keeps its addresses when it is added twice, also where nothing
+// is loaded that would tell of them.
+func TestUnloadedDelegated(t *testing.T) {
+	h := newHost(t)
+	for _, kind := range delegates {
+		t.Run(kind, func(t *testing.T) {
+			var verbs func() string
+			h.path, verbs = scriptIPAM(t, kind, givesAddress)
+			p := h.pod(t, "c1", with(single("1.1.0"), "ipam", object{"type": kind}))
+			before := h.state(t, p.Namespace)
+			p.add(t)
+			h.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
+			result := p.result
+			p.result = nil
+			wantError(t, p.try(t, "ADD"), plugin.CodeAttachmentExists, "c1")
+			if got := verbs(); got != "ADD" {
+				t.Errorf("the plugin was called for %s, want ADD", got)
+			}
+			p.result = result
+			p.del(t)
+			h.wantState(t, before, p.Namespace)
+		})
+	}
+}

@@ -1,6 +1,9 @@
 package conformance
 
 import (
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/plugin"
@@ -25,4 +28,46 @@ func TestAddressesTaken(t *testing.T) {
 	wantError(t, third.try(t, "ADD"), plugin.CodeAddressesExhausted, "10.88.0.3-10.88.0.4")
 	wantError(t, h.status(t, conf), codeNotAvailable, "10.88.0.3-10.88.0.4")
 	h.wantState(t, before, third.Namespace)
+}
+
+// TestTakenByDead: what a container has that is gone without DEL goes to the next one that asks, who lacks
+// nothing: what both need alike (exemptions, sources, the program on loopback) does not go with the dead.
+func TestTakenByDead(t *testing.T) {
+	h := newHost(t)
+	conf := with(with(dual("1.1.0"), "runtimeConfig.portMappings", webPort), "runtimeConfig.ips", list{"10.88.0.9", "fd00:88::9"})
+	conf = with(conf, "nonMasqueradeCIDRs", list{"172.16.0.0/12", "fd00:99::/64"})
+	conf = with(conf, "args.cni.portSources", list{object{"hostPort": 8080, "sources": list{"192.0.2.0/24"}}})
+	for name, forget := range map[string]func(t *testing.T){
+		"addresses and port": func(t *testing.T) {
+			t.Helper()
+			if err := os.RemoveAll(filepath.Join(addressDir, "pods")); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"port": func(*testing.T) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dead, next := h.pod(t, "dead", conf), h.pod(t, "next", conf)
+			before := h.state(t, next.Namespace)
+			dead.add(t)
+			if err := dead.Netlink().LinkDel(dead.device(t)); err != nil {
+				t.Fatal(err)
+			}
+			if forget(t); name == "port" {
+				next.conf = with(conf, "runtimeConfig.ips", list{"10.88.0.10", "fd00:88::10"})
+			}
+			call := next.try(t, "ADD")
+			if !strings.Contains(string(call.Stderr), "a container that is gone") {
+				t.Errorf("ADD says %q", call.Stderr)
+			}
+			call.Stderr = nil
+			wantSuccess(t, call, anything)
+			next.result, _ = decode(t, call.Stdout).(object)
+			wantSuccess(t, next.try(t, "CHECK"), "")
+			dead.del(t)
+			wantSuccess(t, next.try(t, "CHECK"), "")
+			next.del(t)
+			h.wantState(t, before, next.Namespace)
+		})
+	}
 }
