@@ -103,7 +103,8 @@ func (d *Datapath) upgrade(own Programs) (Upgraded, error) {
 	return done, err
 }
 
-// takeOver makes other programs those in use, or leaves all as it was.
+// takeOver makes other programs those in use. After an error the old ones are still in use, though
+// what they count may be looked for in a new map, until the next upgrade.
 func (d *Datapath) takeOver(own Programs) error {
 	if err := d.removeOtherPrograms(); err != nil { // of one that was killed
 		return err
@@ -132,6 +133,7 @@ func (d *Datapath) takeOver(own Programs) error {
 // obstacle: those of the new one are made, and those of the old one stay for the
 // way back.
 func (d *Datapath) loadBeside(own Programs) (collection *ebpf.Collection, fresh []string, err error) {
+	var counters *ebpf.Map // of which the new programs need more
 	spec, err := own.specWith(d.Config)
 	if err != nil {
 		return nil, nil, err
@@ -156,12 +158,7 @@ func (d *Datapath) loadBeside(own Programs) (collection *ebpf.Collection, fresh 
 			continue
 		}
 		if name == bpf.DatapathMapCounters && pinned.MaxEntries() < wanted.MaxEntries {
-			fresh = append(fresh, name)
-			defer func() {
-				if err == nil {
-					err = copyCounters(pinned, collection.Maps[name])
-				}
-			}()
+			fresh, counters = append(fresh, name), pinned
 			continue
 		}
 		kept[name] = pinned
@@ -170,8 +167,16 @@ func (d *Datapath) loadBeside(own Programs) (collection *ebpf.Collection, fresh 
 			return nil, nil, fmt.Errorf("%w: map %s: %w", ErrIncompatible, name, err)
 		}
 	}
-	collection, err = newCollection(spec, kept)
-	return collection, fresh, err
+	if collection, err = newCollection(spec, kept); err != nil {
+		return nil, nil, err
+	}
+	if counters != nil {
+		if err := copyCounters(counters, collection.Maps[bpf.DatapathMapCounters]); err != nil {
+			collection.Close()
+			return nil, nil, err
+		}
+	}
+	return collection, fresh, nil
 }
 
 // isScratch recognizes what a program needs while it has one packet. Nothing in it

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -161,6 +162,23 @@ func TestGrownCounters(t *testing.T) {
 			spec.Maps["counters"].MaxEntries += 5
 		}
 		return spec, err
+	}
+	refused := grown
+	refused.Build++
+	refused.Spec = func() (*ebpf.CollectionSpec, error) {
+		spec, err := grown.Spec()
+		if err == nil {
+			spec.Programs["from_host"].Instructions = asm.Instructions{asm.Return()} // of nothing
+		}
+		return spec, err
+	}
+	err := h.Node.Do(func() error {
+		_, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: &refused})
+		return err
+	})
+	var verifier *ebpf.VerifierError
+	if !errors.As(err, &verifier) {
+		t.Errorf("programs that the kernel refuses: %v", err)
 	}
 	own := loader.Embedded()
 	for _, programs := range []*loader.Programs{&grown, &own} {
