@@ -190,32 +190,35 @@ func (d *Datapath) DetachUplink(ifindex int) error {
 	return d.detachAll(uplinkTargets(ifindex, Ethernet))
 }
 
+// attachAll looks behind itself: an upgrade goes through what is attached after it
+// has named other programs, so whoever comes later than that has to take those.
 func (d *Datapath) attachAll(targets []target) error {
+	for {
+		build := d.Config.Build
+		err := d.attachEach(targets)
+		readErr := d.readConfig()
+		if readErr == nil && d.Config.Build != build {
+			continue
+		}
+		if err = errors.Join(err, readErr); err != nil {
+			return errors.Join(err, d.detachAll(targets))
+		}
+		return nil
+	}
+}
+
+func (d *Datapath) attachEach(targets []target) error {
 	for _, t := range targets {
 		if err := d.attach(t); err != nil {
-			return errors.Join(err, d.detachAll(targets))
+			return err
 		}
 	}
 	return nil
 }
 
-// attach looks behind itself: an upgrade goes through what is attached after it
-// has named other programs, so whoever comes later than that has to take those.
+// attach attaches the program of the build that is known to be in use.
 func (d *Datapath) attach(t target) error {
-	for {
-		build := d.Config.Build
-		err := d.attachOf(build, t)
-		if err := d.readConfig(); err != nil {
-			return err
-		}
-		if d.Config.Build == build {
-			return err
-		}
-	}
-}
-
-func (d *Datapath) attachOf(build uint64, t target) error {
-	program, err := openProgram(d.dir.progPin(build, t.program))
+	program, err := openProgram(d.dir.progPin(d.Config.Build, t.program))
 	if err != nil {
 		return err
 	}

@@ -3,17 +3,20 @@
 //
 //	map        key                              value                          written by   removed by
 //	endpoints  container address                veth, MACs, masquerade or not  ADD          owner's DEL, GC
-//	devices    host's end of a veth             owner, what it may send        ADD          owner's DEL, GC
+//	devices    host's end of a veth             owner, what it may send        ADD, set     owner's DEL, GC
 //	ports      host address or any, port, prot. container address and port     ADD          owner's DEL, GC
-//	flows      remote, local, protocol, kind    translated address and port    programs     kernel (LRU), GC
+//	exempts    set, prefix                      nothing                        ADD          DEL or GC of the last endpoint with that set
+//	sources    set, prefix                      nothing                        ADD          DEL or GC of the last host port with that set
+//	flows …    remote, local, protocol, kind    translated address and port    programs     kernel (LRU), GC
 //	offload_…  both sides of a connection       whether it goes past the stack programs     kernel (LRU), end of TCP connections
+//	ways       a packet's addresses and ports   where it goes, as what         programs     kernel (LRU)
 //	uplinks    device                           its addresses                  ADD          ADD, when the device is gone
 //	counters   reason of a drop                 packets and bytes per CPU      programs     never
 //	drops      owner, reason                    packets and bytes              programs     owner's DEL, GC
 //
 // Whoever writes holds the datapath's lock; the only way to a Store that writes
-// is With, which takes it. Entries are created, never overwritten, and removed
-// by owner.
+// is With, which takes it. Endpoints and host ports are created, never overwritten, and
+// removed by owner; an entry about a device is put anew where that has changed.
 package maps
 
 import (
@@ -56,7 +59,7 @@ func (s *Store) ClosePorts(owner loader.Owner) error {
 }
 
 func (s *Store) closePorts(owners map[loader.Owner]bool) error {
-	if err := s.removePorts(owners); err != nil {
+	if err := removeOwned(s.dp.Ports, owners, ownerOf); err != nil {
 		return err
 	}
 	if s.dp.Ports == nil {
@@ -67,10 +70,6 @@ func (s *Store) closePorts(owners map[loader.Owner]bool) error {
 		return s.dp.DetachHost()
 	}
 	return err
-}
-
-func (s *Store) removePorts(owners map[loader.Owner]bool) error {
-	return removeOwned(s.dp.Ports, owners, ownerOf)
 }
 
 // Release removes what there is of an owner, host ports first, so that nothing new comes in.
@@ -286,33 +285,31 @@ func Entries(m *ebpf.Map) (n int, err error) {
 
 // Count returns how many entries each map has, except those that are arrays.
 func Count(dp *loader.Datapath) (map[string]int, error) {
-	endpoints, endpointsErr := Endpoints(dp)
-	ports, portsErr := Ports(dp)
-	flows, flowsErr := Flows(dp)
-	established, establishedErr := Established(dp)
-	offloads, offloadsErr := Offloads(dp)
-	tcp := 0
-	for _, offload := range offloads {
-		if offload.Protocol == TCP {
-			tcp++
-		}
+	counts := map[string]int{}
+	var errs []error
+	for name, m := range map[string]*ebpf.Map{
+		bpf.DatapathMapEndpoints:   dp.Endpoints,
+		bpf.DatapathMapDevices:     dp.Devices,
+		bpf.DatapathMapPorts:       dp.Ports,
+		bpf.DatapathMapFlows:       dp.Flows,
+		bpf.DatapathMapEstablished: dp.Established,
+		bpf.DatapathMapOffloadTcp:  dp.OffloadTCP,
+		bpf.DatapathMapOffloadUdp:  dp.OffloadUDP,
+		bpf.DatapathMapWays:        dp.Ways,
+		bpf.DatapathMapUplinks:     dp.Uplinks,
+		bpf.DatapathMapDrops:       dp.Drops,
+	} {
+		var err error
+		counts[name], err = Entries(m)
+		errs = append(errs, err)
 	}
-	uplinks, uplinksErr := Uplinks(dp)
-	exempts, exemptsErr := prefixKeys(dp.Exempts)
-	sources, sourcesErr := prefixKeys(dp.Sources)
-	devices, devicesErr := Devices(dp)
-	drops, dropsErr := Drops(dp)
-	return map[string]int{
-		bpf.DatapathMapEndpoints:   len(endpoints),
-		bpf.DatapathMapPorts:       len(ports),
-		bpf.DatapathMapFlows:       len(flows),
-		bpf.DatapathMapEstablished: len(established),
-		bpf.DatapathMapOffloadTcp:  tcp,
-		bpf.DatapathMapOffloadUdp:  len(offloads) - tcp,
-		bpf.DatapathMapUplinks:     len(uplinks),
-		bpf.DatapathMapExempts:     len(exempts),
-		bpf.DatapathMapSources:     len(sources),
-		bpf.DatapathMapDevices:     len(devices),
-		bpf.DatapathMapDrops:       len(drops),
-	}, errors.Join(endpointsErr, portsErr, flowsErr, establishedErr, offloadsErr, uplinksErr, exemptsErr, sourcesErr, devicesErr, dropsErr)
+	for name, m := range map[string]*ebpf.Map{ // of a kind that has batches only since 5.13
+		bpf.DatapathMapExempts: dp.Exempts,
+		bpf.DatapathMapSources: dp.Sources,
+	} {
+		keys, err := prefixKeys(m)
+		counts[name] = len(keys)
+		errs = append(errs, err)
+	}
+	return counts, errors.Join(errs...)
 }

@@ -342,7 +342,8 @@ func (a *addition) attachUplinks(ctx context.Context) error {
 		return err
 	}
 	known, err := maps.Uplinks(a.datapath)
-	if err == nil && len(known) == 0 {
+	facesOut := func(u maps.Uplink) bool { return !u.Containers }
+	if err == nil && !slices.ContainsFunc(known, facesOut) {
 		a.Log.Warn("no device of the host has a name that uplinks means: nothing is masqueraded", "uplinks", a.config.Uplinks)
 	}
 	return err

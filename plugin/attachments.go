@@ -19,7 +19,7 @@ import (
 // maps and its record.
 type AttachmentInfo struct {
 	maps.Attachment                // empty where nothing is left that names it
-	Owner           string         `json:"owner"`            // the token in map entries and names of pins
+	Owner           string         `json:"owner"`            // the token in map entries and the name of the device
 	Dead            bool           `json:"dead"`             // its device is gone: DEL or GC sweeps up after it
 	Device          string         `json:"device,omitempty"` // the host's end
 	MAC             string         `json:"mac,omitempty"`    // the container's

@@ -17,7 +17,6 @@ import (
 type Host struct {
 	datapath *loader.Datapath
 	netlink  *netlink.Handle
-	dataDir  string
 	records  record.Dir
 	ends     map[loader.Owner]hostEnd
 }
@@ -37,9 +36,9 @@ func OpenHost(open func() (*loader.Datapath, error), directory string) (*Host, e
 	if err != nil {
 		return nil, err
 	}
-	h := &Host{datapath: datapath, dataDir: dataDir(directory), ends: map[loader.Owner]hostEnd{}}
+	h := &Host{datapath: datapath, ends: map[loader.Owner]hostEnd{}}
 	if h.netlink, err = openHandle(); err == nil {
-		err = h.findEnds(h.dataDir)
+		err = h.findEnds(dataDir(directory))
 	}
 	if err != nil {
 		h.Close()

@@ -13,7 +13,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
-	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
 // uplinkNames are patterns of the names of a network's uplinks. With none the routes tell.
@@ -129,13 +128,9 @@ func (h *Host) follow(ctx context.Context) (done []string, err error) {
 
 // uplinkChoices are the different names of uplinks that the networks of living containers have.
 func (h *Host) uplinkChoices() (map[string]uplinkNames, error) {
-	records, err := record.Open(h.dataDir)
-	if err != nil {
-		return nil, err
-	}
 	choices := map[string]uplinkNames{}
 	for owner := range h.ends {
-		kept, err := records.Read(owner)
+		kept, err := h.records.Read(owner)
 		if err != nil {
 			return nil, err
 		}
