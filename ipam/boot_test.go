@@ -2,6 +2,7 @@ package ipam
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,12 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newBootPool is newPool where a reboot is a call. It skips where files have no marks.
+// newBootPool is newPool where a reboot is a call. It skips where files have no marks, as those
+// of a tmpfs before Linux 6.6.
 func newBootPool(t *testing.T, ranges string) (pool *Pool, dir string, reboot func(id string)) {
 	t.Helper()
 	pool, dir = newPool(t, ranges)
-	if err := unix.Setxattr(dir, bootMark, []byte("?"), 0); errors.Is(err, unix.ENOTSUP) {
-		t.Skip("the temporary directory has no extended attributes (tmpfs: Linux 6.6)")
+	if err := unix.Setxattr(dir, "user.probe", []byte("?"), 0); errors.Is(err, unix.ENOTSUP) {
+		var kernel unix.Utsname
+		var version, patchLevel int
+		if err := unix.Uname(&kernel); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := fmt.Sscanf(unix.ByteSliceToString(kernel.Release[:]), "%d.%d", &version, &patchLevel); err != nil {
+			t.Fatal(err)
+		}
+		if version > 6 || version == 6 && patchLevel >= 6 {
+			t.Fatal("files in the temporary directory have no extended attributes, and this kernel's tmpfs has them: is TMPDIR on something else?")
+		}
+		t.Skip("extended attributes of tmpfs: since Linux 6.6")
 	}
 	boot := "first"
 	pool.boot = func() string { return boot }

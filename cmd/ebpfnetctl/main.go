@@ -54,6 +54,9 @@ var commands = map[string]func(context.Context, io.Writer, options) error{
 	"unload":      unload,
 }
 
+// wrongArguments is what a command says of its words.
+type wrongArguments struct{ error }
+
 func main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
@@ -91,6 +94,9 @@ func run(args []string, stdout, stderr io.Writer) int {
 	defer cancel()
 	if err := command(ctx, stdout, o); err != nil {
 		fmt.Fprintf(stderr, "ebpfnetctl: %v\n", err)
+		if errors.As(err, new(wrongArguments)) {
+			return 2
+		}
 		return 1
 	}
 	return 0

@@ -67,11 +67,11 @@ func repair(ctx context.Context, to io.Writer, o options) error {
 // set changes settings of containers that run.
 func set(ctx context.Context, to io.Writer, o options) error {
 	if len(o.words) < 2 {
-		return errors.New("set: expected NETWORK[/CONTAINER[/INTERFACE]], and then KEY=VALUE once or more")
+		return wrongArguments{errors.New("set: expected NETWORK[/CONTAINER[/INTERFACE]], and then KEY=VALUE once or more")}
 	}
 	settings, err := plugin.ParseSettings(o.words[1:])
 	if err != nil {
-		return err
+		return wrongArguments{err}
 	}
 	var of maps.Attachment
 	names := strings.SplitN(o.words[0], "/", 3)

@@ -24,9 +24,6 @@ func TestAllocationKilled(t *testing.T) {
 	if _, err := exec.LookPath("strace"); err != nil {
 		t.Fatal("strace is missing: apt-get install strace")
 	}
-	if testing.Short() {
-		t.Skip("short: hundreds of calls under strace")
-	}
 	path := testenv.Build(t, ownAllocator)
 	a := newAllocators(t, "10.1.0.0/29")
 	for _, test := range []struct {

@@ -2,13 +2,13 @@ package conformance
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -211,7 +211,6 @@ func TestGCGoesOn(t *testing.T) {
 // TestGCWhileAdding stops an ADD where it has addresses and has no device yet. A GC that another runtime
 // calls without a list must not take it for dead.
 func TestGCWhileAdding(t *testing.T) {
-	const patience = 500 * time.Millisecond // for a GC that does not wait
 	h := newHost(t)
 	conf := dual("1.1.0")
 	p := h.pod(t, "c1", conf)
@@ -228,12 +227,21 @@ func TestGCWhileAdding(t *testing.T) {
 		_, err := os.Stat(filepath.Join(addressDir, "pods", "10.88.0.2"))
 		return err
 	})
+	trace := filepath.Join(t.TempDir(), "trace")
+	h.through(t, fmt.Sprintf(`exec strace -f -qq -o %s -e trace=flock "$1"`, trace))
 	go func() { collecting <- h.tryGC(t, conf) }()
 	var collected *testenv.Call
-	select {
-	case collected = <-collecting:
-	case <-time.After(patience):
-	}
+	testenv.Eventually(t, "a GC that waits, or ends", func() error {
+		select {
+		case collected = <-collecting:
+			return nil
+		default:
+		}
+		if text, err := os.ReadFile(trace); err != nil || !strings.Contains(string(text), "EAGAIN") {
+			return fmt.Errorf("it calls %q (%v)", text, err)
+		}
+		return nil
+	})
 	if err := pause.Release(); err != nil {
 		t.Fatal(err)
 	}

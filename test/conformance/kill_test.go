@@ -30,9 +30,6 @@ func TestKilled(t *testing.T) {
 	if _, err := exec.LookPath("strace"); err != nil {
 		t.Fatal("strace is missing: apt-get install strace")
 	}
-	if testing.Short() {
-		t.Skip("short: hundreds of calls under strace")
-	}
 	h := newHost(t)
 	conf := withPort(with(with(dual("1.1.0"), "nonMasqueradeCIDRs", list{"10.0.0.0/8"}), "runtimeConfig.aliases", list{"web"}), 8080)
 	other := h.pod(t, "other", with(dual("1.1.0"), "nonMasqueradeCIDRs", list{"10.0.0.0/8"}))

@@ -107,12 +107,10 @@ func (p *pod) addAs(t *testing.T, r role) (call *testenv.Call, stopped bool) {
 // doAs is addAs for any verb.
 func (p *pod) doAs(t *testing.T, verb string, r role) (call *testenv.Call, stopped bool) {
 	t.Helper()
-	const limit = 5 * time.Second // for undoing, after the deadline
-
 	if r.Deadline == 0 {
 		r.Deadline = testenv.Timeout
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), r.Deadline+limit)
+	ctx, cancel := context.WithTimeout(t.Context(), r.Deadline+testenv.Timeout)
 	defer cancel()
 	env := p.env(verb)
 	env[roleEnv] = string(encode(t, r))

@@ -1,8 +1,10 @@
 package scenario
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -121,12 +123,15 @@ func (n *network) isStopped(t *testing.T, from *testenv.Namespace, protocol stri
 	t.Helper()
 	ctx := testenv.Context(t)
 	client, err := testenv.NewClient(ctx, from, protocol, local, to)
-	if err != nil {
-		return
+	if err == nil {
+		defer client.Close()
+		var answer testenv.Answer
+		if answer, err = client.Ask(ctx, "hello"); err == nil {
+			t.Errorf("a rule against forwarding let %s ask %s by %s, seen as %s", from.Name, to, protocol, answer.Peer)
+		}
 	}
-	defer client.Close()
-	if answer, err := client.Ask(ctx, "hello"); err == nil {
-		t.Errorf("a rule against forwarding let %s ask %s by %s, seen as %s", from.Name, to, protocol, answer.Peer)
+	if ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%s asks %s by %s: %v, want the answer of the rule against forwarding", from.Name, to, protocol, err)
 	}
 }
 

@@ -1,13 +1,11 @@
 package scenario
 
 import (
-	"context"
 	"errors"
 	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
@@ -162,9 +160,7 @@ func TestHostPortClosesForConnections(t *testing.T) {
 		}
 		del(t, web)
 		for _, client := range clients {
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			defer cancel()
-			if _, err := client.Ask(ctx, "hello"); !errors.Is(err, syscall.ECONNRESET) {
+			if _, err := client.Ask(testenv.Context(t), "hello"); !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("after DEL, %s asks: %v, want a reset", client.Local(), err)
 			}
 		}

@@ -6,7 +6,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -14,10 +13,9 @@ import (
 
 // The features that tests ask for by [Require].
 var (
-	TCX          = Feature{Name: "tcx", Since: Version{6, 6}, Probe: probeTCX}
-	RedirectPeer = Feature{Name: "bpf_redirect_peer", Since: Version{5, 10}, Probe: probeRedirectPeer}
-	BigTCP6      = Feature{Name: "BIG TCP for IPv6", Since: Version{5, 19}, Probe: probeBigTCP6}
-	BigTCP4      = Feature{Name: "BIG TCP for IPv4", Since: Version{6, 3}, Probe: probeBigTCP4}
+	TCX     = Feature{Name: "tcx", Since: Version{6, 6}, Probe: probeTCX}
+	BigTCP6 = Feature{Name: "BIG TCP for IPv6", Since: Version{5, 19}, Probe: probeBigTCP6}
+	BigTCP4 = Feature{Name: "BIG TCP for IPv4", Since: Version{6, 3}, Probe: probeBigTCP4}
 
 	FileMarks = Feature{Name: "extended attributes of tmpfs", Since: Version{6, 6}, Probe: probeFileMarks}
 
@@ -26,8 +24,6 @@ var (
 	MemoryGroups = Feature{Name: "BPF memory in cgroups", Since: Version{5, 11}, Probe: probeMemoryGroups}
 
 	Netkit = Feature{Name: "netkit", Module: "netkit", Probe: probeNetkit}
-	FQ     = Feature{Name: "sch_fq", Module: "sch_fq", Probe: probeFQ}
-	SCTP   = Feature{Name: "SCTP", Module: "sctp", Probe: probeSCTP}
 
 	Conntrack = Feature{Name: "conntrack's netlink", Module: "nf_conntrack_netlink", Probe: probeConntrack}
 )
@@ -54,10 +50,6 @@ func probeTCX() (err error) {
 	return attached.Close()
 }
 
-func probeRedirectPeer() error {
-	return features.HaveProgramHelper(ebpf.SchedCLS, asm.FnRedirectPeer)
-}
-
 // A kernel tells of the limits that it has when it describes a device.
 
 func probeBigTCP6() error {
@@ -76,22 +68,11 @@ func probeBigTCP4() error {
 	return err
 }
 
-// The next two ask for devices and qdiscs in a namespace that lasts as long as the
-// thread.
-
+// probeNetkit asks for a device in a namespace that lasts as long as the thread.
 func probeNetkit() error {
 	return inScratch(func() error {
 		device := &netlink.Netkit{LinkAttrs: netlink.LinkAttrs{Name: "probe"}, Mode: netlink.NETKIT_MODE_L3}
 		return netlink.LinkAdd(device)
-	})
-}
-
-func probeFQ() error {
-	return inScratch(func() error {
-		return netlink.QdiscAdd(&netlink.GenericQdisc{
-			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: loopback, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)},
-			QdiscType:  "fq",
-		})
 	})
 }
 
@@ -142,12 +123,4 @@ func probeFileMarks() error {
 func probeConntrack() error {
 	_, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
 	return err
-}
-
-func probeSCTP() error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
-	if err != nil {
-		return err
-	}
-	return unix.Close(fd)
 }

@@ -7,7 +7,7 @@ import (
 )
 
 func TestFeatures(t *testing.T) {
-	for _, feature := range []Feature{TCX, RedirectPeer, BigTCP4, BigTCP6, Netkit, FQ, SCTP} {
+	for _, feature := range []Feature{TCX, BigTCP4, BigTCP6, Netkit} {
 		t.Run(feature.Name, func(t *testing.T) { Require(t, feature) })
 	}
 }
