@@ -33,7 +33,7 @@ struct packet {
 	__u16 l4;   /* offset of what follows it */
 	__u16 data; /* TCP and UDP: offset of what follows their header */
 	__u8 ttl;
-	bool plain;   /* no fragment, and nothing in its headers that a router looks at closer */
+	bool plain; /* no fragment, no error, and nothing in its headers that a router looks at closer */
 	__u32 length; /* of the IP packet */
 	__u32 seq;    /* TCP */
 	__u32 ack;
@@ -48,7 +48,7 @@ struct packet {
 	bool error;	 /* an ICMP error; inner, inner_l4 and sender are for it alone */
 	__u32 id;	 /* a fragment's, as in the packet */
 	__u16 offset;	 /* a fragment's, in units of 8 bytes */
-	__u16 payload;	 /* a fragment\'s, in bytes; a frame may be longer */
+	__u16 payload;	 /* a fragment's, in bytes; a frame may be longer */
 	__u16 inner;	 /* offset of the IP header that it carries */
 	__u16 inner_l4;	 /* offset of what follows that */
 	struct addr sender; /* who says so */

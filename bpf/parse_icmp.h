@@ -153,6 +153,7 @@ static __noinline int parse_icmp(struct __sk_buff *skb, struct packet *p)
 	if (!is_error(p, icmp->type))
 		return parse_echo(p, icmp->type, icmp->id);
 	p->error = true;
+	p->plain = false; /* for all that it looks like a packet of the connection */
 	p->inner = p->l4 + sizeof(*icmp);
 	return p->ipv6 ? parse_error_ipv6(skb, p) : parse_error_ipv4(skb, p);
 }

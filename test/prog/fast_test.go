@@ -271,3 +271,25 @@ func fastIn() []fastRow {
 		{name: "always, to a host port", path: always, ports: ports, in: "remote:5000 > node:8080", out: "remote:5000 > pod:80"},
 	}
 }
+
+// TestErrorsBesideFastConnections has errors about connections whose packets went the short way a moment
+// ago: in terms of the maps they look like those.
+func TestErrorsBesideFastConnections(t *testing.T) {
+	h := newHost(t)
+	masqueraded := []flow{out("remote:80", "node:20000", "pod:4000").state(replied)}
+	fast := fastRow{path: always, flows: masqueraded, in: "remote:80 > node:20000", out: "remote:80 > pod:4000"}
+	fast.edit = func(p *testenv.Packet) { p.Payload = strings.Repeat("x", podMTU/2) }
+	errorAbout := errorRow{flows: masqueraded, from: "router", about: "node:20000 > remote:80", out: "pod:4000 > remote:80"}
+	for _, s := range (row{on: ported}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			for _, kind := range errorKinds[s.name] {
+				if err := h.checkFast(bpf.DatapathProgFromUplink, s, fast); err != nil {
+					t.Fatal(err)
+				}
+				if err := h.checkError(bpf.DatapathProgFromUplink, s, errorAbout, kind, 16); err != nil {
+					t.Errorf("%+v: %v", kind, err)
+				}
+			}
+		})
+	}
+}
