@@ -16,7 +16,7 @@
 
 #include <linux/types.h>
 
-#define EBPFNET_ABI 4
+#define EBPFNET_ABI 5
 
 /* An IPv6 address, or an IPv4 one as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
 struct addr {
@@ -150,6 +150,7 @@ enum flow_state {
 	FLOW_REPLIED = 1,   /* both sides have sent */
 	FLOW_FIN = 2,	    /* TCP: who opened it has sent FIN; RST of either side counts as both */
 	FLOW_FIN_REPLY = 4, /* TCP: the other side has */
+	FLOW_RST = 8,	    /* TCP: the last packet was a RST */
 } __attribute__((packed));  /* one byte */
 
 /*
@@ -264,6 +265,7 @@ struct fragment {
 	__u8 ported;	 /* there are ports, as struct packet has it */
 	__u8 waiting;	 /* later ones are held, and not sent again yet */
 	__u8 opaque;	 /* the first could not be read: none of the packet is ours */
+	__u32 seen;	 /* the first, or that one waits; in ticks, as struct flow has it */
 };
 
 /* held_fragments: a fragment that came before the first of its packet. */
@@ -352,7 +354,7 @@ _Static_assert(sizeof(struct offload) == 40, "offload");
 _Static_assert(sizeof(struct way_key) == 44, "way_key");
 _Static_assert(sizeof(struct way) == 52, "way");
 _Static_assert(sizeof(struct fragment_key) == 40, "fragment_key");
-_Static_assert(sizeof(struct fragment) == 8, "fragment");
+_Static_assert(sizeof(struct fragment) == 12, "fragment");
 _Static_assert(sizeof(struct held_key) == 44, "held_key");
 _Static_assert(sizeof(struct held) == 8 + HELD_MOST, "held");
 _Static_assert(sizeof(struct prefix_key) == 24, "prefix_key");

@@ -103,7 +103,7 @@ int from_container(struct __sk_buff *skb)
 	port = port_lookup(p);
 	if (!port || addr_is_loopback(&p->dst, p->ipv6) || !fib_is_local(skb, p))
 		return VERDICT_NEXT;
-	if (!policy_admits_client(p, port))
+	if (!policy_knows_sender(device, sender, port) || !policy_admits_client(p, port))
 		return drop_of(skb, port->owner, REASON_CLIENT);
 	return here_to_port(skb, p, port);
 }

@@ -129,6 +129,7 @@ const (
 	DatapathFlowStateFLOW_REPLIED   DatapathFlowState = 1
 	DatapathFlowStateFLOW_FIN       DatapathFlowState = 2
 	DatapathFlowStateFLOW_FIN_REPLY DatapathFlowState = 4
+	DatapathFlowStateFLOW_RST       DatapathFlowState = 8
 )
 
 type DatapathFragment struct {
@@ -139,6 +140,7 @@ type DatapathFragment struct {
 	Ported    uint8
 	Waiting   uint8
 	Opaque    uint8
+	Seen      uint32
 }
 
 type DatapathFragmentKey struct {

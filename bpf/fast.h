@@ -167,6 +167,12 @@ static __noinline int fast_out(struct __sk_buff *skb, const struct packet *p,
 	return bpf_redirect_neigh(next.ifindex, &next.neigh, sizeof(next.neigh), 0);
 }
 
+/* The stack would believe p's source: it is routed to, and neither the host's nor a container's. */
+static __noinline bool is_from_outside(struct __sk_buff *skb, const struct packet *p)
+{
+	return !bpf_map_lookup_elem(&endpoints, &p->src) && fib_forwards(fib_ask(skb, p, &p->src));
+}
+
 /*
  * From the outside to a container, to whose addr:port p is going to be translated.
  * Returns whether it goes past the stack, and is ready for that.
@@ -180,7 +186,7 @@ static __noinline bool fast_in(struct __sk_buff *skb, const struct packet *p,
 	if (segment_length(skb, p) > to->mtu ||
 	    !fast_lookup(p, &fast, path_of(to, false), addr, port))
 		return false;
-	if (fast.offload && fast.offload->uplink != skb->ifindex)
+	if (fast.offload ? fast.offload->uplink != skb->ifindex : !is_from_outside(skb, p))
 		return false;
 	return !fast_pass(skb, p, &fast);
 }

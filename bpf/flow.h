@@ -4,15 +4,7 @@
 
 #include "maps.h"
 #include "parse.h"
-
-/* Time is counted in ticks of 2^30 ns, 1.07 s: a shift, and one write per flow and tick. */
-#define TICK_SHIFT     30
-#define TICKS(seconds) ((seconds) * 1000000000ULL >> TICK_SHIFT)
-
-static __always_inline __u32 now_ticks(void)
-{
-	return bpf_ktime_get_ns() >> TICK_SHIFT;
-}
+#include "ticks.h"
 
 static __always_inline bool flow_ended(const struct flow *flow)
 {
@@ -53,10 +45,12 @@ static __always_inline void flow_touch(const struct flow_key *key, struct flow *
 
 	if (p->error)
 		return;
+	if (state & FLOW_RST && !p->tcp_rst) /* nobody believed it: out of the window, or forged */
+		state &= ~(FLOW_RST | FLOW_FIN | FLOW_FIN_REPLY);
 	if (reply)
 		state |= FLOW_REPLIED;
 	if (p->tcp_rst)
-		state |= FLOW_FIN | FLOW_FIN_REPLY;
+		state |= FLOW_RST | FLOW_FIN | FLOW_FIN_REPLY;
 	else if (p->tcp_fin)
 		state |= reply ? FLOW_FIN_REPLY : FLOW_FIN;
 	if (flow->state == state && flow->seen == now)

@@ -3,6 +3,11 @@
 #pragma once
 
 #include "maps.h"
+#include "packet.h"
+#include "ticks.h"
+
+/* net.ipv4.ipfrag_time: after that the same id is another packet's. */
+#define FRAGMENT_TIMEOUT TICKS(30)
 
 #define IPV4_FRAGMENT_MASK 0x3fff /* more fragments, or an offset (RFC 791) */
 #define IPV4_OFFSET_MASK   0x1fff
@@ -24,6 +29,11 @@ static __always_inline void fragment_key(struct fragment_key *key, const struct 
 	key->protocol = p->protocol;
 }
 
+static __always_inline bool fragment_is_old(const struct fragment *fragment)
+{
+	return now_ticks() - fragment->seen > FRAGMENT_TIMEOUT;
+}
+
 /*
  * The first fragment of a packet was seen, and could be read or not. Several
  * hooks see it; the one that holds later ones clears waiting when it has sent
@@ -39,6 +49,7 @@ static __always_inline void fragment_note(struct packet *p, bool opaque)
 		.echo_reply = p->echo_reply,
 		.ported = p->ported,
 		.opaque = opaque,
+		.seen = now_ticks(),
 	};
 
 	fragment_key(&key, p);
@@ -56,7 +67,7 @@ static __always_inline int fragment_recall(struct packet *p)
 
 	fragment_key(&key, p);
 	fragment = bpf_map_lookup_elem(&fragments, &key);
-	if (!fragment || fragment->waiting)
+	if (!fragment || fragment->waiting || fragment_is_old(fragment))
 		return PARSED_FRAGMENT;
 	if (fragment->opaque)
 		return PARSED_PROTOCOL;

@@ -11,7 +11,6 @@
 #include "fragment.h"
 #include "verdict.h"
 
-#define HELD_TIMEOUT   TICKS(30) /* net.ipv4.ipfrag_time */
 #define HELD_FRAGMENTS 64 /* of one packet: 64 KiB in the fragments of an MTU of 1,280 are 53 */
 #define HELD_LEAST     20 /* no frame with IP in it is shorter */
 
@@ -28,19 +27,23 @@ static __always_inline bool can_hold(__u32 *length)
 static __noinline bool hold(struct __sk_buff *skb, const struct packet *p)
 {
 	struct held_key key = {.offset = p->offset};
-	struct fragment waiting = {.waiting = 1};
+	struct fragment waiting = {.waiting = 1, .seen = now_ticks()};
 	__u32 zero = 0, length = skb->len;
 	struct held *held = bpf_map_lookup_elem(&holding, &zero);
+	struct fragment *known;
 
 	if (!held || !can_hold(&length))
 		return false;
-	held->seen = now_ticks();
+	held->seen = waiting.seen;
 	held->length = length;
 	if (bpf_skb_load_bytes(skb, 0, held->frame, length))
 		return false;
 	fragment_key(&key.fragment, p);
 	if (bpf_map_update_elem(&held_fragments, &key, held, BPF_ANY))
 		return false;
+	known = bpf_map_lookup_elem(&fragments, &key.fragment);
+	if (known && fragment_is_old(known))
+		bpf_map_delete_elem(&fragments, &key.fragment);
 	bpf_map_update_elem(&fragments, &key.fragment, &waiting, BPF_NOEXIST);
 	return true;
 }
@@ -54,9 +57,9 @@ static __noinline void send_again(struct __sk_buff *skb, const struct held_key *
 	if (!held)
 		return;
 	length = held->length;
-	if (can_hold(&length) && now_ticks() - held->seen <= HELD_TIMEOUT &&
+	if (can_hold(&length) && now_ticks() - held->seen <= FRAGMENT_TIMEOUT &&
 	    !bpf_skb_change_tail(skb, length, 0) &&
-	    !bpf_skb_store_bytes(skb, 0, held->frame, length, 0))
+	    !bpf_skb_store_bytes(skb, 0, held->frame, length, BPF_F_RECOMPUTE_CSUM))
 		bpf_clone_redirect(skb, skb->ifindex, flags);
 	bpf_map_delete_elem(&held_fragments, key);
 }
@@ -68,16 +71,16 @@ static __noinline void send_again(struct __sk_buff *skb, const struct held_key *
 static __noinline int release_held(struct __sk_buff *skb, const struct packet *p, __u32 flags)
 {
 	__u32 step = p->payload >> 3;
-	struct held_key key = {};
+	struct held_key key = {.offset = step};
 	struct fragment *fragment;
 
 	fragment_key(&key.fragment, p);
 	fragment = bpf_map_lookup_elem(&fragments, &key.fragment);
 	if (fragment)
 		fragment->waiting = 0;
-	if (!step || !hold(skb, p))
-		return VERDICT_NEXT;
-	for (__u32 i = 0; i < HELD_FRAGMENTS; i++) {
+	if (bpf_clone_redirect(skb, skb->ifindex, flags))
+		return drop(skb, REASON_NOT_WRITTEN);
+	for (__u32 i = 1; i < HELD_FRAGMENTS; i++) {
 		send_again(skb, &key, flags);
 		key.offset += step;
 	}

@@ -15,6 +15,8 @@
 #include "packet.h"
 #include "parse_icmp.h"
 
+#define VLAN_ID 0xfff /* of a tag; the rest is priority */
+
 static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 {
 	struct tcphdr *tcp = bytes_at(skb, p->l4, sizeof(*tcp));
@@ -108,7 +110,7 @@ static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p)
 	p->ttl = ip->ttl;
 	if (ip->frag_off & bpf_htons(IPV4_FRAGMENT_MASK))
 		return parse_fragment(skb, p, ip->id, bpf_ntohs(ip->frag_off) & IPV4_OFFSET_MASK);
-	p->plain = ip->ihl == 5;
+	p->plain = ip->ihl == 5 && !skb->vlan_present;
 	return parse_l4(skb, p);
 }
 
@@ -169,27 +171,32 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	p->ttl = ip->hop_limit;
 	p->l4 = p->l3 + sizeof(*ip);
 	p->ipv6 = true;
-	if (addr_is_mapped(&p->src) || addr_is_mapped(&p->dst))
+	if (addr_is_mapped(&p->src))
 		return PARSED_NOT_IP;
+	if (addr_is_mapped(&p->dst)) /* which the maps would take for IPv4; the stack forwards it */
+		return PARSED_PROTOCOL;
 	if (!skip_options(skb, p))
 		return PARSED_PROTOCOL;
 	if (p->protocol == IPPROTO_FRAGMENT)
 		return parse_ipv6_fragment(skb, p);
 	/* BIG TCP has a jumbo option instead of a length (RFC 2675). */
-	p->plain = p->l4 == p->l3 + sizeof(*ip) || jumbo;
+	p->plain = (p->l4 == p->l3 + sizeof(*ip) || jumbo) && !skb->vlan_present;
 	return parse_l4(skb, p);
 }
 
-/*
- * Fills in p as far as the result says. The IP header is at l3. A tagged frame
- * is for the VLAN device above this one.
- */
+/* The frame is for the VLAN device above this one. A tag of priority alone changes nothing (802.1Q, 6.9). */
+static __always_inline bool has_vlan(struct __sk_buff *skb)
+{
+	return skb->vlan_present && skb->vlan_tci & VLAN_ID;
+}
+
+/* Fills in p as far as the result says. The IP header is at l3. */
 static __noinline int parse(struct __sk_buff *skb, struct packet *p, __u32 l3)
 {
 	__builtin_memset(p, 0, sizeof(*p));
 	p->l3 = l3;
 	p->ifindex = skb->ifindex;
-	if (skb->vlan_present)
+	if (has_vlan(skb))
 		return PARSED_NOT_IP;
 	if (skb->protocol == bpf_htons(ETH_P_IP))
 		return parse_ipv4(skb, p);
@@ -198,7 +205,10 @@ static __noinline int parse(struct __sk_buff *skb, struct packet *p, __u32 l3)
 	return PARSED_NOT_IP;
 }
 
-/* Programs do not run inside of each other, so one place per CPU will do. */
+/*
+ * One place per CPU: programs do not run inside of each other. But to_uplink does where it sends
+ * held fragments by its own device, after which it looks at no packet any more.
+ */
 static __always_inline struct packet *packet_place(void)
 {
 	__u32 zero = 0;

@@ -3,7 +3,8 @@
  * ingressPolicy: which other containers of this host may send to a container.
  * The host and the outside always may, and so may whoever answers. It is asked
  * on the way into the container, behind every translation; who sends is told by
- * the device that a packet came in by, whatever its source has become since.
+ * the device that a packet came in by, whatever its source has become since. From
+ * behind a bridge, which hides that device, it is told by the source alone.
  */
 #pragma once
 
@@ -72,7 +73,7 @@ static __always_inline bool policy_is_neighbor(struct __sk_buff *skb, const stru
 {
 	__u8 *type;
 
-	if (skb->vlan_present)
+	if (has_vlan(skb))
 		return false;
 	if (skb->protocol == bpf_htons(ETH_P_ARP))
 		return true;
@@ -99,6 +100,14 @@ static __always_inline bool policy_drops(struct __sk_buff *skb, const struct dev
 		return false;
 	drop_of(skb, device->owner, REASON_POLICY);
 	return true;
+}
+
+/* The sender is the container behind device, as who has to be in a port's sources. */
+static __always_inline bool policy_knows_sender(const struct device *device,
+						const struct endpoint *sender,
+						const struct port *port)
+{
+	return !port->sources || (device && sender && sender->container == device->container);
 }
 
 /* The host port is for the client that p is from. */

@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include "fib.h"
 #include "parse.h"
 #include "verdict.h"
 
@@ -78,16 +79,32 @@ static __always_inline bool spoof_passes(struct __sk_buff *skb, const struct dev
 	return eth && mac_equal(eth->h_source, device->mac);
 }
 
+/* The host has the address: that of a bridge, which is a gateway, among them. */
+static __always_inline bool spoof_is_hosts(struct __sk_buff *skb, const struct addr *addr,
+					   bool ipv6)
+{
+	struct packet *p = packet_place();
+
+	if (!p)
+		return true;
+	__builtin_memset(p, 0, sizeof(*p));
+	p->dst = *addr;
+	p->ipv6 = ipv6;
+	return addr_is_loopback(addr, ipv6) || fib_is_local(skb, p);
+}
+
 /*
  * An address that the container was given, on whichever of its interfaces since
  * its routes choose by which to answer; or, where it was given none, that nobody has.
  */
-static __noinline bool spoof_owns(const struct device *device, const struct addr *addr)
+static __always_inline bool spoof_owns(struct __sk_buff *skb, const struct device *device,
+				       const struct addr *addr, bool ipv6)
 {
 	struct endpoint *endpoint = bpf_map_lookup_elem(&endpoints, addr);
 
-	return endpoint ? endpoint->container == device->container
-			: device->flags & DEVICE_ANY_ADDRESS;
+	if (endpoint)
+		return endpoint->container == device->container;
+	return device->flags & DEVICE_ANY_ADDRESS && !spoof_is_hosts(skb, addr, ipv6);
 }
 
 /* fe80::1, which the host has on every veth. */
@@ -128,13 +145,14 @@ static __always_inline bool spoof_owns_link_local(const struct device *device,
 }
 
 /* The judgement of an address that the container uses as its own. */
-static __noinline int spoof_address(const struct device *device, const struct addr *addr, bool ipv6)
+static __noinline int spoof_address(struct __sk_buff *skb, const struct device *device,
+				    const struct addr *addr, bool ipv6)
 {
 	if (spoof_is_gateway(device, addr))
 		return REASON_GATEWAY;
 	if (addr_is_any(addr, ipv6) || (ipv6 && addr_is_mapped(addr)))
 		return REASON_ADDRESS;
-	if (spoof_owns(device, addr) || (ipv6 && spoof_owns_link_local(device, addr)))
+	if (spoof_owns(skb, device, addr, ipv6) || (ipv6 && spoof_owns_link_local(device, addr)))
 		return NOT_SPOOFED;
 	return REASON_ADDRESS;
 }
@@ -166,7 +184,7 @@ static __noinline int spoof_arp(struct __sk_buff *skb, const struct device *devi
 	    !mac_equal(arp->sender_mac, device->mac))
 		return REASON_ARP;
 	addr_from_ipv4(&addr, arp->sender ?: arp->target);
-	return spoof_address(device, &addr, false) == NOT_SPOOFED ? NOT_SPOOFED : REASON_ARP;
+	return spoof_address(skb, device, &addr, false) == NOT_SPOOFED ? NOT_SPOOFED : REASON_ARP;
 }
 
 #define ICMP4_REDIRECT	    5
@@ -187,7 +205,7 @@ static __noinline int spoof_ipv4(struct __sk_buff *skb, const struct device *dev
 	protocol = ip->protocol;
 	later = ip->frag_off & bpf_htons(IPV4_OFFSET_MASK);
 	at += ip->ihl * 4;
-	judged = spoof_address(device, &source, false);
+	judged = spoof_address(skb, device, &source, false);
 	if (later)
 		return judged;
 	if (protocol == IPPROTO_ICMP && judged == NOT_SPOOFED) {
@@ -262,7 +280,8 @@ static __noinline int spoof_icmpv6(struct __sk_buff *skb, const struct device *d
 	if (!neighbor)
 		return REASON_TRUNCATED;
 	target = neighbor->target;
-	return spoof_address(device, &target, true) == NOT_SPOOFED ? NOT_SPOOFED : REASON_NEIGHBOR;
+	return spoof_address(skb, device, &target, true) == NOT_SPOOFED ? NOT_SPOOFED
+									: REASON_NEIGHBOR;
 }
 
 #define EXTENSIONS 4 /* headers before the one that counts */
@@ -322,7 +341,7 @@ static __noinline int spoof_ipv6(struct __sk_buff *skb, const struct device *dev
 	protocol = ip->nexthdr;
 	at += sizeof(*ip);
 	unspecified = addr_is_any(&source, true);
-	judged = spoof_address(device, &source, true);
+	judged = spoof_address(skb, device, &source, true);
 	if (judged != NOT_SPOOFED && !unspecified)
 		return judged;
 	if (!spoof_skip_extensions(skb, &protocol, &at, &later))

@@ -14,7 +14,7 @@
 /* The packet ends here (TC_ACT_SHOT). */
 #define VERDICT_DROP 2
 
-/* The only way to drop a packet: each has its reason, and is counted. */
+/* The only way to lose a packet: each has its reason, and is counted. A copy just ends. */
 static __noinline int drop(struct __sk_buff *skb, enum reason reason)
 {
 	__u32 key = reason;

@@ -31,7 +31,7 @@ import (
 )
 
 // ABI is the number of the maps' layout that this binary reads and writes: EBPFNET_ABI in bpf/abi.h.
-const ABI = 4
+const ABI = 5
 
 // Datapath is a loaded datapath, opened. The caller must Close it. The maps may
 // be read at any time; who writes to them holds Lock.

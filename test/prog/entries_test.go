@@ -26,6 +26,7 @@ const (
 	fin      = bpf.DatapathFlowStateFLOW_FIN
 	finReply = bpf.DatapathFlowStateFLOW_FIN_REPLY
 	ended    = fin | finReply
+	reset    = ended | bpf.DatapathFlowStateFLOW_RST
 )
 
 // out is the flow that pod opened to remote, and that is masqueraded as local.

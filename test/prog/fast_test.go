@@ -268,6 +268,10 @@ func fastIn() []fastRow {
 		{name: "to a pod, by another uplink", known: outsideToPod.byAnotherUplink(), in: "remote:5000 > pod:80"},
 		{name: "to a pod, too long for it", known: outsideToPod, in: "remote:5000 > pod:80", edit: func(p *testenv.Packet) { p.Payload = strings.Repeat("x", podMTU) }},
 		{name: "always, a reply", path: always, flows: masqueraded, in: "remote:80 > node:20000", out: "remote:80 > pod:4000"},
+		{name: "always, to a pod in another's name", path: always, in: "pod2:5000 > pod:80"},
+		{name: "always, to a pod in the host's name", path: always, in: "node:5000 > pod:80"},
+		{name: "always, to a pod in the name of its gateway", path: always, in: "podgw:5000 > pod:80"},
+		{name: "always, to a pod from nowhere", path: always, in: "refused:5000 > pod:80"},
 		{name: "always, to a host port", path: always, ports: ports, in: "remote:5000 > node:8080", out: "remote:5000 > pod:80"},
 	}
 }

@@ -107,8 +107,10 @@ func TestFlowState(t *testing.T) {
 		{name: "the remote ends", before: replied, flags: testenv.FIN | ack, reply: true, after: replied | finReply},
 		{name: "the pod ends, too", before: replied | finReply, flags: testenv.FIN | ack, after: replied | ended},
 		{name: "the remote ends, too", before: replied | fin, flags: testenv.FIN | ack, reply: true, after: replied | ended},
-		{name: "the pod resets", before: replied, flags: testenv.RST, after: replied | ended},
-		{name: "the remote refuses", flags: testenv.RST | ack, reply: true, after: replied | ended},
+		{name: "the pod resets", before: replied, flags: testenv.RST, after: replied | reset},
+		{name: "the remote refuses", flags: testenv.RST | ack, reply: true, after: replied | reset},
+		{name: "the pod goes on after a reset that it did not believe", before: replied | reset, flags: ack, after: replied},
+		{name: "the remote goes on after one", before: replied | reset, flags: ack, reply: true, after: replied},
 		{name: "the pod goes on after the end", before: replied | ended, flags: ack, after: replied | ended},
 		{name: "the pod begins anew", before: replied | ended, flags: testenv.SYN, after: 0},
 	} {

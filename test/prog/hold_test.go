@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -217,6 +218,104 @@ func TestFragmentsThatAreNotHeld(t *testing.T) {
 				held, err := contents[bpf.DatapathHeldKey, bpf.DatapathHeld](h.programs.Maps[bpf.DatapathMapHeldFragments])
 				if err != nil || holds(held, frame[len(frame)-tc.length:]) != tc.held {
 					t.Errorf("%d are held: %v", len(held), err)
+				}
+			})
+		}
+	}
+}
+
+// TestFragmentsOfAnotherPacket has what is left of a packet with the same id, too long ago for this to be one
+// of it: the later fragment waits for its own first one.
+func TestFragmentsOfAnotherPacket(t *testing.T) {
+	h := newHost(t)
+	for _, r := range holdRows {
+		for _, s := range (row{on: r.on}).scenes() {
+			t.Run(r.name+" "+s.name+" "+string(s.proto), func(t *testing.T) {
+				if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
+					t.Fatal(err)
+				}
+				frames, err := h.cutUp(r.program, s, r.in, r, 99)
+				if err != nil {
+					t.Fatal(err)
+				}
+				later := func() error {
+					_, result, err := h.runInside(r.program, frames[1])
+					held, heldErr := contents[bpf.DatapathHeldKey, bpf.DatapathHeld](h.programs.Maps[bpf.DatapathMapHeldFragments])
+					if err := errors.Join(err, heldErr); err != nil {
+						return err
+					}
+					if !holds(held, frames[1]) {
+						return fmt.Errorf("it became %x", result)
+					}
+					return nil
+				}
+				if err := later(); err != nil { // makes the key
+					t.Fatal(err)
+				}
+				left := map[bool]bpf.DatapathFragment{
+					false: {Sport: 1, Dport: 2, Ported: 1},
+					true:  {Opaque: 1},
+				}
+				for _, value := range left {
+					for seen, heldBefore := range map[time.Duration]bool{10 * time.Second: false, 40 * time.Second: true} {
+						value.Seen = ticks(seen)
+						if err := errors.Join(h.putFragment(value), empty[bpf.DatapathHeldKey, bpf.DatapathHeld](h.programs.Maps[bpf.DatapathMapHeldFragments])); err != nil {
+							t.Fatal(err)
+						}
+						if err := later(); (err == nil) != heldBefore {
+							t.Errorf("%s after %+v: held is %t: %v", seen, value, err == nil, err)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// putFragment changes the only entry of fragments.
+func (h *host) putFragment(value bpf.DatapathFragment) error {
+	m := h.programs.Maps[bpf.DatapathMapFragments]
+	var key bpf.DatapathFragmentKey
+	if err := m.NextKey(nil, &key); err != nil {
+		return err
+	}
+	return m.Put(&key, &value)
+}
+
+// TestLargeFirstFragment is of an uplink with jumbo frames: the short last fragment came before it, and
+// is held; the first one is too large for that, and goes on.
+func TestLargeFirstFragment(t *testing.T) {
+	h := newHost(t)
+	wire, err := h.capture()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer wire.Close()
+	for _, name := range []string{uplinkName, uplinkName + "-peer"} {
+		link, err := h.Netlink().LinkByName(name)
+		if err := errors.Join(err, h.Netlink().LinkSetMTU(link, 9000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, r := range holdRows {
+		for _, s := range (row{on: r.on}).scenes() {
+			t.Run(r.name+" "+s.name+" "+string(s.proto), func(t *testing.T) {
+				p := s.packet(r.in, r.reply)
+				p.Payload = strings.Repeat("x", 1900)
+				copy(p.DstMAC[:], h.device(r.program).HardwareAddr)
+				suit(r.program, &p)
+				frames, err := testenv.Fragment(p.MustBuild(), 1800, 99)
+				if err := errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
+					t.Fatal(err)
+				}
+				for _, i := range []int{1, 0} {
+					verdict, _, err := h.runInside(r.program, frames[i])
+					if err := errors.Join(err, checkVerdict(verdict, verdictDrop), h.checkCounters("", 0)); err != nil {
+						t.Fatalf("fragment %d: %v", i, err)
+					}
+				}
+				if err := wire.expect(frames); err != nil {
+					t.Error(err)
 				}
 			})
 		}

@@ -99,8 +99,8 @@ func TestLayout(t *testing.T) {
 			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 04030201 11 000000",
 		},
 		{
-			bpf.DatapathMapFragments, "value", bpf.DatapathFragment{Sport: 80, Dport: 8080, EchoReply: 1, Ported: 1, Waiting: 1},
-			"5000 901f 01 01 01 00",
+			bpf.DatapathMapFragments, "value", bpf.DatapathFragment{Sport: 80, Dport: 8080, EchoReply: 1, Ported: 1, Waiting: 1, Seen: 0x01020304},
+			"5000 901f 01 01 01 00 04030201",
 		},
 		{bpf.DatapathMapUplinks, "key", uint32(7), "07000000"},
 		{

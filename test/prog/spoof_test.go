@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -125,10 +126,23 @@ func TestAntiSpoofWithoutAddresses(t *testing.T) {
 	s := h.sender()
 	free := s
 	free.Addr4, free.Addr6 = netip.MustParseAddr("8.0.99.1"), netip.MustParseAddr("fd00:99::1")
+	hosts := s
+	hosts.Addr4, hosts.Addr6 = v4.addr("node2"), v6.addr("node2")
 	const flags = antiSpoof | bpf.DatapathDeviceFlagsDEVICE_ANY_ADDRESS
 	for _, frame := range free.Legal() {
 		if err := h.judge(s, flags, frame, true); err != nil {
 			t.Errorf("%s: %v", frame.Name, err)
+		}
+	}
+	for _, frame := range hosts.Legal() {
+		frame.Reason = bpf.DatapathReasonREASON_ADDRESS
+		if strings.HasPrefix(frame.Name, "ARP") {
+			frame.Reason = bpf.DatapathReasonREASON_ARP
+		} else if frame.Name == "address detection" {
+			frame.Reason = bpf.DatapathReasonREASON_NEIGHBOR
+		}
+		if err := h.judge(s, flags, frame, sendsOwn(frame.Bytes, anyBut(s))); err != nil {
+			t.Errorf("as the host, %s: %v", frame.Name, err)
 		}
 	}
 	for _, frame := range free.Hostile() {
@@ -153,7 +167,8 @@ func identityOf(s testenv.Sender) identity {
 
 func anyBut(s testenv.Sender) identity {
 	return identity{s.MAC, func(a netip.Addr) bool {
-		return a.IsValid() && !a.IsUnspecified() && !a.Is4In6() && a != s.Other4 && a != s.Other6 && a != s.Gateway4 && a != s.Gateway6 && a != netip.MustParseAddr("fe80::1")
+		taken := []netip.Addr{s.Other4, s.Other6, s.Gateway4, s.Gateway6, netip.MustParseAddr("fe80::1"), v4.addr("node2"), v6.addr("node2")}
+		return a.IsValid() && !a.IsUnspecified() && !a.IsLoopback() && !a.Is4In6() && !slices.Contains(taken, a)
 	}}
 }
 

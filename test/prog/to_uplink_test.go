@@ -143,7 +143,7 @@ func toUplinkAnswers() []row {
 			in:    "pod:80 > remote:5000", reply: true,
 			edit:  func(p *testenv.Packet) { p.TCPFlags = testenv.RST },
 			out:   "node:8080 > remote:5000",
-			after: []flow{in("remote:5000", "pod:80", "node:8080").state(replied | ended)},
+			after: []flow{in("remote:5000", "pod:80", "node:8080").state(replied | reset)},
 		},
 		{
 			name:  "not to another port of the remote",
@@ -196,6 +196,7 @@ func toUplinkDrops() []row {
 		{name: "the answer to an unknown echo request", on: []proto{echo}, in: "pod:80 > remote:5000", reply: true, drop: "no flow"},
 		{name: "ICMP that is neither echo nor error", on: []proto{echo}, in: "pod:4000 > remote:80", edit: func(p *testenv.Packet) { p.Type, p.Rest = 137, 0 }, drop: "protocol"},
 		{name: "a routing header", only: "v6", in: "pod:4000 > remote:80", raw: routed, drop: "protocol"},
+		{name: "IPv4 in IPv6", only: "v6", in: "pod:4000 > ::ffff:8.0.113.9:80", drop: "protocol"},
 		{name: "a header that is not all there", in: "pod:4000 > remote:80", raw: cut(4), drop: "truncated"},
 		{name: "an IP header alone", in: "pod:4000 > remote:80", raw: cut(0), drop: "truncated"},
 	}

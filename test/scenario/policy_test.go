@@ -232,10 +232,22 @@ func TestPortSources(t *testing.T) {
 		{"hostPort": 1234, "sources": ["192.0.2.0/24"]}
 	]}}`))
 	n.AddSecondUplink(t)
-	web, a := n.AddPod(t, "web", mapBoth(8080, 80)), n.AddPod(t, "a", nil)
+	web, a, liar := n.AddPod(t, "web", mapBoth(8080, 80)), n.AddPod(t, "a", nil), n.AddPod(t, "liar", nil)
+	n.ctl(t, "set", "pods/liar", "antiSpoof=false")
+	for _, command := range [][]string{ // one that is among the sources
+		{"ip", "address", "add", "192.0.2.2/32", "dev", testenv.PodIfName},
+		{"ip", "address", "add", "2001:db8:1::2/128", "dev", testenv.PodIfName, "nodad"},
+		{"ip", "route", "replace", "default", "via", families[0].gateway.String(), "src", "192.0.2.2"},
+		{"ip", "-6", "route", "replace", "default", "via", families[1].gateway.String(), "dev", testenv.PodIfName, "src", "2001:db8:1::2"},
+	} {
+		if out, err := liar.Run(testenv.Context(t), command[0], command[1:]...); err != nil {
+			t.Fatal(out, err)
+		}
+	}
 	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
 		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
 		reachAsOneself(t, n.Outside, protocol, at(f.node, 8080), web.Namespace)
+		n.refused(t, liar.Namespace, protocol, at(f.node, 8080), web, byClient)
 		n.refused(t, n.SecondOutside, protocol, at(f.secondNode, 8080), web, byClient)
 		n.refused(t, a.Namespace, protocol, at(f.node, 8080), web, byClient)
 		n.refused(t, web.Namespace, protocol, at(f.node, 8080), web, byClient)

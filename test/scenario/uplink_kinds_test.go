@@ -1,8 +1,15 @@
 package scenario
 
 import (
+	"encoding/binary"
+	"errors"
 	"net/netip"
 	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -81,4 +88,54 @@ func TestUplinkIsRenamed(t *testing.T) {
 	n.useUplink(t, pod)
 	n.AddPod(t, "b", nil)
 	n.wantUplinks(t, "wan0")
+}
+
+// A network whose frames have tags of priority, in no VLAN: to the stack they are as without.
+func TestUplinkWithPriorities(t *testing.T) {
+	for _, path := range []string{"never", "established", "always"} {
+		t.Run(path, func(t *testing.T) {
+			n := newNetworkOf(t, withKeys(`"ipMasq": true, "fastPath": "`+path+`"`))
+			pod := n.AddPod(t, "a", mapBoth(8080, 80))
+			setPriority(t, n.Outside, testenv.UplinkName)
+			n.useUplink(t, pod)
+			for _, f := range families {
+				large := sizeOf(4 * mebibyte)
+				upload(large)(t, pod.Namespace, n.Outside, at(f.outside, 7000), at(f.outside, 7000))
+				download(large)(t, n.Outside, pod.Namespace, at(f.pod(pod), 80), at(f.node, 8080))
+			}
+		})
+	}
+}
+
+// setPriority gives all frames that leave by a device a tag of priority 5.
+func setPriority(t *testing.T, ns *testenv.Namespace, device string) {
+	t.Helper()
+	protocol := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_8021Q))
+	const next = -1 // TC_ACT_UNSPEC
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R2, int32(protocol)),
+			asm.Mov.Imm(asm.R3, 5<<13),
+			asm.FnSkbVlanPush.Call(),
+			asm.Mov.Imm(asm.R0, next),
+			asm.Return(),
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	index := indexOf(t, ns, device)
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}}
+	filter := &netlink.BpfFilter{
+		FilterAttrs:  netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_EGRESS, Priority: 1, Protocol: unix.ETH_P_ALL},
+		Fd:           program.FD(),
+		DirectAction: true,
+	}
+	if err := errors.Join(ns.Netlink().QdiscAdd(qdisc), ns.Netlink().FilterAdd(filter)); err != nil {
+		t.Fatal(err)
+	}
 }
