@@ -85,6 +85,26 @@ func (b BigTCP) set(attrs *netlink.LinkAttrs) {
 	attrs.GSOIPv4MaxSize, attrs.GROIPv4MaxSize = b.IPv4, b.IPv4
 }
 
+// raise sets the sizes of a device that is there, and may be up: the library's way to set all
+// at once names the device, which older kernels (before 6.2) take for a change of its name.
+func (b BigTCP) raise(handle *netlink.Handle, device netlink.Link) error {
+	for _, size := range []struct {
+		set   func(netlink.Link, int) error
+		bytes uint32
+	}{
+		{handle.LinkSetGSOMaxSize, b.IPv6}, {handle.LinkSetGROMaxSize, b.IPv6},
+		{handle.LinkSetGSOIPv4MaxSize, b.IPv4}, {handle.LinkSetGROIPv4MaxSize, b.IPv4},
+	} {
+		if size.bytes == 0 {
+			continue
+		}
+		if err := size.set(device, int(size.bytes)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // leaveRoomForJumbo makes IPv6 segments shorter by the header that longer packets have in the
 // place of a length (RFC 2675). It goes when they are cut, but a kernel that forwards them
 // counts it, and would find each segment too long.

@@ -265,13 +265,8 @@ func SetUpContainer(ns netns.NsHandle, container *netlink.Handle, p Pair, addres
 		return fmt.Errorf("%s is not in the container any more", p.ContainerName)
 	}
 	device := deviceOf(found.Attrs().Index)
-	if p.BigTCP != (BigTCP{}) {
-		big := &netlink.GenericLink{LinkAttrs: netlink.NewLinkAttrs(), LinkType: found.Type()}
-		big.Index, big.Name = device.Index, p.ContainerName
-		p.BigTCP.set(&big.LinkAttrs)
-		if err := container.LinkModify(big); err != nil {
-			return fmt.Errorf("raise the size of TCP's packets on %s to %d: %w", p.ContainerName, bigTCP, err)
-		}
+	if err := p.BigTCP.raise(container, device); err != nil {
+		return fmt.Errorf("raise the size of TCP's packets on %s to %d: %w", p.ContainerName, bigTCP, err)
 	}
 	for _, address := range addresses {
 		if err := addContainerAddress(ns, container, device, p.ContainerName, address); err != nil {

@@ -244,7 +244,10 @@ type dumpedDrop struct {
 }
 
 func (d dumpedDrop) drop() maps.Drop {
-	numbers := map[string]bpf.DatapathReason{"REASON_ARP": bpf.DatapathReasonREASON_ARP, "REASON_MAC": bpf.DatapathReasonREASON_MAC}
+	numbers := map[string]bpf.DatapathReason{
+		"REASON_ARP": bpf.DatapathReasonREASON_ARP, "REASON_MAC": bpf.DatapathReasonREASON_MAC,
+		"REASON_NO_FLOW": bpf.DatapathReasonREASON_NO_FLOW, // on a slow machine
+	}
 	return maps.Drop{
 		Owner:   loader.Owner(d.Key.Owner),
 		Counter: maps.Counter{Reason: maps.Reason(numbers[d.Key.Reason]), Packets: d.Value.Packets, Bytes: d.Value.Bytes},
