@@ -57,7 +57,7 @@ int from_host(struct __sk_buff *skb)
 static __always_inline bool is_lost_answer(struct __sk_buff *skb, const struct packet *p)
 {
 	return p->protocol == IPPROTO_TCP && !p->tcp_syn && masq_in_range(p->dport) &&
-	       port_of(&p->src, p->sport, p) && fib_is_local(skb, p) &&
+	       port_of(&p->src, p->sport, p) && fib_is_local(skb) &&
 	       socket_for(skb, p) == SOCKET_NONE;
 }
 
@@ -101,7 +101,7 @@ int from_container(struct __sk_buff *skb)
 	if (is_lost_answer(skb, p))
 		return drop_of(skb, device ? device->owner : OWNER_HOST, REASON_NO_FLOW);
 	port = port_lookup(p);
-	if (!port || addr_is_loopback(&p->dst, p->ipv6) || !fib_is_local(skb, p))
+	if (!port || addr_is_loopback(&p->dst, p->ipv6) || !fib_is_local(skb))
 		return VERDICT_NEXT;
 	if (!policy_knows_sender(device, sender, port) || !policy_admits_client(p, port))
 		return drop_of(skb, port->owner, REASON_CLIENT);
@@ -154,7 +154,7 @@ static __always_inline int to_port(struct __sk_buff *skb, const struct packet *p
 	/* A connection that is known was for this host when it began, and no connection of its own. */
 	flow_in_key(&key, p, &port->addr, port->port);
 	known = flow_fits(&key, p, port->owner);
-	if (!known && (p->error || !fib_is_local(skb, p) || is_hosts_own(skb, p)))
+	if (!known && (p->error || !fib_is_local(skb) || is_hosts_own(skb, p)))
 		return VERDICT_NEXT;
 	if (!policy_admits_client(p, port))
 		return drop_of(skb, port->owner, REASON_CLIENT);

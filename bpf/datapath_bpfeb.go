@@ -364,6 +364,7 @@ type DatapathWayKey struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	DatapathMapClaims         = "claims"
 	DatapathMapCounters       = "counters"
 	DatapathMapDevices        = "devices"
 	DatapathMapDrops          = "drops"
@@ -447,6 +448,7 @@ type DatapathProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type DatapathMapSpecs struct {
+	Claims        *ebpf.MapSpec `ebpf:"claims"`
 	Counters      *ebpf.MapSpec `ebpf:"counters"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
 	Drops         *ebpf.MapSpec `ebpf:"drops"`
@@ -494,6 +496,7 @@ func (o *DatapathObjects) Close() error {
 //
 // It can be passed to LoadDatapathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DatapathMaps struct {
+	Claims        *ebpf.Map `ebpf:"claims"`
 	Counters      *ebpf.Map `ebpf:"counters"`
 	Devices       *ebpf.Map `ebpf:"devices"`
 	Drops         *ebpf.Map `ebpf:"drops"`
@@ -516,6 +519,7 @@ type DatapathMaps struct {
 
 func (m *DatapathMaps) Close() error {
 	return _DatapathClose(
+		m.Claims,
 		m.Counters,
 		m.Devices,
 		m.Drops,

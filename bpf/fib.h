@@ -59,11 +59,16 @@ static __always_inline bool fib_forwards(long result)
  * no route of its own but the local one. Wrong only for an address that is the
  * host's alone (a /32) on a host that routes to nowhere near it and has no
  * default route; that is then taken for foreign, and left to the stack.
+ *
+ * Of the packet at hand. Global as masq_try is.
  */
-static __noinline bool fib_is_local(struct __sk_buff *skb, const struct packet *p)
+__noinline int fib_is_local(struct __sk_buff *skb)
 {
+	struct packet *p = packet_place();
 	struct addr near;
 
+	if (!p)
+		return false;
 	if (fib_ask(skb, p, &p->dst) != BPF_FIB_LKUP_RET_NOT_FWDED)
 		return false;
 	for (int bit = 0; bit < 8; bit++) {

@@ -23,7 +23,7 @@ static __noinline void flow_keep(const struct flow_key *key, const struct flow *
 }
 
 /* The entry that flows has lost, from the second one; NULL where there is none. */
-static __noinline struct flow *flow_recover(const struct flow_key *key)
+static __always_inline struct flow *flow_recover(const struct flow_key *key)
 {
 	struct flow *kept;
 

@@ -180,6 +180,21 @@ struct {
 	__type(value, struct packet);
 } packets SEC(".maps");
 
+/* The flow that a port is looked for, where masq_try can see it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct flow_key);
+} claims SEC(".maps");
+
+static __always_inline struct flow_key *claim_place(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&claims, &zero);
+}
+
 /* Written by the programs, one per CPU: no packet waits for another. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

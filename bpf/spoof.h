@@ -90,7 +90,7 @@ static __always_inline bool spoof_is_hosts(struct __sk_buff *skb, const struct a
 	__builtin_memset(p, 0, sizeof(*p));
 	p->dst = *addr;
 	p->ipv6 = ipv6;
-	return addr_is_loopback(addr, ipv6) || fib_is_local(skb, p);
+	return addr_is_loopback(addr, ipv6) || fib_is_local(skb);
 }
 
 /*

@@ -1,6 +1,7 @@
 package prog
 
 import (
+	"errors"
 	"flag"
 	"testing"
 
@@ -28,7 +29,11 @@ func TestLoad(t *testing.T) {
 		Programs: ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats},
 	})
 	if err != nil {
-		t.Fatalf("load: %+v", err)
+		var verifier *ebpf.VerifierError
+		if errors.As(err, &verifier) {
+			t.Logf("%+v", verifier)
+		}
+		t.Fatalf("load: %v", err)
 	}
 	defer loaded.Close()
 
