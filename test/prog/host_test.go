@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -44,28 +45,65 @@ const (
 
 func newHost(t testing.TB) *host {
 	t.Helper()
-	h := &host{Namespace: testenv.New(t, "node")}
-	if err := h.load(); err != nil {
+	programs, err := loaded()
+	if err != nil {
 		t.Fatalf("load the datapath: %v", err)
 	}
-	t.Cleanup(h.programs.Close)
-	if err := errors.Join(h.connect(), h.setTried(1)); err != nil {
+	h := &host{Namespace: testenv.New(t, "node"), programs: programs}
+	if err := errors.Join(h.clear(), h.connect(), h.setTried(1)); err != nil {
 		t.Fatalf("build the host: %v", err)
 	}
 	testenv.Eventually(t, "the node's addresses", h.ready)
 	return h
 }
 
-func (h *host) load() error {
+// datapath is that of all tests, or nil. To load it takes seconds on a slow machine, and nothing in it
+// is of one network namespace but what stands in its maps. TestMain closes it.
+var datapath *ebpf.Collection
+
+func loaded() (*ebpf.Collection, error) {
+	if datapath != nil {
+		return datapath, nil
+	}
 	spec, err := newSpec()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := rlimit.RemoveMemlock(); err != nil {
-		return err
+		return nil, err
 	}
-	h.programs, err = ebpf.NewCollection(spec)
-	return err
+	datapath, err = ebpf.NewCollection(spec)
+	return datapath, err
+}
+
+// clear removes what tests before have left. Arrays are written by those who read them.
+func (h *host) clear() error {
+	for name, m := range h.programs.Maps {
+		if !slices.Contains([]ebpf.MapType{ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie}, m.Type()) {
+			continue
+		}
+		var keys [][]byte
+		for {
+			var last any
+			if len(keys) > 0 {
+				last = keys[len(keys)-1]
+			}
+			key, err := m.NextKeyBytes(last)
+			if err != nil {
+				return fmt.Errorf("walk %s: %w", name, err)
+			}
+			if key == nil {
+				break
+			}
+			keys = append(keys, key)
+		}
+		for _, key := range keys {
+			if err := m.Delete(key); err != nil {
+				return fmt.Errorf("delete from %s: %w", name, err)
+			}
+		}
+	}
+	return nil
 }
 
 // The ports for masquerading that the loader chooses on an ordinary host.

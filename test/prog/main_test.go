@@ -9,4 +9,15 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) { testenv.Main(tests{m}) }
+
+type tests struct{ *testing.M }
+
+// Run also closes what the tests share.
+func (t tests) Run() int {
+	code := t.M.Run()
+	if datapath != nil {
+		datapath.Close()
+	}
+	return code
+}

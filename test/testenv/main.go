@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"testing"
 	"time"
 )
 
@@ -15,12 +14,15 @@ const leakGrace = 10 * time.Second
 // Main is a package's TestMain: it isolates the test binary as [Isolate] does,
 // runs the tests, and fails the run when they leave something behind: links, network
 // namespaces, pins, processes, or descriptors of BPF objects and namespaces.
-func Main(m *testing.M) {
+func Main(m Runner) {
 	Isolate()
 	os.Exit(run(m, leakGrace))
 }
 
-func run(m *testing.M, grace time.Duration) int {
+// Runner is a [testing.M], or what does more than that.
+type Runner interface{ Run() int }
+
+func run(m Runner, grace time.Duration) int {
 	before, err := takeSnapshot()
 	if err != nil {
 		fatal(err)
