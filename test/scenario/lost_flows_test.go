@@ -59,7 +59,8 @@ func (n *network) paths(f family, a, web *testenv.Pod, port uint16) []path {
 	}
 }
 
-// Between two questions all entries go.
+// Between two questions all entries go, and what is known of the short way, which a packet takes
+// without making them anew.
 func TestFlowsAreLostWhileQuiet(t *testing.T) {
 	const rounds = 50
 
@@ -86,6 +87,9 @@ func TestFlowsAreLostWhileQuiet(t *testing.T) {
 			n.withDatapath(t, func(datapath *loader.Datapath) {
 				if lost, err := loseFlows(datapath.Flows); err != nil || lost < len(clients) {
 					t.Errorf("lost %d flows of %d connections: %v", lost, len(clients), err)
+				}
+				if _, err := loseAll[bpf.DatapathWayKey](datapath.Ways); err != nil {
+					t.Error(err)
 				}
 			})
 		}
