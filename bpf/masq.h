@@ -208,7 +208,7 @@ __noinline int masq_try(struct __sk_buff *skb, __u16 port, __u64 owner)
 
 /*
  * Takes the first free candidate for a flow that was not found. Not for errors:
- * they belong to a flow that is there, or to nothing.
+ * they belong to a flow that is there, or to nothing. p is the packet at hand, or that with another destination.
  */
 static __noinline bool masq_claim(struct __sk_buff *skb, const struct packet *p,
 				  struct flow_key *key, __u64 owner)

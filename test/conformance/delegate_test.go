@@ -157,9 +157,10 @@ func TestKilledDelegated(t *testing.T) {
 	}
 }
 
-// TestRestartDelegated has no reservation of its own to tell of a container that was here before: it
-// is replaced if it is dead, and only then.
-func TestRestartDelegated(t *testing.T) {
+// byEachDelegate has a container with addresses of each kind of IPAM plugin, whose verbs are told. In the
+// end nothing may be left of it.
+func byEachDelegate(t *testing.T, story func(t *testing.T, p *pod, verbs func() string)) {
+	t.Helper()
 	h := newHost(t)
 	for _, kind := range delegates {
 		t.Run(kind, func(t *testing.T) {
@@ -168,48 +169,47 @@ func TestRestartDelegated(t *testing.T) {
 			p := h.pod(t, "c1", with(single("1.1.0"), "ipam", object{"type": kind}))
 			before := h.state(t, p.Namespace)
 			p.add(t)
-			wantError(t, p.try(t, "ADD"), codeUnsupported) // prevResult is another plugin's, for an ADD
-			result := p.result
-			p.result = nil
-			wantError(t, p.try(t, "ADD"), plugin.CodeAttachmentExists, "c1")
-			p.result = result
-			wantSuccess(t, p.try(t, "CHECK"), "")
-			if err := p.Netlink().LinkDel(p.device(t)); err != nil {
-				t.Fatal(err)
-			}
-			p.add(t)
-			wantSuccess(t, p.try(t, "CHECK"), "")
-			wantPing(t, h.Node, addresses(parseResult(t, encode(t, p.result)))...)
-			p.del(t)
+			story(t, p, verbs)
 			h.wantState(t, before, p.Namespace)
-			if got, want := verbs(), "ADD CHECK DEL ADD CHECK DEL"; got != want {
-				t.Errorf("the plugin was called for %s, want %s", got, want)
-			}
 		})
 	}
+}
+
+// TestRestartDelegated has no reservation of its own to tell of a container that was here before: it
+// is replaced if it is dead, and only then.
+func TestRestartDelegated(t *testing.T) {
+	byEachDelegate(t, func(t *testing.T, p *pod, verbs func() string) {
+		wantError(t, p.try(t, "ADD"), codeUnsupported) // prevResult is another plugin's, for an ADD
+		result := p.result
+		p.result = nil
+		wantError(t, p.try(t, "ADD"), plugin.CodeAttachmentExists, "c1")
+		p.result = result
+		wantSuccess(t, p.try(t, "CHECK"), "")
+		if err := p.Netlink().LinkDel(p.device(t)); err != nil {
+			t.Fatal(err)
+		}
+		p.add(t)
+		wantSuccess(t, p.try(t, "CHECK"), "")
+		wantPing(t, p.host.Node, addresses(parseResult(t, encode(t, p.result)))...)
+		p.del(t)
+		if got, want := verbs(), "ADD CHECK DEL ADD CHECK DEL"; got != want {
+			t.Errorf("the plugin was called for %s, want %s", got, want)
+		}
+	})
 }
 
 // TestUnloadedDelegated: a container that lives keeps its addresses when it is added twice, also where nothing
 // is loaded that would tell of them.
 func TestUnloadedDelegated(t *testing.T) {
-	h := newHost(t)
-	for _, kind := range delegates {
-		t.Run(kind, func(t *testing.T) {
-			var verbs func() string
-			h.path, verbs = scriptIPAM(t, kind, givesAddress)
-			p := h.pod(t, "c1", with(single("1.1.0"), "ipam", object{"type": kind}))
-			before := h.state(t, p.Namespace)
-			p.add(t)
-			h.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
-			result := p.result
-			p.result = nil
-			wantError(t, p.try(t, "ADD"), plugin.CodeAttachmentExists, "c1")
-			if got := verbs(); got != "ADD" {
-				t.Errorf("the plugin was called for %s, want ADD", got)
-			}
-			p.result = result
-			p.del(t)
-			h.wantState(t, before, p.Namespace)
-		})
-	}
+	byEachDelegate(t, func(t *testing.T, p *pod, verbs func() string) {
+		p.host.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
+		result := p.result
+		p.result = nil
+		wantError(t, p.try(t, "ADD"), plugin.CodeAttachmentExists, "c1")
+		if got := verbs(); got != "ADD" {
+			t.Errorf("the plugin was called for %s, want ADD", got)
+		}
+		p.result = result
+		p.del(t)
+	})
 }
