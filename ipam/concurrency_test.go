@@ -64,7 +64,7 @@ const (
 func TestChild(t *testing.T) {
 	dir, name := os.Getenv(childDir), os.Getenv(childName)
 	if dir == "" {
-		t.Skip("not a child")
+		return // nothing is skipped: the tests below start it
 	}
 	section := fmt.Sprintf(`{"dataDir": %q, "ranges": %s}`, filepath.Dir(dir), childRanges)
 	pool := Open(parse(t, filepath.Base(dir), section, Request{}), Host{IndexDir: os.Getenv(childIdx)})
