@@ -1,52 +1,55 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Everything that the programs share with user space: keys and values of the
- * maps, switches, and the numbers that both sides name.
+ * Everything the programs share with user space: map keys and values, the
+ * configuration, and the constants that both sides name.
  *
- * bpf2go makes the Go twins from the BTF of these structs. Padding is explicit
- * and zero, because keys are compared as bytes. Ports are in host byte order,
- * so that `bpftool map dump` prints them as people write them; addresses are
- * bytes in network order. A change of any layout here is a change of ABI:
- * raise EBPFNET_ABI. What never changes, so that any version can clean up after
- * any other: the names of the maps, the first three members of host_config, and
- * that an owner's value (of drops: the key) begins with the owner, and then, in
- * devices, endpoints and ports, the network.
+ * bpf2go generates the Go types from the BTF of these structs. Padding is
+ * explicit and zero, because keys are compared as bytes. Ports are in host byte
+ * order, so `bpftool map dump` prints them the way people write them; addresses
+ * are bytes in network order.
+ *
+ * Fixed from here on, so that any version can clean up after any other:
+ *  - the names of the maps and of the programs;
+ *  - the first three members of host_config;
+ *  - the owner comes first in every value that has one (in drops: in the key), and
+ *    the network follows it in devices, endpoints and host_ports.
+ * Any other change of a layout is a change of ABI: raise EBPFNET_ABI.
  */
 #pragma once
 
 #include <linux/types.h>
 
-#define EBPFNET_ABI 5
+#define EBPFNET_ABI 6
 
-/* An IPv6 address, or an IPv4 one as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
+/* An IPv6 address, or an IPv4 address as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
 struct addr {
 	__u8 bytes[16];
 } __attribute__((aligned(4)));
 
-/* How programs are attached to devices on this host. */
+/* How programs are attached to the devices that other tools share. */
 enum attach {
 	ATTACH_TCX = 1,	   /* BPF links, kernel 6.6 */
 	ATTACH_CLSACT = 2, /* tc filters */
 };
 
-/* Times after which an idle flow has no right to its port any more, in ticks of 2^30 ns. */
+/* Idle times after which a flow loses its port, in ticks of 2^30 ns. */
 struct timeouts {
-	__u32 tcp_opening; /* one side has sent */
-	__u32 tcp_open;	   /* both have */
-	__u32 tcp_closing; /* one side has sent FIN or RST */
-	__u32 udp_opening;
-	__u32 udp_open;
-	__u32 other; /* ICMP echo, and protocols without ports */
+	__u32 tcp_unreplied;
+	__u32 tcp_established; /* both sides have sent */
+	__u32 tcp_closing;     /* one side has sent FIN or RST */
+	__u32 udp_unreplied;
+	__u32 udp_stream; /* both sides have sent */
+	__u32 other;	  /* ICMP echo, and protocols without ports */
 };
 
-/* What the datapath was loaded with; frozen in .rodata, pinned as maps/config. */
+/* What the datapath was loaded with: frozen in .rodata, pinned as maps/config. */
 struct host_config {
 	__u32 abi; /* EBPFNET_ABI */
 	enum attach attach;
-	__u64 build;	       /* what programs these are: a hash of their code */
+	__u64 build;	       /* hash of the programs' code */
 	__u32 revision;	       /* newer programs have a higher one */
-	__u16 masq_port_first; /* lowest port (and ICMP id) that masquerading chooses */
-	__u16 masq_port_count; /* how many from there on, 1 to 65535 */
+	__u16 masq_port_first; /* lowest port (and ICMP id) that masquerading allocates */
+	__u16 masq_port_count; /* size of the range, 1 to 65535 */
 	struct timeouts timeout;
 };
 
@@ -55,10 +58,10 @@ enum endpoint_flags {
 };
 
 /* clang-format off */
-enum fast_path { /* of two endpoints, the bits that both have */
-	FAST_NEVER = 0,
-	FAST_ESTABLISHED = 1, /* connections that the stack has let pass go past it */
-	FAST_ALWAYS = 3,      /* new ones too */
+enum fast_path { /* two endpoints share the bits that both have */
+	FAST_PATH_NEVER = 0,
+	FAST_PATH_ESTABLISHED = 1, /* connections that the host's stack has let pass bypass it */
+	FAST_PATH_ALWAYS = 3,      /* new connections do, too */
 } __attribute__((packed)); /* one byte */
 /* clang-format on */
 
@@ -66,108 +69,106 @@ enum fast_path { /* of two endpoints, the bits that both have */
 struct endpoint {
 	__u64 owner;	     /* the attachment's token */
 	__u32 network;	     /* the network's token */
-	__u32 ifindex;	     /* the host's end of the veth */
-	__u8 mac[6];	     /* of the container's end */
-	__u8 host_mac[6];    /* of the host's end */
-	struct addr gateway; /* the host's address on the veth: whom the container answers */
+	__u32 ifindex;	     /* host end of the veth */
+	__u8 mac[6];	     /* container end */
+	__u8 host_mac[6];    /* host end */
+	struct addr gateway; /* the host's address on the veth; hairpin clients appear as it */
 	enum endpoint_flags flags;
-	__u32 exempt;	 /* set of destinations in exempts, or 0 */
-	__u32 container; /* the container's token: it may have several attachments */
-	__u16 mtu;	 /* of the veth */
-	enum fast_path fast;
+	__u32 nonmasq_set; /* set of destinations in nonmasq_cidrs, or 0 */
+	__u32 container;   /* the container's token: it may have several attachments */
+	__u16 mtu;	   /* of the veth */
+	enum fast_path fast_path;
 	__u8 pad;
 	__u32 pad2;
 };
 
 enum device_flags {
 	DEVICE_ANTI_SPOOF = 1,	/* the container sends from its own MAC and addresses only */
-	DEVICE_SHARED = 2,	/* others hear what it sends: it is behind a bridge */
-	DEVICE_ANY_ADDRESS = 4, /* it was given no addresses, and may use those that nobody has */
-	DEVICE_SHAPED = 8, /* a queue on it holds what it is sent to a rate: nothing goes past it */
+	DEVICE_BRIDGED = 2,	/* behind a bridge: others hear what it sends */
+	DEVICE_ANY_ADDRESS = 4, /* has no addresses of its own, may use any that nobody has */
+	DEVICE_SHAPED = 8,	/* a queue limits what it receives: nothing may bypass it */
 };
 
 /* clang-format off */
-/* From which containers of this host a container takes more than replies. */
+/* Which containers of this host may open connections to a container. */
 enum policy {
 	POLICY_OPEN = 0,
 	POLICY_SAME_NETWORK = 1,
-	POLICY_ISOLATED = 2, /* from none */
+	POLICY_ISOLATED = 2, /* none */
 } __attribute__((packed)); /* one byte */
 /* clang-format on */
 
-/* devices: the host's end of a container's veth. Key: ifindex. All zero: no such address. */
+/* devices: the host end of a container's veth. Key: ifindex. An address of all zeros: none. */
 struct device {
 	__u64 owner;
 	__u32 network;
 	__u32 container;
-	struct addr addr4; /* the container's first; all of them are in endpoints */
+	struct addr addr4; /* the container's first; endpoints has all of them */
 	struct addr addr6;
 	struct addr gateway4; /* the host's */
 	struct addr gateway6;
-	__u8 mac[6]; /* of the container's end */
-	enum policy ingress;
+	__u8 mac[6]; /* container end */
+	enum policy ingress_policy;
 	__u8 pad;
 	enum device_flags flags;
 	__u32 pad2;
 };
 
 /* clang-format off */
-enum port_side {
-	PORT_HOST = 0,	    /* the key is the host's side, the value the container's */
-	PORT_CONTAINER = 1, /* the other way round: serves connections whose flow was lost */
+enum host_port_dir {
+	HOST_PORT_FORWARD = 0, /* host address and port to container address and port */
+	HOST_PORT_REVERSE = 1, /* the inverse: restores connections whose flow was lost */
 } __attribute__((packed)); /* one byte */
 /* clang-format on */
 
 /*
- * ports: a port of the host that leads to a container. The host's address is
- * one of its own, or any: 0.0.0.0 (mapped) for IPv4, :: for IPv6.
+ * host_ports: a port of the host that is forwarded to a container. The host
+ * address is one of the host's, or any: 0.0.0.0 (mapped) for IPv4, :: for IPv6.
  */
-struct port_key {
+struct host_port_key {
 	struct addr addr;
 	__u16 port;
 	__u8 protocol; /* IPPROTO_TCP or IPPROTO_UDP */
-	enum port_side side;
+	enum host_port_dir dir;
 };
 
-struct port {
+struct host_port {
 	__u64 owner;
 	__u32 network;
-	__u16 port;
+	__u16 target_port;
 	__u16 pad;
-	struct addr addr;
-	__u32 sources; /* set of clients in sources that it is for, or 0: for all */
+	struct addr target_addr;
+	__u32 src_range_set; /* set of clients in port_src_ranges, or 0: everyone */
 	__u32 pad2;
 };
 
 enum flow_kind {
-	FLOW_OUT = 1, /* opened by a container and masqueraded; translates replies to it */
-	FLOW_IN = 2,  /* opened towards a container; gives its replies the address asked for */
-	FLOW_OPENED =
-		3, /* opened by a container with an ingress policy, which lets the replies in */
+	FLOW_SNAT = 1,	   /* opened by a container and masqueraded; translates its replies */
+	FLOW_DNAT = 2,	   /* opened to a container; replies leave from the address asked for */
+	FLOW_EGRESS = 3,   /* opened by a container with an ingress policy; admits its replies */
 } __attribute__((packed)); /* one byte */
 
 enum flow_state {
-	FLOW_REPLIED = 1,   /* both sides have sent */
-	FLOW_FIN = 2,	    /* TCP: who opened it has sent FIN; RST of either side counts as both */
-	FLOW_FIN_REPLY = 4, /* TCP: the other side has */
+	FLOW_REPLIED = 1, /* both sides have sent */
+	FLOW_FIN = 2,	  /* TCP: the opener has sent FIN; RST of either side counts as both FINs */
+	FLOW_FIN_REPLY = 4, /* TCP: the other side has sent FIN */
 	FLOW_RST = 8,	    /* TCP: the last packet was a RST */
 } __attribute__((packed));  /* one byte */
 
 /*
- * flows: a translated connection. An entry is the only state of its flow, and
- * translates one direction; the other direction needs none, or finds it by
- * probing (masq.h). For ICMP echo the identifier stands for the port of the
- * side that sent the request, the other side's port is 0.
+ * flows: a translated connection. One entry is all the state of a flow. It
+ * translates one direction; the other needs none, or finds it by probing
+ * (masq.h). For ICMP echo the identifier stands for the port of the side that
+ * sent the request; the port of the other side is 0.
  *
- * An entry holds as long as its owner has the endpoint: who finds one looks there, too.
+ * An entry is valid as long as its owner has the endpoint. Lookups check that.
  *
- * established: the same once more, for TCP connections whose both sides have sent
- * and not both have ended. Whoever only listens has nothing to bring a lost
- * entry back with.
+ * flows_backup: a copy of the entries of established TCP connections, until both
+ * sides have closed. A side that only listens could not restore a lost entry.
  */
 struct flow_key {
-	struct addr remote; /* the side that is no endpoint of this entry */
-	struct addr local;  /* FLOW_OUT: our masquerading address; else: the container's */
+	struct addr remote; /* the side that is not this entry's endpoint */
+	struct addr local;  /* FLOW_SNAT: our masquerading address; else the container's */
 	__u16 remote_port;
 	__u16 local_port;
 	__u8 protocol;
@@ -179,26 +180,26 @@ struct flow_key {
 
 struct flow {
 	__u64 owner;
-	struct addr
-		addr; /* FLOW_OUT: the container's; FLOW_IN: what the client used; FLOW_OPENED: 0 */
-	__u32 seen;   /* time of the last packet, in ticks of 2^30 ns since boot */
-	__u16 port;   /* belongs to addr */
+	/* FLOW_SNAT: the container's; FLOW_DNAT: the one the client used; FLOW_EGRESS: 0 */
+	struct addr nat_addr;
+	__u32 last_seen; /* in ticks of 2^30 ns since boot */
+	__u16 nat_port;
 	enum flow_state state; /* bits */
 	__u8 pad;
 };
 
-#define MASQ_PROBES  32	  /* candidates that a flow has, masq.h */
-#define MASQ_REMOTES 1024 /* groups that all pairs of container and remote are put into */
+#define MASQ_PROBES	  32   /* candidate ports of a flow, masq.h */
+#define MASQ_PROBE_GROUPS 1024 /* pairs of container and remote are hashed into these */
 
 /*
- * tried: which candidates flows of such a group have ever tried; always the first ones, and
- * the very first is not noted. A flow need not be looked for behind those.
+ * masq_probes: which candidates a group's flows have ever probed. They are always
+ * the first ones, and the very first is not recorded. Lookups stop behind them.
  */
-struct tried {
-	__u8 candidate[MASQ_PROBES];
+struct masq_probes {
+	__u8 used[MASQ_PROBES];
 };
 
-/* offload_tcp, offload_udp: a connection of an endpoint. Its sides stand in an order of their own. */
+/* offload_tcp, offload_udp: a connection of an endpoint. Its sides are sorted (offload.h). */
 struct offload_key {
 	struct addr addr[2];
 	__u16 port[2];
@@ -207,49 +208,50 @@ struct offload_key {
 };
 
 /* clang-format off */
-enum offload_state { /* of side 0; those of side 1 are one to the left */
-	OFFLOAD_DELIVERED = 1, /* the stack has brought a packet of this side to the other, as it was sent */
-	OFFLOAD_SYN = 4,       /* and one that opens a connection anew */
-	OFFLOAD_FIN = 16,      /* this side has ended */
-	OFFLOAD_FIN_ACK = 64,  /* and the other has acknowledged that */
+enum offload_state { /* of side 0; shift left by one for side 1 */
+	OFFLOAD_DELIVERED = 1, /* the stack has delivered a packet of this side unchanged */
+	OFFLOAD_SYN = 4,       /* and a SYN since */
+	OFFLOAD_FIN = 16,      /* this side has sent FIN */
+	OFFLOAD_FIN_ACK = 64,  /* and the other side has acknowledged it */
 } __attribute__((packed)); /* one byte */
 /* clang-format on */
 
 struct offload {
-	__u64 owners;	/* of the endpoints at both sides, XOR */
-	__u32 uplink;	/* the device to the side that is no endpoint, or 0 */
-	__u32 seen;	/* when the stack has last seen the connection, in ticks of 2^30 ns */
-	__u32 first[2]; /* TCP: a sequence number of each side that the stack has seen */
-	__u32 end[2];	/* TCP: the one after a side's FIN */
+	__u64 owners;		  /* of the endpoints at both sides, XOR */
+	__u32 uplink;		  /* the device towards the side that is no endpoint, or 0 */
+	__u32 ct_seen;		  /* when conntrack last saw the connection, in ticks of 2^30 ns */
+	__u32 ct_seq[2];	  /* TCP: a sequence number of each side that conntrack has seen */
+	__u32 fin_seq[2];	  /* TCP: the sequence number behind each side's FIN */
 	enum offload_state state; /* bits */
 	__u8 pad[7];
 };
 
-/* ways: where a packet went that was like the one at hand. The begin of struct packet. */
-struct way_key {
+/* fwd_cache: where the last packet like this one went. The key is the head of struct packet. */
+struct fwd_key {
 	struct addr src;
 	struct addr dst;
 	__u16 sport;
 	__u16 dport;
-	__u32 ifindex; /* by which it came in */
+	__u32 ifindex; /* ingress */
 	__u8 protocol;
 	__u8 ipv6;
-	__u8 pad[2];
+	__u8 has_ports;
+	__u8 echo_reply;
 };
 
-struct way {
-	__u32 kept; /* when, in jiffies */
-	__u32 ifindex;
-	__u32 most;	  /* bytes of a segment that fit */
-	__u32 family;	  /* of the next hop; 0: the device is a container's */
-	struct addr next; /* the next hop, or the addresses of the frame */
-	struct addr addr; /* what the packet gets */
-	__u16 port;	  /* of that side */
-	__u8 side;	  /* enum side, as what */
-	__u8 translated;
+struct fwd_entry {
+	__u32 updated;	      /* in jiffies */
+	__u32 ifindex;	      /* egress */
+	__u32 max_len;	      /* largest IP packet known to fit, in bytes */
+	__u32 family;	      /* of the next hop; 0: the device is a container's */
+	struct addr next_hop; /* or, for a container, the frame's MAC addresses */
+	struct addr nat_addr;
+	__u16 nat_port;
+	__u8 nat_side; /* enum side: which side of the packet to translate */
+	__u8 nat;      /* 0: nothing to translate */
 };
 
-/* fragments: the ports of a packet that comes in fragments. */
+/* fragments: the ports of a packet that arrives in fragments. */
 struct fragment_key {
 	struct addr src;
 	struct addr dst;
@@ -262,75 +264,75 @@ struct fragment {
 	__u16 sport;
 	__u16 dport;
 	__u8 echo_reply; /* ICMP: a reply, not a request */
-	__u8 ported;	 /* there are ports, as struct packet has it */
-	__u8 waiting;	 /* later ones are held, and not sent again yet */
-	__u8 opaque;	 /* the first could not be read: none of the packet is ours */
-	__u32 seen;	 /* the first, or that one waits; in ticks, as struct flow has it */
+	__u8 has_ports;	 /* as in struct packet */
+	__u8 queued;	 /* later fragments are in frag_queue and not sent yet */
+	__u8 unreadable; /* first fragment unreadable: leave the datagram to the stack */
+	__u32 last_seen; /* the first fragment, or the first one queued; in ticks of 2^30 ns */
 };
 
-/* held_fragments: a fragment that came before the first of its packet. */
-struct held_key {
+/* frag_queue: a fragment that arrived before the first one of its packet. */
+struct frag_queue_key {
 	struct fragment_key fragment;
 	__u32 offset; /* in the packet, in units of 8 bytes */
 };
 
-#define HELD_MOST 1600 /* bytes of a frame; larger ones are not held */
+#define FRAG_QUEUE_MAX_LEN 1600 /* bytes of a frame; larger ones are not queued */
 
-struct held {
-	__u32 seen; /* in ticks, as struct flow has it */
-	__u32 length;
-	__u8 frame[HELD_MOST];
+struct queued_frag {
+	__u32 last_seen; /* in ticks of 2^30 ns */
+	__u32 len;
+	__u8 frame[FRAG_QUEUE_MAX_LEN];
 };
 
 /*
- * exempts: a set of destinations that are not masqueraded.
- * sources: a set of clients that a host port is for. The bits of set go
- * before those of the address, so the prefix is 32 longer than the address's
- * (and another 96 for IPv4).
+ * nonmasq_cidrs: sets of destinations that are not masqueraded.
+ * port_src_ranges: sets of clients that may use a host port.
+ * The set comes before the address, so prefixlen is 32 longer than the
+ * address's (and another 96 for IPv4).
  */
 struct prefix_key {
-	__u32 prefix;
+	__u32 prefixlen;
 	__u32 set;
 	struct addr addr;
 };
 
 /*
  * uplinks: a device facing out, with the addresses to masquerade with where the
- * kernel cannot name one for a route (before 6.7). Key: ifindex.
+ * kernel cannot tell a route's source (before 6.7). Key: ifindex.
  */
 struct uplink {
-	struct addr addr4; /* all zero: none */
+	struct addr addr4; /* all zeros: none */
 	struct addr addr6;
-	__u32 containers; /* 1: no uplink, but a bridge that containers are behind; no program is on it */
+	__u32 container_bridge; /* 1: not an uplink but a bridge of containers; no program is on it */
 };
 
 /*
- * counters: one per reason for which a packet was dropped. Key: enum reason.
- * drops: the same of one attachment.
+ * drop_totals: dropped packets by reason. Key: enum reason.
+ * drops: the same for one attachment.
  */
-struct counter {
+struct drop_count {
 	__u64 packets;
 	__u64 bytes;
 };
 
 enum reason {
 	REASON_NO_SOURCE = 0,	 /* the uplink has no address to masquerade with */
-	REASON_NO_PORT = 1,	 /* every port for this remote is taken */
-	REASON_FRAGMENT = 2,	 /* a fragment, whose ports are not known */
-	REASON_PROTOCOL = 3,	 /* a protocol that masquerading cannot tell apart */
+	REASON_NO_PORT = 1,	 /* every candidate port for this remote is taken */
+	REASON_FRAGMENT = 2,	 /* a fragment without its first one */
+	REASON_PROTOCOL = 3,	 /* cannot be masqueraded */
 	REASON_TRUNCATED = 4,	 /* shorter than its headers say */
-	REASON_NOT_WRITTEN = 5,	 /* the kernel refused to change the packet, or had no memory */
-	REASON_NO_FLOW = 6,	 /* belongs to a translated connection that is not known any more */
-	REASON_MAC = 7,		 /* antiSpoof: from another MAC address than the container's */
-	REASON_ADDRESS = 8,	 /* from another address */
-	REASON_GATEWAY = 9,	 /* from the host's address on the veth */
-	REASON_ARP = 10,	 /* ARP that speaks for another address */
-	REASON_NEIGHBOR = 11,	 /* neighbour discovery likewise */
-	REASON_ROUTER = 12,	 /* a router's advertisement, or redirect */
-	REASON_DHCP_SERVER = 13, /* to a DHCP client */
-	REASON_HEADERS = 14,	 /* headers behind which nothing can be seen */
+	REASON_REWRITE = 5,	 /* the kernel refused to change the packet, or had no memory */
+	REASON_NO_FLOW = 6,	 /* of a translated connection that is no longer known */
+	REASON_MAC = 7,		 /* antiSpoof: source MAC is not the container's */
+	REASON_ADDRESS = 8,	 /* antiSpoof: source address is not the container's */
+	REASON_GATEWAY = 9,	 /* antiSpoof: source address is the gateway's */
+	REASON_ARP = 10,	 /* antiSpoof: ARP for another address */
+	REASON_NEIGHBOR = 11,	 /* antiSpoof: neighbour discovery for another address */
+	REASON_ROUTER = 12,	 /* antiSpoof: router advertisement or redirect */
+	REASON_DHCP_SERVER = 13, /* antiSpoof: DHCP server message */
+	REASON_HEADERS = 14,	 /* antiSpoof: headers that hide what is behind them */
 	REASON_POLICY = 15,	 /* from a container that ingressPolicy keeps out */
-	REASON_CLIENT = 16,	 /* to a host port that is not for this client */
+	REASON_SRC_RANGE = 16,	 /* to a host port whose source ranges exclude the client */
 	REASON_MAX = 17,
 };
 
@@ -344,19 +346,19 @@ _Static_assert(sizeof(struct host_config) == 48, "host_config");
 _Static_assert(sizeof(struct endpoint) == 64, "endpoint");
 _Static_assert(sizeof(struct device) == 96, "device");
 _Static_assert(sizeof(struct drop_key) == 16, "drop_key");
-_Static_assert(sizeof(struct port_key) == 20, "port_key");
-_Static_assert(sizeof(struct port) == 40, "port");
+_Static_assert(sizeof(struct host_port_key) == 20, "host_port_key");
+_Static_assert(sizeof(struct host_port) == 40, "host_port");
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow) == 32, "flow");
-_Static_assert(sizeof(struct tried) == MASQ_PROBES, "tried");
+_Static_assert(sizeof(struct masq_probes) == MASQ_PROBES, "masq_probes");
 _Static_assert(sizeof(struct offload_key) == 40, "offload_key");
 _Static_assert(sizeof(struct offload) == 40, "offload");
-_Static_assert(sizeof(struct way_key) == 44, "way_key");
-_Static_assert(sizeof(struct way) == 52, "way");
+_Static_assert(sizeof(struct fwd_key) == 44, "fwd_key");
+_Static_assert(sizeof(struct fwd_entry) == 52, "fwd_entry");
 _Static_assert(sizeof(struct fragment_key) == 40, "fragment_key");
 _Static_assert(sizeof(struct fragment) == 12, "fragment");
-_Static_assert(sizeof(struct held_key) == 44, "held_key");
-_Static_assert(sizeof(struct held) == 8 + HELD_MOST, "held");
+_Static_assert(sizeof(struct frag_queue_key) == 44, "frag_queue_key");
+_Static_assert(sizeof(struct queued_frag) == 8 + FRAG_QUEUE_MAX_LEN, "queued_frag");
 _Static_assert(sizeof(struct prefix_key) == 24, "prefix_key");
 _Static_assert(sizeof(struct uplink) == 36, "uplink");
-_Static_assert(sizeof(struct counter) == 16, "counter");
+_Static_assert(sizeof(struct drop_count) == 16, "drop_count");

@@ -25,36 +25,36 @@ const (
 	DatapathAttachATTACH_CLSACT DatapathAttach = 2
 )
 
-type DatapathCounter struct {
-	_       structs.HostLayout
-	Packets uint64
-	Bytes   uint64
-}
-
 type DatapathDevice struct {
-	_         structs.HostLayout
-	Owner     uint64
-	Network   uint32
-	Container uint32
-	Addr4     DatapathAddr
-	Addr6     DatapathAddr
-	Gateway4  DatapathAddr
-	Gateway6  DatapathAddr
-	Mac       [6]uint8
-	Ingress   DatapathPolicy
-	Pad       uint8
-	Flags     DatapathDeviceFlags
-	Pad2      uint32
+	_             structs.HostLayout
+	Owner         uint64
+	Network       uint32
+	Container     uint32
+	Addr4         DatapathAddr
+	Addr6         DatapathAddr
+	Gateway4      DatapathAddr
+	Gateway6      DatapathAddr
+	Mac           [6]uint8
+	IngressPolicy DatapathPolicy
+	Pad           uint8
+	Flags         DatapathDeviceFlags
+	Pad2          uint32
 }
 
 type DatapathDeviceFlags uint32
 
 const (
 	DatapathDeviceFlagsDEVICE_ANTI_SPOOF  DatapathDeviceFlags = 1
-	DatapathDeviceFlagsDEVICE_SHARED      DatapathDeviceFlags = 2
+	DatapathDeviceFlagsDEVICE_BRIDGED     DatapathDeviceFlags = 2
 	DatapathDeviceFlagsDEVICE_ANY_ADDRESS DatapathDeviceFlags = 4
 	DatapathDeviceFlagsDEVICE_SHAPED      DatapathDeviceFlags = 8
 )
+
+type DatapathDropCount struct {
+	_       structs.HostLayout
+	Packets uint64
+	Bytes   uint64
+}
 
 type DatapathDropKey struct {
 	_      structs.HostLayout
@@ -64,20 +64,20 @@ type DatapathDropKey struct {
 }
 
 type DatapathEndpoint struct {
-	_         structs.HostLayout
-	Owner     uint64
-	Network   uint32
-	Ifindex   uint32
-	Mac       [6]uint8
-	HostMac   [6]uint8
-	Gateway   DatapathAddr
-	Flags     DatapathEndpointFlags
-	Exempt    uint32
-	Container uint32
-	Mtu       uint16
-	Fast      DatapathFastPath
-	Pad       uint8
-	Pad2      uint32
+	_          structs.HostLayout
+	Owner      uint64
+	Network    uint32
+	Ifindex    uint32
+	Mac        [6]uint8
+	HostMac    [6]uint8
+	Gateway    DatapathAddr
+	Flags      DatapathEndpointFlags
+	NonmasqSet uint32
+	Container  uint32
+	Mtu        uint16
+	FastPath   DatapathFastPath
+	Pad        uint8
+	Pad2       uint32
 }
 
 type DatapathEndpointFlags uint32
@@ -89,19 +89,19 @@ const (
 type DatapathFastPath uint8
 
 const (
-	DatapathFastPathFAST_NEVER       DatapathFastPath = 0
-	DatapathFastPathFAST_ESTABLISHED DatapathFastPath = 1
-	DatapathFastPathFAST_ALWAYS      DatapathFastPath = 3
+	DatapathFastPathFAST_PATH_NEVER       DatapathFastPath = 0
+	DatapathFastPathFAST_PATH_ESTABLISHED DatapathFastPath = 1
+	DatapathFastPathFAST_PATH_ALWAYS      DatapathFastPath = 3
 )
 
 type DatapathFlow struct {
-	_     structs.HostLayout
-	Owner uint64
-	Addr  DatapathAddr
-	Seen  uint32
-	Port  uint16
-	State DatapathFlowState
-	Pad   uint8
+	_        structs.HostLayout
+	Owner    uint64
+	NatAddr  DatapathAddr
+	LastSeen uint32
+	NatPort  uint16
+	State    DatapathFlowState
+	Pad      uint8
 }
 
 type DatapathFlowKey struct {
@@ -118,9 +118,9 @@ type DatapathFlowKey struct {
 type DatapathFlowKind uint8
 
 const (
-	DatapathFlowKindFLOW_OUT    DatapathFlowKind = 1
-	DatapathFlowKindFLOW_IN     DatapathFlowKind = 2
-	DatapathFlowKindFLOW_OPENED DatapathFlowKind = 3
+	DatapathFlowKindFLOW_SNAT   DatapathFlowKind = 1
+	DatapathFlowKindFLOW_DNAT   DatapathFlowKind = 2
+	DatapathFlowKindFLOW_EGRESS DatapathFlowKind = 3
 )
 
 type DatapathFlowState uint8
@@ -132,15 +132,21 @@ const (
 	DatapathFlowStateFLOW_RST       DatapathFlowState = 8
 )
 
+type DatapathFragQueueKey struct {
+	_        structs.HostLayout
+	Fragment DatapathFragmentKey
+	Offset   uint32
+}
+
 type DatapathFragment struct {
-	_         structs.HostLayout
-	Sport     uint16
-	Dport     uint16
-	EchoReply uint8
-	Ported    uint8
-	Waiting   uint8
-	Opaque    uint8
-	Seen      uint32
+	_          structs.HostLayout
+	Sport      uint16
+	Dport      uint16
+	EchoReply  uint8
+	HasPorts   uint8
+	Queued     uint8
+	Unreadable uint8
+	LastSeen   uint32
 }
 
 type DatapathFragmentKey struct {
@@ -152,17 +158,30 @@ type DatapathFragmentKey struct {
 	Pad      [3]uint8
 }
 
-type DatapathHeld struct {
-	_      structs.HostLayout
-	Seen   uint32
-	Length uint32
-	Frame  [1600]uint8
+type DatapathFwdEntry struct {
+	_       structs.HostLayout
+	Updated uint32
+	Ifindex uint32
+	MaxLen  uint32
+	Family  uint32
+	NextHop DatapathAddr
+	NatAddr DatapathAddr
+	NatPort uint16
+	NatSide uint8
+	Nat     uint8
 }
 
-type DatapathHeldKey struct {
-	_        structs.HostLayout
-	Fragment DatapathFragmentKey
-	Offset   uint32
+type DatapathFwdKey struct {
+	_         structs.HostLayout
+	Src       DatapathAddr
+	Dst       DatapathAddr
+	Sport     uint16
+	Dport     uint16
+	Ifindex   uint32
+	Protocol  uint8
+	Ipv6      uint8
+	HasPorts  uint8
+	EchoReply uint8
 }
 
 type DatapathHostConfig struct {
@@ -174,23 +193,54 @@ type DatapathHostConfig struct {
 	MasqPortFirst uint16
 	MasqPortCount uint16
 	Timeout       struct {
-		_          structs.HostLayout
-		TcpOpening uint32
-		TcpOpen    uint32
-		TcpClosing uint32
-		UdpOpening uint32
-		UdpOpen    uint32
-		Other      uint32
+		_              structs.HostLayout
+		TcpUnreplied   uint32
+		TcpEstablished uint32
+		TcpClosing     uint32
+		UdpUnreplied   uint32
+		UdpStream      uint32
+		Other          uint32
 	}
+}
+
+type DatapathHostPort struct {
+	_           structs.HostLayout
+	Owner       uint64
+	Network     uint32
+	TargetPort  uint16
+	Pad         uint16
+	TargetAddr  DatapathAddr
+	SrcRangeSet uint32
+	Pad2        uint32
+}
+
+type DatapathHostPortDir uint8
+
+const (
+	DatapathHostPortDirHOST_PORT_FORWARD DatapathHostPortDir = 0
+	DatapathHostPortDirHOST_PORT_REVERSE DatapathHostPortDir = 1
+)
+
+type DatapathHostPortKey struct {
+	_        structs.HostLayout
+	Addr     DatapathAddr
+	Port     uint16
+	Protocol uint8
+	Dir      DatapathHostPortDir
+}
+
+type DatapathMasqProbes struct {
+	_    structs.HostLayout
+	Used [32]uint8
 }
 
 type DatapathOffload struct {
 	_      structs.HostLayout
 	Owners uint64
 	Uplink uint32
-	Seen   uint32
-	First  [2]uint32
-	End    [2]uint32
+	CtSeen uint32
+	CtSeq  [2]uint32
+	FinSeq [2]uint32
 	State  DatapathOffloadState
 	Pad    [7]uint8
 }
@@ -213,40 +263,40 @@ const (
 )
 
 type DatapathPacket struct {
-	_         structs.HostLayout
-	Src       DatapathAddr
-	Dst       DatapathAddr
-	Sport     uint16
-	Dport     uint16
-	Ifindex   uint32
-	Protocol  uint8
-	Ipv6      bool
-	Ported    bool
-	EchoReply bool
-	L3        uint16
-	L4        uint16
-	Data      uint16
-	Ttl       uint8
-	Plain     bool
-	Length    uint32
-	Seq       uint32
-	Ack       uint32
-	TcpSyn    bool
-	TcpAccept bool
-	TcpFin    bool
-	TcpRst    bool
-	TcpRefuse bool
-	PastStack bool
-	Later     bool
-	Release   bool
-	Error     bool
-	_         [3]byte
-	Id        uint32
-	Offset    uint16
-	Payload   uint16
-	Inner     uint16
-	InnerL4   uint16
-	Sender    DatapathAddr
+	_            structs.HostLayout
+	Src          DatapathAddr
+	Dst          DatapathAddr
+	Sport        uint16
+	Dport        uint16
+	Ifindex      uint32
+	Protocol     uint8
+	Ipv6         bool
+	HasPorts     bool
+	EchoReply    bool
+	L3           uint16
+	L4           uint16
+	L4Payload    uint16
+	Ttl          uint8
+	FastEligible bool
+	Len          uint32
+	Seq          uint32
+	Ack          uint32
+	TcpSyn       bool
+	TcpSynack    bool
+	TcpFin       bool
+	TcpRst       bool
+	TcpRstNoack  bool
+	Bypass       bool
+	NonFirstFrag bool
+	FlushQueue   bool
+	IcmpError    bool
+	_            [3]byte
+	FragId       uint32
+	FragOffset   uint16
+	FragLen      uint16
+	InnerL3      uint16
+	InnerL4      uint16
+	OuterSrc     DatapathAddr
 }
 
 type DatapathPolicy uint8
@@ -257,37 +307,18 @@ const (
 	DatapathPolicyPOLICY_ISOLATED     DatapathPolicy = 2
 )
 
-type DatapathPort struct {
-	_       structs.HostLayout
-	Owner   uint64
-	Network uint32
-	Port    uint16
-	Pad     uint16
-	Addr    DatapathAddr
-	Sources uint32
-	Pad2    uint32
-}
-
-type DatapathPortKey struct {
-	_        structs.HostLayout
-	Addr     DatapathAddr
-	Port     uint16
-	Protocol uint8
-	Side     DatapathPortSide
-}
-
-type DatapathPortSide uint8
-
-const (
-	DatapathPortSidePORT_HOST      DatapathPortSide = 0
-	DatapathPortSidePORT_CONTAINER DatapathPortSide = 1
-)
-
 type DatapathPrefixKey struct {
-	_      structs.HostLayout
-	Prefix uint32
-	Set    uint32
-	Addr   DatapathAddr
+	_         structs.HostLayout
+	Prefixlen uint32
+	Set       uint32
+	Addr      DatapathAddr
+}
+
+type DatapathQueuedFrag struct {
+	_        structs.HostLayout
+	LastSeen uint32
+	Len      uint32
+	Frame    [1600]uint8
 }
 
 type DatapathReason uint32
@@ -298,7 +329,7 @@ const (
 	DatapathReasonREASON_FRAGMENT    DatapathReason = 2
 	DatapathReasonREASON_PROTOCOL    DatapathReason = 3
 	DatapathReasonREASON_TRUNCATED   DatapathReason = 4
-	DatapathReasonREASON_NOT_WRITTEN DatapathReason = 5
+	DatapathReasonREASON_REWRITE     DatapathReason = 5
 	DatapathReasonREASON_NO_FLOW     DatapathReason = 6
 	DatapathReasonREASON_MAC         DatapathReason = 7
 	DatapathReasonREASON_ADDRESS     DatapathReason = 8
@@ -309,85 +340,55 @@ const (
 	DatapathReasonREASON_DHCP_SERVER DatapathReason = 13
 	DatapathReasonREASON_HEADERS     DatapathReason = 14
 	DatapathReasonREASON_POLICY      DatapathReason = 15
-	DatapathReasonREASON_CLIENT      DatapathReason = 16
+	DatapathReasonREASON_SRC_RANGE   DatapathReason = 16
 	DatapathReasonREASON_MAX         DatapathReason = 17
 )
 
 type DatapathTimeouts struct {
-	_          structs.HostLayout
-	TcpOpening uint32
-	TcpOpen    uint32
-	TcpClosing uint32
-	UdpOpening uint32
-	UdpOpen    uint32
-	Other      uint32
-}
-
-type DatapathTried struct {
-	_         structs.HostLayout
-	Candidate [32]uint8
+	_              structs.HostLayout
+	TcpUnreplied   uint32
+	TcpEstablished uint32
+	TcpClosing     uint32
+	UdpUnreplied   uint32
+	UdpStream      uint32
+	Other          uint32
 }
 
 type DatapathUplink struct {
-	_          structs.HostLayout
-	Addr4      DatapathAddr
-	Addr6      DatapathAddr
-	Containers uint32
-}
-
-type DatapathWay struct {
-	_          structs.HostLayout
-	Kept       uint32
-	Ifindex    uint32
-	Most       uint32
-	Family     uint32
-	Next       DatapathAddr
-	Addr       DatapathAddr
-	Port       uint16
-	Side       uint8
-	Translated uint8
-}
-
-type DatapathWayKey struct {
-	_        structs.HostLayout
-	Src      DatapathAddr
-	Dst      DatapathAddr
-	Sport    uint16
-	Dport    uint16
-	Ifindex  uint32
-	Protocol uint8
-	Ipv6     uint8
-	Pad      [2]uint8
+	_               structs.HostLayout
+	Addr4           DatapathAddr
+	Addr6           DatapathAddr
+	ContainerBridge uint32
 }
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	DatapathMapClaims         = "claims"
-	DatapathMapCounters       = "counters"
 	DatapathMapDevices        = "devices"
+	DatapathMapDropTotals     = "drop_totals"
 	DatapathMapDrops          = "drops"
 	DatapathMapEndpoints      = "endpoints"
-	DatapathMapEstablished    = "established"
-	DatapathMapExempts        = "exempts"
 	DatapathMapFlows          = "flows"
+	DatapathMapFlowsBackup    = "flows_backup"
+	DatapathMapFragQueue      = "frag_queue"
+	DatapathMapFragScratch    = "frag_scratch"
 	DatapathMapFragments      = "fragments"
-	DatapathMapHeldFragments  = "held_fragments"
-	DatapathMapHolding        = "holding"
+	DatapathMapFwdCache       = "fwd_cache"
+	DatapathMapHostPorts      = "host_ports"
+	DatapathMapMasqProbes     = "masq_probes"
+	DatapathMapMasqScratch    = "masq_scratch"
+	DatapathMapNonmasqCidrs   = "nonmasq_cidrs"
 	DatapathMapOffloadTcp     = "offload_tcp"
 	DatapathMapOffloadUdp     = "offload_udp"
-	DatapathMapPackets        = "packets"
-	DatapathMapPorts          = "ports"
-	DatapathMapSources        = "sources"
-	DatapathMapTried          = "tried"
+	DatapathMapPktScratch     = "pkt_scratch"
+	DatapathMapPortSrcRanges  = "port_src_ranges"
 	DatapathMapUplinks        = "uplinks"
-	DatapathMapWays           = "ways"
 	DatapathProgFromContainer = "from_container"
-	DatapathProgFromHost      = "from_host"
 	DatapathProgFromUplink    = "from_uplink"
 	DatapathProgFromUplinkL3  = "from_uplink_l3"
 	DatapathProgToContainer   = "to_container"
+	DatapathProgToLoopback    = "to_loopback"
 	DatapathProgToUplink      = "to_uplink"
 	DatapathProgToUplinkL3    = "to_uplink_l3"
 	DatapathVarConfig         = "config"
@@ -436,10 +437,10 @@ type DatapathSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type DatapathProgramSpecs struct {
 	FromContainer *ebpf.ProgramSpec `ebpf:"from_container"`
-	FromHost      *ebpf.ProgramSpec `ebpf:"from_host"`
 	FromUplink    *ebpf.ProgramSpec `ebpf:"from_uplink"`
 	FromUplinkL3  *ebpf.ProgramSpec `ebpf:"from_uplink_l3"`
 	ToContainer   *ebpf.ProgramSpec `ebpf:"to_container"`
+	ToLoopback    *ebpf.ProgramSpec `ebpf:"to_loopback"`
 	ToUplink      *ebpf.ProgramSpec `ebpf:"to_uplink"`
 	ToUplinkL3    *ebpf.ProgramSpec `ebpf:"to_uplink_l3"`
 }
@@ -448,25 +449,25 @@ type DatapathProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type DatapathMapSpecs struct {
-	Claims        *ebpf.MapSpec `ebpf:"claims"`
-	Counters      *ebpf.MapSpec `ebpf:"counters"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
+	DropTotals    *ebpf.MapSpec `ebpf:"drop_totals"`
 	Drops         *ebpf.MapSpec `ebpf:"drops"`
 	Endpoints     *ebpf.MapSpec `ebpf:"endpoints"`
-	Established   *ebpf.MapSpec `ebpf:"established"`
-	Exempts       *ebpf.MapSpec `ebpf:"exempts"`
 	Flows         *ebpf.MapSpec `ebpf:"flows"`
+	FlowsBackup   *ebpf.MapSpec `ebpf:"flows_backup"`
+	FragQueue     *ebpf.MapSpec `ebpf:"frag_queue"`
+	FragScratch   *ebpf.MapSpec `ebpf:"frag_scratch"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
-	HeldFragments *ebpf.MapSpec `ebpf:"held_fragments"`
-	Holding       *ebpf.MapSpec `ebpf:"holding"`
+	FwdCache      *ebpf.MapSpec `ebpf:"fwd_cache"`
+	HostPorts     *ebpf.MapSpec `ebpf:"host_ports"`
+	MasqProbes    *ebpf.MapSpec `ebpf:"masq_probes"`
+	MasqScratch   *ebpf.MapSpec `ebpf:"masq_scratch"`
+	NonmasqCidrs  *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
 	OffloadTcp    *ebpf.MapSpec `ebpf:"offload_tcp"`
 	OffloadUdp    *ebpf.MapSpec `ebpf:"offload_udp"`
-	Packets       *ebpf.MapSpec `ebpf:"packets"`
-	Ports         *ebpf.MapSpec `ebpf:"ports"`
-	Sources       *ebpf.MapSpec `ebpf:"sources"`
-	Tried         *ebpf.MapSpec `ebpf:"tried"`
+	PktScratch    *ebpf.MapSpec `ebpf:"pkt_scratch"`
+	PortSrcRanges *ebpf.MapSpec `ebpf:"port_src_ranges"`
 	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
-	Ways          *ebpf.MapSpec `ebpf:"ways"`
 }
 
 // DatapathVariableSpecs contains global variables before they are loaded into the kernel.
@@ -496,48 +497,48 @@ func (o *DatapathObjects) Close() error {
 //
 // It can be passed to LoadDatapathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DatapathMaps struct {
-	Claims        *ebpf.Map `ebpf:"claims"`
-	Counters      *ebpf.Map `ebpf:"counters"`
 	Devices       *ebpf.Map `ebpf:"devices"`
+	DropTotals    *ebpf.Map `ebpf:"drop_totals"`
 	Drops         *ebpf.Map `ebpf:"drops"`
 	Endpoints     *ebpf.Map `ebpf:"endpoints"`
-	Established   *ebpf.Map `ebpf:"established"`
-	Exempts       *ebpf.Map `ebpf:"exempts"`
 	Flows         *ebpf.Map `ebpf:"flows"`
+	FlowsBackup   *ebpf.Map `ebpf:"flows_backup"`
+	FragQueue     *ebpf.Map `ebpf:"frag_queue"`
+	FragScratch   *ebpf.Map `ebpf:"frag_scratch"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
-	HeldFragments *ebpf.Map `ebpf:"held_fragments"`
-	Holding       *ebpf.Map `ebpf:"holding"`
+	FwdCache      *ebpf.Map `ebpf:"fwd_cache"`
+	HostPorts     *ebpf.Map `ebpf:"host_ports"`
+	MasqProbes    *ebpf.Map `ebpf:"masq_probes"`
+	MasqScratch   *ebpf.Map `ebpf:"masq_scratch"`
+	NonmasqCidrs  *ebpf.Map `ebpf:"nonmasq_cidrs"`
 	OffloadTcp    *ebpf.Map `ebpf:"offload_tcp"`
 	OffloadUdp    *ebpf.Map `ebpf:"offload_udp"`
-	Packets       *ebpf.Map `ebpf:"packets"`
-	Ports         *ebpf.Map `ebpf:"ports"`
-	Sources       *ebpf.Map `ebpf:"sources"`
-	Tried         *ebpf.Map `ebpf:"tried"`
+	PktScratch    *ebpf.Map `ebpf:"pkt_scratch"`
+	PortSrcRanges *ebpf.Map `ebpf:"port_src_ranges"`
 	Uplinks       *ebpf.Map `ebpf:"uplinks"`
-	Ways          *ebpf.Map `ebpf:"ways"`
 }
 
 func (m *DatapathMaps) Close() error {
 	return _DatapathClose(
-		m.Claims,
-		m.Counters,
 		m.Devices,
+		m.DropTotals,
 		m.Drops,
 		m.Endpoints,
-		m.Established,
-		m.Exempts,
 		m.Flows,
+		m.FlowsBackup,
+		m.FragQueue,
+		m.FragScratch,
 		m.Fragments,
-		m.HeldFragments,
-		m.Holding,
+		m.FwdCache,
+		m.HostPorts,
+		m.MasqProbes,
+		m.MasqScratch,
+		m.NonmasqCidrs,
 		m.OffloadTcp,
 		m.OffloadUdp,
-		m.Packets,
-		m.Ports,
-		m.Sources,
-		m.Tried,
+		m.PktScratch,
+		m.PortSrcRanges,
 		m.Uplinks,
-		m.Ways,
 	)
 }
 
@@ -553,10 +554,10 @@ type DatapathVariables struct {
 // It can be passed to LoadDatapathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DatapathPrograms struct {
 	FromContainer *ebpf.Program `ebpf:"from_container"`
-	FromHost      *ebpf.Program `ebpf:"from_host"`
 	FromUplink    *ebpf.Program `ebpf:"from_uplink"`
 	FromUplinkL3  *ebpf.Program `ebpf:"from_uplink_l3"`
 	ToContainer   *ebpf.Program `ebpf:"to_container"`
+	ToLoopback    *ebpf.Program `ebpf:"to_loopback"`
 	ToUplink      *ebpf.Program `ebpf:"to_uplink"`
 	ToUplinkL3    *ebpf.Program `ebpf:"to_uplink_l3"`
 }
@@ -564,10 +565,10 @@ type DatapathPrograms struct {
 func (p *DatapathPrograms) Close() error {
 	return _DatapathClose(
 		p.FromContainer,
-		p.FromHost,
 		p.FromUplink,
 		p.FromUplinkL3,
 		p.ToContainer,
+		p.ToLoopback,
 		p.ToUplink,
 		p.ToUplinkL3,
 	)

@@ -37,8 +37,8 @@ static __always_inline void fib_key(struct bpf_fib_lookup *fib, const struct pac
 }
 
 /* What the host would do with a packet to dst that came in where skb did. */
-static __noinline long fib_ask(struct __sk_buff *skb, const struct packet *p,
-			       const struct addr *dst)
+static __noinline long fib_lookup(struct __sk_buff *skb, const struct packet *p,
+				  const struct addr *dst)
 {
 	struct bpf_fib_lookup fib;
 
@@ -64,17 +64,17 @@ static __always_inline bool fib_forwards(long result)
  */
 __noinline int fib_is_local(struct __sk_buff *skb)
 {
-	struct packet *p = packet_place();
+	struct packet *p = pkt_scratch_get();
 	struct addr near;
 
 	if (!p)
 		return false;
-	if (fib_ask(skb, p, &p->dst) != BPF_FIB_LKUP_RET_NOT_FWDED)
+	if (fib_lookup(skb, p, &p->dst) != BPF_FIB_LKUP_RET_NOT_FWDED)
 		return false;
 	for (int bit = 0; bit < 8; bit++) {
 		near = p->dst;
 		near.bytes[15] ^= 1 << bit;
-		if (fib_forwards(fib_ask(skb, p, &near)))
+		if (fib_forwards(fib_lookup(skb, p, &near)))
 			return true;
 	}
 	return false;
@@ -85,7 +85,7 @@ static __always_inline bool is_uplink(__u32 ifindex)
 {
 	struct uplink *uplink = bpf_map_lookup_elem(&uplinks, &ifindex);
 
-	return uplink && !uplink->containers;
+	return uplink && !uplink->container_bridge;
 }
 
 /*

@@ -4,7 +4,7 @@
 
 #include "maps.h"
 #include "parse.h"
-#include "ticks.h"
+#include "time.h"
 
 static __always_inline bool flow_ended(const struct flow *flow)
 {
@@ -12,14 +12,14 @@ static __always_inline bool flow_ended(const struct flow *flow)
 }
 
 /* Keeps the second entry of a connection up to date, and only of one that lives. */
-static __noinline void flow_keep(const struct flow_key *key, const struct flow *flow)
+static __noinline void flow_backup(const struct flow_key *key, const struct flow *flow)
 {
 	if (key->protocol != IPPROTO_TCP)
 		return;
 	if (flow_ended(flow))
-		bpf_map_delete_elem(&established, key);
+		bpf_map_delete_elem(&flows_backup, key);
 	else if (flow->state & FLOW_REPLIED)
-		bpf_map_update_elem(&established, key, flow, BPF_ANY);
+		bpf_map_update_elem(&flows_backup, key, flow, BPF_ANY);
 }
 
 /* The entry that flows has lost, from the second one; NULL where there is none. */
@@ -29,7 +29,7 @@ static __always_inline struct flow *flow_recover(const struct flow_key *key)
 
 	if (key->protocol != IPPROTO_TCP)
 		return NULL;
-	kept = bpf_map_lookup_elem(&established, key);
+	kept = bpf_map_lookup_elem(&flows_backup, key);
 	if (!kept)
 		return NULL;
 	bpf_map_update_elem(&flows, key, kept, BPF_NOEXIST); /* or another CPU has */
@@ -43,7 +43,7 @@ static __always_inline void flow_touch(const struct flow_key *key, struct flow *
 	__u8 state = p->tcp_syn ? 0 : flow->state;
 	__u32 now = now_ticks();
 
-	if (p->error)
+	if (p->icmp_error)
 		return;
 	if (state & FLOW_RST && !p->tcp_rst) /* nobody believed it: out of the window, or forged */
 		state &= ~(FLOW_RST | FLOW_FIN | FLOW_FIN_REPLY);
@@ -53,16 +53,16 @@ static __always_inline void flow_touch(const struct flow_key *key, struct flow *
 		state |= FLOW_RST | FLOW_FIN | FLOW_FIN_REPLY;
 	else if (p->tcp_fin)
 		state |= reply ? FLOW_FIN_REPLY : FLOW_FIN;
-	if (flow->state == state && flow->seen == now)
+	if (flow->state == state && flow->last_seen == now)
 		return;
 	flow->state = state;
-	flow->seen = now;
-	flow_keep(key, flow);
+	flow->last_seen = now;
+	flow_backup(key, flow);
 }
 
 static __always_inline bool flow_expired(const struct flow *flow, __u8 protocol)
 {
-	__u32 idle = now_ticks() - flow->seen;
+	__u32 idle = now_ticks() - flow->last_seen;
 	bool replied = flow->state & FLOW_REPLIED;
 
 	if ((__s32)idle < 0) /* another CPU has seen the next tick already */
@@ -71,17 +71,18 @@ static __always_inline bool flow_expired(const struct flow *flow, __u8 protocol)
 	case IPPROTO_TCP:
 		if (flow->state & (FLOW_FIN | FLOW_FIN_REPLY))
 			return idle > config.timeout.tcp_closing;
-		return idle > (replied ? config.timeout.tcp_open : config.timeout.tcp_opening);
+		return idle >
+		       (replied ? config.timeout.tcp_established : config.timeout.tcp_unreplied);
 	case IPPROTO_UDP:
-		return idle > (replied ? config.timeout.udp_open : config.timeout.udp_opening);
+		return idle > (replied ? config.timeout.udp_stream : config.timeout.udp_unreplied);
 	default:
 		return idle > config.timeout.other;
 	}
 }
 
 /* The key under which the answers of a container at addr:port to p's sender are looked for. */
-static __always_inline void flow_in_key(struct flow_key *key, const struct packet *p,
-					const struct addr *addr, __u16 port)
+static __always_inline void flow_dnat_key(struct flow_key *key, const struct packet *p,
+					  const struct addr *addr, __u16 port)
 {
 	__builtin_memset(key, 0, sizeof(*key));
 	key->remote = p->src;
@@ -89,20 +90,20 @@ static __always_inline void flow_in_key(struct flow_key *key, const struct packe
 	key->remote_port = p->sport;
 	key->local_port = port;
 	key->protocol = p->protocol;
-	key->kind = FLOW_IN;
+	key->kind = FLOW_DNAT;
 }
 
 /*
  * The entry for the answers in key is there, and says what p does: that its
  * sender asked for p's address and port. Notes that it was seen.
  */
-static __always_inline bool flow_fits(const struct flow_key *key, const struct packet *p,
-				      __u64 owner)
+static __always_inline bool flow_dnat_matches(const struct flow_key *key, const struct packet *p,
+					      __u64 owner)
 {
 	struct flow *flow = bpf_map_lookup_elem(&flows, key);
 
-	if (!flow || flow->owner != owner || flow->port != p->dport ||
-	    !addr_equal(&flow->addr, &p->dst))
+	if (!flow || flow->owner != owner || flow->nat_port != p->dport ||
+	    !addr_equal(&flow->nat_addr, &p->dst))
 		return false;
 	flow_touch(key, flow, p, false);
 	return true;
@@ -113,14 +114,14 @@ static __always_inline bool flow_fits(const struct flow_key *key, const struct p
  * again whenever it is missing or different: a lost entry comes back with the
  * next packet, and a port that leads elsewhere now takes its flows along.
  */
-static __noinline long flow_remember(const struct flow_key *key, const struct packet *p,
-				     __u64 owner)
+static __noinline long flow_dnat_store(const struct flow_key *key, const struct packet *p,
+				       __u64 owner)
 {
 	struct flow flow = {
 		.owner = owner,
-		.addr = p->dst,
-		.port = p->dport,
-		.seen = now_ticks(),
+		.nat_addr = p->dst,
+		.nat_port = p->dport,
+		.last_seen = now_ticks(),
 	};
 
 	return bpf_map_update_elem(&flows, key, &flow, BPF_ANY);
@@ -135,7 +136,7 @@ static __always_inline void flow_reply_key(struct flow_key *key, const struct pa
 	key->remote_port = p->dport;
 	key->local_port = p->sport;
 	key->protocol = p->protocol;
-	key->kind = FLOW_IN;
+	key->kind = FLOW_DNAT;
 }
 
 /* The entry of the connection that p, sent by a container, answers; NULL where it answers none. */
@@ -161,15 +162,15 @@ static __noinline struct flow *flow_reply_lost(const struct packet *p)
 }
 
 /* Makes that entry anew: the client asked for addr:port. */
-static __always_inline long flow_restore(const struct packet *p, const struct addr *addr,
-					 __u16 port, __u64 owner)
+static __always_inline long flow_dnat_restore(const struct packet *p, const struct addr *addr,
+					      __u16 port, __u64 owner)
 {
 	struct flow_key key;
 	struct flow flow = {
 		.owner = owner,
-		.addr = *addr,
-		.port = port,
-		.seen = now_ticks(),
+		.nat_addr = *addr,
+		.nat_port = port,
+		.last_seen = now_ticks(),
 		.state = FLOW_REPLIED,
 	};
 

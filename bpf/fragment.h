@@ -4,7 +4,7 @@
 
 #include "maps.h"
 #include "packet.h"
-#include "ticks.h"
+#include "time.h"
 
 /* net.ipv4.ipfrag_time: after that the same id is another packet's. */
 #define FRAGMENT_TIMEOUT TICKS(30)
@@ -25,13 +25,13 @@ static __always_inline void fragment_key(struct fragment_key *key, const struct 
 	__builtin_memset(key, 0, sizeof(*key));
 	key->src = p->src;
 	key->dst = p->dst;
-	key->id = p->id;
+	key->id = p->frag_id;
 	key->protocol = p->protocol;
 }
 
-static __always_inline bool fragment_is_old(const struct fragment *fragment)
+static __always_inline bool fragment_expired(const struct fragment *fragment)
 {
-	return now_ticks() - fragment->seen > FRAGMENT_TIMEOUT;
+	return now_ticks() - fragment->last_seen > FRAGMENT_TIMEOUT;
 }
 
 /*
@@ -39,7 +39,7 @@ static __always_inline bool fragment_is_old(const struct fragment *fragment)
  * hooks see it; the one that holds later ones clears waiting when it has sent
  * them again.
  */
-static __always_inline void fragment_note(struct packet *p, bool opaque)
+static __always_inline void fragment_track(struct packet *p, bool opaque)
 {
 	struct fragment_key key;
 	struct fragment *known;
@@ -47,34 +47,34 @@ static __always_inline void fragment_note(struct packet *p, bool opaque)
 		.sport = p->sport,
 		.dport = p->dport,
 		.echo_reply = p->echo_reply,
-		.ported = p->ported,
-		.opaque = opaque,
-		.seen = now_ticks(),
+		.has_ports = p->has_ports,
+		.unreadable = opaque,
+		.last_seen = now_ticks(),
 	};
 
 	fragment_key(&key, p);
 	known = bpf_map_lookup_elem(&fragments, &key);
-	p->release = known && known->waiting;
-	fragment.waiting = p->release;
+	p->flush_queue = known && known->queued;
+	fragment.queued = p->flush_queue;
 	bpf_map_update_elem(&fragments, &key, &fragment, BPF_ANY);
 }
 
 /* Gives a later fragment the ports of the first, if that was seen. */
-static __always_inline int fragment_recall(struct packet *p)
+static __always_inline int fragment_lookup(struct packet *p)
 {
 	struct fragment_key key;
 	struct fragment *fragment;
 
 	fragment_key(&key, p);
 	fragment = bpf_map_lookup_elem(&fragments, &key);
-	if (!fragment || fragment->waiting || fragment_is_old(fragment))
+	if (!fragment || fragment->queued || fragment_expired(fragment))
 		return PARSED_FRAGMENT;
-	if (fragment->opaque)
+	if (fragment->unreadable)
 		return PARSED_PROTOCOL;
 	p->sport = fragment->sport;
 	p->dport = fragment->dport;
 	p->echo_reply = fragment->echo_reply;
-	p->ported = fragment->ported;
-	p->later = true;
+	p->has_ports = fragment->has_ports;
+	p->non_first_frag = true;
 	return PARSED;
 }

@@ -6,4 +6,4 @@
 // this folder tells the way of a packet and the meaning of each map.
 package bpf
 
-//go:generate go tool bpf2go -target bpfel,bpfeb -type attach -type endpoint_flags -type device_flags -type policy -type fast_path -type port_side -type flow_kind -type flow_state -type offload_state -type reason -type timeouts Datapath datapath.c
+//go:generate go tool bpf2go -target bpfel,bpfeb -type attach -type endpoint_flags -type device_flags -type policy -type fast_path -type host_port_dir -type flow_kind -type flow_state -type offload_state -type reason -type timeouts Datapath datapath.c

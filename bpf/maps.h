@@ -26,7 +26,7 @@ struct {
 } endpoints SEC(".maps");
 
 /* addr is a container's of that attachment, which is still there. */
-static __always_inline bool owns(__u64 owner, const struct addr *addr)
+static __always_inline bool endpoint_owned_by(__u64 owner, const struct addr *addr)
 {
 	struct endpoint *endpoint = bpf_map_lookup_elem(&endpoints, addr);
 
@@ -43,7 +43,7 @@ struct {
 } devices SEC(".maps");
 
 /* What is known of the device that a program runs for; NULL: nothing. */
-static __always_inline struct device *device_of(struct __sk_buff *skb)
+static __always_inline struct device *device_lookup(struct __sk_buff *skb)
 {
 	__u32 ifindex = skb->ifindex;
 
@@ -55,9 +55,9 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct port_key);
-	__type(value, struct port);
-} ports SEC(".maps");
+	__type(key, struct host_port_key);
+	__type(value, struct host_port);
+} host_ports SEC(".maps");
 
 /*
  * Written by the programs; the least recently used entries go for want of room,
@@ -80,15 +80,15 @@ struct {
 	__uint(max_entries, 65536);
 	__type(key, struct flow_key);
 	__type(value, struct flow);
-} established SEC(".maps");
+} flows_backup SEC(".maps");
 
 /* Written by the programs, when a flow has not got its first candidate; never removed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MASQ_REMOTES);
+	__uint(max_entries, MASQ_PROBE_GROUPS);
 	__type(key, __u32);
-	__type(value, struct tried);
-} tried SEC(".maps");
+	__type(value, struct masq_probes);
+} masq_probes SEC(".maps");
 
 /*
  * Written by the programs, when the stack has forwarded a packet. TCP connections
@@ -113,9 +113,9 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
-	__type(key, struct way_key);
-	__type(value, struct way);
-} ways SEC(".maps");
+	__type(key, struct fwd_key);
+	__type(value, struct fwd_entry);
+} fwd_cache SEC(".maps");
 
 /* Written by ADD of the first endpoint that names a set, removed with the last. The value means nothing. */
 struct {
@@ -124,7 +124,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct prefix_key);
 	__type(value, __u32);
-} exempts SEC(".maps");
+} nonmasq_cidrs SEC(".maps");
 
 /* Written by ADD of the first host port that names a set, removed with the last. The value means nothing. */
 struct {
@@ -133,7 +133,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct prefix_key);
 	__type(value, __u32);
-} sources SEC(".maps");
+} port_src_ranges SEC(".maps");
 
 /* Written by ADD for each uplink it attaches to, removed when the uplink is gone. */
 struct {
@@ -156,17 +156,17 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1024);
-	__type(key, struct held_key);
-	__type(value, struct held);
-} held_fragments SEC(".maps");
+	__type(key, struct frag_queue_key);
+	__type(value, struct queued_frag);
+} frag_queue SEC(".maps");
 
 /* Where a program puts a fragment together for held: too large for its stack. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct held);
-} holding SEC(".maps");
+	__type(value, struct queued_frag);
+} frag_scratch SEC(".maps");
 
 /*
  * Where a program keeps its packet. Not on its stack: what stands in a map is
@@ -178,7 +178,7 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct packet);
-} packets SEC(".maps");
+} pkt_scratch SEC(".maps");
 
 /* The flow that a port is looked for, where masq_try can see it. */
 struct {
@@ -186,13 +186,13 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct flow_key);
-} claims SEC(".maps");
+} masq_scratch SEC(".maps");
 
-static __always_inline struct flow_key *claim_place(void)
+static __always_inline struct flow_key *masq_scratch_get(void)
 {
 	__u32 zero = 0;
 
-	return bpf_map_lookup_elem(&claims, &zero);
+	return bpf_map_lookup_elem(&masq_scratch, &zero);
 }
 
 /* Written by the programs, one per CPU: no packet waits for another. */
@@ -200,8 +200,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, REASON_MAX);
 	__type(key, __u32); /* enum reason; the kernel wants an integer here */
-	__type(value, struct counter);
-} counters SEC(".maps");
+	__type(value, struct drop_count);
+} drop_totals SEC(".maps");
 
 /* Written by the programs with a container's first drop for a reason, removed by DEL. */
 struct {
@@ -209,5 +209,5 @@ struct {
 	__uint(max_entries, 65536);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct drop_key);
-	__type(value, struct counter);
+	__type(value, struct drop_count);
 } drops SEC(".maps");

@@ -12,49 +12,50 @@
 #include "abi.h"
 
 /*
- * The headers of one packet. Two kinds of packets carry no ports of their own,
- * and are given those of the connection that they belong to: a later fragment
- * has those of the first one, an ICMP error those of the packet that it carries,
- * addresses too, turned round since that went the other way.
+ * The headers of one packet. Two kinds of packets carry no ports of their own
+ * and get those of their connection: a later fragment has the first one's, an
+ * ICMP error has those of the packet it quotes. An error also gets that packet's
+ * addresses, swapped, because that packet went the other way.
  */
 struct packet {
-	/* The key of ways, as struct way_key has it. */
+	/* The key of fwd_cache: same layout as struct fwd_key. */
 	struct addr src;
 	struct addr dst;
 	__u16 sport;
 	__u16 dport;
-	__u32 ifindex; /* of the device whose hook this is */
+	__u32 ifindex; /* the device whose hook runs */
 	__u8 protocol;
 	bool ipv6;
-	bool ported;	 /* TCP, UDP or ICMP echo; others are told apart by their addresses alone */
-	bool echo_reply; /* the last of the key */
+	bool has_ports;	 /* TCP, UDP or ICMP echo; other protocols have addresses alone */
+	bool echo_reply; /* end of the key */
 
-	__u16 l3;   /* offset of the IP header: 0 on devices without Ethernet */
-	__u16 l4;   /* offset of what follows it */
-	__u16 data; /* TCP and UDP: offset of what follows their header */
+	__u16 l3;	  /* offset of the IP header: 0 on devices without Ethernet */
+	__u16 l4;	  /* offset of the header behind it */
+	__u16 l4_payload; /* TCP and UDP: offset behind that header */
 	__u8 ttl;
-	bool plain; /* no fragment, no error, and nothing in its headers that a router looks at closer */
-	__u32 length; /* of the IP packet */
-	__u32 seq;    /* TCP */
+	bool fast_eligible; /* may bypass the stack: no fragment, no ICMP error, no IP options */
+	__u32 len;	    /* of the IP packet */
+	__u32 seq;	    /* TCP */
 	__u32 ack;
-	bool tcp_syn;	 /* SYN without ACK: opens a connection */
-	bool tcp_accept; /* SYN and ACK */
+	bool tcp_syn; /* SYN without ACK: opens a connection */
+	bool tcp_synack;
 	bool tcp_fin;
 	bool tcp_rst;
-	bool tcp_refuse; /* RST without ACK: answers a segment of a connection that is not known */
-	bool past_stack; /* to_uplink: comes from from_container, not from the stack */
-	bool later;	 /* a fragment, not the first: there is no L4 header */
-	bool release;	 /* the first fragment, for which later ones are held */
-	bool error;	 /* an ICMP error; inner, inner_l4 and sender are for it alone */
-	__u32 id;	 /* a fragment's, as in the packet */
-	__u16 offset;	 /* a fragment's, in units of 8 bytes */
-	__u16 payload;	 /* a fragment's, in bytes; a frame may be longer */
-	__u16 inner;	 /* offset of the IP header that it carries */
-	__u16 inner_l4;	 /* offset of what follows that */
-	struct addr sender; /* who says so */
+	bool tcp_rst_noack;    /* RST without ACK: refuses a segment of an unknown connection */
+	bool bypass;	       /* to_uplink: sent by from_container, not by the stack */
+	bool non_first_frag;   /* a later fragment: there is no L4 header */
+	bool flush_queue;      /* the first fragment, and later ones wait in frag_queue */
+	bool icmp_error;       /* an ICMP error; inner_l3, inner_l4 and outer_src belong to it */
+	__u32 frag_id;	       /* as in the packet */
+	__u16 frag_offset;     /* in units of 8 bytes */
+	__u16 frag_len;	       /* in bytes; the frame may be longer */
+	__u16 inner_l3;	       /* offset of the quoted IP header */
+	__u16 inner_l4;	       /* offset of the header behind it */
+	struct addr outer_src; /* the sender of the error */
 };
 
-_Static_assert(offsetof(struct packet, echo_reply) == sizeof(struct way_key) - 1, "way_key");
+_Static_assert(offsetof(struct packet, echo_reply) == offsetof(struct fwd_key, echo_reply),
+	       "fwd_key");
 
 /* How far a packet could be read. */
 enum parsed {

@@ -25,15 +25,15 @@ static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 		return PARSED_TRUNCATED;
 	p->sport = bpf_ntohs(tcp->source);
 	p->dport = bpf_ntohs(tcp->dest);
-	p->data = p->l4 + tcp->doff * 4;
+	p->l4_payload = p->l4 + tcp->doff * 4;
 	p->seq = bpf_ntohl(tcp->seq);
 	p->ack = bpf_ntohl(tcp->ack_seq);
 	p->tcp_syn = tcp->syn && !tcp->ack;
-	p->tcp_accept = tcp->syn && tcp->ack;
+	p->tcp_synack = tcp->syn && tcp->ack;
 	p->tcp_fin = tcp->fin;
 	p->tcp_rst = tcp->rst;
-	p->tcp_refuse = tcp->rst && !tcp->ack;
-	p->ported = true;
+	p->tcp_rst_noack = tcp->rst && !tcp->ack;
+	p->has_ports = true;
 	return PARSED;
 }
 
@@ -45,8 +45,8 @@ static __always_inline int parse_udp(struct __sk_buff *skb, struct packet *p)
 		return PARSED_TRUNCATED;
 	p->sport = bpf_ntohs(udp->source);
 	p->dport = bpf_ntohs(udp->dest);
-	p->data = p->l4 + sizeof(*udp);
-	p->ported = true;
+	p->l4_payload = p->l4 + sizeof(*udp);
+	p->has_ports = true;
 	return PARSED;
 }
 
@@ -77,14 +77,14 @@ static __always_inline int parse_fragment(struct __sk_buff *skb, struct packet *
 {
 	int parsed;
 
-	p->id = id;
-	p->offset = offset;
+	p->frag_id = id;
+	p->frag_offset = offset;
 	if (offset)
-		return fragment_recall(p);
+		return fragment_lookup(p);
 	parsed = parse_l4(skb, p);
-	if (p->error) /* none of the usual ones is too long for one packet; p is not of its tuple */
+	if (p->icmp_error) /* none of the usual ones is too long for one packet; p is not of its tuple */
 		return PARSED_PROTOCOL;
-	fragment_note(p, parsed != PARSED);
+	fragment_track(p, parsed != PARSED);
 	return parsed;
 }
 
@@ -105,12 +105,12 @@ static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p)
 	addr_from_ipv4(&p->dst, ip->daddr);
 	p->protocol = ip->protocol;
 	p->l4 = p->l3 + ip->ihl * 4;
-	p->payload = bpf_ntohs(ip->tot_len) - ip->ihl * 4;
-	p->length = length_of(skb, p, bpf_ntohs(ip->tot_len), 0);
+	p->frag_len = bpf_ntohs(ip->tot_len) - ip->ihl * 4;
+	p->len = length_of(skb, p, bpf_ntohs(ip->tot_len), 0);
 	p->ttl = ip->ttl;
 	if (ip->frag_off & bpf_htons(IPV4_FRAGMENT_MASK))
 		return parse_fragment(skb, p, ip->id, bpf_ntohs(ip->frag_off) & IPV4_OFFSET_MASK);
-	p->plain = ip->ihl == 5 && !skb->vlan_present;
+	p->fast_eligible = ip->ihl == 5 && !skb->vlan_present;
 	return parse_l4(skb, p);
 }
 
@@ -122,7 +122,7 @@ static __always_inline int parse_ipv6_fragment(struct __sk_buff *skb, struct pac
 		return PARSED_TRUNCATED;
 	p->protocol = header->next;
 	p->l4 += sizeof(*header);
-	p->payload -= sizeof(*header);
+	p->frag_len -= sizeof(*header);
 	return parse_fragment(skb, p, header->id, bpf_ntohs(header->offset) >> 3);
 }
 
@@ -150,7 +150,7 @@ static __always_inline bool skip_options(struct __sk_buff *skb, struct packet *p
 			return false;
 		p->protocol = options->nexthdr;
 		p->l4 += length;
-		p->payload -= length;
+		p->frag_len -= length;
 	}
 	return true;
 }
@@ -165,8 +165,8 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	__builtin_memcpy(&p->src, &ip->saddr, sizeof(p->src));
 	__builtin_memcpy(&p->dst, &ip->daddr, sizeof(p->dst));
 	p->protocol = ip->nexthdr;
-	p->payload = bpf_ntohs(ip->payload_len);
-	p->length = length_of(skb, p, bpf_ntohs(ip->payload_len), sizeof(*ip));
+	p->frag_len = bpf_ntohs(ip->payload_len);
+	p->len = length_of(skb, p, bpf_ntohs(ip->payload_len), sizeof(*ip));
 	jumbo = !ip->payload_len && skb->gso_size;
 	p->ttl = ip->hop_limit;
 	p->l4 = p->l3 + sizeof(*ip);
@@ -180,7 +180,7 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	if (p->protocol == IPPROTO_FRAGMENT)
 		return parse_ipv6_fragment(skb, p);
 	/* BIG TCP has a jumbo option instead of a length (RFC 2675). */
-	p->plain = (p->l4 == p->l3 + sizeof(*ip) || jumbo) && !skb->vlan_present;
+	p->fast_eligible = (p->l4 == p->l3 + sizeof(*ip) || jumbo) && !skb->vlan_present;
 	return parse_l4(skb, p);
 }
 
@@ -209,9 +209,9 @@ static __noinline int parse(struct __sk_buff *skb, struct packet *p, __u32 l3)
  * One place per CPU: programs do not run inside of each other. But to_uplink does where it sends
  * held fragments by its own device, after which it looks at no packet any more.
  */
-static __always_inline struct packet *packet_place(void)
+static __always_inline struct packet *pkt_scratch_get(void)
 {
 	__u32 zero = 0;
 
-	return bpf_map_lookup_elem(&packets, &zero);
+	return bpf_map_lookup_elem(&pkt_scratch, &zero);
 }

@@ -46,14 +46,14 @@ static __always_inline int parse_echo(struct packet *p, __u8 type, __be16 id)
 
 	if (type != request && type != reply)
 		return PARSED_PROTOCOL;
-	p->ported = true;
+	p->has_ports = true;
 	p->echo_reply = type == reply;
 	p->sport = p->echo_reply ? 0 : bpf_ntohs(id);
 	p->dport = p->echo_reply ? bpf_ntohs(id) : 0;
 	return PARSED;
 }
 
-static __always_inline bool is_error(const struct packet *p, __u8 type)
+static __always_inline bool icmp_type_is_error(const struct packet *p, __u8 type)
 {
 	if (p->ipv6)
 		return type >= ICMP6_UNREACHABLE && type <= ICMP6_PARAMETER;
@@ -61,19 +61,19 @@ static __always_inline bool is_error(const struct packet *p, __u8 type)
 }
 
 /* The ports of the packet in an error, of which eight bytes are there at least, turned round. */
-static __always_inline int parse_inner_l4(struct __sk_buff *skb, struct packet *p)
+static __always_inline int parse_icmp_inner(struct __sk_buff *skb, struct packet *p)
 {
 	struct echohdr *l4 = bytes_at(skb, p->inner_l4, sizeof(*l4));
-	const __be16 *ports = (const __be16 *)l4;
+	const __be16 *host_ports = (const __be16 *)l4;
 	int parsed = PARSED;
 	__u16 sport;
 
 	if (!l4)
 		return PARSED_TRUNCATED;
 	if (p->protocol == IPPROTO_TCP || p->protocol == IPPROTO_UDP) {
-		p->sport = bpf_ntohs(ports[0]);
-		p->dport = bpf_ntohs(ports[1]);
-		p->ported = true;
+		p->sport = bpf_ntohs(host_ports[0]);
+		p->dport = bpf_ntohs(host_ports[1]);
+		p->has_ports = true;
 	} else if (packet_is_icmp(p)) {
 		parsed = parse_echo(p, l4->type, l4->id);
 	}
@@ -87,19 +87,19 @@ static __always_inline int parse_inner_l4(struct __sk_buff *skb, struct packet *
  * Takes the addresses of the packet inside, turned round. An error goes to who
  * has sent that packet, or it is none that we could translate.
  */
-static __always_inline bool turn_round(struct packet *p, const struct addr *sender,
-				       const struct addr *receiver)
+static __always_inline bool icmp_swap_tuple(struct packet *p, const struct addr *sender,
+					    const struct addr *receiver)
 {
 	if (!addr_equal(sender, &p->dst) || (p->ipv6 && addr_is_mapped(receiver)))
 		return false;
-	p->sender = p->src;
+	p->outer_src = p->src;
 	p->src = *receiver;
 	return true;
 }
 
 static __always_inline int parse_error_ipv4(struct __sk_buff *skb, struct packet *p)
 {
-	struct iphdr *ip = bytes_at(skb, p->inner, sizeof(*ip));
+	struct iphdr *ip = bytes_at(skb, p->inner_l3, sizeof(*ip));
 	struct addr sender, receiver;
 
 	if (!ip || ip->ihl < 5)
@@ -107,10 +107,10 @@ static __always_inline int parse_error_ipv4(struct __sk_buff *skb, struct packet
 	addr_from_ipv4(&sender, ip->saddr);
 	addr_from_ipv4(&receiver, ip->daddr);
 	p->protocol = ip->protocol;
-	p->inner_l4 = p->inner + ip->ihl * 4;
-	if (!turn_round(p, &sender, &receiver) || ip->frag_off & bpf_htons(IPV4_OFFSET_MASK))
+	p->inner_l4 = p->inner_l3 + ip->ihl * 4;
+	if (!icmp_swap_tuple(p, &sender, &receiver) || ip->frag_off & bpf_htons(IPV4_OFFSET_MASK))
 		return PARSED_PROTOCOL;
-	return parse_inner_l4(skb, p);
+	return parse_icmp_inner(skb, p);
 }
 
 /* Past the header of a first fragment; a later one has no ports. */
@@ -127,7 +127,7 @@ static __always_inline int parse_error_ipv6_fragment(struct __sk_buff *skb, stru
 
 static __always_inline int parse_error_ipv6(struct __sk_buff *skb, struct packet *p)
 {
-	struct ipv6hdr *ip = bytes_at(skb, p->inner, sizeof(*ip));
+	struct ipv6hdr *ip = bytes_at(skb, p->inner_l3, sizeof(*ip));
 	struct addr sender, receiver;
 	int parsed = PARSED;
 
@@ -136,12 +136,12 @@ static __always_inline int parse_error_ipv6(struct __sk_buff *skb, struct packet
 	__builtin_memcpy(&sender, &ip->saddr, sizeof(sender));
 	__builtin_memcpy(&receiver, &ip->daddr, sizeof(receiver));
 	p->protocol = ip->nexthdr;
-	p->inner_l4 = p->inner + sizeof(*ip);
-	if (!turn_round(p, &sender, &receiver))
+	p->inner_l4 = p->inner_l3 + sizeof(*ip);
+	if (!icmp_swap_tuple(p, &sender, &receiver))
 		return PARSED_PROTOCOL;
 	if (p->protocol == IPPROTO_FRAGMENT)
 		parsed = parse_error_ipv6_fragment(skb, p);
-	return parsed == PARSED ? parse_inner_l4(skb, p) : parsed;
+	return parsed == PARSED ? parse_icmp_inner(skb, p) : parsed;
 }
 
 static __noinline int parse_icmp(struct __sk_buff *skb, struct packet *p)
@@ -150,10 +150,10 @@ static __noinline int parse_icmp(struct __sk_buff *skb, struct packet *p)
 
 	if (!icmp)
 		return PARSED_TRUNCATED;
-	if (!is_error(p, icmp->type))
+	if (!icmp_type_is_error(p, icmp->type))
 		return parse_echo(p, icmp->type, icmp->id);
-	p->error = true;
-	p->plain = false; /* for all that it looks like a packet of the connection */
-	p->inner = p->l4 + sizeof(*icmp);
+	p->icmp_error = true;
+	p->fast_eligible = false; /* for all that it looks like a packet of the connection */
+	p->inner_l3 = p->l4 + sizeof(*icmp);
 	return p->ipv6 ? parse_error_ipv6(skb, p) : parse_error_ipv4(skb, p);
 }

@@ -9,20 +9,20 @@
 #pragma once
 
 #include "flow.h"
-#include "port.h"
+#include "host_port.h"
 #include "verdict.h"
 
 /* Remembers that the container behind device has sent p, so that it may be answered. */
-static __noinline void policy_note(const struct packet *p, const struct device *device)
+static __noinline void policy_track_egress(const struct packet *p, const struct device *device)
 {
-	struct flow flow = {.owner = device->owner, .seen = now_ticks()};
+	struct flow flow = {.owner = device->owner, .last_seen = now_ticks()};
 	struct flow_key key;
 	struct flow *known;
 
-	if (p->error)
+	if (p->icmp_error)
 		return;
 	flow_reply_key(&key, p);
-	key.kind = FLOW_OPENED;
+	key.kind = FLOW_EGRESS;
 	known = bpf_map_lookup_elem(&flows, &key);
 	if (known && known->owner == device->owner)
 		flow_touch(&key, known, p, false);
@@ -36,8 +36,8 @@ static __noinline bool policy_is_reply(const struct packet *p, const struct devi
 	struct flow_key key;
 	struct flow *flow;
 
-	flow_in_key(&key, p, &p->dst, p->dport);
-	key.kind = FLOW_OPENED;
+	flow_dnat_key(&key, p, &p->dst, p->dport);
+	key.kind = FLOW_EGRESS;
 	flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
 	if (!flow || flow->owner != device->owner || flow_expired(flow, p->protocol))
 		return false;
@@ -46,16 +46,16 @@ static __noinline bool policy_is_reply(const struct packet *p, const struct devi
 }
 
 /* A container may send to the one behind device. */
-static __always_inline bool policy_admits(const struct device *device, __u32 container,
+static __always_inline bool policy_allows(const struct device *device, __u32 container,
 					  __u32 network)
 {
 	if (container == device->container)
 		return true;
-	return device->ingress == POLICY_SAME_NETWORK && network == device->network;
+	return device->ingress_policy == POLICY_SAME_NETWORK && network == device->network;
 }
 
 /* The same of who has sent skb, as p if that could be parsed: true where that is no container. */
-static __always_inline bool policy_admits_sender(struct __sk_buff *skb, const struct packet *p,
+static __always_inline bool policy_allows_sender(struct __sk_buff *skb, const struct packet *p,
 						 const struct device *device)
 {
 	__u32 ifindex = skb->ingress_ifindex;
@@ -63,9 +63,9 @@ static __always_inline bool policy_admits_sender(struct __sk_buff *skb, const st
 	struct endpoint *endpoint;
 
 	if (sender)
-		return policy_admits(device, sender->container, sender->network);
-	endpoint = bpf_map_lookup_elem(&endpoints, p->error ? &p->sender : &p->src);
-	return !endpoint || policy_admits(device, endpoint->container, endpoint->network);
+		return policy_allows(device, sender->container, sender->network);
+	endpoint = bpf_map_lookup_elem(&endpoints, p->icmp_error ? &p->outer_src : &p->src);
+	return !endpoint || policy_allows(device, endpoint->container, endpoint->network);
 }
 
 /* Containers behind one bridge have to find each other before one can answer the other. */
@@ -77,7 +77,7 @@ static __always_inline bool policy_is_neighbor(struct __sk_buff *skb, const stru
 		return false;
 	if (skb->protocol == bpf_htons(ETH_P_ARP))
 		return true;
-	if (!p->ipv6 || p->protocol != IPPROTO_ICMPV6 || p->id || p->offset)
+	if (!p->ipv6 || p->protocol != IPPROTO_ICMPV6 || p->frag_id || p->frag_offset)
 		return false;
 	type = bytes_at(skb, p->l4, sizeof(*type));
 	return type && (*type == ICMP6_NEIGHBOR_SOLICIT || *type == ICMP6_NEIGHBOR_ADVERT);
@@ -89,35 +89,35 @@ static __always_inline bool policy_drops(struct __sk_buff *skb, const struct dev
 	struct packet *p;
 	int parsed;
 
-	if (device->ingress == POLICY_OPEN || !skb->ingress_ifindex) /* the host's own */
+	if (device->ingress_policy == POLICY_OPEN || !skb->ingress_ifindex) /* the host's own */
 		return false;
-	p = packet_place();
+	p = pkt_scratch_get();
 	if (!p)
 		return false;
 	parsed = parse(skb, p, ETH_HLEN);
-	if (policy_admits_sender(skb, p, device) || policy_is_neighbor(skb, p) ||
+	if (policy_allows_sender(skb, p, device) || policy_is_neighbor(skb, p) ||
 	    (parsed == PARSED && policy_is_reply(p, device)))
 		return false;
-	drop_of(skb, device->owner, REASON_POLICY);
+	drop_for(skb, device->owner, REASON_POLICY);
 	return true;
 }
 
 /* The sender is the container behind device, as who has to be in a port's sources. */
-static __always_inline bool policy_knows_sender(const struct device *device,
-						const struct endpoint *sender,
-						const struct port *port)
+static __always_inline bool host_port_knows_sender(const struct device *device,
+						   const struct endpoint *sender,
+						   const struct host_port *port)
 {
-	return !port->sources || (device && sender && sender->container == device->container);
+	return !port->src_range_set || (device && sender && sender->container == device->container);
 }
 
 /* The host port is for the client that p is from. */
-static __noinline bool policy_admits_client(const struct packet *p, const struct port *port)
+static __noinline bool host_port_allows(const struct packet *p, const struct host_port *port)
 {
 	struct prefix_key key = {
-		.prefix = 32 + 128,
-		.set = port->sources,
+		.prefixlen = 32 + 128,
+		.set = port->src_range_set,
 		.addr = p->src,
 	};
 
-	return !port->sources || bpf_map_lookup_elem(&sources, &key);
+	return !port->src_range_set || bpf_map_lookup_elem(&port_src_ranges, &key);
 }

@@ -7,7 +7,7 @@
 /* There is an L4 header, and we know its checksum. */
 static __always_inline bool has_l4(const struct packet *p)
 {
-	return p->ported && !p->later;
+	return p->has_ports && !p->non_first_frag;
 }
 
 /* The offset of the L4 checksum, and bpf_l4_csum_replace's flags for the protocol. */
@@ -88,8 +88,8 @@ static __noinline long rewrite(struct __sk_buff *skb, const struct packet *p, en
 	__u16 from_port = side == SIDE_SRC ? p->sport : p->dport;
 	long err = 0;
 
-	if (p->error)
-		return rewrite_error(skb, p, side, addr, port);
+	if (p->icmp_error)
+		return rewrite_icmp_error(skb, p, side, addr, port);
 	if (!addr_equal(from, addr))
 		err = p->ipv6 ? rewrite_ipv6(skb, p, side, from, addr)
 			      : rewrite_ipv4(skb, p, side, addr_ipv4(from), addr_ipv4(addr));

@@ -6,8 +6,8 @@
 #include "parse.h"
 
 /* The error's checksum covers the packet that it carries: each change in there is a change of it too. */
-static __always_inline long patch(struct __sk_buff *skb, const struct packet *p, __u32 offset,
-				  __u32 from, __u32 to, __u32 size)
+static __always_inline long icmp_patch(struct __sk_buff *skb, const struct packet *p, __u32 offset,
+				       __u32 from, __u32 to, __u32 size)
 {
 	long err = bpf_l4_csum_replace(skb, p->l4 + offsetof(struct echohdr, checksum), from, to,
 				       size);
@@ -16,8 +16,8 @@ static __always_inline long patch(struct __sk_buff *skb, const struct packet *p,
 }
 
 /* The checksum of the TCP, UDP or echo message inside, where that much of it is there. */
-static __always_inline long patch_inner_checksum(struct __sk_buff *skb, const struct packet *p,
-						 __s64 diff)
+static __always_inline long icmp_patch_inner_checksum(struct __sk_buff *skb, const struct packet *p,
+						      __s64 diff)
 {
 	__u32 offset = p->inner_l4;
 	__u16 from, to;
@@ -41,7 +41,7 @@ static __always_inline long patch_inner_checksum(struct __sk_buff *skb, const st
 	to = ~sum;
 	if (!to && p->protocol == IPPROTO_UDP)
 		to = 0xffff;
-	return patch(skb, p, offset, from, to, sizeof(to));
+	return icmp_patch(skb, p, offset, from, to, sizeof(to));
 }
 
 /* One side of a tuple as 32-bit words, which checksums are made of. */
@@ -54,7 +54,7 @@ struct words {
 /* The packet inside went the other way: the side that is the source here was its destination. */
 static __always_inline bool changes_outer(const struct packet *p, enum side side)
 {
-	return side == SIDE_DST || addr_equal(&p->sender, &p->src);
+	return side == SIDE_DST || addr_equal(&p->outer_src, &p->src);
 }
 
 static __always_inline long rewrite_error_ipv4(struct __sk_buff *skb, const struct packet *p,
@@ -73,9 +73,9 @@ static __always_inline long rewrite_error_ipv4(struct __sk_buff *skb, const stru
 	}
 	/* Address and header checksum change together, so the ICMP checksum over both does not. */
 	err = err
-		      ?: bpf_l3_csum_replace(skb, p->inner + offsetof(struct iphdr, check), from,
+		      ?: bpf_l3_csum_replace(skb, p->inner_l3 + offsetof(struct iphdr, check), from,
 					     to, sizeof(to));
-	return err ?: bpf_skb_store_bytes(skb, p->inner + inner, &to, sizeof(to), 0);
+	return err ?: bpf_skb_store_bytes(skb, p->inner_l3 + inner, &to, sizeof(to), 0);
 }
 
 static __always_inline long rewrite_error_ipv6(struct __sk_buff *skb, const struct packet *p,
@@ -95,12 +95,12 @@ static __always_inline long rewrite_error_ipv6(struct __sk_buff *skb, const stru
 		err = err ?: bpf_skb_store_bytes(skb, p->l3 + outer, to, sizeof(*to), 0);
 	}
 	err = err ?: bpf_l4_csum_replace(skb, checksum, 0, diff, 0);
-	return err ?: bpf_skb_store_bytes(skb, p->inner + inner, to, sizeof(*to), 0);
+	return err ?: bpf_skb_store_bytes(skb, p->inner_l3 + inner, to, sizeof(*to), 0);
 }
 
 /* rewrite for an error: the packet inside, and the address outside where it is the same side's. */
-static __noinline long rewrite_error(struct __sk_buff *skb, const struct packet *p, enum side side,
-				     const struct addr *addr, __u16 port)
+static __noinline long rewrite_icmp_error(struct __sk_buff *skb, const struct packet *p,
+					  enum side side, const struct addr *addr, __u16 port)
 {
 	struct words from = {.addr = side == SIDE_SRC ? p->src : p->dst}, to = {.addr = *addr};
 	__u32 offset = p->inner_l4 + (side == SIDE_SRC ? 2 : 0);
@@ -121,9 +121,9 @@ static __noinline long rewrite_error(struct __sk_buff *skb, const struct packet 
 	}
 	err = p->ipv6 ? rewrite_error_ipv6(skb, p, side, &from.addr, addr)
 		      : rewrite_error_ipv4(skb, p, side, addr_ipv4(&from.addr), addr_ipv4(addr));
-	if (!p->ported)
+	if (!p->has_ports)
 		return err;
 	if (from.port != to.port)
-		err = err ?: patch(skb, p, offset, from.port, to.port, sizeof(to.port));
-	return err ?: patch_inner_checksum(skb, p, diff);
+		err = err ?: icmp_patch(skb, p, offset, from.port, to.port, sizeof(to.port));
+	return err ?: icmp_patch_inner_checksum(skb, p, diff);
 }

@@ -7,13 +7,13 @@
 
 enum host_socket {
 	SOCKET_NONE,
-	SOCKET_WAITING,	  /* listens, or is a UDP socket that takes from anyone */
+	SOCKET_LISTENING, /* listens, or is a UDP socket that takes from anyone */
 	SOCKET_CONNECTED, /* with this remote */
 };
 
 /* What the host has for packets from remote to local in key, whose protocol is TCP or UDP. */
-static __noinline enum host_socket socket_at(struct __sk_buff *skb, const struct packet *p,
-					     const struct flow_key *key)
+static __noinline enum host_socket socket_lookup(struct __sk_buff *skb, const struct packet *p,
+						 const struct flow_key *key)
 {
 	struct bpf_sock_tuple tuple = {};
 	enum host_socket found = SOCKET_CONNECTED;
@@ -38,20 +38,21 @@ static __noinline enum host_socket socket_at(struct __sk_buff *skb, const struct
 		if (!sk)
 			return SOCKET_NONE;
 		if (sk->state == BPF_TCP_LISTEN)
-			found = SOCKET_WAITING;
+			found = SOCKET_LISTENING;
 	} else {
 		sk = bpf_sk_lookup_udp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
 		if (!sk)
 			return SOCKET_NONE;
 		if (!sk->dst_port)
-			found = SOCKET_WAITING;
+			found = SOCKET_LISTENING;
 	}
 	bpf_sk_release(sk);
 	return found;
 }
 
 /* What the host has for p. */
-static __always_inline enum host_socket socket_for(struct __sk_buff *skb, const struct packet *p)
+static __always_inline enum host_socket socket_lookup_packet(struct __sk_buff *skb,
+							     const struct packet *p)
 {
 	struct flow_key key = {
 		.remote = p->src,
@@ -60,11 +61,11 @@ static __always_inline enum host_socket socket_for(struct __sk_buff *skb, const 
 		.local_port = p->dport,
 	};
 
-	return socket_at(skb, p, &key);
+	return socket_lookup(skb, p, &key);
 }
 
 /* An answer to a connection that the host itself has opened from the port's number. */
-static __always_inline bool is_hosts_own(struct __sk_buff *skb, const struct packet *p)
+static __always_inline bool is_host_connection(struct __sk_buff *skb, const struct packet *p)
 {
-	return socket_for(skb, p) == SOCKET_CONNECTED;
+	return socket_lookup_packet(skb, p) == SOCKET_CONNECTED;
 }

@@ -11,7 +11,7 @@
 #include "parse.h"
 #include "verdict.h"
 
-#define NOT_SPOOFED -1 /* else an enum reason */
+#define SPOOF_NONE -1 /* else an enum reason */
 
 #define DHCP4_SERVER 67
 #define DHCP4_CLIENT 68
@@ -83,7 +83,7 @@ static __always_inline bool spoof_passes(struct __sk_buff *skb, const struct dev
 static __always_inline bool spoof_is_hosts(struct __sk_buff *skb, const struct addr *addr,
 					   bool ipv6)
 {
-	struct packet *p = packet_place();
+	struct packet *p = pkt_scratch_get();
 
 	if (!p)
 		return true;
@@ -141,7 +141,7 @@ static __always_inline bool spoof_owns_link_local(const struct device *device,
 {
 	if (addr->bytes[0] != 0xfe || (addr->bytes[1] & 0xc0) != 0x80)
 		return false;
-	return !(device->flags & DEVICE_SHARED) || addr_is_of_mac(addr, device->mac);
+	return !(device->flags & DEVICE_BRIDGED) || addr_is_of_mac(addr, device->mac);
 }
 
 /* The judgement of an address that the container uses as its own. */
@@ -153,7 +153,7 @@ static __noinline int spoof_address(struct __sk_buff *skb, const struct device *
 	if (addr_is_any(addr, ipv6) || (ipv6 && addr_is_mapped(addr)))
 		return REASON_ADDRESS;
 	if (spoof_owns(skb, device, addr, ipv6) || (ipv6 && spoof_owns_link_local(device, addr)))
-		return NOT_SPOOFED;
+		return SPOOF_NONE;
 	return REASON_ADDRESS;
 }
 
@@ -184,7 +184,7 @@ static __noinline int spoof_arp(struct __sk_buff *skb, const struct device *devi
 	    !mac_equal(arp->sender_mac, device->mac))
 		return REASON_ARP;
 	addr_from_ipv4(&addr, arp->sender ?: arp->target);
-	return spoof_address(skb, device, &addr, false) == NOT_SPOOFED ? NOT_SPOOFED : REASON_ARP;
+	return spoof_address(skb, device, &addr, false) == SPOOF_NONE ? SPOOF_NONE : REASON_ARP;
 }
 
 #define ICMP4_REDIRECT	    5
@@ -197,7 +197,7 @@ static __noinline int spoof_ipv4(struct __sk_buff *skb, const struct device *dev
 	struct addr source;
 	__u8 protocol, *icmp;
 	bool later;
-	int judged;
+	int checked;
 
 	if (!ip || ip->version != 4 || ip->ihl < 5)
 		return REASON_TRUNCATED;
@@ -205,10 +205,10 @@ static __noinline int spoof_ipv4(struct __sk_buff *skb, const struct device *dev
 	protocol = ip->protocol;
 	later = ip->frag_off & bpf_htons(IPV4_OFFSET_MASK);
 	at += ip->ihl * 4;
-	judged = spoof_address(skb, device, &source, false);
+	checked = spoof_address(skb, device, &source, false);
 	if (later)
-		return judged;
-	if (protocol == IPPROTO_ICMP && judged == NOT_SPOOFED) {
+		return checked;
+	if (protocol == IPPROTO_ICMP && checked == SPOOF_NONE) {
 		icmp = bytes_at(skb, at, sizeof(*icmp));
 		if (!icmp)
 			return REASON_TRUNCATED;
@@ -216,16 +216,16 @@ static __noinline int spoof_ipv4(struct __sk_buff *skb, const struct device *dev
 			return REASON_ROUTER;
 	}
 	if (protocol != IPPROTO_UDP)
-		return judged;
+		return checked;
 	udp = bytes_at(skb, at, sizeof(*udp));
 	if (!udp)
 		return REASON_TRUNCATED;
-	if (judged == NOT_SPOOFED && udp->dest == bpf_htons(DHCP4_CLIENT))
+	if (checked == SPOOF_NONE && udp->dest == bpf_htons(DHCP4_CLIENT))
 		return REASON_DHCP_SERVER;
 	if (!addr_ipv4(&source) && udp->source == bpf_htons(DHCP4_CLIENT) &&
 	    udp->dest == bpf_htons(DHCP4_SERVER)) /* a client without an address asks for one */
-		return NOT_SPOOFED;
-	return judged;
+		return SPOOF_NONE;
+	return checked;
 }
 
 #define ICMP6_LISTENER_REPORT	 131
@@ -248,7 +248,7 @@ struct neighbor {
  * one may only ask for routers and neighbours, and say what one listens to.
  */
 static __noinline int spoof_icmpv6(struct __sk_buff *skb, const struct device *device, __u32 at,
-				   bool unspecified, int judged)
+				   bool unspecified, int checked)
 {
 	__u8 *type = bytes_at(skb, at, sizeof(*type));
 	struct neighbor *neighbor;
@@ -261,27 +261,27 @@ static __noinline int spoof_icmpv6(struct __sk_buff *skb, const struct device *d
 	case ICMP6_LISTENER_DONE:
 	case ICMP6_LISTENER_REPORT_V2:
 	case ICMP6_ROUTER_SOLICIT:
-		return unspecified ? NOT_SPOOFED : judged;
+		return unspecified ? SPOOF_NONE : checked;
 	case ICMP6_ROUTER_ADVERT:
 	case ICMP6_REDIRECT:
-		return judged == NOT_SPOOFED ? REASON_ROUTER : judged;
+		return checked == SPOOF_NONE ? REASON_ROUTER : checked;
 	case ICMP6_NEIGHBOR_SOLICIT:
 		if (!unspecified) /* of whom it likes */
-			return judged;
+			return checked;
 		break;
 	case ICMP6_NEIGHBOR_ADVERT:
-		if (judged != NOT_SPOOFED)
-			return judged;
+		if (checked != SPOOF_NONE)
+			return checked;
 		break;
 	default:
-		return judged;
+		return checked;
 	}
 	neighbor = bytes_at(skb, at, sizeof(*neighbor));
 	if (!neighbor)
 		return REASON_TRUNCATED;
 	target = neighbor->target;
-	return spoof_address(skb, device, &target, true) == NOT_SPOOFED ? NOT_SPOOFED
-									: REASON_NEIGHBOR;
+	return spoof_address(skb, device, &target, true) == SPOOF_NONE ? SPOOF_NONE
+								       : REASON_NEIGHBOR;
 }
 
 #define EXTENSIONS 4 /* headers before the one that counts */
@@ -333,7 +333,7 @@ static __noinline int spoof_ipv6(struct __sk_buff *skb, const struct device *dev
 	struct udphdr *udp;
 	struct addr source;
 	__u8 protocol;
-	int judged;
+	int checked;
 
 	if (!ip || ip->version != 6)
 		return REASON_TRUNCATED;
@@ -341,21 +341,21 @@ static __noinline int spoof_ipv6(struct __sk_buff *skb, const struct device *dev
 	protocol = ip->nexthdr;
 	at += sizeof(*ip);
 	unspecified = addr_is_any(&source, true);
-	judged = spoof_address(skb, device, &source, true);
-	if (judged != NOT_SPOOFED && !unspecified)
-		return judged;
+	checked = spoof_address(skb, device, &source, true);
+	if (checked != SPOOF_NONE && !unspecified)
+		return checked;
 	if (!spoof_skip_extensions(skb, &protocol, &at, &later))
 		return REASON_HEADERS;
 	if (later)
-		return judged;
+		return checked;
 	if (protocol == IPPROTO_ICMPV6)
-		return spoof_icmpv6(skb, device, at, unspecified, judged);
-	if (protocol != IPPROTO_UDP || judged != NOT_SPOOFED)
-		return judged;
+		return spoof_icmpv6(skb, device, at, unspecified, checked);
+	if (protocol != IPPROTO_UDP || checked != SPOOF_NONE)
+		return checked;
 	udp = bytes_at(skb, at, sizeof(*udp));
 	if (!udp)
 		return REASON_TRUNCATED;
-	return udp->dest == bpf_htons(DHCP6_CLIENT) ? REASON_DHCP_SERVER : NOT_SPOOFED;
+	return udp->dest == bpf_htons(DHCP6_CLIENT) ? REASON_DHCP_SERVER : SPOOF_NONE;
 }
 
 struct vlan_tag {
@@ -387,7 +387,7 @@ static __always_inline __be16 spoof_skip_tags(struct __sk_buff *skb, __u32 *at)
 }
 
 /* Reads any frame of a container. Returns why it must not pass, or NOT_SPOOFED. */
-static __noinline int spoof_judge(struct __sk_buff *skb, const struct device *device)
+static __noinline int spoof_check(struct __sk_buff *skb, const struct device *device)
 {
 	struct ethhdr *eth = bytes_at(skb, 0, sizeof(*eth));
 	__u32 at = ETH_HLEN;
@@ -408,20 +408,20 @@ static __noinline int spoof_judge(struct __sk_buff *skb, const struct device *de
 	case bpf_htons(ETH_P_ARP):
 		return spoof_arp(skb, device, at);
 	default:
-		return NOT_SPOOFED; /* names no address that the host would believe */
+		return SPOOF_NONE; /* names no address that the host would believe */
 	}
 }
 
 /* Says whether what the container behind device sends must not pass; then it is counted. */
 static __always_inline bool spoof_drops(struct __sk_buff *skb, const struct device *device)
 {
-	int judged;
+	int checked;
 
 	if (!(device->flags & DEVICE_ANTI_SPOOF) || spoof_passes(skb, device))
 		return false;
-	judged = spoof_judge(skb, device);
-	if (judged == NOT_SPOOFED)
+	checked = spoof_check(skb, device);
+	if (checked == SPOOF_NONE)
 		return false;
-	drop_of(skb, device->owner, judged);
+	drop_for(skb, device->owner, checked);
 	return true;
 }

@@ -18,7 +18,7 @@
 static __noinline int drop(struct __sk_buff *skb, enum reason reason)
 {
 	__u32 key = reason;
-	struct counter *counter = bpf_map_lookup_elem(&counters, &key);
+	struct drop_count *counter = bpf_map_lookup_elem(&drop_totals, &key);
 
 	if (counter) {
 		counter->packets++;
@@ -28,11 +28,11 @@ static __noinline int drop(struct __sk_buff *skb, enum reason reason)
 }
 
 /* The same of what a container sends, or is sent. One counter for all CPUs: drops are few, or unwanted. */
-static __noinline int drop_of(struct __sk_buff *skb, __u64 owner, enum reason reason)
+static __noinline int drop_for(struct __sk_buff *skb, __u64 owner, enum reason reason)
 {
 	struct drop_key key = {.owner = owner, .reason = reason};
-	struct counter *counter = bpf_map_lookup_elem(&drops, &key);
-	struct counter none = {};
+	struct drop_count *counter = bpf_map_lookup_elem(&drops, &key);
+	struct drop_count none = {};
 
 	if (!counter) {
 		bpf_map_update_elem(&drops, &key, &none, BPF_NOEXIST);

@@ -34,7 +34,7 @@ func newBootPool(t *testing.T, ranges string) (pool *Pool, dir string, reboot fu
 	pool.boot = func() string { return boot }
 	return pool, dir, func(id string) {
 		boot = id
-		if err := os.RemoveAll(pool.host.IndexDir); err != nil {
+		if err := os.RemoveAll(pool.options.IndexDir); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -57,11 +57,11 @@ func TestReclaimAfterReboot(t *testing.T) {
 		{"reboot", reserve, func(_ *testing.T, _ *Pool, reboot func(string)) { reboot("second") }, true},
 		{"reboot, and it lives", reserve, func(_ *testing.T, pool *Pool, reboot func(string)) {
 			reboot("second")
-			pool.host.Lives = func(a Attachment) bool { return a == Attachment{"c1", "eth0"} }
+			pool.options.Lives = func(a Attachment) bool { return a == Attachment{"c1", "eth0"} }
 		}, false},
 		{"reboot, and another lives", reserve, func(_ *testing.T, pool *Pool, reboot func(string)) {
 			reboot("second")
-			pool.host.Lives = func(a Attachment) bool { return a != Attachment{"c1", "eth0"} }
+			pool.options.Lives = func(a Attachment) bool { return a != Attachment{"c1", "eth0"} }
 		}, true},
 		{"reboot, and the container came back", reserve, func(t *testing.T, pool *Pool, reboot func(string)) {
 			reboot("second")

@@ -67,7 +67,7 @@ func TestChild(t *testing.T) {
 		return // nothing is skipped: the tests below start it
 	}
 	section := fmt.Sprintf(`{"dataDir": %q, "ranges": %s}`, filepath.Dir(dir), childRanges)
-	pool := Open(parse(t, filepath.Base(dir), section, Request{}), Host{IndexDir: os.Getenv(childIdx)})
+	pool := Open(parse(t, filepath.Base(dir), section, Request{}), Options{IndexDir: os.Getenv(childIdx)})
 	if os.Getenv(childMode) == "churn" {
 		for i := 0; ; i++ {
 			a := Attachment{fmt.Sprintf("%s-%d", name, i), "eth0"}
@@ -86,7 +86,7 @@ func startChild(t *testing.T, pool *Pool, name, mode string) (*exec.Cmd, *bytes.
 	t.Helper()
 	output := &bytes.Buffer{}
 	child := exec.Command(os.Args[0], "-test.run=^TestChild$", "-test.v")
-	child.Env = append(os.Environ(), childDir+"="+pool.cfg.Dir(), childIdx+"="+pool.host.IndexDir, childName+"="+name, childMode+"="+mode)
+	child.Env = append(os.Environ(), childDir+"="+pool.cfg.Dir(), childIdx+"="+pool.options.IndexDir, childName+"="+name, childMode+"="+mode)
 	child.Stdout, child.Stderr = output, output
 	if err := child.Start(); err != nil {
 		t.Fatal(err)

@@ -147,7 +147,7 @@ func FuzzReservations(f *testing.F) {
 		isRecord := err == nil && isAddr == nil
 		outlived := marked && mark != "" && mark != "this" && len(mark) <= mostMark && holder.IfName != ""
 
-		me, all := Attachment{"c1", "eth0"}, Open(pool.cfg, Host{})
+		me, all := Attachment{"c1", "eth0"}, Open(pool.cfg, Options{})
 		result, err := pool.Reserve(t.Context(), me)
 		switch {
 		case err == nil && isRecord && name == "10.1.0.2" && !outlived:

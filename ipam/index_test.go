@@ -58,11 +58,11 @@ func TestIndexGoesStale(t *testing.T) {
 			}
 		}},
 		{"operation with another index", func(t *testing.T, pool *Pool, dir string) {
-			other := Open(pool.cfg, Host{IndexDir: t.TempDir()})
+			other := Open(pool.cfg, Options{IndexDir: t.TempDir()})
 			mustReserve(t, other, Attachment{"c1", "eth0"})
 		}},
 		{"operation without index", func(t *testing.T, pool *Pool, dir string) {
-			mustReserve(t, Open(pool.cfg, Host{}), Attachment{"c1", "eth0"})
+			mustReserve(t, Open(pool.cfg, Options{}), Attachment{"c1", "eth0"})
 		}},
 		{"index of another boot", func(t *testing.T, pool *Pool, dir string) {
 			write(t, filepath.Join(dir, "10.1.0.2"), "c1\r\neth0") // in place: the stamp stays
@@ -70,12 +70,12 @@ func TestIndexGoesStale(t *testing.T) {
 		}},
 		{"index that cannot be read", func(t *testing.T, pool *Pool, dir string) {
 			write(t, filepath.Join(dir, "10.1.0.2"), "c1\r\neth0")
-			i := openIndex(pool.host.IndexDir, pool.boot(), dir)
+			i := openIndex(pool.options.IndexDir, pool.boot(), dir)
 			write(t, i.link(Attachment{"c1", "eth0"}), "no link")
 		}},
 		{"index that is lost", func(t *testing.T, pool *Pool, dir string) {
 			write(t, filepath.Join(dir, "10.1.0.2"), "c1\r\neth0")
-			if err := os.RemoveAll(pool.host.IndexDir); err != nil {
+			if err := os.RemoveAll(pool.options.IndexDir); err != nil {
 				t.Fatal(err)
 			}
 		}},
@@ -83,12 +83,12 @@ func TestIndexGoesStale(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			pool, dir := newPool(t, manyRanges)
 			mustReserve(t, pool, Attachment{"c0", "eth0"})
-			if openIndex(pool.host.IndexDir, pool.boot(), dir) == nil {
+			if openIndex(pool.options.IndexDir, pool.boot(), dir) == nil {
 				t.Fatal("no index to begin with")
 			}
 			test.change(t, pool, dir)
 
-			want, err := Open(pool.cfg, Host{}).Reserved(t.Context(), Attachment{"c1", "eth0"})
+			want, err := Open(pool.cfg, Options{}).Reserved(t.Context(), Attachment{"c1", "eth0"})
 			if err != nil || len(want) == 0 {
 				t.Fatalf("c1 has %v, %v", want, err)
 			}
@@ -96,10 +96,10 @@ func TestIndexGoesStale(t *testing.T) {
 				t.Errorf("c1 has %v, %v; want %v", got, err, want)
 			}
 			mustRelease(t, pool, Attachment{"c1", "eth0"})
-			if got, err := Open(pool.cfg, Host{}).Reserved(t.Context(), Attachment{"c1", "eth0"}); err != nil || got != nil {
+			if got, err := Open(pool.cfg, Options{}).Reserved(t.Context(), Attachment{"c1", "eth0"}); err != nil || got != nil {
 				t.Errorf("after release c1 has %v, %v", got, err)
 			}
-			if openIndex(pool.host.IndexDir, pool.boot(), dir) == nil {
+			if openIndex(pool.options.IndexDir, pool.boot(), dir) == nil {
 				t.Error("no index was made again")
 			}
 		})
@@ -109,7 +109,7 @@ func TestIndexGoesStale(t *testing.T) {
 // Random operations, ours and foreign ones, each with the results that reading all records has.
 func TestIndexAgainstReadingAll(t *testing.T) {
 	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/28"}], [{"subnet": "fd00::/124"}]]`)
-	all := Open(pool.cfg, Host{})
+	all := Open(pool.cfg, Options{})
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -146,7 +146,7 @@ func TestIndexAgainstReadingAll(t *testing.T) {
 }
 
 func TestWithoutIndex(t *testing.T) {
-	for name, host := range map[string]Host{
+	for name, host := range map[string]Options{
 		"none wanted": {},
 		"no directory": {IndexDir: func() string {
 			file := filepath.Join(t.TempDir(), "file")
@@ -185,8 +185,8 @@ func TestIndexIsTidy(t *testing.T) {
 	if _, err := pool.Retain(t.Context(), func(a Attachment) bool { return a.ContainerID == "c7" }); err != nil {
 		t.Fatal(err)
 	}
-	links, err := filepath.Glob(filepath.Join(pool.host.IndexDir, "*", "*", "*"))
-	if err != nil || len(links) != 1 || links[0] != openIndex(pool.host.IndexDir, pool.boot(), dir).link(Attachment{"c7", "eth0"}) {
+	links, err := filepath.Glob(filepath.Join(pool.options.IndexDir, "*", "*", "*"))
+	if err != nil || len(links) != 1 || links[0] != openIndex(pool.options.IndexDir, pool.boot(), dir).link(Attachment{"c7", "eth0"}) {
 		t.Errorf("the index has %v, %v; want that of c7 alone", links, err)
 	}
 }
@@ -198,7 +198,7 @@ func TestNoIndexWithUnreadableRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustReserve(t, pool, Attachment{"c1", "eth0"})
-	if openIndex(pool.host.IndexDir, pool.boot(), dir) != nil {
+	if openIndex(pool.options.IndexDir, pool.boot(), dir) != nil {
 		t.Error("there is an index")
 	}
 	mustRelease(t, pool, Attachment{"c1", "eth0"})

@@ -39,8 +39,8 @@ type Result struct {
 	DNS       types.DNS
 }
 
-// Host is what a pool may know of its host beside the reservations.
-type Host struct {
+// Host is what a pool may know of its options beside the reservations.
+type Options struct {
 	// IndexDir is where indexes of reservations are kept, on a file system that a reboot
 	// empties. Without, each operation reads all reservations.
 	IndexDir string
@@ -54,19 +54,19 @@ type Host struct {
 // locks the network's directory, and wraps flock.ErrBusy if that takes until the
 // context ends.
 type Pool struct {
-	cfg  *Config
-	host Host
-	log  *slog.Logger
-	boot func() string // the id of this boot
+	cfg     *Config
+	options Options
+	log     *slog.Logger
+	boot    func() string // the id of this boot
 }
 
 // Open returns the pool of cfg's network. It does no I/O.
-func Open(cfg *Config, host Host) *Pool {
-	log := host.Log
+func Open(cfg *Config, options Options) *Pool {
+	log := options.Log
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Pool{cfg: cfg, host: host, log: log, boot: readBootID}
+	return &Pool{cfg: cfg, options: options, log: log, boot: readBootID}
 }
 
 // Reserve gives a one address from each range set, the requested ones where there are

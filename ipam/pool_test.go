@@ -30,7 +30,7 @@ func TestReserveResult(t *testing.T) {
 		"ranges": [[{"subnet": "10.1.0.0/16"}], [{"subnet": "fd00::/64", "gateway": "fd00::ff"}], [{"subnet": "10.2.0.0/24"}]]
 	}`, t.TempDir(), resolvConf), Request{IPs: []string{"10.2.0.77"}})
 
-	got, err := Open(cfg, Host{}).Reserve(t.Context(), Attachment{"c1", "eth0"})
+	got, err := Open(cfg, Options{}).Reserve(t.Context(), Attachment{"c1", "eth0"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestReserveRequested(t *testing.T) {
 	const section = `{"dataDir": %q, "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]}`
 	dataDir := t.TempDir()
 	open := func(ips ...string) *Pool {
-		return Open(parse(t, "net", fmt.Sprintf(section, dataDir), Request{IPs: ips}), Host{})
+		return Open(parse(t, "net", fmt.Sprintf(section, dataDir), Request{IPs: ips}), Options{})
 	}
 	if got := mustReserve(t, open("fd00::99", "10.1.0.99"), Attachment{"c1", "eth0"}); got != "10.1.0.99 fd00::99" {
 		t.Errorf("got %s", got)
@@ -184,7 +184,7 @@ func TestReleaseAndReserved(t *testing.T) {
 
 func TestWithoutDirectory(t *testing.T) {
 	cfg := parse(t, "net", fmt.Sprintf(`{"dataDir": %q, "subnet": "10.1.0.0/24"}`, filepath.Join(t.TempDir(), "a", "b")), Request{})
-	pool := Open(cfg, Host{})
+	pool := Open(cfg, Options{})
 
 	mustRelease(t, pool, Attachment{"c1", "eth0"})
 	if held, err := pool.Reserved(t.Context(), Attachment{"c1", "eth0"}); err != nil || held != nil {
@@ -208,7 +208,7 @@ func TestReleaseNeedsNoRanges(t *testing.T) {
 	mustReserve(t, pool, Attachment{"c1", "eth0"})
 
 	bare := &Config{Network: filepath.Base(dir), DataDir: filepath.Dir(dir)}
-	mustRelease(t, Open(bare, Host{}), Attachment{"c1", "eth0"})
+	mustRelease(t, Open(bare, Options{}), Attachment{"c1", "eth0"})
 	if held, err := pool.Reserved(t.Context(), Attachment{"c1", "eth0"}); err != nil || held != nil {
 		t.Errorf("after release: %v, %v", held, err)
 	}
@@ -217,7 +217,7 @@ func TestReleaseNeedsNoRanges(t *testing.T) {
 func TestNetworksAreApart(t *testing.T) {
 	dataDir := t.TempDir()
 	section := fmt.Sprintf(`{"dataDir": %q, "subnet": "10.1.0.0/24"}`, dataDir)
-	one, two := Open(parse(t, "one", section, Request{}), Host{}), Open(parse(t, "two", section, Request{}), Host{})
+	one, two := Open(parse(t, "one", section, Request{}), Options{}), Open(parse(t, "two", section, Request{}), Options{})
 	a := Attachment{"c1", "eth0"}
 	mustReserve(t, one, a)
 	mustReserve(t, two, a)
@@ -425,7 +425,7 @@ func newLoggedPool(t testing.TB, ranges string) (*Pool, string, *bytes.Buffer) {
 		t.Fatal(err)
 	}
 	log := &bytes.Buffer{}
-	return Open(cfg, Host{IndexDir: t.TempDir(), Log: slog.New(slog.NewTextHandler(log, nil))}), cfg.Dir(), log
+	return Open(cfg, Options{IndexDir: t.TempDir(), Log: slog.New(slog.NewTextHandler(log, nil))}), cfg.Dir(), log
 }
 
 // mustReserve returns the addresses, joined by spaces.

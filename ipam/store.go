@@ -47,7 +47,7 @@ func (p *Pool) create(ctx context.Context) (*store, error) {
 // that is locked shared is for reading only. The caller must call close.
 func (p *Pool) open(ctx context.Context, how flock.Mode) (*store, error) {
 	s := &store{dir: p.cfg.Dir(), isShared: how == flock.Shared, log: p.log,
-		indexRoot: p.host.IndexDir, boot: p.boot(), lives: p.host.Lives}
+		indexRoot: p.options.IndexDir, boot: p.boot(), lives: p.options.Lives}
 	lock, err := flock.Acquire(ctx, s.path(lockName), how)
 	if err != nil {
 		return nil, err

@@ -57,9 +57,9 @@ const (
 	NoHeader Header = "_l3"
 )
 
-// hostTargets are on the loopback device: what the host sends to itself.
-func hostTargets() []target {
-	return []target{{"host-" + fromHost, fromHost, fromHost, loopback, egress}}
+// loopbackTargets are on the loopback device: what the host sends to itself.
+func loopbackTargets() []target {
+	return []target{{"loopback-" + toLoopback, toLoopback, toLoopback, loopback, egress}}
 }
 
 // siblings returns all targets of the device that a target is on, as this version
@@ -74,8 +74,8 @@ func siblings(t target) []target {
 			header = NoHeader
 		}
 		return uplinkTargets(t.ifindex, header)
-	case fromHost:
-		return hostTargets()
+	case toLoopback:
+		return loopbackTargets()
 	default: // another version's
 		return nil
 	}
@@ -98,7 +98,7 @@ type attacher interface {
 
 // attachers returns the ways in which programs of this datapath are attached.
 func (d *Datapath) attachers() []attacher {
-	if bpf.DatapathAttach(d.Config.Attach) == bpf.DatapathAttachATTACH_CLSACT {
+	if bpf.Attach(d.Config.Attach) == bpf.AttachClsact {
 		return []attacher{clsact{}}
 	}
 	return []attacher{clsact{}, tcx{d.dir}}
@@ -147,25 +147,25 @@ func (d *Datapath) AttachUplink(ifindex int, header Header) error {
 	return d.attachAll(uplinkTargets(ifindex, header))
 }
 
-// AttachHost puts the program on the loopback device, if it is not there yet.
+// AttachLoopback puts the program on the loopback device, if it is not there yet.
 // It costs the host's traffic to itself two lookups per packet, so it is there
 // only while there are host ports. The caller holds the lock.
-func (d *Datapath) AttachHost() error {
-	attached, err := d.HostAttached()
+func (d *Datapath) AttachLoopback() error {
+	attached, err := d.LoopbackAttached()
 	if err != nil || attached {
 		return err
 	}
-	return d.attachAll(hostTargets())
+	return d.attachAll(loopbackTargets())
 }
 
-// HostAttached says whether the program is on the loopback device.
-func (d *Datapath) HostAttached() (bool, error) {
-	return d.allAttached(hostTargets())
+// LoopbackAttached says whether the program is on the loopback device.
+func (d *Datapath) LoopbackAttached() (bool, error) {
+	return d.allAttached(loopbackTargets())
 }
 
-// DetachHost takes the program off the loopback device. The caller holds the lock.
-func (d *Datapath) DetachHost() error {
-	return d.detachAll(hostTargets())
+// DetachLoopback takes the program off the loopback device. The caller holds the lock.
+func (d *Datapath) DetachLoopback() error {
+	return d.detachAll(loopbackTargets())
 }
 
 // EndpointAttached says whether all programs of an attachment are in place.

@@ -24,10 +24,10 @@ const (
 )
 
 // chooseConfig makes the datapath's configuration from what the host is.
-func chooseConfig(options Options) (bpf.DatapathHostConfig, error) {
+func chooseConfig(options Options) (bpf.HostConfig, error) {
 	low, high, err := localPortRange()
 	if err != nil {
-		return bpf.DatapathHostConfig{}, err
+		return bpf.HostConfig{}, err
 	}
 	first, last := masqPorts(low, high)
 	if options.MasqPorts != [2]uint16{} {
@@ -36,10 +36,10 @@ func chooseConfig(options Options) (bpf.DatapathHostConfig, error) {
 	attach := options.Attach
 	if attach == 0 {
 		if attach, err = chooseAttach(); err != nil {
-			return bpf.DatapathHostConfig{}, err
+			return bpf.HostConfig{}, err
 		}
 	}
-	return bpf.DatapathHostConfig{
+	return bpf.HostConfig{
 		Attach:        uint32(attach),
 		MasqPortFirst: uint16(first),
 		MasqPortCount: uint16(last - first + 1),
@@ -78,13 +78,13 @@ func localPortRange() (low, high int, err error) {
 
 // chooseAttach asks the kernel, not its version: tcx answers a query for the
 // programs on a device.
-func chooseAttach() (bpf.DatapathAttach, error) {
+func chooseAttach() (bpf.Attach, error) {
 	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress})
 	if err == nil {
-		return bpf.DatapathAttachATTACH_TCX, nil
+		return bpf.AttachTCX, nil
 	}
 	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) {
-		return bpf.DatapathAttachATTACH_CLSACT, nil
+		return bpf.AttachClsact, nil
 	}
 	return 0, fmt.Errorf("ask the kernel for tcx: %w", err)
 }

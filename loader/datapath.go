@@ -20,9 +20,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"os"
+	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/cilium/ebpf"
 
@@ -31,27 +32,17 @@ import (
 )
 
 // ABI is the number of the maps' layout that this binary reads and writes: EBPFNET_ABI in bpf/abi.h.
-const ABI = 5
+const ABI = 6
 
 // Datapath is a loaded datapath, opened. The caller must Close it. The maps may
 // be read at any time; who writes to them holds Lock.
 type Datapath struct {
-	Endpoints   *ebpf.Map // bpf.DatapathAddr -> bpf.DatapathEndpoint
-	Devices     *ebpf.Map // ifindex (uint32) -> bpf.DatapathDevice
-	Ports       *ebpf.Map // bpf.DatapathPortKey -> bpf.DatapathPort
-	Flows       *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
-	Established *ebpf.Map // bpf.DatapathFlowKey -> bpf.DatapathFlow
-	OffloadTCP  *ebpf.Map // bpf.DatapathOffloadKey -> bpf.DatapathOffload
-	OffloadUDP  *ebpf.Map // bpf.DatapathOffloadKey -> bpf.DatapathOffload
-	Ways        *ebpf.Map // bpf.DatapathWayKey -> bpf.DatapathWay
-	Exempts     *ebpf.Map // bpf.DatapathPrefixKey -> nothing
-	Sources     *ebpf.Map // bpf.DatapathPrefixKey -> nothing
-	Uplinks     *ebpf.Map // ifindex (uint32) -> bpf.DatapathUplink
-	Counters    *ebpf.Map // bpf.DatapathReason -> bpf.DatapathCounter per CPU
-	Drops       *ebpf.Map // bpf.DatapathDropKey -> bpf.DatapathCounter
+	// Maps are those that user space reads or writes; the others are nil. Of a datapath
+	// with another layout only those with owners are open.
+	bpf.Maps
 
 	// Config is what the programs were loaded with.
-	Config bpf.DatapathHostConfig
+	Config bpf.HostConfig
 
 	dir stateDir
 }
@@ -62,7 +53,7 @@ type Options struct {
 	// MaxFlows is the number of flows that the host remembers; 0: by its memory.
 	MaxFlows uint32
 	// Attach is how programs are attached; 0: the best that the kernel has.
-	Attach bpf.DatapathAttach
+	Attach bpf.Attach
 	// MasqPorts are the first and last port that masquerading may choose; zero:
 	// what ip_local_port_range leaves.
 	MasqPorts [2]uint16
@@ -147,43 +138,42 @@ func (d *Datapath) Lock(ctx context.Context) (*flock.Lock, error) {
 // Dir is the directory of the pins, for messages.
 func (d *Datapath) Dir() string { return string(d.dir) }
 
-// NamedMap is a map with its name in bpf/maps.h.
-type NamedMap struct {
-	Name string
-	Map  *ebpf.Map
-}
-
-// Maps returns the maps that are open, in the order of their names.
-func (d *Datapath) Maps() []NamedMap {
-	var all []NamedMap
+// OpenMaps returns the open maps by their names in bpf/maps.h.
+func (d *Datapath) OpenMaps() map[string]*ebpf.Map {
+	open := map[string]*ebpf.Map{}
 	for name, m := range d.maps() {
-		all = append(all, NamedMap{name, *m})
+		if *m != nil {
+			open[name] = *m
+		}
 	}
-	slices.SortFunc(all, func(a, b NamedMap) int { return strings.Compare(a.Name, b.Name) })
-	return all
+	return open
 }
 
-func (d *Datapath) maps() map[string]**ebpf.Map {
-	return map[string]**ebpf.Map{
-		bpf.DatapathMapEndpoints:   &d.Endpoints,
-		bpf.DatapathMapDevices:     &d.Devices,
-		bpf.DatapathMapPorts:       &d.Ports,
-		bpf.DatapathMapFlows:       &d.Flows,
-		bpf.DatapathMapEstablished: &d.Established,
-		bpf.DatapathMapOffloadTcp:  &d.OffloadTCP,
-		bpf.DatapathMapOffloadUdp:  &d.OffloadUDP,
-		bpf.DatapathMapWays:        &d.Ways,
-		bpf.DatapathMapExempts:     &d.Exempts,
-		bpf.DatapathMapSources:     &d.Sources,
-		bpf.DatapathMapUplinks:     &d.Uplinks,
-		bpf.DatapathMapCounters:    &d.Counters,
-		bpf.DatapathMapDrops:       &d.Drops,
+// maps yields the maps that user space has a use for, by name. bpf2go generates the list.
+func (d *Datapath) maps() iter.Seq2[string, **ebpf.Map] {
+	return func(yield func(string, **ebpf.Map) bool) {
+		all := reflect.ValueOf(&d.Maps).Elem()
+		for i := range all.NumField() {
+			m, isMap := all.Field(i).Addr().Interface().(**ebpf.Map)
+			name := all.Type().Field(i).Tag.Get("ebpf")
+			if !isMap || slices.Contains(internal, name) {
+				continue
+			}
+			if !yield(name, m) {
+				return
+			}
+		}
 	}
+}
+
+// internal are the maps that programs use among themselves.
+var internal = []string{
+	bpf.MapPktScratch, bpf.MapMasqScratch, bpf.MapFragScratch, bpf.MapMasqProbes, bpf.MapFragments, bpf.MapFragQueue,
 }
 
 // openConfig opens the datapath but for its maps.
 func openConfig() (*Datapath, error) {
-	dir, err := hereDir()
+	dir, err := netnsDir()
 	if err != nil {
 		return nil, err
 	}
@@ -244,6 +234,6 @@ func (d *Datapath) openMaps() error {
 
 // owned are the maps whose entries have owners, in every version at the same place.
 var owned = []string{
-	bpf.DatapathMapDevices, bpf.DatapathMapEndpoints, bpf.DatapathMapPorts,
-	bpf.DatapathMapFlows, bpf.DatapathMapEstablished, bpf.DatapathMapDrops,
+	bpf.MapDevices, bpf.MapEndpoints, bpf.MapHostPorts,
+	bpf.MapFlows, bpf.MapFlowsBackup, bpf.MapDrops,
 }

@@ -71,7 +71,7 @@ func prepareRoot() (stateDir, error) {
 	if err := os.Mkdir(Root, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", fmt.Errorf("make the directory of the pins: %w", err)
 	}
-	return hereDir()
+	return netnsDir()
 }
 
 // removeLeftovers removes what was left by one that was killed while it loaded
@@ -135,7 +135,7 @@ func newCollection(spec *ebpf.CollectionSpec, maps map[string]*ebpf.Map) (*ebpf.
 	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps})
 	if errors.Is(err, unix.ENOMEM) {
 		return nil, fmt.Errorf("%w: %w (no memory for maps of %d flows: set maxFlows lower, or raise the memory limit of the runtime's cgroup)",
-			ErrNotSupported, err, spec.Maps[bpf.DatapathMapFlows].MaxEntries)
+			ErrNotSupported, err, spec.Maps[bpf.MapFlows].MaxEntries)
 	}
 	return collection, explain(err)
 }
@@ -173,22 +173,22 @@ func Spec(options Options) (*ebpf.CollectionSpec, error) {
 	if options.MaxFlows == 0 {
 		options.MaxFlows = flowsFor(memory())
 	}
-	spec.Maps[bpf.DatapathMapFlows].MaxEntries = options.MaxFlows
-	spec.Maps[bpf.DatapathMapEstablished].MaxEntries = options.MaxFlows
-	spec.Maps[bpf.DatapathMapOffloadTcp].MaxEntries = options.MaxFlows
-	spec.Maps[bpf.DatapathMapOffloadUdp].MaxEntries = options.MaxFlows / 4
-	spec.Maps[bpf.DatapathMapWays].MaxEntries = options.MaxFlows
+	spec.Maps[bpf.MapFlows].MaxEntries = options.MaxFlows
+	spec.Maps[bpf.MapFlowsBackup].MaxEntries = options.MaxFlows
+	spec.Maps[bpf.MapOffloadTCP].MaxEntries = options.MaxFlows
+	spec.Maps[bpf.MapOffloadUDP].MaxEntries = options.MaxFlows / 4
+	spec.Maps[bpf.MapFwdCache].MaxEntries = options.MaxFlows
 	return spec, nil
 }
 
 // specWith has the programs named in their configuration.
-func (p Programs) specWith(config bpf.DatapathHostConfig) (*ebpf.CollectionSpec, error) {
+func (p Programs) specWith(config bpf.HostConfig) (*ebpf.CollectionSpec, error) {
 	spec, err := p.Spec()
 	if err != nil {
 		return nil, err
 	}
 	config.Abi, config.Build, config.Revision = p.ABI, p.Build, p.Revision
-	if err := spec.Variables[bpf.DatapathVarConfig].Set(config); err != nil {
+	if err := spec.Variables[bpf.VarConfig].Set(config); err != nil {
 		return nil, fmt.Errorf("set the datapath's configuration: %w", err)
 	}
 	return spec, nil

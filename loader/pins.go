@@ -20,11 +20,11 @@ const (
 	toContainer   = "to_container"
 	fromUplink    = "from_uplink"
 	toUplink      = "to_uplink"
-	fromHost      = "from_host"
+	toLoopback    = "to_loopback"
 )
 
 // hooks are all of them.
-var hooks = []string{fromContainer, toContainer, fromUplink, toUplink, fromHost}
+var hooks = []string{fromContainer, toContainer, fromUplink, toUplink, toLoopback}
 
 // configPin is the pinned .rodata: bpffs allows no dot in a name.
 const configPin = "config"
@@ -50,11 +50,11 @@ func (d stateDir) progPin(build uint64, n string) string { return filepath.Join(
 
 func tempPrefix(d stateDir) string { return filepath.Join(Root, "tmp-"+filepath.Base(string(d))) }
 
-// hereDir returns the directory of the calling thread's network namespace. It
+// netnsDir returns the directory of the calling thread's network namespace. It
 // is named by the namespace's cookie, which no other gets until the next boot,
 // when bpffs is empty. Kernels before 5.14 tell no cookie: there the inode
 // number serves, which a later namespace can get when this one is gone.
-func hereDir() (stateDir, error) {
+func netnsDir() (stateDir, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return "", fmt.Errorf("open a socket to identify the network namespace: %w", err)
@@ -75,9 +75,9 @@ func hereDir() (stateDir, error) {
 	return stateDir(fmt.Sprintf("%s/netns-i%d", Root, stat.Ino)), nil
 }
 
-// Here names the calling thread's network namespace, as the directory of its pins is named.
-func Here() (string, error) {
-	dir, err := hereDir()
+// NetnsName names the calling thread's network namespace, as the directory of its pins is named.
+func NetnsName() (string, error) {
+	dir, err := netnsDir()
 	return filepath.Base(string(dir)), err
 }
 

@@ -157,7 +157,7 @@ func (d *Datapath) loadBeside(own Programs) (collection *ebpf.Collection, fresh 
 			fresh = append(fresh, name)
 			continue
 		}
-		if name == bpf.DatapathMapCounters && pinned.MaxEntries() < wanted.MaxEntries {
+		if name == bpf.MapDropTotals && pinned.MaxEntries() < wanted.MaxEntries {
 			fresh, counters = append(fresh, name), pinned
 			continue
 		}
@@ -171,7 +171,7 @@ func (d *Datapath) loadBeside(own Programs) (collection *ebpf.Collection, fresh 
 		return nil, nil, err
 	}
 	if counters != nil {
-		if err := copyCounters(counters, collection.Maps[bpf.DatapathMapCounters]); err != nil {
+		if err := copyCounters(counters, collection.Maps[bpf.MapDropTotals]); err != nil {
 			collection.Close()
 			return nil, nil, err
 		}
@@ -188,7 +188,7 @@ func isScratch(spec *ebpf.MapSpec) bool {
 // copyCounters takes the counts over where programs know more reasons for drops.
 func copyCounters(from, to *ebpf.Map) error {
 	for reason := range from.MaxEntries() {
-		var counts []bpf.DatapathCounter
+		var counts []bpf.DropCount
 		if err := from.Lookup(reason, &counts); err != nil {
 			return fmt.Errorf("read the counters: %w", err)
 		}

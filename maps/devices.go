@@ -14,30 +14,30 @@ import (
 
 // Device is the host's end of a container's veth, and what the container may do there.
 type Device struct {
-	IfIndex    int
-	Owner      loader.Owner
-	Network    Network
-	Container  Container
-	MAC        net.HardwareAddr // of the container's end, 6 bytes
-	Addr4      netip.Addr       // the container's first; invalid: none
-	Addr6      netip.Addr
-	Gateway4   netip.Addr // the host's
-	Gateway6   netip.Addr
-	AntiSpoof  bool // it sends from its MAC and addresses only
-	Shared     bool // others hear what it sends: it is behind a bridge
-	AnyAddress bool // it was given no addresses, and may use those that nobody has
-	Shaped     bool // a queue on it holds what it is sent to a rate, so nothing goes past it
-	Ingress    Policy
+	IfIndex       int
+	Owner         loader.Owner
+	Network       Network
+	Container     Container
+	MAC           net.HardwareAddr // of the container's end, 6 bytes
+	Addr4         netip.Addr       // the container's first; invalid: none
+	Addr6         netip.Addr
+	Gateway4      netip.Addr // the host's
+	Gateway6      netip.Addr
+	AntiSpoof     bool // it sends from its MAC and addresses only
+	Bridged       bool // others hear what it sends: it is behind a bridge
+	AnyAddress    bool // it was given no addresses, and may use those that nobody has
+	Shaped        bool // a queue on it holds what it is sent to a rate, so nothing goes past it
+	IngressPolicy Policy
 }
 
 // Policy says from which containers of this host a container takes more than replies.
-type Policy bpf.DatapathPolicy
+type Policy bpf.Policy
 
 // The policies.
 const (
-	Open        = Policy(bpf.DatapathPolicyPOLICY_OPEN)
-	SameNetwork = Policy(bpf.DatapathPolicyPOLICY_SAME_NETWORK)
-	Isolated    = Policy(bpf.DatapathPolicyPOLICY_ISOLATED)
+	Open        = Policy(bpf.PolicyOpen)
+	SameNetwork = Policy(bpf.PolicySameNetwork)
+	Isolated    = Policy(bpf.PolicyIsolated)
 )
 
 var policyNames = map[Policy]string{Open: "open", SameNetwork: "same-network", Isolated: "isolated"}
@@ -56,28 +56,28 @@ func PolicyOf(name string) (Policy, bool) {
 }
 
 var deviceFlags = []struct {
-	flag  bpf.DatapathDeviceFlags
+	flag  bpf.DeviceFlags
 	field func(*Device) *bool
 }{
-	{bpf.DatapathDeviceFlagsDEVICE_ANTI_SPOOF, func(d *Device) *bool { return &d.AntiSpoof }},
-	{bpf.DatapathDeviceFlagsDEVICE_SHARED, func(d *Device) *bool { return &d.Shared }},
-	{bpf.DatapathDeviceFlagsDEVICE_ANY_ADDRESS, func(d *Device) *bool { return &d.AnyAddress }},
-	{bpf.DatapathDeviceFlagsDEVICE_SHAPED, func(d *Device) *bool { return &d.Shaped }},
+	{bpf.DeviceAntiSpoof, func(d *Device) *bool { return &d.AntiSpoof }},
+	{bpf.DeviceBridged, func(d *Device) *bool { return &d.Bridged }},
+	{bpf.DeviceAnyAddress, func(d *Device) *bool { return &d.AnyAddress }},
+	{bpf.DeviceShaped, func(d *Device) *bool { return &d.Shaped }},
 }
 
 // PutDevice creates or replaces the entry of d.IfIndex. There is no taking it from anyone: a
 // number is that of one device at a time.
 func (s *Store) PutDevice(d Device) error {
-	value := bpf.DatapathDevice{
-		Owner:     uint64(d.Owner),
-		Network:   uint32(d.Network),
-		Container: uint32(d.Container),
-		Addr4:     wireOrZero(d.Addr4),
-		Addr6:     wireOrZero(d.Addr6),
-		Gateway4:  wireOrZero(d.Gateway4),
-		Gateway6:  wireOrZero(d.Gateway6),
-		Mac:       [6]byte(d.MAC),
-		Ingress:   bpf.DatapathPolicy(d.Ingress),
+	value := bpf.Device{
+		Owner:         uint64(d.Owner),
+		Network:       uint32(d.Network),
+		Container:     uint32(d.Container),
+		Addr4:         wireOrZero(d.Addr4),
+		Addr6:         wireOrZero(d.Addr6),
+		Gateway4:      wireOrZero(d.Gateway4),
+		Gateway6:      wireOrZero(d.Gateway6),
+		Mac:           [6]byte(d.MAC),
+		IngressPolicy: bpf.Policy(d.IngressPolicy),
 	}
 	for _, f := range deviceFlags {
 		if *f.field(&d) {
@@ -92,7 +92,7 @@ func (s *Store) PutDevice(d Device) error {
 
 // GetDevice returns the entry of a device, and whether there is one.
 func GetDevice(dp *loader.Datapath, ifindex int) (Device, bool, error) {
-	var value bpf.DatapathDevice
+	var value bpf.Device
 	err := dp.Devices.Lookup(uint32(ifindex), &value)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return Device{}, false, nil
@@ -106,7 +106,7 @@ func GetDevice(dp *loader.Datapath, ifindex int) (Device, bool, error) {
 // Devices lists all devices of containers, in no order.
 func Devices(dp *loader.Datapath) ([]Device, error) {
 	var list []Device
-	for entry, err := range entries[uint32, bpf.DatapathDevice](dp.Devices) {
+	for entry, err := range entries[uint32, bpf.Device](dp.Devices) {
 		if err != nil {
 			return nil, err
 		}
@@ -115,18 +115,18 @@ func Devices(dp *loader.Datapath) ([]Device, error) {
 	return list, nil
 }
 
-func deviceOf(key uint32, value bpf.DatapathDevice) Device {
+func deviceOf(key uint32, value bpf.Device) Device {
 	d := Device{
-		IfIndex:   int(key),
-		Owner:     loader.Owner(value.Owner),
-		Network:   Network(value.Network),
-		Container: Container(value.Container),
-		MAC:       value.Mac[:],
-		Addr4:     addrOrNone(value.Addr4),
-		Addr6:     addrOrNone(value.Addr6),
-		Gateway4:  addrOrNone(value.Gateway4),
-		Gateway6:  addrOrNone(value.Gateway6),
-		Ingress:   Policy(value.Ingress),
+		IfIndex:       int(key),
+		Owner:         loader.Owner(value.Owner),
+		Network:       Network(value.Network),
+		Container:     Container(value.Container),
+		MAC:           value.Mac[:],
+		Addr4:         addrOrNone(value.Addr4),
+		Addr6:         addrOrNone(value.Addr6),
+		Gateway4:      addrOrNone(value.Gateway4),
+		Gateway6:      addrOrNone(value.Gateway6),
+		IngressPolicy: Policy(value.IngressPolicy),
 	}
 	for _, f := range deviceFlags {
 		*f.field(&d) = value.Flags&f.flag != 0
@@ -135,15 +135,15 @@ func deviceOf(key uint32, value bpf.DatapathDevice) Device {
 }
 
 // wireOrZero has zeros for none.
-func wireOrZero(addr netip.Addr) bpf.DatapathAddr {
+func wireOrZero(addr netip.Addr) bpf.Addr {
 	if !addr.IsValid() {
-		return bpf.DatapathAddr{}
+		return bpf.Addr{}
 	}
 	return wireAddr(addr)
 }
 
-func addrOrNone(wire bpf.DatapathAddr) netip.Addr {
-	if wire == (bpf.DatapathAddr{}) {
+func addrOrNone(wire bpf.Addr) netip.Addr {
+	if wire == (bpf.Addr{}) {
 		return netip.Addr{}
 	}
 	return addrOf(wire)

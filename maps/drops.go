@@ -11,19 +11,19 @@ import (
 // Drop counts what was dropped of one attachment for one reason.
 type Drop struct {
 	Owner loader.Owner
-	Counter
+	DropCount
 }
 
 // Drops lists the counters of all attachments, by owner and reason.
 func Drops(dp *loader.Datapath) ([]Drop, error) {
 	var list []Drop
-	for entry, err := range entries[bpf.DatapathDropKey, bpf.DatapathCounter](dp.Drops) {
+	for entry, err := range entries[bpf.DropKey, bpf.DropCount](dp.Drops) {
 		if err != nil {
 			return nil, err
 		}
 		list = append(list, Drop{
 			loader.Owner(entry.key.Owner),
-			Counter{Reason(entry.key.Reason), entry.value.Packets, entry.value.Bytes},
+			DropCount{Reason(entry.key.Reason), entry.value.Packets, entry.value.Bytes},
 		})
 	}
 	slices.SortFunc(list, func(a, b Drop) int {

@@ -23,8 +23,8 @@ type Endpoint struct {
 	HostMAC   net.HardwareAddr // of the host's end, 6 bytes
 	Gateway   netip.Addr       // the host's address on the veth, for clients that the container cannot answer
 	Masq      bool             // masquerade what it sends to the outside
-	Exempt    PrefixSet        // but not to these; 0: no exemption
-	Fast      FastPath
+	NonMasq   PrefixSet        // but not to these; 0: no exemption
+	FastPath  FastPath
 	MTU       int // of the veth; packets that do not fit are the host's stack's
 }
 
@@ -34,18 +34,18 @@ type FastPath string
 
 // The values, as the configuration has them.
 const (
-	FastEstablished FastPath = "established" // those that the stack has let pass
-	FastAlways      FastPath = "always"      // all
-	FastNever       FastPath = "never"
+	FastPathEstablished FastPath = "established" // those that the stack has let pass
+	FastPathAlways      FastPath = "always"      // all
+	FastPathNever       FastPath = "never"
 )
 
-var fastPaths = map[FastPath]bpf.DatapathFastPath{
-	FastEstablished: bpf.DatapathFastPathFAST_ESTABLISHED,
-	FastAlways:      bpf.DatapathFastPathFAST_ALWAYS,
-	FastNever:       bpf.DatapathFastPathFAST_NEVER,
+var fastPaths = map[FastPath]bpf.FastPath{
+	FastPathEstablished: bpf.FastPathEstablished,
+	FastPathAlways:      bpf.FastPathAlways,
+	FastPathNever:       bpf.FastPathNever,
 }
 
-func fastPathOf(value bpf.DatapathFastPath) FastPath {
+func fastPathOf(value bpf.FastPath) FastPath {
 	for path, known := range fastPaths {
 		if known == value {
 			return path
@@ -79,7 +79,7 @@ func (e *EndpointTakenError) Unwrap() error { return ErrTaken }
 // error is an *EndpointTakenError.
 func (s *Store) AddEndpoint(e Endpoint) error {
 	key := wireAddr(e.Addr)
-	value := bpf.DatapathEndpoint{
+	value := bpf.Endpoint{
 		Owner:     uint64(e.Owner),
 		Network:   uint32(e.Network),
 		Container: uint32(e.Container),
@@ -88,11 +88,11 @@ func (s *Store) AddEndpoint(e Endpoint) error {
 		HostMac:   [6]byte(e.HostMAC),
 		Gateway:   wireAddr(e.Gateway),
 	}
-	value.Exempt = uint32(e.Exempt)
+	value.NonmasqSet = uint32(e.NonMasq)
 	value.Mtu = uint16(e.MTU)
-	value.Fast = fastPaths[e.Fast]
+	value.FastPath = fastPaths[e.FastPath]
 	if e.Masq {
-		value.Flags |= bpf.DatapathEndpointFlagsENDPOINT_MASQ
+		value.Flags |= bpf.EndpointMasq
 	}
 	err := create(s.dp.Endpoints, &key, &value)
 	if err == nil {
@@ -107,7 +107,7 @@ func (s *Store) AddEndpoint(e Endpoint) error {
 // GetEndpoint returns the endpoint of an address, and whether there is one.
 func GetEndpoint(dp *loader.Datapath, addr netip.Addr) (Endpoint, bool, error) {
 	key := wireAddr(addr)
-	var value bpf.DatapathEndpoint
+	var value bpf.Endpoint
 	err := dp.Endpoints.Lookup(&key, &value)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return Endpoint{}, false, nil
@@ -121,7 +121,7 @@ func GetEndpoint(dp *loader.Datapath, addr netip.Addr) (Endpoint, bool, error) {
 // Endpoints lists all endpoints, in no order.
 func Endpoints(dp *loader.Datapath) ([]Endpoint, error) {
 	var list []Endpoint
-	for entry, err := range entries[bpf.DatapathAddr, bpf.DatapathEndpoint](dp.Endpoints) {
+	for entry, err := range entries[bpf.Addr, bpf.Endpoint](dp.Endpoints) {
 		if err != nil {
 			return nil, err
 		}
@@ -130,7 +130,7 @@ func Endpoints(dp *loader.Datapath) ([]Endpoint, error) {
 	return list, nil
 }
 
-func endpointOf(key bpf.DatapathAddr, value bpf.DatapathEndpoint) Endpoint {
+func endpointOf(key bpf.Addr, value bpf.Endpoint) Endpoint {
 	return Endpoint{
 		Addr:      addrOf(key),
 		Owner:     loader.Owner(value.Owner),
@@ -140,9 +140,9 @@ func endpointOf(key bpf.DatapathAddr, value bpf.DatapathEndpoint) Endpoint {
 		MAC:       value.Mac[:],
 		HostMAC:   value.HostMac[:],
 		Gateway:   addrOf(value.Gateway),
-		Fast:      fastPathOf(value.Fast),
+		FastPath:  fastPathOf(value.FastPath),
 		MTU:       int(value.Mtu),
-		Exempt:    PrefixSet(value.Exempt),
-		Masq:      value.Flags&bpf.DatapathEndpointFlagsENDPOINT_MASQ != 0,
+		NonMasq:   PrefixSet(value.NonmasqSet),
+		Masq:      value.Flags&bpf.EndpointMasq != 0,
 	}
 }

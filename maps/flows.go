@@ -54,12 +54,12 @@ func place(p netip.AddrPort) string {
 // Flows lists all flows, in no order. Their number can be large.
 func Flows(dp *loader.Datapath) ([]Flow, error) { return flowsIn(dp.Flows) }
 
-// Established lists those flows that are kept a second time, in no order.
-func Established(dp *loader.Datapath) ([]Flow, error) { return flowsIn(dp.Established) }
+// FlowsBackup lists the flows of flows_backup, in no order.
+func FlowsBackup(dp *loader.Datapath) ([]Flow, error) { return flowsIn(dp.FlowsBackup) }
 
 func flowsIn(m *ebpf.Map) ([]Flow, error) {
 	var list []Flow
-	for entry, err := range entries[bpf.DatapathFlowKey, bpf.DatapathFlow](m) {
+	for entry, err := range entries[bpf.FlowKey, bpf.Flow](m) {
 		if err != nil {
 			return nil, err
 		}
@@ -68,13 +68,13 @@ func flowsIn(m *ebpf.Map) ([]Flow, error) {
 	return list, nil
 }
 
-func flowOf(key bpf.DatapathFlowKey, value bpf.DatapathFlow) Flow {
+func flowOf(key bpf.FlowKey, value bpf.Flow) Flow {
 	return Flow{
-		Out:        key.Kind == bpf.DatapathFlowKindFLOW_OUT,
-		Opened:     key.Kind == bpf.DatapathFlowKindFLOW_OPENED,
+		Out:        key.Kind == bpf.FlowSNAT,
+		Opened:     key.Kind == bpf.FlowEgress,
 		Remote:     netip.AddrPortFrom(addrOf(key.Remote), key.RemotePort),
 		Local:      netip.AddrPortFrom(addrOf(key.Local), key.LocalPort),
-		Translated: netip.AddrPortFrom(addrOf(value.Addr), value.Port),
+		Translated: netip.AddrPortFrom(addrOf(value.NatAddr), value.NatPort),
 		Protocol:   Protocol(key.Protocol),
 		Owner:      loader.Owner(value.Owner),
 	}

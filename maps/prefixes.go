@@ -30,14 +30,14 @@ func PrefixSetOf(prefixes []netip.Prefix) PrefixSet {
 	return PrefixSet(token(texts...)) | 1 // never 0
 }
 
-// AddExempts creates the entries of a set of exemptions, where they are not there already.
-func (s *Store) AddExempts(prefixes []netip.Prefix) error {
-	return addPrefixes(s.dp.Exempts, prefixes)
+// AddNonMasqCIDRs creates the entries of a set of exemptions, where they are not there already.
+func (s *Store) AddNonMasqCIDRs(prefixes []netip.Prefix) error {
+	return addPrefixes(s.dp.NonmasqCidrs, prefixes)
 }
 
-// AddSources creates the entries of a set of clients, where they are not there already.
-func (s *Store) AddSources(prefixes []netip.Prefix) error {
-	return addPrefixes(s.dp.Sources, prefixes)
+// AddSrcRanges creates the entries of a set of clients, where they are not there already.
+func (s *Store) AddSrcRanges(prefixes []netip.Prefix) error {
+	return addPrefixes(s.dp.PortSrcRanges, prefixes)
 }
 
 func addPrefixes(m *ebpf.Map, prefixes []netip.Prefix) error {
@@ -51,14 +51,14 @@ func addPrefixes(m *ebpf.Map, prefixes []netip.Prefix) error {
 	return nil
 }
 
-// MissingExempts returns those of a set of exemptions that are not there.
-func MissingExempts(dp *loader.Datapath, prefixes []netip.Prefix) ([]netip.Prefix, error) {
-	return missingPrefixes(dp.Exempts, prefixes)
+// MissingNonMasqCIDRs returns those of a set of exemptions that are not there.
+func MissingNonMasqCIDRs(dp *loader.Datapath, prefixes []netip.Prefix) ([]netip.Prefix, error) {
+	return missingPrefixes(dp.NonmasqCidrs, prefixes)
 }
 
-// MissingSources returns those of a set of clients that are not there.
-func MissingSources(dp *loader.Datapath, prefixes []netip.Prefix) ([]netip.Prefix, error) {
-	return missingPrefixes(dp.Sources, prefixes)
+// MissingSrcRanges returns those of a set of clients that are not there.
+func MissingSrcRanges(dp *loader.Datapath, prefixes []netip.Prefix) ([]netip.Prefix, error) {
+	return missingPrefixes(dp.PortSrcRanges, prefixes)
 }
 
 func missingPrefixes(m *ebpf.Map, prefixes []netip.Prefix) ([]netip.Prefix, error) {
@@ -78,23 +78,23 @@ func missingPrefixes(m *ebpf.Map, prefixes []netip.Prefix) ([]netip.Prefix, erro
 // removeUnusedPrefixes removes the sets that no endpoint and no host port names any
 // more. Those of another version stay until they are unloaded.
 func (s *Store) removeUnusedPrefixes() error {
-	if s.dp.Exempts == nil {
+	if s.dp.NonmasqCidrs == nil {
 		return nil
 	}
 	return errors.Join(
-		removePrefixesBut(s.dp.Exempts, func() (map[PrefixSet]bool, error) {
+		removePrefixesBut(s.dp.NonmasqCidrs, func() (map[PrefixSet]bool, error) {
 			endpoints, err := Endpoints(s.dp)
 			used := map[PrefixSet]bool{}
 			for _, endpoint := range endpoints {
-				used[endpoint.Exempt] = true
+				used[endpoint.NonMasq] = true
 			}
 			return used, err
 		}),
-		removePrefixesBut(s.dp.Sources, func() (map[PrefixSet]bool, error) {
-			ports, err := Ports(s.dp)
+		removePrefixesBut(s.dp.PortSrcRanges, func() (map[PrefixSet]bool, error) {
+			ports, err := HostPorts(s.dp)
 			used := map[PrefixSet]bool{}
 			for _, port := range ports {
-				used[port.Sources] = true
+				used[port.SrcRanges] = true
 			}
 			return used, err
 		}),
@@ -123,10 +123,10 @@ func removePrefixesBut(m *ebpf.Map, listUsed func() (map[PrefixSet]bool, error))
 }
 
 // prefixKeys walks one by one: tries have no batches before 5.13, and these are few.
-func prefixKeys(m *ebpf.Map) ([]bpf.DatapathPrefixKey, error) {
-	var key bpf.DatapathPrefixKey
+func prefixKeys(m *ebpf.Map) ([]bpf.PrefixKey, error) {
+	var key bpf.PrefixKey
 	var value uint32
-	var keys []bpf.DatapathPrefixKey
+	var keys []bpf.PrefixKey
 	walk := m.Iterate()
 	for walk.Next(&key, &value) {
 		keys = append(keys, key)
@@ -134,16 +134,16 @@ func prefixKeys(m *ebpf.Map) ([]bpf.DatapathPrefixKey, error) {
 	return keys, walk.Err()
 }
 
-func prefixKey(set PrefixSet, prefix netip.Prefix) bpf.DatapathPrefixKey {
+func prefixKey(set PrefixSet, prefix netip.Prefix) bpf.PrefixKey {
 	const setBits = 32
 
 	bits := prefix.Bits()
 	if prefix.Addr().Is4() {
 		bits += 96 // of the mapped form
 	}
-	return bpf.DatapathPrefixKey{
-		Prefix: uint32(setBits + bits),
-		Set:    uint32(set),
-		Addr:   wireAddr(prefix.Addr()),
+	return bpf.PrefixKey{
+		Prefixlen: uint32(setBits + bits),
+		Set:       uint32(set),
+		Addr:      wireAddr(prefix.Addr()),
 	}
 }

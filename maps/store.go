@@ -52,22 +52,22 @@ func With(ctx context.Context, dp *loader.Datapath, change func(*Store) error) e
 	return errors.Join(change(&Store{dp}), lock.Release())
 }
 
-// ClosePorts removes an owner's host ports, so that nothing new comes in by
+// CloseHostPorts removes an owner's host ports, so that nothing new comes in by
 // them. With the last one the host's own traffic is left alone again.
-func (s *Store) ClosePorts(owner loader.Owner) error {
-	return s.closePorts(map[loader.Owner]bool{owner: true})
+func (s *Store) CloseHostPorts(owner loader.Owner) error {
+	return s.closeHostPorts(map[loader.Owner]bool{owner: true})
 }
 
-func (s *Store) closePorts(owners map[loader.Owner]bool) error {
-	if err := removeOwned(s.dp.Ports, owners, ownerOf); err != nil {
+func (s *Store) closeHostPorts(owners map[loader.Owner]bool) error {
+	if err := removeOwned(s.dp.HostPorts, owners, ownerOf); err != nil {
 		return err
 	}
-	if s.dp.Ports == nil {
+	if s.dp.HostPorts == nil {
 		return nil
 	}
-	first, err := s.dp.Ports.NextKeyBytes(nil)
+	first, err := s.dp.HostPorts.NextKeyBytes(nil)
 	if first == nil && err == nil {
-		return s.dp.DetachHost()
+		return s.dp.DetachLoopback()
 	}
 	return err
 }
@@ -79,14 +79,14 @@ func (s *Store) Release(owner loader.Owner) error {
 	return s.ReleaseAll(map[loader.Owner]bool{owner: true})
 }
 
-// ReleaseClosed is Release after ClosePorts.
+// ReleaseClosed is Release after CloseHostPorts.
 func (s *Store) ReleaseClosed(owner loader.Owner) error {
 	return s.release(map[loader.Owner]bool{owner: true})
 }
 
 // ReleaseAll is Release for many owners at the price of one walk over the maps.
 func (s *Store) ReleaseAll(owners map[loader.Owner]bool) error {
-	return errors.Join(s.closePorts(owners), s.release(owners))
+	return errors.Join(s.closeHostPorts(owners), s.release(owners))
 }
 
 func (s *Store) release(owners map[loader.Owner]bool) error {
@@ -115,7 +115,7 @@ func (s *Store) RemoveOrphans() error {
 	}
 	orphan := func(owner loader.Owner) bool { return !living[owner] }
 	return errors.Join(
-		removeIf(s.dp.Established, orphan, ownerOf),
+		removeIf(s.dp.FlowsBackup, orphan, ownerOf),
 		removeIf(s.dp.Flows, orphan, ownerOf),
 		removeIf(s.dp.Drops, orphan, ownerOfKey),
 	)
@@ -234,13 +234,13 @@ func batches(m *ebpf.Map, keys, values any, use func(n int) bool) error {
 	}
 }
 
-// HolderOf returns the owner that an error of AddEndpoint or AddPort is about, if any.
+// HolderOf returns the owner that an error of AddEndpoint or AddHostPort is about, if any.
 func HolderOf(err error) (loader.Owner, bool) {
 	var endpoint *EndpointTakenError
 	if errors.As(err, &endpoint) {
 		return endpoint.Holder.Owner, true
 	}
-	var port *PortTakenError
+	var port *HostPortTakenError
 	if errors.As(err, &port) {
 		return port.Holder.Owner, true
 	}
@@ -259,7 +259,7 @@ func create[K, V any](m *ebpf.Map, key *K, value *V) error {
 // Owners returns the owners that have devices, endpoints or host ports in a network.
 func Owners(dp *loader.Datapath, network Network) (map[loader.Owner]bool, error) {
 	owners := map[loader.Owner]bool{}
-	for _, m := range []*ebpf.Map{dp.Devices, dp.Endpoints, dp.Ports} {
+	for _, m := range []*ebpf.Map{dp.Devices, dp.Endpoints, dp.HostPorts} {
 		for entry, err := range rawEntries(m) {
 			if err != nil {
 				return owners, err
@@ -288,24 +288,24 @@ func Count(dp *loader.Datapath) (map[string]int, error) {
 	counts := map[string]int{}
 	var errs []error
 	for name, m := range map[string]*ebpf.Map{
-		bpf.DatapathMapEndpoints:   dp.Endpoints,
-		bpf.DatapathMapDevices:     dp.Devices,
-		bpf.DatapathMapPorts:       dp.Ports,
-		bpf.DatapathMapFlows:       dp.Flows,
-		bpf.DatapathMapEstablished: dp.Established,
-		bpf.DatapathMapOffloadTcp:  dp.OffloadTCP,
-		bpf.DatapathMapOffloadUdp:  dp.OffloadUDP,
-		bpf.DatapathMapWays:        dp.Ways,
-		bpf.DatapathMapUplinks:     dp.Uplinks,
-		bpf.DatapathMapDrops:       dp.Drops,
+		bpf.MapEndpoints:   dp.Endpoints,
+		bpf.MapDevices:     dp.Devices,
+		bpf.MapHostPorts:   dp.HostPorts,
+		bpf.MapFlows:       dp.Flows,
+		bpf.MapFlowsBackup: dp.FlowsBackup,
+		bpf.MapOffloadTCP:  dp.OffloadTcp,
+		bpf.MapOffloadUDP:  dp.OffloadUdp,
+		bpf.MapFwdCache:    dp.FwdCache,
+		bpf.MapUplinks:     dp.Uplinks,
+		bpf.MapDrops:       dp.Drops,
 	} {
 		var err error
 		counts[name], err = Entries(m)
 		errs = append(errs, err)
 	}
 	for name, m := range map[string]*ebpf.Map{ // of a kind that has batches only since 5.13
-		bpf.DatapathMapExempts: dp.Exempts,
-		bpf.DatapathMapSources: dp.Sources,
+		bpf.MapNonMasqCIDRs:  dp.NonmasqCidrs,
+		bpf.MapPortSrcRanges: dp.PortSrcRanges,
 	} {
 		keys, err := prefixKeys(m)
 		counts[name] = len(keys)

@@ -17,13 +17,13 @@ type Uplink struct {
 	IfIndex int
 	Addr4   netip.Addr
 	Addr6   netip.Addr
-	// Containers are behind it: it is not to be taken for an uplink, though it has a subnet.
-	Containers bool
+	// ContainerBridge are behind it: it is not to be taken for an uplink, though it has a subnet.
+	ContainerBridge bool
 }
 
 // String is for people.
 func (u Uplink) String() string {
-	if u.Containers {
+	if u.ContainerBridge {
 		return fmt.Sprintf("device %d has containers behind it", u.IfIndex)
 	}
 	addrs := ""
@@ -38,9 +38,9 @@ func (u Uplink) String() string {
 // SetUplink creates or replaces the entry of an uplink.
 func (s *Store) SetUplink(u Uplink) error {
 	key := uint32(u.IfIndex)
-	value := bpf.DatapathUplink{Addr4: wireOrZero(u.Addr4), Addr6: wireOrZero(u.Addr6)}
-	if u.Containers {
-		value.Containers = 1
+	value := bpf.Uplink{Addr4: wireOrZero(u.Addr4), Addr6: wireOrZero(u.Addr6)}
+	if u.ContainerBridge {
+		value.ContainerBridge = 1
 	}
 	if err := s.dp.Uplinks.Put(&key, &value); err != nil {
 		return fmt.Errorf("put uplink %d: %w", u.IfIndex, err)
@@ -60,15 +60,15 @@ func (s *Store) DeleteUplink(ifindex int) error {
 // Uplinks lists all uplinks, in no order.
 func Uplinks(dp *loader.Datapath) ([]Uplink, error) {
 	var list []Uplink
-	for entry, err := range entries[uint32, bpf.DatapathUplink](dp.Uplinks) {
+	for entry, err := range entries[uint32, bpf.Uplink](dp.Uplinks) {
 		if err != nil {
 			return nil, err
 		}
 		list = append(list, Uplink{
-			IfIndex:    int(entry.key),
-			Addr4:      addrOrNone(entry.value.Addr4),
-			Addr6:      addrOrNone(entry.value.Addr6),
-			Containers: entry.value.Containers != 0,
+			IfIndex:         int(entry.key),
+			Addr4:           addrOrNone(entry.value.Addr4),
+			Addr6:           addrOrNone(entry.value.Addr6),
+			ContainerBridge: entry.value.ContainerBridge != 0,
 		})
 	}
 	return list, nil

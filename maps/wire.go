@@ -10,11 +10,11 @@ import (
 )
 
 // wireAddr is an address as the maps hold it: IPv4 in the mapped form.
-func wireAddr(addr netip.Addr) bpf.DatapathAddr {
-	return bpf.DatapathAddr{Bytes: addr.As16()}
+func wireAddr(addr netip.Addr) bpf.Addr {
+	return bpf.Addr{Bytes: addr.As16()}
 }
 
-func addrOf(wire bpf.DatapathAddr) netip.Addr {
+func addrOf(wire bpf.Addr) netip.Addr {
 	return netip.AddrFrom16(wire.Bytes).Unmap()
 }
 

@@ -239,9 +239,9 @@ func (a *addition) attach(ctx context.Context) error {
 			HostMAC:   a.pair.HostMAC,
 			Gateway:   address.Gateway,
 			Masq:      a.config.Masq.Of(address.Prefix.Addr()),
-			Fast:      a.config.fastPath(a.config.PrevResult != nil),
+			FastPath:  a.config.fastPath(a.config.PrevResult != nil),
 			MTU:       a.pair.MTU,
-			Exempt:    maps.PrefixSetOf(a.config.Masq.ExemptFor(address.Prefix.Addr())),
+			NonMasq:   maps.PrefixSetOf(a.config.Masq.ExemptFor(address.Prefix.Addr())),
 		})
 	}
 	err := maps.With(ctx, a.datapath, func(store *maps.Store) error {
@@ -253,7 +253,7 @@ func (a *addition) attach(ctx context.Context) error {
 			if err := a.create(store, func() error { return store.AddEndpoint(endpoint) }); err != nil {
 				return err
 			}
-			if err := store.AddExempts(a.config.Masq.ExemptFor(endpoint.Addr)); err != nil {
+			if err := store.AddNonMasqCIDRs(a.config.Masq.ExemptFor(endpoint.Addr)); err != nil {
 				return err
 			}
 			if endpoint.IfIndex == a.pair.HostIndex {
@@ -274,16 +274,16 @@ func (a *addition) attach(ctx context.Context) error {
 // device is what the datapath is told of the container besides its addresses.
 func (a *addition) device(network maps.Network) maps.Device {
 	device := maps.Device{
-		IfIndex:    a.pair.HostIndex,
-		Owner:      a.owner,
-		Network:    network,
-		Container:  maps.ContainerToken(a.config.Attachment.ContainerID),
-		MAC:        a.pair.ContainerMAC,
-		AntiSpoof:  a.config.AntiSpoof,
-		Shaped:     a.config.Bandwidth.Ingress.Rate != 0,
-		Ingress:    a.config.Ingress,
-		Shared:     a.pair.Bridge != 0,
-		AnyAddress: len(a.addresses) == 0,
+		IfIndex:       a.pair.HostIndex,
+		Owner:         a.owner,
+		Network:       network,
+		Container:     maps.ContainerToken(a.config.Attachment.ContainerID),
+		MAC:           a.pair.ContainerMAC,
+		AntiSpoof:     a.config.AntiSpoof,
+		Shaped:        a.config.Bandwidth.Ingress.Rate != 0,
+		IngressPolicy: a.config.Ingress,
+		Bridged:       a.pair.Bridge != 0,
+		AnyAddress:    len(a.addresses) == 0,
 	}
 	for _, address := range a.addresses {
 		addr, gateway := &device.Addr4, &device.Gateway4
@@ -342,7 +342,7 @@ func (a *addition) attachUplinks(ctx context.Context) error {
 		return err
 	}
 	known, err := maps.Uplinks(a.datapath)
-	facesOut := func(u maps.Uplink) bool { return !u.Containers }
+	facesOut := func(u maps.Uplink) bool { return !u.ContainerBridge }
 	if err == nil && !slices.ContainsFunc(known, facesOut) {
 		a.Log.Warn("no device of the host has a name that uplinks means: nothing is masqueraded", "uplinks", a.config.Uplinks)
 	}
@@ -350,7 +350,7 @@ func (a *addition) attachUplinks(ctx context.Context) error {
 }
 
 func (a *addition) openPorts(ctx context.Context) error {
-	var ports []maps.Port
+	var ports []maps.HostPort
 	for _, mapping := range a.config.Ports {
 		ports = append(ports, mapping.entriesFor(a.endpoints)...)
 	}
@@ -364,16 +364,16 @@ func (a *addition) openPorts(ctx context.Context) error {
 	}
 	return maps.With(ctx, a.datapath, func(store *maps.Store) error {
 		for _, port := range ports {
-			if err := a.create(store, func() error { return store.AddPort(port) }); err != nil {
+			if err := a.create(store, func() error { return store.AddHostPort(port) }); err != nil {
 				return err
 			}
 		}
 		for _, mapping := range a.config.Ports {
-			if err := store.AddSources(mapping.Sources); err != nil {
+			if err := store.AddSrcRanges(mapping.Sources); err != nil {
 				return err
 			}
 		}
-		return a.datapath.AttachHost()
+		return a.datapath.AttachLoopback()
 	})
 }
 

@@ -152,12 +152,12 @@ func (l attachmentList) addEntries(datapath *loader.Datapath) error {
 	devices, devicesErr := maps.Devices(datapath)
 	for _, d := range devices {
 		info := l.of(d.Owner)
-		info.MAC, info.AntiSpoof, info.IngressPolicy = d.MAC.String(), d.AntiSpoof, d.Ingress.String()
+		info.MAC, info.AntiSpoof, info.IngressPolicy = d.MAC.String(), d.AntiSpoof, d.IngressPolicy.String()
 	}
-	ports, portsErr := maps.Ports(datapath)
+	ports, portsErr := maps.HostPorts(datapath)
 	for _, p := range ports {
 		info := l.of(p.Owner)
-		info.HostPorts = append(info.HostPorts, PortInfo{p.Protocol.String(), p.HostAddr, p.HostPort, p.Addr, p.Port})
+		info.HostPorts = append(info.HostPorts, PortInfo{p.Protocol.String(), p.HostAddr, p.HostPort, p.ContainerAddr, p.ContainerPort})
 	}
 	return errors.Join(endpointsErr, devicesErr, portsErr)
 }

@@ -31,7 +31,7 @@ func checkChained(c *Config) error {
 		return unsupported("mtu", c.MTU, thatPlugins)
 	case c.Device != "":
 		return unsupported("device", c.Device, thatPlugins)
-	case c.FastPath != "" && c.FastPath != maps.FastNever:
+	case c.FastPath != "" && c.FastPath != maps.FastPathNever:
 		return unsupported("fastPath", c.FastPath, "after another plugin the way of packets is that plugin's")
 	default:
 		return nil

@@ -235,7 +235,7 @@ func (i *inspection) inspectUplinks() {
 	}
 	i.inspectNewUplinks(uplinks)
 	for _, uplink := range uplinks {
-		if uplink.Containers {
+		if uplink.ContainerBridge {
 			continue
 		}
 		device, err := link.Device(i.host, uplink.IfIndex)
@@ -288,16 +288,16 @@ func (i *inspection) inspectMaps() {
 			i.differs("the datapath has %s behind device %d, expected %d", want.Prefix.Addr(), endpoint.IfIndex, i.hostIndex)
 		case endpoint.Masq != i.config.Masq.Of(want.Prefix.Addr()):
 			i.differs("masquerading of %s is %v, expected %v", want.Prefix.Addr(), endpoint.Masq, !endpoint.Masq)
-		case endpoint.Fast != i.config.fastPath(i.chained != nil):
-			i.differs("fastPath of %s is %s, expected %s", want.Prefix.Addr(), endpoint.Fast, i.config.fastPath(i.chained != nil))
-		case endpoint.Exempt != maps.PrefixSetOf(i.config.Masq.ExemptFor(want.Prefix.Addr())):
+		case endpoint.FastPath != i.config.fastPath(i.chained != nil):
+			i.differs("fastPath of %s is %s, expected %s", want.Prefix.Addr(), endpoint.FastPath, i.config.fastPath(i.chained != nil))
+		case endpoint.NonMasq != maps.PrefixSetOf(i.config.Masq.ExemptFor(want.Prefix.Addr())):
 			i.differs("%s is exempt from masquerading towards other networks than nonMasqueradeCIDRs says", want.Prefix.Addr())
 		default:
 			endpoints = append(endpoints, endpoint)
 			i.inspectExempts(want.Prefix.Addr())
 		}
 	}
-	var ports []maps.Port
+	var ports []maps.HostPort
 	for _, mapping := range i.config.Ports {
 		ports = append(ports, mapping.entriesFor(endpoints)...)
 	}
@@ -305,7 +305,7 @@ func (i *inspection) inspectMaps() {
 		i.inspectPort(want)
 	}
 	for _, mapping := range i.config.Ports {
-		missing, err := maps.MissingSources(i.datapath, mapping.Sources)
+		missing, err := maps.MissingSrcRanges(i.datapath, mapping.Sources)
 		if !i.failed(err) && len(missing) > 0 {
 			i.differs("host port %d is closed to %v, for which it is meant", mapping.HostPort, missing)
 		}
@@ -313,7 +313,7 @@ func (i *inspection) inspectMaps() {
 	if len(ports) == 0 {
 		return
 	}
-	attached, err := i.datapath.HostAttached()
+	attached, err := i.datapath.LoopbackAttached()
 	if !i.failed(err) && !attached {
 		i.differs("the loopback device has lost its BPF program, by which the host reaches host ports" + repairs)
 	}
@@ -332,8 +332,8 @@ func (i *inspection) inspectDevice() {
 		i.differs("antiSpoof is %v, expected %v", device.AntiSpoof, i.config.AntiSpoof)
 	case device.Shaped != (i.config.Bandwidth.Ingress.Rate != 0):
 		i.differs("the datapath takes the container for held to a rate: %v, expected %v", device.Shaped, i.config.Bandwidth.Ingress.Rate != 0)
-	case device.Ingress != i.config.Ingress:
-		i.differs("ingressPolicy is %s, expected %s", device.Ingress, i.config.Ingress)
+	case device.IngressPolicy != i.config.Ingress:
+		i.differs("ingressPolicy is %s, expected %s", device.IngressPolicy, i.config.Ingress)
 	case device.AntiSpoof && i.netInterface != nil && i.netInterface.Mac != "" && device.MAC.String() != i.netInterface.Mac:
 		i.differs("antiSpoof stops all that the container sends: its MAC is %s, and was %s at ADD; set antiSpoof to false, or have ebpfnet set the MAC",
 			i.netInterface.Mac, device.MAC)
@@ -341,14 +341,14 @@ func (i *inspection) inspectDevice() {
 }
 
 func (i *inspection) inspectExempts(addr netip.Addr) {
-	missing, err := maps.MissingExempts(i.datapath, i.config.Masq.ExemptFor(addr))
+	missing, err := maps.MissingNonMasqCIDRs(i.datapath, i.config.Masq.ExemptFor(addr))
 	if !i.failed(err) && len(missing) > 0 {
 		i.differs("the datapath masquerades %s towards %v, which nonMasqueradeCIDRs exempts", addr, missing)
 	}
 }
 
-func (i *inspection) inspectPort(want maps.Port) {
-	port, found, err := maps.GetPort(i.datapath, want)
+func (i *inspection) inspectPort(want maps.HostPort) {
+	port, found, err := maps.GetHostPort(i.datapath, want)
 	switch {
 	case i.failed(err):
 	case !found:

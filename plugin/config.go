@@ -336,7 +336,7 @@ func checkMaxFlows(flows int64) error {
 }
 
 func checkFastPath(value maps.FastPath) error {
-	known := []maps.FastPath{"", maps.FastEstablished, maps.FastAlways, maps.FastNever}
+	known := []maps.FastPath{"", maps.FastPathEstablished, maps.FastPathAlways, maps.FastPathNever}
 	if !slices.Contains(known, value) {
 		return invalid("fastPath", value, `"established", "always" or "never"`)
 	}
@@ -350,9 +350,9 @@ func (c *Config) fastPath(chained bool) maps.FastPath {
 	case c.FastPath != "":
 		return c.FastPath
 	case chained:
-		return maps.FastNever
+		return maps.FastPathNever
 	default:
-		return maps.FastEstablished
+		return maps.FastPathEstablished
 	}
 }
 

@@ -83,7 +83,7 @@ func (c *Config) addressesForRelease() *ipam.Config {
 }
 
 func releaseDevice(ctx context.Context, datapath *loader.Datapath, owner loader.Owner, hostIndex int) error {
-	closed := maps.With(ctx, datapath, func(store *maps.Store) error { return store.ClosePorts(owner) })
+	closed := maps.With(ctx, datapath, func(store *maps.Store) error { return store.CloseHostPorts(owner) })
 	deleted := deleteDevice(owner)
 	return errors.Join(closed, deleted, releaseEntries(ctx, datapath, owner, hostIndex, (*maps.Store).ReleaseClosed))
 }

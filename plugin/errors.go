@@ -54,7 +54,7 @@ func cniError(err error) error {
 	if err == nil || errors.As(err, &coded) {
 		return err
 	}
-	var port *maps.PortTakenError
+	var port *maps.HostPortTakenError
 	if errors.As(err, &port) {
 		return cnitypes.NewError(CodePortTaken, err.Error(), "")
 	}

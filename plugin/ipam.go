@@ -121,7 +121,7 @@ func (p *IPAM) parseForRelease(args *skel.CmdArgs) (*ipam.Config, error) {
 
 // pool opens the addresses of a network. Devices are the business of the plugin that calls.
 func (p *IPAM) pool(c *ipam.Config) *ipam.Pool {
-	return ipam.Open(c, ipam.Host{IndexDir: indexDir(record.DefaultDir), Log: p.Log})
+	return ipam.Open(c, ipam.Options{IndexDir: indexDir(record.DefaultDir), Log: p.Log})
 }
 
 // indexDir is where the indexes of reservations are, among the records of attachments.

@@ -17,7 +17,7 @@ import (
 // refuseListener returns an error if a process of the host has the socket that a
 // host port would take the clients from. A runtime that reserves its ports by
 // listening, as podman does, is no such process: it is the one that runs us.
-func refuseListener(port maps.Port) error {
+func refuseListener(port maps.HostPort) error {
 	if !socketInUse(port) {
 		return nil
 	}
@@ -31,7 +31,7 @@ func refuseListener(port maps.Port) error {
 
 // socketInUse asks the kernel by trying to have the socket. With SO_REUSEADDR a
 // TCP socket is refused for a listener alone, not for what is left of closed connections.
-func socketInUse(port maps.Port) bool {
+func socketInUse(port maps.HostPort) bool {
 	family, kind := unix.AF_INET6, unix.SOCK_DGRAM
 	var address unix.Sockaddr = &unix.SockaddrInet6{Port: int(port.HostPort), Addr: port.HostAddr.As16()}
 	if port.HostAddr.Is4() {
@@ -58,7 +58,7 @@ func socketInUse(port maps.Port) bool {
 
 // socketHolder names the process that has a port's socket as well as it can be
 // found, and says whether it is one that we descend from.
-func socketHolder(port maps.Port) (name string, ours bool) {
+func socketHolder(port maps.HostPort) (name string, ours bool) {
 	const unknown = "a process that cannot be found"
 
 	fs, err := procfs.NewDefaultFS()
@@ -87,7 +87,7 @@ func socketHolder(port maps.Port) (name string, ours bool) {
 }
 
 // socketInodes returns the sockets that have the port at its address or at any.
-func socketInodes(fs procfs.FS, port maps.Port) map[string]bool {
+func socketInodes(fs procfs.FS, port maps.HostPort) map[string]bool {
 	inodes := map[string]bool{}
 	add := func(addr []byte, localPort, inode uint64) {
 		bound, _ := netip.AddrFromSlice(addr)

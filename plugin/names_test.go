@@ -45,7 +45,7 @@ func TestErrorCodes(t *testing.T) {
 		{ipam.ErrExhausted, CodeAddressesExhausted},
 		{ipam.ErrTaken, CodeAddressTaken},
 		{ipam.ErrDuplicate, CodeAttachmentExists},
-		{&maps.PortTakenError{}, CodePortTaken},
+		{&maps.HostPortTakenError{}, CodePortTaken},
 		{loader.ErrIncompatible, CodeIncompatible},
 		{loader.ErrNotSupported, CodeNotSupported},
 		{&fs.PathError{Op: "open", Path: "/d", Err: unix.ENOSPC}, cnitypes.ErrIOFailure},

@@ -109,7 +109,7 @@ func (h *Host) Usage() (*Usage, error) {
 		u.Uplinks = append(u.Uplinks, uplink.Attrs().Name)
 	}
 	var portsErr, flowsErr error
-	u.HostPorts, portsErr = maps.Entries(h.datapath.Ports)
+	u.HostPorts, portsErr = maps.Entries(h.datapath.HostPorts)
 	u.Flows, flowsErr = maps.Entries(h.datapath.Flows)
 	return u, errors.Join(err, portsErr, flowsErr)
 }
@@ -126,7 +126,7 @@ func (h *Host) uplinks() ([]netlink.Link, error) {
 		if err != nil {
 			return nil, err
 		}
-		if device != nil && !uplink.Containers {
+		if device != nil && !uplink.ContainerBridge {
 			present = append(present, device)
 		}
 	}
@@ -149,7 +149,7 @@ func (h *Host) Repair(ctx context.Context) (mended []string, err error) {
 			mended = append(mended, "programs of uplink "+uplink.Attrs().Name)
 		}
 	}
-	attached, err := h.datapath.HostAttached()
+	attached, err := h.datapath.LoopbackAttached()
 	if err != nil {
 		return nil, err
 	}
@@ -158,7 +158,7 @@ func (h *Host) Repair(ctx context.Context) (mended []string, err error) {
 		return nil, err
 	}
 	mended = append(mended, followed...)
-	if now, err := h.datapath.HostAttached(); err == nil && now && !attached {
+	if now, err := h.datapath.LoopbackAttached(); err == nil && now && !attached {
 		mended = append(mended, "program of the loopback device")
 	}
 	return mended, maps.With(ctx, h.datapath, func(*maps.Store) error {

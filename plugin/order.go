@@ -73,7 +73,7 @@ func filtersBefore(host *netlink.Handle, ifindex int) (before []string, found bo
 	}
 	for _, filter := range filters {
 		program, isBPF := filter.(*netlink.BpfFilter)
-		if isBPF && program.Name == bpf.DatapathProgFromContainer {
+		if isBPF && program.Name == bpf.ProgFromContainer {
 			return before, true, err
 		}
 		name := filter.Type() + " filter"

@@ -36,7 +36,7 @@ type portMapping struct {
 
 func parsePorts(asked []portMapping) ([]PortMapping, error) {
 	var parsed []PortMapping
-	seen := map[maps.Port]bool{}
+	seen := map[maps.HostPort]bool{}
 	for i, mapping := range asked {
 		key := fmt.Sprintf("runtimeConfig.portMappings[%d]", i)
 		port, err := mapping.parse(key)
@@ -44,7 +44,7 @@ func parsePorts(asked []portMapping) ([]PortMapping, error) {
 			return nil, err
 		}
 		for _, ipv4 := range port.families() {
-			place := maps.Port{HostAddr: port.hostAddr(ipv4), HostPort: port.HostPort, Protocol: port.Protocol}
+			place := maps.HostPort{HostAddr: port.hostAddr(ipv4), HostPort: port.HostPort, Protocol: port.Protocol}
 			if seen[place] {
 				return nil, invalid(key+".hostPort", mapping.HostPort, "a port that is given once for an address and a protocol")
 			}
@@ -129,8 +129,8 @@ func addSources(ports []PortMapping, lists []portSources) error {
 
 // entriesFor returns the entries of a mapping for a container's addresses: one
 // for each family that the mapping names and the container has.
-func (m PortMapping) entriesFor(endpoints []maps.Endpoint) []maps.Port {
-	var ports []maps.Port
+func (m PortMapping) entriesFor(endpoints []maps.Endpoint) []maps.HostPort {
+	var ports []maps.HostPort
 	used := map[bool]bool{} // by family: the first address serves, as with portmap
 	for _, endpoint := range endpoints {
 		ipv4 := endpoint.Addr.Is4()
@@ -138,15 +138,15 @@ func (m PortMapping) entriesFor(endpoints []maps.Endpoint) []maps.Port {
 			continue
 		}
 		used[ipv4] = true
-		ports = append(ports, maps.Port{
-			HostAddr: m.hostAddr(ipv4),
-			HostPort: m.HostPort,
-			Protocol: m.Protocol,
-			Addr:     endpoint.Addr,
-			Port:     m.Port,
-			Sources:  maps.PrefixSetOf(m.Sources),
-			Owner:    endpoint.Owner,
-			Network:  endpoint.Network,
+		ports = append(ports, maps.HostPort{
+			HostAddr:      m.hostAddr(ipv4),
+			HostPort:      m.HostPort,
+			Protocol:      m.Protocol,
+			ContainerAddr: endpoint.Addr,
+			ContainerPort: m.Port,
+			SrcRanges:     maps.PrefixSetOf(m.Sources),
+			Owner:         endpoint.Owner,
+			Network:       endpoint.Network,
 		})
 	}
 	return ports

@@ -131,11 +131,11 @@ func (h *Host) set(store *maps.Store, device maps.Device, kept *record.Record, s
 	if err := h.records.Write(kept); err != nil {
 		return err
 	}
-	config := Config{AntiSpoof: device.AntiSpoof, Ingress: device.Ingress, Bandwidth: kept.Bandwidth}
+	config := Config{AntiSpoof: device.AntiSpoof, Ingress: device.IngressPolicy, Bandwidth: kept.Bandwidth}
 	if err := config.change(kept.Settings); err != nil {
 		return err
 	}
-	device.AntiSpoof, device.Ingress, device.Shaped = config.AntiSpoof, config.Ingress, config.Bandwidth.Ingress.Rate != 0
+	device.AntiSpoof, device.IngressPolicy, device.Shaped = config.AntiSpoof, config.Ingress, config.Bandwidth.Ingress.Rate != 0
 	if err := store.PutDevice(device); err != nil {
 		return err
 	}

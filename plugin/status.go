@@ -78,15 +78,15 @@ func mend(ctx context.Context, datapath *loader.Datapath, names uplinkNames) err
 	if err := refreshUplinks(ctx, host, datapath, names); err != nil {
 		return err
 	}
-	attached, err := datapath.HostAttached()
+	attached, err := datapath.LoopbackAttached()
 	if err != nil || attached {
 		return err
 	}
-	ports, err := maps.Ports(datapath)
+	ports, err := maps.HostPorts(datapath)
 	if err != nil || len(ports) == 0 {
 		return err
 	}
-	return maps.With(ctx, datapath, func(*maps.Store) error { return datapath.AttachHost() })
+	return maps.With(ctx, datapath, func(*maps.Store) error { return datapath.AttachLoopback() })
 }
 
 func notAvailable(err error) error {

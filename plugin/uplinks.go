@@ -65,7 +65,7 @@ func refreshUplinks(ctx context.Context, host *netlink.Handle, datapath *loader.
 
 	var changed []maps.Uplink
 	for _, uplink := range found {
-		if known[uplink.Index].Containers {
+		if known[uplink.Index].ContainerBridge {
 			delete(known, uplink.Index)
 			continue
 		}
@@ -171,7 +171,7 @@ func addUplinks(host *netlink.Handle, datapath *loader.Datapath, store *maps.Sto
 func keepFromUplinks(datapath *loader.Datapath, store *maps.Store, ifindex int) error {
 	return errors.Join(
 		datapath.DetachUplink(ifindex),
-		store.SetUplink(maps.Uplink{IfIndex: ifindex, Containers: true}),
+		store.SetUplink(maps.Uplink{IfIndex: ifindex, ContainerBridge: true}),
 	)
 }
 

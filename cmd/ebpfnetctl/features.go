@@ -24,7 +24,7 @@ type feature struct {
 // datapath was loaded.
 func features(datapath *loader.Datapath) ([]feature, error) {
 	uplinks := feature{"programs on uplinks and lo", "tcx links", "the kernel has them (6.6)"}
-	if bpf.DatapathAttach(datapath.Config.Attach) != bpf.DatapathAttachATTACH_TCX {
+	if bpf.Attach(datapath.Config.Attach) != bpf.AttachTCX {
 		uplinks.Chosen, uplinks.Why = "clsact filters", "the kernel has no tcx (6.6)"
 	}
 	source, err := sourceFeature()

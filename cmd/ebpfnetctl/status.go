@@ -99,12 +99,12 @@ func collect(datapath *loader.Datapath) (*status, error) {
 		return nil, err
 	}
 	for _, uplink := range uplinks {
-		if uplink.Containers {
+		if uplink.ContainerBridge {
 			continue
 		}
 		s.Uplinks = append(s.Uplinks, deviceName(uplink.IfIndex))
 	}
-	counters, err := maps.Counters(datapath)
+	counters, err := maps.DropTotals(datapath)
 	if err != nil {
 		return nil, err
 	}

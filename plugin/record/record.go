@@ -123,7 +123,7 @@ type Dir struct {
 
 // Open returns the records below root of the calling thread's network namespace.
 func Open(root string) (Dir, error) {
-	here, err := loader.Here()
+	here, err := loader.NetnsName()
 	return Dir{filepath.Join(root, here)}, err
 }
 

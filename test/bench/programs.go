@@ -40,7 +40,7 @@ func (o *objects) bytes() (programs, maps uint64) {
 func (s *setup) pins(kind string) (paths []string, err error) {
 	var dir string
 	err = s.topology.Node.Do(func() error {
-		dir, err = loader.Here()
+		dir, err = loader.NetnsName()
 		return err
 	})
 	if err != nil {

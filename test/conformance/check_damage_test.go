@@ -208,12 +208,12 @@ func removeEntries(remove func(*maps.Store, loader.Owner) error) func(*testing.T
 func removeExempts(t *testing.T, p *pod, _ *types100.Result) {
 	t.Helper()
 	withDatapath(t, p.host, func(datapath *loader.Datapath) error {
-		var key bpf.DatapathPrefixKey
+		var key bpf.PrefixKey
 		for {
-			if err := datapath.Exempts.NextKey(nil, &key); err != nil {
+			if err := datapath.NonmasqCidrs.NextKey(nil, &key); err != nil {
 				return nil // empty
 			}
-			if err := datapath.Exempts.Delete(&key); err != nil {
+			if err := datapath.NonmasqCidrs.Delete(&key); err != nil {
 				return err
 			}
 		}

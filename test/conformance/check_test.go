@@ -88,7 +88,7 @@ func TestCheck(t *testing.T) {
 			p.conf = with(p.conf, "nonMasqueradeCIDRs", list{"10.0.0.0/8"})
 		}, []string{"exempt", "10.88.0.", "nonMasqueradeCIDRs"}},
 		{"exemptions removed", removeExempts, []string{"172.16.0.0/12", "exempts"}},
-		{"ports removed", removeEntries((*maps.Store).ClosePorts), []string{"port", "0.0.0.0:8080", "[::]:8080"}},
+		{"ports removed", removeEntries((*maps.Store).CloseHostPorts), []string{"port", "0.0.0.0:8080", "[::]:8080"}},
 		{"port of another", func(_ *testing.T, p *pod, _ *types100.Result) {
 			p.conf = with(p.conf, "runtimeConfig.portMappings", list{object{"hostPort": 8080, "containerPort": 81}})
 		}, []string{"host port", ":80, expected", ":81"}},
@@ -112,7 +112,7 @@ func TestCheckPrograms(t *testing.T) {
 	testenv.Require(t, testenv.TCX) // without, programs have no pin that detaches them
 	checkFinds(t, checkConf(), []difference{
 		{"program detached from the uplink by force", forceDetach("uplink-*-from_uplink"), []string{"uplink eth0", "programs", mended}},
-		{"program detached from lo", removePin("host-from_host"), []string{"loopback", "program", mended}},
+		{"program detached from lo", removePin("loopback-to_loopback"), []string{"loopback", "program", mended}},
 	})
 }
 

@@ -97,7 +97,7 @@ func TestCtlStatus(t *testing.T) {
 			t.Errorf("map %s has entries and costs nothing", m.Name)
 		}
 	}
-	if sum != status.Bytes || entries["endpoints"] != 2 || entries["uplinks"] != 1 || entries["ports"] == 0 || most["flows"] != 2048 {
+	if sum != status.Bytes || entries["endpoints"] != 2 || entries["uplinks"] != 1 || entries["host_ports"] == 0 || most["flows"] != 2048 {
 		t.Errorf("status is %s", stdout)
 	}
 	if len(status.Uplinks) != 1 || status.Uplinks[0] != testenv.UplinkName || len(status.Drops) == 0 {

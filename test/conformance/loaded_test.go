@@ -60,7 +60,7 @@ func TestExemptionsGo(t *testing.T) {
 		t.Helper()
 		withDatapath(t, h, func(datapath *loader.Datapath) error {
 			counts, err := maps.Count(datapath)
-			if got := counts["exempts"]; got != count {
+			if got := counts["nonmasq_cidrs"]; got != count {
 				t.Errorf("%s there are %d exemptions, want %d", when, got, count)
 			}
 			return err

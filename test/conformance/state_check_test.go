@@ -29,7 +29,7 @@ func TestStateSeesAll(t *testing.T) {
 		"endpoint fd00:88::2",
 		"port tcp 0.0.0.0:8080 leads to 10.88.0.2:80",
 		"port tcp [::]:8080 leads to [fd00:88::2]:80",
-		"pinned link host-from_host",
+		"pinned link loopback-to_loopback",
 	} {
 		if !strings.Contains(text, thing) {
 			t.Errorf("state does not see %q:\n%s", thing, text)

@@ -179,7 +179,7 @@ func (s state) addDatapath() error {
 	for _, endpoint := range endpoints {
 		s.add("endpoint %v", endpoint)
 	}
-	ports, portsErr := maps.Ports(datapath)
+	ports, portsErr := maps.HostPorts(datapath)
 	for _, port := range ports {
 		s.add("port %v", port)
 	}

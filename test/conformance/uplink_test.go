@@ -60,7 +60,7 @@ func TestLoopbackHeals(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", withPort(dual("1.1.0"), 8080))
 	result := p.add(t)
-	removePin("host-from_host")(t, p, nil)
+	removePin("loopback-to_loopback")(t, p, nil)
 	wantError(t, p.try(t, "CHECK"), plugin.CodeDiffers, "loopback", "program")
 	wantSuccess(t, h.status(t, dual("1.1.0")), "")
 	wantSuccess(t, p.try(t, "CHECK"), "")

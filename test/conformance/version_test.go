@@ -30,7 +30,7 @@ func otherLayout() loader.Programs {
 		if err != nil {
 			return nil, err
 		}
-		for _, name := range []string{"endpoints", "ports", "flows"} {
+		for _, name := range []string{"endpoints", "host_ports", "flows"} {
 			spec.Maps[name].ValueSize += 16
 			spec.Maps[name].Value = nil // its BTF
 		}
@@ -72,7 +72,7 @@ func TestOtherLayout(t *testing.T) {
 		defer d.Close()
 		for n, p := range []*pod{one, two} {
 			at := maps.Attachment{Network: "pods", ContainerID: p.id, IfName: p.ifName}
-			if err := errors.Join(put(d.Endpoints, byte(n), at), put(d.Ports, byte(n), at), put(d.Flows, byte(n), at)); err != nil {
+			if err := errors.Join(put(d.Endpoints, byte(n), at), put(d.HostPorts, byte(n), at), put(d.Flows, byte(n), at)); err != nil {
 				return err
 			}
 		}
@@ -129,7 +129,7 @@ func (h *host) wantOwned(t *testing.T, inEach, flows int) {
 			return err
 		}
 		defer d.Close()
-		for m, want := range map[*ebpf.Map]int{d.Endpoints: inEach, d.Ports: inEach, d.Flows: flows} {
+		for m, want := range map[*ebpf.Map]int{d.Endpoints: inEach, d.HostPorts: inEach, d.Flows: flows} {
 			got, err := maps.Entries(m)
 			if err != nil || got != want {
 				t.Errorf("%s has %d entries, want %d: %v", strings.Fields(m.String())[0], got, want, err)
@@ -148,18 +148,18 @@ func TestGrownCounters(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
-	count := []bpf.DatapathCounter{{Packets: 7, Bytes: 700}}
+	count := []bpf.DropCount{{Packets: 7, Bytes: 700}}
 	withDatapath(t, h, func(d *loader.Datapath) error {
-		counts := make([]bpf.DatapathCounter, ebpf.MustPossibleCPU())
+		counts := make([]bpf.DropCount, ebpf.MustPossibleCPU())
 		copy(counts, count)
-		return d.Counters.Put(uint32(2), counts)
+		return d.DropTotals.Put(uint32(2), counts)
 	})
 	grown := loader.Embedded()
 	grown.Build++
 	grown.Spec = func() (*ebpf.CollectionSpec, error) {
 		spec, err := bpf.LoadDatapath()
 		if err == nil {
-			spec.Maps["counters"].MaxEntries += 5
+			spec.Maps["drop_totals"].MaxEntries += 5
 		}
 		return spec, err
 	}
@@ -168,7 +168,7 @@ func TestGrownCounters(t *testing.T) {
 	refused.Spec = func() (*ebpf.CollectionSpec, error) {
 		spec, err := grown.Spec()
 		if err == nil {
-			spec.Programs["from_host"].Instructions = asm.Instructions{asm.Return()} // of nothing
+			spec.Programs["to_loopback"].Instructions = asm.Instructions{asm.Return()} // of nothing
 		}
 		return spec, err
 	}
@@ -190,12 +190,12 @@ func TestGrownCounters(t *testing.T) {
 			t.Fatal(err)
 		}
 		withDatapath(t, h, func(d *loader.Datapath) error {
-			var counts []bpf.DatapathCounter
-			err := d.Counters.Lookup(uint32(2), &counts)
+			var counts []bpf.DropCount
+			err := d.DropTotals.Lookup(uint32(2), &counts)
 			if err != nil || d.Config.Build != programs.Build || counts[0] != count[0] {
 				t.Errorf("build %x has counted %+v: %v", d.Config.Build, counts, err)
 			}
-			if got := int(d.Counters.MaxEntries()); got != int(bpf.DatapathReasonREASON_MAX)+5 {
+			if got := int(d.DropTotals.MaxEntries()); got != int(bpf.ReasonMax)+5 {
 				t.Errorf("there are %d counters", got)
 			}
 			return nil

@@ -44,7 +44,7 @@ func (s *scene) addPods() error {
 		}
 	}
 	way := "tcx links"
-	if bpf.DatapathAttach(s.datapath.Config.Attach) == bpf.DatapathAttachATTACH_CLSACT {
+	if bpf.Attach(s.datapath.Config.Attach) == bpf.AttachClsact {
 		way = "tc filters"
 	}
 	r.ok("programs", "on each ebpf… device by tc filters, on %s by %s", testenv.UplinkName, way)
@@ -162,7 +162,7 @@ func (s *scene) proveNoEntries() error {
 	if err != nil {
 		return err
 	}
-	ports, err := maps.Ports(s.datapath)
+	ports, err := maps.HostPorts(s.datapath)
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ func (s *scene) tellMaps() error {
 		r.ok("endpoints", "%s (%s)", e, s.deviceName(e.IfIndex))
 	}
 
-	ports, err := maps.Ports(s.datapath)
+	ports, err := maps.HostPorts(s.datapath)
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func (s *scene) tellMaps() error {
 
 // tellCounters shows what was dropped, which should be nothing.
 func (s *scene) tellCounters() error {
-	counters, err := maps.Counters(s.datapath)
+	counters, err := maps.DropTotals(s.datapath)
 	if err != nil {
 		return err
 	}

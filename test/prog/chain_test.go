@@ -22,10 +22,10 @@ type hop struct {
 // state that the programs themselves make.
 func TestChains(t *testing.T) {
 	const (
-		fromHost      = bpf.DatapathProgFromHost
-		fromContainer = bpf.DatapathProgFromContainer
-		fromUplink    = bpf.DatapathProgFromUplink
-		toUplink      = bpf.DatapathProgToUplink
+		toLoopback    = bpf.ProgToLoopback
+		fromContainer = bpf.ProgFromContainer
+		fromUplink    = bpf.ProgFromUplink
+		toUplink      = bpf.ProgToUplink
 	)
 	h := newHost(t)
 	for _, tc := range []struct {
@@ -85,9 +85,9 @@ func TestChains(t *testing.T) {
 			name: "the host asks a host port", on: ported, in: "loopback:5000 > loopback:8080",
 			ports: []port{{host: "any:8080", to: "pod:80"}},
 			hops: []hop{
-				{program: fromHost, out: "podgw:* > pod:80", redirect: true},
+				{program: toLoopback, out: "podgw:* > pod:80", redirect: true},
 				{program: fromContainer, out: "loopback:8080 > loopback:5000", turn: true, redirect: true},
-				{program: fromHost, out: "podgw:* > pod:80", turn: true, redirect: true},
+				{program: toLoopback, out: "podgw:* > pod:80", turn: true, redirect: true},
 			},
 		},
 		{
@@ -188,10 +188,10 @@ func TestPortLeadsElsewhere(t *testing.T) {
 			}
 			for _, pod := range []string{"pod", "pod2", "pod"} {
 				err := errors.Join(
-					empty[bpf.DatapathPortKey, bpf.DatapathPort](h.programs.Maps[bpf.DatapathMapPorts]),
+					empty[bpf.HostPortKey, bpf.HostPort](h.programs.Maps[bpf.MapHostPorts]),
 					h.fill(s, []port{{host: "any:8080", to: pod + ":80"}}, nil),
-					h.pass(s, bpf.DatapathProgFromUplink, "remote:5000 > node:8080", "remote:5000 > "+pod+":80"),
-					h.pass(s, bpf.DatapathProgToUplink, pod+":80 > remote:5000", "node:8080 > remote:5000"),
+					h.pass(s, bpf.ProgFromUplink, "remote:5000 > node:8080", "remote:5000 > "+pod+":80"),
+					h.pass(s, bpf.ProgToUplink, pod+":80 > remote:5000", "node:8080 > remote:5000"),
 				)
 				if err != nil {
 					t.Errorf("%s: %v", pod, err)

@@ -14,47 +14,47 @@ import (
 
 // flow is an entry of the map flows.
 type flow struct {
-	kind                      bpf.DatapathFlowKind
+	kind                      bpf.FlowKind
 	remote, local, translated string
 	owner                     uint64
-	states                    bpf.DatapathFlowState
+	states                    bpf.FlowState
 	idle                      time.Duration // since the last packet
 }
 
 const (
-	replied  = bpf.DatapathFlowStateFLOW_REPLIED
-	fin      = bpf.DatapathFlowStateFLOW_FIN
-	finReply = bpf.DatapathFlowStateFLOW_FIN_REPLY
+	replied  = bpf.FlowReplied
+	fin      = bpf.FlowFIN
+	finReply = bpf.FlowFINReply
 	ended    = fin | finReply
-	reset    = ended | bpf.DatapathFlowStateFLOW_RST
+	reset    = ended | bpf.FlowRST
 )
 
 // out is the flow that pod opened to remote, and that is masqueraded as local.
 func out(remote, local, pod string) flow {
-	return flow{kind: bpf.DatapathFlowKindFLOW_OUT, remote: remote, local: local, translated: pod, owner: ownerOf(pod)}
+	return flow{kind: bpf.FlowSNAT, remote: remote, local: local, translated: pod, owner: ownerOf(pod)}
 }
 
 // in is the flow that remote opened to pod, which it knows under the address via.
 func in(remote, pod, via string) flow {
-	return flow{kind: bpf.DatapathFlowKindFLOW_IN, remote: remote, local: pod, translated: via, owner: ownerOf(pod)}
+	return flow{kind: bpf.FlowDNAT, remote: remote, local: pod, translated: via, owner: ownerOf(pod)}
 }
 
-func (f flow) of(owner uint64) flow                    { f.owner = owner; return f }
-func (f flow) state(states bpf.DatapathFlowState) flow { f.states = states; return f }
-func (f flow) unused(idle time.Duration) flow          { f.idle = idle; return f }
-func (f flow) isOut() bool                             { return f.kind == bpf.DatapathFlowKindFLOW_OUT }
+func (f flow) of(owner uint64) flow            { f.owner = owner; return f }
+func (f flow) state(states bpf.FlowState) flow { f.states = states; return f }
+func (f flow) unused(idle time.Duration) flow  { f.idle = idle; return f }
+func (f flow) isOut() bool                     { return f.kind == bpf.FlowSNAT }
 
-func (f flow) wire(s scene) (bpf.DatapathFlowKey, bpf.DatapathFlow) {
+func (f flow) wire(s scene) (bpf.FlowKey, bpf.Flow) {
 	// Of an echo, the pod asks in a flow out, the remote in a flow in.
 	remote, local, translated := s.side(f.remote, !f.isOut()), s.side(f.local, f.isOut()), s.side(f.translated, f.isOut())
-	key := bpf.DatapathFlowKey{
+	key := bpf.FlowKey{
 		Remote: wire(remote.Addr()), RemotePort: remote.Port(),
 		Local: wire(local.Addr()), LocalPort: local.Port(),
 		Protocol: s.number(), Kind: f.kind,
 	}
-	return key, bpf.DatapathFlow{
-		Owner: f.owner, Addr: wire(translated.Addr()), Port: translated.Port(),
-		Seen: ticks(f.idle), State: f.states,
+	return key, bpf.Flow{
+		Owner: f.owner, NatAddr: wire(translated.Addr()), NatPort: translated.Port(),
+		LastSeen: ticks(f.idle), State: f.states,
 	}
 }
 
@@ -87,7 +87,7 @@ func (h *host) checkFlows(s scene, want []flow) error {
 func checkEntries(m *ebpf.Map, s scene, want []flow) error {
 	const tolerance = 5 // ticks, for a slow machine
 
-	got, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](m)
+	got, err := contents[bpf.FlowKey, bpf.Flow](m)
 	if err != nil {
 		return err
 	}
@@ -98,10 +98,10 @@ func checkEntries(m *ebpf.Map, s scene, want []flow) error {
 			return fmt.Errorf("flow %+v is not there, but %+v", key, got)
 		}
 		delete(got, key)
-		if diff := int32(value.Seen - entry.Seen); diff < -tolerance || diff > tolerance {
-			return fmt.Errorf("flow %+v was last seen at tick %d, want %d", key, entry.Seen, value.Seen)
+		if diff := int32(value.LastSeen - entry.LastSeen); diff < -tolerance || diff > tolerance {
+			return fmt.Errorf("flow %+v was last seen at tick %d, want %d", key, entry.LastSeen, value.LastSeen)
 		}
-		if entry.Seen = value.Seen; entry != value {
+		if entry.LastSeen = value.LastSeen; entry != value {
 			return fmt.Errorf("flow %+v leads to %+v, want %+v", key, entry, value)
 		}
 	}
@@ -117,7 +117,7 @@ type port struct {
 	proto    proto
 }
 
-func (p port) wire(s scene) (bpf.DatapathPortKey, bpf.DatapathPort) {
+func (p port) wire(s scene) (bpf.HostPortKey, bpf.HostPort) {
 	if s.proto == echo {
 		s.proto = tcp
 	}
@@ -125,16 +125,16 @@ func (p port) wire(s scene) (bpf.DatapathPortKey, bpf.DatapathPort) {
 		s.proto = p.proto
 	}
 	host, to := s.side(p.host, true), s.side(p.to, true)
-	return bpf.DatapathPortKey{Addr: wire(host.Addr()), Port: host.Port(), Protocol: s.number()},
-		bpf.DatapathPort{Owner: ownerOf(p.to), Addr: wire(to.Addr()), Network: 1, Port: to.Port()}
+	return bpf.HostPortKey{Addr: wire(host.Addr()), Port: host.Port(), Protocol: s.number()},
+		bpf.HostPort{Owner: ownerOf(p.to), TargetAddr: wire(to.Addr()), Network: 1, TargetPort: to.Port()}
 }
 
 // back is the entry for connections whose flow was lost.
-func (p port) back(s scene) (bpf.DatapathPortKey, bpf.DatapathPort) {
+func (p port) back(s scene) (bpf.HostPortKey, bpf.HostPort) {
 	key, value := p.wire(s)
-	key.Addr, value.Addr = value.Addr, key.Addr
-	key.Port, value.Port = value.Port, key.Port
-	key.Side = bpf.DatapathPortSidePORT_CONTAINER
+	key.Addr, value.TargetAddr = value.TargetAddr, key.Addr
+	key.Port, value.TargetPort = value.TargetPort, key.Port
+	key.Dir = bpf.HostPortReverse
 	return key, value
 }
 
@@ -151,13 +151,13 @@ func (h *host) exempt(s scene, exempts []exempt) error {
 	var errs []error
 	for _, e := range exempts {
 		prefix := netip.MustParsePrefix(e.prefix[s.name])
-		key := bpf.DatapathPrefixKey{
-			Prefix: uint32(setBits + prefix.Bits()), Set: uint32(owners[e.of]), Addr: wire(prefix.Addr()),
+		key := bpf.PrefixKey{
+			Prefixlen: uint32(setBits + prefix.Bits()), Set: uint32(owners[e.of]), Addr: wire(prefix.Addr()),
 		}
 		if prefix.Addr().Is4() {
-			key.Prefix += mappedBits
+			key.Prefixlen += mappedBits
 		}
-		errs = append(errs, h.programs.Maps[bpf.DatapathMapExempts].Put(&key, uint32(0)))
+		errs = append(errs, h.programs.Maps[bpf.MapNonMasqCIDRs].Put(&key, uint32(0)))
 		if owners[e.of] != 0 {
 			errs = append(errs, h.putEndpoint(s.family, e.of, key.Set))
 		}
@@ -166,40 +166,40 @@ func (h *host) exempt(s scene, exempts []exempt) error {
 }
 
 // reasons are the names of the counters in tables.
-var reasons = map[string]bpf.DatapathReason{
-	"no source":   bpf.DatapathReasonREASON_NO_SOURCE,
-	"no port":     bpf.DatapathReasonREASON_NO_PORT,
-	"fragment":    bpf.DatapathReasonREASON_FRAGMENT,
-	"protocol":    bpf.DatapathReasonREASON_PROTOCOL,
-	"truncated":   bpf.DatapathReasonREASON_TRUNCATED,
-	"no flow":     bpf.DatapathReasonREASON_NO_FLOW,
-	"not written": bpf.DatapathReasonREASON_NOT_WRITTEN,
-	"MAC":         bpf.DatapathReasonREASON_MAC,
-	"address":     bpf.DatapathReasonREASON_ADDRESS,
-	"gateway":     bpf.DatapathReasonREASON_GATEWAY,
-	"ARP":         bpf.DatapathReasonREASON_ARP,
-	"neighbor":    bpf.DatapathReasonREASON_NEIGHBOR,
-	"router":      bpf.DatapathReasonREASON_ROUTER,
-	"DHCP server": bpf.DatapathReasonREASON_DHCP_SERVER,
-	"headers":     bpf.DatapathReasonREASON_HEADERS,
-	"policy":      bpf.DatapathReasonREASON_POLICY,
-	"client":      bpf.DatapathReasonREASON_CLIENT,
+var reasons = map[string]bpf.Reason{
+	"no source":   bpf.ReasonNoSource,
+	"no port":     bpf.ReasonNoPort,
+	"fragment":    bpf.ReasonFragment,
+	"protocol":    bpf.ReasonProtocol,
+	"truncated":   bpf.ReasonTruncated,
+	"no flow":     bpf.ReasonNoFlow,
+	"not written": bpf.ReasonRewrite,
+	"MAC":         bpf.ReasonMAC,
+	"address":     bpf.ReasonAddress,
+	"gateway":     bpf.ReasonGateway,
+	"ARP":         bpf.ReasonARP,
+	"neighbor":    bpf.ReasonNeighbor,
+	"router":      bpf.ReasonRouter,
+	"DHCP server": bpf.ReasonDHCPServer,
+	"headers":     bpf.ReasonHeaders,
+	"policy":      bpf.ReasonPolicy,
+	"client":      bpf.ReasonSrcRange,
 }
 
 // checkCounters wants one packet of size bytes counted under reason, or none for "".
 func (h *host) checkCounters(reason string, size int) error {
 	for name, number := range reasons {
-		var perCPU []bpf.DatapathCounter
-		if err := h.programs.Maps[bpf.DatapathMapCounters].Lookup(uint32(number), &perCPU); err != nil {
+		var perCPU []bpf.DropCount
+		if err := h.programs.Maps[bpf.MapDropTotals].Lookup(uint32(number), &perCPU); err != nil {
 			return err
 		}
-		var got, want bpf.DatapathCounter
+		var got, want bpf.DropCount
 		for _, counter := range perCPU {
 			got.Packets += counter.Packets
 			got.Bytes += counter.Bytes
 		}
 		if name == reason {
-			want = bpf.DatapathCounter{Packets: 1, Bytes: uint64(size)}
+			want = bpf.DropCount{Packets: 1, Bytes: uint64(size)}
 		}
 		if got != want {
 			return fmt.Errorf("counter %q is %+v, want %+v", name, got, want)

@@ -8,7 +8,7 @@ import (
 )
 
 func TestErrorsIn(t *testing.T) {
-	for _, program := range []string{bpf.DatapathProgFromUplink, bpf.DatapathProgFromUplinkL3} {
+	for _, program := range []string{bpf.ProgFromUplink, bpf.ProgFromUplinkL3} {
 		t.Run(program, func(t *testing.T) { runErrors(t, program, errorsIn()) })
 	}
 }
@@ -61,7 +61,7 @@ func errorsIn() []errorRow {
 }
 
 func TestErrorsOut(t *testing.T) {
-	for _, program := range []string{bpf.DatapathProgToUplink, bpf.DatapathProgToUplinkL3} {
+	for _, program := range []string{bpf.ProgToUplink, bpf.ProgToUplinkL3} {
 		t.Run(program, func(t *testing.T) { runErrors(t, program, errorsOut()) })
 	}
 }
@@ -122,7 +122,7 @@ func errorsOut() []errorRow {
 // TestErrorsAboutMasqueradedAnswers learns the port first, which the errors need.
 func TestErrorsAboutMasqueradedAnswers(t *testing.T) {
 	h := newHost(t)
-	for _, program := range []string{bpf.DatapathProgToUplink, bpf.DatapathProgToUplinkL3} {
+	for _, program := range []string{bpf.ProgToUplink, bpf.ProgToUplinkL3} {
 		for _, s := range (row{}).scenes() {
 			t.Run(program+" "+s.name+" "+string(s.proto), func(t *testing.T) {
 				s.star = h.candidates(t, s, outgoing)[0]
@@ -150,7 +150,7 @@ func TestErrorsHere(t *testing.T) {
 	flows := here("pod:5000", "node:8080", "podgw:20000", "pod2:80")
 	loopback := here("loopback:5000", "loopback:8080", "podgw:20000", "pod2:80")
 	hairpin := here("pod2:5000", "node:8080", "podgw:20000", "pod2:80")
-	runErrors(t, bpf.DatapathProgFromContainer, []errorRow{
+	runErrors(t, bpf.ProgFromContainer, []errorRow{
 		{
 			name: "the server's, to another pod", on: ported, ports: ports, flows: flows,
 			from: "pod2", about: "podgw:20000 > pod2:80", out: "pod:5000 > node:8080", sender: "node", redirect: true,
@@ -175,7 +175,7 @@ func TestErrorsHere(t *testing.T) {
 func TestErrorsOfClientsHere(t *testing.T) {
 	h := newHost(t)
 	for client, program := range map[string]string{
-		"loopback": bpf.DatapathProgFromHost, "pod": bpf.DatapathProgFromContainer, "pod2": bpf.DatapathProgFromContainer,
+		"loopback": bpf.ProgToLoopback, "pod": bpf.ProgFromContainer, "pod2": bpf.ProgFromContainer,
 	} {
 		asked := "node:8080"
 		if client == "loopback" {
@@ -191,7 +191,7 @@ func TestErrorsOfClientsHere(t *testing.T) {
 				if err := h.check(program, s, asking); err != nil {
 					t.Fatal(err)
 				}
-				key := onlyKey(t, h, bpf.DatapathFlowKindFLOW_OUT)
+				key := onlyKey(t, h, bpf.FlowSNAT)
 				s.star = key.LocalPort
 				r := errorRow{
 					ports: asking.ports, flows: asking.after, reply: true, redirect: true,
@@ -209,9 +209,9 @@ func TestErrorsOfClientsHere(t *testing.T) {
 	}
 }
 
-func onlyKey(t *testing.T, h *host, kind bpf.DatapathFlowKind) bpf.DatapathFlowKey {
+func onlyKey(t *testing.T, h *host, kind bpf.FlowKind) bpf.FlowKey {
 	t.Helper()
-	all, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](h.flows())
+	all, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +221,7 @@ func onlyKey(t *testing.T, h *host, kind bpf.DatapathFlowKind) bpf.DatapathFlowK
 		}
 	}
 	t.Fatalf("no flow of kind %d in %+v", kind, all)
-	return bpf.DatapathFlowKey{}
+	return bpf.FlowKey{}
 }
 
 // TestMessagesThatAreNoErrors quote packets as well.
@@ -235,11 +235,11 @@ func TestMessagesThatAreNoErrors(t *testing.T) {
 		for _, kind := range kinds {
 			t.Run(fmt.Sprintf("%s %s %d", s.name, s.proto, kind.typ), func(t *testing.T) {
 				comes := errorRow{flows: []flow{out("remote:80", "node:20000", "pod:4000")}, from: "router", about: "node:20000 > remote:80"}
-				if err := h.checkError(bpf.DatapathProgFromUplink, s, comes, kind, 8); err != nil {
+				if err := h.checkError(bpf.ProgFromUplink, s, comes, kind, 8); err != nil {
 					t.Error("in:", err)
 				}
 				goes := errorRow{flows: []flow{in("remote:5000", "pod:80", "node:8080")}, from: "pod", about: "remote:5000 > pod:80", drop: "protocol"}
-				if err := h.checkError(bpf.DatapathProgToUplink, s, goes, kind, 8); err != nil {
+				if err := h.checkError(bpf.ProgToUplink, s, goes, kind, 8); err != nil {
 					t.Error("out:", err)
 				}
 			})

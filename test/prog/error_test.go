@@ -89,7 +89,7 @@ func (h *host) checkError(program string, s scene, r errorRow, kind errorKind, q
 	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.exempt(s, r.exempts)); err != nil {
 		return err
 	}
-	before, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](h.flows())
+	before, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
 	if err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (h *host) checkError(program string, s scene, r errorRow, kind errorKind, q
 }
 
 // checkSame runs a program on a frame, and compares frame, verdict, counters and flows.
-func (h *host) checkSame(program string, frame, want []byte, r row, flows map[bpf.DatapathFlowKey]bpf.DatapathFlow) error {
+func (h *host) checkSame(program string, frame, want []byte, r row, flows map[bpf.FlowKey]bpf.Flow) error {
 	verdict, result, err := h.runInside(program, frame)
 	if err != nil {
 		return err
@@ -128,7 +128,7 @@ func (h *host) checkSame(program string, frame, want []byte, r row, flows map[bp
 	if !bytes.Equal(result, want) {
 		return fmt.Errorf("packet is %x, want %x: %w", result, want, testenv.VerifyChecksums(result))
 	}
-	after, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](h.flows())
+	after, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
 	if err == nil && !equal(after, flows) {
 		err = fmt.Errorf("flows are %+v, were %+v", after, flows)
 	}
@@ -161,11 +161,11 @@ func TestErrorsCutShort(t *testing.T) {
 		flows                                   []flow
 	}{
 		{
-			program: bpf.DatapathProgFromUplink, from: "router", about: "node:20000 > remote:80",
+			program: bpf.ProgFromUplink, from: "router", about: "node:20000 > remote:80",
 			flows: []flow{out("remote:80", "node:20000", "pod:4000")}, out: "pod:4000 > remote:80",
 		},
 		{
-			program: bpf.DatapathProgToUplink, from: "pod", about: "remote:5000 > pod:80",
+			program: bpf.ProgToUplink, from: "pod", about: "remote:5000 > pod:80",
 			flows: []flow{in("remote:5000", "pod:80", "node:8080")}, out: "remote:5000 > node:8080", sender: "node", drop: "truncated",
 		},
 	} {
@@ -174,7 +174,7 @@ func TestErrorsCutShort(t *testing.T) {
 				if err := errors.Join(h.reset(), h.fill(s, nil, tc.flows)); err != nil {
 					t.Fatal(err)
 				}
-				flows, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](h.flows())
+				flows, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -17,7 +17,7 @@ func TestEstablished(t *testing.T) {
 	asNode := []flow{in("remote:5000", "pod:80", "node:8080").state(replied)}
 	toPod := []port{{host: "any:8080", to: "pod:80"}}
 	for program, rows := range map[string][]row{
-		bpf.DatapathProgFromUplink: {
+		bpf.ProgFromUplink: {
 			{
 				name: "the remote goes on", kept: masqueraded, in: "remote:80 > node:20000", edit: isACK,
 				out: "remote:80 > pod:4000", after: masqueraded,
@@ -25,7 +25,7 @@ func TestEstablished(t *testing.T) {
 			{name: "another port of the remote", kept: masqueraded, in: "remote:81 > node:20000", edit: isACK},
 			{name: "a remote goes on whose connection has ended on both sides", in: "remote:80 > node:20000", edit: isACK},
 		},
-		bpf.DatapathProgToUplink: {
+		bpf.ProgToUplink: {
 			{
 				name: "an answer to the address that the remote asked", ports: toPod, kept: asked, in: "pod:80 > remote:5000", edit: isACK,
 				out: "node2:8080 > remote:5000", after: asked,
@@ -79,7 +79,7 @@ func TestEstablishedHoldsPort(t *testing.T) {
 				s.star = 0
 				p := s.packet(outgoing, false)
 				p.TCPFlags = tc.flags
-				step := hop{program: bpf.DatapathProgToUplink, out: "node:* > remote:80"}
+				step := hop{program: bpf.ProgToUplink, out: "node:* > remote:80"}
 				if _, err := h.hop(&s, p, false, step); err != nil {
 					t.Fatal(err)
 				}

@@ -15,7 +15,7 @@ import (
 // connection is a masqueraded one that lives.
 type connection struct {
 	out testenv.Packet // as the pod sends it
-	key bpf.DatapathFlowKey
+	key bpf.FlowKey
 }
 
 // TestAnyEviction has many connections live while entries go at random. Each packet of
@@ -89,26 +89,26 @@ func (h *host) open(random *rand.Rand) (connection, error) {
 		p, s = randomFlow(random)
 	}
 	p.TCPFlags = testenv.SYN
-	leaves, verdict, err := h.transit(bpf.DatapathProgToUplink, p)
+	leaves, verdict, err := h.transit(bpf.ProgToUplink, p)
 	if err != nil || verdict == verdictDrop {
 		return connection{}, fmt.Errorf("open %s: verdict %#x, %w", p, verdict, err)
 	}
 	p.TCPFlags = testenv.ACK
-	c := connection{out: p, key: bpf.DatapathFlowKey{
+	c := connection{out: p, key: bpf.FlowKey{
 		Remote: wire(leaves.Dst), RemotePort: leaves.DstPort, Local: wire(leaves.Src), LocalPort: leaves.SrcPort,
-		Protocol: s.number(), Kind: bpf.DatapathFlowKindFLOW_OUT,
+		Protocol: s.number(), Kind: bpf.FlowSNAT,
 	}}
 	return c, h.sendBack(c)
 }
 
 // knows returns whether there is an entry left.
 func (h *host) knows(c connection) bool {
-	var value bpf.DatapathFlow
+	var value bpf.Flow
 	return h.flows().Lookup(&c.key, &value) == nil || h.established().Lookup(&c.key, &value) == nil
 }
 
 func (h *host) sendOut(c connection) error {
-	leaves, _, err := h.transit(bpf.DatapathProgToUplink, c.out)
+	leaves, _, err := h.transit(bpf.ProgToUplink, c.out)
 	if err == nil && leaves.SrcPort != c.key.LocalPort {
 		err = fmt.Errorf("%s leaves from port %d, before from %d", c.out, leaves.SrcPort, c.key.LocalPort)
 	}
@@ -118,7 +118,7 @@ func (h *host) sendOut(c connection) error {
 func (h *host) sendBack(c connection) error {
 	reply := answer(c.out)
 	reply.Dst, reply.DstPort = addrOf(c.key.Local), c.key.LocalPort
-	back, _, err := h.transit(bpf.DatapathProgFromUplink, reply)
+	back, _, err := h.transit(bpf.ProgFromUplink, reply)
 	if err != nil {
 		return err
 	}

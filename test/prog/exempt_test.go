@@ -15,7 +15,7 @@ var (
 )
 
 func TestExempts(t *testing.T) {
-	for _, program := range []string{bpf.DatapathProgToUplink, bpf.DatapathProgToUplinkL3} {
+	for _, program := range []string{bpf.ProgToUplink, bpf.ProgToUplinkL3} {
 		t.Run(program, func(t *testing.T) { runRows(t, program, exemptRows()) })
 	}
 }

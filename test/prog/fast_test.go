@@ -18,16 +18,16 @@ import (
 // "source:port > destination:port" in the order of the key.
 type offload struct {
 	between string
-	states  bpf.DatapathOffloadState
+	states  bpf.OffloadState
 	owners  uint64
 	outside bool // one side is behind the uplink
 	idle    time.Duration
 }
 
 const (
-	both  = 3 * bpf.DatapathOffloadStateOFFLOAD_DELIVERED
-	ends0 = bpf.DatapathOffloadStateOFFLOAD_FIN
-	ends1 = 2 * bpf.DatapathOffloadStateOFFLOAD_FIN
+	both  = 3 * bpf.OffloadDelivered
+	ends0 = bpf.OffloadFIN
+	ends1 = 2 * bpf.OffloadFIN
 )
 
 // Connections as the rows have them. The side with the lower port is the first.
@@ -37,16 +37,16 @@ var (
 	outsideToPod = offload{between: "pod:80 > remote:5000", states: both, owners: owners["pod"], outside: true}
 )
 
-func (o offload) state(states bpf.DatapathOffloadState) offload { o.states = states; return o }
-func (o offload) unseen(idle time.Duration) offload             { o.idle = idle; return o }
-func (o offload) of(owners uint64) offload                      { o.owners = owners; return o }
-func (o offload) byAnotherUplink() offload                      { o.outside = !o.outside; return o }
+func (o offload) state(states bpf.OffloadState) offload { o.states = states; return o }
+func (o offload) unseen(idle time.Duration) offload     { o.idle = idle; return o }
+func (o offload) of(owners uint64) offload              { o.owners = owners; return o }
+func (o offload) byAnotherUplink() offload              { o.outside = !o.outside; return o }
 
 func (h *host) offloads(s scene) *ebpf.Map {
 	if s.proto == tcp {
-		return h.programs.Maps[bpf.DatapathMapOffloadTcp]
+		return h.programs.Maps[bpf.MapOffloadTCP]
 	}
-	return h.programs.Maps[bpf.DatapathMapOffloadUdp]
+	return h.programs.Maps[bpf.MapOffloadUDP]
 }
 
 func (h *host) offload(s scene, o offload) error {
@@ -54,11 +54,11 @@ func (h *host) offload(s scene, o offload) error {
 		return nil
 	}
 	first, second := s.sides(o.between, false)
-	key := bpf.DatapathOffloadKey{
-		Addr: [2]bpf.DatapathAddr{wire(first.Addr()), wire(second.Addr())},
+	key := bpf.OffloadKey{
+		Addr: [2]bpf.Addr{wire(first.Addr()), wire(second.Addr())},
 		Port: [2]uint16{first.Port(), second.Port()}, Protocol: s.number(),
 	}
-	value := bpf.DatapathOffload{Owners: o.owners, Seen: ticks(o.idle), State: o.states, End: [2]uint32{1000, 2000}}
+	value := bpf.Offload{Owners: o.owners, CtSeen: ticks(o.idle), State: o.states, FinSeq: [2]uint32{1000, 2000}}
 	if o.outside {
 		value.Uplink = uint32(h.uplink.Index)
 	}
@@ -71,8 +71,8 @@ type fastRow struct {
 	name  string
 	on    []proto // nil: ported
 	only  string
-	path  bpf.DatapathFastPath // of both pods; 0: established
-	never string               // but not of this one
+	path  bpf.FastPath // of both pods; 0: established
+	never string       // but not of this one
 	known offload
 	ports []port
 	flows []flow
@@ -90,28 +90,28 @@ const podMTU = 1000
 
 var podMAC, hostMAC = testenv.MAC{2, 0xbb, 0, 0, 0, 1}, testenv.MAC{2, 0xbb, 0, 0, 0, 2}
 
-func (h *host) putFastEndpoint(f family, pod string, path bpf.DatapathFastPath) error {
-	return h.programs.Maps[bpf.DatapathMapEndpoints].Put(f.wire(pod), bpf.DatapathEndpoint{
+func (h *host) putFastEndpoint(f family, pod string, path bpf.FastPath) error {
+	return h.programs.Maps[bpf.MapEndpoints].Put(f.wire(pod), bpf.Endpoint{
 		Owner: owners[pod], Network: 1, Ifindex: uint32(h.veth.Index), Gateway: f.wire("podgw"),
-		Flags: bpf.DatapathEndpointFlagsENDPOINT_MASQ, Mac: podMAC, HostMac: hostMAC, Mtu: podMTU, Fast: path,
+		Flags: bpf.EndpointMasq, Mac: podMAC, HostMac: hostMAC, Mtu: podMTU, FastPath: path,
 	})
 }
 
 func (h *host) checkFast(program string, s scene, r fastRow) error {
 	path := r.path
 	if path == 0 {
-		path = bpf.DatapathFastPathFAST_ESTABLISHED
+		path = bpf.FastPathEstablished
 	}
 	errs := []error{
 		h.reset(), h.fill(s, r.ports, r.flows),
-		empty[bpf.DatapathWayKey, bpf.DatapathWay](h.programs.Maps[bpf.DatapathMapWays]),
-		empty[bpf.DatapathOffloadKey, bpf.DatapathOffload](h.offloads(s)),
+		empty[bpf.FwdKey, bpf.FwdEntry](h.programs.Maps[bpf.MapFwdCache]),
+		empty[bpf.OffloadKey, bpf.Offload](h.offloads(s)),
 		h.offload(s, r.known),
 	}
 	for _, pod := range []string{"pod", "pod2"} {
 		of := path
 		if pod == r.never {
-			of = bpf.DatapathFastPathFAST_NEVER
+			of = bpf.FastPathNever
 		}
 		errs = append(errs, h.putFastEndpoint(s.family, pod, of))
 	}
@@ -143,7 +143,7 @@ func (h *host) checkFast(program string, s scene, r fastRow) error {
 			break
 		}
 	}
-	known, err := contents[bpf.DatapathOffloadKey, bpf.DatapathOffload](h.offloads(s))
+	known, err := contents[bpf.OffloadKey, bpf.Offload](h.offloads(s))
 	if err == nil && r.known.between != "" && (len(known) == 0) != r.ends {
 		err = fmt.Errorf("afterwards %+v is known", known)
 	}
@@ -185,8 +185,8 @@ func (h *host) goesPast(program string, s scene, r fastRow, packet testenv.Packe
 func TestFast(t *testing.T) {
 	h := newHost(t)
 	for program, rows := range map[string][]fastRow{
-		bpf.DatapathProgFromContainer: append(fastBetween(), fastOut()...),
-		bpf.DatapathProgFromUplink:    fastIn(),
+		bpf.ProgFromContainer: append(fastBetween(), fastOut()...),
+		bpf.ProgFromUplink:    fastIn(),
 	} {
 		for _, r := range rows {
 			t.Run(program+" "+r.name, func(t *testing.T) {
@@ -206,7 +206,7 @@ func TestFast(t *testing.T) {
 }
 
 const (
-	always  = bpf.DatapathFastPathFAST_ALWAYS
+	always  = bpf.FastPathAlways
 	between = "pod:4000 > pod2:80"
 )
 
@@ -287,10 +287,10 @@ func TestErrorsBesideFastConnections(t *testing.T) {
 	for _, s := range (row{on: ported}).scenes() {
 		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
 			for _, kind := range errorKinds[s.name] {
-				if err := h.checkFast(bpf.DatapathProgFromUplink, s, fast); err != nil {
+				if err := h.checkFast(bpf.ProgFromUplink, s, fast); err != nil {
 					t.Fatal(err)
 				}
-				if err := h.checkError(bpf.DatapathProgFromUplink, s, errorAbout, kind, 16); err != nil {
+				if err := h.checkError(bpf.ProgFromUplink, s, errorAbout, kind, 16); err != nil {
 					t.Errorf("%+v: %v", kind, err)
 				}
 			}

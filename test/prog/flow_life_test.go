@@ -16,7 +16,7 @@ func TestExpiredFlowIsTakenOver(t *testing.T) {
 	h := newHost(t)
 	for _, tc := range []struct {
 		on      []proto
-		states  bpf.DatapathFlowState
+		states  bpf.FlowState
 		timeout time.Duration
 	}{
 		{on: []proto{tcp}, timeout: 120 * time.Second},
@@ -60,7 +60,7 @@ func TestExpiredFlowIsTakenOver(t *testing.T) {
 	}
 }
 
-func stateName(states bpf.DatapathFlowState) string {
+func stateName(states bpf.FlowState) string {
 	name := "opening"
 	if states&replied != 0 {
 		name = "replied"
@@ -76,12 +76,12 @@ func stateName(states bpf.DatapathFlowState) string {
 
 // checkHolds wants an entry to be in the map, among others.
 func (h *host) checkHolds(s scene, want flow) error {
-	var got bpf.DatapathFlow
+	var got bpf.Flow
 	key, value := want.wire(s)
 	if err := h.flows().Lookup(&key, &got); err != nil {
 		return err
 	}
-	value.Seen = got.Seen
+	value.LastSeen = got.LastSeen
 	if got != value {
 		return fmt.Errorf("flow %+v leads to %+v, want %+v", key, got, value)
 	}
@@ -95,10 +95,10 @@ func TestFlowState(t *testing.T) {
 	old := 15 * time.Second
 	for _, tc := range []struct {
 		name   string
-		before bpf.DatapathFlowState
+		before bpf.FlowState
 		flags  uint8
 		reply  bool
-		after  bpf.DatapathFlowState
+		after  bpf.FlowState
 	}{
 		{name: "the pod sends", flags: ack, after: 0},
 		{name: "the remote answers", flags: ack, reply: true, after: replied},
@@ -123,9 +123,9 @@ func TestFlowState(t *testing.T) {
 					edit:  func(p *testenv.Packet) { p.TCPFlags = tc.flags },
 					after: []flow{out("remote:80", "node:*", "pod:4000").state(tc.after)},
 				}
-				program := bpf.DatapathProgToUplink
+				program := bpf.ProgToUplink
 				if tc.reply {
-					program = bpf.DatapathProgFromUplink
+					program = bpf.ProgFromUplink
 					r.in, r.out, r.reply = "remote:80 > node:*", "remote:80 > pod:4000", true
 				}
 				if err := h.check(program, s, r); err != nil {

@@ -47,8 +47,8 @@ func (h *host) cutUp(program string, s scene, text string, r fragmentRow, id uin
 
 func fragmentRows() []fragmentRow {
 	const (
-		fromContainer, fromHost = bpf.DatapathProgFromContainer, bpf.DatapathProgFromHost
-		fromUplink, toUplink    = bpf.DatapathProgFromUplink, bpf.DatapathProgToUplink
+		fromContainer, toLoopback = bpf.ProgFromContainer, bpf.ProgToLoopback
+		fromUplink, toUplink      = bpf.ProgFromUplink, bpf.ProgToUplink
 	)
 	toAny := []port{{host: "any:8080", to: "pod2:80"}}
 	answered := here("pod:5000", "node:8080", "podgw:20000", "pod2:80")
@@ -89,7 +89,7 @@ func fragmentRows() []fragmentRow {
 		{name: "to the host", program: fromUplink, ports: toAny, in: "remote:5000 > node:8081", out: "remote:5000 > node:8081"},
 		{name: "to the host without ports", program: fromUplink, on: portless, in: "remote:0 > node:0", out: "remote:0 > node:0"},
 		{
-			name: "of the host", program: fromHost, on: ported, ports: toAny,
+			name: "of the host", program: toLoopback, on: ported, ports: toAny,
 			in: "loopback:5000 > loopback:8080", out: "podgw:* > pod2:80", redirect: true,
 		},
 		{
@@ -104,9 +104,9 @@ func fragmentRows() []fragmentRow {
 	for _, r := range rows {
 		switch r.program {
 		case fromUplink:
-			r.program = bpf.DatapathProgFromUplinkL3
+			r.program = bpf.ProgFromUplinkL3
 		case toUplink:
-			r.program = bpf.DatapathProgToUplinkL3
+			r.program = bpf.ProgToUplinkL3
 		default:
 			continue
 		}
@@ -197,7 +197,7 @@ func (h *host) wanted(s *scene, r fragmentRow, id uint32, first []byte) ([][]byt
 // each: the ports, the id, the protocol, an address.
 func TestFragmentsOfManyPackets(t *testing.T) {
 	h := newHost(t)
-	for _, program := range []string{bpf.DatapathProgFromUplink, bpf.DatapathProgFromUplinkL3} {
+	for _, program := range []string{bpf.ProgFromUplink, bpf.ProgFromUplinkL3} {
 		for _, f := range families {
 			t.Run(program+" "+f.name, func(t *testing.T) {
 				type stream struct {

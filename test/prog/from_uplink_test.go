@@ -8,7 +8,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-func TestFromUplinkReplies(t *testing.T) { runRows(t, bpf.DatapathProgFromUplink, fromUplinkReplies()) }
+func TestFromUplinkReplies(t *testing.T) { runRows(t, bpf.ProgFromUplink, fromUplinkReplies()) }
 
 func fromUplinkReplies() []row {
 	flows := []flow{out("remote:80", "node:20000", "pod:4000").unused(20 * time.Second)}
@@ -74,7 +74,7 @@ func fromUplinkReplies() []row {
 }
 
 func TestFromUplinkToEndpoints(t *testing.T) {
-	runRows(t, bpf.DatapathProgFromUplink, fromUplinkToEndpoints())
+	runRows(t, bpf.ProgFromUplink, fromUplinkToEndpoints())
 }
 
 func fromUplinkToEndpoints() []row {
@@ -118,7 +118,7 @@ func fromUplinkToEndpoints() []row {
 	}
 }
 
-func TestFromUplinkLeaves(t *testing.T) { runRows(t, bpf.DatapathProgFromUplink, fromUplinkLeaves()) }
+func TestFromUplinkLeaves(t *testing.T) { runRows(t, bpf.ProgFromUplink, fromUplinkLeaves()) }
 
 func fromUplinkLeaves() []row {
 	ports := []port{{host: "any:8080", to: "pod:80"}, {host: "node:8080", to: "pod:80"}}

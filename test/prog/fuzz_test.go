@@ -15,9 +15,9 @@ import (
 )
 
 var programs = []string{
-	bpf.DatapathProgFromHost, bpf.DatapathProgFromContainer, bpf.DatapathProgToContainer,
-	bpf.DatapathProgFromUplink, bpf.DatapathProgFromUplinkL3,
-	bpf.DatapathProgToUplink, bpf.DatapathProgToUplinkL3,
+	bpf.ProgToLoopback, bpf.ProgFromContainer, bpf.ProgToContainer,
+	bpf.ProgFromUplink, bpf.ProgFromUplinkL3,
+	bpf.ProgToUplink, bpf.ProgToUplinkL3,
 }
 
 // seeds are packets that programs translate, and what rows do to them.
@@ -127,7 +127,7 @@ func randomFrame(random *rand.Rand) []byte {
 			p.Dst = s.addr(host())
 		}
 	}
-	suit(bpf.DatapathProgFromUplinkL3, &p)
+	suit(bpf.ProgFromUplinkL3, &p)
 	frame := p.MustBuild()
 	if random.IntN(3) == 0 {
 		fragments, err := testenv.Fragment(frame, fragmentSize, uint32(random.IntN(8)))
@@ -187,7 +187,7 @@ func (h *host) feed(frame []byte) error {
 		switch verdict {
 		case verdictNext:
 		case verdictRedirect:
-			if program != bpf.DatapathProgFromHost && program != bpf.DatapathProgFromContainer {
+			if program != bpf.ProgToLoopback && program != bpf.ProgFromContainer {
 				return fmt.Errorf("%s: redirected", program)
 			}
 		case verdictDrop:
@@ -216,8 +216,8 @@ func (h *host) feed(frame []byte) error {
 func (h *host) mayDrop(program string, frame []byte) error {
 	counted := uint64(0)
 	for _, reason := range reasons {
-		var perCPU []bpf.DatapathCounter
-		if err := h.programs.Maps[bpf.DatapathMapCounters].Lookup(uint32(reason), &perCPU); err != nil {
+		var perCPU []bpf.DropCount
+		if err := h.programs.Maps[bpf.MapDropTotals].Lookup(uint32(reason), &perCPU); err != nil {
 			return err
 		}
 		for _, counter := range perCPU {
@@ -227,7 +227,7 @@ func (h *host) mayDrop(program string, frame []byte) error {
 	if err := h.clearCounters(); err != nil {
 		return err
 	}
-	fromOutside := program == bpf.DatapathProgFromUplink || program == bpf.DatapathProgFromUplinkL3
+	fromOutside := program == bpf.ProgFromUplink || program == bpf.ProgFromUplinkL3
 	switch {
 	case counted > 1, counted == 1 && fromOutside:
 		return fmt.Errorf("dropped, and %d counted", counted)

@@ -17,17 +17,17 @@ import (
 // TestHereHeals loses entries of a connection from here: the answer is held back,
 // and the client's next packet gets the same port again.
 func TestHereHeals(t *testing.T) {
-	const flowIn, flowOut = bpf.DatapathFlowKindFLOW_IN, bpf.DatapathFlowKindFLOW_OUT
+	const flowIn, flowOut = bpf.FlowDNAT, bpf.FlowSNAT
 	h := newHost(t)
 	for _, client := range []string{"loopback", "node", "pod", "pod2"} {
-		asked, program := client, bpf.DatapathProgFromHost
+		asked, program := client, bpf.ProgToLoopback
 		if ownerOf(client+":") != 0 {
-			asked, program = "node", bpf.DatapathProgFromContainer
+			asked, program = "node", bpf.ProgFromContainer
 		}
 		asks := client + ":5000 > " + asked + ":8080"
-		answered := hop{program: bpf.DatapathProgFromContainer, out: asked + ":8080 > " + client + ":5000", redirect: true}
+		answered := hop{program: bpf.ProgFromContainer, out: asked + ":8080 > " + client + ":5000", redirect: true}
 		asking := hop{program: program, out: "podgw:* > pod:80", redirect: true}
-		for name, lost := range map[string][]bpf.DatapathFlowKind{
+		for name, lost := range map[string][]bpf.FlowKind{
 			"what was asked for": {flowIn}, "who has asked": {flowOut}, "both": {flowIn, flowOut},
 		} {
 			for _, s := range (row{on: ported}).scenes() {
@@ -42,7 +42,7 @@ func TestHereHeals(t *testing.T) {
 					if err := h.lose(lost...); err != nil {
 						t.Fatal(err)
 					}
-					verdict, _, err := h.runInside(bpf.DatapathProgFromContainer, answer(first).MustBuild())
+					verdict, _, err := h.runInside(bpf.ProgFromContainer, answer(first).MustBuild())
 					want := row{drop: "no flow"}.verdict()
 					if s.proto == udp && len(lost)+int(lost[0]) != 1+int(flowIn) { // who has asked is lost
 						want = verdictNext
@@ -68,8 +68,8 @@ func TestHereHeals(t *testing.T) {
 }
 
 // lose removes all flows of these kinds.
-func (h *host) lose(kinds ...bpf.DatapathFlowKind) error {
-	all, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](h.flows())
+func (h *host) lose(kinds ...bpf.FlowKind) error {
+	all, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
 	errs := []error{err}
 	for key := range all {
 		for _, kind := range kinds {
@@ -95,7 +95,7 @@ func TestHereHasNoPort(t *testing.T) {
 		}
 	}
 	frame := s.packet("loopback:5000 > loopback:8080", false).MustBuild()
-	verdict, _, err := h.runInside(bpf.DatapathProgFromHost, frame)
+	verdict, _, err := h.runInside(bpf.ProgToLoopback, frame)
 	if err := errors.Join(err, checkVerdict(verdict, verdictDrop), h.checkCounters("no port", len(frame))); err != nil {
 		t.Error(err)
 	}
@@ -106,18 +106,18 @@ func TestHereHasNoPort(t *testing.T) {
 func TestHostsOwnConnections(t *testing.T) {
 	h := newHost(t)
 	for _, tc := range []struct{ program, local, remote string }{
-		{bpf.DatapathProgFromUplink, "node:8080", "remote:53"},
-		{bpf.DatapathProgFromUplinkL3, "node:8080", "remote:53"},
-		{bpf.DatapathProgFromHost, "node:8080", "node2:53"},
-		{bpf.DatapathProgFromHost, "loopback:8080", "loopback:53"},
-		{bpf.DatapathProgFromContainer, "podgw:8080", "pod:53"},
-		{bpf.DatapathProgFromContainer, "node:8080", "pod2:53"},
+		{bpf.ProgFromUplink, "node:8080", "remote:53"},
+		{bpf.ProgFromUplinkL3, "node:8080", "remote:53"},
+		{bpf.ProgToLoopback, "node:8080", "node2:53"},
+		{bpf.ProgToLoopback, "loopback:8080", "loopback:53"},
+		{bpf.ProgFromContainer, "podgw:8080", "pod:53"},
+		{bpf.ProgFromContainer, "node:8080", "pod2:53"},
 	} {
 		r := row{ports: []port{{host: "any:8080", to: "pod:80"}}, in: tc.remote + " > " + tc.local, reply: true}
 		for _, s := range (row{on: ported}).scenes() {
 			t.Run(tc.program+" "+r.in+" "+s.name+" "+string(s.proto), func(t *testing.T) {
 				local, remote := s.side(tc.local, true), s.side(tc.remote, true)
-				if s.proto == tcp && tc.program == bpf.DatapathProgFromHost {
+				if s.proto == tcp && tc.program == bpf.ProgToLoopback {
 					defer h.listen(t, tcp, remote).Close() // else it is refused at once
 				}
 				socket, err := h.connectFrom(s.proto, local, remote)
@@ -186,7 +186,7 @@ func TestHostsOwnServer(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer server.Close()
-			if err := h.check(bpf.DatapathProgFromContainer, s, r); err != nil {
+			if err := h.check(bpf.ProgFromContainer, s, r); err != nil {
 				t.Error(err)
 			}
 		})

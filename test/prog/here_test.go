@@ -58,7 +58,7 @@ func TestFromHost(t *testing.T) {
 	}
 	const ask = "loopback:5000 > loopback:8080"
 	known := here("loopback:5000", "loopback:8080", "podgw:20000", "pod:80")
-	runRows(t, bpf.DatapathProgFromHost, append(rows, []row{
+	runRows(t, bpf.ProgToLoopback, append(rows, []row{
 		{
 			name: "an exact address before any", on: ported, ports: append(toAny, port{host: "loopback:8080", to: "pod2:80"}),
 			in: ask, out: "podgw:* > pod2:80", redirect: true, after: here("loopback:5000", "loopback:8080", "podgw:*", "pod2:80"),
@@ -97,7 +97,7 @@ func TestFromHost(t *testing.T) {
 
 func TestHostPortFromContainer(t *testing.T) {
 	ports := []port{{host: "any:8080", to: "pod2:80"}}
-	runRows(t, bpf.DatapathProgFromContainer, []row{
+	runRows(t, bpf.ProgFromContainer, []row{
 		{
 			name: "another pod's, by the node's address", on: ported, ports: ports,
 			in: "pod:5000 > node:8080", out: "podgw:* > pod2:80", redirect: true,
@@ -170,7 +170,7 @@ func TestAnswersHere(t *testing.T) {
 	}
 	flows := here("pod:5000", "node:8080", "podgw:20000", "pod2:80")
 	ack := func(p *testenv.Packet) { p.TCPFlags = testenv.ACK }
-	runRows(t, bpf.DatapathProgFromContainer, append(rows, []row{
+	runRows(t, bpf.ProgFromContainer, append(rows, []row{
 		{
 			name: "no UDP checksum", only: "v4", on: []proto{udp}, flows: flows, in: answer, reply: true,
 			edit: func(p *testenv.Packet) { p.NoChecksum = true },

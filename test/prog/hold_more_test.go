@@ -20,7 +20,7 @@ func TestOldFragmentsDoNotComeAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer wire.Close()
-	held := h.programs.Maps[bpf.DatapathMapHeldFragments]
+	held := h.programs.Maps[bpf.MapFragQueue]
 	r := holdRows[0]
 	for _, s := range (row{on: r.on}).scenes() {
 		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
@@ -35,12 +35,12 @@ func TestOldFragmentsDoNotComeAgain(t *testing.T) {
 				if i != 2 {
 					continue
 				}
-				entries, err := contents[bpf.DatapathHeldKey, bpf.DatapathHeld](held)
+				entries, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](held)
 				if err != nil {
 					t.Fatal(err)
 				}
 				for key, entry := range entries {
-					entry.Seen = ticks(40 * time.Second)
+					entry.LastSeen = ticks(40 * time.Second)
 					if err := held.Put(&key, &entry); err != nil {
 						t.Fatal(err)
 					}
@@ -49,7 +49,7 @@ func TestOldFragmentsDoNotComeAgain(t *testing.T) {
 			if err := wire.expect(frames[:2]); err != nil {
 				t.Error(err)
 			}
-			left, err := contents[bpf.DatapathHeldKey, bpf.DatapathHeld](held)
+			left, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](held)
 			if err != nil || len(left) != 0 {
 				t.Errorf("%d are held still: %v", len(left), err)
 			}
@@ -66,7 +66,7 @@ func TestEarlyFragmentsOfPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer wire.Close()
-	r := fragmentRow{program: bpf.DatapathProgToUplink, in: outgoing, out: "node:* > remote:80"}
+	r := fragmentRow{program: bpf.ProgToUplink, in: outgoing, out: "node:* > remote:80"}
 	for _, s := range (row{}).scenes() {
 		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
 			frames, err := h.cutUp(r.program, s, r.in, r, 99)
@@ -74,11 +74,11 @@ func TestEarlyFragmentsOfPods(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, i := range []int{2, 0} {
-				verdict, _, err := h.runInside(bpf.DatapathProgFromContainer, frames[i])
+				verdict, _, err := h.runInside(bpf.ProgFromContainer, frames[i])
 				if err := errors.Join(err, checkVerdict(verdict, verdictNext)); err != nil {
 					t.Fatalf("from_container, fragment %d: %v", i, err)
 				}
-				verdict, _, err = h.runInside(bpf.DatapathProgToUplink, frames[i])
+				verdict, _, err = h.runInside(bpf.ProgToUplink, frames[i])
 				if err := errors.Join(err, checkVerdict(verdict, verdictDrop)); err != nil {
 					t.Errorf("to_uplink, fragment %d: %v", i, err)
 				}
@@ -115,7 +115,7 @@ func TestFragmentsWithoutPorts(t *testing.T) {
 	} {
 		for _, s := range (row{on: []proto{tc.on}, only: tc.only}).scenes() {
 			t.Run(name+" "+s.name, func(t *testing.T) {
-				frames, err := h.cutUp(bpf.DatapathProgFromUplink, s, "remote:5000 > node:8080", fragmentRow{}, 99)
+				frames, err := h.cutUp(bpf.ProgFromUplink, s, "remote:5000 > node:8080", fragmentRow{}, 99)
 				if err := errors.Join(err, h.reset()); err != nil {
 					t.Fatal(err)
 				}
@@ -126,7 +126,7 @@ func TestFragmentsWithoutPorts(t *testing.T) {
 					if tc.all != nil {
 						frame = tc.all(s, frame)
 					}
-					verdict, result, err := h.runInside(bpf.DatapathProgFromUplink, frame)
+					verdict, result, err := h.runInside(bpf.ProgFromUplink, frame)
 					if err := errors.Join(err, checkVerdict(verdict, verdictNext)); err != nil || !bytes.Equal(result, frame) {
 						t.Errorf("fragment %d: %v", i, err)
 					}
@@ -167,7 +167,7 @@ func TestFragmentedError(t *testing.T) {
 	h := newHost(t)
 	for _, s := range (row{on: []proto{udp}}).scenes() {
 		t.Run(s.name, func(t *testing.T) {
-			r := fragmentRow{program: bpf.DatapathProgFromUplink}
+			r := fragmentRow{program: bpf.ProgFromUplink}
 			// The quoted packet is one from the host to the remote: turned round, it is of the
 			// flow whose fragments follow, with other ports.
 			packet, err := errorRow{}.buildError(s, "router", "node:9999 > remote:9998", errorKinds[s.name][0], 8)

@@ -18,19 +18,19 @@ import (
 // holdRows are the ways of a packet whose fragments must not overtake the first one.
 var holdRows = []fragmentRow{
 	{
-		name: "to a host port", program: bpf.DatapathProgFromUplink, on: ported, ports: []port{{host: "any:8080", to: "pod2:80"}},
+		name: "to a host port", program: bpf.ProgFromUplink, on: ported, ports: []port{{host: "any:8080", to: "pod2:80"}},
 		in: "remote:5000 > node:8080", out: "remote:5000 > pod2:80",
 	},
 	{
-		name: "a reply", program: bpf.DatapathProgFromUplink, reply: true,
+		name: "a reply", program: bpf.ProgFromUplink, reply: true,
 		flows: []flow{out("remote:80", "node:20000", "pod:4000")}, in: "remote:80 > node:20000", out: "remote:80 > pod:4000",
 	},
 	{
-		name: "a reply without ports", program: bpf.DatapathProgFromUplink, on: portless,
+		name: "a reply without ports", program: bpf.ProgFromUplink, on: portless,
 		flows: []flow{out("remote:0", "node:0", "pod:0")}, in: "remote:0 > node:0", out: "remote:0 > pod:0",
 	},
-	{name: "to the host", program: bpf.DatapathProgFromUplink, in: "remote:5000 > node:8081", out: "remote:5000 > node:8081"},
-	{name: "masqueraded", program: bpf.DatapathProgToUplink, in: outgoing, out: "node:* > remote:80"},
+	{name: "to the host", program: bpf.ProgFromUplink, in: "remote:5000 > node:8081", out: "remote:5000 > node:8081"},
+	{name: "masqueraded", program: bpf.ProgToUplink, in: outgoing, out: "node:* > remote:80"},
 }
 
 // TestEarlyFragments sends fragments before the first one: they are kept, and come
@@ -75,7 +75,7 @@ func (h *host) early(s scene, r fragmentRow, order []int, wire *capture) error {
 		if i != 0 && string(result) != string(frames[i]) {
 			return fmt.Errorf("fragment %d is changed: %x", i, result)
 		}
-		held, err := contents[bpf.DatapathHeldKey, bpf.DatapathHeld](h.programs.Maps[bpf.DatapathMapHeldFragments])
+		held, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](h.programs.Maps[bpf.MapFragQueue])
 		if err != nil || i != 0 && !holds(held, frames[i]) || i == 0 && len(held) != 0 {
 			return fmt.Errorf("after fragment %d, %d are held: %w", i, len(held), err)
 		}
@@ -93,9 +93,9 @@ func (h *host) early(s scene, r fragmentRow, order []int, wire *capture) error {
 	return h.inTurn(s, r, 99, append(again, order[first+1:]...)...)
 }
 
-func holds(held map[bpf.DatapathHeldKey]bpf.DatapathHeld, frame []byte) bool {
+func holds(held map[bpf.FragQueueKey]bpf.QueuedFrag, frame []byte) bool {
 	for _, entry := range held {
-		if string(entry.Frame[:entry.Length]) == string(frame) {
+		if string(entry.Frame[:entry.Len]) == string(frame) {
 			return true
 		}
 	}
@@ -168,20 +168,20 @@ func TestFragmentsThatAreNotHeld(t *testing.T) {
 		drop         string
 		broadcasting bool
 	}{
-		{program: bpf.DatapathProgFromUplink, in: "remote:5000 > node:8080", length: most, held: true},
-		{program: bpf.DatapathProgFromUplink, in: "remote:5000 > node:8080", length: most + 1},
-		{program: bpf.DatapathProgFromUplink, in: "remote:5000 > node:8080", length: 200, broadcasting: true},
-		{program: bpf.DatapathProgFromUplinkL3, in: "remote:5000 > node:8080", length: most, held: true},
-		{program: bpf.DatapathProgFromUplinkL3, in: "remote:5000 > node:8080", length: most + 1},
-		{program: bpf.DatapathProgToUplinkL3, in: outgoing, length: most, held: true},
-		{program: bpf.DatapathProgToUplinkL3, in: outgoing, length: most + 1, drop: "fragment"},
-		{program: bpf.DatapathProgToUplink, in: outgoing, length: most, held: true},
-		{program: bpf.DatapathProgToUplink, in: outgoing, length: most + 1, drop: "fragment"},
-		{program: bpf.DatapathProgToUplink, in: "plain:4000 > remote:80", length: 200},
-		{program: bpf.DatapathProgToUplink, in: "pod:4000 > multicast:80", length: 200},
-		{program: bpf.DatapathProgToUplink, in: "node:4000 > remote:80", length: 200},
-		{program: bpf.DatapathProgFromContainer, in: outgoing, length: 200},
-		{program: bpf.DatapathProgFromHost, in: "loopback:5000 > loopback:8080", length: 200},
+		{program: bpf.ProgFromUplink, in: "remote:5000 > node:8080", length: most, held: true},
+		{program: bpf.ProgFromUplink, in: "remote:5000 > node:8080", length: most + 1},
+		{program: bpf.ProgFromUplink, in: "remote:5000 > node:8080", length: 200, broadcasting: true},
+		{program: bpf.ProgFromUplinkL3, in: "remote:5000 > node:8080", length: most, held: true},
+		{program: bpf.ProgFromUplinkL3, in: "remote:5000 > node:8080", length: most + 1},
+		{program: bpf.ProgToUplinkL3, in: outgoing, length: most, held: true},
+		{program: bpf.ProgToUplinkL3, in: outgoing, length: most + 1, drop: "fragment"},
+		{program: bpf.ProgToUplink, in: outgoing, length: most, held: true},
+		{program: bpf.ProgToUplink, in: outgoing, length: most + 1, drop: "fragment"},
+		{program: bpf.ProgToUplink, in: "plain:4000 > remote:80", length: 200},
+		{program: bpf.ProgToUplink, in: "pod:4000 > multicast:80", length: 200},
+		{program: bpf.ProgToUplink, in: "node:4000 > remote:80", length: 200},
+		{program: bpf.ProgFromContainer, in: outgoing, length: 200},
+		{program: bpf.ProgToLoopback, in: "loopback:5000 > loopback:8080", length: 200},
 	} {
 		for _, s := range (row{on: []proto{udp}}).scenes() {
 			t.Run(fmt.Sprintf("%s %s %d %s", tc.program, tc.in, tc.length, s.name), func(t *testing.T) {
@@ -215,7 +215,7 @@ func TestFragmentsThatAreNotHeld(t *testing.T) {
 				if string(result) != string(frame) {
 					t.Errorf("changed: %x", result)
 				}
-				held, err := contents[bpf.DatapathHeldKey, bpf.DatapathHeld](h.programs.Maps[bpf.DatapathMapHeldFragments])
+				held, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](h.programs.Maps[bpf.MapFragQueue])
 				if err != nil || holds(held, frame[len(frame)-tc.length:]) != tc.held {
 					t.Errorf("%d are held: %v", len(held), err)
 				}
@@ -240,7 +240,7 @@ func TestFragmentsOfAnotherPacket(t *testing.T) {
 				}
 				later := func() error {
 					_, result, err := h.runInside(r.program, frames[1])
-					held, heldErr := contents[bpf.DatapathHeldKey, bpf.DatapathHeld](h.programs.Maps[bpf.DatapathMapHeldFragments])
+					held, heldErr := contents[bpf.FragQueueKey, bpf.QueuedFrag](h.programs.Maps[bpf.MapFragQueue])
 					if err := errors.Join(err, heldErr); err != nil {
 						return err
 					}
@@ -252,14 +252,14 @@ func TestFragmentsOfAnotherPacket(t *testing.T) {
 				if err := later(); err != nil { // makes the key
 					t.Fatal(err)
 				}
-				left := map[bool]bpf.DatapathFragment{
-					false: {Sport: 1, Dport: 2, Ported: 1},
-					true:  {Opaque: 1},
+				left := map[bool]bpf.Fragment{
+					false: {Sport: 1, Dport: 2, HasPorts: 1},
+					true:  {Unreadable: 1},
 				}
 				for _, value := range left {
 					for seen, heldBefore := range map[time.Duration]bool{10 * time.Second: false, 40 * time.Second: true} {
-						value.Seen = ticks(seen)
-						if err := errors.Join(h.putFragment(value), empty[bpf.DatapathHeldKey, bpf.DatapathHeld](h.programs.Maps[bpf.DatapathMapHeldFragments])); err != nil {
+						value.LastSeen = ticks(seen)
+						if err := errors.Join(h.putFragment(value), empty[bpf.FragQueueKey, bpf.QueuedFrag](h.programs.Maps[bpf.MapFragQueue])); err != nil {
 							t.Fatal(err)
 						}
 						if err := later(); (err == nil) != heldBefore {
@@ -273,9 +273,9 @@ func TestFragmentsOfAnotherPacket(t *testing.T) {
 }
 
 // putFragment changes the only entry of fragments.
-func (h *host) putFragment(value bpf.DatapathFragment) error {
-	m := h.programs.Maps[bpf.DatapathMapFragments]
-	var key bpf.DatapathFragmentKey
+func (h *host) putFragment(value bpf.Fragment) error {
+	m := h.programs.Maps[bpf.MapFragments]
+	var key bpf.FragmentKey
 	if err := m.NextKey(nil, &key); err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ func TestHostKeepsItsPort(t *testing.T) {
 	theirs := out("remote:80", "node:20000", "pod2:5000").unused(10 * time.Second)
 	replies := out("remote:80", "node:20000", "node:5000")
 	keeps := in("remote:80", "node:5000", "node:20000")
-	runRows(t, bpf.DatapathProgToUplink, []row{
+	runRows(t, bpf.ProgToUplink, []row{
 		{
 			name: "a: a pod has got the port", on: ported, flows: []flow{pods, theirs, keeps}, in: sent, out: "node:* > remote:80",
 			after: []flow{pods, theirs, out("remote:80", "node:*", "node:5000"), in("remote:80", "node:5000", "node:*").state(replied)},

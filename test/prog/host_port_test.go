@@ -9,7 +9,7 @@ import (
 )
 
 func TestHostPortFromUplink(t *testing.T) {
-	runRows(t, bpf.DatapathProgFromUplink, hostPortFromUplink())
+	runRows(t, bpf.ProgFromUplink, hostPortFromUplink())
 }
 
 func hostPortFromUplink() []row {

@@ -10,7 +10,7 @@ import (
 // TestHostSends has sockets of the host that send from ports of the masquerading range, where
 // a pod may have the same port towards the same remote.
 func TestHostSends(t *testing.T) {
-	for _, program := range []string{bpf.DatapathProgToUplink, bpf.DatapathProgToUplinkL3} {
+	for _, program := range []string{bpf.ProgToUplink, bpf.ProgToUplinkL3} {
 		t.Run(program, func(t *testing.T) { runRows(t, program, hostSends()) })
 	}
 }
@@ -63,7 +63,7 @@ func hostSends() []row {
 func TestHostReceives(t *testing.T) {
 	moved := out("remote:80", "node:20000", "node:5000")
 	pods := out("remote:80", "node:5000", "pod:4000")
-	runRows(t, bpf.DatapathProgFromUplink, []row{
+	runRows(t, bpf.ProgFromUplink, []row{
 		{
 			name: "the host's reply", on: ported, flows: []flow{pods.unused(10 * time.Second), moved.unused(10 * time.Second)},
 			in: "remote:80 > node:20000", reply: true, out: "remote:80 > node:5000",

@@ -226,17 +226,17 @@ func alone(addr netip.Addr) *net.IPNet {
 // device is where a program is attached.
 func (h *host) device(program string) *netlink.LinkAttrs {
 	switch program {
-	case bpf.DatapathProgFromUplink, bpf.DatapathProgToUplink, bpf.DatapathProgFromUplinkL3, bpf.DatapathProgToUplinkL3:
+	case bpf.ProgFromUplink, bpf.ProgToUplink, bpf.ProgFromUplinkL3, bpf.ProgToUplinkL3:
 		return h.uplink
-	case bpf.DatapathProgFromHost:
+	case bpf.ProgToLoopback:
 		return h.lo
 	default:
 		return h.veth
 	}
 }
 
-func (h *host) flows() *ebpf.Map       { return h.programs.Maps[bpf.DatapathMapFlows] }
-func (h *host) established() *ebpf.Map { return h.programs.Maps[bpf.DatapathMapEstablished] }
+func (h *host) flows() *ebpf.Map       { return h.programs.Maps[bpf.MapFlows] }
+func (h *host) established() *ebpf.Map { return h.programs.Maps[bpf.MapFlowsBackup] }
 
 // skBuff begins as struct __sk_buff does. The kernel takes only some fields from
 // a test, and wants the others to be 0.
@@ -278,13 +278,13 @@ func (h *host) runInside(program string, frame []byte) (verdict uint32, result [
 func (h *host) reset() error {
 	maps := h.programs.Maps
 	errs := []error{
-		empty[bpf.DatapathFlowKey, bpf.DatapathFlow](maps[bpf.DatapathMapFlows]),
-		empty[bpf.DatapathFlowKey, bpf.DatapathFlow](maps[bpf.DatapathMapEstablished]),
-		empty[bpf.DatapathPortKey, bpf.DatapathPort](maps[bpf.DatapathMapPorts]),
-		empty[bpf.DatapathPrefixKey, uint32](maps[bpf.DatapathMapExempts]),
-		empty[bpf.DatapathFragmentKey, bpf.DatapathFragment](maps[bpf.DatapathMapFragments]),
-		empty[bpf.DatapathHeldKey, bpf.DatapathHeld](maps[bpf.DatapathMapHeldFragments]),
-		maps[bpf.DatapathMapUplinks].Put(uint32(h.uplink.Index), bpf.DatapathUplink{Addr4: v4.wire("node"), Addr6: v6.wire("node")}),
+		empty[bpf.FlowKey, bpf.Flow](maps[bpf.MapFlows]),
+		empty[bpf.FlowKey, bpf.Flow](maps[bpf.MapFlowsBackup]),
+		empty[bpf.HostPortKey, bpf.HostPort](maps[bpf.MapHostPorts]),
+		empty[bpf.PrefixKey, uint32](maps[bpf.MapNonMasqCIDRs]),
+		empty[bpf.FragmentKey, bpf.Fragment](maps[bpf.MapFragments]),
+		empty[bpf.FragQueueKey, bpf.QueuedFrag](maps[bpf.MapFragQueue]),
+		maps[bpf.MapUplinks].Put(uint32(h.uplink.Index), bpf.Uplink{Addr4: v4.wire("node"), Addr6: v6.wire("node")}),
 	}
 	errs = append(errs, h.clearCounters())
 	for _, f := range families {
@@ -297,11 +297,11 @@ func (h *host) reset() error {
 
 // setTried says of all candidates whether they were ever tried: tests put flows behind any.
 func (h *host) setTried(was uint8) error {
-	value := bpf.DatapathTried{}
-	for i := range value.Candidate {
-		value.Candidate[i] = was
+	value := bpf.MasqProbes{}
+	for i := range value.Used {
+		value.Used[i] = was
 	}
-	tried := h.programs.Maps[bpf.DatapathMapTried]
+	tried := h.programs.Maps[bpf.MapMasqProbes]
 	var errs []error
 	for group := range tried.MaxEntries() {
 		errs = append(errs, tried.Put(group, value))
@@ -311,20 +311,20 @@ func (h *host) setTried(was uint8) error {
 
 // putEndpoint makes the entry of a pod, whose set of exemptions may be 0.
 func (h *host) putEndpoint(f family, pod string, exempt uint32) error {
-	endpoint := bpf.DatapathEndpoint{
-		Owner: owners[pod], Network: 1, Ifindex: uint32(h.veth.Index), Gateway: f.wire("podgw"), Exempt: exempt,
+	endpoint := bpf.Endpoint{
+		Owner: owners[pod], Network: 1, Ifindex: uint32(h.veth.Index), Gateway: f.wire("podgw"), NonmasqSet: exempt,
 	}
 	if pod != "plain" {
-		endpoint.Flags = bpf.DatapathEndpointFlagsENDPOINT_MASQ
+		endpoint.Flags = bpf.EndpointMasq
 	}
-	return h.programs.Maps[bpf.DatapathMapEndpoints].Put(f.wire(pod), endpoint)
+	return h.programs.Maps[bpf.MapEndpoints].Put(f.wire(pod), endpoint)
 }
 
 func (h *host) clearCounters() error {
 	var errs []error
 	for _, reason := range reasons {
-		none := make([]bpf.DatapathCounter, ebpf.MustPossibleCPU())
-		errs = append(errs, h.programs.Maps[bpf.DatapathMapCounters].Put(uint32(reason), none))
+		none := make([]bpf.DropCount, ebpf.MustPossibleCPU())
+		errs = append(errs, h.programs.Maps[bpf.MapDropTotals].Put(uint32(reason), none))
 	}
 	return errors.Join(errs...)
 }

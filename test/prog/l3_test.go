@@ -20,14 +20,14 @@ import (
 //   - IPv4 headers have 24 bytes, or 32: one of 20 begins with 0x45, a group's address.
 
 func isL3(program string) bool {
-	return program == bpf.DatapathProgFromUplinkL3 || program == bpf.DatapathProgToUplinkL3
+	return program == bpf.ProgFromUplinkL3 || program == bpf.ProgToUplinkL3
 }
 
 // addressTo makes the packet one for this host, and the device what it was for
 // programs that need no such thing.
 func (h *host) addressTo(program string, packet []byte) error {
 	mac := testenv.MAC(h.uplink.HardwareAddr)
-	if program == bpf.DatapathProgFromUplinkL3 && len(packet) >= len(mac) {
+	if program == bpf.ProgFromUplinkL3 && len(packet) >= len(mac) {
 		mac = testenv.MAC(packet)
 	}
 	if mac == h.mac || mac[0]&1 != 0 || mac == (testenv.MAC{}) || h.device(program) != h.uplink {
@@ -51,15 +51,15 @@ func TestDevicesWithoutEthernet(t *testing.T) {
 		name, program string
 		rows          []row
 	}{
-		{"replies", bpf.DatapathProgFromUplinkL3, fromUplinkReplies()},
-		{"to endpoints", bpf.DatapathProgFromUplinkL3, fromUplinkToEndpoints()},
-		{"to host ports", bpf.DatapathProgFromUplinkL3, hostPortFromUplink()},
-		{"comes in and is left", bpf.DatapathProgFromUplinkL3, fromUplinkLeaves()},
-		{"masqueraded", bpf.DatapathProgToUplinkL3, toUplinkMasquerades()},
-		{"masqueraded by address", bpf.DatapathProgToUplinkL3, toUplinkByAddress()},
-		{"answers", bpf.DatapathProgToUplinkL3, toUplinkAnswers()},
-		{"goes out and is left", bpf.DatapathProgToUplinkL3, toUplinkLeaves()},
-		{"dropped", bpf.DatapathProgToUplinkL3, toUplinkDrops()},
+		{"replies", bpf.ProgFromUplinkL3, fromUplinkReplies()},
+		{"to endpoints", bpf.ProgFromUplinkL3, fromUplinkToEndpoints()},
+		{"to host ports", bpf.ProgFromUplinkL3, hostPortFromUplink()},
+		{"comes in and is left", bpf.ProgFromUplinkL3, fromUplinkLeaves()},
+		{"masqueraded", bpf.ProgToUplinkL3, toUplinkMasquerades()},
+		{"masqueraded by address", bpf.ProgToUplinkL3, toUplinkByAddress()},
+		{"answers", bpf.ProgToUplinkL3, toUplinkAnswers()},
+		{"goes out and is left", bpf.ProgToUplinkL3, toUplinkLeaves()},
+		{"dropped", bpf.ProgToUplinkL3, toUplinkDrops()},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var rows []row

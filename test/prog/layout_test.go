@@ -40,84 +40,84 @@ func TestLayout(t *testing.T) {
 		value   any
 		want    string // for little-endian machines
 	}{
-		{bpf.DatapathMapEndpoints, "key", addr, "00000000 00000000 0000ffff 08007109"},
-		{bpf.DatapathMapEndpoints, "key", addr6, "20010db8 86dd0009 00000000 00000009"},
+		{bpf.MapEndpoints, "key", addr, "00000000 00000000 0000ffff 08007109"},
+		{bpf.MapEndpoints, "key", addr6, "20010db8 86dd0009 00000000 00000009"},
 		{
-			bpf.DatapathMapEndpoints, "value",
-			bpf.DatapathEndpoint{
+			bpf.MapEndpoints, "value",
+			bpf.Endpoint{
 				Owner: 0x0102030405060708, Network: 0x11121314, Ifindex: 0x21222324, Mac: [6]byte{1, 2, 3, 4, 5, 6},
-				HostMac: [6]byte{7, 8, 9, 10, 11, 12}, Gateway: addr, Flags: bpf.DatapathEndpointFlagsENDPOINT_MASQ,
-				Exempt: 0x31323334, Container: 0x41424344, Mtu: 0x0102, Fast: bpf.DatapathFastPathFAST_ALWAYS,
+				HostMac: [6]byte{7, 8, 9, 10, 11, 12}, Gateway: addr, Flags: bpf.EndpointMasq,
+				NonmasqSet: 0x31323334, Container: 0x41424344, Mtu: 0x0102, FastPath: bpf.FastPathAlways,
 			},
 			"0807060504030201 14131211 24232221 010203040506 0708090a0b0c 00000000 00000000 0000ffff 08007109 " +
 				"01000000 34333231 44434241 0201 03 00 00000000",
 		},
-		{bpf.DatapathMapDevices, "key", uint32(7), "07000000"},
+		{bpf.MapDevices, "key", uint32(7), "07000000"},
 		{
-			bpf.DatapathMapDevices, "value",
-			bpf.DatapathDevice{
-				Owner: 0x0102030405060708, Network: 0x11121314, Container: 0x21222324, Flags: bpf.DatapathDeviceFlagsDEVICE_SHARED,
-				Addr4: addr, Gateway6: addr6, Mac: [6]byte{1, 2, 3, 4, 5, 6}, Ingress: bpf.DatapathPolicyPOLICY_ISOLATED,
+			bpf.MapDevices, "value",
+			bpf.Device{
+				Owner: 0x0102030405060708, Network: 0x11121314, Container: 0x21222324, Flags: bpf.DeviceBridged,
+				Addr4: addr, Gateway6: addr6, Mac: [6]byte{1, 2, 3, 4, 5, 6}, IngressPolicy: bpf.PolicyIsolated,
 			},
 			"0807060504030201 14131211 24232221 00000000 00000000 0000ffff 08007109 " +
 				strings.Repeat("00000000", 8) + "20010db8 86dd0009 00000000 00000009 010203040506 02 00 02000000 00000000",
 		},
 		{
-			bpf.DatapathMapPorts, "key", bpf.DatapathPortKey{Addr: addr, Port: 8080, Protocol: 6},
+			bpf.MapHostPorts, "key", bpf.HostPortKey{Addr: addr, Port: 8080, Protocol: 6},
 			"00000000 00000000 0000ffff 08007109 901f 06 00",
 		},
 		{
-			bpf.DatapathMapPorts, "key",
-			bpf.DatapathPortKey{Addr: addr, Port: 80, Protocol: 6, Side: bpf.DatapathPortSidePORT_CONTAINER},
+			bpf.MapHostPorts, "key",
+			bpf.HostPortKey{Addr: addr, Port: 80, Protocol: 6, Dir: bpf.HostPortReverse},
 			"00000000 00000000 0000ffff 08007109 5000 06 01",
 		},
 		{
-			bpf.DatapathMapPorts, "value", bpf.DatapathPort{Owner: 1, Addr: addr, Network: 2, Port: 80, Sources: 0x01020304},
+			bpf.MapHostPorts, "value", bpf.HostPort{Owner: 1, TargetAddr: addr, Network: 2, TargetPort: 80, SrcRangeSet: 0x01020304},
 			"0100000000000000 02000000 5000 0000 00000000 00000000 0000ffff 08007109 04030201 00000000",
 		},
 		{
-			bpf.DatapathMapFlows, "key",
-			bpf.DatapathFlowKey{Remote: addr, Local: addr6, RemotePort: 80, LocalPort: 8080, Protocol: 17, Kind: bpf.DatapathFlowKindFLOW_IN},
+			bpf.MapFlows, "key",
+			bpf.FlowKey{Remote: addr, Local: addr6, RemotePort: 80, LocalPort: 8080, Protocol: 17, Kind: bpf.FlowDNAT},
 			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 5000 901f 11 02 0000",
 		},
 		{
-			bpf.DatapathMapFlows, "value",
-			bpf.DatapathFlow{Owner: 1, Addr: addr, Seen: 0x01020304, Port: 80, State: bpf.DatapathFlowStateFLOW_FIN},
+			bpf.MapFlows, "value",
+			bpf.Flow{Owner: 1, NatAddr: addr, LastSeen: 0x01020304, NatPort: 80, State: bpf.FlowFIN},
 			"0100000000000000 00000000 00000000 0000ffff 08007109 04030201 5000 02 00",
 		},
 		{
-			bpf.DatapathMapExempts, "key", bpf.DatapathPrefixKey{Prefix: 160, Set: 0x01020304, Addr: addr},
+			bpf.MapNonMasqCIDRs, "key", bpf.PrefixKey{Prefixlen: 160, Set: 0x01020304, Addr: addr},
 			"a0000000 04030201 00000000 00000000 0000ffff 08007109",
 		},
-		{bpf.DatapathMapExempts, "value", uint32(0), "00000000"},
+		{bpf.MapNonMasqCIDRs, "value", uint32(0), "00000000"},
 		{
-			bpf.DatapathMapSources, "key", bpf.DatapathPrefixKey{Prefix: 160, Set: 0x01020304, Addr: addr},
+			bpf.MapPortSrcRanges, "key", bpf.PrefixKey{Prefixlen: 160, Set: 0x01020304, Addr: addr},
 			"a0000000 04030201 00000000 00000000 0000ffff 08007109",
 		},
 		{
-			bpf.DatapathMapFragments, "key", bpf.DatapathFragmentKey{Src: addr, Dst: addr6, Id: 0x01020304, Protocol: 17},
+			bpf.MapFragments, "key", bpf.FragmentKey{Src: addr, Dst: addr6, Id: 0x01020304, Protocol: 17},
 			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 04030201 11 000000",
 		},
 		{
-			bpf.DatapathMapFragments, "value", bpf.DatapathFragment{Sport: 80, Dport: 8080, EchoReply: 1, Ported: 1, Waiting: 1, Seen: 0x01020304},
+			bpf.MapFragments, "value", bpf.Fragment{Sport: 80, Dport: 8080, EchoReply: 1, HasPorts: 1, Queued: 1, LastSeen: 0x01020304},
 			"5000 901f 01 01 01 00 04030201",
 		},
-		{bpf.DatapathMapUplinks, "key", uint32(7), "07000000"},
+		{bpf.MapUplinks, "key", uint32(7), "07000000"},
 		{
-			bpf.DatapathMapUplinks, "value", bpf.DatapathUplink{Addr4: addr, Addr6: addr6, Containers: 1},
+			bpf.MapUplinks, "value", bpf.Uplink{Addr4: addr, Addr6: addr6, ContainerBridge: 1},
 			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 01000000",
 		},
-		{bpf.DatapathMapCounters, "key", uint32(bpf.DatapathReasonREASON_NOT_WRITTEN), "05000000"},
-		{bpf.DatapathMapCounters, "value", bpf.DatapathCounter{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},
+		{bpf.MapDropTotals, "key", uint32(bpf.ReasonRewrite), "05000000"},
+		{bpf.MapDropTotals, "value", bpf.DropCount{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},
 		{
-			bpf.DatapathMapDrops, "key", bpf.DatapathDropKey{Owner: 0x0102030405060708, Reason: bpf.DatapathReasonREASON_MAC},
+			bpf.MapDrops, "key", bpf.DropKey{Owner: 0x0102030405060708, Reason: bpf.ReasonMAC},
 			"0807060504030201 07000000 00000000",
 		},
-		{bpf.DatapathMapDrops, "value", bpf.DatapathCounter{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},
+		{bpf.MapDrops, "value", bpf.DropCount{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},
 		{
-			".rodata", "value", bpf.DatapathHostConfig{
+			".rodata", "value", bpf.HostConfig{
 				Abi: 3, Attach: 2, Build: 4, Revision: 5, MasqPortFirst: 1024, MasqPortCount: 28976,
-				Timeout: bpf.DatapathTimeouts{TcpOpening: 5, TcpOpen: 6, TcpClosing: 7, UdpOpening: 8, UdpOpen: 9, Other: 10},
+				Timeout: bpf.Timeouts{TcpUnreplied: 5, TcpEstablished: 6, TcpClosing: 7, UdpUnreplied: 8, UdpStream: 9, Other: 10},
 			},
 			"03000000 02000000 0400000000000000 05000000 0004 3071 05000000 06000000 07000000 08000000 09000000 0a000000",
 		},
@@ -150,7 +150,7 @@ func TestLayout(t *testing.T) {
 // above: no byte of a key is padding that C would leave undefined.
 func TestOffsets(t *testing.T) {
 	for name, m := range loadSpec(t).Maps {
-		if name == "packets" {
+		if name == "pkt_scratch" {
 			continue // a program's own, for the time of one packet
 		}
 		for what, typ := range map[string]btf.Type{"key": m.Key, "value": m.Value} {
@@ -183,18 +183,18 @@ func checkNoHoles(t *testing.T, name string, typ btf.Type) {
 }
 
 func TestReasonsHaveWords(t *testing.T) {
-	if len(reasons) != int(bpf.DatapathReasonREASON_MAX) {
-		t.Errorf("tables know %d reasons, the datapath has %d", len(reasons), bpf.DatapathReasonREASON_MAX)
+	if len(reasons) != int(bpf.ReasonMax) {
+		t.Errorf("tables know %d reasons, the datapath has %d", len(reasons), bpf.ReasonMax)
 	}
 	seen := map[string]bool{}
-	for reason := range bpf.DatapathReasonREASON_MAX {
+	for reason := range bpf.ReasonMax {
 		text := maps.Reason(reason).String()
 		if text == "" || strings.HasPrefix(text, "reason ") || seen[text] {
 			t.Errorf("reason %d is %q", reason, text)
 		}
 		seen[text] = true
 	}
-	if got := maps.Reason(bpf.DatapathReasonREASON_MAX).String(); got != "reason 17" {
+	if got := maps.Reason(bpf.ReasonMax).String(); got != "reason 17" {
 		t.Errorf("no reason is %q", got)
 	}
 }

@@ -91,8 +91,8 @@ func TestSpec(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var got bpf.DatapathHostConfig
-	if err := spec.Variables[bpf.DatapathVarConfig].Get(&got); err != nil {
+	var got bpf.HostConfig
+	if err := spec.Variables[bpf.VarConfig].Get(&got); err != nil {
 		t.Fatal(err)
 	}
 	last := int(got.MasqPortFirst) + int(got.MasqPortCount) - 1
@@ -112,7 +112,7 @@ func kernelRelease(t *testing.T) string {
 }
 
 func attachWord(attach uint32) string {
-	if bpf.DatapathAttach(attach) == bpf.DatapathAttachATTACH_TCX {
+	if bpf.Attach(attach) == bpf.AttachTCX {
 		return "tcx"
 	}
 	return "clsact"

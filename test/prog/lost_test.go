@@ -14,7 +14,7 @@ func isACK(p *testenv.Packet) { p.TCPFlags &= testenv.ACK; p.TCPFlags |= testenv
 // TestLostAnswers come from a port of a container that a host port leads to, and
 // nothing is known of the connection. They leave as the host port's.
 func TestLostAnswers(t *testing.T) {
-	for _, program := range []string{bpf.DatapathProgToUplink, bpf.DatapathProgToUplinkL3} {
+	for _, program := range []string{bpf.ProgToUplink, bpf.ProgToUplinkL3} {
 		t.Run(program, func(t *testing.T) { runRows(t, program, lostAnswers()) })
 	}
 }
@@ -83,7 +83,7 @@ func TestConnectionFromMappedPort(t *testing.T) {
 			if err := errors.Join(h.reset(), h.fill(s, []port{{host: "any:8080", to: "pod:80"}}, nil)); err != nil {
 				t.Fatal(err)
 			}
-			step := hop{program: bpf.DatapathProgToUplink, out: "node:* > remote:5000"}
+			step := hop{program: bpf.ProgToUplink, out: "node:* > remote:5000"}
 			p := s.packet("pod:80 > remote:5000", false)
 			for _, flags := range []uint8{testenv.SYN, testenv.ACK, testenv.FIN | testenv.ACK} {
 				p.TCPFlags = flags
@@ -120,7 +120,7 @@ func TestRefusals(t *testing.T) {
 	for i := range rows {
 		rows[i].on = []proto{tcp}
 	}
-	for _, program := range []string{bpf.DatapathProgToUplink, bpf.DatapathProgToUplinkL3} {
+	for _, program := range []string{bpf.ProgToUplink, bpf.ProgToUplinkL3} {
 		t.Run(program, func(t *testing.T) { runRows(t, program, rows) })
 	}
 }
@@ -149,7 +149,7 @@ func TestRefusalsOfSockets(t *testing.T) {
 				if name == "connected to another" {
 					r.drop = "no flow"
 				}
-				if err := h.check(bpf.DatapathProgToUplink, s, r); err != nil {
+				if err := h.check(bpf.ProgToUplink, s, r); err != nil {
 					t.Error(err)
 				}
 			})

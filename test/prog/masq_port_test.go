@@ -121,7 +121,7 @@ func (h *host) testMasqPort(t *testing.T, s scene, r masqRow) {
 			}
 		}
 	}
-	before, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](h.flows())
+	before, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func (h *host) testMasqPort(t *testing.T, s scene, r masqRow) {
 		t.Error(err)
 	}
 	// Only the entry of this flow may have changed.
-	after, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](h.flows())
+	after, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,12 +197,12 @@ func TestMasqueradeTries(t *testing.T) {
 // tried counts the candidates, of all groups, that flows have tried.
 func (h *host) tried(t *testing.T) (sum int) {
 	t.Helper()
-	all, err := contents[uint32, bpf.DatapathTried](h.programs.Maps[bpf.DatapathMapTried])
+	all, err := contents[uint32, bpf.MasqProbes](h.programs.Maps[bpf.MapMasqProbes])
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, group := range all {
-		for _, was := range group.Candidate {
+		for _, was := range group.Used {
 			sum += int(was)
 		}
 	}
@@ -222,7 +222,7 @@ func (h *host) forget(t *testing.T, s scene, port uint16) {
 // masquerade sends a packet out, and returns the port that it leaves with, or 0.
 func (h *host) masquerade(t testing.TB, s scene, text string) uint16 {
 	t.Helper()
-	verdict, result, err := h.runInside(bpf.DatapathProgToUplink, s.packet(text, false).MustBuild())
+	verdict, result, err := h.runInside(bpf.ProgToUplink, s.packet(text, false).MustBuild())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -92,10 +92,10 @@ func (f family) addr(name string) netip.Addr {
 	return netip.MustParseAddr(name)
 }
 
-func (f family) wire(name string) bpf.DatapathAddr { return wire(f.addr(name)) }
+func (f family) wire(name string) bpf.Addr { return wire(f.addr(name)) }
 
-func wire(addr netip.Addr) bpf.DatapathAddr   { return bpf.DatapathAddr{Bytes: addr.As16()} }
-func addrOf(addr bpf.DatapathAddr) netip.Addr { return netip.AddrFrom16(addr.Bytes).Unmap() }
+func wire(addr netip.Addr) bpf.Addr   { return bpf.Addr{Bytes: addr.As16()} }
+func addrOf(addr bpf.Addr) netip.Addr { return netip.AddrFrom16(addr.Bytes).Unmap() }
 
 // proto is what the packets of a row are.
 type proto string

@@ -28,8 +28,8 @@ func TestOptionHeaders(t *testing.T) {
 		program string
 		row
 	}{
-		{bpf.DatapathProgToUplink, row{in: "pod:4000 > remote:80"}},
-		{bpf.DatapathProgFromUplink, row{in: "remote:5000 > node:8080", ports: []port{{host: "any:8080", to: "pod:80"}}, on: ported}},
+		{bpf.ProgToUplink, row{in: "pod:4000 > remote:80"}},
+		{bpf.ProgFromUplink, row{in: "remote:5000 > node:8080", ports: []port{{host: "any:8080", to: "pod:80"}}, on: ported}},
 	} {
 		for _, s := range (row{only: "v6", on: tc.on}).scenes() {
 			if err := h.resetTo(s, tc.row); err != nil {
@@ -74,7 +74,7 @@ func TestTooManyOptionHeaders(t *testing.T) {
 			},
 		})
 	}
-	runRows(t, bpf.DatapathProgToUplink, rows)
+	runRows(t, bpf.ProgToUplink, rows)
 }
 
 // resetTo makes the maps hold what a row starts with.

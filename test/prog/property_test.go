@@ -36,7 +36,7 @@ func TestMasqueradeAndBack(t *testing.T) {
 	err := h.Do(func() error {
 		for range flows {
 			p, s := randomFlow(random)
-			leaves, verdict, err := h.transit(bpf.DatapathProgToUplink, p)
+			leaves, verdict, err := h.transit(bpf.ProgToUplink, p)
 			if err != nil {
 				return err
 			}
@@ -53,12 +53,12 @@ func TestMasqueradeAndBack(t *testing.T) {
 		}
 		// Only now the answers: later flows must not have harmed earlier ones.
 		for _, p := range sent {
-			leaves, _, err := h.transit(bpf.DatapathProgToUplink, p)
+			leaves, _, err := h.transit(bpf.ProgToUplink, p)
 			if err != nil {
 				return err
 			}
 			reply := answer(leaves)
-			back, _, err := h.transit(bpf.DatapathProgFromUplink, reply)
+			back, _, err := h.transit(bpf.ProgFromUplink, reply)
 			if err != nil {
 				return err
 			}
@@ -130,7 +130,7 @@ func TestChecksumOfZero(t *testing.T) {
 			if got := binary.BigEndian.Uint16(frame[s.headerLen()+6:]); got != 0xffff && got != 0 {
 				t.Fatalf("the test's packet has the checksum %#04x", got)
 			}
-			if err := h.check(bpf.DatapathProgToUplink, s, r); err != nil {
+			if err := h.check(bpf.ProgToUplink, s, r); err != nil {
 				t.Error(err)
 			}
 		})

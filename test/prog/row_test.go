@@ -79,7 +79,7 @@ func (h *host) check(program string, s scene, r row) error {
 	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.keep(s, r.kept), h.exempt(s, r.exempts)); err != nil {
 		return err
 	}
-	before, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](h.flows())
+	before, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (h *host) check(program string, s scene, r row) error {
 	if r.after != nil {
 		return h.checkFlows(s, r.after)
 	}
-	after, err := contents[bpf.DatapathFlowKey, bpf.DatapathFlow](h.flows())
+	after, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
 	if err == nil && !equal(after, before) {
 		err = fmt.Errorf("flows are %+v, were %+v", after, before)
 	}
@@ -153,9 +153,9 @@ func (h *host) fill(s scene, ports []port, flows []flow) error {
 	var errs []error
 	for _, port := range ports {
 		key, value := port.wire(s)
-		errs = append(errs, h.programs.Maps[bpf.DatapathMapPorts].Put(&key, &value))
+		errs = append(errs, h.programs.Maps[bpf.MapHostPorts].Put(&key, &value))
 		key, value = port.back(s)
-		err := h.programs.Maps[bpf.DatapathMapPorts].Update(&key, &value, ebpf.UpdateNoExist)
+		err := h.programs.Maps[bpf.MapHostPorts].Update(&key, &value, ebpf.UpdateNoExist)
 		if !errors.Is(err, ebpf.ErrKeyExist) {
 			errs = append(errs, err)
 		}

@@ -51,21 +51,21 @@ func probeFIBSource() error {
 
 // The map of these tests names another address than the route does, so that the
 // address of a packet tells where it came from.
-func (h *host) masqueradesAs(s scene, uplink *bpf.DatapathUplink, want, drop string) error {
+func (h *host) masqueradesAs(s scene, uplink *bpf.Uplink, want, drop string) error {
 	if err := h.reset(); err != nil {
 		return err
 	}
 	key := uint32(h.uplink.Index)
-	if err := h.programs.Maps[bpf.DatapathMapUplinks].Delete(key); err != nil {
+	if err := h.programs.Maps[bpf.MapUplinks].Delete(key); err != nil {
 		return err
 	}
 	if uplink != nil {
-		if err := h.programs.Maps[bpf.DatapathMapUplinks].Put(key, uplink); err != nil {
+		if err := h.programs.Maps[bpf.MapUplinks].Put(key, uplink); err != nil {
 			return err
 		}
 	}
 	frame := s.packet(outgoing, false).MustBuild()
-	verdict, result, err := h.runInside(bpf.DatapathProgToUplink, frame)
+	verdict, result, err := h.runInside(bpf.ProgToUplink, frame)
 	if err != nil {
 		return err
 	}
@@ -91,7 +91,7 @@ func eachScene(t *testing.T, run func(t *testing.T, s scene)) {
 	}
 }
 
-var uplinkNode2 = &bpf.DatapathUplink{Addr4: v4.wire("node2"), Addr6: v6.wire("node2")}
+var uplinkNode2 = &bpf.Uplink{Addr4: v4.wire("node2"), Addr6: v6.wire("node2")}
 
 func TestSourceOfTheRoute(t *testing.T) {
 	testenv.Require(t, fibSource)
@@ -151,7 +151,7 @@ func TestSourceOfMapAndRoute(t *testing.T) {
 func TestNoSource(t *testing.T) {
 	h := newHost(t)
 	h.removeDefaultRoutes(t)
-	for name, uplink := range map[string]*bpf.DatapathUplink{"no entry": nil, "an entry without addresses": {}} {
+	for name, uplink := range map[string]*bpf.Uplink{"no entry": nil, "an entry without addresses": {}} {
 		t.Run(name, func(t *testing.T) {
 			eachScene(t, func(t *testing.T, s scene) {
 				if err := h.masqueradesAs(s, uplink, "", "no source"); err != nil {

@@ -28,50 +28,50 @@ func (h *host) sender() testenv.Sender {
 }
 
 // guard makes the veth the sender's.
-func (h *host) guard(s testenv.Sender, flags bpf.DatapathDeviceFlags) error {
+func (h *host) guard(s testenv.Sender, flags bpf.DeviceFlags) error {
 	errs := []error{
 		h.reset(),
-		empty[bpf.DatapathDropKey, bpf.DatapathCounter](h.programs.Maps[bpf.DatapathMapDrops]),
-		h.programs.Maps[bpf.DatapathMapDevices].Put(uint32(h.veth.Index), bpf.DatapathDevice{
+		empty[bpf.DropKey, bpf.DropCount](h.programs.Maps[bpf.MapDrops]),
+		h.programs.Maps[bpf.MapDevices].Put(uint32(h.veth.Index), bpf.Device{
 			Owner: owners["pod"], Network: 1, Container: 7, Flags: flags, Mac: s.MAC,
 			Addr4: wireOrZero(s.Addr4, flags), Addr6: wireOrZero(s.Addr6, flags),
 			Gateway4: v4.wire("podgw"), Gateway6: v6.wire("podgw"),
 		}),
 	}
 	for _, f := range families {
-		endpoint := bpf.DatapathEndpoint{
+		endpoint := bpf.Endpoint{
 			Owner: owners["pod"], Network: 1, Container: 7, Ifindex: uint32(h.veth.Index),
-			Mac: s.MAC, Gateway: f.wire("podgw"), Flags: bpf.DatapathEndpointFlagsENDPOINT_MASQ,
+			Mac: s.MAC, Gateway: f.wire("podgw"), Flags: bpf.EndpointMasq,
 		}
 		other := endpoint
 		other.Owner, other.Container, other.Mac = owners["pod2"], 8, [6]byte{2, 0, 0, 0, 0, 3}
 		errs = append(errs,
-			h.programs.Maps[bpf.DatapathMapEndpoints].Put(f.wire("pod"), endpoint),
-			h.programs.Maps[bpf.DatapathMapEndpoints].Put(f.wire("pod2"), other))
+			h.programs.Maps[bpf.MapEndpoints].Put(f.wire("pod"), endpoint),
+			h.programs.Maps[bpf.MapEndpoints].Put(f.wire("pod2"), other))
 	}
 	return errors.Join(errs...)
 }
 
 // wireOrZero leaves out the addresses of a pod that was given none.
-func wireOrZero(addr netip.Addr, flags bpf.DatapathDeviceFlags) bpf.DatapathAddr {
-	if flags&bpf.DatapathDeviceFlagsDEVICE_ANY_ADDRESS != 0 {
-		return bpf.DatapathAddr{}
+func wireOrZero(addr netip.Addr, flags bpf.DeviceFlags) bpf.Addr {
+	if flags&bpf.DeviceAnyAddress != 0 {
+		return bpf.Addr{}
 	}
 	return wire(addr)
 }
 
-const antiSpoof = bpf.DatapathDeviceFlagsDEVICE_ANTI_SPOOF
+const antiSpoof = bpf.DeviceAntiSpoof
 
 // judge runs from_container, and wants the frame untouched or dropped for the reason.
-func (h *host) judge(s testenv.Sender, flags bpf.DatapathDeviceFlags, frame testenv.Frame, passes bool) error {
+func (h *host) judge(s testenv.Sender, flags bpf.DeviceFlags, frame testenv.Frame, passes bool) error {
 	if err := h.guard(s, flags); err != nil {
 		return err
 	}
-	verdict, result, err := h.runInside(bpf.DatapathProgFromContainer, frame.Bytes)
+	verdict, result, err := h.runInside(bpf.ProgFromContainer, frame.Bytes)
 	if err != nil {
 		return err
 	}
-	drops, err := contents[bpf.DatapathDropKey, bpf.DatapathCounter](h.programs.Maps[bpf.DatapathMapDrops])
+	drops, err := contents[bpf.DropKey, bpf.DropCount](h.programs.Maps[bpf.MapDrops])
 	if err != nil {
 		return err
 	}
@@ -81,8 +81,8 @@ func (h *host) judge(s testenv.Sender, flags bpf.DatapathDeviceFlags, frame test
 		}
 		return errors.Join(checkVerdict(verdict, verdictNext), err)
 	}
-	want := bpf.DatapathCounter{Packets: 1, Bytes: uint64(len(frame.Bytes))}
-	if got := drops[bpf.DatapathDropKey{Owner: owners["pod"], Reason: frame.Reason}]; got != want || len(drops) != 1 {
+	want := bpf.DropCount{Packets: 1, Bytes: uint64(len(frame.Bytes))}
+	if got := drops[bpf.DropKey{Owner: owners["pod"], Reason: frame.Reason}]; got != want || len(drops) != 1 {
 		err = fmt.Errorf("counted %v, want 1 for reason %d", drops, frame.Reason)
 	}
 	for name, number := range reasons {
@@ -98,17 +98,17 @@ func TestAntiSpoof(t *testing.T) {
 	s := h.sender()
 	for _, tc := range []struct {
 		name   string
-		flags  bpf.DatapathDeviceFlags
+		flags  bpf.DeviceFlags
 		frames []testenv.Frame
 		passes bool
 	}{
 		{"hostile", antiSpoof, s.Hostile(), false},
-		{"hostile, on a bridge", antiSpoof | bpf.DatapathDeviceFlagsDEVICE_SHARED, s.Hostile(), false},
+		{"hostile, on a bridge", antiSpoof | bpf.DeviceBridged, s.Hostile(), false},
 		{"hostile, but off", 0, s.Hostile(), true},
 		{"legal", antiSpoof, s.Legal(), true},
-		{"legal, on a bridge", antiSpoof | bpf.DatapathDeviceFlagsDEVICE_SHARED, s.Legal(), true},
+		{"legal, on a bridge", antiSpoof | bpf.DeviceBridged, s.Legal(), true},
 		{"another link-local address", antiSpoof, s.SomeLinkLocal(), true},
-		{"another link-local address, on a bridge", antiSpoof | bpf.DatapathDeviceFlagsDEVICE_SHARED, s.SomeLinkLocal(), false},
+		{"another link-local address, on a bridge", antiSpoof | bpf.DeviceBridged, s.SomeLinkLocal(), false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			for _, frame := range tc.frames {
@@ -128,25 +128,25 @@ func TestAntiSpoofWithoutAddresses(t *testing.T) {
 	free.Addr4, free.Addr6 = netip.MustParseAddr("8.0.99.1"), netip.MustParseAddr("fd00:99::1")
 	hosts := s
 	hosts.Addr4, hosts.Addr6 = v4.addr("node2"), v6.addr("node2")
-	const flags = antiSpoof | bpf.DatapathDeviceFlagsDEVICE_ANY_ADDRESS
+	const flags = antiSpoof | bpf.DeviceAnyAddress
 	for _, frame := range free.Legal() {
 		if err := h.judge(s, flags, frame, true); err != nil {
 			t.Errorf("%s: %v", frame.Name, err)
 		}
 	}
 	for _, frame := range hosts.Legal() {
-		frame.Reason = bpf.DatapathReasonREASON_ADDRESS
+		frame.Reason = bpf.ReasonAddress
 		if strings.HasPrefix(frame.Name, "ARP") {
-			frame.Reason = bpf.DatapathReasonREASON_ARP
+			frame.Reason = bpf.ReasonARP
 		} else if frame.Name == "address detection" {
-			frame.Reason = bpf.DatapathReasonREASON_NEIGHBOR
+			frame.Reason = bpf.ReasonNeighbor
 		}
 		if err := h.judge(s, flags, frame, sendsOwn(frame.Bytes, anyBut(s))); err != nil {
 			t.Errorf("as the host, %s: %v", frame.Name, err)
 		}
 	}
 	for _, frame := range free.Hostile() {
-		claimsFree := frame.Reason == bpf.DatapathReasonREASON_ADDRESS && sendsOwn(frame.Bytes, anyBut(s))
+		claimsFree := frame.Reason == bpf.ReasonAddress && sendsOwn(frame.Bytes, anyBut(s))
 		if err := h.judge(s, flags, frame, claimsFree); err != nil {
 			t.Errorf("%s: %v", frame.Name, err)
 		}
@@ -241,9 +241,9 @@ func (h *host) feedSpoofed(s testenv.Sender, frame []byte) error {
 	if len(frame) < etherLen || len(frame) > most {
 		return nil // The kernel has no such packets.
 	}
-	verdict, _, err := h.run(bpf.DatapathProgFromContainer, frame)
+	verdict, _, err := h.run(bpf.ProgFromContainer, frame)
 	if err != nil {
-		if untestable(bpf.DatapathProgFromContainer, frame) {
+		if untestable(bpf.ProgFromContainer, frame) {
 			return nil
 		}
 		return err

@@ -9,7 +9,7 @@ import (
 )
 
 func TestToUplinkMasquerades(t *testing.T) {
-	runRows(t, bpf.DatapathProgToUplink, toUplinkMasquerades())
+	runRows(t, bpf.ProgToUplink, toUplinkMasquerades())
 }
 
 func toUplinkMasquerades() []row {
@@ -70,7 +70,7 @@ func toUplinkMasquerades() []row {
 	}
 }
 
-func TestToUplinkByAddress(t *testing.T) { runRows(t, bpf.DatapathProgToUplink, toUplinkByAddress()) }
+func TestToUplinkByAddress(t *testing.T) { runRows(t, bpf.ProgToUplink, toUplinkByAddress()) }
 
 func toUplinkByAddress() []row {
 	ours := out("remote:0", "node:0", "pod:0").unused(10 * time.Second)
@@ -110,7 +110,7 @@ func toUplinkByAddress() []row {
 	}
 }
 
-func TestToUplinkAnswers(t *testing.T) { runRows(t, bpf.DatapathProgToUplink, toUplinkAnswers()) }
+func TestToUplinkAnswers(t *testing.T) { runRows(t, bpf.ProgToUplink, toUplinkAnswers()) }
 
 func toUplinkAnswers() []row {
 	return []row{
@@ -170,7 +170,7 @@ func toUplinkAnswers() []row {
 	}
 }
 
-func TestToUplinkLeaves(t *testing.T) { runRows(t, bpf.DatapathProgToUplink, toUplinkLeaves()) }
+func TestToUplinkLeaves(t *testing.T) { runRows(t, bpf.ProgToUplink, toUplinkLeaves()) }
 
 func toUplinkLeaves() []row {
 	return []row{
@@ -188,7 +188,7 @@ func toUplinkLeaves() []row {
 	}
 }
 
-func TestToUplinkDrops(t *testing.T) { runRows(t, bpf.DatapathProgToUplink, toUplinkDrops()) }
+func TestToUplinkDrops(t *testing.T) { runRows(t, bpf.ProgToUplink, toUplinkDrops()) }
 
 func toUplinkDrops() []row {
 	return []row{

@@ -19,13 +19,13 @@ func TestTruncated(t *testing.T) {
 	for _, s := range (row{}).scenes() {
 		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
 			for _, tc := range []struct{ program, in string }{
-				{bpf.DatapathProgToUplink, "pod:4000 > remote:80"},
-				{bpf.DatapathProgToUplink, "pod:80 > remote:5000"},
-				{bpf.DatapathProgFromUplink, "remote:80 > node:20000"},
-				{bpf.DatapathProgFromUplink, "remote:5000 > node:8080"},
-				{bpf.DatapathProgFromContainer, "pod:5000 > node:8080"},
-				{bpf.DatapathProgFromContainer, "pod2:80 > podgw:20000"},
-				{bpf.DatapathProgFromHost, "loopback:5000 > loopback:8080"},
+				{bpf.ProgToUplink, "pod:4000 > remote:80"},
+				{bpf.ProgToUplink, "pod:80 > remote:5000"},
+				{bpf.ProgFromUplink, "remote:80 > node:20000"},
+				{bpf.ProgFromUplink, "remote:5000 > node:8080"},
+				{bpf.ProgFromContainer, "pod:5000 > node:8080"},
+				{bpf.ProgFromContainer, "pod2:80 > podgw:20000"},
+				{bpf.ProgToLoopback, "loopback:5000 > loopback:8080"},
 			} {
 				if err := errors.Join(h.reset(), h.fill(s, []port{{host: "any:8080", to: "pod2:80"}}, entries)); err != nil {
 					t.Fatal(err)
@@ -60,7 +60,7 @@ func (h *host) runCut(program string, s scene, frame []byte) error {
 	}
 	// Only what would be masqueraded is dropped, when it is known to be a pod's.
 	want := row{}
-	if program == bpf.DatapathProgToUplink && len(frame) >= s.headerLen() {
+	if program == bpf.ProgToUplink && len(frame) >= s.headerLen() {
 		want.drop = "truncated"
 	}
 	if err := checkVerdict(verdict, want.verdict()); err != nil {

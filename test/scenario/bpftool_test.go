@@ -88,10 +88,10 @@ type dumpedEndpoint struct {
 		HostMAC   [6]byte    `json:"host_mac"`
 		Gateway   dumpedAddr `json:"gateway"`
 		Flags     any        `json:"flags"`
-		Exempt    uint32     `json:"exempt"`
+		Exempt    uint32     `json:"nonmasq_set"`
 		Container uint32     `json:"container"`
 		MTU       int        `json:"mtu"`
-		Fast      string     `json:"fast"`
+		Fast      string     `json:"fast_path"`
 		Pad       int        `json:"pad"`
 		Pad2      int        `json:"pad2"`
 	} `json:"value"`
@@ -102,8 +102,8 @@ func (d dumpedEndpoint) endpoint() maps.Endpoint {
 	return maps.Endpoint{
 		Addr: d.Key.addr(), Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), IfIndex: v.IfIndex,
 		MAC: v.MAC[:], HostMAC: v.HostMAC[:], Masq: v.Flags == "ENDPOINT_MASQ",
-		Gateway: v.Gateway.addr(), Exempt: maps.PrefixSet(v.Exempt), Container: maps.Container(v.Container),
-		MTU: v.MTU, Fast: maps.FastPath(strings.ToLower(strings.TrimPrefix(v.Fast, "FAST_"))),
+		Gateway: v.Gateway.addr(), NonMasq: maps.PrefixSet(v.Exempt), Container: maps.Container(v.Container),
+		MTU: v.MTU, FastPath: maps.FastPath(strings.ToLower(strings.TrimPrefix(v.Fast, "FAST_PATH_"))),
 	}
 }
 
@@ -112,27 +112,27 @@ type dumpedPort struct {
 		Addr     dumpedAddr `json:"addr"`
 		Port     uint16     `json:"port"`
 		Protocol uint8      `json:"protocol"`
-		Side     string     `json:"side"`
+		Dir      string     `json:"dir"`
 	} `json:"key"`
 	Value struct {
 		Owner   uint64     `json:"owner"`
-		Addr    dumpedAddr `json:"addr"`
+		Addr    dumpedAddr `json:"target_addr"`
 		Network uint32     `json:"network"`
-		Port    uint16     `json:"port"`
+		Port    uint16     `json:"target_port"`
 		Pad     int        `json:"pad"`
-		Sources uint32     `json:"sources"`
+		Sources uint32     `json:"src_range_set"`
 		Pad2    int        `json:"pad2"`
 	} `json:"value"`
 }
 
 // isReverse tells the entries by which lost flows come back. Package maps keeps them to itself.
-func (d dumpedPort) isReverse() bool { return d.Key.Side == "PORT_CONTAINER" }
+func (d dumpedPort) isReverse() bool { return d.Key.Dir == "HOST_PORT_REVERSE" }
 
-func (d dumpedPort) port() maps.Port {
-	return maps.Port{
+func (d dumpedPort) port() maps.HostPort {
+	return maps.HostPort{
 		HostAddr: d.Key.Addr.addr(), HostPort: d.Key.Port, Protocol: maps.Protocol(d.Key.Protocol),
-		Addr: d.Value.Addr.addr(), Port: d.Value.Port,
-		Owner: loader.Owner(d.Value.Owner), Network: maps.Network(d.Value.Network), Sources: maps.PrefixSet(d.Value.Sources),
+		ContainerAddr: d.Value.Addr.addr(), ContainerPort: d.Value.Port,
+		Owner: loader.Owner(d.Value.Owner), Network: maps.Network(d.Value.Network), SrcRanges: maps.PrefixSet(d.Value.Sources),
 	}
 }
 
@@ -148,9 +148,9 @@ type dumpedFlow struct {
 	} `json:"key"`
 	Value struct {
 		Owner uint64     `json:"owner"`
-		Addr  dumpedAddr `json:"addr"`
-		Seen  uint32     `json:"seen"`
-		Port  uint16     `json:"port"`
+		Addr  dumpedAddr `json:"nat_addr"`
+		Seen  uint32     `json:"last_seen"`
+		Port  uint16     `json:"nat_port"`
 		State any        `json:"state"`
 		Pad   int        `json:"pad"`
 	} `json:"value"`
@@ -158,8 +158,8 @@ type dumpedFlow struct {
 
 func (d dumpedFlow) flow() maps.Flow {
 	return maps.Flow{
-		Out:        d.Key.Kind == "FLOW_OUT",
-		Opened:     d.Key.Kind == "FLOW_OPENED",
+		Out:        d.Key.Kind == "FLOW_SNAT",
+		Opened:     d.Key.Kind == "FLOW_EGRESS",
 		Remote:     at(d.Key.Remote.addr(), d.Key.RemotePort),
 		Local:      at(d.Key.Local.addr(), d.Key.LocalPort),
 		Translated: at(d.Value.Addr.addr(), d.Value.Port),
@@ -173,14 +173,14 @@ type dumpedUplink struct {
 	Value struct {
 		Addr4      dumpedAddr `json:"addr4"`
 		Addr6      dumpedAddr `json:"addr6"`
-		Containers int        `json:"containers"`
+		Containers int        `json:"container_bridge"`
 	} `json:"value"`
 }
 
 func (d dumpedUplink) uplink() maps.Uplink {
 	return maps.Uplink{
 		IfIndex: d.Key, Addr4: d.Value.Addr4.addr(), Addr6: d.Value.Addr6.addr(),
-		Containers: d.Value.Containers != 0,
+		ContainerBridge: d.Value.Containers != 0,
 	}
 }
 
@@ -195,8 +195,8 @@ type dumpedCounter struct {
 	} `json:"values"`
 }
 
-func (d dumpedCounter) counter() maps.Counter {
-	sum := maps.Counter{Reason: maps.Reason(d.Key)}
+func (d dumpedCounter) counter() maps.DropCount {
+	sum := maps.DropCount{Reason: maps.Reason(d.Key)}
 	for _, perCPU := range d.Values {
 		sum.Packets += perCPU.Value.Packets
 		sum.Bytes += perCPU.Value.Bytes
@@ -216,7 +216,7 @@ type dumpedDevice struct {
 		Gateway4  dumpedAddr `json:"gateway4"`
 		Gateway6  dumpedAddr `json:"gateway6"`
 		MAC       [6]byte    `json:"mac"`
-		Ingress   string     `json:"ingress"`
+		Ingress   string     `json:"ingress_policy"`
 		Pad       int        `json:"pad"`
 		Pad2      int        `json:"pad2"`
 	} `json:"value"`
@@ -227,7 +227,7 @@ func (d dumpedDevice) device() maps.Device {
 	return maps.Device{
 		IfIndex: d.Key, Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), Container: maps.Container(v.Container), MAC: v.MAC[:],
 		Addr4: v.Addr4.addr(), Addr6: v.Addr6.addr(), Gateway4: v.Gateway4.addr(), Gateway6: v.Gateway6.addr(),
-		AntiSpoof: v.Flags == "DEVICE_ANTI_SPOOF", Ingress: map[string]maps.Policy{"POLICY_ISOLATED": maps.Isolated}[v.Ingress],
+		AntiSpoof: v.Flags == "DEVICE_ANTI_SPOOF", IngressPolicy: map[string]maps.Policy{"POLICY_ISOLATED": maps.Isolated}[v.Ingress],
 	}
 }
 
@@ -244,29 +244,29 @@ type dumpedDrop struct {
 }
 
 func (d dumpedDrop) drop() maps.Drop {
-	numbers := map[string]bpf.DatapathReason{
-		"REASON_ARP": bpf.DatapathReasonREASON_ARP, "REASON_MAC": bpf.DatapathReasonREASON_MAC,
-		"REASON_NO_FLOW": bpf.DatapathReasonREASON_NO_FLOW, // on a slow machine
+	numbers := map[string]bpf.Reason{
+		"REASON_ARP": bpf.ReasonARP, "REASON_MAC": bpf.ReasonMAC,
+		"REASON_NO_FLOW": bpf.ReasonNoFlow, // on a slow machine
 	}
 	return maps.Drop{
-		Owner:   loader.Owner(d.Key.Owner),
-		Counter: maps.Counter{Reason: maps.Reason(numbers[d.Key.Reason]), Packets: d.Value.Packets, Bytes: d.Value.Bytes},
+		Owner:     loader.Owner(d.Key.Owner),
+		DropCount: maps.DropCount{Reason: maps.Reason(numbers[d.Key.Reason]), Packets: d.Value.Packets, Bytes: d.Value.Bytes},
 	}
 }
 
 type dumpedTimeouts struct {
-	TCPOpening uint32 `json:"tcp_opening"`
-	TCPOpen    uint32 `json:"tcp_open"`
+	TCPOpening uint32 `json:"tcp_unreplied"`
+	TCPOpen    uint32 `json:"tcp_established"`
 	TCPClosing uint32 `json:"tcp_closing"`
-	UDPOpening uint32 `json:"udp_opening"`
-	UDPOpen    uint32 `json:"udp_open"`
+	UDPOpening uint32 `json:"udp_unreplied"`
+	UDPOpen    uint32 `json:"udp_stream"`
 	Other      uint32 `json:"other"`
 }
 
-func (t dumpedTimeouts) timeouts() bpf.DatapathTimeouts {
-	return bpf.DatapathTimeouts{
-		TcpOpening: t.TCPOpening, TcpOpen: t.TCPOpen, TcpClosing: t.TCPClosing,
-		UdpOpening: t.UDPOpening, UdpOpen: t.UDPOpen, Other: t.Other,
+func (t dumpedTimeouts) timeouts() bpf.Timeouts {
+	return bpf.Timeouts{
+		TcpUnreplied: t.TCPOpening, TcpEstablished: t.TCPOpen, TcpClosing: t.TCPClosing,
+		UdpUnreplied: t.UDPOpening, UdpStream: t.UDPOpen, Other: t.Other,
 	}
 }
 
@@ -321,18 +321,18 @@ func TestMapsAreReadableByBpftool(t *testing.T) {
 		same(t, "devices", each(dump[dumpedDevice](t, datapath, "devices"), dumpedDevice.device), must(maps.Devices(datapath)))
 		same(t, "drops", each(dump[dumpedDrop](t, datapath, "drops"), dumpedDrop.drop), must(maps.Drops(datapath)))
 		same(t, "endpoints", each(dump[dumpedEndpoint](t, datapath, "endpoints"), dumpedEndpoint.endpoint), must(maps.Endpoints(datapath)))
-		ports := slices.DeleteFunc(dump[dumpedPort](t, datapath, "ports"), dumpedPort.isReverse)
-		same(t, "ports", each(ports, dumpedPort.port), must(maps.Ports(datapath)))
+		ports := slices.DeleteFunc(dump[dumpedPort](t, datapath, "host_ports"), dumpedPort.isReverse)
+		same(t, "host_ports", each(ports, dumpedPort.port), must(maps.HostPorts(datapath)))
 		same(t, "flows", each(dump[dumpedFlow](t, datapath, "flows"), dumpedFlow.flow), must(maps.Flows(datapath)))
 		same(t, "uplinks", each(dump[dumpedUplink](t, datapath, "uplinks"), dumpedUplink.uplink), must(maps.Uplinks(datapath)))
-		same(t, "counters", each(dump[dumpedCounter](t, datapath, "counters"), dumpedCounter.counter), must(maps.Counters(datapath)))
+		same(t, "drop_totals", each(dump[dumpedCounter](t, datapath, "drop_totals"), dumpedCounter.counter), must(maps.DropTotals(datapath)))
 
 		config := dump[dumpedConfig](t, datapath, "config")
 		if len(config) != 1 || len(config[0].Value.Section) != 1 {
 			t.Fatalf("bpftool prints of config: %+v", config)
 		}
 		got, want := config[0].Value.Section[0].Config, datapath.Config
-		attach := map[bpf.DatapathAttach]string{1: "ATTACH_TCX", 2: "ATTACH_CLSACT"}[bpf.DatapathAttach(want.Attach)]
+		attach := map[bpf.Attach]string{1: "ATTACH_TCX", 2: "ATTACH_CLSACT"}[bpf.Attach(want.Attach)]
 		if got.ABI != want.Abi || got.Attach != attach || got.Build != want.Build ||
 			got.MasqPortFirst != want.MasqPortFirst || got.MasqPortCount != want.MasqPortCount ||
 			got.Timeout.timeouts() != want.Timeout {
@@ -344,12 +344,12 @@ func TestMapsAreReadableByBpftool(t *testing.T) {
 // count gives each counter a value that no other has, on every CPU.
 func count(t *testing.T, datapath *loader.Datapath) {
 	t.Helper()
-	for reason := range uint32(bpf.DatapathReasonREASON_MAX) {
-		perCPU := make([]bpf.DatapathCounter, ebpf.MustPossibleCPU())
+	for reason := range uint32(bpf.ReasonMax) {
+		perCPU := make([]bpf.DropCount, ebpf.MustPossibleCPU())
 		for cpu := range perCPU {
-			perCPU[cpu] = bpf.DatapathCounter{Packets: uint64(reason + 1), Bytes: uint64(100*reason) + uint64(cpu)}
+			perCPU[cpu] = bpf.DropCount{Packets: uint64(reason + 1), Bytes: uint64(100*reason) + uint64(cpu)}
 		}
-		if err := datapath.Counters.Put(reason, perCPU); err != nil {
+		if err := datapath.DropTotals.Put(reason, perCPU); err != nil {
 			t.Fatal(err)
 		}
 	}

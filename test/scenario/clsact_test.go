@@ -17,14 +17,14 @@ import (
 )
 
 func usesTCX(datapath *loader.Datapath) bool {
-	return bpf.DatapathAttach(datapath.Config.Attach) == bpf.DatapathAttachATTACH_TCX
+	return bpf.Attach(datapath.Config.Attach) == bpf.AttachTCX
 }
 
 // loadForClsact loads the datapath as it is on a kernel without tcx, for the plugin to find.
 func (n *network) loadForClsact(t *testing.T) {
 	t.Helper()
 	err := n.node().Do(func() error {
-		datapath, err := loader.Open(testenv.Context(t), loader.Options{Attach: bpf.DatapathAttachATTACH_CLSACT})
+		datapath, err := loader.Open(testenv.Context(t), loader.Options{Attach: bpf.AttachClsact})
 		if err == nil {
 			datapath.Close()
 		}

@@ -92,11 +92,11 @@ func TestCheckSeesExemptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.withDatapath(t, func(datapath *loader.Datapath) {
-		var key bpf.DatapathPrefixKey
-		if err := datapath.Exempts.NextKey(nil, &key); err != nil {
+		var key bpf.PrefixKey
+		if err := datapath.NonmasqCidrs.NextKey(nil, &key); err != nil {
 			t.Fatal(err)
 		}
-		if err := datapath.Exempts.Delete(&key); err != nil {
+		if err := datapath.NonmasqCidrs.Delete(&key); err != nil {
 			t.Fatal(err)
 		}
 	})

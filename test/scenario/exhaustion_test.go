@@ -26,7 +26,7 @@ func (n *network) fewPorts(t *testing.T) {
 func (n *network) refusedFlows(t *testing.T) (packets uint64) {
 	t.Helper()
 	n.withDatapath(t, func(datapath *loader.Datapath) {
-		packets = must(maps.Counters(datapath))[bpf.DatapathReasonREASON_NO_PORT].Packets
+		packets = must(maps.DropTotals(datapath))[bpf.ReasonNoPort].Packets
 	})
 	return packets
 }

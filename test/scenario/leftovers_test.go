@@ -20,7 +20,7 @@ const reservations = "/var/lib/cni/networks"
 // allowedPins are those of a loaded datapath without pods, below the directory of its
 // network namespace.
 var allowedPins = regexp.MustCompile(`^(maps(/(endpoints|devices|drops|sources|exempts|ports|flows|established|tried|offload_(tcp|udp)|ways|fragments|held_fragments|claims|holding|packets|uplinks|counters|config))?|` +
-	`progs(/[0-9a-f]{16}(/((from|to)_container|from_host|(from|to)_uplink(_l3)?))?)?|links(/uplink-[0-9]+-(from|to)_uplink)?)$`)
+	`progs(/[0-9a-f]{16}(/((from|to)_container|to_loopback|(from|to)_uplink(_l3)?))?)?|links(/uplink-[0-9]+-(from|to)_uplink)?)$`)
 
 // checkNothingLeft looks for whatever pods that are gone may have left on the node.
 func (n *network) checkNothingLeft(t *testing.T) {
@@ -88,7 +88,7 @@ func checkEntries(t *testing.T, datapath *loader.Datapath) {
 	for _, endpoint := range endpoints {
 		t.Errorf("left behind: endpoint %s", endpoint)
 	}
-	ports, err := maps.Ports(datapath)
+	ports, err := maps.HostPorts(datapath)
 	if err != nil {
 		t.Error(err)
 	}

@@ -22,7 +22,7 @@ import (
 // is told otherwise.
 
 // loseFlows empties a map of flows, and says how many it had.
-func loseFlows(m *ebpf.Map) (lost int, err error) { return loseAll[bpf.DatapathFlowKey](m) }
+func loseFlows(m *ebpf.Map) (lost int, err error) { return loseAll[bpf.FlowKey](m) }
 
 func loseAll[K any](m *ebpf.Map) (lost int, err error) {
 	for {
@@ -88,7 +88,7 @@ func TestFlowsAreLostWhileQuiet(t *testing.T) {
 				if lost, err := loseFlows(datapath.Flows); err != nil || lost < len(clients) {
 					t.Errorf("lost %d flows of %d connections: %v", lost, len(clients), err)
 				}
-				if _, err := loseAll[bpf.DatapathWayKey](datapath.Ways); err != nil {
+				if _, err := loseAll[bpf.FwdKey](datapath.FwdCache); err != nil {
 					t.Error(err)
 				}
 			})
@@ -175,20 +175,20 @@ func connectPair(t *testing.T, p path) (client, server net.Conn) {
 func serverSpeaksFirst(t *testing.T, n *network, client, server net.Conn) {
 	t.Helper()
 	n.withDatapath(t, func(datapath *loader.Datapath) {
-		before := must(maps.Counters(datapath))[bpf.DatapathReasonREASON_NO_FLOW].Packets
-		for _, m := range []*ebpf.Map{datapath.Established, datapath.Flows} {
+		before := must(maps.DropTotals(datapath))[bpf.ReasonNoFlow].Packets
+		for _, m := range []*ebpf.Map{datapath.FlowsBackup, datapath.Flows} {
 			if _, err := loseFlows(m); err != nil {
 				t.Error(err)
 			}
 		}
-		if _, err := loseAll[bpf.DatapathWayKey](datapath.Ways); err != nil {
+		if _, err := loseAll[bpf.FwdKey](datapath.FwdCache); err != nil {
 			t.Error(err)
 		}
 		if _, err := server.Write([]byte("x")); err != nil {
 			t.Fatalf("the server speaks: %v", err)
 		}
 		testenv.Eventually(t, "the server's word to arrive, or to be kept from a refusal", func() error {
-			after := must(maps.Counters(datapath))[bpf.DatapathReasonREASON_NO_FLOW].Packets
+			after := must(maps.DropTotals(datapath))[bpf.ReasonNoFlow].Packets
 			flows := must(maps.Flows(datapath))
 			if after == before && len(flows) == 0 {
 				return errors.New("neither yet")
@@ -245,7 +245,7 @@ func (n *network) keepLosingFlows(t *testing.T) *atomic.Int64 {
 			for ctx.Err() == nil {
 				lost, err := loseFlows(datapath.Flows)
 				if err == nil { // packets that go the short way bring nothing back
-					_, err = loseAll[bpf.DatapathWayKey](datapath.Ways)
+					_, err = loseAll[bpf.FwdKey](datapath.FwdCache)
 				}
 				if err != nil {
 					t.Error(err)

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	byPolicy = maps.Reason(bpf.DatapathReasonREASON_POLICY)
-	byClient = maps.Reason(bpf.DatapathReasonREASON_CLIENT)
+	byPolicy = maps.Reason(bpf.ReasonPolicy)
+	byClient = maps.Reason(bpf.ReasonSrcRange)
 )
 
 // refused asks, and wants no answer, but a drop counted of the pod for the reason.

@@ -237,7 +237,7 @@ func TestAntiSpoofWithoutAddresses(t *testing.T) {
 	bare.wantPassing(t, pod, s.Legal())
 	var named []testenv.Frame
 	for _, frame := range s.Hostile() {
-		if frame.Name == "another container's IPv4 address" || frame.Name == "another container's IPv6 address" || frame.Reason == bpf.DatapathReasonREASON_MAC {
+		if frame.Name == "another container's IPv4 address" || frame.Name == "another container's IPv6 address" || frame.Reason == bpf.ReasonMAC {
 			named = append(named, frame)
 		}
 	}

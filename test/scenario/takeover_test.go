@@ -197,7 +197,7 @@ func TestAddressIsTakenOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.withDatapath(t, func(datapath *loader.Datapath) {
-		for _, flow := range append(must(maps.Flows(datapath)), must(maps.Established(datapath))...) {
+		for _, flow := range append(must(maps.Flows(datapath)), must(maps.FlowsBackup(datapath))...) {
 			t.Errorf("left behind by GC: %s", flow)
 		}
 	})

@@ -288,7 +288,7 @@ func (k *talk) stop() {
 func (n *network) drops(t *testing.T) (packets uint64) {
 	t.Helper()
 	n.withDatapath(t, func(datapath *loader.Datapath) {
-		for _, counter := range must(maps.Counters(datapath)) {
+		for _, counter := range must(maps.DropTotals(datapath)) {
 			packets += counter.Packets
 		}
 	})

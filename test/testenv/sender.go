@@ -24,7 +24,7 @@ type Frame struct {
 	Name  string
 	Bytes []byte
 	// Reason is why it must not pass; it means nothing in a legal frame.
-	Reason bpf.DatapathReason
+	Reason bpf.Reason
 }
 
 // Addresses that many containers and hosts have.
@@ -57,10 +57,10 @@ func LinkLocalOf(m MAC) netip.Addr {
 // Hostile are frames that a container has no right to send.
 func (s Sender) Hostile() []Frame {
 	const (
-		mac, address, gateway = bpf.DatapathReasonREASON_MAC, bpf.DatapathReasonREASON_ADDRESS, bpf.DatapathReasonREASON_GATEWAY
-		arp, neighbor         = bpf.DatapathReasonREASON_ARP, bpf.DatapathReasonREASON_NEIGHBOR
-		router, dhcp, headers = bpf.DatapathReasonREASON_ROUTER, bpf.DatapathReasonREASON_DHCP_SERVER, bpf.DatapathReasonREASON_HEADERS
-		truncated             = bpf.DatapathReasonREASON_TRUNCATED
+		mac, address, gateway = bpf.ReasonMAC, bpf.ReasonAddress, bpf.ReasonGateway
+		arp, neighbor         = bpf.ReasonARP, bpf.ReasonNeighbor
+		router, dhcp, headers = bpf.ReasonRouter, bpf.ReasonDHCPServer, bpf.ReasonHeaders
+		truncated             = bpf.ReasonTruncated
 	)
 	foreign := MAC{2, 0, 0, 0, 0, 0x66}
 	mapped := netip.AddrFrom16(s.Addr4.As16())
@@ -196,7 +196,7 @@ func (s Sender) Legal() []Frame {
 
 // SomeLinkLocal are frames in the name of a link-local address that is not of the sender's MAC.
 func (s Sender) SomeLinkLocal() []Frame {
-	const address, neighbor = bpf.DatapathReasonREASON_ADDRESS, bpf.DatapathReasonREASON_NEIGHBOR
+	const address, neighbor = bpf.ReasonAddress, bpf.ReasonNeighbor
 	return []Frame{
 		{"ping", s.ping(someLinkLocal, hostLinkLocal), address},
 		{"neighbour solicitation", s.neighbor(icmp6NeighborAsk, someLinkLocal, allNodes, hostLinkLocal), address},

@@ -9,7 +9,7 @@ import (
 )
 
 const printed = `=== RUN   TestLoad
-    load_test.go:46: program from_host        48035 instructions verified, 416 bytes of stack
+    load_test.go:46: program to_loopback        48035 instructions verified, 416 bytes of stack
     load_test.go:46: program to_uplink       126078 instructions verified, 384 bytes of stack
 --- PASS: TestLoad (6.28s)
 === RUN   TestSpec

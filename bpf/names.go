@@ -1,0 +1,139 @@
+package bpf
+
+// The generated code under the names that Go code uses: without the prefix, and
+// without the C enum's name said twice.
+
+// Keys and values of the maps, and the configuration (abi.h).
+type (
+	Addr          = DatapathAddr
+	Attach        = DatapathAttach
+	Device        = DatapathDevice
+	DeviceFlags   = DatapathDeviceFlags
+	DropCount     = DatapathDropCount
+	DropKey       = DatapathDropKey
+	Endpoint      = DatapathEndpoint
+	EndpointFlags = DatapathEndpointFlags
+	FastPath      = DatapathFastPath
+	Flow          = DatapathFlow
+	FlowKey       = DatapathFlowKey
+	FlowKind      = DatapathFlowKind
+	FlowState     = DatapathFlowState
+	FragQueueKey  = DatapathFragQueueKey
+	Fragment      = DatapathFragment
+	FragmentKey   = DatapathFragmentKey
+	FwdEntry      = DatapathFwdEntry
+	FwdKey        = DatapathFwdKey
+	HostConfig    = DatapathHostConfig
+	HostPort      = DatapathHostPort
+	HostPortDir   = DatapathHostPortDir
+	HostPortKey   = DatapathHostPortKey
+	MasqProbes    = DatapathMasqProbes
+	Offload       = DatapathOffload
+	OffloadKey    = DatapathOffloadKey
+	OffloadState  = DatapathOffloadState
+	Packet        = DatapathPacket
+	Policy        = DatapathPolicy
+	PrefixKey     = DatapathPrefixKey
+	QueuedFrag    = DatapathQueuedFrag
+	Reason        = DatapathReason
+	Timeouts      = DatapathTimeouts
+	Uplink        = DatapathUplink
+	Maps          = DatapathMaps
+	MapSpecs      = DatapathMapSpecs
+)
+
+// Constants of abi.h.
+const (
+	AttachTCX    = DatapathAttachATTACH_TCX
+	AttachClsact = DatapathAttachATTACH_CLSACT
+
+	DeviceAntiSpoof  = DatapathDeviceFlagsDEVICE_ANTI_SPOOF
+	DeviceBridged    = DatapathDeviceFlagsDEVICE_BRIDGED
+	DeviceAnyAddress = DatapathDeviceFlagsDEVICE_ANY_ADDRESS
+	DeviceShaped     = DatapathDeviceFlagsDEVICE_SHAPED
+
+	EndpointMasq = DatapathEndpointFlagsENDPOINT_MASQ
+
+	FastPathNever       = DatapathFastPathFAST_PATH_NEVER
+	FastPathEstablished = DatapathFastPathFAST_PATH_ESTABLISHED
+	FastPathAlways      = DatapathFastPathFAST_PATH_ALWAYS
+
+	FlowSNAT   = DatapathFlowKindFLOW_SNAT
+	FlowDNAT   = DatapathFlowKindFLOW_DNAT
+	FlowEgress = DatapathFlowKindFLOW_EGRESS
+
+	FlowReplied  = DatapathFlowStateFLOW_REPLIED
+	FlowFIN      = DatapathFlowStateFLOW_FIN
+	FlowFINReply = DatapathFlowStateFLOW_FIN_REPLY
+	FlowRST      = DatapathFlowStateFLOW_RST
+
+	HostPortForward = DatapathHostPortDirHOST_PORT_FORWARD
+	HostPortReverse = DatapathHostPortDirHOST_PORT_REVERSE
+
+	OffloadDelivered = DatapathOffloadStateOFFLOAD_DELIVERED
+	OffloadSYN       = DatapathOffloadStateOFFLOAD_SYN
+	OffloadFIN       = DatapathOffloadStateOFFLOAD_FIN
+	OffloadFINACK    = DatapathOffloadStateOFFLOAD_FIN_ACK
+
+	PolicyOpen        = DatapathPolicyPOLICY_OPEN
+	PolicySameNetwork = DatapathPolicyPOLICY_SAME_NETWORK
+	PolicyIsolated    = DatapathPolicyPOLICY_ISOLATED
+
+	ReasonNoSource   = DatapathReasonREASON_NO_SOURCE
+	ReasonNoPort     = DatapathReasonREASON_NO_PORT
+	ReasonFragment   = DatapathReasonREASON_FRAGMENT
+	ReasonProtocol   = DatapathReasonREASON_PROTOCOL
+	ReasonTruncated  = DatapathReasonREASON_TRUNCATED
+	ReasonRewrite    = DatapathReasonREASON_REWRITE
+	ReasonNoFlow     = DatapathReasonREASON_NO_FLOW
+	ReasonMAC        = DatapathReasonREASON_MAC
+	ReasonAddress    = DatapathReasonREASON_ADDRESS
+	ReasonGateway    = DatapathReasonREASON_GATEWAY
+	ReasonARP        = DatapathReasonREASON_ARP
+	ReasonNeighbor   = DatapathReasonREASON_NEIGHBOR
+	ReasonRouter     = DatapathReasonREASON_ROUTER
+	ReasonDHCPServer = DatapathReasonREASON_DHCP_SERVER
+	ReasonHeaders    = DatapathReasonREASON_HEADERS
+	ReasonPolicy     = DatapathReasonREASON_POLICY
+	ReasonSrcRange   = DatapathReasonREASON_SRC_RANGE
+	ReasonMax        = DatapathReasonREASON_MAX
+)
+
+// Names of the maps (maps.h).
+const (
+	MapDevices       = DatapathMapDevices
+	MapDropTotals    = DatapathMapDropTotals
+	MapDrops         = DatapathMapDrops
+	MapEndpoints     = DatapathMapEndpoints
+	MapFlows         = DatapathMapFlows
+	MapFlowsBackup   = DatapathMapFlowsBackup
+	MapFragQueue     = DatapathMapFragQueue
+	MapFragScratch   = DatapathMapFragScratch
+	MapFragments     = DatapathMapFragments
+	MapFwdCache      = DatapathMapFwdCache
+	MapHostPorts     = DatapathMapHostPorts
+	MapMasqProbes    = DatapathMapMasqProbes
+	MapMasqScratch   = DatapathMapMasqScratch
+	MapNonMasqCIDRs  = DatapathMapNonmasqCidrs
+	MapOffloadTCP    = DatapathMapOffloadTcp
+	MapOffloadUDP    = DatapathMapOffloadUdp
+	MapPktScratch    = DatapathMapPktScratch
+	MapPortSrcRanges = DatapathMapPortSrcRanges
+	MapUplinks       = DatapathMapUplinks
+)
+
+// Names of the programs (datapath.c).
+const (
+	ProgFromContainer = DatapathProgFromContainer
+	ProgFromUplink    = DatapathProgFromUplink
+	ProgFromUplinkL3  = DatapathProgFromUplinkL3
+	ProgToContainer   = DatapathProgToContainer
+	ProgToLoopback    = DatapathProgToLoopback
+	ProgToUplink      = DatapathProgToUplink
+	ProgToUplinkL3    = DatapathProgToUplinkL3
+)
+
+// Names of the variables (maps.h).
+const (
+	VarConfig = DatapathVarConfig
+)

@@ -1,0 +1,138 @@
+package maps
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+)
+
+// HostPort is a port of the host that is forwarded to a container.
+type HostPort struct {
+	HostAddr      netip.Addr // 0.0.0.0 and :: are any address of their family
+	HostPort      uint16
+	Protocol      Protocol // TCP or UDP
+	ContainerAddr netip.Addr
+	ContainerPort uint16
+	SrcRanges     PrefixSet // clients that may use it; 0: everyone
+	Owner         loader.Owner
+	Network       Network
+}
+
+// String is for people.
+func (p HostPort) String() string {
+	return fmt.Sprintf("%s %s forwards to %s", p.Protocol, p.hostSide(), netip.AddrPortFrom(p.ContainerAddr, p.ContainerPort))
+}
+
+func (p HostPort) hostSide() netip.AddrPort {
+	return netip.AddrPortFrom(p.HostAddr, p.HostPort)
+}
+
+// HostPortTakenError says that another attachment has a host port. It wraps ErrTaken.
+type HostPortTakenError struct {
+	Wanted HostPort
+	Holder HostPort
+}
+
+func (e *HostPortTakenError) Error() string {
+	return fmt.Sprintf("host port %s/%s is taken by the container at %s", e.Wanted.hostSide(), e.Wanted.Protocol, e.Holder.ContainerAddr)
+}
+
+// Unwrap returns ErrTaken.
+func (e *HostPortTakenError) Unwrap() error { return ErrTaken }
+
+// AddHostPort creates the entry of a host port. Where another attachment has it,
+// the error is a *HostPortTakenError.
+func (s *Store) AddHostPort(p HostPort) error {
+	key := hostPortKey(p)
+	value := bpf.HostPort{
+		Owner:       uint64(p.Owner),
+		TargetAddr:  wireAddr(p.ContainerAddr),
+		Network:     uint32(p.Network),
+		TargetPort:  p.ContainerPort,
+		SrcRangeSet: uint32(p.SrcRanges),
+	}
+	err := create(s.dp.HostPorts, &key, &value)
+	if err == nil {
+		return s.addReverse(p)
+	}
+	if holder, found, _ := GetHostPort(s.dp, p); errors.Is(err, ErrTaken) && found {
+		return &HostPortTakenError{Wanted: p, Holder: holder}
+	}
+	return fmt.Errorf("create host port %s/%s: %w", p.hostSide(), p.Protocol, err)
+}
+
+// addReverse creates the entry that leads from the container's port to the
+// host's. Of several host ports for one port of a container the first has it.
+func (s *Store) addReverse(p HostPort) error {
+	key := bpf.HostPortKey{
+		Addr:     wireAddr(p.ContainerAddr),
+		Port:     p.ContainerPort,
+		Protocol: uint8(p.Protocol),
+		Dir:      bpf.HostPortReverse,
+	}
+	value := bpf.HostPort{
+		Owner:      uint64(p.Owner),
+		TargetAddr: wireAddr(p.HostAddr),
+		Network:    uint32(p.Network),
+		TargetPort: p.HostPort,
+	}
+	if err := create(s.dp.HostPorts, &key, &value); err != nil && !errors.Is(err, ErrTaken) {
+		return fmt.Errorf("create the way back of host port %s/%s: %w", p.hostSide(), p.Protocol, err)
+	}
+	return nil
+}
+
+// GetHostPort returns the entry with p's host address, port and protocol, and
+// whether there is one.
+func GetHostPort(dp *loader.Datapath, p HostPort) (HostPort, bool, error) {
+	key := hostPortKey(p)
+	var value bpf.HostPort
+	err := dp.HostPorts.Lookup(&key, &value)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return HostPort{}, false, nil
+	}
+	if err != nil {
+		return HostPort{}, false, fmt.Errorf("look up host port %s/%s: %w", p.hostSide(), p.Protocol, err)
+	}
+	return hostPortOf(key, value), true, nil
+}
+
+// HostPorts lists all host ports, in no order.
+func HostPorts(dp *loader.Datapath) ([]HostPort, error) {
+	var list []HostPort
+	for entry, err := range entries[bpf.HostPortKey, bpf.HostPort](dp.HostPorts) {
+		if err != nil {
+			return nil, err
+		}
+		if entry.key.Dir == bpf.HostPortForward {
+			list = append(list, hostPortOf(entry.key, entry.value))
+		}
+	}
+	return list, nil
+}
+
+func hostPortKey(p HostPort) bpf.HostPortKey {
+	return bpf.HostPortKey{
+		Addr:     wireAddr(p.HostAddr),
+		Port:     p.HostPort,
+		Protocol: uint8(p.Protocol),
+	}
+}
+
+func hostPortOf(key bpf.HostPortKey, value bpf.HostPort) HostPort {
+	return HostPort{
+		HostAddr:      addrOf(key.Addr),
+		HostPort:      key.Port,
+		Protocol:      Protocol(key.Protocol),
+		ContainerAddr: addrOf(value.TargetAddr),
+		ContainerPort: value.TargetPort,
+		SrcRanges:     PrefixSet(value.SrcRangeSet),
+		Owner:         loader.Owner(value.Owner),
+		Network:       Network(value.Network),
+	}
+}
