@@ -19,7 +19,7 @@ const reservations = "/var/lib/cni/networks"
 
 // allowedPins are those of a loaded datapath without pods, below the directory of its
 // network namespace.
-var allowedPins = regexp.MustCompile(`^(maps(/(endpoints|devices|drops|sources|exempts|ports|flows|established|tried|offload_(tcp|udp)|ways|fragments|held_fragments|claims|holding|packets|uplinks|counters|config))?|` +
+var allowedPins = regexp.MustCompile(`^(maps(/(config|devices|drop_totals|drops|endpoints|flows|flows_backup|frag_queue|frag_scratch|fragments|fwd_cache|host_ports|masq_probes|masq_scratch|nonmasq_cidrs|offload_(tcp|udp)|pkt_scratch|port_src_ranges|uplinks))?|` +
 	`progs(/[0-9a-f]{16}(/((from|to)_container|to_loopback|(from|to)_uplink(_l3)?))?)?|links(/uplink-[0-9]+-(from|to)_uplink)?)$`)
 
 // checkNothingLeft looks for whatever pods that are gone may have left on the node.
