@@ -176,9 +176,9 @@ func TestCheckChained(t *testing.T) {
 	}
 }
 
-// TestREADME holds plugin/README.md to name each key.
+// TestREADME holds README to say something of each key.
 func TestREADME(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
+	readme, err := os.ReadFile("../README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
