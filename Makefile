@@ -39,7 +39,7 @@ install: build ## install the plugins into PREFIX (/opt/cni/bin), ebpfnetctl int
 .PHONY: demo
 demo: build ## see it work, in namespaces of its own (root)
 	@cd test && $(GO) build -trimpath -o ../bin/demo ./demo
-	@bin/demo
+	@EBPFNET_BIN_DIR=$(CURDIR)/bin bin/demo cmd/ebpfnet/example.conflist
 
 .PHONY: test
 test: deps lint check-generated unit system fuzz-short ## everything on this kernel (root, Debian 12; installs what it lacks)

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -44,7 +42,7 @@ func newRun(m *testenv.Machine, opts options) *run {
 	}
 	r.result = &result{
 		Date: time.Now().UTC().Truncate(time.Second), Command: "make " + r.form.name,
-		Kernel: kernelRelease(), CPU: cpuModel(), CPUs: cpuCount(),
+		Kernel: testenv.KernelRelease(), CPU: cpuModel(), CPUs: cpuCount(),
 		Rounds: r.form.rounds, SliceMS: r.form.slice.Milliseconds(),
 	}
 	return r
@@ -122,14 +120,6 @@ func (r *run) collect() {
 			}
 		}
 	}
-}
-
-func kernelRelease() string {
-	var name unix.Utsname
-	if unix.Uname(&name) != nil {
-		return "unknown"
-	}
-	return unix.ByteSliceToString(name.Release[:])
 }
 
 // cpuModel is what the kernel calls the CPU, where it has a name for it.

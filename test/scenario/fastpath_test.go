@@ -125,7 +125,7 @@ func (n *network) isStopped(t *testing.T, from *testenv.Namespace, protocol stri
 	client, err := testenv.NewClient(ctx, from, protocol, local, to)
 	if err == nil {
 		defer client.Close()
-		var answer testenv.Answer
+		var answer testenv.Reply
 		if answer, err = client.Ask(ctx, "hello"); err == nil {
 			t.Errorf("a rule against forwarding let %s ask %s by %s, seen as %s", from.Name, to, protocol, answer.Peer)
 		}

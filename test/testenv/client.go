@@ -52,33 +52,33 @@ func (c *Client) Reset() error {
 // Close closes the socket.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Ask sends a payload, which must not hold a newline, once, and waits for the answer until ctx
-// is done. Answers to earlier questions are skipped. An ICMP error that reaches a
+// Ask sends a payload, which must not hold a newline, once, and waits for the reply until ctx
+// is done. Replies to earlier requests are skipped. An ICMP error that reaches a
 // UDP socket is an error here, such as ECONNREFUSED.
-func (c *Client) Ask(ctx context.Context, payload string) (Answer, error) {
+func (c *Client) Ask(ctx context.Context, payload string) (Reply, error) {
 	defer abortOn(ctx, c.conn)()
 	c.number++
 	number := strconv.Itoa(c.number)
 	if _, err := io.WriteString(c.conn, number+" "+payload+"\n"); err != nil {
-		return Answer{}, contextError(ctx, err)
+		return Reply{}, contextError(ctx, err)
 	}
 	for {
 		text, err := c.read()
 		if err != nil {
-			return Answer{}, contextError(ctx, err)
+			return Reply{}, contextError(ctx, err)
 		}
-		got, answer, err := parseAnswer(strings.TrimSuffix(text, "\n"))
+		got, reply, err := parseReply(strings.TrimSuffix(text, "\n"))
 		if err != nil {
-			return Answer{}, err
+			return Reply{}, err
 		}
 		if got != number {
 			continue
 		}
-		if answer.Payload != payload {
-			return Answer{}, fmt.Errorf("server %s sent back another payload: %d bytes for %d",
-				answer.Server, len(answer.Payload), len(payload))
+		if reply.Payload != payload {
+			return Reply{}, fmt.Errorf("server %s sent back another payload: %d bytes for %d",
+				reply.Server, len(reply.Payload), len(payload))
 		}
-		return answer, nil
+		return reply, nil
 	}
 }
 
@@ -92,10 +92,10 @@ func (c *Client) read() (string, error) {
 }
 
 // Ask asks an echo server once, over a socket of its own.
-func Ask(ctx context.Context, ns *Namespace, network string, remote netip.AddrPort, payload string) (Answer, error) {
+func Ask(ctx context.Context, ns *Namespace, network string, remote netip.AddrPort, payload string) (Reply, error) {
 	c, err := NewClient(ctx, ns, network, netip.AddrPort{}, remote)
 	if err != nil {
-		return Answer{}, err
+		return Reply{}, err
 	}
 	defer c.Close()
 	return c.Ask(ctx, payload)

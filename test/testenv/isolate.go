@@ -67,7 +67,7 @@ func fatal(err error) {
 // reexec runs this program again, isolated, and returns its exit code.
 func reexec() (int, error) {
 	if os.Geteuid() != 0 {
-		return 0, errors.New("root is needed for network and mount namespaces: run this with sudo")
+		return 0, errors.New("network and mount namespaces need root: run this with sudo")
 	}
 
 	// Before the start, so that no signal finds the child without its parent.
@@ -83,7 +83,7 @@ func reexec() (int, error) {
 		Pdeathsig:  unix.SIGKILL,
 	}
 	if err := cmd.Start(); err != nil {
-		return 0, fmt.Errorf("start isolated process (CAP_SYS_ADMIN and namespace support are needed): %w", err)
+		return 0, fmt.Errorf("start a process in its own namespaces, which needs CAP_SYS_ADMIN (in a container: --privileged): %w", err)
 	}
 	go func() {
 		for sig := range signals {

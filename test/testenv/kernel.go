@@ -32,14 +32,17 @@ type Feature struct {
 	Probe func() error
 }
 
-// KernelVersion returns the version of the running kernel.
-func KernelVersion() (Version, error) {
+// KernelRelease returns what `uname -r` prints, such as 6.1.0-56-amd64.
+func KernelRelease() string {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
-		return Version{}, fmt.Errorf("uname: %w", err)
+		panic(err) // uname(2) fails for a bad pointer only
 	}
-	return parseVersion(unix.ByteSliceToString(name.Release[:]))
+	return unix.ByteSliceToString(name.Release[:])
 }
+
+// KernelVersion returns the version of the running kernel.
+func KernelVersion() (Version, error) { return parseVersion(KernelRelease()) }
 
 func parseVersion(release string) (v Version, err error) {
 	if _, err := fmt.Sscanf(release, "%d.%d", &v.Major, &v.Minor); err != nil {
@@ -80,12 +83,7 @@ func (f Feature) mustBeIn(v Version) bool {
 
 // moduleListed looks for a module, loaded or not, or built in. A kernel without lists has none.
 func moduleListed(name string) bool {
-	var utsname unix.Utsname
-	if unix.Uname(&utsname) != nil {
-		return false
-	}
-	dir := filepath.Join("/lib/modules", unix.ByteSliceToString(utsname.Release[:]))
-	return listsModule(dir, name)
+	return listsModule(filepath.Join("/lib/modules", KernelRelease()), name)
 }
 
 func listsModule(dir, name string) bool {

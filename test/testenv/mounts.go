@@ -43,7 +43,7 @@ func setup() error {
 		return fmt.Errorf("find lo: %w", err)
 	}
 	if err := netlink.LinkSetUp(lo); err != nil {
-		return fmt.Errorf("set lo up: %w", err)
+		return fmt.Errorf("set lo up, which needs CAP_NET_ADMIN (in a container: --privileged): %w", err)
 	}
 	return nil
 }

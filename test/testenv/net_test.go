@@ -158,10 +158,10 @@ func TestTraffic(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, payload := range []string{"", "a b", strings.Repeat("x", 40000)} {
-				answer, err := client.Ask(ctx, payload)
-				want := Answer{Peer: netip.AddrPortFrom(node, 4321), Server: top.Outside.Name, Payload: payload}
-				if err != nil || answer != want {
-					t.Errorf("%s client got %v, %v", network, answer, err)
+				reply, err := client.Ask(ctx, payload)
+				want := Reply{Peer: netip.AddrPortFrom(node, 4321), Server: top.Outside.Name, Payload: payload}
+				if err != nil || reply != want {
+					t.Errorf("%s client got %v, %v", network, reply, err)
 				}
 			}
 			if client.Local() != netip.AddrPortFrom(node, 4321) {
@@ -214,12 +214,12 @@ func TestUDPClientOutlivesLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	ServeUDP(t, top.Outside, addr)
-	Eventually(t, "an answer", func() error {
+	Eventually(t, "a reply", func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		answer, err := client.Ask(ctx, "found")
-		if err == nil && answer.Peer.Port() != client.Local().Port() {
-			t.Errorf("answer %v for %s", answer, client.Local())
+		reply, err := client.Ask(ctx, "found")
+		if err == nil && reply.Peer.Port() != client.Local().Port() {
+			t.Errorf("reply %v for %s", reply, client.Local())
 		}
 		return err
 	})
