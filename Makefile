@@ -70,11 +70,11 @@ test-kernels-quick: kernel-binaries ## a choice of it on the oldest and the newe
 	bin/matrix -bin bin -jobs 2 -quick $(KERNEL)
 
 .PHONY: bench
-bench: bench-binaries ## compare it with a bare veth, plain routing, bridge and ptp with portmap, on a quiet machine; fills README's figures (root)
-	EBPFNET_BIN_DIR=$(CURDIR)/bin bin/bench -json test/bench/bench.json -svg test/bench/bench.svg -readme README.md
+bench: bench-binaries ## compare it with a bare veth, plain routing and the reference plugins on a quiet machine; writes test/bench/README.md (root)
+	EBPFNET_BIN_DIR=$(CURDIR)/bin bin/bench -json bin/bench.json -svg test/bench/bench.svg -readme test/bench/README.md
 
 .PHONY: bench-quick
-bench-quick: bench-binaries ## a choice of it in two minutes; figures and bin/bench.svg
+bench-quick: bench-binaries ## a selection in two minutes; writes bin/bench.svg (root)
 	EBPFNET_BIN_DIR=$(CURDIR)/bin bin/bench -quick -json bin/bench.json -svg bin/bench.svg
 
 .PHONY: bench-binaries

@@ -6,11 +6,11 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// path is a way that traffic takes.
+// path is a pair of ends: who sends to whom.
 type path struct {
 	name  string
 	title string
-	// ends returns false where the variant has no such way.
+	// ends returns false if the variant has no such path.
 	ends func(*setup, family) (ends, bool)
 }
 
@@ -20,7 +20,7 @@ var paths = []path{
 	{"outside-port", "outside → host port", outsideToPort},
 }
 
-func titleOfPath(name string) string {
+func pathTitle(name string) string {
 	for _, p := range paths {
 		if p.name == name {
 			return p.title
@@ -29,7 +29,7 @@ func titleOfPath(name string) string {
 	return name
 }
 
-// family names the same addresses in IPv4 and in IPv6.
+// family has the addresses of one IP version.
 type family struct {
 	name          string
 	node, outside netip.Addr
@@ -42,7 +42,7 @@ var families = []family{
 }
 
 func podToPod(s *setup, f family) (ends, bool) {
-	if s.runtime == nil { // the veth that joins the namespaces is all there is
+	if s.runtime == nil { // the two ends of one veth
 		return direct(s.topology.Outside, s.topology.Node, f.node), true
 	}
 	return direct(s.client.Namespace, s.server.Namespace, f.pod(s.server)), true

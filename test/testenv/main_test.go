@@ -183,7 +183,7 @@ func TestIsolateNeedsRoot(t *testing.T) {
 	cmd.Args[len(cmd.Args)-1] = copySelf(t)
 	cmd.Env = append(os.Environ(), roleEnv+"=exit")
 	output, err := cmd.CombinedOutput()
-	if err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(output), "root is needed") {
+	if err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(output), "need root") {
 		t.Errorf("got %v: %s", err, output)
 	}
 }
