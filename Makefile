@@ -14,7 +14,7 @@ KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
 SBIN   ?= /usr/local/sbin
-# For test-kernels and verified: series of test/vm/kernels.txt; none: all of them. JOBS of them at once.
+# For test-kernels and verified: series of test/vm/kernels.txt; empty: all of them. JOBS: how many at once.
 KERNEL ?=
 JOBS   ?= 1
 KERNEL_SUITES := prog scenario conformance
@@ -62,11 +62,11 @@ fuzz-short: ## each fuzz target for FUZZTIME (3s); that of packets needs root
 		(cd $$(dirname $$file) && $(GO) test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) . </dev/null) || exit 1; done
 
 .PHONY: test-kernels
-test-kernels: kernel-binaries ## packet tables, scenarios and verbs on each Linux of test/vm/kernels.txt (KERNEL=5.10: on one) in qemu; fills README's table
-	bin/matrix -bin bin -jobs $(JOBS) -readme README.md $(KERNEL)
+test-kernels: kernel-binaries ## packet tables, scenarios and verbs on the kernels of test/vm/kernels.txt (KERNEL=5.10: one) in qemu; writes test/vm/README.md
+	bin/matrix -bin bin -jobs $(JOBS) -readme test/vm/README.md $(KERNEL)
 
 .PHONY: test-kernels-quick
-test-kernels-quick: kernel-binaries ## a choice of it on the oldest and the newest Linux
+test-kernels-quick: kernel-binaries ## some of it on the oldest and the newest kernel
 	bin/matrix -bin bin -jobs 2 -quick $(KERNEL)
 
 .PHONY: bench
