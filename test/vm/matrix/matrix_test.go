@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -125,6 +126,33 @@ func TestTable(t *testing.T) {
 	write("no table")
 	if err := updateTable(readme, all, "6.1", row{release: "6.1.2"}); err == nil {
 		t.Error("no error for a file without a table")
+	}
+}
+
+// TestSuites wants every name in the patterns to match a test, since a renamed test would be left out silently.
+func TestSuites(t *testing.T) {
+	for _, s := range suites {
+		files, err := filepath.Glob("../../" + s.name + "/*_test.go")
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no tests of %s: %v", s.name, err)
+		}
+		var tests []string
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, match := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllStringSubmatch(string(text), -1) {
+				tests = append(tests, match[1])
+			}
+		}
+		for _, pattern := range []string{s.tests, s.quick} {
+			for name := range strings.SplitSeq(strings.TrimSuffix(strings.TrimPrefix(pattern, "^Test("), ")$"), "|") {
+				if pattern != "." && !slices.ContainsFunc(tests, regexp.MustCompile("^Test"+name+"$").MatchString) {
+					t.Errorf("%s: no test matches %s", s.name, name)
+				}
+			}
+		}
 	}
 }
 
