@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 func TestHistogram(t *testing.T) {
@@ -182,7 +184,7 @@ func example(value float64) *result {
 	}
 	for _, s := range r.Setups[:5] {
 		for _, p := range paths {
-			for _, f := range families {
+			for _, f := range testenv.Families {
 				for _, w := range workloads {
 					rates := []float64{1000, 2000}
 					switch s.Name {
@@ -190,12 +192,12 @@ func example(value float64) *result {
 						rates = []float64{1000 * value, 2000 * value}
 					case "ebpfnet/5000x1000":
 						rates = []float64{990 * value, 1980 * value}
-						if f.name == "IPv6" && w.name == "tcp-rr" && p.name == "pod-outside" {
+						if f.Name == "IPv6" && w.name == "tcp-rr" && p.name == "pod-outside" {
 							rates[1] = 1900 * value
 						}
 					}
 					r.Traffic = append(r.Traffic, trafficResult{
-						Setup: s.Name, Path: p.name, Family: f.name, Workload: w.name, Unit: w.unit, Rates: rates, P50: []float64{1, 1}, P99: []float64{2, 2}})
+						Setup: s.Name, Path: p.name, Family: f.Name, Workload: w.name, Unit: w.unit, Rates: rates, P50: []float64{1, 1}, P99: []float64{2, 2}})
 				}
 			}
 		}
@@ -374,7 +376,7 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-func TestRenewReadme(t *testing.T) {
+func TestUpdateReadme(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "README.md")
 	write := func(text string) {
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {

@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"strings"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // write prints the tables and writes the files that the options name.
@@ -91,11 +93,11 @@ func (r *result) trafficTable(path string) *table {
 	t.add(titles...)
 	against := referenceOf(path)
 	for _, s := range r.present() {
-		for _, f := range families {
-			cells := []string{s.Title, f.name}
+		for _, f := range testenv.Families {
+			cells := []string{s.Title, f.Name}
 			for _, w := range workloads {
-				rates := r.rates(s.Name, path, f.name, w.name)
-				switch all := ratios(rates, r.rates(against, path, f.name, w.name)); {
+				rates := r.rates(s.Name, path, f.Name, w.name)
+				switch all := ratios(rates, r.rates(against, path, f.Name, w.name)); {
 				case s.Name == against:
 					cells = append(cells, "1 = "+amount(quantile(rates, 0.5))+w.unit)
 				case len(all) == 0:
@@ -117,10 +119,10 @@ func (r *result) latencyTable() *table {
 	t.add("", "path", "family", "TCP", "UDP", "connect-request-close")
 	for _, s := range r.present() {
 		for _, p := range paths {
-			for _, f := range families {
-				cells := []string{s.Title, p.title, f.name}
+			for _, f := range testenv.Families {
+				cells := []string{s.Title, p.title, f.Name}
 				for _, workload := range []string{"tcp-rr", "udp-rr", "tcp-crr"} {
-					cells = append(cells, r.latency(s.Name, p.name, f.name, workload))
+					cells = append(cells, r.latency(s.Name, p.name, f.Name, workload))
 				}
 				if cells[3] != "" {
 					t.add(cells...)

@@ -11,7 +11,7 @@ type path struct {
 	name  string
 	title string
 	// ends returns false if the variant has no such path.
-	ends func(*setup, family) (ends, bool)
+	ends func(*setup, testenv.Family) (ends, bool)
 }
 
 var paths = []path{
@@ -29,39 +29,27 @@ func pathTitle(name string) string {
 	return name
 }
 
-// family has the addresses of one IP version.
-type family struct {
-	name          string
-	node, outside netip.Addr
-	pod           func(*testenv.Pod) netip.Addr
-}
-
-var families = []family{
-	{"IPv4", testenv.NodeAddr4, testenv.OutsideAddr4, (*testenv.Pod).Addr4},
-	{"IPv6", testenv.NodeAddr6, testenv.OutsideAddr6, (*testenv.Pod).Addr6},
-}
-
-func podToPod(s *setup, f family) (ends, bool) {
+func podToPod(s *setup, f testenv.Family) (ends, bool) {
 	if s.runtime == nil { // the two ends of one veth
-		return direct(s.topology.Outside, s.topology.Node, f.node), true
+		return direct(s.topology.Outside, s.topology.Node, f.Node), true
 	}
-	return direct(s.client.Namespace, s.server.Namespace, f.pod(s.server)), true
+	return direct(s.client.Namespace, s.server.Namespace, f.Pod(s.server)), true
 }
 
-func podToOutside(s *setup, f family) (ends, bool) {
+func podToOutside(s *setup, f testenv.Family) (ends, bool) {
 	if s.runtime == nil {
 		return ends{}, false
 	}
-	return direct(s.client.Namespace, s.topology.Outside, f.outside), true
+	return direct(s.client.Namespace, s.topology.Outside, f.Outside), true
 }
 
-func outsideToPort(s *setup, f family) (ends, bool) {
+func outsideToPort(s *setup, f testenv.Family) (ends, bool) {
 	if s.runtime == nil {
 		return ends{}, false
 	}
-	e := direct(s.topology.Outside, s.server.Namespace, f.pod(s.server))
+	e := direct(s.topology.Outside, s.server.Namespace, f.Pod(s.server))
 	if !s.routed {
-		e.dial = netip.AddrPortFrom(f.node, hostPort)
+		e.dial = netip.AddrPortFrom(f.Node, hostPort)
 	}
 	return e, true
 }

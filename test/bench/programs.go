@@ -170,7 +170,7 @@ func (s *setup) programCosts(slice time.Duration) ([]programCost, error) {
 				continue
 			}
 			all = append(all, programCost{
-				Setup: s.name(), Program: name, Path: t.path.name, Family: t.family.name, Workload: t.workload.name,
+				Setup: s.name(), Program: name, Path: t.path.name, Family: t.family.Name, Workload: t.workload.name,
 				Nanos: float64(after[name].Runtime-before[name].Runtime) / float64(runs), Runs: runs,
 			})
 		}

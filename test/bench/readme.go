@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"strings"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // The figures are in README.md of this directory between these lines.
@@ -60,8 +62,8 @@ func (r *result) referenceTable() *table {
 	}
 	for _, target := range trafficTargets {
 		row(pathTitle(target.path)+", "+workloadTitle(target.workload), func(reference string) []float64 {
-			return ratios(r.rates(ours, target.path, families[0].name, target.workload),
-				r.rates(reference, target.path, families[0].name, target.workload))
+			return ratios(r.rates(ours, target.path, testenv.IPv4.Name, target.workload),
+				r.rates(reference, target.path, testenv.IPv4.Name, target.workload))
 		})
 	}
 	for _, verb := range verbs {

@@ -11,7 +11,7 @@ import (
 // traffic is a workload on a path of a setup.
 type traffic struct {
 	path     path
-	family   family
+	family   testenv.Family
 	workload workload
 	ends     ends
 }
@@ -19,7 +19,7 @@ type traffic struct {
 func trafficOf(s *setup) []traffic {
 	var all []traffic
 	for _, p := range paths {
-		for _, f := range families {
+		for _, f := range testenv.Families {
 			for _, w := range workloads {
 				if e, ok := p.ends(s, f); ok {
 					all = append(all, traffic{p, f, w, e})
@@ -56,9 +56,9 @@ func (r *run) measure() {
 	for round := range r.plan.rounds {
 		order := rotated(r.setups, round)
 		for _, p := range paths {
-			for _, f := range families {
+			for _, f := range testenv.Families {
 				for _, w := range workloads {
-					r.progress.printf("round %d of %d: %s, %s, %s", round+1, r.plan.rounds, w.title, p.title, f.name)
+					r.progress.printf("round %d of %d: %s, %s, %s", round+1, r.plan.rounds, w.title, p.title, f.Name)
 					for _, s := range order {
 						if e, ok := p.ends(s, f); ok {
 							r.measureTraffic(s, traffic{p, f, w, e})
@@ -84,7 +84,7 @@ func rotated[T any](all []T, by int) []T {
 }
 
 func (r *run) measureTraffic(s *setup, t traffic) {
-	key := trafficKey{s.name(), t.path.name, t.family.name, t.workload.name}
+	key := trafficKey{s.name(), t.path.name, t.family.Name, t.workload.name}
 	into := r.traffic[key]
 	if into == nil {
 		into = &trafficResult{Setup: s.name(), Path: key.path, Family: key.family, Workload: key.workload, Unit: t.workload.unit}

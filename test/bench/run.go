@@ -109,7 +109,7 @@ func (r *run) steps() int {
 func (r *run) collect() {
 	for _, s := range r.setups {
 		for _, t := range trafficOf(s) {
-			r.result.Traffic = append(r.result.Traffic, *r.traffic[trafficKey{s.name(), t.path.name, t.family.name, t.workload.name}])
+			r.result.Traffic = append(r.result.Traffic, *r.traffic[trafficKey{s.name(), t.path.name, t.family.Name, t.workload.name}])
 		}
 	}
 	for _, s := range r.setups {

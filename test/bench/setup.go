@@ -106,7 +106,7 @@ func (s *setup) waitForTraffic() error {
 		if t.workload.name != "tcp-rr" {
 			continue
 		}
-		err := testenv.Wait(ctx, "a reply, "+t.path.title+", "+t.family.name, func() error {
+		err := testenv.Wait(ctx, "a reply, "+t.path.title+", "+t.family.Name, func() error {
 			_, err := t.workload.run(t.ends, time.Millisecond)
 			return err
 		})

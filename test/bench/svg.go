@@ -5,6 +5,8 @@ import (
 	"html"
 	"math"
 	"strings"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // The chart has a row of panels for each path and one for ADD and DEL. A panel has one bar for
@@ -70,9 +72,9 @@ func (r *result) heading() string {
 
 func (r *result) trafficPanel(setups []setupResult, p path, workload string) panel {
 	all := panel{title: workloadTitle(workload), line: 1}
-	against := r.rates(referenceOf(p.name), p.name, families[0].name, workload)
+	against := r.rates(referenceOf(p.name), p.name, testenv.IPv4.Name, workload)
 	for i, s := range setups {
-		if values := ratios(r.rates(s.Name, p.name, families[0].name, workload), against); len(values) > 0 {
+		if values := ratios(r.rates(s.Name, p.name, testenv.IPv4.Name, workload), against); len(values) > 0 {
 			spread := spreadOf(values)
 			all.bars = append(all.bars, bar{colourOf(setups, i), spread, ratio(spread.Median)})
 		}

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // target is a bound for a median ratio.
@@ -67,8 +69,8 @@ func trafficTarget(path, workload, against string, bound float64) target {
 		title: pathTitle(path) + ", " + workloadTitle(workload), against: variantTitle(against), bound: bound,
 		measure: func(r *result, ours setupResult) []measured {
 			var all []measured
-			for _, f := range families {
-				all = appendMeasured(all, f.name, ratios(r.rates(ours.Name, path, f.name, workload), r.rates(against, path, f.name, workload)))
+			for _, f := range testenv.Families {
+				all = appendMeasured(all, f.Name, ratios(r.rates(ours.Name, path, f.Name, workload), r.rates(against, path, f.Name, workload)))
 			}
 			return all
 		},
@@ -95,9 +97,9 @@ func scaleRatios(r *result, ours setupResult, large scale) []measured {
 	var all []measured
 	scaled := scaledName(ours.Variant, large)
 	for _, t := range trafficTargets {
-		for _, f := range families {
-			what := fmt.Sprintf("%s, %s, %s", pathTitle(t.path), workloadTitle(t.workload), f.name)
-			all = appendMeasured(all, what, ratios(r.rates(scaled, t.path, f.name, t.workload), r.rates(ours.Name, t.path, f.name, t.workload)))
+		for _, f := range testenv.Families {
+			what := fmt.Sprintf("%s, %s, %s", pathTitle(t.path), workloadTitle(t.workload), f.Name)
+			all = appendMeasured(all, what, ratios(r.rates(scaled, t.path, f.Name, t.workload), r.rates(ours.Name, t.path, f.Name, t.workload)))
 		}
 	}
 	return all

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -162,7 +161,7 @@ func (d *demo) checkPods() error {
 
 // deletePods looks for leftovers before DEL as well, to show that it would find them.
 func (d *demo) deletePods() error {
-	before, err := d.leftovers()
+	before, err := testenv.Leftovers(d.topology.Node)
 	if err != nil {
 		return err
 	}
@@ -173,14 +172,14 @@ func (d *demo) deletePods() error {
 		}
 	}
 	d.ok("pod-a, pod-b, pod-c", "removed, in %d ms", time.Since(start).Milliseconds())
-	after, err := d.leftovers()
+	after, err := testenv.Leftovers(d.topology.Node)
 	if err != nil {
 		return err
 	}
 	if len(before) == 0 || len(after) > 0 {
-		return fmt.Errorf("after DEL, expected nothing of %d leftovers, found %s", len(before), strings.Join(after, ", "))
+		return fmt.Errorf("after DEL, expected nothing of %d leftovers, found %v", len(before), after)
 	}
-	d.ok("leftovers", "none: the %d devices, map entries, pins and addresses of the pods are gone", len(before))
+	d.ok("leftovers", "none: the pods' %d devices, map entries, addresses and records are gone", len(before))
 	return d.checkPortClosed()
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -36,7 +35,7 @@ func (d *demo) showMaps() error {
 		if _, err := os.Stat(pin); err != nil {
 			return err
 		}
-		d.ok(m.name, "entries: %2d, for example %s", len(entries), entries[0])
+		d.ok(m.name, "entries: %2d, e.g. %s", len(entries), entries[0])
 	}
 	return d.showDrops()
 }
@@ -113,44 +112,4 @@ func (d *demo) checkNoRules() error {
 	}
 	d.ok("rules", "none according to %s", strings.Join(asked, ", "))
 	return nil
-}
-
-// leftovers lists everything that an ADD makes: devices, map entries, pinned links and reserved addresses.
-func (d *demo) leftovers() (left []string, err error) {
-	for _, ns := range []*testenv.Namespace{d.topology.Node, d.pods[0].Namespace, d.pods[1].Namespace, d.pods[2].Namespace} {
-		links, err := ns.Netlink().LinkList()
-		if err != nil {
-			return nil, err
-		}
-		for _, link := range links {
-			if name := link.Attrs().Name; name != "lo" && (ns != d.topology.Node || name != testenv.UplinkName) {
-				left = append(left, "device "+name+" of "+ns.Name)
-			}
-		}
-	}
-	endpoints, err := inWords(maps.Endpoints(d.datapath))
-	if err != nil {
-		return nil, err
-	}
-	ports, err := inWords(maps.HostPorts(d.datapath))
-	if err != nil {
-		return nil, err
-	}
-	left = slices.Concat(left, endpoints, ports)
-	pins, err := filepath.Glob(filepath.Join(d.datapath.Dir(), "links", "*"))
-	if err != nil {
-		return nil, err
-	}
-	for _, pin := range pins {
-		if !strings.HasPrefix(filepath.Base(pin), "uplink-") {
-			left = append(left, pin)
-		}
-	}
-	reservations, err := filepath.Glob("/var/lib/cni/networks/*/*")
-	for _, file := range reservations {
-		if _, err := netip.ParseAddr(filepath.Base(file)); err == nil {
-			left = append(left, file)
-		}
-	}
-	return left, err
 }

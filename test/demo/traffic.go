@@ -12,32 +12,21 @@ import (
 // patience is for one exchange, which takes milliseconds: what takes longer is lost.
 const patience = 3 * time.Second
 
-// family is what the steps need of IPv4 or IPv6.
-type family struct {
-	node, outside, loopback, gateway netip.Addr
-	of                               func(*testenv.Pod) netip.Addr
-}
-
-// families takes the gateways from the result of ADD.
-func (d *demo) families() []family {
-	ip4 := family{node: testenv.NodeAddr4, outside: testenv.OutsideAddr4, of: (*testenv.Pod).Addr4, loopback: netip.MustParseAddr("127.0.0.1")}
-	ip6 := family{node: testenv.NodeAddr6, outside: testenv.OutsideAddr6, of: (*testenv.Pod).Addr6, loopback: netip.IPv6Loopback()}
+// gateway returns the pods' gateway of a family, from the result of ADD.
+func (d *demo) gateway(f testenv.Family) netip.Addr {
 	for _, ip := range d.pods[0].Result.IPs {
-		gateway, _ := netip.AddrFromSlice(ip.Gateway)
-		if gateway = gateway.Unmap(); gateway.Is4() {
-			ip4.gateway = gateway
-		} else {
-			ip6.gateway = gateway
+		if addr, _ := netip.AddrFromSlice(ip.Gateway); addr.Unmap().Is4() == f.Is4() {
+			return addr.Unmap()
 		}
 	}
-	return []family{ip4, ip6}
+	return netip.Addr{}
 }
 
 func (d *demo) podToPod() error {
-	for _, f := range d.families() {
+	for _, f := range testenv.Families {
 		for i, from := range d.pods {
 			to := d.pods[(i+1)%len(d.pods)]
-			if err := d.exchange(from.Namespace, netip.AddrPortFrom(f.of(to), podPort), to.Name, f.of(from)); err != nil {
+			if err := d.exchange(from.Namespace, netip.AddrPortFrom(f.Pod(to), podPort), to.Name, f.Pod(from)); err != nil {
 				return err
 			}
 		}
@@ -46,9 +35,9 @@ func (d *demo) podToPod() error {
 }
 
 func (d *demo) podToOutside() error {
-	for _, f := range d.families() {
-		to := netip.AddrPortFrom(f.outside, podPort)
-		if err := d.exchange(d.pods[0].Namespace, to, d.topology.Outside.Name, f.node); err != nil {
+	for _, f := range testenv.Families {
+		to := netip.AddrPortFrom(f.Outside, podPort)
+		if err := d.exchange(d.pods[0].Namespace, to, d.topology.Outside.Name, f.Node); err != nil {
 			return err
 		}
 	}
@@ -58,15 +47,15 @@ func (d *demo) podToOutside() error {
 // toHostPort asks from the outside, the node, another pod and the same pod.
 func (d *demo) toHostPort() error {
 	other, same := d.pods[0], d.pods[2]
-	for _, f := range d.families() {
+	for _, f := range testenv.Families {
 		for _, client := range []struct {
 			ns         *testenv.Namespace
 			to, seenAs netip.Addr
 		}{
-			{d.topology.Outside, f.node, f.outside},
-			{d.topology.Node, f.loopback, f.gateway},
-			{other.Namespace, f.node, f.gateway},
-			{same.Namespace, f.node, f.gateway},
+			{d.topology.Outside, f.Node, f.Outside},
+			{d.topology.Node, f.Loopbacks[0], d.gateway(f)},
+			{other.Namespace, f.Node, d.gateway(f)},
+			{same.Namespace, f.Node, d.gateway(f)},
 		} {
 			if err := d.exchange(client.ns, netip.AddrPortFrom(client.to, hostPort), same.Name, client.seenAs); err != nil {
 				return err

@@ -31,12 +31,12 @@ var suites = []suite{
 	{
 		name: "scenario", title: "scenarios",
 		tests: ".",
-		quick: "^Test(Clsact|ForeignTCXPrograms|Pod.*|HostPort|HostPortFromHost|HostIP|LargeDatagrams|PortUnreachable|UplinkKinds|TransfersBack)$",
+		quick: "^Test(Clsact|ForeignTCXPrograms|Pod.*|HostPort|HostPortFromHost|HostIP|LargeDatagrams|PortUnreachable|UplinkKinds|Downloads)$",
 	},
 	{
 		// Every verb through libcni and as a bare call, and ebpfnetctl.
 		name: "conformance", title: "CNI contract",
-		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|Version|UplinkHeals|CtlArguments|CtlStatus|CtlRepair|CtlUnload)$",
+		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|UplinkHeals|CtlArguments|CtlStatus|CtlRepair|CtlUnload)$",
 		quick: "^Test(Check|CheckPrograms|Del|GC|StatusReady|CtlStatus|CtlUnload)$",
 	},
 }
