@@ -107,7 +107,7 @@ func (d *demo) checkNoRules() error {
 		asked = append(asked, command)
 	}
 	if len(asked) == 0 {
-		fmt.Fprintln(d.out, "  - rules: neither nft nor iptables works here, so nothing can tell")
+		fmt.Fprintln(d.out, "  - rules                          not checked: neither nft nor iptables works here")
 		return nil
 	}
 	d.ok("rules", "none according to %s", strings.Join(asked, ", "))
