@@ -19,8 +19,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// tap sees the frames of a device of the node that programs have let pass: it has a socket for
-// each EtherType, which the kernel serves after them.
+// tap receives the frames of one of the node's devices that the tc programs have passed. It has one
+// socket per EtherType, since the kernel delivers to those after the programs.
 type tap struct {
 	fds []int
 }
@@ -56,7 +56,7 @@ func (n *network) tap(t *testing.T, ifindex int) *tap {
 	return tp
 }
 
-// passes says whether the frame comes within the time.
+// passes reports whether the frame arrives within the time.
 func (tp *tap) passes(frame []byte, wait time.Duration) (bool, error) {
 	var polled []unix.PollFd
 	for _, fd := range tp.fds {
@@ -80,18 +80,18 @@ func (tp *tap) passes(frame []byte, wait time.Duration) (bool, error) {
 	}
 }
 
-// senderOf is a pod as its frames show it.
+// senderOf returns the addresses that the pod's frames have, and those that other is known by.
 func (n *network) senderOf(t *testing.T, pod, other *testenv.Pod) testenv.Sender {
 	return testenv.Sender{
 		MAC: pod.MACOf(t, testenv.PodIfName), HostMAC: hostMACOf(t, pod),
 		Addr4: pod.Addr4(), Addr6: pod.Addr6(), Other4: other.Addr4(), Other6: other.Addr6(),
-		Gateway4: families[0].gateway, Gateway6: families[1].gateway,
+		Gateway4: testenv.IPv4.Gateway, Gateway6: testenv.IPv6.Gateway,
 		Remote4: testenv.OutsideAddr4, Remote6: testenv.OutsideAddr6,
 	}
 }
 
-// hostDeviceOf is where the host's stack gets a pod's frames: its end of the veth, or the
-// bridge that this is in.
+// hostDeviceOf returns the device by which the host's stack receives a pod's frames: the host's end
+// of the veth, or its bridge.
 func (n *network) hostDeviceOf(t *testing.T, pod *testenv.Pod) (ifindex int) {
 	t.Helper()
 	inside, err := pod.Netlink().LinkByName(testenv.PodIfName)
@@ -105,7 +105,7 @@ func (n *network) hostDeviceOf(t *testing.T, pod *testenv.Pod) (ifindex int) {
 	return cmp.Or(outside.Attrs().MasterIndex, outside.Attrs().Index)
 }
 
-// dropsOf returns what was dropped of a pod, by reason.
+// dropsOf counts the packets that the datapath has dropped for a pod, by reason.
 func (n *network) dropsOf(t *testing.T, pod *testenv.Pod) map[maps.Reason]uint64 {
 	t.Helper()
 	owner := maps.Attachment{Network: n.Network(), ContainerID: pod.Conf.ContainerID, IfName: pod.Conf.IfName}.Owner()
@@ -120,7 +120,7 @@ func (n *network) dropsOf(t *testing.T, pod *testenv.Pod) map[maps.Reason]uint64
 	return dropped
 }
 
-// wantDropped sends frames from the pod, and wants each to end before the host's stack, and to be counted.
+// wantDropped sends frames from the pod. Each must be dropped before the host's stack, and counted once.
 func (n *network) wantDropped(t *testing.T, pod *testenv.Pod, s testenv.Sender, frames []testenv.Frame) {
 	t.Helper()
 	tp := n.tap(t, n.hostDeviceOf(t, pod))
@@ -133,14 +133,14 @@ func (n *network) wantDropped(t *testing.T, pod *testenv.Pod, s testenv.Sender, 
 		}
 		testenv.Eventually(t, frame.Name+" to be counted", func() error {
 			if now := n.dropsOf(t, pod)[reason]; now != before+1 {
-				return fmt.Errorf("counter %q went from %d to %d", reason, before, now)
+				return fmt.Errorf("counter %q: got %d, want %d", reason, now, before+1)
 			}
 			return nil
 		})
 		if passes, err := tp.passes(frame.Bytes, 0); err != nil || passes {
-			t.Errorf("%s: passes: %v, %v", frame.Name, passes, err)
+			t.Errorf("%s: passed %v (%v), want a drop", frame.Name, passes, err)
 		}
-		if i == 0 { // the tap works
+		if i == 0 { // proves that the tap works
 			n.wantPassing(t, pod, marker[:1])
 		}
 	}
@@ -154,22 +154,22 @@ func (n *network) wantPassing(t *testing.T, pod *testenv.Pod, frames []testenv.F
 			t.Fatalf("%s: %v", frame.Name, err)
 		}
 		if passes, err := tp.passes(frame.Bytes, testenv.Timeout); err != nil || !passes {
-			t.Errorf("%s: passes: %v, %v", frame.Name, passes, err)
+			t.Errorf("%s: passed %v (%v), want true", frame.Name, passes, err)
 		}
 	}
 }
 
-// No frame of another sender leaves a pod, whatever its device and whoever made it.
+// A pod sends only with its own addresses, whichever device it has and whichever plugin made that.
 func TestAntiSpoof(t *testing.T) {
 	for name, start := range map[string]func(t *testing.T) *network{
 		"alone":         newNetwork,
-		"behind bridge": func(t *testing.T) *network { return chainOf(t, firstPlugins["bridge"], afterOthers) },
-		"behind ptp":    func(t *testing.T) *network { return chainOf(t, firstPlugins["ptp"], afterOthers) },
+		"behind bridge": func(t *testing.T) *network { return newChain(t, firstPlugins["bridge"], afterOthers) },
+		"behind ptp":    func(t *testing.T) *network { return newChain(t, firstPlugins["ptp"], afterOthers) },
 		"netkit": func(t *testing.T) *network {
 			testenv.Require(t, testenv.Netkit)
-			return newNetworkOf(t, withKeys(`"ipMasq": true, "device": "netkit"`))
+			return newNetworkWith(t, withKeys(`"ipMasq": true, "device": "netkit"`))
 		},
-		"by clsact": func(t *testing.T) *network {
+		"clsact": func(t *testing.T) *network {
 			n := newNetwork(t)
 			n.loadForClsact(t)
 			return n
@@ -187,28 +187,26 @@ func TestAntiSpoof(t *testing.T) {
 				n.wantPassing(t, pod, s.SomeLinkLocal())
 			}
 			if dropped := n.dropsOf(t, other); len(dropped) > 0 {
-				t.Errorf("the other pod had drops: %v", dropped)
+				t.Errorf("drops of the other pod: got %v, want none", dropped)
 			}
 			if name != "behind bridge" && name != "behind ptp" {
-				n.podsWork(t, pod, other)
+				n.wantConnectivity(t, pod, other)
 			}
-			if err := pod.Check(testenv.Context(t)); err != nil {
-				t.Errorf("CHECK: %v", err)
-			}
+			wantCheck(t, pod)
 		})
 	}
 }
 
-// Off, everything passes that a test of it wants to see stopped; CHECK knows which it is.
+// With antiSpoof off, all that it would drop passes. CHECK compares the setting.
 func TestAntiSpoofOff(t *testing.T) {
-	n := newNetworkOf(t, withKeys(`"ipMasq": true, "antiSpoof": false`))
+	n := newNetworkWith(t, withKeys(`"ipMasq": true, "antiSpoof": false`))
 	pod, other := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	s := n.senderOf(t, pod, other)
 	n.wantPassing(t, pod, s.Hostile())
 	dropped := n.dropsOf(t, pod)
 	for _, frame := range s.Hostile() {
 		if n := dropped[maps.Reason(frame.Reason)]; n > 0 {
-			t.Errorf("%s: counted", frame.Name)
+			t.Errorf("%s: %d drops counted, want none", frame.Name, n)
 		}
 	}
 	if err := n.SetNetwork([]byte(withKeys(`"ipMasq": true`))); err != nil {
@@ -216,14 +214,14 @@ func TestAntiSpoofOff(t *testing.T) {
 	}
 	var coded *cnitypes.Error
 	if err := pod.Check(testenv.Context(t)); !errors.As(err, &coded) || coded.Code != plugin.CodeDiffers {
-		t.Errorf("CHECK with antiSpoof: %v", err)
+		t.Errorf("CHECK with antiSpoof on: got %v, want code %d", err, plugin.CodeDiffers)
 	}
 	if err := n.SetNetwork([]byte(withKeys(`"ipMasq": true, "antiSpoof": false`))); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// A pod without addresses may take some, but not those of others.
+// A pod without assigned addresses may use any that no other container has.
 func TestAntiSpoofWithoutAddresses(t *testing.T) {
 	n := newNetwork(t)
 	other := n.AddPod(t, "web", nil)
@@ -244,8 +242,8 @@ func TestAntiSpoofWithoutAddresses(t *testing.T) {
 	bare.wantDropped(t, pod, s, named)
 }
 
-// A pod whose interface goes down and comes up detects duplicates of its addresses anew, and works on.
-func TestAntiSpoofDownAndUp(t *testing.T) {
+// A pod whose interface goes down and up repeats duplicate address detection, and keeps working.
+func TestAntiSpoofAfterLinkDown(t *testing.T) {
 	n := newNetwork(t)
 	pod := n.AddPod(t, "a", nil)
 	ctx := testenv.Context(t)
@@ -253,24 +251,24 @@ func TestAntiSpoofDownAndUp(t *testing.T) {
 		{"link", "set", testenv.PodIfName, "down"},
 		{"link", "set", testenv.PodIfName, "up"},
 		{"address", "replace", pod.Addr6().String() + "/64", "dev", testenv.PodIfName, "noprefixroute"},
-		{"route", "replace", families[0].gateway.String(), "dev", testenv.PodIfName, "scope", "link"},
-		{"route", "replace", "default", "via", families[0].gateway.String()},
-		{"-6", "route", "replace", families[1].gateway.String(), "dev", testenv.PodIfName},
-		{"-6", "route", "replace", "default", "via", families[1].gateway.String()},
+		{"route", "replace", testenv.IPv4.Gateway.String(), "dev", testenv.PodIfName, "scope", "link"},
+		{"route", "replace", "default", "via", testenv.IPv4.Gateway.String()},
+		{"-6", "route", "replace", testenv.IPv6.Gateway.String(), "dev", testenv.PodIfName},
+		{"-6", "route", "replace", "default", "via", testenv.IPv6.Gateway.String()},
 	} {
 		if out, err := pod.Run(ctx, "ip", args...); err != nil {
 			t.Fatalf("ip %v: %v: %s", args, err, out)
 		}
 	}
-	testenv.Eventually(t, "addresses to be checked for duplicates", func() error {
+	testenv.Eventually(t, "the end of duplicate address detection", func() error {
 		out, err := pod.Run(ctx, "ip", "-6", "address", "show", "dev", testenv.PodIfName, "tentative")
 		if err == nil && out != "" {
 			err = errors.New(out)
 		}
 		return err
 	})
-	inEachFamily(t, func(t *testing.T, f family) { ping(t, pod.Namespace, f.outside) })
+	forEachFamily(t, func(t *testing.T, f testenv.Family) { ping(t, pod.Namespace, f.Outside) })
 	if dropped := n.dropsOf(t, pod); len(dropped) > 0 {
-		t.Errorf("dropped: %v", dropped)
+		t.Errorf("drops: got %v, want none", dropped)
 	}
 }

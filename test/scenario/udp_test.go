@@ -9,9 +9,9 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// Sockets for datagrams that are not connected, where [testenv.Client] would not do.
+// Unconnected UDP sockets, for what [testenv.Client] cannot do.
 
-// listenPacket opens a socket that is closed with the test. Port 0 takes any.
+// listenPacket opens a socket. The end of the test closes it. Port 0 takes any.
 func listenPacket(t *testing.T, ns *testenv.Namespace, addr netip.AddrPort) *net.UDPConn {
 	t.Helper()
 	socket, err := ns.ListenPacket(testenv.Context(t), addr)

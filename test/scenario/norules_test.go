@@ -8,8 +8,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// The promise: no bridge, and no rule of a firewall.
-func TestNoBridgeAndNoRules(t *testing.T) {
+// ebpfnet creates no bridge and no netfilter rule.
+func TestNoBridgeNoRules(t *testing.T) {
 	n := newNetwork(t)
 	n.AddPod(t, "web", mapBoth(8080, 80))
 	pod := n.AddPod(t, "a", nil)
@@ -21,15 +21,15 @@ func TestNoBridgeAndNoRules(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, link := range links {
-			if kind := link.Type(); kind != "veth" && kind != "device" { // lo is a device
-				t.Errorf("%s has a %s, %s", ns.Name, kind, link.Attrs().Name)
+			if kind := link.Type(); kind != "veth" && kind != "device" { // the type of lo
+				t.Errorf("%s in %s: got a %s, want a veth", link.Attrs().Name, ns.Name, kind)
 			}
 		}
-		checkNoRules(t, ns)
+		wantNoRules(t, ns)
 	}
 }
 
-func checkNoRules(t *testing.T, ns *testenv.Namespace) {
+func wantNoRules(t *testing.T, ns *testenv.Namespace) {
 	t.Helper()
 	for _, lister := range []struct {
 		debianPackage string
@@ -45,13 +45,12 @@ func checkNoRules(t *testing.T, ns *testenv.Namespace) {
 			t.Fatal(err)
 		}
 		if strings.TrimSpace(output) != "" {
-			t.Errorf("%s in %s shows:\n%s", strings.Join(lister.command, " "), ns.Name, output)
+			t.Errorf("%s in %s: want nothing, got:\n%s", strings.Join(lister.command, " "), ns.Name, output)
 		}
 	}
 }
 
-// requireTool fails the test where a command is missing: a skipped check would look
-// like a passed one.
+// requireTool fails the test if a command is missing. A skip would hide that nothing was checked.
 func requireTool(t *testing.T, command, debianPackage string) {
 	t.Helper()
 	if _, err := exec.LookPath(command); err != nil {

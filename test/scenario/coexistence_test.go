@@ -9,21 +9,21 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// What else is on a host: firewalls, settings of distributions, other container engines. Each
-// story wants pods to work beside it, and it to work beside pods.
+// What else runs on a host: firewalls, settings of distributions, other container engines. Pods must work
+// beside each, and it beside pods.
 
-// podsWork goes all usual ways.
-func (n *network) podsWork(t *testing.T, a, web *testenv.Pod) {
+// wantConnectivity sends traffic on all usual paths. Host port 8080 is forwarded to web.
+func (n *network) wantConnectivity(t *testing.T, a, web *testenv.Pod) {
 	t.Helper()
-	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
-		ping(t, a.Namespace, f.outside)
-		outside := serve(t, n.Outside, protocol, at(f.outside, 0))
-		reachAsNode(t, a.Namespace, protocol, outside, n.Outside, f.node)
-		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
-		reachAsOneself(t, a.Namespace, protocol, at(f.pod(web), 80), web.Namespace)
-		reachAsOneself(t, n.Outside, protocol, at(f.node, 8080), web.Namespace)
-		reach(t, n.node(), protocol, at(f.loopbacks()[0], 8080), web.Namespace)
-		reach(t, a.Namespace, protocol, at(f.node, 8080), web.Namespace)
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		ping(t, a.Namespace, f.Outside)
+		outside := serve(t, n.Outside, protocol, at(f.Outside, 0))
+		reachAsNode(t, a.Namespace, protocol, outside, n.Outside, f.Node)
+		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+		reachUntranslated(t, a.Namespace, protocol, at(f.Pod(web), 80), web.Namespace)
+		reachUntranslated(t, n.Outside, protocol, at(f.Node, 8080), web.Namespace)
+		reach(t, n.node(), protocol, at(f.Loopbacks[0], 8080), web.Namespace)
+		reach(t, a.Namespace, protocol, at(f.Node, 8080), web.Namespace)
 	})
 }
 
@@ -31,37 +31,37 @@ func (n *network) podsWork(t *testing.T, a, web *testenv.Pod) {
 func (n *network) nft(t *testing.T, rules string) {
 	t.Helper()
 	requireTool(t, "nft", "nftables")
-	rules = strings.NewReplacer("}", "\n}\n").Replace(rules) // which its grammar wants
+	rules = strings.NewReplacer("}", "\n}\n").Replace(rules) // nft wants a newline after each block
 	if _, err := n.node().Run(testenv.Context(t), "nft", rules); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// Rules that hosts have, with the packets that they must still stop.
+// Common netfilter rules let pods' traffic pass.
 func TestFirewalls(t *testing.T) {
 	for name, rules := range map[string]string{
-		// docker: FORWARD drops what is not its own, which pods must be let through by the
-		// administrator, as with every other plugin.
-		"drops what is not accepted": `
+		// As with docker, whose FORWARD policy is drop: the administrator must accept pods, whatever
+		// the plugin.
+		"drops by default": `
 			table inet filter { chain forward { type filter hook forward priority 0; policy drop;
 				ct state established,related accept
 				ip saddr 10.88.0.0/24 accept; ip daddr 10.88.0.0/24 accept
 				ip6 saddr fd00:88::/64 accept; ip6 daddr fd00:88::/64 accept
 			} }`,
-		"drops invalid packets, as kube-proxy does": `
+		"drops invalid packets, like kube-proxy": `
 			table inet filter { chain forward { type filter hook forward priority 0; policy accept;
 				ct state invalid drop
 			} }`,
-		"masquerades all on the same uplink": `
+		"masquerades everything on the uplink": `
 			table inet other { chain post { type nat hook postrouting priority 100; policy accept;
 				oifname "eth0" masquerade
 			} }`,
-		"masquerades pods as the bridge plugin does": `
+		"masquerades pods, like the bridge plugin": `
 			table inet other { chain post { type nat hook postrouting priority 100; policy accept;
 				ip saddr 10.88.0.0/24 ip daddr != 10.88.0.0/24 masquerade
 				ip6 saddr fd00:88::/64 ip6 daddr != fd00:88::/64 masquerade
 			} }`,
-		"checks the way back": `
+		"checks the reverse path": `
 			table inet other { chain pre { type filter hook prerouting priority -300; policy accept;
 				fib saddr . iif oif missing drop
 			} }`,
@@ -70,43 +70,43 @@ func TestFirewalls(t *testing.T) {
 			n := newNetwork(t)
 			n.nft(t, rules)
 			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-			n.podsWork(t, a, web)
+			n.wantConnectivity(t, a, web)
 		})
 	}
 }
 
-// A rule against forwarding stops pods as it stops everything that is forwarded.
-func TestFirewallStopsPods(t *testing.T) {
+// A rule in the FORWARD chain rejects pods' traffic like any other forwarded traffic.
+func TestFirewallRejectsPods(t *testing.T) {
 	needsStack(t)
 	n := newNetwork(t)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept;
 		tcp dport 7000 reject with tcp reset; tcp dport 80 ip saddr 192.0.2.2 reject with tcp reset } }`)
-	f := families[0]
-	serve(t, n.Outside, "tcp", at(f.outside, 7000))
-	isRefused(t, a.Namespace, "tcp", at(f.outside, 7000))
-	serve(t, web.Namespace, "tcp", at(f.pod(web), 80))
-	isRefused(t, n.Outside, "tcp", at(f.node, 8080))
-	reachAsOneself(t, a.Namespace, "tcp", at(f.pod(web), 80), web.Namespace)
+	f := testenv.IPv4
+	serve(t, n.Outside, "tcp", at(f.Outside, 7000))
+	wantRefused(t, a.Namespace, "tcp", at(f.Outside, 7000))
+	serve(t, web.Namespace, "tcp", at(f.Pod(web), 80))
+	wantRefused(t, n.Outside, "tcp", at(f.Node, 8080))
+	reachUntranslated(t, a.Namespace, "tcp", at(f.Pod(web), 80), web.Namespace)
 }
 
-// All rules go, and come back: `nft flush ruleset`, `firewall-cmd --reload`.
-func TestFirewallIsFlushed(t *testing.T) {
+// `nft flush ruleset` breaks no connection.
+func TestFirewallFlush(t *testing.T) {
 	n := newNetwork(t)
 	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept; ct state new accept } }`)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	f := families[0]
-	client := connect(t, a.Namespace, "tcp", netip.AddrPort{}, serve(t, n.Outside, "tcp", at(f.outside, 0)))
+	f := testenv.IPv4
+	client := connect(t, a.Namespace, "tcp", netip.AddrPort{}, serve(t, n.Outside, "tcp", at(f.Outside, 0)))
 	defer client.Close()
 	before := ask(t, client, n.Outside)
 	n.nft(t, "flush ruleset")
 	if after := ask(t, client, n.Outside); after != before {
-		t.Errorf("the connection is seen as %s, before as %s", after, before)
+		t.Errorf("server sees %s, want %s as before the flush", after, before)
 	}
-	n.podsWork(t, a, web)
+	n.wantConnectivity(t, a, web)
 }
 
-// Settings that distributions make, before and after the ADD.
+// Sysctls that distributions set, before and after ADD.
 func TestSysctls(t *testing.T) {
 	for name, value := range map[string]string{
 		"net/ipv4/conf/all/rp_filter":        "1", // systemd
@@ -130,13 +130,13 @@ func TestSysctls(t *testing.T) {
 			if err := n.node().SetSysctl(name, value); err != nil {
 				t.Fatal(err)
 			}
-			n.podsWork(t, a, web)
+			n.wantConnectivity(t, a, web)
 		})
 	}
 }
 
-// Somebody turns forwarding off. The next ADD turns it on for all.
-func TestForwardingIsTurnedOff(t *testing.T) {
+// Something turns forwarding off. The next ADD turns it on again, for all pods.
+func TestForwardingTurnedOff(t *testing.T) {
 	n := newNetwork(t)
 	a := n.AddPod(t, "a", nil)
 	for _, name := range []string{"net/ipv4/conf/all/forwarding", "net/ipv6/conf/all/forwarding"} {
@@ -145,12 +145,12 @@ func TestForwardingIsTurnedOff(t *testing.T) {
 		}
 	}
 	web := n.AddPod(t, "web", mapBoth(8080, 80))
-	n.podsWork(t, a, web)
+	n.wantConnectivity(t, a, web)
 }
 
-// The bridge of another engine, with a container behind it and the rules that it has: docker
-// masquerades its containers and publishes a port of one; libvirt rejects what is not its own.
-func TestBridgesOfOthers(t *testing.T) {
+// Another engine's bridge, with a container behind it and the engine's rules: docker masquerades its
+// containers and publishes a port; libvirt rejects all other traffic.
+func TestOtherBridges(t *testing.T) {
 	for name, rules := range map[string]string{
 		"docker": `table ip docker {
 			chain post { type nat hook postrouting priority 100; policy accept; ip saddr 172.17.0.0/16 oifname != "br9" masquerade; }
@@ -168,24 +168,24 @@ func TestBridgesOfOthers(t *testing.T) {
 			container := n.otherEngine(t)
 			n.nft(t, rules)
 			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-			n.podsWork(t, a, web)
+			n.wantConnectivity(t, a, web)
 
-			f := families[0]
-			outside := serve(t, n.Outside, "tcp", at(f.outside, 0))
-			reachAsNode(t, container, "tcp", outside, n.Outside, f.node)
-			n.netfilterOffBridges(t)
-			serve(t, web.Namespace, "tcp", at(f.pod(web), 80))
-			reach(t, container, "tcp", at(f.node, 8080), web.Namespace)
+			f := testenv.IPv4
+			outside := serve(t, n.Outside, "tcp", at(f.Outside, 0))
+			reachAsNode(t, container, "tcp", outside, n.Outside, f.Node)
+			n.disableBridgeNetfilter(t)
+			serve(t, web.Namespace, "tcp", at(f.Pod(web), 80))
+			reach(t, container, "tcp", at(f.Node, 8080), web.Namespace)
 			if name == "docker" {
 				serve(t, container, "tcp", netip.MustParseAddrPort("172.17.0.2:90"))
-				reachAsOneself(t, n.Outside, "tcp", at(f.node, 9090), container)
+				reachUntranslated(t, n.Outside, "tcp", at(f.Node, 9090), container)
 				reach(t, a.Namespace, "tcp", netip.MustParseAddrPort("172.17.0.2:90"), container)
 			}
 		})
 	}
 }
 
-// otherEngine makes a bridge with a container behind it, which routes by it.
+// otherEngine makes a bridge with a container behind it, which has its default route there.
 func (n *network) otherEngine(t *testing.T) *testenv.Namespace {
 	t.Helper()
 	container := testenv.New(t, "other-engine")
@@ -206,10 +206,10 @@ func (n *network) otherEngine(t *testing.T) *testenv.Namespace {
 	return container
 }
 
-// netfilterOffBridges keeps conntrack from looking at packets that pass a bridge before the
-// bridge's own device has them: it would expect the answers of a host port from the address that
-// a client behind the bridge used, and the engine's masquerading would lose them.
-func (n *network) netfilterOffBridges(t *testing.T) {
+// disableBridgeNetfilter hides bridged packets from conntrack until the bridge's own device receives
+// them. Otherwise conntrack expects a host port's replies from the address that the client behind the
+// bridge used, and the engine's masquerading loses them.
+func (n *network) disableBridgeNetfilter(t *testing.T) {
 	t.Helper()
 	const name = "net/bridge/bridge-nf-call-iptables"
 	if _, err := n.node().Sysctl(name); err != nil {
@@ -220,24 +220,20 @@ func (n *network) netfilterOffBridges(t *testing.T) {
 	}
 }
 
-// Two hosts share the file systems, as nested containers do: they have the same networks, names
-// and ports, and know nothing of each other.
+// Two nodes share their file systems, as nested containers do. They use the same networks, names and
+// ports, and do not affect each other.
 func TestTwoNodesOnOneHost(t *testing.T) {
-	n, other := newNetwork(t), newNetworkOf(t, withKeys(`"ipMasq": true, "mtu": 1400`))
+	n, other := newNetwork(t), newNetworkWith(t, withKeys(`"ipMasq": true, "mtu": 1400`))
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	b, otherWeb := other.AddPod(t, "b", nil), other.AddPod(t, "web2", mapBoth(8080, 80))
-	n.podsWork(t, a, web)
-	other.podsWork(t, b, otherWeb)
+	n.wantConnectivity(t, a, web)
+	other.wantConnectivity(t, b, otherWeb)
 	if err := other.GC(testenv.Context(t), attachmentOf(b), attachmentOf(otherWeb), attachmentOf(a), attachmentOf(web)); err != nil {
 		t.Error(err)
 	}
-	n.podsWork(t, a, web)
+	n.wantConnectivity(t, a, web)
 	del(t, otherWeb)
 	del(t, b)
-	for _, pod := range []*testenv.Pod{a, web} {
-		if err := pod.Check(testenv.Context(t)); err != nil {
-			t.Errorf("CHECK: %v", err)
-		}
-	}
-	n.podsWork(t, a, web)
+	wantCheck(t, a, web)
+	n.wantConnectivity(t, a, web)
 }
