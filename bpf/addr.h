@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What can be asked of an address. */
+/* Predicates and conversions of addresses. */
 #pragma once
 
 #include <stdbool.h>
+#include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 
@@ -30,6 +31,17 @@ static __always_inline bool addr_equal(const struct addr *a, const struct addr *
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3];
 }
 
+/* An order, of no meaning. */
+static __always_inline bool addr_less(const struct addr *a, const struct addr *b)
+{
+	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)b;
+
+	for (int i = 3; i > 0; i--)
+		if (x[i] != y[i])
+			return x[i] < y[i];
+	return x[0] < y[0];
+}
+
 static __always_inline bool addr_is_any(const struct addr *a, bool ipv6)
 {
 	const __u32 *words = (const __u32 *)a;
@@ -37,7 +49,7 @@ static __always_inline bool addr_is_any(const struct addr *a, bool ipv6)
 	return !words[3] && (!ipv6 || (!words[0] && !words[1] && !words[2]));
 }
 
-/* In our maps that is IPv4; it has no business on a wire (RFC 4942, 2.2). */
+/* Stands for IPv4 in our maps. Invalid on a wire (RFC 4942, 2.2). */
 static __always_inline bool addr_is_mapped(const struct addr *a)
 {
 	const __u32 *words = (const __u32 *)a;
@@ -55,7 +67,7 @@ static __always_inline bool addr_is_loopback(const struct addr *a, bool ipv6)
 	return !words[0] && !words[1] && !words[2] && words[3] == bpf_htonl(1);
 }
 
-/* Of no use behind another source: link-local, multicast, broadcast. */
+/* Link-local, multicast or broadcast: never translated. */
 static __always_inline bool addr_is_link_scoped(const struct addr *a, bool ipv6)
 {
 	if (!ipv6)

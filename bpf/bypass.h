@@ -1,52 +1,52 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Forwarding past the stack: into a container by bpf_redirect_peer, out by a
- * question to the routing table and bpf_redirect_neigh. What it does not do as a
- * router would, it leaves to the stack: errors to the sender, options, fragments.
+ * Forwarding past the stack: into a container by bpf_redirect_peer, to the
+ * outside by the routing table and bpf_redirect_neigh. Whatever else a router
+ * does is left to the stack: errors to the sender, IP options, fragments.
  */
 #pragma once
 
-#include "checksum.h"
+#include "endpoint.h"
 #include "fib.h"
+#include "fwd_cache.h"
 #include "offload.h"
 #include "verdict.h"
-#include "fwd_cache.h"
 
-/* A connection that may go past the stack, and by what. */
-struct bypass {
-	struct connection c;
-	struct offload *offload; /* NULL: fastPath is always */
-};
-
-/* Whether the connection of p with addr:port may go past the stack. Its owners are known. */
-static __noinline bool offload_lookup(const struct packet *p, struct bypass *fast, __u8 path,
-				      const struct addr *addr, __u16 port)
+/*
+ * Whether p, addressed to addr:port, may bypass the stack. c has the owners, and
+ * gets the connection's entry; with FAST_PATH_ALWAYS it needs none.
+ */
+static __noinline bool bypass_is_allowed(const struct packet *p, struct connection *c,
+					 __u8 fast_path, const struct addr *addr, __u16 port)
 {
-	fast->offload = NULL;
-	if (!p->fast_eligible || p->ttl <= 1 || path == FAST_PATH_NEVER)
+	c->offload = NULL;
+	if (!p->fast_eligible || p->ttl <= 1 || fast_path == FAST_PATH_NEVER)
 		return false;
-	if (path == FAST_PATH_ALWAYS)
+	if (fast_path == FAST_PATH_ALWAYS)
 		return true;
-	offload_key_init(&fast->c, p, addr, port);
-	fast->offload = offload_get(p, &fast->c);
-	return fast->offload;
+	if (!offload_is_possible(p) || p->tcp_syn || p->tcp_synack)
+		return false;
+	offload_init(c, p, addr, port);
+	c->offload = offload_lookup(&c->key);
+	return offload_allows(p, c);
 }
 
-/* p goes: what is to be done to it, whichever way it takes. */
+/* What all bypassed packets need: their connection's entry is updated, and the TTL. */
 static __always_inline long bypass_prepare(struct __sk_buff *skb, const struct packet *p,
-					   const struct bypass *fast)
+					   const struct connection *c)
 {
-	long err = fast->offload ? offload_pass(skb, p, &fast->c, fast->offload) : 0;
-
-	return err ?: decrement_ttl(skb, p);
+	return offload_track_bypass(skb, p, c) ?: decrement_ttl(skb, p);
 }
 
-/* Gives p, whose headers are done, to the container; and those after it, with addr:port as their destination. */
+/*
+ * Redirects p to the container, and has the forwarding cache do so with the next
+ * ones. It also translates their destination to addr:port; the caller does so with p.
+ */
 static __noinline int redirect_to_endpoint(struct __sk_buff *skb, const struct packet *p,
 					   const struct endpoint *to, const struct addr *addr,
 					   __u16 port)
 {
-	struct fwd_entry way = {
+	struct fwd_entry entry = {
 		.ifindex = to->ifindex,
 		.nat_side = SIDE_DST,
 		.nat_addr = *addr,
@@ -54,199 +54,163 @@ static __noinline int redirect_to_endpoint(struct __sk_buff *skb, const struct p
 		.nat = port != p->dport || !addr_equal(addr, &p->dst),
 	};
 
-	/* They stand in one piece there. */
-	__builtin_memcpy(&way.next_hop, to->mac, sizeof(to->mac) + sizeof(to->host_mac));
-	fwd_cache_store(skb, p, (const struct fwd_key *)p, &way);
-	if (bpf_skb_store_bytes(skb, 0, &way.next_hop, 2 * ETH_ALEN, 0))
+	/* mac and host_mac: destination and source, as in a frame. */
+	__builtin_memcpy(&entry.next_hop, to->mac, sizeof(to->mac) + sizeof(to->host_mac));
+	fwd_cache_store(skb, p, (const struct fwd_key *)p, &entry);
+	if (bpf_skb_store_bytes(skb, 0, &entry.next_hop, 2 * ETH_ALEN, 0))
 		return drop(skb, REASON_REWRITE);
 	return bpf_redirect_peer(to->ifindex, 0);
 }
 
-/* p leaves past the stack as from addr:port; those after it need not come by here. */
-static __noinline void fwd_cache_store_egress(struct __sk_buff *skb, const struct packet *p,
-					      const struct addr *addr, __u16 port)
-{
-	struct fwd_key key = *(const struct fwd_key *)p;
-	struct fwd_entry way = {
-		.ifindex = skb->ifindex,
-		.nat_side = SIDE_SRC,
-		.nat_addr = *addr,
-		.nat_port = port,
-		.nat = port != p->sport || !addr_equal(addr, &p->src),
-	};
-	struct next_hop next;
-
-	key.ifindex = skb->ingress_ifindex;
-	if (fib_next_hop(skb, p, key.ifindex, segment_length(skb, p), &next) ||
-	    next.ifindex != skb->ifindex)
-		return;
-	way.family = next.neigh.nh_family;
-	__builtin_memcpy(&way.next_hop, next.neigh.ipv6_nh, sizeof(way.next_hop));
-	fwd_cache_store(skb, p, &key, &way);
-}
-
 /*
- * The client in key asks another address than before, which its packets and the answers
- * must not go the short way for any more. p came in by an uplink.
+ * The fast path of a container's connections, with other containers or with the
+ * outside. The queue of a shaped device must see every packet. An ingress policy
+ * must see the first one of each connection, in to_container.
  */
-static __noinline void fwd_cache_forget(const struct flow_key *key, const struct packet *p,
-					const struct flow *before)
+static __always_inline __u8 bypass_fast_path(const struct endpoint *endpoint, bool with_container)
 {
-	struct endpoint *to = bpf_map_lookup_elem(&endpoints, &key->local);
-	struct fwd_key way = *(const struct fwd_key *)p;
-
-	way.dst = before->nat_addr;
-	way.dport = before->nat_port;
-	bpf_map_delete_elem(&fwd_cache, &way);
-	if (!to)
-		return;
-	way.src = key->local;
-	way.dst = key->remote;
-	way.sport = key->local_port;
-	way.dport = key->remote_port;
-	way.ifindex = to->ifindex;
-	bpf_map_delete_elem(&fwd_cache, &way);
-}
-
-/*
- * The way that a container has to others, or to the outside: what its queue holds
- * to a rate has to go by it. Where it takes packets from some containers only, the
- * stack has to bring the first of each connection, by to_container.
- */
-static __always_inline __u8 fast_path_of(const struct endpoint *endpoint, bool to_others)
-{
-	struct device *device = bpf_map_lookup_elem(&devices, &endpoint->ifindex);
+	struct device *device = device_lookup(endpoint->ifindex);
 
 	if (device && device->flags & DEVICE_SHAPED)
 		return FAST_PATH_NEVER;
-	if (device && to_others && device->ingress_policy != POLICY_OPEN)
+	if (device && with_container && device->ingress_policy != POLICY_OPEN)
 		return endpoint->fast_path & FAST_PATH_ESTABLISHED;
 	return endpoint->fast_path;
 }
 
-/* From one container to another. */
+/* From one container to another. VERDICT_NEXT: by the stack. */
 static __noinline int bypass_to_endpoint(struct __sk_buff *skb, const struct packet *p,
 					 const struct endpoint *from, const struct endpoint *to)
 {
-	struct bypass fast;
+	struct connection c;
 
-	fast.c.owners = from->owner ^ to->owner;
-	if (skb->pkt_type != PACKET_HOST || segment_length(skb, p) > to->mtu ||
-	    !offload_lookup(p, &fast, fast_path_of(from, true) & fast_path_of(to, true), &p->dst,
-			    p->dport))
+	c.owners = from->owner ^ to->owner;
+	if (skb->pkt_type != PACKET_HOST || packet_segment_len(skb, p) > to->mtu ||
+	    !bypass_is_allowed(p, &c, bypass_fast_path(from, true) & bypass_fast_path(to, true),
+			       &p->dst, p->dport))
 		return VERDICT_NEXT;
-	if (bypass_prepare(skb, p, &fast))
+	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
 	return redirect_to_endpoint(skb, p, to, &p->dst, p->dport);
 }
 
 /*
- * From a container to the outside. to_uplink translates, as it does with what the
- * stack sends. Where the next hop's address is not known, the stack looks for it,
- * and says so to the sender if there is none; but a connection that it does not
- * follow any more stays ours.
+ * From a container to the outside. VERDICT_NEXT: by the stack. to_uplink translates
+ * the packet either way. If the next hop's MAC address is unknown, the stack
+ * resolves it, and tells the sender if that fails; but TCP that is established
+ * cannot go back to a conntrack that has not seen its sequence numbers.
  */
 static __noinline int bypass_to_uplink(struct __sk_buff *skb, const struct packet *p,
 				       const struct endpoint *from)
 {
 	struct next_hop next;
-	struct bypass fast;
+	struct connection c;
 	long result;
 
-	fast.c.owners = from->owner;
+	c.owners = from->owner;
 	if (skb->pkt_type != PACKET_HOST ||
-	    !offload_lookup(p, &fast, fast_path_of(from, false), &p->dst, p->dport))
+	    !bypass_is_allowed(p, &c, bypass_fast_path(from, false), &p->dst, p->dport))
 		return VERDICT_NEXT;
-	result = fib_next_hop(skb, p, skb->ifindex, segment_length(skb, p), &next);
+	result = fib_next_hop(skb, p, skb->ifindex, packet_segment_len(skb, p), &next);
 	if (result != BPF_FIB_LKUP_RET_SUCCESS &&
 	    (result != BPF_FIB_LKUP_RET_NO_NEIGH || p->protocol != IPPROTO_TCP || p->tcp_syn))
 		return VERDICT_NEXT;
-	if (fast.offload ? fast.offload->uplink != next.ifindex : !is_uplink(next.ifindex))
+	if (c.offload ? c.offload->uplink != next.ifindex : !is_uplink(next.ifindex))
 		return VERDICT_NEXT;
-	if (bypass_prepare(skb, p, &fast))
+	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
 	skb->tc_index = TAG_BYPASS;
 	return bpf_redirect_neigh(next.ifindex, &next.neigh, sizeof(next.neigh), 0);
 }
 
-/* The stack would believe p's source: it is routed to, and neither the host's nor a container's. */
+/* The stack would accept p's source: it is routed, and is neither the host's nor a container's. */
 static __noinline bool is_from_outside(struct __sk_buff *skb, const struct packet *p)
 {
-	return !bpf_map_lookup_elem(&endpoints, &p->src) &&
-	       fib_forwards(fib_lookup(skb, p, &p->src));
+	return !endpoint_lookup(&p->src) && fib_forwards(fib_lookup(skb, p, &p->src));
 }
 
 /*
- * From the outside to a container, to whose addr:port p is going to be translated.
- * Returns whether it goes past the stack, and is ready for that.
+ * From the outside to the container at addr:port. VERDICT_NEXT: by the stack. The
+ * caller translates the packet either way.
  */
-static __noinline bool bypass_from_uplink(struct __sk_buff *skb, const struct packet *p,
-					  const struct endpoint *to, const struct addr *addr,
-					  __u16 port)
+static __noinline int bypass_from_uplink(struct __sk_buff *skb, const struct packet *p,
+					 const struct endpoint *to, const struct addr *addr,
+					 __u16 port)
 {
-	struct bypass fast;
+	struct connection c;
 
-	fast.c.owners = to->owner;
-	if (segment_length(skb, p) > to->mtu ||
-	    !offload_lookup(p, &fast, fast_path_of(to, false), addr, port))
-		return false;
-	if (fast.offload ? fast.offload->uplink != skb->ifindex : !is_from_outside(skb, p))
-		return false;
-	return !bypass_prepare(skb, p, &fast);
+	c.owners = to->owner;
+	if (packet_segment_len(skb, p) > to->mtu ||
+	    !bypass_is_allowed(p, &c, bypass_fast_path(to, false), addr, port))
+		return VERDICT_NEXT;
+	if (c.offload ? c.offload->uplink != skb->ifindex : !is_from_outside(skb, p))
+		return VERDICT_NEXT;
+	if (bypass_prepare(skb, p, &c))
+		return drop(skb, REASON_REWRITE);
+	return redirect_to_endpoint(skb, p, to, addr, port);
 }
 
-/* The host would send p by the way that the stack has sent it, so fast_out will as well. */
-static __always_inline bool fib_leaves_by(struct __sk_buff *skb, const struct packet *p,
-					  __u32 uplink)
+/* Sets c for p, which the stack forwards between from and to; NULL is the outside. Returns false if it cannot be offloaded. */
+static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const struct packet *p,
+						 const struct endpoint *from,
+						 const struct endpoint *to, struct connection *c)
 {
-	struct next_hop next;
+	__u8 fast_path = FAST_PATH_ALWAYS;
 
-	return !fib_next_hop(skb, p, skb->ingress_ifindex, segment_length(skb, p), &next) &&
-	       next.ifindex == uplink;
+	if (from) {
+		if (from->ifindex != skb->ingress_ifindex)
+			return false; /* another device uses the container's address */
+		fast_path &= bypass_fast_path(from, to);
+		c->owners ^= from->owner;
+	} else {
+		c->uplink = skb->ingress_ifindex;
+	}
+	if (to) {
+		fast_path &= bypass_fast_path(to, from);
+		c->owners ^= to->owner;
+	} else {
+		c->uplink = skb->ifindex;
+	}
+	if (fast_path !=
+	    FAST_PATH_ESTABLISHED) /* nor ALWAYS: no side is a container, or no entry is needed */
+		return false;
+	if (c->uplink && !is_uplink(c->uplink))
+		return false; /* a hairpin client, or another plugin's bridge */
+	offload_init(c, p, &p->dst, p->dport);
+	return true;
 }
 
 /*
- * The stack has forwarded p, which is at the egress of a container's device or of an
- * uplink. Returns whether it is a shadow, which has served its purpose now.
+ * Observes p, which the stack has forwarded to a container's device or to an
+ * uplink: a connection whose packets arrive unchanged is offloaded. VERDICT_DROP:
+ * p is a conntrack update, which ends here.
  */
-static __noinline bool offload_track(struct __sk_buff *skb, const struct packet *p)
+static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet *p)
 {
 	struct connection c = {};
 	struct endpoint *from, *to;
-	struct offload *offload;
-	__u8 path = FAST_PATH_ALWAYS;
 
-	if (!offload_possible(p))
-		return false;
-	from = bpf_map_lookup_elem(&endpoints, &p->src);
-	to = bpf_map_lookup_elem(&endpoints, &p->dst);
-	if (from) {
-		if (from->ifindex != skb->ingress_ifindex)
-			return false; /* not from its own device: somebody else says that it is the sender */
-		path &= fast_path_of(from, to);
-		c.owners ^= from->owner;
-	} else {
-		c.uplink = skb->ingress_ifindex;
-	}
-	if (to) {
-		path &= fast_path_of(to, from);
-		c.owners ^= to->owner;
-	} else {
-		c.uplink = skb->ifindex;
-	}
-	if (path != FAST_PATH_ESTABLISHED) /* and not for no endpoint */
-		return false;
-	if (c.uplink && !is_uplink(c.uplink))
-		return false; /* a client of a host port here, or a bridge of somebody else */
-	offload_key_init(&c, p, &p->dst, p->dport);
-	offload = offload_find(&c.key);
-	if (offload && is_ct_update(offload, p, c.side)) {
-		if (!(offload->state & OFFLOAD_DELIVERED_BOTH))
+	if (!offload_is_possible(p))
+		return VERDICT_NEXT;
+	from = endpoint_lookup(&p->src);
+	to = endpoint_lookup(&p->dst);
+	if (!bypass_init_observed(skb, p, from, to, &c))
+		return VERDICT_NEXT;
+	c.offload = offload_lookup(&c.key);
+	if (c.offload && is_ct_update(p, &c)) {
+		if (!(c.offload->state & OFFLOAD_DELIVERED_BOTH))
 			bpf_map_delete_elem(&offload_tcp, &c.key);
-		return true;
+		return VERDICT_DROP;
 	}
-	if (offload_update(p, &c, offload) &&
-	    (to ? to->ifindex == skb->ifindex : fib_leaves_by(skb, p, c.uplink)))
-		offload_delivered(p, &c, offload);
-	return false;
+	if (p->tcp_syn || p->tcp_synack) {
+		if (c.offload)
+			offload_track_open(p, &c);
+	} else if (p->tcp_rst) {
+		bpf_map_delete_elem(&offload_tcp, &c.key);
+	} else if (offload_has_side(&c)) {
+		offload_touch(p, &c);
+	} else if (to ? to->ifindex == skb->ifindex : fib_routes_to(skb, p, c.uplink)) {
+		offload_store(p, &c);
+	}
+	return VERDICT_NEXT;
 }

@@ -7,30 +7,30 @@
 #include <bpf/bpf_helpers.h>
 
 /*
- * The len bytes at off if they are linear, else NULL. The empty asm keeps the
- * compiler from checking one sum and using another, which the verifier would
- * not know for the same. It also wants a bound for off, which is never as large:
- * two IPv4 headers with options, and what is around them, are 142 bytes.
+ * Returns the len bytes at offset, or NULL if they are not linear. The asm keeps
+ * the compiler from checking one sum and using another, which the verifier could
+ * not match. The mask is the bound that the verifier wants for offset; all
+ * headers that are read end well below it.
  */
-static __always_inline void *linear_at(struct __sk_buff *skb, __u32 off, __u32 len)
+static __always_inline void *linear_at(struct __sk_buff *skb, __u32 offset, __u32 len)
 {
-	void *at = (void *)(long)skb->data;
+	void *bytes = (void *)(long)skb->data;
 
-	asm volatile("%[off] &= 0xff\n"
-		     "%[at] += %[off]"
-		     : [at] "+r"(at), [off] "+r"(off));
-	return at + len > (void *)(long)skb->data_end ? NULL : at;
+	asm volatile("%[offset] &= 0xff\n"
+		     "%[bytes] += %[offset]"
+		     : [bytes] "+r"(bytes), [offset] "+r"(offset));
+	return bytes + len > (void *)(long)skb->data_end ? NULL : bytes;
 }
 
 /*
- * Returns the len bytes at off, made linear where they were not, or NULL where
- * the packet is shorter. Pointers got before are invalid afterwards.
+ * Returns the len bytes at offset and makes them linear if necessary, or NULL if
+ * the packet is shorter. Invalidates pointers returned before.
  */
-static __always_inline void *bytes_at(struct __sk_buff *skb, __u32 off, __u32 len)
+static __always_inline void *bytes_at(struct __sk_buff *skb, __u32 offset, __u32 len)
 {
-	void *at = linear_at(skb, off, len);
+	void *bytes = linear_at(skb, offset, len);
 
-	if (!at && !bpf_skb_pull_data(skb, off + len))
-		at = linear_at(skb, off, len);
-	return at;
+	if (!bytes && !bpf_skb_pull_data(skb, offset + len))
+		bytes = linear_at(skb, offset, len);
+	return bytes;
 }

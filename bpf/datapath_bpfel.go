@@ -229,6 +229,15 @@ type DatapathHostPortKey struct {
 	Dir      DatapathHostPortDir
 }
 
+type DatapathMasqArgs struct {
+	_        structs.HostLayout
+	Key      DatapathFlowKey
+	Flow     DatapathFlow
+	Ipv6     uint8
+	HasPorts uint8
+	Pad      [6]uint8
+}
+
 type DatapathMasqProbes struct {
 	_    structs.HostLayout
 	Used [32]uint8
@@ -369,6 +378,7 @@ const (
 	DatapathMapDropTotals     = "drop_totals"
 	DatapathMapDrops          = "drops"
 	DatapathMapEndpoints      = "endpoints"
+	DatapathMapFibScratch     = "fib_scratch"
 	DatapathMapFlows          = "flows"
 	DatapathMapFlowsBackup    = "flows_backup"
 	DatapathMapFragQueue      = "frag_queue"
@@ -453,6 +463,7 @@ type DatapathMapSpecs struct {
 	DropTotals    *ebpf.MapSpec `ebpf:"drop_totals"`
 	Drops         *ebpf.MapSpec `ebpf:"drops"`
 	Endpoints     *ebpf.MapSpec `ebpf:"endpoints"`
+	FibScratch    *ebpf.MapSpec `ebpf:"fib_scratch"`
 	Flows         *ebpf.MapSpec `ebpf:"flows"`
 	FlowsBackup   *ebpf.MapSpec `ebpf:"flows_backup"`
 	FragQueue     *ebpf.MapSpec `ebpf:"frag_queue"`
@@ -501,6 +512,7 @@ type DatapathMaps struct {
 	DropTotals    *ebpf.Map `ebpf:"drop_totals"`
 	Drops         *ebpf.Map `ebpf:"drops"`
 	Endpoints     *ebpf.Map `ebpf:"endpoints"`
+	FibScratch    *ebpf.Map `ebpf:"fib_scratch"`
 	Flows         *ebpf.Map `ebpf:"flows"`
 	FlowsBackup   *ebpf.Map `ebpf:"flows_backup"`
 	FragQueue     *ebpf.Map `ebpf:"frag_queue"`
@@ -524,6 +536,7 @@ func (m *DatapathMaps) Close() error {
 		m.DropTotals,
 		m.Drops,
 		m.Endpoints,
+		m.FibScratch,
 		m.Flows,
 		m.FlowsBackup,
 		m.FragQueue,

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Questions to the host's routing tables. The tables are the truth; no copy of them is kept. */
+/* Lookups in the host's routing tables. No copy of them is kept. */
 #pragma once
 
-#include "maps.h"
 #include "parse.h"
+#include "scratch.h"
+#include "uplink.h"
 
 #define AF_INET	 2
 #define AF_INET6 10
@@ -17,32 +18,41 @@ struct next_hop {
 	struct bpf_redir_neigh neigh;
 };
 
-static __always_inline void fib_key(struct bpf_fib_lookup *fib, const struct packet *p,
-				    const struct addr *dst, __u32 ifindex)
+static __always_inline void fib_init(struct bpf_fib_lookup *fib, const struct addr *dst, bool ipv6,
+				     __u32 ifindex)
 {
 	__builtin_memset(fib, 0, sizeof(*fib));
-	fib->l4_protocol = p->protocol;
-	fib->sport = bpf_htons(p->sport);
-	fib->dport = bpf_htons(p->dport);
 	fib->ifindex = ifindex;
-	if (p->ipv6) {
+	if (ipv6) {
 		fib->family = AF_INET6;
-		__builtin_memcpy(fib->ipv6_src, &p->src, sizeof(p->src));
 		__builtin_memcpy(fib->ipv6_dst, dst, sizeof(*dst));
 	} else {
 		fib->family = AF_INET;
-		fib->ipv4_src = addr_ipv4(&p->src);
 		fib->ipv4_dst = addr_ipv4(dst);
 	}
 }
 
-/* What the host would do with a packet to dst that came in where skb did. */
+/* For p as if it were addressed to dst. */
+static __always_inline void fib_init_packet(struct bpf_fib_lookup *fib, const struct packet *p,
+					    const struct addr *dst, __u32 ifindex)
+{
+	fib_init(fib, dst, p->ipv6, ifindex);
+	fib->l4_protocol = p->protocol;
+	fib->sport = bpf_htons(p->sport);
+	fib->dport = bpf_htons(p->dport);
+	if (p->ipv6)
+		__builtin_memcpy(fib->ipv6_src, &p->src, sizeof(p->src));
+	else
+		fib->ipv4_src = addr_ipv4(&p->src);
+}
+
+/* What the host would do with p, received on skb's device, if it were addressed to dst. */
 static __noinline long fib_lookup(struct __sk_buff *skb, const struct packet *p,
 				  const struct addr *dst)
 {
 	struct bpf_fib_lookup fib;
 
-	fib_key(&fib, p, dst, skb->ifindex);
+	fib_init_packet(&fib, p, dst, skb->ifindex);
 	return bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
 }
 
@@ -53,53 +63,66 @@ static __always_inline bool fib_forwards(long result)
 }
 
 /*
- * The destination is an address of this host. The kernel answers alike for "to
- * me" and for "no route", so its neighbours decide: where a route leads to one
- * of the two addresses that differ in one of the last bits, the destination has
- * no route of its own but the local one. Wrong only for an address that is the
- * host's alone (a /32) on a host that routes to nowhere near it and has no
- * default route; that is then taken for foreign, and left to the stack.
+ * Whether the destination in fib_scratch is an address of this host.
  *
- * Of the packet at hand. Global as masq_try is.
+ * bpf_fib_lookup returns the same for a local address and for a missing route.
+ * So look at the eight addresses that differ from the destination in one of the
+ * last bits. If one has a route, the destination lacks one only because it is local.
+ *
+ * A local address (a /32) on a host that routes none of its neighbors, and has no
+ * default route, is taken for foreign. Its packets are left to the stack.
  */
-__noinline int fib_is_local(struct __sk_buff *skb)
+__noinline int fib_args_are_local(struct __sk_buff *skb)
 {
-	struct packet *p = pkt_scratch_get();
-	struct addr near;
+	struct bpf_fib_lookup *args = fib_scratch_get(), fib;
 
-	if (!p)
+	if (!args)
 		return false;
-	if (fib_lookup(skb, p, &p->dst) != BPF_FIB_LKUP_RET_NOT_FWDED)
+	fib = *args;
+	if (bpf_fib_lookup(skb, &fib, sizeof(fib), 0) != BPF_FIB_LKUP_RET_NOT_FWDED)
 		return false;
 	for (int bit = 0; bit < 8; bit++) {
-		near = p->dst;
-		near.bytes[15] ^= 1 << bit;
-		if (fib_forwards(fib_lookup(skb, p, &near)))
+		fib = *args;
+		if (fib.family == AF_INET6)
+			((__u8 *)fib.ipv6_dst)[15] ^= 1 << bit;
+		else
+			((__u8 *)&fib.ipv4_dst)[3] ^= 1 << bit;
+		if (fib_forwards(bpf_fib_lookup(skb, &fib, sizeof(fib), 0)))
 			return true;
 	}
 	return false;
 }
 
-/* Programs of ours are on the device, so that what leaves by it is masqueraded. */
-static __always_inline bool is_uplink(__u32 ifindex)
+static __noinline bool fib_is_local(struct __sk_buff *skb, const struct packet *p)
 {
-	struct uplink *uplink = bpf_map_lookup_elem(&uplinks, &ifindex);
+	struct bpf_fib_lookup *args = fib_scratch_get();
 
-	return uplink && !uplink->container_bridge;
+	if (!args)
+		return false;
+	fib_init_packet(args, p, &p->dst, skb->ifindex);
+	return fib_args_are_local(skb);
 }
 
-/*
- * The device and the next hop by which the host forwards p, of which a segment has
- * length bytes, when it comes in by ifindex.
- */
+static __always_inline bool fib_is_local_addr(struct __sk_buff *skb, const struct addr *addr,
+					      bool ipv6)
+{
+	struct bpf_fib_lookup *args = fib_scratch_get();
+
+	if (!args)
+		return false;
+	fib_init(args, addr, ipv6, skb->ifindex);
+	return fib_args_are_local(skb);
+}
+
+/* Where the host would forward p, whose segments have len bytes, if ifindex had received it. */
 static __noinline long fib_next_hop(struct __sk_buff *skb, const struct packet *p, __u32 ifindex,
-				    __u32 length, struct next_hop *next)
+				    __u32 len, struct next_hop *next)
 {
 	struct bpf_fib_lookup fib;
 	long result;
 
-	fib_key(&fib, p, &p->dst, ifindex);
-	fib.tot_len = length;
+	fib_init_packet(&fib, p, &p->dst, ifindex);
+	fib.tot_len = len;
 	result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
 	next->ifindex = fib.ifindex;
 	next->neigh.nh_family = fib.family;
@@ -107,19 +130,28 @@ static __noinline long fib_next_hop(struct __sk_buff *skb, const struct packet *
 	return result;
 }
 
+/* Whether the host would forward p, received on ingress_ifindex, to the uplink. */
+static __always_inline bool fib_routes_to(struct __sk_buff *skb, const struct packet *p,
+					  __u32 uplink)
+{
+	struct next_hop next;
+
+	return !fib_next_hop(skb, p, skb->ingress_ifindex, packet_segment_len(skb, p), &next) &&
+	       next.ifindex == uplink;
+}
+
 /*
- * The address that the route to the destination gives a packet of this host
- * that leaves by the device of skb. Returns false where there is none.
+ * The source address that the host would choose for p's destination on skb's
+ * device: the route's, or on older kernels the uplink's. Returns false if there is none.
  */
 static __noinline bool fib_source(struct __sk_buff *skb, const struct packet *p,
 				  struct addr *source)
 {
-	__u32 ifindex = skb->ifindex;
 	struct bpf_fib_lookup fib;
 	struct uplink *uplink;
 	long result;
 
-	fib_key(&fib, p, &p->dst, ifindex);
+	fib_init_packet(&fib, p, &p->dst, skb->ifindex);
 	result = bpf_fib_lookup(skb, &fib, sizeof(fib),
 				BPF_FIB_LOOKUP_OUTPUT | F_FIB_SKIP_NEIGH | F_FIB_SRC);
 	if (result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
@@ -127,12 +159,12 @@ static __noinline bool fib_source(struct __sk_buff *skb, const struct packet *p,
 			__builtin_memcpy(source, fib.ipv6_src, sizeof(*source));
 		else
 			addr_from_ipv4(source, fib.ipv4_src);
-		/* The kernel may have none of use: 0.0.0.0, ::1, or a link-local one. */
+		/* The kernel may offer only 0.0.0.0, ::1 or a link-local address. */
 		if (source->bytes[p->ipv6 ? 0 : 12] && !addr_is_link_scoped(source, p->ipv6))
 			return true;
 	}
 
-	uplink = bpf_map_lookup_elem(&uplinks, &ifindex);
+	uplink = uplink_lookup(skb->ifindex);
 	if (!uplink)
 		return false;
 	*source = p->ipv6 ? uplink->addr6 : uplink->addr4;

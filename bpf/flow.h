@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The life of an entry in flows. */
+/*
+ * Entries of flows, and how long they live. A function that tracks finds the
+ * packet's entry and notes that it was used; one that looks up only reads.
+ */
 #pragma once
 
+#include "fwd_cache.h"
 #include "maps.h"
 #include "parse.h"
 #include "time.h"
@@ -11,7 +15,7 @@ static __always_inline bool flow_ended(const struct flow *flow)
 	return (flow->state & FLOW_FIN) && (flow->state & FLOW_FIN_REPLY);
 }
 
-/* Keeps the second entry of a connection up to date, and only of one that lives. */
+/* Updates the copy in flows_backup. Only established connections have one. */
 static __noinline void flow_backup(const struct flow_key *key, const struct flow *flow)
 {
 	if (key->protocol != IPPROTO_TCP)
@@ -22,21 +26,22 @@ static __noinline void flow_backup(const struct flow_key *key, const struct flow
 		bpf_map_update_elem(&flows_backup, key, flow, BPF_ANY);
 }
 
-/* The entry that flows has lost, from the second one; NULL where there is none. */
+/* Restores an evicted entry from flows_backup, or returns NULL. */
 static __always_inline struct flow *flow_recover(const struct flow_key *key)
 {
-	struct flow *kept;
+	struct flow *backup;
 
 	if (key->protocol != IPPROTO_TCP)
 		return NULL;
-	kept = bpf_map_lookup_elem(&flows_backup, key);
-	if (!kept)
+	backup = bpf_map_lookup_elem(&flows_backup, key);
+	if (!backup)
 		return NULL;
-	bpf_map_update_elem(&flows, key, kept, BPF_NOEXIST); /* or another CPU has */
+	/* Another CPU may have restored it already. */
+	bpf_map_update_elem(&flows, key, backup, BPF_NOEXIST);
 	return bpf_map_lookup_elem(&flows, key);
 }
 
-/* A packet of the flow went by. Writes only what changed: the line stays shared between CPUs. */
+/* Notes a packet of the flow. Writes changes only, so that CPUs can share the cache line. */
 static __always_inline void flow_touch(const struct flow_key *key, struct flow *flow,
 				       const struct packet *p, bool reply)
 {
@@ -45,7 +50,7 @@ static __always_inline void flow_touch(const struct flow_key *key, struct flow *
 
 	if (p->icmp_error)
 		return;
-	if (state & FLOW_RST && !p->tcp_rst) /* nobody believed it: out of the window, or forged */
+	if (state & FLOW_RST && !p->tcp_rst) /* the RST was ignored: out of the window, or forged */
 		state &= ~(FLOW_RST | FLOW_FIN | FLOW_FIN_REPLY);
 	if (reply)
 		state |= FLOW_REPLIED;
@@ -65,7 +70,7 @@ static __always_inline bool flow_expired(const struct flow *flow, __u8 protocol)
 	__u32 idle = now_ticks() - flow->last_seen;
 	bool replied = flow->state & FLOW_REPLIED;
 
-	if ((__s32)idle < 0) /* another CPU has seen the next tick already */
+	if ((__s32)idle < 0) /* another CPU is a tick ahead */
 		return false;
 	switch (protocol) {
 	case IPPROTO_TCP:
@@ -80,7 +85,7 @@ static __always_inline bool flow_expired(const struct flow *flow, __u8 protocol)
 	}
 }
 
-/* The key under which the answers of a container at addr:port to p's sender are looked for. */
+/* The key for p, which opens or continues a connection to the container at addr:port. */
 static __always_inline void flow_dnat_key(struct flow_key *key, const struct packet *p,
 					  const struct addr *addr, __u16 port)
 {
@@ -93,27 +98,19 @@ static __always_inline void flow_dnat_key(struct flow_key *key, const struct pac
 	key->kind = FLOW_DNAT;
 }
 
-/*
- * The entry for the answers in key is there, and says what p does: that its
- * sender asked for p's address and port. Notes that it was seen.
- */
-static __always_inline bool flow_dnat_matches(const struct flow_key *key, const struct packet *p,
-					      __u64 owner)
+/* Returns the entry if it gives replies p's destination as their source, else NULL. */
+static __always_inline struct flow *flow_dnat_lookup(const struct flow_key *key,
+						     const struct packet *p, __u64 owner)
 {
 	struct flow *flow = bpf_map_lookup_elem(&flows, key);
 
 	if (!flow || flow->owner != owner || flow->nat_port != p->dport ||
 	    !addr_equal(&flow->nat_addr, &p->dst))
-		return false;
-	flow_touch(key, flow, p, false);
-	return true;
+		return NULL;
+	return flow;
 }
 
-/*
- * Makes the answers carry what the client asked for. Written
- * again whenever it is missing or different: a lost entry comes back with the
- * next packet, and a port that leads elsewhere now takes its flows along.
- */
+/* Gives replies p's destination as their source. */
 static __noinline long flow_dnat_store(const struct flow_key *key, const struct packet *p,
 				       __u64 owner)
 {
@@ -127,7 +124,21 @@ static __noinline long flow_dnat_store(const struct flow_key *key, const struct 
 	return bpf_map_update_elem(&flows, key, &flow, BPF_ANY);
 }
 
-/* The key of the connection that p, sent by a container, answers. */
+/*
+ * The same for an entry that is missing or wrong. The client's next packet thus
+ * restores a lost entry, and moves its flow when a host port gets a new target.
+ */
+static __noinline long flow_dnat_replace(const struct flow_key *key, const struct packet *p,
+					 __u64 owner)
+{
+	struct flow *old = bpf_map_lookup_elem(&flows, key);
+
+	if (old)
+		fwd_cache_forget(key, p, old);
+	return flow_dnat_store(key, p, owner);
+}
+
+/* The key for p, sent by a container as a reply. */
 static __always_inline void flow_reply_key(struct flow_key *key, const struct packet *p)
 {
 	__builtin_memset(key, 0, sizeof(*key));
@@ -139,8 +150,8 @@ static __always_inline void flow_reply_key(struct flow_key *key, const struct pa
 	key->kind = FLOW_DNAT;
 }
 
-/* The entry of the connection that p, sent by a container, answers; NULL where it answers none. */
-static __always_inline struct flow *flow_reply(const struct packet *p)
+/* The flow that p, sent by a container, is a reply to; or NULL. */
+static __always_inline struct flow *flow_track_reply(const struct packet *p)
 {
 	struct flow_key key;
 	struct flow *flow;
@@ -152,8 +163,8 @@ static __always_inline struct flow *flow_reply(const struct packet *p)
 	return flow;
 }
 
-/* The same where flows has lost it. */
-static __noinline struct flow *flow_reply_lost(const struct packet *p)
+/* The same if the entry was evicted. */
+static __noinline struct flow *flow_recover_reply(const struct packet *p)
 {
 	struct flow_key key;
 
@@ -161,9 +172,9 @@ static __noinline struct flow *flow_reply_lost(const struct packet *p)
 	return flow_recover(&key);
 }
 
-/* Makes that entry anew: the client asked for addr:port. */
-static __always_inline long flow_dnat_restore(const struct packet *p, const struct addr *addr,
-					      __u16 port, __u64 owner)
+/* Creates that entry: the client used addr:port. */
+static __always_inline long flow_store_reply(const struct packet *p, const struct addr *addr,
+					     __u16 port, __u64 owner)
 {
 	struct flow_key key;
 	struct flow flow = {

@@ -1,73 +1,74 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Fragments that come before the first one of their packet. Whose they are
- * only that one says, so they are kept until it comes, and then all are sent
- * through the hook again, in order. A packet whose first fragment never comes
- * is as lost as it would be in a reassembly.
+ * Fragments that arrive before the first one of their packet. Only that one tells
+ * their connection, so they wait for it. Then the hook receives all of them
+ * again, in order. If it never arrives, the packet is lost, as in a reassembly.
  */
 #pragma once
 
 #include "flow.h"
 #include "fragment.h"
+#include "scratch.h"
 #include "verdict.h"
 
-#define FRAG_QUEUE_MAX	   64 /* of one packet: 64 KiB in the fragments of an MTU of 1,280 are 53 */
-#define FRAG_QUEUE_MIN_LEN 20 /* no frame with IP in it is shorter */
+#define FRAG_QUEUE_MAX	   64 /* per packet: 64 KiB in fragments for an MTU of 1,280 are 53 */
+#define FRAG_QUEUE_MIN_LEN 20 /* no frame with an IP header is shorter */
 
-/* Two comparisons, which the empty asm keeps from becoming one: older verifiers learn nothing from that. */
-static __always_inline bool frag_queue_fits(__u32 *length)
+/* The asm keeps two comparisons from becoming one, which would teach older verifiers no bounds. */
+static __always_inline bool frag_queue_fits(__u32 *len)
 {
-	if (*length < FRAG_QUEUE_MIN_LEN)
+	if (*len < FRAG_QUEUE_MIN_LEN)
 		return false;
-	asm volatile("" : "+r"(*length));
-	return *length <= FRAG_QUEUE_MAX_LEN;
+	asm volatile("" : "+r"(*len));
+	return *len <= FRAG_QUEUE_MAX_LEN;
 }
 
-/* Keeps p's frame. Returns false where it cannot, because of its size above all. */
+/* Queues p's frame. Returns false if that is impossible: most often the frame is too large. */
 static __noinline bool frag_queue_add(struct __sk_buff *skb, const struct packet *p)
 {
 	struct frag_queue_key key = {.offset = p->frag_offset};
-	struct fragment waiting = {.queued = 1, .last_seen = now_ticks()};
-	__u32 zero = 0, length = skb->len;
-	struct queued_frag *held = bpf_map_lookup_elem(&frag_scratch, &zero);
+	struct fragment fragment = {.queued = 1, .last_seen = now_ticks()};
+	struct queued_frag *queued = frag_scratch_get();
 	struct fragment *known;
+	__u32 len = skb->len;
 
-	if (!held || !frag_queue_fits(&length))
+	if (!queued || !frag_queue_fits(&len))
 		return false;
-	held->last_seen = waiting.last_seen;
-	held->len = length;
-	if (bpf_skb_load_bytes(skb, 0, held->frame, length))
+	queued->last_seen = fragment.last_seen;
+	queued->len = len;
+	if (bpf_skb_load_bytes(skb, 0, queued->frame, len))
 		return false;
 	fragment_key(&key.fragment, p);
-	if (bpf_map_update_elem(&frag_queue, &key, held, BPF_ANY))
+	if (bpf_map_update_elem(&frag_queue, &key, queued, BPF_ANY))
 		return false;
 	known = bpf_map_lookup_elem(&fragments, &key.fragment);
 	if (known && fragment_expired(known))
 		bpf_map_delete_elem(&fragments, &key.fragment);
-	bpf_map_update_elem(&fragments, &key.fragment, &waiting, BPF_NOEXIST);
+	bpf_map_update_elem(&fragments, &key.fragment, &fragment, BPF_NOEXIST);
 	return true;
 }
 
-/* Sends a held frame through the hook again. The one in skb is overwritten. */
+/* Sends a queued frame to the hook. Overwrites the frame in skb. */
 static __noinline void frag_queue_resend(struct __sk_buff *skb, const struct frag_queue_key *key,
 					 __u32 flags)
 {
-	struct queued_frag *held = bpf_map_lookup_elem(&frag_queue, key);
-	__u32 length;
+	struct queued_frag *queued = bpf_map_lookup_elem(&frag_queue, key);
+	__u32 len;
 
-	if (!held)
+	if (!queued)
 		return;
-	length = held->len;
-	if (frag_queue_fits(&length) && now_ticks() - held->last_seen <= FRAGMENT_TIMEOUT &&
-	    !bpf_skb_change_tail(skb, length, 0) &&
-	    !bpf_skb_store_bytes(skb, 0, held->frame, length, BPF_F_RECOMPUTE_CSUM))
+	len = queued->len;
+	if (frag_queue_fits(&len) && now_ticks() - queued->last_seen <= FRAGMENT_TIMEOUT &&
+	    !bpf_skb_change_tail(skb, len, 0) &&
+	    !bpf_skb_store_bytes(skb, 0, queued->frame, len, BPF_F_RECOMPUTE_CSUM))
 		bpf_clone_redirect(skb, skb->ifindex, flags);
 	bpf_map_delete_elem(&frag_queue, key);
 }
 
 /*
- * The first fragment has come, and with it the length of all but the last.
- * Takes the packet: it goes through the hook again too, at the head of the rest.
+ * Sends the first fragment p and then the queued ones to the hook, and drops the
+ * original. The first one's length tells the offsets of the others. On egress the
+ * program runs again inside bpf_clone_redirect and overwrites *p.
  */
 static __noinline int frag_queue_flush(struct __sk_buff *skb, const struct packet *p, __u32 flags)
 {
@@ -85,5 +86,5 @@ static __noinline int frag_queue_flush(struct __sk_buff *skb, const struct packe
 		frag_queue_resend(skb, &key, flags);
 		key.offset += step;
 	}
-	return VERDICT_DROP; /* no loss: what it was is on its way */
+	return VERDICT_DROP;
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The ports of fragments, which only the first one carries. */
+/* Ports of fragments: only the first fragment carries them, so they are kept for the others. */
 #pragma once
 
 #include "maps.h"
 #include "packet.h"
 #include "time.h"
 
-/* net.ipv4.ipfrag_time: after that the same id is another packet's. */
+/* As net.ipv4.ipfrag_time: later, the same id belongs to another packet. */
 #define FRAGMENT_TIMEOUT TICKS(30)
 
 #define IPV4_FRAGMENT_MASK 0x3fff /* more fragments, or an offset (RFC 791) */
@@ -35,11 +35,10 @@ static __always_inline bool fragment_expired(const struct fragment *fragment)
 }
 
 /*
- * The first fragment of a packet was seen, and could be read or not. Several
- * hooks see it; the one that holds later ones clears waiting when it has sent
- * them again.
+ * Records the first fragment p. Several hooks see it, so queued stays set until
+ * the hook that queued later fragments has flushed them.
  */
-static __always_inline void fragment_track(struct packet *p, bool opaque)
+static __always_inline void fragment_track(struct packet *p, bool unreadable)
 {
 	struct fragment_key key;
 	struct fragment *known;
@@ -48,7 +47,7 @@ static __always_inline void fragment_track(struct packet *p, bool opaque)
 		.dport = p->dport,
 		.echo_reply = p->echo_reply,
 		.has_ports = p->has_ports,
-		.unreadable = opaque,
+		.unreadable = unreadable,
 		.last_seen = now_ticks(),
 	};
 
@@ -59,8 +58,8 @@ static __always_inline void fragment_track(struct packet *p, bool opaque)
 	bpf_map_update_elem(&fragments, &key, &fragment, BPF_ANY);
 }
 
-/* Gives a later fragment the ports of the first, if that was seen. */
-static __always_inline int fragment_lookup(struct packet *p)
+/* Gives the later fragment p the ports of the first, if that was seen. Returns an enum parsed. */
+static __always_inline int fragment_fill_ports(struct packet *p)
 {
 	struct fragment_key key;
 	struct fragment *fragment;

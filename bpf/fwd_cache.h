@@ -1,57 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The short way of a packet past the stack: that of one like it a moment ago. All
- * that decides about it, from the routing table to the life of the entries, is asked
- * the long way, by one packet in a while.
+ * The forwarding cache: where the last packet like this one went, past the stack.
+ * Everything that leads to the decision (policy, flows, routes, neighbors) is
+ * checked again by one packet every few jiffies.
  */
 #pragma once
 
+#include "checksum.h"
+#include "endpoint.h"
+#include "fib.h"
 #include "rewrite.h"
+#include "tag.h"
 #include "verdict.h"
 
-#define FWD_CACHE_JIFFIES 50 /* 50 ms to half a second, as CONFIG_HZ has it */
+#define FWD_CACHE_JIFFIES 50 /* 50 ms to half a second, depending on CONFIG_HZ */
 
-/*
- * tc_index, between hooks: of a packet that goes out past the stack, by the long way
- * or the short one; and of a copy that is for the stack alone. A container could set
- * the last one, and its packets would go through the stack.
- */
-enum tag {
-	TAG_NONE = 0,
-	TAG_BYPASS = 0xeb,
-	TAG_TRANSLATED = 0xebeb,
-	TAG_CT_UPDATE = 0xec,
-};
-
-/* The length of p's segments, as they are on a wire. */
-static __always_inline __u32 segment_length(struct __sk_buff *skb, const struct packet *p)
-{
-	return skb->gso_size && p->l4_payload ? p->l4_payload - p->l3 + skb->gso_size : p->len;
-}
-
-/* One hop less to live. The header checksum makes up for it (RFC 1141). */
-static __always_inline long decrement_ttl(struct __sk_buff *skb, const struct packet *p)
-{
-	struct {
-		__u8 ttl;
-		__u8 protocol;
-		__sum16 check;
-	} next;
-	__u32 offset = p->l3 + offsetof(struct iphdr, ttl), check;
-	__u8 hops = p->ttl - 1;
-
-	if (p->ipv6)
-		return bpf_skb_store_bytes(skb, p->l3 + offsetof(struct ipv6hdr, hop_limit), &hops,
-					   sizeof(hops), BPF_F_RECOMPUTE_CSUM);
-	if (bpf_skb_load_bytes(skb, offset, &next, sizeof(next)))
-		return -EINVAL;
-	check = next.check + bpf_htons(0x0100);
-	next.check = check + (check >= 0xffff);
-	next.ttl = hops;
-	return bpf_skb_store_bytes(skb, offset, &next, sizeof(next), 0);
-}
-
-/* What all packets of a connection have in common, as far as it is not about its begin or end. */
+/* p could be any packet of its connection: it neither opens nor closes it. */
 static __always_inline bool fwd_cacheable(const struct packet *p)
 {
 	if (!p->fast_eligible || p->ttl <= 1)
@@ -61,23 +25,72 @@ static __always_inline bool fwd_cacheable(const struct packet *p)
 	return p->protocol == IPPROTO_UDP;
 }
 
-/* Keeps the way of packets like p, of which key is p's beginning as it came in. */
+/* Stores the decision about p, whose key is that of the hook that received it. */
 static __noinline void fwd_cache_store(struct __sk_buff *skb, const struct packet *p,
-				       const struct fwd_key *key, struct fwd_entry *way)
+				       const struct fwd_key *key, struct fwd_entry *entry)
 {
-	struct fwd_entry *known;
+	struct fwd_entry *old;
 
 	if (!fwd_cacheable(p))
 		return;
-	known = bpf_map_lookup_elem(&fwd_cache, key);
-	way->updated = bpf_jiffies64();
-	way->max_len = segment_length(skb, p);
-	if (known && known->max_len > way->max_len && known->ifindex == way->ifindex)
-		way->max_len = known->max_len;
-	bpf_map_update_elem(&fwd_cache, key, way, BPF_ANY);
+	old = bpf_map_lookup_elem(&fwd_cache, key);
+	entry->updated = bpf_jiffies64();
+	entry->max_len = packet_segment_len(skb, p);
+	if (old && old->max_len > entry->max_len && old->ifindex == entry->ifindex)
+		entry->max_len = old->max_len;
+	bpf_map_update_elem(&fwd_cache, key, entry, BPF_ANY);
 }
 
-/* The headers that IPv4 over Ethernet changes on its way: one store instead of one for each. */
+/*
+ * to_uplink: p, sent by from_container past the stack, leaves with source
+ * addr:port. The next packets are translated in from_container.
+ */
+static __noinline void fwd_cache_store_egress(struct __sk_buff *skb, const struct packet *p,
+					      const struct addr *addr, __u16 port)
+{
+	struct fwd_key key = *(const struct fwd_key *)p;
+	struct fwd_entry entry = {
+		.ifindex = skb->ifindex,
+		.nat_side = SIDE_SRC,
+		.nat_addr = *addr,
+		.nat_port = port,
+		.nat = port != p->sport || !addr_equal(addr, &p->src),
+	};
+	struct next_hop next;
+
+	key.ifindex = skb->ingress_ifindex;
+	if (fib_next_hop(skb, p, key.ifindex, packet_segment_len(skb, p), &next) ||
+	    next.ifindex != skb->ifindex)
+		return;
+	entry.family = next.neigh.nh_family;
+	__builtin_memcpy(&entry.next_hop, next.neigh.ipv6_nh, sizeof(entry.next_hop));
+	fwd_cache_store(skb, p, &key, &entry);
+}
+
+/*
+ * The client in key no longer uses the address in flow. Deletes the decisions for
+ * its packets and for their replies. p, the client's, comes from an uplink.
+ */
+static __noinline void fwd_cache_forget(const struct flow_key *key, const struct packet *p,
+					const struct flow *flow)
+{
+	struct endpoint *endpoint = endpoint_lookup(&key->local);
+	struct fwd_key fwd_key = *(const struct fwd_key *)p;
+
+	fwd_key.dst = flow->nat_addr;
+	fwd_key.dport = flow->nat_port;
+	bpf_map_delete_elem(&fwd_cache, &fwd_key);
+	if (!endpoint)
+		return;
+	fwd_key.src = key->local;
+	fwd_key.dst = key->remote;
+	fwd_key.sport = key->local_port;
+	fwd_key.dport = key->remote_port;
+	fwd_key.ifindex = endpoint->ifindex;
+	bpf_map_delete_elem(&fwd_cache, &fwd_key);
+}
+
+/* All headers that forwarding changes in IPv4 over Ethernet: one store in the place of many. */
 struct fwd_headers4 {
 	__u16 align;
 	struct ethhdr ether;
@@ -86,94 +99,86 @@ struct fwd_headers4 {
 	__be16 dport;
 };
 
-/* One's complement sum, with from taken out and to put in. */
-static __always_inline __u32 csum_add_diff32(__u32 sum, __be32 from, __be32 to)
-{
-	return sum + (__u16)~from + (__u16) ~(from >> 16) + (__u16)to + (to >> 16);
-}
-
-static __always_inline __sum16 csum_fold(__u32 sum)
-{
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return ~sum;
-}
-
-/* Writes the translated address and port into head, and mends the L4 checksum. */
+/* Writes the translated address and port into headers, and updates the L4 checksum. */
 static __always_inline long fwd_translate4(struct __sk_buff *skb, const struct packet *p,
-					   const struct fwd_entry *way, struct fwd_headers4 *head,
-					   __u32 *sum)
+					   const struct fwd_entry *entry,
+					   struct fwd_headers4 *headers, __u32 *ip_sum)
 {
-	__be32 *addr = way->nat_side == SIDE_SRC ? &head->ip.saddr : &head->ip.daddr;
-	__be16 *port = way->nat_side == SIDE_SRC ? &head->sport : &head->dport;
-	__be32 from = *addr, to = addr_ipv4(&way->nat_addr);
-	__be16 from_port = *port, host_port_forward = bpf_htons(way->nat_port);
+	__be32 *addr = entry->nat_side == SIDE_SRC ? &headers->ip.saddr : &headers->ip.daddr;
+	__be16 *port = entry->nat_side == SIDE_SRC ? &headers->sport : &headers->dport;
+	__be32 old_addr = *addr, new_addr = addr_ipv4(&entry->nat_addr);
+	__be16 old_port = *port, new_port = bpf_htons(entry->nat_port);
 	__u64 flags;
 	__u32 checksum = checksum_offset(p, &flags);
 
-	*sum = csum_add_diff32(*sum, from, to);
-	*addr = to;
-	*port = host_port_forward;
-	return bpf_l4_csum_replace(skb, checksum, from, to, flags | BPF_F_PSEUDO_HDR | 4)
-		       ?: bpf_l4_csum_replace(skb, checksum, from_port, host_port_forward,
-					      flags | 2);
+	*ip_sum = csum_add_diff32(*ip_sum, old_addr, new_addr);
+	*addr = new_addr;
+	*port = new_port;
+	return bpf_l4_csum_replace(skb, checksum, old_addr, new_addr,
+				   flags | BPF_F_PSEUDO_HDR | sizeof(new_addr))
+		       ?: bpf_l4_csum_replace(skb, checksum, old_port, new_port,
+					      flags | sizeof(new_port));
 }
 
-/* rewrite, decrement_ttl and the frame's addresses in one. What goes out gets others of those yet. */
+/*
+ * rewrite, decrement_ttl and the MAC addresses in one. For a next hop, which has
+ * no MAC addresses here, bpf_redirect_neigh writes them later.
+ */
 static __noinline long fwd_rewrite4(struct __sk_buff *skb, const struct packet *p,
-				    const struct fwd_entry *way)
+				    const struct fwd_entry *entry)
 {
-	void *at = linear_at(skb, ETH_HLEN, sizeof(struct iphdr) + 4);
-	struct fwd_headers4 head = {};
-	__u32 sum;
+	void *ip = linear_at(skb, ETH_HLEN, sizeof(struct iphdr) + 4);
+	struct fwd_headers4 headers = {};
+	__u32 ip_sum;
 
-	if (!at)
+	if (!ip)
 		return -EINVAL;
-	head.ip = *(struct iphdr *)at;
-	__builtin_memcpy(&head.sport, at + sizeof(head.ip), 4);
-	head.ip.ttl--;
-	sum = (__u16)~head.ip.check + (__u16)~bpf_htons(0x0100);
-	if (way->nat && fwd_translate4(skb, p, way, &head, &sum))
+	headers.ip = *(struct iphdr *)ip;
+	__builtin_memcpy(&headers.sport, ip + sizeof(headers.ip), 4);
+	headers.ip.ttl--;
+	ip_sum = (__u16)~headers.ip.check + (__u16)~bpf_htons(0x0100);
+	if (entry->nat && fwd_translate4(skb, p, entry, &headers, &ip_sum))
 		return -EINVAL;
-	head.ip.check = csum_fold(sum);
-	__builtin_memcpy(&head.ether, &way->next_hop, 2 * ETH_ALEN);
-	head.ether.h_proto = bpf_htons(ETH_P_IP);
-	return bpf_skb_store_bytes(skb, 0, &head.ether, sizeof(head) - sizeof(head.align), 0);
+	headers.ip.check = csum_fold(ip_sum);
+	__builtin_memcpy(&headers.ether, &entry->next_hop, 2 * ETH_ALEN);
+	headers.ether.h_proto = bpf_htons(ETH_P_IP);
+	return bpf_skb_store_bytes(skb, 0, &headers.ether, sizeof(headers) - sizeof(headers.align),
+				   0);
 }
 
 static __always_inline long fwd_rewrite6(struct __sk_buff *skb, const struct packet *p,
-					 const struct fwd_entry *way)
+					 const struct fwd_entry *entry)
 {
 	long err = decrement_ttl(skb, p);
 
-	if (!err && way->nat)
-		err = rewrite(skb, p, way->nat_side, &way->nat_addr, way->nat_port);
-	if (!err && !way->family)
-		err = bpf_skb_store_bytes(skb, 0, &way->next_hop, 2 * ETH_ALEN, 0);
+	if (!err && entry->nat)
+		err = rewrite(skb, p, entry->nat_side, &entry->nat_addr, entry->nat_port);
+	if (!err && !entry->family)
+		err = bpf_skb_store_bytes(skb, 0, &entry->next_hop, 2 * ETH_ALEN, 0);
 	return err;
 }
 
-static __always_inline int fwd_redirect(struct __sk_buff *skb, const struct fwd_entry *way)
+static __always_inline int fwd_redirect(struct __sk_buff *skb, const struct fwd_entry *entry)
 {
-	if (!way->family)
-		return bpf_redirect_peer(way->ifindex, 0);
+	if (!entry->family)
+		return bpf_redirect_peer(entry->ifindex, 0);
 	skb->tc_index = TAG_TRANSLATED;
-	return bpf_redirect_neigh(way->ifindex, (void *)&way->family,
+	return bpf_redirect_neigh(entry->ifindex, (void *)&entry->family,
 				  sizeof(struct bpf_redir_neigh), 0);
 }
 
-/* Sends p the short way. VERDICT_NEXT: there is none. */
+/* Forwards p by its entry. VERDICT_NEXT: no current entry. */
 static __noinline int fwd_cache_forward(struct __sk_buff *skb, const struct packet *p)
 {
-	struct fwd_entry *way;
+	struct fwd_entry *entry;
 
 	if (!fwd_cacheable(p) || skb->pkt_type != PACKET_HOST)
 		return VERDICT_NEXT;
-	way = bpf_map_lookup_elem(&fwd_cache, p);
-	if (!way || (__u32)bpf_jiffies64() - way->updated >= FWD_CACHE_JIFFIES ||
-	    segment_length(skb, p) > way->max_len)
+	entry = bpf_map_lookup_elem(&fwd_cache, p);
+	if (!entry || (__u32)bpf_jiffies64() - entry->updated >= FWD_CACHE_JIFFIES ||
+	    packet_segment_len(skb, p) > entry->max_len)
 		return VERDICT_NEXT;
-	if (p->ipv6 ? fwd_rewrite6(skb, p, way) : fwd_rewrite4(skb, p, way))
+	if (p->ipv6 ? fwd_rewrite6(skb, p, entry) : fwd_rewrite4(skb, p, entry))
 		return drop(skb, REASON_REWRITE);
-	return fwd_redirect(skb, way);
+	return fwd_redirect(skb, entry);
 }

@@ -1,52 +1,81 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Host ports. The map is asked for every packet, so that a change of it holds at once. */
+/* Lookups of host ports. They are repeated for every packet, so changes take effect at once. */
 #pragma once
 
+#include "addr.h"
 #include "maps.h"
-#include "parse.h"
+#include "packet.h"
 
-/* The entry of a port of the host for p's protocol, or NULL. An exact address goes before any. */
-static __noinline struct host_port *host_port_at(const struct addr *addr, __u16 number,
-						 const struct packet *p)
+/* Returns the host port at addr:port, or NULL. An exact address takes precedence over any. */
+static __noinline struct host_port *host_port_find(const struct addr *addr, __u16 port,
+						   __u8 protocol, bool ipv6)
 {
 	struct host_port_key key = {
 		.addr = *addr,
-		.port = number,
-		.protocol = p->protocol,
+		.port = port,
+		.protocol = protocol,
 		.dir = HOST_PORT_FORWARD,
 	};
-	struct host_port *port = bpf_map_lookup_elem(&host_ports, &key);
+	struct host_port *found = bpf_map_lookup_elem(&host_ports, &key);
 
-	if (port)
-		return port;
+	if (found)
+		return found;
 	__builtin_memset(&key.addr, 0, sizeof(key.addr));
-	if (!p->ipv6)
+	if (!ipv6)
 		addr_from_ipv4(&key.addr, 0);
 	return bpf_map_lookup_elem(&host_ports, &key);
 }
 
-/* The entry that p's destination leads to, or NULL. The caller sees to it that the host is meant. */
+/*
+ * Returns the host port that p is addressed to, or NULL. The caller must check that
+ * the address is this host's, since a host port on any address matches others too.
+ */
 static __always_inline struct host_port *host_port_lookup(const struct packet *p)
 {
-	if (p->protocol != IPPROTO_TCP && p->protocol != IPPROTO_UDP)
+	if (!is_tcp_or_udp(p->protocol) || addr_is_link_scoped(&p->dst, p->ipv6))
 		return NULL;
-	if (addr_is_link_scoped(&p->dst, p->ipv6))
-		return NULL;
-	return host_port_at(&p->dst, p->dport, p);
+	return host_port_find(&p->dst, p->dport, p->protocol, p->ipv6);
 }
 
-/* The host port that leads to a container's port, or NULL; of several, the one that was there first. */
-static __noinline struct host_port *host_port_reverse(const struct addr *addr, __u16 number,
-						      const struct packet *p)
+/* Returns the host port that is forwarded to the container's addr:port, or NULL; of several, the first. */
+static __noinline struct host_port *host_port_reverse(const struct addr *addr, __u16 port,
+						      __u8 protocol)
 {
 	struct host_port_key key = {
 		.addr = *addr,
-		.port = number,
-		.protocol = p->protocol,
+		.port = port,
+		.protocol = protocol,
 		.dir = HOST_PORT_REVERSE,
 	};
 
-	if (p->protocol != IPPROTO_TCP && p->protocol != IPPROTO_UDP)
-		return NULL;
-	return bpf_map_lookup_elem(&host_ports, &key);
+	return is_tcp_or_udp(protocol) ? bpf_map_lookup_elem(&host_ports, &key) : NULL;
+}
+
+/* Returns the host port that p, sent to the outside, may be a reply of although its flow is unknown. */
+static __always_inline struct host_port *host_port_lookup_reply(const struct packet *p)
+{
+	struct host_port *port =
+		p->tcp_syn ? NULL : host_port_reverse(&p->src, p->sport, p->protocol);
+
+	return port && !addr_is_loopback(&port->target_addr, p->ipv6) ? port : NULL;
+}
+
+/* The host port's source ranges include p's sender. */
+static __noinline bool host_port_allows(const struct packet *p, const struct host_port *port)
+{
+	struct prefix_key key = {
+		.prefixlen = 32 + 128,
+		.set = port->src_range_set,
+		.addr = p->src,
+	};
+
+	return !port->src_range_set || bpf_map_lookup_elem(&port_src_ranges, &key);
+}
+
+/* The source is trusted: with source ranges it must be that of the container behind device. */
+static __always_inline bool host_port_trusts_source(const struct host_port *port,
+						    const struct device *device,
+						    const struct endpoint *sender)
+{
+	return !port->src_range_set || (device && sender && sender->container == device->container);
 }

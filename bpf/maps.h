@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* All maps. Their sizes are limits, and cost memory only where the kernel preallocates (flows). */
+/* All maps but the scratch ones. Sizes are limits: only LRU maps and arrays are preallocated. */
 #pragma once
 
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
 #include "abi.h"
-#include "packet.h"
 
-/* Set once by the loader, before the verifier sees the programs. */
+/* Set by the loader before the programs are verified, constant from then on. */
 const volatile struct host_config config = {
 	.abi = EBPFNET_ABI,
 	.attach = ATTACH_TCX,
@@ -16,7 +15,7 @@ const volatile struct host_config config = {
 	.masq_port_count = 28976,
 };
 
-/* Written by ADD before the container can send, removed by DEL; read by every program. */
+/* Written by ADD before the container can send, removed by DEL. Every program reads it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -25,15 +24,7 @@ struct {
 	__type(value, struct endpoint);
 } endpoints SEC(".maps");
 
-/* addr is a container's of that attachment, which is still there. */
-static __always_inline bool endpoint_owned_by(__u64 owner, const struct addr *addr)
-{
-	struct endpoint *endpoint = bpf_map_lookup_elem(&endpoints, addr);
-
-	return endpoint && endpoint->owner == owner;
-}
-
-/* Written by ADD with the endpoints, removed by DEL; also of a container without addresses. */
+/* Written by ADD with the endpoints, also for a container without addresses; removed by DEL. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -42,15 +33,7 @@ struct {
 	__type(value, struct device);
 } devices SEC(".maps");
 
-/* What is known of the device that a program runs for; NULL: nothing. */
-static __always_inline struct device *device_lookup(struct __sk_buff *skb)
-{
-	__u32 ifindex = skb->ifindex;
-
-	return bpf_map_lookup_elem(&devices, &ifindex);
-}
-
-/* Written by ADD last of all, removed by DEL first of all; read where clients' packets come in. */
+/* Written by ADD after all other maps, removed by DEL before them. Read where clients' packets arrive. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -60,8 +43,8 @@ struct {
 } host_ports SEC(".maps");
 
 /*
- * Written by the programs; the least recently used entries go for want of room,
- * those of containers that are gone also by GC. The loader sets the size by the host's memory.
+ * Written by the programs. Evicts the least recently used entries; GC removes those
+ * of removed containers. The loader chooses the size by the host's memory.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -71,9 +54,9 @@ struct {
 } flows SEC(".maps");
 
 /*
- * Written by the programs, once per tick and connection; serves when flows has
- * lost an entry. Short connections do not stay here, so a flood of them does not
- * push out the quiet ones.
+ * Written by the programs, once per tick and connection. Read when flows has
+ * evicted an entry. Closed connections are removed, so a flood of short ones does
+ * not evict the idle ones.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -82,7 +65,7 @@ struct {
 	__type(value, struct flow);
 } flows_backup SEC(".maps");
 
-/* Written by the programs, when a flow has not got its first candidate; never removed. */
+/* Written by the programs when a flow does not get its first candidate. Never removed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MASQ_PROBE_GROUPS);
@@ -91,9 +74,9 @@ struct {
 } masq_probes SEC(".maps");
 
 /*
- * Written by the programs, when the stack has forwarded a packet. TCP connections
- * leave when they end, so that what is short does not push out what is quiet; of
- * UDP nobody knows the end.
+ * Written by the programs when the stack has forwarded a packet. TCP has a map of
+ * its own: closed connections are removed from it, so UDP, whose end nobody knows,
+ * does not evict the idle ones.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -109,7 +92,7 @@ struct {
 	__type(value, struct offload);
 } offload_udp SEC(".maps");
 
-/* Written by the programs, a few times per second and connection: what they found out the long way. */
+/* Written by the programs, a few times per second and connection. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
@@ -117,7 +100,7 @@ struct {
 	__type(value, struct fwd_entry);
 } fwd_cache SEC(".maps");
 
-/* Written by ADD of the first endpoint that names a set, removed with the last. The value means nothing. */
+/* Written by ADD with the first endpoint that uses a set, removed with the last. The value is unused. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 16384);
@@ -126,7 +109,7 @@ struct {
 	__type(value, __u32);
 } nonmasq_cidrs SEC(".maps");
 
-/* Written by ADD of the first host port that names a set, removed with the last. The value means nothing. */
+/* Written by ADD with the first host port that uses a set, removed with the last. The value is unused. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 16384);
@@ -135,7 +118,7 @@ struct {
 	__type(value, __u32);
 } port_src_ranges SEC(".maps");
 
-/* Written by ADD for each uplink it attaches to, removed when the uplink is gone. */
+/* Written by ADD for each uplink it attaches programs to, removed after the uplink is. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);
@@ -144,7 +127,7 @@ struct {
 	__type(value, struct uplink);
 } uplinks SEC(".maps");
 
-/* Written by the programs, for as long as a packet's fragments are on their way. */
+/* Written by the programs; entries expire. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -152,7 +135,7 @@ struct {
 	__type(value, struct fragment);
 } fragments SEC(".maps");
 
-/* Written by the programs, until the first fragment comes. */
+/* Written by the programs, removed when the first fragment arrives; entries expire. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1024);
@@ -160,50 +143,15 @@ struct {
 	__type(value, struct queued_frag);
 } frag_queue SEC(".maps");
 
-/* Where a program puts a fragment together for held: too large for its stack. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct queued_frag);
-} frag_scratch SEC(".maps");
-
-/*
- * Where a program keeps its packet. Not on its stack: what stands in a map is
- * unknown to the verifier, so it does not follow each kind of packet through
- * every function anew (600,000 instructions on 5.10 became 85,000).
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct packet);
-} pkt_scratch SEC(".maps");
-
-/* The flow that a port is looked for, where masq_try can see it. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct flow_key);
-} masq_scratch SEC(".maps");
-
-static __always_inline struct flow_key *masq_scratch_get(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&masq_scratch, &zero);
-}
-
-/* Written by the programs, one per CPU: no packet waits for another. */
+/* Written by the programs. One counter per CPU, so none is contended. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, REASON_MAX);
-	__type(key, __u32); /* enum reason; the kernel wants an integer here */
+	__type(key, __u32); /* enum reason; the kernel demands an integer */
 	__type(value, struct drop_count);
 } drop_totals SEC(".maps");
 
-/* Written by the programs with a container's first drop for a reason, removed by DEL. */
+/* Written by the programs with an attachment's first drop for a reason, removed by DEL. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);

@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Masquerading with a single entry: (remote, our address, chosen port) gives
- * the container's address and port, and serves the replies. Outgoing packets
- * find the chosen port by probing a fixed sequence of candidates made from
- * their own tuple, so there is no second entry that could be lost alone, and a
- * flow whose entry was evicted claims the same port again.
+ * Masquerading with a single entry per flow: (remote, our address, allocated port)
+ * gives the container's address and port, and translates replies. Outbound packets
+ * find their port by probing a fixed sequence of candidates, computed from their
+ * own tuple. So no second entry can be lost alone, and a flow whose entry was
+ * evicted gets the same port again.
  */
 #pragma once
 
-#include "fib.h"
+#include "endpoint.h"
 #include "flow.h"
 #include "host_port.h"
+#include "scratch.h"
 #include "socket.h"
 
 /*
- * With n of count ports taken for one remote, a new flow finds none with
- * probability (n/count)^MASQ_PROBES. The flows of one container to a remote do not
- * meet each other with the first candidate, as far as their ports differ modulo count.
+ * If n of count ports are taken for one remote, a new flow finds none with
+ * probability (n/count)^MASQ_PROBES. A container's flows to one remote have
+ * different first candidates as long as their ports differ modulo count.
  */
 
-#define GOLDEN 0x9e3779b1 /* 2^32 divided by the golden ratio: spreads neighbours far apart */
+#define GOLDEN 0x9e3779b1 /* 2^32 divided by the golden ratio: spreads neighbors far apart */
 
 static __always_inline __u32 hash_mix(__u32 hash, __u32 word)
 {
@@ -27,7 +28,7 @@ static __always_inline __u32 hash_mix(__u32 hash, __u32 word)
 	return hash ^ hash >> 15;
 }
 
-/* Of all of the tuple but the container's port. */
+/* The hash of the tuple without the container's port. */
 static __always_inline __u32 masq_hash(const struct packet *p)
 {
 	const __u32 *src = (const __u32 *)&p->src, *dst = (const __u32 *)&p->dst;
@@ -38,12 +39,12 @@ static __always_inline __u32 masq_hash(const struct packet *p)
 	return hash;
 }
 
-/* The container's port, moved round the range by a way of its own for each i (RFC 6056, 3.3.3). */
+/* Candidate i: the container's port plus an offset that the hash and i determine (RFC 6056, 3.3.3). */
 static __always_inline __u16 masq_candidate(__u32 hash, __u32 i, __u16 port)
 {
-	__u32 way = (hash_mix(hash, i) & 0xffffff) + port;
+	__u32 moved = (hash_mix(hash, i) & 0xffffff) + port;
 
-	return config.masq_port_first + way % config.masq_port_count;
+	return config.masq_port_first + moved % config.masq_port_count;
 }
 
 static __always_inline bool masq_in_range(__u16 port)
@@ -51,60 +52,15 @@ static __always_inline bool masq_in_range(__u16 port)
 	return (__u16)(port - config.masq_port_first) < config.masq_port_count;
 }
 
-static __always_inline bool flow_is_from(const struct flow *flow, const struct packet *p,
+/* The flow is p's: of owner, from p's source. */
+static __always_inline bool masq_matches(const struct flow *flow, const struct packet *p,
 					 __u64 owner)
 {
 	return flow->nat_port == p->sport && flow->owner == owner &&
 	       addr_equal(&flow->nat_addr, &p->src);
 }
 
-/* A host port or a socket of the host would get or lose the replies. */
-static __always_inline bool masq_port_in_use(struct __sk_buff *skb, const struct packet *p,
-					     const struct flow_key *key)
-{
-	if (p->protocol != IPPROTO_TCP && p->protocol != IPPROTO_UDP)
-		return false;
-	return host_port_at(&key->local, key->local_port, p) ||
-	       socket_lookup(skb, p, key) != SOCKET_NONE;
-}
-
-/*
- * The container that it is of is still there. Flows are not removed with their owner, which
- * would be a walk over all of them and miss those that a packet makes meanwhile: without it
- * they mean nothing. Its container is the side behind our port, or the one that a client here talks to.
- */
-static __always_inline bool flow_owner_alive(const struct flow_key *key, const struct flow *flow)
-{
-	return flow->owner == OWNER_HOST || endpoint_owned_by(flow->owner, &flow->nat_addr) ||
-	       endpoint_owned_by(flow->owner, &key->remote);
-}
-
-/* Takes the port in key for p's flow unless another has it. */
-static __noinline bool masq_insert(const struct packet *p, const struct flow_key *key, __u64 owner)
-{
-	struct flow flow = {
-		.owner = owner,
-		.nat_addr = p->src,
-		.nat_port = p->sport,
-		.last_seen = now_ticks(),
-	};
-	struct flow *present = bpf_map_lookup_elem(&flows, key) ?: flow_recover(key);
-
-	if (present) {
-		if (!flow_is_from(present, p, owner) && !flow_expired(present, p->protocol) &&
-		    flow_owner_alive(key, present))
-			return false;
-		bpf_map_delete_elem(&flows, key);
-		bpf_map_delete_elem(&flows_backup, key);
-	}
-	if (!bpf_map_update_elem(&flows, key, &flow, BPF_NOEXIST))
-		return true;
-	/* Another CPU was first: with another packet of this flow, or for another flow. */
-	present = bpf_map_lookup_elem(&flows, key);
-	return present && flow_is_from(present, p, owner);
-}
-
-/* All of the key of p's flow from source but the port. */
+/* All of the key of p's flow from source, except the port. */
 static __always_inline void masq_key(struct flow_key *key, const struct packet *p,
 				     const struct addr *source)
 {
@@ -116,7 +72,17 @@ static __always_inline void masq_key(struct flow_key *key, const struct packet *
 	key->kind = FLOW_SNAT;
 }
 
-/* What the endpoint sends to p's destination keeps its own address. */
+/* The entry of p's flow. */
+static __always_inline void masq_flow(struct flow *flow, const struct packet *p, __u64 owner)
+{
+	__builtin_memset(flow, 0, sizeof(*flow));
+	flow->owner = owner;
+	flow->nat_addr = p->src;
+	flow->nat_port = p->sport;
+	flow->last_seen = now_ticks();
+}
+
+/* What the endpoint sends to p's destination keeps its own source. */
 static __always_inline bool masq_skips(const struct endpoint *endpoint, const struct packet *p)
 {
 	struct prefix_key key = {
@@ -130,8 +96,54 @@ static __always_inline bool masq_skips(const struct endpoint *endpoint, const st
 	return endpoint->nonmasq_set && bpf_map_lookup_elem(&nonmasq_cidrs, &key);
 }
 
-/* What those like p's flow have tried. NULL only for the verifier. */
-static __always_inline struct masq_probes *masq_probes_of(__u32 hash)
+/* A host port or a socket of the host receives what the key's remote sends to the port. */
+static __always_inline bool masq_port_in_use(struct __sk_buff *skb, const struct flow_key *key,
+					     bool ipv6)
+{
+	if (!is_tcp_or_udp(key->protocol))
+		return false;
+	return host_port_find(&key->local, key->local_port, key->protocol, ipv6) ||
+	       socket_lookup(skb, key, ipv6) != SOCKET_NONE;
+}
+
+/*
+ * The flow's container still exists. DEL leaves its flows alone: it would have to
+ * walk over all of them, and would miss those that packets add meanwhile. The
+ * container is behind our port or, for hairpin clients, is the remote.
+ */
+static __always_inline bool masq_owner_is_alive(const struct flow_key *key, const struct flow *flow)
+{
+	return flow->owner == OWNER_HOST || endpoint_is_owned_by(&flow->nat_addr, flow->owner) ||
+	       endpoint_is_owned_by(&key->remote, flow->owner);
+}
+
+static __always_inline bool masq_is_same(const struct flow *a, const struct flow *b)
+{
+	return a->nat_port == b->nat_port && a->owner == b->owner &&
+	       addr_equal(&a->nat_addr, &b->nat_addr);
+}
+
+/* Allocates the port in key to the flow. Returns false if another flow has it. */
+static __noinline bool masq_insert(const struct flow_key *key, const struct flow *flow)
+{
+	struct flow *other = bpf_map_lookup_elem(&flows, key) ?: flow_recover(key);
+
+	if (other) {
+		if (!masq_is_same(other, flow) && !flow_expired(other, key->protocol) &&
+		    masq_owner_is_alive(key, other))
+			return false;
+		bpf_map_delete_elem(&flows, key);
+		bpf_map_delete_elem(&flows_backup, key);
+	}
+	if (!bpf_map_update_elem(&flows, key, flow, BPF_NOEXIST))
+		return true;
+	/* Another CPU was first: with a packet of the same flow, or of another one. */
+	other = bpf_map_lookup_elem(&flows, key);
+	return other && masq_is_same(other, flow);
+}
+
+/* The probes of flows like p's. NULL only for the verifier. */
+static __always_inline struct masq_probes *masq_probes_lookup(__u32 hash)
 {
 	__u32 key = hash % MASQ_PROBE_GROUPS;
 
@@ -139,32 +151,32 @@ static __always_inline struct masq_probes *masq_probes_of(__u32 hash)
 }
 
 /*
- * Whether p's flow can stand at candidate i. A protocol without ports has one only: whoever
- * is first with a remote has it.
+ * p's flow may have candidate i. A protocol without ports has a single candidate,
+ * so one container at a time can use it with a remote.
  */
 static __always_inline bool masq_probe_used(const struct packet *p,
-					    const struct masq_probes *masq_probes, __u32 i)
+					    const struct masq_probes *probes, __u32 i)
 {
-	return !i || (p->has_ports && masq_probes && masq_probes->used[i]);
+	return !i || (p->has_ports && probes && probes->used[i]);
 }
 
 /*
- * Finds p's flow, and its port for key. It may stand behind a candidate that has
- * become free since, so all that were ever tried are looked at.
+ * Finds p's flow, and sets its port in key. Looks at all candidates ever used, as
+ * those before the flow's own may have become free since.
  */
-static __noinline bool masq_lookup(const struct packet *p, struct flow_key *key, __u64 owner)
+static __noinline bool masq_track(const struct packet *p, struct flow_key *key, __u64 owner)
 {
 	__u32 hash = masq_hash(p);
-	struct masq_probes *masq_probes = masq_probes_of(hash);
+	struct masq_probes *probes = masq_probes_lookup(hash);
 
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
 		struct flow *flow;
 
-		if (!masq_probe_used(p, masq_probes, i))
+		if (!masq_probe_used(p, probes, i))
 			break;
 		key->local_port = p->has_ports ? masq_candidate(hash, i, p->sport) : 0;
 		flow = bpf_map_lookup_elem(&flows, key);
-		if (flow && flow_is_from(flow, p, owner)) {
+		if (flow && masq_matches(flow, p, owner)) {
 			flow_touch(key, flow, p, false);
 			return true;
 		}
@@ -172,71 +184,77 @@ static __noinline bool masq_lookup(const struct packet *p, struct flow_key *key,
 	return false;
 }
 
-/* The same where flows has lost it. */
+/* The same if the entry was evicted. */
 static __noinline bool masq_recover(const struct packet *p, struct flow_key *key, __u64 owner)
 {
 	__u32 hash = masq_hash(p);
-	struct masq_probes *masq_probes = masq_probes_of(hash);
+	struct masq_probes *probes = masq_probes_lookup(hash);
 
 	if (p->protocol != IPPROTO_TCP || p->tcp_syn)
 		return false;
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
 		struct flow *flow;
 
-		if (!masq_probe_used(p, masq_probes, i))
+		if (!masq_probe_used(p, probes, i))
 			break;
 		key->local_port = masq_candidate(hash, i, p->sport);
 		flow = flow_recover(key);
-		if (flow && flow_is_from(flow, p, owner))
+		if (flow && masq_matches(flow, p, owner))
 			return true;
 	}
 	return false;
 }
 
 /*
- * Takes the port for the flow of the packet at hand, whose key is in claims but for that, unless it is in
- * use. A global function, which the verifier walks through once and not for each turn of the loop and each
- * way to it: with fib_is_local, of 519,000 instructions in all programs that left 281,000, and half the time to load.
+ * Allocates candidate i to the flow in masq_scratch, and sets it there. A global
+ * function, so that the verifier checks it once, and not for each iteration of
+ * masq_alloc_port.
  */
-__noinline int masq_try_port(struct __sk_buff *skb, __u16 port, __u64 owner)
+__noinline int masq_try_candidate(struct __sk_buff *skb, __u32 hash, __u32 i)
 {
-	struct flow_key *key = masq_scratch_get();
-	struct packet *p = pkt_scratch_get();
+	struct masq_args *args = masq_scratch_get();
+	__u16 port;
 
-	if (!key || !p)
+	if (!args)
 		return false;
-	key->local_port = port;
-	return !masq_port_in_use(skb, p, key) && masq_insert(p, key, owner);
+	port = args->has_ports ? masq_candidate(hash, i, args->flow.nat_port) : 0;
+	args->key.local_port = port;
+	return !masq_port_in_use(skb, &args->key, args->ipv6) &&
+	       masq_insert(&args->key, &args->flow);
 }
 
 /*
- * Takes the first free candidate for a flow that was not found. Not for errors:
- * they belong to a flow that is there, or to nothing. p is the packet at hand, or that with another destination.
+ * Allocates the first free candidate to p's flow, which was not found, and sets it
+ * in key. Not for ICMP errors: they belong to a known flow, or to none.
  */
 static __noinline bool masq_alloc_port(struct __sk_buff *skb, const struct packet *p,
 				       struct flow_key *key, __u64 owner)
 {
 	__u32 hash = masq_hash(p);
-	struct masq_probes *masq_probes = masq_probes_of(hash);
-	struct flow_key *claim = masq_scratch_get();
+	struct masq_probes *probes = masq_probes_lookup(hash);
+	struct masq_args *args = masq_scratch_get();
 
-	if (!claim)
+	if (!probes || !args)
 		return false;
-	*claim = *key;
+	args->key = *key;
+	args->ipv6 = p->ipv6;
+	args->has_ports = p->has_ports;
+	masq_flow(&args->flow, p, owner);
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
-		if (!masq_probes || (i && !p->has_ports))
+		if (i && !p->has_ports)
 			break;
-		if (i && !masq_probes->used[i]) /* before the flow is there: others look for it */
-			masq_probes->used[i] = 1;
-		key->local_port = p->has_ports ? masq_candidate(hash, i, p->sport) : 0;
-		if (masq_try_port(skb, key->local_port, owner))
+		if (i && !probes->used[i]) /* before the flow exists: other CPUs look for it */
+			probes->used[i] = 1;
+		if (masq_try_candidate(skb, hash, i)) {
+			key->local_port = args->key.local_port;
 			return true;
+		}
 	}
 	return false;
 }
 
-/* The flow that p, come in from the outside, answers; NULL where it answers none. */
-static __always_inline struct flow *masq_reply(const struct packet *p)
+/* The masqueraded flow that p, from the outside or a container, is a reply to; or NULL. */
+static __always_inline struct flow *masq_track_reply(const struct packet *p)
 {
 	struct flow_key key = {
 		.remote = p->src,

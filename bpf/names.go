@@ -99,12 +99,13 @@ const (
 	ReasonMax        = DatapathReasonREASON_MAX
 )
 
-// Names of the maps (maps.h).
+// Names of the maps (maps.h, scratch.h).
 const (
 	MapDevices       = DatapathMapDevices
 	MapDropTotals    = DatapathMapDropTotals
 	MapDrops         = DatapathMapDrops
 	MapEndpoints     = DatapathMapEndpoints
+	MapFIBScratch    = DatapathMapFibScratch
 	MapFlows         = DatapathMapFlows
 	MapFlowsBackup   = DatapathMapFlowsBackup
 	MapFragQueue     = DatapathMapFragQueue

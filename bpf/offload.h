@@ -1,59 +1,50 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Connections that may go past the stack. It has delivered packets of both sides
- * as they were sent, so it translates nothing of them and its rules let them
- * pass. New connections are its business, and conntrack is to know of those that
- * it does not see any more:
+ * Connections that may bypass the stack: it has delivered packets of both sides
+ * unchanged, so it does not translate them and its rules accept them. The stack
+ * still handles new connections, and its conntrack must not forget offloaded ones:
  *
- * - UDP goes through the stack again every few seconds, sooner than conntrack forgets.
- * - TCP must not: conntrack would find its numbers out of the window, and rules that
- *   drop what is invalid would end it. Instead the stack gets a copy, a shadow, of
- *   what ends the connection, and of a packet per minute, with numbers that it has
- *   seen before. What forwards to the receiver drops it again.
+ *  - UDP goes through the stack every few seconds, sooner than conntrack forgets.
+ *  - TCP cannot do that: conntrack would find the sequence numbers out of its
+ *    window, and rules that drop invalid packets would end the connection. So the
+ *    stack gets a conntrack update: a copy of a packet, with sequence numbers that
+ *    conntrack knows. It is sent once a minute, and for packets that end the
+ *    connection. The last hook before the receiver drops it.
  */
 #pragma once
 
 #include "checksum.h"
-#include "flow.h"
 #include "maps.h"
 #include "parse.h"
-#include "fwd_cache.h"
+#include "tag.h"
+#include "time.h"
 
-#define CT_UDP_INTERVAL	       TICKS(5)	 /* conntrack's least is 30 s */
-#define CT_TCP_INTERVAL	       TICKS(60) /* and 5 days, or what the host has instead */
-#define CT_UPDATE_MAX_LEN      1024	 /* a packet per minute, but a short one */
+#define CT_UDP_INTERVAL	       TICKS(5)	 /* conntrack forgets after 30 s at the earliest */
+#define CT_TCP_INTERVAL	       TICKS(60) /* after 5 days, unless the host configures less */
+#define CT_UPDATE_MAX_LEN      1024	 /* bytes: copy only short packets */
 #define OFFLOAD_FIN_ANY	       (OFFLOAD_FIN | OFFLOAD_FIN << 1)
 #define OFFLOAD_CLOSED	       (OFFLOAD_FIN_ACK | OFFLOAD_FIN_ACK << 1)
 #define OFFLOAD_DELIVERED_BOTH (OFFLOAD_DELIVERED | OFFLOAD_DELIVERED << 1)
 
-static __always_inline bool addr_before(const struct addr *a, const struct addr *b)
-{
-	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)b;
-
-	for (int i = 3; i > 0; i--)
-		if (x[i] != y[i])
-			return x[i] < y[i];
-	return x[0] < y[0];
-}
-
-/* The connection of a packet, in the terms of the maps. */
+/* The connection of a packet p, as the offload maps know it. */
 struct connection {
 	struct offload_key key;
-	__u32 side; /* that p comes from */
-	__u32 uplink;
-	__u64 owners;
+	__u32 side;		 /* which side in key has sent p: 0 or 1 */
+	__u32 uplink;		 /* as in struct offload */
+	__u64 owners;		 /* as in struct offload */
+	struct offload *offload; /* the entry, or NULL */
 };
 
-/* Whether the sender's side is the first. Ports nearly always decide. */
+/* p's sender is side 0: the one with the lower port, or else address. */
 static __always_inline bool offload_is_first(const struct packet *p, const struct addr *addr,
 					     __u16 port)
 {
-	return p->sport != port ? p->sport < port : addr_before(&p->src, addr);
+	return p->sport != port ? p->sport < port : addr_less(&p->src, addr);
 }
 
-/* Fills in p's connection with addr:port, but for owners and uplink. */
-static __noinline void offload_key_init(struct connection *c, const struct packet *p,
-					const struct addr *addr, __u16 port)
+/* Sets c's key and side for p, addressed to addr:port. */
+static __noinline void offload_init(struct connection *c, const struct packet *p,
+				    const struct addr *addr, __u16 port)
 {
 	__builtin_memset(&c->key, 0, sizeof(c->key));
 	c->key.protocol = p->protocol;
@@ -72,29 +63,28 @@ static __noinline void offload_key_init(struct connection *c, const struct packe
 	}
 }
 
-static __always_inline struct offload *offload_find(const struct offload_key *key)
+static __always_inline struct offload *offload_lookup(const struct offload_key *key)
 {
 	return key->protocol == IPPROTO_TCP ? bpf_map_lookup_elem(&offload_tcp, key)
 					    : bpf_map_lookup_elem(&offload_udp, key);
 }
 
-static __always_inline bool offload_possible(const struct packet *p)
+static __always_inline bool offload_is_possible(const struct packet *p)
 {
-	return p->fast_eligible && !p->icmp_error &&
-	       (p->protocol == IPPROTO_TCP || p->protocol == IPPROTO_UDP);
+	return p->fast_eligible && !p->icmp_error && is_tcp_or_udp(p->protocol);
 }
 
-static __always_inline __u32 ct_seq_of(const struct offload *offload, __u32 side)
+/* The sequence number that a conntrack update has for a side. */
+static __always_inline __u32 ct_update_seq(const struct connection *c, __u32 side)
 {
-	return side ? offload->ct_seq[1] : offload->ct_seq[0];
+	return (side ? c->offload->ct_seq[1] : c->offload->ct_seq[0]) - 1;
 }
 
-/* No sender goes back behind both of these numbers. */
-static __always_inline bool is_ct_update(const struct offload *offload, const struct packet *p,
-					 __u32 side)
+/* No real packet goes back behind what both sides have sent before. */
+static __always_inline bool is_ct_update(const struct packet *p, const struct connection *c)
 {
-	return p->protocol == IPPROTO_TCP && p->seq == ct_seq_of(offload, side) - 1 &&
-	       p->ack == ct_seq_of(offload, !side) - 1;
+	return p->protocol == IPPROTO_TCP && p->seq == ct_update_seq(c, c->side) &&
+	       p->ack == ct_update_seq(c, !c->side);
 }
 
 struct tcp_fields {
@@ -107,61 +97,62 @@ struct tcp_fields {
 #define TCP_FIN	   0x01
 #define TCP_ACK	   0x10
 
-static __always_inline long tcp_put(struct __sk_buff *skb, const struct packet *p, __u32 offset,
-				    __u32 from, __u32 to, __u32 size)
+static __always_inline long tcp_rewrite_field(struct __sk_buff *skb, const struct packet *p,
+					      __u32 offset, __u32 from, __u32 to, __u32 size)
 {
 	return bpf_l4_csum_replace(skb, p->l4 + offsetof(struct tcphdr, check), from, to, size)
 		       ?: bpf_skb_store_bytes(skb, p->l4 + offset, &to, size, 0);
 }
 
-static __noinline long tcp_put_fields(struct __sk_buff *skb, const struct packet *p,
-				      const struct tcp_fields *from, const struct tcp_fields *to)
+static __noinline long tcp_rewrite_fields(struct __sk_buff *skb, const struct packet *p,
+					  const struct tcp_fields *from,
+					  const struct tcp_fields *to)
 {
-	return tcp_put(skb, p, offsetof(struct tcphdr, seq), from->seq, to->seq, 4)
-		       ?: tcp_put(skb, p, offsetof(struct tcphdr, ack_seq), from->ack, to->ack, 4)
-		       ?: tcp_put(skb, p, 12, from->flags, to->flags, 2);
+	return tcp_rewrite_field(skb, p, offsetof(struct tcphdr, seq), from->seq, to->seq, 4)
+		       ?: tcp_rewrite_field(skb, p, offsetof(struct tcphdr, ack_seq), from->ack,
+					    to->ack, 4)
+		       ?: tcp_rewrite_field(skb, p, 12, from->flags, to->flags, 2);
 }
 
 /*
- * Sends the stack a copy of p that conntrack finds in the window. One that ends
- * the connection does so there, by FIN, since the number of an RST would have to
- * be exact.
+ * Sends the stack a copy of p with the sequence numbers that conntrack has seen.
+ * For RST it gets a FIN, since a RST would need its exact sequence number.
  */
-static __noinline long send_ct_update(struct __sk_buff *skb, const struct packet *p,
-				      const struct offload *offload, __u32 side)
+static __noinline long ct_update_send(struct __sk_buff *skb, const struct packet *p,
+				      const struct connection *c)
 {
 	struct tcp_fields own = {.seq = bpf_htonl(p->seq), .ack = bpf_htonl(p->ack)};
-	struct tcp_fields ct_update = {
-		.seq = bpf_htonl(ct_seq_of(offload, side) - 1),
-		.ack = bpf_htonl(ct_seq_of(offload, !side) - 1),
+	struct tcp_fields update = {
+		.seq = bpf_htonl(ct_update_seq(c, c->side)),
+		.ack = bpf_htonl(ct_update_seq(c, !c->side)),
 	};
 	long err = bpf_skb_load_bytes(skb, p->l4 + 12, &own.flags, sizeof(own.flags));
 
 	if (err)
 		return err;
-	ct_update.flags = (own.flags & bpf_htons(TCP_LENGTH)) | bpf_htons(TCP_ACK);
+	update.flags = (own.flags & bpf_htons(TCP_LENGTH)) | bpf_htons(TCP_ACK);
 	if (p->tcp_fin || p->tcp_rst)
-		ct_update.flags |= bpf_htons(TCP_FIN);
-	err = tcp_put_fields(skb, p, &own, &ct_update);
+		update.flags |= bpf_htons(TCP_FIN);
+	err = tcp_rewrite_fields(skb, p, &own, &update);
 	if (!err) {
 		skb->tc_index = TAG_CT_UPDATE;
 		bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS);
 		skb->tc_index = TAG_NONE;
 	}
-	return err ?: tcp_put_fields(skb, p, &ct_update, &own);
+	return err ?: tcp_rewrite_fields(skb, p, &update, &own);
 }
 
-/* Follows the end of a connection: it is over when both sides have acknowledged the other's FIN. */
-static __always_inline void offload_closing(const struct packet *p, const struct connection *c,
-					    struct offload *offload)
+/* Tracks FINs and their ACKs. Deletes the entry when both FINs are acknowledged. */
+static __always_inline void offload_track_close(const struct packet *p, const struct connection *c)
 {
-	__u32 length = p->len + p->l3 - p->l4_payload; /* of what p carries */
+	__u32 payload_len = p->len + p->l3 - p->l4_payload;
+	struct offload *offload = c->offload;
 
 	if (p->tcp_fin) {
 		if (c->side)
-			offload->fin_seq[1] = p->seq + length + 1;
+			offload->fin_seq[1] = p->seq + payload_len + 1;
 		else
-			offload->fin_seq[0] = p->seq + length + 1;
+			offload->fin_seq[0] = p->seq + payload_len + 1;
 		offload->state |= OFFLOAD_FIN << c->side;
 	}
 	if (offload->state & OFFLOAD_FIN << !c->side &&
@@ -171,96 +162,69 @@ static __always_inline void offload_closing(const struct packet *p, const struct
 		bpf_map_delete_elem(&offload_tcp, &c->key);
 }
 
-/* The entry by which p may go past the stack, or NULL. */
-static __noinline struct offload *offload_get(const struct packet *p, const struct connection *c)
+/* Whether p may bypass the stack. */
+static __always_inline bool offload_allows(const struct packet *p, const struct connection *c)
 {
-	struct offload *offload;
+	const struct offload *offload = c->offload;
 
-	if (!offload_possible(p) || p->tcp_syn || p->tcp_synack)
-		return NULL;
-	offload = offload_find(&c->key);
 	if (!offload || offload->owners != c->owners ||
 	    (offload->state & OFFLOAD_DELIVERED_BOTH) != OFFLOAD_DELIVERED_BOTH ||
-	    is_ct_update(offload, p, c->side))
-		return NULL;
-	if (p->protocol == IPPROTO_UDP && now_ticks() - offload->ct_seen > CT_UDP_INTERVAL)
-		return NULL;
-	return offload;
+	    is_ct_update(p, c))
+		return false;
+	return p->protocol != IPPROTO_UDP || now_ticks() - offload->ct_seen <= CT_UDP_INTERVAL;
 }
 
-/* p goes past the stack, which is told of what it must know. */
-static __noinline long offload_pass(struct __sk_buff *skb, const struct packet *p,
-				    const struct connection *c, struct offload *offload)
+/* p bypasses the stack: updates the entry, and conntrack if that is due. Returns 0 or an error. */
+static __noinline long offload_track_bypass(struct __sk_buff *skb, const struct packet *p,
+					    const struct connection *c)
 {
+	struct offload *offload = c->offload;
 	__u32 now;
 
-	if (p->protocol != IPPROTO_TCP)
+	if (!offload || p->protocol != IPPROTO_TCP)
 		return 0;
 	now = now_ticks();
 	if (p->tcp_fin || p->tcp_rst ||
 	    (now - offload->ct_seen > CT_TCP_INTERVAL && p->len <= CT_UPDATE_MAX_LEN)) {
 		offload->ct_seen = now;
-		if (send_ct_update(skb, p, offload, c->side))
+		if (ct_update_send(skb, p, c))
 			return -EINVAL;
 	}
 	if (p->tcp_fin || offload->state & OFFLOAD_FIN_ANY)
-		offload_closing(p, c, offload);
-	/* Anybody outside can send an RST that its receiver ignores; a container's own is meant. */
+		offload_track_close(p, c);
+	/* A RST from outside may be forged, and ignored; a container's own is meant. */
 	if (p->tcp_rst && skb->ifindex != offload->uplink)
 		offload->state &= ~OFFLOAD_DELIVERED_BOTH;
 	return 0;
 }
 
-/* Who opens a connection anew is answered: nothing of the old one holds any more. */
-static __always_inline void offload_opening(const struct packet *p, const struct connection *c,
-					    struct offload *offload)
+/* A SYN and its reply start a new connection, which knows nothing of the old one. */
+static __always_inline void offload_track_open(const struct packet *p, const struct connection *c)
 {
 	if (p->tcp_syn)
-		offload->state |= OFFLOAD_SYN << c->side;
-	else if (offload->state & OFFLOAD_SYN << !c->side)
+		c->offload->state |= OFFLOAD_SYN << c->side;
+	else if (c->offload->state & OFFLOAD_SYN << !c->side)
 		bpf_map_delete_elem(&offload_tcp, &c->key);
 }
 
-static __always_inline bool offload_is(const struct offload *offload, const struct connection *c)
+static __always_inline bool offload_matches(const struct connection *c)
 {
-	return offload && offload->owners == c->owners && offload->uplink == c->uplink;
+	return c->offload && c->offload->owners == c->owners && c->offload->uplink == c->uplink;
 }
 
-/*
- * The stack delivers p, which is no shadow. Returns whether that is the first of
- * its side, and so for offload_begin.
- */
-static __noinline bool offload_update(const struct packet *p, const struct connection *c,
-				      struct offload *offload)
+/* The stack has delivered a packet of p's side before. */
+static __always_inline bool offload_has_side(const struct connection *c)
 {
-	__u32 now = now_ticks();
-
-	if (p->tcp_syn || p->tcp_synack) {
-		if (offload)
-			offload_opening(p, c, offload);
-		return false;
-	}
-	if (p->tcp_rst) {
-		bpf_map_delete_elem(&offload_tcp, &c->key);
-		return false;
-	}
-	if (!offload_is(offload, c) || !(offload->state & OFFLOAD_DELIVERED << c->side))
-		return true;
-	if (offload->ct_seen != now)
-		offload->ct_seen = now;
-	if (p->tcp_fin || offload->state & OFFLOAD_FIN_ANY)
-		offload_closing(p, c, offload);
-	return false;
+	return offload_matches(c) && c->offload->state & OFFLOAD_DELIVERED << c->side;
 }
 
-/* Notes that the stack has delivered p, beside what known says of the other side. */
-static __noinline void offload_delivered(const struct packet *p, const struct connection *c,
-					 const struct offload *known)
+/* Records that the stack has delivered p. Keeps what the entry has about the other side. */
+static __noinline void offload_store(const struct packet *p, const struct connection *c)
 {
 	struct offload offload = {.owners = c->owners, .uplink = c->uplink};
 
-	if (offload_is(known, c))
-		offload = *known;
+	if (offload_matches(c))
+		offload = *c->offload;
 	if (c->side)
 		offload.ct_seq[1] = p->seq;
 	else
@@ -271,4 +235,15 @@ static __noinline void offload_delivered(const struct packet *p, const struct co
 		bpf_map_update_elem(&offload_tcp, &c->key, &offload, BPF_ANY);
 	else
 		bpf_map_update_elem(&offload_udp, &c->key, &offload, BPF_ANY);
+}
+
+/* Records a later packet p of its side, which the stack has delivered too. */
+static __always_inline void offload_touch(const struct packet *p, const struct connection *c)
+{
+	__u32 now = now_ticks();
+
+	if (c->offload->ct_seen != now)
+		c->offload->ct_seen = now;
+	if (p->tcp_fin || c->offload->state & OFFLOAD_FIN_ANY)
+		offload_track_close(p, c);
 }

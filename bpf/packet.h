@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A packet in the terms of the maps. */
+/* A packet as the programs see it: its headers, in the terms of the maps. */
 #pragma once
 
 #include <stdbool.h>
@@ -12,10 +12,12 @@
 #include "abi.h"
 
 /*
- * The headers of one packet. Two kinds of packets carry no ports of their own
- * and get those of their connection: a later fragment has the first one's, an
- * ICMP error has those of the packet it quotes. An error also gets that packet's
- * addresses, swapped, because that packet went the other way.
+ * Ports are in host byte order, offsets and lengths in bytes.
+ *
+ * Two kinds of packets carry no ports of their own and get those of their
+ * connection: a later fragment has the first one's, an ICMP error has those of
+ * the packet it quotes. An error also gets that packet's addresses, swapped,
+ * because that packet went the other way.
  */
 struct packet {
 	/* The key of fwd_cache: same layout as struct fwd_key. */
@@ -48,7 +50,7 @@ struct packet {
 	bool icmp_error;       /* an ICMP error; inner_l3, inner_l4 and outer_src belong to it */
 	__u32 frag_id;	       /* as in the packet */
 	__u16 frag_offset;     /* in units of 8 bytes */
-	__u16 frag_len;	       /* in bytes; the frame may be longer */
+	__u16 frag_len;	       /* payload; the frame may be longer */
 	__u16 inner_l3;	       /* offset of the quoted IP header */
 	__u16 inner_l4;	       /* offset of the header behind it */
 	struct addr outer_src; /* the sender of the error */
@@ -57,16 +59,39 @@ struct packet {
 _Static_assert(offsetof(struct packet, echo_reply) == offsetof(struct fwd_key, echo_reply),
 	       "fwd_key");
 
-/* How far a packet could be read. */
+/* The sides of a packet, for translation. */
+enum side {
+	SIDE_SRC,
+	SIDE_DST,
+};
+
+/* How much of a packet could be parsed. */
 enum parsed {
 	PARSED = 0,
 	PARSED_NOT_IP,	  /* ARP and the like, or a frame for a VLAN device: never ours */
-	PARSED_TRUNCATED, /* nothing but the family is known */
-	PARSED_FRAGMENT, /* addresses are known; ports are not, since the first fragment was not seen */
-	PARSED_PROTOCOL, /* likewise: ICMP for neighbours, extension headers */
+	PARSED_TRUNCATED, /* only the family is known */
+	PARSED_FRAGMENT,  /* a later fragment, whose ports are unknown: the first was not seen */
+	PARSED_PROTOCOL,  /* only the addresses are known: ICMP for neighbors, extension headers */
 };
+
+static __always_inline bool is_tcp_or_udp(__u8 protocol)
+{
+	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP;
+}
 
 static __always_inline bool packet_is_icmp(const struct packet *p)
 {
 	return p->protocol == (p->ipv6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP);
+}
+
+/* The L4 header, and so its checksum, is in this packet. */
+static __always_inline bool packet_has_l4(const struct packet *p)
+{
+	return p->has_ports && !p->non_first_frag;
+}
+
+/* The length of the IP packets on the wire: with GSO, of one segment. */
+static __always_inline __u32 packet_segment_len(struct __sk_buff *skb, const struct packet *p)
+{
+	return skb->gso_size && p->l4_payload ? p->l4_payload - p->l3 + skb->gso_size : p->len;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* From bytes to a struct packet. Reads only, but for the ports of fragments. */
+/* From bytes to a struct packet. Writes nothing else, apart from the ports of fragments. */
 #pragma once
 
 #include <linux/if_ether.h>
@@ -15,7 +15,7 @@
 #include "packet.h"
 #include "parse_icmp.h"
 
-#define VLAN_ID 0xfff /* of a tag; the rest is priority */
+#define VLAN_ID 0xfff /* the rest of a tag is priority */
 
 static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 {
@@ -71,7 +71,7 @@ static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 	}
 }
 
-/* The first fragment leaves its ports for the later ones. */
+/* Records the ports of a first fragment; fills in those of a later one. */
 static __always_inline int parse_fragment(struct __sk_buff *skb, struct packet *p, __u32 id,
 					  __u16 offset)
 {
@@ -80,19 +80,20 @@ static __always_inline int parse_fragment(struct __sk_buff *skb, struct packet *
 	p->frag_id = id;
 	p->frag_offset = offset;
 	if (offset)
-		return fragment_lookup(p);
+		return fragment_fill_ports(p);
 	parsed = parse_l4(skb, p);
-	if (p->icmp_error) /* none of the usual ones is too long for one packet; p is not of its tuple */
+	/* p has the quoted packet's tuple, not its own. Real errors are short enough for one packet. */
+	if (p->icmp_error)
 		return PARSED_PROTOCOL;
 	fragment_track(p, parsed != PARSED);
 	return parsed;
 }
 
-/* What the header says, which is 0 of a packet that is too long for it (BIG TCP). */
-static __always_inline __u32 length_of(struct __sk_buff *skb, const struct packet *p, __u16 says,
+/* The IP packet's length. Its field is 0 if it is too long for that (BIG TCP). */
+static __always_inline __u32 parse_len(struct __sk_buff *skb, const struct packet *p, __u16 field,
 				       __u32 header)
 {
-	return says ? says + header : skb->len - p->l3;
+	return field ? field + header : skb->len - p->l3;
 }
 
 static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p)
@@ -106,7 +107,7 @@ static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p)
 	p->protocol = ip->protocol;
 	p->l4 = p->l3 + ip->ihl * 4;
 	p->frag_len = bpf_ntohs(ip->tot_len) - ip->ihl * 4;
-	p->len = length_of(skb, p, bpf_ntohs(ip->tot_len), 0);
+	p->len = parse_len(skb, p, bpf_ntohs(ip->tot_len), 0);
 	p->ttl = ip->ttl;
 	if (ip->frag_off & bpf_htons(IPV4_FRAGMENT_MASK))
 		return parse_fragment(skb, p, ip->id, bpf_ntohs(ip->frag_off) & IPV4_OFFSET_MASK);
@@ -126,18 +127,17 @@ static __always_inline int parse_ipv6_fragment(struct __sk_buff *skb, struct pac
 	return parse_fragment(skb, p, header->id, bpf_ntohs(header->offset) >> 3);
 }
 
-#define OPTIONS_HEADERS 2 /* hop-by-hop, and the destination's (RFC 8200, 4.1) */
-#define OPTIONS_LENGTH                                                                             \
-	48 /* of each, in bytes: what comes after two is still within what bytes_at can reach */
+#define OPTIONS_HEADERS 2  /* hop-by-hop, and destination options (RFC 8200, 4.1) */
+#define OPTIONS_MAX_LEN 48 /* bytes of each: bytes_at must reach what follows two of them */
 
 /*
- * Goes past options, which a translation does not touch. Routing headers are not
- * gone past: they say that the destination is another than the packet has.
+ * Skips options, which translation leaves alone. Not routing headers: with them
+ * the packet's destination is not the final one.
  */
-static __always_inline bool skip_options(struct __sk_buff *skb, struct packet *p)
+static __always_inline bool parse_skip_options(struct __sk_buff *skb, struct packet *p)
 {
 	struct ipv6_opt_hdr *options;
-	__u32 length;
+	__u32 len;
 
 	for (int i = 0; i < OPTIONS_HEADERS; i++) {
 		if (p->protocol != IPPROTO_HOPOPTS && p->protocol != IPPROTO_DSTOPTS)
@@ -145,12 +145,12 @@ static __always_inline bool skip_options(struct __sk_buff *skb, struct packet *p
 		options = bytes_at(skb, p->l4, sizeof(*options));
 		if (!options)
 			return false;
-		length = (options->hdrlen + 1) * 8;
-		if (length > OPTIONS_LENGTH)
+		len = (options->hdrlen + 1) * 8;
+		if (len > OPTIONS_MAX_LEN)
 			return false;
 		p->protocol = options->nexthdr;
-		p->l4 += length;
-		p->frag_len -= length;
+		p->l4 += len;
+		p->frag_len -= len;
 	}
 	return true;
 }
@@ -166,16 +166,16 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	__builtin_memcpy(&p->dst, &ip->daddr, sizeof(p->dst));
 	p->protocol = ip->nexthdr;
 	p->frag_len = bpf_ntohs(ip->payload_len);
-	p->len = length_of(skb, p, bpf_ntohs(ip->payload_len), sizeof(*ip));
+	p->len = parse_len(skb, p, bpf_ntohs(ip->payload_len), sizeof(*ip));
 	jumbo = !ip->payload_len && skb->gso_size;
 	p->ttl = ip->hop_limit;
 	p->l4 = p->l3 + sizeof(*ip);
 	p->ipv6 = true;
 	if (addr_is_mapped(&p->src))
 		return PARSED_NOT_IP;
-	if (addr_is_mapped(&p->dst)) /* which the maps would take for IPv4; the stack forwards it */
+	if (addr_is_mapped(&p->dst)) /* IPv4 in our maps; the stack would forward it as IPv6 */
 		return PARSED_PROTOCOL;
-	if (!skip_options(skb, p))
+	if (!parse_skip_options(skb, p))
 		return PARSED_PROTOCOL;
 	if (p->protocol == IPPROTO_FRAGMENT)
 		return parse_ipv6_fragment(skb, p);
@@ -184,13 +184,13 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	return parse_l4(skb, p);
 }
 
-/* The frame is for the VLAN device above this one. A tag of priority alone changes nothing (802.1Q, 6.9). */
+/* The frame is for a VLAN device above this one. VLAN 0 is only a priority (802.1Q, 6.9). */
 static __always_inline bool has_vlan(struct __sk_buff *skb)
 {
 	return skb->vlan_present && skb->vlan_tci & VLAN_ID;
 }
 
-/* Fills in p as far as the result says. The IP header is at l3. */
+/* Fills in p, whose IP header is at l3, as far as the returned enum parsed says. */
 static __noinline int parse(struct __sk_buff *skb, struct packet *p, __u32 l3)
 {
 	__builtin_memset(p, 0, sizeof(*p));
@@ -203,15 +203,4 @@ static __noinline int parse(struct __sk_buff *skb, struct packet *p, __u32 l3)
 	if (skb->protocol == bpf_htons(ETH_P_IPV6))
 		return parse_ipv6(skb, p);
 	return PARSED_NOT_IP;
-}
-
-/*
- * One place per CPU: programs do not run inside of each other. But to_uplink does where it sends
- * held fragments by its own device, after which it looks at no packet any more.
- */
-static __always_inline struct packet *pkt_scratch_get(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&pkt_scratch, &zero);
 }

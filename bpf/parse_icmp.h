@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* ICMP and ICMPv6: echo, and errors with the packet that they carry. */
+/* ICMP and ICMPv6: echo, and errors with the packet that they quote. */
 #pragma once
 
 #include <linux/ip.h>
@@ -28,7 +28,7 @@ struct echohdr {
 	__be16 sequence;
 };
 
-/* ICMP errors: what they say does not matter here, only that they carry a packet (RFC 792, RFC 4443). */
+/* ICMP errors: the messages that quote a packet (RFC 792, RFC 4443). */
 #define ICMP4_UNREACHABLE   3
 #define ICMP4_TIME_EXCEEDED 11
 #define ICMP4_PARAMETER	    12
@@ -36,8 +36,8 @@ struct echohdr {
 #define ICMP6_PARAMETER	    4
 
 /*
- * An echo message names its conversation by the identifier alone. It stands for
- * the port of the side that asked, so that one lookup serves all protocols.
+ * The identifier stands for the port of the side that sent the request, so that one
+ * lookup serves all protocols.
  */
 static __always_inline int parse_echo(struct packet *p, __u8 type, __be16 id)
 {
@@ -60,19 +60,19 @@ static __always_inline bool icmp_type_is_error(const struct packet *p, __u8 type
 	return type == ICMP4_UNREACHABLE || type == ICMP4_TIME_EXCEEDED || type == ICMP4_PARAMETER;
 }
 
-/* The ports of the packet in an error, of which eight bytes are there at least, turned round. */
+/* Takes the ports of the quoted packet, swapped. At least eight bytes of it are quoted. */
 static __always_inline int parse_icmp_inner(struct __sk_buff *skb, struct packet *p)
 {
 	struct echohdr *l4 = bytes_at(skb, p->inner_l4, sizeof(*l4));
-	const __be16 *host_ports = (const __be16 *)l4;
+	const __be16 *ports = (const __be16 *)l4;
 	int parsed = PARSED;
 	__u16 sport;
 
 	if (!l4)
 		return PARSED_TRUNCATED;
-	if (p->protocol == IPPROTO_TCP || p->protocol == IPPROTO_UDP) {
-		p->sport = bpf_ntohs(host_ports[0]);
-		p->dport = bpf_ntohs(host_ports[1]);
+	if (is_tcp_or_udp(p->protocol)) {
+		p->sport = bpf_ntohs(ports[0]);
+		p->dport = bpf_ntohs(ports[1]);
 		p->has_ports = true;
 	} else if (packet_is_icmp(p)) {
 		parsed = parse_echo(p, l4->type, l4->id);
@@ -84,8 +84,8 @@ static __always_inline int parse_icmp_inner(struct __sk_buff *skb, struct packet
 }
 
 /*
- * Takes the addresses of the packet inside, turned round. An error goes to who
- * has sent that packet, or it is none that we could translate.
+ * Takes the addresses of the quoted packet, swapped. Returns false unless the error
+ * goes to that packet's sender: such an error cannot be translated.
  */
 static __always_inline bool icmp_swap_tuple(struct packet *p, const struct addr *sender,
 					    const struct addr *receiver)
@@ -113,7 +113,7 @@ static __always_inline int parse_error_ipv4(struct __sk_buff *skb, struct packet
 	return parse_icmp_inner(skb, p);
 }
 
-/* Past the header of a first fragment; a later one has no ports. */
+/* Skips a first fragment's header. A later fragment has no ports. */
 static __always_inline int parse_error_ipv6_fragment(struct __sk_buff *skb, struct packet *p)
 {
 	struct fragment_header *header = bytes_at(skb, p->inner_l4, sizeof(*header));
@@ -153,7 +153,7 @@ static __noinline int parse_icmp(struct __sk_buff *skb, struct packet *p)
 	if (!icmp_type_is_error(p, icmp->type))
 		return parse_echo(p, icmp->type, icmp->id);
 	p->icmp_error = true;
-	p->fast_eligible = false; /* for all that it looks like a packet of the connection */
+	p->fast_eligible = false; /* although p gets the connection's tuple */
 	p->inner_l3 = p->l4 + sizeof(*icmp);
 	return p->ipv6 ? parse_error_ipv6(skb, p) : parse_error_ipv4(skb, p);
 }

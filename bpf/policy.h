@@ -1,37 +1,36 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * ingressPolicy: which other containers of this host may send to a container.
- * The host and the outside always may, and so may whoever answers. It is asked
- * on the way into the container, behind every translation; who sends is told by
- * the device that a packet came in by, whatever its source has become since. From
- * behind a bridge, which hides that device, it is told by the source alone.
+ * ingressPolicy: which other containers of this host may open connections to a
+ * container. The host and the outside always may. It is enforced where a packet
+ * enters the container, after all translation, so the ingress device identifies
+ * the sender, and not the source address. Another plugin's bridge hides that
+ * device; then the source address has to do.
  */
 #pragma once
 
+#include "endpoint.h"
 #include "flow.h"
-#include "host_port.h"
-#include "verdict.h"
 
-/* Remembers that the container behind device has sent p, so that it may be answered. */
+/* Records that the container behind device has sent p, so that replies are admitted. */
 static __noinline void policy_track_egress(const struct packet *p, const struct device *device)
 {
-	struct flow flow = {.owner = device->owner, .last_seen = now_ticks()};
+	struct flow new = {.owner = device->owner, .last_seen = now_ticks()};
 	struct flow_key key;
-	struct flow *known;
+	struct flow *flow;
 
 	if (p->icmp_error)
 		return;
 	flow_reply_key(&key, p);
 	key.kind = FLOW_EGRESS;
-	known = bpf_map_lookup_elem(&flows, &key);
-	if (known && known->owner == device->owner)
-		flow_touch(&key, known, p, false);
+	flow = bpf_map_lookup_elem(&flows, &key);
+	if (flow && flow->owner == device->owner)
+		flow_touch(&key, flow, p, false);
 	else
-		bpf_map_update_elem(&flows, &key, &flow, BPF_ANY);
+		bpf_map_update_elem(&flows, &key, &new, BPF_ANY);
 }
 
-/* p answers what the container behind device has sent. */
-static __noinline bool policy_is_reply(const struct packet *p, const struct device *device)
+/* Tracks p as a reply to the container behind device. Returns false if it is none. */
+static __noinline bool policy_track_reply(const struct packet *p, const struct device *device)
 {
 	struct flow_key key;
 	struct flow *flow;
@@ -45,30 +44,28 @@ static __noinline bool policy_is_reply(const struct packet *p, const struct devi
 	return true;
 }
 
-/* A container may send to the one behind device. */
-static __always_inline bool policy_allows(const struct device *device, __u32 container,
-					  __u32 network)
+static __always_inline bool policy_allows_container(const struct device *device, __u32 container,
+						    __u32 network)
 {
 	if (container == device->container)
 		return true;
 	return device->ingress_policy == POLICY_SAME_NETWORK && network == device->network;
 }
 
-/* The same of who has sent skb, as p if that could be parsed: true where that is no container. */
+/* True if the sender is no container. An unparsed p has zeros in the place of its source. */
 static __always_inline bool policy_allows_sender(struct __sk_buff *skb, const struct packet *p,
 						 const struct device *device)
 {
-	__u32 ifindex = skb->ingress_ifindex;
-	struct device *sender = bpf_map_lookup_elem(&devices, &ifindex);
+	struct device *sender = device_lookup(skb->ingress_ifindex);
 	struct endpoint *endpoint;
 
 	if (sender)
-		return policy_allows(device, sender->container, sender->network);
-	endpoint = bpf_map_lookup_elem(&endpoints, p->icmp_error ? &p->outer_src : &p->src);
-	return !endpoint || policy_allows(device, endpoint->container, endpoint->network);
+		return policy_allows_container(device, sender->container, sender->network);
+	endpoint = endpoint_lookup(p->icmp_error ? &p->outer_src : &p->src);
+	return !endpoint || policy_allows_container(device, endpoint->container, endpoint->network);
 }
 
-/* Containers behind one bridge have to find each other before one can answer the other. */
+/* ARP and neighbor discovery: containers on one bridge need them to exchange replies. */
 static __always_inline bool policy_is_neighbor(struct __sk_buff *skb, const struct packet *p)
 {
 	__u8 *type;
@@ -83,41 +80,10 @@ static __always_inline bool policy_is_neighbor(struct __sk_buff *skb, const stru
 	return type && (*type == ICMP6_NEIGHBOR_SOLICIT || *type == ICMP6_NEIGHBOR_ADVERT);
 }
 
-/* Says whether skb must not reach the container behind device; then it is counted. */
-static __always_inline bool policy_drops(struct __sk_buff *skb, const struct device *device)
+/* The container behind device may receive p even if it is no reply. */
+static __always_inline bool policy_allows(struct __sk_buff *skb, const struct packet *p,
+					  const struct device *device)
 {
-	struct packet *p;
-	int parsed;
-
-	if (device->ingress_policy == POLICY_OPEN || !skb->ingress_ifindex) /* the host's own */
-		return false;
-	p = pkt_scratch_get();
-	if (!p)
-		return false;
-	parsed = parse(skb, p, ETH_HLEN);
-	if (policy_allows_sender(skb, p, device) || policy_is_neighbor(skb, p) ||
-	    (parsed == PARSED && policy_is_reply(p, device)))
-		return false;
-	drop_for(skb, device->owner, REASON_POLICY);
-	return true;
-}
-
-/* The sender is the container behind device, as who has to be in a port's sources. */
-static __always_inline bool host_port_knows_sender(const struct device *device,
-						   const struct endpoint *sender,
-						   const struct host_port *port)
-{
-	return !port->src_range_set || (device && sender && sender->container == device->container);
-}
-
-/* The host port is for the client that p is from. */
-static __noinline bool host_port_allows(const struct packet *p, const struct host_port *port)
-{
-	struct prefix_key key = {
-		.prefixlen = 32 + 128,
-		.set = port->src_range_set,
-		.addr = p->src,
-	};
-
-	return !port->src_range_set || bpf_map_lookup_elem(&port_src_ranges, &key);
+	return device->ingress_policy == POLICY_OPEN || policy_allows_sender(skb, p, device) ||
+	       policy_is_neighbor(skb, p);
 }

@@ -1,14 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Writes a translated address and port into a packet, and mends its checksums. No policy. */
+/* Writes translated addresses, ports and the TTL into a packet, and updates its checksums. */
 #pragma once
 
 #include "rewrite_error.h"
-
-/* There is an L4 header, and we know its checksum. */
-static __always_inline bool has_l4(const struct packet *p)
-{
-	return p->has_ports && !p->non_first_frag;
-}
 
 /* The offset of the L4 checksum, and bpf_l4_csum_replace's flags for the protocol. */
 static __always_inline __u32 checksum_offset(const struct packet *p, __u64 *flags)
@@ -28,7 +22,7 @@ static __always_inline __u32 checksum_offset(const struct packet *p, __u64 *flag
 /* The offset of the port of a side; an echo message has one identifier for both. */
 static __always_inline __u32 port_offset(const struct packet *p, enum side side)
 {
-	if (p->protocol == IPPROTO_TCP || p->protocol == IPPROTO_UDP)
+	if (is_tcp_or_udp(p->protocol))
 		return p->l4 + (side == SIDE_SRC ? 0 : 2);
 	return p->l4 + offsetof(struct echohdr, id);
 }
@@ -42,7 +36,7 @@ static __always_inline long rewrite_ipv4(struct __sk_buff *skb, const struct pac
 	__u32 checksum = checksum_offset(p, &flags);
 	long err = 0;
 
-	if (has_l4(p) && p->protocol != IPPROTO_ICMP) /* which has no pseudo header */
+	if (packet_has_l4(p) && p->protocol != IPPROTO_ICMP) /* which has no pseudo header */
 		err = bpf_l4_csum_replace(skb, checksum, from, to,
 					  flags | BPF_F_PSEUDO_HDR | sizeof(to));
 	if (!err)
@@ -62,8 +56,8 @@ static __always_inline long rewrite_ipv6(struct __sk_buff *skb, const struct pac
 	__u32 checksum = checksum_offset(p, &flags);
 	long err = 0;
 
-	if (has_l4(p))
-		err = replace_pseudo_ipv6(skb, checksum, diff, flags);
+	if (packet_has_l4(p))
+		err = csum_replace_pseudo_ipv6(skb, checksum, diff, flags);
 	return err ?: bpf_skb_store_bytes(skb, offset, to, sizeof(*to), 0);
 }
 
@@ -78,8 +72,8 @@ static __always_inline long rewrite_port(struct __sk_buff *skb, const struct pac
 }
 
 /*
- * Puts address and port in the place of one side's. Returns 0 or a negative
- * error; after an error the packet may be half changed and must not go on.
+ * Replaces the address and port of one side. Returns 0 or a negative error, after
+ * which the packet may be half rewritten and must be dropped.
  */
 static __noinline long rewrite(struct __sk_buff *skb, const struct packet *p, enum side side,
 			       const struct addr *addr, __u16 port)
@@ -93,7 +87,29 @@ static __noinline long rewrite(struct __sk_buff *skb, const struct packet *p, en
 	if (!addr_equal(from, addr))
 		err = p->ipv6 ? rewrite_ipv6(skb, p, side, from, addr)
 			      : rewrite_ipv4(skb, p, side, addr_ipv4(from), addr_ipv4(addr));
-	if (!err && has_l4(p) && from_port != port)
+	if (!err && packet_has_l4(p) && from_port != port)
 		err = rewrite_port(skb, p, side, bpf_htons(from_port), bpf_htons(port));
 	return err;
+}
+
+/* Decrements the TTL, as a router does, and updates the IPv4 header checksum (RFC 1141). */
+static __always_inline long decrement_ttl(struct __sk_buff *skb, const struct packet *p)
+{
+	struct {
+		__u8 ttl;
+		__u8 protocol;
+		__sum16 check;
+	} header;
+	__u32 offset = p->l3 + offsetof(struct iphdr, ttl), check;
+	__u8 ttl = p->ttl - 1;
+
+	if (p->ipv6)
+		return bpf_skb_store_bytes(skb, p->l3 + offsetof(struct ipv6hdr, hop_limit), &ttl,
+					   sizeof(ttl), BPF_F_RECOMPUTE_CSUM);
+	if (bpf_skb_load_bytes(skb, offset, &header, sizeof(header)))
+		return -EINVAL;
+	check = header.check + bpf_htons(0x0100);
+	header.check = check + (check >= 0xffff);
+	header.ttl = ttl;
+	return bpf_skb_store_bytes(skb, offset, &header, sizeof(header), 0);
 }

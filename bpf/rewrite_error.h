@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Writes a translated address and port into an ICMP error: outside, and in the packet that it carries. */
+/* Writes a translated address and port into an ICMP error: outside, and in the packet that it quotes. */
 #pragma once
 
 #include "checksum.h"
 #include "parse.h"
 
-/* The error's checksum covers the packet that it carries: each change in there is a change of it too. */
+/* Changes bytes of the quoted packet, which the error's checksum covers. */
 static __always_inline long icmp_patch(struct __sk_buff *skb, const struct packet *p, __u32 offset,
 				       __u32 from, __u32 to, __u32 size)
 {
@@ -15,7 +15,7 @@ static __always_inline long icmp_patch(struct __sk_buff *skb, const struct packe
 	return err ?: bpf_skb_store_bytes(skb, offset, &to, size, 0);
 }
 
-/* The checksum of the TCP, UDP or echo message inside, where that much of it is there. */
+/* Updates the checksum of the quoted TCP, UDP or echo message, unless it is cut off. */
 static __always_inline long icmp_patch_inner_checksum(struct __sk_buff *skb, const struct packet *p,
 						      __s64 diff)
 {
@@ -44,15 +44,15 @@ static __always_inline long icmp_patch_inner_checksum(struct __sk_buff *skb, con
 	return icmp_patch(skb, p, offset, from, to, sizeof(to));
 }
 
-/* One side of a tuple as 32-bit words, which checksums are made of. */
-struct words {
+/* One side of a packet, in the 32-bit words that bpf_csum_diff takes. */
+struct side_words {
 	struct addr addr;
 	__be16 port;
 	__u16 zero;
 };
 
-/* The packet inside went the other way: the side that is the source here was its destination. */
-static __always_inline bool changes_outer(const struct packet *p, enum side side)
+/* The outer source is the other side's only if that, and no router, has sent the error. */
+static __always_inline bool icmp_outer_changes(const struct packet *p, enum side side)
 {
 	return side == SIDE_DST || addr_equal(&p->outer_src, &p->src);
 }
@@ -60,18 +60,19 @@ static __always_inline bool changes_outer(const struct packet *p, enum side side
 static __always_inline long rewrite_error_ipv4(struct __sk_buff *skb, const struct packet *p,
 					       enum side side, __be32 from, __be32 to)
 {
+	/* The quoted packet went the other way: this side's address is at its other side. */
 	__u32 outer =
 		side == SIDE_SRC ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr);
 	__u32 inner =
 		side == SIDE_SRC ? offsetof(struct iphdr, daddr) : offsetof(struct iphdr, saddr);
 	long err = 0;
 
-	if (changes_outer(p, side)) {
+	if (icmp_outer_changes(p, side)) {
 		err = bpf_l3_csum_replace(skb, p->l3 + offsetof(struct iphdr, check), from, to,
 					  sizeof(to));
 		err = err ?: bpf_skb_store_bytes(skb, p->l3 + outer, &to, sizeof(to), 0);
 	}
-	/* Address and header checksum change together, so the ICMP checksum over both does not. */
+	/* Address and header checksum cancel out in the ICMP checksum that covers both. */
 	err = err
 		      ?: bpf_l3_csum_replace(skb, p->inner_l3 + offsetof(struct iphdr, check), from,
 					     to, sizeof(to));
@@ -90,19 +91,19 @@ static __always_inline long rewrite_error_ipv6(struct __sk_buff *skb, const stru
 	__s64 diff = bpf_csum_diff((__be32 *)from, sizeof(*from), (__be32 *)to, sizeof(*to), 0);
 	long err = 0;
 
-	if (changes_outer(p, side)) {
-		err = replace_pseudo_ipv6(skb, checksum, diff, 0);
+	if (icmp_outer_changes(p, side)) {
+		err = csum_replace_pseudo_ipv6(skb, checksum, diff, 0);
 		err = err ?: bpf_skb_store_bytes(skb, p->l3 + outer, to, sizeof(*to), 0);
 	}
 	err = err ?: bpf_l4_csum_replace(skb, checksum, 0, diff, 0);
 	return err ?: bpf_skb_store_bytes(skb, p->inner_l3 + inner, to, sizeof(*to), 0);
 }
 
-/* rewrite for an error: the packet inside, and the address outside where it is the same side's. */
+/* rewrite for an ICMP error: the quoted packet, and the outer address if it is the same. */
 static __noinline long rewrite_icmp_error(struct __sk_buff *skb, const struct packet *p,
 					  enum side side, const struct addr *addr, __u16 port)
 {
-	struct words from = {.addr = side == SIDE_SRC ? p->src : p->dst}, to = {.addr = *addr};
+	struct side_words from = {.addr = side == SIDE_SRC ? p->src : p->dst}, to = {.addr = *addr};
 	__u32 offset = p->inner_l4 + (side == SIDE_SRC ? 2 : 0);
 	__s64 diff;
 	long err;

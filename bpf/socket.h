@@ -1,26 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The host's own sockets, with which translation must not interfere. */
+/* The host's own sockets. Translation must not take packets from them. */
 #pragma once
 
-#include "maps.h"
 #include "parse.h"
 
 enum host_socket {
 	SOCKET_NONE,
-	SOCKET_LISTENING, /* listens, or is a UDP socket that takes from anyone */
-	SOCKET_CONNECTED, /* with this remote */
+	SOCKET_LISTENING, /* or an unconnected UDP socket */
+	SOCKET_CONNECTED, /* to this remote */
 };
 
-/* What the host has for packets from remote to local in key, whose protocol is TCP or UDP. */
-static __noinline enum host_socket socket_lookup(struct __sk_buff *skb, const struct packet *p,
-						 const struct flow_key *key)
+/* The socket that receives packets from remote to local in key. The protocol is TCP or UDP. */
+static __noinline enum host_socket socket_lookup(struct __sk_buff *skb, const struct flow_key *key,
+						 bool ipv6)
 {
 	struct bpf_sock_tuple tuple = {};
 	enum host_socket found = SOCKET_CONNECTED;
 	struct bpf_sock *sk;
 	__u32 size;
 
-	if (p->ipv6) {
+	if (ipv6) {
 		size = sizeof(tuple.ipv6);
 		__builtin_memcpy(tuple.ipv6.saddr, &key->remote, sizeof(key->remote));
 		__builtin_memcpy(tuple.ipv6.daddr, &key->local, sizeof(key->local));
@@ -33,7 +32,7 @@ static __noinline enum host_socket socket_lookup(struct __sk_buff *skb, const st
 		tuple.ipv4.sport = bpf_htons(key->remote_port);
 		tuple.ipv4.dport = bpf_htons(key->local_port);
 	}
-	if (p->protocol == IPPROTO_TCP) {
+	if (key->protocol == IPPROTO_TCP) {
 		sk = bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
 		if (!sk)
 			return SOCKET_NONE;
@@ -50,7 +49,7 @@ static __noinline enum host_socket socket_lookup(struct __sk_buff *skb, const st
 	return found;
 }
 
-/* What the host has for p. */
+/* The socket that receives p. */
 static __always_inline enum host_socket socket_lookup_packet(struct __sk_buff *skb,
 							     const struct packet *p)
 {
@@ -59,12 +58,13 @@ static __always_inline enum host_socket socket_lookup_packet(struct __sk_buff *s
 		.local = p->dst,
 		.remote_port = p->sport,
 		.local_port = p->dport,
+		.protocol = p->protocol,
 	};
 
-	return socket_lookup(skb, p, &key);
+	return socket_lookup(skb, &key, p->ipv6);
 }
 
-/* An answer to a connection that the host itself has opened from the port's number. */
+/* p is a reply to a connection that the host itself has opened. */
 static __always_inline bool is_host_connection(struct __sk_buff *skb, const struct packet *p)
 {
 	return socket_lookup_packet(skb, p) == SOCKET_CONNECTED;

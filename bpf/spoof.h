@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * antiSpoof: a container sends from its own MAC and addresses only, and speaks
- * for no other. It is asked before parse.h, which remembers fragments by their
- * addresses. Ordinary packets are compared with one entry; all others are read to the end of
- * their headers, and dropped where that cannot be done (RFC 7113, 2.1).
+ * antiSpoof: a container sends from its own MAC and addresses only, and claims no
+ * others by ARP, neighbor discovery or DHCP. Checked before parse, which records
+ * the ports of fragments by their addresses. Plain packets are compared with the
+ * device's entry. All others are read to the end of their headers, and dropped if
+ * that is impossible (RFC 7113, 2.1).
  */
 #pragma once
 
+#include "endpoint.h"
 #include "fib.h"
 #include "parse.h"
 #include "verdict.h"
-
-#define SPOOF_NONE -1 /* else an enum reason */
 
 #define DHCP4_SERVER 67
 #define DHCP4_CLIENT 68
@@ -24,10 +24,7 @@ static __always_inline bool mac_equal(const __u8 *a, const __u8 *b)
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
 }
 
-/*
- * TCP or UDP whose headers are where they most often are, so that the source is
- * all that has to be judged.
- */
+/* TCP or UDP with plain headers and no meaning for DHCP: only source and MAC need a check. */
 static __always_inline bool spoof_is_plain(struct __sk_buff *skb, struct addr *source)
 {
 	__u32 l4 = ETH_HLEN;
@@ -51,7 +48,7 @@ static __always_inline bool spoof_is_plain(struct __sk_buff *skb, struct addr *s
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		ip6 = linear_at(skb, ETH_HLEN, sizeof(*ip6));
 		if (!ip6 || ip6->version != 6 || ip6->saddr.in6_u.u6_addr8[0] < 0x20)
-			return false; /* the last is for mapped addresses */
+			return false; /* 0x20: no mapped address */
 		__builtin_memcpy(source, &ip6->saddr, sizeof(*source));
 		protocol = ip6->nexthdr;
 		dhcp_client = DHCP6_CLIENT;
@@ -65,8 +62,8 @@ static __always_inline bool spoof_is_plain(struct __sk_buff *skb, struct addr *s
 	return udp && udp->dest != bpf_htons(dhcp_client);
 }
 
-/* Ordinary packets in its name and from its MAC: nothing else has to be looked at. */
-static __always_inline bool spoof_passes(struct __sk_buff *skb, const struct device *device)
+/* A plain packet from the container's MAC and one of its first addresses: most packets are. */
+static __always_inline bool spoof_is_plain_own(struct __sk_buff *skb, const struct device *device)
 {
 	struct addr source;
 	struct ethhdr *eth;
@@ -79,35 +76,23 @@ static __always_inline bool spoof_passes(struct __sk_buff *skb, const struct dev
 	return eth && mac_equal(eth->h_source, device->mac);
 }
 
-/* The host has the address: that of a bridge, which is a gateway, among them. */
-static __always_inline bool spoof_is_hosts(struct __sk_buff *skb, const struct addr *addr,
-					   bool ipv6)
-{
-	struct packet *p = pkt_scratch_get();
-
-	if (!p)
-		return true;
-	__builtin_memset(p, 0, sizeof(*p));
-	p->dst = *addr;
-	p->ipv6 = ipv6;
-	return addr_is_loopback(addr, ipv6) || fib_is_local(skb);
-}
-
 /*
- * An address that the container was given, on whichever of its interfaces since
- * its routes choose by which to answer; or, where it was given none, that nobody has.
+ * The address is the container's, on any of its interfaces, since its routes choose
+ * the one to reply by. A container without addresses may use any that neither
+ * another container nor the host has.
  */
 static __always_inline bool spoof_owns(struct __sk_buff *skb, const struct device *device,
 				       const struct addr *addr, bool ipv6)
 {
-	struct endpoint *endpoint = bpf_map_lookup_elem(&endpoints, addr);
+	struct endpoint *endpoint = endpoint_lookup(addr);
 
 	if (endpoint)
 		return endpoint->container == device->container;
-	return device->flags & DEVICE_ANY_ADDRESS && !spoof_is_hosts(skb, addr, ipv6);
+	return device->flags & DEVICE_ANY_ADDRESS && !addr_is_loopback(addr, ipv6) &&
+	       !fib_is_local_addr(skb, addr, ipv6);
 }
 
-/* fe80::1, which the host has on every veth. */
+/* fe80::1: the host's on every veth. */
 static __always_inline bool addr_is_host_link_local(const struct addr *addr)
 {
 	const __u32 *words = (const __u32 *)addr;
@@ -122,8 +107,8 @@ static __always_inline bool spoof_is_gateway(const struct device *device, const 
 	       addr_is_host_link_local(addr);
 }
 
-/* The address that the kernel makes of a MAC (RFC 4291, appendix A). */
-static __always_inline bool addr_is_of_mac(const struct addr *addr, const __u8 *mac)
+/* The address is formed from the MAC (EUI-64; RFC 4291, appendix A). */
+static __always_inline bool addr_is_eui64(const struct addr *addr, const __u8 *mac)
 {
 	const __u8 *id = addr->bytes + 8;
 
@@ -133,27 +118,27 @@ static __always_inline bool addr_is_of_mac(const struct addr *addr, const __u8 *
 }
 
 /*
- * A container makes its link-local addresses itself, and the host does not
- * forward them: on a link that it has alone, it may use any but the host's.
+ * A container chooses its link-local addresses itself, and the host does not
+ * forward them. Alone on its link, it may use any but the host's.
  */
 static __always_inline bool spoof_owns_link_local(const struct device *device,
 						  const struct addr *addr)
 {
 	if (addr->bytes[0] != 0xfe || (addr->bytes[1] & 0xc0) != 0x80)
 		return false;
-	return !(device->flags & DEVICE_BRIDGED) || addr_is_of_mac(addr, device->mac);
+	return !(device->flags & DEVICE_BRIDGED) || addr_is_eui64(addr, device->mac);
 }
 
-/* The judgement of an address that the container uses as its own. */
-static __noinline int spoof_address(struct __sk_buff *skb, const struct device *device,
-				    const struct addr *addr, bool ipv6)
+/* Checks an address that the container uses as its own. */
+static __noinline int spoof_check_addr(struct __sk_buff *skb, const struct device *device,
+				       const struct addr *addr, bool ipv6)
 {
 	if (spoof_is_gateway(device, addr))
 		return REASON_GATEWAY;
 	if (addr_is_any(addr, ipv6) || (ipv6 && addr_is_mapped(addr)))
 		return REASON_ADDRESS;
 	if (spoof_owns(skb, device, addr, ipv6) || (ipv6 && spoof_owns_link_local(device, addr)))
-		return SPOOF_NONE;
+		return REASON_NONE;
 	return REASON_ADDRESS;
 }
 
@@ -172,9 +157,10 @@ struct arp_ipv4 {
 } __attribute__((packed));
 
 /* An announcement for the sender's address; without one (RFC 5227), for the one that is asked for. */
-static __noinline int spoof_arp(struct __sk_buff *skb, const struct device *device, __u32 at)
+static __noinline int spoof_check_arp(struct __sk_buff *skb, const struct device *device,
+				      __u32 offset)
 {
-	struct arp_ipv4 *arp = bytes_at(skb, at, sizeof(*arp));
+	struct arp_ipv4 *arp = bytes_at(skb, offset, sizeof(*arp));
 	struct addr addr;
 
 	if (!arp)
@@ -184,48 +170,50 @@ static __noinline int spoof_arp(struct __sk_buff *skb, const struct device *devi
 	    !mac_equal(arp->sender_mac, device->mac))
 		return REASON_ARP;
 	addr_from_ipv4(&addr, arp->sender ?: arp->target);
-	return spoof_address(skb, device, &addr, false) == SPOOF_NONE ? SPOOF_NONE : REASON_ARP;
+	return spoof_check_addr(skb, device, &addr, false) == REASON_NONE ? REASON_NONE
+									  : REASON_ARP;
 }
 
 #define ICMP4_REDIRECT	    5
 #define ICMP4_ROUTER_ADVERT 9
 
-static __noinline int spoof_ipv4(struct __sk_buff *skb, const struct device *device, __u32 at)
+static __noinline int spoof_check_ipv4(struct __sk_buff *skb, const struct device *device,
+				       __u32 offset)
 {
-	struct iphdr *ip = bytes_at(skb, at, sizeof(*ip));
+	struct iphdr *ip = bytes_at(skb, offset, sizeof(*ip));
 	struct udphdr *udp;
 	struct addr source;
 	__u8 protocol, *icmp;
-	bool later;
-	int checked;
+	bool non_first_frag;
+	int reason;
 
 	if (!ip || ip->version != 4 || ip->ihl < 5)
 		return REASON_TRUNCATED;
 	addr_from_ipv4(&source, ip->saddr);
 	protocol = ip->protocol;
-	later = ip->frag_off & bpf_htons(IPV4_OFFSET_MASK);
-	at += ip->ihl * 4;
-	checked = spoof_address(skb, device, &source, false);
-	if (later)
-		return checked;
-	if (protocol == IPPROTO_ICMP && checked == SPOOF_NONE) {
-		icmp = bytes_at(skb, at, sizeof(*icmp));
+	non_first_frag = ip->frag_off & bpf_htons(IPV4_OFFSET_MASK);
+	offset += ip->ihl * 4;
+	reason = spoof_check_addr(skb, device, &source, false);
+	if (non_first_frag)
+		return reason;
+	if (protocol == IPPROTO_ICMP && reason == REASON_NONE) {
+		icmp = bytes_at(skb, offset, sizeof(*icmp));
 		if (!icmp)
 			return REASON_TRUNCATED;
 		if (*icmp == ICMP4_ROUTER_ADVERT || *icmp == ICMP4_REDIRECT)
 			return REASON_ROUTER;
 	}
 	if (protocol != IPPROTO_UDP)
-		return checked;
-	udp = bytes_at(skb, at, sizeof(*udp));
+		return reason;
+	udp = bytes_at(skb, offset, sizeof(*udp));
 	if (!udp)
 		return REASON_TRUNCATED;
-	if (checked == SPOOF_NONE && udp->dest == bpf_htons(DHCP4_CLIENT))
+	if (reason == REASON_NONE && udp->dest == bpf_htons(DHCP4_CLIENT))
 		return REASON_DHCP_SERVER;
 	if (!addr_ipv4(&source) && udp->source == bpf_htons(DHCP4_CLIENT) &&
-	    udp->dest == bpf_htons(DHCP4_SERVER)) /* a client without an address asks for one */
-		return SPOOF_NONE;
-	return checked;
+	    udp->dest == bpf_htons(DHCP4_SERVER)) /* a DHCP client without an address */
+		return REASON_NONE;
+	return reason;
 }
 
 #define ICMP6_LISTENER_REPORT	 131
@@ -244,13 +232,13 @@ struct neighbor {
 };
 
 /*
- * ICMPv6 with judged as the judgement of its source. From no address at all
- * one may only ask for routers and neighbours, and say what one listens to.
+ * Checks ICMPv6; reason is the result for its source. The unspecified address may
+ * only solicit routers and neighbors, and report listeners.
  */
-static __noinline int spoof_icmpv6(struct __sk_buff *skb, const struct device *device, __u32 at,
-				   bool unspecified, int checked)
+static __noinline int spoof_check_icmpv6(struct __sk_buff *skb, const struct device *device,
+					 __u32 offset, bool unspecified, int reason)
 {
-	__u8 *type = bytes_at(skb, at, sizeof(*type));
+	__u8 *type = bytes_at(skb, offset, sizeof(*type));
 	struct neighbor *neighbor;
 	struct addr target;
 
@@ -261,101 +249,101 @@ static __noinline int spoof_icmpv6(struct __sk_buff *skb, const struct device *d
 	case ICMP6_LISTENER_DONE:
 	case ICMP6_LISTENER_REPORT_V2:
 	case ICMP6_ROUTER_SOLICIT:
-		return unspecified ? SPOOF_NONE : checked;
+		return unspecified ? REASON_NONE : reason;
 	case ICMP6_ROUTER_ADVERT:
 	case ICMP6_REDIRECT:
-		return checked == SPOOF_NONE ? REASON_ROUTER : checked;
+		return reason == REASON_NONE ? REASON_ROUTER : reason;
 	case ICMP6_NEIGHBOR_SOLICIT:
-		if (!unspecified) /* of whom it likes */
-			return checked;
+		if (!unspecified) /* the target is whomever it looks for */
+			return reason;
 		break;
 	case ICMP6_NEIGHBOR_ADVERT:
-		if (checked != SPOOF_NONE)
-			return checked;
+		if (reason != REASON_NONE)
+			return reason;
 		break;
 	default:
-		return checked;
+		return reason;
 	}
-	neighbor = bytes_at(skb, at, sizeof(*neighbor));
+	neighbor = bytes_at(skb, offset, sizeof(*neighbor));
 	if (!neighbor)
 		return REASON_TRUNCATED;
 	target = neighbor->target;
-	return spoof_address(skb, device, &target, true) == SPOOF_NONE ? SPOOF_NONE
-								       : REASON_NEIGHBOR;
+	return spoof_check_addr(skb, device, &target, true) == REASON_NONE ? REASON_NONE
+									   : REASON_NEIGHBOR;
 }
 
-#define EXTENSIONS 4 /* headers before the one that counts */
-#define EXTENSIONS_REACH                                                                           \
-	200 /* where they must end: what is behind is within what bytes_at can reach */
+#define EXTENSIONS_MAX	   4   /* extension headers that are skipped */
+#define EXTENSIONS_MAX_END 200 /* offset where they must end: bytes_at must reach what follows */
 
-/* Goes to what follows the extension headers. Returns false where that cannot be seen. */
-static __noinline bool spoof_skip_extensions(struct __sk_buff *skb, __u8 *protocol, __u32 *at,
-					     bool *later)
+/* Skips extension headers. Returns false if the header behind them cannot be reached. */
+static __noinline bool spoof_skip_extensions(struct __sk_buff *skb, __u8 *protocol, __u32 *offset,
+					     bool *non_first_frag)
 {
 	struct fragment_header *fragment;
 	struct ipv6_opt_hdr *options;
 
-	for (int i = 0; i < EXTENSIONS; i++) {
+	for (int i = 0; i < EXTENSIONS_MAX; i++) {
 		switch (*protocol) {
 		case IPPROTO_HOPOPTS:
 		case IPPROTO_ROUTING:
 		case IPPROTO_DSTOPTS:
-			options = bytes_at(skb, *at, sizeof(*options));
+			options = bytes_at(skb, *offset, sizeof(*options));
 			if (!options)
 				return false;
 			*protocol = options->nexthdr;
-			*at += (options->hdrlen + 1) * 8;
+			*offset += (options->hdrlen + 1) * 8;
 			break;
 		case IPPROTO_FRAGMENT:
-			fragment = bytes_at(skb, *at, sizeof(*fragment));
+			fragment = bytes_at(skb, *offset, sizeof(*fragment));
 			if (!fragment)
 				return false;
 			*protocol = fragment->next;
-			*at += sizeof(*fragment);
-			*later = bpf_ntohs(fragment->offset) >> 3;
-			if (*later)
+			*offset += sizeof(*fragment);
+			*non_first_frag = bpf_ntohs(fragment->offset) >> 3;
+			if (*non_first_frag)
 				return true;
 			break;
 		default:
 			return true;
 		}
-		if (*at > EXTENSIONS_REACH)
+		if (*offset > EXTENSIONS_MAX_END)
 			return false;
 	}
 	return *protocol != IPPROTO_HOPOPTS && *protocol != IPPROTO_ROUTING &&
 	       *protocol != IPPROTO_DSTOPTS && *protocol != IPPROTO_FRAGMENT;
 }
 
-static __noinline int spoof_ipv6(struct __sk_buff *skb, const struct device *device, __u32 at)
+static __noinline int spoof_check_ipv6(struct __sk_buff *skb, const struct device *device,
+				       __u32 offset)
 {
-	struct ipv6hdr *ip = bytes_at(skb, at, sizeof(*ip));
-	bool unspecified, later = false;
+	struct ipv6hdr *ip = bytes_at(skb, offset, sizeof(*ip));
+	bool unspecified, non_first_frag = false;
 	struct udphdr *udp;
 	struct addr source;
 	__u8 protocol;
-	int checked;
+	int reason;
 
 	if (!ip || ip->version != 6)
 		return REASON_TRUNCATED;
 	__builtin_memcpy(&source, &ip->saddr, sizeof(source));
 	protocol = ip->nexthdr;
-	at += sizeof(*ip);
+	offset += sizeof(*ip);
 	unspecified = addr_is_any(&source, true);
-	checked = spoof_address(skb, device, &source, true);
-	if (checked != SPOOF_NONE && !unspecified)
-		return checked;
-	if (!spoof_skip_extensions(skb, &protocol, &at, &later))
+	reason = spoof_check_addr(skb, device, &source, true);
+	if (reason != REASON_NONE && !unspecified)
+		return reason;
+	if (!spoof_skip_extensions(skb, &protocol, &offset, &non_first_frag))
 		return REASON_HEADERS;
-	if (later)
-		return checked;
+	if (non_first_frag)
+		return reason;
 	if (protocol == IPPROTO_ICMPV6)
-		return spoof_icmpv6(skb, device, at, unspecified, checked);
-	if (protocol != IPPROTO_UDP || checked != SPOOF_NONE)
-		return checked;
-	udp = bytes_at(skb, at, sizeof(*udp));
+		return spoof_check_icmpv6(skb, device, offset, unspecified, reason);
+	if (protocol != IPPROTO_UDP || reason != REASON_NONE)
+		return reason;
+	udp = bytes_at(skb, offset, sizeof(*udp));
 	if (!udp)
 		return REASON_TRUNCATED;
-	return udp->dest == bpf_htons(DHCP6_CLIENT) ? REASON_DHCP_SERVER : SPOOF_NONE;
+	return udp->dest == bpf_htons(DHCP6_CLIENT) ? REASON_DHCP_SERVER : REASON_NONE;
 }
 
 struct vlan_tag {
@@ -363,65 +351,59 @@ struct vlan_tag {
 	__be16 protocol;
 };
 
-#define VLAN_TAGS 2 /* besides the one that the kernel has taken off the frame */
+#define VLAN_TAGS_MAX 2 /* besides the one that the kernel has removed from the frame */
 
 static __always_inline bool is_vlan(__be16 protocol)
 {
 	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
 }
 
-/* Goes past VLAN tags, which do not change whose a frame is. Returns the EtherType behind them, or 0. */
-static __always_inline __be16 spoof_skip_tags(struct __sk_buff *skb, __u32 *at)
+/* Skips VLAN tags, which make no difference to the sender. Returns the EtherType behind them, or 0. */
+static __always_inline __be16 spoof_skip_tags(struct __sk_buff *skb, __u32 *offset)
 {
 	__be16 protocol = skb->protocol;
 	struct vlan_tag *tag;
 
-	for (int i = 0; i < VLAN_TAGS && is_vlan(protocol); i++) {
-		tag = bytes_at(skb, *at, sizeof(*tag));
+	for (int i = 0; i < VLAN_TAGS_MAX && is_vlan(protocol); i++) {
+		tag = bytes_at(skb, *offset, sizeof(*tag));
 		if (!tag)
 			return 0;
 		protocol = tag->protocol;
-		*at += sizeof(*tag);
+		*offset += sizeof(*tag);
 	}
 	return protocol;
 }
 
-/* Reads any frame of a container. Returns why it must not pass, or NOT_SPOOFED. */
-static __noinline int spoof_check(struct __sk_buff *skb, const struct device *device)
+/* Checks any frame. */
+static __noinline int spoof_check_frame(struct __sk_buff *skb, const struct device *device)
 {
 	struct ethhdr *eth = bytes_at(skb, 0, sizeof(*eth));
-	__u32 at = ETH_HLEN;
+	__u32 offset = ETH_HLEN;
 	__be16 protocol;
 
 	if (!eth)
 		return REASON_TRUNCATED;
 	if (!mac_equal(eth->h_source, device->mac))
 		return REASON_MAC;
-	protocol = spoof_skip_tags(skb, &at);
+	protocol = spoof_skip_tags(skb, &offset);
 	if (!protocol || is_vlan(protocol))
 		return REASON_HEADERS;
 	switch (protocol) {
 	case bpf_htons(ETH_P_IP):
-		return spoof_ipv4(skb, device, at);
+		return spoof_check_ipv4(skb, device, offset);
 	case bpf_htons(ETH_P_IPV6):
-		return spoof_ipv6(skb, device, at);
+		return spoof_check_ipv6(skb, device, offset);
 	case bpf_htons(ETH_P_ARP):
-		return spoof_arp(skb, device, at);
+		return spoof_check_arp(skb, device, offset);
 	default:
-		return SPOOF_NONE; /* names no address that the host would believe */
+		return REASON_NONE; /* no protocol whose addresses the host accepts */
 	}
 }
 
-/* Says whether what the container behind device sends must not pass; then it is counted. */
-static __always_inline bool spoof_drops(struct __sk_buff *skb, const struct device *device)
+/* Returns why the frame of the container behind device must be dropped, or REASON_NONE. */
+static __always_inline int spoof_check(struct __sk_buff *skb, const struct device *device)
 {
-	int checked;
-
-	if (!(device->flags & DEVICE_ANTI_SPOOF) || spoof_passes(skb, device))
-		return false;
-	checked = spoof_check(skb, device);
-	if (checked == SPOOF_NONE)
-		return false;
-	drop_for(skb, device->owner, checked);
-	return true;
+	if (!(device->flags & DEVICE_ANTI_SPOOF) || spoof_is_plain_own(skb, device))
+		return REASON_NONE;
+	return spoof_check_frame(skb, device);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Time in the maps: ticks of 2^30 ns, 1.07 s: a shift, and one write per flow and tick. */
+/* Time in maps: ticks of 2^30 ns, about a second. A flow's entry is written once per tick at most. */
 #pragma once
 
 #include <linux/bpf.h>

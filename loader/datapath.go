@@ -168,7 +168,7 @@ func (d *Datapath) maps() iter.Seq2[string, **ebpf.Map] {
 
 // internal are the maps that programs use among themselves.
 var internal = []string{
-	bpf.MapPktScratch, bpf.MapMasqScratch, bpf.MapFragScratch, bpf.MapMasqProbes, bpf.MapFragments, bpf.MapFragQueue,
+	bpf.MapPktScratch, bpf.MapFIBScratch, bpf.MapMasqScratch, bpf.MapFragScratch, bpf.MapMasqProbes, bpf.MapFragments, bpf.MapFragQueue,
 }
 
 // openConfig opens the datapath but for its maps.
