@@ -58,10 +58,10 @@ enum endpoint_flags {
 };
 
 /* clang-format off */
-enum fast_path { /* two endpoints share the bits that both have */
+enum fast_path { /* between two endpoints, the bits that both have apply */
 	FAST_PATH_NEVER = 0,
-	FAST_PATH_ESTABLISHED = 1, /* connections that the host's stack has let pass bypass it */
-	FAST_PATH_ALWAYS = 3,      /* new connections do, too */
+	FAST_PATH_ESTABLISHED = 1, /* established connections bypass the stack */
+	FAST_PATH_ALWAYS = 3,      /* and so do new ones */
 } __attribute__((packed)); /* one byte */
 /* clang-format on */
 
@@ -210,7 +210,7 @@ struct offload_key {
 /* clang-format off */
 enum offload_state { /* of side 0; shift left by one for side 1 */
 	OFFLOAD_DELIVERED = 1, /* the stack has delivered a packet of this side unchanged */
-	OFFLOAD_SYN = 4,       /* and a SYN since */
+	OFFLOAD_SYN = 4,       /* this side has sent SYN since */
 	OFFLOAD_FIN = 16,      /* this side has sent FIN */
 	OFFLOAD_FIN_ACK = 64,  /* and the other side has acknowledged it */
 } __attribute__((packed)); /* one byte */
@@ -218,7 +218,7 @@ enum offload_state { /* of side 0; shift left by one for side 1 */
 
 struct offload {
 	__u64 owners;		  /* of the endpoints at both sides, XOR */
-	__u32 uplink;		  /* the device towards the side that is no endpoint, or 0 */
+	__u32 uplink;		  /* ifindex towards the side that is no endpoint, or 0 */
 	__u32 ct_seen;		  /* when conntrack last saw the connection, in ticks of 2^30 ns */
 	__u32 ct_seq[2];	  /* TCP: a sequence number of each side that conntrack has seen */
 	__u32 fin_seq[2];	  /* TCP: the sequence number behind each side's FIN */
@@ -297,13 +297,13 @@ struct prefix_key {
 };
 
 /*
- * uplinks: a device facing out, with the addresses to masquerade with where the
- * kernel cannot tell a route's source (before 6.7). Key: ifindex.
+ * uplinks: an external interface, and the addresses to masquerade with if the kernel
+ * does not report a route's source (before 6.7). Key: ifindex.
  */
 struct uplink {
 	struct addr addr4; /* all zeros: none */
 	struct addr addr6;
-	__u32 container_bridge; /* 1: not an uplink but a bridge of containers; no program is on it */
+	__u32 container_bridge; /* 1: no uplink but another plugin's bridge, without programs */
 };
 
 /*
@@ -327,11 +327,11 @@ enum reason {
 	REASON_ADDRESS = 8,	 /* antiSpoof: source address is not the container's */
 	REASON_GATEWAY = 9,	 /* antiSpoof: source address is the gateway's */
 	REASON_ARP = 10,	 /* antiSpoof: ARP for another address */
-	REASON_NEIGHBOR = 11,	 /* antiSpoof: neighbour discovery for another address */
+	REASON_NEIGHBOR = 11,	 /* antiSpoof: neighbor discovery for another address */
 	REASON_ROUTER = 12,	 /* antiSpoof: router advertisement or redirect */
 	REASON_DHCP_SERVER = 13, /* antiSpoof: DHCP server message */
-	REASON_HEADERS = 14,	 /* antiSpoof: headers that hide what is behind them */
-	REASON_POLICY = 15,	 /* from a container that ingressPolicy keeps out */
+	REASON_HEADERS = 14,	 /* antiSpoof: headers that hide the one behind them */
+	REASON_POLICY = 15,	 /* from a container that ingressPolicy does not admit */
 	REASON_SRC_RANGE = 16,	 /* to a host port whose source ranges exclude the client */
 	REASON_MAX = 17,
 };

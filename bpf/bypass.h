@@ -150,7 +150,10 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, const struct pac
 	return redirect_to_endpoint(skb, p, to, addr, port);
 }
 
-/* Sets c for p, which the stack forwards between from and to; NULL is the outside. Returns false if it cannot be offloaded. */
+/*
+ * Sets c for p, which the stack has forwarded from one endpoint to the other; NULL
+ * is the outside. Returns false if the connection cannot be offloaded.
+ */
 static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const struct packet *p,
 						 const struct endpoint *from,
 						 const struct endpoint *to, struct connection *c)
@@ -172,7 +175,7 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 		c->uplink = skb->ifindex;
 	}
 	if (fast_path !=
-	    FAST_PATH_ESTABLISHED) /* nor ALWAYS: no side is a container, or no entry is needed */
+	    FAST_PATH_ESTABLISHED) /* ALWAYS needs no entry; it remains if both are NULL */
 		return false;
 	if (c->uplink && !is_uplink(c->uplink))
 		return false; /* a hairpin client, or another plugin's bridge */
@@ -181,9 +184,9 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 }
 
 /*
- * Observes p, which the stack has forwarded to a container's device or to an
- * uplink: a connection whose packets arrive unchanged is offloaded. VERDICT_DROP:
- * p is a conntrack update, which ends here.
+ * Records p, which the stack has forwarded to a container's device or to an uplink,
+ * so that its connection can be offloaded. VERDICT_DROP: p is a conntrack update,
+ * which ends here.
  */
 static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet *p)
 {

@@ -42,9 +42,11 @@ int from_container(struct __sk_buff *skb)
 	int reason, verdict;
 
 	skb->tc_index = TAG_NONE;
-	reason = device ? spoof_check(skb, device) : REASON_NONE;
-	if (device && reason != REASON_NONE)
-		return drop_for(skb, device->owner, reason);
+	if (device) {
+		reason = spoof_check(skb, device);
+		if (reason != REASON_NONE)
+			return drop_for(skb, device->owner, reason);
+	}
 	if (!p || parse(skb, p, ETH_HLEN) != PARSED)
 		return VERDICT_NEXT;
 	if (device && device->ingress_policy != POLICY_OPEN)
@@ -54,9 +56,9 @@ int from_container(struct __sk_buff *skb)
 		return verdict;
 
 	sender = endpoint_lookup(&p->src);
-	from = sender && sender->ifindex == skb->ifindex ? sender
-							 : NULL; /* NULL: spoofed, or bridged */
 	to = endpoint_lookup(&p->dst);
+	/* NULL if this is not the endpoint's own device: it sits behind a bridge, or is spoofed. */
+	from = sender && sender->ifindex == skb->ifindex ? sender : NULL;
 	if (to)
 		return from ? bypass_to_endpoint(skb, p, from, to) : VERDICT_NEXT;
 	verdict = from ? bypass_to_uplink(skb, p, from) : VERDICT_NEXT;

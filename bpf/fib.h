@@ -114,7 +114,7 @@ static __always_inline bool fib_is_local_addr(struct __sk_buff *skb, const struc
 	return fib_args_are_local(skb);
 }
 
-/* Where the host would forward p, whose segments have len bytes, if ifindex had received it. */
+/* Where the host would forward p, in segments of len bytes, if it had arrived on ifindex. */
 static __noinline long fib_next_hop(struct __sk_buff *skb, const struct packet *p, __u32 ifindex,
 				    __u32 len, struct next_hop *next)
 {
@@ -130,7 +130,7 @@ static __noinline long fib_next_hop(struct __sk_buff *skb, const struct packet *
 	return result;
 }
 
-/* Whether the host would forward p, received on ingress_ifindex, to the uplink. */
+/* The host would forward p, from the device that has received it, to the uplink. */
 static __always_inline bool fib_routes_to(struct __sk_buff *skb, const struct packet *p,
 					  __u32 uplink)
 {

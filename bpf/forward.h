@@ -33,9 +33,8 @@ static __noinline int forward_snat(struct __sk_buff *skb, const struct packet *p
 
 /*
  * Forwards p to the container that it is addressed to. The sender has a route to
- * the container and expects replies from its address, so an entry exempts them
- * from masquerading and from the translation of host ports. It is stored only
- * where one of them would apply.
+ * the container and expects replies from its address. If they would otherwise be
+ * masqueraded, or get a host port's address, an entry prevents that.
  */
 static __always_inline int forward_to_endpoint(struct __sk_buff *skb, const struct packet *p,
 					       struct endpoint *to)

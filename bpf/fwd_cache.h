@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The forwarding cache: where the last packet like this one went, past the stack.
- * Everything that leads to the decision (policy, flows, routes, neighbors) is
- * checked again by one packet every few jiffies.
+ * The forwarding cache: how a connection's last packet was translated and redirected
+ * past the stack, for its next ones. All that the decision depends on (policies,
+ * flows, routes, neighbors) is checked again for one packet every few jiffies.
  */
 #pragma once
 
@@ -42,8 +42,8 @@ static __noinline void fwd_cache_store(struct __sk_buff *skb, const struct packe
 }
 
 /*
- * to_uplink: p, sent by from_container past the stack, leaves with source
- * addr:port. The next packets are translated in from_container.
+ * In to_uplink: p, which bypasses the stack, leaves from addr:port. The next packets
+ * get that source in from_container.
  */
 static __noinline void fwd_cache_store_egress(struct __sk_buff *skb, const struct packet *p,
 					      const struct addr *addr, __u16 port)

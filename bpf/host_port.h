@@ -37,7 +37,7 @@ static __always_inline struct host_port *host_port_lookup(const struct packet *p
 	return host_port_find(&p->dst, p->dport, p->protocol, p->ipv6);
 }
 
-/* Returns the host port that is forwarded to the container's addr:port, or NULL; of several, the first. */
+/* Returns the host port that is forwarded to a container's addr:port, or NULL. */
 static __noinline struct host_port *host_port_reverse(const struct addr *addr, __u16 port,
 						      __u8 protocol)
 {
@@ -51,7 +51,7 @@ static __noinline struct host_port *host_port_reverse(const struct addr *addr, _
 	return is_tcp_or_udp(protocol) ? bpf_map_lookup_elem(&host_ports, &key) : NULL;
 }
 
-/* Returns the host port that p, sent to the outside, may be a reply of although its flow is unknown. */
+/* Returns the host port that may have sent p, a reply of an unknown flow, to the outside; or NULL. */
 static __always_inline struct host_port *host_port_lookup_reply(const struct packet *p)
 {
 	struct host_port *port =

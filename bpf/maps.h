@@ -33,7 +33,7 @@ struct {
 	__type(value, struct device);
 } devices SEC(".maps");
 
-/* Written by ADD after all other maps, removed by DEL before them. Read where clients' packets arrive. */
+/* Written by ADD after all other maps, removed by DEL before them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -75,7 +75,7 @@ struct {
 
 /*
  * Written by the programs when the stack has forwarded a packet. TCP has a map of
- * its own: closed connections are removed from it, so UDP, whose end nobody knows,
+ * its own: closed connections are removed, so a flood of UDP, or of short ones,
  * does not evict the idle ones.
  */
 struct {
@@ -100,7 +100,7 @@ struct {
 	__type(value, struct fwd_entry);
 } fwd_cache SEC(".maps");
 
-/* Written by ADD with the first endpoint that uses a set, removed with the last. The value is unused. */
+/* Written by ADD with a set's first endpoint, removed with the last. The value is unused. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 16384);
@@ -109,7 +109,7 @@ struct {
 	__type(value, __u32);
 } nonmasq_cidrs SEC(".maps");
 
-/* Written by ADD with the first host port that uses a set, removed with the last. The value is unused. */
+/* Written by ADD with a set's first host port, removed with the last. The value is unused. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 16384);

@@ -14,12 +14,6 @@
 #include "scratch.h"
 #include "socket.h"
 
-/*
- * If n of count ports are taken for one remote, a new flow finds none with
- * probability (n/count)^MASQ_PROBES. A container's flows to one remote have
- * different first candidates as long as their ports differ modulo count.
- */
-
 #define GOLDEN 0x9e3779b1 /* 2^32 divided by the golden ratio: spreads neighbors far apart */
 
 static __always_inline __u32 hash_mix(__u32 hash, __u32 word)
@@ -39,7 +33,12 @@ static __always_inline __u32 masq_hash(const struct packet *p)
 	return hash;
 }
 
-/* Candidate i: the container's port plus an offset that the hash and i determine (RFC 6056, 3.3.3). */
+/*
+ * Candidate i: the container's port plus an offset given by the hash and i, modulo
+ * the size of the range (RFC 6056, 3.3.3). So a container's flows to one remote
+ * differ in their first candidates. A flow finds no port with probability
+ * (n/count)^MASQ_PROBES if n of count ports are taken for its remote.
+ */
 static __always_inline __u16 masq_candidate(__u32 hash, __u32 i, __u16 port)
 {
 	__u32 moved = (hash_mix(hash, i) & 0xffffff) + port;

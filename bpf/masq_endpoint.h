@@ -48,7 +48,7 @@ static __always_inline enum reason masq_unparsed_reason(int parsed)
 	}
 }
 
-/* The endpoint's packet p, of which only the addresses are known: fragments can wait for their ports. */
+/* Handles the endpoint's p, which has no ports. A fragment waits for those of the first one. */
 static __always_inline int masq_unparsed(struct __sk_buff *skb, const struct packet *p,
 					 const struct endpoint *endpoint, int parsed)
 {

@@ -80,7 +80,7 @@ static __always_inline __u32 ct_update_seq(const struct connection *c, __u32 sid
 	return (side ? c->offload->ct_seq[1] : c->offload->ct_seq[0]) - 1;
 }
 
-/* No real packet goes back behind what both sides have sent before. */
+/* c has an entry. No real packet goes back behind what both sides have sent before. */
 static __always_inline bool is_ct_update(const struct packet *p, const struct connection *c)
 {
 	return p->protocol == IPPROTO_TCP && p->seq == ct_update_seq(c, c->side) &&

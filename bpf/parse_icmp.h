@@ -16,7 +16,7 @@
 #define ICMP6_ECHO_REQUEST 128
 #define ICMP6_ECHO_REPLY   129
 
-/* Neighbour discovery (RFC 4861). */
+/* Neighbor discovery (RFC 4861). */
 #define ICMP6_NEIGHBOR_SOLICIT 135
 #define ICMP6_NEIGHBOR_ADVERT  136
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Writes a translated address and port into an ICMP error: outside, and in the packet that it quotes. */
+/* Writes a translated address and port into an ICMP error, and into the packet that it quotes. */
 #pragma once
 
 #include "checksum.h"

@@ -156,7 +156,7 @@ struct arp_ipv4 {
 	__be32 target;
 } __attribute__((packed));
 
-/* An announcement for the sender's address; without one (RFC 5227), for the one that is asked for. */
+/* Checks the sender's address, or in an ARP probe, which has none (RFC 5227), the target's. */
 static __noinline int spoof_check_arp(struct __sk_buff *skb, const struct device *device,
 				      __u32 offset)
 {
@@ -358,7 +358,7 @@ static __always_inline bool is_vlan(__be16 protocol)
 	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
 }
 
-/* Skips VLAN tags, which make no difference to the sender. Returns the EtherType behind them, or 0. */
+/* Skips VLAN tags. Returns the EtherType behind them, or 0 if the frame is too short. */
 static __always_inline __be16 spoof_skip_tags(struct __sk_buff *skb, __u32 *offset)
 {
 	__be16 protocol = skb->protocol;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Time in maps: ticks of 2^30 ns, about a second. A flow's entry is written once per tick at most. */
+/* Time in maps: ticks of 2^30 ns, about a second, so that entries are written no more often. */
 #pragma once
 
 #include <linux/bpf.h>
