@@ -71,13 +71,17 @@ int from_container(struct __sk_buff *skb)
 SEC("tc")
 int to_container(struct __sk_buff *skb)
 {
-	struct device *device = device_lookup(skb->ifindex);
-	struct packet *p = pkt_scratch_get();
+	struct device *device;
+	struct packet *p;
 	int parsed;
 
-	if (!p || !skb->ingress_ifindex) /* from the host itself */
+	if (!skb->ingress_ifindex) /* from the host itself */
+		return VERDICT_NEXT;
+	p = pkt_scratch_get();
+	if (!p)
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, ETH_HLEN);
+	device = device_lookup(skb->ifindex);
 	if (device && !policy_allows(skb, p, device) &&
 	    (parsed != PARSED || !policy_track_reply(p, device)))
 		return drop_for(skb, device->owner, REASON_POLICY);

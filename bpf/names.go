@@ -1,7 +1,6 @@
 package bpf
 
-// The generated code under the names that Go code uses: without the prefix, and
-// without the C enum's name said twice.
+// Names for the generated code, without its prefix and its repeated enum names.
 
 // Keys and values of the maps, and the configuration (abi.h).
 type (
