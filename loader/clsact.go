@@ -8,6 +8,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
 // clsact attaches by tc filters. Filters go with their device. The qdisc is shared with other tools and never removed; ours
@@ -20,7 +22,7 @@ const (
 )
 
 func (clsact) attach(t target, program *ebpf.Program) error {
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	handle, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
@@ -42,7 +44,7 @@ func (clsact) attach(t target, program *ebpf.Program) error {
 }
 
 func (clsact) attached(t target) (bool, error) {
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	handle, err := rtnl.Open()
 	if err != nil {
 		return false, err
 	}
@@ -56,7 +58,7 @@ func (clsact) attached(t target) (bool, error) {
 // its qdisc or the filter is not there.
 func filterOn(handle *netlink.Handle, ifindex int, d direction) (*netlink.BpfFilter, error) {
 	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
-	filters, err := handle.FilterList(link, parent(d))
+	filters, err := rtnl.Filters(handle, link, parent(d))
 	if isGone(err) {
 		return nil, nil
 	}
@@ -70,13 +72,13 @@ func filterOn(handle *netlink.Handle, ifindex int, d direction) (*netlink.BpfFil
 }
 
 func (clsact) placed() ([]target, error) {
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	handle, err := rtnl.Open()
 	if err != nil {
 		return nil, err
 	}
 	defer handle.Close()
 
-	devices, err := handle.LinkList()
+	devices, err := rtnl.Links(handle)
 	if err != nil {
 		return nil, fmt.Errorf("list the devices: %w", err)
 	}
@@ -106,7 +108,7 @@ func (clsact) detach(t target) error {
 	if t.ifindex == 0 {
 		return nil
 	}
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	handle, err := rtnl.Open()
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
 // What waits for the token bucket. Where the kernel has fq_codel that is each connection in a
@@ -62,7 +64,7 @@ func smallFirst(handle *netlink.Handle, device netlink.Link, limit Limit) error 
 
 // addHtb makes the queue where it is not there: the kernel can replace all but this kind.
 func addHtb(handle *netlink.Handle, device netlink.Link, htb *netlink.Htb) error {
-	present, err := handle.QdiscList(device)
+	present, err := rtnl.Qdiscs(handle, device)
 	if err != nil {
 		return err
 	}
@@ -102,7 +104,7 @@ func addSmall(handle *netlink.Handle, device netlink.Link, parent uint32) error 
 		protocolByte4  = 16 // shift in the word at that offset
 		protocolByte6  = 8
 	)
-	present, err := handle.FilterList(device, parent)
+	present, err := rtnl.Filters(handle, device, parent)
 	if err != nil || len(present) > 0 {
 		return err
 	}

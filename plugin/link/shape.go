@@ -9,6 +9,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
 // Limit is the rate that packets leave a device with. The zero Limit is none.
@@ -99,7 +101,7 @@ const shapedMinor = 1
 
 // bucketOf returns the token bucket that Shape has made, or nil.
 func bucketOf(handle *netlink.Handle, device netlink.Link) (*netlink.Tbf, error) {
-	qdiscs, err := handle.QdiscList(device)
+	qdiscs, err := rtnl.Qdiscs(handle, device)
 	if err != nil {
 		return nil, fmt.Errorf("list the queues of %s: %w", device.Attrs().Name, err)
 	}
@@ -162,7 +164,7 @@ func keepApart(handle *netlink.Handle, device netlink.Link, unshaped []netip.Pre
 	htb := netlink.NewHtb(attrsOf(device, apartHandle, netlink.HANDLE_ROOT))
 	htb.Defcls = shapedMinor
 	class := netlink.ClassAttrs{LinkIndex: htb.LinkIndex, Parent: apartHandle, Handle: shapedClass}
-	old, err := handle.FilterList(device, apartHandle)
+	old, err := rtnl.Filters(handle, device, apartHandle)
 	errs := []error{err}
 	for _, filter := range old {
 		errs = append(errs, ignoreGone(handle.FilterDel(filter)))

@@ -8,11 +8,10 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
 // Uplink is a device of the host that faces out.
@@ -87,7 +86,7 @@ func routedUplinks(host *netlink.Handle) (map[int]*Uplink, error) {
 		}
 	}
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		routes, err := connectedRoutes(family)
+		routes, err := rtnl.ConnectedRoutes(family)
 		if err != nil {
 			return nil, fmt.Errorf("list the host's subnets: %w", err)
 		}
@@ -152,75 +151,6 @@ func sourceTowards(host *netlink.Handle, subnet netlink.Route) net.IP {
 		return nil
 	}
 	return routes[0].Src
-}
-
-// connectedRoutes returns the routes of the main table that the kernel made for
-// addresses with a subnet.
-func connectedRoutes(family uint8) ([]netlink.Route, error) {
-	socket, err := strictSocket()
-	if err != nil {
-		return nil, err
-	}
-	defer socket.Close()
-
-	request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
-	request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}
-	request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{
-		Family:   family,
-		Table:    unix.RT_TABLE_MAIN,
-		Protocol: unix.RTPROT_KERNEL,
-		Type:     unix.RTN_UNICAST,
-	}})
-	messages, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
-	if err != nil && !errors.Is(err, nl.ErrDumpInterrupted) {
-		return nil, err
-	}
-	var routes []netlink.Route
-	for _, message := range messages {
-		route, ok := parseConnected(message)
-		if ok {
-			routes = append(routes, route)
-		}
-	}
-	return routes, nil
-}
-
-// parseConnected reads the three attributes that matter. A kernel that does not
-// filter (or a route that came with IPv6's own view) is filtered here.
-func parseConnected(message []byte) (netlink.Route, bool) {
-	header := nl.DeserializeRtMsg(message)
-	if header.Protocol != unix.RTPROT_KERNEL || header.Type != unix.RTN_UNICAST || header.Table != unix.RT_TABLE_MAIN {
-		return netlink.Route{}, false
-	}
-	attrs, err := nl.ParseRouteAttr(message[header.Len():])
-	if err != nil {
-		return netlink.Route{}, false
-	}
-	route := netlink.Route{}
-	for _, attr := range attrs {
-		switch attr.Attr.Type {
-		case unix.RTA_OIF:
-			route.LinkIndex = int(nl.NativeEndian().Uint32(attr.Value))
-		case unix.RTA_PREFSRC:
-			route.Src = attr.Value
-		case unix.RTA_DST:
-			route.Dst = &net.IPNet{IP: attr.Value, Mask: net.CIDRMask(int(header.Dst_len), 8*len(attr.Value))}
-		}
-	}
-	return route, route.Dst != nil
-}
-
-// strictSocket makes the kernel filter a dump by what the request names.
-func strictSocket() (*nl.NetlinkSocket, error) {
-	socket, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.SetsockoptInt(socket.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
-		socket.Close()
-		return nil, err
-	}
-	return socket, nil
 }
 
 // Device returns the device of an index, or nil where it is gone.

@@ -15,6 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
 // Kind is the kind of device that a pair is of.
@@ -130,33 +132,18 @@ func Find(handle *netlink.Handle, name string) (netlink.Link, error) {
 	return device, nil
 }
 
-// dumpTries is how often a dump is taken again that things have changed under.
-const dumpTries = 10
-
-// List returns all devices. A dump that devices have changed under is taken again.
+// List returns all devices.
 func List(host *netlink.Handle) ([]netlink.Link, error) {
-	var devices []netlink.Link
-	var err error
-	for range dumpTries {
-		devices, err = host.LinkList()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
+	devices, err := rtnl.Links(host)
 	if err != nil {
 		return nil, fmt.Errorf("list the host's devices: %w", err)
 	}
 	return devices, nil
 }
 
-// Addresses returns the addresses of a device. A list that changes while it is read
-// is read again.
+// Addresses returns the addresses of a device.
 func Addresses(handle *netlink.Handle, device netlink.Link) ([]netip.Prefix, error) {
-	var found []netlink.Addr
-	var err error = netlink.ErrDumpInterrupted
-	for try := 0; try < dumpTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-		found, err = handle.AddrList(device, netlink.FAMILY_ALL)
-	}
+	found, err := rtnl.Addresses(handle, device, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("list the addresses of %s: %w", device.Attrs().Name, err)
 	}
@@ -363,11 +350,7 @@ func RoutesTo(handle *netlink.Handle, want netlink.Route) ([]netlink.Route, erro
 	if want.Table != 0 {
 		mask |= netlink.RT_FILTER_TABLE // else the main one
 	}
-	var found []netlink.Route
-	var err error = netlink.ErrDumpInterrupted
-	for try := 0; try < dumpTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-		found, err = handle.RouteListFiltered(family, &want, mask)
-	}
+	found, err := rtnl.Routes(handle, family, &want, mask)
 	if err != nil {
 		return nil, fmt.Errorf("list the routes to %s: %w", want.Dst, err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -147,7 +148,7 @@ func checkNamespaces() error {
 						kind.name, err)
 				}
 			}
-			handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+			handle, err := rtnl.Open()
 			if err != nil {
 				return fmt.Errorf("open netlink: %w", err)
 			}

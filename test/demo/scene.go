@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -135,7 +136,7 @@ func firstLine(text string) string {
 
 // links names the devices of a namespace but lo.
 func links(ns *testenv.Namespace) ([]string, error) {
-	list, err := ns.Netlink().LinkList()
+	list, err := rtnl.Links(ns.Netlink())
 	if err != nil {
 		return nil, fmt.Errorf("list the devices of %s: %w", ns.Name, err)
 	}

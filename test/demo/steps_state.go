@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 )
 
@@ -80,7 +81,7 @@ func (s *scene) tellCounters() error {
 
 // tellAbsent looks for what other plugins leave on a node.
 func (s *scene) tellAbsent() error {
-	list, err := s.topology.Node.Netlink().LinkList()
+	list, err := rtnl.Links(s.topology.Node.Netlink())
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -77,7 +78,7 @@ func TestClsact(t *testing.T) {
 func removeFilter(t *testing.T, n *network, device string, parent uint32) {
 	t.Helper()
 	at := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: indexOf(t, n.node(), device)}}
-	filters, err := n.node().Netlink().FilterList(at, parent)
+	filters, err := rtnl.Filters(n.node().Netlink(), at, parent)
 	if err != nil || len(filters) == 0 {
 		t.Fatalf("filters of %s: %v (%v)", device, filters, err)
 	}
@@ -210,7 +211,7 @@ func addForeignFilters(t *testing.T, n *network, device string, priority uint16)
 func checkFilters(t *testing.T, n *network, device string, parent uint32, want ...string) {
 	t.Helper()
 	at := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: indexOf(t, n.node(), device)}}
-	filters, err := n.node().Netlink().FilterList(at, parent)
+	filters, err := rtnl.Filters(n.node().Netlink(), at, parent)
 	if err != nil {
 		t.Fatalf("list filters of %s: %v", device, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 )
 
@@ -35,7 +36,7 @@ func (n *network) checkNothingLeft(t *testing.T) {
 
 func (n *network) checkLinks(t *testing.T) {
 	t.Helper()
-	links, err := n.node().Netlink().LinkList()
+	links, err := rtnl.Links(n.node().Netlink())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -175,7 +176,7 @@ func (n *network) replaceNodeAddr(t *testing.T, f family, last byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	addrs, err := handle.AddrList(uplink, netlink.FAMILY_ALL)
+	addrs, err := rtnl.Addresses(handle, uplink, netlink.FAMILY_ALL)
 	if err != nil {
 		t.Fatal(err)
 	}

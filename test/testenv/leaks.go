@@ -9,8 +9,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
 // snapshot names everything a test could leave behind in the isolated process:
@@ -40,7 +41,12 @@ func (s snapshot) minus(old snapshot) []string {
 }
 
 func (s snapshot) addLinks() error {
-	links, err := netlink.LinkList()
+	handle, err := rtnl.Open()
+	if err != nil {
+		return err
+	}
+	defer handle.Close()
+	links, err := rtnl.Links(handle)
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
 	}

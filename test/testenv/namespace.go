@@ -14,6 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
 // waitDelay is for how long children of a process that was killed may hold its output
@@ -64,10 +66,8 @@ func newNamespace(name string) (*Namespace, error) {
 	if ns.fd, err = netns.GetFromPath(path); err != nil {
 		return nil, errors.Join(fmt.Errorf("open %s: %w", path, err), ns.Close())
 	}
-	// For one family: NewHandleAt without any opens a socket for each, and
-	// loads modules for that.
-	if ns.rtnl, err = netlink.NewHandleAt(ns.fd, unix.NETLINK_ROUTE); err != nil {
-		return nil, errors.Join(fmt.Errorf("open netlink in %s: %w", path, err), ns.Close())
+	if ns.rtnl, err = rtnl.OpenAt(ns.fd); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), ns.Close())
 	}
 	lo, err := ns.rtnl.LinkByName("lo")
 	if err == nil {
