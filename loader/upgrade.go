@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -137,7 +138,9 @@ func (d *Datapath) loadOnPinnedMaps(programs Programs) (collection *ebpf.Collect
 	if err != nil {
 		return nil, nil, err
 	}
-	pinned, err := d.openPinned(spec.Maps)
+	shared := maps.Clone(spec.Maps)
+	delete(shared, rodata)
+	pinned, err := d.openPinned(shared)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -147,11 +150,8 @@ func (d *Datapath) loadOnPinnedMaps(programs Programs) (collection *ebpf.Collect
 		}
 	}()
 	kept := map[string]*ebpf.Map{}
-	for name, wanted := range spec.Maps {
+	for name, wanted := range shared {
 		m := pinned[name]
-		if name == rodata {
-			continue
-		}
 		if m == nil || isScratch(wanted) || isTooSmall(name, m, wanted) {
 			created = append(created, name)
 			continue
