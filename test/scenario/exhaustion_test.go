@@ -61,7 +61,7 @@ func TestPortsRunOut(t *testing.T) {
 		n.withDatapath(t, func(datapath *loader.Datapath) {
 			taken := map[uint16]bool{}
 			for _, flow := range must(maps.Flows(datapath)) {
-				if flow.Out && flow.Remote == server {
+				if flow.Kind == bpf.FlowSNAT && flow.Remote == server {
 					taken[flow.Local.Port()] = true
 				}
 			}
