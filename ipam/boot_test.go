@@ -57,11 +57,11 @@ func TestReclaimAfterReboot(t *testing.T) {
 		{"reboot", reserve, func(_ *testing.T, _ *Pool, reboot func(string)) { reboot("second") }, true},
 		{"reboot, and it lives", reserve, func(_ *testing.T, pool *Pool, reboot func(string)) {
 			reboot("second")
-			pool.options.Lives = func(a Attachment) bool { return a == Attachment{"c1", "eth0"} }
+			pool.options.Alive = func(a Attachment) bool { return a == Attachment{"c1", "eth0"} }
 		}, false},
 		{"reboot, and another lives", reserve, func(_ *testing.T, pool *Pool, reboot func(string)) {
 			reboot("second")
-			pool.options.Lives = func(a Attachment) bool { return a != Attachment{"c1", "eth0"} }
+			pool.options.Alive = func(a Attachment) bool { return a != Attachment{"c1", "eth0"} }
 		}, true},
 		{"reboot, and the container came back", reserve, func(t *testing.T, pool *Pool, reboot func(string)) {
 			reboot("second")

@@ -145,7 +145,7 @@ func FuzzReservations(f *testing.F) {
 		holder, err := decodeRecord([]byte(content))
 		_, isAddr := netip.ParseAddr(name)
 		isRecord := err == nil && isAddr == nil
-		outlived := marked && mark != "" && mark != "this" && len(mark) <= mostMark && holder.IfName != ""
+		outlived := marked && mark != "" && mark != "this" && len(mark) <= maxMark && holder.IfName != ""
 
 		me, all := Attachment{"c1", "eth0"}, Open(pool.cfg, Options{})
 		result, err := pool.Reserve(t.Context(), me)

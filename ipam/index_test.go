@@ -46,7 +46,7 @@ func TestIndexGoesStale(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := &reservation{pool: pool, store: s, holder: Attachment{"c1", "eth0"}}
-			if err := r.claimEach(t.Context()); err != nil {
+			if err := r.reserveEach(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			s.lock.Release()

@@ -96,7 +96,7 @@ func TestReserveDuplicate(t *testing.T) {
 		held  string
 		refer string // what the error must name
 	}{
-		{"own record", "10.1.0.9", "c1\r\neth0", "container c1 interface eth0 has [10.1.0.9]"},
+		{"own record", "10.1.0.9", "c1\r\neth0", "container c1 interface eth0 holds [10.1.0.9]"},
 		{"outside the ranges", "10.9.0.9", "c1\r\neth0", "[10.9.0.9]"},
 		{"old record", "10.1.0.9", "c1", "[10.1.0.9]"},
 		{"another interface", "10.1.0.9", "c1\r\neth1", ""},
@@ -333,7 +333,7 @@ func TestPoolAgainstNaiveModel(t *testing.T) {
 		containers, steps int
 	}{
 		{"few addresses", `[[{"subnet": "10.1.0.0/29"}, {"subnet": "10.2.0.0/29", "rangeStart": "10.2.0.3", "gateway": "10.2.0.4"}]]`, 7, 2000},
-		{"long rows", `[[{"subnet": "10.1.0.0/24"}, {"subnet": "10.2.0.0/25", "rangeStart": "10.2.0.3", "gateway": "10.2.0.4"}]]`, 400, 2500},
+		{"long runs", `[[{"subnet": "10.1.0.0/24"}, {"subnet": "10.2.0.0/25", "rangeStart": "10.2.0.3", "gateway": "10.2.0.4"}]]`, 400, 2500},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			pool, _ := newPool(t, test.ranges)

@@ -160,8 +160,8 @@ func TestWriteTemporaryRefusesStagedFile(t *testing.T) {
 	if err := s.stage(Attachment{"c1", "eth0"}); err != nil {
 		t.Fatal(err)
 	}
-	if claimed, err := s.claim(first); !claimed || err != nil {
-		t.Fatal(claimed, err)
+	if reserved, err := s.reserve(first); !reserved || err != nil {
+		t.Fatal(reserved, err)
 	}
 	if err := s.setLast(0, first); !errors.Is(err, os.ErrExist) {
 		t.Errorf("got %v, want os.ErrExist", err)

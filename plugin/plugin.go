@@ -124,7 +124,7 @@ func ipamAttachment(a maps.Attachment) ipam.Attachment {
 
 // pool opens the addresses of a network.
 func (p *Plugin) pool(c *Config) *ipam.Pool {
-	return ipam.Open(c.addressesForRelease(), ipam.Options{IndexDir: indexDir(c.DataDir), Lives: c.hasDevice, Log: p.Log})
+	return ipam.Open(c.addressesForRelease(), ipam.Options{IndexDir: indexDir(c.DataDir), Alive: c.hasDevice, Log: p.Log})
 }
 
 // hasDevice says that an attachment of this network has its device, or that nobody knows.
