@@ -14,20 +14,20 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
-// Uplink is a device of the host that faces out.
+// Uplink is an external interface of the host.
 type Uplink struct {
 	Index int
-	// The addresses that the host uses towards the outside by this device.
-	// Either may be invalid.
+	// The host's source addresses for packets to the outside by this device. Either may
+	// be invalid.
 	Addr4, Addr6 netip.Addr
 }
 
-// outside stands for the outside in questions to the routing table: addresses
-// reserved for documentation (RFC 5737, RFC 9637). Nothing is sent to them.
+// outside represents the outside in route lookups: addresses reserved for documentation
+// (RFC 5737, RFC 9637), to which nothing is sent.
 var outside = []net.IP{net.ParseIP("203.0.113.1"), net.ParseIP("3fff::1")}
 
-// Uplinks returns the host's uplinks, in no order: the devices that chosen says, or,
-// if it is nil, those that routes tell.
+// Uplinks returns the host's uplinks, in no particular order: the devices for which chosen
+// is true, or, if it is nil, those of default routes and connected subnets.
 func Uplinks(host *netlink.Handle, chosen func(netlink.Link) bool) ([]Uplink, error) {
 	found, err := routedUplinks(host)
 	if err == nil && chosen != nil {
@@ -40,8 +40,8 @@ func Uplinks(host *netlink.Handle, chosen func(netlink.Link) bool) ([]Uplink, er
 	return uplinks, err
 }
 
-// chosenUplinks need no route in the main table: the addresses of those that have none
-// there are the first of the device.
+// chosenUplinks returns the devices for which chosen is true. One without a route in the
+// main table gets the device's first addresses.
 func chosenUplinks(host *netlink.Handle, chosen func(netlink.Link) bool, routed map[int]*Uplink) (map[int]*Uplink, error) {
 	devices, err := List(host)
 	if err != nil {
@@ -70,10 +70,10 @@ func chosenUplinks(host *netlink.Handle, chosen func(netlink.Link) bool, routed 
 	return found, nil
 }
 
-// routedUplinks are the devices that the host's default routes and the subnets it
-// is connected to use, by index. The host's ends of our veths are none: they
-// have no subnet. The kernel is asked for the routes that it made itself for
-// the host's addresses, so the answer does not grow with the containers.
+// routedUplinks returns the devices of the host's default routes and connected subnets, by
+// index. The host's ends of our veths are not among them, because they have no subnet. It
+// reads only the routes that the kernel made for addresses, so the cost does not grow with
+// the containers.
 func routedUplinks(host *netlink.Handle) (map[int]*Uplink, error) {
 	found := map[int]*Uplink{}
 	for _, ip := range outside {
@@ -103,16 +103,16 @@ func routedUplinks(host *netlink.Handle) (map[int]*Uplink, error) {
 	return found, nil
 }
 
-// isOwnAddress knows the route that IPv6 makes to an address without a subnet,
-// which another plugin may give to its end of a veth. (The same could lead to the
-// other end of a point-to-point device; one is found by its IPv4 address, or by a
-// default route.)
+// isOwnAddress recognizes the kernel's route to an IPv6 address without a subnet, which
+// another plugin may have added to its end of a veth. (It could also be a point-to-point
+// device; that is found by its IPv4 address or a default route.)
 func isOwnAddress(route netlink.Route) bool {
 	ones, bits := route.Dst.Mask.Size()
 	return ones == bits && bits == 8*net.IPv6len
 }
 
-// note adds what a route says of its device. What was noted first stays.
+// note adds the device and source address of a route. Of each family the first address
+// counts.
 func note(found map[int]*Uplink, route netlink.Route) {
 	if route.LinkIndex <= loopback || route.Dst != nil && route.Dst.IP.IsLinkLocalUnicast() {
 		return
@@ -137,9 +137,9 @@ func (u *Uplink) noteAddress(addr netip.Addr) {
 	}
 }
 
-// sourceTowards returns the host's address towards a subnet that it is connected
-// to, which the kernel's own IPv6 routes do not name: it is asked for the way to
-// one of the last addresses there. nil if there is none.
+// sourceTowards returns the host's source address for a connected subnet, or nil. The
+// kernel's own IPv6 routes do not name it, so this looks up the route to one of the
+// subnet's last addresses.
 func sourceTowards(host *netlink.Handle, subnet netlink.Route) net.IP {
 	ip := slices.Clone(subnet.Dst.IP)
 	for i, mask := range subnet.Dst.Mask {
@@ -153,7 +153,7 @@ func sourceTowards(host *netlink.Handle, subnet netlink.Route) net.IP {
 	return routes[0].Src
 }
 
-// Device returns the device of an index, or nil where it is gone.
+// Device returns the device with that index, or nil if there is none.
 func Device(host *netlink.Handle, index int) (netlink.Link, error) {
 	device, err := host.LinkByIndex(index)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -162,8 +162,8 @@ func Device(host *netlink.Handle, index int) (netlink.Link, error) {
 	return device, err
 }
 
-// HeaderOf returns what the device's packets have before the IP header, and
-// whether the datapath can read it. Tunnels that add theirs below have none.
+// HeaderOf returns the link-layer header of a device's packets, and whether the datapath
+// can parse it. Packets of a tunnel have none on the tunnel device.
 func HeaderOf(device netlink.Link) (header loader.Header, known bool) {
 	switch device.Attrs().EncapType {
 	case "ether":
@@ -178,14 +178,14 @@ func HeaderOf(device netlink.Link) (header loader.Header, known bool) {
 // Route is how the host reaches an address.
 type Route struct {
 	Device int        // its index
-	Source netip.Addr // the host's own address on the way
+	Source netip.Addr // the host's source address
 }
 
-// RouteTo asks the kernel for its route to an address.
+// RouteTo looks up the host's route to an address.
 func RouteTo(host *netlink.Handle, addr netip.Addr) (Route, error) {
 	routes, err := host.RouteGet(addr.AsSlice())
 	if err != nil {
-		return Route{}, fmt.Errorf("ask for the host's route to %s: %w", addr, err)
+		return Route{}, fmt.Errorf("look up the host's route to %s: %w", addr, err)
 	}
 	if len(routes) == 0 {
 		return Route{}, fmt.Errorf("the host has no route to %s", addr)
