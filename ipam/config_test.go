@@ -37,7 +37,7 @@ func TestParse(t *testing.T) {
 			section: `{"ranges": [[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.10", "rangeEnd": "10.1.0.10"}]]}`,
 			want:    "10.1.0.0/24 10.1.0.10-10.1.0.10 gw 10.1.0.1",
 		}, {
-			name:    "network and broadcast address are no part of a range",
+			name:    "network and broadcast address are excluded",
 			section: `{"ranges": [[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.0", "rangeEnd": "10.1.0.255"}]]}`,
 			want:    "10.1.0.0/24 10.1.0.1-10.1.0.254 gw 10.1.0.1",
 		}, {
@@ -75,7 +75,7 @@ func TestParse(t *testing.T) {
 			want: "10.3.0.0/30 10.3.0.1-10.3.0.2 gw 10.3.0.1\nfd00::/126 fd00::1-fd00::3 gw fd00::1\n" +
 				"10.1.0.0/30 10.1.0.1-10.1.0.2 gw 10.1.0.1\n10.2.0.0/30 10.2.0.1-10.2.0.2 gw 10.2.0.1",
 		}, {
-			name:    "ranges of the runtime alone",
+			name:    "only the runtime's ranges",
 			section: `{"type": "host-local"}`,
 			req:     Request{Ranges: json.RawMessage(`[[{"subnet": "10.3.0.0/30"}]]`)},
 			want:    "10.3.0.0/30 10.3.0.1-10.3.0.2 gw 10.3.0.1",
@@ -99,7 +99,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// describe spells out what Range.String leaves out.
+// describe includes what Range.String omits.
 func describe(sets []RangeSet) string {
 	var lines []string
 	for _, set := range sets {
@@ -185,7 +185,7 @@ func TestParseErrors(t *testing.T) {
 			want: `ipam.ranges[0][0] "10.1.0.9-10.1.0.254": overlaps ipam.subnet "10.1.0.1-10.1.0.9"`},
 		{name: "overlap with the runtime's", section: valid, req: Request{Ranges: json.RawMessage(`[[{"subnet": "10.1.2.0/24"}]]`)},
 			want: `ipam.ranges[0][0] "10.1.0.1-10.1.255.254": overlaps runtimeConfig.ipRanges[0][0] "10.1.2.1-10.1.2.254"`},
-		{name: "the runtime's range is bad", section: valid, req: Request{Ranges: json.RawMessage(`[[{"subnet": "x"}]]`)},
+		{name: "invalid range of the runtime", section: valid, req: Request{Ranges: json.RawMessage(`[[{"subnet": "x"}]]`)},
 			want: `runtimeConfig.ipRanges[0][0].subnet "x": expected a subnet such as 10.1.0.0/16`},
 
 		{name: "dataDir of another type", section: `{"dataDir": 5}`,
@@ -194,7 +194,7 @@ func TestParseErrors(t *testing.T) {
 			want: `ipam.resolvConf ["/etc/resolv.conf"]: expected a string`},
 		{name: "routes of another type", section: `{"routes": "0.0.0.0/0"}`,
 			want: `ipam.routes "0.0.0.0/0": expected a list of routes`},
-		{name: "route to nowhere", section: `{"routes": [{"dst": "0.0.0.0/0"}, {"gw": "10.1.0.1"}]}`,
+		{name: "route without destination", section: `{"routes": [{"dst": "0.0.0.0/0"}, {"gw": "10.1.0.1"}]}`,
 			want: `ipam.routes[1] {"gw": "10.1.0.1"}: expected a "dst" such as 0.0.0.0/0`},
 		{name: "null route", section: `{"routes": [null]}`,
 			want: `ipam.routes[0] null: expected a "dst" such as 0.0.0.0/0`},

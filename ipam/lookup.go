@@ -120,7 +120,7 @@ func (s *store) readEach(names []string) []record {
 		if err != nil {
 			continue
 		}
-		if r := s.read(name, addr); !r.isAbsent() { // removed by hand just now
+		if r := s.read(name, addr); !r.isAbsent() { // someone has just removed it
 			records = append(records, r)
 		}
 	}

@@ -69,9 +69,9 @@ func Open(cfg *Config, options Options) *Pool {
 	return &Pool{cfg: cfg, options: options, log: log, boot: readBootID}
 }
 
-// Reserve assigns a one address of each range set, requested ones first, or none at
-// all. Addresses that a holds from an earlier boot are assigned again. Errors wrap
-// ErrExhausted, ErrTaken, ErrDuplicate or flock.ErrBusy, or come from the file system.
+// Reserve assigns a one address of each range set, the requested one if any, or fails
+// and assigns none. Addresses that a holds from an earlier boot are assigned again. Errors
+// wrap ErrExhausted, ErrTaken, ErrDuplicate or flock.ErrBusy, or come from the file system.
 func (p *Pool) Reserve(ctx context.Context, a Attachment) (*Result, error) {
 	return p.reserve(ctx, a, func(s *store, held []record) error {
 		if slices.ContainsFunc(held, func(r record) bool { return !s.isDead(r) }) {

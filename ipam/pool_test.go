@@ -50,7 +50,7 @@ func TestReserveResult(t *testing.T) {
 
 func TestRoundRobin(t *testing.T) {
 	pool, _ := newPool(t, `[[{"subnet": "10.1.0.0/29"}]]`)
-	// Released at once, an address still comes back only after all the others.
+	// Even if it is released at once, an address comes back only after all the others.
 	for _, want := range []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.6", "10.1.0.2"} {
 		if got := mustReserve(t, pool, Attachment{"c1", "eth0"}); got != want {
 			t.Fatalf("got %s, want %s", got, want)
@@ -175,7 +175,7 @@ func TestReleaseAndReserved(t *testing.T) {
 			for name := range tt.files {
 				_, err := os.Stat(filepath.Join(dir, name))
 				if got, want := err == nil, contains(tt.remaining, name); got != want {
-					t.Errorf("%s is there after release: %v, want %v", name, got, want)
+					t.Errorf("%s exists after release: %v, want %v", name, got, want)
 				}
 			}
 		})
@@ -256,7 +256,7 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// CHECK only reads, so the CHECKs of many containers need not wait for each other.
+// CHECK only reads, so CHECKs of many containers need not wait for each other.
 func TestReservedSharesTheLock(t *testing.T) {
 	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/24"}]]`)
 	lock, err := flock.Acquire(t.Context(), filepath.Join(dir, "lock"), flock.Shared)
@@ -325,7 +325,7 @@ func TestRetainGoesOnAfterErrors(t *testing.T) {
 	}
 }
 
-// Random operations must have the results of a naive model.
+// Random operations must have the same results as a naive model.
 func TestPoolAgainstNaiveModel(t *testing.T) {
 	gateways := map[netip.Addr]bool{netip.MustParseAddr("10.1.0.1"): true, netip.MustParseAddr("10.2.0.4"): true}
 	for _, test := range []struct {
@@ -411,7 +411,7 @@ func parse(t testing.TB, network, section string, req Request) *Config {
 	return cfg
 }
 
-// newPool returns a pool on a new directory, which exists, and that directory.
+// newPool returns a pool on a new directory, and that directory.
 func newPool(t testing.TB, ranges string) (*Pool, string) {
 	t.Helper()
 	pool, dir, _ := newLoggedPool(t, ranges)

@@ -132,7 +132,7 @@ func (d *Datapath) switchPrograms(programs Programs) error {
 
 // loadOnPinnedMaps loads programs that use the pinned maps, and returns the names of
 // the maps that it had to create. A map that only the new programs know is created; one
-// that only the old programs know stays, for the way back.
+// that only the old programs know stays, in case they return.
 func (d *Datapath) loadOnPinnedMaps(programs Programs) (collection *ebpf.Collection, created []string, err error) {
 	spec, err := programs.specWith(d.Config)
 	if err != nil {

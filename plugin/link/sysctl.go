@@ -44,8 +44,8 @@ const (
 
 // ForwardingIsOff returns the paths of the sysctls that EnableForwarding would change.
 func ForwardingIsOff(ipv4, ipv6 bool) (off []string, err error) {
-	for name, asked := range map[string]bool{forwarding4: ipv4, forwarding6: ipv6} {
-		if !asked {
+	for name, wanted := range map[string]bool{forwarding4: ipv4, forwarding6: ipv6} {
+		if !wanted {
 			continue
 		}
 		value, err := readSysctl(name)
