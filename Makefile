@@ -102,12 +102,19 @@ check-generated: ## fail if the generated files are not what the sources give
 	@$(MAKE) --no-print-directory generate
 	@sha256sum --check --quiet bin/generated || { echo "bpf: generated files were not up to date; commit what 'make generate' has made"; exit 1; }
 
+# Only loader/rtnl opens routing netlink and lists what the kernel keeps: it asks again where a list was interrupted.
+FORBIDDEN := -analyze_types -set_exit_status \
+	'{p: "^netlink\\.(Handle\\.)?(NewHandle\\w*|(Addr|Bridge\\w*|Chain|Class|Filter|Link|Neigh\\w*|Qdisc|Route|Rule)List\\w*)$$", pkg: ^github.com/vishvananda/netlink$$, msg: use loader/rtnl}' \
+	'{p: "^nl\\.NewNetlinkRequest$$", pkg: ^github.com/vishvananda/netlink/nl$$, msg: use loader/rtnl}' --
+
 .PHONY: lint
-lint: ## vet, staticcheck, gofmt and clang-format
+lint: ## vet, staticcheck, forbidden calls, gofmt and clang-format
 	$(GO) vet ./...
 	cd test && $(GO) vet ./...
 	$(GO) tool staticcheck ./...
 	cd test && $(GO) tool -modfile=../go.mod staticcheck ./...
+	$(GO) tool forbidigo $(FORBIDDEN) $$($(GO) list ./... | grep -v /loader/rtnl)
+	cd test && $(GO) tool -modfile=../go.mod forbidigo $(FORBIDDEN) ./...
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not gofmt'ed: $$unformatted"; exit 1; }
 	$(CLANG_FORMAT) --dry-run --Werror bpf/*.c bpf/*.h
 

@@ -13,8 +13,11 @@ require (
 
 require (
 	github.com/BurntSushi/toml v1.6.0 // indirect
+	github.com/ashanbrown/forbidigo/v2 v2.3.1 // indirect
+	github.com/google/go-cmp v0.7.0 // indirect
 	go.opentelemetry.io/otel v1.29.0 // indirect
 	go.opentelemetry.io/otel/trace v1.29.0 // indirect
+	go.yaml.in/yaml/v3 v3.0.4 // indirect
 	golang.org/x/exp/typeparams v0.0.0-20260209203927-2842357ff358 // indirect
 	golang.org/x/mod v0.41.0 // indirect
 	golang.org/x/sync v0.24.0 // indirect
@@ -23,6 +26,7 @@ require (
 )
 
 tool (
+	github.com/ashanbrown/forbidigo/v2
 	github.com/cilium/ebpf/cmd/bpf2go
 	honnef.co/go/tools/cmd/staticcheck
 )

@@ -53,7 +53,7 @@ func TestCandidates(t *testing.T) {
 	}
 }
 
-// A set of 2^64 addresses must not be listed before its first can be used.
+// The first of 2^64 addresses must be available without listing them all.
 func TestCandidatesAreLazy(t *testing.T) {
 	for _, last := range []string{"fd00::1", "fd00::ffff:ffff:ffff:ffff"} {
 		for addr := range parseSets(t, `[[{"subnet": "fd00::/64"}]]`)[0].candidates(netip.MustParseAddr(last), nil) {
@@ -65,8 +65,8 @@ func TestCandidatesAreLazy(t *testing.T) {
 	}
 }
 
-// naive is what the allocator should do, said as simply as can be: list the whole set,
-// turn the list to just after last, take the first address that is not held.
+// naive is a simple model of the allocator: it lists the whole set, rotates the list to
+// just after last, and takes the first free address.
 type naive struct {
 	all  []netip.Addr
 	last netip.Addr

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// The cost of ADD and DEL beside n reservations in a row: of one more container, of one for which
-// the round robin has to pass all n, and of one in the place of any other.
+// The cost of ADD and DEL beside n consecutive reservations: for one more container, for one
+// where the round robin must skip all n, and for one that replaces another.
 func BenchmarkReserveRelease(b *testing.B) {
 	for _, n := range []int{1, 1000, 10_000, 65_000} {
 		pool, dir := newPool(b, `[[{"subnet": "10.1.0.0/16"}]]`)

@@ -7,18 +7,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A record is marked with a boot in which it stood: ours as we write them, those of
-// host-local when we come across them. The mark is an extended attribute of the file, so
-// that it comes and goes with the record, and host-local never sees it. A record with the
-// mark of another boot than this one has outlived its container. Nothing is concluded
-// from the absence of a mark, nor from any time, since clocks go back.
+// bootMark is the extended attribute with the id of a boot in which the record existed:
+// ours are marked when they are written, host-local's when we first read them. An
+// attribute lives and dies with its file, and host-local ignores it. A record marked with
+// another boot has outlived its container. A missing mark proves nothing, and neither
+// does any timestamp, since clocks can be set back.
 const bootMark = "user.ebpfnet.boot"
 
-const mostMark = 64 // that of nobody else is longer
+const maxMark = 64 // bytes; a longer mark is not ours
 
 const bootIDPath = "/proc/sys/kernel/random/boot_id"
 
-// readBootID returns "" where it cannot be known: then no record is marked or found dead.
+// readBootID returns "" if the id is unreadable: then no record is marked or found dead.
 func readBootID() string {
 	id, err := os.ReadFile(bootIDPath)
 	if err != nil {
@@ -27,18 +27,18 @@ func readBootID() string {
 	return strings.TrimSpace(string(id))
 }
 
-// mark does without on file systems that cannot (tmpfs before Linux 6.6), or that are full: a record
-// without mark is kept.
+// mark marks a new record. If the file system has no user xattrs (tmpfs before Linux
+// 6.6) or is full, the record stays unmarked, and is never reclaimed.
 func (s *store) mark(file *os.File) {
 	if s.boot == "" {
 		return
 	}
 	if err := unix.Fsetxattr(int(file.Fd()), bootMark, []byte(s.boot), 0); err != nil {
-		s.log.Debug("reservation gets no mark of this boot", "path", file.Name(), "err", err)
+		s.log.Debug("cannot mark the reservation with this boot", "path", file.Name(), "err", err)
 	}
 }
 
-// markUnmarked is for what host-local has written.
+// markUnmarked marks host-local's records.
 func (s *store) markUnmarked(r record) {
 	if s.boot == "" || s.isShared || r.err != nil {
 		return
@@ -46,16 +46,16 @@ func (s *store) markUnmarked(r record) {
 	_ = unix.Setxattr(r.path, bootMark, []byte(s.boot), unix.XATTR_CREATE)
 }
 
-// isDead says that r's container went with an earlier boot. What an old host-local wrote
-// could be any interface of the container, and is never dead.
+// isDead says that r's container ended with an earlier boot. A record of an old
+// host-local may belong to any interface of the container, and is never dead.
 func (s *store) isDead(r record) bool {
 	if r.err != nil || r.holder.IfName == "" || s.boot == "" {
 		return false
 	}
-	mark := make([]byte, mostMark)
+	mark := make([]byte, maxMark)
 	n, err := unix.Getxattr(r.path, bootMark, mark)
 	if err != nil || n == 0 || string(mark[:n]) == s.boot {
 		return false
 	}
-	return s.lives == nil || !s.lives(r.holder)
+	return s.alive == nil || !s.alive(r.holder)
 }

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newBootPool is newPool where a reboot is a call. It skips where files have no marks, as those
-// of a tmpfs before Linux 6.6.
+// newBootPool is newPool with a function that simulates a reboot. It skips the test on file
+// systems without user xattrs, such as tmpfs before Linux 6.6.
 func newBootPool(t *testing.T, ranges string) (pool *Pool, dir string, reboot func(id string)) {
 	t.Helper()
 	pool, dir = newPool(t, ranges)
@@ -40,7 +40,8 @@ func newBootPool(t *testing.T, ranges string) (pool *Pool, dir string, reboot fu
 	}
 }
 
-// An address whose container went with an earlier boot is given before "exhausted" is said, and no other.
+// Before a set counts as exhausted, addresses of containers of an earlier boot are reclaimed,
+// and no others.
 func TestReclaimAfterReboot(t *testing.T) {
 	reserve := func(t *testing.T, pool *Pool, _ string) { mustReserve(t, pool, Attachment{"c1", "eth0"}) }
 	record := func(content string) func(*testing.T, *Pool, string) {
@@ -55,13 +56,13 @@ func TestReclaimAfterReboot(t *testing.T) {
 	}{
 		{"same boot", reserve, func(*testing.T, *Pool, func(string)) {}, false},
 		{"reboot", reserve, func(_ *testing.T, _ *Pool, reboot func(string)) { reboot("second") }, true},
-		{"reboot, and it lives", reserve, func(_ *testing.T, pool *Pool, reboot func(string)) {
+		{"reboot, still alive", reserve, func(_ *testing.T, pool *Pool, reboot func(string)) {
 			reboot("second")
-			pool.options.Lives = func(a Attachment) bool { return a == Attachment{"c1", "eth0"} }
+			pool.options.Alive = func(a Attachment) bool { return a == Attachment{"c1", "eth0"} }
 		}, false},
-		{"reboot, and another lives", reserve, func(_ *testing.T, pool *Pool, reboot func(string)) {
+		{"reboot, another one alive", reserve, func(_ *testing.T, pool *Pool, reboot func(string)) {
 			reboot("second")
-			pool.options.Lives = func(a Attachment) bool { return a != Attachment{"c1", "eth0"} }
+			pool.options.Alive = func(a Attachment) bool { return a != Attachment{"c1", "eth0"} }
 		}, true},
 		{"reboot, and the container came back", reserve, func(t *testing.T, pool *Pool, reboot func(string)) {
 			reboot("second")
@@ -103,8 +104,8 @@ func TestReclaimAfterReboot(t *testing.T) {
 	}
 }
 
-// Free addresses go first, and then one is taken as one is needed, so that most containers
-// that come back find theirs.
+// Free addresses are used first, and then one is reclaimed at a time, so that most
+// containers that return get theirs back.
 func TestReclaimNoMoreThanNeeded(t *testing.T) {
 	pool, dir, reboot := newBootPool(t, `[[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/64"}]]`)
 	for _, id := range []string{"c1", "c2", "c3"} { // of five
@@ -122,7 +123,7 @@ func TestReclaimNoMoreThanNeeded(t *testing.T) {
 			t.Errorf("%s is of %q, want %s", addr, files[addr], holder)
 		}
 	}
-	// c1 has half of its own, c2 all, and both are of this boot from now on.
+	// c1 has half of its addresses, c2 all, and both are marked with this boot from now on.
 	if got := mustReserve(t, pool, Attachment{"c2", "eth0"}); got != "10.1.0.3 fd00::3" {
 		t.Errorf("c2 got %s", got)
 	}
@@ -153,8 +154,8 @@ func TestRequestedAddressOfEarlierBoot(t *testing.T) {
 	}
 }
 
-// The caller knows that the container is gone: it keeps what fits, gets what is missing, and
-// gives back the rest.
+// For a container that the caller knows is deleted, Replace keeps the addresses that fit,
+// adds the missing ones, and releases the rest.
 func TestReplace(t *testing.T) {
 	for _, test := range []struct {
 		name      string
@@ -210,7 +211,8 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// Replace fails for the second range set: what it took is free, what it did not reach is as it was.
+// If Replace fails for the second range set, it frees what it has reserved, and leaves the
+// rest unchanged.
 func TestReplaceFails(t *testing.T) {
 	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/24"}], [{"subnet": "10.2.0.0/30"}]]`)
 	write(t, filepath.Join(dir, "10.1.0.9"), "c1\r\neth0")

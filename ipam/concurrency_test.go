@@ -47,7 +47,7 @@ func TestConcurrentGoroutines(t *testing.T) {
 	}
 }
 
-// The children run this test binary again; these variables tell TestChild what to do.
+// A child runs this test binary again, with these variables as parameters of TestChild.
 const (
 	childDir  = "EBPFNET_IPAM_TEST_DIR"
 	childIdx  = "EBPFNET_IPAM_TEST_INDEX"
@@ -60,7 +60,7 @@ const (
 	childRanges = `[[{"subnet": "10.1.0.0/24"}]]`
 )
 
-// TestChild is a process of its own, started by the tests below.
+// TestChild is the main function of the processes that the tests below start.
 func TestChild(t *testing.T) {
 	dir, name := os.Getenv(childDir), os.Getenv(childName)
 	if dir == "" {
@@ -117,8 +117,8 @@ func TestConcurrentProcesses(t *testing.T) {
 	checkUnique(t, got, processes*perChild)
 }
 
-// However a process dies, what it leaves is whole records that can be found and released,
-// and a directory that the next one can use.
+// However a process dies, it leaves complete records, which can be found and released, and
+// a directory that the next process can use.
 func TestKilledProcesses(t *testing.T) {
 	pool, dir := newPool(t, childRanges)
 	for i := range 20 {
@@ -155,7 +155,7 @@ func TestKilledProcesses(t *testing.T) {
 	}
 }
 
-// awaitChange waits until the child has begun its work.
+// awaitChange waits until the child has started to work.
 func awaitChange(t *testing.T, path string) {
 	t.Helper()
 	before, _ := os.ReadFile(path)
@@ -179,11 +179,11 @@ func checkUnique(t *testing.T, addrs []string, want int) {
 	seen := map[string]bool{}
 	for _, addr := range addrs {
 		if seen[addr] {
-			t.Errorf("%s was given twice", addr)
+			t.Errorf("%s was assigned twice", addr)
 		}
 		seen[addr] = true
 	}
 	if len(addrs) != want {
-		t.Errorf("%d addresses were given, want %d", len(addrs), want)
+		t.Errorf("%d addresses were assigned, want %d", len(addrs), want)
 	}
 }

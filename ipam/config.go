@@ -11,45 +11,45 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// ErrConfig is wrapped by all errors that a change of the configuration cures. The
-// message names the key, its value and what is expected.
+// ErrConfig is wrapped by all errors that a change of the configuration can fix. The
+// message names the key, its value and the expected one.
 var ErrConfig = errors.New("invalid configuration")
 
 const defaultDataDir = "/var/lib/cni/networks"
 
-// Request is what the runtime asks for beyond the static configuration.
+// Request is what the runtime adds to the static configuration.
 type Request struct {
-	// Ranges is runtimeConfig.ipRanges, in the form of host-local's ranges, or nil.
-	// They come before the configured ones.
+	// Ranges is runtimeConfig.ipRanges, in the format of host-local's ranges, or nil.
+	// These come before the configured ranges.
 	Ranges json.RawMessage
 	// IPs are the requested addresses: those of runtimeConfig.ips, args.cni.ips and
-	// CNI_ARGS. A prefix length is allowed and ignored; the subnet's counts.
+	// CNI_ARGS. A prefix length is allowed and ignored: the subnet's applies.
 	IPs []string
 }
 
-// Config is host-local's configuration, validated and in canonical form. Network and
-// DataDir are enough for all that a Pool does except Reserve and Available, so DEL
-// does not depend on ranges that have changed since ADD.
+// Config is host-local's configuration, validated and normalized. Network and DataDir
+// suffice for every method of Pool except Reserve, Replace and Available, so DEL does not
+// depend on ranges that may have changed since ADD.
 type Config struct {
 	Network string
 	DataDir string
 	// Ranges gives each attachment one address per set.
 	Ranges []RangeSet
-	// Requested has one element per range set; the zero Addr leaves the choice to us.
+	// Requested has one element per range set; the zero Addr requests none.
 	Requested []netip.Addr
 	Routes    []*types.Route
-	// ResolvConf is a file in resolv.conf(5) format to report as DNS, or "".
+	// ResolvConf is the path of a resolv.conf(5) file to report as DNS, or "".
 	ResolvConf string
 }
 
-// HasIPv6 says that the network gives out IPv6 addresses.
+// HasIPv6 says whether the network assigns IPv6 addresses.
 func (c *Config) HasIPv6() bool {
 	return slices.ContainsFunc(c.Ranges, func(set RangeSet) bool {
 		return len(set) > 0 && set[0].Subnet.Addr().Is6()
 	})
 }
 
-// Dir returns the directory that holds the network's reservations.
+// Dir returns the directory of the network's reservations.
 func (c *Config) Dir() string {
 	dataDir := c.DataDir
 	if dataDir == "" {
@@ -58,9 +58,9 @@ func (c *Config) Dir() string {
 	return filepath.Join(dataDir, c.Network)
 }
 
-// Parse reads the "ipam" object of a network configuration as host-local does: unknown
-// keys are ignored, ranges of the runtime come first, then the legacy single range,
-// then "ranges". All errors wrap ErrConfig.
+// Parse reads the "ipam" object of a network configuration as host-local does: it
+// ignores unknown keys, and the runtime's ranges come first, then the legacy single
+// range, then "ranges". All errors wrap ErrConfig.
 func Parse(network string, section json.RawMessage, req Request) (*Config, error) {
 	if err := checkNetwork(network); err != nil {
 		return nil, err
@@ -99,8 +99,8 @@ func Parse(network string, section json.RawMessage, req Request) (*Config, error
 	}, nil
 }
 
-// checkNetwork holds the CNI specification's rule for network names, which also makes
-// them safe as the name of a directory.
+// checkNetwork enforces the CNI specification's rule for network names, which also makes
+// them safe as names of directories.
 func checkNetwork(name string) error {
 	const maxFileName = 255
 	safe := len(name) <= maxFileName
@@ -115,7 +115,7 @@ func checkNetwork(name string) error {
 	return nil
 }
 
-// parseAllRanges joins the three places that ranges come from, in host-local's order.
+// parseAllRanges joins the ranges of all three sources, in host-local's order.
 func parseAllRanges(raw rawSection, fromRuntime json.RawMessage) ([]RangeSet, error) {
 	keyed, err := parseRangeSets("runtimeConfig.ipRanges", fromRuntime)
 	if err != nil {
@@ -132,7 +132,7 @@ func parseAllRanges(raw rawSection, fromRuntime json.RawMessage) ([]RangeSet, er
 	keyed = slices.Concat(keyed, legacy, configured)
 
 	if len(keyed) == 0 {
-		return nil, fmt.Errorf(`%w: ipam.ranges: missing; expected [[{"subnet": "10.1.0.0/16"}]] or the like`, ErrConfig)
+		return nil, fmt.Errorf(`%w: ipam.ranges: missing; expected for example [[{"subnet": "10.1.0.0/16"}]]`, ErrConfig)
 	}
 	if err := refuseOverlap(slices.Concat(keyed...)); err != nil {
 		return nil, err
@@ -144,8 +144,8 @@ func parseAllRanges(raw rawSection, fromRuntime json.RawMessage) ([]RangeSet, er
 	return sets, nil
 }
 
-// assignRequested gives each requested address to the range set it belongs to. As with
-// host-local, a set serves one of them at most, and none may be left over.
+// assignRequested assigns each requested address to the range set that contains it. As
+// with host-local, a set takes at most one, and every address needs a set.
 func assignRequested(texts []string, sets []RangeSet) ([]netip.Addr, error) {
 	const key = "requested address"
 	requested := make([]netip.Addr, len(sets))
@@ -157,11 +157,11 @@ func assignRequested(texts []string, sets []RangeSet) ([]netip.Addr, error) {
 		i := slices.IndexFunc(sets, func(s RangeSet) bool { return s.contains(addr) })
 		switch {
 		case i < 0:
-			return nil, configErrorf(key, quote(text), "not inside any range of %v", sets)
+			return nil, configErrorf(key, quote(text), "expected an address in one of %v", sets)
 		case sets[i].isGateway(addr):
-			return nil, configErrorf(key, quote(text), "is a gateway")
+			return nil, configErrorf(key, quote(text), "expected an address other than a gateway's")
 		case requested[i].IsValid() && requested[i] != addr:
-			return nil, configErrorf(key, quote(text), "range set %d already serves requested address %s; expected one per set", i, requested[i])
+			return nil, configErrorf(key, quote(text), "range set %d already has requested address %s; expected one per set", i, requested[i])
 		}
 		requested[i] = addr
 	}

@@ -37,7 +37,7 @@ func TestParse(t *testing.T) {
 			section: `{"ranges": [[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.10", "rangeEnd": "10.1.0.10"}]]}`,
 			want:    "10.1.0.0/24 10.1.0.10-10.1.0.10 gw 10.1.0.1",
 		}, {
-			name:    "network and broadcast address are no part of a range",
+			name:    "network and broadcast address are excluded",
 			section: `{"ranges": [[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.0", "rangeEnd": "10.1.0.255"}]]}`,
 			want:    "10.1.0.0/24 10.1.0.1-10.1.0.254 gw 10.1.0.1",
 		}, {
@@ -75,7 +75,7 @@ func TestParse(t *testing.T) {
 			want: "10.3.0.0/30 10.3.0.1-10.3.0.2 gw 10.3.0.1\nfd00::/126 fd00::1-fd00::3 gw fd00::1\n" +
 				"10.1.0.0/30 10.1.0.1-10.1.0.2 gw 10.1.0.1\n10.2.0.0/30 10.2.0.1-10.2.0.2 gw 10.2.0.1",
 		}, {
-			name:    "ranges of the runtime alone",
+			name:    "only the runtime's ranges",
 			section: `{"type": "host-local"}`,
 			req:     Request{Ranges: json.RawMessage(`[[{"subnet": "10.3.0.0/30"}]]`)},
 			want:    "10.3.0.0/30 10.3.0.1-10.3.0.2 gw 10.3.0.1",
@@ -99,7 +99,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// describe spells out what Range.String leaves out.
+// describe includes what Range.String omits.
 func describe(sets []RangeSet) string {
 	var lines []string
 	for _, set := range sets {
@@ -122,13 +122,13 @@ func TestParseErrors(t *testing.T) {
 		want    string // after "invalid configuration: "
 	}{
 		{name: "no section", section: ``,
-			want: `ipam.ranges: missing; expected [[{"subnet": "10.1.0.0/16"}]] or the like`},
+			want: `ipam.ranges: missing; expected for example [[{"subnet": "10.1.0.0/16"}]]`},
 		{name: "section of another type", section: `[]`,
 			want: `ipam []: expected an object`},
 		{name: "broken JSON", section: `{"ranges":`,
 			want: `ipam {"ranges":: expected an object`},
 		{name: "no ranges", section: `{"type": "host-local", "rangeStart": "10.1.0.1"}`,
-			want: `ipam.ranges: missing; expected [[{"subnet": "10.1.0.0/16"}]] or the like`},
+			want: `ipam.ranges: missing; expected for example [[{"subnet": "10.1.0.0/16"}]]`},
 		{name: "ranges of another type", section: `{"ranges": {"subnet": "10.1.0.0/16"}}`,
 			want: `ipam.ranges {"subnet": "10.1.0.0/16"}: expected a list of range sets`},
 		{name: "range set of another type", section: `{"ranges": [{"subnet": "10.1.0.0/16"}]}`,
@@ -152,13 +152,13 @@ func TestParseErrors(t *testing.T) {
 		{name: "host bits", section: `{"subnet": "10.1.2.3/16"}`,
 			want: `ipam.subnet "10.1.2.3/16": has host bits set; expected 10.1.0.0/16`},
 		{name: "v4 too small", section: `{"subnet": "10.1.0.0/31"}`,
-			want: `ipam.subnet "10.1.0.0/31": too small to allocate from; expected /30 or larger`},
+			want: `ipam.subnet "10.1.0.0/31": too small; expected /30 or larger`},
 		{name: "v6 too small", section: `{"subnet": "fd00::/127"}`,
-			want: `ipam.subnet "fd00::/127": too small to allocate from; expected /126 or larger`},
+			want: `ipam.subnet "fd00::/127": too small; expected /126 or larger`},
 		{name: "start outside", section: `{"ranges": [[{"subnet": "10.3.0.0/16"}, {"subnet": "10.1.0.0/16", "rangeStart": "10.2.0.5"}]]}`,
-			want: `ipam.ranges[0][1].rangeStart "10.2.0.5": not inside subnet 10.1.0.0/16`},
+			want: `ipam.ranges[0][1].rangeStart "10.2.0.5": expected an address in subnet 10.1.0.0/16`},
 		{name: "start of another family", section: `{"subnet": "10.1.0.0/16", "rangeStart": "fd00::1"}`,
-			want: `ipam.rangeStart "fd00::1": not inside subnet 10.1.0.0/16`},
+			want: `ipam.rangeStart "fd00::1": expected an address in subnet 10.1.0.0/16`},
 		{name: "start is no address", section: `{"subnet": "10.1.0.0/16", "rangeStart": "10.1.0"}`,
 			want: `ipam.rangeStart "10.1.0": expected an IP address`},
 		{name: "start with zone", section: `{"subnet": "fe80::/64", "rangeStart": "fe80::1%eth0"}`,
@@ -166,17 +166,17 @@ func TestParseErrors(t *testing.T) {
 		{name: "start of another type", section: `{"subnet": "10.1.0.0/16", "rangeStart": 5}`,
 			want: `ipam.rangeStart 5: expected an IP address`},
 		{name: "end outside", section: `{"subnet": "10.1.0.0/16", "rangeEnd": "10.2.0.1"}`,
-			want: `ipam.rangeEnd "10.2.0.1": not inside subnet 10.1.0.0/16`},
+			want: `ipam.rangeEnd "10.2.0.1": expected an address in subnet 10.1.0.0/16`},
 		{name: "start after end", section: `{"ranges": [[{"subnet": "10.1.0.0/16", "rangeStart": "10.1.0.9", "rangeEnd": "10.1.0.8"}]]}`,
-			want: `ipam.ranges[0][0]: no usable address from rangeStart 10.1.0.9 to rangeEnd 10.1.0.8`},
+			want: `ipam.ranges[0][0]: expected a usable address from rangeStart 10.1.0.9 to rangeEnd 10.1.0.8`},
 		{name: "broadcast only", section: `{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.255"}`,
-			want: `ipam: no usable address from rangeStart 10.1.0.255 to rangeEnd 10.1.0.254`},
+			want: `ipam: expected a usable address from rangeStart 10.1.0.255 to rangeEnd 10.1.0.254`},
 		{name: "gateway is no address", section: `{"subnet": "10.1.0.0/24", "gateway": "router"}`,
 			want: `ipam.gateway "router": expected an IP address`},
 		{name: "gateway of another family", section: `{"subnet": "10.1.0.0/24", "gateway": "fd00::1"}`,
-			want: `ipam.gateway "fd00::1": expected the family of subnet 10.1.0.0/24`},
+			want: `ipam.gateway "fd00::1": expected the address family of subnet 10.1.0.0/24`},
 		{name: "mixed families", section: `{"ranges": [[{"subnet": "10.1.0.0/24"}, {"subnet": "fd00::/64"}]]}`,
-			want: `ipam.ranges[0][1].subnet "fd00::/64": expected the same family as ipam.ranges[0][0]`},
+			want: `ipam.ranges[0][1].subnet "fd00::/64": expected the same address family as ipam.ranges[0][0]`},
 		{name: "overlap in a set", section: `{"ranges": [[{"subnet": "10.1.0.0/16"}, {"subnet": "10.1.2.0/24"}]]}`,
 			want: `ipam.ranges[0][1] "10.1.2.1-10.1.2.254": overlaps ipam.ranges[0][0] "10.1.0.1-10.1.255.254"`},
 		{name: "overlap between sets", section: `{"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "10.1.0.0/16"}]]}`,
@@ -185,7 +185,7 @@ func TestParseErrors(t *testing.T) {
 			want: `ipam.ranges[0][0] "10.1.0.9-10.1.0.254": overlaps ipam.subnet "10.1.0.1-10.1.0.9"`},
 		{name: "overlap with the runtime's", section: valid, req: Request{Ranges: json.RawMessage(`[[{"subnet": "10.1.2.0/24"}]]`)},
 			want: `ipam.ranges[0][0] "10.1.0.1-10.1.255.254": overlaps runtimeConfig.ipRanges[0][0] "10.1.2.1-10.1.2.254"`},
-		{name: "the runtime's range is bad", section: valid, req: Request{Ranges: json.RawMessage(`[[{"subnet": "x"}]]`)},
+		{name: "invalid range of the runtime", section: valid, req: Request{Ranges: json.RawMessage(`[[{"subnet": "x"}]]`)},
 			want: `runtimeConfig.ipRanges[0][0].subnet "x": expected a subnet such as 10.1.0.0/16`},
 
 		{name: "dataDir of another type", section: `{"dataDir": 5}`,
@@ -194,7 +194,7 @@ func TestParseErrors(t *testing.T) {
 			want: `ipam.resolvConf ["/etc/resolv.conf"]: expected a string`},
 		{name: "routes of another type", section: `{"routes": "0.0.0.0/0"}`,
 			want: `ipam.routes "0.0.0.0/0": expected a list of routes`},
-		{name: "route to nowhere", section: `{"routes": [{"dst": "0.0.0.0/0"}, {"gw": "10.1.0.1"}]}`,
+		{name: "route without destination", section: `{"routes": [{"dst": "0.0.0.0/0"}, {"gw": "10.1.0.1"}]}`,
 			want: `ipam.routes[1] {"gw": "10.1.0.1"}: expected a "dst" such as 0.0.0.0/0`},
 		{name: "null route", section: `{"routes": [null]}`,
 			want: `ipam.routes[0] null: expected a "dst" such as 0.0.0.0/0`},
@@ -206,13 +206,13 @@ func TestParseErrors(t *testing.T) {
 		{name: "requested is empty", section: valid, req: Request{IPs: []string{""}},
 			want: `requested address "": expected an IP address, with or without a prefix length`},
 		{name: "requested outside", section: valid, req: Request{IPs: []string{"10.1.0.5", "10.2.0.5/16"}},
-			want: `requested address "10.2.0.5/16": not inside any range of [10.1.0.1-10.1.255.254]`},
+			want: `requested address "10.2.0.5/16": expected an address in one of [10.1.0.1-10.1.255.254]`},
 		{name: "requested broadcast", section: valid, req: Request{IPs: []string{"10.1.255.255"}},
-			want: `requested address "10.1.255.255": not inside any range of [10.1.0.1-10.1.255.254]`},
+			want: `requested address "10.1.255.255": expected an address in one of [10.1.0.1-10.1.255.254]`},
 		{name: "requested gateway", section: valid, req: Request{IPs: []string{"10.1.0.1"}},
-			want: `requested address "10.1.0.1": is a gateway`},
+			want: `requested address "10.1.0.1": expected an address other than a gateway's`},
 		{name: "two requested of one set", section: valid, req: Request{IPs: []string{"10.1.0.5", "10.1.0.6"}},
-			want: `requested address "10.1.0.6": range set 0 already serves requested address 10.1.0.5; expected one per set`},
+			want: `requested address "10.1.0.6": range set 0 already has requested address 10.1.0.5; expected one per set`},
 
 		{name: "network name with slash", network: "a/b", section: valid,
 			want: `name "a/b": expected an alphanumeric character, then alphanumerics, '_', '.' or '-', 255 in all at most`},

@@ -10,8 +10,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// The raw types keep every value as text, so that each can be decoded on its own and
-// an error can name its key.
+// The raw types keep each value as text, to decode it separately and name its key in an
+// error.
 
 type rawSection struct {
 	rawRange   // the legacy single range
@@ -28,7 +28,7 @@ type rawRange struct {
 	Gateway    json.RawMessage
 }
 
-// decode returns the zero value for a key that is absent or null, as host-local does.
+// decode returns the zero value if the key is absent or null, as host-local does.
 func decode[T any](key string, raw json.RawMessage, expected string) (T, error) {
 	var value T
 	if !present(raw) {
@@ -44,7 +44,7 @@ func present(raw json.RawMessage) bool {
 	return len(raw) > 0 && string(raw) != "null"
 }
 
-// decodeAddr returns the zero Addr for a key that is absent, null or "".
+// decodeAddr returns the zero Addr if the key is absent, null or "".
 func decodeAddr(key string, raw json.RawMessage) (netip.Addr, error) {
 	text, err := decode[string](key, raw, "an IP address")
 	if err != nil || text == "" {
@@ -57,7 +57,8 @@ func decodeAddr(key string, raw json.RawMessage) (netip.Addr, error) {
 	return addr, nil
 }
 
-// parseAddr takes what net.ParseIP takes: IPv4 mapped to IPv6 is IPv4, zones are refused.
+// parseAddr accepts what net.ParseIP accepts: an IPv4-mapped IPv6 address is IPv4, and a
+// zone is an error.
 func parseAddr(text string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(text)
 	if err != nil {
@@ -89,7 +90,7 @@ func parseRoutes(key string, raw json.RawMessage) ([]*types.Route, error) {
 	return routes, nil
 }
 
-// configErrorf makes `invalid configuration: key value: expectation`.
+// configErrorf returns the error "invalid configuration: key value: expectation".
 func configErrorf(key string, value json.RawMessage, format string, args ...any) error {
 	return fmt.Errorf("%w: %s %s: %s", ErrConfig, key, abbreviate(value), fmt.Sprintf(format, args...))
 }
@@ -98,7 +99,7 @@ func quote(text string) json.RawMessage {
 	return json.RawMessage(fmt.Sprintf("%q", text))
 }
 
-// abbreviate keeps an error readable when the value is a large object.
+// abbreviate shortens a large object to keep the error readable.
 func abbreviate(value json.RawMessage) string {
 	const longest = 100
 	value = bytes.Join(bytes.Fields(value), []byte(" "))

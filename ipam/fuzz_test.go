@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FuzzParse checks that an accepted configuration is canonical: written out with all
-// defaults and read again, it is the same; and that its ranges keep their promises.
+// FuzzParse checks that an accepted configuration is canonical: written with all defaults
+// and read again it is the same. It also checks the invariants of the ranges.
 func FuzzParse(f *testing.F) {
 	f.Add("net", `{"ranges": [[{"subnet": "10.1.0.0/16"}], [{"subnet": "fd00::/64"}]]}`, "", "10.1.0.9")
 	f.Add("net", `{"subnet": "10.1.0.0/30", "rangeStart": "10.1.0.2", "gateway": "10.9.9.9", "dataDir": "/x"}`, `[[{"subnet": "10.2.0.0/24"}]]`, "10.2.0.7/24")
@@ -31,7 +31,7 @@ func FuzzParse(f *testing.F) {
 		cfg, err := Parse(network, json.RawMessage(section), req)
 		if err != nil {
 			if !strings.HasPrefix(err.Error(), ErrConfig.Error()+": ") {
-				t.Fatalf("error says not that the configuration is invalid: %v", err)
+				t.Fatalf("got %v, want ErrConfig", err)
 			}
 			return
 		}
@@ -64,7 +64,7 @@ func checkRanges(t *testing.T, sets []RangeSet) {
 	}
 }
 
-// unparse writes a configuration with every key that it can have.
+// unparse writes a configuration with every possible key.
 func unparse(t *testing.T, cfg *Config) (section string, req Request) {
 	type object map[string]any
 	var sets [][]object
@@ -87,8 +87,8 @@ func unparse(t *testing.T, cfg *Config) (section string, req Request) {
 	return string(bytes), req
 }
 
-// FuzzRecord checks that what we write reads back, that what reads reads back the same
-// when we write it, and that torn means no more than that.
+// FuzzRecord checks that records survive writing and reading, that a readable record is the
+// same when written again, and that only torn content counts as torn.
 func FuzzRecord(f *testing.F) {
 	for _, seed := range []string{"", "c1", "c1\r\neth0", "c1\r\neth0\n", "c1\neth0", "\x00\x00", "c1\r\n", "a b", "c1\r\r\neth0", "c1\r\neth0\u00a0"} {
 		f.Add(seed)
@@ -111,8 +111,8 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// FuzzReservations puts a file of any name, content and mark beside our reservations. Whoever is the
-// holder of an address keeps it, and what is found by the index is what reading all files finds.
+// FuzzReservations adds a file of any name, content and mark to our reservations. Every holder
+// keeps its address, and the index finds the same as reading all files.
 func FuzzReservations(f *testing.F) {
 	for _, seed := range []struct{ name, content, mark string }{
 		{"10.1.0.2", "c1\r\neth0", ""},
@@ -145,15 +145,15 @@ func FuzzReservations(f *testing.F) {
 		holder, err := decodeRecord([]byte(content))
 		_, isAddr := netip.ParseAddr(name)
 		isRecord := err == nil && isAddr == nil
-		outlived := marked && mark != "" && mark != "this" && len(mark) <= mostMark && holder.IfName != ""
+		outlived := marked && mark != "" && mark != "this" && len(mark) <= maxMark && holder.IfName != ""
 
 		me, all := Attachment{"c1", "eth0"}, Open(pool.cfg, Options{})
 		result, err := pool.Reserve(t.Context(), me)
 		switch {
 		case err == nil && isRecord && name == "10.1.0.2" && !outlived:
-			t.Fatalf("%v was given, which %s has", result.Addresses, holder)
+			t.Fatalf("%v was assigned, but %s holds it", result.Addresses, holder)
 		case errors.Is(err, ErrExhausted) && (!isRecord || name != "10.1.0.2" || outlived):
-			t.Fatalf("10.1.0.2 was not given: %v", err)
+			t.Fatalf("10.1.0.2 was not assigned: %v", err)
 		case errors.Is(err, ErrDuplicate) && !(isRecord && holder.ContainerID == me.ContainerID):
 			t.Fatalf("%s holds nothing: %v", me, err)
 		}

@@ -10,14 +10,14 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 )
 
-// Retain releases what is held by attachments that are not valid, and torn records,
-// which belong to nobody (CNI specification, section 2, GC). It goes on after errors and
-// joins them. It returns the attachments it released something of, sorted.
+// Retain releases the addresses of attachments that are not valid, and torn records,
+// which belong to nobody (CNI specification, section 2, GC). It continues after errors
+// and joins them. It returns the attachments whose addresses it released, sorted.
 //
-// valid is called once per attachment with the lock held, so that no ADD comes between
-// the answer and the release; it must be quick and must not use the pool. For records
-// of old host-local versions its argument has no IfName: it is valid if any interface of
-// that container is.
+// It calls valid once per attachment with the lock held, so that no ADD can intervene
+// between the call and the release; valid must be quick and must not use the pool. For
+// records of old host-local versions its argument has no IfName: then any valid interface
+// of that container makes it valid.
 func (p *Pool) Retain(ctx context.Context, valid func(Attachment) bool) ([]Attachment, error) {
 	s, err := p.open(ctx, flock.Exclusive)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -59,16 +59,14 @@ func (p *Pool) Retain(ctx context.Context, valid func(Attachment) bool) ([]Attac
 	return sorted(released), err
 }
 
-// oncePerAttachment keeps the answers: one attachment may hold many addresses.
+// oncePerAttachment caches the results of valid: an attachment can hold many addresses.
 func oncePerAttachment(valid func(Attachment) bool) func(Attachment) bool {
-	answers := map[Attachment]bool{}
+	cache := map[Attachment]bool{}
 	return func(a Attachment) bool {
-		answer, known := answers[a]
-		if !known {
-			answer = valid(a)
-			answers[a] = answer
+		if _, ok := cache[a]; !ok {
+			cache[a] = valid(a)
 		}
-		return answer
+		return cache[a]
 	}
 }
 

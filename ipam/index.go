@@ -13,27 +13,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// index tells where the records of an attachment are, without reading all of them. It is
-// a directory of symbolic links, one per attachment, with the names of its files as text, on a
-// file system that a reboot empties.
+// index finds the records of an attachment without reading all of them. It is a directory
+// of symbolic links on a file system that a reboot empties: one link per attachment,
+// whose target lists the names of the attachment's files.
 //
-// It is proved fresh by the modification time of the reservation directory, which
-// everybody changes who adds or removes a record. An operation that is through sets it
-// back to a value that no clock gives and that names the index. So the index is found if
-// nobody else, and nobody who was killed, has changed anything since; else all records
-// are read, and a new index is made.
+// The modification time of the reservation directory proves that the index is fresh.
+// Everyone who adds or removes a record changes it. At its end an operation sets it back
+// to a value that no clock shows and that is part of the index's name. So the index is
+// found only if no other program, and no killed process, has changed anything since.
+// Otherwise all records are read and a new index is built.
 //
-// What it names is read and compared. So an entry too many does no harm, and none may
-// be missing: whoever cannot keep that promise abandons the index.
+// Each record that the index names is read and compared. So a surplus entry does no harm,
+// but a missing one would: an operation that cannot write an entry abandons the index.
 type index struct {
 	path  string
 	stamp unix.Timespec // of the reservation directory
 }
 
-// separator is in no name of a file.
+// separator cannot occur in a file name.
 const separator = "/"
 
-// openIndex returns the index of dir's present state, or nil.
+// openIndex returns the index of dir's current state, or nil.
 func openIndex(root, boot, dir string) *index {
 	if root == "" {
 		return nil
@@ -49,17 +49,18 @@ func openIndex(root, boot, dir string) *index {
 	return i
 }
 
-// stampNew gives dir a stamp that no index has, before its records are read for one.
+// stampNew gives dir a stamp that no index has. Call it before reading the records for a
+// new index.
 func stampNew(dir string) (*unix.Stat_t, error) {
-	const until2001 = 1e18 // nanoseconds, one of which no clock will hit
+	const until2001 = 1e18 // nanoseconds since 1970: no clock shows such a time today
 	if err := setStamp(dir, unix.NsecToTimespec(rand.Int64N(until2001))); err != nil {
 		return nil, err
 	}
 	return statDir(dir) // the file system may have rounded it
 }
 
-// buildIndex makes the index of a directory's state from all of its records. It is found
-// once it is complete.
+// buildIndex builds the index of a directory's state from all its records. Other
+// processes find it only when it is complete.
 func buildIndex(root, boot string, state *unix.Stat_t, records []record) (*index, error) {
 	held := map[Attachment][]record{}
 	for _, r := range records {
@@ -67,7 +68,7 @@ func buildIndex(root, boot string, state *unix.Stat_t, records []record) (*index
 			continue
 		}
 		if r.err != nil {
-			return nil, fmt.Errorf("index reservations: holder is unknown: %w", r.err)
+			return nil, fmt.Errorf("index reservations: unknown holder: %w", r.err)
 		}
 		held[r.holder] = append(held[r.holder], r)
 	}
@@ -91,10 +92,10 @@ func buildIndex(root, boot string, state *unix.Stat_t, records []record) (*index
 	return i, nil
 }
 
-// seal declares that the index fits what dir holds now.
+// seal declares that the index matches the current state of dir.
 func (i *index) seal(dir string) error { return setStamp(dir, i.stamp) }
 
-// find returns the names of the files that may be records of a.
+// find returns the names of files that may be records of a.
 func (i *index) find(a Attachment) ([]string, error) {
 	names, err := os.Readlink(i.link(a))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -106,7 +107,7 @@ func (i *index) find(a Attachment) ([]string, error) {
 	return strings.Split(names, separator), nil
 }
 
-// put enters all that a holds.
+// put replaces the entry of a by records, which must be all records of a.
 func (i *index) put(a Attachment, records []record) error {
 	var names []string
 	for _, r := range records {
@@ -129,7 +130,7 @@ func (i *index) drop(a Attachment) error {
 	return nil
 }
 
-// link hashes, because container ids may be longer than names of files.
+// link hashes the attachment, because a container id may be longer than a file name.
 func (i *index) link(a Attachment) string {
 	return filepath.Join(i.path, fmt.Sprintf("%x", sha256.Sum256(encodeRecord(a))))
 }

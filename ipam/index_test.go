@@ -12,8 +12,8 @@ import (
 
 const manyRanges = `[[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]`
 
-// With a fresh index nobody else's record is read: one that changes its holder in place, as no
-// program does, goes unnoticed.
+// With a fresh index no other attachment's record is read: a record whose holder is changed
+// in place, which no program does, goes unnoticed.
 func TestIndexSparesReading(t *testing.T) {
 	pool, dir := newPool(t, manyRanges)
 	mustReserve(t, pool, Attachment{"c1", "eth0"})
@@ -26,11 +26,11 @@ func TestIndexSparesReading(t *testing.T) {
 		t.Errorf("c3 has %v, %v", held, err)
 	}
 	if got := readDir(t, dir)[filepath.Base(other)]; got != "c3\r\neth0" {
-		t.Errorf("a record that the index does not name was read: it is %q now", got)
+		t.Errorf("read a record that the index does not name: it is now %q", got)
 	}
 }
 
-// Whatever changes the directory but a whole operation of ours makes the index stale.
+// Every change of the directory, except a complete operation of ours, makes the index stale.
 func TestIndexGoesStale(t *testing.T) {
 	const addr = "10.1.0.200"
 	for _, test := range []struct {
@@ -46,7 +46,7 @@ func TestIndexGoesStale(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := &reservation{pool: pool, store: s, holder: Attachment{"c1", "eth0"}}
-			if err := r.claimEach(t.Context()); err != nil {
+			if err := r.reserveEach(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			s.lock.Release()
@@ -106,7 +106,7 @@ func TestIndexGoesStale(t *testing.T) {
 	}
 }
 
-// Random operations, ours and foreign ones, each with the results that reading all records has.
+// Random operations, ours and foreign ones, have the same results as without an index.
 func TestIndexAgainstReadingAll(t *testing.T) {
 	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/28"}], [{"subnet": "fd00::/124"}]]`)
 	all := Open(pool.cfg, Options{})
@@ -170,7 +170,7 @@ func TestWithoutIndex(t *testing.T) {
 	}
 }
 
-// What nobody holds any more is gone from the index, and one index is all that is left.
+// The index loses attachments that hold nothing any more, and only one index remains.
 func TestIndexIsTidy(t *testing.T) {
 	pool, dir := newPool(t, manyRanges)
 	for i := range 8 {
@@ -191,7 +191,7 @@ func TestIndexIsTidy(t *testing.T) {
 	}
 }
 
-// A record whose holder cannot be read might be anybody's: there is no index until it can be.
+// An unreadable record could be any attachment's, so there is no index until it is readable.
 func TestNoIndexWithUnreadableRecord(t *testing.T) {
 	pool, dir := newPool(t, manyRanges)
 	if err := os.Mkdir(filepath.Join(dir, "10.1.0.77"), 0o755); err != nil {
@@ -204,7 +204,7 @@ func TestNoIndexWithUnreadableRecord(t *testing.T) {
 	mustRelease(t, pool, Attachment{"c1", "eth0"})
 }
 
-// An attachment with more addresses than a symbolic link can name has none.
+// An attachment with more addresses than fit in a symbolic link prevents an index.
 func TestAttachmentWithMostAddresses(t *testing.T) {
 	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/16"}]]`)
 	for i := range 1000 {

@@ -12,16 +12,16 @@ type record struct {
 	path   string
 	addr   netip.Addr
 	holder Attachment
-	// err says why holder is unknown: errTorn, or the error of reading the file. One
-	// file that cannot be read keeps its address, and must not stop all the others.
+	// err says why holder is unknown: errTorn, or the error of reading the file. An
+	// unreadable file keeps its address, and must not affect the others.
 	err error
 }
 
 func (r record) isAbsent() bool { return errors.Is(r.err, fs.ErrNotExist) }
 func (r record) isTorn() bool   { return errors.Is(r.err, errTorn) }
 
-// heldBy returns what a holds: the records of its own or, only if there is none,
-// those that an old host-local wrote with the container id alone.
+// heldBy returns the records of a, or else those that an old host-local wrote with the
+// container id alone.
 func (s *store) heldBy(a Attachment) ([]record, error) {
 	records, err := s.recordsFor(a)
 	if err != nil {
@@ -32,8 +32,8 @@ func (s *store) heldBy(a Attachment) ([]record, error) {
 		switch {
 		case r.isTorn(): // logged when it is discarded
 		case r.err != nil:
-			s.log.Warn("pass over unreadable reservation", "path", r.path, "err", r.err)
-			s.abandonIndex(r.err) // which must not forget it
+			s.log.Warn("skip unreadable reservation", "path", r.path, "err", r.err)
+			s.abandonIndex(r.err) // it would lack this record
 		case r.holder == a:
 			own = append(own, r)
 		case r.holder == a.old():
@@ -46,14 +46,14 @@ func (s *store) heldBy(a Attachment) ([]record, error) {
 	return old, nil
 }
 
-// recordsFor returns records with all of a's among them.
+// recordsFor returns records that include all of a's.
 func (s *store) recordsFor(a Attachment) ([]record, error) {
 	if s.index != nil {
 		own, ownErr := s.index.find(a)
 		old, oldErr := s.index.find(a.old())
 		err := errors.Join(ownErr, oldErr)
 		if err == nil {
-			names := append(own, old...) // either may name what is the other's now
+			names := append(own, old...) // a file may have changed from one to the other
 			slices.Sort(names)
 			return s.readEach(slices.Compact(names)), nil
 		}
@@ -73,13 +73,13 @@ func (s *store) recordsFor(a Attachment) ([]record, error) {
 	return records, err
 }
 
-// abandonIndex makes the next operation read all records.
+// abandonIndex drops the index, so the next operation reads all records.
 func (s *store) abandonIndex(why error) {
 	s.index = nil
-	s.log.Debug("go on without an index of the reservations", "dir", s.dir, "err", why)
+	s.log.Debug("continue without an index of the reservations", "dir", s.dir, "err", why)
 }
 
-// note enters into the index what a holds from now on.
+// note writes the new records of a to the index.
 func (s *store) note(a Attachment, records []record) {
 	if s.index == nil {
 		return
@@ -89,7 +89,7 @@ func (s *store) note(a Attachment, records []record) {
 	}
 }
 
-// forget is for an attachment that holds nothing any more.
+// forget removes a, which no longer holds anything, from the index.
 func (s *store) forget(a Attachment) {
 	if s.index == nil {
 		return
@@ -99,7 +99,7 @@ func (s *store) forget(a Attachment) {
 	}
 }
 
-// records reads all reservations, in no order.
+// records reads all reservations, in no particular order.
 func (s *store) records() ([]record, error) {
 	names, err := readNames(s.dir)
 	if err != nil {
@@ -112,7 +112,7 @@ func (s *store) records() ([]record, error) {
 	return records, nil
 }
 
-// readEach reads those of the files that are reservations.
+// readEach reads those files that are reservations.
 func (s *store) readEach(names []string) []record {
 	var records []record
 	for _, name := range names {
@@ -120,7 +120,7 @@ func (s *store) readEach(names []string) []record {
 		if err != nil {
 			continue
 		}
-		if r := s.read(name, addr); !r.isAbsent() { // removed by hand just now
+		if r := s.read(name, addr); !r.isAbsent() { // someone has just removed it
 			records = append(records, r)
 		}
 	}

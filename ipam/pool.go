@@ -15,44 +15,44 @@ import (
 )
 
 var (
-	// ErrExhausted is wrapped when a range set has no free address.
+	// ErrExhausted is wrapped if a range set has no free address.
 	ErrExhausted = errors.New("no free address")
-	// ErrTaken is wrapped when another attachment holds a requested address; the
-	// message names it.
+	// ErrTaken is wrapped if another attachment holds a requested address; the message
+	// names that attachment.
 	ErrTaken = errors.New("requested address is taken")
-	// ErrDuplicate is wrapped when the attachment already holds an address from this
-	// network; the message names it.
+	// ErrDuplicate is wrapped if the attachment already holds an address of this
+	// network; the message names the address.
 	ErrDuplicate = errors.New("attachment already holds an address")
 )
 
 // Address is one address of an attachment.
 type Address struct {
-	Prefix  netip.Prefix // the address with its subnet's length
+	Prefix  netip.Prefix // the address with its subnet's prefix length
 	Gateway netip.Addr
 }
 
-// Result is what IPAM says about an attachment (CNI specification, section 5, the
-// abbreviated success of IPAM plugins).
+// Result is the IPAM part of an attachment's result (CNI specification, section 5,
+// "Delegated plugins (IPAM)").
 type Result struct {
-	Addresses []Address // one per range set, in their order
+	Addresses []Address // one per range set, in the same order
 	Routes    []*types.Route
 	DNS       types.DNS
 }
 
-// Host is what a pool may know of its options beside the reservations.
+// Options adapt a pool to its host.
 type Options struct {
-	// IndexDir is where indexes of reservations are kept, on a file system that a reboot
-	// empties. Without, each operation reads all reservations.
+	// IndexDir is the directory for indexes of reservations, on a file system that a
+	// reboot empties. If "", each operation reads all reservations.
 	IndexDir string
-	// Lives says of an attachment whose reservation is from an earlier boot that it is
-	// there all the same. Nil knows of none.
-	Lives func(Attachment) bool
+	// Alive says whether an attachment exists although its reservation is from an
+	// earlier boot. Nil: none does.
+	Alive func(Attachment) bool
 	Log   *slog.Logger // nil discards
 }
 
-// Pool hands out the addresses of one network. It keeps nothing in memory; each method
-// locks the network's directory, and wraps flock.ErrBusy if that takes until the
-// context ends.
+// Pool assigns the addresses of one network. It keeps nothing in memory. Each method
+// locks the network's directory; if the context ends before that succeeds, the error
+// wraps flock.ErrBusy.
 type Pool struct {
 	cfg     *Config
 	options Options
@@ -69,27 +69,26 @@ func Open(cfg *Config, options Options) *Pool {
 	return &Pool{cfg: cfg, options: options, log: log, boot: readBootID}
 }
 
-// Reserve gives a one address from each range set, the requested ones where there are
-// any, or nothing at all. What a holds from an earlier boot it keeps. Errors wrap
-// ErrExhausted, ErrTaken, ErrDuplicate or flock.ErrBusy, or are those of reading and
-// writing files.
+// Reserve assigns a one address of each range set, the requested one if any, or fails
+// and assigns none. Addresses that a holds from an earlier boot are assigned again. Errors
+// wrap ErrExhausted, ErrTaken, ErrDuplicate or flock.ErrBusy, or come from the file system.
 func (p *Pool) Reserve(ctx context.Context, a Attachment) (*Result, error) {
 	return p.reserve(ctx, a, func(s *store, held []record) error {
 		if slices.ContainsFunc(held, func(r record) bool { return !s.isDead(r) }) {
-			return fmt.Errorf("%w: %s has %v in %s", ErrDuplicate, a, addrsOf(held), s.dir)
+			return fmt.Errorf("%w: %s holds %v in %s", ErrDuplicate, a, addrsOf(held), s.dir)
 		}
 		return nil
 	})
 }
 
-// Replace is Reserve where the caller knows that what a holds is from a container that is
-// gone: a keeps those of its addresses that the ranges still have.
+// Replace is Reserve for a caller that knows that a's reservations are those of a deleted
+// container: a keeps those of its addresses that are still in the ranges.
 func (p *Pool) Replace(ctx context.Context, a Attachment) (*Result, error) {
 	return p.reserve(ctx, a, func(*store, []record) error { return nil })
 }
 
-// Release frees all that a holds from this network, also outside the configured
-// ranges. It succeeds when there is nothing to free, and goes on after errors.
+// Release frees all addresses that a holds in this network, also those outside the
+// configured ranges. It succeeds if there are none, and continues after errors.
 func (p *Pool) Release(ctx context.Context, a Attachment) error {
 	s, err := p.open(ctx, flock.Exclusive)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -114,7 +113,7 @@ func (p *Pool) Release(ctx context.Context, a Attachment) error {
 	return nil
 }
 
-// Reserved returns the addresses that a holds, in ascending order.
+// Reserved returns the addresses that a holds in this network, in ascending order.
 func (p *Pool) Reserved(ctx context.Context, a Attachment) ([]netip.Addr, error) {
 	s, err := p.open(ctx, flock.Shared)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -132,8 +131,9 @@ func (p *Pool) Reserved(ctx context.Context, a Attachment) ([]netip.Addr, error)
 	return addrsOf(held), nil
 }
 
-// Available returns nil if Reserve can succeed: each range set has an address that is free or
-// of an earlier boot, and the directory, which it creates as Reserve would, can be written to.
+// Available returns nil if Reserve can succeed: each range set has an address that is
+// free or can be reclaimed, and the directory is writable. Like Reserve it creates the
+// directory.
 func (p *Pool) Available(ctx context.Context) error {
 	s, err := p.create(ctx)
 	if err != nil {

@@ -50,7 +50,7 @@ func TestReserveResult(t *testing.T) {
 
 func TestRoundRobin(t *testing.T) {
 	pool, _ := newPool(t, `[[{"subnet": "10.1.0.0/29"}]]`)
-	// Released at once, an address still comes back only after all the others.
+	// Even if it is released at once, an address comes back only after all the others.
 	for _, want := range []string{"10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.6", "10.1.0.2"} {
 		if got := mustReserve(t, pool, Attachment{"c1", "eth0"}); got != want {
 			t.Fatalf("got %s, want %s", got, want)
@@ -96,7 +96,7 @@ func TestReserveDuplicate(t *testing.T) {
 		held  string
 		refer string // what the error must name
 	}{
-		{"own record", "10.1.0.9", "c1\r\neth0", "container c1 interface eth0 has [10.1.0.9]"},
+		{"own record", "10.1.0.9", "c1\r\neth0", "container c1 interface eth0 holds [10.1.0.9]"},
 		{"outside the ranges", "10.9.0.9", "c1\r\neth0", "[10.9.0.9]"},
 		{"old record", "10.1.0.9", "c1", "[10.1.0.9]"},
 		{"another interface", "10.1.0.9", "c1\r\neth1", ""},
@@ -175,7 +175,7 @@ func TestReleaseAndReserved(t *testing.T) {
 			for name := range tt.files {
 				_, err := os.Stat(filepath.Join(dir, name))
 				if got, want := err == nil, contains(tt.remaining, name); got != want {
-					t.Errorf("%s is there after release: %v, want %v", name, got, want)
+					t.Errorf("%s exists after release: %v, want %v", name, got, want)
 				}
 			}
 		})
@@ -256,7 +256,7 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// CHECK only reads, so the CHECKs of many containers need not wait for each other.
+// CHECK only reads, so CHECKs of many containers need not wait for each other.
 func TestReservedSharesTheLock(t *testing.T) {
 	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/24"}]]`)
 	lock, err := flock.Acquire(t.Context(), filepath.Join(dir, "lock"), flock.Shared)
@@ -325,7 +325,7 @@ func TestRetainGoesOnAfterErrors(t *testing.T) {
 	}
 }
 
-// Random operations must have the results of a naive model.
+// Random operations must have the same results as a naive model.
 func TestPoolAgainstNaiveModel(t *testing.T) {
 	gateways := map[netip.Addr]bool{netip.MustParseAddr("10.1.0.1"): true, netip.MustParseAddr("10.2.0.4"): true}
 	for _, test := range []struct {
@@ -333,7 +333,7 @@ func TestPoolAgainstNaiveModel(t *testing.T) {
 		containers, steps int
 	}{
 		{"few addresses", `[[{"subnet": "10.1.0.0/29"}, {"subnet": "10.2.0.0/29", "rangeStart": "10.2.0.3", "gateway": "10.2.0.4"}]]`, 7, 2000},
-		{"long rows", `[[{"subnet": "10.1.0.0/24"}, {"subnet": "10.2.0.0/25", "rangeStart": "10.2.0.3", "gateway": "10.2.0.4"}]]`, 400, 2500},
+		{"long runs", `[[{"subnet": "10.1.0.0/24"}, {"subnet": "10.2.0.0/25", "rangeStart": "10.2.0.3", "gateway": "10.2.0.4"}]]`, 400, 2500},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			pool, _ := newPool(t, test.ranges)
@@ -411,7 +411,7 @@ func parse(t testing.TB, network, section string, req Request) *Config {
 	return cfg
 }
 
-// newPool returns a pool on a new directory, which exists, and that directory.
+// newPool returns a pool on a new directory, and that directory.
 func newPool(t testing.TB, ranges string) (*Pool, string) {
 	t.Helper()
 	pool, dir, _ := newLoggedPool(t, ranges)

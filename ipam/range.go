@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// Range is a run of addresses of one subnet, Start and End included. Neither is ever the
-// subnet's network address (in IPv6 the subnet-router anycast address) or its IPv4
-// broadcast address. The gateway may lie inside the range, where it is
-// skipped, or anywhere else, even outside the subnet.
+// Range is the addresses of one subnet from Start to End, inclusive. It contains neither
+// the subnet's network address (in IPv6 the subnet-router anycast address) nor its IPv4
+// broadcast address. The gateway may be in the range, which skips it, or elsewhere, even
+// outside the subnet.
 type Range struct {
 	Subnet     netip.Prefix
 	Start, End netip.Addr
 	Gateway    netip.Addr
 }
 
-// RangeSet is a list of ranges of one family, any of which may serve an address.
+// RangeSet is a list of ranges of one family. An attachment gets one address of a set.
 type RangeSet []Range
 
 func (r Range) String() string {
@@ -49,13 +49,13 @@ func (s RangeSet) startsAt(addr netip.Addr) bool {
 	return slices.ContainsFunc(s, func(r Range) bool { return r.Start == addr })
 }
 
-// isGateway covers the whole set, because two ranges may divide one subnet and name
-// its gateway in one place only.
+// isGateway considers the gateways of all ranges, because two ranges may share a subnet
+// and only one of them name its gateway.
 func (s RangeSet) isGateway(addr netip.Addr) bool {
 	return slices.ContainsFunc(s, func(r Range) bool { return r.Gateway == addr })
 }
 
-// keyedRange is a range and the configuration key it came from.
+// keyedRange is a range with its configuration key.
 type keyedRange struct {
 	key string
 	Range
@@ -105,15 +105,15 @@ func parseRangeSet(key string, raw json.RawMessage) ([]keyedRange, error) {
 			return nil, err
 		}
 		if i > 0 && r.Start.BitLen() != set[0].Start.BitLen() {
-			return nil, configErrorf(key+".subnet", rawRange.Subnet, "expected the same family as %s", set[0].key)
+			return nil, configErrorf(key+".subnet", rawRange.Subnet, "expected the same address family as %s", set[0].key)
 		}
 		set = append(set, keyedRange{key, r})
 	}
 	return set, nil
 }
 
-// parseLegacyRange reads the range whose keys are in the section itself. Without a
-// subnet there is none: host-local ignores the other keys then, and so must we.
+// parseLegacyRange reads the range whose keys are in the "ipam" object itself. Without a
+// subnet there is none: host-local then ignores the other keys, and so must we.
 func parseLegacyRange(raw rawRange) ([][]keyedRange, error) {
 	if !present(raw.Subnet) {
 		return nil, nil
@@ -125,8 +125,8 @@ func parseLegacyRange(raw rawRange) ([][]keyedRange, error) {
 	return [][]keyedRange{{{"ipam.subnet", r}}}, nil
 }
 
-// parseRange fills in host-local's defaults: the gateway is the first address of the
-// subnet, the range is all of it.
+// parseRange applies host-local's defaults: the gateway is the subnet's first address,
+// and the range is the whole subnet.
 func parseRange(key string, raw rawRange) (Range, error) {
 	subnet, err := parseSubnet(key+".subnet", raw.Subnet)
 	if err != nil {
@@ -147,7 +147,7 @@ func parseRange(key string, raw rawRange) (Range, error) {
 	}
 	r := Range{Subnet: subnet, Start: maxAddr(start, first), End: minAddr(end, last), Gateway: gateway}
 	if r.End.Less(r.Start) {
-		return Range{}, fmt.Errorf("%w: %s: no usable address from rangeStart %s to rangeEnd %s", ErrConfig, key, start, end)
+		return Range{}, fmt.Errorf("%w: %s: expected a usable address from rangeStart %s to rangeEnd %s", ErrConfig, key, start, end)
 	}
 	return r, nil
 }
@@ -169,13 +169,13 @@ func parseSubnet(key string, raw json.RawMessage) (netip.Prefix, error) {
 		return netip.Prefix{}, configErrorf(key, raw, "has host bits set; expected %s", subnet.Masked())
 	}
 	if longest := subnet.Addr().BitLen() - 2; subnet.Bits() > longest {
-		return netip.Prefix{}, configErrorf(key, raw, "too small to allocate from; expected /%d or larger", longest)
+		return netip.Prefix{}, configErrorf(key, raw, "too small; expected /%d or larger", longest)
 	}
 	return subnet, nil
 }
 
-// parseGateway, like host-local, takes gateways outside the subnet, which users of
-// on-link routes rely on.
+// parseGateway, like host-local, accepts a gateway outside the subnet, which on-link
+// routes need.
 func parseGateway(key string, raw json.RawMessage, subnet netip.Prefix) (netip.Addr, error) {
 	gateway, err := decodeAddr(key, raw)
 	if err != nil {
@@ -185,7 +185,7 @@ func parseGateway(key string, raw json.RawMessage, subnet netip.Prefix) (netip.A
 		return subnet.Addr().Next(), nil
 	}
 	if gateway.BitLen() != subnet.Addr().BitLen() {
-		return netip.Addr{}, configErrorf(key, raw, "expected the family of subnet %s", subnet)
+		return netip.Addr{}, configErrorf(key, raw, "expected the address family of subnet %s", subnet)
 	}
 	return gateway, nil
 }
@@ -199,12 +199,12 @@ func parseBound(key string, raw json.RawMessage, subnet netip.Prefix, absent net
 		return absent, nil
 	}
 	if !subnet.Contains(addr) {
-		return netip.Addr{}, configErrorf(key, raw, "not inside subnet %s", subnet)
+		return netip.Addr{}, configErrorf(key, raw, "expected an address in subnet %s", subnet)
 	}
 	return addr, nil
 }
 
-// usable returns the first and the last address that a container may have.
+// usable returns the first and the last address that a container may get.
 func usable(subnet netip.Prefix) (first, last netip.Addr) {
 	bits := subnet.Addr().AsSlice()
 	for i := subnet.Bits(); i < 8*len(bits); i++ {
@@ -217,8 +217,8 @@ func usable(subnet netip.Prefix) (first, last netip.Addr) {
 	return subnet.Addr().Next(), last
 }
 
-// refuseOverlap holds inside a set and between sets alike: an address that two ranges
-// share would have no definite gateway, or be counted free twice.
+// refuseOverlap applies within a set and between sets: an address in two ranges would
+// have no definite gateway, or count as free twice.
 func refuseOverlap(ranges []keyedRange) error {
 	for i, r := range ranges {
 		for _, earlier := range ranges[:i] {

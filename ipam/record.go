@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// Attachment names who holds an address. IfName is "" in records of old host-local
-// versions, which wrote the container id alone; such a record may belong to any
-// interface of the container.
+// Attachment is the holder of an address. IfName is "" in records of old host-local
+// versions, which wrote only the container id; such a record may belong to any interface
+// of the container.
 type Attachment struct {
 	ContainerID, IfName string
 }
@@ -20,10 +20,10 @@ func (a Attachment) String() string {
 	return fmt.Sprintf("container %s interface %s", a.ContainerID, a.IfName)
 }
 
-// old returns the attachment that an old record of a's container names.
+// old returns the attachment as an old host-local version recorded it.
 func (a Attachment) old() Attachment { return Attachment{ContainerID: a.ContainerID} }
 
-// errTorn says that a file holds no record: a crash cut its writing short.
+// errTorn says that a file holds no complete record, because of a crash during the write.
 var errTorn = errors.New("torn record")
 
 const lineBreak = "\r\n"
@@ -35,8 +35,9 @@ func encodeRecord(a Attachment) []byte {
 	return []byte(a.ContainerID + lineBreak + a.IfName)
 }
 
-// decodeRecord returns errTorn for what neither we nor any host-local can have written.
-// It is lenient otherwise: to take a record for torn gives its address to a second container.
+// decodeRecord returns errTorn for content that neither we nor any host-local writes in
+// full. Otherwise it is lenient: a valid record taken for torn would give its address to a
+// second container.
 func decodeRecord(content []byte) (Attachment, error) {
 	lines := strings.Split(strings.Trim(string(content), " \t\r\n"), "\n")
 	for i := range lines {
@@ -55,7 +56,7 @@ func decodeRecord(content []byte) (Attachment, error) {
 	}
 }
 
-// checkAttachment refuses what would not read back as the same record.
+// checkAttachment refuses names that would not read back as the same record.
 func checkAttachment(a Attachment) error {
 	if !isWord(a.ContainerID) {
 		return fmt.Errorf("container id %q: expected one word", a.ContainerID)

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-func (p *Pool) reserve(ctx context.Context, a Attachment, agree func(*store, []record) error) (*Result, error) {
+func (p *Pool) reserve(ctx context.Context, a Attachment, check func(*store, []record) error) (*Result, error) {
 	if err := checkAttachment(a); err != nil {
 		return nil, fmt.Errorf("reserve addresses: %w", err)
 	}
@@ -26,7 +26,7 @@ func (p *Pool) reserve(ctx context.Context, a Attachment, agree func(*store, []r
 	if err != nil {
 		return nil, err
 	}
-	if err := agree(s, held); err != nil {
+	if err := check(s, held); err != nil {
 		return nil, err
 	}
 	r := &reservation{pool: p, store: s, holder: a, held: held}
@@ -37,72 +37,72 @@ func (p *Pool) reserve(ctx context.Context, a Attachment, agree func(*store, []r
 	return &Result{Addresses: addresses, Routes: p.cfg.Routes, DNS: dns}, nil
 }
 
-// reservation is one Reserve under way.
+// reservation is one Reserve in progress.
 type reservation struct {
 	pool   *Pool
 	store  *store
 	holder Attachment
-	held   []record // from before
+	held   []record // before this call
 
-	claimed []Address
+	reserved []Address
 }
 
-// run leaves nothing claimed unless all of it is. What the holder had
-// before goes last, since it stays taken that long.
+// run reserves an address of every range set, or none. It releases the holder's surplus
+// addresses last, so that nobody else gets them if it fails.
 func (r *reservation) run(ctx context.Context) ([]Address, error) {
-	err := r.claimEach(ctx)
+	err := r.reserveEach(ctx)
 	if err == nil {
-		r.rememberLast()
+		r.saveLast()
 		err = r.store.release(r.surplus())
 	}
 	if err != nil {
-		return nil, errors.Join(err, r.unclaim())
+		return nil, errors.Join(err, r.rollback())
 	}
 	r.store.note(r.holder, r.records())
-	return r.claimed, nil
+	return r.reserved, nil
 }
 
-func (r *reservation) claimEach(ctx context.Context) error {
+func (r *reservation) reserveEach(ctx context.Context) error {
 	if err := r.store.stage(r.holder); err != nil {
 		return err
 	}
 	defer r.store.removeTemporary()
 
 	for i := range r.pool.cfg.Ranges {
-		addr, err := r.claimFrom(ctx, i)
+		addr, err := r.reserveFrom(ctx, i)
 		if err != nil {
 			return err
 		}
-		r.claimed = append(r.claimed, newAddress(r.pool.cfg.Ranges[i], addr))
+		r.reserved = append(r.reserved, newAddress(r.pool.cfg.Ranges[i], addr))
 	}
 	return nil
 }
 
-// claimFrom claims an address of range set i: the requested one, that from before, or the
-// next free one. Only where none is free, that of a container that is gone.
-func (r *reservation) claimFrom(ctx context.Context, i int) (netip.Addr, error) {
+// reserveFrom reserves an address of range set i: the requested one, the one that the
+// holder has, the next free one, or, if none is free, one that can be reclaimed.
+func (r *reservation) reserveFrom(ctx context.Context, i int) (netip.Addr, error) {
 	if requested := r.pool.requested(i); requested.IsValid() {
-		return requested, r.claimRequested(requested)
+		return requested, r.reserveAddr(requested)
 	}
 	if addr := r.heldIn(r.pool.cfg.Ranges[i]); addr.IsValid() {
-		return addr, r.claimRequested(addr)
+		return addr, r.reserveAddr(addr)
 	}
-	return r.pool.search(ctx, r.store, i, r.store.claim, func(addr netip.Addr) (bool, error) {
-		standing, err := r.store.take(addr, nil)
-		return standing == nil, err
+	return r.pool.search(ctx, r.store, i, r.store.reserve, func(addr netip.Addr) (bool, error) {
+		existing, err := r.store.reclaim(addr, nil)
+		return existing == nil, err
 	})
 }
 
-func (r *reservation) claimRequested(addr netip.Addr) error {
-	standing, err := r.store.take(addr, r.held)
+func (r *reservation) reserveAddr(addr netip.Addr) error {
+	existing, err := r.store.reclaim(addr, r.held)
 	if err != nil {
 		return err
 	}
-	if standing != nil && standing.err != nil {
-		return fmt.Errorf("%w: %s, by an unknown holder: %w", ErrTaken, addr, standing.err)
+	if existing != nil && existing.err != nil {
+		return fmt.Errorf("%w: %s, unknown holder: %w", ErrTaken, addr, existing.err)
 	}
-	if standing != nil {
-		return fmt.Errorf("%w: %s holds %s in %s", ErrTaken, standing.holder, addr, r.store.dir)
+	if existing != nil {
+		return fmt.Errorf("%w: %s holds %s in %s", ErrTaken, existing.holder, addr, r.store.dir)
 	}
 	return nil
 }
@@ -117,45 +117,45 @@ func (r *reservation) heldIn(set RangeSet) netip.Addr {
 	return netip.Addr{}
 }
 
-func (r *reservation) isClaimed(addr netip.Addr) bool {
-	return slices.ContainsFunc(r.claimed, func(a Address) bool { return a.Prefix.Addr() == addr })
+func (r *reservation) isReserved(addr netip.Addr) bool {
+	return slices.ContainsFunc(r.reserved, func(a Address) bool { return a.Prefix.Addr() == addr })
 }
 
-// surplus is what the holder had and does not keep.
+// surplus returns the records that the holder does not keep.
 func (r *reservation) surplus() []record {
-	return slices.DeleteFunc(slices.Clone(r.held), func(held record) bool { return r.isClaimed(held.addr) })
+	return slices.DeleteFunc(slices.Clone(r.held), func(held record) bool { return r.isReserved(held.addr) })
 }
 
 func (r *reservation) records() []record {
 	var records []record
-	for _, address := range r.claimed {
+	for _, address := range r.reserved {
 		addr := address.Prefix.Addr()
 		records = append(records, record{path: r.store.path(addr.String()), addr: addr, holder: r.holder})
 	}
 	return records
 }
 
-func (r *reservation) unclaim() error {
+func (r *reservation) rollback() error {
 	return r.store.release(r.records())
 }
 
-// rememberLast does not fail the reservation: it only loses the round robin's place. That
-// stays where it is for an address that was held before.
-func (r *reservation) rememberLast() {
+// saveLast saves the position of the round robin, which an address held before does not
+// move. A failure costs only the position, not the reservation.
+func (r *reservation) saveLast() {
 	held := addrsOf(r.held)
-	for i, address := range r.claimed {
+	for i, address := range r.reserved {
 		addr := address.Prefix.Addr()
 		if slices.Contains(held, addr) {
 			continue
 		}
 		if err := r.store.setLast(i, addr); err != nil {
-			r.pool.log.Warn("lose round robin position", "err", err)
+			r.pool.log.Warn("cannot save the round robin position", "err", err)
 		}
 	}
 }
 
-// search returns the first address of range set i, on from the last one that it gave, for
-// which free is true, or else the first for which reclaimable is.
+// search returns the first address of range set i in round robin order for which free is
+// true, or else the first for which reclaimable is true.
 func (p *Pool) search(ctx context.Context, s *store, i int, free, reclaimable func(netip.Addr) (bool, error)) (netip.Addr, error) {
 	addr, err := p.searchFree(ctx, s, i, free)
 	if err != nil || addr.IsValid() {
@@ -169,16 +169,16 @@ func (p *Pool) search(ctx context.Context, s *store, i int, free, reclaimable fu
 	return netip.Addr{}, p.exhausted(i)
 }
 
-// searchFree returns the zero Addr where there is none.
+// searchFree returns the first address for which free is true, or the zero Addr.
 func (p *Pool) searchFree(ctx context.Context, s *store, i int, free func(netip.Addr) (bool, error)) (netip.Addr, error) {
 	const long = 64
 
 	set := p.cfg.Ranges[i]
-	var passed row
+	var passed takenRun
 	tried := 0
 	begin := func(first netip.Addr) netip.Addr {
 		passed.first, tried = first, 0
-		return s.endOfRow(first)
+		return s.endOfTakenRun(first)
 	}
 	for passed.end = range set.candidates(s.last(i), begin) {
 		found, err := p.try(ctx, i, passed.end, free)
@@ -186,7 +186,7 @@ func (p *Pool) searchFree(ctx context.Context, s *store, i int, free func(netip.
 			return netip.Addr{}, err
 		}
 		if found && tried >= long && set.startsAt(passed.first) {
-			s.noteRow(passed)
+			s.noteTakenRun(passed)
 		}
 		if found {
 			return passed.end, nil
@@ -214,7 +214,7 @@ func (p *Pool) requested(i int) netip.Addr {
 	return p.cfg.Requested[i]
 }
 
-// newAddress is for an address that the set contains.
+// newAddress needs an address that the set contains.
 func newAddress(set RangeSet, addr netip.Addr) Address {
 	r := set[slices.IndexFunc(set, func(r Range) bool { return r.contains(addr) })]
 	return Address{Prefix: netip.PrefixFrom(addr, r.Subnet.Bits()), Gateway: r.Gateway}

@@ -8,7 +8,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// readResolvConf reads a file in resolv.conf(5) format, or nothing if path is "".
+// readResolvConf reads a resolv.conf(5) file; it returns the zero DNS if path is "".
 func readResolvConf(path string) (types.DNS, error) {
 	if path == "" {
 		return types.DNS{}, nil
@@ -20,9 +20,9 @@ func readResolvConf(path string) (types.DNS, error) {
 	return parseResolvConf(string(content)), nil
 }
 
-// parseResolvConf reads as host-local does: repeated keys add up, but the last domain
-// counts; what it does not know is passed over. (Comments begin with '#' or ';', and
-// so never equal a key.)
+// parseResolvConf reads as host-local does: repeated keys add up, except that the last
+// domain counts, and unknown keys are ignored. (A comment begins with '#' or ';', so it
+// never equals a key.)
 func parseResolvConf(content string) types.DNS {
 	var dns types.DNS
 	for line := range strings.Lines(content) {

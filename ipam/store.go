@@ -18,24 +18,24 @@ import (
 const (
 	lockName      = "lock"
 	lastPrefix    = "last_reserved_ip."
-	temporaryName = ".ebpfnet.tmp" // no address, so host-local passes over it
+	temporaryName = ".ebpfnet.tmp" // no address, so host-local ignores it
 )
 
-// store is a network's directory, locked. Holding a store proves that no other process
-// of ours, and no host-local, changes the directory.
+// store is a network's directory, locked. While it is open, no other process of ours and
+// no host-local changes the directory.
 type store struct {
 	dir      string
 	lock     *flock.Lock
-	isShared bool // for reading only
+	isShared bool // locked for reading only
 	log      *slog.Logger
 
 	indexRoot string
-	index     *index // nil where none is fresh
+	index     *index // nil: none is fresh
 	boot      string // the id of this boot, or ""
-	lives     func(Attachment) bool
+	alive     func(Attachment) bool
 }
 
-// create makes the network's directory if needed and opens it.
+// create opens the network's directory, and creates it if necessary.
 func (p *Pool) create(ctx context.Context) (*store, error) {
 	if err := os.MkdirAll(p.cfg.Dir(), 0o755); err != nil {
 		return nil, fmt.Errorf("create reservation directory: %w", err)
@@ -43,18 +43,19 @@ func (p *Pool) create(ctx context.Context) (*store, error) {
 	return p.open(ctx, flock.Exclusive)
 }
 
-// open locks the network's directory; without one the error wraps fs.ErrNotExist. A store
-// that is locked shared is for reading only. The caller must call close.
-func (p *Pool) open(ctx context.Context, how flock.Mode) (*store, error) {
-	s := &store{dir: p.cfg.Dir(), isShared: how == flock.Shared, log: p.log,
-		indexRoot: p.options.IndexDir, boot: p.boot(), lives: p.options.Lives}
-	lock, err := flock.Acquire(ctx, s.path(lockName), how)
+// open locks the network's directory; if that does not exist, the error wraps
+// fs.ErrNotExist. A store with a shared lock is for reading only. The caller must call
+// close.
+func (p *Pool) open(ctx context.Context, mode flock.Mode) (*store, error) {
+	s := &store{dir: p.cfg.Dir(), isShared: mode == flock.Shared, log: p.log,
+		indexRoot: p.options.IndexDir, boot: p.boot(), alive: p.options.Alive}
+	lock, err := flock.Acquire(ctx, s.path(lockName), mode)
 	if err != nil {
 		return nil, err
 	}
 	s.lock = lock
 	if !s.isShared {
-		s.removeTemporary() // of a process that was killed
+		s.removeTemporary() // of a killed process
 	}
 	s.index = openIndex(s.indexRoot, s.boot, s.dir)
 	return s, nil
@@ -63,7 +64,7 @@ func (p *Pool) open(ctx context.Context, how flock.Mode) (*store, error) {
 func (s *store) close() {
 	if s.index != nil && !s.isShared {
 		if err := s.index.seal(s.dir); err != nil {
-			s.log.Debug("leave no index of the reservations", "dir", s.dir, "err", err)
+			s.log.Debug("cannot keep the index of the reservations", "dir", s.dir, "err", err)
 		}
 	}
 	if err := s.lock.Release(); err != nil {
@@ -71,7 +72,7 @@ func (s *store) close() {
 	}
 }
 
-// lookup returns the record of one address, which may be absent.
+// lookup returns the record of an address, which may be absent.
 func (s *store) lookup(addr netip.Addr) record {
 	return s.read(addr.String(), addr)
 }
@@ -87,21 +88,21 @@ func (s *store) read(name string, addr netip.Addr) record {
 	return r
 }
 
-// isFree says that nothing stands at an address.
+// isFree says whether an address has no reservation file.
 func (s *store) isFree(addr netip.Addr) (bool, error) {
 	_, err := os.Lstat(s.path(addr.String()))
 	return errors.Is(err, fs.ErrNotExist), nil
 }
 
-// isReclaimable says of an address that is not free that nobody has it.
+// isReclaimable says whether nobody holds an address that is not free.
 func (s *store) isReclaimable(addr netip.Addr) (bool, error) {
 	r := s.lookup(addr)
 	return r.isAbsent() || r.isTorn() || s.isDead(r), nil
 }
 
-// stage writes a's record under the temporary name, for claim to publish. The caller
-// must call removeTemporary when the claims are done. Nothing is synced: a loss of power
-// ends the containers as well, and a record that it cuts short is torn.
+// stage writes a's record under the temporary name, for reserve to link. The caller must
+// call removeTemporary afterwards. Nothing is synced: a loss of power ends the containers
+// too, and an incomplete record counts as torn.
 func (s *store) stage(a Attachment) error {
 	err := s.writeTemporary(encodeRecord(a), s.mark)
 	if err != nil {
@@ -110,10 +111,9 @@ func (s *store) stage(a Attachment) error {
 	return nil
 }
 
-// claim reserves addr for the staged record, unless something stands there.
-//
-// The link, unlike a rename, also fails where somebody writes without the lock.
-func (s *store) claim(addr netip.Addr) (bool, error) {
+// reserve links the staged record to addr, and returns false if addr is taken. Unlike a
+// rename, a link also fails if someone has written there without the lock.
+func (s *store) reserve(addr netip.Addr) (bool, error) {
 	err := os.Link(s.path(temporaryName), s.path(addr.String()))
 	if errors.Is(err, fs.ErrExist) {
 		return false, nil
@@ -124,26 +124,26 @@ func (s *store) claim(addr netip.Addr) (bool, error) {
 	return true, nil
 }
 
-// take is claim where something may stand: what nobody has, or mine, is replaced. It
-// returns the record that stands in the way, or nil.
-func (s *store) take(addr netip.Addr, mine []record) (*record, error) {
+// reclaim is reserve, but it replaces a record that nobody holds, or one of mine. If addr
+// is taken all the same, it returns the existing record.
+func (s *store) reclaim(addr netip.Addr, mine []record) (*record, error) {
 	for {
-		if claimed, err := s.claim(addr); claimed || err != nil {
+		if reserved, err := s.reserve(addr); reserved || err != nil {
 			return nil, err
 		}
-		standing := s.lookup(addr)
+		existing := s.lookup(addr)
 		var err error
 		switch {
-		case standing.isAbsent(): // removed by hand just now
-		case standing.isTorn():
-			err = s.removeTorn(standing)
-		case slices.ContainsFunc(mine, func(r record) bool { return r.path == standing.path }):
-			err = s.remove(standing)
-		case s.isDead(standing):
-			s.log.Info("take the address of a container that went with an earlier boot", "path", standing.path, "holder", standing.holder)
-			err = s.remove(standing)
+		case existing.isAbsent(): // someone has just removed it
+		case existing.isTorn():
+			err = s.removeTorn(existing)
+		case slices.ContainsFunc(mine, func(r record) bool { return r.path == existing.path }):
+			err = s.remove(existing)
+		case s.isDead(existing):
+			s.log.Info("reclaim the address of a container of an earlier boot", "path", existing.path, "holder", existing.holder)
+			err = s.remove(existing)
 		default:
-			return &standing, nil
+			return &existing, nil
 		}
 		if err != nil {
 			return nil, err
@@ -151,7 +151,7 @@ func (s *store) take(addr netip.Addr, mine []record) (*record, error) {
 	}
 }
 
-// release frees what held says, as far as it can.
+// release frees the addresses of held. It continues after errors.
 func (s *store) release(held []record) error {
 	if len(held) == 0 {
 		return nil
@@ -167,9 +167,9 @@ func (s *store) release(held []record) error {
 	return err
 }
 
-// remove frees an address. It is no error if that is free already.
+// remove frees an address, which may be free already.
 func (s *store) remove(r record) error {
-	s.cutRow(r.addr)
+	s.cutTakenRun(r.addr)
 	if err := os.Remove(r.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("release address: %w", err)
 	}
@@ -181,8 +181,8 @@ func (s *store) removeTorn(r record) error {
 	return s.remove(r)
 }
 
-// last returns the address that a range set gave last, or the zero Addr. It is a hint
-// for the round robin, so damage to it costs nothing but the place.
+// last returns the address that a range set assigned last, or the zero Addr. It is only
+// the position of the round robin, so damage is harmless.
 func (s *store) last(set int) netip.Addr {
 	content, err := os.ReadFile(s.lastPath(set))
 	if err != nil {
@@ -195,7 +195,8 @@ func (s *store) last(set int) netip.Addr {
 	return addr.Unmap()
 }
 
-// setLast must not be called while a record is staged.
+// setLast saves the address that a range set assigned last. It uses the temporary file,
+// so no record may be staged.
 func (s *store) setLast(set int, addr netip.Addr) error {
 	if err := s.writeTemporary([]byte(addr.String()), nil); err != nil {
 		return fmt.Errorf("write last reserved address: %w", err)
@@ -207,8 +208,7 @@ func (s *store) setLast(set int, addr netip.Addr) error {
 	return nil
 }
 
-// probe finds out whether a reservation could be written: a read-only, full or
-// forbidden directory is not usable.
+// probe returns an error if the directory is not writable.
 func (s *store) probe() error {
 	if err := s.writeTemporary([]byte("probe"), nil); err != nil {
 		return fmt.Errorf("write to reservation directory: %w", err)
@@ -217,8 +217,8 @@ func (s *store) probe() error {
 	return nil
 }
 
-// writeTemporary refuses to overwrite: a staged file may already be linked to an address.
-// It calls finish, if any, before it closes the file.
+// writeTemporary refuses to overwrite a file, since a staged one may already be linked to
+// an address. It calls finish, unless nil, before it closes the file.
 func (s *store) writeTemporary(content []byte, finish func(*os.File)) error {
 	file, err := os.OpenFile(s.path(temporaryName), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -235,8 +235,8 @@ func (s *store) writeTemporary(content []byte, finish func(*os.File)) error {
 	return nil
 }
 
-// removeTemporary has no error to report: whatever is left makes the next
-// writeTemporary fail, with the path in its error.
+// removeTemporary ignores errors: a file that is left makes the next writeTemporary fail,
+// with the path in its error.
 func (s *store) removeTemporary() {
 	os.Remove(s.path(temporaryName))
 }

@@ -36,7 +36,7 @@ func TestFilesAreHostLocals(t *testing.T) {
 	}
 }
 
-// What host-local left on a node is in force for us from the first operation.
+// Reservations that host-local left on a node apply from our first operation on.
 func TestTakeOverFromHostLocal(t *testing.T) {
 	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/29"}]]`)
 	for name, content := range map[string]string{
@@ -78,7 +78,7 @@ func TestTornRecordIsReplaced(t *testing.T) {
 	}
 }
 
-// Half a record that ends in an id looks like an old record. Its address must stay taken.
+// A record cut off after the id looks like an old one. Its address must stay taken.
 func TestHalfRecordIsNotFree(t *testing.T) {
 	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/30"}]]`)
 	write(t, filepath.Join(dir, "10.1.0.2"), "c1\r\n")
@@ -99,7 +99,7 @@ func TestDamagedLastReservedIsIgnored(t *testing.T) {
 	}
 }
 
-// One unreadable file keeps its address, is reported, and stops nobody else.
+// An unreadable file keeps its address, is reported, and affects no other attachment.
 func TestUnreadableRecord(t *testing.T) {
 	pool, dir, log := newLoggedPool(t, `[[{"subnet": "10.1.0.0/24"}]]`)
 	path := filepath.Join(dir, "10.1.0.2")
@@ -120,8 +120,8 @@ func TestUnreadableRecord(t *testing.T) {
 	}
 }
 
-// A process that was killed between link and unlink leaves the temporary name as a
-// second link to a live record, which must survive the cleaning.
+// A process killed between link and unlink leaves the temporary name as a second link to
+// a valid record, which must survive the cleanup.
 func TestLeftTemporaryFile(t *testing.T) {
 	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/24"}]]`)
 	temporary := filepath.Join(dir, temporaryName)
@@ -148,7 +148,7 @@ func TestLeftTemporaryFile(t *testing.T) {
 	}
 }
 
-// A staged file may be linked to an address already: nothing may write into it.
+// A staged file may already be linked to an address: nothing may write to it.
 func TestWriteTemporaryRefusesStagedFile(t *testing.T) {
 	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/24"}]]`)
 	s, err := pool.create(t.Context())
@@ -160,8 +160,8 @@ func TestWriteTemporaryRefusesStagedFile(t *testing.T) {
 	if err := s.stage(Attachment{"c1", "eth0"}); err != nil {
 		t.Fatal(err)
 	}
-	if claimed, err := s.claim(first); !claimed || err != nil {
-		t.Fatal(claimed, err)
+	if reserved, err := s.reserve(first); !reserved || err != nil {
+		t.Fatal(reserved, err)
 	}
 	if err := s.setLast(0, first); !errors.Is(err, os.ErrExist) {
 		t.Errorf("got %v, want os.ErrExist", err)
@@ -171,7 +171,7 @@ func TestWriteTemporaryRefusesStagedFile(t *testing.T) {
 	}
 }
 
-// A last_reserved_ip that cannot be written costs the place, not the reservation.
+// If last_reserved_ip cannot be written, only the position is lost, not the reservation.
 func TestLastReservedIsOnlyAHint(t *testing.T) {
 	pool, dir, log := newLoggedPool(t, `[[{"subnet": "10.1.0.0/24"}]]`)
 	if err := os.MkdirAll(filepath.Join(dir, "last_reserved_ip.0", "x"), 0o755); err != nil {

@@ -10,10 +10,10 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// Owner is an attachment's token, which package maps makes.
+// Owner is the token of an attachment; package maps computes it.
 type Owner uint64
 
-// direction is that of a packet as the host's network stack sees it.
+// direction of a packet, as seen by the host's network stack.
 type direction int
 
 const (
@@ -23,11 +23,16 @@ const (
 
 // target is a place for one program: a device and a direction.
 type target struct {
-	pin       string // name of a link's pin
+	pin       string // name of the link's pin
 	hook      string // name of the place, and of a filter there
 	program   string
 	ifindex   int
 	direction direction
+}
+
+// samePlace ignores which program is there.
+func (t target) samePlace(other target) bool {
+	return t.ifindex == other.ifindex && t.direction == other.direction
 }
 
 // endpointTargets have no pins: see [Datapath.attacherOf].
@@ -38,7 +43,8 @@ func endpointTargets(ifindex int) []target {
 	}
 }
 
-// uplinkTargets needs no header to look for programs or to take them off.
+// uplinkTargets returns an uplink's targets. Any header serves to look for programs
+// or to detach them.
 func uplinkTargets(ifindex int, header Header) []target {
 	pin := func(hook string) string { return fmt.Sprintf("uplink-%d-%s", ifindex, hook) }
 	return []target{
@@ -47,24 +53,23 @@ func uplinkTargets(ifindex int, header Header) []target {
 	}
 }
 
-// Header is what a device's packets have before the IP header. It is the suffix
-// of the programs that read them.
+// Header is the link-layer header of a device's packets: the suffix in the names of
+// the programs that parse it.
 type Header string
 
-// The headers that the datapath can read.
+// The headers that the datapath can parse.
 const (
 	Ethernet Header = ""
 	NoHeader Header = "_l3"
 )
 
-// loopbackTargets are on the loopback device: what the host sends to itself.
+// loopbackTargets are on lo, for packets that the host sends to itself.
 func loopbackTargets() []target {
 	return []target{{"loopback-" + toLoopback, toLoopback, toLoopback, loopback, egress}}
 }
 
-// siblings returns all targets of the device that a target is on, as this version
-// has them.
-func siblings(t target) []target {
+// targetsOnDevice returns all targets that this version has on the device of t.
+func targetsOnDevice(t target) []target {
 	switch t.hook {
 	case fromContainer, toContainer:
 		return endpointTargets(t.ifindex)
@@ -76,27 +81,26 @@ func siblings(t target) []target {
 		return uplinkTargets(t.ifindex, header)
 	case toLoopback:
 		return loopbackTargets()
-	default: // another version's
+	default: // another version's hook
 		return nil
 	}
 }
 
-const loopback = 1 // always the first device
+const loopback = 1 // ifindex of lo in every network namespace
 
-// attacher is a way to attach a program to a device.
+// attacher attaches programs to devices by one mechanism of the kernel.
 type attacher interface {
-	// attach puts the program on the target, in the place of an older one of ours.
+	// attach attaches the program, and replaces an older one of ours.
 	attach(t target, program *ebpf.Program) error
 	// attached says whether a program of ours is on the target.
 	attached(t target) (bool, error)
-	// detach takes our program off. It is no error that there is none, or no device.
+	// detach detaches our program. A missing program or device is no error.
 	detach(t target) error
-	// placed returns where programs of ours are, of whatever version, on devices
-	// that are there.
-	placed() ([]target, error)
+	// attachedTargets returns the targets that have a program of ours, of any version.
+	attachedTargets() ([]target, error)
 }
 
-// attachers returns the ways in which programs of this datapath are attached.
+// attachers returns the mechanisms that this datapath uses.
 func (d *Datapath) attachers() []attacher {
 	if bpf.Attach(d.Config.Attach) == bpf.AttachClsact {
 		return []attacher{clsact{}}
@@ -104,10 +108,11 @@ func (d *Datapath) attachers() []attacher {
 	return []attacher{clsact{}, tcx{d.dir}}
 }
 
-// attacherOf has filters on the devices of containers, and on all others the best
-// that the kernel has. The kernel waits for every CPU when a tcx link comes, and
-// again when its device goes, which more than doubles the cost of an ADD and is a
-// third of that of a DEL. Links are for the devices that are shared with other tools.
+// attacherOf returns clsact for container devices, and tcx for the others if the
+// kernel has it. Container devices are ours alone, and a tcx link would cost them
+// much: the kernel waits for every CPU when a link is attached and again when its
+// device is deleted, which would more than double the time of an ADD. The other
+// devices are shared with other tools, which a link protects our programs from.
 func (d *Datapath) attacherOf(t target) attacher {
 	attachers := d.attachers()
 	if t.hook == fromContainer || t.hook == toContainer {
@@ -116,29 +121,28 @@ func (d *Datapath) attacherOf(t target) attacher {
 	return attachers[len(attachers)-1]
 }
 
-// placed returns where programs of ours are.
-func (d *Datapath) placed() ([]target, error) {
+func (d *Datapath) attachedTargets() ([]target, error) {
 	var all []target
 	for _, attacher := range d.attachers() {
-		placed, err := attacher.placed()
+		targets, err := attacher.attachedTargets()
 		if err != nil {
-			return nil, fmt.Errorf("look for our programs on devices: %w", err)
+			return nil, fmt.Errorf("list the devices with our programs: %w", err)
 		}
-		all = append(all, placed...)
+		all = append(all, targets...)
 	}
 	return all, nil
 }
 
-// AttachEndpoint puts the programs on the host's end of an attachment's veth. It
-// needs no lock: whoever else attaches to this device attaches the same. The
-// programs go with the device; whoever does not delete that calls DetachEndpoint
-// in the end.
+// AttachEndpoint attaches the programs to the host's end of an attachment's veth. It
+// needs no lock, since every caller attaches the same to this device. The programs
+// disappear with the device; a caller that does not delete the device must call
+// DetachEndpoint.
 func (d *Datapath) AttachEndpoint(ifindex int) error {
 	return d.attachAll(endpointTargets(ifindex))
 }
 
-// AttachUplink puts the programs on an uplink, if they are not there yet.
-// The caller holds the lock.
+// AttachUplink attaches the programs to an uplink, unless they are attached. The
+// caller holds the lock.
 func (d *Datapath) AttachUplink(ifindex int, header Header) error {
 	attached, err := d.UplinkAttached(ifindex)
 	if err != nil || attached {
@@ -147,9 +151,9 @@ func (d *Datapath) AttachUplink(ifindex int, header Header) error {
 	return d.attachAll(uplinkTargets(ifindex, header))
 }
 
-// AttachLoopback puts the program on the loopback device, if it is not there yet.
-// It costs the host's traffic to itself two lookups per packet, so it is there
-// only while there are host ports. The caller holds the lock.
+// AttachLoopback attaches the program to lo, unless it is attached. Each packet that
+// the host sends to itself then costs two lookups, so the program is attached only
+// while there are host ports. The caller holds the lock.
 func (d *Datapath) AttachLoopback() error {
 	attached, err := d.LoopbackAttached()
 	if err != nil || attached {
@@ -158,49 +162,50 @@ func (d *Datapath) AttachLoopback() error {
 	return d.attachAll(loopbackTargets())
 }
 
-// LoopbackAttached says whether the program is on the loopback device.
+// LoopbackAttached says whether the program is attached to lo.
 func (d *Datapath) LoopbackAttached() (bool, error) {
 	return d.allAttached(loopbackTargets())
 }
 
-// DetachLoopback takes the program off the loopback device. The caller holds the lock.
+// DetachLoopback detaches the program from lo. The caller holds the lock.
 func (d *Datapath) DetachLoopback() error {
 	return d.detachAll(loopbackTargets())
 }
 
-// EndpointAttached says whether all programs of an attachment are in place.
+// EndpointAttached says whether all programs are attached to an attachment's device.
 func (d *Datapath) EndpointAttached(ifindex int) (bool, error) {
 	return d.allAttached(endpointTargets(ifindex))
 }
 
-// UplinkAttached says whether all programs of an uplink are in place.
+// UplinkAttached says whether all programs are attached to an uplink.
 func (d *Datapath) UplinkAttached(ifindex int) (bool, error) {
 	return d.allAttached(uplinkTargets(ifindex, Ethernet))
 }
 
-// DetachEndpoint takes the programs off an attachment's device, which may be gone
-// already.
+// DetachEndpoint detaches the programs from an attachment's device, which may no
+// longer exist.
 func (d *Datapath) DetachEndpoint(ifindex int) error {
 	return d.detachAll(endpointTargets(ifindex))
 }
 
-// DetachUplink takes the programs off an uplink, which may be gone already.
-// The caller holds the lock.
+// DetachUplink detaches the programs from an uplink, which may no longer exist. The
+// caller holds the lock.
 func (d *Datapath) DetachUplink(ifindex int) error {
 	return d.detachAll(uplinkTargets(ifindex, Ethernet))
 }
 
-// attachAll looks behind itself: an upgrade goes through what is attached after it
-// has named other programs, so whoever comes later than that has to take those.
+// attachAll checks afterwards whether an upgrade has switched programs, and then
+// attaches again. An upgrade reattaches only what is attached when it has switched,
+// so a later attach must take the new programs itself.
 func (d *Datapath) attachAll(targets []target) error {
 	for {
 		build := d.Config.Build
 		err := d.attachEach(targets)
-		readErr := d.readConfig()
-		if readErr == nil && d.Config.Build != build {
+		errRead := d.readConfig()
+		if errRead == nil && d.Config.Build != build {
 			continue
 		}
-		if err = errors.Join(err, readErr); err != nil {
+		if err = errors.Join(err, errRead); err != nil {
 			return errors.Join(err, d.detachAll(targets))
 		}
 		return nil
@@ -216,7 +221,7 @@ func (d *Datapath) attachEach(targets []target) error {
 	return nil
 }
 
-// attach attaches the program of the build that is known to be in use.
+// attach attaches the program of the build in d.Config.
 func (d *Datapath) attach(t target) error {
 	program, err := openProgram(d.dir.progPin(d.Config.Build, t.program))
 	if err != nil {
@@ -250,8 +255,9 @@ func (d *Datapath) detachAll(targets []target) error {
 	return errors.Join(errs...)
 }
 
-// programName returns the name that a program has in the kernel.
-func programName(id ebpf.ProgramID) (string, error) {
+// ProgramName returns the name of a loaded program. The error wraps fs.ErrNotExist if
+// the program no longer exists.
+func ProgramName(id ebpf.ProgramID) (string, error) {
 	program, err := ebpf.NewProgramFromID(id)
 	if err != nil {
 		return "", fmt.Errorf("open program %d: %w", id, err)
@@ -260,7 +266,7 @@ func programName(id ebpf.ProgramID) (string, error) {
 
 	info, err := program.Info()
 	if err != nil {
-		return "", fmt.Errorf("ask for the name of program %d: %w", id, err)
+		return "", fmt.Errorf("get the name of program %d: %w", id, err)
 	}
 	return info.Name, nil
 }

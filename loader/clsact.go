@@ -8,10 +8,13 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
-// clsact attaches by tc filters. Filters go with their device. The qdisc is shared with other tools and never removed; ours
-// are the filters with this priority and handle.
+// clsact attaches programs as tc filters, which disappear with their device. Other
+// tools share the clsact qdisc, so it is never removed. Our filters have a priority and
+// handle of their own.
 type clsact struct{}
 
 const (
@@ -20,7 +23,7 @@ const (
 )
 
 func (clsact) attach(t target, program *ebpf.Program) error {
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	handle, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
@@ -42,7 +45,7 @@ func (clsact) attach(t target, program *ebpf.Program) error {
 }
 
 func (clsact) attached(t target) (bool, error) {
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	handle, err := rtnl.Open()
 	if err != nil {
 		return false, err
 	}
@@ -52,11 +55,11 @@ func (clsact) attached(t target) (bool, error) {
 	return filter != nil && filter.Name == t.hook, err
 }
 
-// filterOn returns the filter with our priority and handle; nil where the device,
-// its qdisc or the filter is not there.
+// filterOn returns the filter with our priority and handle, or nil if the device, its
+// qdisc or the filter does not exist.
 func filterOn(handle *netlink.Handle, ifindex int, d direction) (*netlink.BpfFilter, error) {
 	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
-	filters, err := handle.FilterList(link, parent(d))
+	filters, err := rtnl.Filters(handle, link, parent(d))
 	if isGone(err) {
 		return nil, nil
 	}
@@ -69,18 +72,18 @@ func filterOn(handle *netlink.Handle, ifindex int, d direction) (*netlink.BpfFil
 	return nil, err
 }
 
-func (clsact) placed() ([]target, error) {
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+func (clsact) attachedTargets() ([]target, error) {
+	handle, err := rtnl.Open()
 	if err != nil {
 		return nil, err
 	}
 	defer handle.Close()
 
-	devices, err := handle.LinkList()
+	devices, err := rtnl.Links(handle)
 	if err != nil {
 		return nil, fmt.Errorf("list the devices: %w", err)
 	}
-	var placed []target
+	var attached []target
 	for _, device := range devices {
 		for _, direction := range []direction{ingress, egress} {
 			filter, err := filterOn(handle, device.Attrs().Index, direction)
@@ -90,23 +93,23 @@ func (clsact) placed() ([]target, error) {
 			if filter == nil || !slices.Contains(hooks, filter.Name) {
 				continue
 			}
-			program, err := programName(ebpf.ProgramID(filter.Id))
+			program, err := ProgramName(ebpf.ProgramID(filter.Id))
 			if err != nil {
 				return nil, err
 			}
-			placed = append(placed, target{
+			attached = append(attached, target{
 				hook: filter.Name, program: program, ifindex: device.Attrs().Index, direction: direction,
 			})
 		}
 	}
-	return placed, nil
+	return attached, nil
 }
 
 func (clsact) detach(t target) error {
 	if t.ifindex == 0 {
 		return nil
 	}
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	handle, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
@@ -119,7 +122,7 @@ func (clsact) detach(t target) error {
 	return err
 }
 
-// isGone recognizes what the kernel says of a device, qdisc or filter that is not there.
+// isGone recognizes the kernel's errors for a device, qdisc or filter that does not exist.
 func isGone(err error) bool {
 	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT)
 }

@@ -12,18 +12,18 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// Ports that masquerading never chooses: those below are for services of the
-// host, and Kubernetes gives out node ports from nodePorts on.
+// Bounds of the ports that masquerading may choose: lower ones belong to the host's
+// services, and Kubernetes allocates node ports from nodePorts on.
 const (
 	firstPort = 1024
 	nodePorts = 30000
 	lastPort  = 65535
 
-	// Fewer ports than this would not serve one busy remote.
-	enoughPorts = 4096
+	// minPorts is enough for the connections to one busy remote.
+	minPorts = 4096
 )
 
-// chooseConfig makes the datapath's configuration from what the host is.
+// chooseConfig returns the datapath's configuration for this host.
 func chooseConfig(options Options) (bpf.HostConfig, error) {
 	low, high, err := localPortRange()
 	if err != nil {
@@ -47,16 +47,16 @@ func chooseConfig(options Options) (bpf.HostConfig, error) {
 	}, nil
 }
 
-// masqPorts returns the first and last port that masquerading may choose, given
-// the range [low, high] from which the host's own sockets get theirs: the larger
-// side outside of that range. A host that left no room outside shares the usual
-// ports with its sockets; the datapath asks for a socket before it takes a port.
+// masqPorts returns the first and last port that masquerading may choose. The host's
+// own sockets get theirs from [low, high], so it returns the larger range below or
+// above that. If neither is large enough, masquerading shares the default range with
+// the host's sockets; the datapath looks for a socket before it takes a port.
 func masqPorts(low, high int) (first, last int) {
 	below := min(low, nodePorts) - 1
 	switch {
-	case below-firstPort >= lastPort-high && below-firstPort+1 >= enoughPorts:
+	case below-firstPort >= lastPort-high && below-firstPort+1 >= minPorts:
 		return firstPort, below
-	case lastPort-high >= enoughPorts:
+	case lastPort-high >= minPorts:
 		return high + 1, lastPort
 	default:
 		return firstPort, nodePorts - 1
@@ -76,8 +76,8 @@ func localPortRange() (low, high int, err error) {
 	return low, high, nil
 }
 
-// chooseAttach asks the kernel, not its version: tcx answers a query for the
-// programs on a device.
+// chooseAttach probes the kernel for tcx by a query for the programs on lo, since
+// version numbers say nothing about backports.
 func chooseAttach() (bpf.Attach, error) {
 	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress})
 	if err == nil {
@@ -86,5 +86,5 @@ func chooseAttach() (bpf.Attach, error) {
 	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) {
 		return bpf.AttachClsact, nil
 	}
-	return 0, fmt.Errorf("ask the kernel for tcx: %w", err)
+	return 0, fmt.Errorf("probe the kernel for tcx: %w", err)
 }

@@ -1,17 +1,21 @@
-// Package loader owns the datapath's life in the kernel: it loads programs and
-// maps once per boot and network namespace, pins them, and attaches the
-// programs to devices. What stands in the maps is the business of package maps.
-// Functions that find or touch devices do so in the calling thread's network
-// namespace, which is the host's in a plugin.
+// Package loader owns the datapath's life in the kernel. It loads programs and
+// maps once per boot and network namespace, pins them, and attaches the programs
+// to devices. Package maps owns the content of the maps.
 //
-// Life cycle, a file each:
-//   - load.go: Open finds the pins of the calling thread's network namespace, or
-//     loads what the binary embeds when there are none, under a lock, in a
-//     temporary directory that one rename publishes: others see all or nothing.
-//   - attach.go (tcx.go, clsact.go): programs are put on devices and taken off.
-//   - upgrade.go: other programs take the place of those that are loaded. The maps
-//     stay, and one rename decides.
-//   - unload.go: everything goes.
+// Functions that find or change devices do so in the calling thread's network
+// namespace, which in a plugin is the host's.
+//
+// Life cycle, one file per stage:
+//   - load.go: Open finds the pins of the network namespace. If there are none, it
+//     loads the embedded programs under a lock, into a temporary directory that one
+//     rename publishes: other processes see all of it or nothing.
+//   - attach.go (tcx.go, clsact.go): attaches programs to devices and detaches them.
+//   - upgrade.go: replaces the loaded programs by others. The maps stay, and one
+//     rename decides which programs are in use.
+//   - unload.go: removes everything.
+//
+// registry.go has the decisions about maps. The package imports bpf and its own leaf
+// packages flock and rtnl; maps, the plugin and the commands import it.
 package loader
 
 import (
@@ -20,10 +24,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"iter"
 	"os"
-	"reflect"
-	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -31,14 +32,15 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 )
 
-// ABI is the number of the maps' layout that this binary reads and writes: EBPFNET_ABI in bpf/abi.h.
+// ABI is the version of the map layout that this binary reads and writes: EBPFNET_ABI
+// in bpf/abi.h.
 const ABI = 6
 
-// Datapath is a loaded datapath, opened. The caller must Close it. The maps may
-// be read at any time; who writes to them holds Lock.
+// Datapath is an open, loaded datapath. The caller must Close it. Anyone may read
+// the maps at any time; a writer holds Lock.
 type Datapath struct {
-	// Maps are those that user space reads or writes; the others are nil. Of a datapath
-	// with another layout only those with owners are open.
+	// Maps are open as far as the function that opened the datapath says. The others
+	// are nil.
 	bpf.Maps
 
 	// Config is what the programs were loaded with.
@@ -47,27 +49,27 @@ type Datapath struct {
 	dir stateDir
 }
 
-// Options are what a datapath can be loaded with. They change nothing of one that
-// is loaded already, but for the programs.
+// Options configure a datapath when it is loaded. A loaded datapath keeps its own
+// options, except for Programs.
 type Options struct {
-	// MaxFlows is the number of flows that the host remembers; 0: by its memory.
+	// MaxFlows is the number of flows that the host remembers; 0: in proportion to its memory.
 	MaxFlows uint32
-	// Attach is how programs are attached; 0: the best that the kernel has.
+	// Attach is the way to attach programs; 0: tcx if the kernel has it, else clsact.
 	Attach bpf.Attach
-	// MasqPorts are the first and last port that masquerading may choose; zero:
-	// what ip_local_port_range leaves.
+	// MasqPorts are the first and last port that masquerading may choose; zero: the
+	// ports outside ip_local_port_range.
 	MasqPorts [2]uint16
 	// Timeouts of flows.
 	Timeouts Timeouts
 
-	// Programs are those to load; nil: those that are embedded.
+	// Programs to load; nil: those embedded in the binary.
 	Programs *Programs
 }
 
-// Open opens the datapath of the calling thread's network namespace. It loads it
-// first where it is not loaded, and replaces programs that are older than this
-// binary's. ctx bounds the wait for other processes that do so; the error then
-// wraps flock.ErrBusy.
+// Open opens the datapath of the calling thread's network namespace, with the maps
+// that an ADD writes. It loads the datapath first if necessary, and replaces
+// programs older than this binary's. ctx bounds the wait for other processes that
+// do the same; the error then wraps flock.ErrBusy.
 func Open(ctx context.Context, options Options) (*Datapath, error) {
 	d, err := openConfig()
 	if errors.Is(err, ErrNotLoaded) {
@@ -82,14 +84,15 @@ func Open(ctx context.Context, options Options) (*Datapath, error) {
 	if err := d.checkABI(); err != nil {
 		return nil, err
 	}
-	if err := d.renew(ctx, options); err != nil {
+	if err := d.upgradeIfOlder(ctx, options); err != nil {
 		return nil, fmt.Errorf("upgrade the datapath: %w", err)
 	}
-	return d.opened()
+	return d.openMaps(func(traits mapTraits) bool { return traits.inADD })
 }
 
-// OpenLoaded is Open for those who take the datapath as it is. The error wraps
-// ErrNotLoaded where nothing is loaded.
+// OpenLoaded opens the datapath as it is, with all maps that user space uses. The
+// error wraps ErrNotLoaded if it is not loaded, and ErrIncompatible if it has
+// another map layout.
 func OpenLoaded() (*Datapath, error) {
 	d, err := OpenForRelease()
 	if err != nil {
@@ -102,46 +105,38 @@ func OpenLoaded() (*Datapath, error) {
 	return d, nil
 }
 
-// OpenForRelease is OpenLoaded for those who only remove things, which works with
-// the datapath of any version. Where its layout is not this binary's, the maps
-// are nil but for those whose entries have owners.
+// OpenForRelease is OpenLoaded for a caller that only removes entries. It works with
+// the datapath of any version; if that has another map layout, only the maps whose
+// entries have owners are open.
 func OpenForRelease() (*Datapath, error) {
 	d, err := openConfig()
 	if err != nil {
 		return nil, err
 	}
-	return d.opened()
+	return d.openMaps(func(traits mapTraits) bool { return traits.owned || !d.isForeign() })
 }
 
-func (d *Datapath) opened() (*Datapath, error) {
-	if err := d.openMaps(); err != nil {
-		d.Close()
-		return nil, err
-	}
-	return d, nil
-}
-
-// Close closes the maps; what is pinned goes on working.
+// Close closes the maps. The datapath keeps running.
 func (d *Datapath) Close() {
-	for _, m := range d.maps() {
+	for _, m := range d.registered() {
 		(*m).Close()
 	}
 }
 
-// Lock excludes all other writers of this host until the lock is released. It
-// is for a few system calls, never for a wait. ctx bounds the wait for others;
-// the error then wraps flock.ErrBusy.
+// Lock excludes all other writers on this host until the lock is released. Hold it
+// for a few system calls, and never while waiting. ctx bounds the wait for other
+// writers; the error then wraps flock.ErrBusy.
 func (d *Datapath) Lock(ctx context.Context) (*flock.Lock, error) {
 	return flock.Acquire(ctx, Root, flock.Exclusive)
 }
 
-// Dir is the directory of the pins, for messages.
+// Dir returns the directory of the pins, for messages.
 func (d *Datapath) Dir() string { return string(d.dir) }
 
 // OpenMaps returns the open maps by their names in bpf/maps.h.
 func (d *Datapath) OpenMaps() map[string]*ebpf.Map {
 	open := map[string]*ebpf.Map{}
-	for name, m := range d.maps() {
+	for name, m := range d.registered() {
 		if *m != nil {
 			open[name] = *m
 		}
@@ -149,29 +144,7 @@ func (d *Datapath) OpenMaps() map[string]*ebpf.Map {
 	return open
 }
 
-// maps yields the maps that user space has a use for, by name. bpf2go generates the list.
-func (d *Datapath) maps() iter.Seq2[string, **ebpf.Map] {
-	return func(yield func(string, **ebpf.Map) bool) {
-		all := reflect.ValueOf(&d.Maps).Elem()
-		for i := range all.NumField() {
-			m, isMap := all.Field(i).Addr().Interface().(**ebpf.Map)
-			name := all.Type().Field(i).Tag.Get("ebpf")
-			if !isMap || slices.Contains(internal, name) {
-				continue
-			}
-			if !yield(name, m) {
-				return
-			}
-		}
-	}
-}
-
-// internal are the maps that programs use among themselves.
-var internal = []string{
-	bpf.MapPktScratch, bpf.MapFIBScratch, bpf.MapMasqScratch, bpf.MapFragScratch, bpf.MapMasqProbes, bpf.MapFragments, bpf.MapFragQueue,
-}
-
-// openConfig opens the datapath but for its maps.
+// openConfig opens the datapath without its maps.
 func openConfig() (*Datapath, error) {
 	dir, err := netnsDir()
 	if err != nil {
@@ -181,13 +154,13 @@ func openConfig() (*Datapath, error) {
 	return d, d.readConfig()
 }
 
-// readConfig reads the configuration, which an upgrade replaces. That of another
-// version may be longer or shorter: what it does not have is zero.
+// readConfig reads the configuration, which an upgrade replaces. Another version's
+// may be longer or shorter: missing members are zero.
 func (d *Datapath) readConfig() error {
 	path := d.dir.mapPin(configPin)
 	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
-		// A kernel that refuses BPF does not say whether there is one.
+		// A kernel that refuses BPF does not say whether the pin exists.
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("%w: no %s", ErrNotLoaded, path)
 		}
@@ -211,13 +184,14 @@ func (d *Datapath) checkABI() error {
 	if !d.isForeign() {
 		return nil
 	}
-	return fmt.Errorf("%w: its maps have layout %d, this binary knows %d: use the version that loaded them, "+
+	return fmt.Errorf("%w: its map layout is %d, this binary needs %d: use the version that loaded it, "+
 		"or remove the containers, run `ebpfnetctl unload --yes`, and start them again", ErrIncompatible, d.Config.Abi, ABI)
 }
 
-func (d *Datapath) openMaps() error {
-	for name, m := range d.maps() {
-		if d.isForeign() && !slices.Contains(owned, name) {
+// openMaps opens those maps of the registry that wanted selects, or closes all of them.
+func (d *Datapath) openMaps(wanted func(mapTraits) bool) (*Datapath, error) {
+	for name, m := range d.registered() {
+		if !wanted(registry[name]) {
 			continue
 		}
 		var err error
@@ -226,14 +200,9 @@ func (d *Datapath) openMaps() error {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("open %s: %w", d.dir.mapPin(name), err)
+			d.Close()
+			return nil, fmt.Errorf("open %s: %w", d.dir.mapPin(name), err)
 		}
 	}
-	return nil
-}
-
-// owned are the maps whose entries have owners, in every version at the same place.
-var owned = []string{
-	bpf.MapDevices, bpf.MapEndpoints, bpf.MapHostPorts,
-	bpf.MapFlows, bpf.MapFlowsBackup, bpf.MapDrops,
+	return d, nil
 }

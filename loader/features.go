@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KnowsRouteSource says whether the kernel tells programs which source address a
-// route has (BPF_FIB_LOOKUP_SRC, 6.7). It asks for a route of a device that does
-// not exist: a kernel that knows the flag says so, an older one refuses the flag.
+// KnowsRouteSource says whether programs can look up the source address of a route
+// (BPF_FIB_LOOKUP_SRC, 6.7). The probe looks up a route of a device that does not
+// exist: an older kernel refuses the flag instead.
 func KnowsRouteSource() (bool, error) {
 	const (
 		lookupSource = 1 << 4 // BPF_FIB_LOOKUP_SRC
@@ -34,14 +34,14 @@ func KnowsRouteSource() (bool, error) {
 		Name: "probe_source", Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: instructions,
 	})
 	if err != nil {
-		return false, fmt.Errorf("ask the kernel for the source addresses of routes: %w", err)
+		return false, fmt.Errorf("probe the kernel for source addresses of routes: %w", err)
 	}
 	defer program.Close()
 
 	const ethernetHeader = 14
 	result, _, err := program.Test(make([]byte, ethernetHeader))
 	if err != nil {
-		return false, fmt.Errorf("ask the kernel for the source addresses of routes: %w", err)
+		return false, fmt.Errorf("probe the kernel for source addresses of routes: %w", err)
 	}
 	return int32(result) != -int32(unix.EINVAL), nil
 }

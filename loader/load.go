@@ -15,15 +15,15 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 )
 
-// Programs are what a binary brings along.
+// Programs are the programs of one version of ebpfnet.
 type Programs struct {
-	ABI      uint32 // the number of the maps' layout
-	Revision uint32 // newer programs have a higher one
-	Build    uint64 // names the code
+	ABI      uint32 // version of the map layout
+	Revision uint32 // higher in newer programs
+	Build    uint64 // hash of the code
 	Spec     func() (*ebpf.CollectionSpec, error)
 }
 
-// Embedded returns the programs of this binary.
+// Embedded returns the programs embedded in this binary.
 func Embedded() Programs {
 	return Programs{ABI: ABI, Revision: bpf.Revision, Build: bpf.Build(), Spec: bpf.LoadDatapath}
 }
@@ -35,8 +35,8 @@ func (o Options) programs() Programs {
 	return Embedded()
 }
 
-// load puts programs and maps into the kernel and publishes their pins, if no
-// other process has done so meanwhile.
+// load loads programs and maps and publishes their pins, unless another process has
+// done so meanwhile.
 func load(ctx context.Context, options Options) error {
 	dir, err := prepareRoot()
 	if err != nil {
@@ -69,13 +69,13 @@ func prepareRoot() (stateDir, error) {
 		return "", err
 	}
 	if err := os.Mkdir(Root, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", fmt.Errorf("make the directory of the pins: %w", err)
+		return "", fmt.Errorf("create the directory of the pins: %w", err)
 	}
 	return netnsDir()
 }
 
-// removeLeftovers removes what was left by one that was killed while it loaded
-// or unloaded. The caller holds the lock.
+// removeLeftovers removes the temporary directories of processes that were killed
+// while they loaded or unloaded. The caller holds the lock.
 func removeLeftovers(dir stateDir) error {
 	leftovers, err := filepath.Glob(tempPrefix(dir) + "-*")
 	if err != nil {
@@ -83,13 +83,13 @@ func removeLeftovers(dir stateDir) error {
 	}
 	for _, path := range leftovers {
 		if err := os.RemoveAll(path); err != nil {
-			return fmt.Errorf("remove the pins of a loader that was killed: %w", err)
+			return fmt.Errorf("remove the pins of a killed process: %w", err)
 		}
 	}
 	return nil
 }
 
-// pinAll loads the datapath and pins maps and programs below dir.
+// pinAll loads the datapath and pins its maps and programs below dir.
 func pinAll(dir stateDir, options Options) error {
 	spec, err := Spec(options)
 	if err != nil {
@@ -103,7 +103,7 @@ func pinAll(dir stateDir, options Options) error {
 
 	for _, path := range []string{string(dir), dir.maps(), dir.progs(), dir.links()} {
 		if err := os.Mkdir(path, 0o700); err != nil {
-			return fmt.Errorf("make a directory of pins: %w", err)
+			return fmt.Errorf("create a directory of pins: %w", err)
 		}
 	}
 	for name, m := range collection.Maps {
@@ -119,7 +119,7 @@ func pinAll(dir stateDir, options Options) error {
 
 func pinPrograms(collection *ebpf.Collection, dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		return fmt.Errorf("make a directory of pins: %w", err)
+		return fmt.Errorf("create a directory of pins: %w", err)
 	}
 	for name, program := range collection.Programs {
 		if err := program.Pin(filepath.Join(dir, name)); err != nil {
@@ -129,29 +129,29 @@ func pinPrograms(collection *ebpf.Collection, dir string) error {
 	return nil
 }
 
-// newCollection loads programs, with new maps but for those that are given.
+// newCollection loads programs, and creates their maps except for those given.
 func newCollection(spec *ebpf.CollectionSpec, maps map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	raiseMemlock()
 	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps})
 	if errors.Is(err, unix.ENOMEM) {
-		return nil, fmt.Errorf("%w: %w (no memory for maps of %d flows: set maxFlows lower, or raise the memory limit of the runtime's cgroup)",
+		return nil, fmt.Errorf("%w: %w (no memory for maps of %d flows: lower maxFlows, or raise the memory limit of the runtime's cgroup)",
 			ErrNotSupported, err, spec.Maps[bpf.MapFlows].MaxEntries)
 	}
 	return collection, explain(err)
 }
 
-// explain says what may be done where the kernel refuses BPF.
+// explain adds the requirements to an error with which the kernel refuses BPF.
 func explain(err error) error {
 	if errors.Is(err, os.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) {
-		return fmt.Errorf("%w: %w (needs Linux 5.10 or newer, CAP_BPF and CAP_NET_ADMIN, no lockdown, and before 5.11 no limit of locked memory)", ErrNotSupported, err)
+		return fmt.Errorf("%w: %w (needs Linux 5.10 or newer, CAP_BPF and CAP_NET_ADMIN, no lockdown, and before 5.11 no limit on locked memory)", ErrNotSupported, err)
 	}
 	return err
 }
 
-// raiseMemlock is needed before 5.11, where maps count against the limit of
-// locked memory; where it may not be raised, loading tells whether it had to be.
-// The library's rlimit package would probe for that with a map of its own at the
-// start of every process, also of those that load nothing.
+// raiseMemlock is for kernels before 5.11, where maps count against the limit on
+// locked memory. Its error is ignored, because loading fails if the limit was too low.
+// The library's rlimit package would create a map for a probe at the start of every
+// process, even if it loads nothing.
 func raiseMemlock() {
 	unlimited := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
 	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unlimited)
@@ -160,7 +160,7 @@ func raiseMemlock() {
 // rodata is the map of the section that holds the configuration.
 const rodata = ".rodata"
 
-// Spec returns the datapath, set up for this host.
+// Spec returns the datapath, configured for this host.
 func Spec(options Options) (*ebpf.CollectionSpec, error) {
 	config, err := chooseConfig(options)
 	if err != nil {
@@ -173,15 +173,15 @@ func Spec(options Options) (*ebpf.CollectionSpec, error) {
 	if options.MaxFlows == 0 {
 		options.MaxFlows = flowsFor(memory())
 	}
-	spec.Maps[bpf.MapFlows].MaxEntries = options.MaxFlows
-	spec.Maps[bpf.MapFlowsBackup].MaxEntries = options.MaxFlows
-	spec.Maps[bpf.MapOffloadTCP].MaxEntries = options.MaxFlows
-	spec.Maps[bpf.MapOffloadUDP].MaxEntries = options.MaxFlows / 4
-	spec.Maps[bpf.MapFwdCache].MaxEntries = options.MaxFlows
+	for name, traits := range registry {
+		if traits.flowsPerEntry > 0 {
+			spec.Maps[name].MaxEntries = options.MaxFlows / traits.flowsPerEntry
+		}
+	}
 	return spec, nil
 }
 
-// specWith has the programs named in their configuration.
+// specWith returns the programs with their configuration, which names them.
 func (p Programs) specWith(config bpf.HostConfig) (*ebpf.CollectionSpec, error) {
 	spec, err := p.Spec()
 	if err != nil {

@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Root is the directory of everything that ebpfnet pins. It is also what writers lock.
+// Root is the directory of all pins of ebpfnet, and the file that writers lock.
 const Root = bpffs + "/ebpfnet"
 
 const bpffs = "/sys/fs/bpf"
 
-// Names of the hooks, which are those of their programs in bpf/datapath.c.
+// Names of the hooks; each has the name of its program in bpf/datapath.c.
 const (
 	fromContainer = "from_container"
 	toContainer   = "to_container"
@@ -23,16 +23,14 @@ const (
 	toLoopback    = "to_loopback"
 )
 
-// hooks are all of them.
 var hooks = []string{fromContainer, toContainer, fromUplink, toUplink, toLoopback}
 
 // configPin is the pinned .rodata: bpffs allows no dot in a name.
 const configPin = "config"
 
-// stateDir is the directory of one host network namespace, which holds three:
-// maps, progs and links. In progs is a directory for the build of programs that
-// maps/config names; another one is what an upgrade has not finished. All paths
-// of pins are made here.
+// stateDir is the directory of one host network namespace. Its subdirectories are
+// maps, progs and links. progs has one directory for the build that maps/config names;
+// a second one belongs to an unfinished upgrade. All paths of pins come from here.
 type stateDir string
 
 func (d stateDir) maps() string             { return filepath.Join(string(d), "maps") }
@@ -50,10 +48,10 @@ func (d stateDir) progPin(build uint64, n string) string { return filepath.Join(
 
 func tempPrefix(d stateDir) string { return filepath.Join(Root, "tmp-"+filepath.Base(string(d))) }
 
-// netnsDir returns the directory of the calling thread's network namespace. It
-// is named by the namespace's cookie, which no other gets until the next boot,
-// when bpffs is empty. Kernels before 5.14 tell no cookie: there the inode
-// number serves, which a later namespace can get when this one is gone.
+// netnsDir returns the directory of the calling thread's network namespace. Its name
+// has the namespace's cookie, which is unique until the next boot empties bpffs.
+// Kernels before 5.14 do not report the cookie: there the name has the inode number,
+// which a later namespace may reuse.
 func netnsDir() (stateDir, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -75,13 +73,14 @@ func netnsDir() (stateDir, error) {
 	return stateDir(fmt.Sprintf("%s/netns-i%d", Root, stat.Ino)), nil
 }
 
-// NetnsName names the calling thread's network namespace, as the directory of its pins is named.
+// NetnsName returns the name of the calling thread's network namespace: that of its
+// directory in Root.
 func NetnsName() (string, error) {
 	dir, err := netnsDir()
 	return filepath.Base(string(dir)), err
 }
 
-// ensureBPFFS mounts the BPF file system where the host has not.
+// ensureBPFFS mounts the BPF file system, unless the host has.
 func ensureBPFFS() error {
 	mounted, err := isBPFFS(bpffs)
 	if err != nil {
@@ -91,7 +90,7 @@ func ensureBPFFS() error {
 		return nil
 	}
 	if err := unix.Mount("bpf", bpffs, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
-		return fmt.Errorf("%w: mount the BPF file system on %s: %w (mount it by `mount -t bpf bpf %s`)", ErrNotSupported, bpffs, err, bpffs)
+		return fmt.Errorf("%w: mount the BPF file system on %s: %w (mount it with `mount -t bpf bpf %s`)", ErrNotSupported, bpffs, err, bpffs)
 	}
 	return nil
 }

@@ -10,9 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openProgram opens a pinned program. [ebpf.LoadPinnedProgram] makes a map as well, to find out
-// whether objects have names, and reads the list of all mounts for a token before it does: each
-// container on a host would make every ADD slower. The caller must close the program.
+// openProgram opens a pinned program. The caller must close it.
+//
+// [ebpf.LoadPinnedProgram] also creates a map, to probe for object names, and before
+// that reads the list of all mounts for a token. The list grows with the containers on
+// a host, so every ADD would become slower.
 func openProgram(pin string) (*ebpf.Program, error) {
 	fd, err := getPinned(pin)
 	if err != nil {
@@ -25,7 +27,7 @@ func openProgram(pin string) (*ebpf.Program, error) {
 	return program, nil
 }
 
-// getPinned is bpf(BPF_OBJ_GET). The descriptor is closed at exec.
+// getPinned is bpf(BPF_OBJ_GET). The kernel sets close-on-exec.
 func getPinned(pin string) (fd int, err error) {
 	path, err := unix.BytePtrFromString(pin)
 	if err != nil {

@@ -2,21 +2,21 @@ package loader
 
 import "golang.org/x/sys/unix"
 
-// Bounds of the number of flows that is chosen by the host's memory: enough for
-// a small machine, and what a busy node's conntrack table holds by default.
+// Bounds of the default number of flows: enough for a small machine, and the default
+// size of a busy node's conntrack table.
 const (
-	leastFlows = 1 << 14
-	mostFlows  = 1 << 19
+	minFlows = 1 << 14
+	maxFlows = 1 << 19
 )
 
 // flowsFor spends about a thousandth of the memory on flows.
 func flowsFor(memory uint64) uint32 {
-	const flowSize = 2 * 128 // key, value, and what the kernel keeps with them: in flows, and in established
+	const flowSize = 2 * 128 // key, value and the kernel's overhead, in flows and in flows_backup
 
-	return uint32(min(max(memory/1024/flowSize, leastFlows), mostFlows))
+	return uint32(min(max(memory/1024/flowSize, minFlows), maxFlows))
 }
 
-// memory returns the host's memory in bytes, or 0 where it cannot be told.
+// memory returns the host's memory in bytes, or 0 if it is unknown.
 func memory() uint64 {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {

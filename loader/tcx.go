@@ -13,8 +13,8 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// tcx attaches by BPF links (kernel 6.6), which live as long as their pins. A
-// process that is killed between attaching and pinning takes its link along.
+// tcx attaches programs by BPF links (kernel 6.6), which live as long as their pins.
+// If a process is killed between attaching and pinning, its link disappears with it.
 type tcx struct {
 	dir stateDir
 }
@@ -42,16 +42,17 @@ func (a tcx) attach(t target, program *ebpf.Program) error {
 	return l.Pin(pin)
 }
 
-// attachTCX waits a moment for a link of the same program to go: the kernel
-// frees one in the background when its pin is removed, and refuses a second.
+// attachTCX retries for a moment while the same program has another link on the
+// device: the kernel frees a link some time after its pin is removed, and until then
+// refuses a second one.
 func attachTCX(t target, program *ebpf.Program) (link.Link, error) {
 	options := link.TCXOptions{Interface: t.ifindex, Program: program, Attach: ebpf.AttachTCXIngress}
 	if t.direction == egress {
 		options.Attach = ebpf.AttachTCXEgress
 	}
 	deadline := time.After(time.Second)
-	again := time.NewTicker(time.Millisecond)
-	defer again.Stop()
+	retry := time.NewTicker(time.Millisecond)
+	defer retry.Stop()
 	for {
 		l, err := link.AttachTCX(options)
 		if !errors.Is(err, fs.ErrExist) {
@@ -60,7 +61,7 @@ func attachTCX(t target, program *ebpf.Program) (link.Link, error) {
 		select {
 		case <-deadline:
 			return nil, err
-		case <-again.C:
+		case <-retry.C:
 		}
 	}
 }
@@ -75,8 +76,8 @@ func updateLink(pin string, program *ebpf.Program) error {
 	return l.Update(program)
 }
 
-// attached also looks behind the pin: it outlives its device, and a link can be
-// detached by force.
+// attached asks the link for its device, because a pin outlives the device, and a link
+// can be detached by force.
 func (a tcx) attached(t target) (bool, error) {
 	ifindex, err := linkDevice(a.dir.linkPin(t))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -89,52 +90,51 @@ func (a tcx) detach(t target) error {
 	return removePin(a.dir.linkPin(t))
 }
 
-func (a tcx) placed() ([]target, error) {
+func (a tcx) attachedTargets() ([]target, error) {
 	pins, err := os.ReadDir(a.dir.links())
 	if err != nil {
 		return nil, err
 	}
-	var placed []target
+	var attached []target
 	for _, pin := range pins {
 		info, err := linkInfo(filepath.Join(a.dir.links(), pin.Name()))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // an ADD that undoes what it did
+			continue // an ADD has just rolled back
 		}
 		if err != nil {
 			return nil, err
 		}
-		place := info.TCX()
-		if place == nil || place.Ifindex == 0 {
+		device := info.TCX()
+		if device == nil || device.Ifindex == 0 {
 			continue
 		}
-		program, err := programName(info.Program)
+		program, err := ProgramName(info.Program)
 		if err != nil {
 			return nil, err
 		}
-		t := target{pin: pin.Name(), hook: hookOf(pin.Name()), program: program, ifindex: int(place.Ifindex)}
-		if ebpf.AttachType(place.AttachType) == ebpf.AttachTCXEgress {
+		t := target{pin: pin.Name(), hook: hookOf(pin.Name()), program: program, ifindex: int(device.Ifindex)}
+		if ebpf.AttachType(device.AttachType) == ebpf.AttachTCXEgress {
 			t.direction = egress
 		}
-		placed = append(placed, t)
+		attached = append(attached, t)
 	}
-	return placed, nil
+	return attached, nil
 }
 
-// hookOf returns what stands last in the name of a link's pin.
+// hookOf returns the hook, which is the last part of a link's pin name.
 func hookOf(pin string) string { return pin[strings.LastIndex(pin, "-")+1:] }
 
-// linkDevice returns the index of the device that a pinned link is on, or 0
-// where the device is gone.
+// linkDevice returns the ifindex of a pinned link's device, or 0 if the device is gone.
 func linkDevice(pin string) (int, error) {
 	info, err := linkInfo(pin)
 	if err != nil {
 		return 0, err
 	}
-	place := info.TCX()
-	if place == nil {
+	device := info.TCX()
+	if device == nil {
 		return 0, nil
 	}
-	return int(place.Ifindex), nil
+	return int(device.Ifindex), nil
 }
 
 func linkInfo(pin string) (*link.Info, error) {
@@ -146,7 +146,7 @@ func linkInfo(pin string) (*link.Info, error) {
 
 	info, err := l.Info()
 	if err != nil {
-		return nil, fmt.Errorf("ask %s for its device: %w", pin, err)
+		return nil, fmt.Errorf("get the device of %s: %w", pin, err)
 	}
 	return info, nil
 }

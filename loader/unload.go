@@ -7,8 +7,8 @@ import (
 	"os"
 )
 
-// Unload takes all programs off their devices, and removes all pins, of whatever
-// version. Devices and addresses of containers stay.
+// Unload detaches all programs and removes all pins, of whatever version. It leaves
+// the containers' devices and addresses alone.
 func (d *Datapath) Unload(ctx context.Context) error {
 	lock, err := d.Lock(ctx)
 	if err != nil {
@@ -16,14 +16,15 @@ func (d *Datapath) Unload(ctx context.Context) error {
 	}
 	defer lock.Release()
 
-	placed, err := d.placed()
+	attached, err := d.attachedTargets()
 	if err != nil {
 		return err
 	}
-	if err := d.detachAll(placed); err != nil {
+	if err := d.detachAll(attached); err != nil {
 		return err
 	}
-	// At once: the directory of one that is killed here is a leftover for the next load.
+	// One rename unpublishes all pins. If we are killed after it, the next load removes
+	// the temporary directory.
 	temp := d.dir.temporary(os.Getpid())
 	if err := errors.Join(removeLeftovers(d.dir), os.Rename(string(d.dir), temp), os.RemoveAll(temp)); err != nil {
 		return fmt.Errorf("remove the pins: %w", err)

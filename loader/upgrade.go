@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -14,27 +16,26 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// An upgrade replaces programs and leaves the maps alone, so pods and flows stay.
-// The new programs are pinned beside the old ones; then one rename puts the new
-// configuration, which names them, in the place of the old one. From then on
-// whoever attaches takes the new programs, and the upgrade goes through what is
-// attached already. Old and new programs work on the same maps, so a packet is
-// served by either at any time. One that is killed leaves a second directory of
-// programs, by which the next ADD, of whatever version, sees that there is
-// something to finish.
+// An upgrade replaces the programs and keeps the maps, so pods and flows keep
+// working. It pins the new programs beside the old ones. Then one rename replaces
+// the old configuration by a new one, which names the new programs. From then on
+// every attach takes the new programs, and the upgrade reattaches what is attached
+// already. Old and new programs share the maps, so either can serve a packet at any
+// time. A killed upgrade leaves a second directory of programs; the next ADD, of
+// whatever version, finds that and finishes the work.
 
-// Upgraded tells what an upgrade has done.
+// Upgraded reports what an upgrade did.
 type Upgraded struct {
 	FromBuild    uint64 `json:"fromBuild"`
 	FromRevision uint32 `json:"fromRevision"`
 	ToBuild      uint64 `json:"toBuild"`
 	ToRevision   uint32 `json:"toRevision"`
-	Programs     int    `json:"programs"` // that were put on devices
+	Programs     int    `json:"programs"` // attached to devices
 }
 
-// Upgrade puts this binary's programs in the place of those that are loaded,
-// whichever are newer: so it is also the way back. The error wraps ErrNotLoaded
-// where nothing is loaded, and ErrIncompatible where the maps do not fit.
+// Upgrade replaces the loaded programs by this binary's, whichever are newer, so it
+// also goes back to an older version. The error wraps ErrNotLoaded if nothing is
+// loaded, and ErrIncompatible if the maps do not fit.
 func Upgrade(ctx context.Context, options Options) (Upgraded, error) {
 	d, err := openConfig()
 	if err != nil {
@@ -55,13 +56,13 @@ func Upgrade(ctx context.Context, options Options) (Upgraded, error) {
 	return d.upgrade(options.programs())
 }
 
-// renew upgrades programs that are older than those of options, and finishes an
-// upgrade that was killed. Most often there is nothing to do, which costs a look
-// at one directory.
-func (d *Datapath) renew(ctx context.Context, options Options) error {
-	own := options.programs()
-	others, err := d.otherPrograms()
-	if err != nil || len(others) == 0 && !d.isOlder(own) {
+// upgradeIfOlder upgrades programs older than those of options, and finishes an
+// upgrade that was killed. Usually there is nothing to do, which costs one look at a
+// directory.
+func (d *Datapath) upgradeIfOlder(ctx context.Context, options Options) error {
+	programs := options.programs()
+	unused, err := d.unusedPrograms()
+	if err != nil || len(unused) == 0 && !d.isOlder(programs) {
 		return err
 	}
 	lock, err := d.Lock(ctx)
@@ -70,130 +71,148 @@ func (d *Datapath) renew(ctx context.Context, options Options) error {
 	}
 	defer lock.Release()
 
-	if err := d.readConfig(); err != nil { // another may have been here meanwhile
+	if err := d.readConfig(); err != nil { // another process may have upgraded meanwhile
 		return err
 	}
-	if d.isOlder(own) {
-		_, err = d.upgrade(own)
+	if d.isOlder(programs) {
+		_, err = d.upgrade(programs)
 	} else {
-		_, err = d.settle()
+		_, err = d.reattach()
 	}
 	return err
 }
 
-// isOlder is also true of other programs of the same revision, as one has them who
-// works on them.
-func (d *Datapath) isOlder(own Programs) bool {
-	return d.Config.Build != own.Build && d.Config.Revision <= own.Revision
+// isOlder is also true for other programs of the same revision, so that a developer
+// sees each change at once.
+func (d *Datapath) isOlder(programs Programs) bool {
+	return d.Config.Build != programs.Build && d.Config.Revision <= programs.Revision
 }
 
-// upgrade takes the steps. The caller holds the lock.
-func (d *Datapath) upgrade(own Programs) (Upgraded, error) {
+// upgrade needs the lock, which the caller holds.
+func (d *Datapath) upgrade(programs Programs) (Upgraded, error) {
 	done := Upgraded{
 		FromBuild: d.Config.Build, FromRevision: d.Config.Revision,
-		ToBuild: own.Build, ToRevision: own.Revision,
+		ToBuild: programs.Build, ToRevision: programs.Revision,
 	}
-	if d.Config.Build != own.Build {
-		if err := d.takeOver(own); err != nil {
+	if d.Config.Build != programs.Build {
+		if err := d.switchPrograms(programs); err != nil {
 			return done, err
 		}
 	}
 	var err error
-	done.Programs, err = d.settle()
+	done.Programs, err = d.reattach()
 	return done, err
 }
 
-// takeOver makes other programs those in use. After an error the old ones are still in use, though
-// what they count may be looked for in a new map, until the next upgrade.
-func (d *Datapath) takeOver(own Programs) error {
-	if err := d.removeOtherPrograms(); err != nil { // of one that was killed
+// switchPrograms loads and pins programs and makes them those in use. After an error
+// the old ones are still in use, but new maps may already have replaced old ones: the
+// drop totals of the old programs then stay invisible until the next upgrade.
+func (d *Datapath) switchPrograms(programs Programs) error {
+	if err := d.removeUnusedPrograms(); err != nil { // of a killed upgrade
 		return err
 	}
-	collection, fresh, err := d.loadBeside(own)
+	collection, newMaps, err := d.loadOnPinnedMaps(programs)
 	if err != nil {
 		return err
 	}
 	defer collection.Close()
 
-	err = pinPrograms(collection, d.dir.progsOf(own.Build))
+	err = pinPrograms(collection, d.dir.progsOf(programs.Build))
 	if err == nil {
-		err = d.pinMaps(collection, fresh, own.Build)
+		err = d.pinMaps(collection, newMaps, programs.Build)
 	}
 	if err == nil {
-		err = d.pinOver(collection.Maps[rodata], own.Build, configPin) // decides
+		err = d.replacePin(collection.Maps[rodata], programs.Build, configPin) // decides
 	}
 	if err != nil {
-		return errors.Join(err, os.RemoveAll(d.dir.progsOf(own.Build)))
+		return errors.Join(err, os.RemoveAll(d.dir.progsOf(programs.Build)))
 	}
 	return d.readConfig()
 }
 
-// loadBeside loads programs that work on the maps that are pinned, and returns the
-// names of those maps that are new. Maps that only one of two versions knows are no
-// obstacle: those of the new one are made, and those of the old one stay for the
-// way back.
-func (d *Datapath) loadBeside(own Programs) (collection *ebpf.Collection, fresh []string, err error) {
-	var counters *ebpf.Map // of which the new programs need more
-	spec, err := own.specWith(d.Config)
+// loadOnPinnedMaps loads programs that use the pinned maps, and returns the names of
+// the maps that it had to create. A map that only the new programs know is created; one
+// that only the old programs know stays, in case they return.
+func (d *Datapath) loadOnPinnedMaps(programs Programs) (collection *ebpf.Collection, created []string, err error) {
+	spec, err := programs.specWith(d.Config)
 	if err != nil {
 		return nil, nil, err
 	}
+	shared := maps.Clone(spec.Maps)
+	delete(shared, rodata)
+	pinned, err := d.openPinned(shared)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		for _, m := range pinned {
+			m.Close() // the collection has its own
+		}
+	}()
 	kept := map[string]*ebpf.Map{}
-	for name, wanted := range spec.Maps {
-		if name == rodata {
+	for name, wanted := range shared {
+		m := pinned[name]
+		if m == nil || isScratch(wanted) || isTooSmall(name, m, wanted) {
+			created = append(created, name)
 			continue
 		}
-		pinned, err := ebpf.LoadPinnedMap(d.dir.mapPin(name), nil)
-		if errors.Is(err, fs.ErrNotExist) {
-			fresh = append(fresh, name)
-			continue
-		}
-		if err != nil {
-			return nil, nil, fmt.Errorf("open %s: %w", d.dir.mapPin(name), err)
-		}
-		defer pinned.Close() // the collection has its own
-
-		if isScratch(wanted) {
-			fresh = append(fresh, name)
-			continue
-		}
-		if name == bpf.MapDropTotals && pinned.MaxEntries() < wanted.MaxEntries {
-			fresh, counters = append(fresh, name), pinned
-			continue
-		}
-		kept[name] = pinned
-		wanted.MaxEntries = pinned.MaxEntries()
-		if err := wanted.Compatible(pinned); err != nil {
+		wanted.MaxEntries = m.MaxEntries()
+		if err := wanted.Compatible(m); err != nil {
 			return nil, nil, fmt.Errorf("%w: map %s: %w", ErrIncompatible, name, err)
 		}
+		kept[name] = m
 	}
 	if collection, err = newCollection(spec, kept); err != nil {
 		return nil, nil, err
 	}
-	if counters != nil {
-		if err := copyCounters(counters, collection.Maps[bpf.MapDropTotals]); err != nil {
+	if old := pinned[bpf.MapDropTotals]; old != nil && slices.Contains(created, bpf.MapDropTotals) {
+		if err := copyDropTotals(old, collection.Maps[bpf.MapDropTotals]); err != nil {
 			collection.Close()
 			return nil, nil, err
 		}
 	}
-	return collection, fresh, nil
+	return collection, created, nil
 }
 
-// isScratch recognizes what a program needs while it has one packet. Nothing in it
-// outlives the packet, so each build has its own, of whatever layout.
+// openPinned opens those of the maps that are pinned. The caller must close them.
+func (d *Datapath) openPinned(specs map[string]*ebpf.MapSpec) (map[string]*ebpf.Map, error) {
+	pinned := map[string]*ebpf.Map{}
+	for name := range specs {
+		m, err := ebpf.LoadPinnedMap(d.dir.mapPin(name), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			for _, m := range pinned {
+				m.Close()
+			}
+			return nil, fmt.Errorf("open %s: %w", d.dir.mapPin(name), err)
+		}
+		pinned[name] = m
+	}
+	return pinned, nil
+}
+
+// isScratch recognizes memory that a program uses for one packet. Nothing in it
+// outlives the packet, so each build has its own, with its own layout.
 func isScratch(spec *ebpf.MapSpec) bool {
 	return spec.Type == ebpf.PerCPUArray && spec.MaxEntries == 1
 }
 
-// copyCounters takes the counts over where programs know more reasons for drops.
-func copyCounters(from, to *ebpf.Map) error {
+// isTooSmall is true for the drop totals of programs that know fewer reasons. The
+// size of every other map is the host's choice.
+func isTooSmall(name string, pinned *ebpf.Map, wanted *ebpf.MapSpec) bool {
+	return name == bpf.MapDropTotals && pinned.MaxEntries() < wanted.MaxEntries
+}
+
+func copyDropTotals(from, to *ebpf.Map) error {
 	for reason := range from.MaxEntries() {
 		var counts []bpf.DropCount
 		if err := from.Lookup(reason, &counts); err != nil {
-			return fmt.Errorf("read the counters: %w", err)
+			return fmt.Errorf("read drop total %d: %w", reason, err)
 		}
 		if err := to.Put(reason, counts); err != nil {
-			return fmt.Errorf("copy the counters: %w", err)
+			return fmt.Errorf("copy drop total %d: %w", reason, err)
 		}
 	}
 	return nil
@@ -201,102 +220,94 @@ func copyCounters(from, to *ebpf.Map) error {
 
 func (d *Datapath) pinMaps(collection *ebpf.Collection, names []string, build uint64) error {
 	for _, name := range names {
-		if err := d.pinOver(collection.Maps[name], build, name); err != nil {
+		if err := d.replacePin(collection.Maps[name], build, name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// pinOver pins a map in the place of an older one of the name, if there is one, at
-// once: by way of the programs' directory, where a leftover is removed with it.
-func (d *Datapath) pinOver(m *ebpf.Map, build uint64, name string) error {
+// replacePin pins a map under a name, and replaces an older map's pin atomically. The
+// temporary pin is in the programs' directory, with which a leftover is removed.
+func (d *Datapath) replacePin(m *ebpf.Map, build uint64, name string) error {
 	temp := d.dir.progPin(build, "map-"+name)
 	if err := m.Pin(temp); err != nil {
 		return fmt.Errorf("pin map %s: %w", name, err)
 	}
 	if err := os.Rename(temp, d.dir.mapPin(name)); err != nil {
-		return fmt.Errorf("put a new map in the place of %s: %w", name, err)
+		return fmt.Errorf("replace the pin of map %s: %w", name, err)
 	}
 	return nil
 }
 
-// settle puts the programs in use on every device that has any of ours, takes off
-// those that this version has no place for, and removes the others. It returns how
-// many it has put. The caller holds the lock.
-func (d *Datapath) settle() (put int, err error) {
-	placed, err := d.placed()
+// reattach attaches the programs in use to every device that has programs of any
+// version, detaches those from hooks that this version does not use, and removes
+// programs that are not in use. It returns the number of attached programs. The
+// caller holds the lock.
+func (d *Datapath) reattach() (attached int, err error) {
+	present, err := d.attachedTargets()
 	if err != nil {
 		return 0, err
 	}
-	wanted := wantedTargets(placed)
+	wanted := wantedTargets(present)
 	for _, t := range wanted {
 		err := d.attach(t)
 		if errors.Is(err, unix.ENODEV) {
-			continue // went meanwhile
+			continue // deleted meanwhile
 		}
 		if err != nil {
-			return put, err
+			return attached, err
 		}
-		put++
+		attached++
 	}
-	for _, t := range placed {
-		if hasPlace(wanted, t) {
+	for _, t := range present {
+		if slices.ContainsFunc(wanted, t.samePlace) {
 			continue
 		}
 		if err := d.detachAll([]target{t}); err != nil {
-			return put, err
+			return attached, err
 		}
 	}
-	return put, d.removeOtherPrograms()
+	return attached, d.removeUnusedPrograms()
 }
 
-// wantedTargets returns where this version has programs on the devices on which
-// any version has some.
-func wantedTargets(placed []target) []target {
+// wantedTargets returns this version's targets on the devices of present, which any
+// version may have attached.
+func wantedTargets(present []target) []target {
 	var wanted []target
-	for _, t := range placed {
-		for _, other := range siblings(t) {
-			if !hasPlace(wanted, other) {
-				wanted = append(wanted, other)
+	for _, t := range present {
+		for _, onDevice := range targetsOnDevice(t) {
+			if !slices.ContainsFunc(wanted, onDevice.samePlace) {
+				wanted = append(wanted, onDevice)
 			}
 		}
 	}
 	return wanted
 }
 
-func hasPlace(targets []target, t target) bool {
-	for _, other := range targets {
-		if other.ifindex == t.ifindex && other.direction == t.direction {
-			return true
-		}
-	}
-	return false
-}
-
-// otherPrograms returns the directories of programs that are not in use.
-func (d *Datapath) otherPrograms() ([]string, error) {
+// unusedPrograms returns the directories of programs that are not in use.
+func (d *Datapath) unusedPrograms() ([]string, error) {
 	entries, err := os.ReadDir(d.dir.progs())
 	if err != nil {
 		return nil, fmt.Errorf("list the pinned programs: %w", err)
 	}
-	var others []string
+	var unused []string
 	for _, entry := range entries {
 		if path := filepath.Join(d.dir.progs(), entry.Name()); path != d.dir.progsOf(d.Config.Build) {
-			others = append(others, path)
+			unused = append(unused, path)
 		}
 	}
-	return others, nil
+	return unused, nil
 }
 
-func (d *Datapath) removeOtherPrograms() error {
-	others, err := d.otherPrograms()
+func (d *Datapath) removeUnusedPrograms() error {
+	unused, err := d.unusedPrograms()
 	if err != nil {
 		return err
 	}
-	for _, path := range others {
+	for _, path := range unused {
 		if err := os.RemoveAll(path); err != nil {
-			return fmt.Errorf("remove programs that are not in use: %w", err)
+			return fmt.Errorf("remove unused programs: %w", err)
 		}
 	}
 	return nil

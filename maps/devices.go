@@ -12,25 +12,25 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 )
 
-// Device is the host's end of a container's veth, and what the container may do there.
+// Device is the host's end of a container's veth, with the container's permissions.
 type Device struct {
 	IfIndex       int
 	Owner         loader.Owner
 	Network       Network
 	Container     Container
 	MAC           net.HardwareAddr // of the container's end, 6 bytes
-	Addr4         netip.Addr       // the container's first; invalid: none
+	Addr4         netip.Addr       // the container's first address; invalid: none
 	Addr6         netip.Addr
-	Gateway4      netip.Addr // the host's
+	Gateway4      netip.Addr // on the host
 	Gateway6      netip.Addr
-	AntiSpoof     bool // it sends from its MAC and addresses only
-	Bridged       bool // others hear what it sends: it is behind a bridge
-	AnyAddress    bool // it was given no addresses, and may use those that nobody has
-	Shaped        bool // a queue on it holds what it is sent to a rate, so nothing goes past it
+	AntiSpoof     bool // the container may send only from its own MAC and IP addresses
+	Bridged       bool // the device is a bridge port, so others receive the container's broadcasts
+	AnyAddress    bool // the container has no addresses from us, and may use unassigned ones
+	Shaped        bool // a qdisc on the device limits the rate, so no packet may bypass it
 	IngressPolicy Policy
 }
 
-// Policy says from which containers of this host a container takes more than replies.
+// Policy says which containers of this host may open connections to a container.
 type Policy bpf.Policy
 
 // The policies.
@@ -42,10 +42,10 @@ const (
 
 var policyNames = map[Policy]string{Open: "open", SameNetwork: "same-network", Isolated: "isolated"}
 
-// String is the policy's name in a configuration.
+// String returns the policy's name in a configuration.
 func (p Policy) String() string { return policyNames[p] }
 
-// PolicyOf returns the policy of a name, and whether it is one.
+// PolicyOf returns the policy with that name, and whether it exists.
 func PolicyOf(name string) (Policy, bool) {
 	for policy, known := range policyNames {
 		if known == name {
@@ -65,8 +65,8 @@ var deviceFlags = []struct {
 	{bpf.DeviceShaped, func(d *Device) *bool { return &d.Shaped }},
 }
 
-// PutDevice creates or replaces the entry of d.IfIndex. There is no taking it from anyone: a
-// number is that of one device at a time.
+// PutDevice creates or replaces the entry of d.IfIndex. It cannot collide with another
+// attachment's entry, because an ifindex belongs to one device at a time.
 func (s *Store) PutDevice(d Device) error {
 	value := bpf.Device{
 		Owner:         uint64(d.Owner),
@@ -90,7 +90,7 @@ func (s *Store) PutDevice(d Device) error {
 	return nil
 }
 
-// GetDevice returns the entry of a device, and whether there is one.
+// GetDevice returns the entry of a device, and whether it exists.
 func GetDevice(dp *loader.Datapath, ifindex int) (Device, bool, error) {
 	var value bpf.Device
 	err := dp.Devices.Lookup(uint32(ifindex), &value)
@@ -103,7 +103,7 @@ func GetDevice(dp *loader.Datapath, ifindex int) (Device, bool, error) {
 	return deviceOf(uint32(ifindex), value), true, nil
 }
 
-// Devices lists all devices of containers, in no order.
+// Devices lists all container devices, in no particular order.
 func Devices(dp *loader.Datapath) ([]Device, error) {
 	var list []Device
 	for entry, err := range entries[uint32, bpf.Device](dp.Devices) {
@@ -134,7 +134,7 @@ func deviceOf(key uint32, value bpf.Device) Device {
 	return d
 }
 
-// wireOrZero has zeros for none.
+// wireOrZero returns zeros for an invalid address.
 func wireOrZero(addr netip.Addr) bpf.Addr {
 	if !addr.IsValid() {
 		return bpf.Addr{}

@@ -7,7 +7,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 )
 
-// DropCount counts the packets dropped for one reason, since the datapath was loaded.
+// DropCount counts the packets dropped for one reason since the datapath was loaded.
 type DropCount struct {
 	Reason  Reason
 	Packets uint64
@@ -17,28 +17,28 @@ type DropCount struct {
 // Reason is why a packet was dropped.
 type Reason bpf.Reason
 
-// reasons says in words what each number of enum reason in bpf/abi.h means.
+// reasons describes the numbers of enum reason in bpf/abi.h.
 var reasons = [bpf.ReasonMax]string{
-	bpf.ReasonNoSource:   "the uplink has no address to masquerade with",
-	bpf.ReasonNoPort:     "no port is left to masquerade with",
-	bpf.ReasonFragment:   "a fragment cannot be masqueraded",
-	bpf.ReasonProtocol:   "the protocol cannot be masqueraded",
-	bpf.ReasonTruncated:  "the packet is shorter than its headers say",
-	bpf.ReasonNoFlow:     "the translated connection is not known any more",
-	bpf.ReasonRewrite:    "the kernel did not let the packet be changed",
-	bpf.ReasonMAC:        "sent from another MAC address than the container's",
-	bpf.ReasonAddress:    "sent from another address than the container's",
-	bpf.ReasonGateway:    "sent from the gateway's address",
-	bpf.ReasonARP:        "ARP for another address than the container's",
-	bpf.ReasonNeighbor:   "neighbour discovery for another address than the container's",
-	bpf.ReasonRouter:     "a router's advertisement or redirect from a container",
-	bpf.ReasonDHCPServer: "a DHCP server's answer from a container",
-	bpf.ReasonHeaders:    "headers that hide what a container sends",
-	bpf.ReasonPolicy:     "ingressPolicy keeps another container out",
-	bpf.ReasonSrcRange:   "the host port is not for this client",
+	bpf.ReasonNoSource:   "uplink has no address to masquerade with",
+	bpf.ReasonNoPort:     "no masquerading port left",
+	bpf.ReasonFragment:   "fragment cannot be masqueraded",
+	bpf.ReasonProtocol:   "protocol cannot be masqueraded",
+	bpf.ReasonTruncated:  "packet shorter than its headers claim",
+	bpf.ReasonRewrite:    "kernel refused to rewrite the packet",
+	bpf.ReasonNoFlow:     "flow of a translated connection is lost",
+	bpf.ReasonMAC:        "source MAC address is not the container's",
+	bpf.ReasonAddress:    "source address is not the container's",
+	bpf.ReasonGateway:    "source address is the gateway's",
+	bpf.ReasonARP:        "ARP for an address that is not the container's",
+	bpf.ReasonNeighbor:   "neighbour discovery for an address that is not the container's",
+	bpf.ReasonRouter:     "router advertisement or redirect from a container",
+	bpf.ReasonDHCPServer: "DHCP server message from a container",
+	bpf.ReasonHeaders:    "IPv6 headers that hide the payload",
+	bpf.ReasonPolicy:     "sender denied by ingressPolicy",
+	bpf.ReasonSrcRange:   "client outside the host port's portSources",
 }
 
-// String says the reason in words.
+// String describes the reason.
 func (r Reason) String() string {
 	if int(r) < len(reasons) {
 		return reasons[r]
@@ -52,7 +52,7 @@ func DropTotals(dp *loader.Datapath) ([]DropCount, error) {
 	for reason := range bpf.ReasonMax {
 		var perCPU []bpf.DropCount
 		if err := dp.DropTotals.Lookup(uint32(reason), &perCPU); err != nil {
-			return nil, fmt.Errorf("read counter %d: %w", reason, err)
+			return nil, fmt.Errorf("read drop total %d: %w", reason, err)
 		}
 		sum := DropCount{Reason: Reason(reason)}
 		for _, c := range perCPU {

@@ -8,13 +8,13 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 )
 
-// Drop counts what was dropped of one attachment for one reason.
+// Drop counts the packets of one attachment that were dropped for one reason.
 type Drop struct {
 	Owner loader.Owner
 	DropCount
 }
 
-// Drops lists the counters of all attachments, by owner and reason.
+// Drops lists the counters of all attachments, sorted by owner and reason.
 func Drops(dp *loader.Datapath) ([]Drop, error) {
 	var list []Drop
 	for entry, err := range entries[bpf.DropKey, bpf.DropCount](dp.Drops) {

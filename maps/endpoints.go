@@ -21,22 +21,22 @@ type Endpoint struct {
 	IfIndex   int              // of the host's end of the veth
 	MAC       net.HardwareAddr // of the container's end, 6 bytes
 	HostMAC   net.HardwareAddr // of the host's end, 6 bytes
-	Gateway   netip.Addr       // the host's address on the veth, for clients that the container cannot answer
-	Masq      bool             // masquerade what it sends to the outside
-	NonMasq   PrefixSet        // but not to these; 0: no exemption
+	Gateway   netip.Addr       // the host's address on the veth: the source of hairpin clients
+	Masq      bool             // masquerade packets to the outside
+	NonMasq   PrefixSet        // destinations that are not masqueraded; 0: none
 	FastPath  FastPath
-	MTU       int // of the veth; packets that do not fit are the host's stack's
+	MTU       int // of the veth, bytes; larger packets take the slow path
 }
 
-// FastPath says which connections go past the host's stack. Of two endpoints the one
-// that lets less past it decides.
+// FastPath says which connections may bypass the host's stack. Between two endpoints
+// the more restrictive value applies.
 type FastPath string
 
-// The values, as the configuration has them.
+// The values, as in the configuration.
 const (
-	FastPathEstablished FastPath = "established" // those that the stack has let pass
-	FastPathAlways      FastPath = "always"      // all
-	FastPathNever       FastPath = "never"
+	FastPathEstablished FastPath = "established" // those whose handshake the stack has forwarded
+	FastPathAlways      FastPath = "always"      // all of them
+	FastPathNever       FastPath = "never"       // none
 )
 
 var fastPaths = map[FastPath]bpf.FastPath{
@@ -54,29 +54,29 @@ func fastPathOf(value bpf.FastPath) FastPath {
 	return FastPath(fmt.Sprintf("fast path %d", value))
 }
 
-// String is for people.
+// String describes the endpoint for an operator.
 func (e Endpoint) String() string {
 	masq := ""
 	if e.Masq {
 		masq = ", masqueraded"
 	}
-	return fmt.Sprintf("%s is a container behind device %d%s", e.Addr, e.IfIndex, masq)
+	return fmt.Sprintf("%s is a container on device %d%s", e.Addr, e.IfIndex, masq)
 }
 
-// EndpointTakenError says that another attachment has an address. It wraps ErrTaken.
+// EndpointTakenError reports an address that another attachment has. It wraps ErrTaken.
 type EndpointTakenError struct {
 	Holder Endpoint
 }
 
 func (e *EndpointTakenError) Error() string {
-	return fmt.Sprintf("address %s is taken by the container behind device %d", e.Holder.Addr, e.Holder.IfIndex)
+	return fmt.Sprintf("address %s is taken by the container on device %d", e.Holder.Addr, e.Holder.IfIndex)
 }
 
 // Unwrap returns ErrTaken.
 func (e *EndpointTakenError) Unwrap() error { return ErrTaken }
 
-// AddEndpoint creates the entry of e.Addr. Where another attachment has it, the
-// error is an *EndpointTakenError.
+// AddEndpoint creates the entry of e.Addr. If another attachment has it, the error is
+// an *EndpointTakenError.
 func (s *Store) AddEndpoint(e Endpoint) error {
 	key := wireAddr(e.Addr)
 	value := bpf.Endpoint{
@@ -104,7 +104,7 @@ func (s *Store) AddEndpoint(e Endpoint) error {
 	return fmt.Errorf("create endpoint %s: %w", e.Addr, err)
 }
 
-// GetEndpoint returns the endpoint of an address, and whether there is one.
+// GetEndpoint returns the endpoint of an address, and whether it exists.
 func GetEndpoint(dp *loader.Datapath, addr netip.Addr) (Endpoint, bool, error) {
 	key := wireAddr(addr)
 	var value bpf.Endpoint
@@ -118,7 +118,7 @@ func GetEndpoint(dp *loader.Datapath, addr netip.Addr) (Endpoint, bool, error) {
 	return endpointOf(key, value), true, nil
 }
 
-// Endpoints lists all endpoints, in no order.
+// Endpoints lists all endpoints, in no particular order.
 func Endpoints(dp *loader.Datapath) ([]Endpoint, error) {
 	var list []Endpoint
 	for entry, err := range entries[bpf.Addr, bpf.Endpoint](dp.Endpoints) {

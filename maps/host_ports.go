@@ -13,17 +13,17 @@ import (
 
 // HostPort is a port of the host that is forwarded to a container.
 type HostPort struct {
-	HostAddr      netip.Addr // 0.0.0.0 and :: are any address of their family
+	HostAddr      netip.Addr // 0.0.0.0 or ::, any address of that family
 	HostPort      uint16
 	Protocol      Protocol // TCP or UDP
 	ContainerAddr netip.Addr
 	ContainerPort uint16
-	SrcRanges     PrefixSet // clients that may use it; 0: everyone
+	SrcRanges     PrefixSet // networks of the clients that may use it; 0: all clients
 	Owner         loader.Owner
 	Network       Network
 }
 
-// String is for people.
+// String describes the host port for an operator.
 func (p HostPort) String() string {
 	return fmt.Sprintf("%s %s forwards to %s", p.Protocol, p.hostSide(), netip.AddrPortFrom(p.ContainerAddr, p.ContainerPort))
 }
@@ -32,7 +32,7 @@ func (p HostPort) hostSide() netip.AddrPort {
 	return netip.AddrPortFrom(p.HostAddr, p.HostPort)
 }
 
-// HostPortTakenError says that another attachment has a host port. It wraps ErrTaken.
+// HostPortTakenError reports a host port that another attachment has. It wraps ErrTaken.
 type HostPortTakenError struct {
 	Wanted HostPort
 	Holder HostPort
@@ -45,8 +45,8 @@ func (e *HostPortTakenError) Error() string {
 // Unwrap returns ErrTaken.
 func (e *HostPortTakenError) Unwrap() error { return ErrTaken }
 
-// AddHostPort creates the entry of a host port. Where another attachment has it,
-// the error is a *HostPortTakenError.
+// AddHostPort creates the entries of a host port. If another attachment has it, the
+// error is a *HostPortTakenError.
 func (s *Store) AddHostPort(p HostPort) error {
 	key := hostPortKey(p)
 	value := bpf.HostPort{
@@ -66,8 +66,8 @@ func (s *Store) AddHostPort(p HostPort) error {
 	return fmt.Errorf("create host port %s/%s: %w", p.hostSide(), p.Protocol, err)
 }
 
-// addReverse creates the entry that leads from the container's port to the
-// host's. Of several host ports for one port of a container the first has it.
+// addReverse creates the entry that translates the container's port back to the host
+// port. If several host ports are forwarded to one container port, the first one counts.
 func (s *Store) addReverse(p HostPort) error {
 	key := bpf.HostPortKey{
 		Addr:     wireAddr(p.ContainerAddr),
@@ -82,13 +82,13 @@ func (s *Store) addReverse(p HostPort) error {
 		TargetPort: p.HostPort,
 	}
 	if err := create(s.dp.HostPorts, &key, &value); err != nil && !errors.Is(err, ErrTaken) {
-		return fmt.Errorf("create the way back of host port %s/%s: %w", p.hostSide(), p.Protocol, err)
+		return fmt.Errorf("create the reverse entry of host port %s/%s: %w", p.hostSide(), p.Protocol, err)
 	}
 	return nil
 }
 
-// GetHostPort returns the entry with p's host address, port and protocol, and
-// whether there is one.
+// GetHostPort returns the host port with p's host address, port and protocol, and
+// whether it exists.
 func GetHostPort(dp *loader.Datapath, p HostPort) (HostPort, bool, error) {
 	key := hostPortKey(p)
 	var value bpf.HostPort
@@ -102,7 +102,7 @@ func GetHostPort(dp *loader.Datapath, p HostPort) (HostPort, bool, error) {
 	return hostPortOf(key, value), true, nil
 }
 
-// HostPorts lists all host ports, in no order.
+// HostPorts lists all host ports, in no particular order.
 func HostPorts(dp *loader.Datapath) ([]HostPort, error) {
 	var list []HostPort
 	for entry, err := range entries[bpf.HostPortKey, bpf.HostPort](dp.HostPorts) {

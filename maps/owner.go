@@ -7,38 +7,38 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 )
 
-// Attachment is one interface of one container in one network, the unit of the
-// CNI specification. Everything that is created for it is found again by it.
+// Attachment is one interface of one container in one network, the unit of the CNI
+// specification. It suffices to find everything that was created for it.
 type Attachment struct {
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifname"`
 }
 
-// Owner is the attachment's token, which every map value carries: an entry is
-// removed by its owner or not at all, so a late DEL cannot take what a newer
-// attachment with the same address has put there.
+// Owner returns the attachment's token, which each of its map entries carries. An entry
+// is removed only by its owner, so a late DEL cannot remove the entries of a newer
+// attachment with the same address.
 func (a Attachment) Owner() loader.Owner {
 	return loader.Owner(token(a.Network, a.ContainerID, a.IfName))
 }
 
-// Network is a network's token, by which GC finds the entries of one network.
+// Network is a network's token, by which GC finds the network's entries.
 type Network uint32
 
-// NetworkToken returns the token of a network by its name.
+// NetworkToken returns the token of the network with that name.
 func NetworkToken(name string) Network {
 	return Network(token(name))
 }
 
-// Container is a container's token, which all of its attachments share.
+// Container is a container's token, shared by all its attachments.
 type Container uint32
 
-// ContainerToken returns the token of a container by its id.
+// ContainerToken returns the token of the container with that id.
 func ContainerToken(id string) Container {
 	return Container(token("", id))
 }
 
-// token hashes its parts. They are kept apart by NUL, which no name contains.
+// token hashes its parts, separated by NUL, which no name contains.
 func token(parts ...string) uint64 {
 	hash := sha256.New()
 	for _, part := range parts {

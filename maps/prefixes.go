@@ -12,12 +12,12 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 )
 
-// PrefixSet names a set of networks: a token of what it holds, so that all who have
-// the same list share it. 0 is none. Sets of destinations that are not masqueraded
-// are in the map exempts, sets of clients that a host port is for in sources.
+// PrefixSet identifies a set of networks by a hash of its members, so that everyone
+// with the same list shares the entries. 0 is no set. nonmasq_cidrs has the sets of
+// destinations that are not masqueraded, port_src_ranges those of host port clients.
 type PrefixSet uint32
 
-// PrefixSetOf returns the name of a set.
+// PrefixSetOf returns the identifier of a set; 0 for an empty one.
 func PrefixSetOf(prefixes []netip.Prefix) PrefixSet {
 	if len(prefixes) == 0 {
 		return 0
@@ -30,12 +30,12 @@ func PrefixSetOf(prefixes []netip.Prefix) PrefixSet {
 	return PrefixSet(token(texts...)) | 1 // never 0
 }
 
-// AddNonMasqCIDRs creates the entries of a set of exemptions, where they are not there already.
+// AddNonMasqCIDRs creates the missing entries of a set of non-masquerade CIDRs.
 func (s *Store) AddNonMasqCIDRs(prefixes []netip.Prefix) error {
 	return addPrefixes(s.dp.NonmasqCidrs, prefixes)
 }
 
-// AddSrcRanges creates the entries of a set of clients, where they are not there already.
+// AddSrcRanges creates the missing entries of a set of source ranges.
 func (s *Store) AddSrcRanges(prefixes []netip.Prefix) error {
 	return addPrefixes(s.dp.PortSrcRanges, prefixes)
 }
@@ -51,12 +51,12 @@ func addPrefixes(m *ebpf.Map, prefixes []netip.Prefix) error {
 	return nil
 }
 
-// MissingNonMasqCIDRs returns those of a set of exemptions that are not there.
+// MissingNonMasqCIDRs returns the CIDRs of a set that have no entry.
 func MissingNonMasqCIDRs(dp *loader.Datapath, prefixes []netip.Prefix) ([]netip.Prefix, error) {
 	return missingPrefixes(dp.NonmasqCidrs, prefixes)
 }
 
-// MissingSrcRanges returns those of a set of clients that are not there.
+// MissingSrcRanges returns the source ranges of a set that have no entry.
 func MissingSrcRanges(dp *loader.Datapath, prefixes []netip.Prefix) ([]netip.Prefix, error) {
 	return missingPrefixes(dp.PortSrcRanges, prefixes)
 }
@@ -75,14 +75,14 @@ func missingPrefixes(m *ebpf.Map, prefixes []netip.Prefix) ([]netip.Prefix, erro
 	}), nil
 }
 
-// removeUnusedPrefixes removes the sets that no endpoint and no host port names any
-// more. Those of another version stay until they are unloaded.
+// removeUnusedPrefixes removes the sets that no endpoint or host port uses any more.
+// Another version's sets stay until the datapath is unloaded.
 func (s *Store) removeUnusedPrefixes() error {
 	if s.dp.NonmasqCidrs == nil {
 		return nil
 	}
 	return errors.Join(
-		removePrefixesBut(s.dp.NonmasqCidrs, func() (map[PrefixSet]bool, error) {
+		removePrefixesExcept(s.dp.NonmasqCidrs, func() (map[PrefixSet]bool, error) {
 			endpoints, err := Endpoints(s.dp)
 			used := map[PrefixSet]bool{}
 			for _, endpoint := range endpoints {
@@ -90,7 +90,7 @@ func (s *Store) removeUnusedPrefixes() error {
 			}
 			return used, err
 		}),
-		removePrefixesBut(s.dp.PortSrcRanges, func() (map[PrefixSet]bool, error) {
+		removePrefixesExcept(s.dp.PortSrcRanges, func() (map[PrefixSet]bool, error) {
 			ports, err := HostPorts(s.dp)
 			used := map[PrefixSet]bool{}
 			for _, port := range ports {
@@ -101,7 +101,7 @@ func (s *Store) removeUnusedPrefixes() error {
 	)
 }
 
-func removePrefixesBut(m *ebpf.Map, listUsed func() (map[PrefixSet]bool, error)) error {
+func removePrefixesExcept(m *ebpf.Map, listUsed func() (map[PrefixSet]bool, error)) error {
 	keys, err := prefixKeys(m)
 	if err != nil || len(keys) == 0 {
 		return err
@@ -122,7 +122,8 @@ func removePrefixesBut(m *ebpf.Map, listUsed func() (map[PrefixSet]bool, error))
 	return errors.Join(errs...)
 }
 
-// prefixKeys walks one by one: tries have no batches before 5.13, and these are few.
+// prefixKeys lists the keys one by one: LPM tries support batches only since 5.13, and
+// hold few entries here.
 func prefixKeys(m *ebpf.Map) ([]bpf.PrefixKey, error) {
 	var key bpf.PrefixKey
 	var value uint32

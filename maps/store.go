@@ -1,22 +1,14 @@
-// Package maps is the typed view of the datapath's maps: what user space writes
-// into them, reads from them, and removes.
+// Package maps is the typed view of the datapath's maps: it converts between their
+// bytes and Go values, and adds, lists and removes entries. The table "Maps" in
+// bpf/README.md says what each map holds, who writes it and who removes it.
 //
-//	map        key                              value                          written by   removed by
-//	endpoints  container address                veth, MACs, masquerade or not  ADD          owner's DEL, GC
-//	devices    host's end of a veth             owner, what it may send        ADD, set     owner's DEL, GC
-//	ports      host address or any, port, prot. container address and port     ADD          owner's DEL, GC
-//	exempts    set, prefix                      nothing                        ADD          DEL or GC of the last endpoint with that set
-//	sources    set, prefix                      nothing                        ADD          DEL or GC of the last host port with that set
-//	flows …    remote, local, protocol, kind    translated address and port    programs     kernel (LRU), GC
-//	offload_…  both sides of a connection       whether it goes past the stack programs     kernel (LRU), end of TCP connections
-//	ways       a packet's addresses and ports   where it goes, as what         programs     kernel (LRU)
-//	uplinks    device                           its addresses                  ADD          ADD, when the device is gone
-//	counters   reason of a drop                 packets and bytes per CPU      programs     never
-//	drops      owner, reason                    packets and bytes              programs     owner's DEL, GC
+// A function that only reads takes an open *loader.Datapath. A map that is not open
+// (nil) reads as empty: see loader.Open and loader.OpenForRelease for which maps are.
+// Everything that writes is a method of Store, and With, which holds the datapath's
+// lock, is the only source of a Store. Endpoints and host ports are created, never
+// overwritten, and removed by owner; entries of devices and uplinks are replaced.
 //
-// Whoever writes holds the datapath's lock; the only way to a Store that writes
-// is With, which takes it. Endpoints and host ports are created, never overwritten, and
-// removed by owner; an entry about a device is put anew where that has changed.
+// It imports loader and bpf; the plugin and the commands import it.
 package maps
 
 import (
@@ -34,16 +26,16 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 )
 
-// ErrTaken is wrapped by the error for a key that another owner's entry has.
+// ErrTaken is wrapped by the error for a key that another owner has.
 var ErrTaken = errors.New("taken by another attachment")
 
-// Store gives access to the maps of an open datapath.
+// Store writes to the maps of an open datapath.
 type Store struct {
 	dp *loader.Datapath
 }
 
-// With runs change while it holds the datapath's lock. ctx bounds the wait for
-// the lock; the error then wraps flock.ErrBusy.
+// With calls change with the datapath's lock held. ctx bounds the wait for the lock;
+// the error then wraps flock.ErrBusy.
 func With(ctx context.Context, dp *loader.Datapath, change func(*Store) error) error {
 	lock, err := dp.Lock(ctx)
 	if err != nil {
@@ -52,8 +44,8 @@ func With(ctx context.Context, dp *loader.Datapath, change func(*Store) error) e
 	return errors.Join(change(&Store{dp}), lock.Release())
 }
 
-// CloseHostPorts removes an owner's host ports, so that nothing new comes in by
-// them. With the last one the host's own traffic is left alone again.
+// CloseHostPorts removes an owner's host ports, so that they accept no new connections.
+// With the last host port of all it also detaches the program from lo.
 func (s *Store) CloseHostPorts(owner loader.Owner) error {
 	return s.closeHostPorts(map[loader.Owner]bool{owner: true})
 }
@@ -72,9 +64,9 @@ func (s *Store) closeHostPorts(owners map[loader.Owner]bool) error {
 	return err
 }
 
-// Release removes what there is of an owner, host ports first, so that nothing new comes in.
-// Flows stay: without their owner's endpoint they mean nothing to the programs, and to find
-// them is a walk over all. It goes on after errors.
+// Release removes the entries of an owner, host ports first, so that no new connection
+// comes in. It continues after errors. Flows stay, because finding them means a walk over
+// all flows, and the programs ignore a flow whose owner has no endpoint.
 func (s *Store) Release(owner loader.Owner) error {
 	return s.ReleaseAll(map[loader.Owner]bool{owner: true})
 }
@@ -84,7 +76,7 @@ func (s *Store) ReleaseClosed(owner loader.Owner) error {
 	return s.release(map[loader.Owner]bool{owner: true})
 }
 
-// ReleaseAll is Release for many owners at the price of one walk over the maps.
+// ReleaseAll is Release for many owners in one walk over the maps.
 func (s *Store) ReleaseAll(owners map[loader.Owner]bool) error {
 	return errors.Join(s.closeHostPorts(owners), s.release(owners))
 }
@@ -98,11 +90,11 @@ func (s *Store) release(owners map[loader.Owner]bool) error {
 	)
 }
 
-// ownerHost is of the host's own connections: OWNER_HOST in bpf/abi.h.
+// ownerHost owns the host's own connections: OWNER_HOST in bpf/abi.h.
 const ownerHost loader.Owner = 0
 
-// RemoveOrphans removes flows, and counters that a packet has made in the moment of a Release,
-// whose owner has no device and no endpoint any more, in whatever network it was.
+// RemoveOrphans removes the flows and drop counters of owners that have neither device
+// nor endpoint, in any network. A packet during a Release may have left such a counter.
 func (s *Store) RemoveOrphans() error {
 	living := map[loader.Owner]bool{ownerHost: true}
 	for _, m := range []*ebpf.Map{s.dp.Devices, s.dp.Endpoints} {
@@ -125,8 +117,9 @@ func removeOwned(m *ebpf.Map, owners map[loader.Owner]bool, ownerOf func(key, va
 	return removeIf(m, func(owner loader.Owner) bool { return owners[owner] }, ownerOf)
 }
 
-// removeIf removes the entries of some owners. It collects the keys before it deletes, since
-// deleting disturbs a walk, and reads of the values what is the same in every version (bpf/abi.h).
+// removeIf removes the entries of the selected owners. It collects the keys before it
+// deletes any, since deleting disturbs a walk. It reads only the part of a value that is
+// the same in every version (bpf/abi.h).
 func removeIf(m *ebpf.Map, remove func(loader.Owner) bool, ownerOf func(key, value []byte) loader.Owner) error {
 	var keys [][]byte
 	for entry, err := range rawEntries(m) {
@@ -148,10 +141,10 @@ func removeIf(m *ebpf.Map, remove func(loader.Owner) bool, ownerOf func(key, val
 
 func ownerOf(_, value []byte) loader.Owner { return loader.Owner(binary.NativeEndian.Uint64(value)) }
 
-// ownerOfKey is for the counters of drops.
+// ownerOfKey is for the drop counters, which have the owner in their key.
 func ownerOfKey(key, _ []byte) loader.Owner { return loader.Owner(binary.NativeEndian.Uint64(key)) }
 
-// networkOf is of a device, an endpoint or a host port.
+// networkOf returns the network of a device, an endpoint or a host port.
 func networkOf(value []byte) Network {
 	const ownerSize = 8
 
@@ -163,11 +156,11 @@ type entry[K, V any] struct {
 	value V
 }
 
-// batchSize is what one system call returns: large enough for every hash bucket.
+// batchSize is the number of entries per system call. It must hold the largest hash bucket.
 const batchSize = 4096
 
-// entries walks a hash map in batches (kernel 5.6); nil has none. Entries that come
-// or go meanwhile may be missed. An error ends the walk.
+// entries walks a hash map in batches; nil has no entries. It may miss entries that are
+// added or removed meanwhile. An error ends the walk.
 func entries[K, V any](m *ebpf.Map) iter.Seq2[entry[K, V], error] {
 	return func(yield func(entry[K, V], error) bool) {
 		if m == nil {
@@ -189,8 +182,8 @@ func entries[K, V any](m *ebpf.Map) iter.Seq2[entry[K, V], error] {
 	}
 }
 
-// rawEntries is entries for a map whose layout may be another version's. The bytes
-// are valid until the next step.
+// rawEntries is entries for a map that may have another version's layout. The bytes are
+// valid until the next step.
 func rawEntries(m *ebpf.Map) iter.Seq2[entry[[]byte, []byte], error] {
 	return func(yield func(entry[[]byte, []byte], error) bool) {
 		if m == nil {
@@ -212,14 +205,14 @@ func rawEntries(m *ebpf.Map) iter.Seq2[entry[[]byte, []byte], error] {
 	}
 }
 
-// byteArrays makes a slice of arrays, whose size is known only now.
+// byteArrays returns a slice of arrays, whose size is known only at run time.
 func byteArrays(n int, size uint32) reflect.Value {
 	element := reflect.ArrayOf(int(size), reflect.TypeFor[byte]())
 	return reflect.MakeSlice(reflect.SliceOf(element), n, n)
 }
 
-// batches fills two slices again and again, and calls use with how many elements
-// they have, until it returns false.
+// batches fills the two slices repeatedly and calls use with the number of elements,
+// until use returns false.
 func batches(m *ebpf.Map, keys, values any, use func(n int) bool) error {
 	var cursor ebpf.MapBatchCursor
 	for {
@@ -234,7 +227,7 @@ func batches(m *ebpf.Map, keys, values any, use func(n int) bool) error {
 	}
 }
 
-// HolderOf returns the owner that an error of AddEndpoint or AddHostPort is about, if any.
+// HolderOf returns the owner that an error of AddEndpoint or AddHostPort names, if any.
 func HolderOf(err error) (loader.Owner, bool) {
 	var endpoint *EndpointTakenError
 	if errors.As(err, &endpoint) {
@@ -247,7 +240,7 @@ func HolderOf(err error) (loader.Owner, bool) {
 	return 0, false
 }
 
-// create puts a new entry, or says that there is one.
+// create adds an entry, or returns ErrTaken if the key exists.
 func create[K, V any](m *ebpf.Map, key *K, value *V) error {
 	err := m.Update(key, value, ebpf.UpdateNoExist)
 	if errors.Is(err, ebpf.ErrKeyExist) {
@@ -256,7 +249,7 @@ func create[K, V any](m *ebpf.Map, key *K, value *V) error {
 	return err
 }
 
-// Owners returns the owners that have devices, endpoints or host ports in a network.
+// Owners returns the owners of devices, endpoints and host ports in a network.
 func Owners(dp *loader.Datapath, network Network) (map[loader.Owner]bool, error) {
 	owners := map[loader.Owner]bool{}
 	for _, m := range []*ebpf.Map{dp.Devices, dp.Endpoints, dp.HostPorts} {
@@ -272,7 +265,7 @@ func Owners(dp *loader.Datapath, network Network) (map[loader.Owner]bool, error)
 	return owners, nil
 }
 
-// Entries counts what stands in a map, which may be another version's, or nil.
+// Entries counts the entries of a hash map, which may be another version's, or nil.
 func Entries(m *ebpf.Map) (n int, err error) {
 	for _, err := range rawEntries(m) {
 		if err != nil {
@@ -283,32 +276,21 @@ func Entries(m *ebpf.Map) (n int, err error) {
 	return n, nil
 }
 
-// Count returns how many entries each map has, except those that are arrays.
+// Count returns the number of entries of each open map. Arrays are always full, and so
+// are left out.
 func Count(dp *loader.Datapath) (map[string]int, error) {
 	counts := map[string]int{}
 	var errs []error
-	for name, m := range map[string]*ebpf.Map{
-		bpf.MapEndpoints:   dp.Endpoints,
-		bpf.MapDevices:     dp.Devices,
-		bpf.MapHostPorts:   dp.HostPorts,
-		bpf.MapFlows:       dp.Flows,
-		bpf.MapFlowsBackup: dp.FlowsBackup,
-		bpf.MapOffloadTCP:  dp.OffloadTcp,
-		bpf.MapOffloadUDP:  dp.OffloadUdp,
-		bpf.MapFwdCache:    dp.FwdCache,
-		bpf.MapUplinks:     dp.Uplinks,
-		bpf.MapDrops:       dp.Drops,
-	} {
+	for name, m := range dp.OpenMaps() {
 		var err error
-		counts[name], err = Entries(m)
-		errs = append(errs, err)
-	}
-	for name, m := range map[string]*ebpf.Map{ // of a kind that has batches only since 5.13
-		bpf.MapNonMasqCIDRs:  dp.NonmasqCidrs,
-		bpf.MapPortSrcRanges: dp.PortSrcRanges,
-	} {
-		keys, err := prefixKeys(m)
-		counts[name] = len(keys)
+		switch m.Type() {
+		case ebpf.Hash, ebpf.LRUHash:
+			counts[name], err = Entries(m)
+		case ebpf.LPMTrie:
+			var keys []bpf.PrefixKey
+			keys, err = prefixKeys(m)
+			counts[name] = len(keys)
+		}
 		errs = append(errs, err)
 	}
 	return counts, errors.Join(errs...)

@@ -11,20 +11,22 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 )
 
-// Uplink is a device facing out, with the addresses to masquerade with where
-// the kernel cannot name one for a route (before 6.7). Either may be invalid.
+// Uplink is an external interface of the host. Its addresses, either of which may be
+// invalid, are for masquerading on kernels that do not report a route's source address
+// to programs (before 6.7).
 type Uplink struct {
 	IfIndex int
 	Addr4   netip.Addr
 	Addr6   netip.Addr
-	// ContainerBridge are behind it: it is not to be taken for an uplink, though it has a subnet.
+	// ContainerBridge marks a bridge with containers as ports: no uplink, although it
+	// has a subnet.
 	ContainerBridge bool
 }
 
-// String is for people.
+// String describes the uplink for an operator.
 func (u Uplink) String() string {
 	if u.ContainerBridge {
-		return fmt.Sprintf("device %d has containers behind it", u.IfIndex)
+		return fmt.Sprintf("device %d is a bridge with containers", u.IfIndex)
 	}
 	addrs := ""
 	for _, addr := range []netip.Addr{u.Addr4, u.Addr6} {
@@ -32,7 +34,7 @@ func (u Uplink) String() string {
 			addrs += " " + addr.String()
 		}
 	}
-	return fmt.Sprintf("device %d faces out with%s", u.IfIndex, addrs)
+	return fmt.Sprintf("device %d is an uplink with%s", u.IfIndex, addrs)
 }
 
 // SetUplink creates or replaces the entry of an uplink.
@@ -48,7 +50,7 @@ func (s *Store) SetUplink(u Uplink) error {
 	return nil
 }
 
-// DeleteUplink removes the entry of an uplink, if there is one.
+// DeleteUplink removes the entry of an uplink, if it exists.
 func (s *Store) DeleteUplink(ifindex int) error {
 	key := uint32(ifindex)
 	if err := s.dp.Uplinks.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -57,7 +59,7 @@ func (s *Store) DeleteUplink(ifindex int) error {
 	return nil
 }
 
-// Uplinks lists all uplinks, in no order.
+// Uplinks lists all uplinks and container bridges, in no particular order.
 func Uplinks(dp *loader.Datapath) ([]Uplink, error) {
 	var list []Uplink
 	for entry, err := range entries[uint32, bpf.Uplink](dp.Uplinks) {

@@ -9,7 +9,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// wireAddr is an address as the maps hold it: IPv4 in the mapped form.
+// wireAddr returns an address as the maps have it: IPv4 as an IPv4-mapped IPv6 address.
 func wireAddr(addr netip.Addr) bpf.Addr {
 	return bpf.Addr{Bytes: addr.As16()}
 }
@@ -21,7 +21,7 @@ func addrOf(wire bpf.Addr) netip.Addr {
 // Protocol is an IP protocol number.
 type Protocol uint8
 
-// The protocols that ports can have, and that of echo flows.
+// The protocols of host ports and of echo flows.
 const (
 	TCP    Protocol = unix.IPPROTO_TCP
 	UDP    Protocol = unix.IPPROTO_UDP
@@ -29,7 +29,7 @@ const (
 	ICMPv6 Protocol = unix.IPPROTO_ICMPV6
 )
 
-// String is the name in lower case, as CNI's portMappings have it.
+// String returns the name in lower case, as in CNI's portMappings.
 func (p Protocol) String() string {
 	switch p {
 	case TCP:

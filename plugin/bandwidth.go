@@ -6,8 +6,8 @@ import (
 	"math"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
@@ -177,7 +177,7 @@ func (h *Host) setBandwidth(hostIndex int, ifName string, b record.Bandwidth) er
 	}
 	defer ns.Close()
 
-	container, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	container, err := rtnl.OpenAt(ns)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
 // programsBefore returns the programs of others that see the packets of a container before ours does,
@@ -67,7 +68,7 @@ func programName(id ebpf.ProgramID) (string, error) {
 // filtersBefore are those of tc, in the order they run.
 func filtersBefore(host *netlink.Handle, ifindex int) (before []string, found bool, err error) {
 	device := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
-	filters, err := host.FilterList(device, netlink.HANDLE_MIN_INGRESS)
+	filters, err := rtnl.Filters(host, device, netlink.HANDLE_MIN_INGRESS)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) { // no qdisc, or no device
 		return nil, false, nil
 	}

@@ -23,11 +23,12 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
+
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
@@ -123,7 +124,7 @@ func ipamAttachment(a maps.Attachment) ipam.Attachment {
 
 // pool opens the addresses of a network.
 func (p *Plugin) pool(c *Config) *ipam.Pool {
-	return ipam.Open(c.addressesForRelease(), ipam.Options{IndexDir: indexDir(c.DataDir), Lives: c.hasDevice, Log: p.Log})
+	return ipam.Open(c.addressesForRelease(), ipam.Options{IndexDir: indexDir(c.DataDir), Alive: c.hasDevice, Log: p.Log})
 }
 
 // hasDevice says that an attachment of this network has its device, or that nobody knows.
@@ -142,11 +143,7 @@ func (c *Config) hasDevice(a ipam.Attachment) bool {
 // openHandle opens netlink in the calling thread's namespace, for routing
 // netlink alone: other families may be missing from the kernel.
 func openHandle() (*netlink.Handle, error) {
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("open netlink: %w", err)
-	}
-	return handle, nil
+	return rtnl.Open()
 }
 
 // container is an open container namespace.
@@ -173,7 +170,7 @@ func openContainer(path string) (*container, error) {
 		ns.Close()
 		return nil, invalidNetNS(path, "is the host's own network namespace, not a container's")
 	}
-	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	handle, err := rtnl.OpenAt(ns)
 	if err != nil {
 		ns.Close()
 		return nil, invalidNetNS(path, err.Error())

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
@@ -57,7 +58,7 @@ func sourceFeature() (feature, error) {
 }
 
 func bigTCPFeatures() ([]feature, error) {
-	host, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	host, err := rtnl.Open()
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +86,7 @@ func netkitFeature() (feature, error) {
 			made <- err
 			return
 		}
-		host, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		host, err := rtnl.Open()
 		if err != nil {
 			made <- err
 			return

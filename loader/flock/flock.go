@@ -1,10 +1,11 @@
 // Package flock takes advisory locks between processes with flock(2).
 //
-// A lock belongs to an open file description: it ends with Release or with the
-// process that holds it, however that process dies, so nothing is ever left to
-// clean up. Two Acquire calls of one process exclude each other as those of two
-// processes do. Lock files are never deleted, because a process that waits for
-// a deleted file would share its lock with nobody.
+// A lock belongs to an open file description: it ends with Release or with its
+// process, however that dies, so there is never anything to clean up. Two Acquire
+// calls of one process exclude each other like those of two processes. Lock files
+// are never deleted, because a lock on a deleted file excludes nobody.
+//
+// It imports no other package of this module.
 package flock
 
 import (
@@ -18,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mode says whom a lock excludes.
+// Mode says which other locks a lock excludes.
 type Mode int
 
 const (
@@ -31,8 +32,8 @@ const (
 // ErrBusy is wrapped by Acquire when the context ends while others hold the lock.
 var ErrBusy = errors.New("lock is held by another process")
 
-// The kernel has no flock with a deadline, so a waiter polls. It starts fast,
-// because locks here are held for milliseconds, and slows down to spare the holder.
+// The kernel has no flock with a deadline, so a waiter polls: fast at first, because
+// locks here are held for milliseconds, then more slowly to spare the CPU.
 const (
 	firstPause = 500 * time.Microsecond
 	lastPause  = 16 * time.Millisecond
@@ -43,13 +44,13 @@ type Lock struct {
 	file *os.File
 }
 
-// Acquire locks path, which is an existing directory or a file, created with
-// mode 0600 if absent. It waits until ctx ends, and tries at least once. The
-// error then wraps ErrBusy and the cause of ctx's end; any other error is that
-// of opening or locking path. The caller must call Release.
-func Acquire(ctx context.Context, path string, how Mode) (*Lock, error) {
+// Acquire locks path, which is an existing directory, or a file that is created with
+// mode 0600 if absent. It tries at least once, and until ctx ends. Then the error wraps
+// ErrBusy and the cause of ctx's end; any other error comes from opening or locking
+// path. The caller must call Release.
+func Acquire(ctx context.Context, path string, mode Mode) (*Lock, error) {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		file, err := try(path, how)
+		file, err := try(path, mode)
 		if err == nil {
 			return &Lock{file: file}, nil
 		}
@@ -62,8 +63,8 @@ func Acquire(ctx context.Context, path string, how Mode) (*Lock, error) {
 	}
 }
 
-// Release gives the lock up. A nil or released Lock is left alone. It is not
-// for concurrent use.
+// Release releases the lock. It ignores a nil or released Lock, and is not safe for
+// concurrent use.
 func (l *Lock) Release() error {
 	if l == nil || l.file == nil {
 		return nil
@@ -71,27 +72,27 @@ func (l *Lock) Release() error {
 	file := l.file
 	l.file = nil
 
-	// Closing alone would not do: a child that another goroutine is just
-	// starting shares the file description until its exec.
+	// Closing the file is not enough: until its exec, a child process that another
+	// goroutine is starting shares the file description.
 	return errors.Join(flock(file, unix.LOCK_UN), file.Close())
 }
 
-// errAgain says that the lock is held, or was won on a file that path no longer names.
+// errAgain says that the lock is held, or that path no longer names the locked file.
 var errAgain = errors.New("try again")
 
-func try(path string, how Mode) (*os.File, error) {
+func try(path string, mode Mode) (*os.File, error) {
 	file, err := open(path)
 	if err != nil {
 		return nil, err
 	}
-	if err := lockNamed(file, path, how); err != nil {
+	if err := lockNamed(file, path, mode); err != nil {
 		file.Close()
 		return nil, err
 	}
 	return file, nil
 }
 
-// open leaves O_CREATE out at first, since the kernel refuses it for directories.
+// open first omits O_CREATE, which the kernel refuses for directories.
 func open(path string) (*os.File, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -100,10 +101,10 @@ func open(path string) (*os.File, error) {
 	return file, err
 }
 
-// lockNamed locks file and makes sure that path still names it: a lock on a
-// file that was replaced after open excludes nobody who comes later.
-func lockNamed(file *os.File, path string, how Mode) error {
-	err := flock(file, int(how)|unix.LOCK_NB)
+// lockNamed locks file and checks that path still names it: a lock on a file that was
+// replaced after open excludes nobody who opens path later.
+func lockNamed(file *os.File, path string, mode Mode) error {
+	err := flock(file, int(mode)|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return errAgain
 	}
@@ -139,7 +140,7 @@ func flock(file *os.File, operation int) error {
 	}
 }
 
-// wait returns nil after pause, or why ctx ended before that.
+// wait returns nil after pause, or the cause if ctx ends first.
 func wait(ctx context.Context, pause time.Duration) error {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()

@@ -86,7 +86,7 @@ func TestAcquireEndedContext(t *testing.T) {
 
 	lock, err := Acquire(ctx, path, Exclusive)
 	if err != nil {
-		t.Fatalf("a free lock must be taken at the first try: %v", err)
+		t.Fatalf("a free lock must be acquired at once: %v", err)
 	}
 	defer mustRelease(t, lock)
 	if _, err := Acquire(ctx, path, Exclusive); !errors.Is(err, ErrBusy) || !errors.Is(err, context.Canceled) {
@@ -180,7 +180,7 @@ func TestReleaseTwice(t *testing.T) {
 	other := mustAcquire(t, path, Exclusive)
 	mustRelease(t, lock)
 	if _, err := Acquire(soon(t), path, Exclusive); !errors.Is(err, ErrBusy) {
-		t.Errorf("a second Release gave up another's lock: got %v, want ErrBusy", err)
+		t.Errorf("a second Release released another lock: got %v, want ErrBusy", err)
 	}
 	mustRelease(t, other)
 }

@@ -8,11 +8,12 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// namespaceFiles are where network namespaces can be opened: by a process in them, or where
-// runtimes bind them.
+// namespaceFiles are the files by which a network namespace can be opened: runtimes
+// bind-mount them, and each process has one.
 var namespaceFiles = []string{"/run/netns/*", "/run/docker/netns/*", "/proc/[0-9]*/ns/net"}
 
-// NamespaceOfPeer returns the network namespace of a device's other end. The caller must close it.
+// NamespaceOfPeer returns the network namespace of the other end of a pair. The caller
+// must close it.
 func NamespaceOfPeer(host *netlink.Handle, device netlink.Link) (netns.NsHandle, error) {
 	wanted := device.Attrs().NetNsID
 	seen := map[string]bool{}
@@ -34,5 +35,5 @@ func NamespaceOfPeer(host *netlink.Handle, device netlink.Link) (netns.NsHandle,
 			ns.Close()
 		}
 	}
-	return netns.None(), fmt.Errorf("find the container of %s: no process is in its network namespace, and none of %v is it", device.Attrs().Name, namespaceFiles)
+	return netns.None(), fmt.Errorf("find the network namespace of the container behind %s: none of %v is it", device.Attrs().Name, namespaceFiles)
 }

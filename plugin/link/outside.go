@@ -6,22 +6,22 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Outside is what the host's default routes, and their devices, are good for.
+// Outside describes the host's default routes and their devices.
 type Outside struct {
-	MTU    int // of the routes, the smaller one where the families differ; that of Ethernet without a route
+	MTU    int // bytes: the smaller one of both families; without a default route that of Ethernet
 	BigTCP BigTCP
 }
 
-// BigTCP is how large the packets are that TCP hands to a device, which makes those
-// of the wire of them: bytes, or 0 for what the kernel does by itself (64 KiB).
+// BigTCP has the largest GSO and GRO packets of a device, in bytes. 0 leaves the
+// kernel's default of 64 KiB.
 type BigTCP struct {
 	IPv6, IPv4 uint32
 }
 
-// bigTCP is three times the usual. With more, packets have no room for so many pages.
+// bigTCP is three times the default. A packet has no room for the pages of much more.
 const bigTCP = 192 << 10
 
-// FindOutside asks the routing table for the ways to the outside.
+// FindOutside looks up the host's default routes.
 func FindOutside(host *netlink.Handle) (Outside, error) {
 	const ethernet = 1500
 
@@ -45,7 +45,7 @@ func FindOutside(host *netlink.Handle) (Outside, error) {
 		if found.MTU == 0 || mtu < found.MTU {
 			found.MTU = mtu
 		}
-		if device.Attrs().TSOMaxSize < bigTCP { // the host's CPU would have to cut what its hardware cannot
+		if device.Attrs().TSOMaxSize < bigTCP { // the CPU would have to segment what the hardware cannot
 			found.BigTCP = BigTCP{}
 		}
 	}
@@ -55,8 +55,8 @@ func FindOutside(host *netlink.Handle) (Outside, error) {
 	return found, nil
 }
 
-// bigTCPOfKernel looks at loopback: a kernel describes every device with the limits that it
-// knows (5.19 for IPv6, 6.3 for IPv4).
+// bigTCPOfKernel returns the sizes that the kernel supports. It looks at lo, because a
+// kernel reports for every device the limits that it knows (IPv6: 5.19, IPv4: 6.3).
 func bigTCPOfKernel(host *netlink.Handle) BigTCP {
 	const loopback = 1
 
@@ -71,7 +71,8 @@ func bigTCPOfKernel(host *netlink.Handle) BigTCP {
 	return sizes
 }
 
-// For returns what a device of an MTU can have: IPv6 leaves nobody less than 1280 bytes (RFC 8200, 5).
+// For returns the sizes for a device with that MTU. leaveRoomForJumbo lowers the MTU of
+// IPv6 routes, which must not fall below 1280 bytes (RFC 8200, section 5).
 func (b BigTCP) For(mtu int) BigTCP {
 	if mtu < 1280+jumboHeader {
 		b.IPv6 = 0
@@ -79,14 +80,14 @@ func (b BigTCP) For(mtu int) BigTCP {
 	return b
 }
 
-// set puts the sizes, as far as they differ from the kernel's, into what is asked of a device.
+// set writes the sizes to the attributes of a new device.
 func (b BigTCP) set(attrs *netlink.LinkAttrs) {
 	attrs.GSOMaxSize, attrs.GROMaxSize = b.IPv6, b.IPv6
 	attrs.GSOIPv4MaxSize, attrs.GROIPv4MaxSize = b.IPv4, b.IPv4
 }
 
-// raise sets the sizes of a device that is there, and may be up: the library's way to set all
-// at once names the device, which older kernels (before 6.2) take for a change of its name.
+// raise sets the sizes of an existing device, which may be up. The library can also set
+// all at once, but then sends the device's name, which kernels before 6.2 take for a rename.
 func (b BigTCP) raise(handle *netlink.Handle, device netlink.Link) error {
 	for _, size := range []struct {
 		set   func(netlink.Link, int) error
@@ -105,9 +106,9 @@ func (b BigTCP) raise(handle *netlink.Handle, device netlink.Link) error {
 	return nil
 }
 
-// leaveRoomForJumbo makes IPv6 segments shorter by the header that longer packets have in the
-// place of a length (RFC 2675). It goes when they are cut, but a kernel that forwards them
-// counts it, and would find each segment too long.
+// leaveRoomForJumbo lowers the MTU of IPv6 routes by the size of the jumbo header, which
+// replaces the length of a packet over 64 KiB (RFC 2675). Segmentation removes the header,
+// but a forwarding kernel counts it and would find each segment too long.
 func (p Pair) leaveRoomForJumbo(routes []netlink.Route) {
 	if p.BigTCP.IPv6 == 0 {
 		return

@@ -7,13 +7,14 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
-// What waits for the token bucket. Where the kernel has fq_codel that is each connection in a
-// queue of its own; one that sends little does not wait for those that send much. A kernel
-// without it has two short queues, of which the first is for small packets that are not of TCP:
-// questions and their answers.
-
+// schedule sets the queue for packets that wait for the token bucket: fq_codel, which
+// queues each connection separately, so one that sends little does not wait for one that
+// sends much. If the kernel has no fq_codel, there are two short queues, and the first one
+// is for small packets of protocols other than TCP, such as DNS.
 func schedule(handle *netlink.Handle, device netlink.Link, limit Limit) error {
 	rate, frame, _ := sizes(device, limit)
 	fair := netlink.NewFqCodel(attrsOf(device, 0, bucketClass))
@@ -27,10 +28,10 @@ func schedule(handle *netlink.Handle, device netlink.Link, limit Limit) error {
 	return err
 }
 
-// The two queues, in the order of their service, and what is above them.
+// Handles of the two queues, which are served in this order, and of the htb above them.
 const (
 	queuesMajor = 0xed
-	firstMajor  = 0xee // of the first queue; the next one has the next number
+	firstMajor  = 0xee // of the first queue; the second has the next number
 	queues      = 2
 	firstClass  = 1
 )
@@ -40,7 +41,7 @@ func smallFirst(handle *netlink.Handle, device netlink.Link, limit Limit) error 
 	htb.Defcls = queues
 	err := addHtb(handle, device, htb)
 	if errors.Is(err, unix.ENOENT) {
-		return nil // not even that: what waits does so in the bucket's own queue
+		return nil // no htb either: packets wait in the bucket's own queue
 	}
 	if err != nil {
 		return err
@@ -60,9 +61,9 @@ func smallFirst(handle *netlink.Handle, device netlink.Link, limit Limit) error 
 	return addSmall(handle, device, htb.Handle)
 }
 
-// addHtb makes the queue where it is not there: the kernel can replace all but this kind.
+// addHtb adds an htb unless it exists: unlike other qdiscs, an htb cannot be replaced.
 func addHtb(handle *netlink.Handle, device netlink.Link, htb *netlink.Htb) error {
-	present, err := handle.QdiscList(device)
+	present, err := rtnl.Qdiscs(handle, device)
 	if err != nil {
 		return err
 	}
@@ -72,14 +73,14 @@ func addHtb(handle *netlink.Handle, device netlink.Link, htb *netlink.Htb) error
 	return handle.QdiscReplace(htb)
 }
 
-// These hold nothing back.
+// Parameters of a class or queue without a limit.
 const (
 	unlimited      = 100e9 // bits per second
 	unlimitedBurst = 1 << 20
 )
 
-// queue is one of so many bytes: a token bucket that is never empty, which is the only kind that
-// the netlink library can make.
+// queue returns a queue limited in bytes: a token bucket that is never empty, since the
+// netlink library has no bfifo.
 func queue(device netlink.Link, limit Limit, major uint16, parent uint32) *netlink.Tbf {
 	rate, frame, _ := sizes(device, limit)
 	return &netlink.Tbf{
@@ -90,11 +91,11 @@ func queue(device netlink.Link, limit Limit, major uint16, parent uint32) *netli
 	}
 }
 
-// addSmall leads small packets into the first queue, unless they are led there already. Those of
-// TCP keep their place behind the others of their connection.
+// addSmall adds the filters that send small packets to the first queue, unless they
+// exist. Small TCP packets stay in order with the rest of their connection.
 func addSmall(handle *netlink.Handle, device netlink.Link, parent uint32) error {
 	const (
-		small4, small6 = 0x0000ff80, 0xff800000 // none of these bits in the length: less than 128 bytes
+		small4, small6 = 0x0000ff80, 0xff800000 // masks of the length: without these bits it is less than 128 bytes
 		lengthAt4      = 0
 		lengthAt6      = 4
 		protocolAt4    = 8
@@ -102,7 +103,7 @@ func addSmall(handle *netlink.Handle, device netlink.Link, parent uint32) error 
 		protocolByte4  = 16 // shift in the word at that offset
 		protocolByte6  = 8
 	)
-	present, err := handle.FilterList(device, parent)
+	present, err := rtnl.Filters(handle, device, parent)
 	if err != nil || len(present) > 0 {
 		return err
 	}

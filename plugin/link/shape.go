@@ -9,27 +9,30 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
-// Limit is the rate that packets leave a device with. The zero Limit is none.
+// Limit is the rate at which packets leave a device. The zero Limit means no limit.
 type Limit struct {
 	Rate  uint64 // bits per second
-	Burst uint64 // bits that may leave at once; at least a frame, and four milliseconds of the rate
+	Burst uint64 // bits that may leave at once; at least one frame, and four milliseconds of Rate
 }
 
-// Peer says which address of a packet is the other side's, the one that is not the container's.
+// Peer says which address of a packet belongs to the other side, not to the container.
 type Peer int
 
-// What leaves the container's end of a pair is for the other side; what leaves the host's end
-// is from there.
+// PeerIsDestination is for packets that leave the container's end of a pair,
+// PeerIsSource for those that leave the host's end.
 const (
 	PeerIsDestination Peer = iota
 	PeerIsSource
 )
 
-// Shape holds what leaves a device to a limit, but for the traffic of peers in the networks of
-// unshaped. It does so by a token bucket (tbf) as the device's queue; where some is unshaped, that is
-// below one that keeps the two apart (htb). schedule.go has what waits below the bucket.
+// Shape limits the rate at which packets leave a device, except for peers in the networks
+// of unshaped. The device's root qdisc becomes a token bucket (tbf), or, if there are
+// unshaped networks, an htb with the tbf below one of its classes. schedule.go has the
+// queue below the tbf.
 func Shape(handle *netlink.Handle, device netlink.Link, limit Limit, unshaped []netip.Prefix, peer Peer) error {
 	if limit.Rate == 0 {
 		return Unshape(handle, device)
@@ -43,7 +46,7 @@ func Shape(handle *netlink.Handle, device netlink.Link, limit Limit, unshaped []
 		err = Unshape(handle, device)
 	}
 	if err == nil && len(unshaped) > 0 {
-		err = keepApart(handle, device, unshaped, peer)
+		err = addUnshapedClass(handle, device, unshaped, peer)
 	}
 	if err == nil {
 		err = handle.QdiscReplace(bucket)
@@ -52,12 +55,12 @@ func Shape(handle *netlink.Handle, device netlink.Link, limit Limit, unshaped []
 		err = schedule(handle, device, limit)
 	}
 	if err != nil {
-		return fmt.Errorf("hold %s to %d bit/s: %w", device.Attrs().Name, limit.Rate, err)
+		return fmt.Errorf("limit %s to %d bit/s: %w", device.Attrs().Name, limit.Rate, err)
 	}
 	return nil
 }
 
-// Unshape gives a device its own queue back.
+// Unshape removes what Shape has added.
 func Unshape(handle *netlink.Handle, device netlink.Link) error {
 	present, err := bucketOf(handle, device)
 	if err != nil || present == nil {
@@ -65,15 +68,15 @@ func Unshape(handle *netlink.Handle, device netlink.Link) error {
 	}
 	root := &netlink.GenericQdisc{QdiscAttrs: attrsOf(device, bucketHandle, netlink.HANDLE_ROOT), QdiscType: "tbf"}
 	if present.Parent == shapedClass {
-		root.Handle, root.QdiscType = apartHandle, "htb"
+		root.Handle, root.QdiscType = splitHandle, "htb"
 	}
 	if err := ignoreGone(handle.QdiscDel(root)); err != nil {
-		return fmt.Errorf("remove the queue of %s: %w", device.Attrs().Name, err)
+		return fmt.Errorf("remove the rate limit of %s: %w", device.Attrs().Name, err)
 	}
 	return nil
 }
 
-// IsShaped says whether a device is held to a limit as Shape does it.
+// IsShaped says whether a device is limited as Shape would do it.
 func IsShaped(handle *netlink.Handle, device netlink.Link, limit Limit, unshaped []netip.Prefix) (bool, error) {
 	present, err := bucketOf(handle, device)
 	if err != nil {
@@ -87,24 +90,24 @@ func IsShaped(handle *netlink.Handle, device netlink.Link, limit Limit, unshaped
 		(present.Parent == shapedClass) == (len(unshaped) > 0), nil
 }
 
-// The token bucket, and what is above it where some traffic is unshaped.
+// Handles of the token bucket, and of the htb above it if some networks are unshaped.
 var (
 	bucketHandle = netlink.MakeHandle(0xeb, 0)
 	bucketClass  = netlink.MakeHandle(0xeb, 1)
-	apartHandle  = netlink.MakeHandle(0xec, 0)
+	splitHandle  = netlink.MakeHandle(0xec, 0)
 	shapedClass  = netlink.MakeHandle(0xec, shapedMinor)
 )
 
 const shapedMinor = 1
 
-// bucketOf returns the token bucket that Shape has made, or nil.
+// bucketOf returns the token bucket that Shape has added, or nil.
 func bucketOf(handle *netlink.Handle, device netlink.Link) (*netlink.Tbf, error) {
-	qdiscs, err := handle.QdiscList(device)
+	qdiscs, err := rtnl.Qdiscs(handle, device)
 	if err != nil {
-		return nil, fmt.Errorf("list the queues of %s: %w", device.Attrs().Name, err)
+		return nil, fmt.Errorf("list the qdiscs of %s: %w", device.Attrs().Name, err)
 	}
 	for _, qdisc := range qdiscs {
-		if tbf, is := qdisc.(*netlink.Tbf); is && tbf.Handle == bucketHandle {
+		if tbf, ok := qdisc.(*netlink.Tbf); ok && tbf.Handle == bucketHandle {
 			return tbf, nil
 		}
 	}
@@ -117,14 +120,14 @@ func attrsOf(device netlink.Link, handle, parent uint32) netlink.QdiscAttrs {
 
 const (
 	largestSegment = 1 << 16
-	pieceTime      = 4   // milliseconds: a timer may be late by as much, and nothing is lost
-	longestBurst   = 200 // seconds, which the kernel can count
+	pieceTime      = 4   // milliseconds: a timer may be this late without loss of throughput
+	longestBurst   = 200 // seconds: the kernel's counters hold no more
 	queueTime      = 8   // milliseconds that packets may wait
-	queueFrames    = 12  // and so many frames at least
+	queueFrames    = 12  // but at least this many frames may wait
 )
 
-// sizes are those of a limit for a device, in bytes: what it passes in a second, the largest
-// frame, and what may leave at once of any limit.
+// sizes returns the sizes of a limit on a device, in bytes: those per second, the largest
+// frame, and the smallest burst.
 func sizes(device netlink.Link, limit Limit) (rate, frame, piece uint64) {
 	const header = 14 + 4 // Ethernet's, and a VLAN tag
 
@@ -133,8 +136,9 @@ func sizes(device netlink.Link, limit Limit) (rate, frame, piece uint64) {
 	return rate, frame, max(rate*pieceTime/1000, frame)
 }
 
-// tokenBucket cuts segments of TCP that are larger than a piece into frames, so that none has to
-// wait long for another. A burst larger than that needs a peak rate for it, which has no other purpose.
+// tokenBucket makes the kernel segment TCP packets larger than a piece, so that no packet
+// waits long for another. If the burst is larger than a piece, that needs a peak rate,
+// which has no other purpose.
 func tokenBucket(device netlink.Link, limit Limit) *netlink.Tbf {
 	const peak = 10e9 / 8 // above all rates that need it
 
@@ -152,17 +156,18 @@ func tokenBucket(device netlink.Link, limit Limit) *netlink.Tbf {
 	return tbf
 }
 
-// waiting is how many bytes may wait.
+// waiting returns how many bytes may wait.
 func waiting(rate, frame uint64) uint64 {
 	return max(rate/1000*queueTime, queueFrames*frame)
 }
 
-// keepApart leads the packets of some peers past the token bucket.
-func keepApart(handle *netlink.Handle, device netlink.Link, unshaped []netip.Prefix, peer Peer) error {
-	htb := netlink.NewHtb(attrsOf(device, apartHandle, netlink.HANDLE_ROOT))
+// addUnshapedClass adds an htb that sends the packets of unshaped peers past the token
+// bucket.
+func addUnshapedClass(handle *netlink.Handle, device netlink.Link, unshaped []netip.Prefix, peer Peer) error {
+	htb := netlink.NewHtb(attrsOf(device, splitHandle, netlink.HANDLE_ROOT))
 	htb.Defcls = shapedMinor
-	class := netlink.ClassAttrs{LinkIndex: htb.LinkIndex, Parent: apartHandle, Handle: shapedClass}
-	old, err := handle.FilterList(device, apartHandle)
+	class := netlink.ClassAttrs{LinkIndex: htb.LinkIndex, Parent: splitHandle, Handle: shapedClass}
+	old, err := rtnl.Filters(handle, device, splitHandle)
 	errs := []error{err}
 	for _, filter := range old {
 		errs = append(errs, ignoreGone(handle.FilterDel(filter)))
@@ -179,9 +184,9 @@ func keepApart(handle *netlink.Handle, device netlink.Link, unshaped []netip.Pre
 		}
 		errs = append(errs, handle.FilterAdd(&netlink.U32{
 			FilterAttrs: netlink.FilterAttrs{
-				LinkIndex: htb.LinkIndex, Parent: apartHandle, Priority: uint16(i + 1), Protocol: protocol,
+				LinkIndex: htb.LinkIndex, Parent: splitHandle, Priority: uint16(i + 1), Protocol: protocol,
 			},
-			ClassId: apartHandle, // of no class
+			ClassId: splitHandle, // the htb itself: no class, so no limit
 			Sel:     &netlink.TcU32Sel{Flags: nl.TC_U32_TERMINAL, Keys: addressKeys(prefix, peer)},
 		}))
 	}
@@ -195,7 +200,8 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// addressKeys compare one address of an IP header with a prefix, word by word.
+// addressKeys returns the u32 keys that match an address of an IP header with a prefix,
+// word by word.
 func addressKeys(prefix netip.Prefix, peer Peer) []netlink.TcU32Key {
 	const source4, source6, word = 12, 8, 4
 
@@ -207,13 +213,13 @@ func addressKeys(prefix netip.Prefix, peer Peer) []netlink.TcU32Key {
 		offset += len(addr)
 	}
 	keys := []netlink.TcU32Key{}
-	for at := 0; at < len(addr); at += word {
-		bits := min(max(prefix.Bits()-at*8, 0), 32)
+	for i := 0; i < len(addr); i += word {
+		bits := min(max(prefix.Bits()-i*8, 0), 32)
 		mask := uint32(uint64(0xffffffff) << (32 - bits))
-		if mask == 0 && at > 0 {
+		if mask == 0 && i > 0 {
 			break
 		}
-		keys = append(keys, key(int32(offset+at), mask, binary.BigEndian.Uint32(addr[at:])&mask))
+		keys = append(keys, key(int32(offset+i), mask, binary.BigEndian.Uint32(addr[i:])&mask))
 	}
 	return keys
 }

@@ -13,11 +13,12 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// sysctls is the directory of the network settings of the thread that looks at it.
+// sysctls is the directory of the network sysctls. A thread sees those of its own network
+// namespace.
 const sysctls = "/proc/sys/net/"
 
-// EnableForwarding makes the host route packets of the given families. The
-// host's network namespace is that of the calling thread.
+// EnableForwarding makes the calling thread's network namespace, which must be the
+// host's, forward packets of the given families.
 func EnableForwarding(ipv4, ipv6 bool) error {
 	if ipv4 {
 		if err := ensureSysctl(forwarding4, "1"); err != nil {
@@ -41,10 +42,10 @@ const (
 	forwarding6 = "ipv6/conf/all/forwarding"
 )
 
-// ForwardingIsOff returns the settings of EnableForwarding that are not as it leaves them.
+// ForwardingIsOff returns the paths of the sysctls that EnableForwarding would change.
 func ForwardingIsOff(ipv4, ipv6 bool) (off []string, err error) {
-	for name, asked := range map[string]bool{forwarding4: ipv4, forwarding6: ipv6} {
-		if !asked {
+	for name, wanted := range map[string]bool{forwarding4: ipv4, forwarding6: ipv6} {
+		if !wanted {
 			continue
 		}
 		value, err := readSysctl(name)
@@ -61,25 +62,25 @@ func ForwardingIsOff(ipv4, ipv6 bool) (off []string, err error) {
 	return off, nil
 }
 
-// ErrNoIPv6 says that the host has no IPv6, or has it turned off.
+// ErrNoIPv6 says that the host's kernel has no IPv6, or that it is disabled.
 var ErrNoIPv6 = errors.New("the host has no IPv6")
 
-// CheckIPv6 returns an error that wraps ErrNoIPv6 where a new device would have none.
+// CheckIPv6 returns an error that wraps ErrNoIPv6 if a new device would have no IPv6.
 func CheckIPv6() error {
 	const disabled = "ipv6/conf/default/disable_ipv6"
 
 	value, err := readSysctl(disabled)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: the kernel was built or started without it: take the IPv6 ranges out of the network", ErrNoIPv6)
+		return fmt.Errorf("%w: the kernel was built or booted without it: remove the IPv6 ranges from the network", ErrNoIPv6)
 	}
 	if err == nil && value == "1" {
-		return fmt.Errorf("%w: %s%s is 1: set it to 0, or take the IPv6 ranges out of the network", ErrNoIPv6, sysctls, disabled)
+		return fmt.Errorf("%w: %s%s is 1: set it to 0, or remove the IPv6 ranges from the network", ErrNoIPv6, sysctls, disabled)
 	}
 	return err
 }
 
-// keepRouterAdvertisements lets the host's devices go on learning their default
-// route from routers: with forwarding on, accept_ra 1 means no, and 2 means yes.
+// keepRouterAdvertisements lets the host's devices keep learning their default route from
+// routers: with forwarding enabled, accept_ra 1 means no, and 2 means yes.
 func keepRouterAdvertisements() error {
 	files, err := filepath.Glob(sysctls + "ipv6/conf/*/accept_ra")
 	if err != nil {
@@ -103,7 +104,7 @@ func readSysctl(name string) (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// ensureSysctl writes only what differs: a host may have /proc/sys read-only and right.
+// ensureSysctl writes only a value that differs: /proc/sys may be read-only, but correct.
 func ensureSysctl(name, value string) error {
 	present, err := readSysctl(name)
 	if err != nil {
@@ -118,14 +119,13 @@ func ensureSysctl(name, value string) error {
 	return nil
 }
 
-// writeSysctlIn writes a setting of another network namespace.
+// writeSysctlIn sets a sysctl of another network namespace.
 func writeSysctlIn(ns netns.NsHandle, name, value string) error {
 	return inNamespace(ns, func() error { return ensureSysctl(name, value) })
 }
 
-// inNamespace runs do in another network namespace. The kernel shows a thread
-// the settings of the namespace it is in, so a thread of its own goes there, and
-// is thrown away afterwards.
+// inNamespace runs do in another network namespace, on a thread of its own that ends
+// afterwards, because a thread sees the sysctls of its namespace only.
 func inNamespace(ns netns.NsHandle, do func() error) error {
 	result := make(chan error)
 	go func() {
@@ -139,7 +139,7 @@ func inNamespace(ns netns.NsHandle, do func() error) error {
 	return <-result
 }
 
-// sameWords compares settings of several numbers, which the kernel prints with tabs.
+// sameWords compares values regardless of white space: the kernel separates numbers by tabs.
 func sameWords(a, b string) bool {
 	return slices.Equal(strings.Fields(a), strings.Fields(b))
 }

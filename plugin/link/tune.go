@@ -9,8 +9,8 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// Tuning is what can be set of a container's interface and its network
-// namespace. What is nil or missing is left as it is.
+// Tuning has the settings of a container's interface and network namespace. A nil or
+// missing one stays as it is.
 type Tuning struct {
 	Sysctls  map[string]string `json:"sysctls,omitempty"` // by path below /proc/sys/net
 	Promisc  *bool             `json:"promisc,omitempty"`
@@ -18,13 +18,13 @@ type Tuning struct {
 	TxQLen   *int              `json:"txQLen,omitempty"` // packets
 }
 
-// IsEmpty says that there is nothing to set.
+// IsEmpty says whether there is nothing to set.
 func (t Tuning) IsEmpty() bool {
 	return len(t.Sysctls) == 0 && t.Promisc == nil && t.AllMulti == nil && t.TxQLen == nil
 }
 
-// Apply sets everything on the interface of that name. Sysctls come last, since
-// some belong to the interface.
+// Apply applies all settings to the interface with that name. It sets sysctls last,
+// since some belong to the interface.
 func (t Tuning) Apply(ns netns.NsHandle, container *netlink.Handle, name string) error {
 	if t.IsEmpty() {
 		return nil
@@ -64,7 +64,7 @@ func wrap(what string, err error) error {
 	return nil
 }
 
-// Present returns what stands now where t would set something.
+// Present returns the current values of the settings in t.
 func (t Tuning) Present(ns netns.NsHandle, container *netlink.Handle, name string) (Tuning, error) {
 	var present Tuning
 	if t.IsEmpty() {
@@ -103,11 +103,11 @@ func (t Tuning) Present(ns netns.NsHandle, container *netlink.Handle, name strin
 	})
 }
 
-// Differences says in words where present is not what t asks for.
+// Differences describes the settings of t that differ from present.
 func (t Tuning) Differences(present Tuning) []string {
 	var all []string
-	differ := func(what string, is, want any) {
-		all = append(all, fmt.Sprintf("%s is %v, expected %v", what, is, want))
+	differ := func(what string, got, want any) {
+		all = append(all, fmt.Sprintf("%s is %v, expected %v", what, got, want))
 	}
 	if t.Promisc != nil && *t.Promisc != *present.Promisc {
 		differ("promisc", *present.Promisc, *t.Promisc)

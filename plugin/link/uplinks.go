@@ -8,27 +8,26 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
-// Uplink is a device of the host that faces out.
+// Uplink is an external interface of the host.
 type Uplink struct {
 	Index int
-	// The addresses that the host uses towards the outside by this device.
-	// Either may be invalid.
+	// The host's source addresses for packets to the outside by this device. Either may
+	// be invalid.
 	Addr4, Addr6 netip.Addr
 }
 
-// outside stands for the outside in questions to the routing table: addresses
-// reserved for documentation (RFC 5737, RFC 9637). Nothing is sent to them.
+// outside represents the outside in route lookups: addresses reserved for documentation
+// (RFC 5737, RFC 9637), to which nothing is sent.
 var outside = []net.IP{net.ParseIP("203.0.113.1"), net.ParseIP("3fff::1")}
 
-// Uplinks returns the host's uplinks, in no order: the devices that chosen says, or,
-// if it is nil, those that routes tell.
+// Uplinks returns the host's uplinks, in no particular order: the devices for which chosen
+// is true, or, if it is nil, those of default routes and connected subnets.
 func Uplinks(host *netlink.Handle, chosen func(netlink.Link) bool) ([]Uplink, error) {
 	found, err := routedUplinks(host)
 	if err == nil && chosen != nil {
@@ -41,8 +40,8 @@ func Uplinks(host *netlink.Handle, chosen func(netlink.Link) bool) ([]Uplink, er
 	return uplinks, err
 }
 
-// chosenUplinks need no route in the main table: the addresses of those that have none
-// there are the first of the device.
+// chosenUplinks returns the devices for which chosen is true. One without a route in the
+// main table gets the device's first addresses.
 func chosenUplinks(host *netlink.Handle, chosen func(netlink.Link) bool, routed map[int]*Uplink) (map[int]*Uplink, error) {
 	devices, err := List(host)
 	if err != nil {
@@ -71,10 +70,10 @@ func chosenUplinks(host *netlink.Handle, chosen func(netlink.Link) bool, routed 
 	return found, nil
 }
 
-// routedUplinks are the devices that the host's default routes and the subnets it
-// is connected to use, by index. The host's ends of our veths are none: they
-// have no subnet. The kernel is asked for the routes that it made itself for
-// the host's addresses, so the answer does not grow with the containers.
+// routedUplinks returns the devices of the host's default routes and connected subnets, by
+// index. The host's ends of our veths are not among them, because they have no subnet. It
+// reads only the routes that the kernel made for addresses, so the cost does not grow with
+// the containers.
 func routedUplinks(host *netlink.Handle) (map[int]*Uplink, error) {
 	found := map[int]*Uplink{}
 	for _, ip := range outside {
@@ -87,7 +86,7 @@ func routedUplinks(host *netlink.Handle) (map[int]*Uplink, error) {
 		}
 	}
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		routes, err := connectedRoutes(family)
+		routes, err := rtnl.ConnectedRoutes(family)
 		if err != nil {
 			return nil, fmt.Errorf("list the host's subnets: %w", err)
 		}
@@ -104,16 +103,16 @@ func routedUplinks(host *netlink.Handle) (map[int]*Uplink, error) {
 	return found, nil
 }
 
-// isOwnAddress knows the route that IPv6 makes to an address without a subnet,
-// which another plugin may give to its end of a veth. (The same could lead to the
-// other end of a point-to-point device; one is found by its IPv4 address, or by a
-// default route.)
+// isOwnAddress recognizes the kernel's route to an IPv6 address without a subnet, which
+// another plugin may have added to its end of a veth. (It could also be a point-to-point
+// device; that is found by its IPv4 address or a default route.)
 func isOwnAddress(route netlink.Route) bool {
 	ones, bits := route.Dst.Mask.Size()
 	return ones == bits && bits == 8*net.IPv6len
 }
 
-// note adds what a route says of its device. What was noted first stays.
+// note adds the device and source address of a route. Of each family the first address
+// counts.
 func note(found map[int]*Uplink, route netlink.Route) {
 	if route.LinkIndex <= loopback || route.Dst != nil && route.Dst.IP.IsLinkLocalUnicast() {
 		return
@@ -138,9 +137,9 @@ func (u *Uplink) noteAddress(addr netip.Addr) {
 	}
 }
 
-// sourceTowards returns the host's address towards a subnet that it is connected
-// to, which the kernel's own IPv6 routes do not name: it is asked for the way to
-// one of the last addresses there. nil if there is none.
+// sourceTowards returns the host's source address for a connected subnet, or nil. The
+// kernel's own IPv6 routes do not name it, so this looks up the route to one of the
+// subnet's last addresses.
 func sourceTowards(host *netlink.Handle, subnet netlink.Route) net.IP {
 	ip := slices.Clone(subnet.Dst.IP)
 	for i, mask := range subnet.Dst.Mask {
@@ -154,76 +153,7 @@ func sourceTowards(host *netlink.Handle, subnet netlink.Route) net.IP {
 	return routes[0].Src
 }
 
-// connectedRoutes returns the routes of the main table that the kernel made for
-// addresses with a subnet.
-func connectedRoutes(family uint8) ([]netlink.Route, error) {
-	socket, err := strictSocket()
-	if err != nil {
-		return nil, err
-	}
-	defer socket.Close()
-
-	request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
-	request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}
-	request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{
-		Family:   family,
-		Table:    unix.RT_TABLE_MAIN,
-		Protocol: unix.RTPROT_KERNEL,
-		Type:     unix.RTN_UNICAST,
-	}})
-	messages, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
-	if err != nil && !errors.Is(err, nl.ErrDumpInterrupted) {
-		return nil, err
-	}
-	var routes []netlink.Route
-	for _, message := range messages {
-		route, ok := parseConnected(message)
-		if ok {
-			routes = append(routes, route)
-		}
-	}
-	return routes, nil
-}
-
-// parseConnected reads the three attributes that matter. A kernel that does not
-// filter (or a route that came with IPv6's own view) is filtered here.
-func parseConnected(message []byte) (netlink.Route, bool) {
-	header := nl.DeserializeRtMsg(message)
-	if header.Protocol != unix.RTPROT_KERNEL || header.Type != unix.RTN_UNICAST || header.Table != unix.RT_TABLE_MAIN {
-		return netlink.Route{}, false
-	}
-	attrs, err := nl.ParseRouteAttr(message[header.Len():])
-	if err != nil {
-		return netlink.Route{}, false
-	}
-	route := netlink.Route{}
-	for _, attr := range attrs {
-		switch attr.Attr.Type {
-		case unix.RTA_OIF:
-			route.LinkIndex = int(nl.NativeEndian().Uint32(attr.Value))
-		case unix.RTA_PREFSRC:
-			route.Src = attr.Value
-		case unix.RTA_DST:
-			route.Dst = &net.IPNet{IP: attr.Value, Mask: net.CIDRMask(int(header.Dst_len), 8*len(attr.Value))}
-		}
-	}
-	return route, route.Dst != nil
-}
-
-// strictSocket makes the kernel filter a dump by what the request names.
-func strictSocket() (*nl.NetlinkSocket, error) {
-	socket, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.SetsockoptInt(socket.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
-		socket.Close()
-		return nil, err
-	}
-	return socket, nil
-}
-
-// Device returns the device of an index, or nil where it is gone.
+// Device returns the device with that index, or nil if there is none.
 func Device(host *netlink.Handle, index int) (netlink.Link, error) {
 	device, err := host.LinkByIndex(index)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -232,8 +162,8 @@ func Device(host *netlink.Handle, index int) (netlink.Link, error) {
 	return device, err
 }
 
-// HeaderOf returns what the device's packets have before the IP header, and
-// whether the datapath can read it. Tunnels that add theirs below have none.
+// HeaderOf returns the link-layer header of a device's packets, and whether the datapath
+// can parse it. Packets of a tunnel have none on the tunnel device.
 func HeaderOf(device netlink.Link) (header loader.Header, known bool) {
 	switch device.Attrs().EncapType {
 	case "ether":
@@ -248,14 +178,14 @@ func HeaderOf(device netlink.Link) (header loader.Header, known bool) {
 // Route is how the host reaches an address.
 type Route struct {
 	Device int        // its index
-	Source netip.Addr // the host's own address on the way
+	Source netip.Addr // the host's source address
 }
 
-// RouteTo asks the kernel for its route to an address.
+// RouteTo looks up the host's route to an address.
 func RouteTo(host *netlink.Handle, addr netip.Addr) (Route, error) {
 	routes, err := host.RouteGet(addr.AsSlice())
 	if err != nil {
-		return Route{}, fmt.Errorf("ask for the host's route to %s: %w", addr, err)
+		return Route{}, fmt.Errorf("look up the host's route to %s: %w", addr, err)
 	}
 	if len(routes) == 0 {
 		return Route{}, fmt.Errorf("the host has no route to %s", addr)

@@ -1,7 +1,10 @@
-// Package link does the netlink work of the plugin: the veth pair with its
-// addresses and routes, the uplinks, and the few sysctls that they need.
-// Functions take the handle of the namespace that they change; none changes the
-// namespace of the calling goroutine.
+// Package link does the plugin's netlink work: the pair of devices with its addresses,
+// routes and rate limits, the host's uplinks, and the sysctls that they need. A function
+// takes the handle of the namespace that it works in, and none changes the namespace of the
+// calling goroutine.
+//
+// It imports loader for the types of devices, and loader/rtnl; it knows nothing of
+// configurations and maps.
 package link
 
 import (
@@ -15,15 +18,17 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
-// Kind is the kind of device that a pair is of.
+// Kind is the type of a pair's devices.
 type Kind string
 
-// The kinds. Auto is netkit where the kernel has it.
+// The kinds. Auto is netkit if the kernel has it, else veth.
 const (
 	Veth   Kind = "veth"
-	Netkit Kind = "netkit" // kernel 6.7, where it is configured
+	Netkit Kind = "netkit" // kernel 6.7 with CONFIG_NETKIT
 	Auto   Kind = "auto"
 )
 
@@ -36,13 +41,13 @@ type Pair struct {
 	HostMAC       net.HardwareAddr
 	ContainerMAC  net.HardwareAddr
 	MTU           int
-	Bridge        int // device that the host's end is a port of; 0: none
+	Bridge        int // ifindex of the bridge that the host's end is a port of; 0: none
 	BigTCP        BigTCP
 }
 
-// Create makes the pair in one request, both ends down, and sets HostIndex. The
-// error wraps unix.EEXIST where one of the names is in use. MAC addresses are
-// given, so that udev leaves them as they are.
+// Create creates the pair in one request, both ends down, and sets HostIndex. The error
+// wraps unix.EEXIST if one of the names is in use, and ErrNoNetkit if the kernel lacks the
+// kind. It sets the MAC addresses at once, so that udev does not change them.
 func (p *Pair) Create(host *netlink.Handle, container netns.NsHandle, alias string) error {
 	err := errors.ErrUnsupported
 	var device netlink.Link
@@ -67,7 +72,7 @@ func (p *Pair) Create(host *netlink.Handle, container netns.NsHandle, alias stri
 }
 
 // ErrNoNetkit says that the kernel has no netkit devices.
-var ErrNoNetkit = errors.New("this kernel has no netkit devices (6.7 and CONFIG_NETKIT)")
+var ErrNoNetkit = errors.New("the kernel has no netkit devices (needs 6.7 and CONFIG_NETKIT)")
 
 func (p *Pair) hostAttrs() netlink.LinkAttrs {
 	attrs := netlink.NewLinkAttrs()
@@ -87,8 +92,8 @@ func (p *Pair) veth(container netns.NsHandle) netlink.Link {
 	return veth
 }
 
-// netkit has Ethernet headers, as a veth has, and no program of its own: ours are
-// where they are with a veth.
+// netkit returns a device with Ethernet headers, like a veth, and without netkit programs:
+// ours are attached as on a veth.
 func (p *Pair) netkit(container netns.NsHandle) netlink.Link {
 	netkit := &netlink.Netkit{
 		LinkAttrs:  p.hostAttrs(),
@@ -105,8 +110,7 @@ func (p *Pair) netkit(container netns.NsHandle) netlink.Link {
 	return netkit
 }
 
-// Delete removes the device, and with it the other end of a pair. It is no
-// error that there is none.
+// Delete deletes a device, and with it the other end of a pair, unless it is gone already.
 func Delete(host *netlink.Handle, name string) error {
 	device, err := Find(host, name)
 	if err != nil || device == nil {
@@ -118,7 +122,7 @@ func Delete(host *netlink.Handle, name string) error {
 	return nil
 }
 
-// Find returns the device, or nil where there is none.
+// Find returns the device with that name, or nil if there is none.
 func Find(handle *netlink.Handle, name string) (netlink.Link, error) {
 	device, err := handle.LinkByName(name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -130,33 +134,18 @@ func Find(handle *netlink.Handle, name string) (netlink.Link, error) {
 	return device, nil
 }
 
-// dumpTries is how often a dump is taken again that things have changed under.
-const dumpTries = 10
-
-// List returns all devices. A dump that devices have changed under is taken again.
+// List returns all devices.
 func List(host *netlink.Handle) ([]netlink.Link, error) {
-	var devices []netlink.Link
-	var err error
-	for range dumpTries {
-		devices, err = host.LinkList()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
+	devices, err := rtnl.Links(host)
 	if err != nil {
 		return nil, fmt.Errorf("list the host's devices: %w", err)
 	}
 	return devices, nil
 }
 
-// Addresses returns the addresses of a device. A list that changes while it is read
-// is read again.
+// Addresses returns the addresses of a device.
 func Addresses(handle *netlink.Handle, device netlink.Link) ([]netip.Prefix, error) {
-	var found []netlink.Addr
-	var err error = netlink.ErrDumpInterrupted
-	for try := 0; try < dumpTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-		found, err = handle.AddrList(device, netlink.FAMILY_ALL)
-	}
+	found, err := rtnl.Addresses(handle, device, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("list the addresses of %s: %w", device.Attrs().Name, err)
 	}
@@ -169,23 +158,23 @@ func Addresses(handle *netlink.Handle, device netlink.Link) ([]netip.Prefix, err
 	return all, nil
 }
 
-// Address is a container's address with the length of its subnet, and the
-// gateway that the host answers for.
+// Address is a container's address with its subnet's prefix length, and its gateway, an
+// address of the host.
 type Address struct {
 	Prefix  netip.Prefix
 	Gateway netip.Addr
 }
 
-// IsIPv6 says the family.
+// IsIPv6 says whether the address is IPv6.
 func (a Address) IsIPv6() bool { return a.Prefix.Addr().Is6() }
 
-const loopback = 1 // always the first device
+const loopback = 1 // ifindex of lo in every network namespace
 
 // addrGenModeNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
 const addrGenModeNone = 1
 
-// RaiseWith brings the host's end up with one address of its own, which the host uses as the
-// source of nothing.
+// RaiseWith brings the host's end up with one address, which the host never uses as a
+// source address.
 func RaiseWith(host *netlink.Handle, p Pair, addr netip.Addr) error {
 	own := &netlink.Addr{IPNet: ipNet(hostPrefix(addr)), Scope: int(netlink.SCOPE_HOST), Flags: unix.IFA_F_NOPREFIXROUTE}
 	if err := host.AddrAdd(deviceOf(p.HostIndex), own); err != nil {
@@ -201,14 +190,14 @@ func raise(host *netlink.Handle, p Pair) error {
 	return nil
 }
 
-// SetUpHost brings the host's end up: it gets each gateway as its own address,
-// which the kernel then answers ARP, neighbour solicitations and pings for, and
-// a route to each container address. All of it goes with the device.
+// SetUpHost brings the host's end up, with the gateways as its addresses and a route to
+// each container address. So the kernel itself replies to ARP, neighbour solicitations and
+// pings for a gateway. Everything disappears with the device.
 func SetUpHost(host *netlink.Handle, p Pair, addresses []Address) error {
 	device := deviceOf(p.HostIndex)
 	own, err := hostAddresses(host, device, addresses)
 	if err != nil {
-		return fmt.Errorf("set %s to make no link-local address: %w", p.HostName, err)
+		return fmt.Errorf("disable automatic link-local addresses on %s: %w", p.HostName, err)
 	}
 	for _, addr := range own {
 		if err := addAddress(host, device, hostPrefix(addr)); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -225,16 +214,16 @@ func SetUpHost(host *netlink.Handle, p Pair, addresses []Address) error {
 			Scope:     netlink.SCOPE_LINK,
 		}
 		if err := host.RouteAdd(route); err != nil {
-			return fmt.Errorf("add a route to %s by %s: %w", address.Prefix.Addr(), p.HostName, err)
+			return fmt.Errorf("add a route to %s via %s: %w", address.Prefix.Addr(), p.HostName, err)
 		}
 	}
 	return nil
 }
 
-// hostAddresses returns the addresses for the host's end: the gateways, and for
-// IPv6 a link-local one, since the kernel asks for a neighbour in no other name
-// when it forwards. It is a fixed one, usable at once; the kernel is told not
-// to make its own, which would be unusable while it looks for a duplicate.
+// hostAddresses returns the addresses for the host's end: the gateways and, for IPv6, a
+// link-local one, which a forwarding kernel needs as the source of neighbour
+// solicitations. It is fixed, and so usable at once; hostAddresses disables the kernel's
+// own, which would be unusable during duplicate address detection.
 func hostAddresses(host *netlink.Handle, device *netlink.GenericLink, addresses []Address) ([]netip.Addr, error) {
 	var own []netip.Addr
 	for _, address := range addresses {
@@ -253,20 +242,20 @@ func hostAddresses(host *netlink.Handle, device *netlink.GenericLink, addresses 
 
 var hostLinkLocal = netip.MustParseAddr("fe80::1")
 
-// SetUpContainer brings the container's end and its loopback device up, with
-// the addresses and routes. As with the ptp plugin an address has its subnet's
-// length, but everything except the gateway is reached by the gateway.
+// SetUpContainer brings the container's end and its lo up, with the addresses and routes.
+// As with the ptp plugin, an address has its subnet's prefix length, but only the gateway
+// is on-link: everything else is routed via the gateway.
 func SetUpContainer(ns netns.NsHandle, container *netlink.Handle, p Pair, addresses []Address, routes []*cnitypes.Route) error {
 	found, err := Find(container, p.ContainerName)
 	if err != nil {
 		return err
 	}
 	if found == nil {
-		return fmt.Errorf("%s is not in the container any more", p.ContainerName)
+		return fmt.Errorf("%s is no longer in the container", p.ContainerName)
 	}
 	device := deviceOf(found.Attrs().Index)
 	if err := p.BigTCP.raise(container, device); err != nil {
-		return fmt.Errorf("raise the size of TCP's packets on %s to %d: %w", p.ContainerName, bigTCP, err)
+		return fmt.Errorf("raise the GSO and GRO sizes of %s to %d: %w", p.ContainerName, bigTCP, err)
 	}
 	for _, address := range addresses {
 		if err := addContainerAddress(ns, container, device, p.ContainerName, address); err != nil {
@@ -283,38 +272,38 @@ func SetUpContainer(ns netns.NsHandle, container *netlink.Handle, p Pair, addres
 	return addRoutes(container, all)
 }
 
-// addRoutes puts a route behind one that another interface of the container has
-// already, unless its priority was asked for.
+// addRoutes adds routes to the container. If another interface of the container has the
+// same route, it adds ours with a lower priority, unless the caller asked for one.
 func addRoutes(container *netlink.Handle, routes []netlink.Route) error {
-	const behind = 2048 // twice IPv6's default
+	const lowPriority = 2048 // twice IPv6's default metric
 
-	type place struct {
+	type routeKey struct {
 		dst             string
 		table, priority int
 	}
-	ours := map[place]bool{}
+	ours := map[routeKey]bool{}
 	for _, route := range routes {
-		at := place{route.Dst.String(), route.Table, route.Priority}
+		key := routeKey{route.Dst.String(), route.Table, route.Priority}
 		err := container.RouteAdd(&route)
-		if errors.Is(err, unix.EEXIST) && !ours[at] && route.Priority == 0 {
-			route.Priority = behind + route.LinkIndex
+		if errors.Is(err, unix.EEXIST) && !ours[key] && route.Priority == 0 {
+			route.Priority = lowPriority + route.LinkIndex
 			err = container.RouteAdd(&route)
 		}
 		if err != nil {
 			return fmt.Errorf("add route %v to the container: %w", route, err)
 		}
-		ours[at] = true
+		ours[key] = true
 	}
 	return nil
 }
 
-// addContainerAddress also turns IPv6 on where the container's namespace was
-// made without, as Docker and others do: the address was asked for.
+// addContainerAddress adds an address to the container's interface. It enables IPv6 there
+// if necessary: Docker and others create namespaces with IPv6 disabled.
 func addContainerAddress(ns netns.NsHandle, container *netlink.Handle, device *netlink.GenericLink, name string, address Address) error {
 	err := addAddress(container, device, address.Prefix)
 	if address.IsIPv6() && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)) {
 		if err := writeSysctlIn(ns, "ipv6/conf/"+name+"/disable_ipv6", "0"); err != nil {
-			return fmt.Errorf("turn IPv6 on for %s: %w", name, err)
+			return fmt.Errorf("enable IPv6 on %s: %w", name, err)
 		}
 		err = addAddress(container, device, address.Prefix)
 	}
@@ -324,9 +313,9 @@ func addContainerAddress(ns netns.NsHandle, container *netlink.Handle, device *n
 	return nil
 }
 
-// ContainerRoutes returns all routes of the container: to each gateway, to the
-// subnets by their gateways, and those asked for. A route without a gateway
-// gets that of the first address of its family.
+// ContainerRoutes returns all routes of the container: to each gateway, to the subnets via
+// their gateways, and the configured ones. A configured route without a gateway gets that
+// of the first address of its family.
 func ContainerRoutes(ifindex int, addresses []Address, routes []*cnitypes.Route) []netlink.Route {
 	var toGateways, others []netlink.Route
 	for _, address := range addresses {
@@ -353,7 +342,7 @@ func ContainerRoutes(ifindex int, addresses []Address, routes []*cnitypes.Route)
 	return append(toGateways, others...)
 }
 
-// RoutesTo returns the routes that have the destination, device and table of a wanted one.
+// RoutesTo returns the routes with the destination, device and table of want.
 func RoutesTo(handle *netlink.Handle, want netlink.Route) ([]netlink.Route, error) {
 	family := netlink.FAMILY_V4
 	if want.Dst.IP.To4() == nil {
@@ -361,36 +350,32 @@ func RoutesTo(handle *netlink.Handle, want netlink.Route) ([]netlink.Route, erro
 	}
 	mask := netlink.RT_FILTER_DST | netlink.RT_FILTER_OIF
 	if want.Table != 0 {
-		mask |= netlink.RT_FILTER_TABLE // else the main one
+		mask |= netlink.RT_FILTER_TABLE // otherwise the main table
 	}
-	var found []netlink.Route
-	var err error = netlink.ErrDumpInterrupted
-	for try := 0; try < dumpTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-		found, err = handle.RouteListFiltered(family, &want, mask)
-	}
+	found, err := rtnl.Routes(handle, family, &want, mask)
 	if err != nil {
 		return nil, fmt.Errorf("list the routes to %s: %w", want.Dst, err)
 	}
 	return found, nil
 }
 
-func containerRoute(ifindex int, addresses []Address, asked *cnitypes.Route) netlink.Route {
+func containerRoute(ifindex int, addresses []Address, configured *cnitypes.Route) netlink.Route {
 	route := netlink.Route{
 		LinkIndex: ifindex,
-		Dst:       &asked.Dst,
-		Gw:        asked.GW,
-		MTU:       asked.MTU,
-		AdvMSS:    asked.AdvMSS,
-		Priority:  asked.Priority,
+		Dst:       &configured.Dst,
+		Gw:        configured.GW,
+		MTU:       configured.MTU,
+		AdvMSS:    configured.AdvMSS,
+		Priority:  configured.Priority,
 	}
-	if asked.Table != nil {
-		route.Table = *asked.Table
+	if configured.Table != nil {
+		route.Table = *configured.Table
 	}
-	if asked.Scope != nil {
-		route.Scope = netlink.Scope(*asked.Scope)
+	if configured.Scope != nil {
+		route.Scope = netlink.Scope(*configured.Scope)
 	}
 	if route.Gw == nil && route.Scope != netlink.SCOPE_LINK {
-		route.Gw = gatewayFor(asked, addresses)
+		route.Gw = gatewayFor(configured, addresses)
 	}
 	return route
 }
@@ -405,8 +390,8 @@ func gatewayFor(route *cnitypes.Route, addresses []Address) net.IP {
 	return nil
 }
 
-// addAddress adds the address alone: no route to its subnet is made of it, and
-// no time is spent on detecting duplicates, since IPAM gives each out once.
+// addAddress adds an address without a route to its subnet, and without duplicate address
+// detection, because IPAM assigns each address once.
 func addAddress(handle *netlink.Handle, device *netlink.GenericLink, prefix netip.Prefix) error {
 	return handle.AddrAdd(device, &netlink.Addr{
 		IPNet: ipNet(prefix),
@@ -422,7 +407,7 @@ func hostPrefix(addr netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(addr, addr.BitLen())
 }
 
-// ipNet keeps the bits of the host, which netlink needs in addresses.
+// ipNet keeps the host bits, which netlink needs for addresses.
 func ipNet(prefix netip.Prefix) *net.IPNet {
 	return &net.IPNet{
 		IP:   prefix.Addr().AsSlice(),

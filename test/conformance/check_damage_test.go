@@ -13,6 +13,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -25,7 +26,7 @@ func asksFor(key string, value any) func(*testing.T, *pod, *types100.Result) {
 }
 
 func removeQueue(h *netlink.Handle, l netlink.Link) error {
-	queues, err := h.QdiscList(l)
+	queues, err := rtnl.Qdiscs(h, l)
 	if err != nil {
 		return err
 	}
@@ -134,7 +135,7 @@ func changeRoute(dst string, change func(*netlink.Route)) func(*testing.T, *pod,
 		t.Helper()
 		_, prefix, _ := net.ParseCIDR(dst)
 		filter := &netlink.Route{Dst: prefix}
-		routes, err := p.Netlink().RouteListFiltered(netlink.FAMILY_V4, filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
+		routes, err := rtnl.Routes(p.Netlink(), netlink.FAMILY_V4, filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
 		if err != nil || len(routes) != 1 {
 			t.Fatalf("routes to %s: %v (%v)", dst, routes, err)
 		}

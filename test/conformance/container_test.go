@@ -14,6 +14,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -68,7 +69,7 @@ func compareDevice(t *testing.T, device netlink.Link, want *types100.Interface) 
 
 func compareAddresses(t *testing.T, p *pod, result *types100.Result) {
 	t.Helper()
-	addrs, err := p.Netlink().AddrList(p.device(t), netlink.FAMILY_ALL)
+	addrs, err := rtnl.Addresses(p.Netlink(), p.device(t), netlink.FAMILY_ALL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +98,7 @@ func compareRoutes(t *testing.T, p *pod, result *types100.Result) {
 		if want.Dst.IP.To4() == nil {
 			family = netlink.FAMILY_V6
 		}
-		routes, err := p.Netlink().RouteListFiltered(family, &netlink.Route{Dst: &want.Dst}, netlink.RT_FILTER_DST)
+		routes, err := rtnl.Routes(p.Netlink(), family, &netlink.Route{Dst: &want.Dst}, netlink.RT_FILTER_DST)
 		if err != nil || len(routes) != 1 || routes[0].LinkIndex != p.device(t).Attrs().Index {
 			t.Errorf("routes to %s are %v (%v)", &want.Dst, routes, err)
 		}
@@ -166,7 +167,7 @@ func routeTo(t *testing.T, p *pod, dst string) netlink.Route {
 	if prefix.IP.To4() == nil {
 		family = netlink.FAMILY_V6
 	}
-	routes, err := p.Netlink().RouteListFiltered(family, &netlink.Route{Dst: prefix}, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
+	routes, err := rtnl.Routes(p.Netlink(), family, &netlink.Route{Dst: prefix}, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
 	if err != nil || len(routes) != 1 {
 		t.Fatalf("routes to %s are %v (%v)", dst, routes, err)
 	}

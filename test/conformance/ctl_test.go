@@ -153,7 +153,7 @@ func TestCtlStatusDrops(t *testing.T) {
 	testenv.Eventually(t, "status to tell of drops", func() error {
 		_, stdout, stderr := h.ctl(t, "status")
 		_, drops, _ := strings.Cut(stdout, "of the container behind ebpf")
-		if !strings.Contains(drops, "   2  sent from another MAC address") {
+		if !strings.Contains(drops, "   2  source MAC address is not the container's") {
 			return errors.New(stdout + stderr)
 		}
 		return nil

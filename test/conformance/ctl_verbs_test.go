@@ -40,7 +40,7 @@ func TestCtlRepair(t *testing.T) {
 	h.wantCtl(t, 0, []string{"repair"}, "nothing was missing")
 	before := h.state(t, p.Namespace)
 	removeFilter(t, p, result)
-	for _, pin := range []string{"uplink-*-to_uplink", "host-*"} {
+	for _, pin := range []string{"uplink-*-to_uplink", "loopback-*"} {
 		removePin(pin)(t, p, nil)
 	}
 	wantError(t, p.try(t, "CHECK"), plugin.CodeDiffers, "programs", "loopback", testenv.UplinkName)

@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -213,7 +214,7 @@ func (p *pod) vanish(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, "the device to go with its namespace", func() error {
-		links, err := p.host.Node.Netlink().LinkList()
+		links, err := rtnl.Links(p.host.Node.Netlink())
 		for _, link := range links {
 			if link.Attrs().Alias == alias {
 				return fmt.Errorf("%s is there", link.Attrs().Name)

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -112,14 +113,14 @@ func (s state) add(format string, args ...any) { s[fmt.Sprintf(format, args...)]
 
 func (s state) addNamespace(where string, ns *testenv.Namespace) error {
 	handle := ns.Netlink()
-	links, err := handle.LinkList()
+	links, err := rtnl.Links(handle)
 	if err != nil {
 		return err
 	}
 	for _, link := range links {
 		name := link.Attrs().Name
 		s.add("%s: link %s", where, name)
-		addrs, err := handle.AddrList(link, netlink.FAMILY_ALL)
+		addrs, err := rtnl.Addresses(handle, link, netlink.FAMILY_ALL)
 		if err != nil {
 			return err
 		}
@@ -128,7 +129,7 @@ func (s state) addNamespace(where string, ns *testenv.Namespace) error {
 				s.add("%s: address %s on %s", where, addr.IPNet, name)
 			}
 		}
-		routes, err := handle.RouteList(link, netlink.FAMILY_ALL)
+		routes, err := rtnl.Routes(handle, netlink.FAMILY_ALL, &netlink.Route{LinkIndex: link.Attrs().Index}, netlink.RT_FILTER_OIF)
 		if err != nil {
 			return err
 		}

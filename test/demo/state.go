@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -66,7 +67,7 @@ func (d *demo) showDrops() error {
 
 // showNothingElse looks for what other plugins leave on a node.
 func (d *demo) showNothingElse() error {
-	links, err := d.topology.Node.Netlink().LinkList()
+	links, err := rtnl.Links(d.topology.Node.Netlink())
 	if err != nil {
 		return err
 	}

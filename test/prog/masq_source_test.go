@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -190,7 +191,7 @@ func (h *host) removeAddrs(t *testing.T, link *netlink.LinkAttrs, f family) {
 		kind = netlink.FAMILY_V6
 	}
 	device := &netlink.Device{LinkAttrs: *link}
-	addrs, err := h.Netlink().AddrList(device, kind)
+	addrs, err := rtnl.Addresses(h.Netlink(), device, kind)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -156,15 +156,18 @@ type dumpedFlow struct {
 	} `json:"value"`
 }
 
+var flowKinds = map[string]bpf.FlowKind{
+	"FLOW_SNAT": bpf.FlowSNAT, "FLOW_DNAT": bpf.FlowDNAT, "FLOW_EGRESS": bpf.FlowEgress,
+}
+
 func (d dumpedFlow) flow() maps.Flow {
 	return maps.Flow{
-		Out:        d.Key.Kind == "FLOW_SNAT",
-		Opened:     d.Key.Kind == "FLOW_EGRESS",
-		Remote:     at(d.Key.Remote.addr(), d.Key.RemotePort),
-		Local:      at(d.Key.Local.addr(), d.Key.LocalPort),
-		Translated: at(d.Value.Addr.addr(), d.Value.Port),
-		Protocol:   maps.Protocol(d.Key.Protocol),
-		Owner:      loader.Owner(d.Value.Owner),
+		Kind:     flowKinds[d.Key.Kind],
+		Remote:   at(d.Key.Remote.addr(), d.Key.RemotePort),
+		Local:    at(d.Key.Local.addr(), d.Key.LocalPort),
+		NAT:      at(d.Value.Addr.addr(), d.Value.Port),
+		Protocol: maps.Protocol(d.Key.Protocol),
+		Owner:    loader.Owner(d.Value.Owner),
 	}
 }
 

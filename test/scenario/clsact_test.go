@@ -13,6 +13,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -75,7 +76,7 @@ func TestClsact(t *testing.T) {
 func removeFilter(t *testing.T, n *network, device string, parent uint32) {
 	t.Helper()
 	at := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: indexOf(t, n.node(), device)}}
-	filters, err := n.node().Netlink().FilterList(at, parent)
+	filters, err := rtnl.Filters(n.node().Netlink(), at, parent)
 	if err != nil || len(filters) == 0 {
 		t.Fatalf("filters of %s: got %v (%v), want some", device, filters, err)
 	}
@@ -200,7 +201,7 @@ func addForeignFilters(t *testing.T, n *network, device string, priority uint16)
 func wantFilters(t *testing.T, n *network, device string, parent uint32, want ...string) {
 	t.Helper()
 	at := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: indexOf(t, n.node(), device)}}
-	filters, err := n.node().Netlink().FilterList(at, parent)
+	filters, err := rtnl.Filters(n.node().Netlink(), at, parent)
 	if err != nil {
 		t.Fatalf("list filters of %s: %v", device, err)
 	}

@@ -61,7 +61,7 @@ func TestMasqueradePortsExhausted(t *testing.T) {
 		n.withDatapath(t, func(datapath *loader.Datapath) {
 			used := map[uint16]bool{}
 			for _, flow := range must(maps.Flows(datapath)) {
-				if flow.Out && flow.Remote == server {
+				if flow.Kind == bpf.FlowSNAT && flow.Remote == server {
 					used[flow.Local.Port()] = true
 				}
 			}

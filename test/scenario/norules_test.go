@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -16,7 +17,7 @@ func TestNoBridgeNoRules(t *testing.T) {
 	ping(t, pod.Namespace, testenv.OutsideAddr4)
 
 	for _, ns := range []*testenv.Namespace{n.node(), pod.Namespace} {
-		links, err := ns.Netlink().LinkList()
+		links, err := rtnl.Links(ns.Netlink())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -121,8 +122,8 @@ func (n *network) wantPrograms(t *testing.T, build uint64) {
 				t.Errorf("link %s has program %d, want one of build %x", pin, info.Program, build)
 			}
 		}
-		for _, device := range must(n.node().Netlink().LinkList()) {
-			for _, filter := range must(n.node().Netlink().FilterList(device, netlink.HANDLE_MIN_INGRESS)) {
+		for _, device := range must(rtnl.Links(n.node().Netlink())) {
+			for _, filter := range must(rtnl.Filters(n.node().Netlink(), device, netlink.HANDLE_MIN_INGRESS)) {
 				if filter, ok := filter.(*netlink.BpfFilter); ok && !own[ebpf.ProgramID(filter.Id)] {
 					t.Errorf("filter %s of %s has program %d, want one of build %x", filter.Name, device.Attrs().Name, filter.Id, build)
 				}

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -165,7 +166,7 @@ func (n *network) replaceNodeAddr(t *testing.T, f testenv.Family, last byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	addrs, err := handle.AddrList(uplink, netlink.FAMILY_ALL)
+	addrs, err := rtnl.Addresses(handle, uplink, netlink.FAMILY_ALL)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,8 +9,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
 // A Snapshot is a set of things that exist, each in words that a failure message can print.
@@ -46,7 +47,12 @@ func (s Snapshot) minus(old Snapshot) []string {
 }
 
 func (s Snapshot) addLinks() error {
-	links, err := netlink.LinkList()
+	handle, err := rtnl.Open()
+	if err != nil {
+		return err
+	}
+	defer handle.Close()
+	links, err := rtnl.Links(handle)
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
 	}

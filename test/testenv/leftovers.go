@@ -16,6 +16,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
@@ -65,7 +66,7 @@ func (s Snapshot) add(format string, args ...any) { s[fmt.Sprintf(format, args..
 
 // addDevices finds the plugin's devices by alias, and by name those of an ADD that failed before it set one.
 func (s Snapshot) addDevices(node *Namespace) error {
-	links, err := node.Netlink().LinkList()
+	links, err := rtnl.Links(node.Netlink())
 	if err != nil {
 		return fmt.Errorf("list links of %s: %w", node.Name, err)
 	}
@@ -219,14 +220,14 @@ func (s Snapshot) addOwners(datapath *loader.Datapath) error {
 
 func (s Snapshot) addNetwork(where string, ns *Namespace) error {
 	handle := ns.Netlink()
-	links, err := handle.LinkList()
+	links, err := rtnl.Links(handle)
 	if err != nil {
 		return err
 	}
 	for _, link := range links {
 		name := link.Attrs().Name
 		s.add("%s: link %s", where, name)
-		addrs, err := handle.AddrList(link, netlink.FAMILY_ALL)
+		addrs, err := rtnl.Addresses(handle, link, netlink.FAMILY_ALL)
 		if err != nil {
 			return err
 		}
@@ -235,7 +236,7 @@ func (s Snapshot) addNetwork(where string, ns *Namespace) error {
 				s.add("%s: address %s on %s", where, addr.IPNet, name)
 			}
 		}
-		routes, err := handle.RouteList(link, netlink.FAMILY_ALL)
+		routes, err := rtnl.Routes(handle, netlink.FAMILY_ALL, &netlink.Route{LinkIndex: link.Attrs().Index}, netlink.RT_FILTER_OIF)
 		if err != nil {
 			return err
 		}

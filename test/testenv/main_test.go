@@ -14,6 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
 // roleEnv makes the test binary run as a program that uses Isolate or Main, instead of running
@@ -204,7 +206,12 @@ func copySelf(t *testing.T) string {
 }
 
 func TestIsolatedEnvironment(t *testing.T) {
-	links, err := netlink.LinkList()
+	handle, err := rtnl.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer handle.Close()
+	links, err := rtnl.Links(handle)
 	if err != nil {
 		t.Fatal(err)
 	}

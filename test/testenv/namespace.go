@@ -14,6 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
 // waitDelay is how long the children of a killed process may keep its output open.
@@ -63,10 +65,8 @@ func newNamespace(name string) (*Namespace, error) {
 	if ns.fd, err = netns.GetFromPath(path); err != nil {
 		return nil, errors.Join(fmt.Errorf("open %s: %w", path, err), ns.Close())
 	}
-	// For one protocol: without any, NewHandleAt opens a socket for every protocol, and the
-	// kernel loads modules for them.
-	if ns.rtnl, err = netlink.NewHandleAt(ns.fd, unix.NETLINK_ROUTE); err != nil {
-		return nil, errors.Join(fmt.Errorf("open netlink in %s: %w", path, err), ns.Close())
+	if ns.rtnl, err = rtnl.OpenAt(ns.fd); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), ns.Close())
 	}
 	lo, err := ns.rtnl.LinkByName("lo")
 	if err == nil {

@@ -7,6 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
 // Addresses of a [Topology]. The second uplink's exist only after [Topology.AddSecondUplink].
@@ -171,7 +173,7 @@ func (ns *Namespace) waitUp(device string) error {
 		if state := link.Attrs().OperState; state != netlink.OperUp {
 			return fmt.Errorf("state is %s", state)
 		}
-		addrs, err := ns.rtnl.AddrList(link, netlink.FAMILY_V6)
+		addrs, err := rtnl.Addresses(ns.rtnl, link, netlink.FAMILY_V6)
 		if err != nil {
 			return err
 		}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
 // UplinkKind is a kind of device for an uplink.
@@ -80,7 +82,7 @@ func (ns *Namespace) moveAddresses(device string, addrs []netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	present, err := ns.rtnl.AddrList(uplink, netlink.FAMILY_ALL)
+	present, err := rtnl.Addresses(ns.rtnl, uplink, netlink.FAMILY_ALL)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,55 @@
+package loader
+
+import (
+	"iter"
+	"reflect"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+)
+
+// mapTraits is what the generated list of maps does not say about a map, and the
+// kernel says only once the map is open.
+type mapTraits struct {
+	// inADD: an ADD, or its rollback, writes the map. Open opens only these, because
+	// each map costs five system calls.
+	inADD bool
+	// owned: every entry has an owner, in the same place in every version (bpf/abi.h),
+	// so any version can remove it.
+	owned bool
+	// flowsPerEntry sizes the map: so many of Options.MaxFlows get one entry. 0 leaves
+	// the size of bpf/maps.h.
+	flowsPerEntry uint32
+}
+
+// registry is the one table of decisions about maps. A map without a row belongs to
+// the programs, and user space never opens it.
+var registry = map[string]mapTraits{
+	bpf.MapEndpoints:     {inADD: true, owned: true},
+	bpf.MapDevices:       {inADD: true, owned: true},
+	bpf.MapHostPorts:     {inADD: true, owned: true},
+	bpf.MapNonMasqCIDRs:  {inADD: true},
+	bpf.MapPortSrcRanges: {inADD: true},
+	bpf.MapUplinks:       {inADD: true},
+	bpf.MapDrops:         {inADD: true, owned: true},
+	bpf.MapDropTotals:    {},
+	bpf.MapFlows:         {owned: true, flowsPerEntry: 1},
+	bpf.MapFlowsBackup:   {owned: true, flowsPerEntry: 1},
+	bpf.MapOffloadTCP:    {flowsPerEntry: 1},
+	bpf.MapOffloadUDP:    {flowsPerEntry: 4}, // UDP entries stay until evicted, so they get less memory
+	bpf.MapFwdCache:      {flowsPerEntry: 1},
+}
+
+// registered yields the maps of the registry and where they are kept.
+func (d *Datapath) registered() iter.Seq2[string, **ebpf.Map] {
+	return func(yield func(string, **ebpf.Map) bool) {
+		all := reflect.ValueOf(&d.Maps).Elem()
+		for i := range all.NumField() {
+			name := all.Type().Field(i).Tag.Get("ebpf")
+			if _, ok := registry[name]; ok && !yield(name, all.Field(i).Addr().Interface().(**ebpf.Map)) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,85 @@
+// Package rtnl opens routing netlink sockets and lists what the kernel keeps:
+// links, addresses, routes, qdiscs and filters.
+//
+// The kernel sends a list in parts, and marks it as interrupted if an object
+// changed in between; on a host that creates containers that is common. Every
+// function here asks again, a bounded number of times. `make lint` forbids the
+// list functions of the netlink library outside this package, since they return
+// such a list as an error, or lose part of it.
+//
+// It imports no other package of this module, and every package may import it.
+package rtnl
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Open opens a socket in the calling thread's network namespace. It is for
+// routing netlink alone, because a kernel may lack the other families, which the
+// library opens by default. The caller must Close the handle.
+func Open() (*netlink.Handle, error) {
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	return handle, explain(err)
+}
+
+// OpenAt is Open in another network namespace.
+func OpenAt(ns netns.NsHandle) (*netlink.Handle, error) {
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	return handle, explain(err)
+}
+
+func explain(err error) error {
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	return nil
+}
+
+// Links lists all devices.
+func Links(handle *netlink.Handle) ([]netlink.Link, error) {
+	return retry(handle.LinkList)
+}
+
+// Addresses lists the addresses of a device; family is one of the library's FAMILY constants.
+func Addresses(handle *netlink.Handle, device netlink.Link, family int) ([]netlink.Addr, error) {
+	return retry(func() ([]netlink.Addr, error) { return handle.AddrList(device, family) })
+}
+
+// Routes lists the routes that equal filter in the attributes of mask, a set of the
+// library's RT_FILTER constants: those of the main table, unless mask names the table.
+func Routes(handle *netlink.Handle, family int, filter *netlink.Route, mask uint64) ([]netlink.Route, error) {
+	return retry(func() ([]netlink.Route, error) { return handle.RouteListFiltered(family, filter, mask) })
+}
+
+// Qdiscs lists the queueing disciplines of a device.
+func Qdiscs(handle *netlink.Handle, device netlink.Link) ([]netlink.Qdisc, error) {
+	return retry(func() ([]netlink.Qdisc, error) { return handle.QdiscList(device) })
+}
+
+// Filters lists the tc filters below a qdisc or class, in the order they run.
+func Filters(handle *netlink.Handle, device netlink.Link, parent uint32) ([]netlink.Filter, error) {
+	return retry(func() ([]netlink.Filter, error) { return handle.FilterList(device, parent) })
+}
+
+// retry returns the first list that no change interrupted. It gives up after as many
+// attempts as no host can interrupt by accident; the error then wraps
+// netlink.ErrDumpInterrupted.
+func retry[T any](list func() ([]T, error)) ([]T, error) {
+	const attempts = 10
+
+	for range attempts {
+		all, err := list()
+		if err == nil {
+			return all, nil
+		}
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return nil, err
+		}
+	}
+	return nil, fmt.Errorf("give up after %d attempts: %w", attempts, netlink.ErrDumpInterrupted)
+}
