@@ -250,8 +250,9 @@ func (d *Datapath) detachAll(targets []target) error {
 	return errors.Join(errs...)
 }
 
-// programName returns the name that a program has in the kernel.
-func programName(id ebpf.ProgramID) (string, error) {
+// ProgramName returns the name that a program has in the kernel. The error wraps fs.ErrNotExist
+// where the program is gone.
+func ProgramName(id ebpf.ProgramID) (string, error) {
 	program, err := ebpf.NewProgramFromID(id)
 	if err != nil {
 		return "", fmt.Errorf("open program %d: %w", id, err)

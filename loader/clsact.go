@@ -90,7 +90,7 @@ func (clsact) placed() ([]target, error) {
 			if filter == nil || !slices.Contains(hooks, filter.Name) {
 				continue
 			}
-			program, err := programName(ebpf.ProgramID(filter.Id))
+			program, err := ProgramName(ebpf.ProgramID(filter.Id))
 			if err != nil {
 				return nil, err
 			}

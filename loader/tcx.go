@@ -107,7 +107,7 @@ func (a tcx) placed() ([]target, error) {
 		if place == nil || place.Ifindex == 0 {
 			continue
 		}
-		program, err := programName(info.Program)
+		program, err := ProgramName(info.Program)
 		if err != nil {
 			return nil, err
 		}
