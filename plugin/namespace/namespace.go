@@ -1,0 +1,73 @@
+// Package namespace opens netlink in the host's and in a container's network namespace. It never
+// changes the namespace of the calling thread.
+//
+// It may import plugin/cnierr.
+package namespace
+
+import (
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
+)
+
+// OpenHost opens routing netlink in the calling thread's namespace. Other families may be missing
+// from the kernel. The caller must close the handle.
+func OpenHost() (*netlink.Handle, error) {
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	return handle, nil
+}
+
+// Container is a container's network namespace.
+type Container struct {
+	NS      netns.NsHandle
+	Netlink *netlink.Handle
+}
+
+// OpenContainer opens the namespace at path. It refuses our own: the CNI library compares them only
+// after the verb has run. The caller must call Close.
+func OpenContainer(path string) (*Container, error) {
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		return nil, cnierr.InvalidNetns(path, err.Error())
+	}
+	own, err := netns.GetFromPath("/proc/thread-self/ns/net")
+	if err != nil {
+		ns.Close()
+		return nil, fmt.Errorf("open our own network namespace: %w", err)
+	}
+	defer own.Close()
+
+	if ns.Equal(own) {
+		ns.Close()
+		return nil, cnierr.InvalidNetns(path, "this is the host's own network namespace")
+	}
+	container, err := NewContainer(ns)
+	if err != nil {
+		return nil, cnierr.InvalidNetns(path, err.Error())
+	}
+	return container, nil
+}
+
+// NewContainer opens routing netlink in a namespace, which it closes on errors. The caller must
+// call Close.
+func NewContainer(ns netns.NsHandle) (*Container, error) {
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		ns.Close()
+		return nil, fmt.Errorf("open netlink in the container: %w", err)
+	}
+	return &Container{NS: ns, Netlink: handle}, nil
+}
+
+// Close closes the namespace and its netlink handle.
+func (c *Container) Close() {
+	c.Netlink.Close()
+	c.NS.Close()
+}
