@@ -15,7 +15,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -215,7 +215,7 @@ func TestAntiSpoofOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	var coded *cnitypes.Error
-	if err := pod.Check(testenv.Context(t)); !errors.As(err, &coded) || coded.Code != plugin.CodeDiffers {
+	if err := pod.Check(testenv.Context(t)); !errors.As(err, &coded) || coded.Code != cnierr.CodeDiffers {
 		t.Errorf("CHECK with antiSpoof: %v", err)
 	}
 	if err := n.SetNetwork([]byte(withKeys(`"ipMasq": true, "antiSpoof": false`))); err != nil {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -58,7 +58,7 @@ func TestUplinkNames(t *testing.T) {
 			n.AddPod(t, "a", nil)
 			pod := n.AddPod(t, "b", mapBoth(8080, 80))
 			said := string(n.LastCall(t).Stderr)
-			if warns := strings.Contains(said, "no device of the host has a name that uplinks means"); warns != (tc.want == nil) {
+			if warns := strings.Contains(said, "no device of the host matches uplinks"); warns != (tc.want == nil) {
 				t.Errorf("ADD says %q", said)
 			}
 			if got := uplinkNamesOf(t, n); !slices.Equal(got, tc.want) {
@@ -133,7 +133,7 @@ func removeAll(t *testing.T, dir string) {
 func repair(t *testing.T, n *network) {
 	t.Helper()
 	err := n.node().Do(func() error {
-		host, err := plugin.OpenHost(loader.OpenLoaded, "")
+		host, err := operator.Open(loader.OpenLoaded, "")
 		if err != nil {
 			return err
 		}
