@@ -7,28 +7,29 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// longPackets counts what the node's stack forwards that is too long for an IP header's length.
+// longPackets counts the packets that the node's stack forwards and that are too long for the length
+// field of an IP header.
 const longPackets = `table inet count { counter forwarded { }
 	chain forward { type filter hook forward priority -200; policy accept; meta length > 65535 counter name forwarded } }`
 
-// TCP of pods has packets of 192 KiB where the kernel can, which leave the node as what the wire takes.
+// TCP between pods uses packets of 192 KiB if the kernel can. They leave the node segmented.
 func TestBigTCP(t *testing.T) {
 	for _, on := range []bool{true, false} {
 		t.Run(fmt.Sprint(on), func(t *testing.T) {
-			n := newNetworkOf(t, withKeys(fmt.Sprintf(`"ipMasq": true, "fastPath": "never", "bigTCP": %v`, on)))
+			n := newNetworkWith(t, withKeys(fmt.Sprintf(`"ipMasq": true, "fastPath": "never", "bigTCP": %v`, on)))
 			n.nft(t, longPackets)
 			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-			inEachFamily(t, func(t *testing.T, f family) {
+			forEachFamily(t, func(t *testing.T, f testenv.Family) {
 				if on {
-					testenv.Require(t, map[string]testenv.Feature{"IPv4": testenv.BigTCP4, "IPv6": testenv.BigTCP6}[f.name])
+					testenv.Require(t, map[string]testenv.Feature{"IPv4": testenv.BigTCP4, "IPv6": testenv.BigTCP6}[f.Name])
 				}
-				for _, w := range n.ways(f, a, web) {
-					t.Run(w.name, func(t *testing.T) {
+				for _, p := range n.forwardedPaths(f, a, web) {
+					t.Run(p.name, func(t *testing.T) {
 						before := n.forwarded(t)
-						upload(sizeOf(64*mebibyte))(t, w.from, w.server, w.listen, w.to)
+						upload(sizeOf(64*mebibyte))(t, p.client, p.server, p.listen, p.dial)
 						long := n.forwarded(t) - before
-						if want := on && w.from == a.Namespace; (long > 0) != want {
-							t.Errorf("%d packets were longer than 65535 bytes", long)
+						if want := on && p.client == a.Namespace; (long > 0) != want {
+							t.Errorf("%d packets longer than 65535 bytes, want some: %v", long, want)
 						}
 					})
 				}
@@ -37,8 +38,9 @@ func TestBigTCP(t *testing.T) {
 	}
 }
 
-// An uplink whose hardware cuts packets of the usual size alone would leave longer ones to the CPU.
-func TestBigTCPNeedsUplink(t *testing.T) {
+// An uplink whose hardware segments at most 64 KiB would leave longer packets to the CPU, so pods get no
+// BIG TCP.
+func TestBigTCPNeedsUplinkSupport(t *testing.T) {
 	n := newNetwork(t)
 	for _, command := range [][]string{
 		{"ip", "link", "add", "old", "type", "bridge"},
@@ -55,7 +57,7 @@ func TestBigTCPNeedsUplink(t *testing.T) {
 		t.Fatal(err)
 	}
 	if old.Attrs().TSOMaxSize > 1<<16 {
-		t.Fatalf("a bridge takes %d bytes: this is about a device that takes less", old.Attrs().TSOMaxSize)
+		t.Fatalf("bridge segments %d bytes, want a device with at most 65536", old.Attrs().TSOMaxSize)
 	}
 	pod := n.AddPod(t, "a", nil)
 	link, err := pod.Netlink().LinkByName(testenv.PodIfName)
@@ -63,6 +65,6 @@ func TestBigTCPNeedsUplink(t *testing.T) {
 		t.Fatal(err)
 	}
 	if size := link.Attrs().GSOMaxSize; size > 1<<16 {
-		t.Errorf("packets of the pod may have %d bytes", size)
+		t.Errorf("pod's packets: got up to %d bytes, want 65536", size)
 	}
 }

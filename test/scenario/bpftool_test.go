@@ -19,11 +19,11 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// Any tool can read the pinned maps: bpftool prints every field by its name, and the
-// values are those that package maps reads.
+// The pinned maps have BTF: bpftool prints every field by name, with the values that package
+// maps reads.
 
-// dump runs bpftool and decodes each entry into T, whose fields must be exactly those
-// that bpftool prints.
+// dump runs bpftool and decodes each entry into T, which must have a field for everything that
+// bpftool prints.
 func dump[T any](t *testing.T, datapath *loader.Datapath, pin string) []T {
 	t.Helper()
 	requireTool(t, "bpftool", "bpftool")
@@ -36,7 +36,7 @@ func dump[T any](t *testing.T, datapath *loader.Datapath, pin string) []T {
 		Formatted json.RawMessage `json:"formatted"` // absent where the map has no BTF
 	}
 	if err := json.Unmarshal(output, &entries); err != nil {
-		t.Fatalf("bpftool prints of %s: %v: %s", pin, err, output)
+		t.Fatalf("decode bpftool's dump of %s: %v: %s", pin, err, output)
 	}
 	var list []T
 	for _, entry := range entries {
@@ -44,28 +44,28 @@ func dump[T any](t *testing.T, datapath *loader.Datapath, pin string) []T {
 		decoder := json.NewDecoder(bytes.NewReader(entry.Formatted))
 		decoder.DisallowUnknownFields()
 		if err := decoder.Decode(&value); err != nil {
-			t.Fatalf("bpftool prints of %s: %v: %s", pin, err, entry.Formatted)
+			t.Fatalf("decode bpftool's dump of %s: %v: %s", pin, err, entry.Formatted)
 		}
 		list = append(list, value)
 	}
 	return list
 }
 
-// same compares what bpftool printed with what package maps reads, in any order.
-func same[T any](t *testing.T, pin string, dumped, read []T) {
+// wantSame compares what bpftool printed with what package maps reads, in any order.
+func wantSame[T any](t *testing.T, pin string, dumped, read []T) {
 	t.Helper()
 	if len(read) == 0 {
-		t.Errorf("%s is empty: nothing was compared", pin)
+		t.Errorf("map %s is empty, want entries to compare", pin)
 	}
 	if got, want := sortedText(dumped), sortedText(read); !slices.Equal(got, want) {
-		t.Errorf("%s:\nbpftool prints %q\npackage maps reads %q", pin, got, want)
+		t.Errorf("map %s: bpftool prints\n%q, package maps reads\n%q", pin, got, want)
 	}
 }
 
 func sortedText[T any](list []T) []string {
 	var text []string
 	for _, value := range list {
-		// Without its methods, so that every field counts.
+		// %#v calls no String method, so every field counts.
 		text = append(text, fmt.Sprintf("%#v", value))
 	}
 	slices.Sort(text)
@@ -88,10 +88,10 @@ type dumpedEndpoint struct {
 		HostMAC   [6]byte    `json:"host_mac"`
 		Gateway   dumpedAddr `json:"gateway"`
 		Flags     any        `json:"flags"`
-		Exempt    uint32     `json:"nonmasq_set"`
+		NonMasq   uint32     `json:"nonmasq_set"`
 		Container uint32     `json:"container"`
 		MTU       int        `json:"mtu"`
-		Fast      string     `json:"fast_path"`
+		FastPath  string     `json:"fast_path"`
 		Pad       int        `json:"pad"`
 		Pad2      int        `json:"pad2"`
 	} `json:"value"`
@@ -102,12 +102,12 @@ func (d dumpedEndpoint) endpoint() maps.Endpoint {
 	return maps.Endpoint{
 		Addr: d.Key.addr(), Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), IfIndex: v.IfIndex,
 		MAC: v.MAC[:], HostMAC: v.HostMAC[:], Masq: v.Flags == "ENDPOINT_MASQ",
-		Gateway: v.Gateway.addr(), NonMasq: maps.PrefixSet(v.Exempt), Container: maps.Container(v.Container),
-		MTU: v.MTU, FastPath: maps.FastPath(strings.ToLower(strings.TrimPrefix(v.Fast, "FAST_PATH_"))),
+		Gateway: v.Gateway.addr(), NonMasq: maps.PrefixSet(v.NonMasq), Container: maps.Container(v.Container),
+		MTU: v.MTU, FastPath: maps.FastPath(strings.ToLower(strings.TrimPrefix(v.FastPath, "FAST_PATH_"))),
 	}
 }
 
-type dumpedPort struct {
+type dumpedHostPort struct {
 	Key struct {
 		Addr     dumpedAddr `json:"addr"`
 		Port     uint16     `json:"port"`
@@ -120,19 +120,19 @@ type dumpedPort struct {
 		Network uint32     `json:"network"`
 		Port    uint16     `json:"target_port"`
 		Pad     int        `json:"pad"`
-		Sources uint32     `json:"src_range_set"`
+		Ranges  uint32     `json:"src_range_set"`
 		Pad2    int        `json:"pad2"`
 	} `json:"value"`
 }
 
-// isReverse tells the entries by which lost flows come back. Package maps keeps them to itself.
-func (d dumpedPort) isReverse() bool { return d.Key.Dir == "HOST_PORT_REVERSE" }
+// isReverse reports whether the entry serves to restore lost flows. Package maps does not list those.
+func (d dumpedHostPort) isReverse() bool { return d.Key.Dir == "HOST_PORT_REVERSE" }
 
-func (d dumpedPort) port() maps.HostPort {
+func (d dumpedHostPort) hostPort() maps.HostPort {
 	return maps.HostPort{
 		HostAddr: d.Key.Addr.addr(), HostPort: d.Key.Port, Protocol: maps.Protocol(d.Key.Protocol),
 		ContainerAddr: d.Value.Addr.addr(), ContainerPort: d.Value.Port,
-		Owner: loader.Owner(d.Value.Owner), Network: maps.Network(d.Value.Network), SrcRanges: maps.PrefixSet(d.Value.Sources),
+		Owner: loader.Owner(d.Value.Owner), Network: maps.Network(d.Value.Network), SrcRanges: maps.PrefixSet(d.Value.Ranges),
 	}
 }
 
@@ -147,12 +147,12 @@ type dumpedFlow struct {
 		Pad        int        `json:"pad"`
 	} `json:"key"`
 	Value struct {
-		Owner uint64     `json:"owner"`
-		Addr  dumpedAddr `json:"nat_addr"`
-		Seen  uint32     `json:"last_seen"`
-		Port  uint16     `json:"nat_port"`
-		State any        `json:"state"`
-		Pad   int        `json:"pad"`
+		Owner    uint64     `json:"owner"`
+		Addr     dumpedAddr `json:"nat_addr"`
+		LastSeen uint32     `json:"last_seen"`
+		Port     uint16     `json:"nat_port"`
+		State    any        `json:"state"`
+		Pad      int        `json:"pad"`
 	} `json:"value"`
 }
 
@@ -171,20 +171,20 @@ func (d dumpedFlow) flow() maps.Flow {
 type dumpedUplink struct {
 	Key   int `json:"key"`
 	Value struct {
-		Addr4      dumpedAddr `json:"addr4"`
-		Addr6      dumpedAddr `json:"addr6"`
-		Containers int        `json:"container_bridge"`
+		Addr4           dumpedAddr `json:"addr4"`
+		Addr6           dumpedAddr `json:"addr6"`
+		ContainerBridge int        `json:"container_bridge"`
 	} `json:"value"`
 }
 
 func (d dumpedUplink) uplink() maps.Uplink {
 	return maps.Uplink{
 		IfIndex: d.Key, Addr4: d.Value.Addr4.addr(), Addr6: d.Value.Addr6.addr(),
-		ContainerBridge: d.Value.Containers != 0,
+		ContainerBridge: d.Value.ContainerBridge != 0,
 	}
 }
 
-type dumpedCounter struct {
+type dumpedDropTotal struct {
 	Key    uint32 `json:"key"`
 	Values []struct {
 		CPU   int `json:"cpu"`
@@ -195,7 +195,7 @@ type dumpedCounter struct {
 	} `json:"values"`
 }
 
-func (d dumpedCounter) counter() maps.DropCount {
+func (d dumpedDropTotal) dropCount() maps.DropCount {
 	sum := maps.DropCount{Reason: maps.Reason(d.Key)}
 	for _, perCPU := range d.Values {
 		sum.Packets += perCPU.Value.Packets
@@ -216,7 +216,7 @@ type dumpedDevice struct {
 		Gateway4  dumpedAddr `json:"gateway4"`
 		Gateway6  dumpedAddr `json:"gateway6"`
 		MAC       [6]byte    `json:"mac"`
-		Ingress   string     `json:"ingress_policy"`
+		Policy    string     `json:"ingress_policy"`
 		Pad       int        `json:"pad"`
 		Pad2      int        `json:"pad2"`
 	} `json:"value"`
@@ -227,7 +227,7 @@ func (d dumpedDevice) device() maps.Device {
 	return maps.Device{
 		IfIndex: d.Key, Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), Container: maps.Container(v.Container), MAC: v.MAC[:],
 		Addr4: v.Addr4.addr(), Addr6: v.Addr6.addr(), Gateway4: v.Gateway4.addr(), Gateway6: v.Gateway6.addr(),
-		AntiSpoof: v.Flags == "DEVICE_ANTI_SPOOF", IngressPolicy: map[string]maps.Policy{"POLICY_ISOLATED": maps.Isolated}[v.Ingress],
+		AntiSpoof: v.Flags == "DEVICE_ANTI_SPOOF", IngressPolicy: map[string]maps.Policy{"POLICY_ISOLATED": maps.Isolated}[v.Policy],
 	}
 }
 
@@ -246,7 +246,7 @@ type dumpedDrop struct {
 func (d dumpedDrop) drop() maps.Drop {
 	numbers := map[string]bpf.Reason{
 		"REASON_ARP": bpf.ReasonARP, "REASON_MAC": bpf.ReasonMAC,
-		"REASON_NO_FLOW": bpf.ReasonNoFlow, // on a slow machine
+		"REASON_NO_FLOW": bpf.ReasonNoFlow, // happens on a slow machine
 	}
 	return maps.Drop{
 		Owner:     loader.Owner(d.Key.Owner),
@@ -255,18 +255,18 @@ func (d dumpedDrop) drop() maps.Drop {
 }
 
 type dumpedTimeouts struct {
-	TCPOpening uint32 `json:"tcp_unreplied"`
-	TCPOpen    uint32 `json:"tcp_established"`
-	TCPClosing uint32 `json:"tcp_closing"`
-	UDPOpening uint32 `json:"udp_unreplied"`
-	UDPOpen    uint32 `json:"udp_stream"`
-	Other      uint32 `json:"other"`
+	TCPUnreplied   uint32 `json:"tcp_unreplied"`
+	TCPEstablished uint32 `json:"tcp_established"`
+	TCPClosing     uint32 `json:"tcp_closing"`
+	UDPUnreplied   uint32 `json:"udp_unreplied"`
+	UDPStream      uint32 `json:"udp_stream"`
+	Other          uint32 `json:"other"`
 }
 
 func (t dumpedTimeouts) timeouts() bpf.Timeouts {
 	return bpf.Timeouts{
-		TcpUnreplied: t.TCPOpening, TcpEstablished: t.TCPOpen, TcpClosing: t.TCPClosing,
-		UdpUnreplied: t.UDPOpening, UdpStream: t.UDPOpen, Other: t.Other,
+		TcpUnreplied: t.TCPUnreplied, TcpEstablished: t.TCPEstablished, TcpClosing: t.TCPClosing,
+		UdpUnreplied: t.UDPUnreplied, UdpStream: t.UDPStream, Other: t.Other,
 	}
 }
 
@@ -286,11 +286,11 @@ type dumpedConfig struct {
 	} `json:"value"`
 }
 
-// each converts a list.
-func each[D, T any](dumped []D, convert func(D) T) []T {
+// convert applies fn to every element.
+func convert[D, T any](dumped []D, fn func(D) T) []T {
 	var list []T
 	for _, d := range dumped {
-		list = append(list, convert(d))
+		list = append(list, fn(d))
 	}
 	return list
 }
@@ -302,13 +302,13 @@ func must[T any](list []T, err error) []T {
 	return list
 }
 
-func TestMapsAreReadableByBpftool(t *testing.T) {
-	n := newNetworkOf(t, withKeys(`"ipMasq": true, "ingressPolicy": "isolated", "args": {"cni": {"portSources": [{"hostPort": 8080, "sources": ["192.0.2.0/24", "::/0"]}]}}`))
+func TestBpftoolDump(t *testing.T) {
+	n := newNetworkWith(t, withKeys(`"ipMasq": true, "ingressPolicy": "isolated", "args": {"cni": {"portSources": [{"hostPort": 8080, "sources": ["192.0.2.0/24", "::/0"]}]}}`))
 	web := n.AddPod(t, "web", mapBoth(8080, 80))
-	byEachProtocol(t, func(t *testing.T, f family, protocol string) { // for flows of every kind
-		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
-		reachAsOneself(t, n.Outside, protocol, at(f.node, 8080), web.Namespace)
-		ping(t, web.Namespace, f.outside)
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) { // makes flows of every kind
+		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+		reachUntranslated(t, n.Outside, protocol, at(f.Node, 8080), web.Namespace)
+		ping(t, web.Namespace, f.Outside)
 	})
 	s := n.senderOf(t, web, web)
 	for _, frame := range s.Hostile() {
@@ -317,32 +317,32 @@ func TestMapsAreReadableByBpftool(t *testing.T) {
 		}
 	}
 	n.withDatapath(t, func(datapath *loader.Datapath) {
-		count(t, datapath)
-		same(t, "devices", each(dump[dumpedDevice](t, datapath, "devices"), dumpedDevice.device), must(maps.Devices(datapath)))
-		same(t, "drops", each(dump[dumpedDrop](t, datapath, "drops"), dumpedDrop.drop), must(maps.Drops(datapath)))
-		same(t, "endpoints", each(dump[dumpedEndpoint](t, datapath, "endpoints"), dumpedEndpoint.endpoint), must(maps.Endpoints(datapath)))
-		ports := slices.DeleteFunc(dump[dumpedPort](t, datapath, "host_ports"), dumpedPort.isReverse)
-		same(t, "host_ports", each(ports, dumpedPort.port), must(maps.HostPorts(datapath)))
-		same(t, "flows", each(dump[dumpedFlow](t, datapath, "flows"), dumpedFlow.flow), must(maps.Flows(datapath)))
-		same(t, "uplinks", each(dump[dumpedUplink](t, datapath, "uplinks"), dumpedUplink.uplink), must(maps.Uplinks(datapath)))
-		same(t, "drop_totals", each(dump[dumpedCounter](t, datapath, "drop_totals"), dumpedCounter.counter), must(maps.DropTotals(datapath)))
+		setDropTotals(t, datapath)
+		wantSame(t, "devices", convert(dump[dumpedDevice](t, datapath, "devices"), dumpedDevice.device), must(maps.Devices(datapath)))
+		wantSame(t, "drops", convert(dump[dumpedDrop](t, datapath, "drops"), dumpedDrop.drop), must(maps.Drops(datapath)))
+		wantSame(t, "endpoints", convert(dump[dumpedEndpoint](t, datapath, "endpoints"), dumpedEndpoint.endpoint), must(maps.Endpoints(datapath)))
+		ports := slices.DeleteFunc(dump[dumpedHostPort](t, datapath, "host_ports"), dumpedHostPort.isReverse)
+		wantSame(t, "host_ports", convert(ports, dumpedHostPort.hostPort), must(maps.HostPorts(datapath)))
+		wantSame(t, "flows", convert(dump[dumpedFlow](t, datapath, "flows"), dumpedFlow.flow), must(maps.Flows(datapath)))
+		wantSame(t, "uplinks", convert(dump[dumpedUplink](t, datapath, "uplinks"), dumpedUplink.uplink), must(maps.Uplinks(datapath)))
+		wantSame(t, "drop_totals", convert(dump[dumpedDropTotal](t, datapath, "drop_totals"), dumpedDropTotal.dropCount), must(maps.DropTotals(datapath)))
 
 		config := dump[dumpedConfig](t, datapath, "config")
 		if len(config) != 1 || len(config[0].Value.Section) != 1 {
-			t.Fatalf("bpftool prints of config: %+v", config)
+			t.Fatalf("bpftool prints config %+v, want one entry with one section", config)
 		}
 		got, want := config[0].Value.Section[0].Config, datapath.Config
 		attach := map[bpf.Attach]string{1: "ATTACH_TCX", 2: "ATTACH_CLSACT"}[bpf.Attach(want.Attach)]
 		if got.ABI != want.Abi || got.Attach != attach || got.Build != want.Build ||
 			got.MasqPortFirst != want.MasqPortFirst || got.MasqPortCount != want.MasqPortCount ||
 			got.Timeout.timeouts() != want.Timeout {
-			t.Errorf("config: bpftool prints %+v, package loader reads %+v", got, want)
+			t.Errorf("map config: bpftool prints %+v, package loader reads %+v", got, want)
 		}
 	})
 }
 
-// count gives each counter a value that no other has, on every CPU.
-func count(t *testing.T, datapath *loader.Datapath) {
+// setDropTotals gives each counter a value of its own, on every CPU.
+func setDropTotals(t *testing.T, datapath *loader.Datapath) {
 	t.Helper()
 	for reason := range uint32(bpf.ReasonMax) {
 		perCPU := make([]bpf.DropCount, ebpf.MustPossibleCPU())

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,24 +12,19 @@ import (
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
 	"github.com/ebpfnet/ebpfnet/plugin/operator"
-	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// chainOf is a network of several plugins, of which the reference ones are built, too.
-func chainOf(t *testing.T, plugins ...string) *network {
+// newChain makes a fresh node for a network of several plugins, and builds the reference plugins among
+// them.
+func newChain(t *testing.T, plugins ...string) *network {
 	t.Helper()
 	for _, reference := range []string{"main/bridge", "main/ptp", "main/macvlan", "meta/tuning", "meta/portmap", "meta/firewall", "meta/bandwidth", "ipam/host-local"} {
 		if strings.Contains(strings.Join(plugins, ""), `"`+filepath.Base(reference)+`"`) {
 			testenv.Build(t, "github.com/containernetworking/plugins/plugins/"+reference)
 		}
 	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(record.DefaultDir); err != nil {
-			t.Error(err)
-		}
-	})
-	return newNetworkOf(t, conflistOf(plugins...))
+	return newNetworkWith(t, conflistOf(plugins...))
 }
 
 const (
@@ -42,70 +36,66 @@ const (
 	afterOthers = `{"type": "ebpfnet", "ipMasq": true, "capabilities": {"portMappings": true}}`
 )
 
-// firstPlugins are those that ebpfnet can come after.
+// firstPlugins are the interface plugins after which ebpfnet can be chained.
 var firstPlugins = map[string]string{
 	"bridge": `{"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true, ` + referenceIPAM + `}`,
 	"ptp":    `{"type": "ptp", ` + referenceIPAM + `}`,
 }
 
-// After the reference plugins ebpfnet masquerades, and opens host ports to everyone.
-func TestAfterOtherPlugin(t *testing.T) {
+// Chained after a reference plugin, ebpfnet masquerades and opens host ports to every kind of client.
+func TestChained(t *testing.T) {
 	for name, first := range firstPlugins {
 		t.Run(name, func(t *testing.T) {
-			n := chainOf(t, first, afterOthers)
+			n := newChain(t, first, afterOthers)
 			web := n.AddPod(t, "web", mapBoth(8080, 80))
 			a := n.AddPod(t, "a", nil)
-			for _, pod := range []*testenv.Pod{web, a} {
-				if err := pod.Check(testenv.Context(t)); err != nil {
-					t.Errorf("CHECK: %v", err)
-				}
-			}
-			isListed(t, n, web)
-			byEachProtocol(t, func(t *testing.T, f family, protocol string) {
-				ping(t, a.Namespace, f.outside)
-				outside := serve(t, n.Outside, protocol, at(f.outside, 0))
-				reachAsNode(t, a.Namespace, protocol, outside, n.Outside, f.node)
+			wantCheck(t, web, a)
+			wantListed(t, n, web)
+			forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+				ping(t, a.Namespace, f.Outside)
+				outside := serve(t, n.Outside, protocol, at(f.Outside, 0))
+				reachAsNode(t, a.Namespace, protocol, outside, n.Outside, f.Node)
 
-				serve(t, web.Namespace, protocol, at(f.pod(web), 80))
-				reachAsOneself(t, n.Outside, protocol, at(f.node, 8080), web.Namespace)
-				reachAsOneself(t, a.Namespace, protocol, at(f.pod(web), 80), web.Namespace) // not masqueraded
-				for _, loopback := range f.loopbacks() {
+				serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+				reachUntranslated(t, n.Outside, protocol, at(f.Node, 8080), web.Namespace)
+				reachUntranslated(t, a.Namespace, protocol, at(f.Pod(web), 80), web.Namespace)
+				for _, loopback := range f.Loopbacks {
 					reach(t, n.node(), protocol, at(loopback, 8080), web.Namespace)
 				}
-				reach(t, n.node(), protocol, at(f.node, 8080), web.Namespace)
-				reach(t, a.Namespace, protocol, at(f.node, 8080), web.Namespace)
-				reach(t, web.Namespace, protocol, at(f.node, 8080), web.Namespace)
+				reach(t, n.node(), protocol, at(f.Node, 8080), web.Namespace)
+				reach(t, a.Namespace, protocol, at(f.Node, 8080), web.Namespace)
+				reach(t, web.Namespace, protocol, at(f.Node, 8080), web.Namespace)
 			})
 			next := n.NewPod(t, "next")
 			next.Conf.CapabilityArgs = mapBoth(8080, 80)
 			if err := next.Add(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "web") {
-				t.Errorf("another pod with the same port: %v", err)
+				t.Errorf("ADD with a host port in use: got %v, want an error that names its pod", err)
 			}
 			del(t, next)
 			if err := n.GC(testenv.Context(t), attachmentOf(web), attachmentOf(a)); err != nil {
 				t.Errorf("GC: %v", err)
 			}
 			del(t, web)
-			f := families[0]
-			serve(t, n.node(), "tcp", at(f.node, 8080))
-			reachAsOneself(t, n.Outside, "tcp", at(f.node, 8080), n.node())
+			f := testenv.IPv4
+			serve(t, n.node(), "tcp", at(f.Node, 8080))
+			reachUntranslated(t, n.Outside, "tcp", at(f.Node, 8080), n.node())
 		})
 	}
 }
 
-// isListed wants the operator's tool to know a pod by its own name and another plugin's device.
-func isListed(t *testing.T, n *network, pod *testenv.Pod) {
+// wantListed wants ebpfnetctl's list to show a chained pod with the other plugin's device.
+func wantListed(t *testing.T, n *network, pod *testenv.Pod) {
 	t.Helper()
 	for _, info := range attachmentsOf(t, n) {
 		if info.ContainerID != pod.Conf.ContainerID {
 			continue
 		}
 		if !info.Chained || info.Dead || !strings.HasPrefix(info.Device, "veth") || len(info.Addresses) != 2 || len(info.HostPorts) != 4 {
-			t.Errorf("%s is listed as %+v", pod.Name, info)
+			t.Errorf("attachment %s: got %+v, want it chained and alive, with 2 addresses and 4 host ports", pod.Name, info)
 		}
 		return
 	}
-	t.Errorf("%s is not listed", pod.Name)
+	t.Errorf("attachment %s is missing from the list", pod.Name)
 }
 
 func attachmentsOf(t *testing.T, n *network) (all []*operator.Attachment) {
@@ -124,11 +114,11 @@ func attachmentOf(pod *testenv.Pod) cnitypes.GCAttachment {
 	return cnitypes.GCAttachment{ContainerID: pod.Conf.ContainerID, IfName: pod.Conf.IfName}
 }
 
-// A chained ebpfnet passes the result on as it was, in each version that has lists.
+// A chained ebpfnet passes the previous result on unchanged, in every CNI version with plugin lists.
 func TestChainedResult(t *testing.T) {
 	for name, versions := range map[string][]string{"bridge": {"1.1.0"}, "ptp": {"0.3.0", "0.3.1", "0.4.0", "1.0.0"}} {
 		first := firstPlugins[name]
-		n := chainOf(t, first, afterOthers)
+		n := newChain(t, first, afterOthers)
 		for _, version := range versions {
 			t.Run(name+" "+version, func(t *testing.T) {
 				if err := n.SetNetwork([]byte(strings.Replace(conflistOf(first, afterOthers), `"1.0.0"`, `"`+version+`"`, 1))); err != nil {
@@ -138,56 +128,56 @@ func TestChainedResult(t *testing.T) {
 				n.AddPod(t, "a", nil)
 				calls := n.Calls()[before:]
 				if len(calls) != 2 || !bytes.Equal(calls[0].Stdout, calls[1].Stdout) {
-					t.Fatalf("results differ: %q and %q", calls[0].Stdout, calls[1].Stdout)
+					t.Fatalf("got %d calls, result %q, want the first plugin's %q", len(calls), calls[1].Stdout, calls[0].Stdout)
 				}
 				if !strings.Contains(string(calls[1].Stdout), `"cniVersion": "`+version+`"`) {
-					t.Errorf("the result is not of %s: %s", version, calls[1].Stdout)
+					t.Errorf("result: got %s, want version %s", calls[1].Stdout, version)
 				}
 			})
 		}
 	}
 }
 
-// DNS of its own configuration goes before that of the plugin before, and all the rest is passed on; a
-// MAC address that the interface does not have is refused.
+// A chained ebpfnet replaces the previous DNS by its configuration's, passes everything else on, and refuses
+// a MAC address that the interface does not have.
 func TestChainedKeys(t *testing.T) {
-	n := chainOf(t, firstPlugins["ptp"], strings.TrimSuffix(afterOthers, "}")+`, "dns": {"nameservers": ["192.0.2.53"]}}`)
+	n := newChain(t, firstPlugins["ptp"], strings.TrimSuffix(afterOthers, "}")+`, "dns": {"nameservers": ["192.0.2.53"]}}`)
 	pod := n.AddPod(t, "a", nil)
 	if got := pod.Result.DNS.Nameservers; len(got) != 1 || got[0] != "192.0.2.53" || len(pod.Result.IPs) != 2 {
-		t.Errorf("the result is %v", pod.Result)
+		t.Errorf("result: got %v, want nameserver 192.0.2.53 and 2 addresses", pod.Result)
 	}
-	asked := n.NewPod(t, "b")
-	asked.Conf.Args = [][2]string{{"IgnoreUnknown", "1"}, {"MAC", "02:00:00:00:00:77"}}
-	err := asked.Add(testenv.Context(t))
+	withMAC := n.NewPod(t, "b")
+	withMAC.Conf.Args = [][2]string{{"IgnoreUnknown", "1"}, {"MAC", "02:00:00:00:00:77"}}
+	err := withMAC.Add(testenv.Context(t))
 	var coded *cnitypes.Error
 	if !errors.As(err, &coded) || coded.Code != cnitypes.ErrUnsupportedField || !strings.Contains(coded.Msg, "02:00:00:00:00:77") {
-		t.Errorf("ADD: %v", err)
+		t.Errorf("ADD with MAC: got %v, want code %d that names it", err, cnitypes.ErrUnsupportedField)
 	}
-	del(t, asked)
+	del(t, withMAC)
 }
 
-// The packets of a macvlan pass no device of the host.
-func TestAfterMacvlan(t *testing.T) {
-	n := chainOf(t, `{"type": "macvlan", "master": "eth0", `+referenceIPAM+`}`, afterOthers)
+// ebpfnet refuses a macvlan, whose packets pass none of the host's devices.
+func TestChainedAfterMacvlan(t *testing.T) {
+	n := newChain(t, `{"type": "macvlan", "master": "eth0", `+referenceIPAM+`}`, afterOthers)
 	pod := n.NewPod(t, "a")
 	err := pod.Add(testenv.Context(t))
 	var coded *cnitypes.Error
 	if !errors.As(err, &coded) || coded.Code != cnitypes.ErrUnsupportedField {
-		t.Fatalf("ADD: %v", err)
+		t.Fatalf("ADD: got %v, want code %d", err, cnitypes.ErrUnsupportedField)
 	}
 	for _, word := range []string{"macvlan", testenv.PodIfName, "bridge", "ptp"} {
 		if !strings.Contains(coded.Msg, word) {
-			t.Errorf("the error lacks %q: %s", word, coded.Msg)
+			t.Errorf("error: got %q, want it to mention %q", coded.Msg, word)
 		}
 	}
 	del(t, pod)
 }
 
-// What tuning changes of another plugin's interface is put back by DEL.
+// DEL restores the settings of another plugin's interface that ADD has changed.
 func TestChainedTuning(t *testing.T) {
 	tuned := strings.TrimSuffix(afterOthers, "}") + `, "allmulti": true, "txQLen": 77, "promisc": true,
 		"sysctl": {"net.ipv4.conf.IFNAME.arp_notify": "1", "net/core/somaxconn": "500"}}`
-	n := chainOf(t, firstPlugins["ptp"], tuned)
+	n := newChain(t, firstPlugins["ptp"], tuned)
 	pod := n.AddPod(t, "a", nil)
 	state := func() string {
 		link, err := pod.Netlink().LinkByName(testenv.PodIfName)
@@ -206,36 +196,34 @@ func TestChainedTuning(t *testing.T) {
 		return fmt.Sprint(attrs.Promisc, attrs.Allmulti, attrs.TxQLen, sysctls)
 	}
 	if got, want := state(), "1 1 77 [1 500]"; got != want {
-		t.Errorf("the interface has %s, want %s", got, want)
+		t.Errorf("settings after ADD: got %s, want %s", got, want)
 	}
-	if err := pod.Check(testenv.Context(t)); err != nil {
-		t.Errorf("CHECK: %v", err)
-	}
+	wantCheck(t, pod)
 	if err := pod.SetSysctl("net/core/somaxconn", "501"); err != nil {
 		t.Fatal(err)
 	}
 	if err := pod.Check(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "somaxconn is 501, expected 500") {
-		t.Errorf("CHECK with another setting: %v", err)
+		t.Errorf("CHECK with another sysctl: got %v, want it to name somaxconn", err)
 	}
 
-	// DEL of ebpfnet alone: the interface stays.
-	alone := chainOf2(t, n, tuned)
+	// DEL of ebpfnet alone leaves the interface.
+	alone := runtimeWith(t, n, tuned)
 	if err := alone.Del(testenv.Context(t), pod.Conf); err != nil {
 		t.Fatal(err)
 	}
 	if got := state(); !strings.HasPrefix(got, "0 0 ") || strings.Contains(got, "77") || strings.HasPrefix(got, "[1") {
-		t.Errorf("after DEL the interface has %s", got)
+		t.Errorf("settings after DEL: got %s, want those from before ADD", got)
 	}
 }
 
-// chainOf2 is the same network with fewer plugins.
-func chainOf2(t *testing.T, n *network, plugins ...string) *testenv.Runtime {
+// runtimeWith returns a runtime that knows the network with these plugins only.
+func runtimeWith(t *testing.T, n *network, plugins ...string) *testenv.Runtime {
 	t.Helper()
 	return testenv.NewRuntime(t, n.node(), []byte(conflistOf(plugins...)), filepath.Dir(testenv.Build(t, "./cmd/ebpfnet")))
 }
 
-// Others come after ebpfnet, and find in its result what they need.
-func TestBeforeOtherPlugins(t *testing.T) {
+// Plugins chained after ebpfnet find what they need in its result.
+func TestFirstInChain(t *testing.T) {
 	own := `{"type": "ebpfnet", "ipMasq": true, ` + referenceIPAM + `}`
 	for _, tc := range []struct{ name, plugin string }{
 		{"tuning", `{"type": "tuning", "mtu": 1400, "sysctl": {"net.core.somaxconn": "500"}}`},
@@ -249,33 +237,30 @@ func TestBeforeOtherPlugins(t *testing.T) {
 			if tc.name == "tuning's MAC" {
 				own = strings.Replace(own, "{", `{"antiSpoof": false, `, 1)
 			}
-			n := chainOf(t, own, tc.plugin)
+			n := newChain(t, own, tc.plugin)
 			if err := n.SetNetwork([]byte(strings.Replace(conflistOf(own, tc.plugin), `"1.0.0"`, `"1.1.0"`, 1))); err != nil {
 				t.Fatal(err)
 			}
 			pod := n.AddPod(t, "a", map[string]any{"portMappings": []mapping{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}})
-			f := families[0]
-			ping(t, pod.Namespace, f.outside)
-			ping(t, n.node(), f.pod(pod))
+			f := testenv.IPv4
+			ping(t, pod.Namespace, f.Outside)
+			ping(t, n.node(), f.Pod(pod))
 			other := n.AddPod(t, "b", nil)
-			askMuch(t, pod.Namespace, serve(t, n.Outside, "tcp", at(f.outside, 0)), n.Outside)
-			askMuch(t, pod.Namespace, serve(t, other.Namespace, "tcp", at(f.pod(other), 0)), other.Namespace)
-			if err := pod.Check(testenv.Context(t)); err != nil {
-				t.Errorf("CHECK: %v", err)
-			}
+			askRepeatedly(t, pod.Namespace, serve(t, n.Outside, "tcp", at(f.Outside, 0)), n.Outside)
+			askRepeatedly(t, pod.Namespace, serve(t, other.Namespace, "tcp", at(f.Pod(other), 0)), other.Namespace)
+			wantCheck(t, pod)
 			if tc.name == "portmap" {
-				serve(t, pod.Namespace, "tcp", at(f.pod(pod), 80))
-				reachAsOneself(t, n.Outside, "tcp", at(f.node, 8080), pod.Namespace)
+				serve(t, pod.Namespace, "tcp", at(f.Pod(pod), 80))
+				reachUntranslated(t, n.Outside, "tcp", at(f.Node, 8080), pod.Namespace)
 			}
 		})
 	}
 }
 
-// A container comes back whose old namespace is gone without DEL: what was kept of it is replaced.
-// While it lives, a second ADD is refused.
+// A container restarts after its namespace has vanished without DEL: ADD replaces its old state.
 func TestChainedRestart(t *testing.T) {
 	testenv.Build(t, "github.com/containernetworking/plugins/plugins/ipam/static")
-	n := chainOf(t, `{"type": "bridge", "bridge": "cni0", "isGateway": true,
+	n := newChain(t, `{"type": "bridge", "bridge": "cni0", "isGateway": true,
 		"ipam": {"type": "static", "addresses": [{"address": "10.88.0.7/24", "gateway": "10.88.0.1"}], "routes": [{"dst": "0.0.0.0/0"}]}}`,
 		strings.TrimSuffix(afterOthers, "}")+`, "allmulti": true}`)
 	old := n.AddPod(t, "old", mapBoth(8080, 80))
@@ -284,41 +269,39 @@ func TestChainedRestart(t *testing.T) {
 	if err := old.Close(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, "the old device to go", func() error {
+	testenv.Eventually(t, "the old device to disappear", func() error {
 		if infos := attachmentsOf(t, n); len(infos) != 1 || !infos[0].Dead {
-			return fmt.Errorf("attachments are %+v", infos)
+			return fmt.Errorf("attachments: got %+v, want one dead", infos)
 		}
 		return nil
 	})
 	if err := next.Add(testenv.Context(t)); err != nil {
 		t.Fatal(err)
 	}
-	if err := next.Check(testenv.Context(t)); err != nil {
-		t.Errorf("CHECK: %v", err)
-	}
-	f := families[0]
-	serve(t, next.Namespace, "tcp", at(f.pod(next), 80))
-	reachAsOneself(t, n.Outside, "tcp", at(f.node, 8080), next.Namespace)
+	wantCheck(t, next)
+	f := testenv.IPv4
+	serve(t, next.Namespace, "tcp", at(f.Pod(next), 80))
+	reachUntranslated(t, n.Outside, "tcp", at(f.Node, 8080), next.Namespace)
 	del(t, next)
 }
 
-// A plugin that changes the MAC address after ebpfnet ends what antiSpoof lets pass: CHECK says so.
-func TestMACOfLaterPlugin(t *testing.T) {
-	n := chainOf(t, `{"type": "ebpfnet", "ipMasq": true, `+referenceIPAM+`}`, `{"type": "tuning", "mac": "02:00:00:00:00:77"}`)
+// A later plugin that changes the MAC address makes antiSpoof drop everything: CHECK says so.
+func TestLaterPluginChangesMAC(t *testing.T) {
+	n := newChain(t, `{"type": "ebpfnet", "ipMasq": true, `+referenceIPAM+`}`, `{"type": "tuning", "mac": "02:00:00:00:00:77"}`)
 	pod := n.AddPod(t, "a", nil)
 	if err := pod.Check(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "antiSpoof stops all that the container sends: its MAC is 02:00:00:00:00:77") {
-		t.Errorf("CHECK: %v", err)
+		t.Errorf("CHECK: got %v, want it to name antiSpoof and the MAC", err)
 	}
 }
 
-// askMuch asks over one connection, so that most packets are not the first.
-func askMuch(t *testing.T, from *testenv.Namespace, to netip.AddrPort, want *testenv.Namespace) {
+// askRepeatedly sends several requests over one connection, so that most take the fast path.
+func askRepeatedly(t *testing.T, from *testenv.Namespace, to netip.AddrPort, want *testenv.Namespace) {
 	t.Helper()
-	const questions = 10
+	const requests = 10
 
 	client := connect(t, from, "tcp", netip.AddrPort{}, to)
 	defer client.Close()
-	for range questions {
+	for range requests {
 		ask(t, client, want)
 	}
 }

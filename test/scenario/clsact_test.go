@@ -20,7 +20,7 @@ func usesTCX(datapath *loader.Datapath) bool {
 	return bpf.Attach(datapath.Config.Attach) == bpf.AttachTCX
 }
 
-// loadForClsact loads the datapath as it is on a kernel without tcx, for the plugin to find.
+// loadForClsact loads the datapath as on a kernel without tcx, before the plugin would load it.
 func (n *network) loadForClsact(t *testing.T) {
 	t.Helper()
 	err := n.node().Do(func() error {
@@ -31,55 +31,53 @@ func (n *network) loadForClsact(t *testing.T) {
 		return err
 	})
 	if err != nil {
-		t.Fatalf("load for clsact: %v", err)
+		t.Fatalf("load with clsact: %v", err)
 	}
 }
 
 func TestClsact(t *testing.T) {
 	n := newNetwork(t)
 	n.loadForClsact(t)
-	for _, story := range []struct {
+	for _, test := range []struct {
 		name string
-		tell func(*testing.T, *network)
+		run  func(*testing.T, *network)
 	}{
 		{"pods reach each other", podsReachEachOther},
 		{"pod and host reach each other", podAndHostReachEachOther},
 		{"pod reaches outside", podReachesOutside},
 		{"host ports forward", hostPortsForward},
 	} {
-		t.Run(story.name, func(t *testing.T) { story.tell(t, n) })
+		t.Run(test.name, func(t *testing.T) { test.run(t, n) })
 	}
 
 	pod := n.AddPod(t, "a", nil)
 	hostDevice := pod.Result.Interfaces[0].Name
-	checkFilters(t, n, hostDevice, netlink.HANDLE_MIN_INGRESS, "from_container")
-	checkFilters(t, n, hostDevice, netlink.HANDLE_MIN_EGRESS, "to_container")
-	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "from_uplink")
-	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_EGRESS, "to_uplink")
+	wantFilters(t, n, hostDevice, netlink.HANDLE_MIN_INGRESS, "from_container")
+	wantFilters(t, n, hostDevice, netlink.HANDLE_MIN_EGRESS, "to_container")
+	wantFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "from_uplink")
+	wantFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_EGRESS, "to_uplink")
 	if testenv.TCX.Probe() == nil {
-		checkNoTCX(t, n, hostDevice)
-		checkNoTCX(t, n, testenv.UplinkName)
+		wantNoTCX(t, n, hostDevice)
+		wantNoTCX(t, n, testenv.UplinkName)
 	}
-	if err := pod.Check(testenv.Context(t)); err != nil {
-		t.Errorf("CHECK: %v", err)
-	}
-	wantBefore(t, n, pod)
+	wantCheck(t, pod)
+	wantProgramsBefore(t, n, pod)
 	addForeignFilters(t, n, hostDevice, 1)
 	addForeignFilters(t, n, hostDevice, 0x7fff)
-	wantBefore(t, n, pod, "foreign (tc priority 1)")
+	wantProgramsBefore(t, n, pod, "foreign (tc priority 1)")
 	removeFilter(t, n, hostDevice, netlink.HANDLE_MIN_INGRESS)
-	checkThenRepair(t, n, pod, hostDevice+" has lost its BPF programs")
+	wantRepaired(t, n, pod, hostDevice+" has lost its BPF programs")
 	removeFilter(t, n, testenv.UplinkName, netlink.HANDLE_MIN_EGRESS)
-	checkThenRepair(t, n, pod, "uplink "+testenv.UplinkName+" has lost its BPF programs")
+	wantRepaired(t, n, pod, "uplink "+testenv.UplinkName+" has lost its BPF programs")
 }
 
-// removeFilter takes all filters off, as another tool may.
+// removeFilter removes all filters of one direction, as another tool may.
 func removeFilter(t *testing.T, n *network, device string, parent uint32) {
 	t.Helper()
 	at := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: indexOf(t, n.node(), device)}}
 	filters, err := n.node().Netlink().FilterList(at, parent)
 	if err != nil || len(filters) == 0 {
-		t.Fatalf("filters of %s: %v (%v)", device, filters, err)
+		t.Fatalf("filters of %s: got %v (%v), want some", device, filters, err)
 	}
 	for _, filter := range filters {
 		if err := n.node().Netlink().FilterDel(filter); err != nil {
@@ -88,54 +86,49 @@ func removeFilter(t *testing.T, n *network, device string, parent uint32) {
 	}
 }
 
-// checkThenRepair wants CHECK to find a difference, and repair to mend it.
-func checkThenRepair(t *testing.T, n *network, pod *testenv.Pod, difference string) {
+// wantRepaired wants CHECK to report a difference, and a repair to remove it.
+func wantRepaired(t *testing.T, n *network, pod *testenv.Pod, difference string) {
 	t.Helper()
 	if err := pod.Check(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), difference) {
-		t.Errorf("CHECK: %v, want %q", err, difference)
+		t.Errorf("CHECK: got %v, want %q", err, difference)
 	}
 	repair(t, n)
-	if err := pod.Check(testenv.Context(t)); err != nil {
-		t.Errorf("CHECK after repair: %v", err)
-	}
+	wantCheck(t, pod)
 }
 
-// Another tool's filters stand before and after ours on the uplink, and see all packets
-// whatever pods come and go. The qdisc is theirs as well and stays.
+// Another tool's filters, before and after ours on the uplink, see all packets while pods come and
+// go. The qdisc belongs to the other tool too, and stays.
 func TestForeignClsactFilters(t *testing.T) {
 	needsStack(t)
-	n := newNetworkOf(t, allVerbsConflist)
+	n := newNetworkWith(t, allVerbsConflist)
 	n.loadForClsact(t)
 	hooks := slices.Concat(
 		addForeignFilters(t, n, testenv.UplinkName, 1),
 		addForeignFilters(t, n, testenv.UplinkName, 0x7fff))
-	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "foreign", "foreign")
+	wantFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "foreign", "foreign")
 
 	web := n.AddPod(t, "web", mapBoth(8080, 80))
-	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
-		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
-		server := serve(t, n.Outside, protocol, at(f.outside, 0))
-		inAndOut := func() {
-			reachAsOneself(t, n.Outside, protocol, at(f.node, 8080), web.Namespace)
-			reachAsNode(t, web.Namespace, protocol, server, n.Outside, f.node)
-		}
-		seesMore(t, hooks, inAndOut)
-		n.eachVerb(t, web, func() { seesMore(t, hooks, inAndOut) })
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+		server := serve(t, n.Outside, protocol, at(f.Outside, 0))
+		inAndOut := func() { n.reachInAndOut(t, f, protocol, web, server) }
+		wantSeen(t, hooks, inAndOut)
+		n.eachVerb(t, web, func() { wantSeen(t, hooks, inAndOut) })
 	})
-	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "foreign", "from_uplink", "foreign")
-	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_EGRESS, "foreign", "to_uplink", "foreign")
+	wantFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "foreign", "from_uplink", "foreign")
+	wantFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_EGRESS, "foreign", "to_uplink", "foreign")
 	del(t, web)
-	seesMore(t, hooks, func() { ping(t, n.Outside, testenv.NodeAddr4) })
+	wantSeen(t, hooks, func() { ping(t, n.Outside, testenv.NodeAddr4) })
 	n.ctl(t, "unload", "--yes")
-	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "foreign", "foreign")
-	checkFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_EGRESS, "foreign", "foreign")
-	seesMore(t, hooks, func() { ping(t, n.Outside, testenv.NodeAddr4) })
+	wantFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "foreign", "foreign")
+	wantFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_EGRESS, "foreign", "foreign")
+	wantSeen(t, hooks, func() { ping(t, n.Outside, testenv.NodeAddr4) })
 }
 
-// Another tool deletes the qdisc with our filters, or a filter alone: CHECK says so, STATUS puts back
-// what all pods need, and `ebpfnetctl repair` all.
-func TestFiltersAreDeleted(t *testing.T) {
-	n := newNetworkOf(t, allVerbsConflist)
+// Another tool deletes the qdisc with our filters, or a single filter: CHECK says so, ADD and STATUS restore
+// those of the uplinks, and `ebpfnetctl repair` all of them.
+func TestFiltersDeleted(t *testing.T) {
+	n := newNetworkWith(t, allVerbsConflist)
 	n.loadForClsact(t)
 	web := n.AddPod(t, "web", mapBoth(8080, 80))
 	serve(t, web.Namespace, "tcp", at(web.Addr4(), 80))
@@ -151,8 +144,8 @@ func TestFiltersAreDeleted(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name, device string
-		broken       func()
-		mend         func()
+		damage       func()
+		repair       func()
 	}{
 		{"qdisc of the uplink, STATUS", testenv.UplinkName, func() { deleteQdisc(testenv.UplinkName) }, func() {
 			if err := n.Status(testenv.Context(t)); err != nil {
@@ -168,21 +161,18 @@ func TestFiltersAreDeleted(t *testing.T) {
 		{"qdisc of the pod, repair", hostDevice, func() { deleteQdisc(hostDevice) }, func() { n.ctl(t, "repair") }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			test.broken()
+			test.damage()
 			if err := web.Check(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), test.device) {
-				t.Errorf("CHECK: %v, want word of %s", err, test.device)
+				t.Errorf("CHECK: got %v, want it to name %s", err, test.device)
 			}
-			test.mend()
-			if err := web.Check(testenv.Context(t)); err != nil {
-				t.Errorf("CHECK afterwards: %v", err)
-			}
-			reachAsOneself(t, n.Outside, "tcp", at(testenv.NodeAddr4, 8080), web.Namespace)
-			reachAsNode(t, web.Namespace, "tcp", server, n.Outside, testenv.NodeAddr4)
+			test.repair()
+			wantCheck(t, web)
+			n.reachInAndOut(t, testenv.IPv4, "tcp", web, server)
 		})
 	}
 }
 
-// addForeignFilters puts another tool's filters on both directions of a device.
+// addForeignFilters attaches another tool's filters to both directions of a device.
 func addForeignFilters(t *testing.T, n *network, device string, priority uint16) (hooks []foreignHook) {
 	t.Helper()
 	index := indexOf(t, n.node(), device)
@@ -206,8 +196,8 @@ func addForeignFilters(t *testing.T, n *network, device string, priority uint16)
 	return hooks
 }
 
-// checkFilters compares the names of a device's filters, in the order they run.
-func checkFilters(t *testing.T, n *network, device string, parent uint32, want ...string) {
+// wantFilters compares the names of a device's filters, in the order they run.
+func wantFilters(t *testing.T, n *network, device string, parent uint32, want ...string) {
 	t.Helper()
 	at := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: indexOf(t, n.node(), device)}}
 	filters, err := n.node().Netlink().FilterList(at, parent)
@@ -221,17 +211,17 @@ func checkFilters(t *testing.T, n *network, device string, parent uint32, want .
 		}
 	}
 	if !slices.Equal(names, want) {
-		t.Errorf("filters of %s: %q, want %q", device, names, want)
+		t.Errorf("filters of %s: got %q, want %q", device, names, want)
 	}
 }
 
-func checkNoTCX(t *testing.T, n *network, device string) {
+func wantNoTCX(t *testing.T, n *network, device string) {
 	t.Helper()
 	for _, attach := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 		err := n.node().Do(func() error {
 			result, err := link.QueryPrograms(link.QueryOptions{Target: indexOf(t, n.node(), device), Attach: attach})
 			if err == nil && len(result.Programs) > 0 {
-				t.Errorf("%s of %s has %d tcx programs", attach, device, len(result.Programs))
+				t.Errorf("%s of %s: got %d tcx programs, want none", attach, device, len(result.Programs))
 			}
 			return err
 		})

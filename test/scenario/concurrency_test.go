@@ -10,11 +10,11 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// A node that starts gets all of its pods at once, before the datapath is loaded.
-func TestManyPodsAtOnce(t *testing.T) {
+// A starting node gets all of its pods at once, before the datapath is loaded.
+func TestConcurrentPods(t *testing.T) {
 	count := 64
 	if testing.Short() {
-		count = 6 // all of them wait 20 s at most for the first one to load the datapath
+		count = 6 // ADD waits at most 20 s for the one that loads the datapath
 	}
 	n := newNetwork(t)
 	pods := make([]*testenv.Pod, count)
@@ -26,28 +26,28 @@ func TestManyPodsAtOnce(t *testing.T) {
 	atOnce(t, "ADD", pods, func(pod *testenv.Pod) error { return pod.Add(testenv.Context(t)) })
 	owners := map[netip.Addr]string{}
 	for _, pod := range pods {
-		for _, f := range families {
-			addr := f.pod(pod)
-			if !f.podSubnet.Contains(addr) || addr == f.gateway {
-				t.Errorf("%s has the %s address %s", pod.Name, f.name, addr)
+		for _, f := range testenv.Families {
+			addr := f.Pod(pod)
+			if !f.PodSubnet.Contains(addr) || addr == f.Gateway {
+				t.Errorf("%s: got %s address %s, want one of %s but the gateway", pod.Name, f.Name, addr, f.PodSubnet)
 			}
 			if other, taken := owners[addr]; taken {
-				t.Errorf("%s and %s have %s", pod.Name, other, addr)
+				t.Errorf("%s and %s both got %s", pod.Name, other, addr)
 			}
 			owners[addr] = pod.Name
 		}
 	}
-	inEachFamily(t, func(t *testing.T, f family) {
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
 		atOnce(t, "ping the gateway", pods, func(pod *testenv.Pod) error {
-			return testenv.Ping(testenv.Context(t), pod.Namespace, f.gateway)
+			return testenv.Ping(testenv.Context(t), pod.Namespace, f.Gateway)
 		})
 	})
 
 	atOnce(t, "DEL", pods, func(pod *testenv.Pod) error { return pod.Del(testenv.Context(t)) })
-	n.checkNothingLeft(t)
+	n.wantNothingLeft(t)
 }
 
-// atOnce does something for every pod, all at a time.
+// atOnce calls do for all pods concurrently.
 func atOnce(t *testing.T, what string, pods []*testenv.Pod, do func(*testenv.Pod) error) {
 	t.Helper()
 	begin := time.Now()
@@ -63,23 +63,23 @@ func atOnce(t *testing.T, what string, pods []*testenv.Pod, do func(*testenv.Pod
 	t.Logf("%s of %d pods at once: %s", what, len(pods), time.Since(begin).Round(time.Millisecond))
 }
 
-// Pods come and go while others work: nothing that one does may disturb another.
-func TestPodsComeAndGoUnderTraffic(t *testing.T) {
+// Adding and deleting pods does not disturb the connections of another.
+func TestPodChurnUnderTraffic(t *testing.T) {
 	n := newNetwork(t)
 	web := n.AddPod(t, "web", mapBoth(8080, 80))
-	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
-		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
-		inwards := connect(t, n.Outside, protocol, netip.AddrPort{}, at(f.node, 8080))
-		defer inwards.Close()
-		outwards := connect(t, web.Namespace, protocol, netip.AddrPort{}, serve(t, n.Outside, protocol, at(f.outside, 0)))
-		defer outwards.Close()
-		seen := ask(t, outwards, n.Outside)
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+		inbound := connect(t, n.Outside, protocol, netip.AddrPort{}, at(f.Node, 8080))
+		defer inbound.Close()
+		outbound := connect(t, web.Namespace, protocol, netip.AddrPort{}, serve(t, n.Outside, protocol, at(f.Outside, 0)))
+		defer outbound.Close()
+		seen := ask(t, outbound, n.Outside)
 
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
 			for i := range 5 {
-				pod := n.NewPod(t, fmt.Sprintf("passer-by%d", i))
+				pod := n.NewPod(t, fmt.Sprintf("short-lived%d", i))
 				if err := pod.Add(testenv.Context(t)); err != nil {
 					t.Error(err)
 				}
@@ -88,20 +88,20 @@ func TestPodsComeAndGoUnderTraffic(t *testing.T) {
 				}
 			}
 		}()
-		for asked := 0; ; asked++ {
+		for requests := 0; ; requests++ {
 			select {
 			case <-done:
-				if asked == 0 {
-					t.Error("nothing was asked meanwhile")
+				if requests == 0 {
+					t.Error("no request was sent meanwhile")
 				}
 				return
 			default:
 			}
-			if peer := ask(t, inwards, web.Namespace); peer != inwards.Local() {
-				t.Fatalf("the pod sees %s, want %s", peer, inwards.Local())
+			if peer := ask(t, inbound, web.Namespace); peer != inbound.Local() {
+				t.Fatalf("pod sees %s, want %s", peer, inbound.Local())
 			}
-			if peer := ask(t, outwards, n.Outside); peer != seen {
-				t.Fatalf("the outside sees %s, and saw %s before", peer, seen)
+			if peer := ask(t, outbound, n.Outside); peer != seen {
+				t.Fatalf("outside sees %s, want %s as before", peer, seen)
 			}
 		}
 	})

@@ -1,7 +1,7 @@
 package scenario
 
 import (
-	"errors"
+	"fmt"
 	"net/netip"
 	"sync"
 	"testing"
@@ -11,27 +11,27 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// A pod goes while the outside still sends to it, from new ports all the time: what
-// DEL removes must not come back behind its back.
+// A pod is deleted while the outside keeps sending to it from new ports. These packets must not recreate
+// what DEL has removed.
 func TestDelUnderTraffic(t *testing.T) {
 	const rounds = 10
 
 	n := newRoutedNetwork(t, podsConflist)
 	for i := range rounds {
 		pod := n.AddPod(t, "a", nil)
-		addr := families[i%len(families)].pod(pod)
+		addr := testenv.Families[i%len(testenv.Families)].Pod(pod)
 		stop := n.flood(t, at(addr, 7))
-		testenv.Eventually(t, "flows of "+addr.String(), func() error { return n.hasFlows(t) })
+		testenv.Eventually(t, "flows to "+addr.String(), func() error { return n.hasFlows(t) })
 		del(t, pod)
 		stop()
-		n.checkNothingLeft(t)
+		n.wantNothingLeft(t)
 		if t.Failed() {
 			return
 		}
 	}
 }
 
-// flood sends datagrams from the outside, each few by a new socket, until stopped.
+// flood sends datagrams from the outside, some per socket, until stopped.
 func (n *network) flood(t *testing.T, to netip.AddrPort) (stop func()) {
 	t.Helper()
 	stopped := make(chan struct{})
@@ -50,7 +50,7 @@ func (n *network) flood(t *testing.T, to netip.AddrPort) (stop func()) {
 					return
 				}
 				for range 20 {
-					_, _ = conn.Write([]byte("x")) // refused by the pod, and in the end by the node
+					_, _ = conn.Write([]byte("x")) // refused by the pod, and after DEL by the node
 				}
 				conn.Close()
 			}
@@ -64,7 +64,7 @@ func (n *network) hasFlows(t *testing.T) (err error) {
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		var flows []maps.Flow
 		if flows, err = maps.Flows(datapath); err == nil && len(flows) < 100 {
-			err = errors.New("not many yet")
+			err = fmt.Errorf("got %d, want 100", len(flows))
 		}
 	})
 	return err

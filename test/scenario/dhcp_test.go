@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -18,13 +19,13 @@ import (
 
 const dhcpSocket = "/run/cni/dhcp.sock" // the reference plugin's default
 
-// dhcpDaemon is the reference plugin's daemon, which keeps the leases.
+// dhcpDaemon is the reference plugin's daemon, which maintains the leases.
 type dhcpDaemon struct {
 	cmd *exec.Cmd
-	log strings.Builder // to be read after stop
+	log strings.Builder // valid after stop
 }
 
-// startDHCPDaemon starts it on the node, and stops it at the end of the test.
+// startDHCPDaemon starts the daemon on the node. The end of the test stops it.
 func startDHCPDaemon(t *testing.T, n *network, args ...string) *dhcpDaemon {
 	t.Helper()
 	d := &dhcpDaemon{}
@@ -45,22 +46,22 @@ func startDHCPDaemon(t *testing.T, n *network, args ...string) *dhcpDaemon {
 	return d
 }
 
-// stop ends the daemon and returns what it has said.
+// stop ends the daemon and returns its log.
 func (d *dhcpDaemon) stop(t *testing.T) string {
 	t.Helper()
 	if d.cmd.ProcessState == nil {
 		if err := d.cmd.Process.Signal(unix.SIGTERM); err != nil {
 			t.Error(err)
 		}
-		_ = d.cmd.Wait() // it may have been in the middle of something
+		_ = d.cmd.Wait() // a signal ended it
 	}
 	return d.log.String()
 }
 
 const onDHCP = `"ipam": {"type": "dhcp"}`
 
-// dhcpNetworks are those whose addresses a DHCP server gives: by the pair of ebpfnet itself,
-// at whose other end the host is, and on the bridge that ebpfnet comes after.
+// dhcpNetworks get their addresses from a DHCP server: on the host, behind ebpfnet's own veth, and on
+// the bridge after which ebpfnet is chained.
 var dhcpNetworks = []struct {
 	name   string
 	list   []string
@@ -68,12 +69,12 @@ var dhcpNetworks = []struct {
 }{
 	{"own link", []string{`{"type": "ebpfnet", "ipMasq": true, "capabilities": {"portMappings": true}, ` + onDHCP + `}`},
 		func(t *testing.T, n *network) *testenv.DHCPServer {
-			return testenv.ServeDHCP(t, n.node(), podSubnet4, testenv.NodeAddr4)
+			return testenv.ServeDHCP(t, n.node(), testenv.IPv4.PodSubnet, testenv.NodeAddr4)
 		}},
 	{"behind bridge", []string{`{"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true, ` + onDHCP + `}`, afterOthers}, serveOnBridge},
 }
 
-// serveOnBridge puts a host with a DHCP server on the bridge.
+// serveOnBridge connects a host with a DHCP server to the bridge.
 func serveOnBridge(t *testing.T, n *network) *testenv.DHCPServer {
 	t.Helper()
 	const bridge, port = "cni0", "dhcp"
@@ -102,80 +103,76 @@ func serveOnBridge(t *testing.T, n *network) *testenv.DHCPServer {
 	if err := host.Netlink().AddrAdd(peer, address); err != nil {
 		t.Fatal(err)
 	}
-	for _, up := range []error{rtnl.LinkSetUp(br), rtnl.LinkSetUp(veth), host.Netlink().LinkSetUp(peer)} {
-		if up != nil {
-			t.Fatal(up)
-		}
+	if err := errors.Join(rtnl.LinkSetUp(br), rtnl.LinkSetUp(veth), host.Netlink().LinkSetUp(peer)); err != nil {
+		t.Fatal(err)
 	}
-	return testenv.ServeDHCP(t, host, podSubnet4, self)
+	return testenv.ServeDHCP(t, host, testenv.IPv4.PodSubnet, self)
 }
 
-// A DHCP server gives the addresses, which are renewed while the pods live and given back at DEL.
+// Pods get addresses from a DHCP server. Their leases are renewed while they run, and released by DEL.
 func TestDHCP(t *testing.T) {
 	for _, network := range dhcpNetworks {
 		t.Run(network.name, func(t *testing.T) {
-			n := chainOf(t, network.list...)
+			n := newChain(t, network.list...)
 			daemon := startDHCPDaemon(t, n, "-timeout", "1s")
 			server := network.server(t, n)
 			web := n.AddPod(t, "web", mapBoth(8080, 80))
 			a := n.AddPod(t, "a", nil)
 			for _, pod := range []*testenv.Pod{web, a} {
 				if lease, _ := server.Lease(macOf(t, pod)); lease != pod.Addr4() {
-					t.Errorf("%s has %s, and a lease of %s", pod.Name, pod.Addr4(), lease)
+					t.Errorf("%s: got address %s, want its lease %s", pod.Name, pod.Addr4(), lease)
 				}
-				if err := pod.Check(testenv.Context(t)); err != nil {
-					t.Errorf("CHECK: %v", err)
-				}
+				wantCheck(t, pod)
 			}
-			f := families[0]
+			f := testenv.IPv4
 			outside := map[string]netip.AddrPort{}
 			for _, protocol := range []string{"tcp", "udp"} {
-				outside[protocol] = serve(t, n.Outside, protocol, at(f.outside, 0))
-				serve(t, web.Namespace, protocol, at(f.pod(web), 80))
+				outside[protocol] = serve(t, n.Outside, protocol, at(f.Outside, 0))
+				serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
 			}
-			works := func() {
+			wantTraffic := func() {
 				for protocol, server := range outside {
-					reachAsNode(t, a.Namespace, protocol, server, n.Outside, f.node)
-					reachAsOneself(t, n.Outside, protocol, at(f.node, 8080), web.Namespace)
-					reachAsOneself(t, a.Namespace, protocol, at(f.pod(web), 80), web.Namespace)
+					reachAsNode(t, a.Namespace, protocol, server, n.Outside, f.Node)
+					reachUntranslated(t, n.Outside, protocol, at(f.Node, 8080), web.Namespace)
+					reachUntranslated(t, a.Namespace, protocol, at(f.Pod(web), 80), web.Namespace)
 				}
 			}
-			works()
+			wantTraffic()
 			_, before := server.Lease(macOf(t, web))
 			testenv.Eventually(t, "the lease to be renewed", func() error {
 				if _, now := server.Lease(macOf(t, web)); now <= before {
-					return fmt.Errorf("%d requests", now)
+					return fmt.Errorf("got %d requests, want more than %d", now, before)
 				}
 				return nil
 			})
-			works()
+			wantTraffic()
 			next := n.NewPod(t, "next")
 			next.Conf.CapabilityArgs = mapBoth(8080, 80)
 			if err := next.Add(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "8080") {
-				t.Errorf("another pod with the same port: %v", err)
+				t.Errorf("ADD with a host port in use: got %v, want an error that names it", err)
 			}
 			del(t, next)
 			del(t, web)
 			del(t, a)
-			said := daemon.stop(t)
-			// bridge takes the interface away first: no release is sent, and the daemon may see that itself.
-			ended := strings.Count(said, "releasing lease") + strings.Count(said, "terminating lease maintenance")
-			if strings.Count(said, "lease acquired") != 3 || ended != 3 {
-				t.Errorf("the daemon says:\n%s", said)
+			log := daemon.stop(t)
+			// bridge removes the interface first: the daemon then sends no release, and may stop by itself.
+			ended := strings.Count(log, "releasing lease") + strings.Count(log, "terminating lease maintenance")
+			if strings.Count(log, "lease acquired") != 3 || ended != 3 {
+				t.Errorf("daemon's log: want 3 leases acquired and 3 ended:\n%s", log)
 			}
-			if len(network.list) == 1 && strings.Contains(said, "failed") {
-				t.Errorf("the daemon says:\n%s", said)
+			if len(network.list) == 1 && strings.Contains(log, "failed") {
+				t.Errorf("daemon's log: want no failure:\n%s", log)
 			}
 		})
 	}
 }
 
-// dnsmasq on the host serves the links of pods as README says.
-func TestDHCPByDnsmasq(t *testing.T) {
+// dnsmasq on the host serves pods, with the command line of the documentation.
+func TestDnsmasq(t *testing.T) {
 	if _, err := exec.LookPath("dnsmasq"); err != nil {
 		t.Fatal("dnsmasq is missing: apt-get install dnsmasq-base")
 	}
-	n := chainOf(t, dhcpNetworks[0].list...)
+	n := newChain(t, dhcpNetworks[0].list...)
 	startDHCPDaemon(t, n, "-timeout", "1s")
 	leases := filepath.Join(t.TempDir(), "leases")
 	server := exec.Command("dnsmasq", "--keep-in-foreground", "--log-facility=-", "--conf-file=/dev/null", "--port=0", "--user=root", "--no-ping",
@@ -190,23 +187,21 @@ func TestDHCPByDnsmasq(t *testing.T) {
 		if err := server.Process.Kill(); err != nil {
 			t.Error(err)
 		}
-		_ = server.Wait() // it was killed
+		_ = server.Wait() // reports the signal
 		if t.Failed() {
-			t.Logf("dnsmasq says:\n%s", &log)
+			t.Logf("dnsmasq's log:\n%s", &log)
 		}
 	})
 	a, b := n.AddPod(t, "a", nil), n.AddPod(t, "b", nil)
 	for _, pod := range []*testenv.Pod{a, b} {
 		text, err := os.ReadFile(leases)
 		if err != nil || !strings.Contains(string(text), macOf(t, pod).String()+" "+pod.Addr4().String()+" ") {
-			t.Errorf("%s has %s, and leases are %q (%v)", pod.Name, pod.Addr4(), text, err)
+			t.Errorf("%s: got address %s, want one of the leases %q (%v)", pod.Name, pod.Addr4(), text, err)
 		}
-		if err := pod.Check(testenv.Context(t)); err != nil {
-			t.Errorf("CHECK: %v", err)
-		}
+		wantCheck(t, pod)
 	}
 	ping(t, a.Namespace, b.Addr4())
-	ping(t, a.Namespace, families[0].outside)
+	ping(t, a.Namespace, testenv.IPv4.Outside)
 }
 
 func macOf(t *testing.T, pod *testenv.Pod) net.HardwareAddr {
@@ -218,17 +213,17 @@ func macOf(t *testing.T, pod *testenv.Pod) net.HardwareAddr {
 	return device.Attrs().HardwareAddr
 }
 
-// Nobody answers: ADD fails in the daemon's time, and leaves nothing.
+// Without a DHCP server ADD fails when the daemon gives up, and leaves nothing.
 func TestDHCPWithoutServer(t *testing.T) {
-	n := chainOf(t, dhcpNetworks[0].list...)
+	n := newChain(t, dhcpNetworks[0].list...)
 	startDHCPDaemon(t, n, "-timeout", "100ms", "-resendtimeout", "300ms")
 	pod := n.NewPod(t, "a")
 	err := pod.Add(testenv.Context(t))
 	if err == nil || !strings.Contains(err.Error(), `ipam.type "dhcp"`) {
-		t.Errorf("ADD: %v", err)
+		t.Errorf("ADD: got %v, want an error that names ipam.type", err)
 	}
 	if _, err := pod.Netlink().LinkByName(testenv.PodIfName); err == nil {
-		t.Error("the interface is left")
+		t.Errorf("%s exists after a failed ADD", testenv.PodIfName)
 	}
 	del(t, pod)
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// fewPorts leaves the node as few ports for masquerading as it can: its own sockets get the rest.
+// fewPorts leaves the minimum of ports for masquerading: the node's own sockets get the rest.
 func (n *network) fewPorts(t *testing.T) {
 	t.Helper()
 	if err := n.node().SetSysctl("net/ipv4/ip_local_port_range", "1024 61439"); err != nil {
@@ -22,8 +22,8 @@ func (n *network) fewPorts(t *testing.T) {
 	}
 }
 
-// refused returns how many packets found no port.
-func (n *network) refusedFlows(t *testing.T) (packets uint64) {
+// noPortDrops counts the packets that were dropped for lack of a port.
+func (n *network) noPortDrops(t *testing.T) (packets uint64) {
 	t.Helper()
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		packets = must(maps.DropTotals(datapath))[bpf.ReasonNoPort].Packets
@@ -31,23 +31,23 @@ func (n *network) refusedFlows(t *testing.T) (packets uint64) {
 	return packets
 }
 
-// A pod takes all ports that there are for one remote, each of its own flows another one. Then a
-// new flow is refused and counted; those that live, and other remotes, do not notice.
-func TestPortsRunOut(t *testing.T) {
+// A pod's flows occupy all ports towards one remote. A new flow is then dropped and counted; live flows and
+// other remotes are not affected.
+func TestMasqueradePortsExhausted(t *testing.T) {
 	n := newNetwork(t)
 	n.fewPorts(t)
 	greedy, other := n.AddPod(t, "greedy", nil), n.AddPod(t, "other", nil)
 	first, last := n.masqPorts(t)
 	ports := int(last) - int(first) + 1
-	inEachFamily(t, func(t *testing.T, f family) {
-		server := serve(t, n.Outside, "udp", at(f.outside, 7000))
-		elsewhere := serve(t, n.Outside, "udp", at(f.outside, 7001))
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		server := serve(t, n.Outside, "udp", at(f.Outside, 7000))
+		elsewhere := serve(t, n.Outside, "udp", at(f.Outside, 7001))
 		live := connect(t, other.Namespace, "udp", netip.AddrPort{}, server)
 		defer live.Close()
-		before := ask(t, live, n.Outside)
+		seen := ask(t, live, n.Outside)
 
 		for port := range ports {
-			socket, err := greedy.ListenPacket(testenv.Context(t), at(f.pod(greedy), uint16(2000+port)))
+			socket, err := greedy.ListenPacket(testenv.Context(t), at(f.Pod(greedy), uint16(2000+port)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -59,75 +59,74 @@ func TestPortsRunOut(t *testing.T) {
 			}
 		}
 		n.withDatapath(t, func(datapath *loader.Datapath) {
-			taken := map[uint16]bool{}
+			used := map[uint16]bool{}
 			for _, flow := range must(maps.Flows(datapath)) {
 				if flow.Out && flow.Remote == server {
-					taken[flow.Local.Port()] = true
+					used[flow.Local.Port()] = true
 				}
 			}
-			if len(taken) != ports {
-				t.Fatalf("%d of %d ports are taken", len(taken), ports)
+			if len(used) != ports {
+				t.Fatalf("ports in use: got %d, want all %d", len(used), ports)
 			}
 		})
 
-		refused := n.refusedFlows(t)
+		before := n.noPortDrops(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		asked := make(chan error, 1)
+		done := make(chan struct{})
 		go func() {
-			answer, err := testenv.Ask(ctx, other.Namespace, "udp", server, "one more")
-			if err == nil {
-				t.Errorf("one more flow is seen as %s", answer.Peer)
+			defer close(done)
+			if reply, err := testenv.Ask(ctx, other.Namespace, "udp", server, "one more"); err == nil {
+				t.Errorf("flow without a free port: server sees %s, want no packet", reply.Peer)
 			}
-			asked <- err
 		}()
-		testenv.Eventually(t, "a packet that is counted as refused", func() error {
-			if now := n.refusedFlows(t); now <= refused {
-				return fmt.Errorf("there are %d, as before", now)
+		testenv.Eventually(t, "a drop for lack of a port", func() error {
+			if now := n.noPortDrops(t); now <= before {
+				return fmt.Errorf("got %d drops, want more than %d", now, before)
 			}
 			return nil
 		})
 		cancel()
-		<-asked
-		if after := ask(t, live, n.Outside); after != before {
-			t.Errorf("the living flow is seen as %s, before as %s", after, before)
+		<-done
+		if after := ask(t, live, n.Outside); after != seen {
+			t.Errorf("live flow: server sees %s, want %s as before", after, seen)
 		}
-		reachAsNode(t, other.Namespace, "udp", elsewhere, n.Outside, f.node)
-		reachAsNode(t, greedy.Namespace, "udp", elsewhere, n.Outside, f.node)
+		reachAsNode(t, other.Namespace, "udp", elsewhere, n.Outside, f.Node)
+		reachAsNode(t, greedy.Namespace, "udp", elsewhere, n.Outside, f.Node)
 	})
 	del(t, greedy)
-	inEachFamily(t, func(t *testing.T, f family) {
-		server := serve(t, n.Outside, "udp", at(f.outside, 7000))
-		reachAsNode(t, other.Namespace, "udp", server, n.Outside, f.node)
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		server := serve(t, n.Outside, "udp", at(f.Outside, 7000))
+		reachAsNode(t, other.Namespace, "udp", server, n.Outside, f.Node)
 	})
 }
 
-// A million flows of one packet each go through a table of 4,096 while others are busy, and one is
-// quiet. None of these breaks.
-func TestFlood(t *testing.T) {
-	n := newNetworkOf(t, withKeys(`"ipMasq": true, "maxFlows": 4096`))
+// A million flows of one packet each pass a table of 4,096 entries. Neither busy connections nor an idle one
+// break.
+func TestFlowFlood(t *testing.T) {
+	n := newNetworkWith(t, withKeys(`"ipMasq": true, "maxFlows": 4096`))
 	a, web, bad := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80)), n.AddPod(t, "bad", nil)
-	inEachFamily(t, func(t *testing.T, f family) {
-		paths := n.paths(f, a, web, 80)
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		paths := n.translatedPaths(f, a, web)
 		c := &connections{server: n.Outside}
-		var hosted []*testenv.Client
+		var inbound []*testenv.Client
 		for _, protocol := range []string{"tcp", "udp"} {
-			serve(t, n.Outside, protocol, at(f.outside, 80))
-			serve(t, web.Namespace, protocol, at(f.pod(web), 80))
+			serve(t, n.Outside, protocol, at(f.Outside, 80))
+			serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
 			for _, p := range paths {
 				client := connect(t, p.client, protocol, netip.AddrPort{}, p.dial)
 				defer client.Close()
 				if p.server == n.Outside {
 					c.add(client)
 				} else {
-					hosted = append(hosted, client)
+					inbound = append(inbound, client)
 				}
 			}
 		}
-		quiet := paths[0]
-		quiet.listen, quiet.dial = at(f.outside, 81), at(f.outside, 81)
-		client, server := connectPair(t, quiet)
-		say(t, client, server)
+		idle := paths[0]
+		idle.listen, idle.dial = at(f.Outside, 81), at(f.Outside, 81)
+		client, server := connectPair(t, idle)
+		sendByte(t, client, server)
 
 		flooded := make(chan error, 1)
 		go func() { flooded <- flood(t, bad, f) }()
@@ -142,38 +141,38 @@ func TestFlood(t *testing.T) {
 			default:
 			}
 			c.ask(t)
-			for _, client := range hosted {
+			for _, client := range inbound {
 				ask(t, client, web.Namespace)
 			}
 		}
 		if rounds < 3 {
-			t.Errorf("the flood was over after %d rounds", rounds)
+			t.Errorf("flood ended after %d rounds, want at least 3", rounds)
 		}
 		n.withDatapath(t, func(datapath *loader.Datapath) {
 			if flows := len(must(maps.Flows(datapath))); flows < 4096/2 {
-				t.Errorf("after the flood there are %d flows only", flows)
+				t.Errorf("flows after the flood: got %d, want at least 2048", flows)
 			}
 		})
-		say(t, server, client)
+		sendByte(t, server, client)
 	})
 }
 
-// flood sends packets of as many flows to the outside, from a raw socket.
-func flood(t *testing.T, pod *testenv.Pod, f family) error {
+// flood sends one packet for each of many flows from the pod to the outside.
+func flood(t *testing.T, pod *testenv.Pod, f testenv.Family) error {
 	const batch = 10_000
 
 	flows := 1_000_000
 	if testing.Short() {
 		flows = 50_000
 	}
-	packet := testenv.UDPPacket(at(f.pod(pod), 1), at(f.outside, 1), "")
+	packet := testenv.UDPPacket(at(f.Pod(pod), 1), at(f.Outside, 1), "")
 	packet.SrcMAC, packet.DstMAC = pod.MACOf(t, testenv.PodIfName), hostMACOf(t, pod)
 	template, err := packet.Build()
 	if err != nil {
 		return err
 	}
 	const udpHeader = 8
-	ports := len(template) - udpHeader // the checksum is wrong then, which nobody asks for
+	ports := len(template) - udpHeader // leaves a wrong checksum, which nothing verifies
 	frames := make([][]byte, batch)
 	for i := range frames {
 		frames[i] = bytes.Clone(template)

@@ -12,7 +12,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// foreignProgram is another tool's program, which counts packets and passes them on.
+// foreignProgram is another tool's program: it counts packets and passes them on.
 type foreignProgram struct {
 	*ebpf.Program
 	count *ebpf.Map
@@ -43,7 +43,7 @@ func newForeignProgram(t *testing.T) *foreignProgram {
 	return &foreignProgram{program, count}
 }
 
-// seen returns how many packets the program saw so far.
+// seen counts the packets that the program has seen.
 func (p *foreignProgram) seen(t *testing.T) uint64 {
 	t.Helper()
 	var packets uint64
@@ -53,13 +53,13 @@ func (p *foreignProgram) seen(t *testing.T) uint64 {
 	return packets
 }
 
-// foreignHook is a place where a foreign program stands.
+// foreignHook is an attached foreign program.
 type foreignHook struct {
 	name    string
 	program *foreignProgram
 }
 
-// attachForeign puts a foreign program on both directions of a device.
+// attachForeign attaches a foreign program to each direction of a device.
 func attachForeign(t *testing.T, n *network, device string, anchor link.Anchor, where string) (hooks []foreignHook) {
 	t.Helper()
 	for direction, attach := range map[string]ebpf.AttachType{"ingress": ebpf.AttachTCXIngress, "egress": ebpf.AttachTCXEgress} {
@@ -81,54 +81,50 @@ func attachForeign(t *testing.T, n *network, device string, anchor link.Anchor, 
 	return hooks
 }
 
-// seesMore fails unless every program sees packets of what happens.
-func seesMore(t *testing.T, hooks []foreignHook, happens func()) {
+// wantSeen wants every program to see packets while send runs.
+func wantSeen(t *testing.T, hooks []foreignHook, send func()) {
 	t.Helper()
 	before := make([]uint64, len(hooks))
 	for i, hook := range hooks {
 		before[i] = hook.program.seen(t)
 	}
-	happens()
+	send()
 	for i, hook := range hooks {
 		if hook.program.seen(t) == before[i] {
-			t.Errorf("the foreign program %s sees no packet", hook.name)
+			t.Errorf("foreign program %s saw no packet", hook.name)
 		}
 	}
 }
 
-// Other tools' programs stand before and after ours, some from before the datapath, and see
-// all packets whatever pods come and go.
+// Other tools' programs, before and after ours and some attached earlier, see all packets while pods come
+// and go.
 func TestForeignTCXPrograms(t *testing.T) {
 	needsStack(t)
 	testenv.Require(t, testenv.TCX)
 
-	n := newNetworkOf(t, allVerbsConflist)
-	hooks := attachForeign(t, n, testenv.UplinkName, nil, "that was first")
+	n := newNetworkWith(t, allVerbsConflist)
+	hooks := attachForeign(t, n, testenv.UplinkName, nil, "attached first")
 	web := n.AddPod(t, "web", mapBoth(8080, 80))
 	hostDevice := web.Result.Interfaces[0].Name
 	for _, device := range []string{testenv.UplinkName, hostDevice} {
 		hooks = append(hooks, attachForeign(t, n, device, link.Head(), "before ours")...)
 		hooks = append(hooks, attachForeign(t, n, device, link.Tail(), "after ours")...)
 	}
-	wantBefore(t, n, web, "foreign (program ", "foreign (program ") // ours is a filter there
-	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
-		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
-		server := serve(t, n.Outside, protocol, at(f.outside, 0))
-		inAndOut := func() {
-			reachAsOneself(t, n.Outside, protocol, at(f.node, 8080), web.Namespace)
-			reachAsNode(t, web.Namespace, protocol, server, n.Outside, f.node)
-		}
-		seesMore(t, hooks, inAndOut)
-
-		n.eachVerb(t, web, func() { seesMore(t, hooks, inAndOut) })
+	wantProgramsBefore(t, n, web, "foreign (program ", "foreign (program ") // ours on a pod's device is a filter
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+		server := serve(t, n.Outside, protocol, at(f.Outside, 0))
+		inAndOut := func() { n.reachInAndOut(t, f, protocol, web, server) }
+		wantSeen(t, hooks, inAndOut)
+		n.eachVerb(t, web, func() { wantSeen(t, hooks, inAndOut) })
 	})
 	del(t, web)
 	n.ctl(t, "unload", "--yes")
-	seesMore(t, onDevice(hooks, testenv.UplinkName), func() { ping(t, n.Outside, testenv.NodeAddr4) })
+	wantSeen(t, onDevice(hooks, testenv.UplinkName), func() { ping(t, n.Outside, testenv.NodeAddr4) })
 }
 
-// eachVerb does all that can be done to the datapath while a pod lives, and calls then after each.
-func (n *network) eachVerb(t *testing.T, living *testenv.Pod, then func()) {
+// eachVerb runs everything that may change the datapath of a running pod, and calls verify after each.
+func (n *network) eachVerb(t *testing.T, running *testenv.Pod, verify func()) {
 	t.Helper()
 	var other *testenv.Pod
 	for _, verb := range []struct {
@@ -136,37 +132,37 @@ func (n *network) eachVerb(t *testing.T, living *testenv.Pod, then func()) {
 		do   func() error
 	}{
 		{"ADD", func() error { other = n.AddPod(t, "other", nil); return nil }},
-		{"CHECK", func() error { return living.Check(testenv.Context(t)) }},
+		{"CHECK", func() error { return running.Check(testenv.Context(t)) }},
 		{"DEL", func() error { del(t, other); return nil }},
 		{"STATUS", func() error { return n.Status(testenv.Context(t)) }},
-		{"GC", func() error { return n.GC(testenv.Context(t), attachmentOf(living)) }},
+		{"GC", func() error { return n.GC(testenv.Context(t), attachmentOf(running)) }},
 		{"upgrade", func() error { _, err := n.upgrade(t, release(9, 9)); return err }},
 		{"repair", func() error { n.ctl(t, "repair"); return nil }},
-		{"the way back", func() error { n.ctl(t, "upgrade"); return nil }},
+		{"downgrade", func() error { n.ctl(t, "upgrade"); return nil }},
 	} {
 		if err := verb.do(); err != nil {
 			t.Errorf("%s: %v", verb.name, err)
 		}
-		then()
+		verify()
 		if t.Failed() {
 			t.Fatalf("after %s", verb.name)
 		}
 	}
 }
 
-// onDevice returns the programs on one device.
-func onDevice(hooks []foreignHook, device string) (there []foreignHook) {
+// onDevice returns the programs of one device.
+func onDevice(hooks []foreignHook, device string) (selected []foreignHook) {
 	for _, hook := range hooks {
 		if strings.HasSuffix(hook.name, " of "+device) {
-			there = append(there, hook)
+			selected = append(selected, hook)
 		}
 	}
-	return there
+	return selected
 }
 
-// wantBefore wants the operator's tool to tell who sees a pod's packets before ours: one program for
-// each of the words that it starts with.
-func wantBefore(t *testing.T, n *network, pod *testenv.Pod, words ...string) {
+// wantProgramsBefore compares the programs that ebpfnetctl lists before ours on a pod's device by their
+// prefixes.
+func wantProgramsBefore(t *testing.T, n *network, pod *testenv.Pod, prefixes ...string) {
 	t.Helper()
 	var got []string
 	for _, info := range attachmentsOf(t, n) {
@@ -174,7 +170,7 @@ func wantBefore(t *testing.T, n *network, pod *testenv.Pod, words ...string) {
 			got = info.ProgramsBefore
 		}
 	}
-	if !slices.EqualFunc(got, words, strings.HasPrefix) {
-		t.Errorf("before ours are %q, want %q", got, words)
+	if !slices.EqualFunc(got, prefixes, strings.HasPrefix) {
+		t.Errorf("programs before ours: got %q, want %q", got, prefixes)
 	}
 }

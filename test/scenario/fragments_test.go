@@ -10,7 +10,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// largeDatagram is one of 60 kB, no part of which looks like another.
+// largeDatagram returns a payload of 60 kB, no two parts of which are equal.
 func largeDatagram(tag string) string {
 	var text strings.Builder
 	for text.Len() < 60_000 {
@@ -21,17 +21,17 @@ func largeDatagram(tag string) string {
 	return text.String()[:60_000]
 }
 
-// end is a socket for datagrams, and how frames are put on its wire.
+// end is a UDP socket, and the link on which its frames are sent.
 type end struct {
 	*net.UDPConn
 	ns      *testenv.Namespace
 	nextHop testenv.MAC
 }
 
-// sendFragments sends datagrams in fragments that order has arranged, past the stack of the end.
+// sendFragments sends datagrams in fragments, in the given order, from a packet socket.
 func (e end) sendFragments(t *testing.T, from, to netip.AddrPort, id uint32, order func(...[][]byte) [][]byte, payloads ...string) {
 	t.Helper()
-	const size = 1448 // fits into an MTU of 1,500 in both families
+	const size = 1448 // fits an MTU of 1,500 in both families
 	var datagrams [][][]byte
 	for _, payload := range payloads {
 		packet := testenv.UDPPacket(from, to, payload)
@@ -48,7 +48,7 @@ func (e end) sendFragments(t *testing.T, from, to netip.AddrPort, id uint32, ord
 	}
 }
 
-// orders are those in which the fragments of datagrams may come.
+// orders are ways to arrange the fragments of datagrams.
 var orders = map[string]func(...[][]byte) [][]byte{
 	"in order": func(datagrams ...[][]byte) [][]byte { return slices.Concat(datagrams...) },
 	"reversed": func(datagrams ...[][]byte) [][]byte {
@@ -75,26 +75,26 @@ func interleave(datagrams ...[][]byte) (all [][]byte) {
 	return all
 }
 
-// Datagrams of 60 kB pass in fragments of any order, through masquerading and host ports and back.
+// Fragments of 60 kB datagrams pass masquerading and host ports in any order, in both directions.
 func TestLargeDatagrams(t *testing.T) {
 	n := newNetwork(t)
 	pod := n.AddPod(t, "a", mapBoth(8080, 80))
 	id := uint32(7)
-	inEachFamily(t, func(t *testing.T, f family) {
-		outside := end{listenPacket(t, n.Outside, at(f.outside, 7000)), n.Outside, n.node().MACOf(t, testenv.UplinkName)}
-		client := end{listenPacket(t, pod.Namespace, at(f.pod(pod), 5000)), pod.Namespace, hostMACOf(t, pod)}
-		server := end{listenPacket(t, pod.Namespace, at(f.pod(pod), 80)), pod.Namespace, client.nextHop}
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		outside := end{listenPacket(t, n.Outside, at(f.Outside, 7000)), n.Outside, n.node().MACOf(t, testenv.UplinkName)}
+		client := end{listenPacket(t, pod.Namespace, at(f.Pod(pod), 5000)), pod.Namespace, hostMACOf(t, pod)}
+		server := end{listenPacket(t, pod.Namespace, at(f.Pod(pod), 80)), pod.Namespace, client.nextHop}
 
-		// By the kernel's own sockets, which also tells what the outside knows the pod as.
+		// Sockets send first, which shows the pod's masqueraded address.
 		large := largeDatagram("socket")
-		sendTo(t, client.UDPConn, at(f.outside, 7000), large)
+		sendTo(t, client.UDPConn, at(f.Outside, 7000), large)
 		got, masqueraded := receiveFrom(t, outside.UDPConn)
-		if got != large || masqueraded.Addr() != f.node {
-			t.Fatalf("the outside got %d bytes from %s, want %d from %s", len(got), masqueraded, len(large), f.node)
+		if got != large || masqueraded.Addr() != f.Node {
+			t.Fatalf("outside: got %d bytes from %s, want %d from %s", len(got), masqueraded, len(large), f.Node)
 		}
-		sendTo(t, outside.UDPConn, at(f.node, 8080), large)
-		if got, from := receiveFrom(t, server.UDPConn); got != large || from != at(f.outside, 7000) {
-			t.Fatalf("the host port got %d bytes from %s, want %d from %s", len(got), from, len(large), at(f.outside, 7000))
+		sendTo(t, outside.UDPConn, at(f.Node, 8080), large)
+		if got, from := receiveFrom(t, server.UDPConn); got != large || from != at(f.Outside, 7000) {
+			t.Fatalf("host port: got %d bytes from %s, want %d from %s", len(got), from, len(large), at(f.Outside, 7000))
 		}
 
 		for _, tc := range []struct {
@@ -102,10 +102,10 @@ func TestLargeDatagrams(t *testing.T) {
 			from, to           end
 			source, dest, seen netip.AddrPort
 		}{
-			{"masqueraded", client, outside, at(f.pod(pod), 5000), at(f.outside, 7000), masqueraded},
-			{"back to the pod", outside, client, at(f.outside, 7000), masqueraded, at(f.outside, 7000)},
-			{"to the host port", outside, server, at(f.outside, 7000), at(f.node, 8080), at(f.outside, 7000)},
-			{"back from the host port", server, outside, at(f.pod(pod), 80), at(f.outside, 7000), at(f.node, 8080)},
+			{"masqueraded", client, outside, at(f.Pod(pod), 5000), at(f.Outside, 7000), masqueraded},
+			{"back to the pod", outside, client, at(f.Outside, 7000), masqueraded, at(f.Outside, 7000)},
+			{"to the host port", outside, server, at(f.Outside, 7000), at(f.Node, 8080), at(f.Outside, 7000)},
+			{"back from the host port", server, outside, at(f.Pod(pod), 80), at(f.Outside, 7000), at(f.Node, 8080)},
 		} {
 			for name, order := range orders {
 				t.Run(tc.name+" "+name, func(t *testing.T) {
@@ -126,7 +126,7 @@ func TestLargeDatagrams(t *testing.T) {
 	})
 }
 
-// hostMACOf is the address of the host's end of a pod's veth, as ADD has told it.
+// hostMACOf returns the MAC address of the host's end of a pod's veth, from ADD's result.
 func hostMACOf(t *testing.T, pod *testenv.Pod) testenv.MAC {
 	t.Helper()
 	for _, device := range pod.Result.Interfaces {
@@ -138,6 +138,6 @@ func hostMACOf(t *testing.T, pod *testenv.Pod) testenv.MAC {
 			return testenv.MAC(mac)
 		}
 	}
-	t.Fatal("the result names no device of the host")
+	t.Fatalf("interfaces in the result: got %v, want one on the host", pod.Result.Interfaces)
 	return testenv.MAC{}
 }

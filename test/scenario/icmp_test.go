@@ -10,45 +10,44 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// Errors that hosts and routers send back are for whom the packet came from, and
-// quote what that one has sent.
+// ICMP errors reach the original sender, and quote the packet as it was sent.
 
-// A socket is told that nobody listens, in every direction that is translated.
+// Closed ports are reported in every direction that is translated.
 func TestPortUnreachable(t *testing.T) {
 	n := newNetwork(t)
 	n.AddFar(t, 0)
 	web, other := n.AddPod(t, "web", mapBoth(8080, 80)), n.AddPod(t, "other", nil)
-	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
-		isRefused(t, other.Namespace, protocol, at(f.outside, 9))
-		isRefused(t, other.Namespace, protocol, at(f.far, 9))
-		isRefused(t, n.Outside, protocol, at(f.node, 8080))
-		isRefused(t, n.Far, protocol, at(f.node, 8080))
-		isRefused(t, n.node(), protocol, at(f.node, 8080))
-		isRefused(t, n.node(), protocol, at(f.loopbacks()[0], 8080))
-		isRefused(t, other.Namespace, protocol, at(f.node, 8080))
-		isRefused(t, web.Namespace, protocol, at(f.gateway, 8080))
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		wantRefused(t, other.Namespace, protocol, at(f.Outside, 9))
+		wantRefused(t, other.Namespace, protocol, at(f.Far, 9))
+		wantRefused(t, n.Outside, protocol, at(f.Node, 8080))
+		wantRefused(t, n.Far, protocol, at(f.Node, 8080))
+		wantRefused(t, n.node(), protocol, at(f.Node, 8080))
+		wantRefused(t, n.node(), protocol, at(f.Loopbacks[0], 8080))
+		wantRefused(t, other.Namespace, protocol, at(f.Node, 8080))
+		wantRefused(t, web.Namespace, protocol, at(f.Gateway, 8080))
 	})
 }
 
-// traceroute in a pod shows each hop, and from far away the way to a host port.
+// traceroute from a pod shows every hop, and so does one from afar to a host port.
 func TestTraceroute(t *testing.T) {
 	requireTool(t, "traceroute", "traceroute")
 	n := newNetwork(t)
 	n.AddFar(t, 0)
 	web := n.AddPod(t, "web", mapBoth(8080, 80))
-	inEachFamily(t, func(t *testing.T, f family) {
-		hops := []netip.Addr{f.gateway, f.outside, f.router, f.far}
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		hops := []netip.Addr{f.Gateway, f.Outside, f.Router, f.Far}
 		for _, mode := range [][]string{{}, {"-I"}, {"-T", "-p", "80"}} {
-			traceroute(t, web.Namespace, f.far, hops, mode...)
+			traceroute(t, web.Namespace, f.Far, hops, mode...)
 		}
-		// What answers for the host port is the node, whose hop the pod's is.
-		back := []netip.Addr{f.far.Prev(), f.router.Prev(), f.node, f.node}
-		traceroute(t, n.Far, f.node, back, "-T", "-p", "8080")
-		traceroute(t, n.Far, f.node, back, "-U", "-p", "8080")
+		// The last hop, the pod, replies with the node's address.
+		back := []netip.Addr{f.Far.Prev(), f.Router.Prev(), f.Node, f.Node}
+		traceroute(t, n.Far, f.Node, back, "-T", "-p", "8080")
+		traceroute(t, n.Far, f.Node, back, "-U", "-p", "8080")
 	})
 }
 
-// traceroute compares the hops that one probe for each finds.
+// traceroute sends one probe per hop and compares the addresses that reply.
 func traceroute(t *testing.T, from *testenv.Namespace, to netip.Addr, want []netip.Addr, mode ...string) {
 	t.Helper()
 	args := append([]string{"-n", "-q", "1", "-N", "1", "-w", "10", "-m", "8"}, mode...)
@@ -69,9 +68,9 @@ func traceroute(t *testing.T, from *testenv.Namespace, to netip.Addr, want []net
 	}
 }
 
-// A link far away takes only smaller packets than both ends, who learn of it by an error
-// of the router in front of it: without that the transfer stands still.
-func TestSmallerMTUFarAway(t *testing.T) {
+// A distant link has a smaller MTU than both ends. They learn of it only by the ICMP error of the router
+// before it: without that the transfer stalls.
+func TestPathMTU(t *testing.T) {
 	for _, mtu := range []int{1280, 1400} {
 		for _, offloads := range []bool{true, false} {
 			t.Run(fmt.Sprintf("MTU %d, offloads %v", mtu, offloads), func(t *testing.T) {
@@ -81,11 +80,11 @@ func TestSmallerMTUFarAway(t *testing.T) {
 				if !offloads {
 					n.setOffloadsOff(t, a, web)
 				}
-				inEachFamily(t, func(t *testing.T, f family) {
-					onWeb, onFar := at(f.pod(web), 80), at(f.far, 80)
+				forEachFamily(t, func(t *testing.T, f testenv.Family) {
+					onWeb, onFar := at(f.Pod(web), 80), at(f.Far, 80)
 					for _, send := range []transfer{upload(sizeOf(4 * mebibyte)), download(sizeOf(4 * mebibyte))} {
 						send(t, a.Namespace, n.Far, onFar, onFar)
-						send(t, n.Far, web.Namespace, onWeb, at(f.node, 8080))
+						send(t, n.Far, web.Namespace, onWeb, at(f.Node, 8080))
 					}
 				})
 			})
@@ -93,7 +92,7 @@ func TestSmallerMTUFarAway(t *testing.T) {
 	}
 }
 
-// setOffloadsOff makes every packet on the way from pods to far what it is on a wire.
+// setOffloadsOff disables offloads from pods to far, so that every packet has its size on the wire.
 func (n *network) setOffloadsOff(t *testing.T, pods ...*testenv.Pod) {
 	t.Helper()
 	set := func(ns *testenv.Namespace, device string) {

@@ -14,58 +14,61 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// callers are reference plugins with ebpfnet-ipam in the place of host-local.
+// callers are reference plugins, to be completed with an ipam key.
 var callers = map[string]string{
 	"bridge":  `{"type": "bridge", "bridge": "cni0", "isGateway": true, `,
 	"ptp":     `{"type": "ptp", `,
 	"macvlan": `{"type": "macvlan", "master": "eth0", `,
 }
 
-// The reference plugins get addresses from ebpfnet-ipam, one after the other, and give them back.
+// Reference plugins get their addresses from ebpfnet-ipam and release them.
 func TestIPAMPlugin(t *testing.T) {
 	for name, caller := range callers {
 		t.Run(name, func(t *testing.T) {
 			testenv.Build(t, "./cmd/ebpfnet-ipam")
 			list := caller + strings.Replace(referenceIPAM, `"host-local"`, `"ebpfnet-ipam"`, 1) + "}"
-			n := chainOf(t, list)
-			if err := n.SetNetwork([]byte(strings.Replace(conflistOf(list), `"1.0.0"`, `"1.1.0"`, 1))); err != nil {
+			n := newChain(t, list)
+			if err := n.SetNetwork([]byte(allVerbs(conflistOf(list)))); err != nil {
 				t.Fatal(err)
 			}
 			a, b := n.AddPod(t, "a", nil), n.AddPod(t, "b", nil)
-			for _, pod := range []*testenv.Pod{a, b} {
-				if err := pod.Check(testenv.Context(t)); err != nil {
-					t.Errorf("CHECK: %v", err)
+			wantCheck(t, a, b)
+			for _, f := range testenv.Families {
+				if f.Pod(a) == f.Pod(b) || !f.PodSubnet.Contains(f.Pod(a)) {
+					t.Errorf("addresses: got %s and %s, want two of %s", f.Pod(a), f.Pod(b), f.PodSubnet)
 				}
 			}
-			for _, f := range families {
-				if f.pod(a) == f.pod(b) || !f.podSubnet.Contains(f.pod(a)) {
-					t.Errorf("the pods have %s and %s", f.pod(a), f.pod(b))
-				}
+			if name != "macvlan" { // which cannot reach its host
+				ping(t, a.Namespace, testenv.IPv4.Gateway)
 			}
-			if name != "macvlan" { // whose host is not to be reached
-				ping(t, a.Namespace, families[0].gateway)
-			}
-			if err := n.GC(testenv.Context(t), attachmentOf(a)); err != nil { // b's are stale, it says
-				t.Errorf("GC: %v", err)
-			}
-			if got := reservationsOf(t, "b"); len(got) > 0 {
-				t.Errorf("after GC, b has %v", got)
-			}
-			if got := reservationsOf(t, "a"); len(got) != 2 {
-				t.Errorf("after GC, a has %v", got)
-			}
-			del(t, a)
-			if got := reservationsOf(t, "a"); len(got) > 0 {
-				t.Errorf("after DEL, a has %v", got)
-			}
+			n.wantReleased(t, a, "b", 2)
 		})
 	}
 }
 
-// reservationsOf are the addresses that a container has on disk.
+// wantReleased wants a GC that keeps only the pod to release the addresses of the container other, and
+// a DEL of the pod to release its own.
+func (n *network) wantReleased(t *testing.T, pod *testenv.Pod, other string, addrs int) {
+	t.Helper()
+	if err := n.GC(testenv.Context(t), attachmentOf(pod)); err != nil {
+		t.Errorf("GC: %v", err)
+	}
+	if got := reservationsOf(t, other); len(got) > 0 {
+		t.Errorf("reservations of %s after GC: got %v, want none", other, got)
+	}
+	if got := reservationsOf(t, pod.Conf.ContainerID); len(got) != addrs {
+		t.Errorf("reservations of %s after GC: got %v, want %d", pod.Name, got, addrs)
+	}
+	del(t, pod)
+	if got := reservationsOf(t, pod.Conf.ContainerID); len(got) > 0 {
+		t.Errorf("reservations of %s after DEL: got %v, want none", pod.Name, got)
+	}
+}
+
+// reservationsOf returns the addresses that are reserved on disk for a container.
 func reservationsOf(t *testing.T, id string) (addrs []netip.Addr) {
 	t.Helper()
-	files, err := os.ReadDir(filepath.Join(reservations, "pods"))
+	files, err := os.ReadDir(filepath.Join(testenv.ReservationDir, "pods"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +77,7 @@ func reservationsOf(t *testing.T, id string) (addrs []netip.Addr) {
 		if err != nil {
 			continue
 		}
-		text, err := os.ReadFile(filepath.Join(reservations, "pods", file.Name()))
+		text, err := os.ReadFile(filepath.Join(testenv.ReservationDir, "pods", file.Name()))
 		if err == nil && slices.Contains(strings.Fields(string(text)), id) {
 			addrs = append(addrs, addr)
 		}
@@ -82,16 +85,16 @@ func reservationsOf(t *testing.T, id string) (addrs []netip.Addr) {
 	return addrs
 }
 
-// A host changes over from host-local to ebpfnet-ipam, to ebpfnet, and back, while containers live: no
-// address is given twice, and each frees what the other has reserved.
-func TestChangeOfIPAM(t *testing.T) {
+// A host migrates from host-local to ebpfnet-ipam, to ebpfnet, and back, while containers run. No address
+// is assigned twice, and each plugin releases what another has reserved.
+func TestIPAMMigration(t *testing.T) {
 	testenv.Build(t, "./cmd/ebpfnet-ipam")
 	lists := []string{
 		firstPlugins["ptp"],
 		callers["ptp"] + strings.Replace(referenceIPAM, `"host-local"`, `"ebpfnet-ipam"`, 1) + "}",
 		`{"type": "ebpfnet", ` + referenceIPAM + "}",
 	}
-	n := chainOf(t, lists[0])
+	n := newChain(t, lists[0])
 	var pods []*testenv.Pod
 	seen := map[netip.Addr]string{}
 	for round := range 2 {
@@ -104,15 +107,15 @@ func TestChangeOfIPAM(t *testing.T) {
 				t.Fatal(err)
 			}
 			pods = append(pods, pod)
-			for _, f := range families {
-				if other, taken := seen[f.pod(pod)]; taken {
-					t.Errorf("%s was given to %s and %s", f.pod(pod), other, pod.Name)
+			for _, f := range testenv.Families {
+				if other, taken := seen[f.Pod(pod)]; taken {
+					t.Errorf("%s and %s both got %s", other, pod.Name, f.Pod(pod))
 				}
-				seen[f.pod(pod)] = pod.Name
+				seen[f.Pod(pod)] = pod.Name
 			}
 		}
 	}
-	for i, pod := range pods { // by another list than it was made with, where that makes the same device
+	for i, pod := range pods { // by another list than ADD's, if that makes the same kind of device
 		list := lists[i%len(lists)]
 		if i%len(lists) < 2 {
 			list = lists[1-i%len(lists)]
@@ -122,20 +125,15 @@ func TestChangeOfIPAM(t *testing.T) {
 		}
 		del(t, pod)
 		if got := reservationsOf(t, pod.Conf.ContainerID); len(got) > 0 {
-			t.Errorf("after DEL, %s has %v", pod.Name, got)
+			t.Errorf("reservations of %s after DEL: got %v, want none", pod.Name, got)
 		}
 	}
 }
 
-// conflistOf is a network of the usual name.
-func conflistOf(plugins ...string) string {
-	return `{"cniVersion": "1.0.0", "name": "pods", "plugins": [` + strings.Join(plugins, ", ") + `]}`
-}
-
-// An address that is asked for, and the exhausted range, have the codes of ebpfnet itself.
+// ebpfnet-ipam reports ebpfnet's own codes for an exhausted range and an address that is taken.
 func TestIPAMPluginErrors(t *testing.T) {
 	testenv.Build(t, "./cmd/ebpfnet-ipam")
-	n := chainOf(t, `{"type": "ptp", "capabilities": {"ips": true}, "ipam": {"type": "ebpfnet-ipam", "ranges": [[{"subnet": "10.88.0.0/30"}]]}}`)
+	n := newChain(t, `{"type": "ptp", "capabilities": {"ips": true}, "ipam": {"type": "ebpfnet-ipam", "ranges": [[{"subnet": "10.88.0.0/30"}]]}}`)
 	n.AddPod(t, "a", nil)
 	for ip, code := range map[string]uint{"": 100, "10.88.0.2": 101, "10.99.0.1": cnitypes.ErrInvalidNetworkConfig} {
 		pod := n.NewPod(t, "b")
@@ -145,7 +143,7 @@ func TestIPAMPluginErrors(t *testing.T) {
 		err := pod.Add(testenv.Context(t))
 		var coded *cnitypes.Error
 		if !errors.As(err, &coded) || coded.Code != code {
-			t.Errorf("ADD with %q: %v, want code %d", ip, err, code)
+			t.Errorf("ADD with address %q: got %v, want code %d", ip, err, code)
 		}
 	}
 }

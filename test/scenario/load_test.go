@@ -16,16 +16,15 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// kernelObjects is what BPF the kernel holds. It gives numbers in the order of creation,
-// so those of the newest tell whether anything was made meanwhile, even if it is gone.
+// kernelObjects are the IDs of the kernel's BPF objects. IDs grow with every object, so the newest one
+// shows whether anything was created meanwhile, even if it is gone.
 type kernelObjects struct {
 	programs, maps           []uint32
 	newestProgram, newestMap uint32
 }
 
-// On a running host an ADD loads nothing, and DEL removes no part of the datapath. The
-// machine may run other BPF, so one undisturbed try is enough; what ADD or DEL do
-// themselves would disturb every one.
+// On a loaded node ADD creates no BPF object, and DEL removes none. Other processes may use BPF as well, so
+// one undisturbed attempt is enough: an object of ADD's or DEL's own would show in all of them.
 func TestAddLoadsNothing(t *testing.T) {
 	n := newNetwork(t)
 	n.AddPod(t, "first", mapBoth(8080, 80))
@@ -33,11 +32,11 @@ func TestAddLoadsNothing(t *testing.T) {
 	pod.Conf.CapabilityArgs = mapBoth(8081, 80)
 	defer del(t, pod)
 	raiseMemlock(t)
-	listObjects(t) // the first program of a process is not the last: its library probes the kernel
+	listObjects(t) // the library probes the kernel before the first program of a process
 
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	err := testenv.Wait(ctx, "an ADD and DEL that leave the kernel's BPF objects alone", func() error {
+	err := testenv.Wait(ctx, "an ADD and a DEL that create and remove no BPF object", func() error {
 		before := listObjects(t)
 		if err := pod.Add(testenv.Context(t)); err != nil {
 			t.Fatal(err)
@@ -52,8 +51,8 @@ func TestAddLoadsNothing(t *testing.T) {
 	}
 }
 
-// probeMaps is for the library, which asks every kernel by a small map whether maps have
-// names, when it opens a pinned program.
+// probeMaps is the number of maps that the library creates to probe for map names, when it opens a pinned
+// program.
 const probeMaps = 1
 
 func (before kernelObjects) compare(verb string, after kernelObjects) error {
@@ -68,17 +67,17 @@ func (before kernelObjects) compare(verb string, after kernelObjects) error {
 		{"maps", before.maps, after.maps, before.newestMap, after.newestMap, probeMaps},
 	} {
 		if !slices.Equal(kind.before, kind.after) {
-			errs = append(errs, fmt.Errorf("%s before %s: %v, after it: %v", kind.name, verb, kind.before, kind.after))
+			errs = append(errs, fmt.Errorf("%s after %s: got %v, want %v", kind.name, verb, kind.after, kind.before))
 		}
-		if made := int(kind.newestAfter-kind.newestBefore) - 1; made > kind.tolerated { // one is ours
-			errs = append(errs, fmt.Errorf("%s made %d %s", verb, made, kind.name))
+		if made := int(kind.newestAfter-kind.newestBefore) - 1; made > kind.tolerated { // this test created one
+			errs = append(errs, fmt.Errorf("%s created %d %s, want at most %d", verb, made, kind.name, kind.tolerated))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// raiseMemlock is for kernels before 5.11, where what this process makes counts against a
-// limit. Later plugins get the old limit, as they have to cope by themselves.
+// raiseMemlock is needed before 5.11, where maps count against the limit of locked memory. The end of the
+// test restores it for plugins, which have to raise it themselves.
 func raiseMemlock(t *testing.T) {
 	t.Helper()
 	var old unix.Rlimit
@@ -87,7 +86,7 @@ func raiseMemlock(t *testing.T) {
 	}
 	unlimited := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
 	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unlimited); err != nil {
-		return // refused; newer kernels do not ask for it
+		return // newer kernels do not need it
 	}
 	t.Cleanup(func() {
 		if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &old); err != nil {
@@ -120,7 +119,7 @@ func listIDs[ID ~uint32](t *testing.T, next func(ID) (ID, error)) (ids []uint32)
 	}
 }
 
-// nextProgram makes a program, and returns the number that the kernel gave it.
+// nextProgram creates a program and returns its ID.
 func nextProgram(t *testing.T) uint32 {
 	t.Helper()
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{

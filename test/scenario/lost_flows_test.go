@@ -18,59 +18,47 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// Entries of flows may go at any time: connections that live go on, and no side of them
-// is told otherwise.
+// The kernel may evict entries of flows at any time. Live connections continue, and neither end sees a
+// reset or an error.
 
-// loseFlows empties a map of flows, and says how many it had.
-func loseFlows(m *ebpf.Map) (lost int, err error) { return loseAll[bpf.FlowKey](m) }
+// clearFlows removes all entries of a map of flows and counts them.
+func clearFlows(m *ebpf.Map) (removed int, err error) { return clearMap[bpf.FlowKey](m) }
 
-func loseAll[K any](m *ebpf.Map) (lost int, err error) {
+func clearMap[K any](m *ebpf.Map) (removed int, err error) {
 	for {
 		var key K
 		if err := m.NextKey(nil, &key); errors.Is(err, ebpf.ErrKeyNotExist) {
-			return lost, nil
+			return removed, nil
 		} else if err != nil {
-			return lost, fmt.Errorf("find a flow: %w", err)
+			return removed, fmt.Errorf("list keys of %s: %w", m, err)
 		}
 		if err := m.Delete(&key); err == nil {
-			lost++
+			removed++
 		} else if !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return lost, fmt.Errorf("delete a flow: %w", err)
+			return removed, fmt.Errorf("remove an entry of %s: %w", m, err)
 		}
 	}
 }
 
-// path is a way of a connection through the node.
-type path struct {
-	name           string
-	client, server *testenv.Namespace
-	listen, dial   netip.AddrPort
-}
-
-// paths are all that need entries in flows, to servers on the given port. The pods
-// are to be a client, and a server whose port 8080 of the node leads to that port.
-func (n *network) paths(f family, a, web *testenv.Pod, port uint16) []path {
-	onOutside, onWeb := at(f.outside, port), at(f.pod(web), port)
-	return []path{
-		{"pod to outside", a.Namespace, n.Outside, onOutside, onOutside},
-		{"outside to host port", n.Outside, web.Namespace, onWeb, at(f.node, 8080)},
-		{"host to host port", n.node(), web.Namespace, onWeb, at(f.loopbacks()[0], 8080)},
-		{"pod to host port", a.Namespace, web.Namespace, onWeb, at(f.node, 8080)},
+// clearFlowsAndCache also clears the forwarding cache, since the packets that it forwards restore no flow.
+func clearFlowsAndCache(datapath *loader.Datapath) (removed int, err error) {
+	if removed, err = clearFlows(datapath.Flows); err == nil {
+		_, err = clearMap[bpf.FwdKey](datapath.FwdCache)
 	}
+	return removed, err
 }
 
-// Between two questions all entries go, and what is known of the short way, which a packet takes
-// without making them anew.
-func TestFlowsAreLostWhileQuiet(t *testing.T) {
+// All flows and the forwarding cache are cleared between two requests.
+func TestFlowsLostWhileIdle(t *testing.T) {
 	const rounds = 50
 
 	n := newNetwork(t)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
 		clients := map[*testenv.Client]path{}
-		serve(t, web.Namespace, protocol, at(f.pod(web), 80))
-		serve(t, n.Outside, protocol, at(f.outside, 80))
-		for _, p := range n.paths(f, a, web, 80) {
+		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+		serve(t, n.Outside, protocol, at(f.Outside, 80))
+		for _, p := range n.translatedPaths(f, a, web) {
 			client := connect(t, p.client, protocol, netip.AddrPort{}, p.dial)
 			defer client.Close()
 			clients[client] = p
@@ -80,37 +68,34 @@ func TestFlowsAreLostWhileQuiet(t *testing.T) {
 			for client, p := range clients {
 				peer := ask(t, client, p.server)
 				if round > 0 && peer != seen[client] {
-					t.Errorf("%s: the server sees %s, and saw %s before", p.name, peer, seen[client])
+					t.Errorf("%s: server sees %s, want %s as before", p.name, peer, seen[client])
 				}
 				seen[client] = peer
 			}
 			n.withDatapath(t, func(datapath *loader.Datapath) {
-				if lost, err := loseFlows(datapath.Flows); err != nil || lost < len(clients) {
-					t.Errorf("lost %d flows of %d connections: %v", lost, len(clients), err)
-				}
-				if _, err := loseAll[bpf.FwdKey](datapath.FwdCache); err != nil {
-					t.Error(err)
+				if removed, err := clearFlowsAndCache(datapath); err != nil || removed < len(clients) {
+					t.Errorf("removed %d flows (%v), want at least %d", removed, err, len(clients))
 				}
 			})
 		}
 	})
 }
 
-// The same when the side that cannot bring the entries back speaks first. TCP connections are
-// known a second time, so its word arrives at once.
-func TestFlowsAreLostBeforeOtherSideSpeaks(t *testing.T) {
+// Flows are cleared, and the server, whose packets cannot restore them, sends first. TCP flows have a backup,
+// so its data arrives at once.
+func TestFlowsLostBeforeServerSends(t *testing.T) {
 	n := newNetwork(t)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	inEachFamily(t, func(t *testing.T, f family) {
-		for _, p := range n.paths(f, a, web, 80) {
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		for _, p := range n.translatedPaths(f, a, web) {
 			t.Run(p.name, func(t *testing.T) {
 				client, server := connectPair(t, p)
 				n.withDatapath(t, func(datapath *loader.Datapath) {
 					for range 50 {
-						if _, err := loseFlows(datapath.Flows); err != nil {
+						if _, err := clearFlows(datapath.Flows); err != nil {
 							t.Error(err)
 						}
-						say(t, server, client)
+						sendByte(t, server, client)
 					}
 				})
 			})
@@ -118,32 +103,31 @@ func TestFlowsAreLostBeforeOtherSideSpeaks(t *testing.T) {
 	})
 }
 
-// Both entries go. The side that cannot bring them back has to wait for the other one, and must
-// not be refused meanwhile.
-func TestAllIsLostBeforeOtherSideSpeaks(t *testing.T) {
+// Flows and their backup are cleared, and the server sends first. Its data has to wait for the client's, and
+// must cause no reset meanwhile.
+func TestFlowsAndBackupLostBeforeServerSends(t *testing.T) {
 	n := newNetwork(t)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	inEachFamily(t, func(t *testing.T, f family) {
-		for _, p := range n.paths(f, a, web, 80) {
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		for _, p := range n.translatedPaths(f, a, web) {
 			t.Run(p.name, func(t *testing.T) {
 				client, server := connectPair(t, p)
 				for range 5 {
-					serverSpeaksFirst(t, n, client, server)
+					clearThenSendFromServer(t, n, client, server)
 				}
 			})
 		}
 	})
 }
 
-// say sends a word from one end of a connection to the other.
-func say(t *testing.T, from, to net.Conn) {
+// sendByte sends a byte from one end of a connection to the other.
+func sendByte(t *testing.T, from, to net.Conn) {
 	t.Helper()
-	var word [1]byte
 	if _, err := from.Write([]byte("x")); err != nil {
-		t.Fatalf("speak: %v", err)
+		t.Fatalf("send: %v", err)
 	}
-	if _, err := to.Read(word[:]); err != nil {
-		t.Fatalf("listen: %v", err)
+	if _, err := to.Read(make([]byte, 1)); err != nil {
+		t.Fatalf("receive: %v", err)
 	}
 }
 
@@ -172,68 +156,65 @@ func connectPair(t *testing.T, p path) (client, server net.Conn) {
 	return client, server
 }
 
-func serverSpeaksFirst(t *testing.T, n *network, client, server net.Conn) {
+// clearThenSendFromServer clears flows and backup, and then sends from the server before the client.
+func clearThenSendFromServer(t *testing.T, n *network, client, server net.Conn) {
 	t.Helper()
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		before := must(maps.DropTotals(datapath))[bpf.ReasonNoFlow].Packets
-		for _, m := range []*ebpf.Map{datapath.FlowsBackup, datapath.Flows} {
-			if _, err := loseFlows(m); err != nil {
-				t.Error(err)
-			}
+		if _, err := clearFlows(datapath.FlowsBackup); err != nil {
+			t.Error(err)
 		}
-		if _, err := loseAll[bpf.FwdKey](datapath.FwdCache); err != nil {
+		if _, err := clearFlowsAndCache(datapath); err != nil {
 			t.Error(err)
 		}
 		if _, err := server.Write([]byte("x")); err != nil {
-			t.Fatalf("the server speaks: %v", err)
+			t.Fatalf("send from the server: %v", err)
 		}
-		testenv.Eventually(t, "the server's word to arrive, or to be kept from a refusal", func() error {
+		testenv.Eventually(t, "the server's packet to be translated or dropped", func() error {
 			after := must(maps.DropTotals(datapath))[bpf.ReasonNoFlow].Packets
 			flows := must(maps.Flows(datapath))
 			if after == before && len(flows) == 0 {
-				return errors.New("neither yet")
+				return errors.New("got no flow and no drop")
 			}
 			return nil
 		})
 	})
 	if _, err := client.Write([]byte("y")); err != nil {
-		t.Fatalf("the client speaks: %v", err)
+		t.Fatalf("send from the client: %v", err)
 	}
 	for name, conn := range map[string]net.Conn{"client": client, "server": server} {
-		var word [1]byte
-		if _, err := conn.Read(word[:]); err != nil {
-			t.Fatalf("the %s listens: %v", name, err)
+		if _, err := conn.Read(make([]byte, 1)); err != nil {
+			t.Fatalf("receive at the %s: %v", name, err)
 		}
 	}
 }
 
-// All entries go again and again while data flows, each way.
-func TestFlowsAreLostUnderTraffic(t *testing.T) {
+// Flows are cleared again and again during transfers in both directions.
+func TestFlowsLostUnderTraffic(t *testing.T) {
 	n := newNetwork(t)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	inEachFamily(t, func(t *testing.T, f family) {
-		for _, p := range n.paths(f, a, web, 80) {
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		for _, p := range n.translatedPaths(f, a, web) {
 			for name, send := range map[string]transfer{
 				"upload": upload(sizeOf(32 * mebibyte)), "download": download(sizeOf(32 * mebibyte)),
 			} {
 				t.Run(p.name+" "+name, func(t *testing.T) {
-					times := n.keepLosingFlows(t)
-					for range 10 { // a transfer may be over before they were lost once
+					times := n.keepClearingFlows(t)
+					for range 10 { // a transfer may end before they are cleared once
 						send(t, p.client, p.server, p.listen, p.dial)
 						if times.Load() >= 3 {
 							return
 						}
 					}
-					t.Errorf("flows were lost %d times only", times.Load())
+					t.Errorf("flows were cleared %d times during transfers, want at least 3", times.Load())
 				})
 			}
 		}
 	})
 }
 
-// keepLosingFlows empties the maps all the time until the test ends, and counts how often there
-// was something to lose.
-func (n *network) keepLosingFlows(t *testing.T) *atomic.Int64 {
+// keepClearingFlows clears the flows periodically until the test ends, and counts how often there were any.
+func (n *network) keepClearingFlows(t *testing.T) *atomic.Int64 {
 	ctx := t.Context()
 	var wg sync.WaitGroup
 	t.Cleanup(wg.Wait)
@@ -243,15 +224,12 @@ func (n *network) keepLosingFlows(t *testing.T) *atomic.Int64 {
 			ticker := time.NewTicker(5 * time.Millisecond)
 			defer ticker.Stop()
 			for ctx.Err() == nil {
-				lost, err := loseFlows(datapath.Flows)
-				if err == nil { // packets that go the short way bring nothing back
-					_, err = loseAll[bpf.FwdKey](datapath.FwdCache)
-				}
+				removed, err := clearFlowsAndCache(datapath)
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				if lost > 0 {
+				if removed > 0 {
 					times.Add(1)
 				}
 				select {

@@ -1,7 +1,6 @@
-// Package scenario tests ebpfnet as its users meet it: real network namespaces,
-// real sockets, the built plugin binary, and libcni to run it. Each test is a
-// story that begins on a fresh node and leaves nothing behind, which the end of
-// each one checks.
+// Package scenario tests ebpfnet as its users run it: real network namespaces,
+// real sockets, and the built plugin binary, called through libcni. Each test
+// starts with a fresh node and fails if it leaves anything behind.
 //
 //	go test ./scenario                    # as root
 //	go test -short ./scenario             # small transfers, for slow machines
@@ -23,14 +22,14 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-var fastPath = flag.String("fastpath", "", "of all networks that do not say it themselves: always or never, not the default")
+var fastPath = flag.String("fastpath", "", "fastPath of all networks that do not set it: always or never")
 
-// needsStack is for stories in which the host's stack, or a program after ours, sees packets that
-// it would not see with fastPath always.
+// needsStack skips a test whose packets must reach the host's stack, or a program behind ours,
+// which fastPath always bypasses.
 func needsStack(t *testing.T) {
 	t.Helper()
 	if *fastPath == "always" {
-		t.Skip("fastPath always keeps packets from what this is about")
+		t.Skip("fastPath always bypasses the host's stack")
 	}
 }
 

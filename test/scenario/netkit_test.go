@@ -7,7 +7,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// The device of a pod may be a netkit, and is a veth where the kernel has none.
+// A pod's device is a netkit if it is configured and the kernel has it, else a veth.
 func TestDeviceKinds(t *testing.T) {
 	netkit := testenv.Netkit.Probe() == nil
 	for _, kind := range []string{"netkit", "auto", "veth"} {
@@ -15,7 +15,7 @@ func TestDeviceKinds(t *testing.T) {
 			if kind == "netkit" {
 				testenv.Require(t, testenv.Netkit)
 			}
-			n := newNetworkOf(t, withKeys(`"ipMasq": true, "device": "`+kind+`"`))
+			n := newNetworkWith(t, withKeys(`"ipMasq": true, "device": "`+kind+`"`))
 			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 			want := "veth"
 			if kind != "veth" && netkit {
@@ -27,26 +27,24 @@ func TestDeviceKinds(t *testing.T) {
 					t.Fatal(err)
 				}
 				if link.Type() != want {
-					t.Errorf("the pod's device is a %s, want a %s", link.Type(), want)
+					t.Errorf("device of %s: got a %s, want a %s", pod.Name, link.Type(), want)
 				}
-				if err := pod.Check(testenv.Context(t)); err != nil {
-					t.Errorf("CHECK: %v", err)
-				}
+				wantCheck(t, pod)
 			}
-			n.podsWork(t, a, web)
+			n.wantConnectivity(t, a, web)
 		})
 	}
 }
 
-// A kernel without is named.
+// ADD's error names netkit if the kernel lacks it.
 func TestNoNetkit(t *testing.T) {
 	if testenv.Netkit.Probe() == nil {
-		return // TestDeviceKinds is for that
+		return // TestDeviceKinds covers this kernel
 	}
-	n := newNetworkOf(t, withKeys(`"device": "netkit"`))
+	n := newNetworkWith(t, withKeys(`"device": "netkit"`))
 	pod := n.NewPod(t, "a")
 	if err := pod.Add(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "netkit") {
-		t.Errorf("ADD: %v", err)
+		t.Errorf("ADD: got %v, want an error that names netkit", err)
 	}
 	del(t, pod)
 }

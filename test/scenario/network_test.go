@@ -1,16 +1,19 @@
 package scenario
 
 import (
-	"net/netip"
+	"maps"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// podsConflist is the network of most stories, and of README.md.
+// podsConflist is the network of most tests.
 const podsConflist = `{
 	"cniVersion": "1.0.0",
 	"name": "pods",
@@ -26,29 +29,39 @@ const podsConflist = `{
 	}]
 }`
 
-// allVerbsConflist is that network in a version that has STATUS and GC.
-var allVerbsConflist = strings.Replace(podsConflist, "1.0.0", "1.1.0", 1)
+// allVerbsConflist is podsConflist in a CNI version that has STATUS and GC.
+var allVerbsConflist = allVerbs(podsConflist)
 
-var (
-	podSubnet4 = netip.MustParsePrefix("10.88.0.0/24")
-	podSubnet6 = netip.MustParsePrefix("fd00:88::/64")
-)
+// allVerbs returns conflist in a CNI version that has STATUS and GC.
+func allVerbs(conflist string) string {
+	return strings.Replace(conflist, `"1.0.0"`, `"1.1.0"`, 1)
+}
 
-// network is a node with a network of pods, and the world around it.
+// withKeys returns podsConflist with these keys in place of ipMasq.
+func withKeys(keys string) string {
+	return strings.Replace(podsConflist, `"ipMasq": true,`, keys+",", 1)
+}
+
+// conflistOf returns a network "pods" of these plugins.
+func conflistOf(plugins ...string) string {
+	return `{"cniVersion": "1.0.0", "name": "pods", "plugins": [` + strings.Join(plugins, ", ") + `]}`
+}
+
+// network is a node with a network of pods, and the hosts around it.
 type network struct {
 	*testenv.Topology
 	*testenv.Runtime
 }
 
-// newNetwork makes a fresh node for the network that most stories use.
+// newNetwork makes a fresh node with podsConflist.
 func newNetwork(t *testing.T) *network {
 	t.Helper()
-	return newNetworkOf(t, podsConflist)
+	return newNetworkWith(t, podsConflist)
 }
 
-// newNetworkOf makes a fresh node for a network. The end of the test checks that its
-// pods left nothing behind, and unloads the datapath.
-func newNetworkOf(t *testing.T, conflist string) *network {
+// newNetworkWith makes a fresh node. The end of the test checks that its pods left nothing
+// behind, and unloads the datapath.
+func newNetworkWith(t *testing.T, conflist string) *network {
 	t.Helper()
 	const first = `"plugins": [{
 		"type": "ebpfnet",`
@@ -59,12 +72,34 @@ func newNetworkOf(t *testing.T, conflist string) *network {
 	plugin := testenv.Build(t, "./cmd/ebpfnet")
 	n := &network{topology, testenv.NewRuntime(t, topology.Node, []byte(conflist), filepath.Dir(plugin))}
 	t.Cleanup(func() { n.unload(t) })
-	t.Cleanup(func() { n.checkNothingLeft(t) })
+	t.Cleanup(func() { n.wantNothingLeft(t) })
 	return n
 }
 
 // node is where the plugin runs. Both embedded structs have it.
 func (n *network) node() *testenv.Namespace { return n.Topology.Node }
+
+// wantNothingLeft fails the test for everything that pods have left on the node.
+func (n *network) wantNothingLeft(t *testing.T) {
+	t.Helper()
+	left, err := testenv.Leftovers(n.node())
+	if err != nil {
+		t.Error(err)
+	}
+	for _, thing := range slices.Sorted(maps.Keys(left)) {
+		t.Errorf("left behind: %s", thing)
+	}
+}
+
+// unload removes the datapath, and the state that nodes share.
+func (n *network) unload(t *testing.T) {
+	t.Helper()
+	for _, dir := range []string{loader.Root, record.DefaultDir, filepath.Join(testenv.ReservationDir, n.Network())} {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	}
+}
 
 // withDatapath opens the node's datapath as the plugin does.
 func (n *network) withDatapath(t *testing.T, use func(*loader.Datapath)) {
@@ -103,46 +138,18 @@ func mapBoth(hostPort, containerPort uint16) map[string]any {
 	)
 }
 
-// family names the same things in IPv4 and in IPv6.
-type family struct {
-	name                      string
-	node, outside             netip.Addr
-	secondNode, secondOutside netip.Addr
-	router, far               netip.Addr
-	gateway                   netip.Addr
-	podSubnet                 netip.Prefix
-	pod                       func(*testenv.Pod) netip.Addr
-}
-
-var families = []family{
-	{
-		name: "IPv4",
-		node: testenv.NodeAddr4, outside: testenv.OutsideAddr4,
-		secondNode: testenv.SecondNodeAddr4, secondOutside: testenv.SecondOutsideAddr4,
-		router: testenv.RouterAddr4, far: testenv.FarAddr4,
-		gateway: podSubnet4.Addr().Next(), podSubnet: podSubnet4, pod: (*testenv.Pod).Addr4,
-	},
-	{
-		name: "IPv6",
-		node: testenv.NodeAddr6, outside: testenv.OutsideAddr6,
-		secondNode: testenv.SecondNodeAddr6, secondOutside: testenv.SecondOutsideAddr6,
-		router: testenv.RouterAddr6, far: testenv.FarAddr6,
-		gateway: podSubnet6.Addr().Next(), podSubnet: podSubnet6, pod: (*testenv.Pod).Addr6,
-	},
-}
-
-// inEachFamily tells a story in IPv4 and in IPv6.
-func inEachFamily(t *testing.T, story func(*testing.T, family)) {
-	for _, f := range families {
-		t.Run(f.name, func(t *testing.T) { story(t, f) })
+// forEachFamily runs a subtest for IPv4 and one for IPv6.
+func forEachFamily(t *testing.T, test func(*testing.T, testenv.Family)) {
+	for _, f := range testenv.Families {
+		t.Run(f.Name, func(t *testing.T) { test(t, f) })
 	}
 }
 
-// byEachProtocol tells a story in both families, by TCP and by UDP.
-func byEachProtocol(t *testing.T, story func(t *testing.T, f family, protocol string)) {
-	inEachFamily(t, func(t *testing.T, f family) {
+// forEachProtocol runs a subtest for TCP and one for UDP, in each family.
+func forEachProtocol(t *testing.T, test func(t *testing.T, f testenv.Family, protocol string)) {
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
 		for _, protocol := range []string{"tcp", "udp"} {
-			t.Run(protocol, func(t *testing.T) { story(t, f, protocol) })
+			t.Run(protocol, func(t *testing.T) { test(t, f, protocol) })
 		}
 	})
 }

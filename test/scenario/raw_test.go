@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -22,12 +23,8 @@ type rawSocket struct {
 func openRaw(t *testing.T, ns *testenv.Namespace, addr netip.Addr, protocol int) *rawSocket {
 	t.Helper()
 	s := &rawSocket{v4: addr.Is4()}
-	family := unix.AF_INET6
-	if s.v4 {
-		family = unix.AF_INET
-	}
 	err := ns.Do(func() (err error) {
-		s.fd, err = unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
+		s.fd, err = unix.Socket(nl.GetIPFamily(addr.AsSlice()), unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 		return err
 	})
 	if err != nil {
@@ -48,8 +45,8 @@ func (s *rawSocket) sendTo(t *testing.T, to netip.Addr, payload string) {
 	}
 }
 
-// errSilence says that nothing came.
-var errSilence = errors.New("nothing came")
+// errNothing is the error of a timeout.
+var errNothing = errors.New("nothing received")
 
 // receive returns the next payload and its sender.
 func (s *rawSocket) receive(wait time.Duration) (payload string, from netip.Addr, err error) {
@@ -60,7 +57,7 @@ func (s *rawSocket) receive(wait time.Duration) (payload string, from netip.Addr
 	packet := make([]byte, 1<<16)
 	length, sockaddr, err := unix.Recvfrom(s.fd, packet, 0)
 	if errors.Is(err, unix.EAGAIN) {
-		return "", from, errSilence
+		return "", from, errNothing
 	}
 	if err != nil {
 		return "", from, os.NewSyscallError("recvfrom", err)
@@ -73,7 +70,7 @@ func (s *rawSocket) receive(wait time.Duration) (payload string, from netip.Addr
 	case *unix.SockaddrInet6:
 		return string(packet), netip.AddrFrom16(a.Addr), nil
 	default:
-		return "", from, fmt.Errorf("from %T", sockaddr)
+		return "", from, fmt.Errorf("unexpected sender address %T", sockaddr)
 	}
 }
 
@@ -81,12 +78,12 @@ func (s *rawSocket) want(t *testing.T, payload string, from netip.Addr) {
 	t.Helper()
 	got, sender, err := s.receive(testenv.Timeout)
 	if err != nil || got != payload || sender != from {
-		t.Errorf("received %q from %s (%v), want %q from %s", got, sender, err, payload, from)
+		t.Errorf("got %q from %s (%v), want %q from %s", got, sender, err, payload, from)
 	}
 }
 
-// Protocols without ports are masqueraded by the address alone: each remote talks with one pod at
-// a time, and another pod is refused until that one is gone.
+// Protocols without ports are masqueraded by address alone: one pod at a time communicates with a remote, and
+// other pods' packets are dropped until that one is deleted.
 func TestProtocolsWithoutPorts(t *testing.T) {
 	const (
 		experimental = 253 // RFC 3692
@@ -94,37 +91,37 @@ func TestProtocolsWithoutPorts(t *testing.T) {
 	)
 	n := newNetwork(t)
 	n.AddSecondUplink(t)
-	inEachFamily(t, func(t *testing.T, f family) {
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
 		for _, protocol := range []int{experimental, gre} {
 			t.Run(fmt.Sprint(protocol), func(t *testing.T) {
 				pod, other := n.AddPod(t, "a", nil), n.AddPod(t, "b", nil)
-				first, second := openRaw(t, pod.Namespace, f.node, protocol), openRaw(t, other.Namespace, f.node, protocol)
-				outside := openRaw(t, n.Outside, f.node, protocol)
-				elsewhere := openRaw(t, n.SecondOutside, f.node, protocol)
+				first, second := openRaw(t, pod.Namespace, f.Node, protocol), openRaw(t, other.Namespace, f.Node, protocol)
+				outside := openRaw(t, n.Outside, f.Node, protocol)
+				elsewhere := openRaw(t, n.SecondOutside, f.Node, protocol)
 
-				first.sendTo(t, f.outside, "a question")
-				outside.want(t, "a question", f.node)
-				outside.sendTo(t, f.node, "an answer")
-				first.want(t, "an answer", f.outside)
+				first.sendTo(t, f.Outside, "request")
+				outside.want(t, "request", f.Node)
+				outside.sendTo(t, f.Node, "reply")
+				first.want(t, "reply", f.Outside)
 
-				refused := n.refusedFlows(t)
-				second.sendTo(t, f.outside, "another's")
-				testenv.Eventually(t, "the other pod to be refused", func() error {
-					if n.refusedFlows(t) == refused {
-						return errors.New("not counted")
+				before := n.noPortDrops(t)
+				second.sendTo(t, f.Outside, "from the other pod")
+				testenv.Eventually(t, "a drop for the other pod", func() error {
+					if n.noPortDrops(t) == before {
+						return fmt.Errorf("got %d drops, want more", before)
 					}
 					return nil
 				})
-				second.sendTo(t, f.secondOutside, "elsewhere")
-				elsewhere.want(t, "elsewhere", f.secondNode)
-				elsewhere.sendTo(t, f.secondNode, "from elsewhere")
-				second.want(t, "from elsewhere", f.secondOutside)
+				second.sendTo(t, f.SecondOutside, "elsewhere")
+				elsewhere.want(t, "elsewhere", f.SecondNode)
+				elsewhere.sendTo(t, f.SecondNode, "from elsewhere")
+				second.want(t, "from elsewhere", f.SecondOutside)
 
-				first.sendTo(t, f.outside, "once more")
-				outside.want(t, "once more", f.node)
+				first.sendTo(t, f.Outside, "still the first")
+				outside.want(t, "still the first", f.Node)
 				del(t, pod)
-				second.sendTo(t, f.outside, "my turn")
-				outside.want(t, "my turn", f.node)
+				second.sendTo(t, f.Outside, "now the second")
+				outside.want(t, "now the second", f.Node)
 				del(t, other)
 			})
 		}

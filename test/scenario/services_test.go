@@ -8,57 +8,57 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// Services as kube-proxy makes them: an address that nobody has, which rules of the host
-// translate to that of a backend. The stack has to see every packet of such a connection.
+// Services like kube-proxy's: rules of the host translate a virtual address to that of a backend. Every packet
+// of such a connection takes the slow path.
 
 var serviceAddrs = map[string]netip.Addr{
 	"IPv4": netip.MustParseAddr("172.30.0.1"), "IPv6": netip.MustParseAddr("fd00:30::1"),
 }
 
 const (
-	toPodPort     = 80 // of the service whose backend is a pod
-	toOutsidePort = 81
+	podPort     = 80 // of the service with a pod as backend
+	outsidePort = 81 // of the service with an outside host as backend
 )
 
 func TestServices(t *testing.T) {
-	for name, install := range map[string]func(*network, *testing.T, family, netip.Addr){
+	for name, install := range map[string]func(*network, *testing.T, testenv.Family, netip.Addr){
 		"nftables": (*network).nftServices, "iptables": (*network).iptablesServices,
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newEstablishedNetwork(t)
 			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil)
-			for _, f := range families {
-				install(n, t, f, f.pod(web))
+			for _, f := range testenv.Families {
+				install(n, t, f, f.Pod(web))
 			}
-			byEachProtocol(t, func(t *testing.T, f family, protocol string) {
-				serve(t, web.Namespace, protocol, at(f.pod(web), 80))
-				serve(t, n.Outside, protocol, at(f.outside, 80))
-				service := serviceAddrs[f.name]
+			forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+				serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+				serve(t, n.Outside, protocol, at(f.Outside, 80))
+				service := serviceAddrs[f.Name]
 				for _, tc := range []struct {
 					name         string
 					from, server *testenv.Namespace
 					port         uint16
 					seen         netip.Addr
 				}{
-					{"another pod", a.Namespace, web.Namespace, toPodPort, f.pod(a)},
-					{"the same pod", web.Namespace, web.Namespace, toPodPort, f.gateway},
-					{"an outside backend", a.Namespace, n.Outside, toOutsidePort, f.node},
+					{"another pod", a.Namespace, web.Namespace, podPort, f.Pod(a)},
+					{"the same pod", web.Namespace, web.Namespace, podPort, f.Gateway},
+					{"an outside backend", a.Namespace, n.Outside, outsidePort, f.Node},
 				} {
 					t.Run(tc.name, func(t *testing.T) {
 						client := connect(t, tc.from, protocol, netip.AddrPort{}, at(service, tc.port))
 						defer client.Close()
 						for range 20 {
 							if seen := ask(t, client, tc.server); seen.Addr() != tc.seen {
-								t.Fatalf("the server sees %s, want %s", seen, tc.seen)
+								t.Fatalf("server sees %s, want %s", seen, tc.seen)
 							}
 						}
-						// The backend itself is asked meanwhile, from the same port where that is free.
+						// Meanwhile the same client uses the backend's own address.
 						if tc.from == tc.server {
 							return
 						}
-						backend := at(f.pod(web), 80)
+						backend := at(f.Pod(web), 80)
 						if tc.server == n.Outside {
-							backend = at(f.outside, 80)
+							backend = at(f.Outside, 80)
 						}
 						direct := connect(t, tc.from, protocol, netip.AddrPort{}, backend)
 						defer direct.Close()
@@ -73,12 +73,12 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// nftServices has services with a pod and with a host outside as their backends. What comes
-// back to who has sent it gets another source, since it would not answer itself.
-func (n *network) nftServices(t *testing.T, f family, pod netip.Addr) {
+// nftServices adds services with a pod and with an outside host as backends. Hairpin traffic, from a pod to
+// itself, is masqueraded so that its replies return through the node.
+func (n *network) nftServices(t *testing.T, f testenv.Family, pod netip.Addr) {
 	t.Helper()
-	n.nft(t, strings.NewReplacer("IP", map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.name],
-		"SERVICE", serviceAddrs[f.name].String(), "POD", pod.String(), "BACKEND1", at(pod, 80).String(), "BACKEND2", at(f.outside, 80).String(),
+	n.nft(t, strings.NewReplacer("IP", map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name],
+		"SERVICE", serviceAddrs[f.Name].String(), "POD", pod.String(), "BACKEND1", at(pod, 80).String(), "BACKEND2", at(f.Outside, 80).String(),
 	).Replace(`table IP kube {
 		chain services { type nat hook prerouting priority -100; policy accept;
 			IP daddr SERVICE tcp dport 80 dnat to BACKEND1; IP daddr SERVICE udp dport 80 dnat to BACKEND1
@@ -89,11 +89,12 @@ func (n *network) nftServices(t *testing.T, f family, pod netip.Addr) {
 	}`))
 }
 
-func (n *network) iptablesServices(t *testing.T, f family, pod netip.Addr) {
+// iptablesServices is nftServices with iptables.
+func (n *network) iptablesServices(t *testing.T, f testenv.Family, pod netip.Addr) {
 	t.Helper()
-	command := map[string]string{"IPv4": "iptables", "IPv6": "ip6tables"}[f.name]
+	command := map[string]string{"IPv4": "iptables", "IPv6": "ip6tables"}[f.Name]
 	requireTool(t, command, "iptables")
-	service := serviceAddrs[f.name].String()
+	service := serviceAddrs[f.Name].String()
 	rules := []string{
 		"-t nat -A POSTROUTING -s " + pod.String() + " -d " + pod.String() + " -j MASQUERADE",
 		"-A FORWARD -m conntrack --ctstate INVALID -j DROP",
@@ -102,7 +103,7 @@ func (n *network) iptablesServices(t *testing.T, f family, pod netip.Addr) {
 		match := "-t nat -A PREROUTING -d " + service + " -p " + protocol
 		rules = append(rules,
 			match+" --dport 80 -j DNAT --to-destination "+at(pod, 80).String(),
-			match+" --dport 81 -j DNAT --to-destination "+at(f.outside, 80).String(),
+			match+" --dport 81 -j DNAT --to-destination "+at(f.Outside, 80).String(),
 		)
 	}
 	for _, rule := range rules {

@@ -24,7 +24,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// release is the embedded code as that of another version.
+// release returns options that load the embedded programs as those of another version.
 func release(revision uint32, build uint64) loader.Options {
 	programs := loader.Embedded()
 	programs.Revision, programs.Build = revision, build
@@ -40,57 +40,57 @@ func (n *network) upgrade(t *testing.T, options loader.Options) (done loader.Upg
 	return done, err
 }
 
-// Programs are replaced again and again, forwards and backwards, while connections of all
-// kinds exchange one packet after the other: none is lost, and none has to be sent again.
+// Programs are upgraded and downgraded again and again while connections of all kinds exchange packets. No
+// packet is lost or retransmitted.
 func TestUpgradeUnderTraffic(t *testing.T) {
 	n := newNetwork(t)
 	n.upgradeUnderTraffic(t, 200)
 }
 
-func TestUpgradeUnderTrafficByClsact(t *testing.T) {
+func TestUpgradeUnderTrafficWithClsact(t *testing.T) {
 	n := newNetwork(t)
 	n.loadForClsact(t)
 	n.upgradeUnderTraffic(t, 20)
 }
 
-func (n *network) upgradeUnderTraffic(t *testing.T, replacements int) {
+func (n *network) upgradeUnderTraffic(t *testing.T, upgrades int) {
 	t.Helper()
 	if testing.Short() {
-		replacements = 10
+		upgrades = 10
 	}
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	talk := n.startTalk(t, a, web)
+	load := n.startTraffic(t, a, web)
 	before, dropped := resent(t, n.node(), n.Outside, a.Namespace, web.Namespace), n.drops(t)
 
-	for i := range replacements {
+	for i := range upgrades {
 		done, err := n.upgrade(t, release(uint32(i%3), uint64(i+1)))
 		if err != nil {
-			t.Fatalf("replacement %d: %v", i+1, err)
+			t.Fatalf("upgrade %d: %v", i+1, err)
 		}
 		if done.ToBuild != uint64(i+1) || done.FromBuild == done.ToBuild || done.Programs < 5 {
-			t.Fatalf("replacement %d: %+v", i+1, done)
+			t.Fatalf("upgrade %d: got %+v, want at least 5 programs of build %d", i+1, done, i+1)
 		}
-		n.checkPrograms(t, done.ToBuild)
-		talk.awaitRound(t)
+		n.wantPrograms(t, done.ToBuild)
+		load.awaitRound(t)
 	}
-	talk.stop()
+	load.stop()
 	if lost := resent(t, n.node(), n.Outside, a.Namespace, web.Namespace) - before; lost > 0 {
-		t.Errorf("%d TCP segments were lost", lost)
+		t.Errorf("lost TCP segments: got %d, want none", lost)
 	}
 	if now := n.drops(t); now != dropped {
-		t.Errorf("%d packets were dropped", now-dropped)
+		t.Errorf("dropped packets: got %d, want none", now-dropped)
 	}
 }
 
-// checkPrograms fails unless the programs of a build, and no others, are there, and on devices.
-func (n *network) checkPrograms(t *testing.T, build uint64) {
+// wantPrograms wants only the programs of one build to be pinned and attached.
+func (n *network) wantPrograms(t *testing.T, build uint64) {
 	t.Helper()
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		pins := must(filepath.Glob(filepath.Join(datapath.Dir(), "progs", "*", "*")))
 		own := map[ebpf.ProgramID]bool{}
 		for _, pin := range pins {
 			if dir := filepath.Base(filepath.Dir(pin)); dir != fmt.Sprintf("%016x", build) {
-				t.Errorf("program %s is left behind", pin)
+				t.Errorf("pinned program %s: want build %016x", pin, build)
 			}
 			program, err := ebpf.LoadPinnedProgram(pin, nil)
 			if err != nil {
@@ -105,7 +105,7 @@ func (n *network) checkPrograms(t *testing.T, build uint64) {
 			own[id] = true
 		}
 		if datapath.Config.Build != build || len(pins) < 5 {
-			t.Errorf("%d programs of build %x are in use, want some of %x", len(pins), datapath.Config.Build, build)
+			t.Errorf("got %d programs of build %x, want at least 5 of %x", len(pins), datapath.Config.Build, build)
 		}
 		for _, pin := range must(filepath.Glob(filepath.Join(datapath.Dir(), "links", "*"))) {
 			attached, err := link.LoadPinnedLink(pin, nil)
@@ -118,20 +118,20 @@ func (n *network) checkPrograms(t *testing.T, build uint64) {
 				t.Fatal(err)
 			}
 			if !own[info.Program] {
-				t.Errorf("link %s has another program", pin)
+				t.Errorf("link %s has program %d, want one of build %x", pin, info.Program, build)
 			}
 		}
 		for _, device := range must(n.node().Netlink().LinkList()) {
 			for _, filter := range must(n.node().Netlink().FilterList(device, netlink.HANDLE_MIN_INGRESS)) {
 				if filter, ok := filter.(*netlink.BpfFilter); ok && !own[ebpf.ProgramID(filter.Id)] {
-					t.Errorf("filter %s of %s has another program", filter.Name, device.Attrs().Name)
+					t.Errorf("filter %s of %s has program %d, want one of build %x", filter.Name, device.Attrs().Name, filter.Id, build)
 				}
 			}
 		}
 	})
 }
 
-// An ADD brings the programs of its binary, unless newer ones are there.
+// ADD installs the programs of its binary, unless newer ones are loaded.
 func TestAddUpgrades(t *testing.T) {
 	n := newNetwork(t)
 	n.AddPod(t, "a", nil)
@@ -141,32 +141,32 @@ func TestAddUpgrades(t *testing.T) {
 		loaded      loader.Options
 		build, want uint64
 	}{
-		{"older ones", release(own.Revision-1, 7), 7, own.Build},
-		{"others of the same revision", release(own.Revision, 8), 8, own.Build},
-		{"newer ones", release(own.Revision+1, 9), 9, 9},
+		{"older", release(own.Revision-1, 7), 7, own.Build},
+		{"same revision", release(own.Revision, 8), 8, own.Build},
+		{"newer", release(own.Revision+1, 9), 9, 9},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if _, err := n.upgrade(t, test.loaded); err != nil {
 				t.Fatal(err)
 			}
-			n.checkPrograms(t, test.build)
+			n.wantPrograms(t, test.build)
 			b := n.AddPod(t, "b", nil)
-			n.checkPrograms(t, test.want)
+			n.wantPrograms(t, test.want)
 			del(t, b)
 		})
 	}
 }
 
-// `ebpfnetctl upgrade` is killed at each of its system calls that can change something: all goes
-// on, and the next ADD finishes the work, or takes it back.
+// `ebpfnetctl upgrade` is killed at each system call that changes something. Traffic continues, and the next ADD
+// completes or reverts the upgrade.
 func TestUpgradeKilled(t *testing.T) {
 	n := newNetwork(t)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	talk := n.startTalk(t, a, web)
+	load := n.startTraffic(t, a, web)
 	own := loader.Embedded()
 	for _, kill := range []struct {
 		call string
-		step int // of the many that load a program, one in some
+		step int // 1 for every call
 	}{{"mkdirat", 1}, {"renameat", 1}, {"unlinkat", 4}, {"bpf", 29}} {
 		kills := 0
 		for at := 1; ; at += kill.step {
@@ -177,114 +177,114 @@ func TestUpgradeKilled(t *testing.T) {
 				break
 			}
 			kills++
-			talk.awaitRound(t)
+			load.awaitRound(t)
 			del(t, n.AddPod(t, "b", nil))
-			n.checkPrograms(t, own.Build)
-			talk.awaitRound(t)
+			n.wantPrograms(t, own.Build)
+			load.awaitRound(t)
 			if t.Failed() {
-				t.Fatalf("after a kill at %s %d", kill.call, at)
+				t.Fatalf("after SIGKILL at %s %d", kill.call, at)
 			}
 		}
 		if kills == 0 {
-			t.Errorf("no upgrade was killed at %s", kill.call)
+			t.Errorf("kills at %s: got none, want some", kill.call)
 		}
 		t.Logf("killed at %d calls of %s", kills, kill.call)
 	}
-	talk.stop()
+	load.stop()
 }
 
-// killUpgrade says whether it was killed.
+// killUpgrade runs an upgrade that is killed at a system call, and reports whether it was.
 func (n *network) killUpgrade(t *testing.T, call string, at int) bool {
 	t.Helper()
 	cmd := exec.CommandContext(testenv.Context(t), "strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace="+call,
 		"-e", fmt.Sprintf("inject=%s:signal=KILL:when=%d", call, at), testenv.Build(t, "./cmd/ebpfnetctl"), "upgrade")
-	var said strings.Builder
-	cmd.Stdout, cmd.Stderr = &said, &said
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := n.node().Do(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
 	err := cmd.Wait()
-	if err != nil && said.Len() > 0 {
-		t.Fatalf("upgrade: %v: %s", err, &said)
+	if err != nil && out.Len() > 0 {
+		t.Fatalf("upgrade: %v: %s", err, &out)
 	}
 	return err != nil
 }
 
-// talk is many clients that ask their servers one question after the other.
-type talk struct {
-	cancel   context.CancelFunc
-	clients  sync.WaitGroup
-	answered []*atomic.Uint64 // by each client's server
+// traffic is a number of clients that send one request after the other.
+type traffic struct {
+	cancel  context.CancelFunc
+	clients sync.WaitGroup
+	replies []*atomic.Uint64 // by client
 }
 
-// startTalk starts 16 clients of TCP and 16 of UDP on all ways through the node.
-func (n *network) startTalk(t *testing.T, a, web *testenv.Pod) *talk {
+// startTraffic starts TCP and UDP clients on all translated paths.
+func (n *network) startTraffic(t *testing.T, a, web *testenv.Pod) *traffic {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	k := &talk{cancel: cancel}
-	for _, f := range families {
+	tr := &traffic{cancel: cancel}
+	for _, f := range testenv.Families {
 		for _, protocol := range []string{"tcp", "udp"} {
-			serve(t, web.Namespace, protocol, at(f.pod(web), 80))
-			serve(t, n.Outside, protocol, at(f.outside, 80))
-			for _, p := range n.paths(f, a, web, 80) {
+			serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+			serve(t, n.Outside, protocol, at(f.Outside, 80))
+			for _, p := range n.translatedPaths(f, a, web) {
 				for range 2 {
-					client, answered := connect(t, p.client, protocol, netip.AddrPort{}, p.dial), new(atomic.Uint64)
-					k.answered = append(k.answered, answered)
-					k.clients.Go(func() {
+					client, replies := connect(t, p.client, protocol, netip.AddrPort{}, p.dial), new(atomic.Uint64)
+					tr.replies = append(tr.replies, replies)
+					tr.clients.Go(func() {
 						defer client.Close()
-						if err := keepAsking(ctx, client, answered); err != nil {
-							t.Errorf("%s by %s, %s: %v", p.name, protocol, f.name, err)
+						if err := keepAsking(ctx, client, replies); err != nil {
+							t.Errorf("%s by %s, %s: %v", p.name, protocol, f.Name, err)
 						}
 					})
 				}
 			}
 		}
 	}
-	t.Cleanup(k.stop) // before the servers
-	return k
+	t.Cleanup(tr.stop) // runs before the servers close
+	return tr
 }
 
-// keepAsking goes on until ctx is done, at a pace that leaves time for the verifier. A question
-// without an answer is a packet that was lost.
-func keepAsking(ctx context.Context, client *testenv.Client, answered *atomic.Uint64) error {
+// keepAsking sends requests until ctx is done, at a pace that leaves time for the verifier. A request without
+// a reply means that a packet was lost.
+func keepAsking(ctx context.Context, client *testenv.Client, replies *atomic.Uint64) error {
 	pace := time.NewTicker(4 * time.Millisecond)
 	defer pace.Stop()
 	for ctx.Err() == nil {
 		<-pace.C
 		patience, cancel := context.WithTimeout(context.WithoutCancel(ctx), testenv.Timeout)
-		_, err := client.Ask(patience, "word")
+		_, err := client.Ask(patience, "hello")
 		cancel()
 		if err != nil {
-			return fmt.Errorf("after %d answers: %w", answered.Load(), err)
+			return fmt.Errorf("after %d replies: %w", replies.Load(), err)
 		}
-		answered.Add(1)
+		replies.Add(1)
 	}
 	return nil
 }
 
-// awaitRound waits until every client has got another answer.
-func (k *talk) awaitRound(t *testing.T) {
+// awaitRound waits until every client has received another reply.
+func (tr *traffic) awaitRound(t *testing.T) {
 	t.Helper()
-	before := make([]uint64, len(k.answered))
-	for i, answered := range k.answered {
-		before[i] = answered.Load()
+	before := make([]uint64, len(tr.replies))
+	for i, replies := range tr.replies {
+		before[i] = replies.Load()
 	}
-	testenv.Eventually(t, "another answer to every client", func() error {
-		for i, answered := range k.answered {
-			if answered.Load() == before[i] {
-				return fmt.Errorf("client %d has got %d so far", i, before[i])
+	testenv.Eventually(t, "another reply to every client", func() error {
+		for i, replies := range tr.replies {
+			if replies.Load() == before[i] {
+				return fmt.Errorf("client %d: got %d replies, want more", i, before[i])
 			}
 		}
 		return nil
 	})
 }
 
-func (k *talk) stop() {
-	k.cancel()
-	k.clients.Wait()
+func (tr *traffic) stop() {
+	tr.cancel()
+	tr.clients.Wait()
 }
 
-// drops returns how many packets the datapath has dropped.
+// drops counts the packets that the datapath has dropped.
 func (n *network) drops(t *testing.T) (packets uint64) {
 	t.Helper()
 	n.withDatapath(t, func(datapath *loader.Datapath) {
@@ -295,8 +295,8 @@ func (n *network) drops(t *testing.T) (packets uint64) {
 	return packets
 }
 
-// resent returns how many TCP segments the namespaces have sent again, but for those that
-// the receiver had got already: a busy machine may keep an acknowledgement for too long.
+// resent counts the TCP segments that the namespaces have retransmitted, except those that had arrived: on a
+// busy machine an acknowledgement may be late.
 func resent(t *testing.T, namespaces ...*testenv.Namespace) (segments int) {
 	t.Helper()
 	for _, ns := range namespaces {
@@ -305,8 +305,8 @@ func resent(t *testing.T, namespaces ...*testenv.Namespace) (segments int) {
 	return segments
 }
 
-// kernelCount reads one of the counters of a network namespace: a line of names, and one
-// of numbers.
+// kernelCount reads a counter of a network namespace from a file that has a line of names and one of numbers
+// for each group.
 func kernelCount(t *testing.T, ns *testenv.Namespace, file, group, name string) int {
 	t.Helper()
 	var text []byte

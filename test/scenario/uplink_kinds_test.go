@@ -16,7 +16,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// Whatever leads outside: pods are masqueraded by it, and reached at host ports.
+// On every kind of uplink, pods are masqueraded and host ports are reachable.
 func TestUplinkKinds(t *testing.T) {
 	for _, kind := range testenv.UplinkKinds {
 		t.Run(kind.Name, func(t *testing.T) {
@@ -26,25 +26,30 @@ func TestUplinkKinds(t *testing.T) {
 			pod := n.AddPod(t, "a", mapBoth(8080, 80))
 			n.wantUplinks(t, device)
 			n.useUplink(t, pod)
-			for _, f := range families {
-				large := sizeOf(4 * mebibyte)
-				upload(large)(t, pod.Namespace, n.Outside, at(f.outside, 7000), at(f.outside, 7000))
-				download(large)(t, n.Outside, pod.Namespace, at(f.pod(pod), 80), at(f.node, 8080))
-			}
+			n.transferByUplink(t, pod)
 		})
 	}
 }
 
-// useUplink goes out by the first uplink, and comes in by a host port that leads to port 80.
+// useUplink sends traffic out by the first uplink, and in to host port 8080 of the pod.
 func (n *network) useUplink(t *testing.T, pod *testenv.Pod) {
 	t.Helper()
-	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
-		ping(t, pod.Namespace, f.outside)
-		server := serve(t, n.Outside, protocol, at(f.outside, 0))
-		reachAsNode(t, pod.Namespace, protocol, server, n.Outside, f.node)
-		serve(t, pod.Namespace, protocol, at(f.pod(pod), 80))
-		reachAsOneself(t, n.Outside, protocol, at(f.node, 8080), pod.Namespace)
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		ping(t, pod.Namespace, f.Outside)
+		server := serve(t, n.Outside, protocol, at(f.Outside, 0))
+		serve(t, pod.Namespace, protocol, at(f.Pod(pod), 80))
+		n.reachInAndOut(t, f, protocol, pod, server)
 	})
+}
+
+// transferByUplink transfers data out by the first uplink, and in to host port 8080 of the pod.
+func (n *network) transferByUplink(t *testing.T, pod *testenv.Pod) {
+	t.Helper()
+	for _, f := range testenv.Families {
+		large := sizeOf(4 * mebibyte)
+		upload(large)(t, pod.Namespace, n.Outside, at(f.Outside, 7000), at(f.Outside, 7000))
+		download(large)(t, n.Outside, pod.Namespace, at(f.Pod(pod), 80), at(f.Node, 8080))
+	}
 }
 
 // wantUplinks compares the datapath's uplinks.
@@ -53,24 +58,24 @@ func (n *network) wantUplinks(t *testing.T, devices ...string) {
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		uplinks := must(maps.Uplinks(datapath))
 		if len(uplinks) != len(devices) {
-			t.Errorf("uplinks are %v, want %v", uplinks, devices)
+			t.Errorf("uplinks: got %v, want %v", uplinks, devices)
 		}
 		for _, device := range devices {
-			n.checkUplink(t, indexOf(t, n.node(), device), true)
+			n.wantUplink(t, indexOf(t, n.node(), device), true)
 		}
 	})
 }
 
-// An uplink is renamed while connections are open: they go on, and new ones work.
-func TestUplinkIsRenamed(t *testing.T) {
+// Connections survive the renaming of their uplink, and new ones work.
+func TestUplinkRenamed(t *testing.T) {
 	testenv.Require(t, testenv.LiveRename)
 	n := newNetwork(t)
 	pod := n.AddPod(t, "a", mapBoth(8080, 80))
-	f := families[0]
-	out := connect(t, pod.Namespace, "tcp", netip.AddrPort{}, serve(t, n.Outside, "tcp", at(f.outside, 0)))
+	f := testenv.IPv4
+	out := connect(t, pod.Namespace, "tcp", netip.AddrPort{}, serve(t, n.Outside, "tcp", at(f.Outside, 0)))
 	defer out.Close()
-	server := testenv.ServeTCP(t, pod.Namespace, at(f.pod(pod), 80))
-	in := connect(t, n.Outside, "tcp", netip.AddrPort{}, at(f.node, 8080))
+	server := testenv.ServeTCP(t, pod.Namespace, at(f.Pod(pod), 80))
+	in := connect(t, n.Outside, "tcp", netip.AddrPort{}, at(f.Node, 8080))
 	defer in.Close()
 	ask(t, out, n.Outside)
 	ask(t, in, pod.Namespace)
@@ -90,24 +95,20 @@ func TestUplinkIsRenamed(t *testing.T) {
 	n.wantUplinks(t, "wan0")
 }
 
-// A network whose frames have tags of priority, in no VLAN: to the stack they are as without.
-func TestUplinkWithPriorities(t *testing.T) {
+// Frames with a priority tag, of no VLAN, are treated like untagged ones.
+func TestUplinkWithPriorityTags(t *testing.T) {
 	for _, path := range []string{"never", "established", "always"} {
 		t.Run(path, func(t *testing.T) {
-			n := newNetworkOf(t, withKeys(`"ipMasq": true, "fastPath": "`+path+`"`))
+			n := newNetworkWith(t, withKeys(`"ipMasq": true, "fastPath": "`+path+`"`))
 			pod := n.AddPod(t, "a", mapBoth(8080, 80))
 			setPriority(t, n.Outside, testenv.UplinkName)
 			n.useUplink(t, pod)
-			for _, f := range families {
-				large := sizeOf(4 * mebibyte)
-				upload(large)(t, pod.Namespace, n.Outside, at(f.outside, 7000), at(f.outside, 7000))
-				download(large)(t, n.Outside, pod.Namespace, at(f.pod(pod), 80), at(f.node, 8080))
-			}
+			n.transferByUplink(t, pod)
 		})
 	}
 }
 
-// setPriority gives all frames that leave by a device a tag of priority 5.
+// setPriority adds a tag with priority 5 to all frames that leave by a device.
 func setPriority(t *testing.T, ns *testenv.Namespace, device string) {
 	t.Helper()
 	protocol := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_8021Q))

@@ -3,7 +3,6 @@ package scenario
 import (
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -13,11 +12,10 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/operator"
-	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// uplinkNamesOf are those that the datapath has.
+// uplinkNamesOf returns the names of the datapath's uplinks, sorted.
 func uplinkNamesOf(t *testing.T, n *network) (names []string) {
 	t.Helper()
 	n.withDatapath(t, func(datapath *loader.Datapath) {
@@ -37,8 +35,7 @@ func uplinkNamesOf(t *testing.T, n *network) (names []string) {
 	return names
 }
 
-// Names say which devices are uplinks, whatever routes they have; pods' ends are none, even if they
-// are meant.
+// The key uplinks chooses devices by name, whatever their routes. It never chooses the host's ends of pods' veths.
 func TestUplinkNames(t *testing.T) {
 	for _, tc := range []struct {
 		names string
@@ -51,35 +48,30 @@ func TestUplinkNames(t *testing.T) {
 		{`["none"]`, nil},
 	} {
 		t.Run(tc.names, func(t *testing.T) {
-			t.Cleanup(func() { removeAll(t, record.DefaultDir) })
-			n := newNetworkOf(t, strings.Replace(podsConflist, `"ipMasq"`, `"uplinks": `+tc.names+`, "ipMasq"`, 1))
+			n := newNetworkWith(t, strings.Replace(podsConflist, `"ipMasq"`, `"uplinks": `+tc.names+`, "ipMasq"`, 1))
 			n.AddSecondUplink(t)
 			addBareDevice(t, n.node())
 			n.AddPod(t, "a", nil)
 			pod := n.AddPod(t, "b", mapBoth(8080, 80))
-			said := string(n.LastCall(t).Stderr)
-			if warns := strings.Contains(said, "no device of the host matches uplinks"); warns != (tc.want == nil) {
-				t.Errorf("ADD says %q", said)
+			stderr := string(n.LastCall(t).Stderr)
+			if warns := strings.Contains(stderr, "no device of the host matches uplinks"); warns != (tc.want == nil) {
+				t.Errorf("ADD's stderr: got %q, want a warning: %v", stderr, tc.want == nil)
 			}
-			if got := uplinkNamesOf(t, n); !slices.Equal(got, tc.want) {
-				t.Errorf("uplinks are %q, want %q", got, tc.want)
-			}
-			if err := pod.Check(testenv.Context(t)); err != nil {
-				t.Errorf("CHECK: %v", err)
-			}
-			inEachFamily(t, func(t *testing.T, f family) {
+			wantUplinkNames(t, n, tc.want...)
+			wantCheck(t, pod)
+			forEachFamily(t, func(t *testing.T, f testenv.Family) {
 				if slices.Contains(tc.want, "eth0") {
-					reachAsNode(t, pod.Namespace, "tcp", serve(t, n.Outside, "tcp", at(f.outside, 0)), n.Outside, f.node)
+					reachAsNode(t, pod.Namespace, "tcp", serve(t, n.Outside, "tcp", at(f.Outside, 0)), n.Outside, f.Node)
 				}
 				if slices.Contains(tc.want, "eth1") {
-					reachAsNode(t, pod.Namespace, "tcp", serve(t, n.SecondOutside, "tcp", at(f.secondOutside, 0)), n.SecondOutside, f.secondNode)
+					reachAsNode(t, pod.Namespace, "tcp", serve(t, n.SecondOutside, "tcp", at(f.SecondOutside, 0)), n.SecondOutside, f.SecondNode)
 				}
 			})
 		})
 	}
 }
 
-// addBareDevice makes a device with addresses that have no subnet, so that no route tells of it.
+// addBareDevice makes a device whose address has no subnet, and which therefore has no route.
 func addBareDevice(t *testing.T, ns *testenv.Namespace) {
 	t.Helper()
 	rtnl := ns.Netlink()
@@ -96,40 +88,34 @@ func addBareDevice(t *testing.T, ns *testenv.Namespace) {
 	}
 }
 
-// The next operation of a network that names its uplinks follows new ones that it means, and CHECK
-// says before that they lack programs; those of repair follow the names of each pod's network.
+// A device appears whose name a network has chosen as uplink: CHECK reports that it lacks programs, and repair
+// attaches them. Other new devices are left alone.
 func TestNamedUplinkAppears(t *testing.T) {
-	t.Cleanup(func() { removeAll(t, record.DefaultDir) })
-	n := newNetworkOf(t, strings.Replace(podsConflist, `"ipMasq"`, `"uplinks": ["eth0", "late*"], "ipMasq"`, 1))
+	n := newNetworkWith(t, strings.Replace(podsConflist, `"ipMasq"`, `"uplinks": ["eth0", "late*"], "ipMasq"`, 1))
 	pod := n.AddPod(t, "a", nil)
 	n.AddSecondUplink(t)
 	repair(t, n)
-	if got := uplinkNamesOf(t, n); !slices.Equal(got, []string{"eth0"}) {
-		t.Errorf("uplinks are %q", got)
-	}
+	wantUplinkNames(t, n, "eth0")
 	late := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "late0"}, PeerName: "peer"}
 	if err := n.node().Netlink().LinkAdd(late); err != nil {
 		t.Fatal(err)
 	}
 	if err := pod.Check(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "uplink late0 is new") {
-		t.Errorf("CHECK: %v", err)
+		t.Errorf("CHECK: got %v, want it to name late0", err)
 	}
 	repair(t, n)
-	if got := uplinkNamesOf(t, n); !slices.Equal(got, []string{"eth0", "late0"}) {
-		t.Errorf("uplinks are %q", got)
-	}
-	if err := pod.Check(testenv.Context(t)); err != nil {
-		t.Errorf("CHECK: %v", err)
-	}
+	wantUplinkNames(t, n, "eth0", "late0")
+	wantCheck(t, pod)
 }
 
-func removeAll(t *testing.T, dir string) {
+func wantUplinkNames(t *testing.T, n *network, want ...string) {
 	t.Helper()
-	if err := os.RemoveAll(dir); err != nil {
-		t.Error(err)
+	if got := uplinkNamesOf(t, n); !slices.Equal(got, want) {
+		t.Errorf("uplinks: got %q, want %q", got, want)
 	}
 }
 
+// repair calls what `ebpfnetctl repair` does.
 func repair(t *testing.T, n *network) {
 	t.Helper()
 	err := n.node().Do(func() error {
@@ -146,16 +132,15 @@ func repair(t *testing.T, n *network) {
 	}
 }
 
-// The address of a chosen device that no route tells of is its own.
+// Without a route, a chosen device's own address serves for masquerading.
 func TestNamedUplinkAddress(t *testing.T) {
-	t.Cleanup(func() { removeAll(t, record.DefaultDir) })
-	n := newNetworkOf(t, strings.Replace(podsConflist, `"ipMasq"`, `"uplinks": ["bare"], "ipMasq"`, 1))
+	n := newNetworkWith(t, strings.Replace(podsConflist, `"ipMasq"`, `"uplinks": ["bare"], "ipMasq"`, 1))
 	addBareDevice(t, n.node())
 	n.AddPod(t, "a", nil)
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		uplinks, err := maps.Uplinks(datapath)
 		if want := netip.MustParseAddr("203.0.113.7"); err != nil || len(uplinks) != 1 || uplinks[0].Addr4 != want {
-			t.Errorf("uplinks are %v (%v), want one with %s", uplinks, err, want)
+			t.Errorf("uplinks: got %v (%v), want one with %s", uplinks, err, want)
 		}
 	})
 }

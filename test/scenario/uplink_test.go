@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -15,30 +14,29 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// A second uplink comes up while the node works. The next ADD makes it one, for the pods
-// that were there before as well.
+// A second external interface appears. The next ADD makes it an uplink, for older pods too.
 func TestUplinkAppears(t *testing.T) {
 	n := newNetwork(t)
 	old := n.AddPod(t, "old", mapBoth(8080, 80))
 	n.AddSecondUplink(t)
 	next := n.AddPod(t, "next", nil)
-	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
-		onFirst := serve(t, n.Outside, protocol, at(f.outside, 0))
-		onSecond := serve(t, n.SecondOutside, protocol, at(f.secondOutside, 0))
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		first := serve(t, n.Outside, protocol, at(f.Outside, 0))
+		second := serve(t, n.SecondOutside, protocol, at(f.SecondOutside, 0))
 		for _, pod := range []*testenv.Pod{old, next} {
-			ping(t, pod.Namespace, f.secondOutside)
-			reachAsNode(t, pod.Namespace, protocol, onSecond, n.SecondOutside, f.secondNode)
-			reachAsNode(t, pod.Namespace, protocol, onFirst, n.Outside, f.node)
+			ping(t, pod.Namespace, f.SecondOutside)
+			reachAsNode(t, pod.Namespace, protocol, second, n.SecondOutside, f.SecondNode)
+			reachAsNode(t, pod.Namespace, protocol, first, n.Outside, f.Node)
 		}
-		// Host ports are open on it too.
-		serve(t, old.Namespace, protocol, at(f.pod(old), 80))
-		reachAsOneself(t, n.SecondOutside, protocol, at(f.secondNode, 8080), old.Namespace)
+		// It serves host ports too.
+		serve(t, old.Namespace, protocol, at(f.Pod(old), 80))
+		reachUntranslated(t, n.SecondOutside, protocol, at(f.SecondNode, 8080), old.Namespace)
 	})
 }
 
-// The same without an ADD: runtimes ask for the status all the time, and that follows the uplinks.
-func TestStatusFollowsUplinks(t *testing.T) {
-	n := newNetworkOf(t, strings.Replace(podsConflist, "1.0.0", "1.1.0", 1))
+// STATUS, which runtimes call all the time, makes a new external interface an uplink too.
+func TestStatusReconcilesUplinks(t *testing.T) {
+	n := newNetworkWith(t, allVerbsConflist)
 	if err := n.Status(testenv.Context(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -47,17 +45,17 @@ func TestStatusFollowsUplinks(t *testing.T) {
 	if err := n.Status(testenv.Context(t)); err != nil {
 		t.Fatal(err)
 	}
-	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
-		server := serve(t, n.SecondOutside, protocol, at(f.secondOutside, 0))
-		reachAsNode(t, pod.Namespace, protocol, server, n.SecondOutside, f.secondNode)
-		serve(t, pod.Namespace, protocol, at(f.pod(pod), 80))
-		reachAsOneself(t, n.SecondOutside, protocol, at(f.secondNode, 8080), pod.Namespace)
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		server := serve(t, n.SecondOutside, protocol, at(f.SecondOutside, 0))
+		reachAsNode(t, pod.Namespace, protocol, server, n.SecondOutside, f.SecondNode)
+		serve(t, pod.Namespace, protocol, at(f.Pod(pod), 80))
+		reachUntranslated(t, n.SecondOutside, protocol, at(f.SecondNode, 8080), pod.Namespace)
 	})
 }
 
-// Kernels before 6.7 cannot name the address of a route: there the datapath masquerades
-// with what the entry says, so it must be complete on every uplink, and on any kernel.
-func TestUplinkEntriesAreComplete(t *testing.T) {
+// Before 6.7 a program cannot ask for a route's source address, so the datapath masquerades with the address of
+// the uplink's entry. Every entry has both families' addresses, on any kernel.
+func TestUplinkEntries(t *testing.T) {
 	n := newNetwork(t)
 	n.AddSecondUplink(t)
 	n.AddPod(t, "a", nil)
@@ -73,25 +71,21 @@ func TestUplinkEntriesAreComplete(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(uplinks) != len(want) {
-			t.Errorf("uplinks are %v, want %v", uplinks, want)
-		}
-		for _, uplink := range want {
-			if !slices.Contains(uplinks, uplink) {
-				t.Errorf("uplinks are %v, want one to be %v", uplinks, uplink)
-			}
+		isMissing := func(uplink maps.Uplink) bool { return !slices.Contains(uplinks, uplink) }
+		if len(uplinks) != len(want) || slices.ContainsFunc(want, isMissing) {
+			t.Errorf("uplinks: got %v, want %v", uplinks, want)
 		}
 	})
 }
 
-// An uplink goes away. The next ADD removes its entry and pins, and its alone.
+// An uplink disappears. The next ADD removes its entry and pins, and no others.
 func TestUplinkDisappears(t *testing.T) {
 	n := newNetwork(t)
 	n.AddSecondUplink(t)
 	pod := n.AddPod(t, "a", nil)
 	first, second := indexOf(t, n.node(), testenv.UplinkName), indexOf(t, n.node(), testenv.SecondUplinkName)
-	n.checkUplink(t, first, true)
-	n.checkUplink(t, second, true)
+	n.wantUplink(t, first, true)
+	n.wantUplink(t, second, true)
 
 	link, err := n.node().Netlink().LinkByIndex(second)
 	if err != nil {
@@ -101,30 +95,29 @@ func TestUplinkDisappears(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.AddPod(t, "b", nil)
-	n.checkUplink(t, first, true)
-	n.checkUplink(t, second, false)
-	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
-		server := serve(t, n.Outside, protocol, at(f.outside, 0))
-		reachAsNode(t, pod.Namespace, protocol, server, n.Outside, f.node)
+	n.wantUplink(t, first, true)
+	n.wantUplink(t, second, false)
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		server := serve(t, n.Outside, protocol, at(f.Outside, 0))
+		reachAsNode(t, pod.Namespace, protocol, server, n.Outside, f.Node)
 	})
 }
 
-// The address of an uplink changes. The next ADD writes it down for kernels that cannot
-// tell it; where they can, masquerading follows at once.
-func TestUplinkChangesAddress(t *testing.T) {
+// The address of an uplink changes. The next ADD updates its entry, and masquerading uses the new address.
+func TestUplinkAddressChange(t *testing.T) {
 	n := newNetwork(t)
 	pod := n.AddPod(t, "a", nil)
-	// Else the second address of a subnet goes with the first.
+	// Otherwise a subnet's second address is removed with its first.
 	if err := n.node().SetSysctl("net/ipv4/conf/all/promote_secondaries", "1"); err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range families {
+	for _, f := range testenv.Families {
 		n.replaceNodeAddr(t, f, 30)
 	}
 	n.AddPod(t, "b", nil)
-	byEachProtocol(t, func(t *testing.T, f family, protocol string) {
-		server := serve(t, n.Outside, protocol, at(f.outside, 0))
-		reachAsNode(t, pod.Namespace, protocol, server, n.Outside, sibling(f.node, 30))
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		server := serve(t, n.Outside, protocol, at(f.Outside, 0))
+		reachAsNode(t, pod.Namespace, protocol, server, n.Outside, sibling(f.Node, 30))
 	})
 }
 
@@ -137,20 +130,17 @@ func indexOf(t *testing.T, ns *testenv.Namespace, name string) int {
 	return link.Attrs().Index
 }
 
-// checkUplink looks for the traces of an uplink in the datapath.
-func (n *network) checkUplink(t *testing.T, ifindex int, want bool) {
+// wantUplink wants the datapath to have an uplink's entry and pins, or neither.
+func (n *network) wantUplink(t *testing.T, ifindex int, want bool) {
 	t.Helper()
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		uplinks, err := maps.Uplinks(datapath)
 		if err != nil {
 			t.Fatal(err)
 		}
-		found := false
-		for _, uplink := range uplinks {
-			found = found || uplink.IfIndex == ifindex
-		}
-		if found != want {
-			t.Errorf("entry of uplink %d: %v, want %v", ifindex, found, want)
+		got := slices.ContainsFunc(uplinks, func(u maps.Uplink) bool { return u.IfIndex == ifindex })
+		if got != want {
+			t.Errorf("entry of uplink %d: got %v, want %v", ifindex, got, want)
 		}
 		pins, err := filepath.Glob(filepath.Join(datapath.Dir(), "links", fmt.Sprintf("uplink-%d-*", ifindex)))
 		if err != nil {
@@ -161,13 +151,13 @@ func (n *network) checkUplink(t *testing.T, ifindex int, want bool) {
 			wantPins = 2
 		}
 		if len(pins) != wantPins {
-			t.Errorf("pins of uplink %d: %q, want %d", ifindex, pins, wantPins)
+			t.Errorf("pins of uplink %d: got %q, want %d", ifindex, pins, wantPins)
 		}
 	})
 }
 
-// replaceNodeAddr gives the node another address on its uplink, and takes the old one.
-func (n *network) replaceNodeAddr(t *testing.T, f family, last byte) {
+// replaceNodeAddr replaces the address of the node's uplink.
+func (n *network) replaceNodeAddr(t *testing.T, f testenv.Family, last byte) {
 	t.Helper()
 	addNodeAddr(t, n, f, last)
 	handle := n.node().Netlink()
@@ -180,7 +170,7 @@ func (n *network) replaceNodeAddr(t *testing.T, f family, last byte) {
 		t.Fatal(err)
 	}
 	for _, addr := range addrs {
-		if !addr.IP.Equal(f.node.AsSlice()) {
+		if !addr.IP.Equal(f.Node.AsSlice()) {
 			continue
 		}
 		if err := handle.AddrDel(uplink, &addr); err != nil {

@@ -13,12 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// snapshot names everything a test could leave behind in the isolated process:
-// links, network namespaces, pins, BPF and namespace descriptors, processes.
-type snapshot map[string]bool
+// A Snapshot is a set of things that exist, each in words that a failure message can print.
+type Snapshot map[string]bool
 
-func takeSnapshot() (snapshot, error) {
-	s := make(snapshot)
+// Compare returns what after has and s lacks, and what s has and after lacks, both sorted.
+func (s Snapshot) Compare(after Snapshot) (added, removed []string) {
+	return after.minus(s), s.minus(after)
+}
+
+// takeSnapshot lists everything that a test could leak into the isolated process:
+// links, network namespaces, pins, BPF and namespace descriptors, processes.
+func takeSnapshot() (Snapshot, error) {
+	s := make(Snapshot)
 	for _, part := range []func() error{s.addLinks, s.addNamespaces, s.addPins, s.addDescriptors, s.addProcesses} {
 		if err := part(); err != nil {
 			return nil, fmt.Errorf("list what tests may leak: %w", err)
@@ -28,7 +34,7 @@ func takeSnapshot() (snapshot, error) {
 }
 
 // minus returns what is in s but not in old, sorted.
-func (s snapshot) minus(old snapshot) []string {
+func (s Snapshot) minus(old Snapshot) []string {
 	var names []string
 	for name := range s {
 		if !old[name] {
@@ -39,7 +45,7 @@ func (s snapshot) minus(old snapshot) []string {
 	return names
 }
 
-func (s snapshot) addLinks() error {
+func (s Snapshot) addLinks() error {
 	links, err := netlink.LinkList()
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
@@ -52,7 +58,7 @@ func (s snapshot) addLinks() error {
 
 // addNamespaces sees bind mounts of namespaces anywhere, and files of unmounted
 // ones where runtimes keep them.
-func (s snapshot) addNamespaces() error {
+func (s Snapshot) addNamespaces() error {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return err
@@ -73,7 +79,7 @@ func (s snapshot) addNamespaces() error {
 	return nil
 }
 
-func (s snapshot) addPins() error {
+func (s Snapshot) addPins() error {
 	return filepath.WalkDir(bpffsDir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -83,7 +89,7 @@ func (s snapshot) addPins() error {
 	})
 }
 
-func (s snapshot) addDescriptors() error {
+func (s Snapshot) addDescriptors() error {
 	files, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return err
@@ -107,7 +113,7 @@ func (s snapshot) addDescriptors() error {
 
 // addProcesses leaves out zombies: nobody but this process could reap an
 // orphan, and waiting for any child would take os/exec's away.
-func (s snapshot) addProcesses() error {
+func (s Snapshot) addProcesses() error {
 	files, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
 		return err

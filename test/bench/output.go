@@ -1,0 +1,251 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// write prints the tables and writes the files that the options name.
+func (r *result) write(opts options) error {
+	fmt.Print(r.tables())
+	if opts.json != "" {
+		text, err := r.json()
+		if err != nil {
+			return err
+		}
+		if err := save(opts.json, text); err != nil {
+			return err
+		}
+	}
+	if opts.svg != "" {
+		if err := save(opts.svg, []byte(r.chart())); err != nil {
+			return err
+		}
+	}
+	if opts.readme != "" {
+		return r.updateReadme(opts.readme)
+	}
+	return nil
+}
+
+// referenceOf names the variant that has ratio 1 on a path: a bare veth has no outside.
+func referenceOf(path string) string {
+	if path == "pod-pod" {
+		return bareName
+	}
+	return plainName
+}
+
+// tables returns all tables, from traffic to targets.
+func (r *result) tables() string {
+	var out strings.Builder
+	section := func(title string, t *table) {
+		if len(t.rows) > 1 {
+			fmt.Fprintf(&out, "\n%s\n\n%s", title, t)
+		}
+	}
+	fmt.Fprintf(&out, "%s\n", r.conditions())
+	for _, p := range paths {
+		section(fmt.Sprintf("%s: ratio to %s, median (quartiles)", p.title, variantTitle(referenceOf(p.name))), r.trafficTable(p.name))
+	}
+	section("Round-trip time in µs, p50 / p99", r.latencyTable())
+	section("ADD and DEL of a pod with a host port", r.callTable())
+	section("Scale: ratio to 1 host port and 1 pod, worst and median of the traffic that has targets", r.scaleTable())
+	section("Largest TCP packet of a pod's interface", r.sizeTable())
+	section("Memory of programs and maps", r.memoryTable())
+	section("Run time of programs in ns, including the cost of measuring it", r.programTable())
+	section("Targets", r.targetTable())
+	for _, s := range r.Setups {
+		if small, ok := r.setup(s.Variant); s.Absent != "" && (!ok || s.scale == smallest || small.Absent == "") {
+			fmt.Fprintf(&out, "\nabsent: %s, %s: %s\n", s.Title, s.scale, s.Absent)
+		}
+	}
+	for _, reason := range r.NotInspected {
+		fmt.Fprintf(&out, "\nnot inspected: %s\n", reason)
+	}
+	for _, t := range r.Traffic {
+		if t.Error != "" {
+			fmt.Fprintf(&out, "\nfailed: %s, %s, %s, %s: %s\n", t.Setup, t.Path, t.Family, t.Workload, t.Error)
+		}
+	}
+	for _, c := range r.Calls {
+		if c.Error != "" {
+			fmt.Fprintf(&out, "\nfailed: %s, %s: %s\n", c.Setup, c.Verb, c.Error)
+		}
+	}
+	return out.String()
+}
+
+// conditions says what was measured, when and where: figures mean nothing without it.
+func (r *result) conditions() string {
+	return fmt.Sprintf("`%s` of %s on Linux %s, %d × %s; %d rounds, %d ms each.",
+		r.Command, r.Date.Format("2006-01-02 15:04 MST"), r.Kernel, r.CPUs, r.CPU, r.Rounds, r.SliceMS)
+}
+
+func (r *result) trafficTable(path string) *table {
+	t := new(table)
+	titles := []string{"", "family"}
+	for _, w := range workloads {
+		titles = append(titles, w.title)
+	}
+	t.add(titles...)
+	against := referenceOf(path)
+	for _, s := range r.present() {
+		for _, f := range testenv.Families {
+			cells := []string{s.Title, f.Name}
+			for _, w := range workloads {
+				rates := r.rates(s.Name, path, f.Name, w.name)
+				switch all := ratios(rates, r.rates(against, path, f.Name, w.name)); {
+				case s.Name == against:
+					cells = append(cells, "1 = "+amount(quantile(rates, 0.5))+w.unit)
+				case len(all) == 0:
+					cells = append(cells, "")
+				default:
+					cells = append(cells, spreadOf(all).String())
+				}
+			}
+			if strings.Join(cells[2:], "") != "" {
+				t.add(cells...)
+			}
+		}
+	}
+	return t
+}
+
+func (r *result) latencyTable() *table {
+	t := new(table)
+	t.add("", "path", "family", "TCP", "UDP", "connect-request-close")
+	for _, s := range r.present() {
+		for _, p := range paths {
+			for _, f := range testenv.Families {
+				cells := []string{s.Title, p.title, f.Name}
+				for _, workload := range []string{"tcp-rr", "udp-rr", "tcp-crr"} {
+					cells = append(cells, r.latency(s.Name, p.name, f.Name, workload))
+				}
+				if cells[3] != "" {
+					t.add(cells...)
+				}
+			}
+		}
+	}
+	return t
+}
+
+func (r *result) latency(setup, path, family, workload string) string {
+	for _, t := range r.Traffic {
+		if t.Setup == setup && t.Path == path && t.Family == family && t.Workload == workload && len(t.P50) > 0 {
+			return fmt.Sprintf("%.1f / %.1f", quantile(t.P50, 0.5), quantile(t.P99, 0.5))
+		}
+	}
+	return ""
+}
+
+func (r *result) callTable() *table {
+	t := new(table)
+	t.add("", "", "ADD p50", "p99", "16 concurrent", "DEL p50", "p99", "16 concurrent")
+	for _, s := range r.Setups {
+		cells := []string{s.Title, s.scale.String()}
+		for _, verb := range verbs {
+			c := r.calls(s.Name, verb)
+			if len(c.Sequential) == 0 {
+				continue
+			}
+			cells = append(cells, fmt.Sprintf("%.1f ms", c.P50), fmt.Sprintf("%.1f ms", c.P99), "")
+			if s.scale == smallest {
+				cells[len(cells)-1] = fmt.Sprintf("%.0f/s", quantile(c.Concurrent, 0.5))
+			}
+		}
+		if len(cells) == len(t.rows[0]) {
+			t.add(cells...)
+		}
+	}
+	return t
+}
+
+func (r *result) scaleTable() *table {
+	t := new(table)
+	t.add("", "", "worst", "of", "median")
+	for _, s := range r.Setups {
+		small, ok := r.setup(s.Variant)
+		if !ok || s.scale == smallest {
+			continue
+		}
+		all := scaleRatios(r, small, s.scale)
+		if len(all) == 0 {
+			continue
+		}
+		worst := all[0]
+		var medians []float64
+		for _, m := range all {
+			medians = append(medians, m.Median)
+			if m.Median < worst.Median {
+				worst = m
+			}
+		}
+		t.add(s.Title, s.scale.String(), worst.spread.String(), worst.What, ratio(quantile(medians, 0.5)))
+	}
+	return t
+}
+
+func (r *result) sizeTable() *table {
+	t := new(table)
+	t.add("", "bytes")
+	for _, s := range r.present() {
+		t.add(s.Title, thousands(s.GSO))
+	}
+	return t
+}
+
+func (r *result) memoryTable() *table {
+	t := new(table)
+	t.add("", "", "programs", "maps", "the largest maps")
+	for _, s := range r.Setups {
+		if s.Objects == nil {
+			continue
+		}
+		programs, maps := s.Objects.bytes()
+		var largest []string
+		for _, m := range s.Objects.Maps[:min(4, len(s.Objects.Maps))] {
+			largest = append(largest, fmt.Sprintf("%s %s", m.Name, kilobytes(m.Bytes)))
+		}
+		t.add(s.Title, s.scale.String(), kilobytes(programs), kilobytes(maps), strings.Join(largest, ", "))
+	}
+	return t
+}
+
+func kilobytes(bytes uint64) string { return thousands(int(bytes+1023)/1024) + " KiB" }
+
+func (r *result) programTable() *table {
+	t := new(table)
+	titles := []string{"", "path", "program", "family"}
+	for _, workload := range costedWorkloads {
+		titles = append(titles, workloadTitle(workload))
+	}
+	t.add(titles...)
+	type key struct{ setup, path, program, family string }
+	rows := make(map[key][]string)
+	var order []key
+	for _, c := range r.Programs {
+		k := key{c.Setup, c.Path, c.Program, c.Family}
+		if rows[k] == nil {
+			rows[k] = make([]string, len(costedWorkloads))
+			order = append(order, k)
+		}
+		for i, workload := range costedWorkloads {
+			if c.Workload == workload && c.Runs >= fewRuns {
+				rows[k][i] = fmt.Sprintf("%.0f", c.Nanos)
+			}
+		}
+	}
+	for _, k := range order {
+		if strings.Join(rows[k], "") != "" {
+			t.add(append([]string{variantTitle(k.setup), pathTitle(k.path), k.program, k.family}, rows[k]...)...)
+		}
+	}
+	return t
+}
+
+// fewRuns is too small a sample: neighbour discovery runs programs as well.
+const fewRuns = 100

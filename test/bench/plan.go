@@ -1,0 +1,72 @@
+package main
+
+import (
+	"slices"
+	"time"
+)
+
+// plan says how much to measure.
+type plan struct {
+	name string
+	// without names variants to leave out.
+	without []string
+	// scales and references are the scales for ebpfnet and for the reference plugins, beside the smallest.
+	scales, references []scale
+	rounds             int
+	// slice is the time for each workload, path, family and setup in each round.
+	slice time.Duration
+	// calls is the number of sequential ADDs and DELs in each round.
+	calls int
+}
+
+var (
+	full = plan{
+		name:       "bench",
+		scales:     []scale{{1000, 1}, {5000, 1}, {1, 100}, {1, 1000}, {5000, 1000}},
+		references: []scale{{1000, 1}, {5000, 1}},
+		rounds:     7, slice: 80 * time.Millisecond, calls: 10,
+	}
+	quick = plan{
+		name: "bench-quick", scales: []scale{{5000, 1}}, without: []string{"bridge-nftables", "ptp-iptables", "ptp-nftables"},
+		rounds: 5, slice: 30 * time.Millisecond, calls: 3,
+	}
+)
+
+// setups lists the variants and scales to set up.
+func (p plan) setups() []plannedSetup {
+	var all []plannedSetup
+	for _, v := range variants {
+		if slices.Contains(p.without, v.name) {
+			continue
+		}
+		all = append(all, plannedSetup{v, smallest})
+		switch {
+		case v.ours && v.name != neverName:
+			all = append(all, planned(v, p.scales)...)
+		case v.reference && !v.slow:
+			all = append(all, planned(v, p.references)...)
+		}
+	}
+	return all
+}
+
+// callsOf is smaller for setups whose ADD takes seconds.
+func (p plan) callsOf(s *setup) int {
+	if s.slow {
+		return min(2, p.calls)
+	}
+	return p.calls
+}
+
+type plannedSetup struct {
+	variant
+	scale
+}
+
+func planned(v variant, scales []scale) []plannedSetup {
+	var all []plannedSetup
+	for _, s := range scales {
+		all = append(all, plannedSetup{v, s})
+	}
+	return all
+}

@@ -1,0 +1,198 @@
+package prog
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+)
+
+// TestQueuedFragmentsExpire queues a fragment for longer than a reassembly waits.
+func TestQueuedFragmentsExpire(t *testing.T) {
+	h := newHost(t)
+	wire, err := h.capture()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer wire.Close()
+	queue := h.programs.Maps[bpf.MapFragQueue]
+	r := queueRows[0]
+	for _, s := range (row{on: r.on}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			frames, err := h.cutUp(r.program, s, r.in, r, 99)
+			if err := errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
+				t.Fatal(err)
+			}
+			for _, i := range []int{2, 1, 0} {
+				if _, _, err := h.runInside(r.program, frames[i]); err != nil {
+					t.Fatal(err)
+				}
+				if i != 2 {
+					continue
+				}
+				entries, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](queue)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for key, entry := range entries {
+					entry.LastSeen = ticks(40 * time.Second)
+					if err := queue.Put(&key, &entry); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if err := wire.expect(frames[:2]); err != nil {
+				t.Error(err)
+			}
+			left, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](queue)
+			if err != nil || len(left) != 0 {
+				t.Errorf("%d are still queued: %v", len(left), err)
+			}
+		})
+	}
+}
+
+// TestEarlyFragmentsFromPods sends fragments through two programs, as pods do. The second program
+// has the queue, but the first one has seen the first fragment by then.
+func TestEarlyFragmentsFromPods(t *testing.T) {
+	h := newHost(t)
+	wire, err := h.capture()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer wire.Close()
+	r := fragmentRow{program: bpf.ProgToUplink, in: outgoing, out: "node:* > remote:80"}
+	for _, s := range (row{}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			frames, err := h.cutUp(r.program, s, r.in, r, 99)
+			if err := errors.Join(err, h.reset()); err != nil {
+				t.Fatal(err)
+			}
+			for _, i := range []int{2, 0} {
+				verdict, _, err := h.runInside(bpf.ProgFromContainer, frames[i])
+				if err := errors.Join(err, checkVerdict(verdict, verdictNext)); err != nil {
+					t.Fatalf("from_container, fragment %d: %v", i, err)
+				}
+				verdict, _, err = h.runInside(bpf.ProgToUplink, frames[i])
+				if err := errors.Join(err, checkVerdict(verdict, verdictDrop)); err != nil {
+					t.Errorf("to_uplink, fragment %d: %v", i, err)
+				}
+			}
+			if err := wire.expect([][]byte{frames[0], frames[2]}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestFragmentsWithUnreadableFirst has packets whose first fragment has no ports, and is left to
+// the stack. So must the others be.
+func TestFragmentsWithUnreadableFirst(t *testing.T) {
+	h := newHost(t)
+	for name, tc := range map[string]struct {
+		on    proto
+		only  string
+		first func(s scene, frame []byte) []byte
+		all   func(s scene, frame []byte) []byte
+	}{
+		"the TCP header ends in the second fragment": {on: tcp, first: func(_ scene, f []byte) []byte { return f[:len(f)-8] }},
+		"destination options": {on: udp, only: "v6", all: func(s scene, f []byte) []byte {
+			f[s.headerLen()] = unix.IPPROTO_DSTOPTS
+			return f
+		}},
+		"ICMP, neither echo nor error": {on: echo, first: func(s scene, f []byte) []byte {
+			f[len(f)-fragmentSize] = 17 // neither echo nor error, in both families
+			if s.name == "v6" {
+				f[len(f)-fragmentSize] = 143
+			}
+			return f
+		}},
+	} {
+		for _, s := range (row{on: []proto{tc.on}, only: tc.only}).scenes() {
+			t.Run(name+" "+s.name, func(t *testing.T) {
+				frames, err := h.cutUp(bpf.ProgFromUplink, s, "remote:5000 > node:8080", fragmentRow{}, 99)
+				if err := errors.Join(err, h.reset()); err != nil {
+					t.Fatal(err)
+				}
+				for i, frame := range frames {
+					if tc.first != nil && i == 0 {
+						frame = tc.first(s, frame)
+					}
+					if tc.all != nil {
+						frame = tc.all(s, frame)
+					}
+					verdict, result, err := h.runInside(bpf.ProgFromUplink, frame)
+					if err := errors.Join(err, checkVerdict(verdict, verdictNext)); err != nil || !bytes.Equal(result, frame) {
+						t.Errorf("fragment %d: %v", i, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestPaddedFirstFragment has a frame that is longer than its packet, as Ethernet pads those of
+// less than 60 bytes.
+func TestPaddedFirstFragment(t *testing.T) {
+	h := newHost(t)
+	wire, err := h.capture()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer wire.Close()
+	s, r := scene{family: v4, proto: udp}, queueRows[0]
+	frames, err := h.cutUp(r.program, s, r.in, r, 99)
+	if err := errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
+		t.Fatal(err)
+	}
+	frames[0] = slices.Concat(frames[0], make([]byte, 16))
+	for _, i := range []int{1, 2, 0} {
+		if _, _, err := h.runInside(r.program, frames[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := wire.expect(frames[:3]); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFragmentedICMPError has the first fragment of an ICMP error, whose quoted packet has the same
+// addresses and id as another fragmented packet. The ports quoted must not become the latter's.
+func TestFragmentedICMPError(t *testing.T) {
+	h := newHost(t)
+	for _, s := range (row{on: []proto{udp}}).scenes() {
+		t.Run(s.name, func(t *testing.T) {
+			r := fragmentRow{program: bpf.ProgFromUplink}
+			// With source and destination swapped, the quoted packet has the addresses of the
+			// fragments, but other ports.
+			packet, err := errorRow{}.buildError(s, "router", "node:9999 > remote:9998", errorKinds[s.name][0], 8)
+			if err != nil {
+				t.Fatal(err)
+			}
+			copy(packet.DstMAC[:], h.uplink.HardwareAddr)
+			packet.Fragmented, packet.MoreFragments, packet.IPID = true, true, 99
+			frames, err := h.cutUp(r.program, s, "remote:5000 > node:8080", r, 99)
+			if err := errors.Join(err, h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod2:80"}}, nil)); err != nil {
+				t.Fatal(err)
+			}
+			want, err := h.cutUp(r.program, s, "remote:5000 > pod2:80", r, 99)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, frame := range [][]byte{frames[0], packet.MustBuild(), frames[1]} {
+				_, result, err := h.runInside(r.program, frame)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if i == 2 && !bytes.Equal(result, want[1]) {
+					t.Errorf("the next fragment is %x, want %x", result, want[1])
+				}
+			}
+		})
+	}
+}

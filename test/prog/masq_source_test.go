@@ -1,0 +1,218 @@
+package prog
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// fibSource is the kernel's lookup of a route's source address.
+var fibSource = testenv.Feature{Name: "BPF_FIB_LOOKUP_SRC", Since: testenv.Version{Major: 6, Minor: 7}, Probe: probeFIBSource}
+
+// probeFIBSource looks up any route: kernels without the flag return EINVAL.
+func probeFIBSource() error {
+	const (
+		size        = 64      // struct bpf_fib_lookup
+		output, src = 2, 0x10 // flags
+		loopback    = 1
+	)
+	program := asm.Instructions{asm.Mov.Imm(asm.R2, 0)}
+	for offset := int16(-size); offset < 0; offset += 8 {
+		program = append(program, asm.StoreMem(asm.RFP, offset, asm.R2, asm.DWord))
+	}
+	program = append(program,
+		asm.StoreImm(asm.RFP, -size, unix.AF_INET, asm.Byte),
+		asm.StoreImm(asm.RFP, -size+8, loopback, asm.Word),
+		asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -size),
+		asm.Mov.Imm(asm.R3, size), asm.Mov.Imm(asm.R4, output|src),
+		asm.FnFibLookup.Call(),
+		asm.Return(),
+	)
+	loaded, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, Instructions: program, License: "GPL"})
+	if err != nil {
+		return err
+	}
+	defer loaded.Close()
+	result, err := loaded.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
+	if err == nil && int32(result) == -int32(unix.EINVAL) {
+		err = errors.New("bpf_fib_lookup: EINVAL")
+	}
+	return err
+}
+
+// masqueradesAs checks the source address of a masqueraded packet, with uplink as the entry in
+// uplinks, or none. The entry of these tests has another address than the route, so that the packet
+// shows which of them was used.
+func (h *host) masqueradesAs(s scene, uplink *bpf.Uplink, want, drop string) error {
+	if err := h.reset(); err != nil {
+		return err
+	}
+	key := uint32(h.uplink.Index)
+	if err := h.programs.Maps[bpf.MapUplinks].Delete(key); err != nil {
+		return err
+	}
+	if uplink != nil {
+		if err := h.programs.Maps[bpf.MapUplinks].Put(key, uplink); err != nil {
+			return err
+		}
+	}
+	frame := s.packet(outgoing, false).MustBuild()
+	verdict, result, err := h.runInside(bpf.ProgToUplink, frame)
+	if err != nil {
+		return err
+	}
+	p, err := testenv.Decode(result)
+	if err != nil {
+		return err
+	}
+	if verdict == verdictNext && drop != "" {
+		return fmt.Errorf("packet left from %s, should be dropped", p.Src)
+	}
+	if err := errors.Join(checkVerdict(verdict, row{drop: drop}.verdict()), h.checkCounters(drop, len(frame))); err != nil {
+		return err
+	}
+	if drop == "" && p.Src != s.addr(want) {
+		return fmt.Errorf("source is %s, want %s (%s)", p.Src, want, s.addr(want))
+	}
+	return nil
+}
+
+func eachScene(t *testing.T, run func(t *testing.T, s scene)) {
+	for _, s := range (row{}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) { run(t, s) })
+	}
+}
+
+var uplinkNode2 = &bpf.Uplink{Addr4: v4.wire("node2"), Addr6: v6.wire("node2")}
+
+func TestMasqSourceFromRoute(t *testing.T) {
+	testenv.Require(t, fibSource)
+	h := newHost(t)
+	eachScene(t, func(t *testing.T, s scene) {
+		if err := h.masqueradesAs(s, nil, "node", ""); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestMasqSourcePreferredByRoute(t *testing.T) {
+	testenv.Require(t, fibSource)
+	h := newHost(t)
+	for _, f := range families {
+		route := &netlink.Route{
+			Dst: alone(f.addr("remote")), LinkIndex: h.uplink.Index, Gw: f.addr("gateway").AsSlice(), Src: f.addr("node2").AsSlice(),
+		}
+		if err := h.Netlink().RouteAdd(route); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eachScene(t, func(t *testing.T, s scene) {
+		if err := h.masqueradesAs(s, nil, "node2", ""); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestMasqSourceFromUplinkEntry has no route to the remote: all kernels use the entry.
+func TestMasqSourceFromUplinkEntry(t *testing.T) {
+	h := newHost(t)
+	h.removeDefaultRoutes(t)
+	eachScene(t, func(t *testing.T, s scene) {
+		if err := h.masqueradesAs(s, uplinkNode2, "node2", ""); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestMasqSourceRouteBeforeUplinkEntry has a route and an entry: the route takes precedence if the
+// kernel can look up its source.
+func TestMasqSourceRouteBeforeUplinkEntry(t *testing.T) {
+	want := "node2"
+	if probeFIBSource() == nil {
+		want = "node"
+	}
+	h := newHost(t)
+	eachScene(t, func(t *testing.T, s scene) {
+		if err := h.masqueradesAs(s, uplinkNode2, want, ""); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestMasqNoSource(t *testing.T) {
+	h := newHost(t)
+	h.removeDefaultRoutes(t)
+	for name, uplink := range map[string]*bpf.Uplink{"no entry": nil, "an entry without addresses": {}} {
+		t.Run(name, func(t *testing.T) {
+			eachScene(t, func(t *testing.T, s scene) {
+				if err := h.masqueradesAs(s, uplink, "", "no source"); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// TestMasqNoSourceDespiteRoute has a route, but only link-local addresses on the host, which no
+// router would forward.
+func TestMasqNoSourceDespiteRoute(t *testing.T) {
+	h := newHost(t)
+	for _, f := range families {
+		for _, link := range []*netlink.LinkAttrs{h.uplink, h.veth} {
+			h.removeAddrs(t, link, f)
+		}
+		route := &netlink.Route{Dst: alone(f.addr("remote")), LinkIndex: h.uplink.Index, Scope: netlink.SCOPE_LINK}
+		if err := h.Netlink().RouteReplace(route); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eachScene(t, func(t *testing.T, s scene) {
+		if err := h.masqueradesAs(s, nil, "", "no source"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// removeAddrs removes all addresses but link-local ones.
+func (h *host) removeAddrs(t *testing.T, link *netlink.LinkAttrs, f family) {
+	t.Helper()
+	kind := netlink.FAMILY_V4
+	if f.name == "v6" {
+		kind = netlink.FAMILY_V6
+	}
+	device := &netlink.Device{LinkAttrs: *link}
+	addrs, err := h.Netlink().AddrList(device, kind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, addr := range addrs {
+		if addr.IP.IsLinkLocalUnicast() {
+			continue
+		}
+		if err := h.Netlink().AddrDel(device, &addr); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (h *host) removeDefaultRoutes(t *testing.T) {
+	t.Helper()
+	for _, f := range families {
+		bits := f.addr("any").BitLen()
+		err := h.Netlink().RouteDel(&netlink.Route{
+			Dst: &net.IPNet{IP: f.addr("any").AsSlice(), Mask: net.CIDRMask(0, bits)}, Gw: f.addr("gateway").AsSlice(),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}

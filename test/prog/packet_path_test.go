@@ -1,0 +1,208 @@
+package prog
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// hop is one program on a connection's path. Its input is the output of the previous hop,
+// or the reply to it.
+type hop struct {
+	program  string
+	out      string // the packet afterwards; "*" is the masquerading port
+	redirect bool   // to another device, bypassing the stack
+	turn     bool   // the receiver replies before this hop
+}
+
+// TestPacketPaths follows connections through all programs on their path. The programs
+// themselves make the state.
+func TestPacketPaths(t *testing.T) {
+	const (
+		toLoopback    = bpf.ProgToLoopback
+		fromContainer = bpf.ProgFromContainer
+		fromUplink    = bpf.ProgFromUplink
+		toUplink      = bpf.ProgToUplink
+	)
+	h := newHost(t)
+	for _, tc := range []struct {
+		name  string
+		on    []proto
+		ports []hostPort
+		in    string
+		hops  []hop
+	}{
+		{
+			name: "pod to outside", in: "pod:4000 > remote:80",
+			hops: []hop{
+				{program: fromContainer, out: "pod:4000 > remote:80"},
+				{program: toUplink, out: "node:* > remote:80"},
+				{program: fromUplink, out: "remote:80 > pod:4000", turn: true},
+				{program: fromContainer, out: "pod:4000 > remote:80", turn: true},
+				{program: toUplink, out: "node:* > remote:80"},
+			},
+		},
+		{
+			name: "outside to host port", on: withPorts, in: "remote:5000 > node:8080",
+			ports: []hostPort{{host: "any:8080", to: "pod:80"}},
+			hops: []hop{
+				{program: fromUplink, out: "remote:5000 > pod:80"},
+				{program: fromContainer, out: "pod:80 > remote:5000", turn: true},
+				{program: toUplink, out: "node:8080 > remote:5000"},
+				{program: fromUplink, out: "remote:5000 > pod:80", turn: true},
+			},
+		},
+		{
+			name: "outside to pod", in: "remote:5000 > pod:80",
+			hops: []hop{
+				{program: fromUplink, out: "remote:5000 > pod:80"},
+				{program: fromContainer, out: "pod:80 > remote:5000", turn: true},
+				{program: toUplink, out: "pod:80 > remote:5000"},
+			},
+		},
+		{
+			name: "pod to another pod's host port", on: withPorts, in: "pod:5000 > node:8080",
+			ports: []hostPort{{host: "node:8080", to: "pod2:80"}},
+			hops: []hop{
+				{program: fromContainer, out: "podgw:* > pod2:80", redirect: true},
+				{program: fromContainer, out: "node:8080 > pod:5000", turn: true, redirect: true},
+				{program: fromContainer, out: "podgw:* > pod2:80", turn: true, redirect: true},
+			},
+		},
+		{
+			name: "pod to its own host port", on: withPorts, in: "pod:5000 > node:8080",
+			ports: []hostPort{{host: "any:8080", to: "pod:80"}},
+			hops: []hop{
+				{program: fromContainer, out: "podgw:* > pod:80", redirect: true},
+				{program: fromContainer, out: "node:8080 > pod:5000", turn: true, redirect: true},
+				{program: fromContainer, out: "podgw:* > pod:80", turn: true, redirect: true},
+			},
+		},
+		{
+			name: "host to host port", on: withPorts, in: "loopback:5000 > loopback:8080",
+			ports: []hostPort{{host: "any:8080", to: "pod:80"}},
+			hops: []hop{
+				{program: toLoopback, out: "podgw:* > pod:80", redirect: true},
+				{program: fromContainer, out: "loopback:8080 > loopback:5000", turn: true, redirect: true},
+				{program: toLoopback, out: "podgw:* > pod:80", turn: true, redirect: true},
+			},
+		},
+		{
+			name: "pod to pod", in: "pod:5000 > pod2:80",
+			hops: []hop{
+				{program: fromContainer, out: "pod:5000 > pod2:80"},
+				{program: fromContainer, out: "pod2:80 > pod:5000", turn: true},
+			},
+		},
+		{
+			name: "pod to outside, without ports", on: withoutPorts, in: "pod:0 > remote:0",
+			hops: []hop{
+				{program: fromContainer, out: "pod:0 > remote:0"},
+				{program: toUplink, out: "node:0 > remote:0"},
+				{program: fromUplink, out: "remote:0 > pod:0", turn: true},
+				{program: toUplink, out: "node:0 > remote:0", turn: true},
+			},
+		},
+		{
+			name: "outside to a pod without ipMasq that has a host port", on: withPorts, in: "remote:5000 > plain:80",
+			ports: []hostPort{{host: "any:8080", to: "plain:80"}},
+			hops: []hop{
+				{program: fromUplink, out: "remote:5000 > plain:80"},
+				{program: fromContainer, out: "plain:80 > remote:5000", turn: true},
+				{program: toUplink, out: "plain:80 > remote:5000"},
+			},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for _, s := range (row{on: tc.on}).scenes() {
+				t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+					if err := errors.Join(h.reset(), h.fill(s, tc.ports, nil)); err != nil {
+						t.Fatal(err)
+					}
+					packet, reply := s.packet(tc.in, false), false
+					for i, hop := range tc.hops {
+						if hop.turn {
+							packet, reply = replyTo(packet), !reply
+						}
+						out, err := h.hop(&s, packet, reply, hop)
+						if err != nil {
+							t.Fatalf("hop %d, %s: %v", i, hop.program, err)
+						}
+						packet = out
+					}
+				})
+			}
+		})
+	}
+}
+
+// hop runs one program on a packet, and checks and returns the result.
+func (h *host) hop(s *scene, packet testenv.Packet, reply bool, step hop) (testenv.Packet, error) {
+	copy(packet.DstMAC[:], h.device(step.program).HardwareAddr)
+	frame := packet.MustBuild()
+	verdict, result, err := h.runInside(step.program, frame)
+	if err != nil {
+		return packet, err
+	}
+	if err := checkVerdict(verdict, row{redirect: step.redirect}.verdict()); err != nil {
+		return packet, err
+	}
+	known := s.star
+	if err := checkPacket(s, row{out: step.out, reply: reply}, packet, frame, result); err != nil {
+		return packet, err
+	}
+	if known != 0 && s.star != known {
+		return packet, fmt.Errorf("port changed to %d from %d", s.star, known)
+	}
+	return testenv.Decode(result)
+}
+
+// replyTo returns the packet with which the receiver of p replies.
+func replyTo(p testenv.Packet) testenv.Packet {
+	p.SrcMAC, p.DstMAC = p.DstMAC, p.SrcMAC
+	p.Src, p.Dst = p.Dst, p.Src
+	p.SrcPort, p.DstPort = p.DstPort, p.SrcPort
+	if p.TCPFlags != 0 {
+		p.TCPFlags = testenv.ACK
+	}
+	switch {
+	case p.Type == 0 && p.ID != 0, p.Type == 8: // echo
+		p.Type ^= 8
+	case p.Type == 128, p.Type == 129:
+		p.Type ^= 1
+	}
+	return p
+}
+
+// TestHostPortRetargeted replaces the pod behind a host port in the middle of a connection,
+// as a restart with a new address does.
+func TestHostPortRetargeted(t *testing.T) {
+	h := newHost(t)
+	for _, s := range (row{on: withPorts}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			if err := h.reset(); err != nil {
+				t.Fatal(err)
+			}
+			for _, pod := range []string{"pod", "pod2", "pod"} {
+				err := errors.Join(
+					empty[bpf.HostPortKey, bpf.HostPort](h.programs.Maps[bpf.MapHostPorts]),
+					h.fill(s, []hostPort{{host: "any:8080", to: pod + ":80"}}, nil),
+					h.pass(s, bpf.ProgFromUplink, "remote:5000 > node:8080", "remote:5000 > "+pod+":80"),
+					h.pass(s, bpf.ProgToUplink, pod+":80 > remote:5000", "node:8080 > remote:5000"),
+				)
+				if err != nil {
+					t.Errorf("%s: %v", pod, err)
+				}
+			}
+		})
+	}
+}
+
+// pass wants a program to turn the packet in into want.
+func (h *host) pass(s scene, program, in, want string) error {
+	_, err := h.hop(&s, s.packet(in, false), false, hop{program: program, out: want})
+	return err
+}

@@ -1,0 +1,274 @@
+package scenario
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	cnitypes "github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// tap receives the frames of one of the node's devices that the tc programs have passed. It has one
+// socket per EtherType, since the kernel delivers to those after the programs.
+type tap struct {
+	fds []int
+}
+
+// deliveredTypes are the EtherTypes of frames without their outer VLAN tag.
+var deliveredTypes = []uint16{unix.ETH_P_IP, unix.ETH_P_IPV6, unix.ETH_P_ARP, unix.ETH_P_8021Q, 0x88cc}
+
+func (n *network) tap(t *testing.T, ifindex int) *tap {
+	t.Helper()
+	tp := &tap{}
+	t.Cleanup(func() {
+		for _, fd := range tp.fds {
+			unix.Close(fd)
+		}
+	})
+	err := n.node().Do(func() error {
+		for _, etherType := range deliveredTypes {
+			protocol := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, etherType))
+			fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(protocol))
+			if err != nil {
+				return err
+			}
+			tp.fds = append(tp.fds, fd)
+			if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: ifindex}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("listen on device %d: %v", ifindex, err)
+	}
+	return tp
+}
+
+// passes reports whether the frame arrives within the time.
+func (tp *tap) passes(frame []byte, wait time.Duration) (bool, error) {
+	var polled []unix.PollFd
+	for _, fd := range tp.fds {
+		polled = append(polled, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+	}
+	buffer := make([]byte, 1<<16)
+	for end := time.Now().Add(wait); ; {
+		ready, err := unix.Poll(polled, max(int(time.Until(end).Milliseconds()), 0))
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return false, err
+		}
+		if ready == 0 && !time.Now().Before(end) {
+			return false, nil
+		}
+		for _, p := range polled {
+			length, _, err := unix.Recvfrom(int(p.Fd), buffer, unix.MSG_DONTWAIT)
+			if err == nil && bytes.Equal(testenv.Untagged(buffer[:length]), testenv.Untagged(frame)) {
+				return true, nil
+			}
+		}
+	}
+}
+
+// senderOf returns the addresses that the pod's frames have, and those that other is known by.
+func (n *network) senderOf(t *testing.T, pod, other *testenv.Pod) testenv.Sender {
+	return testenv.Sender{
+		MAC: pod.MACOf(t, testenv.PodIfName), HostMAC: hostMACOf(t, pod),
+		Addr4: pod.Addr4(), Addr6: pod.Addr6(), Other4: other.Addr4(), Other6: other.Addr6(),
+		Gateway4: testenv.IPv4.Gateway, Gateway6: testenv.IPv6.Gateway,
+		Remote4: testenv.OutsideAddr4, Remote6: testenv.OutsideAddr6,
+	}
+}
+
+// hostDeviceOf returns the device by which the host's stack receives a pod's frames: the host's end
+// of the veth, or its bridge.
+func (n *network) hostDeviceOf(t *testing.T, pod *testenv.Pod) (ifindex int) {
+	t.Helper()
+	inside, err := pod.Netlink().LinkByName(testenv.PodIfName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	outside, err := n.node().Netlink().LinkByIndex(inside.Attrs().ParentIndex)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cmp.Or(outside.Attrs().MasterIndex, outside.Attrs().Index)
+}
+
+// dropsOf counts the packets that the datapath has dropped for a pod, by reason.
+func (n *network) dropsOf(t *testing.T, pod *testenv.Pod) map[maps.Reason]uint64 {
+	t.Helper()
+	owner := maps.Attachment{Network: n.Network(), ContainerID: pod.Conf.ContainerID, IfName: pod.Conf.IfName}.Owner()
+	dropped := map[maps.Reason]uint64{}
+	n.withDatapath(t, func(datapath *loader.Datapath) {
+		for _, drop := range must(maps.Drops(datapath)) {
+			if drop.Owner == owner {
+				dropped[drop.Reason] = drop.Packets
+			}
+		}
+	})
+	return dropped
+}
+
+// wantDropped sends frames from the pod. Each must be dropped before the host's stack, and counted once.
+func (n *network) wantDropped(t *testing.T, pod *testenv.Pod, s testenv.Sender, frames []testenv.Frame) {
+	t.Helper()
+	tp := n.tap(t, n.hostDeviceOf(t, pod))
+	marker := s.Legal()
+	for i, frame := range frames {
+		reason := maps.Reason(frame.Reason)
+		before := n.dropsOf(t, pod)[reason]
+		if err := pod.SendFrames(testenv.PodIfName, frame.Bytes); err != nil {
+			t.Fatalf("%s: %v", frame.Name, err)
+		}
+		testenv.Eventually(t, frame.Name+" to be counted", func() error {
+			if now := n.dropsOf(t, pod)[reason]; now != before+1 {
+				return fmt.Errorf("counter %q: got %d, want %d", reason, now, before+1)
+			}
+			return nil
+		})
+		if passes, err := tp.passes(frame.Bytes, 0); err != nil || passes {
+			t.Errorf("%s: passed %v (%v), want a drop", frame.Name, passes, err)
+		}
+		if i == 0 { // proves that the tap works
+			n.wantPassing(t, pod, marker[:1])
+		}
+	}
+}
+
+func (n *network) wantPassing(t *testing.T, pod *testenv.Pod, frames []testenv.Frame) {
+	t.Helper()
+	tp := n.tap(t, n.hostDeviceOf(t, pod))
+	for _, frame := range frames {
+		if err := pod.SendFrames(testenv.PodIfName, frame.Bytes); err != nil {
+			t.Fatalf("%s: %v", frame.Name, err)
+		}
+		if passes, err := tp.passes(frame.Bytes, testenv.Timeout); err != nil || !passes {
+			t.Errorf("%s: passed %v (%v), want true", frame.Name, passes, err)
+		}
+	}
+}
+
+// A pod sends only with its own addresses, whichever device it has and whichever plugin made that.
+func TestAntiSpoof(t *testing.T) {
+	for name, start := range map[string]func(t *testing.T) *network{
+		"alone":         newNetwork,
+		"behind bridge": func(t *testing.T) *network { return newChain(t, firstPlugins["bridge"], afterOthers) },
+		"behind ptp":    func(t *testing.T) *network { return newChain(t, firstPlugins["ptp"], afterOthers) },
+		"netkit": func(t *testing.T) *network {
+			testenv.Require(t, testenv.Netkit)
+			return newNetworkWith(t, withKeys(`"ipMasq": true, "device": "netkit"`))
+		},
+		"clsact": func(t *testing.T) *network {
+			n := newNetwork(t)
+			n.loadForClsact(t)
+			return n
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := start(t)
+			pod, other := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+			s := n.senderOf(t, pod, other)
+			n.wantDropped(t, pod, s, s.Hostile())
+			n.wantPassing(t, pod, s.Legal())
+			if name == "behind bridge" {
+				n.wantDropped(t, pod, s, s.SomeLinkLocal())
+			} else {
+				n.wantPassing(t, pod, s.SomeLinkLocal())
+			}
+			if dropped := n.dropsOf(t, other); len(dropped) > 0 {
+				t.Errorf("drops of the other pod: got %v, want none", dropped)
+			}
+			if name != "behind bridge" && name != "behind ptp" {
+				n.wantConnectivity(t, pod, other)
+			}
+			wantCheck(t, pod)
+		})
+	}
+}
+
+// With antiSpoof off, all that it would drop passes. CHECK compares the setting.
+func TestAntiSpoofOff(t *testing.T) {
+	n := newNetworkWith(t, withKeys(`"ipMasq": true, "antiSpoof": false`))
+	pod, other := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	s := n.senderOf(t, pod, other)
+	n.wantPassing(t, pod, s.Hostile())
+	dropped := n.dropsOf(t, pod)
+	for _, frame := range s.Hostile() {
+		if n := dropped[maps.Reason(frame.Reason)]; n > 0 {
+			t.Errorf("%s: %d drops counted, want none", frame.Name, n)
+		}
+	}
+	if err := n.SetNetwork([]byte(withKeys(`"ipMasq": true`))); err != nil {
+		t.Fatal(err)
+	}
+	var coded *cnitypes.Error
+	if err := pod.Check(testenv.Context(t)); !errors.As(err, &coded) || coded.Code != cnierr.CodeDiffers {
+		t.Errorf("CHECK with antiSpoof on: got %v, want code %d", err, cnierr.CodeDiffers)
+	}
+	if err := n.SetNetwork([]byte(withKeys(`"ipMasq": true, "antiSpoof": false`))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A pod without assigned addresses may use any that no other container has.
+func TestAntiSpoofWithoutAddresses(t *testing.T) {
+	n := newNetwork(t)
+	other := n.AddPod(t, "web", nil)
+	bare := &network{n.Topology, testenv.NewRuntime(t, n.node(), []byte(`{
+		"cniVersion": "1.0.0", "name": "bare", "plugins": [{"type": "ebpfnet"}]
+	}`), n.PluginPath...)}
+	pod := bare.AddPod(t, "bare", nil)
+	s := n.senderOf(t, other, other)
+	s.MAC, s.HostMAC = pod.MACOf(t, testenv.PodIfName), hostMACOf(t, pod)
+	s.Addr4, s.Addr6 = sibling(s.Addr4, 99), sibling(s.Addr6, 99)
+	bare.wantPassing(t, pod, s.Legal())
+	var named []testenv.Frame
+	for _, frame := range s.Hostile() {
+		if frame.Name == "another container's IPv4 address" || frame.Name == "another container's IPv6 address" || frame.Reason == bpf.ReasonMAC {
+			named = append(named, frame)
+		}
+	}
+	bare.wantDropped(t, pod, s, named)
+}
+
+// A pod whose interface goes down and up repeats duplicate address detection, and keeps working.
+func TestAntiSpoofAfterLinkDown(t *testing.T) {
+	n := newNetwork(t)
+	pod := n.AddPod(t, "a", nil)
+	ctx := testenv.Context(t)
+	for _, args := range [][]string{
+		{"link", "set", testenv.PodIfName, "down"},
+		{"link", "set", testenv.PodIfName, "up"},
+		{"address", "replace", pod.Addr6().String() + "/64", "dev", testenv.PodIfName, "noprefixroute"},
+		{"route", "replace", testenv.IPv4.Gateway.String(), "dev", testenv.PodIfName, "scope", "link"},
+		{"route", "replace", "default", "via", testenv.IPv4.Gateway.String()},
+		{"-6", "route", "replace", testenv.IPv6.Gateway.String(), "dev", testenv.PodIfName},
+		{"-6", "route", "replace", "default", "via", testenv.IPv6.Gateway.String()},
+	} {
+		if out, err := pod.Run(ctx, "ip", args...); err != nil {
+			t.Fatalf("ip %v: %v: %s", args, err, out)
+		}
+	}
+	testenv.Eventually(t, "the end of duplicate address detection", func() error {
+		out, err := pod.Run(ctx, "ip", "-6", "address", "show", "dev", testenv.PodIfName, "tentative")
+		if err == nil && out != "" {
+			err = errors.New(out)
+		}
+		return err
+	})
+	forEachFamily(t, func(t *testing.T, f testenv.Family) { ping(t, pod.Namespace, f.Outside) })
+	if dropped := n.dropsOf(t, pod); len(dropped) > 0 {
+		t.Errorf("drops: got %v, want none", dropped)
+	}
+}

@@ -1,0 +1,239 @@
+package scenario
+
+import (
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// What else runs on a host: firewalls, settings of distributions, other container engines. Pods must work
+// beside each, and it beside pods.
+
+// wantConnectivity sends traffic on all usual paths. Host port 8080 is forwarded to web.
+func (n *network) wantConnectivity(t *testing.T, a, web *testenv.Pod) {
+	t.Helper()
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		ping(t, a.Namespace, f.Outside)
+		outside := serve(t, n.Outside, protocol, at(f.Outside, 0))
+		reachAsNode(t, a.Namespace, protocol, outside, n.Outside, f.Node)
+		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+		reachUntranslated(t, a.Namespace, protocol, at(f.Pod(web), 80), web.Namespace)
+		reachUntranslated(t, n.Outside, protocol, at(f.Node, 8080), web.Namespace)
+		reach(t, n.node(), protocol, at(f.Loopbacks[0], 8080), web.Namespace)
+		reach(t, a.Namespace, protocol, at(f.Node, 8080), web.Namespace)
+	})
+}
+
+// nft loads rules on the node.
+func (n *network) nft(t *testing.T, rules string) {
+	t.Helper()
+	requireTool(t, "nft", "nftables")
+	rules = strings.NewReplacer("}", "\n}\n").Replace(rules) // nft wants a newline after each block
+	if _, err := n.node().Run(testenv.Context(t), "nft", rules); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Common netfilter rules let pods' traffic pass.
+func TestFirewalls(t *testing.T) {
+	for name, rules := range map[string]string{
+		// As with docker, whose FORWARD policy is drop: the administrator must accept pods, whatever
+		// the plugin.
+		"drops by default": `
+			table inet filter { chain forward { type filter hook forward priority 0; policy drop;
+				ct state established,related accept
+				ip saddr 10.88.0.0/24 accept; ip daddr 10.88.0.0/24 accept
+				ip6 saddr fd00:88::/64 accept; ip6 daddr fd00:88::/64 accept
+			} }`,
+		"drops invalid packets, like kube-proxy": `
+			table inet filter { chain forward { type filter hook forward priority 0; policy accept;
+				ct state invalid drop
+			} }`,
+		"masquerades everything on the uplink": `
+			table inet other { chain post { type nat hook postrouting priority 100; policy accept;
+				oifname "eth0" masquerade
+			} }`,
+		"masquerades pods, like the bridge plugin": `
+			table inet other { chain post { type nat hook postrouting priority 100; policy accept;
+				ip saddr 10.88.0.0/24 ip daddr != 10.88.0.0/24 masquerade
+				ip6 saddr fd00:88::/64 ip6 daddr != fd00:88::/64 masquerade
+			} }`,
+		"checks the reverse path": `
+			table inet other { chain pre { type filter hook prerouting priority -300; policy accept;
+				fib saddr . iif oif missing drop
+			} }`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNetwork(t)
+			n.nft(t, rules)
+			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+			n.wantConnectivity(t, a, web)
+		})
+	}
+}
+
+// A rule in the FORWARD chain rejects pods' traffic like any other forwarded traffic.
+func TestFirewallRejectsPods(t *testing.T) {
+	needsStack(t)
+	n := newNetwork(t)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept;
+		tcp dport 7000 reject with tcp reset; tcp dport 80 ip saddr 192.0.2.2 reject with tcp reset } }`)
+	f := testenv.IPv4
+	serve(t, n.Outside, "tcp", at(f.Outside, 7000))
+	wantRefused(t, a.Namespace, "tcp", at(f.Outside, 7000))
+	serve(t, web.Namespace, "tcp", at(f.Pod(web), 80))
+	wantRefused(t, n.Outside, "tcp", at(f.Node, 8080))
+	reachUntranslated(t, a.Namespace, "tcp", at(f.Pod(web), 80), web.Namespace)
+}
+
+// `nft flush ruleset` breaks no connection.
+func TestFirewallFlush(t *testing.T) {
+	n := newNetwork(t)
+	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept; ct state new accept } }`)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	f := testenv.IPv4
+	client := connect(t, a.Namespace, "tcp", netip.AddrPort{}, serve(t, n.Outside, "tcp", at(f.Outside, 0)))
+	defer client.Close()
+	before := ask(t, client, n.Outside)
+	n.nft(t, "flush ruleset")
+	if after := ask(t, client, n.Outside); after != before {
+		t.Errorf("server sees %s, want %s as before the flush", after, before)
+	}
+	n.wantConnectivity(t, a, web)
+}
+
+// Sysctls that distributions set, before and after ADD.
+func TestSysctls(t *testing.T) {
+	for name, value := range map[string]string{
+		"net/ipv4/conf/all/rp_filter":        "1", // systemd
+		"net/ipv4/conf/default/rp_filter":    "1",
+		"net/ipv4/conf/all/accept_local":     "0",
+		"net/ipv4/conf/all/log_martians":     "1",
+		"net/ipv4/conf/all/send_redirects":   "1",
+		"net/ipv4/conf/all/arp_ignore":       "1", // LVS
+		"net/ipv4/conf/all/arp_announce":     "2",
+		"net/ipv6/conf/all/accept_ra":        "0",
+		"net/ipv4/conf/default/forwarding":   "0",
+		"net/ipv4/ip_nonlocal_bind":          "1",
+		"net/ipv4/conf/all/accept_redirects": "0",
+	} {
+		t.Run(filepath.Base(filepath.Dir(name))+" "+filepath.Base(name), func(t *testing.T) {
+			n := newNetwork(t)
+			if err := n.node().SetSysctl(name, value); err != nil {
+				t.Fatal(err)
+			}
+			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+			if err := n.node().SetSysctl(name, value); err != nil {
+				t.Fatal(err)
+			}
+			n.wantConnectivity(t, a, web)
+		})
+	}
+}
+
+// Something turns forwarding off. The next ADD turns it on again, for all pods.
+func TestForwardingTurnedOff(t *testing.T) {
+	n := newNetwork(t)
+	a := n.AddPod(t, "a", nil)
+	for _, name := range []string{"net/ipv4/conf/all/forwarding", "net/ipv6/conf/all/forwarding"} {
+		if err := n.node().SetSysctl(name, "0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	web := n.AddPod(t, "web", mapBoth(8080, 80))
+	n.wantConnectivity(t, a, web)
+}
+
+// Another engine's bridge, with a container behind it and the engine's rules: docker masquerades its
+// containers and publishes a port; libvirt rejects all other traffic.
+func TestOtherBridges(t *testing.T) {
+	for name, rules := range map[string]string{
+		"docker": `table ip docker {
+			chain post { type nat hook postrouting priority 100; policy accept; ip saddr 172.17.0.0/16 oifname != "br9" masquerade; }
+			chain pre { type nat hook prerouting priority -100; policy accept; fib daddr type local tcp dport 9090 dnat to 172.17.0.2:90; }
+		}`,
+		"libvirt": `table ip libvirt { chain forward { type filter hook forward priority 0; policy accept;
+			oifname "br9" ip daddr 172.17.0.0/16 ct state established,related accept
+			iifname "br9" ip saddr 172.17.0.0/16 accept
+			iifname "br9" oifname "br9" accept
+			oifname "br9" reject; iifname "br9" reject
+		} chain post { type nat hook postrouting priority 100; policy accept; ip saddr 172.17.0.0/16 ip daddr != 172.17.0.0/16 masquerade; } }`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNetwork(t)
+			container := n.otherEngine(t)
+			n.nft(t, rules)
+			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+			n.wantConnectivity(t, a, web)
+
+			f := testenv.IPv4
+			outside := serve(t, n.Outside, "tcp", at(f.Outside, 0))
+			reachAsNode(t, container, "tcp", outside, n.Outside, f.Node)
+			n.disableBridgeNetfilter(t)
+			serve(t, web.Namespace, "tcp", at(f.Pod(web), 80))
+			reach(t, container, "tcp", at(f.Node, 8080), web.Namespace)
+			if name == "docker" {
+				serve(t, container, "tcp", netip.MustParseAddrPort("172.17.0.2:90"))
+				reachUntranslated(t, n.Outside, "tcp", at(f.Node, 9090), container)
+				reach(t, a.Namespace, "tcp", netip.MustParseAddrPort("172.17.0.2:90"), container)
+			}
+		})
+	}
+}
+
+// otherEngine makes a bridge with a container behind it, which has its default route there.
+func (n *network) otherEngine(t *testing.T) *testenv.Namespace {
+	t.Helper()
+	container := testenv.New(t, "other-engine")
+	for _, command := range [][]string{
+		{"ip", "link", "add", "br9", "type", "bridge"},
+		{"ip", "address", "add", "172.17.0.1/16", "dev", "br9"},
+		{"ip", "link", "set", "br9", "up"},
+		{"ip", "link", "add", "v9", "type", "veth", "peer", "name", "eth0", "netns", container.Path},
+		{"ip", "link", "set", "v9", "master", "br9", "up"},
+		{"nsenter", "--net=" + container.Path, "ip", "address", "add", "172.17.0.2/16", "dev", "eth0"},
+		{"nsenter", "--net=" + container.Path, "ip", "link", "set", "eth0", "up"},
+		{"nsenter", "--net=" + container.Path, "ip", "route", "add", "default", "via", "172.17.0.1"},
+	} {
+		if _, err := n.node().Run(testenv.Context(t), command[0], command[1:]...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return container
+}
+
+// disableBridgeNetfilter hides bridged packets from conntrack until the bridge's own device receives
+// them. Otherwise conntrack expects a host port's replies from the address that the client behind the
+// bridge used, and the engine's masquerading loses them.
+func (n *network) disableBridgeNetfilter(t *testing.T) {
+	t.Helper()
+	const name = "net/bridge/bridge-nf-call-iptables"
+	if _, err := n.node().Sysctl(name); err != nil {
+		return // no br_netfilter
+	}
+	if err := n.node().SetSysctl(name, "0"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Two nodes share their file systems, as nested containers do. They use the same networks, names and
+// ports, and do not affect each other.
+func TestTwoNodesOnOneHost(t *testing.T) {
+	n, other := newNetwork(t), newNetworkWith(t, withKeys(`"ipMasq": true, "mtu": 1400`))
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	b, otherWeb := other.AddPod(t, "b", nil), other.AddPod(t, "web2", mapBoth(8080, 80))
+	n.wantConnectivity(t, a, web)
+	other.wantConnectivity(t, b, otherWeb)
+	if err := other.GC(testenv.Context(t), attachmentOf(b), attachmentOf(otherWeb), attachmentOf(a), attachmentOf(web)); err != nil {
+		t.Error(err)
+	}
+	n.wantConnectivity(t, a, web)
+	del(t, otherWeb)
+	del(t, b)
+	wantCheck(t, a, web)
+	n.wantConnectivity(t, a, web)
+}

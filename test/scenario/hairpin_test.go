@@ -1,0 +1,142 @@
+package scenario
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// Host ports for clients on the node: its own processes, and pods.
+
+func TestHostPortFromHost(t *testing.T) { hostPortsFromHost(t, newNetwork(t)) }
+
+func hostPortsFromHost(t *testing.T, n *network) {
+	web := n.AddPod(t, "hairpin", mapBoth(8085, 80))
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+		for _, addr := range slices.Concat(f.Loopbacks, []netip.Addr{f.Node, f.Gateway}) {
+			reachAsGateway(t, n.node(), protocol, at(addr, 8085), web.Namespace, f)
+		}
+		wantRefused(t, n.node(), protocol, at(f.Loopbacks[0], 80))
+	})
+}
+
+// A reply comes from the address that the client has sent to, or an unconnected socket could not match it
+// to its request.
+func TestHostPortReplySource(t *testing.T) {
+	n := newNetwork(t)
+	web, other := n.AddPod(t, "web", mapBoth(8080, 80)), n.AddPod(t, "other", nil)
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		addNodeAddr(t, n, f, 40)
+		serve(t, web.Namespace, "udp", at(f.Pod(web), 80))
+		nodeAddrs := []netip.Addr{f.Node, sibling(f.Node, 40)}
+		for from, addrs := range map[*testenv.Namespace][]netip.Addr{
+			n.node():        slices.Concat(f.Loopbacks, nodeAddrs, []netip.Addr{f.Gateway}),
+			other.Namespace: append(nodeAddrs, f.Gateway),
+			web.Namespace:   append(nodeAddrs, f.Gateway),
+			n.Outside:       nodeAddrs,
+		} {
+			wantReplySource(t, from, addrs, 8080)
+		}
+	})
+}
+
+// wantReplySource sends to a server at several addresses from one socket, often enough for the forwarding
+// cache to hold each.
+func wantReplySource(t *testing.T, from *testenv.Namespace, addrs []netip.Addr, port uint16) {
+	t.Helper()
+	unspecified := netip.IPv4Unspecified()
+	if addrs[0].Is6() {
+		unspecified = netip.IPv6Unspecified()
+	}
+	socket := listenPacket(t, from, at(unspecified, 0))
+	for _, addr := range slices.Repeat(addrs, 4) {
+		sendTo(t, socket, at(addr, port), "1 hello")
+		if _, source := receiveFrom(t, socket); source != at(addr, port) {
+			t.Errorf("%s to %s: got a reply from %s, want it from the same address", from.Name, at(addr, port), source)
+		}
+	}
+}
+
+// A host port on a loopback address serves only the host's own processes.
+func TestHostIPLoopback(t *testing.T) {
+	n := newNetwork(t)
+	var mappings []mapping
+	for _, f := range testenv.Families {
+		for _, protocol := range []string{"tcp", "udp"} {
+			mappings = append(mappings, mapping{
+				HostPort: 8080, ContainerPort: 80, Protocol: protocol, HostIP: f.Loopbacks[0].String(),
+			})
+		}
+	}
+	web, other := n.AddPod(t, "web", portMappings(mappings...)), n.AddPod(t, "other", nil)
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+		reachAsGateway(t, n.node(), protocol, at(f.Loopbacks[0], 8080), web.Namespace, f)
+		wantRefused(t, n.node(), protocol, at(f.Node, 8080))
+		wantRefused(t, n.Outside, protocol, at(f.Node, 8080))
+		for _, pod := range []*testenv.Pod{web, other} {
+			wantRefused(t, pod.Namespace, protocol, at(f.Node, 8080))
+			wantRefused(t, pod.Namespace, protocol, at(f.Gateway, 8080))
+			wantRefused(t, pod.Namespace, protocol, at(f.Loopbacks[0], 8080))
+		}
+	})
+}
+
+// Pods reach each other's host ports and their own by the node's addresses. A loopback address is the pod's
+// own.
+func TestHostPortFromPods(t *testing.T) {
+	n := newNetwork(t)
+	web, db := n.AddPod(t, "web", mapBoth(8080, 80)), n.AddPod(t, "db", mapBoth(8081, 80))
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+		serve(t, db.Namespace, protocol, at(f.Pod(db), 80))
+		for _, addr := range []netip.Addr{f.Node, f.Gateway} {
+			for _, client := range []*testenv.Pod{web, db} {
+				reachAsGateway(t, client.Namespace, protocol, at(addr, 8080), web.Namespace, f)
+				reachAsGateway(t, client.Namespace, protocol, at(addr, 8081), db.Namespace, f)
+			}
+		}
+		for _, loopback := range f.Loopbacks {
+			wantRefused(t, web.Namespace, protocol, at(loopback, 8080))
+			wantRefused(t, web.Namespace, protocol, at(loopback, 8081))
+		}
+	})
+}
+
+// Packets to loopback addresses are accepted neither from the wire nor from a pod that forges them
+// (CVE-2020-8558).
+func TestLoopbackFromWire(t *testing.T) {
+	n := newNetwork(t)
+	web, other := n.AddPod(t, "web", mapBoth(8080, 80)), n.AddPod(t, "other", nil)
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		server := listenPacket(t, web.Namespace, at(f.Pod(web), 80))
+		for _, from := range []struct {
+			ns      *testenv.Namespace
+			addr    netip.Addr
+			nextHop testenv.MAC
+		}{
+			{n.Outside, f.Outside, n.node().MACOf(t, testenv.UplinkName)},
+			{other.Namespace, f.Pod(other), n.node().MACOf(t, other.Result.Interfaces[0].Name)},
+		} {
+			var frames [][]byte
+			for i, to := range slices.Concat(f.Loopbacks, []netip.Addr{f.Node}) { // the last packet is accepted
+				payload := "forged"
+				if to == f.Node {
+					payload = "genuine"
+				}
+				packet := testenv.UDPPacket(at(from.addr, uint16(6000+i)), at(to, 8080), payload)
+				packet.SrcMAC, packet.DstMAC = from.ns.MACOf(t, testenv.UplinkName), from.nextHop
+				frames = append(frames, packet.MustBuild())
+			}
+			if err := from.ns.SendFrames(testenv.UplinkName, frames...); err != nil {
+				t.Fatal(err)
+			}
+			if payload, client := receiveFrom(t, server); payload != "genuine" {
+				t.Errorf("pod: got %q from %s, want only %q", payload, client, "genuine")
+			}
+		}
+	})
+}
