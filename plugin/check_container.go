@@ -12,105 +12,105 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
-func (i *inspection) inspectContainer() {
-	name := i.config.Attachment.IfName
-	device, err := link.Find(i.container.handle, name)
-	if i.failed(err) || i.netInterface == nil {
+func (c *checker) checkContainer() {
+	name := c.config.Attachment.IfName
+	device, err := link.Find(c.container.Netlink, name)
+	if c.failed(err) || c.netInterface == nil {
 		return
 	}
 	if device == nil {
-		i.differs("the container has no interface %s", name)
+		c.differs("the container has no interface %s", name)
 		return
 	}
-	i.compare(device, " in the container", i.netInterface)
+	c.compare(device, " in the container", c.netInterface)
 	if device.Attrs().Flags&net.FlagUp == 0 {
-		i.differs("%s in the container is down", name)
+		c.differs("%s in the container is down", name)
 	}
-	i.inspectAddresses(device)
-	i.inspectRoutes(device)
-	i.inspectTuning()
+	c.checkAddresses(device)
+	c.checkRoutes(device)
+	c.checkTuning()
 }
 
-// compare is for what a result says of a device. The container's may have a smaller MTU: the
-// tuning plugin sets one and does not say so in its result.
-func (i *inspection) compare(device netlink.Link, where string, want *types100.Interface) {
+// compare compares a device with its interface in a result. The container's end may have a smaller
+// MTU, which the tuning plugin sets without a change of the result.
+func (c *checker) compare(device netlink.Link, where string, want *types100.Interface) {
 	attrs := device.Attrs()
 	if want.Mac != "" && attrs.HardwareAddr.String() != want.Mac {
-		i.differs("MAC of %s%s: %s, expected %s", attrs.Name, where, attrs.HardwareAddr, want.Mac)
+		c.differs("MAC of %s%s: %s, expected %s", attrs.Name, where, attrs.HardwareAddr, want.Mac)
 	}
 	if want.Mtu != 0 && (attrs.MTU > want.Mtu || attrs.MTU < want.Mtu && want.Sandbox == "") {
-		i.differs("MTU of %s%s: %d, expected %d", attrs.Name, where, attrs.MTU, want.Mtu)
+		c.differs("MTU of %s%s: %d, expected %d", attrs.Name, where, attrs.MTU, want.Mtu)
 	}
 }
 
-func (i *inspection) inspectTuning() {
-	name := i.config.Attachment.IfName
-	present, err := i.config.Tuning.Present(i.container.ns, i.container.handle, name)
-	if i.failed(err) {
+func (c *checker) checkTuning() {
+	name := c.config.Attachment.IfName
+	present, err := c.config.Tuning.Present(c.container.NS, c.container.Netlink, name)
+	if c.failed(err) {
 		return
 	}
-	for _, difference := range i.config.Tuning.Differences(present) {
-		i.differs("%s of %s in the container", difference, name)
+	for _, difference := range c.config.Tuning.Differences(present) {
+		c.differs("%s of %s in the container", difference, name)
 	}
 }
 
-func (i *inspection) inspectAddresses(device netlink.Link) {
-	present, err := link.Addresses(i.container.handle, device)
-	if i.failed(err) {
+func (c *checker) checkAddresses(device netlink.Link) {
+	present, err := link.Addresses(c.container.Netlink, device)
+	if c.failed(err) {
 		return
 	}
-	for _, want := range i.addresses {
+	for _, want := range c.addresses {
 		if !slices.Contains(present, want.Prefix) {
-			i.differs("%s in the container lacks address %s", device.Attrs().Name, want.Prefix)
+			c.differs("%s in the container lacks address %s", device.Attrs().Name, want.Prefix)
 		}
 	}
 }
 
-// inspectRoutes looks for those of prevResult, and for all others that ADD made.
-func (i *inspection) inspectRoutes(device netlink.Link) {
-	expected := link.ContainerRoutes(device.Attrs().Index, i.addresses, i.config.PrevResult.Routes)
-	if i.chained != nil { // the others are of the plugin before
-		expected = link.ContainerRoutes(device.Attrs().Index, nil, i.config.PrevResult.Routes)
+// checkRoutes looks for the routes of prevResult and for all others that ADD made.
+func (c *checker) checkRoutes(device netlink.Link) {
+	expected := link.ContainerRoutes(device.Attrs().Index, c.addresses, c.config.PrevResult.Routes)
+	if c.chained != nil { // the plugin before made the others
+		expected = link.ContainerRoutes(device.Attrs().Index, nil, c.config.PrevResult.Routes)
 	}
 	for _, want := range expected {
-		present, err := link.RoutesTo(i.container.handle, want)
-		if i.failed(err) {
+		present, err := link.RoutesTo(c.container.Netlink, want)
+		if c.failed(err) {
 			return
 		}
 		if len(present) == 0 {
-			i.differs("the container lacks the route to %s by %s", want.Dst, device.Attrs().Name)
+			c.differs("the container lacks the route to %s by %s", want.Dst, device.Attrs().Name)
 			continue
 		}
 		var wrong []string
-		for _, is := range present {
-			if wrong = routeDifferences(is, want); len(wrong) == 0 {
+		for _, route := range present {
+			if wrong = routeDifferences(route, want); len(wrong) == 0 {
 				break
 			}
 		}
 		if len(wrong) > 0 {
-			i.differs("the container's route to %s by %s has %s", want.Dst, device.Attrs().Name, strings.Join(wrong, ", "))
+			c.differs("the container's route to %s by %s has %s", want.Dst, device.Attrs().Name, strings.Join(wrong, ", "))
 		}
 	}
 }
 
-// routeDifferences compares what was asked for. Another plugin may have added the rest.
-func routeDifferences(is, want netlink.Route) (wrong []string) {
-	if want.Gw != nil && !want.Gw.Equal(is.Gw) {
-		wrong = append(wrong, fmt.Sprintf("gateway %s, expected %s", is.Gw, want.Gw))
+// routeDifferences compares what was asked for. Another plugin may have set the rest.
+func routeDifferences(route, want netlink.Route) (wrong []string) {
+	if want.Gw != nil && !want.Gw.Equal(route.Gw) {
+		wrong = append(wrong, fmt.Sprintf("gateway %s, expected %s", route.Gw, want.Gw))
 	}
 	for _, field := range []struct {
-		name     string
-		is, want int
+		name      string
+		got, want int
 	}{
-		{"mtu", is.MTU, want.MTU}, {"advmss", is.AdvMSS, want.AdvMSS}, {"priority", is.Priority, want.Priority},
+		{"mtu", route.MTU, want.MTU}, {"advmss", route.AdvMSS, want.AdvMSS}, {"priority", route.Priority, want.Priority},
 	} {
-		if field.want != 0 && field.is != field.want {
-			wrong = append(wrong, fmt.Sprintf("%s %d, expected %d", field.name, field.is, field.want))
+		if field.want != 0 && field.got != field.want {
+			wrong = append(wrong, fmt.Sprintf("%s %d, expected %d", field.name, field.got, field.want))
 		}
 	}
 	// IPv6 has no scopes.
-	if want.Dst.IP.To4() != nil && want.Scope != netlink.SCOPE_UNIVERSE && is.Scope != want.Scope {
-		wrong = append(wrong, fmt.Sprintf("scope %d, expected %d", is.Scope, want.Scope))
+	if want.Dst.IP.To4() != nil && want.Scope != netlink.SCOPE_UNIVERSE && route.Scope != want.Scope {
+		wrong = append(wrong, fmt.Sprintf("scope %d, expected %d", route.Scope, want.Scope))
 	}
 	return wrong
 }

@@ -4,64 +4,64 @@ import (
 	"context"
 	"errors"
 
-	"github.com/containernetworking/cni/pkg/skel"
-
-	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/cni"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/names"
+	"github.com/ebpfnet/ebpfnet/plugin/namespace"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
-// Del disconnects a container (SPEC, section 2, DEL). It needs neither the
-// namespace nor a previous result, and succeeds where there is nothing to do.
-func (p *Plugin) Del(ctx context.Context, args *skel.CmdArgs) error {
-	config, err := parseForRelease(args)
+// Del disconnects a container (SPEC, section 2, DEL). It needs neither the container's namespace nor
+// a previous result, and succeeds where nothing is left to remove.
+func (p *Plugin) Del(ctx context.Context, call *cni.Call) error {
+	v, err := parseForRelease(call)
 	if err != nil {
 		return err
 	}
-	return p.release(ctx, config, args.Netns)
+	return v.release(ctx, call.Netns)
 }
 
-// release removes all that ADD made, in reverse: what connects the container, and the
-// addresses last, so that none is given out again while an entry names it, unless they
-// are given back by the device.
-func (p *Plugin) release(ctx context.Context, config *Config, netns string) error {
-	if config.Delegate.asksOnLink() {
-		released := config.Delegate.release(ctx)
-		_, err := p.disconnect(ctx, config, netns)
-		return errors.Join(released, err)
+// release removes all that ADD made, in reverse order. The addresses come last, so that nobody gets
+// one while a map entry still has it, unless the IPAM plugin needs the link to release them.
+func (v *verb) release(ctx context.Context, netns string) error {
+	if v.delegate.needsLink() {
+		errRelease := v.delegate.release(ctx)
+		_, err := v.disconnect(ctx, netns)
+		return errors.Join(errRelease, err)
 	}
-	idle, err := p.disconnect(ctx, config, netns)
-	if !idle {
+	releasable, err := v.disconnect(ctx, netns)
+	if !releasable {
 		return err
 	}
-	if config.Delegate != nil {
-		return errors.Join(err, config.Delegate.release(ctx))
+	if v.delegate != nil {
+		return errors.Join(err, v.delegate.release(ctx))
 	}
-	return errors.Join(err, p.pool(config).Release(ctx, ipamAttachment(config.Attachment)))
+	return errors.Join(err, v.pool().Release(ctx, v.reservation()))
 }
 
-// disconnect removes all but the addresses: host ports, so that nothing comes in; the
-// device, so that nothing goes out; and what the datapath knows. Each step runs whatever
-// became of those before it. idle says that the addresses can be released: they are not of
-// the plugin before, and no entry names them.
-func (p *Plugin) disconnect(ctx context.Context, config *Config, netns string) (idle bool, err error) {
-	owner := config.Attachment.Owner()
-	records, err := record.Open(config.DataDir)
+// disconnect removes everything except the addresses: first the host ports, so that nothing comes
+// in, then the device, so that nothing goes out, then the map entries. Each step runs whatever
+// became of those before it. releasable is false while entries may still have the addresses, and
+// where the addresses belong to the plugin before.
+func (v *verb) disconnect(ctx context.Context, netns string) (releasable bool, err error) {
+	owner := v.config.Attachment.Owner()
+	records, err := record.Open(v.config.DataDir)
 	if err != nil {
 		return false, err
 	}
-	kept, unread := records.Read(owner)
-	chained, hostIndex := kept != nil && kept.Chained != nil, 0
-	if chained {
-		hostIndex = kept.Chained.HostIndex
+	rec, errRead := records.Read(owner)
+	isChained, hostIndex := rec != nil && rec.Chained != nil, 0
+	if isChained {
+		hostIndex = rec.Chained.HostIndex
 	}
 	datapath, err := loader.OpenForRelease()
 	if err == nil {
 		defer datapath.Close()
-		err = releaseDevice(ctx, datapath, owner, hostIndex)
+		err = disconnectDevice(ctx, datapath, owner, hostIndex)
 	} else if errors.Is(err, loader.ErrNotLoaded) {
 		err = deleteDevice(owner)
 	} else {
@@ -70,38 +70,82 @@ func (p *Plugin) disconnect(ctx context.Context, config *Config, netns string) (
 	if errors.Is(err, flock.ErrBusy) {
 		return false, err
 	}
-	return !chained, errors.Join(err, unread, unlimit(kept, netns), restore(kept, netns), records.Remove(owner))
-}
-
-// addressesForRelease is where the addresses are; the configuration may have lost its
-// "ipam" since ADD.
-func (c *Config) addressesForRelease() *ipam.Config {
-	if c.IPAM != nil {
-		return c.IPAM
+	if isChained {
+		err = errors.Join(err, removeLimits(rec, netns), restoreTuning(rec, netns))
 	}
-	return &ipam.Config{Network: c.Attachment.Network}
+	return !isChained, errors.Join(err, errRead, records.Remove(owner))
 }
 
-func releaseDevice(ctx context.Context, datapath *loader.Datapath, owner loader.Owner, hostIndex int) error {
-	closed := maps.With(ctx, datapath, func(store *maps.Store) error { return store.CloseHostPorts(owner) })
-	deleted := deleteDevice(owner)
-	return errors.Join(closed, deleted, releaseEntries(ctx, datapath, owner, hostIndex, (*maps.Store).ReleaseClosed))
+func disconnectDevice(ctx context.Context, datapath *loader.Datapath, owner loader.Owner, hostIndex int) error {
+	errClose := maps.With(ctx, datapath, func(store *maps.Store) error { return store.CloseHostPorts(owner) })
+	errDelete := deleteDevice(owner)
+	return errors.Join(errClose, errDelete, removeEntries(ctx, datapath, owner, hostIndex, (*maps.Store).ReleaseClosed))
 }
 
 func deleteDevice(owner loader.Owner) error {
-	host, err := openHandle()
+	host, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
 	defer host.Close()
 
-	return link.Delete(host, hostName(owner))
+	return link.Delete(host, names.HostDevice(owner))
 }
 
-// releaseEntries removes an owner's map entries. Its device is gone by then, and the
-// programs with it, if it is ours; else hostIndex is the one that they are on.
-func releaseEntries(ctx context.Context, datapath *loader.Datapath, owner loader.Owner, hostIndex int, release func(*maps.Store, loader.Owner) error) error {
+// removeEntries removes an owner's map entries. If the device is ours, it is gone by then and its
+// programs with it; hostIndex is the device of another plugin, which keeps it.
+func removeEntries(ctx context.Context, datapath *loader.Datapath, owner loader.Owner, hostIndex int, remove func(*maps.Store, loader.Owner) error) error {
 	return maps.With(ctx, datapath, func(store *maps.Store) error {
-		return errors.Join(release(store, owner), datapath.DetachEndpoint(hostIndex))
+		return errors.Join(remove(store, owner), datapath.DetachEndpoint(hostIndex))
 	})
+}
+
+// restoreTuning restores what a chained ebpfnet has changed on the interface of another plugin. If
+// the container is gone, so are the changes.
+func restoreTuning(rec *record.Record, netns string) error {
+	if rec.Chained.Before.IsEmpty() || netns == "" {
+		return nil
+	}
+	container, err := namespace.OpenContainer(netns)
+	if err != nil {
+		return nil
+	}
+	defer container.Close()
+
+	device, err := link.Find(container.Netlink, rec.Attachment.IfName)
+	if err != nil || device == nil {
+		return err
+	}
+	return rec.Chained.Before.Apply(container.NS, container.Netlink, rec.Attachment.IfName)
+}
+
+// removeLimits removes the limits from the devices of another plugin, as far as they exist.
+func removeLimits(rec *record.Record, netns string) error {
+	if rec.Bandwidth.IsEmpty() && rec.Settings.Limits == (record.Limits{}) {
+		return nil
+	}
+	host, err := rtnl.Open()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+
+	outside, err := link.Device(host, rec.Chained.HostIndex)
+	if err == nil && outside != nil {
+		err = link.Unshape(host, outside)
+	}
+	if err != nil || netns == "" {
+		return err
+	}
+	container, errOpen := namespace.OpenContainer(netns)
+	if errOpen != nil {
+		return nil // it is gone, and its queue with it
+	}
+	defer container.Close()
+
+	inside, err := link.Find(container.Netlink, rec.Attachment.IfName)
+	if err != nil || inside == nil {
+		return err
+	}
+	return link.Unshape(container.Netlink, inside)
 }

@@ -11,77 +11,80 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/ebpfnet/ebpfnet/ipam"
+	"github.com/ebpfnet/ebpfnet/plugin/cni"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
-// delegate is another plugin that gives addresses (SPEC, section 4). It is executed
-// with our environment and our configuration, and finds in both what it wants.
+// delegate is another IPAM plugin that allocates the addresses (SPEC, section 4). It is executed
+// with our environment and our configuration.
 type delegate struct {
 	kind  string // ipam.type
 	stdin []byte
 }
 
-// asksOnLink says that the plugin asks by the container's interface, which must be there
-// and up when it gives addresses, and still be there when it gives them back. At the other
-// end a DHCP server or relay of the host answers, on all of the host's devices.
-func (d *delegate) asksOnLink() bool { return d != nil && d.kind == "dhcp" }
+// newDelegate returns nil where the addresses, if any, are ours.
+func newDelegate(c *config.Config, call *cni.Call) *delegate {
+	if c.Delegate == "" {
+		return nil
+	}
+	return &delegate{kind: c.Delegate, stdin: call.StdinData}
+}
 
-// reserve has the plugin give addresses. The caller releases them, whether that fails or not.
+// needsLink returns whether the plugin sends its requests from the container's interface, which must
+// be up before it allocates addresses and still exist when it releases them. A DHCP server or relay
+// on the host answers on all of the host's devices.
+func (d *delegate) needsLink() bool { return d != nil && d.kind == "dhcp" }
+
+// reserve lets the plugin allocate addresses. The caller releases them, even after an error.
 func (d *delegate) reserve(ctx context.Context) (*ipam.Result, error) {
 	given, err := invoke.DelegateAdd(ctx, d.kind, d.stdin, nil)
 	if err != nil {
-		return nil, d.failed(ctx, err)
+		return nil, d.wrap(ctx, err)
 	}
 	result, err := types100.NewResultFromResult(given)
 	if err == nil && len(result.IPs) == 0 {
-		err = errors.New("gave no address")
+		err = errors.New("returned no address")
 	}
 	if err != nil {
-		return nil, d.failed(ctx, err)
+		return nil, d.wrap(ctx, err)
 	}
 	reserved := &ipam.Result{Routes: result.Routes, DNS: result.DNS}
 	for _, ip := range result.IPs {
-		address := ipam.Address{Prefix: prefixOf(ip.Address)}
+		address := ipam.Address{Prefix: link.PrefixOf(ip.Address)}
 		gateway, _ := netip.AddrFromSlice(ip.Gateway)
 		if address.Gateway = gateway.Unmap(); !address.Gateway.IsValid() {
-			address.Gateway = usualGateway(address.Prefix.Addr())
+			address.Gateway = link.DefaultGateway(address.Prefix.Addr())
 		}
 		reserved.Addresses = append(reserved.Addresses, address)
 	}
 	return reserved, nil
 }
 
-// usualGateway is for addresses that come without: the host answers for it on the
-// container's own link, where no other host can be asked.
-func usualGateway(addr netip.Addr) netip.Addr {
-	if addr.Is4() {
-		return netip.AddrFrom4([4]byte{169, 254, 1, 1}) // RFC 3927
-	}
-	return netip.MustParseAddr("fe80::1")
-}
-
 func (d *delegate) release(ctx context.Context) error {
-	return d.failed(ctx, invoke.DelegateDel(ctx, d.kind, d.stdin, nil))
+	return d.wrap(ctx, invoke.DelegateDel(ctx, d.kind, d.stdin, nil))
 }
 
 func (d *delegate) check(ctx context.Context) error {
-	return d.failed(ctx, invoke.DelegateCheck(ctx, d.kind, d.stdin, nil))
+	return d.wrap(ctx, invoke.DelegateCheck(ctx, d.kind, d.stdin, nil))
 }
 
 func (d *delegate) status(ctx context.Context) error {
-	return d.failed(ctx, invoke.DelegateStatus(ctx, d.kind, d.stdin, nil))
+	return d.wrap(ctx, invoke.DelegateStatus(ctx, d.kind, d.stdin, nil))
 }
 
 func (d *delegate) gc(ctx context.Context) error {
-	return d.failed(ctx, invoke.DelegateGC(ctx, d.kind, d.stdin, nil))
+	return d.wrap(ctx, invoke.DelegateGC(ctx, d.kind, d.stdin, nil))
 }
 
-// failed says whose error it is; its code stays.
-func (d *delegate) failed(ctx context.Context, err error) error {
+// wrap names the plugin in its error, which keeps its code.
+func (d *delegate) wrap(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if ctx.Err() != nil { // the plugin was killed, and its own words are cut off
-		err = cnitypes.NewError(cnitypes.ErrTryAgainLater, "gave no answer in time", err.Error())
+	if ctx.Err() != nil { // the plugin was killed, and its output is incomplete
+		err = cnitypes.NewError(cnitypes.ErrTryAgainLater, "did not finish in time", err.Error())
 	}
-	return withPrefix(cniError(err), fmt.Sprintf("ipam.type %q: ", d.kind))
+	return cnierr.WithPrefix(cnierr.WithCode(err), fmt.Sprintf("ipam.type %q: ", d.kind))
 }

@@ -5,8 +5,7 @@ import (
 	"errors"
 )
 
-// undo is what takes a failed ADD back: each step that changed something pushes
-// how to unmake it.
+// undo is how a failed ADD is undone: each step that changes something pushes its reversal.
 type undo struct {
 	steps []func(context.Context) error
 }
@@ -15,7 +14,7 @@ func (u *undo) push(step func(context.Context) error) {
 	u.steps = append(u.steps, step)
 }
 
-// rollback runs all steps, the last pushed first, whatever fails meanwhile.
+// rollback runs all steps, last pushed first, and continues after errors.
 func (u *undo) rollback(ctx context.Context) error {
 	var errs []error
 	for len(u.steps) > 0 {

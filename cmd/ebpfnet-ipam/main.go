@@ -1,10 +1,16 @@
-// Command ebpfnet-ipam gives other CNI plugins addresses, in the place of host-local
-// and on its files.
+// Command ebpfnet-ipam is an IPAM plugin (SPEC, section 4) that replaces host-local, with the same
+// keys and on the same files.
+//
+// It may import ipam, plugin/cni and what that may import, but not the verbs of ebpfnet.
 package main
 
-import "github.com/ebpfnet/ebpfnet/plugin"
+import (
+	"os"
 
-const about = `ebpfnet-ipam is a CNI plugin for addresses, which other plugins call: write it where "host-local" stands.
+	"github.com/ebpfnet/ebpfnet/plugin/cni"
+)
+
+const about = `ebpfnet-ipam is a CNI plugin that allocates addresses for other plugins. Use it in place of "host-local":
 
   "ipam": {
     "type": "ebpfnet-ipam",
@@ -12,8 +18,8 @@ const about = `ebpfnet-ipam is a CNI plugin for addresses, which other plugins c
     "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
   }
 
-Keys and files are host-local's, so that a host can change over and back. (The plugin ebpfnet has
-the same inside, as "host-local".)
+Keys and files are host-local's, so a host can switch in both directions. The plugin ebpfnet has the
+same allocator built in, as "host-local".
 `
 
-func main() { plugin.Run(plugin.NewIPAM(), about) }
+func main() { cni.Run(plugin{stdout: os.Stdout}, about) }

@@ -1,26 +1,25 @@
-// Command ebpfnet is the CNI plugin. A container runtime runs it; see README.md.
+// Command ebpfnet is the CNI plugin. A container runtime executes it; README.md says how to install
+// it.
+//
+// It may import plugin and plugin/cni.
 package main
 
-import "github.com/ebpfnet/ebpfnet/plugin"
+import (
+	_ "embed"
 
-const about = `ebpfnet connects containers to the network of a host: a veth per container, eBPF programs on it,
-no bridge, no iptables, no daemon. It is a CNI plugin: a container runtime runs it by a list like this one
-in /etc/cni/net.d, with this program in /opt/cni/bin.
+	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cni"
+)
 
-  {
-    "cniVersion": "1.0.0",
-    "name": "pods",
-    "plugins": [{
-      "type": "ebpfnet",
-      "ipMasq": true,
-      "capabilities": {"portMappings": true},
-      "ipam": {
-        "type": "host-local",
-        "ranges": [[{"subnet": "10.88.0.0/16"}], [{"subnet": "fd00:88::/64"}]],
-        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
-      }
-    }]
-  }
+// example is the configuration that README.md shows and the demo runs.
+//
+//go:embed example.conflist
+var example string
+
+const about = `ebpfnet is a CNI plugin: it connects containers with a veth pair and eBPF programs, without a bridge,
+without iptables or nftables rules and without a daemon. Container runtimes execute it. Install it in
+/opt/cni/bin, with a network configuration list like this one in /etc/cni/net.d:
+
 `
 
-func main() { plugin.Run(plugin.New(), about) }
+func main() { cni.Run(plugin.New(), about+example) }

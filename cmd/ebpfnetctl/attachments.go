@@ -3,26 +3,23 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"strings"
 
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
 )
 
-// printAttachments prints the containers that are connected.
+// printAttachments prints the connected containers.
 func printAttachments(_ context.Context, to io.Writer, o options) error {
-	attachments, err := plugin.Attachments(o.dataDir)
+	attachments, err := operator.Attachments(o.dataDir)
 	if attachments == nil {
 		return err
 	}
 	if o.json {
-		encoder := json.NewEncoder(to)
-		encoder.SetIndent("", "  ")
-		return errors.Join(err, encoder.Encode(attachments))
+		return errors.Join(err, printJSON(to, attachments))
 	}
 	for i, attachment := range attachments {
 		if i > 0 {
@@ -36,7 +33,7 @@ func printAttachments(_ context.Context, to io.Writer, o options) error {
 	return err
 }
 
-func printAttachment(to io.Writer, a *plugin.AttachmentInfo) {
+func printAttachment(to io.Writer, a *operator.Attachment) {
 	name := strings.TrimSpace(strings.Join([]string{a.Network, a.ContainerID, a.IfName}, " "))
 	fmt.Fprintln(to, cmp.Or(name, "owner "+a.Owner))
 	line := func(key, value string) {
@@ -45,11 +42,11 @@ func printAttachment(to io.Writer, a *plugin.AttachmentInfo) {
 		}
 	}
 	if a.Dead {
-		line("dead", "the device is gone; DEL or GC of the runtime removes the rest")
+		line("dead", "its device is gone; the runtime's DEL or GC removes the rest")
 	}
 	device := a.Device
 	if a.Chained {
-		device += " (of the plugin before)"
+		device += " (made by another plugin)"
 	}
 	line("device", device)
 	line("mac", a.MAC)
@@ -58,22 +55,22 @@ func printAttachment(to io.Writer, a *plugin.AttachmentInfo) {
 		if address.Masqueraded {
 			masqueraded = ", masqueraded"
 		}
-		line("address", fmt.Sprintf("%s by %s%s", address.Address, address.Gateway, masqueraded))
+		line("address", fmt.Sprintf("%s via %s%s", address.Address, address.Gateway, masqueraded))
 	}
 	for _, port := range a.HostPorts {
-		line("host port", fmt.Sprintf("%s %s leads to %s", port.Protocol,
-			netip.AddrPortFrom(port.HostAddress, port.HostPort), netip.AddrPortFrom(port.Address, port.Port)))
+		line("host port", fmt.Sprintf("%s %s forwards to %s", port.Protocol,
+			netip.AddrPortFrom(port.HostAddress, port.HostPort), netip.AddrPortFrom(port.ContainerAddress, port.ContainerPort)))
 	}
 	if a.AntiSpoof {
 		line("anti-spoof", "on")
 	}
 	line("policy", a.IngressPolicy)
 	for _, limit := range []struct {
-		to   string
+		key  string
 		rate uint64
-	}{{"it", a.IngressRate}, {"others", a.EgressRate}} {
+	}{{"ingress", a.IngressRate}, {"egress", a.EgressRate}} {
 		if limit.rate != 0 {
-			line("limit", fmt.Sprintf("%d bits per second to %s", limit.rate, limit.to))
+			line(limit.key, fmt.Sprintf("limited to %d bits per second", limit.rate))
 		}
 	}
 	line("aliases", strings.Join(a.Aliases, " "))

@@ -14,17 +14,17 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
-// feature is what kernels do in different ways, or not at all.
+// feature is something that kernels do differently, or not at all.
 type feature struct {
 	Name   string `json:"name"`
 	Chosen string `json:"chosen"`
 	Why    string `json:"why"`
 }
 
-// features asks the kernel, whatever its version says, but for what was chosen when the
-// datapath was loaded.
+// features probes the kernel, whatever its version says. What was chosen when the datapath was loaded
+// comes from its configuration.
 func features(datapath *loader.Datapath) ([]feature, error) {
-	uplinks := feature{"programs on uplinks and lo", "tcx links", "the kernel has them (6.6)"}
+	uplinks := feature{"programs on uplinks and lo", "tcx links", "the kernel supports them (6.6)"}
 	if bpf.Attach(datapath.Config.Attach) != bpf.AttachTCX {
 		uplinks.Chosen, uplinks.Why = "clsact filters", "the kernel has no tcx (6.6)"
 	}
@@ -42,8 +42,8 @@ func features(datapath *loader.Datapath) ([]feature, error) {
 	}
 	all := []feature{
 		uplinks,
-		{"programs on containers", "clsact filters", "they come and go with their devices, and cost less than links"},
-		{"past the stack", "bpf_redirect_peer", "every kernel has it that we run on (5.10)"},
+		{"programs on containers", "clsact filters", "they disappear with their devices and cost less than links"},
+		{"fast path to containers", "bpf_redirect_peer", "every supported kernel has it (5.10)"},
 		source,
 	}
 	return append(append(all, bigTCP...), netkit), nil
@@ -52,9 +52,9 @@ func features(datapath *loader.Datapath) ([]feature, error) {
 func sourceFeature() (feature, error) {
 	known, err := loader.KnowsRouteSource()
 	if known {
-		return feature{"address for masquerading", "of each packet's route", "the kernel tells it (6.7)"}, err
+		return feature{"masquerade address", "source address of each packet's route", "the kernel reports it (6.7)"}, err
 	}
-	return feature{"address for masquerading", "the uplink's at the last ADD or STATUS", "the kernel does not tell programs that of a route (6.7)"}, err
+	return feature{"masquerade address", "the uplink's address at the last ADD or STATUS", "the kernel does not report that of a route (6.7)"}, err
 }
 
 func bigTCPFeatures() ([]feature, error) {
@@ -68,35 +68,35 @@ func bigTCPFeatures() ([]feature, error) {
 	if err != nil {
 		return nil, err
 	}
-	of := func(name, since string, size uint32) feature {
+	describe := func(name, since string, size uint32) feature {
 		if size == 0 {
-			return feature{name, "no", "the kernel (" + since + ") or an uplink does not take packets of that size"}
+			return feature{name, "no", "the kernel (" + since + ") or an uplink does not support it"}
 		}
-		return feature{name, fmt.Sprintf("%d bytes", size), "the kernel (" + since + ") and the uplinks take them"}
+		return feature{name, fmt.Sprintf("%d bytes", size), "the kernel (" + since + ") and the uplinks support it"}
 	}
-	return []feature{of("BIG TCP, IPv6", "5.19", outside.BigTCP.IPv6), of("BIG TCP, IPv4", "6.3", outside.BigTCP.IPv4)}, nil
+	return []feature{describe("BIG TCP, IPv6", "5.19", outside.BigTCP.IPv6), describe("BIG TCP, IPv4", "6.3", outside.BigTCP.IPv4)}, nil
 }
 
-// netkitFeature makes a device in a network namespace that lasts as long as its thread.
+// netkitFeature creates a device in a network namespace that ends with its thread.
 func netkitFeature() (feature, error) {
-	made := make(chan error)
+	created := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			made <- err
+			created <- err
 			return
 		}
 		host, err := rtnl.Open()
 		if err != nil {
-			made <- err
+			created <- err
 			return
 		}
 		defer host.Close()
-		made <- host.LinkAdd(&netlink.Netkit{LinkAttrs: netlink.LinkAttrs{Name: "probe"}, Mode: netlink.NETKIT_MODE_L2})
+		created <- host.LinkAdd(&netlink.Netkit{LinkAttrs: netlink.LinkAttrs{Name: "probe"}, Mode: netlink.NETKIT_MODE_L2})
 	}()
-	err := <-made
+	err := <-created
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return feature{"device auto", "veth", "the kernel has no netkit (6.7, where it is configured)"}, nil
+		return feature{"device auto", "veth", "the kernel has no netkit (6.7 with CONFIG_NETKIT)"}, nil
 	}
-	return feature{"device auto", "netkit", "the kernel has it"}, err
+	return feature{"device auto", "netkit", "the kernel supports it"}, err
 }

@@ -1,9 +1,13 @@
-// Command ebpfnetctl shows an operator what ebpfnet has on this host. Nouns only read;
-// verbs change something, and say what.
+// Command ebpfnetctl shows an operator what ebpfnet has on this host, and changes it. Commands that
+// are nouns only read; those that are verbs change something and print what.
+//
+// It may import bpf, loader, loader/rtnl, maps, plugin/config, plugin/link and plugin/operator.
 package main
 
 import (
 	"context"
+	_ "embed"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -12,92 +16,113 @@ import (
 	"time"
 )
 
-const usage = `ebpfnetctl shows what ebpfnet has on this host, and mends it.
+//go:embed usage.txt
+var usage string
 
-  ebpfnetctl status [-o json]   what is loaded, where, what it costs, what was dropped
-  ebpfnetctl attachments [-o json]
-                                the containers: addresses, host ports, devices, and what the
-                                runtime said of them (aliases, cgroup, labels)
-  ebpfnetctl load               load the datapath now, and not at the first ADD
-  ebpfnetctl upgrade [-o json]  put this binary's programs in the place of those that are
-                                loaded, newer or older ones; no packet and no flow is lost
-  ebpfnetctl repair [-o json]   put back programs that another tool has taken off, follow
-                                changes of the uplinks; for hooks of network managers, too
-  ebpfnetctl set NETWORK[/CONTAINER[/INTERFACE]] KEY=VALUE...
-                                change antiSpoof, ingressPolicy, ingressRate, ingressBurst,
-                                egressRate or egressBurst of containers that run, until they
-                                are gone; the configuration is for new ones
-  ebpfnetctl unload [--yes]     take all of ebpfnet out of the kernel; without --yes say
-                                what that would break, and do nothing
+// lockTimeout bounds a command's wait for locks.
+const lockTimeout = 20 * time.Second
 
---data-dir DIR names the dataDir of the networks, where it is not the usual one.
-It looks at the network namespace it runs in: run it as root on the host, or by
-"nsenter --net=FILE ebpfnetctl ..." for another one ("ip netns exec" hides the pins).
-Exit codes: 0 good, 1 an error, which it names, 2 wrong arguments.
-`
-
-// options are those of all commands.
+// options are the flags of a command, and the words after them.
 type options struct {
 	json    bool
 	yes     bool
 	dataDir string
-	words   []string // behind the flags; for set alone
+	words   []string
 }
 
-var commands = map[string]func(context.Context, io.Writer, options) error{
-	"status":      printStatus,
-	"attachments": printAttachments,
-	"load":        load,
-	"upgrade":     upgrade,
-	"repair":      repair,
-	"set":         set,
-	"unload":      unload,
+// command is a command with the flags that it has.
+type command struct {
+	run                           func(context.Context, io.Writer, options) error
+	hasOutput, hasYes, hasDataDir bool
+	hasWords                      bool
 }
 
-// wrongArguments is what a command says of its words.
-type wrongArguments struct{ error }
+var commands = map[string]command{
+	"status":      {run: printStatus, hasOutput: true},
+	"attachments": {run: printAttachments, hasOutput: true, hasDataDir: true},
+	"version":     {run: printVersion, hasOutput: true},
+	"load":        {run: load},
+	"upgrade":     {run: upgrade, hasOutput: true},
+	"repair":      {run: repair, hasOutput: true, hasDataDir: true},
+	"set":         {run: set, hasDataDir: true, hasWords: true},
+	"unload":      {run: unload, hasYes: true, hasDataDir: true},
+}
+
+// argumentError reports wrong arguments.
+type argumentError struct{ error }
 
 func main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
+// run returns the exit code.
 func run(args []string, stdout, stderr io.Writer) int {
-	const lockTimeout = 20 * time.Second
-
 	if len(args) == 0 || args[0] == "help" || args[0] == "--help" || args[0] == "-h" {
 		fmt.Fprint(stdout, usage)
 		return 0
 	}
-	flags := flag.NewFlagSet("ebpfnetctl "+args[0], flag.ContinueOnError)
-	flags.SetOutput(io.Discard) // what it would say is said here
-	output := flags.String("o", "text", "text or json")
-	var o options
-	flags.BoolVar(&o.yes, "yes", false, "do it")
-	flags.StringVar(&o.dataDir, "data-dir", "", "dataDir of the network's configuration")
-	err := flags.Parse(args[1:])
-	if errors.Is(err, flag.ErrHelp) {
+	err := runCommand(args[0], args[1:], stdout)
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, flag.ErrHelp):
 		fmt.Fprint(stdout, usage)
 		return 0
-	}
-	if err != nil {
+	case errors.As(err, new(argumentError)):
 		fmt.Fprintf(stderr, "ebpfnetctl: %v\n\n%s", err, usage)
 		return 2
-	}
-	command, known := commands[args[0]]
-	if !known || flags.NArg() > 0 && args[0] != "set" || (*output != "text" && *output != "json") {
-		fmt.Fprintf(stderr, "ebpfnetctl: cannot do %q\n\n%s", args, usage)
-		return 2
-	}
-	o.words = flags.Args()
-	o.json = *output == "json"
-	ctx, cancel := context.WithTimeout(context.Background(), lockTimeout)
-	defer cancel()
-	if err := command(ctx, stdout, o); err != nil {
+	default:
 		fmt.Fprintf(stderr, "ebpfnetctl: %v\n", err)
-		if errors.As(err, new(wrongArguments)) {
-			return 2
-		}
 		return 1
 	}
-	return 0
+}
+
+func runCommand(name string, args []string, stdout io.Writer) error {
+	c, ok := commands[name]
+	if !ok {
+		return argumentError{fmt.Errorf("no such command: %s", name)}
+	}
+	o, err := c.parse(name, args)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lockTimeout)
+	defer cancel()
+	return c.run(ctx, stdout, o)
+}
+
+// parse accepts only the flags that the command has, so that none is ignored.
+func (c command) parse(name string, args []string) (o options, err error) {
+	flags := flag.NewFlagSet(name, flag.ContinueOnError)
+	flags.SetOutput(io.Discard) // run prints errors and the usage
+	output := "text"
+	if c.hasOutput {
+		flags.StringVar(&output, "o", output, "text or json")
+	}
+	if c.hasYes {
+		flags.BoolVar(&o.yes, "yes", false, "do it")
+	}
+	if c.hasDataDir {
+		flags.StringVar(&o.dataDir, "data-dir", "", "dataDir of the networks")
+	}
+	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return o, err
+	} else if err != nil {
+		return o, argumentError{fmt.Errorf("%s: %w", name, err)}
+	}
+	if output != "text" && output != "json" {
+		return o, argumentError{fmt.Errorf("%s: -o %s: expected text or json", name, output)}
+	}
+	if flags.NArg() > 0 && !c.hasWords {
+		return o, argumentError{fmt.Errorf("%s: unexpected argument %q", name, flags.Arg(0))}
+	}
+	o.json, o.words = output == "json", flags.Args()
+	return o, nil
+}
+
+// printJSON prints a value indented.
+func printJSON(to io.Writer, value any) error {
+	encoder := json.NewEncoder(to)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(value)
 }

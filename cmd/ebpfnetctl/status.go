@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -26,19 +25,19 @@ type status struct {
 	Revision  uint32      `json:"revision"` // of the programs
 	Build     uint64      `json:"build"`
 	Same      bool        `json:"sameAsThisBinary"`
-	Ports     [2]int      `json:"masqueradePorts"` // first and last
+	Ports     [2]int      `json:"masqueradePorts"` // the first and the last
 	Uplinks   []string    `json:"uplinks"`
 	Features  []feature   `json:"features"`
 	Maps      []mapStatus `json:"maps"`
 	Bytes     uint64      `json:"bytes"` // of all maps
 	Drops     []drop      `json:"drops"`
 
-	Containers []containerDrops `json:"containers"` // those of which packets were dropped
+	Containers []containerDrops `json:"containers"` // those with drops
 }
 
 type mapStatus struct {
 	Name       string `json:"name"`
-	Entries    *int   `json:"entries,omitempty"` // not of arrays and of what packets wait in
+	Entries    *int   `json:"entries,omitempty"` // nil for arrays and queues
 	MaxEntries uint32 `json:"maxEntries"`
 	Bytes      uint64 `json:"bytes"` // as the kernel accounts them
 }
@@ -49,7 +48,7 @@ type drop struct {
 	Bytes   uint64 `json:"bytes"`
 }
 
-// containerDrops is what was dropped of one container, or on the way to it.
+// containerDrops are the dropped packets from and to one container.
 type containerDrops struct {
 	Device string `json:"device"` // the host's end of its veth
 	Owner  string `json:"owner"`
@@ -69,9 +68,7 @@ func printStatus(_ context.Context, to io.Writer, o options) error {
 		return err
 	}
 	if o.json {
-		encoder := json.NewEncoder(to)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(s)
+		return printJSON(to, s)
 	}
 	return s.print(to)
 }
@@ -139,7 +136,7 @@ func (s *status) addContainers(datapath *loader.Datapath) error {
 	return nil
 }
 
-// addMaps looks at all that is pinned, so that the bytes are the whole price.
+// addMaps lists all pinned maps, so that the bytes are all that ebpfnet uses.
 func (s *status) addMaps(datapath *loader.Datapath) error {
 	entries, err := maps.Count(datapath)
 	if err != nil {
@@ -152,7 +149,7 @@ func (s *status) addMaps(datapath *loader.Datapath) error {
 	for _, pin := range pins {
 		m, err := mapAt(pin)
 		if err != nil {
-			return fmt.Errorf("look at map %s: %w", pin, err)
+			return fmt.Errorf("inspect map %s: %w", pin, err)
 		}
 		if count, counted := entries[m.Name]; counted {
 			m.Entries = &count
@@ -177,16 +174,12 @@ func mapAt(pin string) (mapStatus, error) {
 	return mapStatus{Name: filepath.Base(pin), MaxEntries: m.MaxEntries(), Bytes: bytes}, nil
 }
 
-func programsName(revision uint32, build uint64) string {
-	return fmt.Sprintf("revision %d, build %016x", revision, build)
-}
-
 func (s *status) programs() string {
 	if s.Same {
-		return programsName(s.Revision, s.Build)
+		return programVersion(s.Revision, s.Build)
 	}
-	return fmt.Sprintf("%s; this binary has %s (`ebpfnetctl upgrade` takes them)",
-		programsName(s.Revision, s.Build), programsName(bpf.Revision, bpf.Build()))
+	return fmt.Sprintf("%s; this binary has %s (`ebpfnetctl upgrade` loads them)",
+		programVersion(s.Revision, s.Build), programVersion(bpf.Revision, bpf.Build()))
 }
 
 func deviceName(index int) string {
@@ -207,13 +200,13 @@ func (s *status) printFeatures(to io.Writer) error {
 }
 
 func (s *status) print(to io.Writer) error {
-	fmt.Fprintf(to, "pins         %s\nprograms     %s\nmasquerades  with ports %d to %d\nuplinks      %s\n\n",
+	fmt.Fprintf(to, "pins         %s\nprograms     %s\nmasq ports   %d to %d\nuplinks      %s\n\n",
 		s.Directory, s.programs(), s.Ports[0], s.Ports[1], cmp.Or(strings.Join(s.Uplinks, " "), "none"))
 	if err := s.printFeatures(to); err != nil {
 		return err
 	}
 	table := tabwriter.NewWriter(to, 0, 8, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(table, "map\tentries\tat most\tbytes\t")
+	fmt.Fprintln(table, "map\tentries\tmax entries\tbytes\t")
 	for _, m := range s.Maps {
 		entries := "-"
 		if m.Entries != nil {
@@ -221,16 +214,16 @@ func (s *status) print(to io.Writer) error {
 		}
 		fmt.Fprintf(table, "%s\t%s\t%d\t%d\t\n", m.Name, entries, m.MaxEntries, m.Bytes)
 	}
-	fmt.Fprintf(table, "all\t\t\t%d\t\n", s.Bytes)
+	fmt.Fprintf(table, "total\t\t\t%d\t\n", s.Bytes)
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintln(to, "\npackets dropped")
+	fmt.Fprintln(to, "\ndropped packets")
 	for _, d := range s.Drops {
 		fmt.Fprintf(to, "%12d  %s\n", d.Packets, d.Reason)
 	}
 	for _, c := range s.Containers {
-		fmt.Fprintf(to, "\nof the container behind %s\n", c.Device)
+		fmt.Fprintf(to, "\ndropped packets of the container behind %s\n", c.Device)
 		for _, d := range c.Drops {
 			fmt.Fprintf(to, "%12d  %s\n", d.Packets, d.Reason)
 		}

@@ -1,10 +1,10 @@
-// Package record keeps what neither the kernel nor the datapath can tell of an
-// attachment: what a runtime said about the container, what a chained ebpfnet
-// attached itself to, and what it changed. One file each, by owner, and none for
-// an attachment that has nothing to keep.
+// Package record keeps on disk what neither the kernel nor the datapath knows about an attachment:
+// what the runtime said about the container, the interface that a chained ebpfnet works on, and
+// what ebpfnet changed there. Each attachment has at most one file, named by its owner.
 //
-// Records live as long as the kernel's state does, so they belong on a file
-// system that a reboot empties.
+// Records describe state of the kernel, so they belong on a file system that a reboot empties.
+//
+// It may import loader, maps and plugin/link.
 package record
 
 import (
@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,30 +23,33 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
-// DefaultDir is where records are if the configuration says nothing else.
+// DefaultDir is the dataDir of a configuration that names none.
 const DefaultDir = "/run/ebpfnet"
 
-// Record is what is kept of one attachment.
+// IndexDir returns the directory, below dataDir, where package ipam keeps its indexes of reservations.
+func IndexDir(dataDir string) string { return filepath.Join(dataDir, "addresses") }
+
+// Record is the record of one attachment.
 type Record struct {
 	Attachment maps.Attachment `json:"attachment"`
 	Chained    *Chained        `json:"chained,omitempty"`
 	Aliases    []string        `json:"aliases,omitempty"`
 	CgroupPath string          `json:"cgroupPath,omitempty"`
 	Labels     []Label         `json:"labels,omitempty"`
-	Uplinks    []string        `json:"uplinks,omitempty"`  // names, where the network has any
-	Bandwidth  Bandwidth       `json:"bandwidth,omitzero"` // as ADD had it
+	Uplinks    []string        `json:"uplinks,omitempty"`  // name patterns; empty: chosen by routes
+	Bandwidth  link.Bandwidth  `json:"bandwidth,omitzero"` // of the configuration at ADD
 	Settings   Settings        `json:"settings,omitzero"`
 }
 
-// Settings are keys of the configuration that were changed while the container ran;
-// nil and "": as the configuration has them.
+// Settings are keys of the configuration that an operator changed while the container runs. nil
+// and "" leave the configuration's value.
 type Settings struct {
 	AntiSpoof     *bool  `json:"antiSpoof,omitempty"`
 	IngressPolicy string `json:"ingressPolicy,omitempty"`
 	Limits
 }
 
-// Merge takes over what later settings say.
+// Merge overwrites s with what later settings set.
 func (s *Settings) Merge(later Settings) {
 	s.AntiSpoof = cmp.Or(later.AntiSpoof, s.AntiSpoof)
 	s.IngressPolicy = cmp.Or(later.IngressPolicy, s.IngressPolicy)
@@ -57,7 +59,7 @@ func (s *Settings) Merge(later Settings) {
 	s.EgressBurst = cmp.Or(later.EgressBurst, s.EgressBurst)
 }
 
-// Limits are the keys of a Bandwidth, in bits per second and bits.
+// Limits are the keys of a link.Bandwidth, in bits per second and bits. nil leaves a key as it is.
 type Limits struct {
 	IngressRate  *uint64 `json:"ingressRate,omitempty"`
 	IngressBurst *uint64 `json:"ingressBurst,omitempty"`
@@ -65,8 +67,8 @@ type Limits struct {
 	EgressBurst  *uint64 `json:"egressBurst,omitempty"`
 }
 
-// With returns the bandwidth with some keys changed.
-func (b Bandwidth) With(l Limits) Bandwidth {
+// Apply returns a bandwidth with these keys changed.
+func (l Limits) Apply(b link.Bandwidth) link.Bandwidth {
 	for key, changed := range map[*uint64]*uint64{
 		&b.Ingress.Rate: l.IngressRate, &b.Ingress.Burst: l.IngressBurst,
 		&b.Egress.Rate: l.EgressRate, &b.Egress.Burst: l.EgressBurst,
@@ -78,69 +80,55 @@ func (b Bandwidth) With(l Limits) Bandwidth {
 	return b
 }
 
-// Bandwidth is what a container's traffic is held to: ingress is what it is sent, egress what it
-// sends. The traffic of peers in some networks may not count.
-type Bandwidth struct {
-	Ingress  link.Limit     `json:"ingress,omitzero"`
-	Egress   link.Limit     `json:"egress,omitzero"`
-	Unshaped []netip.Prefix `json:"unshaped,omitempty"`
-}
-
-// IsEmpty says that there is no limit.
-func (b Bandwidth) IsEmpty() bool { return b.Ingress.Rate == 0 && b.Egress.Rate == 0 }
-
-// IsZero is for the JSON of a record.
-func (b Bandwidth) IsZero() bool { return b.IsEmpty() }
-
 // Label is one of args.cni.labels.
 type Label struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`
 }
 
-// Chained is what an ebpfnet that came after another plugin worked on.
+// Chained describes the interface of another plugin that ebpfnet works on.
 type Chained struct {
 	HostIndex int         `json:"hostIndex"`       // of the host's end of the veth
-	Before    link.Tuning `json:"before,omitzero"` // what stood where it set something
+	Before    link.Tuning `json:"before,omitzero"` // the values before ebpfnet changed them
 }
 
-// IsEmpty says that there is nothing to keep.
+// IsEmpty returns whether there is nothing to keep.
 func (r *Record) IsEmpty() bool {
 	return r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0 && len(r.Uplinks) == 0 &&
 		r.Bandwidth.IsEmpty() && r.Settings == Settings{}
 }
 
-// SaysAs compares what runtimes and configurations said.
-func (r *Record) SaysAs(other *Record) bool {
+// SameInput returns whether two records have the same input of runtimes and configurations.
+func (r *Record) SameInput(other *Record) bool {
 	return slices.Equal(r.Aliases, other.Aliases) && r.CgroupPath == other.CgroupPath &&
 		slices.Equal(r.Labels, other.Labels) && slices.Equal(r.Uplinks, other.Uplinks)
 }
 
-// Dir is the records of one host network namespace.
+// Dir holds the records of one host network namespace.
 type Dir struct {
 	path string
 }
 
-// Open returns the records below root of the calling thread's network namespace.
+// Open returns the records, below root, of the calling thread's network namespace.
 func Open(root string) (Dir, error) {
-	here, err := loader.NetnsName()
-	return Dir{filepath.Join(root, here)}, err
+	netns, err := loader.NetnsName()
+	return Dir{filepath.Join(root, netns)}, err
 }
 
-// Write keeps a record, which other processes see as a whole or not at all.
+// Write writes a record. Other processes see all of it or nothing.
 func (d Dir) Write(r *Record) error {
 	text, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(d.path, 0o700); err != nil {
-		return fmt.Errorf("make the directory of records: %w", err)
+		return fmt.Errorf("create the directory of records: %w", err)
 	}
 	owner := r.Attachment.Owner()
-	if err := os.WriteFile(d.half(owner), text, 0o600); err != nil {
+	if err := os.WriteFile(d.partial(owner), text, 0o600); err != nil {
 		return errors.Join(fmt.Errorf("write a record: %w", err), d.Remove(owner))
 	}
-	if err := os.Rename(d.half(owner), d.file(owner)); err != nil {
+	if err := os.Rename(d.partial(owner), d.file(owner)); err != nil {
 		return errors.Join(fmt.Errorf("write a record: %w", err), d.Remove(owner))
 	}
 	return nil
@@ -162,11 +150,11 @@ func (d Dir) Read(owner loader.Owner) (*Record, error) {
 	return r, nil
 }
 
-// Remove removes an owner's record, and what a Write has left that was killed. It is
-// no error that there is none.
+// Remove removes an owner's record, and the partial one of a Write that was killed. A missing
+// record is no error.
 func (d Dir) Remove(owner loader.Owner) error {
 	var errs []error
-	for _, file := range []string{d.file(owner), d.half(owner)} {
+	for _, file := range []string{d.file(owner), d.partial(owner)} {
 		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("remove a record: %w", err))
 		}
@@ -174,7 +162,7 @@ func (d Dir) Remove(owner loader.Owner) error {
 	return errors.Join(errs...)
 }
 
-// List returns all records. One that cannot be read is left out, and in the error.
+// List returns all records. It skips unreadable ones and reports them in the error.
 func (d Dir) List() ([]*Record, error) {
 	files, err := filepath.Glob(filepath.Join(d.path, "*"+suffix))
 	var all []*Record
@@ -182,7 +170,7 @@ func (d Dir) List() ([]*Record, error) {
 	for _, file := range files {
 		var owner loader.Owner
 		if _, err := fmt.Sscanf(strings.TrimSuffix(filepath.Base(file), suffix), "%x", &owner); err != nil {
-			continue // somebody else's
+			continue // not ours
 		}
 		r, err := d.Read(owner)
 		if err != nil || r == nil {
@@ -200,5 +188,5 @@ func (d Dir) file(owner loader.Owner) string {
 	return filepath.Join(d.path, fmt.Sprintf("%016x%s", uint64(owner), suffix))
 }
 
-// half is a record that is being written.
-func (d Dir) half(owner loader.Owner) string { return d.file(owner) + ".half" }
+// partial names a record that is being written.
+func (d Dir) partial(owner loader.Owner) string { return d.file(owner) + ".partial" }

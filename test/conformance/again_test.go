@@ -8,7 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -24,7 +24,7 @@ func TestAddTwice(t *testing.T) {
 			before := h.state(t, p.Namespace, again)
 			twin := *p
 			twin.Namespace, twin.result = again, nil
-			wantError(t, twin.try(t, "ADD"), plugin.CodeAttachmentExists, "c1", "eth0", "pods")
+			wantError(t, twin.try(t, "ADD"), cnierr.CodeAttachmentExists, "c1", "eth0", "pods")
 			h.wantState(t, before, p.Namespace, again)
 		})
 	}

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -89,7 +89,7 @@ func (a *allocators) wantAllAddresses(t *testing.T, path string) {
 			t.Fatal(err)
 		}
 		if call.Exit != 0 {
-			wantError(t, call, plugin.CodeAddressesExhausted)
+			wantError(t, call, cnierr.CodeAddressesExhausted)
 			break
 		}
 		given = append(given, addresses(parseResult(t, call.Stdout))...)

@@ -17,7 +17,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -194,7 +194,7 @@ func TestShareWithHostLocal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, call, plugin.CodeAddressesExhausted, "10.1.0.1-10.1.0.14")
+	wantError(t, call, cnierr.CodeAddressesExhausted, "10.1.0.1-10.1.0.14")
 }
 
 // sharing is what all runtimes know: who has which address.
@@ -255,7 +255,7 @@ func (s *sharing) add(t *testing.T, path, id string, held map[string][]netip.Add
 
 func isExhausted(err error) bool {
 	var coded *types.Error
-	return errors.As(err, &coded) && (coded.Code == plugin.CodeAddressesExhausted || strings.Contains(coded.Msg, "no IP addresses available"))
+	return errors.As(err, &coded) && (coded.Code == cnierr.CodeAddressesExhausted || strings.Contains(coded.Msg, "no IP addresses available"))
 }
 
 func (s *sharing) del(t *testing.T, random *rand.Rand, id string, held map[string][]netip.Addr) {

@@ -58,7 +58,7 @@ func TestBadConfig(t *testing.T) {
 		{"mtu", 1500.5, codeInvalidConfig, []string{"mtu", "1500.5"}},
 		{"mtu", "1500", codeInvalidConfig, []string{"mtu", `"1500"`, "whole number"}},
 		{"uplinks", "eth0", codeInvalidConfig, []string{"uplinks", "eth0", "list"}},
-		{"uplinks", list{}, codeInvalidConfig, []string{"uplinks", "[]", "a name"}},
+		{"uplinks", list{}, codeInvalidConfig, []string{"uplinks", "[]", "one name"}},
 		{"uplinks", list{"eth0", "eth["}, codeInvalidConfig, []string{"uplinks[1]", "eth[", "eth*"}},
 		{"uplinks", list{""}, codeInvalidConfig, []string{"uplinks[0]", `""`, "eth*"}},
 		{"logFile", "ebpfnet.log", codeInvalidConfig, []string{"logFile", "ebpfnet.log", "absolute"}},

@@ -9,7 +9,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -125,7 +125,7 @@ func TestChainedVerbs(t *testing.T) {
 	wantSuccess(t, p.try(t, "CHECK"), "")
 	wantSuccess(t, h.status(t, with(with(p.conf, "prevResult", absent), "runtimeConfig", absent)), "")
 	p.result = nil
-	wantError(t, p.try(t, "ADD"), plugin.CodeAttachmentExists, "c1", "before")
+	wantError(t, p.try(t, "ADD"), cnierr.CodeAttachmentExists, "c1", "before")
 	h.gc(t, withKey(p.conf, currentKey, attachments("c1")))
 	wantSuccess(t, p.try(t, "CHECK"), "")
 	p.del(t)

@@ -34,7 +34,7 @@ func TestCtlAttachments(t *testing.T) {
 		return object{"address": addresses(r)[i].String(), "gateway": r.IPs[i].Gateway.String(), "masqueraded": true}
 	}
 	port := func(any string, i int) object {
-		return object{"protocol": "tcp", "hostAddress": any, "hostPort": 8080.0, "address": addresses(r1)[i].String(), "port": 80.0}
+		return object{"protocol": "tcp", "hostAddress": any, "hostPort": 8080.0, "containerAddress": addresses(r1)[i].String(), "containerPort": 80.0}
 	}
 	want := list{
 		object{"network": "bare", "containerID": "c2", "ifname": "eth0", "dead": false, "device": r2.Interfaces[0].Name,
@@ -64,8 +64,8 @@ func TestCtlAttachments(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", encode(t, got), encode(t, want))
 	}
 	h.wantCtl(t, 0, []string{"attachments"}, "pods c1 eth0\n", "bare c2 eth0\n", "pods gone eth0\n  dead ", r1.Interfaces[0].Name,
-		r1.Interfaces[1].Mac, addresses(r1)[1].String()+" by fd00:88::1, masqueraded", "tcp [::]:8080 leads to ["+addresses(r1)[1].String()+"]:80",
-		"web www", "/pods/c1", "app=web", "anti-spoof  on\n", "policy      isolated\n", "limit       100000000 bits per second to it\n", "limit       40000000 bits per second to others\n")
+		r1.Interfaces[1].Mac, addresses(r1)[1].String()+" via fd00:88::1, masqueraded", "tcp [::]:8080 forwards to ["+addresses(r1)[1].String()+"]:80",
+		"web www", "/pods/c1", "app=web", "anti-spoof  on\n", "policy      isolated\n", "ingress     limited to 100000000 bits per second\n", "egress      limited to 40000000 bits per second\n")
 
 	// A broken record is named, and costs the others nothing.
 	files, err := filepath.Glob(filepath.Join(record.DefaultDir, "*", "*.json"))

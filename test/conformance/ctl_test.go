@@ -3,10 +3,13 @@ package conformance
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -37,6 +40,14 @@ func TestCtlArguments(t *testing.T) {
 		{[]string{"status", "-o", "yaml"}, 2, "", "yaml"},
 		{[]string{"status", "--verbose"}, 2, "", "verbose"},
 		{[]string{"status", "all"}, 2, "", "all"},
+		{[]string{"status", "--yes"}, 2, "", "-yes"},
+		{[]string{"status", "--data-dir", "/d"}, 2, "", "-data-dir"},
+		{[]string{"load", "-o", "json"}, 2, "", "-o"},
+		{[]string{"set", "-o", "json", "pods", "antiSpoof=true"}, 2, "", "-o"},
+		{[]string{"unload", "-o", "json"}, 2, "", "-o"},
+		{[]string{"unload", "--help"}, 0, "ebpfnetctl status", ""},
+		{[]string{"version"}, 0, fmt.Sprintf("revision %d, build %016x, ABI %d\n", bpf.Revision, bpf.Build(), loader.ABI), ""},
+		{[]string{"version", "-o", "json"}, 0, fmt.Sprintf(`"revision": %d`, bpf.Revision), ""},
 		{[]string{"set", "pods"}, 2, "", "KEY=VALUE"},
 		{[]string{"set", "pods", "colour=red"}, 2, "", `colour "red"`},
 		{[]string{"set", "pods", "ingressPolicy=closed"}, 2, "", "same-network"},

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/loader"
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -37,16 +37,16 @@ func TestCtlRepair(t *testing.T) {
 	h.wantCtl(t, 1, []string{"repair"}, "not loaded")
 	p := h.pod(t, "c1", withPort(dual("1.1.0"), 8080))
 	result := p.add(t)
-	h.wantCtl(t, 0, []string{"repair"}, "nothing was missing")
+	h.wantCtl(t, 0, []string{"repair"}, "nothing to repair")
 	before := h.state(t, p.Namespace)
 	removeFilter(t, p, result)
 	for _, pin := range []string{"uplink-*-to_uplink", "loopback-*"} {
 		removePin(pin)(t, p, nil)
 	}
-	wantError(t, p.try(t, "CHECK"), plugin.CodeDiffers, "programs", "loopback", testenv.UplinkName)
+	wantError(t, p.try(t, "CHECK"), cnierr.CodeDiffers, "programs", "loopback", testenv.UplinkName)
 	h.wantCtl(t, 0, []string{"repair"}, "pods c1 eth0", "uplink "+testenv.UplinkName, "loopback")
 	h.wantState(t, before, p.Namespace)
-	h.wantCtl(t, 0, []string{"repair", "-o", "json"}, `{"mended":[]}`)
+	h.wantCtl(t, 0, []string{"repair", "-o", "json"}, `{"repaired":[]}`)
 	wantSuccess(t, p.try(t, "CHECK"), "")
 	wantFetch(t, h, p.Namespace, result)
 	p.del(t)
@@ -63,7 +63,7 @@ func TestCtlRepairFollows(t *testing.T) {
 	h.AddSecondUplink(t)
 	h.wantCtl(t, 0, []string{"repair"}, "forwarding, by /proc/sys/net/ipv4/ip_forward\n", "forwarding, by /proc/sys/net/ipv6/conf/all/forwarding\n",
 		"programs of the new uplink "+testenv.SecondUplinkName+"\n")
-	h.wantCtl(t, 0, []string{"repair"}, "nothing was missing")
+	h.wantCtl(t, 0, []string{"repair"}, "nothing to repair")
 	wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6, testenv.SecondOutsideAddr4, testenv.SecondOutsideAddr6)
 	p.del(t)
 }

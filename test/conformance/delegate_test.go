@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -92,7 +92,7 @@ func TestDelegateVerbs(t *testing.T) {
 			}
 			call.Stderr = nil
 			if fails && verb == "CHECK" { // with what else it finds
-				wantError(t, call, plugin.CodeDiffers, "the cellar is closed")
+				wantError(t, call, cnierr.CodeDiffers, "the cellar is closed")
 			} else if fails {
 				wantError(t, call, 117, "the cellar is closed")
 			} else if wantSuccess(t, call, anything); verb == "ADD" {
@@ -182,7 +182,7 @@ func TestRestartDelegated(t *testing.T) {
 		wantError(t, p.try(t, "ADD"), codeUnsupported) // prevResult is another plugin's, for an ADD
 		result := p.result
 		p.result = nil
-		wantError(t, p.try(t, "ADD"), plugin.CodeAttachmentExists, "c1")
+		wantError(t, p.try(t, "ADD"), cnierr.CodeAttachmentExists, "c1")
 		p.result = result
 		wantSuccess(t, p.try(t, "CHECK"), "")
 		if err := p.Netlink().LinkDel(p.device(t)); err != nil {
@@ -205,7 +205,7 @@ func TestUnloadedDelegated(t *testing.T) {
 		p.host.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
 		result := p.result
 		p.result = nil
-		wantError(t, p.try(t, "ADD"), plugin.CodeAttachmentExists, "c1")
+		wantError(t, p.try(t, "ADD"), cnierr.CodeAttachmentExists, "c1")
 		if got := verbs(); got != "ADD" {
 			t.Errorf("the plugin was called for %s, want ADD", got)
 		}

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader"
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -157,7 +157,7 @@ func TestMissingCapabilities(t *testing.T) {
 			defer func() { h.plugin = built }()
 			p := h.pod(t, "c1", dual("1.1.0"))
 			before := h.state(t, p.Namespace)
-			wantError(t, p.try(t, "ADD"), plugin.CodeNotSupported, test.words...)
+			wantError(t, p.try(t, "ADD"), cnierr.CodeNotSupported, test.words...)
 			h.wantState(t, before, p.Namespace)
 			wantError(t, h.status(t, p.conf), codeNotAvailable, test.words...)
 		})
@@ -212,7 +212,7 @@ func TestIPv6IsOff(t *testing.T) {
 	p.del(t)
 
 	p.conf = dual("1.1.0")
-	h.wantFailure(t, p, plugin.CodeNotSupported, "IPv6", "disable_ipv6")
+	h.wantFailure(t, p, cnierr.CodeNotSupported, "IPv6", "disable_ipv6")
 }
 
 // TestStateDirectory cannot be written to, for one reason after the other.

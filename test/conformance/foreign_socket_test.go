@@ -7,7 +7,7 @@ import (
 	"os/exec"
 	"testing"
 
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -42,7 +42,7 @@ func TestPortOfForeignSocket(t *testing.T) {
 				}
 				for _, hostIP := range test.refused {
 					p, before := ask(protocol, hostIP)
-					wantError(t, p.try(t, "ADD"), plugin.CodePortTaken, hostIP, ":8080/"+protocol, fmt.Sprintf("cat (pid %d)", pid))
+					wantError(t, p.try(t, "ADD"), cnierr.CodePortTaken, hostIP, ":8080/"+protocol, fmt.Sprintf("cat (pid %d)", pid))
 					h.wantState(t, before, p.Namespace)
 				}
 				for _, hostIP := range test.given {

@@ -3,7 +3,7 @@ package conformance
 import (
 	"testing"
 
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 )
 
 // TestPortTaken asks for ports that another container has, or that only look alike.
@@ -32,7 +32,7 @@ func TestPortTaken(t *testing.T) {
 			p := h.pod(t, "c1", with(dual("1.0.0"), "runtimeConfig.portMappings", list{test.mapping}))
 			before := h.state(t, p.Namespace, holder.Namespace)
 			if test.taken {
-				wantError(t, p.try(t, "ADD"), plugin.CodePortTaken, "808", "holder")
+				wantError(t, p.try(t, "ADD"), cnierr.CodePortTaken, "808", "holder")
 			} else {
 				p.add(t)
 				wantSuccess(t, p.try(t, "CHECK"), "")

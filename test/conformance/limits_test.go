@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -70,7 +70,7 @@ func TestSmallCgroup(t *testing.T) {
 	h := newHost(t)
 	h.through(t, fmt.Sprintf(`echo $$ >%s; exec "$1"`, memoryGroup(t, 256*mebibyte)))
 	p := h.pod(t, "c1", with(dual("1.1.0"), "maxFlows", 4*mebibyte))
-	h.wantFailure(t, p, plugin.CodeNotSupported, "memory", "maxFlows", "cgroup")
+	h.wantFailure(t, p, cnierr.CodeNotSupported, "memory", "maxFlows", "cgroup")
 	p = h.pod(t, "c2", with(dual("1.1.0"), "maxFlows", 2048))
 	p.add(t)
 	wantPing(t, p.Namespace, testenv.OutsideAddr4)
@@ -82,5 +82,5 @@ func TestSmallCgroup(t *testing.T) {
 func TestBPFIsRefused(t *testing.T) {
 	h := newHost(t)
 	h.through(t, `exec strace -f -qq -o /dev/null -e trace=bpf -e inject=bpf:error=EPERM "$1"`)
-	h.wantFailure(t, h.pod(t, "c1", dual("1.1.0")), plugin.CodeNotSupported, "operation not permitted", "lockdown")
+	h.wantFailure(t, h.pod(t, "c1", dual("1.1.0")), cnierr.CodeNotSupported, "operation not permitted", "lockdown")
 }

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader"
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -55,7 +55,7 @@ func TestReboot(t *testing.T) {
 		old, had = append(old, p), append(had, addresses(p.add(t)))
 	}
 	wantError(t, h.status(t, conf), codeNotAvailable, "10.88.0.2-10.88.0.4")
-	wantError(t, h.pod(t, "c3", conf).try(t, "ADD"), plugin.CodeAddressesExhausted, "10.88.0.2-10.88.0.4")
+	wantError(t, h.pod(t, "c3", conf).try(t, "ADD"), cnierr.CodeAddressesExhausted, "10.88.0.2-10.88.0.4")
 
 	h.reboot(t, "the second boot", old...)
 	wantSuccess(t, h.status(t, conf), "")
@@ -69,7 +69,7 @@ func TestReboot(t *testing.T) {
 		p.add(t)
 		living = append(living, p)
 	}
-	wantError(t, h.pod(t, "c6", conf).try(t, "ADD"), plugin.CodeAddressesExhausted, "10.88.0.2-10.88.0.4")
+	wantError(t, h.pod(t, "c6", conf).try(t, "ADD"), cnierr.CodeAddressesExhausted, "10.88.0.2-10.88.0.4")
 	wantError(t, h.status(t, conf), codeNotAvailable, "10.88.0.2-10.88.0.4")
 	for _, i := range []int{0, 2} { // the runtime comes to know of their death at last
 		wantSuccess(t, old[i].try(t, "DEL"), "")
@@ -89,11 +89,11 @@ func TestOtherBootOfLiving(t *testing.T) {
 	p.add(t)
 	before := h.state(t, p.Namespace)
 	changeBootID(t, "the second boot")
-	wantError(t, h.pod(t, "c2", conf).try(t, "ADD"), plugin.CodeAddressesExhausted)
+	wantError(t, h.pod(t, "c2", conf).try(t, "ADD"), cnierr.CodeAddressesExhausted)
 	wantError(t, h.status(t, conf), codeNotAvailable, "10.88.0.1-10.88.0.2")
 	twin := *p
 	twin.result = nil
-	wantError(t, twin.try(t, "ADD"), plugin.CodeAttachmentExists)
+	wantError(t, twin.try(t, "ADD"), cnierr.CodeAttachmentExists)
 	h.wantState(t, before, p.Namespace)
 }
 

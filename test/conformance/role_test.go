@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -21,6 +20,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cni"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -54,11 +54,11 @@ func playPlugin() int {
 	if err = errors.Join(err, json.Unmarshal([]byte(os.Getenv(roleEnv)), &r)); err != nil {
 		panic(err)
 	}
-	in := &plugin.Plugin{Stdout: io.Discard, Log: slog.New(slog.DiscardHandler), BeforeStep: r.beforeStep, LockTimeout: r.Deadline}
+	in := &plugin.Plugin{Stdout: io.Discard, BeforeStep: r.beforeStep}
 	if r.FailPrint {
 		in.Stdout = fullDisk{}
 	}
-	verbs := in.Funcs()
+	verbs := cni.Funcs(in, r.Deadline)
 	do := map[string]func(*skel.CmdArgs) error{
 		"ADD": verbs.Add, "DEL": verbs.Del, "CHECK": verbs.Check, "STATUS": verbs.Status, "GC": verbs.GC,
 	}

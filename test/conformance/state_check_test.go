@@ -27,8 +27,8 @@ func TestStateSeesAll(t *testing.T) {
 		`file /var/lib/cni/networks/pods/10.88.0.2: "c1\r\neth0"`,
 		"endpoint 10.88.0.2",
 		"endpoint fd00:88::2",
-		"port tcp 0.0.0.0:8080 leads to 10.88.0.2:80",
-		"port tcp [::]:8080 leads to [fd00:88::2]:80",
+		"port tcp 0.0.0.0:8080 forwards to 10.88.0.2:80",
+		"port tcp [::]:8080 forwards to [fd00:88::2]:80",
 		"pinned link loopback-to_loopback",
 	} {
 		if !strings.Contains(text, thing) {

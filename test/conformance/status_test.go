@@ -92,7 +92,7 @@ func TestStatusLimited(t *testing.T) {
 	stop()
 	t.Run("read-only", func(t *testing.T) {
 		readOnly(t, "/proc/sys")
-		wantError(t, h.status(t, conf), types.ErrLimitedConnectivity, "/proc/sys/net/ipv4/ip_forward", "containers that are connected")
+		wantError(t, h.status(t, conf), types.ErrLimitedConnectivity, "/proc/sys/net/ipv4/ip_forward", "connected containers")
 	})
 	wantSuccess(t, h.status(t, conf), "")
 	wantSuccess(t, p.try(t, "CHECK"), "")

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 )
 
 // TestAddressesTaken: the last address of a range is given, and one is asked for that another container
@@ -18,14 +18,14 @@ func TestAddressesTaken(t *testing.T) {
 	first.add(t)
 	before := h.state(t, second.Namespace)
 	second.conf = with(conf, "runtimeConfig.ips", list{"10.88.0.3"})
-	wantError(t, second.try(t, "ADD"), plugin.CodeAddressTaken, "10.88.0.3", "c1")
+	wantError(t, second.try(t, "ADD"), cnierr.CodeAddressTaken, "10.88.0.3", "c1")
 	h.wantState(t, before, second.Namespace)
 
 	second.conf = conf
 	second.add(t)
 	third := h.pod(t, "c3", conf)
 	before = h.state(t, third.Namespace)
-	wantError(t, third.try(t, "ADD"), plugin.CodeAddressesExhausted, "10.88.0.3-10.88.0.4")
+	wantError(t, third.try(t, "ADD"), cnierr.CodeAddressesExhausted, "10.88.0.3-10.88.0.4")
 	wantError(t, h.status(t, conf), codeNotAvailable, "10.88.0.3-10.88.0.4")
 	h.wantState(t, before, third.Namespace)
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -21,7 +21,7 @@ func TestUplinkHeals(t *testing.T) {
 	p.add(t)
 	for round := range rounds {
 		removePin("uplink-*-to_uplink")(t, p, nil)
-		wantError(t, p.try(t, "CHECK"), plugin.CodeDiffers, testenv.UplinkName, "programs")
+		wantError(t, p.try(t, "CHECK"), cnierr.CodeDiffers, testenv.UplinkName, "programs")
 		testenv.Eventually(t, "the program to go", func() error { return h.wantPrograms(ebpf.AttachTCXEgress, 0) })
 
 		other := h.pod(t, "c2", dual("1.0.0"))
@@ -61,7 +61,7 @@ func TestLoopbackHeals(t *testing.T) {
 	p := h.pod(t, "c1", withPort(dual("1.1.0"), 8080))
 	result := p.add(t)
 	removePin("loopback-to_loopback")(t, p, nil)
-	wantError(t, p.try(t, "CHECK"), plugin.CodeDiffers, "loopback", "program")
+	wantError(t, p.try(t, "CHECK"), cnierr.CodeDiffers, "loopback", "program")
 	wantSuccess(t, h.status(t, dual("1.1.0")), "")
 	wantSuccess(t, p.try(t, "CHECK"), "")
 	wantFetch(t, h, p.Namespace, result)

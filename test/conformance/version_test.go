@@ -14,7 +14,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -84,12 +84,12 @@ func TestOtherLayout(t *testing.T) {
 
 	reserved := addressesIn(t)
 	for verb, p := range map[string]*pod{"ADD": three, "CHECK": one} {
-		wantError(t, p.try(t, verb), plugin.CodeIncompatible, "another version", "unload")
+		wantError(t, p.try(t, verb), cnierr.CodeIncompatible, "another version", "unload")
 	}
 	h.wantCtl(t, 1, []string{"upgrade"}, "another version")
 	h.wantCtl(t, 1, []string{"repair"}, "another version")
 	h.wantCtl(t, 1, []string{"status"}, "another version")
-	h.wantCtl(t, 1, []string{"unload"}, "2 containers", "pods one eth0", "2 entries")
+	h.wantCtl(t, 1, []string{"unload"}, "2 containers", "pods one eth0", "2 host port entries")
 	h.wantOwned(t, 2, 2)
 	if _, err := three.Netlink().LinkByName("eth0"); err == nil {
 		t.Error("the ADD that failed has left an interface")

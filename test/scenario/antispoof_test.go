@@ -15,7 +15,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -213,8 +213,8 @@ func TestAntiSpoofOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	var coded *cnitypes.Error
-	if err := pod.Check(testenv.Context(t)); !errors.As(err, &coded) || coded.Code != plugin.CodeDiffers {
-		t.Errorf("CHECK with antiSpoof on: got %v, want code %d", err, plugin.CodeDiffers)
+	if err := pod.Check(testenv.Context(t)); !errors.As(err, &coded) || coded.Code != cnierr.CodeDiffers {
+		t.Errorf("CHECK with antiSpoof on: got %v, want code %d", err, cnierr.CodeDiffers)
 	}
 	if err := n.SetNetwork([]byte(withKeys(`"ipMasq": true, "antiSpoof": false`))); err != nil {
 		t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -136,8 +136,8 @@ func TestBandwidthChanges(t *testing.T) {
 	if out, err := limited.Run(testenv.Context(t), "tc", "qdisc", "del", "dev", testenv.PodIfName, "root"); err != nil {
 		t.Fatal(out, err)
 	}
-	if err := limited.Check(testenv.Context(t)); !errors.As(err, &coded) || coded.Code != plugin.CodeDiffers || !strings.Contains(coded.Msg, "egressRate") {
-		t.Errorf("CHECK without the queue: got %v, want code %d and egressRate", err, plugin.CodeDiffers)
+	if err := limited.Check(testenv.Context(t)); !errors.As(err, &coded) || coded.Code != cnierr.CodeDiffers || !strings.Contains(coded.Msg, "egressRate") {
+		t.Errorf("CHECK without the queue: got %v, want code %d and egressRate", err, cnierr.CodeDiffers)
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -98,10 +98,10 @@ func wantListed(t *testing.T, n *network, pod *testenv.Pod) {
 	t.Errorf("attachment %s is missing from the list", pod.Name)
 }
 
-func attachmentsOf(t *testing.T, n *network) (all []*plugin.AttachmentInfo) {
+func attachmentsOf(t *testing.T, n *network) (all []*operator.Attachment) {
 	t.Helper()
 	err := n.node().Do(func() (err error) {
-		all, err = plugin.Attachments("")
+		all, err = operator.Attachments("")
 		return err
 	})
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -94,8 +94,8 @@ func TestHostPortConflict(t *testing.T) {
 
 	err := late.Add(testenv.Context(t))
 	var cniError *cnitypes.Error
-	if !errors.As(err, &cniError) || cniError.Code != plugin.CodePortTaken {
-		t.Fatalf("ADD with a host port in use: got %v, want code %d", err, plugin.CodePortTaken)
+	if !errors.As(err, &cniError) || cniError.Code != cnierr.CodePortTaken {
+		t.Fatalf("ADD with a host port in use: got %v, want code %d", err, cnierr.CodePortTaken)
 	}
 	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
 		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))

@@ -11,7 +11,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -54,7 +54,7 @@ func TestUplinkNames(t *testing.T) {
 			n.AddPod(t, "a", nil)
 			pod := n.AddPod(t, "b", mapBoth(8080, 80))
 			stderr := string(n.LastCall(t).Stderr)
-			if warns := strings.Contains(stderr, "no device of the host has a name that uplinks means"); warns != (tc.want == nil) {
+			if warns := strings.Contains(stderr, "no device of the host matches uplinks"); warns != (tc.want == nil) {
 				t.Errorf("ADD's stderr: got %q, want a warning: %v", stderr, tc.want == nil)
 			}
 			wantUplinkNames(t, n, tc.want...)
@@ -119,7 +119,7 @@ func wantUplinkNames(t *testing.T, n *network, want ...string) {
 func repair(t *testing.T, n *network) {
 	t.Helper()
 	err := n.node().Do(func() error {
-		host, err := plugin.OpenHost(loader.OpenLoaded, "")
+		host, err := operator.Open(loader.OpenLoaded, "")
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
+)
+
+// load loads the datapath if it is not loaded.
+func load(ctx context.Context, to io.Writer, _ options) error {
+	datapath, err := loader.Open(ctx, loader.Options{})
+	if err != nil {
+		return err
+	}
+	defer datapath.Close()
+
+	fmt.Fprintf(to, "loaded, pinned in %s\n", datapath.Dir())
+	return nil
+}
+
+// upgrade prints what it has replaced.
+func upgrade(ctx context.Context, to io.Writer, o options) error {
+	done, err := loader.Upgrade(ctx, loader.Options{})
+	if err != nil {
+		return err
+	}
+	if o.json {
+		return json.NewEncoder(to).Encode(done)
+	}
+	if done.FromBuild == done.ToBuild {
+		fmt.Fprintf(to, "already loaded: %s\n", programVersion(done.ToRevision, done.ToBuild))
+		return nil
+	}
+	fmt.Fprintf(to, "replaced %s with %s; programs replaced on devices: %d\n",
+		programVersion(done.FromRevision, done.FromBuild), programVersion(done.ToRevision, done.ToBuild), done.Programs)
+	return nil
+}
+
+// repair prints what it has repaired.
+func repair(ctx context.Context, to io.Writer, o options) error {
+	op, err := operator.Open(loader.OpenLoaded, o.dataDir)
+	if err != nil {
+		return err
+	}
+	defer op.Close()
+
+	repaired, err := op.Repair(ctx)
+	if o.json {
+		return errors.Join(err, json.NewEncoder(to).Encode(map[string][]string{"repaired": append([]string{}, repaired...)}))
+	}
+	for _, what := range repaired {
+		fmt.Fprintf(to, "repaired: %s\n", what)
+	}
+	if err == nil && len(repaired) == 0 {
+		fmt.Fprintln(to, "nothing to repair")
+	}
+	return err
+}
+
+// set changes settings of containers that run.
+func set(ctx context.Context, to io.Writer, o options) error {
+	if len(o.words) < 2 {
+		return argumentError{errors.New("set: expected NETWORK[/CONTAINER[/INTERFACE]] and at least one KEY=VALUE")}
+	}
+	settings, err := config.ParseSettings(o.words[1:])
+	if err != nil {
+		return argumentError{fmt.Errorf("set: %w", err)}
+	}
+	var filter maps.Attachment
+	names := strings.SplitN(o.words[0], "/", 3)
+	for i, name := range []*string{&filter.Network, &filter.ContainerID, &filter.IfName}[:len(names)] {
+		*name = names[i]
+	}
+	op, err := operator.Open(loader.OpenLoaded, o.dataDir)
+	if err != nil {
+		return err
+	}
+	defer op.Close()
+
+	changed, err := op.Set(ctx, filter, settings)
+	for _, alias := range changed {
+		fmt.Fprintf(to, "%s: %s\n", alias, strings.Join(o.words[1:], " "))
+	}
+	return err
+}
+
+// unload prints what it would break, or unloads.
+func unload(ctx context.Context, to io.Writer, o options) error {
+	op, err := operator.Open(loader.OpenForRelease, o.dataDir)
+	if err != nil {
+		return err
+	}
+	defer op.Close()
+
+	if o.yes {
+		if err := op.Unload(ctx); err != nil {
+			return err
+		}
+		fmt.Fprintln(to, "unloaded; the next ADD loads it again")
+		return nil
+	}
+	usage, err := op.Usage()
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("nothing was done: unloading would end masquerading and host ports for %d containers (%s), "+
+		"remove %d host port entries and %d flows, and detach the programs from uplinks %s; use --yes to unload",
+		len(usage.Containers), strings.Join(usage.Containers, ", "), usage.HostPorts, usage.Flows, strings.Join(usage.Uplinks, ", "))
+}

@@ -1,0 +1,189 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/names"
+	"github.com/ebpfnet/ebpfnet/plugin/reconcile"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
+)
+
+// These steps of ADD write map entries and attach programs.
+
+func (a *adder) attach(ctx context.Context) error {
+	network := maps.NetworkToken(a.config.Attachment.Network)
+	for _, address := range a.addresses {
+		a.endpoints = append(a.endpoints, maps.Endpoint{
+			Addr:      address.Prefix.Addr(),
+			Owner:     a.owner,
+			Network:   network,
+			Container: maps.ContainerToken(a.config.Attachment.ContainerID),
+			IfIndex:   a.deviceTo(address.Prefix.Addr()),
+			MAC:       a.pair.ContainerMAC,
+			HostMAC:   a.pair.HostMAC,
+			Gateway:   address.Gateway,
+			Masq:      a.config.Masq.For(address.Prefix.Addr()),
+			FastPath:  a.config.FastPathFor(a.isChained()),
+			MTU:       a.pair.MTU,
+			NonMasq:   maps.PrefixSetOf(a.config.Masq.NonMasqFor(address.Prefix.Addr())),
+		})
+	}
+	err := maps.With(ctx, a.datapath, func(store *maps.Store) error {
+		a.written = true
+		if err := store.PutDevice(a.device(network)); err != nil {
+			return err
+		}
+		for _, endpoint := range a.endpoints {
+			if err := a.addEndpoint(store, endpoint); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return a.datapath.AttachEndpoint(a.pair.HostIndex)
+}
+
+func (a *adder) addEndpoint(store *maps.Store, endpoint maps.Endpoint) error {
+	if err := a.create(store, func() error { return store.AddEndpoint(endpoint) }); err != nil {
+		return err
+	}
+	if err := store.AddNonMasqCIDRs(a.config.Masq.NonMasqFor(endpoint.Addr)); err != nil {
+		return err
+	}
+	if endpoint.IfIndex == a.pair.HostIndex {
+		return nil
+	}
+	return reconcile.ExcludeBridge(a.datapath, store, endpoint.IfIndex)
+}
+
+// device is the entry of the container's device.
+func (a *adder) device(network maps.Network) maps.Device {
+	device := maps.Device{
+		IfIndex:       a.pair.HostIndex,
+		Owner:         a.owner,
+		Network:       network,
+		Container:     maps.ContainerToken(a.config.Attachment.ContainerID),
+		MAC:           a.pair.ContainerMAC,
+		AntiSpoof:     a.config.AntiSpoof,
+		Shaped:        a.config.Bandwidth.Ingress.Rate != 0,
+		IngressPolicy: a.config.Ingress,
+		Bridged:       a.pair.Bridge != 0,
+		AnyAddress:    len(a.addresses) == 0,
+	}
+	for _, address := range a.addresses {
+		addr, gateway := &device.Addr4, &device.Gateway4
+		if address.IsIPv6() {
+			addr, gateway = &device.Addr6, &device.Gateway6
+		}
+		if !addr.IsValid() {
+			*addr, *gateway = address.Prefix.Addr(), address.Gateway
+		}
+	}
+	return device
+}
+
+// deviceTo returns the host's device that leads to an address: the host's end of the veth, or a
+// bridge to which another plugin has added it.
+func (a *adder) deviceTo(addr netip.Addr) int {
+	if device, ok := a.routeTo[addr]; ok {
+		return device
+	}
+	return a.pair.HostIndex
+}
+
+func (a *adder) attachUplinks(ctx context.Context) error {
+	if err := reconcile.Uplinks(ctx, a.host, a.datapath, a.config.Uplinks); err != nil || a.config.Uplinks == nil {
+		return err
+	}
+	known, err := maps.Uplinks(a.datapath)
+	isUplink := func(u maps.Uplink) bool { return !u.ContainerBridge }
+	if err == nil && !slices.ContainsFunc(known, isUplink) {
+		a.log.Warn("no device of the host matches uplinks: nothing is masqueraded", "uplinks", a.config.Uplinks)
+	}
+	return err
+}
+
+func (a *adder) openHostPorts(ctx context.Context) error {
+	var entries []maps.HostPort
+	for _, port := range a.config.HostPorts {
+		entries = append(entries, port.EntriesFor(a.endpoints)...)
+	}
+	if len(entries) == 0 {
+		return nil
+	}
+	for _, entry := range entries {
+		if err := checkListeners(entry); err != nil {
+			return err
+		}
+	}
+	return maps.With(ctx, a.datapath, func(store *maps.Store) error {
+		for _, entry := range entries {
+			if err := a.create(store, func() error { return store.AddHostPort(entry) }); err != nil {
+				return err
+			}
+		}
+		for _, port := range a.config.HostPorts {
+			if err := store.AddSrcRanges(port.SrcRanges); err != nil {
+				return err
+			}
+		}
+		return a.datapath.AttachLoopback()
+	})
+}
+
+// create adds an entry. Where another attachment has it, the error names that attachment if its
+// device exists; else create removes all that the attachment has and tries again. That also removes
+// programs and prefixes that then nobody needs, so those of a new entry are added after it.
+func (a *adder) create(store *maps.Store, add func() error) error {
+	err := add()
+	holder, ok := maps.HolderOf(err)
+	if !ok {
+		return err
+	}
+	living, findErr := a.findLiving(holder)
+	if findErr != nil {
+		return errors.Join(err, findErr)
+	}
+	if living != "" {
+		return fmt.Errorf("%w (%s)", err, living)
+	}
+	a.log.Warn("remove the entries of a container that is gone", "owner", fmt.Sprintf("%016x", uint64(holder)))
+	if err := store.Release(holder); err != nil {
+		return err
+	}
+	return add()
+}
+
+// findLiving returns the alias of an owner's attachment, or "" where its device is gone.
+func (a *adder) findLiving(owner loader.Owner) (string, error) {
+	device, err := link.Find(a.host, names.HostDevice(owner))
+	if err != nil {
+		return "", err
+	}
+	if device != nil {
+		return device.Attrs().Alias, nil
+	}
+	records, err := record.Open(a.config.DataDir)
+	if err != nil {
+		return "", err
+	}
+	rec, err := records.Read(owner)
+	if err != nil || rec == nil || rec.Chained == nil {
+		return "", err
+	}
+	device, err = link.Device(a.host, rec.Chained.HostIndex)
+	if err != nil || device == nil {
+		return "", err
+	}
+	return names.Alias(rec.Attachment), nil
+}

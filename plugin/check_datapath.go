@@ -1,0 +1,131 @@
+package plugin
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	"github.com/ebpfnet/ebpfnet/maps"
+)
+
+// checkMaps compares the map entries with the configuration.
+func (c *checker) checkMaps() {
+	c.checkDeviceEntry()
+	var endpoints []maps.Endpoint
+	for _, want := range c.addresses {
+		if endpoint, ok := c.checkEndpoint(want.Prefix.Addr()); ok {
+			endpoints = append(endpoints, endpoint)
+		}
+	}
+	c.checkHostPorts(endpoints)
+}
+
+func (c *checker) checkDeviceEntry() {
+	if c.hostIndex == 0 {
+		return
+	}
+	device, found, err := maps.GetDevice(c.datapath, c.hostIndex)
+	switch {
+	case c.failed(err):
+	case !found || device.Owner != c.owner:
+		c.differs("the datapath does not know device %d as the container's", c.hostIndex)
+	case device.AntiSpoof != c.config.AntiSpoof:
+		c.differs("antiSpoof is %v, expected %v", device.AntiSpoof, c.config.AntiSpoof)
+	case device.Shaped != (c.config.Bandwidth.Ingress.Rate != 0):
+		c.differs("the datapath's device entry has an ingress limit: %v, expected %v", device.Shaped, c.config.Bandwidth.Ingress.Rate != 0)
+	case device.IngressPolicy != c.config.Ingress:
+		c.differs("ingressPolicy is %s, expected %s", device.IngressPolicy, c.config.Ingress)
+	case device.AntiSpoof && c.netInterface != nil && c.netInterface.Mac != "" && device.MAC.String() != c.netInterface.Mac:
+		c.differs("antiSpoof drops all that the container sends: its MAC is %s, and was %s at ADD; set antiSpoof to false, or let ebpfnet set the MAC",
+			c.netInterface.Mac, device.MAC)
+	}
+}
+
+// checkEndpoint returns the endpoint of an address if it is as expected.
+func (c *checker) checkEndpoint(addr netip.Addr) (maps.Endpoint, bool) {
+	endpoint, found, err := maps.GetEndpoint(c.datapath, addr)
+	fastPath, nonMasq := c.config.FastPathFor(c.chained != nil), c.config.Masq.NonMasqFor(addr)
+	switch {
+	case c.failed(err):
+	case !found:
+		c.differs("the datapath does not know %s", addr)
+	case endpoint.Owner != c.owner:
+		c.differs("the datapath knows %s as another container's", addr)
+	case c.chained == nil && endpoint.IfIndex != c.hostIndex:
+		c.differs("the datapath has %s behind device %d, expected %d", addr, endpoint.IfIndex, c.hostIndex)
+	case endpoint.Masq != c.config.Masq.For(addr):
+		c.differs("masquerading of %s is %v, expected %v", addr, endpoint.Masq, !endpoint.Masq)
+	case endpoint.FastPath != fastPath:
+		c.differs("fastPath of %s is %s, expected %s", addr, endpoint.FastPath, fastPath)
+	case endpoint.NonMasq != maps.PrefixSetOf(nonMasq):
+		c.differs("the datapath has other nonMasqueradeCIDRs for %s than the configuration", addr)
+	default:
+		missing, err := maps.MissingNonMasqCIDRs(c.datapath, nonMasq)
+		if !c.failed(err) && len(missing) > 0 {
+			c.differs("the datapath masquerades %s towards %v, which nonMasqueradeCIDRs names", addr, missing)
+		}
+		return endpoint, true
+	}
+	return endpoint, false
+}
+
+func (c *checker) checkHostPorts(endpoints []maps.Endpoint) {
+	var entries []maps.HostPort
+	for _, port := range c.config.HostPorts {
+		entries = append(entries, port.EntriesFor(endpoints)...)
+	}
+	for _, want := range entries {
+		c.checkHostPort(want)
+	}
+	for _, port := range c.config.HostPorts {
+		missing, err := maps.MissingSrcRanges(c.datapath, port.SrcRanges)
+		if !c.failed(err) && len(missing) > 0 {
+			c.differs("host port %d is closed to %v, which portSources names", port.HostPort, missing)
+		}
+	}
+	if len(entries) == 0 {
+		return
+	}
+	attached, err := c.datapath.LoopbackAttached()
+	if !c.failed(err) && !attached {
+		c.differs("the loopback device has lost its BPF program, which gives the host access to host ports" + repairable)
+	}
+}
+
+func (c *checker) checkHostPort(want maps.HostPort) {
+	port, found, err := maps.GetHostPort(c.datapath, want)
+	switch {
+	case c.failed(err):
+	case !found:
+		c.differs("missing host port: %v", want)
+	case port != want:
+		c.differs("host port: %v, expected %v", port, want)
+	}
+}
+
+// checkReservation compares the reservations with the addresses of prevResult.
+func (c *checker) checkReservation(ctx context.Context) {
+	if c.delegate != nil {
+		c.failed(c.delegate.check(ctx))
+		return
+	}
+	if c.config.IPAM == nil {
+		return
+	}
+	reserved, err := c.pool().Reserved(ctx, c.reservation())
+	if c.failed(err) {
+		return
+	}
+	given := map[netip.Addr]bool{}
+	for _, want := range c.addresses {
+		given[want.Prefix.Addr()] = true
+		if !slices.Contains(reserved, want.Prefix.Addr()) {
+			c.differs("%s is not reserved for the container in %s", want.Prefix.Addr(), c.config.IPAM.Dir())
+		}
+	}
+	for _, addr := range reserved {
+		if !given[addr] {
+			c.differs("%s is reserved for the container in %s and missing from prevResult", addr, c.config.IPAM.Dir())
+		}
+	}
+}

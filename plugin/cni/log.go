@@ -1,0 +1,69 @@
+package cni
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	cnitypes "github.com/containernetworking/cni/pkg/types"
+
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
+)
+
+// callLog is the log of one call. It goes to a file or to stderr, which runtimes show when a call
+// fails; stdout is for results alone.
+type callLog struct {
+	*slog.Logger
+	file     *os.File // nil: stderr
+	logsCall bool     // whether the call itself gets a line
+}
+
+// openLog opens the configured log, or stderr where it cannot.
+func openLog(call *config.Call) *callLog {
+	path, level, isSet := call.Log()
+	log := &callLog{Logger: newLogger(os.Stderr, level), logsCall: isSet}
+	if path == "" {
+		return log
+	}
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
+	if err != nil {
+		log.Warn("logFile "+cnierr.Show(path)+": expected a file that can be written; logging to stderr", "error", err)
+		return log
+	}
+	return &callLog{Logger: newLogger(file, level).With("pid", os.Getpid()), file: file, logsCall: true}
+}
+
+func newLogger(to io.Writer, level slog.Level) *slog.Logger {
+	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}))
+}
+
+// writeCall writes a line with the call and its outcome.
+func (l *callLog) writeCall(verb string, call *config.Call, took time.Duration, err error) {
+	if !l.logsCall {
+		return
+	}
+	log := l.Logger
+	for _, attr := range [][2]string{
+		{"network", call.Network()}, {"container", call.ContainerID}, {"interface", call.IfName}, {"netns", call.Netns},
+		{"traceparent", os.Getenv("TRACEPARENT")}, // of a runtime that traces
+	} {
+		if attr[1] != "" {
+			log = log.With(attr[0], attr[1])
+		}
+	}
+	log = log.With("took", took.Round(time.Microsecond))
+	if coded, ok := errors.AsType[*cnitypes.Error](err); ok {
+		log.Error(verb+" failed", "code", coded.Code, "error", coded.Msg, "details", coded.Details)
+		return
+	}
+	log.Info(verb)
+}
+
+func (l *callLog) close() {
+	if l.file != nil {
+		_ = l.file.Close()
+	}
+}

@@ -1,0 +1,104 @@
+// Package cni is what all our CNI plugins share: it runs the verb that the environment names, gives
+// the verb a log and a deadline, and prints results and errors as the specification wants them.
+//
+// It may import plugin/cnierr and plugin/config.
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	cnitypes "github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
+)
+
+// Verbs are the verbs of a plugin (SPEC, section 2). Errors without a code get that of their cause.
+type Verbs interface {
+	Add(context.Context, *Call) error
+	Del(context.Context, *Call) error
+	Check(context.Context, *Call) error
+	Status(context.Context, *Call) error
+	GC(context.Context, *Call) error
+}
+
+// Call is one call of a verb.
+type Call struct {
+	*config.Call
+	Log *slog.Logger
+}
+
+// lockTimeout bounds the wait for other calls. Each holds its locks for milliseconds, but a node
+// that starts can have hundreds of calls at once, and the first one loads the datapath. Runtimes
+// wait for two minutes and more.
+const lockTimeout = time.Minute
+
+// Run runs the verb that the environment names and ends the process on errors. about is printed
+// where the environment names no verb.
+func Run(verbs Verbs, about string) {
+	// The library compares namespaces after a verb has run, and would fail a DEL that has done its
+	// work. Our verbs compare them before.
+	os.Setenv("CNI_NETNS_OVERRIDE", "true")
+
+	r := &runner{lockTimeout: lockTimeout}
+	if err := skel.PluginMainFuncsWithError(r.funcs(verbs), version.All, about); err != nil {
+		printError(err, r.cniVersion)
+		os.Exit(1)
+	}
+}
+
+// Funcs returns the verbs for the CNI library. Each waits for locks until lockTimeout is over.
+func Funcs(verbs Verbs, lockTimeout time.Duration) skel.CNIFuncs {
+	return (&runner{lockTimeout: lockTimeout}).funcs(verbs)
+}
+
+type runner struct {
+	lockTimeout time.Duration
+	cniVersion  string // of the last call's configuration; errors are printed in it
+}
+
+func (r *runner) funcs(verbs Verbs) skel.CNIFuncs {
+	return skel.CNIFuncs{
+		Add:    r.wrap("ADD", verbs.Add),
+		Del:    r.wrap("DEL", verbs.Del),
+		Check:  r.wrap("CHECK", verbs.Check),
+		Status: r.wrap("STATUS", verbs.Status),
+		GC:     r.wrap("GC", verbs.GC),
+	}
+}
+
+// wrap decodes the call, bounds the verb's wait for locks, codes its error and writes the log.
+func (r *runner) wrap(name string, verb func(context.Context, *Call) error) func(*skel.CmdArgs) error {
+	return func(args *skel.CmdArgs) error {
+		call, err := config.NewCall(args)
+		r.cniVersion = call.CNIVersion()
+		log := openLog(call)
+		defer log.close()
+		ctx, cancel := context.WithTimeout(context.Background(), r.lockTimeout)
+		defer cancel()
+
+		begin := time.Now()
+		if err == nil {
+			err = verb(ctx, &Call{call, log.Logger})
+		}
+		err = cnierr.WithCode(err)
+		log.writeCall(name, call, time.Since(begin), err)
+		return err
+	}
+}
+
+// printError prints an error (SPEC, section 5). The library's own function omits the version.
+func printError(err *cnitypes.Error, cniVersion string) {
+	encoder := json.NewEncoder(os.Stdout)
+	encoder.SetIndent("", "    ")
+	_ = encoder.Encode(struct {
+		CNIVersion string `json:"cniVersion,omitempty"`
+		*cnitypes.Error
+	}{cniVersion, err})
+}

@@ -1,0 +1,67 @@
+package config
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
+)
+
+// ParseSettings parses KEY=VALUE pairs, whose keys are those of the configuration that can change
+// while a container runs.
+func ParseSettings(pairs []string) (s record.Settings, err error) {
+	for _, pair := range pairs {
+		key, value, _ := strings.Cut(pair, "=")
+		if err := parseSetting(&s, key, value); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+func parseSetting(s *record.Settings, key, value string) error {
+	numbers := map[string]struct {
+		field **uint64
+		parse func(string, int64) (uint64, error)
+	}{
+		"ingressRate": {&s.IngressRate, parseRate}, "ingressBurst": {&s.IngressBurst, parseBurst},
+		"egressRate": {&s.EgressRate, parseRate}, "egressBurst": {&s.EgressBurst, parseBurst},
+	}
+	if number, ok := numbers[key]; ok {
+		n, err := strconv.ParseInt(value, 10, 64)
+		if err != nil {
+			return cnierr.Invalid(key, value, "a number")
+		}
+		parsed, err := number.parse(key, n)
+		*number.field = &parsed
+		return err
+	}
+	switch key {
+	case "antiSpoof":
+		on, err := strconv.ParseBool(value)
+		if err != nil {
+			return cnierr.Invalid(key, value, "true or false")
+		}
+		s.AntiSpoof = &on
+		return nil
+	case "ingressPolicy":
+		policy, err := parsePolicy(value)
+		s.IngressPolicy = policy.String()
+		return err
+	default:
+		return cnierr.Unsupported(key, value, "expected antiSpoof, ingressPolicy, ingressRate, ingressBurst, egressRate or egressBurst")
+	}
+}
+
+// Apply overwrites the configuration with settings.
+func (c *Config) Apply(s record.Settings) (err error) {
+	if s.AntiSpoof != nil {
+		c.AntiSpoof = *s.AntiSpoof
+	}
+	if s.IngressPolicy != "" {
+		c.Ingress, err = parsePolicy(s.IngressPolicy)
+	}
+	c.Bandwidth = s.Limits.Apply(c.Bandwidth)
+	return err
+}

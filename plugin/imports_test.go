@@ -1,0 +1,105 @@
+package plugin
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// rooms are the packages of this module in the order of doc.go, from bottom to top, each with the
+// packages that it may import. A package may import only packages above its own line.
+var rooms = []struct{ dir, imports string }{
+	{"bpf", ""},
+	{"loader/flock", ""},
+	{"loader/rtnl", ""},
+	{"loader", "bpf loader/flock loader/rtnl"},
+	{"maps", "bpf loader"},
+	{"ipam", "loader/flock"},
+	{"plugin/link", "loader loader/rtnl"},
+	{"plugin/cnierr", "ipam loader loader/flock maps plugin/link"},
+	{"plugin/names", "loader maps"},
+	{"plugin/namespace", "loader/rtnl plugin/cnierr"},
+	{"plugin/record", "loader maps plugin/link"},
+	{"plugin/config", "ipam loader maps plugin/cnierr plugin/link plugin/names plugin/record"},
+	{"plugin/cni", "plugin/cnierr plugin/config"},
+	{"plugin/reconcile", "loader loader/rtnl maps plugin/link plugin/names"},
+	{"plugin/operator", "bpf loader loader/rtnl maps plugin/config plugin/link plugin/names plugin/namespace plugin/reconcile plugin/record"},
+	{"plugin", "ipam loader loader/flock loader/rtnl maps plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/namespace plugin/reconcile plugin/record"},
+	{"cmd/ebpfnet", "plugin plugin/cni"},
+	{"cmd/ebpfnet-ipam", "ipam plugin/cni plugin/cnierr plugin/config plugin/link plugin/record"},
+	{"cmd/ebpfnetctl", "bpf loader loader/rtnl maps plugin/config plugin/link plugin/operator"},
+}
+
+// TestImports requires that imports go one way, down the list of rooms.
+func TestImports(t *testing.T) {
+	var above []string
+	allowed := map[string][]string{}
+	for _, room := range rooms {
+		allowed[room.dir] = strings.Fields(room.imports)
+		for _, imported := range allowed[room.dir] {
+			if !slices.Contains(above, imported) {
+				t.Errorf("%s may import %s, which is not above it", room.dir, imported)
+			}
+		}
+		above = append(above, room.dir)
+	}
+	for dir, imports := range importsOf(t) {
+		if !slices.Contains(above, dir) {
+			t.Errorf("%s is in no room", dir)
+		}
+		for _, imported := range imports {
+			if !slices.Contains(allowed[dir], imported) {
+				t.Errorf("%s imports %s, which it may not", dir, imported)
+			}
+		}
+	}
+}
+
+// importsOf returns the packages of this module that each of its directories imports, without tests.
+func importsOf(t *testing.T) map[string][]string {
+	t.Helper()
+	const root, module = "..", "github.com/ebpfnet/ebpfnet/"
+
+	imports := map[string][]string{}
+	err := filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() && file == filepath.Join(root, "test") { // a module of its own
+			return fs.SkipDir
+		}
+		if entry.IsDir() || path.Ext(file) != ".go" || strings.HasSuffix(file, "_test.go") {
+			return nil
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		dir, err := filepath.Rel(root, filepath.Dir(file))
+		if err != nil {
+			return err
+		}
+		var inside []string
+		for _, spec := range parsed.Imports {
+			imported, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			if name, ok := strings.CutPrefix(imported, module); ok {
+				inside = append(inside, name)
+			}
+		}
+		imports[dir] = append(imports[dir], inside...)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return imports
+}

@@ -1,0 +1,63 @@
+// Package namespace opens a container's network namespace, and netlink there. It never changes the
+// namespace of the calling thread.
+//
+// It may import loader/rtnl and plugin/cnierr.
+package namespace
+
+import (
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
+)
+
+// Container is a container's network namespace.
+type Container struct {
+	NS      netns.NsHandle
+	Netlink *netlink.Handle
+}
+
+// OpenContainer opens the namespace at path. It refuses our own: the CNI library compares them only
+// after the verb has run. The caller must call Close.
+func OpenContainer(path string) (*Container, error) {
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		return nil, cnierr.InvalidNetns(path, err.Error())
+	}
+	own, err := netns.GetFromPath("/proc/thread-self/ns/net")
+	if err != nil {
+		ns.Close()
+		return nil, fmt.Errorf("open our own network namespace: %w", err)
+	}
+	defer own.Close()
+
+	if ns.Equal(own) {
+		ns.Close()
+		return nil, cnierr.InvalidNetns(path, "this is the host's own network namespace")
+	}
+	container, err := NewContainer(ns)
+	if err != nil {
+		return nil, cnierr.InvalidNetns(path, err.Error())
+	}
+	return container, nil
+}
+
+// NewContainer opens routing netlink in a namespace, which it closes on errors. The caller must
+// call Close.
+func NewContainer(ns netns.NsHandle) (*Container, error) {
+	handle, err := rtnl.OpenAt(ns)
+	if err != nil {
+		ns.Close()
+		return nil, fmt.Errorf("the container's namespace: %w", err)
+	}
+	return &Container{NS: ns, Netlink: handle}, nil
+}
+
+// Close closes the namespace and its netlink handle.
+func (c *Container) Close() {
+	c.Netlink.Close()
+	c.NS.Close()
+}

@@ -1,0 +1,184 @@
+package operator
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/names"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
+)
+
+// Attachment is what the host knows of one attachment, from its device, its map entries and its
+// record.
+type Attachment struct {
+	maps.Attachment                // empty where nothing names it any more
+	Owner           string         `json:"owner"`            // the token in map entries and in the device's name
+	Dead            bool           `json:"dead"`             // its device is gone: DEL or GC removes the rest
+	Device          string         `json:"device,omitempty"` // the host's end
+	MAC             string         `json:"mac,omitempty"`    // the container's
+	Chained         bool           `json:"chained"`          // the device belongs to another plugin
+	Addresses       []Address      `json:"addresses"`
+	HostPorts       []HostPort     `json:"hostPorts"`
+	AntiSpoof       bool           `json:"antiSpoof"`
+	IngressPolicy   string         `json:"ingressPolicy,omitempty"`
+	IngressRate     uint64         `json:"ingressRate,omitempty"` // bits per second; 0: no limit
+	EgressRate      uint64         `json:"egressRate,omitempty"`
+	Aliases         []string       `json:"aliases,omitempty"`
+	CgroupPath      string         `json:"cgroupPath,omitempty"`
+	Labels          []record.Label `json:"labels,omitempty"`
+	// ProgramsBefore are programs of other tools that receive its packets first.
+	ProgramsBefore []string `json:"programsBefore,omitempty"`
+
+	index int // of the device
+}
+
+// Address is an address of a container.
+type Address struct {
+	Address     netip.Addr `json:"address"`
+	Gateway     netip.Addr `json:"gateway"`
+	Masqueraded bool       `json:"masqueraded"`
+}
+
+// HostPort is a host port of a container. HostAddress 0.0.0.0 or :: means any.
+type HostPort struct {
+	Protocol         string     `json:"protocol"`
+	HostAddress      netip.Addr `json:"hostAddress"`
+	HostPort         uint16     `json:"hostPort"`
+	ContainerAddress netip.Addr `json:"containerAddress"`
+	ContainerPort    uint16     `json:"containerPort"`
+}
+
+// attachmentList is the list under construction.
+type attachmentList map[loader.Owner]*Attachment
+
+// get returns an owner's attachment, which is dead until its device is found.
+func (l attachmentList) get(owner loader.Owner) *Attachment {
+	if l[owner] == nil {
+		l[owner] = &Attachment{Owner: fmt.Sprintf("%016x", uint64(owner)), Dead: true, Addresses: []Address{}, HostPorts: []HostPort{}}
+	}
+	return l[owner]
+}
+
+// Attachments lists all attachments in the calling thread's network namespace, sorted by name.
+// dataDir is the directory of the records, "" for the default. What cannot be read is missing from
+// the list and reported in the error.
+func Attachments(dataDir string) ([]*Attachment, error) {
+	datapath, err := loader.OpenLoaded()
+	if err != nil {
+		return nil, err
+	}
+	defer datapath.Close()
+	host, err := rtnl.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+
+	list := attachmentList{}
+	err = errors.Join(list.addDevices(host), list.addRecords(host, config.DataDir(dataDir)), list.addEntries(datapath), list.addPrograms(host))
+	return list.sorted(), err
+}
+
+func (l attachmentList) sorted() []*Attachment {
+	all := []*Attachment{}
+	for _, a := range l {
+		slices.SortFunc(a.Addresses, func(a, b Address) int { return a.Address.Compare(b.Address) })
+		slices.SortFunc(a.HostPorts, comparePorts)
+		all = append(all, a)
+	}
+	slices.SortFunc(all, func(a, b *Attachment) int {
+		return cmp.Or(cmp.Compare(a.Network, b.Network), cmp.Compare(a.ContainerID, b.ContainerID),
+			cmp.Compare(a.IfName, b.IfName), cmp.Compare(a.Owner, b.Owner))
+	})
+	return all
+}
+
+func comparePorts(a, b HostPort) int {
+	return cmp.Or(cmp.Compare(a.HostPort, b.HostPort), cmp.Compare(a.Protocol, b.Protocol), a.HostAddress.Compare(b.HostAddress))
+}
+
+func (a *Attachment) setDevice(device netlink.Link) {
+	a.Dead, a.Device, a.index = false, device.Attrs().Name, device.Attrs().Index
+}
+
+func (l attachmentList) addDevices(host *netlink.Handle) error {
+	devices, err := link.List(host)
+	for _, device := range devices {
+		name, ok := names.ParseAlias(device.Attrs().Alias)
+		if !ok {
+			continue
+		}
+		a := l.get(name.Owner())
+		a.Attachment = name
+		a.setDevice(device)
+	}
+	return err
+}
+
+func (l attachmentList) addRecords(host *netlink.Handle, dataDir string) error {
+	records, err := record.Open(dataDir)
+	if err != nil {
+		return err
+	}
+	recs, err := records.List()
+	errs := []error{err}
+	for _, rec := range recs {
+		a := l.get(rec.Attachment.Owner())
+		a.Attachment, a.Aliases, a.CgroupPath, a.Labels = rec.Attachment, rec.Aliases, rec.CgroupPath, rec.Labels
+		limits := rec.Settings.Limits.Apply(rec.Bandwidth)
+		a.IngressRate, a.EgressRate = limits.Ingress.Rate, limits.Egress.Rate
+		if rec.Chained == nil {
+			continue
+		}
+		a.Chained = true
+		device, err := link.Device(host, rec.Chained.HostIndex)
+		errs = append(errs, err)
+		if device != nil {
+			a.setDevice(device)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (l attachmentList) addEntries(datapath *loader.Datapath) error {
+	endpoints, errEndpoints := maps.Endpoints(datapath)
+	for _, e := range endpoints {
+		a := l.get(e.Owner)
+		a.MAC = e.MAC.String()
+		a.Addresses = append(a.Addresses, Address{e.Addr, e.Gateway, e.Masq})
+	}
+	devices, errDevices := maps.Devices(datapath)
+	for _, d := range devices {
+		a := l.get(d.Owner)
+		a.MAC, a.AntiSpoof, a.IngressPolicy = d.MAC.String(), d.AntiSpoof, d.IngressPolicy.String()
+	}
+	ports, errPorts := maps.HostPorts(datapath)
+	for _, p := range ports {
+		a := l.get(p.Owner)
+		a.HostPorts = append(a.HostPorts, HostPort{p.Protocol.String(), p.HostAddr, p.HostPort, p.ContainerAddr, p.ContainerPort})
+	}
+	return errors.Join(errEndpoints, errDevices, errPorts)
+}
+
+func (l attachmentList) addPrograms(host *netlink.Handle) error {
+	var errs []error
+	for _, a := range l {
+		if a.Dead {
+			continue
+		}
+		before, err := programsBefore(host, a.index)
+		a.ProgramsBefore = before
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}

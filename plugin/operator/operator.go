@@ -1,0 +1,143 @@
+// Package operator is what an operator does on a host and no runtime asks for: it lists attachments,
+// changes settings of containers that run, repairs what other tools have damaged, and unloads the
+// datapath. ebpfnetctl prints what it returns.
+//
+// It may import everything below plugin but plugin/cni.
+package operator
+
+import (
+	"context"
+	"errors"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/names"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
+)
+
+// Operator works on the datapath of one host network namespace.
+type Operator struct {
+	datapath *loader.Datapath
+	host     *netlink.Handle
+	records  record.Dir
+	ends     map[loader.Owner]hostEnd
+}
+
+// hostEnd is the host's end of an attachment's pair of devices.
+type hostEnd struct {
+	index int
+	name  string
+	alias string // names the attachment in messages
+}
+
+// Open opens the datapath of the calling thread's network namespace with one of package loader's
+// functions, whose errors it passes on. dataDir is the directory of the records, "" for the default.
+// The caller must call Close.
+func Open(open func() (*loader.Datapath, error), dataDir string) (*Operator, error) {
+	datapath, err := open()
+	if err != nil {
+		return nil, err
+	}
+	o := &Operator{datapath: datapath, ends: map[loader.Owner]hostEnd{}}
+	if o.host, err = rtnl.Open(); err == nil {
+		err = o.findEnds(config.DataDir(dataDir))
+	}
+	if err != nil {
+		o.Close()
+		return nil, err
+	}
+	return o, nil
+}
+
+// Close closes what Open has opened.
+func (o *Operator) Close() {
+	o.datapath.Close()
+	if o.host != nil {
+		o.host.Close()
+	}
+}
+
+// findEnds finds the host's ends of living attachments: ours by their alias, those of chained
+// attachments by their record.
+func (o *Operator) findEnds(dataDir string) error {
+	devices, err := link.List(o.host)
+	if err != nil {
+		return err
+	}
+	if o.records, err = record.Open(dataDir); err != nil {
+		return err
+	}
+	recs, err := o.records.List()
+	if err != nil {
+		return err
+	}
+	chained := map[int]maps.Attachment{}
+	for _, rec := range recs {
+		if rec.Chained != nil {
+			chained[rec.Chained.HostIndex] = rec.Attachment
+		}
+	}
+	for _, device := range devices {
+		attachment, ok := names.ParseAlias(device.Attrs().Alias)
+		if !ok {
+			attachment, ok = chained[device.Attrs().Index]
+		}
+		if ok {
+			o.ends[attachment.Owner()] = hostEnd{device.Attrs().Index, device.Attrs().Name, names.Alias(attachment)}
+		}
+	}
+	return nil
+}
+
+// Usage is what depends on the datapath.
+type Usage struct {
+	Containers []string
+	Uplinks    []string
+	HostPorts  int // entries
+	Flows      int // entries
+}
+
+// Usage returns what depends on the datapath, whatever its version. The uplinks of another version
+// are unknown.
+func (o *Operator) Usage() (*Usage, error) {
+	u := &Usage{}
+	for _, end := range o.ends {
+		u.Containers = append(u.Containers, end.alias)
+	}
+	uplinks, err := o.uplinks()
+	for _, uplink := range uplinks {
+		u.Uplinks = append(u.Uplinks, uplink.Attrs().Name)
+	}
+	var errPorts, errFlows error
+	u.HostPorts, errPorts = maps.Entries(o.datapath.HostPorts)
+	u.Flows, errFlows = maps.Entries(o.datapath.Flows)
+	return u, errors.Join(err, errPorts, errFlows)
+}
+
+// uplinks returns the uplinks whose device exists.
+func (o *Operator) uplinks() ([]netlink.Link, error) {
+	all, err := maps.Uplinks(o.datapath)
+	if err != nil {
+		return nil, err
+	}
+	var present []netlink.Link
+	for _, uplink := range all {
+		device, err := link.Device(o.host, uplink.IfIndex)
+		if err != nil {
+			return nil, err
+		}
+		if device != nil && !uplink.ContainerBridge {
+			present = append(present, device)
+		}
+	}
+	return present, nil
+}
+
+// Unload detaches all programs and removes all pins. Devices, addresses and routes of containers
+// remain: containers reach each other and the host, but nothing is translated any more.
+func (o *Operator) Unload(ctx context.Context) error { return o.datapath.Unload(ctx) }

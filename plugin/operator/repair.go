@@ -1,0 +1,132 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/reconcile"
+)
+
+// Repair attaches programs that are missing from devices, and reconciles the datapath with changes of
+// the host. It returns a description of each repair. ADDs and DELs may run at the same time.
+func (o *Operator) Repair(ctx context.Context) (repaired []string, err error) {
+	detached, err := o.detachedUplinks()
+	if err != nil {
+		return nil, err
+	}
+	before, err := o.datapath.LoopbackAttached()
+	if err != nil {
+		return nil, err
+	}
+	reconciled, err := o.reconcile(ctx)
+	if err != nil {
+		return nil, err
+	}
+	repaired = append(detached, reconciled...)
+	if after, err := o.datapath.LoopbackAttached(); err == nil && after && !before {
+		repaired = append(repaired, "program of the loopback device")
+	}
+	attached, err := o.attachEndpoints(ctx)
+	return append(repaired, attached...), err
+}
+
+// detachedUplinks describes the uplinks that lack programs, which reconcile attaches.
+func (o *Operator) detachedUplinks() (detached []string, err error) {
+	uplinks, err := o.uplinks()
+	if err != nil {
+		return nil, err
+	}
+	for _, uplink := range uplinks {
+		attached, err := o.datapath.UplinkAttached(uplink.Attrs().Index)
+		if err != nil {
+			return nil, err
+		}
+		if !attached {
+			detached = append(detached, "programs of uplink "+uplink.Attrs().Name)
+		}
+	}
+	return detached, nil
+}
+
+// attachEndpoints attaches the programs of containers where they are missing.
+func (o *Operator) attachEndpoints(ctx context.Context) (repaired []string, err error) {
+	err = maps.With(ctx, o.datapath, func(*maps.Store) error {
+		for _, end := range o.ends {
+			attached, err := o.datapath.EndpointAttached(end.index)
+			if err != nil {
+				return err
+			}
+			if attached {
+				continue
+			}
+			if err := o.datapath.AttachEndpoint(end.index); err != nil {
+				return err
+			}
+			repaired = append(repaired, fmt.Sprintf("program of %s (%s)", end.name, end.alias))
+		}
+		return nil
+	})
+	return repaired, err
+}
+
+// reconcile does for all networks of the host what a STATUS of each would do, and describes what is
+// new.
+func (o *Operator) reconcile(ctx context.Context) (repaired []string, err error) {
+	off, err := link.ForwardingIsOff(true, true)
+	if err != nil {
+		return nil, err
+	}
+	before, err := o.uplinks()
+	if err != nil {
+		return nil, err
+	}
+	choices, err := o.uplinkPatterns()
+	if err != nil {
+		return nil, err
+	}
+	for _, patterns := range choices {
+		if err := reconcile.Host(ctx, o.datapath, patterns); err != nil {
+			return nil, err
+		}
+	}
+	after, err := o.uplinks()
+	if err != nil {
+		return nil, err
+	}
+	for _, uplink := range after {
+		isSame := func(u netlink.Link) bool { return u.Attrs().Index == uplink.Attrs().Index }
+		if !slices.ContainsFunc(before, isSame) {
+			repaired = append(repaired, "programs of the new uplink "+uplink.Attrs().Name)
+		}
+	}
+	stillOff, err := link.ForwardingIsOff(true, true)
+	for _, name := range off {
+		if err == nil && !slices.Contains(stillOff, name) {
+			repaired = append(repaired, "forwarding, by "+name)
+		}
+	}
+	return repaired, err
+}
+
+// uplinkPatterns returns the different uplinks keys of the networks that have living containers.
+func (o *Operator) uplinkPatterns() (map[string][]string, error) {
+	choices := map[string][]string{}
+	for owner := range o.ends {
+		rec, err := o.records.Read(owner)
+		if err != nil {
+			return nil, err
+		}
+		var patterns []string
+		if rec != nil {
+			patterns = rec.Uplinks
+		}
+		choices[strings.Join(patterns, " ")] = patterns
+	}
+	return choices, nil
+}

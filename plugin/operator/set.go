@@ -1,0 +1,115 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/names"
+	"github.com/ebpfnet/ebpfnet/plugin/namespace"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
+)
+
+// ErrNoAttachment is wrapped by the error for a container that does not exist.
+var ErrNoAttachment = errors.New("no such container")
+
+// Set changes settings of containers that run: of all in the filter's network, or of those with the
+// filter's container id and interface where these are not "". CHECK then expects the new settings,
+// and DEL removes them. Set returns the aliases of the changed attachments; its error wraps
+// ErrNoAttachment where there are none.
+func (o *Operator) Set(ctx context.Context, filter maps.Attachment, s record.Settings) (changed []string, err error) {
+	err = maps.With(ctx, o.datapath, func(store *maps.Store) error {
+		devices, err := maps.Devices(o.datapath)
+		if err != nil {
+			return err
+		}
+		for _, device := range devices {
+			rec, err := o.recordOf(device)
+			if err != nil {
+				return err
+			}
+			if rec == nil || !matches(rec.Attachment, filter) {
+				continue
+			}
+			if err := o.set(store, device, rec, s); err != nil {
+				return err
+			}
+			changed = append(changed, names.Alias(rec.Attachment))
+		}
+		return nil
+	})
+	if err == nil && len(changed) == 0 {
+		err = fmt.Errorf("%w: %s", ErrNoAttachment, strings.TrimRight(filter.Network+"/"+filter.ContainerID+"/"+filter.IfName, "/"))
+	}
+	return changed, err
+}
+
+func matches(a, filter maps.Attachment) bool {
+	return a.Network == filter.Network && (filter.ContainerID == "" || a.ContainerID == filter.ContainerID) &&
+		(filter.IfName == "" || a.IfName == filter.IfName)
+}
+
+// recordOf returns the record of a device's attachment, a new one where there is none, and nil where
+// the device is gone.
+func (o *Operator) recordOf(device maps.Device) (*record.Record, error) {
+	rec, err := o.records.Read(device.Owner)
+	if err != nil || rec != nil {
+		return rec, err
+	}
+	end, err := link.Device(o.host, device.IfIndex)
+	if err != nil || end == nil {
+		return nil, err
+	}
+	attachment, ok := names.ParseAlias(end.Attrs().Alias)
+	if !ok || attachment.Owner() != device.Owner {
+		return nil, nil
+	}
+	return &record.Record{Attachment: attachment}, nil
+}
+
+// set writes the record before it changes anything, so that CHECK never misses a change.
+func (o *Operator) set(store *maps.Store, device maps.Device, rec *record.Record, s record.Settings) error {
+	rec.Settings.Merge(s)
+	if err := o.records.Write(rec); err != nil {
+		return err
+	}
+	c := config.Config{AntiSpoof: device.AntiSpoof, Ingress: device.IngressPolicy, Bandwidth: rec.Bandwidth}
+	if err := c.Apply(rec.Settings); err != nil {
+		return err
+	}
+	device.AntiSpoof, device.IngressPolicy, device.Shaped = c.AntiSpoof, c.Ingress, c.Bandwidth.Ingress.Rate != 0
+	if err := store.PutDevice(device); err != nil {
+		return err
+	}
+	if s.Limits == (record.Limits{}) {
+		return nil
+	}
+	return o.limit(device.IfIndex, rec.Attachment.IfName, c.Bandwidth)
+}
+
+// limit changes the limits of a container that runs.
+func (o *Operator) limit(hostIndex int, ifName string, b link.Bandwidth) error {
+	outside, err := o.host.LinkByIndex(hostIndex)
+	if err != nil {
+		return fmt.Errorf("find device %d: %w", hostIndex, err)
+	}
+	ns, err := link.NamespaceOfPeer(o.host, outside)
+	if err != nil {
+		return err
+	}
+	container, err := namespace.NewContainer(ns)
+	if err != nil {
+		return err
+	}
+	defer container.Close()
+
+	inside, err := container.Netlink.LinkByName(ifName)
+	if err != nil {
+		return fmt.Errorf("find %s in the container: %w", ifName, err)
+	}
+	return b.Shape(o.host, container.Netlink, outside, inside)
+}

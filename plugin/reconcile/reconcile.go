@@ -1,0 +1,64 @@
+// Package reconcile brings the datapath in line with changes of the host: uplinks that come, go or
+// change their addresses, programs that another tool has detached, and forwarding that somebody has
+// turned off. ADD and STATUS do it as they go, and ebpfnetctl repair does it for all networks.
+//
+// It may import loader, loader/rtnl, maps, plugin/link and plugin/names.
+package reconcile
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+)
+
+// Host restores what all containers of the host share: forwarding, the uplinks that the patterns
+// select, and the program of the loopback device. Runtimes call STATUS all the time, so no daemon
+// has to watch. Without containers it changes nothing. Uplinks documents patterns.
+func Host(ctx context.Context, datapath *loader.Datapath, patterns []string) error {
+	endpoints, err := maps.Endpoints(datapath)
+	if err != nil {
+		return err
+	}
+	uplinks, err := maps.Uplinks(datapath)
+	if err != nil || len(uplinks)+len(endpoints) == 0 {
+		return err
+	}
+	if err := link.EnableForwarding(familiesOf(endpoints)); err != nil {
+		return err
+	}
+	host, err := rtnl.Open()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+
+	if err := Uplinks(ctx, host, datapath, patterns); err != nil {
+		return err
+	}
+	return loopback(ctx, datapath)
+}
+
+func familiesOf(endpoints []maps.Endpoint) (ipv4, ipv6 bool) {
+	var addresses []link.Address
+	for _, endpoint := range endpoints {
+		addresses = append(addresses, link.Address{Prefix: netip.PrefixFrom(endpoint.Addr, endpoint.Addr.BitLen())})
+	}
+	return link.Families(addresses)
+}
+
+// loopback attaches the program of the loopback device where host ports need it.
+func loopback(ctx context.Context, datapath *loader.Datapath) error {
+	attached, err := datapath.LoopbackAttached()
+	if err != nil || attached {
+		return err
+	}
+	ports, err := maps.HostPorts(datapath)
+	if err != nil || len(ports) == 0 {
+		return err
+	}
+	return maps.With(ctx, datapath, func(*maps.Store) error { return datapath.AttachLoopback() })
+}
