@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// readmeConflist returns the network configuration list of the README: what a user copies is
-// what these tests run. It is the first block of JSON that names the plugin.
+// readmeConflist returns the README's network configuration list, the first JSON block that names the plugin, so that
+// a test runs what users copy.
 func readmeConflist(t *testing.T) []byte {
 	t.Helper()
 	const path = "../../README.md"
@@ -33,7 +33,7 @@ func firstConflist(markdown string) (string, error) {
 			return block[1], nil
 		}
 	}
-	return "", fmt.Errorf("no block of json that contains %q", "ebpfnet")
+	return "", fmt.Errorf("no JSON block contains %q", "ebpfnet")
 }
 
 func TestFirstConflist(t *testing.T) {
@@ -42,12 +42,12 @@ func TestFirstConflist(t *testing.T) {
 		{"only one", wanted, "{\"type\": \"ebpfnet\"}\n"},
 		{"after another", other + "text\n" + wanted + wanted, "{\"type\": \"ebpfnet\"}\n"},
 		{"none", other + "ebpfnet\n", ""},
-		{"of another language", strings.Replace(wanted, "json", "sh", 1), ""},
+		{"another language", strings.Replace(wanted, "json", "sh", 1), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := firstConflist(test.markdown)
 			if got != test.want || (err != nil) != (test.want == "") {
-				t.Errorf("got %q, %v", got, err)
+				t.Errorf("got %q, %v; want %q", got, err, test.want)
 			}
 		})
 	}
