@@ -13,10 +13,8 @@ import (
 // TestBadEnvironment calls verbs with invalid environment variables.
 func TestBadEnvironment(t *testing.T) {
 	const missing = ""
-	h := newHost(t)
+	h := newLoadedHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
-	p.add(t)
-	p.del(t)
 	before := h.snapshot(t, p.Namespace)
 	for _, test := range []struct {
 		verb, variable, value string

@@ -5,10 +5,8 @@ import "testing"
 // TestBadConfig calls ADD with an invalid value of each key. The error must name the key and the value, and
 // ADD must leave nothing.
 func TestBadConfig(t *testing.T) {
-	h := newHost(t)
+	h := newLoadedHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
-	p.add(t)
-	p.del(t)
 	before := h.snapshot(t, p.Namespace)
 	for _, test := range []struct {
 		path  string
@@ -85,10 +83,8 @@ func TestBadConfig(t *testing.T) {
 
 // TestBadRuntimeConfig is TestBadConfig for runtimeConfig.
 func TestBadRuntimeConfig(t *testing.T) {
-	h := newHost(t)
+	h := newLoadedHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
-	p.add(t)
-	p.del(t)
 	before := h.snapshot(t, p.Namespace)
 	port := func(key string, value any) list {
 		return list{object{"hostPort": 80, "containerPort": 80}, with(object{"hostPort": 8080, "containerPort": 80}, key, value)}

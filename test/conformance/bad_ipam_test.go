@@ -4,10 +4,8 @@ import "testing"
 
 // TestBadIPAM is TestBadConfig for host-local's keys.
 func TestBadIPAM(t *testing.T) {
-	h := newHost(t)
+	h := newLoadedHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
-	p.add(t)
-	p.del(t)
 	before := h.snapshot(t, p.Namespace)
 	oneRange := func(key string, value any) list {
 		return list{list{with(object{"subnet": "10.88.0.0/24"}, key, value)}}

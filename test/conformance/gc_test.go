@@ -138,12 +138,12 @@ func TestGCFiles(t *testing.T) {
 		conf                object
 		kept                bool
 	}{
-		{"of a dead container", "10.88.7.1", "dead\r\neth0", withKey(dual("1.1.0"), currentKey, attachments("live")), false},
-		{"of a dead container, no list", "10.88.7.1", "dead\r\neth0", dual("1.1.0"), false},
+		{"dead container", "10.88.7.1", "dead\r\neth0", withKey(dual("1.1.0"), currentKey, attachments("live")), false},
+		{"dead container, no list", "10.88.7.1", "dead\r\neth0", dual("1.1.0"), false},
 		{"torn", "10.88.7.2", "", withKey(dual("1.1.0"), currentKey, attachments("live")), false},
-		{"old, of a dead container", "10.88.7.3", "dead", withKey(dual("1.1.0"), currentKey, attachments("live")), false},
-		{"old, of a valid container", "10.88.7.4", "live", withKey(dual("1.1.0"), currentKey, attachments("live")), true},
-		{"old, of a living container, no list", "10.88.7.5", "live", dual("1.1.0"), true},
+		{"old, dead container", "10.88.7.3", "dead", withKey(dual("1.1.0"), currentKey, attachments("live")), false},
+		{"old, valid container", "10.88.7.4", "live", withKey(dual("1.1.0"), currentKey, attachments("live")), true},
+		{"old, running container, no list", "10.88.7.5", "live", dual("1.1.0"), true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			path := filepath.Join(testenv.ReservationDir, "pods", test.file)

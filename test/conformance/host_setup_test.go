@@ -169,10 +169,8 @@ func TestMissingCapabilities(t *testing.T) {
 
 // TestReadOnlySysctls makes sysctls read-only: ADD succeeds if they have the right values.
 func TestReadOnlySysctls(t *testing.T) {
-	h := newHost(t)
+	h := newLoadedHost(t) // sets the sysctls
 	p := h.pod(t, "c1", dual("1.1.0"))
-	p.add(t) // loads the datapath, and sets the sysctls
-	p.del(t)
 	t.Run("right values", func(t *testing.T) {
 		readOnly(t, "/proc/sys")
 		p.add(t)
@@ -217,10 +215,7 @@ func TestIPv6Disabled(t *testing.T) {
 
 // TestUnwritableDataDir uses directories for reservations that cannot be written to.
 func TestUnwritableDataDir(t *testing.T) {
-	h := newHost(t)
-	warmUp := h.pod(t, "c0", dual("1.1.0"))
-	warmUp.add(t)
-	warmUp.del(t)
+	h := newLoadedHost(t)
 	for _, test := range []struct {
 		name string
 		make func(t *testing.T, dir string)

@@ -16,10 +16,7 @@ import (
 func TestHostPortOfAnotherProcess(t *testing.T) {
 	const any4, node4, any6, node6 = "0.0.0.0", "192.0.2.1", "::", "2001:db8:1::1"
 
-	h := newHost(t)
-	warmUp := h.pod(t, "c0", dual("1.1.0"))
-	warmUp.add(t)
-	warmUp.del(t)
+	h := newLoadedHost(t)
 	for _, test := range []struct {
 		name, addr string
 		refused    []string // host addresses

@@ -17,12 +17,9 @@ const patience = 300 * time.Millisecond
 // TestAddLockTimeout holds each lock that ADD takes. ADD must fail with "try again" at its deadline, and leave
 // nothing.
 func TestAddLockTimeout(t *testing.T) {
-	h := newHost(t)
+	h := newLoadedHost(t)
 	p := h.pod(t, "c1", with(dual("1.0.0"), "runtimeConfig.portMappings", webPort))
 	before := h.snapshot(t, p.Namespace)
-	p.add(t)
-	p.del(t) // all lock files exist now
-
 	for name, path := range map[string]string{
 		"datapath":  loader.Root,
 		"addresses": filepath.Join(testenv.ReservationDir, "pods", "lock"),
@@ -90,11 +87,9 @@ func TestLockTimeout(t *testing.T) {
 // TestLockTimeoutDuringUndo takes the datapath's lock after ADD has created its device, so that its undo cannot take
 // the lock either. DEL must remove what ADD leaves.
 func TestLockTimeoutDuringUndo(t *testing.T) {
-	h := newHost(t)
+	h := newLoadedHost(t)
 	p := h.pod(t, "c1", with(dual("1.0.0"), "runtimeConfig.portMappings", webPort))
 	before := h.snapshot(t, p.Namespace)
-	p.add(t)
-	p.del(t)
 	call, stopped := p.addWithFault(t, fault{LockBefore: "open the host ports", Deadline: patience})
 	if stopped {
 		t.Errorf("ADD did not end after its deadline of %s", patience)
@@ -107,10 +102,8 @@ func TestLockTimeoutDuringUndo(t *testing.T) {
 
 // TestAddWaitsForLock releases a lock while ADD waits for it.
 func TestAddWaitsForLock(t *testing.T) {
-	h := newHost(t)
+	h := newLoadedHost(t)
 	p := h.pod(t, "c1", dual("1.0.0"))
-	p.add(t)
-	p.del(t)
 	lock, err := flock.Acquire(testenv.Context(t), loader.Root, flock.Exclusive)
 	if err != nil {
 		t.Fatal(err)

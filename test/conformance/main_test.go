@@ -48,6 +48,16 @@ func newHost(t *testing.T) *host {
 	return h
 }
 
+// newLoadedHost is newHost after an ADD and a DEL, which have loaded the datapath and created all lock files.
+func newLoadedHost(t *testing.T) *host {
+	t.Helper()
+	h := newHost(t)
+	p := h.pod(t, "c0", dual("1.1.0"))
+	p.add(t)
+	p.del(t)
+	return h
+}
+
 // wantNothingLeft fails the test for everything that containers have left on the node, and for log files in
 // the working directory.
 func (h *host) wantNothingLeft(t *testing.T) {
