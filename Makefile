@@ -14,7 +14,7 @@ KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
 SBIN   ?= /usr/local/sbin
-# For test-kernels and verified: series of test/vm/kernels.txt; none: all of them. JOBS of them at once.
+# For test-kernels and verified: series of test/vm/kernels.txt; empty: all of them. JOBS: how many at once.
 KERNEL ?=
 JOBS   ?= 1
 KERNEL_SUITES := prog scenario conformance
@@ -39,7 +39,7 @@ install: build ## install the plugins into PREFIX (/opt/cni/bin), ebpfnetctl int
 .PHONY: demo
 demo: build ## see it work, in namespaces of its own (root)
 	@cd test && $(GO) build -trimpath -o ../bin/demo ./demo
-	@bin/demo
+	@EBPFNET_BIN_DIR=$(CURDIR)/bin bin/demo cmd/ebpfnet/example.conflist
 
 .PHONY: test
 test: deps lint check-generated unit system fuzz-short ## everything on this kernel (root, Debian 12; installs what it lacks)
@@ -62,19 +62,19 @@ fuzz-short: ## each fuzz target for FUZZTIME (3s); that of packets needs root
 		(cd $$(dirname $$file) && $(GO) test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) . </dev/null) || exit 1; done
 
 .PHONY: test-kernels
-test-kernels: kernel-binaries ## packet tables, scenarios and verbs on each Linux of test/vm/kernels.txt (KERNEL=5.10: on one) in qemu; fills README's table
-	bin/matrix -bin bin -jobs $(JOBS) -readme README.md $(KERNEL)
+test-kernels: kernel-binaries ## packet tables, scenarios and verbs on the kernels of test/vm/kernels.txt (KERNEL=5.10: one) in qemu; writes test/vm/README.md
+	bin/matrix -bin bin -jobs $(JOBS) -readme test/vm/README.md $(KERNEL)
 
 .PHONY: test-kernels-quick
-test-kernels-quick: kernel-binaries ## a choice of it on the oldest and the newest Linux
+test-kernels-quick: kernel-binaries ## some of it on the oldest and the newest kernel
 	bin/matrix -bin bin -jobs 2 -quick $(KERNEL)
 
 .PHONY: bench
-bench: bench-binaries ## compare it with a bare veth, plain routing, bridge and ptp with portmap, on a quiet machine; fills README's figures (root)
-	EBPFNET_BIN_DIR=$(CURDIR)/bin bin/bench -json test/bench/bench.json -svg test/bench/bench.svg -readme README.md
+bench: bench-binaries ## compare it with a bare veth, plain routing and the reference plugins on a quiet machine; writes test/bench/README.md (root)
+	EBPFNET_BIN_DIR=$(CURDIR)/bin bin/bench -json bin/bench.json -svg test/bench/bench.svg -readme test/bench/README.md
 
 .PHONY: bench-quick
-bench-quick: bench-binaries ## a choice of it in two minutes; figures and bin/bench.svg
+bench-quick: bench-binaries ## a selection in two minutes; writes bin/bench.svg (root)
 	EBPFNET_BIN_DIR=$(CURDIR)/bin bin/bench -quick -json bin/bench.json -svg bin/bench.svg
 
 .PHONY: bench-binaries

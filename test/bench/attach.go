@@ -13,17 +13,17 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// atOnceLimit is how many calls run at the same time where there are many.
-const atOnceLimit = 16
+// concurrency is the number of concurrent calls.
+const concurrency = 16
 
-// attachment is a pod that is only attached and detached. It has a host port where others have.
+// attachment adds and deletes a pod. The pod has a host port unless its variant has no NAT.
 type attachment struct{ add, del func() error }
 
-// newAttachments makes the pods that are attached again and again: to make namespaces, and above
-// all to remove them, would hold up what is measured.
+// newAttachments makes pods once, to be attached many times: creating and above all removing their
+// namespaces would disturb the measurement.
 func (s *setup) newAttachments(m *testenv.Machine) ([]attachment, error) {
 	var all []attachment
-	for i := range atOnceLimit {
+	for i := range concurrency {
 		if s.runtime == nil {
 			a, err := bareAttachment(m, s.topology.Node, i)
 			if err != nil {
@@ -44,14 +44,14 @@ func (s *setup) newAttachments(m *testenv.Machine) ([]attachment, error) {
 	return all, nil
 }
 
-// within runs a call that has testenv's patience.
+// within runs a call with testenv's timeout.
 func within(call func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), testenv.Timeout)
 	defer cancel()
 	return call(ctx)
 }
 
-// bareAttachment makes and removes a veth, with the fewest requests that a pod could do with.
+// bareAttachment adds and removes a veth with the fewest requests that give a pod a network.
 func bareAttachment(m *testenv.Machine, node *testenv.Namespace, i int) (attachment, error) {
 	pod := testenv.New(m, "attached")
 	fd, err := netns.GetFromPath(pod.Path)
@@ -91,40 +91,40 @@ func bareAttachment(m *testenv.Machine, node *testenv.Namespace, i int) (attachm
 	return attachment{add, del}, nil
 }
 
-// calls is what ADD or DEL took in one round.
+// calls has the times of ADD or DEL in one round.
 type calls struct {
-	alone  []float64 // milliseconds
-	atOnce float64   // per second
+	sequential []float64 // milliseconds
+	concurrent float64   // per second
 }
 
-// measureCalls attaches and detaches one pod after the other, and then all at once.
-func measureCalls(all []attachment, alone int, atOnceToo bool) (add, del calls, err error) {
-	for i := range alone {
+// measureCalls attaches and detaches one pod after the other, and then all concurrently.
+func measureCalls(all []attachment, sequential int, alsoConcurrent bool) (add, del calls, err error) {
+	for i := range sequential {
 		a := all[i%len(all)]
 		if err := errors.Join(add.timed(a.add), del.timed(a.del)); err != nil {
 			return add, del, err
 		}
 	}
-	if !atOnceToo {
+	if !alsoConcurrent {
 		return add, del, nil
 	}
-	took, addErr := atOnce(all, func(a attachment) error { return a.add() })
-	add.atOnce = float64(len(all)) / took.Seconds()
-	took, delErr := atOnce(all, func(a attachment) error { return a.del() })
-	del.atOnce = float64(len(all)) / took.Seconds()
-	return add, del, errors.Join(addErr, delErr)
+	took, errAdd := concurrently(all, func(a attachment) error { return a.add() })
+	add.concurrent = float64(len(all)) / took.Seconds()
+	took, errDel := concurrently(all, func(a attachment) error { return a.del() })
+	del.concurrent = float64(len(all)) / took.Seconds()
+	return add, del, errors.Join(errAdd, errDel)
 }
 
 func (c *calls) timed(call func() error) error {
 	begin := time.Now()
 	err := call()
-	c.alone = append(c.alone, float64(time.Since(begin))/float64(time.Millisecond))
+	c.sequential = append(c.sequential, float64(time.Since(begin))/float64(time.Millisecond))
 	return err
 }
 
-// atOnce does something with all of them, atOnceLimit at a time, and returns how long that took.
-// After an error it begins no further ones.
-func atOnce[T any](all []T, do func(T) error) (time.Duration, error) {
+// concurrently runs do for every element, concurrency at a time, and returns how long that took.
+// After an error it starts no further ones.
+func concurrently[T any](all []T, do func(T) error) (time.Duration, error) {
 	var (
 		group sync.WaitGroup
 		mu    sync.Mutex
@@ -141,7 +141,7 @@ func atOnce[T any](all []T, do func(T) error) (time.Duration, error) {
 		return all[next-1], true
 	}
 	begin := time.Now()
-	for range min(atOnceLimit, len(all)) {
+	for range min(concurrency, len(all)) {
 		group.Go(func() {
 			for thing, ok := take(); ok; thing, ok = take() {
 				if err := do(thing); err != nil {

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 func TestHistogram(t *testing.T) {
@@ -63,7 +65,7 @@ func TestRatios(t *testing.T) {
 	}
 }
 
-// A clock leaves out the time before it begins and the parts that were disturbed.
+// A clock ignores the warm-up, and a disturbed part does not change the rate.
 func TestClock(t *testing.T) {
 	c := newClock(80*time.Millisecond, 10*time.Millisecond)
 	now := c.begin.Add(-time.Millisecond)
@@ -95,29 +97,29 @@ func TestRotated(t *testing.T) {
 	}
 }
 
-func TestAtOnce(t *testing.T) {
+func TestConcurrent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		work := func(wrong bool) error {
+		fail := func(wrong bool) error {
 			time.Sleep(time.Second)
 			if wrong {
 				return errors.New("wrong")
 			}
 			return nil
 		}
-		all := make([]bool, 2*atOnceLimit+1)
-		if took, err := atOnce(all, work); err != nil || took != 3*time.Second {
+		all := make([]bool, 2*concurrency+1)
+		if took, err := concurrently(all, fail); err != nil || took != 3*time.Second {
 			t.Errorf("took %v, error %v", took, err)
 		}
 		all[0] = true
-		if took, err := atOnce(all, work); err == nil || took > 2*time.Second {
+		if took, err := concurrently(all, fail); err == nil || took > 2*time.Second {
 			t.Errorf("after an error: took %v, error %v", took, err)
 		}
 	})
 }
 
-// Every variant has a list that a runtime takes, and what others are compared with is there.
+// Every variant has a valid configuration list, and no reference variant is missing.
 func TestVariants(t *testing.T) {
-	for _, f := range []form{full, quick} {
+	for _, f := range []plan{full, quick} {
 		names := make(map[string]bool)
 		for _, p := range f.setups() {
 			name := scaledName(p.variant.name, p.scale)
@@ -136,11 +138,11 @@ func TestVariants(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		wanted := []string{bareName, plainName, bridgeName, neverName, "ebpfnet/5000x1"}
+		required := []string{bareName, plainName, bridgeName, neverName, "ebpfnet/5000x1"}
 		if f.name == full.name {
-			wanted = append(wanted, "ebpfnet/5000x1000", "bridge-nftables/5000x1", "ptp-nftables")
+			required = append(required, "ebpfnet/5000x1000", "bridge-nftables/5000x1", "ptp-nftables")
 		}
-		for _, name := range wanted {
+		for _, name := range required {
 			if !names[name] {
 				t.Errorf("%s: no %s", f.name, name)
 			}
@@ -159,8 +161,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// example is a result with figures that are easy to follow: ours is at value of a bare veth and of
-// plain routing everywhere.
+// example is a result in which the rates of ebpfnet are value times those of a bare veth and of plain
+// routing.
 func example(value float64) *result {
 	r := &result{
 		Command: "make bench", Kernel: "6.0", CPU: "<CPU>", Rounds: 2,
@@ -173,29 +175,29 @@ func example(value float64) *result {
 			{Name: "ebpfnet-always", Variant: "ebpfnet-always", Title: "always", scale: smallest, Ours: true, Absent: "no such key"},
 		},
 		Calls: []callResult{
-			{Setup: bareName, Verb: "DEL", Alone: []float64{10, 10}, AtOnce: []float64{1, 1}},
-			{Setup: bridgeName, Verb: "ADD", Alone: []float64{100, 200}, AtOnce: []float64{5, 5}},
-			{Setup: "ebpfnet", Verb: "ADD", Alone: []float64{5, 10}, AtOnce: []float64{50, 50}},
-			{Setup: "ebpfnet", Verb: "DEL", Alone: []float64{14, 14}, AtOnce: []float64{50, 50}},
+			{Setup: bareName, Verb: "DEL", Sequential: []float64{10, 10}, Concurrent: []float64{1, 1}},
+			{Setup: bridgeName, Verb: "ADD", Sequential: []float64{100, 200}, Concurrent: []float64{5, 5}},
+			{Setup: "ebpfnet", Verb: "ADD", Sequential: []float64{5, 10}, Concurrent: []float64{50, 50}},
+			{Setup: "ebpfnet", Verb: "DEL", Sequential: []float64{14, 14}, Concurrent: []float64{50, 50}},
 		},
-		Programs: []programCost{{Setup: "ebpfnet", Program: "to_uplink", Path: "pod-outside", Family: "IPv4", Work: "tcp-rr", Nanos: 123.4, Runs: 1000}},
+		Programs: []programCost{{Setup: "ebpfnet", Program: "to_uplink", Path: "pod-outside", Family: "IPv4", Workload: "tcp-rr", Nanos: 123.4, Runs: 1000}},
 	}
 	for _, s := range r.Setups[:5] {
 		for _, p := range paths {
-			for _, f := range families {
-				for _, w := range works {
+			for _, f := range testenv.Families {
+				for _, w := range workloads {
 					rates := []float64{1000, 2000}
 					switch s.Name {
 					case "ebpfnet":
 						rates = []float64{1000 * value, 2000 * value}
 					case "ebpfnet/5000x1000":
 						rates = []float64{990 * value, 1980 * value}
-						if f.name == "IPv6" && w.name == "tcp-rr" && p.name == "pod-outside" {
+						if f.Name == "IPv6" && w.name == "tcp-rr" && p.name == "pod-outside" {
 							rates[1] = 1900 * value
 						}
 					}
 					r.Traffic = append(r.Traffic, trafficResult{
-						Setup: s.Name, Path: p.name, Family: f.name, Work: w.name, Unit: w.unit, Rates: rates, P50: []float64{1, 1}, P99: []float64{2, 2}})
+						Setup: s.Name, Path: p.name, Family: f.Name, Workload: w.name, Unit: w.unit, Rates: rates, P50: []float64{1, 1}, P99: []float64{2, 2}})
 				}
 			}
 		}
@@ -205,33 +207,33 @@ func example(value float64) *result {
 
 func TestTargets(t *testing.T) {
 	r := example(0.96)
-	r.judge()
-	reached := make(map[string]bool)
+	r.evaluate()
+	met := make(map[string]bool)
 	for _, v := range r.Targets {
-		reached[v.Target] = v.Reached
+		met[v.Title] = v.Met
 		if v.Setup != "ebpfnet" {
-			t.Errorf("a verdict on %s", v.Setup)
+			t.Errorf("unexpected verdict on %s", v.Setup)
 		}
 	}
 	for title, want := range map[string]bool{
-		"pod ↔ pod, UDP packets of 64 B":                   true,
-		"pod ↔ pod, TCP stream":                            false,
-		"pod → outside, TCP round trip":                    false,
-		"worst of these with 5,000 host ports, 1,000 pods": false, // IPv6 has 0.97
-		"ADD, times as fast":                               true,
-		"ADDs per second, 16 at a time":                    true,
-		"DEL, time":                                        false,
+		"pod ↔ pod, UDP packets of 64 B":                       true,
+		"pod ↔ pod, TCP stream":                                false,
+		"pod → outside, TCP round trip":                        false,
+		"worst of the above with 5,000 host ports, 1,000 pods": false, // IPv6 has 0.97
+		"ADD, speed-up":                                        true,
+		"ADDs per second, 16 concurrent":                       true,
+		"DEL, time":                                            false,
 	} {
-		if got, ok := reached[title]; got != want || !ok {
-			t.Errorf("%s: reached %v (there: %v), want %v", title, got, ok, want)
+		if got, ok := met[title]; got != want || !ok {
+			t.Errorf("%s: met is %v (present: %v), want %v", title, got, ok, want)
 		}
 	}
 	if len(r.Targets) != len(targets()) {
-		t.Errorf("%d verdicts on %d targets", len(r.Targets), len(targets()))
+		t.Errorf("%d verdicts, want %d", len(r.Targets), len(targets()))
 	}
 	table := r.targetTable().String()
 	for _, want := range []string{
-		"0.97 (0.96–0.98) pod → outside, TCP round trip, IPv6: **missed**", "at most 1.30", "1.40 (1.40–1.40): **missed**", "20.0 (20.0–20.0): reached",
+		"0.97 (0.96–0.98) pod → outside, TCP round trip, IPv6: below target", "at most 1.30", "1.40 (1.40–1.40): above target", "20.0 (20.0–20.0): met",
 	} {
 		if !strings.Contains(table, want) {
 			t.Errorf("no %q in\n%s", want, table)
@@ -239,17 +241,37 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// What was not measured is not reached.
+// A target that was not measured is not met.
 func TestTargetNotMeasured(t *testing.T) {
 	r := example(1)
 	r.Traffic, r.Calls = nil, nil
-	r.judge()
+	r.evaluate()
 	if strings.Count(r.targetTable().String(), "not measured") != len(targets()) {
 		t.Errorf("got\n%s", r.targetTable())
 	}
 	for _, v := range r.Targets {
-		if v.Reached {
-			t.Errorf("%s is reached", v.Target)
+		if v.Met {
+			t.Errorf("%s is met", v.Title)
+		}
+	}
+}
+
+// ebpfnet takes the place of ebpfnet-established in the example.
+func TestReferenceTable(t *testing.T) {
+	r := example(0.5)
+	for i := range r.Traffic {
+		r.Traffic[i].Setup = strings.Replace(r.Traffic[i].Setup, "ebpfnet", "ebpfnet-established", 1)
+	}
+	for i := range r.Calls {
+		r.Calls[i].Setup = strings.Replace(r.Calls[i].Setup, "ebpfnet", "ebpfnet-established", 1)
+	}
+	table := r.referenceTable()
+	if want := len(trafficTargets) + 3; len(table.rows) != want || len(table.rows[0]) != 2 {
+		t.Errorf("%d rows, want %d, with one reference, in\n%s", len(table.rows), want, table)
+	}
+	for _, want := range []string{"TCP stream                    | 0.50 (0.50–0.50)", "ADD, speed-up                            | 20.0 (20.0–20.0)"} {
+		if !strings.Contains(table.String(), want) {
+			t.Errorf("no %q in\n%s", want, table)
 		}
 	}
 }
@@ -257,7 +279,7 @@ func TestTargetNotMeasured(t *testing.T) {
 func TestTables(t *testing.T) {
 	r := example(0.5)
 	r.Traffic[0].Error = "timed out"
-	r.judge()
+	r.evaluate()
 	text := r.tables()
 	for _, want := range []string{
 		"| ebpfnet          | IPv4   | 0.50 (0.50–0.50) ", "1 = 1.5 kpackets/s", "absent: always, 1 host port, 1 pod: no such key",
@@ -299,7 +321,7 @@ func TestAmount(t *testing.T) {
 	}
 }
 
-// The chart is XML, and shows what is there and nothing else.
+// The chart is well-formed XML, and draws all setups that are not absent.
 func TestChart(t *testing.T) {
 	chart := example(0.5).chart()
 	decoder := xml.NewDecoder(strings.NewReader(chart))
@@ -319,10 +341,10 @@ func TestChart(t *testing.T) {
 	const (
 		setups  = 4
 		traffic = 3 * 4 * setups
-		calls   = 4 * 2 // setups with ADD or DEL alone and at once
+		calls   = 4 * 2 // setups with ADD or DEL, sequential and concurrent
 	)
 	if want := 1 + setups + traffic + calls; elements["rect"] != want {
-		t.Errorf("%d rectangles, want %d: one behind all, those of the legend and bars", elements["rect"], want)
+		t.Errorf("%d rectangles, want %d: background, legend and bars", elements["rect"], want)
 	}
 	for _, want := range []string{"bridge &amp; portmap", "IPv4", "Linux 6.0", ">0.50<"} {
 		if !strings.Contains(chart, want) {
@@ -330,13 +352,13 @@ func TestChart(t *testing.T) {
 		}
 	}
 	if strings.Contains(chart, "NaN") || strings.Contains(chart, "always") {
-		t.Errorf("in the chart is what is not there:\n%s", chart)
+		t.Errorf("the chart has NaN or an absent setup:\n%s", chart)
 	}
 }
 
 func TestJSON(t *testing.T) {
 	r := example(1)
-	r.judge()
+	r.evaluate()
 	text, err := r.json()
 	if err != nil {
 		t.Fatal(err)
@@ -350,11 +372,11 @@ func TestJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(back.Traffic) != len(r.Traffic) || back.Setups[4].scale != (scale{5000, 1000}) || back.Targets[0].Measured[0].Median != 1 {
-		t.Errorf("got back %+v", back.Setups)
+		t.Errorf("read back %+v", back.Setups)
 	}
 }
 
-func TestRenewReadme(t *testing.T) {
+func TestUpdateReadme(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "README.md")
 	write := func(text string) {
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
@@ -362,10 +384,10 @@ func TestRenewReadme(t *testing.T) {
 		}
 	}
 	r := example(1)
-	r.judge()
+	r.evaluate()
 	write("before\n" + figuresBegin + "\nold\n" + figuresEnd + "\nafter\n")
 	for range 2 {
-		if err := r.renewReadme(file); err != nil {
+		if err := r.updateReadme(file); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -377,7 +399,7 @@ func TestRenewReadme(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", text, want)
 	}
 	write("nothing")
-	if err := r.renewReadme(file); err == nil {
-		t.Error("a file without the lines was written")
+	if err := r.updateReadme(file); err == nil {
+		t.Error("no error for a file without the markers")
 	}
 }

@@ -13,16 +13,16 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// work is one kind of traffic to be measured.
-type work struct {
+// workload is one kind of traffic.
+type workload struct {
 	name  string
 	title string
 	unit  string
-	// run does it for a time, and returns how much of it was done in a second.
+	// run generates the traffic for one slice and returns its rate.
 	run func(ends, time.Duration) (sample, error)
 }
 
-var works = []work{
+var workloads = []workload{
 	{"udp-packets", "UDP packets of 64 B", "packets/s", udpPackets},
 	{"udp-rr", "UDP round trip", "round trips/s", udpRoundTrip},
 	{"tcp-rr", "TCP round trip", "round trips/s", tcpRoundTrip},
@@ -30,8 +30,8 @@ var works = []work{
 	{"tcp-stream", "TCP stream", "bytes/s", tcpStream},
 }
 
-func titleOfWork(name string) string {
-	for _, w := range works {
+func workloadTitle(name string) string {
+	for _, w := range workloads {
 		if w.name == name {
 			return w.title
 		}
@@ -39,39 +39,38 @@ func titleOfWork(name string) string {
 	return name
 }
 
-// ends are where traffic is from and where it goes.
+// ends are the two ends of traffic.
 type ends struct {
 	client, server *testenv.Namespace
-	// listen is the server's address, dial what the client knows it by.
+	// listen is the server's address, dial the one that the client connects to.
 	listen, dial netip.AddrPort
 }
 
-// sample is what one slice of a measurement gave.
+// sample is the result of one slice.
 type sample struct {
 	rate     float64       // per second
-	p50, p99 time.Duration // of what has an answer
-	lost     int           // of what is not repeated by the kernel
+	p50, p99 time.Duration // of round trips
+	lost     int           // UDP packets
 }
 
-// cpu is where both ends run.
+// cpu runs both ends of all traffic.
 var cpu int
 
-// quiet prepares this process for measurements, and returns what ends that. Memory is cleaned up
-// before, and not meanwhile.
-func quiet() (loud func()) {
+// pauseGC collects garbage now and not again until resume is called.
+func pauseGC() (resume func()) {
 	runtime.GC()
 	old := debug.SetGCPercent(-1)
 	return func() { debug.SetGCPercent(old) }
 }
 
-// on runs one end on a thread of its own in a namespace, on the CPU, and without the signal by which
-// Go's scheduler interrupts a thread every 10 ms: no wait would ever come to its limit.
-func on(ns *testenv.Namespace, end func() error) error {
+// onCPU runs one end on its own thread, in the namespace and on the CPU. It blocks the signal with
+// which Go's scheduler preempts a thread every 10 ms: no socket timeout would ever expire.
+func onCPU(ns *testenv.Namespace, end func() error) error {
 	return ns.Do(func() error {
 		var only unix.CPUSet
 		only.Set(cpu)
 		if err := unix.SchedSetaffinity(0, &only); err != nil {
-			return fmt.Errorf("run on CPU %d: %w", cpu, err)
+			return fmt.Errorf("pin to CPU %d: %w", cpu, err)
 		}
 		var preemption unix.Sigset_t
 		preemption.Val[(unix.SIGURG-1)/64] = 1 << ((unix.SIGURG - 1) % 64)
@@ -97,12 +96,12 @@ func lastCPU() (int, error) {
 	return last, nil
 }
 
-// betweenTwo has a server that listens, and a client that starts when it does. The server must
-// end when the client has closed its socket, or when patience ends.
-func betweenTwo(e ends, kind int, server func(listener int) error, client func() error) error {
+// clientAndServer starts the server, and the client once the server listens. The server must end
+// when the client has closed its socket, or after waitLimit.
+func clientAndServer(e ends, kind int, server func(listener int) error, client func() error) error {
 	listening, served := make(chan struct{}), make(chan error, 1)
 	go func() {
-		served <- on(e.server, func() error {
+		served <- onCPU(e.server, func() error {
 			fd, err := bindSocket(kind, addressOf(e.listen))
 			if err != nil {
 				return fmt.Errorf("listen on %s: %w", e.listen, err)
@@ -117,21 +116,21 @@ func betweenTwo(e ends, kind int, server func(listener int) error, client func()
 	case err := <-served:
 		return err
 	}
-	clientErr := on(e.client, client)
-	serverErr := <-served
-	if clientErr != nil {
-		clientErr = fmt.Errorf("client: %w", clientErr)
+	errClient := onCPU(e.client, client)
+	errServer := <-served
+	if errClient != nil {
+		errClient = fmt.Errorf("client: %w", errClient)
 	}
-	if serverErr != nil {
-		serverErr = fmt.Errorf("server: %w", serverErr)
+	if errServer != nil {
+		errServer = fmt.Errorf("server: %w", errServer)
 	}
-	return errors.Join(clientErr, serverErr)
+	return errors.Join(errClient, errServer)
 }
 
-// warmUp is how long work is done before it counts.
+// warmUp is the time at the start of a slice that does not count.
 func warmUp(slice time.Duration) time.Duration { return slice / 8 }
 
-// meter measures repeated actions of a client.
+// meter measures the repeated actions of a client.
 type meter struct {
 	*clock
 	histogram
@@ -139,7 +138,7 @@ type meter struct {
 
 func newMeter(slice, part time.Duration) *meter { return &meter{clock: newClock(slice, part)} }
 
-// run repeats an action until the end, and tells of those that began in time.
+// run repeats an action until the slice is over. Actions that start in the warm-up do not count.
 func (m *meter) run(action func() error) (sample, error) {
 	last := time.Now()
 	for !m.over(last) {
@@ -157,21 +156,21 @@ func (m *meter) run(action func() error) (sample, error) {
 	return sample{rate: rate, p50: m.quantile(0.5), p99: m.quantile(0.99)}, err
 }
 
-// clock tells how much is done in a second: the median of the parts of a slice, so that other
-// work of the machine that comes in between does not count.
+// clock measures a rate as the median over the parts of a slice, so that parts in which the
+// machine did something else do not count.
 type clock struct {
 	begin, end time.Time
 	part       time.Duration
-	from       time.Time // when the part at hand began; zero before the first
+	from       time.Time // start of the current part; zero before the first
 	amount     int
 	rates      []float64
 }
 
 const (
-	// shortPart is much less than the scheduler gives to one that is always ready, so that most
-	// parts are undisturbed even where others want the CPU as well.
+	// shortPart is much shorter than the scheduler's time slice, so that most parts are
+	// undisturbed even if other processes want the CPU.
 	shortPart = 250 * time.Microsecond
-	// longPart is for connections, some of whose memory is freed later.
+	// longPart is for connections, part of whose memory the kernel frees later.
 	longPart = time.Millisecond
 )
 
@@ -180,7 +179,7 @@ func newClock(slice, part time.Duration) *clock {
 	return &clock{begin: begin, end: begin.Add(slice), part: part, rates: make([]float64, 0, slice/part+1)}
 }
 
-// add counts what was done from the last call until now.
+// add counts the amount done since the last call.
 func (c *clock) add(now time.Time, amount int) {
 	if c.from.IsZero() {
 		if !now.Before(c.begin) {
@@ -195,14 +194,14 @@ func (c *clock) add(now time.Time, amount int) {
 	}
 }
 
-// over says whether the slice is. One in which nothing was finished goes on for a while.
+// over reports whether the slice is over. One without a complete part goes on for up to waitLimit.
 func (c *clock) over(now time.Time) bool {
-	return now.After(c.end) && (len(c.rates) > 0 || now.After(c.end.Add(patience)))
+	return now.After(c.end) && (len(c.rates) > 0 || now.After(c.end.Add(waitLimit)))
 }
 
 func (c *clock) rate() (float64, error) {
 	if len(c.rates) == 0 {
-		return 0, errors.New("too little was done in time")
+		return 0, errors.New("no complete part in the slice")
 	}
 	return quantile(c.rates, 0.5), nil
 }

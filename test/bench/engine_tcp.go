@@ -7,14 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// streamSize is what one system call of a stream writes or reads at most: more than the
-// largest packet of BIG TCP in use.
+// streamSize is the size of one write or read of a stream: larger than any BIG TCP packet.
 const streamSize = 256 << 10
 
-// tcpStream has the client send as fast as it can. The server counts, and ends it.
+// tcpStream has the client send as fast as it can. The server counts, and closes the connection.
 func tcpStream(e ends, slice time.Duration) (got sample, err error) {
 	in, out := make([]byte, streamSize), make([]byte, streamSize)
-	for i := range in { // to have the pages
+	for i := range in { // fault in the pages
 		in[i], out[i] = 1, 1
 	}
 	server := func(listener int) error {
@@ -26,7 +25,7 @@ func tcpStream(e ends, slice time.Duration) (got sample, err error) {
 		got, err = countBytes(fd, in, slice)
 		return err
 	}
-	return got, betweenTwo(e, unix.SOCK_STREAM, server, func() error {
+	return got, clientAndServer(e, unix.SOCK_STREAM, server, func() error {
 		fd, err := connectSocket(unix.SOCK_STREAM, addressOf(e.dial))
 		if err != nil {
 			return err
@@ -34,7 +33,7 @@ func tcpStream(e ends, slice time.Duration) (got sample, err error) {
 		defer closeSocket(fd)
 		for {
 			_, err := write(fd, out)
-			if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) { // the server has enough
+			if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) { // the server is done
 				return nil
 			}
 			if err != nil {
@@ -45,7 +44,7 @@ func tcpStream(e ends, slice time.Duration) (got sample, err error) {
 }
 
 func countBytes(fd int, data []byte, slice time.Duration) (got sample, err error) {
-	clock := newClock(slice, slice/4) // both ends run for milliseconds before it is the other's turn
+	clock := newClock(slice, slice/4) // the scheduler runs each end for milliseconds at a time
 	for {
 		n, err := read(fd, data)
 		if err != nil {
@@ -63,7 +62,7 @@ func countBytes(fd int, data []byte, slice time.Duration) (got sample, err error
 	}
 }
 
-// tcpRoundTrip sends one byte there and back on one connection.
+// tcpRoundTrip sends one byte back and forth on one connection.
 func tcpRoundTrip(e ends, slice time.Duration) (got sample, err error) {
 	server := func(listener int) error {
 		fd, err := acceptSocket(listener)
@@ -85,7 +84,7 @@ func tcpRoundTrip(e ends, slice time.Duration) (got sample, err error) {
 			}
 		}
 	}
-	return got, betweenTwo(e, unix.SOCK_STREAM, server, func() error {
+	return got, clientAndServer(e, unix.SOCK_STREAM, server, func() error {
 		fd, err := connectSocket(unix.SOCK_STREAM, addressOf(e.dial))
 		if err != nil {
 			return err
@@ -119,7 +118,7 @@ func connectRequestClose(e ends, slice time.Duration) (got sample, err error) {
 			}
 		}
 	}
-	return got, betweenTwo(e, unix.SOCK_STREAM, server, func() (err error) {
+	return got, clientAndServer(e, unix.SOCK_STREAM, server, func() (err error) {
 		data, to := make([]byte, 1), addressOf(e.dial)
 		once := func() error {
 			fd, err := connectSocket(unix.SOCK_STREAM, to)
@@ -135,14 +134,14 @@ func connectRequestClose(e ends, slice time.Duration) (got sample, err error) {
 	})
 }
 
-// request sends a byte and waits for the answer.
+// request sends data and waits for the reply.
 func request(fd int, data []byte) error {
 	if _, err := write(fd, data); err != nil {
 		return err
 	}
 	n, err := read(fd, data)
 	if err == nil && n == 0 {
-		err = errors.New("closed without an answer")
+		err = errors.New("closed without a reply")
 	}
 	return err
 }

@@ -8,16 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// udpPackets has one thread that sends a batch and receives it, in turns: all that a packet
-// costs at both ends, without the scheduler, and without a queue that could overflow. The packets
-// that count all go one way.
+// udpPackets sends a batch and receives it in turns on one thread. This is the whole cost of a
+// packet at both ends, without the scheduler and without queues that overflow. All counted packets
+// go from client to server.
 func udpPackets(e ends, slice time.Duration) (got sample, err error) {
 	server, err := openServer(e)
 	if err != nil {
 		return got, err
 	}
 	defer closeSocket(server)
-	err = on(e.client, func() error {
+	err = onCPU(e.client, func() error {
 		client, err := connectSocket(unix.SOCK_DGRAM, addressOf(e.dial))
 		if err != nil {
 			return err
@@ -41,31 +41,31 @@ func udpPackets(e ends, slice time.Duration) (got sample, err error) {
 		meter := newMeter(slice, shortPart)
 		got, err = meter.run(turn)
 		got.rate *= batchSize * (1 - float64(lost)/float64(arrived+lost))
-		got.lost, got.p50, got.p99 = lost, 0, 0 // a turn is no unit
+		got.lost, got.p50, got.p99 = lost, 0, 0 // a turn is not a round trip
 		return err
 	})
 	return got, err
 }
 
-// greet exchanges some packets, as protocols over UDP do: to a host's stack a connection without an
-// answer is not an established one.
+// greet exchanges some packets, as protocols over UDP do: conntrack takes a connection without a
+// reply for a new one.
 func greet(client, server int) error {
 	data := make([]byte, packetSize)
 	for range 3 {
 		if _, err := write(client, data); err != nil {
 			return err
 		}
-		if _, err := answer(server, data); err != nil {
-			return fmt.Errorf("server, before the first answer: %w", err)
+		if _, err := echo(server, data); err != nil {
+			return fmt.Errorf("server, waiting for a request: %w", err)
 		}
 		if _, err := read(client, data); err != nil {
-			return fmt.Errorf("client, waiting for the answer: %w", err)
+			return fmt.Errorf("client, waiting for the reply: %w", err)
 		}
 	}
 	return nil
 }
 
-// openServer makes the server's socket, to be used by the client's thread.
+// openServer opens the server's socket, which the client's thread uses.
 func openServer(e ends) (fd int, err error) {
 	err = e.server.Do(func() error {
 		if fd, err = bindSocket(unix.SOCK_DGRAM, addressOf(e.listen)); err != nil {
@@ -77,11 +77,11 @@ func openServer(e ends) (fd int, err error) {
 	return fd, err
 }
 
-// receiveAll returns how many packets came: fewer than wanted when no more come for a while.
-func (b *batch) receiveAll(fd, wanted int) (int, error) {
+// receiveAll returns how many packets arrived: fewer than count if the socket timed out.
+func (b *batch) receiveAll(fd, count int) (int, error) {
 	arrived := 0
-	for arrived < wanted {
-		n, err := b.receive(fd, wanted-arrived)
+	for arrived < count {
+		n, err := b.receive(fd, count-arrived)
 		if errors.Is(err, unix.EAGAIN) {
 			return arrived, nil
 		}
@@ -93,19 +93,19 @@ func (b *batch) receiveAll(fd, wanted int) (int, error) {
 	return arrived, nil
 }
 
-// udpRoundTrip sends a packet of 64 bytes there and back. One that is lost costs patience, and
-// ends the slice.
+// udpRoundTrip sends a packet of 64 bytes back and forth. A lost one costs waitLimit and ends the
+// slice.
 func udpRoundTrip(e ends, slice time.Duration) (got sample, err error) {
 	server := func(fd int) error {
 		data := make([]byte, packetSize)
 		for {
-			n, err := answer(fd, data)
-			if err != nil || n < packetSize { // a short one is the last
+			n, err := echo(fd, data)
+			if err != nil || n < packetSize { // the client marks the last one by its length
 				return err
 			}
 		}
 	}
-	return got, betweenTwo(e, unix.SOCK_DGRAM, server, func() error {
+	return got, clientAndServer(e, unix.SOCK_DGRAM, server, func() error {
 		fd, err := connectSocket(unix.SOCK_DGRAM, addressOf(e.dial))
 		if err != nil {
 			return err

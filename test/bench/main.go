@@ -1,9 +1,9 @@
-// Command bench compares ebpfnet with a bare veth, with plain routing, and with the reference
-// plugins, side by side in namespaces of its own.
+// Command bench compares ebpfnet with a bare veth, plain routing and the reference plugins, side by
+// side in its own namespaces. README.md explains the method and has the results.
 //
-// One file per thing to know: variants.go is what is compared, form.go how much of it, path.go the
-// ways that traffic takes, engine*.go and socket.go how it is made, attach.go ADD and DEL,
-// rounds.go the order of everything, target.go what must come out of it.
+// variants.go has what is compared, plan.go how much of it, path.go the paths of traffic,
+// engine*.go and socket.go the traffic generators, attach.go ADD and DEL, rounds.go the order of
+// measurements, target.go the targets.
 package main
 
 import (
@@ -20,25 +20,25 @@ import (
 const help = `usage: bench [-quick] [-only NAMES] [-json FILE] [-svg FILE] [-readme FILE]
        bench -from FILE [-svg FILE] [-readme FILE]
 
-Measures traffic (UDP packets, round trips, connections, TCP streams), ADD and DEL of a bare veth,
-plain routing, bridge + portmap, ptp + portmap and ebpfnet. All of them are set up at once, in
-network namespaces; rounds go from one to the next, and what is told are medians of ratios within
-a round, with the quartiles around them. Both ends of traffic are on one CPU, threads of this
-process that use plain system calls and make no memory.
+Measures traffic (UDP packets, round trips, connections, TCP streams), ADD and DEL with a bare veth,
+plain routing, bridge + portmap, ptp + portmap and ebpfnet. All setups exist at the same time, in
+network namespaces. Every round measures all of them in turn; the results are medians of ratios
+within a round, with quartiles. Both ends of traffic are threads of this process on one CPU; they use
+plain system calls and do not allocate.
 
-It touches nothing of this host: all of it happens in namespaces of its own, which the kernel removes
-with it, also if it is killed. It needs root, and plugins in $EBPFNET_BIN_DIR, or Go and the source
-tree to build them. Other work on the machine does little to traffic, and a lot to ADD and DEL.
+The benchmark runs in its own namespaces, which the kernel removes with it, even if it is killed: it
+changes nothing on this host. It needs root, and the plugins in $EBPFNET_BIN_DIR, or Go and the source
+tree to build them. Other load on the machine hardly affects traffic, but it affects ADD and DEL a lot.
 
-  -quick         the short form, of two minutes
-  -only NAMES    only these variants, separated by commas (and no targets)
-  -from FILE     measure nothing: tell what an earlier run has written by -json
-  -json FILE     write everything that was measured
+  -quick         the short plan, about two minutes
+  -only NAMES    only these variants, separated by commas; no targets
+  -from FILE     measure nothing: read the results of an earlier run with -json
+  -json FILE     write all results
   -svg FILE      write a chart
-  -readme FILE   renew the figures in the README
+  -readme FILE   update the figures in this README.md
 
-exit codes: 0 measured (targets may be missed), 1 could not measure, 2 wrong usage,
-            130 interrupted (128 and the signal's number)
+exit status: 0 measured, whether or not targets are met; 1 could not measure; 2 wrong usage;
+             128 + N ended by signal N
 `
 
 type options struct {
@@ -60,17 +60,17 @@ func main() {
 	if opts.from != "" {
 		r, err := readResult(opts.from)
 		if err == nil {
-			err = r.tell(opts)
+			err = r.write(opts)
 		}
 		exitOn(err)
 		return
 	}
 	testenv.Isolate()
-	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 4)) // both ends keep one while they wait
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 4)) // both ends occupy one while they wait
 
 	m := &testenv.Machine{Name: "bench"}
 	m.ExitOnSignal()
-	// Nothing is cleaned up step by step: the kernel is faster.
+	// No cleanup step by step: the kernel is faster.
 	exitOn(m.Protect(func() error { return bench(m, opts) }))
 }
 
@@ -98,10 +98,10 @@ func parseOptions(args []string) (options, error) {
 		return opts, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
 	if opts.readme != "" && (opts.quick || opts.only != "") {
-		return opts, errors.New("-readme is for the whole benchmark: without -quick and -only")
+		return opts, errors.New("-readme needs the whole benchmark: omit -quick and -only")
 	}
 	if opts.from != "" && (opts.quick || opts.only != "" || opts.json != "") {
-		return opts, errors.New("-from measures nothing: it goes with -svg and -readme alone")
+		return opts, errors.New("-from measures nothing: combine it with -svg and -readme only")
 	}
 	return opts, nil
 }

@@ -6,12 +6,12 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// path is a way that traffic takes.
+// path is a pair of ends: who sends to whom.
 type path struct {
 	name  string
 	title string
-	// ends returns false where the variant has no such way.
-	ends func(*setup, family) (ends, bool)
+	// ends returns false if the variant has no such path.
+	ends func(*setup, testenv.Family) (ends, bool)
 }
 
 var paths = []path{
@@ -20,7 +20,7 @@ var paths = []path{
 	{"outside-port", "outside → host port", outsideToPort},
 }
 
-func titleOfPath(name string) string {
+func pathTitle(name string) string {
 	for _, p := range paths {
 		if p.name == name {
 			return p.title
@@ -29,39 +29,27 @@ func titleOfPath(name string) string {
 	return name
 }
 
-// family names the same addresses in IPv4 and in IPv6.
-type family struct {
-	name          string
-	node, outside netip.Addr
-	pod           func(*testenv.Pod) netip.Addr
-}
-
-var families = []family{
-	{"IPv4", testenv.NodeAddr4, testenv.OutsideAddr4, (*testenv.Pod).Addr4},
-	{"IPv6", testenv.NodeAddr6, testenv.OutsideAddr6, (*testenv.Pod).Addr6},
-}
-
-func podToPod(s *setup, f family) (ends, bool) {
-	if s.runtime == nil { // the veth that joins the namespaces is all there is
-		return direct(s.topology.Outside, s.topology.Node, f.node), true
+func podToPod(s *setup, f testenv.Family) (ends, bool) {
+	if s.runtime == nil { // the two ends of one veth
+		return direct(s.topology.Outside, s.topology.Node, f.Node), true
 	}
-	return direct(s.client.Namespace, s.server.Namespace, f.pod(s.server)), true
+	return direct(s.client.Namespace, s.server.Namespace, f.Pod(s.server)), true
 }
 
-func podToOutside(s *setup, f family) (ends, bool) {
+func podToOutside(s *setup, f testenv.Family) (ends, bool) {
 	if s.runtime == nil {
 		return ends{}, false
 	}
-	return direct(s.client.Namespace, s.topology.Outside, f.outside), true
+	return direct(s.client.Namespace, s.topology.Outside, f.Outside), true
 }
 
-func outsideToPort(s *setup, f family) (ends, bool) {
+func outsideToPort(s *setup, f testenv.Family) (ends, bool) {
 	if s.runtime == nil {
 		return ends{}, false
 	}
-	e := direct(s.topology.Outside, s.server.Namespace, f.pod(s.server))
+	e := direct(s.topology.Outside, s.server.Namespace, f.Pod(s.server))
 	if !s.routed {
-		e.dial = netip.AddrPortFrom(f.node, hostPort)
+		e.dial = netip.AddrPortFrom(f.Node, hostPort)
 	}
 	return e, true
 }

@@ -20,7 +20,7 @@ type object struct {
 	Bytes uint64 `json:"bytes"`
 }
 
-// objects are what a node's datapath consists of, and what it takes of the kernel's memory.
+// objects are the programs and maps of a node's datapath, with the kernel memory that they use.
 type objects struct {
 	Programs []object `json:"programs"`
 	Maps     []object `json:"maps"`
@@ -36,7 +36,7 @@ func (o *objects) bytes() (programs, maps uint64) {
 	return programs, maps
 }
 
-// pins lists what is pinned in one of the directories of a node's datapath, or below.
+// pins lists the pins below a directory of the node's datapath: maps or progs.
 func (s *setup) pins(kind string) (paths []string, err error) {
 	var dir string
 	err = s.topology.Node.Do(func() error {
@@ -54,7 +54,7 @@ func (s *setup) pins(kind string) (paths []string, err error) {
 		return err
 	})
 	if err == nil && len(paths) == 0 {
-		err = fmt.Errorf("nothing is pinned in %s", dir)
+		err = fmt.Errorf("no pins in %s", dir)
 	}
 	return paths, err
 }
@@ -68,7 +68,7 @@ func (s *setup) objects() (*objects, error) {
 	for _, path := range paths {
 		bytes, err := mapBytes(path)
 		if err != nil {
-			return nil, fmt.Errorf("memory of %s: %w", path, err)
+			return nil, fmt.Errorf("read the size of %s: %w", path, err)
 		}
 		all.Maps = append(all.Maps, object{filepath.Base(path), bytes})
 	}
@@ -80,7 +80,7 @@ func (s *setup) objects() (*objects, error) {
 	for name, program := range programs {
 		info, err := program.Info()
 		if err != nil {
-			return nil, fmt.Errorf("memory of %s: %w", name, err)
+			return nil, fmt.Errorf("read the size of %s: %w", name, err)
 		}
 		bytes, _ := info.Memlock()
 		all.Programs = append(all.Programs, object{name, bytes})
@@ -126,22 +126,22 @@ func closePrograms(programs map[string]*ebpf.Program) {
 	}
 }
 
-// programCost is what a program took while one kind of traffic was measured.
+// programCost is the run time of a program under one workload.
 type programCost struct {
-	Setup   string  `json:"setup"`
-	Program string  `json:"program"`
-	Path    string  `json:"path"`
-	Family  string  `json:"family"`
-	Work    string  `json:"work"`
-	Nanos   float64 `json:"ns"` // per run
-	Runs    uint64  `json:"runs"`
+	Setup    string  `json:"setup"`
+	Program  string  `json:"program"`
+	Path     string  `json:"path"`
+	Family   string  `json:"family"`
+	Workload string  `json:"workload"`
+	Nanos    float64 `json:"ns"` // per run
+	Runs     uint64  `json:"runs"`
 }
 
-// costlyWorks are the kinds of traffic that programs' costs are told for.
-var costlyWorks = []string{"udp-packets", "tcp-rr", "tcp-crr"}
+// costedWorkloads are the workloads for which run times of programs are measured.
+var costedWorkloads = []string{"udp-packets", "tcp-rr", "tcp-crr"}
 
-// programCosts has the kernel count what programs take, which makes each run a little dearer: so
-// nothing else is measured meanwhile.
+// programCosts lets the kernel measure the run time of programs. This slows each run down a little,
+// so nothing else is measured at the same time.
 func (s *setup) programCosts(slice time.Duration) ([]programCost, error) {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
@@ -155,13 +155,13 @@ func (s *setup) programCosts(slice time.Duration) ([]programCost, error) {
 	}
 	var all []programCost
 	for _, t := range trafficOf(s) {
-		if !slices.Contains(costlyWorks, t.work.name) {
+		if !slices.Contains(costedWorkloads, t.workload.name) {
 			continue
 		}
-		before, beforeErr := runsOf(programs)
-		_, err := t.work.run(t.ends, slice)
-		after, afterErr := runsOf(programs)
-		if err := errors.Join(beforeErr, err, afterErr); err != nil {
+		before, errBefore := runsOf(programs)
+		_, err := t.workload.run(t.ends, slice)
+		after, errAfter := runsOf(programs)
+		if err := errors.Join(errBefore, err, errAfter); err != nil {
 			return nil, err
 		}
 		for name := range programs {
@@ -170,7 +170,7 @@ func (s *setup) programCosts(slice time.Duration) ([]programCost, error) {
 				continue
 			}
 			all = append(all, programCost{
-				Setup: s.name(), Program: name, Path: t.path.name, Family: t.family.name, Work: t.work.name,
+				Setup: s.name(), Program: name, Path: t.path.name, Family: t.family.Name, Workload: t.workload.name,
 				Nanos: float64(after[name].Runtime-before[name].Runtime) / float64(runs), Runs: runs,
 			})
 		}
@@ -183,7 +183,7 @@ func runsOf(programs map[string]*ebpf.Program) (map[string]*ebpf.ProgramStats, e
 	for name, program := range programs {
 		stats, err := program.Stats()
 		if err != nil {
-			return nil, fmt.Errorf("statistics of %s: %w", name, err)
+			return nil, fmt.Errorf("read statistics of %s: %w", name, err)
 		}
 		all[name] = stats
 	}

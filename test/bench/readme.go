@@ -4,15 +4,17 @@ import (
 	"fmt"
 	"os"
 	"strings"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// The figures are in README between these lines.
+// The figures are in README.md of this directory between these lines.
 const (
 	figuresBegin = "<!-- bench: `make bench` writes what is between these two lines -->"
 	figuresEnd   = "<!-- /bench -->"
 )
 
-func (r *result) renewReadme(file string) error {
+func (r *result) updateReadme(file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return err
@@ -25,18 +27,60 @@ func (r *result) renewReadme(file string) error {
 	return save(file, []byte(head+figuresBegin+"\n\n"+r.figures()+"\n"+figuresEnd+tail))
 }
 
-// figures is what the README shows.
+// figures is the generated part of README.md.
 func (r *result) figures() string {
-	return fmt.Sprintf("![ratios of traffic, and times of ADD and DEL](test/bench/bench.svg)\n\n%s\n%s", r.targetTable(), r.circumstances()) + "\n"
+	return fmt.Sprintf("![ratios of traffic, and times of ADD and DEL](bench.svg)\n\n%s\n"+
+		"ebpfnet with `fastPath` established, as a multiple of the reference plugins (IPv4):\n\n%s\n%s\n",
+		r.targetTable(), r.referenceTable(), r.conditions())
 }
 
-// targetTable has a row for each target, and a column for each of ours.
+// referenceTable has a row for each traffic with a target and for ADD and DEL, and a column for each
+// combination of reference plugins. More is better everywhere.
+func (r *result) referenceTable() *table {
+	const ours = "ebpfnet-established"
+
+	var references []string
+	titles := []string{"workload"}
+	for _, v := range variants {
+		if s, ok := r.setup(v.name); ok && v.reference && s.Absent == "" {
+			references = append(references, v.name)
+			titles = append(titles, v.title)
+		}
+	}
+	t := new(table)
+	t.add(titles...)
+	row := func(title string, ratiosTo func(reference string) []float64) {
+		cells := []string{title}
+		for _, reference := range references {
+			cell := ""
+			if all := ratiosTo(reference); len(all) > 0 {
+				cell = spreadOf(all).String()
+			}
+			cells = append(cells, cell)
+		}
+		t.add(cells...)
+	}
+	for _, target := range trafficTargets {
+		row(pathTitle(target.path)+", "+workloadTitle(target.workload), func(reference string) []float64 {
+			return ratios(r.rates(ours, target.path, testenv.IPv4.Name, target.workload),
+				r.rates(reference, target.path, testenv.IPv4.Name, target.workload))
+		})
+	}
+	for _, verb := range verbs {
+		row(verb+", speed-up", func(reference string) []float64 {
+			return ratios(r.calls(reference, verb).Sequential, r.calls(ours, verb).Sequential)
+		})
+	}
+	return t
+}
+
+// targetTable has a row for each target and a column for each variant of ebpfnet.
 func (r *result) targetTable() *table {
 	t := new(table)
 	var ours []setupResult
-	titles := []string{"work", "against", "wanted"}
+	titles := []string{"workload", "compared with", "target"}
 	for _, v := range r.Targets {
-		if s, ok := r.setup(v.Setup); ok && v.Target == r.Targets[0].Target {
+		if s, ok := r.setup(v.Setup); ok && v.Title == r.Targets[0].Title {
 			ours = append(ours, s)
 			titles = append(titles, s.Title)
 		}
@@ -44,9 +88,9 @@ func (r *result) targetTable() *table {
 	t.add(titles...)
 	for i := 0; i < len(r.Targets); i += len(ours) {
 		v := r.Targets[i]
-		cells := []string{v.Target, v.Against, "at least " + ratio(v.Want)}
+		cells := []string{v.Title, v.Against, "at least " + ratio(v.Target)}
 		if v.AtMost {
-			cells[2] = "at most " + ratio(v.Want)
+			cells[2] = "at most " + ratio(v.Target)
 		}
 		for _, v := range r.Targets[i : i+len(ours)] {
 			cells = append(cells, v.String())
@@ -56,7 +100,7 @@ func (r *result) targetTable() *table {
 	return t
 }
 
-// String is a cell of the table.
+// String returns a cell of the table.
 func (v verdict) String() string {
 	var parts []string
 	for _, m := range v.Measured {
@@ -65,8 +109,10 @@ func (v verdict) String() string {
 	switch {
 	case len(parts) == 0:
 		return "not measured"
-	case v.Reached:
-		return strings.Join(parts, ", ") + ": reached"
+	case v.Met:
+		return strings.Join(parts, ", ") + ": met"
+	case v.AtMost:
+		return strings.Join(parts, ", ") + ": above target"
 	}
-	return strings.Join(parts, ", ") + ": **missed**"
+	return strings.Join(parts, ", ") + ": below target"
 }

@@ -1,17 +1,15 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"time"
 )
 
-// result is all that a run has seen, and what is written as JSON.
+// result has everything that a run measures. It is written as JSON.
 type result struct {
 	Date    time.Time `json:"date"`
 	Command string    `json:"command"`
@@ -21,15 +19,15 @@ type result struct {
 	Rounds  int       `json:"rounds"`
 	SliceMS int64     `json:"slice_ms"`
 
-	Setups   []setupResult   `json:"setups"`
-	Traffic  []trafficResult `json:"traffic"`
-	Calls    []callResult    `json:"calls"`
-	Programs []programCost   `json:"programs"`
-	Targets  []verdict       `json:"targets"`
-	Unseen   []string        `json:"unseen,omitempty"` // what could not be looked at, and why
+	Setups       []setupResult   `json:"setups"`
+	Traffic      []trafficResult `json:"traffic"`
+	Calls        []callResult    `json:"calls"`
+	Programs     []programCost   `json:"programs"`
+	Targets      []verdict       `json:"targets"`
+	NotInspected []string        `json:"not_inspected,omitempty"` // setups, and why
 }
 
-// setupResult tells what was compared, or why it is absent.
+// setupResult describes a setup, or why it is absent.
 type setupResult struct {
 	Name    string `json:"name"`
 	Variant string `json:"variant"`
@@ -37,33 +35,33 @@ type setupResult struct {
 	Ours    bool   `json:"ours,omitempty"`
 	scale
 	Absent  string   `json:"absent,omitempty"`
-	GSO     int      `json:"gso_max_size,omitempty"` // of the pod's device
+	GSO     int      `json:"gso_max_size,omitempty"` // of the pod's interface
 	Objects *objects `json:"objects,omitempty"`
 }
 
-// trafficResult has one value per round, 0 for one that failed.
+// trafficResult has one value per round, 0 if it failed.
 type trafficResult struct {
-	Setup  string    `json:"setup"`
-	Path   string    `json:"path"`
-	Family string    `json:"family"`
-	Work   string    `json:"work"`
-	Unit   string    `json:"unit"`
-	Rates  []float64 `json:"rates"`
-	P50    []float64 `json:"p50_us,omitempty"`
-	P99    []float64 `json:"p99_us,omitempty"`
-	Lost   int       `json:"lost,omitempty"`
-	Error  string    `json:"error,omitempty"` // the last one
+	Setup    string    `json:"setup"`
+	Path     string    `json:"path"`
+	Family   string    `json:"family"`
+	Workload string    `json:"workload"`
+	Unit     string    `json:"unit"`
+	Rates    []float64 `json:"rates"`
+	P50      []float64 `json:"p50_us,omitempty"`
+	P99      []float64 `json:"p99_us,omitempty"`
+	Lost     int       `json:"lost,omitempty"`
+	Error    string    `json:"error,omitempty"` // of the last failure
 }
 
-// callResult is about ADD or DEL, with one value per round.
+// callResult has one value of ADD or DEL per round.
 type callResult struct {
-	Setup  string    `json:"setup"`
-	Verb   string    `json:"verb"`
-	Alone  []float64 `json:"alone_ms"` // medians
-	P50    float64   `json:"p50_ms"`   // of all rounds
-	P99    float64   `json:"p99_ms"`
-	AtOnce []float64 `json:"at_once_per_s"`
-	Error  string    `json:"error,omitempty"`
+	Setup      string    `json:"setup"`
+	Verb       string    `json:"verb"`
+	Sequential []float64 `json:"sequential_ms"` // medians
+	P50        float64   `json:"p50_ms"`        // of all rounds
+	P99        float64   `json:"p99_ms"`
+	Concurrent []float64 `json:"concurrent_per_s"`
+	Error      string    `json:"error,omitempty"`
 }
 
 // setup finds a setup by its name.
@@ -75,10 +73,10 @@ func (r *result) setup(name string) (setupResult, bool) {
 	return r.Setups[i], true
 }
 
-// rates returns what a setup did in each round, nothing where that was not measured.
-func (r *result) rates(setup, path, family, work string) []float64 {
+// rates returns the rates of all rounds, nil if they were not measured.
+func (r *result) rates(setup, path, family, workload string) []float64 {
 	for _, t := range r.Traffic {
-		if t.Setup == setup && t.Path == path && t.Family == family && t.Work == work {
+		if t.Setup == setup && t.Path == path && t.Family == family && t.Workload == workload {
 			return t.Rates
 		}
 	}
@@ -94,7 +92,7 @@ func (r *result) calls(setup, verb string) callResult {
 	return callResult{}
 }
 
-// present returns the setups of the smallest scale that are there.
+// present returns the setups at the smallest scale that are not absent.
 func (r *result) present() []setupResult {
 	var all []setupResult
 	for _, s := range r.Setups {
@@ -105,7 +103,7 @@ func (r *result) present() []setupResult {
 	return all
 }
 
-// save writes a file as a whole or not at all.
+// save replaces a file atomically.
 func save(path string, content []byte) error {
 	temporary := path + ".tmp"
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -117,16 +115,12 @@ func save(path string, content []byte) error {
 	return os.Rename(temporary, path)
 }
 
-// lists are those of numbers, which MarshalIndent gives a line for each.
-var lists = regexp.MustCompile(`\[[-0-9.e+,\s]+\]`)
-
 func (r *result) json() ([]byte, error) {
 	text, err := json.MarshalIndent(r, "", " ")
-	text = lists.ReplaceAllFunc(text, func(list []byte) []byte { return bytes.Join(bytes.Fields(list), nil) })
 	return append(text, '\n'), err
 }
 
-// readResult reads what an earlier run has written.
+// readResult reads the JSON of an earlier run.
 func readResult(path string) (*result, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {

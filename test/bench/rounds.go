@@ -8,19 +8,19 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// traffic is one kind of work on one path of a setup.
+// traffic is a workload on a path of a setup.
 type traffic struct {
-	path   path
-	family family
-	work   work
-	ends   ends
+	path     path
+	family   testenv.Family
+	workload workload
+	ends     ends
 }
 
 func trafficOf(s *setup) []traffic {
 	var all []traffic
 	for _, p := range paths {
-		for _, f := range families {
-			for _, w := range works {
+		for _, f := range testenv.Families {
+			for _, w := range workloads {
 				if e, ok := p.ends(s, f); ok {
 					all = append(all, traffic{p, f, w, e})
 				}
@@ -33,32 +33,32 @@ func trafficOf(s *setup) []traffic {
 // run is one run of the benchmark.
 type run struct {
 	*testenv.Machine
-	form     form
+	plan     plan
 	progress *progress
 	setups   []*setup
 	result   *result
 
-	traffic map[trafficKey]*trafficResult
-	calls   map[callKey]*callResult
-	alone   map[callKey][]float64 // of all rounds
+	traffic    map[trafficKey]*trafficResult
+	calls      map[callKey]*callResult
+	sequential map[callKey][]float64 // of all rounds
 }
 
-type trafficKey struct{ setup, path, family, work string }
+type trafficKey struct{ setup, path, family, workload string }
 
 var verbs = [2]string{"ADD", "DEL"}
 
 type callKey struct{ setup, verb string }
 
-// measure does all rounds. In each, everything that is compared is done one after the other, in
-// an order that moves on by one from round to round.
+// measure runs all rounds. Within a round, all setups are measured right after each other for each
+// workload; each round starts with another setup.
 func (r *run) measure() {
-	defer quiet()()
-	for round := range r.form.rounds {
+	defer pauseGC()()
+	for round := range r.plan.rounds {
 		order := rotated(r.setups, round)
 		for _, p := range paths {
-			for _, f := range families {
-				for _, w := range works {
-					r.progress.say("round %d of %d: %s, %s, %s", round+1, r.form.rounds, w.title, p.title, f.name)
+			for _, f := range testenv.Families {
+				for _, w := range workloads {
+					r.progress.printf("round %d of %d: %s, %s, %s", round+1, r.plan.rounds, w.title, p.title, f.Name)
 					for _, s := range order {
 						if e, ok := p.ends(s, f); ok {
 							r.measureTraffic(s, traffic{p, f, w, e})
@@ -68,13 +68,13 @@ func (r *run) measure() {
 			}
 		}
 		for _, s := range order {
-			r.progress.say("round %d of %d: ADD and DEL, %s", round+1, r.form.rounds, s.title)
+			r.progress.printf("round %d of %d: ADD and DEL, %s", round+1, r.plan.rounds, s.title)
 			r.measureCalls(s)
 		}
 	}
 }
 
-// rotated begins with another one each time.
+// rotated returns all, starting with the element at index by.
 func rotated[T any](all []T, by int) []T {
 	if len(all) == 0 {
 		return nil
@@ -84,13 +84,13 @@ func rotated[T any](all []T, by int) []T {
 }
 
 func (r *run) measureTraffic(s *setup, t traffic) {
-	key := trafficKey{s.name(), t.path.name, t.family.name, t.work.name}
+	key := trafficKey{s.name(), t.path.name, t.family.Name, t.workload.name}
 	into := r.traffic[key]
 	if into == nil {
-		into = &trafficResult{Setup: s.name(), Path: key.path, Family: key.family, Work: key.work, Unit: t.work.unit}
+		into = &trafficResult{Setup: s.name(), Path: key.path, Family: key.family, Workload: key.workload, Unit: t.workload.unit}
 		r.traffic[key] = into
 	}
-	got, err := t.work.run(t.ends, r.form.slice)
+	got, err := t.workload.run(t.ends, r.plan.slice)
 	if err != nil {
 		into.Error, got = err.Error(), sample{}
 	}
@@ -109,7 +109,7 @@ func (r *run) measureCalls(s *setup) {
 	if s.attachments == nil {
 		return
 	}
-	add, del, err := measureCalls(s.attachments, r.form.callsOf(s), s.scale == smallest)
+	add, del, err := measureCalls(s.attachments, r.plan.callsOf(s), s.scale == smallest)
 	for verb, got := range map[string]calls{verbs[0]: add, verbs[1]: del} {
 		key := callKey{s.name(), verb}
 		into := r.calls[key]
@@ -120,35 +120,35 @@ func (r *run) measureCalls(s *setup) {
 		if err != nil {
 			into.Error = err.Error()
 		}
-		if len(got.alone) > 0 {
-			into.Alone = append(into.Alone, quantile(got.alone, 0.5))
+		if len(got.sequential) > 0 {
+			into.Sequential = append(into.Sequential, quantile(got.sequential, 0.5))
 		}
-		into.AtOnce = append(into.AtOnce, got.atOnce)
-		r.alone[key] = append(r.alone[key], got.alone...)
+		into.Concurrent = append(into.Concurrent, got.concurrent)
+		r.sequential[key] = append(r.sequential[key], got.sequential...)
 	}
-	r.progress.done(r.form.callsOf(s))
+	r.progress.done(r.plan.callsOf(s))
 }
 
-// look takes down what else there is to see of the setups. What cannot be seen is told, and costs
-// nothing of what was measured.
-func (r *run) look() {
+// inspect adds sizes, memory and run times of programs to the result. A setup that cannot be inspected
+// is reported, and keeps its measurements.
+func (r *run) inspect() {
 	for _, s := range r.setups {
-		if err := r.lookAt(s); err != nil {
-			r.result.Unseen = append(r.result.Unseen, fmt.Sprintf("%s: %v", s.name(), err))
+		if err := r.inspectSetup(s); err != nil {
+			r.result.NotInspected = append(r.result.NotInspected, fmt.Sprintf("%s: %v", s.name(), err))
 		}
 	}
 }
 
-func (r *run) lookAt(s *setup) (err error) {
-	of := r.find(s.name())
-	if of.GSO, err = s.gsoSize(); err != nil || !s.ours {
+func (r *run) inspectSetup(s *setup) (err error) {
+	into := r.find(s.name())
+	if into.GSO, err = s.gsoSize(); err != nil || !s.ours {
 		return err
 	}
-	if of.Objects, err = s.objects(); err != nil || s.scale != smallest {
+	if into.Objects, err = s.objects(); err != nil || s.scale != smallest {
 		return err
 	}
-	r.progress.say("what the programs take, %s", s.title)
-	costs, err := s.programCosts(r.form.slice)
+	r.progress.printf("run times of programs, %s", s.title)
+	costs, err := s.programCosts(r.plan.slice)
 	r.result.Programs = append(r.result.Programs, costs...)
 	return err
 }

@@ -8,12 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// bench does everything from the setups to the files.
+// bench runs the benchmark from the setups to the files.
 func bench(m *testenv.Machine, opts options) (err error) {
 	if cpu, err = lastCPU(); err != nil {
 		return err
@@ -24,50 +22,51 @@ func bench(m *testenv.Machine, opts options) (err error) {
 	}
 	r.progress.start(r.steps())
 	r.measure()
-	r.look()
+	r.inspect()
 	r.progress.end()
 	r.collect()
 	if opts.only == "" {
-		r.result.judge()
+		r.result.evaluate()
 	}
-	return r.result.tell(opts)
+	return r.result.write(opts)
 }
 
 func newRun(m *testenv.Machine, opts options) *run {
 	r := &run{
-		Machine: m, form: full, progress: newProgress(os.Stderr),
+		Machine: m, plan: full, progress: newProgress(os.Stderr),
 		traffic: make(map[trafficKey]*trafficResult),
-		calls:   make(map[callKey]*callResult), alone: make(map[callKey][]float64),
+		calls:   make(map[callKey]*callResult), sequential: make(map[callKey][]float64),
 	}
 	if opts.quick {
-		r.form = quick
+		r.plan = quick
 	}
 	r.result = &result{
-		Date: time.Now().UTC().Truncate(time.Second), Command: "make " + r.form.name,
-		Kernel: kernelRelease(), CPU: cpuModel(), CPUs: cpuCount(),
-		Rounds: r.form.rounds, SliceMS: r.form.slice.Milliseconds(),
+		Date: time.Now().UTC().Truncate(time.Second), Command: "make " + r.plan.name,
+		Kernel: testenv.KernelRelease(), CPU: cpuModel(), CPUs: cpuCount(),
+		Rounds: r.plan.rounds, SliceMS: r.plan.slice.Milliseconds(),
 	}
 	return r
 }
 
-// setUp makes all setups. What is refused is absent, with the reason, if it is ours.
+// setUp makes all setups. A scale that fails, or a variant that this binary of ebpfnet refuses, is
+// absent with the reason.
 func (r *run) setUp(opts options) error {
 	refused := make(map[string]error)
-	planned := r.form.setups()
+	planned := r.plan.setups()
 	for i, p := range planned {
 		if opts.only != "" && !slices.Contains(strings.Split(opts.only, ","), p.variant.name) {
 			continue
 		}
-		if r.stands(p.insteadOf) {
+		if r.isSetUp(p.insteadOf) {
 			continue
 		}
-		r.progress.say("set up %d of %d: %s, %s", i+1, len(planned), p.title, p.scale)
+		r.progress.printf("set up %d of %d: %s, %s", i+1, len(planned), p.title, p.scale)
 		var s *setup
 		err := refused[p.variant.name]
 		if err == nil {
 			err = r.Protect(func() (err error) { s, err = newSetup(r.Machine, p.variant, p.scale); return err })
 		}
-		of := setupResult{
+		entry := setupResult{
 			Name: scaledName(p.variant.name, p.scale), Variant: p.variant.name, Title: p.title, Ours: p.ours, scale: p.scale,
 		}
 		switch {
@@ -75,17 +74,17 @@ func (r *run) setUp(opts options) error {
 			r.setups = append(r.setups, s)
 		case p.ours || p.scale != smallest:
 			refused[p.variant.name] = err
-			of.Absent = err.Error()
+			entry.Absent = err.Error()
 		default:
 			return fmt.Errorf("set up %s: %w", p.title, err)
 		}
-		r.result.Setups = append(r.result.Setups, of)
+		r.result.Setups = append(r.result.Setups, entry)
 	}
 	return nil
 }
 
-// stands says whether a variant is set up.
-func (r *run) stands(name string) bool {
+// isSetUp reports whether a variant is set up.
+func (r *run) isSetUp(name string) bool {
 	return slices.ContainsFunc(r.setups, func(s *setup) bool { return s.variant.name == name })
 }
 
@@ -94,45 +93,37 @@ func (r *run) find(name string) *setupResult {
 	return &r.result.Setups[i]
 }
 
-// steps is what progress counts.
+// steps is the total for progress.
 func (r *run) steps() int {
 	steps := 0
 	for _, s := range r.setups {
 		steps += len(trafficOf(s))
 		if s.attachments != nil {
-			steps += r.form.callsOf(s)
+			steps += r.plan.callsOf(s)
 		}
 	}
-	return steps * r.form.rounds
+	return steps * r.plan.rounds
 }
 
-// collect puts what was measured into the result, in a steady order.
+// collect moves the measurements into the result, in a fixed order.
 func (r *run) collect() {
 	for _, s := range r.setups {
 		for _, t := range trafficOf(s) {
-			r.result.Traffic = append(r.result.Traffic, *r.traffic[trafficKey{s.name(), t.path.name, t.family.name, t.work.name}])
+			r.result.Traffic = append(r.result.Traffic, *r.traffic[trafficKey{s.name(), t.path.name, t.family.Name, t.workload.name}])
 		}
 	}
 	for _, s := range r.setups {
 		for _, verb := range verbs {
 			key := callKey{s.name(), verb}
 			if c := r.calls[key]; c != nil {
-				c.P50, c.P99 = quantile(r.alone[key], 0.5), quantile(r.alone[key], 0.99)
+				c.P50, c.P99 = quantile(r.sequential[key], 0.5), quantile(r.sequential[key], 0.99)
 				r.result.Calls = append(r.result.Calls, *c)
 			}
 		}
 	}
 }
 
-func kernelRelease() string {
-	var name unix.Utsname
-	if unix.Uname(&name) != nil {
-		return "unknown"
-	}
-	return unix.ByteSliceToString(name.Release[:])
-}
-
-// cpuModel is what the kernel calls the CPU, where it has a name for it.
+// cpuModel returns the kernel's name for the CPU.
 func cpuModel() string {
 	text, _ := os.ReadFile("/proc/cpuinfo")
 	for line := range strings.Lines(string(text)) {

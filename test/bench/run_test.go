@@ -16,14 +16,14 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// onMachine runs a function with what a run has in place of a test.
+// onMachine runs a function on a Machine, as main does.
 func onMachine(t *testing.T, fn func(*testenv.Machine) error) {
 	t.Helper()
 	m := &testenv.Machine{Name: "bench"}
 	if err := m.Protect(func() error { return fn(m) }); err != nil {
 		t.Error(err)
 	}
-	// A run leaves datapaths to the end of its process.
+	// Only the end of its process removes the datapaths of a run.
 	if err := errors.Join(m.CleanUp(), os.RemoveAll(loader.Root)); err != nil {
 		t.Error(err)
 	}
@@ -32,16 +32,16 @@ func onMachine(t *testing.T, fn func(*testenv.Machine) error) {
 // smallRun measures a little of everything.
 func smallRun(m *testenv.Machine, only string) (*result, error) {
 	r := newRun(m, options{only: only})
-	r.form = form{rounds: 2, slice: 8 * time.Millisecond, calls: 1}
+	r.plan = plan{rounds: 2, slice: 8 * time.Millisecond, calls: 1}
 	r.progress.to = new(strings.Builder)
 	if err := r.setUp(options{only: only}); err != nil {
 		return nil, err
 	}
 	r.progress.start(r.steps())
 	r.measure()
-	r.look()
+	r.inspect()
 	r.collect()
-	r.result.judge()
+	r.result.evaluate()
 	return r.result, nil
 }
 
@@ -54,8 +54,8 @@ func TestSmallRun(t *testing.T) {
 	if r == nil {
 		return
 	}
-	if len(r.Unseen) > 0 {
-		t.Errorf("unseen: %q", r.Unseen)
+	if len(r.NotInspected) > 0 {
+		t.Errorf("not inspected: %q", r.NotInspected)
 	}
 	measured := make(map[string]int)
 	for _, c := range r.Traffic {
@@ -66,12 +66,12 @@ func TestSmallRun(t *testing.T) {
 	}
 	for name, want := range map[string]int{bareName: 10, plainName: 30, bridgeName: 30, "ebpfnet": 30} {
 		if measured[name] != want {
-			t.Errorf("%s: %d kinds of traffic, want %d", name, measured[name], want)
+			t.Errorf("%s: %d results of traffic, want %d", name, measured[name], want)
 		}
 	}
 	for _, name := range []string{bareName, bridgeName, "ebpfnet"} {
 		for _, verb := range verbs {
-			if c := r.calls(name, verb); c.Error != "" || c.P50 <= 0 || c.P99 < c.P50 || len(c.AtOnce) != 2 || c.AtOnce[1] <= 0 {
+			if c := r.calls(name, verb); c.Error != "" || c.P50 <= 0 || c.P99 < c.P50 || len(c.Concurrent) != 2 || c.Concurrent[1] <= 0 {
 				t.Errorf("%s of %s: %+v", verb, name, c)
 			}
 		}
@@ -85,14 +85,14 @@ func TestSmallRun(t *testing.T) {
 		seen = seen || c.Program == "to_uplink" && c.Path == "pod-outside" && c.Runs > fewRuns && c.Nanos > 1
 	}
 	if !seen {
-		t.Errorf("no cost of to_uplink: %+v", r.Programs)
+		t.Errorf("no run time of to_uplink: %+v", r.Programs)
 	}
 	if text := r.tables(); strings.Contains(text, "NaN") || !strings.Contains(text, "Targets") {
 		t.Errorf("tables:\n%s", text)
 	}
 }
 
-// A variant that the binary refuses is absent with the reason, and the one in its place is there.
+// A variant that the binary refuses is absent with the reason, and its replacement is set up.
 func TestRefusedVariant(t *testing.T) {
 	old := variants
 	defer func() { variants = old }()
@@ -104,7 +104,7 @@ func TestRefusedVariant(t *testing.T) {
 	onMachine(t, func(m *testenv.Machine) error {
 		r := newRun(m, options{})
 		r.progress.to = new(strings.Builder)
-		r.form = quick
+		r.plan = quick
 		err := r.setUp(options{})
 		if len(r.setups) != 2 || r.setups[0].name() != "even" || r.setups[1].name() != "even/5000x1" {
 			t.Errorf("%d setups: %+v", len(r.setups), r.result.Setups)
@@ -116,13 +116,13 @@ func TestRefusedVariant(t *testing.T) {
 	})
 }
 
-// An engine without an answer ends with an error.
-func TestNoAnswer(t *testing.T) {
+// A workload without a server ends with an error.
+func TestNoReply(t *testing.T) {
 	onMachine(t, func(m *testenv.Machine) error {
 		topology := testenv.NewTopology(m)
 		e := direct(topology.Outside, topology.Node, testenv.NodeAddr4)
 		e.dial = netip.AddrPortFrom(testenv.NodeAddr4, serverPort+1)
-		for _, w := range works {
+		for _, w := range workloads {
 			begin := time.Now()
 			got, err := w.run(e, 5*time.Millisecond)
 			if took := time.Since(begin); took > testenv.Timeout {
@@ -136,7 +136,7 @@ func TestNoAnswer(t *testing.T) {
 	})
 }
 
-// Packets that do not arrive are waited for no longer than for a while.
+// Waiting for lost packets ends with the socket timeout.
 func TestLostPackets(t *testing.T) {
 	onMachine(t, func(m *testenv.Machine) error {
 		topology := testenv.NewTopology(m)
@@ -146,7 +146,7 @@ func TestLostPackets(t *testing.T) {
 			return err
 		}
 		defer closeSocket(server)
-		return on(e.client, func() error {
+		return onCPU(e.client, func() error {
 			client, err := connectSocket(unix.SOCK_DGRAM, addressOf(e.dial))
 			if err != nil {
 				return err

@@ -14,30 +14,30 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// setup is a variant at a scale, in namespaces of its own: a node, an outside, and pods.
+// setup is a variant at a scale: a node, an outside host and pods, in their own namespaces.
 type setup struct {
 	variant
 	scale
 	topology *testenv.Topology
 	runtime  *testenv.Runtime // nil without plugins
-	client   *testenv.Pod     // the pod that asks others
-	server   *testenv.Pod     // the pod that is asked, with a host port
-	// attachments are for ADD and DEL; none where that is not measured.
+	client   *testenv.Pod     // sends requests
+	server   *testenv.Pod     // replies, and has a host port
+	// attachments are for ADD and DEL; nil if those are not measured.
 	attachments []attachment
 }
 
 const (
 	serverPort = 5000 // of every server
-	hostPort   = 8080 // leads to the server's pod
-	// The host ports of crowds and of attachments begin with these. No client chooses such a port.
-	crowdPorts  = 10000
+	hostPort   = 8080 // forwarded to the server's pod
+	// The first host ports of idle pods and of attachments. No client chooses such a port.
+	idlePorts   = 10000
 	attachPorts = 9000
 )
 
 func (s *setup) name() string { return scaledName(s.variant.name, s.scale) }
 
-// newSetup makes the namespaces and attaches the pods. The one with the host port that is measured
-// comes last: what looks at one after the other finds it after all others.
+// newSetup makes the namespaces and attaches the pods. The server with the measured host port comes
+// last, so that an implementation that searches linearly finds it after all others.
 func newSetup(m *testenv.Machine, v variant, scale scale) (*setup, error) {
 	s := &setup{variant: v, scale: scale, topology: testenv.NewTopology(m)}
 	if len(v.plugins) == 0 {
@@ -53,10 +53,10 @@ func newSetup(m *testenv.Machine, v variant, scale scale) (*setup, error) {
 		s.topology.RouteTo(m, netip.MustParsePrefix(podSubnet6))
 	}
 	s.client = s.runtime.NewPod(m, "client")
-	if err := attach(s.client); err != nil { // first, for variants that are refused
+	if err := attach(s.client); err != nil { // first, because a variant may be refused
 		return nil, err
 	}
-	if err := s.addCrowd(m); err != nil {
+	if err := s.addIdle(m); err != nil {
 		return nil, err
 	}
 	s.server = s.runtime.NewPod(m, "server")
@@ -66,14 +66,14 @@ func newSetup(m *testenv.Machine, v variant, scale scale) (*setup, error) {
 	if err := attach(s.server); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(s.forgetSoon(), s.answers()); err != nil || v.routed {
+	if err := errors.Join(s.shortenTimeouts(), s.waitForTraffic()); err != nil || v.routed {
 		return s, err
 	}
 	s.attachments, err = s.newAttachments(m)
 	return s, err
 }
 
-// pluginDir returns where the variant's plugins are.
+// pluginDir builds the variant's plugins and returns their directory.
 func (v variant) pluginDir(m *testenv.Machine) string {
 	const references = "github.com/containernetworking/plugins/plugins/"
 
@@ -89,7 +89,7 @@ func (v variant) pluginDir(m *testenv.Machine) string {
 
 func attach(pod *testenv.Pod) error { return within(pod.Add) }
 
-// finishBare has pods that are the two ends of the veth which joins node and outside.
+// finishBare uses node and outside as pods: the two ends of a veth.
 func (s *setup) finishBare(m *testenv.Machine) (err error) {
 	if s.bigTCP {
 		return s.raiseSizes()
@@ -98,16 +98,16 @@ func (s *setup) finishBare(m *testenv.Machine) (err error) {
 	return err
 }
 
-// answers waits until all paths carry traffic: a plugin may return before its devices do.
-func (s *setup) answers() error {
+// waitForTraffic waits until all paths carry traffic: a plugin may return before its devices do.
+func (s *setup) waitForTraffic() error {
 	ctx, cancel := context.WithTimeout(context.Background(), testenv.Timeout)
 	defer cancel()
 	for _, t := range trafficOf(s) {
-		if t.work.name != "tcp-rr" {
+		if t.workload.name != "tcp-rr" {
 			continue
 		}
-		err := testenv.Wait(ctx, "an answer, "+t.path.title+", "+t.family.name, func() error {
-			_, err := t.work.run(t.ends, time.Millisecond)
+		err := testenv.Wait(ctx, "a reply, "+t.path.title+", "+t.family.Name, func() error {
+			_, err := t.workload.run(t.ends, time.Millisecond)
 			return err
 		})
 		if err != nil {
@@ -117,9 +117,8 @@ func (s *setup) answers() error {
 	return nil
 }
 
-// forgetSoon has conntrack, where it is at work, forget closed connections before so many are
-// measured that its table is full.
-func (s *setup) forgetSoon() error {
+// shortenTimeouts makes conntrack, if it is loaded, drop closed connections before its table fills up.
+func (s *setup) shortenTimeouts() error {
 	for _, state := range []string{"time_wait", "close", "last_ack"} {
 		name := "net/netfilter/nf_conntrack_tcp_timeout_" + state
 		if err := s.topology.Node.SetSysctl(name, "5"); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -129,18 +128,18 @@ func (s *setup) forgetSoon() error {
 	return nil
 }
 
-// addCrowd makes the host ports and pods that are only there.
-func (s *setup) addCrowd(m *testenv.Machine) error {
-	var crowd []*testenv.Pod
+// addIdle adds host ports and pods without traffic, up to the scale.
+func (s *setup) addIdle(m *testenv.Machine) error {
+	var idle []*testenv.Pod
 	for i := range s.Pods - smallest.Pods {
-		crowd = append(crowd, s.runtime.NewPod(m, fmt.Sprintf("crowd-%d", i)))
+		idle = append(idle, s.runtime.NewPod(m, fmt.Sprintf("idle-%d", i)))
 	}
 	if more := s.Ports - smallest.Ports; more > 0 {
 		pod := s.runtime.NewPod(m, "ports")
-		pod.Conf.CapabilityArgs = mapPorts(crowdPorts, more)
-		crowd = append(crowd, pod)
+		pod.Conf.CapabilityArgs = mapPorts(idlePorts, more)
+		idle = append(idle, pod)
 	}
-	_, err := atOnce(crowd, attach)
+	_, err := concurrently(idle, attach)
 	return err
 }
 
@@ -151,7 +150,7 @@ type mapping struct {
 	Protocol      string `json:"protocol"`
 }
 
-// mapPorts maps so many host ports, each by TCP and UDP.
+// mapPorts maps count host ports from first on, each for TCP and UDP.
 func mapPorts(first, count int) map[string]any {
 	var mappings []mapping
 	for i := range count {
@@ -162,7 +161,7 @@ func mapPorts(first, count int) map[string]any {
 	return map[string]any{"portMappings": mappings}
 }
 
-// raiseSizes gives a veth the sizes of BIG TCP that its driver and most senders go up to.
+// raiseSizes gives the veth ebpfnet's BIG TCP sizes.
 func (s *setup) raiseSizes() error {
 	const size = 196608
 
@@ -183,7 +182,7 @@ func (s *setup) raiseSizes() error {
 	return nil
 }
 
-// gsoSize returns the largest packet that a pod's device takes.
+// gsoSize returns the largest packet that a pod's interface takes.
 func (s *setup) gsoSize() (int, error) {
 	ns, device := s.topology.Node, testenv.UplinkName
 	if s.runtime != nil {

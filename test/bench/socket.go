@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sockets by plain system calls: what Go's scheduler and poller do around those of package
-// net would be a good part of a packet's cost. RawSyscall does not even tell the scheduler, so
-// a thread that waits in one keeps its place, and no garbage collection may start meanwhile.
+// Sockets by plain system calls: the scheduler and the poller behind package net would be a good
+// part of a packet's cost. RawSyscall bypasses the scheduler as well, so a waiting thread keeps its
+// processor, and the garbage collector must not run (see pauseGC).
 
-// patience bounds each wait for the other end: longer, and something was lost.
-const patience = 2 * time.Second
+// waitLimit bounds each wait for the other end. After that, a packet was lost.
+const waitLimit = 2 * time.Second
 
 // address is a socket address as the kernel reads it.
 type address struct {
@@ -38,7 +38,7 @@ func addressOf(to netip.AddrPort) *address {
 
 func (a *address) family() int { return int(binary.NativeEndian.Uint16(a.raw[:])) }
 
-// call is a system call that a signal may have interrupted.
+// call repeats a system call that a signal interrupts.
 //
 //go:uintptrescapes
 func call(trap, a, b, c, d uintptr) (int, error) {
@@ -54,7 +54,7 @@ func call(trap, a, b, c, d uintptr) (int, error) {
 	}
 }
 
-// openSocket makes a socket whose waits are bounded.
+// openSocket opens a socket with timeouts of waitLimit.
 func openSocket(family, kind int) (int, error) {
 	fd, err := call(unix.SYS_SOCKET, uintptr(family), uintptr(kind|unix.SOCK_CLOEXEC), 0, 0)
 	if err != nil {
@@ -64,7 +64,7 @@ func openSocket(family, kind int) (int, error) {
 }
 
 func limitWaits(fd int) error {
-	limit := unix.NsecToTimeval(patience.Nanoseconds())
+	limit := unix.NsecToTimeval(waitLimit.Nanoseconds())
 	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
 		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &limit); err != nil {
 			return err
@@ -73,7 +73,7 @@ func limitWaits(fd int) error {
 	return nil
 }
 
-// bindSocket makes a socket with an address of its own.
+// bindSocket opens a socket bound to own. A stream socket listens.
 func bindSocket(kind int, own *address) (int, error) {
 	fd, err := openSocket(own.family(), kind)
 	if err != nil {
@@ -93,7 +93,7 @@ func bindSocket(kind int, own *address) (int, error) {
 	return fd, nil
 }
 
-// connectSocket makes a socket and connects it.
+// connectSocket opens a socket connected to an address.
 func connectSocket(kind int, to *address) (int, error) {
 	fd, err := openSocket(to.family(), kind)
 	if err != nil {
@@ -125,8 +125,8 @@ func read(fd int, data []byte) (int, error) {
 	return call(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&data[0])), uintptr(len(data)), 0)
 }
 
-// answer sends what it gets back to whom it is from.
-func answer(fd int, data []byte) (n int, err error) {
+// echo receives one packet and sends it back to its source.
+func echo(fd int, data []byte) (n int, err error) {
 	var from address
 	size := uint32(len(from.raw))
 	for {
@@ -154,7 +154,7 @@ func answer(fd int, data []byte) (n int, err error) {
 	}
 }
 
-// batch is as many packets as one system call sends or receives.
+// batch holds the packets of one sendmmsg or recvmmsg.
 type batch struct {
 	headers [batchSize]mmsghdr
 	vectors [batchSize]unix.Iovec
@@ -168,7 +168,7 @@ const (
 
 type mmsghdr struct {
 	header unix.Msghdr
-	_      uint32 // the length of what came, which nobody asks for
+	_      uint32 // the received length, which is not used
 }
 
 func newBatch() *batch {
@@ -186,7 +186,7 @@ func (b *batch) send(fd int) (int, error) {
 	return call(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&b.headers)), batchSize, 0)
 }
 
-// receive waits for one packet at least, and takes up to limit.
+// receive waits for at least one packet and receives up to limit.
 func (b *batch) receive(fd, limit int) (int, error) {
 	return call(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&b.headers)), uintptr(limit), unix.MSG_WAITFORONE)
 }

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// histogram counts durations without making memory while it does.
+// histogram counts durations without allocating.
 type histogram struct {
 	count   int
 	buckets [buckets]uint32
@@ -14,7 +14,7 @@ type histogram struct {
 
 const (
 	resolution = 50 * time.Nanosecond
-	buckets    = 1 << 15 // up to 1.6 ms; the last one has all that is longer
+	buckets    = 1 << 15 // the last one counts everything from 1.6 ms on
 )
 
 func (h *histogram) add(d time.Duration) {
@@ -22,7 +22,7 @@ func (h *histogram) add(d time.Duration) {
 	h.buckets[min(int(d/resolution), buckets-1)]++
 }
 
-// quantile returns the duration that the part q of all does not exceed, 0 for none.
+// quantile returns the duration that a fraction q of all does not exceed, 0 if there are none.
 func (h *histogram) quantile(q float64) time.Duration {
 	rank := int(math.Ceil(q * float64(h.count)))
 	for i, n := range h.buckets {
@@ -33,8 +33,7 @@ func (h *histogram) quantile(q float64) time.Duration {
 	return buckets * resolution
 }
 
-// quantile returns the value at the part q of sorted values, between two of them where it lies
-// there. It is NaN for none.
+// quantile returns the q-quantile, interpolated between two values. It is NaN for no values.
 func quantile(values []float64, q float64) float64 {
 	if len(values) == 0 {
 		return math.NaN()
@@ -57,8 +56,8 @@ func spreadOf(values []float64) spread {
 	return spread{quantile(values, 0.5), quantile(values, 0.25), quantile(values, 0.75)}
 }
 
-// ratios divides what was measured in the same round: what disturbs a round disturbs both. A
-// round in which one of them failed (0) is left out.
+// ratios divides values of the same round, since a disturbance of a round affects both. Rounds in
+// which one of them failed (0) are left out.
 func ratios(values, against []float64) []float64 {
 	var all []float64
 	for i := range min(len(values), len(against)) {

@@ -5,10 +5,12 @@ import (
 	"html"
 	"math"
 	"strings"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// The chart has small panels with one bar for each setup: four columns, a row for each path, and
-// one for ADD and DEL. All sizes are pixels.
+// The chart has a row of panels for each path and one for ADD and DEL. A panel has one bar for
+// each setup. All sizes are in pixels.
 const (
 	panelWidth, panelHead, panelGap = 224, 24, 20
 	rowHead                         = 18
@@ -32,11 +34,11 @@ func (r panelRow) height() int {
 	return rowHead + panelHead + bars*(barHeight+barGap)
 }
 
-// panel is a diagram of one kind of measurement.
+// panel is a bar chart of one measurement.
 type panel struct {
 	title string
 	bars  []bar
-	line  float64 // a value to compare with, or 0
+	line  float64 // reference value, 0 for none
 }
 
 type bar struct {
@@ -45,17 +47,17 @@ type bar struct {
 	text string
 }
 
-// chartWorks are the columns.
-var chartWorks = []string{"udp-packets", "tcp-rr", "tcp-crr", "tcp-stream"}
+// chartWorkloads are the columns.
+var chartWorkloads = []string{"udp-packets", "tcp-rr", "tcp-crr", "tcp-stream"}
 
-// chart draws IPv4 alone: IPv6 differs little, and is in the tables.
+// chart draws IPv4 only: IPv6 differs little and is in the tables.
 func (r *result) chart() string {
 	setups := r.present()
 	var rows []panelRow
 	for _, p := range paths {
-		row := panelRow{title: fmt.Sprintf("%s, times %s", p.title, titleOf(referenceOf(p.name)))}
-		for _, work := range chartWorks {
-			row.panels = append(row.panels, r.trafficPanel(setups, p, work))
+		row := panelRow{title: fmt.Sprintf("%s, times %s", p.title, variantTitle(referenceOf(p.name)))}
+		for _, workload := range chartWorkloads {
+			row.panels = append(row.panels, r.trafficPanel(setups, p, workload))
 		}
 		rows = append(rows, row)
 	}
@@ -68,11 +70,11 @@ func (r *result) heading() string {
 		r.Rounds, r.Kernel, r.Date.Format("2006-01-02"))
 }
 
-func (r *result) trafficPanel(setups []setupResult, p path, work string) panel {
-	all := panel{title: titleOfWork(work), line: 1}
-	against := r.rates(referenceOf(p.name), p.name, families[0].name, work)
+func (r *result) trafficPanel(setups []setupResult, p path, workload string) panel {
+	all := panel{title: workloadTitle(workload), line: 1}
+	against := r.rates(referenceOf(p.name), p.name, testenv.IPv4.Name, workload)
 	for i, s := range setups {
-		if values := ratios(r.rates(s.Name, p.name, families[0].name, work), against); len(values) > 0 {
+		if values := ratios(r.rates(s.Name, p.name, testenv.IPv4.Name, workload), against); len(values) > 0 {
 			spread := spreadOf(values)
 			all.bars = append(all.bars, bar{colourOf(setups, i), spread, ratio(spread.Median)})
 		}
@@ -80,23 +82,23 @@ func (r *result) trafficPanel(setups []setupResult, p path, work string) panel {
 	return all
 }
 
-// callPanels are in times per second, so that longer is faster here as well.
+// callPanels shows calls per second, so that longer is faster here as well.
 func (r *result) callPanels(setups []setupResult) []panel {
 	panels := []panel{
-		{title: "ADD, one after the other"}, {title: "ADD, 16 at a time"},
-		{title: "DEL, one after the other"}, {title: "DEL, 16 at a time"},
+		{title: "ADD, sequential"}, {title: "ADD, 16 concurrent"},
+		{title: "DEL, sequential"}, {title: "DEL, 16 concurrent"},
 	}
 	for i, s := range setups {
 		for j, verb := range verbs {
 			c := r.calls(s.Name, verb)
-			if len(c.Alone) == 0 || verb == verbs[0] && s.Variant == bareName { // would make all others dots
+			if len(c.Sequential) == 0 || verb == verbs[0] && s.Variant == bareName { // would dwarf all others
 				continue
 			}
-			var alone []float64
-			for _, ms := range c.Alone {
-				alone = append(alone, 1000/ms)
+			var sequential []float64
+			for _, ms := range c.Sequential {
+				sequential = append(sequential, 1000/ms)
 			}
-			for k, values := range [][]float64{alone, c.AtOnce} {
+			for k, values := range [][]float64{sequential, c.Concurrent} {
 				spread := spreadOf(values)
 				into := &panels[2*j+k]
 				into.bars = append(into.bars, bar{colourOf(setups, i), spread, perSecond(spread.Median)})
@@ -123,7 +125,7 @@ func legendOf(setups []setupResult) []legend {
 	return all
 }
 
-// colourOf gives ours greens, and shades to what is compared with them.
+// colourOf returns greens for ebpfnet and other colours for the rest.
 func colourOf(setups []setupResult, i int) string {
 	ours, others := []string{"#1b9e4b", "#66c27c", "#0b6b31"}, []string{"#555", "#888", "#aaa", "#c7522a", "#e08d5f", "#8a6bbf", "#b9a3dc"}
 	n := 0
@@ -139,7 +141,7 @@ func colourOf(setups []setupResult, i int) string {
 }
 
 func draw(heading string, legends []legend, rows []panelRow) string {
-	columns := len(chartWorks)
+	columns := len(chartWorkloads)
 	legendRows := (len(legends) + legendColumns - 1) / legendColumns
 	top := margin + legendHeight + legendRows*legendHeight + panelGap
 	width := 2*margin + columns*panelWidth + (columns-1)*panelGap

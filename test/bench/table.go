@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// table is one of Markdown, with columns that also stand below each other in plain text.
+// table is a Markdown table with aligned columns.
 type table struct {
 	rows [][]string // the first has the titles
 }
@@ -40,7 +40,7 @@ func (t *table) String() string {
 	return out.String()
 }
 
-// ratio writes a ratio with the digits that it deserves.
+// ratio formats a ratio with three significant digits.
 func ratio(value float64) string {
 	if value >= 10 {
 		return fmt.Sprintf("%.1f", value)
@@ -48,12 +48,12 @@ func ratio(value float64) string {
 	return fmt.Sprintf("%.2f", value)
 }
 
-// String is the median with its spread.
+// String returns the median with the quartiles.
 func (s spread) String() string {
 	return fmt.Sprintf("%s (%s–%s)", ratio(s.Median), ratio(s.Low), ratio(s.High))
 }
 
-// amount writes a large number shortly.
+// amount formats a number with an SI prefix.
 func amount(value float64) string {
 	switch {
 	case value >= 1e9:

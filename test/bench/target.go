@@ -4,39 +4,41 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// target is a ratio that must come out of a run, in medians.
+// target is a bound for a median ratio.
 type target struct {
 	title   string
 	against string
-	want    float64
-	atMost  bool
-	// measure returns nothing where the run did not measure it.
+	bound   float64
+	atMost  bool // the ratio must not exceed the bound; otherwise it must reach it
+	// measure returns nil if the run did not measure it.
 	measure func(r *result, ours setupResult) []measured
 }
 
-// measured is one ratio that a target is about.
+// measured is one ratio of a target.
 type measured struct {
 	What string `json:"what"`
 	spread
 }
 
-// verdict says whether a variant reaches a target.
+// verdict says whether a setup meets a target.
 type verdict struct {
-	Target   string     `json:"target"`
+	Title    string     `json:"title"`
 	Against  string     `json:"against"`
-	Want     float64    `json:"want"`
+	Target   float64    `json:"target"`
 	AtMost   bool       `json:"at_most,omitempty"`
 	Setup    string     `json:"setup"`
 	Measured []measured `json:"measured"`
-	Reached  bool       `json:"reached"`
+	Met      bool       `json:"met"`
 }
 
-// trafficWanted is what the project asks of traffic.
-var trafficWanted = []struct {
-	path, work, against string
-	want                float64
+// trafficTargets are the bounds for traffic.
+var trafficTargets = []struct {
+	path, workload, against string
+	bound                   float64
 }{
 	{"pod-pod", "udp-packets", bareName, 0.95},
 	{"pod-pod", "tcp-rr", bareName, 0.95},
@@ -48,37 +50,37 @@ var trafficWanted = []struct {
 	{"outside-port", "tcp-rr", plainName, 1},
 }
 
-// targets are those of the project, in the order of its table.
+// targets are the project's, in the order of the table.
 func targets() []target {
 	var all []target
-	for _, t := range trafficWanted {
-		all = append(all, trafficTarget(t.path, t.work, t.against, t.want))
+	for _, t := range trafficTargets {
+		all = append(all, trafficTarget(t.path, t.workload, t.against, t.bound))
 	}
 	return append(all,
 		scaleTarget(scale{Ports: 5000, Pods: 1000}, 0.98),
-		target{title: "ADD, times as fast", against: titleOf(bridgeName), want: 10, measure: addTime},
-		target{title: "ADDs per second, 16 at a time", against: titleOf(bridgeName), want: 8, measure: addsAtOnce},
-		target{title: "DEL, time", against: "removal of a bare veth", want: 1.3, atMost: true, measure: delTime},
+		target{title: "ADD, speed-up", against: variantTitle(bridgeName), bound: 10, measure: addTime},
+		target{title: "ADDs per second, 16 concurrent", against: variantTitle(bridgeName), bound: 8, measure: addsAtOnce},
+		target{title: "DEL, time", against: "removal of a bare veth", bound: 1.3, atMost: true, measure: delTime},
 	)
 }
 
-func trafficTarget(path, work, against string, want float64) target {
+func trafficTarget(path, workload, against string, bound float64) target {
 	return target{
-		title: titleOfPath(path) + ", " + titleOfWork(work), against: titleOf(against), want: want,
+		title: pathTitle(path) + ", " + workloadTitle(workload), against: variantTitle(against), bound: bound,
 		measure: func(r *result, ours setupResult) []measured {
 			var all []measured
-			for _, f := range families {
-				all = appendMeasured(all, f.name, ratios(r.rates(ours.Name, path, f.name, work), r.rates(against, path, f.name, work)))
+			for _, f := range testenv.Families {
+				all = appendMeasured(all, f.Name, ratios(r.rates(ours.Name, path, f.Name, workload), r.rates(against, path, f.Name, workload)))
 			}
 			return all
 		},
 	}
 }
 
-// scaleTarget compares a variant with itself, and tells of the worst.
-func scaleTarget(large scale, want float64) target {
+// scaleTarget compares a variant with itself at the smallest scale; the worst ratio counts.
+func scaleTarget(large scale, bound float64) target {
 	return target{
-		title: "worst of these with " + large.String(), against: "the same with 1", want: want,
+		title: "worst of the above with " + large.String(), against: "the same with 1 of each", bound: bound,
 		measure: func(r *result, ours setupResult) []measured {
 			all := scaleRatios(r, ours, large)
 			if len(all) == 0 {
@@ -89,30 +91,30 @@ func scaleTarget(large scale, want float64) target {
 	}
 }
 
-// scaleRatios compares what a variant does at a scale with what it does at the smallest, in all
-// that is wanted of traffic.
+// scaleRatios compares a variant at a scale with itself at the smallest, for all traffic with a
+// target.
 func scaleRatios(r *result, ours setupResult, large scale) []measured {
 	var all []measured
 	scaled := scaledName(ours.Variant, large)
-	for _, t := range trafficWanted {
-		for _, f := range families {
-			what := fmt.Sprintf("%s, %s, %s", titleOfPath(t.path), titleOfWork(t.work), f.name)
-			all = appendMeasured(all, what, ratios(r.rates(scaled, t.path, f.name, t.work), r.rates(ours.Name, t.path, f.name, t.work)))
+	for _, t := range trafficTargets {
+		for _, f := range testenv.Families {
+			what := fmt.Sprintf("%s, %s, %s", pathTitle(t.path), workloadTitle(t.workload), f.Name)
+			all = appendMeasured(all, what, ratios(r.rates(scaled, t.path, f.Name, t.workload), r.rates(ours.Name, t.path, f.Name, t.workload)))
 		}
 	}
 	return all
 }
 
 func addTime(r *result, ours setupResult) []measured {
-	return appendMeasured(nil, "", ratios(r.calls(bridgeName, "ADD").Alone, r.calls(ours.Name, "ADD").Alone))
+	return appendMeasured(nil, "", ratios(r.calls(bridgeName, "ADD").Sequential, r.calls(ours.Name, "ADD").Sequential))
 }
 
 func addsAtOnce(r *result, ours setupResult) []measured {
-	return appendMeasured(nil, "", ratios(r.calls(ours.Name, "ADD").AtOnce, r.calls(bridgeName, "ADD").AtOnce))
+	return appendMeasured(nil, "", ratios(r.calls(ours.Name, "ADD").Concurrent, r.calls(bridgeName, "ADD").Concurrent))
 }
 
 func delTime(r *result, ours setupResult) []measured {
-	return appendMeasured(nil, "", ratios(r.calls(ours.Name, "DEL").Alone, r.calls(bareName, "DEL").Alone))
+	return appendMeasured(nil, "", ratios(r.calls(ours.Name, "DEL").Sequential, r.calls(bareName, "DEL").Sequential))
 }
 
 func appendMeasured(all []measured, what string, ratios []float64) []measured {
@@ -122,15 +124,15 @@ func appendMeasured(all []measured, what string, ratios []float64) []measured {
 	return append(all, measured{what, spreadOf(ratios)})
 }
 
-// judge holds each of ours against the targets, but for the one that has no fast path.
-func (r *result) judge() {
+// evaluate compares every variant of ebpfnet with the targets, except the one without fast path.
+func (r *result) evaluate() {
 	for _, t := range targets() {
 		for _, s := range r.present() {
 			if !s.Ours || s.Variant == neverName {
 				continue
 			}
-			v := verdict{Target: t.title, Against: t.against, Want: t.want, AtMost: t.atMost, Setup: s.Name, Measured: t.measure(r, s)}
-			v.Reached = len(v.Measured) > 0 && !slices.ContainsFunc(v.Measured, func(m measured) bool { return v.misses(m) })
+			v := verdict{Title: t.title, Against: t.against, Target: t.bound, AtMost: t.atMost, Setup: s.Name, Measured: t.measure(r, s)}
+			v.Met = len(v.Measured) > 0 && !slices.ContainsFunc(v.Measured, func(m measured) bool { return v.misses(m) })
 			r.Targets = append(r.Targets, v)
 		}
 	}
@@ -138,7 +140,7 @@ func (r *result) judge() {
 
 func (v verdict) misses(m measured) bool {
 	if v.AtMost {
-		return m.Median > v.Want
+		return m.Median > v.Target
 	}
-	return m.Median < v.Want
+	return m.Median < v.Target
 }

@@ -5,23 +5,23 @@ import (
 	"fmt"
 )
 
-// variant is a way to connect pods. All that are compared stand in variants.
+// variant is a way to connect pods.
 type variant struct {
 	name  string
 	title string
-	// plugins are the network's, in the order of the list; none: the pods are the two ends of a veth.
+	// plugins are the network's; without any, the pods are the two ends of a veth.
 	plugins []plugin
-	// routed variants have no NAT: the outside has routes to pods, and asks them at their addresses.
+	// routed variants have no NAT: the outside host has routes to pods and uses their addresses.
 	routed bool
-	// bigTCP raises the sizes of the veth, where no plugin does.
+	// bigTCP raises the sizes of a bare veth.
 	bigTCP bool
-	// ours are told about in detail. A refusal of the binary leaves them out, with its reason.
+	// ours are variants of ebpfnet. One that the binary refuses is absent, with the reason.
 	ours bool
-	// reference variants are what others use.
+	// reference variants use the reference plugins.
 	reference bool
-	// slow variants take seconds for an ADD: there are fewer, and at one scale.
+	// slow variants take seconds for an ADD, so they get fewer of them and one scale.
 	slow bool
-	// insteadOf is a variant that has the same behaviour. This one is left out where that is there.
+	// insteadOf is a variant with the same behaviour: this one is set up only if that is absent.
 	insteadOf string
 }
 
@@ -32,7 +32,7 @@ const (
 	bareName  = "bare"
 	plainName = "plain"
 	neverName = "ebpfnet-never"
-	// bridgeName is what ADD and DEL are compared with.
+	// bridgeName is the reference for ADD.
 	bridgeName = "bridge-iptables"
 )
 
@@ -50,8 +50,8 @@ var variants = []variant{
 	{name: "ebpfnet", title: "ebpfnet", plugins: ebpfnet(""), ours: true, insteadOf: "ebpfnet-established"},
 }
 
-// titleOf returns a variant's title.
-func titleOf(name string) string {
+// variantTitle returns the title of a variant.
+func variantTitle(name string) string {
 	for _, v := range variants {
 		if v.name == name {
 			return v.title
@@ -80,8 +80,8 @@ const (
 	podSubnet6 = "fd00:88::/64"
 )
 
-// conflist is the variant's network. Addresses are kept in a directory of the setup's own: nodes are
-// apart by their network namespaces, and not by their files.
+// conflist returns the variant's network configuration list. dataDir keeps the reserved addresses of
+// one setup, since all nodes share the file system.
 func (v variant) conflist(dataDir string) ([]byte, error) {
 	list := make([]plugin, 0, len(v.plugins))
 	for i, p := range v.plugins {
@@ -102,14 +102,14 @@ func (v variant) conflist(dataDir string) ([]byte, error) {
 	return json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": "pods", "plugins": list})
 }
 
-// scale is what a node has beside the two pods that are measured.
+// scale is the size of a node, including what is measured.
 type scale struct {
-	// Ports are host ports, each by TCP and UDP; Pods have addresses. With those that are measured.
+	// Ports counts host ports, each for TCP and UDP.
 	Ports int `json:"ports"`
 	Pods  int `json:"pods"`
 }
 
-// smallest is the scale that all variants are compared at.
+// smallest is the scale at which variants are compared.
 var smallest = scale{Ports: 1, Pods: 1}
 
 func (s scale) String() string {
@@ -123,7 +123,7 @@ func plural(n int, what string) string {
 	return thousands(n) + " " + what
 }
 
-// scaledName tells apart the setups of a run.
+// scaledName returns the unique name of a setup.
 func scaledName(variant string, s scale) string {
 	if s == smallest {
 		return variant
@@ -131,7 +131,7 @@ func scaledName(variant string, s scale) string {
 	return fmt.Sprintf("%s/%dx%d", variant, s.Ports, s.Pods)
 }
 
-// thousands writes 126078 as 126,078.
+// thousands formats 126078 as 126,078.
 func thousands(n int) string {
 	if n < 1000 {
 		return fmt.Sprint(n)

@@ -13,7 +13,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// cnitool is the CNI project's tool, with the README's configuration installed.
+// cnitool is the CNI project's tool with the example configuration installed.
 type cnitool struct {
 	host   *host
 	binary string
@@ -23,7 +23,7 @@ type cnitool struct {
 func newCNITool(t *testing.T, h *host) *cnitool {
 	t.Helper()
 	confDir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(confDir, "10-pods.conflist"), readmeConflist(t), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(confDir, "10-pods.conflist"), exampleConflist(t), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	return &cnitool{

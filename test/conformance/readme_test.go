@@ -1,54 +1,67 @@
 package conformance
 
 import (
-	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
-// readmeConflist returns the README's network configuration list, the first JSON block that names the plugin, so that
-// a test runs what users copy.
-func readmeConflist(t *testing.T) []byte {
-	t.Helper()
-	const path = "../../README.md"
+const (
+	repository = "../.."
+	readme     = repository + "/README.md"
+)
 
-	text, err := os.ReadFile(path)
+// exampleConflist returns the network configuration list that users copy.
+func exampleConflist(t *testing.T) []byte {
+	t.Helper()
+	return readFile(t, repository+"/cmd/ebpfnet/example.conflist")
+}
+
+func TestREADMEShowsExample(t *testing.T) {
+	if block := "```json\n" + string(exampleConflist(t)) + "```\n"; !strings.Contains(string(readFile(t, readme)), block) {
+		t.Errorf("%s does not show cmd/ebpfnet/example.conflist:\n%s", readme, block)
+	}
+}
+
+func TestREADMEIsShort(t *testing.T) {
+	const maxLines, maxColumns = 130, 120
+
+	lines := strings.Split(strings.TrimSpace(string(readFile(t, readme))), "\n")
+	if len(lines) > maxLines {
+		t.Errorf("%s has %d lines, want at most %d", readme, len(lines), maxLines)
+	}
+	for i, line := range lines {
+		if columns := utf8.RuneCountInString(line); columns > maxColumns {
+			t.Errorf("%s:%d has %d columns, want at most %d", readme, i+1, columns, maxColumns)
+		}
+	}
+}
+
+var relativeLink = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
+
+func TestREADMELinks(t *testing.T) {
+	var files []string
+	for _, pattern := range []string{"*", "*/*", "*/*/*"} {
+		found, _ := filepath.Glob(filepath.Join(repository, pattern+".md"))
+		files = append(files, found...)
+	}
+	for _, file := range files {
+		for _, match := range relativeLink.FindAllStringSubmatch(string(readFile(t, file)), -1) {
+			if _, err := os.Stat(filepath.Join(filepath.Dir(file), match[1])); err != nil {
+				t.Errorf("%s: link %s: %v", file, match[1], err)
+			}
+		}
+	}
+}
+
+func readFile(t *testing.T, path string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	conflist, err := firstConflist(string(text))
-	if err != nil {
-		t.Fatalf("%s: %v", path, err)
-	}
-	return []byte(conflist)
-}
-
-var jsonBlock = regexp.MustCompile("(?ms)^```json\n(.*?)^```")
-
-func firstConflist(markdown string) (string, error) {
-	for _, block := range jsonBlock.FindAllStringSubmatch(markdown, -1) {
-		if strings.Contains(block[1], `"ebpfnet"`) {
-			return block[1], nil
-		}
-	}
-	return "", fmt.Errorf("no JSON block contains %q", "ebpfnet")
-}
-
-func TestFirstConflist(t *testing.T) {
-	const other, wanted = "```json\n{\"a\": 1}\n```\n", "```json\n{\"type\": \"ebpfnet\"}\n```\n"
-	for _, test := range []struct{ name, markdown, want string }{
-		{"only one", wanted, "{\"type\": \"ebpfnet\"}\n"},
-		{"after another", other + "text\n" + wanted + wanted, "{\"type\": \"ebpfnet\"}\n"},
-		{"none", other + "ebpfnet\n", ""},
-		{"another language", strings.Replace(wanted, "json", "sh", 1), ""},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			got, err := firstConflist(test.markdown)
-			if got != test.want || (err != nil) != (test.want == "") {
-				t.Errorf("got %q, %v; want %q", got, err, test.want)
-			}
-		})
-	}
+	return content
 }

@@ -1,94 +1,97 @@
 package main
 
 import (
-	"bytes"
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-func TestReadmeConflist(t *testing.T) {
-	list, err := readConflist(filepath.Join("..", "..", "README.md"))
-	if err != nil {
-		t.Fatal(err)
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const exampleConflist = "../../cmd/ebpfnet/example.conflist"
+
+// TestDemo runs all of it, and testenv.Main then looks for what it leaves behind.
+func TestDemo(t *testing.T) {
+	var out strings.Builder
+	m := &testenv.Machine{Name: "demo"}
+	err := m.Protect(func() error { return run(m, &out, exampleConflist) })
+	// Only the end of its process removes the demo's datapath.
+	if err := errors.Join(err, m.CleanUp(), os.RemoveAll(loader.Root)); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
 	}
-	if list.name == "" || !list.masq || !list.ports {
-		t.Errorf("the README's list is %+v, but the demo shows masquerading and host ports", list)
+	for _, want := range []string{
+		"✓ pod-a → 10.88.0.3:80 pod-b replies and sees 10.88.0.2\n",
+		"✓ pod-a → [2001:db8:1::2]:80 outside replies and sees 2001:db8:1::1\n",
+		"✓ outside → 192.0.2.1:8080 pod-c replies and sees 192.0.2.2\n",
+		"✓ node → 127.0.0.1:8080 pod-c replies and sees 10.88.0.1\n",
+		"✓ pod-c → [2001:db8:1::1]:8080 pod-c replies and sees fd00:88::1\n",
+		"✓ endpoints entries: 6,", "✓ host_ports entries: 4,", "✓ leftovers none", "✓ outside → 192.0.2.1:8080 no reply\n",
+	} {
+		if !strings.Contains(folded(out.String()), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+	if lines := strings.Count(out.String(), "\n"); lines > 50 {
+		t.Errorf("%d lines are more than a screenful", lines)
 	}
 }
 
-func TestJSONBlock(t *testing.T) {
-	const wanted = "{\"type\": \"ebpfnet\"}\n"
-	for name, test := range map[string]struct {
-		markdown string
-		found    bool
-	}{
-		"first of two":      {"text\n```json\n" + wanted + "```\n```json\n{\"type\": \"ebpfnet\", \"mtu\": 1}\n```\n", true},
-		"after another":     {"```json\n{\"type\": \"bridge\"}\n```\n```json\n" + wanted + "```\n", true},
-		"indented":          {"  ```json\n" + wanted + "  ```\n", true},
-		"other language":    {"```sh\n" + wanted + "```\n", false},
-		"never closed":      {"```json\n" + wanted, false},
-		"between blocks":    {"```json\n{}\n```\n" + wanted + "```json\n{}\n```\n", false},
-		"name in a comment": {"```json\n{\"//\": \"ebpfnet's\"}\n```\n", false},
-		"nothing":           {"", false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			block, found := jsonBlock(test.markdown)
-			if found != test.found || found && block != wanted {
-				t.Errorf("found %v, %q", found, block)
-			}
-		})
+// folded has one space where the columns have several.
+func folded(text string) string {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		lines[i] = strings.Join(strings.Fields(line), " ")
 	}
+	return strings.Join(lines, "\n")
+}
+
+// TestFailure wants the demo to stop at the first check that fails, with the reason.
+func TestFailure(t *testing.T) {
+	var out strings.Builder
+	conflist := writeConflist(t, `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "ebpfnet", "ipMasq": true,
+		"capabilities": {"portMappings": true}, "ipam": {"type": "host-local", "subnet": "10.88.0.0/30"}}]}`)
+	m := &testenv.Machine{Name: "demo"}
+	err := m.Protect(func() error { return run(m, &out, conflist) })
+	if errCleanUp := errors.Join(m.CleanUp(), os.RemoveAll(loader.Root)); errCleanUp != nil {
+		t.Error(errCleanUp)
+	}
+	if err == nil || !strings.Contains(err.Error(), "step 1 failed: ADD pod-b: ") {
+		t.Errorf("error is %v, want that the range of one address is full", err)
+	}
+	if strings.Contains(out.String(), "2. ") {
+		t.Errorf("the demo went on:\n%s", out.String())
+	}
+}
+
+func writeConflist(t *testing.T, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "conflist")
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 func TestConflistRefused(t *testing.T) {
-	for name, raw := range map[string]string{
-		"directory of the host": `{"name": "n", "plugins": [{"type": "ebpfnet", "ipam": {"dataDir": "/etc"}}]}`,
-		"other plugin":          `{"name": "n", "plugins": [{"type": "bridge"}]}`,
+	for name, content := range map[string]string{
+		"directory of the host": `{"plugins": [{"type": "ebpfnet", "ipMasq": true, "capabilities": {"portMappings": true}, "ipam": {"dataDir": "/etc"}}]}`,
+		"no masquerading":       `{"plugins": [{"type": "ebpfnet", "capabilities": {"portMappings": true}}]}`,
+		"no host ports":         `{"plugins": [{"type": "ebpfnet", "ipMasq": true}]}`,
+		"other plugin":          `{"plugins": [{"type": "bridge"}]}`,
 		"no plugin":             `{"name": "n"}`,
 		"other JSON":            `[]`,
+		"no JSON":               "text",
 	} {
-		if err := (&conflist{raw: []byte(raw)}).parse(); err == nil {
+		if _, err := readConflist(writeConflist(t, content)); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}
-}
-
-func TestOptions(t *testing.T) {
-	if opts, err := parseOptions([]string{"-conflist", "f", "-o", "json"}); err != nil || opts != (options{conflist: "f", json: true}) {
-		t.Errorf("%+v, %v", opts, err)
-	}
-	for _, args := range []string{"-o xml", "-pause -o json", "extra", "-unknown"} {
-		if _, err := parseOptions(strings.Fields(args)); err == nil {
-			t.Errorf("%s: no error", args)
-		}
-	}
-}
-
-// The message and its checksum are from the example in RFC 1071, section 3.
-func TestChecksum(t *testing.T) {
-	if got := checksum([]byte{0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7}); got != ^uint16(0xddf2) {
-		t.Errorf("%#x", got)
-	}
-}
-
-func TestReportFailure(t *testing.T) {
-	var person bytes.Buffer
-	r := &report{person: &person}
-	r.begin(&step{Name: "s", Title: "Title", width: 5}, "why")
-	r.ok("good", "seen %d", 1)
-	err := errors.Join(&mismatch{"bad", "this", "that"})
-	r.end(0, err)
-	if code := r.finish(err); code != 1 {
-		t.Errorf("exit code %d", code)
-	}
-	for _, want := range []string{"1. Title\n", "   why\n", "✓ good  seen 1\n", "✗ bad\n", "expected this\n", "saw      that\n"} {
-		if !strings.Contains(person.String(), want) {
-			t.Errorf("%q is missing from\n%s", want, person.String())
-		}
-	}
-	if s := r.last(); s.OK || len(s.Details) != 2 || s.Details[1].OK || r.summary.OK {
-		t.Errorf("summary is %+v", r.summary)
+	if _, err := readConflist("/nowhere"); err == nil {
+		t.Error("missing file: no error")
 	}
 }

@@ -1,10 +1,9 @@
-// Command demo shows ebpfnet at work, to a person who has never seen it: it makes
-// a node, an outside host and three pods in namespaces of its own, is their
-// container runtime, sends traffic, and tells what became of it.
+// Command demo shows ebpfnet at work to somebody who has never seen it. In its own namespaces
+// it builds a node, a host outside and three pods, connects the pods as a container runtime
+// does, sends traffic and shows what the datapath made of it.
 //
-// One file per thing to know: check.go is what must be there before anything
-// starts, conflist.go the network that is set up, scene.go the machines, steps.go
-// the story and steps_*.go its chapters, report.go how it is told.
+// main.go has the steps in order, network.go the machines with ADD and DEL, traffic.go the
+// traffic, state.go a look at the node.
 package main
 
 import (
@@ -13,94 +12,93 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
+	"time"
 
+	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-const help = `usage: demo [-conflist FILE] [-pause] [-o text|json]
+const usage = `usage: demo CONFLIST
 
-Shows what ebpfnet does and that it works, in a few seconds: a node, an outside host
-and three pods, connected by the CNI plugin "ebpfnet" as a container runtime would do
-it, through libcni. Then traffic of every kind over IPv4 and IPv6, a look into the
-datapath's maps, and the removal of everything, with the proof that nothing is left.
+Connects three pods by the network configuration list CONFLIST, sends traffic over IPv4 and
+IPv6, shows the state of the datapath and disconnects the pods. Every line with a tick is a
+check; the demo stops at the first one that fails.
 
-It touches nothing of this host. All of it happens in mount, network and PID
-namespaces of the demo's own, with a /run, /sys/fs/bpf and /var/lib/cni of their own,
-and the kernel removes them with the demo, also if it is killed. A datapath of ebpfnet
-that this host may be running is another one.
+The demo runs in its own mount, network and PID namespaces with its own /run, /sys/fs/bpf and
+/var/lib/cni, which the kernel removes when the demo ends, even if it is killed. It changes
+nothing on this host and leaves a running ebpfnet alone.
 
-It needs root, Linux 5.10 or newer, and no tool but itself and the plugin, which it
-looks for beside its own executable, or in $EBPFNET_BIN_DIR.
+It needs root and Linux 5.10 or newer, and no tools. The plugin comes from $EBPFNET_BIN_DIR;
+if that is not set, the demo builds it from the source tree around the working directory.
 
-  -conflist FILE   the network: a CNI configuration list, or a Markdown file, whose first
-                   json block with "ebpfnet" is taken. Default: ../README.md, seen
-                   from the executable
-  -pause           wait for Enter after each step, to look around meanwhile
-  -o text          tell it to a person (the default); colours on a terminal alone, and
-                   not where NO_COLOR is set
-  -o json          print one JSON object at the end instead: ok, and steps, each with name,
-                   ok and details. "missing" or "error" says what went wrong
-
-exit codes: 0    everything worked
-            1    something did not, or this host cannot run it; the last lines say what
-            2    wrong usage
-            130  interrupted (128 and the signal's number)
+exit status: 0 all checks passed, 1 a check failed or this host cannot run the demo,
+2 wrong usage, 128 + N ended by signal N
 `
 
-// outerEnv tells the demo inside of its namespaces the process id of the one
-// outside, for the hint of -pause and to not check the host twice.
-const outerEnv = "EBPFNET_DEMO_OUTER_PID"
-
-type options struct {
-	conflist string
-	pause    bool
-	json     bool
-}
-
 func main() {
-	opts, err := parseOptions(os.Args[1:])
-	if errors.Is(err, flag.ErrHelp) {
-		fmt.Print(help)
-		return
-	}
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "demo: %v\n\n%s", err, help)
+	flag.Usage = func() { fmt.Fprint(flag.CommandLine.Output(), usage) }
+	flag.Parse()
+	if flag.NArg() != 1 {
+		flag.Usage()
 		os.Exit(2)
-	}
-	r := newReport(os.Stdout, opts.json)
-	if os.Getpid() != 1 || os.Getenv(outerEnv) == "" {
-		if missing := check(opts); len(missing) > 0 {
-			os.Exit(r.cannotRun(missing))
-		}
-		os.Setenv(outerEnv, strconv.Itoa(os.Getpid()))
 	}
 	testenv.Isolate()
 
 	m := &testenv.Machine{Name: "demo"}
 	m.ExitOnSignal()
-	err = m.Protect(func() error { return run(m, r, opts) })
-	os.Exit(r.finish(errors.Join(err, m.CleanUp())))
+	err := m.Protect(func() error { return run(m, os.Stdout, flag.Arg(0)) })
+	if err := errors.Join(err, m.CleanUp()); err != nil {
+		fmt.Fprintf(os.Stderr, "demo: %v\n", err)
+		os.Exit(1)
+	}
 }
 
-func parseOptions(args []string) (options, error) {
-	var opts options
-	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
-	flags.SetOutput(io.Discard) // main prints
-	flags.StringVar(&opts.conflist, "conflist", "", "")
-	flags.BoolVar(&opts.pause, "pause", false, "")
-	output := flags.String("o", "text", "")
-	if err := flags.Parse(args); err != nil {
-		return opts, err
+// demo is one run: the machines, and what the steps share.
+type demo struct {
+	*testenv.Machine
+	out    io.Writer
+	checks int // passed so far
+
+	topology *testenv.Topology
+	runtime  *testenv.Runtime
+	pods     []*testenv.Pod
+	datapath *loader.Datapath // the node's, loaded by the first ADD
+}
+
+// steps are the chapters of the demo, in order.
+var steps = []struct {
+	title string
+	run   func(*demo) error
+}{
+	{"ADD: connect three pods. Each call is one short process.", (*demo).addPods},
+	{"Pod to pod: every pod is seen under its own address.", (*demo).podToPod},
+	{"Pod to the outside: \"ipMasq\" replaces the pod's address with the node's.", (*demo).podToOutside},
+	{"Host port 8080: forwarded to port 80 of pod-c. Clients on this host are seen as the gateway.", (*demo).toHostPort},
+	{"State: all of it is in pinned BPF maps.", (*demo).showMaps},
+	{"Nothing else: no bridge, no rules, no daemon.", (*demo).showNothingElse},
+	{"CHECK: compare the pods with what ADD left.", (*demo).checkPods},
+	{"DEL: disconnect the pods. The programs stay loaded for the next ADD.", (*demo).deletePods},
+}
+
+func run(m *testenv.Machine, out io.Writer, conflist string) error {
+	start := time.Now()
+	d := &demo{Machine: m, out: out}
+	if err := d.prepare(conflist); err != nil {
+		return err
 	}
-	opts.json = *output == "json"
-	switch {
-	case flags.NArg() > 0:
-		return opts, fmt.Errorf("unexpected argument %q", flags.Arg(0))
-	case *output != "json" && *output != "text":
-		return opts, fmt.Errorf("-o %q: expected text or json", *output)
-	case opts.json && opts.pause:
-		return opts, errors.New("-pause is for a person, -o json for a program: choose one")
+	for i, step := range steps {
+		fmt.Fprintf(out, "%d. %s\n", i+1, step.title)
+		if err := m.Protect(func() error { return step.run(d) }); err != nil {
+			return fmt.Errorf("step %d failed: %w", i+1, err)
+		}
 	}
-	return opts, nil
+	fmt.Fprintf(out, "%d checks passed in %.1f s, all in the demo's own namespaces: this host did not change.\n",
+		d.checks, time.Since(start).Seconds())
+	return nil
+}
+
+// ok prints a check that passed: its subject and the result.
+func (d *demo) ok(subject, format string, args ...any) {
+	d.checks++
+	fmt.Fprintf(d.out, "  ✓ %-30s %s\n", subject, fmt.Sprintf(format, args...))
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// flow is an entry of the map flows.
+// flow is an entry of flows or flows_backup.
 type flow struct {
 	kind                      bpf.FlowKind
 	remote, local, translated string
@@ -29,24 +29,24 @@ const (
 	reset    = ended | bpf.FlowRST
 )
 
-// out is the flow that pod opened to remote, and that is masqueraded as local.
-func out(remote, local, pod string) flow {
+// snat is a flow that pod opened to remote, masqueraded as local.
+func snat(remote, local, pod string) flow {
 	return flow{kind: bpf.FlowSNAT, remote: remote, local: local, translated: pod, owner: ownerOf(pod)}
 }
 
-// in is the flow that remote opened to pod, which it knows under the address via.
-func in(remote, pod, via string) flow {
+// dnat is a flow that remote opened to pod at the address via.
+func dnat(remote, pod, via string) flow {
 	return flow{kind: bpf.FlowDNAT, remote: remote, local: pod, translated: via, owner: ownerOf(pod)}
 }
 
-func (f flow) of(owner uint64) flow            { f.owner = owner; return f }
+func (f flow) ownedBy(owner uint64) flow       { f.owner = owner; return f }
 func (f flow) state(states bpf.FlowState) flow { f.states = states; return f }
-func (f flow) unused(idle time.Duration) flow  { f.idle = idle; return f }
-func (f flow) isOut() bool                     { return f.kind == bpf.FlowSNAT }
+func (f flow) idleFor(idle time.Duration) flow { f.idle = idle; return f }
+func (f flow) isSNAT() bool                    { return f.kind == bpf.FlowSNAT }
 
 func (f flow) wire(s scene) (bpf.FlowKey, bpf.Flow) {
-	// Of an echo, the pod asks in a flow out, the remote in a flow in.
-	remote, local, translated := s.side(f.remote, !f.isOut()), s.side(f.local, f.isOut()), s.side(f.translated, f.isOut())
+	// The pod sends the echo requests of an SNAT flow, the remote those of a DNAT flow.
+	remote, local, translated := s.side(f.remote, !f.isSNAT()), s.side(f.local, f.isSNAT()), s.side(f.translated, f.isSNAT())
 	key := bpf.FlowKey{
 		Remote: wire(remote.Addr()), RemotePort: remote.Port(),
 		Local: wire(local.Addr()), LocalPort: local.Port(),
@@ -58,7 +58,7 @@ func (f flow) wire(s scene) (bpf.FlowKey, bpf.Flow) {
 	}
 }
 
-// ownerOf is the owner of the pod in "name:port".
+// ownerOf returns the owner of the pod in "name:port", or 0.
 func ownerOf(side string) uint64 {
 	for name, owner := range owners {
 		if len(side) > len(name) && side[:len(name)+1] == name+":" {
@@ -68,7 +68,7 @@ func ownerOf(side string) uint64 {
 	return 0
 }
 
-// ticks is the time as flows have it, some time ago.
+// ticks returns the time some while ago, in the unit of the maps.
 func ticks(ago time.Duration) uint32 {
 	const shift = 30
 	var now unix.Timespec
@@ -78,14 +78,14 @@ func ticks(ago time.Duration) uint32 {
 	return uint32((now.Nano() - ago.Nanoseconds()) >> shift)
 }
 
-// checkFlows compares the map with want, and how long ago the entries were used.
+// checkFlows compares flows with want, including the time since each entry was used.
 func (h *host) checkFlows(s scene, want []flow) error {
 	return checkEntries(h.flows(), s, want)
 }
 
-// checkEntries is checkFlows for flows or established.
+// checkEntries is checkFlows for either flows or flows_backup.
 func checkEntries(m *ebpf.Map, s scene, want []flow) error {
-	const tolerance = 5 // ticks, for a slow machine
+	const tolerance = 5 // ticks: a slow machine takes seconds
 
 	got, err := contents[bpf.FlowKey, bpf.Flow](m)
 	if err != nil {
@@ -95,29 +95,29 @@ func checkEntries(m *ebpf.Map, s scene, want []flow) error {
 		key, value := flow.wire(s)
 		entry, ok := got[key]
 		if !ok {
-			return fmt.Errorf("flow %+v is not there, but %+v", key, got)
+			return fmt.Errorf("no flow %+v among %+v", key, got)
 		}
 		delete(got, key)
 		if diff := int32(value.LastSeen - entry.LastSeen); diff < -tolerance || diff > tolerance {
 			return fmt.Errorf("flow %+v was last seen at tick %d, want %d", key, entry.LastSeen, value.LastSeen)
 		}
 		if entry.LastSeen = value.LastSeen; entry != value {
-			return fmt.Errorf("flow %+v leads to %+v, want %+v", key, entry, value)
+			return fmt.Errorf("flow %+v is %+v, want %+v", key, entry, value)
 		}
 	}
 	if len(got) > 0 {
-		return fmt.Errorf("flows that should not be there: %+v", got)
+		return fmt.Errorf("unexpected flows: %+v", got)
 	}
 	return nil
 }
 
-// port is an entry of the map ports. The zero proto is the row's.
-type port struct {
+// hostPort is an entry of host_ports. The zero proto means the row's.
+type hostPort struct {
 	host, to string
 	proto    proto
 }
 
-func (p port) wire(s scene) (bpf.HostPortKey, bpf.HostPort) {
+func (p hostPort) wire(s scene) (bpf.HostPortKey, bpf.HostPort) {
 	if s.proto == echo {
 		s.proto = tcp
 	}
@@ -129,8 +129,8 @@ func (p port) wire(s scene) (bpf.HostPortKey, bpf.HostPort) {
 		bpf.HostPort{Owner: ownerOf(p.to), TargetAddr: wire(to.Addr()), Network: 1, TargetPort: to.Port()}
 }
 
-// back is the entry for connections whose flow was lost.
-func (p port) back(s scene) (bpf.HostPortKey, bpf.HostPort) {
+// reverse returns the entry that restores connections whose flow was lost.
+func (p hostPort) reverse(s scene) (bpf.HostPortKey, bpf.HostPort) {
 	key, value := p.wire(s)
 	key.Addr, value.TargetAddr = value.TargetAddr, key.Addr
 	key.Port, value.TargetPort = value.TargetPort, key.Port
@@ -138,55 +138,54 @@ func (p port) back(s scene) (bpf.HostPortKey, bpf.HostPort) {
 	return key, value
 }
 
-// exempt is an entry of the map exempts: a prefix that the pods named by of keep
-// their addresses to. Each pod has a set of its own.
-type exempt struct {
-	of     string
+// nonMasq is an entry of nonmasq_cidrs. Each pod has its own set; the empty name means set 0.
+type nonMasq struct {
+	pod    string
 	prefix map[string]string // by family
 }
 
-// exempt adds the entries, and tells the pods.
-func (h *host) exempt(s scene, exempts []exempt) error {
+// fillNonMasq adds the entries, and their sets to the pods' endpoints.
+func (h *host) fillNonMasq(s scene, entries []nonMasq) error {
 	const setBits, mappedBits = 32, 96
 	var errs []error
-	for _, e := range exempts {
+	for _, e := range entries {
 		prefix := netip.MustParsePrefix(e.prefix[s.name])
 		key := bpf.PrefixKey{
-			Prefixlen: uint32(setBits + prefix.Bits()), Set: uint32(owners[e.of]), Addr: wire(prefix.Addr()),
+			Prefixlen: uint32(setBits + prefix.Bits()), Set: uint32(owners[e.pod]), Addr: wire(prefix.Addr()),
 		}
 		if prefix.Addr().Is4() {
 			key.Prefixlen += mappedBits
 		}
 		errs = append(errs, h.programs.Maps[bpf.MapNonMasqCIDRs].Put(&key, uint32(0)))
-		if owners[e.of] != 0 {
-			errs = append(errs, h.putEndpoint(s.family, e.of, key.Set))
+		if owners[e.pod] != 0 {
+			errs = append(errs, h.putEndpoint(s.family, e.pod, key.Set))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// reasons are the names of the counters in tables.
+// reasons maps the words of the tables to the datapath's drop reasons.
 var reasons = map[string]bpf.Reason{
-	"no source":   bpf.ReasonNoSource,
-	"no port":     bpf.ReasonNoPort,
-	"fragment":    bpf.ReasonFragment,
-	"protocol":    bpf.ReasonProtocol,
-	"truncated":   bpf.ReasonTruncated,
-	"no flow":     bpf.ReasonNoFlow,
-	"not written": bpf.ReasonRewrite,
-	"MAC":         bpf.ReasonMAC,
-	"address":     bpf.ReasonAddress,
-	"gateway":     bpf.ReasonGateway,
-	"ARP":         bpf.ReasonARP,
-	"neighbor":    bpf.ReasonNeighbor,
-	"router":      bpf.ReasonRouter,
-	"DHCP server": bpf.ReasonDHCPServer,
-	"headers":     bpf.ReasonHeaders,
-	"policy":      bpf.ReasonPolicy,
-	"client":      bpf.ReasonSrcRange,
+	"no source":    bpf.ReasonNoSource,
+	"no port":      bpf.ReasonNoPort,
+	"fragment":     bpf.ReasonFragment,
+	"protocol":     bpf.ReasonProtocol,
+	"truncated":    bpf.ReasonTruncated,
+	"no flow":      bpf.ReasonNoFlow,
+	"rewrite":      bpf.ReasonRewrite,
+	"MAC":          bpf.ReasonMAC,
+	"address":      bpf.ReasonAddress,
+	"gateway":      bpf.ReasonGateway,
+	"ARP":          bpf.ReasonARP,
+	"neighbor":     bpf.ReasonNeighbor,
+	"router":       bpf.ReasonRouter,
+	"DHCP server":  bpf.ReasonDHCPServer,
+	"headers":      bpf.ReasonHeaders,
+	"policy":       bpf.ReasonPolicy,
+	"source range": bpf.ReasonSrcRange,
 }
 
-// checkCounters wants one packet of size bytes counted under reason, or none for "".
+// checkCounters wants drop_totals to count one packet of size bytes under reason, or none for "".
 func (h *host) checkCounters(reason string, size int) error {
 	for name, number := range reasons {
 		var perCPU []bpf.DropCount

@@ -12,16 +12,16 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// connection is a masqueraded one that lives.
+// connection is a live masqueraded connection.
 type connection struct {
-	out testenv.Packet // as the pod sends it
+	out testenv.Packet // as sent by the pod
 	key bpf.FlowKey
 }
 
-// TestAnyEviction has many connections live while entries go at random. Each packet of
-// the pods leaves with the port that its connection has; each of the remotes comes to
-// its pod, if one of the two entries is there, or else after the pod's next packet.
-func TestAnyEviction(t *testing.T) {
+// TestRandomEviction evicts entries of many live connections at random. Packets of the pods
+// keep their connection's port. Packets of the remotes reach the pod while either entry
+// exists, or else after the pod's next packet.
+func TestRandomEviction(t *testing.T) {
 	const (
 		seed        = 20261121
 		connections = 300
@@ -34,7 +34,7 @@ func TestAnyEviction(t *testing.T) {
 		t.Fatal(err)
 	}
 	var live []connection
-	brought := 0
+	recovered := 0
 	err := h.Do(func() error {
 		for range connections {
 			c, err := h.open(random)
@@ -51,14 +51,14 @@ func TestAnyEviction(t *testing.T) {
 				err = h.sendOut(c)
 			case 1:
 				if !h.knows(c) {
-					brought++
+					recovered++
 					err = h.sendOut(c)
 				}
 				err = errors.Join(err, h.sendBack(c))
 			case 2:
-				err = gone(h.flows().Delete(&c.key))
+				err = ignoreMissing(h.flows().Delete(&c.key))
 			case 3:
-				err = gone(h.established().Delete(&c.key))
+				err = ignoreMissing(h.flowsBackup().Delete(&c.key))
 			}
 			if err != nil {
 				return err
@@ -69,20 +69,20 @@ func TestAnyEviction(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	if brought == 0 {
-		t.Error("no connection lost both entries: the test does not test")
+	if recovered == 0 {
+		t.Error("no connection lost both entries: the test proves nothing")
 	}
 }
 
-// gone is no error where there was no entry.
-func gone(err error) error {
+// ignoreMissing returns nil if err says that there was no entry.
+func ignoreMissing(err error) error {
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return nil
 	}
 	return err
 }
 
-// open sends the first packets of a random connection, both ways.
+// open sends the first packets of a random connection in both directions.
 func (h *host) open(random *rand.Rand) (connection, error) {
 	p, s := randomFlow(random)
 	for s.proto != tcp {
@@ -101,31 +101,31 @@ func (h *host) open(random *rand.Rand) (connection, error) {
 	return c, h.sendBack(c)
 }
 
-// knows returns whether there is an entry left.
+// knows reports whether either entry is left.
 func (h *host) knows(c connection) bool {
 	var value bpf.Flow
-	return h.flows().Lookup(&c.key, &value) == nil || h.established().Lookup(&c.key, &value) == nil
+	return h.flows().Lookup(&c.key, &value) == nil || h.flowsBackup().Lookup(&c.key, &value) == nil
 }
 
 func (h *host) sendOut(c connection) error {
 	leaves, _, err := h.transit(bpf.ProgToUplink, c.out)
 	if err == nil && leaves.SrcPort != c.key.LocalPort {
-		err = fmt.Errorf("%s leaves from port %d, before from %d", c.out, leaves.SrcPort, c.key.LocalPort)
+		err = fmt.Errorf("%s leaves from port %d, was %d", c.out, leaves.SrcPort, c.key.LocalPort)
 	}
 	return err
 }
 
 func (h *host) sendBack(c connection) error {
-	reply := answer(c.out)
+	reply := replyTo(c.out)
 	reply.Dst, reply.DstPort = addrOf(c.key.Local), c.key.LocalPort
 	back, _, err := h.transit(bpf.ProgFromUplink, reply)
 	if err != nil {
 		return err
 	}
-	want := answer(c.out)
+	want := replyTo(c.out)
 	want.SrcMAC, want.DstMAC = back.SrcMAC, back.DstMAC
 	if diff := testenv.Diff(back, want); diff != "" {
-		return fmt.Errorf("answer to %s:\n%s", c.out, diff)
+		return fmt.Errorf("reply to %s:\n%s", c.out, diff)
 	}
 	return nil
 }

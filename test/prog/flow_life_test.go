@@ -9,10 +9,10 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// TestExpiredFlowIsTakenOver gives the first candidate to another flow that has
-// been idle for some time: longer than its state allows, or not quite.
-func TestExpiredFlowIsTakenOver(t *testing.T) {
-	const slack = 10 * time.Second // more than the tests take
+// TestExpiredFlowLosesPort has another flow on the first candidate, idle for a little more or
+// less than the timeout of its state.
+func TestExpiredFlowLosesPort(t *testing.T) {
+	const slack = 10 * time.Second // more than a test takes
 	h := newHost(t)
 	for _, tc := range []struct {
 		on      []proto
@@ -37,7 +37,7 @@ func TestExpiredFlowIsTakenOver(t *testing.T) {
 					tc.timeout + slack: candidates[0],
 				} {
 					s.star = candidates[0]
-					old := out("remote:80", "node:*", "pod2:5000").state(tc.states).unused(idle)
+					old := snat("remote:80", "node:*", "pod2:5000").state(tc.states).idleFor(idle)
 					if err := h.reset(); err != nil {
 						t.Fatal(err)
 					}
@@ -49,9 +49,9 @@ func TestExpiredFlowIsTakenOver(t *testing.T) {
 					}
 					holder := old
 					if want == candidates[0] {
-						holder = out("remote:80", "node:*", "pod:4000")
+						holder = snat("remote:80", "node:*", "pod:4000")
 					}
-					if err := h.checkHolds(s, holder); err != nil {
+					if err := h.checkFlow(s, holder); err != nil {
 						t.Error(err)
 					}
 				}
@@ -61,7 +61,7 @@ func TestExpiredFlowIsTakenOver(t *testing.T) {
 }
 
 func stateName(states bpf.FlowState) string {
-	name := "opening"
+	name := "unreplied"
 	if states&replied != 0 {
 		name = "replied"
 	}
@@ -74,8 +74,8 @@ func stateName(states bpf.FlowState) string {
 	return name
 }
 
-// checkHolds wants an entry to be in the map, among others.
-func (h *host) checkHolds(s scene, want flow) error {
+// checkFlow wants flows to have an entry, among others.
+func (h *host) checkFlow(s scene, want flow) error {
 	var got bpf.Flow
 	key, value := want.wire(s)
 	if err := h.flows().Lookup(&key, &got); err != nil {
@@ -83,16 +83,16 @@ func (h *host) checkHolds(s scene, want flow) error {
 	}
 	value.LastSeen = got.LastSeen
 	if got != value {
-		return fmt.Errorf("flow %+v leads to %+v, want %+v", key, got, value)
+		return fmt.Errorf("flow %+v is %+v, want %+v", key, got, value)
 	}
 	return nil
 }
 
-// TestFlowState sends packets of a flow that exists, and looks at its entry.
+// TestFlowState sends packets of a known flow, and checks its state.
 func TestFlowState(t *testing.T) {
 	const ack = testenv.ACK
 	h := newHost(t)
-	old := 15 * time.Second
+	idle := 15 * time.Second
 	for _, tc := range []struct {
 		name   string
 		before bpf.FlowState
@@ -101,27 +101,27 @@ func TestFlowState(t *testing.T) {
 		after  bpf.FlowState
 	}{
 		{name: "the pod sends", flags: ack, after: 0},
-		{name: "the remote answers", flags: ack, reply: true, after: replied},
-		{name: "the pod goes on", before: replied, flags: ack, after: replied},
-		{name: "the pod ends", before: replied, flags: testenv.FIN | ack, after: replied | fin},
-		{name: "the remote ends", before: replied, flags: testenv.FIN | ack, reply: true, after: replied | finReply},
-		{name: "the pod ends, too", before: replied | finReply, flags: testenv.FIN | ack, after: replied | ended},
-		{name: "the remote ends, too", before: replied | fin, flags: testenv.FIN | ack, reply: true, after: replied | ended},
-		{name: "the pod resets", before: replied, flags: testenv.RST, after: replied | reset},
-		{name: "the remote refuses", flags: testenv.RST | ack, reply: true, after: replied | reset},
-		{name: "the pod goes on after a reset that it did not believe", before: replied | reset, flags: ack, after: replied},
-		{name: "the remote goes on after one", before: replied | reset, flags: ack, reply: true, after: replied},
-		{name: "the pod goes on after the end", before: replied | ended, flags: ack, after: replied | ended},
-		{name: "the pod begins anew", before: replied | ended, flags: testenv.SYN, after: 0},
+		{name: "the remote replies", flags: ack, reply: true, after: replied},
+		{name: "the pod sends again", before: replied, flags: ack, after: replied},
+		{name: "the pod sends FIN", before: replied, flags: testenv.FIN | ack, after: replied | fin},
+		{name: "the remote sends FIN", before: replied, flags: testenv.FIN | ack, reply: true, after: replied | finReply},
+		{name: "the pod sends FIN, too", before: replied | finReply, flags: testenv.FIN | ack, after: replied | ended},
+		{name: "the remote sends FIN, too", before: replied | fin, flags: testenv.FIN | ack, reply: true, after: replied | ended},
+		{name: "the pod sends RST", before: replied, flags: testenv.RST, after: replied | reset},
+		{name: "the remote refuses with RST", flags: testenv.RST | ack, reply: true, after: replied | reset},
+		{name: "the pod goes on after a RST that it ignored", before: replied | reset, flags: ack, after: replied},
+		{name: "the remote goes on after a RST that it ignored", before: replied | reset, flags: ack, reply: true, after: replied},
+		{name: "the pod goes on after both FINs", before: replied | ended, flags: ack, after: replied | ended},
+		{name: "the pod opens the connection anew", before: replied | ended, flags: testenv.SYN, after: 0},
 	} {
 		for _, s := range (row{on: []proto{tcp}}).scenes() {
 			t.Run(tc.name+" "+s.name, func(t *testing.T) {
 				s.star = h.candidates(t, s, outgoing)[0]
 				r := row{
-					flows: []flow{out("remote:80", "node:*", "pod:4000").state(tc.before).unused(old)},
+					flows: []flow{snat("remote:80", "node:*", "pod:4000").state(tc.before).idleFor(idle)},
 					in:    outgoing, out: "node:* > remote:80",
 					edit:  func(p *testenv.Packet) { p.TCPFlags = tc.flags },
-					after: []flow{out("remote:80", "node:*", "pod:4000").state(tc.after)},
+					after: []flow{snat("remote:80", "node:*", "pod:4000").state(tc.after)},
 				}
 				program := bpf.ProgToUplink
 				if tc.reply {
@@ -131,12 +131,12 @@ func TestFlowState(t *testing.T) {
 				if err := h.check(program, s, r); err != nil {
 					t.Error(err)
 				}
-				var kept []flow // a second time
+				var backup []flow
 				if tc.after&replied != 0 && tc.after&ended != ended {
-					kept = r.after
+					backup = r.after
 				}
-				if err := checkEntries(h.established(), s, kept); err != nil {
-					t.Errorf("established: %v", err)
+				if err := checkEntries(h.flowsBackup(), s, backup); err != nil {
+					t.Errorf("flows_backup: %v", err)
 				}
 			})
 		}

@@ -9,15 +9,14 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// fragmentRow is a packet that comes in fragments. All of them must become the
-// fragments of what the packet would have become.
+// fragmentRow is a fragmented packet. Its fragments must become those of the packet out.
 type fragmentRow struct {
 	name    string
 	program string
 	on      []proto
 	only    string
 
-	ports []port
+	ports []hostPort
 	flows []flow
 
 	in       string
@@ -25,15 +24,15 @@ type fragmentRow struct {
 	edit     func(p *testenv.Packet)
 	out      string
 	redirect bool
-	after    []flow // nil: does not matter
+	after    []flow // nil: not checked
 }
 
 const (
-	fragmentSize  = 24 // of payload; the first one holds a TCP header
+	fragmentSize  = 24 // bytes of payload: enough for a TCP header
 	fragmentCount = 4
 )
 
-// cutUp makes the fragments of a packet with a payload of its own.
+// cutUp returns the fragments of a packet. The payload depends on the id.
 func (h *host) cutUp(program string, s scene, text string, r fragmentRow, id uint32) ([][]byte, error) {
 	p := s.packet(text, r.reply)
 	p.Payload = fmt.Sprintf("%-*d", fragmentSize*fragmentCount-22, id)
@@ -41,7 +40,7 @@ func (h *host) cutUp(program string, s scene, text string, r fragmentRow, id uin
 	if r.edit != nil {
 		r.edit(&p)
 	}
-	suit(program, &p)
+	adapt(program, &p)
 	return testenv.Fragment(p.MustBuild(), fragmentSize, id)
 }
 
@@ -50,35 +49,35 @@ func fragmentRows() []fragmentRow {
 		fromContainer, toLoopback = bpf.ProgFromContainer, bpf.ProgToLoopback
 		fromUplink, toUplink      = bpf.ProgFromUplink, bpf.ProgToUplink
 	)
-	toAny := []port{{host: "any:8080", to: "pod2:80"}}
-	answered := here("pod:5000", "node:8080", "podgw:20000", "pod2:80")
+	toAny := []hostPort{{host: "any:8080", to: "pod2:80"}}
+	hairpinFlows := hairpin("pod:5000", "node:8080", "podgw:20000", "pod2:80")
 	rows := []fragmentRow{
 		{name: "masqueraded", program: toUplink, in: outgoing, out: "node:* > remote:80"},
-		{name: "masqueraded by address", program: toUplink, on: portless, in: "pod:0 > remote:0", out: "node:0 > remote:0", after: []flow{out("remote:0", "node:0", "pod:0")}},
+		{name: "masqueraded by address", program: toUplink, on: withoutPorts, in: "pod:0 > remote:0", out: "node:0 > remote:0", after: []flow{snat("remote:0", "node:0", "pod:0")}},
 		{name: "masqueraded without checksum", program: toUplink, on: []proto{udp}, only: "v4", edit: without, in: outgoing, out: "node:* > remote:80"},
 		{
-			name: "an answer from a host port", program: toUplink, on: ported, reply: true,
-			flows: []flow{in("remote:5000", "pod:80", "node2:8080")}, in: "pod:80 > remote:5000", out: "node2:8080 > remote:5000",
+			name: "a reply from a host port", program: toUplink, on: withPorts, reply: true,
+			flows: []flow{dnat("remote:5000", "pod:80", "node2:8080")}, in: "pod:80 > remote:5000", out: "node2:8080 > remote:5000",
 		},
 		{
-			name: "a plain pod's answer from a host port", program: toUplink, on: ported, reply: true,
-			flows: []flow{in("remote:5000", "plain:80", "node:8080")}, in: "plain:80 > remote:5000", out: "node:8080 > remote:5000",
+			name: "a reply from a host port of a pod without ipMasq", program: toUplink, on: withPorts, reply: true,
+			flows: []flow{dnat("remote:5000", "plain:80", "node:8080")}, in: "plain:80 > remote:5000", out: "node:8080 > remote:5000",
 		},
 		{
-			name: "an answer as itself", program: toUplink, reply: true,
-			flows: []flow{in("remote:5000", "pod:80", "pod:80")}, in: "pod:80 > remote:5000", out: "pod:80 > remote:5000",
+			name: "a reply from the pod's own address", program: toUplink, reply: true,
+			flows: []flow{dnat("remote:5000", "pod:80", "pod:80")}, in: "pod:80 > remote:5000", out: "pod:80 > remote:5000",
 		},
-		{name: "a plain pod's", program: toUplink, in: "plain:80 > remote:5000", out: "plain:80 > remote:5000"},
+		{name: "from a pod without ipMasq", program: toUplink, in: "plain:80 > remote:5000", out: "plain:80 > remote:5000"},
 		{
 			name: "a reply", program: fromUplink, reply: true,
-			flows: []flow{out("remote:80", "node:20000", "pod:4000")}, in: "remote:80 > node:20000", out: "remote:80 > pod:4000",
+			flows: []flow{snat("remote:80", "node:20000", "pod:4000")}, in: "remote:80 > node:20000", out: "remote:80 > pod:4000",
 		},
 		{
-			name: "a reply without ports", program: fromUplink, on: portless,
-			flows: []flow{out("remote:0", "node:0", "pod:0")}, in: "remote:0 > node:0", out: "remote:0 > pod:0",
+			name: "a reply without ports", program: fromUplink, on: withoutPorts,
+			flows: []flow{snat("remote:0", "node:0", "pod:0")}, in: "remote:0 > node:0", out: "remote:0 > pod:0",
 		},
 		{
-			name: "to a host port", program: fromUplink, on: ported, ports: toAny,
+			name: "to a host port", program: fromUplink, on: withPorts, ports: toAny,
 			in: "remote:5000 > node:8080", out: "remote:5000 > pod2:80",
 		},
 		{
@@ -87,17 +86,17 @@ func fragmentRows() []fragmentRow {
 		},
 		{name: "to a pod", program: fromUplink, in: "remote:5000 > pod:80", out: "remote:5000 > pod:80"},
 		{name: "to the host", program: fromUplink, ports: toAny, in: "remote:5000 > node:8081", out: "remote:5000 > node:8081"},
-		{name: "to the host without ports", program: fromUplink, on: portless, in: "remote:0 > node:0", out: "remote:0 > node:0"},
+		{name: "to the host without ports", program: fromUplink, on: withoutPorts, in: "remote:0 > node:0", out: "remote:0 > node:0"},
 		{
-			name: "of the host", program: toLoopback, on: ported, ports: toAny,
+			name: "from the host to a host port", program: toLoopback, on: withPorts, ports: toAny,
 			in: "loopback:5000 > loopback:8080", out: "podgw:* > pod2:80", redirect: true,
 		},
 		{
-			name: "to another pod's host port", program: fromContainer, on: ported, ports: toAny,
+			name: "to another pod's host port", program: fromContainer, on: withPorts, ports: toAny,
 			in: "pod:5000 > node:8080", out: "podgw:* > pod2:80", redirect: true,
 		},
 		{
-			name: "an answer to another pod", program: fromContainer, on: ported, flows: answered, reply: true,
+			name: "a hairpin reply to another pod", program: fromContainer, on: withPorts, flows: hairpinFlows, reply: true,
 			in: "pod2:80 > podgw:20000", out: "node:8080 > pod:5000", redirect: true,
 		},
 	}
@@ -138,7 +137,7 @@ func (h *host) inOrder(s scene, r fragmentRow) error {
 	return h.inTurn(s, r, 99, 0, 1, 2, 3)
 }
 
-// twice uses an id again, and the first fragment comes once more.
+// twice reuses the id, and repeats fragments.
 func (h *host) twice(s scene, r fragmentRow) error {
 	return errors.Join(h.inTurn(s, r, 99, 0, 1, 2, 3), h.inTurn(s, r, 99, 0, 0, 1, 2, 2, 3))
 }
@@ -147,7 +146,7 @@ func (h *host) withHole(s scene, r fragmentRow) error {
 	return h.inTurn(s, r, 99, 0, 1, 3)
 }
 
-// inTurn sends fragments of one packet, the first one first.
+// inTurn sends fragments of one packet in an order that begins with the first one.
 func (h *host) inTurn(s scene, r fragmentRow, id uint32, order ...int) error {
 	frames, err := h.cutUp(r.program, s, r.in, r, id)
 	if err != nil {
@@ -180,22 +179,21 @@ func (h *host) inTurn(s scene, r fragmentRow, id uint32, order ...int) error {
 	return errors.Join(h.checkCounters("", 0), h.checkFlows(s, r.after))
 }
 
-// wanted are the fragments as they should leave. The first one, which has left,
-// tells the port "*".
+// wanted returns the expected fragments. The port "*" is taken from the actual first one.
 func (h *host) wanted(s *scene, r fragmentRow, id uint32, first []byte) ([][]byte, error) {
 	p, err := testenv.Decode(first)
 	if err != nil {
 		return nil, err
 	}
 	if s.star = s.sourcePort(p); r.redirect && !inRange(s.star) && p.Src == s.addr("podgw") {
-		return nil, fmt.Errorf("port %d is not one that masquerading may choose", s.star)
+		return nil, fmt.Errorf("port %d is outside of the masquerading range", s.star)
 	}
 	return h.cutUp(r.program, *s, r.out, r, id)
 }
 
-// TestFragmentsOfManyPackets mixes fragments of packets that differ in one thing
-// each: the ports, the id, the protocol, an address.
-func TestFragmentsOfManyPackets(t *testing.T) {
+// TestInterleavedFragments interleaves fragments of packets that differ from the first one in
+// their ports and one of id, protocol and address.
+func TestInterleavedFragments(t *testing.T) {
 	h := newHost(t)
 	for _, program := range []string{bpf.ProgFromUplink, bpf.ProgFromUplinkL3} {
 		for _, f := range families {
@@ -215,7 +213,7 @@ func TestFragmentsOfManyPackets(t *testing.T) {
 				}
 				errs := []error{h.reset()}
 				for _, s := range streams {
-					errs = append(errs, h.fill(s.scene, []port{{host: "any:8080", to: "pod:80"}, {host: "any:8081", to: "pod2:80"}}, nil))
+					errs = append(errs, h.fill(s.scene, []hostPort{{host: "any:8080", to: "pod:80"}, {host: "any:8081", to: "pod2:80"}}, nil))
 					for text, frames := range map[string]*[][]byte{s.in: &s.from, s.out: &s.to} {
 						all, err := h.cutUp(program, s.scene, text, fragmentRow{}, s.id)
 						*frames, errs = all, append(errs, err)
@@ -235,10 +233,10 @@ func TestFragmentsOfManyPackets(t *testing.T) {
 						}
 					}
 				}
-				// The id of the first one again, for other ports.
+				// Reuse the id of the first packet for other ports.
 				again := fragmentRow{program: program, in: streams[1].in, out: streams[1].out}
 				if err := h.inTurn(streams[1].scene, again, streams[0].id, 0, 1, 2, 3); err != nil {
-					t.Error("an id is used again:", err)
+					t.Error("reused id:", err)
 				}
 			})
 		}

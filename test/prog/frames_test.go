@@ -9,11 +9,11 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// What rows do to frames, and to packets, that is out of the ordinary.
+// How rows edit frames and packets.
 
 const etherLen = 14
 
-// protocol makes the packet one of a protocol whose header is just payload.
+// protocol changes the packet's protocol; the payload stands for its header.
 func protocol(number uint8) func(*testenv.Packet) {
 	return func(p *testenv.Packet) {
 		*p = testenv.Packet{SrcMAC: p.SrcMAC, DstMAC: p.DstMAC, Src: p.Src, Dst: p.Dst, TTL: p.TTL, Proto: number}
@@ -38,7 +38,7 @@ func typed(etherType uint16) func(scene, []byte) []byte {
 	}
 }
 
-// fragment is one of the two, or three, fragments of the packet.
+// fragment returns the first or, for 1, the last fragment of the packet.
 func fragment(index int) func(scene, []byte) []byte {
 	return func(_ scene, frame []byte) []byte {
 		fragments, err := testenv.Fragment(frame, 8, 99)
@@ -52,7 +52,7 @@ func fragment(index int) func(scene, []byte) []byte {
 	}
 }
 
-// headerLen is the length of the Ethernet and IP headers.
+// headerLen returns the length of the Ethernet and IP headers without options.
 func (s scene) headerLen() int {
 	if s.name == "v4" {
 		return etherLen + 20
@@ -60,7 +60,7 @@ func (s scene) headerLen() int {
 	return etherLen + 40
 }
 
-// headerLenOf is that of a frame whose IP header may have options.
+// headerLenOf is headerLen for a frame whose IP header may have options.
 func headerLenOf(frame []byte) int {
 	if frame[etherLen]>>4 == 4 {
 		return etherLen + int(frame[etherLen]&15)*4
@@ -68,8 +68,8 @@ func headerLenOf(frame []byte) int {
 	return etherLen + 40
 }
 
-// untestable tells of packets that a test run does not take on some kernels, which
-// look for an IP header behind an Ethernet header even where there is none.
+// untestable reports whether some kernels refuse a frame in a test run: they require an
+// IP header behind the Ethernet header of every device.
 func untestable(program string, frame []byte) bool {
 	if isL3(program) {
 		frame = frame[etherLen:]
@@ -86,16 +86,16 @@ func untestable(program string, frame []byte) bool {
 	return len(frame) == etherLen
 }
 
-// cut leaves so many bytes behind the IP header.
+// cut truncates the frame to so many bytes behind the IP header.
 func cut(keep int) func(scene, []byte) []byte {
 	return func(_ scene, frame []byte) []byte { return frame[:headerLenOf(frame)+keep] }
 }
 
-// extended puts an empty hop-by-hop header behind the IPv6 header, routed a routing header.
+// extended inserts an empty hop-by-hop header behind the IPv6 header, routed a routing header.
 func extended(s scene, frame []byte) []byte { return extend(s, frame, unix.IPPROTO_HOPOPTS, 1) }
 func routed(s scene, frame []byte) []byte   { return extend(s, frame, unix.IPPROTO_ROUTING, 1) }
 
-// extend puts a header of so many units of 8 bytes behind the IPv6 header, padded by PadN options.
+// extend inserts a header of so many units of 8 bytes behind the IPv6 header, padded by PadN options.
 func extend(s scene, frame []byte, kind byte, units int) []byte {
 	header := make([]byte, 8*units)
 	header[0], header[1], header[2], header[3] = frame[20], byte(units-1), 1, byte(8*units-4)

@@ -20,7 +20,7 @@ var programs = []string{
 	bpf.ProgToUplink, bpf.ProgToUplinkL3,
 }
 
-// seeds are packets that programs translate, and what rows do to them.
+// seeds returns packets that programs translate, and edited copies as in the rows.
 func seeds(random *rand.Rand) [][]byte {
 	var frames [][]byte
 	for _, s := range (row{}).scenes() {
@@ -33,7 +33,7 @@ func seeds(random *rand.Rand) [][]byte {
 			frame := p.MustBuild()
 			frames = append(frames, frame, fragment(0)(s, frame), tagged(s, bytes.Clone(frame)), cut(3)(s, frame))
 			kind := errorKinds[s.name][random.IntN(4)]
-			about, err := testenv.ICMPErrorPacket(p.Dst, answer(p).MustBuild(), kind.typ, kind.code, kind.rest, s.headerLen()-etherLen+20)
+			about, err := testenv.ICMPErrorPacket(p.Dst, replyTo(p).MustBuild(), kind.typ, kind.code, kind.rest, s.headerLen()-etherLen+20)
 			if err != nil {
 				panic(err)
 			}
@@ -49,8 +49,7 @@ func seeds(random *rand.Rand) [][]byte {
 	return frames
 }
 
-// FuzzPackets feeds any bytes to all programs, with maps that hold one entry of
-// each kind.
+// FuzzPackets feeds arbitrary bytes to all programs, with one entry of each kind in the maps.
 func FuzzPackets(f *testing.F) {
 	h := newHost(f)
 	if err := h.prepareFuzz(); err != nil {
@@ -66,8 +65,8 @@ func FuzzPackets(f *testing.F) {
 	})
 }
 
-// TestMutatedPackets is FuzzPackets with packets made here, for every run of the
-// tests: of the seeds with some bytes changed, and of names put together at random.
+// TestMutatedPackets is FuzzPackets for every test run: with mutated seeds, and with packets
+// between random addresses and ports of the tables.
 func TestMutatedPackets(t *testing.T) {
 	const (
 		seed   = 7
@@ -101,8 +100,8 @@ func TestMutatedPackets(t *testing.T) {
 	}
 }
 
-// randomFrame is a packet between hosts and ports that the maps know, an ICMP error
-// about one, or a fragment, and has right checksums.
+// randomFrame returns a packet between addresses and ports in the maps, an ICMP error about one,
+// or a fragment, with valid checksums.
 func randomFrame(random *rand.Rand) []byte {
 	pick := func(texts ...string) string { return texts[random.IntN(len(texts))] }
 	host := func() string {
@@ -127,7 +126,7 @@ func randomFrame(random *rand.Rand) []byte {
 			p.Dst = s.addr(host())
 		}
 	}
-	suit(bpf.ProgFromUplinkL3, &p)
+	adapt(bpf.ProgFromUplinkL3, &p)
 	frame := p.MustBuild()
 	if random.IntN(3) == 0 {
 		fragments, err := testenv.Fragment(frame, fragmentSize, uint32(random.IntN(8)))
@@ -139,7 +138,7 @@ func randomFrame(random *rand.Rand) []byte {
 	return frame
 }
 
-// mutate changes up to three bytes, most often of the headers, and the length.
+// mutate changes up to three bytes, mostly in headers, and sometimes the length.
 func mutate(random *rand.Rand, frame []byte) []byte {
 	frame = bytes.Clone(frame)
 	for range random.IntN(4) {
@@ -159,21 +158,21 @@ func (h *host) prepareFuzz() error {
 		return err
 	}
 	for _, s := range (row{}).scenes() {
-		flows := append(here("pod:5000", "node:8080", "podgw:20000", "pod2:80"),
-			out("remote:80", "node:20000", "pod:4000"), in("remote:5000", "pod:80", "node:8080"))
-		if err := h.fill(s, []port{{host: "any:8080", to: "pod2:80"}}, flows); err != nil {
+		flows := append(hairpin("pod:5000", "node:8080", "podgw:20000", "pod2:80"),
+			snat("remote:80", "node:20000", "pod:4000"), dnat("remote:5000", "pod:80", "node:8080"))
+		if err := h.fill(s, []hostPort{{host: "any:8080", to: "pod2:80"}}, flows); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// feed runs all programs on a frame for their device.
+// feed runs all programs on a frame, addressed to their device.
 func (h *host) feed(frame []byte) error {
 	if len(frame) < etherLen || len(frame) > 2000 {
-		return nil // The kernel has no such packets.
+		return nil // the kernel delivers no such packets
 	}
-	wasRight := testenv.VerifyChecksums(frame) == nil
+	wasValid := testenv.VerifyChecksums(frame) == nil
 	for _, program := range programs {
 		frame := bytes.Clone(frame)
 		copy(frame, h.device(program).HardwareAddr)
@@ -188,7 +187,7 @@ func (h *host) feed(frame []byte) error {
 		case verdictNext:
 		case verdictRedirect:
 			if program != bpf.ProgToLoopback && program != bpf.ProgFromContainer {
-				return fmt.Errorf("%s: redirected", program)
+				return fmt.Errorf("%s: redirected, which it must not", program)
 			}
 		case verdictDrop:
 			if err := h.mayDrop(program, frame); err != nil {
@@ -204,15 +203,15 @@ func (h *host) feed(frame []byte) error {
 		if !bytes.Equal(result[:etherLen], frame[:etherLen]) {
 			return fmt.Errorf("%s: the Ethernet header changed", program)
 		}
-		if err := testenv.VerifyChecksums(result); err != nil && wasRight {
+		if err := testenv.VerifyChecksums(result); err != nil && wasValid {
 			return fmt.Errorf("%s: %x: %w", program, result, err)
 		}
 	}
 	return nil
 }
 
-// mayDrop wants a packet that ended to be counted once, but for fragments, which may
-// be held, and what comes from the outside not to be counted at all.
+// mayDrop checks the counters after a packet ended: one drop is counted, or none for a
+// fragment, which may be queued. Packets from the outside are never counted.
 func (h *host) mayDrop(program string, frame []byte) error {
 	counted := uint64(0)
 	for _, reason := range reasons {
@@ -230,14 +229,14 @@ func (h *host) mayDrop(program string, frame []byte) error {
 	fromOutside := program == bpf.ProgFromUplink || program == bpf.ProgFromUplinkL3
 	switch {
 	case counted > 1, counted == 1 && fromOutside:
-		return fmt.Errorf("dropped, and %d counted", counted)
+		return fmt.Errorf("dropped, and counted %d times", counted)
 	case counted == 0 && !isFragment(program, frame):
-		return errors.New("dropped, and not counted")
+		return errors.New("dropped, but not counted")
 	}
 	return nil
 }
 
-// isFragment takes the family from where a test run does: see l3_test.go.
+// isFragment reads the family where a test run does: see l3_test.go.
 func isFragment(program string, frame []byte) bool {
 	etherType, packet := frame[12:14], frame[etherLen:]
 	if isL3(program) {

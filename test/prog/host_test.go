@@ -19,16 +19,15 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// host is a node that routes, with the datapath loaded but attached nowhere: the
-// tests run the programs themselves. The routing tables are what the programs
-// ask, so they are real.
+// host is a node that forwards, with the datapath loaded but not attached: the tests run the
+// programs themselves. The programs look up routes, so the routing tables are real.
 type host struct {
 	*testenv.Namespace
 	programs *ebpf.Collection
 	lo       *netlink.LinkAttrs
 	uplink   *netlink.LinkAttrs
-	veth     *netlink.LinkAttrs // the host's end of a pod's
-	mac      testenv.MAC        // of the uplink, at present: see l3_test.go
+	veth     *netlink.LinkAttrs // host end of a pod's veth
+	mac      testenv.MAC        // the uplink's current one: see l3_test.go
 }
 
 const (
@@ -36,7 +35,7 @@ const (
 	vethName   = "veth"
 )
 
-// The verdicts, as the kernel returns them.
+// Verdicts as the kernel returns them.
 const (
 	verdictNext     = 0xffffffff // -1
 	verdictDrop     = 2
@@ -50,15 +49,15 @@ func newHost(t testing.TB) *host {
 		t.Fatalf("load the datapath: %v", err)
 	}
 	h := &host{Namespace: testenv.New(t, "node"), programs: programs}
-	if err := errors.Join(h.clear(), h.connect(), h.setTried(1)); err != nil {
+	if err := errors.Join(h.clear(), h.connect(), h.setProbes(1)); err != nil {
 		t.Fatalf("build the host: %v", err)
 	}
 	testenv.Eventually(t, "the node's addresses", h.ready)
 	return h
 }
 
-// datapath is that of all tests, or nil. To load it takes seconds on a slow machine, and nothing in it
-// is of one network namespace but what stands in its maps. TestMain closes it.
+// datapath is shared by all tests, or nil: loading it takes seconds on a slow machine, and only the
+// contents of its maps belong to a network namespace. TestMain closes it.
 var datapath *ebpf.Collection
 
 func loaded() (*ebpf.Collection, error) {
@@ -76,7 +75,7 @@ func loaded() (*ebpf.Collection, error) {
 	return datapath, err
 }
 
-// clear removes what tests before have left. Arrays are written by those who read them.
+// clear removes entries of former tests. Tests that read arrays also write them.
 func (h *host) clear() error {
 	for name, m := range h.programs.Maps {
 		if !slices.Contains([]ebpf.MapType{ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie}, m.Type()) {
@@ -106,15 +105,15 @@ func (h *host) clear() error {
 	return nil
 }
 
-// The ports for masquerading that the loader chooses on an ordinary host.
+// The masquerading range that the loader chooses with the default ip_local_port_range.
 const masqFirst, masqLast = 1024, 29999
 
-// newSpec is the datapath as it is on an ordinary host.
+// newSpec returns the datapath with that range.
 func newSpec() (*ebpf.CollectionSpec, error) {
 	return loader.Spec(loader.Options{MasqPorts: [2]uint16{masqFirst, masqLast}, MaxFlows: 1 << 16})
 }
 
-// connect makes the devices, addresses and routes of names_test.go.
+// connect creates the devices, addresses and routes of names_test.go.
 func (h *host) connect() error {
 	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
 		if err := h.SetSysctl(name, "1"); err != nil {
@@ -157,7 +156,7 @@ func (h *host) connect() error {
 	return errors.Join(errs...)
 }
 
-// ready waits for what the kernel does in the background for a new address.
+// ready returns an error until the kernel has set up the new addresses in the background.
 func (h *host) ready() error {
 	for _, f := range families {
 		for _, name := range nodeNames {
@@ -179,7 +178,7 @@ func (h *host) ready() error {
 func (h *host) addVeth(name string) (*netlink.LinkAttrs, error) {
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-peer"}
 	if err := h.Netlink().LinkAdd(veth); err != nil {
-		return nil, fmt.Errorf("make veth %s: %w", name, err)
+		return nil, fmt.Errorf("create veth %s: %w", name, err)
 	}
 	for _, name := range []string{name, name + "-peer"} {
 		link, err := h.Netlink().LinkByName(name)
@@ -197,8 +196,8 @@ func (h *host) addVeth(name string) (*netlink.LinkAttrs, error) {
 	return link.Attrs(), nil
 }
 
-// addAddr gives the uplink the address "node", and the veth the others: the
-// kernel prefers those of the device that a packet leaves by.
+// addAddr adds the address "node" to the uplink, and others to the veth: as a source, the kernel
+// prefers an address of the egress device.
 func (h *host) addAddr(name string, addr netip.Addr) error {
 	link, bits, flags := h.veth, addr.BitLen(), 0
 	if name == "node" {
@@ -218,12 +217,12 @@ func (h *host) addRouteType(addr netip.Addr, kind int) error {
 	return h.Netlink().RouteAdd(&netlink.Route{Dst: alone(addr), Type: kind})
 }
 
-// alone is the prefix of one address.
+// alone returns the prefix of one address.
 func alone(addr netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}
 }
 
-// device is where a program is attached.
+// device returns the device to which a program would be attached.
 func (h *host) device(program string) *netlink.LinkAttrs {
 	switch program {
 	case bpf.ProgFromUplink, bpf.ProgToUplink, bpf.ProgFromUplinkL3, bpf.ProgToUplinkL3:
@@ -236,19 +235,19 @@ func (h *host) device(program string) *netlink.LinkAttrs {
 }
 
 func (h *host) flows() *ebpf.Map       { return h.programs.Maps[bpf.MapFlows] }
-func (h *host) established() *ebpf.Map { return h.programs.Maps[bpf.MapFlowsBackup] }
+func (h *host) flowsBackup() *ebpf.Map { return h.programs.Maps[bpf.MapFlowsBackup] }
 
-// skBuff begins as struct __sk_buff does. The kernel takes only some fields from
-// a test, and wants the others to be 0.
+// skBuff is the head of struct __sk_buff. The kernel accepts only some fields from a test, and
+// wants the others to be 0.
 type skBuff struct {
 	_       [10]uint32
 	Ifindex uint32
 }
 
-// run runs a program on a frame, without the Ethernet header where its devices
-// have none. The calling thread must be in the namespace.
+// run runs a program on a frame, without the Ethernet header if its devices have none. The
+// calling thread must be in the namespace.
 func (h *host) run(program string, frame []byte) (verdict uint32, result []byte, err error) {
-	const room = 2048 // for a program that would grow the packet, and for held ones
+	const room = 2048 // for programs that grow the packet, and for queued fragments
 	header := frame[:0]
 	if isL3(program) {
 		header, frame = frame[:etherLen], frame[etherLen:]
@@ -265,7 +264,7 @@ func (h *host) run(program string, frame []byte) (verdict uint32, result []byte,
 	return verdict, append(bytes.Clone(header), options.DataOut...), err
 }
 
-// runInside is run from any thread.
+// runInside is run for any thread.
 func (h *host) runInside(program string, frame []byte) (verdict uint32, result []byte, err error) {
 	err = h.Do(func() error {
 		verdict, result, err = h.run(program, frame)
@@ -274,7 +273,7 @@ func (h *host) runInside(program string, frame []byte) (verdict uint32, result [
 	return verdict, result, err
 }
 
-// reset makes the maps hold what all tests start with.
+// reset empties the maps, and adds the entries with which all tests start.
 func (h *host) reset() error {
 	maps := h.programs.Maps
 	errs := []error{
@@ -295,24 +294,25 @@ func (h *host) reset() error {
 	return errors.Join(errs...)
 }
 
-// setTried says of all candidates whether they were ever tried: tests put flows behind any.
-func (h *host) setTried(was uint8) error {
+// setProbes marks all candidates in masq_probes as used (1) or unused (0). Tests put flows on any
+// candidate, so newHost marks them as used.
+func (h *host) setProbes(used uint8) error {
 	value := bpf.MasqProbes{}
 	for i := range value.Used {
-		value.Used[i] = was
+		value.Used[i] = used
 	}
-	tried := h.programs.Maps[bpf.MapMasqProbes]
+	probes := h.programs.Maps[bpf.MapMasqProbes]
 	var errs []error
-	for group := range tried.MaxEntries() {
-		errs = append(errs, tried.Put(group, value))
+	for group := range probes.MaxEntries() {
+		errs = append(errs, probes.Put(group, value))
 	}
 	return errors.Join(errs...)
 }
 
-// putEndpoint makes the entry of a pod, whose set of exemptions may be 0.
-func (h *host) putEndpoint(f family, pod string, exempt uint32) error {
+// putEndpoint writes the endpoint of a pod. The set of nonmasq_cidrs may be 0, which means none.
+func (h *host) putEndpoint(f family, pod string, nonMasqSet uint32) error {
 	endpoint := bpf.Endpoint{
-		Owner: owners[pod], Network: 1, Ifindex: uint32(h.veth.Index), Gateway: f.wire("podgw"), NonmasqSet: exempt,
+		Owner: owners[pod], Network: 1, Ifindex: uint32(h.veth.Index), Gateway: f.wire("podgw"), NonmasqSet: nonMasqSet,
 	}
 	if pod != "plain" {
 		endpoint.Flags = bpf.EndpointMasq

@@ -14,25 +14,25 @@ import (
 	"github.com/ebpfnet/ebpfnet/maps"
 )
 
-// TestNames wants names that the kernel does not cut short, where people look for them.
-func TestNames(t *testing.T) {
+// TestNameLengths wants names that the kernel does not truncate: bpftool shows the kernel's.
+func TestNameLengths(t *testing.T) {
 	const longest = 15 // BPF_OBJ_NAME_LEN, less the NUL
 
 	spec := loadSpec(t)
 	for name := range spec.Maps {
 		if len(name) > longest {
-			t.Errorf("map %s: the name has %d characters", name, len(name))
+			t.Errorf("map %s: name has %d characters, want at most %d", name, len(name), longest)
 		}
 	}
 	for name := range spec.Programs {
 		if len(name) > longest {
-			t.Errorf("program %s: the name has %d characters", name, len(name))
+			t.Errorf("program %s: name has %d characters, want at most %d", name, len(name), longest)
 		}
 	}
 }
 
-// TestLayout holds the bytes that an older or newer version of ebpfnet will
-// find in pinned maps. Who must change them raises EBPFNET_ABI.
+// TestLayout has the bytes that an older or newer version of ebpfnet finds in pinned maps.
+// A change of them must raise EBPFNET_ABI.
 func TestLayout(t *testing.T) {
 	addr, addr6 := v4.wire("remote"), v6.wire("remote")
 	for _, tc := range []struct {
@@ -140,18 +140,18 @@ func TestLayout(t *testing.T) {
 				size = m.ValueSize
 			}
 			if int(size) != len(want) {
-				t.Errorf("the %s has %d bytes in the map, %d in Go", tc.what, size, len(want))
+				t.Errorf("%s has %d bytes in the map, %d in Go", tc.what, size, len(want))
 			}
 		})
 	}
 }
 
-// TestOffsets compares the C structs, by their BTF, with the Go twins' encoding
-// above: no byte of a key is padding that C would leave undefined.
+// TestOffsets wants no implicit padding in keys and values: C would leave it undefined, and
+// the Go types encode none.
 func TestOffsets(t *testing.T) {
 	for name, m := range loadSpec(t).Maps {
 		if name == "pkt_scratch" {
-			continue // a program's own, for the time of one packet
+			continue // scratch: nothing in it outlives the packet
 		}
 		for what, typ := range map[string]btf.Type{"key": m.Key, "value": m.Value} {
 			checkNoHoles(t, name+" "+what, typ)
@@ -182,9 +182,9 @@ func checkNoHoles(t *testing.T, name string, typ btf.Type) {
 	}
 }
 
-func TestReasonsHaveWords(t *testing.T) {
+func TestReasonStrings(t *testing.T) {
 	if len(reasons) != int(bpf.ReasonMax) {
-		t.Errorf("tables know %d reasons, the datapath has %d", len(reasons), bpf.ReasonMax)
+		t.Errorf("tables have %d reasons, the datapath has %d", len(reasons), bpf.ReasonMax)
 	}
 	seen := map[string]bool{}
 	for reason := range bpf.ReasonMax {
@@ -195,7 +195,7 @@ func TestReasonsHaveWords(t *testing.T) {
 		seen[text] = true
 	}
 	if got := maps.Reason(bpf.ReasonMax).String(); got != "reason 17" {
-		t.Errorf("no reason is %q", got)
+		t.Errorf("unknown reason is %q, want reason 17", got)
 	}
 }
 
@@ -212,7 +212,7 @@ func mapSpec(t *testing.T, name string) *ebpf.MapSpec {
 	t.Helper()
 	m := loadSpec(t).Maps[name]
 	if m == nil {
-		t.Fatalf("there is no map %s", name)
+		t.Fatalf("no map %s", name)
 	}
 	return m
 }

@@ -16,7 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the running kernel's lines of "+verifiedFile)
 
-// TestLoad loads every program, and compares what that costs the verifier with verified.txt.
+// TestLoad loads every program, and compares its verifier costs with verified.txt.
 func TestLoad(t *testing.T) {
 	spec, err := newSpec()
 	if err != nil {
@@ -41,7 +41,7 @@ func TestLoad(t *testing.T) {
 	for _, name := range programs {
 		program := loaded.Programs[name]
 		if program == nil {
-			t.Errorf("there is no program %s", name)
+			t.Errorf("no program %s", name)
 			continue
 		}
 		costs[name], err = parseCost(program.VerifierLog, spec.Programs[name].Instructions)
@@ -51,7 +51,7 @@ func TestLoad(t *testing.T) {
 		t.Logf("program %-14s %7d instructions verified, %3d bytes of stack", name, costs[name].insns, costs[name].stack)
 	}
 	if len(loaded.Programs) != len(programs) {
-		t.Errorf("there are %d programs, this package tests %d", len(loaded.Programs), len(programs))
+		t.Errorf("%d programs loaded, this package tests %d", len(loaded.Programs), len(programs))
 	}
 	if !t.Failed() {
 		compareVerified(t, costs)
@@ -77,15 +77,15 @@ func compareVerified(t *testing.T, costs map[string]cost) {
 	}
 	committed := all[series]
 	if committed == nil {
-		t.Logf("nothing is compared: %s does not know kernel %s; %s", verifiedFile, series, renewVerified)
+		t.Logf("nothing to compare: %s has no kernel %s; %s", verifiedFile, series, renewVerified)
 		return
 	}
 	if err := checkGrowth(committed, costs); err != nil {
-		t.Errorf("on kernel %s: %v\nif that is meant: %s", series, err, renewVerified)
+		t.Errorf("kernel %s: %v\nif intended: %s", series, err, renewVerified)
 	}
 }
 
-// TestSpec wants the loader to find settings for the machine that it runs on.
+// TestSpec checks the configuration that the loader chooses for this machine.
 func TestSpec(t *testing.T) {
 	spec, err := loader.Spec(loader.Options{})
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package prog tests each program of the datapath alone, by the kernel's
-// BPF_PROG_TEST_RUN: maps before, one packet in, then verdict, packet and maps
-// afterwards. Most tests are tables of rows, which row_test.go explains.
+// Package prog tests each program of the datapath alone, by the kernel's BPF_PROG_TEST_RUN: it
+// fills the maps, runs a program on one packet, and checks verdict, packet and maps. Most tests
+// are tables of rows, which row_test.go explains.
 package prog
 
 import (
@@ -13,7 +13,7 @@ func TestMain(m *testing.M) { testenv.Main(tests{m}) }
 
 type tests struct{ *testing.M }
 
-// Run also closes what the tests share.
+// Run also closes the datapath that the tests share.
 func (t tests) Run() int {
 	code := t.M.Run()
 	if datapath != nil {

@@ -13,27 +13,27 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// The flow whose port the tests below are about, and others of the same remote.
+// The first packet of the masqueraded flow in most tests, and the owner of no endpoint.
 const (
-	outgoing = "pod:4000 > remote:80"
-	stranger = uint64(0xbad)
+	outgoing    = "pod:4000 > remote:80"
+	formerOwner = uint64(0xbad)
 )
 
-// masqRow is a state of the candidates, the ports that a flow can get, in the
-// order in which the program tries them.
+// masqRow has entries on the flow's candidate ports. c has the candidates, in the order in
+// which the program probes them.
 type masqRow struct {
 	name  string
 	on    []proto
-	flows func(c []uint16) map[uint16]flow // by local port
-	ports func(c []uint16) []uint16        // host ports of the node's address
-	any   bool                             // host ports of any address
+	flows func(c []uint16) map[uint16]flow // by candidate
+	ports func(c []uint16) []uint16        // host ports on the node's address
+	any   bool                             // host ports on any address
 	want  func(c []uint16) uint16          // 0: dropped
 }
 
 func TestMasqueradePort(t *testing.T) {
 	h := newHost(t)
-	ours := out("remote:80", "node:*", "pod:4000").unused(10 * time.Second)
-	others := out("remote:80", "node:*", "pod2:5000").unused(10 * time.Second)
+	ours := snat("remote:80", "node:*", "pod:4000").idleFor(10 * time.Second)
+	others := snat("remote:80", "node:*", "pod2:5000").idleFor(10 * time.Second)
 	take := func(n int, f flow) func([]uint16) map[uint16]flow {
 		return func(c []uint16) map[uint16]flow {
 			taken := map[uint16]flow{}
@@ -49,43 +49,43 @@ func TestMasqueradePort(t *testing.T) {
 
 	for _, r := range []masqRow{
 		{name: "the first candidate is free", want: nth(0)},
-		{name: "our entry", flows: take(1, ours), want: nth(0)},
-		{name: "an entry of another flow", flows: take(1, others), want: nth(1)},
-		{name: "another pod with our port", flows: take(1, out("remote:80", "node:*", "pod2:4000")), want: nth(1)},
-		{name: "our pod with another port", flows: take(1, out("remote:80", "node:*", "pod:4001")), want: nth(1)},
-		{name: "entries of an owner that is gone", flows: take(all, ours.of(stranger)), want: nth(0)},
+		{name: "the flow's own entry", flows: take(1, ours), want: nth(0)},
+		{name: "another flow has the first candidate", flows: take(1, others), want: nth(1)},
+		{name: "another pod's flow from the same port", flows: take(1, snat("remote:80", "node:*", "pod2:4000")), want: nth(1)},
+		{name: "the same pod's flow from another port", flows: take(1, snat("remote:80", "node:*", "pod:4001")), want: nth(1)},
+		{name: "entries of an owner without endpoint", flows: take(all, ours.ownedBy(formerOwner)), want: nth(0)},
 		{name: "seven are taken", flows: take(7, others), want: nth(7)},
 		{name: "all are taken", flows: take(all, others), want: none},
-		{name: "another remote has them all", flows: take(all, out("remote2:80", "node:*", "pod2:5000")), want: nth(0)},
-		{name: "another port of the remote has them all", on: ported, flows: take(all, out("remote:81", "node:*", "pod2:5000")), want: nth(0)},
-		{name: "another address of ours has them all", flows: take(all, out("remote:80", "node2:*", "pod2:5000")), want: nth(0)},
+		{name: "all are taken for another remote", flows: take(all, snat("remote2:80", "node:*", "pod2:5000")), want: nth(0)},
+		{name: "all are taken for another port of the remote", on: withPorts, flows: take(all, snat("remote:81", "node:*", "pod2:5000")), want: nth(0)},
+		{name: "all are taken for another masquerading address", flows: take(all, snat("remote:80", "node2:*", "pod2:5000")), want: nth(0)},
 		{
-			name: "our entry behind a candidate that is free", want: nth(2),
+			name: "the flow's own entry behind a free candidate", want: nth(2),
 			flows: func(c []uint16) map[uint16]flow { return map[uint16]flow{c[2]: ours} },
 		},
 		{
-			name: "our entry behind others", want: nth(3),
+			name: "the flow's own entry behind other flows", want: nth(3),
 			flows: func(c []uint16) map[uint16]flow {
 				return map[uint16]flow{c[0]: others, c[1]: others, c[3]: ours}
 			},
 		},
 		{
-			name: "our entry is idle for long", flows: take(1, ours.unused(24*time.Hour)), want: nth(0),
+			name: "the flow's own entry is expired", flows: take(1, ours.idleFor(24*time.Hour)), want: nth(0),
 		},
 		{
 			name: "the last one is free", want: func(c []uint16) uint16 { return c[len(c)-1] },
 			flows: func(c []uint16) map[uint16]flow { return take(len(c)-1, others)(c) },
 		},
 		{
-			name: "an entry from the future, by another CPU's clock", want: nth(1),
-			flows: take(1, others.unused(-3*time.Second)),
+			name: "an entry last seen in the future, by another CPU's clock", want: nth(1),
+			flows: take(1, others.idleFor(-3*time.Second)),
 		},
-		{name: "a host port", on: ported, ports: func(c []uint16) []uint16 { return c[:1] }, want: nth(1)},
+		{name: "a host port on the first candidate", on: withPorts, ports: func(c []uint16) []uint16 { return c[:1] }, want: nth(1)},
 		{
-			name: "a host port of any address", on: ported, any: true, want: nth(1),
+			name: "a host port on any address", on: withPorts, any: true, want: nth(1),
 			ports: func(c []uint16) []uint16 { return c[:1] },
 		},
-		{name: "a host port does not matter to echo", on: []proto{echo}, ports: func(c []uint16) []uint16 { return c[:1] }, want: nth(0)},
+		{name: "a host port on the first candidate, echo", on: []proto{echo}, ports: func(c []uint16) []uint16 { return c[:1] }, want: nth(0)},
 	} {
 		t.Run(r.name, func(t *testing.T) {
 			for _, s := range (row{on: r.on}).scenes() {
@@ -116,7 +116,7 @@ func (h *host) testMasqPort(t *testing.T, s scene, r masqRow) {
 			name = "any"
 		}
 		for _, s.star = range r.ports(candidates) {
-			if err := h.fill(s, []port{{host: name + ":*", to: "pod2:80"}}, nil); err != nil {
+			if err := h.fill(s, []hostPort{{host: name + ":*", to: "pod2:80"}}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -137,25 +137,25 @@ func (h *host) testMasqPort(t *testing.T, s scene, r masqRow) {
 	if err := h.checkCounters(reason, len(s.packet(outgoing, false).MustBuild())); err != nil {
 		t.Error(err)
 	}
-	// Only the entry of this flow may have changed.
+	// No other flow's entry may have changed.
 	after, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.star = want
-	own, _ := out("remote:80", "node:*", "pod:4000").wire(s)
+	own, _ := snat("remote:80", "node:*", "pod:4000").wire(s)
 	delete(before, own)
 	delete(after, own)
 	if !equal(before, after) {
-		t.Errorf("other flows are %+v, were %+v", after, before)
+		t.Errorf("other flows changed to %+v from %+v", after, before)
 	}
 }
 
-// TestMasqueradeTries has a flow looked for behind those candidates alone that some flow has
-// tried: with the first two taken, the third is noted, and those after it are not looked at.
-func TestMasqueradeTries(t *testing.T) {
+// TestMasqueradeProbes checks masq_probes. With the first two candidates taken, the second and
+// third are recorded. Lookups stop behind the recorded ones.
+func TestMasqueradeProbes(t *testing.T) {
 	h := newHost(t)
-	for _, s := range (row{on: ported}).scenes() {
+	for _, s := range (row{on: withPorts}).scenes() {
 		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
 			candidates := h.candidates(t, s, outgoing)
 			reset := func(taken ...flow) {
@@ -169,57 +169,57 @@ func TestMasqueradeTries(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			others, ours := out("remote:80", "node:*", "pod2:5000"), out("remote:80", "node:*", "pod:4000")
+			others, ours := snat("remote:80", "node:*", "pod2:5000"), snat("remote:80", "node:*", "pod:4000")
 			want := func(what string, i int) {
 				t.Helper()
 				if got := h.masquerade(t, s, outgoing); got != candidates[i] {
 					t.Errorf("%s: port is %d, want %d; candidates are %v", what, got, candidates[i], candidates)
 				}
 			}
-			if err := h.setTried(0); err != nil {
+			if err := h.setProbes(0); err != nil {
 				t.Fatal(err)
 			}
-			defer h.setTried(1)
+			defer h.setProbes(1)
 			reset(others, others)
-			want("a new flow", 2)
-			if got := h.tried(t); got != 2 {
-				t.Errorf("%d candidates are noted, want 2", got)
+			want("new flow", 2)
+			if got := h.usedProbes(t); got != 2 {
+				t.Errorf("%d candidates are recorded, want 2", got)
 			}
-			h.forget(t, s, candidates[0])
-			want("the same with the first one free again", 2)
+			h.removeFlow(t, s, candidates[0])
+			want("same flow, with the first candidate free again", 2)
 			reset(others, others, others, ours)
-			h.forget(t, s, candidates[0])
-			want("one behind what was tried", 0)
+			h.removeFlow(t, s, candidates[0])
+			want("entry behind the recorded candidates", 0)
 		})
 	}
 }
 
-// tried counts the candidates, of all groups, that flows have tried.
-func (h *host) tried(t *testing.T) (sum int) {
+// usedProbes returns the number of recorded candidates in all groups.
+func (h *host) usedProbes(t *testing.T) (sum int) {
 	t.Helper()
 	all, err := contents[uint32, bpf.MasqProbes](h.programs.Maps[bpf.MapMasqProbes])
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, group := range all {
-		for _, was := range group.Used {
-			sum += int(was)
+		for _, used := range group.Used {
+			sum += int(used)
 		}
 	}
 	return sum
 }
 
-// forget removes the flow that has a port.
-func (h *host) forget(t *testing.T, s scene, port uint16) {
+// removeFlow removes the flow with a masquerading port.
+func (h *host) removeFlow(t *testing.T, s scene, port uint16) {
 	t.Helper()
 	s.star = port
-	key, _ := out("remote:80", "node:*", "pod2:5000").wire(s)
+	key, _ := snat("remote:80", "node:*", "pod2:5000").wire(s)
 	if err := h.flows().Delete(key); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// masquerade sends a packet out, and returns the port that it leaves with, or 0.
+// masquerade runs to_uplink on a packet, and returns its masquerading port, or 0 if it was dropped.
 func (h *host) masquerade(t testing.TB, s scene, text string) uint16 {
 	t.Helper()
 	verdict, result, err := h.runInside(bpf.ProgToUplink, s.packet(text, false).MustBuild())
@@ -236,8 +236,8 @@ func (h *host) masquerade(t testing.TB, s scene, text string) uint16 {
 	return s.sourcePort(p)
 }
 
-// candidates finds out which ports a flow can get, and in which order: by giving
-// each one that it gets to a stranger, until it gets none.
+// candidates finds out a flow's candidates in order: it gives each port that the flow gets to
+// another flow, until none is left.
 func (h *host) candidates(t testing.TB, s scene, text string) []uint16 {
 	t.Helper()
 	if err := h.reset(); err != nil {
@@ -250,7 +250,7 @@ func (h *host) candidates(t testing.TB, s scene, text string) []uint16 {
 			t.Fatalf("candidate %d after %v", s.star, ports)
 		}
 		ports = append(ports, s.star)
-		if err := h.fill(s, nil, []flow{out("remote:80", "node:*", "pod2:1")}); err != nil {
+		if err := h.fill(s, nil, []flow{snat("remote:80", "node:*", "pod2:1")}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -260,14 +260,14 @@ func (h *host) candidates(t testing.TB, s scene, text string) []uint16 {
 	return ports
 }
 
-// TestMasqueradeSkipsSockets has a socket of the host on the first candidate.
+// TestMasqueradeSkipsSockets binds a socket of the host to the first candidate.
 func TestMasqueradeSkipsSockets(t *testing.T) {
 	h := newHost(t)
 	for _, tc := range []struct {
 		name string
-		at   string // the address that the socket is bound to
+		at   string // the socket's address
 		on   proto
-		next bool // the first candidate is skipped
+		next bool // the flow gets the second candidate
 	}{
 		{name: "a listener", at: "node", on: tcp, next: true},
 		{name: "a listener on any address", at: "any", on: tcp, next: true},

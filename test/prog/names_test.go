@@ -13,23 +13,23 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// family names the addresses that tables use, so that a row serves IPv4 and IPv6.
+// family has the addresses of the names in tables, so that a row serves IPv4 and IPv6.
 type family struct {
 	name  string
 	addrs map[string]netip.Addr
 }
 
-// v4 and v6 have the same names. The node has the addresses of nodeNames. All
-// that send are in 8.0.0.0/16, or have 86dd behind their first 32 bits: see l3_test.go.
+// v4 and v6 have the same names. The node has the addresses of nodeNames. All sources are in
+// 8.0.0.0/16, or have 86dd behind their first 32 bits: see l3_test.go.
 var (
 	v4 = newFamily("v4", map[string]string{
 		"pod":       "8.0.244.2", // masqueraded
 		"pod2":      "8.0.244.3", // masqueraded
 		"plain":     "8.0.244.4", // not masqueraded
-		"podgw":     "8.0.244.1", // what pods have for a gateway
+		"podgw":     "8.0.244.1", // the pods' gateway
 		"node":      "8.0.2.1",
 		"node2":     "8.0.2.10",
-		"vip":       "8.0.77.1", // alone in its network
+		"vip":       "8.0.77.1", // without a subnet
 		"crowded":   "8.0.2.17", // the next two differ from it by one bit
 		"near1":     "8.0.2.16",
 		"near2":     "8.0.2.19",
@@ -58,7 +58,7 @@ var (
 		"near1":     "2001:db8:86dd:1::20",
 		"near2":     "2001:db8:86dd:1::23",
 		"loopback":  "::1",
-		"loopback2": "::1", // there is one only
+		"loopback2": "::1", // the only one
 		"gateway":   "2001:db8:86dd:1::2",
 		"onlink":    "2001:db8:86dd:1::77",
 		"router":    "2001:db8:86dd:5::5",
@@ -97,7 +97,7 @@ func (f family) wire(name string) bpf.Addr { return wire(f.addr(name)) }
 func wire(addr netip.Addr) bpf.Addr   { return bpf.Addr{Bytes: addr.As16()} }
 func addrOf(addr bpf.Addr) netip.Addr { return netip.AddrFrom16(addr.Bytes).Unmap() }
 
-// proto is what the packets of a row are.
+// proto is the protocol of a row's packets.
 type proto string
 
 const (
@@ -110,16 +110,16 @@ const (
 )
 
 var (
-	protos   = []proto{tcp, udp, echo}
-	ported   = []proto{tcp, udp}       // those which can have host ports
-	portless = []proto{sctp, gre, esp} // masqueraded by address; in texts, their ports are 0
+	protos       = []proto{tcp, udp, echo}
+	withPorts    = []proto{tcp, udp}       // may be forwarded as host ports
+	withoutPorts = []proto{sctp, gre, esp} // masqueraded by address alone; port 0 in texts
 )
 
-// scene is what the texts of a row are about.
+// scene is the family and protocol for which a row runs.
 type scene struct {
 	family
 	proto
-	star uint16 // what the port "*" stands for
+	star uint16 // the value of the port "*"
 }
 
 func (s scene) number() uint8 {
@@ -141,10 +141,9 @@ func (s scene) number() uint8 {
 	}
 }
 
-// side resolves "name:port", where the name may be a literal address and
-// the port "*". Of an echo conversation only the side that asks has a port, the
-// identifier.
-func (s scene) side(text string, asks bool) netip.AddrPort {
+// side resolves "name:port". The name may be a literal address, the port may be "*". In ICMP
+// echo only the requesting side has a port, the identifier.
+func (s scene) side(text string, requests bool) netip.AddrPort {
 	at := max(strings.LastIndex(text, ":"), 0)
 	name, portText := text[:at], strings.TrimPrefix(text[at:], ":")
 	port, err := strconv.ParseUint(portText, 10, 16)
@@ -154,13 +153,14 @@ func (s scene) side(text string, asks bool) netip.AddrPort {
 	if err != nil {
 		panic(fmt.Sprintf("side %q is not name:port", text))
 	}
-	if s.proto == echo && !asks {
+	if s.proto == echo && !requests {
 		port = 0
 	}
 	return netip.AddrPortFrom(s.addr(name), uint16(port))
 }
 
-// sides resolves "name:port > name:port". The source asks, or, in a reply, the destination.
+// sides resolves "name:port > name:port". The source is the requesting side, or the
+// destination of a reply.
 func (s scene) sides(text string, reply bool) (src, dst netip.AddrPort) {
 	from, to, ok := strings.Cut(text, " > ")
 	if !ok {
@@ -169,7 +169,7 @@ func (s scene) sides(text string, reply bool) (src, dst netip.AddrPort) {
 	return s.side(from, !reply), s.side(to, reply)
 }
 
-// packet makes a packet from text: the first of its connection, or its answer.
+// packet makes a packet from text: the first one of a connection, or the reply to it.
 func (s scene) packet(text string, reply bool) testenv.Packet {
 	src, dst := s.sides(text, reply)
 	switch s.proto {
@@ -190,7 +190,7 @@ func (s scene) packet(text string, reply bool) testenv.Packet {
 	}
 }
 
-// readdress is p with the addresses and ports of text.
+// readdress returns p with the addresses and ports of text.
 func (s scene) readdress(p testenv.Packet, text string, reply bool) testenv.Packet {
 	src, dst := s.sides(text, reply)
 	p.Src, p.Dst = src.Addr(), dst.Addr()
@@ -198,13 +198,13 @@ func (s scene) readdress(p testenv.Packet, text string, reply bool) testenv.Pack
 		p.ID = src.Port() | dst.Port()
 		return p
 	}
-	if slices.Contains(ported, s.proto) {
+	if slices.Contains(withPorts, s.proto) {
 		p.SrcPort, p.DstPort = src.Port(), dst.Port()
 	}
 	return p
 }
 
-// sourcePort is the port, or identifier, that masquerading chose.
+// sourcePort returns the source port, or the identifier of an echo message.
 func (s scene) sourcePort(p testenv.Packet) uint16 {
 	if s.proto == echo {
 		return p.ID

@@ -12,9 +12,9 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// TestOptionHeaders puts IPv6 option headers before TCP, UDP and echo: the same must
-// become of the packet as without them, up to what can be reached of it.
-func TestOptionHeaders(t *testing.T) {
+// TestIPv6Options inserts IPv6 option headers before TCP, UDP and echo, up to the limits of
+// parse.h: the result is the same as without them.
+func TestIPv6Options(t *testing.T) {
 	const (
 		hop  = unix.IPPROTO_HOPOPTS
 		dest = unix.IPPROTO_DSTOPTS
@@ -29,7 +29,7 @@ func TestOptionHeaders(t *testing.T) {
 		row
 	}{
 		{bpf.ProgToUplink, row{in: "pod:4000 > remote:80"}},
-		{bpf.ProgFromUplink, row{in: "remote:5000 > node:8080", ports: []port{{host: "any:8080", to: "pod:80"}}, on: ported}},
+		{bpf.ProgFromUplink, row{in: "remote:5000 > node:8080", ports: []hostPort{{host: "any:8080", to: "pod:80"}}, on: withPorts}},
 	} {
 		for _, s := range (row{only: "v6", on: tc.on}).scenes() {
 			if err := h.resetTo(s, tc.row); err != nil {
@@ -43,7 +43,7 @@ func TestOptionHeaders(t *testing.T) {
 					}
 					frame := s.packet(tc.in, false).MustBuild()
 					length := 0
-					for _, header := range headers { // each goes before the last
+					for _, header := range headers { // inserts each before the previous ones
 						frame = extend(s, frame, header.kind, header.units)
 						length += 8 * header.units
 					}
@@ -60,8 +60,8 @@ func TestOptionHeaders(t *testing.T) {
 	}
 }
 
-// TestTooManyOptionHeaders must not be sent unmasqueraded.
-func TestTooManyOptionHeaders(t *testing.T) {
+// TestIPv6OptionsBeyondLimits has packets that cannot be masqueraded, and must not leave as they are.
+func TestIPv6OptionsBeyondLimits(t *testing.T) {
 	var rows []row
 	for name, units := range map[string][]int{"three": {1, 1, 1}, "a long one": {7}, "the longest": {256}} {
 		rows = append(rows, row{
@@ -77,7 +77,7 @@ func TestTooManyOptionHeaders(t *testing.T) {
 	runRows(t, bpf.ProgToUplink, rows)
 }
 
-// resetTo makes the maps hold what a row starts with.
+// resetTo fills the maps for a row.
 func (h *host) resetTo(s scene, r row) error {
 	if err := h.reset(); err != nil {
 		return err
@@ -85,7 +85,7 @@ func (h *host) resetTo(s scene, r row) error {
 	return h.fill(s, r.ports, r.flows)
 }
 
-// result is the frame that comes out of a program, which must let it pass.
+// result returns the frame after a program, which must let it pass.
 func (h *host) result(t *testing.T, program string, frame []byte) []byte {
 	t.Helper()
 	copy(frame, h.device(program).HardwareAddr)

@@ -11,10 +11,10 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// TestMasqueradeAndBack sends random flows of random pods to few remotes, so
-// that they meet, and wants for each: another port than all others of that
-// remote have, and the answer to come to the pod as it asked.
-func TestMasqueradeAndBack(t *testing.T) {
+// TestMasqueradeRoundTrip sends random flows of random pods to few remotes, so that they compete
+// for ports. No two flows to one remote may have the same port, and each reply must reach its
+// pod.
+func TestMasqueradeRoundTrip(t *testing.T) {
 	const (
 		seed  = 20250717
 		flows = 4000
@@ -28,7 +28,7 @@ func TestMasqueradeAndBack(t *testing.T) {
 	type remote struct {
 		netip.AddrPort
 		proto uint8
-		port  uint16 // of ours
+		port  uint16 // the masquerading port
 	}
 	taken := map[remote]testenv.Packet{}
 	var sent []testenv.Packet
@@ -46,26 +46,26 @@ func TestMasqueradeAndBack(t *testing.T) {
 			}
 			key := remote{netip.AddrPortFrom(p.Dst, p.DstPort), p.Proto, s.sourcePort(leaves)}
 			if other, ok := taken[key]; ok && (other.Src != p.Src || s.sourcePort(other) != s.sourcePort(p)) {
-				return fmt.Errorf("%s has the port of %s", p, other)
+				return fmt.Errorf("%s has the same port as %s", p, other)
 			}
 			taken[key] = p
 			sent = append(sent, p)
 		}
-		// Only now the answers: later flows must not have harmed earlier ones.
+		// All replies come last: later flows must not have changed earlier ones.
 		for _, p := range sent {
 			leaves, _, err := h.transit(bpf.ProgToUplink, p)
 			if err != nil {
 				return err
 			}
-			reply := answer(leaves)
+			reply := replyTo(leaves)
 			back, _, err := h.transit(bpf.ProgFromUplink, reply)
 			if err != nil {
 				return err
 			}
-			want := answer(p)
+			want := replyTo(p)
 			want.SrcMAC, want.DstMAC = back.SrcMAC, back.DstMAC
 			if diff := testenv.Diff(back, want); diff != "" {
-				return fmt.Errorf("answer to %s:\n%s", p, diff)
+				return fmt.Errorf("reply to %s:\n%s", p, diff)
 			}
 		}
 		return nil
@@ -73,13 +73,13 @@ func TestMasqueradeAndBack(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	// With less than half of the ports in use, 32 tries do not all fail.
+	// With less than half of the ports in use, one of 32 probes succeeds.
 	if dropped > 0 {
 		t.Errorf("%d of %d flows got no port", dropped, flows)
 	}
 }
 
-// randomFlow is the first packet of a flow to one of few remotes.
+// randomFlow returns the first packet of a random flow to one of few remotes.
 func randomFlow(random *rand.Rand) (testenv.Packet, scene) {
 	s := scene{family: families[random.IntN(2)], proto: protos[random.IntN(3)]}
 	pod := []string{"pod", "pod2"}[random.IntN(2)]
@@ -96,7 +96,7 @@ func randomFlow(random *rand.Rand) (testenv.Packet, scene) {
 	return p, s
 }
 
-// transit is run for packets that are right, and stay so.
+// transit is run for packets. Checksums must be valid afterwards.
 func (h *host) transit(program string, p testenv.Packet) (testenv.Packet, uint32, error) {
 	copy(p.DstMAC[:], h.device(program).HardwareAddr)
 	verdict, result, err := h.run(program, p.MustBuild())
@@ -110,15 +110,15 @@ func (h *host) transit(program string, p testenv.Packet) (testenv.Packet, uint32
 	return got, verdict, err
 }
 
-// TestChecksumOfZero chooses payloads for which the translated UDP checksum would
-// be 0, which means none: it must be written as 0xffff.
-func TestChecksumOfZero(t *testing.T) {
+// TestZeroUDPChecksum chooses payloads for which the translated UDP checksum is 0. It must be
+// written as 0xffff, since 0 means none.
+func TestZeroUDPChecksum(t *testing.T) {
 	h := newHost(t)
 	for _, s := range (row{on: []proto{udp}}).scenes() {
 		t.Run(s.name, func(t *testing.T) {
-			r := row{in: outgoing, out: "node:* > remote:80", after: []flow{out("remote:80", "node:*", "pod:4000")}}
+			r := row{in: outgoing, out: "node:* > remote:80", after: []flow{snat("remote:80", "node:*", "pod:4000")}}
 			s.star = h.candidates(t, s, outgoing)[0]
-			// In one's complement, adding the checksum to the payload leaves 0 for it.
+			// In one's complement, a payload of the former checksum makes it 0.
 			leaves := s.readdress(s.packet(outgoing, false), "node:* > remote:80", false)
 			leaves.Payload = "\x00\x00"
 			frame := leaves.MustBuild()

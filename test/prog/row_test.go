@@ -13,35 +13,34 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// row is one packet through one program. It runs for IPv4 and IPv6, TCP, UDP and
-// ICMP echo, or what on says.
+// row is one packet through one program. It runs for each of IPv4 and IPv6, and of TCP, UDP
+// and ICMP echo, unless only and on say otherwise.
 //
-// Packets are texts, "source:port > destination:port", in the names of
-// names_test.go; for echo, the identifier is the port of the side that asks.
-// All pods are endpoints.
+// Packets are texts, "source:port > destination:port", with the names of names_test.go. The
+// port of the side that sends an echo request is the identifier. All pods are endpoints.
 type row struct {
 	name string
 	on   []proto // nil: all
 	only string  // "v4" or "v6", or both
 
-	ether bool // this is about the Ethernet header
+	ether bool // only for devices with Ethernet
 
-	// Before.
-	ports   []port
+	// The maps before.
+	ports   []hostPort
 	flows   []flow
-	kept    []flow // in established
-	exempts []exempt
+	backup  []flow // in flows_backup
+	nonMasq []nonMasq
 
 	in    string
-	reply bool                           // in is an answer: SYN and ACK, or an echo reply
-	edit  func(p *testenv.Packet)        // what else is special about it
-	raw   func(s scene, f []byte) []byte // what a Packet cannot say
+	reply bool                           // in is a reply: a SYN-ACK, or an echo reply
+	edit  func(p *testenv.Packet)        // changes the packet
+	raw   func(s scene, f []byte) []byte // changes the frame, for what a Packet cannot express
 
-	// Afterwards. The port "*" is the one that masquerading chose.
-	out      string // "": the packet is untouched, byte for byte
-	redirect bool   // to another device, instead of the stack
-	drop     string // the reason, or "": the packet goes on
-	after    []flow // nil: the flows are as before, untouched
+	// The packet and the flows afterwards. The port "*" is the one that masquerading chose.
+	out      string // "": the packet is unchanged, byte for byte
+	redirect bool   // to another device, bypassing the stack
+	drop     string // the reason; "": the packet goes on
+	after    []flow // nil: the flows are unchanged
 }
 
 func runRows(t *testing.T, program string, rows []row) {
@@ -76,7 +75,7 @@ func (r row) scenes() []scene {
 }
 
 func (h *host) check(program string, s scene, r row) error {
-	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.keep(s, r.kept), h.exempt(s, r.exempts)); err != nil {
+	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.fillBackup(s, r.backup), h.fillNonMasq(s, r.nonMasq)); err != nil {
 		return err
 	}
 	before, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
@@ -88,7 +87,7 @@ func (h *host) check(program string, s scene, r row) error {
 	if r.edit != nil {
 		r.edit(&packet)
 	}
-	suit(program, &packet)
+	adapt(program, &packet)
 	frame := packet.MustBuild()
 	if r.raw != nil {
 		frame = r.raw(s, frame)
@@ -111,12 +110,12 @@ func (h *host) check(program string, s scene, r row) error {
 	}
 	after, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
 	if err == nil && !equal(after, before) {
-		err = fmt.Errorf("flows are %+v, were %+v", after, before)
+		err = fmt.Errorf("flows changed to %+v from %+v", after, before)
 	}
 	return err
 }
 
-// verdict is the one that the row wants.
+// verdict returns the expected verdict.
 func (r row) verdict() uint32 {
 	switch {
 	case r.drop != "":
@@ -128,7 +127,7 @@ func (r row) verdict() uint32 {
 	}
 }
 
-// sizeFor is the length of a frame, as the program sees it.
+// sizeFor returns the length of a frame as the program sees it.
 func sizeFor(program string, frame []byte) int {
 	if isL3(program) {
 		return len(frame) - etherLen
@@ -136,25 +135,25 @@ func sizeFor(program string, frame []byte) int {
 	return len(frame)
 }
 
-// keep puts flows into established.
-func (h *host) keep(s scene, flows []flow) error {
+// fillBackup adds flows to flows_backup.
+func (h *host) fillBackup(s scene, flows []flow) error {
 	for _, f := range flows {
 		key, value := f.wire(s)
-		if err := h.established().Put(&key, &value); err != nil {
+		if err := h.flowsBackup().Put(&key, &value); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// fill adds the entries of a row to the maps. Of several ports that lead to one
-// of a container, the first one has the way back, as package maps does it.
-func (h *host) fill(s scene, ports []port, flows []flow) error {
+// fill adds the entries of a row to the maps. Of several host ports with one target, the first
+// gets the reverse entry, as in package maps.
+func (h *host) fill(s scene, ports []hostPort, flows []flow) error {
 	var errs []error
 	for _, port := range ports {
 		key, value := port.wire(s)
 		errs = append(errs, h.programs.Maps[bpf.MapHostPorts].Put(&key, &value))
-		key, value = port.back(s)
+		key, value = port.reverse(s)
 		err := h.programs.Maps[bpf.MapHostPorts].Update(&key, &value, ebpf.UpdateNoExist)
 		if !errors.Is(err, ebpf.ErrKeyExist) {
 			errs = append(errs, err)
@@ -174,11 +173,11 @@ func checkVerdict(got, want uint32) error {
 	return nil
 }
 
-// checkPacket compares what came out with the row, and learns the port "*".
+// checkPacket compares the resulting frame with the row, and sets s.star from it.
 func checkPacket(s *scene, r row, packet testenv.Packet, frame, result []byte) error {
 	if r.out == "" {
 		if !bytes.Equal(result, frame) {
-			return fmt.Errorf("packet is %x, should be untouched: %x", result, frame)
+			return fmt.Errorf("packet is %x, should be unchanged: %x", result, frame)
 		}
 		return nil
 	}
@@ -202,7 +201,7 @@ func checkPacket(s *scene, r row, packet testenv.Packet, frame, result []byte) e
 	return nil
 }
 
-// inRange reports whether masquerading may choose the port.
+// inRange reports whether the port is in the masquerading range.
 func inRange(port uint16) bool {
 	return port >= masqFirst && port <= masqLast
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// sender is "pod", whose neighbour is "pod2".
+// sender returns "pod" as the sender, with "pod2" as its neighbour.
 func (h *host) sender() testenv.Sender {
 	return testenv.Sender{
 		MAC: testenv.MAC{2, 0, 0, 0, 0, 1}, HostMAC: testenv.MAC(h.veth.HardwareAddr),
@@ -27,7 +27,7 @@ func (h *host) sender() testenv.Sender {
 	}
 }
 
-// guard makes the veth the sender's.
+// guard makes the veth the sender's device.
 func (h *host) guard(s testenv.Sender, flags bpf.DeviceFlags) error {
 	errs := []error{
 		h.reset(),
@@ -52,7 +52,7 @@ func (h *host) guard(s testenv.Sender, flags bpf.DeviceFlags) error {
 	return errors.Join(errs...)
 }
 
-// wireOrZero leaves out the addresses of a pod that was given none.
+// wireOrZero returns zero for a device without addresses of its own.
 func wireOrZero(addr netip.Addr, flags bpf.DeviceFlags) bpf.Addr {
 	if flags&bpf.DeviceAnyAddress != 0 {
 		return bpf.Addr{}
@@ -62,7 +62,7 @@ func wireOrZero(addr netip.Addr, flags bpf.DeviceFlags) bpf.Addr {
 
 const antiSpoof = bpf.DeviceAntiSpoof
 
-// judge runs from_container, and wants the frame untouched or dropped for the reason.
+// judge runs from_container, and wants the frame unchanged, or dropped for its reason.
 func (h *host) judge(s testenv.Sender, flags bpf.DeviceFlags, frame testenv.Frame, passes bool) error {
 	if err := h.guard(s, flags); err != nil {
 		return err
@@ -104,7 +104,7 @@ func TestAntiSpoof(t *testing.T) {
 	}{
 		{"hostile", antiSpoof, s.Hostile(), false},
 		{"hostile, on a bridge", antiSpoof | bpf.DeviceBridged, s.Hostile(), false},
-		{"hostile, but off", 0, s.Hostile(), true},
+		{"hostile, antiSpoof off", 0, s.Hostile(), true},
 		{"legal", antiSpoof, s.Legal(), true},
 		{"legal, on a bridge", antiSpoof | bpf.DeviceBridged, s.Legal(), true},
 		{"another link-local address", antiSpoof, s.SomeLinkLocal(), true},
@@ -120,7 +120,8 @@ func TestAntiSpoof(t *testing.T) {
 	}
 }
 
-// A container that was given no addresses uses those that nobody has.
+// TestAntiSpoofWithoutAddresses has a container without addresses of its own: it may use any that
+// neither the host nor another container has.
 func TestAntiSpoofWithoutAddresses(t *testing.T) {
 	h := newHost(t)
 	s := h.sender()
@@ -142,7 +143,7 @@ func TestAntiSpoofWithoutAddresses(t *testing.T) {
 			frame.Reason = bpf.ReasonNeighbor
 		}
 		if err := h.judge(s, flags, frame, sendsOwn(frame.Bytes, anyBut(s))); err != nil {
-			t.Errorf("as the host, %s: %v", frame.Name, err)
+			t.Errorf("with the host's address, %s: %v", frame.Name, err)
 		}
 	}
 	for _, frame := range free.Hostile() {
@@ -153,7 +154,7 @@ func TestAntiSpoofWithoutAddresses(t *testing.T) {
 	}
 }
 
-// identity says what a container may call itself.
+// identity has the addresses that a container may send from.
 type identity struct {
 	mac  testenv.MAC
 	owns func(netip.Addr) bool
@@ -172,8 +173,8 @@ func anyBut(s testenv.Sender) identity {
 	}}
 }
 
-// sendsOwn is what antiSpoof promises, said once more: the frame, without its VLAN tags, names no
-// sender but the container.
+// sendsOwn implements the promise of antiSpoof a second time: the frame, without its VLAN tags, has
+// no sender but the container.
 func sendsOwn(frame []byte, who identity) bool {
 	frame = testenv.Untagged(frame)
 	if testenv.MAC(frame[6:12]) != who.mac {
@@ -190,8 +191,8 @@ func sendsOwn(frame []byte, who identity) bool {
 	case etherType == unix.ETH_P_IP && len(packet) >= 20:
 		source, _ := netip.AddrFromSlice(packet[12:16])
 		l4 := packet[min(int(packet[0]&15)*4, len(packet)):]
-		asks := source.IsUnspecified() && packet[9] == unix.IPPROTO_UDP && len(l4) >= 4 && bytes.Equal(l4[:4], []byte{0, 68, 0, 67})
-		return who.owns(source) || asks
+		dhcp := source.IsUnspecified() && packet[9] == unix.IPPROTO_UDP && len(l4) >= 4 && bytes.Equal(l4[:4], []byte{0, 68, 0, 67})
+		return who.owns(source) || dhcp
 	case etherType == unix.ETH_P_IPV6 && len(packet) >= 40:
 		source, _ := netip.AddrFromSlice(packet[8:24])
 		if packet[6] == unix.IPPROTO_ICMPV6 && len(packet) >= 64 {
@@ -207,7 +208,7 @@ func sendsOwn(frame []byte, who identity) bool {
 	return true
 }
 
-// mayHaveNoSource leaves what is behind extension headers to the table.
+// mayHaveNoSource accepts extension headers: the table in testenv covers what follows them.
 func mayHaveNoSource(packet []byte) bool {
 	switch packet[6] {
 	case unix.IPPROTO_HOPOPTS, unix.IPPROTO_DSTOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT:
@@ -218,8 +219,7 @@ func mayHaveNoSource(packet []byte) bool {
 	return false
 }
 
-// FuzzAntiSpoof feeds any bytes as what a container sends: no packet with a source that is not its
-// own passes.
+// FuzzAntiSpoof feeds arbitrary bytes as frames of a container: none passes with a foreign source.
 func FuzzAntiSpoof(f *testing.F) {
 	h := newHost(f)
 	s := h.sender()
@@ -237,9 +237,9 @@ func FuzzAntiSpoof(f *testing.F) {
 }
 
 func (h *host) feedSpoofed(s testenv.Sender, frame []byte) error {
-	const most = 2000
-	if len(frame) < etherLen || len(frame) > most {
-		return nil // The kernel has no such packets.
+	const maxLen = 2000
+	if len(frame) < etherLen || len(frame) > maxLen {
+		return nil // the kernel delivers no such packets
 	}
 	verdict, _, err := h.run(bpf.ProgFromContainer, frame)
 	if err != nil {
@@ -254,7 +254,7 @@ func (h *host) feedSpoofed(s testenv.Sender, frame []byte) error {
 	return nil
 }
 
-// TestMutatedSpoofs is FuzzAntiSpoof with packets made here, for every run of the tests.
+// TestMutatedSpoofs is FuzzAntiSpoof with mutated frames, for every test run.
 func TestMutatedSpoofs(t *testing.T) {
 	const (
 		seed   = 11

@@ -18,13 +18,13 @@ func toUplinkMasquerades() []row {
 			name:  "a new flow",
 			in:    "pod:4000 > remote:80",
 			out:   "node:* > remote:80",
-			after: []flow{out("remote:80", "node:*", "pod:4000")},
+			after: []flow{snat("remote:80", "node:*", "pod:4000")},
 		},
 		{
 			name:  "the destination is another host of the uplink's network",
 			in:    "pod:4000 > onlink:80",
 			out:   "node:* > onlink:80",
-			after: []flow{out("onlink:80", "node:*", "pod:4000")},
+			after: []flow{snat("onlink:80", "node:*", "pod:4000")},
 		},
 		{
 			name:  "IP options",
@@ -32,7 +32,7 @@ func toUplinkMasquerades() []row {
 			in:    "pod:4000 > remote:80",
 			edit:  func(p *testenv.Packet) { p.Options = "\x94\x04\x00\x00" },
 			out:   "node:* > remote:80",
-			after: []flow{out("remote:80", "node:*", "pod:4000")},
+			after: []flow{snat("remote:80", "node:*", "pod:4000")},
 		},
 		{
 			name:  "no UDP checksum",
@@ -41,10 +41,10 @@ func toUplinkMasquerades() []row {
 			in:    "pod:4000 > remote:80",
 			edit:  func(p *testenv.Packet) { p.NoChecksum = true },
 			out:   "node:* > remote:80",
-			after: []flow{out("remote:80", "node:*", "pod:4000")},
+			after: []flow{snat("remote:80", "node:*", "pod:4000")},
 		},
 		{
-			name: "all else in the packet stays",
+			name: "the rest of the packet is unchanged",
 			in:   "pod:4000 > remote:80",
 			edit: func(p *testenv.Packet) {
 				p.TTL, p.TOS, p.Payload = 3, 0x2e, "of an odd length."
@@ -55,136 +55,138 @@ func toUplinkMasquerades() []row {
 				}
 			},
 			out:   "node:* > remote:80",
-			after: []flow{out("remote:80", "node:*", "pod:4000")},
+			after: []flow{snat("remote:80", "node:*", "pod:4000")},
 		},
 		{
-			name:  "the other pod's flow to the same remote stays",
-			flows: []flow{out("remote:80", "node:5", "pod2:4000").unused(10 * time.Second)},
+			name:  "another pod's flow to the same remote is unchanged",
+			flows: []flow{snat("remote:80", "node:5", "pod2:4000").idleFor(10 * time.Second)},
 			in:    "pod:4000 > remote:80",
 			out:   "node:* > remote:80",
 			after: []flow{
-				out("remote:80", "node:5", "pod2:4000").unused(10 * time.Second),
-				out("remote:80", "node:*", "pod:4000"),
+				snat("remote:80", "node:5", "pod2:4000").idleFor(10 * time.Second),
+				snat("remote:80", "node:*", "pod:4000"),
 			},
 		},
 	}
 }
 
-func TestToUplinkByAddress(t *testing.T) { runRows(t, bpf.ProgToUplink, toUplinkByAddress()) }
+func TestToUplinkMasqueradesByAddress(t *testing.T) {
+	runRows(t, bpf.ProgToUplink, toUplinkByAddress())
+}
 
 func toUplinkByAddress() []row {
-	ours := out("remote:0", "node:0", "pod:0").unused(10 * time.Second)
-	others := out("remote:0", "node:0", "pod2:0").unused(20 * time.Second)
+	ours := snat("remote:0", "node:0", "pod:0").idleFor(10 * time.Second)
+	others := snat("remote:0", "node:0", "pod2:0").idleFor(20 * time.Second)
 	return []row{
 		{
-			name: "a new flow", on: portless, in: "pod:0 > remote:0", out: "node:0 > remote:0",
-			after: []flow{out("remote:0", "node:0", "pod:0")},
+			name: "a new flow", on: withoutPorts, in: "pod:0 > remote:0", out: "node:0 > remote:0",
+			after: []flow{snat("remote:0", "node:0", "pod:0")},
 		},
 		{
-			name: "a known one", on: portless, flows: []flow{ours.state(replied)},
+			name: "a known flow", on: withoutPorts, flows: []flow{ours.state(replied)},
 			in: "pod:0 > remote:0", out: "node:0 > remote:0",
-			after: []flow{out("remote:0", "node:0", "pod:0").state(replied)},
+			after: []flow{snat("remote:0", "node:0", "pod:0").state(replied)},
 		},
 		{
-			name: "beside another pod's with another remote", on: portless, flows: []flow{out("remote2:0", "node:0", "pod2:0")},
+			name: "with another pod's flow to another remote", on: withoutPorts, flows: []flow{snat("remote2:0", "node:0", "pod2:0")},
 			in: "pod:0 > remote:0", out: "node:0 > remote:0",
-			after: []flow{out("remote2:0", "node:0", "pod2:0"), out("remote:0", "node:0", "pod:0")},
+			after: []flow{snat("remote2:0", "node:0", "pod2:0"), snat("remote:0", "node:0", "pod:0")},
 		},
 		{
-			name: "what another pod has not used for long", on: portless, flows: []flow{others.unused(50 * time.Second)},
+			name: "with another pod's expired flow", on: withoutPorts, flows: []flow{others.idleFor(50 * time.Second)},
 			in: "pod:0 > remote:0", out: "node:0 > remote:0",
-			after: []flow{out("remote:0", "node:0", "pod:0")},
+			after: []flow{snat("remote:0", "node:0", "pod:0")},
 		},
 		{
-			name: "the answer to what came to the pod itself", on: portless, flows: []flow{in("remote:0", "pod:0", "pod:0")},
-			in: "pod:0 > remote:0", after: []flow{in("remote:0", "pod:0", "pod:0").state(replied)},
+			name: "a reply from the pod's own address", on: withoutPorts, flows: []flow{dnat("remote:0", "pod:0", "pod:0")},
+			in: "pod:0 > remote:0", after: []flow{dnat("remote:0", "pod:0", "pod:0").state(replied)},
 		},
-		{name: "another pod has it", on: portless, flows: []flow{others}, in: "pod:0 > remote:0", drop: "no port"},
+		{name: "with another pod's flow to the remote", on: withoutPorts, flows: []flow{others}, in: "pod:0 > remote:0", drop: "no port"},
 		{
-			name: "a former pod of this address had it", on: portless, flows: []flow{ours.of(stranger)}, in: "pod:0 > remote:0",
-			out: "node:0 > remote:0", after: []flow{out("remote:0", "node:0", "pod:0")},
+			name: "with a flow of the address's former owner", on: withoutPorts, flows: []flow{ours.ownedBy(formerOwner)}, in: "pod:0 > remote:0",
+			out: "node:0 > remote:0", after: []flow{snat("remote:0", "node:0", "pod:0")},
 		},
-		{name: "a plain pod's", on: portless, in: "plain:0 > remote:0"},
-		{name: "to a group", on: portless, in: "pod:0 > multicast:0"},
-		{name: "the host's", on: portless, in: "node:0 > remote:0"},
+		{name: "from a pod without ipMasq", on: withoutPorts, in: "plain:0 > remote:0"},
+		{name: "to a multicast group", on: withoutPorts, in: "pod:0 > multicast:0"},
+		{name: "from the host", on: withoutPorts, in: "node:0 > remote:0"},
 	}
 }
 
-func TestToUplinkAnswers(t *testing.T) { runRows(t, bpf.ProgToUplink, toUplinkAnswers()) }
+func TestToUplinkReplies(t *testing.T) { runRows(t, bpf.ProgToUplink, toUplinkReplies()) }
 
-func toUplinkAnswers() []row {
+func toUplinkReplies() []row {
 	return []row{
 		{
 			name:  "from a host port",
-			on:    ported,
-			flows: []flow{in("remote:5000", "pod:80", "node2:8080").unused(10 * time.Second)},
+			on:    withPorts,
+			flows: []flow{dnat("remote:5000", "pod:80", "node2:8080").idleFor(10 * time.Second)},
 			in:    "pod:80 > remote:5000", reply: true,
 			out:   "node2:8080 > remote:5000",
-			after: []flow{in("remote:5000", "pod:80", "node2:8080").state(replied)},
+			after: []flow{dnat("remote:5000", "pod:80", "node2:8080").state(replied)},
 		},
 		{
 			name:  "from a host port of a pod that is not masqueraded",
-			on:    ported,
-			flows: []flow{in("remote:5000", "plain:80", "node:8080")},
+			on:    withPorts,
+			flows: []flow{dnat("remote:5000", "plain:80", "node:8080")},
 			in:    "plain:80 > remote:5000", reply: true,
 			out:   "node:8080 > remote:5000",
-			after: []flow{in("remote:5000", "plain:80", "node:8080").state(replied)},
+			after: []flow{dnat("remote:5000", "plain:80", "node:8080").state(replied)},
 		},
 		{
 			name:  "from the pod's own address",
-			flows: []flow{in("remote:5000", "pod:80", "pod:80")},
+			flows: []flow{dnat("remote:5000", "pod:80", "pod:80")},
 			in:    "pod:80 > remote:5000", reply: true,
-			after: []flow{in("remote:5000", "pod:80", "pod:80").state(replied)},
+			after: []flow{dnat("remote:5000", "pod:80", "pod:80").state(replied)},
 		},
 		{
 			name:  "a reset closes",
 			on:    []proto{tcp},
-			flows: []flow{in("remote:5000", "pod:80", "node:8080").state(replied)},
+			flows: []flow{dnat("remote:5000", "pod:80", "node:8080").state(replied)},
 			in:    "pod:80 > remote:5000", reply: true,
 			edit:  func(p *testenv.Packet) { p.TCPFlags = testenv.RST },
 			out:   "node:8080 > remote:5000",
-			after: []flow{in("remote:5000", "pod:80", "node:8080").state(replied | reset)},
+			after: []flow{dnat("remote:5000", "pod:80", "node:8080").state(replied | reset)},
 		},
 		{
 			name:  "not to another port of the remote",
-			on:    ported,
-			flows: []flow{in("remote:5001", "pod:80", "node:8080").unused(10 * time.Second)},
+			on:    withPorts,
+			flows: []flow{dnat("remote:5001", "pod:80", "node:8080").idleFor(10 * time.Second)},
 			in:    "pod:80 > remote:5000",
 			out:   "node:* > remote:5000",
 			after: []flow{
-				in("remote:5001", "pod:80", "node:8080").unused(10 * time.Second),
-				out("remote:5000", "node:*", "pod:80"),
+				dnat("remote:5001", "pod:80", "node:8080").idleFor(10 * time.Second),
+				snat("remote:5000", "node:*", "pod:80"),
 			},
 		},
 		{
-			name:  "not with the entry of the address's former owner",
-			on:    ported,
-			flows: []flow{in("remote:5000", "pod:80", "node:8080").of(0xdead).state(replied)},
+			name:  "not by a flow of the address's former owner",
+			on:    withPorts,
+			flows: []flow{dnat("remote:5000", "pod:80", "node:8080").ownedBy(0xdead).state(replied)},
 			in:    "pod:80 > remote:5000",
 			out:   "node:* > remote:5000",
 			after: []flow{
-				in("remote:5000", "pod:80", "node:8080").of(0xdead).state(replied),
-				out("remote:5000", "node:*", "pod:80"),
+				dnat("remote:5000", "pod:80", "node:8080").ownedBy(0xdead).state(replied),
+				snat("remote:5000", "node:*", "pod:80"),
 			},
 		},
 	}
 }
 
-func TestToUplinkLeaves(t *testing.T) { runRows(t, bpf.ProgToUplink, toUplinkLeaves()) }
+func TestToUplinkIgnores(t *testing.T) { runRows(t, bpf.ProgToUplink, toUplinkIgnores()) }
 
-func toUplinkLeaves() []row {
+func toUplinkIgnores() []row {
 	return []row{
-		{name: "what is not an endpoint's", in: "node:4000 > remote:80"},
-		{name: "what is routed through", in: "onlink:4000 > remote:80"},
+		{name: "from the host", in: "node:4000 > remote:80"},
+		{name: "forwarded for another host", in: "onlink:4000 > remote:80"},
 		{name: "an endpoint without ipMasq", in: "plain:4000 > remote:80"},
 		{name: "link-local destinations", in: "pod:4000 > linklocal:80"},
 		{name: "multicast destinations", in: "pod:4000 > multicast:5353"},
 		{name: "broadcasts", only: "v4", in: "pod:4000 > 255.255.255.255:67"},
-		{name: "a VLAN's frames", ether: true, in: "pod:4000 > remote:80", raw: tagged},
+		{name: "VLAN frames", ether: true, in: "pod:4000 > remote:80", raw: tagged},
 		{name: "ARP", ether: true, only: "v4", on: []proto{udp}, in: "pod:4000 > remote:80", raw: typed(0x0806)},
 		{name: "an unknown EtherType", ether: true, on: []proto{udp}, in: "pod:4000 > remote:80", raw: typed(0x88cc)},
-		{name: "a plain endpoint's fragments", on: ported, in: "plain:4000 > remote:80", raw: fragment(1)},
-		{name: "a plain endpoint's SCTP", in: "plain:4000 > remote:80", edit: protocol(132)},
+		{name: "fragments of an endpoint without ipMasq", on: withPorts, in: "plain:4000 > remote:80", raw: fragment(1)},
+		{name: "SCTP of an endpoint without ipMasq", in: "plain:4000 > remote:80", edit: protocol(132)},
 	}
 }
 
@@ -193,11 +195,11 @@ func TestToUplinkDrops(t *testing.T) { runRows(t, bpf.ProgToUplink, toUplinkDrop
 func toUplinkDrops() []row {
 	return []row{
 		{name: "a fragment that ends within the TCP header", on: []proto{tcp}, in: "pod:4000 > remote:80", raw: fragment(0), drop: "truncated"},
-		{name: "the answer to an unknown echo request", on: []proto{echo}, in: "pod:80 > remote:5000", reply: true, drop: "no flow"},
+		{name: "an echo reply without flow", on: []proto{echo}, in: "pod:80 > remote:5000", reply: true, drop: "no flow"},
 		{name: "ICMP that is neither echo nor error", on: []proto{echo}, in: "pod:4000 > remote:80", edit: func(p *testenv.Packet) { p.Type, p.Rest = 137, 0 }, drop: "protocol"},
 		{name: "a routing header", only: "v6", in: "pod:4000 > remote:80", raw: routed, drop: "protocol"},
-		{name: "IPv4 in IPv6", only: "v6", in: "pod:4000 > ::ffff:8.0.113.9:80", drop: "protocol"},
-		{name: "a header that is not all there", in: "pod:4000 > remote:80", raw: cut(4), drop: "truncated"},
+		{name: "a mapped IPv4 address in IPv6", only: "v6", in: "pod:4000 > ::ffff:8.0.113.9:80", drop: "protocol"},
+		{name: "a truncated header", in: "pod:4000 > remote:80", raw: cut(4), drop: "truncated"},
 		{name: "an IP header alone", in: "pod:4000 > remote:80", raw: cut(0), drop: "truncated"},
 	}
 }

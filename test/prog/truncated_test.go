@@ -8,14 +8,13 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// TestTruncated cuts packets at every length: none is changed that is not whole
-// to the end of its transport header, and none upsets a program.
+// TestTruncated truncates packets at every length within their headers: no program changes one.
 func TestTruncated(t *testing.T) {
 	h := newHost(t)
 	entries := []flow{
-		out("remote:80", "node:20000", "pod:4000"), in("remote:5000", "pod:80", "node:8080"),
+		snat("remote:80", "node:20000", "pod:4000"), dnat("remote:5000", "pod:80", "node:8080"),
 	}
-	entries = append(entries, here("pod:5000", "node:8080", "podgw:20000", "pod2:80")...)
+	entries = append(entries, hairpin("pod:5000", "node:8080", "podgw:20000", "pod2:80")...)
 	for _, s := range (row{}).scenes() {
 		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
 			for _, tc := range []struct{ program, in string }{
@@ -27,7 +26,7 @@ func TestTruncated(t *testing.T) {
 				{bpf.ProgFromContainer, "pod2:80 > podgw:20000"},
 				{bpf.ProgToLoopback, "loopback:5000 > loopback:8080"},
 			} {
-				if err := errors.Join(h.reset(), h.fill(s, []port{{host: "any:8080", to: "pod2:80"}}, entries)); err != nil {
+				if err := errors.Join(h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod2:80"}}, entries)); err != nil {
 					t.Fatal(err)
 				}
 				packet := s.packet(tc.in, false)
@@ -54,11 +53,11 @@ func (h *host) runCut(program string, s scene, frame []byte) error {
 	verdict, result, err := h.run(program, frame)
 	if err != nil {
 		if len(frame) < s.headerLen() {
-			return nil // Some kernels do not take less than an IP header.
+			return nil // some kernels do not accept less than an IP header
 		}
 		return err
 	}
-	// Only what would be masqueraded is dropped, when it is known to be a pod's.
+	// to_uplink drops packets that it must masquerade; it needs the address to know.
 	want := row{}
 	if program == bpf.ProgToUplink && len(frame) >= s.headerLen() {
 		want.drop = "truncated"

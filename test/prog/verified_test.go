@@ -17,19 +17,19 @@ import (
 
 const verifiedFile = "testdata/verified.txt"
 
-// How verified.txt is made anew, for the messages of tests.
+// renewVerified tells how to renew verified.txt, in messages.
 const renewVerified = "`make verified` renews testdata/verified.txt (KERNEL=5.10 for one; on this kernel: go test ./prog -run TestLoad -update)"
 
 //go:embed testdata/verified.txt
 var verifiedText string
 
-// cost is what a program costs the verifier, which has limits for both.
+// cost is a program's verifier cost. The kernel limits both.
 type cost struct {
-	insns int // that it walked through, of 1,000,000
-	stack int // bytes of the deepest chain of calls, of 512
+	insns int // instructions verified, at most 1,000,000
+	stack int // bytes of the deepest call chain, at most 512
 }
 
-// verified has the costs of each program on each series of kernels, such as 5.10.
+// verified has the costs by kernel series, such as 5.10, and program.
 type verified map[string]map[string]cost
 
 func parseVerified(text string) (verified, error) {
@@ -65,7 +65,7 @@ func (v verified) String() string {
 	return text.String()
 }
 
-// compareSeries knows that 5.10 comes after 5.9.
+// compareSeries compares numerically: 5.10 comes after 5.9.
 func compareSeries(a, b string) int {
 	numbers := func(series string) (n []int) {
 		for _, part := range strings.Split(series, ".") {
@@ -77,7 +77,7 @@ func compareSeries(a, b string) int {
 	return slices.Compare(numbers(a), numbers(b))
 }
 
-// checkGrowth compares costs with the committed ones, and lets them grow by a tenth.
+// checkGrowth returns an error if a cost has grown by more than a tenth.
 func checkGrowth(committed, now map[string]cost) error {
 	var errs []error
 	grown := func(program, what string, from, to int) {
@@ -96,13 +96,13 @@ func checkGrowth(committed, now map[string]cost) error {
 	}
 	for _, program := range slices.Sorted(maps.Keys(committed)) {
 		if _, ok := now[program]; !ok {
-			errs = append(errs, fmt.Errorf("%s: in %s, but no program", program, verifiedFile))
+			errs = append(errs, fmt.Errorf("%s: in %s, but not loaded", program, verifiedFile))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// renew writes the costs on one series into the file in the source tree.
+// renew writes the costs of one series into the file in the source tree.
 func renew(series string, now map[string]cost) error {
 	text, err := os.ReadFile(verifiedFile)
 	if err != nil {
@@ -116,7 +116,7 @@ func renew(series string, now map[string]cost) error {
 	return os.WriteFile(verifiedFile, []byte(v.String()), 0o644)
 }
 
-// The verifier's statistics of a program, in the words of kernels from 5.10 to 7.2.
+// The verifier's statistics of a program, as kernels from 5.10 to 7.2 print them.
 var (
 	processedLine = regexp.MustCompile(`(?m)^processed ([0-9]+) insns`)
 	depthLine     = regexp.MustCompile(`(?m)^stack depth ([0-9]+(?:\+[0-9]+)*)( max [0-9]+)?$`)
@@ -126,7 +126,7 @@ var (
 func parseCost(log string, program asm.Instructions) (c cost, err error) {
 	processed, depths := processedLine.FindStringSubmatch(log), depthLine.FindStringSubmatch(log)
 	if processed == nil || depths == nil {
-		return c, fmt.Errorf("the verifier's log does not tell instructions and stack depths: %q", log)
+		return c, fmt.Errorf("no instructions and stack depths in the verifier's log: %q", log)
 	}
 	if c.insns, err = strconv.Atoi(processed[1]); err != nil {
 		return c, err
@@ -143,8 +143,8 @@ func parseCost(log string, program asm.Instructions) (c cost, err error) {
 	return c, err
 }
 
-// deepestChain adds up the frames of the functions that call one another, each rounded up as
-// Linux 5.10 does. The frames are in the order of the program's functions.
+// deepestChain returns the stack of the deepest call chain. Linux 5.10 rounds up each frame.
+// frames are in the order of the program's functions.
 func deepestChain(program asm.Instructions, frames []int) (int, error) {
 	var functions []string
 	calls := make(map[string][]string)
@@ -213,7 +213,7 @@ func TestCheckGrowth(t *testing.T) {
 		"more instructions": {map[string]cost{"a": {1101, 100}}, "a: verified instructions grew from 1000 to 1101"},
 		"more stack":        {map[string]cost{"a": {1000, 111}}, "a: stack grew from 100 to 111"},
 		"a new program":     {map[string]cost{"a": {1, 1}, "b": {1, 1}}, "b: not in"},
-		"a program less":    {nil, "a: in "},
+		"a program removed": {nil, "a: in "},
 	} {
 		err := checkGrowth(committed, test.now)
 		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {

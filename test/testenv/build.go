@@ -11,22 +11,22 @@ import (
 	"sync"
 )
 
-// BinDirEnv names the environment variable with a directory of prebuilt binaries,
-// for machines without a Go toolchain. It must not be under /run.
+// BinDirEnv is the environment variable with a directory of prebuilt binaries, for
+// machines without a Go toolchain. The directory must not be under /run.
 const BinDirEnv = "EBPFNET_BIN_DIR"
 
 const mainModule = "github.com/ebpfnet/ebpfnet"
 
-// builds holds a func() (string, error) per package, so that each is built once per
-// process and different ones side by side.
+// builds has a func() (string, error) for each package, so that a process builds each one
+// once, and different ones concurrently.
 var builds sync.Map
 
-// Build returns the path of the binary of a package, named as its directory: a path
-// relative to the main module ("./cmd/ebpfnet"), or the import path of a tool that the
-// test module depends on ("github.com/containernetworking/cni/cnitool"). All
-// of them share a directory that goes with the process.
+// Build returns the path of a package's binary, which has the name of the package's directory.
+// pkg is a path relative to the main module ("./cmd/ebpfnet"), or the import path of a tool
+// that the test module depends on ("github.com/containernetworking/cni/cnitool"). All binaries
+// are in one directory, which disappears with the process.
 //
-// There is no network in here: modules must be in the module cache already.
+// An isolated process has no network: the modules must be in the module cache.
 func Build(tb TB, pkg string) string {
 	tb.Helper()
 	requireIsolated(tb)
@@ -64,7 +64,7 @@ func build(pkg string) (string, error) {
 	return binary, nil
 }
 
-// mainModuleDir looks for the source tree from the working directory upwards.
+// mainModuleDir searches for the source tree from the working directory upwards.
 func mainModuleDir() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -76,7 +76,7 @@ func mainModuleDir() (string, error) {
 			return dir, nil
 		}
 		if dir == filepath.Dir(dir) {
-			return "", fmt.Errorf("no source tree of %s above the working directory; set $%s to a directory with binaries",
+			return "", fmt.Errorf("find the source tree of %s in the working directory and its parents: not found; set $%s to a directory with binaries",
 				mainModule, BinDirEnv)
 		}
 	}

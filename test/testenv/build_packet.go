@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Build writes the frame that the packet describes, with right lengths and checksums.
-// The checksum of a fragment covers that fragment alone, which is wrong on purpose or
-// not at all: cut a whole packet by [Fragment] instead.
+// Build returns the packet's frame with correct lengths and checksums. The checksum of a
+// fragment covers only that fragment, which is correct for no datagram: use [Fragment] to
+// cut a whole packet.
 func (p Packet) Build() ([]byte, error) {
 	ip, err := p.BuildIP()
 	if err != nil {
@@ -29,7 +29,7 @@ func (p Packet) Build() ([]byte, error) {
 	return append(frame, ip...), nil
 }
 
-// MustBuild is Build for packets that a test knows to be right. It panics.
+// MustBuild is Build for packets that are known to be valid. It panics otherwise.
 func (p Packet) MustBuild() []byte {
 	frame, err := p.Build()
 	if err != nil {
@@ -41,7 +41,7 @@ func (p Packet) MustBuild() []byte {
 // BuildIP is Build without the Ethernet header.
 func (p Packet) BuildIP() ([]byte, error) {
 	if !p.Src.IsValid() || p.Src.Is4() != p.Dst.Is4() {
-		return nil, fmt.Errorf("build packet from %s to %s: not of one family", p.Src, p.Dst)
+		return nil, fmt.Errorf("build packet from %s to %s: different address families", p.Src, p.Dst)
 	}
 	chain, network, err := p.networkLayers()
 	if err != nil {
@@ -68,7 +68,7 @@ func (p Packet) BuildIP() ([]byte, error) {
 	return ip, nil
 }
 
-// networkLayers returns the IP header, and the IPv6 fragment header if there is one.
+// networkLayers returns the IP header and, for IPv6 fragments, the fragment header.
 func (p Packet) networkLayers() ([]gopacket.SerializableLayer, gopacket.NetworkLayer, error) {
 	if p.FragOffset%8 != 0 {
 		return nil, nil, errors.New("build packet: fragment offset is not a multiple of 8")
@@ -104,8 +104,8 @@ func (p Packet) networkLayers() ([]gopacket.SerializableLayer, gopacket.NetworkL
 	return []gopacket.SerializableLayer{ip, fragment}, ip, nil
 }
 
-// insertOptions puts options, which may be malformed, into an IPv4 packet without any.
-// gopacket would write well-formed ones only.
+// insertOptions inserts options, which may be malformed, into an IPv4 packet without
+// options. gopacket would write only well-formed ones.
 func insertOptions(packet []byte, options string) []byte {
 	header := append(append([]byte(nil), packet[:ipv4Len]...), options...)
 	header[0] = 4<<4 | byte(len(header)/4)
@@ -114,8 +114,8 @@ func insertOptions(packet []byte, options string) []byte {
 	return append(header, packet[ipv4Len:]...)
 }
 
-// transportLayers returns the header after IP, or none for a protocol that Packet does
-// not describe. Checksums are over addresses in network, too.
+// transportLayers returns the header after IP, or nil for a protocol that Packet does not
+// describe. network provides the addresses for checksums.
 func (p Packet) transportLayers(network gopacket.NetworkLayer) []gopacket.SerializableLayer {
 	rest := p.Rest
 	if p.isEcho() {

@@ -17,12 +17,11 @@ const (
 	fragmentLen = 8
 )
 
-// VerifyChecksums checks every checksum of a frame: the IPv4 header's, that of TCP, UDP, ICMP or
-// ICMPv6, and those of the packet that an ICMP error quotes, as far as it is
-// complete. A UDP checksum of 0 is right in IPv4 alone. What is fragmented has no checksum
-// that could be checked but the header's.
+// VerifyChecksums verifies every checksum of a frame: of the IPv4 header, of TCP, UDP, ICMP or
+// ICMPv6, and of the packet that an ICMP error quotes, if it is complete. A UDP checksum of 0 is
+// valid only in IPv4. Of fragments, only the IP header can be verified.
 //
-// It shares no code with the datapath nor with gopacket, and computes from scratch.
+// It shares no code with the datapath or gopacket.
 func VerifyChecksums(frame []byte) error {
 	if len(frame) < etherLen {
 		return errors.New("verify checksums: no Ethernet header")
@@ -40,7 +39,7 @@ func VerifyChecksums(frame []byte) error {
 	return nil
 }
 
-// verifyIPv4 checks an IPv4 packet. A quoted one may be cut short.
+// verifyIPv4 verifies an IPv4 packet, which may be truncated if it is quoted.
 func verifyIPv4(packet []byte, quoted bool) error {
 	if len(packet) < ipv4Len || packet[0]>>4 != 4 {
 		return fmt.Errorf("no IPv4 header in %d bytes", len(packet))
@@ -70,7 +69,7 @@ func verifyIPv4(packet []byte, quoted bool) error {
 	return verifyTransport(packet[9], packet[headerLen:total], pseudo, true)
 }
 
-// verifyIPv6 checks an IPv6 packet. A quoted one may be cut short.
+// verifyIPv6 verifies an IPv6 packet, which may be truncated if it is quoted.
 func verifyIPv6(packet []byte, quoted bool) error {
 	if len(packet) == 0 || packet[0]>>4 != 6 {
 		return errors.New("no IPv6 header")
@@ -110,12 +109,12 @@ func verifyIPv6(packet []byte, quoted bool) error {
 	}
 }
 
-// verifyTransport checks what follows IP. pseudo is the sum of the pseudo header.
+// verifyTransport verifies the segment after IP. pseudo is the sum of the pseudo header.
 func verifyTransport(proto uint8, segment []byte, pseudo uint32, ipv4 bool) error {
 	var (
 		name   string
-		header int // Its length.
-		field  int // The checksum's offset.
+		header int // its length
+		field  int // offset of the checksum
 	)
 	switch {
 	case proto == unix.IPPROTO_TCP:
@@ -160,7 +159,7 @@ func verifyTransport(proto uint8, segment []byte, pseudo uint32, ipv4 bool) erro
 	return nil
 }
 
-// isICMPError reports whether a message of ICMP or ICMPv6 quotes a packet.
+// isICMPError reports whether an ICMP or ICMPv6 message quotes a packet.
 func isICMPError(proto, typ uint8) bool {
 	switch proto {
 	case unix.IPPROTO_ICMP:
@@ -175,11 +174,11 @@ func incomplete(quoted bool, have, want int) error {
 	if quoted {
 		return nil
 	}
-	return fmt.Errorf("%d bytes of a packet of %d", have, want)
+	return fmt.Errorf("truncated packet: %d of %d bytes", have, want)
 }
 
-// sum32 adds data to sum as big-endian 16-bit words. It cannot overflow: a frame has
-// fewer than 65536 of them.
+// sum32 adds data to sum as big-endian 16-bit words. It cannot overflow, because a frame
+// has fewer than 65536 words.
 func sum32(data []byte, sum uint32) uint32 {
 	for len(data) >= 2 {
 		sum += uint32(binary.BigEndian.Uint16(data))
@@ -191,8 +190,8 @@ func sum32(data []byte, sum uint32) uint32 {
 	return sum
 }
 
-// sum16 is the one's complement sum of data and start. It is 0xffff when data holds
-// its right checksum.
+// sum16 returns the one's complement sum of data and start. It is 0xffff if data includes
+// its correct checksum.
 func sum16(data []byte, start uint32) uint16 {
 	sum := sum32(data, start)
 	for sum > 0xffff {

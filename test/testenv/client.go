@@ -14,16 +14,16 @@ import (
 // maxDatagram fits any UDP payload.
 const maxDatagram = 1 << 16
 
-// Client asks an echo server over one socket that it keeps. It is for one goroutine
-// at a time.
+// Client sends requests to an echo server over one socket. It is not safe for concurrent
+// use.
 type Client struct {
 	conn   net.Conn
-	reader *bufio.Reader // For TCP.
+	reader *bufio.Reader // for TCP
 	number int
 }
 
-// NewClient connects to an echo server by "tcp" or "udp". The zero local lets the
-// kernel choose. The caller must close it.
+// NewClient connects to an echo server over "tcp" or "udp". With the zero local, the
+// kernel chooses the address. The caller must close the client.
 func NewClient(ctx context.Context, ns *Namespace, network string, local, remote netip.AddrPort) (*Client, error) {
 	conn, err := ns.DialFrom(ctx, network, local, remote)
 	if err != nil {
@@ -39,7 +39,7 @@ func NewClient(ctx context.Context, ns *Namespace, network string, local, remote
 // Local returns the client's own address.
 func (c *Client) Local() netip.AddrPort { return addrPort(c.conn.LocalAddr()) }
 
-// Reset ends the connection by an RST, so that the port is free again at once.
+// Reset ends the connection with an RST, which frees the port at once.
 func (c *Client) Reset() error {
 	if conn, ok := c.conn.(*net.TCPConn); ok {
 		if err := conn.SetLinger(0); err != nil {
@@ -52,33 +52,33 @@ func (c *Client) Reset() error {
 // Close closes the socket.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Ask sends a payload, which must not hold a newline, once, and waits for the answer until ctx
-// is done. Answers to earlier questions are skipped. An ICMP error that reaches a
-// UDP socket is an error here, such as ECONNREFUSED.
-func (c *Client) Ask(ctx context.Context, payload string) (Answer, error) {
+// Ask sends payload, which must not contain a newline, once and waits for the reply until ctx
+// ends. It skips replies to earlier requests. An ICMP error for a UDP socket is an error here,
+// such as ECONNREFUSED.
+func (c *Client) Ask(ctx context.Context, payload string) (Reply, error) {
 	defer abortOn(ctx, c.conn)()
 	c.number++
 	number := strconv.Itoa(c.number)
 	if _, err := io.WriteString(c.conn, number+" "+payload+"\n"); err != nil {
-		return Answer{}, contextError(ctx, err)
+		return Reply{}, contextError(ctx, err)
 	}
 	for {
 		text, err := c.read()
 		if err != nil {
-			return Answer{}, contextError(ctx, err)
+			return Reply{}, contextError(ctx, err)
 		}
-		got, answer, err := parseAnswer(strings.TrimSuffix(text, "\n"))
+		got, reply, err := parseReply(strings.TrimSuffix(text, "\n"))
 		if err != nil {
-			return Answer{}, err
+			return Reply{}, err
 		}
 		if got != number {
 			continue
 		}
-		if answer.Payload != payload {
-			return Answer{}, fmt.Errorf("server %s sent back another payload: %d bytes for %d",
-				answer.Server, len(answer.Payload), len(payload))
+		if reply.Payload != payload {
+			return Reply{}, fmt.Errorf("server %s changed the payload: %d bytes for %d",
+				reply.Server, len(reply.Payload), len(payload))
 		}
-		return answer, nil
+		return reply, nil
 	}
 }
 
@@ -91,17 +91,17 @@ func (c *Client) read() (string, error) {
 	return string(buf[:n]), err
 }
 
-// Ask asks an echo server once, over a socket of its own.
-func Ask(ctx context.Context, ns *Namespace, network string, remote netip.AddrPort, payload string) (Answer, error) {
+// Ask sends one request to an echo server, over its own socket.
+func Ask(ctx context.Context, ns *Namespace, network string, remote netip.AddrPort, payload string) (Reply, error) {
 	c, err := NewClient(ctx, ns, network, netip.AddrPort{}, remote)
 	if err != nil {
-		return Answer{}, err
+		return Reply{}, err
 	}
 	defer c.Close()
 	return c.Ask(ctx, payload)
 }
 
-// contextError adds why ctx ended to an error that abortOn caused.
+// contextError adds the cause of the end of ctx to an error that abortOn caused.
 func contextError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", context.Cause(ctx), err)

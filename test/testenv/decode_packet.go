@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Decode describes a frame. It fails for what [Packet] cannot describe: other
-// EtherTypes, other IPv6 extension headers, and headers that do not fit in.
+// Decode parses a frame. It fails for frames that [Packet] cannot describe: other EtherTypes, other
+// IPv6 extension headers, and truncated headers.
 func Decode(frame []byte) (Packet, error) {
 	var eth layers.Ethernet
 	if err := eth.DecodeFromBytes(frame, gopacket.NilDecodeFeedback); err != nil {
@@ -27,15 +27,15 @@ func Decode(frame []byte) (Packet, error) {
 		return Packet{}, err
 	}
 	if p.Src.Is4() != (eth.EthernetType == layers.EthernetTypeIPv4) {
-		return Packet{}, fmt.Errorf("decode frame: EtherType %s before IP of the other version", eth.EthernetType)
+		return Packet{}, fmt.Errorf("decode frame: EtherType %s does not match the IP version", eth.EthernetType)
 	}
 	p.SrcMAC, p.DstMAC = MAC(eth.SrcMAC), MAC(eth.DstMAC)
 	return p, nil
 }
 
-// DecodeIP is Decode for an IP packet without Ethernet header, which may be cut short as in
-// an ICMP error: then Payload is cut, and a transport header that is cut leaves
-// what is missing 0, as long as the first 8 bytes are there.
+// DecodeIP is Decode for an IP packet without Ethernet header. The packet may be truncated as in an
+// ICMP error: then Payload is truncated too. Missing fields of the transport header are 0; its first
+// 8 bytes are required.
 func DecodeIP(packet []byte) (Packet, error) {
 	if len(packet) == 0 {
 		return Packet{}, errors.New("decode IP: empty")
@@ -83,7 +83,7 @@ func (p *Packet) decodeIPv4(packet []byte) ([]byte, error) {
 
 func (p *Packet) decodeIPv6(packet []byte) ([]byte, error) {
 	if len(packet) >= ipv6Len && binary.BigEndian.Uint16(packet[4:]) == 0 {
-		// BIG TCP, which gopacket takes for a broken jumbogram.
+		// BIG TCP, which gopacket would reject as a broken jumbogram.
 		packet = append([]byte(nil), packet...)
 		binary.BigEndian.PutUint16(packet[4:], uint16(min(len(packet)-ipv6Len, 0xffff)))
 	}
@@ -141,7 +141,7 @@ func (p *Packet) decodeTCP(l4 []byte) error {
 	if len(l4) < 8 {
 		return fmt.Errorf("%d bytes", len(l4))
 	}
-	if len(l4) < header { // Quoted by an ICMP error: only the ports and Seq are sure.
+	if len(l4) < header { // quoted by an ICMP error: only ports and Seq are guaranteed
 		p.SrcPort, p.DstPort = binary.BigEndian.Uint16(l4), binary.BigEndian.Uint16(l4[2:])
 		p.Seq = binary.BigEndian.Uint32(l4[4:])
 		return nil

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DHCPServer gives addresses of one subnet to whoever asks by any device of its
-// namespace, until the end of the test.
+// DHCPServer leases addresses of one subnet to clients on all devices of its namespace, until
+// the end of the test.
 type DHCPServer struct {
-	// Subnet is what leases are from. Its first address is the router.
+	// Subnet provides the leases. Its first address is the router.
 	Subnet netip.Prefix
-	// Self is the server's own address, as it tells it.
+	// Self is the server identifier.
 	Self netip.Addr
 
 	conn     *net.UDPConn
@@ -30,7 +30,7 @@ const (
 	dhcpServerPort = 67
 	dhcpClientPort = 68
 	dhcpLease      = time.Minute
-	dhcpRenewal    = time.Second // so soon that a test sees it
+	dhcpRenewal    = time.Second // short enough for a test
 )
 
 // ServeDHCP starts a server in the namespace.
@@ -57,7 +57,7 @@ func ServeDHCP(tb TB, ns *Namespace, subnet netip.Prefix, self netip.Addr) *DHCP
 	return s
 }
 
-// withDevices makes the kernel tell the device that a packet came by.
+// withDevices makes the kernel report the ingress device of each packet.
 func withDevices(conn *net.UDPConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -73,8 +73,8 @@ func withDevices(conn *net.UDPConn) error {
 	return sockErr
 }
 
-// Lease returns the address that a device has, the zero Addr for none, and how often it
-// has asked for it.
+// Lease returns the address leased to a device, the zero Addr for none, and the number of its
+// requests.
 func (s *DHCPServer) Lease(mac net.HardwareAddr) (addr netip.Addr, requests int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,16 +96,16 @@ func (s *DHCPServer) serve() error {
 		if err != nil {
 			return err
 		}
-		answer, err := s.answer(request)
+		reply, err := s.reply(request)
 		if err != nil {
 			return err
 		}
-		if answer == nil {
+		if reply == nil {
 			continue
 		}
 		back := unix.PktInfo4(&unix.Inet4Pktinfo{Ifindex: int32(device)})
 		to := &net.UDPAddr{IP: net.IPv4bcast, Port: dhcpClientPort}
-		if _, _, err := s.conn.WriteMsgUDP(answer.ToBytes(), back, to); err != nil {
+		if _, _, err := s.conn.WriteMsgUDP(reply.ToBytes(), back, to); err != nil {
 			return err
 		}
 	}
@@ -121,11 +121,11 @@ func deviceOf(control []byte) (int, error) {
 			return int(binary.NativeEndian.Uint32(message.Data)), nil
 		}
 	}
-	return 0, errors.New("a packet came without its device")
+	return 0, errors.New("no device for a packet")
 }
 
-// answer offers what it acknowledges later; other requests than these two have none.
-func (s *DHCPServer) answer(request *dhcpv4.DHCPv4) (*dhcpv4.DHCPv4, error) {
+// reply returns an offer or an acknowledgement, and nil for other requests.
+func (s *DHCPServer) reply(request *dhcpv4.DHCPv4) (*dhcpv4.DHCPv4, error) {
 	kinds := map[dhcpv4.MessageType]dhcpv4.MessageType{
 		dhcpv4.MessageTypeDiscover: dhcpv4.MessageTypeOffer,
 		dhcpv4.MessageTypeRequest:  dhcpv4.MessageTypeAck,
@@ -145,9 +145,9 @@ func (s *DHCPServer) answer(request *dhcpv4.DHCPv4) (*dhcpv4.DHCPv4, error) {
 	)
 }
 
-// leaseFor returns the address of a client, a new one after all others for a new client.
+// leaseFor returns a client's address. A new client gets the next free one.
 func (s *DHCPServer) leaseFor(request *dhcpv4.DHCPv4) netip.Addr {
-	const first = 10 // those below are for others of the subnet
+	const first = 10 // lower addresses are not leased
 
 	s.mu.Lock()
 	defer s.mu.Unlock()

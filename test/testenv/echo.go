@@ -10,45 +10,45 @@ import (
 	"sync"
 )
 
-// Server answers in a namespace until it is closed, which the end of the test does.
+// Server serves in a namespace until it is closed, at the latest by the end of the test.
 type Server struct {
-	// Addr is where it listens, with the port that the kernel chose for port 0.
+	// Addr is the listening address. For port 0, it has the port that the kernel chose.
 	Addr netip.AddrPort
 
 	name  string
 	close func()
 }
 
-// Close stops the server, breaks its connections and waits for its goroutines.
+// Close stops the server, closes its connections and waits for its goroutines.
 func (s *Server) Close() { s.close() }
 
-// Answer is what an echo server says to a [Client].
-type Answer struct {
+// Reply is the reply of an echo server to a [Client].
+type Reply struct {
 	// Peer is the client's address as the server sees it.
 	Peer netip.AddrPort
-	// Server is the name of the namespace that the server is in.
+	// Server is the name of the server's namespace.
 	Server string
-	// Payload is what the client sent.
+	// Payload is the client's.
 	Payload string
 }
 
-// An echo server answers "N PAYLOAD" by "PEER SERVER N PAYLOAD": a line in TCP, a
-// datagram in UDP. The client counts N up, to tell late answers from its own.
+// An echo server replies to "N PAYLOAD" with "PEER SERVER N PAYLOAD": a line in TCP, a
+// datagram in UDP. The client increments N to recognize late replies.
 
-func (s *Server) answer(peer netip.AddrPort, request string) string {
+func (s *Server) reply(peer netip.AddrPort, request string) string {
 	return fmt.Sprintf("%s %s %s", peer, s.name, request)
 }
 
-func parseAnswer(text string) (number string, answer Answer, err error) {
+func parseReply(text string) (number string, reply Reply, err error) {
 	fields := strings.SplitN(text, " ", 4)
 	if len(fields) != 4 {
-		return "", Answer{}, fmt.Errorf("answer %.100q is malformed", text)
+		return "", Reply{}, fmt.Errorf("malformed reply %.100q", text)
 	}
 	peer, err := netip.ParseAddrPort(fields[0])
 	if err != nil {
-		return "", Answer{}, fmt.Errorf("answer %.100q is malformed: %w", text, err)
+		return "", Reply{}, fmt.Errorf("malformed reply %.100q: %w", text, err)
 	}
-	return fields[2], Answer{Peer: peer, Server: fields[1], Payload: fields[3]}, nil
+	return fields[2], Reply{Peer: peer, Server: fields[1], Payload: fields[3]}, nil
 }
 
 // ServeTCP starts a TCP echo server for [Client] in the namespace.
@@ -63,7 +63,7 @@ func ServeTCP(tb TB, ns *Namespace, addr netip.AddrPort) *Server {
 	var (
 		wg    sync.WaitGroup
 		mu    sync.Mutex
-		conns = make(map[net.Conn]bool) // nil when closed.
+		conns = make(map[net.Conn]bool) // nil after Close
 	)
 	serve := func(conn net.Conn) {
 		defer conn.Close()
@@ -74,7 +74,7 @@ func ServeTCP(tb TB, ns *Namespace, addr netip.AddrPort) *Server {
 			if err != nil {
 				return
 			}
-			if _, err := conn.Write([]byte(s.answer(peer, request))); err != nil {
+			if _, err := conn.Write([]byte(s.reply(peer, request))); err != nil {
 				return
 			}
 		}
@@ -109,8 +109,8 @@ func ServeTCP(tb TB, ns *Namespace, addr netip.AddrPort) *Server {
 	return s
 }
 
-// ServeUDP starts a UDP echo server for [Client] in the namespace. On an unspecified
-// address it answers from the one that the kernel chooses.
+// ServeUDP starts a UDP echo server for [Client] in the namespace. On an unspecified address,
+// the kernel chooses the source of its replies.
 func ServeUDP(tb TB, ns *Namespace, addr netip.AddrPort) *Server {
 	tb.Helper()
 	conn, err := ns.ListenPacket(Context(tb), addr)
@@ -128,11 +128,11 @@ func ServeUDP(tb TB, ns *Namespace, addr netip.AddrPort) *Server {
 				return
 			}
 			if err != nil {
-				continue // An ICMP error for an earlier answer.
+				continue // an ICMP error for an earlier reply
 			}
 			plain := netip.AddrPortFrom(peer.Addr().Unmap(), peer.Port())
-			// A failed answer is a lost one: the client will tell.
-			_, _ = conn.WriteToUDPAddrPort([]byte(s.answer(plain, string(buf[:n]))), peer)
+			// A failed reply is a lost one, which the client notices.
+			_, _ = conn.WriteToUDPAddrPort([]byte(s.reply(plain, string(buf[:n]))), peer)
 		}
 	})
 	s.close = sync.OnceFunc(func() {

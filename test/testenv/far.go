@@ -2,7 +2,7 @@ package testenv
 
 import "net/netip"
 
-// The addresses beyond the outside host of a [Topology], after [Topology.AddFar].
+// Addresses behind the outside host of a [Topology], after [Topology.AddFar].
 var (
 	RouterAddr4 = netip.MustParseAddr("198.18.0.2")
 	RouterAddr6 = netip.MustParseAddr("2001:db8:18::2")
@@ -10,17 +10,16 @@ var (
 	FarAddr6    = netip.MustParseAddr("2001:db8:3::2")
 )
 
-// FarName is the device of the outside host, and of the router behind it, that leads
-// away from the node.
+// FarName is the device of the outside host and of the router behind it that faces away from
+// the node.
 const FarName = "eth1"
 
 // AddFar makes the outside host a router, with another router and a host behind it:
 //
 //	node eth0 - eth0 outside eth1 - eth0 router eth1 - eth0 far
 //
-// The link between the routers has the given MTU, or the usual one for 0: both ends of
-// a connection to far learn of a smaller one by ICMP errors alone. No error is held
-// back by a rate limit.
+// The link between the routers has the given MTU, or the default for 0. Both ends of a connection to
+// far learn of a smaller one only from ICMP errors, which have no rate limit here.
 func (t *Topology) AddFar(tb TB, mtu int) {
 	tb.Helper()
 	t.Router, t.Far = New(tb, "router"), New(tb, "far")

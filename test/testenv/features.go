@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The features that tests ask for by [Require].
+// Features for [Require].
 var (
 	TCX     = Feature{Name: "tcx", Since: Version{6, 6}, Probe: probeTCX}
 	BigTCP6 = Feature{Name: "BIG TCP for IPv6", Since: Version{5, 19}, Probe: probeBigTCP6}
@@ -28,7 +28,7 @@ var (
 	Conntrack = Feature{Name: "conntrack's netlink", Module: "nf_conntrack_netlink", Probe: probeConntrack}
 )
 
-// loopback is lo's index in every network namespace.
+// loopback is the index of lo in every network namespace.
 const loopback = 1
 
 func probeTCX() (err error) {
@@ -50,7 +50,7 @@ func probeTCX() (err error) {
 	return attached.Close()
 }
 
-// A kernel tells of the limits that it has when it describes a device.
+// A kernel with BIG TCP reports its limits as attributes of a device.
 
 func probeBigTCP6() error {
 	lo, err := netlink.LinkByIndex(loopback)
@@ -68,7 +68,7 @@ func probeBigTCP4() error {
 	return err
 }
 
-// probeNetkit asks for a device in a namespace that lasts as long as the thread.
+// probeNetkit adds a device in a temporary namespace.
 func probeNetkit() error {
 	return inScratch(func() error {
 		device := &netlink.Netkit{LinkAttrs: netlink.LinkAttrs{Name: "probe"}, Mode: netlink.NETKIT_MODE_L3}
@@ -76,6 +76,7 @@ func probeNetkit() error {
 	})
 }
 
+// inScratch runs fn in a network namespace that ends with it.
 func inScratch(fn func() error) error {
 	return onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -98,8 +99,7 @@ func probeLiveRename() error {
 	})
 }
 
-// probeMemoryGroups asks whether maps are counted where programs may be limited: in cgroups, or
-// still against the limit of locked memory.
+// probeMemoryGroups tests whether maps count in cgroups, or as locked memory of the process.
 func probeMemoryGroups() error {
 	var old unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &old); err != nil {

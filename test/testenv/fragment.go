@@ -7,16 +7,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Fragment cuts the IP packet in a frame into fragments of size bytes of payload, a multiple
-// of 8, as a router (IPv4) or the sender (IPv6) would, and returns their frames in order.
-// id identifies the fragments.
+// Fragment cuts the IP packet in a frame into fragments with size bytes of payload, a multiple
+// of 8, as a router (IPv4) or the sender (IPv6) does. It returns their frames in order, with the
+// identification id.
 func Fragment(frame []byte, size int, id uint32) ([][]byte, error) {
 	p, err := Decode(frame)
 	if err != nil {
 		return nil, fmt.Errorf("packet to fragment: %w", err)
 	}
 	if p.Fragmented || size <= 0 || size%8 != 0 {
-		return nil, fmt.Errorf("fragment packet into %d bytes each: not a multiple of 8, or fragmented already", size)
+		return nil, fmt.Errorf("fragment packet into %d bytes each: expected a multiple of 8, and a packet that is no fragment", size)
 	}
 	headerLen := etherLen + ipv6Len
 	if p.Src.Is4() {

@@ -6,8 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SendFrames puts whole frames on a device, as they are and past the namespace's own
-// stack.
+// SendFrames sends whole frames on a device, bypassing the namespace's stack.
 func (ns *Namespace) SendFrames(device string, frames ...[]byte) error {
 	link, err := ns.rtnl.LinkByName(device)
 	if err != nil {

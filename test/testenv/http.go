@@ -9,8 +9,8 @@ import (
 	"net/netip"
 )
 
-// ServeHTTP starts an HTTP server in the namespace that answers every request with
-// the client's address and port as it sees them.
+// ServeHTTP starts an HTTP server in the namespace that replies to every request with the
+// client's address and port as it sees them.
 func ServeHTTP(tb TB, ns *Namespace, addr netip.AddrPort) *Server {
 	tb.Helper()
 	listener, err := ns.Listen(Context(tb), addr)
@@ -33,8 +33,8 @@ func ServeHTTP(tb TB, ns *Namespace, addr netip.AddrPort) *Server {
 	return s
 }
 
-// HTTPGet requests url from inside the namespace, over a connection of its own, and returns the
-// body. The host in url must be an address, as nothing resolves names in there.
+// HTTPGet requests url from inside the namespace, over its own connection, and returns the body.
+// The host in url must be an address, because the namespace has no name resolution.
 func HTTPGet(ctx context.Context, ns *Namespace, url string) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -57,7 +57,7 @@ func HTTPGet(ctx context.Context, ns *Namespace, url string) (string, error) {
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
-		return "", fmt.Errorf("read answer of %s: %w", url, err)
+		return "", fmt.Errorf("read reply of %s: %w", url, err)
 	}
 	if response.StatusCode != http.StatusOK {
 		return "", fmt.Errorf("get %s: %s: %s", url, response.Status, body)

@@ -16,31 +16,31 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// Call is one execution of a plugin and everything it gave back.
+// Call is one execution of a plugin, with its input and output.
 type Call struct {
 	Plugin string
-	// Env is what the plugin saw, as in os/exec.
+	// Env is the plugin's environment, as in os/exec.
 	Env    []string
 	Stdin  []byte
 	Stdout []byte
 	Stderr []byte
-	// Exit is the exit code, or -1 for a plugin that a signal ended.
+	// Exit is the exit code, or -1 if a signal ended the plugin.
 	Exit int
 }
 
-// Getenv returns the plugin's value of an environment variable, such as CNI_COMMAND.
+// Getenv returns the value of a variable in the plugin's environment, such as CNI_COMMAND.
 func (c *Call) Getenv(name string) string {
 	value := ""
 	for _, entry := range c.Env {
 		if key, v, _ := strings.Cut(entry, "="); key == name {
-			value = v // The last one counts.
+			value = v // the last one counts
 		}
 	}
 	return value
 }
 
-// Err returns nil for exit code 0. Otherwise it is the *types.Error that the plugin
-// wrote, or one without a code that holds what it wrote instead.
+// Err returns nil for exit code 0, and otherwise the *types.Error that the plugin printed. If
+// it printed something else, the error has no code and quotes that.
 func (c *Call) Err() error {
 	if c.Exit == 0 {
 		return nil
@@ -53,9 +53,9 @@ func (c *Call) Err() error {
 	return &cniError
 }
 
-// Invoke executes a plugin binary in the namespace with exactly the environment and the
-// standard input given. The error is about starting it, or ctx; a plugin that fails
-// is told by the Call.
+// Invoke executes a plugin binary in the namespace with exactly the given environment and
+// standard input. It returns an error if the plugin cannot start or ctx ends; the failure of
+// a plugin is in the Call.
 func (ns *Namespace) Invoke(ctx context.Context, path string, env map[string]string, stdin []byte) (*Call, error) {
 	environ := make([]string, 0, len(env))
 	for name, value := range env {
@@ -71,7 +71,7 @@ func (ns *Namespace) invoke(ctx context.Context, path string, environ []string, 
 	cmd.WaitDelay = waitDelay
 	cmd.Env = environ
 	if cmd.Env == nil {
-		cmd.Env = []string{} // nil would be this process's.
+		cmd.Env = []string{} // nil means this process's
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
 
@@ -92,8 +92,8 @@ func (ns *Namespace) invoke(ctx context.Context, path string, environ []string, 
 	}, nil
 }
 
-// recorder is the invoke.Exec through which libcni executes plugins in a namespace. It
-// keeps every call.
+// recorder is libcni's invoke.Exec: it executes plugins in a namespace and records every
+// call.
 type recorder struct {
 	version.PluginDecoder
 

@@ -1,10 +1,8 @@
-// Package testenv gives tests and the demo a private machine to work on: a
-// process in its own mount, network and PID namespaces, network namespaces and
-// topologies inside it, a container runtime that drives the plugin, traffic,
-// and an independent model of packets.
+// Package testenv gives tests, the demo and the benchmark a private machine: a process in its
+// own mount, network and PID namespaces, with network namespaces and topologies, a container
+// runtime that runs the plugin, traffic, and an independent model of packets.
 //
-// Nothing here is safe to use before [Main] or [Isolate] has run, and every
-// constructor refuses to.
+// Call [Main] or [Isolate] first: constructors fail in a process that is not isolated.
 package testenv
 
 import (
@@ -19,27 +17,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isolatedEnv marks the re-executed process. PID 1 must hold as well, so that a
-// program started by an isolated one isolates itself again.
+// isolatedEnv marks the re-executed process, together with PID 1: a program that inherits the
+// variable must isolate itself again.
 const isolatedEnv = "EBPFNET_TESTENV_ISOLATED"
 
 // isolated is set once the process is in its own namespaces.
 var isolated bool
 
-// The main goroutine keeps the main thread, for two reasons. The kernel shows
-// that thread's namespaces as the process's own, so no disposable goroutine of
-// onThread may ever run on it. And the parent's death signal follows the
-// thread that started the child.
+// The main goroutine keeps the main thread, for two reasons. The kernel shows that thread's
+// namespaces as the process's own, so onThread must not use it. And the kernel sends the
+// parent death signal when the thread that started the child ends.
 func init() { runtime.LockOSThread() }
 
-// Isolate re-executes the running program once, with the same arguments, in new
-// mount, network and PID namespaces, and returns only in there. /run, /sys, bpffs
-// and the CNI directories under /var/lib are then new and empty, the only link is
-// lo, and the process is PID 1: when it ends, however it ends, the kernel kills
-// what it started and drops every mount, namespace and pin. The calling process
-// waits, passes signals on and exits with the same code.
+// Isolate re-executes the running program once, with the same arguments, in new mount, network
+// and PID namespaces, and returns only there. /run, /sys, bpffs and the CNI directories under
+// /var/lib are then new and empty, the only link is lo, and the process is PID 1: when it ends
+// for whatever reason, the kernel kills its children and removes all mounts, namespaces and
+// pins. The calling process waits, relays signals and exits with the same code.
 //
-// Where the namespaces are refused, Isolate prints why and exits with 1.
+// If the kernel refuses the namespaces, Isolate prints the reason and exits with 1.
 func Isolate() {
 	if isolated {
 		return
@@ -67,10 +63,10 @@ func fatal(err error) {
 // reexec runs this program again, isolated, and returns its exit code.
 func reexec() (int, error) {
 	if os.Geteuid() != 0 {
-		return 0, errors.New("root is needed for network and mount namespaces: run this with sudo")
+		return 0, errors.New("network and mount namespaces need root: run this with sudo")
 	}
 
-	// Before the start, so that no signal finds the child without its parent.
+	// Before the start, so that no signal kills only the parent.
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT, unix.SIGHUP, unix.SIGUSR1, unix.SIGUSR2)
 
@@ -83,7 +79,7 @@ func reexec() (int, error) {
 		Pdeathsig:  unix.SIGKILL,
 	}
 	if err := cmd.Start(); err != nil {
-		return 0, fmt.Errorf("start isolated process (CAP_SYS_ADMIN and namespace support are needed): %w", err)
+		return 0, fmt.Errorf("start a process in its own namespaces, which needs CAP_SYS_ADMIN (in a container: --privileged): %w", err)
 	}
 	go func() {
 		for sig := range signals {
@@ -105,8 +101,8 @@ func reexec() (int, error) {
 	return status.ExitStatus(), nil
 }
 
-// sentByTerminal reports whether sig probably came from the keyboard, which
-// signals the whole foreground group, so that the child has got it already.
+// sentByTerminal reports whether sig probably came from the keyboard. The terminal signals the
+// whole foreground process group, so the child has received it already.
 func sentByTerminal(sig os.Signal) bool {
 	if sig != unix.SIGINT && sig != unix.SIGQUIT {
 		return false

@@ -20,26 +20,29 @@ func (v Version) Less(w Version) bool {
 	return v.Major < w.Major || v.Major == w.Major && v.Minor < w.Minor
 }
 
-// Feature is something that not every kernel has.
+// Feature is a kernel feature that not every supported kernel has.
 type Feature struct {
 	Name string
-	// Since is the first kernel that must have it. The zero Version is for what
-	// a kernel's configuration may leave out at any version.
+	// Since is the first kernel that must have it. The zero Version means that any
+	// kernel's configuration may lack it.
 	Since Version
-	// Module has it. A kernel that lists the module must have the feature as well.
+	// Module provides it. A kernel that lists the module must have the feature.
 	Module string
-	// Probe returns why the feature is missing, or nil.
+	// Probe returns nil, or why the feature is missing.
 	Probe func() error
 }
 
-// KernelVersion returns the version of the running kernel.
-func KernelVersion() (Version, error) {
+// KernelRelease returns what `uname -r` prints, such as 6.1.0-56-amd64.
+func KernelRelease() string {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
-		return Version{}, fmt.Errorf("uname: %w", err)
+		panic(err) // uname(2) fails for a bad pointer only
 	}
-	return parseVersion(unix.ByteSliceToString(name.Release[:]))
+	return unix.ByteSliceToString(name.Release[:])
 }
+
+// KernelVersion returns the version of the running kernel.
+func KernelVersion() (Version, error) { return parseVersion(KernelRelease()) }
 
 func parseVersion(release string) (v Version, err error) {
 	if _, err := fmt.Sscanf(release, "%d.%d", &v.Major, &v.Minor); err != nil {
@@ -48,11 +51,11 @@ func parseVersion(release string) (v Version, err error) {
 	return v, nil
 }
 
-// Require skips the test on a kernel that is older than the feature. On one that should
-// have it a failing probe fails the test, so that no regression hides behind a skip.
+// Require skips the test on a kernel that may lack the feature. On a kernel that should have it,
+// a failing probe fails the test, so that no regression hides behind a skip.
 func Require(tb testing.TB, feature Feature) {
 	tb.Helper()
-	requireIsolated(tb) // Probes attach programs to lo.
+	requireIsolated(tb) // probes attach programs to lo
 	err := feature.Probe()
 	if err == nil {
 		return
@@ -78,14 +81,9 @@ func (f Feature) mustBeIn(v Version) bool {
 	return f.Since != (Version{}) && !v.Less(f.Since)
 }
 
-// moduleListed looks for a module, loaded or not, or built in. A kernel without lists has none.
+// moduleListed reports whether the kernel has a module, loaded or not, or built in.
 func moduleListed(name string) bool {
-	var utsname unix.Utsname
-	if unix.Uname(&utsname) != nil {
-		return false
-	}
-	dir := filepath.Join("/lib/modules", unix.ByteSliceToString(utsname.Release[:]))
-	return listsModule(dir, name)
+	return listsModule(filepath.Join("/lib/modules", KernelRelease()), name)
 }
 
 func listsModule(dir, name string) bool {

@@ -37,7 +37,7 @@ func TestFeatureMustBeIn(t *testing.T) {
 		}
 	}
 	if _, err := parseVersion("linux"); err == nil {
-		t.Error("a release without numbers was parsed")
+		t.Error("no error for a release without numbers")
 	}
 }
 
@@ -59,6 +59,6 @@ func TestListsModule(t *testing.T) {
 		}
 	}
 	if listsModule(t.TempDir(), "tun") {
-		t.Error("a kernel without lists has a module")
+		t.Error("found a module without lists")
 	}
 }

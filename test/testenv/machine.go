@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine is the [TB] of a program that is not a test. It is for one goroutine at a time.
+// Machine is the [TB] of a program that is not a test. It is not safe for concurrent use.
 type Machine struct {
-	// Name is the program's.
+	// Name is the name of the program.
 	Name string
 
 	failure  error
@@ -22,7 +22,7 @@ type Machine struct {
 
 var _ TB = (*Machine)(nil)
 
-// Helper does nothing: there are no lines of tests to name.
+// Helper does nothing, because a program reports no line numbers.
 func (m *Machine) Helper() {}
 
 // Cleanup registers fn to run at the end, after those registered later.
@@ -34,12 +34,12 @@ func (m *Machine) Fatalf(format string, args ...any) {
 	runtime.Goexit()
 }
 
-// Logf tells what is no reason to stop.
+// Logf prints a warning.
 func (m *Machine) Logf(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, m.Name+": "+format+"\n", args...)
 }
 
-// TempDir returns a new directory, in the /run that goes with this process.
+// TempDir returns a new directory, in the /run that disappears with this process.
 func (m *Machine) TempDir() string {
 	dir, err := os.MkdirTemp("", m.Name+"-")
 	if err != nil {
@@ -51,7 +51,7 @@ func (m *Machine) TempDir() string {
 // Protect runs fn and returns its error, or that of a Fatalf in it. Calls nest.
 func (m *Machine) Protect(fn func() error) (err error) {
 	done := make(chan struct{})
-	err = errors.New("ended without a result") // replaced unless something exits the goroutine
+	err = errors.New("the goroutine ended early") // replaced unless something exits the goroutine
 	go func() {
 		defer close(done)
 		err = fn()
@@ -63,7 +63,7 @@ func (m *Machine) Protect(fn func() error) (err error) {
 	return err
 }
 
-// CleanUp runs what Cleanup registered, the last first, whatever fails meanwhile.
+// CleanUp runs the functions that Cleanup registered, the last one first, even if some fail.
 func (m *Machine) CleanUp() error {
 	var errs []error
 	for len(m.cleanups) > 0 {
@@ -75,15 +75,15 @@ func (m *Machine) CleanUp() error {
 	return errors.Join(errs...)
 }
 
-// ExitOnSignal ends the process when it is told to. There is nothing to clean up: this is the first
-// process of its PID namespace, and everything goes with it.
+// ExitOnSignal ends the process on a signal, without cleanup: this is the first process of its PID
+// namespace, and the kernel removes everything with it.
 func (m *Machine) ExitOnSignal() {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGPIPE)
 	go func() {
 		sig := (<-signals).(unix.Signal)
-		if sig != unix.SIGPIPE { // nobody reads any more
-			fmt.Fprintf(os.Stderr, "\n%s: %v: what was set up goes with this process, nothing is left\n", m.Name, sig)
+		if sig != unix.SIGPIPE { // otherwise nobody reads
+			fmt.Fprintf(os.Stderr, "\n%s: %v: the kernel removes everything with this process\n", m.Name, sig)
 		}
 		os.Exit(128 + int(sig))
 	}()

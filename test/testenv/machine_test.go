@@ -20,7 +20,7 @@ func TestMachineProtects(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	if err := m.Protect(func() error { return nil }); err != nil {
-		t.Errorf("an old failure came back: %v", err)
+		t.Errorf("got an earlier failure: %v", err)
 	}
 	if err := m.CleanUp(); err == nil || err.Error() != "clean-up failed" {
 		t.Errorf("error of clean-up: %v", err)

@@ -7,19 +7,19 @@ import (
 	"time"
 )
 
-// leakGrace is how long leftovers may take to go: the kernel dismantles namespaces in
-// the background.
+// leakGrace is how long leftovers may take to disappear: the kernel removes namespaces in the
+// background.
 const leakGrace = 10 * time.Second
 
-// Main is a package's TestMain: it isolates the test binary as [Isolate] does,
-// runs the tests, and fails the run when they leave something behind: links, network
-// namespaces, pins, processes, or descriptors of BPF objects and namespaces.
+// Main is a package's TestMain: it isolates the test binary with [Isolate], runs the tests, and
+// fails the run if they leave links, network namespaces, pins, processes, or descriptors of
+// BPF objects or namespaces behind.
 func Main(m Runner) {
 	Isolate()
 	os.Exit(run(m, leakGrace))
 }
 
-// Runner is a [testing.M], or what does more than that.
+// Runner is a [testing.M] or a wrapper around it.
 type Runner interface{ Run() int }
 
 func run(m Runner, grace time.Duration) int {
@@ -31,7 +31,7 @@ func run(m Runner, grace time.Duration) int {
 
 	ctx, cancel := timeoutContext(grace)
 	defer cancel()
-	err = Wait(ctx, "leftovers of tests to go", func() error {
+	err = Wait(ctx, "leftovers of tests to disappear", func() error {
 		after, err := takeSnapshot()
 		if err != nil {
 			return err

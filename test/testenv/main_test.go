@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// roleEnv makes the test binary play a program that uses Isolate or Main, instead of
-// running its tests.
+// roleEnv makes the test binary run as a program that uses Isolate or Main, instead of running
+// its tests.
 const roleEnv = "TESTENV_TEST_ROLE"
 
 var roles = map[string]func(m *testing.M){
@@ -33,7 +33,7 @@ var roles = map[string]func(m *testing.M){
 	"hang": func(*testing.M) {
 		Isolate()
 		mustLeak()
-		// Of another session, as a daemon would be, and holding the output open.
+		// In another session, like a daemon, with the output open.
 		sleep := exec.Command("setsid", "sleep", "1000")
 		sleep.Stdout = os.Stdout
 		if err := sleep.Start(); err != nil {
@@ -50,7 +50,7 @@ var roles = map[string]func(m *testing.M){
 		fmt.Println(<-ch)
 		os.Exit(5)
 	},
-	"leak": func(m *testing.M) { // With -test.run=TestLeaks.
+	"leak": func(m *testing.M) { // with -test.run=TestLeaks
 		Isolate()
 		os.Exit(run(m, 100*time.Millisecond))
 	},
@@ -64,14 +64,14 @@ func TestMain(m *testing.M) {
 	Main(m)
 }
 
-// role returns this binary as the program that plays a role.
+// role returns a command that runs this binary in a role.
 func role(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), roleEnv+"="+name)
 	return cmd
 }
 
-// mustLeak leaves behind one of each thing that a namespace can hold.
+// mustLeak leaks one of each kind of object.
 func mustLeak() {
 	err := errors.Join(
 		netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "leaked"}, PeerName: "leaked-peer"}),
@@ -84,7 +84,7 @@ func mustLeak() {
 	}
 }
 
-// outside describes what must not change when a program isolates itself.
+// outside describes the state that must not change when a program isolates itself.
 func outside(t *testing.T) string {
 	t.Helper()
 	now, err := takeSnapshot()
@@ -132,7 +132,7 @@ func TestIsolateLeavesNothing(t *testing.T) {
 			}
 			if tc.kill {
 				if _, err := stdout.Read(make([]byte, 16)); err != nil {
-					t.Fatalf("program is not ready: %v: %s", err, stderr.String())
+					t.Fatalf("program did not start: %v: %s", err, stderr.String())
 				}
 				if err := cmd.Process.Kill(); err != nil {
 					t.Fatal(err)
@@ -152,7 +152,7 @@ func TestIsolateLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestIsolateForwardsSignals(t *testing.T) {
+func TestIsolateRelaysSignals(t *testing.T) {
 	cmd := role(Context(t), "signal")
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
@@ -183,12 +183,12 @@ func TestIsolateNeedsRoot(t *testing.T) {
 	cmd.Args[len(cmd.Args)-1] = copySelf(t)
 	cmd.Env = append(os.Environ(), roleEnv+"=exit")
 	output, err := cmd.CombinedOutput()
-	if err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(output), "root is needed") {
+	if err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(output), "need root") {
 		t.Errorf("got %v: %s", err, output)
 	}
 }
 
-// copySelf copies this binary to where every user can run it.
+// copySelf copies this binary to a place where every user can run it.
 func copySelf(t *testing.T) string {
 	t.Helper()
 	content, err := os.ReadFile("/proc/self/exe")
@@ -228,7 +228,7 @@ func TestIsolatedEnvironment(t *testing.T) {
 	}
 }
 
-// TestLeaks leaks when the binary plays "leak".
+// TestLeaks leaks in the role "leak".
 func TestLeaks(t *testing.T) {
 	if os.Getenv(roleEnv) == "leak" {
 		mustLeak()
@@ -247,7 +247,7 @@ func TestLeaks(t *testing.T) {
 		"leaked pin /sys/fs/bpf/leaked", "leaked descriptor", "leaked process", "sleep 1000",
 	} {
 		if !strings.Contains(string(output), leak) {
-			t.Errorf("run does not report %q:\n%s", leak, output)
+			t.Errorf("no report of %q in\n%s", leak, output)
 		}
 	}
 }

@@ -17,11 +17,11 @@ const (
 	tempDir  = "/run/tmp"
 )
 
-// privateState are the directories under /var/lib that the plugins under test
-// write to. They start out empty.
+// privateState are the directories under /var/lib that the tested plugins write to. They
+// start empty.
 var privateState = map[string]bool{"cni": true, "ebpfnet": true}
 
-// setup turns the new namespaces into the environment Isolate promises.
+// setup prepares the new namespaces as Isolate documents.
 func setup() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -43,13 +43,13 @@ func setup() error {
 		return fmt.Errorf("find lo: %w", err)
 	}
 	if err := netlink.LinkSetUp(lo); err != nil {
-		return fmt.Errorf("set lo up: %w", err)
+		return fmt.Errorf("set lo up, which needs CAP_NET_ADMIN (in a container: --privileged): %w", err)
 	}
 	return nil
 }
 
-// setupRun gives a new /run, and makes the temporary directory of this process a
-// part of it: what a killed test leaves there goes with the namespace.
+// setupRun mounts a new /run, with the temporary directory of this process: files that a
+// killed test leaves there disappear with the namespace.
 func setupRun() error {
 	if err := mount("tmpfs", "/run", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
 		return err
@@ -60,7 +60,7 @@ func setupRun() error {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			return err
 		}
-		if err := os.Chmod(dir, mode); err != nil { // Mkdir's mode is cut by the umask.
+		if err := os.Chmod(dir, mode); err != nil { // the umask applies to Mkdir
 			return err
 		}
 	}
@@ -69,14 +69,13 @@ func setupRun() error {
 	}
 	info, err := os.Lstat("/var/run")
 	if err != nil || !info.IsDir() {
-		return nil // Absent, or the usual link to /run.
+		return nil // absent, or the usual link to /run
 	}
 	return bind("/run", "/var/run")
 }
 
-// setupState replaces dir by a tmpfs that shows the same entries but for
-// privateState. Those often do not exist on the host, where creating them just
-// to have something to mount on would leave a trace.
+// setupState replaces dir with a tmpfs that has the same entries, except for privateState.
+// Those often do not exist on the host, and creating mount points there would leave a trace.
 func setupState(dir string) error {
 	old, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -106,7 +105,7 @@ func setupState(dir string) error {
 	return nil
 }
 
-// mirror makes an entry of the directory from appear in the directory to.
+// mirror makes an entry of the directory from visible in the directory to.
 func mirror(entry os.DirEntry, from, to string) error {
 	from, to = filepath.Join(from, entry.Name()), filepath.Join(to, entry.Name())
 	if entry.Type()&os.ModeSymlink != 0 {
@@ -126,8 +125,8 @@ func mirror(entry os.DirEntry, from, to string) error {
 	return bind(from, to)
 }
 
-// setupSys mounts a sysfs that shows the new network namespace's devices, an empty
-// bpffs, and the host's cgroups. What tracing tools want is mounted if it can be.
+// setupSys mounts a sysfs with the new network namespace's devices, an empty bpffs and the
+// host's cgroups. It also mounts debugfs and tracefs for tracing tools, if it can.
 func setupSys() error {
 	cgroup, err := unix.Open("/sys/fs/cgroup", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
@@ -147,7 +146,7 @@ func setupSys() error {
 	return mount("bpf", bpffsDir, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700")
 }
 
-// mount puts a new file system of the given type on dir.
+// mount mounts a new file system of the given type on dir.
 func mount(fstype, dir string, flags uintptr, data string) error {
 	if err := unix.Mount(fstype, dir, fstype, flags, data); err != nil {
 		return fmt.Errorf("mount %s on %s: %w", fstype, dir, err)

@@ -16,16 +16,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// waitDelay is for how long children of a process that was killed may hold its output
-// open.
+// waitDelay is how long the children of a killed process may keep its output open.
 const waitDelay = 2 * time.Second
 
-// Namespace is a network namespace that stays until it is closed, also without a
-// process in it.
+// Namespace is a network namespace that exists until it is closed, even without a process in
+// it.
 type Namespace struct {
 	// Name is unique among the open namespaces.
 	Name string
-	// Path is what a runtime passes as CNI_NETNS.
+	// Path is the value of CNI_NETNS.
 	Path string
 
 	fd    netns.NsHandle
@@ -33,8 +32,8 @@ type Namespace struct {
 	close func() error
 }
 
-// New makes a network namespace with lo up, called name, or name and a number when
-// there is one of that name already. It is closed with the test.
+// New makes a network namespace with lo up. If the name is in use, it gets a number. The end of
+// the test closes it.
 func New(tb TB, name string) *Namespace {
 	tb.Helper()
 	requireIsolated(tb)
@@ -64,8 +63,8 @@ func newNamespace(name string) (*Namespace, error) {
 	if ns.fd, err = netns.GetFromPath(path); err != nil {
 		return nil, errors.Join(fmt.Errorf("open %s: %w", path, err), ns.Close())
 	}
-	// For one family: NewHandleAt without any opens a socket for each, and
-	// loads modules for that.
+	// For one protocol: without any, NewHandleAt opens a socket for every protocol, and the
+	// kernel loads modules for them.
 	if ns.rtnl, err = netlink.NewHandleAt(ns.fd, unix.NETLINK_ROUTE); err != nil {
 		return nil, errors.Join(fmt.Errorf("open netlink in %s: %w", path, err), ns.Close())
 	}
@@ -79,7 +78,7 @@ func newNamespace(name string) (*Namespace, error) {
 	return ns, nil
 }
 
-// reservePath creates the file that the namespace will be mounted on.
+// reservePath creates the mount point of the namespace.
 func reservePath(name string) (string, error) {
 	for i := 1; ; i++ {
 		path := filepath.Join(netnsDir, name)
@@ -97,8 +96,7 @@ func reservePath(name string) (string, error) {
 	}
 }
 
-// populate moves the calling thread to a new network namespace and pins that to the
-// file system.
+// populate moves the calling thread to a new network namespace and binds that to Path.
 func (ns *Namespace) populate() error {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("unshare: %w", err)
@@ -109,9 +107,9 @@ func (ns *Namespace) populate() error {
 	return bind("/proc/thread-self/ns/net", ns.Path)
 }
 
-// Do runs fn on a thread inside the namespace. Sockets that fn opens belong to the
-// namespace for good; goroutines that it starts are outside. FailNow and panics in
-// fn work as if the caller had called it directly.
+// Do runs fn on a thread inside the namespace. Sockets that fn opens stay in the namespace;
+// goroutines that it starts run outside. FailNow and panics in fn have the same effect as in the
+// caller.
 func (ns *Namespace) Do(fn func() error) error {
 	return onThread(func() error {
 		if err := netns.Set(ns.fd); err != nil {
@@ -121,17 +119,17 @@ func (ns *Namespace) Do(fn func() error) error {
 	})
 }
 
-// Command is exec.CommandContext for a process in the namespace, by way of util-linux's
-// nsenter. Unlike under `ip netns exec`, bpffs and all other mounts are this
-// process's, which includes /sys: it shows this process's devices.
+// Command is exec.CommandContext for a process in the namespace, through nsenter of util-linux.
+// Unlike with `ip netns exec`, all mounts are this process's: bpffs has its pins, and /sys its
+// devices.
 func (ns *Namespace) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + ns.Path, "--", name}, args...)...)
 	cmd.WaitDelay = waitDelay
 	return cmd
 }
 
-// Run runs a command in the namespace and returns its standard output. The error of
-// one that fails holds the command and what it wrote to both outputs.
+// Run runs a command in the namespace and returns its standard output. An error includes the
+// command and both outputs.
 func (ns *Namespace) Run(ctx context.Context, name string, args ...string) (string, error) {
 	cmd := ns.Command(ctx, name, args...)
 	var stdout, stderr strings.Builder
@@ -143,12 +141,12 @@ func (ns *Namespace) Run(ctx context.Context, name string, args ...string) (stri
 	return stdout.String(), nil
 }
 
-// Netlink returns a handle for NETLINK_ROUTE requests in the namespace. It is
-// closed with the namespace; the caller must not.
+// Netlink returns a handle for NETLINK_ROUTE requests in the namespace. Close closes it; the
+// caller must not.
 func (ns *Namespace) Netlink() *netlink.Handle { return ns.rtnl }
 
-// Close gives up the namespace; the kernel removes it with its links when nothing
-// uses it any more. A second call does nothing.
+// Close releases the namespace; the kernel removes it with its links when its last user is
+// gone. A second call does nothing.
 func (ns *Namespace) Close() error { return ns.close() }
 
 func (ns *Namespace) release() error {
@@ -159,8 +157,7 @@ func (ns *Namespace) release() error {
 	if ns.fd.IsOpen() {
 		errs = append(errs, ns.fd.Close())
 	}
-	// EINVAL: nothing was mounted. ENOENT: somebody removed the namespace, as
-	// tests of a vanished one do.
+	// EINVAL: nothing was mounted. ENOENT: the test removed the namespace.
 	if err := unix.Unmount(ns.Path, unix.MNT_DETACH); err != nil && err != unix.EINVAL && err != unix.ENOENT {
 		errs = append(errs, fmt.Errorf("unmount %s: %w", ns.Path, err))
 	}

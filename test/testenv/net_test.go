@@ -23,7 +23,7 @@ func TestNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := b.Netlink().LinkByName("here"); err == nil {
-		t.Error("a link of one namespace is in the other")
+		t.Error("both namespaces have the link")
 	}
 	out, err := a.Run(Context(t), "sh", "-c", "ip link show here && ls -d /sys/fs/bpf && stat -f -c %T /sys/fs/bpf")
 	if err != nil || !strings.Contains(out, "bpf_fs") {
@@ -57,7 +57,7 @@ func TestNamespaceDo(t *testing.T) {
 		t.Fatal(err)
 	}
 	if inside == own {
-		t.Error("Do stayed outside")
+		t.Error("Do did not enter the namespace")
 	}
 	want := errors.New("fn's error")
 	if err := ns.Do(func() error { return want }); err != want {
@@ -77,7 +77,7 @@ func TestNamespaceDo(t *testing.T) {
 	})
 	for range 100 {
 		if now := id(); now != own {
-			t.Fatalf("a thread was left in %s", now)
+			t.Fatalf("a thread stayed in %s", now)
 		}
 	}
 }
@@ -99,14 +99,14 @@ func TestTopology(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// The node forwards nothing, and the outside has no route anyway.
+	// The node does not forward, and the outside host has no route.
 	if err := Ping(ctx, top.Outside, SecondOutsideAddr4); err == nil {
-		t.Error("the outside reaches the second outside")
+		t.Error("the outside host reaches the second one")
 	}
 	for _, prefix := range []string{"10.1.0.0/16", "fd00:1::/64"} {
 		prefix := netip.MustParsePrefix(prefix)
 		if _, err := top.Outside.Netlink().RouteGet(prefix.Addr().Next().AsSlice()); err == nil {
-			t.Errorf("the outside has a route to %s", prefix)
+			t.Errorf("the outside host has a route to %s", prefix)
 		}
 		if routes, err := top.Node.Netlink().RouteGet(prefix.Addr().Next().AsSlice()); err != nil || len(routes) != 1 {
 			t.Errorf("the node's default route for %s: %v, %v", prefix, routes, err)
@@ -158,14 +158,14 @@ func TestTraffic(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, payload := range []string{"", "a b", strings.Repeat("x", 40000)} {
-				answer, err := client.Ask(ctx, payload)
-				want := Answer{Peer: netip.AddrPortFrom(node, 4321), Server: top.Outside.Name, Payload: payload}
-				if err != nil || answer != want {
-					t.Errorf("%s client got %v, %v", network, answer, err)
+				reply, err := client.Ask(ctx, payload)
+				want := Reply{Peer: netip.AddrPortFrom(node, 4321), Server: top.Outside.Name, Payload: payload}
+				if err != nil || reply != want {
+					t.Errorf("%s client got %v, %v", network, reply, err)
 				}
 			}
 			if client.Local() != netip.AddrPortFrom(node, 4321) {
-				t.Errorf("client is at %s", client.Local())
+				t.Errorf("client has address %s", client.Local())
 			}
 			server.Close()
 			if _, err := client.Ask(ctx, "?"); err == nil || ctx.Err() != nil {
@@ -188,9 +188,9 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// TestUDPClientOutlivesLoss asks an address where nobody is until the deadline, then
-// starts a server there: the same socket must work.
-func TestUDPClientOutlivesLoss(t *testing.T) {
+// TestUDPClientSurvivesLoss sends requests without a server until the deadline, and then starts
+// one: the same socket must work.
+func TestUDPClientSurvivesLoss(t *testing.T) {
 	top := NewTopology(t)
 	addr := netip.AddrPortFrom(OutsideAddr4, 5353)
 	link, err := top.Outside.Netlink().LinkByName(UplinkName)
@@ -214,12 +214,12 @@ func TestUDPClientOutlivesLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	ServeUDP(t, top.Outside, addr)
-	Eventually(t, "an answer", func() error {
+	Eventually(t, "a reply", func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		answer, err := client.Ask(ctx, "found")
-		if err == nil && answer.Peer.Port() != client.Local().Port() {
-			t.Errorf("answer %v for %s", answer, client.Local())
+		reply, err := client.Ask(ctx, "found")
+		if err == nil && reply.Peer.Port() != client.Local().Port() {
+			t.Errorf("reply %v for %s", reply, client.Local())
 		}
 		return err
 	})
@@ -230,7 +230,7 @@ func TestTransferFails(t *testing.T) {
 	nobody := netip.AddrPortFrom(OutsideAddr4, 1)
 	err := Transfer(Context(t), top.Node, top.Outside, netip.AddrPortFrom(OutsideAddr4, 0), nobody, 1, 1)
 	if !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("transfer to nobody: %v", err)
+		t.Errorf("transfer without a receiver: %v", err)
 	}
 	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Old ethtool commands that switch one feature each; the kernel keeps them.
-// The order is that in which features depend on each other.
+// offloadCommands are the ethtool commands for single features, in the order in which the
+// features depend on each other.
 var offloadCommands = []struct {
 	name string
 	set  uint32
@@ -23,7 +23,7 @@ var offloadCommands = []struct {
 }
 
 // SetOffloads switches checksum, segmentation and receive offloads of a device.
-// Off, every packet is what it would be on a wire.
+// Without offloads, every packet looks as on a wire.
 func (ns *Namespace) SetOffloads(device string, on bool) error {
 	return ns.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -40,7 +40,7 @@ func (ns *Namespace) SetOffloads(device string, on bool) error {
 	})
 }
 
-// ethtool makes the SIOCETHTOOL request for a command whose argument is a switch.
+// ethtool makes the SIOCETHTOOL request for a command with a boolean argument.
 func ethtool(fd int, device string, command uint32, on bool) error {
 	if len(device) >= unix.IFNAMSIZ {
 		return errors.New("device name too long")
@@ -52,7 +52,7 @@ func ethtool(fd int, device string, command uint32, on bool) error {
 	request := struct {
 		name [unix.IFNAMSIZ]byte
 		data unsafe.Pointer
-		_    [16]byte // The rest of struct ifreq's union.
+		_    [16]byte // the rest of struct ifreq's union
 	}{data: unsafe.Pointer(&argument)}
 	copy(request.name[:], device)
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))

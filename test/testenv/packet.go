@@ -26,10 +26,9 @@ const (
 	URG
 )
 
-// Packet describes an Ethernet frame with IPv4 or IPv6. It is comparable: what a
-// program should make of a packet is a copy with some fields changed, and [Decode] of
-// what it did make must equal that. Lengths and checksums are not part of it: [Build]
-// computes them, and [VerifyChecksums] judges them.
+// Packet describes an Ethernet frame with IPv4 or IPv6. It is comparable: a test copies the input,
+// changes some fields, and compares the copy with [Decode] of a program's output. Lengths and
+// checksums are not part of it: [Packet.Build] computes and [VerifyChecksums] verifies them.
 type Packet struct {
 	SrcMAC, DstMAC MAC
 
@@ -37,20 +36,19 @@ type Packet struct {
 	Src, Dst netip.Addr
 	// Proto is the protocol of the payload: unix.IPPROTO_TCP and the like.
 	Proto uint8
-	// TTL is also the hop limit.
+	// TTL is the hop limit in IPv6.
 	TTL uint8
-	// TOS is also the traffic class.
+	// TOS is the traffic class in IPv6.
 	TOS       uint8
-	FlowLabel uint32 // IPv6.
-	Options   string // IPv4, raw, a multiple of 4 bytes.
+	FlowLabel uint32 // IPv6
+	Options   string // IPv4, raw, a multiple of 4 bytes
 
-	// IPID identifies fragments. In IPv6 it is in the fragment header, which is
-	// there when Fragmented is true, and is 0 otherwise.
+	// IPID identifies fragments. In IPv6 it is in the fragment header, and 0 without one.
 	IPID         uint32
-	DontFragment bool // IPv4.
-	// Fragmented tells that this is not a whole packet (or, in IPv6, that it has
-	// a fragment header). One whose FragOffset, in bytes, is not 0 has no header of
-	// the transport; all after the IP header is Payload.
+	DontFragment bool // IPv4
+	// Fragmented is true for fragments, and in IPv6 for every packet with a fragment
+	// header. FragOffset is in bytes. Unless it is 0, the packet has no transport header:
+	// everything after the IP header is Payload.
 	Fragmented    bool
 	FragOffset    uint16
 	MoreFragments bool
@@ -72,13 +70,12 @@ type Packet struct {
 	// Rest is the second word of the header of other types, such as the MTU.
 	Rest uint32
 
-	// Payload is what follows the last header that is described above. An ICMP
-	// error's begins with the IP header of the packet that it is about: see
-	// [DecodeIP].
+	// Payload follows the last header above. An ICMP error quotes a packet, starting with
+	// its IP header: see [DecodeIP].
 	Payload string
 }
 
-// The addresses of frames from the constructors below.
+// Addresses of the packets that the constructors below return.
 var (
 	defaultSrcMAC = MAC{2, 0, 0, 0, 0, 1}
 	defaultDstMAC = MAC{2, 0, 0, 0, 0, 2}
@@ -103,8 +100,7 @@ func UDPPacket(src, dst netip.AddrPort, payload string) Packet {
 	return p
 }
 
-// EchoPacket returns an ICMP or ICMPv6 echo request, as the addresses are, or a
-// reply.
+// EchoPacket returns an echo request or reply, of ICMP or ICMPv6 depending on the addresses.
 func EchoPacket(src, dst netip.Addr, reply bool, id, seq uint16, payload string) Packet {
 	p := newPacket(unix.IPPROTO_ICMP, src, dst)
 	p.Type = icmpEcho
@@ -121,11 +117,11 @@ func EchoPacket(src, dst netip.Addr, reply bool, id, seq uint16, payload string)
 	return p
 }
 
-// ICMPErrorPacket returns the error that the host at src sends about a frame that it
-// got, to the frame's source. It quotes the IP packet in the frame, at most limit bytes of
-// it if limit is not 0. rest is the header's second word, such as the MTU.
+// ICMPErrorPacket returns the error that the host at src sends to the source of a frame. It quotes
+// the IP packet in the frame, at most limit bytes of it unless limit is 0. rest is the second word
+// of the header, such as the MTU.
 func ICMPErrorPacket(src netip.Addr, frame []byte, typ, code uint8, rest uint32, limit int) (Packet, error) {
-	about, err := Decode(frame)
+	quoted, err := Decode(frame)
 	if err != nil {
 		return Packet{}, fmt.Errorf("packet to quote: %w", err)
 	}
@@ -133,8 +129,8 @@ func ICMPErrorPacket(src netip.Addr, frame []byte, typ, code uint8, rest uint32,
 	if limit > 0 && limit < len(quote) {
 		quote = quote[:limit]
 	}
-	p := newPacket(unix.IPPROTO_ICMP, src, about.Src)
-	if about.Src.Is6() {
+	p := newPacket(unix.IPPROTO_ICMP, src, quoted.Src)
+	if quoted.Src.Is6() {
 		p.Proto = unix.IPPROTO_ICMPV6
 	}
 	p.Type, p.Code, p.Rest, p.Payload = typ, code, rest, string(quote)
@@ -159,7 +155,7 @@ func (p Packet) isEcho() bool {
 	return false
 }
 
-// Diff lists the fields in which two packets differ, one per line, or returns "".
+// Diff lists the fields in which two packets differ, one per line. It is empty if they are equal.
 func Diff(got, want Packet) string {
 	var lines strings.Builder
 	g, w := reflect.ValueOf(got), reflect.ValueOf(want)
@@ -172,7 +168,7 @@ func Diff(got, want Packet) string {
 	return lines.String()
 }
 
-// String lists the fields that are not zero.
+// String lists the nonzero fields.
 func (p Packet) String() string {
 	var fields []string
 	v := reflect.ValueOf(p)

@@ -46,7 +46,7 @@ func testPackets(t *testing.T) map[string]Packet {
 	p.NoChecksum, p.DontFragment, p.IPID, p.Options = true, true, 9, "\x94\x04\x00\x00"
 	packets["udp4 without checksum, with router alert"] = p
 	p = packets["tcp4"]
-	p.Options = "\x07\xff\x00\x00" // A record route longer than the header.
+	p.Options = "\x07\xff\x00\x00" // a record route option longer than the header
 	packets["tcp4 with broken options"] = p
 	p = packets["tcp6"]
 	p.FlowLabel, p.TOS, p.Fragmented, p.IPID = 0xabcde, 0xff, true, 0xdeadbeef
@@ -64,7 +64,7 @@ func TestPacketRoundTrip(t *testing.T) {
 			got, err := Decode(frame)
 			if strings.Contains(name, "broken") {
 				if err == nil {
-					t.Errorf("broken options were decoded: %s", got)
+					t.Errorf("decoded malformed options: %s", got)
 				}
 			} else if err != nil {
 				t.Fatal(err)
@@ -78,21 +78,21 @@ func TestPacketRoundTrip(t *testing.T) {
 	}
 }
 
-// TestVerifyChecksumsSeesChanges flips every bit that a checksum covers of every whole packet, and wants an error.
+// TestVerifyChecksumsSeesChanges flips every bit that a checksum covers; every flip must cause an error.
 func TestVerifyChecksumsSeesChanges(t *testing.T) {
 	for _, name := range []string{"tcp4", "tcp6", "udp4", "udp6", "echo4", "echo6", "error4 quoting 0", "error6 quoting 0"} {
 		p := testPackets(t)[name]
 		frame := p.MustBuild()
 		for i := etherLen; i < len(frame); i++ {
-			// Outside IPv6's addresses, payload length and next header no
-			// checksum covers the header.
+			// Of an IPv6 header, checksums cover only addresses, payload length and
+			// next header.
 			if p.Src.Is6() && i < etherLen+8 {
 				continue
 			}
 			for bit := range 8 {
 				frame[i] ^= 1 << bit
 				if err := VerifyChecksums(frame); err == nil {
-					t.Fatalf("%s: flipped bit %d of byte %d, and nothing is wrong", name, bit, i)
+					t.Fatalf("%s: no error after bit %d of byte %d was flipped", name, bit, i)
 				}
 				frame[i] ^= 1 << bit
 			}
@@ -100,8 +100,8 @@ func TestVerifyChecksumsSeesChanges(t *testing.T) {
 	}
 }
 
-// TestVerifyChecksumsOfQuote changes a quoted packet and repairs the message's own
-// checksum, as a translator that forgets the inner one does.
+// TestVerifyChecksumsOfQuote changes a quoted packet and corrects only the outer checksum, as a
+// translator that forgets the inner one.
 func TestVerifyChecksumsOfQuote(t *testing.T) {
 	for name, change := range map[string]int{"error4 quoting 0": etherLen + ipv4Len + icmpLen + 12, "error6 quoting 0": etherLen + ipv6Len + icmpLen + 8} {
 		p := testPackets(t)[name]
@@ -119,8 +119,8 @@ func TestVerifyChecksumsOfQuote(t *testing.T) {
 	}
 }
 
-// TestBuildChecksumZero finds a UDP packet whose checksum computes to 0, which has to be
-// sent as 0xffff.
+// TestBuildChecksumZero builds a UDP packet whose computed checksum is 0, which must be sent as
+// 0xffff.
 func TestBuildChecksumZero(t *testing.T) {
 	for _, a := range [][2]netip.AddrPort{testAddr4, testAddr6} {
 		p := UDPPacket(a[0], a[1], "xx")
@@ -142,7 +142,7 @@ func TestBuildChecksumZero(t *testing.T) {
 	p := UDPPacket(testAddr6[0], testAddr6[1], "")
 	p.NoChecksum = true
 	if err := VerifyChecksums(p.MustBuild()); err == nil {
-		t.Error("UDP checksum 0 in IPv6 passed")
+		t.Error("no error for UDP checksum 0 in IPv6")
 	}
 }
 
@@ -157,7 +157,7 @@ func TestPacketsDecodeAnything(t *testing.T) {
 					frame[random.IntN(len(frame))] = byte(random.Uint32())
 				}
 			}
-			Decode(frame) // Must not panic.
+			Decode(frame) // must not panic
 			VerifyChecksums(frame)
 		}
 	}
@@ -191,21 +191,21 @@ func TestFragment(t *testing.T) {
 			}
 		}
 		if payload != whole.Payload {
-			t.Errorf("fragments hold %d bytes", len(payload))
+			t.Errorf("fragments have %d bytes in total", len(payload))
 		}
 	}
 	if _, err := Fragment(UDPPacket(testAddr4[0], testAddr4[1], "").MustBuild(), 12, 1); err == nil {
-		t.Error("size 12 passed")
+		t.Error("no error for size 12")
 	}
 }
 
-// TestKernelAgrees sends built packets through the kernel: it must take their
-// checksums for right. The outside answers an echo request by the same payload.
+// TestKernelAgrees sends built packets to the kernel, which must accept their checksums. The outside
+// host replies to an echo request with the same payload.
 func TestKernelAgrees(t *testing.T) {
 	top := NewTopology(t)
 	ctx := Context(t)
 	for i, addrs := range [][2]netip.Addr{{NodeAddr4, OutsideAddr4}, {NodeAddr6, OutsideAddr6}} {
-		if err := Ping(ctx, top.Node, addrs[1]); err != nil { // Neighbours are known from here.
+		if err := Ping(ctx, top.Node, addrs[1]); err != nil { // resolves the neighbours
 			t.Fatal(err)
 		}
 		p := EchoPacket(addrs[0], addrs[1], false, 0x1234, uint16(i), "made by hand")

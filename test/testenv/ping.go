@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// Ping sends one echo request and waits for its reply until ctx is done, by iputils'
-// ping. Further arguments are ping's: "-s", "1472", "-M", "do". The error of a ping
-// without reply holds what ping printed, such as an ICMP error.
+// Ping sends one echo request with ping of iputils and waits for the reply until ctx ends. args are
+// further arguments of ping: "-s", "1472", "-M", "do". Without a reply, the error includes ping's
+// output, such as an ICMP error.
 func Ping(ctx context.Context, ns *Namespace, to netip.Addr, args ...string) error {
 	wait := Timeout
 	if deadline, ok := ctx.Deadline(); ok {

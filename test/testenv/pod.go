@@ -8,14 +8,13 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// PodIfName is the interface that [Runtime.NewPod] asks for.
+// PodIfName is the interface name for [Runtime.NewPod].
 const PodIfName = "eth0"
 
-// Pod is a container as the network sees it: a namespace and an attachment.
+// Pod is a container as far as the network is concerned: a namespace and an attachment.
 type Pod struct {
 	*Namespace
-	// Conf is what the runtime passes to the plugins. It may be changed before
-	// Add.
+	// Conf is passed to the plugins. Change it before Add.
 	Conf *libcni.RuntimeConf
 	// Result is nil while the pod is not attached.
 	Result *types100.Result
@@ -25,7 +24,7 @@ type Pod struct {
 	mayBeAttached bool
 }
 
-// NewPod makes a pod that is not attached to the network yet.
+// NewPod makes a pod without attaching it.
 func (r *Runtime) NewPod(tb TB, id string) *Pod {
 	tb.Helper()
 	ns := New(tb, "pod-"+id)
@@ -36,8 +35,8 @@ func (r *Runtime) NewPod(tb TB, id string) *Pod {
 	}
 }
 
-// AddPod makes a pod and attaches it, with capability arguments if they are not nil. The
-// end of the test detaches it.
+// AddPod makes a pod and attaches it. capabilityArgs may be nil. The end of the test detaches the
+// pod.
 func (r *Runtime) AddPod(tb TB, id string, capabilityArgs map[string]any) *Pod {
 	tb.Helper()
 	pod := r.NewPod(tb, id)
@@ -69,7 +68,7 @@ func (p *Pod) Add(ctx context.Context) error {
 	return nil
 }
 
-// Del detaches the pod, whether it is attached or not. The namespace stays.
+// Del detaches the pod, even if it is not attached, and keeps the namespace.
 func (p *Pod) Del(ctx context.Context) error {
 	if err := p.runtime.Del(ctx, p.Conf); err != nil {
 		return err
@@ -78,7 +77,7 @@ func (p *Pod) Del(ctx context.Context) error {
 	return nil
 }
 
-// Check asks whether the pod's network still is what Add made it.
+// Check runs CHECK for the pod.
 func (p *Pod) Check(ctx context.Context) error { return p.runtime.Check(ctx, p.Conf) }
 
 // Addr4 returns the first IPv4 address of the result, or the zero Addr.
@@ -87,13 +86,13 @@ func (p *Pod) Addr4() netip.Addr { return p.addr(netip.Addr.Is4) }
 // Addr6 returns the first IPv6 address of the result, or the zero Addr.
 func (p *Pod) Addr6() netip.Addr { return p.addr(netip.Addr.Is6) }
 
-func (p *Pod) addr(wanted func(netip.Addr) bool) netip.Addr {
+func (p *Pod) addr(matches func(netip.Addr) bool) netip.Addr {
 	if p.Result == nil {
 		return netip.Addr{}
 	}
 	for _, ip := range p.Result.IPs {
 		addr, ok := netip.AddrFromSlice(ip.Address.IP)
-		if addr = addr.Unmap(); ok && wanted(addr) {
+		if addr = addr.Unmap(); ok && matches(addr) {
 			return addr
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Flood is traffic that fills the way from one namespace to another.
+// Flood is traffic at full speed from one namespace to another.
 type Flood struct {
 	received atomic.Int64 // bytes of payload
 	v6, udp  bool
@@ -20,8 +20,9 @@ type Flood struct {
 
 const datagramSize = 1400
 
-// StartFlood sends by so many TCP connections, or by UDP for 0 of them, from one namespace to a
-// server at listen in another one, which it reaches as dial. The end of the test ends it.
+// StartFlood sends over the given number of TCP connections, or over UDP for 0, from one namespace to
+// a server in another one. The server listens on listen, and clients connect to dial. The end of the
+// test stops it.
 func StartFlood(tb TB, from, to *Namespace, listen, dial netip.AddrPort, connections int) *Flood {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -39,7 +40,7 @@ func StartFlood(tb TB, from, to *Namespace, listen, dial netip.AddrPort, connect
 	return f
 }
 
-// Stop ends the traffic.
+// Stop stops the traffic.
 func (f *Flood) Stop() {
 	f.cancel()
 	for _, socket := range f.sockets {
@@ -105,7 +106,7 @@ func (f *Flood) receive(conn net.Conn) {
 	}
 }
 
-// sendAll writes until ctx is done. What a full queue refuses of UDP is sent later.
+// sendAll writes until ctx ends. It retries datagrams that a full queue refuses.
 func sendAll(ctx context.Context, conn net.Conn, size int) {
 	payload := make([]byte, size)
 	for ctx.Err() == nil {
@@ -118,8 +119,8 @@ func sendAll(ctx context.Context, conn net.Conn, size int) {
 	}
 }
 
-// Rate is how many bits per second arrive within the time, as a queue of an Ethernet device
-// counts them: with all headers.
+// Rate measures the received bits per second during window, including all headers, as the queue of an
+// Ethernet device counts them.
 func (f *Flood) Rate(window time.Duration) float64 {
 	const ethernet, ip4, ip6, udp, tcp, mtu = 14, 20, 40, 8, 20 + 12, 1500
 

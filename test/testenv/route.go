@@ -8,7 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// AddRoute adds a route to prefix by way of gateway.
+// AddRoute adds a route to prefix via gateway.
 func (ns *Namespace) AddRoute(prefix netip.Prefix, gateway netip.Addr) error {
 	if err := ns.rtnl.RouteAdd(routeOf(prefix, gateway)); err != nil {
 		return fmt.Errorf("add route to %s via %s in %s: %w", prefix, gateway, ns.Name, err)

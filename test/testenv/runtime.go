@@ -9,12 +9,11 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// Runtime does what a container runtime does with CNI: it runs a network's plugins
-// in the node's network namespace by way of libcni. Add, Del, Check, GC and
-// Status may be called concurrently.
+// Runtime is a container runtime's use of CNI: it runs a network's plugins in the node's network
+// namespace through libcni. Add, Del, Check, GC and Status may be called concurrently.
 type Runtime struct {
 	Node *Namespace
-	// PluginPath are the directories plugins are looked for in, and their CNI_PATH.
+	// PluginPath is CNI_PATH: the directories of plugins.
 	PluginPath []string
 
 	list *libcni.NetworkConfigList
@@ -22,8 +21,8 @@ type Runtime struct {
 	exec *recorder
 }
 
-// NewRuntime returns a runtime for the network that conflist, a JSON network configuration
-// list, describes. Results are cached in a directory of the test's own.
+// NewRuntime returns a runtime for the network of conflist, a JSON network configuration list.
+// libcni caches results in the test's temporary directory.
 func NewRuntime(tb TB, node *Namespace, conflist []byte, pluginPath ...string) *Runtime {
 	tb.Helper()
 	r := &Runtime{Node: node, PluginPath: pluginPath, exec: &recorder{ns: node}}
@@ -34,8 +33,8 @@ func NewRuntime(tb TB, node *Namespace, conflist []byte, pluginPath ...string) *
 	return r
 }
 
-// SetNetwork replaces the network configuration, as an operator who edits the file
-// under running containers. What libcni cached of them stays.
+// SetNetwork replaces the network configuration, as if an operator edits the file while containers
+// run. libcni's cache stays.
 func (r *Runtime) SetNetwork(conflist []byte) error {
 	list, err := libcni.NetworkConfFromBytes(conflist)
 	if err != nil {
@@ -48,9 +47,8 @@ func (r *Runtime) SetNetwork(conflist []byte) error {
 // Network returns the name of the network.
 func (r *Runtime) Network() string { return r.list.Name }
 
-// Add attaches a container and returns the result in the current version, whatever the
-// one that the plugin printed; that one is in [Runtime.Calls]. A plugin's own
-// error is a *types.Error.
+// Add attaches a container and returns the result, converted to the current version;
+// [Runtime.Calls] has the printed one. The error of a plugin is a *types.Error.
 func (r *Runtime) Add(ctx context.Context, conf *libcni.RuntimeConf) (*types100.Result, error) {
 	result, err := r.cni.AddNetworkList(ctx, r.list, conf)
 	if err != nil {
@@ -64,40 +62,39 @@ func (r *Runtime) Del(ctx context.Context, conf *libcni.RuntimeConf) error {
 	return r.cni.DelNetworkList(ctx, r.list, conf)
 }
 
-// Check asks whether a container's network still is what Add made it.
+// Check runs CHECK for a container.
 func (r *Runtime) Check(ctx context.Context, conf *libcni.RuntimeConf) error {
 	return r.cni.CheckNetworkList(ctx, r.list, conf)
 }
 
-// GC removes every attachment but the valid ones. libcni first calls DEL for those that its
-// cache knows and that are not valid, and then GC. [Runtime.ForgetPods] avoids that.
+// GC removes all attachments except the valid ones. libcni first calls DEL for the others in its
+// cache, unless [Runtime.ForgetPods] has emptied that, and then GC.
 func (r *Runtime) GC(ctx context.Context, valid ...types.GCAttachment) error {
 	return r.cni.GCNetworkList(ctx, r.list, &libcni.GCArgs{ValidAttachments: valid})
 }
 
-// Status asks whether the plugins are ready for Add.
+// Status runs STATUS.
 func (r *Runtime) Status(ctx context.Context) error {
 	return r.cni.GetStatusNetworkList(ctx, r.list)
 }
 
-// ForgetPods empties libcni's cache, as a runtime that lost its state: later calls of Del
-// have no prevResult, and GC no DEL before it.
+// ForgetPods empties libcni's cache, as a runtime that has lost its state: later calls of Del have no
+// prevResult, and GC does not call DEL first.
 func (r *Runtime) ForgetPods(tb TB) {
 	tb.Helper()
 	r.cni = libcni.NewCNIConfigWithCacheDir(r.PluginPath, tb.TempDir(), r.exec)
 }
 
-// Calls returns every execution of a plugin so far, in the order they ended, with what
-// exactly the plugin read and wrote. IPAM plugins that a plugin executes
-// itself are not among them.
+// Calls returns all executions of plugins so far, in the order in which they ended, with their exact
+// input and output. It does not include IPAM plugins that a plugin executes.
 func (r *Runtime) Calls() []*Call { return r.exec.list() }
 
-// LastCall returns the execution of a plugin that ended last.
+// LastCall returns the latest execution of a plugin.
 func (r *Runtime) LastCall(tb TB) *Call {
 	tb.Helper()
 	calls := r.Calls()
 	if len(calls) == 0 {
-		tb.Fatalf("no plugin has been executed")
+		tb.Fatalf("no plugin was executed")
 	}
 	return calls[len(calls)-1]
 }

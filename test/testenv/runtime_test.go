@@ -14,7 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// fakePlugin is a plugin that tells on standard error where it runs.
+// fakePlugin is a plugin that prints its network namespace on standard error.
 const fakePlugin = `#!/bin/sh
 cat >/dev/null
 echo "netns $(readlink /proc/self/ns/net) fs $(stat -f -c %T /sys/fs/bpf)" >&2

@@ -10,24 +10,24 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// Sender is a container that sends frames past its own stack, and who is around it.
+// Sender is a container that bypasses its own stack to send frames, with the addresses around it.
 type Sender struct {
 	MAC, HostMAC       MAC
 	Addr4, Addr6       netip.Addr // its own
 	Other4, Other6     netip.Addr // another container's
 	Gateway4, Gateway6 netip.Addr
-	Remote4, Remote6   netip.Addr // to whom it sends
+	Remote4, Remote6   netip.Addr // a destination
 }
 
-// Frame is a frame with a name.
+// Frame is a named frame.
 type Frame struct {
 	Name  string
 	Bytes []byte
-	// Reason is why it must not pass; it means nothing in a legal frame.
+	// Reason is the expected drop reason of an illegal frame.
 	Reason bpf.Reason
 }
 
-// Addresses that many containers and hosts have.
+// Addresses that do not depend on the sender.
 var (
 	hostLinkLocal = netip.MustParseAddr("fe80::1")
 	someLinkLocal = netip.MustParseAddr("fe80::1234:5678")
@@ -49,12 +49,12 @@ const (
 	icmp6Redirect     = 137
 )
 
-// LinkLocalOf is the link-local address that the kernel makes of a MAC.
+// LinkLocalOf returns the link-local address that the kernel derives from a MAC address.
 func LinkLocalOf(m MAC) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]})
 }
 
-// Hostile are frames that a container has no right to send.
+// Hostile returns frames that a container must not send.
 func (s Sender) Hostile() []Frame {
 	const (
 		mac, address, gateway = bpf.ReasonMAC, bpf.ReasonAddress, bpf.ReasonGateway
@@ -149,7 +149,7 @@ func (s Sender) Hostile() []Frame {
 	}
 }
 
-// Legal are frames that every container may send.
+// Legal returns frames that every container may send.
 func (s Sender) Legal() []Frame {
 	own := LinkLocalOf(s.MAC)
 	frames := map[string][]byte{
@@ -194,7 +194,7 @@ func (s Sender) Legal() []Frame {
 	return list
 }
 
-// SomeLinkLocal are frames in the name of a link-local address that is not of the sender's MAC.
+// SomeLinkLocal returns frames from a link-local address that is not derived from the sender's MAC address.
 func (s Sender) SomeLinkLocal() []Frame {
 	const address, neighbor = bpf.ReasonAddress, bpf.ReasonNeighbor
 	return []Frame{
@@ -225,7 +225,7 @@ func options(p Packet) Packet {
 
 func (s Sender) udp(src, dst netip.Addr) []byte { return s.packet(udpBetween(src, dst)) }
 
-// udp6 has an IPv4 address in an IPv6 header, which the builder takes for a mistake.
+// udp6 writes an IPv4-mapped source into the IPv6 header, which Build refuses.
 func (s Sender) udp6(src, dst netip.Addr) []byte {
 	frame := s.udp(s.Addr6, dst)
 	addr := src.As16()
@@ -245,7 +245,7 @@ func (s Sender) ping(src, dst netip.Addr) []byte {
 	return s.packet(EchoPacket(src, dst, false, 7, 7, "payload"))
 }
 
-// icmpError is about a packet from dst to peer.
+// icmpError quotes a packet from dst to peer.
 func (s Sender) icmpError(src, dst, peer netip.Addr) []byte {
 	const unreachable4, unreachable6 = 3, 1
 	typ := uint8(unreachable4)
@@ -275,7 +275,7 @@ func (s Sender) arp(operation byte, mac MAC, sender, target netip.Addr) []byte {
 	return s.frame(unix.ETH_P_ARP, arp)
 }
 
-// neighbor is a message of neighbour discovery, with the sender's MAC as its option.
+// neighbor returns a neighbour discovery message with the sender's MAC address as option.
 func (s Sender) neighbor(typ uint8, src, dst, target netip.Addr) []byte {
 	addr := target.As16()
 	payload := append(addr[:], 2, 1)
@@ -283,19 +283,19 @@ func (s Sender) neighbor(typ uint8, src, dst, target netip.Addr) []byte {
 	return s.packet(Packet{Src: src, Dst: dst, Proto: unix.IPPROTO_ICMPV6, Type: typ, Rest: 1 << 29, Payload: string(payload)})
 }
 
-// from changes who a frame says it is from.
+// from replaces the source MAC address of a frame.
 func from(mac MAC, frame []byte) []byte {
 	copy(frame[6:], mac[:])
 	return frame
 }
 
-// tagged puts a frame into a VLAN.
+// tagged adds a VLAN tag.
 func tagged(frame []byte, vlan uint16) []byte {
 	tag := binary.BigEndian.AppendUint16([]byte{0x81, 0}, vlan)
 	return slices.Insert(frame, 12, tag...)
 }
 
-// Untagged takes all VLAN tags off a frame.
+// Untagged removes all VLAN tags from a frame.
 func Untagged(frame []byte) []byte {
 	frame = slices.Clone(frame)
 	for len(frame) > 18 && frame[12] == 0x81 && frame[13] == 0 {
@@ -304,8 +304,8 @@ func Untagged(frame []byte) []byte {
 	return frame
 }
 
-// extended puts headers of 8 bytes between the IPv6 header and what follows: padding, or
-// whole packets in one fragment.
+// extended inserts extension headers of 8 bytes after the IPv6 header: options with padding, or
+// fragment headers of whole packets.
 func extended(frame []byte, kinds ...byte) []byte {
 	var headers []byte
 	next := frame[etherLen+6]

@@ -10,14 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A socket belongs to the network namespace of the thread that made it, and works from
-// any thread afterwards. With a literal address and nothing to resolve, package net makes
-// it on the calling goroutine.
+// A socket belongs to the network namespace of the thread that opens it, and works from any thread
+// afterwards. With a literal address, package net opens it on the calling goroutine.
 
 // Listen opens a TCP listener in the namespace.
 func (ns *Namespace) Listen(ctx context.Context, addr netip.AddrPort) (listener net.Listener, err error) {
 	var config net.ListenConfig
-	config.SetMultipathTCP(false) // On by default.
+	config.SetMultipathTCP(false) // on by default
 	err = ns.Do(func() error {
 		listener, err = config.Listen(ctx, "tcp", addr.String())
 		return err
@@ -38,11 +37,11 @@ func (ns *Namespace) ListenPacket(ctx context.Context, addr netip.AddrPort) (con
 	return conn, err
 }
 
-// DialFrom connects to remote from inside the namespace, by "tcp" or "udp". The zero
-// local lets the kernel choose; so does an unspecified address or port 0 in it.
+// DialFrom connects to remote from inside the namespace, over "tcp" or "udp". The kernel chooses the
+// local address if local is zero, and the address or port if that is unspecified.
 func (ns *Namespace) DialFrom(ctx context.Context, network string, local, remote netip.AddrPort) (conn net.Conn, err error) {
 	var dialer net.Dialer
-	if network != "udp" { // For UDP it would let the kernel choose one port twice.
+	if network != "udp" { // for UDP, the kernel could choose a port twice
 		dialer.Control = reuseAddr
 	}
 	if local.IsValid() {
@@ -59,13 +58,12 @@ func (ns *Namespace) DialFrom(ctx context.Context, network string, local, remote
 	return conn, err
 }
 
-// Dial connects to remote from inside the namespace, by "tcp" or "udp".
+// Dial connects to remote from inside the namespace, over "tcp" or "udp".
 func (ns *Namespace) Dial(ctx context.Context, network string, remote netip.AddrPort) (net.Conn, error) {
 	return ns.DialFrom(ctx, network, netip.AddrPort{}, remote)
 }
 
-// reuseAddr lets a client take a local port again that an older connection of it has
-// in TIME_WAIT.
+// reuseAddr lets a client use a local port that has an older connection in TIME_WAIT.
 func reuseAddr(_, _ string, raw syscall.RawConn) error {
 	var sockErr error
 	err := raw.Control(func(fd uintptr) {
@@ -77,8 +75,8 @@ func reuseAddr(_, _ string, raw syscall.RawConn) error {
 	return sockErr
 }
 
-// abortOn makes operations of conn fail when ctx is done, until release is called, after
-// which conn has no deadline.
+// abortOn makes operations of conn fail when ctx ends, until release is called. After that, conn has
+// no deadline.
 func abortOn(ctx context.Context, conn net.Conn) (release func()) {
 	done := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -93,7 +91,7 @@ func abortOn(ctx context.Context, conn net.Conn) (release func()) {
 	}
 }
 
-// addrPort returns a socket address with IPv4 in its plain form.
+// addrPort converts a socket address, with IPv4-mapped addresses as IPv4.
 func addrPort(addr net.Addr) netip.AddrPort {
 	var ap netip.AddrPort
 	switch addr := addr.(type) {

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// inheritedSysctls are settings that a new network namespace copies from the
-// machine's first one, with the kernel's defaults. Left alone, a test would behave
-// differently on a router, or on a host where systemd sets rp_filter.
+// inheritedSysctls are the kernel's defaults of settings that a new network namespace copies from the
+// machine's first one. Without them, a test would behave differently on a router, or on a host where
+// systemd sets rp_filter.
 var inheritedSysctls = map[string]string{
 	"forwarding":       "0",
 	"rp_filter":        "0",
@@ -25,7 +25,7 @@ var inheritedSysctls = map[string]string{
 }
 
 // resetSysctls gives the calling thread's network namespace the kernel's defaults.
-// forwarding comes first, as a change of it resets others.
+// forwarding comes first, because a change of it resets others.
 func resetSysctls() error {
 	for _, conf := range []string{"all", "default", "lo"} {
 		if err := writeSysctl("net/ipv4/conf/"+conf+"/forwarding", "0"); err != nil {
@@ -40,7 +40,7 @@ func resetSysctls() error {
 	return nil
 }
 
-// Sysctl reads a setting of the namespace, named as under /proc/sys:
+// Sysctl reads a setting of the namespace by its path below /proc/sys, such as
 // "net/ipv4/ip_forward".
 func (ns *Namespace) Sysctl(name string) (value string, err error) {
 	err = ns.Do(func() error {
@@ -56,8 +56,7 @@ func (ns *Namespace) SetSysctl(name, value string) error {
 	return ns.Do(func() error { return writeSysctl(name, value) })
 }
 
-// writeSysctl does not touch what has the value already: ip_forward and its like
-// have side effects.
+// writeSysctl writes only a different value, because writing ip_forward and the like has side effects.
 func writeSysctl(name, value string) error {
 	path := filepath.Join("/proc/sys", name)
 	old, err := os.ReadFile(path)

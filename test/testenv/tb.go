@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// TB is the part of [testing.TB] that this package needs, small enough for a
-// program that is not a test to implement. Fatalf must not return. Cleanup
-// functions must run in reverse order.
+// TB is the part of [testing.TB] that this package uses; [Machine] implements it for programs that
+// are not tests. Fatalf must not return. Cleanup functions must run in reverse order.
 type TB interface {
 	Helper()
 	Cleanup(func())
@@ -18,9 +17,9 @@ type TB interface {
 }
 
 const (
-	// Timeout bounds the operations of this package that take no context, and
-	// is a good bound for a test's own: long enough for an emulated CPU under
-	// load, so that reaching it means a fault.
+	// Timeout limits the operations of this package without a context, and should limit
+	// those of tests. It is long enough for an emulated CPU under load: reaching it means a
+	// fault.
 	Timeout = time.Minute
 
 	pollInterval = 10 * time.Millisecond
@@ -37,8 +36,8 @@ func Context(tb TB) context.Context {
 	return ctx
 }
 
-// Wait calls cond, at once and then often, until it returns nil or ctx is done. The
-// error then names what was waited for and wraps cond's last one.
+// Wait calls cond at once and then at short intervals, until it returns nil or ctx ends. The error
+// names what and wraps the last error of cond.
 func Wait(ctx context.Context, what string, cond func() error) error {
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()

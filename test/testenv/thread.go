@@ -6,10 +6,9 @@ import (
 	"runtime/debug"
 )
 
-// onThread runs fn on a thread of its own that is thrown away afterwards, so that
-// fn may change the thread's namespaces. A panic in fn, or a Goexit (which is what
-// testing's FailNow does), continues in the caller. Goroutines that fn starts run
-// elsewhere.
+// onThread runs fn on a new thread and ends that afterwards, so that fn may change the thread's
+// namespaces. A panic or Goexit in fn (as in testing's FailNow) continues in the caller. Goroutines
+// that fn starts run on other threads.
 func onThread(fn func() error) (err error) {
 	var (
 		done     = make(chan struct{})

@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The addresses of a [Topology]. The second uplink's exist after
-// [Topology.AddSecondUplink] alone.
+// Addresses of a [Topology]. The second uplink's exist only after [Topology.AddSecondUplink].
 var (
 	NodeAddr4    = netip.MustParseAddr("192.0.2.1")
 	NodeAddr6    = netip.MustParseAddr("2001:db8:1::1")
@@ -24,8 +23,8 @@ var (
 )
 
 const (
-	// UplinkName is the node's device to the outside, as it is the outside's
-	// to the node. SecondUplinkName is a second one's.
+	// UplinkName is the node's uplink, and the outside host's device to the node.
+	// SecondUplinkName is the node's second uplink.
 	UplinkName       = "eth0"
 	SecondUplinkName = "eth1"
 
@@ -33,10 +32,9 @@ const (
 	prefixLen6 = 64
 )
 
-// Topology is a node, where the plugin runs, and a host outside, joined by a veth
-// that carries the node's default routes. Offloads are on. The outside knows no
-// route but to the link itself: what reaches it with a pod's address as source can
-// never be answered. The node's ip_forward is 0, as on a fresh machine.
+// Topology is a node, where the plugin runs, and a host outside, connected by a veth with the node's
+// default routes. Offloads are on. The outside host has no route to pods, so it cannot reply to a
+// packet whose source is a pod's address. The node's ip_forward is 0, as on a fresh machine.
 type Topology struct {
 	Node    *Namespace
 	Outside *Namespace
@@ -53,7 +51,7 @@ type uplink struct {
 	node, peer []netip.Addr
 }
 
-// NewTopology builds a topology whose links are ready to use.
+// NewTopology builds a topology and waits until its links work.
 func NewTopology(tb TB) *Topology {
 	tb.Helper()
 	t := &Topology{Node: New(tb, "node"), Outside: New(tb, "outside")}
@@ -68,8 +66,8 @@ func NewTopology(tb TB) *Topology {
 	return t
 }
 
-// AddSecondUplink gives the node a second uplink, to a second host outside. The
-// default routes stay on the first.
+// AddSecondUplink adds a second uplink, to a second host outside. The default routes stay on the
+// first one.
 func (t *Topology) AddSecondUplink(tb TB) {
 	tb.Helper()
 	t.SecondOutside = New(tb, "outside2")
@@ -78,7 +76,7 @@ func (t *Topology) AddSecondUplink(tb TB) {
 	}
 }
 
-// RouteTo tells the hosts outside to reach prefix through the node.
+// RouteTo adds routes to prefix via the node on the hosts outside.
 func (t *Topology) RouteTo(tb TB, prefix netip.Prefix) {
 	tb.Helper()
 	uplinks := []uplink{t.firstUplink()}
@@ -113,8 +111,7 @@ func (t *Topology) secondUplink() uplink {
 	}
 }
 
-// connect makes the veth of up, gives both ends their addresses, and waits until
-// they carry traffic.
+// connect adds the veth of up, sets the addresses of both ends, and waits until they work.
 func (t *Topology) connect(up uplink) error {
 	veth := &netlink.Veth{
 		LinkAttrs:     netlink.LinkAttrs{Name: up.nodeDevice, TxQLen: -1},
@@ -136,8 +133,8 @@ func (t *Topology) connect(up uplink) error {
 	return up.outside.waitUp(UplinkName)
 }
 
-// configure gives a device its addresses and sets it up. Duplicate address
-// detection is off on this device alone, so that new ones keep the default.
+// configure sets the addresses of a device and sets it up, without duplicate address detection on this
+// device.
 func (ns *Namespace) configure(device string, addrs []netip.Addr) error {
 	if err := ns.SetSysctl("net/ipv6/conf/"+device+"/accept_dad", "0"); err != nil {
 		return err
@@ -162,7 +159,7 @@ func (ns *Namespace) configure(device string, addrs []netip.Addr) error {
 	return nil
 }
 
-// waitUp waits until device has its carrier and no tentative address.
+// waitUp waits until device has a carrier and no tentative addresses.
 func (ns *Namespace) waitUp(device string) error {
 	ctx, cancel := timeoutContext(Timeout)
 	defer cancel()

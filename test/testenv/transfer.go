@@ -13,10 +13,10 @@ import (
 	"net/netip"
 )
 
-// Transfer sends size pseudo-random bytes over TCP from one namespace to another, where
-// it listens on the address listen, and compares SHA-256 sums of both ends. The client
-// connects to dial, which differs from listen when the connection is translated on the
-// way; the zero dial means listen. The same seed gives the same bytes.
+// Transfer sends size pseudo-random bytes over TCP from one namespace to another and compares the
+// SHA-256 sums of both ends. The server listens on listen. The client connects to dial, which differs
+// from listen if the datapath translates the connection; the zero dial means listen. The same seed
+// gives the same bytes.
 func Transfer(ctx context.Context, from, to *Namespace, listen, dial netip.AddrPort, size int64, seed uint64) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -35,12 +35,12 @@ func Transfer(ctx context.Context, from, to *Namespace, listen, dial netip.AddrP
 		err := receive(ctx, listener)
 		received <- err
 		if err != nil {
-			cancel() // The sender would wait for nobody.
+			cancel() // otherwise the sender waits forever
 		}
 	}()
 	sendErr := send(ctx, from, dial, size, seed)
 	if sendErr != nil {
-		cancel() // And so would the receiver.
+		cancel() // otherwise the receiver waits forever
 	}
 	if err := errors.Join(sendErr, <-received); err != nil {
 		return fmt.Errorf("transfer %d bytes from %s to %s at %s: %w", size, from.Name, to.Name, dial, err)
@@ -48,8 +48,8 @@ func Transfer(ctx context.Context, from, to *Namespace, listen, dial netip.AddrP
 	return nil
 }
 
-// send writes the bytes, ends its direction, and compares the sum that comes back with
-// its own.
+// send sends the bytes, closes its direction, and compares the sum that the receiver replies with its
+// own.
 func send(ctx context.Context, from *Namespace, dial netip.AddrPort, size int64, seed uint64) error {
 	conn, err := from.Dial(ctx, "tcp", dial)
 	if err != nil {
@@ -73,12 +73,12 @@ func send(ctx context.Context, from *Namespace, dial netip.AddrPort, size int64,
 		return fmt.Errorf("receive sum: %w", contextError(ctx, err))
 	}
 	if want := hash.Sum(nil); !bytes.Equal(sum, want) {
-		return fmt.Errorf("data changed on the way: SHA-256 received %x, sent %x", sum, want)
+		return fmt.Errorf("corrupted data: SHA-256 received %x, sent %x", sum, want)
 	}
 	return nil
 }
 
-// receive reads one connection to its end and sends back the sum.
+// receive reads one connection to its end and replies with the sum.
 func receive(ctx context.Context, listener net.Listener) error {
 	conn, err := listener.Accept()
 	if err != nil {

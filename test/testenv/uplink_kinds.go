@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UplinkKind is a kind of device that can lead outside.
+// UplinkKind is a kind of device for an uplink.
 type UplinkKind struct {
 	Name    string
 	Feature Feature
-	// move makes the device on the node and, where the other side needs one, outside, and returns
-	// both names.
+	// move adds the device on the node and, if necessary, on the outside host, and returns both
+	// names.
 	move func(tb TB, t *Topology) (node, outside string, err error)
 }
 
-// UplinkKinds are all kinds but the veth, which a [Topology] begins with.
+// UplinkKinds are all kinds except the veth of a new [Topology].
 var UplinkKinds = []UplinkKind{
 	{"bridge", Feature{Name: "bridge", Module: "bridge", Probe: probeLink(&netlink.Bridge{LinkAttrs: named("probe")})}, addBridge},
 	{"bond", Feature{Name: "bonding", Module: "bonding", Probe: probeLink(netlink.NewLinkBond(named("probe")))}, addBond},
@@ -34,7 +34,7 @@ func named(name string) netlink.LinkAttrs {
 	return attrs
 }
 
-// above is for a device that works by another one.
+// above is for a device on top of another one.
 func above(device netlink.Link, name string) netlink.LinkAttrs {
 	attrs := named(name)
 	attrs.ParentIndex = device.Attrs().Index
@@ -45,8 +45,8 @@ func probeLink(device netlink.Link) func() error {
 	return func() error { return inScratch(func() error { return netlink.LinkAdd(device) }) }
 }
 
-// MoveUplink puts another kind of device in the place of the first uplink: it gets the addresses
-// and the default routes, on the node and outside.
+// MoveUplink replaces the first uplink with another kind of device, which gets the addresses and the
+// default routes, on the node and outside.
 func (t *Topology) MoveUplink(tb TB, kind UplinkKind) (device string) {
 	tb.Helper()
 	node, outside, err := kind.move(tb, t)
@@ -61,17 +61,17 @@ func (t *Topology) MoveUplink(tb TB, kind UplinkKind) (device string) {
 	}
 	for _, gateway := range []netip.Addr{OutsideAddr4, OutsideAddr6} {
 		everything := netip.PrefixFrom(unspecified(gateway), 0)
-		if err := t.Node.rtnl.RouteDel(routeOf(everything, gateway)); err != nil && !errors.Is(err, unix.ESRCH) { // it may have gone with the address
-			tb.Fatalf("remove the route by the first uplink: %v", err)
+		if err := t.Node.rtnl.RouteDel(routeOf(everything, gateway)); err != nil && !errors.Is(err, unix.ESRCH) { // the kernel may have removed it with the address
+			tb.Fatalf("remove the route on the first uplink: %v", err)
 		}
 		if err := t.Node.AddRoute(everything, gateway); err != nil {
-			tb.Fatalf("route by a %s: %v", kind.Name, err)
+			tb.Fatalf("add a route on a %s: %v", kind.Name, err)
 		}
 	}
 	return node
 }
 
-// moveAddresses takes the addresses from the first uplink.
+// moveAddresses moves the addresses from the first uplink to device.
 func (ns *Namespace) moveAddresses(device string, addrs []netip.Addr) error {
 	if device == UplinkName {
 		return nil
@@ -95,7 +95,7 @@ func (ns *Namespace) moveAddresses(device string, addrs []netip.Addr) error {
 	if err := ns.configure(device, addrs); err != nil {
 		return err
 	}
-	if device == tunName { // has no carrier to wait for
+	if device == tunName { // its state never becomes up
 		return nil
 	}
 	return ns.waitUp(device)
@@ -148,7 +148,7 @@ func addVLANs(_ TB, t *Topology) (node, outside string, err error) {
 
 const tunName = "tun0"
 
-// addTUNs makes a device without a header on each side, and carries packets between them until
+// addTUNs adds a device without link-layer header on each side, and forwards packets between them until
 // the end of the test.
 func addTUNs(tb TB, t *Topology) (node, outside string, err error) {
 	var ends [2]*os.File
@@ -179,7 +179,7 @@ func addTUNs(tb TB, t *Topology) (node, outside string, err error) {
 	return tunName, tunName, nil
 }
 
-// carry takes packets, one with each read, until from is closed.
+// carry copies packets, one with each read, until from is closed.
 func carry(to io.Writer, from io.Reader) {
 	packet := make([]byte, 1<<16)
 	for {
@@ -187,11 +187,11 @@ func carry(to io.Writer, from io.Reader) {
 		if err != nil {
 			return
 		}
-		_, _ = to.Write(packet[:length]) // lost while the other end is down, as on any wire
+		_, _ = to.Write(packet[:length]) // lost if the other end is down, as on any wire
 	}
 }
 
-// openTUN makes a TUN device in the calling thread's namespace. It goes when the file is closed.
+// openTUN adds a TUN device in the calling thread's namespace. Closing the file removes it.
 func openTUN(name string) (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -13,12 +13,12 @@ import (
 	"strings"
 )
 
-// Signs the Debian suites, from package debian-archive-keyring.
+// archiveKeyring verifies Debian suites. It comes from the package debian-archive-keyring.
 const archiveKeyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-// aptRepo is one Debian suite, read by apt with sources, lists and caches in a
-// directory of its own: the machine's apt state neither matters nor changes.
-// The rest of the machine's apt configuration, such as a proxy, stays in force.
+// aptRepo is a Debian suite that apt reads with its own sources, lists and caches: the machine's apt
+// state neither matters nor changes. The rest of the machine's apt configuration, such as a proxy,
+// applies.
 type aptRepo struct {
 	dir    string
 	config string
@@ -47,8 +47,8 @@ func (r *aptRepo) writeConfig(mirror, suite string) error {
 		}
 	}
 	source := fmt.Sprintf("deb [arch=amd64 target=Packages signed-by=%s] %s %s main\n", archiveKeyring, mirror, suite)
-	// The Release file of a suite without further releases is out of date for
-	// good. The hooks that are cleared may work on the machine's caches.
+	// The Release file of an archived suite has expired for good. The cleared hooks could change the
+	// machine's caches.
 	config := fmt.Sprintf(`Dir::Etc::SourceList "%[1]s/sources.list";
 Dir::Etc::SourceParts "/dev/null";
 Dir::State "%[1]s/state";
@@ -88,7 +88,7 @@ func (r *aptRepo) download(ctx context.Context, packages ...string) ([]string, e
 	}
 	files, err := filepath.Glob(filepath.Join(r.dir, "*.deb"))
 	if err == nil && len(files) != len(packages) {
-		err = fmt.Errorf("apt-get download of %q left %q", packages, files)
+		err = fmt.Errorf("apt-get download of %q made %q", packages, files)
 	}
 	return files, err
 }
@@ -97,8 +97,8 @@ func (r *aptRepo) apt(ctx context.Context, tool string, args ...string) (string,
 	return output(ctx, r.dir, tool, append([]string{"-qq", "-c", r.config}, args...)...)
 }
 
-// debianMirror derives the mirror of Debian, or of its security updates, from
-// the apt sources of this machine, which has to be a Debian itself.
+// debianMirror derives the mirror of Debian, or of its security updates, from the apt sources of this
+// machine, which must run Debian.
 func debianMirror(ctx context.Context, security bool) (string, error) {
 	release, err := os.ReadFile("/etc/os-release")
 	if err != nil {
@@ -119,8 +119,8 @@ func debianMirror(ctx context.Context, security bool) (string, error) {
 	return mirrorOf(uris, suite)
 }
 
-// mirrorOf finds the base address of a suite in what apt-get update
-// --print-uris prints: lines such as 'BASE/dists/SUITE/InRelease' name size.
+// mirrorOf finds the base address of a suite in the output of apt-get update --print-uris: lines such
+// as 'BASE/dists/SUITE/InRelease' name size.
 func mirrorOf(uris, suite string) (string, error) {
 	line := regexp.MustCompile(`(?m)^'(\S+)/dists/` + regexp.QuoteMeta(suite) + `/InRelease'`)
 	match := line.FindStringSubmatch(uris)
@@ -130,8 +130,7 @@ func mirrorOf(uris, suite string) (string, error) {
 	return match[1], nil
 }
 
-// output runs a command in dir and returns its standard output. An error holds
-// what the command printed on standard error.
+// output runs a command in dir and returns its standard output. The error includes the standard error.
 func output(ctx context.Context, dir, name string, args ...string) (string, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, name, args...)

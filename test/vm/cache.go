@@ -9,11 +9,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
+
+	"github.com/ebpfnet/ebpfnet/loader/flock"
 )
 
-// image is a kernel in the cache, in a directory that has vmlinux, release (the
-// name that uname -r prints) and lib/modules.
+// image is a kernel in the cache: a directory with vmlinux, lib/modules, and a file release with the
+// output of uname -r.
 type image struct {
 	dir     string
 	release string
@@ -22,8 +23,8 @@ type image struct {
 func (i image) kernelFile() string { return filepath.Join(i.dir, "vmlinux") }
 func (i image) moduleDir() string  { return filepath.Join(i.dir, "lib/modules", i.release) }
 
-// cachedImage returns the kernel's image and fetches it if the cache does not
-// have it yet. Only one process fetches at a time, the others wait for it.
+// cachedImage returns the kernel's image. If the cache does not have it, one process fetches it and
+// the others wait.
 func cachedImage(ctx context.Context, k kernel) (image, error) {
 	userCache, err := os.UserCacheDir()
 	if err != nil {
@@ -38,11 +39,11 @@ func cachedImage(ctx context.Context, k kernel) (image, error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return image{}, err
 	}
-	unlock, err := lockFile(ctx, filepath.Join(cache, "lock"))
+	lock, err := flock.Acquire(ctx, filepath.Join(cache, "lock"), flock.Exclusive)
 	if err != nil {
 		return image{}, err
 	}
-	defer unlock()
+	defer lock.Release()
 	if img, err := openImage(dir); !errors.Is(err, os.ErrNotExist) {
 		return img, err
 	}
@@ -52,7 +53,7 @@ func cachedImage(ctx context.Context, k kernel) (image, error) {
 	return openImage(dir)
 }
 
-// openImage returns an error that wraps os.ErrNotExist if dir is no image.
+// openImage returns an error that wraps os.ErrNotExist if dir has no complete image.
 func openImage(dir string) (image, error) {
 	release, err := os.ReadFile(filepath.Join(dir, "release"))
 	if err != nil {
@@ -61,12 +62,11 @@ func openImage(dir string) (image, error) {
 	return image{dir: dir, release: string(release)}, nil
 }
 
-// fetchImage makes the image in a directory beside dir, and renames that to
-// dir when it is complete.
+// fetchImage builds the image in a directory next to dir and renames it when it is complete.
 func fetchImage(ctx context.Context, k kernel, dir string) error {
 	fmt.Fprintf(os.Stderr, "vm: fetching kernel %s from %s\n", k.series, k.suite)
 	work := dir + ".fetch"
-	// A killed process may have left it; the caller's lock keeps others out.
+	// A killed process may have left this directory; the caller holds the lock.
 	if err := os.RemoveAll(work); err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func fetchImage(ctx context.Context, k kernel, dir string) error {
 	return os.Rename(tree, dir)
 }
 
-// bootFile is where the packages have the kernel: since 7.2, beside the modules.
+// bootFile returns the path of the compressed kernel: since 7.2, it is next to the modules.
 func bootFile(tree, release string) string {
 	inBoot := filepath.Join(tree, "boot/vmlinuz-"+release)
 	if _, err := os.Stat(inBoot); err == nil {
@@ -110,8 +110,8 @@ func bootFile(tree, release string) string {
 	return filepath.Join(tree, "lib/modules", release, "vmlinuz")
 }
 
-// downloadPackages fetches the newest packages of a kernel to dir. Since 7.2,
-// the image package is empty and others have its parts.
+// downloadPackages fetches the newest packages of a kernel to dir. Since 7.2, the image package is
+// empty, and three other packages have its content.
 func downloadPackages(ctx context.Context, k kernel, dir string) (release string, debs []string, err error) {
 	repo, err := newAptRepo(ctx, dir, k.suite)
 	if err != nil {
@@ -135,10 +135,9 @@ func downloadPackages(ctx context.Context, k kernel, dir string) (release string
 	return release, debs, err
 }
 
-// wantedModules says which directories of modules to keep: the entry with the
-// longest prefix of a module's path decides. Left out is hardware that no guest
-// has, three quarters of the whole.
-var wantedModules = map[string]bool{
+// keptModules says which directories of modules to keep; the longest matching prefix of a module's
+// path decides. It leaves out drivers for hardware that no guest has, most of the whole.
+var keptModules = map[string]bool{
 	"":                      true,
 	"sound/":                false,
 	"drivers/":              false,
@@ -152,22 +151,22 @@ var wantedModules = map[string]bool{
 	"drivers/virtio/":       true,
 }
 
-func isWanted(path string) bool {
+func keeps(path string) bool {
 	_, module, isModule := strings.Cut(path, "/kernel/")
 	if !isModule {
 		return strings.HasPrefix(path, "boot/") || strings.HasPrefix(path, "lib/modules/")
 	}
 	keep, longest := false, -1
-	for prefix, want := range wantedModules {
+	for prefix, kept := range keptModules {
 		if strings.HasPrefix(module, prefix) && len(prefix) > longest {
-			keep, longest = want, len(prefix)
+			keep, longest = kept, len(prefix)
 		}
 	}
 	return keep
 }
 
-// unpack moves the wanted files of a package below dir. It goes by way of
-// dpkg-deb and not of archive/tar, with which this program would not be static.
+// unpack moves the files of a package that are kept to dir. It runs dpkg-deb, because archive/tar
+// would link this program dynamically, by way of os/user.
 func unpack(ctx context.Context, deb, dir string) error {
 	all := deb + ".unpacked"
 	if _, err := output(ctx, "/", "dpkg-deb", "-x", deb, all); err != nil {
@@ -181,8 +180,8 @@ func unpack(ctx context.Context, deb, dir string) error {
 		if err != nil {
 			return err
 		}
-		path = strings.TrimPrefix(path, "usr/") // since 6.12, lib is below it
-		if !isWanted(path) {
+		path = strings.TrimPrefix(path, "usr/") // since 6.12, packages have usr/lib
+		if !keeps(path) {
 			return nil
 		}
 		target := filepath.Join(dir, path)
@@ -192,24 +191,4 @@ func unpack(ctx context.Context, deb, dir string) error {
 		return os.Rename(file, target)
 	})
 	return errors.Join(err, os.RemoveAll(all))
-}
-
-// lockFile takes an exclusive lock on a file, which it creates. The file stays.
-func lockFile(ctx context.Context, path string) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	locked := make(chan error, 1)
-	go func() { locked <- syscall.Flock(int(f.Fd()), syscall.LOCK_EX) }()
-	select {
-	case err = <-locked:
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-	}
-	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("lock %s: %w", path, err)
-	}
-	return func() { f.Close() }, nil
 }

@@ -5,8 +5,7 @@ import (
 	"io"
 )
 
-// cpioWriter writes an archive in cpio's newc format, which the kernel unpacks
-// as its initramfs.
+// cpioWriter writes an archive in cpio's newc format, the format of an initramfs.
 type cpioWriter struct {
 	w     io.Writer
 	inode int
@@ -26,7 +25,7 @@ func (c *cpioWriter) file(name string, permissions int, data []byte) error {
 	return c.entry(name, cpioRegular|permissions, data)
 }
 
-// close writes the entry that ends an archive.
+// close writes the trailer of the archive.
 func (c *cpioWriter) close() error {
 	return c.entry("TRAILER!!!", 0, nil)
 }
@@ -55,7 +54,7 @@ func (c *cpioWriter) entry(name string, mode int, data []byte) error {
 	return nil
 }
 
-// padded writes b and fills up to a multiple of four bytes.
+// padded writes b and pads it to a multiple of four bytes.
 func (c *cpioWriter) padded(b []byte) error {
 	if _, err := c.w.Write(b); err != nil {
 		return err

@@ -11,19 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isGuestInit says that this process is the init of a guest, and not a runner.
+// isGuestInit reports whether this process is the init of a guest and not a runner.
 func isGuestInit() bool { return os.Getpid() == 1 && os.Args[0] == "/init" }
 
-// guestMain is the guest's init: it prepares the system, runs the job's
-// program and sends its exit status to the runner, which then ends the guest.
-// It returns never; when something fails the reason is on the console and the
-// guest ends by itself.
+// guestMain is the guest's init: it prepares the system, runs the job's program and sends the exit
+// status to the runner, which then ends the guest. It never returns; after a failure it prints the
+// reason on the console and ends the guest.
 func guestMain() {
 	err := runJob()
 	fmt.Fprintln(os.Stderr, "vm: init failed:", err)
-	// With qemu's -no-reboot this is the guest's end.
+	// With qemu's -no-reboot this ends the guest.
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
-	panic("reboot failed") // and so does the kernel
+	panic("reboot failed") // then the kernel panics as well
 }
 
 func runJob() error {
@@ -73,8 +72,8 @@ type mount struct {
 
 const noCode = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
-// What 9p needs: cached pages make the host's files mappable, large messages
-// make them fast. The host's files must not change while the guest runs.
+// Mount options of 9p: cached pages make the host's files mappable, large messages make them fast.
+// The host's files must not change while the guest runs.
 const (
 	options9p       = "trans=virtio,version=9p2000.L,msize=262144"
 	options9pCached = options9p + ",cache=loose"
@@ -86,8 +85,8 @@ var initramfsMounts = []mount{
 	{"sys", "/sys", "sysfs", noCode, ""},
 }
 
-// rootMounts builds the future root in /new: the host's root below, a file
-// system in memory above.
+// rootMounts and overlayMount build the future root in /new: the host's root as the lower layer, a
+// tmpfs as the upper one.
 var rootMounts = []mount{
 	{"root", "/host", "9p", unix.MS_RDONLY, options9pCached},
 	{"memory", "/memory", "tmpfs", 0, "size=90%"},
@@ -95,7 +94,7 @@ var rootMounts = []mount{
 
 var overlayMount = mount{"root", "/new", "overlay", 0, "lowerdir=/host,upperdir=/memory/upper,workdir=/memory/work"}
 
-// systemMounts are made once the root is the new one.
+// systemMounts are mounted in the new root.
 var systemMounts = []mount{
 	{"dev", "/dev", "devtmpfs", unix.MS_NOSUID, ""},
 	{"pts", "/dev/pts", "devpts", unix.MS_NOSUID | unix.MS_NOEXEC, "mode=0620,ptmxmode=0666"},
@@ -109,7 +108,7 @@ var systemMounts = []mount{
 	{"tracing", "/sys/kernel/tracing", "tracefs", noCode, ""},
 }
 
-// mountAll makes directories for mount points where there are none.
+// mountAll creates missing mount points.
 func mountAll(mounts []mount) error {
 	for _, m := range mounts {
 		if err := os.MkdirAll(m.target, 0o755); err != nil {
@@ -122,7 +121,7 @@ func mountAll(mounts []mount) error {
 	return nil
 }
 
-// enterHostRoot makes the host's files, copy-on-write, this process's root.
+// enterHostRoot makes a copy-on-write view of the host's files the root of this process.
 func enterHostRoot(j *job) error {
 	if err := mountAll(rootMounts); err != nil {
 		return err
@@ -141,7 +140,7 @@ func enterHostRoot(j *job) error {
 	if err := os.Chdir("/new"); err != nil {
 		return err
 	}
-	// The initramfs cannot be unmounted, but it can be covered.
+	// The initramfs cannot be unmounted, so the new root covers it.
 	if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
 		return fmt.Errorf("move root: %w", err)
 	}
@@ -173,8 +172,8 @@ func configureSystem(j *job) error {
 	if err := unix.Sethostname([]byte("ebpfnet-vm")); err != nil {
 		return fmt.Errorf("set host name: %w", err)
 	}
-	// What systemd gives a service. The limit of locked memory stays the
-	// kernel's, which kernels before 5.11 hold BPF maps to.
+	// systemd's defaults for a service. The limit of locked memory stays the kernel's default, against
+	// which kernels before 5.11 count BPF maps.
 	files := unix.Rlimit{Cur: 1024, Max: 512 << 10}
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
 		return fmt.Errorf("set limit of open files: %w", err)
@@ -217,7 +216,7 @@ func loadModules(j *job) error {
 	return nil
 }
 
-// loadModule takes it as success that the kernel has the module already.
+// loadModule succeeds if the kernel has the module already.
 func loadModule(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

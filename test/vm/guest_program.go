@@ -15,17 +15,17 @@ import (
 // portDevice is the only port of the only virtio serial device.
 const portDevice = "/dev/vport0p1"
 
-// Exit statuses of a program that could not be started, as a shell has them.
+// Exit statuses of a program that could not be started, as in a shell.
 const (
 	exitNotExecutable = 126
 	exitNotFound      = 127
 )
 
-// drainTime is how long init reads on from processes that the program left
-// behind with its stdout or stderr.
+// drainTime is how long init keeps reading from processes that the program leaves behind with its
+// stdout or stderr.
 const drainTime = 2 * time.Second
 
-// openPort waits until the driver has found the port, and opens it.
+// openPort waits for the driver to create the port, and opens it.
 func openPort() (*os.File, error) {
 	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 	if err != nil {
@@ -47,8 +47,7 @@ func openPort() (*os.File, error) {
 	}
 }
 
-// runProgram returns only if something fails: after the exit status the runner
-// ends the guest.
+// runProgram returns only after an error: once the runner has the exit status, it ends the guest.
 func runProgram(j *job, port *os.File) error {
 	toHost := &frameWriter{w: port}
 	if err := toHost.send(frameReady, nil); err != nil {
@@ -78,8 +77,8 @@ func runProgram(j *job, port *os.File) error {
 	select {}
 }
 
-// startProgram returns the process id, or 0 and the exit status for a program
-// that cannot be started, after it wrote the reason to stderr.
+// startProgram returns the process id. If the program cannot be started, it writes the reason to stderr
+// and returns 0 and the exit status.
 func startProgram(j *job, stdout, stderr *os.File) (pid, status int) {
 	pid, err := tryStart(j, stdout, stderr)
 	if err == nil {
@@ -117,21 +116,21 @@ func tryStart(j *job, stdout, stderr *os.File) (int, error) {
 	return pid, nil
 }
 
-// setEnvironment also makes sure that there are PATH and HOME.
+// setEnvironment adds defaults for PATH and HOME.
 func setEnvironment(env []string) {
 	os.Clearenv()
 	defaults := []string{"HOME=/root", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	for _, variable := range append(defaults, env...) {
 		for i := range variable {
 			if variable[i] == '=' && i > 0 {
-				_ = os.Setenv(variable[:i], variable[i+1:]) // fails for no name that a process can have
+				_ = os.Setenv(variable[:i], variable[i+1:]) // cannot fail for names from an environment
 				break
 			}
 		}
 	}
 }
 
-// waitFor reaps every process, as an init must, until the given one ends.
+// waitFor reaps all processes, as init must, until the given one ends.
 func waitFor(pid int) (status int, err error) {
 	for {
 		var ws syscall.WaitStatus
@@ -149,7 +148,7 @@ func waitFor(pid int) (status int, err error) {
 	}
 }
 
-// relaySignals passes the runner's signals on to the program.
+// relaySignals sends the runner's signals to the program.
 func relaySignals(port *os.File, pid int) {
 	for {
 		kind, payload, err := readFrame(port)
@@ -162,7 +161,7 @@ func relaySignals(port *os.File, pid int) {
 	}
 }
 
-// programOutput sends what is written to w as frames.
+// programOutput sends everything written to w as frames.
 type programOutput struct {
 	r, w *os.File
 	done chan error
@@ -178,7 +177,7 @@ func newOutput(toHost *frameWriter, kind frameKind) (*programOutput, error) {
 	return o, nil
 }
 
-// finish waits until all is sent that the program wrote.
+// finish waits until the program's output is sent.
 func (o *programOutput) finish() error {
 	if err := o.w.Close(); err != nil {
 		return err

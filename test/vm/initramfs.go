@@ -15,13 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// job is what the guest's init has to do, a file in the initramfs.
+// job tells the guest's init what to do. It is a file in the initramfs.
 type job struct {
 	Release     string
 	BootModules []string // in the initramfs, in the order of loading
 	ModuleDir   string   // on the host
 	Modules     []string // below ModuleDir, in the order of loading
-	Shares      []string // directories that are writable for real
+	Shares      []string // directories where writes reach the host
 
 	Command []string
 	Dir     string
@@ -33,7 +33,7 @@ const (
 	bootModuleDir = "/modules"
 )
 
-// newJob describes the run of opts.command, seen from here.
+// newJob describes a run of opts.command in the working directory and environment of this process.
 func newJob(opts *options, img image) (*job, error) {
 	index, err := readModuleIndex(img.moduleDir())
 	if err != nil {
@@ -69,8 +69,7 @@ func newJob(opts *options, img image) (*job, error) {
 	}, nil
 }
 
-// absoluteDirs also checks that the directories exist. Qemu's options have no
-// way to write a comma.
+// absoluteDirs also checks that the directories exist. qemu's options cannot contain a comma in a name.
 func absoluteDirs(dirs []string) ([]string, error) {
 	var absolute []string
 	for _, dir := range dirs {
@@ -83,15 +82,15 @@ func absoluteDirs(dirs []string) ([]string, error) {
 			return nil, err
 		}
 		if !info.IsDir() || strings.Contains(abs, ",") {
-			return nil, fmt.Errorf("share %s: not a directory, or a comma in its name", abs)
+			return nil, fmt.Errorf("share %s: expected a directory without a comma in its name", abs)
 		}
 		absolute = append(absolute, abs)
 	}
 	return absolute, nil
 }
 
-// buildInitramfs writes this program, the job and the modules for booting to a
-// file in memory, which the caller must close.
+// buildInitramfs writes this program, the job and the boot modules to a memory file, which the caller
+// must close.
 func buildInitramfs(j *job) (*os.File, error) {
 	init, err := staticSelf()
 	if err != nil {
@@ -129,12 +128,12 @@ func buildInitramfs(j *job) (*os.File, error) {
 	return memoryFile("initramfs", buf.Bytes())
 }
 
-// bootModulePath is where the initramfs has the i-th of a job's BootModules.
+// bootModulePath is the path of a job's i-th boot module in the initramfs.
 func bootModulePath(i int, module string) string {
 	return fmt.Sprintf("%s/%02d-%s", bootModuleDir, i, path.Base(module))
 }
 
-// staticSelf reads this program, which has to run where there is no library.
+// staticSelf reads this program, which must be static: the initramfs has no libraries.
 func staticSelf() ([]byte, error) {
 	const self = "/proc/self/exe"
 	binary, err := elf.Open(self)
@@ -144,7 +143,7 @@ func staticSelf() ([]byte, error) {
 	defer binary.Close()
 	for _, segment := range binary.Progs {
 		if segment.Type == elf.PT_INTERP {
-			return nil, errors.New("this program must be static to be the guest's init: build it with CGO_ENABLED=0 and without -race")
+			return nil, errors.New("the guest's init must be static: build this program with CGO_ENABLED=0 and without -race")
 		}
 	}
 	return os.ReadFile(self)

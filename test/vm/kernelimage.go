@@ -10,15 +10,14 @@ import (
 	"os/exec"
 )
 
-// decompressors has, by the first bytes of what it reads, the tool for each
-// format in which Debian compresses its kernels.
+// decompressors maps the magic number of each format that Debian uses for kernels to its tool.
 var decompressors = map[string]string{
 	"\xfd7zXZ\x00":     "xz",
 	"\x28\xb5\x2f\xfd": "zstd",
 }
 
-// extractKernel writes the kernel inside the boot file to elfFile. Qemu starts
-// it as it is, which saves the guest from decompressing it: half of a boot.
+// extractKernel writes the kernel in the boot file to elfFile, uncompressed: decompressing it in the
+// guest takes half of a boot.
 func extractKernel(ctx context.Context, bootFile, elfFile string) error {
 	boot, err := os.ReadFile(bootFile)
 	if err != nil {
@@ -44,11 +43,11 @@ func extractKernel(ctx context.Context, bootFile, elfFile string) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("%s: compressed in an unknown format, which starts with % x", bootFile, payload[:min(6, len(payload))])
+	return fmt.Errorf("%s: unknown compression format with magic number % x", bootFile, payload[:min(6, len(payload))])
 }
 
-// kernelPayload finds the compressed kernel in a file of the Linux/x86 boot
-// protocol, Documentation/arch/x86/boot.rst.
+// kernelPayload returns the compressed kernel in a boot file: see Documentation/arch/x86/boot.rst of
+// the kernel.
 func kernelPayload(boot []byte) ([]byte, error) {
 	const (
 		setupSectors  = 0x1f1
@@ -57,7 +56,7 @@ func kernelPayload(boot []byte) ([]byte, error) {
 		payloadLength = 0x24c
 		headerEnd     = 0x250
 		sector        = 512
-		sizeField     = 4 // after the compressed data, in the length
+		sizeField     = 4 // follows the compressed data and counts in the length
 	)
 	if len(boot) < headerEnd || string(boot[signature:signature+4]) != "HdrS" {
 		return nil, errors.New("not a Linux boot file")
@@ -65,7 +64,7 @@ func kernelPayload(boot []byte) ([]byte, error) {
 	start := (int(boot[setupSectors])+1)*sector + int(binary.LittleEndian.Uint32(boot[payloadOffset:]))
 	end := start + int(binary.LittleEndian.Uint32(boot[payloadLength:])) - sizeField
 	if start > end || end > len(boot) {
-		return nil, errors.New("boot file is cut off")
+		return nil, errors.New("truncated boot file")
 	}
 	return boot[start:end], nil
 }

@@ -17,7 +17,7 @@ type kernel struct {
 	flavour string
 }
 
-// parseKernels reads the format that the head of kernels.txt describes.
+// parseKernels parses kernels.txt, whose header describes the format.
 func parseKernels(text string) ([]kernel, error) {
 	var kernels []kernel
 	seen := make(map[string]bool)
@@ -28,11 +28,11 @@ func parseKernels(text string) ([]kernel, error) {
 			continue
 		}
 		if len(fields) != 3 {
-			return nil, fmt.Errorf("kernels.txt:%d: want series, suite and flavour, got %q", i+1, line)
+			return nil, fmt.Errorf("kernels.txt:%d: expected series, suite and flavour, got %q", i+1, line)
 		}
 		k := kernel{series: fields[0], suite: fields[1], flavour: fields[2]}
 		if seen[k.series] {
-			return nil, fmt.Errorf("kernels.txt:%d: series %s is there twice", i+1, k.series)
+			return nil, fmt.Errorf("kernels.txt:%d: duplicate series %s", i+1, k.series)
 		}
 		seen[k.series] = true
 		kernels = append(kernels, k)
@@ -48,12 +48,11 @@ func findKernel(kernels []kernel, series string) (kernel, error) {
 		}
 		names = append(names, k.series)
 	}
-	return kernel{}, fmt.Errorf("no kernel %q in kernels.txt, which has %s", series, strings.Join(names, ", "))
+	return kernel{}, fmt.Errorf("unknown kernel %q: kernels.txt has %s", series, strings.Join(names, ", "))
 }
 
-// newestRelease picks the kernel's newest release, such as 5.10.0-46-amd64,
-// from the names of a suite's packages. Packages of other flavours and rebuilds
-// for other suites have longer names, and do not count.
+// newestRelease picks the kernel's newest release, such as 5.10.0-46-amd64, from the names of a suite's
+// packages. The longer names of other flavours and of rebuilds for other suites do not match.
 func (k kernel) newestRelease(packages []string) (string, error) {
 	name := regexp.MustCompile(`^linux-image-(` + regexp.QuoteMeta(k.series) +
 		`\.[0-9.]+(?:-[0-9]+|\+[a-z0-9.]+)?-` + regexp.QuoteMeta(k.flavour) + `)$`)
@@ -72,7 +71,7 @@ func (k kernel) newestRelease(packages []string) (string, error) {
 
 var versionParts = regexp.MustCompile(`[0-9]+|[^0-9]+`)
 
-// versionLess compares digits as numbers and all else as text, part by part.
+// versionLess compares part by part: digits as numbers, everything else as text.
 func versionLess(a, b string) bool {
 	as, bs := versionParts.FindAllString(a, -1), versionParts.FindAllString(b, -1)
 	for i := range min(len(as), len(bs)) {

@@ -5,38 +5,32 @@
 //	go build -o /tmp/vm ./vm && go test -exec "/tmp/vm -kernel 5.10 --" ./...
 //	go run ./vm -list
 //
-// Command matrix, in the folder below, runs all tests on all kernels by it.
+// Command matrix, in the folder below, runs all tests on all kernels with it. README.md has the results.
 //
-// (go run turns every exit status but 0 into 1: where the status matters, use a
-// built runner.)
+// go run turns every exit status but 0 into 1: build the runner if the status matters.
 //
-// The program runs as root, at its own path, in the working directory and with
-// the environment of the runner; its stdin is empty. The host's root file
-// system is there copy-on-write: what the program writes is gone after the run,
-// except below directories named with -share. Its output is passed on as it
-// comes, its exit status is the runner's; one killed by signal N gives 128+N.
-// The runner's own failures (no kernel, no boot, a kernel panic or oops,
-// -timeout) exit with 125, those of a guest with the last lines of its console.
-// SIGQUIT, which go test sends to a test that takes too long, is handed to the
-// program; SIGINT, SIGTERM and SIGHUP end the guest.
+// The program runs as root, at its own path, with the working directory and the environment of the
+// runner and an empty stdin. It sees the host's root file system copy-on-write: its writes are lost
+// after the run, except below directories named with -share. The runner passes on its output and exits
+// with its status, or with 128+N if signal N killed it. If the runner itself fails (no kernel, no boot,
+// a kernel panic or oops, -timeout), it exits with 125 and prints the last lines of the guest's console.
+// SIGQUIT, which go test sends to a test that takes too long, goes to the program; SIGINT, SIGTERM and
+// SIGHUP end the guest.
 //
 // # How it works
 //
-// kernels.txt lists the kernels and says how to add one. A kernel's packages
-// are fetched by apt, from the machine's own mirror but with sources and state
-// apart from the machine's, and unpacked into the user's cache directory
-// (ebpfnet/kernels/SERIES; delete that directory to fetch a newer one). The
-// initramfs is this very program, which then is the guest's init, plus the
-// modules it needs to mount the host's root over 9p. Everything else the
-// guest's kernel loads from the cache by /sbin/modprobe. Runner and guest talk
-// over one virtio serial port, in the frames of wire.go.
+// kernels.txt lists the kernels. apt fetches a kernel's packages from the machine's own mirror, but with
+// separate sources and state. The runner unpacks them into the user's cache directory
+// (ebpfnet/kernels/SERIES; delete that directory to fetch a newer release). The initramfs has this
+// program, as the guest's init, and the modules that it needs to mount the host's root over 9p. The
+// guest's kernel loads all other modules from the cache with /sbin/modprobe. Runner and guest communicate
+// over one virtio serial port, with the frames of wire.go.
 //
-// There is no KVM and no network device in the guest. Under qemu's TCG,
-// computing is 3 to 4 times slower than on the host and starting a process
-// about 10 times: right and wrong mean something there, timings do not.
+// The guest has neither KVM nor a network device. Under qemu's TCG, computing is 3 to 4 times slower than
+// on the host and starting a process about 10 times: results mean something there, timings do not.
 //
-// The host is a Debian, on amd64, and needs its packages qemu-system-x86, kmod,
-// xz-utils, zstd and debian-archive-keyring.
+// The host must run Debian on amd64 with the packages qemu-system-x86, kmod, xz-utils, zstd and
+// debian-archive-keyring.
 package main
 
 import (
@@ -52,7 +46,7 @@ import (
 	"time"
 )
 
-// exitFailed is the exit status that says: the runner failed, not the program.
+// exitFailed is the exit status if the runner failed and not the program.
 const exitFailed = 125
 
 type options struct {
@@ -75,7 +69,7 @@ type stringList []string
 func (l *stringList) String() string     { return strings.Join(*l, ",") }
 func (l *stringList) Set(s string) error { *l = append(*l, s); return nil }
 
-// interrupted is the cause of a run's end by a signal to the runner.
+// interrupted is the cause if a signal to the runner ended the run.
 type interrupted struct{ signal syscall.Signal }
 
 func (i interrupted) Error() string { return "interrupted: " + i.signal.String() }
@@ -84,8 +78,7 @@ func main() {
 	if isGuestInit() {
 		guestMain()
 	}
-	// qemu is killed when the thread that started it ends, see startMachine:
-	// that has to be the main thread.
+	// The kernel kills qemu when the thread that started it ends (see startMachine): use the main thread.
 	runtime.LockOSThread()
 
 	opts, err := parseOptions(os.Args[1:])
@@ -111,15 +104,15 @@ func parseOptions(args []string) (*options, error) {
 	var opts options
 	flags := flag.NewFlagSet("vm", flag.ContinueOnError)
 	flags.StringVar(&opts.kernel, "kernel", "", "kernel `series` to run on, see -list")
-	flags.DurationVar(&opts.timeout, "timeout", 5*time.Minute, "end the guest after this time, boot included")
+	flags.DurationVar(&opts.timeout, "timeout", 5*time.Minute, "end the guest after this time, including boot")
 	flags.StringVar(&opts.memory, "memory", "2G", "`size` of the guest's memory; files it writes count")
 	flags.IntVar(&opts.cpus, "cpus", 2, "`number` of the guest's processors")
-	flags.StringVar(&opts.modules, "modules", defaultModules, "comma-separated `names` of modules loaded before the program starts")
+	flags.StringVar(&opts.modules, "modules", defaultModules, "comma-separated `names` of modules to load before the program starts")
 	flags.StringVar(&opts.accel, "accel", "tcg,thread=single", "qemu's `accelerator`")
-	flags.Var(&opts.shares, "share", "`directory` where the program's writes reach the host; may be repeated")
+	flags.Var(&opts.shares, "share", "`directory` where the program's writes reach the host; repeatable")
 	flags.BoolVar(&opts.console, "console", false, "show the guest's console on stderr")
-	flags.BoolVar(&opts.list, "list", false, "list the kernels and stop")
-	flags.BoolVar(&opts.download, "download", false, "only make sure that the kernel is in the cache")
+	flags.BoolVar(&opts.list, "list", false, "list the kernels and exit")
+	flags.BoolVar(&opts.download, "download", false, "only fetch the kernel into the cache")
 	flags.Usage = func() {
 		fmt.Fprintln(flags.Output(), "usage: vm -kernel series [flags] -- program [argument ...]")
 		flags.PrintDefaults()
@@ -136,8 +129,7 @@ func parseOptions(args []string) (*options, error) {
 	return &opts, nil
 }
 
-// run carries out opts and returns the program's exit status. An error means
-// that the program did not run to its end.
+// run returns the program's exit status, or an error if the program did not run to its end.
 func run(opts *options) (int, error) {
 	kernels, err := parseKernels(kernelList)
 	if err != nil {
@@ -170,8 +162,8 @@ func run(opts *options) (int, error) {
 	return runInGuest(ctx, opts, image)
 }
 
-// interruptible returns a context that SIGINT, SIGTERM and SIGHUP end, the
-// cause being an [interrupted].
+// interruptible returns a context that ends on SIGINT, SIGTERM and SIGHUP, with an [interrupted] as
+// cause.
 func interruptible() (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 1)

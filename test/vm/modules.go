@@ -11,22 +11,21 @@ import (
 	"strings"
 )
 
-// Modules that the guest needs before it sees the host's files.
+// bootModules are loaded from the initramfs, before the guest sees the host's files.
 var bootModules = []string{"virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay"}
 
-// Modules loaded before the program starts, so that it does not wait for the
-// slow start of modprobe. Whatever else is needed the kernel loads on demand.
+// defaultModules are loaded before the program starts, because modprobe starts slowly. The kernel loads
+// others on demand.
 const defaultModules = "veth,sch_ingress,cls_bpf,act_bpf,sch_fq,bridge,bonding,8021q,tun,nf_tables"
 
 // moduleIndex knows the modules of one kernel.
 type moduleIndex struct {
 	files   map[string]string   // name to path, relative to the modules' directory
-	needs   map[string][]string // path to paths of the modules that must be loaded before
-	builtin map[string]bool     // names of what is part of the kernel
+	needs   map[string][]string // path to paths of the modules to load before
+	builtin map[string]bool     // names of built-in modules
 }
 
-// readModuleIndex reads modules.dep and modules.builtin in dir, which is a
-// kernel's /lib/modules/RELEASE.
+// readModuleIndex reads modules.dep and modules.builtin in dir, a kernel's /lib/modules/RELEASE.
 func readModuleIndex(dir string) (*moduleIndex, error) {
 	index := &moduleIndex{
 		files:   make(map[string]string),
@@ -49,8 +48,8 @@ func readModuleIndex(dir string) (*moduleIndex, error) {
 	return index, nil
 }
 
-// parseDep reads lines such as "kernel/a.ko: kernel/b.ko kernel/c.ko": a needs
-// b and c, and c, the last, has to be loaded first.
+// parseDep reads lines such as "kernel/a.ko: kernel/b.ko kernel/c.ko": a needs b and c, and c must be
+// loaded first.
 func (x *moduleIndex) parseDep(r io.Reader) error {
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {
@@ -73,8 +72,8 @@ func (x *moduleIndex) parseBuiltin(r io.Reader) error {
 	return lines.Err()
 }
 
-// closure returns the paths of the named modules and all that they need, each
-// once and in the order of loading. What is built in is left out.
+// closure returns the paths of the named modules and of all that they need, each once, in the order of
+// loading. It omits built-in modules.
 func (x *moduleIndex) closure(names []string) ([]string, error) {
 	var order []string
 	add := func(path string) {

@@ -14,8 +14,7 @@ import (
 
 const qemu = "qemu-system-x86_64"
 
-// hostTools are the programs that the runner starts, with Debian's packages
-// that have them.
+// hostTools are the programs that the runner starts, with their Debian packages.
 var hostTools = []struct{ program, pkg string }{
 	{"apt-get", "apt"},
 	{"dpkg-deb", "dpkg"},
@@ -30,11 +29,11 @@ func checkHostTools() error {
 	var missing []error
 	for _, tool := range hostTools {
 		if _, err := exec.LookPath(tool.program); err != nil {
-			missing = append(missing, fmt.Errorf("no %s here: install Debian's package %s", tool.program, tool.pkg))
+			missing = append(missing, fmt.Errorf("%s is missing: install Debian's package %s", tool.program, tool.pkg))
 		}
 	}
 	if _, err := os.Stat(archiveKeyring); err != nil {
-		missing = append(missing, fmt.Errorf("no %s here: install Debian's package debian-archive-keyring", archiveKeyring))
+		missing = append(missing, fmt.Errorf("%s is missing: install Debian's package debian-archive-keyring", archiveKeyring))
 	}
 	return errors.Join(missing...)
 }
@@ -46,9 +45,9 @@ type machine struct {
 	console *consoleTail
 }
 
-// startMachine boots the image with the initramfs. The caller must stop the
-// machine, and must be locked to a thread that lives as long as the runner: the
-// kernel kills qemu when that thread ends, even by SIGKILL.
+// startMachine boots the image with the initramfs. The caller must stop the machine, and must be locked
+// to a thread that lives as long as the runner: the kernel kills qemu when that thread ends, even by
+// SIGKILL.
 func startMachine(opts *options, j *job, kernelFile string, initramfs *os.File) (*machine, error) {
 	port, qemuPort, err := socketPair()
 	if err != nil {
@@ -60,7 +59,7 @@ func startMachine(opts *options, j *job, kernelFile string, initramfs *os.File) 
 	cmd := exec.Command(qemu, qemuArgs(opts, j, kernelFile)...)
 	cmd.ExtraFiles = []*os.File{qemuPort, initramfs}
 	cmd.Stdout, cmd.Stderr = console, console
-	// Of its own process group: ctrl-C in a terminal reaches the runner alone.
+	// In its own process group: Ctrl-C in a terminal must reach the runner only.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		port.Close()
@@ -72,19 +71,19 @@ func startMachine(opts *options, j *job, kernelFile string, initramfs *os.File) 
 // stop ends qemu and waits until it is gone.
 func (m *machine) stop() {
 	_ = m.cmd.Process.Kill() // fails only if it has ended already
-	_ = m.cmd.Wait()         // says that it was killed
+	_ = m.cmd.Wait()         // reports that it was killed
 	m.port.Close()
 }
 
-// File descriptors of qemu, as the order of ExtraFiles makes them.
+// File descriptors of qemu, in the order of ExtraFiles.
 const (
 	portFD      = 3
 	initramfsFD = 4
 )
 
 func qemuArgs(opts *options, j *job, kernelFile string) []string {
-	// An oops ends the guest, as a panic does; addresses are the same in every run; emulated
-	// mitigations cost a fifth of the time.
+	// An oops ends the guest like a panic; addresses are the same in every run; emulated mitigations
+	// would cost a fifth of the time.
 	commandLine := "console=ttyS0 panic=-1 oops=panic loglevel=5 norandmaps random.trust_cpu=on mitigations=off"
 	args := []string{
 		"-accel", opts.accel, "-cpu", "qemu64,+rdrand", "-machine", "pc",
@@ -104,7 +103,7 @@ func qemuArgs(opts *options, j *job, kernelFile string) []string {
 	return args
 }
 
-// shareArgs gives the guest a host directory over 9p under the name tag.
+// shareArgs exports a host directory to the guest over 9p, with the given mount tag.
 func shareArgs(tag, dir, more string) []string {
 	return []string{
 		"-fsdev", fmt.Sprintf("local,id=%s,path=%s,security_model=none,multidevs=remap%s", tag, dir, more),
@@ -114,8 +113,7 @@ func shareArgs(tag, dir, more string) []string {
 
 func shareTag(i int) string { return "share" + strconv.Itoa(i) }
 
-// socketPair returns two connected sockets, the first one ready for goroutines
-// to wait on.
+// socketPair returns two connected sockets. The first one is non-blocking, for the Go runtime.
 func socketPair() (host, other *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -127,7 +125,7 @@ func socketPair() (host, other *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "guest port"), os.NewFile(uintptr(fds[1]), "qemu port"), nil
 }
 
-// consoleTail keeps the end of what the guest's kernel and qemu print.
+// consoleTail keeps the end of the output of the guest's kernel and of qemu.
 type consoleTail struct {
 	mu   sync.Mutex
 	text []byte

@@ -11,8 +11,7 @@ import (
 	"time"
 )
 
-// quitGrace is how long a program that got SIGQUIT because of -timeout may
-// take to print its goroutines.
+// quitGrace is the time for a program to print its goroutines after the SIGQUIT that -timeout causes.
 const quitGrace = 10 * time.Second
 
 // runInGuest boots the image, runs opts.command in it and returns its status.
@@ -31,9 +30,9 @@ func runInGuest(ctx context.Context, opts *options, img image) (int, error) {
 		return 0, err
 	}
 	status, err := superviseGuest(ctx, opts, vm)
-	vm.stop() // after this the console is complete
+	vm.stop() // completes the console
 	if err != nil && context.Cause(ctx) == nil {
-		err = fmt.Errorf("kernel %s: %w\nthe end of the guest's console:\n%s", img.release, err, vm.console)
+		err = fmt.Errorf("kernel %s: %w\nlast lines of the guest's console:\n%s", img.release, err, vm.console)
 	}
 	return status, err
 }
@@ -43,8 +42,8 @@ type result struct {
 	err    error
 }
 
-// superviseGuest passes output and signals on until the program ends, the
-// guest dies, time is up or ctx is done.
+// superviseGuest relays output and signals until the program ends, the guest dies, the time is up or ctx
+// ends.
 func superviseGuest(ctx context.Context, opts *options, vm *machine) (int, error) {
 	ended := make(chan result, 1)
 	go func() {
@@ -56,10 +55,10 @@ func superviseGuest(ctx context.Context, opts *options, vm *machine) (int, error
 	defer signal.Stop(quit)
 
 	toGuest := &frameWriter{w: vm.port}
-	sendQuit := func() { _ = toGuest.send(frameSignal, []byte{byte(syscall.SIGQUIT)}) } // a dead guest shows in ended
+	sendQuit := func() { _ = toGuest.send(frameSignal, []byte{byte(syscall.SIGQUIT)}) } // if the guest is dead, ended says so
 	timeUp := time.After(opts.timeout)
 	var graceUp <-chan time.Time
-	timedOut := fmt.Errorf("time is up after %v", opts.timeout)
+	timedOut := fmt.Errorf("timed out after %v", opts.timeout)
 	for {
 		select {
 		case r := <-ended:
@@ -80,8 +79,8 @@ func superviseGuest(ctx context.Context, opts *options, vm *machine) (int, error
 	}
 }
 
-// relayOutput writes what the program prints to our own stdout and stderr, and
-// returns the exit status when that comes.
+// relayOutput copies the program's output to stdout and stderr of this process, and returns the exit
+// status.
 func relayOutput(port io.Reader) (int, error) {
 	ready := false
 	for {
@@ -108,7 +107,7 @@ func relayOutput(port io.Reader) (int, error) {
 			return 0, fmt.Errorf("the guest sent an unknown frame %q", kind)
 		}
 		if err != nil {
-			return 0, fmt.Errorf("pass output on: %w", err)
+			return 0, fmt.Errorf("relay output: %w", err)
 		}
 	}
 }

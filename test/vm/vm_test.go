@@ -22,7 +22,7 @@ func TestKernelList(t *testing.T) {
 		t.Errorf("5.10 is %v, want %v", oldest, want)
 	}
 	if _, err := findKernel(kernels, "5"); err == nil {
-		t.Error("found a kernel by half its name")
+		t.Error("found a kernel by a prefix of its series")
 	}
 }
 
@@ -76,11 +76,11 @@ func TestMirrorOf(t *testing.T) {
 		t.Errorf("got %q and error %v", got, err)
 	}
 	if got, err := mirrorOf(uris, "bookworm-security"); err == nil {
-		t.Errorf("got %q for a suite that is not there", got)
+		t.Errorf("got %q for a missing suite", got)
 	}
 }
 
-func TestIsWanted(t *testing.T) {
+func TestKeeps(t *testing.T) {
 	const modules = "lib/modules/5.10.0-46-amd64/"
 	for path, want := range map[string]bool{
 		"boot/vmlinuz-5.10.0-46-amd64":               true,
@@ -94,7 +94,7 @@ func TestIsWanted(t *testing.T) {
 		modules + "kernel/drivers/virtio/virtio.ko":  true,
 		modules + "kernel/drivers/net/ethernet/b.ko": false,
 	} {
-		if got := isWanted(path); got != want {
+		if got := keeps(path); got != want {
 			t.Errorf("%s: got %v, want %v", path, got, want)
 		}
 	}
@@ -123,7 +123,7 @@ func TestModuleClosure(t *testing.T) {
 		t.Errorf("got  %q and error %v\nwant %q", got, err, want)
 	}
 	if got, err := index.closure([]string{"absent"}); err == nil {
-		t.Errorf("got %q for a module that is not there", got)
+		t.Errorf("got %q for a missing module", got)
 	}
 }
 

@@ -7,15 +7,14 @@ import (
 	"sync"
 )
 
-// The virtio serial port between runner and guest carries frames: a kind, the
-// length of the payload (big endian, 32 bits), the payload. The guest sends
-// ready, then any number of stdout and stderr, then exit. The runner sends
-// signal. A port that closes before exit came means that the guest died.
+// The virtio serial port between runner and guest carries frames: a kind, the length of the payload
+// (big endian, 32 bits), and the payload. The guest sends ready, then any number of stdout and stderr,
+// then exit. The runner sends signal. If the port closes before exit, the guest died.
 type frameKind byte
 
 const (
 	frameReady  frameKind = 'r' // the program is about to start; no payload
-	frameStdout frameKind = 'o' // bytes that the program wrote
+	frameStdout frameKind = 'o' // output of the program
 	frameStderr frameKind = 'e'
 	frameExit   frameKind = 'x' // the exit status: one byte
 	frameSignal frameKind = 's' // the number of a signal for the program: one byte
@@ -27,7 +26,7 @@ const (
 	maxFrameSize = 32 << 10
 )
 
-// frameWriter writes frames whole: several goroutines may use it.
+// frameWriter writes whole frames. It is safe for concurrent use.
 type frameWriter struct {
 	mu sync.Mutex
 	w  io.Writer
@@ -48,7 +47,7 @@ func (f *frameWriter) send(kind frameKind, payload []byte) error {
 	return nil
 }
 
-// copyFrom sends what r yields as frames of the given kind, until it ends.
+// copyFrom sends the content of r as frames of the given kind, until EOF.
 func (f *frameWriter) copyFrom(r io.Reader, kind frameKind) error {
 	buf := make([]byte, maxFrameSize)
 	for {
@@ -66,7 +65,7 @@ func (f *frameWriter) copyFrom(r io.Reader, kind frameKind) error {
 	}
 }
 
-// readFrame returns io.EOF when r ends between two frames.
+// readFrame returns io.EOF if r ends between two frames.
 func readFrame(r io.Reader) (frameKind, []byte, error) {
 	var header [frameHeader]byte
 	if _, err := io.ReadFull(r, header[:]); err != nil {

@@ -1,13 +1,13 @@
-// Command matrix runs the tests on real kernels, each in a guest of package vm, and
-// writes what it has seen into README's table of kernels.
+// Command matrix runs the tests on real kernels, each in a guest of package vm, and updates the table of
+// kernels in a README.md.
 //
 //	matrix -bin bin -readme README.md          # all kernels of ../kernels.txt, one after the other
-//	matrix -bin bin -readme README.md 5.10 6.1 # these, and the other rows stay
-//	matrix -bin bin -quick -jobs 2             # a choice of tests on the oldest and the newest, at the same time
+//	matrix -bin bin -readme README.md 5.10 6.1 # only these; the other rows stay
+//	matrix -bin bin -quick -jobs 2             # some tests on the oldest and the newest, concurrently
 //
-// `make test-kernels` builds what it needs in the directory -bin: vm, the test
-// binaries of suites.go and the product. It goes on after a failure, and fails at
-// the end. What tests print is in BIN/kernels/SERIES-SUITE.log.
+// `make test-kernels` builds what it needs in the directory -bin: vm, the test binaries of suites.go, and
+// the product. After a failure it continues with the next suite, and fails at the end. The output of the
+// tests is in BIN/kernels/SERIES-SUITE.log.
 package main
 
 import (
@@ -34,10 +34,10 @@ type options struct {
 func main() {
 	opts := options{}
 	flag.StringVar(&opts.bin, "bin", "bin", "`directory` with vm, the test binaries and the product")
-	flag.StringVar(&opts.tests, "tests", "test", "`directory` with the packages that the test binaries are of")
-	flag.StringVar(&opts.readme, "readme", "", "`file` whose table of kernels to renew")
-	flag.BoolVar(&opts.quick, "quick", false, "only a choice of tests; without series, on the oldest and the newest kernel")
-	flag.IntVar(&opts.jobs, "jobs", 1, "`number` of kernels at the same time: one per core of the machine")
+	flag.StringVar(&opts.tests, "tests", "test", "`directory` with the packages of the test binaries")
+	flag.StringVar(&opts.readme, "readme", "", "`file` with the table of kernels to update")
+	flag.BoolVar(&opts.quick, "quick", false, "only some tests; without series, on the oldest and the newest kernel")
+	flag.IntVar(&opts.jobs, "jobs", 1, "`number` of kernels to run concurrently, at most one per core")
 	flag.Parse()
 	opts.series = flag.Args()
 	if err := run(opts); err != nil {
@@ -48,7 +48,7 @@ func main() {
 
 func run(opts options) error {
 	if opts.quick && opts.readme != "" {
-		return errors.New("-quick runs too little for a table: give no -readme")
+		return errors.New("-quick runs too few tests for the table: omit -readme")
 	}
 	bin, err := filepath.Abs(opts.bin)
 	if err != nil {
@@ -69,7 +69,7 @@ func run(opts options) error {
 	return m.run(chosen, opts.jobs)
 }
 
-// listKernels asks vm for the series of kernels.txt, from the oldest to the newest.
+// listKernels returns the series of kernels.txt, from the oldest to the newest.
 func listKernels(bin string) ([]string, error) {
 	out, err := exec.Command(filepath.Join(bin, "vm"), "-list").Output()
 	if err != nil {
@@ -85,7 +85,7 @@ func listKernels(bin string) ([]string, error) {
 func choose(all []string, opts options) ([]string, error) {
 	for _, series := range opts.series {
 		if !slices.Contains(all, series) {
-			return nil, fmt.Errorf("no kernel %q in kernels.txt, which has %s", series, strings.Join(all, ", "))
+			return nil, fmt.Errorf("unknown kernel %q: kernels.txt has %s", series, strings.Join(all, ", "))
 		}
 	}
 	switch {
@@ -104,11 +104,11 @@ type matrix struct {
 	quick bool
 	all   []string
 
-	mu     sync.Mutex // of the file
+	mu     sync.Mutex // guards the file
 	readme string
 }
 
-// run runs the kernels, up to jobs of them at the same time.
+// run runs the kernels, up to jobs of them concurrently.
 func (m *matrix) run(kernels []string, jobs int) error {
 	errs := make([]error, len(kernels))
 	slots := make(chan struct{}, max(jobs, 1))
@@ -124,7 +124,7 @@ func (m *matrix) run(kernels []string, jobs int) error {
 	return errors.Join(errs...)
 }
 
-// runKernel runs all suites on one kernel, and then writes its row.
+// runKernel runs all suites on one kernel and updates its row.
 func (m *matrix) runKernel(series string) error {
 	var reports []*report
 	var errs []error
@@ -136,7 +136,7 @@ func (m *matrix) runKernel(series string) error {
 	if m.readme != "" {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		errs = append(errs, renewTable(m.readme, m.all, series, newRow(reports)))
+		errs = append(errs, updateTable(m.readme, m.all, series, newRow(reports)))
 	}
 	return errors.Join(errs...)
 }

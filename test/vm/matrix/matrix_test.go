@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -87,7 +88,7 @@ func TestRow(t *testing.T) {
 	}
 }
 
-// TestTable renews rows in any order, and finds the others and the text around as they were.
+// TestTable updates rows in any order; the other rows and the text around the table must not change.
 func TestTable(t *testing.T) {
 	readme := filepath.Join(t.TempDir(), "README.md")
 	write := func(text string) {
@@ -97,18 +98,18 @@ func TestTable(t *testing.T) {
 	}
 	write("before\n" + tableBegin + "\n" + tableEnd + "\nafter\n")
 	all := []string{"5.10", "6.1", "6.12", "7"}
-	renew := func(series, release, cells, skipped string) {
+	update := func(series, release, cells, skipped string) {
 		t.Helper()
-		if err := renewTable(readme, all, series, row{release, cells, skipped}); err != nil {
+		if err := updateTable(readme, all, series, row{release, cells, skipped}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	renew("6.12", "6.12.1", "c", "")
-	renew("6.1", "6.1.0-56", "b", "tcx (since kernel 6.6)")
-	renew("5.10", "5.10.0", "old", "all")
-	renew("7", "7.2.12", "d", "")
-	renew("5.10", "5.10.1", "a | a", "tcx (since kernel 6.6), x: y")
-	renew("7", "7.3.1", "d", "")
+	update("6.12", "6.12.1", "c", "")
+	update("6.1", "6.1.0-56", "b", "tcx (since kernel 6.6)")
+	update("5.10", "5.10.0", "old", "all")
+	update("7", "7.2.12", "d", "")
+	update("5.10", "5.10.1", "a | a", "tcx (since kernel 6.6), x: y")
+	update("7", "7.3.1", "d", "")
 
 	text, err := os.ReadFile(readme)
 	if err != nil {
@@ -119,12 +120,39 @@ func TestTable(t *testing.T) {
 	if !strings.HasPrefix(string(text), "before\n"+tableBegin+"\n\n| kernel |") || !strings.HasSuffix(string(text), "---|\n"+want) {
 		t.Errorf("got:\n%s", text)
 	}
-	if err := renewTable(readme, all, "6.1", row{cells: "x"}); err == nil {
-		t.Error("a row without a release was written")
+	if err := updateTable(readme, all, "6.1", row{cells: "x"}); err == nil {
+		t.Error("no error for a row without a release")
 	}
 	write("no table")
-	if err := renewTable(readme, all, "6.1", row{release: "6.1.2"}); err == nil {
-		t.Error("a file without a table was written")
+	if err := updateTable(readme, all, "6.1", row{release: "6.1.2"}); err == nil {
+		t.Error("no error for a file without a table")
+	}
+}
+
+// TestSuites wants every name in the patterns to match a test, since a renamed test would be left out silently.
+func TestSuites(t *testing.T) {
+	for _, s := range suites {
+		files, err := filepath.Glob("../../" + s.name + "/*_test.go")
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no tests of %s: %v", s.name, err)
+		}
+		var tests []string
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, match := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllStringSubmatch(string(text), -1) {
+				tests = append(tests, match[1])
+			}
+		}
+		for _, pattern := range []string{s.tests, s.quick} {
+			for name := range strings.SplitSeq(strings.TrimSuffix(strings.TrimPrefix(pattern, "^Test("), ")$"), "|") {
+				if pattern != "." && !slices.ContainsFunc(tests, regexp.MustCompile("^Test"+name+"$").MatchString) {
+					t.Errorf("%s: no test matches %s", s.name, name)
+				}
+			}
+		}
 	}
 }
 

@@ -10,20 +10,20 @@ import (
 	"strings"
 )
 
-// report is what a test binary has printed with -test.v.
+// report is the parsed output of a test binary with -test.v.
 type report struct {
 	results  map[string]string   // PASS, FAIL or SKIP, by test
-	output   map[string][]string // what tests and subtests printed
-	features map[string]bool     // whose absence made tests skip, with the reason
-	clean    bool                // the run came to its end, with status 0 unless tests failed
-	last     []string            // lines of output
+	output   map[string][]string // lines, by test
+	features map[string]bool     // missing features that made tests skip, with the reason
+	clean    bool                // the run came to its end, with status 0 unless a test failed
+	last     []string            // lines of the whole output
 
-	// What tests of package prog tell about the kernel.
+	// Facts about the kernel that the tests of package prog log.
 	release, attach, source string
 	instructions            int // of the largest program
 }
 
-// lastLines is how much of a run is shown that did not end well.
+// lastLines is the number of lines to show of a run that did not end well.
 const lastLines = 40
 
 var (
@@ -48,14 +48,14 @@ func parseReport(text string) *report {
 			r.clean = true
 		} else {
 			r.output[current] = append(r.output[current], line)
-			r.learn(line)
+			r.parseLog(line)
 		}
 	}
 	r.last = r.last[max(0, len(r.last)-lastLines):]
 	return r
 }
 
-func (r *report) learn(line string) {
+func (r *report) parseLog(line string) {
 	if match := featureLine.FindStringSubmatch(line); match != nil {
 		r.features[match[1]+" ("+strings.TrimSuffix(match[2], "'s configuration")+")"] = true
 	}
@@ -68,7 +68,7 @@ func (r *report) learn(line string) {
 	}
 }
 
-// tests returns the names with a result, sorted. Of a test with subtests, these count.
+// tests returns the names of the tests with a result, sorted. Subtests count instead of their parent.
 func (r *report) tests(result string) []string {
 	counted := make(map[string]bool)
 	for name, got := range r.results {
@@ -77,17 +77,17 @@ func (r *report) tests(result string) []string {
 	for name, got := range r.results {
 		for i, c := range name {
 			above := name[:i]
-			// A test may fail though none of its subtests does.
+			// A parent may fail although no subtest does.
 			if c == '/' && !(r.results[above] == "FAIL" && got != "FAIL") {
 				counted[above] = false
 			}
 		}
 	}
-	maps.DeleteFunc(counted, func(_ string, yes bool) bool { return !yes })
+	maps.DeleteFunc(counted, func(_ string, ok bool) bool { return !ok })
 	return slices.Sorted(maps.Keys(counted))
 }
 
-// String has the counts, for the table and the console.
+// String returns the counts, for the table and the console.
 func (r *report) String() string {
 	text := fmt.Sprintf("%d passed", len(r.tests("PASS")))
 	for _, more := range []struct{ result, word string }{{"SKIP", "skipped"}, {"FAIL", "failed"}} {
@@ -101,7 +101,7 @@ func (r *report) String() string {
 	return text
 }
 
-// check returns an error for tests that failed, and for those that skip and name no feature.
+// check returns an error for every test that failed, or that skipped without naming a feature.
 func (r *report) check() error {
 	var errs []error
 	if !r.clean {
@@ -112,7 +112,7 @@ func (r *report) check() error {
 	}
 	for _, name := range r.tests("SKIP") {
 		if !slices.ContainsFunc(r.output[name], featureLine.MatchString) {
-			errs = append(errs, fmt.Errorf("%s skips and names no feature that is missing", name))
+			errs = append(errs, fmt.Errorf("%s skips without naming a missing feature", name))
 		}
 	}
 	if len(r.tests("PASS")) == 0 {
@@ -121,7 +121,7 @@ func (r *report) check() error {
 	return errors.Join(errs...)
 }
 
-// excerpt is what to show of a run with an error.
+// excerpt returns the lines to show of a run with an error.
 func (r *report) excerpt() []string {
 	var lines []string
 	for _, name := range slices.Concat(r.tests("FAIL"), r.tests("SKIP")) {

@@ -18,11 +18,10 @@ type suite struct {
 	quick string // with -quick
 }
 
-// timeout is for one suite on one kernel. It takes some 10 minutes where nothing else runs.
+// timeout is for one suite on one kernel, which takes about 10 minutes on an idle machine.
 const timeout = time.Hour
 
-// In guests each test takes seconds, since it loads the programs: -quick chooses some of
-// each kind.
+// Most tests load the programs, which takes seconds in a guest: -quick runs some tests of each kind.
 var suites = []suite{
 	{
 		name: "prog", title: "packet tables",
@@ -32,17 +31,17 @@ var suites = []suite{
 	{
 		name: "scenario", title: "scenarios",
 		tests: ".",
-		quick: "^Test(Clsact|ForeignTCXPrograms|Pod.*|HostPort|HostPortFromHost|HostIP|LargeDatagrams|PortUnreachable|UplinkKinds|TransfersBack)$",
+		quick: "^Test(Clsact|ForeignTCXPrograms|Pod.*|HostPort|HostPortFromHost|HostIP|LargeDatagrams|PortUnreachable|UplinkKinds|Downloads)$",
 	},
 	{
-		// The built binaries, by libcni and as bare calls: each verb, and ebpfnetctl.
+		// Every verb through libcni and as a bare call, and ebpfnetctl.
 		name: "conformance", title: "CNI contract",
-		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|Version|UplinkHeals|CtlArguments|CtlStatus|CtlRepair|CtlUnload)$",
+		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|UplinkHeals|CtlArguments|CtlStatus|CtlRepair|CtlUnload)$",
 		quick: "^Test(Check|CheckPrograms|Del|GC|StatusReady|CtlStatus|CtlUnload)$",
 	},
 }
 
-// run runs the suite on a kernel. The report is there even if there is an error.
+// run runs the suite on a kernel. It returns a report even with an error.
 func (s suite) run(bin, tests, series string, quick bool) (*report, error) {
 	pattern := s.tests
 	if quick {
@@ -68,11 +67,11 @@ func (s suite) run(bin, tests, series string, quick bool) (*report, error) {
 		return &report{}, err
 	}
 	r := parseReport(string(text))
-	// A guest that died, or tests that left something behind.
+	// vm also fails if the guest died, or if tests left something behind.
 	r.clean = r.clean && (vmErr == nil || len(r.tests("FAIL")) > 0)
 	fmt.Printf("%-5s %-14s %s, %v\n", series, s.title, r, time.Since(begin).Round(time.Second))
 	if err := errors.Join(vmErr, r.check()); err != nil {
-		return r, fmt.Errorf("%s on %s: %w (all of it: %s)\n%s", s.title, series, err, logFile, strings.Join(r.excerpt(), "\n"))
+		return r, fmt.Errorf("%s on %s: %w (log: %s)\n%s", s.title, series, err, logFile, strings.Join(r.excerpt(), "\n"))
 	}
 	return r, nil
 }

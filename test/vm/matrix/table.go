@@ -8,20 +8,20 @@ import (
 	"strings"
 )
 
-// The table is in README between these lines.
+// The table is in README.md of package vm between these lines.
 const (
 	tableBegin = "<!-- kernels: `make test-kernels` writes what is between these two lines -->"
 	tableEnd   = "<!-- /kernels -->"
 )
 
-// row is what the table tells of a kernel: one line in it, and one below.
+// row is the content for one kernel: a line of the table, and one below it.
 type row struct {
 	release string
 	cells   string
-	skipped string // the features whose absence made tests skip
+	skipped string // missing features that made tests skip
 }
 
-// newRow takes the reports of all suites, in their order.
+// newRow combines the reports of all suites, in their order.
 func newRow(reports []*report) row {
 	var r row
 	var attach, source string
@@ -44,11 +44,11 @@ func newRow(reports []*report) row {
 	return r
 }
 
-// renewTable puts the row of a series into the file's table. The others stay, but
-// for those of kernels that are no longer listed.
-func renewTable(file string, all []string, series string, r row) error {
+// updateTable replaces the row of a series in the file's table. The other rows stay, unless their kernel
+// is no longer listed.
+func updateTable(file string, all []string, series string, r row) error {
 	if r.release == "" {
-		return fmt.Errorf("%s: kernel %s did not tell its release: its row stays as it was", file, series)
+		return fmt.Errorf("%s: no release in the output of kernel %s: its row is unchanged", file, series)
 	}
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -65,10 +65,10 @@ func renewTable(file string, all []string, series string, r row) error {
 	return os.WriteFile(file, []byte(head+tableBegin+"\n\n"+formatTable(all, rows)+"\n"+tableEnd+tail), 0o644)
 }
 
-// isOf says whether the row's kernel belongs to a series: 6.1 has 6.1.0-56-amd64, not 6.12.
+// isOf reports whether the row's kernel belongs to a series: 6.1.0-56-amd64 belongs to 6.1, 6.12.1 does not.
 func (r row) isOf(series string) bool { return strings.HasPrefix(r.release, series+".") }
 
-// skippedPrefix begins the lines below the table.
+// skippedPrefix starts the lines below the table.
 const skippedPrefix = "- skipped on "
 
 func formatTable(all []string, rows []row) string {
@@ -93,7 +93,7 @@ func formatTable(all []string, rows []row) string {
 	return table + strings.TrimSuffix("\n"+below, "\n") + "\n"
 }
 
-// parseTable reads what formatTable writes.
+// parseTable parses the output of formatTable.
 func parseTable(text string) []row {
 	var rows []row
 	for line := range strings.Lines(text) {
@@ -113,7 +113,7 @@ func parseTable(text string) []row {
 	return rows
 }
 
-// thousands writes 126078 as 126,078.
+// thousands formats 126078 as 126,078.
 func thousands(n int) string {
 	if n < 1000 {
 		return fmt.Sprint(n)

@@ -15,26 +15,26 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// holdRows are the ways of a packet whose fragments must not overtake the first one.
-var holdRows = []fragmentRow{
+// queueRows are packets whose fragments must not overtake the first one.
+var queueRows = []fragmentRow{
 	{
-		name: "to a host port", program: bpf.ProgFromUplink, on: ported, ports: []port{{host: "any:8080", to: "pod2:80"}},
+		name: "to a host port", program: bpf.ProgFromUplink, on: withPorts, ports: []hostPort{{host: "any:8080", to: "pod2:80"}},
 		in: "remote:5000 > node:8080", out: "remote:5000 > pod2:80",
 	},
 	{
 		name: "a reply", program: bpf.ProgFromUplink, reply: true,
-		flows: []flow{out("remote:80", "node:20000", "pod:4000")}, in: "remote:80 > node:20000", out: "remote:80 > pod:4000",
+		flows: []flow{snat("remote:80", "node:20000", "pod:4000")}, in: "remote:80 > node:20000", out: "remote:80 > pod:4000",
 	},
 	{
-		name: "a reply without ports", program: bpf.ProgFromUplink, on: portless,
-		flows: []flow{out("remote:0", "node:0", "pod:0")}, in: "remote:0 > node:0", out: "remote:0 > pod:0",
+		name: "a reply without ports", program: bpf.ProgFromUplink, on: withoutPorts,
+		flows: []flow{snat("remote:0", "node:0", "pod:0")}, in: "remote:0 > node:0", out: "remote:0 > pod:0",
 	},
 	{name: "to the host", program: bpf.ProgFromUplink, in: "remote:5000 > node:8081", out: "remote:5000 > node:8081"},
 	{name: "masqueraded", program: bpf.ProgToUplink, in: outgoing, out: "node:* > remote:80"},
 }
 
-// TestEarlyFragments sends fragments before the first one: they are kept, and come
-// again behind it, which itself goes through the hook a second time.
+// TestEarlyFragments sends fragments before the first one. They are queued, and sent again
+// behind the first one, which itself goes through the hook a second time.
 func TestEarlyFragments(t *testing.T) {
 	h := newHost(t)
 	wire, err := h.capture()
@@ -42,14 +42,14 @@ func TestEarlyFragments(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer wire.Close()
-	for _, r := range holdRows {
+	for _, r := range queueRows {
 		for _, s := range (row{on: r.on}).scenes() {
 			for name, order := range map[string][]int{
-				"the last one": {3, 0}, "the next one": {1, 0}, "all backwards": {3, 2, 1, 0},
-				"one twice": {2, 2, 1, 0}, "one of them": {2, 0, 1, 3},
+				"the last one": {3, 0}, "the next one": {1, 0}, "all in reverse": {3, 2, 1, 0},
+				"one twice": {2, 2, 1, 0}, "one of two": {2, 0, 1, 3},
 			} {
 				t.Run(r.name+" "+name+" "+s.name+" "+string(s.proto), func(t *testing.T) {
-					err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.early(s, r, order, wire))
+					err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.sendEarly(s, r, order, wire))
 					if err != nil {
 						t.Error(err)
 					}
@@ -59,9 +59,9 @@ func TestEarlyFragments(t *testing.T) {
 	}
 }
 
-// early sends fragments up to the first one, collects what comes again, and sends
-// that, and the rest.
-func (h *host) early(s scene, r fragmentRow, order []int, wire *capture) error {
+// sendEarly sends fragments up to the first one, expects them to be sent again, and sends
+// these and the rest.
+func (h *host) sendEarly(s scene, r fragmentRow, order []int, wire *capture) error {
 	frames, err := h.cutUp(r.program, s, r.in, r, 99)
 	if err != nil {
 		return err
@@ -73,11 +73,11 @@ func (h *host) early(s scene, r fragmentRow, order []int, wire *capture) error {
 			return fmt.Errorf("fragment %d: %w", i, err)
 		}
 		if i != 0 && string(result) != string(frames[i]) {
-			return fmt.Errorf("fragment %d is changed: %x", i, result)
+			return fmt.Errorf("fragment %d changed to %x", i, result)
 		}
-		held, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](h.programs.Maps[bpf.MapFragQueue])
-		if err != nil || i != 0 && !holds(held, frames[i]) || i == 0 && len(held) != 0 {
-			return fmt.Errorf("after fragment %d, %d are held: %w", i, len(held), err)
+		queued, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](h.programs.Maps[bpf.MapFragQueue])
+		if err != nil || i != 0 && !isQueued(queued, frames[i]) || i == 0 && len(queued) != 0 {
+			return fmt.Errorf("after fragment %d, %d are queued: %w", i, len(queued), err)
 		}
 	}
 	again := append(slices.Clone(order[:first]), 0)
@@ -93,8 +93,8 @@ func (h *host) early(s scene, r fragmentRow, order []int, wire *capture) error {
 	return h.inTurn(s, r, 99, append(again, order[first+1:]...)...)
 }
 
-func holds(held map[bpf.FragQueueKey]bpf.QueuedFrag, frame []byte) bool {
-	for _, entry := range held {
+func isQueued(queued map[bpf.FragQueueKey]bpf.QueuedFrag, frame []byte) bool {
+	for _, entry := range queued {
 		if string(entry.Frame[:entry.Len]) == string(frame) {
 			return true
 		}
@@ -102,7 +102,7 @@ func holds(held map[bpf.FragQueueKey]bpf.QueuedFrag, frame []byte) bool {
 	return false
 }
 
-// capture sees what passes by on the uplink, in either direction.
+// capture receives all frames on the uplink, in either direction.
 type capture struct{ fd int }
 
 func (h *host) capture() (*capture, error) {
@@ -123,7 +123,7 @@ func (h *host) capture() (*capture, error) {
 
 func (c *capture) Close() error { return unix.Close(c.fd) }
 
-// expect wants these frames in this order, each once. Others may come between.
+// expect wants these frames in this order, each once. Other frames may come in between.
 func (c *capture) expect(frames [][]byte) error {
 	buf := make([]byte, 1<<16)
 	got := 0
@@ -140,43 +140,43 @@ func (c *capture) expect(frames [][]byte) error {
 				return nil
 			}
 			if time.Until(deadline) < testenv.Timeout-time.Second {
-				return fmt.Errorf("only %d of %d held frames came again", got, len(frames))
+				return fmt.Errorf("only %d of %d queued frames were sent again", got, len(frames))
 			}
 		case err != nil:
 			return err
 		default:
 			i := slices.IndexFunc(frames, func(f []byte) bool { return string(f) == string(buf[:n]) })
 			if i >= 0 && i != got {
-				return fmt.Errorf("frame %d came, when %d of %d had come: %x", i, got, len(frames), buf[:n])
+				return fmt.Errorf("frame %d came after %d of %d: %x", i, got, len(frames), buf[:n])
 			}
 			if i >= 0 {
 				got++
 			}
 		}
 	}
-	return errors.New("frames go on coming")
+	return errors.New("frames keep coming")
 }
 
-// TestFragmentsThatAreNotHeld are larger than the map's values, or not ours.
-func TestFragmentsThatAreNotHeld(t *testing.T) {
-	const most = 1600 // HELD_MOST
+// TestFragmentsNotQueued has fragments larger than the map's values, and others that are not ours.
+func TestFragmentsNotQueued(t *testing.T) {
+	const maxLen = 1600 // FRAG_QUEUE_MAX_LEN
 	h := newHost(t)
 	for _, tc := range []struct {
 		program, in  string
 		length       int
-		held         bool
+		queued       bool
 		drop         string
 		broadcasting bool
 	}{
-		{program: bpf.ProgFromUplink, in: "remote:5000 > node:8080", length: most, held: true},
-		{program: bpf.ProgFromUplink, in: "remote:5000 > node:8080", length: most + 1},
+		{program: bpf.ProgFromUplink, in: "remote:5000 > node:8080", length: maxLen, queued: true},
+		{program: bpf.ProgFromUplink, in: "remote:5000 > node:8080", length: maxLen + 1},
 		{program: bpf.ProgFromUplink, in: "remote:5000 > node:8080", length: 200, broadcasting: true},
-		{program: bpf.ProgFromUplinkL3, in: "remote:5000 > node:8080", length: most, held: true},
-		{program: bpf.ProgFromUplinkL3, in: "remote:5000 > node:8080", length: most + 1},
-		{program: bpf.ProgToUplinkL3, in: outgoing, length: most, held: true},
-		{program: bpf.ProgToUplinkL3, in: outgoing, length: most + 1, drop: "fragment"},
-		{program: bpf.ProgToUplink, in: outgoing, length: most, held: true},
-		{program: bpf.ProgToUplink, in: outgoing, length: most + 1, drop: "fragment"},
+		{program: bpf.ProgFromUplinkL3, in: "remote:5000 > node:8080", length: maxLen, queued: true},
+		{program: bpf.ProgFromUplinkL3, in: "remote:5000 > node:8080", length: maxLen + 1},
+		{program: bpf.ProgToUplinkL3, in: outgoing, length: maxLen, queued: true},
+		{program: bpf.ProgToUplinkL3, in: outgoing, length: maxLen + 1, drop: "fragment"},
+		{program: bpf.ProgToUplink, in: outgoing, length: maxLen, queued: true},
+		{program: bpf.ProgToUplink, in: outgoing, length: maxLen + 1, drop: "fragment"},
 		{program: bpf.ProgToUplink, in: "plain:4000 > remote:80", length: 200},
 		{program: bpf.ProgToUplink, in: "pod:4000 > multicast:80", length: 200},
 		{program: bpf.ProgToUplink, in: "node:4000 > remote:80", length: 200},
@@ -191,7 +191,7 @@ func TestFragmentsThatAreNotHeld(t *testing.T) {
 				if s.name == "v6" {
 					header += 8
 				}
-				suit(tc.program, &p)
+				adapt(tc.program, &p)
 				header += len(p.Options)
 				if isL3(tc.program) {
 					header -= etherLen
@@ -206,29 +206,29 @@ func TestFragmentsThatAreNotHeld(t *testing.T) {
 				}
 				frame, want := p.MustBuild(), row{drop: tc.drop}
 				verdict, result, err := h.runInside(tc.program, frame)
-				if tc.held {
+				if tc.queued {
 					want.drop = "no reason"
 				}
 				if err := errors.Join(err, checkVerdict(verdict, want.verdict()), h.checkCounters(tc.drop, tc.length)); err != nil {
 					t.Error(err)
 				}
 				if string(result) != string(frame) {
-					t.Errorf("changed: %x", result)
+					t.Errorf("changed to %x", result)
 				}
-				held, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](h.programs.Maps[bpf.MapFragQueue])
-				if err != nil || holds(held, frame[len(frame)-tc.length:]) != tc.held {
-					t.Errorf("%d are held: %v", len(held), err)
+				queued, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](h.programs.Maps[bpf.MapFragQueue])
+				if err != nil || isQueued(queued, frame[len(frame)-tc.length:]) != tc.queued {
+					t.Errorf("%d are queued: %v", len(queued), err)
 				}
 			})
 		}
 	}
 }
 
-// TestFragmentsOfAnotherPacket has what is left of a packet with the same id, too long ago for this to be one
-// of it: the later fragment waits for its own first one.
-func TestFragmentsOfAnotherPacket(t *testing.T) {
+// TestFragmentIDReused has an entry of a former packet with the same id. Once it has expired, a
+// later fragment waits for its own first one.
+func TestFragmentIDReused(t *testing.T) {
 	h := newHost(t)
-	for _, r := range holdRows {
+	for _, r := range queueRows {
 		for _, s := range (row{on: r.on}).scenes() {
 			t.Run(r.name+" "+s.name+" "+string(s.proto), func(t *testing.T) {
 				if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
@@ -240,30 +240,30 @@ func TestFragmentsOfAnotherPacket(t *testing.T) {
 				}
 				later := func() error {
 					_, result, err := h.runInside(r.program, frames[1])
-					held, heldErr := contents[bpf.FragQueueKey, bpf.QueuedFrag](h.programs.Maps[bpf.MapFragQueue])
-					if err := errors.Join(err, heldErr); err != nil {
+					queued, errRead := contents[bpf.FragQueueKey, bpf.QueuedFrag](h.programs.Maps[bpf.MapFragQueue])
+					if err := errors.Join(err, errRead); err != nil {
 						return err
 					}
-					if !holds(held, frames[1]) {
-						return fmt.Errorf("it became %x", result)
+					if !isQueued(queued, frames[1]) {
+						return fmt.Errorf("not queued, but sent as %x", result)
 					}
 					return nil
 				}
 				if err := later(); err != nil { // makes the key
 					t.Fatal(err)
 				}
-				left := map[bool]bpf.Fragment{
+				former := map[bool]bpf.Fragment{
 					false: {Sport: 1, Dport: 2, HasPorts: 1},
 					true:  {Unreadable: 1},
 				}
-				for _, value := range left {
-					for seen, heldBefore := range map[time.Duration]bool{10 * time.Second: false, 40 * time.Second: true} {
-						value.LastSeen = ticks(seen)
+				for _, value := range former {
+					for age, want := range map[time.Duration]bool{10 * time.Second: false, 40 * time.Second: true} {
+						value.LastSeen = ticks(age)
 						if err := errors.Join(h.putFragment(value), empty[bpf.FragQueueKey, bpf.QueuedFrag](h.programs.Maps[bpf.MapFragQueue])); err != nil {
 							t.Fatal(err)
 						}
-						if err := later(); (err == nil) != heldBefore {
-							t.Errorf("%s after %+v: held is %t: %v", seen, value, err == nil, err)
+						if err := later(); (err == nil) != want {
+							t.Errorf("%s after %+v: queued is %t, want %t: %v", age, value, err == nil, want, err)
 						}
 					}
 				}
@@ -272,7 +272,7 @@ func TestFragmentsOfAnotherPacket(t *testing.T) {
 	}
 }
 
-// putFragment changes the only entry of fragments.
+// putFragment replaces the value of the only entry in fragments.
 func (h *host) putFragment(value bpf.Fragment) error {
 	m := h.programs.Maps[bpf.MapFragments]
 	var key bpf.FragmentKey
@@ -282,9 +282,9 @@ func (h *host) putFragment(value bpf.Fragment) error {
 	return m.Put(&key, &value)
 }
 
-// TestLargeFirstFragment is of an uplink with jumbo frames: the short last fragment came before it, and
-// is held; the first one is too large for that, and goes on.
-func TestLargeFirstFragment(t *testing.T) {
+// TestFirstFragmentTooLargeToQueue has an uplink with jumbo frames. The short last fragment comes
+// first and is queued; the first one would be too large for the queue, and is sent on.
+func TestFirstFragmentTooLargeToQueue(t *testing.T) {
 	h := newHost(t)
 	wire, err := h.capture()
 	if err != nil {
@@ -297,13 +297,13 @@ func TestLargeFirstFragment(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, r := range holdRows {
+	for _, r := range queueRows {
 		for _, s := range (row{on: r.on}).scenes() {
 			t.Run(r.name+" "+s.name+" "+string(s.proto), func(t *testing.T) {
 				p := s.packet(r.in, r.reply)
 				p.Payload = strings.Repeat("x", 1900)
 				copy(p.DstMAC[:], h.device(r.program).HardwareAddr)
-				suit(r.program, &p)
+				adapt(r.program, &p)
 				frames, err := testenv.Fragment(p.MustBuild(), 1800, 99)
 				if err := errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
 					t.Fatal(err)

@@ -12,16 +12,16 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// TestOldFragmentsDoNotComeAgain lets some be held for longer than a reassembly waits.
-func TestOldFragmentsDoNotComeAgain(t *testing.T) {
+// TestQueuedFragmentsExpire queues a fragment for longer than a reassembly waits.
+func TestQueuedFragmentsExpire(t *testing.T) {
 	h := newHost(t)
 	wire, err := h.capture()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer wire.Close()
-	held := h.programs.Maps[bpf.MapFragQueue]
-	r := holdRows[0]
+	queue := h.programs.Maps[bpf.MapFragQueue]
+	r := queueRows[0]
 	for _, s := range (row{on: r.on}).scenes() {
 		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
 			frames, err := h.cutUp(r.program, s, r.in, r, 99)
@@ -35,13 +35,13 @@ func TestOldFragmentsDoNotComeAgain(t *testing.T) {
 				if i != 2 {
 					continue
 				}
-				entries, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](held)
+				entries, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](queue)
 				if err != nil {
 					t.Fatal(err)
 				}
 				for key, entry := range entries {
 					entry.LastSeen = ticks(40 * time.Second)
-					if err := held.Put(&key, &entry); err != nil {
+					if err := queue.Put(&key, &entry); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -49,17 +49,17 @@ func TestOldFragmentsDoNotComeAgain(t *testing.T) {
 			if err := wire.expect(frames[:2]); err != nil {
 				t.Error(err)
 			}
-			left, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](held)
+			left, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](queue)
 			if err != nil || len(left) != 0 {
-				t.Errorf("%d are held still: %v", len(left), err)
+				t.Errorf("%d are still queued: %v", len(left), err)
 			}
 		})
 	}
 }
 
-// TestEarlyFragmentsOfPods go through two programs, as all that a pod sends: held is
-// in the second one, and the first has seen the first fragment by then.
-func TestEarlyFragmentsOfPods(t *testing.T) {
+// TestEarlyFragmentsFromPods sends fragments through two programs, as pods do. The second program
+// has the queue, but the first one has seen the first fragment by then.
+func TestEarlyFragmentsFromPods(t *testing.T) {
 	h := newHost(t)
 	wire, err := h.capture()
 	if err != nil {
@@ -90,9 +90,9 @@ func TestEarlyFragmentsOfPods(t *testing.T) {
 	}
 }
 
-// TestFragmentsWithoutPorts belong to packets whose first fragment is left alone,
-// because it says nothing about ports: so must the others be.
-func TestFragmentsWithoutPorts(t *testing.T) {
+// TestFragmentsWithUnreadableFirst has packets whose first fragment has no ports, and is left to
+// the stack. So must the others be.
+func TestFragmentsWithUnreadableFirst(t *testing.T) {
 	h := newHost(t)
 	for name, tc := range map[string]struct {
 		on    proto
@@ -100,12 +100,12 @@ func TestFragmentsWithoutPorts(t *testing.T) {
 		first func(s scene, frame []byte) []byte
 		all   func(s scene, frame []byte) []byte
 	}{
-		"the TCP header goes on in the next one": {on: tcp, first: func(_ scene, f []byte) []byte { return f[:len(f)-8] }},
+		"the TCP header ends in the second fragment": {on: tcp, first: func(_ scene, f []byte) []byte { return f[:len(f)-8] }},
 		"destination options": {on: udp, only: "v6", all: func(s scene, f []byte) []byte {
 			f[s.headerLen()] = unix.IPPROTO_DSTOPTS
 			return f
 		}},
-		"ICMP for neighbours": {on: echo, first: func(s scene, f []byte) []byte {
+		"ICMP, neither echo nor error": {on: echo, first: func(s scene, f []byte) []byte {
 			f[len(f)-fragmentSize] = 17 // neither echo nor error, in both families
 			if s.name == "v6" {
 				f[len(f)-fragmentSize] = 143
@@ -136,8 +136,8 @@ func TestFragmentsWithoutPorts(t *testing.T) {
 	}
 }
 
-// TestPaddedFirstFragment has a frame that is longer than its packet, as Ethernet makes
-// those of less than 60 bytes.
+// TestPaddedFirstFragment has a frame that is longer than its packet, as Ethernet pads those of
+// less than 60 bytes.
 func TestPaddedFirstFragment(t *testing.T) {
 	h := newHost(t)
 	wire, err := h.capture()
@@ -145,7 +145,7 @@ func TestPaddedFirstFragment(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer wire.Close()
-	s, r := scene{family: v4, proto: udp}, holdRows[0]
+	s, r := scene{family: v4, proto: udp}, queueRows[0]
 	frames, err := h.cutUp(r.program, s, r.in, r, 99)
 	if err := errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
 		t.Fatal(err)
@@ -161,15 +161,15 @@ func TestPaddedFirstFragment(t *testing.T) {
 	}
 }
 
-// TestFragmentedError is an ICMP error that comes in fragments itself. The fragments of a
-// packet that it merely quotes have nothing to do with it.
-func TestFragmentedError(t *testing.T) {
+// TestFragmentedICMPError has the first fragment of an ICMP error, whose quoted packet has the same
+// addresses and id as another fragmented packet. The ports quoted must not become the latter's.
+func TestFragmentedICMPError(t *testing.T) {
 	h := newHost(t)
 	for _, s := range (row{on: []proto{udp}}).scenes() {
 		t.Run(s.name, func(t *testing.T) {
 			r := fragmentRow{program: bpf.ProgFromUplink}
-			// The quoted packet is one from the host to the remote: turned round, it is of the
-			// flow whose fragments follow, with other ports.
+			// With source and destination swapped, the quoted packet has the addresses of the
+			// fragments, but other ports.
 			packet, err := errorRow{}.buildError(s, "router", "node:9999 > remote:9998", errorKinds[s.name][0], 8)
 			if err != nil {
 				t.Fatal(err)
@@ -177,7 +177,7 @@ func TestFragmentedError(t *testing.T) {
 			copy(packet.DstMAC[:], h.uplink.HardwareAddr)
 			packet.Fragmented, packet.MoreFragments, packet.IPID = true, true, 99
 			frames, err := h.cutUp(r.program, s, "remote:5000 > node:8080", r, 99)
-			if err := errors.Join(err, h.reset(), h.fill(s, []port{{host: "any:8080", to: "pod2:80"}}, nil)); err != nil {
+			if err := errors.Join(err, h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod2:80"}}, nil)); err != nil {
 				t.Fatal(err)
 			}
 			want, err := h.cutUp(r.program, s, "remote:5000 > pod2:80", r, 99)

@@ -3,10 +3,12 @@ package main
 import (
 	"fmt"
 	"strings"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// tell prints the tables, and writes the files that are asked for.
-func (r *result) tell(opts options) error {
+// write prints the tables and writes the files that the options name.
+func (r *result) write(opts options) error {
 	fmt.Print(r.tables())
 	if opts.json != "" {
 		text, err := r.json()
@@ -23,12 +25,12 @@ func (r *result) tell(opts options) error {
 		}
 	}
 	if opts.readme != "" {
-		return r.renewReadme(opts.readme)
+		return r.updateReadme(opts.readme)
 	}
 	return nil
 }
 
-// referenceOf is what others are compared with on a path: there is no bare veth to the outside.
+// referenceOf names the variant that has ratio 1 on a path: a bare veth has no outside.
 func referenceOf(path string) string {
 	if path == "pod-pod" {
 		return bareName
@@ -36,7 +38,7 @@ func referenceOf(path string) string {
 	return plainName
 }
 
-// tables are all of them, in the order from traffic to targets.
+// tables returns all tables, from traffic to targets.
 func (r *result) tables() string {
 	var out strings.Builder
 	section := func(title string, t *table) {
@@ -44,28 +46,28 @@ func (r *result) tables() string {
 			fmt.Fprintf(&out, "\n%s\n\n%s", title, t)
 		}
 	}
-	fmt.Fprintf(&out, "%s\n", r.circumstances())
+	fmt.Fprintf(&out, "%s\n", r.conditions())
 	for _, p := range paths {
-		section(fmt.Sprintf("%s: times %s, median (quartiles)", p.title, titleOf(referenceOf(p.name))), r.trafficTable(p.name))
+		section(fmt.Sprintf("%s: ratio to %s, median (quartiles)", p.title, variantTitle(referenceOf(p.name))), r.trafficTable(p.name))
 	}
-	section("Time of a round trip in µs, p50 / p99", r.latencyTable())
-	section("ADD and DEL, with a host port", r.callTable())
-	section("With more host ports and pods: times the same with 1, the worst and the median of what there are targets for", r.scaleTable())
-	section("Largest packet that a pod's device takes of a TCP stream", r.sizeTable())
+	section("Round-trip time in µs, p50 / p99", r.latencyTable())
+	section("ADD and DEL of a pod with a host port", r.callTable())
+	section("Scale: ratio to 1 host port and 1 pod, worst and median of the traffic that has targets", r.scaleTable())
+	section("Largest TCP packet of a pod's interface", r.sizeTable())
 	section("Memory of programs and maps", r.memoryTable())
-	section("What a run of a program takes, in ns (the kernel's count costs some of it)", r.programTable())
+	section("Run time of programs in ns, including the cost of measuring it", r.programTable())
 	section("Targets", r.targetTable())
 	for _, s := range r.Setups {
 		if small, ok := r.setup(s.Variant); s.Absent != "" && (!ok || s.scale == smallest || small.Absent == "") {
 			fmt.Fprintf(&out, "\nabsent: %s, %s: %s\n", s.Title, s.scale, s.Absent)
 		}
 	}
-	for _, unseen := range r.Unseen {
-		fmt.Fprintf(&out, "\nnot seen: %s\n", unseen)
+	for _, reason := range r.NotInspected {
+		fmt.Fprintf(&out, "\nnot inspected: %s\n", reason)
 	}
 	for _, t := range r.Traffic {
 		if t.Error != "" {
-			fmt.Fprintf(&out, "\nfailed: %s, %s, %s, %s: %s\n", t.Setup, t.Path, t.Family, t.Work, t.Error)
+			fmt.Fprintf(&out, "\nfailed: %s, %s, %s, %s: %s\n", t.Setup, t.Path, t.Family, t.Workload, t.Error)
 		}
 	}
 	for _, c := range r.Calls {
@@ -76,8 +78,8 @@ func (r *result) tables() string {
 	return out.String()
 }
 
-// circumstances is what figures are worth nothing without.
-func (r *result) circumstances() string {
+// conditions says what was measured, when and where: figures mean nothing without it.
+func (r *result) conditions() string {
 	return fmt.Sprintf("`%s` of %s on Linux %s, %d × %s; %d rounds, %d ms each.",
 		r.Command, r.Date.Format("2006-01-02 15:04 MST"), r.Kernel, r.CPUs, r.CPU, r.Rounds, r.SliceMS)
 }
@@ -85,17 +87,17 @@ func (r *result) circumstances() string {
 func (r *result) trafficTable(path string) *table {
 	t := new(table)
 	titles := []string{"", "family"}
-	for _, w := range works {
+	for _, w := range workloads {
 		titles = append(titles, w.title)
 	}
 	t.add(titles...)
 	against := referenceOf(path)
 	for _, s := range r.present() {
-		for _, f := range families {
-			cells := []string{s.Title, f.name}
-			for _, w := range works {
-				rates := r.rates(s.Name, path, f.name, w.name)
-				switch all := ratios(rates, r.rates(against, path, f.name, w.name)); {
+		for _, f := range testenv.Families {
+			cells := []string{s.Title, f.Name}
+			for _, w := range workloads {
+				rates := r.rates(s.Name, path, f.Name, w.name)
+				switch all := ratios(rates, r.rates(against, path, f.Name, w.name)); {
 				case s.Name == against:
 					cells = append(cells, "1 = "+amount(quantile(rates, 0.5))+w.unit)
 				case len(all) == 0:
@@ -117,10 +119,10 @@ func (r *result) latencyTable() *table {
 	t.add("", "path", "family", "TCP", "UDP", "connect-request-close")
 	for _, s := range r.present() {
 		for _, p := range paths {
-			for _, f := range families {
-				cells := []string{s.Title, p.title, f.name}
-				for _, work := range []string{"tcp-rr", "udp-rr", "tcp-crr"} {
-					cells = append(cells, r.latency(s.Name, p.name, f.name, work))
+			for _, f := range testenv.Families {
+				cells := []string{s.Title, p.title, f.Name}
+				for _, workload := range []string{"tcp-rr", "udp-rr", "tcp-crr"} {
+					cells = append(cells, r.latency(s.Name, p.name, f.Name, workload))
 				}
 				if cells[3] != "" {
 					t.add(cells...)
@@ -131,9 +133,9 @@ func (r *result) latencyTable() *table {
 	return t
 }
 
-func (r *result) latency(setup, path, family, work string) string {
+func (r *result) latency(setup, path, family, workload string) string {
 	for _, t := range r.Traffic {
-		if t.Setup == setup && t.Path == path && t.Family == family && t.Work == work && len(t.P50) > 0 {
+		if t.Setup == setup && t.Path == path && t.Family == family && t.Workload == workload && len(t.P50) > 0 {
 			return fmt.Sprintf("%.1f / %.1f", quantile(t.P50, 0.5), quantile(t.P99, 0.5))
 		}
 	}
@@ -142,17 +144,17 @@ func (r *result) latency(setup, path, family, work string) string {
 
 func (r *result) callTable() *table {
 	t := new(table)
-	t.add("", "", "ADD p50", "p99", "16 at a time", "DEL p50", "p99", "16 at a time")
+	t.add("", "", "ADD p50", "p99", "16 concurrent", "DEL p50", "p99", "16 concurrent")
 	for _, s := range r.Setups {
 		cells := []string{s.Title, s.scale.String()}
 		for _, verb := range verbs {
 			c := r.calls(s.Name, verb)
-			if len(c.Alone) == 0 {
+			if len(c.Sequential) == 0 {
 				continue
 			}
 			cells = append(cells, fmt.Sprintf("%.1f ms", c.P50), fmt.Sprintf("%.1f ms", c.P99), "")
 			if s.scale == smallest {
-				cells[len(cells)-1] = fmt.Sprintf("%.0f/s", quantile(c.AtOnce, 0.5))
+				cells[len(cells)-1] = fmt.Sprintf("%.0f/s", quantile(c.Concurrent, 0.5))
 			}
 		}
 		if len(cells) == len(t.rows[0]) {
@@ -218,8 +220,8 @@ func kilobytes(bytes uint64) string { return thousands(int(bytes+1023)/1024) + "
 func (r *result) programTable() *table {
 	t := new(table)
 	titles := []string{"", "path", "program", "family"}
-	for _, work := range costlyWorks {
-		titles = append(titles, titleOfWork(work))
+	for _, workload := range costedWorkloads {
+		titles = append(titles, workloadTitle(workload))
 	}
 	t.add(titles...)
 	type key struct{ setup, path, program, family string }
@@ -228,22 +230,22 @@ func (r *result) programTable() *table {
 	for _, c := range r.Programs {
 		k := key{c.Setup, c.Path, c.Program, c.Family}
 		if rows[k] == nil {
-			rows[k] = make([]string, len(costlyWorks))
+			rows[k] = make([]string, len(costedWorkloads))
 			order = append(order, k)
 		}
-		for i, work := range costlyWorks {
-			if c.Work == work && c.Runs >= fewRuns {
+		for i, workload := range costedWorkloads {
+			if c.Workload == workload && c.Runs >= fewRuns {
 				rows[k][i] = fmt.Sprintf("%.0f", c.Nanos)
 			}
 		}
 	}
 	for _, k := range order {
 		if strings.Join(rows[k], "") != "" {
-			t.add(append([]string{titleOf(k.setup), titleOfPath(k.path), k.program, k.family}, rows[k]...)...)
+			t.add(append([]string{variantTitle(k.setup), pathTitle(k.path), k.program, k.family}, rows[k]...)...)
 		}
 	}
 	return t
 }
 
-// fewRuns are not told: neighbour discovery runs programs as well.
+// fewRuns is too small a sample: neighbour discovery runs programs as well.
 const fewRuns = 100

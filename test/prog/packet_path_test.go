@@ -9,18 +9,18 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// hop is one program on the way of a connection. It gets the packet that the hop
-// before made, or, after a turn, its answer.
+// hop is one program on a connection's path. Its input is the output of the previous hop,
+// or the reply to it.
 type hop struct {
 	program  string
-	out      string // what leaves; "*" is the masquerading port
-	redirect bool   // to another device, instead of the stack
-	turn     bool   // the receiver answers before this hop
+	out      string // the packet afterwards; "*" is the masquerading port
+	redirect bool   // to another device, bypassing the stack
+	turn     bool   // the receiver replies before this hop
 }
 
-// TestChains follows connections through all programs that they meet, with the
-// state that the programs themselves make.
-func TestChains(t *testing.T) {
+// TestPacketPaths follows connections through all programs on their path. The programs
+// themselves make the state.
+func TestPacketPaths(t *testing.T) {
 	const (
 		toLoopback    = bpf.ProgToLoopback
 		fromContainer = bpf.ProgFromContainer
@@ -31,12 +31,12 @@ func TestChains(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		on    []proto
-		ports []port
+		ports []hostPort
 		in    string
 		hops  []hop
 	}{
 		{
-			name: "a pod asks the outside", in: "pod:4000 > remote:80",
+			name: "pod to outside", in: "pod:4000 > remote:80",
 			hops: []hop{
 				{program: fromContainer, out: "pod:4000 > remote:80"},
 				{program: toUplink, out: "node:* > remote:80"},
@@ -46,8 +46,8 @@ func TestChains(t *testing.T) {
 			},
 		},
 		{
-			name: "the outside asks a host port", on: ported, in: "remote:5000 > node:8080",
-			ports: []port{{host: "any:8080", to: "pod:80"}},
+			name: "outside to host port", on: withPorts, in: "remote:5000 > node:8080",
+			ports: []hostPort{{host: "any:8080", to: "pod:80"}},
 			hops: []hop{
 				{program: fromUplink, out: "remote:5000 > pod:80"},
 				{program: fromContainer, out: "pod:80 > remote:5000", turn: true},
@@ -56,7 +56,7 @@ func TestChains(t *testing.T) {
 			},
 		},
 		{
-			name: "the outside asks a pod", in: "remote:5000 > pod:80",
+			name: "outside to pod", in: "remote:5000 > pod:80",
 			hops: []hop{
 				{program: fromUplink, out: "remote:5000 > pod:80"},
 				{program: fromContainer, out: "pod:80 > remote:5000", turn: true},
@@ -64,8 +64,8 @@ func TestChains(t *testing.T) {
 			},
 		},
 		{
-			name: "a pod asks another pod's host port", on: ported, in: "pod:5000 > node:8080",
-			ports: []port{{host: "node:8080", to: "pod2:80"}},
+			name: "pod to another pod's host port", on: withPorts, in: "pod:5000 > node:8080",
+			ports: []hostPort{{host: "node:8080", to: "pod2:80"}},
 			hops: []hop{
 				{program: fromContainer, out: "podgw:* > pod2:80", redirect: true},
 				{program: fromContainer, out: "node:8080 > pod:5000", turn: true, redirect: true},
@@ -73,8 +73,8 @@ func TestChains(t *testing.T) {
 			},
 		},
 		{
-			name: "a pod asks its own host port", on: ported, in: "pod:5000 > node:8080",
-			ports: []port{{host: "any:8080", to: "pod:80"}},
+			name: "pod to its own host port", on: withPorts, in: "pod:5000 > node:8080",
+			ports: []hostPort{{host: "any:8080", to: "pod:80"}},
 			hops: []hop{
 				{program: fromContainer, out: "podgw:* > pod:80", redirect: true},
 				{program: fromContainer, out: "node:8080 > pod:5000", turn: true, redirect: true},
@@ -82,8 +82,8 @@ func TestChains(t *testing.T) {
 			},
 		},
 		{
-			name: "the host asks a host port", on: ported, in: "loopback:5000 > loopback:8080",
-			ports: []port{{host: "any:8080", to: "pod:80"}},
+			name: "host to host port", on: withPorts, in: "loopback:5000 > loopback:8080",
+			ports: []hostPort{{host: "any:8080", to: "pod:80"}},
 			hops: []hop{
 				{program: toLoopback, out: "podgw:* > pod:80", redirect: true},
 				{program: fromContainer, out: "loopback:8080 > loopback:5000", turn: true, redirect: true},
@@ -91,14 +91,14 @@ func TestChains(t *testing.T) {
 			},
 		},
 		{
-			name: "a pod asks another pod", in: "pod:5000 > pod2:80",
+			name: "pod to pod", in: "pod:5000 > pod2:80",
 			hops: []hop{
 				{program: fromContainer, out: "pod:5000 > pod2:80"},
 				{program: fromContainer, out: "pod2:80 > pod:5000", turn: true},
 			},
 		},
 		{
-			name: "a pod asks the outside without ports", on: portless, in: "pod:0 > remote:0",
+			name: "pod to outside, without ports", on: withoutPorts, in: "pod:0 > remote:0",
 			hops: []hop{
 				{program: fromContainer, out: "pod:0 > remote:0"},
 				{program: toUplink, out: "node:0 > remote:0"},
@@ -107,8 +107,8 @@ func TestChains(t *testing.T) {
 			},
 		},
 		{
-			name: "the outside asks a plain pod that has a host port", on: ported, in: "remote:5000 > plain:80",
-			ports: []port{{host: "any:8080", to: "plain:80"}},
+			name: "outside to a pod without ipMasq that has a host port", on: withPorts, in: "remote:5000 > plain:80",
+			ports: []hostPort{{host: "any:8080", to: "plain:80"}},
 			hops: []hop{
 				{program: fromUplink, out: "remote:5000 > plain:80"},
 				{program: fromContainer, out: "plain:80 > remote:5000", turn: true},
@@ -125,7 +125,7 @@ func TestChains(t *testing.T) {
 					packet, reply := s.packet(tc.in, false), false
 					for i, hop := range tc.hops {
 						if hop.turn {
-							packet, reply = answer(packet), !reply
+							packet, reply = replyTo(packet), !reply
 						}
 						out, err := h.hop(&s, packet, reply, hop)
 						if err != nil {
@@ -139,7 +139,7 @@ func TestChains(t *testing.T) {
 	}
 }
 
-// hop sends a packet through one program and checks what comes out.
+// hop runs one program on a packet, and checks and returns the result.
 func (h *host) hop(s *scene, packet testenv.Packet, reply bool, step hop) (testenv.Packet, error) {
 	copy(packet.DstMAC[:], h.device(step.program).HardwareAddr)
 	frame := packet.MustBuild()
@@ -155,13 +155,13 @@ func (h *host) hop(s *scene, packet testenv.Packet, reply bool, step hop) (teste
 		return packet, err
 	}
 	if known != 0 && s.star != known {
-		return packet, fmt.Errorf("port is %d now, was %d", s.star, known)
+		return packet, fmt.Errorf("port changed to %d from %d", s.star, known)
 	}
 	return testenv.Decode(result)
 }
 
-// answer is what the receiver of p sends back.
-func answer(p testenv.Packet) testenv.Packet {
+// replyTo returns the packet with which the receiver of p replies.
+func replyTo(p testenv.Packet) testenv.Packet {
 	p.SrcMAC, p.DstMAC = p.DstMAC, p.SrcMAC
 	p.Src, p.Dst = p.Dst, p.Src
 	p.SrcPort, p.DstPort = p.DstPort, p.SrcPort
@@ -177,11 +177,11 @@ func answer(p testenv.Packet) testenv.Packet {
 	return p
 }
 
-// TestPortLeadsElsewhere re-creates the pod behind a host port in the middle of
-// a connection, as `docker restart` does with a new address.
-func TestPortLeadsElsewhere(t *testing.T) {
+// TestHostPortRetargeted replaces the pod behind a host port in the middle of a connection,
+// as a restart with a new address does.
+func TestHostPortRetargeted(t *testing.T) {
 	h := newHost(t)
-	for _, s := range (row{on: ported}).scenes() {
+	for _, s := range (row{on: withPorts}).scenes() {
 		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
 			if err := h.reset(); err != nil {
 				t.Fatal(err)
@@ -189,7 +189,7 @@ func TestPortLeadsElsewhere(t *testing.T) {
 			for _, pod := range []string{"pod", "pod2", "pod"} {
 				err := errors.Join(
 					empty[bpf.HostPortKey, bpf.HostPort](h.programs.Maps[bpf.MapHostPorts]),
-					h.fill(s, []port{{host: "any:8080", to: pod + ":80"}}, nil),
+					h.fill(s, []hostPort{{host: "any:8080", to: pod + ":80"}}, nil),
 					h.pass(s, bpf.ProgFromUplink, "remote:5000 > node:8080", "remote:5000 > "+pod+":80"),
 					h.pass(s, bpf.ProgToUplink, pod+":80 > remote:5000", "node:8080 > remote:5000"),
 				)
@@ -201,7 +201,7 @@ func TestPortLeadsElsewhere(t *testing.T) {
 	}
 }
 
-// pass wants a program to make want of the packet in.
+// pass wants a program to turn the packet in into want.
 func (h *host) pass(s scene, program, in, want string) error {
 	_, err := h.hop(&s, s.packet(in, false), false, hop{program: program, out: want})
 	return err

@@ -11,28 +11,28 @@ import (
 )
 
 // errorRow is an ICMP error through a program. It runs for every kind of error,
-// and for packets quoted in full and cut short.
+// and for packets quoted in full and truncated.
 //
-// What is right is not computed from what was sent: the error is built anew, about
-// the packet that the text out names, and must be the same to the last byte.
+// The expected error is not computed from the one sent: it is built anew, about the
+// packet that out names, and must be equal to the last byte.
 type errorRow struct {
 	name string
 	on   []proto // of the packet that the error is about
 	only string
 
-	// Before. The flows must be the same afterwards.
-	ports   []port
+	// The maps before. The flows must not change.
+	ports   []hostPort
 	flows   []flow
-	exempts []exempt
+	nonMasq []nonMasq
 
-	from  string // who says so
-	to    string // to whom, instead of the packet's source
-	about string // the packet
-	reply bool   // it was an answer
+	from  string // the error's sender
+	to    string // its receiver; "": the source of the quoted packet
+	about string // the quoted packet
+	reply bool   // the quoted packet is a reply
 	edit  func(p *testenv.Packet)
 
-	out      string // what the error is about afterwards; "": untouched
-	sender   string // afterwards; "": as before
+	out      string // the quoted packet afterwards; "": the error is unchanged
+	sender   string // the error's sender afterwards; "": as before
 	redirect bool
 	drop     string
 }
@@ -48,8 +48,8 @@ var errorKinds = map[string][]errorKind{
 	"v6": {{1, 4, 0}, {2, 0, 1280}, {3, 0, 0}, {4, 1, 40}},
 }
 
-// quotes are how much an error carries of the packet behind its IP header. 18 bytes
-// of TCP have the checksum only just.
+// quotes are the lengths quoted of a packet behind its IP header. 18 bytes of TCP end with
+// the checksum.
 var quotes = []int{8, 9, 16, 18, 20, 1 << 16}
 
 func runErrors(t *testing.T, program string, rows []errorRow) {
@@ -71,7 +71,7 @@ func runErrors(t *testing.T, program string, rows []errorRow) {
 	}
 }
 
-// buildError makes an error about the packet that text names.
+// buildError makes an error that quotes the packet text.
 func (r errorRow) buildError(s scene, from, text string, kind errorKind, quote int) (testenv.Packet, error) {
 	about := s.packet(text, r.reply)
 	if r.edit != nil {
@@ -86,7 +86,7 @@ func (r errorRow) buildError(s scene, from, text string, kind errorKind, quote i
 }
 
 func (h *host) checkError(program string, s scene, r errorRow, kind errorKind, quote int) error {
-	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.exempt(s, r.exempts)); err != nil {
+	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.fillNonMasq(s, r.nonMasq)); err != nil {
 		return err
 	}
 	before, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
@@ -101,7 +101,7 @@ func (h *host) checkError(program string, s scene, r errorRow, kind errorKind, q
 		packet.Dst = s.addr(r.to)
 	}
 	copy(packet.DstMAC[:], h.device(program).HardwareAddr)
-	suit(program, &packet)
+	adapt(program, &packet)
 	want := packet
 	if r.out != "" {
 		sender := r.sender
@@ -116,7 +116,7 @@ func (h *host) checkError(program string, s scene, r errorRow, kind errorKind, q
 	return h.checkSame(program, packet.MustBuild(), want.MustBuild(), row{drop: r.drop, redirect: r.redirect}, before)
 }
 
-// checkSame runs a program on a frame, and compares frame, verdict, counters and flows.
+// checkSame runs a program on a frame, and compares verdict, frame, counters and flows.
 func (h *host) checkSame(program string, frame, want []byte, r row, flows map[bpf.FlowKey]bpf.Flow) error {
 	verdict, result, err := h.runInside(program, frame)
 	if err != nil {
@@ -130,18 +130,18 @@ func (h *host) checkSame(program string, frame, want []byte, r row, flows map[bp
 	}
 	after, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
 	if err == nil && !equal(after, flows) {
-		err = fmt.Errorf("flows are %+v, were %+v", after, flows)
+		err = fmt.Errorf("flows changed to %+v from %+v", after, flows)
 	}
 	return err
 }
 
-// without is a packet with UDP checksum 0.
+// without sets the UDP checksum to 0, which means none.
 func without(p *testenv.Packet) { p.NoChecksum = true }
 
-// firstFragment makes the packet the first of several.
+// firstFragment makes the packet the first fragment of several.
 func firstFragment(p *testenv.Packet) { p.Fragmented, p.MoreFragments, p.IPID = true, true, 99 }
 
-// lastFragment makes it one that has no ports.
+// lastFragment makes it a fragment without ports.
 func lastFragment(p *testenv.Packet) {
 	*p = testenv.Packet{
 		SrcMAC: p.SrcMAC, DstMAC: p.DstMAC, Src: p.Src, Dst: p.Dst, TTL: p.TTL, Proto: p.Proto,
@@ -152,9 +152,9 @@ func lastFragment(p *testenv.Packet) {
 // withOptions gives an IPv4 packet options.
 func withOptions(p *testenv.Packet) { p.Options = "\x94\x04\x00\x00" }
 
-// TestErrorsCutShort has errors that quote a packet only in part: up to 8 bytes behind
-// its IP header nothing tells what they are about.
-func TestErrorsCutShort(t *testing.T) {
+// TestICMPErrorsTruncated truncates the quoted packet at every length. With fewer than 8 bytes
+// behind its IP header the connection is unknown.
+func TestICMPErrorsTruncated(t *testing.T) {
 	h := newHost(t)
 	for _, tc := range []struct {
 		program, from, about, out, sender, drop string
@@ -162,14 +162,14 @@ func TestErrorsCutShort(t *testing.T) {
 	}{
 		{
 			program: bpf.ProgFromUplink, from: "router", about: "node:20000 > remote:80",
-			flows: []flow{out("remote:80", "node:20000", "pod:4000")}, out: "pod:4000 > remote:80",
+			flows: []flow{snat("remote:80", "node:20000", "pod:4000")}, out: "pod:4000 > remote:80",
 		},
 		{
 			program: bpf.ProgToUplink, from: "pod", about: "remote:5000 > pod:80",
-			flows: []flow{in("remote:5000", "pod:80", "node:8080")}, out: "remote:5000 > node:8080", sender: "node", drop: "truncated",
+			flows: []flow{dnat("remote:5000", "pod:80", "node:8080")}, out: "remote:5000 > node:8080", sender: "node", drop: "truncated",
 		},
 	} {
-		for _, s := range (row{on: ported}).scenes() {
+		for _, s := range (row{on: withPorts}).scenes() {
 			t.Run(tc.program+" "+s.name+" "+string(s.proto), func(t *testing.T) {
 				if err := errors.Join(h.reset(), h.fill(s, nil, tc.flows)); err != nil {
 					t.Fatal(err)
@@ -185,7 +185,7 @@ func TestErrorsCutShort(t *testing.T) {
 				}
 				for length := range len(whole.Payload) + 1 {
 					if s.proto == tcp && length == s.headerLen()-etherLen+17 {
-						continue // half a checksum cannot be mended
+						continue // half a checksum cannot be updated
 					}
 					packet, want, verdict := whole, whole, row{}
 					switch {

@@ -5,57 +5,57 @@ import (
 	"time"
 )
 
-// form is how much is measured.
-type form struct {
+// plan says how much to measure.
+type plan struct {
 	name string
-	// without are variants that are left out.
+	// without names variants to leave out.
 	without []string
-	// scales are those that ours are set up at beside the smallest, references those that others are.
+	// scales and references are the scales for ebpfnet and for the reference plugins, beside the smallest.
 	scales, references []scale
 	rounds             int
-	// slice is how long each traffic is measured in each round.
+	// slice is the time for each workload, path, family and setup in each round.
 	slice time.Duration
-	// calls are the ADDs and DELs of each round, one after the other; those at once are atOnceLimit.
+	// calls is the number of sequential ADDs and DELs in each round.
 	calls int
 }
 
 var (
-	full = form{
+	full = plan{
 		name:       "bench",
 		scales:     []scale{{1000, 1}, {5000, 1}, {1, 100}, {1, 1000}, {5000, 1000}},
 		references: []scale{{1000, 1}, {5000, 1}},
 		rounds:     7, slice: 80 * time.Millisecond, calls: 10,
 	}
-	quick = form{
+	quick = plan{
 		name: "bench-quick", scales: []scale{{5000, 1}}, without: []string{"bridge-nftables", "ptp-iptables", "ptp-nftables"},
 		rounds: 5, slice: 30 * time.Millisecond, calls: 3,
 	}
 )
 
-// setups lists what the form sets up.
-func (f form) setups() []plannedSetup {
+// setups lists the variants and scales to set up.
+func (p plan) setups() []plannedSetup {
 	var all []plannedSetup
 	for _, v := range variants {
-		if slices.Contains(f.without, v.name) {
+		if slices.Contains(p.without, v.name) {
 			continue
 		}
 		all = append(all, plannedSetup{v, smallest})
 		switch {
 		case v.ours && v.name != neverName:
-			all = append(all, planned(v, f.scales)...)
+			all = append(all, planned(v, p.scales)...)
 		case v.reference && !v.slow:
-			all = append(all, planned(v, f.references)...)
+			all = append(all, planned(v, p.references)...)
 		}
 	}
 	return all
 }
 
-// callsOf is fewer calls of those that take seconds.
-func (f form) callsOf(s *setup) int {
+// callsOf is smaller for setups whose ADD takes seconds.
+func (p plan) callsOf(s *setup) int {
 	if s.slow {
-		return min(2, f.calls)
+		return min(2, p.calls)
 	}
-	return f.calls
+	return p.calls
 }
 
 type plannedSetup struct {

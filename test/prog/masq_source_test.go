@@ -15,10 +15,10 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// fibSource is the kernel's answer to which address a route gives.
+// fibSource is the kernel's lookup of a route's source address.
 var fibSource = testenv.Feature{Name: "BPF_FIB_LOOKUP_SRC", Since: testenv.Version{Major: 6, Minor: 7}, Probe: probeFIBSource}
 
-// probeFIBSource asks for any route: a kernel that does not know the flag says EINVAL.
+// probeFIBSource looks up any route: kernels without the flag return EINVAL.
 func probeFIBSource() error {
 	const (
 		size        = 64      // struct bpf_fib_lookup
@@ -49,8 +49,9 @@ func probeFIBSource() error {
 	return err
 }
 
-// The map of these tests names another address than the route does, so that the
-// address of a packet tells where it came from.
+// masqueradesAs checks the source address of a masqueraded packet, with uplink as the entry in
+// uplinks, or none. The entry of these tests has another address than the route, so that the packet
+// shows which of them was used.
 func (h *host) masqueradesAs(s scene, uplink *bpf.Uplink, want, drop string) error {
 	if err := h.reset(); err != nil {
 		return err
@@ -74,7 +75,7 @@ func (h *host) masqueradesAs(s scene, uplink *bpf.Uplink, want, drop string) err
 		return err
 	}
 	if verdict == verdictNext && drop != "" {
-		return fmt.Errorf("packet went out from %s, should be dropped", p.Src)
+		return fmt.Errorf("packet left from %s, should be dropped", p.Src)
 	}
 	if err := errors.Join(checkVerdict(verdict, row{drop: drop}.verdict()), h.checkCounters(drop, len(frame))); err != nil {
 		return err
@@ -93,7 +94,7 @@ func eachScene(t *testing.T, run func(t *testing.T, s scene)) {
 
 var uplinkNode2 = &bpf.Uplink{Addr4: v4.wire("node2"), Addr6: v6.wire("node2")}
 
-func TestSourceOfTheRoute(t *testing.T) {
+func TestMasqSourceFromRoute(t *testing.T) {
 	testenv.Require(t, fibSource)
 	h := newHost(t)
 	eachScene(t, func(t *testing.T, s scene) {
@@ -103,7 +104,7 @@ func TestSourceOfTheRoute(t *testing.T) {
 	})
 }
 
-func TestPreferredSourceOfTheRoute(t *testing.T) {
+func TestMasqSourcePreferredByRoute(t *testing.T) {
 	testenv.Require(t, fibSource)
 	h := newHost(t)
 	for _, f := range families {
@@ -121,9 +122,8 @@ func TestPreferredSourceOfTheRoute(t *testing.T) {
 	})
 }
 
-// TestSourceOfTheMap has no route that the kernel would answer for: the map
-// decides, on all kernels.
-func TestSourceOfTheMap(t *testing.T) {
+// TestMasqSourceFromUplinkEntry has no route to the remote: all kernels use the entry.
+func TestMasqSourceFromUplinkEntry(t *testing.T) {
 	h := newHost(t)
 	h.removeDefaultRoutes(t)
 	eachScene(t, func(t *testing.T, s scene) {
@@ -133,9 +133,9 @@ func TestSourceOfTheMap(t *testing.T) {
 	})
 }
 
-// TestSourceOfMapAndRoute has both: the map decides where the kernel cannot tell the
-// address of a route.
-func TestSourceOfMapAndRoute(t *testing.T) {
+// TestMasqSourceRouteBeforeUplinkEntry has a route and an entry: the route takes precedence if the
+// kernel can look up its source.
+func TestMasqSourceRouteBeforeUplinkEntry(t *testing.T) {
 	want := "node2"
 	if probeFIBSource() == nil {
 		want = "node"
@@ -148,7 +148,7 @@ func TestSourceOfMapAndRoute(t *testing.T) {
 	})
 }
 
-func TestNoSource(t *testing.T) {
+func TestMasqNoSource(t *testing.T) {
 	h := newHost(t)
 	h.removeDefaultRoutes(t)
 	for name, uplink := range map[string]*bpf.Uplink{"no entry": nil, "an entry without addresses": {}} {
@@ -162,9 +162,9 @@ func TestNoSource(t *testing.T) {
 	}
 }
 
-// TestNoSourceButARoute has a route by a host that has no addresses but
-// link-local ones, which no router would pass on.
-func TestNoSourceButARoute(t *testing.T) {
+// TestMasqNoSourceDespiteRoute has a route, but only link-local addresses on the host, which no
+// router would forward.
+func TestMasqNoSourceDespiteRoute(t *testing.T) {
 	h := newHost(t)
 	for _, f := range families {
 		for _, link := range []*netlink.LinkAttrs{h.uplink, h.veth} {
@@ -182,7 +182,7 @@ func TestNoSourceButARoute(t *testing.T) {
 	})
 }
 
-// removeAddrs leaves the link-local ones.
+// removeAddrs removes all addresses but link-local ones.
 func (h *host) removeAddrs(t *testing.T, link *netlink.LinkAttrs, f family) {
 	t.Helper()
 	kind := netlink.FAMILY_V4
