@@ -49,7 +49,7 @@ unit: ## the tests beside the code; no root
 	$(GO) test ./...
 
 .PHONY: system
-system: ## programs, scenarios and the CNI contract, in namespaces of their own (root)
+system: modules ## programs, scenarios and the CNI contract, in namespaces of their own (root)
 	cd test && $(GO) test -count=1 -timeout 30m ./...
 
 # How long fuzz-short tries each target.
@@ -115,6 +115,11 @@ lint: ## vet, staticcheck, gofmt and clang-format
 fmt: ## format Go and C
 	gofmt -w .
 	$(CLANG_FORMAT) -i bpf/*.c bpf/*.h
+
+# The tests build the reference plugins with no network: those modules must be there before.
+.PHONY: modules
+modules:
+	@cd test && $(GO) mod download
 
 .PHONY: deps
 deps:

@@ -26,7 +26,7 @@ var builds sync.Map
 // test module depends on ("github.com/containernetworking/cni/cnitool"). All
 // of them share a directory that goes with the process.
 //
-// There is no network in here: modules must be in the module cache already.
+// There is no network in here: `make modules` must have put them into the module cache.
 func Build(tb TB, pkg string) string {
 	tb.Helper()
 	requireIsolated(tb)
