@@ -126,7 +126,7 @@ deps:
 	@$(call install-packages,$(PACKAGES))
 
 .PHONY: kernel-deps
-kernel-deps:
+kernel-deps: deps
 	@$(call install-packages,$(KERNEL_PACKAGES))
 
 # Installs the Debian packages that are not there; a machine that has them all is left alone.
