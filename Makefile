@@ -10,6 +10,7 @@ BPF_CFLAGS   := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-address-of-packe
 # Debian packages that `make test` needs beside Go and make. `make demo` needs none.
 PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool nftables iptables iproute2 iputils-ping traceroute strace ethtool dnsmasq-base
 BENCH_PACKAGES := nftables iptables
+CI_PACKAGES := mmdebstrap
 KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
@@ -124,6 +125,10 @@ modules:
 .PHONY: deps
 deps:
 	@$(call install-packages,$(PACKAGES))
+
+.PHONY: ci-deps
+ci-deps:
+	@$(call install-packages,$(CI_PACKAGES))
 
 .PHONY: kernel-deps
 kernel-deps: deps
