@@ -24,13 +24,23 @@ import (
 // time. A killed upgrade leaves a second directory of programs; the next ADD, of
 // whatever version, finds that and finishes the work.
 
+// BuildID is a hash of the programs' code. In text and in JSON it is 16 hex digits, since
+// many JSON readers round numbers above 2^53.
+type BuildID uint64
+
+// String returns the 16 hex digits.
+func (b BuildID) String() string { return fmt.Sprintf("%016x", uint64(b)) }
+
+// MarshalText implements [encoding.TextMarshaler].
+func (b BuildID) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
+
 // Upgraded reports what an upgrade did.
 type Upgraded struct {
-	FromBuild    uint64 `json:"fromBuild"`
-	FromRevision uint32 `json:"fromRevision"`
-	ToBuild      uint64 `json:"toBuild"`
-	ToRevision   uint32 `json:"toRevision"`
-	Programs     int    `json:"programs"` // attached to devices
+	FromBuild    BuildID `json:"fromBuild"`
+	FromRevision uint32  `json:"fromRevision"`
+	ToBuild      BuildID `json:"toBuild"`
+	ToRevision   uint32  `json:"toRevision"`
+	Programs     int     `json:"programs"` // attached to devices
 }
 
 // Upgrade replaces the loaded programs by this binary's, whichever are newer, so it
@@ -91,8 +101,8 @@ func (d *Datapath) isOlder(programs Programs) bool {
 // upgrade needs the lock, which the caller holds.
 func (d *Datapath) upgrade(programs Programs) (Upgraded, error) {
 	done := Upgraded{
-		FromBuild: d.Config.Build, FromRevision: d.Config.Revision,
-		ToBuild: programs.Build, ToRevision: programs.Revision,
+		FromBuild: BuildID(d.Config.Build), FromRevision: d.Config.Revision,
+		ToBuild: BuildID(programs.Build), ToRevision: programs.Revision,
 	}
 	if d.Config.Build != programs.Build {
 		if err := d.switchPrograms(programs); err != nil {

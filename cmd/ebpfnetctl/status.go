@@ -21,16 +21,16 @@ import (
 
 // status is what `ebpfnetctl status -o json` prints.
 type status struct {
-	Directory string      `json:"directory"`
-	Revision  uint32      `json:"revision"` // of the programs
-	Build     uint64      `json:"build"`
-	Same      bool        `json:"sameAsThisBinary"`
-	Ports     [2]int      `json:"masqueradePorts"` // the first and the last
-	Uplinks   []string    `json:"uplinks"`
-	Features  []feature   `json:"features"`
-	Maps      []mapStatus `json:"maps"`
-	Bytes     uint64      `json:"bytes"` // of all maps
-	Drops     []drop      `json:"drops"`
+	Directory string         `json:"directory"`
+	Revision  uint32         `json:"revision"` // of the programs
+	Build     loader.BuildID `json:"build"`
+	Same      bool           `json:"sameAsThisBinary"`
+	Ports     [2]int         `json:"masqueradePorts"` // the first and the last
+	Uplinks   []string       `json:"uplinks"`
+	Features  []feature      `json:"features"`
+	Maps      []mapStatus    `json:"maps"`
+	Bytes     uint64         `json:"bytes"` // of all maps
+	Drops     []drop         `json:"drops"`
 
 	Containers []containerDrops `json:"containers"` // those with drops
 }
@@ -82,7 +82,7 @@ func collect(datapath *loader.Datapath) (*status, error) {
 	s := &status{
 		Directory: datapath.Dir(),
 		Revision:  config.Revision,
-		Build:     config.Build,
+		Build:     loader.BuildID(config.Build),
 		Same:      config.Build == bpf.Build(),
 		Features:  chosen,
 		Uplinks:   []string{}, // not null
@@ -179,7 +179,7 @@ func (s *status) programs() string {
 		return programVersion(s.Revision, s.Build)
 	}
 	return fmt.Sprintf("%s; this binary has %s (`ebpfnetctl upgrade` loads them)",
-		programVersion(s.Revision, s.Build), programVersion(bpf.Revision, bpf.Build()))
+		programVersion(s.Revision, s.Build), programVersion(bpf.Revision, loader.BuildID(bpf.Build())))
 }
 
 func deviceName(index int) string {

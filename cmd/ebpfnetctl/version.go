@@ -11,13 +11,13 @@ import (
 
 // version is what `ebpfnetctl version -o json` prints.
 type version struct {
-	Revision uint32 `json:"revision"` // of the programs; a higher one replaces a lower one
-	Build    uint64 `json:"build"`    // a hash of the programs
-	ABI      uint32 `json:"abi"`      // of the maps' layout
+	Revision uint32         `json:"revision"` // of the programs; a higher one replaces a lower one
+	Build    loader.BuildID `json:"build"`    // a hash of the programs
+	ABI      uint32         `json:"abi"`      // of the maps' layout
 }
 
 func printVersion(_ context.Context, to io.Writer, o options) error {
-	v := version{bpf.Revision, bpf.Build(), loader.ABI}
+	v := version{bpf.Revision, loader.BuildID(bpf.Build()), loader.ABI}
 	if o.json {
 		return printJSON(to, v)
 	}
@@ -26,6 +26,6 @@ func printVersion(_ context.Context, to io.Writer, o options) error {
 }
 
 // programVersion names programs in messages.
-func programVersion(revision uint32, build uint64) string {
-	return fmt.Sprintf("revision %d, build %016x", revision, build)
+func programVersion(revision uint32, build loader.BuildID) string {
+	return fmt.Sprintf("revision %d, build %s", revision, build)
 }

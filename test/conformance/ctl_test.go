@@ -48,6 +48,7 @@ func TestCtlArguments(t *testing.T) {
 		{[]string{"unload", "--help"}, 0, "ebpfnetctl status", ""},
 		{[]string{"version"}, 0, fmt.Sprintf("revision %d, build %016x, ABI %d\n", bpf.Revision, bpf.Build(), loader.ABI), ""},
 		{[]string{"version", "-o", "json"}, 0, fmt.Sprintf(`"revision": %d`, bpf.Revision), ""},
+		{[]string{"version", "-o", "json"}, 0, fmt.Sprintf(`"build": "%016x"`, bpf.Build()), ""},
 		{[]string{"set", "pods"}, 2, "", "KEY=VALUE"},
 		{[]string{"set", "pods", "colour=red"}, 2, "", `colour "red"`},
 		{[]string{"set", "pods", "ingressPolicy=closed"}, 2, "", "same-network"},

@@ -68,10 +68,10 @@ func (n *network) upgradeUnderTraffic(t *testing.T, upgrades int) {
 		if err != nil {
 			t.Fatalf("upgrade %d: %v", i+1, err)
 		}
-		if done.ToBuild != uint64(i+1) || done.FromBuild == done.ToBuild || done.Programs < 5 {
+		if done.ToBuild != loader.BuildID(i+1) || done.FromBuild == done.ToBuild || done.Programs < 5 {
 			t.Fatalf("upgrade %d: got %+v, want at least 5 programs of build %d", i+1, done, i+1)
 		}
-		n.wantPrograms(t, done.ToBuild)
+		n.wantPrograms(t, uint64(done.ToBuild))
 		load.awaitRound(t)
 	}
 	load.stop()
