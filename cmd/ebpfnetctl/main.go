@@ -69,7 +69,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprint(stdout, usage)
 		return 0
 	case errors.As(err, new(argumentError)):
-		fmt.Fprintf(stderr, "ebpfnetctl: %v\n\n%s", err, usage)
+		fmt.Fprintf(stderr, "ebpfnetctl: %v (`ebpfnetctl help` lists the commands)\n", err)
 		return 2
 	default:
 		fmt.Fprintf(stderr, "ebpfnetctl: %v\n", err)
