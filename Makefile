@@ -8,8 +8,9 @@ BPF_CFLAGS   := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-address-of-packe
 	-I/usr/include/$(shell uname -m)-linux-gnu
 
 # Debian packages that `make test` needs beside Go and make. `make demo` needs none.
-PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool nftables iptables iproute2 iputils-ping traceroute strace dnsmasq-base
+PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool nftables iptables iproute2 iputils-ping traceroute strace ethtool dnsmasq-base
 BENCH_PACKAGES := nftables iptables
+CI_PACKAGES := mmdebstrap
 KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
@@ -49,7 +50,7 @@ unit: ## the tests beside the code; no root
 	$(GO) test ./...
 
 .PHONY: system
-system: ## programs, scenarios and the CNI contract, in namespaces of their own (root)
+system: modules ## programs, scenarios and the CNI contract, in namespaces of their own (root)
 	cd test && $(GO) test -count=1 -timeout 30m ./...
 
 # How long fuzz-short tries each target.
@@ -123,12 +124,21 @@ fmt: ## format Go and C
 	gofmt -w .
 	$(CLANG_FORMAT) -i bpf/*.c bpf/*.h
 
+# The tests build the reference plugins with no network: those modules must be there before.
+.PHONY: modules
+modules:
+	@cd test && $(GO) mod download
+
 .PHONY: deps
 deps:
 	@$(call install-packages,$(PACKAGES))
 
+.PHONY: ci-deps
+ci-deps:
+	@$(call install-packages,$(CI_PACKAGES))
+
 .PHONY: kernel-deps
-kernel-deps:
+kernel-deps: deps
 	@$(call install-packages,$(KERNEL_PACKAGES))
 
 # Installs the Debian packages that are not there; a machine that has them all is left alone.

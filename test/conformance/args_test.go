@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestArgs asks for addresses and a MAC address by all the ways there are. CONVENTIONS.md: what
-// runtimeConfig and args say counts more than CNI_ARGS.
+// TestArgs requests addresses and a MAC address by every means. As in CONVENTIONS.md, runtimeConfig and args
+// override CNI_ARGS.
 func TestArgs(t *testing.T) {
 	h := newHost(t)
 	kubernetes := "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=c1;K8S_POD_UID=2f0e"
@@ -30,14 +30,14 @@ func TestArgs(t *testing.T) {
 			"args.cni.ips", list{"10.88.1.2"}), "args.cni.mac", "02:00:00:00:00:02"),
 			"runtimeConfig.ips", list{"10.88.1.3"}), "runtimeConfig.mac", "02:00:00:00:00:03"), "[10.88.1.3] 02:00:00:00:00:03"},
 		{"labels in args", "", with(single("1.0.0"), "args.cni.labels", list{object{"key": "app", "value": "web"}}), ""},
-		{"capabilities that only inform", "", with(single("1.0.0"), "runtimeConfig",
+		{"informative capabilities", "", with(single("1.0.0"), "runtimeConfig",
 			object{"aliases": list{"web"}, "cgroupPath": "/a", "io.kubernetes.cri.pod-annotations": object{"a": "b"}}), ""},
-		{"ranges of the runtime", "", with(single("1.0.0"), "runtimeConfig.ipRanges", list{list{object{"subnet": "10.87.0.0/16", "rangeStart": "10.87.0.5"}}}), "[10.87.0.5 10.88.0.2] "},
+		{"runtime's ranges", "", with(single("1.0.0"), "runtimeConfig.ipRanges", list{list{object{"subnet": "10.87.0.0/16", "rangeStart": "10.87.0.5"}}}), "[10.87.0.5 10.88.0.2] "},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			forgetAddresses(t)
+			removeReservations(t)
 			p := h.pod(t, "c1", test.conf)
-			before := h.state(t, p.Namespace)
+			before := h.snapshot(t, p.Namespace)
 			p.args = test.args
 			result := p.add(t)
 			var addrs any = addresses(result)
@@ -53,7 +53,7 @@ func TestArgs(t *testing.T) {
 			}
 			wantSuccess(t, p.try(t, "CHECK"), "")
 			p.del(t)
-			h.wantState(t, before, p.Namespace)
+			h.wantUnchanged(t, before, p.Namespace)
 		})
 	}
 }

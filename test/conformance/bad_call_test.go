@@ -10,14 +10,12 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// TestBadEnvironment gives the variables of a call wrongly.
+// TestBadEnvironment calls verbs with invalid environment variables.
 func TestBadEnvironment(t *testing.T) {
 	const missing = ""
-	h := newHost(t)
+	h := newLoadedHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
-	p.add(t)
-	p.del(t)
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 	for _, test := range []struct {
 		verb, variable, value string
 		code                  uint
@@ -34,7 +32,7 @@ func TestBadEnvironment(t *testing.T) {
 		{"ADD", "CNI_COMMAND", "UPDATE", codeInvalidEnv, []string{"CNI_COMMAND", "UPDATE"}},
 		{"ADD", "CNI_COMMAND", "add", codeInvalidEnv, []string{"CNI_COMMAND", "add"}},
 
-		// The words of the next are the CNI library's.
+		// The CNI library words these errors.
 		{"ADD", "CNI_CONTAINERID", "../c1", codeInvalidEnv, []string{"containerID", "../c1"}},
 		{"ADD", "CNI_CONTAINERID", "c 1", codeInvalidEnv, []string{"containerID", "c 1"}},
 		{"ADD", "CNI_IFNAME", "a23456789012345x", codeInvalidEnv, []string{"interface name", "long"}},
@@ -64,16 +62,16 @@ func TestBadEnvironment(t *testing.T) {
 			env := p.env(test.verb)
 			env[test.variable] = test.value
 			wantError(t, h.call(t, env, encode(t, p.conf)), test.code, test.words...)
-			h.wantState(t, before, p.Namespace)
+			h.wantUnchanged(t, before, p.Namespace)
 		})
 	}
 }
 
-// TestBadInput cuts the configuration off, and gives what is no object.
+// TestBadInput passes truncated configurations, and JSON that is no object.
 func TestBadInput(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 	whole := string(encode(t, p.conf))
 	inputs := []string{"", " ", "null", "[]", `"ebpfnet"`, "1", whole + "}", whole + whole, strings.ReplaceAll(whole, `"`, "'"), "\x00" + whole}
 	for length := 1; length < len(whole); length += 13 {
@@ -90,11 +88,10 @@ func TestBadInput(t *testing.T) {
 			})
 		}
 	}
-	h.wantState(t, before, p.Namespace)
+	h.wantUnchanged(t, before, p.Namespace)
 }
 
-// TestErrorVersion holds errors to what the specification says of them: the keys are cniVersion, code, msg
-// and details, and the version is the one that was asked for.
+// TestErrorVersion checks that errors have the configuration's cniVersion.
 func TestErrorVersion(t *testing.T) {
 	h := newHost(t)
 	for _, version := range version.All.SupportedVersions() {
@@ -103,26 +100,25 @@ func TestErrorVersion(t *testing.T) {
 			call := p.try(t, "ADD")
 			wantError(t, call, codeInvalidConfig, "mtu")
 			if want := fmt.Sprintf("%q: %q", "cniVersion", version); !strings.Contains(string(call.Stdout), want) {
-				t.Errorf("error lacks %s: %s", want, call.Stdout)
+				t.Errorf("error: got %s, want it to contain %s", call.Stdout, want)
 			}
 		})
 	}
 }
 
-// TestLongNames gives names that are long but usual, and one that the kernel cannot keep as a part of
-// the device's alias.
+// TestLongNames uses names that are long but usual, and one that exceeds the kernel's limit for a device alias.
 func TestLongNames(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, strings.Repeat("c", 64), with(dual("1.0.0"), "name", strings.Repeat("n", 100)))
 	p.ifName = strings.Repeat("i", 15)
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 	p.add(t)
 	wantSuccess(t, p.try(t, "CHECK"), "")
 	wantPing(t, p.Namespace, testenv.OutsideAddr4)
 	p.del(t)
-	h.wantState(t, before, p.Namespace)
+	h.wantUnchanged(t, before, p.Namespace)
 
 	p.conf = with(dual("1.0.0"), "name", strings.Repeat("n", 255))
 	wantError(t, p.try(t, "ADD"), codeInvalidConfig, "name", "nnn")
-	h.wantState(t, before, p.Namespace)
+	h.wantUnchanged(t, before, p.Namespace)
 }

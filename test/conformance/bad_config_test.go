@@ -2,14 +2,12 @@ package conformance
 
 import "testing"
 
-// TestBadConfig gives ADD each key wrongly. The error must name the key and the value, and
-// nothing may be left.
+// TestBadConfig calls ADD with an invalid value of each key. The error must name the key and the value, and
+// ADD must leave nothing.
 func TestBadConfig(t *testing.T) {
-	h := newHost(t)
+	h := newLoadedHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
-	p.add(t)
-	p.del(t)
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 	for _, test := range []struct {
 		path  string
 		value any
@@ -78,18 +76,16 @@ func TestBadConfig(t *testing.T) {
 		t.Run(test.path+" "+string(encode(t, test.value)), func(t *testing.T) {
 			p.conf = with(dual("1.1.0"), test.path, test.value)
 			wantError(t, p.try(t, "ADD"), test.code, test.words...)
-			h.wantState(t, before, p.Namespace)
+			h.wantUnchanged(t, before, p.Namespace)
 		})
 	}
 }
 
-// TestBadRuntimeConfig is TestBadConfig for what the runtime adds.
+// TestBadRuntimeConfig is TestBadConfig for runtimeConfig.
 func TestBadRuntimeConfig(t *testing.T) {
-	h := newHost(t)
+	h := newLoadedHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
-	p.add(t)
-	p.del(t)
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 	port := func(key string, value any) list {
 		return list{object{"hostPort": 80, "containerPort": 80}, with(object{"hostPort": 8080, "containerPort": 80}, key, value)}
 	}
@@ -137,7 +133,7 @@ func TestBadRuntimeConfig(t *testing.T) {
 		t.Run(test.key+" "+string(encode(t, test.value)), func(t *testing.T) {
 			p.conf = with(dual("1.1.0"), "runtimeConfig."+test.key, test.value)
 			wantError(t, p.try(t, "ADD"), test.code, test.words...)
-			h.wantState(t, before, p.Namespace)
+			h.wantUnchanged(t, before, p.Namespace)
 		})
 	}
 }

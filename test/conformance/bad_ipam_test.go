@@ -2,13 +2,11 @@ package conformance
 
 import "testing"
 
-// TestBadIPAM is TestBadConfig for the keys of host-local.
+// TestBadIPAM is TestBadConfig for host-local's keys.
 func TestBadIPAM(t *testing.T) {
-	h := newHost(t)
+	h := newLoadedHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
-	p.add(t)
-	p.del(t)
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 	oneRange := func(key string, value any) list {
 		return list{list{with(object{"subnet": "10.88.0.0/24"}, key, value)}}
 	}
@@ -52,7 +50,7 @@ func TestBadIPAM(t *testing.T) {
 		t.Run(test.path+" "+string(encode(t, test.value)), func(t *testing.T) {
 			p.conf = with(dual("1.1.0"), test.path, test.value)
 			wantError(t, p.try(t, "ADD"), test.code, test.words...)
-			h.wantState(t, before, p.Namespace)
+			h.wantUnchanged(t, before, p.Namespace)
 		})
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// chainedPod makes a container with an interface as ptp leaves one, and the configuration of an ebpfnet that
-// comes after, with something of all that it can do there.
+// chainedPod makes a container with an interface like ptp's, and the configuration of an ebpfnet chained after it
+// that uses all of its features.
 func (h *host) chainedPod(t *testing.T) *pod {
 	t.Helper()
 	const address, gateway = "10.88.0.9", "10.88.0.1"
@@ -22,7 +22,7 @@ func (h *host) chainedPod(t *testing.T) *pod {
 	conf = with(with(conf, "runtimeConfig.aliases", list{"web"}), "txQLen", 77)
 	conf = with(with(conf, "allmulti", true), "sysctl", object{"net.core.somaxconn": "500"})
 	p := h.pod(t, "c1", conf)
-	h.makePtp(t, p, address, gateway)
+	h.makePTPLink(t, p, address, gateway)
 	p.conf = with(conf, "prevResult", object{
 		"cniVersion": "1.1.0",
 		"interfaces": list{
@@ -36,7 +36,7 @@ func (h *host) chainedPod(t *testing.T) *pod {
 	return p
 }
 
-// peer returns the node's end of what makePtp makes.
+// peer returns the host's end of the link of makePTPLink.
 func (p *pod) peer(t *testing.T) netlink.Link {
 	t.Helper()
 	link, err := p.host.Node.Netlink().LinkByName("before")
@@ -46,8 +46,8 @@ func (p *pod) peer(t *testing.T) netlink.Link {
 	return link
 }
 
-// makePtp makes a veth from the node to a container, with its addresses and routes.
-func (h *host) makePtp(t *testing.T, p *pod, address, gateway string) {
+// makePTPLink connects the node and a container by a veth, with addresses and routes.
+func (h *host) makePTPLink(t *testing.T, p *pod, address, gateway string) {
 	t.Helper()
 	single := func(ip string) *net.IPNet { return &net.IPNet{IP: net.ParseIP(ip).To4(), Mask: net.CIDRMask(32, 32)} }
 	must := func(err error) {
@@ -72,7 +72,7 @@ func (h *host) makePtp(t *testing.T, p *pod, address, gateway string) {
 	must(container.RouteAdd(&netlink.Route{LinkIndex: device.Attrs().Index, Dst: all, Gw: single(gateway).IP}))
 }
 
-// tuned is what an ebpfnet after another plugin changes of the container, and gives back.
+// tuned returns the container's settings that a chained ebpfnet changes and DEL restores.
 func tuned(t *testing.T, p *pod) string {
 	t.Helper()
 	somaxconn, err := p.Sysctl("net/core/somaxconn")
@@ -83,43 +83,43 @@ func tuned(t *testing.T, p *pod) string {
 	return fmt.Sprint(attrs.Allmulti, attrs.TxQLen, somaxconn)
 }
 
-// TestChainedSteps fails and kills an ADD after another plugin before each of its steps: the first leaves
-// nothing but what that plugin has made, the second nothing that a DEL does not take away.
+// TestChainedSteps makes a chained ADD fail before each of its steps, and kills it there. A failed one leaves only
+// what the previous plugin has made; DEL removes the rest of a killed one.
 func TestChainedSteps(t *testing.T) {
 	h := newHost(t)
 	p := h.chainedPod(t)
-	before, asMade := h.state(t, p.Namespace), tuned(t, p)
+	before, settings := h.snapshot(t, p.Namespace), tuned(t, p)
 	want := func(t *testing.T) {
 		t.Helper()
-		h.wantState(t, before, p.Namespace)
-		if got := tuned(t, p); got != asMade {
-			t.Errorf("the container has %s, and had %s", got, asMade)
+		h.wantUnchanged(t, before, p.Namespace)
+		if got := tuned(t, p); got != settings {
+			t.Errorf("settings of the container: got %s, want %s", got, settings)
 		}
 	}
-	for _, step := range stepsOfAdd(t, p) {
+	for _, step := range learnAddSteps(t, p) {
 		t.Run("fails before "+step, func(t *testing.T) {
-			failAndRetry(t, p, before, role{FailBefore: step})
+			failAndRetry(t, p, before, fault{FailBefore: step})
 			want(t)
 		})
 		t.Run("killed before "+step, func(t *testing.T) {
-			if call, stopped := p.addAs(t, role{KillBefore: step}); stopped || call.Exit != -1 {
-				t.Fatalf("ADD was not killed: %+v", call)
+			if call, stopped := p.addWithFault(t, fault{KillBefore: step}); stopped || call.Exit != -1 {
+				t.Fatalf("ADD: got %+v, want SIGKILL", call)
 			}
 			p.del(t)
 			want(t)
 		})
 	}
-	t.Run("fails in print the result", func(t *testing.T) {
-		failAndRetry(t, p, before, role{FailPrint: true})
+	t.Run("fails to print the result", func(t *testing.T) {
+		failAndRetry(t, p, before, fault{FailPrint: true})
 		want(t)
 	})
 }
 
-// TestChainedVerbs is one life after another plugin, seen at each verb.
+// TestChainedVerbs calls every verb for a chained container.
 func TestChainedVerbs(t *testing.T) {
 	h := newHost(t)
 	p := h.chainedPod(t)
-	before, asMade := h.state(t, p.Namespace), tuned(t, p)
+	before, settings := h.snapshot(t, p.Namespace), tuned(t, p)
 	result := p.add(t)
 	wantFetch4(t, h, p, result.IPs[0].Address.IP)
 	wantSuccess(t, p.try(t, "CHECK"), "")
@@ -129,13 +129,13 @@ func TestChainedVerbs(t *testing.T) {
 	h.gc(t, withKey(p.conf, currentKey, attachments("c1")))
 	wantSuccess(t, p.try(t, "CHECK"), "")
 	p.del(t)
-	h.wantState(t, before, p.Namespace)
-	if got := tuned(t, p); got != asMade {
-		t.Errorf("after DEL the container has %s, and had %s", got, asMade)
+	h.wantUnchanged(t, before, p.Namespace)
+	if got := tuned(t, p); got != settings {
+		t.Errorf("settings of the container after DEL: got %s, want %s", got, settings)
 	}
 }
 
-// wantFetch4 fetches by the node's port 8080 from the outside.
+// wantFetch4 is wantFetch for one IPv4 address, without the check of the client's.
 func wantFetch4(t *testing.T, h *host, p *pod, ip net.IP) {
 	t.Helper()
 	addr, _ := netip.AddrFromSlice(ip.To4())

@@ -18,10 +18,10 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// What is done to a container for CHECK to find.
+// Damage for CHECK to find.
 
-// asksFor has CHECK look for another value of a key than ADD was given.
-func asksFor(key string, value any) func(*testing.T, *pod, *types100.Result) {
+// withExpected passes CHECK another value of a key than ADD.
+func withExpected(key string, value any) func(*testing.T, *pod, *types100.Result) {
 	return func(_ *testing.T, p *pod, _ *types100.Result) { p.conf = with(p.conf, key, value) }
 }
 
@@ -35,7 +35,7 @@ func removeQueue(h *netlink.Handle, l netlink.Link) error {
 			return h.QdiscDel(queue)
 		}
 	}
-	return errors.New("the device has no queue")
+	return errors.New("device has no root qdisc")
 }
 
 func setMAC(h *netlink.Handle, l netlink.Link) error {
@@ -46,17 +46,25 @@ func setMTU(mtu int) func(*netlink.Handle, netlink.Link) error {
 	return func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetMTU(l, mtu) }
 }
 
-func (p *pod) setSysctl(t *testing.T, ns *testenv.Namespace, name, value string) {
+func setSysctl(t *testing.T, ns *testenv.Namespace, name, value string) {
 	t.Helper()
 	if err := ns.SetSysctl(name, value); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func stopForwarding(name string) func(*testing.T, *pod, *types100.Result) {
+// disableForwarding turns forwarding off on the node, in both families.
+func (h *host) disableForwarding(t *testing.T) {
+	t.Helper()
+	for _, f := range testenv.Families {
+		setSysctl(t, h.Node, f.Forwarding, "0")
+	}
+}
+
+func stopForwarding(f testenv.Family) func(*testing.T, *pod, *types100.Result) {
 	return func(t *testing.T, p *pod, _ *types100.Result) {
 		t.Helper()
-		p.setSysctl(t, p.host.Node, name, "0")
+		setSysctl(t, p.host.Node, f.Forwarding, "0")
 	}
 }
 
@@ -78,14 +86,14 @@ func inContainer(damage func(*netlink.Handle, netlink.Link) error) func(*testing
 	}
 }
 
-// deleteInterface takes the name away and leaves the pair, so that only the container differs.
+// deleteInterface renames the interface, so that the veth remains and only the container differs.
 func deleteInterface(t *testing.T, p *pod, _ *types100.Result) {
 	t.Helper()
 	link := p.device(t)
 	if err := p.Netlink().LinkSetDown(link); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Netlink().LinkSetName(link, "gone"); err != nil {
+	if err := p.Netlink().LinkSetName(link, "renamed"); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -129,7 +137,7 @@ func removeHostRoute(t *testing.T, p *pod, result *types100.Result) {
 	}
 }
 
-// changeRoute replaces a route of the container, in whatever table it is.
+// changeRoute replaces a route of the container, in any table.
 func changeRoute(dst string, change func(*netlink.Route)) func(*testing.T, *pod, *types100.Result) {
 	return func(t *testing.T, p *pod, _ *types100.Result) {
 		t.Helper()
@@ -137,7 +145,7 @@ func changeRoute(dst string, change func(*netlink.Route)) func(*testing.T, *pod,
 		filter := &netlink.Route{Dst: prefix}
 		routes, err := rtnl.Routes(p.Netlink(), netlink.FAMILY_V4, filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
 		if err != nil || len(routes) != 1 {
-			t.Fatalf("routes to %s: %v (%v)", dst, routes, err)
+			t.Fatalf("routes to %s: got %v (%v), want one", dst, routes, err)
 		}
 		route := routes[0]
 		if err := p.Netlink().RouteDel(&route); err != nil {
@@ -157,15 +165,21 @@ func removeFilter(t *testing.T, p *pod, result *types100.Result) {
 	}
 }
 
-// forceDetach takes a program off and leaves the pin of its link.
+// linkPin returns the one pinned link that matches a pattern.
+func linkPin(t *testing.T, pattern string) string {
+	t.Helper()
+	pins, err := filepath.Glob(filepath.Join(loader.Root, "netns-*", "links", pattern))
+	if err != nil || len(pins) != 1 {
+		t.Fatalf("pins like %s: got %v (%v), want one", pattern, pins, err)
+	}
+	return pins[0]
+}
+
+// forceDetach detaches a program and leaves its link pinned.
 func forceDetach(pattern string) func(*testing.T, *pod, *types100.Result) {
 	return func(t *testing.T, _ *pod, _ *types100.Result) {
 		t.Helper()
-		pins, err := filepath.Glob(filepath.Join(loader.Root, "netns-*", "links", pattern))
-		if err != nil || len(pins) != 1 {
-			t.Fatalf("pins %s: %v, %v", pattern, pins, err)
-		}
-		l, err := link.LoadPinnedLink(pins[0], nil)
+		l, err := link.LoadPinnedLink(linkPin(t, pattern), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -178,7 +192,7 @@ func forceDetach(pattern string) func(*testing.T, *pod, *types100.Result) {
 
 func writeReservation(t *testing.T, addr, content string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(addressDir, "pods", addr), []byte(content), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(testenv.ReservationDir, "pods", addr), []byte(content), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -186,11 +200,7 @@ func writeReservation(t *testing.T, addr, content string) {
 func removePin(pattern string) func(*testing.T, *pod, *types100.Result) {
 	return func(t *testing.T, _ *pod, _ *types100.Result) {
 		t.Helper()
-		pins, err := filepath.Glob(filepath.Join(loader.Root, "netns-*", "links", pattern))
-		if err != nil || len(pins) != 1 {
-			t.Fatalf("pins %s: %v, %v", pattern, pins, err)
-		}
-		if err := os.Remove(pins[0]); err != nil {
+		if err := os.Remove(linkPin(t, pattern)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -206,7 +216,7 @@ func removeEntries(remove func(*maps.Store, loader.Owner) error) func(*testing.T
 	}
 }
 
-func removeExempts(t *testing.T, p *pod, _ *types100.Result) {
+func clearNonMasqCIDRs(t *testing.T, p *pod, _ *types100.Result) {
 	t.Helper()
 	withDatapath(t, p.host, func(datapath *loader.Datapath) error {
 		var key bpf.PrefixKey
@@ -223,7 +233,7 @@ func removeExempts(t *testing.T, p *pod, _ *types100.Result) {
 
 func removeReservation(t *testing.T, _ *pod, result *types100.Result) {
 	t.Helper()
-	if err := os.Remove(filepath.Join(addressDir, "pods", addresses(result)[0].String())); err != nil {
+	if err := os.Remove(filepath.Join(testenv.ReservationDir, "pods", addresses(result)[0].String())); err != nil {
 		t.Fatal(err)
 	}
 }

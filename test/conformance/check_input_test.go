@@ -10,7 +10,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 )
 
-// TestCheckPrevResult gives CHECK results that do not belong to the container.
+// TestCheckPrevResult passes CHECK results that do not belong to the container.
 func TestCheckPrevResult(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.0.0"))
@@ -24,7 +24,7 @@ func TestCheckPrevResult(t *testing.T) {
 		words []string
 	}{
 		{"missing", nil, codeInvalidConfig, []string{"prevResult"}},
-		{"of another version", with(good, "ips", "none"), codeInvalidConfig, []string{"prevResult"}},
+		{"invalid", with(good, "ips", "none"), codeInvalidConfig, []string{"prevResult"}},
 		{"without the interface", with(good, "interfaces", list{}), cnierr.CodeDiffers, []string{"prevResult", "eth0"}},
 		{"with another address", with(good, "ips", list{object{"address": "10.88.9.9/16", "interface": 1}}), cnierr.CodeDiffers, []string{"10.88.9.9"}},
 		{"with another route", with(good, "routes", list{object{"dst": "198.18.0.0/15"}}), cnierr.CodeDiffers, []string{"198.18.0.0/15"}},
@@ -38,8 +38,8 @@ func TestCheckPrevResult(t *testing.T) {
 	wantSuccess(t, p.try(t, "CHECK"), "")
 }
 
-// TestCheckTolerates holds CHECK to accept what plugins later in the list may have added, and
-// containers that never were.
+// TestCheckTolerates checks that CHECK accepts what later plugins may have added. It must not accept a container
+// that was never added.
 func TestCheckTolerates(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("0.4.0"))
@@ -54,12 +54,11 @@ func TestCheckTolerates(t *testing.T) {
 	}
 	wantSuccess(t, p.try(t, "CHECK"), "")
 
-	never := h.pod(t, "c2", dual("1.0.0"))
-	never.result = p.result
-	never.result = with(never.result, "cniVersion", "1.0.0")
-	if call := never.try(t, "CHECK"); call.Exit == 0 {
-		t.Error("CHECK of a container that never was succeeded")
+	unknown := h.pod(t, "c2", dual("1.0.0"))
+	unknown.result = with(p.result, "cniVersion", "1.0.0")
+	if call := unknown.try(t, "CHECK"); call.Exit == 0 {
+		t.Error("CHECK of an unknown container: got success, want an error")
 	} else if !strings.Contains(string(call.Stdout), "eth0") {
-		t.Errorf("CHECK says %s", call.Stdout)
+		t.Errorf("CHECK of an unknown container: got %s, want it to name eth0", call.Stdout)
 	}
 }

@@ -17,14 +17,14 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// difference is something that CHECK must find.
+// difference is damage that CHECK must report.
 type difference struct {
 	name   string
 	damage func(t *testing.T, p *pod, result *types100.Result)
 	words  []string // in the error
 }
 
-// checkConf has something of all that CHECK looks at.
+// checkConf uses everything that CHECK verifies.
 func checkConf() object {
 	conf := with(dual("1.1.0"), "runtimeConfig.portMappings", webPort)
 	conf = with(conf, "nonMasqueradeCIDRs", list{"172.16.0.0/12"})
@@ -38,7 +38,8 @@ func checkConf() object {
 	})
 }
 
-const mended = "ebpfnetctl repair"
+// repairHint is in the error for a difference that ebpfnetctl repairs.
+const repairHint = "ebpfnetctl repair"
 
 func TestCheck(t *testing.T) {
 	checkFinds(t, checkConf(), []difference{
@@ -61,7 +62,7 @@ func TestCheck(t *testing.T) {
 		{"MAC changed", inContainer(setMAC), []string{"MAC of eth0 in the container", "02:00:00:00:00:09"}},
 		{"MTU raised", inContainer(setMTU(9000)), []string{"MTU of eth0 in the container: 9000, expected 1500"}},
 		{"sysctl changed", func(t *testing.T, p *pod, _ *types100.Result) {
-			p.setSysctl(t, p.Namespace, "net/core/somaxconn", "501")
+			setSysctl(t, p.Namespace, "net/core/somaxconn", "501")
 		},
 			[]string{"somaxconn is 501, expected 500"}},
 		{"queue changed", inContainer(func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetTxQLen(l, 78) }), []string{"txQLen is 78, expected 77"}},
@@ -72,32 +73,32 @@ func TestCheck(t *testing.T) {
 		{"alias changed", onHost(func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetAlias(l, "mine") }), []string{`"mine"`, `"ebpfnet pods c1 eth0"`}},
 		{"gateway's address removed", removeGateway, []string{"ebpf", "gateway", "10.88.0.1"}},
 		{"host's route removed", removeHostRoute, []string{"route", "fd00:88::", "ebpf"}},
-		{"IPv4 forwarding off", stopForwarding("net/ipv4/ip_forward"), []string{"/proc/sys/net/ipv4/ip_forward", mended}},
-		{"IPv6 forwarding off", stopForwarding("net/ipv6/conf/all/forwarding"), []string{"/proc/sys/net/ipv6/conf/all/forwarding", mended}},
+		{"IPv4 forwarding off", stopForwarding(testenv.IPv4), []string{"/proc/sys/net/ipv4/ip_forward", repairHint}},
+		{"IPv6 forwarding off", stopForwarding(testenv.IPv6), []string{"/proc/sys/net/ipv6/conf/all/forwarding", repairHint}},
 
 		{"endpoint removed", removeEntries((*maps.Store).Release), []string{"10.88.0.", "fd00:88::"}},
-		{"all is another container's", func(_ *testing.T, p *pod, _ *types100.Result) { p.id = "c2" },
+		{"another container's configuration", func(_ *testing.T, p *pod, _ *types100.Result) { p.id = "c2" },
 			[]string{"10.88.0.", "another container's", "no device ebpf", "not reserved"}},
-		{"masquerading is another", asksFor("ipMasq6", false), []string{"masquerading of fd00:88::", "is true, expected false"}},
-		{"antiSpoof is another", asksFor("antiSpoof", false), []string{"antiSpoof is true, expected false"}},
-		{"ingressPolicy is another", asksFor("ingressPolicy", "isolated"), []string{"ingressPolicy is open, expected isolated"}},
-		{"fastPath is another", asksFor("fastPath", "never"), []string{"fastPath of 10.88.0.", "is established, expected never"}},
-		{"rate is another", asksFor("ingressRate", 200000000), []string{"ebpf", "is not limited to ingressRate 200000000"}},
+		{"other masquerading", withExpected("ipMasq6", false), []string{"masquerading of fd00:88::", "is true, expected false"}},
+		{"other antiSpoof", withExpected("antiSpoof", false), []string{"antiSpoof is true, expected false"}},
+		{"other ingressPolicy", withExpected("ingressPolicy", "isolated"), []string{"ingressPolicy is open, expected isolated"}},
+		{"other fastPath", withExpected("fastPath", "never"), []string{"fastPath of 10.88.0.", "is established, expected never"}},
+		{"other rate", withExpected("ingressRate", 200000000), []string{"ebpf", "is not limited to ingressRate 200000000"}},
 		{"queue removed", onHost(removeQueue), []string{"ebpf", "is not limited to ingressRate 100000000"}},
-		{"other exemptions", func(_ *testing.T, p *pod, _ *types100.Result) {
+		{"other nonMasqueradeCIDRs", func(_ *testing.T, p *pod, _ *types100.Result) {
 			p.conf = with(p.conf, "nonMasqueradeCIDRs", list{"10.0.0.0/8"})
 		}, []string{"10.88.0.", "other nonMasqueradeCIDRs"}},
-		{"exemptions removed", removeExempts, []string{"172.16.0.0/12", "nonMasqueradeCIDRs"}},
+		{"nonMasqueradeCIDRs removed", clearNonMasqCIDRs, []string{"172.16.0.0/12", "nonMasqueradeCIDRs"}},
 		{"ports removed", removeEntries((*maps.Store).CloseHostPorts), []string{"port", "0.0.0.0:8080", "[::]:8080"}},
-		{"port of another", func(_ *testing.T, p *pod, _ *types100.Result) {
+		{"other container port", func(_ *testing.T, p *pod, _ *types100.Result) {
 			p.conf = with(p.conf, "runtimeConfig.portMappings", list{object{"hostPort": 8080, "containerPort": 81}})
 		}, []string{"host port", ":80, expected", ":81"}},
 
-		{"program removed from the host's end", removeFilter, []string{"ebpf", "programs", mended}},
+		{"program removed from the host's end", removeFilter, []string{"ebpf", "programs", repairHint}},
 		{"reservation removed", removeReservation, []string{"10.88.0.", "not reserved"}},
-		{"reservation besides", func(t *testing.T, _ *pod, _ *types100.Result) { writeReservation(t, "10.88.77.7", "c1\r\neth0") },
+		{"additional reservation", func(t *testing.T, _ *pod, _ *types100.Result) { writeReservation(t, "10.88.77.7", "c1\r\neth0") },
 			[]string{"10.88.77.7", "missing from prevResult"}},
-		{"record is another", func(_ *testing.T, p *pod, _ *types100.Result) {
+		{"other record", func(_ *testing.T, p *pod, _ *types100.Result) {
 			p.conf = with(p.conf, "runtimeConfig.aliases", list{"db"})
 		}, []string{"record", record.DefaultDir, "aliases"}},
 		{"record removed", func(t *testing.T, _ *pod, _ *types100.Result) {
@@ -109,10 +110,10 @@ func TestCheck(t *testing.T) {
 }
 
 func TestCheckPrograms(t *testing.T) {
-	testenv.Require(t, testenv.TCX) // without, programs have no pin that detaches them
+	testenv.Require(t, testenv.TCX) // clsact has no links to detach
 	checkFinds(t, checkConf(), []difference{
-		{"program detached from the uplink by force", forceDetach("uplink-*-from_uplink"), []string{"uplink eth0", "programs", mended}},
-		{"program detached from lo", removePin("loopback-to_loopback"), []string{"loopback", "program", mended}},
+		{"program detached from the uplink by force", forceDetach("uplink-*-from_uplink"), []string{"uplink eth0", "programs", repairHint}},
+		{"program detached from lo", removePin("loopback-to_loopback"), []string{"loopback", "program", repairHint}},
 	})
 }
 
@@ -122,27 +123,27 @@ func checkFinds(t *testing.T, conf object, differences []difference) {
 	for _, test := range differences {
 		t.Run(test.name, func(t *testing.T) {
 			p := h.pod(t, "c1", conf)
-			before := h.state(t, p.Namespace)
+			before := h.snapshot(t, p.Namespace)
 			result := p.add(t)
 			wantSuccess(t, p.try(t, "CHECK"), "")
 			test.damage(t, p, result)
 			call := p.try(t, "CHECK")
 			wantError(t, call, cnierr.CodeDiffers, append(test.words, "DEL and ADD")...)
-			if slices.Contains(test.words, mended) {
+			if slices.Contains(test.words, repairHint) {
 				wantRepaired(t, p, call)
 			}
 			p.conf, p.id = conf, "c1"
 			p.del(t)
-			h.wantState(t, before, p.Namespace)
+			h.wantUnchanged(t, before, p.Namespace)
 		})
 	}
 }
 
-// wantRepaired holds ebpfnetctl to mend what CHECK has said it would.
+// wantRepaired runs the repair that CHECK's only difference suggests, and wants CHECK to succeed.
 func wantRepaired(t *testing.T, p *pod, call *testenv.Call) {
 	t.Helper()
 	if lines := strings.Count(call.Err().(*types.Error).Msg, "\n") + 1; lines != 1 {
-		t.Errorf("CHECK found %d differences: %v", lines, call.Err())
+		t.Errorf("differences of CHECK: got %d, want 1: %v", lines, call.Err())
 	}
 	p.host.wantCtl(t, 0, []string{"repair"})
 	wantSuccess(t, p.try(t, "CHECK"), "")

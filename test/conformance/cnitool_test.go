@@ -33,7 +33,7 @@ func newCNITool(t *testing.T, h *host) *cnitool {
 	}
 }
 
-// run returns what cnitool prints. A failure is one of the test.
+// run returns cnitool's output, and fails the test if cnitool fails.
 func (c *cnitool) run(t *testing.T, verb string, ns *testenv.Namespace, env ...string) []byte {
 	t.Helper()
 	cmd := c.host.Node.Command(testenv.Context(t), c.binary, verb, "pods", ns.Path)
@@ -50,7 +50,7 @@ func TestCNITool(t *testing.T) {
 	h := newHost(t)
 	tool := newCNITool(t, h)
 	server, client := testenv.New(t, "server"), testenv.New(t, "client")
-	before := h.state(t, server, client)
+	before := h.snapshot(t, server, client)
 
 	const mapping = `CAP_ARGS={"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}`
 	result := parseResult(t, tool.run(t, "add", server, mapping))
@@ -65,26 +65,23 @@ func TestCNITool(t *testing.T) {
 	tool.run(t, "check", client)
 	tool.run(t, "del", server, mapping)
 	tool.run(t, "del", client)
-	h.wantState(t, before, server, client)
+	h.wantUnchanged(t, before, server, client)
 }
 
-// wantFetch fetches by the node's port 8080, of both families, from the outside, whose address the
-// server must see.
+// wantFetch fetches a page from host port 8080, in both families, from the outside. The server must see the
+// client's own address.
 func wantFetch(t *testing.T, h *host, server *testenv.Namespace, result *types100.Result) {
 	t.Helper()
 	for _, addr := range addresses(result) {
 		testenv.ServeHTTP(t, server, netip.AddrPortFrom(addr, 80))
 	}
-	for host, outside := range map[netip.Addr]netip.Addr{
-		testenv.NodeAddr4: testenv.OutsideAddr4,
-		testenv.NodeAddr6: testenv.OutsideAddr6,
-	} {
-		url := "http://" + netip.AddrPortFrom(host, 8080).String() + "/"
+	for _, f := range testenv.Families {
+		url := "http://" + netip.AddrPortFrom(f.Node, 8080).String() + "/"
 		seen, err := testenv.HTTPGet(testenv.Context(t), h.Outside, url)
 		if err != nil {
 			t.Errorf("get %s: %v", url, err)
-		} else if !strings.Contains(seen, outside.String()) {
-			t.Errorf("server sees %s, want %s", seen, outside)
+		} else if !strings.Contains(seen, f.Outside.String()) {
+			t.Errorf("server sees %s, want %s", seen, f.Outside)
 		}
 	}
 }

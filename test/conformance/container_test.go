@@ -13,12 +13,13 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// TestContainer compares the container with what the result says of it.
+// TestContainer compares the container with ADD's result.
 func TestContainer(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
@@ -26,7 +27,7 @@ func TestContainer(t *testing.T) {
 	result := p.add(t)
 
 	if len(result.Interfaces) != 2 || result.Interfaces[0].Sandbox != "" || result.Interfaces[1].Sandbox != p.Path {
-		t.Fatalf("interfaces are %v, want the host's and the container's", result.Interfaces)
+		t.Fatalf("interfaces: got %v, want the host's and the container's", result.Interfaces)
 	}
 	compareDevice(t, p.hostDevice(t, result), result.Interfaces[0])
 	compareDevice(t, p.device(t), result.Interfaces[1])
@@ -60,7 +61,7 @@ func compareDevice(t *testing.T, device netlink.Link, want *types100.Interface) 
 	attrs := device.Attrs()
 	got := types100.Interface{Name: attrs.Name, Mac: attrs.HardwareAddr.String(), Mtu: attrs.MTU, Sandbox: want.Sandbox}
 	if got != *want {
-		t.Errorf("device is %v, result says %v", got, *want)
+		t.Errorf("device: got %v, result has %v", got, *want)
 	}
 	if attrs.Flags&net.FlagUp == 0 {
 		t.Errorf("%s is down", attrs.Name)
@@ -84,7 +85,7 @@ func compareAddresses(t *testing.T, p *pod, result *types100.Result) {
 		reported[ip.Address.String()] = true
 	}
 	if !reflect.DeepEqual(present, reported) {
-		t.Errorf("addresses of the container are %v, result says %v", present, reported)
+		t.Errorf("addresses of the container: got %v, result has %v", present, reported)
 	}
 }
 
@@ -94,18 +95,14 @@ func compareRoutes(t *testing.T, p *pod, result *types100.Result) {
 		if _, err := p.Netlink().RouteGet(want.Dst.IP); err != nil {
 			t.Errorf("route to %s: %v", &want.Dst, err)
 		}
-		family := netlink.FAMILY_V4
-		if want.Dst.IP.To4() == nil {
-			family = netlink.FAMILY_V6
-		}
-		routes, err := rtnl.Routes(p.Netlink(), family, &netlink.Route{Dst: &want.Dst}, netlink.RT_FILTER_DST)
+		routes, err := rtnl.Routes(p.Netlink(), nl.GetIPFamily(want.Dst.IP), &netlink.Route{Dst: &want.Dst}, netlink.RT_FILTER_DST)
 		if err != nil || len(routes) != 1 || routes[0].LinkIndex != p.device(t).Attrs().Index {
-			t.Errorf("routes to %s are %v (%v)", &want.Dst, routes, err)
+			t.Errorf("routes to %s: got %v (%v), want one by the interface", &want.Dst, routes, err)
 		}
 	}
 }
 
-// TestRouteFields holds ADD to apply what a route of the configuration says, not only to echo it.
+// TestRouteFields checks that ADD applies every field of a configured route, and reports it.
 func TestRouteFields(t *testing.T) {
 	const onLink, global = int(netlink.SCOPE_LINK), int(netlink.SCOPE_UNIVERSE)
 
@@ -135,18 +132,18 @@ func TestRouteFields(t *testing.T) {
 				got.MTU -= roomForJumbo(t, p)
 			}
 			if text := fmt.Sprint(got.Gw, got.MTU, got.AdvMSS, got.Priority, got.Table, int(got.Scope)); text != test.want {
-				t.Errorf("route is %s, want %s", text, test.want)
+				t.Errorf("route: got %s, want %s", text, test.want)
 			}
 			if reported := encode(t, result.Routes); !reflect.DeepEqual(decode(t, reported), decode(t, encode(t, list{test.route}))) {
-				t.Errorf("result has %s, want %s", reported, encode(t, test.route))
+				t.Errorf("routes in the result: got %s, want %s", reported, encode(t, test.route))
 			}
 			wantSuccess(t, p.try(t, "CHECK"), "")
 		})
 	}
 }
 
-// roomForJumbo returns the MTU of IPv6 routes that name none: with packets of more than 64 KiB
-// eight bytes less than the device's, else none.
+// roomForJumbo returns the MTU of IPv6 routes that set none: 8 bytes less than the device's if packets may exceed
+// 64 KiB, which leaves room for the jumbogram option, else 0.
 func roomForJumbo(t *testing.T, p *pod) int {
 	t.Helper()
 	device := p.device(t).Attrs()
@@ -156,20 +153,16 @@ func roomForJumbo(t *testing.T, p *pod) int {
 	return device.MTU - 8
 }
 
-// routeTo returns the container's one route to a network, in whatever table it is.
+// routeTo returns the container's only route to a network, in any table.
 func routeTo(t *testing.T, p *pod, dst string) netlink.Route {
 	t.Helper()
 	_, prefix, err := net.ParseCIDR(dst)
 	if err != nil {
 		t.Fatal(err)
 	}
-	family := netlink.FAMILY_V4
-	if prefix.IP.To4() == nil {
-		family = netlink.FAMILY_V6
-	}
-	routes, err := rtnl.Routes(p.Netlink(), family, &netlink.Route{Dst: prefix}, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
+	routes, err := rtnl.Routes(p.Netlink(), nl.GetIPFamily(prefix.IP), &netlink.Route{Dst: prefix}, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
 	if err != nil || len(routes) != 1 {
-		t.Fatalf("routes to %s are %v (%v)", dst, routes, err)
+		t.Fatalf("routes to %s: got %v (%v), want one", dst, routes, err)
 	}
 	return routes[0]
 }
@@ -199,30 +192,31 @@ func TestMTU(t *testing.T) {
 			result := p.add(t)
 			for i, device := range []netlink.Link{p.hostDevice(t, result), p.device(t)} {
 				if got := device.Attrs().MTU; got != test.want || result.Interfaces[i].Mtu != test.want {
-					t.Errorf("MTU of %s is %d, in the result %d, want %d", device.Attrs().Name, got, result.Interfaces[i].Mtu, test.want)
+					t.Errorf("MTU of %s: got %d, %d in the result, want %d", device.Attrs().Name, got, result.Interfaces[i].Mtu, test.want)
 				}
 			}
 		})
 	}
 }
 
-// TestRouteMTU has a default route that says less than its device.
+// TestRouteMTU uses default routes with a smaller MTU than their device.
 func TestRouteMTU(t *testing.T) {
 	h := newHost(t)
-	for i, gateway := range []netip.Addr{testenv.OutsideAddr4, testenv.OutsideAddr6} {
+	for i, f := range testenv.Families {
 		want := []int{1400, 1380}[i] // the smaller one of both families
 		uplink, err := h.Node.Netlink().LinkByName(testenv.UplinkName)
 		if err != nil {
 			t.Fatal(err)
 		}
-		all := &net.IPNet{IP: make(net.IP, gateway.BitLen()/8), Mask: make(net.IPMask, gateway.BitLen()/8)}
-		route := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: all, Gw: gateway.AsSlice(), MTU: want}
+		size := f.Outside.BitLen() / 8
+		all := &net.IPNet{IP: make(net.IP, size), Mask: make(net.IPMask, size)}
+		route := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: all, Gw: f.Outside.AsSlice(), MTU: want}
 		if err := h.Node.Netlink().RouteReplace(route); err != nil {
 			t.Fatal(err)
 		}
 		result := h.pod(t, fmt.Sprint("c", i), dual("1.1.0")).add(t)
 		if got := result.Interfaces[1].Mtu; got != want {
-			t.Errorf("MTU is %d, want %d", got, want)
+			t.Errorf("MTU: got %d, want %d", got, want)
 		}
 	}
 }
@@ -242,19 +236,19 @@ func TestDNS(t *testing.T) {
 		want types.DNS
 	}{
 		{"none", single("1.1.0"), types.DNS{}},
-		{"of ipam.resolvConf", fromFile, types.DNS{Nameservers: []string{"192.0.2.53"}, Search: []string{"a.test", "b.test"}, Options: []string{"ndots:2"}}},
-		{"of the configuration", fromConfig, types.DNS{Nameservers: []string{"192.0.2.54"}, Domain: "c.test", Search: []string{"c.test"}, Options: []string{"edns0"}}},
-		{"of the runtime", fromRuntime, types.DNS{Nameservers: []string{"192.0.2.55"}, Search: []string{"d.test"}, Options: []string{"trust-ad"}}},
+		{"ipam.resolvConf", fromFile, types.DNS{Nameservers: []string{"192.0.2.53"}, Search: []string{"a.test", "b.test"}, Options: []string{"ndots:2"}}},
+		{"configuration", fromConfig, types.DNS{Nameservers: []string{"192.0.2.54"}, Domain: "c.test", Search: []string{"c.test"}, Options: []string{"edns0"}}},
+		{"runtime", fromRuntime, types.DNS{Nameservers: []string{"192.0.2.55"}, Search: []string{"d.test"}, Options: []string{"trust-ad"}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if got := h.pod(t, "c1", test.conf).add(t).DNS; !reflect.DeepEqual(got, test.want) {
-				t.Errorf("dns is %+v, want %+v", got, test.want)
+				t.Errorf("dns: got %+v, want %+v", got, test.want)
 			}
 		})
 	}
 }
 
-// decode returns what a text of JSON says.
+// decode parses JSON.
 func decode(t *testing.T, text []byte) any {
 	t.Helper()
 	var value any

@@ -13,8 +13,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
-// TestCtlAttachments lists a container with all there is to tell, one without addresses, and one that
-// is gone.
+// TestCtlAttachments lists a container with every property, one without addresses, and one that has vanished.
 func TestCtlAttachments(t *testing.T) {
 	h := newHost(t)
 	h.wantCtl(t, 1, []string{"attachments"}, "not loaded")
@@ -24,8 +23,8 @@ func TestCtlAttachments(t *testing.T) {
 	full = with(with(full, "runtimeConfig.aliases", list{"web", "www"}), "runtimeConfig.cgroupPath", "/pods/c1")
 	c1 := h.pod(t, "c1", full)
 	r1 := c1.add(t)
-	bare := h.pod(t, "c2", with(with(single("1.1.0"), "ipam", absent), "name", "bare"))
-	r2 := bare.add(t)
+	noIPAM := h.pod(t, "c2", with(with(single("1.1.0"), "ipam", absent), "name", "bare"))
+	r2 := noIPAM.add(t)
 	gone := h.pod(t, "gone", with(single("1.1.0"), "runtimeConfig.aliases", list{"old"}))
 	r3 := gone.add(t)
 	gone.vanish(t)
@@ -52,11 +51,11 @@ func TestCtlAttachments(t *testing.T) {
 	exit, stdout, stderr := h.ctl(t, "attachments", "-o", "json")
 	var got list
 	if err := json.Unmarshal([]byte(stdout), &got); err != nil || exit != 0 {
-		t.Fatalf("exit %d, %v: %s%s", exit, err, stdout, stderr)
+		t.Fatalf("got exit code %d, %v: %s%s", exit, err, stdout, stderr)
 	}
 	for _, attachment := range got {
 		if owner, _ := attachment.(object)["owner"].(string); len(owner) != 16 {
-			t.Errorf("owner is %q", owner)
+			t.Errorf("owner: got %q, want 16 digits", owner)
 		}
 		delete(attachment.(object), "owner")
 	}
@@ -67,10 +66,10 @@ func TestCtlAttachments(t *testing.T) {
 		r1.Interfaces[1].Mac, addresses(r1)[1].String()+" via fd00:88::1, masqueraded", "tcp [::]:8080 forwards to ["+addresses(r1)[1].String()+"]:80",
 		"web www", "/pods/c1", "app=web", "anti-spoof  on\n", "policy      isolated\n", "ingress     limited to 100000000 bits per second\n", "egress      limited to 40000000 bits per second\n")
 
-	// A broken record is named, and costs the others nothing.
+	// The error names a damaged record, and the list still has the other attachments.
 	files, err := filepath.Glob(filepath.Join(record.DefaultDir, "*", "*.json"))
 	if err != nil || len(files) != 2 {
-		t.Fatalf("records are %q (%v)", files, err)
+		t.Fatalf("records: got %q (%v), want 2", files, err)
 	}
 	whole, err := os.ReadFile(files[0])
 	if err != nil {
@@ -81,12 +80,12 @@ func TestCtlAttachments(t *testing.T) {
 	}
 	exit, stdout, stderr = h.ctl(t, "attachments")
 	if exit != 1 || !strings.Contains(stderr, files[0]) || !strings.Contains(stdout, "pods c1 eth0") {
-		t.Errorf("exit %d, stdout %q, stderr %q", exit, stdout, stderr)
+		t.Errorf("got exit code %d, stdout %q, stderr %q; want 1, the other container, %s", exit, stdout, stderr, files[0])
 	}
 	if err := os.WriteFile(files[0], whole, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	bare.del(t)
+	noIPAM.del(t)
 	h.wantCtl(t, 0, []string{"attachments"}, "gone")
 	h.gc(t, withKey(single("1.1.0"), currentKey, list{}))
 	h.wantCtl(t, 0, []string{"attachments"}, "no container is connected")

@@ -12,8 +12,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// askCtl runs ebpfnetctl on the node and returns what it prints. It must succeed.
-func askCtl(t *testing.T, h *host, args ...string) string {
+// mustCtl runs ebpfnetctl on the node, wants it to succeed, and returns its output.
+func mustCtl(t *testing.T, h *host, args ...string) string {
 	t.Helper()
 	stdout, err := h.Node.Run(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), args...)
 	if err != nil {
@@ -22,8 +22,8 @@ func askCtl(t *testing.T, h *host, args ...string) string {
 	return stdout
 }
 
-// TestCtlCost compares the maps of the status with those that are pinned: none is left out of
-// the price, and each has one. (A trie costs nothing while it is empty.)
+// TestCtlCost compares the maps in the status with the pinned ones: it lists the memory of each, and their sum.
+// (An empty trie uses none.)
 func TestCtlCost(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", with(dual("1.1.0"), "nonMasqueradeCIDRs", list{"203.0.113.0/24"}))
@@ -36,28 +36,28 @@ func TestCtlCost(t *testing.T) {
 		}
 		Bytes uint64
 	}
-	if err := json.Unmarshal([]byte(askCtl(t, h, "status", "-o", "json")), &status); err != nil {
+	if err := json.Unmarshal([]byte(mustCtl(t, h, "status", "-o", "json")), &status); err != nil {
 		t.Fatal(err)
 	}
 	pins, err := filepath.Glob(filepath.Join(loader.Root, "netns-*", "maps", "*"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := strings.Fields(askCtl(t, h, "status"))
+	text := strings.Fields(mustCtl(t, h, "status"))
 	var sum uint64
 	for _, m := range status.Maps {
 		sum += m.Bytes
 		isPin := func(pin string) bool { return filepath.Base(pin) == m.Name }
 		if m.Bytes == 0 || !slices.ContainsFunc(pins, isPin) || !slices.Contains(text, m.Name) {
-			t.Errorf("map %+v; want its bytes, a pin of %v, and a line in %v", m, pins, text)
+			t.Errorf("map %+v: want its bytes, a pin among %v, and a line in %v", m, pins, text)
 		}
 	}
 	if sum != status.Bytes || len(status.Maps) != len(pins) || !slices.Contains(text, fmt.Sprint(sum)) {
-		t.Errorf("%d maps of %d bytes, %d in all; want those of %v, and the sum in %v", len(status.Maps), sum, status.Bytes, pins, text)
+		t.Errorf("got %d maps of %d bytes, total %d; want the maps of %v, and their sum in %v", len(status.Maps), sum, status.Bytes, pins, text)
 	}
 }
 
-// TestCtlWithoutUplinks has a node that is joined to nothing.
+// TestCtlWithoutUplinks runs on a node without external interfaces.
 func TestCtlWithoutUplinks(t *testing.T) {
 	h := newHost(t)
 	uplink, err := h.Node.Netlink().LinkByName(testenv.UplinkName)
@@ -72,18 +72,18 @@ func TestCtlWithoutUplinks(t *testing.T) {
 		`"uplinks": []`:     {"status", "-o", "json"},
 		"uplinks      none": {"status"},
 	} {
-		if stdout := askCtl(t, h, args...); !strings.Contains(stdout, want) {
-			t.Errorf("%v lacks %q:\n%s", args, want, stdout)
+		if stdout := mustCtl(t, h, args...); !strings.Contains(stdout, want) {
+			t.Errorf("ebpfnetctl %q: want %q in:\n%s", args, want, stdout)
 		}
 	}
 }
 
-// TestCtlHelpOfNoun is as good as help.
-func TestCtlHelpOfNoun(t *testing.T) {
+// TestCtlHelpFlag compares -h of a command with the command help.
+func TestCtlHelpFlag(t *testing.T) {
 	h := newHost(t)
 	for _, flag := range []string{"-h", "--help"} {
-		if stdout := askCtl(t, h, "status", flag); stdout != askCtl(t, h, "help") {
-			t.Errorf("status %s prints %q", flag, stdout)
+		if stdout := mustCtl(t, h, "status", flag); stdout != mustCtl(t, h, "help") {
+			t.Errorf("ebpfnetctl status %s: got %q, want the help", flag, stdout)
 		}
 	}
 }

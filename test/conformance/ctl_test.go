@@ -22,7 +22,7 @@ func (h *host) ctl(t *testing.T, args ...string) (exit int, stdout, stderr strin
 	if err := h.Node.Do(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
-	_ = cmd.Wait() // the exit code tells
+	_ = cmd.Wait() // the exit code is returned
 	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
 }
 
@@ -31,7 +31,7 @@ func TestCtlArguments(t *testing.T) {
 	for _, test := range []struct {
 		args           []string
 		exit           int
-		stdout, stderr string // parts
+		stdout, stderr string // parts of the output
 	}{
 		{nil, 0, "ebpfnetctl status", ""},
 		{[]string{"--help"}, 0, "ebpfnetctl status", ""},
@@ -58,16 +58,16 @@ func TestCtlArguments(t *testing.T) {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
 			exit, stdout, stderr := h.ctl(t, test.args...)
 			if exit != test.exit || !strings.Contains(stdout, test.stdout) || !strings.Contains(stderr, test.stderr) {
-				t.Errorf("exit %d, stdout %q, stderr %q; want %d, %q, %q", exit, stdout, stderr, test.exit, test.stdout, test.stderr)
+				t.Errorf("got exit code %d, stdout %q, stderr %q; want %d, %q, %q", exit, stdout, stderr, test.exit, test.stdout, test.stderr)
 			}
 			if test.exit != 0 && stdout != "" {
-				t.Errorf("an error, and yet stdout %q", stdout)
+				t.Errorf("stdout of a failure: got %q, want nothing", stdout)
 			}
 		})
 	}
 }
 
-// TestCtlStatus compares what it prints with what is there.
+// TestCtlStatus compares the status with the node.
 func TestCtlStatus(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", withPort(with(dual("1.1.0"), "maxFlows", 2048), 8080))
@@ -76,7 +76,7 @@ func TestCtlStatus(t *testing.T) {
 
 	exit, stdout, stderr := h.ctl(t, "status", "-o", "json")
 	if exit != 0 {
-		t.Fatalf("exit %d: %s", exit, stderr)
+		t.Fatalf("got exit code %d, want 0: %s", exit, stderr)
 	}
 	var status struct {
 		Uplinks []string `json:"uplinks"`
@@ -105,21 +105,21 @@ func TestCtlStatus(t *testing.T) {
 		sum += m.Bytes
 		entries[m.Name], most[m.Name] = m.Entries, m.MaxEntries
 		if m.Bytes == 0 && m.Entries > 0 {
-			t.Errorf("map %s has entries and costs nothing", m.Name)
+			t.Errorf("map %s: got 0 bytes, want more for %d entries", m.Name, m.Entries)
 		}
 	}
 	if sum != status.Bytes || entries["endpoints"] != 2 || entries["uplinks"] != 1 || entries["host_ports"] == 0 || most["flows"] != 2048 {
-		t.Errorf("status is %s", stdout)
+		t.Errorf("maps: got %s, want 2 endpoints, 1 uplink, host ports, room for 2048 flows, and the sum of bytes", stdout)
 	}
 	if len(status.Uplinks) != 1 || status.Uplinks[0] != testenv.UplinkName || len(status.Drops) == 0 {
-		t.Errorf("status is %s", stdout)
+		t.Errorf("status: got %s, want uplink %s and drops", stdout, testenv.UplinkName)
 	}
 
 	chosen := map[string]string{}
 	for _, f := range status.Features {
 		chosen[f.Name] = f.Chosen
 		if f.Why == "" {
-			t.Errorf("%s is %s, and it does not say why", f.Name, f.Chosen)
+			t.Errorf("feature %s: got %s without a reason", f.Name, f.Chosen)
 		}
 	}
 	has := func(f testenv.Feature, yes, no string) string {
@@ -135,33 +135,33 @@ func TestCtlStatus(t *testing.T) {
 		"device auto":                has(testenv.Netkit, "netkit", "veth"),
 	} {
 		if chosen[name] != want {
-			t.Errorf("%s: status says %q, want %q", name, chosen[name], want)
+			t.Errorf("feature %s: got %q, want %q", name, chosen[name], want)
 		}
 	}
 
 	exit, stdout, stderr = h.ctl(t, "status")
 	if exit != 0 {
-		t.Fatalf("exit %d: %s", exit, stderr)
+		t.Fatalf("got exit code %d, want 0: %s", exit, stderr)
 	}
 	for _, word := range []string{"endpoints", "flows", "2048", testenv.UplinkName, status.Drops[0].Reason} {
 		if !strings.Contains(stdout, word) {
-			t.Errorf("the text lacks %q:\n%s", word, stdout)
+			t.Errorf("status: want %q in:\n%s", word, stdout)
 		}
 	}
 }
 
-// TestCtlStatusDrops finds the packets that were dropped of a container, under its device.
+// TestCtlStatusDrops finds the packets dropped for a container under its device.
 func TestCtlStatusDrops(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
 	defer p.del(t)
 
-	frame := make([]byte, 60) // from no MAC at all
+	frame := make([]byte, 60) // source MAC 00:00:00:00:00:00
 	if err := p.SendFrames(testenv.PodIfName, frame, frame); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, "status to tell of drops", func() error {
+	testenv.Eventually(t, "the status to count 2 drops", func() error {
 		_, stdout, stderr := h.ctl(t, "status")
 		_, drops, _ := strings.Cut(stdout, "of the container behind ebpf")
 		if !strings.Contains(drops, "   2  source MAC address is not the container's") {

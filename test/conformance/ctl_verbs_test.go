@@ -12,7 +12,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// wantCtl runs ebpfnetctl, and wants its exit code and words on stdout, or on stderr for an error.
+// wantCtl runs ebpfnetctl, and wants an exit code, and words on stdout or, for a failure, on stderr.
 func (h *host) wantCtl(t *testing.T, exit int, args []string, words ...string) {
 	t.Helper()
 	got, stdout, stderr := h.ctl(t, args...)
@@ -21,16 +21,16 @@ func (h *host) wantCtl(t *testing.T, exit int, args []string, words ...string) {
 		text = stderr
 	}
 	if got != exit {
-		t.Errorf("ebpfnetctl %q exits with %d, want %d: %s%s", args, got, exit, stdout, stderr)
+		t.Errorf("ebpfnetctl %q: got exit code %d, want %d: %s%s", args, got, exit, stdout, stderr)
 	}
 	for _, word := range words {
 		if !strings.Contains(text, word) {
-			t.Errorf("ebpfnetctl %q says %q, without %q", args, text, word)
+			t.Errorf("ebpfnetctl %q: got %q, want it to contain %q", args, text, word)
 		}
 	}
 }
 
-// TestCtlRepair takes all programs off that a container needs.
+// TestCtlRepair repairs a host that has lost all programs of a container.
 func TestCtlRepair(t *testing.T) {
 	testenv.Require(t, testenv.TCX)
 	h := newHost(t)
@@ -38,28 +38,26 @@ func TestCtlRepair(t *testing.T) {
 	p := h.pod(t, "c1", withPort(dual("1.1.0"), 8080))
 	result := p.add(t)
 	h.wantCtl(t, 0, []string{"repair"}, "nothing to repair")
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 	removeFilter(t, p, result)
 	for _, pin := range []string{"uplink-*-to_uplink", "loopback-*"} {
 		removePin(pin)(t, p, nil)
 	}
 	wantError(t, p.try(t, "CHECK"), cnierr.CodeDiffers, "programs", "loopback", testenv.UplinkName)
 	h.wantCtl(t, 0, []string{"repair"}, "pods c1 eth0", "uplink "+testenv.UplinkName, "loopback")
-	h.wantState(t, before, p.Namespace)
+	h.wantUnchanged(t, before, p.Namespace)
 	h.wantCtl(t, 0, []string{"repair", "-o", "json"}, `{"repaired":[]}`)
 	wantSuccess(t, p.try(t, "CHECK"), "")
 	wantFetch(t, h, p.Namespace, result)
 	p.del(t)
 }
 
-// TestCtlRepairFollows changes of the host that no container was told of.
-func TestCtlRepairFollows(t *testing.T) {
+// TestCtlRepairReconciles repairs forwarding, and a new uplink.
+func TestCtlRepairReconciles(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
-	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-		p.setSysctl(t, h.Node, name, "0")
-	}
+	h.disableForwarding(t)
 	h.AddSecondUplink(t)
 	h.wantCtl(t, 0, []string{"repair"}, "forwarding, by /proc/sys/net/ipv4/ip_forward\n", "forwarding, by /proc/sys/net/ipv6/conf/all/forwarding\n",
 		"programs of the new uplink "+testenv.SecondUplinkName+"\n")
@@ -68,30 +66,30 @@ func TestCtlRepairFollows(t *testing.T) {
 	p.del(t)
 }
 
-// TestCtlUnload says first what it would break; then nothing is left in the kernel, and an ADD begins
-// anew.
+// TestCtlUnload wants unload to list first what it would break, and then to remove everything from the kernel. A
+// later ADD loads the datapath again.
 func TestCtlUnload(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", withPort(dual("1.1.0"), 8080))
 	p.add(t)
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 	h.wantCtl(t, 1, []string{"unload"}, "nothing was done", "1 containers", "pods c1 eth0", testenv.UplinkName, "--yes")
-	h.wantState(t, before, p.Namespace)
+	h.wantUnchanged(t, before, p.Namespace)
 
 	h.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
 	h.wantCtl(t, 1, []string{"unload", "--yes"}, "not loaded")
 	if pins, err := os.ReadDir(loader.Root); err != nil || len(pins) > 0 {
-		t.Errorf("%d pins are left: %v", len(pins), err)
+		t.Errorf("pins after unload: got %v (%v), want none", pins, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout)
 	defer cancel()
 	for _, where := range []string{"ingress", "egress"} {
 		filters, err := h.Node.Run(ctx, "tc", "filter", "show", "dev", testenv.UplinkName, where)
 		if err != nil || strings.Contains(filters, "uplink") {
-			t.Errorf("filters are left: %s (%v)", filters, err)
+			t.Errorf("filters after unload: got %s (%v), want none", filters, err)
 		}
 	}
-	wantPing(t, p.Namespace, netip.MustParseAddr("10.88.0.1")) // the host is still there
+	wantPing(t, p.Namespace, netip.MustParseAddr("10.88.0.1")) // the gateway
 	h.wantCtl(t, 0, []string{"load"}, loader.Root)
 	h.wantCtl(t, 0, []string{"load"}, loader.Root)
 	p.del(t)
@@ -101,16 +99,16 @@ func TestCtlUnload(t *testing.T) {
 	p.del(t)
 }
 
-// TestCtlSet changes what CHECK wants, of the containers that are named, until DEL.
+// TestCtlSet changes settings of selected containers. CHECK expects the new ones until DEL.
 func TestCtlSet(t *testing.T) {
 	h := newHost(t)
 	one, two := h.pod(t, "c1", dual("1.1.0")), h.pod(t, "c2", dual("1.1.0"))
 	one.add(t)
 	two.add(t)
-	before := h.state(t, one.Namespace, two.Namespace)
+	before := h.snapshot(t, one.Namespace, two.Namespace)
 	h.wantCtl(t, 1, []string{"set", "pods/c3", "antiSpoof=false"}, "no such container", "pods/c3")
 	h.wantCtl(t, 1, []string{"set", "others", "antiSpoof=false"}, "no such container")
-	h.wantState(t, before, one.Namespace, two.Namespace)
+	h.wantUnchanged(t, before, one.Namespace, two.Namespace)
 	h.wantCtl(t, 0, []string{"set", "pods", "antiSpoof=false", "ingressPolicy=isolated"}, "pods c1 eth0", "pods c2 eth0", "isolated")
 	h.wantCtl(t, 0, []string{"set", "pods/c1/eth0", "antiSpoof=true"}, "pods c1 eth0: antiSpoof=true")
 	wantSuccess(t, one.try(t, "CHECK"), "")

@@ -13,10 +13,10 @@ func TestDel(t *testing.T) {
 	conf := with(dual("1.0.0"), "runtimeConfig.portMappings", webPort)
 	for _, test := range []struct {
 		name string
-		// change is what happens between ADD and DEL, to the pod or to what the runtime knows.
+		// change is applied between ADD and DEL, to the pod or to the runtime's knowledge of it.
 		change func(t *testing.T, p *pod)
 	}{
-		{"as it was", func(*testing.T, *pod) {}},
+		{"unchanged", func(*testing.T, *pod) {}},
 		{"twice", func(t *testing.T, p *pod) { p.del(t) }},
 		{"without prevResult", func(_ *testing.T, p *pod) { p.result = nil }},
 		{"without runtimeConfig", func(_ *testing.T, p *pod) { p.conf = dual("1.0.0") }},
@@ -39,31 +39,31 @@ func TestDel(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := h.pod(t, "c1", conf)
-			before := h.state(t, p.Namespace)
+			before := h.snapshot(t, p.Namespace)
 			p.add(t)
 			test.change(t, p)
 			wantSuccess(t, p.try(t, "DEL"), "")
-			h.wantState(t, before, p.Namespace)
+			h.wantUnchanged(t, before, p.Namespace)
 		})
 	}
 }
 
-// TestDelWithoutAdd also comes before anything is loaded.
+// TestDelWithoutAdd calls DEL for an unknown container, before and after the datapath is loaded.
 func TestDelWithoutAdd(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.0.0"))
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 	wantSuccess(t, p.try(t, "DEL"), "")
-	h.wantState(t, before, p.Namespace)
+	h.wantUnchanged(t, before, p.Namespace)
 
 	neighbour := h.pod(t, "c2", dual("1.0.0"))
 	neighbour.add(t)
-	before = h.state(t, p.Namespace, neighbour.Namespace)
+	before = h.snapshot(t, p.Namespace, neighbour.Namespace)
 	wantSuccess(t, p.try(t, "DEL"), "")
-	h.wantState(t, before, p.Namespace, neighbour.Namespace)
+	h.wantUnchanged(t, before, p.Namespace, neighbour.Namespace)
 }
 
-// TestDelNamespace calls DEL as runtimes do for a container that has died.
+// TestDelNamespace calls DEL with the values of CNI_NETNS that runtimes use for a dead container.
 func TestDelNamespace(t *testing.T) {
 	h := newHost(t)
 	conf := with(dual("1.0.0"), "runtimeConfig.portMappings", webPort)
@@ -72,14 +72,14 @@ func TestDelNamespace(t *testing.T) {
 		vanish bool
 		netns  func(p *pod) string
 	}{
-		{"empty, namespace there", false, func(*pod) string { return "" }},
+		{"empty, namespace exists", false, func(*pod) string { return "" }},
 		{"empty, namespace gone", true, func(*pod) string { return "" }},
-		{"path of a namespace that is gone", true, func(p *pod) string { return p.Path }},
+		{"path of a vanished namespace", true, func(p *pod) string { return p.Path }},
 		{"of another container", false, func(p *pod) string { return testenv.New(t, "other").Path }},
 		{"path of a file", false, func(*pod) string { return "/proc/self/stat" }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			before := h.state(t)
+			before := h.snapshot(t)
 			p := h.pod(t, "c1", conf)
 			p.add(t)
 			if test.vanish {
@@ -88,21 +88,21 @@ func TestDelNamespace(t *testing.T) {
 			env := p.env("DEL")
 			env["CNI_NETNS"] = test.netns(p)
 			wantSuccess(t, h.call(t, env, encode(t, conf)), "")
-			h.wantState(t, before)
+			h.wantUnchanged(t, before)
 		})
 	}
 }
 
-// TestDelHostNamespace: the process whose namespace CNI_NETNS names has died, and its number
-// belongs to one of the host. All must be cleaned up, and nothing of the host's touched.
-func TestDelHostNamespace(t *testing.T) {
+// TestDelWithHostNamespace calls DEL with a CNI_NETNS like /proc/PID/ns/net after the PID has been reused by a host
+// process. It must remove the container's state, and nothing of the host's.
+func TestDelWithHostNamespace(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.0.0"))
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 	p.add(t)
 	env := p.env("DEL")
 	env["CNI_NETNS"] = h.Node.Path
 	call := h.call(t, env, encode(t, p.conf))
-	h.wantState(t, before, p.Namespace)
+	h.wantUnchanged(t, before, p.Namespace)
 	wantSuccess(t, call, "")
 }

@@ -3,55 +3,57 @@ package conformance
 import (
 	"strings"
 	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// TestFailedAdd fails ADD before each of its steps, and in the last, which leaves
-// all the others to undo.
+// TestFailedAdd makes ADD fail before each of its steps, and in the last, when all others have to be undone.
 func TestFailedAdd(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", with(dual("1.0.0"), "runtimeConfig.portMappings", webPort))
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 
-	for _, step := range stepsOfAdd(t, p) {
-		t.Run("before "+step, func(t *testing.T) { failAndRetry(t, p, before, role{FailBefore: step}) })
+	for _, step := range learnAddSteps(t, p) {
+		t.Run("before "+step, func(t *testing.T) { failAndRetry(t, p, before, fault{FailBefore: step}) })
 	}
-	t.Run("in print the result", func(t *testing.T) { failAndRetry(t, p, before, role{FailPrint: true}) })
+	t.Run("print the result", func(t *testing.T) { failAndRetry(t, p, before, fault{FailPrint: true}) })
 }
 
-// stepsOfAdd learns the names by an ADD that succeeds.
-func stepsOfAdd(t *testing.T, p *pod) []string {
+// learnAddSteps returns the names of the steps of a successful ADD.
+func learnAddSteps(t *testing.T, p *pod) []string {
 	t.Helper()
-	const fewest = 8 // or the steps are not what this test believes
+	const fewest = 8 // fewer would mean that the steps were not logged
 
-	call, stopped := p.addAs(t, role{})
+	call, stopped := p.addWithFault(t, fault{})
 	if stopped || call.Exit != 0 {
-		t.Fatalf("ADD: %+v", call)
+		t.Fatalf("ADD: got %+v, want success", call)
 	}
 	p.del(t)
-	steps := stepsOf(call)
+	steps := stepNames(call)
 	if len(steps) < fewest || !isDistinct(steps) {
-		t.Fatalf("steps of ADD are %q", steps)
+		t.Fatalf("steps of ADD: got %q, want at least %d distinct ones", steps, fewest)
 	}
 	return steps
 }
 
-func failAndRetry(t *testing.T, p *pod, before state, r role) {
+// failAndRetry wants a failed ADD to leave nothing, and the next ADD to work.
+func failAndRetry(t *testing.T, p *pod, before testenv.Snapshot, f fault) {
 	t.Helper()
-	call, stopped := p.addAs(t, r)
+	call, stopped := p.addWithFault(t, f)
 	if stopped {
-		t.Fatal("ADD did not end")
+		t.Fatal("ADD did not end in time")
 	}
-	if call.Exit == 0 || !strings.Contains(string(call.Stdout), errOnPurpose.Error()) {
-		t.Errorf("ADD exited with %d and says %s, want %q", call.Exit, call.Stdout, errOnPurpose)
+	if call.Exit == 0 || !strings.Contains(string(call.Stdout), errInjected.Error()) {
+		t.Errorf("ADD: got exit code %d, %s; want error %q", call.Exit, call.Stdout, errInjected)
 	}
-	p.host.wantState(t, before, p.Namespace)
+	p.host.wantUnchanged(t, before, p.Namespace)
 	p.add(t)
 	p.del(t)
-	p.host.wantState(t, before, p.Namespace)
+	p.host.wantUnchanged(t, before, p.Namespace)
 }
 
-// TestFailedInsideStep fails ADD by what it finds, in the middle of a step.
-func TestFailedInsideStep(t *testing.T) {
+// TestFailedWithinStep makes ADD fail in the middle of a step.
+func TestFailedWithinStep(t *testing.T) {
 	h := newHost(t)
 	holder := h.pod(t, "holder", with(dual("1.0.0"), "runtimeConfig.portMappings", webPort))
 	holder.add(t)
@@ -59,19 +61,19 @@ func TestFailedInsideStep(t *testing.T) {
 	ports := list{object{"hostPort": 7070, "containerPort": 80}, webPort[0]}
 	overlapping := list{object{"dst": "10.0.0.0/8"}, object{"dst": "10.0.0.0/8"}}
 	for name, conf := range map[string]object{
-		"second port taken":              with(dual("1.0.0"), "runtimeConfig.portMappings", ports),
-		"no second address":              with(dual("1.0.0"), "ipam.ranges", list{list{object{"subnet": "10.77.0.0/24"}}, list{object{"subnet": "fd00:77::/126", "rangeStart": "fd00:77::1", "rangeEnd": "fd00:77::1"}}}),
-		"same route twice":               with(dual("1.0.0"), "ipam.routes", overlapping),
-		"gateway that is not reachable":  with(dual("1.0.0"), "ipam.routes", list{object{"dst": "0.0.0.0/0", "gw": "203.0.113.7"}}),
-		"resolvConf that does not exist": with(dual("1.0.0"), "ipam.resolvConf", "/run/absent"),
+		"second port in use":  with(dual("1.0.0"), "runtimeConfig.portMappings", ports),
+		"no second address":   with(dual("1.0.0"), "ipam.ranges", list{list{object{"subnet": "10.77.0.0/24"}}, list{object{"subnet": "fd00:77::/126", "rangeStart": "fd00:77::1", "rangeEnd": "fd00:77::1"}}}),
+		"same route twice":    with(dual("1.0.0"), "ipam.routes", overlapping),
+		"unreachable gateway": with(dual("1.0.0"), "ipam.routes", list{object{"dst": "0.0.0.0/0", "gw": "203.0.113.7"}}),
+		"missing resolvConf":  with(dual("1.0.0"), "ipam.resolvConf", "/run/absent"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := h.pod(t, "c1", conf)
-			before := h.state(t, p.Namespace, holder.Namespace)
+			before := h.snapshot(t, p.Namespace, holder.Namespace)
 			if call := p.try(t, "ADD"); call.Exit == 0 {
-				t.Errorf("ADD succeeded: %s", call.Stdout)
+				t.Errorf("ADD: got success (%s), want an error", call.Stdout)
 			}
-			h.wantState(t, before, p.Namespace, holder.Namespace)
+			h.wantUnchanged(t, before, p.Namespace, holder.Namespace)
 			p.conf = dual("1.0.0")
 			p.add(t)
 		})

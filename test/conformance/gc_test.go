@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -19,10 +18,10 @@ import (
 
 const (
 	currentKey = "cni.dev/valid-attachments"
-	taggedKey  = "cni.dev/attachments" // as in the text of 1.1.0
+	taggedKey  = "cni.dev/attachments" // in the specification as tagged 1.1.0
 )
 
-// gc calls GC bare: libcni would call DEL first.
+// gc calls GC directly: libcni would call DEL first.
 func (h *host) gc(t *testing.T, conf object) {
 	t.Helper()
 	wantSuccess(t, h.tryGC(t, conf), "")
@@ -33,7 +32,7 @@ func (h *host) tryGC(t *testing.T, conf object) *testenv.Call {
 	return h.call(t, map[string]string{"CNI_COMMAND": "GC", "CNI_PATH": "/opt/cni/bin"}, encode(t, conf))
 }
 
-// attachments is a list of containers as GC gets it.
+// attachments returns GC's list of valid attachments.
 func attachments(ids ...string) list {
 	valid := list{}
 	for _, id := range ids {
@@ -42,43 +41,43 @@ func attachments(ids ...string) list {
 	return valid
 }
 
-// TestGC has three containers whose runtime has forgotten all: a living one, one that is
-// dead for the runtime alone, and one without namespace.
+// TestGC calls GC with three containers: a running one, an idle one that is missing from the runtime's list, and
+// one whose namespace has vanished.
 func TestGC(t *testing.T) {
 	h := newHost(t)
 	conf := with(dual("1.1.0"), "runtimeConfig.portMappings", list{})
 	for _, test := range []struct {
 		name string
 		conf object
-		kept int // of the three, in that order
+		kept int // how many of them, in that order
 	}{
 		{"current key", withKey(conf, currentKey, attachments("live")), 1},
-		{"key of the tag", withKey(conf, taggedKey, attachments("live")), 1},
+		{"tagged key", withKey(conf, taggedKey, attachments("live")), 1},
 		{"both keys", withKey(withKey(conf, currentKey, attachments("live")), taggedKey, attachments("live")), 1},
-		{"keys that differ: either saves", withKey(withKey(conf, currentKey, attachments("live")), taggedKey, attachments("idle")), 2},
-		{"attachments that never were", withKey(conf, currentKey, attachments("live", "never")), 1},
-		{"absent: only what is dead", conf, 2},
-		{"null: only what is dead", withKey(conf, currentKey, nil), 2},
+		{"different keys: either keeps", withKey(withKey(conf, currentKey, attachments("live")), taggedKey, attachments("idle")), 2},
+		{"unknown attachments", withKey(conf, currentKey, attachments("live", "never")), 1},
+		{"absent: only dead ones", conf, 2},
+		{"null: only dead ones", withKey(conf, currentKey, nil), 2},
 		{"both null", withKey(withKey(conf, currentKey, nil), taggedKey, nil), 2},
 		{"null and a list", withKey(withKey(conf, taggedKey, nil), currentKey, attachments("live")), 1},
 		{"empty: all", withKey(conf, currentKey, list{}), 0},
-		{"empty, key of the tag", withKey(conf, taggedKey, list{}), 0},
+		{"empty, tagged key", withKey(conf, taggedKey, list{}), 0},
 		{"configuration that ADD refuses", withKey(with(conf, "ipmask", 1), currentKey, attachments("live")), 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			states := []state{h.state(t)}
+			snapshots := []testenv.Snapshot{h.snapshot(t)}
 			live := h.pod(t, "live", withPort(conf, 8080))
 			live.add(t)
-			states = append(states, h.state(t))
+			snapshots = append(snapshots, h.snapshot(t))
 			idle := h.pod(t, "idle", withPort(conf, 8081))
 			idle.add(t)
-			states = append(states, h.state(t))
+			snapshots = append(snapshots, h.snapshot(t))
 			gone := h.pod(t, "gone", withPort(conf, 8082))
 			gone.add(t)
 			gone.vanish(t)
 			h.gc(t, test.conf)
 			h.gc(t, test.conf)
-			h.waitState(t, states[test.kept])
+			h.waitUnchanged(t, snapshots[test.kept])
 			if test.kept > 0 {
 				wantSuccess(t, live.try(t, "CHECK"), "")
 				wantPing(t, live.Namespace, testenv.OutsideAddr4)
@@ -87,12 +86,13 @@ func TestGC(t *testing.T) {
 	}
 }
 
+// withPort returns conf with a host port that is forwarded to port 80.
 func withPort(conf object, port int) object {
 	return with(conf, "runtimeConfig.portMappings", list{object{"hostPort": port, "containerPort": 80}})
 }
 
-// TestGCOtherNetworks has containers of three networks in one directory and one datapath: those of
-// the others stay, whatever this one's list says.
+// TestGCOtherNetworks calls GC for one of three networks that share a directory and a datapath. Containers of the
+// others stay.
 func TestGCOtherNetworks(t *testing.T) {
 	h := newHost(t)
 	other := with(dual("1.1.0"), "name", "other")
@@ -100,116 +100,115 @@ func TestGCOtherNetworks(t *testing.T) {
 	other = with(other, "ipam.routes", list{})
 	neighbour := h.pod(t, "live", withPort(other, 9090))
 	neighbour.add(t)
-	// "pod" is the start of "pods": names are compared as a whole.
+	// "pod" is a prefix of "pods".
 	prefix := with(with(other, "name", "pod"), "ipam.ranges", list{list{object{"subnet": "10.90.0.0/16"}}})
 	similar := h.pod(t, "c3", prefix)
 	similar.add(t)
-	before := h.state(t, neighbour.Namespace, similar.Namespace)
+	before := h.snapshot(t, neighbour.Namespace, similar.Namespace)
 
 	mine := h.pod(t, "mine", withPort(dual("1.1.0"), 8080))
 	mine.add(t)
 	h.gc(t, withKey(dual("1.1.0"), currentKey, list{}))
-	h.wantState(t, before, neighbour.Namespace, similar.Namespace)
+	h.wantUnchanged(t, before, neighbour.Namespace, similar.Namespace)
 	wantSuccess(t, neighbour.try(t, "CHECK"), "")
 	wantPing(t, neighbour.Namespace, netip.MustParseAddr("10.89.0.1"))
 }
 
-// TestGCInterfaces keeps one of a container's two interfaces.
+// TestGCInterfaces removes one of a container's two interfaces.
 func TestGCInterfaces(t *testing.T) {
 	h := newHost(t)
 	first := h.pod(t, "c1", dual("1.1.0"))
 	first.add(t)
-	before := h.state(t, first.Namespace)
+	before := h.snapshot(t, first.Namespace)
 	second := first.second(t, "net1")
 	second.add(t)
 	h.gc(t, withKey(dual("1.1.0"), currentKey, attachments("c1")))
-	h.wantState(t, before, first.Namespace)
+	h.wantUnchanged(t, before, first.Namespace)
 }
 
-// TestGCFiles finds files of addresses that no device belongs to, and those of old versions of
-// host-local, which name the container alone.
+// TestGCFiles calls GC with reservations that no device belongs to, and with those of old versions of host-local,
+// which name the container only.
 func TestGCFiles(t *testing.T) {
 	h := newHost(t)
 	live := h.pod(t, "live", dual("1.1.0"))
 	live.add(t)
-	before := h.state(t, live.Namespace)
+	before := h.snapshot(t, live.Namespace)
 	for _, test := range []struct {
 		name, file, content string
 		conf                object
 		kept                bool
 	}{
-		{"of a dead container", "10.88.7.1", "dead\r\neth0", withKey(dual("1.1.0"), currentKey, attachments("live")), false},
-		{"of a dead container, no list", "10.88.7.1", "dead\r\neth0", dual("1.1.0"), false},
+		{"dead container", "10.88.7.1", "dead\r\neth0", withKey(dual("1.1.0"), currentKey, attachments("live")), false},
+		{"dead container, no list", "10.88.7.1", "dead\r\neth0", dual("1.1.0"), false},
 		{"torn", "10.88.7.2", "", withKey(dual("1.1.0"), currentKey, attachments("live")), false},
-		{"old, of a dead container", "10.88.7.3", "dead", withKey(dual("1.1.0"), currentKey, attachments("live")), false},
-		{"old, of a valid container", "10.88.7.4", "live", withKey(dual("1.1.0"), currentKey, attachments("live")), true},
-		{"old, of a living container, no list", "10.88.7.5", "live", dual("1.1.0"), true},
+		{"old, dead container", "10.88.7.3", "dead", withKey(dual("1.1.0"), currentKey, attachments("live")), false},
+		{"old, valid container", "10.88.7.4", "live", withKey(dual("1.1.0"), currentKey, attachments("live")), true},
+		{"old, running container, no list", "10.88.7.5", "live", dual("1.1.0"), true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			path := filepath.Join(addressDir, "pods", test.file)
+			path := filepath.Join(testenv.ReservationDir, "pods", test.file)
 			if err := os.WriteFile(path, []byte(test.content), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			if call := h.tryGC(t, test.conf); call.Exit != 0 || len(call.Stdout) != 0 { // it may warn
-				t.Errorf("GC: %v, stdout %q", call.Err(), call.Stdout)
+			if call := h.tryGC(t, test.conf); call.Exit != 0 || len(call.Stdout) != 0 { // stderr may have a warning
+				t.Errorf("GC: got %v, stdout %q; want success", call.Err(), call.Stdout)
 			}
 			if _, err := os.Stat(path); (err == nil) != test.kept {
-				t.Errorf("file is kept: %v, want %v", err == nil, test.kept)
+				t.Errorf("reservation kept: got %v, want %v", err == nil, test.kept)
 			}
 			os.Remove(path)
-			h.wantState(t, before, live.Namespace)
+			h.wantUnchanged(t, before, live.Namespace)
 		})
 	}
 }
 
-// TestGCErrors also shows that a list that cannot be read removes nothing.
+// TestGCErrors checks that GC removes nothing if its list is invalid.
 func TestGCErrors(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 	for _, key := range []string{currentKey, taggedKey} {
 		for _, value := range []any{"all", 1, object{}, list{"c1"}, list{object{"containerID": 1}}} {
 			wantError(t, h.tryGC(t, withKey(dual("1.1.0"), key, value)), codeInvalidConfig, key, string(encode(t, value)))
 		}
 	}
 	wantError(t, h.tryGC(t, dual("1.0.0")), codeIncompatible, "GC")
-	h.wantState(t, before, p.Namespace)
+	h.wantUnchanged(t, before, p.Namespace)
 }
 
-// TestGCGoesOn has two things that cannot be cleaned up: both are reported, and all the rest is.
-func TestGCGoesOn(t *testing.T) {
+// TestGCContinuesAfterErrors checks that GC reports two things that it cannot remove, and removes all others.
+func TestGCContinuesAfterErrors(t *testing.T) {
 	h := newHost(t)
 	conf := with(withPort(dual("1.1.0"), 8080), "runtimeConfig.aliases", list{"web"})
 	p := h.pod(t, "c1", conf)
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 	p.add(t)
 	broken, err := filepath.Glob(filepath.Join(record.DefaultDir, "*", "*.json"))
 	if err != nil || len(broken) != 1 {
-		t.Fatalf("records are %q (%v)", broken, err)
+		t.Fatalf("records: got %q (%v), want one", broken, err)
 	}
 	if err := os.WriteFile(broken[0], []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Run("read-only", func(t *testing.T) {
-		readOnly(t, addressDir)
+		readOnly(t, testenv.ReservationDir)
 		call := h.tryGC(t, withKey(conf, currentKey, list{}))
-		wantError(t, call, codeIO, broken[0], filepath.Join(addressDir, "pods"), "read-only file system")
+		wantError(t, call, codeIO, broken[0], filepath.Join(testenv.ReservationDir, "pods"), "read-only file system")
 	})
-	left, lost := before.compare(h.state(t, p.Namespace))
-	slices.Sort(left)
-	if text := strings.Join(left, "\n"); len(left) != 3 || len(lost) != 0 || strings.Count(text, addressDir) != 2 || strings.Count(text, broken[0]) != 1 {
-		t.Errorf("left: %s, lost: %v", text, lost)
+	added, removed := before.Compare(h.snapshot(t, p.Namespace))
+	if text := strings.Join(added, "\n"); len(added) != 3 || len(removed) != 0 || strings.Count(text, testenv.ReservationDir) != 2 || strings.Count(text, broken[0]) != 1 {
+		t.Errorf("left behind: got %s, want 2 reservations and a record; removed: %v", text, removed)
 	}
 	if err := os.Remove(broken[0]); err != nil {
 		t.Fatal(err)
 	}
 	h.gc(t, withKey(conf, currentKey, list{}))
-	h.wantState(t, before, p.Namespace)
+	h.wantUnchanged(t, before, p.Namespace)
 }
 
-// TestGCWhileAdding stops an ADD where it has addresses and has no device yet. A GC that another runtime
-// calls without a list must not take it for dead.
+// TestGCWhileAdding pauses an ADD that has reserved addresses and has no device yet. A GC without a list must not take
+// the container for dead.
 func TestGCWhileAdding(t *testing.T) {
 	h := newHost(t)
 	conf := dual("1.1.0")
@@ -220,25 +219,25 @@ func TestGCWhileAdding(t *testing.T) {
 	}
 	adding, collecting := make(chan *testenv.Call, 1), make(chan *testenv.Call, 1)
 	go func() {
-		call, _ := p.addAs(t, role{PauseBefore: "create the veth pair"})
+		call, _ := p.addWithFault(t, fault{PauseBefore: "create the veth pair"})
 		adding <- call
 	}()
 	testenv.Eventually(t, "the reservation", func() error {
-		_, err := os.Stat(filepath.Join(addressDir, "pods", "10.88.0.2"))
+		_, err := os.Stat(filepath.Join(testenv.ReservationDir, "pods", "10.88.0.2"))
 		return err
 	})
 	trace := filepath.Join(t.TempDir(), "trace")
-	h.through(t, fmt.Sprintf(`exec strace -f -qq -o %s -e trace=flock "$1"`, trace))
+	h.wrapPlugin(t, fmt.Sprintf(`exec strace -f -qq -o %s -e trace=flock "$1"`, trace))
 	go func() { collecting <- h.tryGC(t, conf) }()
 	var collected *testenv.Call
-	testenv.Eventually(t, "a GC that waits, or ends", func() error {
+	testenv.Eventually(t, "GC to wait or to end", func() error {
 		select {
 		case collected = <-collecting:
 			return nil
 		default:
 		}
 		if text, err := os.ReadFile(trace); err != nil || !strings.Contains(string(text), "EAGAIN") {
-			return fmt.Errorf("it calls %q (%v)", text, err)
+			return fmt.Errorf("system calls: %q (%v)", text, err)
 		}
 		return nil
 	})
@@ -246,26 +245,25 @@ func TestGCWhileAdding(t *testing.T) {
 		t.Fatal(err)
 	}
 	if added := <-adding; added == nil || added.Exit != 0 {
-		t.Fatalf("ADD: %+v", added)
+		t.Fatalf("ADD: got %+v, want success", added)
 	}
 	if collected == nil {
 		collected = <-collecting
 	}
 	wantSuccess(t, collected, "")
-	if _, err := os.Stat(filepath.Join(addressDir, "pods", "10.88.0.2")); err != nil {
-		t.Errorf("GC has released the address of a container that lives: %v", err)
+	if _, err := os.Stat(filepath.Join(testenv.ReservationDir, "pods", "10.88.0.2")); err != nil {
+		t.Errorf("reservation of a running container after GC: %v", err)
 	}
 	p.del(t)
 }
 
-// TestGCWhileDevicesChange: the kernel marks a list of devices that changes while it is read as
-// incomplete. That is every day on a busy node, and no reason to fail.
+// TestGCWhileDevicesChange calls GC while devices come and go, which interrupts netlink dumps, as on a busy node.
 func TestGCWhileDevicesChange(t *testing.T) {
 	const calls = 40
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -280,7 +278,7 @@ func TestGCWhileDevicesChange(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	h.wantState(t, before, p.Namespace)
+	h.wantUnchanged(t, before, p.Namespace)
 }
 
 // churn adds and removes devices until ctx is done.

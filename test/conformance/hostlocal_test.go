@@ -12,8 +12,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// TestHostLocal gives the same configurations to the reference plugin, to ebpfnet-ipam, and to ebpfnet,
-// which has it inside: addresses, gateways, routes and DNS must be the same, and so must the files.
+// TestHostLocal passes the same configurations to the reference plugin, to ebpfnet-ipam and to ebpfnet. Their
+// addresses, gateways, routes, DNS and files must be equal.
 func TestHostLocal(t *testing.T) {
 	h := newHost(t)
 	reference := testenv.Build(t, "github.com/containernetworking/plugins/plugins/ipam/host-local")
@@ -46,9 +46,9 @@ func TestHostLocal(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			var outputs []object
-			var files []state
+			var files []testenv.Snapshot
 			for _, plugin := range []string{reference, own, h.plugin} {
-				forgetAddresses(t)
+				removeReservations(t)
 				p := h.pod(t, "c1", test.conf)
 				p.args = test.args
 				env := p.env("ADD")
@@ -57,7 +57,11 @@ func TestHostLocal(t *testing.T) {
 					t.Fatalf("%s: %v, %v", filepath.Base(plugin), err, call.Err())
 				}
 				outputs = append(outputs, addressPart(t, call.Stdout))
-				files = append(files, reservationFiles(t))
+				reservations, err := testenv.Reservations()
+				if err != nil {
+					t.Fatal(err)
+				}
+				files = append(files, reservations)
 				env["CNI_COMMAND"] = "DEL"
 				if call, err = h.Node.Invoke(testenv.Context(t), plugin, env, encode(t, test.conf)); err != nil || call.Exit != 0 {
 					t.Fatalf("%s: DEL: %v, %v", filepath.Base(plugin), err, call.Err())
@@ -65,17 +69,17 @@ func TestHostLocal(t *testing.T) {
 			}
 			for i, name := range []string{1: "ebpfnet-ipam", 2: "ebpfnet"} {
 				if i > 0 && !reflect.DeepEqual(outputs[i], outputs[0]) {
-					t.Errorf("%s gives %s, host-local %s", name, encode(t, outputs[i]), encode(t, outputs[0]))
+					t.Errorf("%s: got %s, want host-local's %s", name, encode(t, outputs[i]), encode(t, outputs[0]))
 				}
-				if left, lost := files[0].compare(files[i]); len(left)+len(lost) > 0 {
-					t.Errorf("%s writes %q, and not %q, which host-local writes", name, left, lost)
+				if added, removed := files[0].Compare(files[i]); len(added)+len(removed) > 0 {
+					t.Errorf("files of %s: got %q instead of host-local's %q", name, added, removed)
 				}
 			}
 		})
 	}
 }
 
-// addressPart is what of a result is of the addresses, without the interfaces that they are on.
+// addressPart returns a result without interfaces and references to them.
 func addressPart(t *testing.T, stdout []byte) object {
 	t.Helper()
 	var result object
@@ -88,14 +92,4 @@ func addressPart(t *testing.T, stdout []byte) object {
 		delete(ip.(object), "interface")
 	}
 	return result
-}
-
-// reservationFiles are those of the network's addresses.
-func reservationFiles(t *testing.T) state {
-	t.Helper()
-	files := state{}
-	if err := files.addFiles(addressDir); err != nil {
-		t.Fatal(err)
-	}
-	return files
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// wrapped returns a program that is a line of shell, which gets another program as $1.
+// wrapped returns a program that runs a line of shell, with another program as $1.
 func wrapped(t *testing.T, program, line string) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "wrapped")
@@ -23,16 +23,17 @@ func wrapped(t *testing.T, program, line string) (path string) {
 	return path
 }
 
-// through makes the plugin one that is wrapped.
-func (h *host) through(t *testing.T, line string) {
+// wrapPlugin replaces the plugin by a wrapped one until the end of the test.
+func (h *host) wrapPlugin(t *testing.T, line string) {
 	t.Helper()
 	plugin := h.plugin
 	h.plugin = wrapped(t, plugin, line)
 	t.Cleanup(func() { h.plugin = plugin })
 }
 
-// memoryGroup makes a cgroup with a limit, of whichever version has the host's memory.
-func memoryGroup(t *testing.T, limit int) (procs string) {
+// newMemoryCgroup makes a cgroup with a memory limit, of the version that the host uses, and returns its list of
+// processes.
+func newMemoryCgroup(t *testing.T, limit int) (procs string) {
 	t.Helper()
 	root := t.TempDir()
 	file := "memory.limit_in_bytes"
@@ -50,7 +51,7 @@ func memoryGroup(t *testing.T, limit int) (procs string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		testenv.Eventually(t, "the end of the cgroup", func() error { return os.Remove(group) })
+		testenv.Eventually(t, "the cgroup to be empty", func() error { return os.Remove(group) })
 		if err := unix.Unmount(root, 0); err != nil {
 			t.Error(err)
 		}
@@ -61,26 +62,25 @@ func memoryGroup(t *testing.T, limit int) (procs string) {
 	return filepath.Join(group, "cgroup.procs")
 }
 
-// TestSmallCgroup has a runtime whose cgroup has no room for the maps that are asked for: it is told
-// so, and what it can do. With fewer flows it has.
+// TestSmallCgroup runs ADD in a cgroup without enough memory for the maps. The error says what to do: with fewer
+// flows, ADD works.
 func TestSmallCgroup(t *testing.T) {
 	testenv.Require(t, testenv.MemoryGroups)
 	const mebibyte = 1 << 20
 
 	h := newHost(t)
-	h.through(t, fmt.Sprintf(`echo $$ >%s; exec "$1"`, memoryGroup(t, 256*mebibyte)))
+	h.wrapPlugin(t, fmt.Sprintf(`echo $$ >%s; exec "$1"`, newMemoryCgroup(t, 256*mebibyte)))
 	p := h.pod(t, "c1", with(dual("1.1.0"), "maxFlows", 4*mebibyte))
-	h.wantFailure(t, p, cnierr.CodeNotSupported, "memory", "maxFlows", "cgroup")
+	h.wantSetupError(t, p, cnierr.CodeNotSupported, "memory", "maxFlows", "cgroup")
 	p = h.pod(t, "c2", with(dual("1.1.0"), "maxFlows", 2048))
 	p.add(t)
 	wantPing(t, p.Namespace, testenv.OutsideAddr4)
 	p.del(t)
 }
 
-// TestBPFIsRefused has a kernel that refuses BPF to everyone, as one in lockdown does, or a seccomp
-// filter.
-func TestBPFIsRefused(t *testing.T) {
+// TestBPFForbidden makes all bpf calls fail, as lockdown or a seccomp filter does.
+func TestBPFForbidden(t *testing.T) {
 	h := newHost(t)
-	h.through(t, `exec strace -f -qq -o /dev/null -e trace=bpf -e inject=bpf:error=EPERM "$1"`)
-	h.wantFailure(t, h.pod(t, "c1", dual("1.1.0")), cnierr.CodeNotSupported, "operation not permitted", "lockdown")
+	h.wrapPlugin(t, `exec strace -f -qq -o /dev/null -e trace=bpf -e inject=bpf:error=EPERM "$1"`)
+	h.wantSetupError(t, h.pod(t, "c1", dual("1.1.0")), cnierr.CodeNotSupported, "operation not permitted", "lockdown")
 }

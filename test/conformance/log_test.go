@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestLog calls ADD, a CHECK that fails, and DEL: the log has what its level says, and stdout is as
-// it is without.
+// TestLog calls ADD, a CHECK that fails, and DEL. The log has what its level selects, and the output is the same as
+// without a log.
 func TestLog(t *testing.T) {
 	h := newHost(t)
 	const (
@@ -19,7 +19,7 @@ func TestLog(t *testing.T) {
 	)
 	for _, test := range []struct {
 		name      string
-		key, env  bool // what names the file
+		key, env  bool // which of them names the file
 		level     any
 		has, lack []string
 	}{
@@ -48,18 +48,18 @@ func TestLog(t *testing.T) {
 				env["TRACEPARENT"] = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 				call := h.call(t, env, encode(t, p.conf))
 				if len(call.Stderr) > 0 {
-					t.Errorf("%s: stderr: %s", verb, call.Stderr)
+					t.Errorf("stderr of %s: got %s, want nothing", verb, call.Stderr)
 				}
 				return call.Stdout
 			}
 			parseResult(t, call("ADD"))
 			call("CHECK") // without prevResult
 			if stdout := call("DEL"); len(stdout) > 0 {
-				t.Errorf("DEL: stdout: %s", stdout)
+				t.Errorf("stdout of DEL: got %s, want nothing", stdout)
 			}
 			wantLog(t, file, test.has, test.lack)
 			if _, err := os.Stat("/run/other.log"); err == nil {
-				t.Error("both files have been written")
+				t.Error("/run/other.log exists, want only the file of key logFile")
 			}
 		})
 	}
@@ -73,18 +73,18 @@ func wantLog(t *testing.T, file string, has, lacks []string) {
 	}
 	for _, words := range has {
 		if !strings.Contains(string(text), words) {
-			t.Errorf("the log lacks %q:\n%s", words, text)
+			t.Errorf("log: want %q in:\n%s", words, text)
 		}
 	}
 	for _, words := range lacks {
 		if strings.Contains(string(text), words) {
-			t.Errorf("the log has %q:\n%s", words, text)
+			t.Errorf("log: want no %q in:\n%s", words, text)
 		}
 	}
 }
 
-// TestLogOnStderr: stdout is the result alone, whatever is said besides; a file that cannot be written
-// costs no container its network; and DEL works with keys that ADD refuses.
+// TestLogOnStderr checks that stdout has nothing but the result, that ADD works without a writable log file, and that
+// DEL accepts log keys that ADD refuses.
 func TestLogOnStderr(t *testing.T) {
 	h := newHost(t)
 	for _, test := range []struct {
@@ -100,13 +100,13 @@ func TestLogOnStderr(t *testing.T) {
 			call := p.try(t, "ADD")
 			parseResult(t, call.Stdout)
 			if !strings.Contains(string(call.Stderr), test.word) {
-				t.Errorf("stderr lacks %q: %s", test.word, call.Stderr)
+				t.Errorf("stderr: got %s, want %q", call.Stderr, test.word)
 			}
-			before := h.state(t)
+			before := h.snapshot(t)
 			p.conf = with(with(p.conf, "logFile", 7), "logLevel", "loud")
 			wantSuccess(t, p.try(t, "DEL"), "")
-			if left, _ := h.state(t).compare(before); len(left) == 0 {
-				t.Error("DEL has removed nothing")
+			if _, removed := before.Compare(h.snapshot(t)); len(removed) == 0 {
+				t.Error("removed by DEL: got nothing, want the container's state")
 			}
 		})
 	}

@@ -1,14 +1,13 @@
-// Package conformance runs the built plugin as container runtimes do (bare, through
-// libcni, by the CNI project's own cnitool) and holds it to the CNI specification.
+// Package conformance calls the built plugin as container runtimes do, directly and through
+// the CNI project's cnitool, and compares its behaviour with the CNI specification.
 //
-// Every test compares the node, its containers, the files of the addresses and the
-// maps before and after ([state]): what a call should not change must be the same.
+// Most tests take a snapshot of the node and its containers before and after a call, and
+// want nothing to differ that the call must not change.
 package conformance
 
 import (
 	"encoding/json"
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,71 +21,60 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(roleEnv) != "" {
-		os.Exit(playPlugin())
+	if os.Getenv(faultEnv) != "" {
+		os.Exit(runAsPlugin())
 	}
 	testenv.Main(m)
 }
 
-// addressDir is where the addresses of all networks are kept, by host-local's default.
-const addressDir = "/var/lib/cni/networks"
-
-// host is a machine with the plugin.
+// host is a node with the plugin.
 type host struct {
 	*testenv.Topology
 	plugin string
-	path   string // CNI_PATH of containers
+	path   string // CNI_PATH
 }
 
-// newHost makes a machine on which the plugin has not run yet. At the end of the test
-// it checks that nothing but the datapath itself is pinned, and removes that.
+// newHost makes a machine on which the plugin has not run yet. The end of the test checks that
+// its containers left nothing behind, and unloads the datapath.
 func newHost(t *testing.T) *host {
 	t.Helper()
-	h := &host{plugin: testenv.Build(t, "./cmd/ebpfnet"), path: "/opt/cni/bin"}
+	h := &host{Topology: testenv.NewTopology(t), plugin: testenv.Build(t, "./cmd/ebpfnet"), path: "/opt/cni/bin"}
 	t.Cleanup(func() {
-		checkPins(t)
-		if left, _ := filepath.Glob("*.log"); len(left) > 0 {
-			t.Errorf("left in the working directory: %v", left)
-		}
-		if err := errors.Join(os.RemoveAll(loader.Root), os.RemoveAll(addressDir), os.RemoveAll(record.DefaultDir)); err != nil {
+		h.wantNothingLeft(t)
+		if err := errors.Join(os.RemoveAll(loader.Root), os.RemoveAll(testenv.ReservationDir), os.RemoveAll(record.DefaultDir)); err != nil {
 			t.Errorf("clean up: %v", err)
 		}
 	})
-	h.Topology = testenv.NewTopology(t)
 	return h
 }
 
-// checkPins fails the test for pins that belong to no loaded datapath, once all
-// containers are gone.
-func checkPins(t *testing.T) {
+// newLoadedHost is newHost after an ADD and a DEL, which have loaded the datapath and created all lock files.
+func newLoadedHost(t *testing.T) *host {
 	t.Helper()
-	err := filepath.WalkDir(loader.Root, func(path string, entry fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if !isDatapathPin(strings.TrimPrefix(path, loader.Root)) {
-			t.Errorf("left in bpffs: %s", path)
-		}
-		return nil
-	})
+	h := newHost(t)
+	p := h.pod(t, "c0", dual("1.1.0"))
+	p.add(t)
+	p.del(t)
+	return h
+}
+
+// wantNothingLeft fails the test for everything that containers have left on the node, and for log files in
+// the working directory.
+func (h *host) wantNothingLeft(t *testing.T) {
+	t.Helper()
+	left, err := testenv.Leftovers(h.Node)
 	if err != nil {
-		t.Errorf("walk the pins: %v", err)
+		t.Error(err)
+	}
+	for _, thing := range left {
+		t.Errorf("left behind: %s", thing)
+	}
+	if logs, _ := filepath.Glob("*.log"); len(logs) > 0 {
+		t.Errorf("left in the working directory: %v", logs)
 	}
 }
 
-// isDatapathPin knows the layout /<namespace>/<maps|progs|links>/<pin>.
-func isDatapathPin(path string) bool {
-	parts := strings.Split(strings.TrimPrefix(path, "/"), "/")
-	if strings.HasPrefix(parts[0], "tmp-") {
-		return false
-	}
-	return len(parts) < 3 || parts[1] != "links" || strings.HasPrefix(parts[2], "uplink-")
-}
-
-// call is an execution of the plugin with exactly this environment and input.
+// call executes the plugin with exactly this environment and input.
 func (h *host) call(t *testing.T, env map[string]string, stdin []byte) *testenv.Call {
 	t.Helper()
 	call, err := h.Node.Invoke(testenv.Context(t), h.plugin, env, stdin)
@@ -96,26 +84,25 @@ func (h *host) call(t *testing.T, env map[string]string, stdin []byte) *testenv.
 	return call
 }
 
-// wantSuccess fails the test unless the plugin exited with 0 and said nothing but out
-// on its outputs.
+// wantSuccess wants the plugin to exit with 0, to print out and nothing on stderr.
 func wantSuccess(t *testing.T, call *testenv.Call, out string) {
 	t.Helper()
 	if call.Exit != 0 || len(call.Stderr) != 0 || out != anything && string(call.Stdout) != out {
-		t.Fatalf("%s exited with %d: stdout %q, want %q; stderr %q",
-			call.Getenv("CNI_COMMAND"), call.Exit, call.Stdout, out, call.Stderr)
+		t.Fatalf("%s: got exit code %d, stdout %q, stderr %q; want 0, %q, none",
+			call.Getenv("CNI_COMMAND"), call.Exit, call.Stdout, call.Stderr, out)
 	}
 }
 
-// anything is a text of [wantSuccess] that every output fits.
+// anything makes [wantSuccess] accept every output.
 const anything = "<anything>"
 
-// wantError fails the test unless the plugin exited with another status than 0, and its
-// output is one error of the specification with this code whose text has all of the words.
+// wantError wants the plugin to fail and to print one error of the specification, with this code and a
+// text that contains all of the words.
 func wantError(t *testing.T, call *testenv.Call, code uint, words ...string) {
 	t.Helper()
 	verb := call.Getenv("CNI_COMMAND")
 	if call.Exit == 0 {
-		t.Errorf("%s succeeded, want code %d: stdout %q", verb, code, call.Stdout)
+		t.Errorf("%s: got success (%q), want code %d", verb, call.Stdout, code)
 		return
 	}
 	var failure types.Error
@@ -124,15 +111,15 @@ func wantError(t *testing.T, call *testenv.Call, code uint, words ...string) {
 		return
 	}
 	if failure.Code != code {
-		t.Errorf("%s: code %d, want %d: %v", verb, failure.Code, code, &failure)
+		t.Errorf("%s: got code %d, want %d: %v", verb, failure.Code, code, &failure)
 	}
 	text := failure.Msg + "\n" + failure.Details
 	for _, word := range words {
 		if !strings.Contains(text, word) {
-			t.Errorf("%s: error lacks %q: %s", verb, word, text)
+			t.Errorf("%s: got error %q, want it to contain %q", verb, text, word)
 		}
 	}
 	if len(call.Stderr) != 0 {
-		t.Errorf("%s: stderr: %s", verb, call.Stderr)
+		t.Errorf("%s: got %q on stderr, want nothing", verb, call.Stderr)
 	}
 }

@@ -19,8 +19,7 @@ import (
 // object is a JSON object.
 type object = map[string]any
 
-// dual and single are the configuration of a plugin in network "pods", with addresses of
-// both families and of IPv4.
+// dual returns the plugin's configuration in network "pods", with addresses of both families.
 func dual(version string) object {
 	conf := single(version)
 	conf["ipam"].(object)["ranges"] = list{list{object{"subnet": "10.88.0.0/16"}}, list{object{"subnet": "fd00:88::/64"}}}
@@ -28,6 +27,7 @@ func dual(version string) object {
 	return conf
 }
 
+// single is dual with IPv4 only.
 func single(version string) object {
 	return object{
 		"cniVersion": version,
@@ -44,10 +44,10 @@ func single(version string) object {
 
 type list = []any
 
-// absent is a value of [with] that removes the key.
+// absent as value of [with] removes the key.
 var absent = new(int)
 
-// with returns a copy of conf in which the value at a path like "ipam.ranges" is another one.
+// with returns a copy of conf with another value at a path like "ipam.ranges".
 func with(conf object, path string, value any) object {
 	key, rest, nested := strings.Cut(path, ".")
 	if !nested {
@@ -57,7 +57,7 @@ func with(conf object, path string, value any) object {
 	return withKey(conf, key, with(inner, rest, value))
 }
 
-// withKey is with for a key that may have dots in it.
+// withKey is with for a key that may contain dots.
 func withKey(conf object, key string, value any) object {
 	changed := object{}
 	maps.Copy(changed, conf)
@@ -77,7 +77,7 @@ func encode(t *testing.T, value any) []byte {
 	return text
 }
 
-// pod is a container and what a runtime keeps of it.
+// pod is a container, and what a runtime stores about it.
 type pod struct {
 	*testenv.Namespace
 	host   *host
@@ -88,8 +88,7 @@ type pod struct {
 	result object // of ADD, for CHECK
 }
 
-// pod makes a container without interface. At the end of the test its DEL is called, with the
-// configuration it has now.
+// pod makes a container that is not attached yet. The end of the test calls DEL with this configuration.
 func (h *host) pod(t *testing.T, id string, conf object) *pod {
 	t.Helper()
 	p := &pod{Namespace: testenv.New(t, "pod-"+id), host: h, id: id, ifName: "eth0", conf: conf}
@@ -102,7 +101,7 @@ func (h *host) pod(t *testing.T, id string, conf object) *pod {
 	return p
 }
 
-// second returns the same container with another interface.
+// second returns an attachment of the same container with another interface.
 func (p *pod) second(t *testing.T, ifName string) *pod {
 	other := *p
 	other.ifName, other.result = ifName, nil
@@ -110,7 +109,7 @@ func (p *pod) second(t *testing.T, ifName string) *pod {
 	return &other
 }
 
-// env is the environment of a verb.
+// env returns the environment for a verb.
 func (p *pod) env(verb string) map[string]string {
 	env := map[string]string{
 		"CNI_COMMAND":     verb,
@@ -125,24 +124,30 @@ func (p *pod) env(verb string) map[string]string {
 	return env
 }
 
-// try calls a verb, with prevResult where a runtime has one.
-func (p *pod) try(t *testing.T, verb string) *testenv.Call {
+// stdin returns the configuration, with prevResult after an ADD.
+func (p *pod) stdin(t *testing.T) []byte {
 	t.Helper()
 	conf := p.conf
 	if p.result != nil {
 		conf = with(conf, "prevResult", p.result)
 	}
-	return p.host.call(t, p.env(verb), encode(t, conf))
+	return encode(t, conf)
 }
 
-// add calls ADD, and fails the test where that fails.
+// try calls a verb.
+func (p *pod) try(t *testing.T, verb string) *testenv.Call {
+	t.Helper()
+	return p.host.call(t, p.env(verb), p.stdin(t))
+}
+
+// add calls ADD, and fails the test if that fails.
 func (p *pod) add(t *testing.T) *types100.Result {
 	t.Helper()
 	p.result = nil
 	call := p.try(t, "ADD")
 	wantSuccess(t, call, anything)
 	if err := json.Unmarshal(call.Stdout, &p.result); err != nil {
-		t.Fatalf("result of ADD is not one JSON document (%v): %s", err, call.Stdout)
+		t.Fatalf("result of ADD: %v, want one JSON document: %s", err, call.Stdout)
 	}
 	return parseResult(t, call.Stdout)
 }
@@ -176,7 +181,7 @@ func (p *pod) device(t *testing.T) netlink.Link {
 	return link
 }
 
-// hostDevice returns the node's end.
+// hostDevice returns the host's end of the veth.
 func (p *pod) hostDevice(t *testing.T, result *types100.Result) netlink.Link {
 	t.Helper()
 	link, err := p.host.Node.Netlink().LinkByName(result.Interfaces[0].Name)
@@ -186,7 +191,7 @@ func (p *pod) hostDevice(t *testing.T, result *types100.Result) netlink.Link {
 	return link
 }
 
-// addresses returns those of a result, in its order.
+// addresses returns the addresses in a result, in its order.
 func addresses(result *types100.Result) []netip.Addr {
 	var addrs []netip.Addr
 	for _, ip := range result.IPs {
@@ -205,19 +210,18 @@ func wantPing(t *testing.T, from *testenv.Namespace, to ...netip.Addr) {
 	}
 }
 
-// vanish takes the container's namespace away behind the runtime's back, and waits until the kernel has
-// taken the devices along.
+// vanish removes the container's namespace without a DEL, and waits until the kernel has removed its devices.
 func (p *pod) vanish(t *testing.T) {
 	t.Helper()
 	alias := fmt.Sprintf("ebpfnet %s %s %s", p.conf["name"], p.id, p.ifName)
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, "the device to go with its namespace", func() error {
+	testenv.Eventually(t, "the device to disappear with its namespace", func() error {
 		links, err := rtnl.Links(p.host.Node.Netlink())
 		for _, link := range links {
 			if link.Attrs().Alias == alias {
-				return fmt.Errorf("%s is there", link.Attrs().Name)
+				return fmt.Errorf("%s exists", link.Attrs().Name)
 			}
 		}
 		return err

@@ -16,7 +16,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// reboot takes away what a reboot does, containers and pins and /run, and leaves the disk.
+// reboot removes what a reboot removes: containers, pins and /run. The disk stays.
 func (h *host) reboot(t *testing.T, id string, pods ...*pod) {
 	t.Helper()
 	for _, p := range pods {
@@ -39,8 +39,8 @@ func changeBootID(t *testing.T, id string) {
 	mount(t, file, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, "")
 }
 
-// TestReboot fills a range, reboots, and fills it again: the container that comes back has its
-// addresses, others get those of the dead, and none that lives loses its own.
+// TestReboot exhausts a range, reboots, and exhausts it again. A container that returns gets its addresses back,
+// new ones get those of dead containers, and no running container loses its own.
 func TestReboot(t *testing.T) {
 	testenv.Require(t, testenv.FileMarks)
 	h := newHost(t)
@@ -49,10 +49,10 @@ func TestReboot(t *testing.T) {
 		list{object{"subnet": "fd00:88::/64"}},
 	})
 	var old []*pod
-	var had [][]netip.Addr
+	var addrs [][]netip.Addr
 	for i := range 3 {
 		p := h.pod(t, fmt.Sprintf("c%d", i), conf)
-		old, had = append(old, p), append(had, addresses(p.add(t)))
+		old, addrs = append(old, p), append(addrs, addresses(p.add(t)))
 	}
 	wantError(t, h.status(t, conf), codeNotAvailable, "10.88.0.2-10.88.0.4")
 	wantError(t, h.pod(t, "c3", conf).try(t, "ADD"), cnierr.CodeAddressesExhausted, "10.88.0.2-10.88.0.4")
@@ -60,47 +60,47 @@ func TestReboot(t *testing.T) {
 	h.reboot(t, "the second boot", old...)
 	wantSuccess(t, h.status(t, conf), "")
 	back := h.pod(t, "c1", conf)
-	if has := addresses(back.add(t)); !slices.Equal(has, had[1]) {
-		t.Errorf("the container that came back has %v, and had %v", has, had[1])
+	if got := addresses(back.add(t)); !slices.Equal(got, addrs[1]) {
+		t.Errorf("addresses after the reboot: got %v, want %v again", got, addrs[1])
 	}
-	living := []*pod{back}
+	running := []*pod{back}
 	for _, id := range []string{"c4", "c5"} {
 		p := h.pod(t, id, conf)
 		p.add(t)
-		living = append(living, p)
+		running = append(running, p)
 	}
 	wantError(t, h.pod(t, "c6", conf).try(t, "ADD"), cnierr.CodeAddressesExhausted, "10.88.0.2-10.88.0.4")
 	wantError(t, h.status(t, conf), codeNotAvailable, "10.88.0.2-10.88.0.4")
-	for _, i := range []int{0, 2} { // the runtime comes to know of their death at last
+	for _, i := range []int{0, 2} { // the runtime deletes the others late
 		wantSuccess(t, old[i].try(t, "DEL"), "")
 	}
-	for _, p := range living {
+	for _, p := range running {
 		wantSuccess(t, p.try(t, "CHECK"), "")
 		wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
 	}
 }
 
-// TestOtherBootOfLiving has containers whose reservations bear the id of another boot, as after a restore of
-// the files: what has its device is not dead.
-func TestOtherBootOfLiving(t *testing.T) {
+// TestRestoredReservationOfRunningContainer changes the boot id, so that a reservation seems to be of an earlier boot,
+// as after a restore of the files. A container that has its device keeps it.
+func TestRestoredReservationOfRunningContainer(t *testing.T) {
 	h := newHost(t)
 	conf := with(single("1.1.0"), "ipam.ranges", list{list{object{"subnet": "10.88.0.0/30"}}})
 	p := h.pod(t, "c1", conf)
 	p.add(t)
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 	changeBootID(t, "the second boot")
 	wantError(t, h.pod(t, "c2", conf).try(t, "ADD"), cnierr.CodeAddressesExhausted)
 	wantError(t, h.status(t, conf), codeNotAvailable, "10.88.0.1-10.88.0.2")
 	twin := *p
 	twin.result = nil
 	wantError(t, twin.try(t, "ADD"), cnierr.CodeAttachmentExists)
-	h.wantState(t, before, p.Namespace)
+	h.wantUnchanged(t, before, p.Namespace)
 }
 
-// TestRebootAndGC has a runtime that knows of nothing dead, only of what lives.
+// TestRebootAndGC calls GC after a reboot, without DEL for a container that does not return.
 func TestRebootAndGC(t *testing.T) {
 	h := newHost(t)
-	before := h.state(t)
+	before := h.snapshot(t)
 	gone, back := h.pod(t, "c1", dual("1.1.0")), h.pod(t, "c2", dual("1.1.0"))
 	gone.add(t)
 	back.add(t)
@@ -110,11 +110,11 @@ func TestRebootAndGC(t *testing.T) {
 	h.gc(t, dual("1.1.0"))
 	wantSuccess(t, again.try(t, "CHECK"), "")
 	again.del(t)
-	h.waitState(t, before)
+	h.waitUnchanged(t, before)
 }
 
-// TestDelWithoutRoom deletes a container on a disk that is full since.
-func TestDelWithoutRoom(t *testing.T) {
+// TestDelOnFullDisk calls DEL after the disk has become full.
+func TestDelOnFullDisk(t *testing.T) {
 	h := newHost(t)
 	for name, options := range map[string]string{"space": "size=64k", "inodes": "nr_inodes=32"} {
 		t.Run(name, func(t *testing.T) {
@@ -129,13 +129,13 @@ func TestDelWithoutRoom(t *testing.T) {
 			p.del(t)
 			left, err := filepath.Glob(filepath.Join(dir, "pods", "*:*"))
 			if more, _ := filepath.Glob(filepath.Join(dir, "pods", "10.*")); err != nil || len(left)+len(more) > 0 {
-				t.Errorf("left: %v, %v", left, more)
+				t.Errorf("left behind: %v, %v", left, more)
 			}
 		})
 	}
 }
 
-// fillUp writes files of any size until neither of them fits.
+// fillUp writes files until no more fits.
 func fillUp(t *testing.T, dir string) {
 	t.Helper()
 	for i := range 1000 {
@@ -144,5 +144,5 @@ func fillUp(t *testing.T, dir string) {
 			return
 		}
 	}
-	t.Fatal("there is no end of room")
+	t.Fatal("1000 files still fit")
 }

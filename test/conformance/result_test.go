@@ -13,17 +13,19 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-var update = flag.Bool("update", false, "write the results in testdata instead of comparing with them")
+var update = flag.Bool("update", false, "write the results to testdata instead of comparing them")
 
-// TestResults compares ADD's whole output with that in testdata, for each version.
+// TestResults compares ADD's whole output with testdata, for each version.
 func TestResults(t *testing.T) {
 	h := newHost(t)
 	for _, version := range version.All.SupportedVersions() {
 		for stack, conf := range map[string]object{"single": single(version), "dual": dual(version)} {
 			t.Run(version+" "+stack, func(t *testing.T) {
-				forgetAddresses(t)
+				removeReservations(t)
 				p := h.pod(t, "c1", conf)
 				call := p.try(t, "ADD")
 				wantSuccess(t, call, anything)
@@ -33,21 +35,21 @@ func TestResults(t *testing.T) {
 	}
 }
 
-// forgetAddresses makes the first address that is given out always the same.
-func forgetAddresses(t *testing.T) {
+// removeReservations resets the order in which addresses are reserved.
+func removeReservations(t *testing.T) {
 	t.Helper()
-	if err := os.RemoveAll(addressDir); err != nil {
+	if err := os.RemoveAll(testenv.ReservationDir); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// compareGolden takes stdout for equal to the file if both are one JSON document of the same value.
+// compareGolden wants stdout to be one JSON document with the same value as the file's.
 func compareGolden(t *testing.T, name string, stdout []byte) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
 	var got, want any
 	if err := json.Unmarshal(stdout, &got); err != nil {
-		t.Fatalf("stdout is not one JSON document (%v): %q", err, stdout)
+		t.Fatalf("stdout: %v, want one JSON document: %q", err, stdout)
 	}
 	if *update {
 		var text bytes.Buffer
@@ -65,30 +67,29 @@ func compareGolden(t *testing.T, name string, stdout []byte) {
 		t.Fatalf("%s: %v", path, err)
 	}
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("result differs from %s:\n%s\nwant:\n%s", path, stdout, golden)
+		t.Errorf("result: got\n%s\nwant %s:\n%s", stdout, path, golden)
 	}
 }
 
-// TestResultOfOldVersion: results up to 0.2.0 have room for one address of a family, which is the first. The
-// container has them all.
-func TestResultOfOldVersion(t *testing.T) {
+// TestOldResultFormat assigns several addresses per family. Results up to 0.2.0 contain the first of each; the
+// container has all of them.
+func TestOldResultFormat(t *testing.T) {
 	h := newHost(t)
 	for _, version := range []string{"0.1.0", "0.2.0"} {
 		t.Run(version, func(t *testing.T) {
-			forgetAddresses(t)
+			removeReservations(t)
 			p := h.pod(t, "c1", with(single(version), "ipam.ranges", list{
 				list{object{"subnet": "10.88.0.0/16"}}, list{object{"subnet": "10.89.0.0/16"}}, list{object{"subnet": "fd00:88::/64"}}, list{object{"subnet": "fd00:89::/64"}},
 			}))
 			if got := fmt.Sprint(addresses(p.add(t))); got != "[10.88.0.2 fd00:88::2]" {
-				t.Errorf("the result has %s", got)
+				t.Errorf("addresses in the result: got %s, want [10.88.0.2 fd00:88::2]", got)
 			}
 			wantPing(t, h.Node, netip.MustParseAddr("10.88.0.2"), netip.MustParseAddr("10.89.0.2"), netip.MustParseAddr("fd00:88::2"), netip.MustParseAddr("fd00:89::2"))
 		})
 	}
 }
 
-// TestResultKeys holds the results to what each version's text knows, apart from what
-// testdata says.
+// TestResultKeys compares the keys in testdata with those of each version of the specification.
 func TestResultKeys(t *testing.T) {
 	for _, test := range []struct {
 		version    string
@@ -109,12 +110,12 @@ func TestResultKeys(t *testing.T) {
 			}
 			for _, word := range append(test.has, `"cniVersion": "`+test.version+`"`) {
 				if !strings.Contains(string(golden), word) {
-					t.Errorf("result lacks %s: %s", word, golden)
+					t.Errorf("result: want %s in %s", word, golden)
 				}
 			}
 			for _, word := range test.lacks {
 				if strings.Contains(string(golden), word) {
-					t.Errorf("result has %s: %s", word, golden)
+					t.Errorf("result: want no %s in %s", word, golden)
 				}
 			}
 		})

@@ -11,18 +11,18 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// TestUplinkHeals takes one of its two programs off the uplink. CHECK must say so, and the next ADD
-// or STATUS must put it back.
-func TestUplinkHeals(t *testing.T) {
+// TestUplinkReattached detaches a program from the uplink. CHECK must report it, and the next ADD or STATUS must
+// attach it again.
+func TestUplinkReattached(t *testing.T) {
 	testenv.Require(t, testenv.TCX)
-	const rounds = 5 // how fast the kernel lets go of a program differs
+	const rounds = 5 // the kernel detaches programs asynchronously
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.0.0"))
 	p.add(t)
 	for round := range rounds {
 		removePin("uplink-*-to_uplink")(t, p, nil)
 		wantError(t, p.try(t, "CHECK"), cnierr.CodeDiffers, testenv.UplinkName, "programs")
-		testenv.Eventually(t, "the program to go", func() error { return h.wantPrograms(ebpf.AttachTCXEgress, 0) })
+		testenv.Eventually(t, "the program to be detached", func() error { return h.wantPrograms(ebpf.AttachTCXEgress, 0) })
 
 		other := h.pod(t, "c2", dual("1.0.0"))
 		if round%2 == 0 {
@@ -31,7 +31,7 @@ func TestUplinkHeals(t *testing.T) {
 			wantSuccess(t, h.status(t, dual("1.1.0")), "")
 		}
 		for _, place := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-			testenv.Eventually(t, "the uplink to have its programs", func() error { return h.wantPrograms(place, 1) })
+			testenv.Eventually(t, "the uplink's programs", func() error { return h.wantPrograms(place, 1) })
 		}
 		wantSuccess(t, p.try(t, "CHECK"), "")
 		wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
@@ -39,7 +39,7 @@ func TestUplinkHeals(t *testing.T) {
 	}
 }
 
-// wantPrograms counts the programs on the node's uplink.
+// wantPrograms compares the number of programs on the node's uplink.
 func (h *host) wantPrograms(place ebpf.AttachType, want int) error {
 	device, err := h.Node.Netlink().LinkByName(testenv.UplinkName)
 	if err != nil {
@@ -48,14 +48,14 @@ func (h *host) wantPrograms(place ebpf.AttachType, want int) error {
 	return h.Node.Do(func() error {
 		attached, err := link.QueryPrograms(link.QueryOptions{Target: device.Attrs().Index, Attach: place})
 		if err == nil && len(attached.Programs) != want {
-			err = fmt.Errorf("%d programs on %s, want %d", len(attached.Programs), place, want)
+			err = fmt.Errorf("programs on %s: got %d, want %d", place, len(attached.Programs), want)
 		}
 		return err
 	})
 }
 
-// TestLoopbackHeals is the same for the program by which the host reaches host ports.
-func TestLoopbackHeals(t *testing.T) {
+// TestLoopbackReattached is the same for the program on lo, which serves the host's own access to host ports.
+func TestLoopbackReattached(t *testing.T) {
 	testenv.Require(t, testenv.TCX)
 	h := newHost(t)
 	p := h.pod(t, "c1", withPort(dual("1.1.0"), 8080))

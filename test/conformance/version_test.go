@@ -18,8 +18,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// otherLayout is a version of ebpfnet with other maps: larger values, one map more, and one that
-// has not been there yet.
+// otherLayout returns a version of ebpfnet with another map layout: larger values and an additional map.
 func otherLayout() loader.Programs {
 	programs := loader.Embedded()
 	programs.ABI++
@@ -34,24 +33,24 @@ func otherLayout() loader.Programs {
 			spec.Maps[name].ValueSize += 16
 			spec.Maps[name].Value = nil // its BTF
 		}
-		spec.Programs = nil // they would not fit
-		spec.Maps["novelty"] = &ebpf.MapSpec{Name: "novelty", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
+		spec.Programs = nil // they would not match the maps
+		spec.Maps["additional"] = &ebpf.MapSpec{Name: "additional", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
 		return spec, nil
 	}
 	return programs
 }
 
-// put writes an entry of which only the beginning is what every version has.
-func put(m *ebpf.Map, n byte, at maps.Attachment) error {
+// put writes an entry with the fields that all versions have in common, which come first.
+func put(m *ebpf.Map, n byte, a maps.Attachment) error {
 	key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
 	key[0] = n
-	binary.NativeEndian.PutUint64(value, uint64(at.Owner()))
-	binary.NativeEndian.PutUint32(value[8:], uint32(maps.NetworkToken(at.Network)))
+	binary.NativeEndian.PutUint64(value, uint64(a.Owner()))
+	binary.NativeEndian.PutUint32(value[8:], uint32(maps.NetworkToken(a.Network)))
 	return m.Put(key, value)
 }
 
-// TestOtherLayout has containers whose datapath another version has loaded. ADD, CHECK and STATUS
-// refuse it and say what to do; DEL and GC release what is theirs.
+// TestOtherLayout runs with a datapath that another version has loaded. ADD, CHECK and ebpfnetctl refuse it and say
+// what to do. DEL and GC still remove the entries of their containers.
 func TestOtherLayout(t *testing.T) {
 	h := newHost(t)
 	conf := dual("1.1.0")
@@ -63,7 +62,7 @@ func TestOtherLayout(t *testing.T) {
 	err := h.Node.Do(func() error {
 		_, err := loader.Open(testenv.Context(t), loader.Options{Programs: &other})
 		if !errors.Is(err, loader.ErrIncompatible) {
-			t.Errorf("it is loaded, and then opened: %v", err)
+			t.Errorf("Open: got %v, want ErrIncompatible", err)
 		}
 		d, err := loader.OpenForRelease()
 		if err != nil {
@@ -71,8 +70,8 @@ func TestOtherLayout(t *testing.T) {
 		}
 		defer d.Close()
 		for n, p := range []*pod{one, two} {
-			at := maps.Attachment{Network: "pods", ContainerID: p.id, IfName: p.ifName}
-			if err := errors.Join(put(d.Endpoints, byte(n), at), put(d.HostPorts, byte(n), at), put(d.Flows, byte(n), at)); err != nil {
+			a := maps.Attachment{Network: "pods", ContainerID: p.id, IfName: p.ifName}
+			if err := errors.Join(put(d.Endpoints, byte(n), a), put(d.HostPorts, byte(n), a), put(d.Flows, byte(n), a)); err != nil {
 				return err
 			}
 		}
@@ -92,14 +91,14 @@ func TestOtherLayout(t *testing.T) {
 	h.wantCtl(t, 1, []string{"unload"}, "2 containers", "pods one eth0", "2 host port entries")
 	h.wantOwned(t, 2, 2)
 	if _, err := three.Netlink().LinkByName("eth0"); err == nil {
-		t.Error("the ADD that failed has left an interface")
+		t.Error("failed ADD left eth0 in the container")
 	}
 	if now := addressesIn(t); !slices.Equal(now, reserved) {
-		t.Errorf("after an ADD that failed %v are reserved, before it %v", now, reserved)
+		t.Errorf("reservations after a failed ADD: got %v, want %v", now, reserved)
 	}
 
 	one.del(t)
-	h.wantOwned(t, 1, 2) // flows are left to GC
+	h.wantOwned(t, 1, 2) // GC removes flows
 	h.gc(t, withKey(conf, currentKey, attachments("two")))
 	h.wantOwned(t, 1, 1)
 	h.gc(t, withKey(conf, currentKey, attachments()))
@@ -110,17 +109,17 @@ func TestOtherLayout(t *testing.T) {
 	three.del(t)
 }
 
-// addressesIn returns the names of the reservations.
+// addressesIn returns the paths of all reservations.
 func addressesIn(t *testing.T) []string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(addressDir, "pods", "*[.:]*[0-9]"))
+	files, err := filepath.Glob(filepath.Join(testenv.ReservationDir, "pods", "*[.:]*[0-9]"))
 	if err != nil || len(files) == 0 {
-		t.Fatalf("no reservations: %v", err)
+		t.Fatalf("reservations: got none (%v), want some", err)
 	}
 	return files
 }
 
-// wantOwned counts the entries that owners have, in each map and in flows.
+// wantOwned counts the entries in endpoints and host_ports, and in flows.
 func (h *host) wantOwned(t *testing.T, inEach, flows int) {
 	t.Helper()
 	err := h.Node.Do(func() error {
@@ -132,7 +131,7 @@ func (h *host) wantOwned(t *testing.T, inEach, flows int) {
 		for m, want := range map[*ebpf.Map]int{d.Endpoints: inEach, d.HostPorts: inEach, d.Flows: flows} {
 			got, err := maps.Entries(m)
 			if err != nil || got != want {
-				t.Errorf("%s has %d entries, want %d: %v", strings.Fields(m.String())[0], got, want, err)
+				t.Errorf("entries of %s: got %d (%v), want %d", strings.Fields(m.String())[0], got, err, want)
 			}
 		}
 		return nil
@@ -142,8 +141,7 @@ func (h *host) wantOwned(t *testing.T, inEach, flows int) {
 	}
 }
 
-// TestGrownCounters has a version that knows more reasons for drops, and one that knows fewer: what
-// was counted stays.
+// TestGrownCounters upgrades to a version with more drop reasons, and to one with fewer. The counts stay.
 func TestGrownCounters(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
@@ -168,7 +166,7 @@ func TestGrownCounters(t *testing.T) {
 	refused.Spec = func() (*ebpf.CollectionSpec, error) {
 		spec, err := grown.Spec()
 		if err == nil {
-			spec.Programs["to_loopback"].Instructions = asm.Instructions{asm.Return()} // of nothing
+			spec.Programs["to_loopback"].Instructions = asm.Instructions{asm.Return()} // R0 is not set
 		}
 		return spec, err
 	}
@@ -178,7 +176,7 @@ func TestGrownCounters(t *testing.T) {
 	})
 	var verifier *ebpf.VerifierError
 	if !errors.As(err, &verifier) {
-		t.Errorf("programs that the kernel refuses: %v", err)
+		t.Errorf("upgrade to invalid programs: got %v, want a verifier error", err)
 	}
 	own := loader.Embedded()
 	for _, programs := range []*loader.Programs{&grown, &own} {
@@ -193,10 +191,10 @@ func TestGrownCounters(t *testing.T) {
 			var counts []bpf.DropCount
 			err := d.DropTotals.Lookup(uint32(2), &counts)
 			if err != nil || d.Config.Build != programs.Build || counts[0] != count[0] {
-				t.Errorf("build %x has counted %+v: %v", d.Config.Build, counts, err)
+				t.Errorf("counters of build %x: got %+v (%v), want %+v in build %x", d.Config.Build, counts, err, count[0], programs.Build)
 			}
 			if got := int(d.DropTotals.MaxEntries()); got != int(bpf.ReasonMax)+5 {
-				t.Errorf("there are %d counters", got)
+				t.Errorf("counters: got %d, want %d", got, int(bpf.ReasonMax)+5)
 			}
 			return nil
 		})

@@ -158,7 +158,7 @@ func (h *host) fillNonMasq(s scene, entries []nonMasq) error {
 		}
 		errs = append(errs, h.programs.Maps[bpf.MapNonMasqCIDRs].Put(&key, uint32(0)))
 		if owners[e.pod] != 0 {
-			errs = append(errs, h.putEndpoint(s.family, e.pod, key.Set))
+			errs = append(errs, h.putEndpoint(s.addressing, e.pod, key.Set))
 		}
 	}
 	return errors.Join(errs...)

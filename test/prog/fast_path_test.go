@@ -90,7 +90,7 @@ const podMTU = 1000
 
 var podMAC, hostMAC = testenv.MAC{2, 0xbb, 0, 0, 0, 1}, testenv.MAC{2, 0xbb, 0, 0, 0, 2}
 
-func (h *host) putFastPathEndpoint(f family, pod string, path bpf.FastPath) error {
+func (h *host) putFastPathEndpoint(f addressing, pod string, path bpf.FastPath) error {
 	return h.programs.Maps[bpf.MapEndpoints].Put(f.wire(pod), bpf.Endpoint{
 		Owner: owners[pod], Network: 1, Ifindex: uint32(h.veth.Index), Gateway: f.wire("podgw"),
 		Flags: bpf.EndpointMasq, Mac: podMAC, HostMac: hostMAC, Mtu: podMTU, FastPath: path,
@@ -113,7 +113,7 @@ func (h *host) checkFastPath(program string, s scene, r fastPathRow) error {
 		if pod == r.never {
 			podPath = bpf.FastPathNever
 		}
-		errs = append(errs, h.putFastPathEndpoint(s.family, pod, podPath))
+		errs = append(errs, h.putFastPathEndpoint(s.addressing, pod, podPath))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err

@@ -145,7 +145,7 @@ func TestPaddedFirstFragment(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer wire.Close()
-	s, r := scene{family: v4, proto: udp}, queueRows[0]
+	s, r := scene{addressing: v4, proto: udp}, queueRows[0]
 	frames, err := h.cutUp(r.program, s, r.in, r, 99)
 	if err := errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
 		t.Fatal(err)

@@ -196,7 +196,7 @@ func (h *host) wanted(s *scene, r fragmentRow, id uint32, first []byte) ([][]byt
 func TestInterleavedFragments(t *testing.T) {
 	h := newHost(t)
 	for _, program := range []string{bpf.ProgFromUplink, bpf.ProgFromUplinkL3} {
-		for _, f := range families {
+		for _, f := range addressings {
 			t.Run(program+" "+f.name, func(t *testing.T) {
 				type stream struct {
 					scene
@@ -205,11 +205,11 @@ func TestInterleavedFragments(t *testing.T) {
 					from, to [][]byte
 				}
 				streams := []*stream{
-					{scene: scene{family: f, proto: udp}, in: "remote:5000 > node:8080", out: "remote:5000 > pod:80", id: 7},
-					{scene: scene{family: f, proto: udp}, in: "remote:5000 > node:8081", out: "remote:5000 > pod2:80", id: 8},
-					{scene: scene{family: f, proto: tcp}, in: "remote:5000 > node:8081", out: "remote:5000 > pod2:80", id: 7},
-					{scene: scene{family: f, proto: udp}, in: "remote2:5000 > node:8081", out: "remote2:5000 > pod2:80", id: 7},
-					{scene: scene{family: f, proto: udp}, in: "remote:5000 > node2:8081", out: "remote:5000 > pod2:80", id: 7},
+					{scene: scene{addressing: f, proto: udp}, in: "remote:5000 > node:8080", out: "remote:5000 > pod:80", id: 7},
+					{scene: scene{addressing: f, proto: udp}, in: "remote:5000 > node:8081", out: "remote:5000 > pod2:80", id: 8},
+					{scene: scene{addressing: f, proto: tcp}, in: "remote:5000 > node:8081", out: "remote:5000 > pod2:80", id: 7},
+					{scene: scene{addressing: f, proto: udp}, in: "remote2:5000 > node:8081", out: "remote2:5000 > pod2:80", id: 7},
+					{scene: scene{addressing: f, proto: udp}, in: "remote:5000 > node2:8081", out: "remote:5000 > pod2:80", id: 7},
 				}
 				errs := []error{h.reset()}
 				for _, s := range streams {

@@ -158,7 +158,7 @@ func fromUplinkIgnores() []row {
 
 // swapProtocol turns TCP into UDP and UDP into TCP.
 func swapProtocol(p *testenv.Packet) {
-	s := scene{family: v4, proto: udp}
+	s := scene{addressing: v4, proto: udp}
 	if p.Proto == s.number() {
 		s.proto = tcp
 	}

@@ -108,7 +108,7 @@ func randomFrame(random *rand.Rand) []byte {
 		return pick("pod", "pod2", "plain", "podgw", "node", "node2", "remote", "remote2", "onlink", "loopback")
 	}
 	port := func() string { return pick("80", "4000", "5000", "8080", "20000", "20001", "999") }
-	s := scene{family: families[random.IntN(2)], proto: []proto{tcp, udp, echo, sctp, gre}[random.IntN(5)]}
+	s := scene{addressing: addressings[random.IntN(2)], proto: []proto{tcp, udp, echo, sctp, gre}[random.IntN(5)]}
 	p := s.packet(host()+":"+port()+" > "+host()+":"+port(), random.IntN(2) == 0)
 	if s.proto == tcp {
 		p.TCPFlags = uint8(random.IntN(1 << 6))

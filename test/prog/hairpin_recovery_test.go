@@ -84,7 +84,7 @@ func (h *host) lose(kinds ...bpf.FlowKind) error {
 // TestHairpinNoPort leaves no port of the gateway free for a client.
 func TestHairpinNoPort(t *testing.T) {
 	h := newHost(t)
-	s := scene{family: v4, proto: tcp}
+	s := scene{addressing: v4, proto: tcp}
 	if err := errors.Join(h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, nil)); err != nil {
 		t.Fatal(err)
 	}

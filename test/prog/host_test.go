@@ -133,7 +133,7 @@ func (h *host) connect() error {
 	}
 	h.mac = testenv.MAC(h.uplink.HardwareAddr)
 	var errs []error
-	for _, f := range families {
+	for _, f := range addressings {
 		for _, name := range nodeNames {
 			errs = append(errs, h.addAddr(name, f.addr(name)))
 		}
@@ -158,7 +158,7 @@ func (h *host) connect() error {
 
 // ready returns an error until the kernel has set up the new addresses in the background.
 func (h *host) ready() error {
-	for _, f := range families {
+	for _, f := range addressings {
 		for _, name := range nodeNames {
 			routes, err := h.Netlink().RouteGet(f.addr(name).AsSlice())
 			if err != nil || len(routes) != 1 || routes[0].Type != unix.RTN_LOCAL {
@@ -286,7 +286,7 @@ func (h *host) reset() error {
 		maps[bpf.MapUplinks].Put(uint32(h.uplink.Index), bpf.Uplink{Addr4: v4.wire("node"), Addr6: v6.wire("node")}),
 	}
 	errs = append(errs, h.clearCounters())
-	for _, f := range families {
+	for _, f := range addressings {
 		for pod := range owners {
 			errs = append(errs, h.putEndpoint(f, pod, 0))
 		}
@@ -310,7 +310,7 @@ func (h *host) setProbes(used uint8) error {
 }
 
 // putEndpoint writes the endpoint of a pod. The set of nonmasq_cidrs may be 0, which means none.
-func (h *host) putEndpoint(f family, pod string, nonMasqSet uint32) error {
+func (h *host) putEndpoint(f addressing, pod string, nonMasqSet uint32) error {
 	endpoint := bpf.Endpoint{
 		Owner: owners[pod], Network: 1, Ifindex: uint32(h.veth.Index), Gateway: f.wire("podgw"), NonmasqSet: nonMasqSet,
 	}

@@ -108,7 +108,7 @@ func TestMasqSourceFromRoute(t *testing.T) {
 func TestMasqSourcePreferredByRoute(t *testing.T) {
 	testenv.Require(t, fibSource)
 	h := newHost(t)
-	for _, f := range families {
+	for _, f := range addressings {
 		route := &netlink.Route{
 			Dst: alone(f.addr("remote")), LinkIndex: h.uplink.Index, Gw: f.addr("gateway").AsSlice(), Src: f.addr("node2").AsSlice(),
 		}
@@ -167,7 +167,7 @@ func TestMasqNoSource(t *testing.T) {
 // router would forward.
 func TestMasqNoSourceDespiteRoute(t *testing.T) {
 	h := newHost(t)
-	for _, f := range families {
+	for _, f := range addressings {
 		for _, link := range []*netlink.LinkAttrs{h.uplink, h.veth} {
 			h.removeAddrs(t, link, f)
 		}
@@ -184,7 +184,7 @@ func TestMasqNoSourceDespiteRoute(t *testing.T) {
 }
 
 // removeAddrs removes all addresses but link-local ones.
-func (h *host) removeAddrs(t *testing.T, link *netlink.LinkAttrs, f family) {
+func (h *host) removeAddrs(t *testing.T, link *netlink.LinkAttrs, f addressing) {
 	t.Helper()
 	kind := netlink.FAMILY_V4
 	if f.name == "v6" {
@@ -207,7 +207,7 @@ func (h *host) removeAddrs(t *testing.T, link *netlink.LinkAttrs, f family) {
 
 func (h *host) removeDefaultRoutes(t *testing.T) {
 	t.Helper()
-	for _, f := range families {
+	for _, f := range addressings {
 		bits := f.addr("any").BitLen()
 		err := h.Netlink().RouteDel(&netlink.Route{
 			Dst: &net.IPNet{IP: f.addr("any").AsSlice(), Mask: net.CIDRMask(0, bits)}, Gw: f.addr("gateway").AsSlice(),

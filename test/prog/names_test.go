@@ -13,8 +13,9 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// family has the addresses of the names in tables, so that a row serves IPv4 and IPv6.
-type family struct {
+// addressing gives the names in tables their addresses of one family, so that a row serves IPv4 and IPv6. A
+// [testenv.Family] has the addresses of a topology instead.
+type addressing struct {
 	name  string
 	addrs map[string]netip.Addr
 }
@@ -22,7 +23,7 @@ type family struct {
 // v4 and v6 have the same names. The node has the addresses of nodeNames. All sources are in
 // 8.0.0.0/16, or have 86dd behind their first 32 bits: see l3_test.go.
 var (
-	v4 = newFamily("v4", map[string]string{
+	v4 = newAddressing("v4", map[string]string{
 		"pod":       "8.0.244.2", // masqueraded
 		"pod2":      "8.0.244.3", // masqueraded
 		"plain":     "8.0.244.4", // not masqueraded
@@ -46,7 +47,7 @@ var (
 		"multicast": "224.0.0.251",
 		"any":       "0.0.0.0",
 	})
-	v6 = newFamily("v6", map[string]string{
+	v6 = newAddressing("v6", map[string]string{
 		"pod":       "fd00:10:86dd::2",
 		"pod2":      "fd00:10:86dd::3",
 		"plain":     "fd00:10:86dd::4",
@@ -70,14 +71,14 @@ var (
 		"multicast": "ff02::fb",
 		"any":       "::",
 	})
-	families = []family{v4, v6}
+	addressings = []addressing{v4, v6}
 
 	nodeNames = []string{"node", "node2", "vip", "crowded", "near1", "near2", "podgw"}
 	owners    = map[string]uint64{"pod": 0x1001, "pod2": 0x1002, "plain": 0x1003}
 )
 
-func newFamily(name string, texts map[string]string) family {
-	f := family{name, map[string]netip.Addr{}}
+func newAddressing(name string, texts map[string]string) addressing {
+	f := addressing{name, map[string]netip.Addr{}}
 	for name, text := range texts {
 		f.addrs[name] = netip.MustParseAddr(text)
 	}
@@ -85,14 +86,14 @@ func newFamily(name string, texts map[string]string) family {
 }
 
 // addr is the address of a name, or of a literal.
-func (f family) addr(name string) netip.Addr {
+func (f addressing) addr(name string) netip.Addr {
 	if addr, ok := f.addrs[name]; ok {
 		return addr
 	}
 	return netip.MustParseAddr(name)
 }
 
-func (f family) wire(name string) bpf.Addr { return wire(f.addr(name)) }
+func (f addressing) wire(name string) bpf.Addr { return wire(f.addr(name)) }
 
 func wire(addr netip.Addr) bpf.Addr   { return bpf.Addr{Bytes: addr.As16()} }
 func addrOf(addr bpf.Addr) netip.Addr { return netip.AddrFrom16(addr.Bytes).Unmap() }
@@ -117,7 +118,7 @@ var (
 
 // scene is the family and protocol for which a row runs.
 type scene struct {
-	family
+	addressing
 	proto
 	star uint16 // the value of the port "*"
 }

@@ -81,7 +81,7 @@ func TestMasqueradeRoundTrip(t *testing.T) {
 
 // randomFlow returns the first packet of a random flow to one of few remotes.
 func randomFlow(random *rand.Rand) (testenv.Packet, scene) {
-	s := scene{family: families[random.IntN(2)], proto: protos[random.IntN(3)]}
+	s := scene{addressing: addressings[random.IntN(2)], proto: protos[random.IntN(3)]}
 	pod := []string{"pod", "pod2"}[random.IntN(2)]
 	to := []string{"remote", "remote2", "onlink"}[random.IntN(3)]
 	p := s.packet(fmt.Sprintf("%s:%d > %s:%d", pod, 1+random.IntN(65535), to, 80+random.IntN(2)), false)

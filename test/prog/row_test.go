@@ -64,10 +64,10 @@ func (r row) scenes() []scene {
 	if on == nil {
 		on = protos
 	}
-	for _, f := range families {
+	for _, f := range addressings {
 		for _, p := range on {
 			if r.only == "" || r.only == f.name {
-				scenes = append(scenes, scene{family: f, proto: p})
+				scenes = append(scenes, scene{addressing: f, proto: p})
 			}
 		}
 	}

@@ -38,7 +38,7 @@ func (h *host) guard(s testenv.Sender, flags bpf.DeviceFlags) error {
 			Gateway4: v4.wire("podgw"), Gateway6: v6.wire("podgw"),
 		}),
 	}
-	for _, f := range families {
+	for _, f := range addressings {
 		endpoint := bpf.Endpoint{
 			Owner: owners["pod"], Network: 1, Container: 7, Ifindex: uint32(h.veth.Index),
 			Mac: s.MAC, Gateway: f.wire("podgw"), Flags: bpf.EndpointMasq,

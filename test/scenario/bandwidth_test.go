@@ -52,7 +52,7 @@ func wantRate(t *testing.T, flood *testenv.Flood, rate float64) {
 
 var floods = map[string]int{"one connection": 1, "eight connections": 8, "datagrams": 0}
 
-// Every path to and from a limited pod is held to the rate.
+// The rate limits every path to and from a pod.
 func TestBandwidth(t *testing.T) {
 	const rate = 20 * mbit
 	n := newNetworkWith(t, withBandwidth(`"ipMasq": true`))
@@ -141,7 +141,7 @@ func TestBandwidthChanges(t *testing.T) {
 	}
 }
 
-// unshapedSubnets exempts the outside host from the limits.
+// Traffic with unshapedSubnets, here the outside host, is not limited.
 func TestUnshapedSubnets(t *testing.T) {
 	const rate = 10 * mbit
 	n := newNetworkWith(t, withBandwidth(`"ipMasq": true, "ingressRate": 10000000, "egressRate": 10000000, "unshapedSubnets": ["192.0.2.0/28", "2001:db8:1::2/127"]`))

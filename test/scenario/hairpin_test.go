@@ -43,8 +43,8 @@ func TestHostPortReplySource(t *testing.T) {
 	})
 }
 
-// wantReplySource sends to a server at several addresses from one socket, often enough for the forwarding
-// cache to hold each.
+// wantReplySource sends to a server at several addresses from one socket, often enough to use the forwarding
+// cache for each.
 func wantReplySource(t *testing.T, from *testenv.Namespace, addrs []netip.Addr, port uint16) {
 	t.Helper()
 	unspecified := netip.IPv4Unspecified()

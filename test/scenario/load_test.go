@@ -130,12 +130,17 @@ func nextProgram(t *testing.T) uint32 {
 		t.Fatal(err)
 	}
 	defer program.Close()
+	return uint32(programID(t, program))
+}
+
+func programID(t *testing.T, program *ebpf.Program) ebpf.ProgramID {
+	t.Helper()
 	info, err := program.Info()
 	if err != nil {
 		t.Fatal(err)
 	}
 	id, _ := info.ID()
-	return uint32(id)
+	return id
 }
 
 // nextMap is nextProgram for maps.

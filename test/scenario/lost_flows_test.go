@@ -86,20 +86,16 @@ func TestFlowsLostWhileIdle(t *testing.T) {
 func TestFlowsLostBeforeServerSends(t *testing.T) {
 	n := newNetwork(t)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	forEachFamily(t, func(t *testing.T, f testenv.Family) {
-		for _, p := range n.translatedPaths(f, a, web) {
-			t.Run(p.name, func(t *testing.T) {
-				client, server := connectPair(t, p)
-				n.withDatapath(t, func(datapath *loader.Datapath) {
-					for range 50 {
-						if _, err := clearFlows(datapath.Flows); err != nil {
-							t.Error(err)
-						}
-						sendByte(t, server, client)
-					}
-				})
-			})
-		}
+	n.forEachTranslatedPath(t, a, web, func(t *testing.T, p path) {
+		client, server := connectPair(t, p)
+		n.withDatapath(t, func(datapath *loader.Datapath) {
+			for range 50 {
+				if _, err := clearFlows(datapath.Flows); err != nil {
+					t.Error(err)
+				}
+				sendByte(t, server, client)
+			}
+		})
 	})
 }
 
@@ -108,14 +104,10 @@ func TestFlowsLostBeforeServerSends(t *testing.T) {
 func TestFlowsAndBackupLostBeforeServerSends(t *testing.T) {
 	n := newNetwork(t)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	forEachFamily(t, func(t *testing.T, f testenv.Family) {
-		for _, p := range n.translatedPaths(f, a, web) {
-			t.Run(p.name, func(t *testing.T) {
-				client, server := connectPair(t, p)
-				for range 5 {
-					clearThenSendFromServer(t, n, client, server)
-				}
-			})
+	n.forEachTranslatedPath(t, a, web, func(t *testing.T, p path) {
+		client, server := connectPair(t, p)
+		for range 5 {
+			clearThenSendFromServer(t, n, client, server)
 		}
 	})
 }

@@ -1,10 +1,8 @@
 package scenario
 
 import (
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -86,7 +84,7 @@ func (n *network) wantNothingLeft(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	for _, thing := range slices.Sorted(maps.Keys(left)) {
+	for _, thing := range left {
 		t.Errorf("left behind: %s", thing)
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// path is a way for a connection through the node. On all of them, host port 8080 is forwarded
-// to port 80 of a pod, the "web" pod where there are two.
+// path is how a connection passes the node. Host port 8080 is forwarded to port 80 of the pod "web", or of the
+// limited one.
 type path struct {
 	name           string
 	client, server *testenv.Namespace
@@ -21,7 +21,7 @@ type forwardedPath struct {
 	clientAddr, seen netip.Addr // the client's own address, and the one that its server sees
 }
 
-// forwardedPaths need the netfilter rules' consent for a new connection.
+// forwardedPaths returns the paths between pods and between pods and the outside.
 func (n *network) forwardedPaths(f testenv.Family, a, web *testenv.Pod) []forwardedPath {
 	onWeb, onOutside := at(f.Pod(web), 80), at(f.Outside, 80)
 	return []forwardedPath{
@@ -40,7 +40,7 @@ func (n *network) forEachForwardedPath(t *testing.T, a, web *testenv.Pod, test f
 	})
 }
 
-// translatedPaths are all whose connections need an entry in flows.
+// translatedPaths returns the paths with NAT, whose connections need entries in flows.
 func (n *network) translatedPaths(f testenv.Family, a, web *testenv.Pod) []path {
 	onWeb, onOutside := at(f.Pod(web), 80), at(f.Outside, 80)
 	return []path{
@@ -51,13 +51,22 @@ func (n *network) translatedPaths(f testenv.Family, a, web *testenv.Pod) []path 
 	}
 }
 
-// allPaths are the translated ones and the one between pods.
+// forEachTranslatedPath runs a subtest for each translated path and family.
+func (n *network) forEachTranslatedPath(t *testing.T, a, web *testenv.Pod, test func(t *testing.T, p path)) {
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		for _, p := range n.translatedPaths(f, a, web) {
+			t.Run(p.name, func(t *testing.T) { test(t, p) })
+		}
+	})
+}
+
+// allPaths returns translatedPaths and the one between pods.
 func (n *network) allPaths(f testenv.Family, a, web *testenv.Pod) []path {
 	onWeb := at(f.Pod(web), 80)
 	return append(n.translatedPaths(f, a, web), path{"pod to pod", a.Namespace, web.Namespace, onWeb, onWeb})
 }
 
-// limitedPaths are to and from a pod whose bandwidth is limited; pod is another one.
+// limitedPaths returns the paths to and from a pod with a bandwidth limit; pod is another one.
 func (n *network) limitedPaths(f testenv.Family, limited, pod *testenv.Pod) []path {
 	outside, on, other := at(f.Outside, 7000), at(f.Pod(limited), 80), at(f.Pod(pod), 7000)
 	return []path{

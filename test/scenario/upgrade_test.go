@@ -98,12 +98,7 @@ func (n *network) wantPrograms(t *testing.T, build uint64) {
 				t.Fatal(err)
 			}
 			defer program.Close()
-			info, err := program.Info()
-			if err != nil {
-				t.Fatal(err)
-			}
-			id, _ := info.ID()
-			own[id] = true
+			own[programID(t, program)] = true
 		}
 		if datapath.Config.Build != build || len(pins) < 5 {
 			t.Errorf("got %d programs of build %x, want at least 5 of %x", len(pins), datapath.Config.Build, build)

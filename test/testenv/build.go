@@ -26,7 +26,7 @@ var builds sync.Map
 // that the test module depends on ("github.com/containernetworking/cni/cnitool"). All binaries
 // are in one directory, which disappears with the process.
 //
-// An isolated process has no network: the modules must be in the module cache.
+// An isolated process has no network: `make modules` downloads what it needs before.
 func Build(tb TB, pkg string) string {
 	tb.Helper()
 	requireIsolated(tb)

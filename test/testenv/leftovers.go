@@ -25,18 +25,19 @@ import (
 const ReservationDir = "/var/lib/cni/networks"
 
 // Leftovers lists everything on a node that belongs to an attachment: devices, pins, map
-// entries, reservations and records. It is empty when no container is attached. The loaded
-// datapath and its uplinks do not count; neither do flows, which the datapath ignores once
-// their owner's endpoint is gone.
-func Leftovers(node *Namespace) (Snapshot, error) {
-	return retryDumps(func() (Snapshot, error) {
+// entries, reservations and records, each in words for a failure message. It is empty when
+// no container is attached. The loaded datapath and its uplinks do not count; neither do
+// flows, which the datapath ignores once their owner's endpoint is gone.
+func Leftovers(node *Namespace) ([]string, error) {
+	s, err := retryDumps(func() (Snapshot, error) {
 		s := Snapshot{}
 		return s, s.addAttachments(node)
 	})
+	return s.minus(nil), err
 }
 
-// NodeSnapshot is Leftovers with all links, addresses and routes of the node and of the
-// given containers.
+// NodeSnapshot lists what Leftovers lists, and all links, addresses and routes of the node and
+// of the given containers.
 func NodeSnapshot(node *Namespace, containers ...*Namespace) (Snapshot, error) {
 	return retryDumps(func() (Snapshot, error) {
 		s := Snapshot{}
@@ -59,7 +60,7 @@ func retryDumps(take func() (Snapshot, error)) (Snapshot, error) {
 }
 
 func (s Snapshot) addAttachments(node *Namespace) error {
-	return errors.Join(s.addDevices(node), s.addAttachmentPins(), s.AddReservations(), s.addRecords(), node.Do(s.addEntries))
+	return errors.Join(s.addDevices(node), s.addAttachmentPins(), s.addReservations(), s.addRecords(), node.Do(s.addEntries))
 }
 
 func (s Snapshot) add(format string, args ...any) { s[fmt.Sprintf(format, args...)] = true }
@@ -126,9 +127,14 @@ func isDatapathPin(spec *ebpf.CollectionSpec, path string) bool {
 	return false
 }
 
-// AddReservations adds every reserved address with its content. host-local keeps its lock
-// and the last address for good.
-func (s Snapshot) AddReservations() error {
+// Reservations lists every reserved address of every network, with its content.
+func Reservations() (Snapshot, error) {
+	s := Snapshot{}
+	return s, s.addReservations()
+}
+
+// addReservations leaves out the lock and the last addresses, which host-local never removes.
+func (s Snapshot) addReservations() error {
 	return s.addFiles(ReservationDir, func(entry fs.DirEntry) bool {
 		return entry.Name() != "lock" && !strings.HasPrefix(entry.Name(), "last_reserved_ip.")
 	})

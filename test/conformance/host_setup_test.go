@@ -16,9 +16,9 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// Hosts that lack something, or have it in their own way.
+// Hosts with an unusual setup.
 
-// mount mounts something until the end of the test.
+// mount mounts a file system until the end of the test.
 func mount(t *testing.T, source, target, kind string, flags uintptr, data string) {
 	t.Helper()
 	if err := unix.Mount(source, target, kind, flags, data); err != nil {
@@ -31,7 +31,7 @@ func mount(t *testing.T, source, target, kind string, flags uintptr, data string
 	})
 }
 
-// readOnly makes a directory one that nobody can write to.
+// readOnly makes a directory read-only until the end of the test.
 func readOnly(t *testing.T, dir string) {
 	t.Helper()
 	mount(t, dir, dir, "", unix.MS_BIND, "")
@@ -40,19 +40,19 @@ func readOnly(t *testing.T, dir string) {
 	}
 }
 
-// wantFailure wants ADD and STATUS to fail in the same words, and ADD to leave nothing.
-func (h *host) wantFailure(t *testing.T, p *pod, code uint, words ...string) {
+// wantSetupError wants ADD and STATUS to fail with the same words, and ADD to leave nothing.
+func (h *host) wantSetupError(t *testing.T, p *pod, code uint, words ...string) {
 	t.Helper()
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 	wantError(t, p.try(t, "ADD"), code, words...)
-	h.wantState(t, before, p.Namespace)
+	h.wantUnchanged(t, before, p.Namespace)
 	wantError(t, h.status(t, p.conf), codeNotAvailable, words...)
-	h.wantState(t, before, p.Namespace)
+	h.wantUnchanged(t, before, p.Namespace)
 	wantSuccess(t, p.try(t, "DEL"), "")
 }
 
-// TestBPFFSIsNotMounted is a host that has never used BPF: the plugin mounts the file system.
-func TestBPFFSIsNotMounted(t *testing.T) {
+// TestBPFFSNotMounted runs on a host without a mounted bpffs: the plugin mounts it.
+func TestBPFFSNotMounted(t *testing.T) {
 	h := newHost(t)
 	if err := unix.Unmount("/sys/fs/bpf", 0); err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func TestBPFFSIsNotMounted(t *testing.T) {
 	p.del(t)
 }
 
-// TestForeignPins leaves what others have pinned alone.
+// TestForeignPins checks that the pins of other tools stay.
 func TestForeignPins(t *testing.T) {
 	h := newHost(t)
 	const pins = 200
@@ -95,11 +95,11 @@ func TestForeignPins(t *testing.T) {
 	h.gc(t, dual("1.1.0"))
 	files, err := os.ReadDir(dir)
 	if err != nil || len(files) != pins {
-		t.Errorf("%d foreign pins are left of %d: %v", len(files), pins, err)
+		t.Errorf("foreign pins: got %d (%v), want %d", len(files), err, pins)
 	}
 }
 
-// TestForeignDirectory has something else where the pins should be.
+// TestForeignDirectory has a pinned map at the path of the directory of pins.
 func TestForeignDirectory(t *testing.T) {
 	h := newHost(t)
 	if err := os.RemoveAll(loader.Root); err != nil {
@@ -121,7 +121,7 @@ func TestForeignDirectory(t *testing.T) {
 	}
 }
 
-// TestNoBTF hides the kernel's types, which the datapath does without.
+// TestNoBTF hides the kernel's BTF, which the datapath does not need.
 func TestNoBTF(t *testing.T) {
 	h := newHost(t)
 	if _, err := os.Stat("/sys/kernel/btf"); err == nil {
@@ -133,7 +133,7 @@ func TestNoBTF(t *testing.T) {
 	p.del(t)
 }
 
-// TestMissingCapabilities takes one right after the other from the plugin.
+// TestMissingCapabilities runs the plugin without some capabilities.
 func TestMissingCapabilities(t *testing.T) {
 	if _, err := exec.LookPath("setpriv"); err != nil {
 		t.Fatal("setpriv is missing: apt-get install util-linux")
@@ -156,9 +156,9 @@ func TestMissingCapabilities(t *testing.T) {
 			}
 			defer func() { h.plugin = built }()
 			p := h.pod(t, "c1", dual("1.1.0"))
-			before := h.state(t, p.Namespace)
+			before := h.snapshot(t, p.Namespace)
 			wantError(t, p.try(t, "ADD"), cnierr.CodeNotSupported, test.words...)
-			h.wantState(t, before, p.Namespace)
+			h.wantUnchanged(t, before, p.Namespace)
 			wantError(t, h.status(t, p.conf), codeNotAvailable, test.words...)
 		})
 	}
@@ -167,19 +167,18 @@ func TestMissingCapabilities(t *testing.T) {
 	p.del(t)
 }
 
-// TestReadOnlySysctls has settings that nobody may change: those that are right do.
+// TestReadOnlySysctls makes sysctls read-only: ADD succeeds if they have the right values.
 func TestReadOnlySysctls(t *testing.T) {
-	h := newHost(t)
+	h := newLoadedHost(t) // sets the sysctls
 	p := h.pod(t, "c1", dual("1.1.0"))
-	p.add(t) // loads the datapath, and sets what must be
-	p.del(t)
-	t.Run("right already", func(t *testing.T) {
+	t.Run("right values", func(t *testing.T) {
 		readOnly(t, "/proc/sys")
 		p.add(t)
 		wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
 		p.del(t)
 	})
-	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+	for _, f := range testenv.Families {
+		name := f.Forwarding
 		t.Run(name, func(t *testing.T) {
 			if err := h.Node.SetSysctl(name, "0"); err != nil {
 				t.Fatal(err)
@@ -190,16 +189,15 @@ func TestReadOnlySysctls(t *testing.T) {
 				}
 			})
 			readOnly(t, "/proc/sys")
-			before := h.state(t, p.Namespace)
+			before := h.snapshot(t, p.Namespace)
 			wantError(t, p.try(t, "ADD"), codeIO, filepath.Join("/proc/sys", name), "1", "read-only")
-			h.wantState(t, before, p.Namespace)
+			h.wantUnchanged(t, before, p.Namespace)
 		})
 	}
 }
 
-// TestIPv6IsOff is a host whose administrator has turned it off: IPv4 works, and a network that
-// wants both is refused with the name of the switch.
-func TestIPv6IsOff(t *testing.T) {
+// TestIPv6Disabled disables IPv6 on the host. IPv4 works, and the error for a network with both names the sysctl.
+func TestIPv6Disabled(t *testing.T) {
 	h := newHost(t)
 	for _, name := range []string{"net/ipv6/conf/all/disable_ipv6", "net/ipv6/conf/default/disable_ipv6"} {
 		if err := h.Node.SetSysctl(name, "1"); err != nil {
@@ -212,15 +210,12 @@ func TestIPv6IsOff(t *testing.T) {
 	p.del(t)
 
 	p.conf = dual("1.1.0")
-	h.wantFailure(t, p, cnierr.CodeNotSupported, "IPv6", "disable_ipv6")
+	h.wantSetupError(t, p, cnierr.CodeNotSupported, "IPv6", "disable_ipv6")
 }
 
-// TestStateDirectory cannot be written to, for one reason after the other.
-func TestStateDirectory(t *testing.T) {
-	h := newHost(t)
-	warmUp := h.pod(t, "c0", dual("1.1.0"))
-	warmUp.add(t)
-	warmUp.del(t)
+// TestUnwritableDataDir uses directories for reservations that cannot be written to.
+func TestUnwritableDataDir(t *testing.T) {
+	h := newLoadedHost(t)
 	for _, test := range []struct {
 		name string
 		make func(t *testing.T, dir string)
@@ -238,14 +233,13 @@ func TestStateDirectory(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
 			test.make(t, dir)
-			h.wantFailure(t, h.pod(t, "c1", with(dual("1.1.0"), "ipam.dataDir", dir)), codeIO, dir, test.word)
+			h.wantSetupError(t, h.pod(t, "c1", with(dual("1.1.0"), "ipam.dataDir", dir)), codeIO, dir, test.word)
 		})
 	}
 }
 
-// TestRecordDirectory is the same for records, which only containers need that have something to
-// record.
-func TestRecordDirectory(t *testing.T) {
+// TestUnwritableRecordDir is the same for records. Only containers that need one are affected.
+func TestUnwritableRecordDir(t *testing.T) {
 	h := newHost(t)
 	dir := t.TempDir()
 	readOnly(t, dir)
@@ -253,7 +247,7 @@ func TestRecordDirectory(t *testing.T) {
 	p.add(t)
 	p.del(t)
 	p.conf = with(p.conf, "runtimeConfig.aliases", list{"web"})
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 	wantError(t, p.try(t, "ADD"), codeIO, dir, "read-only file system")
-	h.wantState(t, before, p.Namespace)
+	h.wantUnchanged(t, before, p.Namespace)
 }

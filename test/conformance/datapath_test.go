@@ -24,8 +24,8 @@ func withDatapath(t *testing.T, h *host, use func(*loader.Datapath) error) {
 	}
 }
 
-// TestMaxFlows loads the datapath with the number that the first ADD asks for. Containers of
-// networks that ask for another one join it as it is.
+// TestMaxFlows checks that the first ADD determines the size of the flow maps. Later ADDs with another maxFlows use
+// them as they are.
 func TestMaxFlows(t *testing.T) {
 	h := newHost(t)
 	for _, test := range []struct {
@@ -38,22 +38,23 @@ func TestMaxFlows(t *testing.T) {
 		wantSuccess(t, p.try(t, "CHECK"), "")
 		withDatapath(t, h, func(datapath *loader.Datapath) error {
 			if got := datapath.Flows.MaxEntries(); got != 2048 {
-				t.Errorf("after the ADD of %s there is room for %d flows, want 2048", test.id, got)
+				t.Errorf("maximum of flows after the ADD of %s: got %d, want 2048", test.id, got)
 			}
 			return nil
 		})
 	}
 }
 
-// TestExemptionsGo with the last container that has them, whatever its network.
-func TestExemptionsGo(t *testing.T) {
+// TestNonMasqueradeCIDRsRemoved checks that non-masquerade CIDRs are removed with the last container that uses them,
+// in any network.
+func TestNonMasqueradeCIDRsRemoved(t *testing.T) {
 	h := newHost(t)
-	exempts := list{"203.0.113.0/24", "198.18.0.0/15", "fd00::/8"}
-	conf := with(dual("1.1.0"), "nonMasqueradeCIDRs", exempts)
+	cidrs := list{"203.0.113.0/24", "198.18.0.0/15", "fd00::/8"}
+	conf := with(dual("1.1.0"), "nonMasqueradeCIDRs", cidrs)
 	first, second := h.pod(t, "c1", conf), h.pod(t, "c2", conf)
 	others := with(with(single("1.1.0"), "name", "others"), "ipam.ranges", list{list{object{"subnet": "10.89.0.0/16"}}})
 	other := h.pod(t, "c3", with(others, "nonMasqueradeCIDRs", list{"203.0.113.0/24"}))
-	// It fails after its entries are written.
+	// Its ADD fails after it has written its entries.
 	unreachable := with(dual("1.1.0"), "ipam.routes", list{object{"dst": "0.0.0.0/0", "gw": "203.0.113.7"}})
 	failing := h.pod(t, "c4", with(unreachable, "nonMasqueradeCIDRs", list{"192.168.0.0/16"}))
 	want := func(when string, count int) {
@@ -61,7 +62,7 @@ func TestExemptionsGo(t *testing.T) {
 		withDatapath(t, h, func(datapath *loader.Datapath) error {
 			counts, err := maps.Count(datapath)
 			if got := counts["nonmasq_cidrs"]; got != count {
-				t.Errorf("%s there are %d exemptions, want %d", when, got, count)
+				t.Errorf("CIDRs %s: got %d, want %d", when, got, count)
 			}
 			return err
 		})
@@ -73,9 +74,9 @@ func TestExemptionsGo(t *testing.T) {
 	other.add(t)
 	want("after an ADD with another list", 4)
 	if call := failing.try(t, "ADD"); call.Exit == 0 {
-		t.Errorf("ADD succeeded: %s", call.Stdout)
+		t.Errorf("ADD: got success (%s), want an error", call.Stdout)
 	}
-	want("after an ADD that failed", 4)
+	want("after a failed ADD", 4)
 	first.del(t)
 	want("after the DEL of one of two", 4)
 	second.del(t)

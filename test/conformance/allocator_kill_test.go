@@ -15,11 +15,10 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// TestAllocationKilled kills ebpfnet-ipam at each system call by which it changes something, one after the
-// other: while it gives a free address, its own of an earlier boot, or another's of an earlier boot,
-// and while it releases. Then a DEL leaves nothing of the container, and all addresses but that of
-// the container that lives can be given, once.
-func TestAllocationKilled(t *testing.T) {
+// TestAllocatorKilled kills ebpfnet-ipam at each system call that changes something: while it reserves a free
+// address, its own of an earlier boot, or another container's of an earlier boot, and while it releases. DEL
+// then removes everything of the container, and all addresses but the running container's can be reserved once.
+func TestAllocatorKilled(t *testing.T) {
 	testenv.Require(t, testenv.FileMarks)
 	if _, err := exec.LookPath("strace"); err != nil {
 		t.Fatal("strace is missing: apt-get install strace")
@@ -28,7 +27,7 @@ func TestAllocationKilled(t *testing.T) {
 	a := newAllocators(t, "10.1.0.0/29")
 	for _, test := range []struct {
 		name, verb string
-		earlier    map[string]string // reservations of an earlier boot
+		earlier    map[string]string // reservations of an earlier boot, container by address
 	}{
 		{"free", "ADD", nil},
 		{"own of an earlier boot", "ADD", map[string]string{"10.1.0.4": "c1"}},
@@ -49,7 +48,7 @@ func TestAllocationKilled(t *testing.T) {
 				a.mustCall(t, path, "DEL", "c1")
 				a.wantAllAddresses(t, path)
 				if t.Failed() {
-					t.Fatalf("%s: killed at call %d of %s", test.name, n, call)
+					t.Fatalf("%s: after SIGKILL at call %d of %s", test.name, n, call)
 				}
 				if !killed(result.Exit) {
 					break
@@ -61,13 +60,13 @@ func TestAllocationKilled(t *testing.T) {
 	}
 }
 
-// restart begins with a container that lives and what an earlier boot has left.
+// restart starts over with a running container and reservations of an earlier boot.
 func (a *allocators) restart(t *testing.T, path string, earlier map[string]string) {
 	t.Helper()
 	if err := os.RemoveAll(a.dir); err != nil {
 		t.Fatal(err)
 	}
-	a.mustCall(t, path, "ADD", "lives")
+	a.mustCall(t, path, "ADD", "running")
 	for addr, id := range earlier {
 		file := filepath.Join(a.dir, addr)
 		if err := os.WriteFile(file, []byte(id+"\r\neth0"), 0o600); err != nil {
@@ -79,12 +78,12 @@ func (a *allocators) restart(t *testing.T, path string, earlier map[string]strin
 	}
 }
 
-// wantAllAddresses gives those that nobody has who lives.
+// wantAllAddresses reserves all addresses that no running container has.
 func (a *allocators) wantAllAddresses(t *testing.T, path string) {
 	t.Helper()
-	var given []netip.Addr
+	var reserved []netip.Addr
 	for {
-		call, err := a.call(testenv.Context(t), path, "ADD", fmt.Sprintf("next%d", len(given)))
+		call, err := a.call(testenv.Context(t), path, "ADD", fmt.Sprintf("next%d", len(reserved)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,11 +91,11 @@ func (a *allocators) wantAllAddresses(t *testing.T, path string) {
 			wantError(t, call, cnierr.CodeAddressesExhausted)
 			break
 		}
-		given = append(given, addresses(parseResult(t, call.Stdout))...)
+		reserved = append(reserved, addresses(parseResult(t, call.Stdout))...)
 	}
-	slices.SortFunc(given, netip.Addr.Compare)
-	if got, want := fmt.Sprint(given), "[10.1.0.3 10.1.0.4 10.1.0.5 10.1.0.6]"; got != want { // 2 is that of "lives"
+	slices.SortFunc(reserved, netip.Addr.Compare)
+	if got, want := fmt.Sprint(reserved), "[10.1.0.3 10.1.0.4 10.1.0.5 10.1.0.6]"; got != want { // "running" has 10.1.0.2
 		files, _ := filepath.Glob(filepath.Join(a.dir, "*"))
-		t.Errorf("gave %s, want %s; there is %v", got, want, files)
+		t.Errorf("reserved addresses: got %s, want %s; files: %v", got, want, files)
 	}
 }

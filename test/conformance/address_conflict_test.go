@@ -7,32 +7,33 @@ import (
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// TestAddressesTaken: the last address of a range is given, and one is asked for that another container
-// has. STATUS knows of the first before an ADD does.
-func TestAddressesTaken(t *testing.T) {
+// TestAddressesUnavailable requests an address that another container has, and one from an exhausted range, which
+// STATUS reports too.
+func TestAddressesUnavailable(t *testing.T) {
 	h := newHost(t)
 	conf := with(single("1.1.0"), "ipam.ranges", list{list{object{"subnet": "10.88.0.0/29", "rangeStart": "10.88.0.3", "rangeEnd": "10.88.0.4"}}})
 	first, second := h.pod(t, "c1", conf), h.pod(t, "c2", conf)
 	first.add(t)
-	before := h.state(t, second.Namespace)
+	before := h.snapshot(t, second.Namespace)
 	second.conf = with(conf, "runtimeConfig.ips", list{"10.88.0.3"})
 	wantError(t, second.try(t, "ADD"), cnierr.CodeAddressTaken, "10.88.0.3", "c1")
-	h.wantState(t, before, second.Namespace)
+	h.wantUnchanged(t, before, second.Namespace)
 
 	second.conf = conf
 	second.add(t)
 	third := h.pod(t, "c3", conf)
-	before = h.state(t, third.Namespace)
+	before = h.snapshot(t, third.Namespace)
 	wantError(t, third.try(t, "ADD"), cnierr.CodeAddressesExhausted, "10.88.0.3-10.88.0.4")
 	wantError(t, h.status(t, conf), codeNotAvailable, "10.88.0.3-10.88.0.4")
-	h.wantState(t, before, third.Namespace)
+	h.wantUnchanged(t, before, third.Namespace)
 }
 
-// TestTakenByDead: what a container has that is gone without DEL goes to the next one that asks, who lacks
-// nothing: what both need alike (exemptions, sources, the program on loopback) does not go with the dead.
-func TestTakenByDead(t *testing.T) {
+// TestAddAfterContainerVanished adds a container with the addresses and the host port of one that has vanished without
+// DEL. What both share (non-masquerade CIDRs, source ranges, the program on loopback) is not removed with the dead one.
+func TestAddAfterContainerVanished(t *testing.T) {
 	h := newHost(t)
 	conf := with(with(dual("1.1.0"), "runtimeConfig.portMappings", webPort), "runtimeConfig.ips", list{"10.88.0.9", "fd00:88::9"})
 	conf = with(conf, "nonMasqueradeCIDRs", list{"172.16.0.0/12", "fd00:99::/64"})
@@ -40,7 +41,7 @@ func TestTakenByDead(t *testing.T) {
 	for name, forget := range map[string]func(t *testing.T){
 		"addresses and port": func(t *testing.T) {
 			t.Helper()
-			if err := os.RemoveAll(filepath.Join(addressDir, "pods")); err != nil {
+			if err := os.RemoveAll(filepath.Join(testenv.ReservationDir, "pods")); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -48,7 +49,7 @@ func TestTakenByDead(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dead, next := h.pod(t, "dead", conf), h.pod(t, "next", conf)
-			before := h.state(t, next.Namespace)
+			before := h.snapshot(t, next.Namespace)
 			dead.add(t)
 			if err := dead.Netlink().LinkDel(dead.device(t)); err != nil {
 				t.Fatal(err)
@@ -58,7 +59,7 @@ func TestTakenByDead(t *testing.T) {
 			}
 			call := next.try(t, "ADD")
 			if !strings.Contains(string(call.Stderr), "a container that is gone") {
-				t.Errorf("ADD says %q", call.Stderr)
+				t.Errorf("stderr of ADD: got %q, want it to name the container that is gone", call.Stderr)
 			}
 			call.Stderr = nil
 			wantSuccess(t, call, anything)
@@ -67,7 +68,7 @@ func TestTakenByDead(t *testing.T) {
 			dead.del(t)
 			wantSuccess(t, next.try(t, "CHECK"), "")
 			next.del(t)
-			h.wantState(t, before, next.Namespace)
+			h.wantUnchanged(t, before, next.Namespace)
 		})
 	}
 }

@@ -21,17 +21,17 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// ebpfnet-ipam and the real host-local as other plugins call them, on the same files.
+// ebpfnet-ipam and the reference host-local, called as other plugins do, on the same files.
 const (
 	ownAllocator       = "./cmd/ebpfnet-ipam"
 	referenceAllocator = "github.com/containernetworking/plugins/plugins/ipam/host-local"
 )
 
-// allocators give the addresses of one network.
+// allocators are the environment in which both reserve addresses of one network.
 type allocators struct {
 	node, pod *testenv.Namespace
 	conf      []byte
-	dir       string // of the reservations
+	dir       string // holds the reservations
 }
 
 func newAllocators(tb testing.TB, ranges ...string) *allocators {
@@ -52,7 +52,7 @@ func newAllocators(tb testing.TB, ranges ...string) *allocators {
 	return a
 }
 
-// call calls a verb for a container, until ctx ends: then the plugin is killed.
+// call calls a verb for a container. The plugin is killed when ctx ends.
 func (a *allocators) call(ctx context.Context, path, verb, id string) (*testenv.Call, error) {
 	return a.node.Invoke(ctx, path, map[string]string{
 		"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": a.pod.Path, "CNI_PATH": "/opt/cni/bin",
@@ -70,19 +70,19 @@ func (a *allocators) mustCall(tb testing.TB, path, verb, id string) {
 	}
 }
 
-// fill makes reservations of n containers, from an address on.
+// fill writes reservations of n containers, starting with an address.
 func (a *allocators) fill(tb testing.TB, addr string, n int) {
 	tb.Helper()
-	at := netip.MustParseAddr(addr)
+	next := netip.MustParseAddr(addr)
 	for i := range n {
-		if err := os.WriteFile(filepath.Join(a.dir, at.String()), fmt.Appendf(nil, "other%d\r\neth0", i), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(a.dir, next.String()), fmt.Appendf(nil, "other%d\r\neth0", i), 0o600); err != nil {
 			tb.Fatal(err)
 		}
-		at = at.Next()
+		next = next.Next()
 	}
 }
 
-// setLast sets where the round robin is.
+// setLast sets the round robin's last address.
 func (a *allocators) setLast(tb testing.TB, addr string) {
 	tb.Helper()
 	if err := os.WriteFile(filepath.Join(a.dir, "last_reserved_ip.0"), []byte(addr), 0o600); err != nil {
@@ -90,8 +90,8 @@ func (a *allocators) setLast(tb testing.TB, addr string) {
 	}
 }
 
-// TestAllocationCost counts the system calls of ADD and DEL that name a reservation: they are the same beside
-// 100 and beside 2000, even where the round robin comes around to the first of them.
+// TestAllocationCost counts the system calls of ADD, CHECK and DEL that name a reservation. They are as many
+// beside 2000 reservations as beside 100, even if the round robin starts at the first of them.
 func TestAllocationCost(t *testing.T) {
 	if _, err := exec.LookPath("strace"); err != nil {
 		t.Fatal("strace is missing: apt-get install strace")
@@ -102,19 +102,15 @@ func TestAllocationCost(t *testing.T) {
 	for _, n := range []int{few, many} {
 		a := newAllocators(t, "10.1.0.0/16", "fd00::/64")
 		a.fill(t, "10.1.0.2", n)
-		a.mustCall(t, path, "DEL", "first") // makes the index
+		a.mustCall(t, path, "DEL", "first") // builds the index
 		a.setLast(t, "10.1.255.254")
-		a.mustCall(t, path, "ADD", "second") // passes all of them
+		a.mustCall(t, path, "ADD", "second") // skips all of them
 		a.setLast(t, "10.1.255.254")
 		costs[n] = map[string]int{}
 		for _, verb := range []string{"ADD", "CHECK", "DEL", "DEL"} {
 			trace := filepath.Join(t.TempDir(), "trace")
-			script := filepath.Join(t.TempDir(), "traced")
-			text := fmt.Sprintf("#!/bin/sh\nexec strace -f -qq -o %s -e trace=%%file,getdents64 %s\n", trace, path)
-			if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			a.mustCall(t, script, verb, "c1")
+			traced := wrapped(t, path, fmt.Sprintf(`exec strace -f -qq -o %s -e trace=%%file,getdents64 "$1"`, trace))
+			a.mustCall(t, traced, verb, "c1")
 			calls, err := os.ReadFile(trace)
 			if err != nil {
 				t.Fatal(err)
@@ -124,12 +120,12 @@ func TestAllocationCost(t *testing.T) {
 	}
 	for verb, calls := range costs[few] {
 		if calls == 0 || costs[many][verb] != calls {
-			t.Errorf("%s: %d system calls beside %d reservations, %d beside %d", verb, calls, few, costs[many][verb], many)
+			t.Errorf("system calls of %s: %d beside %d reservations, %d beside %d; want the same, and at least 1", verb, calls, few, costs[many][verb], many)
 		}
 	}
 }
 
-// BenchmarkAllocation is ADD and DEL of one container beside others that have addresses.
+// BenchmarkAllocation measures ADD and DEL of one container beside many reservations.
 func BenchmarkAllocation(b *testing.B) {
 	for _, n := range []int{1, 1000, 10_000, 65_000} {
 		a := newAllocators(b, "10.1.0.0/16")
@@ -152,10 +148,9 @@ func BenchmarkAllocation(b *testing.B) {
 	}
 }
 
-// TestShareWithHostLocal has runtimes that add and delete containers at the same time, each time by
-// ebpfnet-ipam or by host-local, and kill one or the other. No address is ever of two containers,
-// nor lost.
-func TestShareWithHostLocal(t *testing.T) {
+// TestDirectorySharedWithHostLocal adds and deletes containers concurrently, by ebpfnet-ipam or by host-local
+// at random, and kills some calls. No address is ever reserved for two containers, and none is lost.
+func TestDirectorySharedWithHostLocal(t *testing.T) {
 	const runtimes, steps = 4, 40
 	a := newAllocators(t, "10.1.0.0/28", "fd00::/123")
 	s := &sharing{allocators: a, paths: []string{testenv.Build(t, ownAllocator), testenv.Build(t, referenceAllocator)}, holders: map[netip.Addr]string{}}
@@ -182,11 +177,11 @@ func TestShareWithHostLocal(t *testing.T) {
 	for _, file := range files {
 		_, err := netip.ParseAddr(file.Name())
 		content, _ := os.ReadFile(filepath.Join(a.dir, file.Name()))
-		if err == nil && len(content) > 0 { // host-local that is killed leaves empty ones
-			t.Errorf("left: %s of %q", file.Name(), content)
+		if err == nil && len(content) > 0 { // a killed host-local leaves empty ones
+			t.Errorf("left behind: reservation %s of %q", file.Name(), content)
 		}
 	}
-	const all = 13 // of the IPv4 range; some may have to be taken from empty files
+	const all = 13 // of the IPv4 range; some of them may have empty files
 	for i := range all {
 		a.mustCall(t, s.paths[0], "ADD", fmt.Sprintf("last%d", i))
 	}
@@ -197,16 +192,16 @@ func TestShareWithHostLocal(t *testing.T) {
 	wantError(t, call, cnierr.CodeAddressesExhausted, "10.1.0.1-10.1.0.14")
 }
 
-// sharing is what all runtimes know: who has which address.
+// sharing is the state that all runtimes share.
 type sharing struct {
 	*allocators
 	paths []string
 
 	sync.Mutex
-	holders map[netip.Addr]string
+	holders map[netip.Addr]string // container by address
 }
 
-// step adds a container that has no addresses, by one allocator or the other, and deletes one that has.
+// step adds the container, or deletes it if it has addresses, by one of the allocators.
 func (s *sharing) step(t *testing.T, random *rand.Rand, id string, held map[string][]netip.Addr) {
 	const killed, again = 0, 1 // of 6
 	path := s.paths[random.IntN(len(s.paths))]
@@ -215,7 +210,7 @@ func (s *sharing) step(t *testing.T, random *rand.Rand, id string, held map[stri
 	switch {
 	case has && choice == again:
 		if call, err := s.call(testenv.Context(t), path, "ADD", id); err != nil || call.Exit == 0 {
-			t.Errorf("second ADD of %s by %s: %v, %s", id, path, err, call.Stdout)
+			t.Errorf("second ADD of %s by %s: got %v, %s; want an error", id, path, err, call.Stdout)
 		}
 	case has:
 		s.del(t, random, id, held)
@@ -246,7 +241,7 @@ func (s *sharing) add(t *testing.T, path, id string, held map[string][]netip.Add
 	defer s.Unlock()
 	for _, addr := range addrs {
 		if holder := s.holders[addr]; holder != "" {
-			t.Errorf("%s gave %s to %s, but %s has it", path, addr, id, holder)
+			t.Errorf("%s reserved %s for %s, but %s has it", path, addr, id, holder)
 		}
 		s.holders[addr] = id
 	}

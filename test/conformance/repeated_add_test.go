@@ -12,7 +12,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-func TestAddTwice(t *testing.T) {
+func TestRepeatedAdd(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", with(dual("1.0.0"), "runtimeConfig.portMappings", webPort))
 	result := p.add(t)
@@ -21,11 +21,11 @@ func TestAddTwice(t *testing.T) {
 		"another namespace": testenv.New(t, "other"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := h.state(t, p.Namespace, again)
+			before := h.snapshot(t, p.Namespace, again)
 			twin := *p
 			twin.Namespace, twin.result = again, nil
 			wantError(t, twin.try(t, "ADD"), cnierr.CodeAttachmentExists, "c1", "eth0", "pods")
-			h.wantState(t, before, p.Namespace, again)
+			h.wantUnchanged(t, before, p.Namespace, again)
 		})
 	}
 	wantSuccess(t, p.try(t, "CHECK"), "")
@@ -33,19 +33,19 @@ func TestAddTwice(t *testing.T) {
 	wantPing(t, h.Node, addresses(result)...)
 }
 
-func TestInterfaceNameTaken(t *testing.T) {
+func TestInterfaceNameInUse(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.0.0"))
 	other := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "peer"}
 	if err := p.Netlink().LinkAdd(other); err != nil {
 		t.Fatal(err)
 	}
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 	wantError(t, p.try(t, "ADD"), codeInvalidEnv, "CNI_IFNAME", "eth0")
-	h.wantState(t, before, p.Namespace)
+	h.wantUnchanged(t, before, p.Namespace)
 }
 
-// TestTwoInterfaces gives one container two interfaces, in one network and in two.
+// TestTwoInterfaces attaches two interfaces to one container, in one network and in two.
 func TestTwoInterfaces(t *testing.T) {
 	h := newHost(t)
 	other := with(dual("1.0.0"), "name", "others")
@@ -57,34 +57,34 @@ func TestTwoInterfaces(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			first := h.pod(t, "c1", dual("1.0.0"))
-			before := h.state(t, first.Namespace)
+			before := h.snapshot(t, first.Namespace)
 			second := first.second(t, "net1")
 			second.conf = conf
 			firstResult := first.add(t)
 			wantPing(t, first.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
-			one := h.state(t, first.Namespace)
+			withFirst := h.snapshot(t, first.Namespace)
 			secondResult := second.add(t)
 			wantPing(t, h.Node, addresses(firstResult)...)
 			wantPing(t, h.Node, addresses(secondResult)...)
 			wantSuccess(t, first.try(t, "CHECK"), "")
 			wantSuccess(t, second.try(t, "CHECK"), "")
 			second.del(t)
-			h.wantState(t, one, first.Namespace)
+			h.wantUnchanged(t, withFirst, first.Namespace)
 			first.del(t)
-			h.wantState(t, before, first.Namespace)
+			h.wantUnchanged(t, before, first.Namespace)
 		})
 	}
 }
 
-// TestStaleReservation: a container's file of addresses survived its device, as after a
-// crash or a reboot.
+// TestStaleReservation adds a container whose reservation has outlived its device, as after a crash or a
+// reboot.
 func TestStaleReservation(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", with(dual("1.0.0"), "runtimeConfig.portMappings", webPort))
-	before := h.state(t, p.Namespace)
+	before := h.snapshot(t, p.Namespace)
 
-	t.Run("never anything else", func(t *testing.T) {
-		dir := filepath.Join(addressDir, "pods")
+	t.Run("reservation only", func(t *testing.T) {
+		dir := filepath.Join(testenv.ReservationDir, "pods")
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -94,21 +94,21 @@ func TestStaleReservation(t *testing.T) {
 		p.add(t)
 		wantSuccess(t, p.try(t, "CHECK"), "")
 		p.del(t)
-		h.wantState(t, before, p.Namespace)
+		h.wantUnchanged(t, before, p.Namespace)
 	})
-	t.Run("entries without device", func(t *testing.T) {
-		had := addresses(p.add(t))
+	t.Run("reservation and entries", func(t *testing.T) {
+		first := addresses(p.add(t))
 		other := h.pod(t, "c2", dual("1.0.0"))
-		other.add(t) // and the round robin goes on
+		other.add(t) // advances the round robin
 		if err := p.Netlink().LinkDel(p.device(t)); err != nil {
 			t.Fatal(err)
 		}
-		if again := addresses(p.add(t)); !slices.Equal(again, had) {
-			t.Errorf("addresses are %v, and were %v", again, had)
+		if again := addresses(p.add(t)); !slices.Equal(again, first) {
+			t.Errorf("addresses: got %v, want %v again", again, first)
 		}
 		other.del(t)
 		wantSuccess(t, p.try(t, "CHECK"), "")
 		p.del(t)
-		h.wantState(t, before, p.Namespace)
+		h.wantUnchanged(t, before, p.Namespace)
 	})
 }

@@ -1,13 +1,14 @@
 package conformance
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 )
 
-// TestPortTaken asks for ports that another container has, or that only look alike.
-func TestPortTaken(t *testing.T) {
+// TestHostPortConflict requests host ports that another container has, and similar ones that are free.
+func TestHostPortConflict(t *testing.T) {
 	h := newHost(t)
 	holder := h.pod(t, "holder", with(dual("1.0.0"), "runtimeConfig.portMappings", list{
 		object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
@@ -17,11 +18,11 @@ func TestPortTaken(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		mapping object
-		taken   bool
+		inUse   bool
 	}{
 		{"same", object{"hostPort": 8080, "containerPort": 81, "protocol": "tcp"}, true},
-		{"same, in other words", object{"HostPort": 8080, "ContainerPort": 80, "Protocol": "TCP", "HostIP": "0.0.0.0"}, true},
-		{"same of one family", object{"hostPort": 8080, "containerPort": 80, "hostIP": "::"}, true},
+		{"same, spelled differently", object{"HostPort": 8080, "ContainerPort": 80, "Protocol": "TCP", "HostIP": "0.0.0.0"}, true},
+		{"same, one family", object{"hostPort": 8080, "containerPort": 80, "hostIP": "::"}, true},
 		{"other protocol", object{"hostPort": 8080, "containerPort": 80, "protocol": "udp"}, false},
 		{"other port", object{"hostPort": 8082, "containerPort": 80, "protocol": "tcp"}, false},
 		{"same host address", object{"hostPort": 8081, "containerPort": 80, "protocol": "udp", "hostIP": "192.0.2.1"}, true},
@@ -30,22 +31,22 @@ func TestPortTaken(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := h.pod(t, "c1", with(dual("1.0.0"), "runtimeConfig.portMappings", list{test.mapping}))
-			before := h.state(t, p.Namespace, holder.Namespace)
-			if test.taken {
+			before := h.snapshot(t, p.Namespace, holder.Namespace)
+			if test.inUse {
 				wantError(t, p.try(t, "ADD"), cnierr.CodePortTaken, "808", "holder")
 			} else {
 				p.add(t)
 				wantSuccess(t, p.try(t, "CHECK"), "")
 				p.del(t)
 			}
-			h.wantState(t, before, p.Namespace, holder.Namespace)
+			h.wantUnchanged(t, before, p.Namespace, holder.Namespace)
 		})
 	}
 	wantSuccess(t, holder.try(t, "CHECK"), "")
 }
 
-// TestPortSpelling gives mappings as podman and as containerd spell them: both mean the same.
-func TestPortSpelling(t *testing.T) {
+// TestPortMappingSpelling spells mappings like podman and like containerd, with the same meaning.
+func TestPortMappingSpelling(t *testing.T) {
 	h := newHost(t)
 	for name, mapping := range map[string]object{
 		"podman":                 {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
@@ -53,29 +54,29 @@ func TestPortSpelling(t *testing.T) {
 		"containerd":             {"HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": ""},
 		"protocol in upper case": {"HostPort": 8080, "ContainerPort": 80, "Protocol": "TCP", "HostIP": ""},
 		"no protocol":            {"hostPort": 8080, "containerPort": 80},
-		"keys of tomorrow":       {"hostPort": 8080, "containerPort": 80, "appProtocol": "http"},
+		"unknown key":            {"hostPort": 8080, "containerPort": 80, "appProtocol": "http"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := h.pod(t, "c1", with(dual("1.0.0"), "runtimeConfig.portMappings", list{mapping}))
-			before := h.state(t, p.Namespace)
+			before := h.snapshot(t, p.Namespace)
 			wantFetch(t, h, p.Namespace, p.add(t))
 			p.del(t)
-			h.wantState(t, before, p.Namespace)
+			h.wantUnchanged(t, before, p.Namespace)
 		})
 	}
 }
 
-// TestPortFamily maps by an address of a family that the container lacks: an entry that
-// does not fit is left out, as portmap does.
-func TestPortFamily(t *testing.T) {
+// TestHostIPOfMissingFamily maps a host address of a family that the container lacks. ADD ignores the mapping, like
+// portmap.
+func TestHostIPOfMissingFamily(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", with(single("1.0.0"), "runtimeConfig.portMappings", list{
 		object{"hostPort": 8080, "containerPort": 80, "hostIP": "2001:db8:1::1"},
 	}))
 	p.add(t)
-	for thing := range h.state(t, p.Namespace) {
-		if len(thing) > 5 && thing[:5] == "port " {
-			t.Errorf("made %s", thing)
+	for thing := range h.snapshot(t, p.Namespace) {
+		if strings.HasPrefix(thing, "host port ") {
+			t.Errorf("got %s, want no host port", thing)
 		}
 	}
 	wantSuccess(t, p.try(t, "CHECK"), "")

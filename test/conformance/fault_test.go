@@ -1,0 +1,133 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/flock"
+	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/cni"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// faultEnv makes the test binary run as the plugin, with the faults in its value, instead of running
+// tests. The plugin needs a process of its own, all of whose threads are in the node's namespace.
+const faultEnv = "CONFORMANCE_FAULT"
+
+// fault is what goes wrong in the plugin. The strings name a step of ADD.
+type fault struct {
+	FailBefore  string        // the step fails
+	KillBefore  string        // SIGKILL
+	LockBefore  string        // another open file takes the datapath's lock for good
+	PauseBefore string        // waits for pauseLock
+	FailPrint   bool          // stdout cannot be written to
+	Deadline    time.Duration // of the whole verb
+}
+
+const pauseLock = "/run/pause"
+
+var errInjected = errors.New("injected fault")
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, errInjected }
+
+// runAsPlugin runs a verb. It writes the steps of ADD to stderr, and an error to stdout.
+func runAsPlugin() int {
+	var f fault
+	stdin, err := io.ReadAll(os.Stdin)
+	if err = errors.Join(err, json.Unmarshal([]byte(os.Getenv(faultEnv)), &f)); err != nil {
+		panic(err)
+	}
+	in := &plugin.Plugin{Stdout: io.Discard, BeforeStep: f.beforeStep}
+	if f.FailPrint {
+		in.Stdout = fullDisk{}
+	}
+	verbs := cni.Funcs(in, f.Deadline)
+	do := map[string]func(*skel.CmdArgs) error{
+		"ADD": verbs.Add, "DEL": verbs.Del, "CHECK": verbs.Check, "STATUS": verbs.Status, "GC": verbs.GC,
+	}
+	err = do[os.Getenv("CNI_COMMAND")](&skel.CmdArgs{
+		ContainerID: os.Getenv("CNI_CONTAINERID"),
+		Netns:       os.Getenv("CNI_NETNS"),
+		IfName:      os.Getenv("CNI_IFNAME"),
+		StdinData:   stdin,
+	})
+	if err == nil {
+		return 0
+	}
+	var failure *types.Error
+	if !errors.As(err, &failure) {
+		failure = types.NewError(types.ErrInternal, err.Error(), "")
+	}
+	failure.Print()
+	return 1
+}
+
+func (f fault) beforeStep(name string) error {
+	fmt.Fprintln(os.Stderr, name)
+	if name == f.LockBefore {
+		_, err := flock.Acquire(context.Background(), loader.Root, flock.Exclusive) // held until the process ends
+		return err
+	}
+	if name == f.KillBefore {
+		return unix.Kill(os.Getpid(), unix.SIGKILL)
+	}
+	if name == f.PauseBefore {
+		lock, err := flock.Acquire(context.Background(), pauseLock, flock.Exclusive)
+		return errors.Join(err, lock.Release())
+	}
+	if name == f.FailBefore {
+		return errInjected
+	}
+	return nil
+}
+
+// addWithFault runs ADD with a fault. stopped reports that it did not end in time and was killed.
+func (p *pod) addWithFault(t *testing.T, f fault) (call *testenv.Call, stopped bool) {
+	t.Helper()
+	return p.callWithFault(t, "ADD", f)
+}
+
+// callWithFault is addWithFault for any verb.
+func (p *pod) callWithFault(t *testing.T, verb string, f fault) (call *testenv.Call, stopped bool) {
+	t.Helper()
+	if f.Deadline == 0 {
+		f.Deadline = testenv.Timeout
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), f.Deadline+testenv.Timeout)
+	defer cancel()
+	env := p.env(verb)
+	env[faultEnv] = string(encode(t, f))
+	call, err := p.host.Node.Invoke(ctx, "/proc/self/exe", env, p.stdin(t))
+	if ctx.Err() != nil {
+		return nil, true
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return call, false
+}
+
+// stepNames returns the steps that a call of addWithFault has begun.
+func stepNames(call *testenv.Call) []string {
+	return strings.Split(string(bytes.TrimSpace(call.Stderr)), "\n")
+}
+
+func isDistinct(names []string) bool {
+	return len(slices.Compact(slices.Sorted(slices.Values(names)))) == len(names)
+}

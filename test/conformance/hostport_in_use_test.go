@@ -1,0 +1,86 @@
+package conformance
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// TestHostPortOfAnotherProcess requests host ports that a host process has bound in different ways, including one
+// socket for both families. The error names the process.
+func TestHostPortOfAnotherProcess(t *testing.T) {
+	const any4, node4, any6, node6 = "0.0.0.0", "192.0.2.1", "::", "2001:db8:1::1"
+
+	h := newLoadedHost(t)
+	for _, test := range []struct {
+		name, addr string
+		refused    []string // host addresses
+		granted    []string
+	}{
+		{"any address of both families", "[::]:8080", []string{"", any4, node4, any6, node6}, nil},
+		{"any IPv4 address", "0.0.0.0:8080", []string{"", any4, node4}, []string{any6, node6}},
+		{"one IPv4 address", "192.0.2.1:8080", []string{"", any4, node4}, []string{any6, node6, "192.0.2.77"}},
+		{"one IPv6 address", "[2001:db8:1::1]:8080", []string{"", any6, node6}, []string{any4, node4, "2001:db8:1::77"}},
+		{"another port", "[::]:8081", nil, []string{"", any4, node4, any6, node6}},
+	} {
+		for _, protocol := range []string{"tcp", "udp"} {
+			t.Run(test.name+" "+protocol, func(t *testing.T) {
+				pid := bindPortInProcess(t, h.Node, protocol, netip.MustParseAddrPort(test.addr))
+				request := func(protocol, hostIP string) (*pod, testenv.Snapshot) {
+					p := h.pod(t, "c1", with(dual("1.1.0"), "runtimeConfig.portMappings", list{
+						object{"hostPort": 8080, "containerPort": 80, "protocol": protocol, "hostIP": hostIP},
+					}))
+					return p, h.snapshot(t, p.Namespace)
+				}
+				for _, hostIP := range test.refused {
+					p, before := request(protocol, hostIP)
+					wantError(t, p.try(t, "ADD"), cnierr.CodePortTaken, hostIP, ":8080/"+protocol, fmt.Sprintf("cat (pid %d)", pid))
+					h.wantUnchanged(t, before, p.Namespace)
+				}
+				for _, hostIP := range test.granted {
+					p, before := request(protocol, hostIP)
+					p.add(t)
+					p.del(t)
+					h.wantUnchanged(t, before, p.Namespace)
+				}
+				other := map[string]string{"tcp": "udp", "udp": "tcp"}[protocol]
+				p, _ := request(other, "")
+				p.add(t)
+				p.del(t)
+			})
+		}
+	}
+}
+
+// bindPortInProcess is bindPort in a process that is no ancestor of the plugin's, and ends with the test.
+func bindPortInProcess(t *testing.T, ns *testenv.Namespace, protocol string, addr netip.AddrPort) (pid int) {
+	t.Helper()
+	socket := bindPort(t, ns, protocol, addr)
+	defer socket.Close()
+	file, err := socket.(interface{ File() (*os.File, error) }).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	cmd := exec.CommandContext(testenv.Context(t), "cat")
+	cmd.ExtraFiles = []*os.File{file}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stdin.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("process with %s: %v", addr, err)
+		}
+	})
+	return cmd.Process.Pid
+}
