@@ -31,7 +31,7 @@ func (p *Plugin) Add(ctx context.Context, call *cni.Call) error {
 	if err := v.config.CheckChained(); err != nil {
 		return err
 	}
-	if err := CheckCapabilities(); err != nil {
+	if err := checkCapabilities(); err != nil {
 		return err
 	}
 	lock, err := v.lockAgainstGC(ctx, flock.Shared)

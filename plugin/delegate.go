@@ -34,7 +34,7 @@ func newDelegate(c *config.Config, call *cni.Call) *delegate {
 
 // needsLink returns whether the plugin sends its requests from the container's interface, which must
 // be up before it allocates addresses and still exist when it releases them. A DHCP server or relay
-// on the host answers on all of the host's devices.
+// on the host replies on all of the host's devices.
 func (d *delegate) needsLink() bool { return d != nil && d.kind == "dhcp" }
 
 // reserve lets the plugin allocate addresses. The caller releases them, even after an error.

@@ -46,5 +46,5 @@
 // step, so no order between them can deadlock. Reads of the datapath take no lock. A verb that
 // waits in vain for a lock returns the code of "try again later" (flock.ErrBusy).
 //
-// Package plugin may import everything above cmd in this list but plugin/operator.
+// Package plugin may import what is below plugin/operator in this list, but not bpf.
 package plugin
