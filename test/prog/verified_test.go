@@ -116,31 +116,44 @@ func renew(series string, now map[string]cost) error {
 	return os.WriteFile(verifiedFile, []byte(v.String()), 0o644)
 }
 
-// The verifier's statistics of a program, as kernels from 5.10 to 7.2 print them.
+// The verifier's statistics of a program. Kernels before 7.3 print the stack of all functions in
+// one line, later ones have a line for each function.
 var (
 	processedLine = regexp.MustCompile(`(?m)^processed ([0-9]+) insns`)
 	depthLine     = regexp.MustCompile(`(?m)^stack depth ([0-9]+(?:\+[0-9]+)*)( max [0-9]+)?$`)
+	functionLine  = regexp.MustCompile(`(?m)^subprog [0-9]+ .* stack ([0-9]+)$`)
 )
 
 // parseCost reads the statistics in the verifier's log of a program.
 func parseCost(log string, program asm.Instructions) (c cost, err error) {
-	processed, depths := processedLine.FindStringSubmatch(log), depthLine.FindStringSubmatch(log)
-	if processed == nil || depths == nil {
+	processed, frames := processedLine.FindStringSubmatch(log), parseFrames(log)
+	if processed == nil || frames == nil {
 		return c, fmt.Errorf("no instructions and stack depths in the verifier's log: %q", log)
 	}
 	if c.insns, err = strconv.Atoi(processed[1]); err != nil {
 		return c, err
 	}
-	var frames []int
-	for _, text := range strings.Split(depths[1], "+") {
+	c.stack, err = deepestChain(program, frames)
+	return c, err
+}
+
+// parseFrames returns the stack of each function, in their order.
+func parseFrames(log string) (frames []int) {
+	var texts []string
+	if depths := depthLine.FindStringSubmatch(log); depths != nil {
+		texts = strings.Split(depths[1], "+")
+	}
+	for _, line := range functionLine.FindAllStringSubmatch(log, -1) {
+		texts = append(texts, line[1])
+	}
+	for _, text := range texts {
 		frame, err := strconv.Atoi(text)
 		if err != nil {
-			return c, err
+			return nil
 		}
 		frames = append(frames, frame)
 	}
-	c.stack, err = deepestChain(program, frames)
-	return c, err
+	return frames
 }
 
 // deepestChain returns the stack of the deepest call chain. Linux 5.10 rounds up each frame.
@@ -185,6 +198,9 @@ func TestParseCost(t *testing.T) {
 	for kernel, log := range map[string]string{
 		"5.10": "verification time 77 usec\nstack depth 40+33+100+0\nprocessed 2345 insns (limit 1000000) max_states_per_insn 4\n",
 		"7.2":  "verification time 77 usec\nstack depth 40+33+100+0 max 176\ninsns processed 2345\nprocessed 2345 insns (limit 1000000)\n",
+		"7.3": "verification time 77 usec\nstack depth max 176\nsubprog 0 (entry) main insns_self 345 insns_total 2345 stack 40\n" +
+			"subprog 1 (left) static insns_self 1 insns_total 1 stack 33\nsubprog 2 (right) static insns_self 1 insns_total 1 stack 100\n" +
+			"subprog 3 (leaf) global insns_self 1 insns_total 1 stack 0\nprocessed 2345 insns (limit 1000000)\n",
 	} {
 		if got, err := parseCost(log, program); err != nil || got != want {
 			t.Errorf("%s: got %v and error %v, want %v", kernel, got, err, want)
