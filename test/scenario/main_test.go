@@ -12,7 +12,7 @@
 //	CGO_ENABLED=0 go test -c -o /tmp/scn/scenario.test ./scenario
 //	EBPFNET_BIN_DIR=/tmp/scn go run ./vm -kernel 5.10 -timeout 15m -- /tmp/scn/scenario.test -test.v -test.short
 //
-// It needs the Debian packages nftables, iptables and bpftool.
+// It needs the Debian packages that the Makefile lists.
 package scenario
 
 import (
