@@ -30,7 +30,7 @@ var reasons = [bpf.ReasonMax]string{
 	bpf.ReasonAddress:    "source address is not the container's",
 	bpf.ReasonGateway:    "source address is the gateway's",
 	bpf.ReasonARP:        "ARP for an address that is not the container's",
-	bpf.ReasonNeighbor:   "neighbour discovery for an address that is not the container's",
+	bpf.ReasonNeighbor:   "neighbor discovery for an address that is not the container's",
 	bpf.ReasonRouter:     "router advertisement or redirect from a container",
 	bpf.ReasonDHCPServer: "DHCP server message from a container",
 	bpf.ReasonHeaders:    "IPv6 headers that hide the payload",

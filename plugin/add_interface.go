@@ -75,7 +75,7 @@ func (a *adder) exists() error {
 }
 
 // raiseLink lets an IPAM plugin send requests over the link. The container's end has no address and
-// no other link. The host's end gets one, by which DHCP servers recognise the link of a request: the
+// no other link. The host's end gets one, by which DHCP servers recognize the link of a request: the
 // gateway of addresses that come without one.
 func (a *adder) raiseLink(context.Context) error {
 	return link.RaiseWith(a.host, a.pair, link.DefaultGateway(netip.IPv4Unspecified()))

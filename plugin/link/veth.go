@@ -191,7 +191,7 @@ func raise(host *netlink.Handle, p Pair) error {
 }
 
 // SetUpHost brings the host's end up, with the gateways as its addresses and a route to
-// each container address. So the kernel itself replies to ARP, neighbour solicitations and
+// each container address. So the kernel itself replies to ARP, neighbor solicitations and
 // pings for a gateway. Everything disappears with the device.
 func SetUpHost(host *netlink.Handle, p Pair, addresses []Address) error {
 	device := deviceOf(p.HostIndex)
@@ -221,7 +221,7 @@ func SetUpHost(host *netlink.Handle, p Pair, addresses []Address) error {
 }
 
 // hostAddresses returns the addresses for the host's end: the gateways and, for IPv6, a
-// link-local one, which a forwarding kernel needs as the source of neighbour
+// link-local one, which a forwarding kernel needs as the source of neighbor
 // solicitations. It is fixed, and so usable at once; hostAddresses disables the kernel's
 // own, which would be unusable during duplicate address detection.
 func hostAddresses(host *netlink.Handle, device *netlink.GenericLink, addresses []Address) ([]netip.Addr, error) {

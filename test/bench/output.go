@@ -247,5 +247,5 @@ func (r *result) programTable() *table {
 	return t
 }
 
-// fewRuns is too small a sample: neighbour discovery runs programs as well.
+// fewRuns is too small a sample: neighbor discovery runs programs as well.
 const fewRuns = 100

@@ -56,11 +56,11 @@ func TestDelWithoutAdd(t *testing.T) {
 	wantSuccess(t, p.try(t, "DEL"), "")
 	h.wantUnchanged(t, before, p.Namespace)
 
-	neighbour := h.pod(t, "c2", dual("1.0.0"))
-	neighbour.add(t)
-	before = h.snapshot(t, p.Namespace, neighbour.Namespace)
+	neighbor := h.pod(t, "c2", dual("1.0.0"))
+	neighbor.add(t)
+	before = h.snapshot(t, p.Namespace, neighbor.Namespace)
 	wantSuccess(t, p.try(t, "DEL"), "")
-	h.wantUnchanged(t, before, p.Namespace, neighbour.Namespace)
+	h.wantUnchanged(t, before, p.Namespace, neighbor.Namespace)
 }
 
 // TestDelNamespace calls DEL with the values of CNI_NETNS that runtimes use for a dead container.

@@ -98,20 +98,20 @@ func TestGCOtherNetworks(t *testing.T) {
 	other := with(dual("1.1.0"), "name", "other")
 	other = with(other, "ipam.ranges", list{list{object{"subnet": "10.89.0.0/16"}}})
 	other = with(other, "ipam.routes", list{})
-	neighbour := h.pod(t, "live", withPort(other, 9090))
-	neighbour.add(t)
+	neighbor := h.pod(t, "live", withPort(other, 9090))
+	neighbor.add(t)
 	// "pod" is a prefix of "pods".
 	prefix := with(with(other, "name", "pod"), "ipam.ranges", list{list{object{"subnet": "10.90.0.0/16"}}})
 	similar := h.pod(t, "c3", prefix)
 	similar.add(t)
-	before := h.snapshot(t, neighbour.Namespace, similar.Namespace)
+	before := h.snapshot(t, neighbor.Namespace, similar.Namespace)
 
 	mine := h.pod(t, "mine", withPort(dual("1.1.0"), 8080))
 	mine.add(t)
 	h.gc(t, withKey(dual("1.1.0"), currentKey, list{}))
-	h.wantUnchanged(t, before, neighbour.Namespace, similar.Namespace)
-	wantSuccess(t, neighbour.try(t, "CHECK"), "")
-	wantPing(t, neighbour.Namespace, netip.MustParseAddr("10.89.0.1"))
+	h.wantUnchanged(t, before, neighbor.Namespace, similar.Namespace)
+	wantSuccess(t, neighbor.try(t, "CHECK"), "")
+	wantPing(t, neighbor.Namespace, netip.MustParseAddr("10.89.0.1"))
 }
 
 // TestGCInterfaces removes one of a container's two interfaces.

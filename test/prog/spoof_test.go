@@ -16,7 +16,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// sender returns "pod" as the sender, with "pod2" as its neighbour.
+// sender returns "pod" as the sender, with "pod2" as its neighbor.
 func (h *host) sender() testenv.Sender {
 	return testenv.Sender{
 		MAC: testenv.MAC{2, 0, 0, 0, 0, 1}, HostMAC: testenv.MAC(h.veth.HardwareAddr),

@@ -106,21 +106,21 @@ func TestIngressPolicy(t *testing.T) {
 				}
 				web := n.AddPod(t, "web", mapBoth(8080, 80))
 				n.nft(t, serviceRules(web))
-				neighbour, stranger := n.AddPod(t, "a", nil), n.secondNetwork(t).AddPod(t, "s", mapBoth(9090, 90))
-				n.wantPolicy(t, tc, web, neighbour, stranger)
+				neighbor, stranger := n.AddPod(t, "a", nil), n.secondNetwork(t).AddPod(t, "s", mapBoth(9090, 90))
+				n.wantPolicy(t, tc, web, neighbor, stranger)
 				wantCheck(t, web)
 			})
 		}
 	}
 }
 
-// wantPolicy sends to web from a neighbour of its network, from a stranger of another, from the node and from
+// wantPolicy sends to web from a neighbor of its network, from a stranger of another, from the node and from
 // the outside.
-func (n *network) wantPolicy(t *testing.T, tc policyCase, web, neighbour, stranger *testenv.Pod) {
+func (n *network) wantPolicy(t *testing.T, tc policyCase, web, neighbor, stranger *testenv.Pod) {
 	t.Helper()
 	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
 		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-		for pod, admitted := range map[*testenv.Pod]bool{neighbour: tc.sameNetwork, stranger: tc.secondNetwork} {
+		for pod, admitted := range map[*testenv.Pod]bool{neighbor: tc.sameNetwork, stranger: tc.secondNetwork} {
 			addrs := []netip.AddrPort{at(f.Pod(web), 80), at(f.Node, 8080)}
 			if *fastPath != "always" { // which bypasses the rules of services
 				addrs = append(addrs, at(serviceOf(f), 80))

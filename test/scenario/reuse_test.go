@@ -111,14 +111,14 @@ func TestHostPortConflict(t *testing.T) {
 // A host port moves from pod to pod under every kind of client, each of which keeps its socket.
 func TestHostPortReuseForLocalClients(t *testing.T) {
 	n := newNetwork(t)
-	neighbour := n.AddPod(t, "neighbour", nil)
+	neighbor := n.AddPod(t, "neighbor", nil)
 	forEachFamily(t, func(t *testing.T, f testenv.Family) {
 		var clients []*testenv.Client
 		for _, from := range []struct {
 			ns *testenv.Namespace
 			to netip.Addr
 		}{
-			{n.Outside, f.Node}, {n.node(), f.Node}, {n.node(), f.Loopbacks[0]}, {neighbour.Namespace, f.Gateway},
+			{n.Outside, f.Node}, {n.node(), f.Node}, {n.node(), f.Loopbacks[0]}, {neighbor.Namespace, f.Gateway},
 		} {
 			client := connect(t, from.ns, "udp", netip.AddrPort{}, at(from.to, 8080))
 			defer client.Close()
@@ -143,13 +143,13 @@ func TestHostPortReuseForLocalClients(t *testing.T) {
 // After DEL, a client's next packet on an open connection gets a reset.
 func TestHostPortResetsConnections(t *testing.T) {
 	n := newNetwork(t)
-	neighbour := n.AddPod(t, "neighbour", nil)
+	neighbor := n.AddPod(t, "neighbor", nil)
 	forEachFamily(t, func(t *testing.T, f testenv.Family) {
 		web := n.AddPod(t, "web", mapBoth(8080, 80))
 		serve(t, web.Namespace, "tcp", at(f.Pod(web), 80))
 		var clients []*testenv.Client
 		for from, to := range map[*testenv.Namespace]netip.Addr{
-			n.Outside: f.Node, n.node(): f.Loopbacks[0], neighbour.Namespace: f.Node,
+			n.Outside: f.Node, n.node(): f.Loopbacks[0], neighbor.Namespace: f.Node,
 		} {
 			client := connect(t, from, "tcp", netip.AddrPort{}, at(to, 8080))
 			defer client.Close()

@@ -205,7 +205,7 @@ func TestKernelAgrees(t *testing.T) {
 	top := NewTopology(t)
 	ctx := Context(t)
 	for i, addrs := range [][2]netip.Addr{{NodeAddr4, OutsideAddr4}, {NodeAddr6, OutsideAddr6}} {
-		if err := Ping(ctx, top.Node, addrs[1]); err != nil { // resolves the neighbours
+		if err := Ping(ctx, top.Node, addrs[1]); err != nil { // resolves the neighbors
 			t.Fatal(err)
 		}
 		p := EchoPacket(addrs[0], addrs[1], false, 0x1234, uint16(i), "made by hand")

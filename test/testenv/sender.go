@@ -116,19 +116,19 @@ func (s Sender) Hostile() []Frame {
 		{"ARP probe for another's address", s.arp(1, s.MAC, unspecified4, s.Other4), arp},
 		{"ARP reply as another in a VLAN", tagged(s.arp(2, s.MAC, s.Other4, s.Gateway4), 5), arp},
 		{"half an ARP reply", s.arp(2, s.MAC, s.Other4, s.Gateway4)[:etherLen+20], truncated},
-		{"neighbour advertisement of another", s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), neighbor},
-		{"neighbour advertisement of the gateway", s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Gateway6), neighbor},
-		{"neighbour advertisement of the gateway, link-local", s.neighbor(icmp6Neighbor, LinkLocalOf(s.MAC), allNodes, hostLinkLocal), neighbor},
-		{"neighbour advertisement as another", s.neighbor(icmp6Neighbor, s.Other6, allNodes, s.Other6), address},
-		{"neighbour advertisement from no address", s.neighbor(icmp6Neighbor, unspecified6, allNodes, s.Addr6), address},
-		{"neighbour solicitation as another", s.neighbor(icmp6NeighborAsk, s.Other6, allNodes, s.Gateway6), address},
-		{"neighbour solicitation as the gateway", s.neighbor(icmp6NeighborAsk, hostLinkLocal, allNodes, s.Other6), gateway},
+		{"neighbor advertisement of another", s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), neighbor},
+		{"neighbor advertisement of the gateway", s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Gateway6), neighbor},
+		{"neighbor advertisement of the gateway, link-local", s.neighbor(icmp6Neighbor, LinkLocalOf(s.MAC), allNodes, hostLinkLocal), neighbor},
+		{"neighbor advertisement as another", s.neighbor(icmp6Neighbor, s.Other6, allNodes, s.Other6), address},
+		{"neighbor advertisement from no address", s.neighbor(icmp6Neighbor, unspecified6, allNodes, s.Addr6), address},
+		{"neighbor solicitation as another", s.neighbor(icmp6NeighborAsk, s.Other6, allNodes, s.Gateway6), address},
+		{"neighbor solicitation as the gateway", s.neighbor(icmp6NeighborAsk, hostLinkLocal, allNodes, s.Other6), gateway},
 		{"claim of another's address", s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, s.Other6), neighbor},
-		{"neighbour advertisement of another, behind options", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_DSTOPTS), neighbor},
-		{"neighbour advertisement of another, behind a fragment header", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT), neighbor},
-		{"neighbour advertisement of another, behind two fragment headers", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT, unix.IPPROTO_FRAGMENT), neighbor},
-		{"neighbour advertisement of another, in a VLAN", tagged(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), 0), neighbor},
-		{"neighbour advertisement of another, in fragments", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT)[:etherLen+ipv6Len+8+8], truncated},
+		{"neighbor advertisement of another, behind options", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_DSTOPTS), neighbor},
+		{"neighbor advertisement of another, behind a fragment header", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT), neighbor},
+		{"neighbor advertisement of another, behind two fragment headers", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT, unix.IPPROTO_FRAGMENT), neighbor},
+		{"neighbor advertisement of another, in a VLAN", tagged(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), 0), neighbor},
+		{"neighbor advertisement of another, in fragments", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT)[:etherLen+ipv6Len+8+8], truncated},
 		{"router advertisement", s.neighbor(icmp6RouterAdvert, LinkLocalOf(s.MAC), allNodes, unspecified6), router},
 		{"router advertisement as the gateway", s.neighbor(icmp6RouterAdvert, hostLinkLocal, allNodes, unspecified6), gateway},
 		{"router advertisement from its own address", s.neighbor(icmp6RouterAdvert, s.Addr6, allNodes, unspecified6), router},
@@ -175,10 +175,10 @@ func (s Sender) Legal() []Frame {
 		"ARP reply":                     s.arp(2, s.MAC, s.Addr4, s.Gateway4),
 		"ARP announcement":              s.arp(1, s.MAC, s.Addr4, s.Addr4),
 		"ARP probe":                     s.arp(1, s.MAC, unspecified4, s.Addr4),
-		"neighbour solicitation":        s.neighbor(icmp6NeighborAsk, s.Addr6, allNodes, s.Gateway6),
-		"neighbour solicitation, link":  s.neighbor(icmp6NeighborAsk, own, allNodes, hostLinkLocal),
-		"neighbour advertisement":       s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Addr6),
-		"neighbour advertisement, link": s.neighbor(icmp6Neighbor, own, allNodes, own),
+		"neighbor solicitation":        s.neighbor(icmp6NeighborAsk, s.Addr6, allNodes, s.Gateway6),
+		"neighbor solicitation, link":  s.neighbor(icmp6NeighborAsk, own, allNodes, hostLinkLocal),
+		"neighbor advertisement":       s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Addr6),
+		"neighbor advertisement, link": s.neighbor(icmp6Neighbor, own, allNodes, own),
 		"address detection":             s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, s.Addr6),
 		"address detection, link":       s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, own),
 		"router solicitation":           s.packet(Packet{Src: unspecified6, Dst: allRouters, Proto: unix.IPPROTO_ICMPV6, Type: icmp6RouterAsk}),
@@ -199,7 +199,7 @@ func (s Sender) SomeLinkLocal() []Frame {
 	const address, neighbor = bpf.ReasonAddress, bpf.ReasonNeighbor
 	return []Frame{
 		{"ping", s.ping(someLinkLocal, hostLinkLocal), address},
-		{"neighbour solicitation", s.neighbor(icmp6NeighborAsk, someLinkLocal, allNodes, hostLinkLocal), address},
+		{"neighbor solicitation", s.neighbor(icmp6NeighborAsk, someLinkLocal, allNodes, hostLinkLocal), address},
 		{"address detection", s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, someLinkLocal), neighbor},
 	}
 }
@@ -275,7 +275,7 @@ func (s Sender) arp(operation byte, mac MAC, sender, target netip.Addr) []byte {
 	return s.frame(unix.ETH_P_ARP, arp)
 }
 
-// neighbor returns a neighbour discovery message with the sender's MAC address as option.
+// neighbor returns a neighbor discovery message with the sender's MAC address as option.
 func (s Sender) neighbor(typ uint8, src, dst, target netip.Addr) []byte {
 	addr := target.As16()
 	payload := append(addr[:], 2, 1)
