@@ -289,7 +289,7 @@ func TestChainedRestart(t *testing.T) {
 func TestLaterPluginChangesMAC(t *testing.T) {
 	n := newChain(t, `{"type": "ebpfnet", "ipMasq": true, `+referenceIPAM+`}`, `{"type": "tuning", "mac": "02:00:00:00:00:77"}`)
 	pod := n.AddPod(t, "a", nil)
-	if err := pod.Check(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "antiSpoof stops all that the container sends: its MAC is 02:00:00:00:00:77") {
+	if err := pod.Check(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "antiSpoof drops all that the container sends: its MAC is 02:00:00:00:00:77") {
 		t.Errorf("CHECK: got %v, want it to name antiSpoof and the MAC", err)
 	}
 }

@@ -26,7 +26,7 @@ var suites = []suite{
 	{
 		name: "prog", title: "packet tables",
 		tests: ".",
-		quick: "^Test(Load|Spec|Layout|Offsets|SourceOf.*|ToUplinkMasquerades|ToUplinkAnswers|From.*|HostPort.*|MasqueradeAndBack|Fragments|ErrorsHere|Established)$",
+		quick: "^Test(Load|Spec|Layout|Offsets|MasqSource.*|ToUplinkMasquerades|ToUplinkReplies|From.*|ToLoopback|HostPort.*|MasqueradeRoundTrip|Fragments|ICMPErrorsFromHairpinServer|FlowsBackup)$",
 	},
 	{
 		name: "scenario", title: "scenarios",
@@ -36,7 +36,7 @@ var suites = []suite{
 	{
 		// Every verb through libcni and as a bare call, and ebpfnetctl.
 		name: "conformance", title: "CNI contract",
-		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|UplinkHeals|CtlArguments|CtlStatus|CtlRepair|CtlUnload)$",
+		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|UplinkReattached|CtlArguments|CtlStatus|CtlRepair|CtlUnload)$",
 		quick: "^Test(Check|CheckPrograms|Del|GC|StatusReady|CtlStatus|CtlUnload)$",
 	},
 }
