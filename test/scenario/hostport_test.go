@@ -123,4 +123,7 @@ func addNodeAddr(t *testing.T, n *network, f testenv.Family, last byte) {
 	if err := n.node().Netlink().AddrAdd(uplink, &netlink.Addr{IPNet: ipNet}); err != nil {
 		t.Fatalf("add %s to the node: %v", addr, err)
 	}
+	if err := n.node().WaitUp(testenv.UplinkName); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -129,10 +129,10 @@ func (t *Topology) connect(up uplink) error {
 	if err := up.outside.configure(UplinkName, up.peer); err != nil {
 		return err
 	}
-	if err := t.Node.waitUp(up.nodeDevice); err != nil {
+	if err := t.Node.WaitUp(up.nodeDevice); err != nil {
 		return err
 	}
-	return up.outside.waitUp(UplinkName)
+	return up.outside.WaitUp(UplinkName)
 }
 
 // configure sets the addresses of a device and sets it up, without duplicate address detection on this
@@ -161,8 +161,8 @@ func (ns *Namespace) configure(device string, addrs []netip.Addr) error {
 	return nil
 }
 
-// waitUp waits until device has a carrier and no tentative addresses.
-func (ns *Namespace) waitUp(device string) error {
+// WaitUp waits until device has a carrier and no tentative addresses, which the kernel does not use yet.
+func (ns *Namespace) WaitUp(device string) error {
 	ctx, cancel := timeoutContext(Timeout)
 	defer cancel()
 	return Wait(ctx, device+" in "+ns.Name, func() error {

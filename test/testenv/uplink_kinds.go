@@ -100,7 +100,7 @@ func (ns *Namespace) moveAddresses(device string, addrs []netip.Addr) error {
 	if device == tunName { // its state never becomes up
 		return nil
 	}
-	return ns.waitUp(device)
+	return ns.WaitUp(device)
 }
 
 func addBridge(_ TB, t *Topology) (node, outside string, err error) {
