@@ -3,7 +3,7 @@
 CLANG        ?= clang-19
 LLVM_STRIP   ?= llvm-strip-19
 CLANG_FORMAT ?= clang-format-19
-# The uapi headers' asm/ stands in the folder of the machine that compiles; BPF is the same for all.
+# The include path has the build machine's asm/ headers; the BPF code is the same on every machine.
 BPF_CFLAGS   := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-address-of-packed-member -Werror -mcpu=v3 \
 	-I/usr/include/$(shell uname -m)-linux-gnu
 
@@ -38,40 +38,40 @@ install: build ## install the plugins into PREFIX (/opt/cni/bin), ebpfnetctl int
 	install -D -m 0755 bin/ebpfnetctl $(DESTDIR)$(SBIN)/ebpfnetctl
 
 .PHONY: demo
-demo: build ## see it work, in namespaces of its own (root)
+demo: build ## see ebpfnet work, in its own network namespaces (root)
 	@cd test && $(GO) build -trimpath -o ../bin/demo ./demo
 	@EBPFNET_BIN_DIR=$(CURDIR)/bin bin/demo cmd/ebpfnet/example.conflist
 
 .PHONY: test
-test: deps lint check-generated unit system fuzz-short ## everything on this kernel (root, Debian 12; installs what it lacks)
+test: deps lint check-generated unit system fuzz-short ## run all tests on this kernel (root, Debian 12; installs what is missing)
 
 .PHONY: unit
-unit: ## the tests beside the code; no root
+unit: ## unit tests; no root
 	$(GO) test ./...
 
 .PHONY: system
-system: modules ## programs, scenarios and the CNI contract, in namespaces of their own (root)
+system: modules ## packet tables, scenarios and the CNI contract, in their own network namespaces (root)
 	cd test && $(GO) test -count=1 -timeout 30m ./...
 
-# How long fuzz-short tries each target.
+# Time that fuzz-short spends on each target.
 FUZZTIME ?= 3s
 
 .PHONY: fuzz-short
-fuzz-short: ## each fuzz target for FUZZTIME (3s); that of packets needs root
+fuzz-short: ## run each fuzz target for FUZZTIME (3s); the packet target needs root
 	@grep -ro '^func Fuzz[A-Za-z0-9]*' --include='*_test.go' . | while IFS=: read -r file func; do \
 		echo "$$file $${func#func }"; \
 		(cd $$(dirname $$file) && $(GO) test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) . </dev/null) || exit 1; done
 
 .PHONY: test-kernels
-test-kernels: kernel-binaries ## packet tables, scenarios and verbs on the kernels of test/vm/kernels.txt (KERNEL=5.10: one) in qemu; writes test/vm/README.md
+test-kernels: kernel-binaries ## run packet tables, scenarios and the CNI contract on the kernels of test/vm/kernels.txt (KERNEL=5.10: one) in qemu; writes test/vm/README.md
 	bin/matrix -bin bin -jobs $(JOBS) -readme test/vm/README.md $(KERNEL)
 
 .PHONY: test-kernels-quick
-test-kernels-quick: kernel-binaries ## some of it on the oldest and the newest kernel
+test-kernels-quick: kernel-binaries ## run a selection on the oldest and the newest kernel
 	bin/matrix -bin bin -jobs 2 -quick $(KERNEL)
 
 .PHONY: bench
-bench: bench-binaries ## compare it with a bare veth, plain routing and the reference plugins on a quiet machine; writes test/bench/README.md (root)
+bench: bench-binaries ## compare ebpfnet with a bare veth, plain routing and the reference plugins on a quiet machine; writes test/bench/README.md (root)
 	EBPFNET_BIN_DIR=$(CURDIR)/bin bin/bench -json bin/bench.json -svg test/bench/bench.svg -readme test/bench/README.md
 
 .PHONY: bench-quick
@@ -84,7 +84,7 @@ bench-binaries: build
 	cd test && $(GO) build -trimpath -o ../bin/ ./bench tool # tool: the reference plugins
 
 .PHONY: verified
-verified: kernel-binaries ## renew test/prog/testdata/verified.txt on these kernels
+verified: kernel-binaries ## update test/prog/testdata/verified.txt for these kernels
 	cd test/prog && for kernel in $(or $(KERNEL),$$(../../bin/vm -list | cut -f 1)); do \
 		../../bin/vm -kernel $$kernel -share testdata -- ../../bin/prog.test -test.run '^TestLoad$$' -update || exit 1; done
 
@@ -98,12 +98,12 @@ generate: ## compile the BPF programs
 	BPF2GO_CC=$(CLANG) BPF2GO_STRIP=$(LLVM_STRIP) BPF2GO_CFLAGS="$(BPF_CFLAGS)" $(GO) generate ./bpf
 
 .PHONY: check-generated
-check-generated: ## fail if the generated files are not what the sources give
+check-generated: ## fail if the generated files do not match the sources
 	@mkdir -p bin && sha256sum bpf/datapath_bpfe* >bin/generated
 	@$(MAKE) --no-print-directory generate
-	@sha256sum --check --quiet bin/generated || { echo "bpf: generated files were not up to date; commit what 'make generate' has made"; exit 1; }
+	@sha256sum --check --quiet bin/generated || { echo "bpf: generated files were not up to date; commit the output of 'make generate'"; exit 1; }
 
-# Only loader/rtnl opens routing netlink and lists what the kernel keeps: it asks again where a list was interrupted.
+# Only loader/rtnl opens routing netlink and dumps: it retries interrupted dumps.
 FORBIDDEN := -analyze_types -set_exit_status \
 	'{p: "^netlink\\.(Handle\\.)?(NewHandle\\w*|(Addr|Bridge\\w*|Chain|Class|Filter|Link|Neigh\\w*|Qdisc|Route|Rule)List\\w*)$$", pkg: ^github.com/vishvananda/netlink$$, msg: use loader/rtnl}' \
 	'{p: "^nl\\.NewNetlinkRequest$$", pkg: ^github.com/vishvananda/netlink/nl$$, msg: use loader/rtnl}' --
@@ -124,7 +124,7 @@ fmt: ## format Go and C
 	gofmt -w .
 	$(CLANG_FORMAT) -i bpf/*.c bpf/*.h
 
-# The tests build the reference plugins with no network: those modules must be there before.
+# The tests build the reference plugins without a network, so their modules are downloaded first.
 .PHONY: modules
 modules:
 	@cd test && $(GO) mod download
@@ -141,7 +141,7 @@ ci-deps:
 kernel-deps: deps
 	@$(call install-packages,$(KERNEL_PACKAGES))
 
-# Installs the Debian packages that are not there; a machine that has them all is left alone.
+# Installs missing Debian packages. A machine that has them all is left alone.
 define install-packages
 missing=""; for p in $(1); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$p"; done; \
 [ -z "$$missing" ] || { echo "installing$$missing"; apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; }
