@@ -19,7 +19,7 @@
 
 #include <linux/types.h>
 
-#define EBPFNET_ABI 6
+#define EBPFNET_ABI 7
 
 /* An IPv6 address, or an IPv4 address as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
 struct addr {
@@ -32,15 +32,32 @@ enum attach {
 	ATTACH_CLSACT = 2, /* tc filters */
 };
 
-/* Idle times after which a flow loses its port, in ticks of 2^30 ns. */
-struct timeouts {
-	__u32 tcp_unreplied;
-	__u32 tcp_established; /* both sides have sent */
-	__u32 tcp_closing;     /* one side has sent FIN or RST */
-	__u32 udp_unreplied;
-	__u32 udp_stream; /* both sides have sent */
-	__u32 other;	  /* ICMP echo, and protocols without ports */
+/* Ports from first on. */
+struct port_range {
+	__u16 first;
+	__u16 count; /* 0: none */
 };
+
+/*
+ * How far a flow has come. Each state has an idle time, after which the flow loses
+ * its port; states and defaults are netfilter's (nf_conntrack_proto_tcp.c and
+ * Documentation/networking/nf_conntrack-sysctl.rst).
+ */
+enum flow_state {
+	FLOW_SYN_SENT = 0, /* the opener has sent SYN, or a packet of an unknown connection */
+	FLOW_SYN_RECV = 1, /* the other side has sent SYN+ACK */
+	FLOW_ESTABLISHED = 2, /* the opener has acknowledged that */
+	FLOW_FIN_WAIT = 3,    /* the container has sent FIN */
+	FLOW_CLOSE_WAIT = 4,  /* the remote has sent FIN, and the container has acknowledged it */
+	FLOW_LAST_ACK = 5,    /* then the container has sent FIN, too */
+	FLOW_TIME_WAIT = 6,   /* both FINs are acknowledged */
+	FLOW_CLOSE = 7,	      /* RST */
+	FLOW_UDP = 8,
+	FLOW_UDP_STREAM = 9, /* both sides have sent for more than two seconds */
+	FLOW_ICMP = 10,	     /* echo */
+	FLOW_OTHER = 11,     /* protocols without ports */
+	FLOW_STATES = 12,
+} __attribute__((packed)); /* one byte */
 
 /* What the datapath was loaded with: frozen in .rodata, pinned as maps/config. */
 struct host_config {
@@ -48,13 +65,15 @@ struct host_config {
 	enum attach attach;
 	__u64 build;	       /* hash of the programs' code */
 	__u32 revision;	       /* newer programs have a higher one */
-	__u16 masq_port_first; /* lowest port (and ICMP id) that masquerading allocates */
-	__u16 masq_port_count; /* size of the range, 1 to 65535 */
-	struct timeouts timeout;
+	__u32 backup_buckets;  /* of flows_backup: its entries divided by BACKUP_WAYS */
+	__u64 secret[2];       /* key of hashes that nobody may predict; survives upgrades */
+	struct port_range masq_ports[2]; /* ports (and ICMP ids) that masquerading allocates */
+	__u32 timeout[FLOW_STATES];	 /* idle time of each state, in ticks of 2^30 ns */
 };
 
 enum endpoint_flags {
-	ENDPOINT_MASQ = 1, /* masquerade what this address sends to the outside */
+	ENDPOINT_MASQ = 1,	   /* masquerade what this address sends to the outside */
+	ENDPOINT_MASQ_TUNNELS = 2, /* tunnels, too (IPIP, GRE, ESP, ...) */
 };
 
 /* clang-format off */
@@ -146,14 +165,18 @@ enum flow_kind {
 	FLOW_SNAT = 1,	   /* opened by a container and masqueraded; translates its replies */
 	FLOW_DNAT = 2,	   /* opened to a container; replies leave from the address asked for */
 	FLOW_EGRESS = 3,   /* opened by a container with an ingress policy; admits its replies */
+	FLOW_RST_HELD = 4, /* the host has refused a packet of this remote; its RST was held back */
 } __attribute__((packed)); /* one byte */
 
-enum flow_state {
-	FLOW_REPLIED = 1, /* both sides have sent */
-	FLOW_FIN = 2,	  /* TCP: the opener has sent FIN; RST of either side counts as both FINs */
-	FLOW_FIN_REPLY = 4, /* TCP: the other side has sent FIN */
-	FLOW_RST = 8,	    /* TCP: the last packet was a RST */
-} __attribute__((packed));  /* one byte */
+/* The container is that of the flow's owner; the remote is the other side. */
+enum flow_flags {
+	FLOW_REPLIED = 1,      /* the side that did not open the flow has sent, too */
+	FLOW_PICKED_UP = 2,    /* TCP: began with another packet than SYN */
+	FLOW_FIN = 4,	       /* TCP: the container has sent FIN */
+	FLOW_REMOTE_FIN = 8,   /* TCP: the remote has sent FIN, and the container has acknowledged it */
+	FLOW_FIN_UNACKED = 16, /* TCP: the remote may have sent FIN: not acknowledged yet */
+	FLOW_RST_UNKNOWN = 32, /* TCP: a RST with another number than expected has come */
+} __attribute__((packed)); /* one byte */
 
 /*
  * flows: a translated connection. One entry is all the state of a flow. It
@@ -162,30 +185,52 @@ enum flow_state {
  * sent the request; the port of the other side is 0.
  *
  * An entry is valid as long as its owner has the endpoint. Lookups check that.
- *
- * flows_backup: a copy of the entries of established TCP connections, until both
- * sides have closed. A side that only listens could not restore a lost entry.
  */
 struct flow_key {
 	struct addr remote; /* the side that is not this entry's endpoint */
 	struct addr local;  /* FLOW_SNAT: our masquerading address; else the container's */
-	__u16 remote_port;
+	__u16 remote_port;  /* FLOW_DNAT: as the container sees it */
 	__u16 local_port;
 	__u8 protocol;
 	enum flow_kind kind;
 	__u16 pad;
 };
 
-#define OWNER_HOST 0 /* the host itself */
+/*
+ * The host itself. Its SNAT flows are claims: what the host sends, from its sockets
+ * or translated by its conntrack, with a port that could be taken for ours.
+ */
+#define OWNER_HOST 0
 
 struct flow {
 	__u64 owner;
-	/* FLOW_SNAT: the container's; FLOW_DNAT: the one the client used; FLOW_EGRESS: 0 */
+	/* FLOW_SNAT: the container's; FLOW_DNAT: the one the client used; else 0 */
 	struct addr nat_addr;
 	__u32 last_seen; /* in ticks of 2^30 ns since boot */
 	__u16 nat_port;
-	enum flow_state state; /* bits */
-	__u8 pad;
+	enum flow_state state;
+	enum flow_flags flags;
+	__u32 uplink;	  /* the device by which the remote was reached first; 0: none */
+	__u32 ack;	  /* TCP: the last number that the container has acknowledged */
+	__u32 remote_seq; /* TCP: the number that acknowledges the SYN+ACK, or the remote's FIN */
+	/* FLOW_DNAT: the client's own; FLOW_SNAT of a hairpin client: the host port; else 0 */
+	__u16 remote_port;
+	__u16 created; /* the last 16 bits of the time, in ticks */
+};
+
+/*
+ * flows_backup: copies of the entries of established TCP connections and of UDP
+ * streams. A side that only listens could not restore a lost entry. Entries are
+ * in buckets of BACKUP_WAYS, chosen by a secret hash. A full bucket takes a new
+ * entry only in the place of one of the same owner, so nobody evicts others'.
+ */
+#define BACKUP_WAYS 8
+
+struct flow_backup {
+	struct bpf_spin_lock lock;
+	__u32 used; /* 0: empty */
+	struct flow_key key;
+	struct flow flow;
 };
 
 #define MASQ_PROBES	  32   /* candidate ports of a flow, masq.h */
@@ -221,10 +266,17 @@ struct offload {
 	__u32 uplink;		  /* ifindex towards the side that is no endpoint, or 0 */
 	__u32 ct_seen;		  /* when conntrack last saw the connection, in ticks of 2^30 ns */
 	__u32 ct_seq[2];	  /* TCP: a sequence number of each side that conntrack has seen */
+	__u32 ct_ack[2];	  /* TCP: the last ACK of each side that conntrack has seen */
+	__u32 ack[2];		  /* TCP: the last ACK of each side that fwd_cache has not seen */
 	__u32 fin_seq[2];	  /* TCP: the sequence number behind each side's FIN */
 	enum offload_state state; /* bits */
 	__u8 pad[7];
 };
+
+/*
+ * generation: one number, changed by every change of endpoints, devices, host ports
+ * and uplinks. Decisions of an older generation are void.
+ */
 
 /* fwd_cache: where the last packet like this one went. The key is the head of struct packet. */
 struct fwd_key {
@@ -242,6 +294,8 @@ struct fwd_key {
 struct fwd_entry {
 	__u32 updated;	      /* in jiffies */
 	__u32 ifindex;	      /* egress */
+	__u32 generation;     /* of the maps that the decision was made by */
+	__u32 ack;	      /* TCP: the last number acknowledged */
 	__u32 max_len;	      /* largest IP packet known to fit, in bytes */
 	__u32 family;	      /* of the next hop; 0: the device is a container's */
 	struct addr next_hop; /* or, for a container, the frame's MAC addresses */
@@ -249,6 +303,24 @@ struct fwd_entry {
 	__u16 nat_port;
 	__u8 nat_side; /* enum side: which side of the packet to translate */
 	__u8 nat;      /* 0: nothing to translate */
+};
+
+/*
+ * host_port_numbers: a bit for each number that is, or was, a host port's, on any
+ * address. Key: the number divided by 64; UDP's follow after TCP's.
+ */
+#define HOST_PORT_WORDS 1024 /* of 64 bits, per protocol */
+
+/* masq_sources: addresses that an uplink has masqueraded with, the latest first. */
+#define MASQ_SOURCES 8
+
+struct masq_sources_key {
+	__u32 ifindex;
+	__u32 ipv6;
+};
+
+struct masq_sources {
+	struct addr addr[MASQ_SOURCES];
 };
 
 /* fragments: the ports of a packet that arrives in fragments. */
@@ -333,7 +405,8 @@ enum reason {
 	REASON_HEADERS = 14,	 /* antiSpoof: headers that hide the one behind them */
 	REASON_POLICY = 15,	 /* from a container that ingressPolicy does not admit */
 	REASON_SRC_RANGE = 16,	 /* to a host port whose source ranges exclude the client */
-	REASON_MAX = 17,
+	REASON_ICMP_ERROR = 17,	 /* an ICMP error about a connection of others */
+	REASON_MAX = 18,
 };
 
 struct drop_key {
@@ -342,19 +415,21 @@ struct drop_key {
 	__u32 pad;
 };
 
-_Static_assert(sizeof(struct host_config) == 48, "host_config");
+_Static_assert(sizeof(struct host_config) == 96, "host_config");
 _Static_assert(sizeof(struct endpoint) == 64, "endpoint");
 _Static_assert(sizeof(struct device) == 96, "device");
 _Static_assert(sizeof(struct drop_key) == 16, "drop_key");
 _Static_assert(sizeof(struct host_port_key) == 20, "host_port_key");
 _Static_assert(sizeof(struct host_port) == 40, "host_port");
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
-_Static_assert(sizeof(struct flow) == 32, "flow");
+_Static_assert(sizeof(struct flow) == 48, "flow");
+_Static_assert(sizeof(struct flow_backup) == 96, "flow_backup");
+_Static_assert(sizeof(struct masq_sources_key) == 8, "masq_sources_key");
 _Static_assert(sizeof(struct masq_probes) == MASQ_PROBES, "masq_probes");
 _Static_assert(sizeof(struct offload_key) == 40, "offload_key");
-_Static_assert(sizeof(struct offload) == 40, "offload");
+_Static_assert(sizeof(struct offload) == 56, "offload");
 _Static_assert(sizeof(struct fwd_key) == 44, "fwd_key");
-_Static_assert(sizeof(struct fwd_entry) == 52, "fwd_entry");
+_Static_assert(sizeof(struct fwd_entry) == 60, "fwd_entry");
 _Static_assert(sizeof(struct fragment_key) == 40, "fragment_key");
 _Static_assert(sizeof(struct fragment) == 12, "fragment");
 _Static_assert(sizeof(struct frag_queue_key) == 44, "frag_queue_key");

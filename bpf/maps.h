@@ -11,8 +11,8 @@
 const volatile struct host_config config = {
 	.abi = EBPFNET_ABI,
 	.attach = ATTACH_TCX,
-	.masq_port_first = 1024,
-	.masq_port_count = 28976,
+	.backup_buckets = 1,
+	.masq_ports = {{.first = 1024, .count = 28976}},
 };
 
 /* Written by ADD before the container can send, removed by DEL. Every program reads it. */
@@ -54,16 +54,39 @@ struct {
 } flows SEC(".maps");
 
 /*
- * Written by the programs, once per tick and connection. Read when flows has
- * evicted an entry. Closed connections are removed, so a flood of short ones does
- * not evict the idle ones.
+ * Written by the programs, once per tick and connection. Read when flows has evicted
+ * an entry. As large as flows; config has the number of buckets.
  */
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
-	__type(key, struct flow_key);
-	__type(value, struct flow);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, BACKUP_WAYS);
+	__type(key, __u32);
+	__type(value, struct flow_backup);
 } flows_backup SEC(".maps");
+
+/* Written by ADD with a number's first host port, never cleared. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2 * HOST_PORT_WORDS);
+	__type(key, __u32);
+	__type(value, __u64);
+} host_port_numbers SEC(".maps");
+
+/* Written by whoever changes another map of the plugin's. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} generation SEC(".maps");
+
+/* Written by the programs when an uplink's source address changes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct masq_sources_key);
+	__type(value, struct masq_sources);
+} masq_sources SEC(".maps");
 
 /* Written by the programs when a flow does not get its first candidate. Never removed. */
 struct {

@@ -4,37 +4,41 @@ package bpf
 
 // Keys and values of the maps, and the configuration (abi.h).
 type (
-	Addr         = DatapathAddr
-	Attach       = DatapathAttach
-	Device       = DatapathDevice
-	DeviceFlags  = DatapathDeviceFlags
-	DropCount    = DatapathDropCount
-	DropKey      = DatapathDropKey
-	Endpoint     = DatapathEndpoint
-	FastPath     = DatapathFastPath
-	Flow         = DatapathFlow
-	FlowKey      = DatapathFlowKey
-	FlowKind     = DatapathFlowKind
-	FlowState    = DatapathFlowState
-	FragQueueKey = DatapathFragQueueKey
-	Fragment     = DatapathFragment
-	FragmentKey  = DatapathFragmentKey
-	FwdEntry     = DatapathFwdEntry
-	FwdKey       = DatapathFwdKey
-	HostConfig   = DatapathHostConfig
-	HostPort     = DatapathHostPort
-	HostPortKey  = DatapathHostPortKey
-	MasqProbes   = DatapathMasqProbes
-	Offload      = DatapathOffload
-	OffloadKey   = DatapathOffloadKey
-	OffloadState = DatapathOffloadState
-	Policy       = DatapathPolicy
-	PrefixKey    = DatapathPrefixKey
-	QueuedFrag   = DatapathQueuedFrag
-	Reason       = DatapathReason
-	Timeouts     = DatapathTimeouts
-	Uplink       = DatapathUplink
-	Maps         = DatapathMaps
+	Addr           = DatapathAddr
+	Attach         = DatapathAttach
+	Device         = DatapathDevice
+	DeviceFlags    = DatapathDeviceFlags
+	DropCount      = DatapathDropCount
+	DropKey        = DatapathDropKey
+	Endpoint       = DatapathEndpoint
+	FastPath       = DatapathFastPath
+	Flow           = DatapathFlow
+	FlowKey        = DatapathFlowKey
+	FlowKind       = DatapathFlowKind
+	FlowBackup     = DatapathFlowBackup
+	FlowFlags      = DatapathFlowFlags
+	FlowState      = DatapathFlowState
+	FragQueueKey   = DatapathFragQueueKey
+	Fragment       = DatapathFragment
+	FragmentKey    = DatapathFragmentKey
+	FwdEntry       = DatapathFwdEntry
+	FwdKey         = DatapathFwdKey
+	HostConfig     = DatapathHostConfig
+	HostPort       = DatapathHostPort
+	HostPortKey    = DatapathHostPortKey
+	MasqProbes     = DatapathMasqProbes
+	MasqSources    = DatapathMasqSources
+	MasqSourcesKey = DatapathMasqSourcesKey
+	Offload        = DatapathOffload
+	OffloadKey     = DatapathOffloadKey
+	OffloadState   = DatapathOffloadState
+	Policy         = DatapathPolicy
+	PrefixKey      = DatapathPrefixKey
+	QueuedFrag     = DatapathQueuedFrag
+	Reason         = DatapathReason
+	PortRange      = DatapathPortRange
+	Uplink         = DatapathUplink
+	Maps           = DatapathMaps
 )
 
 // Constants of abi.h.
@@ -47,20 +51,38 @@ const (
 	DeviceAnyAddress = DatapathDeviceFlagsDEVICE_ANY_ADDRESS
 	DeviceShaped     = DatapathDeviceFlagsDEVICE_SHAPED
 
-	EndpointMasq = DatapathEndpointFlagsENDPOINT_MASQ
+	EndpointMasq        = DatapathEndpointFlagsENDPOINT_MASQ
+	EndpointMasqTunnels = DatapathEndpointFlagsENDPOINT_MASQ_TUNNELS
 
 	FastPathNever       = DatapathFastPathFAST_PATH_NEVER
 	FastPathEstablished = DatapathFastPathFAST_PATH_ESTABLISHED
 	FastPathAlways      = DatapathFastPathFAST_PATH_ALWAYS
 
-	FlowSNAT   = DatapathFlowKindFLOW_SNAT
-	FlowDNAT   = DatapathFlowKindFLOW_DNAT
-	FlowEgress = DatapathFlowKindFLOW_EGRESS
+	FlowSNAT    = DatapathFlowKindFLOW_SNAT
+	FlowDNAT    = DatapathFlowKindFLOW_DNAT
+	FlowEgress  = DatapathFlowKindFLOW_EGRESS
+	FlowRSTHeld = DatapathFlowKindFLOW_RST_HELD
 
-	FlowReplied  = DatapathFlowStateFLOW_REPLIED
-	FlowFIN      = DatapathFlowStateFLOW_FIN
-	FlowFINReply = DatapathFlowStateFLOW_FIN_REPLY
-	FlowRST      = DatapathFlowStateFLOW_RST
+	FlowSYNSent     = DatapathFlowStateFLOW_SYN_SENT
+	FlowSYNRecv     = DatapathFlowStateFLOW_SYN_RECV
+	FlowEstablished = DatapathFlowStateFLOW_ESTABLISHED
+	FlowFINWait     = DatapathFlowStateFLOW_FIN_WAIT
+	FlowCloseWait   = DatapathFlowStateFLOW_CLOSE_WAIT
+	FlowLastACK     = DatapathFlowStateFLOW_LAST_ACK
+	FlowTimeWait    = DatapathFlowStateFLOW_TIME_WAIT
+	FlowClose       = DatapathFlowStateFLOW_CLOSE
+	FlowUDP         = DatapathFlowStateFLOW_UDP
+	FlowUDPStream   = DatapathFlowStateFLOW_UDP_STREAM
+	FlowICMP        = DatapathFlowStateFLOW_ICMP
+	FlowOther       = DatapathFlowStateFLOW_OTHER
+	FlowStates      = DatapathFlowStateFLOW_STATES
+
+	FlowReplied    = DatapathFlowFlagsFLOW_REPLIED
+	FlowPickedUp   = DatapathFlowFlagsFLOW_PICKED_UP
+	FlowFIN        = DatapathFlowFlagsFLOW_FIN
+	FlowRemoteFIN  = DatapathFlowFlagsFLOW_REMOTE_FIN
+	FlowFINUnacked = DatapathFlowFlagsFLOW_FIN_UNACKED
+	FlowRSTUnknown = DatapathFlowFlagsFLOW_RST_UNKNOWN
 
 	HostPortForward = DatapathHostPortDirHOST_PORT_FORWARD
 	HostPortReverse = DatapathHostPortDirHOST_PORT_REVERSE
@@ -91,31 +113,35 @@ const (
 	ReasonHeaders    = DatapathReasonREASON_HEADERS
 	ReasonPolicy     = DatapathReasonREASON_POLICY
 	ReasonSrcRange   = DatapathReasonREASON_SRC_RANGE
+	ReasonICMPError  = DatapathReasonREASON_ICMP_ERROR
 	ReasonMax        = DatapathReasonREASON_MAX
 )
 
 // Names of the maps (maps.h, scratch.h).
 const (
-	MapDevices       = DatapathMapDevices
-	MapDropTotals    = DatapathMapDropTotals
-	MapDrops         = DatapathMapDrops
-	MapEndpoints     = DatapathMapEndpoints
-	MapFIBScratch    = DatapathMapFibScratch
-	MapFlows         = DatapathMapFlows
-	MapFlowsBackup   = DatapathMapFlowsBackup
-	MapFragQueue     = DatapathMapFragQueue
-	MapFragScratch   = DatapathMapFragScratch
-	MapFragments     = DatapathMapFragments
-	MapFwdCache      = DatapathMapFwdCache
-	MapHostPorts     = DatapathMapHostPorts
-	MapMasqProbes    = DatapathMapMasqProbes
-	MapMasqScratch   = DatapathMapMasqScratch
-	MapNonMasqCIDRs  = DatapathMapNonmasqCidrs
-	MapOffloadTCP    = DatapathMapOffloadTcp
-	MapOffloadUDP    = DatapathMapOffloadUdp
-	MapPktScratch    = DatapathMapPktScratch
-	MapPortSrcRanges = DatapathMapPortSrcRanges
-	MapUplinks       = DatapathMapUplinks
+	MapDevices         = DatapathMapDevices
+	MapDropTotals      = DatapathMapDropTotals
+	MapDrops           = DatapathMapDrops
+	MapEndpoints       = DatapathMapEndpoints
+	MapFIBScratch      = DatapathMapFibScratch
+	MapFlows           = DatapathMapFlows
+	MapFlowsBackup     = DatapathMapFlowsBackup
+	MapFragQueue       = DatapathMapFragQueue
+	MapFragScratch     = DatapathMapFragScratch
+	MapFragments       = DatapathMapFragments
+	MapFwdCache        = DatapathMapFwdCache
+	MapGeneration      = DatapathMapGeneration
+	MapHostPortNumbers = DatapathMapHostPortNumbers
+	MapHostPorts       = DatapathMapHostPorts
+	MapMasqProbes      = DatapathMapMasqProbes
+	MapMasqScratch     = DatapathMapMasqScratch
+	MapMasqSources     = DatapathMapMasqSources
+	MapNonMasqCIDRs    = DatapathMapNonmasqCidrs
+	MapOffloadTCP      = DatapathMapOffloadTcp
+	MapOffloadUDP      = DatapathMapOffloadUdp
+	MapPktScratch      = DatapathMapPktScratch
+	MapPortSrcRanges   = DatapathMapPortSrcRanges
+	MapUplinks         = DatapathMapUplinks
 )
 
 // Names of the programs (datapath.c).
