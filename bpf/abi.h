@@ -212,10 +212,12 @@ struct flow {
 	enum flow_flags flags;
 	__u32 uplink;	  /* the device by which the remote was reached first; 0: none */
 	__u32 ack;	  /* TCP: the last number that the container has acknowledged */
-	__u32 remote_seq; /* TCP: the number that acknowledges the SYN+ACK, or the remote's FIN */
+	__u32 expected;	  /* TCP: the ACK that is waited for: of the SYN, SYN+ACK or remote's FIN */
+	__u32 remote_end; /* TCP: the number behind the remote's last packet */
 	/* FLOW_DNAT: the client's own; FLOW_SNAT of a hairpin client: the host port; else 0 */
 	__u16 remote_port;
 	__u16 created; /* the last 16 bits of the time, in ticks */
+	__u32 pad;
 };
 
 /*
@@ -233,7 +235,7 @@ struct flow_backup {
 	struct flow flow;
 };
 
-#define MASQ_PROBES	  32   /* candidate ports of a flow, masq.h */
+#define MASQ_PROBES	  64   /* candidate ports of a flow, masq.h */
 #define MASQ_PROBE_GROUPS 1024 /* pairs of container and remote are hashed into these */
 
 /*
@@ -267,7 +269,6 @@ struct offload {
 	__u32 ct_seen;		  /* when conntrack last saw the connection, in ticks of 2^30 ns */
 	__u32 ct_seq[2];	  /* TCP: a sequence number of each side that conntrack has seen */
 	__u32 ct_ack[2];	  /* TCP: the last ACK of each side that conntrack has seen */
-	__u32 ack[2];		  /* TCP: the last ACK of each side that fwd_cache has not seen */
 	__u32 fin_seq[2];	  /* TCP: the sequence number behind each side's FIN */
 	enum offload_state state; /* bits */
 	__u8 pad[7];
@@ -295,7 +296,8 @@ struct fwd_entry {
 	__u32 updated;	      /* in jiffies */
 	__u32 ifindex;	      /* egress */
 	__u32 generation;     /* of the maps that the decision was made by */
-	__u32 ack;	      /* TCP: the last number acknowledged */
+	__u32 ack;	      /* TCP: of the last packet */
+	__u32 seq_end;	      /* TCP: the number behind the last packet */
 	__u32 max_len;	      /* largest IP packet known to fit, in bytes */
 	__u32 family;	      /* of the next hop; 0: the device is a container's */
 	struct addr next_hop; /* or, for a container, the frame's MAC addresses */
@@ -422,14 +424,14 @@ _Static_assert(sizeof(struct drop_key) == 16, "drop_key");
 _Static_assert(sizeof(struct host_port_key) == 20, "host_port_key");
 _Static_assert(sizeof(struct host_port) == 40, "host_port");
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
-_Static_assert(sizeof(struct flow) == 48, "flow");
-_Static_assert(sizeof(struct flow_backup) == 96, "flow_backup");
+_Static_assert(sizeof(struct flow) == 56, "flow");
+_Static_assert(sizeof(struct flow_backup) == 104, "flow_backup");
 _Static_assert(sizeof(struct masq_sources_key) == 8, "masq_sources_key");
 _Static_assert(sizeof(struct masq_probes) == MASQ_PROBES, "masq_probes");
 _Static_assert(sizeof(struct offload_key) == 40, "offload_key");
-_Static_assert(sizeof(struct offload) == 56, "offload");
+_Static_assert(sizeof(struct offload) == 48, "offload");
 _Static_assert(sizeof(struct fwd_key) == 44, "fwd_key");
-_Static_assert(sizeof(struct fwd_entry) == 60, "fwd_entry");
+_Static_assert(sizeof(struct fwd_entry) == 64, "fwd_entry");
 _Static_assert(sizeof(struct fragment_key) == 40, "fragment_key");
 _Static_assert(sizeof(struct fragment) == 12, "fragment");
 _Static_assert(sizeof(struct frag_queue_key) == 44, "frag_queue_key");

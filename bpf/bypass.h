@@ -10,6 +10,8 @@
 #include "fib.h"
 #include "fwd_cache.h"
 #include "offload.h"
+#include "policy.h"
+#include "tag.h"
 #include "verdict.h"
 
 /*
@@ -78,6 +80,18 @@ static __always_inline __u8 bypass_fast_path(const struct endpoint *endpoint, bo
 	return endpoint->fast_path;
 }
 
+/* The container to may receive p from the one that p comes from, which to_container would check. */
+static __always_inline bool bypass_policy_allows(const struct packet *p,
+						 const struct endpoint *from,
+						 const struct endpoint *to)
+{
+	struct device *device = device_lookup(to->ifindex);
+
+	return !device || device->ingress_policy == POLICY_OPEN ||
+	       policy_allows_container(device, from->container, from->network) ||
+	       policy_track_reply(p, device);
+}
+
 /* From one container to another. VERDICT_NEXT: by the stack. */
 static __noinline int bypass_to_endpoint(struct __sk_buff *skb, const struct packet *p,
 					 const struct endpoint *from, const struct endpoint *to)
@@ -85,9 +99,14 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, const struct pac
 	struct connection c;
 
 	c.owners = from->owner ^ to->owner;
-	if (skb->pkt_type != PACKET_HOST || packet_segment_len(skb, p) > to->mtu ||
+	if (packet_segment_len(skb, p) > to->mtu) {
+		fwd_cache_remove(p);
+		return VERDICT_NEXT;
+	}
+	if (skb->pkt_type != PACKET_HOST ||
 	    !bypass_is_allowed(p, &c, bypass_fast_path(from, true) & bypass_fast_path(to, true),
-			       &p->dst, p->dport))
+			       &p->dst, p->dport) ||
+	    !bypass_policy_allows(p, from, to))
 		return VERDICT_NEXT;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
@@ -112,6 +131,8 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, const struct packe
 	    !bypass_is_allowed(p, &c, bypass_fast_path(from, false), &p->dst, p->dport))
 		return VERDICT_NEXT;
 	result = fib_next_hop(skb, p, skb->ifindex, packet_segment_len(skb, p), &next);
+	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+		fwd_cache_remove(p);
 	if (result != BPF_FIB_LKUP_RET_SUCCESS &&
 	    (result != BPF_FIB_LKUP_RET_NO_NEIGH || p->protocol != IPPROTO_TCP || p->tcp_syn))
 		return VERDICT_NEXT;
@@ -123,10 +144,10 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, const struct packe
 	return bpf_redirect_neigh(next.ifindex, &next.neigh, sizeof(next.neigh), 0);
 }
 
-/* The stack would accept p's source: it is routed, and is neither the host's nor a container's. */
+/* The stack would accept p's source: it is behind p's device, and is no container's. */
 static __noinline bool is_from_outside(struct __sk_buff *skb, const struct packet *p)
 {
-	return !endpoint_lookup(&p->src) && fib_forwards(fib_lookup(skb, p, &p->src));
+	return !endpoint_lookup(&p->src) && fib_reverse_path(skb, p);
 }
 
 /*
@@ -184,20 +205,16 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 }
 
 /*
- * Records p, which the stack has forwarded to a container's device or to an uplink,
- * so that its connection can be offloaded. VERDICT_DROP: p is a conntrack update,
- * which ends here.
+ * Records p, which the stack has forwarded from one endpoint to the other, unchanged
+ * (NULL is the outside), so that its connection can be offloaded. VERDICT_DROP: p is
+ * a conntrack update, which ends here.
  */
-static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet *p)
+static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet *p,
+				     const struct endpoint *from, const struct endpoint *to)
 {
 	struct connection c = {};
-	struct endpoint *from, *to;
 
-	if (!offload_is_possible(p))
-		return VERDICT_NEXT;
-	from = endpoint_lookup(&p->src);
-	to = endpoint_lookup(&p->dst);
-	if (!bypass_init_observed(skb, p, from, to, &c))
+	if (!offload_is_possible(p) || !bypass_init_observed(skb, p, from, to, &c))
 		return VERDICT_NEXT;
 	c.offload = offload_lookup(&c.key);
 	if (c.offload && is_ct_update(p, &c)) {

@@ -31,17 +31,23 @@ int to_loopback(struct __sk_buff *skb)
 	return port ? hairpin_to_endpoint(skb, p, port) : VERDICT_NEXT;
 }
 
+/* The stack may change p's tuple: the tag tells. */
+static __always_inline int to_stack(struct __sk_buff *skb, const struct packet *p)
+{
+	skb->tc_index = tag_tuple(p, &p->dst, p->dport);
+	return VERDICT_NEXT;
+}
+
 /* Host end of a veth, ingress: from a container. */
 SEC("tc")
 int from_container(struct __sk_buff *skb)
 {
 	struct device *device = device_lookup(skb->ifindex);
 	struct packet *p = pkt_scratch_get();
-	bool ct_update = skb->tc_index == TAG_CT_UPDATE;
+	bool ct_update = tag_take(skb) == TAG_CT_UPDATE;
 	struct endpoint *sender, *from, *to;
 	int reason, verdict;
 
-	skb->tc_index = TAG_NONE;
 	if (device) {
 		reason = spoof_check(skb, device);
 		if (reason != REASON_NONE)
@@ -49,6 +55,7 @@ int from_container(struct __sk_buff *skb)
 	}
 	if (!p || parse(skb, p, ETH_HLEN) != PARSED)
 		return VERDICT_NEXT;
+	p->ct_update = ct_update;
 	if (device && device->ingress_policy != POLICY_OPEN)
 		policy_track_egress(p, device);
 	verdict = ct_update ? VERDICT_NEXT : fwd_cache_forward(skb, p);
@@ -59,64 +66,73 @@ int from_container(struct __sk_buff *skb)
 	to = endpoint_lookup(&p->dst);
 	/* NULL if this is not the endpoint's own device: it sits behind a bridge, or is spoofed. */
 	from = sender && sender->ifindex == skb->ifindex ? sender : NULL;
-	if (to)
-		return from ? bypass_to_endpoint(skb, p, from, to) : VERDICT_NEXT;
-	verdict = from ? bypass_to_uplink(skb, p, from) : VERDICT_NEXT;
-	if (verdict != VERDICT_NEXT)
-		return verdict;
-	return hairpin_from_container(skb, p, device, sender);
+	if (from)
+		verdict = to ? bypass_to_endpoint(skb, p, from, to) : bypass_to_uplink(skb, p, from);
+	if (verdict == VERDICT_NEXT && !to)
+		verdict = hairpin_from_container(skb, p, device, sender);
+	return verdict == VERDICT_NEXT ? to_stack(skb, p) : verdict;
 }
 
 /* Host end of a veth, egress: to a container, from the stack or redirected past it. */
 SEC("tc")
 int to_container(struct __sk_buff *skb)
 {
+	struct packet *p = pkt_scratch_get();
+	struct endpoint *from, *to;
 	struct device *device;
-	struct packet *p;
+	__u32 tag = tag_take(skb);
 	int parsed;
 
-	if (!skb->ingress_ifindex) /* from the host itself */
-		return VERDICT_NEXT;
-	p = pkt_scratch_get();
 	if (!p)
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, ETH_HLEN);
-	device = device_lookup(skb->ifindex);
+	device = skb->ingress_ifindex ? device_lookup(skb->ifindex) : NULL;
 	if (device && !policy_allows(skb, p, device) &&
 	    (parsed != PARSED || !policy_track_reply(p, device)))
 		return drop_for(skb, device->owner, REASON_POLICY);
-	return parsed == PARSED ? bypass_observe(skb, p) : VERDICT_NEXT;
+	if (parsed != PARSED || tag == TAG_TRANSLATED)
+		return VERDICT_NEXT;
+	from = endpoint_lookup(&p->src);
+	if (!tag_matches(tag, p))
+		return from ? VERDICT_NEXT : masq_host(skb, p);
+	to = endpoint_lookup(&p->dst);
+	if (tag & TAG_ROUTED && to)
+		forward_track_routed(skb, p, to);
+	return bypass_observe(skb, p, from, to);
 }
 
 /* Uplink, ingress: from the outside. */
 static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 {
 	struct packet *p = pkt_scratch_get();
+	bool ct_update = tag_take(skb) == TAG_CT_UPDATE;
 	struct endpoint *endpoint;
-	struct flow *flow;
 	int parsed, verdict;
+	bool host_port;
 
 	if (!p || skb->pkt_type != PACKET_HOST)
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, l3);
+	p->ct_update = ct_update;
 	if (parsed == PARSED_FRAGMENT)
 		return frag_queue_add(skb, p) ? VERDICT_DROP : VERDICT_NEXT;
 	if (p->flush_queue)
 		return frag_queue_flush(skb, p, BPF_F_INGRESS);
 	if (parsed != PARSED)
 		return VERDICT_NEXT;
-	verdict = l3 && skb->tc_index != TAG_CT_UPDATE ? fwd_cache_forward(skb, p) : VERDICT_NEXT;
+	verdict = l3 && !ct_update ? fwd_cache_forward(skb, p) : VERDICT_NEXT;
 	if (verdict != VERDICT_NEXT)
 		return verdict;
 
-	flow = masq_track_reply(p);
-	endpoint = flow ? endpoint_lookup(&flow->nat_addr) : NULL;
-	if (flow && flow->owner == (endpoint ? endpoint->owner : OWNER_HOST))
-		return forward_dnat(skb, p, endpoint, &flow->nat_addr, flow->nat_port);
+	host_port = is_host_port_number(p->protocol, p->dport);
+	verdict = host_port || packet_opens(p) ? NOT_HANDLED : forward_masq_reply(skb, p);
+	if (verdict != NOT_HANDLED)
+		return verdict;
 	endpoint = endpoint_lookup(&p->dst);
 	if (endpoint)
 		return forward_to_endpoint(skb, p, endpoint);
-	return host_port_forward(skb, p);
+	verdict = host_port ? host_port_forward(skb, p) : NOT_HANDLED;
+	return verdict == NOT_HANDLED ? VERDICT_NEXT : verdict;
 }
 
 SEC("tc")
@@ -139,11 +155,9 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	struct endpoint *endpoint;
 	struct flow *flow;
 	struct host_port *port;
-	__u32 tag = skb->tc_index;
+	__u32 tag = tag_take(skb);
 	int parsed;
 
-	if (tag == TAG_BYPASS || tag == TAG_TRANSLATED)
-		skb->tc_index = TAG_NONE;
 	if (!p || tag == TAG_TRANSLATED)
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, l3);
@@ -156,15 +170,18 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 		return frag_queue_flush(skb, p, 0);
 	if (parsed != PARSED)
 		return masq_unparsed(skb, p, endpoint, parsed);
+	/* By a container about another's packet; the host may speak about any. */
+	if (p->icmp_error && skb->ingress_ifindex && !addr_equal(&p->outer_src, &p->src))
+		return drop_for(skb, endpoint->owner, REASON_ICMP_ERROR);
 	p->bypass = tag == TAG_BYPASS;
-	if (l3 && !p->bypass && bypass_observe(skb, p) == VERDICT_DROP)
+	if (l3 && tag_matches(tag, p) && bypass_observe(skb, p, endpoint, NULL) == VERDICT_DROP)
 		return VERDICT_DROP;
 
 	flow = flow_track_reply(p);
 	if (flow && flow->owner == endpoint->owner)
-		return forward_snat(skb, p, &flow->nat_addr, flow->nat_port);
+		return forward_reply(skb, p, flow);
 	if (!masq_skips(endpoint, p))
-		return masq_endpoint(skb, p, endpoint->owner);
+		return masq_endpoint(skb, p, endpoint);
 	port = host_port_lookup_reply(p);
 	if (port)
 		return host_port_reply(skb, p, port);

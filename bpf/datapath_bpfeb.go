@@ -25,6 +25,12 @@ const (
 	DatapathAttachATTACH_CLSACT DatapathAttach = 2
 )
 
+type DatapathBackupArgs struct {
+	_    structs.HostLayout
+	Key  DatapathFlowKey
+	Flow DatapathFlow
+}
+
 type DatapathDevice struct {
 	_             structs.HostLayout
 	Owner         uint64
@@ -83,7 +89,8 @@ type DatapathEndpoint struct {
 type DatapathEndpointFlags uint32
 
 const (
-	DatapathEndpointFlagsENDPOINT_MASQ DatapathEndpointFlags = 1
+	DatapathEndpointFlagsENDPOINT_MASQ         DatapathEndpointFlags = 1
+	DatapathEndpointFlagsENDPOINT_MASQ_TUNNELS DatapathEndpointFlags = 2
 )
 
 type DatapathFastPath uint8
@@ -95,14 +102,43 @@ const (
 )
 
 type DatapathFlow struct {
-	_        structs.HostLayout
-	Owner    uint64
-	NatAddr  DatapathAddr
-	LastSeen uint32
-	NatPort  uint16
-	State    DatapathFlowState
-	Pad      uint8
+	_          structs.HostLayout
+	Owner      uint64
+	NatAddr    DatapathAddr
+	LastSeen   uint32
+	NatPort    uint16
+	State      DatapathFlowState
+	Flags      DatapathFlowFlags
+	Uplink     uint32
+	Ack        uint32
+	Expected   uint32
+	RemoteEnd  uint32
+	RemotePort uint16
+	Created    uint16
+	Pad        uint32
 }
+
+type DatapathFlowBackup struct {
+	_    structs.HostLayout
+	Lock struct {
+		_   structs.HostLayout
+		Val uint32
+	}
+	Used uint32
+	Key  DatapathFlowKey
+	Flow DatapathFlow
+}
+
+type DatapathFlowFlags uint8
+
+const (
+	DatapathFlowFlagsFLOW_REPLIED     DatapathFlowFlags = 1
+	DatapathFlowFlagsFLOW_PICKED_UP   DatapathFlowFlags = 2
+	DatapathFlowFlagsFLOW_FIN         DatapathFlowFlags = 4
+	DatapathFlowFlagsFLOW_REMOTE_FIN  DatapathFlowFlags = 8
+	DatapathFlowFlagsFLOW_FIN_UNACKED DatapathFlowFlags = 16
+	DatapathFlowFlagsFLOW_RST_UNKNOWN DatapathFlowFlags = 32
+)
 
 type DatapathFlowKey struct {
 	_          structs.HostLayout
@@ -118,18 +154,28 @@ type DatapathFlowKey struct {
 type DatapathFlowKind uint8
 
 const (
-	DatapathFlowKindFLOW_SNAT   DatapathFlowKind = 1
-	DatapathFlowKindFLOW_DNAT   DatapathFlowKind = 2
-	DatapathFlowKindFLOW_EGRESS DatapathFlowKind = 3
+	DatapathFlowKindFLOW_SNAT     DatapathFlowKind = 1
+	DatapathFlowKindFLOW_DNAT     DatapathFlowKind = 2
+	DatapathFlowKindFLOW_EGRESS   DatapathFlowKind = 3
+	DatapathFlowKindFLOW_RST_HELD DatapathFlowKind = 4
 )
 
 type DatapathFlowState uint8
 
 const (
-	DatapathFlowStateFLOW_REPLIED   DatapathFlowState = 1
-	DatapathFlowStateFLOW_FIN       DatapathFlowState = 2
-	DatapathFlowStateFLOW_FIN_REPLY DatapathFlowState = 4
-	DatapathFlowStateFLOW_RST       DatapathFlowState = 8
+	DatapathFlowStateFLOW_SYN_SENT    DatapathFlowState = 0
+	DatapathFlowStateFLOW_SYN_RECV    DatapathFlowState = 1
+	DatapathFlowStateFLOW_ESTABLISHED DatapathFlowState = 2
+	DatapathFlowStateFLOW_FIN_WAIT    DatapathFlowState = 3
+	DatapathFlowStateFLOW_CLOSE_WAIT  DatapathFlowState = 4
+	DatapathFlowStateFLOW_LAST_ACK    DatapathFlowState = 5
+	DatapathFlowStateFLOW_TIME_WAIT   DatapathFlowState = 6
+	DatapathFlowStateFLOW_CLOSE       DatapathFlowState = 7
+	DatapathFlowStateFLOW_UDP         DatapathFlowState = 8
+	DatapathFlowStateFLOW_UDP_STREAM  DatapathFlowState = 9
+	DatapathFlowStateFLOW_ICMP        DatapathFlowState = 10
+	DatapathFlowStateFLOW_OTHER       DatapathFlowState = 11
+	DatapathFlowStateFLOW_STATES      DatapathFlowState = 12
 )
 
 type DatapathFragQueueKey struct {
@@ -159,16 +205,19 @@ type DatapathFragmentKey struct {
 }
 
 type DatapathFwdEntry struct {
-	_       structs.HostLayout
-	Updated uint32
-	Ifindex uint32
-	MaxLen  uint32
-	Family  uint32
-	NextHop DatapathAddr
-	NatAddr DatapathAddr
-	NatPort uint16
-	NatSide uint8
-	Nat     uint8
+	_          structs.HostLayout
+	Updated    uint32
+	Ifindex    uint32
+	Generation uint32
+	Ack        uint32
+	SeqEnd     uint32
+	MaxLen     uint32
+	Family     uint32
+	NextHop    DatapathAddr
+	NatAddr    DatapathAddr
+	NatPort    uint16
+	NatSide    uint8
+	Nat        uint8
 }
 
 type DatapathFwdKey struct {
@@ -190,17 +239,14 @@ type DatapathHostConfig struct {
 	Attach        uint32
 	Build         uint64
 	Revision      uint32
-	MasqPortFirst uint16
-	MasqPortCount uint16
-	Timeout       struct {
-		_              structs.HostLayout
-		TcpUnreplied   uint32
-		TcpEstablished uint32
-		TcpClosing     uint32
-		UdpUnreplied   uint32
-		UdpStream      uint32
-		Other          uint32
+	BackupBuckets uint32
+	Secret        [2]uint64
+	MasqPorts     [2]struct {
+		_     structs.HostLayout
+		First uint16
+		Count uint16
 	}
+	Timeout [12]uint32
 }
 
 type DatapathHostPort struct {
@@ -233,14 +279,30 @@ type DatapathMasqArgs struct {
 	_        structs.HostLayout
 	Key      DatapathFlowKey
 	Flow     DatapathFlow
-	Ipv6     uint8
-	HasPorts uint8
-	Pad      [6]uint8
+	Hash     uint32
+	Share    uint32
+	Ended    uint32
+	Ipv6     bool
+	HasPorts bool
+	ReadOnly bool
+	Pad      uint8
+	Sources  DatapathMasqSources
 }
 
 type DatapathMasqProbes struct {
 	_    structs.HostLayout
-	Used [32]uint8
+	Used [64]uint8
+}
+
+type DatapathMasqSources struct {
+	_    structs.HostLayout
+	Addr [8]DatapathAddr
+}
+
+type DatapathMasqSourcesKey struct {
+	_       structs.HostLayout
+	Ifindex uint32
+	Ipv6    uint32
 }
 
 type DatapathOffload struct {
@@ -249,6 +311,7 @@ type DatapathOffload struct {
 	Uplink uint32
 	CtSeen uint32
 	CtSeq  [2]uint32
+	CtAck  [2]uint32
 	FinSeq [2]uint32
 	State  DatapathOffloadState
 	Pad    [7]uint8
@@ -294,7 +357,11 @@ type DatapathPacket struct {
 	TcpSynack    bool
 	TcpFin       bool
 	TcpRst       bool
-	TcpRstNoack  bool
+	TcpAck       bool
+	SctpInit     bool
+	CtUpdate     bool
+	Remapped     bool
+	EndExpected  bool
 	Bypass       bool
 	NonFirstFrag bool
 	FlushQueue   bool
@@ -350,18 +417,9 @@ const (
 	DatapathReasonREASON_HEADERS     DatapathReason = 14
 	DatapathReasonREASON_POLICY      DatapathReason = 15
 	DatapathReasonREASON_SRC_RANGE   DatapathReason = 16
-	DatapathReasonREASON_MAX         DatapathReason = 17
+	DatapathReasonREASON_ICMP_ERROR  DatapathReason = 17
+	DatapathReasonREASON_MAX         DatapathReason = 18
 )
-
-type DatapathTimeouts struct {
-	_              structs.HostLayout
-	TcpUnreplied   uint32
-	TcpEstablished uint32
-	TcpClosing     uint32
-	UdpUnreplied   uint32
-	UdpStream      uint32
-	Other          uint32
-}
 
 type DatapathUplink struct {
 	_               structs.HostLayout
@@ -374,34 +432,39 @@ type DatapathUplink struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	DatapathMapDevices        = "devices"
-	DatapathMapDropTotals     = "drop_totals"
-	DatapathMapDrops          = "drops"
-	DatapathMapEndpoints      = "endpoints"
-	DatapathMapFibScratch     = "fib_scratch"
-	DatapathMapFlows          = "flows"
-	DatapathMapFlowsBackup    = "flows_backup"
-	DatapathMapFragQueue      = "frag_queue"
-	DatapathMapFragScratch    = "frag_scratch"
-	DatapathMapFragments      = "fragments"
-	DatapathMapFwdCache       = "fwd_cache"
-	DatapathMapHostPorts      = "host_ports"
-	DatapathMapMasqProbes     = "masq_probes"
-	DatapathMapMasqScratch    = "masq_scratch"
-	DatapathMapNonmasqCidrs   = "nonmasq_cidrs"
-	DatapathMapOffloadTcp     = "offload_tcp"
-	DatapathMapOffloadUdp     = "offload_udp"
-	DatapathMapPktScratch     = "pkt_scratch"
-	DatapathMapPortSrcRanges  = "port_src_ranges"
-	DatapathMapUplinks        = "uplinks"
-	DatapathProgFromContainer = "from_container"
-	DatapathProgFromUplink    = "from_uplink"
-	DatapathProgFromUplinkL3  = "from_uplink_l3"
-	DatapathProgToContainer   = "to_container"
-	DatapathProgToLoopback    = "to_loopback"
-	DatapathProgToUplink      = "to_uplink"
-	DatapathProgToUplinkL3    = "to_uplink_l3"
-	DatapathVarConfig         = "config"
+	DatapathMapBackupScratch   = "backup_scratch"
+	DatapathMapDevices         = "devices"
+	DatapathMapDropTotals      = "drop_totals"
+	DatapathMapDrops           = "drops"
+	DatapathMapEndpoints       = "endpoints"
+	DatapathMapFibScratch      = "fib_scratch"
+	DatapathMapFlowScratch     = "flow_scratch"
+	DatapathMapFlows           = "flows"
+	DatapathMapFlowsBackup     = "flows_backup"
+	DatapathMapFragQueue       = "frag_queue"
+	DatapathMapFragScratch     = "frag_scratch"
+	DatapathMapFragments       = "fragments"
+	DatapathMapFwdCache        = "fwd_cache"
+	DatapathMapGeneration      = "generation"
+	DatapathMapHostPortNumbers = "host_port_numbers"
+	DatapathMapHostPorts       = "host_ports"
+	DatapathMapMasqProbes      = "masq_probes"
+	DatapathMapMasqScratch     = "masq_scratch"
+	DatapathMapMasqSources     = "masq_sources"
+	DatapathMapNonmasqCidrs    = "nonmasq_cidrs"
+	DatapathMapOffloadTcp      = "offload_tcp"
+	DatapathMapOffloadUdp      = "offload_udp"
+	DatapathMapPktScratch      = "pkt_scratch"
+	DatapathMapPortSrcRanges   = "port_src_ranges"
+	DatapathMapUplinks         = "uplinks"
+	DatapathProgFromContainer  = "from_container"
+	DatapathProgFromUplink     = "from_uplink"
+	DatapathProgFromUplinkL3   = "from_uplink_l3"
+	DatapathProgToContainer    = "to_container"
+	DatapathProgToLoopback     = "to_loopback"
+	DatapathProgToUplink       = "to_uplink"
+	DatapathProgToUplinkL3     = "to_uplink_l3"
+	DatapathVarConfig          = "config"
 )
 
 // LoadDatapath returns the embedded CollectionSpec for Datapath.
@@ -459,26 +522,31 @@ type DatapathProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type DatapathMapSpecs struct {
-	Devices       *ebpf.MapSpec `ebpf:"devices"`
-	DropTotals    *ebpf.MapSpec `ebpf:"drop_totals"`
-	Drops         *ebpf.MapSpec `ebpf:"drops"`
-	Endpoints     *ebpf.MapSpec `ebpf:"endpoints"`
-	FibScratch    *ebpf.MapSpec `ebpf:"fib_scratch"`
-	Flows         *ebpf.MapSpec `ebpf:"flows"`
-	FlowsBackup   *ebpf.MapSpec `ebpf:"flows_backup"`
-	FragQueue     *ebpf.MapSpec `ebpf:"frag_queue"`
-	FragScratch   *ebpf.MapSpec `ebpf:"frag_scratch"`
-	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
-	FwdCache      *ebpf.MapSpec `ebpf:"fwd_cache"`
-	HostPorts     *ebpf.MapSpec `ebpf:"host_ports"`
-	MasqProbes    *ebpf.MapSpec `ebpf:"masq_probes"`
-	MasqScratch   *ebpf.MapSpec `ebpf:"masq_scratch"`
-	NonmasqCidrs  *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
-	OffloadTcp    *ebpf.MapSpec `ebpf:"offload_tcp"`
-	OffloadUdp    *ebpf.MapSpec `ebpf:"offload_udp"`
-	PktScratch    *ebpf.MapSpec `ebpf:"pkt_scratch"`
-	PortSrcRanges *ebpf.MapSpec `ebpf:"port_src_ranges"`
-	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
+	BackupScratch   *ebpf.MapSpec `ebpf:"backup_scratch"`
+	Devices         *ebpf.MapSpec `ebpf:"devices"`
+	DropTotals      *ebpf.MapSpec `ebpf:"drop_totals"`
+	Drops           *ebpf.MapSpec `ebpf:"drops"`
+	Endpoints       *ebpf.MapSpec `ebpf:"endpoints"`
+	FibScratch      *ebpf.MapSpec `ebpf:"fib_scratch"`
+	FlowScratch     *ebpf.MapSpec `ebpf:"flow_scratch"`
+	Flows           *ebpf.MapSpec `ebpf:"flows"`
+	FlowsBackup     *ebpf.MapSpec `ebpf:"flows_backup"`
+	FragQueue       *ebpf.MapSpec `ebpf:"frag_queue"`
+	FragScratch     *ebpf.MapSpec `ebpf:"frag_scratch"`
+	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
+	FwdCache        *ebpf.MapSpec `ebpf:"fwd_cache"`
+	Generation      *ebpf.MapSpec `ebpf:"generation"`
+	HostPortNumbers *ebpf.MapSpec `ebpf:"host_port_numbers"`
+	HostPorts       *ebpf.MapSpec `ebpf:"host_ports"`
+	MasqProbes      *ebpf.MapSpec `ebpf:"masq_probes"`
+	MasqScratch     *ebpf.MapSpec `ebpf:"masq_scratch"`
+	MasqSources     *ebpf.MapSpec `ebpf:"masq_sources"`
+	NonmasqCidrs    *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
+	OffloadTcp      *ebpf.MapSpec `ebpf:"offload_tcp"`
+	OffloadUdp      *ebpf.MapSpec `ebpf:"offload_udp"`
+	PktScratch      *ebpf.MapSpec `ebpf:"pkt_scratch"`
+	PortSrcRanges   *ebpf.MapSpec `ebpf:"port_src_ranges"`
+	Uplinks         *ebpf.MapSpec `ebpf:"uplinks"`
 }
 
 // DatapathVariableSpecs contains global variables before they are loaded into the kernel.
@@ -508,44 +576,54 @@ func (o *DatapathObjects) Close() error {
 //
 // It can be passed to LoadDatapathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DatapathMaps struct {
-	Devices       *ebpf.Map `ebpf:"devices"`
-	DropTotals    *ebpf.Map `ebpf:"drop_totals"`
-	Drops         *ebpf.Map `ebpf:"drops"`
-	Endpoints     *ebpf.Map `ebpf:"endpoints"`
-	FibScratch    *ebpf.Map `ebpf:"fib_scratch"`
-	Flows         *ebpf.Map `ebpf:"flows"`
-	FlowsBackup   *ebpf.Map `ebpf:"flows_backup"`
-	FragQueue     *ebpf.Map `ebpf:"frag_queue"`
-	FragScratch   *ebpf.Map `ebpf:"frag_scratch"`
-	Fragments     *ebpf.Map `ebpf:"fragments"`
-	FwdCache      *ebpf.Map `ebpf:"fwd_cache"`
-	HostPorts     *ebpf.Map `ebpf:"host_ports"`
-	MasqProbes    *ebpf.Map `ebpf:"masq_probes"`
-	MasqScratch   *ebpf.Map `ebpf:"masq_scratch"`
-	NonmasqCidrs  *ebpf.Map `ebpf:"nonmasq_cidrs"`
-	OffloadTcp    *ebpf.Map `ebpf:"offload_tcp"`
-	OffloadUdp    *ebpf.Map `ebpf:"offload_udp"`
-	PktScratch    *ebpf.Map `ebpf:"pkt_scratch"`
-	PortSrcRanges *ebpf.Map `ebpf:"port_src_ranges"`
-	Uplinks       *ebpf.Map `ebpf:"uplinks"`
+	BackupScratch   *ebpf.Map `ebpf:"backup_scratch"`
+	Devices         *ebpf.Map `ebpf:"devices"`
+	DropTotals      *ebpf.Map `ebpf:"drop_totals"`
+	Drops           *ebpf.Map `ebpf:"drops"`
+	Endpoints       *ebpf.Map `ebpf:"endpoints"`
+	FibScratch      *ebpf.Map `ebpf:"fib_scratch"`
+	FlowScratch     *ebpf.Map `ebpf:"flow_scratch"`
+	Flows           *ebpf.Map `ebpf:"flows"`
+	FlowsBackup     *ebpf.Map `ebpf:"flows_backup"`
+	FragQueue       *ebpf.Map `ebpf:"frag_queue"`
+	FragScratch     *ebpf.Map `ebpf:"frag_scratch"`
+	Fragments       *ebpf.Map `ebpf:"fragments"`
+	FwdCache        *ebpf.Map `ebpf:"fwd_cache"`
+	Generation      *ebpf.Map `ebpf:"generation"`
+	HostPortNumbers *ebpf.Map `ebpf:"host_port_numbers"`
+	HostPorts       *ebpf.Map `ebpf:"host_ports"`
+	MasqProbes      *ebpf.Map `ebpf:"masq_probes"`
+	MasqScratch     *ebpf.Map `ebpf:"masq_scratch"`
+	MasqSources     *ebpf.Map `ebpf:"masq_sources"`
+	NonmasqCidrs    *ebpf.Map `ebpf:"nonmasq_cidrs"`
+	OffloadTcp      *ebpf.Map `ebpf:"offload_tcp"`
+	OffloadUdp      *ebpf.Map `ebpf:"offload_udp"`
+	PktScratch      *ebpf.Map `ebpf:"pkt_scratch"`
+	PortSrcRanges   *ebpf.Map `ebpf:"port_src_ranges"`
+	Uplinks         *ebpf.Map `ebpf:"uplinks"`
 }
 
 func (m *DatapathMaps) Close() error {
 	return _DatapathClose(
+		m.BackupScratch,
 		m.Devices,
 		m.DropTotals,
 		m.Drops,
 		m.Endpoints,
 		m.FibScratch,
+		m.FlowScratch,
 		m.Flows,
 		m.FlowsBackup,
 		m.FragQueue,
 		m.FragScratch,
 		m.Fragments,
 		m.FwdCache,
+		m.Generation,
+		m.HostPortNumbers,
 		m.HostPorts,
 		m.MasqProbes,
 		m.MasqScratch,
+		m.MasqSources,
 		m.NonmasqCidrs,
 		m.OffloadTcp,
 		m.OffloadUdp,

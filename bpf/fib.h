@@ -32,18 +32,18 @@ static __always_inline void fib_init(struct bpf_fib_lookup *fib, const struct ad
 	}
 }
 
-/* For p as if it were addressed to dst. */
-static __always_inline void fib_init_packet(struct bpf_fib_lookup *fib, const struct packet *p,
-					    const struct addr *dst, __u32 ifindex)
+/* For a packet with the tuple, as if it were addressed to dst. */
+static __always_inline void fib_init_tuple(struct bpf_fib_lookup *fib, const struct fwd_key *tuple,
+					   const struct addr *dst, __u32 ifindex)
 {
-	fib_init(fib, dst, p->ipv6, ifindex);
-	fib->l4_protocol = p->protocol;
-	fib->sport = bpf_htons(p->sport);
-	fib->dport = bpf_htons(p->dport);
-	if (p->ipv6)
-		__builtin_memcpy(fib->ipv6_src, &p->src, sizeof(p->src));
+	fib_init(fib, dst, tuple->ipv6, ifindex);
+	fib->l4_protocol = tuple->protocol;
+	fib->sport = bpf_htons(tuple->sport);
+	fib->dport = bpf_htons(tuple->dport);
+	if (tuple->ipv6)
+		__builtin_memcpy(fib->ipv6_src, &tuple->src, sizeof(tuple->src));
 	else
-		fib->ipv4_src = addr_ipv4(&p->src);
+		fib->ipv4_src = addr_ipv4(&tuple->src);
 }
 
 /* What the host would do with p, received on skb's device, if it were addressed to dst. */
@@ -52,7 +52,7 @@ static __noinline long fib_lookup(struct __sk_buff *skb, const struct packet *p,
 {
 	struct bpf_fib_lookup fib;
 
-	fib_init_packet(&fib, p, dst, skb->ifindex);
+	fib_init_tuple(&fib, packet_tuple(p), dst, skb->ifindex);
 	return bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
 }
 
@@ -99,7 +99,7 @@ static __noinline bool fib_is_local(struct __sk_buff *skb, const struct packet *
 
 	if (!args)
 		return false;
-	fib_init_packet(args, p, &p->dst, skb->ifindex);
+	fib_init_tuple(args, packet_tuple(p), &p->dst, skb->ifindex);
 	return fib_args_are_local(skb);
 }
 
@@ -121,7 +121,7 @@ static __noinline long fib_next_hop(struct __sk_buff *skb, const struct packet *
 	struct bpf_fib_lookup fib;
 	long result;
 
-	fib_init_packet(&fib, p, &p->dst, ifindex);
+	fib_init_tuple(&fib, packet_tuple(p), &p->dst, ifindex);
 	fib.tot_len = len;
 	result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
 	next->ifindex = fib.ifindex;
@@ -141,32 +141,46 @@ static __always_inline bool fib_routes_to(struct __sk_buff *skb, const struct pa
 }
 
 /*
- * The source address that the host would choose for p's destination on skb's
- * device: the route's, or on older kernels the uplink's. Returns false if there is none.
+ * The host would send what it has for p's sender by the device that p has come by:
+ * the strict reverse path of RFC 3704, as the stack checks with rp_filter=1.
  */
-static __noinline bool fib_source(struct __sk_buff *skb, const struct packet *p,
-				  struct addr *source)
+static __noinline bool fib_reverse_path(struct __sk_buff *skb, const struct packet *p)
 {
+	struct bpf_fib_lookup fib;
+
+	fib_init(&fib, &p->src, p->ipv6, skb->ifindex);
+	return fib_forwards(bpf_fib_lookup(skb, &fib, sizeof(fib), 0)) &&
+	       fib.ifindex == skb->ifindex;
+}
+
+/*
+ * The source address that the host would choose for the tuple's destination on the
+ * uplink: the route's, or on older kernels the uplink's. Returns false if there is none.
+ */
+static __noinline bool fib_source(struct __sk_buff *skb, const struct fwd_key *tuple,
+				  __u32 ifindex, struct addr *source)
+{
+	bool ipv6 = tuple->ipv6;
 	struct bpf_fib_lookup fib;
 	struct uplink *uplink;
 	long result;
 
-	fib_init_packet(&fib, p, &p->dst, skb->ifindex);
+	fib_init_tuple(&fib, tuple, &tuple->dst, ifindex);
 	result = bpf_fib_lookup(skb, &fib, sizeof(fib),
 				BPF_FIB_LOOKUP_OUTPUT | F_FIB_SKIP_NEIGH | F_FIB_SRC);
 	if (result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
-		if (p->ipv6)
+		if (ipv6)
 			__builtin_memcpy(source, fib.ipv6_src, sizeof(*source));
 		else
 			addr_from_ipv4(source, fib.ipv4_src);
 		/* The kernel may offer only 0.0.0.0, ::1 or a link-local address. */
-		if (source->bytes[p->ipv6 ? 0 : 12] && !addr_is_link_scoped(source, p->ipv6))
+		if (source->bytes[ipv6 ? 0 : 12] && !addr_is_link_scoped(source, ipv6))
 			return true;
 	}
 
-	uplink = uplink_lookup(skb->ifindex);
+	uplink = uplink_lookup(ifindex);
 	if (!uplink)
 		return false;
-	*source = p->ipv6 ? uplink->addr6 : uplink->addr4;
-	return source->bytes[p->ipv6 ? 0 : 12] != 0;
+	*source = ipv6 ? uplink->addr6 : uplink->addr4;
+	return source->bytes[ipv6 ? 0 : 12] != 0;
 }

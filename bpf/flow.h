@@ -1,141 +1,213 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Entries of flows, and how long they live. A function that tracks finds the
- * packet's entry and notes that it was used; one that looks up only reads.
+ * Entries of flows, and their states. Only what the container sends is believed at
+ * once: a container sends as itself (spoof.h), but anybody may send in the name of
+ * a remote. A function that tracks finds the packet's entry and notes that it was
+ * used; one that looks up only reads.
  */
 #pragma once
 
+#include "flow_backup.h"
 #include "fwd_cache.h"
 #include "maps.h"
 #include "parse.h"
+#include "scratch.h"
 #include "time.h"
 
-static __always_inline bool flow_ended(const struct flow *flow)
+/* Who has sent a packet of a flow. */
+enum sender {
+	FROM_CONTAINER, /* or the host, for its own flows */
+	FROM_REMOTE,
+};
+
+/* Only containers open flows of these kinds. */
+static __always_inline bool flow_opened_by_container(const struct flow_key *key)
 {
-	return (flow->state & FLOW_FIN) && (flow->state & FLOW_FIN_REPLY);
+	return key->kind == FLOW_SNAT || key->kind == FLOW_EGRESS;
 }
 
-/* Updates the copy in flows_backup. Only established connections have one. */
-static __noinline void flow_backup(const struct flow_key *key, const struct flow *flow)
+/* Sets the state of a flow that p opens. */
+static __always_inline void flow_open(struct flow *flow, const struct packet *p, enum sender sender)
 {
-	if (key->protocol != IPPROTO_TCP)
-		return;
-	if (flow_ended(flow))
-		bpf_map_delete_elem(&flows_backup, key);
-	else if (flow->state & FLOW_REPLIED)
-		bpf_map_update_elem(&flows_backup, key, flow, BPF_ANY);
-}
-
-/* Restores an evicted entry from flows_backup, or returns NULL. */
-static __always_inline struct flow *flow_recover(const struct flow_key *key)
-{
-	struct flow *backup;
-
-	if (key->protocol != IPPROTO_TCP)
-		return NULL;
-	backup = bpf_map_lookup_elem(&flows_backup, key);
-	if (!backup)
-		return NULL;
-	/* Another CPU may have restored it already. */
-	bpf_map_update_elem(&flows, key, backup, BPF_NOEXIST);
-	return bpf_map_lookup_elem(&flows, key);
-}
-
-/* Notes a packet of the flow. Writes changes only, so that CPUs can share the cache line. */
-static __always_inline void flow_touch(const struct flow_key *key, struct flow *flow,
-				       const struct packet *p, bool reply)
-{
-	__u8 state = p->tcp_syn ? 0 : flow->state;
-	__u32 now = now_ticks();
-
-	if (p->icmp_error)
-		return;
-	if (state & FLOW_RST && !p->tcp_rst) /* the RST was ignored: out of the window, or forged */
-		state &= ~(FLOW_RST | FLOW_FIN | FLOW_FIN_REPLY);
-	if (reply)
-		state |= FLOW_REPLIED;
-	if (p->tcp_rst)
-		state |= FLOW_RST | FLOW_FIN | FLOW_FIN_REPLY;
-	else if (p->tcp_fin)
-		state |= reply ? FLOW_FIN_REPLY : FLOW_FIN;
-	if (flow->state == state && flow->last_seen == now)
-		return;
-	flow->state = state;
-	flow->last_seen = now;
-	flow_backup(key, flow);
-}
-
-static __always_inline bool flow_expired(const struct flow *flow, __u8 protocol)
-{
-	__u32 idle = now_ticks() - flow->last_seen;
-	bool replied = flow->state & FLOW_REPLIED;
-
-	if ((__s32)idle < 0) /* another CPU is a tick ahead */
-		return false;
-	switch (protocol) {
+	flow->flags = 0;
+	flow->last_seen = now_ticks();
+	flow->created = flow->last_seen;
+	flow->ack = 0;
+	flow->expected = 0;
+	flow->remote_end = 0;
+	switch (p->protocol) {
 	case IPPROTO_TCP:
-		if (flow->state & (FLOW_FIN | FLOW_FIN_REPLY))
-			return idle > config.timeout.tcp_closing;
-		return idle >
-		       (replied ? config.timeout.tcp_established : config.timeout.tcp_unreplied);
+		flow->state = FLOW_SYN_SENT;
+		if (!p->tcp_syn)
+			flow->flags = FLOW_PICKED_UP;
+		if (sender == FROM_CONTAINER) {
+			flow->ack = p->ack;
+			flow->expected = p->seq + 1; /* by SYN+ACK */
+		}
+		break;
 	case IPPROTO_UDP:
-		return idle > (replied ? config.timeout.udp_stream : config.timeout.udp_unreplied);
+		flow->state = FLOW_UDP;
+		break;
 	default:
-		return idle > config.timeout.other;
+		flow->state = packet_is_icmp(p) ? FLOW_ICMP : FLOW_OTHER;
 	}
 }
 
-/* The key for p, which opens or continues a connection to the container at addr:port. */
-static __always_inline void flow_dnat_key(struct flow_key *key, const struct packet *p,
-					  const struct addr *addr, __u16 port)
+/* The next state after a FIN, or after its ACK. */
+static __always_inline __u8 flow_closing_state(const struct flow *flow, const struct packet *p)
 {
-	__builtin_memset(key, 0, sizeof(*key));
-	key->remote = p->src;
-	key->local = *addr;
-	key->remote_port = p->sport;
-	key->local_port = port;
-	key->protocol = p->protocol;
-	key->kind = FLOW_DNAT;
+	bool fin = flow->flags & FLOW_FIN, remote_fin = flow->flags & FLOW_REMOTE_FIN;
+
+	if (flow->state < FLOW_ESTABLISHED || flow->state >= FLOW_TIME_WAIT)
+		return flow->state;
+	if (fin && remote_fin) /* the last one to close waits for the ACK of its FIN */
+		return p->tcp_fin ? FLOW_LAST_ACK : FLOW_TIME_WAIT;
+	if (fin)
+		return FLOW_FIN_WAIT;
+	return remote_fin ? FLOW_CLOSE_WAIT : flow->state;
 }
 
-/* Returns the entry if it gives replies p's destination as their source, else NULL. */
-static __always_inline struct flow *flow_dnat_lookup(const struct flow_key *key,
-						     const struct packet *p, __u64 owner)
+/* The container has sent the TCP packet p. */
+static __always_inline void flow_tcp_sent(struct flow *flow, const struct flow_key *key,
+					  const struct packet *p)
 {
-	struct flow *flow = bpf_map_lookup_elem(&flows, key);
-
-	if (!flow || flow->owner != owner || flow->nat_port != p->dport ||
-	    !addr_equal(&flow->nat_addr, &p->dst))
-		return NULL;
-	return flow;
+	if (p->tcp_syn) {
+		flow_open(flow, p, FROM_CONTAINER);
+		return;
+	}
+	if (p->tcp_ack)
+		flow->ack = p->ack;
+	if (p->tcp_rst) {
+		flow->state = FLOW_CLOSE;
+		flow->flags |= FLOW_FIN;
+		return;
+	}
+	if (p->tcp_synack) {
+		flow->state = FLOW_SYN_RECV;
+		flow->flags = FLOW_REPLIED;
+		flow->expected = p->seq + 1;
+		return;
+	}
+	flow->flags &= ~FLOW_RST_UNKNOWN;
+	if (flow->state == FLOW_CLOSE && !(flow->flags & FLOW_FIN)) /* it has ignored the RST */
+		flow->state = FLOW_ESTABLISHED;
+	/* It sends after a handshake only when that is complete, whoever has opened. */
+	if (flow->state == FLOW_SYN_RECV)
+		flow->state = FLOW_ESTABLISHED;
+	if (flow->state == FLOW_SYN_SENT && !flow_opened_by_container(key)) {
+		flow->state = FLOW_SYN_RECV; /* of a connection that was picked up */
+		flow->flags |= FLOW_REPLIED;
+	}
+	if (flow->flags & FLOW_FIN_UNACKED && p->tcp_ack && p->ack == flow->expected) {
+		flow->flags &= ~FLOW_FIN_UNACKED;
+		flow->flags |= FLOW_REMOTE_FIN;
+	}
+	if (p->tcp_fin)
+		flow->flags |= FLOW_FIN;
+	flow->state = flow_closing_state(flow, p);
 }
 
-/* Gives replies p's destination as their source. */
-static __noinline long flow_dnat_store(const struct flow_key *key, const struct packet *p,
-				       __u64 owner)
+/* The remote refuses the container's SYN (RFC 9293, 3.10.7.3), or ends the connection. */
+static __always_inline bool flow_is_reset(const struct flow *flow, const struct packet *p)
 {
-	struct flow flow = {
-		.owner = owner,
-		.nat_addr = p->dst,
-		.nat_port = p->dport,
-		.last_seen = now_ticks(),
-	};
+	if (flow->state == FLOW_SYN_SENT)
+		return p->tcp_ack && p->ack == flow->expected;
+	return p->end_expected;
+}
 
-	return bpf_map_update_elem(&flows, key, &flow, BPF_ANY);
+/* The remote, or somebody in its name, has sent the TCP packet p. */
+static __always_inline void flow_tcp_received(struct flow *flow, const struct flow_key *key,
+					      const struct packet *p)
+{
+	bool opener = !flow_opened_by_container(key);
+
+	if (p->tcp_rst) {
+		if (flow_is_reset(flow, p))
+			flow->state = FLOW_CLOSE;
+		else
+			flow->flags |= FLOW_RST_UNKNOWN;
+		return;
+	}
+	flow->remote_end = packet_seq_end(p);
+	if (p->tcp_syn) {
+		if (opener && (flow_ended(flow) || !(flow->flags & FLOW_REPLIED)))
+			flow_open(flow, p, FROM_REMOTE);
+		return;
+	}
+	if (p->tcp_synack) {
+		if (!opener && flow->state == FLOW_SYN_SENT && p->ack == flow->expected) {
+			flow->state = FLOW_SYN_RECV;
+			flow->flags |= FLOW_REPLIED;
+		}
+		return;
+	}
+	if (!opener && flow->state == FLOW_SYN_SENT && flow->flags & FLOW_PICKED_UP) {
+		flow->state = FLOW_SYN_RECV;
+		flow->flags |= FLOW_REPLIED;
+	}
+	if (opener && flow->state == FLOW_SYN_RECV &&
+	    (flow->flags & FLOW_PICKED_UP || (p->tcp_ack && p->ack == flow->expected)))
+		flow->state = FLOW_ESTABLISHED;
+	if (p->tcp_fin && !(flow->flags & FLOW_REMOTE_FIN)) {
+		flow->flags |= FLOW_FIN_UNACKED;
+		flow->expected = packet_seq_end(p);
+	}
+	if (flow->state == FLOW_LAST_ACK)
+		flow->state = FLOW_TIME_WAIT;
+}
+
+/* A packet of UDP, ICMP, or a protocol without ports. */
+static __always_inline void flow_datagram(struct flow *flow, bool reply)
+{
+	__u16 age = flow->last_seen - flow->created;
+
+	if (reply)
+		flow->flags |= FLOW_REPLIED;
+	if (flow->state == FLOW_UDP && flow->flags & FLOW_REPLIED && age >= 2)
+		flow->state = FLOW_UDP_STREAM;
 }
 
 /*
- * The same for an entry that is missing or wrong. The client's next packet thus
- * restores a lost entry, and moves its flow when a host port gets a new target.
+ * Notes a packet of the flow. Writes changes only, so that CPUs can share the cache
+ * line. ICMP errors and conntrack updates are no packets of a flow.
  */
-static __noinline long flow_dnat_replace(const struct flow_key *key, const struct packet *p,
-					 __u64 owner)
+static __noinline void flow_touch(const struct flow_key *key, struct flow *flow,
+				  const struct packet *p, enum sender sender)
 {
-	struct flow *old = bpf_map_lookup_elem(&flows, key);
+	bool opens = (sender == FROM_CONTAINER) == flow_opened_by_container(key);
+	struct flow *new = flow_scratch_get();
 
-	if (old)
-		fwd_cache_forget(key, p, old);
-	return flow_dnat_store(key, p, owner);
+	if (!new || p->icmp_error || p->ct_update)
+		return;
+	*new = *flow;
+	if (flow_expired(flow)) {
+		if (!opens) /* comes too late, and prolongs nothing */
+			return;
+		flow_open(new, p, sender);
+	}
+	new->last_seen = now_ticks();
+	if (p->protocol != IPPROTO_TCP)
+		flow_datagram(new, !opens);
+	else if (sender == FROM_CONTAINER)
+		flow_tcp_sent(new, key, p);
+	else
+		flow_tcp_received(new, key, p);
+	if (flow->ack != new->ack)
+		flow->ack = new->ack;
+	if (flow->remote_end != new->remote_end)
+		flow->remote_end = new->remote_end;
+	if (flow->state == new->state && flow->flags == new->flags &&
+	    flow->last_seen == new->last_seen && flow->expected == new->expected)
+		return;
+	flow->state = new->state;
+	flow->flags = new->flags;
+	flow->last_seen = new->last_seen;
+	flow->created = new->created;
+	flow->expected = new->expected;
+	if (flow_is_assured(new))
+		backup_store(key, new);
+	else if (flow_ended(new))
+		backup_remove(key);
 }
 
 /* The key for p, sent by a container as a reply. */
@@ -156,10 +228,12 @@ static __always_inline struct flow *flow_track_reply(const struct packet *p)
 	struct flow_key key;
 	struct flow *flow;
 
+	if (p->tcp_syn || p->sctp_init)
+		return NULL;
 	flow_reply_key(&key, p);
 	flow = bpf_map_lookup_elem(&flows, &key);
 	if (flow)
-		flow_touch(&key, flow, p, true);
+		flow_touch(&key, flow, p, FROM_CONTAINER);
 	return flow;
 }
 
@@ -168,23 +242,26 @@ static __noinline struct flow *flow_recover_reply(const struct packet *p)
 {
 	struct flow_key key;
 
+	if (p->tcp_syn)
+		return NULL;
 	flow_reply_key(&key, p);
 	return flow_recover(&key);
 }
 
 /* Creates that entry: the client used addr:port. */
-static __always_inline long flow_store_reply(const struct packet *p, const struct addr *addr,
-					     __u16 port, __u64 owner)
+static __noinline long flow_store_reply(const struct packet *p, const struct addr *addr, __u16 port,
+					__u64 owner)
 {
 	struct flow_key key;
 	struct flow flow = {
 		.owner = owner,
 		.nat_addr = *addr,
 		.nat_port = port,
-		.last_seen = now_ticks(),
-		.state = FLOW_REPLIED,
+		.remote_port = p->dport,
 	};
 
 	flow_reply_key(&key, p);
+	flow_open(&flow, p, FROM_CONTAINER);
+	flow.flags |= FLOW_REPLIED;
 	return bpf_map_update_elem(&flows, &key, &flow, BPF_ANY);
 }

@@ -3,8 +3,42 @@
 #pragma once
 
 #include "bypass.h"
+#include "dnat.h"
 #include "flow.h"
 #include "host_port.h"
+#include "masq.h"
+#include "tag.h"
+
+/*
+ * Notes p, received from an uplink or a container in the name of the flow's remote.
+ * to is the container of the flow, NULL the host. What has come by another device
+ * than the remote is behind does not count: the stack may drop it (rp_filter).
+ */
+static __noinline void flow_track_received(struct __sk_buff *skb, struct packet *p,
+					   const struct flow_key *key, struct flow *flow,
+					   const struct endpoint *to)
+{
+	bool snat = key->kind == FLOW_SNAT;
+	struct fwd_key container = {
+		.src = snat ? flow->nat_addr : key->local,
+		.sport = snat ? flow->nat_port : key->local_port,
+		.dst = key->remote,
+		.dport = key->remote_port,
+		.ifindex = to ? to->ifindex : 0,
+		.protocol = key->protocol,
+		.ipv6 = p->ipv6,
+		.has_ports = p->has_ports,
+	};
+
+	if (p->icmp_error || p->ct_update)
+		return;
+	if (flow->uplink && flow->uplink != p->ifindex && !fib_reverse_path(skb, p))
+		return;
+	if (p->tcp_rst || p->tcp_fin)
+		p->end_expected =
+			fwd_cache_end_expected(p, &container, flow->ack, flow->remote_end);
+	flow_touch(key, flow, p, FROM_REMOTE);
+}
 
 /*
  * Gives p, received from the outside, the destination addr:port: that of the
@@ -17,7 +51,27 @@ static __noinline int forward_dnat(struct __sk_buff *skb, const struct packet *p
 
 	if (verdict != VERDICT_DROP && rewrite(skb, p, SIDE_DST, addr, port))
 		return drop(skb, REASON_REWRITE);
+	if (verdict == VERDICT_NEXT)
+		skb->tc_index = tag_tuple(p, addr, port);
 	return verdict;
+}
+
+/* Forwards p if it is a reply of a masqueraded flow: to the container, or the host. */
+static __noinline int forward_masq_reply(struct __sk_buff *skb, struct packet *p)
+{
+	struct flow_key key;
+	struct flow *flow = masq_lookup_reply(skb, p, &key);
+	struct endpoint *to;
+
+	if (!flow)
+		return NOT_HANDLED;
+	to = endpoint_lookup(&flow->nat_addr);
+	if (flow->owner != (to ? to->owner : OWNER_HOST))
+		return NOT_HANDLED;
+	if (packet_opens(p))
+		return flow_ended(flow) ? NOT_HANDLED : VERDICT_NEXT;
+	flow_track_received(skb, p, &key, flow, to);
+	return forward_dnat(skb, p, to, &flow->nat_addr, flow->nat_port);
 }
 
 /* Gives p, which leaves for the outside, the source addr:port. */
@@ -31,25 +85,100 @@ static __noinline int forward_snat(struct __sk_buff *skb, const struct packet *p
 	return VERDICT_NEXT;
 }
 
+/* Gives p, a container's reply, the source that the flow's client has used. */
+static __noinline int forward_reply(struct __sk_buff *skb, struct packet *p,
+				    const struct flow *flow)
+{
+	if (dnat_restore_client(skb, p, flow))
+		return drop(skb, REASON_REWRITE);
+	return forward_snat(skb, p, &flow->nat_addr, flow->nat_port);
+}
+
+/* Forwards p, from the outside, to the container at addr:port, whose flow is in d. */
+static __noinline int forward_flow(struct __sk_buff *skb, struct packet *p, struct endpoint *to,
+				   struct dnat *d)
+{
+	if (dnat_remap_client(skb, p, d))
+		return drop(skb, REASON_REWRITE);
+	return forward_dnat(skb, p, to, &d->key.local, d->key.local_port);
+}
+
+/* The container itself has opened p's connection, which is masqueraded behind the uplink. */
+static __noinline bool forward_is_masqueraded(struct __sk_buff *skb, const struct packet *p,
+					      const struct endpoint *endpoint, __u32 uplink)
+{
+	struct masq_args *args = masq_scratch_get();
+	struct fwd_key sent = {
+		.src = p->dst,
+		.dst = p->src,
+		.sport = p->dport,
+		.dport = p->sport,
+		.protocol = p->protocol,
+		.ipv6 = p->ipv6,
+		.has_ports = p->has_ports,
+	};
+	struct addr source;
+
+	if (!args || !fib_source(skb, &sent, uplink, &source))
+		return false;
+	masq_init(args, &sent, &source, endpoint->owner, 0);
+	args->read_only = true;
+	return masq_find(skb);
+}
+
+/*
+ * The stack has delivered p, which forward_to_endpoint has tagged: creates its flow.
+ */
+static __noinline void forward_track_routed(struct __sk_buff *skb, struct packet *p,
+					    const struct endpoint *to)
+{
+	struct dnat d;
+
+	if (!is_uplink(skb->ingress_ifindex))
+		return;
+	dnat_init(&d, p, &p->dst, p->dport);
+	dnat_find(p, &d, to->owner);
+	if (d.flow || d.key.remote_port != p->sport ||
+	    (to->flags & ENDPOINT_MASQ &&
+	     forward_is_masqueraded(skb, p, to, skb->ingress_ifindex)))
+		return;
+	p->ifindex = skb->ingress_ifindex;
+	dnat_create(p, &d, to->owner);
+}
+
 /*
  * Forwards p to the container that it is addressed to. The sender has a route to
  * the container and expects replies from its address. If they would otherwise be
- * masqueraded, or get a host port's address, an entry prevents that.
+ * masqueraded, or get a host port's address, an entry prevents that. It is made
+ * when the stack has delivered p (forward_track_routed), or when p bypasses it.
  */
-static __always_inline int forward_to_endpoint(struct __sk_buff *skb, const struct packet *p,
+static __always_inline int forward_to_endpoint(struct __sk_buff *skb, struct packet *p,
 					       struct endpoint *to)
 {
-	struct flow_key key;
-	struct flow *flow;
+	struct dnat d;
+	int verdict;
 
 	if (p->icmp_error)
 		return VERDICT_NEXT;
-	flow_dnat_key(&key, p, &p->dst, p->dport);
-	flow = flow_dnat_lookup(&key, p, to->owner);
-	if (flow)
-		flow_touch(&key, flow, p, false);
-	else if (to->flags & ENDPOINT_MASQ || host_port_reverse(&p->dst, p->dport, p->protocol) ||
-		 bpf_map_lookup_elem(&flows, &key))
-		flow_dnat_replace(&key, p, to->owner);
-	return forward_dnat(skb, p, to, &p->dst, p->dport);
+	dnat_init(&d, p, &p->dst, p->dport);
+	dnat_find(p, &d, to->owner);
+	if (d.flow) {
+		flow_track_received(skb, p, &d.key, d.flow, to);
+		return forward_flow(skb, p, to, &d);
+	}
+	if (d.key.remote_port != p->sport) { /* a host port's flow of the same client */
+		if (dnat_create(p, &d, to->owner))
+			return drop_for(skb, to->owner, REASON_NO_PORT);
+		return forward_flow(skb, p, to, &d);
+	}
+	if (!d.free)
+		return drop_for(skb, to->owner, REASON_NO_PORT);
+	verdict = forward_dnat(skb, p, to, &p->dst, p->dport);
+	if (!(to->flags & ENDPOINT_MASQ) && !host_port_reverse(&p->dst, p->dport, p->protocol))
+		return verdict;
+	if (verdict == VERDICT_NEXT)
+		skb->tc_index |= TAG_ROUTED;
+	else if (verdict != VERDICT_DROP)
+		dnat_create(p, &d, to->owner);
+	return verdict;
 }

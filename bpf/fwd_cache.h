@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The forwarding cache: how a connection's last packet was translated and redirected
- * past the stack, for its next ones. All that the decision depends on (policies,
- * flows, routes, neighbors) is checked again for one packet every few jiffies.
+ * past the stack, for its next ones. What the plugin has decided (endpoints,
+ * policies, host ports) is checked for every packet, by its generation. All else
+ * (flows, routes, neighbors) is checked again for one packet every few jiffies.
  */
 #pragma once
 
@@ -18,27 +19,85 @@
 /* p could be any packet of its connection: it neither opens nor closes it. */
 static __always_inline bool fwd_cacheable(const struct packet *p)
 {
-	if (!p->fast_eligible || p->ttl <= 1)
+	if (!p->fast_eligible || p->ttl <= 1 || p->remapped)
 		return false;
 	if (p->protocol == IPPROTO_TCP)
 		return !p->tcp_syn && !p->tcp_synack && !p->tcp_fin && !p->tcp_rst;
 	return p->protocol == IPPROTO_UDP;
 }
 
-/* Stores the decision about p, whose key is that of the hook that received it. */
+/* The present generation of the plugin's maps. */
+static __always_inline __u32 generation_get(void)
+{
+	__u32 zero = 0;
+	__u64 *number = bpf_map_lookup_elem(&generation, &zero);
+
+	return number ? *number : 0;
+}
+
+static __always_inline bool fwd_entry_is_current(const struct fwd_entry *entry)
+{
+	return (__u32)bpf_jiffies64() - entry->updated < FWD_CACHE_JIFFIES &&
+	       entry->generation == generation_get();
+}
+
+/* Notes the numbers of a TCP packet, by which the end of the connection is known. */
+static __always_inline void fwd_entry_note(struct fwd_entry *entry, const struct packet *p)
+{
+	if (p->protocol != IPPROTO_TCP)
+		return;
+	entry->ack = p->ack;
+	entry->seq_end = packet_seq_end(p);
+}
+
+/*
+ * Stores the decision about p, whose key is that of the hook that received it. The
+ * longest packet is not taken over from an older decision: the route may have a
+ * smaller MTU now.
+ */
 static __noinline void fwd_cache_store(struct __sk_buff *skb, const struct packet *p,
 				       const struct fwd_key *key, struct fwd_entry *entry)
 {
-	struct fwd_entry *old;
-
 	if (!fwd_cacheable(p))
 		return;
-	old = bpf_map_lookup_elem(&fwd_cache, key);
-	entry->updated = bpf_jiffies64();
 	entry->max_len = packet_segment_len(skb, p);
-	if (old && old->max_len > entry->max_len && old->ifindex == entry->ifindex)
-		entry->max_len = old->max_len;
+	entry->updated = bpf_jiffies64();
+	entry->generation = generation_get();
+	fwd_entry_note(entry, p);
 	bpf_map_update_elem(&fwd_cache, key, entry, BPF_ANY);
+}
+
+/* p is too long for its route, which may have changed. */
+static __always_inline void fwd_cache_remove(const struct packet *p)
+{
+	bpf_map_delete_elem(&fwd_cache, p);
+}
+
+#define TCP_WINDOW (1U << 20) /* bytes in flight of a quick connection */
+
+/*
+ * Whether p, a RST or FIN in a remote's name, has the number that its sender would
+ * use. ack is what the container has acknowledged last, and seq_end the end of the
+ * remote's last packet, as far as its flow knows; the forwarding cache has seen
+ * later packets. The container's entry becomes void, so that its reply is tracked.
+ */
+static __noinline bool fwd_cache_end_expected(const struct packet *p,
+					      const struct fwd_key *container, __u32 ack,
+					      __u32 seq_end)
+{
+	struct fwd_entry *entry = bpf_map_lookup_elem(&fwd_cache, container);
+
+	if (entry) {
+		ack = entry->ack;
+		entry->updated -= FWD_CACHE_JIFFIES;
+	}
+	if (p->tcp_fin && p->seq - ack < TCP_WINDOW)
+		return true;
+	entry = bpf_map_lookup_elem(&fwd_cache, p);
+	if (entry)
+		seq_end = entry->seq_end;
+	/* RFC 5961, 3.2. What was sent before may not be acknowledged yet. */
+	return p->seq == ack || (p->seq == seq_end && p->seq - ack < TCP_WINDOW);
 }
 
 /*
@@ -59,35 +118,12 @@ static __noinline void fwd_cache_store_egress(struct __sk_buff *skb, const struc
 	struct next_hop next;
 
 	key.ifindex = skb->ingress_ifindex;
-	if (fib_next_hop(skb, p, key.ifindex, packet_segment_len(skb, p), &next) ||
+	if (p->remapped || fib_next_hop(skb, p, key.ifindex, packet_segment_len(skb, p), &next) ||
 	    next.ifindex != skb->ifindex)
 		return;
 	entry.family = next.neigh.nh_family;
 	__builtin_memcpy(&entry.next_hop, next.neigh.ipv6_nh, sizeof(entry.next_hop));
 	fwd_cache_store(skb, p, &key, &entry);
-}
-
-/*
- * The client in key no longer uses the address in flow. Deletes the decisions for
- * its packets and for their replies. p, the client's, comes from an uplink.
- */
-static __noinline void fwd_cache_forget(const struct flow_key *key, const struct packet *p,
-					const struct flow *flow)
-{
-	struct endpoint *endpoint = endpoint_lookup(&key->local);
-	struct fwd_key fwd_key = *(const struct fwd_key *)p;
-
-	fwd_key.dst = flow->nat_addr;
-	fwd_key.dport = flow->nat_port;
-	bpf_map_delete_elem(&fwd_cache, &fwd_key);
-	if (!endpoint)
-		return;
-	fwd_key.src = key->local;
-	fwd_key.dst = key->remote;
-	fwd_key.sport = key->local_port;
-	fwd_key.dport = key->remote_port;
-	fwd_key.ifindex = endpoint->ifindex;
-	bpf_map_delete_elem(&fwd_cache, &fwd_key);
 }
 
 /* All headers that forwarding changes in IPv4 over Ethernet: one store in the place of many. */
@@ -175,9 +211,9 @@ static __noinline int fwd_cache_forward(struct __sk_buff *skb, const struct pack
 	if (!fwd_cacheable(p) || skb->pkt_type != PACKET_HOST)
 		return VERDICT_NEXT;
 	entry = bpf_map_lookup_elem(&fwd_cache, p);
-	if (!entry || (__u32)bpf_jiffies64() - entry->updated >= FWD_CACHE_JIFFIES ||
-	    packet_segment_len(skb, p) > entry->max_len)
+	if (!entry || packet_segment_len(skb, p) > entry->max_len || !fwd_entry_is_current(entry))
 		return VERDICT_NEXT;
+	fwd_entry_note(entry, p);
 	if (p->ipv6 ? fwd_rewrite6(skb, p, entry) : fwd_rewrite4(skb, p, entry))
 		return drop(skb, REASON_REWRITE);
 	return fwd_redirect(skb, entry);

@@ -11,6 +11,7 @@
 
 #include "endpoint.h"
 #include "fib.h"
+#include "forward.h"
 #include "host_port.h"
 #include "masq.h"
 #include "rewrite.h"
@@ -19,46 +20,70 @@
 
 #define LOOPBACK_IFINDEX 1
 
+/*
+ * The flow of the gateway, from a port, to the container: it gives replies p's
+ * destination as their source.
+ */
+static __noinline long hairpin_track_dnat(const struct packet *p, const struct endpoint *endpoint,
+					  const struct host_port *port, __u16 gateway_port)
+{
+	struct flow_key key = {
+		.remote = endpoint->gateway,
+		.local = port->target_addr,
+		.remote_port = gateway_port,
+		.local_port = port->target_port,
+		.protocol = p->protocol,
+		.kind = FLOW_DNAT,
+	};
+	struct flow *flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
+	struct flow new = {
+		.owner = port->owner,
+		.nat_addr = p->dst,
+		.nat_port = p->dport,
+		.remote_port = gateway_port,
+	};
+
+	if (flow && flow->owner == port->owner && flow->nat_port == p->dport &&
+	    addr_equal(&flow->nat_addr, &p->dst)) {
+		flow_touch(&key, flow, p, FROM_REMOTE);
+		return 0;
+	}
+	flow_open(&new, p, FROM_REMOTE);
+	return bpf_map_update_elem(&flows, &key, &new, BPF_ANY);
+}
+
 /* Sends p to the host port's container, from the gateway. */
 static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, const struct packet *p,
 					  const struct host_port *port)
 {
 	struct endpoint *endpoint = endpoint_lookup(&port->target_addr);
-	struct packet translated = *p;
-	struct flow_key key;
-	struct flow *flow;
+	struct masq_args *args = masq_scratch_get();
+	struct fwd_key tuple = *packet_tuple(p);
+	__u16 gateway_port;
 
-	if (!endpoint)
+	if (!endpoint || !args)
 		return VERDICT_NEXT;
 	/* First flow: the client to the container, masqueraded. */
-	translated.dst = port->target_addr;
-	translated.dport = port->target_port;
-	masq_key(&key, &translated, &endpoint->gateway);
-	if (!masq_track(&translated, &key, port->owner) &&
-	    !masq_recover(&translated, &key, port->owner)) {
-		if (is_host_connection(skb, p))
+	tuple.dst = port->target_addr;
+	tuple.dport = port->target_port;
+	masq_init(args, &tuple, &endpoint->gateway, port->owner, p->dport);
+	if (!masq_find(skb) && !masq_recover(skb)) {
+		if (p->tcp_synack || is_host_connection(skb, p))
 			return VERDICT_NEXT;
 		if (p->icmp_error)
 			return drop_for(skb, port->owner, REASON_NO_FLOW);
-		if (!masq_alloc_port(skb, &translated, &key, port->owner))
+		if (!masq_alloc_port(skb))
 			return drop_for(skb, port->owner, REASON_NO_PORT);
 	}
-
 	/* Second flow: the gateway to the host port. */
-	translated.src = endpoint->gateway;
-	translated.sport = key.local_port;
-	translated.dst = p->dst;
-	translated.dport = p->dport;
-	flow_dnat_key(&key, &translated, &port->target_addr, port->target_port);
-	flow = flow_dnat_lookup(&key, &translated, port->owner);
-	if (flow)
-		flow_touch(&key, flow, &translated, false);
-	else if (flow_dnat_store(&key, &translated, port->owner))
+	gateway_port = args->key.local_port;
+	if (hairpin_track_dnat(p, endpoint, port, gateway_port))
 		return drop_for(skb, port->owner, REASON_REWRITE);
 
 	if (rewrite(skb, p, SIDE_DST, &port->target_addr, port->target_port) ||
-	    rewrite(skb, p, SIDE_SRC, &translated.src, translated.sport))
+	    rewrite(skb, p, SIDE_SRC, &endpoint->gateway, gateway_port))
 		return drop_for(skb, port->owner, REASON_REWRITE);
+	skb->tc_index = TAG_TRANSLATED;
 	return bpf_redirect_neigh(endpoint->ifindex, NULL, 0, 0);
 }
 
@@ -85,36 +110,50 @@ static __noinline int hairpin_reply(struct __sk_buff *skb, const struct packet *
 	/* The frame may be addressed to the bridge above this device, and loopback keeps the type. */
 	if (skb->pkt_type == PACKET_OTHERHOST && bpf_skb_change_type(skb, PACKET_HOST))
 		return drop_for(skb, owner, REASON_REWRITE);
+	skb->tc_index = TAG_TRANSLATED;
 	return bpf_redirect_neigh(ifindex, NULL, 0, 0);
 }
 
-/*
- * p is a reply of a host port to the gateway, but its entries were lost. The stack
- * would refuse it and end the connection. If it is dropped, the client's next
- * packet restores the entries.
- */
-static __always_inline bool hairpin_is_orphan_reply(struct __sk_buff *skb, const struct packet *p)
+/* p, a reply of sender by device, belongs to the flow. So does an ICMP error of its own. */
+static __always_inline bool hairpin_is_reply(const struct packet *p, const struct flow *flow,
+					     const struct device *device,
+					     const struct endpoint *sender)
 {
-	return p->protocol == IPPROTO_TCP && !p->tcp_syn && masq_in_range(p->dport) &&
-	       host_port_reverse(&p->src, p->sport, p->protocol) && fib_is_local(skb, p) &&
-	       socket_lookup_packet(skb, p) == SOCKET_NONE;
+	if (!sender || flow->owner != sender->owner)
+		return false;
+	return !p->icmp_error || (device && device->container == sender->container &&
+				  addr_equal(&p->outer_src, &p->src));
+}
+
+/* Leaves p, a container's reply to the host's own connection, to the stack. */
+static __noinline int hairpin_to_host(struct __sk_buff *skb, struct packet *p,
+				      const struct flow_key *key, struct flow *flow)
+{
+	flow_track_received(skb, p, key, flow, NULL);
+	if (rewrite(skb, p, SIDE_DST, &flow->nat_addr, flow->nat_port))
+		return drop(skb, REASON_REWRITE);
+	return VERDICT_NEXT;
 }
 
 /*
- * What the container behind device sends to this host: replies to hairpin clients,
- * and packets to host ports. sender is the endpoint with p's source, or NULL.
+ * What the container behind device sends to this host: replies to hairpin clients
+ * and to the host, and packets to host ports. sender is the endpoint with p's source,
+ * or NULL.
  */
-static __always_inline int hairpin_from_container(struct __sk_buff *skb, const struct packet *p,
+static __always_inline int hairpin_from_container(struct __sk_buff *skb, struct packet *p,
 						  const struct device *device,
 						  const struct endpoint *sender)
 {
-	struct flow *flow = masq_track_reply(p);
+	struct flow_key key;
+	struct flow *flow = packet_opens(p) ? NULL : masq_lookup_reply(skb, p, &key);
 	struct host_port *port;
 
-	if (flow && sender && flow->owner == sender->owner)
+	if (flow && flow->owner == OWNER_HOST)
+		return hairpin_to_host(skb, p, &key, flow);
+	if (flow && hairpin_is_reply(p, flow, device, sender)) {
+		flow_track_received(skb, p, &key, flow, endpoint_lookup(&flow->nat_addr));
 		return hairpin_reply(skb, p, flow);
-	if (hairpin_is_orphan_reply(skb, p))
-		return drop_for(skb, device ? device->owner : OWNER_HOST, REASON_NO_FLOW);
+	}
 	port = host_port_lookup(p);
 	if (!port || addr_is_loopback(&p->dst, p->ipv6) || !fib_is_local(skb, p))
 		return VERDICT_NEXT;

@@ -6,6 +6,18 @@
 #include "maps.h"
 #include "packet.h"
 
+/* The number is, or was, that of a host port on some address. */
+static __always_inline bool is_host_port_number(__u8 protocol, __u16 port)
+{
+	__u32 word = (port >> 6) + (protocol == IPPROTO_UDP ? HOST_PORT_WORDS : 0);
+	__u64 *bits;
+
+	if (!is_tcp_or_udp(protocol))
+		return false;
+	bits = bpf_map_lookup_elem(&host_port_numbers, &word);
+	return bits && *bits & 1ULL << (port & 63);
+}
+
 /* Returns the host port at addr:port, or NULL. An exact address takes precedence over any. */
 static __noinline struct host_port *host_port_find(const struct addr *addr, __u16 port,
 						   __u8 protocol, bool ipv6)
@@ -32,7 +44,7 @@ static __noinline struct host_port *host_port_find(const struct addr *addr, __u1
  */
 static __always_inline struct host_port *host_port_lookup(const struct packet *p)
 {
-	if (!is_tcp_or_udp(p->protocol) || addr_is_link_scoped(&p->dst, p->ipv6))
+	if (!is_host_port_number(p->protocol, p->dport) || addr_is_link_scoped(&p->dst, p->ipv6))
 		return NULL;
 	return host_port_find(&p->dst, p->dport, p->protocol, p->ipv6);
 }
@@ -51,7 +63,7 @@ static __noinline struct host_port *host_port_reverse(const struct addr *addr, _
 	return is_tcp_or_udp(protocol) ? bpf_map_lookup_elem(&host_ports, &key) : NULL;
 }
 
-/* Returns the host port that may have sent p, a reply of an unknown flow, to the outside; or NULL. */
+/* Returns the host port that may have sent p, of an unknown flow, to the outside; or NULL. */
 static __always_inline struct host_port *host_port_lookup_reply(const struct packet *p)
 {
 	struct host_port *port =

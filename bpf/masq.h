@@ -5,80 +5,102 @@
  * find their port by probing a fixed sequence of candidates, computed from their
  * own tuple. So no second entry can be lost alone, and a flow whose entry was
  * evicted gets the same port again.
+ *
+ * The functions take the flow from masq_scratch, and set its port there. Those that
+ * the verifier checks on their own, and not for each caller, are global.
  */
 #pragma once
 
 #include "endpoint.h"
+#include "fib.h"
 #include "flow.h"
+#include "hash.h"
 #include "host_port.h"
 #include "scratch.h"
 #include "socket.h"
 
-#define GOLDEN 0x9e3779b1 /* 2^32 divided by the golden ratio: spreads neighbors far apart */
+#define MASQ_PORTS     (config.masq_ports[0].count + config.masq_ports[1].count)
+#define MASQ_REHASHES  3 /* until a candidate is in the container's share */
+#define MASQ_SHARE_MASK 3 /* of four ports, a container may have three towards a remote */
 
-static __always_inline __u32 hash_mix(__u32 hash, __u32 word)
+static __always_inline bool port_range_has(const volatile struct port_range *range, __u16 port)
 {
-	hash = (hash ^ word) * GOLDEN;
-	return hash ^ hash >> 15;
-}
-
-/* The hash of the tuple without the container's port. */
-static __always_inline __u32 masq_hash(const struct packet *p)
-{
-	const __u32 *src = (const __u32 *)&p->src, *dst = (const __u32 *)&p->dst;
-	__u32 hash = hash_mix(p->protocol, p->dport);
-
-	for (int i = 0; i < 4; i++)
-		hash = hash_mix(hash_mix(hash, src[i]), dst[i]);
-	return hash;
-}
-
-/*
- * Candidate i: the container's port plus an offset given by the hash and i, modulo
- * the size of the range (RFC 6056, 3.3.3). So a container's flows to one remote
- * differ in their first candidates. A flow finds no port with probability
- * (n/count)^MASQ_PROBES if n of count ports are taken for its remote.
- */
-static __always_inline __u16 masq_candidate(__u32 hash, __u32 i, __u16 port)
-{
-	__u32 moved = (hash_mix(hash, i) & 0xffffff) + port;
-
-	return config.masq_port_first + moved % config.masq_port_count;
+	return (__u16)(port - range->first) < range->count;
 }
 
 static __always_inline bool masq_in_range(__u16 port)
 {
-	return (__u16)(port - config.masq_port_first) < config.masq_port_count;
+	return port_range_has(&config.masq_ports[0], port) ||
+	       port_range_has(&config.masq_ports[1], port);
 }
 
-/* The flow is p's: of owner, from p's source. */
-static __always_inline bool masq_matches(const struct flow *flow, const struct packet *p,
-					 __u64 owner)
+/* A packet with the port could be taken for one of a masqueraded flow, or of a host port. */
+static __always_inline bool masq_could_own(const struct packet *p, __u16 port)
 {
-	return flow->nat_port == p->sport && flow->owner == owner &&
-	       addr_equal(&flow->nat_addr, &p->src);
+	return !p->has_ports || masq_in_range(port) || is_host_port_number(p->protocol, port);
 }
 
-/* All of the key of p's flow from source, except the port. */
-static __always_inline void masq_key(struct flow_key *key, const struct packet *p,
+/* All of the key of the tuple's flow from source, except the port. */
+static __always_inline void masq_key(struct flow_key *key, const struct fwd_key *tuple,
 				     const struct addr *source)
 {
 	__builtin_memset(key, 0, sizeof(*key));
-	key->remote = p->dst;
+	key->remote = tuple->dst;
 	key->local = *source;
-	key->remote_port = p->dport;
-	key->protocol = p->protocol;
+	key->remote_port = tuple->dport;
+	key->protocol = tuple->protocol;
 	key->kind = FLOW_SNAT;
 }
 
-/* The entry of p's flow. */
-static __always_inline void masq_flow(struct flow *flow, const struct packet *p, __u64 owner)
+/*
+ * Describes the tuple's flow, of owner, which gets source. A client of several host
+ * ports of one container has a flow for each: via is the host port, else 0.
+ */
+static __always_inline void masq_init(struct masq_args *args, const struct fwd_key *tuple,
+				      const struct addr *source, __u64 owner, __u16 via)
 {
-	__builtin_memset(flow, 0, sizeof(*flow));
-	flow->owner = owner;
-	flow->nat_addr = p->src;
-	flow->nat_port = p->sport;
-	flow->last_seen = now_ticks();
+	__u64 word = (__u64)via << 32 | (__u32)tuple->dport << 16 | tuple->protocol;
+	__u64 hash = hash_secret(&tuple->src, &tuple->dst, word);
+
+	masq_key(&args->key, tuple, source);
+	__builtin_memset(&args->flow, 0, sizeof(args->flow));
+	args->flow.owner = owner;
+	args->flow.nat_addr = tuple->src;
+	args->flow.nat_port = tuple->sport;
+	args->flow.remote_port = via;
+	args->hash = hash;
+	args->share = hash >> 32;
+	args->ipv6 = tuple->ipv6;
+	args->has_ports = tuple->has_ports;
+	args->read_only = false;
+}
+
+static __always_inline bool masq_is_same(const struct flow *a, const struct flow *b)
+{
+	return a->nat_port == b->nat_port && a->owner == b->owner &&
+	       a->remote_port == b->remote_port && addr_equal(&a->nat_addr, &b->nat_addr);
+}
+
+/*
+ * Candidate i: the container's port plus an offset given by the hash and i, modulo
+ * the number of ports (RFC 6056, 3.3.3). So a container's flows to one remote
+ * differ in their first candidates. Most candidates are in the container's share,
+ * so that other containers find ports when it has used up its own.
+ */
+static __always_inline __u16 masq_candidate(const struct masq_args *args, __u32 i)
+{
+	__u32 index = 0;
+
+	for (__u32 j = 0; j < MASQ_REHASHES; j++) {
+		__u32 moved = hash_mix(args->hash, j * MASQ_PROBES + i) & 0xffffff;
+
+		index = (moved + args->flow.nat_port) % MASQ_PORTS;
+		if (hash_mix(args->share, index) >> 16 & MASQ_SHARE_MASK)
+			break;
+	}
+	if (index < config.masq_ports[0].count)
+		return config.masq_ports[0].first + index;
+	return config.masq_ports[1].first + index - config.masq_ports[0].count;
 }
 
 /* What the endpoint sends to p's destination keeps its own source. */
@@ -101,82 +123,56 @@ static __always_inline bool masq_port_in_use(struct __sk_buff *skb, const struct
 {
 	if (!is_tcp_or_udp(key->protocol))
 		return false;
-	return host_port_find(&key->local, key->local_port, key->protocol, ipv6) ||
-	       socket_lookup(skb, key, ipv6) != SOCKET_NONE;
-}
-
-/*
- * The flow's container still exists. DEL leaves its flows alone: it would have to
- * walk over all of them, and would miss those that packets add meanwhile. The
- * container is behind our port or, for hairpin clients, is the remote.
- */
-static __always_inline bool masq_owner_is_alive(const struct flow_key *key, const struct flow *flow)
-{
-	return flow->owner == OWNER_HOST || endpoint_is_owned_by(&flow->nat_addr, flow->owner) ||
-	       endpoint_is_owned_by(&key->remote, flow->owner);
-}
-
-static __always_inline bool masq_is_same(const struct flow *a, const struct flow *b)
-{
-	return a->nat_port == b->nat_port && a->owner == b->owner &&
-	       addr_equal(&a->nat_addr, &b->nat_addr);
-}
-
-/* Allocates the port in key to the flow. Returns false if another flow has it. */
-static __noinline bool masq_insert(const struct flow_key *key, const struct flow *flow)
-{
-	struct flow *other = bpf_map_lookup_elem(&flows, key) ?: flow_recover(key);
-
-	if (other) {
-		if (!masq_is_same(other, flow) && !flow_expired(other, key->protocol) &&
-		    masq_owner_is_alive(key, other))
-			return false;
-		bpf_map_delete_elem(&flows, key);
-		bpf_map_delete_elem(&flows_backup, key);
-	}
-	if (!bpf_map_update_elem(&flows, key, flow, BPF_NOEXIST))
+	if (is_host_port_number(key->protocol, key->local_port) &&
+	    host_port_find(&key->local, key->local_port, key->protocol, ipv6))
 		return true;
-	/* Another CPU was first: with a packet of the same flow, or of another one. */
-	other = bpf_map_lookup_elem(&flows, key);
-	return other && masq_is_same(other, flow);
+	return socket_lookup(skb, key, ipv6) != SOCKET_NONE;
 }
 
-/* The probes of flows like p's. NULL only for the verifier. */
-static __always_inline struct masq_probes *masq_probes_lookup(__u32 hash)
+/* The probes of the flow's group. NULL only for the verifier. */
+static __always_inline struct masq_probes *masq_probes_lookup(const struct masq_args *args)
 {
-	__u32 key = hash % MASQ_PROBE_GROUPS;
+	__u32 key = args->hash % MASQ_PROBE_GROUPS;
 
 	return bpf_map_lookup_elem(&masq_probes, &key);
 }
 
 /*
- * p's flow may have candidate i. A protocol without ports has a single candidate,
+ * The flow may have candidate i. A protocol without ports has a single candidate,
  * so one container at a time can use it with a remote.
  */
-static __always_inline bool masq_probe_used(const struct packet *p,
+static __always_inline bool masq_probe_used(const struct masq_args *args,
 					    const struct masq_probes *probes, __u32 i)
 {
-	return !i || (p->has_ports && probes && probes->used[i]);
+	return !i || (args->has_ports && probes && probes->used[i]);
 }
 
+/* Keeps the compiler from leaving out the argument, which the verifier wants. */
+#define USE_ARGUMENT(x) asm volatile("" : : "r"(x))
+
 /*
- * Finds p's flow, and sets its port in key. Looks at all candidates ever used, as
- * those before the flow's own may have become free since.
+ * Finds the entry of the flow of the packet in pkt_scratch. Looks at all candidates
+ * ever used, as those before the flow's own may have become free since.
  */
-static __noinline bool masq_track(const struct packet *p, struct flow_key *key, __u64 owner)
+__noinline int masq_find(struct __sk_buff *skb)
 {
-	__u32 hash = masq_hash(p);
-	struct masq_probes *probes = masq_probes_lookup(hash);
+	struct masq_args *args = masq_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	struct masq_probes *probes;
+	struct flow *flow;
 
+	USE_ARGUMENT(skb);
+	if (!args || !p)
+		return false;
+	probes = masq_probes_lookup(args);
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
-		struct flow *flow;
-
-		if (!masq_probe_used(p, probes, i))
+		if (!masq_probe_used(args, probes, i))
 			break;
-		key->local_port = p->has_ports ? masq_candidate(hash, i, p->sport) : 0;
-		flow = bpf_map_lookup_elem(&flows, key);
-		if (flow && masq_matches(flow, p, owner)) {
-			flow_touch(key, flow, p, false);
+		args->key.local_port = args->has_ports ? masq_candidate(args, i) : 0;
+		flow = bpf_map_lookup_elem(&flows, &args->key);
+		if (flow && masq_is_same(flow, &args->flow)) {
+			if (!args->read_only)
+				flow_touch(&args->key, flow, p, FROM_CONTAINER);
 			return true;
 		}
 	}
@@ -184,91 +180,210 @@ static __noinline bool masq_track(const struct packet *p, struct flow_key *key, 
 }
 
 /* The same if the entry was evicted. */
-static __noinline bool masq_recover(const struct packet *p, struct flow_key *key, __u64 owner)
+__noinline int masq_recover(struct __sk_buff *skb)
 {
-	__u32 hash = masq_hash(p);
-	struct masq_probes *probes = masq_probes_lookup(hash);
+	struct masq_args *args = masq_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	struct masq_probes *probes;
+	struct flow *flow;
 
-	if (p->protocol != IPPROTO_TCP || p->tcp_syn)
+	USE_ARGUMENT(skb);
+	if (!args || !p || packet_opens(p) || !is_tcp_or_udp(args->key.protocol))
 		return false;
+	probes = masq_probes_lookup(args);
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
-		struct flow *flow;
-
-		if (!masq_probe_used(p, probes, i))
+		if (!masq_probe_used(args, probes, i))
 			break;
-		key->local_port = masq_candidate(hash, i, p->sport);
-		flow = flow_recover(key);
-		if (flow && masq_matches(flow, p, owner))
+		args->key.local_port = masq_candidate(args, i);
+		flow = flow_recover(&args->key);
+		if (flow && masq_is_same(flow, &args->flow))
 			return true;
 	}
 	return false;
 }
 
+enum masq_result {
+	MASQ_TAKEN,
+	MASQ_ALLOCATED,
+	MASQ_ENDED, /* taken, by a connection that has ended */
+};
+
 /*
- * Allocates candidate i to the flow in masq_scratch, and sets it there. A global
- * function, so that the verifier checks it once, and not for each iteration of
- * masq_alloc_port.
+ * The flow needs its port no longer: it has ended; or, if its own container asks,
+ * probably has.
  */
-__noinline int masq_try_candidate(struct __sk_buff *skb, __u32 hash, __u32 i)
+static __always_inline bool masq_has_ended(const struct flow *flow, const struct flow *of)
+{
+	if (flow_ended(flow))
+		return true;
+	if (flow->owner != of->owner || !addr_equal(&flow->nat_addr, &of->nat_addr))
+		return false;
+	return flow->flags & FLOW_RST_UNKNOWN ||
+	       (flow->flags & FLOW_FIN && flow->flags & FLOW_FIN_UNACKED);
+}
+
+/* Allocates the port in the key to the flow, also if one that has ended has it. */
+static __always_inline int masq_insert(const struct flow_key *key, const struct flow *flow,
+				       bool reuse)
+{
+	struct flow *other = bpf_map_lookup_elem(&flows, key) ?: flow_recover(key);
+
+	if (other) {
+		if (!masq_is_same(other, flow) && !flow_expired(other) &&
+		    flow_owner_is_alive(key, other)) {
+			if (!masq_has_ended(other, flow))
+				return MASQ_TAKEN;
+			if (!reuse)
+				return MASQ_ENDED;
+		}
+		bpf_map_delete_elem(&flows, key);
+		backup_remove(key);
+	}
+	if (!bpf_map_update_elem(&flows, key, flow, BPF_NOEXIST))
+		return MASQ_ALLOCATED;
+	/* Another CPU was first: with a packet of the same flow, or of another one. */
+	other = bpf_map_lookup_elem(&flows, key);
+	return other && masq_is_same(other, flow) ? MASQ_ALLOCATED : MASQ_TAKEN;
+}
+
+/* Allocates candidate i to the flow. */
+__noinline int masq_try_candidate(struct __sk_buff *skb, __u32 i, __u32 reuse)
 {
 	struct masq_args *args = masq_scratch_get();
-	__u16 port;
 
 	if (!args)
-		return false;
-	port = args->has_ports ? masq_candidate(hash, i, args->flow.nat_port) : 0;
-	args->key.local_port = port;
-	return !masq_port_in_use(skb, &args->key, args->ipv6) &&
-	       masq_insert(&args->key, &args->flow);
+		return MASQ_TAKEN;
+	args->key.local_port = args->has_ports ? masq_candidate(args, i) : 0;
+	if (masq_port_in_use(skb, &args->key, args->ipv6))
+		return MASQ_TAKEN;
+	return masq_insert(&args->key, &args->flow, reuse);
 }
 
 /*
- * Allocates the first free candidate to p's flow, which was not found, and sets it
- * in key. Not for ICMP errors: they belong to a known flow, or to none.
+ * Allocates the first free candidate to the flow, which was not found; else the
+ * first of one that has ended. Not for ICMP errors: they belong to a known flow, or
+ * to none.
  */
-static __noinline bool masq_alloc_port(struct __sk_buff *skb, const struct packet *p,
-				       struct flow_key *key, __u64 owner)
+static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 {
-	__u32 hash = masq_hash(p);
-	struct masq_probes *probes = masq_probes_lookup(hash);
 	struct masq_args *args = masq_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	struct masq_probes *probes;
 
-	if (!probes || !args)
+	if (!args || !p)
 		return false;
-	args->key = *key;
-	args->ipv6 = p->ipv6;
-	args->has_ports = p->has_ports;
-	masq_flow(&args->flow, p, owner);
+	args->ended = MASQ_PROBES;
+	flow_open(&args->flow, p, FROM_CONTAINER);
+	probes = masq_probes_lookup(args);
+	if (!probes)
+		return false;
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
-		if (i && !p->has_ports)
+		int result;
+
+		if (i && !args->has_ports)
 			break;
 		if (i && !probes->used[i]) /* before the flow exists: other CPUs look for it */
 			probes->used[i] = 1;
-		if (masq_try_candidate(skb, hash, i)) {
-			key->local_port = args->key.local_port;
+		result = masq_try_candidate(skb, i, false);
+		if (result == MASQ_ALLOCATED)
 			return true;
-		}
+		if (result == MASQ_ENDED && args->ended == MASQ_PROBES)
+			args->ended = i;
 	}
+	return args->ended < MASQ_PROBES &&
+	       masq_try_candidate(skb, args->ended, true) == MASQ_ALLOCATED;
+}
+
+/* Notes the flow's source as the latest of its uplink. */
+static __noinline void masq_note_source(struct __sk_buff *skb, struct masq_args *args)
+{
+	struct masq_sources_key key = {.ifindex = skb->ifindex, .ipv6 = args->ipv6};
+	struct masq_sources *sources = bpf_map_lookup_elem(&masq_sources, &key);
+	bool moved = false;
+
+	if (!sources) {
+		__builtin_memset(&args->sources, 0, sizeof(args->sources));
+		args->sources.addr[0] = args->key.local;
+		bpf_map_update_elem(&masq_sources, &key, &args->sources, BPF_NOEXIST);
+		return;
+	}
+	if (addr_equal(&sources->addr[0], &args->key.local))
+		return;
+	args->sources = *sources;
+	sources->addr[0] = args->key.local;
+	for (int i = 1; i < MASQ_SOURCES; i++) {
+		moved |= addr_equal(&args->sources.addr[i - 1], &args->key.local);
+		if (!moved)
+			sources->addr[i] = args->sources.addr[i - 1];
+	}
+}
+
+/*
+ * Finds the flow under a source that its uplink has used before, while that is an
+ * address of the host. Connections thus outlive a new preferred address.
+ */
+__noinline int masq_find_former(struct __sk_buff *skb)
+{
+	struct masq_args *args = masq_scratch_get();
+	struct masq_sources_key key = {.ifindex = skb->ifindex};
+	struct packet *p = pkt_scratch_get();
+	struct masq_sources *sources;
+	struct addr present;
+
+	if (!args || !p || packet_opens(p) || !args->has_ports)
+		return false;
+	key.ipv6 = args->ipv6;
+	sources = bpf_map_lookup_elem(&masq_sources, &key);
+	if (!sources)
+		return false;
+	present = args->key.local;
+	for (int i = 0; i < MASQ_SOURCES; i++) {
+		args->key.local = sources->addr[i];
+		if (addr_is_any(&args->key.local, true))
+			break;
+		if (!addr_equal(&args->key.local, &present) &&
+		    (masq_find(skb) || masq_recover(skb)) &&
+		    fib_is_local_addr(skb, &args->key.local, args->ipv6))
+			return true;
+	}
+	args->key.local = present;
 	return false;
 }
 
-/* The masqueraded flow that p, from the outside or a container, is a reply to; or NULL. */
-static __always_inline struct flow *masq_track_reply(const struct packet *p)
+/*
+ * A flow of a container that was never replied to, or has expired, loses to a host
+ * port or a socket of the host that receives the port by now.
+ */
+static __always_inline bool masq_loses(struct __sk_buff *skb, const struct packet *p,
+				       const struct flow_key *key, const struct flow *flow)
 {
-	struct flow_key key = {
-		.remote = p->src,
-		.local = p->dst,
-		.remote_port = p->sport,
-		.local_port = p->dport,
-		.protocol = p->protocol,
-		.kind = FLOW_SNAT,
-	};
+	if (flow->flags & FLOW_REPLIED && !flow_expired(flow))
+		return false;
+	return !p->tcp_synack && !p->tcp_rst && masq_port_in_use(skb, key, p->ipv6);
+}
+
+/*
+ * The masqueraded flow with p's tuple, from the outside or a container, or NULL. If
+ * p opens a connection it is no reply, and the tuple is taken.
+ */
+static __noinline struct flow *masq_lookup_reply(struct __sk_buff *skb, const struct packet *p,
+						 struct flow_key *key)
+{
 	struct flow *flow;
 
-	if (p->has_ports && !masq_in_range(p->dport))
+	__builtin_memset(key, 0, sizeof(*key));
+	key->remote = p->src;
+	key->local = p->dst;
+	key->remote_port = p->sport;
+	key->local_port = p->dport;
+	key->protocol = p->protocol;
+	key->kind = FLOW_SNAT;
+	if (!masq_could_own(p, p->dport))
 		return NULL;
-	flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
-	if (flow)
-		flow_touch(&key, flow, p, true);
+	flow = bpf_map_lookup_elem(&flows, key) ?: flow_recover(key);
+	if (!flow)
+		return NULL;
+	if (flow->owner == OWNER_HOST ? flow_expired(flow) : masq_loses(skb, p, key, flow))
+		return NULL;
 	return flow;
 }

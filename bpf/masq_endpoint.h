@@ -8,32 +8,60 @@
 #include "host_port_forward.h"
 #include "masq.h"
 
-/* Masquerades p, or translates it as a reply whose entry was lost. */
-static __noinline int masq_endpoint(struct __sk_buff *skb, const struct packet *p, __u64 owner)
+/* Protocols that carry other packets, or routers' own: IPIP, 6in4, GRE, ESP, AH, OSPF, VRRP. */
+static __always_inline bool is_tunnel(__u8 protocol)
 {
-	struct addr source;
-	struct flow_key key;
-	struct flow *flow;
-	struct host_port *port;
+	switch (protocol) {
+	case IPPROTO_IPIP:
+	case IPPROTO_IPV6:
+	case IPPROTO_GRE:
+	case IPPROTO_ESP:
+	case IPPROTO_AH:
+	case 89:
+	case 112:
+		return true;
+	default:
+		return false;
+	}
+}
 
-	if (!fib_source(skb, p, &source))
+/*
+ * Masquerades p, or translates it as a reply whose entry was lost. Replies of a
+ * remote's tunnels could be the host's own, so containers do not get them by default.
+ */
+static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
+				    const struct endpoint *endpoint)
+{
+	struct masq_args *args = masq_scratch_get();
+	__u64 owner = endpoint->owner;
+	struct host_port *port;
+	struct addr source;
+	struct flow *flow;
+
+	if (!args)
+		return VERDICT_DROP;
+	if (is_tunnel(p->protocol) && !(endpoint->flags & ENDPOINT_MASQ_TUNNELS))
+		return drop_for(skb, owner, REASON_PROTOCOL);
+	if (!fib_source(skb, packet_tuple(p), skb->ifindex, &source))
 		return drop_for(skb, owner, REASON_NO_SOURCE);
-	masq_key(&key, p, &source);
-	if (masq_track(p, &key, owner))
-		return forward_snat(skb, p, &source, key.local_port);
+	masq_init(args, packet_tuple(p), &source, owner, 0);
+	args->flow.uplink = skb->ifindex;
+	if (masq_find(skb))
+		return forward_snat(skb, p, &args->key.local, args->key.local_port);
 	flow = flow_recover_reply(p);
 	if (flow && flow->owner == owner)
-		return forward_snat(skb, p, &flow->nat_addr, flow->nat_port);
-	if (masq_recover(p, &key, owner))
-		return forward_snat(skb, p, &source, key.local_port);
+		return forward_reply(skb, p, flow);
+	if (masq_recover(skb) || masq_find_former(skb))
+		return forward_snat(skb, p, &args->key.local, args->key.local_port);
 	port = host_port_lookup_reply(p);
 	if (port)
 		return host_port_reply(skb, p, port);
 	if (p->echo_reply || p->icmp_error) /* belongs to an unknown flow, and opens none */
 		return drop_for(skb, owner, REASON_NO_FLOW);
-	if (!masq_alloc_port(skb, p, &key, owner))
+	if (!masq_alloc_port(skb))
 		return drop_for(skb, owner, REASON_NO_PORT);
-	return forward_snat(skb, p, &source, key.local_port);
+	masq_note_source(skb, args);
+	return forward_snat(skb, p, &args->key.local, args->key.local_port);
 }
 
 static __always_inline enum reason masq_unparsed_reason(int parsed)

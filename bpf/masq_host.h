@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The host's own connections from ports of the masquerading range. A socket can be
- * bound to such a port after a container's flow to the same remote has got it. The
- * replies belong to the container, so the host's connection is moved to another
- * port: one entry translates its replies, a second keeps it on that port.
+ * What the host itself sends, from its sockets or translated by its conntrack,
+ * claims its tuple: an entry of OWNER_HOST keeps the port from containers, and
+ * leaves the replies to the stack. If a container's flow has the port already, the
+ * host's connection is moved to another port: one entry translates its replies, a
+ * second keeps it on that port.
  */
 #pragma once
 
@@ -14,11 +15,21 @@
 
 #define CLIENT_PORT_MIN 32768 /* ip_local_port_range's default; other systems start higher */
 
+/* How long no second RST of a tuple is held back is the idle time of FLOW_OTHER. */
+static __always_inline bool masq_host_held_rst(struct flow_key *key)
+{
+	struct flow held = {.last_seen = now_ticks(), .state = FLOW_OTHER};
+
+	key->kind = FLOW_RST_HELD;
+	return bpf_map_update_elem(&flows, key, &held, BPF_NOEXIST) != 0;
+}
+
 /*
  * The host refuses a segment that belongs to none of its sockets. It may belong to
  * a masqueraded flow whose entry was lost, which the container's next packet
- * restores, unless the remote has been refused before. A remote with a client's
- * port is refused all the same: it may have used a host port that is closed now.
+ * restores, unless the remote has been refused before. So the first RST of a tuple
+ * is held back. A remote with a client's port is refused at once: it may have used a
+ * service that has ended; and so is the client of what was a host port.
  */
 static __always_inline bool masq_host_rst_is_spurious(struct __sk_buff *skb, const struct packet *p)
 {
@@ -30,53 +41,125 @@ static __always_inline bool masq_host_rst_is_spurious(struct __sk_buff *skb, con
 		.protocol = p->protocol,
 	};
 
-	return p->tcp_rst_noack && p->dport < CLIENT_PORT_MIN &&
+	return p->tcp_rst && !p->tcp_ack && p->dport < CLIENT_PORT_MIN &&
+	       masq_in_range(p->sport) && !is_host_port_number(p->protocol, p->sport) &&
 	       fib_lookup(skb, p, &p->src) == BPF_FIB_LKUP_RET_NOT_FWDED &&
-	       socket_lookup(skb, &key, p->ipv6) == SOCKET_NONE;
+	       socket_lookup(skb, &key, p->ipv6) == SOCKET_NONE && !masq_host_held_rst(&key);
 }
 
-/* Keeps the moved connection on the port in key. Returns false if another flow has got it. */
-static __always_inline bool masq_host_keep_port(const struct packet *p, const struct flow_key *key)
+/* p is from a socket of the host that receives the replies: masq_port_in_use sees it. */
+static __always_inline bool is_from_own_socket(struct __sk_buff *skb, const struct packet *p)
 {
-	struct flow *flow = bpf_map_lookup_elem(&flows, key);
-	struct flow new;
+	struct bpf_sock *sk = skb->sk;
 
-	if (!flow) {
-		masq_flow(&new, p, OWNER_HOST);
-		return !p->icmp_error && masq_insert(key, &new);
-	}
-	if (!masq_matches(flow, p, OWNER_HOST))
+	return sk && is_tcp_or_udp(p->protocol) && sk->src_port == p->sport;
+}
+
+/* A client of a host port is connected to p's source. */
+static __noinline bool masq_host_is_host_port(const struct packet *p)
+{
+	struct host_port *port = host_port_find(&p->src, p->sport, p->protocol, p->ipv6);
+	struct flow_key key = {
+		.remote = p->dst,
+		.remote_port = p->dport,
+		.protocol = p->protocol,
+		.kind = FLOW_DNAT,
+	};
+	struct flow *flow;
+
+	if (!port)
 		return false;
-	flow_touch(key, flow, p, false);
+	key.local = port->target_addr;
+	key.local_port = port->target_port;
+	flow = bpf_map_lookup_elem(&flows, &key);
+	return flow && flow->owner == port->owner && flow->flags & FLOW_REPLIED &&
+	       flow->nat_port == p->sport && addr_equal(&flow->nat_addr, &p->src) &&
+	       !flow_expired(flow) && !flow_ended(flow);
+}
+
+/* The entry of another flow does not keep the host from using its port. */
+static __always_inline bool masq_host_may_replace(const struct flow_key *key,
+						  const struct flow *flow, const struct packet *p)
+{
+	return !p->has_ports || !(flow->flags & FLOW_REPLIED) || flow_expired(flow) ||
+	       flow_ended(flow) || !flow_owner_is_alive(key, flow);
+}
+
+/* Claims the tuple in the key for p, which the host sends. */
+static __noinline int masq_host_claim(struct __sk_buff *skb, const struct packet *p,
+				      const struct flow_key *key)
+{
+	struct flow claim = {
+		.owner = OWNER_HOST,
+		.nat_addr = p->src,
+		.nat_port = p->sport,
+		.uplink = skb->ifindex,
+	};
+
+	if (p->icmp_error || p->tcp_rst || is_from_own_socket(skb, p) ||
+	    (skb->ingress_ifindex && !fib_is_local_addr(skb, &p->src, p->ipv6)))
+		return VERDICT_NEXT;
+	flow_open(&claim, p, FROM_CONTAINER);
+	bpf_map_update_elem(&flows, key, &claim, BPF_ANY);
+	return VERDICT_NEXT;
+}
+
+/* Moves p's connection to a port that no container has. */
+static __noinline int masq_host_move(struct __sk_buff *skb, const struct packet *p)
+{
+	struct masq_args *args = masq_scratch_get();
+
+	if (!args)
+		return VERDICT_NEXT;
+	masq_init(args, packet_tuple(p), &p->src, OWNER_HOST, 0);
+	args->flow.uplink = skb->ifindex;
+	if (!masq_find(skb)) {
+		if (p->icmp_error || p->tcp_rst)
+			return VERDICT_NEXT;
+		if (!masq_alloc_port(skb))
+			return drop(skb, REASON_NO_PORT);
+	}
+	if (flow_store_reply(p, &p->src, args->key.local_port, OWNER_HOST))
+		return drop(skb, REASON_REWRITE);
+	return forward_snat(skb, p, &p->src, args->key.local_port);
+}
+
+/* The port that p's connection was moved to keeps belonging to it. */
+static __always_inline bool masq_host_keep_port(const struct packet *p, struct flow_key *key)
+{
+	struct flow *moved = flow_track_reply(p), *flow;
+
+	if (!moved || moved->owner != OWNER_HOST)
+		return false;
+	key->local_port = moved->nat_port;
+	flow = bpf_map_lookup_elem(&flows, key);
+	if (!flow || flow->owner != OWNER_HOST || flow->nat_port != p->sport)
+		return false;
+	flow_touch(key, flow, p, FROM_CONTAINER);
 	return true;
 }
 
-/* Moves p's connection to another port if its own is a container's. */
+/* Claims the tuple of p, which the host sends to an uplink or a container. */
 static __noinline int masq_host(struct __sk_buff *skb, const struct packet *p)
 {
 	struct flow_key key;
-	struct flow *moved;
+	struct flow *flow;
 
-	if (!p->has_ports || !masq_in_range(p->sport))
+	if (!masq_could_own(p, p->sport) || addr_is_link_scoped(&p->dst, p->ipv6))
 		return VERDICT_NEXT;
 	if (masq_host_rst_is_spurious(skb, p))
 		return drop(skb, REASON_NO_FLOW);
-	masq_key(&key, p, &p->src);
-	moved = flow_track_reply(p);
-	if (moved) {
-		key.local_port = moved->nat_port;
-		if (masq_host_keep_port(p, &key))
-			return forward_snat(skb, p, &p->src, key.local_port);
-	} else {
-		key.local_port = p->sport;
-		if (!bpf_map_lookup_elem(&flows, &key))
-			return VERDICT_NEXT;
-	}
-	if (p->icmp_error)
+	masq_key(&key, packet_tuple(p), &p->src);
+	key.local_port = p->sport;
+	flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
+	if (flow && flow->owner == OWNER_HOST && flow->nat_port == p->sport) {
+		flow_touch(&key, flow, p, FROM_CONTAINER);
 		return VERDICT_NEXT;
-	if (!masq_alloc_port(skb, p, &key, OWNER_HOST))
-		return drop(skb, REASON_NO_PORT);
-	if (flow_store_reply(p, &p->src, key.local_port, OWNER_HOST))
-		return drop(skb, REASON_REWRITE);
-	return forward_snat(skb, p, &p->src, key.local_port);
+	}
+	if (p->has_ports && masq_host_keep_port(p, &key))
+		return forward_snat(skb, p, &p->src, key.local_port);
+	key.local_port = p->sport;
+	if (flow ? masq_host_may_replace(&key, flow, p) : !masq_host_is_host_port(p))
+		return masq_host_claim(skb, p, &key);
+	return masq_host_move(skb, p);
 }

@@ -9,7 +9,8 @@
  *    window, and rules that drop invalid packets would end the connection. So the
  *    stack gets a conntrack update: a copy of a packet, with sequence numbers that
  *    conntrack knows. It is sent once a minute, and for packets that end the
- *    connection. The last hook before the receiver drops it.
+ *    connection if their own numbers are right. The last hook before the receiver
+ *    drops it.
  */
 #pragma once
 
@@ -74,17 +75,24 @@ static __always_inline bool offload_is_possible(const struct packet *p)
 	return p->fast_eligible && !p->icmp_error && is_tcp_or_udp(p->protocol);
 }
 
-/* The sequence number that a conntrack update has for a side. */
-static __always_inline __u32 ct_update_seq(const struct connection *c, __u32 side)
+/* A sequence number that conntrack knows of a side, and that the side does not use again. */
+static __always_inline __u32 ct_former_seq(const struct connection *c, __u32 side)
 {
 	return (side ? c->offload->ct_seq[1] : c->offload->ct_seq[0]) - 1;
 }
 
-/* c has an entry. No real packet goes back behind what both sides have sent before. */
+/* The sequence number that conntrack expects of a side next. */
+static __always_inline __u32 ct_next_seq(const struct connection *c, __u32 side)
+{
+	return side ? c->offload->ct_ack[0] : c->offload->ct_ack[1];
+}
+
+/* c has an entry. No real packet acknowledges what was acknowledged before the first one. */
 static __always_inline bool is_ct_update(const struct packet *p, const struct connection *c)
 {
-	return p->protocol == IPPROTO_TCP && p->seq == ct_update_seq(c, c->side) &&
-	       p->ack == ct_update_seq(c, !c->side);
+	return p->protocol == IPPROTO_TCP && p->ack == ct_former_seq(c, !c->side) &&
+	       (p->seq == ct_former_seq(c, c->side) ||
+		((p->tcp_fin || p->tcp_rst) && p->seq == ct_next_seq(c, c->side)));
 }
 
 struct tcp_fields {
@@ -95,6 +103,7 @@ struct tcp_fields {
 
 #define TCP_LENGTH 0xf000
 #define TCP_FIN	   0x01
+#define TCP_RST	   0x04
 #define TCP_ACK	   0x10
 
 static __always_inline long tcp_rewrite_field(struct __sk_buff *skb, const struct packet *p,
@@ -115,24 +124,26 @@ static __noinline long tcp_rewrite_fields(struct __sk_buff *skb, const struct pa
 }
 
 /*
- * Sends the stack a copy of p with the sequence numbers that conntrack has seen.
- * For RST it gets a FIN, since a RST would need its exact sequence number.
+ * Sends the stack a copy of p with sequence numbers that conntrack has seen. The end
+ * of a connection has the number that conntrack expects.
  */
 static __noinline long ct_update_send(struct __sk_buff *skb, const struct packet *p,
 				      const struct connection *c)
 {
 	struct tcp_fields own = {.seq = bpf_htonl(p->seq), .ack = bpf_htonl(p->ack)};
 	struct tcp_fields update = {
-		.seq = bpf_htonl(ct_update_seq(c, c->side)),
-		.ack = bpf_htonl(ct_update_seq(c, !c->side)),
+		.seq = bpf_htonl(ct_former_seq(c, c->side)),
+		.ack = bpf_htonl(ct_former_seq(c, !c->side)),
 	};
 	long err = bpf_skb_load_bytes(skb, p->l4 + 12, &own.flags, sizeof(own.flags));
 
 	if (err)
 		return err;
 	update.flags = (own.flags & bpf_htons(TCP_LENGTH)) | bpf_htons(TCP_ACK);
-	if (p->tcp_fin || p->tcp_rst)
-		update.flags |= bpf_htons(TCP_FIN);
+	if (p->tcp_fin || p->tcp_rst) {
+		update.seq = bpf_htonl(ct_next_seq(c, c->side));
+		update.flags |= p->tcp_rst ? bpf_htons(TCP_RST) : bpf_htons(TCP_FIN);
+	}
 	err = tcp_rewrite_fields(skb, p, &own, &update);
 	if (!err) {
 		skb->tc_index = TAG_CT_UPDATE;
@@ -145,14 +156,13 @@ static __noinline long ct_update_send(struct __sk_buff *skb, const struct packet
 /* Tracks FINs and their ACKs. Deletes the entry when both FINs are acknowledged. */
 static __always_inline void offload_track_close(const struct packet *p, const struct connection *c)
 {
-	__u32 payload_len = p->len + p->l3 - p->l4_payload;
 	struct offload *offload = c->offload;
 
 	if (p->tcp_fin) {
 		if (c->side)
-			offload->fin_seq[1] = p->seq + payload_len + 1;
+			offload->fin_seq[1] = packet_seq_end(p);
 		else
-			offload->fin_seq[0] = p->seq + payload_len + 1;
+			offload->fin_seq[0] = packet_seq_end(p);
 		offload->state |= OFFLOAD_FIN << c->side;
 	}
 	if (offload->state & OFFLOAD_FIN << !c->side &&
@@ -174,18 +184,27 @@ static __always_inline bool offload_allows(const struct packet *p, const struct 
 	return p->protocol != IPPROTO_UDP || now_ticks() - offload->ct_seen <= CT_UDP_INTERVAL;
 }
 
+/* p, a RST or FIN, ends the connection: it is a container's own, or has the number expected. */
+static __always_inline bool offload_end_counts(struct __sk_buff *skb, const struct packet *p,
+					       const struct connection *c)
+{
+	return skb->ifindex != c->offload->uplink || p->end_expected ||
+	       p->seq == ct_next_seq(c, c->side);
+}
+
 /* p bypasses the stack: updates the entry, and conntrack if that is due. Returns 0 or an error. */
 static __noinline long offload_track_bypass(struct __sk_buff *skb, const struct packet *p,
 					    const struct connection *c)
 {
 	struct offload *offload = c->offload;
+	bool end = p->tcp_fin || p->tcp_rst;
 	__u32 now;
 
 	if (!offload || p->protocol != IPPROTO_TCP)
 		return 0;
 	now = now_ticks();
-	if (p->tcp_fin || p->tcp_rst ||
-	    (now - offload->ct_seen > CT_TCP_INTERVAL && p->len <= CT_UPDATE_MAX_LEN)) {
+	if (end ? offload_end_counts(skb, p, c)
+		: now - offload->ct_seen > CT_TCP_INTERVAL && p->len <= CT_UPDATE_MAX_LEN) {
 		offload->ct_seen = now;
 		if (ct_update_send(skb, p, c))
 			return -EINVAL;
@@ -225,10 +244,13 @@ static __noinline void offload_store(const struct packet *p, const struct connec
 
 	if (offload_matches(c))
 		offload = *c->offload;
-	if (c->side)
+	if (c->side) {
 		offload.ct_seq[1] = p->seq;
-	else
+		offload.ct_ack[1] = p->ack;
+	} else {
 		offload.ct_seq[0] = p->seq;
+		offload.ct_ack[0] = p->ack;
+	}
 	offload.state |= OFFLOAD_DELIVERED << c->side;
 	offload.ct_seen = now_ticks();
 	if (p->protocol == IPPROTO_TCP)
@@ -244,6 +266,10 @@ static __always_inline void offload_touch(const struct packet *p, const struct c
 
 	if (c->offload->ct_seen != now)
 		c->offload->ct_seen = now;
+	if (c->side)
+		c->offload->ct_ack[1] = p->ack;
+	else
+		c->offload->ct_ack[0] = p->ack;
 	if (p->tcp_fin || c->offload->state & OFFLOAD_FIN_ANY)
 		offload_track_close(p, c);
 }

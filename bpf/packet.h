@@ -43,7 +43,11 @@ struct packet {
 	bool tcp_synack;
 	bool tcp_fin;
 	bool tcp_rst;
-	bool tcp_rst_noack;    /* RST without ACK: refuses a segment of an unknown connection */
+	bool tcp_ack;
+	bool sctp_init;	       /* opens an association */
+	bool ct_update;	       /* a conntrack update: its numbers are not the connection's */
+	bool remapped;	       /* a port of the remote was translated: not for the forwarding cache */
+	bool end_expected;     /* RST or FIN of a remote, with the number that is expected */
 	bool bypass;	       /* to_uplink: sent by from_container, not by the stack */
 	bool non_first_frag;   /* a later fragment: there is no L4 header */
 	bool flush_queue;      /* the first fragment, and later ones wait in frag_queue */
@@ -58,6 +62,12 @@ struct packet {
 
 _Static_assert(offsetof(struct packet, echo_reply) == offsetof(struct fwd_key, echo_reply),
 	       "fwd_key");
+
+/* The addresses and ports of a packet, by which the tables of this host know it. */
+static __always_inline const struct fwd_key *packet_tuple(const struct packet *p)
+{
+	return (const struct fwd_key *)p;
+}
 
 /* The sides of a packet, for translation. */
 enum side {
@@ -79,6 +89,12 @@ static __always_inline bool is_tcp_or_udp(__u8 protocol)
 	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP;
 }
 
+/* TCP's SYN, SCTP's INIT: never a reply. */
+static __always_inline bool packet_opens(const struct packet *p)
+{
+	return p->tcp_syn || p->sctp_init;
+}
+
 static __always_inline bool packet_is_icmp(const struct packet *p)
 {
 	return p->protocol == (p->ipv6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP);
@@ -88,6 +104,14 @@ static __always_inline bool packet_is_icmp(const struct packet *p)
 static __always_inline bool packet_has_l4(const struct packet *p)
 {
 	return p->has_ports && !p->non_first_frag;
+}
+
+/* TCP: the sequence number behind the packet. */
+static __always_inline __u32 packet_seq_end(const struct packet *p)
+{
+	__u32 payload_len = p->len + p->l3 - p->l4_payload;
+
+	return p->seq + payload_len + p->tcp_fin + (p->tcp_syn || p->tcp_synack);
 }
 
 /* The length of the IP packets on the wire: with GSO, of one segment. */

@@ -17,6 +17,13 @@
 
 #define VLAN_ID 0xfff /* the rest of a tag is priority */
 
+struct sctphdr {
+	__be16 source;
+	__be16 dest;
+	__be32 tag;
+	__le32 checksum;
+};
+
 static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 {
 	struct tcphdr *tcp = bytes_at(skb, p->l4, sizeof(*tcp));
@@ -32,7 +39,7 @@ static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 	p->tcp_synack = tcp->syn && tcp->ack;
 	p->tcp_fin = tcp->fin;
 	p->tcp_rst = tcp->rst;
-	p->tcp_rst_noack = tcp->rst && !tcp->ack;
+	p->tcp_ack = tcp->ack;
 	p->has_ports = true;
 	return PARSED;
 }
@@ -50,6 +57,17 @@ static __always_inline int parse_udp(struct __sk_buff *skb, struct packet *p)
 	return PARSED;
 }
 
+/* SCTP has no ports here: its checksum would have to be computed anew. */
+static __always_inline int parse_sctp(struct __sk_buff *skb, struct packet *p)
+{
+	struct sctphdr *sctp = bytes_at(skb, p->l4, sizeof(*sctp));
+
+	if (!sctp)
+		return PARSED_TRUNCATED;
+	p->sctp_init = !sctp->tag; /* RFC 9260, 8.5.1 */
+	return PARSED;
+}
+
 static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 {
 	switch (p->protocol) {
@@ -57,6 +75,8 @@ static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 		return parse_tcp(skb, p);
 	case IPPROTO_UDP:
 		return parse_udp(skb, p);
+	case IPPROTO_SCTP:
+		return parse_sctp(skb, p);
 	case IPPROTO_ICMP:
 		return p->ipv6 ? PARSED : parse_icmp(skb, p);
 	case IPPROTO_ICMPV6:

@@ -11,22 +11,40 @@
 #include "endpoint.h"
 #include "flow.h"
 
-/* Records that the container behind device has sent p, so that replies are admitted. */
+/*
+ * Records that the container behind device has sent p, so that replies are admitted.
+ * A TCP connection must begin with its SYN: another packet may belong to a connection
+ * that somebody opened before the policy was set.
+ */
 static __noinline void policy_track_egress(const struct packet *p, const struct device *device)
 {
-	struct flow new = {.owner = device->owner, .last_seen = now_ticks()};
+	struct flow new = {.owner = device->owner};
 	struct flow_key key;
 	struct flow *flow;
 
-	if (p->icmp_error)
+	if (p->icmp_error || p->ct_update)
 		return;
 	flow_reply_key(&key, p);
 	key.kind = FLOW_EGRESS;
-	flow = bpf_map_lookup_elem(&flows, &key);
-	if (flow && flow->owner == device->owner)
-		flow_touch(&key, flow, p, false);
-	else
+	flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
+	if (flow && flow->owner == device->owner) {
+		flow_touch(&key, flow, p, FROM_CONTAINER);
+	} else if (p->protocol != IPPROTO_TCP || p->tcp_syn) {
+		flow_open(&new, p, FROM_CONTAINER);
 		bpf_map_update_elem(&flows, &key, &new, BPF_ANY);
+	}
+}
+
+/* The key for p, sent to a container. */
+static __always_inline void policy_reply_key(struct flow_key *key, const struct packet *p)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->remote = p->src;
+	key->local = p->dst;
+	key->remote_port = p->sport;
+	key->local_port = p->dport;
+	key->protocol = p->protocol;
+	key->kind = FLOW_EGRESS;
 }
 
 /* Tracks p as a reply to the container behind device. Returns false if it is none. */
@@ -35,12 +53,13 @@ static __noinline bool policy_track_reply(const struct packet *p, const struct d
 	struct flow_key key;
 	struct flow *flow;
 
-	flow_dnat_key(&key, p, &p->dst, p->dport);
-	key.kind = FLOW_EGRESS;
-	flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
-	if (!flow || flow->owner != device->owner || flow_expired(flow, p->protocol))
+	if (p->tcp_syn || (p->icmp_error && !addr_equal(&p->outer_src, &p->src)))
 		return false;
-	flow_touch(&key, flow, p, true);
+	policy_reply_key(&key, p);
+	flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
+	if (!flow || flow->owner != device->owner || flow_expired(flow))
+		return false;
+	flow_touch(&key, flow, p, FROM_REMOTE);
 	return true;
 }
 

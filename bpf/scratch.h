@@ -66,13 +66,53 @@ static __always_inline struct bpf_fib_lookup *fib_scratch_get(void)
 	return bpf_map_lookup_elem(&fib_scratch, &zero);
 }
 
-/* The arguments of masq_try_candidate: an entry for flows. */
+/* An entry for flows_backup. */
+struct backup_args {
+	struct flow_key key;
+	struct flow flow;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct backup_args);
+} backup_scratch SEC(".maps");
+
+static __always_inline struct backup_args *backup_scratch_get(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&backup_scratch, &zero);
+}
+
+/* The next state of a flow. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct flow);
+} flow_scratch SEC(".maps");
+
+static __always_inline struct flow *flow_scratch_get(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&flow_scratch, &zero);
+}
+
+/* A masqueraded flow to find or to create: the arguments of masq.h's functions. */
 struct masq_args {
 	struct flow_key key; /* local_port: the result */
 	struct flow flow;
-	__u8 ipv6;
-	__u8 has_ports;
-	__u8 pad[6];
+	__u32 hash;  /* of the tuple without the container's port, with the host's secret */
+	__u32 share; /* chooses the ports that the container may have towards the remote */
+	__u32 ended; /* a candidate whose flow has ended */
+	bool ipv6;
+	bool has_ports;
+	bool read_only; /* the flow's packet is not at hand: it is not noted */
+	__u8 pad;
+	struct masq_sources sources; /* an entry for masq_sources */
 };
 
 struct {

@@ -11,6 +11,9 @@
  */
 #define VERDICT_NEXT -1
 
+/* Returned by a step in the place of a verdict: the packet is for another one. */
+#define NOT_HANDLED -2
+
 /* TC_ACT_SHOT: the packet ends here. */
 #define VERDICT_DROP 2
 

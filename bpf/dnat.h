@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Flows that a remote opens to a container, whose replies leave from the address
+ * that the remote used. The entry is found by what the container sees. If one client
+ * socket uses two addresses that lead to one port of a container, the container sees
+ * another client port for the second, as netfilter does. An entry that is in use is
+ * never overwritten.
+ */
+#pragma once
+
+#include "flow.h"
+#include "hash.h"
+#include "rewrite.h"
+
+#define DNAT_PROBES    4 /* client ports that a flow may get; the first is its own */
+#define DNAT_PORT_MIN  1024
+#define DNAT_PORTS     (65536 - DNAT_PORT_MIN)
+
+/* The flow of a packet to a container. */
+struct dnat {
+	struct flow_key key; /* without a flow: of a free entry */
+	struct flow *flow;   /* or NULL */
+	bool free;	     /* the key is free */
+};
+
+/* Describes p's flow to the container at addr:port. */
+static __always_inline void dnat_init(struct dnat *d, const struct packet *p,
+				      const struct addr *addr, __u16 port)
+{
+	__builtin_memset(d, 0, sizeof(*d));
+	d->key.remote = p->src;
+	d->key.local = *addr;
+	d->key.local_port = port;
+	d->key.protocol = p->protocol;
+	d->key.kind = FLOW_DNAT;
+}
+
+/* The flow is owner's, and gives replies p's destination as their source. */
+static __always_inline bool dnat_matches(const struct flow *flow, const struct packet *p,
+					 __u64 owner)
+{
+	return flow->owner == owner && flow->nat_port == p->dport &&
+	       flow->remote_port == p->sport && addr_equal(&flow->nat_addr, &p->dst);
+}
+
+/* p may take the entry of another flow. */
+static __always_inline bool dnat_may_replace(const struct flow *flow, const struct packet *p,
+					     __u64 owner)
+{
+	return flow->owner != owner || flow_expired(flow) || (p->tcp_syn && flow_ended(flow));
+}
+
+static __always_inline __u16 dnat_candidate(const struct packet *p, __u32 hash, __u32 i)
+{
+	return i ? DNAT_PORT_MIN + (hash_mix(hash, i) & 0xffffff) % DNAT_PORTS : p->sport;
+}
+
+/* Finds p's flow, of owner, or else a free entry. */
+static __noinline void dnat_find(const struct packet *p, struct dnat *d, __u64 owner)
+{
+	__u16 free_port = p->sport;
+	__u32 hash = 0;
+
+	for (__u32 i = 0; i < DNAT_PROBES; i++) {
+		struct flow *flow;
+
+		if (i == 1)
+			hash = hash_secret(&p->src, &p->dst,
+					   (__u64)p->sport << 32 | (__u32)p->dport << 16 | p->protocol);
+		d->key.remote_port = dnat_candidate(p, hash, i);
+		flow = bpf_map_lookup_elem(&flows, &d->key);
+		if (!flow && !d->free)
+			flow = flow_recover(&d->key);
+		if (flow && dnat_matches(flow, p, owner)) {
+			d->flow = flow;
+			return;
+		}
+		if (!flow || dnat_may_replace(flow, p, owner)) {
+			if (!d->free)
+				free_port = d->key.remote_port;
+			d->free = true;
+			/* An existing flow may have a later candidate: this one was in use then. */
+			if (i || p->tcp_syn)
+				break;
+		}
+		if (!is_tcp_or_udp(p->protocol))
+			break;
+	}
+	d->key.remote_port = free_port;
+}
+
+/* Creates p's flow in the free entry. It is provisional until the container replies. */
+static __noinline long dnat_create(const struct packet *p, struct dnat *d, __u64 owner)
+{
+	struct flow flow = {
+		.owner = owner,
+		.nat_addr = p->dst,
+		.nat_port = p->dport,
+		.remote_port = p->sport,
+		.uplink = p->ifindex,
+	};
+	long err;
+
+	if (!d->free)
+		return -EINVAL;
+	flow_open(&flow, p, FROM_REMOTE);
+	err = bpf_map_update_elem(&flows, &d->key, &flow, BPF_ANY);
+	d->flow = bpf_map_lookup_elem(&flows, &d->key);
+	return err;
+}
+
+/* Gives p the client port that the container sees. */
+static __always_inline long dnat_remap_client(struct __sk_buff *skb, struct packet *p,
+					      const struct dnat *d)
+{
+	long err;
+
+	if (d->key.remote_port == p->sport || !is_tcp_or_udp(p->protocol))
+		return 0;
+	err = rewrite(skb, p, SIDE_SRC, &p->src, d->key.remote_port);
+	p->sport = d->key.remote_port;
+	p->remapped = true;
+	return err;
+}
+
+/* Gives p, a reply of the flow, the client's own port. */
+static __always_inline long dnat_restore_client(struct __sk_buff *skb, struct packet *p,
+						const struct flow *flow)
+{
+	long err;
+
+	if (flow->remote_port == p->dport || !is_tcp_or_udp(p->protocol))
+		return 0;
+	err = rewrite(skb, p, SIDE_DST, &p->dst, flow->remote_port);
+	p->dport = flow->remote_port;
+	p->remapped = true;
+	return err;
+}

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * flows_backup: copies of flows that must survive a flood. An LRU map evicts
+ * whatever has been idle longest. Here, an entry takes only a free place, or one of
+ * the same owner's in its bucket.
+ */
+#pragma once
+
+#include "endpoint.h"
+#include "hash.h"
+#include "scratch.h"
+#include "time.h"
+
+static __always_inline bool flow_expired(const struct flow *flow)
+{
+	__u32 idle = now_ticks() - flow->last_seen, state = flow->state;
+
+	if ((__s32)idle < 0) /* another CPU is a tick ahead */
+		return false;
+	asm volatile("" : "+r"(state));
+	return state >= FLOW_STATES || idle > config.timeout[state];
+}
+
+/* The flow would be missed: its sides may stay silent for long, and expect an answer then. */
+static __always_inline bool flow_is_assured(const struct flow *flow)
+{
+	return (flow->state >= FLOW_ESTABLISHED && flow->state <= FLOW_CLOSE_WAIT) ||
+	       flow->state == FLOW_UDP_STREAM;
+}
+
+/* Both sides have ended the connection. */
+static __always_inline bool flow_ended(const struct flow *flow)
+{
+	return flow->state == FLOW_TIME_WAIT || flow->state == FLOW_CLOSE;
+}
+
+/*
+ * The flow's container still exists. DEL leaves its flows alone: it would have to
+ * walk over all of them, and would miss those that packets add meanwhile. The
+ * container is behind our port or, for host ports and hairpin clients, is at
+ * another side.
+ */
+static __always_inline bool flow_owner_is_alive(const struct flow_key *key, const struct flow *flow)
+{
+	return flow->owner == OWNER_HOST || endpoint_is_owned_by(&flow->nat_addr, flow->owner) ||
+	       endpoint_is_owned_by(&key->remote, flow->owner) ||
+	       endpoint_is_owned_by(&key->local, flow->owner);
+}
+
+static __always_inline bool flow_key_equal(const struct flow_key *a, const struct flow_key *b)
+{
+	return *(const __u32 *)&a->remote_port == *(const __u32 *)&b->remote_port &&
+	       a->protocol == b->protocol && a->kind == b->kind &&
+	       addr_equal(&a->remote, &b->remote) && addr_equal(&a->local, &b->local);
+}
+
+/* The number of the first place in the key's bucket. */
+static __always_inline __u32 backup_first(const struct flow_key *key)
+{
+	__u64 word = (__u64)key->remote_port << 32 | (__u32)key->local_port << 16 |
+		     key->protocol << 8 | key->kind;
+	__u32 hash = hash_secret(&key->remote, &key->local, word);
+
+	return hash % config.backup_buckets * BACKUP_WAYS;
+}
+
+static __always_inline bool backup_has(const struct flow_backup *backup, const struct flow_key *key)
+{
+	return backup->used && flow_key_equal(&backup->key, key);
+}
+
+/* The place of the key, or NULL. */
+static __always_inline struct flow_backup *backup_lookup(const struct flow_key *key)
+{
+	__u32 first = backup_first(key);
+
+	for (__u32 i = 0; i < BACKUP_WAYS; i++) {
+		__u32 index = first + i;
+		struct flow_backup *backup = bpf_map_lookup_elem(&flows_backup, &index);
+
+		if (backup && backup_has(backup, key))
+			return backup;
+	}
+	return NULL;
+}
+
+/* The place for a new entry of owner with the key, or NULL: the bucket is full of others'. */
+static __always_inline struct flow_backup *backup_place(const struct flow_key *key, __u64 owner)
+{
+	__u32 first = backup_first(key), longest = 0;
+	struct flow_backup *own = NULL;
+
+	for (__u32 i = 0; i < BACKUP_WAYS; i++) {
+		__u32 index = first + i, idle;
+		struct flow_backup *backup = bpf_map_lookup_elem(&flows_backup, &index);
+
+		if (!backup)
+			break;
+		if (!backup->used || flow_expired(&backup->flow) ||
+		    !flow_owner_is_alive(&backup->key, &backup->flow))
+			return backup;
+		idle = now_ticks() - backup->flow.last_seen;
+		if (backup->flow.owner == owner && idle >= longest) {
+			longest = idle;
+			own = backup;
+		}
+	}
+	return own;
+}
+
+/* Writes the entry in backup_scratch. */
+__noinline int backup_write(void)
+{
+	struct backup_args *args = backup_scratch_get();
+	struct flow_backup *backup;
+
+	if (!args)
+		return 0;
+	backup = backup_lookup(&args->key) ?: backup_place(&args->key, args->flow.owner);
+	if (!backup)
+		return 0;
+	bpf_spin_lock(&backup->lock);
+	backup->key = args->key;
+	backup->flow = args->flow;
+	backup->used = 1;
+	bpf_spin_unlock(&backup->lock);
+	return 1;
+}
+
+/* Reads the entry with the key in backup_scratch, and removes it if asked. Returns false if there is none. */
+__noinline int backup_read(__u32 remove)
+{
+	struct backup_args *args = backup_scratch_get();
+	struct flow_backup *backup;
+	bool same;
+
+	if (!args)
+		return false;
+	backup = backup_lookup(&args->key);
+	if (!backup)
+		return false;
+	bpf_spin_lock(&backup->lock);
+	same = backup_has(backup, &args->key);
+	args->flow = backup->flow;
+	if (same && remove)
+		backup->used = 0;
+	bpf_spin_unlock(&backup->lock);
+	return same;
+}
+
+static __always_inline void backup_store(const struct flow_key *key, const struct flow *flow)
+{
+	struct backup_args *args = backup_scratch_get();
+
+	if (!args)
+		return;
+	args->key = *key;
+	args->flow = *flow;
+	backup_write();
+}
+
+static __always_inline void backup_remove(const struct flow_key *key)
+{
+	struct backup_args *args = backup_scratch_get();
+
+	if (!args)
+		return;
+	args->key = *key;
+	backup_read(true);
+}
+
+/* Restores an evicted entry of flows, or returns NULL. */
+static __noinline struct flow *flow_recover(const struct flow_key *key)
+{
+	struct backup_args *args = backup_scratch_get();
+
+	if (!args || !is_tcp_or_udp(key->protocol))
+		return NULL;
+	args->key = *key;
+	if (!backup_read(false))
+		return NULL;
+	/* Another CPU may have restored it already. */
+	bpf_map_update_elem(&flows, key, &args->flow, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&flows, key);
+}
