@@ -31,6 +31,13 @@ static __always_inline bool addr_equal(const struct addr *a, const struct addr *
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3];
 }
 
+static __always_inline bool mac_equal(const __u8 *a, const __u8 *b)
+{
+	const __u16 *x = (const __u16 *)a, *y = (const __u16 *)b;
+
+	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
+}
+
 /* An order, of no meaning. */
 static __always_inline bool addr_less(const struct addr *a, const struct addr *b)
 {

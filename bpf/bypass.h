@@ -92,6 +92,22 @@ static __always_inline bool bypass_policy_allows(const struct packet *p,
 	       policy_track_reply(p, device);
 }
 
+/*
+ * The fast path of a container's connections with the outside. If the host has rules
+ * that we cannot follow, the stack has to route the first packets.
+ */
+static __always_inline __u8 bypass_fast_path_outside(const struct packet *p,
+						     const struct endpoint *endpoint)
+{
+	__u8 fast_path = bypass_fast_path(endpoint, false);
+	__u32 family = p->ipv6, *rules;
+
+	if (fast_path != FAST_PATH_ALWAYS)
+		return fast_path;
+	rules = bpf_map_lookup_elem(&route_rules, &family);
+	return rules && *rules ? FAST_PATH_ESTABLISHED : FAST_PATH_ALWAYS;
+}
+
 /* From one container to another. VERDICT_NEXT: by the stack. */
 static __noinline int bypass_to_endpoint(struct __sk_buff *skb, const struct packet *p,
 					 const struct endpoint *from, const struct endpoint *to)
@@ -128,7 +144,7 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, const struct packe
 
 	c.owners = from->owner;
 	if (skb->pkt_type != PACKET_HOST ||
-	    !bypass_is_allowed(p, &c, bypass_fast_path(from, false), &p->dst, p->dport))
+	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p, from), &p->dst, p->dport))
 		return VERDICT_NEXT;
 	result = fib_next_hop(skb, p, skb->ifindex, packet_segment_len(skb, p), &next);
 	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED)
@@ -162,7 +178,7 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, const struct pac
 
 	c.owners = to->owner;
 	if (packet_segment_len(skb, p) > to->mtu ||
-	    !bypass_is_allowed(p, &c, bypass_fast_path(to, false), addr, port))
+	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p, to), addr, port))
 		return VERDICT_NEXT;
 	if (c.offload ? c.offload->uplink != skb->ifindex : !is_from_outside(skb, p))
 		return VERDICT_NEXT;
@@ -184,13 +200,13 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 	if (from) {
 		if (from->ifindex != skb->ingress_ifindex)
 			return false; /* another device uses the container's address */
-		fast_path &= bypass_fast_path(from, to);
+		fast_path &= to ? bypass_fast_path(from, true) : bypass_fast_path_outside(p, from);
 		c->owners ^= from->owner;
 	} else {
 		c->uplink = skb->ingress_ifindex;
 	}
 	if (to) {
-		fast_path &= bypass_fast_path(to, from);
+		fast_path &= from ? bypass_fast_path(to, true) : bypass_fast_path_outside(p, to);
 		c->owners ^= to->owner;
 	} else {
 		c->uplink = skb->ifindex;

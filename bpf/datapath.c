@@ -105,22 +105,24 @@ int to_container(struct __sk_buff *skb)
 static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 {
 	struct packet *p = pkt_scratch_get();
-	bool ct_update = tag_take(skb) == TAG_CT_UPDATE;
 	struct endpoint *endpoint;
+	__u32 tag = tag_take(skb);
 	int parsed, verdict;
 	bool host_port;
 
 	if (!p || skb->pkt_type != PACKET_HOST)
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, l3);
-	p->ct_update = ct_update;
+	if (tag == TAG_REENTRY)
+		return to_stack(skb, p);
+	p->ct_update = tag == TAG_CT_UPDATE;
 	if (parsed == PARSED_FRAGMENT)
 		return frag_queue_add(skb, p) ? VERDICT_DROP : VERDICT_NEXT;
 	if (p->flush_queue)
 		return frag_queue_flush(skb, p, BPF_F_INGRESS);
 	if (parsed != PARSED)
 		return VERDICT_NEXT;
-	verdict = l3 && !ct_update ? fwd_cache_forward(skb, p) : VERDICT_NEXT;
+	verdict = l3 && !p->ct_update ? fwd_cache_forward(skb, p) : VERDICT_NEXT;
 	if (verdict != VERDICT_NEXT)
 		return verdict;
 

@@ -426,6 +426,7 @@ type DatapathUplink struct {
 	Addr4           DatapathAddr
 	Addr6           DatapathAddr
 	ContainerBridge uint32
+	Bridge          uint32
 }
 
 // Names of all BPF objects in the ELF.
@@ -456,6 +457,7 @@ const (
 	DatapathMapOffloadUdp      = "offload_udp"
 	DatapathMapPktScratch      = "pkt_scratch"
 	DatapathMapPortSrcRanges   = "port_src_ranges"
+	DatapathMapRouteRules      = "route_rules"
 	DatapathMapUplinks         = "uplinks"
 	DatapathProgFromContainer  = "from_container"
 	DatapathProgFromUplink     = "from_uplink"
@@ -546,6 +548,7 @@ type DatapathMapSpecs struct {
 	OffloadUdp      *ebpf.MapSpec `ebpf:"offload_udp"`
 	PktScratch      *ebpf.MapSpec `ebpf:"pkt_scratch"`
 	PortSrcRanges   *ebpf.MapSpec `ebpf:"port_src_ranges"`
+	RouteRules      *ebpf.MapSpec `ebpf:"route_rules"`
 	Uplinks         *ebpf.MapSpec `ebpf:"uplinks"`
 }
 
@@ -600,6 +603,7 @@ type DatapathMaps struct {
 	OffloadUdp      *ebpf.Map `ebpf:"offload_udp"`
 	PktScratch      *ebpf.Map `ebpf:"pkt_scratch"`
 	PortSrcRanges   *ebpf.Map `ebpf:"port_src_ranges"`
+	RouteRules      *ebpf.Map `ebpf:"route_rules"`
 	Uplinks         *ebpf.Map `ebpf:"uplinks"`
 }
 
@@ -629,6 +633,7 @@ func (m *DatapathMaps) Close() error {
 		m.OffloadUdp,
 		m.PktScratch,
 		m.PortSrcRanges,
+		m.RouteRules,
 		m.Uplinks,
 	)
 }

@@ -130,14 +130,21 @@ static __noinline long fib_next_hop(struct __sk_buff *skb, const struct packet *
 	return result;
 }
 
-/* The host would forward p, from the device that has received it, to the uplink. */
-static __always_inline bool fib_routes_to(struct __sk_buff *skb, const struct packet *p,
-					  __u32 uplink)
+/*
+ * The host would forward p, from the device that has received it, to the uplink and
+ * the next hop that the stack has chosen.
+ */
+static __noinline bool fib_routes_to(struct __sk_buff *skb, const struct packet *p, __u32 uplink)
 {
-	struct next_hop next;
+	struct bpf_fib_lookup fib;
+	__u8 chosen[ETH_ALEN];
 
-	return !fib_next_hop(skb, p, skb->ingress_ifindex, packet_segment_len(skb, p), &next) &&
-	       next.ifindex == uplink;
+	fib_init_tuple(&fib, packet_tuple(p), &p->dst, skb->ingress_ifindex);
+	fib.tot_len = packet_segment_len(skb, p);
+	if (bpf_fib_lookup(skb, &fib, sizeof(fib), 0) || fib.ifindex != uplink ||
+	    bpf_skb_load_bytes(skb, 0, chosen, sizeof(chosen)))
+		return false;
+	return mac_equal(chosen, fib.dmac);
 }
 
 /*
@@ -168,7 +175,13 @@ static __noinline bool fib_source(struct __sk_buff *skb, const struct fwd_key *t
 	fib_init_tuple(&fib, tuple, &tuple->dst, ifindex);
 	result = bpf_fib_lookup(skb, &fib, sizeof(fib),
 				BPF_FIB_LOOKUP_OUTPUT | F_FIB_SKIP_NEIGH | F_FIB_SRC);
-	if (result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
+	/* In IPv6, the device is a wish only then, and rules by source do not count. */
+	if (ipv6 && fib.ifindex != ifindex) {
+		fib_init_tuple(&fib, tuple, &tuple->dst, skb->ingress_ifindex);
+		result = bpf_fib_lookup(skb, &fib, sizeof(fib), F_FIB_SKIP_NEIGH | F_FIB_SRC);
+	}
+	if ((result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_FRAG_NEEDED) &&
+	    fib.ifindex == ifindex) {
 		if (ipv6)
 			__builtin_memcpy(source, fib.ipv6_src, sizeof(*source));
 		else

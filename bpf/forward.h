@@ -51,9 +51,15 @@ static __noinline int forward_dnat(struct __sk_buff *skb, const struct packet *p
 
 	if (verdict != VERDICT_DROP && rewrite(skb, p, SIDE_DST, addr, port))
 		return drop(skb, REASON_REWRITE);
-	if (verdict == VERDICT_NEXT)
-		skb->tc_index = tag_tuple(p, addr, port);
-	return verdict;
+	if (verdict != VERDICT_NEXT)
+		return verdict;
+	/* So that rules and conntrack see what the container sees (br_netfilter). */
+	if (p->l3 && (port != p->dport || !addr_equal(addr, &p->dst)) && is_bridge(skb->ifindex)) {
+		skb->tc_index = TAG_REENTRY;
+		return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
+	}
+	skb->tc_index = tag_tuple(p, addr, port);
+	return VERDICT_NEXT;
 }
 
 /* Forwards p if it is a reply of a masqueraded flow: to the container, or the host. */

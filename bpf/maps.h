@@ -150,6 +150,14 @@ struct {
 	__type(value, struct uplink);
 } uplinks SEC(".maps");
 
+/* Written by whoever looks for uplinks. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, __u32);
+} route_rules SEC(".maps");
+
 /* Written by the programs; entries expire. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

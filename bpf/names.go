@@ -141,6 +141,7 @@ const (
 	MapOffloadUDP      = DatapathMapOffloadUdp
 	MapPktScratch      = DatapathMapPktScratch
 	MapPortSrcRanges   = DatapathMapPortSrcRanges
+	MapRouteRules      = DatapathMapRouteRules
 	MapUplinks         = DatapathMapUplinks
 )
 

@@ -53,9 +53,9 @@ static __always_inline int parse_echo(struct packet *p, __u8 type, __be16 id)
 	return PARSED;
 }
 
-static __always_inline bool icmp_type_is_error(const struct packet *p, __u8 type)
+static __always_inline bool icmp_type_is_error(__u8 type, bool ipv6)
 {
-	if (p->ipv6)
+	if (ipv6)
 		return type >= ICMP6_UNREACHABLE && type <= ICMP6_PARAMETER;
 	return type == ICMP4_UNREACHABLE || type == ICMP4_TIME_EXCEEDED || type == ICMP4_PARAMETER;
 }
@@ -150,7 +150,7 @@ static __noinline int parse_icmp(struct __sk_buff *skb, struct packet *p)
 
 	if (!icmp)
 		return PARSED_TRUNCATED;
-	if (!icmp_type_is_error(p, icmp->type))
+	if (!icmp_type_is_error(icmp->type, p->ipv6))
 		return parse_echo(p, icmp->type, icmp->id);
 	p->icmp_error = true;
 	p->fast_eligible = false; /* although p gets the connection's tuple */

@@ -17,13 +17,6 @@
 #define DHCP4_CLIENT 68
 #define DHCP6_CLIENT 546
 
-static __always_inline bool mac_equal(const __u8 *a, const __u8 *b)
-{
-	const __u16 *x = (const __u16 *)a, *y = (const __u16 *)b;
-
-	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
-}
-
 /* TCP or UDP with plain headers and no meaning for DHCP: only source and MAC need a check. */
 static __always_inline bool spoof_is_plain(struct __sk_buff *skb, struct addr *source)
 {
@@ -177,6 +170,32 @@ static __noinline int spoof_check_arp(struct __sk_buff *skb, const struct device
 #define ICMP4_REDIRECT	    5
 #define ICMP4_ROUTER_ADVERT 9
 
+/*
+ * Checks an ICMP error: the packet that it quotes, whose IP header is at offset, was
+ * sent to the container. Who has not received a packet does not report about it.
+ */
+static __noinline int spoof_check_error(struct __sk_buff *skb, const struct device *device,
+					__u32 offset, bool ipv6)
+{
+	struct iphdr *ip4;
+	struct ipv6hdr *ip6;
+	struct addr receiver;
+
+	if (ipv6) {
+		ip6 = bytes_at(skb, offset, sizeof(*ip6));
+		if (!ip6)
+			return REASON_TRUNCATED;
+		__builtin_memcpy(&receiver, &ip6->daddr, sizeof(receiver));
+	} else {
+		ip4 = bytes_at(skb, offset, sizeof(*ip4));
+		if (!ip4)
+			return REASON_TRUNCATED;
+		addr_from_ipv4(&receiver, ip4->daddr);
+	}
+	return spoof_check_addr(skb, device, &receiver, ipv6) == REASON_NONE ? REASON_NONE
+									     : REASON_ICMP_ERROR;
+}
+
 static __noinline int spoof_check_ipv4(struct __sk_buff *skb, const struct device *device,
 				       __u32 offset)
 {
@@ -202,6 +221,8 @@ static __noinline int spoof_check_ipv4(struct __sk_buff *skb, const struct devic
 			return REASON_TRUNCATED;
 		if (*icmp == ICMP4_ROUTER_ADVERT || *icmp == ICMP4_REDIRECT)
 			return REASON_ROUTER;
+		if (icmp_type_is_error(*icmp, false))
+			return spoof_check_error(skb, device, offset + sizeof(struct echohdr), false);
 	}
 	if (protocol != IPPROTO_UDP)
 		return reason;
@@ -244,6 +265,8 @@ static __noinline int spoof_check_icmpv6(struct __sk_buff *skb, const struct dev
 
 	if (!type)
 		return REASON_TRUNCATED;
+	if (reason == REASON_NONE && icmp_type_is_error(*type, true))
+		return spoof_check_error(skb, device, offset + sizeof(struct echohdr), true);
 	switch (*type) {
 	case ICMP6_LISTENER_REPORT:
 	case ICMP6_LISTENER_DONE:

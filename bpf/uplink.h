@@ -19,3 +19,14 @@ static __always_inline bool is_uplink(__u32 ifindex)
 
 	return uplink && !uplink->container_bridge;
 }
+
+/*
+ * br_netfilter has shown rules and conntrack the packet that the bridge has received,
+ * before a program could translate it.
+ */
+static __always_inline bool is_bridge(__u32 ifindex)
+{
+	struct uplink *uplink = uplink_lookup(ifindex);
+
+	return uplink && uplink->bridge;
+}
