@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -34,7 +35,7 @@ import (
 
 // ABI is the version of the map layout that this binary reads and writes: EBPFNET_ABI
 // in bpf/abi.h.
-const ABI = 6
+const ABI = 7
 
 // Datapath is an open, loaded datapath. The caller must Close it. Anyone may read
 // the maps at any time; a writer holds Lock.
@@ -59,8 +60,9 @@ type Options struct {
 	// MasqPorts are the first and last port that masquerading may choose; zero: the
 	// ports outside ip_local_port_range.
 	MasqPorts [2]uint16
-	// Timeouts of flows.
-	Timeouts Timeouts
+	// Timeouts say how long an idle flow keeps its masquerading port; states that are
+	// missing have netfilter's.
+	Timeouts map[bpf.FlowState]time.Duration
 
 	// Programs to load; nil: those embedded in the binary.
 	Programs *Programs
@@ -113,7 +115,7 @@ func OpenForRelease() (*Datapath, error) {
 	if err != nil {
 		return nil, err
 	}
-	return d.openMaps(func(traits mapTraits) bool { return traits.owned || !d.isForeign() })
+	return d.openMaps(func(traits mapTraits) bool { return traits.owned || !traits.onDemand && !d.isForeign() })
 }
 
 // Close closes the maps. The datapath keeps running.
@@ -194,15 +196,29 @@ func (d *Datapath) openMaps(wanted func(mapTraits) bool) (*Datapath, error) {
 		if !wanted(registry[name]) {
 			continue
 		}
-		var err error
-		*m, err = ebpf.LoadPinnedMap(d.dir.mapPin(name), nil)
-		if d.isForeign() && errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
+		if err := d.openMap(name, m); err != nil {
 			d.Close()
-			return nil, fmt.Errorf("open %s: %w", d.dir.mapPin(name), err)
+			return nil, err
 		}
 	}
 	return d, nil
+}
+
+func (d *Datapath) openMap(name string, m **ebpf.Map) (err error) {
+	*m, err = ebpf.LoadPinnedMap(d.dir.mapPin(name), nil)
+	if err != nil && !(d.isForeign() && errors.Is(err, fs.ErrNotExist)) {
+		return fmt.Errorf("open %s: %w", d.dir.mapPin(name), err)
+	}
+	return nil
+}
+
+// OpenOnDemand opens a map that no other function opens, unless it is open. If the
+// datapath has another map layout, the map stays closed.
+func (d *Datapath) OpenOnDemand(wanted string) error {
+	for name, m := range d.registered() {
+		if name == wanted && *m == nil && !d.isForeign() {
+			return d.openMap(name, m)
+		}
+	}
+	return nil
 }

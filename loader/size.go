@@ -11,7 +11,11 @@ const (
 
 // flowsFor spends about a thousandth of the memory on flows.
 func flowsFor(memory uint64) uint32 {
-	const flowSize = 2 * 128 // key, value and the kernel's overhead, in flows and in flows_backup
+	const (
+		inFlows  = 40 + 48 + 64 // key, value and about what the kernel adds
+		inBackup = 96
+		flowSize = inFlows + inBackup
+	)
 
 	return uint32(min(max(memory/1024/flowSize, minFlows), maxFlows))
 }
