@@ -25,7 +25,7 @@ type status struct {
 	Revision  uint32         `json:"revision"` // of the programs
 	Build     loader.BuildID `json:"build"`
 	Same      bool           `json:"sameAsThisBinary"`
-	Ports     [2]int         `json:"masqueradePorts"` // the first and the last
+	Ports     [][2]int       `json:"masqueradePorts"` // the first and the last of each range
 	Uplinks   []string       `json:"uplinks"`
 	Features  []feature      `json:"features"`
 	Maps      []mapStatus    `json:"maps"`
@@ -86,7 +86,11 @@ func collect(datapath *loader.Datapath) (*status, error) {
 		Same:      config.Build == bpf.Build(),
 		Features:  chosen,
 		Uplinks:   []string{}, // not null
-		Ports:     [2]int{int(config.MasqPortFirst), int(config.MasqPortFirst) + int(config.MasqPortCount) - 1},
+	}
+	for _, ports := range config.MasqPorts {
+		if ports.Count > 0 {
+			s.Ports = append(s.Ports, [2]int{int(ports.First), int(ports.First) + int(ports.Count) - 1})
+		}
 	}
 	if err := s.addMaps(datapath); err != nil {
 		return nil, err
@@ -200,8 +204,12 @@ func (s *status) printFeatures(to io.Writer) error {
 }
 
 func (s *status) print(to io.Writer) error {
-	fmt.Fprintf(to, "pins         %s\nprograms     %s\nmasq ports   %d to %d\nuplinks      %s\n\n",
-		s.Directory, s.programs(), s.Ports[0], s.Ports[1], cmp.Or(strings.Join(s.Uplinks, " "), "none"))
+	var ports []string
+	for _, r := range s.Ports {
+		ports = append(ports, fmt.Sprintf("%d to %d", r[0], r[1]))
+	}
+	fmt.Fprintf(to, "pins         %s\nprograms     %s\nmasq ports   %s\nuplinks      %s\n\n",
+		s.Directory, s.programs(), strings.Join(ports, ", "), cmp.Or(strings.Join(s.Uplinks, " "), "none"))
 	if err := s.printFeatures(to); err != nil {
 		return err
 	}
