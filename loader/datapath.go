@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -69,7 +70,7 @@ type Options struct {
 }
 
 // Open opens the datapath of the calling thread's network namespace, with the maps
-// that an ADD writes. It loads the datapath first if necessary, and replaces
+// that every ADD writes. It loads the datapath first if necessary, and replaces
 // programs older than this binary's. ctx bounds the wait for other processes that
 // do the same; the error then wraps flock.ErrBusy.
 func Open(ctx context.Context, options Options) (*Datapath, error) {
@@ -96,18 +97,17 @@ func Open(ctx context.Context, options Options) (*Datapath, error) {
 // error wraps ErrNotLoaded if it is not loaded, and ErrIncompatible if it has
 // another map layout.
 func OpenLoaded() (*Datapath, error) {
-	d, err := OpenForRelease()
+	d, err := openConfig()
 	if err != nil {
 		return nil, err
 	}
 	if err := d.checkABI(); err != nil {
-		d.Close()
 		return nil, err
 	}
-	return d, nil
+	return d.openMaps(func(traits mapTraits) bool { return !traits.onDemand })
 }
 
-// OpenForRelease is OpenLoaded for a caller that only removes entries. It works with
+// OpenForRelease opens the datapath for a caller that only removes entries. It works with
 // the datapath of any version; if that has another map layout, only the maps whose
 // entries have owners are open.
 func OpenForRelease() (*Datapath, error) {
@@ -115,7 +115,7 @@ func OpenForRelease() (*Datapath, error) {
 	if err != nil {
 		return nil, err
 	}
-	return d.openMaps(func(traits mapTraits) bool { return traits.owned || !traits.onDemand && !d.isForeign() })
+	return d.openMaps(func(traits mapTraits) bool { return traits.owned || traits.inADD && !d.isForeign() })
 }
 
 // Close closes the maps. The datapath keeps running.
@@ -212,12 +212,15 @@ func (d *Datapath) openMap(name string, m **ebpf.Map) (err error) {
 	return nil
 }
 
-// OpenOnDemand opens a map that no other function opens, unless it is open. If the
-// datapath has another map layout, the map stays closed.
-func (d *Datapath) OpenOnDemand(wanted string) error {
+// OpenOnDemand opens maps that few changes need, unless they are open. If the datapath
+// has another map layout, it opens nothing.
+func (d *Datapath) OpenOnDemand(wanted ...string) error {
 	for name, m := range d.registered() {
-		if name == wanted && *m == nil && !d.isForeign() {
-			return d.openMap(name, m)
+		if *m != nil || d.isForeign() || !slices.Contains(wanted, name) {
+			continue
+		}
+		if err := d.openMap(name, m); err != nil {
+			return err
 		}
 	}
 	return nil

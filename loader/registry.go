@@ -12,8 +12,8 @@ import (
 // mapTraits is what the generated list of maps does not say about a map, and the
 // kernel says only once the map is open.
 type mapTraits struct {
-	// inADD: an ADD, or its rollback, writes the map. Open opens only these, because
-	// each map costs five system calls.
+	// inADD: every ADD writes the map. Open opens only these, because each map costs five
+	// system calls.
 	inADD bool
 	// owned: every entry has an owner, in the same place in every version (bpf/abi.h),
 	// so any version can remove it.
@@ -23,7 +23,7 @@ type mapTraits struct {
 	flowsPerEntry uint32
 	// ways: the entries are in buckets of this many, so the size is a multiple.
 	ways uint32
-	// onDemand: only OpenOnDemand opens the map, since few changes need it.
+	// onDemand: only OpenOnDemand opens the map. It can open all others, too.
 	onDemand bool
 }
 
@@ -33,10 +33,10 @@ var registry = map[string]mapTraits{
 	bpf.MapEndpoints:     {inADD: true, owned: true},
 	bpf.MapDevices:       {inADD: true, owned: true},
 	bpf.MapHostPorts:     {inADD: true, owned: true},
-	bpf.MapNonMasqCIDRs:  {inADD: true},
-	bpf.MapPortSrcRanges: {inADD: true},
+	bpf.MapNonMasqCIDRs:  {},
+	bpf.MapPortSrcRanges: {},
 	bpf.MapUplinks:       {inADD: true},
-	bpf.MapDrops:         {inADD: true, owned: true},
+	bpf.MapDrops:         {owned: true},
 	bpf.MapDropTotals:    {},
 	bpf.MapFlows:         {owned: true, flowsPerEntry: 1},
 	bpf.MapFlowsBackup:   {flowsPerEntry: 1, ways: backupWays},
