@@ -1,6 +1,8 @@
 package loader
 
 import (
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -13,25 +15,27 @@ import (
 )
 
 // Bounds of the ports that masquerading may choose: lower ones belong to the host's
-// services, and Kubernetes allocates node ports from nodePorts on.
+// services, and Kubernetes allocates its node ports between.
 const (
-	firstPort = 1024
-	nodePorts = 30000
-	lastPort  = 65535
+	firstPort     = 1024
+	firstNodePort = 30000
+	lastNodePort  = 32767
+	lastPort      = 65535
 
 	// minPorts is enough for the connections to one busy remote.
 	minPorts = 4096
 )
 
-// chooseConfig returns the datapath's configuration for this host.
+// chooseConfig returns the datapath's configuration for this host, without what depends on
+// its maps.
 func chooseConfig(options Options) (bpf.HostConfig, error) {
 	low, high, err := localPortRange()
 	if err != nil {
 		return bpf.HostConfig{}, err
 	}
-	first, last := masqPorts(low, high)
+	ports := masqPorts(low, high)
 	if options.MasqPorts != [2]uint16{} {
-		first, last = int(options.MasqPorts[0]), int(options.MasqPorts[1])
+		ports = [2]bpf.PortRange{portRange(int(options.MasqPorts[0]), int(options.MasqPorts[1]))}
 	}
 	attach := options.Attach
 	if attach == 0 {
@@ -39,28 +43,46 @@ func chooseConfig(options Options) (bpf.HostConfig, error) {
 			return bpf.HostConfig{}, err
 		}
 	}
-	return bpf.HostConfig{
-		Attach:        uint32(attach),
-		MasqPortFirst: uint16(first),
-		MasqPortCount: uint16(last - first + 1),
-		Timeout:       options.Timeouts.ticks(),
-	}, nil
+	config := bpf.HostConfig{Attach: uint32(attach), Secret: newSecret(), Timeout: ticks(options.Timeouts)}
+	for i := range ports {
+		config.MasqPorts[i] = ports[i]
+	}
+	return config, nil
 }
 
-// masqPorts returns the first and last port that masquerading may choose. The host's
-// own sockets get theirs from [low, high], so it returns the larger range below or
-// above that. If neither is large enough, masquerading shares the default range with
-// the host's sockets; the datapath looks for a socket before it takes a port.
-func masqPorts(low, high int) (first, last int) {
-	below := min(low, nodePorts) - 1
-	switch {
-	case below-firstPort >= lastPort-high && below-firstPort+1 >= minPorts:
-		return firstPort, below
-	case lastPort-high >= minPorts:
-		return high + 1, lastPort
-	default:
-		return firstPort, nodePorts - 1
+// newSecret returns the key of the datapath's hashes. An upgrade keeps it.
+func newSecret() (secret [2]uint64) {
+	var random [16]byte
+	rand.Read(random[:]) // never fails
+	for i := range secret {
+		secret[i] = binary.NativeEndian.Uint64(random[8*i:])
 	}
+	return secret
+}
+
+// masqPorts returns the ports that masquerading may choose. The host's own sockets get
+// theirs from [low, high], so it returns what is below and above that. If that is not
+// enough, masquerading shares a range with the host's sockets; the datapath looks for a
+// socket before it takes a port.
+func masqPorts(low, high int) [2]bpf.PortRange {
+	below := portRange(firstPort, min(low, firstNodePort)-1)
+	above := portRange(max(high, lastNodePort)+1, lastPort)
+	switch {
+	case int(below.Count)+int(above.Count) < minPorts:
+		return [2]bpf.PortRange{portRange(firstPort, firstNodePort-1)}
+	case below.Count == 0:
+		return [2]bpf.PortRange{above}
+	default:
+		return [2]bpf.PortRange{below, above}
+	}
+}
+
+// portRange returns no ports where last is less than first.
+func portRange(first, last int) bpf.PortRange {
+	if last < first {
+		return bpf.PortRange{}
+	}
+	return bpf.PortRange{First: uint16(first), Count: uint16(last - first + 1)}
 }
 
 func localPortRange() (low, high int, err error) {

@@ -25,6 +25,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -34,7 +36,7 @@ import (
 
 // ABI is the version of the map layout that this binary reads and writes: EBPFNET_ABI
 // in bpf/abi.h.
-const ABI = 6
+const ABI = 7
 
 // Datapath is an open, loaded datapath. The caller must Close it. Anyone may read
 // the maps at any time; a writer holds Lock.
@@ -59,15 +61,16 @@ type Options struct {
 	// MasqPorts are the first and last port that masquerading may choose; zero: the
 	// ports outside ip_local_port_range.
 	MasqPorts [2]uint16
-	// Timeouts of flows.
-	Timeouts Timeouts
+	// Timeouts say how long an idle flow keeps its masquerading port; states that are
+	// missing have netfilter's.
+	Timeouts map[bpf.FlowState]time.Duration
 
 	// Programs to load; nil: those embedded in the binary.
 	Programs *Programs
 }
 
 // Open opens the datapath of the calling thread's network namespace, with the maps
-// that an ADD writes. It loads the datapath first if necessary, and replaces
+// that every ADD writes. It loads the datapath first if necessary, and replaces
 // programs older than this binary's. ctx bounds the wait for other processes that
 // do the same; the error then wraps flock.ErrBusy.
 func Open(ctx context.Context, options Options) (*Datapath, error) {
@@ -94,18 +97,17 @@ func Open(ctx context.Context, options Options) (*Datapath, error) {
 // error wraps ErrNotLoaded if it is not loaded, and ErrIncompatible if it has
 // another map layout.
 func OpenLoaded() (*Datapath, error) {
-	d, err := OpenForRelease()
+	d, err := openConfig()
 	if err != nil {
 		return nil, err
 	}
 	if err := d.checkABI(); err != nil {
-		d.Close()
 		return nil, err
 	}
-	return d, nil
+	return d.openMaps(func(traits mapTraits) bool { return !traits.onDemand })
 }
 
-// OpenForRelease is OpenLoaded for a caller that only removes entries. It works with
+// OpenForRelease opens the datapath for a caller that only removes entries. It works with
 // the datapath of any version; if that has another map layout, only the maps whose
 // entries have owners are open.
 func OpenForRelease() (*Datapath, error) {
@@ -113,7 +115,7 @@ func OpenForRelease() (*Datapath, error) {
 	if err != nil {
 		return nil, err
 	}
-	return d.openMaps(func(traits mapTraits) bool { return traits.owned || !d.isForeign() })
+	return d.openMaps(func(traits mapTraits) bool { return traits.owned || traits.inADD && !d.isForeign() })
 }
 
 // Close closes the maps. The datapath keeps running.
@@ -194,15 +196,32 @@ func (d *Datapath) openMaps(wanted func(mapTraits) bool) (*Datapath, error) {
 		if !wanted(registry[name]) {
 			continue
 		}
-		var err error
-		*m, err = ebpf.LoadPinnedMap(d.dir.mapPin(name), nil)
-		if d.isForeign() && errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
+		if err := d.openMap(name, m); err != nil {
 			d.Close()
-			return nil, fmt.Errorf("open %s: %w", d.dir.mapPin(name), err)
+			return nil, err
 		}
 	}
 	return d, nil
+}
+
+func (d *Datapath) openMap(name string, m **ebpf.Map) (err error) {
+	*m, err = ebpf.LoadPinnedMap(d.dir.mapPin(name), nil)
+	if err != nil && !(d.isForeign() && errors.Is(err, fs.ErrNotExist)) {
+		return fmt.Errorf("open %s: %w", d.dir.mapPin(name), err)
+	}
+	return nil
+}
+
+// OpenOnDemand opens maps that few changes need, unless they are open. If the datapath
+// has another map layout, it opens nothing.
+func (d *Datapath) OpenOnDemand(wanted ...string) error {
+	for name, m := range d.registered() {
+		if *m != nil || d.isForeign() || !slices.Contains(wanted, name) {
+			continue
+		}
+		if err := d.openMap(name, m); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -166,7 +166,7 @@ func Spec(options Options) (*ebpf.CollectionSpec, error) {
 	if err != nil {
 		return nil, err
 	}
-	spec, err := options.programs().specWith(config)
+	spec, err := options.programs().Spec()
 	if err != nil {
 		return nil, err
 	}
@@ -175,21 +175,19 @@ func Spec(options Options) (*ebpf.CollectionSpec, error) {
 	}
 	for name, traits := range registry {
 		if traits.flowsPerEntry > 0 {
-			spec.Maps[name].MaxEntries = options.MaxFlows / traits.flowsPerEntry
+			spec.Maps[name].MaxEntries = traits.size(options.MaxFlows)
 		}
 	}
-	return spec, nil
+	return spec, options.programs().configure(spec, config)
 }
 
-// specWith returns the programs with their configuration, which names them.
-func (p Programs) specWith(config bpf.HostConfig) (*ebpf.CollectionSpec, error) {
-	spec, err := p.Spec()
-	if err != nil {
-		return nil, err
-	}
+// configure sets the configuration of the programs, which names them. The maps of spec
+// have their final sizes.
+func (p Programs) configure(spec *ebpf.CollectionSpec, config bpf.HostConfig) error {
 	config.Abi, config.Build, config.Revision = p.ABI, p.Build, p.Revision
+	config.BackupBuckets = spec.Maps[bpf.MapFlowsBackup].MaxEntries / backupWays
 	if err := spec.Variables[bpf.VarConfig].Set(config); err != nil {
-		return nil, fmt.Errorf("set the datapath's configuration: %w", err)
+		return fmt.Errorf("set the datapath's configuration: %w", err)
 	}
-	return spec, nil
+	return nil
 }

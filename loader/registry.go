@@ -12,8 +12,8 @@ import (
 // mapTraits is what the generated list of maps does not say about a map, and the
 // kernel says only once the map is open.
 type mapTraits struct {
-	// inADD: an ADD, or its rollback, writes the map. Open opens only these, because
-	// each map costs five system calls.
+	// inADD: every ADD writes the map. Open opens only these, because each map costs five
+	// system calls.
 	inADD bool
 	// owned: every entry has an owner, in the same place in every version (bpf/abi.h),
 	// so any version can remove it.
@@ -21,6 +21,10 @@ type mapTraits struct {
 	// flowsPerEntry sizes the map: so many of Options.MaxFlows get one entry. 0 leaves
 	// the size of bpf/maps.h.
 	flowsPerEntry uint32
+	// ways: the entries are in buckets of this many, so the size is a multiple.
+	ways uint32
+	// onDemand: only OpenOnDemand opens the map. It can open all others, too.
+	onDemand bool
 }
 
 // registry is the one table of decisions about maps. A map without a row belongs to
@@ -29,16 +33,31 @@ var registry = map[string]mapTraits{
 	bpf.MapEndpoints:     {inADD: true, owned: true},
 	bpf.MapDevices:       {inADD: true, owned: true},
 	bpf.MapHostPorts:     {inADD: true, owned: true},
-	bpf.MapNonMasqCIDRs:  {inADD: true},
-	bpf.MapPortSrcRanges: {inADD: true},
+	bpf.MapNonMasqCIDRs:  {},
+	bpf.MapPortSrcRanges: {},
 	bpf.MapUplinks:       {inADD: true},
-	bpf.MapDrops:         {inADD: true, owned: true},
+	bpf.MapDrops:         {owned: true},
 	bpf.MapDropTotals:    {},
 	bpf.MapFlows:         {owned: true, flowsPerEntry: 1},
-	bpf.MapFlowsBackup:   {owned: true, flowsPerEntry: 1},
+	bpf.MapFlowsBackup:   {flowsPerEntry: 1, ways: backupWays},
 	bpf.MapOffloadTCP:    {flowsPerEntry: 1},
 	bpf.MapOffloadUDP:    {flowsPerEntry: 4}, // UDP entries stay until evicted, so they get less memory
 	bpf.MapFwdCache:      {flowsPerEntry: 1},
+
+	bpf.MapGeneration:      {onDemand: true},
+	bpf.MapHostPortNumbers: {onDemand: true},
+}
+
+// backupWays is BACKUP_WAYS in bpf/abi.h.
+const backupWays = 8
+
+// size returns the number of entries of a map that is sized by the number of flows.
+func (t mapTraits) size(flows uint32) uint32 {
+	n := max(flows/t.flowsPerEntry, 1)
+	if t.ways == 0 {
+		return n
+	}
+	return (n + t.ways - 1) / t.ways * t.ways
 }
 
 // registered yields the maps of the registry and where they are kept.

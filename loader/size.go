@@ -1,6 +1,12 @@
 package loader
 
-import "golang.org/x/sys/unix"
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+)
 
 // Bounds of the default number of flows: enough for a small machine, and the default
 // size of a busy node's conntrack table.
@@ -11,9 +17,12 @@ const (
 
 // flowsFor spends about a thousandth of the memory on flows.
 func flowsFor(memory uint64) uint32 {
-	const flowSize = 2 * 128 // key, value and the kernel's overhead, in flows and in flows_backup
+	const (
+		overhead = 64 // about what the kernel adds to an entry of flows
+		flowSize = overhead + unsafe.Sizeof(bpf.FlowKey{}) + unsafe.Sizeof(bpf.Flow{}) + unsafe.Sizeof(bpf.FlowBackup{})
+	)
 
-	return uint32(min(max(memory/1024/flowSize, minFlows), maxFlows))
+	return uint32(min(max(memory/1024/uint64(flowSize), minFlows), maxFlows))
 }
 
 // memory returns the host's memory in bytes, or 0 if it is unknown.

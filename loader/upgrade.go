@@ -144,7 +144,7 @@ func (d *Datapath) switchPrograms(programs Programs) error {
 // the maps that it had to create. A map that only the new programs know is created; one
 // that only the old programs know stays, in case they return.
 func (d *Datapath) loadOnPinnedMaps(programs Programs) (collection *ebpf.Collection, created []string, err error) {
-	spec, err := programs.specWith(d.Config)
+	spec, err := programs.Spec()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -171,6 +171,9 @@ func (d *Datapath) loadOnPinnedMaps(programs Programs) (collection *ebpf.Collect
 			return nil, nil, fmt.Errorf("%w: map %s: %w", ErrIncompatible, name, err)
 		}
 		kept[name] = m
+	}
+	if err := programs.configure(spec, d.Config); err != nil { // with the secret of before
+		return nil, nil, err
 	}
 	if collection, err = newCollection(spec, kept); err != nil {
 		return nil, nil, err

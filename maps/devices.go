@@ -84,6 +84,7 @@ func (s *Store) PutDevice(d Device) error {
 			value.Flags |= f.flag
 		}
 	}
+	s.changed = true
 	if err := s.dp.Devices.Put(uint32(d.IfIndex), &value); err != nil {
 		return fmt.Errorf("put device %d: %w", d.IfIndex, err)
 	}

@@ -36,6 +36,7 @@ var reasons = [bpf.ReasonMax]string{
 	bpf.ReasonHeaders:    "IPv6 headers that hide the payload",
 	bpf.ReasonPolicy:     "sender denied by ingressPolicy",
 	bpf.ReasonSrcRange:   "client outside the host port's portSources",
+	bpf.ReasonICMPError:  "ICMP error about another's connection",
 }
 
 // String describes the reason.

@@ -23,6 +23,7 @@ type Endpoint struct {
 	HostMAC   net.HardwareAddr // of the host's end, 6 bytes
 	Gateway   netip.Addr       // the host's address on the veth: the source of hairpin clients
 	Masq      bool             // masquerade packets to the outside
+	Tunnels   bool             // with Masq: masquerade tunnels, too
 	NonMasq   PrefixSet        // destinations that are not masqueraded; 0: none
 	FastPath  FastPath
 	MTU       int // of the veth, bytes; larger packets take the slow path
@@ -94,6 +95,10 @@ func (s *Store) AddEndpoint(e Endpoint) error {
 	if e.Masq {
 		value.Flags |= bpf.EndpointMasq
 	}
+	if e.Tunnels {
+		value.Flags |= bpf.EndpointMasqTunnels
+	}
+	s.changed = true
 	err := create(s.dp.Endpoints, &key, &value)
 	if err == nil {
 		return nil
@@ -144,5 +149,6 @@ func endpointOf(key bpf.Addr, value bpf.Endpoint) Endpoint {
 		MTU:       int(value.Mtu),
 		NonMasq:   PrefixSet(value.NonmasqSet),
 		Masq:      value.Flags&bpf.EndpointMasq != 0,
+		Tunnels:   value.Flags&bpf.EndpointMasqTunnels != 0,
 	}
 }

@@ -13,32 +13,72 @@ import (
 // Flow is a connection that the programs remember in order to translate its packets or
 // to accept its replies. Only the programs create flows; user space reads and removes them.
 type Flow struct {
-	// Kind is bpf.FlowSNAT: opened by a container and masqueraded; bpf.FlowDNAT: opened
-	// to a container; or bpf.FlowEgress: opened by a container with an ingress policy.
+	// Kind is bpf.FlowSNAT: opened by a container and masqueraded, or the host's own;
+	// bpf.FlowDNAT: opened to a container; bpf.FlowEgress: opened by a container with an
+	// ingress policy; or bpf.FlowRSTHeld: refused by the host.
 	Kind bpf.FlowKind
 	// Remote is the other side. The port is 0 for echo requests to it.
 	Remote netip.AddrPort
 	// Local is the masquerading address and port for SNAT, else the container's.
 	Local netip.AddrPort
 	// NAT is the container's address and port for SNAT, the original destination for
-	// DNAT, and unused for Egress.
+	// DNAT, and unused for others.
 	NAT      netip.AddrPort
 	Protocol Protocol
-	Owner    loader.Owner
+	State    FlowState
+	Owner    loader.Owner // 0: the host itself
 }
+
+// FlowState is how far a flow has come, which decides its idle time.
+type FlowState bpf.FlowState
+
+// flowStates are the names that netfilter has for the states.
+var flowStates = [bpf.FlowStates]string{
+	bpf.FlowSYNSent:     "SYN_SENT",
+	bpf.FlowSYNRecv:     "SYN_RECV",
+	bpf.FlowEstablished: "ESTABLISHED",
+	bpf.FlowFINWait:     "FIN_WAIT",
+	bpf.FlowCloseWait:   "CLOSE_WAIT",
+	bpf.FlowLastACK:     "LAST_ACK",
+	bpf.FlowTimeWait:    "TIME_WAIT",
+	bpf.FlowClose:       "CLOSE",
+	bpf.FlowUDP:         "UDP",
+	bpf.FlowUDPStream:   "UDP_STREAM",
+	bpf.FlowICMP:        "ICMP",
+	bpf.FlowOther:       "OTHER",
+}
+
+// String returns the name of the state.
+func (s FlowState) String() string {
+	if int(s) < len(flowStates) {
+		return flowStates[s]
+	}
+	return fmt.Sprintf("state %d", uint8(s))
+}
+
+// MarshalText implements [encoding.TextMarshaler].
+func (s FlowState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // String describes the flow for an operator, from the side that opened it.
 func (f Flow) String() string {
+	return fmt.Sprintf("%s %s, %s", f.Protocol, f.translation(), f.State)
+}
+
+func (f Flow) translation() string {
 	remote, local, nat := text(f.Remote), text(f.Local), text(f.NAT)
 	switch {
+	case f.Kind == bpf.FlowSNAT && f.Owner == ownerHost:
+		return fmt.Sprintf("%s to %s, the host's own", local, remote)
 	case f.Kind == bpf.FlowSNAT:
-		return fmt.Sprintf("%s %s to %s, SNAT to %s", f.Protocol, nat, remote, local)
+		return fmt.Sprintf("%s to %s, SNAT to %s", nat, remote, local)
 	case f.Kind == bpf.FlowEgress:
-		return fmt.Sprintf("%s %s to %s, replies allowed", f.Protocol, local, remote)
+		return fmt.Sprintf("%s to %s, replies allowed", local, remote)
+	case f.Kind == bpf.FlowRSTHeld:
+		return fmt.Sprintf("%s to %s, RST held back", remote, local)
 	case f.Local == f.NAT:
-		return fmt.Sprintf("%s %s to %s, no DNAT", f.Protocol, remote, local)
+		return fmt.Sprintf("%s to %s, no DNAT", remote, local)
 	default:
-		return fmt.Sprintf("%s %s to %s, DNAT to %s", f.Protocol, remote, nat, local)
+		return fmt.Sprintf("%s to %s, DNAT to %s", remote, nat, local)
 	}
 }
 
@@ -51,20 +91,36 @@ func text(p netip.AddrPort) string {
 }
 
 // Flows lists all flows, in no particular order. There can be hundreds of thousands.
-func Flows(dp *loader.Datapath) ([]Flow, error) { return flowsIn(dp.Flows) }
-
-// FlowsBackup lists the flows of flows_backup, in no particular order.
-func FlowsBackup(dp *loader.Datapath) ([]Flow, error) { return flowsIn(dp.FlowsBackup) }
-
-func flowsIn(m *ebpf.Map) ([]Flow, error) {
+func Flows(dp *loader.Datapath) ([]Flow, error) {
 	var list []Flow
-	for entry, err := range entries[bpf.FlowKey, bpf.Flow](m) {
+	for entry, err := range entries[bpf.FlowKey, bpf.Flow](dp.Flows) {
 		if err != nil {
 			return nil, err
 		}
 		list = append(list, flowOf(entry.key, entry.value))
 	}
 	return list, nil
+}
+
+// FlowsBackup lists the flows of flows_backup, in no particular order. Flows of owners
+// that are gone are among them until others take their place.
+func FlowsBackup(dp *loader.Datapath) ([]Flow, error) {
+	if dp.FlowsBackup == nil {
+		return nil, nil
+	}
+	size := min(batchSize, int(dp.FlowsBackup.MaxEntries()))
+	keys, values := make([]uint32, size), make([]bpf.FlowBackup, size)
+	var list []Flow
+	locked := &ebpf.BatchOptions{ElemFlags: uint64(ebpf.LookupLock)} // no entry is half written
+	err := batches(dp.FlowsBackup, keys, values, locked, func(n int) bool {
+		for _, slot := range values[:n] {
+			if slot.Used != 0 {
+				list = append(list, flowOf(slot.Key, slot.Flow))
+			}
+		}
+		return true
+	})
+	return list, err
 }
 
 func flowOf(key bpf.FlowKey, value bpf.Flow) Flow {
@@ -74,6 +130,7 @@ func flowOf(key bpf.FlowKey, value bpf.Flow) Flow {
 		Local:    netip.AddrPortFrom(addrOf(key.Local), key.LocalPort),
 		NAT:      netip.AddrPortFrom(addrOf(value.NatAddr), value.NatPort),
 		Protocol: Protocol(key.Protocol),
+		State:    FlowState(value.State),
 		Owner:    loader.Owner(value.Owner),
 	}
 }

@@ -48,6 +48,9 @@ func (e *HostPortTakenError) Unwrap() error { return ErrTaken }
 // AddHostPort creates the entries of a host port. If another attachment has it, the
 // error is a *HostPortTakenError.
 func (s *Store) AddHostPort(p HostPort) error {
+	if err := s.addNumber(p); err != nil {
+		return err
+	}
 	key := hostPortKey(p)
 	value := bpf.HostPort{
 		Owner:       uint64(p.Owner),
@@ -56,6 +59,7 @@ func (s *Store) AddHostPort(p HostPort) error {
 		TargetPort:  p.ContainerPort,
 		SrcRangeSet: uint32(p.SrcRanges),
 	}
+	s.changed = true
 	err := create(s.dp.HostPorts, &key, &value)
 	if err == nil {
 		return s.addReverse(p)
@@ -64,6 +68,33 @@ func (s *Store) AddHostPort(p HostPort) error {
 		return &HostPortTakenError{Wanted: p, Holder: holder}
 	}
 	return fmt.Errorf("create host port %s/%s: %w", p.hostSide(), p.Protocol, err)
+}
+
+// addNumber makes the number of a host port known as one. It stays known, since clients
+// may go on for longer than the host port exists.
+func (s *Store) addNumber(p HostPort) error {
+	if err := s.dp.OpenOnDemand(bpf.MapHostPortNumbers); err != nil {
+		return err
+	}
+	const perWord = 64
+
+	m := s.dp.HostPortNumbers
+	word := uint32(p.HostPort) / perWord
+	if p.Protocol == UDP {
+		word += m.MaxEntries() / 2
+	}
+	bit := uint64(1) << (p.HostPort % perWord)
+	var known uint64
+	if err := m.Lookup(word, &known); err != nil {
+		return fmt.Errorf("look up the number of host port %s/%s: %w", p.hostSide(), p.Protocol, err)
+	}
+	if known&bit != 0 {
+		return nil
+	}
+	if err := m.Put(word, known|bit); err != nil {
+		return fmt.Errorf("put the number of host port %s/%s: %w", p.hostSide(), p.Protocol, err)
+	}
+	return nil
 }
 
 // addReverse creates the entry that translates the container's port back to the host

@@ -32,20 +32,26 @@ func PrefixSetOf(prefixes []netip.Prefix) PrefixSet {
 
 // AddNonMasqCIDRs creates the missing entries of a set of non-masquerade CIDRs.
 func (s *Store) AddNonMasqCIDRs(prefixes []netip.Prefix) error {
-	return addPrefixes(s.dp.NonmasqCidrs, prefixes)
+	return s.addPrefixes(bpf.MapNonMasqCIDRs, &s.dp.NonmasqCidrs, prefixes)
 }
 
 // AddSrcRanges creates the missing entries of a set of source ranges.
 func (s *Store) AddSrcRanges(prefixes []netip.Prefix) error {
-	return addPrefixes(s.dp.PortSrcRanges, prefixes)
+	return s.addPrefixes(bpf.MapPortSrcRanges, &s.dp.PortSrcRanges, prefixes)
 }
 
-func addPrefixes(m *ebpf.Map, prefixes []netip.Prefix) error {
+func (s *Store) addPrefixes(name string, m **ebpf.Map, prefixes []netip.Prefix) error {
+	if len(prefixes) == 0 {
+		return nil
+	}
+	if err := s.dp.OpenOnDemand(name); err != nil {
+		return err
+	}
 	set := PrefixSetOf(prefixes)
 	for _, prefix := range prefixes {
 		key := prefixKey(set, prefix)
-		if err := m.Put(&key, uint32(0)); err != nil {
-			return fmt.Errorf("put %s into %v: %w", prefix, m, err)
+		if err := (*m).Put(&key, uint32(0)); err != nil {
+			return fmt.Errorf("put %s into %v: %w", prefix, *m, err)
 		}
 	}
 	return nil

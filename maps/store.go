@@ -5,7 +5,8 @@
 // A function that only reads takes an open *loader.Datapath. A map that is not open
 // (nil) reads as empty: see loader.Open and loader.OpenForRelease for which maps are.
 // Everything that writes is a method of Store, and With, which holds the datapath's
-// lock, is the only source of a Store. Endpoints and host ports are created, never
+// lock, is the only source of a Store. After a change With voids the decisions that the
+// programs keep (generation.go). Endpoints and host ports are created, never
 // overwritten, and removed by owner; entries of devices and uplinks are replaced.
 //
 // It imports loader and bpf; the plugin and the commands import it.
@@ -31,21 +32,25 @@ var ErrTaken = errors.New("taken by another attachment")
 
 // Store writes to the maps of an open datapath.
 type Store struct {
-	dp *loader.Datapath
+	dp      *loader.Datapath
+	changed bool // With is to make a new generation
 }
 
-// With calls change with the datapath's lock held. ctx bounds the wait for the lock;
+// With calls change with the datapath's lock held, and then makes a new generation if
+// change has written something that decisions depend on. ctx bounds the wait for the lock;
 // the error then wraps flock.ErrBusy.
 func With(ctx context.Context, dp *loader.Datapath, change func(*Store) error) error {
 	lock, err := dp.Lock(ctx)
 	if err != nil {
 		return err
 	}
-	return errors.Join(change(&Store{dp}), lock.Release())
+	s := &Store{dp: dp}
+	return errors.Join(change(s), s.finish(), lock.Release())
 }
 
 // CloseHostPorts removes an owner's host ports, so that they accept no new connections.
-// With the last host port of all it also detaches the program from lo.
+// With the last host port of all it also detaches the program from lo. ReleaseClosed must
+// follow: it makes the new generation for both.
 func (s *Store) CloseHostPorts(owner loader.Owner) error {
 	return s.closeHostPorts(map[loader.Owner]bool{owner: true})
 }
@@ -82,6 +87,10 @@ func (s *Store) ReleaseAll(owners map[loader.Owner]bool) error {
 }
 
 func (s *Store) release(owners map[loader.Owner]bool) error {
+	s.changed = true
+	if err := s.dp.OpenOnDemand(bpf.MapNonMasqCIDRs, bpf.MapPortSrcRanges, bpf.MapDrops); err != nil {
+		return err
+	}
 	return errors.Join(
 		removeOwned(s.dp.Endpoints, owners, ownerOf),
 		removeOwned(s.dp.Devices, owners, ownerOf),
@@ -95,6 +104,7 @@ const ownerHost loader.Owner = 0
 
 // RemoveOrphans removes the flows and drop counters of owners that have neither device
 // nor endpoint, in any network. A packet during a Release may have left such a counter.
+// flows_backup is left alone: its entries without an owner are free for others.
 func (s *Store) RemoveOrphans() error {
 	living := map[loader.Owner]bool{ownerHost: true}
 	for _, m := range []*ebpf.Map{s.dp.Devices, s.dp.Endpoints} {
@@ -107,7 +117,6 @@ func (s *Store) RemoveOrphans() error {
 	}
 	orphan := func(owner loader.Owner) bool { return !living[owner] }
 	return errors.Join(
-		removeIf(s.dp.FlowsBackup, orphan, ownerOf),
 		removeIf(s.dp.Flows, orphan, ownerOf),
 		removeIf(s.dp.Drops, orphan, ownerOfKey),
 	)
@@ -168,7 +177,7 @@ func entries[K, V any](m *ebpf.Map) iter.Seq2[entry[K, V], error] {
 		}
 		size := min(batchSize, int(m.MaxEntries()))
 		keys, values := make([]K, size), make([]V, size)
-		err := batches(m, keys, values, func(n int) bool {
+		err := batches(m, keys, values, nil, func(n int) bool {
 			for i := range n {
 				if !yield(entry[K, V]{keys[i], values[i]}, nil) {
 					return false
@@ -191,7 +200,7 @@ func rawEntries(m *ebpf.Map) iter.Seq2[entry[[]byte, []byte], error] {
 		}
 		size := min(batchSize, int(m.MaxEntries()))
 		keys, values := byteArrays(size, m.KeySize()), byteArrays(size, m.ValueSize())
-		err := batches(m, keys.Interface(), values.Interface(), func(n int) bool {
+		err := batches(m, keys.Interface(), values.Interface(), nil, func(n int) bool {
 			for i := range n {
 				if !yield(entry[[]byte, []byte]{keys.Index(i).Bytes(), values.Index(i).Bytes()}, nil) {
 					return false
@@ -213,10 +222,10 @@ func byteArrays(n int, size uint32) reflect.Value {
 
 // batches fills the two slices repeatedly and calls use with the number of elements,
 // until use returns false.
-func batches(m *ebpf.Map, keys, values any, use func(n int) bool) error {
+func batches(m *ebpf.Map, keys, values any, options *ebpf.BatchOptions, use func(n int) bool) error {
 	var cursor ebpf.MapBatchCursor
 	for {
-		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		n, err := m.BatchLookup(&cursor, keys, values, options)
 		last := errors.Is(err, ebpf.ErrKeyNotExist)
 		if err != nil && !last {
 			return fmt.Errorf("walk %v: %w", m, err)

@@ -44,6 +44,7 @@ func (s *Store) SetUplink(u Uplink) error {
 	if u.ContainerBridge {
 		value.ContainerBridge = 1
 	}
+	s.changed = true
 	if err := s.dp.Uplinks.Put(&key, &value); err != nil {
 		return fmt.Errorf("put uplink %d: %w", u.IfIndex, err)
 	}
@@ -53,6 +54,7 @@ func (s *Store) SetUplink(u Uplink) error {
 // DeleteUplink removes the entry of an uplink, if it exists.
 func (s *Store) DeleteUplink(ifindex int) error {
 	key := uint32(ifindex)
+	s.changed = true
 	if err := s.dp.Uplinks.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("delete uplink %d: %w", ifindex, err)
 	}

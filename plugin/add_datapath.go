@@ -30,6 +30,7 @@ func (a *adder) attach(ctx context.Context) error {
 			HostMAC:   a.pair.HostMAC,
 			Gateway:   address.Gateway,
 			Masq:      a.config.Masq.For(address.Prefix.Addr()),
+			Tunnels:   a.config.Masq.TunnelsFor(address.Prefix.Addr()),
 			FastPath:  a.config.FastPathFor(a.isChained()),
 			MTU:       a.pair.MTU,
 			NonMasq:   maps.PrefixSetOf(a.config.Masq.NonMasqFor(address.Prefix.Addr())),
@@ -45,12 +46,23 @@ func (a *adder) attach(ctx context.Context) error {
 				return err
 			}
 		}
+		if len(a.hostPorts()) > 0 {
+			store.KeepGeneration() // openHostPorts makes a new one
+		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
 	return a.datapath.AttachEndpoint(a.pair.HostIndex)
+}
+
+// hostPorts returns the entries of the host ports.
+func (a *adder) hostPorts() (entries []maps.HostPort) {
+	for _, port := range a.config.HostPorts {
+		entries = append(entries, port.EntriesFor(a.endpoints)...)
+	}
+	return entries
 }
 
 func (a *adder) addEndpoint(store *maps.Store, endpoint maps.Endpoint) error {
@@ -114,10 +126,7 @@ func (a *adder) attachUplinks(ctx context.Context) error {
 }
 
 func (a *adder) openHostPorts(ctx context.Context) error {
-	var entries []maps.HostPort
-	for _, port := range a.config.HostPorts {
-		entries = append(entries, port.EntriesFor(a.endpoints)...)
-	}
+	entries := a.hostPorts()
 	if len(entries) == 0 {
 		return nil
 	}

@@ -55,6 +55,8 @@ func (c *checker) checkEndpoint(addr netip.Addr) (maps.Endpoint, bool) {
 		c.differs("the datapath has %s behind device %d, expected %d", addr, endpoint.IfIndex, c.hostIndex)
 	case endpoint.Masq != c.config.Masq.For(addr):
 		c.differs("masquerading of %s is %v, expected %v", addr, endpoint.Masq, !endpoint.Masq)
+	case endpoint.Tunnels != c.config.Masq.TunnelsFor(addr):
+		c.differs("masquerading of tunnels from %s is %v, expected %v (masqTunnels)", addr, endpoint.Tunnels, !endpoint.Tunnels)
 	case endpoint.FastPath != fastPath:
 		c.differs("fastPath of %s is %s, expected %s", addr, endpoint.FastPath, fastPath)
 	case endpoint.NonMasq != maps.PrefixSetOf(nonMasq):

@@ -128,6 +128,9 @@ func (c *checker) checkUplinks() {
 		if c.failed(err) || device == nil {
 			continue
 		}
+		if warning := link.BridgeNetfilter(device); warning != "" {
+			c.log.Warn(warning) // no difference: it depends on the rules
+		}
 		attached, err := c.datapath.UplinkAttached(uplink.IfIndex)
 		if !c.failed(err) && !attached {
 			c.differs("uplink %s has lost its BPF programs"+repairable, device.Attrs().Name)

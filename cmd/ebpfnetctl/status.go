@@ -17,6 +17,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
 )
 
 // status is what `ebpfnetctl status -o json` prints.
@@ -25,8 +26,9 @@ type status struct {
 	Revision  uint32         `json:"revision"` // of the programs
 	Build     loader.BuildID `json:"build"`
 	Same      bool           `json:"sameAsThisBinary"`
-	Ports     [2]int         `json:"masqueradePorts"` // the first and the last
+	Ports     [][2]int       `json:"masqueradePorts"` // the first and the last of each range
 	Uplinks   []string       `json:"uplinks"`
+	Warnings  []string       `json:"warnings"` // about uplinks, each with the remedy
 	Features  []feature      `json:"features"`
 	Maps      []mapStatus    `json:"maps"`
 	Bytes     uint64         `json:"bytes"` // of all maps
@@ -86,7 +88,12 @@ func collect(datapath *loader.Datapath) (*status, error) {
 		Same:      config.Build == bpf.Build(),
 		Features:  chosen,
 		Uplinks:   []string{}, // not null
-		Ports:     [2]int{int(config.MasqPortFirst), int(config.MasqPortFirst) + int(config.MasqPortCount) - 1},
+		Warnings:  []string{},
+	}
+	for _, ports := range config.MasqPorts {
+		if ports.Count > 0 {
+			s.Ports = append(s.Ports, [2]int{int(ports.First), int(ports.First) + int(ports.Count) - 1})
+		}
 	}
 	if err := s.addMaps(datapath); err != nil {
 		return nil, err
@@ -101,6 +108,11 @@ func collect(datapath *loader.Datapath) (*status, error) {
 		}
 		s.Uplinks = append(s.Uplinks, deviceName(uplink.IfIndex))
 	}
+	warnings, err := operator.UplinkWarnings(datapath)
+	if err != nil {
+		return nil, err
+	}
+	s.Warnings = append(s.Warnings, warnings...)
 	counters, err := maps.DropTotals(datapath)
 	if err != nil {
 		return nil, err
@@ -200,8 +212,16 @@ func (s *status) printFeatures(to io.Writer) error {
 }
 
 func (s *status) print(to io.Writer) error {
-	fmt.Fprintf(to, "pins         %s\nprograms     %s\nmasq ports   %d to %d\nuplinks      %s\n\n",
-		s.Directory, s.programs(), s.Ports[0], s.Ports[1], cmp.Or(strings.Join(s.Uplinks, " "), "none"))
+	var ports []string
+	for _, r := range s.Ports {
+		ports = append(ports, fmt.Sprintf("%d to %d", r[0], r[1]))
+	}
+	fmt.Fprintf(to, "pins         %s\nprograms     %s\nmasq ports   %s\nuplinks      %s\n",
+		s.Directory, s.programs(), strings.Join(ports, ", "), cmp.Or(strings.Join(s.Uplinks, " "), "none"))
+	for _, warning := range s.Warnings {
+		fmt.Fprintf(to, "warning      %s\n", warning)
+	}
+	fmt.Fprintln(to)
 	if err := s.printFeatures(to); err != nil {
 		return err
 	}

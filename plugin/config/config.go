@@ -66,6 +66,7 @@ type Config struct {
 // Masq selects the container's traffic that is masqueraded.
 type Masq struct {
 	IPv4, IPv6 bool
+	Tunnels    bool           // tunnels are masqueraded, too
 	NonMasq    []netip.Prefix // destinations that are not masqueraded
 }
 
@@ -76,6 +77,9 @@ func (m Masq) For(addr netip.Addr) bool {
 	}
 	return m.IPv6
 }
+
+// TunnelsFor returns whether tunnels from an address are masqueraded.
+func (m Masq) TunnelsFor(addr netip.Addr) bool { return m.Tunnels && m.For(addr) }
 
 // NonMasqFor returns the non-masquerade CIDRs of an address's family.
 func (m Masq) NonMasqFor(addr netip.Addr) (prefixes []netip.Prefix) {
@@ -101,6 +105,7 @@ type netConf struct {
 	IPMasq4    *bool         `json:"ipMasq4"`
 	IPMasq6    *bool         `json:"ipMasq6"`
 	NonMasq    []string      `json:"nonMasqueradeCIDRs"`
+	Tunnels    bool          `json:"masqTunnels"`
 	FastPath   maps.FastPath `json:"fastPath"`
 	MaxFlows   int64         `json:"maxFlows"`
 	Uplinks    []string      `json:"uplinks"`
@@ -389,7 +394,7 @@ func parsePolicy(name string) (maps.Policy, error) {
 }
 
 func (c *netConf) masq() (masq Masq, err error) {
-	masq.IPv4, masq.IPv6 = c.IPMasq, c.IPMasq
+	masq.IPv4, masq.IPv6, masq.Tunnels = c.IPMasq, c.IPMasq, c.Tunnels
 	if c.IPMasq4 != nil {
 		masq.IPv4 = *c.IPMasq4
 	}

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -56,6 +57,9 @@ func TestParse(t *testing.T) {
 		{"ipMasq", "", []string{`"ipMasq": true`}, func(c *Config) string { return fmt.Sprint(c.Masq.IPv4) }, "true"},
 		{"a family of ipMasq", "", []string{`"ipMasq": true, "ipMasq6": false`}, masqOf, "true false []"},
 		{"the other family", "", []string{`"ipMasq6": true`}, masqOf, "false true []"},
+		{"masqTunnels", "", []string{`"ipMasq4": true, "masqTunnels": true`}, func(c *Config) string {
+			return fmt.Sprint(c.Masq.TunnelsFor(netip.MustParseAddr("10.0.0.1")), c.Masq.TunnelsFor(netip.MustParseAddr("fd00::1")))
+		}, "true false"},
 		{"nonMasqueradeCIDRs", "", []string{`"ipMasq": true, "nonMasqueradeCIDRs": ["10.0.0.0/8", "fd00::/8"]`}, masqOf, "true true [10.0.0.0/8 fd00::/8]"},
 		{"maxFlows", "", []string{`"maxFlows": 1024`}, func(c *Config) string { return fmt.Sprint(c.MaxFlows) }, "1024"},
 		{"least MTU", "", []string{`"mtu": 68`}, func(c *Config) string { return fmt.Sprint(c.MTU) }, "68"},
@@ -215,7 +219,7 @@ func TestDocuments(t *testing.T) {
 // TestKnownKeys pins the keys that the struct tags give.
 func TestKnownKeys(t *testing.T) {
 	want := strings.Fields(`allmulti antiSpoof args bigTCP capabilities cniVersion dataDir device disableCheck disableGC dns egressBurst
-		egressRate fastPath ingressBurst ingressPolicy ingressRate ipMasq ipMasq4 ipMasq6 ipam logFile logLevel maxFlows mtu name
+		egressRate fastPath ingressBurst ingressPolicy ingressRate ipMasq ipMasq4 ipMasq6 ipam logFile logLevel masqTunnels maxFlows mtu name
 		nonMasqueradeCIDRs prevResult promisc runtimeConfig sysctl txQLen type unshapedSubnets uplinks`)
 	if got := keysOf(&netConf{}); !slices.Equal(slices.Sorted(slices.Values(got)), want) {
 		t.Errorf("known keys are %q, want %q", got, want)

@@ -30,7 +30,7 @@ func wantRefusal(t *testing.T, err error) {
 func FuzzConfig(f *testing.F) {
 	for _, keys := range [][]string{
 		{},
-		{`"ipMasq": true, "ipMasq6": false, "nonMasqueradeCIDRs": ["10.0.0.0/8", "fd00::/8"]`},
+		{`"ipMasq": true, "ipMasq6": false, "nonMasqueradeCIDRs": ["10.0.0.0/8", "fd00::/8"], "masqTunnels": true`},
 		{`"mtu": 1400, "maxFlows": 2048, "device": "auto", "uplinks": ["eth*"], "logFile": "/l", "logLevel": "debug", "dataDir": "/d"`},
 		{`"fastPath": "always", "antiSpoof": false, "ingressPolicy": "isolated"`},
 		{`"sysctl": {"net.ipv4.conf.IFNAME.arp_notify": "1"}, "promisc": true, "allmulti": false, "txQLen": 7`},

@@ -94,6 +94,24 @@ func (o *Operator) findEnds(dataDir string) error {
 	return nil
 }
 
+// UplinkWarnings returns what is wrong with the host's uplinks, and what to do about it.
+func UplinkWarnings(datapath *loader.Datapath) (warnings []string, err error) {
+	host, err := rtnl.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+
+	o := Operator{datapath: datapath, host: host}
+	uplinks, err := o.uplinks()
+	for _, uplink := range uplinks {
+		if warning := link.BridgeNetfilter(uplink); warning != "" {
+			warnings = append(warnings, warning)
+		}
+	}
+	return warnings, err
+}
+
 // Usage is what depends on the datapath.
 type Usage struct {
 	Containers []string

@@ -56,7 +56,8 @@ func (o *Operator) detachedUplinks() (detached []string, err error) {
 
 // attachEndpoints attaches the programs of containers where they are missing.
 func (o *Operator) attachEndpoints(ctx context.Context) (repaired []string, err error) {
-	err = maps.With(ctx, o.datapath, func(*maps.Store) error {
+	err = maps.With(ctx, o.datapath, func(store *maps.Store) error {
+		store.NewGeneration() // whatever is wrong, no decision outlives a repair
 		for _, end := range o.ends {
 			attached, err := o.datapath.EndpointAttached(end.index)
 			if err != nil {

@@ -42,6 +42,7 @@ func TestBadConfig(t *testing.T) {
 		{"antiSpoof", "yes", codeInvalidConfig, []string{"antiSpoof", "yes", "true or false"}},
 		{"ipMasq4", "yes", codeInvalidConfig, []string{"ipMasq4", "yes", "true or false"}},
 		{"ipMasq6", 0, codeInvalidConfig, []string{"ipMasq6", "0", "true or false"}},
+		{"masqTunnels", "yes", codeInvalidConfig, []string{"masqTunnels", "yes", "true or false"}},
 		{"nonMasqueradeCIDRs", "10.0.0.0/8", codeInvalidConfig, []string{"nonMasqueradeCIDRs", "10.0.0.0/8", "list"}},
 		{"nonMasqueradeCIDRs", list{"10.0.0.0/8", "10.0.0.1/8"}, codeInvalidConfig, []string{"nonMasqueradeCIDRs[1]", "10.0.0.1/8", "fd00::/8"}},
 		{"nonMasqueradeCIDRs", list{"10.0.0.1"}, codeInvalidConfig, []string{"nonMasqueradeCIDRs[0]", "10.0.0.1"}},

@@ -80,6 +80,7 @@ func TestCheck(t *testing.T) {
 		{"another container's configuration", func(_ *testing.T, p *pod, _ *types100.Result) { p.id = "c2" },
 			[]string{"10.88.0.", "another container's", "no device ebpf", "not reserved"}},
 		{"other masquerading", withExpected("ipMasq6", false), []string{"masquerading of fd00:88::", "is true, expected false"}},
+		{"other masqTunnels", withExpected("masqTunnels", true), []string{"masquerading of tunnels from 10.88.0.", "is false, expected true (masqTunnels)"}},
 		{"other antiSpoof", withExpected("antiSpoof", false), []string{"antiSpoof is true, expected false"}},
 		{"other ingressPolicy", withExpected("ingressPolicy", "isolated"), []string{"ingressPolicy is open, expected isolated"}},
 		{"other fastPath", withExpected("fastPath", "never"), []string{"fastPath of 10.88.0.", "is established, expected never"}},

@@ -23,8 +23,13 @@ func TestLeftovers(t *testing.T) {
 		}
 	})
 	var datapath *loader.Datapath
-	err := node.Do(func() (err error) {
-		datapath, err = loader.Open(Context(t), loader.Options{})
+	err := node.Do(func() error {
+		loaded, err := loader.Open(Context(t), loader.Options{})
+		if err != nil {
+			return err
+		}
+		loaded.Close()
+		datapath, err = loader.OpenLoaded() // all maps
 		return err
 	})
 	if err != nil {

@@ -1,0 +1,67 @@
+package loader
+
+import (
+	"testing"
+	"time"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+)
+
+func TestMasqPorts(t *testing.T) {
+	for _, test := range []struct {
+		name      string
+		low, high int // ip_local_port_range
+		want      [2][2]int
+	}{
+		{"the kernel's default", 32768, 60999, [2][2]int{{1024, 29999}, {61000, 65535}}},
+		{"low ports only", 1024, 4999, [2][2]int{{32768, 65535}}},
+		{"from the middle", 16384, 60999, [2][2]int{{1024, 16383}, {61000, 65535}}},
+		{"all above", 32768, 65535, [2][2]int{{1024, 29999}}},
+		{"below the node ports", 10000, 20000, [2][2]int{{1024, 9999}, {32768, 65535}}},
+		{"up to a node port", 20000, 31000, [2][2]int{{1024, 19999}, {32768, 65535}}},
+		{"both small, but enough", 4000, 64000, [2][2]int{{1024, 3999}, {64001, 65535}}},
+		{"everything", 1024, 65535, [2][2]int{{1024, 29999}}},
+		{"too much", 2000, 65000, [2][2]int{{1024, 29999}}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var got [2][2]int
+			for i, ports := range masqPorts(test.low, test.high) {
+				if ports.Count > 0 {
+					got[i] = [2]int{int(ports.First), int(ports.First) + int(ports.Count) - 1}
+				}
+			}
+			if got != test.want {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestTicks(t *testing.T) {
+	defaults := ticks(nil)
+	for state, n := range defaults {
+		if n == 0 {
+			t.Errorf("state %d has no timeout", state)
+		}
+	}
+	got := ticks(map[bpf.FlowState]time.Duration{bpf.FlowUDP: 3 << 30})
+	want := defaults
+	want[bpf.FlowUDP] = 3
+	if got != want {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestSecret(t *testing.T) {
+	if a, b := newSecret(), newSecret(); a == b || a[0] == a[1] {
+		t.Errorf("got %x and %x", a, b)
+	}
+}
+
+func TestBackupSize(t *testing.T) {
+	for flows, want := range map[uint32]uint32{1: 8, 8: 8, 9: 16, 1000: 1000, 1001: 1008} {
+		if got := registry[bpf.MapFlowsBackup].size(flows); got != want {
+			t.Errorf("%d flows: got %d entries, want %d", flows, got, want)
+		}
+	}
+}

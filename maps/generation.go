@@ -1,0 +1,33 @@
+package maps
+
+import (
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+)
+
+// The programs keep decisions about connections, each with the number in map generation
+// by which they made it. A decision with another number is void.
+
+// NewGeneration has With make a new generation although nothing has been written.
+func (s *Store) NewGeneration() { s.changed = true }
+
+// KeepGeneration has With make no new generation yet: the caller is about to change more
+// in another With, or fails and then releases what it has written.
+func (s *Store) KeepGeneration() { s.changed = false }
+
+// finish makes a new generation after a change. A random number is new without a look at
+// the present one: the programs compare its lower half with a number that was random, too.
+func (s *Store) finish() error {
+	if !s.changed {
+		return nil
+	}
+	if err := s.dp.OpenOnDemand(bpf.MapGeneration); err != nil || s.dp.Generation == nil {
+		return err
+	}
+	if err := s.dp.Generation.Put(uint32(0), rand.Uint64()); err != nil {
+		return fmt.Errorf("make a new generation: %w", err)
+	}
+	return nil
+}

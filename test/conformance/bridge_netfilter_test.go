@@ -1,0 +1,56 @@
+package conformance
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+var bridgeNetfilter = testenv.Feature{Name: "br_netfilter", Module: "br_netfilter", Probe: func() error {
+	_, err := os.Stat("/proc/sys/net/bridge/bridge-nf-call-iptables")
+	return err
+}}
+
+// TestBridgeNetfilter has br_netfilter on beside an uplink that is a bridge. CHECK and ebpfnetctl say so with the
+// remedy, which silences them.
+func TestBridgeNetfilter(t *testing.T) {
+	testenv.Require(t, bridgeNetfilter)
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	const name = "net/bridge/bridge-nf-call-iptables"
+	set := func(name, value string) {
+		t.Helper()
+		if err := h.Node.SetSysctl(name, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(warned bool) {
+		t.Helper()
+		call := p.try(t, "CHECK")
+		exit, out, _ := h.ctl(t, "status", "-o", "json")
+		var status struct{ Warnings []string }
+		if err := json.Unmarshal([]byte(out), &status); err != nil || exit != 0 || call.Exit != 0 {
+			t.Fatalf("CHECK: exit code %d; ebpfnetctl status: %d (%v)", call.Exit, exit, err)
+		}
+		_, text, _ := h.ctl(t, "status")
+		for from, said := range map[string]string{
+			"CHECK": string(call.Stderr), "status": text, "status -o json": strings.Join(status.Warnings, "\n"),
+		} {
+			if got := strings.Contains(said, "uplink uplink1 is a bridge") && strings.Contains(said, "set net.bridge.bridge-nf-call-iptables to 0"); got != warned {
+				t.Errorf("%s warns: %v, want %v: %s", from, got, warned, said)
+			}
+		}
+	}
+	set("net/bridge/bridge-nf-call-ip6tables", "0")
+	set(name, "1")
+	want(false) // no uplink is a bridge
+	h.addUplink(t)
+	want(true)
+	set(name, "0")
+	want(false)
+	p.del(t)
+}

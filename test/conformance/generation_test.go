@@ -1,0 +1,159 @@
+package conformance
+
+import (
+	"net"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// generation returns the number by which the programs tell whether a kept decision still counts.
+func (h *host) generation(t *testing.T) (generation uint64) {
+	t.Helper()
+	withDatapath(t, h, func(d *loader.Datapath) error {
+		if err := d.OpenOnDemand(bpf.MapGeneration); err != nil {
+			return err
+		}
+		return d.Generation.Lookup(uint32(0), &generation)
+	})
+	return generation
+}
+
+// TestGeneration checks that whatever changes containers, host ports or uplinks makes a new generation, and that
+// what only looks makes none.
+func TestGeneration(t *testing.T) {
+	h := newHost(t)
+	h.pod(t, "c1", dual("1.1.0")).add(t)
+	port := object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
+	conf := with(dual("1.1.0"), "runtimeConfig.portMappings", list{port})
+	p, failing := h.pod(t, "c2", conf), h.pod(t, "c3", conf)
+	before := h.generation(t)
+	want := func(what string, isNew bool) {
+		t.Helper()
+		now := h.generation(t)
+		if isNew != (now != before) {
+			t.Errorf("generation after %s: got %d after %d, want a new one: %v", what, now, before, isNew)
+		}
+		before = now
+	}
+	p.add(t)
+	want("ADD", true)
+	wantSuccess(t, p.try(t, "CHECK"), "")
+	wantSuccess(t, h.status(t, dual("1.1.0")), "")
+	h.wantCtl(t, 0, []string{"status"})
+	want("CHECK and STATUS", false)
+	if call := failing.try(t, "ADD"); call.Exit == 0 {
+		t.Error("ADD with a host port of another container succeeded")
+	}
+	want("a failed ADD", true)
+	h.wantCtl(t, 0, []string{"set", "pods/c2", "ingressPolicy=isolated"}, "isolated")
+	want("set", true)
+	h.wantCtl(t, 0, []string{"repair"}, "nothing to repair")
+	want("repair", true)
+	h.addUplink(t)
+	want("an uplink that is new to STATUS", true)
+	p.del(t)
+	want("DEL", true)
+	h.gc(t, withKey(dual("1.1.0"), currentKey, attachments()))
+	want("GC", true)
+}
+
+// addUplink gives the node another device with a subnet, which STATUS finds.
+func (h *host) addUplink(t *testing.T) {
+	t.Helper()
+	device := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "uplink1", Flags: net.FlagUp}}
+	address := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(192, 0, 3, 1), Mask: net.CIDRMask(24, 32)}}
+	err := h.Node.Netlink().LinkAdd(device)
+	if err == nil {
+		err = h.Node.Netlink().AddrAdd(device, address)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantSuccess(t, h.status(t, dual("1.1.0")), "")
+}
+
+// TestHostPortNumbers checks that the numbers of host ports stay known when the host ports are gone.
+func TestHostPortNumbers(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", with(dual("1.1.0"), "runtimeConfig.portMappings", list{
+		object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
+		object{"hostPort": 8127, "containerPort": 81, "protocol": "tcp"}, // in one word with 8080
+		object{"hostPort": 65535, "containerPort": 53, "protocol": "udp"},
+	}))
+	words := map[uint32]uint64{}
+	want := map[uint32]uint64{8080 / 64: 1<<(8080%64) | 1<<(8127%64), 1024 + 65535/64: 1 << 63}
+	check := func(when string) {
+		t.Helper()
+		withDatapath(t, h, func(d *loader.Datapath) error {
+			if err := d.OpenOnDemand(bpf.MapHostPortNumbers); err != nil {
+				return err
+			}
+			clear(words)
+			for word := range d.HostPortNumbers.MaxEntries() {
+				var bits uint64
+				if err := d.HostPortNumbers.Lookup(word, &bits); err != nil {
+					return err
+				}
+				if bits != 0 {
+					words[word] = bits
+				}
+			}
+			return nil
+		})
+		if len(words) != len(want) {
+			t.Errorf("words %s: got %x, want %x", when, words, want)
+		}
+		for word, bits := range want {
+			if words[word] != bits {
+				t.Errorf("word %d %s: got %x, want %x", word, when, words[word], bits)
+			}
+		}
+	}
+	p.add(t)
+	check("after ADD")
+	p.del(t)
+	check("after DEL")
+	p.add(t)
+	check("after another ADD")
+	p.del(t)
+}
+
+// TestUpgradeKeepsConfig checks that other programs go on with the secret, the ports and the buckets of the first.
+func TestUpgradeKeepsConfig(t *testing.T) {
+	h := newHost(t)
+	h.pod(t, "c1", with(dual("1.1.0"), "maxFlows", 2048)).add(t)
+	config := func() (config bpf.HostConfig) {
+		withDatapath(t, h, func(d *loader.Datapath) error {
+			config = d.Config
+			if got, want := config.BackupBuckets, d.FlowsBackup.MaxEntries()/8; got != want || want != 256 {
+				t.Errorf("buckets of flows_backup: got %d, want %d", got, want)
+			}
+			return nil
+		})
+		return config
+	}
+	before := config()
+	if before.Secret == [2]uint64{} {
+		t.Error("no secret")
+	}
+	other := loader.Embedded()
+	other.Build++
+	err := h.Node.Do(func() error {
+		_, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: &other})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := config()
+	before.Build = other.Build
+	if after != before {
+		t.Errorf("configuration: got %+v, want %+v", after, before)
+	}
+	h.gc(t, withKey(dual("1.1.0"), currentKey, attachments()))
+}
