@@ -383,6 +383,12 @@ const (
 	DatapathPolicyPOLICY_ISOLATED     DatapathPolicy = 2
 )
 
+type DatapathPortRange struct {
+	_     structs.HostLayout
+	First uint16
+	Count uint16
+}
+
 type DatapathPrefixKey struct {
 	_         structs.HostLayout
 	Prefixlen uint32

@@ -12,21 +12,21 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// flow is an entry of flows or flows_backup.
+// flow is an entry of flows or flows_backup. Its numbers of TCP are those of a connection of packets
+// as scene.packet makes them.
 type flow struct {
 	kind                      bpf.FlowKind
 	remote, local, translated string
 	owner                     uint64
-	states                    bpf.FlowState
+	flags                     bpf.FlowFlags
+	tcp                       bpf.FlowState // of TCP; other protocols have one state
 	idle                      time.Duration // since the last packet
+	clientPort                uint16        // of the host port's client, if the pod sees another one
 }
 
 const (
 	replied  = bpf.FlowReplied
-	fin      = bpf.FlowFIN
-	finReply = bpf.FlowFINReply
-	ended    = fin | finReply
-	reset    = ended | bpf.FlowRST
+	pickedUp = bpf.FlowPickedUp
 )
 
 // snat is a flow that pod opened to remote, masqueraded as local.
@@ -40,9 +40,34 @@ func dnat(remote, pod, via string) flow {
 }
 
 func (f flow) ownedBy(owner uint64) flow       { f.owner = owner; return f }
-func (f flow) state(states bpf.FlowState) flow { f.states = states; return f }
 func (f flow) idleFor(idle time.Duration) flow { f.idle = idle; return f }
 func (f flow) isSNAT() bool                    { return f.kind == bpf.FlowSNAT }
+
+// with sets the flags.
+func (f flow) with(flags bpf.FlowFlags) flow { f.flags = flags; return f }
+
+// in sets the state of TCP.
+func (f flow) in(state bpf.FlowState) flow { f.tcp = state; return f }
+
+// established is a flow whose sides have both sent.
+func (f flow) established() flow { return f.with(replied).in(bpf.FlowEstablished) }
+
+// provisional is a flow that was opened by a packet in the middle of a connection.
+func (f flow) provisional() flow { return f.with(pickedUp) }
+
+// state returns the flow's state for a protocol.
+func (f flow) state(p proto) bpf.FlowState {
+	switch p {
+	case tcp:
+		return f.tcp
+	case udp:
+		return bpf.FlowUDP
+	case echo:
+		return bpf.FlowICMP
+	default:
+		return bpf.FlowOther
+	}
+}
 
 func (f flow) wire(s scene) (bpf.FlowKey, bpf.Flow) {
 	// The pod sends the echo requests of an SNAT flow, the remote those of a DNAT flow.
@@ -52,10 +77,23 @@ func (f flow) wire(s scene) (bpf.FlowKey, bpf.Flow) {
 		Local: wire(local.Addr()), LocalPort: local.Port(),
 		Protocol: s.number(), Kind: f.kind,
 	}
-	return key, bpf.Flow{
+	value := bpf.Flow{
 		Owner: f.owner, NatAddr: wire(translated.Addr()), NatPort: translated.Port(),
-		LastSeen: ticks(f.idle), State: f.states,
+		LastSeen: ticks(f.idle), Created: uint16(ticks(f.idle)), State: f.state(s.proto), Flags: f.flags,
+		Ack: podACK, Expected: podSYN + 1,
 	}
+	if s.proto != tcp {
+		value.Flags &= replied
+		value.Ack, value.Expected = 0, 0
+	}
+	if f.kind == bpf.FlowDNAT {
+		value.RemotePort = remote.Port()
+		value.Expected = 0
+	}
+	if f.clientPort != 0 {
+		value.RemotePort = f.clientPort
+	}
+	return key, value
 }
 
 // ownerOf returns the owner of the pod in "name:port", or 0.
@@ -80,17 +118,25 @@ func ticks(ago time.Duration) uint32 {
 
 // checkFlows compares flows with want, including the time since each entry was used.
 func (h *host) checkFlows(s scene, want []flow) error {
-	return checkEntries(h.flows(), s, want)
-}
-
-// checkEntries is checkFlows for either flows or flows_backup.
-func checkEntries(m *ebpf.Map, s scene, want []flow) error {
-	const tolerance = 5 // ticks: a slow machine takes seconds
-
-	got, err := contents[bpf.FlowKey, bpf.Flow](m)
+	got, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
 	if err != nil {
 		return err
 	}
+	return checkEntries(got, s, want)
+}
+
+// checkBackup is checkFlows for flows_backup.
+func (h *host) checkBackup(s scene, want []flow) error {
+	got, err := h.backup()
+	if err != nil {
+		return err
+	}
+	return checkEntries(got, s, want)
+}
+
+func checkEntries(got map[bpf.FlowKey]bpf.Flow, s scene, want []flow) error {
+	const tolerance = 5 // ticks: a slow machine takes seconds
+
 	for _, flow := range want {
 		key, value := flow.wire(s)
 		entry, ok := got[key]
@@ -101,7 +147,7 @@ func checkEntries(m *ebpf.Map, s scene, want []flow) error {
 		if diff := int32(value.LastSeen - entry.LastSeen); diff < -tolerance || diff > tolerance {
 			return fmt.Errorf("flow %+v was last seen at tick %d, want %d", key, entry.LastSeen, value.LastSeen)
 		}
-		if entry.LastSeen = value.LastSeen; entry != value {
+		if entry = untimed(entry, value); entry != value {
 			return fmt.Errorf("flow %+v is %+v, want %+v", key, entry, value)
 		}
 	}
@@ -109,6 +155,68 @@ func checkEntries(m *ebpf.Map, s scene, want []flow) error {
 		return fmt.Errorf("unexpected flows: %+v", got)
 	}
 	return nil
+}
+
+// untimed returns an entry with the times, sequence numbers and device of another one.
+func untimed(entry, other bpf.Flow) bpf.Flow {
+	entry.LastSeen, entry.Created = other.LastSeen, other.Created
+	entry.Ack, entry.Expected, entry.RemoteEnd = other.Ack, other.Expected, other.RemoteEnd
+	entry.Uplink = other.Uplink
+	return entry
+}
+
+// backup returns the entries of flows_backup: the tests' datapath has a single bucket.
+func (h *host) backup() (map[bpf.FlowKey]bpf.Flow, error) {
+	entries := map[bpf.FlowKey]bpf.Flow{}
+	for i := range uint32(backupWays) {
+		var place bpf.FlowBackup
+		if err := h.flowsBackup().Lookup(i, &place); err != nil {
+			return nil, err
+		}
+		if place.Used != 0 {
+			entries[place.Key] = place.Flow
+		}
+	}
+	return entries, nil
+}
+
+const backupWays = 8
+
+// putBackup writes an entry to a free place of flows_backup.
+func (h *host) putBackup(key bpf.FlowKey, value bpf.Flow) error {
+	for i := range uint32(backupWays) {
+		var place bpf.FlowBackup
+		if err := h.flowsBackup().Lookup(i, &place); err != nil {
+			return err
+		}
+		if place.Used == 0 {
+			return h.flowsBackup().Put(i, bpf.FlowBackup{Used: 1, Key: key, Flow: value})
+		}
+	}
+	return errors.New("flows_backup is full")
+}
+
+// removeBackup removes an entry from flows_backup, if it is there.
+func (h *host) removeBackup(key bpf.FlowKey) error {
+	for i := range uint32(backupWays) {
+		var place bpf.FlowBackup
+		if err := h.flowsBackup().Lookup(i, &place); err != nil {
+			return err
+		}
+		if place.Used != 0 && place.Key == key {
+			return h.flowsBackup().Put(i, bpf.FlowBackup{})
+		}
+	}
+	return nil
+}
+
+// clearBackup empties flows_backup.
+func (h *host) clearBackup() error {
+	var errs []error
+	for i := range uint32(backupWays) {
+		errs = append(errs, h.flowsBackup().Put(i, bpf.FlowBackup{}))
+	}
+	return errors.Join(errs...)
 }
 
 // hostPort is an entry of host_ports. The zero proto means the row's.
@@ -183,6 +291,7 @@ var reasons = map[string]bpf.Reason{
 	"headers":      bpf.ReasonHeaders,
 	"policy":       bpf.ReasonPolicy,
 	"source range": bpf.ReasonSrcRange,
+	"ICMP error":   bpf.ReasonICMPError,
 }
 
 // checkCounters wants drop_totals to count one packet of size bytes under reason, or none for "".

@@ -280,7 +280,7 @@ func outsideToPodRows() []fastPathRow {
 // keys are equal to those of the connection's packets.
 func TestICMPErrorsBesideCachedConnections(t *testing.T) {
 	h := newHost(t)
-	masqueraded := []flow{snat("remote:80", "node:20000", "pod:4000").state(replied)}
+	masqueraded := []flow{snat("remote:80", "node:20000", "pod:4000").established()}
 	fast := fastPathRow{path: always, flows: masqueraded, in: "remote:80 > node:20000", out: "remote:80 > pod:4000"}
 	fast.edit = func(p *testenv.Packet) { p.Payload = strings.Repeat("x", podMTU/2) }
 	errorAbout := errorRow{flows: masqueraded, from: "router", about: "node:20000 > remote:80", out: "pod:4000 > remote:80"}

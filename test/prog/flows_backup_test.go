@@ -12,9 +12,9 @@ import (
 // TestFlowsBackup has connections that flows has lost, but flows_backup has not: their
 // packets are translated as before.
 func TestFlowsBackup(t *testing.T) {
-	masqueraded := []flow{snat("remote:80", "node:20000", "pod:4000").state(replied)}
-	replies := []flow{dnat("remote:5000", "pod:80", "node2:8080").state(replied)}
-	asNode := []flow{dnat("remote:5000", "pod:80", "node:8080").state(replied)}
+	masqueraded := []flow{snat("remote:80", "node:20000", "pod:4000").established()}
+	replies := []flow{dnat("remote:5000", "pod:80", "node2:8080").established()}
+	asNode := []flow{dnat("remote:5000", "pod:80", "node:8080").established()}
 	toPod := []hostPort{{host: "any:8080", to: "pod:80"}}
 	for program, rows := range map[string][]row{
 		bpf.ProgFromUplink: {
@@ -35,9 +35,9 @@ func TestFlowsBackup(t *testing.T) {
 				out: "node:* > remote:5000", after: []flow{snat("remote:5000", "node:*", "pod:81")},
 			},
 			{
-				name: "of two host ports, the one that the client used", backup: []flow{dnat("remote:5000", "plain:80", "node:8081").state(replied)},
+				name: "of two host ports, the one that the client used", backup: []flow{dnat("remote:5000", "plain:80", "node:8081").established()},
 				ports: []hostPort{{host: "any:8080", to: "plain:80"}, {host: "any:8081", to: "plain:80"}}, in: "plain:80 > remote:5000", edit: isACK,
-				out: "node:8081 > remote:5000", after: []flow{dnat("remote:5000", "plain:80", "node:8081").state(replied)},
+				out: "node:8081 > remote:5000", after: []flow{dnat("remote:5000", "plain:80", "node:8081").established()},
 			},
 			{
 				name: "an entry of the address's former owner", ports: toPod, in: "pod:80 > remote:5000", edit: isACK,
@@ -72,7 +72,7 @@ func TestFlowsBackupReservesPort(t *testing.T) {
 			t.Run(tc.name+" "+s.name, func(t *testing.T) {
 				candidates := h.candidates(t, s, outgoing)
 				s.star = candidates[0]
-				if err := errors.Join(h.reset(), h.fillBackup(s, []flow{tc.other.state(replied)})); err != nil {
+				if err := errors.Join(h.reset(), h.fillBackup(s, []flow{tc.other.established()})); err != nil {
 					t.Fatal(err)
 				}
 				s.star = 0

@@ -23,7 +23,7 @@ func each(flows []flow, change func(flow) flow) []flow {
 	return changed
 }
 
-func isReplied(f flow) flow      { return f.state(replied) }
+func isReplied(f flow) flow      { return f.established() }
 func isFormerOwners(f flow) flow { return f.ownedBy(formerOwner) }
 func isIdle(f flow) flow         { return f.idleFor(20 * time.Second) }
 

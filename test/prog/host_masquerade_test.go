@@ -36,21 +36,21 @@ func hostMasquerade() []row {
 		{name: "a pod has the port towards another port of the remote", on: withPorts, flows: []flow{snat("remote:81", "node:5000", "pod:4000")}, in: sent},
 
 		moved("a pod has the port", sent, "node:* > remote:80", pods,
-			snat("remote:80", "node:*", "node:5000"), dnat("remote:80", "node:5000", "node:*").state(replied)),
+			snat("remote:80", "node:*", "node:5000"), dnat("remote:80", "node:5000", "node:*").established()),
 		moved("a pod has the first port of the range", "node:1024 > remote:80", "node:* > remote:80", snat("remote:80", "node:1024", "pod:4000"),
-			snat("remote:80", "node:*", "node:1024"), dnat("remote:80", "node:1024", "node:*").state(replied)),
+			snat("remote:80", "node:*", "node:1024"), dnat("remote:80", "node:1024", "node:*").established()),
 		moved("a pod has the last port of the range", "node:29999 > remote:80", "node:* > remote:80", snat("remote:80", "node:29999", "pod:4000"),
-			snat("remote:80", "node:*", "node:29999"), dnat("remote:80", "node:29999", "node:*").state(replied)),
+			snat("remote:80", "node:*", "node:29999"), dnat("remote:80", "node:29999", "node:*").established()),
 		{name: "below the range", flows: []flow{snat("remote:80", "node:1023", "pod:4000")}, in: "node:1023 > remote:80"},
 		{name: "above the range", flows: []flow{snat("remote:80", "node:30000", "pod:4000")}, in: "node:30000 > remote:80"},
 
 		{
 			name: "a connection that was moved", on: withPorts, flows: []flow{pods, replies, keeps.idleFor(10 * time.Second)},
-			in: sent, out: "node:20000 > remote:80", after: []flow{pods, touched, keeps.state(replied)},
+			in: sent, out: "node:20000 > remote:80", after: []flow{pods, touched, keeps.established()},
 		},
 		{
 			name: "a connection that was moved, with the pod's flow gone", on: withPorts, flows: []flow{replies, keeps.idleFor(10 * time.Second)},
-			in: sent, out: "node:20000 > remote:80", after: []flow{touched, keeps.state(replied)},
+			in: sent, out: "node:20000 > remote:80", after: []flow{touched, keeps.established()},
 		},
 		{
 			name: "another remote of the same socket", on: withPorts, flows: []flow{pods, replies, keeps},
@@ -67,12 +67,12 @@ func TestHostMasqueradeReplies(t *testing.T) {
 		{
 			name: "the host's reply", on: withPorts, flows: []flow{pods.idleFor(10 * time.Second), moved.idleFor(10 * time.Second)},
 			in: "remote:80 > node:20000", reply: true, out: "remote:80 > node:5000",
-			after: []flow{pods.idleFor(10 * time.Second), moved.state(replied)},
+			after: []flow{pods.idleFor(10 * time.Second), moved.established()},
 		},
 		{
 			name: "the pod's reply", on: withPorts, flows: []flow{pods.idleFor(10 * time.Second), moved.idleFor(10 * time.Second)},
 			in: "remote:80 > node:5000", reply: true, out: "remote:80 > pod:4000",
-			after: []flow{pods.state(replied), moved.idleFor(10 * time.Second)},
+			after: []flow{pods.established(), moved.idleFor(10 * time.Second)},
 		},
 		{name: "a reply to a connection that was not moved", in: "remote:80 > node:5000", reply: true},
 	})
@@ -89,15 +89,15 @@ func TestHostMasqueradeRecovery(t *testing.T) {
 	runRows(t, bpf.ProgToUplink, []row{
 		{
 			name: "another pod has got the port", on: withPorts, flows: []flow{pods, theirs, keeps}, in: sent, out: "node:* > remote:80",
-			after: []flow{pods, theirs, snat("remote:80", "node:*", "node:5000"), dnat("remote:80", "node:5000", "node:*").state(replied)},
+			after: []flow{pods, theirs, snat("remote:80", "node:*", "node:5000"), dnat("remote:80", "node:5000", "node:*").established()},
 		},
 		{
 			name: "the flow for replies is lost", on: withPorts, flows: []flow{pods, keeps}, in: sent, out: "node:20000 > remote:80",
-			after: []flow{pods, replies, keeps.state(replied)},
+			after: []flow{pods, replies, keeps.established()},
 		},
 		{
 			name: "sending alone keeps the port", on: withPorts, flows: []flow{pods, replies.idleFor(10 * time.Second), keeps}, in: sent, out: "node:20000 > remote:80",
-			after: []flow{pods, replies, keeps.state(replied)},
+			after: []flow{pods, replies, keeps.established()},
 		},
 	})
 }

@@ -108,9 +108,19 @@ func (h *host) clear() error {
 // The masquerading range that the loader chooses with the default ip_local_port_range.
 const masqFirst, masqLast = 1024, 29999
 
-// newSpec returns the datapath with that range.
+// newSpec returns the datapath with that range, and with one bucket in flows_backup, so that the
+// tests need not know the hash.
 func newSpec() (*ebpf.CollectionSpec, error) {
-	return loader.Spec(loader.Options{MasqPorts: [2]uint16{masqFirst, masqLast}, MaxFlows: 1 << 16})
+	spec, err := loader.Spec(loader.Options{MasqPorts: [2]uint16{masqFirst, masqLast}, MaxFlows: 1 << 16})
+	if err != nil {
+		return nil, err
+	}
+	var config bpf.HostConfig
+	if err := spec.Variables[bpf.VarConfig].Get(&config); err != nil {
+		return nil, err
+	}
+	config.BackupBuckets = 1
+	return spec, spec.Variables[bpf.VarConfig].Set(config)
 }
 
 // connect creates the devices, addresses and routes of names_test.go.
@@ -278,7 +288,8 @@ func (h *host) reset() error {
 	maps := h.programs.Maps
 	errs := []error{
 		empty[bpf.FlowKey, bpf.Flow](maps[bpf.MapFlows]),
-		empty[bpf.FlowKey, bpf.Flow](maps[bpf.MapFlowsBackup]),
+		h.clearBackup(),
+		h.clearHostPortNumbers(),
 		empty[bpf.HostPortKey, bpf.HostPort](maps[bpf.MapHostPorts]),
 		empty[bpf.PrefixKey, uint32](maps[bpf.MapNonMasqCIDRs]),
 		empty[bpf.FragmentKey, bpf.Fragment](maps[bpf.MapFragments]),
@@ -292,6 +303,33 @@ func (h *host) reset() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// clearHostPortNumbers clears all bits of host_port_numbers.
+func (h *host) clearHostPortNumbers() error {
+	numbers := h.programs.Maps[bpf.MapHostPortNumbers]
+	all, err := contents[uint32, uint64](numbers)
+	errs := []error{err}
+	for word, bits := range all {
+		if bits != 0 {
+			errs = append(errs, numbers.Put(word, uint64(0)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// setHostPortNumber sets the bit of a host port's number.
+func (h *host) setHostPortNumber(key bpf.HostPortKey) error {
+	numbers := h.programs.Maps[bpf.MapHostPortNumbers]
+	word := uint32(key.Port / 64)
+	if key.Protocol == unix.IPPROTO_UDP {
+		word += numbers.MaxEntries() / 2
+	}
+	var bits uint64
+	if err := numbers.Lookup(word, &bits); err != nil {
+		return err
+	}
+	return numbers.Put(word, bits|1<<(key.Port%64))
 }
 
 // setProbes marks all candidates in masq_probes as used (1) or unused (0). Tests put flows on any

@@ -14,7 +14,7 @@ func TestICMPErrorsIn(t *testing.T) {
 }
 
 func errorsIn() []errorRow {
-	masqueraded := []flow{snat("remote:80", "node:20000", "pod:4000").state(replied)}
+	masqueraded := []flow{snat("remote:80", "node:20000", "pod:4000").established()}
 	noPorts := []flow{snat("remote:0", "node:0", "pod:0")}
 	const ours = "node:20000 > remote:80"
 	ports := []hostPort{{host: "any:8080", to: "pod:80"}}
@@ -67,7 +67,7 @@ func TestICMPErrorsOut(t *testing.T) {
 }
 
 func errorsOut() []errorRow {
-	viaNode2 := []flow{dnat("remote:5000", "pod:80", "node2:8080").state(replied)}
+	viaNode2 := []flow{dnat("remote:5000", "pod:80", "node2:8080").established()}
 	direct := []flow{dnat("remote:5000", "pod:80", "pod:80")}
 	ports := []hostPort{{host: "any:8080", to: "pod:80"}}
 	const request = "remote:5000 > pod:80"

@@ -35,6 +35,13 @@ func TestNameLengths(t *testing.T) {
 // A change of them must raise EBPFNET_ABI.
 func TestLayout(t *testing.T) {
 	addr, addr6 := v4.wire("remote"), v6.wire("remote")
+	config := bpf.HostConfig{
+		Abi: 3, Attach: 2, Build: 4, Revision: 5, BackupBuckets: 6, Secret: [2]uint64{7, 8},
+		Timeout: [bpf.FlowStates]uint32{11: 10},
+	}
+	for i, ports := range []bpf.PortRange{{First: 1024, Count: 28976}, {First: 61000, Count: 4536}} {
+		config.MasqPorts[i].First, config.MasqPorts[i].Count = ports.First, ports.Count
+	}
 	for _, tc := range []struct {
 		m, what string
 		value   any
@@ -82,8 +89,11 @@ func TestLayout(t *testing.T) {
 		},
 		{
 			bpf.MapFlows, "value",
-			bpf.Flow{Owner: 1, NatAddr: addr, LastSeen: 0x01020304, NatPort: 80, State: bpf.FlowFIN},
-			"0100000000000000 00000000 00000000 0000ffff 08007109 04030201 5000 02 00",
+			bpf.Flow{
+				Owner: 1, NatAddr: addr, LastSeen: 0x01020304, NatPort: 80, State: bpf.FlowLastACK, Flags: bpf.FlowFIN,
+				Uplink: 6, Ack: 7, Expected: 8, RemoteEnd: 9, RemotePort: 0x0102, Created: 0x0304,
+			},
+			"0100000000000000 00000000 00000000 0000ffff 08007109 04030201 5000 05 04 06000000 07000000 08000000 09000000 0201 0403 00000000",
 		},
 		{
 			bpf.MapNonMasqCIDRs, "key", bpf.PrefixKey{Prefixlen: 160, Set: 0x01020304, Addr: addr},
@@ -104,8 +114,8 @@ func TestLayout(t *testing.T) {
 		},
 		{bpf.MapUplinks, "key", uint32(7), "07000000"},
 		{
-			bpf.MapUplinks, "value", bpf.Uplink{Addr4: addr, Addr6: addr6, ContainerBridge: 1},
-			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 01000000",
+			bpf.MapUplinks, "value", bpf.Uplink{Addr4: addr, Addr6: addr6, ContainerBridge: 1, Bridge: 1},
+			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 01000000 01000000",
 		},
 		{bpf.MapDropTotals, "key", uint32(bpf.ReasonRewrite), "05000000"},
 		{bpf.MapDropTotals, "value", bpf.DropCount{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},
@@ -115,11 +125,8 @@ func TestLayout(t *testing.T) {
 		},
 		{bpf.MapDrops, "value", bpf.DropCount{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},
 		{
-			".rodata", "value", bpf.HostConfig{
-				Abi: 3, Attach: 2, Build: 4, Revision: 5, MasqPortFirst: 1024, MasqPortCount: 28976,
-				Timeout: bpf.Timeouts{TcpUnreplied: 5, TcpEstablished: 6, TcpClosing: 7, UdpUnreplied: 8, UdpStream: 9, Other: 10},
-			},
-			"03000000 02000000 0400000000000000 05000000 0004 3071 05000000 06000000 07000000 08000000 09000000 0a000000",
+			".rodata", "value", config,
+			"03000000 02000000 0400000000000000 05000000 06000000 0700000000000000 0800000000000000 0004 3071 48ee b811" + strings.Repeat(" 00000000", 11) + " 0a000000",
 		},
 	} {
 		t.Run(tc.m+" "+tc.what, func(t *testing.T) {

@@ -95,8 +95,14 @@ func TestSpec(t *testing.T) {
 	if err := spec.Variables[bpf.VarConfig].Get(&got); err != nil {
 		t.Fatal(err)
 	}
-	last := int(got.MasqPortFirst) + int(got.MasqPortCount) - 1
-	if got.Abi != loader.ABI || got.Attach == 0 || got.MasqPortFirst < 1024 || got.MasqPortCount < 4096 || last > 65535 {
+	ports := 0
+	for _, r := range got.MasqPorts {
+		ports += int(r.Count)
+		if r.Count > 0 && (r.First < 1024 || int(r.First)+int(r.Count) > 1<<16) {
+			t.Errorf("masquerading ports are %+v", r)
+		}
+	}
+	if got.Abi != loader.ABI || got.Attach == 0 || ports < 4096 || got.Secret == [2]uint64{} {
 		t.Errorf("configuration is %+v", got)
 	}
 	t.Logf("kernel %s: attaches by %s, finds source addresses by %s", kernelRelease(t), attachWord(got.Attach), sourceWord())

@@ -22,7 +22,7 @@ func TestLostFlowReplies(t *testing.T) {
 func lostReplies() []row {
 	const reply = "pod:80 > remote:5000"
 	toAny := []hostPort{{host: "any:8080", to: "pod:80"}}
-	asNode := []flow{dnat("remote:5000", "pod:80", "node:8080").state(replied)}
+	asNode := []flow{dnat("remote:5000", "pod:80", "node:8080").established()}
 	masqueraded := []flow{snat("remote:5000", "node:*", "pod:80")}
 	return []row{
 		{
@@ -31,7 +31,7 @@ func lostReplies() []row {
 		},
 		{
 			name: "a host port on an exact address", on: withPorts, ports: []hostPort{{host: "node2:8080", to: "pod:80"}}, in: reply, reply: true,
-			out: "node2:8080 > remote:5000", after: []flow{dnat("remote:5000", "pod:80", "node2:8080").state(replied)},
+			out: "node2:8080 > remote:5000", after: []flow{dnat("remote:5000", "pod:80", "node2:8080").established()},
 		},
 		{
 			name: "two host ports", on: withPorts, ports: append(toAny, hostPort{host: "any:8081", to: "pod:80"}), in: reply, reply: true,
@@ -39,7 +39,7 @@ func lostReplies() []row {
 		},
 		{
 			name: "a pod without ipMasq", on: withPorts, ports: []hostPort{{host: "any:8080", to: "plain:80"}}, in: "plain:80 > remote:5000", reply: true,
-			out: "node:8080 > remote:5000", after: []flow{dnat("remote:5000", "plain:80", "node:8080").state(replied)},
+			out: "node:8080 > remote:5000", after: []flow{dnat("remote:5000", "plain:80", "node:8080").established()},
 		},
 		{
 			name: "a destination in nonMasqueradeCIDRs", on: withPorts, ports: toAny, in: reply, reply: true,

@@ -170,6 +170,13 @@ func (s scene) sides(text string, reply bool) (src, dst netip.AddrPort) {
 	return s.side(from, !reply), s.side(to, reply)
 }
 
+// The sequence numbers of the first packets of TCP connections, and what the pod has acknowledged.
+const (
+	podSYN    = 1000
+	remoteSYN = 5000
+	podACK    = remoteSYN + 1
+)
+
 // packet makes a packet from text: the first one of a connection, or the reply to it.
 func (s scene) packet(text string, reply bool) testenv.Packet {
 	src, dst := s.sides(text, reply)
@@ -179,7 +186,12 @@ func (s scene) packet(text string, reply bool) testenv.Packet {
 		if reply {
 			flags |= testenv.ACK
 		}
-		return testenv.TCPPacket(src, dst, flags, "payload")
+		p := testenv.TCPPacket(src, dst, flags, "payload")
+		p.Seq, p.Ack = podSYN, 0
+		if reply {
+			p.Seq, p.Ack = remoteSYN, podSYN+1
+		}
+		return p
 	case udp:
 		return testenv.UDPPacket(src, dst, "payload")
 	case echo:

@@ -139,7 +139,7 @@ func sizeFor(program string, frame []byte) int {
 func (h *host) fillBackup(s scene, flows []flow) error {
 	for _, f := range flows {
 		key, value := f.wire(s)
-		if err := h.flowsBackup().Put(&key, &value); err != nil {
+		if err := h.putBackup(key, value); err != nil {
 			return err
 		}
 	}
@@ -152,7 +152,7 @@ func (h *host) fill(s scene, ports []hostPort, flows []flow) error {
 	var errs []error
 	for _, port := range ports {
 		key, value := port.wire(s)
-		errs = append(errs, h.programs.Maps[bpf.MapHostPorts].Put(&key, &value))
+		errs = append(errs, h.programs.Maps[bpf.MapHostPorts].Put(&key, &value), h.setHostPortNumber(key))
 		key, value = port.reverse(s)
 		err := h.programs.Maps[bpf.MapHostPorts].Update(&key, &value, ebpf.UpdateNoExist)
 		if !errors.Is(err, ebpf.ErrKeyExist) {

@@ -83,9 +83,9 @@ func toUplinkByAddress() []row {
 			after: []flow{snat("remote:0", "node:0", "pod:0")},
 		},
 		{
-			name: "a known flow", on: withoutPorts, flows: []flow{ours.state(replied)},
+			name: "a known flow", on: withoutPorts, flows: []flow{ours.established()},
 			in: "pod:0 > remote:0", out: "node:0 > remote:0",
-			after: []flow{snat("remote:0", "node:0", "pod:0").state(replied)},
+			after: []flow{snat("remote:0", "node:0", "pod:0").established()},
 		},
 		{
 			name: "with another pod's flow to another remote", on: withoutPorts, flows: []flow{snat("remote2:0", "node:0", "pod2:0")},
@@ -99,7 +99,7 @@ func toUplinkByAddress() []row {
 		},
 		{
 			name: "a reply from the pod's own address", on: withoutPorts, flows: []flow{dnat("remote:0", "pod:0", "pod:0")},
-			in: "pod:0 > remote:0", after: []flow{dnat("remote:0", "pod:0", "pod:0").state(replied)},
+			in: "pod:0 > remote:0", after: []flow{dnat("remote:0", "pod:0", "pod:0").established()},
 		},
 		{name: "with another pod's flow to the remote", on: withoutPorts, flows: []flow{others}, in: "pod:0 > remote:0", drop: "no port"},
 		{
@@ -122,7 +122,7 @@ func toUplinkReplies() []row {
 			flows: []flow{dnat("remote:5000", "pod:80", "node2:8080").idleFor(10 * time.Second)},
 			in:    "pod:80 > remote:5000", reply: true,
 			out:   "node2:8080 > remote:5000",
-			after: []flow{dnat("remote:5000", "pod:80", "node2:8080").state(replied)},
+			after: []flow{dnat("remote:5000", "pod:80", "node2:8080").established()},
 		},
 		{
 			name:  "from a host port of a pod that is not masqueraded",
@@ -130,22 +130,22 @@ func toUplinkReplies() []row {
 			flows: []flow{dnat("remote:5000", "plain:80", "node:8080")},
 			in:    "plain:80 > remote:5000", reply: true,
 			out:   "node:8080 > remote:5000",
-			after: []flow{dnat("remote:5000", "plain:80", "node:8080").state(replied)},
+			after: []flow{dnat("remote:5000", "plain:80", "node:8080").established()},
 		},
 		{
 			name:  "from the pod's own address",
 			flows: []flow{dnat("remote:5000", "pod:80", "pod:80")},
 			in:    "pod:80 > remote:5000", reply: true,
-			after: []flow{dnat("remote:5000", "pod:80", "pod:80").state(replied)},
+			after: []flow{dnat("remote:5000", "pod:80", "pod:80").established()},
 		},
 		{
 			name:  "a reset closes",
 			on:    []proto{tcp},
-			flows: []flow{dnat("remote:5000", "pod:80", "node:8080").state(replied)},
+			flows: []flow{dnat("remote:5000", "pod:80", "node:8080").established()},
 			in:    "pod:80 > remote:5000", reply: true,
 			edit:  func(p *testenv.Packet) { p.TCPFlags = testenv.RST },
 			out:   "node:8080 > remote:5000",
-			after: []flow{dnat("remote:5000", "pod:80", "node:8080").state(replied | reset)},
+			after: []flow{dnat("remote:5000", "pod:80", "node:8080").with(replied).in(bpf.FlowClose)},
 		},
 		{
 			name:  "not to another port of the remote",
@@ -161,11 +161,11 @@ func toUplinkReplies() []row {
 		{
 			name:  "not by a flow of the address's former owner",
 			on:    withPorts,
-			flows: []flow{dnat("remote:5000", "pod:80", "node:8080").ownedBy(0xdead).state(replied)},
+			flows: []flow{dnat("remote:5000", "pod:80", "node:8080").ownedBy(0xdead).established()},
 			in:    "pod:80 > remote:5000",
 			out:   "node:* > remote:5000",
 			after: []flow{
-				dnat("remote:5000", "pod:80", "node:8080").ownedBy(0xdead).state(replied),
+				dnat("remote:5000", "pod:80", "node:8080").ownedBy(0xdead).established(),
 				snat("remote:5000", "node:*", "pod:80"),
 			},
 		},
