@@ -376,6 +376,7 @@ struct uplink {
 	struct addr addr4; /* all zeros: none */
 	struct addr addr6;
 	__u32 container_bridge; /* 1: no uplink but another plugin's bridge, without programs */
+	__u32 bridge;		/* 1: an uplink that is a bridge */
 };
 
 /*
@@ -435,5 +436,5 @@ _Static_assert(sizeof(struct fragment) == 12, "fragment");
 _Static_assert(sizeof(struct frag_queue_key) == 44, "frag_queue_key");
 _Static_assert(sizeof(struct queued_frag) == 8 + FRAG_QUEUE_MAX_LEN, "queued_frag");
 _Static_assert(sizeof(struct prefix_key) == 24, "prefix_key");
-_Static_assert(sizeof(struct uplink) == 36, "uplink");
+_Static_assert(sizeof(struct uplink) == 40, "uplink");
 _Static_assert(sizeof(struct drop_count) == 16, "drop_count");
