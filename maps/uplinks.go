@@ -21,6 +21,9 @@ type Uplink struct {
 	// ContainerBridge marks a bridge with containers as ports: no uplink, although it
 	// has a subnet.
 	ContainerBridge bool
+	// Bridge marks an uplink that is a bridge: with br_netfilter the kernel looks at what it
+	// receives before the programs do.
+	Bridge bool
 }
 
 // String describes the uplink for an operator.
@@ -43,6 +46,9 @@ func (s *Store) SetUplink(u Uplink) error {
 	value := bpf.Uplink{Addr4: wireOrZero(u.Addr4), Addr6: wireOrZero(u.Addr6)}
 	if u.ContainerBridge {
 		value.ContainerBridge = 1
+	}
+	if u.Bridge {
+		value.Bridge = 1
 	}
 	s.changed = true
 	if err := s.dp.Uplinks.Put(&key, &value); err != nil {
@@ -73,6 +79,7 @@ func Uplinks(dp *loader.Datapath) ([]Uplink, error) {
 			Addr4:           addrOrNone(entry.value.Addr4),
 			Addr6:           addrOrNone(entry.value.Addr6),
 			ContainerBridge: entry.value.ContainerBridge != 0,
+			Bridge:          entry.value.Bridge != 0,
 		})
 	}
 	return list, nil

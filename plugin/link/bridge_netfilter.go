@@ -7,11 +7,14 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
+// IsBridge returns whether a device is a bridge.
+func IsBridge(device netlink.Link) bool { return device.Type() == "bridge" }
+
 // BridgeNetfilter returns what br_netfilter does to an uplink, with the remedy, or "". It
 // lets rules and conntrack see what a bridge receives at the bridge's port, before the
 // datapath has translated it. The calling thread's network namespace must be the host's.
 func BridgeNetfilter(uplink netlink.Link) string {
-	if uplink.Type() != "bridge" {
+	if !IsBridge(uplink) {
 		return ""
 	}
 	var on []string

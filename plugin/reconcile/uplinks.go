@@ -53,7 +53,10 @@ func Uplinks(ctx context.Context, host *netlink.Handle, datapath *loader.Datapat
 			delete(known, uplink.Index)
 			continue
 		}
-		wanted := maps.Uplink{IfIndex: uplink.Index, Addr4: uplink.Addr4, Addr6: uplink.Addr6}
+		wanted := maps.Uplink{
+			IfIndex: uplink.Index, Addr4: uplink.Addr4, Addr6: uplink.Addr6,
+			Bridge: known[uplink.Index].Bridge, // addUplinks finds out once
+		}
 		attached, err := datapath.UplinkAttached(uplink.Index)
 		if err != nil {
 			return err
@@ -94,6 +97,7 @@ func addUplinks(host *netlink.Handle, datapath *loader.Datapath, store *maps.Sto
 		if !ok {
 			continue
 		}
+		uplink.Bridge = link.IsBridge(device)
 		if err := store.SetUplink(uplink); err != nil {
 			return err
 		}

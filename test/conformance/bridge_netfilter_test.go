@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -50,6 +52,19 @@ func TestBridgeNetfilter(t *testing.T) {
 	want(false) // no uplink is a bridge
 	h.addUplink(t)
 	want(true)
+	withDatapath(t, h, func(d *loader.Datapath) error {
+		uplinks, err := maps.Uplinks(d)
+		bridges := 0
+		for _, uplink := range uplinks {
+			if uplink.Bridge {
+				bridges++
+			}
+		}
+		if len(uplinks) != 2 || bridges != 1 {
+			t.Errorf("uplinks: got %+v, want one of two to be a bridge", uplinks)
+		}
+		return err
+	})
 	set(name, "0")
 	want(false)
 	p.del(t)

@@ -56,6 +56,8 @@ func TestGeneration(t *testing.T) {
 	want("repair", true)
 	h.addUplink(t)
 	want("an uplink that is new to STATUS", true)
+	wantSuccess(t, h.status(t, dual("1.1.0")), "")
+	want("STATUS with nothing new", false)
 	p.del(t)
 	want("DEL", true)
 	h.gc(t, withKey(dual("1.1.0"), currentKey, attachments()))
