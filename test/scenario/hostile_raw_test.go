@@ -46,37 +46,48 @@ var portless = map[string]func(testenv.Family) int{
 // The node receives what is for it by a protocol without ports, although a pod uses the same one with the
 // same remote, before the node does or afterwards.
 func TestPodTakesNoPortlessRepliesOfNode(t *testing.T) {
-	n := newNetworkWith(t, withKeys(`"ipMasq": true, "masqTunnels": true`))
-	forEachFamily(t, func(t *testing.T, f testenv.Family) {
-		for name, number := range portless {
-			for _, podFirst := range []bool{true, false} {
-				t.Run(fmt.Sprintf("%s, pod first %v", name, podFirst), func(t *testing.T) {
-					bad := n.AddPod(t, "bad", nil)
-					defer del(t, bad)
-					pod := openRaw(t, bad.Namespace, f.Node, number(f))
-					node := openRaw(t, n.node(), f.Node, number(f))
-					outside := openRaw(t, n.Outside, f.Node, number(f))
-					if podFirst {
-						pod.sendTo(t, f.Outside, packetOf(name, "from the pod"))
-					}
-					for i := range 3 {
-						request, reply := packetOf(name, fmt.Sprint("request ", i)), packetOf(name, fmt.Sprint("reply ", i))
-						node.sendTo(t, f.Outside, request)
-						testenv.Eventually(t, "the node's request", func() error {
-							got, from, err := outside.receive(10 * time.Millisecond)
-							if err == nil && (got != request || from != f.Node) {
-								err = fmt.Errorf("got %q from %s", got, from)
-							}
-							return err
+	for name, keys := range map[string]string{
+		"default":         `"ipMasq": true`,
+		"tunnels of pods": `"ipMasq": true, "masqTunnels": true`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNetworkWith(t, withKeys(keys))
+			forEachFamily(t, func(t *testing.T, f testenv.Family) {
+				for name, number := range portless {
+					for _, podFirst := range []bool{true, false} {
+						t.Run(fmt.Sprintf("%s, pod first %v", name, podFirst), func(t *testing.T) {
+							n.wantPortlessReplies(t, f, name, number(f), podFirst)
 						})
-						pod.sendTo(t, f.Outside, packetOf(name, "from the pod"))
-						outside.sendTo(t, f.Node, reply)
-						node.wantAt(t, reply, pod)
 					}
-				})
+				}
+			})
+		})
+	}
+}
+
+func (n *network) wantPortlessReplies(t *testing.T, f testenv.Family, name string, number int, podFirst bool) {
+	bad := n.AddPod(t, "bad", nil)
+	defer del(t, bad)
+	pod := openRaw(t, bad.Namespace, f.Node, number)
+	node := openRaw(t, n.node(), f.Node, number)
+	outside := openRaw(t, n.Outside, f.Node, number)
+	if podFirst {
+		pod.sendTo(t, f.Outside, packetOf(name, "from the pod"))
+	}
+	for i := range 3 {
+		request, reply := packetOf(name, fmt.Sprint("request ", i)), packetOf(name, fmt.Sprint("reply ", i))
+		node.sendTo(t, f.Outside, request)
+		testenv.Eventually(t, "the node's request", func() error {
+			got, from, err := outside.receive(10 * time.Millisecond)
+			if err == nil && (got != request || from != f.Node) {
+				err = fmt.Errorf("got %q from %s", got, from)
 			}
-		}
-	})
+			return err
+		})
+		pod.sendTo(t, f.Outside, packetOf(name, "from the pod"))
+		outside.sendTo(t, f.Node, reply)
+		node.wantAt(t, reply, pod)
+	}
 }
 
 // packetOf returns a packet of the protocol with a text in it: of SCTP, one within an association.
