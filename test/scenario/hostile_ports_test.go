@@ -97,7 +97,7 @@ func TestClaimedPortsBecomeHostPorts(t *testing.T) {
 		defer del(t, bad)
 		remote := sibling(f.Outside, 99)
 		n.addSilentRemote(t, f)
-		mute(t, bad, remote)
+		mute(t, bad, remote, protocol)
 		c := n.claim(t, bad, f, protocol, at(remote, port), answered)
 		port++
 
@@ -141,7 +141,7 @@ func TestClaimedPortsBecomeServersOfNode(t *testing.T) {
 		defer del(t, bad)
 		remote := sibling(f.Outside, 99)
 		n.addSilentRemote(t, f)
-		mute(t, bad, remote)
+		mute(t, bad, remote, protocol)
 		c := n.claim(t, bad, f, protocol, at(remote, port), answered)
 		port++
 
@@ -219,7 +219,7 @@ func TestHalfOpenConnectionsExpire(t *testing.T) {
 	pod, outside := wireOf(t, bad), n.outsideWire(t)
 	remoteOf := func(f testenv.Family, i int) netip.AddrPort { return at(sibling(f.Outside, 99), uint16(remotePort+i)) }
 	for _, f := range testenv.Families {
-		mute(t, bad, n.addSilentRemote(t, f))
+		mute(t, bad, n.addSilentRemote(t, f), "tcp")
 		for i, tc := range halfOpen {
 			var packets []testenv.Packet
 			for port := range ports {
@@ -259,38 +259,52 @@ func TestHalfOpenConnectionsExpire(t *testing.T) {
 	}
 }
 
-// A pod sends from all its ports to one remote. Another one still gets ports there.
+// A pod sends from all its ports to one server, outside or behind a host port. Other clients still get ports.
 func TestPodsShareTheirPorts(t *testing.T) {
-	const connections = 200
-
 	n := newNetwork(t)
 	if testing.Short() {
 		n.fewPorts(t)
 	}
 	bad, other := n.AddPod(t, "bad", nil), n.AddPod(t, "other", nil)
+	web := n.AddPod(t, "web", mapBoth(8080, 80))
 	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		server := serve(t, n.Outside, protocol, at(f.Outside, 0))
-		pod := wireOf(t, bad)
-		if protocol == "tcp" {
-			mute(t, bad, f.Outside)
-		}
-		pod.sendFromAllPorts(t, protocol, f.Pod(bad), server)
-		held := len(n.masqueraded(t, server, protocol))
-		before := n.noPortDrops(t)
-		refused := 0
+		mute(t, bad, f.Outside, protocol)
+		mute(t, bad, f.Node, protocol)
+		outside := serve(t, n.Outside, protocol, at(f.Outside, 0))
+		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+		t.Run("outside", func(t *testing.T) {
+			n.wantPorts(t, f, protocol, bad, outside, other.Namespace)
+		})
+		t.Run("host port", func(t *testing.T) {
+			n.wantPorts(t, f, protocol, bad, at(f.Node, 8080), other.Namespace, n.node())
+		})
+	})
+}
+
+// wantPorts wants connections of the clients while a hostile pod holds all the ports it can get.
+func (n *network) wantPorts(t *testing.T, f testenv.Family, protocol string, bad *testenv.Pod, server netip.AddrPort, clients ...*testenv.Namespace) {
+	t.Helper()
+	const connections = 200
+
+	wireOf(t, bad).sendFromAllPorts(t, protocol, f.Pod(bad), server)
+	before := n.noPortDrops(t)
+	for _, client := range clients {
+		var failed []error
 		for range connections {
-			if _, err := n.tryAsk(t, other, protocol, server); err != nil {
-				refused++
+			if _, err := tryAsk(t, client, protocol, server); err != nil {
+				failed = append(failed, err)
 			}
-			if refused == 3 {
-				t.Log("gave up after three")
+			if len(failed) == 3 { // no need to wait for all of them
 				break
 			}
 		}
-		if drops := n.noPortDrops(t) - before; refused > 0 || drops > 0 {
-			t.Errorf("beside %d ports of the hostile pod: %d connections refused and %d packets dropped, want none", held, refused, drops)
+		if len(failed) > 0 {
+			t.Errorf("%s beside the hostile pod: %d connections failed (%v), want none", client.Name, len(failed), failed[0])
 		}
-	})
+	}
+	if drops := n.noPortDrops(t) - before; drops > 0 {
+		t.Errorf("drops for lack of a port: got %d, want none", drops)
+	}
 }
 
 // sendFromAllPorts opens a connection from each port of addr.
@@ -302,15 +316,57 @@ func (w wire) sendFromAllPorts(t *testing.T, protocol string, addr netip.Addr, t
 	}
 }
 
-// tryAsk sends a request over a new socket, and gives up soon.
-func (n *network) tryAsk(t *testing.T, pod *testenv.Pod, protocol string, server netip.AddrPort) (testenv.Reply, error) {
+// tryAsk sends a request over a new socket, and gives up soon. The socket stays open.
+func tryAsk(t *testing.T, from *testenv.Namespace, protocol string, server netip.AddrPort) (testenv.Reply, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(testenv.Context(t), 500*time.Millisecond)
 	defer cancel()
-	client, err := testenv.NewClient(ctx, pod.Namespace, protocol, netip.AddrPort{}, server)
+	client, err := testenv.NewClient(ctx, from, protocol, netip.AddrPort{}, server)
 	if err != nil {
 		return testenv.Reply{}, err
 	}
 	t.Cleanup(func() { client.Close() })
 	return client.Ask(ctx, "hello")
+}
+
+// A stranger sends to all ports of the node in the name of a remote, and the node refuses. That takes no ports
+// from pods that open connections to the remote.
+func TestStrangersTakeNoPorts(t *testing.T) {
+	const connections = 200
+
+	n := newNetwork(t)
+	n.fewPorts(t)
+	pod := n.AddPod(t, "a", nil)
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		n.addSilentRemote(t, f)
+		remote := at(sibling(f.Outside, 99), remotePort)
+		for name, flags := range map[string]uint8{"SYN": testenv.SYN, "ACK": testenv.ACK, "SYN+ACK": testenv.SYN | testenv.ACK} {
+			t.Run(name, func(t *testing.T) {
+				outside := n.outsideWire(t)
+				for first := 1024; first < 1<<16; first += 1 << 13 {
+					var packets []testenv.Packet
+					for port := first; port < min(first+1<<13, 1<<16); port++ {
+						packets = append(packets, testenv.TCPPacket(remote, at(f.Node, uint16(port)), flags, ""))
+					}
+					outside.send(t, packets...)
+				}
+				before := n.noPortDrops(t)
+				atRemote := openCapture(t, n.Outside, testenv.UplinkName)
+				wireOf(t, pod).send(t, openings("tcp", f.Pod(pod), hostilePort, connections, remote)...)
+				got := map[uint16]bool{}
+				within(t, expiry, "the pod's connections", func() error {
+					for _, p := range atRemote.received(t) {
+						if at(p.Dst, p.DstPort) == remote && p.TCPFlags == testenv.SYN {
+							got[p.SrcPort] = true
+						}
+					}
+					if len(got) < connections {
+						return fmt.Errorf("got %d of %d, and %d drops for lack of a port", len(got), connections, n.noPortDrops(t)-before)
+					}
+					return nil
+				})
+			})
+			remote = at(remote.Addr(), remote.Port()+1)
+		}
+	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -130,5 +131,53 @@ func TestPodTakesNoSCTPAssociationOfNode(t *testing.T) {
 		}
 		outside.sendTo(t, f.Node, own)
 		pod.wantAt(t, own, node)
+	})
+}
+
+// The node's pings are answered to the node, although a pod's have the same identifier outside.
+func TestPodTakesNoEchoRepliesOfNode(t *testing.T) {
+	n := newNetwork(t)
+	bad := n.AddPod(t, "bad", nil)
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		number, protocol := unix.IPPROTO_ICMP, "icmp"
+		if !f.Is4() {
+			number, protocol = unix.IPPROTO_ICMPV6, "icmpv6"
+		}
+		pod := wireOf(t, bad)
+		request := func(text string) testenv.Packet {
+			return testenv.EchoPacket(f.Pod(bad), f.Outside, false, 1234, 1, text)
+		}
+		pod.send(t, request("the pod's first"))
+		var flows []maps.Flow
+		testenv.Eventually(t, "the pod's flow", func() error {
+			flows = n.masqueraded(t, at(f.Outside, 0), protocol)
+			if len(flows) != 1 {
+				return fmt.Errorf("got %d flows, want 1", len(flows))
+			}
+			return nil
+		})
+		atPod, node := openCapture(t, bad.Namespace, testenv.PodIfName), openRaw(t, n.node(), f.Node, number)
+		for i := range 3 {
+			own := testenv.EchoPacket(f.Node, f.Outside, false, flows[0].Local.Port(), uint16(i), "the node's")
+			packet, err := own.BuildIP()
+			if err != nil {
+				t.Fatal(err)
+			}
+			node.sendTo(t, f.Outside, string(packet[len(packet)-len("the node's")-8:]))
+			testenv.Eventually(t, "the reply", func() error {
+				for _, p := range atPod.received(t) {
+					if p.Payload == "the node's" {
+						t.Fatalf("the pod got the reply to the node: %s", p)
+					}
+				}
+				got, _, err := node.receive(time.Millisecond)
+				if err == nil && (len(got) < 8 || got[8:] != "the node's" || got[0] != 0 && got[0] != 129) {
+					err = fmt.Errorf("got %q", got)
+				}
+				return err
+			})
+			pod.send(t, request("the pod's next"))
+			atPod.until(t, "the pod's own reply", func(p testenv.Packet) bool { return p.Payload == "the pod's next" })
+		}
 	})
 }

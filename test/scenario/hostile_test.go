@@ -88,11 +88,14 @@ func (n *network) addSilentRemote(t *testing.T, f testenv.Family) netip.Addr {
 	return addr
 }
 
-// mute keeps the pod's own stack from answering a remote, so that only frames do.
-func mute(t *testing.T, pod *testenv.Pod, remote netip.Addr) {
+// mute keeps the pod's own stack from resetting connections with a remote that its frames open.
+func mute(t *testing.T, pod *testenv.Pod, remote netip.Addr, protocol string) {
 	t.Helper()
+	if protocol != "tcp" {
+		return
+	}
 	dst := &net.IPNet{IP: remote.AsSlice(), Mask: net.CIDRMask(remote.BitLen(), remote.BitLen())}
-	if err := pod.Netlink().RouteAdd(&netlink.Route{Dst: dst, Type: unix.RTN_BLACKHOLE}); err != nil {
+	if err := pod.Netlink().RouteReplace(&netlink.Route{Dst: dst, Type: unix.RTN_BLACKHOLE}); err != nil {
 		t.Fatalf("route of %s to %s: %v", pod.Name, remote, err)
 	}
 }
