@@ -18,26 +18,41 @@ var blind = map[string]uint8{
 	"nothing": 0, // shows that a flood of the hostile pod alone does no harm
 }
 
-// quiet is an idle connection from a pod to the outside.
+// quiet is an idle connection between a pod and the outside.
 type quiet struct {
 	name           string
 	client, server net.Conn
-	remote, masq   netip.AddrPort // the server, and the client as the server sees it
-	local          netip.AddrPort // the client's own address
+	remote, node   netip.AddrPort // as the outside sees the connection
+	opener         netip.AddrPort // the client's own address
 }
 
-// openQuiet opens a connection and sends a little by it, enough for the offload to begin.
+// openQuiet opens a connection to the outside, and sends a little by it, enough for the offload to begin.
 func (n *network) openQuiet(t *testing.T, name string, f testenv.Family, a *testenv.Pod, port uint16) quiet {
 	t.Helper()
 	remote := at(f.Outside, port)
 	client, server := connectPair(t, path{name, a.Namespace, n.Outside, remote, remote})
-	q := quiet{name: name, client: client, server: server, remote: remote}
-	q.masq = server.RemoteAddr().(*net.TCPAddr).AddrPort()
-	q.local = client.LocalAddr().(*net.TCPAddr).AddrPort()
+	q := quiet{name, client, server, remote, plain(server.RemoteAddr()), plain(client.LocalAddr())}
 	for range 5 {
 		q.use(t)
 	}
 	return q
+}
+
+// openQuietFromOutside is openQuiet for a connection from the outside to host port 8080.
+func (n *network) openQuietFromOutside(t *testing.T, name string, f testenv.Family, web *testenv.Pod) quiet {
+	t.Helper()
+	client, server := connectPair(t, path{name, n.Outside, web.Namespace, at(f.Pod(web), 80), at(f.Node, 8080)})
+	q := quiet{name, client, server, plain(client.LocalAddr()), at(f.Node, 8080), plain(client.LocalAddr())}
+	for range 5 {
+		q.use(t)
+	}
+	return q
+}
+
+// plain returns a TCP address, with a mapped IPv4 address as IPv4.
+func plain(addr net.Addr) netip.AddrPort {
+	p := addr.(*net.TCPAddr).AddrPort()
+	return at(p.Addr().Unmap(), p.Port())
 }
 
 // use sends both ways. The server, which cannot restore anything, is the first.
@@ -60,14 +75,14 @@ func (q quiet) pass(t *testing.T, sender string, from, to net.Conn) {
 	}
 }
 
-// blindly returns count packets with any numbers, as from the connection's server.
+// blindly returns count packets with any numbers, as from the connection's remote.
 func (q quiet) blindly(flags uint8, count int) []testenv.Packet {
 	if flags == 0 {
 		return nil
 	}
 	packets := make([]testenv.Packet, count)
 	for i := range packets {
-		packets[i] = testenv.TCPPacket(q.remote, at(q.masq.Addr().Unmap(), q.masq.Port()), flags, "")
+		packets[i] = testenv.TCPPacket(q.remote, q.node, flags, "")
 		packets[i].Seq, packets[i].Ack = rand.Uint32(), rand.Uint32()
 	}
 	return packets
@@ -123,40 +138,44 @@ func TestConntrackIgnoresBlindResets(t *testing.T) {
 
 	n := newEstablishedNetwork(t)
 	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop } }`)
-	a := n.AddPod(t, "a", nil)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	outside := n.outsideWire(t)
 	forEachFamily(t, func(t *testing.T, f testenv.Family) {
 		port := uint16(remotePort)
 		for name, flags := range blind {
-			t.Run(name, func(t *testing.T) {
-				q := n.openQuiet(t, name, f, a, port)
-				port++
-				n.wantTracked(t, q, "before the attack")
-				outside.send(t, q.blindly(flags, resets)...)
-				ping(t, n.Outside, f.Node) // comes after them
-				n.wantTracked(t, q, "after the attack")
-				q.use(t)
-				n.wantTracked(t, q, "after more traffic")
+			port++
+			for direction, open := range map[string]func(t *testing.T) quiet{
+				"to the outside":   func(t *testing.T) quiet { return n.openQuiet(t, name, f, a, port) },
+				"from the outside": func(t *testing.T) quiet { return n.openQuietFromOutside(t, name, f, web) },
+			} {
+				t.Run(name+" "+direction, func(t *testing.T) {
+					q := open(t)
+					n.wantTracked(t, q, "before the attack")
+					outside.send(t, q.blindly(flags, resets)...)
+					ping(t, n.Outside, f.Node) // comes after them
+					n.wantTracked(t, q, "after the attack")
+					q.use(t)
+					n.wantTracked(t, q, "after more traffic")
 
-				q.client.Close()
-				q.server.Close()
-				client := at(f.Pod(a), q.local.Port())
-				testenv.Eventually(t, "conntrack to see the end of "+client.String(), func() error {
-					if known := n.tracked(t, client); known != nil && stateOf(known) < tcpLastACK {
-						return fmt.Errorf("state: got %d, want at least %d", stateOf(known), tcpLastACK)
-					}
-					return nil
+					q.client.Close()
+					q.server.Close()
+					testenv.Eventually(t, "conntrack to see the end of "+q.opener.String(), func() error {
+						if known := n.tracked(t, q.opener); known != nil && stateOf(known) < tcpLastACK {
+							return fmt.Errorf("state: got %d, want at least %d", stateOf(known), tcpLastACK)
+						}
+						return nil
+					})
 				})
-			})
+			}
 		}
 	})
 }
 
 func (n *network) wantTracked(t *testing.T, q quiet, when string) {
 	t.Helper()
-	known := n.tracked(t, at(q.local.Addr().Unmap(), q.local.Port()))
+	known := n.tracked(t, q.opener)
 	if known == nil {
-		t.Fatalf("%s: conntrack has no entry for %s", when, q.local)
+		t.Fatalf("%s: conntrack has no entry for %s", when, q.opener)
 	}
 	if state := stateOf(known); state != tcpEstablished {
 		t.Errorf("%s: conntrack state: got %d, want %d", when, state, tcpEstablished)
