@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -252,6 +253,37 @@ func TestErrorsAreTranslated(t *testing.T) {
 			if p.Src != f.Node || at(quote.Dst, quote.DstPort) != at(f.Node, 8080) {
 				t.Errorf("error %d/%d: from %s about a packet to %s, want the node and its port",
 					p.Type, p.Code, p.Src, at(quote.Dst, quote.DstPort))
+			}
+		}
+	})
+}
+
+// A pod with a host port says that packets of its clients on this host are too big. That must not slow down what
+// others on the host send to the same address, which is one of the host's own.
+func TestErrorsLowerNoLocalPathMTU(t *testing.T) {
+	const mtu = 1280 // the least that IPv6 accepts
+
+	n := newNetwork(t)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		serve(t, web.Namespace, "udp", at(f.Pod(web), 80))
+		for _, client := range []struct {
+			from *testenv.Namespace
+			addr netip.Addr
+		}{{n.node(), f.Loopbacks[0]}, {n.node(), f.Node}, {a.Namespace, f.Node}} {
+			c := connect(t, client.from, "udp", netip.AddrPort{}, at(client.addr, 8080))
+			defer c.Close()
+			about := quoted{name: "its own", src: ask(t, c, web.Namespace), dst: at(f.Pod(web), 80)}
+			tooBig := errorsAbout(t, f, "udp", f.Pod(web), []quoted{about})[1]
+			tooBig.Rest = mtu
+			wireOf(t, web).send(t, tooBig)
+			ping(t, n.node(), f.Pod(web)) // comes after it
+			route, err := client.from.Run(testenv.Context(t), "ip", "route", "get", client.addr.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(route, fmt.Sprintf("mtu %d", mtu)) {
+				t.Errorf("%s to %s: the kernel uses an MTU of %d: %s", client.from.Name, client.addr, mtu, route)
 			}
 		}
 	})
