@@ -1,0 +1,183 @@
+package scenario
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// blind are packets that an accomplice outside sends to end a connection whose numbers it does not know.
+var blind = map[string]uint8{
+	"RST": testenv.RST, "RST+ACK": testenv.RST | testenv.ACK, "FIN": testenv.FIN | testenv.ACK,
+	"SYN": testenv.SYN, "SYN+ACK": testenv.SYN | testenv.ACK, "ACK": testenv.ACK,
+	"nothing": 0, // shows that a flood of the hostile pod alone does no harm
+}
+
+// quiet is an idle connection between a pod and the outside.
+type quiet struct {
+	name           string
+	client, server net.Conn
+	remote, node   netip.AddrPort // as the outside sees the connection
+	opener         netip.AddrPort // the client's own address
+}
+
+// openQuiet opens a connection to the outside, and sends a little by it, enough for the offload to begin.
+func (n *network) openQuiet(t *testing.T, name string, f testenv.Family, a *testenv.Pod, port uint16) quiet {
+	t.Helper()
+	remote := at(f.Outside, port)
+	client, server := connectPair(t, path{name, a.Namespace, n.Outside, remote, remote})
+	q := quiet{name, client, server, remote, plain(server.RemoteAddr()), plain(client.LocalAddr())}
+	for range 5 {
+		q.use(t)
+	}
+	return q
+}
+
+// openQuietFromOutside is openQuiet for a connection from the outside to host port 8080.
+func (n *network) openQuietFromOutside(t *testing.T, name string, f testenv.Family, web *testenv.Pod) quiet {
+	t.Helper()
+	client, server := connectPair(t, path{name, n.Outside, web.Namespace, at(f.Pod(web), 80), at(f.Node, 8080)})
+	q := quiet{name, client, server, plain(client.LocalAddr()), at(f.Node, 8080), plain(client.LocalAddr())}
+	for range 5 {
+		q.use(t)
+	}
+	return q
+}
+
+// plain returns a TCP address, with a mapped IPv4 address as IPv4.
+func plain(addr net.Addr) netip.AddrPort {
+	p := addr.(*net.TCPAddr).AddrPort()
+	return at(p.Addr().Unmap(), p.Port())
+}
+
+// use sends both ways. The server, which cannot restore anything, is the first.
+func (q quiet) use(t *testing.T) {
+	t.Helper()
+	q.pass(t, "server", q.server, q.client)
+	q.pass(t, "client", q.client, q.server)
+}
+
+// pass sends a byte, and does not wait as long for it as a broken connection would.
+func (q quiet) pass(t *testing.T, sender string, from, to net.Conn) {
+	t.Helper()
+	if _, err := from.Write([]byte("x")); err != nil {
+		t.Errorf("%s: send from the %s: %v", q.name, sender, err)
+		return
+	}
+	to.SetReadDeadline(time.Now().Add(testenv.Timeout / 6))
+	if _, err := to.Read(make([]byte, 1)); err != nil {
+		t.Errorf("%s: receive from the %s: %v", q.name, sender, err)
+	}
+}
+
+// blindly returns count packets with any numbers, as from the connection's remote.
+func (q quiet) blindly(flags uint8, count int) []testenv.Packet {
+	if flags == 0 {
+		return nil
+	}
+	packets := make([]testenv.Packet, count)
+	for i := range packets {
+		packets[i] = testenv.TCPPacket(q.remote, q.node, flags, "")
+		packets[i].Seq, packets[i].Ack = rand.Uint32(), rand.Uint32()
+	}
+	return packets
+}
+
+// Resets and ends from outside with wrong numbers neither end a quiet connection nor let another pod take its
+// port.
+func TestBlindResetsOfQuietConnections(t *testing.T) {
+	const resets = 1000
+
+	values := []string{"established", "always", "never"}
+	if testing.Short() {
+		values = values[:1]
+	}
+	for _, value := range values {
+		t.Run(value, func(t *testing.T) {
+			n := newNetworkWith(t, withKeys(`"ipMasq": true, "fastPath": "`+value+`"`))
+			n.fewPorts(t)
+			n.loadWithShortTimeouts(t)
+			a, bad := n.AddPod(t, "a", nil), n.AddPod(t, "bad", nil)
+			outside, pod := n.outsideWire(t), wireOf(t, bad)
+			var all []quiet
+			for _, f := range testenv.Families {
+				port := uint16(remotePort)
+				for name, flags := range blind {
+					q := n.openQuiet(t, name+" by "+f.Name, f, a, port)
+					outside.send(t, q.blindly(flags, resets)...)
+					all = append(all, q)
+					port++
+				}
+			}
+			// Meanwhile an ended flow would have expired, and its port would be the hostile pod's.
+			for begin := time.Now(); time.Since(begin) < expiry; {
+				for _, q := range all {
+					from := bad.Addr4()
+					if q.remote.Addr().Is6() {
+						from = bad.Addr6()
+					}
+					pod.send(t, openings("tcp", from, uint16(1024+rand.IntN(50_000)), 1<<13, q.remote)...)
+				}
+			}
+			for _, q := range all {
+				q.use(t)
+			}
+		})
+	}
+}
+
+// conntrack goes on to see an offloaded connection as established while strangers try to end it, and sees its
+// real end.
+func TestConntrackIgnoresBlindResets(t *testing.T) {
+	const resets = 1000
+
+	n := newEstablishedNetwork(t)
+	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop } }`)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	outside := n.outsideWire(t)
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		port := uint16(remotePort)
+		for name, flags := range blind {
+			port++
+			for direction, open := range map[string]func(t *testing.T) quiet{
+				"to the outside":   func(t *testing.T) quiet { return n.openQuiet(t, name, f, a, port) },
+				"from the outside": func(t *testing.T) quiet { return n.openQuietFromOutside(t, name, f, web) },
+			} {
+				t.Run(name+" "+direction, func(t *testing.T) {
+					q := open(t)
+					n.wantTracked(t, q, "before the attack")
+					outside.send(t, q.blindly(flags, resets)...)
+					ping(t, n.Outside, f.Node) // comes after them
+					n.wantTracked(t, q, "after the attack")
+					q.use(t)
+					n.wantTracked(t, q, "after more traffic")
+
+					q.client.Close()
+					q.server.Close()
+					testenv.Eventually(t, "conntrack to see the end of "+q.opener.String(), func() error {
+						if known := n.tracked(t, q.opener); known != nil && stateOf(known) < tcpLastACK {
+							return fmt.Errorf("state: got %d, want at least %d", stateOf(known), tcpLastACK)
+						}
+						return nil
+					})
+				})
+			}
+		}
+	})
+}
+
+func (n *network) wantTracked(t *testing.T, q quiet, when string) {
+	t.Helper()
+	known := n.tracked(t, q.opener)
+	if known == nil {
+		t.Fatalf("%s: conntrack has no entry for %s", when, q.opener)
+	}
+	if state := stateOf(known); state != tcpEstablished {
+		t.Errorf("%s: conntrack state: got %d, want %d", when, state, tcpEstablished)
+	}
+}

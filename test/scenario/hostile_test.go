@@ -1,0 +1,218 @@
+package scenario
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// A hostile container has raw sockets and an accomplice outside. What it sends must not change, take or end
+// what belongs to others.
+
+// wire sends packets as frames, past the stack of its namespace.
+type wire struct {
+	ns        *testenv.Namespace
+	mac, next testenv.MAC
+}
+
+// wireOf is the wire from a pod to the node.
+func wireOf(t *testing.T, pod *testenv.Pod) wire {
+	t.Helper()
+	return wire{pod.Namespace, pod.MACOf(t, testenv.PodIfName), hostMACOf(t, pod)}
+}
+
+// outsideWire is the wire from the outside to the node.
+func (n *network) outsideWire(t *testing.T) wire {
+	t.Helper()
+	return wire{n.Outside, n.Outside.MACOf(t, testenv.UplinkName), n.node().MACOf(t, testenv.UplinkName)}
+}
+
+func (w wire) send(t *testing.T, packets ...testenv.Packet) {
+	t.Helper()
+	frames := make([][]byte, len(packets))
+	for i, p := range packets {
+		p.SrcMAC, p.DstMAC = w.mac, w.next
+		frames[i] = p.MustBuild()
+	}
+	if err := w.ns.SendFrames(testenv.PodIfName, frames...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// opening returns the first packet of a connection.
+func opening(protocol string, from, to netip.AddrPort) testenv.Packet {
+	if protocol == "udp" {
+		return testenv.UDPPacket(from, to, "open")
+	}
+	return testenv.TCPPacket(from, to, testenv.SYN, "")
+}
+
+// openings returns the first packets of connections from count ports, beginning with first.
+func openings(protocol string, addr netip.Addr, first uint16, count int, to netip.AddrPort) []testenv.Packet {
+	packets := make([]testenv.Packet, count)
+	for i := range packets {
+		packets[i] = opening(protocol, at(addr, first+uint16(i)), to)
+	}
+	return packets
+}
+
+// addSilentRemote gives the outside host an address that answers nothing: the accomplice forges its packets.
+func (n *network) addSilentRemote(t *testing.T, f testenv.Family) netip.Addr {
+	t.Helper()
+	addr, mac := sibling(f.Outside, 99), n.Outside.MACOf(t, testenv.UplinkName)
+	link, err := n.node().Netlink().LinkByName(testenv.UplinkName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = n.node().Netlink().NeighSet(&netlink.Neigh{
+		LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: mac[:],
+	})
+	if err != nil {
+		t.Fatalf("add neighbor %s: %v", addr, err)
+	}
+	return addr
+}
+
+// mute keeps the pod's own stack from resetting connections with a remote that its frames open.
+func mute(t *testing.T, pod *testenv.Pod, remote netip.Addr, protocol string) {
+	t.Helper()
+	if protocol != "tcp" {
+		return
+	}
+	dst := &net.IPNet{IP: remote.AsSlice(), Mask: net.CIDRMask(remote.BitLen(), remote.BitLen())}
+	if err := pod.Netlink().RouteReplace(&netlink.Route{Dst: dst, Type: unix.RTN_BLACKHOLE}); err != nil {
+		t.Fatalf("route of %s to %s: %v", pod.Name, remote, err)
+	}
+}
+
+// masqueraded returns the flows of pods to the remote.
+func (n *network) masqueraded(t *testing.T, remote netip.AddrPort, protocol string) (flows []maps.Flow) {
+	t.Helper()
+	n.withDatapath(t, func(datapath *loader.Datapath) {
+		for _, flow := range must(maps.Flows(datapath)) {
+			if flow.Kind == bpf.FlowSNAT && flow.Remote == remote && flow.Protocol.String() == protocol {
+				flows = append(flows, flow)
+			}
+		}
+	})
+	return flows
+}
+
+// loadWithShortTimeouts loads the datapath before the plugin would. Flows expire after two ticks, except for
+// established connections.
+func (n *network) loadWithShortTimeouts(t *testing.T) {
+	t.Helper()
+	var options loader.Options
+	timeouts := reflect.ValueOf(&options.Timeouts).Elem()
+	for i := range timeouts.NumField() {
+		if !strings.Contains(timeouts.Type().Field(i).Name, "Established") {
+			timeouts.Field(i).SetInt(int64(2200 * time.Millisecond))
+		}
+	}
+	err := n.node().Do(func() error {
+		datapath, err := loader.Open(testenv.Context(t), options)
+		if err == nil {
+			datapath.Close()
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatalf("load with short timeouts: %v", err)
+	}
+}
+
+// expiry is longer than a flow lives that loadWithShortTimeouts applies to.
+const expiry = 5 * time.Second
+
+// capture reads what a device has received, after the programs.
+type capture struct {
+	fd int
+	ns *testenv.Namespace
+}
+
+func openCapture(t *testing.T, ns *testenv.Namespace, device string) *capture {
+	t.Helper()
+	const allTypes, buffer = unix.ETH_P_ALL, 64 << 20
+	c := &capture{ns: ns}
+	link, err := ns.Netlink().LinkByName(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	protocol := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, allTypes))
+	err = ns.Do(func() (err error) {
+		// Protocol 0 receives nothing until the socket is bound to the device.
+		if c.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err != nil {
+			return err
+		}
+		return errors.Join(
+			unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer),
+			unix.Bind(c.fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link.Attrs().Index}),
+		)
+	})
+	if err != nil {
+		t.Fatalf("capture on %s of %s: %v", device, ns.Name, err)
+	}
+	t.Cleanup(func() { unix.Close(c.fd) })
+	return c
+}
+
+// received returns the packets since the last call, without those that the namespace has sent.
+func (c *capture) received(t *testing.T) (packets []testenv.Packet) {
+	t.Helper()
+	buffer := make([]byte, 1<<17)
+	for {
+		length, from, err := unix.Recvfrom(c.fd, buffer, 0)
+		if errors.Is(err, unix.EAGAIN) {
+			return packets
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			t.Fatalf("capture in %s: %v", c.ns.Name, err)
+		}
+		if link, ok := from.(*unix.SockaddrLinklayer); !ok || link.Pkttype == unix.PACKET_OUTGOING {
+			continue
+		}
+		if p, err := testenv.Decode(buffer[:length]); err == nil {
+			packets = append(packets, p)
+		}
+	}
+}
+
+// until collects what is received, up to a packet that ends it.
+func (c *capture) until(t *testing.T, what string, ends func(testenv.Packet) bool) (packets []testenv.Packet) {
+	t.Helper()
+	testenv.Eventually(t, what+" to reach "+c.ns.Name, func() error {
+		for _, p := range c.received(t) {
+			packets = append(packets, p)
+			if ends(p) {
+				return nil
+			}
+		}
+		return fmt.Errorf("got %d other packets", len(packets))
+	})
+	return packets
+}
+
+// within waits for less time than testenv.Eventually: for what may be wrong for all of it.
+func within(t *testing.T, wait time.Duration, what string, cond func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	if err := testenv.Wait(ctx, what, cond); err != nil {
+		t.Error(err)
+	}
+}
