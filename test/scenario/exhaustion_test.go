@@ -50,7 +50,7 @@ func TestMasqueradePortsExhausted(t *testing.T) {
 		openFlows(t, greedy, f, server, sent)
 		own := n.portsInUse(t, server)[f.Pod(greedy)]
 		if own < ports*70/100 || own > ports*80/100 {
-			t.Errorf("ports of one pod: got %d of %d, want 70 %% to 80 %%", own, ports)
+			t.Fatalf("ports of one pod: got %d of %d, want 70 %% to 80 %%", own, ports)
 		}
 		if drops := n.noPortDrops(t) - before; drops < uint64(sent-own) {
 			t.Errorf("drops of %d flows that got %d ports: got %d, want %d", sent, own, drops, sent-own)
