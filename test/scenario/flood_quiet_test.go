@@ -67,6 +67,7 @@ type stream struct {
 }
 
 const (
+	floodKinds  = 8   // of a test: a million flows in all
 	floodPasses = 3   // so that an LRU map takes each entry for a busy one
 	floodBatch  = 500 // flows whose packets are sent again before the next ones': fewer than a table holds
 )
@@ -74,9 +75,9 @@ const (
 // run sends the flood and returns the number of flows.
 func (s stream) run(t *testing.T) int {
 	t.Helper()
-	flows := 1_000_000
+	flows := 1_000_000 / floodKinds
 	if testing.Short() {
-		flows = 50_000
+		flows = 50_000 / floodKinds
 	}
 	frames := make([][]byte, floodBatch)
 	for first := 0; first < flows; first += floodBatch {
@@ -180,7 +181,7 @@ func TestFloodOfHostPort(t *testing.T) {
 	n := newNetworkWith(t, withKeys(smallestTable))
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", quietPorts())
 	target := n.AddPod(t, "target", mapBoth(9090, 90))
-	quiet := n.openQuiet(t, a, web)
+	quiet, whole := n.openQuiet(t, a, web), t
 	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
 		var received func() int64
 		if protocol == "udp" {
@@ -190,6 +191,7 @@ func TestFloodOfHostPort(t *testing.T) {
 		}
 		for _, sources := range []string{"one source", "many sources"} {
 			t.Run(sources, func(t *testing.T) {
+				wantWhole(t, whole)
 				packet := newFloodPacket(protocol, at(sibling(f.Outside, 99), 1), at(f.Node, 9090))
 				packet.SrcMAC, packet.DstMAC = n.Outside.MACOf(t, testenv.UplinkName), n.node().MACOf(t, testenv.UplinkName)
 				s := stream{n.Outside, testenv.UplinkName, packet, func(p *testenv.Packet, flow int) {
@@ -216,10 +218,11 @@ func TestFloodOfHostPort(t *testing.T) {
 func TestFloodFromPod(t *testing.T) {
 	n := newNetworkWith(t, withKeys(smallestTable))
 	a, web, bad := n.AddPod(t, "a", nil), n.AddPod(t, "web", quietPorts()), n.AddPod(t, "bad", nil)
-	quiet := n.openQuiet(t, a, web)
+	quiet, whole := n.openQuiet(t, a, web), t
 	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
 		for _, remotes := range []string{"one remote", "many remotes"} {
 			t.Run(remotes, func(t *testing.T) {
+				wantWhole(t, whole)
 				packet := newFloodPacket(protocol, at(f.Pod(bad), 1), at(f.Outside, 1))
 				packet.SrcMAC, packet.DstMAC = bad.MACOf(t, testenv.PodIfName), hostMACOf(t, bad)
 				s := stream{bad.Namespace, testenv.PodIfName, packet, func(p *testenv.Packet, flow int) {
@@ -235,12 +238,19 @@ func TestFloodFromPod(t *testing.T) {
 	})
 }
 
-// wantQuiet wants quiet connections to work. Those that do not are no use for further floods.
+// wantQuiet wants quiet connections to work.
 func wantQuiet(t *testing.T, quiet pairs) {
 	t.Helper()
 	quiet.fromServers(t)
-	if t.Failed() {
-		t.FailNow()
+	if !t.Failed() {
+		quiet.fromClients(t)
 	}
-	quiet.fromClients(t)
+}
+
+// wantWhole ends a test whose connections an earlier flood has broken.
+func wantWhole(t *testing.T, whole *testing.T) {
+	t.Helper()
+	if whole.Failed() {
+		t.Fatal("an earlier flood has broken connections")
+	}
 }

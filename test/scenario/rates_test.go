@@ -56,7 +56,7 @@ func TestShortConnections(t *testing.T) {
 				before, start := n.noPortDrops(t), time.Now()
 				kind.openAll(t, pods, server)
 				seconds := time.Since(start).Seconds()
-				t.Logf("%d connections in %.1f s: %.0f per second", kind.number, seconds, float64(kind.number)/seconds)
+				t.Logf("up to %d connections in %.1f s: %.0f per second", kind.number, seconds, float64(kind.number)/seconds)
 				if drops := n.noPortDrops(t) - before; drops > 0 {
 					t.Errorf("packets dropped for lack of a port: got %d, want none", drops)
 				}
