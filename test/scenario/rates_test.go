@@ -36,8 +36,8 @@ func TestShortConnections(t *testing.T) {
 		short
 		few int // number where the node has few ports
 	}{
-		{"TCP, client closes", short{"tcp", false, 45_000}, 10_000},
-		{"TCP, server closes", short{"tcp", true, 45_000}, 10_000},
+		{"TCP, client closes", short{"tcp", false, 40_000}, 6_000},
+		{"TCP, server closes", short{"tcp", true, 40_000}, 6_000},
 		{"UDP", short{"udp", false, 13_000}, 3_000},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -107,7 +107,7 @@ func (s short) reply(conn net.Conn) {
 // openAll opens the connections from all pods, many at once, and stops after the first failure.
 func (s short) openAll(t *testing.T, pods []*testenv.Pod, server netip.AddrPort) {
 	t.Helper()
-	const workers = 32 // of each pod
+	const workers = 64 // of each pod
 
 	var (
 		wg      sync.WaitGroup
