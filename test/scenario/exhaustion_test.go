@@ -2,9 +2,7 @@ package scenario
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 	"testing"
 
@@ -31,12 +29,13 @@ func (n *network) noPortDrops(t *testing.T) (packets uint64) {
 	return packets
 }
 
-// A pod's flows occupy all ports towards one remote. A new flow is then dropped and counted; live flows and
-// other remotes are not affected.
+// Pods' flows occupy nearly all ports towards one remote, and one pod's no more than its share. Further flows are
+// dropped and counted; live flows and other remotes are not affected.
 func TestMasqueradePortsExhausted(t *testing.T) {
 	n := newNetwork(t)
 	n.fewPorts(t)
 	greedy, other := n.AddPod(t, "greedy", nil), n.AddPod(t, "other", nil)
+	third, late := n.AddPod(t, "third", nil), n.AddPod(t, "late", nil)
 	first, last := n.masqPorts(t)
 	ports := int(last) - int(first) + 1
 	forEachFamily(t, func(t *testing.T, f testenv.Family) {
@@ -46,59 +45,79 @@ func TestMasqueradePortsExhausted(t *testing.T) {
 		defer live.Close()
 		seen := ask(t, live, n.Outside)
 
-		for port := range ports {
-			socket, err := greedy.ListenPacket(testenv.Context(t), at(f.Pod(greedy), uint16(2000+port)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := socket.WriteToUDPAddrPort([]byte("x"), server); err != nil {
-				t.Fatal(err)
-			}
-			if err := socket.Close(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		n.withDatapath(t, func(datapath *loader.Datapath) {
-			used := map[uint16]bool{}
-			for _, flow := range must(maps.Flows(datapath)) {
-				if flow.Kind == bpf.FlowSNAT && flow.Remote == server {
-					used[flow.Local.Port()] = true
-				}
-			}
-			if len(used) != ports {
-				t.Fatalf("ports in use: got %d, want all %d", len(used), ports)
-			}
-		})
-
 		before := n.noPortDrops(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			if reply, err := testenv.Ask(ctx, other.Namespace, "udp", server, "one more"); err == nil {
-				t.Errorf("flow without a free port: server sees %s, want no packet", reply.Peer)
-			}
-		}()
-		testenv.Eventually(t, "a drop for lack of a port", func() error {
-			if now := n.noPortDrops(t); now <= before {
-				return fmt.Errorf("got %d drops, want more than %d", now, before)
-			}
-			return nil
-		})
-		cancel()
-		<-done
+		sent := 2 * ports // finds all that one pod may have
+		openFlows(t, greedy, f, server, sent)
+		own := n.portsInUse(t, server)[f.Pod(greedy)]
+		if own < ports*70/100 || own > ports*80/100 {
+			t.Fatalf("ports of one pod: got %d of %d, want 70 %% to 80 %%", own, ports)
+		}
+		if drops := n.noPortDrops(t) - before; drops < uint64(sent-own) {
+			t.Errorf("drops of %d flows that got %d ports: got %d, want %d", sent, own, drops, sent-own)
+		}
+		reachAsNode(t, late.Namespace, "udp", server, n.Outside, f.Node)
+
+		for _, pod := range []*testenv.Pod{other, third} {
+			openFlows(t, pod, f, server, sent)
+		}
+		all := 0
+		for _, used := range n.portsInUse(t, server) {
+			all += used
+		}
+		if all < ports*95/100 || all > ports {
+			t.Errorf("ports of all pods: got %d of %d, want at least 95 %%", all, ports)
+		}
 		if after := ask(t, live, n.Outside); after != seen {
 			t.Errorf("live flow: server sees %s, want %s as before", after, seen)
 		}
-		reachAsNode(t, other.Namespace, "udp", elsewhere, n.Outside, f.Node)
-		reachAsNode(t, greedy.Namespace, "udp", elsewhere, n.Outside, f.Node)
+		for _, pod := range []*testenv.Pod{greedy, other, late} {
+			reachAsNode(t, pod.Namespace, "udp", elsewhere, n.Outside, f.Node)
+		}
 	})
 	del(t, greedy)
 	forEachFamily(t, func(t *testing.T, f testenv.Family) {
 		server := serve(t, n.Outside, "udp", at(f.Outside, 7000))
-		reachAsNode(t, other.Namespace, "udp", server, n.Outside, f.Node)
+		reachAsNode(t, late.Namespace, "udp", server, n.Outside, f.Node)
 	})
+}
+
+// openFlows sends one datagram from each of so many ports of a pod.
+func openFlows(t *testing.T, pod *testenv.Pod, f testenv.Family, to netip.AddrPort, flows int) {
+	t.Helper()
+	for i := range flows {
+		socket, err := pod.ListenPacket(testenv.Context(t), at(f.Pod(pod), uint16(2000+i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := socket.WriteToUDPAddrPort([]byte("x"), to); err != nil {
+			t.Fatal(err)
+		}
+		if err := socket.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// portsInUse counts the ports that flows to the remote have, by container address.
+func (n *network) portsInUse(t *testing.T, remote netip.AddrPort) map[netip.Addr]int {
+	t.Helper()
+	owner := map[uint16]netip.Addr{}
+	n.withDatapath(t, func(datapath *loader.Datapath) {
+		for _, flow := range must(maps.Flows(datapath)) {
+			if flow.Kind != bpf.FlowSNAT || flow.Remote != remote {
+				continue
+			}
+			if other, taken := owner[flow.Local.Port()]; taken {
+				t.Errorf("port %d: %s and %s have it", flow.Local.Port(), other, flow.NAT.Addr())
+			}
+			owner[flow.Local.Port()] = flow.NAT.Addr()
+		}
+	})
+	count := map[netip.Addr]int{}
+	for _, addr := range owner {
+		count[addr]++
+	}
+	return count
 }
 
 // A million flows of one packet each pass a table of 4,096 entries. Neither busy connections nor an idle one

@@ -1,0 +1,256 @@
+package scenario
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// Floods of new flows against a table of the smallest size, while connections of other containers are quiet.
+// Afterwards each side still gets what the other sends: first from the server, whose packets restore no entry.
+
+// smallestTable holds as few flows as the plugin allows.
+const smallestTable = `"ipMasq": true, "maxFlows": 1024`
+
+// streamAge is when a UDP flow with packets both ways counts as a stream, with room for the clock of the maps.
+const streamAge = 3500 * time.Millisecond
+
+// openQuiet opens connections by every path on which addresses are translated, one of each protocol, and uses
+// them until those of UDP are streams.
+func (n *network) openQuiet(t *testing.T, a, web *testenv.Pod) (quiet pairs) {
+	t.Helper()
+	for _, f := range testenv.Families {
+		for i, p := range n.translatedPaths(f, a, web) {
+			// Each path has ports of its own.
+			p.name = f.Name + " " + p.name
+			p.listen = at(p.listen.Addr(), p.listen.Port()+uint16(i))
+			p.dial = at(p.dial.Addr(), p.dial.Port()+uint16(i))
+			for _, protocol := range []string{"tcp", "udp"} {
+				quiet = append(quiet, openPair(t, protocol, p))
+			}
+		}
+	}
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	for start := time.Now(); time.Since(start) < streamAge; <-ticker.C {
+		quiet.exchange(t)
+	}
+	return quiet
+}
+
+// quietPorts leads host ports from 8080 to ports from 80, for openQuiet.
+func quietPorts() map[string]any {
+	var mappings []mapping
+	for _, protocol := range []string{"tcp", "udp"} {
+		for i := range uint16(4) {
+			mappings = append(mappings, mapping{HostPort: 8080 + i, ContainerPort: 80 + i, Protocol: protocol})
+		}
+	}
+	return portMappings(mappings...)
+}
+
+// stream is a flood: one packet for each of many flows, several times.
+type stream struct {
+	from     *testenv.Namespace
+	device   string
+	template testenv.Packet
+	// vary sets the n-th flow's addresses and ports.
+	vary func(p *testenv.Packet, flow int)
+	// received counts packets at the flooded server, which are waited for; nil if nobody counts.
+	received func() int64
+}
+
+const (
+	floodKinds  = 8   // of a test: a million flows in all
+	floodPasses = 3   // so that an LRU map takes each entry for a busy one
+	floodBatch  = 500 // flows whose packets are sent again before the next ones': fewer than a table holds
+)
+
+// run sends the flood and returns the number of flows.
+func (s stream) run(t *testing.T) int {
+	t.Helper()
+	flows := 1_000_000 / floodKinds
+	if testing.Short() {
+		flows = 50_000 / floodKinds
+	}
+	frames := make([][]byte, floodBatch)
+	for first := 0; first < flows; first += floodBatch {
+		for i := range frames {
+			p := s.template
+			s.vary(&p, first+i)
+			frames[i] = p.MustBuild()
+		}
+		for range floodPasses {
+			s.sendBatch(t, frames)
+		}
+	}
+	return flows
+}
+
+// sendBatch sends frames, and gives the server time to reply to them. It may lose some.
+func (s stream) sendBatch(t *testing.T, frames [][]byte) {
+	t.Helper()
+	var want int64
+	if s.received != nil {
+		want = s.received() + int64(len(frames))
+	}
+	if err := s.from.SendFrames(s.device, frames...); err != nil {
+		t.Fatal(err)
+	}
+	if s.received == nil {
+		return
+	}
+	ticker := time.NewTicker(time.Millisecond)
+	defer ticker.Stop()
+	for range 20 {
+		if s.received() >= want {
+			return
+		}
+		<-ticker.C
+	}
+}
+
+// manyPorts numbers the ports of flows: the first to differ from flow to flow.
+func manyPorts(flow int) (changing, seldom uint16) {
+	const count = 60_000
+	return uint16(2000 + flow%count), uint16(2000 + flow/count)
+}
+
+// manyAddr returns one of many addresses that nobody has: of the networks for benchmarks and for documentation.
+func manyAddr(f testenv.Family, flow int) netip.Addr {
+	if f.Is4() {
+		addr := [4]byte{198, 18}
+		binary.BigEndian.PutUint16(addr[2:], uint16(flow%60_000+1))
+		return netip.AddrFrom4(addr)
+	}
+	addr := netip.MustParseAddr("2001:db8:ffff::").As16()
+	binary.BigEndian.PutUint32(addr[12:], uint32(flow+1))
+	return netip.AddrFrom16(addr)
+}
+
+func newFloodPacket(protocol string, from, to netip.AddrPort) testenv.Packet {
+	if protocol == "udp" {
+		return testenv.UDPPacket(from, to, "x")
+	}
+	return testenv.TCPPacket(from, to, testenv.SYN, "")
+}
+
+// replyToAll replies to each datagram, and counts them.
+func replyToAll(t *testing.T, ns *testenv.Namespace, addr netip.AddrPort) (received func() int64) {
+	t.Helper()
+	conn, err := ns.ListenPacket(testenv.Context(t), addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = raw.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var count atomic.Int64
+	done := make(chan struct{})
+	t.Cleanup(func() { conn.Close(); <-done })
+	go func() {
+		defer close(done)
+		buf := make([]byte, 100)
+		for t.Context().Err() == nil {
+			length, peer, err := conn.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				continue // an ICMP error for an earlier reply, until the test ends
+			}
+			count.Add(1)
+			_, _ = conn.WriteToUDPAddrPort(buf[:length], peer) // nobody waits for it
+		}
+	}()
+	return count.Load
+}
+
+// Clients outside, one or many, flood a host port.
+func TestFloodOfHostPort(t *testing.T) {
+	n := newNetworkWith(t, withKeys(smallestTable))
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", quietPorts())
+	target := n.AddPod(t, "target", mapBoth(9090, 90))
+	quiet, whole := n.openQuiet(t, a, web), t
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		var received func() int64
+		if protocol == "udp" {
+			received = replyToAll(t, target.Namespace, at(f.Pod(target), 90))
+		} else {
+			serve(t, target.Namespace, "tcp", at(f.Pod(target), 90))
+		}
+		for _, sources := range []string{"one source", "many sources"} {
+			t.Run(sources, func(t *testing.T) {
+				wantWhole(t, whole)
+				packet := newFloodPacket(protocol, at(sibling(f.Outside, 99), 1), at(f.Node, 9090))
+				packet.SrcMAC, packet.DstMAC = n.Outside.MACOf(t, testenv.UplinkName), n.node().MACOf(t, testenv.UplinkName)
+				s := stream{n.Outside, testenv.UplinkName, packet, func(p *testenv.Packet, flow int) {
+					p.SrcPort, _ = manyPorts(flow)
+					if sources == "many sources" {
+						p.Src = manyAddr(f, flow)
+					}
+				}, received}
+				before := int64(0)
+				if received != nil {
+					before = received()
+				}
+				flows := s.run(t)
+				if received != nil && received()-before < int64(flows) {
+					t.Errorf("server got %d packets of %d flows, want more than one of each", received()-before, flows)
+				}
+				wantQuiet(t, quiet)
+			})
+		}
+	})
+}
+
+// A pod floods the outside: one remote, or many.
+func TestFloodFromPod(t *testing.T) {
+	n := newNetworkWith(t, withKeys(smallestTable))
+	a, web, bad := n.AddPod(t, "a", nil), n.AddPod(t, "web", quietPorts()), n.AddPod(t, "bad", nil)
+	quiet, whole := n.openQuiet(t, a, web), t
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		for _, remotes := range []string{"one remote", "many remotes"} {
+			t.Run(remotes, func(t *testing.T) {
+				wantWhole(t, whole)
+				packet := newFloodPacket(protocol, at(f.Pod(bad), 1), at(f.Outside, 1))
+				packet.SrcMAC, packet.DstMAC = bad.MACOf(t, testenv.PodIfName), hostMACOf(t, bad)
+				s := stream{bad.Namespace, testenv.PodIfName, packet, func(p *testenv.Packet, flow int) {
+					p.SrcPort, p.DstPort = manyPorts(flow)
+					if remotes == "many remotes" {
+						p.Dst = manyAddr(f, flow)
+					}
+				}, nil}
+				s.run(t)
+				wantQuiet(t, quiet)
+			})
+		}
+	})
+}
+
+// wantQuiet wants quiet connections to work.
+func wantQuiet(t *testing.T, quiet pairs) {
+	t.Helper()
+	quiet.fromServers(t)
+	if !t.Failed() {
+		quiet.fromClients(t)
+	}
+}
+
+// wantWhole ends a test whose connections an earlier flood has broken.
+func wantWhole(t *testing.T, whole *testing.T) {
+	t.Helper()
+	if whole.Failed() {
+		t.Fatal("an earlier flood has broken connections")
+	}
+}
