@@ -15,8 +15,6 @@ import (
 // bridgeNetfilter is br_netfilter.
 var bridgeNetfilter = testenv.Feature{Name: "br_netfilter", Module: "br_netfilter", Probe: probeBridgeNetfilter}
 
-var bridgeNetfilterSysctls = []string{"net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"}
-
 func probeBridgeNetfilter() error {
 	_, err := os.Stat("/proc/sys/" + bridgeNetfilterSysctls[0])
 	return err

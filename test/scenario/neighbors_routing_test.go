@@ -140,6 +140,7 @@ func TestPolicyRoutingByAnotherGateway(t *testing.T) {
 				testenv.Require(t, bridge.Feature)
 				n := newNetworkWith(t, conflist)
 				device := n.MoveUplink(t, bridge)
+				n.disableBridgeNetfilter(t)
 				gateway := testenv.New(t, "gateway")
 				n.runOnNode(t, "ip", "link", "add", "v8", "type", "veth", "peer", "name", "eth0", "netns", gateway.Path)
 				n.runOnNode(t, "ip", "link", "set", "v8", "master", device, "up")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -89,10 +90,19 @@ func TestMasqueradedServices(t *testing.T) {
 	}
 }
 
-// wantAllReplies opens connections, all at the same time, and wants a reply on each of them, and another one later.
+// wantAllReplies opens connections, and wants a reply on each of them, and more while all are open.
 func wantAllReplies(t *testing.T, count int, from *testenv.Namespace, protocol string, to netip.AddrPort, server *testenv.Namespace) {
 	t.Helper()
-	clients, failures := make([]*testenv.Client, count), make([]error, count)
+	const together = 50 // as many fit into a server's queue
+
+	clients := make([]*testenv.Client, count)
+	defer func() {
+		for _, client := range clients {
+			if client != nil {
+				client.Close()
+			}
+		}
+	}()
 	request := func(ctx context.Context, i int) (err error) {
 		if clients[i] == nil {
 			if clients[i], err = testenv.NewClient(ctx, from, protocol, netip.AddrPort{}, to); err != nil {
@@ -106,29 +116,19 @@ func wantAllReplies(t *testing.T, count int, from *testenv.Namespace, protocol s
 		return err
 	}
 	for range 3 {
-		var running sync.WaitGroup
-		ctx := testenv.Context(t)
-		for i := range clients {
-			running.Go(func() {
-				if failures[i] == nil {
-					failures[i] = request(ctx, i)
-				}
-			})
+		for i := 0; i < count; i += together {
+			var running sync.WaitGroup
+			ctx, failures := testenv.Context(t), make([]error, min(together, count-i))
+			for j := range failures {
+				running.Go(func() { failures[j] = request(ctx, i+j) })
+			}
+			running.Wait()
+			failures = slices.DeleteFunc(failures, func(err error) bool { return err == nil })
+			if len(failures) > 0 {
+				t.Fatalf("%s to %s by %s: %d of %d connections failed, one with: %v",
+					from.Name, to, protocol, len(failures), min(together, count-i), failures[0])
+			}
 		}
-		running.Wait()
-	}
-	failed := 0
-	var example error
-	for i, err := range failures {
-		if err != nil {
-			failed, example = failed+1, err
-		}
-		if clients[i] != nil {
-			clients[i].Close()
-		}
-	}
-	if failed > 0 {
-		t.Errorf("%s to %s by %s: %d of %d connections failed, one with: %v", from.Name, to, protocol, failed, count, example)
 	}
 }
 
@@ -187,10 +187,10 @@ func TestMasqueradedToHostPort(t *testing.T) {
 		n.nft(t, strings.NewReplacer("IP", map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name],
 			"OWN", at(f.Pod(own), 80).String(), "BACKEND", f.Pod(own).String(), "NODE", at(f.Node, 0).String()[:len(at(f.Node, 0).String())-2],
 		).Replace(`table IP forwarder {
-			chain pre { type nat hook prerouting priority -100; policy accept; tcp dport {9080, 9081} dnat to OWN; udp dport {9080, 9081} dnat to OWN; }
+			chain pre { type nat hook prerouting priority -100; policy accept; tcp dport 9080-9081 dnat to OWN; udp dport 9080-9081 dnat to OWN; }
 			chain post { type nat hook postrouting priority 100; policy accept;
-				IP daddr BACKEND ct original proto-dst 9080 meta l4proto tcp snat to NODE:8080; IP daddr BACKEND ct original proto-dst 9080 meta l4proto udp snat to NODE:8080
-				IP daddr BACKEND ct original proto-dst 9081 meta l4proto tcp snat to NODE:8081; IP daddr BACKEND ct original proto-dst 9081 meta l4proto udp snat to NODE:8081
+				IP daddr BACKEND meta l4proto tcp ct original proto-dst 9080 snat to NODE:8080; IP daddr BACKEND meta l4proto udp ct original proto-dst 9080 snat to NODE:8080
+				IP daddr BACKEND meta l4proto tcp ct original proto-dst 9081 snat to NODE:8081; IP daddr BACKEND meta l4proto udp ct original proto-dst 9081 snat to NODE:8081
 			}
 		}`))
 	}
