@@ -1,0 +1,259 @@
+package scenario
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// Neighbours: whatever else on the host uses ports, by rules that masquerade and forward. Its ports may be numbers of
+// host ports, or in the masquerading range; the datapath must leave both to it.
+
+// neighborPorts are the host ports of the pods in these tests. Half of them belong to each of two pods.
+const (
+	neighborPort  = 20000
+	neighborPorts = 400
+)
+
+// mapNeighborPorts maps count host ports from first on to port 80, for TCP and UDP.
+func mapNeighborPorts(first uint16, count int) map[string]any {
+	var mappings []mapping
+	for i := range uint16(count) {
+		for _, protocol := range []string{"tcp", "udp"} {
+			mappings = append(mappings, mapping{HostPort: first + i, ContainerPort: 80, Protocol: protocol})
+		}
+	}
+	return portMappings(mappings...)
+}
+
+// kubeRules are services as kube-proxy makes them, which masquerade every connection.
+var kubeRules = []struct {
+	name    string
+	clients int // each is open at the same time as the others
+	install func(n *network, t *testing.T, f testenv.Family, pod netip.Addr)
+}{
+	{"nftables", 200, func(n *network, t *testing.T, f testenv.Family, pod netip.Addr) { n.nftKube(t, f, pod, "") }},
+	{"iptables", 200, func(n *network, t *testing.T, f testenv.Family, pod netip.Addr) { n.iptablesKube(t, f, pod, "") }},
+	{"nftables, numbers of host ports", 30, func(n *network, t *testing.T, f testenv.Family, pod netip.Addr) {
+		n.nftKube(t, f, pod, fmt.Sprintf("to :%d-%d", neighborPort, neighborPort+neighborPorts-1))
+	}},
+	{"iptables, numbers of host ports", 30, func(n *network, t *testing.T, f testenv.Family, pod netip.Addr) {
+		n.iptablesKube(t, f, pod, fmt.Sprintf("--to-ports %d-%d", neighborPort, neighborPort+neighborPorts-1))
+	}},
+}
+
+// Ports of the services at the service's address, and of node ports.
+const (
+	nodePortPod, nodePortOutside = 30080, 30081
+)
+
+// Connections to a service get random ports: of the gateway towards pods, of the node towards the outside. The
+// backends have host ports.
+func TestMasqueradedServices(t *testing.T) {
+	for _, rules := range kubeRules {
+		t.Run(rules.name, func(t *testing.T) {
+			n := newEstablishedNetwork(t)
+			n.AddSecondUplink(t)
+			a := n.AddPod(t, "a", mapNeighborPorts(neighborPort, neighborPorts/2))
+			web := n.AddPod(t, "web", mapNeighborPorts(neighborPort+neighborPorts/2, neighborPorts/2))
+			for _, f := range testenv.Families {
+				rules.install(n, t, f, f.Pod(web))
+			}
+			forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+				service := serviceAddrs[f.Name]
+				serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+				serve(t, n.SecondOutside, protocol, at(f.SecondOutside, 80))
+				for _, tc := range []struct {
+					name         string
+					from, server *testenv.Namespace
+					to           netip.AddrPort
+				}{
+					{"hairpin", web.Namespace, web.Namespace, at(service, podPort)},
+					{"another pod", a.Namespace, web.Namespace, at(service, podPort)},
+					{"the node", n.node(), web.Namespace, at(service, podPort)},
+					{"node port", n.Outside, web.Namespace, at(f.Node, nodePortPod)},
+					{"an outside backend", a.Namespace, n.SecondOutside, at(service, outsidePort)},
+					{"node port to an outside backend", n.Outside, n.SecondOutside, at(f.Node, nodePortOutside)},
+				} {
+					t.Run(tc.name, func(t *testing.T) { wantAllReplies(t, rules.clients, tc.from, protocol, tc.to, tc.server) })
+				}
+				// Meanwhile host ports work.
+				reachUntranslated(t, n.Outside, protocol, at(f.Node, neighborPort+neighborPorts-1), web.Namespace)
+			})
+		})
+	}
+}
+
+// wantAllReplies opens connections, and wants a reply on each of them, and more while all are open.
+func wantAllReplies(t *testing.T, count int, from *testenv.Namespace, protocol string, to netip.AddrPort, server *testenv.Namespace) {
+	t.Helper()
+	const together = 50 // as many fit into a server's queue
+
+	clients := make([]*testenv.Client, count)
+	defer func() {
+		for _, client := range clients {
+			if client != nil {
+				client.Close()
+			}
+		}
+	}()
+	request := func(ctx context.Context, i int) (err error) {
+		if clients[i] == nil {
+			if clients[i], err = testenv.NewClient(ctx, from, protocol, netip.AddrPort{}, to); err != nil {
+				return err
+			}
+		}
+		reply, err := clients[i].Ask(ctx, "hello")
+		if err == nil && reply.Server != server.Name {
+			err = fmt.Errorf("reply from %s, want %s", reply.Server, server.Name)
+		}
+		return err
+	}
+	for range 3 {
+		for i := 0; i < count; i += together {
+			var running sync.WaitGroup
+			ctx, failures := testenv.Context(t), make([]error, min(together, count-i))
+			for j := range failures {
+				running.Go(func() { failures[j] = request(ctx, i+j) })
+			}
+			running.Wait()
+			failures = slices.DeleteFunc(failures, func(err error) bool { return err == nil })
+			if len(failures) > 0 {
+				t.Fatalf("%s to %s by %s: %d of %d connections failed, one with: %v",
+					from.Name, to, protocol, len(failures), min(together, count-i), failures[0])
+			}
+		}
+	}
+}
+
+// nftKube adds services and node ports whose backends are the pod and the second host outside. All connections are
+// masqueraded, to random ports among those given, or to any.
+func (n *network) nftKube(t *testing.T, f testenv.Family, pod netip.Addr, ports string) {
+	t.Helper()
+	n.nft(t, strings.NewReplacer("IP", map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name],
+		"SERVICE", serviceAddrs[f.Name].String(), "POD", at(pod, 80).String(), "OUTSIDE", at(f.SecondOutside, 80).String(),
+		"MASQUERADE", "masquerade "+ports+" fully-random",
+	).Replace(`table IP kube {
+		chain services {
+			IP daddr SERVICE tcp dport 80 dnat to POD; IP daddr SERVICE udp dport 80 dnat to POD
+			IP daddr SERVICE tcp dport 81 dnat to OUTSIDE; IP daddr SERVICE udp dport 81 dnat to OUTSIDE
+			fib daddr type local tcp dport 30080 dnat to POD; fib daddr type local udp dport 30080 dnat to POD
+			fib daddr type local tcp dport 30081 dnat to OUTSIDE; fib daddr type local udp dport 30081 dnat to OUTSIDE
+		}
+		chain pre { type nat hook prerouting priority -100; policy accept; jump services; }
+		chain out { type nat hook output priority -100; policy accept; jump services; }
+		chain post { type nat hook postrouting priority 100; policy accept;
+			ct status dnat meta l4proto tcp MASQUERADE; ct status dnat meta l4proto udp MASQUERADE; }
+		chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop; }
+	}`))
+}
+
+// iptablesKube is nftKube with iptables.
+func (n *network) iptablesKube(t *testing.T, f testenv.Family, pod netip.Addr, ports string) {
+	t.Helper()
+	command := map[string]string{"IPv4": "iptables", "IPv6": "ip6tables"}[f.Name]
+	requireTool(t, command, "iptables")
+	rules := []string{
+		"-t nat -N SERVICES", "-t nat -A PREROUTING -j SERVICES", "-t nat -A OUTPUT -j SERVICES",
+		"-A FORWARD -m conntrack --ctstate INVALID -j DROP",
+	}
+	toPod, toOutside := " -j DNAT --to-destination "+at(pod, 80).String(), " -j DNAT --to-destination "+at(f.SecondOutside, 80).String()
+	for _, protocol := range []string{"tcp", "udp"} {
+		match := "-t nat -A SERVICES -p " + protocol
+		service, local := match+" -d "+serviceAddrs[f.Name].String(), match+" -m addrtype --dst-type LOCAL"
+		rules = append(rules,
+			service+" --dport 80"+toPod, service+" --dport 81"+toOutside,
+			local+" --dport 30080"+toPod, local+" --dport 30081"+toOutside,
+			"-t nat -A POSTROUTING -p "+protocol+" -m conntrack --ctstate DNAT -j MASQUERADE --random-fully "+ports,
+		)
+	}
+	for _, rule := range rules {
+		n.runOnNode(t, append([]string{command}, strings.Fields(rule)...)...)
+	}
+}
+
+// A DNAT of the host to a pod, masqueraded to exactly the number of a host port, of that pod and of another one.
+func TestMasqueradedToHostPort(t *testing.T) {
+	n := newEstablishedNetwork(t)
+	n.AddSecondUplink(t)
+	own, other := n.AddPod(t, "own", mapBoth(8080, 80)), n.AddPod(t, "other", mapBoth(8081, 80))
+	for _, f := range testenv.Families {
+		n.nft(t, strings.NewReplacer("IP", map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name],
+			"OWN", at(f.Pod(own), 80).String(), "BACKEND", f.Pod(own).String(), "NODE", at(f.Node, 0).String()[:len(at(f.Node, 0).String())-2],
+		).Replace(`table IP forwarder {
+			chain pre { type nat hook prerouting priority -100; policy accept; tcp dport 9080-9081 dnat to OWN; udp dport 9080-9081 dnat to OWN; }
+			chain post { type nat hook postrouting priority 100; policy accept;
+				IP daddr BACKEND meta l4proto tcp ct original proto-dst 9080 snat to NODE:8080; IP daddr BACKEND meta l4proto udp ct original proto-dst 9080 snat to NODE:8080
+				IP daddr BACKEND meta l4proto tcp ct original proto-dst 9081 snat to NODE:8081; IP daddr BACKEND meta l4proto udp ct original proto-dst 9081 snat to NODE:8081
+			}
+		}`))
+	}
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		serve(t, own.Namespace, protocol, at(f.Pod(own), 80))
+		serve(t, other.Namespace, protocol, at(f.Pod(other), 80))
+		for _, port := range []uint16{8080, 8081} {
+			t.Run(fmt.Sprint(port), func(t *testing.T) {
+				server := map[uint16]*testenv.Namespace{8080: own.Namespace, 8081: other.Namespace}[port]
+				client := connect(t, n.Outside, protocol, netip.AddrPort{}, at(f.Node, port+1000))
+				defer client.Close()
+				for range 20 {
+					if seen := ask(t, client, own.Namespace); seen != at(f.Node, port) {
+						t.Fatalf("pod sees %s, want %s", seen, at(f.Node, port))
+					}
+					// Meanwhile the host port works.
+					reachUntranslated(t, n.Outside, protocol, at(f.Node, port), server)
+					reachUntranslated(t, n.SecondOutside, protocol, at(f.SecondNode, port), server)
+				}
+			})
+		}
+	})
+}
+
+// Others connect out from the number of a host port.
+func TestNeighborUsesNumberOfHostPort(t *testing.T) {
+	n := newEstablishedNetwork(t)
+	container := n.otherEngine6(t)
+	n.disableBridgeNetfilter(t)
+	n.nft(t, dockerRules)
+	web, pod := n.AddPod(t, "web", mapBoth(8080, 80)), n.AddPod(t, "a", nil)
+	for _, f := range testenv.Families {
+		n.nft(t, strings.NewReplacer("IP", map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name], "POD", f.Pod(pod).String()).Replace(
+			`table IP second { chain post { type nat hook postrouting priority 90; policy accept;
+				IP saddr POD oifname "eth0" meta l4proto tcp masquerade to :8080; IP saddr POD oifname "eth0" meta l4proto udp masquerade to :8080; } }`))
+	}
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+		for _, tc := range []struct {
+			name   string
+			from   *testenv.Namespace
+			local  netip.AddrPort
+			server uint16
+		}{
+			{"container of another engine", container, at(engineAddr[f.Name], 8080), 7000},
+			{"pod behind a second masquerade", pod.Namespace, netip.AddrPort{}, 7001},
+			{"the host", n.node(), at(f.Node, 8080), 7002},
+		} {
+			t.Run(tc.name, func(t *testing.T) {
+				server := serve(t, n.Outside, protocol, at(f.Outside, tc.server))
+				before := connect(t, n.Outside, protocol, netip.AddrPort{}, at(f.Node, 8080))
+				defer before.Close()
+				ask(t, before, web.Namespace)
+				client := connect(t, tc.from, protocol, tc.local, server)
+				defer client.Close()
+				for range 20 {
+					if seen := ask(t, client, n.Outside); seen != at(f.Node, 8080) {
+						t.Fatalf("server sees %s, want %s", seen, at(f.Node, 8080))
+					}
+					ask(t, before, web.Namespace)
+					reachUntranslated(t, n.Outside, protocol, at(f.Node, 8080), web.Namespace)
+				}
+			})
+		}
+	})
+}
