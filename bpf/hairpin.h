@@ -114,15 +114,19 @@ static __noinline int hairpin_reply(struct __sk_buff *skb, const struct packet *
 	return bpf_redirect_neigh(ifindex, NULL, 0, 0);
 }
 
-/* p, a reply of sender by device, belongs to the flow. So does an ICMP error of its own. */
+/*
+ * p, a reply of sender by device, belongs to the flow. So does an ICMP error of its
+ * own, but no path on this host has a smaller MTU.
+ */
 static __always_inline bool hairpin_is_reply(const struct packet *p, const struct flow *flow,
 					     const struct device *device,
 					     const struct endpoint *sender)
 {
 	if (!sender || flow->owner != sender->owner)
 		return false;
-	return !p->icmp_error || (device && device->container == sender->container &&
-				  addr_equal(&p->outer_src, &p->src));
+	return !p->icmp_error ||
+	       (!p->icmp_too_big && device && device->container == sender->container &&
+		addr_equal(&p->outer_src, &p->src));
 }
 
 /* Leaves p, a container's reply to the host's own connection, to the stack. */
