@@ -124,6 +124,12 @@ func (n *network) loadWithShortTimeouts(t *testing.T) {
 			timeouts.Field(i).SetInt(int64(2200 * time.Millisecond))
 		}
 	}
+	n.loadWith(t, options)
+}
+
+// loadWith loads the datapath before the plugin does.
+func (n *network) loadWith(t *testing.T, options loader.Options) {
+	t.Helper()
 	err := n.node().Do(func() error {
 		datapath, err := loader.Open(testenv.Context(t), options)
 		if err == nil {
@@ -132,7 +138,7 @@ func (n *network) loadWithShortTimeouts(t *testing.T) {
 		return err
 	})
 	if err != nil {
-		t.Fatalf("load with short timeouts: %v", err)
+		t.Fatalf("load the datapath: %v", err)
 	}
 }
 
