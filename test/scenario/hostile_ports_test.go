@@ -285,24 +285,6 @@ func TestPodsShareTheirPorts(t *testing.T) {
 	})
 }
 
-// Several pods want all the ports: each of them has less than its share, but a newcomer still gets some.
-func TestManyPodsShareTheirPorts(t *testing.T) {
-	n := newNetwork(t)
-	n.fewPorts(t)
-	var bad []*testenv.Pod
-	for i := range 3 {
-		bad = append(bad, n.AddPod(t, fmt.Sprint("bad", i), nil))
-	}
-	other := n.AddPod(t, "other", nil)
-	forEachFamily(t, func(t *testing.T, f testenv.Family) {
-		server := serve(t, n.Outside, "udp", at(f.Outside, 0))
-		for _, pod := range bad[1:] {
-			wireOf(t, pod).send(t, openings("udp", f.Pod(pod), 1024, 1<<13, server)...)
-		}
-		n.wantPorts(t, f, "udp", bad[0], server, other.Namespace)
-	})
-}
-
 // wantPorts wants connections of the clients while a hostile pod holds all the ports it can get.
 func (n *network) wantPorts(t *testing.T, f testenv.Family, protocol string, bad *testenv.Pod, server netip.AddrPort, clients ...*testenv.Namespace) {
 	t.Helper()
