@@ -31,7 +31,7 @@ static __always_inline bool flow_is_assured(const struct flow *flow)
 /* Both sides have ended the connection. */
 static __always_inline bool flow_ended(const struct flow *flow)
 {
-	return flow->state == FLOW_TIME_WAIT || flow->state == FLOW_CLOSE;
+	return flow->state >= FLOW_LAST_ACK && flow->state <= FLOW_CLOSE;
 }
 
 /*

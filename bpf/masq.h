@@ -294,6 +294,32 @@ static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 	       masq_try_candidate(skb, args->ended, true) == MASQ_ALLOCATED;
 }
 
+/*
+ * Finds the flow at the port that it is known to have, or restores its entry there;
+ * 0 is any port. Returns false if that is impossible.
+ */
+__noinline int masq_keep_port(struct __sk_buff *skb, __u32 port)
+{
+	struct masq_args *args = masq_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	struct flow *flow;
+
+	if (!args || !p)
+		return false;
+	if (!port)
+		return masq_find(skb);
+	args->key.local_port = port;
+	flow = bpf_map_lookup_elem(&flows, &args->key) ?: flow_recover(&args->key);
+	if (flow && masq_is_same(flow, &args->flow)) {
+		flow_touch(&args->key, flow, p, FROM_CONTAINER);
+		return true;
+	}
+	if (p->icmp_error)
+		return false;
+	flow_open(&args->flow, p, FROM_CONTAINER);
+	return masq_insert(&args->key, &args->flow, false) == MASQ_ALLOCATED;
+}
+
 /* Notes the flow's source as the latest of its uplink. */
 static __noinline void masq_note_source(struct __sk_buff *skb, struct masq_args *args)
 {

@@ -104,8 +104,12 @@ static __noinline int masq_host_claim(struct __sk_buff *skb, const struct packet
 	return VERDICT_NEXT;
 }
 
-/* Moves p's connection to a port that no container has. */
-static __noinline int masq_host_move(struct __sk_buff *skb, const struct packet *p)
+/*
+ * Moves p's connection to a port that no container has: the one that it was moved to
+ * before, or the first free one.
+ */
+static __noinline int masq_host_move(struct __sk_buff *skb, const struct packet *p,
+				     const struct flow *moved)
 {
 	struct masq_args *args = masq_scratch_get();
 
@@ -113,37 +117,22 @@ static __noinline int masq_host_move(struct __sk_buff *skb, const struct packet 
 		return VERDICT_NEXT;
 	masq_init(args, packet_tuple(p), &p->src, OWNER_HOST, 0);
 	args->flow.uplink = skb->ifindex;
-	if (!masq_find(skb)) {
+	if (!masq_keep_port(skb, moved ? moved->nat_port : 0)) {
 		if (p->icmp_error || p->tcp_rst)
 			return VERDICT_NEXT;
 		if (!masq_alloc_port(skb))
 			return drop(skb, REASON_NO_PORT);
 	}
-	if (flow_store_reply(p, &p->src, args->key.local_port, OWNER_HOST))
-		return drop(skb, REASON_REWRITE);
+	if (!moved || moved->nat_port != args->key.local_port)
+		flow_store_reply(p, &p->src, args->key.local_port, OWNER_HOST);
 	return forward_snat(skb, p, &p->src, args->key.local_port);
-}
-
-/* The port that p's connection was moved to keeps belonging to it. */
-static __always_inline bool masq_host_keep_port(const struct packet *p, struct flow_key *key)
-{
-	struct flow *moved = flow_track_reply(p), *flow;
-
-	if (!moved || moved->owner != OWNER_HOST)
-		return false;
-	key->local_port = moved->nat_port;
-	flow = bpf_map_lookup_elem(&flows, key);
-	if (!flow || flow->owner != OWNER_HOST || flow->nat_port != p->sport)
-		return false;
-	flow_touch(key, flow, p, FROM_CONTAINER);
-	return true;
 }
 
 /* Claims the tuple of p, which the host sends to an uplink or a container. */
 static __noinline int masq_host(struct __sk_buff *skb, const struct packet *p)
 {
+	struct flow *flow, *moved;
 	struct flow_key key;
-	struct flow *flow;
 
 	if (!masq_could_own(p, p->sport) || addr_is_link_scoped(&p->dst, p->ipv6))
 		return VERDICT_NEXT;
@@ -156,10 +145,10 @@ static __noinline int masq_host(struct __sk_buff *skb, const struct packet *p)
 		flow_touch(&key, flow, p, FROM_CONTAINER);
 		return VERDICT_NEXT;
 	}
-	if (p->has_ports && masq_host_keep_port(p, &key))
-		return forward_snat(skb, p, &p->src, key.local_port);
-	key.local_port = p->sport;
+	moved = p->has_ports ? flow_track_reply(p) : NULL;
+	if (moved && moved->owner == OWNER_HOST)
+		return masq_host_move(skb, p, moved);
 	if (flow ? masq_host_may_replace(&key, flow, p) : !masq_host_is_host_port(p))
 		return masq_host_claim(skb, p, &key);
-	return masq_host_move(skb, p);
+	return masq_host_move(skb, p, NULL);
 }
