@@ -158,7 +158,7 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	struct flow *flow;
 	struct host_port *port;
 	__u32 tag = tag_take(skb);
-	int parsed;
+	int parsed, verdict;
 
 	if (!p || tag == TAG_TRANSLATED)
 		return VERDICT_NEXT;
@@ -185,8 +185,9 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (!masq_skips(endpoint, p))
 		return masq_endpoint(skb, p, endpoint);
 	port = host_port_lookup_reply(p);
-	if (port)
-		return host_port_reply(skb, p, port);
+	verdict = port ? host_port_reply(skb, p, port) : NOT_HANDLED;
+	if (verdict != NOT_HANDLED)
+		return verdict;
 	if (p->bypass)
 		fwd_cache_store_egress(skb, p, &p->src, p->sport);
 	return VERDICT_NEXT;

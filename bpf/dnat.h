@@ -23,67 +23,68 @@ struct dnat {
 	bool free;	     /* the key is free */
 };
 
-/* Describes p's flow to the container at addr:port. */
-static __always_inline void dnat_init(struct dnat *d, const struct packet *p,
+/* Describes the flow of packets with the tuple to the container at addr:port. */
+static __always_inline void dnat_init(struct dnat *d, const struct fwd_key *tuple,
 				      const struct addr *addr, __u16 port)
 {
 	__builtin_memset(d, 0, sizeof(*d));
-	d->key.remote = p->src;
+	d->key.remote = tuple->src;
 	d->key.local = *addr;
 	d->key.local_port = port;
-	d->key.protocol = p->protocol;
+	d->key.protocol = tuple->protocol;
 	d->key.kind = FLOW_DNAT;
 }
 
-/* The flow is owner's, and gives replies p's destination as their source. */
-static __always_inline bool dnat_matches(const struct flow *flow, const struct packet *p,
+/* The flow is owner's, and gives replies the tuple's destination as their source. */
+static __always_inline bool dnat_matches(const struct flow *flow, const struct fwd_key *tuple,
 					 __u64 owner)
 {
-	return flow->owner == owner && flow->nat_port == p->dport &&
-	       flow->remote_port == p->sport && addr_equal(&flow->nat_addr, &p->dst);
+	return flow->owner == owner && flow->nat_port == tuple->dport &&
+	       flow->remote_port == tuple->sport && addr_equal(&flow->nat_addr, &tuple->dst);
 }
 
-/* p may take the entry of another flow. */
-static __always_inline bool dnat_may_replace(const struct flow *flow, const struct packet *p,
-					     __u64 owner)
+/* Another flow may take the entry. */
+static __always_inline bool dnat_is_free(const struct flow *flow, __u64 owner, bool opens)
 {
-	return flow->owner != owner || flow_expired(flow) || (p->tcp_syn && flow_ended(flow));
+	return flow->owner != owner || flow_expired(flow) || (opens && flow_ended(flow));
 }
 
-static __always_inline __u16 dnat_candidate(const struct packet *p, __u32 hash, __u32 i)
+static __always_inline __u16 dnat_candidate(const struct fwd_key *tuple, __u32 hash, __u32 i)
 {
-	return i ? DNAT_PORT_MIN + (hash_mix(hash, i) & 0xffffff) % DNAT_PORTS : p->sport;
+	return i ? DNAT_PORT_MIN + (hash_mix(hash, i) & 0xffffff) % DNAT_PORTS : tuple->sport;
 }
 
-/* Finds p's flow, of owner, or else a free entry. */
-static __noinline void dnat_find(const struct packet *p, struct dnat *d, __u64 owner)
+/* Finds the tuple's flow, of owner, or else a free entry for the packet that opens it or not. */
+static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __u64 owner,
+				 bool opens)
 {
-	__u16 free_port = p->sport;
+	__u16 free_port = tuple->sport;
 	__u32 hash = 0;
 
 	for (__u32 i = 0; i < DNAT_PROBES; i++) {
 		struct flow *flow;
 
 		if (i == 1)
-			hash = hash_secret(&p->src, &p->dst,
-					   (__u64)p->sport << 32 | (__u32)p->dport << 16 | p->protocol);
-		d->key.remote_port = dnat_candidate(p, hash, i);
+			hash = hash_secret(&tuple->src, &tuple->dst,
+					   (__u64)tuple->sport << 32 |
+						   (__u32)tuple->dport << 16 | tuple->protocol);
+		d->key.remote_port = dnat_candidate(tuple, hash, i);
 		flow = bpf_map_lookup_elem(&flows, &d->key);
 		if (!flow && !d->free)
 			flow = flow_recover(&d->key);
-		if (flow && dnat_matches(flow, p, owner)) {
+		if (flow && dnat_matches(flow, tuple, owner)) {
 			d->flow = flow;
 			return;
 		}
-		if (!flow || dnat_may_replace(flow, p, owner)) {
+		if (!flow || dnat_is_free(flow, owner, opens)) {
 			if (!d->free)
 				free_port = d->key.remote_port;
 			d->free = true;
 			/* An existing flow may have a later candidate: this one was in use then. */
-			if (i || p->tcp_syn)
+			if (i || opens)
 				break;
 		}
-		if (!is_tcp_or_udp(p->protocol))
+		if (!is_tcp_or_udp(tuple->protocol))
 			break;
 	}
 	d->key.remote_port = free_port;

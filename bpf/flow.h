@@ -83,9 +83,11 @@ static __always_inline void flow_tcp_sent(struct flow *flow, const struct flow_k
 		return;
 	}
 	if (p->tcp_synack) {
-		flow->state = FLOW_SYN_RECV;
-		flow->flags = FLOW_REPLIED;
-		flow->expected = p->seq + 1;
+		if (!flow_opened_by_container(key)) {
+			flow->state = FLOW_SYN_RECV;
+			flow->flags = FLOW_REPLIED;
+			flow->expected = p->seq + 1;
+		}
 		return;
 	}
 	flow->flags &= ~FLOW_RST_UNKNOWN;

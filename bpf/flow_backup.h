@@ -34,6 +34,12 @@ static __always_inline bool flow_ended(const struct flow *flow)
 	return flow->state >= FLOW_LAST_ACK && flow->state <= FLOW_CLOSE;
 }
 
+/* Both sides have sent, and may go on. */
+static __always_inline bool flow_is_live(const struct flow *flow)
+{
+	return flow->flags & FLOW_REPLIED && !flow_expired(flow) && !flow_ended(flow);
+}
+
 /*
  * The flow's container still exists. DEL leaves its flows alone: it would have to
  * walk over all of them, and would miss those that packets add meanwhile. The

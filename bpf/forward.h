@@ -142,8 +142,8 @@ static __noinline void forward_track_routed(struct __sk_buff *skb, struct packet
 
 	if (!is_uplink(skb->ingress_ifindex))
 		return;
-	dnat_init(&d, p, &p->dst, p->dport);
-	dnat_find(p, &d, to->owner);
+	dnat_init(&d, packet_tuple(p), &p->dst, p->dport);
+	dnat_find(packet_tuple(p), &d, to->owner, packet_opens(p));
 	if (d.flow || d.key.remote_port != p->sport ||
 	    (to->flags & ENDPOINT_MASQ &&
 	     forward_is_masqueraded(skb, p, to, skb->ingress_ifindex)))
@@ -166,8 +166,8 @@ static __always_inline int forward_to_endpoint(struct __sk_buff *skb, struct pac
 
 	if (p->icmp_error)
 		return VERDICT_NEXT;
-	dnat_init(&d, p, &p->dst, p->dport);
-	dnat_find(p, &d, to->owner);
+	dnat_init(&d, packet_tuple(p), &p->dst, p->dport);
+	dnat_find(packet_tuple(p), &d, to->owner, packet_opens(p));
 	if (d.flow) {
 		flow_track_received(skb, p, &d.key, d.flow, to);
 		return forward_flow(skb, p, to, &d);

@@ -32,16 +32,16 @@ static __noinline int host_port_forward(struct __sk_buff *skb, struct packet *p)
 
 	if (!port || addr_is_loopback(&p->dst, p->ipv6))
 		return forward_masq_reply(skb, p);
-	dnat_init(&d, p, &port->target_addr, port->target_port);
-	dnat_find(p, &d, port->owner);
-	if (!d.flow) {
+	dnat_init(&d, packet_tuple(p), &port->target_addr, port->target_port);
+	dnat_find(packet_tuple(p), &d, port->owner, packet_opens(p));
+	if (!d.flow || !flow_is_live(d.flow)) {
 		verdict = forward_masq_reply(skb, p);
 		if (verdict != NOT_HANDLED)
 			return verdict;
-		/* A known flow has passed these checks with its first packet. */
-		if (!host_port_may_open(skb, p))
-			return VERDICT_NEXT;
 	}
+	/* A known flow has passed these checks with its first packet. */
+	if (!d.flow && !host_port_may_open(skb, p))
+		return VERDICT_NEXT;
 	if (!host_port_allows(p, port))
 		return drop_for(skb, port->owner, REASON_SRC_RANGE);
 	to = endpoint_lookup(&port->target_addr);
@@ -50,6 +50,19 @@ static __noinline int host_port_forward(struct __sk_buff *skb, struct packet *p)
 	else if (dnat_create(p, &d, port->owner))
 		return drop_for(skb, port->owner, REASON_NO_PORT);
 	return forward_flow(skb, p, to, &d);
+}
+
+/* The tuple of p, sent from the source addr:port, belongs to a masqueraded flow or to the host. */
+static __noinline bool host_port_is_taken(const struct packet *p, const struct addr *addr,
+					  __u16 port)
+{
+	struct flow_key key;
+	struct flow *flow;
+
+	masq_key(&key, packet_tuple(p), addr);
+	key.local_port = port;
+	flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
+	return flow && !flow_expired(flow) && !flow_ended(flow);
 }
 
 /*
@@ -67,6 +80,8 @@ static __noinline int host_port_reply(struct __sk_buff *skb, struct packet *p,
 		return forward_reply(skb, p, flow);
 	if (addr_is_any(&source, p->ipv6) && !fib_source(skb, packet_tuple(p), skb->ifindex, &source))
 		return drop_for(skb, port->owner, REASON_NO_SOURCE);
+	if (host_port_is_taken(p, &source, port->target_port))
+		return NOT_HANDLED;
 	if (!p->icmp_error && flow_store_reply(p, &source, port->target_port, port->owner))
 		return drop_for(skb, port->owner, REASON_REWRITE);
 	return forward_snat(skb, p, &source, port->target_port);

@@ -37,6 +37,7 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 	struct host_port *port;
 	struct addr source;
 	struct flow *flow;
+	int verdict;
 
 	if (!args)
 		return VERDICT_DROP;
@@ -54,8 +55,11 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 	if (masq_recover(skb) || masq_find_former(skb))
 		return forward_snat(skb, p, &args->key.local, args->key.local_port);
 	port = host_port_lookup_reply(p);
-	if (port)
-		return host_port_reply(skb, p, port);
+	if (port) {
+		verdict = host_port_reply(skb, p, port);
+		if (verdict != NOT_HANDLED)
+			return verdict;
+	}
 	if (p->echo_reply || p->icmp_error) /* belongs to an unknown flow, and opens none */
 		return drop_for(skb, owner, REASON_NO_FLOW);
 	if (!masq_alloc_port(skb))

@@ -55,34 +55,37 @@ static __always_inline bool is_from_own_socket(struct __sk_buff *skb, const stru
 	return sk && is_tcp_or_udp(p->protocol) && sk->src_port == p->sport;
 }
 
-/* A client of a host port is connected to p's source. */
+/*
+ * A client of a host port is connected to p's source. One that the container has not
+ * replied to loses the tuple.
+ */
 static __noinline bool masq_host_is_host_port(const struct packet *p)
 {
 	struct host_port *port = host_port_find(&p->src, p->sport, p->protocol, p->ipv6);
-	struct flow_key key = {
-		.remote = p->dst,
-		.remote_port = p->dport,
+	struct fwd_key received = {
+		.src = p->dst,
+		.dst = p->src,
+		.sport = p->dport,
+		.dport = p->sport,
 		.protocol = p->protocol,
-		.kind = FLOW_DNAT,
 	};
-	struct flow *flow;
+	struct dnat d;
 
 	if (!port)
 		return false;
-	key.local = port->target_addr;
-	key.local_port = port->target_port;
-	flow = bpf_map_lookup_elem(&flows, &key);
-	return flow && flow->owner == port->owner && flow->flags & FLOW_REPLIED &&
-	       flow->nat_port == p->sport && addr_equal(&flow->nat_addr, &p->src) &&
-	       !flow_expired(flow) && !flow_ended(flow);
+	dnat_init(&d, &received, &port->target_addr, port->target_port);
+	dnat_find(&received, &d, port->owner, false);
+	if (!d.flow || flow_is_live(d.flow))
+		return d.flow;
+	bpf_map_delete_elem(&flows, &d.key);
+	return false;
 }
 
 /* The entry of another flow does not keep the host from using its port. */
 static __always_inline bool masq_host_may_replace(const struct flow_key *key,
 						  const struct flow *flow, const struct packet *p)
 {
-	return !p->has_ports || !(flow->flags & FLOW_REPLIED) || flow_expired(flow) ||
-	       flow_ended(flow) || !flow_owner_is_alive(key, flow);
+	return !p->has_ports || !flow_is_live(flow) || !flow_owner_is_alive(key, flow);
 }
 
 /* Claims the tuple in the key for p, which the host sends. */
@@ -100,6 +103,7 @@ static __noinline int masq_host_claim(struct __sk_buff *skb, const struct packet
 	    (skb->ingress_ifindex && !fib_is_local_addr(skb, &p->src, p->ipv6)))
 		return VERDICT_NEXT;
 	flow_open(&claim, p, FROM_CONTAINER);
+	backup_remove(key);
 	bpf_map_update_elem(&flows, key, &claim, BPF_ANY);
 	return VERDICT_NEXT;
 }
@@ -142,13 +146,17 @@ static __noinline int masq_host(struct __sk_buff *skb, const struct packet *p)
 	key.local_port = p->sport;
 	flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
 	if (flow && flow->owner == OWNER_HOST && flow->nat_port == p->sport) {
-		flow_touch(&key, flow, p, FROM_CONTAINER);
-		return VERDICT_NEXT;
+		if (!flow_expired(flow) && !(packet_opens(p) && flow_ended(flow))) {
+			flow_touch(&key, flow, p, FROM_CONTAINER);
+			return VERDICT_NEXT;
+		}
+		bpf_map_delete_elem(&flows, &key); /* a former connection's */
+		flow = NULL;
 	}
 	moved = p->has_ports ? flow_track_reply(p) : NULL;
 	if (moved && moved->owner == OWNER_HOST)
 		return masq_host_move(skb, p, moved);
-	if (flow ? masq_host_may_replace(&key, flow, p) : !masq_host_is_host_port(p))
+	if ((!flow || masq_host_may_replace(&key, flow, p)) && !masq_host_is_host_port(p))
 		return masq_host_claim(skb, p, &key);
 	return masq_host_move(skb, p, NULL);
 }

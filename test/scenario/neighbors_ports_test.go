@@ -13,17 +13,9 @@ import (
 // A service and its backend are asked from one address and port, at once. The backend sees both connections come
 // from that address, and conntrack gives one of them another port.
 func TestServiceAndBackendFromOnePort(t *testing.T) {
-	testServiceAndBackendFromOnePort(t, newEstablishedNetwork(t))
-}
-
-// The same where new connections bypass the stack.
-func TestServiceAndBackendFromOnePortAlways(t *testing.T) {
-	testServiceAndBackendFromOnePort(t, newNetworkWith(t, withKeys(`"ipMasq": true, "fastPath": "always"`)))
-}
-
-func testServiceAndBackendFromOnePort(t *testing.T, n *network) {
 	const rounds = 50
 
+	n := newEstablishedNetwork(t)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil)
 	for _, f := range testenv.Families {
 		n.nftServices(t, f, f.Pod(web))
