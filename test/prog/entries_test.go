@@ -21,7 +21,8 @@ type flow struct {
 	flags                     bpf.FlowFlags
 	tcp                       bpf.FlowState // of TCP; other protocols have one state
 	idle                      time.Duration // since the last packet
-	clientPort                uint16        // of the host port's client, if the pod sees another one
+	clientPort                uint16        // of the host port's client, if the pod sees another one; SNAT: the hairpin's host port
+	stream                    bool          // UDP: both sides have sent, for more than two seconds
 }
 
 const (
@@ -52,6 +53,23 @@ func (f flow) in(state bpf.FlowState) flow { f.tcp = state; return f }
 // established is a flow whose sides have both sent.
 func (f flow) established() flow { return f.with(replied).in(bpf.FlowEstablished) }
 
+// accepted is a flow whose other side has replied, with a SYN+ACK in TCP.
+func (f flow) accepted() flow { return f.with(replied).in(bpf.FlowSYNRecv) }
+
+// streaming is a flow that was old when its last packet came: UDP is in another state then.
+func (f flow) streaming() flow { f.stream = true; return f }
+
+// by sets the client's own port, or a hairpin's host port.
+func (f flow) by(port uint16) flow { f.clientPort = port; return f }
+
+// claim is the entry of what the host itself sends from local to remote.
+func claim(remote, local string) flow { return snat(remote, local, local) }
+
+// held is the entry of a RST from local to remote that was held back.
+func held(remote, local string) flow {
+	return flow{kind: bpf.FlowRSTHeld, remote: remote, local: local, translated: "any:0"}
+}
+
 // provisional is a flow that was opened by a packet in the middle of a connection.
 func (f flow) provisional() flow { return f.with(pickedUp) }
 
@@ -61,6 +79,9 @@ func (f flow) state(p proto) bpf.FlowState {
 	case tcp:
 		return f.tcp
 	case udp:
+		if f.stream {
+			return bpf.FlowUDPStream
+		}
 		return bpf.FlowUDP
 	case echo:
 		return bpf.FlowICMP
@@ -85,6 +106,9 @@ func (f flow) wire(s scene) (bpf.FlowKey, bpf.Flow) {
 	if s.proto != tcp {
 		value.Flags &= replied
 		value.Ack, value.Expected = 0, 0
+	}
+	if f.kind == bpf.FlowRSTHeld {
+		value = bpf.Flow{LastSeen: value.LastSeen, State: bpf.FlowOther}
 	}
 	if f.kind == bpf.FlowDNAT {
 		value.RemotePort = remote.Port()

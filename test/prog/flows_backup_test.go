@@ -14,7 +14,7 @@ import (
 func TestFlowsBackup(t *testing.T) {
 	masqueraded := []flow{snat("remote:80", "node:20000", "pod:4000").established()}
 	replies := []flow{dnat("remote:5000", "pod:80", "node2:8080").established()}
-	asNode := []flow{dnat("remote:5000", "pod:80", "node:8080").established()}
+	asNode := []flow{dnat("remote:5000", "pod:80", "node:8080").with(replied | pickedUp)}
 	toPod := []hostPort{{host: "any:8080", to: "pod:80"}}
 	for program, rows := range map[string][]row{
 		bpf.ProgFromUplink: {
@@ -32,7 +32,7 @@ func TestFlowsBackup(t *testing.T) {
 			},
 			{
 				name: "from another port of the pod", ports: toPod, backup: replies, in: "pod:81 > remote:5000", edit: isACK,
-				out: "node:* > remote:5000", after: []flow{snat("remote:5000", "node:*", "pod:81")},
+				out: "node:* > remote:5000", after: []flow{snat("remote:5000", "node:*", "pod:81").provisional()},
 			},
 			{
 				name: "of two host ports, the one that the client used", backup: []flow{dnat("remote:5000", "plain:80", "node:8081").established()},

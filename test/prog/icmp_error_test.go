@@ -24,6 +24,7 @@ type errorRow struct {
 	ports   []hostPort
 	flows   []flow
 	nonMasq []nonMasq
+	device  string // the pod behind the veth; "": unknown
 
 	from  string // the error's sender
 	to    string // its receiver; "": the source of the quoted packet
@@ -86,7 +87,7 @@ func (r errorRow) buildError(s scene, from, text string, kind errorKind, quote i
 }
 
 func (h *host) checkError(program string, s scene, r errorRow, kind errorKind, quote int) error {
-	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.fillNonMasq(s, r.nonMasq)); err != nil {
+	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.fillNonMasq(s, r.nonMasq), h.putDevice(r.device)); err != nil {
 		return err
 	}
 	before, err := contents[bpf.FlowKey, bpf.Flow](h.flows())

@@ -190,8 +190,8 @@ func TestHostPortRetargeted(t *testing.T) {
 				err := errors.Join(
 					empty[bpf.HostPortKey, bpf.HostPort](h.programs.Maps[bpf.MapHostPorts]),
 					h.fill(s, []hostPort{{host: "any:8080", to: pod + ":80"}}, nil),
-					h.pass(s, bpf.ProgFromUplink, "remote:5000 > node:8080", "remote:5000 > "+pod+":80"),
-					h.pass(s, bpf.ProgToUplink, pod+":80 > remote:5000", "node:8080 > remote:5000"),
+					h.pass(s, bpf.ProgFromUplink, "remote:5000 > node:8080", "remote:5000 > "+pod+":80", false),
+					h.pass(s, bpf.ProgToUplink, pod+":80 > remote:5000", "node:8080 > remote:5000", true),
 				)
 				if err != nil {
 					t.Errorf("%s: %v", pod, err)
@@ -202,7 +202,7 @@ func TestHostPortRetargeted(t *testing.T) {
 }
 
 // pass wants a program to turn the packet in into want.
-func (h *host) pass(s scene, program, in, want string) error {
-	_, err := h.hop(&s, s.packet(in, false), false, hop{program: program, out: want})
+func (h *host) pass(s scene, program, in, want string, reply bool) error {
+	_, err := h.hop(&s, s.packet(in, reply), reply, hop{program: program, out: want})
 	return err
 }
