@@ -359,6 +359,7 @@ type DatapathPacket struct {
 	TcpRst       bool
 	TcpAck       bool
 	SctpInit     bool
+	SctpAbort    bool
 	CtUpdate     bool
 	Remapped     bool
 	EndExpected  bool
@@ -366,12 +367,14 @@ type DatapathPacket struct {
 	NonFirstFrag bool
 	FlushQueue   bool
 	IcmpError    bool
-	_            [3]byte
+	_            [2]byte
 	FragId       uint32
 	FragOffset   uint16
 	FragLen      uint16
 	InnerL3      uint16
 	InnerL4      uint16
+	IcmpTooBig   bool
+	_            [3]byte
 	OuterSrc     DatapathAddr
 }
 

@@ -96,7 +96,7 @@ static __noinline int masq_host_claim(struct __sk_buff *skb, const struct packet
 		.uplink = skb->ifindex,
 	};
 
-	if (p->icmp_error || p->tcp_rst || is_from_own_socket(skb, p) ||
+	if (p->icmp_error || p->tcp_rst || p->sctp_abort || is_from_own_socket(skb, p) ||
 	    (skb->ingress_ifindex && !fib_is_local_addr(skb, &p->src, p->ipv6)))
 		return VERDICT_NEXT;
 	flow_open(&claim, p, FROM_CONTAINER);

@@ -45,6 +45,7 @@ struct packet {
 	bool tcp_rst;
 	bool tcp_ack;
 	bool sctp_init;	       /* opens an association */
+	bool sctp_abort;       /* refuses or ends one */
 	bool ct_update;	       /* a conntrack update: its numbers are not the connection's */
 	bool remapped;	       /* a port of the remote was translated: not for the forwarding cache */
 	bool end_expected;     /* RST or FIN of a remote, with the number that is expected */
@@ -57,6 +58,7 @@ struct packet {
 	__u16 frag_len;	       /* payload; the frame may be longer */
 	__u16 inner_l3;	       /* offset of the quoted IP header */
 	__u16 inner_l4;	       /* offset of the header behind it */
+	bool icmp_too_big;     /* an ICMP error that lowers the path's MTU */
 	struct addr outer_src; /* the sender of the error */
 };
 

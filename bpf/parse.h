@@ -22,7 +22,10 @@ struct sctphdr {
 	__be16 dest;
 	__be32 tag;
 	__le32 checksum;
+	__u8 chunk; /* type of the first one */
 };
+
+#define SCTP_ABORT 6
 
 static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 {
@@ -65,6 +68,7 @@ static __always_inline int parse_sctp(struct __sk_buff *skb, struct packet *p)
 	if (!sctp)
 		return PARSED_TRUNCATED;
 	p->sctp_init = !sctp->tag; /* RFC 9260, 8.5.1 */
+	p->sctp_abort = sctp->chunk == SCTP_ABORT;
 	return PARSED;
 }
 

@@ -30,9 +30,11 @@ struct echohdr {
 
 /* ICMP errors: the messages that quote a packet (RFC 792, RFC 4443). */
 #define ICMP4_UNREACHABLE   3
+#define ICMP4_FRAG_NEEDED   4 /* code */
 #define ICMP4_TIME_EXCEEDED 11
 #define ICMP4_PARAMETER	    12
 #define ICMP6_UNREACHABLE   1
+#define ICMP6_TOO_BIG	    2
 #define ICMP6_PARAMETER	    4
 
 /*
@@ -153,6 +155,8 @@ static __noinline int parse_icmp(struct __sk_buff *skb, struct packet *p)
 	if (!icmp_type_is_error(icmp->type, p->ipv6))
 		return parse_echo(p, icmp->type, icmp->id);
 	p->icmp_error = true;
+	p->icmp_too_big = p->ipv6 ? icmp->type == ICMP6_TOO_BIG
+				  : icmp->type == ICMP4_UNREACHABLE && icmp->code == ICMP4_FRAG_NEEDED;
 	p->fast_eligible = false; /* although p gets the connection's tuple */
 	p->inner_l3 = p->l4 + sizeof(*icmp);
 	return p->ipv6 ? parse_error_ipv6(skb, p) : parse_error_ipv4(skb, p);

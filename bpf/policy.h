@@ -26,7 +26,7 @@ static __noinline void policy_track_egress(const struct packet *p, const struct 
 		return;
 	flow_reply_key(&key, p);
 	key.kind = FLOW_EGRESS;
-	flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
+	flow = bpf_map_lookup_elem(&flows, &key);
 	if (flow && flow->owner == device->owner) {
 		flow_touch(&key, flow, p, FROM_CONTAINER);
 	} else if (p->protocol != IPPROTO_TCP || p->tcp_syn) {

@@ -147,17 +147,34 @@ type dumpedFlow struct {
 		Pad        int        `json:"pad"`
 	} `json:"key"`
 	Value struct {
-		Owner    uint64     `json:"owner"`
-		Addr     dumpedAddr `json:"nat_addr"`
-		LastSeen uint32     `json:"last_seen"`
-		Port     uint16     `json:"nat_port"`
-		State    any        `json:"state"`
-		Pad      int        `json:"pad"`
+		Owner      uint64     `json:"owner"`
+		Addr       dumpedAddr `json:"nat_addr"`
+		LastSeen   uint32     `json:"last_seen"`
+		Port       uint16     `json:"nat_port"`
+		State      string     `json:"state"`
+		Flags      any        `json:"flags"` // a name or a number
+		Uplink     int        `json:"uplink"`
+		ACK        uint32     `json:"ack"`
+		Expected   uint32     `json:"expected"`
+		RemoteEnd  uint32     `json:"remote_end"`
+		RemotePort uint16     `json:"remote_port"`
+		Created    uint16     `json:"created"`
+		Pad        int        `json:"pad"`
 	} `json:"value"`
 }
 
 var flowKinds = map[string]bpf.FlowKind{
-	"FLOW_SNAT": bpf.FlowSNAT, "FLOW_DNAT": bpf.FlowDNAT, "FLOW_EGRESS": bpf.FlowEgress,
+	"FLOW_SNAT": bpf.FlowSNAT, "FLOW_DNAT": bpf.FlowDNAT, "FLOW_EGRESS": bpf.FlowEgress, "FLOW_RST_HELD": bpf.FlowRSTHeld,
+}
+
+// dumpedState returns the state of a name as in C.
+func dumpedState(name string) maps.FlowState {
+	for state := range maps.FlowState(bpf.FlowStates) {
+		if "FLOW_"+state.String() == name {
+			return state
+		}
+	}
+	return maps.FlowState(bpf.FlowStates)
 }
 
 func (d dumpedFlow) flow() maps.Flow {
@@ -167,6 +184,7 @@ func (d dumpedFlow) flow() maps.Flow {
 		Local:    at(d.Key.Local.addr(), d.Key.LocalPort),
 		NAT:      at(d.Value.Addr.addr(), d.Value.Port),
 		Protocol: maps.Protocol(d.Key.Protocol),
+		State:    dumpedState(d.Value.State),
 		Owner:    loader.Owner(d.Value.Owner),
 	}
 }
@@ -177,13 +195,14 @@ type dumpedUplink struct {
 		Addr4           dumpedAddr `json:"addr4"`
 		Addr6           dumpedAddr `json:"addr6"`
 		ContainerBridge int        `json:"container_bridge"`
+		Bridge          int        `json:"bridge"`
 	} `json:"value"`
 }
 
 func (d dumpedUplink) uplink() maps.Uplink {
 	return maps.Uplink{
 		IfIndex: d.Key, Addr4: d.Value.Addr4.addr(), Addr6: d.Value.Addr6.addr(),
-		ContainerBridge: d.Value.ContainerBridge != 0,
+		ContainerBridge: d.Value.ContainerBridge != 0, Bridge: d.Value.Bridge != 0,
 	}
 }
 
@@ -257,33 +276,21 @@ func (d dumpedDrop) drop() maps.Drop {
 	}
 }
 
-type dumpedTimeouts struct {
-	TCPUnreplied   uint32 `json:"tcp_unreplied"`
-	TCPEstablished uint32 `json:"tcp_established"`
-	TCPClosing     uint32 `json:"tcp_closing"`
-	UDPUnreplied   uint32 `json:"udp_unreplied"`
-	UDPStream      uint32 `json:"udp_stream"`
-	Other          uint32 `json:"other"`
-}
-
-func (t dumpedTimeouts) timeouts() bpf.Timeouts {
-	return bpf.Timeouts{
-		TcpUnreplied: t.TCPUnreplied, TcpEstablished: t.TCPEstablished, TcpClosing: t.TCPClosing,
-		UdpUnreplied: t.UDPUnreplied, UdpStream: t.UDPStream, Other: t.Other,
-	}
-}
-
 type dumpedConfig struct {
 	Value struct {
 		Section []struct {
 			Config struct {
-				ABI           uint32         `json:"abi"`
-				Attach        string         `json:"attach"`
-				Build         uint64         `json:"build"`
-				Revision      uint32         `json:"revision"`
-				MasqPortFirst uint16         `json:"masq_port_first"`
-				MasqPortCount uint16         `json:"masq_port_count"`
-				Timeout       dumpedTimeouts `json:"timeout"`
+				ABI           uint32    `json:"abi"`
+				Attach        string    `json:"attach"`
+				Build         uint64    `json:"build"`
+				Revision      uint32    `json:"revision"`
+				BackupBuckets uint32    `json:"backup_buckets"`
+				Secret        [2]uint64 `json:"secret"`
+				MasqPorts     [2]struct {
+					First uint16 `json:"first"`
+					Count uint16 `json:"count"`
+				} `json:"masq_ports"`
+				Timeout [bpf.FlowStates]uint32 `json:"timeout"`
 			} `json:"config"`
 		} `json:".rodata"`
 	} `json:"value"`
@@ -335,11 +342,16 @@ func TestBpftoolDump(t *testing.T) {
 			t.Fatalf("bpftool prints config %+v, want one entry with one section", config)
 		}
 		got, want := config[0].Value.Section[0].Config, datapath.Config
-		attach := map[bpf.Attach]string{1: "ATTACH_TCX", 2: "ATTACH_CLSACT"}[bpf.Attach(want.Attach)]
-		if got.ABI != want.Abi || got.Attach != attach || got.Build != want.Build ||
-			got.MasqPortFirst != want.MasqPortFirst || got.MasqPortCount != want.MasqPortCount ||
-			got.Timeout.timeouts() != want.Timeout {
-			t.Errorf("map config: bpftool prints %+v, package loader reads %+v", got, want)
+		attach := map[string]bpf.Attach{"ATTACH_TCX": bpf.AttachTCX, "ATTACH_CLSACT": bpf.AttachClsact}[got.Attach]
+		read := bpf.HostConfig{
+			Abi: got.ABI, Attach: uint32(attach), Build: got.Build, Revision: got.Revision,
+			BackupBuckets: got.BackupBuckets, Secret: got.Secret, Timeout: got.Timeout,
+		}
+		for i, ports := range got.MasqPorts {
+			read.MasqPorts[i].First, read.MasqPorts[i].Count = ports.First, ports.Count
+		}
+		if read != want {
+			t.Errorf("map config: bpftool prints %+v, package loader reads %+v", read, want)
 		}
 	})
 }

@@ -36,8 +36,7 @@ func TestMasqueradePortsExhausted(t *testing.T) {
 	n.fewPorts(t)
 	greedy, other := n.AddPod(t, "greedy", nil), n.AddPod(t, "other", nil)
 	third, late := n.AddPod(t, "third", nil), n.AddPod(t, "late", nil)
-	first, last := n.masqPorts(t)
-	ports := int(last) - int(first) + 1
+	ports := n.countMasqPorts(t)
 	forEachFamily(t, func(t *testing.T, f testenv.Family) {
 		server := serve(t, n.Outside, "udp", at(f.Outside, 7000))
 		elsewhere := serve(t, n.Outside, "udp", at(f.Outside, 7001))

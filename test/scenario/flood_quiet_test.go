@@ -21,9 +21,9 @@ const smallestTable = `"ipMasq": true, "maxFlows": 1024`
 // streamAge is when a UDP flow with packets both ways counts as a stream, with room for the clock of the maps.
 const streamAge = 3500 * time.Millisecond
 
-// openQuiet opens connections by every path on which addresses are translated, one of each protocol, and uses
+// openQuietPairs opens connections by every path on which addresses are translated, one of each protocol, and uses
 // them until those of UDP are streams.
-func (n *network) openQuiet(t *testing.T, a, web *testenv.Pod) (quiet pairs) {
+func (n *network) openQuietPairs(t *testing.T, a, web *testenv.Pod) (quiet pairs) {
 	t.Helper()
 	for _, f := range testenv.Families {
 		for i, p := range n.translatedPaths(f, a, web) {
@@ -44,7 +44,7 @@ func (n *network) openQuiet(t *testing.T, a, web *testenv.Pod) (quiet pairs) {
 	return quiet
 }
 
-// quietPorts leads host ports from 8080 to ports from 80, for openQuiet.
+// quietPorts leads host ports from 8080 to ports from 80, for openQuietPairs.
 func quietPorts() map[string]any {
 	var mappings []mapping
 	for _, protocol := range []string{"tcp", "udp"} {
@@ -181,7 +181,7 @@ func TestFloodOfHostPort(t *testing.T) {
 	n := newNetworkWith(t, withKeys(smallestTable))
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", quietPorts())
 	target := n.AddPod(t, "target", mapBoth(9090, 90))
-	quiet, whole := n.openQuiet(t, a, web), t
+	quiet, whole := n.openQuietPairs(t, a, web), t
 	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
 		var received func() int64
 		if protocol == "udp" {
@@ -218,7 +218,7 @@ func TestFloodOfHostPort(t *testing.T) {
 func TestFloodFromPod(t *testing.T) {
 	n := newNetworkWith(t, withKeys(smallestTable))
 	a, web, bad := n.AddPod(t, "a", nil), n.AddPod(t, "web", quietPorts()), n.AddPod(t, "bad", nil)
-	quiet, whole := n.openQuiet(t, a, web), t
+	quiet, whole := n.openQuietPairs(t, a, web), t
 	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
 		for _, remotes := range []string{"one remote", "many remotes"} {
 			t.Run(remotes, func(t *testing.T) {

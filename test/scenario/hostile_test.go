@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"reflect"
-	"strings"
 	"testing"
 	"time"
 
@@ -117,13 +115,18 @@ func (n *network) masqueraded(t *testing.T, remote netip.AddrPort, protocol stri
 // established connections.
 func (n *network) loadWithShortTimeouts(t *testing.T) {
 	t.Helper()
-	var options loader.Options
-	timeouts := reflect.ValueOf(&options.Timeouts).Elem()
-	for i := range timeouts.NumField() {
-		if !strings.Contains(timeouts.Type().Field(i).Name, "Established") {
-			timeouts.Field(i).SetInt(int64(2200 * time.Millisecond))
+	options := loader.Options{Timeouts: map[bpf.FlowState]time.Duration{}}
+	for state := range bpf.FlowState(bpf.FlowStates) {
+		if state != bpf.FlowEstablished {
+			options.Timeouts[state] = 2200 * time.Millisecond
 		}
 	}
+	n.loadWith(t, options)
+}
+
+// loadWith loads the datapath before the plugin does.
+func (n *network) loadWith(t *testing.T, options loader.Options) {
+	t.Helper()
 	err := n.node().Do(func() error {
 		datapath, err := loader.Open(testenv.Context(t), options)
 		if err == nil {
@@ -132,7 +135,7 @@ func (n *network) loadWithShortTimeouts(t *testing.T) {
 		return err
 	})
 	if err != nil {
-		t.Fatalf("load with short timeouts: %v", err)
+		t.Fatalf("load the datapath: %v", err)
 	}
 }
 

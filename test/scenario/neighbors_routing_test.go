@@ -86,14 +86,15 @@ func addAnycast(t *testing.T, ns *testenv.Namespace) {
 	}
 }
 
-func forEachFastPath(t *testing.T, test func(t *testing.T, conflist string)) {
+// forEachFastPath runs a subtest for each value of fastPath, beside other keys of the network.
+func forEachFastPath(t *testing.T, keys string, test func(t *testing.T, conflist string)) {
 	for _, value := range []string{"never", "established", "always"} {
-		t.Run(value, func(t *testing.T) { test(t, withKeys(`"ipMasq": true, "fastPath": "`+value+`"`)) })
+		t.Run(value, func(t *testing.T) { test(t, withKeys(keys+`, "fastPath": "`+value+`"`)) })
 	}
 }
 
 func TestPolicyRouting(t *testing.T) {
-	forEachFastPath(t, func(t *testing.T, conflist string) {
+	forEachFastPath(t, `"ipMasq": true`, func(t *testing.T, conflist string) {
 		for _, policy := range policies {
 			t.Run(policy.name, func(t *testing.T) {
 				n := newNetworkWith(t, conflist)
@@ -133,7 +134,7 @@ func (n *network) wantAlwaysBy(t *testing.T, pod *testenv.Pod, protocol string, 
 
 // Both gateways are on one link, so the uplink is the same, but not the next hop.
 func TestPolicyRoutingByAnotherGateway(t *testing.T) {
-	forEachFastPath(t, func(t *testing.T, conflist string) {
+	forEachFastPath(t, `"ipMasq": true`, func(t *testing.T, conflist string) {
 		for _, policy := range policies[:5] { // a group has both gateways
 			t.Run(policy.name, func(t *testing.T) {
 				bridge := testenv.UplinkKinds[0]

@@ -22,8 +22,7 @@ func TestSpoofedResetsFreeNoPort(t *testing.T) {
 	for _, id := range []string{"b", "c", "d"} {
 		others = append(others, n.AddPod(t, id, nil))
 	}
-	first, last := n.masqPorts(t)
-	ports := int(last) - int(first) + 1
+	ports := n.countMasqPorts(t)
 	forEachFamily(t, func(t *testing.T, f testenv.Family) {
 		server := at(f.Outside, 80)
 		quiet := pairs{openPair(t, "tcp", path{"pod to outside", a.Namespace, n.Outside, server, server})}

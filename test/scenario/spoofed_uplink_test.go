@@ -102,16 +102,8 @@ func spoofed(protocol string, from, to netip.AddrPort) (packets []testenv.Packet
 	return packets
 }
 
-// forEachFastPath runs a subtest for each value of fastPath, on a network where the hosts outside have routes to
-// pods. sibling(f.Outside, 50) is not masqueraded.
-func forEachFastPath(t *testing.T, test func(*testing.T, *network)) {
-	for _, value := range []string{"established", "always", "never"} {
-		t.Run(value, func(t *testing.T) {
-			test(t, newRoutedNetwork(t, withKeys(`"ipMasq": true, "fastPath": "`+value+`",
-				"nonMasqueradeCIDRs": ["192.0.2.50/32", "2001:db8:1::50/128"]`)))
-		})
-	}
-}
+// plainKeys leave sibling(f.Outside, 50) without masquerading.
+const plainKeys = `"ipMasq": true, "nonMasqueradeCIDRs": ["192.0.2.50/32", "2001:db8:1::50/128"]`
 
 // plainAddr is an address of the host outside that is not masqueraded.
 func (n *network) plainAddr(t *testing.T, f testenv.Family) netip.Addr {
@@ -140,7 +132,8 @@ func twoPorts() map[string]any {
 
 // Spoofed packets to every address and port of open connections change, end and redirect none.
 func TestSpoofedPacketsOfConnections(t *testing.T) {
-	forEachFastPath(t, func(t *testing.T, n *network) {
+	forEachFastPath(t, plainKeys, func(t *testing.T, conflist string) {
+		n := newRoutedNetwork(t, conflist)
 		spoofers := n.spoofers(t)
 		a, web := n.AddPod(t, "a", mapBoth(8090, 90)), n.AddPod(t, "web", twoPorts())
 		forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
@@ -250,7 +243,8 @@ func countSpoofed(t *testing.T, pod *testenv.Pod) (count func() string) {
 // A spoofed first packet does not reach the container, and does not spoil the port for the true owner of its
 // address, who uses another host port of the same container.
 func TestSpoofedFirstPacket(t *testing.T) {
-	forEachFastPath(t, func(t *testing.T, n *network) {
+	forEachFastPath(t, plainKeys, func(t *testing.T, conflist string) {
+		n := newRoutedNetwork(t, conflist)
 		spoofers := n.spoofers(t)
 		web := n.AddPod(t, "web", twoPorts())
 		got := countSpoofed(t, web)
@@ -279,7 +273,8 @@ func TestSpoofedFirstPacket(t *testing.T) {
 
 // A spoofed packet to a pod's own address does not make the pod's later packets leave with that address.
 func TestSpoofedPacketToPod(t *testing.T) {
-	forEachFastPath(t, func(t *testing.T, n *network) {
+	forEachFastPath(t, plainKeys, func(t *testing.T, conflist string) {
+		n := newRoutedNetwork(t, conflist)
 		spoofers := n.spoofers(t)
 		a := n.AddPod(t, "a", mapBoth(8090, 90))
 		port := uint16(5000)
