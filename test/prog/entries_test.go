@@ -21,7 +21,8 @@ type flow struct {
 	flags                     bpf.FlowFlags
 	tcp                       bpf.FlowState // of TCP; other protocols have one state
 	idle                      time.Duration // since the last packet
-	clientPort                uint16        // of the host port's client, if the pod sees another one; SNAT: the hairpin's host port
+	clientPort                uint16        // of the host port's client, if the pod sees another one
+	hostPort                  string        // that a hairpin client uses
 	stream                    bool          // UDP: both sides have sent, for more than two seconds
 }
 
@@ -59,7 +60,7 @@ func (f flow) accepted() flow { return f.with(replied).in(bpf.FlowSYNRecv) }
 // streaming is a flow that was old when its last packet came: UDP is in another state then.
 func (f flow) streaming() flow { f.stream = true; return f }
 
-// by sets the client's own port, or a hairpin's host port.
+// by sets the client's own port.
 func (f flow) by(port uint16) flow { f.clientPort = port; return f }
 
 // claim is the entry of what the host itself sends from local to remote.
@@ -116,6 +117,9 @@ func (f flow) wire(s scene) (bpf.FlowKey, bpf.Flow) {
 	}
 	if f.clientPort != 0 {
 		value.RemotePort = f.clientPort
+	}
+	if f.hostPort != "" {
+		value.RemotePort = hairpinVia(s.side(f.hostPort, true))
 	}
 	return key, value
 }
@@ -204,7 +208,10 @@ func (h *host) backup() (map[bpf.FlowKey]bpf.Flow, error) {
 	return entries, nil
 }
 
-const backupWays = 8
+const (
+	backupWays = 8
+	day        = 24 * time.Hour
+)
 
 // putBackup writes an entry to a free place of flows_backup.
 func (h *host) putBackup(key bpf.FlowKey, value bpf.Flow) error {

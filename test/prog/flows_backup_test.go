@@ -3,7 +3,6 @@ package prog
 import (
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -66,7 +65,7 @@ func TestFlowsBackupReservesPort(t *testing.T) {
 		{name: "our own", flags: testenv.ACK, other: snat("remote:80", "node:*", "pod:4000"), want: 0},
 		{name: "our own, opened anew", flags: testenv.SYN, other: snat("remote:80", "node:*", "pod:4000"), want: 0},
 		{name: "another flow's", flags: testenv.SYN, other: snat("remote:80", "node:*", "pod2:5000"), want: 1},
-		{name: "another flow's, expired", flags: testenv.SYN, other: snat("remote:80", "node:*", "pod2:5000").idleFor(6 * 24 * time.Hour), want: 0},
+		{name: "another flow's, expired", flags: testenv.SYN, other: snat("remote:80", "node:*", "pod2:5000").idleFor(6 * day), want: 0},
 	} {
 		for _, s := range (row{on: []proto{tcp}}).scenes() {
 			t.Run(tc.name+" "+s.name, func(t *testing.T) {

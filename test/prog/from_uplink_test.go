@@ -42,12 +42,22 @@ func fromUplinkReplies() []row {
 			after: []flow{flows[0], dnat("remote:80", "pod2:80", "node:20000")},
 		},
 		{
-			name: "a SYN, with a host port of the same number", on: []proto{tcp},
+			name: "a SYN, with a host port of the same number: the tuple is taken", on: []proto{tcp},
 			flows: []flow{snat("remote:80", "node:20000", "pod:4000").established()},
+			ports: []hostPort{{host: "node:20000", to: "pod2:80"}}, in: "remote:80 > node:20000",
+		},
+		{
+			name: "a SYN, with a host port of the same number and a flow without reply", on: []proto{tcp}, flows: flows,
 			ports: []hostPort{{host: "node:20000", to: "pod2:80"}},
-			in:    "remote:80 > node:20000",
-			out:   "remote:80 > pod2:80",
-			after: []flow{snat("remote:80", "node:20000", "pod:4000").established(), dnat("remote:80", "pod2:80", "node:20000")},
+			in:    "remote:80 > node:20000", out: "remote:80 > pod2:80",
+			after: []flow{flows[0], dnat("remote:80", "pod2:80", "node:20000")},
+		},
+		{
+			name: "a SYN, with a host port of the same number and a flow that has ended", on: []proto{tcp},
+			flows: []flow{snat("remote:80", "node:20000", "pod:4000").with(replied).in(bpf.FlowTimeWait)},
+			ports: []hostPort{{host: "node:20000", to: "pod2:80"}},
+			in:    "remote:80 > node:20000", out: "remote:80 > pod2:80",
+			after: []flow{snat("remote:80", "node:20000", "pod:4000").with(replied).in(bpf.FlowTimeWait), dnat("remote:80", "pod2:80", "node:20000")},
 		},
 		{name: "a SYN is no reply", on: []proto{tcp}, flows: flows, in: "remote:80 > node:20000"},
 		{

@@ -1,8 +1,6 @@
 package prog
 
 import (
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -14,12 +12,9 @@ import (
 // pod, and appears to pod as gateway.
 func hairpin(client, hostPort, gateway, pod string) []flow {
 	owner := ownerOf(pod)
-	_, text, _ := strings.Cut(hostPort, ":")
-	port, err := strconv.ParseUint(text, 10, 16)
-	if err != nil {
-		panic(err)
-	}
-	return []flow{snat(pod, gateway, client).ownedBy(owner).by(uint16(port)), dnat(gateway, pod, hostPort).ownedBy(owner)}
+	toHost := snat(pod, gateway, client).ownedBy(owner)
+	toHost.hostPort = hostPort
+	return []flow{toHost, dnat(gateway, pod, hostPort).ownedBy(owner)}
 }
 
 func each(flows []flow, change func(flow) flow) []flow {
@@ -30,6 +25,7 @@ func each(flows []flow, change func(flow) flow) []flow {
 	return changed
 }
 
+func isReplied(f flow) flow      { return f.established() }
 func isAccepted(f flow) flow     { return f.accepted() }
 func isStreaming(f flow) flow    { return f.streaming() }
 func isFormerOwners(f flow) flow { return f.ownedBy(formerOwner) }

@@ -66,7 +66,7 @@ func hostMasquerade() []row {
 			after: []flow{dnat("remote:80", "pod:80", "node:40000"), claim("remote:80", "node:40000")},
 		},
 		loses("a pod's flow without reply", nil, snat("remote:80", "node:5000", "pod:4000")),
-		loses("a pod's expired flow", nil, pods.idleFor(6*24*time.Hour)),
+		loses("a pod's expired flow", nil, pods.idleFor(6*day)),
 		loses("a pod's flow that has ended", []proto{tcp}, pods.with(replied).in(bpf.FlowClose)),
 		loses("a flow of the address's former owner", nil, pods.ownedBy(formerOwner)),
 		beside("a pod has the port towards another remote", snat("remote2:80", "node:5000", "pod:4000")),

@@ -119,7 +119,7 @@ func hostPortFromUplink() []row {
 		},
 		{
 			name: "an expired flow by another address of the host", on: withPorts, ports: toAny,
-			flows: []flow{dnat("remote:5000", "pod:80", "node2:8080").established().idleFor(6 * 24 * time.Hour)},
+			flows: []flow{dnat("remote:5000", "pod:80", "node2:8080").established().idleFor(6 * day)},
 			in:    from5000, out: "remote:5000 > pod:80",
 			after: []flow{dnat("remote:5000", "pod:80", "node:8080")},
 		},

@@ -29,6 +29,7 @@ type host struct {
 	uplink   *netlink.LinkAttrs
 	veth     *netlink.LinkAttrs // host end of a pod's veth
 	mac      testenv.MAC        // the uplink's current one: see l3_test.go
+	tag      uint32             // tc_index of the packets: see tag_test.go
 	ingress  uint32             // the device that has received the packets, 0: they are the host's own
 }
 
@@ -121,7 +122,7 @@ func newSpec() (*ebpf.CollectionSpec, error) {
 	if err := spec.Variables[bpf.VarConfig].Get(&config); err != nil {
 		return nil, err
 	}
-	config.BackupBuckets = 1
+	config.BackupBuckets, config.Secret = 1, [2]uint64{secret, ^secret}
 	return spec, spec.Variables[bpf.VarConfig].Set(config)
 }
 
@@ -278,6 +279,8 @@ type skBuff struct {
 	_              [9]uint32
 	IngressIfindex uint32
 	Ifindex        uint32
+	_              uint32
+	CB             [5]uint32
 }
 
 // run runs a program on a frame, without the Ethernet header if its devices have none. The
@@ -296,7 +299,11 @@ func (h *host) run(program string, frame []byte) (verdict uint32, result []byte,
 		DataOut: make([]byte, len(frame)+room),
 		Context: skBuff{Ifindex: uint32(h.device(program).Index), IngressIfindex: h.ingress},
 	}
-	verdict, err = h.programs.Programs[program].Run(&options)
+	if h.tag != 0 {
+		err = h.runTagged(program, &options, &verdict)
+	} else {
+		verdict, err = h.programs.Programs[program].Run(&options)
+	}
 	return verdict, append(bytes.Clone(header), options.DataOut...), err
 }
 

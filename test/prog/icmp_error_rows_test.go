@@ -171,9 +171,12 @@ func TestICMPErrorsFromHairpinServer(t *testing.T) {
 		{name: "in the name of the server", on: withPorts, ports: ports, flows: flows, from: "pod", about: "podgw:20000 > pod2:80"},
 	}
 	for i := range rows {
-		rows[i].device = "pod2"
+		rows[i].device, rows[i].kinds = "pod2", others
 	}
 	runErrors(t, bpf.ProgFromContainer, append(rows, errorRow{
+		name: "no path on this host has a smaller MTU", on: withPorts, ports: ports, flows: flows, device: "pod2", kinds: tooBig,
+		from: "pod2", about: "podgw:20000 > pod2:80",
+	}, errorRow{
 		name: "by another container's device", on: withPorts, ports: ports, flows: flows, device: "pod", from: "pod2", about: "podgw:20000 > pod2:80",
 	}))
 }

@@ -23,8 +23,9 @@ type row struct {
 	on   []proto // nil: all
 	only string  // "v4" or "v6", or both
 
-	ether     bool // only for devices with Ethernet
-	forwarded bool // in was received by another device; else the host sends it
+	ether     bool                                   // only for devices with Ethernet
+	forwarded bool                                   // in was received by another device; else the host sends it
+	tag       func(s scene, p testenv.Packet) uint32 // tc_index, from another hook
 
 	// The maps before.
 	ports   []hostPort
@@ -95,6 +96,10 @@ func (h *host) check(program string, s scene, r row) error {
 	frame := packet.MustBuild()
 	if r.raw != nil {
 		frame = r.raw(s, frame)
+	}
+	if r.tag != nil {
+		h.tag = r.tag(s, packet)
+		defer func() { h.tag = 0 }()
 	}
 	if r.forwarded {
 		h.ingress = uint32(h.other(program).Index)
