@@ -22,6 +22,7 @@ type flow struct {
 	tcp                       bpf.FlowState // of TCP; other protocols have one state
 	idle                      time.Duration // since the last packet
 	clientPort                uint16        // of the host port's client, if the pod sees another one
+	uplink                    uint32        // by which the remote was reached first
 	hostPort                  string        // that a hairpin client uses
 	stream                    bool          // UDP: both sides have sent, for more than two seconds
 }
@@ -102,7 +103,7 @@ func (f flow) wire(s scene) (bpf.FlowKey, bpf.Flow) {
 	value := bpf.Flow{
 		Owner: f.owner, NatAddr: wire(translated.Addr()), NatPort: translated.Port(),
 		LastSeen: ticks(f.idle), Created: uint16(ticks(f.idle)), State: f.state(s.proto), Flags: f.flags,
-		Ack: podACK, Expected: podSYN + 1,
+		Ack: podACK, Expected: podSYN + 1, Uplink: f.uplink,
 	}
 	if s.proto != tcp {
 		value.Flags &= replied

@@ -25,6 +25,9 @@ func TestExpiredFlowLosesPort(t *testing.T) {
 		{name: "FIN wait", proto: tcp, old: flow{tcp: bpf.FlowFINWait, flags: replied}, timeout: 120 * time.Second},
 		{name: "close wait", proto: tcp, old: flow{tcp: bpf.FlowCloseWait, flags: replied}, timeout: 60 * time.Second},
 		{name: "last ACK", proto: tcp, old: flow{tcp: bpf.FlowLastACK, flags: replied}, timeout: 30 * time.Second},
+		{name: "time wait", proto: tcp, old: flow{tcp: bpf.FlowTimeWait, flags: replied}, timeout: 120 * time.Second},
+		{name: "close", proto: tcp, old: flow{tcp: bpf.FlowClose, flags: replied}, timeout: 10*time.Second + slack},
+		{name: "stream", proto: udp, old: flow{flags: replied, stream: true}, timeout: 120 * time.Second},
 		{name: "unreplied", proto: udp, timeout: 30 * time.Second},
 		{name: "replied", proto: udp, old: flow{flags: replied}, timeout: 30 * time.Second},
 		{name: "unreplied", proto: echo, timeout: 30 * time.Second},
@@ -39,6 +42,7 @@ func TestExpiredFlowLosesPort(t *testing.T) {
 				} {
 					s.star = candidates[0]
 					old := snat("remote:80", "node:*", "pod2:5000").with(tc.old.flags).in(tc.old.tcp).idleFor(idle)
+					old.stream = tc.old.stream
 					if err := h.reset(); err != nil {
 						t.Fatal(err)
 					}

@@ -13,6 +13,7 @@ import (
 // or the reply to it.
 type hop struct {
 	program  string
+	in       string // the packet before, for tests that do not chain hops
 	out      string // the packet afterwards; "*" is the masquerading port
 	redirect bool   // to another device, bypassing the stack
 	turn     bool   // the receiver replies before this hop
