@@ -22,6 +22,9 @@ type flow struct {
 	tcp                       bpf.FlowState // of TCP; other protocols have one state
 	idle                      time.Duration // since the last packet
 	clientPort                uint16        // of the host port's client, if the pod sees another one
+	uplink                    uint32        // by which the remote was reached first
+	hostPort                  string        // that a hairpin client uses
+	stream                    bool          // UDP: both sides have sent, for more than two seconds
 }
 
 const (
@@ -52,6 +55,23 @@ func (f flow) in(state bpf.FlowState) flow { f.tcp = state; return f }
 // established is a flow whose sides have both sent.
 func (f flow) established() flow { return f.with(replied).in(bpf.FlowEstablished) }
 
+// accepted is a flow whose other side has replied, with a SYN+ACK in TCP.
+func (f flow) accepted() flow { return f.with(replied).in(bpf.FlowSYNRecv) }
+
+// streaming is a flow that was old when its last packet came: UDP is in another state then.
+func (f flow) streaming() flow { f.stream = true; return f }
+
+// by sets the client's own port.
+func (f flow) by(port uint16) flow { f.clientPort = port; return f }
+
+// claim is the entry of what the host itself sends from local to remote.
+func claim(remote, local string) flow { return snat(remote, local, local) }
+
+// held is the entry of a RST from local to remote that was held back.
+func held(remote, local string) flow {
+	return flow{kind: bpf.FlowRSTHeld, remote: remote, local: local, translated: "any:0"}
+}
+
 // provisional is a flow that was opened by a packet in the middle of a connection.
 func (f flow) provisional() flow { return f.with(pickedUp) }
 
@@ -61,6 +81,9 @@ func (f flow) state(p proto) bpf.FlowState {
 	case tcp:
 		return f.tcp
 	case udp:
+		if f.stream {
+			return bpf.FlowUDPStream
+		}
 		return bpf.FlowUDP
 	case echo:
 		return bpf.FlowICMP
@@ -80,11 +103,14 @@ func (f flow) wire(s scene) (bpf.FlowKey, bpf.Flow) {
 	value := bpf.Flow{
 		Owner: f.owner, NatAddr: wire(translated.Addr()), NatPort: translated.Port(),
 		LastSeen: ticks(f.idle), Created: uint16(ticks(f.idle)), State: f.state(s.proto), Flags: f.flags,
-		Ack: podACK, Expected: podSYN + 1,
+		Ack: podACK, Expected: podSYN + 1, Uplink: f.uplink,
 	}
 	if s.proto != tcp {
 		value.Flags &= replied
 		value.Ack, value.Expected = 0, 0
+	}
+	if f.kind == bpf.FlowRSTHeld {
+		value = bpf.Flow{LastSeen: value.LastSeen, State: bpf.FlowOther}
 	}
 	if f.kind == bpf.FlowDNAT {
 		value.RemotePort = remote.Port()
@@ -92,6 +118,9 @@ func (f flow) wire(s scene) (bpf.FlowKey, bpf.Flow) {
 	}
 	if f.clientPort != 0 {
 		value.RemotePort = f.clientPort
+	}
+	if f.hostPort != "" {
+		value.RemotePort = hairpinVia(s.side(f.hostPort, true))
 	}
 	return key, value
 }
@@ -180,7 +209,10 @@ func (h *host) backup() (map[bpf.FlowKey]bpf.Flow, error) {
 	return entries, nil
 }
 
-const backupWays = 8
+const (
+	backupWays = 8
+	day        = 24 * time.Hour
+)
 
 // putBackup writes an entry to a free place of flows_backup.
 func (h *host) putBackup(key bpf.FlowKey, value bpf.Flow) error {

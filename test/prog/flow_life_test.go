@@ -11,7 +11,6 @@ import (
 // TestExpiredFlowLosesPort has another flow on the first candidate, idle for a little more or
 // less than the timeout of its state.
 func TestExpiredFlowLosesPort(t *testing.T) {
-	const slack = 10 * time.Second // more than a test takes
 	h := newHost(t)
 	for _, tc := range []struct {
 		name    string
@@ -25,6 +24,9 @@ func TestExpiredFlowLosesPort(t *testing.T) {
 		{name: "FIN wait", proto: tcp, old: flow{tcp: bpf.FlowFINWait, flags: replied}, timeout: 120 * time.Second},
 		{name: "close wait", proto: tcp, old: flow{tcp: bpf.FlowCloseWait, flags: replied}, timeout: 60 * time.Second},
 		{name: "last ACK", proto: tcp, old: flow{tcp: bpf.FlowLastACK, flags: replied}, timeout: 30 * time.Second},
+		{name: "time wait", proto: tcp, old: flow{tcp: bpf.FlowTimeWait, flags: replied}, timeout: 120 * time.Second},
+		{name: "close", proto: tcp, old: flow{tcp: bpf.FlowClose, flags: replied}, timeout: 10 * time.Second},
+		{name: "stream", proto: udp, old: flow{flags: replied, stream: true}, timeout: 120 * time.Second},
 		{name: "unreplied", proto: udp, timeout: 30 * time.Second},
 		{name: "replied", proto: udp, old: flow{flags: replied}, timeout: 30 * time.Second},
 		{name: "unreplied", proto: echo, timeout: 30 * time.Second},
@@ -33,12 +35,14 @@ func TestExpiredFlowLosesPort(t *testing.T) {
 		for _, s := range (row{on: []proto{tc.proto}}).scenes() {
 			t.Run(s.name+" "+string(s.proto)+" "+tc.name, func(t *testing.T) {
 				candidates := h.candidates(t, s, outgoing)
+				slack := min(10*time.Second, tc.timeout/2) // more than a test takes
 				for idle, want := range map[time.Duration]uint16{
 					tc.timeout - slack: candidates[1],
 					tc.timeout + slack: candidates[0],
 				} {
 					s.star = candidates[0]
 					old := snat("remote:80", "node:*", "pod2:5000").with(tc.old.flags).in(tc.old.tcp).idleFor(idle)
+					old.stream = tc.old.stream
 					if err := h.reset(); err != nil {
 						t.Fatal(err)
 					}

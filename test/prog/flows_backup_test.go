@@ -3,7 +3,6 @@ package prog
 import (
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -14,7 +13,7 @@ import (
 func TestFlowsBackup(t *testing.T) {
 	masqueraded := []flow{snat("remote:80", "node:20000", "pod:4000").established()}
 	replies := []flow{dnat("remote:5000", "pod:80", "node2:8080").established()}
-	asNode := []flow{dnat("remote:5000", "pod:80", "node:8080").established()}
+	asNode := []flow{dnat("remote:5000", "pod:80", "node:8080").with(replied | pickedUp)}
 	toPod := []hostPort{{host: "any:8080", to: "pod:80"}}
 	for program, rows := range map[string][]row{
 		bpf.ProgFromUplink: {
@@ -32,7 +31,7 @@ func TestFlowsBackup(t *testing.T) {
 			},
 			{
 				name: "from another port of the pod", ports: toPod, backup: replies, in: "pod:81 > remote:5000", edit: isACK,
-				out: "node:* > remote:5000", after: []flow{snat("remote:5000", "node:*", "pod:81")},
+				out: "node:* > remote:5000", after: []flow{snat("remote:5000", "node:*", "pod:81").provisional()},
 			},
 			{
 				name: "of two host ports, the one that the client used", backup: []flow{dnat("remote:5000", "plain:80", "node:8081").established()},
@@ -66,7 +65,7 @@ func TestFlowsBackupReservesPort(t *testing.T) {
 		{name: "our own", flags: testenv.ACK, other: snat("remote:80", "node:*", "pod:4000"), want: 0},
 		{name: "our own, opened anew", flags: testenv.SYN, other: snat("remote:80", "node:*", "pod:4000"), want: 0},
 		{name: "another flow's", flags: testenv.SYN, other: snat("remote:80", "node:*", "pod2:5000"), want: 1},
-		{name: "another flow's, expired", flags: testenv.SYN, other: snat("remote:80", "node:*", "pod2:5000").idleFor(6 * 24 * time.Hour), want: 0},
+		{name: "another flow's, expired", flags: testenv.SYN, other: snat("remote:80", "node:*", "pod2:5000").idleFor(6 * day), want: 0},
 	} {
 		for _, s := range (row{on: []proto{tcp}}).scenes() {
 			t.Run(tc.name+" "+s.name, func(t *testing.T) {

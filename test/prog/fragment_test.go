@@ -209,7 +209,7 @@ func TestInterleavedFragments(t *testing.T) {
 					{scene: scene{addressing: f, proto: udp}, in: "remote:5000 > node:8081", out: "remote:5000 > pod2:80", id: 8},
 					{scene: scene{addressing: f, proto: tcp}, in: "remote:5000 > node:8081", out: "remote:5000 > pod2:80", id: 7},
 					{scene: scene{addressing: f, proto: udp}, in: "remote2:5000 > node:8081", out: "remote2:5000 > pod2:80", id: 7},
-					{scene: scene{addressing: f, proto: udp}, in: "remote:5000 > node2:8081", out: "remote:5000 > pod2:80", id: 7},
+					{scene: scene{addressing: f, proto: udp}, in: "remote:5001 > node2:8081", out: "remote:5001 > pod2:80", id: 7},
 				}
 				errs := []error{h.reset()}
 				for _, s := range streams {

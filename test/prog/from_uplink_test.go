@@ -17,28 +17,66 @@ func fromUplinkReplies() []row {
 			name: "to a masqueraded flow", flows: flows,
 			in: "remote:80 > node:20000", reply: true,
 			out:   "remote:80 > pod:4000",
-			after: []flow{snat("remote:80", "node:20000", "pod:4000").established()},
+			after: []flow{snat("remote:80", "node:20000", "pod:4000").accepted().streaming()},
 		},
 		{
-			name: "to a masqueraded flow, with a host port of the same number", on: withPorts, flows: flows,
+			name: "to a masqueraded flow that was replied to, with a host port of the same number", on: withPorts,
+			flows: []flow{snat("remote:80", "node:20000", "pod:4000").idleFor(20 * time.Second).established()},
+			ports: []hostPort{{host: "node:20000", to: "pod2:80"}},
+			in:    "remote:80 > node:20000", reply: true, edit: isSegment,
+			out:   "remote:80 > pod:4000",
+			after: []flow{snat("remote:80", "node:20000", "pod:4000").established().streaming()},
+		},
+		{
+			name: "SYN+ACK to a masqueraded flow, with a host port of the same number", on: []proto{tcp}, flows: flows,
 			ports: []hostPort{{host: "node:20000", to: "pod2:80"}},
 			in:    "remote:80 > node:20000", reply: true,
 			out:   "remote:80 > pod:4000",
-			after: []flow{snat("remote:80", "node:20000", "pod:4000").established()},
+			after: []flow{snat("remote:80", "node:20000", "pod:4000").accepted().streaming()},
+		},
+		{
+			name: "to a masqueraded flow without reply, with a host port of the same number", on: []proto{udp}, flows: flows,
+			ports: []hostPort{{host: "node:20000", to: "pod2:80"}},
+			in:    "remote:80 > node:20000", reply: true,
+			out:   "remote:80 > pod2:80",
+			after: []flow{flows[0], dnat("remote:80", "pod2:80", "node:20000")},
+		},
+		{
+			name: "a SYN, with a host port of the same number: the tuple is taken", on: []proto{tcp},
+			flows: []flow{snat("remote:80", "node:20000", "pod:4000").established()},
+			ports: []hostPort{{host: "node:20000", to: "pod2:80"}}, in: "remote:80 > node:20000",
+		},
+		{
+			name: "a SYN, with a host port of the same number and a flow without reply", on: []proto{tcp}, flows: flows,
+			ports: []hostPort{{host: "node:20000", to: "pod2:80"}},
+			in:    "remote:80 > node:20000", out: "remote:80 > pod2:80",
+			after: []flow{flows[0], dnat("remote:80", "pod2:80", "node:20000")},
+		},
+		{
+			name: "a SYN, with a host port of the same number and a flow that has ended", on: []proto{tcp},
+			flows: []flow{snat("remote:80", "node:20000", "pod:4000").with(replied).in(bpf.FlowTimeWait)},
+			ports: []hostPort{{host: "node:20000", to: "pod2:80"}},
+			in:    "remote:80 > node:20000", out: "remote:80 > pod2:80",
+			after: []flow{snat("remote:80", "node:20000", "pod:4000").with(replied).in(bpf.FlowTimeWait), dnat("remote:80", "pod2:80", "node:20000")},
+		},
+		{name: "a SYN is no reply", on: []proto{tcp}, flows: flows, in: "remote:80 > node:20000"},
+		{
+			name: "a SYN is no reply, in an established connection", on: []proto{tcp},
+			flows: []flow{snat("remote:80", "node:20000", "pod:4000").established()}, in: "remote:80 > node:20000",
 		},
 		{
 			name: "with IP options", only: "v4", flows: flows,
 			in: "remote:80 > node:20000", reply: true,
 			edit:  func(p *testenv.Packet) { p.Options = "\x07\x07\x04\x00\x00\x00\x00\x00" },
 			out:   "remote:80 > pod:4000",
-			after: []flow{snat("remote:80", "node:20000", "pod:4000").established()},
+			after: []flow{snat("remote:80", "node:20000", "pod:4000").accepted().streaming()},
 		},
 		{
 			name: "without UDP checksum", only: "v4", on: []proto{udp}, flows: flows,
 			in: "remote:80 > node:20000", reply: true,
 			edit:  func(p *testenv.Packet) { p.NoChecksum = true },
 			out:   "remote:80 > pod:4000",
-			after: []flow{snat("remote:80", "node:20000", "pod:4000").established()},
+			after: []flow{snat("remote:80", "node:20000", "pod:4000").accepted().streaming()},
 		},
 		{
 			name: "to a flow without ports", on: withoutPorts, flows: []flow{snat("remote:0", "node:0", "pod:0").idleFor(20 * time.Second)},
@@ -51,12 +89,10 @@ func fromUplinkReplies() []row {
 		{name: "to an unknown flow", in: "remote:80 > node:20000", reply: true},
 		{
 			name: "to the flow of the address's former owner", flows: each(flows, isFormerOwners), in: "remote:80 > node:20000", reply: true,
-			after: []flow{snat("remote:80", "node:20000", "pod:4000").ownedBy(formerOwner).established()},
 		},
 		{
 			name: "to the flow of an address that is no pod's any more", flows: []flow{snat("remote:80", "node:20000", "onlink:4000").ownedBy(formerOwner)},
 			in: "remote:80 > node:20000", reply: true,
-			after: []flow{snat("remote:80", "node:20000", "onlink:4000").ownedBy(formerOwner).established()},
 		},
 		{name: "from another remote", flows: flows, in: "remote2:80 > node:20000", reply: true},
 		{name: "from another port", on: withPorts, flows: flows, in: "remote:81 > node:20000", reply: true},
@@ -79,41 +115,42 @@ func TestFromUplinkToEndpoints(t *testing.T) {
 
 func fromUplinkToEndpoints() []row {
 	return []row{
-		{
-			name:  "a pod will reply from its own address",
-			in:    "remote:5000 > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "pod:80")},
-		},
+		{name: "a pod will reply from its own address, if the stack delivers", in: "remote:5000 > pod:80"},
 		{
 			name:  "a known connection",
 			flows: []flow{dnat("remote:5000", "pod:80", "pod:80").idleFor(20 * time.Second).established()},
 			in:    "remote:5000 > pod:80",
 			edit:  func(p *testenv.Packet) { p.TCPFlags &= testenv.ACK },
-			after: []flow{dnat("remote:5000", "pod:80", "pod:80").established()},
+			after: []flow{dnat("remote:5000", "pod:80", "pod:80").established().streaming()},
 		},
 		{
 			name:  "the remote used a host port before",
 			flows: []flow{dnat("remote:5000", "pod:80", "node:8080").established()},
 			on:    withPorts,
 			in:    "remote:5000 > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "pod:80")},
+			out:   "remote:* > pod:80",
+			after: []flow{
+				dnat("remote:5000", "pod:80", "node:8080").established(),
+				dnat("remote:*", "pod:80", "pod:80").by(5000),
+			},
 		},
 		{
 			name:  "the remote used a host port before, of a pod without ipMasq",
 			flows: []flow{dnat("remote:5000", "plain:80", "node:8080").established()},
 			on:    withPorts,
 			in:    "remote:5000 > plain:80",
-			after: []flow{dnat("remote:5000", "plain:80", "plain:80")},
+			out:   "remote:* > plain:80",
+			after: []flow{
+				dnat("remote:5000", "plain:80", "node:8080").established(),
+				dnat("remote:*", "plain:80", "plain:80").by(5000),
+			},
 		},
-		{
-			name: "a protocol without ports", on: withoutPorts, in: "remote:0 > pod:0",
-			after: []flow{dnat("remote:0", "pod:0", "pod:0")},
-		},
+		{name: "a protocol without ports", on: withoutPorts, in: "remote:0 > pod:0"},
 		{name: "a pod without ipMasq needs no flow", in: "remote:5000 > plain:80"},
 		{name: "a host port of the same number", on: withPorts, ports: []hostPort{{host: "any:80", to: "pod2:80"}}, in: "remote:5000 > plain:80"},
 		{
 			name: "a pod without ipMasq that has a host port will reply from its own address", on: withPorts, ports: []hostPort{{host: "any:8080", to: "plain:80"}},
-			in: "remote:5000 > plain:80", after: []flow{dnat("remote:5000", "plain:80", "plain:80")},
+			in: "remote:5000 > plain:80",
 		},
 	}
 }
@@ -153,6 +190,13 @@ func fromUplinkIgnores() []row {
 			raw:   func(_ scene, f []byte) []byte { f[14] = 0x44; return f },
 		},
 		{name: "a truncated header", ports: ports, in: to8080, raw: cut(7)},
+	}
+}
+
+// isSegment makes a TCP packet one in the middle of a connection.
+func isSegment(p *testenv.Packet) {
+	if p.TCPFlags != 0 {
+		p.TCPFlags = testenv.ACK
 	}
 }
 

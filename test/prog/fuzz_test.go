@@ -158,8 +158,11 @@ func (h *host) prepareFuzz() error {
 		return err
 	}
 	for _, s := range (row{}).scenes() {
-		flows := append(hairpin("pod:5000", "node:8080", "podgw:20000", "pod2:80"),
-			snat("remote:80", "node:20000", "pod:4000"), dnat("remote:5000", "pod:80", "node:8080"))
+		flows := []flow{snat("remote:80", "node:20000", "pod:4000")}
+		if s.proto != echo { // which has no host ports
+			flows = append(flows, hairpin("pod:5000", "node:8080", "podgw:20000", "pod2:80")...)
+			flows = append(flows, dnat("remote:5000", "pod:80", "node:8080"))
+		}
 		if err := h.fill(s, []hostPort{{host: "any:8080", to: "pod2:80"}}, flows); err != nil {
 			return err
 		}

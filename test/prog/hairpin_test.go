@@ -12,7 +12,9 @@ import (
 // pod, and appears to pod as gateway.
 func hairpin(client, hostPort, gateway, pod string) []flow {
 	owner := ownerOf(pod)
-	return []flow{snat(pod, gateway, client).ownedBy(owner), dnat(gateway, pod, hostPort).ownedBy(owner)}
+	toHost := snat(pod, gateway, client).ownedBy(owner)
+	toHost.hostPort = hostPort
+	return []flow{toHost, dnat(gateway, pod, hostPort).ownedBy(owner)}
 }
 
 func each(flows []flow, change func(flow) flow) []flow {
@@ -24,6 +26,8 @@ func each(flows []flow, change func(flow) flow) []flow {
 }
 
 func isReplied(f flow) flow      { return f.established() }
+func isAccepted(f flow) flow     { return f.accepted() }
+func isStreaming(f flow) flow    { return f.streaming() }
 func isFormerOwners(f flow) flow { return f.ownedBy(formerOwner) }
 func isIdle(f flow) flow         { return f.idleFor(20 * time.Second) }
 
@@ -127,7 +131,13 @@ func TestHostPortFromContainer(t *testing.T) {
 			name: "a later segment of a connection whose flows were lost", on: []proto{tcp}, ports: ports,
 			in: "pod:5000 > node:8080", out: "podgw:* > pod2:80", redirect: true,
 			edit:  func(p *testenv.Packet) { p.TCPFlags = testenv.ACK },
-			after: hairpin("pod:5000", "node:8080", "podgw:*", "pod2:80"),
+			after: each(hairpin("pod:5000", "node:8080", "podgw:*", "pod2:80"), flow.provisional),
+		},
+		{
+			name: "another host port of the pod, with a flow of the same client", on: withPorts, ports: append(ports, hostPort{host: "any:8081", to: "pod2:80"}),
+			flows: hairpin("pod:5000", "node:8080", "podgw:20000", "pod2:80"),
+			in:    "pod:5000 > node:8081", out: "podgw:* > pod2:80", redirect: true,
+			after: append(hairpin("pod:5000", "node:8080", "podgw:20000", "pod2:80"), hairpin("pod:5000", "node:8081", "podgw:*", "pod2:80")...),
 		},
 		{
 			name: "no UDP checksum", only: "v4", on: []proto{udp}, ports: ports,
@@ -165,7 +175,7 @@ func TestHairpinReplies(t *testing.T) {
 		flows := hairpin(sides[0], sides[1], "podgw:20000", "pod2:80")
 		rows = append(rows, row{
 			name: "to " + name, on: withPorts, flows: each(flows, isIdle), in: reply, reply: true,
-			out: sides[1] + " > " + sides[0], redirect: true, after: each(flows, isReplied),
+			out: sides[1] + " > " + sides[0], redirect: true, after: each(each(flows, isAccepted), isStreaming),
 		})
 	}
 	flows := hairpin("pod:5000", "node:8080", "podgw:20000", "pod2:80")
@@ -174,11 +184,10 @@ func TestHairpinReplies(t *testing.T) {
 		{
 			name: "no UDP checksum", only: "v4", on: []proto{udp}, flows: flows, in: reply, reply: true,
 			edit: func(p *testenv.Packet) { p.NoChecksum = true },
-			out:  "node:8080 > pod:5000", redirect: true, after: each(flows, isReplied),
+			out:  "node:8080 > pod:5000", redirect: true, after: each(flows, isAccepted),
 		},
 		{
 			name: "flows of the address's former owner", on: withPorts, flows: each(flows, isFormerOwners), in: reply, reply: true,
-			after: append(each(each(flows[:1], isFormerOwners), isReplied), flows[1].ownedBy(formerOwner)),
 		},
 		{name: "from another port", on: withPorts, flows: flows, in: "pod2:81 > podgw:20000", reply: true},
 		{name: "to another port", on: withPorts, flows: flows, in: "pod2:80 > podgw:20001", reply: true},
@@ -186,13 +195,13 @@ func TestHairpinReplies(t *testing.T) {
 		{name: "the other protocol", on: withPorts, flows: flows, in: reply, reply: true, edit: swapProtocol},
 		{
 			name: "DNAT flow lost", on: withPorts, ports: ports, flows: flows[:1], in: reply, reply: true,
-			drop: "no flow", after: each(flows[:1], isReplied),
+			drop: "no flow", after: each(flows[:1], isAccepted),
 		},
-		{name: "SNAT flow lost", on: []proto{tcp}, ports: ports, flows: flows[1:], in: reply, reply: true, drop: "no flow"},
+		{name: "SNAT flow lost", on: []proto{tcp}, ports: ports, flows: flows[1:], in: reply, reply: true},
 		{name: "SNAT flow lost, UDP", on: []proto{udp}, ports: ports, flows: flows[1:], in: reply, reply: true},
-		{name: "both flows lost", on: []proto{tcp}, ports: ports, in: reply, reply: true, drop: "no flow"},
-		{name: "both flows lost, a segment in the middle", on: []proto{tcp}, ports: ports, in: reply, edit: ack, drop: "no flow"},
-		{name: "both flows lost, to another address of the node", on: []proto{tcp}, ports: ports, in: "pod2:80 > node:20000", edit: ack, drop: "no flow"},
+		{name: "both flows lost", on: []proto{tcp}, ports: ports, in: reply, reply: true},
+		{name: "both flows lost, a segment in the middle", on: []proto{tcp}, ports: ports, in: reply, edit: ack},
+		{name: "both flows lost, to another address of the node", on: []proto{tcp}, ports: ports, in: "pod2:80 > node:20000", edit: ack},
 		{name: "both flows lost, UDP", on: []proto{udp}, ports: ports, in: reply, reply: true},
 		{name: "both flows and the host port lost", on: []proto{tcp}, in: reply, reply: true},
 		{name: "a connection that the pod opens", on: []proto{tcp}, ports: ports, in: reply},

@@ -81,7 +81,7 @@ func hostPortFromUplink() []row {
 			flows: []flow{dnat("remote:5000", "pod:80", "node:8080").established().idleFor(20 * time.Second)},
 			in:    from5000, out: "remote:5000 > pod:80",
 			edit:  func(p *testenv.Packet) { p.TCPFlags &= testenv.ACK },
-			after: []flow{dnat("remote:5000", "pod:80", "node:8080").established()},
+			after: []flow{dnat("remote:5000", "pod:80", "node:8080").established().streaming()},
 		},
 		{
 			name: "a connection follows the port to its new target", on: withPorts,
@@ -102,20 +102,52 @@ func hostPortFromUplink() []row {
 		{
 			name: "a flow by another address of the host", on: withPorts, ports: toAny,
 			flows: []flow{dnat("remote:5000", "pod:80", "node2:8080").established()},
-			in:    from5000, out: "remote:5000 > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "node:8080")},
+			in:    from5000, out: "remote:* > pod:80",
+			after: []flow{dnat("remote:5000", "pod:80", "node2:8080").established(), dnat("remote:*", "pod:80", "node:8080").by(5000)},
 		},
 		{
 			name: "a flow by another port of the host", on: withPorts, ports: toAny,
 			flows: []flow{dnat("remote:5000", "pod:80", "node:8081").established()},
-			in:    from5000, out: "remote:5000 > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "node:8080")},
+			in:    from5000, out: "remote:* > pod:80",
+			after: []flow{dnat("remote:5000", "pod:80", "node:8081").established(), dnat("remote:*", "pod:80", "node:8080").by(5000)},
 		},
 		{
 			name: "a flow to the pod's own address", on: withPorts, ports: toAny,
 			flows: []flow{dnat("remote:5000", "pod:80", "pod:80").established()},
+			in:    from5000, out: "remote:* > pod:80",
+			after: []flow{dnat("remote:5000", "pod:80", "pod:80").established(), dnat("remote:*", "pod:80", "node:8080").by(5000)},
+		},
+		{
+			name: "an expired flow by another address of the host", on: withPorts, ports: toAny,
+			flows: []flow{dnat("remote:5000", "pod:80", "node2:8080").established().idleFor(6 * day)},
 			in:    from5000, out: "remote:5000 > pod:80",
 			after: []flow{dnat("remote:5000", "pod:80", "node:8080")},
+		},
+		{
+			name: "a flow by another address of the host that has ended", on: []proto{tcp}, ports: toAny,
+			flows: []flow{dnat("remote:5000", "pod:80", "node2:8080").with(replied).in(bpf.FlowTimeWait)},
+			in:    from5000, out: "remote:5000 > pod:80",
+			after: []flow{dnat("remote:5000", "pod:80", "node:8080")},
+		},
+		{
+			name: "a segment, with a flow by another address of the host that has ended", on: []proto{tcp}, ports: toAny,
+			flows: []flow{dnat("remote:5000", "pod:80", "node2:8080").with(replied).in(bpf.FlowTimeWait)},
+			in:    from5000, edit: isSegment, out: "remote:* > pod:80",
+			after: []flow{
+				dnat("remote:5000", "pod:80", "node2:8080").with(replied).in(bpf.FlowTimeWait),
+				dnat("remote:*", "pod:80", "node:8080").by(5000).provisional(),
+			},
+		},
+		{
+			name: "a flow that has another client port", on: withPorts, ports: toAny,
+			flows: []flow{dnat("remote:7777", "pod:80", "node:8080").by(6666)},
+			in:    from5000, out: "remote:5000 > pod:80",
+			after: []flow{dnat("remote:7777", "pod:80", "node:8080").by(6666), dnat("remote:5000", "pod:80", "node:8080")},
+		},
+		{name: "SYN+ACK opens nothing", on: []proto{tcp}, ports: toAny, in: from5000, reply: true},
+		{
+			name: "a segment of an unknown connection", on: []proto{tcp}, ports: toAny, in: from5000, edit: isSegment,
+			out: "remote:5000 > pod:80", after: []flow{dnat("remote:5000", "pod:80", "node:8080").provisional()},
 		},
 		{
 			name: "IP options", on: withPorts, only: "v4", ports: toAny,

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/rlimit"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -28,6 +29,8 @@ type host struct {
 	uplink   *netlink.LinkAttrs
 	veth     *netlink.LinkAttrs // host end of a pod's veth
 	mac      testenv.MAC        // the uplink's current one: see l3_test.go
+	tag      uint32             // tc_index of the packets: see tag_test.go
+	ingress  uint32             // the device that has received the packets, 0: they are the host's own
 }
 
 const (
@@ -119,7 +122,7 @@ func newSpec() (*ebpf.CollectionSpec, error) {
 	if err := spec.Variables[bpf.VarConfig].Get(&config); err != nil {
 		return nil, err
 	}
-	config.BackupBuckets = 1
+	config.BackupBuckets, config.Secret = 1, [2]uint64{secret, ^secret}
 	return spec, spec.Variables[bpf.VarConfig].Set(config)
 }
 
@@ -244,14 +247,40 @@ func (h *host) device(program string) *netlink.LinkAttrs {
 	}
 }
 
+// other returns a device that could have received a packet of the program.
+func (h *host) other(program string) *netlink.LinkAttrs {
+	if h.device(program) == h.uplink {
+		return h.veth
+	}
+	return h.uplink
+}
+
+// ingressDevice is that a test run may say which device has received the packet.
+var ingressDevice = testenv.Feature{Name: "ingress device of a test run", Since: testenv.Version{Major: 6, Minor: 1}, Probe: probeIngressDevice}
+
+func probeIngressDevice() error {
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+	})
+	if err != nil {
+		return err
+	}
+	defer program.Close()
+	_, err = program.Run(&ebpf.RunOptions{Data: make([]byte, 64), Context: skBuff{IngressIfindex: 1}})
+	return err
+}
+
 func (h *host) flows() *ebpf.Map       { return h.programs.Maps[bpf.MapFlows] }
 func (h *host) flowsBackup() *ebpf.Map { return h.programs.Maps[bpf.MapFlowsBackup] }
 
 // skBuff is the head of struct __sk_buff. The kernel accepts only some fields from a test, and
 // wants the others to be 0.
 type skBuff struct {
-	_       [10]uint32
-	Ifindex uint32
+	_              [9]uint32
+	IngressIfindex uint32
+	Ifindex        uint32
+	_              uint32
+	CB             [5]uint32
 }
 
 // run runs a program on a frame, without the Ethernet header if its devices have none. The
@@ -268,9 +297,13 @@ func (h *host) run(program string, frame []byte) (verdict uint32, result []byte,
 	options := ebpf.RunOptions{
 		Data:    frame,
 		DataOut: make([]byte, len(frame)+room),
-		Context: skBuff{Ifindex: uint32(h.device(program).Index)},
+		Context: skBuff{Ifindex: uint32(h.device(program).Index), IngressIfindex: h.ingress},
 	}
-	verdict, err = h.programs.Programs[program].Run(&options)
+	if h.tag != 0 {
+		err = h.runTagged(program, &options, &verdict)
+	} else {
+		verdict, err = h.programs.Programs[program].Run(&options)
+	}
 	return verdict, append(bytes.Clone(header), options.DataOut...), err
 }
 
@@ -350,12 +383,26 @@ func (h *host) setProbes(used uint8) error {
 // putEndpoint writes the endpoint of a pod. The set of nonmasq_cidrs may be 0, which means none.
 func (h *host) putEndpoint(f addressing, pod string, nonMasqSet uint32) error {
 	endpoint := bpf.Endpoint{
-		Owner: owners[pod], Network: 1, Ifindex: uint32(h.veth.Index), Gateway: f.wire("podgw"), NonmasqSet: nonMasqSet,
+		Owner: owners[pod], Network: 1, Container: uint32(owners[pod]), Ifindex: uint32(h.veth.Index),
+		Gateway: f.wire("podgw"), NonmasqSet: nonMasqSet,
 	}
-	if pod != "plain" {
+	switch pod {
+	case "plain":
+	case "pod3":
 		endpoint.Flags = bpf.EndpointMasq
+	default:
+		endpoint.Flags = bpf.EndpointMasq | bpf.EndpointMasqTunnels
 	}
 	return h.programs.Maps[bpf.MapEndpoints].Put(f.wire(pod), endpoint)
+}
+
+// putDevice says which pod is behind the veth; "": none.
+func (h *host) putDevice(pod string) error {
+	devices, key := h.programs.Maps[bpf.MapDevices], uint32(h.veth.Index)
+	if pod == "" {
+		return ignoreMissing(devices.Delete(key))
+	}
+	return devices.Put(key, bpf.Device{Owner: owners[pod], Network: 1, Container: uint32(owners[pod])})
 }
 
 func (h *host) clearCounters() error {

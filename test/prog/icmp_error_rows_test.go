@@ -150,7 +150,7 @@ func TestICMPErrorsFromHairpinServer(t *testing.T) {
 	flows := hairpin("pod:5000", "node:8080", "podgw:20000", "pod2:80")
 	loopback := hairpin("loopback:5000", "loopback:8080", "podgw:20000", "pod2:80")
 	self := hairpin("pod2:5000", "node:8080", "podgw:20000", "pod2:80")
-	runErrors(t, bpf.ProgFromContainer, []errorRow{
+	rows := []errorRow{
 		{
 			name: "to another pod", on: withPorts, ports: ports, flows: flows,
 			from: "pod2", about: "podgw:20000 > pod2:80", out: "pod:5000 > node:8080", sender: "node", redirect: true,
@@ -164,11 +164,21 @@ func TestICMPErrorsFromHairpinServer(t *testing.T) {
 			from: "pod2", about: "podgw:20000 > pod2:80", out: "pod2:5000 > node:8080", sender: "node", redirect: true,
 		},
 		{name: "DNAT flow lost", on: withPorts, ports: ports, flows: flows[:1], from: "pod2", about: "podgw:20000 > pod2:80", drop: "no flow"},
-		{name: "SNAT flow lost", on: []proto{tcp}, ports: ports, flows: flows[1:], from: "pod2", about: "podgw:20000 > pod2:80", drop: "no flow"},
+		{name: "SNAT flow lost", on: []proto{tcp}, ports: ports, flows: flows[1:], from: "pod2", about: "podgw:20000 > pod2:80"},
 		{name: "SNAT flow lost, UDP", on: []proto{udp}, ports: ports, flows: flows[1:], from: "pod2", about: "podgw:20000 > pod2:80"},
 		{name: "about the host's own packet", ports: ports, from: "pod2", about: "node:40000 > pod2:80"},
 		{name: "about an unknown reply from a host port", on: withPorts, ports: ports, from: "pod", about: "node:8080 > pod:5000", reply: true, drop: "no flow"},
-	})
+		{name: "in the name of the server", on: withPorts, ports: ports, flows: flows, from: "pod", about: "podgw:20000 > pod2:80"},
+	}
+	for i := range rows {
+		rows[i].device, rows[i].kinds = "pod2", others
+	}
+	runErrors(t, bpf.ProgFromContainer, append(rows, errorRow{
+		name: "no path on this host has a smaller MTU", on: withPorts, ports: ports, flows: flows, device: "pod2", kinds: tooBig,
+		from: "pod2", about: "podgw:20000 > pod2:80",
+	}, errorRow{
+		name: "by another container's device", on: withPorts, ports: ports, flows: flows, device: "pod", from: "pod2", about: "podgw:20000 > pod2:80",
+	}))
 }
 
 // TestICMPErrorsFromHairpinClient first finds out the gateway's port, which the errors quote.

@@ -24,12 +24,14 @@ type errorRow struct {
 	ports   []hostPort
 	flows   []flow
 	nonMasq []nonMasq
+	device  string // the pod behind the veth; "": unknown
 
 	from  string // the error's sender
 	to    string // its receiver; "": the source of the quoted packet
 	about string // the quoted packet
 	reply bool   // the quoted packet is a reply
 	edit  func(p *testenv.Packet)
+	kinds map[string][]errorKind // nil: all
 
 	out      string // the quoted packet afterwards; "": the error is unchanged
 	sender   string // the error's sender afterwards; "": as before
@@ -43,10 +45,18 @@ type errorKind struct {
 	rest      uint32
 }
 
-var errorKinds = map[string][]errorKind{
-	"v4": {{3, 1, 0}, {3, 3, 0}, {3, 4, 1400}, {11, 0, 0}, {12, 0, 9 << 24}},
-	"v6": {{1, 4, 0}, {2, 0, 1280}, {3, 0, 0}, {4, 1, 40}},
-}
+var (
+	errorKinds = map[string][]errorKind{
+		"v4": {{3, 1, 0}, {3, 3, 0}, {3, 4, 1400}, {11, 0, 0}, {12, 0, 9 << 24}},
+		"v6": {{1, 4, 0}, {2, 0, 1280}, {3, 0, 0}, {4, 1, 40}},
+	}
+	// Of these, a too small MTU, and the others.
+	tooBig = map[string][]errorKind{"v4": {{3, 4, 1400}}, "v6": {{2, 0, 1280}}}
+	others = map[string][]errorKind{
+		"v4": {{3, 1, 0}, {3, 3, 0}, {11, 0, 0}, {12, 0, 9 << 24}},
+		"v6": {{1, 4, 0}, {3, 0, 0}, {4, 1, 40}},
+	}
+)
 
 // quotes are the lengths quoted of a packet behind its IP header. 18 bytes of TCP end with
 // the checksum.
@@ -58,7 +68,11 @@ func runErrors(t *testing.T, program string, rows []errorRow) {
 		t.Run(r.name, func(t *testing.T) {
 			for _, s := range (row{on: r.on, only: r.only}).scenes() {
 				t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-					for _, kind := range errorKinds[s.name] {
+					kinds := r.kinds
+					if kinds == nil {
+						kinds = errorKinds
+					}
+					for _, kind := range kinds[s.name] {
 						for _, quote := range quotes {
 							if err := h.checkError(program, s, r, kind, quote); err != nil {
 								t.Errorf("%+v, %d bytes: %v", kind, quote, err)
@@ -86,7 +100,7 @@ func (r errorRow) buildError(s scene, from, text string, kind errorKind, quote i
 }
 
 func (h *host) checkError(program string, s scene, r errorRow, kind errorKind, quote int) error {
-	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.fillNonMasq(s, r.nonMasq)); err != nil {
+	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.fillNonMasq(s, r.nonMasq), h.putDevice(r.device)); err != nil {
 		return err
 	}
 	before, err := contents[bpf.FlowKey, bpf.Flow](h.flows())

@@ -43,6 +43,24 @@ func TestMasqueradePort(t *testing.T) {
 			return taken
 		}
 	}
+	ended := others.with(replied).in(bpf.FlowTimeWait)
+	own := snat("remote:80", "node:*", "pod:5000") // another flow of the same pod
+	mixed := func(flows ...flow) func([]uint16) map[uint16]flow {
+		return func(c []uint16) map[uint16]flow {
+			taken := map[uint16]flow{}
+			for i, f := range flows {
+				taken[c[i]] = f
+			}
+			return taken
+		}
+	}
+	allBut := func(i int, f flow) func([]uint16) map[uint16]flow {
+		return func(c []uint16) map[uint16]flow {
+			taken := take(len(c), others.established())(c)
+			taken[c[i]] = f
+			return taken
+		}
+	}
 	nth := func(i int) func([]uint16) uint16 { return func(c []uint16) uint16 { return c[i] } }
 	none := func([]uint16) uint16 { return 0 }
 	all := 1 << 16
@@ -56,6 +74,29 @@ func TestMasqueradePort(t *testing.T) {
 		{name: "entries of an owner without endpoint", flows: take(all, ours.ownedBy(formerOwner)), want: nth(0)},
 		{name: "seven are taken", flows: take(7, others), want: nth(7)},
 		{name: "all are taken", flows: take(all, others), want: none},
+		{name: "all are taken, one by a connection that has ended", on: []proto{tcp}, flows: allBut(5, ended), want: nth(5)},
+		{name: "all are taken, one by a connection that was reset", on: []proto{tcp}, flows: allBut(5, others.in(bpf.FlowClose)), want: nth(5)},
+		{name: "all are taken by connections that have ended", on: []proto{tcp}, flows: take(all, ended), want: nth(0)},
+		{name: "free ports come before those of connections that have ended", on: []proto{tcp}, flows: mixed(ended, ended, ended), want: nth(3)},
+		{name: "all are taken, one by a connection that waits for its last ACK", on: []proto{tcp}, flows: allBut(5, others.with(replied).in(bpf.FlowLastACK)), want: none},
+		{
+			name: "all are taken, one by the same pod's connection with an unknown RST", on: []proto{tcp}, want: nth(5),
+			flows: allBut(5, own.with(replied|bpf.FlowRSTUnknown).in(bpf.FlowEstablished)),
+		},
+		{
+			name: "all are taken, one by another pod's connection with an unknown RST", on: []proto{tcp}, want: none,
+			flows: allBut(5, others.with(replied|bpf.FlowRSTUnknown).in(bpf.FlowEstablished)),
+		},
+		{
+			name: "all are taken, one by the same pod's connection with FINs of both sides", on: []proto{tcp}, want: nth(5),
+			flows: allBut(5, own.with(replied|bpf.FlowFIN|bpf.FlowFINUnacked).in(bpf.FlowFINWait)),
+		},
+		{
+			name: "all are taken, one by another pod's connection with FINs of both sides", on: []proto{tcp}, want: none,
+			flows: allBut(5, others.with(replied|bpf.FlowFIN|bpf.FlowFINUnacked).in(bpf.FlowFINWait)),
+		},
+		{name: "all are taken, one by the same pod's open connection", on: []proto{tcp}, flows: allBut(5, own.established()), want: none},
+		{name: "all are taken by the host", flows: take(all, claim("remote:80", "node:*").established()), want: none},
 		{name: "all are taken for another remote", flows: take(all, snat("remote2:80", "node:*", "pod2:5000")), want: nth(0)},
 		{name: "all are taken for another port of the remote", on: withPorts, flows: take(all, snat("remote:81", "node:*", "pod2:5000")), want: nth(0)},
 		{name: "all are taken for another masquerading address", flows: take(all, snat("remote:80", "node2:*", "pod2:5000")), want: nth(0)},
@@ -243,7 +284,7 @@ func (h *host) candidates(t testing.TB, s scene, text string) []uint16 {
 	if err := h.reset(); err != nil {
 		t.Fatal(err)
 	}
-	const probes = 32 // MASQ_PROBES in masq.h; two of them may be the same port
+	const probes = 64 // MASQ_PROBES; two of them may be the same port
 	var ports []uint16
 	for s.star = h.masquerade(t, s, text); s.star != 0; s.star = h.masquerade(t, s, text) {
 		if slices.Contains(ports, s.star) || !inRange(s.star) || len(ports) > probes {

@@ -50,7 +50,7 @@ func nonMasqRows() []row {
 		{
 			name: "replies from a host port are translated all the same", on: withPorts, nonMasq: cidrs("pod", everything),
 			flows: []flow{dnat("remote:5000", "pod:80", "node2:8080")}, in: "pod:80 > remote:5000", reply: true,
-			out: "node2:8080 > remote:5000", after: []flow{dnat("remote:5000", "pod:80", "node2:8080").established()},
+			out: "node2:8080 > remote:5000", after: []flow{dnat("remote:5000", "pod:80", "node2:8080").accepted()},
 		},
 		{
 			name: "a destination beside the CIDR", nonMasq: cidrs("pod", remoteAlone, upToRemote),

@@ -13,9 +13,11 @@ import (
 // or the reply to it.
 type hop struct {
 	program  string
+	in       string // the packet before, for tests that do not chain hops
 	out      string // the packet afterwards; "*" is the masquerading port
 	redirect bool   // to another device, bypassing the stack
 	turn     bool   // the receiver replies before this hop
+	routed   bool   // from_uplink has given the packet the tag of one without a flow
 }
 
 // TestPacketPaths follows connections through all programs on their path. The programs
@@ -29,11 +31,12 @@ func TestPacketPaths(t *testing.T) {
 	)
 	h := newHost(t)
 	for _, tc := range []struct {
-		name  string
-		on    []proto
-		ports []hostPort
-		in    string
-		hops  []hop
+		name   string
+		on     []proto
+		routed bool // has such a hop
+		ports  []hostPort
+		in     string
+		hops   []hop
 	}{
 		{
 			name: "pod to outside", in: "pod:4000 > remote:80",
@@ -56,9 +59,10 @@ func TestPacketPaths(t *testing.T) {
 			},
 		},
 		{
-			name: "outside to pod", in: "remote:5000 > pod:80",
+			name: "outside to pod", routed: true, in: "remote:5000 > pod:80",
 			hops: []hop{
 				{program: fromUplink, out: "remote:5000 > pod:80"},
+				{program: bpf.ProgToContainer, out: "remote:5000 > pod:80", routed: true},
 				{program: fromContainer, out: "pod:80 > remote:5000", turn: true},
 				{program: toUplink, out: "pod:80 > remote:5000"},
 			},
@@ -107,16 +111,20 @@ func TestPacketPaths(t *testing.T) {
 			},
 		},
 		{
-			name: "outside to a pod without ipMasq that has a host port", on: withPorts, in: "remote:5000 > plain:80",
+			name: "outside to a pod without ipMasq that has a host port", routed: true, on: withPorts, in: "remote:5000 > plain:80",
 			ports: []hostPort{{host: "any:8080", to: "plain:80"}},
 			hops: []hop{
 				{program: fromUplink, out: "remote:5000 > plain:80"},
+				{program: bpf.ProgToContainer, out: "remote:5000 > plain:80", routed: true},
 				{program: fromContainer, out: "plain:80 > remote:5000", turn: true},
 				{program: toUplink, out: "plain:80 > remote:5000"},
 			},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			if tc.routed {
+				testenv.Require(t, ingressDevice)
+			}
 			for _, s := range (row{on: tc.on}).scenes() {
 				t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
 					if err := errors.Join(h.reset(), h.fill(s, tc.ports, nil)); err != nil {
@@ -143,6 +151,10 @@ func TestPacketPaths(t *testing.T) {
 func (h *host) hop(s *scene, packet testenv.Packet, reply bool, step hop) (testenv.Packet, error) {
 	copy(packet.DstMAC[:], h.device(step.program).HardwareAddr)
 	frame := packet.MustBuild()
+	if step.routed {
+		h.ingress, h.tag = uint32(h.uplink.Index), s.tag(packet)|tagRouted
+		defer func() { h.ingress, h.tag = 0, 0 }()
+	}
 	verdict, result, err := h.runInside(step.program, frame)
 	if err != nil {
 		return packet, err
@@ -190,8 +202,8 @@ func TestHostPortRetargeted(t *testing.T) {
 				err := errors.Join(
 					empty[bpf.HostPortKey, bpf.HostPort](h.programs.Maps[bpf.MapHostPorts]),
 					h.fill(s, []hostPort{{host: "any:8080", to: pod + ":80"}}, nil),
-					h.pass(s, bpf.ProgFromUplink, "remote:5000 > node:8080", "remote:5000 > "+pod+":80"),
-					h.pass(s, bpf.ProgToUplink, pod+":80 > remote:5000", "node:8080 > remote:5000"),
+					h.pass(s, bpf.ProgFromUplink, "remote:5000 > node:8080", "remote:5000 > "+pod+":80", false),
+					h.pass(s, bpf.ProgToUplink, pod+":80 > remote:5000", "node:8080 > remote:5000", true),
 				)
 				if err != nil {
 					t.Errorf("%s: %v", pod, err)
@@ -202,7 +214,7 @@ func TestHostPortRetargeted(t *testing.T) {
 }
 
 // pass wants a program to turn the packet in into want.
-func (h *host) pass(s scene, program, in, want string) error {
-	_, err := h.hop(&s, s.packet(in, false), false, hop{program: program, out: want})
+func (h *host) pass(s scene, program, in, want string, reply bool) error {
+	_, err := h.hop(&s, s.packet(in, reply), reply, hop{program: program, out: want})
 	return err
 }

@@ -73,7 +73,7 @@ func TestMasqueradeRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	// With less than half of the ports in use, one of 32 probes succeeds.
+	// With less than half of the ports in use, one of 64 probes succeeds.
 	if dropped > 0 {
 		t.Errorf("%d of %d flows got no port", dropped, flows)
 	}

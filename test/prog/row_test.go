@@ -23,7 +23,9 @@ type row struct {
 	on   []proto // nil: all
 	only string  // "v4" or "v6", or both
 
-	ether bool // only for devices with Ethernet
+	ether     bool                                   // only for devices with Ethernet
+	forwarded bool                                   // in was received by another device; else the host sends it
+	tag       func(s scene, p testenv.Packet) uint32 // tc_index, from another hook
 
 	// The maps before.
 	ports   []hostPort
@@ -47,6 +49,9 @@ func runRows(t *testing.T, program string, rows []row) {
 	h := newHost(t)
 	for _, r := range rows {
 		t.Run(r.name, func(t *testing.T) {
+			if r.forwarded {
+				testenv.Require(t, ingressDevice)
+			}
 			for _, s := range r.scenes() {
 				t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
 					if err := h.check(program, s, r); err != nil {
@@ -91,6 +96,14 @@ func (h *host) check(program string, s scene, r row) error {
 	frame := packet.MustBuild()
 	if r.raw != nil {
 		frame = r.raw(s, frame)
+	}
+	if r.tag != nil {
+		h.tag = r.tag(s, packet)
+		defer func() { h.tag = 0 }()
+	}
+	if r.forwarded {
+		h.ingress = uint32(h.other(program).Index)
+		defer func() { h.ingress = 0 }()
 	}
 	verdict, result, err := h.runInside(program, frame)
 	if err != nil {
@@ -195,11 +208,19 @@ func checkPacket(s *scene, r row, packet testenv.Packet, frame, result []byte) e
 	if diff := testenv.Diff(got, want); diff != "" {
 		return fmt.Errorf("packet differs:\n%s", diff)
 	}
+	if strings.HasPrefix(r.out, "remote:*") { // a client's, as the pod sees it
+		if s.star < clientPortMin || s.star == packet.SrcPort {
+			return fmt.Errorf("the client's port %d became %d", packet.SrcPort, s.star)
+		}
+		return nil
+	}
 	if strings.Contains(r.out, "*") && !inRange(s.star) {
 		return fmt.Errorf("port %d is outside of %d to %d", s.star, masqFirst, masqLast)
 	}
 	return nil
 }
+
+const clientPortMin = 1024 // DNAT_PORT_MIN in dnat.h
 
 // inRange reports whether the port is in the masquerading range.
 func inRange(port uint16) bool {

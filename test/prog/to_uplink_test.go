@@ -93,7 +93,7 @@ func toUplinkByAddress() []row {
 			after: []flow{snat("remote2:0", "node:0", "pod2:0"), snat("remote:0", "node:0", "pod:0")},
 		},
 		{
-			name: "with another pod's expired flow", on: withoutPorts, flows: []flow{others.idleFor(50 * time.Second)},
+			name: "with another pod's expired flow", on: withoutPorts, flows: []flow{others.idleFor(700 * time.Second)},
 			in: "pod:0 > remote:0", out: "node:0 > remote:0",
 			after: []flow{snat("remote:0", "node:0", "pod:0")},
 		},
@@ -108,7 +108,25 @@ func toUplinkByAddress() []row {
 		},
 		{name: "from a pod without ipMasq", on: withoutPorts, in: "plain:0 > remote:0"},
 		{name: "to a multicast group", on: withoutPorts, in: "pod:0 > multicast:0"},
-		{name: "from the host", on: withoutPorts, in: "node:0 > remote:0"},
+		{name: "from the host", on: withoutPorts, in: "node:0 > remote:0", after: []flow{claim("remote:0", "node:0")}},
+		{
+			name: "from the host, with a pod's flow to the remote", on: withoutPorts, flows: []flow{others.established()}, in: "node:0 > remote:0",
+			after: []flow{claim("remote:0", "node:0")},
+		},
+		{
+			name: "with a flow of the host to the remote", on: withoutPorts, flows: []flow{claim("remote:0", "node:0").idleFor(20 * time.Second)},
+			in: "pod:0 > remote:0", drop: "no port",
+		},
+		{name: "a tunnel", on: []proto{gre, esp}, in: "pod3:0 > remote:0", drop: "protocol"},
+		{name: "a tunnel, with a flow from before", on: []proto{gre, esp}, flows: []flow{snat("remote:0", "node:0", "pod3:0")}, in: "pod3:0 > remote:0", drop: "protocol"},
+		{
+			name: "a protocol that is no tunnel", on: []proto{sctp}, in: "pod3:0 > remote:0", out: "node:0 > remote:0",
+			after: []flow{snat("remote:0", "node:0", "pod3:0")},
+		},
+		{
+			name: "a tunnel's reply from the pod's own address", on: []proto{gre, esp}, flows: []flow{dnat("remote:0", "pod3:0", "pod3:0")},
+			in: "pod3:0 > remote:0", after: []flow{dnat("remote:0", "pod3:0", "pod3:0").established()},
+		},
 	}
 }
 
@@ -122,7 +140,7 @@ func toUplinkReplies() []row {
 			flows: []flow{dnat("remote:5000", "pod:80", "node2:8080").idleFor(10 * time.Second)},
 			in:    "pod:80 > remote:5000", reply: true,
 			out:   "node2:8080 > remote:5000",
-			after: []flow{dnat("remote:5000", "pod:80", "node2:8080").established()},
+			after: []flow{dnat("remote:5000", "pod:80", "node2:8080").accepted().streaming()},
 		},
 		{
 			name:  "from a host port of a pod that is not masqueraded",
@@ -130,13 +148,13 @@ func toUplinkReplies() []row {
 			flows: []flow{dnat("remote:5000", "plain:80", "node:8080")},
 			in:    "plain:80 > remote:5000", reply: true,
 			out:   "node:8080 > remote:5000",
-			after: []flow{dnat("remote:5000", "plain:80", "node:8080").established()},
+			after: []flow{dnat("remote:5000", "plain:80", "node:8080").accepted()},
 		},
 		{
 			name:  "from the pod's own address",
 			flows: []flow{dnat("remote:5000", "pod:80", "pod:80")},
 			in:    "pod:80 > remote:5000", reply: true,
-			after: []flow{dnat("remote:5000", "pod:80", "pod:80").established()},
+			after: []flow{dnat("remote:5000", "pod:80", "pod:80").accepted()},
 		},
 		{
 			name:  "a reset closes",
@@ -145,7 +163,7 @@ func toUplinkReplies() []row {
 			in:    "pod:80 > remote:5000", reply: true,
 			edit:  func(p *testenv.Packet) { p.TCPFlags = testenv.RST },
 			out:   "node:8080 > remote:5000",
-			after: []flow{dnat("remote:5000", "pod:80", "node:8080").with(replied).in(bpf.FlowClose)},
+			after: []flow{dnat("remote:5000", "pod:80", "node:8080").with(replied | bpf.FlowFIN).in(bpf.FlowClose)},
 		},
 		{
 			name:  "not to another port of the remote",
@@ -176,8 +194,8 @@ func TestToUplinkIgnores(t *testing.T) { runRows(t, bpf.ProgToUplink, toUplinkIg
 
 func toUplinkIgnores() []row {
 	return []row{
-		{name: "from the host", in: "node:4000 > remote:80"},
-		{name: "forwarded for another host", in: "onlink:4000 > remote:80"},
+		{name: "from the host, outside of the masquerading range", on: withPorts, in: "node:40000 > remote:80"},
+		{name: "forwarded for another host", forwarded: true, in: "onlink:4000 > remote:80"},
 		{name: "an endpoint without ipMasq", in: "plain:4000 > remote:80"},
 		{name: "link-local destinations", in: "pod:4000 > linklocal:80"},
 		{name: "multicast destinations", in: "pod:4000 > multicast:5353"},

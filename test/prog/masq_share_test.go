@@ -1,0 +1,216 @@
+package prog
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+)
+
+// TestMasqueradeShare has a pod open flows to one remote from each of its ports. It gets about three
+// quarters of the range, and another pod still finds a port for each flow.
+func TestMasqueradeShare(t *testing.T) {
+	h := newHost(t)
+	s := scene{addressing: v4, proto: udp}
+	if err := h.reset(); err != nil {
+		t.Fatal(err)
+	}
+	open := func(name string, sources int) (ports map[uint16]bool) {
+		ports = map[uint16]bool{}
+		err := h.Do(func() error {
+			for source := range sources {
+				p, verdict, err := h.transit(bpf.ProgToUplink, s.packet(fmt.Sprintf("%s:%d > remote:80", name, source+1), false))
+				if err != nil {
+					return err
+				}
+				if verdict == verdictDrop {
+					continue
+				}
+				if ports[p.SrcPort] || !inRange(p.SrcPort) {
+					return fmt.Errorf("port %d is out of range, or another flow's", p.SrcPort)
+				}
+				ports[p.SrcPort] = true
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ports
+	}
+	const all, most = masqLast - masqFirst + 1, 30000
+	greedy := open("pod", most)
+	if share := len(greedy) * 100 / all; share < 68 || share > 76 {
+		t.Errorf("the pod has %d of %d ports, %d %%, want about 75", len(greedy), all, share)
+	}
+	const modest = 500
+	if got := open("pod2", modest); len(got) != modest {
+		t.Errorf("another pod got %d ports, want %d", len(got), modest)
+	}
+}
+
+// TestFlowsBackupFull has a connection become established while its bucket of flows_backup is full.
+func TestFlowsBackupFull(t *testing.T) {
+	h := newHost(t)
+	other := func(i int, pod string) flow {
+		return snat(fmt.Sprintf("remote:%d", 100+i), "node:2000", pod+":5000").established()
+	}
+	for _, tc := range []struct {
+		name   string
+		fill   func(i int) flow
+		evicts int // the entry that is replaced, -1: none
+	}{
+		{name: "of another pod's connections", fill: func(i int) flow { return other(i, "pod2").idleFor(day) }, evicts: -1},
+		{name: "with one of the pod's connections", evicts: 3, fill: func(i int) flow {
+			if i == 3 {
+				return other(i, "pod")
+			}
+			return other(i, "pod2").idleFor(day)
+		}},
+		{name: "of the pod's connections: the idle one goes", evicts: 6, fill: func(i int) flow {
+			if i == 6 {
+				return other(i, "pod").idleFor(2 * day)
+			}
+			return other(i, "pod").idleFor(day)
+		}},
+		{name: "with an expired connection", evicts: 2, fill: func(i int) flow {
+			if i == 2 {
+				return other(i, "pod2").idleFor(6 * day)
+			}
+			return other(i, "pod2")
+		}},
+		{name: "with a connection of a former pod", evicts: 5, fill: func(i int) flow {
+			if i == 5 {
+				return other(i, "pod2").ownedBy(formerOwner)
+			}
+			return other(i, "pod2")
+		}},
+	} {
+		for _, s := range (row{on: []proto{tcp}}).scenes() {
+			t.Run(tc.name+" "+s.name, func(t *testing.T) {
+				s.star = h.candidates(t, s, outgoing)[0]
+				known := snat("remote:80", "node:*", "pod:4000").accepted()
+				var backup, want []flow
+				for i := range backupWays {
+					backup = append(backup, tc.fill(i))
+					if i != tc.evicts {
+						want = append(want, backup[i])
+					}
+				}
+				if tc.evicts >= 0 {
+					want = append(want, snat("remote:80", "node:*", "pod:4000").established())
+				}
+				err := h.check(bpf.ProgToUplink, s, row{
+					flows: []flow{known}, backup: backup, in: outgoing, edit: isSegment, out: "node:* > remote:80",
+					after: []flow{snat("remote:80", "node:*", "pod:4000").established()},
+				})
+				if err := errors.Join(err, h.checkBackup(s, want)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// TestMasqueradeKeepsSource changes the address to masquerade with: a known flow keeps the former one
+// while the host has it.
+func TestMasqueradeKeepsSource(t *testing.T) {
+	for _, s := range (row{on: withPorts}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			h := newHost(t)
+			h.removeDefaultRoutes(t)
+			if err := h.reset(); err != nil {
+				t.Fatal(err)
+			}
+			source := func(name string) {
+				t.Helper()
+				if err := h.programs.Maps[bpf.MapUplinks].Put(uint32(h.uplink.Index), bpf.Uplink{Addr4: v4.wire(name), Addr6: v6.wire(name)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			leaves := func(what, want string, opens bool, port uint16) {
+				t.Helper()
+				p := s.packet(outgoing, false)
+				if !opens {
+					isSegment(&p)
+				}
+				scene := s
+				scene.star = port
+				if _, err := h.hop(&scene, p, false, hop{program: bpf.ProgToUplink, out: want + ":* > remote:80"}); err != nil {
+					t.Errorf("%s: %v", what, err)
+				}
+				s.star = scene.star
+			}
+			source("node2")
+			leaves("a new flow", "node2", true, 0)
+			first := s.star
+			source("vip")
+			leaves("after the change", "node2", false, first)
+			source("node")
+			leaves("after a second change", "node2", false, first)
+			if s.proto == tcp {
+				leaves("a new connection", "node", true, 0)
+			}
+		})
+	}
+}
+
+// TestMasqueradeLosesSource removes the address with which a flow has left.
+func TestMasqueradeLosesSource(t *testing.T) {
+	for _, s := range (row{on: withPorts}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			h := newHost(t)
+			h.removeDefaultRoutes(t)
+			if err := h.reset(); err != nil {
+				t.Fatal(err)
+			}
+			for _, step := range []struct{ source, want string }{{"onlink", "onlink"}, {"node", "node"}} {
+				uplink := bpf.Uplink{Addr4: v4.wire(step.source), Addr6: v6.wire(step.source)}
+				if err := h.programs.Maps[bpf.MapUplinks].Put(uint32(h.uplink.Index), uplink); err != nil {
+					t.Fatal(err)
+				}
+				p := s.packet(outgoing, false)
+				isSegment(&p)
+				s.star = 0
+				if _, err := h.hop(&s, p, false, hop{program: bpf.ProgToUplink, out: step.want + ":* > remote:80"}); err != nil {
+					t.Errorf("source %s: %v", step.source, err)
+				}
+			}
+		})
+	}
+}
+
+// TestSpoofedByAnotherUplink has flows whose remote was reached by another uplink than the packet's
+// device, which the reverse path confirms or not. The packet goes on either way.
+func TestSpoofedByAnotherUplink(t *testing.T) {
+	const elsewhere = 999
+	var rows []row
+	for _, tc := range []struct {
+		remote  string
+		uplink  uint32
+		tracked bool
+	}{
+		{"remote", 0, true}, {"remote", elsewhere, true}, {"blackhole", 0, true}, {"blackhole", elsewhere, false},
+	} {
+		before := snat(tc.remote+":80", "node:20000", "pod:4000").idleFor(20 * 1e9)
+		before.uplink = tc.uplink
+		host := dnat(tc.remote+":5000", "pod:80", "node:8080").established().idleFor(20 * 1e9)
+		host.uplink = tc.uplink
+		name := fmt.Sprintf("%s, uplink %d", tc.remote, tc.uplink)
+		reply := row{
+			name: name + ", reply", on: withPorts, flows: []flow{before}, in: tc.remote + ":80 > node:20000", reply: true,
+			out: tc.remote + ":80 > pod:4000", after: []flow{before},
+		}
+		request := row{
+			name: name + ", to a host port", on: withPorts, flows: []flow{host}, ports: []hostPort{{host: "node:8080", to: "pod:80"}},
+			in: tc.remote + ":5000 > node:8080", edit: isSegment, out: tc.remote + ":5000 > pod:80", after: []flow{host},
+		}
+		if tc.tracked {
+			reply.after = []flow{before.accepted().streaming().idleFor(0)}
+			request.after = []flow{host.streaming().idleFor(0)}
+		}
+		rows = append(rows, reply, request)
+	}
+	runRows(t, bpf.ProgFromUplink, rows)
+}

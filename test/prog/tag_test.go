@@ -1,0 +1,187 @@
+package prog
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// Tags of tag.h.
+const (
+	tagTranslated = 0xed
+	tagTuple      = 0x8000
+	tagRouted     = 0x4000
+)
+
+// hashMix is hash_mix of hash.h.
+func hashMix(hash, word uint32) uint32 {
+	const golden = 0x9e3779b1
+	hash = (hash ^ word) * golden
+	return hash ^ hash>>15
+}
+
+// words returns an address as the datapath loads it.
+func words(addr netip.Addr) (w [4]uint32) {
+	all := addr.As16()
+	for i := range w {
+		w[i] = binary.NativeEndian.Uint32(all[4*i:])
+	}
+	return w
+}
+
+// hairpinVia is hairpin_via of hairpin.h.
+func hairpinVia(host netip.AddrPort) uint16 {
+	dst := words(host.Addr())
+	hash := hashMix(uint32(host.Port()), dst[3])
+	if host.Addr().Is6() {
+		hash = hashMix(hashMix(hashMix(hash, dst[0]), dst[1]), dst[2])
+	}
+	return uint16(hash >> 16)
+}
+
+// tag is tag_tuple of tag.h: the tag of a packet that the stack must not change.
+func (s scene) tag(p testenv.Packet) uint32 {
+	src, dst := words(p.Src), words(p.Dst)
+	sport, dport := p.SrcPort, p.DstPort
+	if s.proto == echo {
+		sport, dport = p.ID, 0
+		if p.Type == 0 || p.Type == 129 { // a reply
+			sport, dport = 0, p.ID
+		}
+	}
+	hash := hashMix(uint32(secret&0xffffffff)^uint32(s.number()), uint32(sport)<<16|uint32(dport))
+	hash = hashMix(hash, src[3]^src[2])
+	hash = hashMix(hash, dst[3]^dst[2])
+	return tagTuple | hash&(tagRouted-1)
+}
+
+// secret is the first half of the tests' config.secret.
+const secret uint64 = 0x0123456789abcdef
+
+// runTagged runs a program on a packet with tc_index. The kernel does not take that from a test, but
+// a program may set it: this one takes the value from cb, and goes on with the program under test.
+func (h *host) runTagged(program string, options *ebpf.RunOptions, verdict *uint32) error {
+	next, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		return err
+	}
+	defer next.Close()
+	if err := next.Put(uint32(0), h.programs.Programs[program]); err != nil {
+		return err
+	}
+	const tcIndex, cb = 44, 48 // in struct __sk_buff
+	setter, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: asm.Instructions{
+		asm.LoadMem(asm.R2, asm.R1, cb, asm.Word),
+		asm.StoreMem(asm.R1, tcIndex, asm.R2, asm.Word),
+		asm.LoadMapPtr(asm.R2, next.FD()),
+		asm.Mov.Imm(asm.R3, 0),
+		asm.FnTailCall.Call(),
+		asm.Mov.Imm(asm.R0, 99), // no program
+		asm.Return(),
+	}})
+	if err != nil {
+		return fmt.Errorf("load the program that sets tc_index: %w", err)
+	}
+	defer setter.Close()
+	context := options.Context.(skBuff)
+	context.CB[0] = h.tag
+	options.Context = context
+	*verdict, err = setter.Run(options)
+	return err
+}
+
+// routedTag is the tag of a packet to a pod's own address that has no flow.
+func routedTag(s scene, p testenv.Packet) uint32 { return s.tag(p) | tagRouted }
+
+// TestToContainerRouted has packets from the outside that the stack has delivered: the pod will reply from its
+// own address.
+func TestToContainerRouted(t *testing.T) {
+	const in = "remote:5000 > pod:80"
+	direct := dnat("remote:5000", "pod:80", "pod:80")
+	host := []hostPort{{host: "any:8080", to: "plain:80"}}
+	rows := []row{
+		{name: "a new flow", in: in, after: []flow{direct}},
+		{name: "a protocol without ports", on: withoutPorts, in: "remote:0 > pod:0", after: []flow{dnat("remote:0", "pod:0", "pod:0")}},
+		{name: "a segment of an unknown connection", on: []proto{tcp}, in: in, edit: isSegment, after: []flow{direct.provisional()}},
+		{name: "a pod without ipMasq", on: withPorts, ports: host, in: "remote:5000 > plain:80", after: []flow{dnat("remote:5000", "plain:80", "plain:80")}},
+		{name: "a known flow", flows: []flow{direct.established()}, in: in},
+		{name: "a flow of the address's former owner", flows: []flow{direct.established().ownedBy(formerOwner)}, in: in, after: []flow{direct}},
+		{
+			name: "a flow by a host port has the entry", on: withPorts, flows: []flow{dnat("remote:5000", "pod:80", "node:8080").established()}, in: in,
+		},
+		{
+			name: "without the tag's flag", in: in, after: []flow{},
+			tag: func(s scene, p testenv.Packet) uint32 { return s.tag(p) },
+		},
+		{
+			name: "changed by the stack", on: withPorts, in: in, after: []flow{},
+			tag: func(s scene, p testenv.Packet) uint32 { p.SrcPort++; return routedTag(s, p) },
+		},
+		{
+			name: "with the destination changed by the stack", in: in, after: []flow{},
+			tag: func(s scene, p testenv.Packet) uint32 { p.Dst = s.addr("node"); return routedTag(s, p) },
+		},
+		{
+			name: "an ICMP error of the host", in: in, after: []flow{},
+			tag: func(scene, testenv.Packet) uint32 { return tagTranslated },
+		},
+	}
+	for i := range rows {
+		if rows[i].tag == nil {
+			rows[i].tag = routedTag
+		}
+		rows[i].forwarded = true
+	}
+	runRows(t, bpf.ProgToContainer, rows)
+}
+
+// TestToContainerRoutedReplies has replies of the outside, by its pod's own address, to a connection
+// that the pod has opened and that is masqueraded: they create nothing.
+func TestToContainerRoutedReplies(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newHost(t)
+	eachScene(t, func(t *testing.T, s scene) {
+		s.star = h.candidates(t, s, outgoing)[0]
+		err := h.check(bpf.ProgToContainer, s, row{
+			flows: []flow{snat("remote:80", "node:*", "pod:4000").established()},
+			in:    "remote:80 > pod:4000", reply: true, tag: routedTag, forwarded: true,
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestToContainerFromHost has packets of the host to a pod: its own, and others' that it has translated.
+func TestToContainerFromHost(t *testing.T) {
+	const sent = "node:5000 > pod:80"
+	ours := claim("pod:80", "node:5000")
+	ports := []hostPort{{host: "any:8080", to: "pod2:80"}}
+	runRows(t, bpf.ProgToContainer, []row{
+		{name: "from the masquerading range", in: sent, after: []flow{ours}},
+		{name: "from a port above", on: withPorts, in: "node:40000 > pod:80"},
+		{name: "from the number of a host port", on: withPorts, ports: []hostPort{{host: "any:40000", to: "pod2:80"}}, in: "node:40000 > pod:80", after: []flow{claim("pod:80", "node:40000")}},
+		{name: "a protocol without ports", on: withoutPorts, in: "node:0 > pod:0", after: []flow{claim("pod:0", "node:0")}},
+		{name: "from another pod", in: "pod2:5000 > pod:80"},
+		{name: "translated by the host, for the outside", forwarded: true, in: sent, after: []flow{ours}},
+		{name: "from the outside", forwarded: true, in: "remote:5000 > pod:80"},
+		{
+			name: "a hairpin client has the port", on: withPorts, ports: ports,
+			flows: each(hairpin("pod:5000", "node:8080", "node:5000", "pod2:80"), isReplied),
+			in:    "node:5000 > pod2:80", out: "node:* > pod2:80",
+			after: append(each(hairpin("pod:5000", "node:8080", "node:5000", "pod2:80"), isReplied),
+				snat("pod2:80", "node:*", "node:5000").ownedBy(0), dnat("pod2:80", "node:5000", "node:*").ownedBy(0).with(replied)),
+		},
+		{
+			name: "a RST", on: []proto{tcp}, in: sent, edit: func(p *testenv.Packet) { p.TCPFlags = testenv.RST },
+			drop: "no flow", after: []flow{held("pod:80", "node:5000")},
+		},
+	})
+}
