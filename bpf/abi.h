@@ -214,7 +214,7 @@ struct flow {
 	__u32 ack;	  /* TCP: the last number that the container has acknowledged */
 	__u32 expected;	  /* TCP: the ACK that is waited for: of the SYN, SYN+ACK or remote's FIN */
 	__u32 remote_end; /* TCP: the number behind the remote's last packet */
-	/* FLOW_DNAT: the client's own; FLOW_SNAT of a hairpin client: the host port; else 0 */
+	/* FLOW_DNAT: the client's own; FLOW_SNAT of a hairpin client: stands for the host port */
 	__u16 remote_port;
 	__u16 created; /* the last 16 bits of the time, in ticks */
 	__u32 pad;

@@ -73,7 +73,7 @@ static __always_inline void fwd_cache_remove(const struct packet *p)
 	bpf_map_delete_elem(&fwd_cache, p);
 }
 
-#define TCP_WINDOW (1U << 20) /* bytes in flight of a quick connection */
+#define TCP_UNACKED (1U << 18) /* bytes that a receiver leaves unacknowledged */
 
 /*
  * Whether p, a RST or FIN in a remote's name, has the number that its sender would
@@ -91,13 +91,11 @@ static __noinline bool fwd_cache_end_expected(const struct packet *p,
 		ack = entry->ack;
 		entry->updated -= FWD_CACHE_JIFFIES;
 	}
-	if (p->tcp_fin && p->seq - ack < TCP_WINDOW)
-		return true;
 	entry = bpf_map_lookup_elem(&fwd_cache, p);
 	if (entry)
 		seq_end = entry->seq_end;
-	/* RFC 5961, 3.2. What was sent before may not be acknowledged yet. */
-	return p->seq == ack || (p->seq == seq_end && p->seq - ack < TCP_WINDOW);
+	/* RFC 5961, 3.2. What was sent just before is not acknowledged yet. */
+	return p->seq == ack || (p->seq == seq_end && p->seq - ack < TCP_UNACKED);
 }
 
 /*

@@ -52,6 +52,17 @@ static __noinline long hairpin_track_dnat(const struct packet *p, const struct e
 	return bpf_map_update_elem(&flows, &key, &new, BPF_ANY);
 }
 
+/* Stands for the host address and port that p is addressed to. */
+static __always_inline __u16 hairpin_via(const struct packet *p)
+{
+	const __u32 *dst = (const __u32 *)&p->dst;
+	__u32 hash = hash_mix(p->dport, dst[3]);
+
+	if (p->ipv6)
+		hash = hash_mix(hash_mix(hash_mix(hash, dst[0]), dst[1]), dst[2]);
+	return hash >> 16;
+}
+
 /* Sends p to the host port's container, from the gateway. */
 static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, const struct packet *p,
 					  const struct host_port *port)
@@ -66,7 +77,7 @@ static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, const struct pa
 	/* First flow: the client to the container, masqueraded. */
 	tuple.dst = port->target_addr;
 	tuple.dport = port->target_port;
-	masq_init(args, &tuple, &endpoint->gateway, port->owner, p->dport);
+	masq_init(args, &tuple, &endpoint->gateway, port->owner, hairpin_via(p));
 	if (!masq_find(skb) && !masq_recover(skb)) {
 		if (p->tcp_synack || is_host_connection(skb, p))
 			return VERDICT_NEXT;

@@ -54,7 +54,7 @@ static __always_inline void masq_key(struct flow_key *key, const struct fwd_key 
 
 /*
  * Describes the tuple's flow, of owner, which gets source. A client of several host
- * ports of one container has a flow for each: via is the host port, else 0.
+ * ports of one container has a flow for each: via stands for the host port, else 0.
  */
 static __always_inline void masq_init(struct masq_args *args, const struct fwd_key *tuple,
 				      const struct addr *source, __u64 owner, __u16 via)
@@ -84,23 +84,22 @@ static __always_inline bool masq_is_same(const struct flow *a, const struct flow
 /*
  * Candidate i: the container's port plus an offset given by the hash and i, modulo
  * the number of ports (RFC 6056, 3.3.3). So a container's flows to one remote
- * differ in their first candidates. Most candidates are in the container's share,
- * so that other containers find ports when it has used up its own.
+ * differ in their first candidates. All candidates are in the container's share, so
+ * that others find ports when it has used up its own; 0 if there is no candidate i.
  */
 static __always_inline __u16 masq_candidate(const struct masq_args *args, __u32 i)
 {
-	__u32 index = 0;
-
 	for (__u32 j = 0; j < MASQ_REHASHES; j++) {
 		__u32 moved = hash_mix(args->hash, j * MASQ_PROBES + i) & 0xffffff;
+		__u32 index = (moved + args->flow.nat_port) % MASQ_PORTS;
 
-		index = (moved + args->flow.nat_port) % MASQ_PORTS;
-		if (hash_mix(args->share, index) >> 16 & MASQ_SHARE_MASK)
-			break;
+		if (!(hash_mix(args->share, index) >> 16 & MASQ_SHARE_MASK))
+			continue;
+		if (index < config.masq_ports[0].count)
+			return config.masq_ports[0].first + index;
+		return config.masq_ports[1].first + index - config.masq_ports[0].count;
 	}
-	if (index < config.masq_ports[0].count)
-		return config.masq_ports[0].first + index;
-	return config.masq_ports[1].first + index - config.masq_ports[0].count;
+	return 0;
 }
 
 /* What the endpoint sends to p's destination keeps its own source. */
@@ -254,7 +253,8 @@ __noinline int masq_try_candidate(struct __sk_buff *skb, __u32 i, __u32 reuse)
 	if (!args)
 		return MASQ_TAKEN;
 	args->key.local_port = args->has_ports ? masq_candidate(args, i) : 0;
-	if (masq_port_in_use(skb, &args->key, args->ipv6))
+	if ((args->has_ports && !args->key.local_port) ||
+	    masq_port_in_use(skb, &args->key, args->ipv6))
 		return MASQ_TAKEN;
 	return masq_insert(&args->key, &args->flow, reuse);
 }

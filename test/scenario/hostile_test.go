@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"reflect"
-	"strings"
 	"testing"
 	"time"
 
@@ -117,11 +115,10 @@ func (n *network) masqueraded(t *testing.T, remote netip.AddrPort, protocol stri
 // established connections.
 func (n *network) loadWithShortTimeouts(t *testing.T) {
 	t.Helper()
-	var options loader.Options
-	timeouts := reflect.ValueOf(&options.Timeouts).Elem()
-	for i := range timeouts.NumField() {
-		if !strings.Contains(timeouts.Type().Field(i).Name, "Established") {
-			timeouts.Field(i).SetInt(int64(2200 * time.Millisecond))
+	options := loader.Options{Timeouts: map[bpf.FlowState]time.Duration{}}
+	for state := range bpf.FlowState(bpf.FlowStates) {
+		if state != bpf.FlowEstablished {
+			options.Timeouts[state] = 2200 * time.Millisecond
 		}
 	}
 	n.loadWith(t, options)

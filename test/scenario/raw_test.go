@@ -56,6 +56,9 @@ func (s *rawSocket) receive(wait time.Duration) (payload string, from netip.Addr
 	}
 	packet := make([]byte, 1<<16)
 	length, sockaddr, err := unix.Recvfrom(s.fd, packet, 0)
+	for errors.Is(err, unix.EINTR) {
+		length, sockaddr, err = unix.Recvfrom(s.fd, packet, 0)
+	}
 	if errors.Is(err, unix.EAGAIN) {
 		return "", from, errNothing
 	}
