@@ -224,7 +224,7 @@ func (w *world) judgeEntries(flows []worldFlow) error {
 	}
 	for i := range flows {
 		f := &flows[i]
-		if f.kind != bpf.FlowDNAT || !f.isFirm() {
+		if f.kind != bpf.FlowDNAT || f.Owner == 0 || !f.isFirm() { // the host's has no effect without its SNAT entry
 			continue
 		}
 		t := f.clientTuple()

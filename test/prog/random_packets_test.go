@@ -44,7 +44,12 @@ func TestRandomPackets(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	t.Logf("%d rounds in %v: %v", rounds, time.Since(begin), m.results)
+	t.Logf("%d packets per program in %v; translated: %v", rounds, time.Since(begin), m.translated)
+	for _, program := range m.programNames() {
+		if program != bpf.ProgToContainer && m.translated[program] < rounds/100 && err == nil {
+			t.Errorf("%s has translated %d of %d packets, want at least one in a hundred", program, m.translated[program], rounds)
+		}
+	}
 }
 
 // mill is a host with few masquerading ports and short timeouts.
@@ -55,9 +60,10 @@ type mill struct {
 	timeouts []uint32
 	run      testRun
 	in, out  []byte
-	results  map[string]int // how often a program did what
-	keys     []bpf.FlowKey  // of the last look at the entries
-	owners   uint64         // that have been
+	keys     []bpf.FlowKey // of the last look at the entries
+	owners   uint64        // the latest owner
+
+	translated map[string]int // packets, by program
 }
 
 func newMill(t *testing.T, random *rand.Rand) *mill {
@@ -84,7 +90,7 @@ func newMill(t *testing.T, random *rand.Rand) *mill {
 	t.Cleanup(programs.Close)
 	m := &mill{
 		host: newHost(t), random: random, timeouts: config.Timeout[:],
-		in: make([]byte, 256), out: make([]byte, 512), results: map[string]int{}, owners: 0x2000,
+		in: make([]byte, 256), out: make([]byte, 512), owners: 0x2000, translated: map[string]int{},
 	}
 	m.host.programs = programs
 	m.world = world{
@@ -126,6 +132,12 @@ var (
 	podPlaces    = []place{placePod, placePod2, placePlain}
 	remotePlaces = []place{placeRemote, placeRemote2, placeOnlink}
 	nodePlaces   = []place{placeNode, placeNode, placeNode2, placePodGW}
+
+	// Destinations and sources, by program.
+	inboundPlaces   = slices.Concat(podPlaces, nodePlaces, nodePlaces)
+	containerPlaces = slices.Concat(nodePlaces, podPlaces, []place{placeRemote})
+	routedPlaces    = slices.Concat(podPlaces, remotePlaces)
+	hostPlaces      = slices.Concat(nodePlaces, []place{placeLoopback})
 )
 
 // next returns a packet for a program, and the device that it has come by, 0 if the node itself sends it.
@@ -138,19 +150,16 @@ func (m *mill) next(program string) (p randomPacket, ingress uint32) {
 		}
 		return randomBetween(m.random, podPlaces, remotePlaces, podPlaces), veth
 	case bpf.ProgFromUplink:
-		to := append(podPlaces[:3:3], append(nodePlaces, nodePlaces...)...)
-		return randomBetween(m.random, remotePlaces, to, remotePlaces), uplink
+		return randomBetween(m.random, remotePlaces, inboundPlaces, remotePlaces), uplink
 	case bpf.ProgFromContainer:
-		to := append(nodePlaces, placePod, placePod2, placePlain, placeRemote)
-		return randomBetween(m.random, podPlaces, to, podPlaces), 0
+		return randomBetween(m.random, podPlaces, containerPlaces, podPlaces), 0
 	case bpf.ProgToContainer:
 		if m.random.IntN(2) == 0 {
 			return randomBetween(m.random, nodePlaces, podPlaces, nodePlaces), pick(m.random, 0, uplink)
 		}
-		return randomBetween(m.random, append(podPlaces[:3:3], remotePlaces...), podPlaces, remotePlaces), uplink
+		return randomBetween(m.random, routedPlaces, podPlaces, remotePlaces), uplink
 	default:
-		host := append(nodePlaces[:4:4], placeLoopback)
-		return randomBetween(m.random, host, host, nil), 0
+		return randomBetween(m.random, hostPlaces, hostPlaces, nil), 0
 	}
 }
 
@@ -161,6 +170,9 @@ func (m *mill) step(program string) error {
 	verdict, result, err := m.run.run(m.host.programs.Programs[program], uint32(device.Index), ingress, frame, m.out)
 	if err != nil {
 		return fmt.Errorf("%s: %w", &p, err)
+	}
+	if out, _ := p.read(result); verdict != verdictDrop && out != p.tuple {
+		m.translated[program]++
 	}
 	return m.judgePacket(program, &p, verdict, result)
 }
