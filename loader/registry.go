@@ -46,6 +46,7 @@ var registry = map[string]mapTraits{
 
 	bpf.MapGeneration:      {onDemand: true},
 	bpf.MapHostPortNumbers: {onDemand: true},
+	bpf.MapRouteRules:      {onDemand: true},
 }
 
 // backupWays is BACKUP_WAYS in bpf/abi.h.

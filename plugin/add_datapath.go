@@ -36,6 +36,11 @@ func (a *adder) attach(ctx context.Context) error {
 			NonMasq:   maps.PrefixSetOf(a.config.Masq.NonMasqFor(address.Prefix.Addr())),
 		})
 	}
+	if a.config.FastPathFor(a.isChained()) == maps.FastPathAlways {
+		if err := reconcile.Rules(ctx, a.datapath); err != nil {
+			return err
+		}
+	}
 	err := maps.With(ctx, a.datapath, func(store *maps.Store) error {
 		a.written = true
 		if err := store.PutDevice(a.device(network)); err != nil {

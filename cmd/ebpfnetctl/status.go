@@ -28,7 +28,7 @@ type status struct {
 	Same      bool           `json:"sameAsThisBinary"`
 	Ports     [][2]int       `json:"masqueradePorts"` // the first and the last of each range
 	Uplinks   []string       `json:"uplinks"`
-	Warnings  []string       `json:"warnings"` // about uplinks, each with the remedy
+	Warnings  []string       `json:"warnings"` // about the host
 	Features  []feature      `json:"features"`
 	Maps      []mapStatus    `json:"maps"`
 	Bytes     uint64         `json:"bytes"` // of all maps
@@ -108,7 +108,7 @@ func collect(datapath *loader.Datapath) (*status, error) {
 		}
 		s.Uplinks = append(s.Uplinks, deviceName(uplink.IfIndex))
 	}
-	warnings, err := operator.UplinkWarnings(datapath)
+	warnings, err := operator.Warnings(datapath)
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,8 @@ func IsBridge(device netlink.Link) bool { return device.Type() == "bridge" }
 
 // BridgeNetfilter returns what br_netfilter does to an uplink, with the remedy, or "". It
 // lets rules and conntrack see what a bridge receives at the bridge's port, before the
-// datapath has translated it. The calling thread's network namespace must be the host's.
+// datapath has translated it. They see it once more afterwards, so it harms only what rules
+// judge in PREROUTING. The calling thread's network namespace must be the host's.
 func BridgeNetfilter(uplink netlink.Link) string {
 	if !IsBridge(uplink) {
 		return ""
@@ -27,6 +28,6 @@ func BridgeNetfilter(uplink netlink.Link) string {
 		return ""
 	}
 	return fmt.Sprintf("uplink %s is a bridge, and br_netfilter shows its packets to rules in PREROUTING before they are translated: "+
-		"rules there that drop ct state invalid drop replies to containers: set %s to 0, or notrack what comes by the bridge's ports",
+		"rules there that drop ct state invalid drop replies to containers: set %s to 0, or accept what comes by the bridge's ports before them",
 		uplink.Attrs().Name, strings.Join(on, " and "))
 }

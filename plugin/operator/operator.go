@@ -8,6 +8,9 @@ package operator
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 
@@ -94,8 +97,8 @@ func (o *Operator) findEnds(dataDir string) error {
 	return nil
 }
 
-// UplinkWarnings returns what is wrong with the host's uplinks, and what to do about it.
-func UplinkWarnings(datapath *loader.Datapath) (warnings []string, err error) {
+// Warnings returns what of the host hinders the datapath.
+func Warnings(datapath *loader.Datapath) (warnings []string, err error) {
 	host, err := rtnl.Open()
 	if err != nil {
 		return nil, err
@@ -109,7 +112,33 @@ func UplinkWarnings(datapath *loader.Datapath) (warnings []string, err error) {
 			warnings = append(warnings, warning)
 		}
 	}
-	return warnings, err
+	rules, rulesErr := rulesWarning(datapath)
+	if rules != "" {
+		warnings = append(warnings, rules)
+	}
+	return warnings, errors.Join(err, rulesErr)
+}
+
+// rulesWarning says that fastPath always is in use and that policy rules hinder it, or nothing.
+func rulesWarning(datapath *loader.Datapath) (string, error) {
+	rules, err := maps.ReadRouteRules(datapath)
+	if err != nil || rules == (maps.RouteRules{}) {
+		return "", err
+	}
+	var hindered []string
+	for family, unfollowed := range map[string]bool{"IPv4": rules.IPv4, "IPv6": rules.IPv6} {
+		if unfollowed {
+			hindered = append(hindered, family)
+		}
+	}
+	slices.Sort(hindered)
+	endpoints, err := maps.Endpoints(datapath)
+	isAlways := func(e maps.Endpoint) bool { return e.FastPath == maps.FastPathAlways }
+	if err != nil || !slices.ContainsFunc(endpoints, isAlways) {
+		return "", err
+	}
+	return fmt.Sprintf("policy rules of the host for %s choose by mark, TOS or suppressed routes: fastPath always acts as established "+
+		"towards the outside, until a STATUS or repair without such rules", strings.Join(hindered, " and ")), nil
 }
 
 // Usage is what depends on the datapath.

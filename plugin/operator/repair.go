@@ -91,6 +91,10 @@ func (o *Operator) reconcile(ctx context.Context) (repaired []string, err error)
 	if err != nil {
 		return nil, err
 	}
+	rules, err := maps.ReadRouteRules(o.datapath)
+	if err != nil {
+		return nil, err
+	}
 	for _, patterns := range choices {
 		if err := reconcile.Host(ctx, o.datapath, patterns); err != nil {
 			return nil, err
@@ -105,6 +109,9 @@ func (o *Operator) reconcile(ctx context.Context) (repaired []string, err error)
 		if !slices.ContainsFunc(before, isSame) {
 			repaired = append(repaired, "programs of the new uplink "+uplink.Attrs().Name)
 		}
+	}
+	if now, err := maps.ReadRouteRules(o.datapath); err == nil && now != rules {
+		repaired = append(repaired, "what fastPath always leaves to the host's policy rules")
 	}
 	stillOff, err := link.ForwardingIsOff(true, true)
 	for _, name := range off {

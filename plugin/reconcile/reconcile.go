@@ -1,6 +1,6 @@
 // Package reconcile brings the datapath in line with changes of the host: uplinks that come, go or
-// change their addresses, programs that another tool has detached, and forwarding that somebody has
-// turned off. ADD and STATUS do it as they go, and ebpfnetctl repair does it for all networks.
+// change their addresses, policy rules, programs that another tool has detached, and forwarding that
+// somebody has turned off. ADD and STATUS do it as they go, and ebpfnetctl repair does it for all networks.
 //
 // It may import loader, loader/rtnl, maps, plugin/link and plugin/names.
 package reconcile
@@ -16,7 +16,7 @@ import (
 )
 
 // Host restores what all containers of the host share: forwarding, the uplinks that the patterns
-// select, and the program of the loopback device. Runtimes call STATUS all the time, so no daemon
+// select, what is known of policy rules, and the program of the loopback device. Runtimes call STATUS all the time, so no daemon
 // has to watch. Without containers it changes nothing. Uplinks documents patterns.
 func Host(ctx context.Context, datapath *loader.Datapath, patterns []string) error {
 	endpoints, err := maps.Endpoints(datapath)
@@ -37,6 +37,9 @@ func Host(ctx context.Context, datapath *loader.Datapath, patterns []string) err
 	defer host.Close()
 
 	if err := Uplinks(ctx, host, datapath, patterns); err != nil {
+		return err
+	}
+	if err := Rules(ctx, datapath); err != nil {
 		return err
 	}
 	return loopback(ctx, datapath)

@@ -15,7 +15,7 @@ import (
 var forbiddenInADD = []*regexp.Regexp{
 	regexp.MustCompile(`BPF_(PROG_LOAD|MAP_CREATE|BTF_LOAD|MAP_GET_NEXT_KEY)`),
 	regexp.MustCompile(`/sys/kernel/btf`),
-	regexp.MustCompile(`RTM_GET(LINK|ADDR|NEIGH|QDISC|TFILTER)[^\n]*NLM_F_DUMP`),
+	regexp.MustCompile(`RTM_GET(LINK|ADDR|NEIGH|QDISC|TFILTER|RULE)[^\n]*NLM_F_DUMP`),
 	regexp.MustCompile(`(?s)self/mountinfo.*self/mountinfo`),
 	regexp.MustCompile(`(?s)BPF_MAP_LOOKUP_BATCH.*BPF_MAP_LOOKUP_BATCH`),
 	regexp.MustCompile(`(?s)execve\(.*execve\(`),

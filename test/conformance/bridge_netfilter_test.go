@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"encoding/json"
-	"os"
 	"strings"
 	"testing"
 
@@ -11,19 +10,14 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-var bridgeNetfilter = testenv.Feature{Name: "br_netfilter", Module: "br_netfilter", Probe: func() error {
-	_, err := os.Stat("/proc/sys/net/bridge/bridge-nf-call-iptables")
-	return err
-}}
-
 // TestBridgeNetfilter has br_netfilter on beside an uplink that is a bridge. CHECK and ebpfnetctl say so with the
 // remedy, which silences them.
 func TestBridgeNetfilter(t *testing.T) {
-	testenv.Require(t, bridgeNetfilter)
+	testenv.Require(t, testenv.BridgeNetfilter)
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
-	const name = "net/bridge/bridge-nf-call-iptables"
+	name, name6 := testenv.BridgeNetfilterSysctls[0], testenv.BridgeNetfilterSysctls[1]
 	set := func(name, value string) {
 		t.Helper()
 		if err := h.Node.SetSysctl(name, value); err != nil {
@@ -47,7 +41,7 @@ func TestBridgeNetfilter(t *testing.T) {
 			}
 		}
 	}
-	set("net/bridge/bridge-nf-call-ip6tables", "0")
+	set(name6, "0")
 	set(name, "1")
 	want(false) // no uplink is a bridge
 	h.addUplink(t)

@@ -206,15 +206,12 @@ func (n *network) otherEngine(t *testing.T) *testenv.Namespace {
 	return container
 }
 
-// bridgeNetfilterSysctls turn br_netfilter on for each family.
-var bridgeNetfilterSysctls = []string{"net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"}
-
 // disableBridgeNetfilter hides bridged packets from conntrack until the bridge's own device receives
 // them. Otherwise conntrack expects a host port's replies from the address that the client behind the
 // bridge used, and the engine's masquerading loses them.
 func (n *network) disableBridgeNetfilter(t *testing.T) {
 	t.Helper()
-	for _, name := range bridgeNetfilterSysctls {
+	for _, name := range testenv.BridgeNetfilterSysctls {
 		if _, err := n.node().Sysctl(name); err != nil {
 			return // no br_netfilter
 		}

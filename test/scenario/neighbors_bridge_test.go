@@ -2,7 +2,6 @@ package scenario
 
 import (
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
@@ -12,19 +11,11 @@ import (
 // br_netfilter shows bridged packets to the rules and to conntrack at the bridge's port, before the bridge's own
 // device, where the datapath translates them. In these tests it is on.
 
-// bridgeNetfilter is br_netfilter.
-var bridgeNetfilter = testenv.Feature{Name: "br_netfilter", Module: "br_netfilter", Probe: probeBridgeNetfilter}
-
-func probeBridgeNetfilter() error {
-	_, err := os.Stat("/proc/sys/" + bridgeNetfilterSysctls[0])
-	return err
-}
-
 // requireBridgeNetfilter turns br_netfilter on.
 func (n *network) requireBridgeNetfilter(t *testing.T) {
 	t.Helper()
-	testenv.Require(t, bridgeNetfilter)
-	for _, name := range bridgeNetfilterSysctls {
+	testenv.Require(t, testenv.BridgeNetfilter)
+	for _, name := range testenv.BridgeNetfilterSysctls {
 		if err := n.node().SetSysctl(name, "1"); err != nil {
 			t.Fatal(err)
 		}

@@ -3,6 +3,7 @@ package testenv
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -24,6 +25,8 @@ var (
 	MemoryGroups = Feature{Name: "BPF memory in cgroups", Since: Version{5, 11}, Probe: probeMemoryGroups}
 
 	Netkit = Feature{Name: "netkit", Module: "netkit", Probe: probeNetkit}
+
+	BridgeNetfilter = Feature{Name: "br_netfilter", Module: "br_netfilter", Probe: probeBridgeNetfilter}
 
 	Conntrack = Feature{Name: "conntrack's netlink", Module: "nf_conntrack_netlink", Probe: probeConntrack}
 )
@@ -65,6 +68,14 @@ func probeBigTCP4() error {
 	if err == nil && lo.Attrs().GSOIPv4MaxSize == 0 {
 		err = errors.New("devices have no gso_ipv4_max_size")
 	}
+	return err
+}
+
+// BridgeNetfilterSysctls turn br_netfilter on for each family.
+var BridgeNetfilterSysctls = []string{"net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"}
+
+func probeBridgeNetfilter() error {
+	_, err := os.Stat("/proc/sys/" + BridgeNetfilterSysctls[0])
 	return err
 }
 
