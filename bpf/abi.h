@@ -308,10 +308,10 @@ struct fwd_entry {
 };
 
 /*
- * host_port_numbers: a bit for each number that is, or was, a host port's, on any
+ * port_numbers: a bit for each number that is, or was, a host port's, on any
  * address. Key: the number divided by 64; UDP's follow after TCP's.
  */
-#define HOST_PORT_WORDS 1024 /* of 64 bits, per protocol */
+#define PORT_NUMBER_WORDS 1024 /* of 64 bits, per protocol */
 
 /* masq_sources: addresses that an uplink has masqueraded with, the latest first. */
 #define MASQ_SOURCES 8

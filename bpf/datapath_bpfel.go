@@ -442,40 +442,40 @@ type DatapathUplink struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	DatapathMapBackupScratch   = "backup_scratch"
-	DatapathMapDevices         = "devices"
-	DatapathMapDropTotals      = "drop_totals"
-	DatapathMapDrops           = "drops"
-	DatapathMapEndpoints       = "endpoints"
-	DatapathMapFibScratch      = "fib_scratch"
-	DatapathMapFlowScratch     = "flow_scratch"
-	DatapathMapFlows           = "flows"
-	DatapathMapFlowsBackup     = "flows_backup"
-	DatapathMapFragQueue       = "frag_queue"
-	DatapathMapFragScratch     = "frag_scratch"
-	DatapathMapFragments       = "fragments"
-	DatapathMapFwdCache        = "fwd_cache"
-	DatapathMapGeneration      = "generation"
-	DatapathMapHostPortNumbers = "host_port_numbers"
-	DatapathMapHostPorts       = "host_ports"
-	DatapathMapMasqProbes      = "masq_probes"
-	DatapathMapMasqScratch     = "masq_scratch"
-	DatapathMapMasqSources     = "masq_sources"
-	DatapathMapNonmasqCidrs    = "nonmasq_cidrs"
-	DatapathMapOffloadTcp      = "offload_tcp"
-	DatapathMapOffloadUdp      = "offload_udp"
-	DatapathMapPktScratch      = "pkt_scratch"
-	DatapathMapPortSrcRanges   = "port_src_ranges"
-	DatapathMapRouteRules      = "route_rules"
-	DatapathMapUplinks         = "uplinks"
-	DatapathProgFromContainer  = "from_container"
-	DatapathProgFromUplink     = "from_uplink"
-	DatapathProgFromUplinkL3   = "from_uplink_l3"
-	DatapathProgToContainer    = "to_container"
-	DatapathProgToLoopback     = "to_loopback"
-	DatapathProgToUplink       = "to_uplink"
-	DatapathProgToUplinkL3     = "to_uplink_l3"
-	DatapathVarConfig          = "config"
+	DatapathMapBackupScratch  = "backup_scratch"
+	DatapathMapDevices        = "devices"
+	DatapathMapDropTotals     = "drop_totals"
+	DatapathMapDrops          = "drops"
+	DatapathMapEndpoints      = "endpoints"
+	DatapathMapFibScratch     = "fib_scratch"
+	DatapathMapFlowScratch    = "flow_scratch"
+	DatapathMapFlows          = "flows"
+	DatapathMapFlowsBackup    = "flows_backup"
+	DatapathMapFragQueue      = "frag_queue"
+	DatapathMapFragScratch    = "frag_scratch"
+	DatapathMapFragments      = "fragments"
+	DatapathMapFwdCache       = "fwd_cache"
+	DatapathMapGeneration     = "generation"
+	DatapathMapHostPorts      = "host_ports"
+	DatapathMapMasqProbes     = "masq_probes"
+	DatapathMapMasqScratch    = "masq_scratch"
+	DatapathMapMasqSources    = "masq_sources"
+	DatapathMapNonmasqCidrs   = "nonmasq_cidrs"
+	DatapathMapOffloadTcp     = "offload_tcp"
+	DatapathMapOffloadUdp     = "offload_udp"
+	DatapathMapPktScratch     = "pkt_scratch"
+	DatapathMapPortNumbers    = "port_numbers"
+	DatapathMapPortSrcRanges  = "port_src_ranges"
+	DatapathMapRouteRules     = "route_rules"
+	DatapathMapUplinks        = "uplinks"
+	DatapathProgFromContainer = "from_container"
+	DatapathProgFromUplink    = "from_uplink"
+	DatapathProgFromUplinkL3  = "from_uplink_l3"
+	DatapathProgToContainer   = "to_container"
+	DatapathProgToLoopback    = "to_loopback"
+	DatapathProgToUplink      = "to_uplink"
+	DatapathProgToUplinkL3    = "to_uplink_l3"
+	DatapathVarConfig         = "config"
 )
 
 // LoadDatapath returns the embedded CollectionSpec for Datapath.
@@ -533,32 +533,32 @@ type DatapathProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type DatapathMapSpecs struct {
-	BackupScratch   *ebpf.MapSpec `ebpf:"backup_scratch"`
-	Devices         *ebpf.MapSpec `ebpf:"devices"`
-	DropTotals      *ebpf.MapSpec `ebpf:"drop_totals"`
-	Drops           *ebpf.MapSpec `ebpf:"drops"`
-	Endpoints       *ebpf.MapSpec `ebpf:"endpoints"`
-	FibScratch      *ebpf.MapSpec `ebpf:"fib_scratch"`
-	FlowScratch     *ebpf.MapSpec `ebpf:"flow_scratch"`
-	Flows           *ebpf.MapSpec `ebpf:"flows"`
-	FlowsBackup     *ebpf.MapSpec `ebpf:"flows_backup"`
-	FragQueue       *ebpf.MapSpec `ebpf:"frag_queue"`
-	FragScratch     *ebpf.MapSpec `ebpf:"frag_scratch"`
-	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
-	FwdCache        *ebpf.MapSpec `ebpf:"fwd_cache"`
-	Generation      *ebpf.MapSpec `ebpf:"generation"`
-	HostPortNumbers *ebpf.MapSpec `ebpf:"host_port_numbers"`
-	HostPorts       *ebpf.MapSpec `ebpf:"host_ports"`
-	MasqProbes      *ebpf.MapSpec `ebpf:"masq_probes"`
-	MasqScratch     *ebpf.MapSpec `ebpf:"masq_scratch"`
-	MasqSources     *ebpf.MapSpec `ebpf:"masq_sources"`
-	NonmasqCidrs    *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
-	OffloadTcp      *ebpf.MapSpec `ebpf:"offload_tcp"`
-	OffloadUdp      *ebpf.MapSpec `ebpf:"offload_udp"`
-	PktScratch      *ebpf.MapSpec `ebpf:"pkt_scratch"`
-	PortSrcRanges   *ebpf.MapSpec `ebpf:"port_src_ranges"`
-	RouteRules      *ebpf.MapSpec `ebpf:"route_rules"`
-	Uplinks         *ebpf.MapSpec `ebpf:"uplinks"`
+	BackupScratch *ebpf.MapSpec `ebpf:"backup_scratch"`
+	Devices       *ebpf.MapSpec `ebpf:"devices"`
+	DropTotals    *ebpf.MapSpec `ebpf:"drop_totals"`
+	Drops         *ebpf.MapSpec `ebpf:"drops"`
+	Endpoints     *ebpf.MapSpec `ebpf:"endpoints"`
+	FibScratch    *ebpf.MapSpec `ebpf:"fib_scratch"`
+	FlowScratch   *ebpf.MapSpec `ebpf:"flow_scratch"`
+	Flows         *ebpf.MapSpec `ebpf:"flows"`
+	FlowsBackup   *ebpf.MapSpec `ebpf:"flows_backup"`
+	FragQueue     *ebpf.MapSpec `ebpf:"frag_queue"`
+	FragScratch   *ebpf.MapSpec `ebpf:"frag_scratch"`
+	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
+	FwdCache      *ebpf.MapSpec `ebpf:"fwd_cache"`
+	Generation    *ebpf.MapSpec `ebpf:"generation"`
+	HostPorts     *ebpf.MapSpec `ebpf:"host_ports"`
+	MasqProbes    *ebpf.MapSpec `ebpf:"masq_probes"`
+	MasqScratch   *ebpf.MapSpec `ebpf:"masq_scratch"`
+	MasqSources   *ebpf.MapSpec `ebpf:"masq_sources"`
+	NonmasqCidrs  *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
+	OffloadTcp    *ebpf.MapSpec `ebpf:"offload_tcp"`
+	OffloadUdp    *ebpf.MapSpec `ebpf:"offload_udp"`
+	PktScratch    *ebpf.MapSpec `ebpf:"pkt_scratch"`
+	PortNumbers   *ebpf.MapSpec `ebpf:"port_numbers"`
+	PortSrcRanges *ebpf.MapSpec `ebpf:"port_src_ranges"`
+	RouteRules    *ebpf.MapSpec `ebpf:"route_rules"`
+	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
 }
 
 // DatapathVariableSpecs contains global variables before they are loaded into the kernel.
@@ -588,32 +588,32 @@ func (o *DatapathObjects) Close() error {
 //
 // It can be passed to LoadDatapathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DatapathMaps struct {
-	BackupScratch   *ebpf.Map `ebpf:"backup_scratch"`
-	Devices         *ebpf.Map `ebpf:"devices"`
-	DropTotals      *ebpf.Map `ebpf:"drop_totals"`
-	Drops           *ebpf.Map `ebpf:"drops"`
-	Endpoints       *ebpf.Map `ebpf:"endpoints"`
-	FibScratch      *ebpf.Map `ebpf:"fib_scratch"`
-	FlowScratch     *ebpf.Map `ebpf:"flow_scratch"`
-	Flows           *ebpf.Map `ebpf:"flows"`
-	FlowsBackup     *ebpf.Map `ebpf:"flows_backup"`
-	FragQueue       *ebpf.Map `ebpf:"frag_queue"`
-	FragScratch     *ebpf.Map `ebpf:"frag_scratch"`
-	Fragments       *ebpf.Map `ebpf:"fragments"`
-	FwdCache        *ebpf.Map `ebpf:"fwd_cache"`
-	Generation      *ebpf.Map `ebpf:"generation"`
-	HostPortNumbers *ebpf.Map `ebpf:"host_port_numbers"`
-	HostPorts       *ebpf.Map `ebpf:"host_ports"`
-	MasqProbes      *ebpf.Map `ebpf:"masq_probes"`
-	MasqScratch     *ebpf.Map `ebpf:"masq_scratch"`
-	MasqSources     *ebpf.Map `ebpf:"masq_sources"`
-	NonmasqCidrs    *ebpf.Map `ebpf:"nonmasq_cidrs"`
-	OffloadTcp      *ebpf.Map `ebpf:"offload_tcp"`
-	OffloadUdp      *ebpf.Map `ebpf:"offload_udp"`
-	PktScratch      *ebpf.Map `ebpf:"pkt_scratch"`
-	PortSrcRanges   *ebpf.Map `ebpf:"port_src_ranges"`
-	RouteRules      *ebpf.Map `ebpf:"route_rules"`
-	Uplinks         *ebpf.Map `ebpf:"uplinks"`
+	BackupScratch *ebpf.Map `ebpf:"backup_scratch"`
+	Devices       *ebpf.Map `ebpf:"devices"`
+	DropTotals    *ebpf.Map `ebpf:"drop_totals"`
+	Drops         *ebpf.Map `ebpf:"drops"`
+	Endpoints     *ebpf.Map `ebpf:"endpoints"`
+	FibScratch    *ebpf.Map `ebpf:"fib_scratch"`
+	FlowScratch   *ebpf.Map `ebpf:"flow_scratch"`
+	Flows         *ebpf.Map `ebpf:"flows"`
+	FlowsBackup   *ebpf.Map `ebpf:"flows_backup"`
+	FragQueue     *ebpf.Map `ebpf:"frag_queue"`
+	FragScratch   *ebpf.Map `ebpf:"frag_scratch"`
+	Fragments     *ebpf.Map `ebpf:"fragments"`
+	FwdCache      *ebpf.Map `ebpf:"fwd_cache"`
+	Generation    *ebpf.Map `ebpf:"generation"`
+	HostPorts     *ebpf.Map `ebpf:"host_ports"`
+	MasqProbes    *ebpf.Map `ebpf:"masq_probes"`
+	MasqScratch   *ebpf.Map `ebpf:"masq_scratch"`
+	MasqSources   *ebpf.Map `ebpf:"masq_sources"`
+	NonmasqCidrs  *ebpf.Map `ebpf:"nonmasq_cidrs"`
+	OffloadTcp    *ebpf.Map `ebpf:"offload_tcp"`
+	OffloadUdp    *ebpf.Map `ebpf:"offload_udp"`
+	PktScratch    *ebpf.Map `ebpf:"pkt_scratch"`
+	PortNumbers   *ebpf.Map `ebpf:"port_numbers"`
+	PortSrcRanges *ebpf.Map `ebpf:"port_src_ranges"`
+	RouteRules    *ebpf.Map `ebpf:"route_rules"`
+	Uplinks       *ebpf.Map `ebpf:"uplinks"`
 }
 
 func (m *DatapathMaps) Close() error {
@@ -632,7 +632,6 @@ func (m *DatapathMaps) Close() error {
 		m.Fragments,
 		m.FwdCache,
 		m.Generation,
-		m.HostPortNumbers,
 		m.HostPorts,
 		m.MasqProbes,
 		m.MasqScratch,
@@ -641,6 +640,7 @@ func (m *DatapathMaps) Close() error {
 		m.OffloadTcp,
 		m.OffloadUdp,
 		m.PktScratch,
+		m.PortNumbers,
 		m.PortSrcRanges,
 		m.RouteRules,
 		m.Uplinks,

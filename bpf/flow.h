@@ -67,14 +67,29 @@ static __always_inline __u8 flow_closing_state(const struct flow *flow, const st
 	return remote_fin ? FLOW_CLOSE_WAIT : flow->state;
 }
 
+/*
+ * The container's p shows that the handshake is complete. What it sends to a client
+ * before is the repetition of an ACK, to a packet out of the window.
+ */
+static __always_inline bool flow_handshake_done(const struct flow *flow, const struct flow_key *key,
+						const struct packet *p)
+{
+	return flow->state == FLOW_SYN_RECV &&
+	       (flow_opened_by_container(key) || flow->flags & FLOW_PICKED_UP ||
+		p->ack != flow->ack || packet_seq_end(p) != p->seq);
+}
+
 /* The container has sent the TCP packet p. */
 static __always_inline void flow_tcp_sent(struct flow *flow, const struct flow_key *key,
 					  const struct packet *p)
 {
+	bool established;
+
 	if (p->tcp_syn) {
 		flow_open(flow, p, FROM_CONTAINER);
 		return;
 	}
+	established = flow_handshake_done(flow, key, p);
 	if (p->tcp_ack)
 		flow->ack = p->ack;
 	if (p->tcp_rst) {
@@ -93,8 +108,7 @@ static __always_inline void flow_tcp_sent(struct flow *flow, const struct flow_k
 	flow->flags &= ~FLOW_RST_UNKNOWN;
 	if (flow->state == FLOW_CLOSE && !(flow->flags & FLOW_FIN)) /* it has ignored the RST */
 		flow->state = FLOW_ESTABLISHED;
-	/* It sends after a handshake only when that is complete, whoever has opened. */
-	if (flow->state == FLOW_SYN_RECV)
+	if (established)
 		flow->state = FLOW_ESTABLISHED;
 	if (flow->state == FLOW_SYN_SENT && !flow_opened_by_container(key)) {
 		flow->state = FLOW_SYN_RECV; /* of a connection that was picked up */
@@ -150,7 +164,7 @@ static __always_inline void flow_tcp_received(struct flow *flow, const struct fl
 	if (opener && flow->state == FLOW_SYN_RECV &&
 	    (flow->flags & FLOW_PICKED_UP || (p->tcp_ack && p->ack == flow->expected)))
 		flow->state = FLOW_ESTABLISHED;
-	if (p->tcp_fin && !(flow->flags & FLOW_REMOTE_FIN)) {
+	if (p->tcp_fin && flow->state >= FLOW_ESTABLISHED && !(flow->flags & FLOW_REMOTE_FIN)) {
 		flow->flags |= FLOW_FIN_UNACKED;
 		flow->expected = packet_seq_end(p);
 	}

@@ -9,12 +9,12 @@
 /* The number is, or was, that of a host port on some address. */
 static __always_inline bool is_host_port_number(__u8 protocol, __u16 port)
 {
-	__u32 word = (port >> 6) + (protocol == IPPROTO_UDP ? HOST_PORT_WORDS : 0);
+	__u32 word = (port >> 6) + (protocol == IPPROTO_UDP ? PORT_NUMBER_WORDS : 0);
 	__u64 *bits;
 
 	if (!is_tcp_or_udp(protocol))
 		return false;
-	bits = bpf_map_lookup_elem(&host_port_numbers, &word);
+	bits = bpf_map_lookup_elem(&port_numbers, &word);
 	return bits && *bits & 1ULL << (port & 63);
 }
 

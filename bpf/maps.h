@@ -67,10 +67,10 @@ struct {
 /* Written by ADD with a number's first host port, never cleared. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 2 * HOST_PORT_WORDS);
+	__uint(max_entries, 2 * PORT_NUMBER_WORDS);
 	__type(key, __u32);
 	__type(value, __u64);
-} host_port_numbers SEC(".maps");
+} port_numbers SEC(".maps");
 
 /* Written by whoever changes another map of the plugin's. */
 struct {

@@ -119,30 +119,30 @@ const (
 
 // Names of the maps (maps.h, scratch.h).
 const (
-	MapDevices         = DatapathMapDevices
-	MapDropTotals      = DatapathMapDropTotals
-	MapDrops           = DatapathMapDrops
-	MapEndpoints       = DatapathMapEndpoints
-	MapFIBScratch      = DatapathMapFibScratch
-	MapFlows           = DatapathMapFlows
-	MapFlowsBackup     = DatapathMapFlowsBackup
-	MapFragQueue       = DatapathMapFragQueue
-	MapFragScratch     = DatapathMapFragScratch
-	MapFragments       = DatapathMapFragments
-	MapFwdCache        = DatapathMapFwdCache
-	MapGeneration      = DatapathMapGeneration
-	MapHostPortNumbers = DatapathMapHostPortNumbers
-	MapHostPorts       = DatapathMapHostPorts
-	MapMasqProbes      = DatapathMapMasqProbes
-	MapMasqScratch     = DatapathMapMasqScratch
-	MapMasqSources     = DatapathMapMasqSources
-	MapNonMasqCIDRs    = DatapathMapNonmasqCidrs
-	MapOffloadTCP      = DatapathMapOffloadTcp
-	MapOffloadUDP      = DatapathMapOffloadUdp
-	MapPktScratch      = DatapathMapPktScratch
-	MapPortSrcRanges   = DatapathMapPortSrcRanges
-	MapRouteRules      = DatapathMapRouteRules
-	MapUplinks         = DatapathMapUplinks
+	MapDevices       = DatapathMapDevices
+	MapDropTotals    = DatapathMapDropTotals
+	MapDrops         = DatapathMapDrops
+	MapEndpoints     = DatapathMapEndpoints
+	MapFIBScratch    = DatapathMapFibScratch
+	MapFlows         = DatapathMapFlows
+	MapFlowsBackup   = DatapathMapFlowsBackup
+	MapFragQueue     = DatapathMapFragQueue
+	MapFragScratch   = DatapathMapFragScratch
+	MapFragments     = DatapathMapFragments
+	MapFwdCache      = DatapathMapFwdCache
+	MapGeneration    = DatapathMapGeneration
+	MapPortNumbers   = DatapathMapPortNumbers
+	MapHostPorts     = DatapathMapHostPorts
+	MapMasqProbes    = DatapathMapMasqProbes
+	MapMasqScratch   = DatapathMapMasqScratch
+	MapMasqSources   = DatapathMapMasqSources
+	MapNonMasqCIDRs  = DatapathMapNonmasqCidrs
+	MapOffloadTCP    = DatapathMapOffloadTcp
+	MapOffloadUDP    = DatapathMapOffloadUdp
+	MapPktScratch    = DatapathMapPktScratch
+	MapPortSrcRanges = DatapathMapPortSrcRanges
+	MapRouteRules    = DatapathMapRouteRules
+	MapUplinks       = DatapathMapUplinks
 )
 
 // Names of the programs (datapath.c).

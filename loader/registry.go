@@ -44,9 +44,9 @@ var registry = map[string]mapTraits{
 	bpf.MapOffloadUDP:    {flowsPerEntry: 4}, // UDP entries stay until evicted, so they get less memory
 	bpf.MapFwdCache:      {flowsPerEntry: 1},
 
-	bpf.MapGeneration:      {onDemand: true},
-	bpf.MapHostPortNumbers: {onDemand: true},
-	bpf.MapRouteRules:      {onDemand: true},
+	bpf.MapGeneration:  {onDemand: true},
+	bpf.MapPortNumbers: {onDemand: true},
+	bpf.MapRouteRules:  {onDemand: true},
 }
 
 // backupWays is BACKUP_WAYS in bpf/abi.h.

@@ -73,12 +73,12 @@ func (s *Store) AddHostPort(p HostPort) error {
 // addNumber makes the number of a host port known as one. It stays known, since clients
 // may go on for longer than the host port exists.
 func (s *Store) addNumber(p HostPort) error {
-	if err := s.dp.OpenOnDemand(bpf.MapHostPortNumbers); err != nil {
+	if err := s.dp.OpenOnDemand(bpf.MapPortNumbers); err != nil {
 		return err
 	}
 	const perWord = 64
 
-	m := s.dp.HostPortNumbers
+	m := s.dp.PortNumbers
 	word := uint32(p.HostPort) / perWord
 	if p.Protocol == UDP {
 		word += m.MaxEntries() / 2

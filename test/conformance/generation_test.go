@@ -79,8 +79,8 @@ func (h *host) addUplink(t *testing.T) {
 	wantSuccess(t, h.status(t, dual("1.1.0")), "")
 }
 
-// TestHostPortNumbers checks that the numbers of host ports stay known when the host ports are gone.
-func TestHostPortNumbers(t *testing.T) {
+// TestPortNumbers checks that the numbers of host ports stay known when the host ports are gone.
+func TestPortNumbers(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", with(dual("1.1.0"), "runtimeConfig.portMappings", list{
 		object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
@@ -92,13 +92,13 @@ func TestHostPortNumbers(t *testing.T) {
 	check := func(when string) {
 		t.Helper()
 		withDatapath(t, h, func(d *loader.Datapath) error {
-			if err := d.OpenOnDemand(bpf.MapHostPortNumbers); err != nil {
+			if err := d.OpenOnDemand(bpf.MapPortNumbers); err != nil {
 				return err
 			}
 			clear(words)
-			for word := range d.HostPortNumbers.MaxEntries() {
+			for word := range d.PortNumbers.MaxEntries() {
 				var bits uint64
-				if err := d.HostPortNumbers.Lookup(word, &bits); err != nil {
+				if err := d.PortNumbers.Lookup(word, &bits); err != nil {
 					return err
 				}
 				if bits != 0 {

@@ -29,8 +29,10 @@ type host struct {
 	uplink   *netlink.LinkAttrs
 	veth     *netlink.LinkAttrs // host end of a pod's veth
 	mac      testenv.MAC        // the uplink's current one: see l3_test.go
-	tag      uint32             // tc_index of the packets: see tag_test.go
-	ingress  uint32             // the device that has received the packets, 0: they are the host's own
+
+	portNumbers map[uint32]uint64 // the words of port_numbers that are not 0
+	tag         uint32            // tc_index of the packets: see tag_test.go
+	ingress     uint32            // the device that has received the packets, 0: they are the host's own
 }
 
 const (
@@ -51,7 +53,7 @@ func newHost(t testing.TB) *host {
 	if err != nil {
 		t.Fatalf("load the datapath: %v", err)
 	}
-	h := &host{Namespace: testenv.New(t, "node"), programs: programs}
+	h := &host{Namespace: testenv.New(t, "node"), programs: programs, portNumbers: map[uint32]uint64{}}
 	if err := errors.Join(h.clear(), h.connect(), h.setProbes(1)); err != nil {
 		t.Fatalf("build the host: %v", err)
 	}
@@ -322,7 +324,7 @@ func (h *host) reset() error {
 	errs := []error{
 		empty[bpf.FlowKey, bpf.Flow](maps[bpf.MapFlows]),
 		h.clearBackup(),
-		h.clearHostPortNumbers(),
+		h.clearPortNumbers(),
 		empty[bpf.HostPortKey, bpf.HostPort](maps[bpf.MapHostPorts]),
 		empty[bpf.PrefixKey, uint32](maps[bpf.MapNonMasqCIDRs]),
 		empty[bpf.FragmentKey, bpf.Fragment](maps[bpf.MapFragments]),
@@ -338,31 +340,25 @@ func (h *host) reset() error {
 	return errors.Join(errs...)
 }
 
-// clearHostPortNumbers clears all bits of host_port_numbers.
-func (h *host) clearHostPortNumbers() error {
-	numbers := h.programs.Maps[bpf.MapHostPortNumbers]
-	all, err := contents[uint32, uint64](numbers)
-	errs := []error{err}
-	for word, bits := range all {
-		if bits != 0 {
-			errs = append(errs, numbers.Put(word, uint64(0)))
-		}
+// clearPortNumbers clears the bits that setPortNumber has set.
+func (h *host) clearPortNumbers() error {
+	var errs []error
+	for word := range h.portNumbers {
+		errs = append(errs, h.programs.Maps[bpf.MapPortNumbers].Put(word, uint64(0)))
 	}
+	clear(h.portNumbers)
 	return errors.Join(errs...)
 }
 
-// setHostPortNumber sets the bit of a host port's number.
-func (h *host) setHostPortNumber(key bpf.HostPortKey) error {
-	numbers := h.programs.Maps[bpf.MapHostPortNumbers]
+// setPortNumber sets the bit of a host port's number.
+func (h *host) setPortNumber(key bpf.HostPortKey) error {
+	numbers := h.programs.Maps[bpf.MapPortNumbers]
 	word := uint32(key.Port / 64)
 	if key.Protocol == unix.IPPROTO_UDP {
 		word += numbers.MaxEntries() / 2
 	}
-	var bits uint64
-	if err := numbers.Lookup(word, &bits); err != nil {
-		return err
-	}
-	return numbers.Put(word, bits|1<<(key.Port%64))
+	h.portNumbers[word] |= 1 << (key.Port % 64)
+	return numbers.Put(word, h.portNumbers[word])
 }
 
 // setProbes marks all candidates in masq_probes as used (1) or unused (0). Tests put flows on any

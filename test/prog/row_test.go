@@ -165,7 +165,7 @@ func (h *host) fill(s scene, ports []hostPort, flows []flow) error {
 	var errs []error
 	for _, port := range ports {
 		key, value := port.wire(s)
-		errs = append(errs, h.programs.Maps[bpf.MapHostPorts].Put(&key, &value), h.setHostPortNumber(key))
+		errs = append(errs, h.programs.Maps[bpf.MapHostPorts].Put(&key, &value), h.setPortNumber(key))
 		key, value = port.reverse(s)
 		err := h.programs.Maps[bpf.MapHostPorts].Update(&key, &value, ebpf.UpdateNoExist)
 		if !errors.Is(err, ebpf.ErrKeyExist) {
