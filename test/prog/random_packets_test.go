@@ -46,8 +46,8 @@ func TestRandomPackets(t *testing.T) {
 	}
 	t.Logf("%d packets per program in %v; translated: %v", rounds, time.Since(begin), m.translated)
 	for _, program := range m.programNames() {
-		if program != bpf.ProgToContainer && m.translated[program] < rounds/100 && err == nil {
-			t.Errorf("%s has translated %d of %d packets, want at least one in a hundred", program, m.translated[program], rounds)
+		if program != bpf.ProgToContainer && m.translated[program] < rounds/1000 && err == nil {
+			t.Errorf("%s has translated %d of %d packets, want at least one in a thousand", program, m.translated[program], rounds)
 		}
 	}
 }
@@ -152,14 +152,31 @@ func (m *mill) next(program string) (p randomPacket, ingress uint32) {
 	case bpf.ProgFromUplink:
 		return randomBetween(m.random, remotePlaces, inboundPlaces, remotePlaces), uplink
 	case bpf.ProgFromContainer:
-		return randomBetween(m.random, podPlaces, containerPlaces, podPlaces), 0
+		p := randomBetween(m.random, podPlaces, containerPlaces, podPlaces)
+		if p.dst.isNode() && m.random.IntN(4) == 0 {
+			m.toHostPort(&p)
+		}
+		return p, 0
 	case bpf.ProgToContainer:
 		if m.random.IntN(2) == 0 {
 			return randomBetween(m.random, nodePlaces, podPlaces, nodePlaces), pick(m.random, 0, uplink)
 		}
 		return randomBetween(m.random, routedPlaces, podPlaces, remotePlaces), uplink
 	default:
-		return randomBetween(m.random, hostPlaces, hostPlaces, nil), 0
+		p := randomBetween(m.random, hostPlaces, hostPlaces, nil)
+		m.toHostPort(&p)
+		return p, 0
+	}
+}
+
+// toHostPort has one of few clients send to a host port.
+func (m *mill) toHostPort(p *randomPacket) {
+	if !p.isError && (p.proto == unix.IPPROTO_TCP || p.proto == unix.IPPROTO_UDP) {
+		p.sport, p.dport = pick(m.random, portsOf(p.src)[:2]...), pick[uint16](m.random, 8080, 8081, 20003, 20005)
+		p.dst = placeNode
+		if p.src == placeLoopback {
+			p.dst = placeLoopback
+		}
 	}
 }
 
@@ -215,7 +232,7 @@ func (m *mill) change(round int) error {
 			return err
 		}
 	}
-	if round%1000 == 0 {
+	if round%2000 == 0 {
 		all, err := contents[bpf.FlowKey, bpf.Flow](m.flows())
 		if err != nil {
 			return err
