@@ -95,7 +95,7 @@ func newMill(t *testing.T, random *rand.Rand) *mill {
 	m.host.programs = programs
 	m.world = world{
 		hostPorts: map[hostPortID]hostPortTarget{}, asked: map[claimant]bool{}, heard: map[tuple]bool{},
-		speaker: map[tuple]speaker{}, living: m.lookup,
+		speaker: map[tuple]speaker{}, spoke: map[tuple]uint32{}, held: map[tuple]held{}, living: m.lookup,
 	}
 	if err := errors.Join(m.reset(), m.openPorts()); err != nil {
 		t.Fatal(err)
@@ -226,8 +226,9 @@ func ticksNow() uint32 {
 
 // change evicts an entry now and then, looks at all entries, and replaces a pod.
 func (m *mill) change(round int) error {
-	if round%100 == 0 && len(m.keys) > 0 {
+	if round%500 == 0 && len(m.keys) > 0 {
 		key := pick(m.random, m.keys...)
+		clear(m.held) // may be the entry of one
 		if err := m.flows().Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
 		}
