@@ -11,12 +11,20 @@ import (
 // world is who has sent what to whom, from the packets alone, and which host ports there are. It judges what the
 // programs do with the next packet, and their entries.
 type world struct {
-	owner     [places]uint64 // of pods
+	held      map[tuple]held   // datagrams: by the tuple of a reply
+	spoke     map[tuple]uint32 // when the speaker did, in ticks
+	owner     [places]uint64   // of pods
 	hostPorts map[hostPortID]hostPortTarget
 	asked     map[claimant]bool                   // what a container, the host or a client of a host port has sent
 	heard     map[tuple]bool                      // packets that have reached the host
 	speaker   map[tuple]speaker                   // by the tuple of a reply: who has spoken last as its destination
 	living    func(t tuple) (uint64, bool, error) // the SNAT entry of a reply's tuple that nobody else may use
+}
+
+// held is a speaker who was answered, and so keeps the tuple for a time.
+type held struct {
+	who   speaker
+	until uint32 // in ticks
 }
 
 // claimant is an owner's packet, before translation.
@@ -101,9 +109,15 @@ func (w *world) speaks(p *randomPacket, out tuple) error {
 	if p.src.isNode() && p.refuses() { // refuses on behalf of nobody
 		return nil
 	}
-	if p.src.isPod() || p.src.isNode() {
-		w.speaker[out.reverse()] = speaker{owner: w.owner[p.src], at: p.src, port: p.sport}
+	if !p.src.isPod() && !p.src.isNode() {
+		return nil
 	}
+	reply, who := out.reverse(), speaker{owner: w.owner[p.src], at: p.src, port: p.sport}
+	former, now := w.held[reply], ticksNow()
+	if former.who != who && former.until >= now && w.owner[former.who.at] == former.who.owner {
+		return fmt.Errorf("%s leaves as %s, which belongs to %+v", p, out, former.who)
+	}
+	w.speaker[reply], w.spoke[reply] = who, now
 	return nil
 }
 
@@ -131,6 +145,10 @@ func (w *world) mayReceive(p *randomPacket, out tuple) error {
 		return fmt.Errorf("%s, a reply, was delivered from another source: %s", p, out)
 	case p.isSYN() || p.proto == unix.IPPROTO_SCTP && p.chunk == chunkINIT:
 		return fmt.Errorf("%s opens a connection, and was delivered as a reply: %s", p, out)
+	}
+	isDatagram := p.proto == unix.IPPROTO_UDP || p.proto == unix.IPPROTO_ICMP
+	if now := ticksNow(); isDatagram && w.spoke[p.tuple]+1 >= now { // no idle time is shorter
+		w.held[p.tuple] = held{who, now + 1}
 	}
 	return nil
 }

@@ -46,8 +46,8 @@ func TestRandomPackets(t *testing.T) {
 	}
 	t.Logf("%d packets per program in %v; translated: %v", rounds, time.Since(begin), m.translated)
 	for _, program := range m.programNames() {
-		if program != bpf.ProgToContainer && m.translated[program] < rounds/100 && err == nil {
-			t.Errorf("%s has translated %d of %d packets, want at least one in a hundred", program, m.translated[program], rounds)
+		if program != bpf.ProgToContainer && m.translated[program] < rounds/1000 && err == nil {
+			t.Errorf("%s has translated %d of %d packets, want at least one in a thousand", program, m.translated[program], rounds)
 		}
 	}
 }
@@ -95,7 +95,7 @@ func newMill(t *testing.T, random *rand.Rand) *mill {
 	m.host.programs = programs
 	m.world = world{
 		hostPorts: map[hostPortID]hostPortTarget{}, asked: map[claimant]bool{}, heard: map[tuple]bool{},
-		speaker: map[tuple]speaker{}, living: m.lookup,
+		speaker: map[tuple]speaker{}, spoke: map[tuple]uint32{}, held: map[tuple]held{}, living: m.lookup,
 	}
 	if err := errors.Join(m.reset(), m.openPorts()); err != nil {
 		t.Fatal(err)
@@ -152,14 +152,31 @@ func (m *mill) next(program string) (p randomPacket, ingress uint32) {
 	case bpf.ProgFromUplink:
 		return randomBetween(m.random, remotePlaces, inboundPlaces, remotePlaces), uplink
 	case bpf.ProgFromContainer:
-		return randomBetween(m.random, podPlaces, containerPlaces, podPlaces), 0
+		p := randomBetween(m.random, podPlaces, containerPlaces, podPlaces)
+		if p.dst.isNode() && m.random.IntN(4) == 0 {
+			m.toHostPort(&p)
+		}
+		return p, 0
 	case bpf.ProgToContainer:
 		if m.random.IntN(2) == 0 {
 			return randomBetween(m.random, nodePlaces, podPlaces, nodePlaces), pick(m.random, 0, uplink)
 		}
 		return randomBetween(m.random, routedPlaces, podPlaces, remotePlaces), uplink
 	default:
-		return randomBetween(m.random, hostPlaces, hostPlaces, nil), 0
+		p := randomBetween(m.random, hostPlaces, hostPlaces, nil)
+		m.toHostPort(&p)
+		return p, 0
+	}
+}
+
+// toHostPort has one of few clients send to a host port.
+func (m *mill) toHostPort(p *randomPacket) {
+	if !p.isError && (p.proto == unix.IPPROTO_TCP || p.proto == unix.IPPROTO_UDP) {
+		p.sport, p.dport = pick(m.random, portsOf(p.src)[:2]...), pick[uint16](m.random, 8080, 8081, 20003, 20005)
+		p.dst = placeNode
+		if p.src == placeLoopback {
+			p.dst = placeLoopback
+		}
 	}
 }
 
@@ -209,13 +226,14 @@ func ticksNow() uint32 {
 
 // change evicts an entry now and then, looks at all entries, and replaces a pod.
 func (m *mill) change(round int) error {
-	if round%100 == 0 && len(m.keys) > 0 {
+	if round%500 == 0 && len(m.keys) > 0 {
 		key := pick(m.random, m.keys...)
+		clear(m.held) // may be the entry of one
 		if err := m.flows().Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
 		}
 	}
-	if round%1000 == 0 {
+	if round%2000 == 0 {
 		all, err := contents[bpf.FlowKey, bpf.Flow](m.flows())
 		if err != nil {
 			return err
