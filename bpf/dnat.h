@@ -80,6 +80,8 @@ static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __
 			if (!d->free)
 				free_port = d->key.remote_port;
 			d->free = true;
+			if (flow)
+				flow_remove(&d->key);
 			/* An existing flow may have a later candidate: this one was in use then. */
 			if (i || opens)
 				break;

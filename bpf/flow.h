@@ -279,5 +279,6 @@ static __noinline long flow_store_reply(const struct packet *p, const struct add
 	flow_reply_key(&key, p);
 	flow_open(&flow, p, FROM_CONTAINER);
 	flow.flags |= FLOW_REPLIED;
+	flow_remove(&key);
 	return bpf_map_update_elem(&flows, &key, &flow, BPF_ANY);
 }

@@ -154,6 +154,24 @@ __noinline int backup_read(__u32 remove)
 	return same;
 }
 
+static __always_inline void backup_remove(const struct flow_key *key)
+{
+	struct backup_args *args = backup_scratch_get();
+
+	if (!args)
+		return;
+	args->key = *key;
+	backup_read(true);
+}
+
+/* Removes an entry of flows, and its copy: another flow gets the key, or none. */
+static __always_inline void flow_remove(const struct flow_key *key)
+{
+	bpf_map_delete_elem(&flows, key);
+	if (is_tcp_or_udp(key->protocol))
+		backup_remove(key);
+}
+
 static __always_inline void backup_store(const struct flow_key *key, const struct flow *flow)
 {
 	struct backup_args *args = backup_scratch_get();
@@ -163,16 +181,6 @@ static __always_inline void backup_store(const struct flow_key *key, const struc
 	args->key = *key;
 	args->flow = *flow;
 	backup_write();
-}
-
-static __always_inline void backup_remove(const struct flow_key *key)
-{
-	struct backup_args *args = backup_scratch_get();
-
-	if (!args)
-		return;
-	args->key = *key;
-	backup_read(true);
 }
 
 /* Restores an evicted entry of flows, or returns NULL. */

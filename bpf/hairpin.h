@@ -48,6 +48,7 @@ static __noinline long hairpin_track_dnat(const struct packet *p, const struct e
 		flow_touch(&key, flow, p, FROM_REMOTE);
 		return 0;
 	}
+	flow_remove(&key);
 	flow_open(&new, p, FROM_REMOTE);
 	return bpf_map_update_elem(&flows, &key, &new, BPF_ANY);
 }

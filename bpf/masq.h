@@ -235,8 +235,7 @@ static __always_inline int masq_insert(const struct flow_key *key, const struct 
 			if (!reuse)
 				return MASQ_ENDED;
 		}
-		bpf_map_delete_elem(&flows, key);
-		backup_remove(key);
+		flow_remove(key);
 	}
 	if (!bpf_map_update_elem(&flows, key, flow, BPF_NOEXIST))
 		return MASQ_ALLOCATED;

@@ -77,7 +77,7 @@ static __noinline bool masq_host_is_host_port(const struct packet *p)
 	dnat_find(&received, &d, port->owner, false);
 	if (!d.flow || flow_is_live(d.flow))
 		return d.flow;
-	bpf_map_delete_elem(&flows, &d.key);
+	flow_remove(&d.key);
 	return false;
 }
 
@@ -103,8 +103,8 @@ static __noinline int masq_host_claim(struct __sk_buff *skb, const struct packet
 	    (skb->ingress_ifindex && !fib_is_local_addr(skb, &p->src, p->ipv6)))
 		return VERDICT_NEXT;
 	flow_open(&claim, p, FROM_CONTAINER);
-	backup_remove(key);
-	bpf_map_update_elem(&flows, key, &claim, BPF_ANY);
+	flow_remove(key);
+	bpf_map_update_elem(&flows, key, &claim, BPF_NOEXIST);
 	return VERDICT_NEXT;
 }
 
@@ -150,7 +150,7 @@ static __noinline int masq_host(struct __sk_buff *skb, const struct packet *p)
 			flow_touch(&key, flow, p, FROM_CONTAINER);
 			return VERDICT_NEXT;
 		}
-		bpf_map_delete_elem(&flows, &key); /* a former connection's */
+		flow_remove(&key); /* a former connection's */
 		flow = NULL;
 	}
 	moved = p->has_ports ? flow_track_reply(p) : NULL;

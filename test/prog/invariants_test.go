@@ -11,7 +11,7 @@ import (
 // world is who has sent what to whom, from the packets alone, and which host ports there are. It judges what the
 // programs do with the next packet, and their entries.
 type world struct {
-	held      map[tuple]held   // datagrams: by the tuple of a reply
+	held      map[tuple]holder // datagrams: by the tuple of a reply
 	spoke     map[tuple]uint32 // when the speaker did, in ticks
 	owner     [places]uint64   // of pods
 	hostPorts map[hostPortID]hostPortTarget
@@ -21,8 +21,8 @@ type world struct {
 	living    func(t tuple) (uint64, bool, error) // the SNAT entry of a reply's tuple that nobody else may use
 }
 
-// held is a speaker who was answered, and so keeps the tuple for a time.
-type held struct {
+// holder is a speaker who was answered, and so keeps the tuple for a time.
+type holder struct {
 	who   speaker
 	until uint32 // in ticks
 }
@@ -148,7 +148,7 @@ func (w *world) mayReceive(p *randomPacket, out tuple) error {
 	}
 	isDatagram := p.proto == unix.IPPROTO_UDP || p.proto == unix.IPPROTO_ICMP
 	if now := ticksNow(); isDatagram && w.spoke[p.tuple]+1 >= now { // no idle time is shorter
-		w.held[p.tuple] = held{who, now + 1}
+		w.held[p.tuple] = holder{who, now + 1}
 	}
 	return nil
 }

@@ -95,7 +95,7 @@ func newMill(t *testing.T, random *rand.Rand) *mill {
 	m.host.programs = programs
 	m.world = world{
 		hostPorts: map[hostPortID]hostPortTarget{}, asked: map[claimant]bool{}, heard: map[tuple]bool{},
-		speaker: map[tuple]speaker{}, spoke: map[tuple]uint32{}, held: map[tuple]held{}, living: m.lookup,
+		speaker: map[tuple]speaker{}, spoke: map[tuple]uint32{}, held: map[tuple]holder{}, living: m.lookup,
 	}
 	if err := errors.Join(m.reset(), m.openPorts()); err != nil {
 		t.Fatal(err)
