@@ -250,7 +250,7 @@ func (h *host) follow(t *testing.T, s scene, kind bpf.FlowKind, segments []segme
 			t.Fatal(err)
 		}
 		want := 0
-		if segment.state >= bpf.FlowEstablished && segment.state <= bpf.FlowLastACK {
+		if segment.state >= bpf.FlowEstablished && segment.state <= bpf.FlowCloseWait {
 			want = 1
 		}
 		if len(backup) != want && segment.state >= bpf.FlowEstablished {

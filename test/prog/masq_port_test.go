@@ -78,7 +78,8 @@ func TestMasqueradePort(t *testing.T) {
 		{name: "all are taken, one by a connection that was reset", on: []proto{tcp}, flows: allBut(5, others.in(bpf.FlowClose)), want: nth(5)},
 		{name: "all are taken by connections that have ended", on: []proto{tcp}, flows: take(all, ended), want: nth(0)},
 		{name: "free ports come before those of connections that have ended", on: []proto{tcp}, flows: mixed(ended, ended, ended), want: nth(3)},
-		{name: "all are taken, one by a connection that waits for its last ACK", on: []proto{tcp}, flows: allBut(5, others.with(replied).in(bpf.FlowLastACK)), want: none},
+		{name: "all are taken, one by a connection that waits for its last ACK", on: []proto{tcp}, flows: allBut(5, others.with(replied).in(bpf.FlowLastACK)), want: nth(5)},
+		{name: "all are taken, one by a connection that only the remote has closed", on: []proto{tcp}, flows: allBut(5, others.with(replied).in(bpf.FlowCloseWait)), want: none},
 		{
 			name: "all are taken, one by the same pod's connection with an unknown RST", on: []proto{tcp}, want: nth(5),
 			flows: allBut(5, own.with(replied|bpf.FlowRSTUnknown).in(bpf.FlowEstablished)),
