@@ -146,11 +146,11 @@ static __noinline int masq_host(struct __sk_buff *skb, const struct packet *p)
 	key.local_port = p->sport;
 	flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
 	if (flow && flow->owner == OWNER_HOST && flow->nat_port == p->sport) {
-		if (!flow_expired(flow) && !(packet_opens(p) && flow_ended(flow))) {
+		if ((!flow_expired(flow) && !flow_ended(flow)) || !masq_host_is_host_port(p)) {
 			flow_touch(&key, flow, p, FROM_CONTAINER);
 			return VERDICT_NEXT;
 		}
-		flow_remove(&key); /* a former connection's */
+		flow_remove(&key); /* a former connection's; the host port's client has it now */
 		flow = NULL;
 	}
 	moved = p->has_ports ? flow_track_reply(p) : NULL;
