@@ -287,6 +287,8 @@ type DatapathMasqArgs struct {
 	ReadOnly bool
 	Pad      uint8
 	Sources  DatapathMasqSources
+	Tuple    DatapathFwdKey
+	_        [4]byte
 }
 
 type DatapathMasqProbes struct {
