@@ -12,9 +12,9 @@
 #include "hash.h"
 #include "rewrite.h"
 
-#define DNAT_PROBES    4 /* client ports that a flow may get; the first is its own */
-#define DNAT_PORT_MIN  1024
-#define DNAT_PORTS     (65536 - DNAT_PORT_MIN)
+#define DNAT_PROBES   4 /* client ports that a flow may get; the first is its own */
+#define DNAT_PORT_MIN 1024
+#define DNAT_PORTS    (65536 - DNAT_PORT_MIN)
 
 /* The flow of a packet to a container. */
 struct dnat {
@@ -66,8 +66,8 @@ static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __
 
 		if (i == 1)
 			hash = hash_secret(&tuple->src, &tuple->dst,
-					   (__u64)tuple->sport << 32 |
-						   (__u32)tuple->dport << 16 | tuple->protocol);
+					   (__u64)tuple->sport << 32 | (__u32)tuple->dport << 16 |
+						   tuple->protocol);
 		d->key.remote_port = dnat_candidate(tuple, hash, i);
 		flow = bpf_map_lookup_elem(&flows, &d->key);
 		if (!flow && !d->free)

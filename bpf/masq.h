@@ -19,8 +19,8 @@
 #include "scratch.h"
 #include "socket.h"
 
-#define MASQ_PORTS     (config.masq_ports[0].count + config.masq_ports[1].count)
-#define MASQ_REHASHES  3 /* until a candidate is in the container's share */
+#define MASQ_PORTS	(config.masq_ports[0].count + config.masq_ports[1].count)
+#define MASQ_REHASHES	3 /* until a candidate is in the container's share */
 #define MASQ_SHARE_MASK 3 /* of four ports, a container may have three towards a remote */
 
 static __always_inline bool port_range_has(const volatile struct port_range *range, __u16 port)
