@@ -288,7 +288,7 @@ type DatapathMasqArgs struct {
 	Pad      uint8
 	Sources  DatapathMasqSources
 	Tuple    DatapathFwdKey
-	_        [4]byte
+	Pad2     uint32
 }
 
 type DatapathMasqProbes struct {

@@ -114,6 +114,7 @@ struct masq_args {
 	__u8 pad;
 	struct masq_sources sources; /* an entry for masq_sources */
 	struct fwd_key tuple;	     /* of a packet that is not at hand yet */
+	__u32 pad2;
 };
 
 struct {
