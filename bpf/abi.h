@@ -44,8 +44,8 @@ struct port_range {
  * Documentation/networking/nf_conntrack-sysctl.rst).
  */
 enum flow_state {
-	FLOW_SYN_SENT = 0, /* the opener has sent SYN, or a packet of an unknown connection */
-	FLOW_SYN_RECV = 1, /* the other side has sent SYN+ACK */
+	FLOW_SYN_SENT = 0,    /* the opener has sent SYN, or a packet of an unknown connection */
+	FLOW_SYN_RECV = 1,    /* the other side has sent SYN+ACK */
 	FLOW_ESTABLISHED = 2, /* the opener has acknowledged that */
 	FLOW_FIN_WAIT = 3,    /* the container has sent FIN */
 	FLOW_CLOSE_WAIT = 4,  /* the remote has sent FIN, and the container has acknowledged it */
@@ -63,10 +63,10 @@ enum flow_state {
 struct host_config {
 	__u32 abi; /* EBPFNET_ABI */
 	enum attach attach;
-	__u64 build;	       /* hash of the programs' code */
-	__u32 revision;	       /* newer programs have a higher one */
-	__u32 backup_buckets;  /* of flows_backup: its entries divided by BACKUP_WAYS */
-	__u64 secret[2];       /* key of hashes that nobody may predict; survives upgrades */
+	__u64 build;	      /* hash of the programs' code */
+	__u32 revision;	      /* newer programs have a higher one */
+	__u32 backup_buckets; /* of flows_backup: its entries divided by BACKUP_WAYS */
+	__u64 secret[2];      /* key of hashes that nobody may predict; survives upgrades */
 	struct port_range masq_ports[2]; /* ports (and ICMP ids) that masquerading allocates */
 	__u32 timeout[FLOW_STATES];	 /* idle time of each state, in ticks of 2^30 ns */
 };
@@ -170,13 +170,14 @@ enum flow_kind {
 
 /* The container is that of the flow's owner; the remote is the other side. */
 enum flow_flags {
-	FLOW_REPLIED = 1,      /* the side that did not open the flow has sent, too */
-	FLOW_PICKED_UP = 2,    /* TCP: began with another packet than SYN */
-	FLOW_FIN = 4,	       /* TCP: the container has sent FIN */
-	FLOW_REMOTE_FIN = 8,   /* TCP: the remote has sent FIN, and the container has acknowledged it */
+	FLOW_REPLIED = 1,   /* the side that did not open the flow has sent, too */
+	FLOW_PICKED_UP = 2, /* TCP: began with another packet than SYN */
+	FLOW_FIN = 4,	    /* TCP: the container has sent FIN */
+	FLOW_REMOTE_FIN =
+		8, /* TCP: the remote has sent FIN, and the container has acknowledged it */
 	FLOW_FIN_UNACKED = 16, /* TCP: the remote may have sent FIN: not acknowledged yet */
 	FLOW_RST_UNKNOWN = 32, /* TCP: a RST with another number than expected has come */
-} __attribute__((packed)); /* one byte */
+} __attribute__((packed));     /* one byte */
 
 /*
  * flows: a translated connection. One entry is all the state of a flow. It

@@ -81,9 +81,8 @@ static __always_inline __u8 bypass_fast_path(const struct endpoint *endpoint, bo
 }
 
 /* The container to may receive p from the one that p comes from, which to_container would check. */
-static __always_inline bool bypass_policy_allows(const struct packet *p,
-						 const struct endpoint *from,
-						 const struct endpoint *to)
+static __always_inline bool
+bypass_policy_allows(const struct packet *p, const struct endpoint *from, const struct endpoint *to)
 {
 	struct device *device = device_lookup(to->ifindex);
 

@@ -67,7 +67,8 @@ int from_container(struct __sk_buff *skb)
 	/* NULL if this is not the endpoint's own device: it sits behind a bridge, or is spoofed. */
 	from = sender && sender->ifindex == skb->ifindex ? sender : NULL;
 	if (from)
-		verdict = to ? bypass_to_endpoint(skb, p, from, to) : bypass_to_uplink(skb, p, from);
+		verdict =
+			to ? bypass_to_endpoint(skb, p, from, to) : bypass_to_uplink(skb, p, from);
 	if (verdict == VERDICT_NEXT && !to)
 		verdict = hairpin_from_container(skb, p, device, sender);
 	return verdict == VERDICT_NEXT ? to_stack(skb, p) : verdict;

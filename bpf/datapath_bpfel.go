@@ -287,6 +287,8 @@ type DatapathMasqArgs struct {
 	ReadOnly bool
 	Pad      uint8
 	Sources  DatapathMasqSources
+	Tuple    DatapathFwdKey
+	Pad2     uint32
 }
 
 type DatapathMasqProbes struct {

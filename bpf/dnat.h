@@ -12,9 +12,9 @@
 #include "hash.h"
 #include "rewrite.h"
 
-#define DNAT_PROBES    4 /* client ports that a flow may get; the first is its own */
-#define DNAT_PORT_MIN  1024
-#define DNAT_PORTS     (65536 - DNAT_PORT_MIN)
+#define DNAT_PROBES   4 /* client ports that a flow may get; the first is its own */
+#define DNAT_PORT_MIN 1024
+#define DNAT_PORTS    (65536 - DNAT_PORT_MIN)
 
 /* The flow of a packet to a container. */
 struct dnat {
@@ -66,8 +66,8 @@ static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __
 
 		if (i == 1)
 			hash = hash_secret(&tuple->src, &tuple->dst,
-					   (__u64)tuple->sport << 32 |
-						   (__u32)tuple->dport << 16 | tuple->protocol);
+					   (__u64)tuple->sport << 32 | (__u32)tuple->dport << 16 |
+						   tuple->protocol);
 		d->key.remote_port = dnat_candidate(tuple, hash, i);
 		flow = bpf_map_lookup_elem(&flows, &d->key);
 		if (!flow && !d->free)
@@ -95,19 +95,19 @@ static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __
 /* Creates p's flow in the free entry. It is provisional until the container replies. */
 static __noinline long dnat_create(const struct packet *p, struct dnat *d, __u64 owner)
 {
-	struct flow flow = {
-		.owner = owner,
-		.nat_addr = p->dst,
-		.nat_port = p->dport,
-		.remote_port = p->sport,
-		.uplink = p->ifindex,
-	};
+	struct flow *flow = flow_scratch_get();
 	long err;
 
-	if (!d->free)
+	if (!flow || !d->free)
 		return -EINVAL;
-	flow_open(&flow, p, FROM_REMOTE);
-	err = bpf_map_update_elem(&flows, &d->key, &flow, BPF_ANY);
+	__builtin_memset(flow, 0, sizeof(*flow));
+	flow->owner = owner;
+	flow->nat_addr = p->dst;
+	flow->nat_port = p->dport;
+	flow->remote_port = p->sport;
+	flow->uplink = p->ifindex;
+	flow_open(flow, p, FROM_REMOTE);
+	err = bpf_map_update_elem(&flows, &d->key, flow, BPF_ANY);
 	d->flow = bpf_map_lookup_elem(&flows, &d->key);
 	return err;
 }

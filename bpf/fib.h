@@ -164,8 +164,8 @@ static __noinline bool fib_reverse_path(struct __sk_buff *skb, const struct pack
  * The source address that the host would choose for the tuple's destination on the
  * uplink: the route's, or on older kernels the uplink's. Returns false if there is none.
  */
-static __noinline bool fib_source(struct __sk_buff *skb, const struct fwd_key *tuple,
-				  __u32 ifindex, struct addr *source)
+static __noinline bool fib_source(struct __sk_buff *skb, const struct fwd_key *tuple, __u32 ifindex,
+				  struct addr *source)
 {
 	bool ipv6 = tuple->ipv6;
 	struct bpf_fib_lookup fib;

@@ -145,8 +145,7 @@ static __noinline void forward_track_routed(struct __sk_buff *skb, struct packet
 	dnat_init(&d, packet_tuple(p), &p->dst, p->dport);
 	dnat_find(packet_tuple(p), &d, to->owner, packet_opens(p));
 	if (d.flow || d.key.remote_port != p->sport ||
-	    (to->flags & ENDPOINT_MASQ &&
-	     forward_is_masqueraded(skb, p, to, skb->ingress_ifindex)))
+	    (to->flags & ENDPOINT_MASQ && forward_is_masqueraded(skb, p, to, skb->ingress_ifindex)))
 		return;
 	p->ifindex = skb->ingress_ifindex;
 	dnat_create(p, &d, to->owner);

@@ -36,21 +36,23 @@ static __noinline long hairpin_track_dnat(const struct packet *p, const struct e
 		.kind = FLOW_DNAT,
 	};
 	struct flow *flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
-	struct flow new = {
-		.owner = port->owner,
-		.nat_addr = p->dst,
-		.nat_port = p->dport,
-		.remote_port = gateway_port,
-	};
+	struct flow *new = flow_scratch_get();
 
 	if (flow && flow->owner == port->owner && flow->nat_port == p->dport &&
 	    addr_equal(&flow->nat_addr, &p->dst)) {
 		flow_touch(&key, flow, p, FROM_REMOTE);
 		return 0;
 	}
+	if (!new)
+		return -EINVAL;
 	flow_remove(&key);
-	flow_open(&new, p, FROM_REMOTE);
-	return bpf_map_update_elem(&flows, &key, &new, BPF_ANY);
+	__builtin_memset(new, 0, sizeof(*new));
+	new->owner = port->owner;
+	new->nat_addr = p->dst;
+	new->nat_port = p->dport;
+	new->remote_port = gateway_port;
+	flow_open(new, p, FROM_REMOTE);
+	return bpf_map_update_elem(&flows, &key, new, BPF_ANY);
 }
 
 /* Stands for the host address and port that p is addressed to. */
@@ -70,15 +72,15 @@ static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, const struct pa
 {
 	struct endpoint *endpoint = endpoint_lookup(&port->target_addr);
 	struct masq_args *args = masq_scratch_get();
-	struct fwd_key tuple = *packet_tuple(p);
 	__u16 gateway_port;
 
 	if (!endpoint || !args)
 		return VERDICT_NEXT;
 	/* First flow: the client to the container, masqueraded. */
-	tuple.dst = port->target_addr;
-	tuple.dport = port->target_port;
-	masq_init(args, &tuple, &endpoint->gateway, port->owner, hairpin_via(p));
+	args->tuple = *packet_tuple(p);
+	args->tuple.dst = port->target_addr;
+	args->tuple.dport = port->target_port;
+	masq_init(args, &args->tuple, &endpoint->gateway, port->owner, hairpin_via(p));
 	if (!masq_find(skb) && !masq_recover(skb)) {
 		if (p->tcp_synack || is_host_connection(skb, p))
 			return VERDICT_NEXT;

@@ -78,7 +78,8 @@ static __noinline int host_port_reply(struct __sk_buff *skb, struct packet *p,
 
 	if (flow && flow->owner == port->owner)
 		return forward_reply(skb, p, flow);
-	if (addr_is_any(&source, p->ipv6) && !fib_source(skb, packet_tuple(p), skb->ifindex, &source))
+	if (addr_is_any(&source, p->ipv6) &&
+	    !fib_source(skb, packet_tuple(p), skb->ifindex, &source))
 		return drop_for(skb, port->owner, REASON_NO_SOURCE);
 	if (host_port_is_taken(p, &source, port->target_port))
 		return NOT_HANDLED;

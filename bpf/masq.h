@@ -19,8 +19,8 @@
 #include "scratch.h"
 #include "socket.h"
 
-#define MASQ_PORTS     (config.masq_ports[0].count + config.masq_ports[1].count)
-#define MASQ_REHASHES  3 /* until a candidate is in the container's share */
+#define MASQ_PORTS	(config.masq_ports[0].count + config.masq_ports[1].count)
+#define MASQ_REHASHES	3 /* until a candidate is in the container's share */
 #define MASQ_SHARE_MASK 3 /* of four ports, a container may have three towards a remote */
 
 static __always_inline bool port_range_has(const volatile struct port_range *range, __u16 port)
@@ -313,7 +313,7 @@ __noinline int masq_keep_port(struct __sk_buff *skb, __u32 port)
 		flow_touch(&args->key, flow, p, FROM_CONTAINER);
 		return true;
 	}
-	if (p->icmp_error)
+	if (p->icmp_error || p->tcp_rst) /* opens nothing */
 		return false;
 	flow_open(&args->flow, p, FROM_CONTAINER);
 	return masq_insert(&args->key, &args->flow, false) == MASQ_ALLOCATED;

@@ -41,8 +41,8 @@ static __always_inline bool masq_host_rst_is_spurious(struct __sk_buff *skb, con
 		.protocol = p->protocol,
 	};
 
-	return p->tcp_rst && !p->tcp_ack && p->dport < CLIENT_PORT_MIN &&
-	       masq_in_range(p->sport) && !is_host_port_number(p->protocol, p->sport) &&
+	return p->tcp_rst && !p->tcp_ack && p->dport < CLIENT_PORT_MIN && masq_in_range(p->sport) &&
+	       !is_host_port_number(p->protocol, p->sport) &&
 	       fib_lookup(skb, p, &p->src) == BPF_FIB_LKUP_RET_NOT_FWDED &&
 	       socket_lookup(skb, &key, p->ipv6) == SOCKET_NONE && !masq_host_held_rst(&key);
 }
@@ -61,7 +61,7 @@ static __always_inline bool is_from_own_socket(struct __sk_buff *skb, const stru
  */
 static __noinline bool masq_host_is_host_port(const struct packet *p)
 {
-	struct host_port *port = host_port_find(&p->src, p->sport, p->protocol, p->ipv6);
+	struct host_port *port = NULL;
 	struct fwd_key received = {
 		.src = p->dst,
 		.dst = p->src,
@@ -71,6 +71,8 @@ static __noinline bool masq_host_is_host_port(const struct packet *p)
 	};
 	struct dnat d;
 
+	if (is_host_port_number(p->protocol, p->sport))
+		port = host_port_find(&p->src, p->sport, p->protocol, p->ipv6);
 	if (!port)
 		return false;
 	dnat_init(&d, &received, &port->target_addr, port->target_port);
@@ -99,7 +101,7 @@ static __noinline int masq_host_claim(struct __sk_buff *skb, const struct packet
 		.uplink = skb->ifindex,
 	};
 
-	if (p->icmp_error || p->tcp_rst || p->sctp_abort || is_from_own_socket(skb, p) ||
+	if (p->icmp_error || p->tcp_rst || p->sctp_abort ||
 	    (skb->ingress_ifindex && !fib_is_local_addr(skb, &p->src, p->ipv6)))
 		return VERDICT_NEXT;
 	flow_open(&claim, p, FROM_CONTAINER);
@@ -137,6 +139,7 @@ static __noinline int masq_host(struct __sk_buff *skb, const struct packet *p)
 {
 	struct flow *flow, *moved;
 	struct flow_key key;
+	bool own_socket;
 
 	if (!masq_could_own(p, p->sport) || addr_is_link_scoped(&p->dst, p->ipv6))
 		return VERDICT_NEXT;
@@ -144,7 +147,10 @@ static __noinline int masq_host(struct __sk_buff *skb, const struct packet *p)
 		return drop(skb, REASON_NO_FLOW);
 	masq_key(&key, packet_tuple(p), &p->src);
 	key.local_port = p->sport;
-	flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
+	own_socket = is_from_own_socket(skb, p);
+	flow = bpf_map_lookup_elem(&flows, &key);
+	if (!flow && !(own_socket && p->protocol == IPPROTO_TCP && !p->tcp_syn))
+		flow = flow_recover(&key);
 	if (flow && flow->owner == OWNER_HOST && flow->nat_port == p->sport) {
 		if ((!flow_expired(flow) && !flow_ended(flow)) || !masq_host_is_host_port(p)) {
 			flow_touch(&key, flow, p, FROM_CONTAINER);
@@ -156,7 +162,7 @@ static __noinline int masq_host(struct __sk_buff *skb, const struct packet *p)
 	moved = p->has_ports ? flow_track_reply(p) : NULL;
 	if (moved && moved->owner == OWNER_HOST)
 		return masq_host_move(skb, p, moved);
-	if ((!flow || masq_host_may_replace(&key, flow, p)) && !masq_host_is_host_port(p))
-		return masq_host_claim(skb, p, &key);
-	return masq_host_move(skb, p, NULL);
+	if ((flow && !masq_host_may_replace(&key, flow, p)) || masq_host_is_host_port(p))
+		return masq_host_move(skb, p, NULL);
+	return own_socket ? VERDICT_NEXT : masq_host_claim(skb, p, &key);
 }

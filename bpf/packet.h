@@ -44,21 +44,21 @@ struct packet {
 	bool tcp_fin;
 	bool tcp_rst;
 	bool tcp_ack;
-	bool sctp_init;	       /* opens an association */
-	bool sctp_abort;       /* refuses or ends one */
-	bool ct_update;	       /* a conntrack update: its numbers are not the connection's */
-	bool remapped;	       /* a port of the remote was translated: not for the forwarding cache */
-	bool end_expected;     /* RST or FIN of a remote, with the number that is expected */
-	bool bypass;	       /* to_uplink: sent by from_container, not by the stack */
-	bool non_first_frag;   /* a later fragment: there is no L4 header */
-	bool flush_queue;      /* the first fragment, and later ones wait in frag_queue */
-	bool icmp_error;       /* an ICMP error; inner_l3, inner_l4 and outer_src belong to it */
-	__u32 frag_id;	       /* as in the packet */
-	__u16 frag_offset;     /* in units of 8 bytes */
-	__u16 frag_len;	       /* payload; the frame may be longer */
-	__u16 inner_l3;	       /* offset of the quoted IP header */
-	__u16 inner_l4;	       /* offset of the header behind it */
-	bool icmp_too_big;     /* an ICMP error that lowers the path's MTU */
+	bool sctp_init;	     /* opens an association */
+	bool sctp_abort;     /* refuses or ends one */
+	bool ct_update;	     /* a conntrack update: its numbers are not the connection's */
+	bool remapped;	     /* a port of the remote was translated: not for the forwarding cache */
+	bool end_expected;   /* RST or FIN of a remote, with the number that is expected */
+	bool bypass;	     /* to_uplink: sent by from_container, not by the stack */
+	bool non_first_frag; /* a later fragment: there is no L4 header */
+	bool flush_queue;    /* the first fragment, and later ones wait in frag_queue */
+	bool icmp_error;     /* an ICMP error; inner_l3, inner_l4 and outer_src belong to it */
+	__u32 frag_id;	     /* as in the packet */
+	__u16 frag_offset;   /* in units of 8 bytes */
+	__u16 frag_len;	     /* payload; the frame may be longer */
+	__u16 inner_l3;	     /* offset of the quoted IP header */
+	__u16 inner_l4;	     /* offset of the header behind it */
+	bool icmp_too_big;   /* an ICMP error that lowers the path's MTU */
 	struct addr outer_src; /* the sender of the error */
 };
 

@@ -155,8 +155,9 @@ static __noinline int parse_icmp(struct __sk_buff *skb, struct packet *p)
 	if (!icmp_type_is_error(icmp->type, p->ipv6))
 		return parse_echo(p, icmp->type, icmp->id);
 	p->icmp_error = true;
-	p->icmp_too_big = p->ipv6 ? icmp->type == ICMP6_TOO_BIG
-				  : icmp->type == ICMP4_UNREACHABLE && icmp->code == ICMP4_FRAG_NEEDED;
+	p->icmp_too_big =
+		p->ipv6 ? icmp->type == ICMP6_TOO_BIG
+			: icmp->type == ICMP4_UNREACHABLE && icmp->code == ICMP4_FRAG_NEEDED;
 	p->fast_eligible = false; /* although p gets the connection's tuple */
 	p->inner_l3 = p->l4 + sizeof(*icmp);
 	return p->ipv6 ? parse_error_ipv6(skb, p) : parse_error_ipv4(skb, p);

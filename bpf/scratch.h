@@ -86,7 +86,7 @@ static __always_inline struct backup_args *backup_scratch_get(void)
 	return bpf_map_lookup_elem(&backup_scratch, &zero);
 }
 
-/* The next state of a flow. */
+/* The next state of a flow, or a new flow. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -113,6 +113,8 @@ struct masq_args {
 	bool read_only; /* the flow's packet is not at hand: it is not noted */
 	__u8 pad;
 	struct masq_sources sources; /* an entry for masq_sources */
+	struct fwd_key tuple;	     /* of a packet that is not at hand yet */
+	__u32 pad2;
 };
 
 struct {

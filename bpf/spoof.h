@@ -222,7 +222,8 @@ static __noinline int spoof_check_ipv4(struct __sk_buff *skb, const struct devic
 		if (*icmp == ICMP4_ROUTER_ADVERT || *icmp == ICMP4_REDIRECT)
 			return REASON_ROUTER;
 		if (icmp_type_is_error(*icmp, false))
-			return spoof_check_error(skb, device, offset + sizeof(struct echohdr), false);
+			return spoof_check_error(skb, device, offset + sizeof(struct echohdr),
+						 false);
 	}
 	if (protocol != IPPROTO_UDP)
 		return reason;

@@ -125,7 +125,7 @@ func attachWord(attach uint32) string {
 }
 
 func sourceWord() string {
-	if probeFIBSource() == nil {
+	if testenv.FIBSource.Probe() == nil {
 		return "route"
 	}
 	return "uplink entry"

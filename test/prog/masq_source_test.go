@@ -6,49 +6,12 @@ import (
 	"net"
 	"testing"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
-
-// fibSource is the kernel's lookup of a route's source address.
-var fibSource = testenv.Feature{Name: "BPF_FIB_LOOKUP_SRC", Since: testenv.Version{Major: 6, Minor: 7}, Probe: probeFIBSource}
-
-// probeFIBSource looks up any route: kernels without the flag return EINVAL.
-func probeFIBSource() error {
-	const (
-		size        = 64      // struct bpf_fib_lookup
-		output, src = 2, 0x10 // flags
-		loopback    = 1
-	)
-	program := asm.Instructions{asm.Mov.Imm(asm.R2, 0)}
-	for offset := int16(-size); offset < 0; offset += 8 {
-		program = append(program, asm.StoreMem(asm.RFP, offset, asm.R2, asm.DWord))
-	}
-	program = append(program,
-		asm.StoreImm(asm.RFP, -size, unix.AF_INET, asm.Byte),
-		asm.StoreImm(asm.RFP, -size+8, loopback, asm.Word),
-		asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -size),
-		asm.Mov.Imm(asm.R3, size), asm.Mov.Imm(asm.R4, output|src),
-		asm.FnFibLookup.Call(),
-		asm.Return(),
-	)
-	loaded, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, Instructions: program, License: "GPL"})
-	if err != nil {
-		return err
-	}
-	defer loaded.Close()
-	result, err := loaded.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
-	if err == nil && int32(result) == -int32(unix.EINVAL) {
-		err = errors.New("bpf_fib_lookup: EINVAL")
-	}
-	return err
-}
 
 // masqueradesAs checks the source address of a masqueraded packet, with uplink as the entry in
 // uplinks, or none. The entry of these tests has another address than the route, so that the packet
@@ -96,7 +59,7 @@ func eachScene(t *testing.T, run func(t *testing.T, s scene)) {
 var uplinkNode2 = &bpf.Uplink{Addr4: v4.wire("node2"), Addr6: v6.wire("node2")}
 
 func TestMasqSourceFromRoute(t *testing.T) {
-	testenv.Require(t, fibSource)
+	testenv.Require(t, testenv.FIBSource)
 	h := newHost(t)
 	eachScene(t, func(t *testing.T, s scene) {
 		if err := h.masqueradesAs(s, nil, "node", ""); err != nil {
@@ -106,7 +69,7 @@ func TestMasqSourceFromRoute(t *testing.T) {
 }
 
 func TestMasqSourcePreferredByRoute(t *testing.T) {
-	testenv.Require(t, fibSource)
+	testenv.Require(t, testenv.FIBSource)
 	h := newHost(t)
 	for _, f := range addressings {
 		route := &netlink.Route{
@@ -138,7 +101,7 @@ func TestMasqSourceFromUplinkEntry(t *testing.T) {
 // kernel can look up its source.
 func TestMasqSourceRouteBeforeUplinkEntry(t *testing.T) {
 	want := "node2"
-	if probeFIBSource() == nil {
+	if testenv.FIBSource.Probe() == nil {
 		want = "node"
 	}
 	h := newHost(t)

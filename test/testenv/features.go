@@ -28,6 +28,8 @@ var (
 
 	BridgeNetfilter = Feature{Name: "br_netfilter", Module: "br_netfilter", Probe: probeBridgeNetfilter}
 
+	FIBSource = Feature{Name: "BPF_FIB_LOOKUP_SRC", Since: Version{6, 7}, Probe: probeFIBSource}
+
 	Conntrack = Feature{Name: "conntrack's netlink", Module: "nf_conntrack_netlink", Probe: probeConntrack}
 )
 
@@ -133,5 +135,35 @@ func probeFileMarks() error {
 
 func probeConntrack() error {
 	_, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
+	return err
+}
+
+// probeFIBSource looks up any route: kernels without the flag return EINVAL.
+func probeFIBSource() error {
+	const (
+		size        = 64      // struct bpf_fib_lookup
+		output, src = 2, 0x10 // flags
+	)
+	program := asm.Instructions{asm.Mov.Imm(asm.R2, 0)}
+	for offset := int16(-size); offset < 0; offset += 8 {
+		program = append(program, asm.StoreMem(asm.RFP, offset, asm.R2, asm.DWord))
+	}
+	program = append(program,
+		asm.StoreImm(asm.RFP, -size, unix.AF_INET, asm.Byte),
+		asm.StoreImm(asm.RFP, -size+8, loopback, asm.Word),
+		asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -size),
+		asm.Mov.Imm(asm.R3, size), asm.Mov.Imm(asm.R4, output|src),
+		asm.FnFibLookup.Call(),
+		asm.Return(),
+	)
+	loaded, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, Instructions: program, License: "GPL"})
+	if err != nil {
+		return err
+	}
+	defer loaded.Close()
+	result, err := loaded.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
+	if err == nil && int32(result) == -int32(unix.EINVAL) {
+		err = errors.New("bpf_fib_lookup: EINVAL")
+	}
 	return err
 }
