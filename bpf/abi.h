@@ -314,6 +314,17 @@ struct fwd_entry {
  */
 #define PORT_NUMBER_WORDS 1024 /* of 64 bits, per protocol */
 
+/*
+ * routed: the tuples of packets on their way through the stack, for those that change
+ * on it (forward.h). Key: a part of the packet's tag.
+ */
+#define ROUTED_TUPLES 1024
+
+struct routed {
+	struct fwd_key tuple;
+	__u32 tag;
+};
+
 /* masq_sources: addresses that an uplink has masqueraded with, the latest first. */
 #define MASQ_SOURCES 8
 
@@ -433,6 +444,7 @@ _Static_assert(sizeof(struct host_port) == 40, "host_port");
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow) == 56, "flow");
 _Static_assert(sizeof(struct flow_backup) == 104, "flow_backup");
+_Static_assert(sizeof(struct routed) == 48, "routed");
 _Static_assert(sizeof(struct masq_sources_key) == 8, "masq_sources_key");
 _Static_assert(sizeof(struct masq_probes) == MASQ_PROBES, "masq_probes");
 _Static_assert(sizeof(struct offload_key) == 40, "offload_key");

@@ -94,12 +94,12 @@ int to_container(struct __sk_buff *skb)
 	if (parsed != PARSED || tag == TAG_TRANSLATED)
 		return VERDICT_NEXT;
 	from = endpoint_lookup(&p->src);
-	if (!tag_matches(tag, p))
-		return from ? VERDICT_NEXT : masq_host(skb, p);
 	to = endpoint_lookup(&p->dst);
 	if (tag & TAG_ROUTED && to)
-		forward_track_routed(skb, p, to);
-	return bypass_observe(skb, p, from, to);
+		forward_track_routed(skb, p, tag, to);
+	if (tag_matches(tag, p))
+		return bypass_observe(skb, p, from, to);
+	return from ? VERDICT_NEXT : masq_host(skb, p);
 }
 
 /* Uplink, ingress: from the outside. */

@@ -432,6 +432,12 @@ const (
 	DatapathReasonREASON_MAX         DatapathReason = 18
 )
 
+type DatapathRouted struct {
+	_     structs.HostLayout
+	Tuple DatapathFwdKey
+	Tag   uint32
+}
+
 type DatapathUplink struct {
 	_               structs.HostLayout
 	Addr4           DatapathAddr
@@ -469,6 +475,7 @@ const (
 	DatapathMapPortNumbers    = "port_numbers"
 	DatapathMapPortSrcRanges  = "port_src_ranges"
 	DatapathMapRouteRules     = "route_rules"
+	DatapathMapRouted         = "routed"
 	DatapathMapUplinks        = "uplinks"
 	DatapathProgFromContainer = "from_container"
 	DatapathProgFromUplink    = "from_uplink"
@@ -560,6 +567,7 @@ type DatapathMapSpecs struct {
 	PortNumbers   *ebpf.MapSpec `ebpf:"port_numbers"`
 	PortSrcRanges *ebpf.MapSpec `ebpf:"port_src_ranges"`
 	RouteRules    *ebpf.MapSpec `ebpf:"route_rules"`
+	Routed        *ebpf.MapSpec `ebpf:"routed"`
 	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
 }
 
@@ -615,6 +623,7 @@ type DatapathMaps struct {
 	PortNumbers   *ebpf.Map `ebpf:"port_numbers"`
 	PortSrcRanges *ebpf.Map `ebpf:"port_src_ranges"`
 	RouteRules    *ebpf.Map `ebpf:"route_rules"`
+	Routed        *ebpf.Map `ebpf:"routed"`
 	Uplinks       *ebpf.Map `ebpf:"uplinks"`
 }
 
@@ -645,6 +654,7 @@ func (m *DatapathMaps) Close() error {
 		m.PortNumbers,
 		m.PortSrcRanges,
 		m.RouteRules,
+		m.Routed,
 		m.Uplinks,
 	)
 }

@@ -92,8 +92,12 @@ static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __
 	d->key.remote_port = free_port;
 }
 
-/* Creates p's flow in the free entry. It is provisional until the container replies. */
-static __noinline long dnat_create(const struct packet *p, struct dnat *d, __u64 owner)
+/*
+ * Creates the flow of p in the free entry. tuple is p's, when the uplink received it.
+ * The flow is provisional until the container replies.
+ */
+static __noinline long dnat_create(const struct packet *p, const struct fwd_key *tuple,
+				   struct dnat *d, __u64 owner)
 {
 	struct flow *flow = flow_scratch_get();
 	long err;
@@ -102,10 +106,10 @@ static __noinline long dnat_create(const struct packet *p, struct dnat *d, __u64
 		return -EINVAL;
 	__builtin_memset(flow, 0, sizeof(*flow));
 	flow->owner = owner;
-	flow->nat_addr = p->dst;
-	flow->nat_port = p->dport;
-	flow->remote_port = p->sport;
-	flow->uplink = p->ifindex;
+	flow->nat_addr = tuple->dst;
+	flow->nat_port = tuple->dport;
+	flow->remote_port = tuple->sport;
+	flow->uplink = tuple->ifindex;
 	flow_open(flow, p, FROM_REMOTE);
 	err = bpf_map_update_elem(&flows, &d->key, flow, BPF_ANY);
 	d->flow = bpf_map_lookup_elem(&flows, &d->key);

@@ -109,46 +109,64 @@ static __noinline int forward_flow(struct __sk_buff *skb, struct packet *p, stru
 	return forward_dnat(skb, p, to, &d->key.local, d->key.local_port);
 }
 
-/* The container itself has opened p's connection, which is masqueraded behind the uplink. */
-static __noinline bool forward_is_masqueraded(struct __sk_buff *skb, const struct packet *p,
-					      const struct endpoint *endpoint, __u32 uplink)
+/* The container itself has opened the connection of the tuple that the uplink has received. */
+static __noinline bool forward_is_masqueraded(struct __sk_buff *skb, const struct fwd_key *tuple,
+					      const struct endpoint *endpoint)
 {
 	struct masq_args *args = masq_scratch_get();
-	struct fwd_key sent = {
-		.src = p->dst,
-		.dst = p->src,
-		.sport = p->dport,
-		.dport = p->sport,
-		.protocol = p->protocol,
-		.ipv6 = p->ipv6,
-		.has_ports = p->has_ports,
-	};
 	struct addr source;
 
-	if (!args || !fib_source(skb, &sent, uplink, &source))
+	if (!args)
 		return false;
-	masq_init(args, &sent, &source, endpoint->owner, 0);
+	args->tuple = *tuple;
+	args->tuple.src = tuple->dst;
+	args->tuple.dst = tuple->src;
+	args->tuple.sport = tuple->dport;
+	args->tuple.dport = tuple->sport;
+	if (!fib_source(skb, &args->tuple, tuple->ifindex, &source))
+		return false;
+	masq_init(args, &args->tuple, &source, endpoint->owner, 0);
 	args->read_only = true;
 	return masq_find(skb);
 }
 
-/*
- * The stack has delivered p, which forward_to_endpoint has tagged: creates its flow.
- */
-static __noinline void forward_track_routed(struct __sk_buff *skb, struct packet *p,
-					    const struct endpoint *to)
+/* Tags p, which is addressed to a container and of no flow, for forward_track_routed. */
+static __always_inline void forward_tag_routed(struct __sk_buff *skb, const struct packet *p)
 {
+	__u32 tag = skb->tc_index | TAG_ROUTED, key = tag % ROUTED_TUPLES;
+	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
+
+	if (!entry)
+		return;
+	entry->tuple = *packet_tuple(p);
+	entry->tag = tag;
+	skb->tc_index = tag;
+}
+
+/*
+ * The stack has delivered p, which has the tag of forward_tag_routed: creates its flow.
+ * The stack may have given p another source; the reply gets back the former one.
+ */
+static __noinline void forward_track_routed(struct __sk_buff *skb, const struct packet *p,
+					    __u32 tag, const struct endpoint *to)
+{
+	__u32 key = tag % ROUTED_TUPLES;
+	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
+	const struct fwd_key *tuple;
 	struct dnat d;
 
-	if (!is_uplink(skb->ingress_ifindex))
+	if (!entry || entry->tag != tag)
 		return;
-	dnat_init(&d, packet_tuple(p), &p->dst, p->dport);
-	dnat_find(packet_tuple(p), &d, to->owner, packet_opens(p));
-	if (d.flow || d.key.remote_port != p->sport ||
-	    (to->flags & ENDPOINT_MASQ && forward_is_masqueraded(skb, p, to, skb->ingress_ifindex)))
+	tuple = &entry->tuple;
+	if (tuple->protocol != p->protocol || tuple->dport != p->dport ||
+	    !addr_equal(&tuple->dst, &p->dst) || tuple->ifindex != skb->ingress_ifindex)
 		return;
-	p->ifindex = skb->ingress_ifindex;
-	dnat_create(p, &d, to->owner);
+	dnat_init(&d, tuple, &tuple->dst, tuple->dport);
+	dnat_find(tuple, &d, to->owner, packet_opens(p));
+	if (d.flow || d.key.remote_port != tuple->sport ||
+	    (to->flags & ENDPOINT_MASQ && forward_is_masqueraded(skb, tuple, to)))
+		return;
+	dnat_create(p, tuple, &d, to->owner);
 }
 
 /*
@@ -172,7 +190,7 @@ static __always_inline int forward_to_endpoint(struct __sk_buff *skb, struct pac
 		return forward_flow(skb, p, to, &d);
 	}
 	if (d.key.remote_port != p->sport) { /* a host port's flow of the same client */
-		if (dnat_create(p, &d, to->owner))
+		if (dnat_create(p, packet_tuple(p), &d, to->owner))
 			return drop_for(skb, to->owner, REASON_NO_PORT);
 		return forward_flow(skb, p, to, &d);
 	}
@@ -182,8 +200,8 @@ static __always_inline int forward_to_endpoint(struct __sk_buff *skb, struct pac
 	if (!(to->flags & ENDPOINT_MASQ) && !host_port_reverse(&p->dst, p->dport, p->protocol))
 		return verdict;
 	if (verdict == VERDICT_NEXT)
-		skb->tc_index |= TAG_ROUTED;
+		forward_tag_routed(skb, p);
 	else if (verdict != VERDICT_DROP)
-		dnat_create(p, &d, to->owner);
+		dnat_create(p, packet_tuple(p), &d, to->owner);
 	return verdict;
 }

@@ -47,7 +47,7 @@ static __noinline int host_port_forward(struct __sk_buff *skb, struct packet *p)
 	to = endpoint_lookup(&port->target_addr);
 	if (d.flow)
 		flow_track_received(skb, p, &d.key, d.flow, to);
-	else if (dnat_create(p, &d, port->owner))
+	else if (dnat_create(p, packet_tuple(p), &d, port->owner))
 		return drop_for(skb, port->owner, REASON_NO_PORT);
 	return forward_flow(skb, p, to, &d);
 }

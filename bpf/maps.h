@@ -150,6 +150,14 @@ struct {
 	__type(value, struct uplink);
 } uplinks SEC(".maps");
 
+/* Written by the programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ROUTED_TUPLES);
+	__type(key, __u32);
+	__type(value, struct routed);
+} routed SEC(".maps");
+
 /* Written by whoever looks for uplinks. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

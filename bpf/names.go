@@ -141,6 +141,7 @@ const (
 	MapOffloadUDP    = DatapathMapOffloadUdp
 	MapPktScratch    = DatapathMapPktScratch
 	MapPortSrcRanges = DatapathMapPortSrcRanges
+	MapRouted        = DatapathMapRouted
 	MapRouteRules    = DatapathMapRouteRules
 	MapUplinks       = DatapathMapUplinks
 )

@@ -92,7 +92,7 @@ func TestProtocolsWithoutPorts(t *testing.T) {
 		experimental = 253 // RFC 3692
 		gre          = 47
 	)
-	n := newNetwork(t)
+	n := newNetworkWith(t, withKeys(`"ipMasq": true, "masqTunnels": true`))
 	n.AddSecondUplink(t)
 	forEachFamily(t, func(t *testing.T, f testenv.Family) {
 		for _, protocol := range []int{experimental, gre} {
