@@ -58,7 +58,7 @@ static __always_inline __u16 dnat_candidate(const struct fwd_key *tuple, __u32 h
 static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __u64 owner,
 				 bool opens)
 {
-	__u16 free_port = tuple->sport;
+	__u16 free_port = tuple->sport, unreplied_port = 0;
 	__u32 hash = 0;
 
 	for (__u32 i = 0; i < DNAT_PROBES; i++) {
@@ -88,6 +88,13 @@ static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __
 		}
 		if (!is_tcp_or_udp(tuple->protocol))
 			break;
+		if (flow && !flow_is_live(flow))
+			unreplied_port = d->key.remote_port;
+	}
+	/* A stranger could fill all places with packets that nobody replies to. */
+	if (!d->free && unreplied_port) {
+		free_port = unreplied_port;
+		d->free = true;
 	}
 	d->key.remote_port = free_port;
 }

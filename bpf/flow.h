@@ -164,7 +164,8 @@ static __always_inline void flow_tcp_received(struct flow *flow, const struct fl
 	if (opener && flow->state == FLOW_SYN_RECV &&
 	    (flow->flags & FLOW_PICKED_UP || (p->tcp_ack && p->ack == flow->expected)))
 		flow->state = FLOW_ESTABLISHED;
-	if (p->tcp_fin && flow->state >= FLOW_ESTABLISHED && !(flow->flags & FLOW_REMOTE_FIN)) {
+	if (p->tcp_fin && flow->state >= FLOW_ESTABLISHED && !(flow->flags & FLOW_REMOTE_FIN) &&
+	    (p->end_expected || !(flow->flags & FLOW_FIN_UNACKED))) {
 		flow->flags |= FLOW_FIN_UNACKED;
 		flow->expected = packet_seq_end(p);
 	}

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the host itself sends, from its sockets or translated by its conntrack,
- * claims its tuple: an entry of OWNER_HOST keeps the port from containers, and
- * leaves the replies to the stack. If a container's flow has the port already, the
+ * What the host itself sends, translated by its conntrack or from its sockets, claims
+ * its tuple: an entry of OWNER_HOST keeps the port from containers, and leaves the
+ * replies to the stack. Sockets of TCP and UDP need no entry: lookups find them. If a container's flow has the port already, the
  * host's connection is moved to another port: one entry translates its replies, a
  * second keeps it on that port.
  */
@@ -15,7 +15,7 @@
 
 #define CLIENT_PORT_MIN 32768 /* ip_local_port_range's default; other systems start higher */
 
-/* How long no second RST of a tuple is held back is the idle time of FLOW_OTHER. */
+/* Notes the tuple until the entry is evicted. Returns whether it was noted before. */
 static __always_inline bool masq_host_held_rst(struct flow_key *key)
 {
 	struct flow held = {.last_seen = now_ticks(), .state = FLOW_OTHER};
@@ -164,5 +164,9 @@ static __noinline int masq_host(struct __sk_buff *skb, const struct packet *p)
 		return masq_host_move(skb, p, moved);
 	if ((flow && !masq_host_may_replace(&key, flow, p)) || masq_host_is_host_port(p))
 		return masq_host_move(skb, p, NULL);
-	return own_socket ? VERDICT_NEXT : masq_host_claim(skb, p, &key);
+	if (!own_socket)
+		return masq_host_claim(skb, p, &key);
+	if (flow)
+		flow_remove(&key);
+	return VERDICT_NEXT;
 }

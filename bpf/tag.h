@@ -36,8 +36,11 @@ static __always_inline __u32 tag_tuple(const struct packet *p, const struct addr
 	__u32 hash = (__u32)config.secret[0] ^ p->protocol;
 
 	hash = hash_mix(hash, (__u32)p->sport << 16 | port);
-	hash = hash_mix(hash, src[3] ^ src[2]);
-	hash = hash_mix(hash, dst[3] ^ dst[2]);
+	hash = hash_mix(hash, src[3]);
+	hash = hash_mix(hash, dst[3]);
+	if (p->ipv6)
+		for (int i = 0; i < 3; i++)
+			hash = hash_mix(hash_mix(hash, src[i]), dst[i]);
 	return TAG_TUPLE | (hash & (TAG_ROUTED - 1));
 }
 

@@ -57,8 +57,12 @@ func (s scene) tag(p testenv.Packet) uint32 {
 		}
 	}
 	hash := hashMix(uint32(secret&0xffffffff)^uint32(s.number()), uint32(sport)<<16|uint32(dport))
-	hash = hashMix(hash, src[3]^src[2])
-	hash = hashMix(hash, dst[3]^dst[2])
+	hash = hashMix(hashMix(hash, src[3]), dst[3])
+	if p.Src.Is6() {
+		for i := range 3 {
+			hash = hashMix(hashMix(hash, src[i]), dst[i])
+		}
+	}
 	return tagTuple | hash&(tagRouted-1)
 }
 
