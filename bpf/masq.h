@@ -313,7 +313,8 @@ __noinline int masq_keep_port(struct __sk_buff *skb, __u32 port)
 		flow_touch(&args->key, flow, p, FROM_CONTAINER);
 		return true;
 	}
-	if (p->icmp_error || p->tcp_rst) /* opens nothing */
+	if (p->icmp_error || p->tcp_rst || /* opens nothing */
+	    masq_port_in_use(skb, &args->key, args->ipv6))
 		return false;
 	flow_open(&args->flow, p, FROM_CONTAINER);
 	return masq_insert(&args->key, &args->flow, false) == MASQ_ALLOCATED;

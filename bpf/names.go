@@ -37,6 +37,7 @@ type (
 	QueuedFrag     = DatapathQueuedFrag
 	Reason         = DatapathReason
 	PortRange      = DatapathPortRange
+	Routed         = DatapathRouted
 	Uplink         = DatapathUplink
 	Maps           = DatapathMaps
 )

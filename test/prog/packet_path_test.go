@@ -154,6 +154,9 @@ func (h *host) hop(s *scene, packet testenv.Packet, reply bool, step hop) (teste
 	if step.routed {
 		h.ingress, h.tag = uint32(h.uplink.Index), s.tag(packet)|tagRouted
 		defer func() { h.ingress, h.tag = 0, 0 }()
+		if err := h.putRouted(*s, packet); err != nil {
+			return packet, err
+		}
 	}
 	verdict, result, err := h.runInside(step.program, frame)
 	if err != nil {

@@ -26,6 +26,7 @@ type row struct {
 	ether     bool                                   // only for devices with Ethernet
 	forwarded bool                                   // in was received by another device; else the host sends it
 	tag       func(s scene, p testenv.Packet) uint32 // tc_index, from another hook
+	received  func(s scene, p *testenv.Packet)       // what another hook has received, before the stack changed it
 
 	// The maps before.
 	ports   []hostPort
@@ -98,8 +99,15 @@ func (h *host) check(program string, s scene, r row) error {
 		frame = r.raw(s, frame)
 	}
 	if r.tag != nil {
-		h.tag = r.tag(s, packet)
+		received := packet
+		if r.received != nil {
+			r.received(s, &received)
+		}
+		h.tag = r.tag(s, received)
 		defer func() { h.tag = 0 }()
+		if err := h.putRouted(s, received); err != nil {
+			return err
+		}
 	}
 	if r.forwarded {
 		h.ingress = uint32(h.other(program).Index)

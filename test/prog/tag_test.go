@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -69,6 +70,21 @@ func (s scene) tag(p testenv.Packet) uint32 {
 // secret is the first half of the tests' config.secret.
 const secret uint64 = 0x0123456789abcdef
 
+// putRouted writes what from_uplink has noted of a packet that it has received and tagged.
+func (h *host) putRouted(s scene, p testenv.Packet) error {
+	sport, dport := p.SrcPort, p.DstPort
+	if s.proto == echo {
+		sport, dport = p.ID, 0
+	}
+	flag := map[bool]uint8{true: 1}
+	tag := routedTag(s, p)
+	routed := h.programs.Maps[bpf.MapRouted]
+	return routed.Put(tag%routed.MaxEntries(), bpf.Routed{Tuple: bpf.FwdKey{
+		Src: wire(p.Src), Dst: wire(p.Dst), Sport: sport, Dport: dport, Ifindex: uint32(h.uplink.Index), Protocol: s.number(),
+		Ipv6: flag[p.Src.Is6()], HasPorts: flag[slices.Contains(protos, s.proto)],
+	}, Tag: tag})
+}
+
 // runTagged runs a program on a packet with tc_index. The kernel does not take that from a test, but
 // a program may set it: this one takes the value from cb, and goes on with the program under test.
 func (h *host) runTagged(program string, options *ebpf.RunOptions, verdict *uint32) error {
@@ -125,12 +141,12 @@ func TestToContainerRouted(t *testing.T) {
 			tag: func(s scene, p testenv.Packet) uint32 { return s.tag(p) },
 		},
 		{
-			name: "changed by the stack", on: withPorts, in: in, after: []flow{},
-			tag: func(s scene, p testenv.Packet) uint32 { p.SrcPort++; return routedTag(s, p) },
+			name: "with the source changed by the stack", on: withPorts, in: in, after: []flow{dnat("remote:5001", "pod:80", "pod:80")},
+			received: func(_ scene, p *testenv.Packet) { p.SrcPort++ },
 		},
 		{
 			name: "with the destination changed by the stack", in: in, after: []flow{},
-			tag: func(s scene, p testenv.Packet) uint32 { p.Dst = s.addr("node"); return routedTag(s, p) },
+			received: func(s scene, p *testenv.Packet) { p.Dst = s.addr("node") },
 		},
 		{
 			name: "an ICMP error of the host", in: in, after: []flow{},
