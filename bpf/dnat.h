@@ -83,7 +83,7 @@ static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __
 			if (flow)
 				flow_remove(&d->key);
 			/* An existing flow may have a later candidate: this one was in use then. */
-			if (i || opens)
+			if (opens)
 				break;
 		}
 		if (!is_tcp_or_udp(tuple->protocol))
