@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -49,6 +50,54 @@ func TestIsolationEndsConnections(t *testing.T) {
 		forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
 			serve(t, attacker.Namespace, protocol, at(f.Pod(attacker), 82))
 			reachUntranslated(t, victim.Namespace, protocol, at(f.Pod(attacker), 82), attacker.Namespace)
+		})
+	})
+}
+
+// The pod itself has opened connections: to another pod, its host port and its service. They go on whenever its policy
+// changes, and the server still cannot connect to it.
+func TestIsolationKeepsOwnConnections(t *testing.T) {
+	forEachFastPath(t, `"ipMasq": true`, func(t *testing.T, conflist string) {
+		n := newNetworkWith(t, conflist)
+		pod, server := n.AddPod(t, "pod", nil), n.AddPod(t, "server", mapBoth(8080, 80))
+		n.nft(t, serviceRules(server))
+		clients := map[string]*testenv.Client{}
+		open := func(when string) {
+			for _, f := range testenv.Families {
+				for _, protocol := range []string{"tcp", "udp"} {
+					addrs := map[string]netip.AddrPort{"its address": at(f.Pod(server), 80), "its host port": at(f.Node, 8080)}
+					if !strings.Contains(conflist, `"always"`) { // which bypasses the rules of services
+						addrs["its service"] = at(serviceOf(f), 80)
+					}
+					for name, to := range addrs {
+						client := connect(t, pod.Namespace, protocol, netip.AddrPort{}, to)
+						t.Cleanup(func() { client.Close() })
+						clients[when+" by "+protocol+" "+f.Name+" to "+name] = client
+					}
+				}
+			}
+		}
+		wantAll := func(step string) {
+			for name, client := range clients {
+				if reply, err := client.Ask(testenv.Context(t), "hello"); err != nil || reply.Server != server.Name {
+					t.Errorf("%s: connection opened %s: reply from %q, %v", step, name, reply.Server, err)
+				}
+			}
+		}
+		for _, f := range testenv.Families {
+			for _, protocol := range []string{"tcp", "udp"} {
+				serve(t, server.Namespace, protocol, at(f.Pod(server), 80))
+				serve(t, pod.Namespace, protocol, at(f.Pod(pod), 81))
+			}
+		}
+		for _, policy := range []string{"open", "isolated", "open", "same-network", "isolated"} {
+			n.ctl(t, "set", "pods/pod", "ingressPolicy="+policy)
+			wantAll(policy)
+			open("when " + policy)
+			wantAll("then")
+		}
+		forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+			n.wantDenied(t, server.Namespace, protocol, at(f.Pod(pod), 81), pod, reasonPolicy)
 		})
 	})
 }
