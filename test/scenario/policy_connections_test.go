@@ -15,10 +15,10 @@ import (
 // can still connect to the attacker.
 func TestIsolationEndsConnections(t *testing.T) {
 	forEachFastPath(t, `"ipMasq": true`, func(t *testing.T, conflist string) {
+		n := newNetworkWith(t, conflist)
 		forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-			n := newNetworkWith(t, conflist) // of its own, so that only this connection has packets dropped
 			victim, attacker, client := n.attack(t, f, protocol)
-			n.ctl(t, "set", "pods/victim", "ingressPolicy=isolated")
+			n.isolate(t, victim)
 			n.wantEnded(t, client, victim)
 			serve(t, attacker.Namespace, protocol, at(f.Pod(attacker), 82))
 			reachUntranslated(t, victim.Namespace, protocol, at(f.Pod(attacker), 82), attacker.Namespace)
@@ -29,16 +29,16 @@ func TestIsolationEndsConnections(t *testing.T) {
 // The victim's kernel goes on sending what the attacker has not acknowledged. That does not admit the attacker.
 func TestIsolationEndsRetransmission(t *testing.T) {
 	forEachFastPath(t, `"ipMasq": true`, func(t *testing.T, conflist string) {
+		n := newNetworkWith(t, conflist)
 		for _, f := range testenv.Families {
 			t.Run(f.Name, func(t *testing.T) {
-				n := newNetworkWith(t, conflist)
 				victim, attacker, client := n.attack(t, f, "tcp")
 				run(t, attacker, "nft", "table inet deaf {\n chain in {\n type filter hook input priority 0; policy drop;\n }\n }")
 				ctx, stop := context.WithCancel(testenv.Context(t))
 				done := make(chan error, 1)
 				go func() { _, err := client.Ask(ctx, "reply, and I do not hear you"); done <- err }()
 				retransmits(t, victim)
-				n.ctl(t, "set", "pods/victim", "ingressPolicy=isolated")
+				n.isolate(t, victim)
 				retransmits(t, victim)
 				stop()
 				if err := <-done; err == nil {
@@ -51,16 +51,23 @@ func TestIsolationEndsRetransmission(t *testing.T) {
 	})
 }
 
-// attack starts a victim, and an attacker whose client is connected to it.
+// attack starts a victim, and an attacker whose client is connected to it. Both have no other connections, so a drop
+// for the victim is of this one.
 func (n *network) attack(t *testing.T, f testenv.Family, protocol string) (victim, attacker *testenv.Pod, client *testenv.Client) {
 	t.Helper()
-	victim, attacker = n.AddPod(t, "victim", nil), n.AddPod(t, "attacker", nil)
+	victim, attacker = n.AddPod(t, "victim-"+protocol+f.Name, nil), n.AddPod(t, "attacker-"+protocol+f.Name, nil)
 	client = connect(t, attacker.Namespace, protocol, netip.AddrPort{}, serve(t, victim.Namespace, protocol, at(f.Pod(victim), 80)))
 	t.Cleanup(func() { client.Close() })
 	for range 20 { // enough for the offload and the forwarding cache
 		ask(t, client, victim.Namespace)
 	}
 	return victim, attacker, client
+}
+
+// isolate isolates a pod that runs.
+func (n *network) isolate(t *testing.T, pod *testenv.Pod) {
+	t.Helper()
+	n.ctl(t, "set", "pods/"+pod.Conf.ContainerID, "ingressPolicy=isolated")
 }
 
 // wantEnded asks over an attacker's connection, and wants that the policy drops that, and no reply.
