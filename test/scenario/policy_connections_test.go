@@ -148,7 +148,7 @@ func TestIsolationKeepsOwnConnections(t *testing.T) {
 		wantAll := func(step string) {
 			for name, client := range clients {
 				if reply, err := client.Ask(testenv.Context(t), "hello"); err != nil || reply.Server != server.Name {
-					t.Errorf("%s: connection opened %s: reply from %q, %v", step, name, reply.Server, err)
+					t.Fatalf("%s: connection opened %s: reply from %q, %v", step, name, reply.Server, err)
 				}
 			}
 		}
@@ -168,4 +168,17 @@ func TestIsolationKeepsOwnConnections(t *testing.T) {
 			n.wantDenied(t, server.Namespace, protocol, at(f.Pod(pod), 81), pod, reasonPolicy)
 		})
 	})
+}
+
+// Nobody finds the pod's namespace, where its connections are. The policy is set, and a warning says what that means.
+func TestIsolationWithoutNamespace(t *testing.T) {
+	n := newNetwork(t)
+	pod, a := n.AddPod(t, "pod", nil), n.AddPod(t, "a", nil)
+	out, err := n.node().Run(testenv.Context(t), "unshare", "--mount", "sh", "-c", `mount -t tmpfs none /run/netns && exec "$0" "$@"`,
+		testenv.Build(t, "./cmd/ebpfnetctl"), "set", "pods/pod", "ingressPolicy=isolated")
+	if err != nil || !strings.Contains(out, "warning: ") || !strings.Contains(out, "find the network namespace") {
+		t.Errorf("ebpfnetctl set: got %q, %v, want a warning", out, err)
+	}
+	serve(t, pod.Namespace, "tcp", at(pod.Addr4(), 80))
+	n.wantDenied(t, a.Namespace, "tcp", at(pod.Addr4(), 80), pod, reasonPolicy)
 }
