@@ -12,7 +12,7 @@
 #include "hash.h"
 #include "rewrite.h"
 
-#define DNAT_PROBES   4 /* client ports that a flow may get; the first is its own */
+#define DNAT_PROBES   3 /* client ports that a flow may get; the first is its own */
 #define DNAT_PORT_MIN 1024
 #define DNAT_PORTS    (65536 - DNAT_PORT_MIN)
 
@@ -70,7 +70,7 @@ static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __
 						   tuple->protocol);
 		d->key.remote_port = dnat_candidate(tuple, hash, i);
 		flow = bpf_map_lookup_elem(&flows, &d->key);
-		if (!flow && !d->free)
+		if (!flow)
 			flow = flow_recover(&d->key);
 		if (flow && dnat_matches(flow, tuple, owner)) {
 			d->flow = flow;

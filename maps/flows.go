@@ -11,7 +11,8 @@ import (
 )
 
 // Flow is a connection that the programs remember in order to translate its packets or
-// to accept its replies. Only the programs create flows; user space reads and removes them.
+// to accept its replies. The programs create flows; user space reads and removes them, and
+// creates those of connections that are older than an ingress policy (AdmitReplies).
 type Flow struct {
 	// Kind is bpf.FlowSNAT: opened by a container and masqueraded, or the host's own;
 	// bpf.FlowDNAT: opened to a container; bpf.FlowEgress: opened by a container with an

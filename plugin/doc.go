@@ -17,7 +17,7 @@
 //	plugin/cni        runs verbs: log, deadline, results and errors
 //	plugin/config     parses what a runtime sends; no side effects
 //	plugin/record     records of attachments on disk
-//	plugin/namespace  netlink of the host and of a container
+//	plugin/namespace  netlink and the connections of a container
 //	plugin/names      names of devices, aliases and MAC addresses
 //	plugin/cnierr     errors with the codes of the specification
 //	plugin/link       devices, addresses, routes, queues and sysctls

@@ -85,7 +85,10 @@ func set(ctx context.Context, to io.Writer, o options) error {
 	}
 	defer op.Close()
 
-	changed, err := op.Set(ctx, filter, settings)
+	changed, warnings, err := op.Set(ctx, filter, settings)
+	for _, warning := range warnings {
+		fmt.Fprintf(to, "warning: %s\n", warning)
+	}
 	for _, alias := range changed {
 		fmt.Fprintf(to, "%s: %s\n", alias, strings.Join(o.words[1:], " "))
 	}

@@ -1,5 +1,5 @@
-// Package namespace opens a container's network namespace, and netlink there. It never changes the
-// namespace of the calling thread.
+// Package namespace opens a container's network namespace, and netlink there, and lists the connections
+// that the container has opened. It never changes the namespace of the calling thread.
 //
 // It may import loader/rtnl and plugin/cnierr.
 package namespace

@@ -19,9 +19,10 @@ var ErrNoAttachment = errors.New("no such container")
 
 // Set changes settings of containers that run: of all in the filter's network, or of those with the
 // filter's container id and interface where these are not "". CHECK then expects the new settings,
-// and DEL removes them. Set returns the aliases of the changed attachments; its error wraps
-// ErrNoAttachment where there are none.
-func (o *Operator) Set(ctx context.Context, filter maps.Attachment, s record.Settings) (changed []string, err error) {
+// and DEL removes them. Under a stricter ingress policy the connections that a container has opened
+// itself go on. Set returns the aliases of the changed attachments, and warnings about connections that
+// end although they should not; its error wraps ErrNoAttachment where there are no attachments.
+func (o *Operator) Set(ctx context.Context, filter maps.Attachment, s record.Settings) (changed, warnings []string, err error) {
 	err = maps.With(ctx, o.datapath, func(store *maps.Store) error {
 		devices, err := maps.Devices(o.datapath)
 		if err != nil {
@@ -35,7 +36,11 @@ func (o *Operator) Set(ctx context.Context, filter maps.Attachment, s record.Set
 			if rec == nil || !matches(rec.Attachment, filter) {
 				continue
 			}
-			if err := o.set(store, device, rec, s); err != nil {
+			warning, err := o.set(store, device, rec, s)
+			if warning != nil {
+				warnings = append(warnings, fmt.Sprintf("%s: connections that the container has opened may end: %v", names.Alias(rec.Attachment), warning))
+			}
+			if err != nil {
 				return err
 			}
 			changed = append(changed, names.Alias(rec.Attachment))
@@ -45,7 +50,7 @@ func (o *Operator) Set(ctx context.Context, filter maps.Attachment, s record.Set
 	if err == nil && len(changed) == 0 {
 		err = fmt.Errorf("%w: %s", ErrNoAttachment, strings.TrimRight(filter.Network+"/"+filter.ContainerID+"/"+filter.IfName, "/"))
 	}
-	return changed, err
+	return changed, warnings, err
 }
 
 func matches(a, filter maps.Attachment) bool {
@@ -71,24 +76,39 @@ func (o *Operator) recordOf(device maps.Device) (*record.Record, error) {
 	return &record.Record{Attachment: attachment}, nil
 }
 
-// set writes the record before it changes anything, so that CHECK never misses a change.
-func (o *Operator) set(store *maps.Store, device maps.Device, rec *record.Record, s record.Settings) error {
+// set writes the record before it changes anything, so that CHECK never misses a change. Its warning
+// says why connections of the container may end.
+func (o *Operator) set(store *maps.Store, device maps.Device, rec *record.Record, s record.Settings) (warning, err error) {
 	rec.Settings.Merge(s)
 	if err := o.records.Write(rec); err != nil {
-		return err
+		return nil, err
 	}
 	c := config.Config{AntiSpoof: device.AntiSpoof, Ingress: device.IngressPolicy, Bandwidth: rec.Bandwidth}
 	if err := c.Apply(rec.Settings); err != nil {
-		return err
+		return nil, err
 	}
+	before := device.IngressPolicy
 	device.AntiSpoof, device.IngressPolicy, device.Shaped = c.AntiSpoof, c.Ingress, c.Bandwidth.Ingress.Rate != 0
-	if err := store.PutDevice(device); err != nil {
-		return err
+	if warning, err = o.putDevice(store, device, before); err != nil {
+		return warning, err
 	}
 	if s.Limits == (record.Limits{}) {
-		return nil
+		return warning, nil
 	}
-	return o.limit(device.IfIndex, rec.Attachment.IfName, c.Bandwidth)
+	return warning, o.limit(device.IfIndex, rec.Attachment.IfName, c.Bandwidth)
+}
+
+// putDevice writes the device's entry. Under a policy that is stricter than before, it first admits
+// replies to the container's connections, and then once more for those that it has opened meanwhile.
+func (o *Operator) putDevice(store *maps.Store, device maps.Device, before maps.Policy) (warning, err error) {
+	if device.IngressPolicy <= before {
+		return nil, store.PutDevice(device)
+	}
+	warning = o.admitReplies(store, device, before == maps.Open)
+	if err := store.PutDevice(device); err != nil || warning != nil {
+		return warning, err
+	}
+	return o.admitReplies(store, device, false), nil
 }
 
 // limit changes the limits of a container that runs.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -15,40 +16,169 @@ import (
 func TestIsolationEndsConnections(t *testing.T) {
 	forEachFastPath(t, `"ipMasq": true`, func(t *testing.T, conflist string) {
 		n := newNetworkWith(t, conflist)
-		victim, attacker := n.AddPod(t, "victim", nil), n.AddPod(t, "attacker", nil)
-		clients := map[string]*testenv.Client{}
-		for _, f := range testenv.Families {
-			for _, protocol := range []string{"tcp", "udp"} {
-				client := connect(t, attacker.Namespace, protocol, netip.AddrPort{}, serve(t, victim.Namespace, protocol, at(f.Pod(victim), 80)))
-				defer client.Close()
-				for range 20 { // enough for the offload and the forwarding cache
-					ask(t, client, victim.Namespace)
-				}
-				clients[protocol+" "+f.Name] = client
-			}
-		}
-		n.ctl(t, "set", "pods/victim", "ingressPolicy=isolated")
-		before := n.dropsOf(t, victim)[reasonPolicy]
-		for name, client := range clients {
-			ctx, stop := context.WithCancel(testenv.Context(t))
-			done := make(chan error, 1)
-			go func() { _, err := client.Ask(ctx, "still there?"); done <- err }()
-			testenv.Eventually(t, "a drop by "+name, func() error {
-				now := n.dropsOf(t, victim)[reasonPolicy]
-				if now == before {
-					return errors.New("no more drops")
-				}
-				before = now
-				return nil
-			})
-			stop()
-			if err := <-done; err == nil {
-				t.Errorf("%s: the pod replied", name)
-			}
-		}
 		forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+			victim, attacker, client := n.attack(t, f, protocol)
+			n.isolate(t, victim)
+			n.wantEnded(t, client, victim)
 			serve(t, attacker.Namespace, protocol, at(f.Pod(attacker), 82))
 			reachUntranslated(t, victim.Namespace, protocol, at(f.Pod(attacker), 82), attacker.Namespace)
 		})
 	})
+}
+
+// The victim's kernel goes on sending what the attacker has not acknowledged. That does not admit the attacker.
+func TestIsolationEndsRetransmission(t *testing.T) {
+	forEachFastPath(t, `"ipMasq": true`, func(t *testing.T, conflist string) {
+		n := newNetworkWith(t, conflist)
+		for _, f := range testenv.Families {
+			t.Run(f.Name, func(t *testing.T) {
+				victim, attacker, client := n.attack(t, f, "tcp")
+				run(t, attacker, "nft", "table inet deaf {\n chain in {\n type filter hook input priority 0; policy drop;\n }\n }")
+				ctx, stop := context.WithCancel(testenv.Context(t))
+				done := make(chan error, 1)
+				go func() { _, err := client.Ask(ctx, "reply, and I do not hear you"); done <- err }()
+				retransmits(t, victim)
+				n.isolate(t, victim)
+				retransmits(t, victim)
+				stop()
+				if err := <-done; err == nil {
+					t.Fatal("the attacker is not deaf")
+				}
+				run(t, attacker, "nft", "delete table inet deaf")
+				n.wantEnded(t, client, victim)
+			})
+		}
+	})
+}
+
+// attack starts a victim, and an attacker whose client is connected to it. Both have no other connections, so a drop
+// for the victim is of this one.
+func (n *network) attack(t *testing.T, f testenv.Family, protocol string) (victim, attacker *testenv.Pod, client *testenv.Client) {
+	t.Helper()
+	victim, attacker = n.AddPod(t, "victim-"+protocol+f.Name, nil), n.AddPod(t, "attacker-"+protocol+f.Name, nil)
+	client = connect(t, attacker.Namespace, protocol, netip.AddrPort{}, serve(t, victim.Namespace, protocol, at(f.Pod(victim), 80)))
+	t.Cleanup(func() { client.Close() })
+	for range 20 { // enough for the offload and the forwarding cache
+		ask(t, client, victim.Namespace)
+	}
+	return victim, attacker, client
+}
+
+// isolate isolates a pod that runs.
+func (n *network) isolate(t *testing.T, pod *testenv.Pod) {
+	t.Helper()
+	n.ctl(t, "set", "pods/"+pod.Conf.ContainerID, "ingressPolicy=isolated")
+}
+
+// wantEnded asks over an attacker's connection, and wants that the policy drops that, and no reply.
+func (n *network) wantEnded(t *testing.T, client *testenv.Client, victim *testenv.Pod) {
+	t.Helper()
+	before := n.dropsOf(t, victim)[reasonPolicy]
+	ctx, stop := context.WithCancel(testenv.Context(t))
+	defer stop()
+	done := make(chan error, 1)
+	go func() { _, err := client.Ask(ctx, "still there?"); done <- err }()
+	testenv.Eventually(t, "a drop by the policy", func() error {
+		if len(done) == 0 && n.dropsOf(t, victim)[reasonPolicy] == before {
+			return errors.New("no more drops")
+		}
+		return nil
+	})
+	stop()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("request after the isolation: got %v, want no response", err)
+	}
+}
+
+// retransmits waits until a pod has sent a TCP segment again.
+func retransmits(t *testing.T, pod *testenv.Pod) {
+	t.Helper()
+	sent := func() string {
+		text := run(t, pod, "cat", "/proc/self/net/snmp")
+		for line := range strings.Lines(text) {
+			if fields := strings.Fields(line); fields[0] == "Tcp:" && fields[1] != "RtoAlgorithm" {
+				return fields[12] // RetransSegs
+			}
+		}
+		t.Fatalf("no TCP in %s", text)
+		return ""
+	}
+	before := sent()
+	testenv.Eventually(t, pod.Name+" to send a segment again", func() error {
+		if sent() == before {
+			return errors.New("not sent again")
+		}
+		return nil
+	})
+}
+
+// run runs a command in a pod, and returns its output.
+func run(t *testing.T, pod *testenv.Pod, name string, args ...string) string {
+	t.Helper()
+	out, err := pod.Run(testenv.Context(t), name, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// The pod itself has opened connections: to another pod, its host port and its service. They go on whenever its policy
+// changes, and the server still cannot connect to it.
+func TestIsolationKeepsOwnConnections(t *testing.T) {
+	forEachFastPath(t, `"ipMasq": true`, func(t *testing.T, conflist string) {
+		n := newNetworkWith(t, conflist)
+		pod, server := n.AddPod(t, "pod", nil), n.AddPod(t, "server", mapBoth(8080, 80))
+		n.nft(t, serviceRules(server))
+		clients := map[string]*testenv.Client{}
+		open := func(when string) {
+			for _, f := range testenv.Families {
+				for _, protocol := range []string{"tcp", "udp"} {
+					addrs := map[string]netip.AddrPort{"its address": at(f.Pod(server), 80), "its host port": at(f.Node, 8080)}
+					if !strings.Contains(conflist, `"always"`) { // which bypasses the rules of services
+						addrs["its service"] = at(serviceOf(f), 80)
+					}
+					for name, to := range addrs {
+						client := connect(t, pod.Namespace, protocol, netip.AddrPort{}, to)
+						t.Cleanup(func() { client.Close() })
+						clients[when+" by "+protocol+" "+f.Name+" to "+name] = client
+					}
+				}
+			}
+		}
+		wantAll := func(step string) {
+			for name, client := range clients {
+				if reply, err := client.Ask(testenv.Context(t), "hello"); err != nil || reply.Server != server.Name {
+					t.Fatalf("%s: connection opened %s: reply from %q, %v", step, name, reply.Server, err)
+				}
+			}
+		}
+		for _, f := range testenv.Families {
+			for _, protocol := range []string{"tcp", "udp"} {
+				serve(t, server.Namespace, protocol, at(f.Pod(server), 80))
+				serve(t, pod.Namespace, protocol, at(f.Pod(pod), 81))
+			}
+		}
+		for _, policy := range []string{"open", "isolated", "open", "same-network", "isolated"} {
+			n.ctl(t, "set", "pods/pod", "ingressPolicy="+policy)
+			wantAll(policy)
+			open("when " + policy)
+			wantAll("then")
+		}
+		forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+			n.wantDenied(t, server.Namespace, protocol, at(f.Pod(pod), 81), pod, reasonPolicy)
+		})
+	})
+}
+
+// Nobody finds the pod's namespace, where its connections are. The policy is set, and a warning says what that means.
+func TestIsolationWithoutNamespace(t *testing.T) {
+	n := newNetwork(t)
+	pod, a := n.AddPod(t, "pod", nil), n.AddPod(t, "a", nil)
+	out, err := n.node().Run(testenv.Context(t), "unshare", "--mount", "sh", "-c", `mount -t tmpfs none /run/netns && exec "$0" "$@"`,
+		testenv.Build(t, "./cmd/ebpfnetctl"), "set", "pods/pod", "ingressPolicy=isolated")
+	if err != nil || !strings.Contains(out, "warning: ") || !strings.Contains(out, "find the network namespace") {
+		t.Errorf("ebpfnetctl set: got %q, %v, want a warning", out, err)
+	}
+	serve(t, pod.Namespace, "tcp", at(pod.Addr4(), 80))
+	n.wantDenied(t, a.Namespace, "tcp", at(pod.Addr4(), 80), pod, reasonPolicy)
 }

@@ -1,0 +1,164 @@
+package namespace
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Connection is a TCP connection or a connected UDP socket, from the side of the container.
+type Connection struct {
+	Protocol      uint8
+	Local, Remote netip.AddrPort
+}
+
+// socketFiles list the sockets of the reading thread's network namespace. Netlink would need
+// families that a kernel may lack.
+var socketFiles = []struct {
+	path     string
+	protocol uint8
+}{
+	{"/proc/thread-self/net/tcp", unix.IPPROTO_TCP},
+	{"/proc/thread-self/net/tcp6", unix.IPPROTO_TCP},
+	{"/proc/thread-self/net/udp", unix.IPPROTO_UDP},
+	{"/proc/thread-self/net/udp6", unix.IPPROTO_UDP},
+}
+
+// Opened returns the connections in a namespace that its own sockets have opened, and not those that
+// they have accepted. Connections within the namespace are left out. It works on a thread of its own
+// that ends afterwards, because a thread sees the sockets of its namespace only.
+func Opened(ns netns.NsHandle) ([]Connection, error) {
+	var all sockets
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
+		err := netns.Set(ns)
+		if err == nil {
+			err = all.readFiles()
+		}
+		result <- err
+	}()
+	if err := <-result; err != nil {
+		return nil, fmt.Errorf("read the sockets of a network namespace: %w", err)
+	}
+	return all.opened(), nil
+}
+
+// servedPort is a port at which somebody waits for others.
+type servedPort struct {
+	protocol uint8
+	port     uint16
+}
+
+// sockets are those of a namespace.
+type sockets struct {
+	connected []Connection
+	served    map[servedPort]bool
+}
+
+// opened returns the connections that do not come in at a served port, whatever its address is.
+func (s *sockets) opened() (opened []Connection) {
+	for _, c := range s.connected {
+		local, remote := c.Local.Addr(), c.Remote.Addr()
+		if !s.served[servedPort{c.Protocol, c.Local.Port()}] && local != remote && !local.IsLoopback() {
+			opened = append(opened, c)
+		}
+	}
+	return opened
+}
+
+// readFiles reads the files for the calling thread's namespace. Without IPv6, some are missing.
+func (s *sockets) readFiles() error {
+	for _, f := range socketFiles {
+		file, err := os.Open(f.path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		err = s.read(file, f.protocol)
+		file.Close()
+		if err != nil {
+			return fmt.Errorf("%s: %w", f.path, err)
+		}
+	}
+	return nil
+}
+
+// The states of sockets in the files that matter: TCP_ESTABLISHED etc. of the kernel.
+const (
+	stateEstablished = 1
+	stateSYNSent     = 2
+	stateFINWait1    = 4
+	stateFINWait2    = 5
+	stateUnconnected = 7 // of UDP
+	stateCloseWait   = 8
+	stateListen      = 10
+)
+
+// read reads a file: a heading, and a line per socket.
+func (s *sockets) read(from io.Reader, protocol uint8) error {
+	lines := bufio.NewScanner(from)
+	lines.Scan()
+	for lines.Scan() {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 4 {
+			return fmt.Errorf("unknown line %q", lines.Text())
+		}
+		local, errLocal := parseAddrPort(fields[1])
+		remote, errRemote := parseAddrPort(fields[2])
+		state, errState := strconv.ParseUint(fields[3], 16, 8)
+		if err := errors.Join(errLocal, errRemote, errState); err != nil {
+			return fmt.Errorf("unknown line %q: %w", lines.Text(), err)
+		}
+		s.add(Connection{protocol, local, remote}, state)
+	}
+	return lines.Err()
+}
+
+func (s *sockets) add(c Connection, state uint64) {
+	switch state {
+	case stateListen, stateUnconnected:
+		if s.served == nil {
+			s.served = map[servedPort]bool{}
+		}
+		s.served[servedPort{c.Protocol, c.Local.Port()}] = true
+	case stateEstablished, stateSYNSent, stateFINWait1, stateFINWait2, stateCloseWait:
+		s.connected = append(s.connected, c)
+	}
+}
+
+// parseAddrPort parses an address as these files have it: 32-bit words, which have network byte order
+// in memory, printed as numbers of this machine, and the port as a number.
+func parseAddrPort(text string) (netip.AddrPort, error) {
+	words, portText, _ := strings.Cut(text, ":")
+	port, err := strconv.ParseUint(portText, 16, 16)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	var bytes []byte
+	for ; len(words) >= 8; words = words[8:] {
+		word, err := strconv.ParseUint(words[:8], 16, 32)
+		if err != nil {
+			return netip.AddrPort{}, err
+		}
+		bytes = binary.NativeEndian.AppendUint32(bytes, uint32(word))
+	}
+	addr, ok := netip.AddrFromSlice(bytes)
+	if !ok || words != "" {
+		return netip.AddrPort{}, fmt.Errorf("%q is no address", text)
+	}
+	return netip.AddrPortFrom(addr.Unmap(), uint16(port)), nil
+}
