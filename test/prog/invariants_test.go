@@ -225,7 +225,7 @@ func wireIs6(addr bpf.Addr) bool {
 
 // isFirm reports whether the entry's tuple is its owner's alone: who has not been answered may lose it.
 func (f *worldFlow) isFirm() bool {
-	return !f.expired && !f.dead && f.State != bpf.FlowTimeWait && f.State != bpf.FlowClose &&
+	return !f.expired && !f.dead && f.State != bpf.FlowLastACK && f.State != bpf.FlowTimeWait && f.State != bpf.FlowClose &&
 		(f.Owner == 0 || f.Flags&bpf.FlowReplied != 0)
 }
 
