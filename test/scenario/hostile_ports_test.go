@@ -327,7 +327,7 @@ func (w wire) sendFromAllPorts(t *testing.T, protocol string, addr netip.Addr, t
 // tryAsk sends a request over a new socket, and gives up soon. The socket stays open.
 func tryAsk(t *testing.T, from *testenv.Namespace, protocol string, server netip.AddrPort) (testenv.Reply, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(testenv.Context(t), 500*time.Millisecond)
+	ctx, cancel := context.WithTimeout(testenv.Context(t), 10*time.Second)
 	defer cancel()
 	client, err := testenv.NewClient(ctx, from, protocol, netip.AddrPort{}, server)
 	if err != nil {

@@ -16,7 +16,7 @@ var bootModules = []string{"virtio_pci", "virtio_console", "9pnet_virtio", "9p",
 
 // defaultModules are loaded before the program starts, because modprobe starts slowly. The kernel loads
 // others on demand.
-const defaultModules = "veth,sch_ingress,cls_bpf,act_bpf,sch_fq,bridge,bonding,8021q,tun,nf_tables"
+const defaultModules = "veth,sch_ingress,cls_bpf,act_bpf,sch_fq,bridge,br_netfilter,bonding,8021q,tun,nf_tables"
 
 // moduleIndex knows the modules of one kernel.
 type moduleIndex struct {
