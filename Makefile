@@ -51,7 +51,7 @@ unit: ## unit tests; no root
 
 .PHONY: system
 system: modules ## packet tables, scenarios and the CNI contract, in their own network namespaces (root)
-	cd test && $(GO) test -count=1 -timeout 30m ./...
+	cd test && $(GO) test -count=1 -timeout 60m ./...
 
 # Time that fuzz-short spends on each target.
 FUZZTIME ?= 3s
