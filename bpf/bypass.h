@@ -58,7 +58,7 @@ static __noinline int redirect_to_endpoint(struct __sk_buff *skb, const struct p
 
 	/* mac and host_mac: destination and source, as in a frame. */
 	__builtin_memcpy(&entry.next_hop, to->mac, sizeof(to->mac) + sizeof(to->host_mac));
-	fwd_cache_store(skb, p, (const struct fwd_key *)p, &entry);
+	fwd_cache_store(skb, p, packet_tuple(p), &entry);
 	if (bpf_skb_store_bytes(skb, 0, &entry.next_hop, 2 * ETH_ALEN, 0))
 		return drop(skb, REASON_REWRITE);
 	return bpf_redirect_peer(to->ifindex, 0);
@@ -67,12 +67,12 @@ static __noinline int redirect_to_endpoint(struct __sk_buff *skb, const struct p
 /*
  * The fast path of a container's connections, with other containers or with the
  * outside. The queue of a shaped device must see every packet. An ingress policy
- * must see the first one of each connection, in to_container.
+ * must see the first one of each connection, in to_container. device is the host end
+ * of the endpoint's veth, or NULL.
  */
-static __always_inline __u8 bypass_fast_path(const struct endpoint *endpoint, bool with_container)
+static __always_inline __u8 bypass_fast_path(const struct endpoint *endpoint,
+					     const struct device *device, bool with_container)
 {
-	struct device *device = device_lookup(endpoint->ifindex);
-
 	if (device && device->flags & DEVICE_SHAPED)
 		return FAST_PATH_NEVER;
 	if (device && with_container && device->ingress_policy != POLICY_OPEN)
@@ -80,12 +80,11 @@ static __always_inline __u8 bypass_fast_path(const struct endpoint *endpoint, bo
 	return endpoint->fast_path;
 }
 
-/* The container to may receive p from the one that p comes from, which to_container would check. */
-static __always_inline bool
-bypass_policy_allows(const struct packet *p, const struct endpoint *from, const struct endpoint *to)
+/* The container behind device may receive p from the endpoint, which to_container would check. */
+static __always_inline bool bypass_policy_allows(const struct packet *p,
+						 const struct endpoint *from,
+						 const struct device *device)
 {
-	struct device *device = device_lookup(to->ifindex);
-
 	return !device || device->ingress_policy == POLICY_OPEN ||
 	       policy_allows_container(device, from->container, from->network) ||
 	       policy_track_reply(p, device);
@@ -98,7 +97,7 @@ bypass_policy_allows(const struct packet *p, const struct endpoint *from, const 
 static __always_inline __u8 bypass_fast_path_outside(const struct packet *p,
 						     const struct endpoint *endpoint)
 {
-	__u8 fast_path = bypass_fast_path(endpoint, false);
+	__u8 fast_path = bypass_fast_path(endpoint, device_lookup(endpoint->ifindex), false);
 	__u32 family = p->ipv6, *rules;
 
 	if (fast_path != FAST_PATH_ALWAYS)
@@ -107,21 +106,31 @@ static __always_inline __u8 bypass_fast_path_outside(const struct packet *p,
 	return rules && *rules ? FAST_PATH_ESTABLISHED : FAST_PATH_ALWAYS;
 }
 
+/* p is not too long for the container's veth. Else what was decided before is void. */
+static __always_inline bool bypass_fits(struct __sk_buff *skb, const struct packet *p,
+					const struct endpoint *to)
+{
+	if (packet_segment_len(skb, p) <= to->mtu)
+		return true;
+	fwd_cache_remove(p);
+	return false;
+}
+
 /* From one container to another. VERDICT_NEXT: by the stack. */
 static __noinline int bypass_to_endpoint(struct __sk_buff *skb, const struct packet *p,
 					 const struct endpoint *from, const struct endpoint *to)
 {
+	struct device *receiver = device_lookup(to->ifindex);
 	struct connection c;
+	__u8 fast_path;
 
-	c.owners = from->owner ^ to->owner;
-	if (packet_segment_len(skb, p) > to->mtu) {
-		fwd_cache_remove(p);
+	if (!bypass_fits(skb, p, to) || skb->pkt_type != PACKET_HOST)
 		return VERDICT_NEXT;
-	}
-	if (skb->pkt_type != PACKET_HOST ||
-	    !bypass_is_allowed(p, &c, bypass_fast_path(from, true) & bypass_fast_path(to, true),
-			       &p->dst, p->dport) ||
-	    !bypass_policy_allows(p, from, to))
+	c.owners = from->owner ^ to->owner;
+	fast_path = bypass_fast_path(from, device_lookup(from->ifindex), true) &
+		    bypass_fast_path(to, receiver, true);
+	if (!bypass_is_allowed(p, &c, fast_path, &p->dst, p->dport) ||
+	    !bypass_policy_allows(p, from, receiver))
 		return VERDICT_NEXT;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
@@ -176,7 +185,7 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, const struct pac
 	struct connection c;
 
 	c.owners = to->owner;
-	if (packet_segment_len(skb, p) > to->mtu ||
+	if (!bypass_fits(skb, p, to) ||
 	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p, to), addr, port))
 		return VERDICT_NEXT;
 	if (c.offload ? c.offload->uplink != skb->ifindex : !is_from_outside(skb, p))
@@ -199,19 +208,21 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 	if (from) {
 		if (from->ifindex != skb->ingress_ifindex)
 			return false; /* another device uses the container's address */
-		fast_path &= to ? bypass_fast_path(from, true) : bypass_fast_path_outside(p, from);
+		fast_path &= to ? bypass_fast_path(from, device_lookup(from->ifindex), true)
+				: bypass_fast_path_outside(p, from);
 		c->owners ^= from->owner;
 	} else {
 		c->uplink = skb->ingress_ifindex;
 	}
 	if (to) {
-		fast_path &= from ? bypass_fast_path(to, true) : bypass_fast_path_outside(p, to);
+		fast_path &= from ? bypass_fast_path(to, device_lookup(to->ifindex), true)
+				  : bypass_fast_path_outside(p, to);
 		c->owners ^= to->owner;
 	} else {
 		c->uplink = skb->ifindex;
 	}
-	if (fast_path !=
-	    FAST_PATH_ESTABLISHED) /* ALWAYS needs no entry; it remains if both are NULL */
+	/* ALWAYS needs no entry; it remains if both are NULL. */
+	if (fast_path != FAST_PATH_ESTABLISHED)
 		return false;
 	if (c->uplink && !is_uplink(c->uplink))
 		return false; /* a hairpin client, or another plugin's bridge */

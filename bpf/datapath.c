@@ -93,6 +93,8 @@ int to_container(struct __sk_buff *skb)
 		return drop_for(skb, device->owner, REASON_POLICY);
 	if (parsed != PARSED || tag == TAG_TRANSLATED)
 		return VERDICT_NEXT;
+	if (!skb->ingress_ifindex)
+		return masq_host(skb, p);
 	from = endpoint_lookup(&p->src);
 	to = endpoint_lookup(&p->dst);
 	if (tag & TAG_ROUTED && to)

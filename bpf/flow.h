@@ -227,8 +227,9 @@ static __noinline void flow_touch(const struct flow_key *key, struct flow *flow,
 		backup_remove(key);
 }
 
-/* The key for p, sent by a container as a reply. */
-static __always_inline void flow_reply_key(struct flow_key *key, const struct packet *p)
+/* The key for p, sent by a container. */
+static __always_inline void flow_sent_key(struct flow_key *key, const struct packet *p,
+					  enum flow_kind kind)
 {
 	__builtin_memset(key, 0, sizeof(*key));
 	key->remote = p->dst;
@@ -236,7 +237,20 @@ static __always_inline void flow_reply_key(struct flow_key *key, const struct pa
 	key->remote_port = p->dport;
 	key->local_port = p->sport;
 	key->protocol = p->protocol;
-	key->kind = FLOW_DNAT;
+	key->kind = kind;
+}
+
+/* The key for p, sent by a remote. */
+static __always_inline void flow_received_key(struct flow_key *key, const struct packet *p,
+					      enum flow_kind kind)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->remote = p->src;
+	key->local = p->dst;
+	key->remote_port = p->sport;
+	key->local_port = p->dport;
+	key->protocol = p->protocol;
+	key->kind = kind;
 }
 
 /* The flow that p, sent by a container, is a reply to; or NULL. */
@@ -247,7 +261,7 @@ static __always_inline struct flow *flow_track_reply(const struct packet *p)
 
 	if (p->tcp_syn || p->sctp_init)
 		return NULL;
-	flow_reply_key(&key, p);
+	flow_sent_key(&key, p, FLOW_DNAT);
 	flow = bpf_map_lookup_elem(&flows, &key);
 	if (flow)
 		flow_touch(&key, flow, p, FROM_CONTAINER);
@@ -261,7 +275,7 @@ static __noinline struct flow *flow_recover_reply(const struct packet *p)
 
 	if (p->tcp_syn)
 		return NULL;
-	flow_reply_key(&key, p);
+	flow_sent_key(&key, p, FLOW_DNAT);
 	return flow_recover(&key);
 }
 
@@ -277,7 +291,7 @@ static __noinline long flow_store_reply(const struct packet *p, const struct add
 		.remote_port = p->dport,
 	};
 
-	flow_reply_key(&key, p);
+	flow_sent_key(&key, p, FLOW_DNAT);
 	flow_open(&flow, p, FROM_CONTAINER);
 	flow.flags |= FLOW_REPLIED;
 	flow_remove(&key);

@@ -89,7 +89,7 @@ static __noinline bool fwd_cache_end_expected(const struct packet *p,
 
 	if (entry) {
 		ack = entry->ack;
-		entry->updated -= FWD_CACHE_JIFFIES;
+		entry->updated = (__u32)bpf_jiffies64() - FWD_CACHE_JIFFIES;
 	}
 	entry = bpf_map_lookup_elem(&fwd_cache, p);
 	if (entry)

@@ -66,8 +66,11 @@ static __always_inline __u16 hairpin_via(const struct packet *p)
 	return hash >> 16;
 }
 
-/* Sends p to the host port's container, from the gateway. */
-static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, const struct packet *p,
+/*
+ * Sends p to the host port's container, from the gateway. A client on this host is
+ * believed: only it could send p.
+ */
+static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, struct packet *p,
 					  const struct host_port *port)
 {
 	struct endpoint *endpoint = endpoint_lookup(&port->target_addr);
@@ -90,6 +93,7 @@ static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, const struct pa
 			return drop_for(skb, port->owner, REASON_NO_PORT);
 	}
 	/* Second flow: the gateway to the host port. */
+	p->end_expected = true;
 	gateway_port = args->key.local_port;
 	if (hairpin_track_dnat(p, endpoint, port, gateway_port))
 		return drop_for(skb, port->owner, REASON_REWRITE);

@@ -397,13 +397,7 @@ static __noinline struct flow *masq_lookup_reply(struct __sk_buff *skb, const st
 {
 	struct flow *flow;
 
-	__builtin_memset(key, 0, sizeof(*key));
-	key->remote = p->src;
-	key->local = p->dst;
-	key->remote_port = p->sport;
-	key->local_port = p->dport;
-	key->protocol = p->protocol;
-	key->kind = FLOW_SNAT;
+	flow_received_key(key, p, FLOW_SNAT);
 	if (!masq_could_own(p, p->dport))
 		return NULL;
 	flow = bpf_map_lookup_elem(&flows, key) ?: flow_recover(key);

@@ -16,11 +16,10 @@
 #define CLIENT_PORT_MIN 32768 /* ip_local_port_range's default; other systems start higher */
 
 /* Notes the tuple until the entry is evicted. Returns whether it was noted before. */
-static __always_inline bool masq_host_held_rst(struct flow_key *key)
+static __always_inline bool masq_host_held_rst(const struct flow_key *key)
 {
 	struct flow held = {.last_seen = now_ticks(), .state = FLOW_OTHER};
 
-	key->kind = FLOW_RST_HELD;
 	return bpf_map_update_elem(&flows, key, &held, BPF_NOEXIST) != 0;
 }
 
@@ -33,14 +32,9 @@ static __always_inline bool masq_host_held_rst(struct flow_key *key)
  */
 static __always_inline bool masq_host_rst_is_spurious(struct __sk_buff *skb, const struct packet *p)
 {
-	struct flow_key key = {
-		.remote = p->dst,
-		.local = p->src,
-		.remote_port = p->dport,
-		.local_port = p->sport,
-		.protocol = p->protocol,
-	};
+	struct flow_key key;
 
+	flow_sent_key(&key, p, FLOW_RST_HELD);
 	return p->tcp_rst && !p->tcp_ack && p->dport < CLIENT_PORT_MIN && masq_in_range(p->sport) &&
 	       !is_host_port_number(p->protocol, p->sport) &&
 	       fib_lookup(skb, p, &p->src) == BPF_FIB_LKUP_RET_NOT_FWDED &&
@@ -145,8 +139,7 @@ static __noinline int masq_host(struct __sk_buff *skb, const struct packet *p)
 		return VERDICT_NEXT;
 	if (masq_host_rst_is_spurious(skb, p))
 		return drop(skb, REASON_NO_FLOW);
-	masq_key(&key, packet_tuple(p), &p->src);
-	key.local_port = p->sport;
+	flow_sent_key(&key, p, FLOW_SNAT);
 	own_socket = is_from_own_socket(skb, p);
 	flow = bpf_map_lookup_elem(&flows, &key);
 	if (!flow && !(own_socket && p->protocol == IPPROTO_TCP && !p->tcp_syn))

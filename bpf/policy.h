@@ -24,8 +24,7 @@ static __noinline void policy_track_egress(const struct packet *p, const struct 
 
 	if (p->icmp_error || p->ct_update)
 		return;
-	flow_reply_key(&key, p);
-	key.kind = FLOW_EGRESS;
+	flow_sent_key(&key, p, FLOW_EGRESS);
 	flow = bpf_map_lookup_elem(&flows, &key);
 	if (flow && flow->owner == device->owner) {
 		flow_touch(&key, flow, p, FROM_CONTAINER);
@@ -33,18 +32,6 @@ static __noinline void policy_track_egress(const struct packet *p, const struct 
 		flow_open(&new, p, FROM_CONTAINER);
 		bpf_map_update_elem(&flows, &key, &new, BPF_ANY);
 	}
-}
-
-/* The key for p, sent to a container. */
-static __always_inline void policy_reply_key(struct flow_key *key, const struct packet *p)
-{
-	__builtin_memset(key, 0, sizeof(*key));
-	key->remote = p->src;
-	key->local = p->dst;
-	key->remote_port = p->sport;
-	key->local_port = p->dport;
-	key->protocol = p->protocol;
-	key->kind = FLOW_EGRESS;
 }
 
 /* Tracks p as a reply to the container behind device. Returns false if it is none. */
@@ -55,7 +42,7 @@ static __noinline bool policy_track_reply(const struct packet *p, const struct d
 
 	if (p->tcp_syn || (p->icmp_error && !addr_equal(&p->outer_src, &p->src)))
 		return false;
-	policy_reply_key(&key, p);
+	flow_received_key(&key, p, FLOW_EGRESS);
 	flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
 	if (!flow || flow->owner != device->owner || flow_expired(flow))
 		return false;
