@@ -92,6 +92,8 @@ static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, struct packet *
 		if (!masq_alloc_port(skb))
 			return drop_for(skb, port->owner, REASON_NO_PORT);
 	}
+	/* The lookup marks the flow as used. Else the second one could evict it from a full map. */
+	bpf_map_lookup_elem(&flows, &args->key);
 	/* Second flow: the gateway to the host port. */
 	p->end_expected = true;
 	gateway_port = args->key.local_port;

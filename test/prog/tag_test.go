@@ -189,7 +189,7 @@ func TestToContainerFromHost(t *testing.T) {
 		{name: "from a port above", on: withPorts, in: "node:40000 > pod:80"},
 		{name: "from the number of a host port", on: withPorts, ports: []hostPort{{host: "any:40000", to: "pod2:80"}}, in: "node:40000 > pod:80", after: []flow{claim("pod:80", "node:40000")}},
 		{name: "a protocol without ports", on: withoutPorts, in: "node:0 > pod:0", after: []flow{claim("pod:0", "node:0")}},
-		{name: "from another pod", in: "pod2:5000 > pod:80"},
+		{name: "from another pod", forwarded: true, in: "pod2:5000 > pod:80"},
 		{name: "translated by the host, for the outside", forwarded: true, in: sent, after: []flow{ours}},
 		{name: "from the outside", forwarded: true, in: "remote:5000 > pod:80"},
 		{
