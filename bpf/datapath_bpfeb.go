@@ -26,9 +26,11 @@ const (
 )
 
 type DatapathBackupArgs struct {
-	_    structs.HostLayout
-	Key  DatapathFlowKey
-	Flow DatapathFlow
+	_     structs.HostLayout
+	Key   DatapathFlowKey
+	Flow  DatapathFlow
+	First uint32
+	Pad   uint32
 }
 
 type DatapathDevice struct {
@@ -231,6 +233,13 @@ type DatapathFwdKey struct {
 	Ipv6      uint8
 	HasPorts  uint8
 	EchoReply uint8
+}
+
+type DatapathHashArgs struct {
+	_    structs.HostLayout
+	A    DatapathAddr
+	B    DatapathAddr
+	Word uint64
 }
 
 type DatapathHostConfig struct {
@@ -464,6 +473,7 @@ const (
 	DatapathMapFragments      = "fragments"
 	DatapathMapFwdCache       = "fwd_cache"
 	DatapathMapGeneration     = "generation"
+	DatapathMapHashScratch    = "hash_scratch"
 	DatapathMapHostPorts      = "host_ports"
 	DatapathMapMasqProbes     = "masq_probes"
 	DatapathMapMasqScratch    = "masq_scratch"
@@ -556,6 +566,7 @@ type DatapathMapSpecs struct {
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FwdCache      *ebpf.MapSpec `ebpf:"fwd_cache"`
 	Generation    *ebpf.MapSpec `ebpf:"generation"`
+	HashScratch   *ebpf.MapSpec `ebpf:"hash_scratch"`
 	HostPorts     *ebpf.MapSpec `ebpf:"host_ports"`
 	MasqProbes    *ebpf.MapSpec `ebpf:"masq_probes"`
 	MasqScratch   *ebpf.MapSpec `ebpf:"masq_scratch"`
@@ -612,6 +623,7 @@ type DatapathMaps struct {
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FwdCache      *ebpf.Map `ebpf:"fwd_cache"`
 	Generation    *ebpf.Map `ebpf:"generation"`
+	HashScratch   *ebpf.Map `ebpf:"hash_scratch"`
 	HostPorts     *ebpf.Map `ebpf:"host_ports"`
 	MasqProbes    *ebpf.Map `ebpf:"masq_probes"`
 	MasqScratch   *ebpf.Map `ebpf:"masq_scratch"`
@@ -643,6 +655,7 @@ func (m *DatapathMaps) Close() error {
 		m.Fragments,
 		m.FwdCache,
 		m.Generation,
+		m.HashScratch,
 		m.HostPorts,
 		m.MasqProbes,
 		m.MasqScratch,

@@ -60,14 +60,19 @@ static __always_inline bool flow_key_equal(const struct flow_key *a, const struc
 	       addr_equal(&a->remote, &b->remote) && addr_equal(&a->local, &b->local);
 }
 
-/* The number of the first place in the key's bucket. */
-static __always_inline __u32 backup_first(const struct flow_key *key)
+/* The arguments of the functions below. NULL only for the verifier. */
+static __noinline struct backup_args *backup_args_init(const struct flow_key *key)
 {
 	__u64 word = (__u64)key->remote_port << 32 | (__u32)key->local_port << 16 |
 		     key->protocol << 8 | key->kind;
 	__u32 hash = hash_secret(&key->remote, &key->local, word);
+	struct backup_args *args = backup_scratch_get();
 
-	return hash % config.backup_buckets * BACKUP_WAYS;
+	if (args) {
+		args->key = *key;
+		args->first = hash % config.backup_buckets * BACKUP_WAYS;
+	}
+	return args;
 }
 
 static __always_inline bool backup_has(const struct flow_backup *backup, const struct flow_key *key)
@@ -76,28 +81,26 @@ static __always_inline bool backup_has(const struct flow_backup *backup, const s
 }
 
 /* The place of the key, or NULL. */
-static __always_inline struct flow_backup *backup_lookup(const struct flow_key *key)
+static __always_inline struct flow_backup *backup_lookup(const struct backup_args *args)
 {
-	__u32 first = backup_first(key);
-
 	for (__u32 i = 0; i < BACKUP_WAYS; i++) {
-		__u32 index = first + i;
+		__u32 index = args->first + i;
 		struct flow_backup *backup = bpf_map_lookup_elem(&flows_backup, &index);
 
-		if (backup && backup_has(backup, key))
+		if (backup && backup_has(backup, &args->key))
 			return backup;
 	}
 	return NULL;
 }
 
-/* The place for a new entry of owner with the key, or NULL: the bucket is full of others'. */
-static __always_inline struct flow_backup *backup_place(const struct flow_key *key, __u64 owner)
+/* The place for a new entry, or NULL: the bucket is full of other owners'. */
+static __always_inline struct flow_backup *backup_place(const struct backup_args *args)
 {
-	__u32 first = backup_first(key), longest = 0;
 	struct flow_backup *own = NULL;
+	__u32 longest = 0;
 
 	for (__u32 i = 0; i < BACKUP_WAYS; i++) {
-		__u32 index = first + i, idle;
+		__u32 index = args->first + i, idle;
 		struct flow_backup *backup = bpf_map_lookup_elem(&flows_backup, &index);
 
 		if (!backup)
@@ -106,7 +109,7 @@ static __always_inline struct flow_backup *backup_place(const struct flow_key *k
 		    !flow_owner_is_alive(&backup->key, &backup->flow))
 			return backup;
 		idle = now_ticks() - backup->flow.last_seen;
-		if (backup->flow.owner == owner && idle >= longest) {
+		if (backup->flow.owner == args->flow.owner && idle >= longest) {
 			longest = idle;
 			own = backup;
 		}
@@ -122,7 +125,7 @@ __noinline int backup_write(void)
 
 	if (!args)
 		return 0;
-	backup = backup_lookup(&args->key) ?: backup_place(&args->key, args->flow.owner);
+	backup = backup_lookup(args) ?: backup_place(args);
 	if (!backup)
 		return 0;
 	bpf_spin_lock(&backup->lock);
@@ -142,7 +145,7 @@ __noinline int backup_read(__u32 remove)
 
 	if (!args)
 		return false;
-	backup = backup_lookup(&args->key);
+	backup = backup_lookup(args);
 	if (!backup)
 		return false;
 	bpf_spin_lock(&backup->lock);
@@ -156,12 +159,8 @@ __noinline int backup_read(__u32 remove)
 
 static __always_inline void backup_remove(const struct flow_key *key)
 {
-	struct backup_args *args = backup_scratch_get();
-
-	if (!args)
-		return;
-	args->key = *key;
-	backup_read(true);
+	if (backup_args_init(key))
+		backup_read(true);
 }
 
 /* Removes an entry of flows, and its copy: another flow gets the key, or none. */
@@ -174,11 +173,10 @@ static __always_inline void flow_remove(const struct flow_key *key)
 
 static __always_inline void backup_store(const struct flow_key *key, const struct flow *flow)
 {
-	struct backup_args *args = backup_scratch_get();
+	struct backup_args *args = backup_args_init(key);
 
 	if (!args)
 		return;
-	args->key = *key;
 	args->flow = *flow;
 	backup_write();
 }
@@ -186,12 +184,12 @@ static __always_inline void backup_store(const struct flow_key *key, const struc
 /* Restores an evicted entry of flows, or returns NULL. */
 static __noinline struct flow *flow_recover(const struct flow_key *key)
 {
-	struct backup_args *args = backup_scratch_get();
+	struct backup_args *args;
 
-	if (!args || !is_tcp_or_udp(key->protocol))
+	if (!is_tcp_or_udp(key->protocol))
 		return NULL;
-	args->key = *key;
-	if (!backup_read(false))
+	args = backup_args_init(key);
+	if (!args || !backup_read(false))
 		return NULL;
 	/* Another CPU may have restored it already. */
 	bpf_map_update_elem(&flows, key, &args->flow, BPF_NOEXIST);

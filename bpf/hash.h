@@ -4,6 +4,7 @@
 
 #include "addr.h"
 #include "maps.h"
+#include "scratch.h"
 
 #define GOLDEN 0x9e3779b1 /* 2^32 divided by the golden ratio: spreads neighbors far apart */
 
@@ -44,13 +45,11 @@ static __always_inline void siphash_word(struct siphash *s, __u64 word)
 	s->v0 ^= word;
 }
 
-/*
- * SipHash-1-3 (Aumasson and Bernstein, 2012) of two addresses and a word. IPv4
- * addresses fit one word.
- */
-static __noinline __u64 hash_secret(const struct addr *a, const struct addr *b, __u64 word)
+/* SipHash-1-3 (Aumasson and Bernstein, 2012) of hash_scratch. IPv4 addresses fit one word. */
+__noinline int siphash(void)
 {
-	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)b;
+	struct hash_args *args = hash_scratch_get();
+	const __u32 *x = (const __u32 *)&args->a, *y = (const __u32 *)&args->b;
 	struct siphash s = {
 		.v0 = config.secret[0] ^ 0x736f6d6570736575,
 		.v1 = config.secret[1] ^ 0x646f72616e646f6d,
@@ -58,16 +57,33 @@ static __noinline __u64 hash_secret(const struct addr *a, const struct addr *b, 
 		.v3 = config.secret[1] ^ 0x7465646279746573,
 	};
 
-	if (!addr_is_mapped(a) || !addr_is_mapped(b)) {
+	if (!args)
+		return -EINVAL;
+	if (!addr_is_mapped(&args->a) || !addr_is_mapped(&args->b)) {
 		siphash_word(&s, (__u64)x[0] << 32 | y[0]);
 		siphash_word(&s, (__u64)x[1] << 32 | y[1]);
 		siphash_word(&s, (__u64)x[2] << 32 | y[2]);
 	}
 	siphash_word(&s, (__u64)x[3] << 32 | y[3]);
-	siphash_word(&s, word);
+	siphash_word(&s, args->word);
 	s.v2 ^= 0xff;
 	siphash_round(&s);
 	siphash_round(&s);
 	siphash_round(&s);
-	return s.v0 ^ s.v1 ^ s.v2 ^ s.v3;
+	args->word = s.v0 ^ s.v1 ^ s.v2 ^ s.v3;
+	return 0;
+}
+
+/* A hash of two addresses and a word, which nobody can compute without the host's secret. */
+static __always_inline __u64 hash_secret(const struct addr *a, const struct addr *b, __u64 word)
+{
+	struct hash_args *args = hash_scratch_get();
+
+	if (!args)
+		return 0;
+	args->a = *a;
+	args->b = *b;
+	args->word = word;
+	siphash();
+	return args->word;
 }

@@ -178,24 +178,33 @@ __noinline int masq_find(struct __sk_buff *skb)
 	return false;
 }
 
+__noinline int masq_recover_candidate(struct __sk_buff *skb, __u32 i)
+{
+	struct masq_args *args = masq_scratch_get();
+	struct flow *flow;
+
+	USE_ARGUMENT(skb);
+	if (!args)
+		return false;
+	args->key.local_port = masq_candidate(args, i);
+	flow = flow_recover(&args->key);
+	return flow && masq_is_same(flow, &args->flow);
+}
+
 /* The same if the entry was evicted. */
 __noinline int masq_recover(struct __sk_buff *skb)
 {
 	struct masq_args *args = masq_scratch_get();
 	struct packet *p = pkt_scratch_get();
 	struct masq_probes *probes;
-	struct flow *flow;
 
-	USE_ARGUMENT(skb);
 	if (!args || !p || packet_opens(p) || !is_tcp_or_udp(args->key.protocol))
 		return false;
 	probes = masq_probes_lookup(args);
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
 		if (!masq_probe_used(args, probes, i))
 			break;
-		args->key.local_port = masq_candidate(args, i);
-		flow = flow_recover(&args->key);
-		if (flow && masq_is_same(flow, &args->flow))
+		if (masq_recover_candidate(skb, i))
 			return true;
 	}
 	return false;

@@ -66,10 +66,33 @@ static __always_inline struct bpf_fib_lookup *fib_scratch_get(void)
 	return bpf_map_lookup_elem(&fib_scratch, &zero);
 }
 
+/* The arguments of siphash. */
+struct hash_args {
+	struct addr a;
+	struct addr b;
+	__u64 word; /* and the result */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct hash_args);
+} hash_scratch SEC(".maps");
+
+static __always_inline struct hash_args *hash_scratch_get(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&hash_scratch, &zero);
+}
+
 /* An entry for flows_backup. */
 struct backup_args {
 	struct flow_key key;
 	struct flow flow;
+	__u32 first; /* the number of the first place in the key's bucket */
+	__u32 pad;
 };
 
 struct {
