@@ -113,22 +113,31 @@ func TestFlowsBackupFull(t *testing.T) {
 	}
 }
 
+// newHostWithoutRoutes returns a host that masquerades with the address in the uplink's entry.
+func newHostWithoutRoutes(t *testing.T) *host {
+	t.Helper()
+	h := newHost(t)
+	h.removeDefaultRoutes(t)
+	if err := h.reset(); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func (h *host) setUplinkSource(t *testing.T, name string) {
+	t.Helper()
+	uplink := bpf.Uplink{Addr4: v4.wire(name), Addr6: v6.wire(name)}
+	if err := h.programs.Maps[bpf.MapUplinks].Put(uint32(h.uplink.Index), uplink); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestMasqueradeKeepsSource changes the address to masquerade with: a known flow keeps the former one
 // while the host has it.
 func TestMasqueradeKeepsSource(t *testing.T) {
 	for _, s := range (row{on: withPorts}).scenes() {
 		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			h := newHost(t)
-			h.removeDefaultRoutes(t)
-			if err := h.reset(); err != nil {
-				t.Fatal(err)
-			}
-			source := func(name string) {
-				t.Helper()
-				if err := h.programs.Maps[bpf.MapUplinks].Put(uint32(h.uplink.Index), bpf.Uplink{Addr4: v4.wire(name), Addr6: v6.wire(name)}); err != nil {
-					t.Fatal(err)
-				}
-			}
+			h := newHostWithoutRoutes(t)
 			leaves := func(what, want string, opens bool, port uint16) {
 				t.Helper()
 				p := s.packet(outgoing, false)
@@ -142,12 +151,12 @@ func TestMasqueradeKeepsSource(t *testing.T) {
 				}
 				s.star = scene.star
 			}
-			source("node2")
+			h.setUplinkSource(t, "node2")
 			leaves("a new flow", "node2", true, 0)
 			first := s.star
-			source("vip")
+			h.setUplinkSource(t, "vip")
 			leaves("after the change", "node2", false, first)
-			source("node")
+			h.setUplinkSource(t, "node")
 			leaves("after a second change", "node2", false, first)
 			if s.proto == tcp {
 				leaves("a new connection", "node", true, 0)
@@ -160,16 +169,9 @@ func TestMasqueradeKeepsSource(t *testing.T) {
 func TestMasqueradeLosesSource(t *testing.T) {
 	for _, s := range (row{on: withPorts}).scenes() {
 		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			h := newHost(t)
-			h.removeDefaultRoutes(t)
-			if err := h.reset(); err != nil {
-				t.Fatal(err)
-			}
+			h := newHostWithoutRoutes(t)
 			for _, step := range []struct{ source, want string }{{"onlink", "onlink"}, {"node", "node"}} {
-				uplink := bpf.Uplink{Addr4: v4.wire(step.source), Addr6: v6.wire(step.source)}
-				if err := h.programs.Maps[bpf.MapUplinks].Put(uint32(h.uplink.Index), uplink); err != nil {
-					t.Fatal(err)
-				}
+				h.setUplinkSource(t, step.source)
 				p := s.packet(outgoing, false)
 				isSegment(&p)
 				s.star = 0

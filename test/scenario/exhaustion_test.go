@@ -179,10 +179,7 @@ func TestFlowFlood(t *testing.T) {
 func flood(t *testing.T, pod *testenv.Pod, f testenv.Family) error {
 	const batch = 10_000
 
-	flows := 1_000_000
-	if testing.Short() {
-		flows = 50_000
-	}
+	flows := workload(50_000, 200_000, 1_000_000)
 	packet := testenv.UDPPacket(at(f.Pod(pod), 1), at(f.Outside, 1), "")
 	packet.SrcMAC, packet.DstMAC = pod.MACOf(t, testenv.PodIfName), hostMACOf(t, pod)
 	template, err := packet.Build()

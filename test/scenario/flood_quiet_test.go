@@ -67,7 +67,7 @@ type stream struct {
 }
 
 const (
-	floodKinds  = 8   // of a test: a million flows in all
+	floodKinds  = 8   // of a test: with -long, a million flows in all
 	floodPasses = 3   // so that an LRU map takes each entry for a busy one
 	floodBatch  = 500 // flows whose packets are sent again before the next ones': fewer than a table holds
 )
@@ -75,10 +75,7 @@ const (
 // run sends the flood and returns the number of flows.
 func (s stream) run(t *testing.T) int {
 	t.Helper()
-	flows := 1_000_000 / floodKinds
-	if testing.Short() {
-		flows = 50_000 / floodKinds
-	}
+	flows := workload(50_000, 200_000, 1_000_000) / floodKinds
 	frames := make([][]byte, floodBatch)
 	for first := 0; first < flows; first += floodBatch {
 		for i := range frames {

@@ -78,11 +78,23 @@ func (c claimed) count(seen map[uint16]bool, packets []testenv.Packet) {
 	}
 }
 
-func forEachClaim(t *testing.T, test func(t *testing.T, f testenv.Family, protocol string, answered bool)) {
+// forEachClaim runs a test beside a hostile pod, bad, that has opened flows, with and without answers.
+func (n *network) forEachClaim(t *testing.T, test func(t *testing.T, f testenv.Family, bad *testenv.Pod, c claimed, answered bool)) {
+	port := uint16(remotePort)
 	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		test(t, f, protocol, false)
+		claim := func(t *testing.T, answered bool) {
+			bad := n.AddPod(t, "bad", nil)
+			defer del(t, bad)
+			remote := sibling(f.Outside, 99)
+			n.addSilentRemote(t, f)
+			mute(t, bad, remote, protocol)
+			c := n.claim(t, bad, f, protocol, at(remote, port), answered)
+			port++
+			test(t, f, bad, c, answered)
+		}
+		claim(t, false)
 		if protocol == "tcp" {
-			t.Run("established", func(t *testing.T) { test(t, f, protocol, true) })
+			t.Run("established", func(t *testing.T) { claim(t, true) })
 		}
 	})
 }
@@ -91,19 +103,10 @@ func forEachClaim(t *testing.T, test func(t *testing.T, f testenv.Family, protoc
 // becomes a host port of another pod, and the remote connects to it from the port that the flows went to.
 func TestClaimedPortsBecomeHostPorts(t *testing.T) {
 	n := newNetwork(t)
-	port := uint16(remotePort)
-	forEachClaim(t, func(t *testing.T, f testenv.Family, protocol string, answered bool) {
-		bad := n.AddPod(t, "bad", nil)
-		defer del(t, bad)
-		remote := sibling(f.Outside, 99)
-		n.addSilentRemote(t, f)
-		mute(t, bad, remote, protocol)
-		c := n.claim(t, bad, f, protocol, at(remote, port), answered)
-		port++
-
+	n.forEachClaim(t, func(t *testing.T, f testenv.Family, bad *testenv.Pod, c claimed, answered bool) {
 		var mappings []mapping
 		for port := range c.flows {
-			mappings = append(mappings, mapping{HostPort: port, ContainerPort: port, Protocol: protocol})
+			mappings = append(mappings, mapping{HostPort: port, ContainerPort: port, Protocol: c.protocol})
 		}
 		web := n.AddPod(t, "web", portMappings(mappings...))
 		defer del(t, web)
@@ -139,21 +142,12 @@ func (c claimed) wantAll(t *testing.T, right, wrong func(*testing.T) []testenv.P
 // The same where the ports become those of the node's own servers.
 func TestClaimedPortsBecomeServersOfNode(t *testing.T) {
 	n := newNetwork(t)
-	port := uint16(remotePort)
-	forEachClaim(t, func(t *testing.T, f testenv.Family, protocol string, answered bool) {
-		bad := n.AddPod(t, "bad", nil)
-		defer del(t, bad)
-		remote := sibling(f.Outside, 99)
-		n.addSilentRemote(t, f)
-		mute(t, bad, remote, protocol)
-		c := n.claim(t, bad, f, protocol, at(remote, port), answered)
-		port++
-
+	n.forEachClaim(t, func(t *testing.T, f testenv.Family, bad *testenv.Pod, c claimed, _ bool) {
 		for port := range c.flows {
-			n.listen(t, protocol, at(f.Node, port))
+			n.listen(t, c.protocol, at(f.Node, port))
 		}
 		number := unix.IPPROTO_TCP
-		if protocol == "udp" {
+		if c.protocol == "udp" {
 			number = unix.IPPROTO_UDP
 		}
 		node := openRaw(t, n.node(), f.Node, number) // receives what the servers do
@@ -266,7 +260,7 @@ func TestHalfOpenConnectionsExpire(t *testing.T) {
 // A pod sends from all its ports to one server, outside or behind a host port. Other clients still get ports.
 func TestPodsShareTheirPorts(t *testing.T) {
 	n := newNetwork(t)
-	if testing.Short() {
+	if !*long {
 		n.fewPorts(t)
 	}
 	bad, other := n.AddPod(t, "bad", nil), n.AddPod(t, "other", nil)
@@ -311,17 +305,42 @@ func (n *network) wantPorts(t *testing.T, f testenv.Family, protocol string, bad
 	}
 }
 
-// sendFromAllPorts opens a connection from each port of addr; with -short, from twice as many as fewPorts leaves.
+// sendFromAllPorts opens a connection from each port of addr; without -long, from twice as many as fewPorts leaves.
 func (w wire) sendFromAllPorts(t *testing.T, protocol string, addr netip.Addr, to netip.AddrPort) {
 	t.Helper()
 	const batch = 1 << 13 // all need not be in memory at once
-	all := 1 << 16
-	if testing.Short() {
-		all = batch
-	}
+	all := workload(batch, batch, 1<<16)
 	for first := 1; first < all; first += batch {
 		w.send(t, openings(protocol, addr, uint16(first), min(batch, all-first), to)...)
 	}
+}
+
+// A full table does not take a new flow's first entry for its second, although those that it has are all used.
+func TestNewFlowsInFullTable(t *testing.T) {
+	const questions = 300 // an LRU map evicts once in 128 entries
+
+	n := newNetworkWith(t, withKeys(smallestTable))
+	bad, other, web := n.AddPod(t, "bad", nil), n.AddPod(t, "other", nil), n.AddPod(t, "web", quietPorts())
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		mute(t, bad, f.Node, "udp")
+		received := replyToAll(t, web.Namespace, at(f.Pod(web), 80))
+		serve(t, web.Namespace, "udp", at(f.Pod(web), 81))
+		flood := openings("udp", f.Pod(bad), hostilePort, 4000, at(f.Node, 8080))
+		for _, packets := range [][]testenv.Packet{flood, flood} {
+			wireOf(t, bad).send(t, packets...)
+		}
+		testenv.Eventually(t, "replies", func() error {
+			if got := received(); got < int64(len(flood)) {
+				return fmt.Errorf("got %d, want at least %d", got, len(flood))
+			}
+			return nil
+		})
+		for i := range questions {
+			if _, err := tryAsk(t, other.Namespace, "udp", at(f.Node, 8081)); err != nil {
+				t.Fatalf("question %d: %v", i+1, err)
+			}
+		}
+	})
 }
 
 // tryAsk sends a request over a new socket, and gives up soon. The socket stays open.

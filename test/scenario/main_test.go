@@ -4,6 +4,7 @@
 //
 //	go test ./scenario                    # as root
 //	go test -short ./scenario             # small transfers, for slow machines
+//	go test ./scenario -long -run 'Flood|ShortConnections|TestPodsShareTheirPorts'
 //	go test ./scenario -fastpath always   # or never
 //
 // On another kernel (see package vm), with the plugin built beforehand:
@@ -22,7 +23,21 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-var fastPath = flag.String("fastpath", "", "fastPath of all networks that do not set it: always or never")
+var (
+	fastPath = flag.String("fastpath", "", "fastPath of all networks that do not set it: always or never")
+	long     = flag.Bool("long", false, "floods and rates of the size that an attacker needs minutes for")
+)
+
+// workload chooses the size of a test: with -short, without, and with -long.
+func workload(short, usual, whole int) int {
+	switch {
+	case testing.Short():
+		return short
+	case *long:
+		return whole
+	}
+	return usual
+}
 
 // needsStack skips a test whose packets must reach the host's stack, or a program behind ours,
 // which fastPath always bypasses.

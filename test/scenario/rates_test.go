@@ -34,7 +34,7 @@ func TestShortConnections(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		short
-		few int // number where the node has few ports
+		few int // number without -long, where the node has few ports
 	}{
 		{"TCP, client closes", short{"tcp", false, 40_000}, 6_000},
 		{"TCP, server closes", short{"tcp", true, 40_000}, 6_000},
@@ -43,7 +43,7 @@ func TestShortConnections(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			n := newNetwork(t)
 			kind := tc.short
-			if testing.Short() {
+			if !*long {
 				n.fewPorts(t)
 				kind.number = tc.few
 			}
