@@ -129,15 +129,69 @@ func pinPrograms(collection *ebpf.Collection, dir string) error {
 	return nil
 }
 
-// newCollection loads programs, and creates their maps except for those given.
+// newCollection loads programs, and creates their maps except for those given. The verifier needs most of the
+// time, so each CPU has a program.
 func newCollection(spec *ebpf.CollectionSpec, maps map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	raiseMemlock()
-	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps})
+	collection, err := loadPart(spec, nil, maps)
 	if errors.Is(err, unix.ENOMEM) {
 		return nil, fmt.Errorf("%w: %w (no memory for maps of %d flows: lower maxFlows, or raise the memory limit of the runtime's cgroup)",
 			ErrNotSupported, err, spec.Maps[bpf.MapFlows].MaxEntries)
 	}
-	return collection, explain(err)
+	if err != nil {
+		return nil, explain(err)
+	}
+	programs, err := loadPrograms(spec, collection.Maps)
+	if err != nil {
+		collection.Close()
+		return nil, explain(err)
+	}
+	collection.Programs = programs
+	return collection, nil
+}
+
+func loadPrograms(spec *ebpf.CollectionSpec, maps map[string]*ebpf.Map) (map[string]*ebpf.Program, error) {
+	type result struct {
+		name    string
+		program *ebpf.Program
+		err     error
+	}
+	results := make(chan result)
+	for name, program := range spec.Programs {
+		go func() {
+			part, err := loadPart(spec, map[string]*ebpf.ProgramSpec{name: program}, maps)
+			if err != nil {
+				results <- result{err: err}
+				return
+			}
+			defer part.Close()
+			results <- result{name: name, program: part.DetachProgram(name)}
+		}()
+	}
+	programs := map[string]*ebpf.Program{}
+	var errs []error
+	for range spec.Programs {
+		r := <-results
+		if r.err != nil {
+			errs = append(errs, r.err)
+			continue
+		}
+		programs[r.name] = r.program
+	}
+	if err := errors.Join(errs...); err != nil {
+		for _, program := range programs {
+			program.Close()
+		}
+		return nil, err
+	}
+	return programs, nil
+}
+
+// loadPart loads the programs, and creates all maps of spec except for those given.
+func loadPart(spec *ebpf.CollectionSpec, programs map[string]*ebpf.ProgramSpec, maps map[string]*ebpf.Map) (*ebpf.Collection, error) {
+	spec = spec.Copy()
+	spec.Programs = programs
+	return ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps})
 }
 
 // explain adds the requirements to an error with which the kernel refuses BPF.
