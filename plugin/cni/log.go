@@ -9,8 +9,8 @@ import (
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
-	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
+	"github.com/ebpfnet/ebpfnet/show"
 )
 
 // callLog is the log of one call. It goes to a file or to stderr, which runtimes show when a call
@@ -30,14 +30,25 @@ func openLog(call *config.Call) *callLog {
 	}
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
 	if err != nil {
-		log.Warn("logFile "+cnierr.Show(path)+": expected a file that can be written; logging to stderr", "error", err)
+		log.Warn("logFile "+show.Value(path)+": expected a file that can be written; logging to stderr", "error", err)
 		return log
 	}
 	return &callLog{Logger: newLogger(file, level).With("pid", os.Getpid()), file: file, logsCall: true}
 }
 
 func newLogger(to io.Writer, level slog.Level) *slog.Logger {
-	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}))
+	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level, ReplaceAttr: showAttr}))
+}
+
+// showAttr makes the texts of a line fit for it.
+func showAttr(_ []string, attr slog.Attr) slog.Attr {
+	switch value := attr.Value.Any().(type) {
+	case string:
+		attr.Value = slog.StringValue(show.Message(value))
+	case error:
+		attr.Value = slog.StringValue(show.Message(value.Error()))
+	}
+	return attr
 }
 
 // writeCall writes a line with the call and its outcome.
