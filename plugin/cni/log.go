@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
@@ -49,6 +50,16 @@ func showAttr(_ []string, attr slog.Attr) slog.Attr {
 		attr.Value = slog.StringValue(show.Message(value.Error()))
 	}
 	return attr
+}
+
+// writeKeys writes a line about the keys that have no purpose here, and one about those of others.
+func (l *callLog) writeKeys(call *config.Call) {
+	if keys := call.NeedlessKeys(); len(keys) > 0 {
+		l.Warn("ebpfnet does not need these keys", "keys", strings.Join(keys, "; "))
+	}
+	if keys := call.ForeignKeys(); len(keys) > 0 {
+		l.Info("left these keys to others", "keys", strings.Join(keys, "; "))
+	}
 }
 
 // writeCall writes a line with the call and its outcome.

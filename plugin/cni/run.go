@@ -89,6 +89,9 @@ func (r *runner) wrap(name string, verb func(context.Context, *Call) error) func
 			err = verb(ctx, &Call{call, log.Logger})
 		}
 		err = cnierr.WithCode(err)
+		if name == "ADD" {
+			log.writeKeys(call)
+		}
 		log.writeCall(name, call, time.Since(begin), err)
 		return err
 	}
