@@ -8,6 +8,14 @@ import (
 	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/ebpfnet/ebpfnet/show"
+)
+
+// Keys are the keys of an "ipam" section, and RangeKeys those of a range in its "ranges".
+var (
+	RangeKeys = []string{"subnet", "rangeStart", "rangeEnd", "gateway"}
+	Keys      = append([]string{"type", "dataDir", "resolvConf", "routes", "ranges"}, RangeKeys...)
 )
 
 // The raw types keep each value as text, to decode it separately and name its key in an
@@ -92,19 +100,9 @@ func parseRoutes(key string, raw json.RawMessage) ([]*types.Route, error) {
 
 // configErrorf returns the error "invalid configuration: key value: expectation".
 func configErrorf(key string, value json.RawMessage, format string, args ...any) error {
-	return fmt.Errorf("%w: %s %s: %s", ErrConfig, key, abbreviate(value), fmt.Sprintf(format, args...))
+	return fmt.Errorf("%w: %s %s: %s", ErrConfig, key, show.Short(string(bytes.Join(bytes.Fields(value), []byte(" ")))), fmt.Sprintf(format, args...))
 }
 
 func quote(text string) json.RawMessage {
 	return json.RawMessage(fmt.Sprintf("%q", text))
-}
-
-// abbreviate shortens a large object to keep the error readable.
-func abbreviate(value json.RawMessage) string {
-	const longest = 100
-	value = bytes.Join(bytes.Fields(value), []byte(" "))
-	if len(value) > longest {
-		return string(value[:longest]) + "..."
-	}
-	return string(value)
 }

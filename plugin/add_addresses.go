@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"slices"
+
+	cnitypes "github.com/containernetworking/cni/pkg/types"
 
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -55,6 +59,25 @@ func (a *adder) useReserved(reserved *ipam.Result) {
 	for _, address := range reserved.Addresses {
 		a.addresses = append(a.addresses, link.Address(address))
 	}
+	if a.config.DefaultRoutes {
+		reserved.Routes = withDefaultRoutes(reserved.Routes, a.addresses)
+	}
+}
+
+// withDefaultRoutes adds a default route for each family of the addresses that has none.
+func withDefaultRoutes(routes []*cnitypes.Route, addresses []link.Address) []*cnitypes.Route {
+	for _, address := range addresses {
+		zero := netip.IPv6Unspecified()
+		if address.Prefix.Addr().Is4() {
+			zero = netip.IPv4Unspecified()
+		}
+		all := netip.PrefixFrom(zero, 0)
+		isDefault := func(r *cnitypes.Route) bool { return link.PrefixOf(r.Dst) == all }
+		if !slices.ContainsFunc(routes, isDefault) {
+			routes = append(routes, &cnitypes.Route{Dst: net.IPNet{IP: zero.AsSlice(), Mask: net.CIDRMask(0, zero.BitLen())}})
+		}
+	}
+	return routes
 }
 
 // checkDead refuses to replace an attachment that is alive.

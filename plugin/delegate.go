@@ -3,7 +3,6 @@ package plugin
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/invoke"
@@ -15,6 +14,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/show"
 )
 
 // delegate is another IPAM plugin that allocates the addresses (SPEC, section 4). It is executed
@@ -86,5 +86,5 @@ func (d *delegate) wrap(ctx context.Context, err error) error {
 	if ctx.Err() != nil { // the plugin was killed, and its output is incomplete
 		err = cnitypes.NewError(cnitypes.ErrTryAgainLater, "did not finish in time", err.Error())
 	}
-	return cnierr.WithPrefix(cnierr.WithCode(err), fmt.Sprintf("ipam.type %q: ", d.kind))
+	return cnierr.WithPrefix(cnierr.WithCode(err), "ipam.type "+show.Value(d.kind)+": ")
 }

@@ -23,22 +23,22 @@ func printAttachments(_ context.Context, to io.Writer, o options) error {
 	}
 	for i, attachment := range attachments {
 		if i > 0 {
-			fmt.Fprintln(to)
+			printf(to, "\n")
 		}
 		printAttachment(to, attachment)
 	}
 	if err == nil && len(attachments) == 0 {
-		fmt.Fprintln(to, "no container is connected")
+		printf(to, "no container is connected\n")
 	}
 	return err
 }
 
 func printAttachment(to io.Writer, a *operator.Attachment) {
 	name := strings.TrimSpace(strings.Join([]string{a.Network, a.ContainerID, a.IfName}, " "))
-	fmt.Fprintln(to, cmp.Or(name, "owner "+a.Owner))
+	printf(to, "%s\n", cmp.Or(name, "owner "+a.Owner))
 	line := func(key, value string) {
 		if value != "" {
-			fmt.Fprintf(to, "  %-11s %s\n", key, value)
+			printf(to, "  %-11s %s\n", key, value)
 		}
 	}
 	if a.Dead {

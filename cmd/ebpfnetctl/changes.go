@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,7 +21,7 @@ func load(ctx context.Context, to io.Writer, _ options) error {
 	}
 	defer datapath.Close()
 
-	fmt.Fprintf(to, "loaded, pinned in %s\n", datapath.Dir())
+	printf(to, "loaded, pinned in %s\n", datapath.Dir())
 	return nil
 }
 
@@ -33,13 +32,13 @@ func upgrade(ctx context.Context, to io.Writer, o options) error {
 		return err
 	}
 	if o.json {
-		return json.NewEncoder(to).Encode(done)
+		return printJSON(to, done)
 	}
 	if done.FromBuild == done.ToBuild {
-		fmt.Fprintf(to, "already loaded: %s\n", programVersion(done.ToRevision, done.ToBuild))
+		printf(to, "already loaded: %s\n", programVersion(done.ToRevision, done.ToBuild))
 		return nil
 	}
-	fmt.Fprintf(to, "replaced %s with %s; programs replaced on devices: %d\n",
+	printf(to, "replaced %s with %s; programs replaced on devices: %d\n",
 		programVersion(done.FromRevision, done.FromBuild), programVersion(done.ToRevision, done.ToBuild), done.Programs)
 	return nil
 }
@@ -54,13 +53,13 @@ func repair(ctx context.Context, to io.Writer, o options) error {
 
 	repaired, err := op.Repair(ctx)
 	if o.json {
-		return errors.Join(err, json.NewEncoder(to).Encode(map[string][]string{"repaired": append([]string{}, repaired...)}))
+		return errors.Join(err, printJSON(to, map[string][]string{"repaired": append([]string{}, repaired...)}))
 	}
 	for _, what := range repaired {
-		fmt.Fprintf(to, "repaired: %s\n", what)
+		printf(to, "repaired: %s\n", what)
 	}
 	if err == nil && len(repaired) == 0 {
-		fmt.Fprintln(to, "nothing to repair")
+		printf(to, "nothing to repair\n")
 	}
 	return err
 }
@@ -87,10 +86,10 @@ func set(ctx context.Context, to io.Writer, o options) error {
 
 	changed, warnings, err := op.Set(ctx, filter, settings)
 	for _, warning := range warnings {
-		fmt.Fprintf(to, "warning: %s\n", warning)
+		printf(to, "warning: %s\n", warning)
 	}
 	for _, alias := range changed {
-		fmt.Fprintf(to, "%s: %s\n", alias, strings.Join(o.words[1:], " "))
+		printf(to, "%s: %s\n", alias, strings.Join(o.words[1:], " "))
 	}
 	return err
 }
@@ -107,14 +106,14 @@ func unload(ctx context.Context, to io.Writer, o options) error {
 		if err := op.Unload(ctx); err != nil {
 			return err
 		}
-		fmt.Fprintln(to, "unloaded; the next ADD loads it again")
+		printf(to, "unloaded; the next ADD loads it again\n")
 		return nil
 	}
 	usage, err := op.Usage()
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("nothing was done: unloading would end masquerading and host ports for %d containers (%s), "+
-		"remove %d host port entries and %d flows, and detach the programs from uplinks %s; use --yes to unload",
-		len(usage.Containers), strings.Join(usage.Containers, ", "), usage.HostPorts, usage.Flows, strings.Join(usage.Uplinks, ", "))
+	return fmt.Errorf("nothing was done: unloading would remove %d host port entries and %d flows, detach the programs from "+
+		"uplinks %s, and end masquerading and host ports for %d containers; use --yes to unload (the containers: %s)",
+		usage.HostPorts, usage.Flows, strings.Join(usage.Uplinks, ", "), len(usage.Containers), strings.Join(usage.Containers, ", "))
 }

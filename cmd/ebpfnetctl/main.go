@@ -1,7 +1,7 @@
 // Command ebpfnetctl shows an operator what ebpfnet has on this host, and changes it. Commands that
 // are nouns only read; those that are verbs change something and print what.
 //
-// It may import bpf, loader, loader/rtnl, maps, plugin/config, plugin/link and plugin/operator.
+// It may import bpf, loader, loader/rtnl, maps, plugin/config, plugin/link, plugin/operator and show.
 package main
 
 import (
@@ -14,6 +14,8 @@ import (
 	"io"
 	"os"
 	"time"
+
+	"github.com/ebpfnet/ebpfnet/show"
 )
 
 //go:embed usage.txt
@@ -58,7 +60,7 @@ func main() {
 // run returns the exit code.
 func run(args []string, stdout, stderr io.Writer) int {
 	if len(args) == 0 || args[0] == "help" || args[0] == "--help" || args[0] == "-h" {
-		fmt.Fprint(stdout, usage)
+		io.WriteString(stdout, usage)
 		return 0
 	}
 	err := runCommand(args[0], args[1:], stdout)
@@ -66,13 +68,13 @@ func run(args []string, stdout, stderr io.Writer) int {
 	case err == nil:
 		return 0
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(stdout, usage)
+		io.WriteString(stdout, usage)
 		return 0
 	case errors.As(err, new(argumentError)):
-		fmt.Fprintf(stderr, "ebpfnetctl: %v (`ebpfnetctl help` lists the commands)\n", err)
+		printf(stderr, "ebpfnetctl: %v (`ebpfnetctl help` lists the commands)\n", err)
 		return 2
 	default:
-		fmt.Fprintf(stderr, "ebpfnetctl: %v\n", err)
+		printf(stderr, "ebpfnetctl: %v\n", err)
 		return 1
 	}
 }
@@ -120,9 +122,24 @@ func (c command) parse(name string, args []string) (o options, err error) {
 	return o, nil
 }
 
+// printf prints all text. The format is ours; its arguments can be from outside.
+func printf(to io.Writer, format string, args ...any) {
+	for i, arg := range args {
+		switch value := arg.(type) {
+		case string:
+			args[i] = show.Text(value)
+		case error:
+			args[i] = show.Message(value.Error())
+		}
+	}
+	fmt.Fprintf(to, format, args...) //permit:fmt.Fprintf
+}
+
 // printJSON prints a value indented.
 func printJSON(to io.Writer, value any) error {
-	encoder := json.NewEncoder(to)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(value)
+	text, err := json.MarshalIndent(value, "", "  ")
+	if err == nil {
+		_, err = to.Write(append(show.JSON(text), '\n'))
+	}
+	return err
 }

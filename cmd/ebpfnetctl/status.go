@@ -205,9 +205,9 @@ func deviceName(index int) string {
 func (s *status) printFeatures(to io.Writer) error {
 	table := tabwriter.NewWriter(to, 0, 8, 2, ' ', 0)
 	for _, f := range s.Features {
-		fmt.Fprintf(table, "%s\t%s\t%s\n", f.Name, f.Chosen, f.Why)
+		printf(table, "%s\t%s\t%s\n", f.Name, f.Chosen, f.Why)
 	}
-	fmt.Fprintln(table)
+	printf(table, "\n")
 	return table.Flush()
 }
 
@@ -216,36 +216,36 @@ func (s *status) print(to io.Writer) error {
 	for _, r := range s.Ports {
 		ports = append(ports, fmt.Sprintf("%d to %d", r[0], r[1]))
 	}
-	fmt.Fprintf(to, "pins         %s\nprograms     %s\nmasq ports   %s\nuplinks      %s\n",
+	printf(to, "pins         %s\nprograms     %s\nmasq ports   %s\nuplinks      %s\n",
 		s.Directory, s.programs(), strings.Join(ports, ", "), cmp.Or(strings.Join(s.Uplinks, " "), "none"))
 	for _, warning := range s.Warnings {
-		fmt.Fprintf(to, "warning      %s\n", warning)
+		printf(to, "warning      %s\n", warning)
 	}
-	fmt.Fprintln(to)
+	printf(to, "\n")
 	if err := s.printFeatures(to); err != nil {
 		return err
 	}
 	table := tabwriter.NewWriter(to, 0, 8, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(table, "map\tentries\tmax entries\tbytes\t")
+	printf(table, "map\tentries\tmax entries\tbytes\t\n")
 	for _, m := range s.Maps {
 		entries := "-"
 		if m.Entries != nil {
 			entries = strconv.Itoa(*m.Entries)
 		}
-		fmt.Fprintf(table, "%s\t%s\t%d\t%d\t\n", m.Name, entries, m.MaxEntries, m.Bytes)
+		printf(table, "%s\t%s\t%d\t%d\t\n", m.Name, entries, m.MaxEntries, m.Bytes)
 	}
-	fmt.Fprintf(table, "total\t\t\t%d\t\n", s.Bytes)
+	printf(table, "total\t\t\t%d\t\n", s.Bytes)
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintln(to, "\ndropped packets")
+	printf(to, "\ndropped packets\n")
 	for _, d := range s.Drops {
-		fmt.Fprintf(to, "%12d  %s\n", d.Packets, d.Reason)
+		printf(to, "%12d  %s\n", d.Packets, d.Reason)
 	}
 	for _, c := range s.Containers {
-		fmt.Fprintf(to, "\ndropped packets of the container behind %s\n", c.Device)
+		printf(to, "\ndropped packets of the container behind %s\n", c.Device)
 		for _, d := range c.Drops {
-			fmt.Fprintf(to, "%12d  %s\n", d.Packets, d.Reason)
+			printf(to, "%12d  %s\n", d.Packets, d.Reason)
 		}
 	}
 	return nil

@@ -21,8 +21,8 @@ func printVersion(_ context.Context, to io.Writer, o options) error {
 	if o.json {
 		return printJSON(to, v)
 	}
-	_, err := fmt.Fprintf(to, "%s, ABI %d\n", programVersion(v.Revision, v.Build), v.ABI)
-	return err
+	printf(to, "%s, ABI %d\n", programVersion(v.Revision, v.Build), v.ABI)
+	return nil
 }
 
 // programVersion names programs in messages.

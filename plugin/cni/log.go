@@ -5,12 +5,13 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
-	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
+	"github.com/ebpfnet/ebpfnet/show"
 )
 
 // callLog is the log of one call. It goes to a file or to stderr, which runtimes show when a call
@@ -30,14 +31,35 @@ func openLog(call *config.Call) *callLog {
 	}
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
 	if err != nil {
-		log.Warn("logFile "+cnierr.Show(path)+": expected a file that can be written; logging to stderr", "error", err)
+		log.Warn("logFile "+show.Value(path)+": expected a file that can be written; logging to stderr", "error", err)
 		return log
 	}
 	return &callLog{Logger: newLogger(file, level).With("pid", os.Getpid()), file: file, logsCall: true}
 }
 
 func newLogger(to io.Writer, level slog.Level) *slog.Logger {
-	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}))
+	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level, ReplaceAttr: showAttr}))
+}
+
+// showAttr makes the texts of a line fit for it.
+func showAttr(_ []string, attr slog.Attr) slog.Attr {
+	switch value := attr.Value.Any().(type) {
+	case string:
+		attr.Value = slog.StringValue(show.Message(value))
+	case error:
+		attr.Value = slog.StringValue(show.Message(value.Error()))
+	}
+	return attr
+}
+
+// writeKeys writes a line about the keys that have no purpose here, and one about those of others.
+func (l *callLog) writeKeys(call *config.Call) {
+	if keys := call.NeedlessKeys(); len(keys) > 0 {
+		l.Warn("ebpfnet does not need these keys", "keys", strings.Join(keys, "; "))
+	}
+	if keys := call.ForeignKeys(); len(keys) > 0 {
+		l.Info("left these keys to others", "keys", strings.Join(keys, "; "))
+	}
 }
 
 // writeCall writes a line with the call and its outcome.

@@ -1,7 +1,7 @@
 // Package cni is what all our CNI plugins share: it runs the verb that the environment names, gives
 // the verb a log and a deadline, and prints results and errors as the specification wants them.
 //
-// It may import plugin/cnierr and plugin/config.
+// It may import plugin/cnierr, plugin/config and show.
 package cni
 
 import (
@@ -17,6 +17,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
+	"github.com/ebpfnet/ebpfnet/show"
 )
 
 // Verbs are the verbs of a plugin (SPEC, section 2). Errors without a code get that of their cause.
@@ -48,7 +49,7 @@ func Run(verbs Verbs, about string) {
 
 	r := &runner{lockTimeout: lockTimeout}
 	if err := skel.PluginMainFuncsWithError(r.funcs(verbs), version.All, about); err != nil {
-		printError(err, r.cniVersion)
+		printError(cnierr.Shown(err), r.cniVersion)
 		os.Exit(1)
 	}
 }
@@ -88,6 +89,9 @@ func (r *runner) wrap(name string, verb func(context.Context, *Call) error) func
 			err = verb(ctx, &Call{call, log.Logger})
 		}
 		err = cnierr.WithCode(err)
+		if name == "ADD" {
+			log.writeKeys(call)
+		}
 		log.writeCall(name, call, time.Since(begin), err)
 		return err
 	}
@@ -100,5 +104,5 @@ func printError(err *cnitypes.Error, cniVersion string) {
 	_ = encoder.Encode(struct {
 		CNIVersion string `json:"cniVersion,omitempty"`
 		*cnitypes.Error
-	}{cniVersion, err})
+	}{show.Short(cniVersion), err})
 }

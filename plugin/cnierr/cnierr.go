@@ -1,11 +1,11 @@
 // Package cnierr turns errors into those of the CNI specification: it has our error codes, finds
 // the code of a cause, and words what is wrong with a configuration.
 //
-// It may import the packages whose causes have codes: loader, loader/flock, maps, ipam, plugin/link.
+// It may import show, and the packages whose causes have codes: loader, loader/flock, maps, ipam,
+// plugin/link.
 package cnierr
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,6 +19,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/show"
 )
 
 // Our own error codes. The specification reserves those below 100.
@@ -95,34 +96,30 @@ func WithPrefix(err error, prefix string) error {
 
 // Invalid reports a key of the configuration with the value it has and what was expected.
 func Invalid(key string, value any, expected string) error {
-	return cnitypes.NewError(cnitypes.ErrInvalidNetworkConfig, fmt.Sprintf("%s %s: expected %s", key, Show(value), expected), "")
+	return cnitypes.NewError(cnitypes.ErrInvalidNetworkConfig, fmt.Sprintf("%s %s: expected %s", key, show.Value(value), expected), "")
 }
 
 // Unsupported reports a key or value that ebpfnet does not support.
 func Unsupported(key string, value any, why string) error {
-	return cnitypes.NewError(cnitypes.ErrUnsupportedField, fmt.Sprintf("%s %s: %s", key, Show(value), why), "")
+	return cnitypes.NewError(cnitypes.ErrUnsupportedField, fmt.Sprintf("%s %s: %s", key, show.Value(value), why), "")
 }
 
 // InvalidEnv reports a CNI_ variable of the environment.
 func InvalidEnv(variable string, value any, expected string) error {
-	return cnitypes.NewError(cnitypes.ErrInvalidEnvironmentVariables, fmt.Sprintf("%s %s: expected %s", variable, Show(value), expected), "")
+	return cnitypes.NewError(cnitypes.ErrInvalidEnvironmentVariables, fmt.Sprintf("%s %s: expected %s", variable, show.Value(value), expected), "")
 }
 
 // InvalidNetns reports the container's network namespace, CNI_NETNS.
 func InvalidNetns(path, why string) error {
-	return cnitypes.NewError(cnitypes.ErrInvalidNetNS, fmt.Sprintf("CNI_NETNS %q: expected a container's network namespace: %s", path, why), "")
+	return cnitypes.NewError(cnitypes.ErrInvalidNetNS, fmt.Sprintf("CNI_NETNS %s: expected a container's network namespace: %s", show.Value(path), why), "")
+}
+
+// Shown returns an error as it leaves the process: in one line, printable and not too long.
+func Shown(err *cnitypes.Error) *cnitypes.Error {
+	return cnitypes.NewError(err.Code, show.Message(err.Msg), show.Message(err.Details))
 }
 
 // NotAvailable reports, for STATUS, why an ADD would fail now.
 func NotAvailable(err error) error {
 	return cnitypes.NewError(cnitypes.ErrPluginNotAvailable, err.Error(), "")
-}
-
-// Show formats a value as the configuration writes it: as JSON.
-func Show(value any) string {
-	text, err := json.Marshal(value)
-	if err != nil {
-		return fmt.Sprint(value)
-	}
-	return string(text)
 }

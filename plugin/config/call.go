@@ -3,9 +3,7 @@ package config
 import (
 	"encoding/json"
 	"errors"
-	"maps"
 	"reflect"
-	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -19,6 +17,8 @@ import (
 type Call struct {
 	*skel.CmdArgs
 	keys map[string]json.RawMessage
+
+	foreign, needless []string // see checkKeys
 }
 
 // NewCall decodes stdin. Where that fails, the Call has no keys.
@@ -60,28 +60,6 @@ func (c *Call) decode(conf any) error {
 		}
 	}
 	return nil
-}
-
-// checkKeys refuses keys that no field of a struct has: a misspelt ipMasq would be a network that
-// half works. Keys with a dot or slash, like cni.dev/attachments, belong to others.
-func (c *Call) checkKeys(conf any) error {
-	known := keysOf(conf)
-	for _, key := range slices.Sorted(maps.Keys(c.keys)) {
-		if !strings.ContainsAny(key, "./") && !slices.Contains(known, key) {
-			return cnierr.Unsupported(key, c.keys[key], "no such key; ebpfnet knows "+strings.Join(known, ", "))
-		}
-	}
-	return nil
-}
-
-// keysOf returns the keys that the fields of a struct have.
-func keysOf(conf any) (keys []string) {
-	for _, field := range reflect.VisibleFields(reflect.TypeOf(conf).Elem()) {
-		if key := field.Tag.Get("json"); key != "" {
-			keys = append(keys, key)
-		}
-	}
-	return keys
 }
 
 // invalidType reports the place within a key whose value has the wrong type.

@@ -5,7 +5,7 @@
 // Nothing here has side effects: no file is read or written, and the kernel is not asked.
 //
 // It may import maps, ipam, plugin/cnierr, plugin/link, plugin/names and plugin/record, all of them
-// for their types and constants.
+// for their types and constants, and show.
 package config
 
 import (
@@ -28,6 +28,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/names"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
+	"github.com/ebpfnet/ebpfnet/show"
 )
 
 // Config is the checked configuration of one call.
@@ -49,11 +50,13 @@ type Config struct {
 	Bandwidth link.Bandwidth
 	IPAM      *ipam.Config // nil: no addresses, or those of Delegate
 	Delegate  string       // the IPAM plugin to execute; "": none
-	DNS       cnitypes.DNS
-	MAC       net.HardwareAddr // nil: derived from the attachment
-	HostPorts []HostPort
-	Tuning    link.Tuning
-	Sysctls   []string // the names in Tuning as the configuration has them
+	// DefaultRoutes adds a default route for each family that has an address and no such route.
+	DefaultRoutes bool
+	DNS           cnitypes.DNS
+	MAC           net.HardwareAddr // nil: derived from the attachment
+	HostPorts     []HostPort
+	Tuning        link.Tuning
+	Sysctls       []string // the names in Tuning as the configuration has them
 
 	DataDir    string // directory of the records
 	Aliases    []string
@@ -95,8 +98,6 @@ func (m Masq) NonMasqFor(addr netip.Addr) (prefixes []netip.Prefix) {
 type netConf struct {
 	// Keys of the specification that only runtimes use.
 	Type         json.RawMessage `json:"type"`
-	DisableCheck json.RawMessage `json:"disableCheck"`
-	DisableGC    json.RawMessage `json:"disableGC"`
 	Capabilities json.RawMessage `json:"capabilities"`
 
 	CNIVersion string        `json:"cniVersion"`
@@ -119,6 +120,7 @@ type netConf struct {
 	DNS     cnitypes.DNS    `json:"dns"`
 	DataDir string          `json:"dataDir"`
 	logConf
+	IsDefaultGateway bool `json:"isDefaultGateway"` // bridge's
 
 	Sysctl   map[string]string `json:"sysctl"`
 	Promisc  bool              `json:"promisc"`
@@ -210,6 +212,8 @@ func (c *Call) Parse() (*Config, error) {
 		Aliases:    conf.RuntimeConfig.Aliases,
 		CgroupPath: conf.RuntimeConfig.CgroupPath,
 		Labels:     conf.Args.CNI.Labels,
+
+		DefaultRoutes: conf.IsDefaultGateway,
 	}
 	if config.Masq, err = conf.masq(); err != nil {
 		return nil, err
@@ -246,10 +250,10 @@ func (c *Call) attachment(network string) maps.Attachment {
 	return maps.Attachment{Network: network, ContainerID: c.ContainerID, IfName: c.IfName}
 }
 
-// checkIfName refuses what the kernel takes for a pattern.
+// checkIfName refuses what the kernel takes for a pattern, and what other tools may not print.
 func (c *Call) checkIfName() error {
-	if strings.Contains(c.IfName, "%") {
-		return cnierr.InvalidEnv("CNI_IFNAME", c.IfName, "a name without %")
+	if strings.Contains(c.IfName, "%") || show.Text(c.IfName) != c.IfName {
+		return cnierr.InvalidEnv("CNI_IFNAME", c.IfName, "a printable name without %")
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -208,8 +209,8 @@ func TestDocuments(t *testing.T) {
 	if more, err := os.ReadFile("../README.md"); err == nil {
 		text = append(text, more...)
 	}
-	specified := []string{"cniVersion", "name", "type", "disableCheck", "disableGC", "capabilities", "args", "runtimeConfig", "prevResult"}
-	for _, key := range keysOf(&netConf{}) {
+	specified := []string{"cniVersion", "name", "type", "capabilities", "args", "runtimeConfig", "prevResult"}
+	for _, key := range keysOf(reflect.TypeFor[netConf]()) {
 		if !slices.Contains(specified, key) && !strings.Contains(string(text), "`"+key+"`") {
 			t.Errorf("neither README.md nor plugin/README.md names %s", key)
 		}
@@ -218,10 +219,10 @@ func TestDocuments(t *testing.T) {
 
 // TestKnownKeys pins the keys that the struct tags give.
 func TestKnownKeys(t *testing.T) {
-	want := strings.Fields(`allmulti antiSpoof args bigTCP capabilities cniVersion dataDir device disableCheck disableGC dns egressBurst
-		egressRate fastPath ingressBurst ingressPolicy ingressRate ipMasq ipMasq4 ipMasq6 ipam logFile logLevel masqTunnels maxFlows mtu name
+	want := strings.Fields(`allmulti antiSpoof args bigTCP capabilities cniVersion dataDir device dns egressBurst
+		egressRate fastPath ingressBurst ingressPolicy ingressRate ipMasq ipMasq4 ipMasq6 ipam isDefaultGateway logFile logLevel masqTunnels maxFlows mtu name
 		nonMasqueradeCIDRs prevResult promisc runtimeConfig sysctl txQLen type unshapedSubnets uplinks`)
-	if got := keysOf(&netConf{}); !slices.Equal(slices.Sorted(slices.Values(got)), want) {
+	if got := keysOf(reflect.TypeFor[netConf]()); !slices.Equal(slices.Sorted(slices.Values(got)), want) {
 		t.Errorf("known keys are %q, want %q", got, want)
 	}
 }

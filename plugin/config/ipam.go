@@ -37,6 +37,9 @@ func (c *Call) ParseAddresses() (*ipam.Config, error) {
 	if !hasIPAM(conf.IPAM) {
 		return nil, cnierr.Invalid("ipam", "", `an object, like {"type": "ebpfnet-ipam", "ranges": [[{"subnet": "10.88.0.0/24"}]]}`)
 	}
+	if err := c.checkObjects(ipamObjects(conf.IPAM)); err != nil {
+		return nil, err
+	}
 	env, err := c.parseArgs()
 	if err != nil {
 		return nil, err

@@ -44,7 +44,7 @@ func TestBridgeNetfilter(t *testing.T) {
 	set(name6, "0")
 	set(name, "1")
 	want(false) // no uplink is a bridge
-	h.addUplink(t)
+	h.addUplink(t, "uplink1")
 	want(true)
 	withDatapath(t, h, func(d *loader.Datapath) error {
 		uplinks, err := maps.Uplinks(d)

@@ -143,8 +143,8 @@ func checkFinds(t *testing.T, conf object, differences []difference) {
 // wantRepaired runs the repair that CHECK's only difference suggests, and wants CHECK to succeed.
 func wantRepaired(t *testing.T, p *pod, call *testenv.Call) {
 	t.Helper()
-	if lines := strings.Count(call.Err().(*types.Error).Msg, "\n") + 1; lines != 1 {
-		t.Errorf("differences of CHECK: got %d, want 1: %v", lines, call.Err())
+	if found := strings.Count(call.Err().(*types.Error).Msg, "; ") + 1; found != 1 {
+		t.Errorf("differences of CHECK: got %d, want 1: %v", found, call.Err())
 	}
 	p.host.wantCtl(t, 0, []string{"repair"})
 	wantSuccess(t, p.try(t, "CHECK"), "")

@@ -46,7 +46,7 @@ func TestCtlRepair(t *testing.T) {
 	wantError(t, p.try(t, "CHECK"), cnierr.CodeDiffers, "programs", "loopback", testenv.UplinkName)
 	h.wantCtl(t, 0, []string{"repair"}, "pods c1 eth0", "uplink "+testenv.UplinkName, "loopback")
 	h.wantUnchanged(t, before, p.Namespace)
-	h.wantCtl(t, 0, []string{"repair", "-o", "json"}, `{"repaired":[]}`)
+	h.wantCtl(t, 0, []string{"repair", "-o", "json"}, `"repaired": []`)
 	wantSuccess(t, p.try(t, "CHECK"), "")
 	wantFetch(t, h, p.Namespace, result)
 	p.del(t)

@@ -54,7 +54,7 @@ func TestGeneration(t *testing.T) {
 	want("set", true)
 	h.wantCtl(t, 0, []string{"repair"}, "nothing to repair")
 	want("repair", true)
-	h.addUplink(t)
+	h.addUplink(t, "uplink1")
 	want("an uplink that is new to STATUS", true)
 	wantSuccess(t, h.status(t, dual("1.1.0")), "")
 	want("STATUS with nothing new", false)
@@ -65,9 +65,9 @@ func TestGeneration(t *testing.T) {
 }
 
 // addUplink gives the node another device with a subnet, which STATUS finds.
-func (h *host) addUplink(t *testing.T) {
+func (h *host) addUplink(t *testing.T, name string) {
 	t.Helper()
-	device := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "uplink1", Flags: net.FlagUp}}
+	device := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name, Flags: net.FlagUp}}
 	address := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(192, 0, 3, 1), Mask: net.CIDRMask(24, 32)}}
 	err := h.Node.Netlink().LinkAdd(device)
 	if err == nil {

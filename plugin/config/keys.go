@@ -1,0 +1,241 @@
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/ebpfnet/ebpfnet/ipam"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
+	"github.com/ebpfnet/ebpfnet/show"
+)
+
+// A key that is none of ours can be a slip, which would be a network that half works; a key of a
+// plugin that ebpfnet replaces; or one of others, since an IPAM plugin gets the whole configuration,
+// and generators add theirs.
+
+const keepBridge = `ebpfnet makes no bridge; leave it to the plugin "bridge", and put ebpfnet after it in the list`
+
+// promises are keys of the plugins that ebpfnet replaces which it would break if it took them, with
+// what to write instead.
+var promises = map[string]string{
+	// bridge
+	"vlan":                      keepBridge,
+	"vlanTrunk":                 keepBridge,
+	"disableContainerInterface": "ebpfnet sets the interface up; for a port that stays down use the plugin \"bridge\"",
+	"portIsolation":             `write "ingressPolicy": "isolated"`,
+	// macvlan, ipvlan, tuning
+	"master":          `containers are behind the host, not on one of its devices; to choose the external one write "uplinks": ["eth0"]`,
+	"linkInContainer": "containers are behind the host, not behind another container",
+	"mac":             `write "args": {"cni": {"mac": "02:00:00:00:00:01"}}, or declare the capability "mac"`,
+	// portmap
+	"conditionsV4": `write "portSources" in args.cni`,
+	"conditionsV6": `write "portSources" in args.cni`,
+	// from device plugins
+	"deviceID": "ebpfnet makes a veth pair and takes no device of the host; remove it",
+}
+
+const (
+	noBridge = "there is no bridge"
+	noRules  = "ebpfnet needs no firewall rules"
+)
+
+// needless are keys of the same plugins whose purpose is served without them, with the reason.
+var needless = map[string]string{
+	// bridge
+	"bridge":              noBridge,
+	"forceAddress":        noBridge,
+	"promiscMode":         noBridge,
+	"isGateway":           "the host is always the gateway",
+	"isDefaultGateway":    "taken as default routes; ipam.routes is the place for them",
+	"hairpinMode":         "containers always reach their own host ports",
+	"preserveDefaultVlan": "there are no VLANs",
+	"macspoofchk":         "antiSpoof checks more, and is on by default",
+	"enabledad":           "each address is assigned once",
+	"ipMasqBackend":       "eBPF masquerades",
+	// macvlan, ipvlan
+	"mode":       "each container has its own veth pair; ingressPolicy isolates them",
+	"bcqueuelen": "there is no macvlan",
+	// portmap, firewall
+	"snat":                   noRules,
+	"masqAll":                noRules,
+	"markMasqBit":            noRules,
+	"externalSetMarkChain":   noRules,
+	"backend":                noRules,
+	"iptablesAdminChainName": noRules,
+	"firewalldZone":          noRules,
+}
+
+// lookalikes are keys of others (Calico, Spiderpool, Cilium) that are no slips of ours.
+var lookalikes = []string{"log_level", "log_file", "log-level", "log-file"}
+
+// ForeignKeys returns the keys that belong to others, once Parse has found them, as a log shows them.
+func (c *Call) ForeignKeys() []string { return c.foreign }
+
+// NeedlessKeys returns the keys without a purpose here, once Parse has found them, each with the
+// reason.
+func (c *Call) NeedlessKeys() []string { return c.needless }
+
+// object is an object of the configuration that has keys of ours.
+type object struct {
+	path    string // "" for the configuration itself, or like "ipam."
+	keys    map[string]json.RawMessage
+	known   []string
+	anyCase bool // our keys count in any case, as the reference plugins take them
+}
+
+// objectAt parses an object. It has no keys where it is something else, which others refuse.
+func objectAt(path string, text json.RawMessage, known []string, anyCase bool) object {
+	o := object{path: path, known: known, anyCase: anyCase}
+	_ = json.Unmarshal(text, &o.keys)
+	return o
+}
+
+// checkKeys refuses slips and promises in all objects that have keys of ours. Those of runtimeConfig
+// are written by the runtime.
+func (c *Call) checkKeys(conf *netConf) error {
+	var args struct {
+		CNI json.RawMessage `json:"cni"`
+	}
+	_ = json.Unmarshal(c.keys["args"], &args) // decoded before
+	objects := []object{
+		{keys: c.keys, known: keysOf(reflect.TypeOf(*conf))},
+		objectAt("capabilities.", conf.Capabilities, keysOf(reflect.TypeOf(conf.RuntimeConfig)), false),
+		objectAt("args.cni.", args.CNI, keysOf(reflect.TypeOf(conf.Args.CNI)), true),
+	}
+	if kind, err := ipamType(conf.IPAM); err == nil && kind == ownIPAM {
+		objects = append(objects, ipamObjects(conf.IPAM)...)
+	}
+	return c.checkObjects(objects)
+}
+
+// ipamObjects returns the objects of an "ipam" section of our own.
+func ipamObjects(section json.RawMessage) []object {
+	var sets struct {
+		Ranges [][]json.RawMessage `json:"ranges"`
+	}
+	_ = json.Unmarshal(section, &sets) // package ipam refuses another type
+	objects := []object{objectAt("ipam.", section, ipam.Keys, true)}
+	for i, set := range sets.Ranges {
+		for j, text := range set {
+			objects = append(objects, objectAt(fmt.Sprintf("ipam.ranges[%d][%d].", i, j), text, ipam.RangeKeys, true))
+		}
+	}
+	return objects
+}
+
+func (c *Call) checkObjects(objects []object) error {
+	for _, o := range objects {
+		for _, key := range slices.Sorted(maps.Keys(o.keys)) {
+			if err := c.checkKey(o, key); err != nil {
+				return err
+			}
+		}
+	}
+	slices.Sort(c.foreign)
+	return nil
+}
+
+// checkKey finds out whose a key is.
+func (c *Call) checkKey(o object, key string) error {
+	value, isTop := o.keys[key], o.path == ""
+	instead, isPromise := promises[key]
+	why, isNeedless := needless[key]
+	switch {
+	case isTop && isPromise && !isZero(value):
+		return cnierr.Unsupported(key, value, instead)
+	case isTop && isPromise:
+		return nil
+	case isTop && isNeedless:
+		c.needless = append(c.needless, key+": "+why)
+		return nil
+	case o.knows(key):
+		return nil
+	}
+	if meant := nearest(key, o.known); meant != "" && !slices.Contains(lookalikes, key) {
+		return cnierr.Unsupported(o.path+key, value, "no such key; did you mean "+meant+"?")
+	}
+	c.foreign = append(c.foreign, show.Short(o.path+key))
+	return nil
+}
+
+func (o object) knows(key string) bool {
+	return slices.ContainsFunc(o.known, func(known string) bool {
+		return key == known || o.anyCase && strings.EqualFold(key, known)
+	})
+}
+
+// keysOf returns the keys that the fields of a struct have.
+func keysOf(t reflect.Type) (keys []string) {
+	for _, field := range reflect.VisibleFields(t) {
+		if key := field.Tag.Get("json"); key != "" { // an embedded struct has none
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// isZero returns whether a value asks for nothing.
+func isZero(text json.RawMessage) bool {
+	var value any
+	_ = json.Unmarshal(text, &value) // it is a part of what could be parsed
+	switch v := value.(type) {
+	case []any:
+		return len(v) == 0
+	case map[string]any:
+		return len(v) == 0
+	default:
+		return v == nil || v == false || v == 0.0 || v == ""
+	}
+}
+
+// mostSlips is the distance up to which a long key is a slip of ours. A shorter one has to be closer.
+const mostSlips = 2
+
+// nearest returns the known key that a key is a slip of, or "".
+func nearest(key string, known []string) (meant string) {
+	least := mostSlips + 1
+	for _, candidate := range known {
+		shorter := min(len(key), len(candidate))
+		if max(len(key), len(candidate))-shorter > mostSlips {
+			continue
+		}
+		d := distance(strings.ToLower(key), strings.ToLower(candidate))
+		if d < least && (d == 0 || d <= shorter/3) {
+			meant, least = candidate, d
+		}
+	}
+	return meant
+}
+
+// distance returns how many bytes have to be inserted, removed, replaced or swapped with the next one
+// to turn one text into the other (optimal string alignment).
+func distance(a, b string) int {
+	var beforeLast []int
+	last := make([]int, len(b)+1)
+	for j := range last {
+		last[j] = j
+	}
+	for i := range len(a) {
+		row := append(make([]int, 0, len(b)+1), i+1)
+		for j := range len(b) {
+			d := min(last[j+1]+1, row[j]+1, last[j]+one(a[i] != b[j]))
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				d = min(d, beforeLast[j-1]+1)
+			}
+			row = append(row, d)
+		}
+		beforeLast, last = last, row
+	}
+	return last[len(b)]
+}
+
+func one(is bool) int {
+	if is {
+		return 1
+	}
+	return 0
+}
