@@ -14,7 +14,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
-	"github.com/ebpfnet/ebpfnet/show"
+	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
 // delegate is another IPAM plugin that allocates the addresses (SPEC, section 4). It is executed

@@ -27,7 +27,7 @@
 //	loader/flock      locks between processes
 //	loader/rtnl       lists of routing netlink, asked for again where a change interrupts them
 //	bpf               the programs
-//	show              text from outside, fit for terminals and logs
+//	plugin/show       text from outside, fit for terminals and logs
 //
 // # Locks
 //

@@ -15,26 +15,26 @@ import (
 // rooms are the packages of this module in the order of doc.go, from bottom to top, each with the
 // packages that it may import. A package may import only packages above its own line.
 var rooms = []struct{ dir, imports string }{
-	{"show", ""},
+	{"plugin/show", ""},
 	{"bpf", ""},
 	{"loader/flock", ""},
 	{"loader/rtnl", ""},
 	{"loader", "bpf loader/flock loader/rtnl"},
 	{"maps", "bpf loader"},
-	{"ipam", "loader/flock show"},
+	{"ipam", "loader/flock plugin/show"},
 	{"plugin/link", "loader loader/rtnl"},
-	{"plugin/cnierr", "ipam loader loader/flock maps plugin/link show"},
+	{"plugin/cnierr", "ipam loader loader/flock maps plugin/link plugin/show"},
 	{"plugin/names", "loader maps"},
 	{"plugin/namespace", "loader/rtnl plugin/cnierr"},
 	{"plugin/record", "loader maps plugin/link"},
-	{"plugin/config", "ipam loader maps plugin/cnierr plugin/link plugin/names plugin/record show"},
-	{"plugin/cni", "plugin/cnierr plugin/config show"},
+	{"plugin/config", "ipam loader maps plugin/cnierr plugin/link plugin/names plugin/record plugin/show"},
+	{"plugin/cni", "plugin/cnierr plugin/config plugin/show"},
 	{"plugin/reconcile", "loader loader/rtnl maps plugin/link plugin/names"},
 	{"plugin/operator", "bpf loader loader/rtnl maps plugin/config plugin/link plugin/names plugin/namespace plugin/reconcile plugin/record"},
-	{"plugin", "ipam loader loader/flock loader/rtnl maps plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/namespace plugin/reconcile plugin/record show"},
+	{"plugin", "ipam loader loader/flock loader/rtnl maps plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/namespace plugin/reconcile plugin/record plugin/show"},
 	{"cmd/ebpfnet", "plugin plugin/cni"},
 	{"cmd/ebpfnet-ipam", "ipam plugin/cni plugin/cnierr plugin/config plugin/link plugin/record"},
-	{"cmd/ebpfnetctl", "bpf loader loader/rtnl maps plugin/config plugin/link plugin/operator show"},
+	{"cmd/ebpfnetctl", "bpf loader loader/rtnl maps plugin/config plugin/link plugin/operator plugin/show"},
 }
 
 // TestImports requires that imports go one way, down the list of rooms.

@@ -15,7 +15,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/ebpfnet/ebpfnet/show"
+	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
 //go:embed usage.txt

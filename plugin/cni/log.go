@@ -11,7 +11,7 @@ import (
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
 	"github.com/ebpfnet/ebpfnet/plugin/config"
-	"github.com/ebpfnet/ebpfnet/show"
+	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
 // callLog is the log of one call. It goes to a file or to stderr, which runtimes show when a call

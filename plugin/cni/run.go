@@ -17,7 +17,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
-	"github.com/ebpfnet/ebpfnet/show"
+	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
 // Verbs are the verbs of a plugin (SPEC, section 2). Errors without a code get that of their cause.

@@ -19,7 +19,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
-	"github.com/ebpfnet/ebpfnet/show"
+	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
 // Our own error codes. The specification reserves those below 100.

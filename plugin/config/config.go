@@ -28,7 +28,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/names"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
-	"github.com/ebpfnet/ebpfnet/show"
+	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
 // Config is the checked configuration of one call.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
-	"github.com/ebpfnet/ebpfnet/show"
+	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
 // A key that is none of ours can be a slip, which would be a network that half works; a key of a
