@@ -63,7 +63,7 @@ type checker struct {
 }
 
 func (c *checker) open(netns string) (err error) {
-	if c.container, err = namespace.OpenContainer(netns); err != nil {
+	if c.container, err = namespace.OpenContainer(netns, c.ownNetns); err != nil {
 		return err
 	}
 	if c.host, err = rtnl.Open(); err != nil {
@@ -103,7 +103,7 @@ func (c *checker) readRecord() error {
 		}
 	}
 	if expected := c.newRecord(); !expected.IsEmpty() && (rec == nil || !expected.SameInput(rec)) {
-		c.differs("the record in %s differs from the configuration in aliases, cgroupPath, labels or uplinks", c.config.DataDir)
+		c.differs("the record in %s is missing, or differs from the configuration in aliases, cgroupPath, labels or uplinks", c.config.DataDir)
 	}
 	return nil
 }
