@@ -55,6 +55,9 @@ func (a *adder) useReserved(reserved *ipam.Result) {
 	for _, address := range reserved.Addresses {
 		a.addresses = append(a.addresses, link.Address(address))
 	}
+	if a.container.IsOwn { // the gateways are the namespace's own addresses
+		a.reserved.Routes = nil
+	}
 }
 
 // checkDead refuses to replace an attachment that is alive.

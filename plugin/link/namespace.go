@@ -41,6 +41,18 @@ func OpenNamespace(path string) (netns.NsHandle, error) {
 // bind-mount them, and each process has one.
 var namespaceFiles = []string{"/run/netns/*", "/run/docker/netns/*", "/proc/[0-9]*/ns/net"}
 
+// LeadsElsewhere returns whether a device is the host's end of a pair whose other end is in neither the
+// host's nor the given namespace.
+func LeadsElsewhere(host *netlink.Handle, device netlink.Link, ns netns.NsHandle) (bool, error) {
+	isPair := device.Type() == string(Veth) || device.Type() == string(Netkit)
+	peer := device.Attrs().NetNsID
+	if !isPair || peer < 0 {
+		return false, nil
+	}
+	id, err := host.GetNetNsIdByFd(int(ns))
+	return id != peer, err
+}
+
 // NamespaceOfPeer returns the network namespace of the other end of a pair. The caller
 // must close it.
 func NamespaceOfPeer(host *netlink.Handle, device netlink.Link) (netns.NsHandle, error) {

@@ -19,6 +19,7 @@ import (
 type Container struct {
 	NS      netns.NsHandle
 	Netlink *netlink.Handle
+	IsOwn   bool // it is our own
 }
 
 // OpenContainer opens the namespace at path. It refuses our own unless orOwn: the CNI library compares
@@ -35,7 +36,8 @@ func OpenContainer(path string, orOwn bool) (*Container, error) {
 	}
 	defer own.Close()
 
-	if ns.Equal(own) && !orOwn {
+	isOwn := ns.Equal(own)
+	if isOwn && !orOwn {
 		ns.Close()
 		return nil, cnierr.InvalidNetns(path, "this is the host's own network namespace; a runtime that means it sets CNI_NETNS_OVERRIDE=1")
 	}
@@ -43,6 +45,7 @@ func OpenContainer(path string, orOwn bool) (*Container, error) {
 	if err != nil {
 		return nil, cnierr.InvalidNetns(path, err.Error())
 	}
+	container.IsOwn = isOwn
 	return container, nil
 }
 
