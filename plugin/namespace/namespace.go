@@ -29,7 +29,7 @@ func OpenContainer(path string, orOwn bool) (*Container, error) {
 	if err != nil {
 		return nil, cnierr.InvalidNetns(path, err.Error())
 	}
-	own, err := link.OpenNamespace("/proc/thread-self/ns/net")
+	own, err := netns.GetFromPath("/proc/thread-self/ns/net")
 	if err != nil {
 		ns.Close()
 		return nil, fmt.Errorf("open our own network namespace: %w", err)
