@@ -85,8 +85,8 @@ func validAttachments(call *cni.Call, host *netlink.Handle, devices map[loader.O
 	return valid, nil
 }
 
-// livingAttachments returns the attachments of a network whose device exists, as far as an alias or a
-// record names them: the device is ours, or that of another plugin that a chained ebpfnet works on.
+// livingAttachments returns the attachments of a network whose device exists, as far as they have names:
+// the device is ours, or that of another plugin that a chained ebpfnet works on.
 func livingAttachments(host *netlink.Handle, network string, devices map[loader.Owner]netlink.Link, recs []*record.Record) (living []maps.Attachment, err error) {
 	for _, device := range devices {
 		if label, _ := names.ParseAlias(device.Attrs().Alias); label.IsNamed() {
@@ -94,13 +94,7 @@ func livingAttachments(host *netlink.Handle, network string, devices map[loader.
 		}
 	}
 	for _, rec := range recs {
-		if rec.Attachment.Network != network {
-			continue
-		}
-		if devices[rec.Attachment.Owner()] != nil {
-			living = append(living, rec.Attachment)
-		}
-		if rec.Chained == nil {
+		if rec.Attachment.Network != network || rec.Chained == nil {
 			continue
 		}
 		device, err := link.Device(host, rec.Chained.HostIndex)

@@ -78,10 +78,8 @@ var laterPlugins = []laterPlugin{
 		result.IPs, result.Routes = nil, nil
 	}},
 	{"other gateway", func(t *testing.T, p *pod, result *types100.Result) {
-		p.flushRoutes(t)
-		dst, gateway := prefix(t, "0.0.0.0/0"), net.IP{10, 88, 99, 99}
-		must(t, p.Netlink().RouteAdd(&netlink.Route{Dst: &dst, LinkIndex: p.device(t).Attrs().Index, Gw: gateway, Flags: int(netlink.FLAG_ONLINK)}))
-		result.IPs[0].Gateway, result.Routes = gateway, result.Routes[:1]
+		result.IPs[0].Gateway = net.IP{10, 88, 99, 99}
+		changeRoute("0.0.0.0/0", func(r *netlink.Route) { r.Gw = result.IPs[0].Gateway; r.SetFlag(netlink.FLAG_ONLINK) })(t, p, result)
 	}},
 	{"interfaces", func(t *testing.T, p *pod, result *types100.Result) {
 		device := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "later0"}, PeerName: "later1"}
