@@ -66,12 +66,15 @@ func TestLongNames(t *testing.T) {
 			h.wantUnchanged(t, before)
 		})
 	}
+	t.Run("without a record", func(t *testing.T) { longNamesWithoutRecord(t, h) })
+	t.Run("without addresses", func(t *testing.T) { longNamesWithoutAddresses(t, h) })
+	t.Run("too long for a directory", func(t *testing.T) { tooLongNetwork(t, h) })
 }
 
-// TestLongNamesWithoutRecord loses the records, in which names are that fit into no alias. The owner's token in the
+// longNamesWithoutRecord loses the records, in which names are that fit into no alias. The owner's token in the
 // alias is left: GC keeps what lives, and removes what the runtime does not list.
-func TestLongNamesWithoutRecord(t *testing.T) {
-	h := newHost(t)
+func longNamesWithoutRecord(t *testing.T, h *host) {
+	t.Helper()
 	before := h.snapshot(t)
 	p, _ := h.withLongNames(t, dual("1.1.0"), 255, 255)
 	p.add(t)
@@ -88,11 +91,36 @@ func TestLongNamesWithoutRecord(t *testing.T) {
 	h.wantUnchanged(t, before)
 }
 
-// TestTooLongNetwork has a name that no directory of reservations can have.
-func TestTooLongNetwork(t *testing.T) {
-	h := newHost(t)
-	p, _ := h.withLongNames(t, dual("1.0.0"), 256, 1)
+// longNamesWithoutAddresses has names of any length where no file is named after the network: for an interface
+// without addresses, and for another plugin's, whose device has no alias of ours.
+func longNamesWithoutAddresses(t *testing.T, h *host) {
+	t.Helper()
+	chained := h.chainedPod(t)
+	alone := h.pod(t, "c2", with(single("1.1.0"), "ipam", absent))
+	for name, p := range map[string]*pod{"first": alone, "chained": chained} {
+		t.Run(name, func(t *testing.T) {
+			before := h.snapshot(t, p.Namespace)
+			p.conf, p.id = with(p.conf, "name", strings.Repeat("n", 5000)), strings.Repeat("c", 5000)
+			p.add(t)
+			wantSuccess(t, p.try(t, "CHECK"), "")
+			h.wantCtl(t, 0, []string{"attachments"}, p.conf["name"].(string)+" "+p.id+" eth0")
+			h.gc(t, withKey(p.conf, currentKey, attachments(p.id)))
+			h.gc(t, withKey(with(p.conf, "runtimeConfig", absent), currentKey, nil))
+			wantSuccess(t, p.try(t, "CHECK"), "")
+			p.del(t)
+			h.wantUnchanged(t, before, p.Namespace)
+		})
+	}
+}
+
+// tooLongNetwork has a name that no directory of reservations can have. What ADD refuses, DEL and GC clean up.
+func tooLongNetwork(t *testing.T, h *host) {
+	t.Helper()
+	p, _ := h.withLongNames(t, dual("1.1.0"), 256, 1)
 	before := h.snapshot(t, p.Namespace)
 	wantError(t, p.try(t, "ADD"), codeInvalidConfig, "name", "nnn", "255")
+	p.del(t)
+	h.gc(t, p.conf)
+	h.gc(t, withKey(p.conf, currentKey, list{}))
 	h.wantUnchanged(t, before, p.Namespace)
 }
