@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strconv"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 )
 
@@ -50,6 +52,9 @@ func (p *Pool) open(ctx context.Context, mode flock.Mode) (*store, error) {
 	s := &store{dir: p.cfg.Dir(), isShared: mode == flock.Shared, log: p.log,
 		indexRoot: p.options.IndexDir, boot: p.boot(), alive: p.options.Alive}
 	lock, err := flock.Acquire(ctx, s.path(lockName), mode)
+	if errors.Is(err, unix.ENAMETOOLONG) { // Reserve has never made such a directory
+		err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -28,10 +28,15 @@ func (p *Plugin) Add(ctx context.Context, call *cni.Call) error {
 	if err != nil {
 		return err
 	}
-	if err := v.config.CheckChained(); err != nil {
+	if err := v.config.CheckPosition(); err != nil {
 		return err
 	}
 	if err := checkCapabilities(); err != nil {
+		return err
+	}
+	a := &adder{Plugin: p, verb: v, owner: v.config.Attachment.Owner(), netns: call.Netns}
+	defer a.close()
+	if err := a.openNamespaces(); err != nil { // without a lock, whatever the path leads to
 		return err
 	}
 	lock, err := v.lockAgainstGC(ctx, flock.Shared)
@@ -39,9 +44,6 @@ func (p *Plugin) Add(ctx context.Context, call *cni.Call) error {
 		return err
 	}
 	defer lock.Release()
-
-	a := &adder{Plugin: p, verb: v, owner: v.config.Attachment.Owner(), netns: call.Netns}
-	defer a.close()
 
 	if err := a.run(ctx); err != nil {
 		// The undo has its own time, because that of ADD may be over.
@@ -85,7 +87,6 @@ type step struct {
 // outside before it works, because its host ports are opened last.
 func (a *adder) steps() []step {
 	return []step{
-		{"open the container's namespace", a.openNamespaces, nil},
 		{"find the interface", a.findInterface, a.isChained},
 		{"remove what a dead container left", a.removeDead, a.isDelegated},
 		{"reserve addresses", a.reserve, a.reservesFirst},
@@ -106,8 +107,8 @@ func (a *adder) steps() []step {
 	}
 }
 
-// isChained returns whether another plugin made the interface, and passes its result to this ADD.
-func (v *verb) isChained() bool { return v.config.PrevResult != nil }
+// isChained returns whether this ADD works on the interface that another plugin made.
+func (v *verb) isChained() bool { return v.config.IsChained() }
 
 func (v *verb) ownsInterface() bool { return !v.isChained() }
 
@@ -147,8 +148,8 @@ func (a *adder) close() {
 	}
 }
 
-func (a *adder) openNamespaces(context.Context) (err error) {
-	if a.container, err = namespace.OpenContainer(a.netns); err != nil {
+func (a *adder) openNamespaces() (err error) {
+	if a.container, err = namespace.OpenContainer(a.netns, a.ownNetns); err != nil {
 		return err
 	}
 	a.host, err = rtnl.Open()

@@ -62,6 +62,9 @@ func (a *adder) useReserved(reserved *ipam.Result) {
 	if a.config.DefaultRoutes {
 		reserved.Routes = withDefaultRoutes(reserved.Routes, a.addresses)
 	}
+	if a.container.IsOwn { // the gateways are the namespace's own addresses
+		reserved.Routes = nil
+	}
 }
 
 // withDefaultRoutes adds a default route for each family of the addresses that has none.

@@ -19,8 +19,9 @@ import (
 func (a *adder) findInterface(context.Context) error {
 	prev, name := a.config.PrevResult, a.config.Attachment.IfName
 	index := config.InterfaceOf(prev, name)
-	if index < 0 {
-		return cnierr.Invalid("prevResult.interfaces", prev.Interfaces, "one named "+name+" with a sandbox")
+	if index < 0 && a.config.ResultHasInterfaces() {
+		return cnierr.Invalid("prevResult.interfaces", prev.Interfaces,
+			"one named "+name+` with a sandbox, or "ipam", with which ebpfnet makes the interface itself`)
 	}
 	var err error
 	if a.pair, err = a.findPair(name); err != nil {

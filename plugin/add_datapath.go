@@ -178,26 +178,26 @@ func (a *adder) create(store *maps.Store, add func() error) error {
 	return add()
 }
 
-// findLiving returns the alias of an owner's attachment, or "" where its device is gone.
+// findLiving returns what names an owner's attachment, or "" where its device is gone.
 func (a *adder) findLiving(owner loader.Owner) (string, error) {
 	device, err := link.Find(a.host, names.HostDevice(owner))
 	if err != nil {
 		return "", err
-	}
-	if device != nil {
-		return device.Attrs().Alias, nil
 	}
 	records, err := record.Open(a.config.DataDir)
 	if err != nil {
 		return "", err
 	}
 	rec, err := records.Read(owner)
-	if err != nil || rec == nil || rec.Chained == nil {
-		return "", err
+	if device == nil && rec != nil && rec.Chained != nil {
+		device, err = link.Device(a.host, rec.Chained.HostIndex)
 	}
-	device, err = link.Device(a.host, rec.Chained.HostIndex)
-	if err != nil || device == nil {
+	switch {
+	case device == nil:
 		return "", err
+	case rec != nil:
+		return names.Of(rec.Attachment), nil
+	default:
+		return device.Attrs().Alias, nil
 	}
-	return names.Alias(rec.Attachment), nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
@@ -93,7 +94,13 @@ func (a *adder) enableForwarding(context.Context) error {
 }
 
 func (a *adder) setUpContainer(context.Context) error {
-	return link.SetUpContainer(a.container.NS, a.container.Netlink, a.pair, a.addresses, a.reserved.Routes)
+	addresses := slices.Clone(a.addresses)
+	if a.container.IsOwn {
+		for i := range addresses {
+			addresses[i].Gateway = netip.Addr{} // no route leads to one's own address
+		}
+	}
+	return link.SetUpContainer(a.container.NS, a.container.Netlink, a.pair, addresses, a.reserved.Routes)
 }
 
 // tune restores an interface of another plugin on undo. Our own goes with its device.

@@ -8,23 +8,19 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
 )
 
-// The order of the interfaces in a result. Addresses refer to the container's by its index.
-const (
-	hostInterface = iota
-	containerInterface
-)
-
 func (a *adder) print(context.Context) error {
 	return cni.PrintResult(a.Stdout, a.result(), a.config.CNIVersion)
 }
 
-// result returns what ADD reports (SPEC, section 5): after another plugin that plugin's result.
+// result returns what ADD reports (SPEC, section 5): the result of the plugins before, to which an ADD
+// that made the interface adds its own.
 func (a *adder) result() *types100.Result {
-	result := &types100.Result{}
-	if a.isChained() {
+	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
+	if a.config.PrevResult != nil {
 		*result = *a.config.PrevResult
-	} else {
-		*result = a.ownResult()
+	}
+	if a.ownsInterface() {
+		a.addOwn(result)
 	}
 	if !a.config.DNS.IsEmpty() {
 		result.DNS = a.config.DNS
@@ -32,25 +28,23 @@ func (a *adder) result() *types100.Result {
 	return result
 }
 
-func (a *adder) ownResult() types100.Result {
-	result := types100.Result{
-		CNIVersion: types100.ImplementedSpecVersion,
-		Interfaces: []*types100.Interface{
-			hostInterface: {Name: a.pair.HostName, Mac: a.pair.HostMAC.String(), Mtu: a.pair.MTU},
-			containerInterface: {
-				Name:    a.pair.ContainerName,
-				Mac:     a.pair.ContainerMAC.String(),
-				Mtu:     a.pair.MTU,
-				Sandbox: a.netns,
-			},
-		},
-		Routes: a.reserved.Routes,
-		DNS:    a.reserved.DNS,
-	}
+// addOwn adds the pair, its addresses and routes. The addresses of other interfaces keep their index,
+// and come last because results up to 0.2.0 have only the first address of each family.
+func (a *adder) addOwn(result *types100.Result) {
+	container := len(result.Interfaces) + 1
+	result.Interfaces = append(result.Interfaces,
+		&types100.Interface{Name: a.pair.HostName, Mac: a.pair.HostMAC.String(), Mtu: a.pair.MTU},
+		&types100.Interface{Name: a.pair.ContainerName, Mac: a.pair.ContainerMAC.String(), Mtu: a.pair.MTU, Sandbox: a.netns},
+	)
+	var own []*types100.IPConfig
 	for _, address := range a.addresses {
 		ip := cni.IPConfig(address.Prefix, address.Gateway)
-		ip.Interface = types100.Int(containerInterface)
-		result.IPs = append(result.IPs, ip)
+		ip.Interface = types100.Int(container)
+		own = append(own, ip)
 	}
-	return result
+	result.IPs = append(own, result.IPs...)
+	result.Routes = append(result.Routes, a.reserved.Routes...)
+	if !a.reserved.DNS.IsEmpty() {
+		result.DNS = a.reserved.DNS
+	}
 }

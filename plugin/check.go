@@ -13,9 +13,9 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
-	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/namespace"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
@@ -31,17 +31,19 @@ func (p *Plugin) Check(ctx context.Context, call *cni.Call) error {
 	if v.config.PrevResult == nil {
 		return cnierr.Invalid("prevResult", "", "the result of the last ADD")
 	}
-	c := &checker{verb: v, owner: v.config.Attachment.Owner()}
+	c := &checker{verb: v, owner: v.config.Attachment.Owner(), netns: call.Netns}
 	defer c.close()
-	if err := c.open(call.Netns); err != nil {
+	if err := c.open(); err != nil {
 		return err
 	}
 	c.expect()
+	c.find(ctx)
+	c.checkInterfaces()
 	c.checkContainer()
 	c.checkHost()
 	c.checkForwarding()
 	c.checkMaps()
-	c.checkReservation(ctx)
+	c.checkReservations(ctx)
 	return c.report()
 }
 
@@ -49,21 +51,27 @@ func (p *Plugin) Check(ctx context.Context, call *cni.Call) error {
 type checker struct {
 	*verb
 	owner loader.Owner
+	netns string
 
 	host      *netlink.Handle
 	container *namespace.Container
 	datapath  *loader.Datapath
 	chained   *record.Chained // nil: the interface is ours
 
-	netInterface *types100.Interface // the container's in prevResult, or nil
-	addresses    []link.Address      // its addresses in prevResult
-	hostIndex    int                 // of the host's device; 0: not found
+	netInterface     *types100.Interface // the container's in prevResult, or nil
+	addresses        []link.Address      // its addresses in prevResult
+	hostDevice       netlink.Link        // nil: not found
+	entry            maps.Device         // of the host's device in the datapath; empty: not found
+	reserved         []netip.Addr        // the container's reservations
+	comparesReserved bool                // false: the addresses are not ours, or unreadable
+	known            []maps.Endpoint     // what the datapath knows of all these addresses
+	own              []link.Address      // those that ADD gave the container, with the gateways of then
 
 	differences []error
 }
 
-func (c *checker) open(netns string) (err error) {
-	if c.container, err = namespace.OpenContainer(netns); err != nil {
+func (c *checker) open() (err error) {
+	if c.container, err = namespace.OpenContainer(c.netns, c.ownNetns); err != nil {
 		return err
 	}
 	if c.host, err = rtnl.Open(); err != nil {
@@ -103,25 +111,23 @@ func (c *checker) readRecord() error {
 		}
 	}
 	if expected := c.newRecord(); !expected.IsEmpty() && (rec == nil || !expected.SameInput(rec)) {
-		c.differs("the record in %s differs from the configuration in aliases, cgroupPath, labels or uplinks", c.config.DataDir)
+		c.differs("the record in %s is missing, or differs from the configuration in aliases, cgroupPath, labels or uplinks", c.config.DataDir)
 	}
 	return nil
 }
 
-// expect reads from prevResult what the container's interface should have.
-func (c *checker) expect() {
-	index := config.InterfaceOf(c.config.PrevResult, c.config.Attachment.IfName)
-	if index < 0 {
-		c.differs("prevResult has no interface %s with a sandbox", c.config.Attachment.IfName)
-		return
+// find finds what the host has for the container.
+func (c *checker) find(ctx context.Context) {
+	var err error
+	if c.hostDevice, err = c.findHostDevice(); !c.failed(err) && c.hostDevice != nil {
+		c.entry, _, err = maps.GetDevice(c.datapath, c.hostDevice.Attrs().Index)
+		c.failed(err)
 	}
-	c.netInterface = c.config.PrevResult.Interfaces[index]
-	for _, ip := range c.config.PrevResult.IPs {
-		if ip.Interface != nil && *ip.Interface == index {
-			gateway, _ := netip.AddrFromSlice(ip.Gateway)
-			c.addresses = append(c.addresses, link.Address{Prefix: link.PrefixOf(ip.Address), Gateway: gateway.Unmap()})
-		}
+	if c.config.IPAM != nil {
+		c.reserved, err = c.pool().Reserved(ctx, c.reservation())
+		c.comparesReserved = !c.failed(err)
 	}
+	c.findOwn()
 }
 
 // repairable ends the description of a difference that can be repaired while the container runs.

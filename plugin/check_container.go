@@ -66,19 +66,14 @@ func (c *checker) checkAddresses(device netlink.Link) {
 	}
 }
 
-// checkRoutes looks for the routes of prevResult and for all others that ADD made.
 func (c *checker) checkRoutes(device netlink.Link) {
-	expected := link.ContainerRoutes(device.Attrs().Index, c.addresses, c.config.PrevResult.Routes)
-	if c.chained != nil { // the plugin before made the others
-		expected = link.ContainerRoutes(device.Attrs().Index, nil, c.config.PrevResult.Routes)
-	}
-	for _, want := range expected {
+	for _, want := range c.expectedRoutes(device.Attrs().Index) {
 		present, err := link.RoutesTo(c.container.Netlink, want)
 		if c.failed(err) {
 			return
 		}
 		if len(present) == 0 {
-			c.differs("the container lacks the route to %s by %s", want.Dst, device.Attrs().Name)
+			c.differs("the container lacks the route to %s", want.Dst)
 			continue
 		}
 		var wrong []string
@@ -88,7 +83,7 @@ func (c *checker) checkRoutes(device netlink.Link) {
 			}
 		}
 		if len(wrong) > 0 {
-			c.differs("the container's route to %s by %s has %s", want.Dst, device.Attrs().Name, strings.Join(wrong, ", "))
+			c.differs("the container's route to %s has %s", want.Dst, strings.Join(wrong, ", "))
 		}
 	}
 }

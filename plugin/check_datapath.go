@@ -12,8 +12,8 @@ import (
 func (c *checker) checkMaps() {
 	c.checkDeviceEntry()
 	var endpoints []maps.Endpoint
-	for _, want := range c.addresses {
-		if endpoint, ok := c.checkEndpoint(want.Prefix.Addr()); ok {
+	for _, endpoint := range c.known {
+		if c.checkEndpoint(endpoint) {
 			endpoints = append(endpoints, endpoint)
 		}
 	}
@@ -21,14 +21,13 @@ func (c *checker) checkMaps() {
 }
 
 func (c *checker) checkDeviceEntry() {
-	if c.hostIndex == 0 {
+	if c.hostDevice == nil {
 		return
 	}
-	device, found, err := maps.GetDevice(c.datapath, c.hostIndex)
+	device := c.entry
 	switch {
-	case c.failed(err):
-	case !found || device.Owner != c.owner:
-		c.differs("the datapath does not know device %d as the container's", c.hostIndex)
+	case device.Owner != c.owner:
+		c.differs("the datapath does not know %s as the container's", c.hostDevice.Attrs().Name)
 	case device.AntiSpoof != c.config.AntiSpoof:
 		c.differs("antiSpoof is %v, expected %v", device.AntiSpoof, c.config.AntiSpoof)
 	case device.Shaped != (c.config.Bandwidth.Ingress.Rate != 0):
@@ -41,18 +40,15 @@ func (c *checker) checkDeviceEntry() {
 	}
 }
 
-// checkEndpoint returns the endpoint of an address if it is as expected.
-func (c *checker) checkEndpoint(addr netip.Addr) (maps.Endpoint, bool) {
-	endpoint, found, err := maps.GetEndpoint(c.datapath, addr)
+// checkEndpoint returns whether an endpoint is as expected.
+func (c *checker) checkEndpoint(endpoint maps.Endpoint) bool {
+	addr := endpoint.Addr
 	fastPath, nonMasq := c.config.FastPathFor(c.chained != nil), c.config.Masq.NonMasqFor(addr)
 	switch {
-	case c.failed(err):
-	case !found:
-		c.differs("the datapath does not know %s", addr)
 	case endpoint.Owner != c.owner:
 		c.differs("the datapath knows %s as another container's", addr)
-	case c.chained == nil && endpoint.IfIndex != c.hostIndex:
-		c.differs("the datapath has %s behind device %d, expected %d", addr, endpoint.IfIndex, c.hostIndex)
+	case c.chained == nil && c.hostDevice != nil && endpoint.IfIndex != c.hostDevice.Attrs().Index:
+		c.differs("the datapath has %s behind device %d, expected %s", addr, endpoint.IfIndex, c.hostDevice.Attrs().Name)
 	case endpoint.Masq != c.config.Masq.For(addr):
 		c.differs("masquerading of %s is %v, expected %v", addr, endpoint.Masq, !endpoint.Masq)
 	case endpoint.Tunnels != c.config.Masq.TunnelsFor(addr):
@@ -66,9 +62,9 @@ func (c *checker) checkEndpoint(addr netip.Addr) (maps.Endpoint, bool) {
 		if !c.failed(err) && len(missing) > 0 {
 			c.differs("the datapath masquerades %s towards %v, which nonMasqueradeCIDRs names", addr, missing)
 		}
-		return endpoint, true
+		return true
 	}
-	return endpoint, false
+	return false
 }
 
 func (c *checker) checkHostPorts(endpoints []maps.Endpoint) {
@@ -105,28 +101,24 @@ func (c *checker) checkHostPort(want maps.HostPort) {
 	}
 }
 
-// checkReservation compares the reservations with the addresses of prevResult.
-func (c *checker) checkReservation(ctx context.Context) {
+// checkReservations compares the reservations with what the datapath knows. One that it does not know
+// must be in prevResult, which findOwn compares.
+func (c *checker) checkReservations(ctx context.Context) {
 	if c.delegate != nil {
 		c.failed(c.delegate.check(ctx))
+	}
+	if !c.comparesReserved {
 		return
 	}
-	if c.config.IPAM == nil {
-		return
-	}
-	reserved, err := c.pool().Reserved(ctx, c.reservation())
-	if c.failed(err) {
-		return
-	}
-	given := map[netip.Addr]bool{}
-	for _, want := range c.addresses {
-		given[want.Prefix.Addr()] = true
-		if !slices.Contains(reserved, want.Prefix.Addr()) {
-			c.differs("%s is not reserved for the container in %s", want.Prefix.Addr(), c.config.IPAM.Dir())
+	var known []netip.Addr
+	for _, endpoint := range c.known {
+		known = append(known, endpoint.Addr)
+		if !slices.Contains(c.reserved, endpoint.Addr) {
+			c.differs("%s is not reserved for the container in %s", endpoint.Addr, c.config.IPAM.Dir())
 		}
 	}
-	for _, addr := range reserved {
-		if !given[addr] {
+	for _, addr := range c.reserved {
+		if !slices.Contains(known, addr) && !slices.Contains(c.resultAddrs(), addr) {
 			c.differs("%s is reserved for the container in %s and missing from prevResult", addr, c.config.IPAM.Dir())
 		}
 	}

@@ -16,7 +16,7 @@ import (
 
 // checkForwarding checks what all containers of the host need.
 func (c *checker) checkForwarding() {
-	off, err := link.ForwardingIsOff(link.Families(c.addresses))
+	off, err := link.ForwardingIsOff(link.Families(c.own))
 	if c.failed(err) {
 		return
 	}
@@ -26,38 +26,40 @@ func (c *checker) checkForwarding() {
 }
 
 func (c *checker) checkHost() {
-	device, name, err := c.hostDevice()
-	if c.failed(err) {
-		return
-	}
+	device := c.hostDevice
 	if device == nil {
-		c.differs("the host has no device %s", name)
+		c.differs("the host has no device %s", c.hostDeviceName())
 		return
 	}
-	c.hostIndex = device.Attrs().Index
 	if c.chained == nil {
 		c.checkHostEnd(device)
 		c.checkRoutesTo(device)
 	}
 	if device.Attrs().Flags&net.FlagUp == 0 {
-		c.differs("%s is down", name)
+		c.differs("%s is down", device.Attrs().Name)
 	}
-	attached, err := c.datapath.EndpointAttached(c.hostIndex)
+	attached, err := c.datapath.EndpointAttached(device.Attrs().Index)
 	if !c.failed(err) && !attached {
-		c.differs("%s has lost its BPF programs"+repairable, name)
+		c.differs("%s has lost its BPF programs"+repairable, device.Attrs().Name)
 	}
 	c.checkLimits(device)
 	c.checkUplinks()
 }
 
-// hostDevice returns the host's end of the veth, or nil, and what messages call it.
-func (c *checker) hostDevice() (device netlink.Link, name string, err error) {
+// findHostDevice returns the host's end of the veth, or nil.
+func (c *checker) findHostDevice() (netlink.Link, error) {
 	if c.chained != nil {
-		device, err = link.Device(c.host, c.chained.HostIndex)
-		return device, fmt.Sprintf("number %d, which was the host's end of the veth", c.chained.HostIndex), err
+		return link.Device(c.host, c.chained.HostIndex)
 	}
-	device, err = link.Find(c.host, names.HostDevice(c.owner))
-	return device, names.HostDevice(c.owner), err
+	return link.Find(c.host, names.HostDevice(c.owner))
+}
+
+// hostDeviceName names a host's end that is gone.
+func (c *checker) hostDeviceName() string {
+	if c.chained != nil {
+		return fmt.Sprintf("number %d, which was the host's end of the veth", c.chained.HostIndex)
+	}
+	return names.HostDevice(c.owner)
 }
 
 // checkHostEnd checks what ADD gave its own device.
@@ -75,7 +77,7 @@ func (c *checker) checkHostEnd(device netlink.Link) {
 	if c.failed(err) {
 		return
 	}
-	for _, want := range c.addresses {
+	for _, want := range c.own {
 		isGateway := func(p netip.Prefix) bool { return p.Addr() == want.Gateway }
 		if want.Gateway.IsValid() && !slices.ContainsFunc(present, isGateway) {
 			c.differs("%s lacks the gateway's address %s", attrs.Name, want.Gateway)
@@ -84,9 +86,12 @@ func (c *checker) checkHostEnd(device netlink.Link) {
 }
 
 func (c *checker) checkRoutesTo(device netlink.Link) {
-	for _, want := range c.addresses {
+	if c.container.IsOwn {
+		return // the host has the container's addresses
+	}
+	for _, want := range c.own {
 		route, err := link.RouteTo(c.host, want.Prefix.Addr())
-		if err != nil || route.Device != c.hostIndex {
+		if err != nil || route.Device != device.Attrs().Index {
 			c.differs("the host has no route to %s by %s", want.Prefix.Addr(), device.Attrs().Name)
 		}
 	}

@@ -71,7 +71,7 @@ func (v *verb) disconnect(ctx context.Context, netns string) (releasable bool, e
 		return false, err
 	}
 	if isChained {
-		err = errors.Join(err, removeLimits(rec, netns), restoreTuning(rec, netns))
+		err = errors.Join(err, v.removeLimits(rec, netns), v.restoreTuning(rec, netns))
 	}
 	return !isChained, errors.Join(err, errRead, records.Remove(owner))
 }
@@ -102,11 +102,11 @@ func removeEntries(ctx context.Context, datapath *loader.Datapath, owner loader.
 
 // restoreTuning restores what a chained ebpfnet has changed on the interface of another plugin. If
 // the container is gone, so are the changes.
-func restoreTuning(rec *record.Record, netns string) error {
+func (v *verb) restoreTuning(rec *record.Record, netns string) error {
 	if rec.Chained.Before.IsEmpty() || netns == "" {
 		return nil
 	}
-	container, err := namespace.OpenContainer(netns)
+	container, err := namespace.OpenContainer(netns, v.ownNetns)
 	if err != nil {
 		return nil
 	}
@@ -120,7 +120,7 @@ func restoreTuning(rec *record.Record, netns string) error {
 }
 
 // removeLimits removes the limits from the devices of another plugin, as far as they exist.
-func removeLimits(rec *record.Record, netns string) error {
+func (v *verb) removeLimits(rec *record.Record, netns string) error {
 	if rec.Bandwidth.IsEmpty() && rec.Settings.Limits == (record.Limits{}) {
 		return nil
 	}
@@ -137,7 +137,7 @@ func removeLimits(rec *record.Record, netns string) error {
 	if err != nil || netns == "" {
 		return err
 	}
-	container, errOpen := namespace.OpenContainer(netns)
+	container, errOpen := namespace.OpenContainer(netns, v.ownNetns)
 	if errOpen != nil {
 		return nil // it is gone, and its queue with it
 	}

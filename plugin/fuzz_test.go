@@ -63,7 +63,7 @@ func FuzzPrevResult(f *testing.F) {
 			wantRefusal(t, err)
 			return
 		}
-		if v.config.PrevResult == nil || v.config.CheckChained() != nil {
+		if v.config.PrevResult == nil || v.config.CheckPosition() != nil || !v.isChained() {
 			return
 		}
 		(&checker{verb: v}).expect()

@@ -78,15 +78,20 @@ func validAttachments(call *cni.Call, host *netlink.Handle, devices map[loader.O
 	if err != nil {
 		return nil, err
 	}
-	return config.NewValidAttachments(call.Network(), living), nil
+	valid = config.NewValidAttachments(call.Network(), living)
+	for owner := range devices {
+		valid.AddOwner(owner)
+	}
+	return valid, nil
 }
 
-// livingAttachments returns the attachments of a network whose device exists: ours, or that of
-// another plugin that a chained ebpfnet works on.
+// livingAttachments returns the attachments of a network whose device exists, as far as they have names:
+// the device is ours, or that of another plugin that a chained ebpfnet works on.
 func livingAttachments(host *netlink.Handle, network string, devices map[loader.Owner]netlink.Link, recs []*record.Record) (living []maps.Attachment, err error) {
 	for _, device := range devices {
-		attachment, _ := names.ParseAlias(device.Attrs().Alias)
-		living = append(living, attachment)
+		if label, _ := names.ParseAlias(device.Attrs().Alias); label.IsNamed() {
+			living = append(living, label.Attachment)
+		}
 	}
 	for _, rec := range recs {
 		if rec.Attachment.Network != network || rec.Chained == nil {
@@ -111,8 +116,8 @@ func networkDevices(host *netlink.Handle, network string) (map[loader.Owner]netl
 	}
 	devices := map[loader.Owner]netlink.Link{}
 	for _, device := range all {
-		if attachment, ok := names.ParseAlias(device.Attrs().Alias); ok && attachment.Network == network {
-			devices[attachment.Owner()] = device
+		if label, ok := names.ParseAlias(device.Attrs().Alias); ok && label.IsIn(network) {
+			devices[label.Owner] = device
 		}
 	}
 	return devices, nil

@@ -34,6 +34,7 @@ type verb struct {
 	config   *config.Config
 	delegate *delegate // nil: addresses, if any, are ours
 	log      *slog.Logger
+	ownNetns bool // the container's namespace may be our own
 }
 
 // parse is for the verbs that need the whole configuration: ADD, CHECK and STATUS.
@@ -45,7 +46,7 @@ func parse(call *cni.Call) (*verb, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &verb{c, newDelegate(c, call), call.Log}, nil
+	return &verb{c, newDelegate(c, call), call.Log, call.OwnNetns}, nil
 }
 
 // parseForRelease is for the verbs that release: DEL and GC.
@@ -54,7 +55,7 @@ func parseForRelease(call *cni.Call) (*verb, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &verb{c, newDelegate(c, call), call.Log}, nil
+	return &verb{c, newDelegate(c, call), call.Log, call.OwnNetns}, nil
 }
 
 // lockAgainstGC makes GC wait for ADDs under way, and ADDs for GC: an ADD that has addresses and no

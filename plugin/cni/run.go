@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -33,6 +34,8 @@ type Verbs interface {
 type Call struct {
 	*config.Call
 	Log *slog.Logger
+	// OwnNetns says that the container's namespace may be our own.
+	OwnNetns bool
 }
 
 // lockTimeout bounds the wait for other calls. Each holds its locks for milliseconds, but a node
@@ -45,9 +48,10 @@ const lockTimeout = time.Minute
 func Run(verbs Verbs, about string) {
 	// The library compares namespaces after a verb has run, and would fail a DEL that has done its
 	// work. Our verbs compare them before.
+	override := os.Getenv("CNI_NETNS_OVERRIDE")
 	os.Setenv("CNI_NETNS_OVERRIDE", "true")
 
-	r := &runner{lockTimeout: lockTimeout}
+	r := &runner{lockTimeout: lockTimeout, ownNetns: override == "1" || strings.EqualFold(override, "true")}
 	if err := skel.PluginMainFuncsWithError(r.funcs(verbs), version.All, about); err != nil {
 		printError(cnierr.Shown(err), r.cniVersion)
 		os.Exit(1)
@@ -61,6 +65,7 @@ func Funcs(verbs Verbs, lockTimeout time.Duration) skel.CNIFuncs {
 
 type runner struct {
 	lockTimeout time.Duration
+	ownNetns    bool   // CNI_NETNS_OVERRIDE
 	cniVersion  string // of the last call's configuration; errors are printed in it
 }
 
@@ -86,7 +91,7 @@ func (r *runner) wrap(name string, verb func(context.Context, *Call) error) func
 
 		begin := time.Now()
 		if err == nil {
-			err = verb(ctx, &Call{call, log.Logger})
+			err = verb(ctx, &Call{call, log.Logger, r.ownNetns})
 		}
 		err = cnierr.WithCode(err)
 		if name == "ADD" {

@@ -4,8 +4,8 @@
 //
 // Nothing here has side effects: no file is read or written, and the kernel is not asked.
 //
-// It may import maps, ipam, plugin/cnierr, plugin/link, plugin/names and plugin/record, all of them
-// for their types and constants, and show.
+// It may import maps, ipam, plugin/cnierr, plugin/link and plugin/record, all of them for their types
+// and constants, and show.
 package config
 
 import (
@@ -26,7 +26,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
-	"github.com/ebpfnet/ebpfnet/plugin/names"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
@@ -308,13 +307,8 @@ func checkUplinks(patterns []string) error {
 
 // check checks keys against each other.
 func (c *Config) check() error {
-	const (
-		longestAlias = 255  // the kernel's IFALIASZ
-		leastIPv6MTU = 1280 // RFC 8200, 5
-	)
-	if alias := names.Alias(c.Attachment); len(alias) > longestAlias {
-		return cnierr.Invalid("name", c.Attachment.Network, fmt.Sprintf("a name %d characters shorter, to fit into the alias of the host's device", len(alias)-longestAlias))
-	}
+	const leastIPv6MTU = 1280 // RFC 8200, 5
+
 	if c.IPAM == nil || c.MTU == 0 || c.MTU >= leastIPv6MTU {
 		return nil
 	}
@@ -328,14 +322,23 @@ func (c *Config) check() error {
 
 const interfaceOfOther = "after another plugin the interface belongs to that plugin"
 
-// CheckChained refuses, for an ADD after another plugin, what only the plugin that makes the
-// interface can do.
-func (c *Config) CheckChained() error {
+// IsChained returns whether an ADD works on the interface that a plugin before it made. With ipam
+// ebpfnet makes the interface itself, whatever came before.
+func (c *Config) IsChained() bool { return c.PrevResult != nil && !c.hasIPAM() }
+
+func (c *Config) hasIPAM() bool { return c.IPAM != nil || c.Delegate != "" }
+
+// CheckPosition refuses what ADD cannot do at its place in the list: to make an interface that a plugin
+// before it made, or on such an interface what only that plugin can do.
+func (c *Config) CheckPosition() error {
 	switch {
 	case c.PrevResult == nil:
 		return nil
-	case c.IPAM != nil || c.Delegate != "":
-		return cnierr.Unsupported("prevResult", c.PrevResult, `with "ipam" ebpfnet makes the interface itself, so it must be the first plugin of its list`)
+	case c.hasIPAM() && InterfaceOf(c.PrevResult, c.Attachment.IfName) >= 0:
+		return cnierr.Unsupported("prevResult.interfaces", c.Attachment.IfName,
+			`a plugin before made it; with "ipam" ebpfnet makes the interface itself, without it ebpfnet works on that plugin's`)
+	case c.hasIPAM():
+		return nil
 	case c.MTU != 0:
 		return cnierr.Unsupported("mtu", c.MTU, interfaceOfOther)
 	case c.Device != "":

@@ -170,9 +170,12 @@ func TestParseForRelease(t *testing.T) {
 
 func masqOf(c *Config) string { return fmt.Sprint(c.Masq.IPv4, c.Masq.IPv6, c.Masq.NonMasq) }
 
-// TestCheckChained requests what ebpfnet can and cannot do after another plugin.
-func TestCheckChained(t *testing.T) {
+// TestCheckPosition requests what ebpfnet can and cannot do after another plugin.
+func TestCheckPosition(t *testing.T) {
 	const prev = `"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.88.0.7/16"}]}`
+	prevWith := func(name string) string {
+		return `"prevResult": {"cniVersion": "1.0.0", "interfaces": [{"name": "` + name + `", "sandbox": "/run/netns/c1"}]}`
+	}
 	for _, test := range []struct {
 		name  string
 		stdin []byte
@@ -181,8 +184,11 @@ func TestCheckChained(t *testing.T) {
 		{"nothing", without(prev), nil},
 		{"ports", without(prev, `"runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80}]}`), nil},
 		{"addresses, which podman asks all plugins for", without(prev, `"runtimeConfig": {"ips": ["10.88.0.7"]}`), nil},
-		{"ipam", confWith(prev), []string{"prevResult", "first"}},
-		{"delegated ipam", without(prev, `"ipam": {"type": "static"}`), []string{"prevResult", "first"}},
+		{"ipam", confWith(prev), nil},
+		{"ipam after loopback", confWith(prevWith("lo")), nil},
+		{"ipam for another plugin's interface", confWith(prevWith("eth0")), []string{"prevResult.interfaces", "eth0", "ipam"}},
+		{"delegated ipam", without(prevWith("lo"), `"ipam": {"type": "static"}`, `"mtu": 1400`), nil},
+		{"delegated ipam for another plugin's interface", without(prevWith("eth0"), `"ipam": {"type": "static"}`), []string{"prevResult", "eth0"}},
 		{"mtu", without(prev, `"mtu": 1400`), []string{"mtu", "1400"}},
 		{"device", without(prev, `"device": "netkit"`), []string{"device", "netkit"}},
 	} {
@@ -191,7 +197,7 @@ func TestCheckChained(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err = config.CheckChained(); test.words != nil {
+			if err = config.CheckPosition(); test.words != nil {
 				wantCode(t, err, cnitypes.ErrUnsupportedField, test.words...)
 			} else if err != nil {
 				t.Error(err)

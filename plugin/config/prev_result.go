@@ -82,6 +82,13 @@ func findNull(place string, value any) string {
 	return ""
 }
 
+// ResultHasInterfaces returns whether results of the configuration's version name interfaces. Those up
+// to 0.2.0 have the addresses of CNI_IFNAME alone.
+func (c *Config) ResultHasInterfaces() bool {
+	has, err := cniversion.GreaterThanOrEqualTo(c.CNIVersion, "0.3.0")
+	return has || err != nil
+}
+
 // InterfaceOf returns the index of the container's interface in a result, or -1.
 func InterfaceOf(result *types100.Result, name string) int {
 	return slices.IndexFunc(result.Interfaces, func(i *types100.Interface) bool {

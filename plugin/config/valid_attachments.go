@@ -27,6 +27,9 @@ func NewValidAttachments(network string, attachments []maps.Attachment) *ValidAt
 	return v
 }
 
+// AddOwner adds an attachment of which only the owner is known.
+func (v *ValidAttachments) AddOwner(owner loader.Owner) { v.owners[owner] = true }
+
 // HasOwner returns whether an owner's attachment is valid.
 func (v *ValidAttachments) HasOwner(owner loader.Owner) bool { return v.owners[owner] }
 

@@ -1,16 +1,43 @@
 package link
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 )
 
+// OpenNamespace opens a network namespace. It opens nothing but a regular file, as which each namespace
+// appears: to open a FIFO is to wait for its writer, and some devices act when they are opened.
+func OpenNamespace(path string) (netns.NsHandle, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return netns.None(), err
+	}
+	if !info.Mode().IsRegular() {
+		return netns.None(), errors.New("the file is no namespace")
+	}
+	return netns.GetFromPath(path)
+}
+
 // namespaceFiles are the files by which a network namespace can be opened: runtimes
 // bind-mount them, and each process has one.
 var namespaceFiles = []string{"/run/netns/*", "/run/docker/netns/*", "/proc/[0-9]*/ns/net"}
+
+// LeadsElsewhere returns whether a device is the host's end of a pair whose other end is in neither the
+// host's nor the given namespace.
+func LeadsElsewhere(host *netlink.Handle, device netlink.Link, ns netns.NsHandle) (bool, error) {
+	isPair := device.Type() == string(Veth) || device.Type() == string(Netkit)
+	peer := device.Attrs().NetNsID
+	if !isPair || peer < 0 {
+		return false, nil
+	}
+	id, err := host.GetNetNsIdByFd(int(ns))
+	return id != peer, err
+}
 
 // NamespaceOfPeer returns the network namespace of the other end of a pair. The caller
 // must close it.
@@ -20,7 +47,7 @@ func NamespaceOfPeer(host *netlink.Handle, device netlink.Link) (netns.NsHandle,
 	for _, pattern := range namespaceFiles {
 		files, _ := filepath.Glob(pattern) // the patterns are right
 		for _, file := range files {
-			ns, err := netns.GetFromPath(file)
+			ns, err := OpenNamespace(file)
 			if err != nil {
 				continue // the process has ended
 			}

@@ -342,13 +342,16 @@ func ContainerRoutes(ifindex int, addresses []Address, routes []*cnitypes.Route)
 	return append(toGateways, others...)
 }
 
-// RoutesTo returns the routes with the destination, device and table of want.
+// RoutesTo returns the routes with the destination, table and, unless it is 0, device of want.
 func RoutesTo(handle *netlink.Handle, want netlink.Route) ([]netlink.Route, error) {
 	family := netlink.FAMILY_V4
 	if want.Dst.IP.To4() == nil {
 		family = netlink.FAMILY_V6
 	}
-	mask := netlink.RT_FILTER_DST | netlink.RT_FILTER_OIF
+	mask := netlink.RT_FILTER_DST
+	if want.LinkIndex != 0 {
+		mask |= netlink.RT_FILTER_OIF
+	}
 	if want.Table != 0 {
 		mask |= netlink.RT_FILTER_TABLE // otherwise the main table
 	}

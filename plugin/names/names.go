@@ -7,6 +7,7 @@ package names
 import (
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -19,18 +20,62 @@ func HostDevice(owner loader.Owner) string {
 	return fmt.Sprintf("ebpf%011x", uint64(owner)>>20)
 }
 
-// Alias returns the alias of the host's end, which `ip link` shows.
-func Alias(a maps.Attachment) string {
+// Of returns the words by which messages name an attachment.
+func Of(a maps.Attachment) string {
 	return fmt.Sprintf("ebpfnet %s %s %s", a.Network, a.ContainerID, a.IfName)
 }
 
-// ParseAlias returns the attachment that an alias names. ok is false for a device that is not ours.
-func ParseAlias(alias string) (a maps.Attachment, ok bool) {
-	words := strings.Fields(alias)
-	if len(words) != 4 || words[0] != "ebpfnet" {
-		return maps.Attachment{}, false
+// Fit returns whether the names of an attachment fit into an alias. Those of one whose names do not
+// are in its record only.
+func Fit(a maps.Attachment) bool {
+	const longestAlias = 255 // the kernel's IFALIASZ and its NUL
+	return len(Of(a)) <= longestAlias
+}
+
+// Alias returns the alias of the host's end, which `ip link` shows: the names, or the tokens of the
+// network and of the owner where the names do not fit.
+func Alias(a maps.Attachment) string {
+	if Fit(a) {
+		return Of(a)
 	}
-	return maps.Attachment{Network: words[1], ContainerID: words[2], IfName: words[3]}, true
+	return fmt.Sprintf("ebpfnet %08x %016x", maps.NetworkToken(a.Network), a.Owner())
+}
+
+// Label is what an alias says of a device's attachment.
+type Label struct {
+	Network    maps.Network
+	Owner      loader.Owner
+	Attachment maps.Attachment // empty where the alias has only the tokens
+}
+
+// ParseAlias returns what an alias says. ok is false for a device that is not ours.
+func ParseAlias(alias string) (label Label, ok bool) {
+	words := strings.Fields(alias)
+	if len(words) == 0 || words[0] != "ebpfnet" {
+		return Label{}, false
+	}
+	switch len(words) {
+	case 4:
+		a := maps.Attachment{Network: words[1], ContainerID: words[2], IfName: words[3]}
+		return Label{maps.NetworkToken(a.Network), a.Owner(), a}, true
+	case 3:
+		network, errNetwork := strconv.ParseUint(words[1], 16, 64)
+		owner, errOwner := strconv.ParseUint(words[2], 16, 64)
+		return Label{Network: maps.Network(network), Owner: loader.Owner(owner)}, errNetwork == nil && errOwner == nil
+	default:
+		return Label{}, false
+	}
+}
+
+// IsNamed returns whether the alias has the attachment's names.
+func (l Label) IsNamed() bool { return l.Attachment != maps.Attachment{} }
+
+// IsIn returns whether the attachment is in a network.
+func (l Label) IsIn(network string) bool {
+	if l.IsNamed() {
+		return l.Attachment.Network == network
+	}
+	return l.Network == maps.NetworkToken(network)
 }
 
 // HostMAC returns the MAC address of the host's end. Like ContainerMAC it is locally administered

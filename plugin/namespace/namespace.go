@@ -1,7 +1,7 @@
 // Package namespace opens a container's network namespace, and netlink there, and lists the connections
 // that the container has opened. It never changes the namespace of the calling thread.
 //
-// It may import loader/rtnl and plugin/cnierr.
+// It may import loader/rtnl, plugin/cnierr and plugin/link.
 package namespace
 
 import (
@@ -12,18 +12,20 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
 // Container is a container's network namespace.
 type Container struct {
 	NS      netns.NsHandle
 	Netlink *netlink.Handle
+	IsOwn   bool // it is our own
 }
 
-// OpenContainer opens the namespace at path. It refuses our own: the CNI library compares them only
-// after the verb has run. The caller must call Close.
-func OpenContainer(path string) (*Container, error) {
-	ns, err := netns.GetFromPath(path)
+// OpenContainer opens the namespace at path. It refuses our own unless orOwn: the CNI library compares
+// them only after the verb has run. The caller must call Close.
+func OpenContainer(path string, orOwn bool) (*Container, error) {
+	ns, err := link.OpenNamespace(path)
 	if err != nil {
 		return nil, cnierr.InvalidNetns(path, err.Error())
 	}
@@ -34,14 +36,16 @@ func OpenContainer(path string) (*Container, error) {
 	}
 	defer own.Close()
 
-	if ns.Equal(own) {
+	isOwn := ns.Equal(own)
+	if isOwn && !orOwn {
 		ns.Close()
-		return nil, cnierr.InvalidNetns(path, "this is the host's own network namespace")
+		return nil, cnierr.InvalidNetns(path, "this is the host's own network namespace; a runtime that means it sets CNI_NETNS_OVERRIDE=1")
 	}
 	container, err := NewContainer(ns)
 	if err != nil {
 		return nil, cnierr.InvalidNetns(path, err.Error())
 	}
+	container.IsOwn = isOwn
 	return container, nil
 }
 

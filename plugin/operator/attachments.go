@@ -114,12 +114,12 @@ func (a *Attachment) setDevice(device netlink.Link) {
 func (l attachmentList) addDevices(host *netlink.Handle) error {
 	devices, err := link.List(host)
 	for _, device := range devices {
-		name, ok := names.ParseAlias(device.Attrs().Alias)
+		label, ok := names.ParseAlias(device.Attrs().Alias)
 		if !ok {
 			continue
 		}
-		a := l.get(name.Owner())
-		a.Attachment = name
+		a := l.get(label.Owner)
+		a.Attachment = label.Attachment
 		a.setDevice(device)
 	}
 	return err

@@ -6,6 +6,7 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,7 +36,7 @@ type Operator struct {
 type hostEnd struct {
 	index int
 	name  string
-	alias string // names the attachment in messages
+	title string // names the attachment in messages
 }
 
 // Open opens the datapath of the calling thread's network namespace with one of package loader's
@@ -79,19 +80,22 @@ func (o *Operator) findEnds(dataDir string) error {
 	if err != nil {
 		return err
 	}
-	chained := map[int]maps.Attachment{}
+	recorded, chained := map[loader.Owner]string{}, map[int]loader.Owner{}
 	for _, rec := range recs {
+		owner := rec.Attachment.Owner()
+		recorded[owner] = names.Of(rec.Attachment)
 		if rec.Chained != nil {
-			chained[rec.Chained.HostIndex] = rec.Attachment
+			chained[rec.Chained.HostIndex] = owner
 		}
 	}
 	for _, device := range devices {
-		attachment, ok := names.ParseAlias(device.Attrs().Alias)
+		attrs := device.Attrs()
+		label, ok := names.ParseAlias(attrs.Alias)
 		if !ok {
-			attachment, ok = chained[device.Attrs().Index]
+			label.Owner, ok = chained[attrs.Index]
 		}
 		if ok {
-			o.ends[attachment.Owner()] = hostEnd{device.Attrs().Index, device.Attrs().Name, names.Alias(attachment)}
+			o.ends[label.Owner] = hostEnd{attrs.Index, attrs.Name, cmp.Or(recorded[label.Owner], attrs.Alias)}
 		}
 	}
 	return nil
@@ -154,7 +158,7 @@ type Usage struct {
 func (o *Operator) Usage() (*Usage, error) {
 	u := &Usage{}
 	for _, end := range o.ends {
-		u.Containers = append(u.Containers, end.alias)
+		u.Containers = append(u.Containers, end.title)
 	}
 	uplinks, err := o.uplinks()
 	for _, uplink := range uplinks {

@@ -69,7 +69,7 @@ func (o *Operator) attachEndpoints(ctx context.Context) (repaired []string, err 
 			if err := o.datapath.AttachEndpoint(end.index); err != nil {
 				return err
 			}
-			repaired = append(repaired, fmt.Sprintf("program of %s (%s)", end.name, end.alias))
+			repaired = append(repaired, fmt.Sprintf("program of %s (%s)", end.name, end.title))
 		}
 		return nil
 	})

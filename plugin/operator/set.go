@@ -20,7 +20,7 @@ var ErrNoAttachment = errors.New("no such container")
 // Set changes settings of containers that run: of all in the filter's network, or of those with the
 // filter's container id and interface where these are not "". CHECK then expects the new settings,
 // and DEL removes them. Under a stricter ingress policy the connections that a container has opened
-// itself go on. Set returns the aliases of the changed attachments, and warnings about connections that
+// itself go on. Set returns the names of the changed attachments, and warnings about connections that
 // end although they should not; its error wraps ErrNoAttachment where there are no attachments.
 func (o *Operator) Set(ctx context.Context, filter maps.Attachment, s record.Settings) (changed, warnings []string, err error) {
 	err = maps.With(ctx, o.datapath, func(store *maps.Store) error {
@@ -38,12 +38,12 @@ func (o *Operator) Set(ctx context.Context, filter maps.Attachment, s record.Set
 			}
 			warning, err := o.set(store, device, rec, s)
 			if warning != nil {
-				warnings = append(warnings, fmt.Sprintf("%s: connections that the container has opened may end: %v", names.Alias(rec.Attachment), warning))
+				warnings = append(warnings, fmt.Sprintf("%s: connections that the container has opened may end: %v", names.Of(rec.Attachment), warning))
 			}
 			if err != nil {
 				return err
 			}
-			changed = append(changed, names.Alias(rec.Attachment))
+			changed = append(changed, names.Of(rec.Attachment))
 		}
 		return nil
 	})
@@ -69,11 +69,11 @@ func (o *Operator) recordOf(device maps.Device) (*record.Record, error) {
 	if err != nil || end == nil {
 		return nil, err
 	}
-	attachment, ok := names.ParseAlias(end.Attrs().Alias)
-	if !ok || attachment.Owner() != device.Owner {
+	label, ok := names.ParseAlias(end.Attrs().Alias)
+	if !ok || label.Owner != device.Owner || !label.IsNamed() {
 		return nil, nil
 	}
-	return &record.Record{Attachment: attachment}, nil
+	return &record.Record{Attachment: label.Attachment}, nil
 }
 
 // set writes the record before it changes anything, so that CHECK never misses a change. Its warning

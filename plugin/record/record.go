@@ -1,10 +1,10 @@
 // Package record keeps on disk what neither the kernel nor the datapath knows about an attachment:
-// what the runtime said about the container, the interface that a chained ebpfnet works on, and
-// what ebpfnet changed there. Each attachment has at most one file, named by its owner.
+// names that do not fit into a device's alias, what the runtime said about the container, the
+// interface that a chained ebpfnet works on, and what ebpfnet changed there. Each attachment has at most one file, named by its owner.
 //
 // Records describe state of the kernel, so they belong on a file system that a reboot empties.
 //
-// It may import loader, maps and plugin/link.
+// It may import loader, maps, plugin/link and plugin/names.
 package record
 
 import (
@@ -21,6 +21,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/names"
 )
 
 // DefaultDir is the dataDir of a configuration that names none.
@@ -94,7 +95,7 @@ type Chained struct {
 
 // IsEmpty returns whether there is nothing to keep.
 func (r *Record) IsEmpty() bool {
-	return r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0 && len(r.Uplinks) == 0 &&
+	return names.Fit(r.Attachment) && r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0 && len(r.Uplinks) == 0 &&
 		r.Bandwidth.IsEmpty() && r.Settings == Settings{}
 }
 

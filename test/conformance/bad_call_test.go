@@ -6,8 +6,6 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/version"
-
-	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // TestBadEnvironment calls verbs with invalid environment variables.
@@ -104,21 +102,4 @@ func TestErrorVersion(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestLongNames uses names that are long but usual, and one that exceeds the kernel's limit for a device alias.
-func TestLongNames(t *testing.T) {
-	h := newHost(t)
-	p := h.pod(t, strings.Repeat("c", 64), with(dual("1.0.0"), "name", strings.Repeat("n", 100)))
-	p.ifName = strings.Repeat("i", 15)
-	before := h.snapshot(t, p.Namespace)
-	p.add(t)
-	wantSuccess(t, p.try(t, "CHECK"), "")
-	wantPing(t, p.Namespace, testenv.OutsideAddr4)
-	p.del(t)
-	h.wantUnchanged(t, before, p.Namespace)
-
-	p.conf = with(dual("1.0.0"), "name", strings.Repeat("n", 255))
-	wantError(t, p.try(t, "ADD"), codeInvalidConfig, "name", "nnn")
-	h.wantUnchanged(t, before, p.Namespace)
 }

@@ -76,7 +76,7 @@ func TestBadConfig(t *testing.T) {
 		{"args.cni.ips", "10.88.0.9", codeInvalidConfig, []string{"args.cni.ips", "10.88.0.9"}},
 		{"args.cni.ips", list{"10.99.0.9"}, codeInvalidConfig, []string{"ips", "10.99.0.9", "10.88.0.1-10.88.255.254"}},
 		{"args.cni.mac", "02:00", codeInvalidConfig, []string{"args.cni.mac", "02:00"}},
-		{"prevResult", object{"cniVersion": "1.1.0", "ips": list{}}, codeUnsupported, []string{"prevResult", "first"}},
+		{"prevResult", object{"cniVersion": "1.1.0", "interfaces": list{object{"name": "eth0", "sandbox": "/run/netns/c1"}}}, codeUnsupported, []string{"prevResult", "eth0"}},
 		{"prevResult", "none", codeInvalidConfig, []string{"prevResult", "none"}},
 		{"prevResult", object{"cniVersion": "1.1.0", "ips": "none"}, codeInvalidConfig, []string{"prevResult", "none"}},
 	} {

@@ -19,7 +19,7 @@ import (
 // them.
 func newChain(t *testing.T, plugins ...string) *network {
 	t.Helper()
-	for _, reference := range []string{"main/bridge", "main/ptp", "main/macvlan", "meta/tuning", "meta/portmap", "meta/firewall", "meta/bandwidth", "ipam/host-local"} {
+	for _, reference := range []string{"main/bridge", "main/ptp", "main/macvlan", "main/loopback", "meta/tuning", "meta/portmap", "meta/firewall", "meta/bandwidth", "ipam/host-local"} {
 		if strings.Contains(strings.Join(plugins, ""), `"`+filepath.Base(reference)+`"`) {
 			testenv.Build(t, "github.com/containernetworking/plugins/plugins/"+reference)
 		}
@@ -255,6 +255,24 @@ func TestFirstInChain(t *testing.T) {
 			}
 		})
 	}
+}
+
+// After a plugin that makes another interface, ebpfnet adds its own to the result.
+func TestAfterLoopback(t *testing.T) {
+	n := newChain(t, `{"type": "loopback"}`, `{"type": "ebpfnet", "ipMasq": true, `+referenceIPAM+`}`)
+	pod := n.AddPod(t, "a", nil)
+	var named []string
+	for _, i := range pod.Result.Interfaces {
+		named = append(named, i.Name)
+	}
+	if len(named) != 3 || named[0] != "lo" || named[2] != testenv.PodIfName || len(pod.Result.IPs) != 4 {
+		t.Errorf("result: got interfaces %v and %d addresses, want lo, our pair and 2 addresses each", named, len(pod.Result.IPs))
+	}
+	for _, f := range testenv.Families {
+		ping(t, pod.Namespace, f.Outside)
+	}
+	wantCheck(t, pod)
+	del(t, pod)
 }
 
 // A container restarts after its namespace has vanished without DEL: ADD replaces its old state.
