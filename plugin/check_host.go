@@ -144,7 +144,11 @@ func (c *checker) checkNewUplinks(known []maps.Uplink) {
 	if c.config.Uplinks == nil {
 		return
 	}
-	found, err := link.Uplinks(c.host, reconcile.Matcher(c.config.Uplinks))
+	devices, err := link.List(c.host)
+	if c.failed(err) {
+		return
+	}
+	found, err := link.Uplinks(c.host, devices, reconcile.Matcher(c.config.Uplinks))
 	if c.failed(err) {
 		return
 	}
