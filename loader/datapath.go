@@ -148,6 +148,9 @@ func (d *Datapath) OpenMaps() map[string]*ebpf.Map {
 
 // openConfig opens the datapath without its maps.
 func openConfig() (*Datapath, error) {
+	if err := checkRoot(); err != nil {
+		return nil, err
+	}
 	dir, err := netnsDir()
 	if err != nil {
 		return nil, err
