@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,9 +61,20 @@ func (h *host) takeDown(t *testing.T, name string) {
 // wantUplinks compares the devices that have an uplink's entry and programs.
 func (h *host) wantUplinks(t *testing.T, want ...string) {
 	t.Helper()
-	var got []string
-	withDatapath(t, h, func(datapath *loader.Datapath) error {
+	if err := h.hasUplinks(want...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (h *host) hasUplinks(want ...string) error {
+	return h.Node.Do(func() error {
+		datapath, err := loader.OpenLoaded()
+		if err != nil {
+			return err
+		}
+		defer datapath.Close()
 		uplinks, err := maps.Uplinks(datapath)
+		var got []string
 		for _, uplink := range uplinks {
 			attached, errAttached := datapath.UplinkAttached(uplink.IfIndex)
 			device, errDevice := h.Node.Netlink().LinkByIndex(uplink.IfIndex)
@@ -70,13 +82,12 @@ func (h *host) wantUplinks(t *testing.T, want ...string) {
 				got = append(got, device.Attrs().Name)
 			}
 		}
+		slices.Sort(got)
+		if slices.Sort(want); err == nil && !slices.Equal(got, want) {
+			err = fmt.Errorf("uplinks: got %q, want %q", got, want)
+		}
 		return err
 	})
-	slices.Sort(got)
-	slices.Sort(want)
-	if !slices.Equal(got, want) {
-		t.Fatalf("uplinks: got %q, want %q", got, want)
-	}
 }
 
 // TestUplinkBecomesPort moves an uplink's addresses to a bridge or bond above it. The next ADD leaves programs only
