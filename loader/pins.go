@@ -90,9 +90,12 @@ func checkRoot() error {
 	} else if err != nil {
 		return &os.PathError{Op: "lstat", Path: Root, Err: err}
 	}
-	if root.Uid != 0 || root.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return fmt.Errorf("%w: %s belongs to user %d or is a link: expected a directory of root (find out who made it, and `rm -r %s`)",
+	if root.Uid != 0 {
+		return fmt.Errorf("%w: %s belongs to user %d: expected a directory of root (find out what made it, and `rm -r %s`)",
 			ErrNotSupported, Root, root.Uid, Root)
+	}
+	if root.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return &os.PathError{Op: "open", Path: Root, Err: unix.ENOTDIR}
 	}
 	if mode := root.Mode & 0o7777; mode != 0o700 {
 		return fmt.Errorf("%w: %s has mode %04o: expected 0700, because others than root could hold its lock (`chmod 0700 %s`)",
