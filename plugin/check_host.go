@@ -139,7 +139,7 @@ func (c *checker) checkUplinks() {
 }
 
 // checkNewUplinks finds devices that the uplinks key selects and that appeared after the last ADD or
-// STATUS. Where routes decide, a new uplink is no difference.
+// STATUS. Where routes and kinds decide, a new uplink is no difference.
 func (c *checker) checkNewUplinks(known []maps.Uplink) {
 	if c.config.Uplinks == nil {
 		return

@@ -15,7 +15,7 @@ import (
 )
 
 // Matcher returns a predicate for the devices that uplink name patterns select, or nil without
-// patterns: then the host's routes decide. No pattern selects the host's end of a container.
+// patterns: then routes and kinds decide. No pattern selects the host's end of a container.
 func Matcher(patterns []string) func(netlink.Link) bool {
 	if patterns == nil {
 		return nil
