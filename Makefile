@@ -8,13 +8,14 @@ BPF_CFLAGS   := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-address-of-packe
 	-I/usr/include/$(shell uname -m)-linux-gnu
 
 # Debian packages that `make test` needs beside Go and make. `make demo` needs none.
-PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool nftables iptables iproute2 iputils-ping traceroute strace ethtool dnsmasq-base
+PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool nftables iptables iproute2 iputils-ping traceroute strace ethtool dnsmasq-base udev
 BENCH_PACKAGES := nftables iptables
 CI_PACKAGES := mmdebstrap
 KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
 SBIN   ?= /usr/local/sbin
+HOOKS  ?= /etc
 # For test-kernels and verified: series of test/vm/kernels.txt; empty: all of them. JOBS: how many at once.
 KERNEL ?=
 JOBS   ?= 1
@@ -32,10 +33,14 @@ build: ## build bin/ebpfnet, bin/ebpfnet-ipam and bin/ebpfnetctl
 	$(GO) build -trimpath -o bin/ ./cmd/...
 
 .PHONY: install
-install: build ## install the plugins into PREFIX (/opt/cni/bin), ebpfnetctl into SBIN (/usr/local/sbin)
+install: build ## install the plugins into PREFIX (/opt/cni/bin), ebpfnetctl into SBIN (/usr/local/sbin), hooks of network managers into HOOKS (/etc)
 	install -D -m 0755 bin/ebpfnet $(DESTDIR)$(PREFIX)/ebpfnet
 	install -D -m 0755 bin/ebpfnet-ipam $(DESTDIR)$(PREFIX)/ebpfnet-ipam
 	install -D -m 0755 bin/ebpfnetctl $(DESTDIR)$(SBIN)/ebpfnetctl
+	for hook in 90-ebpfnet 90-ebpfnet.rules; do sed 's|@SBIN@|$(SBIN)|' cmd/ebpfnetctl/hooks/$$hook >bin/$$hook; done
+	install -D -m 0644 bin/90-ebpfnet.rules $(DESTDIR)$(HOOKS)/udev/rules.d/90-ebpfnet.rules
+	install -D -m 0755 bin/90-ebpfnet $(DESTDIR)$(HOOKS)/NetworkManager/dispatcher.d/90-ebpfnet
+	install -D -m 0755 bin/90-ebpfnet $(DESTDIR)$(HOOKS)/networkd-dispatcher/routable.d/90-ebpfnet
 
 .PHONY: demo
 demo: build ## see ebpfnet work, in its own network namespaces (root)

@@ -132,6 +132,27 @@ func (d *Datapath) Lock(ctx context.Context) (*flock.Lock, error) {
 	return flock.Acquire(ctx, Root, flock.Exclusive)
 }
 
+// TakeTurn bounds how many processes react to a burst of events: one works, and one waits for it. It
+// returns nil to any other, because the one that waits looks at the host later than now. The error wraps
+// ErrNotLoaded where there is nothing to work on.
+func TakeTurn(ctx context.Context) (*flock.Lock, error) {
+	d, err := openConfig()
+	if err != nil {
+		return nil, err
+	}
+	atOnce, cancel := context.WithCancel(ctx)
+	cancel()
+	next, err := flock.Acquire(atOnce, d.dir.maps(), flock.Exclusive)
+	if errors.Is(err, flock.ErrBusy) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	turn, err := flock.Acquire(ctx, d.dir.progs(), flock.Exclusive)
+	return turn, errors.Join(err, next.Release())
+}
+
 // Dir returns the directory of the pins, for messages.
 func (d *Datapath) Dir() string { return string(d.dir) }
 
@@ -148,6 +169,9 @@ func (d *Datapath) OpenMaps() map[string]*ebpf.Map {
 
 // openConfig opens the datapath without its maps.
 func openConfig() (*Datapath, error) {
+	if err := checkRoot(); err != nil {
+		return nil, err
+	}
 	dir, err := netnsDir()
 	if err != nil {
 		return nil, err

@@ -65,11 +65,14 @@ func load(ctx context.Context, options Options) error {
 }
 
 func prepareRoot() (stateDir, error) {
-	if err := ensureBPFFS(); err != nil {
+	if err := errors.Join(ensureBPFFS(), checkBPFFS()); err != nil {
 		return "", err
 	}
 	if err := os.Mkdir(Root, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", fmt.Errorf("create the directory of the pins: %w", err)
+	}
+	if err := checkRoot(); err != nil { // another user may have been faster
+		return "", err
 	}
 	return netnsDir()
 }

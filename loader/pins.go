@@ -80,6 +80,43 @@ func NetnsName() (string, error) {
 	return filepath.Base(string(dir)), err
 }
 
+// checkRoot refuses a directory of pins that others than root have made or may use. Where the BPF file
+// system is open to all users (mode 1777), one of them may have come first, to hold the lock or to
+// replace maps and programs. A missing directory is no error.
+func checkRoot() error {
+	var root unix.Stat_t
+	if err := unix.Lstat(Root, &root); errors.Is(err, unix.ENOENT) {
+		return nil
+	} else if err != nil {
+		return &os.PathError{Op: "lstat", Path: Root, Err: err}
+	}
+	if root.Uid != 0 {
+		return fmt.Errorf("%w: %s belongs to user %d: expected a directory of root (find out what made it, and `rm -r %s`)",
+			ErrNotSupported, Root, root.Uid, Root)
+	}
+	if root.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return &os.PathError{Op: "open", Path: Root, Err: unix.ENOTDIR}
+	}
+	if mode := root.Mode & 0o7777; mode != 0o700 {
+		return fmt.Errorf("%w: %s has mode %04o: expected 0700, because others than root could hold its lock (`chmod 0700 %s`)",
+			ErrNotSupported, Root, mode, Root)
+	}
+	return nil
+}
+
+// checkBPFFS refuses a BPF file system where others than root can replace the directory of the pins.
+func checkBPFFS() error {
+	var dir unix.Stat_t
+	if err := unix.Stat(bpffs, &dir); err != nil {
+		return &os.PathError{Op: "stat", Path: bpffs, Err: err}
+	}
+	if dir.Uid != 0 || dir.Mode&0o022 != 0 && dir.Mode&unix.S_ISVTX == 0 {
+		return fmt.Errorf("%w: %s belongs to user %d and has mode %04o: expected root's and 0700, or a sticky bit if others write there too "+
+			"(`chown 0 %s && chmod 0700 %s`)", ErrNotSupported, bpffs, dir.Uid, dir.Mode&0o7777, bpffs, bpffs)
+	}
+	return nil
+}
+
 // ensureBPFFS mounts the BPF file system, unless the host has.
 func ensureBPFFS() error {
 	mounted, err := isBPFFS(bpffs)

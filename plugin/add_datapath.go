@@ -119,7 +119,11 @@ func (a *adder) deviceTo(addr netip.Addr) int {
 }
 
 func (a *adder) attachUplinks(ctx context.Context) error {
-	if err := reconcile.Uplinks(ctx, a.host, a.datapath, a.config.Uplinks); err != nil || a.config.Uplinks == nil {
+	missing, err := reconcile.Uplinks(ctx, a.host, a.datapath, a.config.Uplinks, a.pair.HostIndex)
+	for _, name := range missing {
+		a.log.Info("no device of the host matches yet", "uplink", name)
+	}
+	if err != nil || a.config.Uplinks == nil {
 		return err
 	}
 	known, err := maps.Uplinks(a.datapath)

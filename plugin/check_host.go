@@ -144,12 +144,16 @@ func (c *checker) checkUplinks() {
 }
 
 // checkNewUplinks finds devices that the uplinks key selects and that appeared after the last ADD or
-// STATUS. Where routes decide, a new uplink is no difference.
+// STATUS. Where routes and kinds decide, a new uplink is no difference.
 func (c *checker) checkNewUplinks(known []maps.Uplink) {
 	if c.config.Uplinks == nil {
 		return
 	}
-	found, err := link.Uplinks(c.host, reconcile.Matcher(c.config.Uplinks))
+	devices, err := link.List(c.host)
+	if c.failed(err) {
+		return
+	}
+	found, err := link.Uplinks(c.host, devices, reconcile.Matcher(c.config.Uplinks))
 	if c.failed(err) {
 		return
 	}

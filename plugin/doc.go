@@ -43,6 +43,9 @@
 //     upgrades or unloads the datapath, writes map entries (maps.With) or attaches to shared
 //     devices. ADD, DEL, STATUS, GC and ebpfnetctl take it for each such change.
 //
+// Before all of them, `ebpfnetctl repair --hook` takes its turn (loader.TakeTurn), which nothing else
+// waits for.
+//
 // Nobody holds 2 and 3 at the same time. Each is taken for one change and released before the next
 // step, so no order between them can deadlock. Reads of the datapath take no lock. A verb that
 // waits in vain for a lock returns the code of "try again later" (flock.ErrBusy).

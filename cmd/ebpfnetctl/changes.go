@@ -43,23 +43,41 @@ func upgrade(ctx context.Context, to io.Writer, o options) error {
 	return nil
 }
 
-// repair prints what it has repaired.
+// repair prints what it has repaired. For a hook it only follows changes of the host, unless there is
+// nothing loaded, or another hook is about to do the same.
 func repair(ctx context.Context, to io.Writer, o options) error {
+	what := (*operator.Operator).Repair
+	if o.hook {
+		turn, err := loader.TakeTurn(ctx)
+		if turn == nil || err != nil {
+			return ignoreNotLoaded(err)
+		}
+		defer turn.Release()
+		what = (*operator.Operator).Follow
+	}
 	op, err := operator.Open(loader.OpenLoaded, o.dataDir)
 	if err != nil {
 		return err
 	}
 	defer op.Close()
 
-	repaired, err := op.Repair(ctx)
+	repaired, err := what(op, ctx)
 	if o.json {
 		return errors.Join(err, printJSON(to, map[string][]string{"repaired": append([]string{}, repaired...)}))
 	}
-	for _, what := range repaired {
-		printf(to, "repaired: %s\n", what)
+	for _, thing := range repaired {
+		printf(to, "repaired: %s
+", thing)
 	}
 	if err == nil && len(repaired) == 0 {
 		printf(to, "nothing to repair\n")
+	}
+	return err
+}
+
+func ignoreNotLoaded(err error) error {
+	if errors.Is(err, loader.ErrNotLoaded) {
+		return nil
 	}
 	return err
 }

@@ -28,6 +28,7 @@ const lockTimeout = 20 * time.Second
 type options struct {
 	json    bool
 	yes     bool
+	hook    bool
 	dataDir string
 	words   []string
 }
@@ -36,7 +37,7 @@ type options struct {
 type command struct {
 	run                           func(context.Context, io.Writer, options) error
 	hasOutput, hasYes, hasDataDir bool
-	hasWords                      bool
+	hasHook, hasWords             bool
 }
 
 var commands = map[string]command{
@@ -45,7 +46,7 @@ var commands = map[string]command{
 	"version":     {run: printVersion, hasOutput: true},
 	"load":        {run: load},
 	"upgrade":     {run: upgrade, hasOutput: true},
-	"repair":      {run: repair, hasOutput: true, hasDataDir: true},
+	"repair":      {run: repair, hasOutput: true, hasDataDir: true, hasHook: true},
 	"set":         {run: set, hasDataDir: true, hasWords: true},
 	"unload":      {run: unload, hasYes: true, hasDataDir: true},
 }
@@ -103,6 +104,9 @@ func (c command) parse(name string, args []string) (o options, err error) {
 	}
 	if c.hasYes {
 		flags.BoolVar(&o.yes, "yes", false, "do it")
+	}
+	if c.hasHook {
+		flags.BoolVar(&o.hook, "hook", false, "follow an event of a network manager")
 	}
 	if c.hasDataDir {
 		flags.StringVar(&o.dataDir, "data-dir", "", "dataDir of the networks")

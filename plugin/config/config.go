@@ -38,7 +38,7 @@ type Config struct {
 	Masq     Masq
 	FastPath maps.FastPath // "": the default, see FastPathFor
 	MaxFlows uint32        // 0: derived from the host's memory
-	Uplinks  []string      // name patterns; nil: the devices that the host's routes use
+	Uplinks  []string      // name patterns; nil: chosen by routes and kinds
 	MTU      int           // 0: that of the route to the outside
 	BigTCP   bool          // where the kernel and the uplinks support it
 	Device   link.Kind
@@ -300,7 +300,7 @@ func checkUplinks(patterns []string) error {
 		}
 	}
 	if patterns != nil && len(patterns) == 0 {
-		return cnierr.Invalid("uplinks", []string{}, "at least one name; without the key the host's routes decide")
+		return cnierr.Invalid("uplinks", []string{}, "at least one name; without the key ebpfnet chooses by routes and kinds")
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -26,48 +27,80 @@ type Uplink struct {
 // (RFC 5737, RFC 9637), to which nothing is sent.
 var outside = []net.IP{net.ParseIP("203.0.113.1"), net.ParseIP("3fff::1")}
 
-// Uplinks returns the host's uplinks, in no particular order: the devices for which chosen
-// is true, or, if it is nil, those of default routes and connected subnets.
-func Uplinks(host *netlink.Handle, chosen func(netlink.Link) bool) ([]Uplink, error) {
-	found, err := routedUplinks(host)
-	if err == nil && chosen != nil {
-		found, err = chosenUplinks(host, chosen, found)
-	}
-	var uplinks []Uplink
-	for _, uplink := range found {
-		uplinks = append(uplinks, *uplink)
-	}
-	return uplinks, err
-}
-
-// chosenUplinks returns the devices for which chosen is true. One without a route in the
-// main table gets the device's first addresses.
-func chosenUplinks(host *netlink.Handle, chosen func(netlink.Link) bool, routed map[int]*Uplink) (map[int]*Uplink, error) {
-	devices, err := List(host)
+// Uplinks returns the host's uplinks, in no particular order: those of devices for which chosen is
+// true, or, if it is nil, the devices of default routes and connected subnets, and those of devices
+// that could get such a route later.
+func Uplinks(host *netlink.Handle, devices []netlink.Link, chosen func(netlink.Link) bool) ([]Uplink, error) {
+	routed, err := routedUplinks(host)
 	if err != nil {
 		return nil, err
 	}
 	found := map[int]*Uplink{}
+	if chosen == nil {
+		found, chosen = routed, couldFaceOut
+	}
 	for _, device := range devices {
 		index := device.Attrs().Index
-		if index == loopback || !chosen(device) {
+		if index == loopback || found[index] != nil || !chosen(device) {
 			continue
 		}
 		if found[index] = routed[index]; found[index] != nil {
 			continue
 		}
-		found[index] = &Uplink{Index: index}
-		own, err := Addresses(host, device)
-		if err != nil {
+		if found[index], err = unroutedUplink(host, device); err != nil {
 			return nil, err
 		}
-		for _, prefix := range own {
-			if !prefix.Addr().IsLinkLocalUnicast() {
-				found[index].noteAddress(prefix.Addr())
-			}
+	}
+	var uplinks []Uplink
+	for _, uplink := range found {
+		uplinks = append(uplinks, *uplink)
+	}
+	return uplinks, nil
+}
+
+// unroutedUplink returns a device without a route in the main table, with its first addresses.
+func unroutedUplink(host *netlink.Handle, device netlink.Link) (*Uplink, error) {
+	uplink := &Uplink{Index: device.Attrs().Index}
+	own, err := Addresses(host, device)
+	for _, prefix := range own {
+		if !prefix.Addr().IsLinkLocalUnicast() {
+			uplink.noteAddress(prefix.Addr())
 		}
 	}
-	return found, nil
+	return uplink, err
+}
+
+// couldFaceOut returns whether a device without a route may get one to the outside later, when it
+// comes up or gets an address. What other engines make for their containers does not: that comes all
+// the time, and each program costs milliseconds. A port does not either, because its bridge or bond
+// does.
+func couldFaceOut(device netlink.Link) bool {
+	name := device.Attrs().Name
+	if IsPort(device) || slices.Contains(fallbackTunnels, name) {
+		return false
+	}
+	switch device.Type() {
+	case "veth", "netkit", "dummy":
+		// Engines call so the end inside a container: then this host is a container itself.
+		return strings.HasPrefix(name, "eth")
+	case "ifb", "ipvtap", "macvtap", "vrf":
+		return false
+	default:
+		return true
+	}
+}
+
+// IsPort returns whether a device is the port of a bridge or bond. A device of a VRF has routes of its
+// own.
+func IsPort(device netlink.Link) bool {
+	_, inVRF := device.Attrs().Slave.(*netlink.VrfSlave)
+	return device.Attrs().MasterIndex != 0 && !inVRF
+}
+
+// fallbackTunnels are devices that the kernel adds to each network namespace with the module of a
+// tunnel.
+var fallbackTunnels = []string{
+	"erspan0", "gre0", "gretap0", "ip6_vti0", "ip6gre0", "ip6tnl0", "ip_vti0", "sit0", "tunl0",
 }
 
 // routedUplinks returns the devices of the host's default routes and connected subnets, by

@@ -24,7 +24,7 @@ func (o *Operator) Repair(ctx context.Context) (repaired []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	reconciled, err := o.reconcile(ctx)
+	reconciled, err := o.Follow(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +36,7 @@ func (o *Operator) Repair(ctx context.Context) (repaired []string, err error) {
 	return append(repaired, attached...), err
 }
 
-// detachedUplinks describes the uplinks that lack programs, which reconcile attaches.
+// detachedUplinks describes the uplinks that lack programs, which Follow attaches.
 func (o *Operator) detachedUplinks() (detached []string, err error) {
 	uplinks, err := o.uplinks()
 	if err != nil {
@@ -76,9 +76,9 @@ func (o *Operator) attachEndpoints(ctx context.Context) (repaired []string, err 
 	return repaired, err
 }
 
-// reconcile does for all networks of the host what a STATUS of each would do, and describes what is
-// new.
-func (o *Operator) reconcile(ctx context.Context) (repaired []string, err error) {
+// Follow does for all networks of the host what a STATUS of each would do, and describes what is new.
+// Without a change it only reads.
+func (o *Operator) Follow(ctx context.Context) (repaired []string, err error) {
 	off, err := link.ForwardingIsOff(true, true)
 	if err != nil {
 		return nil, err

@@ -36,7 +36,7 @@ func Host(ctx context.Context, datapath *loader.Datapath, patterns []string) err
 	}
 	defer host.Close()
 
-	if err := Uplinks(ctx, host, datapath, patterns); err != nil {
+	if _, err := Uplinks(ctx, host, datapath, patterns, allDevices); err != nil {
 		return err
 	}
 	if err := Rules(ctx, datapath); err != nil {

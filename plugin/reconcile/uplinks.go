@@ -15,7 +15,7 @@ import (
 )
 
 // Matcher returns a predicate for the devices that uplink name patterns select, or nil without
-// patterns: then the host's routes decide. No pattern selects the host's end of a container.
+// patterns: then routes and kinds decide. No pattern selects the host's end of a container.
 func Matcher(patterns []string) func(netlink.Link) bool {
 	if patterns == nil {
 		return nil
@@ -29,50 +29,125 @@ func Matcher(patterns []string) func(netlink.Link) bool {
 	}
 }
 
+// allDevices is for Uplinks.
+const allDevices = 0
+
 // Uplinks brings the datapath's uplinks in line with the host's. It attaches the programs of new
-// ones, writes addresses that changed and removes what belongs to devices that are gone. Without a
-// change it only reads. patterns are the network's uplinks key; an uplink that they do not select
-// stays one for other networks.
-func Uplinks(ctx context.Context, host *netlink.Handle, datapath *loader.Datapath, patterns []string) error {
-	found, err := link.Uplinks(host, Matcher(patterns))
+// ones, also of those that are down or have no address yet, so that what comes up later works. It
+// writes addresses that changed and removes what belongs to devices that are gone. Without a change it
+// only reads. patterns are the network's uplinks key; an uplink that they do not select stays one for
+// other networks. Uplinks returns those that select no device yet.
+//
+// newest is the device of an ADD, or allDevices: see devicesToCheck.
+func Uplinks(ctx context.Context, host *netlink.Handle, datapath *loader.Datapath, patterns []string, newest int) (missing []string, err error) {
+	known, err := knownUplinks(datapath)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	written, err := maps.Uplinks(datapath)
+	devices, err := devicesToCheck(host, datapath, patterns, known, newest)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	missing = unmatched(patterns, devices)
+	found, err := link.Uplinks(host, devices, Matcher(patterns))
+	if err != nil {
+		return missing, err
+	}
+	changed, err := takeChanged(datapath, found, known)
+	if err != nil {
+		return missing, err
+	}
+	gone, err := goneDevices(host, known)
+	if err != nil || len(changed)+len(gone) == 0 {
+		return missing, err
+	}
+	return missing, maps.With(ctx, datapath, func(store *maps.Store) error {
+		return errors.Join(addUplinks(host, datapath, store, changed), removeUplinks(datapath, store, gone))
+	})
+}
+
+// unmatched returns the patterns that select none of the devices.
+func unmatched(patterns []string, devices []netlink.Link) (missing []string) {
+	for _, pattern := range patterns {
+		if !slices.ContainsFunc(devices, Matcher([]string{pattern})) {
+			missing = append(missing, pattern)
+		}
+	}
+	return missing
+}
+
+// knownUplinks returns the entries of uplinks and container bridges by their devices.
+func knownUplinks(datapath *loader.Datapath) (map[int]maps.Uplink, error) {
 	known := map[int]maps.Uplink{}
+	written, err := maps.Uplinks(datapath)
 	for _, uplink := range written {
 		known[uplink.IfIndex] = uplink
 	}
+	return known, err
+}
 
-	var changed []maps.Uplink
+// takeChanged returns the entries of uplinks that are new, differ from the known ones, or lack
+// programs. It takes all of found out of known.
+func takeChanged(datapath *loader.Datapath, found []link.Uplink, known map[int]maps.Uplink) (changed []maps.Uplink, err error) {
 	for _, uplink := range found {
-		if known[uplink.Index].ContainerBridge {
-			delete(known, uplink.Index)
+		before := known[uplink.Index]
+		delete(known, uplink.Index)
+		if before.ContainerBridge {
 			continue
 		}
 		wanted := maps.Uplink{
 			IfIndex: uplink.Index, Addr4: uplink.Addr4, Addr6: uplink.Addr6,
-			Bridge: known[uplink.Index].Bridge, // addUplinks finds out once
+			Bridge: before.Bridge, // addUplinks finds out once
 		}
 		attached, err := datapath.UplinkAttached(uplink.Index)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if !attached || known[uplink.Index] != wanted {
+		if !attached || before != wanted {
 			changed = append(changed, wanted)
 		}
-		delete(known, uplink.Index)
 	}
-	gone, err := goneDevices(host, known)
-	if err != nil || len(changed)+len(gone) == 0 {
-		return err
+	return changed, nil
+}
+
+// devicesToCheck returns the devices that may be uplinks without a route. To list all of them takes
+// longer with each container, so without patterns an ADD on a host with uplinks looks only at those
+// that came just before its own.
+func devicesToCheck(host *netlink.Handle, datapath *loader.Datapath, patterns []string, known map[int]maps.Uplink, newest int) ([]netlink.Link, error) {
+	isFirst := true
+	for _, uplink := range known {
+		isFirst = isFirst && uplink.ContainerBridge
 	}
-	return maps.With(ctx, datapath, func(store *maps.Store) error {
-		return errors.Join(addUplinks(host, datapath, store, changed), removeUplinks(datapath, store, gone))
-	})
+	if newest == allDevices || patterns != nil || isFirst {
+		return link.List(host)
+	}
+	return devicesBefore(host, datapath, known, newest)
+}
+
+// devicesBefore returns the devices before newest and after the container of an earlier ADD, which has
+// looked at those before it. Where many devices came and went in between, STATUS or repair finds the
+// others.
+func devicesBefore(host *netlink.Handle, datapath *loader.Datapath, known map[int]maps.Uplink, newest int) ([]netlink.Link, error) {
+	const most = 8
+
+	var before []netlink.Link
+	for index := newest - 1; index >= max(newest-most, 1); index-- {
+		if _, isKnown := known[index]; isKnown {
+			continue
+		}
+		_, isContainer, err := maps.GetDevice(datapath, index)
+		if err != nil || isContainer {
+			return before, err
+		}
+		device, err := link.Device(host, index)
+		if err != nil {
+			return nil, err
+		}
+		if device != nil {
+			before = append(before, device)
+		}
+	}
+	return before, nil
 }
 
 // ExcludeBridge marks a bridge of containers, which is never an uplink whatever it was taken for
@@ -116,8 +191,9 @@ func removeUplinks(datapath *loader.Datapath, store *maps.Store, gone []int) err
 	return errors.Join(errs...)
 }
 
-// goneDevices returns the uplinks whose device no longer exists. A device that merely lost its
-// routes keeps its programs, for the connections that still use it.
+// goneDevices returns the uplinks whose device no longer exists, or is now the port of a bridge or bond,
+// which would translate what its programs have translated. A device that merely lost its routes keeps
+// its programs, for the connections that still use it.
 func goneDevices(host *netlink.Handle, uplinks map[int]maps.Uplink) ([]int, error) {
 	var gone []int
 	for index := range uplinks {
@@ -125,7 +201,7 @@ func goneDevices(host *netlink.Handle, uplinks map[int]maps.Uplink) ([]int, erro
 		if err != nil {
 			return nil, err
 		}
-		if device == nil {
+		if device == nil || link.IsPort(device) {
 			gone = append(gone, index)
 		}
 	}

@@ -37,7 +37,7 @@ type Record struct {
 	Aliases    []string        `json:"aliases,omitempty"`
 	CgroupPath string          `json:"cgroupPath,omitempty"`
 	Labels     []Label         `json:"labels,omitempty"`
-	Uplinks    []string        `json:"uplinks,omitempty"`  // name patterns; empty: chosen by routes
+	Uplinks    []string        `json:"uplinks,omitempty"`  // name patterns; empty: chosen by routes and kinds
 	Bandwidth  link.Bandwidth  `json:"bandwidth,omitzero"` // of the configuration at ADD
 	Settings   Settings        `json:"settings,omitzero"`
 }

@@ -78,6 +78,19 @@ func (t *Topology) AddSecondUplink(tb TB) {
 	}
 }
 
+// ConfigureSecondUplink sets the addresses of the node's second uplink and sets it up, as AddSecondUplink
+// did, after a test has taken it down.
+func (t *Topology) ConfigureSecondUplink(tb TB) {
+	tb.Helper()
+	up := t.secondUplink()
+	if err := t.Node.configure(up.nodeDevice, up.node); err != nil {
+		tb.Fatalf("configure second uplink: %v", err)
+	}
+	if err := t.Node.WaitUp(up.nodeDevice); err != nil {
+		tb.Fatalf("configure second uplink: %v", err)
+	}
+}
+
 // RouteTo adds routes to prefix via the node on the hosts outside.
 func (t *Topology) RouteTo(tb TB, prefix netip.Prefix) {
 	tb.Helper()

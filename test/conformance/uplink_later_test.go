@@ -1,0 +1,135 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// TestUplinkComesUpLater has a device that is down and has no address when something looks for uplinks. Once it comes
+// up, it works without another call.
+func TestUplinkComesUpLater(t *testing.T) {
+	for name, look := range map[string]func(*testing.T, *host){
+		"first ADD": nil,
+		"later ADD": func(t *testing.T, h *host) { h.pod(t, "c2", dual("1.1.0")).add(t) },
+		"STATUS":    func(t *testing.T, h *host) { wantSuccess(t, h.status(t, dual("1.1.0")), "") },
+		"repair": func(t *testing.T, h *host) {
+			h.wantCtl(t, 0, []string{"repair"}, "programs of the new uplink "+testenv.SecondUplinkName)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			p := h.pod(t, "c1", dual("1.1.0"))
+			if look == nil {
+				h.AddSecondUplink(t)
+				h.takeDown(t, testenv.SecondUplinkName)
+				p.add(t)
+			} else {
+				p.add(t)
+				h.AddSecondUplink(t)
+				h.takeDown(t, testenv.SecondUplinkName)
+				look(t, h)
+			}
+			h.wantUplinks(t, testenv.UplinkName, testenv.SecondUplinkName)
+			h.ConfigureSecondUplink(t)
+			testenv.Require(t, testenv.FIBSource) // else the next call notes the address
+			wantPing(t, p.Namespace, testenv.SecondOutsideAddr4, testenv.SecondOutsideAddr6)
+		})
+	}
+}
+
+// takeDown sets a device of the node down and removes its addresses.
+func (h *host) takeDown(t *testing.T, name string) {
+	t.Helper()
+	for _, args := range [][]string{{"link", "set", name, "down"}, {"addr", "flush", "dev", name}} {
+		if _, err := h.Node.Run(testenv.Context(t), "ip", args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// wantUplinks compares the devices that have an uplink's entry and programs.
+func (h *host) wantUplinks(t *testing.T, want ...string) {
+	t.Helper()
+	if err := h.hasUplinks(want...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (h *host) hasUplinks(want ...string) error {
+	return h.Node.Do(func() error {
+		datapath, err := loader.OpenLoaded()
+		if err != nil {
+			return err
+		}
+		defer datapath.Close()
+		uplinks, err := maps.Uplinks(datapath)
+		var got []string
+		for _, uplink := range uplinks {
+			attached, errAttached := datapath.UplinkAttached(uplink.IfIndex)
+			device, errDevice := h.Node.Netlink().LinkByIndex(uplink.IfIndex)
+			if err = errors.Join(err, errAttached, errDevice); err == nil && attached {
+				got = append(got, device.Attrs().Name)
+			}
+		}
+		slices.Sort(got)
+		if slices.Sort(want); err == nil && !slices.Equal(got, want) {
+			err = fmt.Errorf("uplinks: got %q, want %q", got, want)
+		}
+		return err
+	})
+}
+
+// TestUplinkBecomesPort moves an uplink's addresses to a bridge or bond above it. The next ADD leaves programs only
+// there: otherwise what one has translated would meet the other.
+func TestUplinkBecomesPort(t *testing.T) {
+	for _, kind := range testenv.UplinkKinds[:2] {
+		t.Run(kind.Name, func(t *testing.T) {
+			testenv.Require(t, kind.Feature)
+			h := newHost(t)
+			h.pod(t, "c1", dual("1.1.0")).add(t)
+			device := h.MoveUplink(t, kind)
+			p := h.pod(t, "c2", dual("1.1.0"))
+			p.add(t)
+			h.wantUplinks(t, device)
+			wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
+		})
+	}
+}
+
+// TestNamedUplinkComesLater names a device that does not exist. ADD succeeds and says so. The device gets its programs
+// from whatever looks for uplinks next.
+func TestNamedUplinkComesLater(t *testing.T) {
+	for name, look := range map[string]func(*testing.T, *host, object){
+		"ADD":    func(t *testing.T, h *host, conf object) { h.pod(t, "c2", conf).add(t) },
+		"STATUS": func(t *testing.T, h *host, conf object) { wantSuccess(t, h.status(t, conf), "") },
+		"repair": func(t *testing.T, h *host, _ object) { h.wantCtl(t, 0, []string{"repair"}, "new uplink wan0") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			log := filepath.Join(t.TempDir(), "log")
+			conf := with(with(dual("1.1.0"), "uplinks", list{testenv.UplinkName, "wan0"}), "logFile", log)
+			h.pod(t, "c1", conf).add(t)
+			if text, err := os.ReadFile(log); err != nil || !strings.Contains(string(text), `uplink=wan0`) {
+				t.Errorf("log: got %q (%v), want a line with uplink=wan0", text, err)
+			}
+			h.wantUplinks(t, testenv.UplinkName)
+			wan := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "wan0"}, PeerName: "peer"}
+			if err := h.Node.Netlink().LinkAdd(wan); err != nil {
+				t.Fatal(err)
+			}
+			look(t, h, conf)
+			h.wantUplinks(t, testenv.UplinkName, "wan0")
+		})
+	}
+}
