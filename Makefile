@@ -11,6 +11,7 @@ BPF_CFLAGS   := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-address-of-packe
 PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool nftables iptables iproute2 iputils-ping traceroute strace ethtool dnsmasq-base udev
 BENCH_PACKAGES := nftables iptables
 CI_PACKAGES := mmdebstrap
+RUNTIME_PACKAGES := podman conmon crun busybox-static iproute2
 KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
@@ -78,6 +79,12 @@ test-kernels: kernel-binaries ## run packet tables, scenarios and the CNI contra
 .PHONY: test-kernels-quick
 test-kernels-quick: kernel-binaries ## run a selection on the oldest and the newest kernel
 	bin/matrix -bin bin -jobs 2 -quick $(KERNEL)
+
+.PHONY: test-runtimes
+test-runtimes: build ## run the plugin under podman and containerd, which it installs or builds; in their own namespaces (root)
+	@$(call install-packages,$(RUNTIME_PACKAGES))
+	cd test/runtimes && $(GO) build -trimpath -o ../../bin/ tool && $(GO) vet ./... && $(GO) tool -modfile=../../go.mod staticcheck ./...
+	cd test/runtimes && EBPFNET_BIN_DIR=$(CURDIR)/bin $(GO) test -count=1 ./...
 
 .PHONY: bench
 bench: bench-binaries ## compare ebpfnet with a bare veth, plain routing and the reference plugins on a quiet machine; writes test/bench/README.md (root)

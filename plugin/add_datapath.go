@@ -139,10 +139,8 @@ func (a *adder) openHostPorts(ctx context.Context) error {
 	if len(entries) == 0 {
 		return nil
 	}
-	for _, entry := range entries {
-		if err := checkListeners(entry); err != nil {
-			return err
-		}
+	if err := checkListeners(entries, a.config.Attachment.ContainerID); err != nil {
+		return err
 	}
 	return maps.With(ctx, a.datapath, func(store *maps.Store) error {
 		for _, entry := range entries {

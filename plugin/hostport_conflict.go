@@ -4,8 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"strings"
+	"slices"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 	"github.com/prometheus/procfs"
@@ -15,24 +14,35 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 )
 
-// checkListeners returns an error if a process of the host has a socket whose clients the host port
-// would take over. A runtime that reserves its ports by listening, as podman does, is an exception:
-// it is an ancestor of this process.
-func checkListeners(port maps.HostPort) error {
-	if !socketInUse(port) {
+// checkListeners returns an error if a process of the host has a socket whose clients a host port
+// of the container would take over. A runtime that reserves the port by listening is no conflict.
+func checkListeners(ports []maps.HostPort, containerID string) error {
+	ports = slices.DeleteFunc(slices.Clone(ports), func(port maps.HostPort) bool { return !isInUse(port) })
+	if len(ports) == 0 {
 		return nil
 	}
-	holder, isAncestor := socketHolder(port)
-	if isAncestor {
-		return nil
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return err
 	}
-	return cnitypes.NewError(cnierr.CodePortTaken, fmt.Sprintf("host port %s/%s is in use on the host by %s",
-		netip.AddrPortFrom(port.HostAddr, port.HostPort), port.Protocol, holder), "")
+	table := readSockets(fs)
+	var all []socket
+	for _, port := range ports {
+		all = append(all, table.at(port)...)
+	}
+	holders := findHolders(fs, all, containerID)
+	for _, port := range ports {
+		if holder, isTaken := holders.of(table.at(port)); isTaken {
+			return cnitypes.NewError(cnierr.CodePortTaken, fmt.Sprintf("host port %s/%s is in use on the host by %s",
+				netip.AddrPortFrom(port.HostAddr, port.HostPort), port.Protocol, holder), "")
+		}
+	}
+	return nil
 }
 
-// socketInUse tries to bind the socket. With SO_REUSEADDR only a listener makes that fail for TCP,
-// not the remains of closed connections.
-func socketInUse(port maps.HostPort) bool {
+// isInUse tries to bind the port. With SO_REUSEADDR only a listener makes that fail for TCP, not
+// the remains of closed connections.
+func isInUse(port maps.HostPort) bool {
 	family, kind := unix.AF_INET6, unix.SOCK_DGRAM
 	var address unix.Sockaddr = &unix.SockaddrInet6{Port: int(port.HostPort), Addr: port.HostAddr.As16()}
 	if port.HostAddr.Is4() {
@@ -57,98 +67,60 @@ func socketInUse(port maps.HostPort) bool {
 	return errors.Is(unix.Bind(fd, address), unix.EADDRINUSE)
 }
 
-// socketHolder names the process that has a port's socket, as far as it can be found. isAncestor is
-// true if that process is an ancestor of this one.
-func socketHolder(port maps.HostPort) (name string, isAncestor bool) {
-	const unknown = "an unknown process"
-
-	fs, err := procfs.NewDefaultFS()
-	if err != nil {
-		return unknown, false
-	}
-	inodes := socketInodes(fs, port)
-	processes, err := fs.AllProcs()
-	if err != nil {
-		return unknown, false
-	}
-	ancestors := ancestorsOf(fs, os.Getpid())
-	name = unknown
-	for _, process := range processes {
-		if !hasSocket(process, inodes) {
-			continue
-		}
-		if ancestors[process.PID] {
-			return "", true
-		}
-		if comm, err := process.Comm(); err == nil {
-			name = fmt.Sprintf("%s (pid %d)", comm, process.PID)
-		}
-	}
-	return name, false
+// socket is a socket of the host that listens, or one of UDP.
+type socket struct {
+	addr netip.Addr
+	name string // its name among a process's files
 }
 
-// socketInodes returns the sockets that are bound to the port at its address or at any.
-func socketInodes(fs procfs.FS, port maps.HostPort) map[string]bool {
-	inodes := map[string]bool{}
-	add := func(addr []byte, localPort, inode uint64) {
-		bound, _ := netip.AddrFromSlice(addr)
-		bound = bound.Unmap()
-		if localPort == uint64(port.HostPort) && (bound.IsUnspecified() || port.HostAddr.IsUnspecified() || bound == port.HostAddr) {
-			inodes[fmt.Sprintf("socket:[%d]", inode)] = true
-		}
-	}
-	if port.Protocol == maps.TCP {
-		const listening = 10
+// socketTable has the sockets of the host.
+type socketTable map[protocolPort][]socket
 
-		// Netlink would be faster, but a kernel may lack inet_diag, and only an error waits for this.
-		//lint:ignore SA1019 see above
-		tcp4, _ := fs.NetTCP()
-		//lint:ignore SA1019 see above
-		tcp6, _ := fs.NetTCP6()
-		for _, line := range append(tcp4, tcp6...) {
-			if line.St == listening {
-				add(line.LocalAddr, line.LocalPort, line.Inode)
-			}
+type protocolPort struct {
+	protocol maps.Protocol
+	port     uint64
+}
+
+// readSockets reads the sockets of this network namespace. Netlink would be faster, but a kernel
+// may lack inet_diag, and only a port in use waits for this.
+func readSockets(fs procfs.FS) socketTable {
+	const listening = 10
+
+	table := socketTable{}
+	//lint:ignore SA1019 see above
+	tcp4, _ := fs.NetTCP()
+	//lint:ignore SA1019 see above
+	tcp6, _ := fs.NetTCP6()
+	for _, line := range append(tcp4, tcp6...) {
+		if line.St == listening {
+			table.add(protocolPort{maps.TCP, line.LocalPort}, line.LocalAddr, line.Inode)
 		}
-		return inodes
 	}
 	udp4, _ := fs.NetUDP()
 	udp6, _ := fs.NetUDP6()
 	for _, line := range append(udp4, udp6...) {
-		add(line.LocalAddr, line.LocalPort, line.Inode)
+		table.add(protocolPort{maps.UDP, line.LocalPort}, line.LocalAddr, line.Inode)
 	}
-	return inodes
+	return table
 }
 
-func hasSocket(process procfs.Proc, inodes map[string]bool) bool {
-	targets, err := process.FileDescriptorTargets()
-	if err != nil {
-		return false // gone, or no permission
-	}
-	for _, target := range targets {
-		if strings.HasPrefix(target, "socket:") && inodes[target] {
-			return true
-		}
-	}
-	return false
+func (t socketTable) add(port protocolPort, local []byte, inode uint64) {
+	addr, _ := netip.AddrFromSlice(local)
+	t[port] = append(t[port], socket{addr: addr.Unmap(), name: fmt.Sprintf("socket:[%d]", inode)})
 }
 
-// ancestorsOf returns a process and its ancestors. Process 1 is every process's ancestor and may
-// listen for others, as systemd does: it counts only as the direct parent, as with a podman that is
-// a container's process 1.
-func ancestorsOf(fs procfs.FS, pid int) map[int]bool {
-	ancestors := map[int]bool{os.Getppid(): true}
-	for pid > 1 {
-		ancestors[pid] = true
-		process, err := fs.Proc(pid)
-		if err != nil {
-			break
+// at returns the sockets whose clients a host port would take over. A socket of [::] may serve both
+// families. Beside a socket of the port's IPv4 address it can only serve IPv6.
+func (t socketTable) at(port maps.HostPort) (found []socket) {
+	sockets := t[protocolPort{port.Protocol, uint64(port.HostPort)}]
+	for _, s := range sockets {
+		sameAddr := s.addr == port.HostAddr || s.addr.IsUnspecified() || port.HostAddr.IsUnspecified()
+		if s.addr.Is4() == port.HostAddr.Is4() && sameAddr {
+			found = append(found, s)
 		}
-		stat, err := process.Stat()
-		if err != nil {
-			break
-		}
-		pid = stat.PPID
 	}
-	return ancestors
+	if len(found) > 0 || port.HostAddr.Is6() {
+		return found
+	}
+	return slices.DeleteFunc(slices.Clone(sockets), func(s socket) bool { return s.addr != netip.IPv6Unspecified() })
 }

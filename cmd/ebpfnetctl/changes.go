@@ -66,8 +66,7 @@ func repair(ctx context.Context, to io.Writer, o options) error {
 		return errors.Join(err, printJSON(to, map[string][]string{"repaired": append([]string{}, repaired...)}))
 	}
 	for _, thing := range repaired {
-		printf(to, "repaired: %s
-", thing)
+		printf(to, "repaired: %s\n", thing)
 	}
 	if err == nil && len(repaired) == 0 {
 		printf(to, "nothing to repair\n")

@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -49,7 +50,7 @@ func TestHostPortHeldByRuntime(t *testing.T) {
 	}
 }
 
-// bindPort opens a socket of this process that clients can reach. [::] serves both families.
+// bindPort opens a socket of this process that clients can reach. [::] serves both families, unless protocol has one.
 func bindPort(t *testing.T, ns *testenv.Namespace, protocol string, addr netip.AddrPort) (socket io.Closer) {
 	t.Helper()
 	network := protocol
@@ -59,7 +60,7 @@ func bindPort(t *testing.T, ns *testenv.Namespace, protocol string, addr netip.A
 	err := ns.Do(func() (err error) {
 		var config net.ListenConfig
 		config.SetMultipathTCP(true) // Go's default, which podman uses
-		if protocol == "tcp" {
+		if strings.HasPrefix(protocol, "tcp") {
 			socket, err = config.Listen(testenv.Context(t), network, addr.String())
 		} else {
 			socket, err = config.ListenPacket(testenv.Context(t), network, addr.String())

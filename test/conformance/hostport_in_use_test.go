@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -60,14 +61,18 @@ func TestHostPortOfAnotherProcess(t *testing.T) {
 // bindPortInProcess is bindPort in a process that is no ancestor of the plugin's, and ends with the test.
 func bindPortInProcess(t *testing.T, ns *testenv.Namespace, protocol string, addr netip.AddrPort) (pid int) {
 	t.Helper()
-	socket := bindPort(t, ns, protocol, addr)
+	return keepPort(t, exec.CommandContext(testenv.Context(t), "cat"), bindPort(t, ns, protocol, addr))
+}
+
+// keepPort hands a socket over to a process that ends with its standard input: at the end of the test.
+func keepPort(t *testing.T, cmd *exec.Cmd, socket io.Closer) (pid int) {
+	t.Helper()
 	defer socket.Close()
 	file, err := socket.(interface{ File() (*os.File, error) }).File()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	cmd := exec.CommandContext(testenv.Context(t), "cat")
 	cmd.ExtraFiles = []*os.File{file}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -79,7 +84,7 @@ func bindPortInProcess(t *testing.T, ns *testenv.Namespace, protocol string, add
 	t.Cleanup(func() {
 		stdin.Close()
 		if err := cmd.Wait(); err != nil {
-			t.Errorf("process with %s: %v", addr, err)
+			t.Errorf("process with a port: %v", err)
 		}
 	})
 	return cmd.Process.Pid

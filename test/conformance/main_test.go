@@ -24,6 +24,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(faultEnv) != "" {
 		os.Exit(runAsPlugin())
 	}
+	if os.Getenv(conmonEnv) != "" {
+		os.Exit(runAsConmon())
+	}
 	testenv.Main(m)
 }
 

@@ -22,8 +22,8 @@ const mainModule = "github.com/ebpfnet/ebpfnet"
 var builds sync.Map
 
 // Build returns the path of a package's binary, which has the name of the package's directory.
-// pkg is a path relative to the main module ("./cmd/ebpfnet"), or the import path of a tool
-// that the test module depends on ("github.com/containernetworking/cni/cnitool"). All binaries
+// pkg is a path relative to the main module ("./cmd/ebpfnet"), or the import path of a tool of the
+// working directory's module ("github.com/containernetworking/cni/cnitool"). All binaries
 // are in one directory, which disappears with the process.
 //
 // An isolated process has no network: `make modules` downloads what it needs before.
@@ -47,12 +47,13 @@ func build(pkg string) (string, error) {
 		}
 		return binary, nil
 	}
-	dir, err := mainModuleDir()
+	moduleDir := os.Getwd
+	if strings.HasPrefix(pkg, "./") {
+		moduleDir = mainModuleDir
+	}
+	dir, err := moduleDir()
 	if err != nil {
 		return "", fmt.Errorf("build %s: %w", pkg, err)
-	}
-	if !strings.HasPrefix(pkg, "./") {
-		dir = filepath.Join(dir, "test")
 	}
 	binary := filepath.Join(buildDir, name)
 	cmd := exec.Command("go", "build", "-o", binary, pkg)

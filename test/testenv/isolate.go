@@ -70,14 +70,9 @@ func reexec() (int, error) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT, unix.SIGHUP, unix.SIGUSR1, unix.SIGUSR2)
 
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Args[0] = os.Args[0]
-	cmd.Env = append(os.Environ(), isolatedEnv+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWPID,
-		Pdeathsig:  unix.SIGKILL,
-	}
+	cmd := isolatedCommand(unix.CLONE_NEWNET)
+	cmd.Stdin, cmd.Stdout = os.Stdin, os.Stdout
+	cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
 	if err := cmd.Start(); err != nil {
 		return 0, fmt.Errorf("start a process in its own namespaces, which needs CAP_SYS_ADMIN (in a container: --privileged): %w", err)
 	}
@@ -99,6 +94,19 @@ func reexec() (int, error) {
 		return 128 + int(status.Signal()), nil
 	}
 	return status.ExitStatus(), nil
+}
+
+// Reexec returns a command that runs this program again, with mount and PID namespaces of its own
+// inside this process's: [Isolate] returns there, too. It must be started with [Namespace.Do].
+func (ns *Namespace) Reexec() *exec.Cmd { return isolatedCommand(0) }
+
+func isolatedCommand(namespaces uintptr) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Args[0] = os.Args[0]
+	cmd.Env = append(os.Environ(), isolatedEnv+"=1")
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | namespaces}
+	return cmd
 }
 
 // sentByTerminal reports whether sig probably came from the keyboard. The terminal signals the

@@ -1,0 +1,164 @@
+package runtimes
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// machineEnv marks the first process of a machine.
+const machineEnv = "EBPFNET_TEST_MACHINE"
+
+// Directories of a machine: for programs, and where its runtime looks for plugins and networks.
+const (
+	binDir    = "/run/bin"
+	pluginDir = "/run/cni/bin"
+	configDir = "/run/cni/net.d"
+)
+
+// machine is the node of a topology with mounts and processes of its own. All of them end with its
+// first process: daemons, containers, and what runtimes leave in /run and bpffs.
+type machine struct {
+	*testenv.Topology
+	pid     int
+	env     []string // of its commands, beside this process's
+	daemons []func() // wait for their ends
+}
+
+// newMachine starts a machine that has the plugin and a network configuration.
+func newMachine(t *testing.T, conflist []byte) *machine {
+	t.Helper()
+	m := &machine{Topology: testenv.NewTopology(t), env: []string{"PATH=" + binDir + ":" + os.Getenv("PATH")}}
+	m.start(t)
+	m.install(t, testenv.Build(t, "./cmd/ebpfnet"), pluginDir+"/ebpfnet")
+	m.install(t, testenv.Build(t, "./cmd/ebpfnetctl"), binDir+"/ebpfnetctl")
+	m.write(t, configDir+"/10-ebpfnet.conflist", conflist)
+	return m
+}
+
+// start starts the first process and waits until it has mounted its directories.
+func (m *machine) start(t *testing.T) {
+	t.Helper()
+	init := m.Node.Reexec()
+	init.Env = append(init.Env, machineEnv+"=1")
+	stdin, err := init.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := init.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Node.Do(init.Start); err != nil {
+		t.Fatalf("start a machine: %v", err)
+	}
+	m.pid = init.Process.Pid
+	t.Cleanup(func() {
+		stdin.Close() // ends runMachine, and the kernel all other processes
+		if err := init.Wait(); err != nil {
+			t.Errorf("first process of the machine: %v", err)
+		}
+		for _, wait := range m.daemons {
+			wait()
+		}
+	})
+	if _, err := io.ReadFull(stdout, make([]byte, 1)); err != nil {
+		t.Fatalf("wait for the machine's mounts: %v", err)
+	}
+}
+
+// runMachine is the first process of a machine. It reaps the processes of others until its parent
+// closes standard input.
+func runMachine() {
+	testenv.Isolate()
+	// The host's may be a mixture of versions, which crun refuses.
+	if err := unix.Mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, ""); err != nil {
+		fmt.Fprintf(os.Stderr, "mount cgroup2: %v\n", err)
+		os.Exit(1)
+	}
+	children := make(chan os.Signal, 1)
+	signal.Notify(children, unix.SIGCHLD)
+	go func() {
+		for range children {
+			for pid := 1; pid > 0; {
+				pid, _ = syscall.Wait4(-1, nil, unix.WNOHANG, nil)
+			}
+		}
+	}()
+	os.Stdout.WriteString("\n")
+	io.Copy(io.Discard, os.Stdin)
+	os.Exit(0)
+}
+
+// startDaemon starts a program that ends with the machine. If the test fails, it shows what the
+// program has printed.
+func (m *machine) startDaemon(t *testing.T, name string, args ...string) {
+	t.Helper()
+	var output bytes.Buffer
+	daemon := m.command(context.Background(), name, args...)
+	daemon.Stdout, daemon.Stderr = &output, &output
+	if err := daemon.Start(); err != nil {
+		t.Fatal(err)
+	}
+	m.daemons = append(m.daemons, func() {
+		daemon.Wait()
+		if t.Failed() {
+			t.Logf("%s: %s", name, &output)
+		}
+	})
+}
+
+// path returns the path by which this process finds a file of the machine.
+func (m *machine) path(path string) string { return fmt.Sprintf("/proc/%d/root%s", m.pid, path) }
+
+// install copies a file into the machine.
+func (m *machine) install(t *testing.T, from, to string) {
+	t.Helper()
+	content, err := os.ReadFile(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.write(t, to, content)
+}
+
+func (m *machine) write(t *testing.T, path string, content []byte) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(m.path(path)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(m.path(path), content, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// command runs a program in all namespaces of the machine.
+func (m *machine) command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	enter := []string{"--target", fmt.Sprint(m.pid), "--mount", "--net", "--pid", "--", name}
+	cmd := exec.CommandContext(ctx, "nsenter", append(enter, args...)...)
+	cmd.Env = append(os.Environ(), m.env...)
+	cmd.WaitDelay = time.Second
+	return cmd
+}
+
+// run runs a command of the machine and returns what it prints.
+func (m *machine) run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	output, err := m.command(testenv.Context(t), name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, output)
+	}
+	return strings.TrimSpace(string(output))
+}
