@@ -19,7 +19,7 @@
 
 #include <linux/types.h>
 
-#define EBPFNET_ABI 7
+#define EBPFNET_ABI 8
 
 /* An IPv6 address, or an IPv4 address as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
 struct addr {
@@ -94,11 +94,10 @@ struct endpoint {
 	struct addr gateway; /* the host's address on the veth; hairpin clients appear as it */
 	enum endpoint_flags flags;
 	__u32 nonmasq_set; /* set of destinations in nonmasq_cidrs, or 0 */
-	__u32 container;   /* the container's token: it may have several attachments */
 	__u16 mtu;	   /* of the veth */
 	enum fast_path fast_path;
 	__u8 pad;
-	__u32 pad2;
+	__u64 container; /* the container's token: it may have several attachments */
 };
 
 enum device_flags {
@@ -121,7 +120,7 @@ enum policy {
 struct device {
 	__u64 owner;
 	__u32 network;
-	__u32 container;
+	enum device_flags flags;
 	struct addr addr4; /* the container's first; endpoints has all of them */
 	struct addr addr6;
 	struct addr gateway4; /* the host's */
@@ -129,8 +128,7 @@ struct device {
 	__u8 mac[6]; /* container end */
 	enum policy ingress_policy;
 	__u8 pad;
-	enum device_flags flags;
-	__u32 pad2;
+	__u64 container; /* as in struct endpoint */
 };
 
 /* clang-format off */

@@ -35,7 +35,7 @@ type DatapathDevice struct {
 	_             structs.HostLayout
 	Owner         uint64
 	Network       uint32
-	Container     uint32
+	Flags         DatapathDeviceFlags
 	Addr4         DatapathAddr
 	Addr6         DatapathAddr
 	Gateway4      DatapathAddr
@@ -43,8 +43,7 @@ type DatapathDevice struct {
 	Mac           [6]uint8
 	IngressPolicy DatapathPolicy
 	Pad           uint8
-	Flags         DatapathDeviceFlags
-	Pad2          uint32
+	Container     uint64
 }
 
 type DatapathDeviceFlags uint32
@@ -79,11 +78,10 @@ type DatapathEndpoint struct {
 	Gateway    DatapathAddr
 	Flags      DatapathEndpointFlags
 	NonmasqSet uint32
-	Container  uint32
 	Mtu        uint16
 	FastPath   DatapathFastPath
 	Pad        uint8
-	Pad2       uint32
+	Container  uint64
 }
 
 type DatapathEndpointFlags uint32

@@ -379,7 +379,7 @@ func (h *host) setProbes(used uint8) error {
 // putEndpoint writes the endpoint of a pod. The set of nonmasq_cidrs may be 0, which means none.
 func (h *host) putEndpoint(f addressing, pod string, nonMasqSet uint32) error {
 	endpoint := bpf.Endpoint{
-		Owner: owners[pod], Network: 1, Container: uint32(owners[pod]), Ifindex: uint32(h.veth.Index),
+		Owner: owners[pod], Network: 1, Container: owners[pod], Ifindex: uint32(h.veth.Index),
 		Gateway: f.wire("podgw"), NonmasqSet: nonMasqSet,
 	}
 	switch pod {
@@ -398,7 +398,7 @@ func (h *host) putDevice(pod string) error {
 	if pod == "" {
 		return ignoreMissing(devices.Delete(key))
 	}
-	return devices.Put(key, bpf.Device{Owner: owners[pod], Network: 1, Container: uint32(owners[pod])})
+	return devices.Put(key, bpf.Device{Owner: owners[pod], Network: 1, Container: owners[pod]})
 }
 
 func (h *host) clearCounters() error {
