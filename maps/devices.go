@@ -86,7 +86,7 @@ func (s *Store) PutDevice(d Device) error {
 	}
 	s.changed = true
 	if err := s.dp.Devices.Put(uint32(d.IfIndex), &value); err != nil {
-		return fmt.Errorf("put device %d: %w", d.IfIndex, err)
+		return fmt.Errorf("put device %d: %w", d.IfIndex, explainFull(s.dp.Devices, err))
 	}
 	return nil
 }
