@@ -113,7 +113,8 @@ type DatapathFlow struct {
 	RemoteEnd  uint32
 	RemotePort uint16
 	Created    uint16
-	Pad        uint32
+	Probe      uint8
+	Pad        [3]uint8
 }
 
 type DatapathFlowBackup struct {
@@ -291,7 +292,7 @@ type DatapathMasqArgs struct {
 
 type DatapathMasqProbes struct {
 	_    structs.HostLayout
-	Used [64]uint8
+	Seen [6]uint32
 }
 
 type DatapathMasqSources struct {

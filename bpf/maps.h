@@ -88,7 +88,7 @@ struct {
 	__type(value, struct masq_sources);
 } masq_sources SEC(".maps");
 
-/* Written by the programs when a flow does not get its first candidate. Never removed. */
+/* Written by the programs, once per tick and flow that does not have its first candidate. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MASQ_PROBE_GROUPS);

@@ -158,7 +158,8 @@ type dumpedFlow struct {
 		RemoteEnd  uint32     `json:"remote_end"`
 		RemotePort uint16     `json:"remote_port"`
 		Created    uint16     `json:"created"`
-		Pad        int        `json:"pad"`
+		Probe      uint8      `json:"probe"`
+		Pad        [3]uint8   `json:"pad"`
 	} `json:"value"`
 }
 
