@@ -19,7 +19,7 @@
 
 #include <linux/types.h>
 
-#define EBPFNET_ABI 7
+#define EBPFNET_ABI 8
 
 /* An IPv6 address, or an IPv4 address as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
 struct addr {
@@ -94,11 +94,10 @@ struct endpoint {
 	struct addr gateway; /* the host's address on the veth; hairpin clients appear as it */
 	enum endpoint_flags flags;
 	__u32 nonmasq_set; /* set of destinations in nonmasq_cidrs, or 0 */
-	__u32 container;   /* the container's token: it may have several attachments */
 	__u16 mtu;	   /* of the veth */
 	enum fast_path fast_path;
 	__u8 pad;
-	__u32 pad2;
+	__u64 container; /* the container's token: it may have several attachments */
 };
 
 enum device_flags {
@@ -121,7 +120,7 @@ enum policy {
 struct device {
 	__u64 owner;
 	__u32 network;
-	__u32 container;
+	enum device_flags flags;
 	struct addr addr4; /* the container's first; endpoints has all of them */
 	struct addr addr6;
 	struct addr gateway4; /* the host's */
@@ -129,8 +128,7 @@ struct device {
 	__u8 mac[6]; /* container end */
 	enum policy ingress_policy;
 	__u8 pad;
-	enum device_flags flags;
-	__u32 pad2;
+	__u64 container; /* as in struct endpoint */
 };
 
 /* clang-format off */
@@ -218,7 +216,8 @@ struct flow {
 	/* FLOW_DNAT: the client's own; FLOW_SNAT of a hairpin client: stands for the host port */
 	__u16 remote_port;
 	__u16 created; /* the last 16 bits of the time, in ticks */
-	__u32 pad;
+	__u8 probe;    /* FLOW_SNAT: which candidate its port is */
+	__u8 pad[3];
 };
 
 /*
@@ -236,15 +235,19 @@ struct flow_backup {
 	struct flow flow;
 };
 
-#define MASQ_PROBES	  64   /* candidate ports of a flow, masq.h */
-#define MASQ_PROBE_GROUPS 1024 /* pairs of container and remote are hashed into these */
+#define MASQ_PROBES	   64 /* candidate ports of a flow, masq.h */
+#define MASQ_PROBE_STEPS   6  /* candidate 1; 2 and 3; 4 to 7; ... 32 to 63 */
+#define MASQ_PROBE_REMOTES 4  /* groups of remotes, per container */
+#define MASQ_PROBE_GROUPS  (256 * MASQ_PROBE_REMOTES)
+#define MASQ_PROBES_EPOCH  (1U << 30)
 
 /*
- * masq_probes: which candidates a group's flows have ever probed. They are always
- * the first ones, and the very first is not recorded. Lookups stop behind them.
+ * masq_probes: when a group's flows last had a candidate of a step or of one behind it,
+ * in ticks since MASQ_PROBES_EPOCH ticks before boot: 0 is longer ago than any idle time.
+ * Candidate 0 is not recorded. Lookups stop where no flow can be.
  */
 struct masq_probes {
-	__u8 used[MASQ_PROBES];
+	__u32 seen[MASQ_PROBE_STEPS];
 };
 
 /* offload_tcp, offload_udp: a connection of an endpoint. Its sides are sorted (offload.h). */
@@ -446,7 +449,7 @@ _Static_assert(sizeof(struct flow) == 56, "flow");
 _Static_assert(sizeof(struct flow_backup) == 104, "flow_backup");
 _Static_assert(sizeof(struct routed) == 48, "routed");
 _Static_assert(sizeof(struct masq_sources_key) == 8, "masq_sources_key");
-_Static_assert(sizeof(struct masq_probes) == MASQ_PROBES, "masq_probes");
+_Static_assert(sizeof(struct masq_probes) == 4 * MASQ_PROBE_STEPS, "masq_probes");
 _Static_assert(sizeof(struct offload_key) == 40, "offload_key");
 _Static_assert(sizeof(struct offload) == 48, "offload");
 _Static_assert(sizeof(struct fwd_key) == 44, "fwd_key");

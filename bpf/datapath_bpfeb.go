@@ -37,7 +37,7 @@ type DatapathDevice struct {
 	_             structs.HostLayout
 	Owner         uint64
 	Network       uint32
-	Container     uint32
+	Flags         DatapathDeviceFlags
 	Addr4         DatapathAddr
 	Addr6         DatapathAddr
 	Gateway4      DatapathAddr
@@ -45,8 +45,7 @@ type DatapathDevice struct {
 	Mac           [6]uint8
 	IngressPolicy DatapathPolicy
 	Pad           uint8
-	Flags         DatapathDeviceFlags
-	Pad2          uint32
+	Container     uint64
 }
 
 type DatapathDeviceFlags uint32
@@ -81,11 +80,10 @@ type DatapathEndpoint struct {
 	Gateway    DatapathAddr
 	Flags      DatapathEndpointFlags
 	NonmasqSet uint32
-	Container  uint32
 	Mtu        uint16
 	FastPath   DatapathFastPath
 	Pad        uint8
-	Pad2       uint32
+	Container  uint64
 }
 
 type DatapathEndpointFlags uint32
@@ -117,7 +115,8 @@ type DatapathFlow struct {
 	RemoteEnd  uint32
 	RemotePort uint16
 	Created    uint16
-	Pad        uint32
+	Probe      uint8
+	Pad        [3]uint8
 }
 
 type DatapathFlowBackup struct {
@@ -302,7 +301,7 @@ type DatapathMasqArgs struct {
 
 type DatapathMasqProbes struct {
 	_    structs.HostLayout
-	Used [64]uint8
+	Seen [6]uint32
 }
 
 type DatapathMasqSources struct {

@@ -10,6 +10,7 @@
 #include "flow_backup.h"
 #include "fwd_cache.h"
 #include "maps.h"
+#include "masq_probes.h"
 #include "parse.h"
 #include "scratch.h"
 #include "time.h"
@@ -221,6 +222,7 @@ static __noinline void flow_touch(const struct flow_key *key, struct flow *flow,
 	flow->last_seen = new->last_seen;
 	flow->created = new->created;
 	flow->expected = new->expected;
+	masq_probes_note(masq_probes_group(key, new), new->probe);
 	if (flow_is_assured(new))
 		backup_store(key, new);
 	else if (flow_ended(new))

@@ -36,7 +36,7 @@ struct {
 /* Written by ADD after all other maps, removed by DEL before them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
+	__uint(max_entries, 4 * 65536); /* ports: two families, two directions */
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct host_port_key);
 	__type(value, struct host_port);
@@ -88,7 +88,7 @@ struct {
 	__type(value, struct masq_sources);
 } masq_sources SEC(".maps");
 
-/* Written by the programs when a flow does not get its first candidate. Never removed. */
+/* Written by the programs, once per tick and flow that does not have its first candidate. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MASQ_PROBE_GROUPS);

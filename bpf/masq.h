@@ -131,27 +131,44 @@ static __always_inline bool masq_port_in_use(struct __sk_buff *skb, const struct
 /* The probes of the flow's group. NULL only for the verifier. */
 static __always_inline struct masq_probes *masq_probes_lookup(const struct masq_args *args)
 {
-	__u32 key = args->hash % MASQ_PROBE_GROUPS;
+	__u32 group = masq_probes_group(&args->key, &args->flow);
 
-	return bpf_map_lookup_elem(&masq_probes, &key);
+	return bpf_map_lookup_elem(&masq_probes, &group);
+}
+
+/* How long a flow to which p may belong can have been idle. A SYN repeats one, or opens a new flow. */
+static __always_inline __u32 masq_idle_time(const struct masq_args *args, const struct packet *p)
+{
+	switch (args->key.protocol) {
+	case IPPROTO_TCP:
+		return config.timeout[p->tcp_syn && !args->read_only ? FLOW_SYN_SENT :
+								       FLOW_ESTABLISHED];
+	case IPPROTO_UDP:
+		return config.timeout[FLOW_UDP_STREAM];
+	default:
+		return config.timeout[FLOW_ICMP];
+	}
 }
 
 /*
- * The flow may have candidate i. A protocol without ports has a single candidate,
- * so one container at a time can use it with a remote.
+ * No flow has candidate i or one behind it. step is the number of steps before. A protocol
+ * without ports has a single candidate, so one container at a time can use it with a remote.
  */
-static __always_inline bool masq_probe_used(const struct masq_args *args,
-					    const struct masq_probes *probes, __u32 i)
+static __always_inline bool masq_search_ends(const struct masq_args *args,
+					     const struct masq_probes *probes, __u32 i,
+					     __u32 *step, __u32 since)
 {
-	return !i || (args->has_ports && probes && probes->used[i]);
+	if (i != 1U << *step)
+		return false;
+	return !args->has_ports || probes->seen[(*step)++] < since;
 }
 
 /* Keeps the compiler from leaving out the argument, which the verifier wants. */
 #define USE_ARGUMENT(x) asm volatile("" : : "r"(x))
 
 /*
- * Finds the entry of the flow of the packet in pkt_scratch. Looks at all candidates
- * ever used, as those before the flow's own may have become free since.
+ * Finds the entry of the flow of the packet in pkt_scratch. Looks as far as a flow
+ * can be: candidates before its own may have become free since.
  */
 __noinline int masq_find(struct __sk_buff *skb)
 {
@@ -159,13 +176,17 @@ __noinline int masq_find(struct __sk_buff *skb)
 	struct packet *p = pkt_scratch_get();
 	struct masq_probes *probes;
 	struct flow *flow;
+	__u32 since, step = 0;
 
 	USE_ARGUMENT(skb);
 	if (!args || !p)
 		return false;
 	probes = masq_probes_lookup(args);
+	if (!probes)
+		return false;
+	since = masq_probes_now() - masq_idle_time(args, p);
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
-		if (!masq_probe_used(args, probes, i))
+		if (masq_search_ends(args, probes, i, &step, since))
 			break;
 		args->key.local_port = args->has_ports ? masq_candidate(args, i) : 0;
 		flow = bpf_map_lookup_elem(&flows, &args->key);
@@ -197,12 +218,16 @@ __noinline int masq_recover(struct __sk_buff *skb)
 	struct masq_args *args = masq_scratch_get();
 	struct packet *p = pkt_scratch_get();
 	struct masq_probes *probes;
+	__u32 since, step = 0;
 
 	if (!args || !p || packet_opens(p) || !is_tcp_or_udp(args->key.protocol))
 		return false;
 	probes = masq_probes_lookup(args);
+	if (!probes)
+		return false;
+	since = masq_probes_now() - masq_idle_time(args, p);
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
-		if (!masq_probe_used(args, probes, i))
+		if (masq_search_ends(args, probes, i, &step, since))
 			break;
 		if (masq_recover_candidate(skb, i))
 			return true;
@@ -277,6 +302,7 @@ static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 	struct masq_args *args = masq_scratch_get();
 	struct packet *p = pkt_scratch_get();
 	struct masq_probes *probes;
+	__u32 now = masq_probes_now(), step = 0;
 
 	if (!args || !p)
 		return false;
@@ -290,14 +316,16 @@ static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 
 		if (i && !args->has_ports)
 			break;
-		if (i && !probes->used[i]) /* before the flow exists: other CPUs look for it */
-			probes->used[i] = 1;
+		if (i == 1U << step) /* before the flow exists: other CPUs look for it */
+			masq_probes_set(probes, step++, now);
+		args->flow.probe = i;
 		result = masq_try_candidate(skb, i, false);
 		if (result == MASQ_ALLOCATED)
 			return true;
 		if (result == MASQ_ENDED && args->ended == MASQ_PROBES)
 			args->ended = i;
 	}
+	args->flow.probe = args->ended;
 	return args->ended < MASQ_PROBES &&
 	       masq_try_candidate(skb, args->ended, true) == MASQ_ALLOCATED;
 }

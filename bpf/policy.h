@@ -50,7 +50,7 @@ static __noinline bool policy_track_reply(const struct packet *p, const struct d
 	return true;
 }
 
-static __always_inline bool policy_allows_container(const struct device *device, __u32 container,
+static __always_inline bool policy_allows_container(const struct device *device, __u64 container,
 						    __u32 network)
 {
 	if (container == device->container)

@@ -71,7 +71,7 @@ func (s *Store) PutDevice(d Device) error {
 	value := bpf.Device{
 		Owner:         uint64(d.Owner),
 		Network:       uint32(d.Network),
-		Container:     uint32(d.Container),
+		Container:     uint64(d.Container),
 		Addr4:         wireOrZero(d.Addr4),
 		Addr6:         wireOrZero(d.Addr6),
 		Gateway4:      wireOrZero(d.Gateway4),
@@ -86,7 +86,7 @@ func (s *Store) PutDevice(d Device) error {
 	}
 	s.changed = true
 	if err := s.dp.Devices.Put(uint32(d.IfIndex), &value); err != nil {
-		return fmt.Errorf("put device %d: %w", d.IfIndex, err)
+		return fmt.Errorf("put device %d: %w", d.IfIndex, explainFull(s.dp.Devices, err))
 	}
 	return nil
 }

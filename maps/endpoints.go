@@ -83,7 +83,7 @@ func (s *Store) AddEndpoint(e Endpoint) error {
 	value := bpf.Endpoint{
 		Owner:     uint64(e.Owner),
 		Network:   uint32(e.Network),
-		Container: uint32(e.Container),
+		Container: uint64(e.Container),
 		Ifindex:   uint32(e.IfIndex),
 		Mac:       [6]byte(e.MAC),
 		HostMac:   [6]byte(e.HostMAC),

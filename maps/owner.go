@@ -31,7 +31,7 @@ func NetworkToken(name string) Network {
 }
 
 // Container is a container's token, shared by all its attachments.
-type Container uint32
+type Container uint64
 
 // ContainerToken returns the token of the container with that id.
 func ContainerToken(id string) Container {

@@ -51,7 +51,7 @@ func (s *Store) addPrefixes(name string, m **ebpf.Map, prefixes []netip.Prefix) 
 	for _, prefix := range prefixes {
 		key := prefixKey(set, prefix)
 		if err := (*m).Put(&key, uint32(0)); err != nil {
-			return fmt.Errorf("put %s into %v: %w", prefix, *m, err)
+			return fmt.Errorf("put %s into %v: %w", prefix, *m, explainFull(*m, err))
 		}
 	}
 	return nil

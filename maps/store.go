@@ -22,6 +22,7 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -29,6 +30,9 @@ import (
 
 // ErrTaken is wrapped by the error for a key that another owner has.
 var ErrTaken = errors.New("taken by another attachment")
+
+// ErrFull is wrapped by the error for a map that has no room for another entry.
+var ErrFull = errors.New("a limit of this host is reached")
 
 // Store writes to the maps of an open datapath.
 type Store struct {
@@ -254,6 +258,14 @@ func create[K, V any](m *ebpf.Map, key *K, value *V) error {
 	err := m.Update(key, value, ebpf.UpdateNoExist)
 	if errors.Is(err, ebpf.ErrKeyExist) {
 		return ErrTaken
+	}
+	return explainFull(m, err)
+}
+
+// explainFull explains the kernel's errors for a map that has no room: those of hash maps and LPM tries.
+func explainFull(m *ebpf.Map, err error) error {
+	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
+		return fmt.Errorf("%w: all %d entries of %v are in use", ErrFull, m.MaxEntries(), m)
 	}
 	return err
 }

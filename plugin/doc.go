@@ -25,7 +25,8 @@
 //	maps              entries of the datapath's maps
 //	loader            loads, pins, attaches and upgrades the datapath
 //	loader/flock      locks between processes
-//	loader/rtnl       lists of routing netlink, asked for again where a change interrupts them
+//	loader/rtnl       lists of routing netlink, asked for again where a change interrupts them; many
+//	                  devices deleted at once
 //	bpf               the programs
 //	plugin/show       text from outside, fit for terminals and logs
 //
@@ -34,9 +35,9 @@
 // There are three kinds, all of them flocks, taken in this order:
 //
 //  1. The directory of records (dataDir). ADD holds it shared from its first step to its last; GC
-//     holds it exclusively. So GC never takes an ADD under way, which has addresses and no device
-//     yet, for a container that is gone. ADDs run in parallel. Where the directory cannot be
-//     created, both go without.
+//     holds it exclusively while it removes what is not a device. So GC never takes an ADD under
+//     way, which has addresses and no device yet, for a container that is gone. ADDs run in
+//     parallel. Where the directory cannot be created, both go without.
 //  2. The lock file of a network's reservations (package ipam). ADD, DEL and GC hold it exclusively
 //     while they change reservations, CHECK and STATUS shared while they read them.
 //  3. The root of the pins ([loader.Root]), the datapath's lock: exclusive for whoever loads,

@@ -3,6 +3,8 @@ package plugin
 import (
 	"context"
 	"errors"
+	stdmaps "maps"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 
@@ -19,40 +21,146 @@ import (
 
 // GC removes what no valid attachment of this network needs (SPEC, section 2, GC). It continues
 // after errors and reports all of them.
+//
+// Devices take the most time. They are found by their index, so ADDs can go on meanwhile; they wait
+// only while the rest is removed.
 func (p *Plugin) GC(ctx context.Context, call *cni.Call) error {
 	v, err := parseForRelease(call)
 	if err != nil {
 		return err
 	}
-	lock, err := v.lockAgainstGC(ctx, flock.Exclusive)
+	listed, err := call.ParseValidAttachments()
 	if err != nil {
 		return err
 	}
-	defer lock.Release()
-
 	host, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
 	defer host.Close()
 
-	devices, err := networkDevices(host, v.config.Attachment.Network)
-	if err != nil {
-		return err
-	}
 	records, err := record.Open(v.config.DataDir)
 	if err != nil {
 		return err
 	}
-	recs, errRead := records.List()
-	valid, err := validAttachments(call, host, devices, recs)
+	c := &collector{verb: v, host: host, records: records, listed: listed}
+	before, err := c.look()
 	if err != nil {
 		return err
 	}
-	errDelete := deleteDevices(host, devices, valid)
-	errSweep := sweepDatapath(ctx, valid, recs)
-	errRemove := removeRecords(records, recs, valid)
-	return errors.Join(errRead, errDelete, errSweep, errRemove, v.releaseInvalid(ctx, valid))
+	errDelete := c.deleteDevices(before)
+	return errors.Join(errDelete, c.sweep(ctx, before))
+}
+
+// collector is a GC in progress.
+type collector struct {
+	*verb
+	host    *netlink.Handle
+	records record.Dir
+	listed  *config.ValidAttachments // by the runtime; nil: it lists none
+}
+
+// view is what a GC sees of its network.
+type view struct {
+	devices []netlink.Link // of the host
+	pairs   map[loader.Owner]device
+	records []*record.Record
+	errRead error // records that are not among them
+}
+
+// device is that of an attachment, on the host.
+type device struct {
+	index int
+	label names.Label
+}
+
+func (c *collector) look() (*view, error) {
+	network := c.config.Attachment.Network
+	devices, err := link.List(c.host)
+	if err != nil {
+		return nil, err
+	}
+	now := &view{devices: devices, pairs: map[loader.Owner]device{}}
+	for _, found := range devices {
+		if label, ok := names.ParseAlias(found.Attrs().Alias); ok && label.IsIn(network) {
+			now.pairs[label.Owner] = device{found.Attrs().Index, label}
+		}
+	}
+	now.records, now.errRead = c.records.List()
+	now.records = slices.DeleteFunc(now.records, func(r *record.Record) bool { return r.Attachment.Network != network })
+	return now, nil
+}
+
+// living returns the devices of the attachments that have one: ours, or that of another plugin that a
+// chained ebpfnet works on.
+func (now *view) living() map[loader.Owner]device {
+	living := stdmaps.Clone(now.pairs)
+	exists := map[int]bool{}
+	for _, found := range now.devices {
+		exists[found.Attrs().Index] = true
+	}
+	for _, rec := range now.records {
+		if rec.Chained != nil && exists[rec.Chained.HostIndex] {
+			owner := rec.Attachment.Owner()
+			living[owner] = device{rec.Chained.HostIndex, names.Label{Owner: owner, Attachment: rec.Attachment}}
+		}
+	}
+	return living
+}
+
+// deleteDevices deletes the devices of attachments that the runtime does not list. Where it lists
+// none at all, the devices show who is alive.
+func (c *collector) deleteDevices(now *view) error {
+	if c.listed == nil {
+		return nil
+	}
+	var dead []int
+	for owner, pair := range now.pairs {
+		if !c.listed.HasOwner(owner) {
+			dead = append(dead, pair.index)
+		}
+	}
+	return rtnl.DeleteLinks(c.host, now.devices, dead)
+}
+
+// sweep removes all but devices, while no ADD is under way. It keeps what has come since the first
+// look: the runtime's list is older.
+func (c *collector) sweep(ctx context.Context, before *view) error {
+	lock, err := c.lockAgainstGC(ctx, flock.Exclusive)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+
+	now, err := c.look()
+	if err != nil {
+		return err
+	}
+	valid := c.valid(before.living(), now.living())
+	return errors.Join(
+		now.errRead,
+		sweepDatapath(ctx, valid, now.records),
+		removeRecords(c.records, now.records, valid),
+		c.releaseInvalid(ctx, valid))
+}
+
+// valid returns the attachments to keep: those that the runtime lists, and those that have come since;
+// or all that are alive where it lists none.
+func (c *collector) valid(before, now map[loader.Owner]device) *config.ValidAttachments {
+	valid := c.listed
+	if valid == nil {
+		valid, before = config.NewValidAttachments(c.config.Attachment.Network, nil), nil
+	}
+	for owner, living := range now {
+		if before[owner].index == living.index {
+			continue
+		}
+		valid.AddOwner(owner)
+		if living.label.IsNamed() { // names the container, by which old reservations are found
+			valid.Add(living.label.Attachment)
+		}
+	}
+	return valid
 }
 
 // releaseInvalid releases the addresses of attachments that are not valid.
@@ -65,72 +173,6 @@ func (v *verb) releaseInvalid(ctx context.Context, valid *config.ValidAttachment
 	}
 	_, err := v.pool().Retain(ctx, valid.HasReservation)
 	return err
-}
-
-// validAttachments returns the attachments that the runtime lists, or those that are alive where it
-// lists none.
-func validAttachments(call *cni.Call, host *netlink.Handle, devices map[loader.Owner]netlink.Link, recs []*record.Record) (*config.ValidAttachments, error) {
-	valid, err := call.ParseValidAttachments()
-	if err != nil || valid != nil {
-		return valid, err
-	}
-	living, err := livingAttachments(host, call.Network(), devices, recs)
-	if err != nil {
-		return nil, err
-	}
-	valid = config.NewValidAttachments(call.Network(), living)
-	for owner := range devices {
-		valid.AddOwner(owner)
-	}
-	return valid, nil
-}
-
-// livingAttachments returns the attachments of a network whose device exists, as far as they have names:
-// the device is ours, or that of another plugin that a chained ebpfnet works on.
-func livingAttachments(host *netlink.Handle, network string, devices map[loader.Owner]netlink.Link, recs []*record.Record) (living []maps.Attachment, err error) {
-	for _, device := range devices {
-		if label, _ := names.ParseAlias(device.Attrs().Alias); label.IsNamed() {
-			living = append(living, label.Attachment)
-		}
-	}
-	for _, rec := range recs {
-		if rec.Attachment.Network != network || rec.Chained == nil {
-			continue
-		}
-		device, err := link.Device(host, rec.Chained.HostIndex)
-		if err != nil {
-			return nil, err
-		}
-		if device != nil {
-			living = append(living, rec.Attachment)
-		}
-	}
-	return living, nil
-}
-
-// networkDevices returns the host's ends of a network's pairs, by the owner that their alias names.
-func networkDevices(host *netlink.Handle, network string) (map[loader.Owner]netlink.Link, error) {
-	all, err := link.List(host)
-	if err != nil {
-		return nil, err
-	}
-	devices := map[loader.Owner]netlink.Link{}
-	for _, device := range all {
-		if label, ok := names.ParseAlias(device.Attrs().Alias); ok && label.IsIn(network) {
-			devices[label.Owner] = device
-		}
-	}
-	return devices, nil
-}
-
-func deleteDevices(host *netlink.Handle, devices map[loader.Owner]netlink.Link, valid *config.ValidAttachments) error {
-	var errs []error
-	for owner, device := range devices {
-		if !valid.HasOwner(owner) {
-			errs = append(errs, link.Delete(host, device.Attrs().Name))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // removeRecords removes the records of a network's attachments that are not valid.

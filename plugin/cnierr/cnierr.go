@@ -44,6 +44,7 @@ var codes = []struct {
 	{ipam.ErrTaken, CodeAddressTaken},
 	{ipam.ErrDuplicate, CodeAttachmentExists},
 	{maps.ErrTaken, CodeAddressTaken},
+	{maps.ErrFull, cnitypes.ErrTryAgainLater},
 	{loader.ErrIncompatible, CodeIncompatible},
 	{loader.ErrNotSupported, CodeNotSupported},
 	{link.ErrNoIPv6, CodeNotSupported},

@@ -26,6 +26,7 @@ func TestWithCode(t *testing.T) {
 		{ipam.ErrTaken, CodeAddressTaken},
 		{ipam.ErrDuplicate, CodeAttachmentExists},
 		{&maps.HostPortTakenError{}, CodePortTaken},
+		{maps.ErrFull, cnitypes.ErrTryAgainLater},
 		{loader.ErrIncompatible, CodeIncompatible},
 		{loader.ErrNotSupported, CodeNotSupported},
 		{&fs.PathError{Op: "open", Path: "/d", Err: unix.ENOSPC}, cnitypes.ErrIOFailure},

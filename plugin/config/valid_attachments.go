@@ -20,11 +20,16 @@ type ValidAttachments struct {
 // NewValidAttachments returns a set of attachments of one network.
 func NewValidAttachments(network string, attachments []maps.Attachment) *ValidAttachments {
 	v := &ValidAttachments{Network: network, owners: map[loader.Owner]bool{}, containers: map[string]bool{}}
+	v.Add(attachments...)
+	return v
+}
+
+// Add adds attachments of the network.
+func (v *ValidAttachments) Add(attachments ...maps.Attachment) {
 	for _, a := range attachments {
-		v.owners[maps.Attachment{Network: network, ContainerID: a.ContainerID, IfName: a.IfName}.Owner()] = true
+		v.owners[maps.Attachment{Network: v.Network, ContainerID: a.ContainerID, IfName: a.IfName}.Owner()] = true
 		v.containers[a.ContainerID] = true
 	}
-	return v
 }
 
 // AddOwner adds an attachment of which only the owner is known.

@@ -186,11 +186,11 @@ func checkEntries(got map[bpf.FlowKey]bpf.Flow, s scene, want []flow) error {
 	return nil
 }
 
-// untimed returns an entry with the times, sequence numbers and device of another one.
+// untimed returns an entry with the times, sequence numbers, device and candidate of another one.
 func untimed(entry, other bpf.Flow) bpf.Flow {
 	entry.LastSeen, entry.Created = other.LastSeen, other.Created
 	entry.Ack, entry.Expected, entry.RemoteEnd = other.Ack, other.Expected, other.RemoteEnd
-	entry.Uplink = other.Uplink
+	entry.Uplink, entry.Probe = other.Uplink, other.Probe
 	return entry
 }
 

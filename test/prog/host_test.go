@@ -54,7 +54,7 @@ func newHost(t testing.TB) *host {
 		t.Fatalf("load the datapath: %v", err)
 	}
 	h := &host{Namespace: testenv.New(t, "node"), programs: programs, portNumbers: map[uint32]uint64{}}
-	if err := errors.Join(h.clear(), h.connect(), h.setProbes(1)); err != nil {
+	if err := errors.Join(h.clear(), h.connect(), h.setProbes(longAhead)); err != nil {
 		t.Fatalf("build the host: %v", err)
 	}
 	testenv.Eventually(t, "the node's addresses", h.ready)
@@ -361,12 +361,18 @@ func (h *host) setPortNumber(key bpf.HostPortKey) error {
 	return numbers.Put(word, h.portNumbers[word])
 }
 
-// setProbes marks all candidates in masq_probes as used (1) or unused (0). Tests put flows on any
-// candidate, so newHost marks them as used.
-func (h *host) setProbes(used uint8) error {
+// Times in masq_probes.
+const (
+	epoch     = 1 << 30 // MASQ_PROBES_EPOCH
+	longAhead = 1<<32 - 1
+)
+
+// setProbes sets the time in masq_probes at which flows have been seen at all candidates; 0: never.
+// Tests put flows on any candidate, so newHost makes programs look at all of them.
+func (h *host) setProbes(seen uint32) error {
 	value := bpf.MasqProbes{}
-	for i := range value.Used {
-		value.Used[i] = used
+	for i := range value.Seen {
+		value.Seen[i] = seen
 	}
 	probes := h.programs.Maps[bpf.MapMasqProbes]
 	var errs []error
@@ -379,7 +385,7 @@ func (h *host) setProbes(used uint8) error {
 // putEndpoint writes the endpoint of a pod. The set of nonmasq_cidrs may be 0, which means none.
 func (h *host) putEndpoint(f addressing, pod string, nonMasqSet uint32) error {
 	endpoint := bpf.Endpoint{
-		Owner: owners[pod], Network: 1, Container: uint32(owners[pod]), Ifindex: uint32(h.veth.Index),
+		Owner: owners[pod], Network: 1, Container: owners[pod], Ifindex: uint32(h.veth.Index),
 		Gateway: f.wire("podgw"), NonmasqSet: nonMasqSet,
 	}
 	switch pod {
@@ -398,7 +404,7 @@ func (h *host) putDevice(pod string) error {
 	if pod == "" {
 		return ignoreMissing(devices.Delete(key))
 	}
-	return devices.Put(key, bpf.Device{Owner: owners[pod], Network: 1, Container: uint32(owners[pod])})
+	return devices.Put(key, bpf.Device{Owner: owners[pod], Network: 1, Container: owners[pod]})
 }
 
 func (h *host) clearCounters() error {

@@ -55,20 +55,20 @@ func TestLayout(t *testing.T) {
 			bpf.Endpoint{
 				Owner: 0x0102030405060708, Network: 0x11121314, Ifindex: 0x21222324, Mac: [6]byte{1, 2, 3, 4, 5, 6},
 				HostMac: [6]byte{7, 8, 9, 10, 11, 12}, Gateway: addr, Flags: bpf.EndpointMasq,
-				NonmasqSet: 0x31323334, Container: 0x41424344, Mtu: 0x0102, FastPath: bpf.FastPathAlways,
+				NonmasqSet: 0x31323334, Container: 0x4142434445464748, Mtu: 0x0102, FastPath: bpf.FastPathAlways,
 			},
 			"0807060504030201 14131211 24232221 010203040506 0708090a0b0c 00000000 00000000 0000ffff 08007109 " +
-				"01000000 34333231 44434241 0201 03 00 00000000",
+				"01000000 34333231 0201 03 00 4847464544434241",
 		},
 		{bpf.MapDevices, "key", uint32(7), "07000000"},
 		{
 			bpf.MapDevices, "value",
 			bpf.Device{
-				Owner: 0x0102030405060708, Network: 0x11121314, Container: 0x21222324, Flags: bpf.DeviceBridged,
+				Owner: 0x0102030405060708, Network: 0x11121314, Container: 0x2122232425262728, Flags: bpf.DeviceBridged,
 				Addr4: addr, Gateway6: addr6, Mac: [6]byte{1, 2, 3, 4, 5, 6}, IngressPolicy: bpf.PolicyIsolated,
 			},
-			"0807060504030201 14131211 24232221 00000000 00000000 0000ffff 08007109 " +
-				strings.Repeat("00000000", 8) + "20010db8 86dd0009 00000000 00000009 010203040506 02 00 02000000 00000000",
+			"0807060504030201 14131211 02000000 00000000 00000000 0000ffff 08007109 " +
+				strings.Repeat("00000000", 8) + "20010db8 86dd0009 00000000 00000009 010203040506 02 00 2827262524232221",
 		},
 		{
 			bpf.MapHostPorts, "key", bpf.HostPortKey{Addr: addr, Port: 8080, Protocol: 6},
@@ -92,9 +92,9 @@ func TestLayout(t *testing.T) {
 			bpf.MapFlows, "value",
 			bpf.Flow{
 				Owner: 1, NatAddr: addr, LastSeen: 0x01020304, NatPort: 80, State: bpf.FlowLastACK, Flags: bpf.FlowFIN,
-				Uplink: 6, Ack: 7, Expected: 8, RemoteEnd: 9, RemotePort: 0x0102, Created: 0x0304,
+				Uplink: 6, Ack: 7, Expected: 8, RemoteEnd: 9, RemotePort: 0x0102, Created: 0x0304, Probe: 5,
 			},
-			"0100000000000000 00000000 00000000 0000ffff 08007109 04030201 5000 05 04 06000000 07000000 08000000 09000000 0201 0403 00000000",
+			"0100000000000000 00000000 00000000 0000ffff 08007109 04030201 5000 05 04 06000000 07000000 08000000 09000000 0201 0403 05 000000",
 		},
 		{
 			bpf.MapNonMasqCIDRs, "key", bpf.PrefixKey{Prefixlen: 160, Set: 0x01020304, Addr: addr},

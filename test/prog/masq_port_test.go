@@ -193,8 +193,8 @@ func (h *host) testMasqPort(t *testing.T, s scene, r masqRow) {
 	}
 }
 
-// TestMasqueradeProbes checks masq_probes. With the first two candidates taken, the second and
-// third are recorded. Lookups stop behind the recorded ones.
+// TestMasqueradeProbes checks masq_probes. With the first two candidates taken, the second is recorded,
+// and the step of the third and fourth. Lookups stop behind them.
 func TestMasqueradeProbes(t *testing.T) {
 	h := newHost(t)
 	for _, s := range (row{on: withPorts}).scenes() {
@@ -221,34 +221,19 @@ func TestMasqueradeProbes(t *testing.T) {
 			if err := h.setProbes(0); err != nil {
 				t.Fatal(err)
 			}
-			defer h.setProbes(1)
+			defer h.setProbes(longAhead)
 			reset(others, others)
 			want("new flow", 2)
-			if got := h.usedProbes(t); got != 2 {
-				t.Errorf("%d candidates are recorded, want 2", got)
+			if got := h.probed(t, s, "pod"); got != 2 {
+				t.Errorf("%d steps are recorded, want 2", got)
 			}
 			h.removeFlow(t, s, candidates[0])
 			want("same flow, with the first candidate free again", 2)
-			reset(others, others, others, ours)
+			reset(others, others, others, others, ours)
 			h.removeFlow(t, s, candidates[0])
 			want("entry behind the recorded candidates", 0)
 		})
 	}
-}
-
-// usedProbes returns the number of recorded candidates in all groups.
-func (h *host) usedProbes(t *testing.T) (sum int) {
-	t.Helper()
-	all, err := contents[uint32, bpf.MasqProbes](h.programs.Maps[bpf.MapMasqProbes])
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, group := range all {
-		for _, used := range group.Used {
-			sum += int(used)
-		}
-	}
-	return sum
 }
 
 // removeFlow removes the flow with a masquerading port.
@@ -261,10 +246,15 @@ func (h *host) removeFlow(t *testing.T, s scene, port uint16) {
 	}
 }
 
-// masquerade runs to_uplink on a packet, and returns its masquerading port, or 0 if it was dropped.
+// masquerade runs to_uplink on a flow's first packet, and returns its masquerading port, or 0 if it was dropped.
 func (h *host) masquerade(t testing.TB, s scene, text string) uint16 {
 	t.Helper()
-	verdict, result, err := h.runInside(bpf.ProgToUplink, s.packet(text, false).MustBuild())
+	return h.masqueradePacket(t, s, s.packet(text, false))
+}
+
+func (h *host) masqueradePacket(t testing.TB, s scene, first testenv.Packet) uint16 {
+	t.Helper()
+	verdict, result, err := h.runInside(bpf.ProgToUplink, first.MustBuild())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -89,11 +89,10 @@ type dumpedEndpoint struct {
 		Gateway   dumpedAddr `json:"gateway"`
 		Flags     any        `json:"flags"`
 		NonMasq   uint32     `json:"nonmasq_set"`
-		Container uint32     `json:"container"`
+		Container uint64     `json:"container"`
 		MTU       int        `json:"mtu"`
 		FastPath  string     `json:"fast_path"`
 		Pad       int        `json:"pad"`
-		Pad2      int        `json:"pad2"`
 	} `json:"value"`
 }
 
@@ -159,7 +158,8 @@ type dumpedFlow struct {
 		RemoteEnd  uint32     `json:"remote_end"`
 		RemotePort uint16     `json:"remote_port"`
 		Created    uint16     `json:"created"`
-		Pad        int        `json:"pad"`
+		Probe      uint8      `json:"probe"`
+		Pad        [3]uint8   `json:"pad"`
 	} `json:"value"`
 }
 
@@ -231,7 +231,7 @@ type dumpedDevice struct {
 	Value struct {
 		Owner     uint64     `json:"owner"`
 		Network   uint32     `json:"network"`
-		Container uint32     `json:"container"`
+		Container uint64     `json:"container"`
 		Flags     any        `json:"flags"`
 		Addr4     dumpedAddr `json:"addr4"`
 		Addr6     dumpedAddr `json:"addr6"`
@@ -240,7 +240,6 @@ type dumpedDevice struct {
 		MAC       [6]byte    `json:"mac"`
 		Policy    string     `json:"ingress_policy"`
 		Pad       int        `json:"pad"`
-		Pad2      int        `json:"pad2"`
 	} `json:"value"`
 }
 

@@ -157,6 +157,16 @@ func (n *network) wantPolicy(t *testing.T, tc policyCase, web, neighbor, strange
 	})
 }
 
+// Each of two containers whose ids' tokens have the same lower half (of SHA-256 over "", id) is isolated from the other.
+func TestIngressPolicyOfSimilarTokens(t *testing.T) {
+	n := newNetworkWith(t, withKeys(`"ingressPolicy": "isolated"`))
+	a, b := n.AddPod(t, "c15015", nil), n.AddPod(t, "c33383", nil)
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		serve(t, a.Namespace, protocol, at(f.Pod(a), 80))
+		n.wantDenied(t, b.Namespace, protocol, at(f.Pod(a), 80), a, reasonPolicy)
+	})
+}
+
 // The policy changes while pods run. Connections that the pod has opened continue.
 func TestIngressPolicyChanges(t *testing.T) {
 	n := newNetwork(t)

@@ -1,0 +1,142 @@
+package prog
+
+import (
+	"testing"
+	"time"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// probed returns the number of steps in masq_probes at which flows of a pod have been seen. Other groups than the pod's,
+// by the last byte of its address, must have none.
+func (h *host) probed(t *testing.T, s scene, pod string) (n int) {
+	t.Helper()
+	const remotes = 4 // MASQ_PROBE_REMOTES
+
+	all, err := contents[uint32, bpf.MasqProbes](h.programs.Maps[bpf.MapMasqProbes])
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := s.addr(pod).AsSlice()
+	for group, probes := range all {
+		for i, seen := range probes.Seen {
+			if seen == 0 {
+				continue
+			}
+			if own := addr[len(addr)-1]; uint8(group/remotes) != own {
+				t.Errorf("a flow of group %d was seen at step %d, want those of %s alone", group, i, pod)
+			}
+			n++
+		}
+	}
+	return n
+}
+
+// TestMasqueradeProbesEnd has pods use up ports and release them. Once no flow that a packet may belong to can be
+// alive, nobody looks further for the ports of a new one. An entry behind a free candidate tells how far.
+func TestMasqueradeProbesEnd(t *testing.T) {
+	h := newHost(t)
+	defer h.setProbes(longAhead)
+	const first, third = 0, 2
+	for _, tc := range []struct {
+		name string
+		on   proto
+		ack  bool // the packet opens no connection
+		seen time.Duration
+		want int
+	}{
+		{"a repeated SYN", tcp, false, 100 * time.Second, third},
+		{"no SYN is repeated for so long", tcp, false, 130 * time.Second, first},
+		{"an idle connection", tcp, true, 4 * 24 * time.Hour, third},
+		{"the connection would have expired", tcp, true, 6 * 24 * time.Hour, first},
+		{"a stream", udp, false, 100 * time.Second, third},
+		{"the stream would have expired", udp, false, 130 * time.Second, first},
+		{"echo requests", echo, false, 20 * time.Second, third},
+		{"the echo requests would have expired", echo, false, 40 * time.Second, first},
+	} {
+		for _, s := range (row{on: []proto{tc.on}}).scenes() {
+			t.Run(tc.name+" "+s.name, func(t *testing.T) {
+				candidates := h.candidates(t, s, outgoing)
+				if err := h.reset(); err != nil {
+					t.Fatal(err)
+				}
+				s.star = candidates[third]
+				if err := h.fill(s, nil, []flow{snat("remote:80", "node:*", "pod:4000")}); err != nil {
+					t.Fatal(err)
+				}
+				if err := h.setProbes(epoch + ticks(tc.seen)); err != nil {
+					t.Fatal(err)
+				}
+				p := s.packet(outgoing, false)
+				if tc.ack {
+					p.TCPFlags, p.Ack = testenv.ACK, podACK
+				}
+				if got := h.masqueradePacket(t, s, p); got != candidates[tc.want] {
+					t.Errorf("port is %d, want %d; candidates are %v", got, candidates[tc.want], candidates)
+				}
+			})
+		}
+	}
+}
+
+// TestMasqueradeProbesPerPod has a pod use up all its ports. That counts for the pod alone.
+func TestMasqueradeProbesPerPod(t *testing.T) {
+	h := newHost(t)
+	defer h.setProbes(longAhead)
+	const steps = 6 // MASQ_PROBE_STEPS
+
+	for _, s := range (row{on: withPorts}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			if err := h.setProbes(0); err != nil {
+				t.Fatal(err)
+			}
+			h.candidates(t, s, outgoing)
+			if got := h.probed(t, s, "pod"); got != steps {
+				t.Errorf("%d steps are recorded, want %d", got, steps)
+			}
+		})
+	}
+}
+
+// TestMasqueradeProbesLast has replies alone to a flow that has its third candidate. It goes on to be found there.
+func TestMasqueradeProbesLast(t *testing.T) {
+	h := newHost(t)
+	defer h.setProbes(longAhead)
+	for _, s := range (row{on: withPorts}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			candidates := h.candidates(t, s, outgoing)
+			if err := h.reset(); err != nil {
+				t.Fatal(err)
+			}
+			for _, s.star = range candidates[:2] {
+				if err := h.fill(s, nil, []flow{snat("remote:80", "node:*", "pod2:1")}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if s.star = h.masquerade(t, s, outgoing); s.star != candidates[2] {
+				t.Fatalf("port is %d, want %d", s.star, candidates[2])
+			}
+			key, _ := snat("remote:80", "node:*", "pod:4000").wire(s)
+			var entry bpf.Flow
+			if err := h.flows().Lookup(key, &entry); err != nil {
+				t.Fatal(err)
+			}
+			entry.LastSeen = ticks(10 * time.Second)
+			if err := h.flows().Put(key, entry); err != nil {
+				t.Fatal(err)
+			}
+			if err := h.setProbes(0); err != nil {
+				t.Fatal(err)
+			}
+			reply := s.packet("remote:80 > node:*", true)
+			copy(reply.DstMAC[:], h.uplink.HardwareAddr)
+			if _, _, err := h.runInside(bpf.ProgFromUplink, reply.MustBuild()); err != nil {
+				t.Fatal(err)
+			}
+			if got := h.probed(t, s, "pod"); got != 2 {
+				t.Errorf("%d steps are recorded after a reply, want 2", got)
+			}
+		})
+	}
+}
