@@ -98,7 +98,7 @@ struct endpoint {
 	__u16 mtu;	   /* of the veth */
 	enum fast_path fast_path;
 	__u8 pad;
-	__u32 pad2;
+	__u32 route_set; /* as its device's */
 };
 
 enum device_flags {
@@ -130,7 +130,7 @@ struct device {
 	enum policy ingress_policy;
 	__u8 pad;
 	enum device_flags flags;
-	__u32 pad2;
+	__u32 route_set; /* set of routes in gateway_routes, or 0 */
 };
 
 /* clang-format off */
@@ -373,6 +373,8 @@ struct queued_frag {
 /*
  * nonmasq_cidrs: sets of destinations that are not masqueraded.
  * port_src_ranges: sets of clients that may use a host port.
+ * gateway_routes: sets of routes of containers; the value is the gateway's struct addr,
+ * or all zeros where the host is the gateway.
  * The set comes before the address, so prefixlen is 32 longer than the
  * address's (and another 96 for IPv4).
  */
@@ -426,7 +428,8 @@ enum reason {
 	REASON_POLICY = 15,	 /* from a container that ingressPolicy does not admit */
 	REASON_SRC_RANGE = 16,	 /* to a host port whose source ranges exclude the client */
 	REASON_ICMP_ERROR = 17,	 /* an ICMP error about a connection of others */
-	REASON_MAX = 18,
+	REASON_NEXT_HOP = 18,	 /* the gateway of the container's route is not here */
+	REASON_MAX = 19,
 };
 
 struct drop_key {

@@ -44,7 +44,7 @@ type DatapathDevice struct {
 	IngressPolicy DatapathPolicy
 	Pad           uint8
 	Flags         DatapathDeviceFlags
-	Pad2          uint32
+	RouteSet      uint32
 }
 
 type DatapathDeviceFlags uint32
@@ -83,7 +83,7 @@ type DatapathEndpoint struct {
 	Mtu        uint16
 	FastPath   DatapathFastPath
 	Pad        uint8
-	Pad2       uint32
+	RouteSet   uint32
 }
 
 type DatapathEndpointFlags uint32
@@ -429,7 +429,8 @@ const (
 	DatapathReasonREASON_POLICY      DatapathReason = 15
 	DatapathReasonREASON_SRC_RANGE   DatapathReason = 16
 	DatapathReasonREASON_ICMP_ERROR  DatapathReason = 17
-	DatapathReasonREASON_MAX         DatapathReason = 18
+	DatapathReasonREASON_NEXT_HOP    DatapathReason = 18
+	DatapathReasonREASON_MAX         DatapathReason = 19
 )
 
 type DatapathRouted struct {
@@ -463,6 +464,7 @@ const (
 	DatapathMapFragScratch    = "frag_scratch"
 	DatapathMapFragments      = "fragments"
 	DatapathMapFwdCache       = "fwd_cache"
+	DatapathMapGatewayRoutes  = "gateway_routes"
 	DatapathMapGeneration     = "generation"
 	DatapathMapHostPorts      = "host_ports"
 	DatapathMapMasqProbes     = "masq_probes"
@@ -555,6 +557,7 @@ type DatapathMapSpecs struct {
 	FragScratch   *ebpf.MapSpec `ebpf:"frag_scratch"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FwdCache      *ebpf.MapSpec `ebpf:"fwd_cache"`
+	GatewayRoutes *ebpf.MapSpec `ebpf:"gateway_routes"`
 	Generation    *ebpf.MapSpec `ebpf:"generation"`
 	HostPorts     *ebpf.MapSpec `ebpf:"host_ports"`
 	MasqProbes    *ebpf.MapSpec `ebpf:"masq_probes"`
@@ -611,6 +614,7 @@ type DatapathMaps struct {
 	FragScratch   *ebpf.Map `ebpf:"frag_scratch"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FwdCache      *ebpf.Map `ebpf:"fwd_cache"`
+	GatewayRoutes *ebpf.Map `ebpf:"gateway_routes"`
 	Generation    *ebpf.Map `ebpf:"generation"`
 	HostPorts     *ebpf.Map `ebpf:"host_ports"`
 	MasqProbes    *ebpf.Map `ebpf:"masq_probes"`
@@ -642,6 +646,7 @@ func (m *DatapathMaps) Close() error {
 		m.FragScratch,
 		m.Fragments,
 		m.FwdCache,
+		m.GatewayRoutes,
 		m.Generation,
 		m.HostPorts,
 		m.MasqProbes,
