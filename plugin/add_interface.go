@@ -93,7 +93,7 @@ func (a *adder) enableForwarding(context.Context) error {
 }
 
 func (a *adder) setUpContainer(context.Context) error {
-	return link.SetUpContainer(a.container.NS, a.container.Netlink, a.pair, a.addresses, a.reserved.Routes)
+	return link.SetUpContainer(a.container.NS, a.container.Netlink, a.pair, a.addresses, a.routes)
 }
 
 // tune restores an interface of another plugin on undo. Our own goes with its device.

@@ -18,6 +18,36 @@ func (c *checker) checkMaps() {
 		}
 	}
 	c.checkHostPorts(endpoints)
+	c.checkGatewayRoutes(endpoints)
+}
+
+// checkGatewayRoutes looks for the gateways of prevResult's routes in the datapath.
+func (c *checker) checkGatewayRoutes(endpoints []maps.Endpoint) {
+	if c.chained != nil || c.hostIndex == 0 {
+		return
+	}
+	device, _, err := maps.GetDevice(c.datapath, c.hostIndex)
+	if c.failed(err) {
+		return
+	}
+	for _, endpoint := range endpoints {
+		if endpoint.Routes != device.Routes {
+			c.differs("the datapath has other routes for %s than for device %d", endpoint.Addr, c.hostIndex)
+		}
+	}
+	wanted := gatewayRoutes(c.addresses, c.config.PrevResult.Routes, isOn(c.host))
+	if len(wanted) == 0 {
+		return
+	}
+	sets, err := maps.GatewayRoutes(c.datapath)
+	if c.failed(err) {
+		return
+	}
+	for _, want := range wanted {
+		if want.Gateway.IsValid() && !slices.Contains(sets[device.Routes], want) {
+			c.differs("the datapath lacks the container's route to %s", want)
+		}
+	}
 }
 
 func (c *checker) checkDeviceEntry() {
