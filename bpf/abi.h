@@ -98,6 +98,8 @@ struct endpoint {
 	enum fast_path fast_path;
 	__u8 pad;
 	__u64 container; /* the container's token: it may have several attachments */
+	__u32 route_set; /* as its device's */
+	__u32 pad2;
 };
 
 enum device_flags {
@@ -129,6 +131,8 @@ struct device {
 	enum policy ingress_policy;
 	__u8 pad;
 	__u64 container; /* as in struct endpoint */
+	__u32 route_set; /* set of routes in gateway_routes, or 0 */
+	__u32 pad2;
 };
 
 /* clang-format off */
@@ -376,6 +380,8 @@ struct queued_frag {
 /*
  * nonmasq_cidrs: sets of destinations that are not masqueraded.
  * port_src_ranges: sets of clients that may use a host port.
+ * gateway_routes: sets of routes of containers; the value is the gateway's struct addr,
+ * or all zeros where the host is the gateway.
  * The set comes before the address, so prefixlen is 32 longer than the
  * address's (and another 96 for IPv4).
  */
@@ -429,7 +435,8 @@ enum reason {
 	REASON_POLICY = 15,	 /* from a container that ingressPolicy does not admit */
 	REASON_SRC_RANGE = 16,	 /* to a host port whose source ranges exclude the client */
 	REASON_ICMP_ERROR = 17,	 /* an ICMP error about a connection of others */
-	REASON_MAX = 18,
+	REASON_NEXT_HOP = 18,	 /* the gateway of the container's route is not here */
+	REASON_MAX = 19,
 };
 
 struct drop_key {
@@ -439,8 +446,8 @@ struct drop_key {
 };
 
 _Static_assert(sizeof(struct host_config) == 96, "host_config");
-_Static_assert(sizeof(struct endpoint) == 64, "endpoint");
-_Static_assert(sizeof(struct device) == 96, "device");
+_Static_assert(sizeof(struct endpoint) == 72, "endpoint");
+_Static_assert(sizeof(struct device) == 104, "device");
 _Static_assert(sizeof(struct drop_key) == 16, "drop_key");
 _Static_assert(sizeof(struct host_port_key) == 20, "host_port_key");
 _Static_assert(sizeof(struct host_port) == 40, "host_port");

@@ -10,6 +10,7 @@
 #include "forward.h"
 #include "frag_queue.h"
 #include "fwd_cache.h"
+#include "gateway.h"
 #include "hairpin.h"
 #include "host_port_forward.h"
 #include "masq_endpoint.h"
@@ -46,19 +47,24 @@ int from_container(struct __sk_buff *skb)
 	struct packet *p = pkt_scratch_get();
 	bool ct_update = tag_take(skb) == TAG_CT_UPDATE;
 	struct endpoint *sender, *from, *to;
-	int reason, verdict;
+	int reason, verdict, parsed;
 
 	if (device) {
 		reason = spoof_check(skb, device);
 		if (reason != REASON_NONE)
 			return drop_for(skb, device->owner, reason);
 	}
-	if (!p || parse(skb, p, ETH_HLEN) != PARSED)
+	if (!p)
 		return VERDICT_NEXT;
+	parsed = parse(skb, p, ETH_HLEN);
+	if (parsed != PARSED)
+		return device ? gateway_unparsed(skb, p, device, parsed) : VERDICT_NEXT;
 	p->ct_update = ct_update;
 	if (device && device->ingress_policy != POLICY_OPEN)
 		policy_track_egress(p, device);
 	verdict = ct_update ? VERDICT_NEXT : fwd_cache_forward(skb, p);
+	if (verdict == VERDICT_NEXT && device && device->route_set)
+		verdict = gateway_forward(skb, p, device);
 	if (verdict != VERDICT_NEXT)
 		return verdict;
 
@@ -69,6 +75,8 @@ int from_container(struct __sk_buff *skb)
 	if (from)
 		verdict =
 			to ? bypass_to_endpoint(skb, p, from, to) : bypass_to_uplink(skb, p, from);
+	else if (to && to->route_set)
+		verdict = gateway_deliver(skb, p, to);
 	if (verdict == VERDICT_NEXT && !to)
 		verdict = hairpin_from_container(skb, p, device, sender);
 	return verdict == VERDICT_NEXT ? to_stack(skb, p) : verdict;

@@ -46,6 +46,8 @@ type DatapathDevice struct {
 	IngressPolicy DatapathPolicy
 	Pad           uint8
 	Container     uint64
+	RouteSet      uint32
+	Pad2          uint32
 }
 
 type DatapathDeviceFlags uint32
@@ -84,6 +86,8 @@ type DatapathEndpoint struct {
 	FastPath   DatapathFastPath
 	Pad        uint8
 	Container  uint64
+	RouteSet   uint32
+	Pad2       uint32
 }
 
 type DatapathEndpointFlags uint32
@@ -437,7 +441,8 @@ const (
 	DatapathReasonREASON_POLICY      DatapathReason = 15
 	DatapathReasonREASON_SRC_RANGE   DatapathReason = 16
 	DatapathReasonREASON_ICMP_ERROR  DatapathReason = 17
-	DatapathReasonREASON_MAX         DatapathReason = 18
+	DatapathReasonREASON_NEXT_HOP    DatapathReason = 18
+	DatapathReasonREASON_MAX         DatapathReason = 19
 )
 
 type DatapathRouted struct {
@@ -471,6 +476,7 @@ const (
 	DatapathMapFragScratch    = "frag_scratch"
 	DatapathMapFragments      = "fragments"
 	DatapathMapFwdCache       = "fwd_cache"
+	DatapathMapGatewayRoutes  = "gateway_routes"
 	DatapathMapGeneration     = "generation"
 	DatapathMapHashScratch    = "hash_scratch"
 	DatapathMapHostPorts      = "host_ports"
@@ -564,6 +570,7 @@ type DatapathMapSpecs struct {
 	FragScratch   *ebpf.MapSpec `ebpf:"frag_scratch"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FwdCache      *ebpf.MapSpec `ebpf:"fwd_cache"`
+	GatewayRoutes *ebpf.MapSpec `ebpf:"gateway_routes"`
 	Generation    *ebpf.MapSpec `ebpf:"generation"`
 	HashScratch   *ebpf.MapSpec `ebpf:"hash_scratch"`
 	HostPorts     *ebpf.MapSpec `ebpf:"host_ports"`
@@ -621,6 +628,7 @@ type DatapathMaps struct {
 	FragScratch   *ebpf.Map `ebpf:"frag_scratch"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FwdCache      *ebpf.Map `ebpf:"fwd_cache"`
+	GatewayRoutes *ebpf.Map `ebpf:"gateway_routes"`
 	Generation    *ebpf.Map `ebpf:"generation"`
 	HashScratch   *ebpf.Map `ebpf:"hash_scratch"`
 	HostPorts     *ebpf.Map `ebpf:"host_ports"`
@@ -653,6 +661,7 @@ func (m *DatapathMaps) Close() error {
 		m.FragScratch,
 		m.Fragments,
 		m.FwdCache,
+		m.GatewayRoutes,
 		m.Generation,
 		m.HashScratch,
 		m.HostPorts,

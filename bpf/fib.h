@@ -160,6 +160,23 @@ static __noinline bool fib_reverse_path(struct __sk_buff *skb, const struct pack
 	       fib.ifindex == skb->ifindex;
 }
 
+/* The device on which addr is a neighbor of the host; 0: it is none. */
+static __noinline __u32 fib_neighbor(struct __sk_buff *skb, const struct addr *addr, bool ipv6)
+{
+	struct bpf_fib_lookup fib;
+	long result;
+	bool on_link;
+
+	fib_init(&fib, addr, ipv6, skb->ifindex);
+	result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	if (result != BPF_FIB_LKUP_RET_SUCCESS && result != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return 0;
+	/* A route with a gateway has it in the place of the address. */
+	on_link = ipv6 ? addr_equal((const struct addr *)fib.ipv6_dst, addr)
+		       : fib.ipv4_dst == addr_ipv4(addr);
+	return on_link ? fib.ifindex : 0;
+}
+
 /*
  * The source address that the host would choose for the tuple's destination on the
  * uplink: the route's, or on older kernels the uplink's. Returns false if there is none.

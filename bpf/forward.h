@@ -5,6 +5,7 @@
 #include "bypass.h"
 #include "dnat.h"
 #include "flow.h"
+#include "gateway.h"
 #include "host_port.h"
 #include "masq.h"
 #include "tag.h"
@@ -47,8 +48,12 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 static __noinline int forward_dnat(struct __sk_buff *skb, const struct packet *p,
 				   struct endpoint *to, const struct addr *addr, __u16 port)
 {
-	int verdict = to && p->l3 ? bypass_from_uplink(skb, p, to, addr, port) : VERDICT_NEXT;
+	int verdict = VERDICT_NEXT;
 
+	if (to && to->route_set)
+		verdict = gateway_deliver(skb, p, to);
+	if (to && p->l3 && verdict == VERDICT_NEXT)
+		verdict = bypass_from_uplink(skb, p, to, addr, port);
 	if (verdict != VERDICT_DROP && rewrite(skb, p, SIDE_DST, addr, port))
 		return drop(skb, REASON_REWRITE);
 	if (verdict != VERDICT_NEXT)
@@ -182,7 +187,7 @@ static __always_inline int forward_to_endpoint(struct __sk_buff *skb, struct pac
 	int verdict;
 
 	if (p->icmp_error)
-		return VERDICT_NEXT;
+		return gateway_deliver(skb, p, to);
 	dnat_init(&d, packet_tuple(p), &p->dst, p->dport);
 	dnat_find(packet_tuple(p), &d, to->owner, packet_opens(p));
 	if (d.flow) {

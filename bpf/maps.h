@@ -141,6 +141,15 @@ struct {
 	__type(value, __u32);
 } port_src_ranges SEC(".maps");
 
+/* Written by ADD with a set's first endpoint, removed with the last. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct prefix_key);
+	__type(value, struct addr);
+} gateway_routes SEC(".maps");
+
 /* Written by ADD for each uplink it attaches programs to, removed after the uplink is. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -115,6 +115,7 @@ const (
 	ReasonPolicy     = DatapathReasonREASON_POLICY
 	ReasonSrcRange   = DatapathReasonREASON_SRC_RANGE
 	ReasonICMPError  = DatapathReasonREASON_ICMP_ERROR
+	ReasonNextHop    = DatapathReasonREASON_NEXT_HOP
 	ReasonMax        = DatapathReasonREASON_MAX
 )
 
@@ -131,6 +132,7 @@ const (
 	MapFragScratch   = DatapathMapFragScratch
 	MapFragments     = DatapathMapFragments
 	MapFwdCache      = DatapathMapFwdCache
+	MapGatewayRoutes = DatapathMapGatewayRoutes
 	MapGeneration    = DatapathMapGeneration
 	MapPortNumbers   = DatapathMapPortNumbers
 	MapHostPorts     = DatapathMapHostPorts

@@ -23,6 +23,9 @@ type mapTraits struct {
 	flowsPerEntry uint32
 	// ways: the entries are in buckets of this many, so the size is a multiple.
 	ways uint32
+	// added: older versions with this layout lack the map. What they have loaded works until an
+	// ADD or STATUS upgrades it, and the map reads as empty.
+	added bool
 	// onDemand: only OpenOnDemand opens the map. It can open all others, too.
 	onDemand bool
 }
@@ -35,6 +38,7 @@ var registry = map[string]mapTraits{
 	bpf.MapHostPorts:     {inADD: true, owned: true},
 	bpf.MapNonMasqCIDRs:  {},
 	bpf.MapPortSrcRanges: {},
+	bpf.MapGatewayRoutes: {added: true},
 	bpf.MapUplinks:       {inADD: true},
 	bpf.MapDrops:         {owned: true},
 	bpf.MapDropTotals:    {},

@@ -28,6 +28,7 @@ type Device struct {
 	AnyAddress    bool // the container has no addresses from us, and may use unassigned ones
 	Shaped        bool // a qdisc on the device limits the rate, so no packet may bypass it
 	IngressPolicy Policy
+	Routes        PrefixSet // routes with gateways; 0: none
 }
 
 // Policy says which containers of this host may open connections to a container.
@@ -78,6 +79,7 @@ func (s *Store) PutDevice(d Device) error {
 		Gateway6:      wireOrZero(d.Gateway6),
 		Mac:           [6]byte(d.MAC),
 		IngressPolicy: bpf.Policy(d.IngressPolicy),
+		RouteSet:      uint32(d.Routes),
 	}
 	for _, f := range deviceFlags {
 		if *f.field(&d) {
@@ -128,6 +130,7 @@ func deviceOf(key uint32, value bpf.Device) Device {
 		Gateway4:      addrOrNone(value.Gateway4),
 		Gateway6:      addrOrNone(value.Gateway6),
 		IngressPolicy: Policy(value.IngressPolicy),
+		Routes:        PrefixSet(value.RouteSet),
 	}
 	for _, f := range deviceFlags {
 		*f.field(&d) = value.Flags&f.flag != 0

@@ -37,6 +37,7 @@ var reasons = [bpf.ReasonMax]string{
 	bpf.ReasonPolicy:     "sender denied by ingressPolicy",
 	bpf.ReasonSrcRange:   "client outside the host port's portSources",
 	bpf.ReasonICMPError:  "ICMP error about another's connection",
+	bpf.ReasonNextHop:    "gateway of the container's route is not here",
 }
 
 // String describes the reason.
@@ -50,7 +51,7 @@ func (r Reason) String() string {
 // DropTotals returns the counter of every reason, in the order of their numbers.
 func DropTotals(dp *loader.Datapath) ([]DropCount, error) {
 	var list []DropCount
-	for reason := range bpf.ReasonMax {
+	for reason := range bpf.Reason(min(uint32(bpf.ReasonMax), dp.DropTotals.MaxEntries())) { // an older version has fewer
 		var perCPU []bpf.DropCount
 		if err := dp.DropTotals.Lookup(uint32(reason), &perCPU); err != nil {
 			return nil, fmt.Errorf("read drop total %d: %w", reason, err)

@@ -25,6 +25,7 @@ type Endpoint struct {
 	Masq      bool             // masquerade packets to the outside
 	Tunnels   bool             // with Masq: masquerade tunnels, too
 	NonMasq   PrefixSet        // destinations that are not masqueraded; 0: none
+	Routes    PrefixSet        // routes with gateways, as its device has; 0: none
 	FastPath  FastPath
 	MTU       int // of the veth, bytes; larger packets take the slow path
 }
@@ -90,6 +91,7 @@ func (s *Store) AddEndpoint(e Endpoint) error {
 		Gateway:   wireAddr(e.Gateway),
 	}
 	value.NonmasqSet = uint32(e.NonMasq)
+	value.RouteSet = uint32(e.Routes)
 	value.Mtu = uint16(e.MTU)
 	value.FastPath = fastPaths[e.FastPath]
 	if e.Masq {
@@ -148,6 +150,7 @@ func endpointOf(key bpf.Addr, value bpf.Endpoint) Endpoint {
 		FastPath:  fastPathOf(value.FastPath),
 		MTU:       int(value.Mtu),
 		NonMasq:   PrefixSet(value.NonmasqSet),
+		Routes:    PrefixSet(value.RouteSet),
 		Masq:      value.Flags&bpf.EndpointMasq != 0,
 		Tunnels:   value.Flags&bpf.EndpointMasqTunnels != 0,
 	}

@@ -14,20 +14,25 @@ import (
 
 // PrefixSet identifies a set of networks by a hash of its members, so that everyone
 // with the same list shares the entries. 0 is no set. nonmasq_cidrs has the sets of
-// destinations that are not masqueraded, port_src_ranges those of host port clients.
+// destinations that are not masqueraded, port_src_ranges those of host port clients,
+// gateway_routes those of routes with gateways.
 type PrefixSet uint32
 
 // PrefixSetOf returns the identifier of a set; 0 for an empty one.
 func PrefixSetOf(prefixes []netip.Prefix) PrefixSet {
-	if len(prefixes) == 0 {
-		return 0
-	}
 	var texts []string
 	for _, prefix := range prefixes {
 		texts = append(texts, prefix.String())
 	}
-	slices.Sort(texts)
-	return PrefixSet(token(texts...)) | 1 // never 0
+	return prefixSetOf(texts)
+}
+
+func prefixSetOf(members []string) PrefixSet {
+	if len(members) == 0 {
+		return 0
+	}
+	slices.Sort(members)
+	return PrefixSet(token(members...)) | 1 // never 0
 }
 
 // AddNonMasqCIDRs creates the missing entries of a set of non-masquerade CIDRs.
@@ -89,12 +94,10 @@ func (s *Store) removeUnusedPrefixes() error {
 	}
 	return errors.Join(
 		removePrefixesExcept(s.dp.NonmasqCidrs, func() (map[PrefixSet]bool, error) {
-			endpoints, err := Endpoints(s.dp)
-			used := map[PrefixSet]bool{}
-			for _, endpoint := range endpoints {
-				used[endpoint.NonMasq] = true
-			}
-			return used, err
+			return s.setsOf(func(e Endpoint) PrefixSet { return e.NonMasq })
+		}),
+		removePrefixesExcept(s.dp.GatewayRoutes, func() (map[PrefixSet]bool, error) {
+			return s.setsOf(func(e Endpoint) PrefixSet { return e.Routes })
 		}),
 		removePrefixesExcept(s.dp.PortSrcRanges, func() (map[PrefixSet]bool, error) {
 			ports, err := HostPorts(s.dp)
@@ -105,6 +108,16 @@ func (s *Store) removeUnusedPrefixes() error {
 			return used, err
 		}),
 	)
+}
+
+// setsOf returns the sets that endpoints use.
+func (s *Store) setsOf(set func(Endpoint) PrefixSet) (map[PrefixSet]bool, error) {
+	endpoints, err := Endpoints(s.dp)
+	used := map[PrefixSet]bool{}
+	for _, endpoint := range endpoints {
+		used[set(endpoint)] = true
+	}
+	return used, err
 }
 
 func removePrefixesExcept(m *ebpf.Map, listUsed func() (map[PrefixSet]bool, error)) error {
@@ -131,22 +144,33 @@ func removePrefixesExcept(m *ebpf.Map, listUsed func() (map[PrefixSet]bool, erro
 // prefixKeys lists the keys one by one: LPM tries support batches only since 5.13, and
 // hold few entries here.
 func prefixKeys(m *ebpf.Map) ([]bpf.PrefixKey, error) {
-	var key bpf.PrefixKey
-	var value uint32
-	var keys []bpf.PrefixKey
-	walk := m.Iterate()
-	for walk.Next(&key, &value) {
-		keys = append(keys, key)
+	if m == nil {
+		return nil, nil
 	}
-	return keys, walk.Err()
+	var keys []bpf.PrefixKey
+	var last any // the first key has none before it
+	for {
+		var key bpf.PrefixKey
+		err := m.NextKey(last, &key)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return keys, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("walk %v: %w", m, err)
+		}
+		keys, last = append(keys, key), &key
+	}
 }
 
-func prefixKey(set PrefixSet, prefix netip.Prefix) bpf.PrefixKey {
-	const setBits = 32
+const (
+	setBits    = 32 // the set precedes the address
+	mappedBits = 96 // precede an IPv4 address in its mapped form
+)
 
+func prefixKey(set PrefixSet, prefix netip.Prefix) bpf.PrefixKey {
 	bits := prefix.Bits()
 	if prefix.Addr().Is4() {
-		bits += 96 // of the mapped form
+		bits += mappedBits
 	}
 	return bpf.PrefixKey{
 		Prefixlen: uint32(setBits + bits),

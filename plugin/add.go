@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	cnitypes "github.com/containernetworking/cni/pkg/types"
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/ipam"
@@ -67,12 +68,14 @@ type adder struct {
 	container *namespace.Container
 	datapath  *loader.Datapath
 
-	reserved  *ipam.Result
-	addresses []link.Address
-	pair      link.Pair
-	routeTo   map[netip.Addr]int // after another plugin: the host's devices that lead to addresses
-	endpoints []maps.Endpoint
-	written   bool // maps or pins may have entries of this ADD
+	reserved      *ipam.Result
+	addresses     []link.Address
+	pair          link.Pair
+	routeTo       map[netip.Addr]int // after another plugin: the host's devices that lead to addresses
+	endpoints     []maps.Endpoint
+	routes        []*cnitypes.Route // of the container
+	gatewayRoutes []maps.Route      // of these, what the datapath has to know
+	written       bool              // maps or pins may have entries of this ADD
 }
 
 // step is a step of ADD. when, if not nil, says whether this ADD takes it.
@@ -94,6 +97,7 @@ func (a *adder) steps() []step {
 		{"create the veth pair", a.createPair, a.ownsInterface},
 		{"set the link up", a.raiseLink, a.delegate.needsLink},
 		{"reserve addresses over the link", a.reserve, a.delegate.needsLink},
+		{"find the routes' gateways", a.findGateways, a.ownsInterface},
 		{"write the record", a.writeRecord, nil},
 		{"write the endpoints and attach", a.attach, nil},
 		{"set up the host's end", a.setUpHost, a.ownsInterface},

@@ -34,6 +34,7 @@ func (a *adder) attach(ctx context.Context) error {
 			FastPath:  a.config.FastPathFor(a.isChained()),
 			MTU:       a.pair.MTU,
 			NonMasq:   maps.PrefixSetOf(a.config.Masq.NonMasqFor(address.Prefix.Addr())),
+			Routes:    maps.RouteSetOf(a.gatewayRoutes),
 		})
 	}
 	if a.config.FastPathFor(a.isChained()) == maps.FastPathAlways {
@@ -50,6 +51,9 @@ func (a *adder) attach(ctx context.Context) error {
 			if err := a.addEndpoint(store, endpoint); err != nil {
 				return err
 			}
+		}
+		if err := store.AddRoutes(a.gatewayRoutes); err != nil {
+			return err
 		}
 		if len(a.hostPorts()) > 0 {
 			store.KeepGeneration() // openHostPorts makes a new one
@@ -96,6 +100,7 @@ func (a *adder) device(network maps.Network) maps.Device {
 		IngressPolicy: a.config.Ingress,
 		Bridged:       a.pair.Bridge != 0,
 		AnyAddress:    len(a.addresses) == 0,
+		Routes:        maps.RouteSetOf(a.gatewayRoutes),
 	}
 	for _, address := range a.addresses {
 		addr, gateway := &device.Addr4, &device.Gateway4

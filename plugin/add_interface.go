@@ -100,7 +100,7 @@ func (a *adder) setUpContainer(context.Context) error {
 			addresses[i].Gateway = netip.Addr{} // no route leads to one's own address
 		}
 	}
-	return link.SetUpContainer(a.container.NS, a.container.Netlink, a.pair, addresses, a.reserved.Routes)
+	return link.SetUpContainer(a.container.NS, a.container.Netlink, a.pair, addresses, a.routes)
 }
 
 // tune restores an interface of another plugin on undo. Our own goes with its device.

@@ -18,6 +18,33 @@ func (c *checker) checkMaps() {
 		}
 	}
 	c.checkHostPorts(endpoints)
+	c.checkGatewayRoutes(endpoints)
+}
+
+// checkGatewayRoutes looks for the gateways of the routes that ADD made in the datapath.
+func (c *checker) checkGatewayRoutes(endpoints []maps.Endpoint) {
+	if c.chained != nil || c.hostDevice == nil {
+		return
+	}
+	for _, endpoint := range endpoints {
+		if endpoint.Routes != c.entry.Routes {
+			c.differs("the datapath has other routes for %s than for %s", endpoint.Addr, c.hostDevice.Attrs().Name)
+		}
+	}
+	ours, _ := c.resultRoutes()
+	wanted := gatewayRoutes(c.own, ours, isOn(c.host))
+	if len(wanted) == 0 {
+		return
+	}
+	sets, err := maps.GatewayRoutes(c.datapath)
+	if c.failed(err) {
+		return
+	}
+	for _, want := range wanted {
+		if want.Gateway.IsValid() && !slices.Contains(sets[c.entry.Routes], want) {
+			c.differs("the datapath lacks the container's route to %s", want)
+		}
+	}
 }
 
 func (c *checker) checkDeviceEntry() {

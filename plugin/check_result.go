@@ -137,7 +137,17 @@ func (c *checker) resultAddrs() (addrs []netip.Addr) {
 // has changed them, and only those of prevResult count.
 func (c *checker) expectedRoutes(ifindex int) []netlink.Route {
 	const anyDevice = 0
-	var configured, ours, others []*cnitypes.Route
+	ours, others := c.resultRoutes()
+	if c.config.IPAM == nil || c.container.IsOwn || len(ours) < len(c.config.IPAM.Routes) || !c.hasOwnAddresses() {
+		return link.ContainerRoutes(anyDevice, nil, c.config.PrevResult.Routes)
+	}
+	return append(link.ContainerRoutes(ifindex, c.own, ours), link.ContainerRoutes(anyDevice, nil, others)...)
+}
+
+// resultRoutes returns the routes of prevResult: those that the configuration asks for, and the others.
+// Which ones another IPAM plugin has returned, nobody knows.
+func (c *checker) resultRoutes() (ours, others []*cnitypes.Route) {
+	var configured []*cnitypes.Route
 	if c.config.IPAM != nil {
 		configured = c.config.IPAM.Routes
 	}
@@ -149,10 +159,7 @@ func (c *checker) expectedRoutes(ifindex int) []netlink.Route {
 			others = append(others, route)
 		}
 	}
-	if c.config.IPAM == nil || c.container.IsOwn || len(ours) < len(configured) || !c.hasOwnAddresses() {
-		return link.ContainerRoutes(anyDevice, nil, c.config.PrevResult.Routes)
-	}
-	return append(link.ContainerRoutes(ifindex, c.own, ours), link.ContainerRoutes(anyDevice, nil, others)...)
+	return ours, others
 }
 
 // hasOwnAddresses returns whether prevResult has all addresses that ADD gave, with their gateways.

@@ -57,6 +57,9 @@ func printAttachment(to io.Writer, a *operator.Attachment) {
 		}
 		line("address", fmt.Sprintf("%s via %s%s", address.Address, address.Gateway, masqueraded))
 	}
+	for _, route := range a.Routes {
+		line("route", fmt.Sprintf("%s via %s", route.To, route.Gateway))
+	}
 	for _, port := range a.HostPorts {
 		line("host port", fmt.Sprintf("%s %s forwards to %s", port.Protocol,
 			netip.AddrPortFrom(port.HostAddress, port.HostPort), netip.AddrPortFrom(port.ContainerAddress, port.ContainerPort)))

@@ -314,8 +314,8 @@ func addContainerAddress(ns netns.NsHandle, container *netlink.Handle, device *n
 }
 
 // ContainerRoutes returns all routes of the container: to each gateway, to the subnets via
-// their gateways, and the configured ones. A configured route without a gateway gets that
-// of the first address of its family.
+// their gateways, and the configured ones in their order. A configured route without a
+// gateway, or with one of its own, gets that of the first address of its family.
 func ContainerRoutes(ifindex int, addresses []Address, routes []*cnitypes.Route) []netlink.Route {
 	var toGateways, others []netlink.Route
 	for _, address := range addresses {
@@ -376,6 +376,9 @@ func containerRoute(ifindex int, addresses []Address, configured *cnitypes.Route
 	}
 	if configured.Scope != nil {
 		route.Scope = netlink.Scope(*configured.Scope)
+	}
+	if _, own := OwnGateway(configured, addresses); own || route.Gw.IsUnspecified() {
+		route.Gw = nil
 	}
 	if route.Gw == nil && route.Scope != netlink.SCOPE_LINK {
 		route.Gw = gatewayFor(configured, addresses)

@@ -28,6 +28,7 @@ type Attachment struct {
 	MAC             string         `json:"mac,omitempty"`    // the container's
 	Chained         bool           `json:"chained"`          // the device belongs to another plugin
 	Addresses       []Address      `json:"addresses"`
+	Routes          []Route        `json:"routes,omitempty"` // with a gateway of their own
 	HostPorts       []HostPort     `json:"hostPorts"`
 	AntiSpoof       bool           `json:"antiSpoof"`
 	IngressPolicy   string         `json:"ingressPolicy,omitempty"`
@@ -47,6 +48,12 @@ type Address struct {
 	Address     netip.Addr `json:"address"`
 	Gateway     netip.Addr `json:"gateway"`
 	Masqueraded bool       `json:"masqueraded"`
+}
+
+// Route is a route of a container by another gateway than those of its addresses.
+type Route struct {
+	To      netip.Prefix `json:"dst"`
+	Gateway netip.Addr   `json:"gw"`
 }
 
 // HostPort is a host port of a container. HostAddress 0.0.0.0 or :: means any.
@@ -93,6 +100,7 @@ func (l attachmentList) sorted() []*Attachment {
 	all := []*Attachment{}
 	for _, a := range l {
 		slices.SortFunc(a.Addresses, func(a, b Address) int { return a.Address.Compare(b.Address) })
+		slices.SortFunc(a.Routes, func(a, b Route) int { return a.To.Compare(b.To) })
 		slices.SortFunc(a.HostPorts, comparePorts)
 		all = append(all, a)
 	}
@@ -157,9 +165,13 @@ func (l attachmentList) addEntries(datapath *loader.Datapath) error {
 		a.MAC = e.MAC.String()
 		a.Addresses = append(a.Addresses, Address{e.Addr, e.Gateway, e.Masq})
 	}
+	routes, errRoutes := maps.GatewayRoutes(datapath)
 	devices, errDevices := maps.Devices(datapath)
 	for _, d := range devices {
 		a := l.get(d.Owner)
+		for _, r := range routes[d.Routes] {
+			a.Routes = append(a.Routes, Route(r))
+		}
 		a.MAC, a.AntiSpoof, a.IngressPolicy = d.MAC.String(), d.AntiSpoof, d.IngressPolicy.String()
 	}
 	ports, errPorts := maps.HostPorts(datapath)
@@ -167,7 +179,7 @@ func (l attachmentList) addEntries(datapath *loader.Datapath) error {
 		a := l.get(p.Owner)
 		a.HostPorts = append(a.HostPorts, HostPort{p.Protocol.String(), p.HostAddr, p.HostPort, p.ContainerAddr, p.ContainerPort})
 	}
-	return errors.Join(errEndpoints, errDevices, errPorts)
+	return errors.Join(errEndpoints, errRoutes, errDevices, errPorts)
 }
 
 func (l attachmentList) addPrograms(host *netlink.Handle) error {

@@ -27,6 +27,7 @@ func mustCtl(t *testing.T, h *host, args ...string) string {
 func TestCtlCost(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", with(dual("1.1.0"), "nonMasqueradeCIDRs", list{"203.0.113.0/24"}))
+	p.conf = with(p.conf, "ipam.routes", list{object{"dst": "203.0.113.0/24", "gw": "10.88.0.99"}})
 	p.conf = with(withPort(p.conf, 8080), "args", object{"cni": object{"portSources": list{object{"hostPort": 8080, "sources": list{"203.0.113.0/24"}}}}})
 	p.add(t)
 	var status struct {

@@ -324,6 +324,7 @@ var reasons = map[string]bpf.Reason{
 	"policy":       bpf.ReasonPolicy,
 	"source range": bpf.ReasonSrcRange,
 	"ICMP error":   bpf.ReasonICMPError,
+	"next hop":     bpf.ReasonNextHop,
 }
 
 // checkCounters wants drop_totals to count one packet of size bytes under reason, or none for "".

@@ -55,10 +55,10 @@ func TestLayout(t *testing.T) {
 			bpf.Endpoint{
 				Owner: 0x0102030405060708, Network: 0x11121314, Ifindex: 0x21222324, Mac: [6]byte{1, 2, 3, 4, 5, 6},
 				HostMac: [6]byte{7, 8, 9, 10, 11, 12}, Gateway: addr, Flags: bpf.EndpointMasq,
-				NonmasqSet: 0x31323334, Container: 0x4142434445464748, Mtu: 0x0102, FastPath: bpf.FastPathAlways,
+				NonmasqSet: 0x31323334, Container: 0x4142434445464748, Mtu: 0x0102, FastPath: bpf.FastPathAlways, RouteSet: 0x51525354,
 			},
 			"0807060504030201 14131211 24232221 010203040506 0708090a0b0c 00000000 00000000 0000ffff 08007109 " +
-				"01000000 34333231 0201 03 00 4847464544434241",
+				"01000000 34333231 0201 03 00 4847464544434241 54535251 00000000",
 		},
 		{bpf.MapDevices, "key", uint32(7), "07000000"},
 		{
@@ -66,9 +66,10 @@ func TestLayout(t *testing.T) {
 			bpf.Device{
 				Owner: 0x0102030405060708, Network: 0x11121314, Container: 0x2122232425262728, Flags: bpf.DeviceBridged,
 				Addr4: addr, Gateway6: addr6, Mac: [6]byte{1, 2, 3, 4, 5, 6}, IngressPolicy: bpf.PolicyIsolated,
+				RouteSet: 0x51525354,
 			},
 			"0807060504030201 14131211 02000000 00000000 00000000 0000ffff 08007109 " +
-				strings.Repeat("00000000", 8) + "20010db8 86dd0009 00000000 00000009 010203040506 02 00 2827262524232221",
+				strings.Repeat("00000000", 8) + "20010db8 86dd0009 00000000 00000009 010203040506 02 00 2827262524232221 54535251 00000000",
 		},
 		{
 			bpf.MapHostPorts, "key", bpf.HostPortKey{Addr: addr, Port: 8080, Protocol: 6},
@@ -101,6 +102,11 @@ func TestLayout(t *testing.T) {
 			"a0000000 04030201 00000000 00000000 0000ffff 08007109",
 		},
 		{bpf.MapNonMasqCIDRs, "value", uint32(0), "00000000"},
+		{
+			bpf.MapGatewayRoutes, "key", bpf.PrefixKey{Prefixlen: 160, Set: 0x01020304, Addr: addr},
+			"a0000000 04030201 00000000 00000000 0000ffff 08007109",
+		},
+		{bpf.MapGatewayRoutes, "value", addr, "00000000 00000000 0000ffff 08007109"},
 		{
 			bpf.MapPortSrcRanges, "key", bpf.PrefixKey{Prefixlen: 160, Set: 0x01020304, Addr: addr},
 			"a0000000 04030201 00000000 00000000 0000ffff 08007109",

@@ -21,10 +21,16 @@ func (n *network) fewPorts(t *testing.T) {
 }
 
 // noPortDrops counts the packets that were dropped for lack of a port.
-func (n *network) noPortDrops(t *testing.T) (packets uint64) {
+func (n *network) noPortDrops(t *testing.T) uint64 {
+	t.Helper()
+	return n.dropsFor(t, bpf.ReasonNoPort)
+}
+
+// dropsFor counts the packets that were dropped for a reason.
+func (n *network) dropsFor(t *testing.T, reason bpf.Reason) (packets uint64) {
 	t.Helper()
 	n.withDatapath(t, func(datapath *loader.Datapath) {
-		packets = must(maps.DropTotals(datapath))[bpf.ReasonNoPort].Packets
+		packets = must(maps.DropTotals(datapath))[reason].Packets
 	})
 	return packets
 }

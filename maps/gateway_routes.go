@@ -1,0 +1,74 @@
+package maps
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+)
+
+// Route is a route of a container, as the datapath has it.
+type Route struct {
+	To      netip.Prefix
+	Gateway netip.Addr // invalid: the host
+}
+
+// String is the route as in a routing table.
+func (r Route) String() string { return fmt.Sprintf("%s via %s", r.To, r.Gateway) }
+
+// RouteSetOf returns the identifier of a set; 0 for an empty one.
+func RouteSetOf(routes []Route) PrefixSet {
+	var texts []string
+	for _, route := range routes {
+		texts = append(texts, route.String())
+	}
+	return prefixSetOf(texts)
+}
+
+// AddRoutes creates the missing entries of a set of routes.
+func (s *Store) AddRoutes(routes []Route) error {
+	if len(routes) == 0 {
+		return nil
+	}
+	if err := s.dp.OpenOnDemand(bpf.MapGatewayRoutes); err != nil {
+		return err
+	}
+	set := RouteSetOf(routes)
+	for _, route := range routes {
+		key, value := prefixKey(set, route.To), wireOrZero(route.Gateway)
+		if err := s.dp.GatewayRoutes.Put(&key, &value); err != nil {
+			return fmt.Errorf("put the route %s into %v: %w", route, s.dp.GatewayRoutes, err)
+		}
+	}
+	return nil
+}
+
+// GatewayRoutes lists the routes of all sets that have a gateway.
+func GatewayRoutes(dp *loader.Datapath) (map[PrefixSet][]Route, error) {
+	keys, err := prefixKeys(dp.GatewayRoutes)
+	if err != nil {
+		return nil, err
+	}
+	sets := map[PrefixSet][]Route{}
+	for _, key := range keys {
+		var value bpf.Addr
+		if err := dp.GatewayRoutes.Lookup(&key, &value); err != nil {
+			return nil, fmt.Errorf("look up in %v: %w", dp.GatewayRoutes, err)
+		}
+		if gateway := addrOrNone(value); gateway.IsValid() {
+			set := PrefixSet(key.Set)
+			sets[set] = append(sets[set], Route{To: prefixOf(key), Gateway: gateway})
+		}
+	}
+	return sets, nil
+}
+
+// prefixOf is the inverse of prefixKey.
+func prefixOf(key bpf.PrefixKey) netip.Prefix {
+	addr, bits := addrOf(key.Addr), int(key.Prefixlen)-setBits
+	if addr.Is4() {
+		bits -= mappedBits
+	}
+	return netip.PrefixFrom(addr, bits)
+}

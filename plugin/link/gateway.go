@@ -1,0 +1,49 @@
+package link
+
+import (
+	"net/netip"
+	"slices"
+
+	cnitypes "github.com/containernetworking/cni/pkg/types"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// OwnGateway returns the gateway of a route, and whether it is another than those of the addresses of
+// its family. As any other packet, the container sends to the host what goes there, and the datapath
+// knows the rest.
+func OwnGateway(route *cnitypes.Route, addresses []Address) (gateway netip.Addr, own bool) {
+	gateway, ok := netip.AddrFromSlice(route.GW)
+	gateway = gateway.Unmap()
+	if !ok || gateway.IsUnspecified() || gateway == hostLinkLocal || len(addresses) == 0 {
+		return gateway, false
+	}
+	ofAddress := slices.ContainsFunc(addresses, func(a Address) bool { return a.Gateway == gateway })
+	return gateway, !ofAddress || gateway.Is4() != (route.Dst.IP.To4() != nil)
+}
+
+// IsMain says whether a route is in the main table, which a packet uses unless a rule says otherwise.
+func IsMain(route *cnitypes.Route) bool {
+	return route.Table == nil || *route.Table == unix.RT_TABLE_UNSPEC || *route.Table == unix.RT_TABLE_MAIN
+}
+
+// Place is where the host has an address.
+type Place struct {
+	Local    bool // on the host itself
+	Neighbor int  // the device on which it is a neighbor; 0: none
+}
+
+// PlaceOf looks up where the host has an address. An address without a route is nowhere.
+func PlaceOf(host *netlink.Handle, addr netip.Addr) Place {
+	routes, err := host.RouteGet(addr.AsSlice())
+	switch {
+	case err != nil || len(routes) == 0:
+		return Place{}
+	case routes[0].Type == unix.RTN_LOCAL:
+		return Place{Local: true}
+	case routes[0].Type != unix.RTN_UNICAST || routes[0].Gw != nil:
+		return Place{}
+	default:
+		return Place{Neighbor: routes[0].LinkIndex}
+	}
+}
