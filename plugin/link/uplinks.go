@@ -81,8 +81,9 @@ func couldFaceOut(device netlink.Link) bool {
 	}
 	switch device.Type() {
 	case "veth", "netkit", "dummy":
-		// Engines call so the end inside a container: then this host is a container itself.
-		return strings.HasPrefix(name, "eth")
+		// Engines call so the end inside a container: then this host is a container itself. Theirs
+		// come up with their addresses.
+		return strings.HasPrefix(name, "eth") && device.Attrs().Flags&net.FlagUp == 0
 	case "ifb", "ipvtap", "macvtap", "vrf":
 		return false
 	default:

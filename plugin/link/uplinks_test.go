@@ -1,6 +1,7 @@
 package link
 
 import (
+	"net"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -30,6 +31,7 @@ func TestCouldFaceOut(t *testing.T) {
 		{&netlink.Veth{LinkAttrs: named("cali4f1a")}, false},
 		{&netlink.Veth{LinkAttrs: named("ebpf4f1a")}, false},
 		{&netlink.Veth{LinkAttrs: named("eth1")}, true},
+		{&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth1", Flags: net.FlagUp}}, false},
 		{&netlink.Veth{LinkAttrs: port}, false},
 		{&netlink.Netkit{LinkAttrs: named("lxc4f1a")}, false},
 		{&netlink.Dummy{LinkAttrs: named("kube-ipvs0")}, false},
