@@ -359,7 +359,7 @@ struct fragment {
 /* frag_queue: a fragment that arrived before the first one of its packet. */
 struct frag_queue_key {
 	struct fragment_key fragment;
-	__u32 offset; /* in the packet, in units of 8 bytes */
+	__u32 place; /* by its offset, or the next free one */
 };
 
 #define FRAG_QUEUE_MAX_LEN 1600 /* bytes of a frame; larger ones are not queued */

@@ -181,7 +181,7 @@ const (
 type DatapathFragQueueKey struct {
 	_        structs.HostLayout
 	Fragment DatapathFragmentKey
-	Offset   uint32
+	Place    uint32
 }
 
 type DatapathFragment struct {
@@ -372,11 +372,10 @@ type DatapathPacket struct {
 	_            [2]byte
 	FragId       uint32
 	FragOffset   uint16
-	FragLen      uint16
 	InnerL3      uint16
 	InnerL4      uint16
 	IcmpTooBig   bool
-	_            [3]byte
+	_            [1]byte
 	OuterSrc     DatapathAddr
 }
 
@@ -474,6 +473,7 @@ const (
 	DatapathMapPktScratch     = "pkt_scratch"
 	DatapathMapPortNumbers    = "port_numbers"
 	DatapathMapPortSrcRanges  = "port_src_ranges"
+	DatapathMapResendScratch  = "resend_scratch"
 	DatapathMapRouteRules     = "route_rules"
 	DatapathMapRouted         = "routed"
 	DatapathMapUplinks        = "uplinks"
@@ -566,6 +566,7 @@ type DatapathMapSpecs struct {
 	PktScratch    *ebpf.MapSpec `ebpf:"pkt_scratch"`
 	PortNumbers   *ebpf.MapSpec `ebpf:"port_numbers"`
 	PortSrcRanges *ebpf.MapSpec `ebpf:"port_src_ranges"`
+	ResendScratch *ebpf.MapSpec `ebpf:"resend_scratch"`
 	RouteRules    *ebpf.MapSpec `ebpf:"route_rules"`
 	Routed        *ebpf.MapSpec `ebpf:"routed"`
 	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
@@ -622,6 +623,7 @@ type DatapathMaps struct {
 	PktScratch    *ebpf.Map `ebpf:"pkt_scratch"`
 	PortNumbers   *ebpf.Map `ebpf:"port_numbers"`
 	PortSrcRanges *ebpf.Map `ebpf:"port_src_ranges"`
+	ResendScratch *ebpf.Map `ebpf:"resend_scratch"`
 	RouteRules    *ebpf.Map `ebpf:"route_rules"`
 	Routed        *ebpf.Map `ebpf:"routed"`
 	Uplinks       *ebpf.Map `ebpf:"uplinks"`
@@ -653,6 +655,7 @@ func (m *DatapathMaps) Close() error {
 		m.PktScratch,
 		m.PortNumbers,
 		m.PortSrcRanges,
+		m.ResendScratch,
 		m.RouteRules,
 		m.Routed,
 		m.Uplinks,

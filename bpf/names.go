@@ -142,6 +142,7 @@ const (
 	MapOffloadUDP    = DatapathMapOffloadUdp
 	MapPktScratch    = DatapathMapPktScratch
 	MapPortSrcRanges = DatapathMapPortSrcRanges
+	MapResendScratch = DatapathMapResendScratch
 	MapRouted        = DatapathMapRouted
 	MapRouteRules    = DatapathMapRouteRules
 	MapUplinks       = DatapathMapUplinks
