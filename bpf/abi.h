@@ -426,7 +426,9 @@ enum reason {
 	REASON_POLICY = 15,	 /* from a container that ingressPolicy does not admit */
 	REASON_SRC_RANGE = 16,	 /* to a host port whose source ranges exclude the client */
 	REASON_ICMP_ERROR = 17,	 /* an ICMP error about a connection of others */
-	REASON_MAX = 18,
+	REASON_TUNNEL = 18,	 /* antiSpoof: for a tunnel of the host */
+	REASON_BRIDGE = 19,	 /* antiSpoof: a message for bridges, such as spanning tree */
+	REASON_MAX = 20,
 };
 
 struct drop_key {

@@ -428,7 +428,9 @@ const (
 	DatapathReasonREASON_POLICY      DatapathReason = 15
 	DatapathReasonREASON_SRC_RANGE   DatapathReason = 16
 	DatapathReasonREASON_ICMP_ERROR  DatapathReason = 17
-	DatapathReasonREASON_MAX         DatapathReason = 18
+	DatapathReasonREASON_TUNNEL      DatapathReason = 18
+	DatapathReasonREASON_BRIDGE      DatapathReason = 19
+	DatapathReasonREASON_MAX         DatapathReason = 20
 )
 
 type DatapathRouted struct {

@@ -115,6 +115,8 @@ const (
 	ReasonPolicy     = DatapathReasonREASON_POLICY
 	ReasonSrcRange   = DatapathReasonREASON_SRC_RANGE
 	ReasonICMPError  = DatapathReasonREASON_ICMP_ERROR
+	ReasonTunnel     = DatapathReasonREASON_TUNNEL
+	ReasonBridge     = DatapathReasonREASON_BRIDGE
 	ReasonMax        = DatapathReasonREASON_MAX
 )
 

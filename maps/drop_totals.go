@@ -37,6 +37,8 @@ var reasons = [bpf.ReasonMax]string{
 	bpf.ReasonPolicy:     "sender denied by ingressPolicy",
 	bpf.ReasonSrcRange:   "client outside the host port's portSources",
 	bpf.ReasonICMPError:  "ICMP error about another's connection",
+	bpf.ReasonTunnel:     "packet for a tunnel of the host",
+	bpf.ReasonBridge:     "message for bridges from a container",
 }
 
 // String describes the reason.

@@ -324,6 +324,8 @@ var reasons = map[string]bpf.Reason{
 	"policy":       bpf.ReasonPolicy,
 	"source range": bpf.ReasonSrcRange,
 	"ICMP error":   bpf.ReasonICMPError,
+	"tunnel":       bpf.ReasonTunnel,
+	"bridge":       bpf.ReasonBridge,
 }
 
 // checkCounters wants drop_totals to count one packet of size bytes under reason, or none for "".
