@@ -473,9 +473,9 @@ const (
 	DatapathMapOffloadTcp     = "offload_tcp"
 	DatapathMapOffloadUdp     = "offload_udp"
 	DatapathMapPktScratch     = "pkt_scratch"
+	DatapathMapPlaceScratch   = "place_scratch"
 	DatapathMapPortNumbers    = "port_numbers"
 	DatapathMapPortSrcRanges  = "port_src_ranges"
-	DatapathMapResendScratch  = "resend_scratch"
 	DatapathMapRouteRules     = "route_rules"
 	DatapathMapRouted         = "routed"
 	DatapathMapUplinks        = "uplinks"
@@ -566,9 +566,9 @@ type DatapathMapSpecs struct {
 	OffloadTcp    *ebpf.MapSpec `ebpf:"offload_tcp"`
 	OffloadUdp    *ebpf.MapSpec `ebpf:"offload_udp"`
 	PktScratch    *ebpf.MapSpec `ebpf:"pkt_scratch"`
+	PlaceScratch  *ebpf.MapSpec `ebpf:"place_scratch"`
 	PortNumbers   *ebpf.MapSpec `ebpf:"port_numbers"`
 	PortSrcRanges *ebpf.MapSpec `ebpf:"port_src_ranges"`
-	ResendScratch *ebpf.MapSpec `ebpf:"resend_scratch"`
 	RouteRules    *ebpf.MapSpec `ebpf:"route_rules"`
 	Routed        *ebpf.MapSpec `ebpf:"routed"`
 	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
@@ -623,9 +623,9 @@ type DatapathMaps struct {
 	OffloadTcp    *ebpf.Map `ebpf:"offload_tcp"`
 	OffloadUdp    *ebpf.Map `ebpf:"offload_udp"`
 	PktScratch    *ebpf.Map `ebpf:"pkt_scratch"`
+	PlaceScratch  *ebpf.Map `ebpf:"place_scratch"`
 	PortNumbers   *ebpf.Map `ebpf:"port_numbers"`
 	PortSrcRanges *ebpf.Map `ebpf:"port_src_ranges"`
-	ResendScratch *ebpf.Map `ebpf:"resend_scratch"`
 	RouteRules    *ebpf.Map `ebpf:"route_rules"`
 	Routed        *ebpf.Map `ebpf:"routed"`
 	Uplinks       *ebpf.Map `ebpf:"uplinks"`
@@ -655,9 +655,9 @@ func (m *DatapathMaps) Close() error {
 		m.OffloadTcp,
 		m.OffloadUdp,
 		m.PktScratch,
+		m.PlaceScratch,
 		m.PortNumbers,
 		m.PortSrcRanges,
-		m.ResendScratch,
 		m.RouteRules,
 		m.Routed,
 		m.Uplinks,

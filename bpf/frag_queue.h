@@ -25,15 +25,23 @@ static __always_inline bool frag_queue_fits(__u32 *len)
 }
 
 /*
- * Stores the fragment at the place of its offset, or the next one that is free. So
+ * Stores the frame at the place of its offset, or the next one that is free. So
  * fragments of any sizes are found again, and overlapping ones are all left to the
- * reassembly, which refuses them.
+ * reassembly, which refuses them. Returns false if there is no place, or the frame is
+ * too large.
  */
-static __always_inline bool frag_queue_store(struct frag_queue_key *key, __u32 offset,
-					     const struct queued_frag *queued)
+__noinline int frag_queue_store(struct __sk_buff *skb, __u32 offset)
 {
-	struct queued_frag *old;
+	struct frag_queue_key *key = place_scratch_get();
+	struct queued_frag *queued = frag_scratch_get(), *old;
+	__u32 len = skb->len;
 
+	if (!key || !queued || !frag_queue_fits(&len))
+		return false;
+	queued->last_seen = now_ticks();
+	queued->len = len;
+	if (bpf_skb_load_bytes(skb, 0, queued->frame, len))
+		return false;
 	for (__u32 i = 0; i < FRAG_QUEUE_PLACES; i++) {
 		key->place = (offset / FRAG_QUEUE_PLACE + i) % FRAG_QUEUE_PLACES;
 		old = bpf_map_lookup_elem(&frag_queue, key);
@@ -45,35 +53,29 @@ static __always_inline bool frag_queue_store(struct frag_queue_key *key, __u32 o
 	return false;
 }
 
-/* Queues p's frame. Returns false if that is impossible: most often the frame is too large. */
+/* Queues p's frame. Returns false if that is impossible. */
 static __noinline bool frag_queue_add(struct __sk_buff *skb, const struct packet *p)
 {
 	struct fragment fragment = {.queued = 1, .last_seen = now_ticks()};
-	struct queued_frag *queued = frag_scratch_get();
-	struct frag_queue_key key = {};
+	struct frag_queue_key *key = place_scratch_get();
 	struct fragment *known;
-	__u32 len = skb->len;
 
-	if (!queued || !frag_queue_fits(&len))
+	if (!key)
 		return false;
-	queued->last_seen = fragment.last_seen;
-	queued->len = len;
-	if (bpf_skb_load_bytes(skb, 0, queued->frame, len))
+	fragment_key(&key->fragment, p);
+	if (!frag_queue_store(skb, p->frag_offset))
 		return false;
-	fragment_key(&key.fragment, p);
-	if (!frag_queue_store(&key, p->frag_offset, queued))
-		return false;
-	known = bpf_map_lookup_elem(&fragments, &key.fragment);
+	known = bpf_map_lookup_elem(&fragments, &key->fragment);
 	if (known && fragment_expired(known->last_seen))
-		bpf_map_delete_elem(&fragments, &key.fragment);
-	bpf_map_update_elem(&fragments, &key.fragment, &fragment, BPF_NOEXIST);
+		bpf_map_delete_elem(&fragments, &key->fragment);
+	bpf_map_update_elem(&fragments, &key->fragment, &fragment, BPF_NOEXIST);
 	return true;
 }
 
 /* Sends the frame at a place to the hook. Overwrites the frame in skb. */
 __noinline int frag_queue_resend(struct __sk_buff *skb, __u32 place, __u32 flags)
 {
-	struct frag_queue_key *key = resend_scratch_get();
+	struct frag_queue_key *key = place_scratch_get();
 	struct queued_frag *queued;
 	__u32 len;
 
@@ -99,7 +101,7 @@ __noinline int frag_queue_resend(struct __sk_buff *skb, __u32 place, __u32 flags
  */
 static __noinline int frag_queue_flush(struct __sk_buff *skb, const struct packet *p, __u32 flags)
 {
-	struct frag_queue_key *key = resend_scratch_get();
+	struct frag_queue_key *key = place_scratch_get();
 	struct fragment *fragment;
 
 	if (!key)

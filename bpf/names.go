@@ -144,7 +144,7 @@ const (
 	MapOffloadUDP    = DatapathMapOffloadUdp
 	MapPktScratch    = DatapathMapPktScratch
 	MapPortSrcRanges = DatapathMapPortSrcRanges
-	MapResendScratch = DatapathMapResendScratch
+	MapPlaceScratch  = DatapathMapPlaceScratch
 	MapRouted        = DatapathMapRouted
 	MapRouteRules    = DatapathMapRouteRules
 	MapUplinks       = DatapathMapUplinks

@@ -11,9 +11,6 @@
 #include "socket.h"
 #include "verdict.h"
 
-/* IPPROTO_L2TP, which older headers lack. */
-#define PROTOCOL_L2TP 115
-
 /* Protocols that carry other packets, and prove nothing: IPIP, 6in4, GRE, L2TP, MPLS. */
 static __always_inline bool is_open_tunnel(__u8 protocol)
 {
@@ -21,7 +18,7 @@ static __always_inline bool is_open_tunnel(__u8 protocol)
 	case IPPROTO_IPIP:
 	case IPPROTO_IPV6:
 	case IPPROTO_GRE:
-	case PROTOCOL_L2TP:
+	case IPPROTO_L2TP:
 	case IPPROTO_MPLS:
 		return true;
 	default:
