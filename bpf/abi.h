@@ -366,7 +366,7 @@ struct fragment {
 /* frag_queue: a fragment that arrived before the first one of its packet. */
 struct frag_queue_key {
 	struct fragment_key fragment;
-	__u32 offset; /* in the packet, in units of 8 bytes */
+	__u32 place; /* by its offset, or the next free one */
 };
 
 #define FRAG_QUEUE_MAX_LEN 1600 /* bytes of a frame; larger ones are not queued */
@@ -436,7 +436,9 @@ enum reason {
 	REASON_SRC_RANGE = 16,	 /* to a host port whose source ranges exclude the client */
 	REASON_ICMP_ERROR = 17,	 /* an ICMP error about a connection of others */
 	REASON_NEXT_HOP = 18,	 /* the gateway of the container's route is not here */
-	REASON_MAX = 19,
+	REASON_TUNNEL = 19,	 /* antiSpoof: for a tunnel of the host */
+	REASON_BRIDGE = 20,	 /* antiSpoof: a message for bridges, such as spanning tree */
+	REASON_MAX = 21,
 };
 
 struct drop_key {

@@ -38,6 +38,15 @@ static __always_inline bool mac_equal(const __u8 *a, const __u8 *b)
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
 }
 
+/* 01:80:c2:00:00:00 to :0f, which a bridge does not forward. */
+static __always_inline bool mac_is_bridges(const __u8 *mac)
+{
+	const __u16 *words = (const __u16 *)mac;
+
+	return words[0] == bpf_htons(0x0180) && words[1] == bpf_htons(0xc200) &&
+	       (words[2] & bpf_htons(0xfff0)) == 0;
+}
+
 /* An order, of no meaning. */
 static __always_inline bool addr_less(const struct addr *a, const struct addr *b)
 {

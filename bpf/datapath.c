@@ -57,6 +57,9 @@ int from_container(struct __sk_buff *skb)
 	if (!p)
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, ETH_HLEN);
+	/* Fragments for this host may be for a host port. For others, a later hook needs the ports. */
+	if (frag_queue_wants(p, parsed) && fib_is_local(skb, p))
+		return frag_queue_ingress(skb, p, parsed);
 	if (parsed != PARSED)
 		return device ? gateway_unparsed(skb, p, device, parsed) : VERDICT_NEXT;
 	p->ct_update = ct_update;
@@ -127,10 +130,8 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 	if (tag == TAG_REENTRY)
 		return to_stack(skb, p);
 	p->ct_update = tag == TAG_CT_UPDATE;
-	if (parsed == PARSED_FRAGMENT)
-		return frag_queue_add(skb, p) ? VERDICT_DROP : VERDICT_NEXT;
-	if (p->flush_queue)
-		return frag_queue_flush(skb, p, BPF_F_INGRESS);
+	if (frag_queue_wants(p, parsed))
+		return frag_queue_ingress(skb, p, parsed);
 	if (parsed != PARSED)
 		return VERDICT_NEXT;
 	verdict = l3 && !p->ct_update ? fwd_cache_forward(skb, p) : VERDICT_NEXT;

@@ -186,7 +186,7 @@ const (
 type DatapathFragQueueKey struct {
 	_        structs.HostLayout
 	Fragment DatapathFragmentKey
-	Offset   uint32
+	Place    uint32
 }
 
 type DatapathFragment struct {
@@ -384,11 +384,10 @@ type DatapathPacket struct {
 	_            [2]byte
 	FragId       uint32
 	FragOffset   uint16
-	FragLen      uint16
 	InnerL3      uint16
 	InnerL4      uint16
 	IcmpTooBig   bool
-	_            [3]byte
+	_            [1]byte
 	OuterSrc     DatapathAddr
 }
 
@@ -442,7 +441,9 @@ const (
 	DatapathReasonREASON_SRC_RANGE   DatapathReason = 16
 	DatapathReasonREASON_ICMP_ERROR  DatapathReason = 17
 	DatapathReasonREASON_NEXT_HOP    DatapathReason = 18
-	DatapathReasonREASON_MAX         DatapathReason = 19
+	DatapathReasonREASON_TUNNEL      DatapathReason = 19
+	DatapathReasonREASON_BRIDGE      DatapathReason = 20
+	DatapathReasonREASON_MAX         DatapathReason = 21
 )
 
 type DatapathRouted struct {
@@ -487,6 +488,7 @@ const (
 	DatapathMapOffloadTcp     = "offload_tcp"
 	DatapathMapOffloadUdp     = "offload_udp"
 	DatapathMapPktScratch     = "pkt_scratch"
+	DatapathMapPlaceScratch   = "place_scratch"
 	DatapathMapPortNumbers    = "port_numbers"
 	DatapathMapPortSrcRanges  = "port_src_ranges"
 	DatapathMapRouteRules     = "route_rules"
@@ -581,6 +583,7 @@ type DatapathMapSpecs struct {
 	OffloadTcp    *ebpf.MapSpec `ebpf:"offload_tcp"`
 	OffloadUdp    *ebpf.MapSpec `ebpf:"offload_udp"`
 	PktScratch    *ebpf.MapSpec `ebpf:"pkt_scratch"`
+	PlaceScratch  *ebpf.MapSpec `ebpf:"place_scratch"`
 	PortNumbers   *ebpf.MapSpec `ebpf:"port_numbers"`
 	PortSrcRanges *ebpf.MapSpec `ebpf:"port_src_ranges"`
 	RouteRules    *ebpf.MapSpec `ebpf:"route_rules"`
@@ -639,6 +642,7 @@ type DatapathMaps struct {
 	OffloadTcp    *ebpf.Map `ebpf:"offload_tcp"`
 	OffloadUdp    *ebpf.Map `ebpf:"offload_udp"`
 	PktScratch    *ebpf.Map `ebpf:"pkt_scratch"`
+	PlaceScratch  *ebpf.Map `ebpf:"place_scratch"`
 	PortNumbers   *ebpf.Map `ebpf:"port_numbers"`
 	PortSrcRanges *ebpf.Map `ebpf:"port_src_ranges"`
 	RouteRules    *ebpf.Map `ebpf:"route_rules"`
@@ -672,6 +676,7 @@ func (m *DatapathMaps) Close() error {
 		m.OffloadTcp,
 		m.OffloadUdp,
 		m.PktScratch,
+		m.PlaceScratch,
 		m.PortNumbers,
 		m.PortSrcRanges,
 		m.RouteRules,

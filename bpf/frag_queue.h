@@ -11,8 +11,9 @@
 #include "scratch.h"
 #include "verdict.h"
 
-#define FRAG_QUEUE_MAX	   64 /* per packet: 64 KiB in fragments for an MTU of 1,280 are 53 */
-#define FRAG_QUEUE_MIN_LEN 20 /* no frame with an IP header is shorter */
+#define FRAG_QUEUE_PLACES  128 /* per packet: 64 KiB in fragments for an MTU of 576 are 119 */
+#define FRAG_QUEUE_PLACE   64  /* units of 8 bytes, and fragments as large as that do not collide */
+#define FRAG_QUEUE_MIN_LEN 20  /* no frame with an IP header is shorter */
 
 /* The asm keeps two comparisons from becoming one, which would teach older verifiers no bounds. */
 static __always_inline bool frag_queue_fits(__u32 *len)
@@ -23,68 +24,110 @@ static __always_inline bool frag_queue_fits(__u32 *len)
 	return *len <= FRAG_QUEUE_MAX_LEN;
 }
 
-/* Queues p's frame. Returns false if that is impossible: most often the frame is too large. */
-static __noinline bool frag_queue_add(struct __sk_buff *skb, const struct packet *p)
+/*
+ * Stores the frame at the place of its offset, or the next one that is free. So
+ * fragments of any sizes are found again, and overlapping ones are all left to the
+ * reassembly, which refuses them. Returns false if there is no place, or the frame is
+ * too large.
+ */
+__noinline int frag_queue_store(struct __sk_buff *skb, __u32 offset)
 {
-	struct frag_queue_key key = {.offset = p->frag_offset};
-	struct fragment fragment = {.queued = 1, .last_seen = now_ticks()};
-	struct queued_frag *queued = frag_scratch_get();
-	struct fragment *known;
+	struct frag_queue_key *key = place_scratch_get();
+	struct queued_frag *queued = frag_scratch_get(), *old;
 	__u32 len = skb->len;
 
-	if (!queued || !frag_queue_fits(&len))
+	if (!key || !queued || !frag_queue_fits(&len))
 		return false;
-	queued->last_seen = fragment.last_seen;
+	queued->last_seen = now_ticks();
 	queued->len = len;
 	if (bpf_skb_load_bytes(skb, 0, queued->frame, len))
 		return false;
-	fragment_key(&key.fragment, p);
-	if (bpf_map_update_elem(&frag_queue, &key, queued, BPF_ANY))
+	for (__u32 i = 0; i < FRAG_QUEUE_PLACES; i++) {
+		key->place = (offset / FRAG_QUEUE_PLACE + i) % FRAG_QUEUE_PLACES;
+		old = bpf_map_lookup_elem(&frag_queue, key);
+		if (old && !fragment_expired(old->last_seen))
+			continue;
+		if (!bpf_map_update_elem(&frag_queue, key, queued, old ? BPF_ANY : BPF_NOEXIST))
+			return true;
+	}
+	return false;
+}
+
+/* Queues p's frame. Returns false if that is impossible. */
+static __noinline bool frag_queue_add(struct __sk_buff *skb, const struct packet *p)
+{
+	struct fragment fragment = {.queued = 1, .last_seen = now_ticks()};
+	struct frag_queue_key *key = place_scratch_get();
+	struct fragment *known;
+
+	if (!key)
 		return false;
-	known = bpf_map_lookup_elem(&fragments, &key.fragment);
-	if (known && fragment_expired(known))
-		bpf_map_delete_elem(&fragments, &key.fragment);
-	bpf_map_update_elem(&fragments, &key.fragment, &fragment, BPF_NOEXIST);
+	fragment_key(&key->fragment, p);
+	if (!frag_queue_store(skb, p->frag_offset))
+		return false;
+	known = bpf_map_lookup_elem(&fragments, &key->fragment);
+	if (known && fragment_expired(known->last_seen))
+		bpf_map_delete_elem(&fragments, &key->fragment);
+	bpf_map_update_elem(&fragments, &key->fragment, &fragment, BPF_NOEXIST);
 	return true;
 }
 
-/* Sends a queued frame to the hook. Overwrites the frame in skb. */
-static __noinline void frag_queue_resend(struct __sk_buff *skb, const struct frag_queue_key *key,
-					 __u32 flags)
+/* Sends the frame at a place to the hook. Overwrites the frame in skb. */
+__noinline int frag_queue_resend(struct __sk_buff *skb, __u32 place, __u32 flags)
 {
-	struct queued_frag *queued = bpf_map_lookup_elem(&frag_queue, key);
+	struct frag_queue_key *key = place_scratch_get();
+	struct queued_frag *queued;
 	__u32 len;
 
+	if (!key)
+		return 0;
+	key->place = place;
+	queued = bpf_map_lookup_elem(&frag_queue, key);
 	if (!queued)
-		return;
+		return 0;
 	len = queued->len;
-	if (frag_queue_fits(&len) && now_ticks() - queued->last_seen <= FRAGMENT_TIMEOUT &&
+	if (frag_queue_fits(&len) && !fragment_expired(queued->last_seen) &&
 	    !bpf_skb_change_tail(skb, len, 0) &&
 	    !bpf_skb_store_bytes(skb, 0, queued->frame, len, BPF_F_RECOMPUTE_CSUM))
 		bpf_clone_redirect(skb, skb->ifindex, flags);
 	bpf_map_delete_elem(&frag_queue, key);
+	return 0;
 }
 
 /*
  * Sends the first fragment p and then the queued ones to the hook, and drops the
- * original. The first one's length tells the offsets of the others. On egress the
- * program runs again inside bpf_clone_redirect and overwrites *p.
+ * original. On egress the program runs again inside bpf_clone_redirect and
+ * overwrites *p, but not the key: nothing waits any more.
  */
 static __noinline int frag_queue_flush(struct __sk_buff *skb, const struct packet *p, __u32 flags)
 {
-	__u32 step = p->frag_len >> 3;
-	struct frag_queue_key key = {.offset = step};
+	struct frag_queue_key *key = place_scratch_get();
 	struct fragment *fragment;
 
-	fragment_key(&key.fragment, p);
-	fragment = bpf_map_lookup_elem(&fragments, &key.fragment);
+	if (!key)
+		return VERDICT_DROP;
+	fragment_key(&key->fragment, p);
+	fragment = bpf_map_lookup_elem(&fragments, &key->fragment);
 	if (fragment)
 		fragment->queued = 0;
 	if (bpf_clone_redirect(skb, skb->ifindex, flags))
 		return drop(skb, REASON_REWRITE);
-	for (__u32 i = 1; i < FRAG_QUEUE_MAX; i++) {
-		frag_queue_resend(skb, &key, flags);
-		key.offset += step;
-	}
+	for (__u32 place = 0; place < FRAG_QUEUE_PLACES; place++)
+		frag_queue_resend(skb, place, flags);
 	return VERDICT_DROP;
+}
+
+/* p must wait for its first fragment, or others have waited for it. */
+static __always_inline bool frag_queue_wants(const struct packet *p, int parsed)
+{
+	return parsed == PARSED_FRAGMENT || p->flush_queue;
+}
+
+/* Takes what frag_queue_wants, at an ingress hook. A frame that cannot wait goes to the stack. */
+static __always_inline int frag_queue_ingress(struct __sk_buff *skb, const struct packet *p,
+					      int parsed)
+{
+	if (parsed != PARSED_FRAGMENT)
+		return frag_queue_flush(skb, p, BPF_F_INGRESS);
+	return frag_queue_add(skb, p) ? VERDICT_DROP : VERDICT_NEXT;
 }

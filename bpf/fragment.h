@@ -29,18 +29,18 @@ static __always_inline void fragment_key(struct fragment_key *key, const struct 
 	key->protocol = p->protocol;
 }
 
-static __always_inline bool fragment_expired(const struct fragment *fragment)
+static __always_inline bool fragment_expired(__u32 last_seen)
 {
-	return now_ticks() - fragment->last_seen > FRAGMENT_TIMEOUT;
+	return now_ticks() - last_seen > FRAGMENT_TIMEOUT;
 }
 
 /*
  * Records the first fragment p. Several hooks see it, so queued stays set until
  * the hook that queued later fragments has flushed them.
  */
-static __always_inline void fragment_track(struct packet *p, bool unreadable)
+static __always_inline void fragment_track(const struct fragment_key *key, struct packet *p,
+					   bool unreadable)
 {
-	struct fragment_key key;
 	struct fragment *known;
 	struct fragment fragment = {
 		.sport = p->sport,
@@ -51,11 +51,10 @@ static __always_inline void fragment_track(struct packet *p, bool unreadable)
 		.last_seen = now_ticks(),
 	};
 
-	fragment_key(&key, p);
-	known = bpf_map_lookup_elem(&fragments, &key);
+	known = bpf_map_lookup_elem(&fragments, key);
 	p->flush_queue = known && known->queued;
 	fragment.queued = p->flush_queue;
-	bpf_map_update_elem(&fragments, &key, &fragment, BPF_ANY);
+	bpf_map_update_elem(&fragments, key, &fragment, BPF_ANY);
 }
 
 /* Gives the later fragment p the ports of the first, if that was seen. Returns an enum parsed. */
@@ -66,7 +65,7 @@ static __always_inline int fragment_fill_ports(struct packet *p)
 
 	fragment_key(&key, p);
 	fragment = bpf_map_lookup_elem(&fragments, &key);
-	if (!fragment || fragment->queued || fragment_expired(fragment))
+	if (!fragment || fragment->queued || fragment_expired(fragment->last_seen))
 		return PARSED_FRAGMENT;
 	if (fragment->unreadable)
 		return PARSED_PROTOCOL;

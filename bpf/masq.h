@@ -141,8 +141,8 @@ static __always_inline __u32 masq_idle_time(const struct masq_args *args, const 
 {
 	switch (args->key.protocol) {
 	case IPPROTO_TCP:
-		return config.timeout[p->tcp_syn && !args->read_only ? FLOW_SYN_SENT :
-								       FLOW_ESTABLISHED];
+		return config
+			.timeout[p->tcp_syn && !args->read_only ? FLOW_SYN_SENT : FLOW_ESTABLISHED];
 	case IPPROTO_UDP:
 		return config.timeout[FLOW_UDP_STREAM];
 	default:
@@ -155,8 +155,8 @@ static __always_inline __u32 masq_idle_time(const struct masq_args *args, const 
  * without ports has a single candidate, so one container at a time can use it with a remote.
  */
 static __always_inline bool masq_search_ends(const struct masq_args *args,
-					     const struct masq_probes *probes, __u32 i,
-					     __u32 *step, __u32 since)
+					     const struct masq_probes *probes, __u32 i, __u32 *step,
+					     __u32 since)
 {
 	if (i != 1U << *step)
 		return false;

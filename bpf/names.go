@@ -116,6 +116,8 @@ const (
 	ReasonSrcRange   = DatapathReasonREASON_SRC_RANGE
 	ReasonICMPError  = DatapathReasonREASON_ICMP_ERROR
 	ReasonNextHop    = DatapathReasonREASON_NEXT_HOP
+	ReasonTunnel     = DatapathReasonREASON_TUNNEL
+	ReasonBridge     = DatapathReasonREASON_BRIDGE
 	ReasonMax        = DatapathReasonREASON_MAX
 )
 
@@ -144,6 +146,7 @@ const (
 	MapOffloadUDP    = DatapathMapOffloadUdp
 	MapPktScratch    = DatapathMapPktScratch
 	MapPortSrcRanges = DatapathMapPortSrcRanges
+	MapPlaceScratch  = DatapathMapPlaceScratch
 	MapRouted        = DatapathMapRouted
 	MapRouteRules    = DatapathMapRouteRules
 	MapUplinks       = DatapathMapUplinks

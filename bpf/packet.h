@@ -55,7 +55,6 @@ struct packet {
 	bool icmp_error;     /* an ICMP error; inner_l3, inner_l4 and outer_src belong to it */
 	__u32 frag_id;	     /* as in the packet */
 	__u16 frag_offset;   /* in units of 8 bytes */
-	__u16 frag_len;	     /* payload; the frame may be longer */
 	__u16 inner_l3;	     /* offset of the quoted IP header */
 	__u16 inner_l4;	     /* offset of the header behind it */
 	bool icmp_too_big;   /* an ICMP error that lowers the path's MTU */

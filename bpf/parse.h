@@ -99,17 +99,22 @@ static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 static __always_inline int parse_fragment(struct __sk_buff *skb, struct packet *p, __u32 id,
 					  __u16 offset)
 {
+	struct fragment_key key;
 	int parsed;
 
 	p->frag_id = id;
 	p->frag_offset = offset;
 	if (offset)
 		return fragment_fill_ports(p);
+	fragment_key(&key, p);
 	parsed = parse_l4(skb, p);
-	/* p has the quoted packet's tuple, not its own. Real errors are short enough for one packet. */
-	if (p->icmp_error)
-		return PARSED_PROTOCOL;
-	fragment_track(p, parsed != PARSED);
+	if (p->icmp_error) { /* those that need translation are short enough for one packet */
+		p->icmp_error = false;
+		p->src = key.src; /* not that of the quoted packet */
+		p->protocol = key.protocol;
+		parsed = PARSED_PROTOCOL;
+	}
+	fragment_track(&key, p, parsed != PARSED);
 	return parsed;
 }
 
@@ -130,7 +135,6 @@ static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p)
 	addr_from_ipv4(&p->dst, ip->daddr);
 	p->protocol = ip->protocol;
 	p->l4 = p->l3 + ip->ihl * 4;
-	p->frag_len = bpf_ntohs(ip->tot_len) - ip->ihl * 4;
 	p->len = parse_len(skb, p, bpf_ntohs(ip->tot_len), 0);
 	p->ttl = ip->ttl;
 	if (ip->frag_off & bpf_htons(IPV4_FRAGMENT_MASK))
@@ -147,7 +151,6 @@ static __always_inline int parse_ipv6_fragment(struct __sk_buff *skb, struct pac
 		return PARSED_TRUNCATED;
 	p->protocol = header->next;
 	p->l4 += sizeof(*header);
-	p->frag_len -= sizeof(*header);
 	return parse_fragment(skb, p, header->id, bpf_ntohs(header->offset) >> 3);
 }
 
@@ -174,7 +177,6 @@ static __always_inline bool parse_skip_options(struct __sk_buff *skb, struct pac
 			return false;
 		p->protocol = options->nexthdr;
 		p->l4 += len;
-		p->frag_len -= len;
 	}
 	return true;
 }
@@ -189,7 +191,6 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	__builtin_memcpy(&p->src, &ip->saddr, sizeof(p->src));
 	__builtin_memcpy(&p->dst, &ip->daddr, sizeof(p->dst));
 	p->protocol = ip->nexthdr;
-	p->frag_len = bpf_ntohs(ip->payload_len);
 	p->len = parse_len(skb, p, bpf_ntohs(ip->payload_len), sizeof(*ip));
 	jumbo = !ip->payload_len && skb->gso_size;
 	p->ttl = ip->hop_limit;

@@ -51,6 +51,21 @@ static __always_inline struct queued_frag *frag_scratch_get(void)
 	return bpf_map_lookup_elem(&frag_scratch, &zero);
 }
 
+/* The place in frag_queue that its functions look at. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct frag_queue_key);
+} place_scratch SEC(".maps");
+
+static __always_inline struct frag_queue_key *place_scratch_get(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&place_scratch, &zero);
+}
+
 /* The arguments of fib_args_are_local. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

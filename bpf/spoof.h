@@ -11,13 +11,14 @@
 #include "endpoint.h"
 #include "fib.h"
 #include "parse.h"
+#include "tunnel.h"
 #include "verdict.h"
 
 #define DHCP4_SERVER 67
 #define DHCP4_CLIENT 68
 #define DHCP6_CLIENT 546
 
-/* TCP or UDP with plain headers and no meaning for DHCP: only source and MAC need a check. */
+/* TCP or UDP with plain headers, not for DHCP or a tunnel: only source and MAC need a check. */
 static __always_inline bool spoof_is_plain(struct __sk_buff *skb, struct addr *source)
 {
 	__u32 l4 = ETH_HLEN;
@@ -52,7 +53,7 @@ static __always_inline bool spoof_is_plain(struct __sk_buff *skb, struct addr *s
 	if (protocol != IPPROTO_UDP)
 		return protocol == IPPROTO_TCP;
 	udp = linear_at(skb, l4, sizeof(*udp));
-	return udp && udp->dest != bpf_htons(dhcp_client);
+	return udp && udp->dest != bpf_htons(dhcp_client) && !is_tunnel_port(udp->dest);
 }
 
 /* A plain packet from the container's MAC and one of its first addresses: most packets are. */
@@ -200,21 +201,24 @@ static __noinline int spoof_check_ipv4(struct __sk_buff *skb, const struct devic
 				       __u32 offset)
 {
 	struct iphdr *ip = bytes_at(skb, offset, sizeof(*ip));
+	struct flow_key key = {}; /* from remote to local */
 	struct udphdr *udp;
-	struct addr source;
 	__u8 protocol, *icmp;
 	bool non_first_frag;
 	int reason;
 
 	if (!ip || ip->version != 4 || ip->ihl < 5)
 		return REASON_TRUNCATED;
-	addr_from_ipv4(&source, ip->saddr);
+	addr_from_ipv4(&key.remote, ip->saddr);
+	addr_from_ipv4(&key.local, ip->daddr);
 	protocol = ip->protocol;
 	non_first_frag = ip->frag_off & bpf_htons(IPV4_OFFSET_MASK);
 	offset += ip->ihl * 4;
-	reason = spoof_check_addr(skb, device, &source, false);
+	reason = spoof_check_addr(skb, device, &key.remote, false);
 	if (non_first_frag)
 		return reason;
+	if (is_open_tunnel(protocol) && reason == REASON_NONE)
+		return tunnel_check(skb, &key.local, false);
 	if (protocol == IPPROTO_ICMP && reason == REASON_NONE) {
 		icmp = bytes_at(skb, offset, sizeof(*icmp));
 		if (!icmp)
@@ -232,7 +236,9 @@ static __noinline int spoof_check_ipv4(struct __sk_buff *skb, const struct devic
 		return REASON_TRUNCATED;
 	if (reason == REASON_NONE && udp->dest == bpf_htons(DHCP4_CLIENT))
 		return REASON_DHCP_SERVER;
-	if (!addr_ipv4(&source) && udp->source == bpf_htons(DHCP4_CLIENT) &&
+	if (reason == REASON_NONE && is_tunnel_port(udp->dest))
+		return tunnel_check_udp(skb, &key, udp, false);
+	if (!addr_ipv4(&key.remote) && udp->source == bpf_htons(DHCP4_CLIENT) &&
 	    udp->dest == bpf_htons(DHCP4_SERVER)) /* a DHCP client without an address */
 		return REASON_NONE;
 	return reason;
@@ -342,18 +348,19 @@ static __noinline int spoof_check_ipv6(struct __sk_buff *skb, const struct devic
 {
 	struct ipv6hdr *ip = bytes_at(skb, offset, sizeof(*ip));
 	bool unspecified, non_first_frag = false;
+	struct flow_key key = {}; /* from remote to local */
 	struct udphdr *udp;
-	struct addr source;
 	__u8 protocol;
 	int reason;
 
 	if (!ip || ip->version != 6)
 		return REASON_TRUNCATED;
-	__builtin_memcpy(&source, &ip->saddr, sizeof(source));
+	__builtin_memcpy(&key.remote, &ip->saddr, sizeof(key.remote));
+	__builtin_memcpy(&key.local, &ip->daddr, sizeof(key.local));
 	protocol = ip->nexthdr;
 	offset += sizeof(*ip);
-	unspecified = addr_is_any(&source, true);
-	reason = spoof_check_addr(skb, device, &source, true);
+	unspecified = addr_is_any(&key.remote, true);
+	reason = spoof_check_addr(skb, device, &key.remote, true);
 	if (reason != REASON_NONE && !unspecified)
 		return reason;
 	if (!spoof_skip_extensions(skb, &protocol, &offset, &non_first_frag))
@@ -362,12 +369,38 @@ static __noinline int spoof_check_ipv6(struct __sk_buff *skb, const struct devic
 		return reason;
 	if (protocol == IPPROTO_ICMPV6)
 		return spoof_check_icmpv6(skb, device, offset, unspecified, reason);
-	if (protocol != IPPROTO_UDP || reason != REASON_NONE)
+	if (reason != REASON_NONE)
+		return reason;
+	if (is_open_tunnel(protocol))
+		return tunnel_check(skb, &key.local, true);
+	if (protocol != IPPROTO_UDP)
 		return reason;
 	udp = bytes_at(skb, offset, sizeof(*udp));
 	if (!udp)
 		return REASON_TRUNCATED;
+	if (is_tunnel_port(udp->dest))
+		return tunnel_check_udp(skb, &key, udp, true);
 	return udp->dest == bpf_htons(DHCP6_CLIENT) ? REASON_DHCP_SERVER : REASON_NONE;
+}
+
+/*
+ * Checks a frame of no protocol whose addresses the host accepts. Behind a bridge, the
+ * network's switches must not take the container for one of them: it sends no 802.2
+ * frames (spanning tree and the like) and none to the addresses reserved for bridges
+ * (802.1Q, 8.6.3).
+ */
+static __noinline int spoof_check_other(struct __sk_buff *skb, const struct device *device,
+					__be16 protocol)
+{
+	struct ethhdr *eth = bytes_at(skb, 0, sizeof(*eth));
+
+	if (!(device->flags & DEVICE_BRIDGED))
+		return REASON_NONE;
+	if (!eth)
+		return REASON_TRUNCATED;
+	if (bpf_ntohs(protocol) < ETH_P_802_3_MIN || mac_is_bridges(eth->h_dest))
+		return REASON_BRIDGE;
+	return REASON_NONE;
 }
 
 struct vlan_tag {
@@ -420,7 +453,7 @@ static __noinline int spoof_check_frame(struct __sk_buff *skb, const struct devi
 	case bpf_htons(ETH_P_ARP):
 		return spoof_check_arp(skb, device, offset);
 	default:
-		return REASON_NONE; /* no protocol whose addresses the host accepts */
+		return spoof_check_other(skb, device, protocol);
 	}
 }
 

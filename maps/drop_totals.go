@@ -38,6 +38,8 @@ var reasons = [bpf.ReasonMax]string{
 	bpf.ReasonSrcRange:   "client outside the host port's portSources",
 	bpf.ReasonICMPError:  "ICMP error about another's connection",
 	bpf.ReasonNextHop:    "gateway of the container's route is not here",
+	bpf.ReasonTunnel:     "packet for a tunnel of the host",
+	bpf.ReasonBridge:     "message for bridges from a container",
 }
 
 // String describes the reason.

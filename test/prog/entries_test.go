@@ -325,6 +325,8 @@ var reasons = map[string]bpf.Reason{
 	"source range": bpf.ReasonSrcRange,
 	"ICMP error":   bpf.ReasonICMPError,
 	"next hop":     bpf.ReasonNextHop,
+	"tunnel":       bpf.ReasonTunnel,
+	"bridge":       bpf.ReasonBridge,
 }
 
 // checkCounters wants drop_totals to count one packet of size bytes under reason, or none for "".

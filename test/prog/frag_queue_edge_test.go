@@ -3,23 +3,22 @@ package prog
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // TestQueuedFragmentsExpire queues a fragment for longer than a reassembly waits.
 func TestQueuedFragmentsExpire(t *testing.T) {
 	h := newHost(t)
-	wire, err := h.capture()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer wire.Close()
+	wire := h.capture(t, queueRows[0].program)
 	queue := h.programs.Maps[bpf.MapFragQueue]
 	r := queueRows[0]
 	for _, s := range (row{on: r.on}).scenes() {
@@ -35,15 +34,8 @@ func TestQueuedFragmentsExpire(t *testing.T) {
 				if i != 2 {
 					continue
 				}
-				entries, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](queue)
-				if err != nil {
+				if err := h.expireQueue(); err != nil {
 					t.Fatal(err)
-				}
-				for key, entry := range entries {
-					entry.LastSeen = ticks(40 * time.Second)
-					if err := queue.Put(&key, &entry); err != nil {
-						t.Fatal(err)
-					}
 				}
 			}
 			if err := wire.expect(frames[:2]); err != nil {
@@ -61,11 +53,7 @@ func TestQueuedFragmentsExpire(t *testing.T) {
 // has the queue, but the first one has seen the first fragment by then.
 func TestEarlyFragmentsFromPods(t *testing.T) {
 	h := newHost(t)
-	wire, err := h.capture()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer wire.Close()
+	wire := h.capture(t, bpf.ProgToUplink)
 	r := fragmentRow{program: bpf.ProgToUplink, in: outgoing, out: "node:* > remote:80"}
 	for _, s := range (row{}).scenes() {
 		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
@@ -140,11 +128,7 @@ func TestFragmentsWithUnreadableFirst(t *testing.T) {
 // less than 60 bytes.
 func TestPaddedFirstFragment(t *testing.T) {
 	h := newHost(t)
-	wire, err := h.capture()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer wire.Close()
+	wire := h.capture(t, queueRows[0].program)
 	s, r := scene{addressing: v4, proto: udp}, queueRows[0]
 	frames, err := h.cutUp(r.program, s, r.in, r, 99)
 	if err := errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
@@ -195,4 +179,116 @@ func TestFragmentedICMPError(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestFragmentedErrorToTheHost has an ICMP error that is longer than one packet. It is not translated,
+// so all its fragments go to the stack.
+func TestFragmentedErrorToTheHost(t *testing.T) {
+	h := newHost(t)
+	wire := h.capture(t, bpf.ProgFromUplink)
+	for _, s := range (row{on: []proto{udp}}).scenes() {
+		long := errorRow{edit: func(p *testenv.Packet) { p.Payload = strings.Repeat("x", 64) }}
+		packet, err := long.buildError(s, "router", "node:9999 > remote:9998", errorKinds[s.name][0], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		packet.Dst = s.addr("node")
+		copy(packet.DstMAC[:], h.uplink.HardwareAddr)
+		frames, err := testenv.Fragment(packet.MustBuild(), 72, 99)
+		if err != nil || len(frames) != 2 {
+			t.Fatalf("%d fragments: %v", len(frames), err)
+		}
+		for name, tc := range map[string]struct {
+			order    []int
+			verdicts []uint32
+		}{
+			"in order": {[]int{0, 1}, []uint32{verdictNext, verdictNext}},
+			"reversed": {[]int{1, 0}, []uint32{verdictDrop, verdictDrop}},
+		} {
+			t.Run(s.name+" "+name, func(t *testing.T) {
+				if err := h.reset(); err != nil {
+					t.Fatal(err)
+				}
+				for n, i := range tc.order {
+					verdict, _, err := h.runInside(bpf.ProgFromUplink, frames[i])
+					if err := errors.Join(err, checkVerdict(verdict, tc.verdicts[n]), h.checkCounters("", 0)); err != nil {
+						t.Errorf("fragment %d: %v", i, err)
+					}
+				}
+				if tc.verdicts[0] != verdictDrop {
+					return
+				}
+				if err := wire.expect(frames); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// TestFragmentQueuePlaces sends more fragments of a packet than may wait, overlapping ones among them.
+// What waits is sent once, and what has expired makes room.
+func TestFragmentQueuePlaces(t *testing.T) {
+	const places = 128 // FRAG_QUEUE_PLACES
+	h := newHost(t)
+	queue := h.programs.Maps[bpf.MapFragQueue]
+	for _, r := range queueRows {
+		if r.on != nil && !slices.Contains(r.on, udp) {
+			continue
+		}
+		wire := h.capture(t, r.program)
+		for _, f := range addressings {
+			t.Run(r.name+" "+f.name, func(t *testing.T) {
+				s := scene{addressing: f, proto: udp}
+				frames, err := h.cutUp(r.program, s, r.in, r, 99)
+				if err := errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
+					t.Fatal(err)
+				}
+				sent := frames[:1]
+				for i := range places {
+					if err := h.queues(r.program, frames[1+i%2], i+1); err != nil {
+						t.Fatal(err)
+					}
+					sent = append(slices.Clip(sent), frames[1+i%2])
+				}
+				if err := h.queues(r.program, frames[2], places); err != nil {
+					t.Fatal("one more:", err)
+				}
+				if _, _, err := h.runInside(r.program, frames[0]); err != nil {
+					t.Fatal(err)
+				}
+				if err := wire.expect(sent); err != nil {
+					t.Error(err)
+				}
+				// Of another packet with the same id.
+				if err := errors.Join(empty[bpf.FragmentKey, bpf.Fragment](h.programs.Maps[bpf.MapFragments]), h.queues(r.program, frames[1], 1), h.expireQueue(), h.queues(r.program, frames[1], 1)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		if err := empty[bpf.FragQueueKey, bpf.QueuedFrag](queue); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// queues runs a program on a fragment, and wants so many to wait then.
+func (h *host) queues(program string, frame []byte, want int) error {
+	_, _, err := h.runInside(program, frame)
+	waiting, errRead := contents[bpf.FragQueueKey, bpf.QueuedFrag](h.programs.Maps[bpf.MapFragQueue])
+	if len(waiting) != want {
+		err = errors.Join(err, fmt.Errorf("%d fragments wait, want %d", len(waiting), want))
+	}
+	return errors.Join(err, errRead)
+}
+
+// expireQueue makes all fragments that wait older than a reassembly waits.
+func (h *host) expireQueue() error {
+	queue := h.programs.Maps[bpf.MapFragQueue]
+	entries, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](queue)
+	for key, entry := range entries {
+		entry.LastSeen = ticks(40 * time.Second)
+		err = errors.Join(err, queue.Put(&key, &entry))
+	}
+	return err
 }

@@ -154,7 +154,7 @@ func TestHostPortFromContainer(t *testing.T) {
 		{name: "no host port", ports: ports, in: "pod:5000 > node:8081"},
 		{name: "ping", on: []proto{echo}, ports: ports, in: "pod:5000 > node:8080"},
 		{name: "a protocol without ports", on: withoutPorts, in: "pod:0 > node:0"},
-		{name: "a later fragment", ports: ports, in: "pod:5000 > node:8080", raw: fragment(1)},
+		{name: "a later fragment to the outside", ports: ports, in: "pod:5000 > remote:8080", raw: fragment(1)},
 		{name: "a VLAN frame", ports: ports, in: "pod:5000 > node:8080", raw: tagged},
 	})
 }

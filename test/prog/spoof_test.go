@@ -107,6 +107,9 @@ func TestAntiSpoof(t *testing.T) {
 		{"hostile, antiSpoof off", 0, s.Hostile(), true},
 		{"legal", antiSpoof, s.Legal(), true},
 		{"legal, on a bridge", antiSpoof | bpf.DeviceBridged, s.Legal(), true},
+		{"to bridges", antiSpoof, s.ToBridges(), true},
+		{"to bridges, on a bridge", antiSpoof | bpf.DeviceBridged, s.ToBridges(), false},
+		{"to bridges, on a bridge, antiSpoof off", bpf.DeviceBridged, s.ToBridges(), true},
 		{"another link-local address", antiSpoof, s.SomeLinkLocal(), true},
 		{"another link-local address, on a bridge", antiSpoof | bpf.DeviceBridged, s.SomeLinkLocal(), false},
 	} {
@@ -266,7 +269,7 @@ func TestMutatedSpoofs(t *testing.T) {
 		t.Fatal(err)
 	}
 	random := rand.New(rand.NewPCG(seed, 0))
-	corpus := append(s.Hostile(), s.Legal()...)
+	corpus := slices.Concat(s.Hostile(), s.Legal(), s.ToBridges())
 	addrs := [][]byte{s.Addr4.AsSlice(), s.Other4.AsSlice(), s.Addr6.AsSlice(), s.Other6.AsSlice(), s.Gateway4.AsSlice(), make([]byte, 16)}
 	err := h.Do(func() error {
 		for range rounds {

@@ -1,11 +1,15 @@
 package scenario
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -28,15 +32,40 @@ type end struct {
 	nextHop testenv.MAC
 }
 
-// sendFragments sends datagrams in fragments, in the given order, from a packet socket.
+// listenLarge is listenPacket with room for some large datagrams in many fragments each.
+func listenLarge(t *testing.T, ns *testenv.Namespace, addr netip.AddrPort) *net.UDPConn {
+	t.Helper()
+	socket := listenPacket(t, ns, addr)
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var forced error
+	err = raw.Control(func(fd uintptr) {
+		forced = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1<<20)
+	})
+	if err := errors.Join(err, forced); err != nil {
+		t.Fatal(err)
+	}
+	return socket
+}
+
+// cuts are sizes of fragments that fit an MTU of 1,500 in both families.
+var cuts = [][]int{
+	{1448},
+	{1376, 72}, // cut again by a router with a smaller MTU
+	{1448, 744, 1000, 560, 1304},
+}
+
+// sendFragments sends datagrams in fragments, in the given order, from a packet socket. Each datagram
+// is cut in another way.
 func (e end) sendFragments(t *testing.T, from, to netip.AddrPort, id uint32, order func(...[][]byte) [][]byte, payloads ...string) {
 	t.Helper()
-	const size = 1448 // fits an MTU of 1,500 in both families
 	var datagrams [][][]byte
-	for _, payload := range payloads {
+	for i, payload := range payloads {
 		packet := testenv.UDPPacket(from, to, payload)
 		packet.SrcMAC, packet.DstMAC = e.ns.MACOf(t, testenv.PodIfName), e.nextHop
-		fragments, err := testenv.Fragment(packet.MustBuild(), size, id)
+		fragments, err := testenv.FragmentUnevenly(packet.MustBuild(), cuts[i%len(cuts)], id)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -67,9 +96,12 @@ var orders = map[string]func(...[][]byte) [][]byte{
 }
 
 func interleave(datagrams ...[][]byte) (all [][]byte) {
-	for i := range datagrams[0] {
+	for i, left := 0, true; left; i++ {
+		left = false
 		for _, fragments := range datagrams {
-			all = append(all, fragments[i])
+			if i < len(fragments) {
+				all, left = append(all, fragments[i]), true
+			}
 		}
 	}
 	return all
@@ -78,12 +110,14 @@ func interleave(datagrams ...[][]byte) (all [][]byte) {
 // Fragments of 60 kB datagrams pass masquerading and host ports in any order, in both directions.
 func TestLargeDatagrams(t *testing.T) {
 	n := newNetwork(t)
-	pod := n.AddPod(t, "a", mapBoth(8080, 80))
+	pod, other := n.AddPod(t, "a", mapBoth(8080, 80)), n.AddPod(t, "b", nil)
 	id := uint32(7)
 	forEachFamily(t, func(t *testing.T, f testenv.Family) {
-		outside := end{listenPacket(t, n.Outside, at(f.Outside, 7000)), n.Outside, n.node().MACOf(t, testenv.UplinkName)}
-		client := end{listenPacket(t, pod.Namespace, at(f.Pod(pod), 5000)), pod.Namespace, hostMACOf(t, pod)}
-		server := end{listenPacket(t, pod.Namespace, at(f.Pod(pod), 80)), pod.Namespace, client.nextHop}
+		outside := end{listenLarge(t, n.Outside, at(f.Outside, 7000)), n.Outside, n.node().MACOf(t, testenv.UplinkName)}
+		client := end{listenLarge(t, pod.Namespace, at(f.Pod(pod), 5000)), pod.Namespace, hostMACOf(t, pod)}
+		server := end{listenLarge(t, pod.Namespace, at(f.Pod(pod), 80)), pod.Namespace, client.nextHop}
+		node := end{UDPConn: listenLarge(t, n.node(), at(f.Node, 7000))}
+		neighbor := end{listenLarge(t, other.Namespace, at(f.Pod(other), 5000)), other.Namespace, hostMACOf(t, other)}
 
 		// Sockets send first, which shows the pod's masqueraded address.
 		large := largeDatagram("socket")
@@ -96,6 +130,11 @@ func TestLargeDatagrams(t *testing.T) {
 		if got, from := receiveFrom(t, server.UDPConn); got != large || from != at(f.Outside, 7000) {
 			t.Fatalf("host port: got %d bytes from %s, want %d from %s", len(got), from, len(large), at(f.Outside, 7000))
 		}
+		sendTo(t, neighbor.UDPConn, at(f.Node, 8080), large)
+		got, hairpin := receiveFrom(t, server.UDPConn)
+		if got != large || hairpin.Addr() != f.Gateway {
+			t.Fatalf("host port, from a pod: got %d bytes from %s, want %d from %s", len(got), hairpin, len(large), f.Gateway)
+		}
 
 		for _, tc := range []struct {
 			name               string
@@ -106,10 +145,17 @@ func TestLargeDatagrams(t *testing.T) {
 			{"back to the pod", outside, client, at(f.Outside, 7000), masqueraded, at(f.Outside, 7000)},
 			{"to the host port", outside, server, at(f.Outside, 7000), at(f.Node, 8080), at(f.Outside, 7000)},
 			{"back from the host port", server, outside, at(f.Pod(pod), 80), at(f.Outside, 7000), at(f.Node, 8080)},
+			{"to the node", outside, node, at(f.Outside, 7000), at(f.Node, 7000), at(f.Outside, 7000)},
+			{"from a pod to the node", client, node, at(f.Pod(pod), 5000), at(f.Node, 7000), at(f.Pod(pod), 5000)},
+			{"from a pod to the host port", neighbor, server, at(f.Pod(other), 5000), at(f.Node, 8080), hairpin},
+			{"back from the host port to a pod", server, neighbor, at(f.Pod(pod), 80), hairpin, at(f.Node, 8080)},
 		} {
 			for name, order := range orders {
 				t.Run(tc.name+" "+name, func(t *testing.T) {
-					payloads := []string{largeDatagram("one"), largeDatagram("other")}
+					var payloads []string
+					for i := range cuts {
+						payloads = append(payloads, largeDatagram(strconv.Itoa(i)))
+					}
 					tc.from.sendFragments(t, tc.source, tc.dest, id, order, payloads...)
 					id += uint32(len(payloads))
 					for range payloads {

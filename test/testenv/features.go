@@ -26,6 +26,8 @@ var (
 
 	Netkit = Feature{Name: "netkit", Module: "netkit", Probe: probeNetkit}
 
+	VXLAN = Feature{Name: "VXLAN", Module: "vxlan", Probe: probeVXLAN}
+
 	BridgeNetfilter = Feature{Name: "br_netfilter", Module: "br_netfilter", Probe: probeBridgeNetfilter}
 
 	FIBSource = Feature{Name: "BPF_FIB_LOOKUP_SRC", Since: Version{6, 7}, Probe: probeFIBSource}
@@ -86,6 +88,12 @@ func probeNetkit() error {
 	return inScratch(func() error {
 		device := &netlink.Netkit{LinkAttrs: netlink.LinkAttrs{Name: "probe"}, Mode: netlink.NETKIT_MODE_L3}
 		return netlink.LinkAdd(device)
+	})
+}
+
+func probeVXLAN() error {
+	return inScratch(func() error {
+		return netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "probe"}, VxlanId: 7, Port: 4789})
 	})
 }
 

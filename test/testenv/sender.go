@@ -60,7 +60,7 @@ func (s Sender) Hostile() []Frame {
 		mac, address, gateway = bpf.ReasonMAC, bpf.ReasonAddress, bpf.ReasonGateway
 		arp, neighbor         = bpf.ReasonARP, bpf.ReasonNeighbor
 		router, dhcp, headers = bpf.ReasonRouter, bpf.ReasonDHCPServer, bpf.ReasonHeaders
-		truncated             = bpf.ReasonTruncated
+		truncated, tunnel     = bpf.ReasonTruncated, bpf.ReasonTunnel
 	)
 	foreign := MAC{2, 0, 0, 0, 0, 0x66}
 	mapped := netip.AddrFrom16(s.Addr4.As16())
@@ -146,6 +146,46 @@ func (s Sender) Hostile() []Frame {
 		{"DHCP offer from no address", s.dhcp(unspecified4, broadcast, 67, 68), address},
 		{"DHCPv6 advertisement", s.dhcp(LinkLocalOf(s.MAC), allNodes, 547, 546), dhcp},
 		{"DHCPv6 advertisement from its own address", s.dhcp(s.Addr6, s.Other6, 547, 546), dhcp},
+		{"IPIP to the gateway", s.tunnel(unix.IPPROTO_IPIP, s.Addr4, s.Gateway4), tunnel},
+		{"6in4 to the gateway", s.tunnel(unix.IPPROTO_IPV6, s.Addr4, s.Gateway4), tunnel},
+		{"GRE to the gateway", s.tunnel(unix.IPPROTO_GRE, s.Addr4, s.Gateway4), tunnel},
+		{"GRE to all", s.tunnel(unix.IPPROTO_GRE, s.Addr4, broadcast), tunnel},
+		{"GRE in a VLAN", tagged(s.tunnel(unix.IPPROTO_GRE, s.Addr4, s.Gateway4), 0), tunnel},
+		{"IPv4 in IPv6 to the gateway", s.tunnel(unix.IPPROTO_IPIP, s.Addr6, s.Gateway6), tunnel},
+		{"IPv6 in IPv6 to the gateway", s.tunnel(unix.IPPROTO_IPV6, s.Addr6, s.Gateway6), tunnel},
+		{"GRE to the gateway, IPv6", s.tunnel(unix.IPPROTO_GRE, s.Addr6, s.Gateway6), tunnel},
+		{"GRE to the gateway, link-local", s.tunnel(unix.IPPROTO_GRE, LinkLocalOf(s.MAC), hostLinkLocal), tunnel},
+		{"GRE to all, IPv6", s.tunnel(unix.IPPROTO_GRE, s.Addr6, allNodes), tunnel},
+		{"GRE behind options", extended(s.tunnel(unix.IPPROTO_GRE, s.Addr6, s.Gateway6), unix.IPPROTO_DSTOPTS), tunnel},
+		{"GRE behind a fragment header", extended(s.tunnel(unix.IPPROTO_GRE, s.Addr6, s.Gateway6), unix.IPPROTO_FRAGMENT), tunnel},
+	}
+}
+
+// ToBridges returns frames that a container must not send behind a bridge.
+func (s Sender) ToBridges() []Frame {
+	var (
+		bridges = MAC{1, 0x80, 0xc2, 0, 0, 0}
+		cisco   = MAC{1, 0, 0xc, 0xcc, 0xcc, 0xcd}
+		lldp    = MAC{1, 0x80, 0xc2, 0, 0, 0xe}
+		bpdu    = "\x42\x42\x03\x00\x00\x02\x02" // spanning tree
+		snap    = "\xaa\xaa\x03\x00\x00\x0c\x01\x0b"
+		raw     = "\xff\xff\x00\x28"
+	)
+	llc := func(dst MAC, payload string) []byte {
+		frame := s.frame(38, append([]byte(payload), make([]byte, 46-len(payload))...))
+		copy(frame, dst[:])
+		return frame
+	}
+	neighbor := s.frame(0x88cc, make([]byte, 46))
+	copy(neighbor, lldp[:])
+	const reason = bpf.ReasonBridge
+	return []Frame{
+		{"spanning tree", llc(bridges, bpdu), reason},
+		{"spanning tree in a VLAN", tagged(llc(bridges, bpdu), 5), reason},
+		{"spanning tree in VLAN 0", tagged(llc(bridges, bpdu), 0), reason},
+		{"spanning tree of a VLAN", llc(cisco, snap), reason},
+		{"802.3", llc(s.HostMAC, raw), reason},
+		{"LLDP", neighbor, reason},
 	}
 }
 
@@ -162,6 +202,10 @@ func (s Sender) Legal() []Frame {
 		"ping of the link":             s.ping(own, hostLinkLocal),
 		"to all":                       s.udp(s.Addr4, broadcast),
 		"IPv4 options":                 s.packet(options(udpBetween(s.Addr4, s.Remote4))),
+		"GRE":                          s.tunnel(unix.IPPROTO_GRE, s.Addr4, s.Remote4),
+		"6in4 to a container":          s.tunnel(unix.IPPROTO_IPV6, s.Addr4, s.Other4),
+		"IPv4 in IPv6":                 s.tunnel(unix.IPPROTO_IPIP, s.Addr6, s.Remote6),
+		"ESP to the gateway":           s.tunnel(unix.IPPROTO_ESP, s.Addr4, s.Gateway4),
 		"a hop-by-hop header":          extended(s.udp(s.Addr6, s.Remote6), unix.IPPROTO_HOPOPTS),
 		"first fragment, IPv4":         s.fragment(0, s.Addr4, s.Remote4),
 		"later fragment, IPv4":         s.fragment(1, s.Addr4, s.Remote4),
@@ -239,6 +283,10 @@ func (s Sender) tcp(src, dst netip.Addr) []byte {
 
 func (s Sender) dhcp(src, dst netip.Addr, sport, dport uint16) []byte {
 	return s.packet(UDPPacket(netip.AddrPortFrom(src, sport), netip.AddrPortFrom(dst, dport), "DHCP"))
+}
+
+func (s Sender) tunnel(proto uint8, src, dst netip.Addr) []byte {
+	return s.packet(Packet{Src: src, Dst: dst, Proto: proto, Payload: "\x00\x00\x08\x00 and another packet"})
 }
 
 func (s Sender) ping(src, dst netip.Addr) []byte {

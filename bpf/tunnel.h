@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * antiSpoof: a container does not use the host's tunnels. What the kernel takes out of
+ * a packet seems to come from the tunnel's device, whatever its addresses say. A
+ * container's tunnels to others are forwarded, and are theirs to judge. Those with a
+ * secret (ESP, WireGuard) know their senders.
+ */
+#pragma once
+
+#include "fib.h"
+#include "socket.h"
+#include "verdict.h"
+
+/* Protocols that carry other packets, and prove nothing: IPIP, 6in4, GRE, L2TP, MPLS. */
+static __always_inline bool is_open_tunnel(__u8 protocol)
+{
+	switch (protocol) {
+	case IPPROTO_IPIP:
+	case IPPROTO_IPV6:
+	case IPPROTO_GRE:
+	case IPPROTO_L2TP:
+	case IPPROTO_MPLS:
+		return true;
+	default:
+		return false;
+	}
+}
+
+/* The kernel's default ports of VXLAN (by RFC 7348, of its own, with GPE) and Geneve. */
+static __always_inline bool is_tunnel_port(__be16 port)
+{
+	return port == bpf_htons(4789) || port == bpf_htons(8472) || port == bpf_htons(4790) ||
+	       port == bpf_htons(6081);
+}
+
+/* Checks a packet of an open tunnel to receiver: the host would forward it. */
+static __noinline int tunnel_check(struct __sk_buff *skb, const struct addr *receiver, bool ipv6)
+{
+	struct bpf_fib_lookup fib;
+
+	/* The host receives broadcasts and groups itself, and the table does not know of that. */
+	if (addr_is_link_scoped(receiver, ipv6))
+		return REASON_TUNNEL;
+	fib_init(&fib, receiver, ipv6, skb->ifindex);
+	return fib_forwards(bpf_fib_lookup(skb, &fib, sizeof(fib), 0)) ? REASON_NONE
+								       : REASON_TUNNEL;
+}
+
+/* Checks UDP to a tunnel's port. Without a socket of the host there, it may be for a host port. */
+static __always_inline int tunnel_check_udp(struct __sk_buff *skb, struct flow_key *key,
+					    const struct udphdr *udp, bool ipv6)
+{
+	key->protocol = IPPROTO_UDP;
+	key->remote_port = bpf_ntohs(udp->source);
+	key->local_port = bpf_ntohs(udp->dest);
+	if (socket_lookup(skb, key, ipv6) == SOCKET_NONE)
+		return REASON_NONE;
+	return tunnel_check(skb, &key->local, ipv6);
+}

@@ -1,0 +1,158 @@
+package scenario
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+const vni = 7
+
+// A pod's packet in VXLAN for the node would come out of the node's tunnel, under any address and past
+// the ingress policy. antiSpoof drops it.
+func TestTunnelsOfTheNode(t *testing.T) {
+	testenv.Require(t, testenv.VXLAN)
+	n := newNetworkWith(t, withKeys(`"ipMasq": true, "antiSpoof": false`))
+	router := n.AddPod(t, "router", nil)
+	if err := n.SetNetwork([]byte(withKeys(`"ipMasq": true, "ingressPolicy": "isolated"`))); err != nil {
+		t.Fatal(err)
+	}
+	hostile, victim := n.AddPod(t, "hostile", nil), n.AddPod(t, "victim", nil)
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		for _, port := range []uint16{4789, 8472} {
+			t.Run(strconv.Itoa(int(port)), func(t *testing.T) {
+				device := n.addTunnel(t, f, port)
+				received := listenPacket(t, victim.Namespace, at(f.Pod(victim), 7000))
+				send := func(pod *testenv.Pod, payload string) {
+					t.Helper()
+					frame := n.inTunnel(t, f, pod, at(f.Node, port), device, at(f.Far, 5000), at(f.Pod(victim), 7000), payload)
+					if err := pod.SendFrames(testenv.PodIfName, frame); err != nil {
+						t.Fatal(err)
+					}
+				}
+				const reason = maps.Reason(bpf.ReasonTunnel)
+				before := n.dropsOf(t, hostile)[reason]
+				send(hostile, "hostile")
+				send(router, "from a router") // may do so, and shows that the tunnel works
+				if got, from := receiveFrom(t, received); got != "from a router" || from != at(f.Far, 5000) {
+					t.Errorf("got %q from %s, want the router's from %s", got, from, at(f.Far, 5000))
+				}
+				if got := n.dropsOf(t, hostile)[reason]; got != before+1 {
+					t.Errorf("drops for %q: got %d, want %d", reason, got, before+1)
+				}
+			})
+		}
+	})
+}
+
+// addTunnel adds a VXLAN device to the node, as another engine does.
+func (n *network) addTunnel(t *testing.T, f testenv.Family, port uint16) (device string) {
+	t.Helper()
+	const name = "vxlan7"
+	n.ip(t, "link", "add", name, "type", "vxlan", "id", strconv.Itoa(vni), "local", f.Node.String(), "dstport", strconv.Itoa(int(port)))
+	n.ip(t, "link", "set", name, "up")
+	t.Cleanup(func() { n.ip(t, "link", "del", name) })
+	return name
+}
+
+// inTunnel returns the frame of a pod with a datagram in VXLAN.
+func (n *network) inTunnel(t *testing.T, f testenv.Family, pod *testenv.Pod, node netip.AddrPort, device string, from, to netip.AddrPort, payload string) []byte {
+	t.Helper()
+	inner := testenv.UDPPacket(from, to, payload)
+	inner.SrcMAC, inner.DstMAC = testenv.MAC{2, 0, 0, 0, 0, 9}, n.node().MACOf(t, device)
+	header := binary.BigEndian.AppendUint32([]byte{8, 0, 0, 0}, vni<<8)
+	outer := testenv.UDPPacket(at(f.Pod(pod), 5000), node, string(header)+string(inner.MustBuild()))
+	outer.SrcMAC, outer.DstMAC = pod.MACOf(t, testenv.PodIfName), hostMACOf(t, pod)
+	return outer.MustBuild()
+}
+
+// Behind a bridge with a physical port, a pod does not speak to the network's switches.
+func TestBridgeMessages(t *testing.T) {
+	n := newChain(t, firstPlugins["bridge"], afterOthers)
+	pod, other := n.AddPod(t, "a", nil), n.AddPod(t, "b", nil)
+	n.ip(t, "link", "add", "port0", "type", "veth", "peer", "name", "switch0") // stand for a port and its switch
+	n.ip(t, "link", "set", "port0", "master", "cni0", "up")
+	n.ip(t, "link", "set", "switch0", "up")
+	sw := n.listenToAll(t, "switch0")
+	s := n.senderOf(t, pod, other)
+	hello := testenv.UDPPacket(at(s.Addr4, 4000), at(netip.MustParseAddr("255.255.255.255"), 4001), "to all")
+	hello.SrcMAC, hello.DstMAC = s.MAC, testenv.MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	marker := hello.MustBuild()
+
+	const reason = maps.Reason(bpf.ReasonBridge)
+	for i, frame := range s.ToBridges() {
+		if err := pod.SendFrames(testenv.PodIfName, frame.Bytes, marker); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			got := testenv.Untagged(sw.receive(t))
+			if bytes.Equal(got, testenv.Untagged(frame.Bytes)) {
+				t.Errorf("%s: the switch has received it", frame.Name)
+			}
+			if bytes.Equal(got, marker) {
+				break
+			}
+		}
+		if got := n.dropsOf(t, pod)[reason]; got != uint64(i+1) {
+			t.Errorf("%s: drops: got %d, want %d", frame.Name, got, i+1)
+		}
+	}
+}
+
+// ip runs the command on the node.
+func (n *network) ip(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := n.node().Run(testenv.Context(t), "ip", args...); err != nil {
+		t.Fatalf("ip %v: %v: %s", args, err, out)
+	}
+}
+
+// listener receives all frames of a device, in order.
+type listener struct{ fd int }
+
+func (n *network) listenToAll(t *testing.T, device string) *listener {
+	t.Helper()
+	link, err := n.node().Netlink().LinkByName(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL))
+	var l listener
+	err = n.node().Do(func() (err error) {
+		if l.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(all)); err != nil {
+			return err
+		}
+		timeout := unix.NsecToTimeval(int64(testenv.Timeout))
+		return errors.Join(unix.Bind(l.fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: link.Attrs().Index}),
+			unix.SetsockoptTimeval(l.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(l.fd) })
+	return &l
+}
+
+func (l *listener) receive(t *testing.T) []byte {
+	t.Helper()
+	buffer := make([]byte, 1<<16)
+	for {
+		length, _, err := unix.Recvfrom(l.fd, buffer, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return buffer[:length]
+	}
+}
