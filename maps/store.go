@@ -143,13 +143,29 @@ func removeIf(m *ebpf.Map, remove func(loader.Owner) bool, ownerOf func(key, val
 			keys = append(keys, slices.Clone(entry.key))
 		}
 	}
-	var errs []error
-	for _, key := range keys {
-		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			errs = append(errs, fmt.Errorf("delete from %v: %w", m, err))
+	if len(keys) == 0 {
+		return nil
+	}
+	return deleteAll(m, keys)
+}
+
+// deleteAll deletes entries with as few system calls as possible. An entry may be gone
+// already: programs and LRU maps delete, too.
+func deleteAll(m *ebpf.Map, keys [][]byte) error {
+	batch := byteArrays(len(keys), m.KeySize())
+	for i, key := range keys {
+		reflect.Copy(batch.Index(i), reflect.ValueOf(key))
+	}
+	for next := 0; next < len(keys); {
+		n, err := m.BatchDelete(batch.Slice(next, len(keys)).Interface(), nil)
+		next += n
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			next++
+		} else if err != nil {
+			return fmt.Errorf("delete from %v: %w", m, err)
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 func ownerOf(_, value []byte) loader.Owner { return loader.Owner(binary.NativeEndian.Uint64(value)) }
