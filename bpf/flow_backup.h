@@ -60,17 +60,32 @@ static __always_inline bool flow_key_equal(const struct flow_key *a, const struc
 	       addr_equal(&a->remote, &b->remote) && addr_equal(&a->local, &b->local);
 }
 
-/* The arguments of the functions below. NULL only for the verifier. */
-static __noinline struct backup_args *backup_args_init(const struct flow_key *key)
+/* Finds the bucket of the key in backup_scratch. */
+__noinline int backup_find_bucket(void)
 {
-	__u64 word = (__u64)key->remote_port << 32 | (__u32)key->local_port << 16 |
-		     key->protocol << 8 | key->kind;
-	__u32 hash = hash_secret(&key->remote, &key->local, word);
+	struct backup_args *args = backup_scratch_get();
+	__u32 hash;
+
+	if (!args)
+		return 0;
+	hash = hash_secret(&args->key.remote, &args->key.local,
+			   (__u64)args->key.remote_port << 32 | (__u32)args->key.local_port << 16 |
+				   args->key.protocol << 8 | args->key.kind);
+	args->first = hash % config.backup_buckets * BACKUP_WAYS;
+	return 0;
+}
+
+/*
+ * The arguments of the functions below. NULL only for the verifier. They pass no
+ * pointer to the key: Linux 7 would lose track of it.
+ */
+static __always_inline struct backup_args *backup_args_init(const struct flow_key *key)
+{
 	struct backup_args *args = backup_scratch_get();
 
 	if (args) {
 		args->key = *key;
-		args->first = hash % config.backup_buckets * BACKUP_WAYS;
+		backup_find_bucket();
 	}
 	return args;
 }
