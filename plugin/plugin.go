@@ -2,15 +2,19 @@ package plugin
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/names"
@@ -65,7 +69,24 @@ func (v *verb) lockAgainstGC(ctx context.Context, mode flock.Mode) (*flock.Lock,
 	if err := os.MkdirAll(v.config.DataDir, 0o700); err != nil {
 		return nil, nil
 	}
+	if err := checkPrivate(v.config.DataDir); err != nil {
+		return nil, err
+	}
 	return flock.Acquire(ctx, v.config.DataDir, mode)
+}
+
+// checkPrivate refuses a directory of records that others than root can open: they could hold its
+// lock, and so all ADDs.
+func checkPrivate(dir string) error {
+	var stat unix.Stat_t
+	if err := unix.Stat(dir, &stat); err != nil {
+		return &os.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	if mode := stat.Mode & 0o7777; stat.Uid != 0 || mode&0o077 != 0 {
+		return cnierr.Invalid("dataDir", dir, fmt.Sprintf("a directory of root with mode 0700, which user %d's with mode %04o is not: others could hold its lock (`chown 0 %s && chmod 0700 %s`)",
+			stat.Uid, mode, dir, dir))
+	}
+	return nil
 }
 
 // pool opens the addresses of the network.

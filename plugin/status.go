@@ -2,6 +2,8 @@ package plugin
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
@@ -26,6 +28,9 @@ func (p *Plugin) Status(ctx context.Context, call *cni.Call) error {
 		if err := link.CheckIPv6(); err != nil {
 			return cnierr.NotAvailable(err)
 		}
+	}
+	if err := checkPrivate(v.config.DataDir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return cnierr.NotAvailable(err)
 	}
 	datapath, err := loader.Open(ctx, loader.Options{MaxFlows: v.config.MaxFlows})
 	if err != nil {

@@ -97,7 +97,7 @@ func TestRefusedVariant(t *testing.T) {
 	old := variants
 	defer func() { variants = old }()
 	variants = []variant{
-		{name: "odd", title: "odd", ours: true, plugins: []plugin{{"type": "ebpfnet", "noSuchKey": true}}},
+		{name: "odd", title: "odd", ours: true, plugins: []plugin{{"type": "ebpfnet", "vlan": 5}}},
 		{name: "even", title: "even", ours: true, plugins: ebpfnet(""), insteadOf: "odd"},
 		{name: "third", title: "third", ours: true, plugins: ebpfnet(""), insteadOf: "even"},
 	}
@@ -109,7 +109,7 @@ func TestRefusedVariant(t *testing.T) {
 		if len(r.setups) != 2 || r.setups[0].name() != "even" || r.setups[1].name() != "even/5000x1" {
 			t.Errorf("%d setups: %+v", len(r.setups), r.result.Setups)
 		}
-		if odd, ok := r.result.setup("odd"); !ok || !strings.Contains(odd.Absent, "noSuchKey") {
+		if odd, ok := r.result.setup("odd"); !ok || !strings.Contains(odd.Absent, "vlan") {
 			t.Errorf("odd: %+v", odd)
 		}
 		return err

@@ -241,7 +241,7 @@ func TestUnwritableDataDir(t *testing.T) {
 // TestUnwritableRecordDir is the same for records. Only containers that need one are affected.
 func TestUnwritableRecordDir(t *testing.T) {
 	h := newHost(t)
-	dir := t.TempDir()
+	dir := privateDir(t)
 	readOnly(t, dir)
 	p := h.pod(t, "c1", with(dual("1.1.0"), "dataDir", dir))
 	p.add(t)
@@ -250,4 +250,36 @@ func TestUnwritableRecordDir(t *testing.T) {
 	before := h.snapshot(t, p.Namespace)
 	wantError(t, p.try(t, "ADD"), codeIO, dir, "read-only file system")
 	h.wantUnchanged(t, before, p.Namespace)
+}
+
+// TestOpenDataDir uses directories for records that others than root can open, and so lock.
+func TestOpenDataDir(t *testing.T) {
+	h := newLoadedHost(t)
+	for name, change := range map[string]func(dir string) error{
+		"mode 0755":     func(dir string) error { return os.Chmod(dir, 0o755) },
+		"another user":  func(dir string) error { return os.Chown(dir, 1000, 0) },
+		"mode 1777":     func(dir string) error { return os.Chmod(dir, os.ModeSticky|0o777) },
+		"another group": func(dir string) error { return os.Chmod(dir, 0o750) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := privateDir(t)
+			p := h.pod(t, "c1", with(dual("1.1.0"), "dataDir", dir))
+			p.add(t)
+			p.del(t)
+			if err := change(dir); err != nil {
+				t.Fatal(err)
+			}
+			h.wantSetupError(t, p, codeInvalidConfig, "dataDir", dir, "chmod 0700")
+		})
+	}
+}
+
+// privateDir returns a directory for records.
+func privateDir(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
