@@ -7,6 +7,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
+	"github.com/ebpfnet/ebpfnet/plugin/show"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -47,8 +48,9 @@ func TestLongNames(t *testing.T) {
 			wantPing(t, p.Namespace, testenv.OutsideAddr4)
 			result := p.result
 			p.result = nil
-			wantError(t, p.try(t, "ADD"), cnierr.CodeAttachmentExists, p.id)
-			wantError(t, other.try(t, "ADD"), cnierr.CodePortTaken, "8080", p.conf["name"].(string)+" "+p.id+" eth0")
+			wantError(t, p.try(t, "ADD"), cnierr.CodeAttachmentExists, show.Short(p.id))
+			wantError(t, other.try(t, "ADD"), cnierr.CodePortTaken, "8080",
+				show.Short(p.conf["name"].(string))+" "+show.Short(p.id)+" eth0")
 			h.wantCtl(t, 0, []string{"attachments"}, p.conf["name"].(string)+" "+p.id+" eth0")
 			h.wantCtl(t, 0, []string{"set", p.conf["name"].(string) + "/" + p.id, "ingressPolicy=isolated"}, p.id)
 			p.result = result
@@ -67,8 +69,9 @@ func TestLongNames(t *testing.T) {
 		})
 	}
 	t.Run("without a record", func(t *testing.T) { longNamesWithoutRecord(t, h) })
-	t.Run("without addresses", func(t *testing.T) { longNamesWithoutAddresses(t, h) })
 	t.Run("too long for a directory", func(t *testing.T) { tooLongNetwork(t, h) })
+	// Last: the devices of its container's namespace go some time after it.
+	t.Run("without addresses", func(t *testing.T) { longNamesWithoutAddresses(t, h) })
 }
 
 // longNamesWithoutRecord loses the records, in which names are that fit into no alias. The owner's token in the
