@@ -93,6 +93,8 @@ type dumpedEndpoint struct {
 		MTU       int        `json:"mtu"`
 		FastPath  string     `json:"fast_path"`
 		Pad       int        `json:"pad"`
+		RouteSet  uint32     `json:"route_set"`
+		Pad2      int        `json:"pad2"`
 	} `json:"value"`
 }
 
@@ -101,7 +103,7 @@ func (d dumpedEndpoint) endpoint() maps.Endpoint {
 	return maps.Endpoint{
 		Addr: d.Key.addr(), Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), IfIndex: v.IfIndex,
 		MAC: v.MAC[:], HostMAC: v.HostMAC[:], Masq: v.Flags == "ENDPOINT_MASQ",
-		Gateway: v.Gateway.addr(), NonMasq: maps.PrefixSet(v.NonMasq), Container: maps.Container(v.Container),
+		Gateway: v.Gateway.addr(), NonMasq: maps.PrefixSet(v.NonMasq), Container: maps.Container(v.Container), Routes: maps.PrefixSet(v.RouteSet),
 		MTU: v.MTU, FastPath: maps.FastPath(strings.ToLower(strings.TrimPrefix(v.FastPath, "FAST_PATH_"))),
 	}
 }
@@ -240,13 +242,15 @@ type dumpedDevice struct {
 		MAC       [6]byte    `json:"mac"`
 		Policy    string     `json:"ingress_policy"`
 		Pad       int        `json:"pad"`
+		RouteSet  uint32     `json:"route_set"`
+		Pad2      int        `json:"pad2"`
 	} `json:"value"`
 }
 
 func (d dumpedDevice) device() maps.Device {
 	v := d.Value
 	return maps.Device{
-		IfIndex: d.Key, Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), Container: maps.Container(v.Container), MAC: v.MAC[:],
+		IfIndex: d.Key, Owner: loader.Owner(v.Owner), Network: maps.Network(v.Network), Container: maps.Container(v.Container), Routes: maps.PrefixSet(v.RouteSet), MAC: v.MAC[:],
 		Addr4: v.Addr4.addr(), Addr6: v.Addr6.addr(), Gateway4: v.Gateway4.addr(), Gateway6: v.Gateway6.addr(),
 		AntiSpoof: v.Flags == "DEVICE_ANTI_SPOOF", IngressPolicy: map[string]maps.Policy{"POLICY_ISOLATED": maps.Isolated}[v.Policy],
 	}

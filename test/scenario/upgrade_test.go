@@ -45,20 +45,17 @@ func (n *network) upgrade(t *testing.T, options loader.Options) (done loader.Upg
 // packet is lost or retransmitted.
 func TestUpgradeUnderTraffic(t *testing.T) {
 	n := newNetwork(t)
-	n.upgradeUnderTraffic(t, 200)
+	n.upgradeUnderTraffic(t, workload(10, 50, 200))
 }
 
 func TestUpgradeUnderTrafficWithClsact(t *testing.T) {
 	n := newNetwork(t)
 	n.loadForClsact(t)
-	n.upgradeUnderTraffic(t, 20)
+	n.upgradeUnderTraffic(t, workload(10, 20, 20))
 }
 
 func (n *network) upgradeUnderTraffic(t *testing.T, upgrades int) {
 	t.Helper()
-	if testing.Short() {
-		upgrades = 10
-	}
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	load := n.startTraffic(t, a, web)
 	before, dropped := resent(t, n.node(), n.Outside, a.Namespace, web.Namespace), n.drops(t)
