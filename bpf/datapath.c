@@ -191,8 +191,8 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (l3 && tag_matches(tag, p) && bypass_observe(skb, p, endpoint, NULL) == VERDICT_DROP)
 		return VERDICT_DROP;
 
-	flow = flow_track_reply(p);
-	if (flow && flow->owner == endpoint->owner)
+	flow = flow_track_reply(p, endpoint->owner);
+	if (flow)
 		return forward_reply(skb, p, flow);
 	if (!masq_skips(endpoint, p))
 		return masq_endpoint(skb, p, endpoint);

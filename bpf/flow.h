@@ -255,8 +255,11 @@ static __always_inline void flow_received_key(struct flow_key *key, const struct
 	key->kind = kind;
 }
 
-/* The flow that p, sent by a container, is a reply to; or NULL. */
-static __always_inline struct flow *flow_track_reply(const struct packet *p)
+/*
+ * The flow of owner that p, sent by a container, is a reply to; or NULL. A former
+ * container with the address had other connections.
+ */
+static __always_inline struct flow *flow_track_reply(const struct packet *p, __u64 owner)
 {
 	struct flow_key key;
 	struct flow *flow;
@@ -265,8 +268,9 @@ static __always_inline struct flow *flow_track_reply(const struct packet *p)
 		return NULL;
 	flow_sent_key(&key, p, FLOW_DNAT);
 	flow = bpf_map_lookup_elem(&flows, &key);
-	if (flow)
-		flow_touch(&key, flow, p, FROM_CONTAINER);
+	if (!flow || flow->owner != owner)
+		return NULL;
+	flow_touch(&key, flow, p, FROM_CONTAINER);
 	return flow;
 }
 

@@ -111,14 +111,14 @@ static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, struct packet *
 static __noinline int hairpin_reply(struct __sk_buff *skb, const struct packet *p,
 				    const struct flow *masq)
 {
-	struct flow *dnat = flow_track_reply(p) ?: flow_recover_reply(p);
+	struct flow *dnat = flow_track_reply(p, masq->owner) ?: flow_recover_reply(p);
 	struct addr client = masq->nat_addr, host_addr;
 	__u16 client_port = masq->nat_port;
 	__u64 owner = masq->owner;
 	__u32 ifindex = LOOPBACK_IFINDEX;
 	struct endpoint *endpoint;
 
-	if (!dnat)
+	if (!dnat || dnat->owner != owner)
 		return drop_for(skb, owner, REASON_NO_FLOW);
 	host_addr = dnat->nat_addr;
 	if (rewrite(skb, p, SIDE_SRC, &host_addr, dnat->nat_port) ||

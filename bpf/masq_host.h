@@ -152,8 +152,8 @@ static __noinline int masq_host(struct __sk_buff *skb, const struct packet *p)
 		flow_remove(&key); /* a former connection's; the host port's client has it now */
 		flow = NULL;
 	}
-	moved = p->has_ports ? flow_track_reply(p) : NULL;
-	if (moved && moved->owner == OWNER_HOST)
+	moved = p->has_ports ? flow_track_reply(p, OWNER_HOST) : NULL;
+	if (moved)
 		return masq_host_move(skb, p, moved);
 	if ((flow && !masq_host_may_replace(&key, flow, p)) || masq_host_is_host_port(p))
 		return masq_host_move(skb, p, NULL);
