@@ -325,9 +325,13 @@ static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 		if (result == MASQ_ENDED && args->ended == MASQ_PROBES)
 			args->ended = i;
 	}
-	args->flow.probe = args->ended;
-	return args->ended < MASQ_PROBES &&
-	       masq_try_candidate(skb, args->ended, true) == MASQ_ALLOCATED;
+	/* Another CPU may take the first one. */
+	for (__u32 i = args->ended; i < MASQ_PROBES; i++) {
+		args->flow.probe = i;
+		if (masq_try_candidate(skb, i, true) == MASQ_ALLOCATED)
+			return true;
+	}
+	return false;
 }
 
 /*
