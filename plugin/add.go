@@ -75,6 +75,7 @@ type adder struct {
 	endpoints     []maps.Endpoint
 	routes        []*cnitypes.Route // of the container
 	gatewayRoutes []maps.Route      // of these, what the datapath has to know
+	uplinks       []int             // devices of all networks
 	written       bool              // maps or pins may have entries of this ADD
 }
 
@@ -101,11 +102,12 @@ func (a *adder) steps() []step {
 		{"write the record", a.writeRecord, nil},
 		{"write the endpoints and attach", a.attach, nil},
 		{"set up the host's end", a.setUpHost, a.ownsInterface},
+		{"attach to the uplinks", a.attachUplinks, nil},
+		{"size the packets", a.sizePackets, a.ownsInterface},
 		{"set up the container's end", a.setUpContainer, a.ownsInterface},
 		{"enable forwarding", a.enableForwarding, a.isChained},
 		{"tune the interface", a.tune, nil},
 		{"limit the bandwidth", a.limit, nil},
-		{"attach to the uplinks", a.attachUplinks, nil},
 		{"open the host ports", a.openHostPorts, nil},
 		{"print the result", a.print, nil},
 	}

@@ -124,8 +124,9 @@ func (a *adder) deviceTo(addr netip.Addr) int {
 }
 
 func (a *adder) attachUplinks(ctx context.Context) error {
-	missing, err := reconcile.Uplinks(ctx, a.host, a.datapath, a.config.Uplinks, a.pair.HostIndex)
-	for _, name := range missing {
+	found, err := reconcile.Uplinks(ctx, a.host, a.datapath, a.config.Uplinks, a.pair.HostIndex)
+	a.uplinks = found.Uplinks
+	for _, name := range found.Missing {
 		a.log.Info("no device of the host matches yet", "uplink", name)
 	}
 	if err != nil || a.config.Uplinks == nil {

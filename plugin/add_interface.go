@@ -24,10 +24,6 @@ func (a *adder) createPair(context.Context) error {
 			return err
 		}
 	}
-	outside, err := link.FindOutside(a.host)
-	if err != nil {
-		return err
-	}
 	a.pair = link.Pair{
 		Kind:          a.config.Device,
 		HostName:      names.HostDevice(a.owner),
@@ -36,11 +32,11 @@ func (a *adder) createPair(context.Context) error {
 		ContainerMAC:  a.config.MAC,
 		MTU:           a.config.MTU,
 	}
+	var err error
 	if a.pair.MTU == 0 {
-		a.pair.MTU = outside.MTU
-	}
-	if a.config.BigTCP {
-		a.pair.BigTCP = outside.BigTCP.For(a.pair.MTU)
+		if a.pair.MTU, err = link.OutsideMTU(a.host); err != nil {
+			return err
+		}
 	}
 	if a.pair.ContainerMAC == nil {
 		a.pair.ContainerMAC = names.ContainerMAC(a.owner)
@@ -91,6 +87,46 @@ func (a *adder) setUpHost(ctx context.Context) error {
 
 func (a *adder) enableForwarding(context.Context) error {
 	return link.EnableForwarding(link.Families(a.addresses))
+}
+
+// sizePackets chooses the largest TCP packets of the container, which depend on the uplinks.
+func (a *adder) sizePackets(context.Context) (err error) {
+	mode, sizes := a.config.BigTCP, link.Largest.For(a.pair.MTU)
+	if mode == link.BigTCPNever {
+		return nil
+	}
+	if mode == link.BigTCPRaise {
+		a.raiseUplinks()
+	}
+	if mode != link.BigTCPAlways {
+		sizes, _, err = sizes.Within(a.host, a.uplinks)
+	}
+	if err != nil || sizes == (link.BigTCP{}) {
+		return err
+	}
+	if sizes, err = sizes.InKernel(a.host); err != nil { // not first, since most ADDs end before
+		return err
+	}
+	return a.pair.SizePackets(sizes, mode != link.BigTCPAlways)
+}
+
+// raiseUplinks raises the sizes of the uplinks' own packets, and warns about one that takes no larger ones:
+// then the container's are as small.
+func (a *adder) raiseUplinks() {
+	possible, err := link.Largest.InKernel(a.host)
+	if err == nil {
+		var raised []string
+		raised, err = possible.RaiseUplinks(a.host, a.uplinks)
+		for _, name := range raised {
+			a.log.Info("raised the sizes of TCP packets", "uplink", name)
+		}
+	}
+	if err != nil {
+		a.log.Warn(err.Error())
+	}
+	if _, narrowest, err := possible.Within(a.host, a.uplinks); err == nil && narrowest != "" {
+		a.log.Warn("bigTCP: an uplink takes no larger packets", "uplink", narrowest)
+	}
 }
 
 func (a *adder) setUpContainer(context.Context) error {
@@ -182,5 +218,7 @@ func (v *verb) newRecord() *record.Record {
 		Labels:     v.config.Labels,
 		Uplinks:    v.config.Uplinks,
 		Bandwidth:  v.config.Bandwidth,
+
+		RaiseUplinks: v.config.BigTCP == link.BigTCPRaise,
 	}
 }

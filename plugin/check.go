@@ -111,7 +111,7 @@ func (c *checker) readRecord() error {
 		}
 	}
 	if expected := c.newRecord(); !expected.IsEmpty() && (rec == nil || !expected.SameInput(rec)) {
-		c.differs("the record in %s is missing, or differs from the configuration in aliases, cgroupPath, labels or uplinks", c.config.DataDir)
+		c.differs("the record in %s is missing, or differs from the configuration in aliases, cgroupPath, labels, uplinks or bigTCP", c.config.DataDir)
 	}
 	return nil
 }

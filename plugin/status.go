@@ -38,7 +38,13 @@ func (p *Plugin) Status(ctx context.Context, call *cni.Call) error {
 	}
 	defer datapath.Close()
 
-	if err := reconcile.Host(ctx, datapath, v.config.Uplinks); err != nil {
+	resized, err := reconcile.Host(ctx, datapath, reconcile.Wishes{Patterns: v.config.Uplinks, Raise: v.config.BigTCP == link.BigTCPRaise})
+	for _, what := range resized {
+		v.log.Info("changed", "what", what)
+	}
+	if errors.Is(err, reconcile.ErrSizes) {
+		v.log.Warn(err.Error())
+	} else if err != nil {
 		return cnitypes.NewError(cnitypes.ErrLimitedConnectivity, err.Error(), "connected containers may lack masquerading or host ports")
 	}
 	if v.delegate != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
@@ -32,7 +33,7 @@ func features(datapath *loader.Datapath) ([]feature, error) {
 	if err != nil {
 		return nil, err
 	}
-	bigTCP, err := bigTCPFeatures()
+	bigTCP, err := bigTCPFeatures(datapath)
 	if err != nil {
 		return nil, err
 	}
@@ -57,24 +58,57 @@ func sourceFeature() (feature, error) {
 	return feature{"masquerade address", "the uplink's address at the last ADD or STATUS", "the kernel does not report that of a route (6.7)"}, err
 }
 
-func bigTCPFeatures() ([]feature, error) {
+// bigTCPFeatures describes what bigTCP auto gives to the next container.
+func bigTCPFeatures(datapath *loader.Datapath) ([]feature, error) {
 	host, err := rtnl.Open()
 	if err != nil {
 		return nil, err
 	}
 	defer host.Close()
 
-	outside, err := link.FindOutside(host)
+	known, err := maps.Uplinks(datapath)
 	if err != nil {
 		return nil, err
 	}
-	describe := func(name, since string, size uint32) feature {
-		if size == 0 {
-			return feature{name, "no", "the kernel (" + since + ") or an uplink does not support it"}
+	var uplinks []int
+	for _, uplink := range known {
+		if !uplink.ContainerBridge {
+			uplinks = append(uplinks, uplink.IfIndex)
 		}
-		return feature{name, fmt.Sprintf("%d bytes", size), "the kernel (" + since + ") and the uplinks support it"}
 	}
-	return []feature{describe("BIG TCP, IPv6", "5.19", outside.BigTCP.IPv6), describe("BIG TCP, IPv4", "6.3", outside.BigTCP.IPv4)}, nil
+	var all []feature
+	for _, family := range []struct {
+		name, since string
+		largest     link.BigTCP
+	}{
+		{"BIG TCP, IPv6", "5.19", link.BigTCP{IPv6: link.Largest.IPv6}},
+		{"BIG TCP, IPv4", "6.3", link.BigTCP{IPv4: link.Largest.IPv4}},
+	} {
+		chosen, why, err := bigTCPSize(host, family.largest, uplinks)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, feature{family.name, chosen, why + " (" + family.since + ")"})
+	}
+	return all, nil
+}
+
+// bigTCPSize returns the size of one family's packets, and why it is not another.
+func bigTCPSize(host *netlink.Handle, largest link.BigTCP, uplinks []int) (chosen, why string, err error) {
+	possible, err := largest.InKernel(host)
+	if err != nil || possible == (link.BigTCP{}) {
+		return "no", "the kernel does not support it", err
+	}
+	fits, narrowest, err := possible.Within(host, uplinks)
+	size := max(fits.IPv6, fits.IPv4)
+	switch {
+	case size == 0:
+		return "no", "uplink " + narrowest + " would leave larger packets to the CPU; the kernel supports it", err
+	case narrowest != "":
+		return fmt.Sprintf("%d bytes", size), "uplink " + narrowest + " takes no more; the kernel supports it", err
+	default:
+		return fmt.Sprintf("%d bytes", size), "the uplinks and the kernel support it", err
+	}
 }
 
 // netkitFeature creates a device in a network namespace that ends with its thread.

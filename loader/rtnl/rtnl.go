@@ -7,7 +7,8 @@
 // list functions of the netlink library outside this package, since they return
 // such a list as an error, or lose part of it.
 //
-// DeleteLinks deletes many devices in little more time than one takes.
+// DeleteLinks deletes many devices in little more time than one takes. SetSizes sets attributes that
+// belong together in one request.
 //
 // It imports no other package of this module, and every package may import it.
 package rtnl

@@ -40,7 +40,7 @@ type Config struct {
 	MaxFlows uint32        // 0: derived from the host's memory
 	Uplinks  []string      // name patterns; nil: chosen by routes and kinds
 	MTU      int           // 0: that of the route to the outside
-	BigTCP   bool          // where the kernel and the uplinks support it
+	BigTCP   link.BigTCPMode
 	Device   link.Kind
 	// AntiSpoof restricts the container to its own MAC and IP addresses.
 	AntiSpoof bool
@@ -99,21 +99,21 @@ type netConf struct {
 	Type         json.RawMessage `json:"type"`
 	Capabilities json.RawMessage `json:"capabilities"`
 
-	CNIVersion string        `json:"cniVersion"`
-	Name       string        `json:"name"`
-	IPMasq     bool          `json:"ipMasq"`
-	IPMasq4    *bool         `json:"ipMasq4"`
-	IPMasq6    *bool         `json:"ipMasq6"`
-	NonMasq    []string      `json:"nonMasqueradeCIDRs"`
-	Tunnels    bool          `json:"masqTunnels"`
-	FastPath   maps.FastPath `json:"fastPath"`
-	MaxFlows   int64         `json:"maxFlows"`
-	Uplinks    []string      `json:"uplinks"`
-	MTU        int           `json:"mtu"`
-	BigTCP     *bool         `json:"bigTCP"`
-	Device     link.Kind     `json:"device"`
-	AntiSpoof  *bool         `json:"antiSpoof"`
-	Ingress    string        `json:"ingressPolicy"`
+	CNIVersion string          `json:"cniVersion"`
+	Name       string          `json:"name"`
+	IPMasq     bool            `json:"ipMasq"`
+	IPMasq4    *bool           `json:"ipMasq4"`
+	IPMasq6    *bool           `json:"ipMasq6"`
+	NonMasq    []string        `json:"nonMasqueradeCIDRs"`
+	Tunnels    bool            `json:"masqTunnels"`
+	FastPath   maps.FastPath   `json:"fastPath"`
+	MaxFlows   int64           `json:"maxFlows"`
+	Uplinks    []string        `json:"uplinks"`
+	MTU        int             `json:"mtu"`
+	BigTCP     json.RawMessage `json:"bigTCP"` // a mode, or a bool
+	Device     link.Kind       `json:"device"`
+	AntiSpoof  *bool           `json:"antiSpoof"`
+	Ingress    string          `json:"ingressPolicy"`
 	bandwidthConf
 	IPAM    json.RawMessage `json:"ipam"`
 	DNS     cnitypes.DNS    `json:"dns"`
@@ -200,7 +200,6 @@ func (c *Call) Parse() (*Config, error) {
 		CNIVersion: conf.CNIVersion,
 		Attachment: c.attachment(conf.Name),
 		MTU:        conf.MTU,
-		BigTCP:     conf.BigTCP == nil || *conf.BigTCP,
 		Device:     conf.Device,
 		FastPath:   conf.FastPath,
 		AntiSpoof:  conf.AntiSpoof == nil || *conf.AntiSpoof,
@@ -227,6 +226,9 @@ func (c *Call) Parse() (*Config, error) {
 		return nil, err
 	}
 	if config.Bandwidth, err = conf.bandwidth(); err != nil {
+		return nil, err
+	}
+	if config.BigTCP, err = parseBigTCP(conf.BigTCP); err != nil {
 		return nil, err
 	}
 	if config.Ingress, err = parsePolicy(conf.Ingress); err != nil {
@@ -290,6 +292,20 @@ func (c *netConf) check() error {
 		return cnierr.Invalid("device", c.Device, `"veth", "netkit" or "auto"`)
 	}
 	return nil
+}
+
+// parseBigTCP takes true as auto and false as never.
+func parseBigTCP(value json.RawMessage) (mode link.BigTCPMode, err error) {
+	switch string(value) {
+	case "", "null", "true":
+		return link.BigTCPAuto, nil
+	case "false":
+		return link.BigTCPNever, nil
+	}
+	if json.Unmarshal(value, &mode) == nil && slices.Contains(link.BigTCPModes, mode) {
+		return mode, nil
+	}
+	return "", cnierr.Invalid("bigTCP", value, `"auto", "raise-uplinks", "always" or "never"`)
 }
 
 // checkUplinks refuses what no device can be called.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // OpenNamespace opens a network namespace. It opens nothing but a regular file, as which each namespace
@@ -41,8 +42,30 @@ func LeadsElsewhere(host *netlink.Handle, device netlink.Link, ns netns.NsHandle
 
 // NamespaceOfPeer returns the network namespace of the other end of a pair. The caller
 // must close it.
-func NamespaceOfPeer(host *netlink.Handle, device netlink.Link) (netns.NsHandle, error) {
-	wanted := device.Attrs().NetNsID
+func NamespaceOfPeer(host *netlink.Handle, device netlink.Link) (found netns.NsHandle, err error) {
+	found, err = netns.None(), noNamespace(device)
+	forEachNamespace(host, func(id int, ns netns.NsHandle) bool {
+		if id != device.Attrs().NetNsID {
+			return true
+		}
+		found, err = duplicate(ns)
+		return false
+	})
+	return found, err
+}
+
+func duplicate(ns netns.NsHandle) (netns.NsHandle, error) {
+	fd, err := unix.FcntlInt(uintptr(ns), unix.F_DUPFD_CLOEXEC, 0)
+	return netns.NsHandle(fd), err
+}
+
+func noNamespace(device netlink.Link) error {
+	return fmt.Errorf("find the network namespace of the container behind %s: none of %v is it", device.Attrs().Name, namespaceFiles)
+}
+
+// forEachNamespace calls visit, until it returns false, with each network namespace that the host's one has
+// an id for, and closes it then.
+func forEachNamespace(host *netlink.Handle, visit func(id int, ns netns.NsHandle) bool) {
 	seen := map[string]bool{}
 	for _, pattern := range namespaceFiles {
 		files, _ := filepath.Glob(pattern) // the patterns are right
@@ -51,16 +74,17 @@ func NamespaceOfPeer(host *netlink.Handle, device netlink.Link) (netns.NsHandle,
 			if err != nil {
 				continue // the process has ended
 			}
-			if seen[ns.UniqueId()] {
-				ns.Close()
-				continue
-			}
-			seen[ns.UniqueId()] = true
-			if id, err := host.GetNetNsIdByFd(int(ns)); err == nil && id >= 0 && id == wanted {
-				return ns, nil
+			goOn := true
+			if !seen[ns.UniqueId()] {
+				seen[ns.UniqueId()] = true
+				if id, err := host.GetNetNsIdByFd(int(ns)); err == nil && id >= 0 {
+					goOn = visit(id, ns)
+				}
 			}
 			ns.Close()
+			if !goOn {
+				return
+			}
 		}
 	}
-	return netns.None(), fmt.Errorf("find the network namespace of the container behind %s: none of %v is it", device.Attrs().Name, namespaceFiles)
 }

@@ -41,8 +41,8 @@ type Pair struct {
 	HostMAC       net.HardwareAddr
 	ContainerMAC  net.HardwareAddr
 	MTU           int
-	Bridge        int // ifindex of the bridge that the host's end is a port of; 0: none
-	BigTCP        BigTCP
+	Bridge        int    // ifindex of the bridge that the host's end is a port of; 0: none
+	BigTCP        BigTCP // set by SizePackets
 }
 
 // Create creates the pair in one request, both ends down, and sets HostIndex. The error
@@ -79,7 +79,6 @@ func (p *Pair) hostAttrs() netlink.LinkAttrs {
 	attrs.Name = p.HostName
 	attrs.HardwareAddr = p.HostMAC
 	attrs.MTU = p.MTU
-	p.BigTCP.set(&attrs)
 	return attrs
 }
 
@@ -254,8 +253,8 @@ func SetUpContainer(ns netns.NsHandle, container *netlink.Handle, p Pair, addres
 		return fmt.Errorf("%s is no longer in the container", p.ContainerName)
 	}
 	device := deviceOf(found.Attrs().Index)
-	if err := p.BigTCP.raise(container, device); err != nil {
-		return fmt.Errorf("raise the GSO and GRO sizes of %s to %d: %w", p.ContainerName, bigTCP, err)
+	if err := p.BigTCP.setGSO(container, device); err != nil {
+		return fmt.Errorf("raise the GSO sizes of %s: %w", p.ContainerName, err)
 	}
 	for _, address := range addresses {
 		if err := addContainerAddress(ns, container, device, p.ContainerName, address); err != nil {

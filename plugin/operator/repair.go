@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -24,16 +25,16 @@ func (o *Operator) Repair(ctx context.Context) (repaired []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	reconciled, err := o.Follow(ctx)
-	if err != nil {
-		return nil, err
+	reconciled, errFollow := o.Follow(ctx)
+	if errFollow != nil && !errors.Is(errFollow, reconcile.ErrSizes) {
+		return nil, errFollow
 	}
 	repaired = append(detached, reconciled...)
 	if after, err := o.datapath.LoopbackAttached(); err == nil && after && !before {
 		repaired = append(repaired, "program of the loopback device")
 	}
 	attached, err := o.attachEndpoints(ctx)
-	return append(repaired, attached...), err
+	return append(repaired, attached...), errors.Join(errFollow, err)
 }
 
 // detachedUplinks describes the uplinks that lack programs, which Follow attaches.
@@ -87,7 +88,7 @@ func (o *Operator) Follow(ctx context.Context) (repaired []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	choices, err := o.uplinkPatterns()
+	choices, err := o.wishes()
 	if err != nil {
 		return nil, err
 	}
@@ -95,9 +96,14 @@ func (o *Operator) Follow(ctx context.Context) (repaired []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, patterns := range choices {
-		if err := reconcile.Host(ctx, o.datapath, patterns); err != nil {
-			return nil, err
+	var errSizes error
+	for _, wishes := range choices {
+		resized, err := reconcile.Host(ctx, o.datapath, wishes)
+		if repaired = append(repaired, resized...); errors.Is(err, reconcile.ErrSizes) {
+			errSizes, err = err, nil
+		}
+		if err != nil {
+			return repaired, err
 		}
 	}
 	after, err := o.uplinks()
@@ -119,12 +125,13 @@ func (o *Operator) Follow(ctx context.Context) (repaired []string, err error) {
 			repaired = append(repaired, "forwarding, by "+name)
 		}
 	}
-	return repaired, err
+	return repaired, errors.Join(err, errSizes)
 }
 
-// uplinkPatterns returns the different uplinks keys of the networks that have living containers.
-func (o *Operator) uplinkPatterns() (map[string][]string, error) {
-	choices := map[string][]string{}
+// wishes returns the different wishes of the networks that have living containers. If one wants the
+// uplinks' sizes raised, all do, for none may lower what the next one raises.
+func (o *Operator) wishes() (all []reconcile.Wishes, err error) {
+	choices, raise := map[string][]string{}, false
 	for owner := range o.ends {
 		rec, err := o.records.Read(owner)
 		if err != nil {
@@ -132,9 +139,12 @@ func (o *Operator) uplinkPatterns() (map[string][]string, error) {
 		}
 		var patterns []string
 		if rec != nil {
-			patterns = rec.Uplinks
+			patterns, raise = rec.Uplinks, raise || rec.RaiseUplinks
 		}
 		choices[strings.Join(patterns, " ")] = patterns
 	}
-	return choices, nil
+	for _, patterns := range choices {
+		all = append(all, reconcile.Wishes{Patterns: patterns, Raise: raise})
+	}
+	return all, nil
 }

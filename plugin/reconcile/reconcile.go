@@ -1,5 +1,5 @@
 // Package reconcile brings the datapath in line with changes of the host: uplinks that come, go or
-// change their addresses, policy rules, programs that another tool has detached, and forwarding that
+// change their addresses or packet sizes, policy rules, programs that another tool has detached, and forwarding that
 // somebody has turned off. ADD and STATUS do it as they go, and ebpfnetctl repair does it for all networks.
 //
 // It may import loader, loader/rtnl, maps, plugin/link and plugin/names.
@@ -15,34 +15,45 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
+// Wishes is what a network's configuration says of the host's uplinks.
+type Wishes struct {
+	Patterns []string // documented at Uplinks
+	Raise    bool     // the uplinks' packet sizes
+}
+
 // Host restores what all containers of the host share: forwarding, the uplinks that the patterns
-// select, what is known of policy rules, and the program of the loopback device. Runtimes call STATUS all the time, so no daemon
-// has to watch. Without containers it changes nothing. Uplinks documents patterns.
-func Host(ctx context.Context, datapath *loader.Datapath, patterns []string) error {
+// select, the sizes of packets, what is known of policy rules, and the program of the loopback device.
+// Runtimes call STATUS all the time, so no daemon has to watch. Without containers it changes
+// nothing. It describes the sizes that it has changed.
+func Host(ctx context.Context, datapath *loader.Datapath, wishes Wishes) (resized []string, err error) {
 	endpoints, err := maps.Endpoints(datapath)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	uplinks, err := maps.Uplinks(datapath)
 	if err != nil || len(uplinks)+len(endpoints) == 0 {
-		return err
+		return nil, err
 	}
 	if err := link.EnableForwarding(familiesOf(endpoints)); err != nil {
-		return err
+		return nil, err
 	}
 	host, err := rtnl.Open()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer host.Close()
 
-	if _, err := Uplinks(ctx, host, datapath, patterns, allDevices); err != nil {
-		return err
+	found, err := Uplinks(ctx, host, datapath, wishes.Patterns, allDevices)
+	if err != nil {
+		return nil, err
 	}
 	if err := Rules(ctx, datapath); err != nil {
-		return err
+		return nil, err
 	}
-	return loopback(ctx, datapath)
+	if err := loopback(ctx, datapath); err != nil {
+		return nil, err
+	}
+	return sizes(host, found, wishes.Raise)
 }
 
 func familiesOf(endpoints []maps.Endpoint) (ipv4, ipv6 bool) {

@@ -11,7 +11,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
-	"github.com/ebpfnet/ebpfnet/plugin/names"
 )
 
 // Matcher returns a predicate for the devices that uplink name patterns select, or nil without
@@ -21,8 +20,7 @@ func Matcher(patterns []string) func(netlink.Link) bool {
 		return nil
 	}
 	return func(device netlink.Link) bool {
-		_, ours := names.ParseAlias(device.Attrs().Alias)
-		return !ours && slices.ContainsFunc(patterns, func(pattern string) bool {
+		return !isOurs(device) && slices.ContainsFunc(patterns, func(pattern string) bool {
 			matches, _ := path.Match(pattern, device.Attrs().Name)
 			return matches
 		})
@@ -32,36 +30,44 @@ func Matcher(patterns []string) func(netlink.Link) bool {
 // allDevices is for Uplinks.
 const allDevices = 0
 
+// Found is what Uplinks has found.
+type Found struct {
+	Uplinks []int    // the devices of all networks' uplinks
+	Missing []string // patterns that select no device yet
+
+	devices []netlink.Link // those that could be uplinks without a route
+}
+
 // Uplinks brings the datapath's uplinks in line with the host's. It attaches the programs of new
 // ones, also of those that are down or have no address yet, so that what comes up later works. It
 // writes addresses that changed and removes what belongs to devices that are gone. Without a change it
 // only reads. patterns are the network's uplinks key; an uplink that they do not select stays one for
-// other networks. Uplinks returns those that select no device yet.
+// other networks.
 //
 // newest is the device of an ADD, or allDevices: see devicesToCheck.
-func Uplinks(ctx context.Context, host *netlink.Handle, datapath *loader.Datapath, patterns []string, newest int) (missing []string, err error) {
+func Uplinks(ctx context.Context, host *netlink.Handle, datapath *loader.Datapath, patterns []string, newest int) (found Found, err error) {
 	known, err := knownUplinks(datapath)
 	if err != nil {
-		return nil, err
+		return found, err
 	}
-	devices, err := devicesToCheck(host, datapath, patterns, known, newest)
-	if err != nil {
-		return nil, err
+	if found.devices, err = devicesToCheck(host, datapath, patterns, known, newest); err != nil {
+		return found, err
 	}
-	missing = unmatched(patterns, devices)
-	found, err := link.Uplinks(host, devices, Matcher(patterns))
+	found.Missing = unmatched(patterns, found.devices)
+	uplinks, err := link.Uplinks(host, found.devices, Matcher(patterns))
 	if err != nil {
-		return missing, err
+		return found, err
 	}
-	changed, err := takeChanged(datapath, found, known)
+	found.Uplinks = allUplinks(uplinks, known)
+	changed, err := takeChanged(datapath, uplinks, known)
 	if err != nil {
-		return missing, err
+		return found, err
 	}
 	gone, err := goneDevices(host, known)
 	if err != nil || len(changed)+len(gone) == 0 {
-		return missing, err
+		return found, err
 	}
-	return missing, maps.With(ctx, datapath, func(store *maps.Store) error {
+	return found, maps.With(ctx, datapath, func(store *maps.Store) error {
 		return errors.Join(addUplinks(host, datapath, store, changed), removeUplinks(datapath, store, gone))
 	})
 }
@@ -84,6 +90,22 @@ func knownUplinks(datapath *loader.Datapath) (map[int]maps.Uplink, error) {
 		known[uplink.IfIndex] = uplink
 	}
 	return known, err
+}
+
+// allUplinks returns the devices of uplinks that are found or known.
+func allUplinks(found []link.Uplink, known map[int]maps.Uplink) (indexes []int) {
+	for _, uplink := range found {
+		if _, isKnown := known[uplink.Index]; !isKnown {
+			indexes = append(indexes, uplink.Index)
+		}
+	}
+	for index, uplink := range known {
+		if !uplink.ContainerBridge {
+			indexes = append(indexes, index)
+		}
+	}
+	slices.Sort(indexes)
+	return indexes
 }
 
 // takeChanged returns the entries of uplinks that are new, differ from the known ones, or lack

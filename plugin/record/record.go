@@ -40,6 +40,8 @@ type Record struct {
 	Uplinks    []string        `json:"uplinks,omitempty"`  // name patterns; empty: chosen by routes and kinds
 	Bandwidth  link.Bandwidth  `json:"bandwidth,omitzero"` // of the configuration at ADD
 	Settings   Settings        `json:"settings,omitzero"`
+
+	RaiseUplinks bool `json:"raiseUplinks,omitempty"` // bigTCP
 }
 
 // Settings are keys of the configuration that an operator changed while the container runs. nil
@@ -96,13 +98,14 @@ type Chained struct {
 // IsEmpty returns whether there is nothing to keep.
 func (r *Record) IsEmpty() bool {
 	return names.Fit(r.Attachment) && r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0 && len(r.Uplinks) == 0 &&
-		r.Bandwidth.IsEmpty() && r.Settings == Settings{}
+		!r.RaiseUplinks && r.Bandwidth.IsEmpty() && r.Settings == Settings{}
 }
 
 // SameInput returns whether two records have the same input of runtimes and configurations.
 func (r *Record) SameInput(other *Record) bool {
 	return slices.Equal(r.Aliases, other.Aliases) && r.CgroupPath == other.CgroupPath &&
-		slices.Equal(r.Labels, other.Labels) && slices.Equal(r.Uplinks, other.Uplinks)
+		slices.Equal(r.Labels, other.Labels) && slices.Equal(r.Uplinks, other.Uplinks) &&
+		r.RaiseUplinks == other.RaiseUplinks
 }
 
 // Dir holds the records of one host network namespace.

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -12,23 +13,24 @@ import (
 const longPackets = `table inet count { counter forwarded { }
 	chain forward { type filter hook forward priority -200; policy accept; meta length > 65535 counter name forwarded } }`
 
-// TCP between pods uses packets of 192 KiB if the kernel can. They leave the node segmented.
+// TCP between pods uses packets of 192 KiB if the kernel can and the uplink takes them whole.
 func TestBigTCP(t *testing.T) {
-	for _, on := range []bool{true, false} {
-		t.Run(fmt.Sprint(on), func(t *testing.T) {
-			n := newNetworkWith(t, withKeys(fmt.Sprintf(`"ipMasq": true, "fastPath": "never", "bigTCP": %v`, on)))
+	for _, mode := range []string{"auto", "never"} {
+		t.Run(mode, func(t *testing.T) {
+			n := newNetworkWith(t, withKeys(fmt.Sprintf(`"ipMasq": true, "fastPath": "never", "bigTCP": %q`, mode)))
+			n.raiseUplink(t)
 			n.nft(t, longPackets)
 			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 			forEachFamily(t, func(t *testing.T, f testenv.Family) {
-				if on {
-					testenv.Require(t, map[string]testenv.Feature{"IPv4": testenv.BigTCP4, "IPv6": testenv.BigTCP6}[f.Name])
+				if mode == "auto" {
+					testenv.Require(t, bigTCP[f.Name])
 				}
 				for _, p := range n.forwardedPaths(f, a, web) {
 					t.Run(p.name, func(t *testing.T) {
 						before := n.forwarded(t)
 						upload(sizeOf(64*mebibyte))(t, p.client, p.server, p.listen, p.dial)
 						long := n.forwarded(t) - before
-						if want := on && p.client == a.Namespace; (long > 0) != want {
+						if want := mode == "auto" && p.client == a.Namespace; (long > 0) != want {
 							t.Errorf("%d packets longer than 65535 bytes, want some: %v", long, want)
 						}
 					})
@@ -38,33 +40,54 @@ func TestBigTCP(t *testing.T) {
 	}
 }
 
-// An uplink whose hardware segments at most 64 KiB would leave longer packets to the CPU, so pods get no
-// BIG TCP.
-func TestBigTCPNeedsUplinkSupport(t *testing.T) {
+var bigTCP = map[string]testenv.Feature{"IPv4": testenv.BigTCP4, "IPv6": testenv.BigTCP6}
+
+// raiseUplink has the node's uplink take packets of 192 KiB, if the kernel can.
+func (n *network) raiseUplink(t *testing.T) {
+	t.Helper()
+	const size = 192 << 10
+	uplink, err := n.node().Netlink().LinkByName(testenv.UplinkName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if testenv.BigTCP6.Probe() == nil {
+		err = n.node().Netlink().LinkSetGSOMaxSize(uplink, size)
+	}
+	if testenv.BigTCP4.Probe() == nil {
+		err = errors.Join(err, n.node().Netlink().LinkSetGSOIPv4MaxSize(uplink, size))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Streams leave by the uplink in packets as long as a socket of the host sends, and are not cut into frames.
+func TestStreamsLeaveWhole(t *testing.T) {
 	n := newNetwork(t)
-	for _, command := range [][]string{
-		{"ip", "link", "add", "old", "type", "bridge"},
-		{"ip", "address", "add", "198.18.0.1/30", "dev", "old"},
-		{"ip", "link", "set", "old", "up"},
-		{"ip", "route", "replace", "default", "via", "198.18.0.2", "dev", "old"},
-	} {
-		if _, err := n.node().Run(testenv.Context(t), command[0], command[1:]...); err != nil {
-			t.Fatal(err)
-		}
+	for _, uplink := range []string{"as made", "raised"} {
+		t.Run(uplink, func(t *testing.T) {
+			if uplink == "raised" {
+				n.raiseUplink(t)
+			}
+			a := n.AddPod(t, uplink[:2], nil)
+			forEachFamily(t, func(t *testing.T, f testenv.Family) {
+				const bytes, frame = 64 * mebibyte, 1448
+				before := packetsIn(t, n.Outside)
+				upload(sizeOf(bytes))(t, a.Namespace, n.Outside, at(f.Outside, 80), at(f.Outside, 80))
+				if got, most := packetsIn(t, n.Outside)-before, sizeOf(bytes)/frame/4; got > most {
+					t.Errorf("got %d packets for %d bytes, want at most %d", got, sizeOf(bytes), most)
+				}
+			})
+		})
 	}
-	old, err := n.node().Netlink().LinkByName("old")
+}
+
+// packetsIn returns how many packets a host outside has received.
+func packetsIn(t *testing.T, outside *testenv.Namespace) int64 {
+	t.Helper()
+	uplink, err := outside.Netlink().LinkByName(testenv.UplinkName)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if old.Attrs().TSOMaxSize > 1<<16 {
-		t.Fatalf("bridge segments %d bytes, want a device with at most 65536", old.Attrs().TSOMaxSize)
-	}
-	pod := n.AddPod(t, "a", nil)
-	link, err := pod.Netlink().LinkByName(testenv.PodIfName)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if size := link.Attrs().GSOMaxSize; size > 1<<16 {
-		t.Errorf("pod's packets: got up to %d bytes, want 65536", size)
-	}
+	return int64(uplink.Attrs().Statistics.RxPackets)
 }

@@ -26,9 +26,16 @@ type UplinkKind struct {
 var UplinkKinds = []UplinkKind{
 	{"bridge", Feature{Name: "bridge", Module: "bridge", Probe: probeLink(&netlink.Bridge{LinkAttrs: named("probe")})}, addBridge},
 	{"bond", Feature{Name: "bonding", Module: "bonding", Probe: probeLink(netlink.NewLinkBond(named("probe")))}, addBond},
-	{"vlan", Feature{Name: "802.1Q", Module: "8021q", Probe: probeVLAN}, addVLANs},
+	{"vlan", Feature{Name: "802.1Q", Module: "8021q", Probe: probeAbove(func(attrs netlink.LinkAttrs) netlink.Link {
+		return &netlink.Vlan{LinkAttrs: attrs, VlanId: 5}
+	})}, addVLANs},
 	{"tun", Feature{Name: "tun", Module: "tun", Probe: probeTUN}, addTUNs},
 }
+
+// Macvlan is a device on top of another one.
+var Macvlan = Feature{Name: "macvlan", Module: "macvlan", Probe: probeAbove(func(attrs netlink.LinkAttrs) netlink.Link {
+	return &netlink.Macvlan{LinkAttrs: attrs}
+})}
 
 func named(name string) netlink.LinkAttrs {
 	attrs := netlink.NewLinkAttrs()
@@ -211,15 +218,18 @@ func openTUN(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-func probeVLAN() error {
-	return inScratch(func() error {
-		below := netlink.NewVeth(named("below"))
-		below.PeerName = "peer"
-		if err := netlink.LinkAdd(below); err != nil {
-			return err
-		}
-		return netlink.LinkAdd(&netlink.Vlan{LinkAttrs: above(below, "probe"), VlanId: 5})
-	})
+// probeAbove adds a device on top of another.
+func probeAbove(device func(netlink.LinkAttrs) netlink.Link) func() error {
+	return func() error {
+		return inScratch(func() error {
+			below := netlink.NewVeth(named("below"))
+			below.PeerName = "peer"
+			if err := netlink.LinkAdd(below); err != nil {
+				return err
+			}
+			return netlink.LinkAdd(device(above(below, "probe")))
+		})
+	}
 }
 
 func probeTUN() error {
