@@ -25,14 +25,6 @@ const (
 	DatapathAttachATTACH_CLSACT DatapathAttach = 2
 )
 
-type DatapathBackupArgs struct {
-	_     structs.HostLayout
-	Key   DatapathFlowKey
-	Flow  DatapathFlow
-	First uint32
-	Pad   uint32
-}
-
 type DatapathDevice struct {
 	_             structs.HostLayout
 	Owner         uint64
@@ -238,13 +230,6 @@ type DatapathFwdKey struct {
 	EchoReply uint8
 }
 
-type DatapathHashArgs struct {
-	_    structs.HostLayout
-	A    DatapathAddr
-	B    DatapathAddr
-	Word uint64
-}
-
 type DatapathHostConfig struct {
 	_             structs.HostLayout
 	Abi           uint32
@@ -285,22 +270,6 @@ type DatapathHostPortKey struct {
 	Port     uint16
 	Protocol uint8
 	Dir      DatapathHostPortDir
-}
-
-type DatapathMasqArgs struct {
-	_        structs.HostLayout
-	Key      DatapathFlowKey
-	Flow     DatapathFlow
-	Hash     uint32
-	Share    uint32
-	Ended    uint32
-	Ipv6     bool
-	HasPorts bool
-	ReadOnly bool
-	Pad      uint8
-	Sources  DatapathMasqSources
-	Tuple    DatapathFwdKey
-	Pad2     uint32
 }
 
 type DatapathMasqProbes struct {
@@ -347,49 +316,6 @@ const (
 	DatapathOffloadStateOFFLOAD_FIN       DatapathOffloadState = 16
 	DatapathOffloadStateOFFLOAD_FIN_ACK   DatapathOffloadState = 64
 )
-
-type DatapathPacket struct {
-	_            structs.HostLayout
-	Src          DatapathAddr
-	Dst          DatapathAddr
-	Sport        uint16
-	Dport        uint16
-	Ifindex      uint32
-	Protocol     uint8
-	Ipv6         bool
-	HasPorts     bool
-	EchoReply    bool
-	L3           uint16
-	L4           uint16
-	L4Payload    uint16
-	Ttl          uint8
-	FastEligible bool
-	Len          uint32
-	Seq          uint32
-	Ack          uint32
-	TcpSyn       bool
-	TcpSynack    bool
-	TcpFin       bool
-	TcpRst       bool
-	TcpAck       bool
-	SctpInit     bool
-	SctpAbort    bool
-	CtUpdate     bool
-	Remapped     bool
-	EndExpected  bool
-	Bypass       bool
-	NonFirstFrag bool
-	FlushQueue   bool
-	IcmpError    bool
-	_            [2]byte
-	FragId       uint32
-	FragOffset   uint16
-	InnerL3      uint16
-	InnerL4      uint16
-	IcmpTooBig   bool
-	_            [1]byte
-	OuterSrc     DatapathAddr
-}
 
 type DatapathPolicy uint8
 

@@ -17,69 +17,37 @@
 #include "abi.h"
 #include "packet.h"
 
+/* A map with one value per CPU, and its getter, which returns NULL only for the verifier. */
+#define SCRATCH(name, value_type)                                                                  \
+	struct {                                                                                   \
+		__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);                                           \
+		__uint(max_entries, 1);                                                            \
+		__uint(key_size, sizeof(__u32));                                                   \
+		__uint(value_size, sizeof(value_type));                                            \
+	} name SEC(".maps");                                                                       \
+                                                                                                   \
+	static __always_inline value_type *name##_get(void)                                        \
+	{                                                                                          \
+		__u32 zero = 0;                                                                    \
+                                                                                                   \
+		return bpf_map_lookup_elem(&name, &zero);                                          \
+	}
+
 /*
- * The packet that the program runs for. The verifier does not track values in
- * a map, so it does not explore every function again for each kind of packet.
+ * The packet that the program runs for, for entry programs, which pass it on. The
+ * verifier does not track values in a map, so it does not explore every function
+ * again for each kind of packet.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct packet);
-} pkt_scratch SEC(".maps");
-
-/* Only for entry programs, which pass the packet on. NULL only for the verifier. */
-static __always_inline struct packet *pkt_scratch_get(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&pkt_scratch, &zero);
-}
+SCRATCH(pkt_scratch, struct packet);
 
 /* A fragment on its way into frag_queue. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct queued_frag);
-} frag_scratch SEC(".maps");
-
-static __always_inline struct queued_frag *frag_scratch_get(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&frag_scratch, &zero);
-}
+SCRATCH(frag_scratch, struct queued_frag);
 
 /* The place in frag_queue that its functions look at. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct frag_queue_key);
-} place_scratch SEC(".maps");
-
-static __always_inline struct frag_queue_key *place_scratch_get(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&place_scratch, &zero);
-}
+SCRATCH(place_scratch, struct frag_queue_key);
 
 /* The arguments of fib_args_are_local. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__uint(key_size, sizeof(__u32));
-	__uint(value_size, sizeof(struct bpf_fib_lookup));
-} fib_scratch SEC(".maps");
-
-static __always_inline struct bpf_fib_lookup *fib_scratch_get(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&fib_scratch, &zero);
-}
+SCRATCH(fib_scratch, struct bpf_fib_lookup);
 
 /* The arguments of siphash. */
 struct hash_args {
@@ -88,19 +56,7 @@ struct hash_args {
 	__u64 word; /* and the result */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct hash_args);
-} hash_scratch SEC(".maps");
-
-static __always_inline struct hash_args *hash_scratch_get(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&hash_scratch, &zero);
-}
+SCRATCH(hash_scratch, struct hash_args);
 
 /* An entry for flows_backup. */
 struct backup_args {
@@ -110,34 +66,10 @@ struct backup_args {
 	__u32 pad;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct backup_args);
-} backup_scratch SEC(".maps");
-
-static __always_inline struct backup_args *backup_scratch_get(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&backup_scratch, &zero);
-}
+SCRATCH(backup_scratch, struct backup_args);
 
 /* The next state of a flow, or a new flow. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct flow);
-} flow_scratch SEC(".maps");
-
-static __always_inline struct flow *flow_scratch_get(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&flow_scratch, &zero);
-}
+SCRATCH(flow_scratch, struct flow);
 
 /* A masqueraded flow to find or to create: the arguments of masq.h's functions. */
 struct masq_args {
@@ -155,16 +87,4 @@ struct masq_args {
 	__u32 pad2;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct masq_args);
-} masq_scratch SEC(".maps");
-
-static __always_inline struct masq_args *masq_scratch_get(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&masq_scratch, &zero);
-}
+SCRATCH(masq_scratch, struct masq_args);
