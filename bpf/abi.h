@@ -19,7 +19,7 @@
 
 #include <linux/types.h>
 
-#define EBPFNET_ABI 8
+#define EBPFNET_ABI 9
 
 /* An IPv6 address, or an IPv4 address as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
 struct addr {
@@ -239,6 +239,11 @@ struct flow_backup {
 	struct flow flow;
 };
 
+/* backup_ids: secret hashes of a bucket's keys, 0 for a place that was never used. Key: the bucket. */
+struct backup_ids {
+	__u32 id[BACKUP_WAYS];
+};
+
 #define MASQ_PROBES	   64 /* candidate ports of a flow, masq.h */
 #define MASQ_PROBE_STEPS   6  /* candidate 1; 2 and 3; 4 to 7; ... 32 to 63 */
 #define MASQ_PROBE_REMOTES 4  /* groups of remotes, per container */
@@ -287,7 +292,7 @@ struct offload {
  * and uplinks. Decisions of an older generation are void.
  */
 
-/* fwd_cache: where the last packet like this one went. The key is the head of struct packet. */
+/* The tuple of a packet, and where it came from: the head of struct packet. */
 struct fwd_key {
 	struct addr src;
 	struct addr dst;
@@ -300,20 +305,54 @@ struct fwd_key {
 	__u8 echo_reply;
 };
 
+enum fwd_flags {
+	FWD_NAT = 1,	    /* translate one side to nat_addr:nat_port */
+	FWD_NAT_SRC = 2,    /* that of the source, not of the destination */
+	FWD_CHECK_MAC = 4,  /* the frame must have the MAC address src_mac */
+	FWD_TRACK = 8,	    /* an ingress policy notes what the container sends */
+	FWD_EVERY_TCP = 16, /* also packets that open or close a connection */
+	FWD_COUNTER = 32,   /* no decision: counts packets that go through the stack */
+	FWD_NEW = 64,	    /* the connection began with this entry */
+} __attribute__((packed));  /* one byte */
+
+/*
+ * fwd_cache: what became of the last packet with the key, on this CPU. Each bucket has
+ * FWD_WAYS places. fwd_ways says whose they are, in few cache lines.
+ */
+#define FWD_WAYS     2
+#define FWD_BUCKETS  2048
+#define FWD_NO_LIMIT 255 /* budget of a connection that stays with the stack */
+
+struct fwd_ways {
+	__u32 id[FWD_WAYS]; /* secret hash of the tuple; 0: none */
+	__u32 last;	    /* the way that was used last */
+	__u32 pad;
+};
+
 struct fwd_entry {
-	__u32 updated;	      /* in jiffies */
-	__u32 ifindex;	      /* egress */
-	__u32 generation;     /* of the maps that the decision was made by */
-	__u32 ack;	      /* TCP: of the last packet */
-	__u32 seq_end;	      /* TCP: the number behind the last packet */
-	__u32 max_len;	      /* largest IP packet known to fit, in bytes */
+	struct fwd_key key;
+	__u32 ifindex;	  /* egress; 0: by the stack */
+	__u32 updated;	  /* in jiffies */
+	__u32 generation; /* of the maps that the decision was made by */
+	__u32 max_len;	  /* largest IP packet known to fit, in bytes */
+	__u16 tag;	  /* for the stack */
+	__u8 budget;	  /* packets that still go through the stack before one is noted */
+	enum fwd_flags flags;
 	__u32 family;	      /* of the next hop; 0: the device is a container's */
 	struct addr next_hop; /* or, for a container, the frame's MAC addresses */
 	struct addr nat_addr;
 	__u16 nat_port;
-	__u8 nat_side; /* enum side: which side of the packet to translate */
-	__u8 nat;      /* 0: nothing to translate */
+	__u8 src_mac[6];
+	__u32 seq_end; /* TCP: the number behind the last packet */
+	__u32 note_id; /* TCP to a remote: of its word in tuple_notes; else 0 */
+	__u32 pad[3];
 };
+
+/*
+ * tuple_notes: words about tuples. The upper half is a hash of the tuple, the lower one the
+ * note (tuple_note.h). 0: none.
+ */
+#define TUPLE_NOTES 16384
 
 /*
  * port_numbers: a bit for each number that is, or was, a host port's, on any
@@ -456,13 +495,15 @@ _Static_assert(sizeof(struct host_port) == 40, "host_port");
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow) == 56, "flow");
 _Static_assert(sizeof(struct flow_backup) == 104, "flow_backup");
+_Static_assert(sizeof(struct backup_ids) == 4 * BACKUP_WAYS, "backup_ids");
 _Static_assert(sizeof(struct routed) == 48, "routed");
 _Static_assert(sizeof(struct masq_sources_key) == 8, "masq_sources_key");
 _Static_assert(sizeof(struct masq_probes) == 4 * MASQ_PROBE_STEPS, "masq_probes");
 _Static_assert(sizeof(struct offload_key) == 40, "offload_key");
 _Static_assert(sizeof(struct offload) == 48, "offload");
 _Static_assert(sizeof(struct fwd_key) == 44, "fwd_key");
-_Static_assert(sizeof(struct fwd_entry) == 64, "fwd_entry");
+_Static_assert(sizeof(struct fwd_ways) == 16, "fwd_ways");
+_Static_assert(sizeof(struct fwd_entry) == 128, "fwd_entry");
 _Static_assert(sizeof(struct fragment_key) == 40, "fragment_key");
 _Static_assert(sizeof(struct fragment) == 12, "fragment");
 _Static_assert(sizeof(struct frag_queue_key) == 44, "frag_queue_key");

@@ -42,26 +42,21 @@ static __always_inline long bypass_prepare(struct __sk_buff *skb, const struct p
 
 /*
  * Redirects p to the container, and has the forwarding cache do so with the next
- * ones. It also translates their destination to addr:port; the caller does so with p.
+ * ones: flags are its entry's. It also gives them p's new destination.
  */
 static __noinline int redirect_to_endpoint(struct __sk_buff *skb, const struct packet *p,
-					   const struct endpoint *to, const struct addr *addr,
-					   __u16 port)
+					   const struct endpoint *to, __u8 flags)
 {
-	struct fwd_entry entry = {
-		.ifindex = to->ifindex,
-		.nat_side = SIDE_DST,
-		.nat_addr = *addr,
-		.nat_port = port,
-		.nat = port != p->dport || !addr_equal(addr, &p->dst),
-	};
+	__u32 ifindex = to->ifindex;
+	__u8 macs[2 * ETH_ALEN];
 
 	/* mac and host_mac: destination and source, as in a frame. */
-	__builtin_memcpy(&entry.next_hop, to->mac, sizeof(to->mac) + sizeof(to->host_mac));
-	fwd_cache_store(skb, p, packet_tuple(p), &entry);
-	if (bpf_skb_store_bytes(skb, 0, &entry.next_hop, 2 * ETH_ALEN, 0))
+	__builtin_memcpy(macs, to->mac, sizeof(macs));
+	if (!fwd_changes_state(p) || flags & FWD_EVERY_TCP)
+		fwd_cache_store_ingress(skb, flags);
+	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
 		return drop(skb, REASON_REWRITE);
-	return bpf_redirect_peer(to->ifindex, 0);
+	return bpf_redirect_peer(ifindex, 0);
 }
 
 /*
@@ -117,7 +112,7 @@ static __always_inline bool bypass_fits(struct __sk_buff *skb, const struct pack
 }
 
 /* From one container to another. VERDICT_NEXT: by the stack. */
-static __noinline int bypass_to_endpoint(struct __sk_buff *skb, const struct packet *p,
+static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p,
 					 const struct endpoint *from, const struct endpoint *to)
 {
 	struct device *receiver = device_lookup(to->ifindex);
@@ -134,7 +129,9 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, const struct pac
 		return VERDICT_NEXT;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
-	return redirect_to_endpoint(skb, p, to, &p->dst, p->dport);
+	packet_translate(p, &p->dst, p->dport);
+	/* Without an entry, nothing is noted of a connection between containers. */
+	return redirect_to_endpoint(skb, p, to, c.offload ? 0 : FWD_EVERY_TCP);
 }
 
 /*
@@ -178,13 +175,15 @@ static __noinline bool is_from_outside(struct __sk_buff *skb, const struct packe
  * From the outside to the container at addr:port. VERDICT_NEXT: by the stack. The
  * caller translates the packet either way.
  */
-static __noinline int bypass_from_uplink(struct __sk_buff *skb, const struct packet *p,
+static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p,
 					 const struct endpoint *to, const struct addr *addr,
 					 __u16 port)
 {
 	struct connection c;
 
 	c.owners = to->owner;
+	if (to->fast_path == FAST_PATH_ESTABLISHED && fwd_cache_is_new(skb))
+		return VERDICT_NEXT;
 	if (!bypass_fits(skb, p, to) ||
 	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p, to), addr, port))
 		return VERDICT_NEXT;
@@ -192,7 +191,49 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, const struct pac
 		return VERDICT_NEXT;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
-	return redirect_to_endpoint(skb, p, to, addr, port);
+	packet_translate(p, addr, port);
+	return redirect_to_endpoint(skb, p, to, 0);
+}
+
+/*
+ * The tag for the packet in pkt_scratch, which goes through the stack. Its delivery is
+ * to be noted if it matters to the offload: the connection has sent more packets than
+ * OFFLOAD_AFTER, has bypassed the stack, or begins anew.
+ */
+__noinline int bypass_tag(struct __sk_buff *skb)
+{
+	struct packet *p = pkt_scratch_get();
+	struct connection c;
+	bool observe;
+	__u32 tag;
+
+	if (!p)
+		return TAG_NONE;
+	tag = tag_tuple(p, &p->new_addr, p->new_port);
+	if (!offload_is_possible(p))
+		return tag;
+	if (p->ct_update || p->fast_path == FAST_PATH_ALWAYS)
+		return tag | TAG_OBSERVE;
+	if (p->tcp_syn || p->tcp_synack) {
+		offload_init(&c, p, &p->new_addr, p->new_port);
+		if (offload_lookup(&c.key)) {
+			fwd_cache_remove(p);
+			return tag | TAG_OBSERVE;
+		}
+	}
+	observe = fwd_cache_count(skb, p, tag, p->fast_path ? OFFLOAD_AFTER : FWD_NO_LIMIT);
+	if (p->tcp_syn || p->tcp_synack)
+		return tag;
+	return observe ? tag | TAG_OBSERVE : tag;
+}
+
+/* Leaves p to the stack, where its destination is addr:port. */
+static __always_inline int bypass_none(struct __sk_buff *skb, struct packet *p,
+				       const struct addr *addr, __u16 port)
+{
+	packet_translate(p, addr, port);
+	skb->tc_index = bypass_tag(skb);
+	return VERDICT_NEXT;
 }
 
 /*
@@ -258,5 +299,17 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	} else if (to ? to->ifindex == skb->ifindex : fib_routes_to(skb, p, c.uplink)) {
 		offload_store(p, &c);
 	}
+	return VERDICT_NEXT;
+}
+
+/* The endpoint's p leaves for the outside. What it was tagged for is done if the stack has not changed it. */
+static __noinline int bypass_forwarded(struct __sk_buff *skb, const struct packet *p, __u32 tag,
+				       const struct endpoint *from)
+{
+	if (!tag_matches(tag, p))
+		return VERDICT_NEXT;
+	if (tag & TAG_OBSERVE)
+		return bypass_observe(skb, p, from, NULL);
+	tuple_note_delivery(p);
 	return VERDICT_NEXT;
 }

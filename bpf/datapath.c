@@ -32,42 +32,59 @@ int to_loopback(struct __sk_buff *skb)
 	return port ? hairpin_to_endpoint(skb, p, port) : VERDICT_NEXT;
 }
 
-/* The stack may change p's tuple: the tag tells. */
-static __always_inline int to_stack(struct __sk_buff *skb, const struct packet *p)
+/*
+ * Notes what holds for p, of the endpoint from, if it goes through the stack: for the
+ * connection's next packets, too, unless others' flows or routes may change it.
+ */
+static __always_inline void note_sender(struct packet *p, const struct device *device,
+					const struct endpoint *from, const struct endpoint *to)
 {
-	skb->tc_index = tag_tuple(p, &p->dst, p->dport);
-	return VERDICT_NEXT;
+	p->fast_path = FAST_PATH_NEVER;
+	if (from)
+		p->fast_path = to ? from->fast_path & to->fast_path : from->fast_path;
+	p->settled = device && from && !device->route_set && spoof_is_plain(p) &&
+		     (to || !masq_could_own(p, p->dport));
 }
 
 /* Host end of a veth, ingress: from a container. */
 SEC("tc")
 int from_container(struct __sk_buff *skb)
 {
-	struct device *device = device_lookup(skb->ifindex);
 	struct packet *p = pkt_scratch_get();
 	bool ct_update = tag_take(skb) == TAG_CT_UPDATE;
 	struct endpoint *sender, *from, *to;
-	int reason, verdict, parsed;
+	int reason, verdict = NOT_HANDLED, parsed;
+	struct device *device;
 
+	if (!p)
+		return VERDICT_NEXT;
+	parsed = parse_headers(skb, ETH_HLEN);
+	p->ct_update = ct_update;
+	if (parsed == PARSED && !p->ct_update)
+		verdict = fwd_cache_forward(skb, false);
+	if (verdict != NOT_HANDLED)
+		return verdict;
+
+	device = device_lookup(skb->ifindex);
 	if (device) {
-		reason = spoof_check(skb, device);
+		reason = spoof_check(skb, p, parsed, device);
 		if (reason != REASON_NONE)
 			return drop_for(skb, device->owner, reason);
 	}
-	if (!p)
-		return VERDICT_NEXT;
-	parsed = parse(skb, p, ETH_HLEN);
+	if (parsed == PARSED_FRAGMENT)
+		parsed = parse_fragment(skb, p);
 	/* Fragments for this host may be for a host port. For others, a later hook needs the ports. */
 	if (frag_queue_wants(p, parsed) && fib_is_local(skb, p))
 		return frag_queue_ingress(skb, p, parsed);
 	if (parsed != PARSED)
 		return device ? gateway_unparsed(skb, p, device, parsed) : VERDICT_NEXT;
-	p->ct_update = ct_update;
-	if (device && device->ingress_policy != POLICY_OPEN)
+	if (device && device->ingress_policy != POLICY_OPEN) {
 		policy_track_egress(p, device);
-	verdict = ct_update ? VERDICT_NEXT : fwd_cache_forward(skb, p);
-	if (verdict == VERDICT_NEXT && device && device->route_set)
-		verdict = gateway_forward(skb, p, device);
+		verdict = p->ct_update ? NOT_HANDLED : fwd_cache_forward(skb, true);
+		if (verdict != NOT_HANDLED)
+			return verdict;
+	}
+	verdict = device && device->route_set ? gateway_forward(skb, p, device) : VERDICT_NEXT;
 	if (verdict != VERDICT_NEXT)
 		return verdict;
 
@@ -75,6 +92,7 @@ int from_container(struct __sk_buff *skb)
 	to = endpoint_lookup(&p->dst);
 	/* NULL if this is not the endpoint's own device: it sits behind a bridge, or is spoofed. */
 	from = sender && sender->ifindex == skb->ifindex ? sender : NULL;
+	note_sender(p, device, from, to);
 	if (from)
 		verdict =
 			to ? bypass_to_endpoint(skb, p, from, to) : bypass_to_uplink(skb, p, from);
@@ -82,7 +100,7 @@ int from_container(struct __sk_buff *skb)
 		verdict = gateway_deliver(skb, p, to);
 	if (verdict == VERDICT_NEXT && !to)
 		verdict = hairpin_from_container(skb, p, device, sender);
-	return verdict == VERDICT_NEXT ? to_stack(skb, p) : verdict;
+	return verdict == VERDICT_NEXT ? bypass_none(skb, p, &p->dst, p->dport) : verdict;
 }
 
 /* Host end of a veth, egress: to a container, from the stack or redirected past it. */
@@ -106,6 +124,10 @@ int to_container(struct __sk_buff *skb)
 		return VERDICT_NEXT;
 	if (!skb->ingress_ifindex)
 		return masq_host(skb, p);
+	if (tag_matches(tag, p) && !(tag & (TAG_OBSERVE | TAG_ROUTED))) {
+		tuple_note_delivery(p);
+		return VERDICT_NEXT;
+	}
 	from = endpoint_lookup(&p->src);
 	to = endpoint_lookup(&p->dst);
 	if (tag & TAG_ROUTED && to)
@@ -121,21 +143,25 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 	struct packet *p = pkt_scratch_get();
 	struct endpoint *endpoint;
 	__u32 tag = tag_take(skb);
-	int parsed, verdict;
+	int parsed, verdict = NOT_HANDLED;
 	bool host_port;
 
 	if (!p || skb->pkt_type != PACKET_HOST)
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, l3);
-	if (tag == TAG_REENTRY)
-		return to_stack(skb, p);
 	p->ct_update = tag == TAG_CT_UPDATE;
+	if (tag == TAG_REENTRY) {
+		endpoint = endpoint_lookup(&p->dst);
+		p->fast_path = endpoint ? endpoint->fast_path : FAST_PATH_NEVER;
+		return bypass_none(skb, p, &p->dst, p->dport);
+	}
 	if (frag_queue_wants(p, parsed))
 		return frag_queue_ingress(skb, p, parsed);
 	if (parsed != PARSED)
 		return VERDICT_NEXT;
-	verdict = l3 && !p->ct_update ? fwd_cache_forward(skb, p) : VERDICT_NEXT;
-	if (verdict != VERDICT_NEXT)
+	if (l3 && !p->ct_update)
+		verdict = fwd_cache_forward(skb, false);
+	if (verdict != NOT_HANDLED)
 		return verdict;
 
 	host_port = is_host_port_number(p->protocol, p->dport);
@@ -188,9 +214,14 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (p->icmp_error && skb->ingress_ifindex && !addr_equal(&p->outer_src, &p->src))
 		return drop_for(skb, endpoint->owner, REASON_ICMP_ERROR);
 	p->bypass = tag == TAG_BYPASS;
-	if (l3 && tag_matches(tag, p) && bypass_observe(skb, p, endpoint, NULL) == VERDICT_DROP)
+	if (l3 && bypass_forwarded(skb, p, tag, endpoint) == VERDICT_DROP)
 		return VERDICT_DROP;
 
+	if (p->tcp_syn || p->tcp_synack)
+		tuple_note_clear(p);
+	verdict = masq_recent(skb, p, endpoint->owner);
+	if (verdict != NOT_HANDLED)
+		return verdict;
 	flow = flow_track_reply(p, endpoint->owner);
 	if (flow)
 		return forward_reply(skb, p, flow);
@@ -200,8 +231,9 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	verdict = port ? host_port_reply(skb, p, port) : NOT_HANDLED;
 	if (verdict != NOT_HANDLED)
 		return verdict;
+	packet_translate(p, &p->src, p->sport);
 	if (p->bypass)
-		fwd_cache_store_egress(skb, p, &p->src, p->sport);
+		fwd_cache_store_egress(skb);
 	return VERDICT_NEXT;
 }
 

@@ -25,6 +25,11 @@ const (
 	DatapathAttachATTACH_CLSACT DatapathAttach = 2
 )
 
+type DatapathBackupIds struct {
+	_  structs.HostLayout
+	Id [8]uint32
+}
+
 type DatapathDevice struct {
 	_             structs.HostLayout
 	Owner         uint64
@@ -203,18 +208,22 @@ type DatapathFragmentKey struct {
 
 type DatapathFwdEntry struct {
 	_          structs.HostLayout
-	Updated    uint32
+	Key        DatapathFwdKey
 	Ifindex    uint32
+	Updated    uint32
 	Generation uint32
-	Ack        uint32
-	SeqEnd     uint32
 	MaxLen     uint32
+	Tag        uint16
+	Budget     uint8
+	Flags      uint8
 	Family     uint32
 	NextHop    DatapathAddr
 	NatAddr    DatapathAddr
 	NatPort    uint16
-	NatSide    uint8
-	Nat        uint8
+	SrcMac     [6]uint8
+	SeqEnd     uint32
+	NoteId     uint32
+	Pad        [3]uint32
 }
 
 type DatapathFwdKey struct {
@@ -228,6 +237,13 @@ type DatapathFwdKey struct {
 	Ipv6      uint8
 	HasPorts  uint8
 	EchoReply uint8
+}
+
+type DatapathFwdWays struct {
+	_    structs.HostLayout
+	Id   [2]uint32
+	Last uint32
+	Pad  uint32
 }
 
 type DatapathHostConfig struct {
@@ -390,6 +406,7 @@ type DatapathUplink struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	DatapathMapBackupIds      = "backup_ids"
 	DatapathMapBackupScratch  = "backup_scratch"
 	DatapathMapDevices        = "devices"
 	DatapathMapDropTotals     = "drop_totals"
@@ -403,6 +420,7 @@ const (
 	DatapathMapFragScratch    = "frag_scratch"
 	DatapathMapFragments      = "fragments"
 	DatapathMapFwdCache       = "fwd_cache"
+	DatapathMapFwdWays        = "fwd_ways"
 	DatapathMapGatewayRoutes  = "gateway_routes"
 	DatapathMapGeneration     = "generation"
 	DatapathMapHashScratch    = "hash_scratch"
@@ -419,6 +437,7 @@ const (
 	DatapathMapPortSrcRanges  = "port_src_ranges"
 	DatapathMapRouteRules     = "route_rules"
 	DatapathMapRouted         = "routed"
+	DatapathMapTupleNotes     = "tuple_notes"
 	DatapathMapUplinks        = "uplinks"
 	DatapathProgFromContainer = "from_container"
 	DatapathProgFromUplink    = "from_uplink"
@@ -485,6 +504,7 @@ type DatapathProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type DatapathMapSpecs struct {
+	BackupIds     *ebpf.MapSpec `ebpf:"backup_ids"`
 	BackupScratch *ebpf.MapSpec `ebpf:"backup_scratch"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
 	DropTotals    *ebpf.MapSpec `ebpf:"drop_totals"`
@@ -498,6 +518,7 @@ type DatapathMapSpecs struct {
 	FragScratch   *ebpf.MapSpec `ebpf:"frag_scratch"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FwdCache      *ebpf.MapSpec `ebpf:"fwd_cache"`
+	FwdWays       *ebpf.MapSpec `ebpf:"fwd_ways"`
 	GatewayRoutes *ebpf.MapSpec `ebpf:"gateway_routes"`
 	Generation    *ebpf.MapSpec `ebpf:"generation"`
 	HashScratch   *ebpf.MapSpec `ebpf:"hash_scratch"`
@@ -514,6 +535,7 @@ type DatapathMapSpecs struct {
 	PortSrcRanges *ebpf.MapSpec `ebpf:"port_src_ranges"`
 	RouteRules    *ebpf.MapSpec `ebpf:"route_rules"`
 	Routed        *ebpf.MapSpec `ebpf:"routed"`
+	TupleNotes    *ebpf.MapSpec `ebpf:"tuple_notes"`
 	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
 }
 
@@ -544,6 +566,7 @@ func (o *DatapathObjects) Close() error {
 //
 // It can be passed to LoadDatapathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DatapathMaps struct {
+	BackupIds     *ebpf.Map `ebpf:"backup_ids"`
 	BackupScratch *ebpf.Map `ebpf:"backup_scratch"`
 	Devices       *ebpf.Map `ebpf:"devices"`
 	DropTotals    *ebpf.Map `ebpf:"drop_totals"`
@@ -557,6 +580,7 @@ type DatapathMaps struct {
 	FragScratch   *ebpf.Map `ebpf:"frag_scratch"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FwdCache      *ebpf.Map `ebpf:"fwd_cache"`
+	FwdWays       *ebpf.Map `ebpf:"fwd_ways"`
 	GatewayRoutes *ebpf.Map `ebpf:"gateway_routes"`
 	Generation    *ebpf.Map `ebpf:"generation"`
 	HashScratch   *ebpf.Map `ebpf:"hash_scratch"`
@@ -573,11 +597,13 @@ type DatapathMaps struct {
 	PortSrcRanges *ebpf.Map `ebpf:"port_src_ranges"`
 	RouteRules    *ebpf.Map `ebpf:"route_rules"`
 	Routed        *ebpf.Map `ebpf:"routed"`
+	TupleNotes    *ebpf.Map `ebpf:"tuple_notes"`
 	Uplinks       *ebpf.Map `ebpf:"uplinks"`
 }
 
 func (m *DatapathMaps) Close() error {
 	return _DatapathClose(
+		m.BackupIds,
 		m.BackupScratch,
 		m.Devices,
 		m.DropTotals,
@@ -591,6 +617,7 @@ func (m *DatapathMaps) Close() error {
 		m.FragScratch,
 		m.Fragments,
 		m.FwdCache,
+		m.FwdWays,
 		m.GatewayRoutes,
 		m.Generation,
 		m.HashScratch,
@@ -607,6 +634,7 @@ func (m *DatapathMaps) Close() error {
 		m.PortSrcRanges,
 		m.RouteRules,
 		m.Routed,
+		m.TupleNotes,
 		m.Uplinks,
 	)
 }

@@ -64,14 +64,15 @@ static __always_inline bool flow_key_equal(const struct flow_key *a, const struc
 __noinline int backup_find_bucket(void)
 {
 	struct backup_args *args = backup_scratch_get();
-	__u32 hash;
+	__u64 hash;
 
 	if (!args)
 		return 0;
 	hash = hash_secret(&args->key.remote, &args->key.local,
 			   (__u64)args->key.remote_port << 32 | (__u32)args->key.local_port << 16 |
 				   args->key.protocol << 8 | args->key.kind);
-	args->first = hash % config.backup_buckets * BACKUP_WAYS;
+	args->bucket = (__u32)hash % config.backup_buckets;
+	args->id = hash >> 32 | 1;
 	return 0;
 }
 
@@ -95,29 +96,52 @@ static __always_inline bool backup_has(const struct flow_backup *backup, const s
 	return backup->used && flow_key_equal(&backup->key, key);
 }
 
-/* The place of the key, or NULL. */
-static __always_inline struct flow_backup *backup_lookup(const struct backup_args *args)
+/* NULL only for the verifier. */
+static __always_inline struct backup_ids *backup_ids_lookup(const struct backup_args *args)
 {
-	for (__u32 i = 0; i < BACKUP_WAYS; i++) {
-		__u32 index = args->first + i;
-		struct flow_backup *backup = bpf_map_lookup_elem(&flows_backup, &index);
-
-		if (backup && backup_has(backup, &args->key))
-			return backup;
-	}
-	return NULL;
+	return bpf_map_lookup_elem(&backup_ids, &args->bucket);
 }
 
-/* The place for a new entry, or NULL: the bucket is full of other owners'. */
-static __always_inline struct flow_backup *backup_place(const struct backup_args *args)
+/* The place of the way in args, or NULL. */
+static __always_inline struct flow_backup *backup_at(const struct backup_args *args)
 {
-	struct flow_backup *own = NULL;
-	__u32 longest = 0;
+	__u32 place = args->bucket * BACKUP_WAYS + args->way;
 
-	for (__u32 i = 0; i < BACKUP_WAYS; i++) {
-		__u32 index = args->first + i, idle;
-		struct flow_backup *backup = bpf_map_lookup_elem(&flows_backup, &index);
+	return args->way < BACKUP_WAYS ? bpf_map_lookup_elem(&flows_backup, &place) : NULL;
+}
 
+/* Finds the key's way by its hash. Mostly there is none, which takes one cache line to know. */
+static __always_inline struct flow_backup *backup_lookup(struct backup_args *args,
+							 const struct backup_ids *ids)
+{
+	struct flow_backup *backup;
+
+	args->way = BACKUP_WAYS;
+	for (__u32 way = 0; way < BACKUP_WAYS; way++)
+		if (ids->id[way] == args->id)
+			args->way = way;
+	backup = backup_at(args);
+	return backup && backup_has(backup, &args->key) ? backup : NULL;
+}
+
+/* Finds a place for a new entry. NULL: the bucket is full of other owners'. */
+static __always_inline struct flow_backup *backup_place(struct backup_args *args,
+							const struct backup_ids *ids)
+{
+	__u32 own = BACKUP_WAYS, longest = 0;
+
+	args->way = BACKUP_WAYS;
+	for (__u32 way = 0; way < BACKUP_WAYS; way++)
+		if (!ids->id[way])
+			args->way = way;
+	if (args->way < BACKUP_WAYS)
+		return backup_at(args);
+	for (__u32 way = 0; way < BACKUP_WAYS; way++) {
+		struct flow_backup *backup;
+		__u32 idle;
+
+		args->way = way;
+		backup = backup_at(args);
 		if (!backup)
 			break;
 		if (!backup->used || flow_expired(&backup->flow) ||
@@ -126,10 +150,11 @@ static __always_inline struct flow_backup *backup_place(const struct backup_args
 		idle = now_ticks() - backup->flow.last_seen;
 		if (backup->flow.owner == args->flow.owner && idle >= longest) {
 			longest = idle;
-			own = backup;
+			own = way;
 		}
 	}
-	return own;
+	args->way = own;
+	return backup_at(args);
 }
 
 /* Writes the entry in backup_scratch. */
@@ -137,16 +162,21 @@ __noinline int backup_write(void)
 {
 	struct backup_args *args = backup_scratch_get();
 	struct flow_backup *backup;
+	struct backup_ids *ids;
 
 	if (!args)
 		return 0;
-	backup = backup_lookup(args) ?: backup_place(args);
+	ids = backup_ids_lookup(args);
+	if (!ids)
+		return 0;
+	backup = backup_lookup(args, ids) ?: backup_place(args, ids);
 	if (!backup)
 		return 0;
 	bpf_spin_lock(&backup->lock);
 	backup->key = args->key;
 	backup->flow = args->flow;
 	backup->used = 1;
+	ids->id[args->way % BACKUP_WAYS] = args->id;
 	bpf_spin_unlock(&backup->lock);
 	return 1;
 }
@@ -156,18 +186,24 @@ __noinline int backup_read(__u32 remove)
 {
 	struct backup_args *args = backup_scratch_get();
 	struct flow_backup *backup;
+	struct backup_ids *ids;
 	bool same;
 
 	if (!args)
 		return false;
-	backup = backup_lookup(args);
+	ids = backup_ids_lookup(args);
+	if (!ids)
+		return false;
+	backup = backup_lookup(args, ids);
 	if (!backup)
 		return false;
 	bpf_spin_lock(&backup->lock);
 	same = backup_has(backup, &args->key);
 	args->flow = backup->flow;
-	if (same && remove)
+	if (same && remove) {
 		backup->used = 0;
+		ids->id[args->way % BACKUP_WAYS] = 0;
+	}
 	bpf_spin_unlock(&backup->lock);
 	return same;
 }

@@ -20,24 +20,16 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 					   const struct endpoint *to)
 {
 	bool snat = key->kind == FLOW_SNAT;
-	struct fwd_key container = {
-		.src = snat ? flow->nat_addr : key->local,
-		.sport = snat ? flow->nat_port : key->local_port,
-		.dst = key->remote,
-		.dport = key->remote_port,
-		.ifindex = to ? to->ifindex : 0,
-		.protocol = key->protocol,
-		.ipv6 = p->ipv6,
-		.has_ports = p->has_ports,
-	};
 
 	if (p->icmp_error || p->ct_update)
 		return;
 	if (flow->uplink && flow->uplink != p->ifindex && !fib_reverse_path(skb, p))
 		return;
-	if (p->tcp_rst || p->tcp_fin)
-		p->end_expected =
-			fwd_cache_end_expected(p, &container, flow->ack, flow->remote_end);
+	if (p->tcp_rst || p->tcp_fin) {
+		packet_translate(p, snat ? &flow->nat_addr : &key->local,
+				 snat ? flow->nat_port : key->local_port);
+		p->end_expected = fwd_cache_end_expected(skb, flow->ack, flow->remote_end);
+	}
 	flow_touch(key, flow, p, FROM_REMOTE);
 }
 
@@ -45,8 +37,8 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
  * Gives p, received from the outside, the destination addr:port: that of the
  * container to, or the host's if to is NULL. Bypasses the stack if possible.
  */
-static __noinline int forward_dnat(struct __sk_buff *skb, const struct packet *p,
-				   struct endpoint *to, const struct addr *addr, __u16 port)
+static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, struct endpoint *to,
+				   const struct addr *addr, __u16 port)
 {
 	int verdict = VERDICT_NEXT;
 
@@ -63,8 +55,8 @@ static __noinline int forward_dnat(struct __sk_buff *skb, const struct packet *p
 		skb->tc_index = TAG_REENTRY;
 		return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 	}
-	skb->tc_index = tag_tuple(p, addr, port);
-	return VERDICT_NEXT;
+	p->fast_path = to ? to->fast_path : FAST_PATH_NEVER;
+	return bypass_none(skb, p, addr, port);
 }
 
 /* Forwards p if it is a reply of a masqueraded flow: to the container, or the host. */
@@ -86,11 +78,14 @@ static __noinline int forward_masq_reply(struct __sk_buff *skb, struct packet *p
 }
 
 /* Gives p, which leaves for the outside, the source addr:port. */
-static __noinline int forward_snat(struct __sk_buff *skb, const struct packet *p,
-				   const struct addr *addr, __u16 port)
+static __noinline int forward_snat(struct __sk_buff *skb, struct packet *p, const struct addr *addr,
+				   __u16 port)
 {
+	packet_translate(p, addr, port);
 	if (p->bypass)
-		fwd_cache_store_egress(skb, p, addr, port);
+		fwd_cache_store_egress(skb);
+	else if (p->masqueraded)
+		fwd_cache_note_source(skb, p);
 	if (rewrite(skb, p, SIDE_SRC, addr, port))
 		return drop(skb, REASON_REWRITE);
 	return VERDICT_NEXT;

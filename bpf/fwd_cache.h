@@ -1,9 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The forwarding cache: how a connection's last packet was translated and redirected
- * past the stack, for its next ones. What the plugin has decided (endpoints,
- * policies, host ports) is checked for every packet, by its generation. All else
- * (flows, routes, neighbors) is checked again for one packet every few jiffies.
+ * The forwarding cache: what became of a connection's last packet, for its next ones.
+ * Either it was translated and redirected past the stack, or it went through the
+ * stack and is counted: only a connection that goes on is worth an entry for the
+ * offload. What the plugin has decided (endpoints, policies, host ports) is checked
+ * for every packet, by its generation. All else (flows, routes, neighbors) is checked
+ * again for one packet every few jiffies.
+ *
+ * Each CPU has a cache of its own: no lock, no shared cache line, and no entry that
+ * another CPU has written in part. The programs run with softirqs disabled, so they do
+ * not interrupt one another.
  */
 #pragma once
 
@@ -12,18 +18,22 @@
 #include "fib.h"
 #include "rewrite.h"
 #include "tag.h"
+#include "tuple_note.h"
 #include "verdict.h"
 
 #define FWD_CACHE_JIFFIES 50 /* 50 ms to half a second, depending on CONFIG_HZ */
+#define FWD_NEW_JIFFIES	  4  /* no longer: another CPU may offload the connection meanwhile */
 
-/* p could be any packet of its connection: it neither opens nor closes it. */
+/* p's connection has, or may get, an entry. */
 static __always_inline bool fwd_cacheable(const struct packet *p)
 {
-	if (!p->fast_eligible || p->ttl <= 1 || p->remapped)
-		return false;
-	if (p->protocol == IPPROTO_TCP)
-		return !p->tcp_syn && !p->tcp_synack && !p->tcp_fin && !p->tcp_rst;
-	return p->protocol == IPPROTO_UDP;
+	return p->fast_eligible && p->ttl > 1 && !p->remapped && is_tcp_or_udp(p->protocol);
+}
+
+/* p opens or closes its connection, so entries of others than FWD_EVERY_TCP do not hold for it. */
+static __always_inline bool fwd_changes_state(const struct packet *p)
+{
+	return p->tcp_syn || p->tcp_synack || p->tcp_fin || p->tcp_rst;
 }
 
 /* The present generation of the plugin's maps. */
@@ -41,87 +51,327 @@ static __always_inline bool fwd_entry_is_current(const struct fwd_entry *entry)
 	       entry->generation == generation_get();
 }
 
-/* Notes the numbers of a TCP packet, by which the end of the connection is known. */
-static __always_inline void fwd_entry_note(struct fwd_entry *entry, const struct packet *p)
+/* The keys are aligned as __u64. */
+static __always_inline bool fwd_key_equal(const struct fwd_key *a, const struct fwd_key *b)
 {
-	if (p->protocol != IPPROTO_TCP)
-		return;
-	entry->ack = p->ack;
-	entry->seq_end = packet_seq_end(p);
+	const __u64 *x = (const __u64 *)a, *y = (const __u64 *)b;
+
+	return !((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3]) | (x[4] ^ y[4]) |
+		 (*(const __u32 *)&a->protocol ^ *(const __u32 *)&b->protocol));
+}
+
+/* The place of a way of the tuple's bucket. NULL only for the verifier. */
+static __always_inline struct fwd_entry *fwd_entry_at(__u32 bucket, __u32 way)
+{
+	__u32 place = bucket * FWD_WAYS + way;
+
+	return bpf_map_lookup_elem(&fwd_cache, &place);
+}
+
+static __always_inline __u32 fwd_bucket_of(__u32 id)
+{
+	return (id >> 1) % FWD_BUCKETS;
+}
+
+/* This CPU's entry with the key, or NULL. It may be out of date. */
+static __always_inline struct fwd_entry *fwd_cache_lookup(const struct fwd_key *key)
+{
+	__u32 id = tuple_id(key), bucket = fwd_bucket_of(id), way = 0;
+	struct fwd_ways *ways = bpf_map_lookup_elem(&fwd_ways, &bucket);
+	struct fwd_entry *entry;
+
+	if (!ways)
+		return NULL;
+	if (ways->id[0] != id) {
+		if (ways->id[1] != id)
+			return NULL;
+		way = 1;
+	}
+	entry = fwd_entry_at(bucket, way);
+	if (!entry || !fwd_key_equal(&entry->key, key))
+		return NULL;
+	if (ways->last != way)
+		ways->last = way;
+	return entry;
+}
+
+/* A place for the key: its own, or that of the way that was not used last. */
+static __always_inline struct fwd_entry *fwd_cache_place(const struct fwd_key *key)
+{
+	__u32 id = tuple_id(key), bucket = fwd_bucket_of(id), way;
+	struct fwd_ways *ways = bpf_map_lookup_elem(&fwd_ways, &bucket);
+
+	if (!ways)
+		return NULL;
+	way = !ways->last;
+	if (ways->id[0] == id)
+		way = 0;
+	else if (ways->id[1] == id)
+		way = 1;
+	if (way)
+		ways->id[1] = id;
+	else
+		ways->id[0] = id;
+	ways->last = way;
+	return fwd_entry_at(bucket, way);
+}
+
+/* The frame has the MAC address that anti-spoofing demands. The rest of the check is the key. */
+static __always_inline bool fwd_mac_matches(struct __sk_buff *skb, const struct fwd_entry *entry)
+{
+	struct ethhdr *eth = linear_at(skb, 0, sizeof(*eth));
+
+	return eth && mac_equal(eth->h_source, entry->src_mac);
+}
+
+/* The connection has begun a moment ago, and goes through the stack: no CPU has offloaded it. */
+static __always_inline bool fwd_entry_is_new(const struct fwd_entry *entry)
+{
+	return entry->flags & FWD_NEW && entry->budget &&
+	       (__u32)bpf_jiffies64() - entry->updated < FWD_NEW_JIFFIES;
 }
 
 /*
- * Stores the decision about p, whose key is that of the hook that received it. The
- * longest packet is not taken over from an older decision: the route may have a
- * smaller MTU now.
+ * p's entry, if p may do as it says; or NULL, also if an ingress policy has to track p
+ * before. Notes p in the entry: the numbers by which the end of the connection is known,
+ * or one packet more through the stack.
  */
-static __noinline void fwd_cache_store(struct __sk_buff *skb, const struct packet *p,
-				       const struct fwd_key *key, struct fwd_entry *entry)
+static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const struct packet *p,
+						   bool tracked)
 {
+	struct fwd_entry *entry;
+
+	if (!fwd_cacheable(p) || skb->pkt_type != PACKET_HOST)
+		return NULL;
+	entry = fwd_cache_lookup(packet_tuple(p));
+	if (!entry || !fwd_entry_is_current(entry) || (entry->flags & FWD_TRACK && !tracked) ||
+	    (entry->flags & FWD_CHECK_MAC && !fwd_mac_matches(skb, entry)))
+		return NULL;
+	if (!entry->ifindex) {
+		if (entry->flags & FWD_COUNTER || p->tcp_syn || p->tcp_synack)
+			return NULL;
+		if (entry->budget == FWD_NO_LIMIT)
+			return entry;
+		if (!fwd_entry_is_new(entry))
+			return NULL;
+		entry->budget--;
+		return entry;
+	}
+	if (packet_segment_len(skb, p) > entry->max_len ||
+	    (fwd_changes_state(p) && !(entry->flags & FWD_EVERY_TCP)) ||
+	    (entry->note_id && !tuple_note_ack(entry->note_id, p)))
+		return NULL;
+	entry->seq_end = packet_seq_end(p);
+	return entry;
+}
+
+/*
+ * Makes an entry for p: by the stack, until the caller says otherwise.
+ * NULL: p has none. The longest packet is not taken over from an older decision: the
+ * route may have a smaller MTU now.
+ */
+static __noinline struct fwd_entry *fwd_cache_store(struct __sk_buff *skb, const struct packet *p)
+{
+	const struct fwd_key *key = packet_tuple(p);
+	struct fwd_entry *entry;
+	struct device *device;
+	__u32 ifindex = key->ifindex;
+
 	if (!fwd_cacheable(p))
-		return;
-	entry->max_len = packet_segment_len(skb, p);
+		return NULL;
+	entry = fwd_cache_place(key);
+	if (!entry)
+		return NULL;
+	entry->key = *key;
+	entry->ifindex = 0;
 	entry->updated = bpf_jiffies64();
 	entry->generation = generation_get();
-	fwd_entry_note(entry, p);
-	bpf_map_update_elem(&fwd_cache, key, entry, BPF_ANY);
+	entry->max_len = packet_segment_len(skb, p);
+	entry->flags = 0;
+	entry->seq_end = packet_seq_end(p);
+	entry->note_id = 0;
+	device = device_lookup(ifindex);
+	if (device && device->flags & DEVICE_ANTI_SPOOF) {
+		entry->flags |= FWD_CHECK_MAC;
+		__builtin_memcpy(entry->src_mac, device->mac, sizeof(entry->src_mac));
+	}
+	if (device && device->ingress_policy != POLICY_OPEN)
+		entry->flags |= FWD_TRACK;
+	return entry;
+}
+
+/* Has the entry's packets get addr:port at that side, if they do not have it. */
+static __always_inline void fwd_entry_translate(struct fwd_entry *entry, enum side side,
+						const struct addr *addr, __u16 port)
+{
+	const struct addr *old = side == SIDE_SRC ? &entry->key.src : &entry->key.dst;
+
+	if (port == (side == SIDE_SRC ? entry->key.sport : entry->key.dport) &&
+	    addr_equal(addr, old))
+		return;
+	entry->flags |= side == SIDE_SRC ? FWD_NAT | FWD_NAT_SRC : FWD_NAT;
+	entry->nat_addr = *addr;
+	entry->nat_port = port;
 }
 
 /* p is too long for its route, which may have changed. */
 static __always_inline void fwd_cache_remove(const struct packet *p)
 {
-	bpf_map_delete_elem(&fwd_cache, p);
+	struct fwd_entry *entry = fwd_cache_lookup(packet_tuple(p));
+
+	if (entry)
+		entry->updated = (__u32)bpf_jiffies64() - FWD_CACHE_JIFFIES;
+}
+
+/*
+ * p goes through the stack, with the tag. Returns whether the last hook is to note that:
+ * not before the connection has sent budget packets.
+ */
+static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct packet *p,
+					    __u32 tag, __u32 budget)
+{
+	struct fwd_entry *entry = fwd_cache_lookup(packet_tuple(p));
+	bool opens = p->tcp_syn || p->tcp_synack;
+	__u8 flags = p->settled ? 0 : FWD_COUNTER;
+
+	if (entry && entry->ifindex && !opens) /* has bypassed the stack before */
+		return true;
+	if (opens || (!entry && p->protocol == IPPROTO_UDP))
+		flags |= FWD_NEW;
+	else if (entry)
+		budget = entry->budget;
+	if (entry && !opens && budget && budget != FWD_NO_LIMIT)
+		entry->budget = --budget;
+	if (entry && !opens && fwd_entry_is_current(entry))
+		return !budget;
+	entry = fwd_cache_store(skb, p);
+	if (!entry)
+		return true;
+	entry->tag = tag;
+	entry->budget = budget;
+	entry->flags |= flags;
+	return !budget;
+}
+
+/* The connection of the packet in pkt_scratch is new, and not offloaded. */
+__noinline int fwd_cache_is_new(struct __sk_buff *skb)
+{
+	struct packet *p = pkt_scratch_get();
+	struct fwd_entry *entry = p ? fwd_cache_lookup(packet_tuple(p)) : NULL;
+
+	USE_ARGUMENT(skb);
+	return entry && !entry->ifindex && fwd_entry_is_new(entry) && fwd_entry_is_current(entry);
+}
+
+/* In to_uplink: the entry that p had, or gets, in from_container; or NULL. */
+static __always_inline struct fwd_entry *fwd_cache_lookup_sent(struct __sk_buff *skb,
+							       struct packet *p)
+{
+	struct fwd_entry *entry;
+
+	p->ifindex = skb->ingress_ifindex;
+	entry = fwd_cache_lookup(packet_tuple(p));
+	p->ifindex = skb->ifindex;
+	return entry;
+}
+
+/* p, which the stack has forwarded, gets its new source. So will the connection's next packets. */
+static __noinline void fwd_cache_note_source(struct __sk_buff *skb, struct packet *p)
+{
+	struct fwd_entry *entry = fwd_cache_lookup_sent(skb, p);
+
+	if (entry && !entry->ifindex)
+		fwd_entry_translate(entry, SIDE_SRC, &p->new_addr, p->new_port);
+}
+
+/*
+ * The entry with the source that the last packet of p's connection got, or NULL. Only a
+ * hint: the flow may be gone, or another one.
+ */
+static __noinline struct fwd_entry *fwd_cache_recent_source(struct __sk_buff *skb, struct packet *p)
+{
+	struct fwd_entry *entry = fwd_cacheable(p) ? fwd_cache_lookup_sent(skb, p) : NULL;
+
+	return entry && entry->flags & FWD_NAT && fwd_entry_is_current(entry) ? entry : NULL;
 }
 
 #define TCP_UNACKED (1U << 18) /* bytes that a receiver leaves unacknowledged */
 
 /*
- * Whether p, a RST or FIN in a remote's name, has the number that its sender would
- * use. ack is what the container has acknowledged last, and seq_end the end of the
- * remote's last packet, as far as its flow knows; the forwarding cache has seen
- * later packets. The container's entry becomes void, so that its reply is tracked.
+ * Whether the packet in pkt_scratch, a RST or FIN in a remote's name, has the number
+ * that its sender would use; its new address is the container. ack is what that has
+ * acknowledged last, and seq_end the end of the remote's last packet, as far as its
+ * flow knows; the forwarding cache may have seen later ones. The container's next
+ * packet does not take it, so that the reply is tracked.
  */
-static __noinline bool fwd_cache_end_expected(const struct packet *p,
-					      const struct fwd_key *container, __u32 ack,
-					      __u32 seq_end)
+__noinline int fwd_cache_end_expected(struct __sk_buff *skb, __u32 ack, __u32 seq_end)
 {
-	struct fwd_entry *entry = bpf_map_lookup_elem(&fwd_cache, container);
+	struct packet *p = pkt_scratch_get();
+	struct fwd_entry *entry;
 
-	if (entry) {
-		ack = entry->ack;
-		entry->updated = (__u32)bpf_jiffies64() - FWD_CACHE_JIFFIES;
-	}
-	entry = bpf_map_lookup_elem(&fwd_cache, p);
-	if (entry)
+	USE_ARGUMENT(skb);
+	if (!p)
+		return false;
+	entry = fwd_cache_lookup(packet_tuple(p));
+	ack = tuple_note_take_ack(p, ack);
+	if (entry && entry->ifindex && (__s32)(entry->seq_end - seq_end) > 0)
 		seq_end = entry->seq_end;
 	/* RFC 5961, 3.2. What was sent just before is not acknowledged yet. */
 	return p->seq == ack || (p->seq == seq_end && p->seq - ack < TCP_UNACKED);
 }
 
 /*
- * In to_uplink: p, which bypasses the stack, leaves from addr:port. The next packets
- * get that source in from_container.
+ * The packet in pkt_scratch bypasses the stack, to the container at its new
+ * destination. The next packets of its connection do as well.
  */
-static __noinline void fwd_cache_store_egress(struct __sk_buff *skb, const struct packet *p,
-					      const struct addr *addr, __u16 port)
+__noinline int fwd_cache_store_ingress(struct __sk_buff *skb, __u32 flags)
 {
-	struct fwd_key key = *(const struct fwd_key *)p;
-	struct fwd_entry entry = {
-		.ifindex = skb->ifindex,
-		.nat_side = SIDE_SRC,
-		.nat_addr = *addr,
-		.nat_port = port,
-		.nat = port != p->sport || !addr_equal(addr, &p->src),
-	};
+	struct packet *p = pkt_scratch_get();
+	struct fwd_entry *entry;
+	struct endpoint *to;
+
+	if (!p)
+		return 0;
+	to = endpoint_lookup(&p->new_addr);
+	entry = to ? fwd_cache_store(skb, p) : NULL;
+	if (!entry)
+		return 0;
+	fwd_entry_translate(entry, SIDE_DST, &p->new_addr, p->new_port);
+	entry->flags |= flags;
+	entry->family = 0;
+	__builtin_memcpy(&entry->next_hop, to->mac, sizeof(to->mac) + sizeof(to->host_mac));
+	entry->ifindex = to->ifindex;
+	return 0;
+}
+
+/*
+ * In to_uplink: the packet in pkt_scratch bypasses the stack and leaves from its new
+ * source. The next packets get that in from_container.
+ */
+__noinline int fwd_cache_store_egress(struct __sk_buff *skb)
+{
+	struct packet *p = pkt_scratch_get();
+	struct fwd_entry *entry;
 	struct next_hop next;
 
-	key.ifindex = skb->ingress_ifindex;
-	if (p->remapped || fib_next_hop(skb, p, key.ifindex, packet_segment_len(skb, p), &next) ||
+	if (!p || fwd_changes_state(p) || p->remapped ||
+	    fib_next_hop(skb, p, skb->ingress_ifindex, packet_segment_len(skb, p), &next) ||
 	    next.ifindex != skb->ifindex)
-		return;
-	entry.family = next.neigh.nh_family;
-	__builtin_memcpy(&entry.next_hop, next.neigh.ipv6_nh, sizeof(entry.next_hop));
-	fwd_cache_store(skb, p, &key, &entry);
+		return 0;
+	p->ifindex = skb->ingress_ifindex;
+	entry = fwd_cache_store(skb, p);
+	p->ifindex = skb->ifindex;
+	if (!entry)
+		return 0;
+	fwd_entry_translate(entry, SIDE_SRC, &p->new_addr, p->new_port);
+	entry->family = next.neigh.nh_family;
+	__builtin_memcpy(&entry->next_hop, next.neigh.ipv6_nh, sizeof(entry->next_hop));
+	if (p->protocol == IPPROTO_TCP) {
+		entry->note_id = tuple_id(&entry->key);
+		tuple_note_write(entry->note_id, p->ack);
+	}
+	entry->ifindex = skb->ifindex;
+	return 0;
 }
 
 /* All headers that forwarding changes in IPv4 over Ethernet: one store in the place of many. */
@@ -138,8 +388,8 @@ static __always_inline long fwd_translate4(struct __sk_buff *skb, const struct p
 					   const struct fwd_entry *entry,
 					   struct fwd_headers4 *headers, __u32 *ip_sum)
 {
-	__be32 *addr = entry->nat_side == SIDE_SRC ? &headers->ip.saddr : &headers->ip.daddr;
-	__be16 *port = entry->nat_side == SIDE_SRC ? &headers->sport : &headers->dport;
+	__be32 *addr = entry->flags & FWD_NAT_SRC ? &headers->ip.saddr : &headers->ip.daddr;
+	__be16 *port = entry->flags & FWD_NAT_SRC ? &headers->sport : &headers->dport;
 	__be32 old_addr = *addr, new_addr = addr_ipv4(&entry->nat_addr);
 	__be16 old_port = *port, new_port = bpf_htons(entry->nat_port);
 	__u64 flags;
@@ -171,7 +421,7 @@ static __noinline long fwd_rewrite4(struct __sk_buff *skb, const struct packet *
 	__builtin_memcpy(&headers.sport, ip + sizeof(headers.ip), 4);
 	headers.ip.ttl--;
 	ip_sum = (__u16)~headers.ip.check + (__u16)~bpf_htons(0x0100);
-	if (entry->nat && fwd_translate4(skb, p, entry, &headers, &ip_sum))
+	if (entry->flags & FWD_NAT && fwd_translate4(skb, p, entry, &headers, &ip_sum))
 		return -EINVAL;
 	headers.ip.check = csum_fold(ip_sum);
 	__builtin_memcpy(&headers.ether, &entry->next_hop, 2 * ETH_ALEN);
@@ -185,8 +435,9 @@ static __always_inline long fwd_rewrite6(struct __sk_buff *skb, const struct pac
 {
 	long err = decrement_ttl(skb, p);
 
-	if (!err && entry->nat)
-		err = rewrite(skb, p, entry->nat_side, &entry->nat_addr, entry->nat_port);
+	if (!err && entry->flags & FWD_NAT)
+		err = rewrite(skb, p, entry->flags & FWD_NAT_SRC ? SIDE_SRC : SIDE_DST,
+			      &entry->nat_addr, entry->nat_port);
 	if (!err && !entry->family)
 		err = bpf_skb_store_bytes(skb, 0, &entry->next_hop, 2 * ETH_ALEN, 0);
 	return err;
@@ -201,17 +452,21 @@ static __always_inline int fwd_redirect(struct __sk_buff *skb, const struct fwd_
 				  sizeof(struct bpf_redir_neigh), 0);
 }
 
-/* Forwards p by its entry. VERDICT_NEXT: no current entry. */
-static __noinline int fwd_cache_forward(struct __sk_buff *skb, const struct packet *p)
+/* Forwards the packet in pkt_scratch as its entry says. NOT_HANDLED: it has none (fwd_cache_take). */
+__noinline int fwd_cache_forward(struct __sk_buff *skb, __u32 tracked)
 {
+	struct packet *p = pkt_scratch_get();
 	struct fwd_entry *entry;
 
-	if (!fwd_cacheable(p) || skb->pkt_type != PACKET_HOST)
+	if (!p)
+		return NOT_HANDLED;
+	entry = fwd_cache_take(skb, p, tracked);
+	if (!entry)
+		return NOT_HANDLED;
+	if (!entry->ifindex) {
+		skb->tc_index = entry->tag;
 		return VERDICT_NEXT;
-	entry = bpf_map_lookup_elem(&fwd_cache, p);
-	if (!entry || packet_segment_len(skb, p) > entry->max_len || !fwd_entry_is_current(entry))
-		return VERDICT_NEXT;
-	fwd_entry_note(entry, p);
+	}
 	if (p->ipv6 ? fwd_rewrite6(skb, p, entry) : fwd_rewrite4(skb, p, entry))
 		return drop(skb, REASON_REWRITE);
 	return fwd_redirect(skb, entry);

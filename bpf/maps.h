@@ -64,6 +64,14 @@ struct {
 	__type(value, struct flow_backup);
 } flows_backup SEC(".maps");
 
+/* Written with flows_backup. The loader gives it an entry for each bucket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct backup_ids);
+} backup_ids SEC(".maps");
+
 /* Written by ADD with a number's first host port, never cleared. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -117,11 +125,27 @@ struct {
 
 /* Written by the programs, a few times per second and connection. */
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
-	__type(key, struct fwd_key);
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, FWD_BUCKETS *FWD_WAYS);
+	__type(key, __u32);
 	__type(value, struct fwd_entry);
 } fwd_cache SEC(".maps");
+
+/* Written with them. Key: the bucket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, FWD_BUCKETS);
+	__type(key, __u32);
+	__type(value, struct fwd_ways);
+} fwd_ways SEC(".maps");
+
+/* Written by the programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TUPLE_NOTES);
+	__type(key, __u32);
+	__type(value, __u64);
+} tuple_notes SEC(".maps");
 
 /* Written by ADD with a set's first endpoint, removed with the last. The value is unused. */
 struct {

@@ -163,9 +163,6 @@ static __always_inline bool masq_search_ends(const struct masq_args *args,
 	return !args->has_ports || probes->seen[(*step)++] < since;
 }
 
-/* Keeps the compiler from leaving out the argument, which the verifier wants. */
-#define USE_ARGUMENT(x) asm volatile("" : : "r"(x))
-
 /*
  * Finds the entry of the flow of the packet in pkt_scratch. Looks as far as a flow
  * can be: candidates before its own may have become free since.

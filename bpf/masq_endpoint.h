@@ -25,6 +25,36 @@ static __always_inline bool is_tunnel(__u8 protocol)
 	}
 }
 
+/* Gives p the source of its flow in args. */
+static __always_inline int masq_forward(struct __sk_buff *skb, struct packet *p,
+					const struct masq_args *args)
+{
+	p->masqueraded = true;
+	return forward_snat(skb, p, &args->key.local, args->key.local_port);
+}
+
+/*
+ * Masquerades p as its connection's last packet, which has come a moment ago and on
+ * this CPU. NOT_HANDLED: there was none, or the flow is not that any more.
+ */
+static __noinline int masq_recent(struct __sk_buff *skb, struct packet *p, __u64 owner)
+{
+	struct fwd_entry *entry = packet_opens(p) ? NULL : fwd_cache_recent_source(skb, p);
+	struct masq_args *args = masq_scratch_get();
+	struct flow *flow;
+
+	if (!entry || !args)
+		return NOT_HANDLED;
+	masq_key(&args->key, packet_tuple(p), &entry->nat_addr);
+	args->key.local_port = entry->nat_port;
+	flow = bpf_map_lookup_elem(&flows, &args->key);
+	if (!flow || flow->owner != owner || flow->nat_port != p->sport || flow->remote_port ||
+	    !addr_equal(&flow->nat_addr, &p->src) || flow_expired(flow))
+		return NOT_HANDLED;
+	flow_touch(&args->key, flow, p, FROM_CONTAINER);
+	return masq_forward(skb, p, args);
+}
+
 /*
  * Masquerades p, or translates it as a reply whose entry was lost. Replies of a
  * remote's tunnels could be the host's own, so containers do not get them by default.
@@ -48,12 +78,12 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 	masq_init(args, packet_tuple(p), &source, owner, 0);
 	args->flow.uplink = skb->ifindex;
 	if (masq_find(skb))
-		return forward_snat(skb, p, &args->key.local, args->key.local_port);
+		return masq_forward(skb, p, args);
 	flow = flow_recover_reply(p);
 	if (flow && flow->owner == owner)
 		return forward_reply(skb, p, flow);
 	if (masq_recover(skb) || masq_find_former(skb))
-		return forward_snat(skb, p, &args->key.local, args->key.local_port);
+		return masq_forward(skb, p, args);
 	port = host_port_lookup_reply(p);
 	if (port) {
 		verdict = host_port_reply(skb, p, port);
@@ -65,7 +95,7 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 	if (!masq_alloc_port(skb))
 		return drop_for(skb, owner, REASON_NO_PORT);
 	masq_note_source(skb, args);
-	return forward_snat(skb, p, &args->key.local, args->key.local_port);
+	return masq_forward(skb, p, args);
 }
 
 static __always_inline enum reason masq_unparsed_reason(int parsed)

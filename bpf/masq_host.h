@@ -108,7 +108,7 @@ static __noinline int masq_host_claim(struct __sk_buff *skb, const struct packet
  * Moves p's connection to a port that no container has: the one that it was moved to
  * before, or the first free one.
  */
-static __noinline int masq_host_move(struct __sk_buff *skb, const struct packet *p,
+static __noinline int masq_host_move(struct __sk_buff *skb, struct packet *p,
 				     const struct flow *moved)
 {
 	struct masq_args *args = masq_scratch_get();
@@ -129,7 +129,7 @@ static __noinline int masq_host_move(struct __sk_buff *skb, const struct packet 
 }
 
 /* Claims the tuple of p, which the host sends to an uplink or a container. */
-static __noinline int masq_host(struct __sk_buff *skb, const struct packet *p)
+static __noinline int masq_host(struct __sk_buff *skb, struct packet *p)
 {
 	struct flow *flow, *moved;
 	struct flow_key key;

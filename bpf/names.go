@@ -15,6 +15,7 @@ type (
 	Flow           = DatapathFlow
 	FlowKey        = DatapathFlowKey
 	FlowKind       = DatapathFlowKind
+	BackupIDs      = DatapathBackupIds
 	FlowBackup     = DatapathFlowBackup
 	FlowFlags      = DatapathFlowFlags
 	FlowState      = DatapathFlowState
@@ -22,6 +23,7 @@ type (
 	Fragment       = DatapathFragment
 	FragmentKey    = DatapathFragmentKey
 	FwdEntry       = DatapathFwdEntry
+	FwdWays        = DatapathFwdWays
 	FwdKey         = DatapathFwdKey
 	HostConfig     = DatapathHostConfig
 	HostPort       = DatapathHostPort
@@ -123,6 +125,7 @@ const (
 
 // Names of the maps (maps.h, scratch.h).
 const (
+	MapBackupIDs     = DatapathMapBackupIds
 	MapDevices       = DatapathMapDevices
 	MapDropTotals    = DatapathMapDropTotals
 	MapDrops         = DatapathMapDrops
@@ -134,6 +137,7 @@ const (
 	MapFragScratch   = DatapathMapFragScratch
 	MapFragments     = DatapathMapFragments
 	MapFwdCache      = DatapathMapFwdCache
+	MapFwdWays       = DatapathMapFwdWays
 	MapGatewayRoutes = DatapathMapGatewayRoutes
 	MapGeneration    = DatapathMapGeneration
 	MapPortNumbers   = DatapathMapPortNumbers
@@ -149,6 +153,7 @@ const (
 	MapPlaceScratch  = DatapathMapPlaceScratch
 	MapRouted        = DatapathMapRouted
 	MapRouteRules    = DatapathMapRouteRules
+	MapTupleNotes    = DatapathMapTupleNotes
 	MapUplinks       = DatapathMapUplinks
 )
 

@@ -19,8 +19,9 @@
 #include "parse.h"
 #include "tag.h"
 #include "time.h"
+#include "tuple_note.h"
 
-#define CT_UDP_INTERVAL	       TICKS(5)	 /* conntrack forgets after 30 s at the earliest */
+#define OFFLOAD_AFTER	       8	 /* packets of a side: shorter connections cost no entry */
 #define CT_TCP_INTERVAL	       TICKS(60) /* after 5 days, unless the host configures less */
 #define CT_UPDATE_MAX_LEN      1024	 /* bytes: copy only short packets */
 #define OFFLOAD_FIN_ANY	       (OFFLOAD_FIN | OFFLOAD_FIN << 1)
@@ -266,6 +267,9 @@ static __always_inline void offload_touch(const struct packet *p, const struct c
 
 	if (c->offload->ct_seen != now)
 		c->offload->ct_seen = now;
+	if (p->protocol == IPPROTO_UDP && !(c->offload->state & OFFLOAD_DELIVERED << !c->side) &&
+	    tuple_reply_is_delivered(p))
+		c->offload->state |= OFFLOAD_DELIVERED << !c->side;
 	if (c->side)
 		c->offload->ct_ack[1] = p->ack;
 	else

@@ -50,6 +50,9 @@ struct packet {
 	bool remapped;	     /* a port of the remote was translated: not for the forwarding cache */
 	bool end_expected;   /* RST or FIN of a remote, with the number that is expected */
 	bool bypass;	     /* to_uplink: sent by from_container, not by the stack */
+	bool masqueraded;    /* to_uplink: its new source is that of a FLOW_SNAT */
+	bool settled;	     /* the plugin's maps alone decide that it goes through the stack */
+	__u8 fast_path;	     /* enum fast_path of the connection's containers */
 	bool non_first_frag; /* a later fragment: there is no L4 header */
 	bool flush_queue;    /* the first fragment, and later ones wait in frag_queue */
 	bool icmp_error;     /* an ICMP error; inner_l3, inner_l4 and outer_src belong to it */
@@ -59,6 +62,8 @@ struct packet {
 	__u16 inner_l4;	     /* offset of the header behind it */
 	bool icmp_too_big;   /* an ICMP error that lowers the path's MTU */
 	struct addr outer_src; /* the sender of the error */
+	struct addr new_addr;  /* of the side that is translated, afterwards */
+	__u16 new_port;
 };
 
 _Static_assert(offsetof(struct packet, echo_reply) == offsetof(struct fwd_key, echo_reply),
@@ -68,6 +73,13 @@ _Static_assert(offsetof(struct packet, echo_reply) == offsetof(struct fwd_key, e
 static __always_inline const struct fwd_key *packet_tuple(const struct packet *p)
 {
 	return (const struct fwd_key *)p;
+}
+
+/* Notes that one side of p becomes addr:port. */
+static __always_inline void packet_translate(struct packet *p, const struct addr *addr, __u16 port)
+{
+	p->new_addr = *addr;
+	p->new_port = port;
 }
 
 /* The sides of a packet, for translation. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* From bytes to a struct packet. Writes nothing else, apart from the ports of fragments. */
+/* From bytes to a struct packet. Only parse_fragment writes anything else: the ports of fragments. */
 #pragma once
 
 #include <linux/if_ether.h>
@@ -14,6 +14,7 @@
 #include "fragment.h"
 #include "packet.h"
 #include "parse_icmp.h"
+#include "scratch.h"
 
 #define VLAN_ID 0xfff /* the rest of a tag is priority */
 
@@ -72,7 +73,7 @@ static __always_inline int parse_sctp(struct __sk_buff *skb, struct packet *p)
 	return PARSED;
 }
 
-static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
+static __noinline int parse_l4(struct __sk_buff *skb, struct packet *p)
 {
 	switch (p->protocol) {
 	case IPPROTO_TCP:
@@ -95,29 +96,6 @@ static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 	}
 }
 
-/* Records the ports of a first fragment; fills in those of a later one. */
-static __always_inline int parse_fragment(struct __sk_buff *skb, struct packet *p, __u32 id,
-					  __u16 offset)
-{
-	struct fragment_key key;
-	int parsed;
-
-	p->frag_id = id;
-	p->frag_offset = offset;
-	if (offset)
-		return fragment_fill_ports(p);
-	fragment_key(&key, p);
-	parsed = parse_l4(skb, p);
-	if (p->icmp_error) { /* those that need translation are short enough for one packet */
-		p->icmp_error = false;
-		p->src = key.src; /* not that of the quoted packet */
-		p->protocol = key.protocol;
-		parsed = PARSED_PROTOCOL;
-	}
-	fragment_track(&key, p, parsed != PARSED);
-	return parsed;
-}
-
 /* The IP packet's length. Its field is 0 if it is too long for that (BIG TCP). */
 static __always_inline __u32 parse_len(struct __sk_buff *skb, const struct packet *p, __u16 field,
 				       __u32 header)
@@ -129,7 +107,7 @@ static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p)
 {
 	struct iphdr *ip = bytes_at(skb, p->l3, sizeof(*ip));
 
-	if (!ip || ip->ihl < 5)
+	if (!ip || ip->version != 4 || ip->ihl < 5)
 		return PARSED_TRUNCATED;
 	addr_from_ipv4(&p->src, ip->saddr);
 	addr_from_ipv4(&p->dst, ip->daddr);
@@ -137,10 +115,13 @@ static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p)
 	p->l4 = p->l3 + ip->ihl * 4;
 	p->len = parse_len(skb, p, bpf_ntohs(ip->tot_len), 0);
 	p->ttl = ip->ttl;
-	if (ip->frag_off & bpf_htons(IPV4_FRAGMENT_MASK))
-		return parse_fragment(skb, p, ip->id, bpf_ntohs(ip->frag_off) & IPV4_OFFSET_MASK);
+	if (ip->frag_off & bpf_htons(IPV4_FRAGMENT_MASK)) {
+		p->frag_id = ip->id;
+		p->frag_offset = bpf_ntohs(ip->frag_off) & IPV4_OFFSET_MASK;
+		return PARSED_FRAGMENT;
+	}
 	p->fast_eligible = ip->ihl == 5 && !skb->vlan_present;
-	return parse_l4(skb, p);
+	return PARSED;
 }
 
 static __always_inline int parse_ipv6_fragment(struct __sk_buff *skb, struct packet *p)
@@ -151,7 +132,9 @@ static __always_inline int parse_ipv6_fragment(struct __sk_buff *skb, struct pac
 		return PARSED_TRUNCATED;
 	p->protocol = header->next;
 	p->l4 += sizeof(*header);
-	return parse_fragment(skb, p, header->id, bpf_ntohs(header->offset) >> 3);
+	p->frag_id = header->id;
+	p->frag_offset = bpf_ntohs(header->offset) >> 3;
+	return PARSED_FRAGMENT;
 }
 
 #define OPTIONS_HEADERS 2  /* hop-by-hop, and destination options (RFC 8200, 4.1) */
@@ -186,7 +169,7 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	struct ipv6hdr *ip = bytes_at(skb, p->l3, sizeof(*ip));
 	bool jumbo;
 
-	if (!ip)
+	if (!ip || ip->version != 6)
 		return PARSED_TRUNCATED;
 	__builtin_memcpy(&p->src, &ip->saddr, sizeof(p->src));
 	__builtin_memcpy(&p->dst, &ip->daddr, sizeof(p->dst));
@@ -206,7 +189,7 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 		return parse_ipv6_fragment(skb, p);
 	/* BIG TCP has a jumbo option instead of a length (RFC 2675). */
 	p->fast_eligible = (p->l4 == p->l3 + sizeof(*ip) || jumbo) && !skb->vlan_present;
-	return parse_l4(skb, p);
+	return PARSED;
 }
 
 /* The frame is for a VLAN device above this one. VLAN 0 is only a priority (802.1Q, 6.9). */
@@ -215,17 +198,53 @@ static __always_inline bool has_vlan(struct __sk_buff *skb)
 	return skb->vlan_present && skb->vlan_tci & VLAN_ID;
 }
 
-/* Fills in p, whose IP header is at l3, as far as the returned enum parsed says. */
-static __noinline int parse(struct __sk_buff *skb, struct packet *p, __u32 l3)
+/*
+ * Fills in pkt_scratch, by the IP header at l3, as far as the returned enum parsed
+ * says. A fragment, also the first, is PARSED_FRAGMENT until parse_fragment.
+ */
+__noinline int parse_headers(struct __sk_buff *skb, __u32 l3)
 {
+	struct packet *p = pkt_scratch_get();
+	int parsed = PARSED_NOT_IP;
+
+	if (!p)
+		return PARSED_NOT_IP;
 	__builtin_memset(p, 0, sizeof(*p));
 	p->l3 = l3;
 	p->ifindex = skb->ifindex;
 	if (has_vlan(skb))
 		return PARSED_NOT_IP;
 	if (skb->protocol == bpf_htons(ETH_P_IP))
-		return parse_ipv4(skb, p);
-	if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		return parse_ipv6(skb, p);
-	return PARSED_NOT_IP;
+		parsed = parse_ipv4(skb, p);
+	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		parsed = parse_ipv6(skb, p);
+	return parsed == PARSED ? parse_l4(skb, p) : parsed;
+}
+
+/* Records the ports of a first fragment; fills in those of a later one. */
+static __noinline int parse_fragment(struct __sk_buff *skb, struct packet *p)
+{
+	struct fragment_key key;
+	int parsed;
+
+	if (p->frag_offset)
+		return fragment_fill_ports(p);
+	fragment_key(&key, p);
+	parsed = parse_l4(skb, p);
+	if (p->icmp_error) { /* those that need translation are short enough for one packet */
+		p->icmp_error = false;
+		p->src = key.src; /* not that of the quoted packet */
+		p->protocol = key.protocol;
+		parsed = PARSED_PROTOCOL;
+	}
+	fragment_track(&key, p, parsed != PARSED);
+	return parsed;
+}
+
+/* Both. */
+static __always_inline int parse(struct __sk_buff *skb, struct packet *p, __u32 l3)
+{
+	int parsed = parse_headers(skb, l3);
+
+	return parsed == PARSED_FRAGMENT ? parse_fragment(skb, p) : parsed;
 }

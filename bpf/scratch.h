@@ -33,6 +33,9 @@
 		return bpf_map_lookup_elem(&name, &zero);                                          \
 	}
 
+/* Keeps the compiler from leaving out a global function's argument, which the verifier wants. */
+#define USE_ARGUMENT(x) asm volatile("" : : "r"(x))
+
 /*
  * The packet that the program runs for, for entry programs, which pass it on. The
  * verifier does not track values in a map, so it does not explore every function
@@ -62,7 +65,9 @@ SCRATCH(hash_scratch, struct hash_args);
 struct backup_args {
 	struct flow_key key;
 	struct flow flow;
-	__u32 first; /* the number of the first place in the key's bucket */
+	__u32 bucket; /* of the key */
+	__u32 id;
+	__u32 way; /* or BACKUP_WAYS. Not in a register, where the verifier would follow each value. */
 	__u32 pad;
 };
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * antiSpoof: a container sends from its own MAC and addresses only, and claims no
- * others by ARP, neighbor discovery or DHCP. Checked before parse, which records
- * the ports of fragments by their addresses. Plain packets are compared with the
- * device's entry. All others are read to the end of their headers, and dropped if
- * that is impossible (RFC 7113, 2.1).
+ * others by ARP, neighbor discovery or DHCP. Checked before parse_fragment, which
+ * records the ports of fragments by their addresses. Plain packets are compared with
+ * the device's entry. All others are read to the end of their headers, and dropped
+ * if that is impossible (RFC 7113, 2.1).
  */
 #pragma once
 
@@ -19,52 +19,25 @@
 #define DHCP6_CLIENT 546
 
 /* TCP or UDP with plain headers, not for DHCP or a tunnel: only source and MAC need a check. */
-static __always_inline bool spoof_is_plain(struct __sk_buff *skb, struct addr *source)
+static __always_inline bool spoof_is_plain(const struct packet *p)
 {
-	__u32 l4 = ETH_HLEN;
-	__u16 dhcp_client;
-	struct ipv6hdr *ip6;
-	struct udphdr *udp;
-	struct iphdr *ip4;
-	__u8 protocol;
-
-	if (skb->vlan_present)
+	if (!p->fast_eligible || (p->ipv6 && p->src.bytes[0] < 0x20)) /* no mapped address */
 		return false;
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		ip4 = linear_at(skb, ETH_HLEN, sizeof(*ip4));
-		if (!ip4 || ip4->version != 4 || ip4->ihl != 5 ||
-		    ip4->frag_off & bpf_htons(IPV4_OFFSET_MASK))
-			return false;
-		addr_from_ipv4(source, ip4->saddr);
-		protocol = ip4->protocol;
-		dhcp_client = DHCP4_CLIENT;
-		l4 += sizeof(*ip4);
-	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		ip6 = linear_at(skb, ETH_HLEN, sizeof(*ip6));
-		if (!ip6 || ip6->version != 6 || ip6->saddr.in6_u.u6_addr8[0] < 0x20)
-			return false; /* 0x20: no mapped address */
-		__builtin_memcpy(source, &ip6->saddr, sizeof(*source));
-		protocol = ip6->nexthdr;
-		dhcp_client = DHCP6_CLIENT;
-		l4 += sizeof(*ip6);
-	} else {
-		return false;
-	}
-	if (protocol != IPPROTO_UDP)
-		return protocol == IPPROTO_TCP;
-	udp = linear_at(skb, l4, sizeof(*udp));
-	return udp && udp->dest != bpf_htons(dhcp_client) && !is_tunnel_port(udp->dest);
+	if (p->protocol != IPPROTO_UDP)
+		return p->protocol == IPPROTO_TCP;
+	return p->dport != DHCP4_CLIENT && p->dport != DHCP6_CLIENT &&
+	       !is_tunnel_port(bpf_htons(p->dport));
 }
 
 /* A plain packet from the container's MAC and one of its first addresses: most packets are. */
-static __always_inline bool spoof_is_plain_own(struct __sk_buff *skb, const struct device *device)
+static __always_inline bool spoof_is_plain_own(struct __sk_buff *skb, const struct packet *p,
+					       const struct device *device)
 {
-	struct addr source;
 	struct ethhdr *eth;
 
-	if (!spoof_is_plain(skb, &source))
+	if (!spoof_is_plain(p))
 		return false;
-	if (!addr_equal(&source, &device->addr4) && !addr_equal(&source, &device->addr6))
+	if (!addr_equal(&p->src, &device->addr4) && !addr_equal(&p->src, &device->addr6))
 		return false;
 	eth = linear_at(skb, 0, sizeof(*eth));
 	return eth && mac_equal(eth->h_source, device->mac);
@@ -431,14 +404,15 @@ static __always_inline __be16 spoof_skip_tags(struct __sk_buff *skb, __u32 *offs
 	return protocol;
 }
 
-/* Checks any frame. */
-static __noinline int spoof_check_frame(struct __sk_buff *skb, const struct device *device)
+/* Checks any frame of the container behind its device. */
+__noinline int spoof_check_frame(struct __sk_buff *skb)
 {
+	struct device *device = device_lookup(skb->ifindex);
 	struct ethhdr *eth = bytes_at(skb, 0, sizeof(*eth));
 	__u32 offset = ETH_HLEN;
 	__be16 protocol;
 
-	if (!eth)
+	if (!eth || !device)
 		return REASON_TRUNCATED;
 	if (!mac_equal(eth->h_source, device->mac))
 		return REASON_MAC;
@@ -457,10 +431,15 @@ static __noinline int spoof_check_frame(struct __sk_buff *skb, const struct devi
 	}
 }
 
-/* Returns why the frame of the container behind device must be dropped, or REASON_NONE. */
-static __always_inline int spoof_check(struct __sk_buff *skb, const struct device *device)
+/*
+ * Returns why the frame of the container behind device must be dropped, or
+ * REASON_NONE. p is what could be parsed of it.
+ */
+static __always_inline int spoof_check(struct __sk_buff *skb, const struct packet *p, int parsed,
+				       const struct device *device)
 {
-	if (!(device->flags & DEVICE_ANTI_SPOOF) || spoof_is_plain_own(skb, device))
+	if (!(device->flags & DEVICE_ANTI_SPOOF) ||
+	    (parsed == PARSED && spoof_is_plain_own(skb, p, device)))
 		return REASON_NONE;
-	return spoof_check_frame(skb, device);
+	return spoof_check_frame(skb);
 }

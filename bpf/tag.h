@@ -14,7 +14,8 @@ enum tag {
 	TAG_REENTRY = 0xee, /* translated, and received again */
 	/* For the stack: a flag, and a hash of the packet's tuple, which tells whether it changes. */
 	TAG_TUPLE = 0x8000,
-	TAG_ROUTED = 0x4000, /* from the outside, to a container's own address, and of no flow */
+	TAG_ROUTED = 0x4000,  /* from the outside, to a container's own address, and of no flow */
+	TAG_OBSERVE = 0x2000, /* the last hook notes the delivery, for the offload */
 };
 
 /* Returns our tag, and takes it off. Others' values of tc_index stay. */
@@ -29,23 +30,40 @@ static __always_inline __u32 tag_take(struct __sk_buff *skb)
 	return tag;
 }
 
+/* A hash, which nobody can predict, of packets from src:sport to dst:dport. */
+static __always_inline __u32 hash_tuple(const struct addr *src, __u16 sport, const struct addr *dst,
+					__u16 dport, __u8 protocol, bool ipv6)
+{
+	const __u32 *a = (const __u32 *)src, *b = (const __u32 *)dst;
+	__u32 hash = (__u32)config.secret[0] ^ protocol;
+
+	hash = hash_mix(hash, (__u32)sport << 16 | dport);
+	hash = hash_mix(hash, a[3]);
+	hash = hash_mix(hash, b[3]);
+	if (ipv6)
+		for (int i = 0; i < 3; i++)
+			hash = hash_mix(hash_mix(hash, a[i]), b[i]);
+	return hash;
+}
+
+/* The hash of the tuple as it is; never 0. */
+static __always_inline __u32 tuple_id(const struct fwd_key *tuple)
+{
+	return hash_tuple(&tuple->src, tuple->sport, &tuple->dst, tuple->dport, tuple->protocol,
+			  tuple->ipv6) |
+	       1;
+}
+
 /* The tag for p, addressed to addr:port. */
 static __always_inline __u32 tag_tuple(const struct packet *p, const struct addr *addr, __u16 port)
 {
-	const __u32 *src = (const __u32 *)&p->src, *dst = (const __u32 *)addr;
-	__u32 hash = (__u32)config.secret[0] ^ p->protocol;
+	__u32 hash = hash_tuple(&p->src, p->sport, addr, port, p->protocol, p->ipv6);
 
-	hash = hash_mix(hash, (__u32)p->sport << 16 | port);
-	hash = hash_mix(hash, src[3]);
-	hash = hash_mix(hash, dst[3]);
-	if (p->ipv6)
-		for (int i = 0; i < 3; i++)
-			hash = hash_mix(hash_mix(hash, src[i]), dst[i]);
-	return TAG_TUPLE | (hash & (TAG_ROUTED - 1));
+	return TAG_TUPLE | (hash & (TAG_OBSERVE - 1));
 }
 
 /* The stack has not changed p since the ingress hook gave it the tag. */
 static __always_inline bool tag_matches(__u32 tag, const struct packet *p)
 {
-	return (tag & ~(__u32)TAG_ROUTED) == tag_tuple(p, &p->dst, p->dport);
+	return (tag & ~(__u32)(TAG_ROUTED | TAG_OBSERVE)) == tag_tuple(p, &p->dst, p->dport);
 }

@@ -243,6 +243,7 @@ func Spec(options Options) (*ebpf.CollectionSpec, error) {
 func (p Programs) configure(spec *ebpf.CollectionSpec, config bpf.HostConfig) error {
 	config.Abi, config.Build, config.Revision = p.ABI, p.Build, p.Revision
 	config.BackupBuckets = spec.Maps[bpf.MapFlowsBackup].MaxEntries / backupWays
+	spec.Maps[bpf.MapBackupIDs].MaxEntries = config.BackupBuckets
 	if err := spec.Variables[bpf.VarConfig].Set(config); err != nil {
 		return fmt.Errorf("set the datapath's configuration: %w", err)
 	}

@@ -46,7 +46,6 @@ var registry = map[string]mapTraits{
 	bpf.MapFlowsBackup:   {flowsPerEntry: 1, ways: backupWays},
 	bpf.MapOffloadTCP:    {flowsPerEntry: 1},
 	bpf.MapOffloadUDP:    {flowsPerEntry: 4}, // UDP entries stay until evicted, so they get less memory
-	bpf.MapFwdCache:      {flowsPerEntry: 1},
 
 	bpf.MapGeneration:  {onDemand: true},
 	bpf.MapPortNumbers: {onDemand: true},

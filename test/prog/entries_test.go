@@ -222,7 +222,7 @@ func (h *host) putBackup(key bpf.FlowKey, value bpf.Flow) error {
 			return err
 		}
 		if place.Used == 0 {
-			return h.flowsBackup().Put(i, bpf.FlowBackup{Used: 1, Key: key, Flow: value})
+			return errors.Join(h.flowsBackup().Put(i, bpf.FlowBackup{Used: 1, Key: key, Flow: value}), h.setBackupID(i, backupID(key)))
 		}
 	}
 	return errors.New("flows_backup is full")
@@ -236,17 +236,28 @@ func (h *host) removeBackup(key bpf.FlowKey) error {
 			return err
 		}
 		if place.Used != 0 && place.Key == key {
-			return h.flowsBackup().Put(i, bpf.FlowBackup{})
+			return errors.Join(h.flowsBackup().Put(i, bpf.FlowBackup{}), h.setBackupID(i, 0))
 		}
 	}
 	return nil
+}
+
+// setBackupID writes the hash of the key at a place of flows_backup.
+func (h *host) setBackupID(place, id uint32) error {
+	var ids bpf.BackupIDs
+	m := h.programs.Maps[bpf.MapBackupIDs]
+	if err := m.Lookup(uint32(0), &ids); err != nil {
+		return err
+	}
+	ids.Id[place] = id
+	return m.Put(uint32(0), ids)
 }
 
 // clearBackup empties flows_backup.
 func (h *host) clearBackup() error {
 	var errs []error
 	for i := range uint32(backupWays) {
-		errs = append(errs, h.flowsBackup().Put(i, bpf.FlowBackup{}))
+		errs = append(errs, h.flowsBackup().Put(i, bpf.FlowBackup{}), h.setBackupID(i, 0))
 	}
 	return errors.Join(errs...)
 }
@@ -374,4 +385,13 @@ func empty[K comparable, V any](m *ebpf.Map) error {
 		}
 	}
 	return err
+}
+
+// generation is that of the plugin's maps, in the datapath that the tests share.
+var generation uint64
+
+// emptyForwardingCache voids all decisions in the forwarding cache, as a change of the plugin's maps does.
+func (h *host) emptyForwardingCache() error {
+	generation++
+	return h.programs.Maps[bpf.MapGeneration].Put(uint32(0), generation)
 }

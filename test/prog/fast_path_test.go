@@ -104,7 +104,7 @@ func (h *host) checkFastPath(program string, s scene, r fastPathRow) error {
 	}
 	errs := []error{
 		h.reset(), h.fill(s, r.ports, r.flows),
-		empty[bpf.FwdKey, bpf.FwdEntry](h.programs.Maps[bpf.MapFwdCache]),
+		h.emptyForwardingCache(),
 		empty[bpf.OffloadKey, bpf.Offload](h.offloads(s)),
 		h.offload(s, r.known),
 	}

@@ -133,7 +133,7 @@ func (h *host) checkGateway(s scene, r gatewayRow) error {
 // putGatewayPods writes the pods, of which the one behind the veth is on it, and all others on lo.
 func (h *host) putGatewayPods(s scene, r gatewayRow) error {
 	maps := h.programs.Maps
-	errs := []error{empty[bpf.FwdKey, bpf.FwdEntry](maps[bpf.MapFwdCache])}
+	errs := []error{h.emptyForwardingCache()}
 	for pod := range owners {
 		endpoint := bpf.Endpoint{
 			Owner: owners[pod], Network: 1, Container: owners[pod], Ifindex: uint32(h.lo.Index),

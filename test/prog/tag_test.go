@@ -19,6 +19,7 @@ const (
 	tagTranslated = 0xed
 	tagTuple      = 0x8000
 	tagRouted     = 0x4000
+	tagObserve    = 0x2000
 )
 
 // hashMix is hash_mix of hash.h.
@@ -64,7 +65,7 @@ func (s scene) tag(p testenv.Packet) uint32 {
 			hash = hashMix(hashMix(hash, src[i]), dst[i])
 		}
 	}
-	return tagTuple | hash&(tagRouted-1)
+	return tagTuple | hash&(tagObserve-1)
 }
 
 // secret is the first half of the tests' config.secret.

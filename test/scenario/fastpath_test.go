@@ -46,7 +46,7 @@ func TestFastPath(t *testing.T) {
 				serve(t, p.server, protocol, p.listen)
 				client := connect(t, p.client, protocol, netip.AddrPort{}, p.dial)
 				defer client.Close()
-				for range 5 { // enough for the offload to begin
+				for range offloadRequests {
 					ask(t, client, p.server)
 				}
 				before := n.forwarded(t)
@@ -77,7 +77,7 @@ func TestForwardRuleRejectsNewConnections(t *testing.T) {
 		serve(t, p.server, protocol, p.listen)
 		client := connect(t, p.client, protocol, netip.AddrPort{}, p.dial)
 		defer client.Close()
-		for range 5 {
+		for range offloadRequests {
 			ask(t, client, p.server)
 		}
 		n.nft(t, rejectForwarding)
@@ -119,7 +119,7 @@ func TestForwardRuleRejectsReusedPorts(t *testing.T) {
 		serve(t, p.server, "tcp", p.listen)
 		local := at(p.clientAddr, port)
 		client := connect(t, p.client, "tcp", local, p.dial)
-		for range 5 {
+		for range offloadRequests {
 			ask(t, client, p.server)
 		}
 		if err := client.Reset(); err != nil {
@@ -143,7 +143,7 @@ func TestFirewallReload(t *testing.T) {
 		defer client.Close()
 		for _, rules := range []string{"", "flush ruleset", "flush ruleset; " + reloaded, "flush ruleset; " + reloaded} {
 			n.nft(t, rules)
-			for range 5 {
+			for range offloadRequests {
 				ask(t, client, p.server)
 			}
 			reach(t, p.client, protocol, p.dial, p.server)

@@ -26,13 +26,13 @@ type quiet struct {
 	opener         netip.AddrPort // the client's own address
 }
 
-// openQuiet opens a connection to the outside, and sends a little by it, enough for the offload to begin.
+// openQuiet opens a connection to the outside, and sends a little by it, enough for the offload.
 func (n *network) openQuiet(t *testing.T, name string, f testenv.Family, a *testenv.Pod, port uint16) quiet {
 	t.Helper()
 	remote := at(f.Outside, port)
 	client, server := connectPair(t, path{name, a.Namespace, n.Outside, remote, remote})
 	q := quiet{name, client, server, remote, plain(server.RemoteAddr()), plain(client.LocalAddr())}
-	for range 5 {
+	for range offloadRequests {
 		q.use(t)
 	}
 	return q
@@ -43,7 +43,7 @@ func (n *network) openQuietFromOutside(t *testing.T, name string, f testenv.Fami
 	t.Helper()
 	client, server := connectPair(t, path{name, n.Outside, web.Namespace, at(f.Pod(web), 80), at(f.Node, 8080)})
 	q := quiet{name, client, server, plain(client.LocalAddr()), at(f.Node, 8080), plain(client.LocalAddr())}
-	for range 5 {
+	for range offloadRequests {
 		q.use(t)
 	}
 	return q

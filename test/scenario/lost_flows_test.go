@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -22,11 +23,9 @@ import (
 // reset or an error.
 
 // clearFlows removes all entries of a map of flows and counts them.
-func clearFlows(m *ebpf.Map) (removed int, err error) { return clearMap[bpf.FlowKey](m) }
-
-func clearMap[K any](m *ebpf.Map) (removed int, err error) {
+func clearFlows(m *ebpf.Map) (removed int, err error) {
 	for {
-		var key K
+		var key bpf.FlowKey
 		if err := m.NextKey(nil, &key); errors.Is(err, ebpf.ErrKeyNotExist) {
 			return removed, nil
 		} else if err != nil {
@@ -40,12 +39,15 @@ func clearMap[K any](m *ebpf.Map) (removed int, err error) {
 	}
 }
 
-// clearFlowsAndCache also clears the forwarding cache, since the packets that it forwards restore no flow.
+// clearFlowsAndCache also voids the forwarding cache, since the packets that it forwards restore no flow.
 func clearFlowsAndCache(datapath *loader.Datapath) (removed int, err error) {
-	if removed, err = clearFlows(datapath.Flows); err == nil {
-		_, err = clearMap[bpf.FwdKey](datapath.FwdCache)
+	if removed, err = clearFlows(datapath.Flows); err != nil {
+		return removed, err
 	}
-	return removed, err
+	return removed, maps.With(context.Background(), datapath, func(store *maps.Store) error {
+		store.NewGeneration()
+		return nil
+	})
 }
 
 // All flows and the forwarding cache are cleared between two requests.

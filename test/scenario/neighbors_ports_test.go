@@ -35,7 +35,7 @@ func TestServiceAndBackendFromOnePort(t *testing.T) {
 					for _, server := range servers {
 						client := connect(t, a.Namespace, "tcp", local, server)
 						defer client.Close()
-						for range 5 { // enough for the offload to begin
+						for range offloadRequests {
 							ask(t, client, web.Namespace)
 						}
 						clients = append(clients, client)
@@ -54,7 +54,7 @@ func TestServiceAndBackendFromOnePort(t *testing.T) {
 					}
 					defer socket.Close()
 					for _, server := range servers {
-						for range 5 {
+						for range offloadRequests {
 							askFrom(t, socket, server)
 						}
 					}

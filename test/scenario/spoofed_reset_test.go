@@ -26,7 +26,7 @@ func TestSpoofedResetsFreeNoPort(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, f testenv.Family) {
 		server := at(f.Outside, 80)
 		quiet := pairs{openPair(t, "tcp", path{"pod to outside", a.Namespace, n.Outside, server, server})}
-		for range 5 {
+		for range offloadRequests {
 			quiet.exchange(t)
 		}
 		dropSYNs(t, n.Outside)

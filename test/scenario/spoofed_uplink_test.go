@@ -145,7 +145,7 @@ func TestSpoofedPacketsOfConnections(t *testing.T) {
 			inbound := open(path{"direct, inbound", n.Outside, a.Namespace, onA, onA})
 			outbound := open(path{"direct, outbound", a.Namespace, n.Outside, onPlain, onPlain})
 			all := pairs{hostPort, masqueraded, inbound, outbound}
-			for range 5 { // enough for the offload to begin
+			for range offloadRequests {
 				all.exchange(t)
 			}
 			seen := masqueraded.seen()

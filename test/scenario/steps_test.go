@@ -3,6 +3,7 @@ package scenario
 import (
 	"errors"
 	"net/netip"
+	"runtime"
 	"syscall"
 	"testing"
 
@@ -41,6 +42,10 @@ func connect(t *testing.T, from *testenv.Namespace, protocol string, local, to n
 	}
 	return client
 }
+
+// offloadRequests are so many requests by a connection that the next packets of both sides bypass the stack, on
+// whichever CPUs they are: each CPU leaves the first 8 or 9 packets of a side to the stack (OFFLOAD_AFTER in offload.h).
+var offloadRequests = (9 + 1) * runtime.NumCPU()
 
 // ask sends a request over a client's socket, wants the reply from the server in want, and returns
 // the client's address as the server sees it.

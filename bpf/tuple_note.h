@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Notes about the packets of a tuple, for the hooks of other CPUs, which cannot see
+ * the forwarding cache of this one:
+ *
+ *  - TCP from a container to a remote: the number that it has acknowledged last;
+ *  - UDP: the stack has delivered a packet.
+ *
+ * A note is one word, so it is read and written whole. Tuples share places, and
+ * overwrite each other's notes.
+ */
+#pragma once
+
+#include "maps.h"
+#include "tag.h"
+#include "time.h"
+
+#define CT_UDP_INTERVAL TICKS(5) /* conntrack forgets UDP after 30 s at the earliest */
+
+/* NULL only for the verifier. */
+static __always_inline volatile __u64 *tuple_note_lookup(__u32 id)
+{
+	__u32 place = (id >> 1) % TUPLE_NOTES;
+
+	return bpf_map_lookup_elem(&tuple_notes, &place);
+}
+
+static __always_inline void tuple_note_write(__u32 id, __u32 value)
+{
+	volatile __u64 *word = tuple_note_lookup(id);
+	__u64 note = (__u64)id << 32 | value;
+
+	if (word && *word != note)
+		*word = note;
+}
+
+/* Notes the acknowledgment of p, a TCP packet. Returns false if the former note was taken. */
+static __always_inline bool tuple_note_ack(__u32 id, const struct packet *p)
+{
+	volatile __u64 *word = tuple_note_lookup(id);
+
+	if (!word || !*word)
+		return false;
+	tuple_note_write(id, p->ack);
+	return true;
+}
+
+/*
+ * Takes the number that is noted of the container at p's new address, for p's sender; or
+ * returns known if that is later.
+ */
+static __always_inline __u32 tuple_note_take_ack(const struct packet *p, __u32 known)
+{
+	__u32 id =
+		hash_tuple(&p->new_addr, p->new_port, &p->src, p->sport, p->protocol, p->ipv6) | 1;
+	volatile __u64 *word = tuple_note_lookup(id);
+	__u64 note;
+
+	if (!word)
+		return known;
+	note = *word;
+	if (note >> 32 != id)
+		return known;
+	*word = 0;
+	return (__s32)((__u32)note - known) > 0 ? note : known;
+}
+
+/* p opens a connection, of which nothing is noted. */
+static __always_inline void tuple_note_clear(const struct packet *p)
+{
+	__u32 id = tuple_id(packet_tuple(p));
+	volatile __u64 *word = tuple_note_lookup(id);
+
+	if (word && *word >> 32 == id)
+		*word = 0;
+}
+
+/* The stack has delivered p, a UDP packet. */
+static __always_inline void tuple_note_delivery(const struct packet *p)
+{
+	if (p->protocol == IPPROTO_UDP)
+		tuple_note_write(tuple_id(packet_tuple(p)), now_ticks());
+}
+
+/* The stack has delivered a UDP packet of the other side's not long ago. */
+static __always_inline bool tuple_reply_is_delivered(const struct packet *p)
+{
+	__u32 id = hash_tuple(&p->dst, p->dport, &p->src, p->sport, p->protocol, p->ipv6) | 1;
+	volatile __u64 *word = tuple_note_lookup(id);
+	__u64 note = word ? *word : 0;
+
+	return note >> 32 == id && now_ticks() - (__u32)note <= CT_UDP_INTERVAL;
+}

@@ -1,0 +1,291 @@
+package prog
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// cached makes entries for the connection between the pods in the forwarding cache: for its packets to be redirected,
+// or, by the stack, to be counted. Nothing else knows how to redirect it afterwards.
+func (h *cacheHost) cached(s scene, redirect bool) error {
+	if err := h.start(s, bpf.FastPathEstablished); err != nil {
+		return err
+	}
+	verdict := uint32(verdictNext)
+	if redirect {
+		verdict = verdictRedirect
+		if err := h.offload(s, podToPod); err != nil {
+			return err
+		}
+	}
+	var err error
+	if !redirect && s.proto == tcp { // only what begins the connection makes an entry for its next packets
+		err = errors.Join(h.wantSent(s, "pod", forth, verdict, bySYN), h.wantSent(s, "pod2", back, verdict, bySYNACK))
+	}
+	return errors.Join(
+		err, h.wantSent(s, "pod", forth, verdict), h.wantSent(s, "pod2", back, verdict),
+		empty[bpf.OffloadKey, bpf.Offload](h.offloads(s)),
+	)
+}
+
+func bySYN(p *testenv.Packet)    { p.TCPFlags = testenv.SYN }
+func bySYNACK(p *testenv.Packet) { p.TCPFlags = testenv.SYN | testenv.ACK }
+
+const forth, back = "pod:4000 > pod2:80", "pod2:80 > pod:4000"
+
+func eachCached(t *testing.T, fn func(t *testing.T, s scene, redirect bool)) {
+	for _, s := range (row{on: withPorts}).scenes() {
+		for _, redirect := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s %s redirect %v", s.name, s.proto, redirect), func(t *testing.T) { fn(t, s, redirect) })
+		}
+	}
+}
+
+func verdictOf(redirect bool) uint32 {
+	if redirect {
+		return verdictRedirect
+	}
+	return verdictNext
+}
+
+// Without CAP_NET_RAW or with it, a pod cannot send by another's entry: it is dropped as if there were none.
+func TestForwardingCacheIsNotForOthers(t *testing.T) {
+	h := newCacheHost(t)
+	eachCached(t, func(t *testing.T, s scene, redirect bool) {
+		for _, tc := range []struct {
+			name, pod, text string
+			mac             testenv.MAC
+			drop            string
+		}{
+			{"another MAC address", "pod", forth, podMACs["pod2"], "MAC"},
+			{"the same packet from another device", "pod2", forth, podMACs["pod2"], "address"},
+			{"the same frame from another device", "pod2", forth, podMACs["pod"], "MAC"},
+			{"another's address", "pod", back, podMACs["pod"], "address"},
+			{"another's frame", "pod", back, podMACs["pod2"], "MAC"},
+		} {
+			t.Run(tc.name, func(t *testing.T) {
+				err := h.atOnce(t, func() error {
+					return errors.Join(
+						h.cached(s, redirect),
+						h.wantSent(s, "pod", forth, verdictOf(redirect)),
+						h.wantSent(s, tc.pod, tc.text, verdictDrop, func(p *testenv.Packet) { p.SrcMAC = tc.mac }),
+						h.wantSent(s, "pod", forth, verdictOf(redirect)),
+					)
+				})
+				frame := h.packet(s, tc.pod, tc.text).MustBuild()
+				if err := errors.Join(err, h.checkCounters(tc.drop, len(frame))); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	})
+}
+
+// What the plugin changes holds for the next packet.
+func TestForwardingCacheEndsWithTheGeneration(t *testing.T) {
+	h := newCacheHost(t)
+	endpoints := h.programs.Maps[bpf.MapEndpoints]
+	for _, tc := range []struct {
+		name   string
+		change func(s scene) error
+		drop   bool // else the packet goes to the stack
+	}{
+		{"nothing", func(scene) error { return nil }, false},
+		{"the sender's endpoint is removed", func(s scene) error { return endpoints.Delete(s.wire("pod")) }, false},
+		{"the receiver's endpoint is removed", func(s scene) error { return endpoints.Delete(s.wire("pod2")) }, false},
+		{"the sender has another MAC address", func(s scene) error {
+			return h.putPodDevice(s, "pod", func(d *bpf.Device) { d.Mac[5]++ })
+		}, true},
+		{"another container has the sender's address", func(s scene) error {
+			return errors.Join(
+				h.putPod(s, "pod", bpf.FastPathEstablished, func(e *bpf.Endpoint) { e.Container++; e.Ifindex = uint32(h.devices["pod2"].Index) }),
+				h.putPodDevice(s, "pod", func(d *bpf.Device) { d.Addr4, d.Addr6 = bpf.Addr{}, bpf.Addr{} }),
+			)
+		}, true},
+		{"the sender's routes are its own", func(s scene) error {
+			return h.putPodDevice(s, "pod", func(d *bpf.Device) { d.RouteSet = 1 })
+		}, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			eachCached(t, func(t *testing.T, s scene, redirect bool) {
+				verdict := uint32(verdictNext)
+				if tc.drop {
+					verdict = verdictDrop
+				}
+				err := h.atOnce(t, func() error {
+					return errors.Join(
+						h.cached(s, redirect), tc.change(s),
+						h.wantSent(s, "pod", forth, verdictOf(redirect)), // by the entry, without a new generation
+						h.emptyForwardingCache(),
+						h.wantSent(s, "pod", forth, verdict),
+					)
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// An ingress policy of the sender, from now on, tracks what it sends before an entry is used.
+func TestForwardingCacheTracksForPolicy(t *testing.T) {
+	h := newCacheHost(t)
+	eachCached(t, func(t *testing.T, s scene, redirect bool) {
+		if s.proto == tcp {
+			return // without its SYN, a TCP connection is not tracked
+		}
+		err := h.atOnce(t, func() error {
+			err := errors.Join(
+				h.cached(s, redirect), h.putPodDevice(s, "pod", func(d *bpf.Device) { d.IngressPolicy = bpf.PolicyIsolated }),
+				h.emptyForwardingCache(),
+			)
+			if redirect {
+				err = errors.Join(err, h.offload(s, podToPod))
+			}
+			for range 3 { // by the entry, too
+				err = errors.Join(err, ignoreMissing(h.flows().Delete(s.egress(forth))), h.wantSent(s, "pod", forth, verdictOf(redirect)))
+			}
+			return err
+		})
+		flow := bpf.Flow{}
+		if err = errors.Join(err, h.flows().Lookup(s.egress(forth), &flow)); err != nil || flow.Owner != owners["pod"] {
+			t.Errorf("flow of the pod's: %+v, %v", flow, err)
+		}
+	})
+}
+
+// Packets that need more than forwarding go to the stack, though their connection has an entry.
+func TestForwardingCacheLeavesToTheStack(t *testing.T) {
+	h := newCacheHost(t)
+	long := strings.Repeat("x", 100)
+	eachCached(t, func(t *testing.T, s scene, redirect bool) {
+		if !redirect {
+			return
+		}
+		for _, tc := range []struct {
+			name string
+			only proto
+			v4   bool
+			edit func(*testenv.Packet)
+			void bool // the connection begins anew
+		}{
+			{name: "a first fragment", edit: func(p *testenv.Packet) { p.Fragmented, p.MoreFragments, p.IPID = true, true, 7 }},
+			{name: "IP options", v4: true, edit: func(p *testenv.Packet) { p.Options = "\x07\x07\x04\x00\x00\x00\x00\x00" }},
+			{name: "TTL 1", edit: func(p *testenv.Packet) { p.TTL = 1 }},
+			{name: "longer than any before", edit: func(p *testenv.Packet) { p.Payload = long }},
+			{name: "a frame for another host", edit: to(testenv.MAC{2, 0xee, 0, 0, 0, 1})},
+			{name: "SYN", only: tcp, edit: bySYN, void: true},
+			{name: "FIN", only: tcp, edit: func(p *testenv.Packet) { p.TCPFlags = testenv.FIN | testenv.ACK }},
+			{name: "RST", only: tcp, edit: func(p *testenv.Packet) { p.TCPFlags = testenv.RST }},
+		} {
+			if tc.v4 && s.name != "v4" || tc.only != "" && tc.only != s.proto {
+				continue
+			}
+			t.Run(tc.name, func(t *testing.T) {
+				err := h.atOnce(t, func() error {
+					if err := errors.Join(h.cached(s, true), h.wantSent(s, "pod", forth, verdictRedirect)); err != nil {
+						return err
+					}
+					p := h.packet(s, "pod", forth)
+					tc.edit(&p)
+					got, err := h.tags.run(h.devices["pod"], p.MustBuild())
+					if err == nil && !bytes.Equal(got.frame, p.MustBuild()) {
+						err = fmt.Errorf("packet became %x", got.frame)
+					}
+					return errors.Join(err, checkVerdict(got.verdict, verdictNext), h.wantSent(s, "pod", forth, verdictOf(!tc.void)))
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	})
+}
+
+// A listener of the host's decides about each packet to a tunnel's port: no entry stands for that.
+func TestForwardingCacheIsNotForTunnels(t *testing.T) {
+	h := newCacheHost(t)
+	for _, f := range addressings {
+		s := scene{addressing: f, proto: udp}
+		for _, port := range []uint16{4789, 4790, 6081, 8472} {
+			t.Run(fmt.Sprintf("%s %d", f.name, port), func(t *testing.T) {
+				text := fmt.Sprintf("pod:4000 > node:%d", port)
+				err := h.atOnce(t, func() error {
+					err := errors.Join(
+						h.start(s, bpf.FastPathEstablished),
+						h.wantSent(s, "pod", text, verdictNext), h.wantSent(s, "pod", text, verdictNext),
+					)
+					listener, listenErr := listenUDP(port)
+					if listenErr != nil {
+						return listenErr
+					}
+					defer unix.Close(listener)
+					return errors.Join(err, h.wantSent(s, "pod", text, verdictDrop))
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// listenUDP opens a socket for both families.
+func listenUDP(port uint16) (fd int, err error) {
+	fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("socket: %w", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet6{Port: int(port)}); err != nil {
+		unix.Close(fd)
+		return 0, fmt.Errorf("bind port %d: %w", port, err)
+	}
+	return fd, nil
+}
+
+// A connection by an uplink is counted, but each of its packets is translated anew.
+func TestForwardingCacheCountsOnlyAtUplinks(t *testing.T) {
+	h := newCacheHost(t)
+	for _, s := range (row{on: withPorts}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			s.star = 20000
+			known := snat("remote:80", "node:*", "pod:4000").established()
+			receive := func(out string) error {
+				p := s.packet("remote:80 > node:*", true)
+				if s.proto == tcp {
+					p.TCPFlags = testenv.ACK
+				}
+				step := hop{program: bpf.ProgFromUplink, out: out}
+				return h.receive(s, p, step)
+			}
+			err := h.atOnce(t, func() error {
+				err := errors.Join(h.start(s, bpf.FastPathEstablished), h.fill(s, nil, []flow{known}))
+				for range 5 {
+					err = errors.Join(err, receive("remote:80 > pod:4000"))
+				}
+				key, _ := known.wire(s)
+				return errors.Join(err, h.flows().Delete(key), h.removeBackup(key), receive(""))
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// receive runs from_uplink on a packet, and wants it in the stack as step says.
+func (h *cacheHost) receive(s scene, p testenv.Packet, step hop) error {
+	copy(p.DstMAC[:], h.uplink.HardwareAddr)
+	frame := p.MustBuild()
+	verdict, result, err := h.run(step.program, frame)
+	return errors.Join(err, checkVerdict(verdict, verdictNext), checkPacket(&s, row{out: step.out, reply: true}, p, frame, result))
+}

@@ -1,0 +1,280 @@
+package prog
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+const (
+	offloadAfter = 8                // OFFLOAD_AFTER of offload.h
+	offloadAt    = offloadAfter + 2 // the packet that is noted, at the latest
+)
+
+// known returns the only entry of the offload for the scene's protocol, or none.
+func (h *cacheHost) known(s scene) (entry bpf.Offload, count int, err error) {
+	all, err := contents[bpf.OffloadKey, bpf.Offload](h.offloads(s))
+	for _, entry = range all {
+	}
+	return entry, len(all), err
+}
+
+// wantKnown wants the states of the only entry, or no entry for 0.
+func (h *cacheHost) wantKnown(s scene, states bpf.OffloadState) error {
+	entry, count, err := h.known(s)
+	if err == nil && (count > 1 || entry.State != states) {
+		err = fmt.Errorf("%d entries of the offload, the last one in state %#x, want %#x", count, entry.State, states)
+	}
+	return err
+}
+
+// Only a connection that goes on gets an entry of the offload, and bypasses the stack.
+func TestOffloadBegins(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newCacheHost(t)
+	for _, s := range (row{on: withPorts}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			err := h.on(0, func() error {
+				if err := h.start(s, bpf.FastPathEstablished); err != nil {
+					return err
+				}
+				for i := range offloadAfter {
+					if err := errors.Join(h.bothWays(s, verdictNext), h.wantKnown(s, 0)); err != nil {
+						return fmt.Errorf("packet %d: %w", i, err)
+					}
+				}
+				err := error(nil)
+				for range offloadAt - offloadAfter {
+					err = errors.Join(err, h.sendBothWays(s))
+				}
+				return errors.Join(err, h.wantKnown(s, both), h.bothWays(s, verdictRedirect))
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// bothWays delivers a packet of each pod's, and wants both verdicts.
+func (h *cacheHost) bothWays(s scene, verdict uint32) error {
+	return errors.Join(h.wantDelivered(s, "pod", "pod2", forth, verdict), h.wantDelivered(s, "pod2", "pod", back, verdict))
+}
+
+// sendBothWays delivers a packet of each pod's, by the stack or not.
+func (h *cacheHost) sendBothWays(s scene) error {
+	_, err := h.deliver(s, "pod", "pod2", forth)
+	_, replyErr := h.deliver(s, "pod2", "pod", back)
+	return errors.Join(err, replyErr)
+}
+
+func (h *cacheHost) wantDelivered(s scene, from, to, text string, verdict uint32, edits ...func(*testenv.Packet)) error {
+	got, err := h.deliver(s, from, to, text, edits...)
+	if err == nil {
+		err = checkVerdict(got.verdict, verdict)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", text, err)
+	}
+	return nil
+}
+
+// Packets count that an entry of an older generation has counted.
+func TestOffloadCountSurvivesItsEntry(t *testing.T) {
+	h := newCacheHost(t)
+	for _, s := range (row{on: withPorts}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			err := h.on(0, func() error {
+				err := h.start(s, bpf.FastPathEstablished)
+				for i := range 2 * offloadAfter {
+					got, sendErr := h.send(s, "pod", forth)
+					if early, late := i < offloadAfter, i >= offloadAt-1; err == nil && (early || late) && got.observed() != late {
+						err = fmt.Errorf("packet %d: noted is %v, want %v", i, !late, late)
+					}
+					err = errors.Join(err, sendErr)
+					if i%3 == 2 {
+						err = errors.Join(err, h.emptyForwardingCache())
+					}
+				}
+				return err
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// The stack keeps connections of a pod with fastPath never, and nothing is noted of them.
+func TestOffloadNeverBegins(t *testing.T) {
+	h := newCacheHost(t)
+	for _, s := range (row{on: withPorts}).scenes() {
+		for _, text := range []string{forth, "pod:4000 > remote:80"} {
+			t.Run(s.name+" "+string(s.proto)+" "+text, func(t *testing.T) {
+				err := h.on(0, func() error {
+					err := errors.Join(h.start(s, bpf.FastPathEstablished), h.putPod(s, "pod", bpf.FastPathNever, nil))
+					for i := range 300 { // more than a count has room for
+						got, sendErr := h.send(s, "pod", text)
+						if err = errors.Join(err, sendErr); err == nil && (got.verdict != verdictNext || got.observed()) {
+							err = fmt.Errorf("packet %d: verdict %d, noted %v", i, int32(got.verdict), got.observed())
+						}
+					}
+					return errors.Join(err, h.wantKnown(s, 0))
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// One reply is enough for UDP that goes one way: conntrack does not wait for more.
+func TestOffloadOfOneWayUDP(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newCacheHost(t)
+	for _, f := range addressings {
+		for _, before := range []int{1, offloadAfter, 2 * offloadAt} {
+			t.Run(fmt.Sprintf("%s, reply after %d", f.name, before), func(t *testing.T) {
+				s := scene{addressing: f, proto: udp}
+				err := h.on(0, func() error {
+					err := h.start(s, bpf.FastPathEstablished)
+					for range before {
+						err = errors.Join(err, h.wantDelivered(s, "pod", "pod2", forth, verdictNext))
+					}
+					err = errors.Join(err, h.wantDelivered(s, "pod2", "pod", back, verdictNext))
+					for range offloadAt {
+						_, sendErr := h.deliver(s, "pod", "pod2", forth)
+						err = errors.Join(err, sendErr)
+					}
+					return errors.Join(err, h.wantDelivered(s, "pod", "pod2", forth, verdictRedirect))
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// Without a reply, it stays with the stack: conntrack forgets it sooner, and rules may depend on that.
+func TestOffloadNeedsAReply(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newCacheHost(t)
+	for _, s := range (row{on: withPorts}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			err := h.on(0, func() error {
+				err := h.start(s, bpf.FastPathEstablished)
+				for range 3 * offloadAfter {
+					err = errors.Join(err, h.wantDelivered(s, "pod", "pod2", forth, verdictNext))
+				}
+				// A reply to another connection is none.
+				return errors.Join(err, h.wantDelivered(s, "pod2", "pod", "pod2:81 > pod:4000", verdictNext),
+					h.wantDelivered(s, "pod", "pod2", forth, verdictNext), h.wantKnown(s, 2*bpf.OffloadDelivered))
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func flags(flags uint8) func(*testenv.Packet) {
+	return func(p *testenv.Packet) { p.TCPFlags, p.Payload = flags, "" }
+}
+
+// A handshake on the ports of a connection begins anew: its packets do not bypass the rules, whatever is known
+// of the former one, and to which CPU.
+func TestOffloadEndsWithANewHandshake(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newCacheHost(t)
+	for _, s := range (row{on: []proto{tcp}}).scenes() {
+		for _, tc := range []struct {
+			name   string
+			before func() error
+		}{
+			{"offloaded", func() error { return nil }},
+			{"offloaded, and redirected a moment ago", func() error { return h.bothWays(s, verdictRedirect) }},
+		} {
+			t.Run(s.name+" "+tc.name, func(t *testing.T) {
+				err := h.on(0, func() error {
+					return errors.Join(
+						h.start(s, bpf.FastPathEstablished), h.offload(s, podToPod), tc.before(),
+						h.wantDelivered(s, "pod", "pod2", forth, verdictNext, flags(syn)),
+						h.wantDelivered(s, "pod2", "pod", back, verdictNext, flags(synack)),
+						h.wantKnown(s, 0),
+						h.bothWays(s, verdictNext),
+					)
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		t.Run(s.name+" offloaded by another CPU's packets, while this one counts", func(t *testing.T) {
+			err := h.on(0, func() error {
+				return errors.Join(
+					h.start(s, bpf.FastPathEstablished), h.bothWays(s, verdictNext), h.offload(s, podToPod),
+					h.wantDelivered(s, "pod", "pod2", forth, verdictNext, flags(syn)),
+					h.wantDelivered(s, "pod2", "pod", back, verdictNext, flags(synack)),
+					h.wantKnown(s, 0),
+					h.bothWays(s, verdictNext),
+				)
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// Packets on another CPU have had the connection offloaded. This CPU's packets do not return to a conntrack that has
+// not seen the numbers of the others.
+func TestOffloadHoldsOnEachCPU(t *testing.T) {
+	h := newCacheHost(t)
+	for _, s := range (row{on: []proto{tcp}}).scenes() {
+		t.Run(s.name, func(t *testing.T) {
+			err := h.atOnce(t, func() error {
+				return errors.Join(
+					h.start(s, bpf.FastPathEstablished),
+					h.wantSent(s, "pod", forth, verdictNext), h.wantSent(s, "pod", forth, verdictNext),
+					h.offload(s, podToPod),
+					h.wantSent(s, "pod", forth, verdictRedirect),
+				)
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A conntrack update ends at the last hook, for connections that count or do not.
+func TestConntrackUpdateEndsAtTheLastHook(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newCacheHost(t)
+	for _, s := range (row{on: []proto{tcp}}).scenes() {
+		t.Run(s.name, func(t *testing.T) {
+			const ctUpdate = 0xec // TAG_CT_UPDATE
+			err := h.atOnce(t, func() error {
+				if err := errors.Join(h.start(s, bpf.FastPathEstablished), h.bothWays(s, verdictNext), h.offload(s, podToPod)); err != nil {
+					return err
+				}
+				p := h.packet(s, "pod", forth)
+				p.Seq, p.Ack, p.Payload = ^uint32(0), ^uint32(0), "" // before what the entry says conntrack has seen
+				sent, err := h.tags.runTagged(h.devices["pod"], ctUpdate, p.MustBuild())
+				if err != nil || sent.verdict != verdictNext || !sent.observed() {
+					return fmt.Errorf("the update: %+v, %v, want it in the stack, to be noted", sent, err)
+				}
+				verdict, _, err := h.runAt(bpf.ProgToContainer, h.devices["pod2"], h.devices["pod"], sent)
+				return errors.Join(err, checkVerdict(verdict, verdictDrop))
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
