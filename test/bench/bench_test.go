@@ -150,17 +150,6 @@ func TestVariants(t *testing.T) {
 	}
 }
 
-func TestOptions(t *testing.T) {
-	if opts, err := parseOptions(strings.Fields("-quick -json a -svg b -only c")); err != nil || opts != (options{quick: true, only: "c", json: "a", svg: "b"}) {
-		t.Errorf("%+v, %v", opts, err)
-	}
-	for _, args := range []string{"extra", "-unknown", "-quick -readme f", "-only bare -readme f", "-from a -json b"} {
-		if _, err := parseOptions(strings.Fields(args)); err == nil {
-			t.Errorf("%s: no error", args)
-		}
-	}
-}
-
 // example is a result in which the rates of ebpfnet are value times those of a bare veth and of plain
 // routing.
 func example(value float64) *result {
@@ -253,6 +242,23 @@ func TestTargetNotMeasured(t *testing.T) {
 		if v.Met {
 			t.Errorf("%s is met", v.Title)
 		}
+	}
+}
+
+// A part of a run says nothing about the targets of the rest.
+func TestForgetUnmeasured(t *testing.T) {
+	r := example(1)
+	r.Traffic = nil
+	r.evaluate()
+	r.forgetUnmeasured()
+	if len(r.Targets) != 3 { // ADD, ADDs at once and DEL
+		t.Errorf("left: %+v", r.Targets)
+	}
+	r.Calls, r.Targets = nil, nil
+	r.evaluate()
+	r.forgetUnmeasured()
+	if text := r.targetTable().String(); strings.Contains(text, "not measured") {
+		t.Errorf("got\n%s", text)
 	}
 }
 

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"os"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -56,6 +58,29 @@ func (p plan) callsOf(s *setup) int {
 		return min(2, p.calls)
 	}
 	return p.calls
+}
+
+// plan returns the plan with the changes that the options make.
+func (o *options) plan() plan {
+	p := full
+	if o.quick {
+		p = quick
+	}
+	if o.rounds > 0 {
+		p.rounds = o.rounds
+	}
+	if o.slice > 0 {
+		p.slice = o.slice
+	}
+	return p
+}
+
+// command says how to measure the same.
+func (o *options) command() string {
+	if o.partial() {
+		return "bench " + strings.Join(os.Args[1:], " ")
+	}
+	return "make " + o.plan().name
 }
 
 type plannedSetup struct {

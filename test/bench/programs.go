@@ -142,7 +142,7 @@ var costedWorkloads = []string{"udp-packets", "tcp-rr", "tcp-crr"}
 
 // programCosts lets the kernel measure the run time of programs. This slows each run down a little,
 // so nothing else is measured at the same time.
-func (s *setup) programCosts(slice time.Duration) ([]programCost, error) {
+func (s *setup) programCosts(traffic []traffic, slice time.Duration) ([]programCost, error) {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
 		return nil, fmt.Errorf("enable statistics of BPF programs: %w", err)
@@ -154,7 +154,7 @@ func (s *setup) programCosts(slice time.Duration) ([]programCost, error) {
 		return nil, err
 	}
 	var all []programCost
-	for _, t := range trafficOf(s) {
+	for _, t := range traffic {
 		if !slices.Contains(costedWorkloads, t.workload.name) {
 			continue
 		}

@@ -86,7 +86,7 @@ func (r *result) targetTable() *table {
 		}
 	}
 	t.add(titles...)
-	for i := 0; i < len(r.Targets); i += len(ours) {
+	for i := 0; len(ours) > 0 && i < len(r.Targets); i += len(ours) {
 		v := r.Targets[i]
 		cells := []string{v.Title, v.Against, "at least " + ratio(v.Target)}
 		if v.AtMost {

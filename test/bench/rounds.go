@@ -16,15 +16,33 @@ type traffic struct {
 	ends     ends
 }
 
-func trafficOf(s *setup) []traffic {
+// cells lists all that a run measures, in the order of measurement, without ends.
+func (s *selection) cells() []traffic {
 	var all []traffic
 	for _, p := range paths {
 		for _, f := range testenv.Families {
 			for _, w := range workloads {
-				if e, ok := p.ends(s, f); ok {
-					all = append(all, traffic{p, f, w, e})
+				if has(s.paths, p.name) && has(s.families, f.Name) && has(s.workloads, w.name) {
+					all = append(all, traffic{path: p, family: f, workload: w})
 				}
 			}
+		}
+	}
+	return all
+}
+
+// on returns the traffic with its ends in a setup, and whether the setup has any.
+func (t traffic) on(s *setup) (_ traffic, ok bool) {
+	t.ends, ok = t.path.ends(s, t.family)
+	return t, ok
+}
+
+// trafficOf lists the selected traffic of a setup.
+func (s *selection) trafficOf(on *setup) []traffic {
+	var all []traffic
+	for _, t := range s.cells() {
+		if t, ok := t.on(on); ok {
+			all = append(all, t)
 		}
 	}
 	return all
@@ -33,6 +51,7 @@ func trafficOf(s *setup) []traffic {
 // run is one run of the benchmark.
 type run struct {
 	*testenv.Machine
+	selection
 	plan     plan
 	progress *progress
 	setups   []*setup
@@ -55,15 +74,11 @@ func (r *run) measure() {
 	defer pauseGC()()
 	for round := range r.plan.rounds {
 		order := rotated(r.setups, round)
-		for _, p := range paths {
-			for _, f := range testenv.Families {
-				for _, w := range workloads {
-					r.progress.printf("round %d of %d: %s, %s, %s", round+1, r.plan.rounds, w.title, p.title, f.Name)
-					for _, s := range order {
-						if e, ok := p.ends(s, f); ok {
-							r.measureTraffic(s, traffic{p, f, w, e})
-						}
-					}
+		for _, t := range r.cells() {
+			r.progress.printf("round %d of %d: %s, %s, %s", round+1, r.plan.rounds, t.workload.title, t.path.title, t.family.Name)
+			for _, s := range order {
+				if t, ok := t.on(s); ok {
+					r.measureTraffic(s, t)
 				}
 			}
 		}
@@ -148,7 +163,7 @@ func (r *run) inspectSetup(s *setup) (err error) {
 		return err
 	}
 	r.progress.printf("run times of programs, %s", s.title)
-	costs, err := s.programCosts(r.plan.slice)
+	costs, err := s.programCosts(r.trafficOf(s), r.plan.slice)
 	r.result.Programs = append(r.result.Programs, costs...)
 	return err
 }

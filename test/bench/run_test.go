@@ -30,11 +30,11 @@ func onMachine(t *testing.T, fn func(*testenv.Machine) error) {
 }
 
 // smallRun measures a little of everything.
-func smallRun(m *testenv.Machine, only string) (*result, error) {
-	r := newRun(m, options{only: only})
+func smallRun(m *testenv.Machine, variants ...string) (*result, error) {
+	r := newRun(m, options{selection: selection{variants: variants}})
 	r.plan = plan{rounds: 2, slice: 8 * time.Millisecond, calls: 1}
 	r.progress.to = new(strings.Builder)
-	if err := r.setUp(options{only: only}); err != nil {
+	if err := r.setUp(); err != nil {
 		return nil, err
 	}
 	r.progress.start(r.steps())
@@ -48,7 +48,7 @@ func smallRun(m *testenv.Machine, only string) (*result, error) {
 func TestSmallRun(t *testing.T) {
 	var r *result
 	onMachine(t, func(m *testenv.Machine) (err error) {
-		r, err = smallRun(m, strings.Join([]string{bareName, plainName, bridgeName, "ebpfnet"}, ","))
+		r, err = smallRun(m, bareName, plainName, bridgeName, "ebpfnet")
 		return err
 	})
 	if r == nil {
@@ -105,7 +105,7 @@ func TestRefusedVariant(t *testing.T) {
 		r := newRun(m, options{})
 		r.progress.to = new(strings.Builder)
 		r.plan = quick
-		err := r.setUp(options{})
+		err := r.setUp()
 		if len(r.setups) != 2 || r.setups[0].name() != "even" || r.setups[1].name() != "even/5000x1" {
 			t.Errorf("%d setups: %+v", len(r.setups), r.result.Setups)
 		}

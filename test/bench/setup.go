@@ -41,7 +41,7 @@ func (s *setup) name() string { return scaledName(s.variant.name, s.scale) }
 func newSetup(m *testenv.Machine, v variant, scale scale) (*setup, error) {
 	s := &setup{variant: v, scale: scale, topology: testenv.NewTopology(m)}
 	if len(v.plugins) == 0 {
-		return s, s.finishBare(m)
+		return s, s.finishBare()
 	}
 	conflist, err := v.conflist(m.TempDir())
 	if err != nil {
@@ -66,11 +66,7 @@ func newSetup(m *testenv.Machine, v variant, scale scale) (*setup, error) {
 	if err := attach(s.server); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(s.shortenTimeouts(), s.waitForTraffic()); err != nil || v.routed {
-		return s, err
-	}
-	s.attachments, err = s.newAttachments(m)
-	return s, err
+	return s, errors.Join(s.shortenTimeouts(), s.waitForTraffic())
 }
 
 // pluginDir builds the variant's plugins and returns their directory.
@@ -90,22 +86,19 @@ func (v variant) pluginDir(m *testenv.Machine) string {
 func attach(pod *testenv.Pod) error { return within(pod.Add) }
 
 // finishBare uses node and outside as pods: the two ends of a veth.
-func (s *setup) finishBare(m *testenv.Machine) (err error) {
+func (s *setup) finishBare() error {
 	if s.bigTCP {
 		return s.raiseSizes()
 	}
-	s.attachments, err = s.newAttachments(m)
-	return err
+	return nil
 }
 
 // waitForTraffic waits until all paths carry traffic: a plugin may return before its devices do.
 func (s *setup) waitForTraffic() error {
 	ctx, cancel := context.WithTimeout(context.Background(), testenv.Timeout)
 	defer cancel()
-	for _, t := range trafficOf(s) {
-		if t.workload.name != "tcp-rr" {
-			continue
-		}
+	everyPath := selection{workloads: []string{"tcp-rr"}}
+	for _, t := range everyPath.trafficOf(s) {
 		err := testenv.Wait(ctx, "a reply, "+t.path.title+", "+t.family.Name, func() error {
 			_, err := t.workload.run(t.ends, time.Millisecond)
 			return err

@@ -138,6 +138,15 @@ func (r *result) evaluate() {
 	}
 }
 
+// forgetUnmeasured removes the targets that a part of a run says nothing about.
+func (r *result) forgetUnmeasured() {
+	seen := make(map[string]bool)
+	for _, v := range r.Targets {
+		seen[v.Title] = seen[v.Title] || len(v.Measured) > 0
+	}
+	r.Targets = slices.DeleteFunc(r.Targets, func(v verdict) bool { return !seen[v.Title] })
+}
+
 func (v verdict) misses(m measured) bool {
 	if v.AtMost {
 		return m.Median > v.Target
