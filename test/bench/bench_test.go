@@ -26,8 +26,11 @@ func TestHistogram(t *testing.T) {
 	for i := range 99 {
 		h.add(time.Duration(i+1) * time.Microsecond)
 	}
+	h.add(4 * time.Millisecond)
 	h.add(time.Second)
-	for q, want := range map[float64]time.Duration{0.01: time.Microsecond, 0.5: 50 * time.Microsecond, 0.99: 99 * time.Microsecond, 1: (buckets - 1) * resolution} {
+	for q, want := range map[float64]time.Duration{
+		0.01: 2 * time.Microsecond, 0.5: 51 * time.Microsecond, 0.98: 99 * time.Microsecond, 0.99: 4 * time.Millisecond, 1: begin(buckets - 1),
+	} {
 		if got := h.quantile(q); got != want {
 			t.Errorf("quantile %v: %v, want %v", q, got, want)
 		}
@@ -186,7 +189,7 @@ func example(value float64) *result {
 						}
 					}
 					r.Traffic = append(r.Traffic, trafficResult{
-						Setup: s.Name, Path: p.name, Family: f.Name, Workload: w.name, Unit: w.unit, Rates: rates, P50: []float64{1, 1}, P99: []float64{2, 2}})
+						Setup: s.Name, Path: p.name, Family: f.Name, Workload: w.name, Unit: w.unit, Rates: rates, P50: []float64{1, 1}, P99: []float64{2, 2}, P999: []float64{3, 3}})
 				}
 			}
 		}

@@ -22,12 +22,17 @@ type workload struct {
 	run func(ends, time.Duration) (sample, error)
 }
 
+const streamName = "tcp-stream"
+
 var workloads = []workload{
 	{"udp-packets", "UDP packets of 64 B", "packets/s", udpPackets},
 	{"udp-rr", "UDP round trip", "round trips/s", udpRoundTrip},
+	{"udp-dns", "DNS-like UDP", "questions/s", udpQuestion},
 	{"tcp-rr", "TCP round trip", "round trips/s", tcpRoundTrip},
 	{"tcp-crr", "connect-request-close", "connections/s", connectRequestClose},
-	{"tcp-stream", "TCP stream", "bytes/s", tcpStream},
+	{"tcp-rr-64", "64 × TCP round trip", "round trips/s", manyRoundTrips},
+	{"tcp-crr-64", "64 × connect-request-close", "connections/s", manyConnections},
+	{streamName, "TCP stream", "bytes/s", tcpStream},
 }
 
 func workloadTitle(name string) string {
@@ -48,9 +53,9 @@ type ends struct {
 
 // sample is the result of one slice.
 type sample struct {
-	rate     float64       // per second
-	p50, p99 time.Duration // of round trips
-	lost     int           // UDP packets
+	rate           float64       // per second
+	p50, p99, p999 time.Duration // of round trips
+	lost           int           // UDP packets
 }
 
 // cpu runs both ends of all traffic.
@@ -146,14 +151,23 @@ func (m *meter) run(action func() error) (sample, error) {
 			return sample{}, err
 		}
 		now := time.Now()
-		if !last.Before(m.begin) {
-			m.histogram.add(now.Sub(last))
-		}
-		m.clock.add(now, 1)
+		m.done(last, now)
 		last = now
 	}
+	return m.sample()
+}
+
+// done counts an action.
+func (m *meter) done(began, now time.Time) {
+	if !began.Before(m.begin) {
+		m.histogram.add(now.Sub(began))
+	}
+	m.clock.add(now, 1)
+}
+
+func (m *meter) sample() (sample, error) {
 	rate, err := m.rate()
-	return sample{rate: rate, p50: m.quantile(0.5), p99: m.quantile(0.99)}, err
+	return sample{rate: rate, p50: m.quantile(0.5), p99: m.quantile(0.99), p999: m.quantile(0.999)}, err
 }
 
 // clock measures a rate as the median over the parts of a slice, so that parts in which the

@@ -50,7 +50,7 @@ func (r *result) tables() string {
 	for _, p := range paths {
 		section(fmt.Sprintf("%s: ratio to %s, median (quartiles)", p.title, variantTitle(referenceOf(p.name))), r.trafficTable(p.name))
 	}
-	section("Round-trip time in µs, p50 / p99", r.latencyTable())
+	section("Round-trip time in µs, p50 / p99 / p99.9", r.latencyTable())
 	section("ADD and DEL of a pod with a host port", r.callTable())
 	section("Scale: ratio to 1 host port and 1 pod, worst and median of the traffic that has targets", r.scaleTable())
 	section("Largest TCP packet of a pod's interface", r.sizeTable())
@@ -98,6 +98,8 @@ func (r *result) trafficTable(path string) *table {
 			for _, w := range workloads {
 				rates := r.rates(s.Name, path, f.Name, w.name)
 				switch all := ratios(rates, r.rates(against, path, f.Name, w.name)); {
+				case s.Name == against && len(rates) == 0:
+					cells = append(cells, "")
 				case s.Name == against:
 					cells = append(cells, "1 = "+amount(quantile(rates, 0.5))+w.unit)
 				case len(all) == 0:
@@ -116,15 +118,20 @@ func (r *result) trafficTable(path string) *table {
 
 func (r *result) latencyTable() *table {
 	t := new(table)
-	t.add("", "path", "family", "TCP", "UDP", "connect-request-close")
+	measured := []string{"tcp-rr", "udp-rr", "udp-dns", "tcp-crr", "tcp-rr-64", "tcp-crr-64"}
+	titles := []string{"", "path", "family"}
+	for _, workload := range measured {
+		titles = append(titles, workloadTitle(workload))
+	}
+	t.add(titles...)
 	for _, s := range r.present() {
 		for _, p := range paths {
 			for _, f := range testenv.Families {
 				cells := []string{s.Title, p.title, f.Name}
-				for _, workload := range []string{"tcp-rr", "udp-rr", "tcp-crr"} {
+				for _, workload := range measured {
 					cells = append(cells, r.latency(s.Name, p.name, f.Name, workload))
 				}
-				if cells[3] != "" {
+				if strings.Join(cells[3:], "") != "" {
 					t.add(cells...)
 				}
 			}
@@ -136,7 +143,7 @@ func (r *result) latencyTable() *table {
 func (r *result) latency(setup, path, family, workload string) string {
 	for _, t := range r.Traffic {
 		if t.Setup == setup && t.Path == path && t.Family == family && t.Workload == workload && len(t.P50) > 0 {
-			return fmt.Sprintf("%.1f / %.1f", quantile(t.P50, 0.5), quantile(t.P99, 0.5))
+			return fmt.Sprintf("%.1f / %.1f / %.1f", quantile(t.P50, 0.5), quantile(t.P99, 0.5), quantile(t.P999, 0.5))
 		}
 	}
 	return ""

@@ -162,7 +162,7 @@ func (s *setup) programCosts(traffic []traffic, slice time.Duration) ([]programC
 		_, err := t.workload.run(t.ends, slice)
 		after, errAfter := runsOf(programs)
 		if err := errors.Join(errBefore, err, errAfter); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%s, %s, %s: %w", t.path.name, t.family.Name, t.workload.name, err)
 		}
 		for name := range programs {
 			runs := after[name].RunCount - before[name].RunCount

@@ -49,6 +49,7 @@ type trafficResult struct {
 	Rates    []float64 `json:"rates"`
 	P50      []float64 `json:"p50_us,omitempty"`
 	P99      []float64 `json:"p99_us,omitempty"`
+	P999     []float64 `json:"p999_us,omitempty"`
 	Lost     int       `json:"lost,omitempty"`
 	Error    string    `json:"error,omitempty"` // of the last failure
 }

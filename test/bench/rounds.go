@@ -114,6 +114,7 @@ func (r *run) measureTraffic(s *setup, t traffic) {
 	if got.p50 > 0 {
 		into.P50 = append(into.P50, micros(got.p50))
 		into.P99 = append(into.P99, micros(got.p99))
+		into.P999 = append(into.P999, micros(got.p999))
 	}
 	r.progress.done(1)
 }
