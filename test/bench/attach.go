@@ -19,9 +19,6 @@ const concurrency = 16
 // attachment adds and deletes a pod. The pod has a host port unless its variant has no NAT.
 type attachment struct{ add, del func() error }
 
-// hasAttachments reports whether ADD and DEL of a variant compare with those of others.
-func (v variant) hasAttachments() bool { return !v.routed && !v.bigTCP }
-
 // newAttachments makes pods once, to be attached many times: creating and above all removing their
 // namespaces would disturb the measurement.
 func (s *setup) newAttachments(m *testenv.Machine) ([]attachment, error) {

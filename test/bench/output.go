@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -32,7 +34,7 @@ func (r *result) write(opts options) error {
 
 // referenceOf names the variant that has ratio 1 on a path: a bare veth has no outside.
 func referenceOf(path string) string {
-	if path == "pod-pod" {
+	if path == podPod {
 		return bareName
 	}
 	return plainName
@@ -50,6 +52,7 @@ func (r *result) tables() string {
 	for _, p := range paths {
 		section(fmt.Sprintf("%s: ratio to %s, median (quartiles)", p.title, variantTitle(referenceOf(p.name))), r.trafficTable(p.name))
 	}
+	section("TCP stream by kind of uplink: ratio to "+variantTitle(plainName)+", median (quartiles)", r.uplinkTable())
 	section("Round-trip time in µs, p50 / p99 / p99.9", r.latencyTable())
 	section("ADD and DEL of a pod with a host port", r.callTable())
 	section("Scale: ratio to 1 host port and 1 pod, worst and median of the traffic that has targets", r.scaleTable())
@@ -87,7 +90,8 @@ func (r *result) conditions() string {
 func (r *result) trafficTable(path string) *table {
 	t := new(table)
 	titles := []string{"", "family"}
-	for _, w := range workloads {
+	measured := r.workloadsOn(path)
+	for _, w := range measured {
 		titles = append(titles, w.title)
 	}
 	t.add(titles...)
@@ -95,7 +99,7 @@ func (r *result) trafficTable(path string) *table {
 	for _, s := range r.present() {
 		for _, f := range testenv.Families {
 			cells := []string{s.Title, f.Name}
-			for _, w := range workloads {
+			for _, w := range measured {
 				rates := r.rates(s.Name, path, f.Name, w.name)
 				switch all := ratios(rates, r.rates(against, path, f.Name, w.name)); {
 				case s.Name == against && len(rates) == 0:
@@ -114,6 +118,51 @@ func (r *result) trafficTable(path string) *table {
 		}
 	}
 	return t
+}
+
+// workloadsOn returns those that the run has measured on a path.
+func (r *result) workloadsOn(path string) []workload {
+	return slices.DeleteFunc(slices.Clone(workloads), func(w workload) bool {
+		return !slices.ContainsFunc(r.Traffic, func(t trafficResult) bool { return t.Path == path && t.Workload == w.name })
+	})
+}
+
+// uplinkTable compares streams by each kind of uplink with plain routing by the same.
+func (r *result) uplinkTable() *table {
+	t := new(table)
+	titles := []string{"", "path", "family"}
+	for _, u := range uplinks {
+		titles = append(titles, cmp.Or(strings.TrimPrefix(u.title, ", "), "default uplink"))
+	}
+	t.add(titles...)
+	for _, s := range r.present() {
+		for _, p := range paths {
+			if p.name == podPod {
+				continue
+			}
+			for _, f := range testenv.Families {
+				cells := []string{s.Title, p.title, f.Name}
+				for _, u := range uplinks {
+					cells = append(cells, r.uplinkCell(row{p.name, streamName, u.name}, s.Variant, f.Name))
+				}
+				if cells[len(cells)-1] != "" {
+					t.add(cells...)
+				}
+			}
+		}
+	}
+	return t
+}
+
+func (r *result) uplinkCell(row row, variant, family string) string {
+	all := r.ratios(row, variant, plainName, family)
+	if len(all) == 0 {
+		return ""
+	}
+	if variant == plainName {
+		return "1 = " + amount(quantile(r.ratesOf(row, variant, family), 0.5)) + "bytes/s"
+	}
+	return spreadOf(all).String()
 }
 
 func (r *result) latencyTable() *table {

@@ -14,8 +14,10 @@ type path struct {
 	ends func(*setup, testenv.Family) (ends, bool)
 }
 
+const podPod = "pod-pod"
+
 var paths = []path{
-	{"pod-pod", "pod ↔ pod", podToPod},
+	{podPod, "pod ↔ pod", podToPod},
 	{"pod-outside", "pod → outside", podToOutside},
 	{"outside-port", "outside → host port", outsideToPort},
 }
@@ -30,6 +32,9 @@ func pathTitle(name string) string {
 }
 
 func podToPod(s *setup, f testenv.Family) (ends, bool) {
+	if s.redirect {
+		return direct(s.topology.Outside, s.topology.SecondOutside, f.SecondOutside), true
+	}
 	if s.runtime == nil { // the two ends of one veth
 		return direct(s.topology.Outside, s.topology.Node, f.Node), true
 	}

@@ -14,7 +14,9 @@ type plan struct {
 	without []string
 	// scales and references are the scales for ebpfnet and for the reference plugins, beside the smallest.
 	scales, references []scale
-	rounds             int
+	// uplinked names variants to measure by every kind of uplink.
+	uplinked []string
+	rounds   int
 	// slice is the time for each workload, path, family and setup in each round.
 	slice time.Duration
 	// calls is the number of sequential ADDs and DELs in each round.
@@ -26,11 +28,13 @@ var (
 		name:       "bench",
 		scales:     []scale{{1000, 1}, {5000, 1}, {1, 100}, {1, 1000}, {5000, 1000}},
 		references: []scale{{1000, 1}, {5000, 1}},
+		uplinked:   []string{plainName, bridgeName, ptpName, establishedName, alwaysName},
 		rounds:     7, slice: 80 * time.Millisecond, calls: 10,
 	}
 	quick = plan{
-		name: "bench-quick", scales: []scale{{5000, 1}}, without: []string{"bridge-nftables", "ptp-iptables", "ptp-nftables"},
-		rounds: 5, slice: 30 * time.Millisecond, calls: 3,
+		name: "bench-quick", scales: []scale{{5000, 1}}, without: []string{"bridge-nftables", "ptp-nftables"},
+		uplinked: []string{plainName, bridgeName, establishedName},
+		rounds:   5, slice: 30 * time.Millisecond, calls: 3,
 	}
 )
 
@@ -41,7 +45,11 @@ func (p plan) setups() []plannedSetup {
 		if slices.Contains(p.without, v.name) {
 			continue
 		}
-		all = append(all, plannedSetup{v, smallest})
+		for _, u := range uplinks {
+			if u.isDefault() || slices.Contains(p.uplinked, v.name) {
+				all = append(all, plannedSetup{v, u, smallest})
+			}
+		}
 		switch {
 		case v.ours && v.name != neverName:
 			all = append(all, planned(v, p.scales)...)
@@ -85,13 +93,35 @@ func (o *options) command() string {
 
 type plannedSetup struct {
 	variant
+	uplink
 	scale
+}
+
+func (p plannedSetup) name() string { return setupName(p.variant.name, p.uplink.name, p.scale) }
+
+// isMain reports whether this is the variant's setup for comparisons with others.
+func (p plannedSetup) isMain() bool { return p.uplink.isDefault() && p.scale == smallest }
+
+// measures reports whether traffic tells anything about a setup.
+func (p plannedSetup) measures(t traffic) bool {
+	switch {
+	case p.streams:
+		return t.workload.name == streamName
+	case !p.uplink.isDefault():
+		return t.workload.name == streamName && t.path.name != podPod
+	}
+	return true
+}
+
+// hasAttachments reports whether ADD and DEL of a setup compare with those of others.
+func (p plannedSetup) hasAttachments() bool {
+	return p.uplink.isDefault() && !p.routed && !p.streams && !p.redirect
 }
 
 func planned(v variant, scales []scale) []plannedSetup {
 	var all []plannedSetup
 	for _, s := range scales {
-		all = append(all, plannedSetup{v, s})
+		all = append(all, plannedSetup{v, uplinks[0], s})
 	}
 	return all
 }

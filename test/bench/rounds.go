@@ -31,10 +31,16 @@ func (s *selection) cells() []traffic {
 	return all
 }
 
-// on returns the traffic with its ends in a setup, and whether the setup has any.
-func (t traffic) on(s *setup) (_ traffic, ok bool) {
+// between returns the traffic with its ends in a setup, and whether the setup has the path.
+func (t traffic) between(s *setup) (_ traffic, ok bool) {
 	t.ends, ok = t.path.ends(s, t.family)
 	return t, ok
+}
+
+// on is between for what is measured on a setup.
+func (t traffic) on(s *setup) (traffic, bool) {
+	t, ok := t.between(s)
+	return t, ok && s.measures(t)
 }
 
 // trafficOf lists the selected traffic of a setup.
@@ -83,7 +89,7 @@ func (r *run) measure() {
 			}
 		}
 		for _, s := range order {
-			r.progress.printf("round %d of %d: ADD and DEL, %s", round+1, r.plan.rounds, s.title)
+			r.progress.printf("round %d of %d: ADD and DEL, %s", round+1, r.plan.rounds, s.variant.title)
 			r.measureCalls(s)
 		}
 	}
@@ -125,7 +131,7 @@ func (r *run) measureCalls(s *setup) {
 	if s.attachments == nil {
 		return
 	}
-	add, del, err := measureCalls(s.attachments, r.plan.callsOf(s), s.scale == smallest)
+	add, del, err := measureCalls(s.attachments, r.plan.callsOf(s), s.isMain())
 	for verb, got := range map[string]calls{verbs[0]: add, verbs[1]: del} {
 		key := callKey{s.name(), verb}
 		into := r.calls[key]
@@ -157,13 +163,13 @@ func (r *run) inspect() {
 
 func (r *run) inspectSetup(s *setup) (err error) {
 	into := r.find(s.name())
-	if into.GSO, err = s.gsoSize(); err != nil || !s.ours {
+	if into.GSO, err = s.gsoSize(); err != nil || !s.ours || !s.uplink.isDefault() {
 		return err
 	}
-	if into.Objects, err = s.objects(); err != nil || s.scale != smallest {
+	if into.Objects, err = s.objects(); err != nil || !s.isMain() {
 		return err
 	}
-	r.progress.printf("run times of programs, %s", s.title)
+	r.progress.printf("run times of programs, %s", s.variant.title)
 	costs, err := s.programCosts(r.trafficOf(s), r.plan.slice)
 	r.result.Programs = append(r.result.Programs, costs...)
 	return err

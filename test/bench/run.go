@@ -55,23 +55,23 @@ func (r *run) setUp() error {
 		if !has(r.variants, p.variant.name) || r.isSetUp(p.insteadOf) {
 			continue
 		}
-		r.progress.printf("set up %d of %d: %s, %s", i+1, len(planned), p.title, p.scale)
+		r.progress.printf("set up %d of %d: %s, %s", i+1, len(planned), p.variant.title, p.scale)
 		var s *setup
 		err := refused[p.variant.name]
 		if err == nil {
 			err = r.Protect(func() (err error) { s, err = r.newSetup(p); return err })
 		}
 		entry := setupResult{
-			Name: scaledName(p.variant.name, p.scale), Variant: p.variant.name, Title: p.title, Ours: p.ours, scale: p.scale,
+			Name: p.name(), Variant: p.variant.name, Title: p.variant.title, Ours: p.ours, Uplink: p.uplink.name, scale: p.scale,
 		}
 		switch {
 		case err == nil:
 			r.setups = append(r.setups, s)
-		case p.ours || p.scale != smallest:
+		case p.ours || p.redirect || !p.isMain():
 			refused[p.variant.name] = err
 			entry.Absent = err.Error()
 		default:
-			return fmt.Errorf("set up %s: %w", p.title, err)
+			return fmt.Errorf("set up %s: %w", p.variant.title, err)
 		}
 		r.result.Setups = append(r.result.Setups, entry)
 	}
@@ -80,7 +80,7 @@ func (r *run) setUp() error {
 
 // newSetup makes a setup with what its selected measurements need.
 func (r *run) newSetup(p plannedSetup) (*setup, error) {
-	s, err := newSetup(r.Machine, p.variant, p.scale)
+	s, err := newSetup(r.Machine, p)
 	if err == nil && s.hasAttachments() && has(r.workloads, callsName) {
 		s.attachments, err = s.newAttachments(r.Machine)
 	}

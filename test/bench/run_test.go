@@ -48,7 +48,7 @@ func smallRun(m *testenv.Machine, variants ...string) (*result, error) {
 func TestSmallRun(t *testing.T) {
 	var r *result
 	onMachine(t, func(m *testenv.Machine) (err error) {
-		r, err = smallRun(m, bareName, plainName, bridgeName, "ebpfnet")
+		r, err = smallRun(m, bareName, redirectName, plainName, bridgeName, "ebpfnet")
 		return err
 	})
 	if r == nil {
@@ -64,7 +64,7 @@ func TestSmallRun(t *testing.T) {
 			t.Errorf("%+v", c)
 		}
 	}
-	for name, want := range map[string]int{bareName: 10, plainName: 30, bridgeName: 30, "ebpfnet": 30} {
+	for name, want := range map[string]int{bareName: 16, redirectName: 16, plainName: 48, bridgeName: 48, "ebpfnet": 48} {
 		if measured[name] != want {
 			t.Errorf("%s: %d results of traffic, want %d", name, measured[name], want)
 		}

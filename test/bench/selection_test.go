@@ -28,7 +28,7 @@ func TestWrongOptions(t *testing.T) {
 	for args, want := range map[string]string{
 		"extra":                  `unexpected argument "extra"`,
 		"-unknown":               "-unknown",
-		"-only bare,bear":        `-only "bear": expected some of bare,bare-big,plain,`,
+		"-only bare,bear":        `-only "bear": expected some of bare,bare-big,redirect,`,
 		"-paths pod":             `-paths "pod": expected some of pod-pod,pod-outside,outside-port`,
 		"-workloads tcp":         `-workloads "tcp": expected some of udp-packets,`,
 		"-families ipv4":         `-families "ipv4": expected some of IPv4,IPv6`,

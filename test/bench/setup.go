@@ -9,15 +9,12 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // setup is a variant at a scale: a node, an outside host and pods, in their own namespaces.
 type setup struct {
-	variant
-	scale
+	plannedSetup
 	topology *testenv.Topology
 	runtime  *testenv.Runtime // nil without plugins
 	client   *testenv.Pod     // sends requests
@@ -34,21 +31,24 @@ const (
 	attachPorts = 9000
 )
 
-func (s *setup) name() string { return scaledName(s.variant.name, s.scale) }
-
 // newSetup makes the namespaces and attaches the pods. The server with the measured host port comes
 // last, so that an implementation that searches linearly finds it after all others.
-func newSetup(m *testenv.Machine, v variant, scale scale) (*setup, error) {
-	s := &setup{variant: v, scale: scale, topology: testenv.NewTopology(m)}
-	if len(v.plugins) == 0 {
-		return s, s.finishBare()
+func newSetup(m *testenv.Machine, p plannedSetup) (*setup, error) {
+	s := &setup{plannedSetup: p, topology: testenv.NewTopology(m)}
+	if len(p.plugins) == 0 {
+		return s, s.finishBare(m)
 	}
-	conflist, err := v.conflist(m.TempDir())
+	if p.uplink.before != nil {
+		if err := p.uplink.before(s); err != nil {
+			return nil, err
+		}
+	}
+	conflist, err := p.conflist(m.TempDir())
 	if err != nil {
 		return nil, err
 	}
-	s.runtime = testenv.NewRuntime(m, s.topology.Node, conflist, v.pluginDir(m))
-	if v.routed {
+	s.runtime = testenv.NewRuntime(m, s.topology.Node, conflist, p.pluginDir(m))
+	if p.routed {
 		s.topology.RouteTo(m, netip.MustParsePrefix(podSubnet4))
 		s.topology.RouteTo(m, netip.MustParsePrefix(podSubnet6))
 	}
@@ -60,11 +60,16 @@ func newSetup(m *testenv.Machine, v variant, scale scale) (*setup, error) {
 		return nil, err
 	}
 	s.server = s.runtime.NewPod(m, "server")
-	if !v.routed {
+	if !p.routed {
 		s.server.Conf.CapabilityArgs = mapPorts(hostPort, 1)
 	}
 	if err := attach(s.server); err != nil {
 		return nil, err
+	}
+	if p.uplink.after != nil {
+		if err := p.uplink.after(s); err != nil {
+			return nil, err
+		}
 	}
 	return s, errors.Join(s.shortenTimeouts(), s.waitForTraffic())
 }
@@ -86,9 +91,12 @@ func (v variant) pluginDir(m *testenv.Machine) string {
 func attach(pod *testenv.Pod) error { return within(pod.Add) }
 
 // finishBare uses node and outside as pods: the two ends of a veth.
-func (s *setup) finishBare() error {
-	if s.bigTCP {
-		return s.raiseSizes()
+func (s *setup) finishBare(m *testenv.Machine) error {
+	switch {
+	case s.bigTCP:
+		return s.raiseUplink()
+	case s.redirect:
+		return errors.Join(s.setUpRedirect(m), s.waitForTraffic())
 	}
 	return nil
 }
@@ -97,8 +105,11 @@ func (s *setup) finishBare() error {
 func (s *setup) waitForTraffic() error {
 	ctx, cancel := context.WithTimeout(context.Background(), testenv.Timeout)
 	defer cancel()
-	everyPath := selection{workloads: []string{"tcp-rr"}}
-	for _, t := range everyPath.trafficOf(s) {
+	for _, t := range new(selection).cells() {
+		t, ok := t.between(s)
+		if !ok || t.workload.name != "tcp-rr" {
+			continue
+		}
 		err := testenv.Wait(ctx, "a reply, "+t.path.title+", "+t.family.Name, func() error {
 			_, err := t.workload.run(t.ends, time.Millisecond)
 			return err
@@ -152,27 +163,6 @@ func mapPorts(first, count int) map[string]any {
 		}
 	}
 	return map[string]any{"portMappings": mappings}
-}
-
-// raiseSizes gives the veth ebpfnet's BIG TCP sizes.
-func (s *setup) raiseSizes() error {
-	const size = 196608
-
-	for _, ns := range []*testenv.Namespace{s.topology.Node, s.topology.Outside} {
-		link, err := ns.Netlink().LinkByName(testenv.UplinkName)
-		if err != nil {
-			return err
-		}
-		for _, set := range []func(netlink.Link, int) error{
-			ns.Netlink().LinkSetGSOMaxSize, ns.Netlink().LinkSetGROMaxSize,
-			ns.Netlink().LinkSetGSOIPv4MaxSize, ns.Netlink().LinkSetGROIPv4MaxSize,
-		} {
-			if err := set(link, size); err != nil {
-				return fmt.Errorf("raise sizes of %s: %w", testenv.UplinkName, err)
-			}
-		}
-	}
-	return nil
 }
 
 // gsoSize returns the largest packet that a pod's interface takes.

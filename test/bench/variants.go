@@ -15,6 +15,10 @@ type variant struct {
 	routed bool
 	// bigTCP raises the sizes of a bare veth.
 	bigTCP bool
+	// redirect puts the least program that redirects between two veths.
+	redirect bool
+	// streams variants differ from another one in streams only.
+	streams bool
 	// ours are variants of ebpfnet. One that the binary refuses is absent, with the reason.
 	ours bool
 	// reference variants use the reference plugins.
@@ -32,22 +36,35 @@ const (
 	bareName  = "bare"
 	plainName = "plain"
 	neverName = "ebpfnet-never"
+	// bareBigName is a bare veth with the packet sizes of ebpfnet.
+	bareBigName = "bare-big"
+	// redirectName is the least that programs cost.
+	redirectName = "redirect"
 	// bridgeName is the reference for ADD.
 	bridgeName = "bridge-iptables"
+	ptpName    = "ptp-iptables"
+
+	establishedName = "ebpfnet-established"
+	alwaysName      = "ebpfnet-always"
 )
+
+// judged are the variants that targets are for.
+var judged = []string{establishedName, alwaysName, "ebpfnet"}
 
 var variants = []variant{
 	{name: bareName, title: "bare veth"},
-	{name: "bare-big", title: "bare veth, BIG TCP sizes", bigTCP: true},
+	{name: bareBigName, title: "bare veth, BIG TCP sizes", bigTCP: true, streams: true},
+	{name: redirectName, title: "least redirecting program", redirect: true},
 	{name: plainName, title: "plain routing, no NAT", routed: true, plugins: []plugin{{"type": "ptp"}}},
 	{name: bridgeName, title: "bridge + portmap (iptables)", reference: true, plugins: reference("bridge", "iptables")},
 	{name: "bridge-nftables", title: "bridge + portmap (nftables)", reference: true, plugins: reference("bridge", "nftables")},
-	{name: "ptp-iptables", title: "ptp + portmap (iptables)", reference: true, plugins: reference("ptp", "iptables"), slow: true},
+	{name: ptpName, title: "ptp + portmap (iptables)", reference: true, plugins: reference("ptp", "iptables"), slow: true},
 	{name: "ptp-nftables", title: "ptp + portmap (nftables)", reference: true, plugins: reference("ptp", "nftables"), slow: true},
 	{name: neverName, title: "ebpfnet, fastPath never", plugins: ebpfnet("never"), ours: true},
-	{name: "ebpfnet-established", title: "ebpfnet, fastPath established", plugins: ebpfnet("established"), ours: true},
-	{name: "ebpfnet-always", title: "ebpfnet, fastPath always", plugins: ebpfnet("always"), ours: true},
-	{name: "ebpfnet", title: "ebpfnet", plugins: ebpfnet(""), ours: true, insteadOf: "ebpfnet-established"},
+	{name: establishedName, title: "ebpfnet, fastPath established", plugins: ebpfnet("established"), ours: true},
+	{name: alwaysName, title: "ebpfnet, fastPath always", plugins: ebpfnet("always"), ours: true},
+	{name: "ebpfnet-default-sizes", title: "ebpfnet, bigTCP off", plugins: defaultSizes(), ours: true, streams: true},
+	{name: "ebpfnet", title: "ebpfnet", plugins: ebpfnet(""), ours: true, insteadOf: establishedName},
 }
 
 // variantTitle returns the title of a variant.
@@ -73,6 +90,12 @@ func ebpfnet(fastPath string) []plugin {
 		p["fastPath"] = fastPath
 	}
 	return []plugin{p}
+}
+
+func defaultSizes() []plugin {
+	plugins := ebpfnet("")
+	plugins[0]["bigTCP"] = false
+	return plugins
 }
 
 const (
@@ -123,12 +146,16 @@ func plural(n int, what string) string {
 	return thousands(n) + " " + what
 }
 
-// scaledName returns the unique name of a setup.
-func scaledName(variant string, s scale) string {
-	if s == smallest {
-		return variant
+// setupName returns the unique name of a setup.
+func setupName(variant, uplink string, s scale) string {
+	name := variant
+	if uplink != "" {
+		name += "/" + uplink
 	}
-	return fmt.Sprintf("%s/%dx%d", variant, s.Ports, s.Pods)
+	if s != smallest {
+		name += fmt.Sprintf("/%dx%d", s.Ports, s.Pods)
+	}
+	return name
 }
 
 // thousands formats 126078 as 126,078.
