@@ -49,6 +49,7 @@ type ends struct {
 	client, server *testenv.Namespace
 	// listen is the server's address, dial the one that the client connects to.
 	listen, dial netip.AddrPort
+	cpu          int // runs both
 }
 
 // sample is the result of one slice.
@@ -57,9 +58,6 @@ type sample struct {
 	p50, p99, p999 time.Duration // of round trips
 	lost           int           // UDP packets
 }
-
-// cpu runs both ends of all traffic.
-var cpu int
 
 // pauseGC collects garbage now and not again until resume is called.
 func pauseGC() (resume func()) {
@@ -70,7 +68,7 @@ func pauseGC() (resume func()) {
 
 // onCPU runs one end on its own thread, in the namespace and on the CPU. It blocks the signal with
 // which Go's scheduler preempts a thread every 10 ms: no socket timeout would ever expire.
-func onCPU(ns *testenv.Namespace, end func() error) error {
+func onCPU(ns *testenv.Namespace, cpu int, end func() error) error {
 	return ns.Do(func() error {
 		var only unix.CPUSet
 		only.Set(cpu)
@@ -86,27 +84,12 @@ func onCPU(ns *testenv.Namespace, end func() error) error {
 	})
 }
 
-// lastCPU returns the last CPU that this process may use: interrupts tend to be on the first.
-func lastCPU() (int, error) {
-	var allowed unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
-		return 0, err
-	}
-	last := 0
-	for i := range len(allowed) * 64 {
-		if allowed.IsSet(i) {
-			last = i
-		}
-	}
-	return last, nil
-}
-
 // clientAndServer starts the server, and the client once the server listens. The server must end
 // when the client has closed its socket, or after waitLimit.
 func clientAndServer(e ends, kind int, server func(listener int) error, client func() error) error {
 	listening, served := make(chan struct{}), make(chan error, 1)
 	go func() {
-		served <- onCPU(e.server, func() error {
+		served <- onCPU(e.server, e.cpu, func() error {
 			fd, err := bindSocket(kind, addressOf(e.listen))
 			if err != nil {
 				return fmt.Errorf("listen on %s: %w", e.listen, err)
@@ -121,7 +104,7 @@ func clientAndServer(e ends, kind int, server func(listener int) error, client f
 	case err := <-served:
 		return err
 	}
-	errClient := onCPU(e.client, client)
+	errClient := onCPU(e.client, e.cpu, client)
 	errServer := <-served
 	if errClient != nil {
 		errClient = fmt.Errorf("client: %w", errClient)

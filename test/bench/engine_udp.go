@@ -17,7 +17,7 @@ func udpPackets(e ends, slice time.Duration) (got sample, err error) {
 		return got, err
 	}
 	defer closeSocket(server)
-	err = onCPU(e.client, func() error {
+	err = onCPU(e.client, e.cpu, func() error {
 		client, err := connectSocket(unix.SOCK_DGRAM, addressOf(e.dial))
 		if err != nil {
 			return err

@@ -13,12 +13,13 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-const help = `usage: bench [-quick] [-only LIST] [-paths LIST] [-workloads LIST] [-families LIST]
+const help = `usage: bench [-quick] [-scale] [-only LIST] [-paths LIST] [-workloads LIST] [-families LIST]
              [-rounds N] [-slice DURATION] [-json FILE] [-svg FILE] [-readme FILE]
        bench -from FILE [-svg FILE] [-readme FILE]
 
@@ -40,6 +41,7 @@ tree to build them. Other load on the machine hardly affects traffic, but it aff
 
 A part of a run, for developers. A LIST has commas; a wrong name makes bench print the known ones:
 
+  -scale           only what many containers, ports, flows and new connections cost
   -only LIST       these variants
   -paths LIST      these paths
   -workloads LIST  these workloads; "calls" stands for ADD and DEL
@@ -52,7 +54,7 @@ exit status: 0 measured, whether or not targets are met; 1 could not measure; 2 
 `
 
 type options struct {
-	quick bool
+	quick, scale bool
 	selection
 	rounds                  int           // 0: the plan's
 	slice                   time.Duration // 0: the plan's
@@ -61,7 +63,7 @@ type options struct {
 
 // partial reports whether a run measures less than a plan says.
 func (o *options) partial() bool {
-	return o.rounds != 0 || o.slice != 0 || len(o.variants)+len(o.paths)+len(o.workloads)+len(o.families) > 0
+	return o.scale || o.rounds != 0 || o.slice != 0 || len(o.variants)+len(o.paths)+len(o.workloads)+len(o.families) > 0
 }
 
 func main() {
@@ -83,7 +85,7 @@ func main() {
 		return
 	}
 	testenv.Isolate()
-	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 4)) // both ends occupy one while they wait
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 8)) // every end occupies one while it waits
 
 	m := &testenv.Machine{Name: "bench"}
 	m.ExitOnSignal()
@@ -106,6 +108,7 @@ func parseOptions(args []string) (options, error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(io.Discard) // main prints
 	flags.BoolVar(&opts.quick, "quick", false, "")
+	flags.BoolVar(&opts.scale, "scale", false, "")
 	flags.StringVar(&variants, "only", "", "")
 	flags.StringVar(&paths, "paths", "", "")
 	flags.StringVar(&workloads, "workloads", "", "")
@@ -122,6 +125,9 @@ func parseOptions(args []string) (options, error) {
 	}
 	if flags.NArg() > 0 {
 		return opts, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	if opts.scale && workloads == "" {
+		workloads = strings.Join(append([]string{"udp-dns", streamName}, scaledWorkloads...), ",")
 	}
 	if opts.selection, err = parseSelection(variants, paths, workloads, familiesByName); err != nil {
 		return opts, err

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -26,10 +27,13 @@ func (r *result) write(opts options) error {
 			return err
 		}
 	}
-	if opts.readme != "" {
-		return r.updateReadme(opts.readme)
+	if opts.readme == "" {
+		return nil
 	}
-	return nil
+	if err := save(filepath.Join(filepath.Dir(opts.readme), "scale.svg"), []byte(r.scaleChart())); err != nil {
+		return err
+	}
+	return r.updateReadme(opts.readme)
 }
 
 // referenceOf names the variant that has ratio 1 on a path: a bare veth has no outside.
@@ -55,9 +59,10 @@ func (r *result) tables() string {
 	section("TCP stream by kind of uplink: ratio to "+variantTitle(plainName)+", median (quartiles)", r.uplinkTable())
 	section("Round-trip time in µs, p50 / p99 / p99.9", r.latencyTable())
 	section("ADD and DEL of a pod with a host port", r.callTable())
-	section("Scale: ratio to 1 host port and 1 pod, worst and median of the traffic that has targets", r.scaleTable())
+	section("Scale: ratio to one of each", r.scaleTable())
 	section("Largest TCP packet of a pod's interface", r.sizeTable())
 	section("Memory of programs and maps", r.memoryTable())
+	section("Memory of maps for one more", r.unitTable())
 	section("Run time of programs in ns, including the cost of measuring it", r.programTable())
 	section("Targets", r.targetTable())
 	for _, s := range r.Setups {
@@ -220,27 +225,56 @@ func (r *result) callTable() *table {
 	return t
 }
 
+// scaleTable has the median of all paths and families for each workload, and the worst one.
 func (r *result) scaleTable() *table {
 	t := new(table)
-	t.add("", "", "worst", "of", "median")
+	titles := []string{"", ""}
+	for _, workload := range scaledWorkloads {
+		titles = append(titles, workloadTitle(workload))
+	}
+	t.add(append(titles, "worst", "of")...)
 	for _, s := range r.Setups {
 		small, ok := r.setup(s.Variant)
 		if !ok || s.scale == smallest {
 			continue
 		}
-		all := scaleRatios(r, small, s.scale)
-		if len(all) == 0 {
+		cells := []string{s.Title, s.scale.String()}
+		for _, workload := range scaledWorkloads {
+			cell := ""
+			if rates := r.relativeRates(s.Variant, s.scale, workload); len(rates) > 0 {
+				cell = spreadOf(rates).String()
+			}
+			cells = append(cells, cell)
+		}
+		for _, m := range worst(scaleRatios(r, small, s.scale)) {
+			t.add(append(cells, m.spread.String(), m.What)...)
+		}
+	}
+	return t
+}
+
+// unitTable has the memory that one more of something takes: of maps that are as large as they can be, a
+// share, and of the others what they grow by.
+func (r *result) unitTable() *table {
+	t := new(table)
+	t.add("", "bytes")
+	main, ok := r.setup(establishedName)
+	if !ok || main.Objects == nil {
+		return t
+	}
+	if flows := main.Objects.find("flows"); flows.Entries > 0 {
+		backup := main.Objects.find("flows_backup")
+		t.add("masqueraded or host port flow, with its copy", thousands(int((flows.Bytes+backup.Bytes)/uint64(flows.Entries))))
+	}
+	for _, d := range dimensions[:2] {
+		largest := d.sizes[len(d.sizes)-1]
+		grown, ok := r.setup(setupName(establishedName, "", d.at(largest)))
+		if !ok || grown.Objects == nil {
 			continue
 		}
-		worst := all[0]
-		var medians []float64
-		for _, m := range all {
-			medians = append(medians, m.Median)
-			if m.Median < worst.Median {
-				worst = m
-			}
-		}
-		t.add(s.Title, s.scale.String(), worst.spread.String(), worst.What, ratio(quantile(medians, 0.5)))
+		_, before := main.Objects.bytes()
+		_, after := grown.Objects.bytes()
+		t.add(strings.TrimSuffix(d.name, "s")+", IPv4 and IPv6", thousands((int(after)-int(before))/(largest-*d.of(&smallest))))
 	}
 	return t
 }

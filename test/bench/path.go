@@ -61,5 +61,5 @@ func outsideToPort(s *setup, f testenv.Family) (ends, bool) {
 
 func direct(client, server *testenv.Namespace, addr netip.Addr) ends {
 	to := netip.AddrPortFrom(addr, serverPort)
-	return ends{client: client, server: server, listen: to, dial: to}
+	return ends{client: client, server: server, listen: to, dial: to, cpu: cpu}
 }

@@ -12,8 +12,10 @@ type plan struct {
 	name string
 	// without names variants to leave out.
 	without []string
-	// scales and references are the scales for ebpfnet and for the reference plugins, beside the smallest.
-	scales, references []scale
+	// scales are those of the variants that show what scale costs, beside the smallest.
+	scales []scale
+	// onlyScales leaves out all other setups.
+	onlyScales bool
 	// uplinked names variants to measure by every kind of uplink.
 	uplinked []string
 	rounds   int
@@ -25,14 +27,12 @@ type plan struct {
 
 var (
 	full = plan{
-		name:       "bench",
-		scales:     []scale{{1000, 1}, {5000, 1}, {1, 100}, {1, 1000}, {5000, 1000}},
-		references: []scale{{1000, 1}, {5000, 1}},
-		uplinked:   []string{plainName, bridgeName, ptpName, establishedName, alwaysName},
-		rounds:     7, slice: 80 * time.Millisecond, calls: 10,
+		name: "bench", scales: append(allScales(), crowded),
+		uplinked: []string{plainName, bridgeName, ptpName, establishedName, alwaysName},
+		rounds:   7, slice: 80 * time.Millisecond, calls: 10,
 	}
 	quick = plan{
-		name: "bench-quick", scales: []scale{{5000, 1}}, without: []string{"bridge-nftables", "ptp-nftables"},
+		name: "bench-quick", scales: []scale{crowded}, without: []string{"bridge-nftables", "ptp-nftables"},
 		uplinked: []string{plainName, bridgeName, establishedName},
 		rounds:   5, slice: 30 * time.Millisecond, calls: 3,
 	}
@@ -40,24 +40,26 @@ var (
 
 // setups lists the variants and scales to set up.
 func (p plan) setups() []plannedSetup {
-	var all []plannedSetup
+	var all, loads []plannedSetup // loads share the setups before them
 	for _, v := range variants {
-		if slices.Contains(p.without, v.name) {
+		if slices.Contains(p.without, v.name) || p.onlyScales && !v.scaled() {
 			continue
 		}
 		for _, u := range uplinks {
-			if u.isDefault() || slices.Contains(p.uplinked, v.name) {
+			if u.isDefault() || !p.onlyScales && slices.Contains(p.uplinked, v.name) {
 				all = append(all, plannedSetup{v, u, smallest})
 			}
 		}
-		switch {
-		case v.ours && v.name != neverName:
-			all = append(all, planned(v, p.scales)...)
-		case v.reference && !v.slow:
-			all = append(all, planned(v, p.references)...)
+		for _, s := range p.scales {
+			switch p := (plannedSetup{v, uplinks[0], s}); {
+			case v.scaled() && s.isLoad():
+				loads = append(loads, p)
+			case v.scaled() && v.ours:
+				all = append(all, p)
+			}
 		}
 	}
-	return all
+	return append(all, loads...)
 }
 
 // callsOf is smaller for setups whose ADD takes seconds.
@@ -73,6 +75,9 @@ func (o *options) plan() plan {
 	p := full
 	if o.quick {
 		p = quick
+	}
+	if o.scale {
+		p.scales, p.onlyScales = append(allScales(), crowded), true
 	}
 	if o.rounds > 0 {
 		p.rounds = o.rounds
@@ -110,18 +115,10 @@ func (p plannedSetup) measures(t traffic) bool {
 	case !p.uplink.isDefault():
 		return t.workload.name == streamName && t.path.name != podPod
 	}
-	return true
+	return p.scale == smallest || p.scale.measures(t)
 }
 
 // hasAttachments reports whether ADD and DEL of a setup compare with those of others.
 func (p plannedSetup) hasAttachments() bool {
-	return p.uplink.isDefault() && !p.routed && !p.streams && !p.redirect
-}
-
-func planned(v variant, scales []scale) []plannedSetup {
-	var all []plannedSetup
-	for _, s := range scales {
-		all = append(all, plannedSetup{v, uplinks[0], s})
-	}
-	return all
+	return p.isMain() && !p.routed && !p.streams && !p.redirect
 }

@@ -18,6 +18,8 @@ import (
 type object struct {
 	Name  string `json:"name"`
 	Bytes uint64 `json:"bytes"`
+	// Entries is the size of a map.
+	Entries uint32 `json:"entries,omitempty"`
 }
 
 // objects are the programs and maps of a node's datapath, with the kernel memory that they use.
@@ -66,11 +68,11 @@ func (s *setup) objects() (*objects, error) {
 		return nil, err
 	}
 	for _, path := range paths {
-		bytes, err := mapBytes(path)
+		m, err := mapObject(path)
 		if err != nil {
 			return nil, fmt.Errorf("read the size of %s: %w", path, err)
 		}
-		all.Maps = append(all.Maps, object{filepath.Base(path), bytes})
+		all.Maps = append(all.Maps, m)
 	}
 	programs, err := s.openPrograms()
 	defer closePrograms(programs)
@@ -83,25 +85,35 @@ func (s *setup) objects() (*objects, error) {
 			return nil, fmt.Errorf("read the size of %s: %w", name, err)
 		}
 		bytes, _ := info.Memlock()
-		all.Programs = append(all.Programs, object{name, bytes})
+		all.Programs = append(all.Programs, object{Name: name, Bytes: bytes})
 	}
 	slices.SortFunc(all.Programs, func(a, b object) int { return int(b.Bytes) - int(a.Bytes) })
 	slices.SortFunc(all.Maps, func(a, b object) int { return int(b.Bytes) - int(a.Bytes) })
 	return all, nil
 }
 
-func mapBytes(path string) (uint64, error) {
+// find returns the map with that name, or none.
+func (o *objects) find(name string) object {
+	for _, m := range o.Maps {
+		if m.Name == name {
+			return m
+		}
+	}
+	return object{}
+}
+
+func mapObject(path string) (object, error) {
 	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
-		return 0, err
+		return object{}, err
 	}
 	defer m.Close()
 	info, err := m.Info()
 	if err != nil {
-		return 0, err
+		return object{}, err
 	}
 	bytes, _ := info.Memlock()
-	return bytes, nil
+	return object{Name: filepath.Base(path), Bytes: bytes, Entries: m.MaxEntries()}, nil
 }
 
 func (s *setup) openPrograms() (map[string]*ebpf.Program, error) {

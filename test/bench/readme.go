@@ -32,8 +32,10 @@ func (r *result) updateReadme(file string) error {
 func (r *result) figures() string {
 	return fmt.Sprintf("![ratios of traffic, and times of ADD and DEL](bench.svg)\n\n"+
 		"ebpfnet with `fastPath` established, as a multiple of the reference plugins (IPv4):\n\n%s\n"+
-		"What the project aims at:\n\n%s\n%s\n",
-		r.referenceTable(), r.targetTable(), r.conditions())
+		"What the project aims at:\n\n%s\n"+
+		"What one of each costs among many:\n\n"+
+		"![rates among many containers, host ports, flows and new connections](scale.svg)\n\n%s\n%s\n%s\n",
+		r.referenceTable(), r.targetTable(), r.scaleTable(), r.unitTable(), r.conditions())
 }
 
 // referenceTable has a row for each kind of traffic and for ADD and DEL, and a column for each

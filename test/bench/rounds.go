@@ -61,6 +61,7 @@ type run struct {
 	plan     plan
 	progress *progress
 	setups   []*setup
+	others   *testenv.Pod // opens connections in the background; nil if nothing does
 	result   *result
 
 	traffic    map[trafficKey]*trafficResult
@@ -111,7 +112,7 @@ func (r *run) measureTraffic(s *setup, t traffic) {
 		into = &trafficResult{Setup: s.name(), Path: key.path, Family: key.family, Workload: key.workload, Unit: t.workload.unit}
 		r.traffic[key] = into
 	}
-	got, err := t.workload.run(t.ends, r.plan.slice)
+	got, err := r.sample(s, t)
 	if err != nil {
 		into.Error, got = err.Error(), sample{}
 	}
@@ -163,7 +164,7 @@ func (r *run) inspect() {
 
 func (r *run) inspectSetup(s *setup) (err error) {
 	into := r.find(s.name())
-	if into.GSO, err = s.gsoSize(); err != nil || !s.ours || !s.uplink.isDefault() {
+	if into.GSO, err = s.gsoSize(); err != nil || !s.ours || !s.uplink.isDefault() || s.isLoad() {
 		return err
 	}
 	if into.Objects, err = s.objects(); err != nil || !s.isMain() {

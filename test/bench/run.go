@@ -12,8 +12,8 @@ import (
 )
 
 // bench runs the benchmark from the setups to the files.
-func bench(m *testenv.Machine, opts options) (err error) {
-	if cpu, err = lastCPU(); err != nil {
+func bench(m *testenv.Machine, opts options) error {
+	if err := chooseCPUs(); err != nil {
 		return err
 	}
 	r := newRun(m, opts)
@@ -68,8 +68,10 @@ func (r *run) setUp() error {
 		case err == nil:
 			r.setups = append(r.setups, s)
 		case p.ours || p.redirect || !p.isMain():
-			refused[p.variant.name] = err
 			entry.Absent = err.Error()
+			if p.isMain() {
+				refused[p.variant.name] = err
+			}
 		default:
 			return fmt.Errorf("set up %s: %w", p.variant.title, err)
 		}
@@ -80,6 +82,9 @@ func (r *run) setUp() error {
 
 // newSetup makes a setup with what its selected measurements need.
 func (r *run) newSetup(p plannedSetup) (*setup, error) {
+	if p.isLoad() {
+		return r.underLoad(p)
+	}
 	s, err := newSetup(r.Machine, p)
 	if err == nil && s.hasAttachments() && has(r.workloads, callsName) {
 		s.attachments, err = s.newAttachments(r.Machine)

@@ -19,6 +19,7 @@ type setup struct {
 	runtime  *testenv.Runtime // nil without plugins
 	client   *testenv.Pod     // sends requests
 	server   *testenv.Pod     // replies, and has a host port
+	others   *testenv.Pod     // has no part in what is measured; nil if nobody needs it
 	// attachments are for ADD and DEL; nil if those are not measured.
 	attachments []attachment
 }
@@ -71,7 +72,7 @@ func newSetup(m *testenv.Machine, p plannedSetup) (*setup, error) {
 			return nil, err
 		}
 	}
-	return s, errors.Join(s.shortenTimeouts(), s.waitForTraffic())
+	return s, errors.Join(s.shortenTimeouts(), s.waitForTraffic(), s.openFlows(), s.checkFlows())
 }
 
 // pluginDir builds the variant's plugins and returns their directory.
@@ -130,21 +131,6 @@ func (s *setup) shortenTimeouts() error {
 		}
 	}
 	return nil
-}
-
-// addIdle adds host ports and pods without traffic, up to the scale.
-func (s *setup) addIdle(m *testenv.Machine) error {
-	var idle []*testenv.Pod
-	for i := range s.Pods - smallest.Pods {
-		idle = append(idle, s.runtime.NewPod(m, fmt.Sprintf("idle-%d", i)))
-	}
-	if more := s.Ports - smallest.Ports; more > 0 {
-		pod := s.runtime.NewPod(m, "ports")
-		pod.Conf.CapabilityArgs = mapPorts(idlePorts, more)
-		idle = append(idle, pod)
-	}
-	_, err := concurrently(idle, attach)
-	return err
 }
 
 // mapping is an element of the portMappings capability.

@@ -74,7 +74,7 @@ func targets() []target {
 		all = append(all, t.target())
 	}
 	return append(all,
-		scaleTarget(scale{Ports: 5000, Pods: 1000}, 0.97),
+		scaleTarget(crowded, 0.97),
 		target{title: "ADD, speed-up", against: variantTitle(bridgeName), bound: 10, measure: addTime},
 		target{title: "ADDs per second, 16 concurrent", against: variantTitle(bridgeName), bound: 8, measure: addsAtOnce},
 		target{title: "DEL, time", against: "removal of a bare veth", bound: 1.3, atMost: true, measure: delTime},
@@ -121,22 +121,23 @@ func worst(all []measured) []measured {
 // scaleTarget compares a variant with itself at the smallest scale; the worst ratio counts.
 func scaleTarget(large scale, bound float64) target {
 	return target{
-		title: "worst of these with " + large.String(), against: "the same with 1 of each", bound: bound,
+		title: "worst of these with " + large.String(), against: "the same with one of each", bound: bound,
 		measure: func(r *result, ours setupResult) []measured {
 			return worst(scaleRatios(r, ours, large))
 		},
 	}
 }
 
-// scaleRatios compares a variant at a scale with itself at the smallest, for all traffic with a
-// target.
+// scaleRatios compares a variant at a scale with itself at the smallest, for all measured traffic.
 func scaleRatios(r *result, ours setupResult, large scale) []measured {
 	var all []measured
 	scaled := setupName(ours.Variant, "", large)
-	for _, t := range trafficTargets {
+	for _, row := range rows() {
+		if row.uplink != "" {
+			continue
+		}
 		for _, f := range testenv.Families {
-			what := t.title() + ", " + f.Name
-			all = appendMeasured(all, what, ratios(r.rates(scaled, t.path, f.Name, t.workload), r.rates(ours.Name, t.path, f.Name, t.workload)))
+			all = appendMeasured(all, row.title()+", "+f.Name, ratios(r.rates(scaled, row.path, f.Name, row.workload), r.ratesOf(row, ours.Variant, f.Name)))
 		}
 	}
 	return all

@@ -103,13 +103,13 @@ const (
 	podSubnet6 = "fd00:88::/64"
 )
 
-// conflist returns the variant's network configuration list. dataDir keeps the reserved addresses of
-// one setup, since all nodes share the file system.
-func (v variant) conflist(dataDir string) ([]byte, error) {
-	list := make([]plugin, 0, len(v.plugins))
-	for i, p := range v.plugins {
+// conflist returns the network configuration list of a setup. dataDir keeps its reserved addresses,
+// since all nodes share the file system.
+func (p plannedSetup) conflist(dataDir string) ([]byte, error) {
+	list := make([]plugin, 0, len(p.plugins))
+	for i, one := range p.plugins {
 		whole := plugin{}
-		for key, value := range p {
+		for key, value := range one {
 			whole[key] = value
 		}
 		if i == 0 {
@@ -120,30 +120,12 @@ func (v variant) conflist(dataDir string) ([]byte, error) {
 				"dataDir": dataDir,
 			}
 		}
+		if p.ours && p.Flows > smallest.Flows {
+			whole["maxFlows"] = 2 * max(p.Flows, minFlows) // none is evicted
+		}
 		list = append(list, whole)
 	}
 	return json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": "pods", "plugins": list})
-}
-
-// scale is the size of a node, including what is measured.
-type scale struct {
-	// Ports counts host ports, each for TCP and UDP.
-	Ports int `json:"ports"`
-	Pods  int `json:"pods"`
-}
-
-// smallest is the scale at which variants are compared.
-var smallest = scale{Ports: 1, Pods: 1}
-
-func (s scale) String() string {
-	return plural(s.Ports, "host port") + ", " + plural(s.Pods, "pod")
-}
-
-func plural(n int, what string) string {
-	if n != 1 {
-		what += "s"
-	}
-	return thousands(n) + " " + what
 }
 
 // setupName returns the unique name of a setup.
@@ -153,7 +135,7 @@ func setupName(variant, uplink string, s scale) string {
 		name += "/" + uplink
 	}
 	if s != smallest {
-		name += fmt.Sprintf("/%dx%d", s.Ports, s.Pods)
+		name += "/" + s.name()
 	}
 	return name
 }
