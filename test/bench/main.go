@@ -3,7 +3,7 @@
 //
 // variants.go has what is compared, plan.go how much of it, path.go the paths of traffic,
 // engine*.go and socket.go the traffic generators, attach.go ADD and DEL, rounds.go the order of
-// measurements, target.go the targets.
+// measurements, target.go the targets; scale.go what else is on a node, fill.go and load.go make it.
 package main
 
 import (
@@ -24,7 +24,7 @@ const help = `usage: bench [-quick] [-scale] [-only LIST] [-paths LIST] [-worklo
        bench -from FILE [-svg FILE] [-readme FILE]
 
 Measures traffic (UDP packets, round trips, connections, TCP streams), ADD and DEL with a bare veth,
-plain routing, bridge + portmap, ptp + portmap and ebpfnet. All setups exist at the same time, in
+plain routing, bridge + portmap, ptp + portmap and ebpfnet, and ebpfnet among many containers. All setups exist at the same time, in
 network namespaces. Every round measures all of them in turn; the results are medians of ratios
 within a round, with quartiles. Both ends of traffic are threads of this process on one CPU; they use
 plain system calls and do not allocate.
@@ -33,11 +33,11 @@ The benchmark runs in its own namespaces, which the kernel removes with it, even
 changes nothing on this host. It needs root, and the plugins in $EBPFNET_BIN_DIR, or Go and the source
 tree to build them. Other load on the machine hardly affects traffic, but it affects ADD and DEL a lot.
 
-  -quick           the short plan, about two minutes
+  -quick           the short plan, about three minutes
   -from FILE       measure nothing: read the results of an earlier run with -json
   -json FILE       write all results
   -svg FILE        write a chart
-  -readme FILE     update the figures in this README.md
+  -readme FILE     update the figures in this README.md, and scale.svg beside it
 
 A part of a run, for developers. A LIST has commas; a wrong name makes bench print the known ones:
 
