@@ -63,7 +63,7 @@ type options struct {
 
 // partial reports whether a run measures less than a plan says.
 func (o *options) partial() bool {
-	return o.scale || o.rounds != 0 || o.slice != 0 || len(o.variants)+len(o.paths)+len(o.workloads)+len(o.families) > 0
+	return o.scale || o.rounds != 0 || o.slice != 0 || o.narrow()
 }
 
 func main() {

@@ -76,8 +76,11 @@ func (o *options) plan() plan {
 	if o.quick {
 		p = quick
 	}
-	if o.scale {
+	switch {
+	case o.scale:
 		p.scales, p.onlyScales = append(allScales(), crowded), true
+	case o.narrow():
+		p.scales = nil
 	}
 	if o.rounds > 0 {
 		p.rounds = o.rounds

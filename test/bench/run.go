@@ -52,7 +52,7 @@ func (r *run) setUp() error {
 	refused := make(map[string]error)
 	planned := r.plan.setups()
 	for i, p := range planned {
-		if !has(r.variants, p.variant.name) || r.isSetUp(p.insteadOf) {
+		if !r.concerns(p) || r.isSetUp(p.insteadOf) {
 			continue
 		}
 		r.progress.printf("set up %d of %d: %s, %s", i+1, len(planned), p.variant.title, p.scale)

@@ -14,6 +14,17 @@ const callsName = "calls"
 // selection narrows a run down, even to one cell of a table. An empty list selects everything.
 type selection struct{ variants, paths, workloads, families []string }
 
+// narrow reports whether anything is left out.
+func (s *selection) narrow() bool {
+	return len(s.variants)+len(s.paths)+len(s.workloads)+len(s.families) > 0
+}
+
+// concerns reports whether anything that is selected is measured on a setup.
+func (s *selection) concerns(p plannedSetup) bool {
+	return has(s.variants, p.variant.name) &&
+		(slices.ContainsFunc(s.cells(), p.measures) || p.hasAttachments() && has(s.workloads, callsName))
+}
+
 // has reports whether a list selects a name.
 func has(list []string, name string) bool { return len(list) == 0 || slices.Contains(list, name) }
 

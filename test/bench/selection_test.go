@@ -2,6 +2,7 @@ package main
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +22,28 @@ func TestOptions(t *testing.T) {
 	}
 	if cells := opts.cells(); len(cells) != 1 || cells[0].workload.name != "tcp-crr" || cells[0].family.Name != "IPv6" {
 		t.Errorf("cells %+v", cells)
+	}
+}
+
+// A part of a run sets up only what it measures.
+func TestConcerns(t *testing.T) {
+	for _, test := range []struct {
+		args string
+		want int
+	}{
+		{"-only plain,ebpfnet-established -paths pod-pod -workloads tcp-crr", 2},
+		{"-only plain,bare-big -paths pod-outside -workloads tcp-stream", 1 + len(uplinks)},
+		{"-only plain,bare,ebpfnet-always -workloads calls", 2}, // plain has none
+		{"-scale -only ebpfnet-established -paths pod-pod", 2 + len(allScales())},
+	} {
+		opts, err := parseOptions(strings.Fields(test.args))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := slices.DeleteFunc(opts.plan().setups(), func(p plannedSetup) bool { return !opts.concerns(p) })
+		if len(got) != test.want {
+			t.Errorf("%s: %d setups, want %d", test.args, len(got), test.want)
+		}
 	}
 }
 
