@@ -86,7 +86,7 @@ func (r *run) newSetup(p plannedSetup) (*setup, error) {
 		return r.underLoad(p)
 	}
 	s, err := newSetup(r.Machine, p)
-	if err == nil && s.hasAttachments() && has(r.workloads, callsName) {
+	if err == nil && s.hasAttachments() && has(r.workloads, callsName) && (r.plan.slowCalls || !s.slow) {
 		s.attachments, err = s.newAttachments(r.Machine)
 	}
 	return s, err
