@@ -92,6 +92,22 @@ func TestClock(t *testing.T) {
 	}
 }
 
+// By an uplink of raised sizes, the reference is what plain routing makes at best.
+func TestBigUplinkReference(t *testing.T) {
+	r := new(result)
+	for _, at := range []struct {
+		variant, uplink string
+		rates           []float64
+	}{{plainName, "", []float64{10, 10}}, {plainName, bigUplink, []float64{1, 20}}, {establishedName, bigUplink, []float64{20, 20}}} {
+		r.Traffic = append(r.Traffic, trafficResult{
+			Setup: setupName(at.variant, at.uplink, smallest), Path: "pod-outside", Family: "IPv6", Workload: streamName, Rates: at.rates,
+		})
+	}
+	if got := r.ratios(row{"pod-outside", streamName, bigUplink}, establishedName, plainName, "IPv6"); !slices.Equal(got, []float64{2, 1}) {
+		t.Errorf("got %v, want [2 1]", got)
+	}
+}
+
 func TestRotated(t *testing.T) {
 	for by, want := range map[int]string{0: "abc", 1: "bca", 4: "bca", 2: "cab"} {
 		if got := strings.Join(rotated([]string{"a", "b", "c"}, by), ""); got != want {
@@ -142,11 +158,11 @@ func TestVariants(t *testing.T) {
 			}
 		}
 		required := []string{
-			bareName, plainName, redirectName, bridgeName, ptpName, neverName,
+			bareName, plainName, redirectName, bridgeName, ptpName,
 			setupName(establishedName, "", crowded), "ebpfnet-established/big-uplink",
 		}
 		if f.name == full.name {
-			required = append(required, setupName(establishedName, "", dimensions[0].at(1000)), "bridge-nftables", "ptp-nftables", "ptp-iptables/frames", setupName(bareName, "", bothCPUs))
+			required = append(required, neverName, setupName(establishedName, "", dimensions[0].at(1000)), "bridge-nftables", "ptp-nftables", "ptp-iptables/frames", setupName(bareName, "", bothCPUs))
 		}
 		for _, name := range required {
 			if !names[name] {

@@ -34,7 +34,7 @@ var (
 		rounds:   7, slice: 80 * time.Millisecond, calls: 10, slowCalls: true,
 	}
 	quick = plan{
-		name: "bench-quick", scales: []scale{crowded}, without: []string{"bridge-nftables", "ptp-nftables"},
+		name: "bench-quick", scales: []scale{crowded}, without: []string{"bridge-nftables", "ptp-nftables", neverName},
 		uplinked: []string{plainName, bridgeName, establishedName},
 		rounds:   5, slice: 30 * time.Millisecond, calls: 3,
 	}

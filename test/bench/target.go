@@ -53,12 +53,12 @@ var trafficTargets = []trafficTarget{
 	{row{"pod-outside", "tcp-crr", ""}, plainName, 1, 0},
 	{row{"pod-outside", "udp-dns", ""}, plainName, 1, 0},
 	{row{"pod-outside", streamName, ""}, plainName, 1, 0},
-	{row{"pod-outside", streamName, "big-uplink"}, plainName, 1, 0},
+	{row{"pod-outside", streamName, bigUplink}, plainName, 1, 0},
 	{row{"pod-outside", streamName, "frames"}, plainName, 1, 0},
 	{row{"outside-port", "tcp-crr", ""}, plainName, 1, 0},
 	{row{"outside-port", "udp-dns", ""}, plainName, 1, 0},
 	{row{"outside-port", streamName, ""}, plainName, 1, 0},
-	{row{"outside-port", streamName, "big-uplink"}, plainName, 1, 0},
+	{row{"outside-port", streamName, bigUplink}, plainName, 1, 0},
 	{row{"outside-port", streamName, "frames"}, plainName, 1, 0},
 }
 

@@ -18,9 +18,11 @@ type uplink struct {
 	before, after func(*setup) error
 }
 
+const bigUplink = "big-uplink"
+
 var uplinks = []uplink{
 	{},
-	{"big-uplink", ", uplink of raised sizes", (*setup).raiseUplink, (*setup).raiseOthers},
+	{bigUplink, ", uplink of raised sizes", (*setup).raiseUplink, (*setup).raiseOthers},
 	{"frames", ", uplink without offloads", (*setup).onlyFrames, nil},
 }
 
