@@ -89,7 +89,7 @@ func openAtRate(perSecond int, end <-chan struct{}) error {
 	for {
 		select {
 		case <-end:
-			if due := due(perSecond, begin); opened < due/2 {
+			if due := due(perSecond, begin); opened < due/2-few {
 				return fmt.Errorf("the background opened %d connections, expected %d", opened, due)
 			}
 			return nil
@@ -104,6 +104,9 @@ func openAtRate(perSecond int, end <-chan struct{}) error {
 		opened++
 	}
 }
+
+// few connections may be late: the other CPU may have something else to do at the end.
+const few = 100
 
 func due(perSecond int, since time.Time) int {
 	return int(time.Since(since).Seconds() * float64(perSecond))
