@@ -91,7 +91,7 @@ bench: bench-binaries ## compare ebpfnet with a bare veth, plain routing and the
 	EBPFNET_BIN_DIR=$(CURDIR)/bin bin/bench -json bin/bench.json -svg test/bench/bench.svg -readme test/bench/README.md
 
 .PHONY: bench-quick
-bench-quick: bench-binaries ## a selection in two minutes; writes bin/bench.svg (root)
+bench-quick: bench-binaries ## a selection in three minutes; writes bin/bench.svg (root)
 	EBPFNET_BIN_DIR=$(CURDIR)/bin bin/bench -quick -json bin/bench.json -svg bin/bench.svg
 
 .PHONY: bench-binaries

@@ -22,12 +22,17 @@ type workload struct {
 	run func(ends, time.Duration) (sample, error)
 }
 
+const streamName = "tcp-stream"
+
 var workloads = []workload{
 	{"udp-packets", "UDP packets of 64 B", "packets/s", udpPackets},
 	{"udp-rr", "UDP round trip", "round trips/s", udpRoundTrip},
+	{"udp-dns", "DNS-like UDP", "questions/s", udpQuestion},
 	{"tcp-rr", "TCP round trip", "round trips/s", tcpRoundTrip},
 	{"tcp-crr", "connect-request-close", "connections/s", connectRequestClose},
-	{"tcp-stream", "TCP stream", "bytes/s", tcpStream},
+	{"tcp-rr-64", "64 × TCP round trip", "round trips/s", manyRoundTrips},
+	{"tcp-crr-64", "64 × connect-request-close", "connections/s", manyConnections},
+	{streamName, "TCP stream", "bytes/s", tcpStream},
 }
 
 func workloadTitle(name string) string {
@@ -44,17 +49,15 @@ type ends struct {
 	client, server *testenv.Namespace
 	// listen is the server's address, dial the one that the client connects to.
 	listen, dial netip.AddrPort
+	cpu          int // runs both
 }
 
 // sample is the result of one slice.
 type sample struct {
-	rate     float64       // per second
-	p50, p99 time.Duration // of round trips
-	lost     int           // UDP packets
+	rate           float64       // per second
+	p50, p99, p999 time.Duration // of round trips
+	lost           int           // UDP packets
 }
-
-// cpu runs both ends of all traffic.
-var cpu int
 
 // pauseGC collects garbage now and not again until resume is called.
 func pauseGC() (resume func()) {
@@ -65,7 +68,7 @@ func pauseGC() (resume func()) {
 
 // onCPU runs one end on its own thread, in the namespace and on the CPU. It blocks the signal with
 // which Go's scheduler preempts a thread every 10 ms: no socket timeout would ever expire.
-func onCPU(ns *testenv.Namespace, end func() error) error {
+func onCPU(ns *testenv.Namespace, cpu int, end func() error) error {
 	return ns.Do(func() error {
 		var only unix.CPUSet
 		only.Set(cpu)
@@ -81,27 +84,12 @@ func onCPU(ns *testenv.Namespace, end func() error) error {
 	})
 }
 
-// lastCPU returns the last CPU that this process may use: interrupts tend to be on the first.
-func lastCPU() (int, error) {
-	var allowed unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
-		return 0, err
-	}
-	last := 0
-	for i := range len(allowed) * 64 {
-		if allowed.IsSet(i) {
-			last = i
-		}
-	}
-	return last, nil
-}
-
 // clientAndServer starts the server, and the client once the server listens. The server must end
 // when the client has closed its socket, or after waitLimit.
 func clientAndServer(e ends, kind int, server func(listener int) error, client func() error) error {
 	listening, served := make(chan struct{}), make(chan error, 1)
 	go func() {
-		served <- onCPU(e.server, func() error {
+		served <- onCPU(e.server, e.cpu, func() error {
 			fd, err := bindSocket(kind, addressOf(e.listen))
 			if err != nil {
 				return fmt.Errorf("listen on %s: %w", e.listen, err)
@@ -116,7 +104,7 @@ func clientAndServer(e ends, kind int, server func(listener int) error, client f
 	case err := <-served:
 		return err
 	}
-	errClient := onCPU(e.client, client)
+	errClient := onCPU(e.client, e.cpu, client)
 	errServer := <-served
 	if errClient != nil {
 		errClient = fmt.Errorf("client: %w", errClient)
@@ -146,14 +134,23 @@ func (m *meter) run(action func() error) (sample, error) {
 			return sample{}, err
 		}
 		now := time.Now()
-		if !last.Before(m.begin) {
-			m.histogram.add(now.Sub(last))
-		}
-		m.clock.add(now, 1)
+		m.done(last, now)
 		last = now
 	}
+	return m.sample()
+}
+
+// done counts an action.
+func (m *meter) done(began, now time.Time) {
+	if !began.Before(m.begin) {
+		m.histogram.add(now.Sub(began))
+	}
+	m.clock.add(now, 1)
+}
+
+func (m *meter) sample() (sample, error) {
 	rate, err := m.rate()
-	return sample{rate: rate, p50: m.quantile(0.5), p99: m.quantile(0.99)}, err
+	return sample{rate: rate, p50: m.quantile(0.5), p99: m.quantile(0.99), p999: m.quantile(0.999)}, err
 }
 
 // clock measures a rate as the median over the parts of a slice, so that parts in which the

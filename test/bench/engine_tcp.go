@@ -101,7 +101,6 @@ func tcpRoundTrip(e ends, slice time.Duration) (got sample, err error) {
 
 // connectRequestClose makes a connection for each byte.
 func connectRequestClose(e ends, slice time.Duration) (got sample, err error) {
-	const last = 'l'
 	server := func(listener int) error {
 		data := make([]byte, 1)
 		for {

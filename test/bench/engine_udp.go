@@ -17,7 +17,7 @@ func udpPackets(e ends, slice time.Duration) (got sample, err error) {
 		return got, err
 	}
 	defer closeSocket(server)
-	err = onCPU(e.client, func() error {
+	err = onCPU(e.client, e.cpu, func() error {
 		client, err := connectSocket(unix.SOCK_DGRAM, addressOf(e.dial))
 		if err != nil {
 			return err
@@ -41,7 +41,7 @@ func udpPackets(e ends, slice time.Duration) (got sample, err error) {
 		meter := newMeter(slice, shortPart)
 		got, err = meter.run(turn)
 		got.rate *= batchSize * (1 - float64(lost)/float64(arrived+lost))
-		got.lost, got.p50, got.p99 = lost, 0, 0 // a turn is not a round trip
+		got.lost, got.p50, got.p99, got.p999 = lost, 0, 0, 0 // a turn is not a round trip
 		return err
 	})
 	return got, err
@@ -96,16 +96,7 @@ func (b *batch) receiveAll(fd, count int) (int, error) {
 // udpRoundTrip sends a packet of 64 bytes back and forth. A lost one costs waitLimit and ends the
 // slice.
 func udpRoundTrip(e ends, slice time.Duration) (got sample, err error) {
-	server := func(fd int) error {
-		data := make([]byte, packetSize)
-		for {
-			n, err := echo(fd, data)
-			if err != nil || n < packetSize { // the client marks the last one by its length
-				return err
-			}
-		}
-	}
-	return got, clientAndServer(e, unix.SOCK_DGRAM, server, func() error {
+	return got, clientAndServer(e, unix.SOCK_DGRAM, echoPackets, func() error {
 		fd, err := connectSocket(unix.SOCK_DGRAM, addressOf(e.dial))
 		if err != nil {
 			return err
@@ -115,4 +106,32 @@ func udpRoundTrip(e ends, slice time.Duration) (got sample, err error) {
 		got, err = newMeter(slice, shortPart).run(func() error { return request(fd, data) })
 		return errors.Join(err, request(fd, data[:1]))
 	})
+}
+
+// udpQuestion asks one question of 64 bytes from a new port each time, as DNS clients do.
+func udpQuestion(e ends, slice time.Duration) (got sample, err error) {
+	return got, clientAndServer(e, unix.SOCK_DGRAM, echoPackets, func() error {
+		data, to := make([]byte, packetSize), addressOf(e.dial)
+		ask := func(question []byte) error {
+			fd, err := connectSocket(unix.SOCK_DGRAM, to)
+			if err != nil {
+				return err
+			}
+			defer closeSocket(fd)
+			return request(fd, question)
+		}
+		got, err = newMeter(slice, longPart).run(func() error { return ask(data) })
+		return errors.Join(err, ask(data[:1]))
+	})
+}
+
+// echoPackets sends packets back. The client marks the last one by its length.
+func echoPackets(fd int) error {
+	data := make([]byte, packetSize)
+	for {
+		n, err := echo(fd, data)
+		if err != nil || n < packetSize {
+			return err
+		}
+	}
 }

@@ -3,7 +3,7 @@
 //
 // variants.go has what is compared, plan.go how much of it, path.go the paths of traffic,
 // engine*.go and socket.go the traffic generators, attach.go ADD and DEL, rounds.go the order of
-// measurements, target.go the targets.
+// measurements, target.go the targets; scale.go what else is on a node, fill.go and load.go make it.
 package main
 
 import (
@@ -13,15 +13,18 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"strings"
+	"time"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-const help = `usage: bench [-quick] [-only NAMES] [-json FILE] [-svg FILE] [-readme FILE]
+const help = `usage: bench [-quick] [-scale] [-only LIST] [-paths LIST] [-workloads LIST] [-families LIST]
+             [-rounds N] [-slice DURATION] [-json FILE] [-svg FILE] [-readme FILE]
        bench -from FILE [-svg FILE] [-readme FILE]
 
 Measures traffic (UDP packets, round trips, connections, TCP streams), ADD and DEL with a bare veth,
-plain routing, bridge + portmap, ptp + portmap and ebpfnet. All setups exist at the same time, in
+plain routing, bridge + portmap, ptp + portmap and ebpfnet, and ebpfnet among many containers. All setups exist at the same time, in
 network namespaces. Every round measures all of them in turn; the results are medians of ratios
 within a round, with quartiles. Both ends of traffic are threads of this process on one CPU; they use
 plain system calls and do not allocate.
@@ -30,21 +33,37 @@ The benchmark runs in its own namespaces, which the kernel removes with it, even
 changes nothing on this host. It needs root, and the plugins in $EBPFNET_BIN_DIR, or Go and the source
 tree to build them. Other load on the machine hardly affects traffic, but it affects ADD and DEL a lot.
 
-  -quick         the short plan, about two minutes
-  -only NAMES    only these variants, separated by commas; no targets
-  -from FILE     measure nothing: read the results of an earlier run with -json
-  -json FILE     write all results
-  -svg FILE      write a chart
-  -readme FILE   update the figures in this README.md
+  -quick           the short plan, about three minutes
+  -from FILE       measure nothing: read the results of an earlier run with -json
+  -json FILE       write all results
+  -svg FILE        write a chart
+  -readme FILE     update the figures in this README.md, and scale.svg beside it
+
+A part of a run, for developers. A LIST has commas; a wrong name makes bench print the known ones:
+
+  -scale           only what many containers, ports, flows and new connections cost
+  -only LIST       these variants
+  -paths LIST      these paths
+  -workloads LIST  these workloads; "calls" stands for ADD and DEL
+  -families LIST   IPv4 or IPv6
+  -rounds N        so many rounds
+  -slice DURATION  so long for each measurement: 80ms
 
 exit status: 0 measured, whether or not targets are met; 1 could not measure; 2 wrong usage;
              128 + N ended by signal N
 `
 
 type options struct {
-	quick                   bool
-	only                    string
+	quick, scale bool
+	selection
+	rounds                  int           // 0: the plan's
+	slice                   time.Duration // 0: the plan's
 	from, json, svg, readme string
+}
+
+// partial reports whether a run measures less than a plan says.
+func (o *options) partial() bool {
+	return o.scale || o.rounds != 0 || o.slice != 0 || o.narrow()
 }
 
 func main() {
@@ -66,7 +85,7 @@ func main() {
 		return
 	}
 	testenv.Isolate()
-	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 4)) // both ends occupy one while they wait
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 8)) // every end occupies one while it waits
 
 	m := &testenv.Machine{Name: "bench"}
 	m.ExitOnSignal()
@@ -82,26 +101,53 @@ func exitOn(err error) {
 }
 
 func parseOptions(args []string) (options, error) {
-	var opts options
+	var (
+		opts                                       options
+		variants, paths, workloads, familiesByName string
+	)
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(io.Discard) // main prints
 	flags.BoolVar(&opts.quick, "quick", false, "")
-	flags.StringVar(&opts.only, "only", "", "")
+	flags.BoolVar(&opts.scale, "scale", false, "")
+	flags.StringVar(&variants, "only", "", "")
+	flags.StringVar(&paths, "paths", "", "")
+	flags.StringVar(&workloads, "workloads", "", "")
+	flags.StringVar(&familiesByName, "families", "", "")
+	flags.IntVar(&opts.rounds, "rounds", 0, "")
+	flags.DurationVar(&opts.slice, "slice", 0, "")
 	flags.StringVar(&opts.from, "from", "", "")
 	flags.StringVar(&opts.json, "json", "", "")
 	flags.StringVar(&opts.svg, "svg", "", "")
 	flags.StringVar(&opts.readme, "readme", "", "")
-	if err := flags.Parse(args); err != nil {
+	err := flags.Parse(args)
+	if err != nil {
 		return opts, err
 	}
 	if flags.NArg() > 0 {
 		return opts, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	if opts.readme != "" && (opts.quick || opts.only != "") {
-		return opts, errors.New("-readme needs the whole benchmark: omit -quick and -only")
+	if opts.scale && workloads == "" {
+		workloads = strings.Join(append([]string{"udp-dns", streamName}, scaledWorkloads...), ",")
 	}
-	if opts.from != "" && (opts.quick || opts.only != "" || opts.json != "") {
-		return opts, errors.New("-from measures nothing: combine it with -svg and -readme only")
+	if opts.selection, err = parseSelection(variants, paths, workloads, familiesByName); err != nil {
+		return opts, err
 	}
-	return opts, nil
+	return opts, opts.check()
 }
+
+func (o *options) check() error {
+	switch {
+	case o.rounds < 0:
+		return fmt.Errorf("-rounds %d: expected 1 or more", o.rounds)
+	case o.slice != 0 && o.slice < minSlice:
+		return fmt.Errorf("-slice %v: expected %v or more", o.slice, minSlice)
+	case o.readme != "" && (o.quick || o.partial()):
+		return errors.New("-readme needs the whole benchmark: omit -quick and what selects a part")
+	case o.from != "" && (o.quick || o.partial() || o.json != ""):
+		return errors.New("-from measures nothing: combine it with -svg and -readme only")
+	}
+	return nil
+}
+
+// minSlice has some of a clock's long parts.
+const minSlice = 5 * time.Millisecond

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -24,15 +27,18 @@ func (r *result) write(opts options) error {
 			return err
 		}
 	}
-	if opts.readme != "" {
-		return r.updateReadme(opts.readme)
+	if opts.readme == "" {
+		return nil
 	}
-	return nil
+	if err := save(filepath.Join(filepath.Dir(opts.readme), "scale.svg"), []byte(r.scaleChart())); err != nil {
+		return err
+	}
+	return r.updateReadme(opts.readme)
 }
 
 // referenceOf names the variant that has ratio 1 on a path: a bare veth has no outside.
 func referenceOf(path string) string {
-	if path == "pod-pod" {
+	if path == podPod {
 		return bareName
 	}
 	return plainName
@@ -50,11 +56,13 @@ func (r *result) tables() string {
 	for _, p := range paths {
 		section(fmt.Sprintf("%s: ratio to %s, median (quartiles)", p.title, variantTitle(referenceOf(p.name))), r.trafficTable(p.name))
 	}
-	section("Round-trip time in µs, p50 / p99", r.latencyTable())
+	section("TCP stream by kind of uplink: ratio to "+variantTitle(plainName)+", median (quartiles)", r.uplinkTable())
+	section("Round-trip time in µs, p50 / p99 / p99.9", r.latencyTable())
 	section("ADD and DEL of a pod with a host port", r.callTable())
-	section("Scale: ratio to 1 host port and 1 pod, worst and median of the traffic that has targets", r.scaleTable())
+	section("Scale: ratio to one of each", r.scaleTable())
 	section("Largest TCP packet of a pod's interface", r.sizeTable())
 	section("Memory of programs and maps", r.memoryTable())
+	section("Memory of maps for one more", r.unitTable())
 	section("Run time of programs in ns, including the cost of measuring it", r.programTable())
 	section("Targets", r.targetTable())
 	for _, s := range r.Setups {
@@ -87,7 +95,8 @@ func (r *result) conditions() string {
 func (r *result) trafficTable(path string) *table {
 	t := new(table)
 	titles := []string{"", "family"}
-	for _, w := range workloads {
+	measured := r.workloadsOn(path)
+	for _, w := range measured {
 		titles = append(titles, w.title)
 	}
 	t.add(titles...)
@@ -95,9 +104,11 @@ func (r *result) trafficTable(path string) *table {
 	for _, s := range r.present() {
 		for _, f := range testenv.Families {
 			cells := []string{s.Title, f.Name}
-			for _, w := range workloads {
+			for _, w := range measured {
 				rates := r.rates(s.Name, path, f.Name, w.name)
 				switch all := ratios(rates, r.rates(against, path, f.Name, w.name)); {
+				case s.Name == against && len(rates) == 0:
+					cells = append(cells, "")
 				case s.Name == against:
 					cells = append(cells, "1 = "+amount(quantile(rates, 0.5))+w.unit)
 				case len(all) == 0:
@@ -114,17 +125,67 @@ func (r *result) trafficTable(path string) *table {
 	return t
 }
 
+// workloadsOn returns those that the run has measured on a path.
+func (r *result) workloadsOn(path string) []workload {
+	return slices.DeleteFunc(slices.Clone(workloads), func(w workload) bool {
+		return !slices.ContainsFunc(r.Traffic, func(t trafficResult) bool { return t.Path == path && t.Workload == w.name })
+	})
+}
+
+// uplinkTable compares streams by each kind of uplink with plain routing by the same.
+func (r *result) uplinkTable() *table {
+	t := new(table)
+	titles := []string{"", "path", "family"}
+	for _, u := range uplinks {
+		titles = append(titles, cmp.Or(strings.TrimPrefix(u.title, ", "), "default uplink"))
+	}
+	t.add(titles...)
+	for _, s := range r.present() {
+		for _, p := range paths {
+			if p.name == podPod {
+				continue
+			}
+			for _, f := range testenv.Families {
+				cells := []string{s.Title, p.title, f.Name}
+				for _, u := range uplinks {
+					cells = append(cells, r.uplinkCell(row{p.name, streamName, u.name}, s.Variant, f.Name))
+				}
+				if cells[len(cells)-1] != "" {
+					t.add(cells...)
+				}
+			}
+		}
+	}
+	return t
+}
+
+func (r *result) uplinkCell(row row, variant, family string) string {
+	all := r.ratios(row, variant, plainName, family)
+	if len(all) == 0 {
+		return ""
+	}
+	if variant == plainName {
+		return "1 = " + amount(quantile(r.ratesOf(row, variant, family), 0.5)) + "bytes/s"
+	}
+	return spreadOf(all).String()
+}
+
 func (r *result) latencyTable() *table {
 	t := new(table)
-	t.add("", "path", "family", "TCP", "UDP", "connect-request-close")
+	measured := []string{"tcp-rr", "udp-rr", "udp-dns", "tcp-crr", "tcp-rr-64", "tcp-crr-64"}
+	titles := []string{"", "path", "family"}
+	for _, workload := range measured {
+		titles = append(titles, workloadTitle(workload))
+	}
+	t.add(titles...)
 	for _, s := range r.present() {
 		for _, p := range paths {
 			for _, f := range testenv.Families {
 				cells := []string{s.Title, p.title, f.Name}
-				for _, workload := range []string{"tcp-rr", "udp-rr", "tcp-crr"} {
+				for _, workload := range measured {
 					cells = append(cells, r.latency(s.Name, p.name, f.Name, workload))
 				}
-				if cells[3] != "" {
+				if strings.Join(cells[3:], "") != "" {
 					t.add(cells...)
 				}
 			}
@@ -136,7 +197,7 @@ func (r *result) latencyTable() *table {
 func (r *result) latency(setup, path, family, workload string) string {
 	for _, t := range r.Traffic {
 		if t.Setup == setup && t.Path == path && t.Family == family && t.Workload == workload && len(t.P50) > 0 {
-			return fmt.Sprintf("%.1f / %.1f", quantile(t.P50, 0.5), quantile(t.P99, 0.5))
+			return fmt.Sprintf("%.1f / %.1f / %.1f", quantile(t.P50, 0.5), quantile(t.P99, 0.5), quantile(t.P999, 0.5))
 		}
 	}
 	return ""
@@ -160,31 +221,6 @@ func (r *result) callTable() *table {
 		if len(cells) == len(t.rows[0]) {
 			t.add(cells...)
 		}
-	}
-	return t
-}
-
-func (r *result) scaleTable() *table {
-	t := new(table)
-	t.add("", "", "worst", "of", "median")
-	for _, s := range r.Setups {
-		small, ok := r.setup(s.Variant)
-		if !ok || s.scale == smallest {
-			continue
-		}
-		all := scaleRatios(r, small, s.scale)
-		if len(all) == 0 {
-			continue
-		}
-		worst := all[0]
-		var medians []float64
-		for _, m := range all {
-			medians = append(medians, m.Median)
-			if m.Median < worst.Median {
-				worst = m
-			}
-		}
-		t.add(s.Title, s.scale.String(), worst.spread.String(), worst.What, ratio(quantile(medians, 0.5)))
 	}
 	return t
 }

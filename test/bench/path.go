@@ -14,8 +14,10 @@ type path struct {
 	ends func(*setup, testenv.Family) (ends, bool)
 }
 
+const podPod = "pod-pod"
+
 var paths = []path{
-	{"pod-pod", "pod ↔ pod", podToPod},
+	{podPod, "pod ↔ pod", podToPod},
 	{"pod-outside", "pod → outside", podToOutside},
 	{"outside-port", "outside → host port", outsideToPort},
 }
@@ -30,6 +32,9 @@ func pathTitle(name string) string {
 }
 
 func podToPod(s *setup, f testenv.Family) (ends, bool) {
+	if s.redirect {
+		return direct(s.topology.Outside, s.topology.SecondOutside, f.SecondOutside), true
+	}
 	if s.runtime == nil { // the two ends of one veth
 		return direct(s.topology.Outside, s.topology.Node, f.Node), true
 	}
@@ -56,5 +61,5 @@ func outsideToPort(s *setup, f testenv.Family) (ends, bool) {
 
 func direct(client, server *testenv.Namespace, addr netip.Addr) ends {
 	to := netip.AddrPortFrom(addr, serverPort)
-	return ends{client: client, server: server, listen: to, dial: to}
+	return ends{client: client, server: server, listen: to, dial: to, cpu: cpu}
 }

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"os"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -10,44 +12,56 @@ type plan struct {
 	name string
 	// without names variants to leave out.
 	without []string
-	// scales and references are the scales for ebpfnet and for the reference plugins, beside the smallest.
-	scales, references []scale
-	rounds             int
+	// scales are those of the variants that show what scale costs, beside the smallest.
+	scales []scale
+	// onlyScales leaves out all other setups.
+	onlyScales bool
+	// uplinked names variants to measure by every kind of uplink.
+	uplinked []string
+	rounds   int
 	// slice is the time for each workload, path, family and setup in each round.
 	slice time.Duration
 	// calls is the number of sequential ADDs and DELs in each round.
 	calls int
+	// slowCalls measures the ADDs that take seconds, too.
+	slowCalls bool
 }
 
 var (
 	full = plan{
-		name:       "bench",
-		scales:     []scale{{1000, 1}, {5000, 1}, {1, 100}, {1, 1000}, {5000, 1000}},
-		references: []scale{{1000, 1}, {5000, 1}},
-		rounds:     7, slice: 80 * time.Millisecond, calls: 10,
+		name: "bench", scales: append(allScales(), crowded),
+		uplinked: []string{plainName, bridgeName, ptpName, establishedName, alwaysName},
+		rounds:   7, slice: 80 * time.Millisecond, calls: 10, slowCalls: true,
 	}
 	quick = plan{
-		name: "bench-quick", scales: []scale{{5000, 1}}, without: []string{"bridge-nftables", "ptp-iptables", "ptp-nftables"},
-		rounds: 5, slice: 30 * time.Millisecond, calls: 3,
+		name: "bench-quick", scales: []scale{crowded}, without: []string{"bridge-nftables", "ptp-nftables", neverName},
+		uplinked: []string{plainName, bridgeName, establishedName},
+		rounds:   5, slice: 30 * time.Millisecond, calls: 3,
 	}
 )
 
 // setups lists the variants and scales to set up.
 func (p plan) setups() []plannedSetup {
-	var all []plannedSetup
+	var all, loads []plannedSetup // loads share the setups before them
 	for _, v := range variants {
-		if slices.Contains(p.without, v.name) {
+		if slices.Contains(p.without, v.name) || p.onlyScales && !v.scaled() {
 			continue
 		}
-		all = append(all, plannedSetup{v, smallest})
-		switch {
-		case v.ours && v.name != neverName:
-			all = append(all, planned(v, p.scales)...)
-		case v.reference && !v.slow:
-			all = append(all, planned(v, p.references)...)
+		for _, u := range uplinks {
+			if u.isDefault() || !p.onlyScales && slices.Contains(p.uplinked, v.name) {
+				all = append(all, plannedSetup{v, u, smallest})
+			}
+		}
+		for _, s := range p.scales {
+			switch p := (plannedSetup{v, uplinks[0], s}); {
+			case v.scaled() && s.isLoad():
+				loads = append(loads, p)
+			case v.scaled() && v.ours:
+				all = append(all, p)
+			}
 		}
 	}
-	return all
+	return append(all, loads...)
 }
 
 // callsOf is smaller for setups whose ADD takes seconds.
@@ -58,15 +72,58 @@ func (p plan) callsOf(s *setup) int {
 	return p.calls
 }
 
+// plan returns the plan with the changes that the options make.
+func (o *options) plan() plan {
+	p := full
+	if o.quick {
+		p = quick
+	}
+	switch {
+	case o.scale:
+		p.scales, p.onlyScales = append(allScales(), crowded), true
+	case o.narrow():
+		p.scales = nil
+	}
+	if o.rounds > 0 {
+		p.rounds = o.rounds
+	}
+	if o.slice > 0 {
+		p.slice = o.slice
+	}
+	return p
+}
+
+// command says how to measure the same.
+func (o *options) command() string {
+	if o.partial() {
+		return "bench " + strings.Join(os.Args[1:], " ")
+	}
+	return "make " + o.plan().name
+}
+
 type plannedSetup struct {
 	variant
+	uplink
 	scale
 }
 
-func planned(v variant, scales []scale) []plannedSetup {
-	var all []plannedSetup
-	for _, s := range scales {
-		all = append(all, plannedSetup{v, s})
+func (p plannedSetup) name() string { return setupName(p.variant.name, p.uplink.name, p.scale) }
+
+// isMain reports whether this is the variant's setup for comparisons with others.
+func (p plannedSetup) isMain() bool { return p.uplink.isDefault() && p.scale == smallest }
+
+// measures reports whether traffic tells anything about a setup.
+func (p plannedSetup) measures(t traffic) bool {
+	switch {
+	case p.streams:
+		return t.workload.name == streamName
+	case !p.uplink.isDefault():
+		return t.workload.name == streamName && t.path.name != podPod
 	}
-	return all
+	return p.scale == smallest || p.scale.measures(t)
+}
+
+// hasAttachments reports whether ADD and DEL of a setup compare with those of others.
+func (p plannedSetup) hasAttachments() bool {
+	return p.isMain() && !p.routed && !p.streams && !p.redirect
 }

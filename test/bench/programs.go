@@ -18,6 +18,8 @@ import (
 type object struct {
 	Name  string `json:"name"`
 	Bytes uint64 `json:"bytes"`
+	// Entries is the size of a map.
+	Entries uint32 `json:"entries,omitempty"`
 }
 
 // objects are the programs and maps of a node's datapath, with the kernel memory that they use.
@@ -66,11 +68,11 @@ func (s *setup) objects() (*objects, error) {
 		return nil, err
 	}
 	for _, path := range paths {
-		bytes, err := mapBytes(path)
+		m, err := mapObject(path)
 		if err != nil {
 			return nil, fmt.Errorf("read the size of %s: %w", path, err)
 		}
-		all.Maps = append(all.Maps, object{filepath.Base(path), bytes})
+		all.Maps = append(all.Maps, m)
 	}
 	programs, err := s.openPrograms()
 	defer closePrograms(programs)
@@ -83,25 +85,35 @@ func (s *setup) objects() (*objects, error) {
 			return nil, fmt.Errorf("read the size of %s: %w", name, err)
 		}
 		bytes, _ := info.Memlock()
-		all.Programs = append(all.Programs, object{name, bytes})
+		all.Programs = append(all.Programs, object{Name: name, Bytes: bytes})
 	}
 	slices.SortFunc(all.Programs, func(a, b object) int { return int(b.Bytes) - int(a.Bytes) })
 	slices.SortFunc(all.Maps, func(a, b object) int { return int(b.Bytes) - int(a.Bytes) })
 	return all, nil
 }
 
-func mapBytes(path string) (uint64, error) {
+// find returns the map with that name, or none.
+func (o *objects) find(name string) object {
+	for _, m := range o.Maps {
+		if m.Name == name {
+			return m
+		}
+	}
+	return object{}
+}
+
+func mapObject(path string) (object, error) {
 	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
-		return 0, err
+		return object{}, err
 	}
 	defer m.Close()
 	info, err := m.Info()
 	if err != nil {
-		return 0, err
+		return object{}, err
 	}
 	bytes, _ := info.Memlock()
-	return bytes, nil
+	return object{Name: filepath.Base(path), Bytes: bytes, Entries: m.MaxEntries()}, nil
 }
 
 func (s *setup) openPrograms() (map[string]*ebpf.Program, error) {
@@ -142,7 +154,7 @@ var costedWorkloads = []string{"udp-packets", "tcp-rr", "tcp-crr"}
 
 // programCosts lets the kernel measure the run time of programs. This slows each run down a little,
 // so nothing else is measured at the same time.
-func (s *setup) programCosts(slice time.Duration) ([]programCost, error) {
+func (s *setup) programCosts(traffic []traffic, slice time.Duration) ([]programCost, error) {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
 		return nil, fmt.Errorf("enable statistics of BPF programs: %w", err)
@@ -154,7 +166,7 @@ func (s *setup) programCosts(slice time.Duration) ([]programCost, error) {
 		return nil, err
 	}
 	var all []programCost
-	for _, t := range trafficOf(s) {
+	for _, t := range traffic {
 		if !slices.Contains(costedWorkloads, t.workload.name) {
 			continue
 		}
@@ -162,7 +174,7 @@ func (s *setup) programCosts(slice time.Duration) ([]programCost, error) {
 		_, err := t.workload.run(t.ends, slice)
 		after, errAfter := runsOf(programs)
 		if err := errors.Join(errBefore, err, errAfter); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%s, %s, %s: %w", t.path.name, t.family.Name, t.workload.name, err)
 		}
 		for name := range programs {
 			runs := after[name].RunCount - before[name].RunCount

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -29,16 +30,17 @@ func (r *result) updateReadme(file string) error {
 
 // figures is the generated part of README.md.
 func (r *result) figures() string {
-	return fmt.Sprintf("![ratios of traffic, and times of ADD and DEL](bench.svg)\n\n%s\n"+
-		"ebpfnet with `fastPath` established, as a multiple of the reference plugins (IPv4):\n\n%s\n%s\n",
-		r.targetTable(), r.referenceTable(), r.conditions())
+	return fmt.Sprintf("![ratios of traffic, and times of ADD and DEL](bench.svg)\n\n"+
+		"ebpfnet with `fastPath` established, as a multiple of the reference plugins (IPv4):\n\n%s\n"+
+		"What the project aims at:\n\n%s\n"+
+		"What one of each costs among many:\n\n"+
+		"![rates among many containers, host ports, flows and new connections](scale.svg)\n\n%s\n%s\n%s\n",
+		r.referenceTable(), r.targetTable(), r.scaleTable(), r.unitTable(), r.conditions())
 }
 
-// referenceTable has a row for each traffic with a target and for ADD and DEL, and a column for each
+// referenceTable has a row for each kind of traffic and for ADD and DEL, and a column for each
 // combination of reference plugins. More is better everywhere.
 func (r *result) referenceTable() *table {
-	const ours = "ebpfnet-established"
-
 	var references []string
 	titles := []string{"workload"}
 	for _, v := range variants {
@@ -60,15 +62,14 @@ func (r *result) referenceTable() *table {
 		}
 		t.add(cells...)
 	}
-	for _, target := range trafficTargets {
-		row(pathTitle(target.path)+", "+workloadTitle(target.workload), func(reference string) []float64 {
-			return ratios(r.rates(ours, target.path, testenv.IPv4.Name, target.workload),
-				r.rates(reference, target.path, testenv.IPv4.Name, target.workload))
+	for _, line := range rows() {
+		row(line.title(), func(reference string) []float64 {
+			return r.ratios(line, establishedName, reference, testenv.IPv4.Name)
 		})
 	}
 	for _, verb := range verbs {
 		row(verb+", speed-up", func(reference string) []float64 {
-			return ratios(r.calls(reference, verb).Sequential, r.calls(ours, verb).Sequential)
+			return ratios(r.calls(reference, verb).Sequential, r.calls(establishedName, verb).Sequential)
 		})
 	}
 	return t
@@ -80,24 +81,34 @@ func (r *result) targetTable() *table {
 	var ours []setupResult
 	titles := []string{"workload", "compared with", "target"}
 	for _, v := range r.Targets {
-		if s, ok := r.setup(v.Setup); ok && v.Title == r.Targets[0].Title {
+		if s, ok := r.setup(v.Setup); ok && v.Title == r.Targets[0].Title && v.Against == r.Targets[0].Against {
 			ours = append(ours, s)
 			titles = append(titles, s.Title)
 		}
 	}
 	t.add(titles...)
-	for i := 0; i < len(r.Targets); i += len(ours) {
+	for i := 0; len(ours) > 0 && i < len(r.Targets); i += len(ours) {
 		v := r.Targets[i]
-		cells := []string{v.Title, v.Against, "at least " + ratio(v.Target)}
-		if v.AtMost {
-			cells[2] = "at most " + ratio(v.Target)
-		}
+		cells := []string{v.Title, v.Against, boundsOf(r.Targets[i : i+len(ours)])}
 		for _, v := range r.Targets[i : i+len(ours)] {
 			cells = append(cells, v.String())
 		}
 		t.add(cells...)
 	}
 	return t
+}
+
+// boundsOf is the bound of a target, or the bounds of the columns.
+func boundsOf(verdicts []verdict) string {
+	var bounds []string
+	for _, v := range verdicts {
+		bounds = append(bounds, ratio(v.Target))
+	}
+	text := "at least " + strings.Join(slices.Compact(bounds), ", ")
+	if verdicts[0].AtMost {
+		text = "at most " + ratio(verdicts[0].Target)
+	}
+	return text
 }
 
 // String returns a cell of the table.

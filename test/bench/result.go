@@ -33,6 +33,7 @@ type setupResult struct {
 	Variant string `json:"variant"`
 	Title   string `json:"title"`
 	Ours    bool   `json:"ours,omitempty"`
+	Uplink  string `json:"uplink,omitempty"` // kind; empty: the default
 	scale
 	Absent  string   `json:"absent,omitempty"`
 	GSO     int      `json:"gso_max_size,omitempty"` // of the pod's interface
@@ -49,6 +50,7 @@ type trafficResult struct {
 	Rates    []float64 `json:"rates"`
 	P50      []float64 `json:"p50_us,omitempty"`
 	P99      []float64 `json:"p99_us,omitempty"`
+	P999     []float64 `json:"p999_us,omitempty"`
 	Lost     int       `json:"lost,omitempty"`
 	Error    string    `json:"error,omitempty"` // of the last failure
 }
@@ -92,11 +94,14 @@ func (r *result) calls(setup, verb string) callResult {
 	return callResult{}
 }
 
-// present returns the setups at the smallest scale that are not absent.
+// isMain reports whether this is the variant's setup for comparisons with others.
+func (s setupResult) isMain() bool { return s.Uplink == "" && s.scale == smallest }
+
+// present returns the main setups that are not absent.
 func (r *result) present() []setupResult {
 	var all []setupResult
 	for _, s := range r.Setups {
-		if s.Absent == "" && s.scale == smallest {
+		if s.Absent == "" && s.isMain() {
 			all = append(all, s)
 		}
 	}

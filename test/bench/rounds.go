@@ -16,15 +16,39 @@ type traffic struct {
 	ends     ends
 }
 
-func trafficOf(s *setup) []traffic {
+// cells lists all that a run measures, in the order of measurement, without ends.
+func (s *selection) cells() []traffic {
 	var all []traffic
 	for _, p := range paths {
 		for _, f := range testenv.Families {
 			for _, w := range workloads {
-				if e, ok := p.ends(s, f); ok {
-					all = append(all, traffic{p, f, w, e})
+				if has(s.paths, p.name) && has(s.families, f.Name) && has(s.workloads, w.name) {
+					all = append(all, traffic{path: p, family: f, workload: w})
 				}
 			}
+		}
+	}
+	return all
+}
+
+// between returns the traffic with its ends in a setup, and whether the setup has the path.
+func (t traffic) between(s *setup) (_ traffic, ok bool) {
+	t.ends, ok = t.path.ends(s, t.family)
+	return t, ok
+}
+
+// on is between for what is measured on a setup.
+func (t traffic) on(s *setup) (traffic, bool) {
+	t, ok := t.between(s)
+	return t, ok && s.measures(t)
+}
+
+// trafficOf lists the selected traffic of a setup.
+func (s *selection) trafficOf(on *setup) []traffic {
+	var all []traffic
+	for _, t := range s.cells() {
+		if t, ok := t.on(on); ok {
+			all = append(all, t)
 		}
 	}
 	return all
@@ -33,9 +57,11 @@ func trafficOf(s *setup) []traffic {
 // run is one run of the benchmark.
 type run struct {
 	*testenv.Machine
+	selection
 	plan     plan
 	progress *progress
 	setups   []*setup
+	others   *testenv.Pod // opens connections in the background; nil if nothing does
 	result   *result
 
 	traffic    map[trafficKey]*trafficResult
@@ -55,20 +81,16 @@ func (r *run) measure() {
 	defer pauseGC()()
 	for round := range r.plan.rounds {
 		order := rotated(r.setups, round)
-		for _, p := range paths {
-			for _, f := range testenv.Families {
-				for _, w := range workloads {
-					r.progress.printf("round %d of %d: %s, %s, %s", round+1, r.plan.rounds, w.title, p.title, f.Name)
-					for _, s := range order {
-						if e, ok := p.ends(s, f); ok {
-							r.measureTraffic(s, traffic{p, f, w, e})
-						}
-					}
+		for _, t := range r.cells() {
+			r.progress.printf("round %d of %d: %s, %s, %s", round+1, r.plan.rounds, t.workload.title, t.path.title, t.family.Name)
+			for _, s := range order {
+				if t, ok := t.on(s); ok {
+					r.measureTraffic(s, t)
 				}
 			}
 		}
 		for _, s := range order {
-			r.progress.printf("round %d of %d: ADD and DEL, %s", round+1, r.plan.rounds, s.title)
+			r.progress.printf("round %d of %d: ADD and DEL, %s", round+1, r.plan.rounds, s.variant.title)
 			r.measureCalls(s)
 		}
 	}
@@ -90,7 +112,7 @@ func (r *run) measureTraffic(s *setup, t traffic) {
 		into = &trafficResult{Setup: s.name(), Path: key.path, Family: key.family, Workload: key.workload, Unit: t.workload.unit}
 		r.traffic[key] = into
 	}
-	got, err := t.workload.run(t.ends, r.plan.slice)
+	got, err := r.sample(s, t)
 	if err != nil {
 		into.Error, got = err.Error(), sample{}
 	}
@@ -99,6 +121,7 @@ func (r *run) measureTraffic(s *setup, t traffic) {
 	if got.p50 > 0 {
 		into.P50 = append(into.P50, micros(got.p50))
 		into.P99 = append(into.P99, micros(got.p99))
+		into.P999 = append(into.P999, micros(got.p999))
 	}
 	r.progress.done(1)
 }
@@ -109,7 +132,7 @@ func (r *run) measureCalls(s *setup) {
 	if s.attachments == nil {
 		return
 	}
-	add, del, err := measureCalls(s.attachments, r.plan.callsOf(s), s.scale == smallest)
+	add, del, err := measureCalls(s.attachments, r.plan.callsOf(s), s.isMain())
 	for verb, got := range map[string]calls{verbs[0]: add, verbs[1]: del} {
 		key := callKey{s.name(), verb}
 		into := r.calls[key]
@@ -141,14 +164,14 @@ func (r *run) inspect() {
 
 func (r *run) inspectSetup(s *setup) (err error) {
 	into := r.find(s.name())
-	if into.GSO, err = s.gsoSize(); err != nil || !s.ours {
+	if into.GSO, err = s.gsoSize(); err != nil || !s.ours || !s.uplink.isDefault() || s.isLoad() {
 		return err
 	}
-	if into.Objects, err = s.objects(); err != nil || s.scale != smallest {
+	if into.Objects, err = s.objects(); err != nil || !s.isMain() {
 		return err
 	}
-	r.progress.printf("run times of programs, %s", s.title)
-	costs, err := s.programCosts(r.plan.slice)
+	r.progress.printf("run times of programs, %s", s.variant.title)
+	costs, err := s.programCosts(r.trafficOf(s), r.plan.slice)
 	r.result.Programs = append(r.result.Programs, costs...)
 	return err
 }

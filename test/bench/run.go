@@ -12,12 +12,12 @@ import (
 )
 
 // bench runs the benchmark from the setups to the files.
-func bench(m *testenv.Machine, opts options) (err error) {
-	if cpu, err = lastCPU(); err != nil {
+func bench(m *testenv.Machine, opts options) error {
+	if err := chooseCPUs(); err != nil {
 		return err
 	}
 	r := newRun(m, opts)
-	if err := r.setUp(opts); err != nil {
+	if err := r.setUp(); err != nil {
 		return err
 	}
 	r.progress.start(r.steps())
@@ -25,23 +25,21 @@ func bench(m *testenv.Machine, opts options) (err error) {
 	r.inspect()
 	r.progress.end()
 	r.collect()
-	if opts.only == "" {
-		r.result.evaluate()
+	r.result.evaluate()
+	if opts.partial() {
+		r.result.forgetUnmeasured()
 	}
 	return r.result.write(opts)
 }
 
 func newRun(m *testenv.Machine, opts options) *run {
 	r := &run{
-		Machine: m, plan: full, progress: newProgress(os.Stderr),
+		Machine: m, selection: opts.selection, plan: opts.plan(), progress: newProgress(os.Stderr),
 		traffic: make(map[trafficKey]*trafficResult),
 		calls:   make(map[callKey]*callResult), sequential: make(map[callKey][]float64),
 	}
-	if opts.quick {
-		r.plan = quick
-	}
 	r.result = &result{
-		Date: time.Now().UTC().Truncate(time.Second), Command: "make " + r.plan.name,
+		Date: time.Now().UTC().Truncate(time.Second), Command: opts.command(),
 		Kernel: testenv.KernelRelease(), CPU: cpuModel(), CPUs: cpuCount(),
 		Rounds: r.plan.rounds, SliceMS: r.plan.slice.Milliseconds(),
 	}
@@ -50,37 +48,48 @@ func newRun(m *testenv.Machine, opts options) *run {
 
 // setUp makes all setups. A scale that fails, or a variant that this binary of ebpfnet refuses, is
 // absent with the reason.
-func (r *run) setUp(opts options) error {
+func (r *run) setUp() error {
 	refused := make(map[string]error)
 	planned := r.plan.setups()
 	for i, p := range planned {
-		if opts.only != "" && !slices.Contains(strings.Split(opts.only, ","), p.variant.name) {
+		if !r.concerns(p) || r.isSetUp(p.insteadOf) {
 			continue
 		}
-		if r.isSetUp(p.insteadOf) {
-			continue
-		}
-		r.progress.printf("set up %d of %d: %s, %s", i+1, len(planned), p.title, p.scale)
+		r.progress.printf("set up %d of %d: %s, %s", i+1, len(planned), p.variant.title, p.scale)
 		var s *setup
 		err := refused[p.variant.name]
 		if err == nil {
-			err = r.Protect(func() (err error) { s, err = newSetup(r.Machine, p.variant, p.scale); return err })
+			err = r.Protect(func() (err error) { s, err = r.newSetup(p); return err })
 		}
 		entry := setupResult{
-			Name: scaledName(p.variant.name, p.scale), Variant: p.variant.name, Title: p.title, Ours: p.ours, scale: p.scale,
+			Name: p.name(), Variant: p.variant.name, Title: p.variant.title, Ours: p.ours, Uplink: p.uplink.name, scale: p.scale,
 		}
 		switch {
 		case err == nil:
 			r.setups = append(r.setups, s)
-		case p.ours || p.scale != smallest:
-			refused[p.variant.name] = err
+		case p.ours || p.redirect || !p.isMain():
 			entry.Absent = err.Error()
+			if p.isMain() {
+				refused[p.variant.name] = err
+			}
 		default:
-			return fmt.Errorf("set up %s: %w", p.title, err)
+			return fmt.Errorf("set up %s: %w", p.variant.title, err)
 		}
 		r.result.Setups = append(r.result.Setups, entry)
 	}
 	return nil
+}
+
+// newSetup makes a setup with what its selected measurements need.
+func (r *run) newSetup(p plannedSetup) (*setup, error) {
+	if p.isLoad() {
+		return r.underLoad(p)
+	}
+	s, err := newSetup(r.Machine, p)
+	if err == nil && s.hasAttachments() && has(r.workloads, callsName) && (r.plan.slowCalls || !s.slow) {
+		s.attachments, err = s.newAttachments(r.Machine)
+	}
+	return s, err
 }
 
 // isSetUp reports whether a variant is set up.
@@ -97,7 +106,7 @@ func (r *run) find(name string) *setupResult {
 func (r *run) steps() int {
 	steps := 0
 	for _, s := range r.setups {
-		steps += len(trafficOf(s))
+		steps += len(r.trafficOf(s))
 		if s.attachments != nil {
 			steps += r.plan.callsOf(s)
 		}
@@ -108,7 +117,7 @@ func (r *run) steps() int {
 // collect moves the measurements into the result, in a fixed order.
 func (r *run) collect() {
 	for _, s := range r.setups {
-		for _, t := range trafficOf(s) {
+		for _, t := range r.trafficOf(s) {
 			r.result.Traffic = append(r.result.Traffic, *r.traffic[trafficKey{s.name(), t.path.name, t.family.Name, t.workload.name}])
 		}
 	}

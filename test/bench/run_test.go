@@ -29,12 +29,20 @@ func onMachine(t *testing.T, fn func(*testenv.Machine) error) {
 	}
 }
 
+var (
+	someOfEach = scale{Pods: 20, Ports: 10, Flows: 100}
+	slowLoad   = dimensions[3].at(100)
+)
+
 // smallRun measures a little of everything.
-func smallRun(m *testenv.Machine, only string) (*result, error) {
-	r := newRun(m, options{only: only})
-	r.plan = plan{rounds: 2, slice: 8 * time.Millisecond, calls: 1}
+func smallRun(m *testenv.Machine, variants ...string) (*result, error) {
+	if err := chooseCPUs(); err != nil {
+		return nil, err
+	}
+	r := newRun(m, options{selection: selection{variants: variants}})
+	r.plan = plan{rounds: 1, slice: 8 * time.Millisecond, calls: 1, scales: []scale{someOfEach, slowLoad, bothCPUs}, uplinked: []string{plainName, establishedName}}
 	r.progress.to = new(strings.Builder)
-	if err := r.setUp(options{only: only}); err != nil {
+	if err := r.setUp(); err != nil {
 		return nil, err
 	}
 	r.progress.start(r.steps())
@@ -48,7 +56,7 @@ func smallRun(m *testenv.Machine, only string) (*result, error) {
 func TestSmallRun(t *testing.T) {
 	var r *result
 	onMachine(t, func(m *testenv.Machine) (err error) {
-		r, err = smallRun(m, strings.Join([]string{bareName, plainName, bridgeName, "ebpfnet"}, ","))
+		r, err = smallRun(m, bareName, redirectName, plainName, bridgeName, establishedName)
 		return err
 	})
 	if r == nil {
@@ -60,23 +68,27 @@ func TestSmallRun(t *testing.T) {
 	measured := make(map[string]int)
 	for _, c := range r.Traffic {
 		measured[c.Setup]++
-		if c.Error != "" || c.Lost > 0 || len(c.Rates) != 2 || c.Rates[0] <= 0 || c.Rates[1] <= 0 {
+		if c.Error != "" || c.Lost > 0 || len(c.Rates) != 1 || c.Rates[0] <= 0 {
 			t.Errorf("%+v", c)
 		}
 	}
-	for name, want := range map[string]int{bareName: 10, plainName: 30, bridgeName: 30, "ebpfnet": 30} {
+	for name, want := range map[string]int{
+		bareName: 16, redirectName: 16, plainName: 48, bridgeName: 48, establishedName: 48,
+		setupName(establishedName, "", someOfEach): 18, setupName(establishedName, "", slowLoad): 18, setupName(bareName, "", bothCPUs): 6,
+		setupName(plainName, "big-uplink", smallest): 4, setupName(establishedName, "frames", smallest): 4,
+	} {
 		if measured[name] != want {
 			t.Errorf("%s: %d results of traffic, want %d", name, measured[name], want)
 		}
 	}
-	for _, name := range []string{bareName, bridgeName, "ebpfnet"} {
+	for _, name := range []string{bareName, bridgeName, establishedName} {
 		for _, verb := range verbs {
-			if c := r.calls(name, verb); c.Error != "" || c.P50 <= 0 || c.P99 < c.P50 || len(c.Concurrent) != 2 || c.Concurrent[1] <= 0 {
+			if c := r.calls(name, verb); c.Error != "" || c.P50 <= 0 || c.P99 < c.P50 || len(c.Concurrent) != 1 || c.Concurrent[0] <= 0 {
 				t.Errorf("%s of %s: %+v", verb, name, c)
 			}
 		}
 	}
-	ours, _ := r.setup("ebpfnet")
+	ours, _ := r.setup(establishedName)
 	if programs, maps := ours.Objects.bytes(); programs == 0 || maps == 0 {
 		t.Errorf("memory: %+v", ours.Objects)
 	}
@@ -105,8 +117,8 @@ func TestRefusedVariant(t *testing.T) {
 		r := newRun(m, options{})
 		r.progress.to = new(strings.Builder)
 		r.plan = quick
-		err := r.setUp(options{})
-		if len(r.setups) != 2 || r.setups[0].name() != "even" || r.setups[1].name() != "even/5000x1" {
+		err := r.setUp()
+		if len(r.setups) != 1 || r.setups[0].name() != "even" {
 			t.Errorf("%d setups: %+v", len(r.setups), r.result.Setups)
 		}
 		if odd, ok := r.result.setup("odd"); !ok || !strings.Contains(odd.Absent, "vlan") {
@@ -118,6 +130,8 @@ func TestRefusedVariant(t *testing.T) {
 
 // A workload without a server ends with an error.
 func TestNoReply(t *testing.T) {
+	defer func(old time.Duration) { waitLimit = old }(waitLimit)
+	waitLimit = 200 * time.Millisecond
 	onMachine(t, func(m *testenv.Machine) error {
 		topology := testenv.NewTopology(m)
 		e := direct(topology.Outside, topology.Node, testenv.NodeAddr4)
@@ -146,7 +160,7 @@ func TestLostPackets(t *testing.T) {
 			return err
 		}
 		defer closeSocket(server)
-		return onCPU(e.client, func() error {
+		return onCPU(e.client, e.cpu, func() error {
 			client, err := connectSocket(unix.SOCK_DGRAM, addressOf(e.dial))
 			if err != nil {
 				return err

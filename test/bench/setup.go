@@ -9,19 +9,17 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // setup is a variant at a scale: a node, an outside host and pods, in their own namespaces.
 type setup struct {
-	variant
-	scale
+	plannedSetup
 	topology *testenv.Topology
 	runtime  *testenv.Runtime // nil without plugins
 	client   *testenv.Pod     // sends requests
 	server   *testenv.Pod     // replies, and has a host port
+	others   *testenv.Pod     // has no part in what is measured; nil if nobody needs it
 	// attachments are for ADD and DEL; nil if those are not measured.
 	attachments []attachment
 }
@@ -34,21 +32,24 @@ const (
 	attachPorts = 9000
 )
 
-func (s *setup) name() string { return scaledName(s.variant.name, s.scale) }
-
 // newSetup makes the namespaces and attaches the pods. The server with the measured host port comes
 // last, so that an implementation that searches linearly finds it after all others.
-func newSetup(m *testenv.Machine, v variant, scale scale) (*setup, error) {
-	s := &setup{variant: v, scale: scale, topology: testenv.NewTopology(m)}
-	if len(v.plugins) == 0 {
+func newSetup(m *testenv.Machine, p plannedSetup) (*setup, error) {
+	s := &setup{plannedSetup: p, topology: testenv.NewTopology(m)}
+	if len(p.plugins) == 0 {
 		return s, s.finishBare(m)
 	}
-	conflist, err := v.conflist(m.TempDir())
+	if p.uplink.before != nil {
+		if err := p.uplink.before(s); err != nil {
+			return nil, err
+		}
+	}
+	conflist, err := p.conflist(m.TempDir())
 	if err != nil {
 		return nil, err
 	}
-	s.runtime = testenv.NewRuntime(m, s.topology.Node, conflist, v.pluginDir(m))
-	if v.routed {
+	s.runtime = testenv.NewRuntime(m, s.topology.Node, conflist, p.pluginDir(m))
+	if p.routed {
 		s.topology.RouteTo(m, netip.MustParsePrefix(podSubnet4))
 		s.topology.RouteTo(m, netip.MustParsePrefix(podSubnet6))
 	}
@@ -60,17 +61,18 @@ func newSetup(m *testenv.Machine, v variant, scale scale) (*setup, error) {
 		return nil, err
 	}
 	s.server = s.runtime.NewPod(m, "server")
-	if !v.routed {
+	if !p.routed {
 		s.server.Conf.CapabilityArgs = mapPorts(hostPort, 1)
 	}
 	if err := attach(s.server); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(s.shortenTimeouts(), s.waitForTraffic()); err != nil || v.routed {
-		return s, err
+	if p.uplink.after != nil {
+		if err := p.uplink.after(s); err != nil {
+			return nil, err
+		}
 	}
-	s.attachments, err = s.newAttachments(m)
-	return s, err
+	return s, errors.Join(s.shortenTimeouts(), s.waitForTraffic(), s.openFlows(), s.checkFlows())
 }
 
 // pluginDir builds the variant's plugins and returns their directory.
@@ -90,20 +92,23 @@ func (v variant) pluginDir(m *testenv.Machine) string {
 func attach(pod *testenv.Pod) error { return within(pod.Add) }
 
 // finishBare uses node and outside as pods: the two ends of a veth.
-func (s *setup) finishBare(m *testenv.Machine) (err error) {
-	if s.bigTCP {
-		return s.raiseSizes()
+func (s *setup) finishBare(m *testenv.Machine) error {
+	switch {
+	case s.bigTCP:
+		return s.raiseUplink()
+	case s.redirect:
+		return errors.Join(s.setUpRedirect(m), s.waitForTraffic())
 	}
-	s.attachments, err = s.newAttachments(m)
-	return err
+	return nil
 }
 
 // waitForTraffic waits until all paths carry traffic: a plugin may return before its devices do.
 func (s *setup) waitForTraffic() error {
 	ctx, cancel := context.WithTimeout(context.Background(), testenv.Timeout)
 	defer cancel()
-	for _, t := range trafficOf(s) {
-		if t.workload.name != "tcp-rr" {
+	for _, t := range new(selection).cells() {
+		t, ok := t.between(s)
+		if !ok || t.workload.name != "tcp-rr" {
 			continue
 		}
 		err := testenv.Wait(ctx, "a reply, "+t.path.title+", "+t.family.Name, func() error {
@@ -128,21 +133,6 @@ func (s *setup) shortenTimeouts() error {
 	return nil
 }
 
-// addIdle adds host ports and pods without traffic, up to the scale.
-func (s *setup) addIdle(m *testenv.Machine) error {
-	var idle []*testenv.Pod
-	for i := range s.Pods - smallest.Pods {
-		idle = append(idle, s.runtime.NewPod(m, fmt.Sprintf("idle-%d", i)))
-	}
-	if more := s.Ports - smallest.Ports; more > 0 {
-		pod := s.runtime.NewPod(m, "ports")
-		pod.Conf.CapabilityArgs = mapPorts(idlePorts, more)
-		idle = append(idle, pod)
-	}
-	_, err := concurrently(idle, attach)
-	return err
-}
-
 // mapping is an element of the portMappings capability.
 type mapping struct {
 	HostPort      int    `json:"hostPort"`
@@ -159,27 +149,6 @@ func mapPorts(first, count int) map[string]any {
 		}
 	}
 	return map[string]any{"portMappings": mappings}
-}
-
-// raiseSizes gives the veth ebpfnet's BIG TCP sizes.
-func (s *setup) raiseSizes() error {
-	const size = 196608
-
-	for _, ns := range []*testenv.Namespace{s.topology.Node, s.topology.Outside} {
-		link, err := ns.Netlink().LinkByName(testenv.UplinkName)
-		if err != nil {
-			return err
-		}
-		for _, set := range []func(netlink.Link, int) error{
-			ns.Netlink().LinkSetGSOMaxSize, ns.Netlink().LinkSetGROMaxSize,
-			ns.Netlink().LinkSetGSOIPv4MaxSize, ns.Netlink().LinkSetGROIPv4MaxSize,
-		} {
-			if err := set(link, size); err != nil {
-				return fmt.Errorf("raise sizes of %s: %w", testenv.UplinkName, err)
-			}
-		}
-	}
-	return nil
 }
 
 // gsoSize returns the largest packet that a pod's interface takes.

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// histogram counts durations without allocating.
+// histogram counts durations without allocating: short ones in fine buckets, long ones in coarse ones.
 type histogram struct {
 	count   int
 	buckets [buckets]uint32
@@ -14,12 +14,30 @@ type histogram struct {
 
 const (
 	resolution = 50 * time.Nanosecond
-	buckets    = 1 << 15 // the last one counts everything from 1.6 ms on
+	fine       = 1 << 15 // buckets of this size, up to 1.6 ms
+	coarseness = 64      // of the others
+	buckets    = 1 << 16 // the last one counts everything from 106 ms on
 )
+
+func bucketOf(d time.Duration) int {
+	at := int(d / resolution)
+	if at >= fine {
+		at = fine + (at-fine)/coarseness
+	}
+	return min(at, buckets-1)
+}
+
+// begin is the shortest duration of a bucket.
+func begin(bucket int) time.Duration {
+	if bucket > fine {
+		bucket = fine + (bucket-fine)*coarseness
+	}
+	return time.Duration(bucket) * resolution
+}
 
 func (h *histogram) add(d time.Duration) {
 	h.count++
-	h.buckets[min(int(d/resolution), buckets-1)]++
+	h.buckets[bucketOf(d)]++
 }
 
 // quantile returns the duration that a fraction q of all does not exceed, 0 if there are none.
@@ -27,10 +45,10 @@ func (h *histogram) quantile(q float64) time.Duration {
 	rank := int(math.Ceil(q * float64(h.count)))
 	for i, n := range h.buckets {
 		if rank -= int(n); rank <= 0 {
-			return time.Duration(i) * resolution
+			return begin(i)
 		}
 	}
-	return buckets * resolution
+	return begin(buckets - 1)
 }
 
 // quantile returns the q-quantile, interpolated between two values. It is NaN for no values.

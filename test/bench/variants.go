@@ -15,6 +15,10 @@ type variant struct {
 	routed bool
 	// bigTCP raises the sizes of a bare veth.
 	bigTCP bool
+	// redirect puts the least program that redirects between two veths.
+	redirect bool
+	// streams variants differ from another one in streams only.
+	streams bool
 	// ours are variants of ebpfnet. One that the binary refuses is absent, with the reason.
 	ours bool
 	// reference variants use the reference plugins.
@@ -32,22 +36,35 @@ const (
 	bareName  = "bare"
 	plainName = "plain"
 	neverName = "ebpfnet-never"
+	// bareBigName is a bare veth with the packet sizes of ebpfnet.
+	bareBigName = "bare-big"
+	// redirectName is the least that programs cost.
+	redirectName = "redirect"
 	// bridgeName is the reference for ADD.
 	bridgeName = "bridge-iptables"
+	ptpName    = "ptp-iptables"
+
+	establishedName = "ebpfnet-established"
+	alwaysName      = "ebpfnet-always"
 )
+
+// judged are the variants that targets are for.
+var judged = []string{establishedName, alwaysName, "ebpfnet"}
 
 var variants = []variant{
 	{name: bareName, title: "bare veth"},
-	{name: "bare-big", title: "bare veth, BIG TCP sizes", bigTCP: true},
+	{name: bareBigName, title: "bare veth, BIG TCP sizes", bigTCP: true, streams: true},
+	{name: redirectName, title: "least redirecting program", redirect: true},
 	{name: plainName, title: "plain routing, no NAT", routed: true, plugins: []plugin{{"type": "ptp"}}},
 	{name: bridgeName, title: "bridge + portmap (iptables)", reference: true, plugins: reference("bridge", "iptables")},
 	{name: "bridge-nftables", title: "bridge + portmap (nftables)", reference: true, plugins: reference("bridge", "nftables")},
-	{name: "ptp-iptables", title: "ptp + portmap (iptables)", reference: true, plugins: reference("ptp", "iptables"), slow: true},
+	{name: ptpName, title: "ptp + portmap (iptables)", reference: true, plugins: reference("ptp", "iptables"), slow: true},
 	{name: "ptp-nftables", title: "ptp + portmap (nftables)", reference: true, plugins: reference("ptp", "nftables"), slow: true},
 	{name: neverName, title: "ebpfnet, fastPath never", plugins: ebpfnet("never"), ours: true},
-	{name: "ebpfnet-established", title: "ebpfnet, fastPath established", plugins: ebpfnet("established"), ours: true},
-	{name: "ebpfnet-always", title: "ebpfnet, fastPath always", plugins: ebpfnet("always"), ours: true},
-	{name: "ebpfnet", title: "ebpfnet", plugins: ebpfnet(""), ours: true, insteadOf: "ebpfnet-established"},
+	{name: establishedName, title: "ebpfnet, fastPath established", plugins: ebpfnet("established"), ours: true},
+	{name: alwaysName, title: "ebpfnet, fastPath always", plugins: ebpfnet("always"), ours: true},
+	{name: "ebpfnet-default-sizes", title: "ebpfnet, bigTCP off", plugins: defaultSizes(), ours: true, streams: true},
+	{name: "ebpfnet", title: "ebpfnet", plugins: ebpfnet(""), ours: true, insteadOf: establishedName},
 }
 
 // variantTitle returns the title of a variant.
@@ -75,18 +92,24 @@ func ebpfnet(fastPath string) []plugin {
 	return []plugin{p}
 }
 
+func defaultSizes() []plugin {
+	plugins := ebpfnet("")
+	plugins[0]["bigTCP"] = false
+	return plugins
+}
+
 const (
 	podSubnet4 = "10.88.0.0/16"
 	podSubnet6 = "fd00:88::/64"
 )
 
-// conflist returns the variant's network configuration list. dataDir keeps the reserved addresses of
-// one setup, since all nodes share the file system.
-func (v variant) conflist(dataDir string) ([]byte, error) {
-	list := make([]plugin, 0, len(v.plugins))
-	for i, p := range v.plugins {
+// conflist returns the network configuration list of a setup. dataDir keeps its reserved addresses,
+// since all nodes share the file system.
+func (p plannedSetup) conflist(dataDir string) ([]byte, error) {
+	list := make([]plugin, 0, len(p.plugins))
+	for i, one := range p.plugins {
 		whole := plugin{}
-		for key, value := range p {
+		for key, value := range one {
 			whole[key] = value
 		}
 		if i == 0 {
@@ -97,38 +120,24 @@ func (v variant) conflist(dataDir string) ([]byte, error) {
 				"dataDir": dataDir,
 			}
 		}
+		if p.ours && p.Flows > smallest.Flows {
+			whole["maxFlows"] = 2 * max(p.Flows, minFlows) // none is evicted
+		}
 		list = append(list, whole)
 	}
 	return json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": "pods", "plugins": list})
 }
 
-// scale is the size of a node, including what is measured.
-type scale struct {
-	// Ports counts host ports, each for TCP and UDP.
-	Ports int `json:"ports"`
-	Pods  int `json:"pods"`
-}
-
-// smallest is the scale at which variants are compared.
-var smallest = scale{Ports: 1, Pods: 1}
-
-func (s scale) String() string {
-	return plural(s.Ports, "host port") + ", " + plural(s.Pods, "pod")
-}
-
-func plural(n int, what string) string {
-	if n != 1 {
-		what += "s"
+// setupName returns the unique name of a setup.
+func setupName(variant, uplink string, s scale) string {
+	name := variant
+	if uplink != "" {
+		name += "/" + uplink
 	}
-	return thousands(n) + " " + what
-}
-
-// scaledName returns the unique name of a setup.
-func scaledName(variant string, s scale) string {
-	if s == smallest {
-		return variant
+	if s != smallest {
+		name += "/" + s.name()
 	}
-	return fmt.Sprintf("%s/%dx%d", variant, s.Ports, s.Pods)
+	return name
 }
 
 // thousands formats 126078 as 126,078.

@@ -3,6 +3,7 @@ package testenv
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -22,9 +23,9 @@ var offloadCommands = []struct {
 	{"tso", 0x1f},
 }
 
-// SetOffloads switches checksum, segmentation and receive offloads of a device.
-// Without offloads, every packet looks as on a wire.
-func (ns *Namespace) SetOffloads(device string, on bool) error {
+// SetOffloads switches checksum, segmentation and receive offloads of a device, or only the named
+// ones. Without offloads, every packet looks as on a wire.
+func (ns *Namespace) SetOffloads(device string, on bool, only ...string) error {
 	return ns.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
@@ -32,6 +33,9 @@ func (ns *Namespace) SetOffloads(device string, on bool) error {
 		}
 		defer unix.Close(fd)
 		for _, command := range offloadCommands {
+			if len(only) > 0 && !slices.Contains(only, command.name) {
+				continue
+			}
 			if err := ethtool(fd, device, command.set, on); err != nil {
 				return fmt.Errorf("set %s of %s in %s: %w", command.name, device, ns.Name, err)
 			}

@@ -1,0 +1,57 @@
+package main
+
+import "strings"
+
+// scaleTable has the median of all paths and families for each workload, and the worst one.
+func (r *result) scaleTable() *table {
+	t := new(table)
+	titles := []string{"", ""}
+	for _, workload := range scaledWorkloads {
+		titles = append(titles, workloadTitle(workload))
+	}
+	t.add(append(titles, "worst", "of")...)
+	for _, s := range r.Setups {
+		small, ok := r.setup(s.Variant)
+		if !ok || s.scale == smallest {
+			continue
+		}
+		cells := []string{s.Title, s.scale.String()}
+		for _, workload := range scaledWorkloads {
+			cell := ""
+			if rates := r.relativeRates(s.Variant, s.scale, workload); len(rates) > 0 {
+				cell = spreadOf(rates).String()
+			}
+			cells = append(cells, cell)
+		}
+		for _, m := range worst(scaleRatios(r, small, s.scale)) {
+			t.add(append(cells, m.spread.String(), m.What)...)
+		}
+	}
+	return t
+}
+
+// unitTable has the memory that one more of something takes: of maps that are as large as they can be, a
+// share, and of the others what they grow by.
+func (r *result) unitTable() *table {
+	t := new(table)
+	t.add("", "bytes")
+	main, ok := r.setup(establishedName)
+	if !ok || main.Objects == nil {
+		return t
+	}
+	if flows := main.Objects.find("flows"); flows.Entries > 0 {
+		backup := main.Objects.find("flows_backup")
+		t.add("masqueraded or host port flow, with its copy", thousands(int((flows.Bytes+backup.Bytes)/uint64(flows.Entries))))
+	}
+	for _, d := range dimensions[:2] {
+		largest := d.sizes[len(d.sizes)-1]
+		grown, ok := r.setup(setupName(establishedName, "", d.at(largest)))
+		if !ok || grown.Objects == nil {
+			continue
+		}
+		_, before := main.Objects.bytes()
+		_, after := grown.Objects.bytes()
+		t.add(strings.TrimSuffix(d.name, "s")+", IPv4 and IPv6", thousands((int(after)-int(before))/(largest-*d.of(&smallest))))
+	}
+	return t
+}
