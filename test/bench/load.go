@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +17,7 @@ var cpu, otherCPU int
 // chooseCPUs takes the last CPU that this process may use for measurements, since interrupts tend to be
 // on the first, and the one before for the rest.
 func chooseCPUs() error {
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 8)) // every end occupies one while it waits
 	var allowed unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
 		return err

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"strings"
 	"time"
 
@@ -85,7 +84,6 @@ func main() {
 		return
 	}
 	testenv.Isolate()
-	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 8)) // every end occupies one while it waits
 
 	m := &testenv.Machine{Name: "bench"}
 	m.ExitOnSignal()

@@ -278,3 +278,38 @@ func TestConntrackUpdateEndsAtTheLastHook(t *testing.T) {
 		})
 	}
 }
+
+// The stack may route a pod's packets by rules that the fast path cannot follow: before they bypass it, one must have
+// left to the next hop of the routing table. A reply to one, by whatever hop, does not show that.
+func TestOffloadChecksTheRouteOfThePod(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newCacheHost(t)
+	const podSide, remoteSide = 2 * bpf.OffloadDelivered, bpf.OffloadDelivered
+	for _, s := range (row{on: withPorts}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			leave := func(tag uint32, hop testenv.MAC) error {
+				p := h.packet(s, "pod", "pod:4000 > remote:80")
+				p.DstMAC = hop
+				verdict, _, err := h.runAt(bpf.ProgToUplink, h.veth, h.veth, outcome{tag: s.tag(p) | tag, frame: p.MustBuild()})
+				return errors.Join(err, checkVerdict(verdict, verdictNext))
+			}
+			arrive := func() error {
+				p := h.packet(s, "pod", "remote:80 > pod:4000")
+				verdict, _, err := h.runAt(bpf.ProgToContainer, h.veth, h.uplink, outcome{tag: s.tag(p) | tagObserve, frame: p.MustBuild()})
+				return errors.Join(err, checkVerdict(verdict, verdictNext))
+			}
+			byTable, byRule := testenv.MAC{2, 0, 0, 0, 0, 9}, testenv.MAC{2, 0, 0, 0, 0, 8}
+			err := h.on(0, func() error {
+				return errors.Join(
+					h.start(s, bpf.FastPathEstablished),
+					leave(0, byRule), arrive(), arrive(), h.wantKnown(s, remoteSide),
+					leave(tagObserve, byRule), h.wantKnown(s, remoteSide),
+					leave(tagObserve, byTable), h.wantKnown(s, podSide|remoteSide),
+				)
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
