@@ -155,6 +155,7 @@ func (r *run) measureCalls(s *setup) {
 // inspect adds sizes, memory and run times of programs to the result. A setup that cannot be inspected
 // is reported, and keeps its measurements.
 func (r *run) inspect() {
+	defer pauseGC()() // run times of programs need traffic, too
 	for _, s := range r.setups {
 		if err := r.inspectSetup(s); err != nil {
 			r.result.NotInspected = append(r.result.NotInspected, fmt.Sprintf("%s: %v", s.name(), err))

@@ -14,7 +14,7 @@ import (
 // processor, and the garbage collector must not run (see pauseGC).
 
 // waitLimit bounds each wait for the other end. After that, a packet was lost.
-var waitLimit = 10 * time.Second
+var waitLimit = 2 * time.Second
 
 // address is a socket address as the kernel reads it.
 type address struct {
