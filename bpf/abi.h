@@ -343,9 +343,8 @@ struct fwd_entry {
 	struct addr nat_addr;
 	__u16 nat_port;
 	__u8 src_mac[6];
-	__u32 seq_end; /* TCP: the number behind the last packet */
-	__u32 note_id; /* TCP to a remote: of its word in tuple_notes; else 0 */
-	__u32 pad[3];
+	__u32 note_id; /* TCP with a remote: of its word in tuple_notes; else 0 */
+	__u32 pad[4];
 };
 
 /*

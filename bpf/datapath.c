@@ -217,8 +217,6 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (l3 && bypass_forwarded(skb, p, tag, endpoint) == VERDICT_DROP)
 		return VERDICT_DROP;
 
-	if (p->tcp_syn || p->tcp_synack)
-		tuple_note_clear(p);
 	verdict = masq_recent(skb, p, endpoint->owner);
 	if (verdict != NOT_HANDLED)
 		return verdict;

@@ -221,9 +221,8 @@ type DatapathFwdEntry struct {
 	NatAddr    DatapathAddr
 	NatPort    uint16
 	SrcMac     [6]uint8
-	SeqEnd     uint32
 	NoteId     uint32
-	Pad        [3]uint32
+	Pad        [4]uint32
 }
 
 type DatapathFwdKey struct {

@@ -159,9 +159,9 @@ static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const 
 	}
 	if (packet_segment_len(skb, p) > entry->max_len ||
 	    (fwd_changes_state(p) && !(entry->flags & FWD_EVERY_TCP)) ||
-	    (entry->note_id && !tuple_note_ack(entry->note_id, p)))
+	    (entry->note_id &&
+	     !tuple_note_renew(entry->note_id, entry->family ? p->ack : packet_seq_end(p))))
 		return NULL;
-	entry->seq_end = packet_seq_end(p);
 	return entry;
 }
 
@@ -188,7 +188,6 @@ static __noinline struct fwd_entry *fwd_cache_store(struct __sk_buff *skb, const
 	entry->generation = generation_get();
 	entry->max_len = packet_segment_len(skb, p);
 	entry->flags = 0;
-	entry->seq_end = packet_seq_end(p);
 	entry->note_id = 0;
 	device = device_lookup(ifindex);
 	if (device && device->flags & DEVICE_ANTI_SPOOF) {
@@ -307,15 +306,14 @@ static __noinline struct fwd_entry *fwd_cache_recent_source(struct __sk_buff *sk
 __noinline int fwd_cache_end_expected(struct __sk_buff *skb, __u32 ack, __u32 seq_end)
 {
 	struct packet *p = pkt_scratch_get();
-	struct fwd_entry *entry;
+	__u32 reply;
 
 	USE_ARGUMENT(skb);
 	if (!p)
 		return false;
-	entry = fwd_cache_lookup(packet_tuple(p));
-	ack = tuple_note_take_ack(p, ack);
-	if (entry && entry->ifindex && (__s32)(entry->seq_end - seq_end) > 0)
-		seq_end = entry->seq_end;
+	reply = hash_tuple(&p->new_addr, p->new_port, &p->src, p->sport, p->protocol, p->ipv6) | 1;
+	ack = tuple_note_read(reply, ack, true);
+	seq_end = tuple_note_read(tuple_id(packet_tuple(p)), seq_end, false);
 	/* RFC 5961, 3.2. What was sent just before is not acknowledged yet. */
 	return p->seq == ack || (p->seq == seq_end && p->seq - ack < TCP_UNACKED);
 }
@@ -341,6 +339,10 @@ __noinline int fwd_cache_store_ingress(struct __sk_buff *skb, __u32 flags)
 	entry->family = 0;
 	__builtin_memcpy(&entry->next_hop, to->mac, sizeof(to->mac) + sizeof(to->host_mac));
 	entry->ifindex = to->ifindex;
+	if (p->protocol == IPPROTO_TCP && !device_lookup(p->ifindex)) {
+		entry->note_id = tuple_id(&entry->key);
+		tuple_note_write(entry->note_id, packet_seq_end(p));
+	}
 	return 0;
 }
 
@@ -460,6 +462,8 @@ __noinline int fwd_cache_forward(struct __sk_buff *skb, __u32 tracked)
 
 	if (!p)
 		return NOT_HANDLED;
+	if (p->tcp_syn || p->tcp_synack)
+		tuple_note_clear(p);
 	entry = fwd_cache_take(skb, p, tracked);
 	if (!entry)
 		return NOT_HANDLED;

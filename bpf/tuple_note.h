@@ -4,6 +4,7 @@
  * the forwarding cache of this one:
  *
  *  - TCP from a container to a remote: the number that it has acknowledged last;
+ *  - TCP from a remote: the number behind its last packet;
  *  - UDP: the stack has delivered a packet.
  *
  * A note is one word, so it is read and written whole. Tuples share places, and
@@ -34,25 +35,20 @@ static __always_inline void tuple_note_write(__u32 id, __u32 value)
 		*word = note;
 }
 
-/* Notes the acknowledgment of p, a TCP packet. Returns false if the former note was taken. */
-static __always_inline bool tuple_note_ack(__u32 id, const struct packet *p)
+/* As tuple_note_write. Returns false if the former note was taken. */
+static __always_inline bool tuple_note_renew(__u32 id, __u32 value)
 {
 	volatile __u64 *word = tuple_note_lookup(id);
 
 	if (!word || !*word)
 		return false;
-	tuple_note_write(id, p->ack);
+	tuple_note_write(id, value);
 	return true;
 }
 
-/*
- * Takes the number that is noted of the container at p's new address, for p's sender; or
- * returns known if that is later.
- */
-static __always_inline __u32 tuple_note_take_ack(const struct packet *p, __u32 known)
+/* The noted number, or known: the later one. take removes the note. */
+static __always_inline __u32 tuple_note_read(__u32 id, __u32 known, bool take)
 {
-	__u32 id =
-		hash_tuple(&p->new_addr, p->new_port, &p->src, p->sport, p->protocol, p->ipv6) | 1;
 	volatile __u64 *word = tuple_note_lookup(id);
 	__u64 note;
 
@@ -61,7 +57,8 @@ static __always_inline __u32 tuple_note_take_ack(const struct packet *p, __u32 k
 	note = *word;
 	if (note >> 32 != id)
 		return known;
-	*word = 0;
+	if (take)
+		*word = 0;
 	return (__s32)((__u32)note - known) > 0 ? note : known;
 }
 

@@ -77,6 +77,10 @@ func TestEndNumbersAcrossCPUs(t *testing.T) {
 			{"RST behind the pod's FIN, which to_uplink has seen", func(s *scene) error {
 				return errors.Join(h.leave(*s, ack, 1001, 6000), h.leave(*s, finack, 1001, 7000))
 			}, remote(rst, 7000, 0, bpf.FlowClose, replied|hasFIN)},
+			{"RST behind data that the pod has not acknowledged yet", func(s *scene) error {
+				return errors.Join(h.arrive(*s, ack, 5001, 1001), h.leave(*s, ack, 1001, 5001),
+					h.arrive(*s, ack, 5001+100, 1001), h.arrive(*s, ack, 5001+200, 1001))
+			}, remote(rst, 5001+200, 0, bpf.FlowClose, replied)},
 			{"RST of a new connection on the same ports", func(s *scene) error {
 				return errors.Join(h.leave(*s, ack, 1001, 6000), h.leave(*s, rst, 1001, 0),
 					h.leave(*s, syn, 3000, 0), h.arrive(*s, synack, 1<<31, 3001), h.leave(*s, finack, 3001, 1<<31+1))

@@ -176,7 +176,7 @@ func TestForwardingCacheLeavesToTheStack(t *testing.T) {
 			void bool // the connection begins anew
 		}{
 			{name: "a first fragment", edit: func(p *testenv.Packet) { p.Fragmented, p.MoreFragments, p.IPID = true, true, 7 }},
-			{name: "IP options", v4: true, edit: func(p *testenv.Packet) { p.Options = "\x07\x07\x04\x00\x00\x00\x00\x00" }},
+			{name: "IP options", v4: true, edit: func(p *testenv.Packet) { p.Options, p.Payload = "\x01\x01\x01\x01", p.Payload[4:] }},
 			{name: "TTL 1", edit: func(p *testenv.Packet) { p.TTL = 1 }},
 			{name: "longer than any before", edit: func(p *testenv.Packet) { p.Payload = long }},
 			{name: "a frame for another host", edit: to(testenv.MAC{2, 0xee, 0, 0, 0, 1})},
