@@ -41,21 +41,14 @@ ports, devices, settings, and the aliases, cgroup and labels from the runtime.
 // printAttachments prints the connected containers, or the page of one. What cannot be read is missing
 // from the list, and in the error.
 func printAttachments(p *output.Printer, words []string, dataDir string) error {
-	attachments, err := operator.Attachments(dataDir)
+	attachments, err := attachmentsOf(words, dataDir)
 	if attachments == nil {
 		return err
 	}
-	if len(words) == 0 {
+	if isPage := len(words) > 0 && (p.Format == output.Text || p.Format == output.Wide); !isPage {
 		return errors.Join(err, attachmentNoun.Print(p, attachments))
 	}
-	found, notFound := findContainer(attachments, words[0])
-	if notFound != nil {
-		return errors.Join(err, notFound)
-	}
-	if p.Format != output.Text && p.Format != output.Wide {
-		return errors.Join(err, attachmentNoun.Print(p, found))
-	}
-	for i, attachment := range found {
+	for i, attachment := range attachments {
 		if i > 0 {
 			p.Printf("\n")
 		}
@@ -67,7 +60,7 @@ func printAttachments(p *output.Printer, words []string, dataDir string) error {
 var attachmentNoun = output.Noun[*operator.Attachment]{
 	Columns: []output.Column[*operator.Attachment]{
 		{Head: "NETWORK", Text: func(a *operator.Attachment) string { return a.Network }},
-		{Head: "CONTAINER", Text: func(a *operator.Attachment) string { return cmp.Or(a.ContainerID, a.Owner) }},
+		{Head: "CONTAINER", Text: func(a *operator.Attachment) string { return cmp.Or(a.ContainerID, a.Owner) }, Elastic: true},
 		{Head: "INTERFACE", Text: func(a *operator.Attachment) string { return a.IfName }, Wide: true},
 		{Head: "ADDRESSES", Text: addressesOf},
 		{Head: "PORTS", Text: func(a *operator.Attachment) string { return strconv.Itoa(len(a.HostPorts)) }, Right: true},

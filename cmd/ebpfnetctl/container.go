@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -22,6 +23,17 @@ func containerName(a *operator.Attachment) string {
 		return a.Owner
 	}
 	return strings.Join([]string{a.Network, a.ContainerID, a.IfName}, "/")
+}
+
+// attachmentsOf lists all attachments, or those that a CONTAINER in words means. What cannot be read is
+// missing, and in the error; the list is nil where there is nothing to print.
+func attachmentsOf(words []string, dataDir string) ([]*operator.Attachment, error) {
+	all, err := operator.Attachments(dataDir)
+	if all == nil || len(words) == 0 {
+		return all, err
+	}
+	found, notFound := findContainer(all, words[0])
+	return found, errors.Join(err, notFound)
 }
 
 // findContainer returns the attachments that a CONTAINER means: those that the first rule with any finds.

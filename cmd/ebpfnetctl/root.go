@@ -52,7 +52,9 @@ something has found it.`,
 	add := func(group string, commands ...*cobra.Command) {
 		for _, command := range commands {
 			command.GroupID = group
-			completeFormats(command)
+			if formats := output.FormatNames(command.Flags()); formats != nil {
+				completeWith(command, "output", formats...)
+			}
 			command.InitDefaultHelpFlag()
 			command.Flags().Lookup("help").Usage = "print this help"
 			root.AddCommand(command)
@@ -60,7 +62,10 @@ something has found it.`,
 	}
 	add(groupLook,
 		newAttachments(),
+		newFlows(),
+		newPorts(),
 		newStatus(),
+		newTop(),
 	)
 	add(groupChange,
 		newLoad(),
@@ -127,10 +132,9 @@ func addDataDir(cmd *cobra.Command, dir *string) {
 	cmd.Flags().StringVar(dir, "data-dir", "", "`DIR` is the networks' dataDir, if not "+record.DefaultDir)
 }
 
-func completeFormats(cmd *cobra.Command) {
-	if formats := output.FormatNames(cmd.Flags()); formats != nil {
-		_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp)) // the flag exists
-	}
+// completeWith completes a flag of a command by fixed values.
+func completeWith(cmd *cobra.Command, flag string, values ...string) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // the flag exists
 }
 
 // withLocks bounds the wait of a command that takes locks, and says on a terminal if it waits long.

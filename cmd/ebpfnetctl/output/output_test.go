@@ -115,7 +115,7 @@ func TestTerminal(t *testing.T) {
 	}
 	for _, p := range []*Printer{{Flags: Flags{Format: Wide}, width: 80}, {Flags: Flags{Format: Text}}} {
 		var got bytes.Buffer
-		things.Table(p.To(&got), long)
+		things.Table(p.On(&got, p.width), long)
 		if !strings.Contains(got.String(), long[0].Name) || !strings.Contains(got.String(), long[0].Place) {
 			t.Errorf("-o %s, %d columns: want nothing cut:\n%s", p.Format, p.width, got.String())
 		}

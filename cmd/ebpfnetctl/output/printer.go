@@ -28,12 +28,15 @@ func New(to io.Writer, flags Flags) *Printer {
 	return p
 }
 
-// To returns a printer like p that prints elsewhere, as for a screen that is shown whole.
-func (p *Printer) To(other io.Writer) *Printer {
+// On returns a printer like p for a screen that is drawn elsewhere, as wide as a terminal.
+func (p *Printer) On(other io.Writer, columns int) *Printer {
 	copied := *p
-	copied.to = other
+	copied.to, copied.width = other, columns
 	return &copied
 }
+
+// IsTerminal returns whether p prints on a terminal.
+func (p *Printer) IsTerminal() bool { return p.width > 0 }
 
 // WithoutHeaders returns a printer like p, for a table without headings.
 func (p *Printer) WithoutHeaders() *Printer {

@@ -21,7 +21,9 @@ type Column[T any] struct {
 	Text  func(T) string
 	Right bool // aligned to the right, and never cut: a number
 	Wide  bool // in -o wide alone
-	Color func(T) Color
+	// Elastic columns are the first to be cut: those of names.
+	Elastic bool
+	Color   func(T) Color
 }
 
 // Print prints a list in the format that the flags choose.
@@ -54,7 +56,8 @@ func (n Noun[T]) Table(p *Printer, items []T) {
 	cells := cellsOf(columns, items, !p.NoHeaders)
 	widths := widthsOf(cells)
 	if p.width > 0 && p.Format != Wide {
-		shrink(widths, p.width, func(i int) bool { return !columns[i].Right })
+		shrink(widths, p.width, 8, func(i int) bool { return columns[i].Elastic })
+		shrink(widths, p.width, 4, func(i int) bool { return !columns[i].Right })
 	}
 	for row, texts := range cells {
 		color := func(i int) Color {
@@ -129,10 +132,8 @@ func widthsOf(rows [][]string) (widths []int) {
 	return widths
 }
 
-// shrink takes from the widest columns until a line fits.
-func shrink(widths []int, width int, may func(column int) bool) {
-	const narrowest = 4
-
+// shrink takes from the widest columns that may become narrower until a line fits.
+func shrink(widths []int, width, narrowest int, may func(column int) bool) {
 	for sum(widths)+gap*(len(widths)-1) > width {
 		widest := -1
 		for i := range widths {
