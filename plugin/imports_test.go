@@ -37,7 +37,8 @@ var rooms = []struct{ dir, imports string }{
 	{"cmd/ebpfnet-ipam", "ipam plugin/cni plugin/cnierr plugin/config plugin/link plugin/record"},
 	{"cmd/ebpfnetctl/output", "plugin/show"},
 	{"cmd/ebpfnetctl/screen", ""},
-	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/output cmd/ebpfnetctl/screen loader loader/rtnl maps plugin/config plugin/link plugin/operator plugin/record plugin/show"},
+	{"cmd/ebpfnetctl/wanted", "maps plugin plugin/cni plugin/config plugin/operator"},
+	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/output cmd/ebpfnetctl/screen cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/operator plugin/record plugin/show"},
 }
 
 // TestImports requires that imports go one way, down the list of rooms.

@@ -30,13 +30,15 @@ func newFlows() *cobra.Command {
 		Use:   "flows [CONTAINER]",
 		Short: "connections that the datapath knows, and their states",
 		Long: `Lists what the datapath keeps of connections: of all, or of one container.
-  snat      opened by a container, and masqueraded
-  dnat      opened to a container: by a host port, or by a remote with a route
-  egress    opened by a container with an ingress policy: replies are admitted
-  claim     the host's own, from a port that masquerading could choose
-  rst-held  refused by the host
-  offload   bypasses the host's stack
-  cache     one direction, in the forwarding cache
+
+    snat      opened by a container, and masqueraded
+    dnat      opened to a container: by a host port, or by a remote with a route
+    egress    opened by a container with an ingress policy: replies are admitted
+    claim     the host's own, from a port that masquerading could choose
+    rst-held  refused by the host
+    offload   bypasses the host's stack
+    cache     one direction, in the forwarding cache
+
 States of the first five are netfilter's. -o wide adds the translated address
 and the age, which begins anew after 19 hours. Bytes are not known: a counter
 would cost each packet. "ebpfnetctl top" has those of containers.

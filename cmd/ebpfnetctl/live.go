@@ -16,9 +16,9 @@ import (
 // live shows a picture on a terminal until somebody has seen enough. Elsewhere it prints again and again,
 // until the command is ended.
 func live(cmd *cobra.Command, p *output.Printer, interval time.Duration, print func(*output.Printer) error) error {
-	out, isFile := cmd.OutOrStdout().(*os.File)
+	out, isFile := cmd.OutOrStdout().(*output.File)
 	if isFile && p.IsTerminal() && !p.ForPrograms() {
-		return screen.Run(cmd.Context(), os.Stdin, out, interval, func(to io.Writer, columns, _ int) error {
+		return screen.Run(cmd.Context(), os.Stdin, out.File, interval, func(to io.Writer, columns, _ int) error {
 			return print(p.On(to, columns))
 		})
 	}

@@ -27,7 +27,7 @@ type usageError struct{ error }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	code := run(ctx, os.Args[1:], &output.File{File: os.Stdout}, os.Stderr)
 	stop()
 	os.Exit(code)
 }
@@ -39,6 +39,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
+	if file, ok := stdout.(*output.File); ok && file.Err != nil {
+		err = file.Err
+	}
 	switch {
 	case err == nil:
 		return exitGood

@@ -62,6 +62,7 @@ something has found it.`,
 	}
 	add(groupLook,
 		newAttachments(),
+		newDiff(),
 		newFlows(),
 		newPorts(),
 		newStatus(),
@@ -75,6 +76,8 @@ something has found it.`,
 		newUpgrade(),
 	)
 	add(groupTool,
+		newCompletion(),
+		newMan(),
 		newSchema(),
 		newVersion(),
 	)

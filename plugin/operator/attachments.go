@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
@@ -193,4 +194,18 @@ func (l attachmentList) addPrograms(host *netlink.Handle) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// NamespaceOf opens the network namespace of a living attachment's container. The caller must close it.
+func NamespaceOf(a *Attachment) (netns.NsHandle, error) {
+	host, err := rtnl.Open()
+	if err != nil {
+		return netns.None(), err
+	}
+	defer host.Close()
+	device, err := host.LinkByIndex(a.index)
+	if err != nil {
+		return netns.None(), fmt.Errorf("find device %s: %w", a.Device, err)
+	}
+	return link.NamespaceOfPeer(host, device)
 }

@@ -122,6 +122,25 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
+// TestWraps breaks a sentence into lines.
+func TestWraps(t *testing.T) {
+	sentences := Noun[thing]{Columns: []Column[thing]{
+		{Head: "NAME", Text: func(t thing) string { return t.Name }},
+		{Head: "WHAT", Text: func(t thing) string { return t.Place }, Wraps: true},
+	}}
+	all := []thing{{"a", "the container lacks the route to 10.0.0.0/8", 1}, {"b", "it is down", 2}, {"c", strings.Repeat("x", 40), 3}}
+	for width, want := range map[int]string{
+		0:  "NAME  WHAT\na     the container lacks the route to 10.0.0.0/8\nb     it is down\nc     " + strings.Repeat("x", 40) + "\n",
+		30: "NAME  WHAT\na     the container lacks the\n      route to 10.0.0.0/8\nb     it is down\nc     " + strings.Repeat("x", 23) + "…\n",
+	} {
+		var got bytes.Buffer
+		sentences.Table(&Printer{Flags: Flags{Format: Text}, to: &got, width: width}, all)
+		if got.String() != want {
+			t.Errorf("%d columns: got\n%s\nwant\n%s", width, got.String(), want)
+		}
+	}
+}
+
 func TestColor(t *testing.T) {
 	var colored, plain bytes.Buffer
 	things.Table(&Printer{Flags: Flags{Format: Text}, to: &colored, width: 80, color: true}, some)

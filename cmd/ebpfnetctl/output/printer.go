@@ -19,6 +19,21 @@ type Printer struct {
 	color bool
 }
 
+// File is a file that remembers what could not be written, for those who print and do not ask.
+type File struct {
+	*os.File
+	Err error // the first
+}
+
+// Write implements io.Writer.
+func (f *File) Write(text []byte) (int, error) {
+	n, err := f.File.Write(text)
+	if f.Err == nil {
+		f.Err = err
+	}
+	return n, err
+}
+
 // New returns a printer. Only a terminal gets colors, and none where NO_COLOR is set.
 func New(to io.Writer, flags Flags) *Printer {
 	p := &Printer{Flags: flags, to: to}

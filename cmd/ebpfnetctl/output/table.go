@@ -23,7 +23,9 @@ type Column[T any] struct {
 	Wide  bool // in -o wide alone
 	// Elastic columns are the first to be cut: those of names.
 	Elastic bool
-	Color   func(T) Color
+	// Wraps: a sentence, which is continued in the next line.
+	Wraps bool
+	Color func(T) Color
 }
 
 // Print prints a list in the format that the flags choose.
@@ -53,28 +55,21 @@ func (n Noun[T]) Table(p *Printer, items []T) {
 	if p.Format != Wide {
 		columns = slices.DeleteFunc(columns, func(c Column[T]) bool { return c.Wide })
 	}
-	cells := cellsOf(columns, items, !p.NoHeaders)
-	widths := widthsOf(cells)
+	rows := rowsOf(columns, items, !p.NoHeaders)
+	widths := widthsOf(rows)
 	if p.width > 0 && p.Format != Wide {
 		shrink(widths, p.width, 8, func(i int) bool { return columns[i].Elastic })
+		shrink(widths, p.width, 20, func(i int) bool { return columns[i].Wraps })
 		shrink(widths, p.width, 4, func(i int) bool { return !columns[i].Right })
 	}
-	for row, texts := range cells {
-		color := func(i int) Color {
-			item := row
-			if !p.NoHeaders {
-				item--
+	for _, r := range rows {
+		for _, texts := range wrap(columns, r.texts, widths) {
+			var line strings.Builder
+			for i, text := range texts {
+				line.WriteString(p.cell(text, widths[i], columns[i].Right, i == len(texts)-1, r.color(i)))
 			}
-			if item < 0 || columns[i].Color == nil {
-				return Plain
-			}
-			return columns[i].Color(items[item])
+			p.Printf("%s\n", Painted(line.String()))
 		}
-		var line strings.Builder
-		for i, text := range texts {
-			line.WriteString(p.cell(text, widths[i], columns[i].Right, i == len(texts)-1, color(i)))
-		}
-		p.Printf("%s\n", Painted(line.String()))
 	}
 }
 
@@ -85,7 +80,10 @@ const gap = 2
 func (p *Printer) cell(text string, width int, right, last bool, color Color) string {
 	text = cut(text, width)
 	pad := strings.Repeat(" ", width-utf8.RuneCountInString(text))
-	painted := string(p.Paint(color, text))
+	painted := ""
+	if text != "" {
+		painted = string(p.Paint(color, text))
+	}
 	switch {
 	case right && last:
 		return pad + painted
@@ -98,31 +96,42 @@ func (p *Printer) cell(text string, width int, right, last bool, color Color) st
 	}
 }
 
-func cellsOf[T any](columns []Column[T], items []T, headers bool) (rows [][]string) {
+// row is a line of a table, before it is fit to a terminal.
+type row struct {
+	texts []string
+	color func(column int) Color
+}
+
+func rowsOf[T any](columns []Column[T], items []T, headers bool) (rows []row) {
 	if headers {
-		var row []string
+		heads := row{color: func(int) Color { return Plain }}
 		for _, c := range columns {
-			row = append(row, c.Head)
+			heads.texts = append(heads.texts, c.Head)
 		}
-		rows = append(rows, row)
+		rows = append(rows, heads)
 	}
 	for _, item := range items {
-		var row []string
+		r := row{color: func(i int) Color {
+			if columns[i].Color == nil {
+				return Plain
+			}
+			return columns[i].Color(item)
+		}}
 		for _, c := range columns {
 			text := show.Text(c.Text(item))
 			if text == "" {
 				text = "-" // so that each line has as many words as columns
 			}
-			row = append(row, text)
+			r.texts = append(r.texts, text)
 		}
-		rows = append(rows, row)
+		rows = append(rows, r)
 	}
 	return rows
 }
 
-func widthsOf(rows [][]string) (widths []int) {
-	for _, row := range rows {
-		for i, text := range row {
+func widthsOf(rows []row) (widths []int) {
+	for _, r := range rows {
+		for i, text := range r.texts {
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}
@@ -130,6 +139,43 @@ func widthsOf(rows [][]string) (widths []int) {
 		}
 	}
 	return widths
+}
+
+// wrap continues a column that wraps in lines of their own.
+func wrap[T any](columns []Column[T], texts []string, widths []int) (lines [][]string) {
+	for i, c := range columns {
+		if !c.Wraps {
+			continue
+		}
+		for n, part := range breakWords(texts[i], widths[i]) {
+			if n == len(lines) {
+				lines = append(lines, make([]string, len(texts)))
+			}
+			lines[n][i] = part
+		}
+	}
+	if lines == nil {
+		return [][]string{texts}
+	}
+	for i, c := range columns {
+		if !c.Wraps {
+			lines[0][i] = texts[i]
+		}
+	}
+	return lines
+}
+
+// breakWords breaks text at spaces into lines of a width; a longer word is cut later.
+func breakWords(text string, width int) (lines []string) {
+	line := ""
+	for word := range strings.SplitSeq(text, " ") {
+		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
+			lines = append(lines, line)
+			line = ""
+		}
+		line = strings.TrimPrefix(line+" "+word, " ")
+	}
+	return append(lines, line)
 }
 
 // shrink takes from the widest columns that may become narrower until a line fits.
