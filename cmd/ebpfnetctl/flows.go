@@ -136,8 +136,8 @@ var flowNoun = output.Noun[operator.Flow]{
 	Columns: []output.Column[operator.Flow]{
 		{Head: "KIND", Text: func(f operator.Flow) string { return f.Kind }},
 		{Head: "PROTO", Text: func(f operator.Flow) string { return f.Protocol }},
-		{Head: "SOURCE", Text: func(f operator.Flow) string { return f.Source }},
-		{Head: "DESTINATION", Text: func(f operator.Flow) string { return f.Destination }},
+		{Head: "SOURCE", Text: func(f operator.Flow) string { return f.Source }, Ends: true},
+		{Head: "DESTINATION", Text: func(f operator.Flow) string { return f.Destination }, Ends: true},
 		{Head: "TRANSLATED", Text: func(f operator.Flow) string { return f.Translated }, Wide: true},
 		{Head: "CONTAINER", Text: containersOf, Elastic: true},
 		{Head: "STATE", Text: func(f operator.Flow) string { return f.State }},

@@ -132,8 +132,8 @@ func (m *meter) print(p *output.Printer) error {
 	for _, t := range m.traffic {
 		in, out = in+t.InBytes, out+t.OutBytes
 	}
-	p.Printf("%s  %d containers, in %sB/s, out %sB/s, by %s, every %s; q ends\n\n",
-		p.Paint(output.Bold, "ebpfnet top"), len(m.traffic), short(in), short(out), m.options.order, m.options.interval.String())
+	p.Printf("%s  %d containers, in %s, out %s bytes per second, by %s; q ends\n\n",
+		p.Paint(output.Bold, "ebpfnet top"), len(m.traffic), short(in), short(out), m.options.order)
 	return trafficNoun.Print(p, m.traffic)
 }
 

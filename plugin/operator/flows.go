@@ -51,6 +51,9 @@ func Flows(attachments []*Attachment, only []*Attachment) ([]Flow, error) {
 	return list.flows, err
 }
 
+// flowKinds are in the order in which they are listed.
+var flowKinds = []string{"snat", "dnat", "egress", "claim", "rst-held", "offload", "cache"}
+
 func compareFlows(a, b Flow) int {
 	container := func(f Flow) string {
 		if len(f.Containers) == 0 {
@@ -58,7 +61,8 @@ func compareFlows(a, b Flow) int {
 		}
 		return f.Containers[0].Network + "/" + f.Containers[0].ContainerID
 	}
-	return cmp.Or(cmp.Compare(container(a), container(b)), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Protocol, b.Protocol),
+	kind := func(f Flow) int { return slices.Index(flowKinds, f.Kind) }
+	return cmp.Or(cmp.Compare(container(a), container(b)), cmp.Compare(kind(a), kind(b)), cmp.Compare(a.Protocol, b.Protocol),
 		cmp.Compare(a.Destination, b.Destination), cmp.Compare(a.Source, b.Source))
 }
 

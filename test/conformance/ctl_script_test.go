@@ -36,10 +36,10 @@ func TestCtlScripts(t *testing.T) {
 // script is a script with its network.
 type script struct {
 	*testing.T
-	host     *host
-	runtime  *testenv.Runtime
-	pods     map[string]*testenv.Pod
-	binary   string
+	host    *host
+	runtime *testenv.Runtime
+	pods    map[string]*testenv.Pod
+	binary  string
 }
 
 func newScript(t *testing.T) *script {

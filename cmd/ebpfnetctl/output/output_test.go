@@ -141,6 +141,26 @@ func TestWraps(t *testing.T) {
 	}
 }
 
+func TestCut(t *testing.T) {
+	for _, test := range []struct {
+		text    string
+		width   int
+		keepEnd bool
+		want    string
+	}{
+		{"[2001:db8::1]:443", 17, true, "[2001:db8::1]:443"},
+		{"[2001:db8::1]:443", 14, true, "[2001:d…1]:443"},
+		{"[2001:db8::1]:65535", 14, true, "[2001:d…:65535"},
+		{"[2001:db8::1]:443", 14, false, "[2001:db8::1]…"},
+		{"[2001:db8::1]:443", 4, true, "[…43"},
+		{"üüüüü", 4, false, "üüü…"},
+	} {
+		if got := cut(test.text, test.width, test.keepEnd); got != test.want {
+			t.Errorf("cut(%q, %d, %v): got %q, want %q", test.text, test.width, test.keepEnd, got, test.want)
+		}
+	}
+}
+
 func TestColor(t *testing.T) {
 	var colored, plain bytes.Buffer
 	things.Table(&Printer{Flags: Flags{Format: Text}, to: &colored, width: 80, color: true}, some)

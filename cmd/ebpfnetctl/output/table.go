@@ -25,6 +25,8 @@ type Column[T any] struct {
 	Elastic bool
 	// Wraps: a sentence, which is continued in the next line.
 	Wraps bool
+	// Ends with what matters, such as a port, so it is cut in the middle.
+	Ends  bool
 	Color func(T) Color
 }
 
@@ -58,14 +60,19 @@ func (n Noun[T]) Table(p *Printer, items []T) {
 	rows := rowsOf(columns, items, !p.NoHeaders)
 	widths := widthsOf(rows)
 	if p.width > 0 && p.Format != Wide {
-		shrink(widths, p.width, 8, func(i int) bool { return columns[i].Elastic })
-		shrink(widths, p.width, 20, func(i int) bool { return columns[i].Wraps })
-		shrink(widths, p.width, 4, func(i int) bool { return !columns[i].Right })
+		isElastic := func(i int) bool { return columns[i].Elastic }
+		isSentence := func(i int) bool { return columns[i].Wraps }
+		isText := func(i int) bool { return !columns[i].Right }
+		shrink(widths, p.width, 40, isSentence)
+		shrink(widths, p.width, 8, isElastic)
+		shrink(widths, p.width, 20, isSentence)
+		shrink(widths, p.width, 4, isText)
 	}
 	for _, r := range rows {
 		for _, texts := range wrap(columns, r.texts, widths) {
 			var line strings.Builder
 			for i, text := range texts {
+				text = cut(text, widths[i], columns[i].Ends)
 				line.WriteString(p.cell(text, widths[i], columns[i].Right, i == len(texts)-1, r.color(i)))
 			}
 			p.Printf("%s\n", Painted(line.String()))
@@ -78,7 +85,6 @@ const gap = 2
 
 // cell returns a padded cell.
 func (p *Printer) cell(text string, width int, right, last bool, color Color) string {
-	text = cut(text, width)
 	pad := strings.Repeat(" ", width-utf8.RuneCountInString(text))
 	painted := ""
 	if text != "" {
@@ -201,10 +207,17 @@ func sum(numbers []int) (all int) {
 	return all
 }
 
-// cut cuts text to a number of characters.
-func cut(text string, width int) string {
-	if utf8.RuneCountInString(text) <= width {
+// cut cuts text to a number of characters, at its end or before its last ones.
+func cut(text string, width int, keepEnd bool) string {
+	const longestEnd = len(":65535")
+
+	runes := []rune(text)
+	if len(runes) <= width {
 		return text
 	}
-	return string([]rune(text)[:width-1]) + "…"
+	end := 0
+	if keepEnd {
+		end = min(longestEnd, width/2)
+	}
+	return string(runes[:width-1-end]) + "…" + string(runes[len(runes)-end:])
 }
