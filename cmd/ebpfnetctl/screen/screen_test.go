@@ -68,7 +68,7 @@ func TestRun(t *testing.T) {
 						close(drawn)
 						return test.draw
 					}
-					_, err := fmt.Fprintf(to, "%dx%d\n%s", columns, lines, strings.Repeat("line\n", 9))
+					_, err := io.WriteString(to, fmt.Sprintf("%dx%d\n%s", columns, lines, strings.Repeat("line\n", 9)))
 					return err
 				})
 			}()
