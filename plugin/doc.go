@@ -13,7 +13,7 @@
 //	cmd/*             the commands; the IPAM plugin is in its command, and what ebpfnetctl's commands
 //	                  share is below it
 //	plugin            the verbs
-//	plugin/operator   what ebpfnetctl does: attachments, set, repair, unload
+//	plugin/operator   what ebpfnetctl does: attachments, flows, traffic, set, repair, unload
 //	plugin/reconcile  follows changes of the host, for the verbs and for the operator
 //	plugin/cni        runs verbs: log, deadline, results and errors
 //	plugin/config     parses what a runtime sends; no side effects

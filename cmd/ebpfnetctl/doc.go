@@ -14,12 +14,19 @@
 //
 // A command that looks for something returns errFound after it has printed what it has found: exit code 3.
 // An argument CONTAINER is resolved by findContainer and completed by completeContainers. A command that
-// takes locks uses withLocks; one that follows ends without an error when cmd.Context() is done, and one
-// with a live picture uses package screen. What is longer than its file is a room of its own below this
-// directory, in the list of plugin/imports_test.go.
+// takes locks uses withLocks. One that follows ends without an error when cmd.Context() is done, and one
+// with a live picture uses live. What is longer than its file is a room of its own below this directory,
+// in the list of plugin/imports_test.go.
 //
 // A new command also has its lines in README.md, and a script in test/conformance/testdata/ctl.
 //
+// # Rooms
+//
+//	output   tables, JSON, YAML, names; colors; what a terminal has room for
+//	screen   a picture that is drawn anew until q or Ctrl-C
+//	wanted   CHECK for all containers, by what libcni's cache knows of them
+//	schema   JSON schemas
+//
 // It may import bpf, loader, loader/rtnl, maps, plugin/config, plugin/link, plugin/operator, plugin/record
-// and show.
+// and plugin/show.
 package main

@@ -188,7 +188,7 @@ func TestCtlHostileNames(t *testing.T) {
 	p := h.pod(t, "c1", conf)
 	p.add(t)
 	for _, args := range [][]string{
-		{"attachments"}, {"attachments", "c1"}, {"attachments", "-o", "wide"}, {"attachments", "-o", "yaml"}, {"attachments", hostile}, {"attachments", "-o", "json"}, {"set", "pods/c1", "ingressPolicy=open"}, {"status"}, {"status", "-o", "json"},
+		{"attachments"}, {"attachments", "c1"}, {"attachments", "-o", "wide"}, {"attachments", "-o", "yaml"}, {"flows"}, {"ports"}, {"attachments", hostile}, {"ports", hostile}, {"attachments", "-o", "json"}, {"set", "pods/c1", "ingressPolicy=open"}, {"status"}, {"status", "-o", "json"},
 		{"unload"}, {"set", "pods/" + hostile, "antiSpoof=true"}, {hostile}, {"status", "-o", hostile}, {"status", hostile}, {"set", "pods", hostile + "=1"},
 	} {
 		exit, stdout, stderr := h.ctl(t, args...)
