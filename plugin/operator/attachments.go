@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -189,7 +190,7 @@ func (l attachmentList) addPrograms(host *netlink.Handle) error {
 		if a.Dead {
 			continue
 		}
-		before, err := programsBefore(host, a.index)
+		before, err := programsBefore(host, a.index, false, bpf.ProgFromContainer)
 		a.ProgramsBefore = before
 		errs = append(errs, err)
 	}
