@@ -35,10 +35,13 @@ var rooms = []struct{ dir, imports string }{
 	{"plugin", "ipam loader loader/flock loader/rtnl maps plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/namespace plugin/reconcile plugin/record plugin/show"},
 	{"cmd/ebpfnet", "plugin plugin/cni"},
 	{"cmd/ebpfnet-ipam", "ipam plugin/cni plugin/cnierr plugin/config plugin/link plugin/record"},
+	{"cmd/ebpfnetctl/firewall", ""},
+	{"cmd/ebpfnetctl/runtimes", ""},
+	{"cmd/ebpfnetctl/doctor", "bpf cmd/ebpfnetctl/firewall cmd/ebpfnetctl/runtimes ipam loader loader/rtnl maps plugin plugin/cni plugin/config plugin/link plugin/names plugin/operator plugin/reconcile"},
 	{"cmd/ebpfnetctl/output", "plugin/show"},
 	{"cmd/ebpfnetctl/screen", ""},
 	{"cmd/ebpfnetctl/wanted", "maps plugin plugin/cni plugin/config plugin/operator"},
-	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/output cmd/ebpfnetctl/screen cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/operator plugin/record plugin/show"},
+	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/doctor cmd/ebpfnetctl/output cmd/ebpfnetctl/screen cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/operator plugin/record plugin/show"},
 }
 
 // TestImports requires that imports go one way, down the list of rooms.
@@ -78,7 +81,7 @@ func TestLeanPlugins(t *testing.T) {
 			t.Errorf("%s: got packages %q, want plugin/cni among them", command, packages)
 		}
 		for _, name := range packages {
-			for _, heavy := range []string{"github.com/spf13/", "go.yaml.in/", "github.com/prometheus/client_golang/"} {
+			for _, heavy := range []string{"github.com/spf13/", "go.yaml.in/", "github.com/BurntSushi/", "github.com/prometheus/client_golang/"} {
 				if strings.HasPrefix(name, heavy) {
 					t.Errorf("%s imports %s, which belongs in ebpfnetctl alone", command, name)
 				}

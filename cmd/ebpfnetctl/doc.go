@@ -22,7 +22,10 @@
 //
 // # Rooms
 //
+//	doctor   checks of the host, what mends it, and the container that proves it
+//	firewall what the host's rules do to forwarded packets
 //	output   tables, JSON, YAML, names; colors; what a terminal has room for
+//	runtimes which network configuration container runtimes take, and where they look for plugins
 //	screen   a picture that is drawn anew until q or Ctrl-C
 //	wanted   CHECK for all containers, by what libcni's cache knows of them
 //	schema   JSON schemas

@@ -45,7 +45,7 @@ something has found it.`,
 		return usageError{fmt.Errorf("%s: %w", cmd.Name(), err)}
 	})
 	root.AddGroup(
-		&cobra.Group{ID: groupLook, Title: "Look (these change nothing):"},
+		&cobra.Group{ID: groupLook, Title: "Look (doctor alone changes something, if you tell it to):"},
 		&cobra.Group{ID: groupChange, Title: "Change:"},
 		&cobra.Group{ID: groupTool, Title: "About ebpfnetctl:"},
 	)
@@ -63,6 +63,7 @@ something has found it.`,
 	add(groupLook,
 		newAttachments(),
 		newDiff(),
+		newDoctor(),
 		newFlows(),
 		newPorts(),
 		newStatus(),

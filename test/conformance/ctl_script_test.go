@@ -62,6 +62,7 @@ func (s *script) setNetwork(conflist string) {
 func (s *script) setup(env *testscript.Env) error {
 	env.Setenv("PATH", filepath.Dir(s.binary)+":"+env.Getenv("PATH"))
 	env.Setenv("NODE", s.host.Node.Path)
+	env.Setenv("PLUGIN", s.host.plugin)
 	for _, family := range testenv.Families {
 		env.Setenv("OUTSIDE"+family.Name[3:], family.Outside.String())
 		env.Setenv("NODE"+family.Name[3:], family.Node.String())

@@ -11,6 +11,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // Packet is the first packet of a TCP connection, of which the ports are not known.
@@ -181,4 +182,15 @@ func (w *walk) chain(c *chain, depth int) (kind, string) {
 		}
 	}
 	return next, ""
+}
+
+// ChainsLike returns the names of chains with a beginning, sorted.
+func (r *Rules) ChainsLike(prefix string) (names []string) {
+	for key := range r.chains {
+		if name := key[strings.LastIndexByte(key, ' ')+1:]; strings.HasPrefix(name, prefix) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }

@@ -1,0 +1,176 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/ebpfnet/ebpfnet/ipam"
+	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
+)
+
+// lookReservations finds what containers that are gone have left, and ranges without a free address.
+func lookReservations(ctx context.Context, h *host) (findings []Finding, err error) {
+	for _, n := range h.ours() {
+		found, errNetwork := h.lookAtNetwork(ctx, n)
+		findings = append(findings, found...)
+		err = errors.Join(err, errNetwork)
+	}
+	for _, a := range h.attachments {
+		isListed := func(n *network) bool { return n.file.List.Name == a.Network }
+		if a.Dead && !slices.ContainsFunc(h.ours(), isListed) {
+			findings = append(findings, warning("DEL or GC of its network", "a container that is gone (%s, owner %s) has left entries, and no network configuration has its network", containerOf(a), a.Owner))
+		}
+	}
+	if err != nil {
+		return findings, err
+	}
+	return orGood(findings, "no address is held for a container that is gone"), nil
+}
+
+func (h *host) lookAtNetwork(ctx context.Context, n *network) (findings []Finding, err error) {
+	orphans, kept, err := h.orphans(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	if len(orphans) > 0 {
+		f := warning("doctor --fix, or GC by the runtime", "%s: %d containers that are gone hold addresses or entries: %s", n.name(), len(orphans), list(orphans))
+		if f.fix = fixOrphans; len(kept) > 0 {
+			f.fix, f.Remedy = noFix, "GC by the runtime: doctor --fix leaves networks alone that another plugin's containers use"
+		}
+		findings = append(findings, f)
+	}
+	left, err := h.addressesLeft(ctx, n)
+	if left != nil {
+		findings = append(findings, wrong("widen the range, or remove what containers have left", "%s: ADD gets no address: %v", n.name(), left))
+	}
+	return findings, err
+}
+
+// addressesLeft returns why ADD would get no address. A network that was never used has all of them, and
+// looking would create its directory.
+func (h *host) addressesLeft(ctx context.Context, n *network) (why, err error) {
+	if _, err := os.Stat(reservationsOf(n.config)); err != nil {
+		return nil, nil
+	}
+	call, err := n.call()
+	if err != nil {
+		return nil, err
+	}
+	err = plugin.New().AddressesLeft(ctx, call)
+	if errors.Is(err, ipam.ErrExhausted) {
+		return err, nil
+	}
+	return nil, err
+}
+
+// reservationsOf returns the directory of a network's reservations, or "".
+func reservationsOf(c *config.Config) string {
+	if c.IPAM == nil {
+		return ""
+	}
+	return c.IPAM.Dir()
+}
+
+// orphans returns the containers of a network that are gone and have left something, by GC's own rules, and
+// those whose reservation another plugin's running container has.
+func (h *host) orphans(ctx context.Context, n *network) (orphans, kept []string, err error) {
+	call, err := n.call()
+	if err != nil {
+		return nil, nil, err
+	}
+	reserved, err := plugin.New().Orphans(ctx, call)
+	if err != nil {
+		return nil, nil, err
+	}
+	foreign, err := foreignContainers(h.CacheDir, n.file.List.Name)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, a := range reserved {
+		if foreign[a.ContainerID] {
+			kept = append(kept, a.ContainerID)
+		} else {
+			orphans = append(orphans, a.ContainerID)
+		}
+	}
+	for _, a := range h.attachments {
+		if a.Dead && a.Network == n.file.List.Name {
+			orphans = append(orphans, a.ContainerID)
+		}
+	}
+	slices.Sort(orphans)
+	return slices.Compact(orphans), kept, nil
+}
+
+// foreignContainers returns the running containers of a network that another plugin has connected, as a
+// host has them that changes over to ebpfnet. libcni's cache knows them.
+func foreignContainers(cacheDir, name string) (foreign map[string]bool, err error) {
+	if cacheDir == "" {
+		return nil, nil
+	}
+	all, err := libcni.NewCNIConfigWithCacheDir(nil, cacheDir, nil).GetCachedAttachments("")
+	if err != nil {
+		return nil, fmt.Errorf("read libcni's cache: %w", err)
+	}
+	foreign = map[string]bool{}
+	for _, a := range all {
+		list, err := libcni.NetworkConfFromBytes(a.Config)
+		isOurs := func(p *libcni.PluginConfig) bool { return p.Network.Type == pluginType }
+		if a.Network != name || err == nil && slices.ContainsFunc(list.Plugins, isOurs) {
+			continue
+		}
+		if _, err := os.Stat(a.NetNS); a.NetNS == "" || !errors.Is(err, fs.ErrNotExist) { // old versions do not keep it
+			foreign[a.ContainerID] = true
+		}
+	}
+	return foreign, nil
+}
+
+// mendOrphans runs GC for the networks that have orphans, which keeps whatever has a device.
+func mendOrphans(ctx context.Context, options Options) (did []string, err error) {
+	h, err := newHost(options)
+	if err != nil {
+		return nil, err
+	}
+	defer h.close()
+	for _, n := range h.ours() {
+		orphans, kept, err := h.orphans(ctx, n)
+		if err != nil || len(kept) > 0 || len(orphans) == 0 {
+			continue // the check that follows says why
+		}
+		call, err := n.call()
+		if err == nil {
+			err = plugin.New().GC(ctx, call)
+		}
+		if err != nil {
+			return did, err
+		}
+		did = append(did, fmt.Sprintf("removed what %s had left in %s", list(orphans), n.name()))
+	}
+	return did, nil
+}
+
+// newestReservation returns the file of a reservation that was written last.
+func newestReservation(networks []*network) (newest string, info fs.FileInfo) {
+	for _, n := range networks {
+		dir := reservationsOf(n.config)
+		if dir == "" {
+			continue
+		}
+		files, _ := filepath.Glob(filepath.Join(dir, "*")) // a bad name of a network finds nothing
+		for _, file := range files {
+			if i, err := os.Stat(file); err == nil && (info == nil || i.ModTime().After(info.ModTime())) {
+				newest, info = file, i
+			}
+		}
+	}
+	return newest, info
+}
