@@ -140,5 +140,5 @@ func sentenceOf(f doctor.Finding) string {
 	if f.Remedy == "" {
 		return f.What
 	}
-	return strings.TrimSuffix(f.What, ".") + ". Do: " + f.Remedy
+	return strings.TrimRight(f.What, ".?") + ". Do: " + f.Remedy
 }

@@ -32,8 +32,8 @@ func (o *Operator) Detached() (containers, host []string, err error) {
 	return containers, host, errors.Join(err, errUplinks, errLoopback, errPorts)
 }
 
-// NewUplinks returns the devices that the containers' networks have for uplinks and that have no programs
-// yet: Repair would attach them.
+// NewUplinks returns the devices that are uplinks of the containers' networks by now, because an uplinks key
+// selects them or they have an address, and that have no programs yet: Repair would attach them.
 func (o *Operator) NewUplinks() (names []string, err error) {
 	known, err := maps.Uplinks(o.datapath)
 	if err != nil {
@@ -54,7 +54,9 @@ func (o *Operator) NewUplinks() (names []string, err error) {
 		}
 		for _, device := range devices {
 			isKnown := func(u maps.Uplink) bool { return u.IfIndex == device.Attrs().Index }
-			isFound := func(u link.Uplink) bool { return u.Index == device.Attrs().Index }
+			isFound := func(u link.Uplink) bool {
+				return u.Index == device.Attrs().Index && (patterns != nil || u.Addr4.IsValid() || u.Addr6.IsValid())
+			}
 			_, hasPrograms := link.HeaderOf(device)
 			if hasPrograms && slices.ContainsFunc(found, isFound) && !slices.ContainsFunc(known, isKnown) {
 				names = append(names, device.Attrs().Name)

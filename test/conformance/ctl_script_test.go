@@ -25,8 +25,13 @@ func TestCtlScripts(t *testing.T) {
 	if err != nil || len(scripts) == 0 {
 		t.Fatalf("scripts: got none (%v)", err)
 	}
+	needs := map[string]testenv.Feature{"doctor-bridge": testenv.BridgeNetfilter, "doctor-legacy": testenv.LegacyTables}
 	for _, script := range scripts {
-		t.Run(strings.TrimSuffix(filepath.Base(script), ".txt"), func(t *testing.T) {
+		name := strings.TrimSuffix(filepath.Base(script), ".txt")
+		t.Run(name, func(t *testing.T) {
+			if feature, ok := needs[name]; ok {
+				testenv.Require(t, feature)
+			}
 			s := newScript(t)
 			testscript.Run(t, testscript.Params{Files: []string{script}, Setup: s.setup, Cmds: s.commands()})
 		})
@@ -85,6 +90,9 @@ func (s *script) commands() map[string]func(*testscript.TestScript, bool, []stri
 		"forge":   s.forge,
 		"link":    s.link,
 		"sysctl":  s.sysctl,
+
+		"remedies": s.remedies,
+		"nothing":  s.nothing,
 	}
 }
 
@@ -219,6 +227,35 @@ func (s *script) link(ts *testscript.TestScript, _ bool, args []string) {
 // sysctl NAME VALUE sets a sysctl of the node.
 func (s *script) sysctl(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(s.host.Node.SetSysctl(args[0], args[1]))
+}
+
+// remedies CHECK runs on the node what the findings of doctor on stdout tell to do for a check.
+func (s *script) remedies(ts *testscript.TestScript, _ bool, args []string) {
+	ran := 0
+	for line := range strings.Lines(ts.ReadFile("stdout")) {
+		_, remedy, found := strings.Cut(line, ". Do: ")
+		if !found || !strings.HasPrefix(line, args[0]+" ") {
+			continue
+		}
+		if _, err := s.host.Node.Run(testenv.Context(s), "sh", "-ec", remedy); err != nil {
+			ts.Fatalf("%v", err)
+		}
+		ran++
+	}
+	if ran == 0 {
+		ts.Fatalf("no remedy of %s", args[0])
+	}
+}
+
+// nothing wants no container on the node, and none in libcni's cache.
+func (s *script) nothing(ts *testscript.TestScript, _ bool, _ []string) {
+	left, err := testenv.Leftovers(s.host.Node)
+	ts.Check(err)
+	cached, err := filepath.Glob(filepath.Join(ts.Getenv("CACHE"), "results", "*"))
+	ts.Check(err)
+	if len(left)+len(cached) > 0 {
+		ts.Fatalf("left behind: %q, %q", left, cached)
+	}
 }
 
 func familyOf(ts *testscript.TestScript, name string) testenv.Family {

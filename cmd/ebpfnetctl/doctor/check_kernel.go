@@ -89,7 +89,7 @@ func lookBPFFS(context.Context, *host) ([]Finding, error) {
 	mounted, err := loader.CheckPins()
 	switch {
 	case errors.Is(err, loader.ErrNotSupported):
-		return []Finding{wrong("do what the brackets say, after you have found out who made it so", "%v", err)}, nil
+		return []Finding{wrong("find out who made it so, then run what is in brackets", "%v", err)}, nil
 	case err != nil:
 		return nil, err
 	case !mounted:

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,21 +13,30 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/ebpfnet/ebpfnet/ipam"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 )
 
 // lookReservations finds what containers that are gone have left, and ranges without a free address.
 func lookReservations(ctx context.Context, h *host) (findings []Finding, err error) {
+	dead := map[string]bool{}
+	for _, a := range h.attachments {
+		dead[a.Owner] = a.Dead
+	}
 	for _, n := range h.ours() {
 		found, errNetwork := h.lookAtNetwork(ctx, n)
 		findings = append(findings, found...)
-		err = errors.Join(err, errNetwork)
+		owners, errOwners := h.ownersOf(n)
+		for owner := range owners {
+			delete(dead, owner)
+		}
+		err = errors.Join(err, errNetwork, errOwners)
 	}
-	for _, a := range h.attachments {
-		isListed := func(n *network) bool { return n.file.List.Name == a.Network }
-		if a.Dead && !slices.ContainsFunc(h.ours(), isListed) {
-			findings = append(findings, warning("DEL or GC of its network", "a container that is gone (%s, owner %s) has left entries, and no network configuration has its network", containerOf(a), a.Owner))
+	for owner, isDead := range dead {
+		if isDead {
+			findings = append(findings, warning("DEL, or GC of its network", "a container that is gone has left entries (owner %s in `ebpfnetctl attachments`), and no configuration here has its network", owner))
 		}
 	}
 	if err != nil {
@@ -101,14 +111,33 @@ func (h *host) orphans(ctx context.Context, n *network) (orphans, kept []string,
 			orphans = append(orphans, a.ContainerID)
 		}
 	}
+	owners, err := h.ownersOf(n)
+	for _, a := range reserved { // those have a name
+		delete(owners, ownerText(a.Owner()))
+	}
 	for _, a := range h.attachments {
-		if a.Dead && a.Network == n.file.List.Name {
-			orphans = append(orphans, a.ContainerID)
+		if a.Dead && owners[a.Owner] {
+			orphans = append(orphans, cmp.Or(a.ContainerID, "owner "+a.Owner))
 		}
 	}
 	slices.Sort(orphans)
-	return slices.Compact(orphans), kept, nil
+	return slices.Compact(orphans), kept, err
 }
+
+// ownersOf returns the owners of a network's entries, as attachments have them.
+func (h *host) ownersOf(n *network) (owners map[string]bool, err error) {
+	owners = map[string]bool{}
+	if h.datapath == nil {
+		return owners, nil
+	}
+	all, err := maps.Owners(h.datapath, maps.NetworkToken(n.file.List.Name))
+	for owner := range all {
+		owners[ownerText(owner)] = true
+	}
+	return owners, err
+}
+
+func ownerText(owner loader.Owner) string { return fmt.Sprintf("%016x", uint64(owner)) }
 
 // foreignContainers returns the running containers of a network that another plugin has connected, as a
 // host has them that changes over to ebpfnet. libcni's cache knows them.

@@ -62,7 +62,8 @@ func lookIPv6(_ context.Context, h *host) (findings []Finding, err error) {
 	}
 	err = link.CheckIPv6()
 	if errors.Is(err, link.ErrNoIPv6) {
-		return []Finding{wrong("sysctl -w net.ipv6.conf.default.disable_ipv6=0, or remove the IPv6 ranges", "%v; a network has IPv6, and its ADD fails", err)}, nil
+		return []Finding{wrong("sysctl -w net.ipv6.conf.default.disable_ipv6=0 where the kernel has IPv6, or remove the IPv6 ranges",
+			"new devices have no IPv6, because the kernel lacks it or net.ipv6.conf.default.disable_ipv6 is 1: ADD fails where a network has IPv6 ranges")}, nil
 	}
 	if err != nil {
 		return nil, err
@@ -96,8 +97,8 @@ func lookBridgeNetfilter(_ context.Context, h *host) (findings []Finding, err er
 		}
 		for _, device := range h.devices {
 			if link.IsBridge(device) && h.hasPorts(device) && !isUplink(device) {
-				findings = append(findings, warning("sysctl -w net.bridge.bridge-nf-call-iptables=0, unless kube-proxy needs it",
-					"net.bridge.bridge-nf-call-iptables is 1: containers on bridge %s that are masqueraded get no replies from our host ports", device.Attrs().Name))
+				findings = append(findings, warning("sysctl -w net.bridge.bridge-nf-call-iptables=0",
+					"net.bridge.bridge-nf-call-iptables is 1: containers on bridge %s that are masqueraded get no replies from our host ports (a service proxy for that bridge may need it)", device.Attrs().Name))
 			}
 		}
 	}

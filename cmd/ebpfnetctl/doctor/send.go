@@ -31,21 +31,28 @@ func Send(ctx context.Context, options Options, remotes []netip.AddrPort) (findi
 		return []Finding{{Check: "send", State: Wrong, What: "no runtime takes a valid network configuration of ebpfnet: see conflist", Remedy: "correct that first"}}, nil
 	}
 	c, err := connect(ctx, h.networks[i], options.CacheDir)
+	if err != nil && ctx.Err() != nil {
+		return nil, fmt.Errorf("--send was ended before it could tell anything: %w", err)
+	}
 	if err != nil {
 		return []Finding{{Check: "send", State: Wrong, What: err.Error(), Remedy: "see the error; `ebpfnetctl doctor --send` tries again"}}, nil
 	}
 	defer func() { err = errors.Join(err, c.remove(ctx)) }()
 	for _, t := range c.trials(h, remotes) {
-		findings = append(findings, t.run(ctx))
+		found := t.run(ctx)
+		if ctx.Err() != nil {
+			return findings, fmt.Errorf("--send was ended before all was tried: %w", ctx.Err())
+		}
+		findings = append(findings, found)
 	}
-	return findings, ctx.Err()
+	return findings, nil
 }
 
 // trial is a connection to try.
 type trial struct {
-	name   string // such as "send out, IPv4"
-	what   string // who connects to whom
-	remedy string // if it fails
+	name   string                      // such as "send out, IPv4"
+	what   string                      // who connects to whom
+	remedy string                      // if it fails
 	try    func(context.Context) error // nil: what says why not
 }
 
