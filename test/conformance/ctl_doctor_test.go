@@ -1,7 +1,9 @@
 package conformance
 
 import (
+	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -12,6 +14,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -24,13 +28,7 @@ func TestDoctorForeignPrograms(t *testing.T) {
 	result := p.add(t)
 	dir := filepath.Dir(h.plugin)
 	conf := t.TempDir()
-	text, err := json.Marshal(dual("1.1.0"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(conf, "10-pods.conf"), text, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeConf(t, conf)
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "foreign", Type: ebpf.SchedCLS, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}, // TCX_NEXT
@@ -71,6 +69,83 @@ func TestDoctorForeignPrograms(t *testing.T) {
 	exit, stdout, _ := h.ctl(t, "doctor", "--conf-dir", conf, "--bin-dir", dir, "-o", "json")
 	if found := findings(t, stdout, "foreign-programs"); exit != 0 || !strings.Contains(found, "good") {
 		t.Errorf("without them: got exit code %d, %s, want a good state", exit, found)
+	}
+}
+
+// TestDoctorDatapath has programs of another layout, then of another build, and then a map that fills up. What doctor
+// tells to do mends each.
+func TestDoctorDatapath(t *testing.T) {
+	h := newHost(t)
+	conf := t.TempDir()
+	load := func(programs loader.Programs) {
+		t.Helper()
+		err := h.Node.Do(func() error {
+			d, err := loader.Open(testenv.Context(t), loader.Options{Programs: &programs})
+			if err == nil {
+				d.Close()
+			}
+			return err
+		})
+		if err != nil && !errors.Is(err, loader.ErrIncompatible) {
+			t.Fatal(err)
+		}
+	}
+	want := func(exit int, check, text string) {
+		t.Helper()
+		got, stdout, stderr := h.ctl(t, "doctor", "--conf-dir", conf, "-o", "json")
+		if found := findings(t, stdout, check); got != exit || !strings.Contains(found, text) {
+			t.Errorf("got exit code %d, %s: %q (%s), want %d, %q", got, check, found, stderr, exit, text)
+		}
+	}
+	writeConf(t, conf)
+	want(3, "datapath", "good: not loaded yet") // 3: no plugin there
+	load(otherLayout())
+	want(3, "datapath", "wrong: the loaded datapath belongs to another version")
+	h.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
+
+	other := loader.Embedded()
+	other.Build++
+	load(other)
+	want(3, "datapath", "warning: the loaded programs are not those of this ebpfnetctl")
+	h.wantCtl(t, 0, []string{"upgrade"}, "")
+	want(3, "datapath", "good: loaded")
+
+	const limit = 1 << 16
+	var keys [limit][16]byte
+	for n := range keys {
+		binary.BigEndian.PutUint32(keys[n][4:], uint32(n)) // ::n:0:0
+	}
+	change := func(change func(*ebpf.Map) (int, error)) {
+		t.Helper()
+		withDatapath(t, h, func(d *loader.Datapath) error {
+			_, err := change(d.Endpoints)
+			return err
+		})
+	}
+	put := func(from, to int) {
+		t.Helper()
+		change(func(m *ebpf.Map) (int, error) {
+			return m.BatchUpdate(keys[from:to], make([]bpf.Endpoint, to-from), nil)
+		})
+	}
+	want(3, "maps", "good")
+	put(0, 58983)
+	want(3, "maps", "warning: map endpoints has 58983 of 65536 entries")
+	put(58983, limit)
+	want(3, "maps", "wrong: map endpoints has 65536 of 65536 entries")
+	change(func(m *ebpf.Map) (int, error) { return m.BatchDelete(keys[:], nil) })
+	want(3, "maps", "good")
+}
+
+// writeConf writes a configuration into a runtime's directory.
+func writeConf(t *testing.T, dir string) {
+	t.Helper()
+	text, err := json.Marshal(dual("1.1.0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "10-pods.conf"), text, 0o644); err != nil {
+		t.Fatal(err)
 	}
 }
 

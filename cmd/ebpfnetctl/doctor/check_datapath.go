@@ -129,7 +129,8 @@ func lookPolicyRules(_ context.Context, h *host) ([]Finding, error) {
 	return []Finding{good("no policy rules hinder fastPath always")}, nil
 }
 
-// lookMaps finds maps that are, or soon are, full. The kernel makes room in the others.
+// lookMaps finds maps that are, or soon are, full. In an LRU map the kernel makes room by what was not used
+// for long; that is bad only where it is in use, as live flows are.
 func lookMaps(_ context.Context, h *host) (findings []Finding, err error) {
 	if h.datapath == nil {
 		return []Finding{good("no maps yet")}, nil
@@ -143,22 +144,35 @@ func lookMaps(_ context.Context, h *host) (findings []Finding, err error) {
 		if !counted || m == nil || m.Type() == ebpf.LRUHash || m.Type() == ebpf.LRUCPUHash {
 			continue
 		}
-		findings = append(findings, judgeMap(name, count, int(m.MaxEntries()))...)
+		findings = append(findings, judgeMap(name, count, int(m.MaxEntries()), "remove containers that are gone (doctor --fix), or use another host")...)
 	}
+	live, err := liveFlows(h.datapath)
+	if err != nil {
+		return findings, err
+	}
+	findings = append(findings, judgeMap("flows", live, int(h.datapath.Flows.MaxEntries()),
+		"set a larger maxFlows, stop the containers, run `ebpfnetctl unload --yes`, and start them again")...)
 	slices.SortFunc(findings, func(a, b Finding) int { return strings.Compare(a.What, b.What) })
 	return orGood(findings, "each map has room"), nil
 }
 
-// judgeMap returns a finding if a map is almost full.
-func judgeMap(name string, count, limit int) []Finding {
-	remedy := "remove containers that are gone (GC), or use another host"
-	if strings.HasPrefix(name, "flows") {
-		remedy = "set maxFlows in the configuration, then `ebpfnetctl unload --yes` when the containers are stopped"
+// liveFlows counts the flows that are in use.
+func liveFlows(datapath *loader.Datapath) (live int, err error) {
+	entries, err := maps.FlowEntries(datapath)
+	for _, e := range entries {
+		if !e.Expired {
+			live++
+		}
 	}
+	return live, err
+}
+
+// judgeMap returns a finding if a map is almost full.
+func judgeMap(name string, count, limit int, remedy string) []Finding {
 	room := fmt.Sprintf("map %s has %d of %d entries", name, count, limit)
 	switch {
 	case count >= limit:
-		return []Finding{wrong(remedy, "%s: it is full, and what is new is refused", room)}
+		return []Finding{wrong(remedy, "%s: it is full, and what is new is refused or ends something old", room)}
 	case count*10 > limit*9:
 		return []Finding{warning(remedy, "%s: it is almost full", room)}
 	}

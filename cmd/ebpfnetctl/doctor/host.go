@@ -103,15 +103,24 @@ func (h *host) ours() (found []*network) {
 	return found
 }
 
-// subnets returns the subnets of containers: those of networks, and addresses outside of them.
+// subnets returns the subnets of containers: those of networks, and an address of each network that has
+// others.
 func (h *host) subnets() (subnets []netip.Prefix) {
 	for _, n := range h.ours() {
 		subnets = append(subnets, n.subnets()...)
 	}
+	configured := subnets
+	type sample struct {
+		network string
+		isIPv4  bool
+	}
+	seen := map[sample]bool{}
 	for _, a := range h.attachments {
 		for _, address := range a.Addresses {
 			contains := func(p netip.Prefix) bool { return p.Contains(address.Address) }
-			if !slices.ContainsFunc(subnets, contains) {
+			one := sample{a.Network, address.Address.Is4()}
+			if !seen[one] && !slices.ContainsFunc(configured, contains) {
+				seen[one] = true
 				subnets = append(subnets, netip.PrefixFrom(address.Address, address.Address.BitLen()))
 			}
 		}
