@@ -19,6 +19,8 @@ func lookConflist(_ context.Context, h *host) (findings []Finding, err error) {
 // title names a runtime in a message.
 func title(r runtimes.Runtime) string {
 	switch {
+	case r.Name == "" && r.Source != "":
+		return "the runtime"
 	case r.Name == "":
 		return "no runtime is configured; the usual one"
 	case r.Source == "":

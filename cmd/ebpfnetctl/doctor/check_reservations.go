@@ -52,8 +52,11 @@ func (h *host) lookAtNetwork(ctx context.Context, n *network) (findings []Findin
 	}
 	if len(orphans) > 0 {
 		f := warning("doctor --fix, or GC by the runtime", "%s: %d containers that are gone hold addresses or entries: %s", n.name(), len(orphans), list(orphans))
-		if f.fix = fixOrphans; len(kept) > 0 {
-			f.fix, f.Remedy = noFix, "GC by the runtime: doctor --fix leaves networks alone that another plugin's containers use"
+		switch f.fix = fixOrphans; {
+		case len(kept) > 0:
+			f.fix, f.Remedy = noFix, "GC by the runtime: doctor --fix leaves networks alone that running containers without a device of ours use"
+		case h.datapath == nil: // the containers may be those of another network namespace
+			f.fix, f.Remedy = noFix, "nothing: ADD takes over what is from before a reboot; or GC by the runtime"
 		}
 		findings = append(findings, f)
 	}
@@ -90,7 +93,7 @@ func reservationsOf(c *config.Config) string {
 }
 
 // orphans returns the containers of a network that are gone and have left something, by GC's own rules, and
-// those whose reservation another plugin's running container has.
+// those that run without a device of ours here.
 func (h *host) orphans(ctx context.Context, n *network) (orphans, kept []string, err error) {
 	call, err := n.call()
 	if err != nil {
@@ -100,12 +103,12 @@ func (h *host) orphans(ctx context.Context, n *network) (orphans, kept []string,
 	if err != nil {
 		return nil, nil, err
 	}
-	foreign, err := foreignContainers(h.CacheDir, n.file.List.Name)
+	running, err := runningContainers(h.CacheDir, n.file.List.Name)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, a := range reserved {
-		if foreign[a.ContainerID] {
+		if running[a.ContainerID] {
 			kept = append(kept, a.ContainerID)
 		} else {
 			orphans = append(orphans, a.ContainerID)
@@ -139,9 +142,9 @@ func (h *host) ownersOf(n *network) (owners map[string]bool, err error) {
 
 func ownerText(owner loader.Owner) string { return fmt.Sprintf("%016x", uint64(owner)) }
 
-// foreignContainers returns the running containers of a network that another plugin has connected, as a
-// host has them that changes over to ebpfnet. libcni's cache knows them.
-func foreignContainers(cacheDir, name string) (foreign map[string]bool, err error) {
+// runningContainers returns the containers of a network that libcni's cache has, and that run: also those of
+// another plugin, on a host that changes over to ebpfnet, and those of another network namespace.
+func runningContainers(cacheDir, name string) (running map[string]bool, err error) {
 	if cacheDir == "" {
 		return nil, nil
 	}
@@ -149,18 +152,18 @@ func foreignContainers(cacheDir, name string) (foreign map[string]bool, err erro
 	if err != nil {
 		return nil, fmt.Errorf("read libcni's cache: %w", err)
 	}
-	foreign = map[string]bool{}
+	running = map[string]bool{}
 	for _, a := range all {
 		list, err := libcni.NetworkConfFromBytes(a.Config)
 		isOurs := func(p *libcni.PluginConfig) bool { return p.Network.Type == pluginType }
-		if a.Network != name || err == nil && slices.ContainsFunc(list.Plugins, isOurs) {
-			continue
+		if a.NetNS == "" && err == nil && slices.ContainsFunc(list.Plugins, isOurs) {
+			continue // old versions do not keep the namespace; the device tells
 		}
-		if _, err := os.Stat(a.NetNS); a.NetNS == "" || !errors.Is(err, fs.ErrNotExist) { // old versions do not keep it
-			foreign[a.ContainerID] = true
+		if _, err := os.Stat(a.NetNS); a.Network == name && (a.NetNS == "" || !errors.Is(err, fs.ErrNotExist)) {
+			running[a.ContainerID] = true
 		}
 	}
-	return foreign, nil
+	return running, nil
 }
 
 // mendOrphans runs GC for the networks that have orphans, which keeps whatever has a device.
@@ -172,7 +175,7 @@ func mendOrphans(ctx context.Context, options Options) (did []string, err error)
 	defer h.close()
 	for _, n := range h.ours() {
 		orphans, kept, err := h.orphans(ctx, n)
-		if err != nil || len(kept) > 0 || len(orphans) == 0 {
+		if err != nil || len(kept) > 0 || len(orphans) == 0 || h.datapath == nil {
 			continue // the check that follows says why
 		}
 		call, err := n.call()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 
@@ -72,7 +71,7 @@ func lookIPv6(_ context.Context, h *host) (findings []Finding, err error) {
 	for _, uplink := range uplinks {
 		name := "ipv6/conf/" + uplink.Attrs().Name + "/disable_ipv6"
 		if sysctl(name) == "1" {
-			findings = append(findings, warning("sysctl -w net."+strings.ReplaceAll(name, "/", ".")+"=0", "uplink %s has no IPv6: containers do not reach the outside by it", uplink.Attrs().Name))
+			findings = append(findings, warning("sysctl -w "+word("net/"+name+"=0"), "uplink %s has no IPv6: containers do not reach the outside by it", uplink.Attrs().Name))
 		}
 	}
 	if err != nil {
@@ -123,7 +122,7 @@ func lookRPFilter(_ context.Context, h *host) (findings []Finding, err error) {
 		name := uplink.Attrs().Name
 		value := max(sysctl("ipv4/conf/all/rp_filter"), sysctl("ipv4/conf/"+name+"/rp_filter")) // the kernel takes the larger one
 		if value == "1" && len(uplinks) > 1 {
-			findings = append(findings, warning(fmt.Sprintf("sysctl -w net.ipv4.conf.%s.rp_filter=2 (loose)", name),
+			findings = append(findings, warning("sysctl -w "+word("net/ipv4/conf/"+name+"/rp_filter=2")+", which is loose",
 				"rp_filter of uplink %s is strict, and the host has %d uplinks: what comes in there and would be answered by another is dropped without a counter of ours", name, len(uplinks)))
 		}
 	}
@@ -227,7 +226,7 @@ func lookLeftovers(ctx context.Context, h *host) (findings []Finding, err error)
 		for _, foreign := range foreignDevices {
 			isTheirs, _ := filepath.Match(foreign.pattern, name) // the patterns are right
 			if isTheirs && !h.hasPorts(device) && !h.isConfigured(foreign.types) {
-				findings = append(findings, warning("ip link del "+name, "device %s is a leftover of %s, which has no configuration any more: its routes may lead packets astray", name, foreign.whose))
+				findings = append(findings, warning("ip link del "+word(name), "device %s is a leftover of %s, which has no configuration any more: its routes may lead packets astray", name, foreign.whose))
 				break
 			}
 		}

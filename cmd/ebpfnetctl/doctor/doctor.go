@@ -2,9 +2,9 @@
 // which says what it has found, what that means, and what to do. It mends what is safe to mend, and proves
 // by a container of its own that packets arrive.
 //
-// It may import cmd/ebpfnetctl/firewall, cmd/ebpfnetctl/runtimes, bpf, loader, loader/rtnl, maps, plugin,
-// plugin/cni, plugin/config, plugin/link, plugin/names,
-// plugin/operator and plugin/reconcile.
+// It may import cmd/ebpfnetctl/firewall, cmd/ebpfnetctl/output, cmd/ebpfnetctl/runtimes, bpf, ipam, loader,
+// loader/rtnl, maps, plugin, plugin/cni, plugin/config, plugin/link, plugin/names, plugin/operator and
+// plugin/reconcile.
 package doctor
 
 import (
@@ -13,6 +13,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 )
 
 // State says how something is.
@@ -165,6 +167,14 @@ func orGood(findings []Finding, format string, args ...any) []Finding {
 		return findings
 	}
 	return []Finding{good(format, args...)}
+}
+
+// word quotes a name for a shell, where one could misread it: who reads a remedy may copy it.
+func word(name string) string {
+	if output.IsWord(name) {
+		return name
+	}
+	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
 }
 
 // list joins words for a sentence, and leaves out what would be too many.

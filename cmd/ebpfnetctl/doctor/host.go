@@ -75,7 +75,7 @@ func (h *host) close() {
 func (h *host) findRuntimes() {
 	found, err := runtimes.Find(h.Root)
 	if h.ConfDir != "" { // then it does not matter what runtimes are configured
-		found, err = []runtimes.Runtime{{Name: "the runtime", ConfDir: h.ConfDir}}, nil
+		found, err = []runtimes.Runtime{{Source: "--conf-dir", ConfDir: h.ConfDir}}, nil
 	}
 	h.errRuntimes = err
 	for _, r := range found {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/ebpfnet/ebpfnet/plugin/link"
@@ -38,12 +39,9 @@ func Send(ctx context.Context, options Options, remotes []netip.AddrPort) (findi
 		return []Finding{{Check: "send", State: Wrong, What: err.Error(), Remedy: "see the error; `ebpfnetctl doctor --send` tries again"}}, nil
 	}
 	defer func() { err = errors.Join(err, c.remove(ctx)) }()
-	for _, t := range c.trials(h, remotes) {
-		found := t.run(ctx)
-		if ctx.Err() != nil {
-			return findings, fmt.Errorf("--send was ended before all was tried: %w", ctx.Err())
-		}
-		findings = append(findings, found)
+	findings = runAll(ctx, c.trials(h, remotes))
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("--send was ended before all was tried: %w", ctx.Err())
 	}
 	return findings, nil
 }
@@ -54,6 +52,17 @@ type trial struct {
 	what   string                      // who connects to whom
 	remedy string                      // if it fails
 	try    func(context.Context) error // nil: what says why not
+}
+
+// runAll runs trials at the same time: each failure is a wait.
+func runAll(ctx context.Context, trials []trial) []Finding {
+	findings := make([]Finding, len(trials))
+	var all sync.WaitGroup
+	for i, t := range trials {
+		all.Go(func() { findings[i] = t.run(ctx) })
+	}
+	all.Wait()
+	return findings
 }
 
 func (t trial) run(ctx context.Context) Finding {

@@ -5,6 +5,7 @@
 package runtimes
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -102,14 +103,21 @@ func readList(path string) (*libcni.NetworkConfigList, error) {
 	if strings.HasSuffix(path, ".conflist") {
 		return libcni.NetworkConfFromFile(path)
 	}
-	conf, err := libcni.ConfFromFile(path)
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	if conf.Network.Type == "" {
-		return nil, errors.New("no \"type\"; a list belongs in a file that ends in .conflist")
+	single, err := libcni.NetworkPluginConfFromBytes(text)
+	if err != nil {
+		return nil, fmt.Errorf("%w (a list belongs in a file that ends in .conflist)", err)
 	}
-	return libcni.ConfListFromConf(conf)
+	list, err := json.Marshal(map[string]any{
+		"cniVersion": single.Network.CNIVersion, "name": single.Network.Name, "plugins": []json.RawMessage{text},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return libcni.NetworkConfFromBytes(list)
 }
 
 // Takes returns the file that the runtime takes, which need not be valid, or nil.
