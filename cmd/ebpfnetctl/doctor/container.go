@@ -185,18 +185,21 @@ func (c *container) serve() error {
 		return err
 	}
 	c.port = portOf(c.server)
-	go func() {
-		for {
-			conn, err := c.server.Accept()
-			if err != nil {
-				return // closed
-			}
-			conn.SetDeadline(time.Now().Add(answerTimeout))
-			io.WriteString(conn, c.nonce) // the client tells what it got
-			conn.Close()
-		}
-	}()
+	go c.answer()
 	return nil
+}
+
+// answer answers until the server is closed.
+func (c *container) answer() {
+	for {
+		conn, err := c.server.Accept()
+		if err != nil {
+			return // closed
+		}
+		conn.SetDeadline(time.Now().Add(answerTimeout))
+		io.WriteString(conn, c.nonce) // the client tells what it got
+		conn.Close()
+	}
 }
 
 // dial connects from a namespace.

@@ -3,9 +3,14 @@ package doctor
 import (
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestNetworkdConfig reads the files as networkd does: of namesakes the first directory's, and the last part wins.
@@ -69,5 +74,27 @@ func TestWord(t *testing.T) {
 		if got := word(name); got != want {
 			t.Errorf("%q: got %s, want %s", name, got, want)
 		}
+	}
+}
+
+// TestReach tells this container's answer from that of others.
+func TestReach(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := &container{server: listener, nonce: "this one"}
+	go served.answer()
+	remote := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), portOf(listener))
+	if err := served.reach(t.Context(), nil, remote); err != nil {
+		t.Errorf("this container: got %v, want none", err)
+	}
+	other := &container{nonce: "other on"}
+	if err := other.reach(t.Context(), nil, remote); err == nil || !strings.Contains(err.Error(), "somebody else") {
+		t.Errorf("another container: got %v, want somebody else", err)
+	}
+	listener.Close()
+	if err := served.reach(t.Context(), nil, remote); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("nobody: got %v, want ECONNREFUSED", err)
 	}
 }

@@ -25,7 +25,7 @@ func TestIPTables(t *testing.T) {
 	}{
 		"nothing":       {"*filter\n:FORWARD ACCEPT [0:0]\nCOMMIT\n", out4, Passes, ""},
 		"INPUT":         {"*filter\n:INPUT DROP [0:0]\n:FORWARD ACCEPT [0:0]\n", out4, Passes, ""},
-		"policy":        {dropping, out4, IsDropped, "the policy of chain FORWARD of iptables's table filter"},
+		"policy":        {dropping, out4, IsDropped, "the policy of chain FORWARD of table filter (iptables)"},
 		"other family":  {dropping, out6, Passes, ""},
 		"established":   {dropping + "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n", out4, IsDropped, "policy"},
 		"new":           {dropping + "-A FORWARD -m conntrack --ctstate NEW -j ACCEPT\n", out4, Passes, ""},
@@ -72,7 +72,7 @@ func TestNFTables(t *testing.T) {
 	}{
 		{"accepting", out4, Passes, "", ""},
 		{"accepting", out6, Passes, "", ""},
-		{"dropping", out4, IsDropped, "the policy of chain forward of nftables' table inet fw", Nft},
+		{"dropping", out4, IsDropped, "the policy of chain forward of table inet fw (nftables)", Nft},
 		{"dropping", out6, IsDropped, "policy", Nft},
 		{"sets", out4, Passes, "", ""},
 		{"sets", in4, IsDropped, "the rule with handle", Nft},

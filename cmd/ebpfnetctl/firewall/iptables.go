@@ -19,7 +19,7 @@ func (r *Rules) addIPTables(tool Manager, family, text string) {
 		c := own[key+" "+name]
 		if c == nil {
 			c = &chain{ruleset: key, family: family, position: table + " -I " + name,
-				name: fmt.Sprintf("chain %s of %s's table %s", name, tool, table)}
+				name: fmt.Sprintf("chain %s of table %s (%s)", name, table, tool)}
 			own[key+" "+name] = c
 		}
 		return c
@@ -37,7 +37,7 @@ func (r *Rules) addIPTables(tool Manager, family, text string) {
 			c.policy = map[bool]kind{true: drop, false: accept}[words[1] == "DROP"]
 		case words[0] == "-A" && len(words) > 1:
 			c := at(words[1])
-			c.rules = append(c.rules, iptablesRule(strings.TrimSpace(line)+" of "+string(tool), words[2:]))
+			c.rules = append(c.rules, iptablesRule(fmt.Sprintf("rule %s (%s)", strings.TrimSpace(line), tool), words[2:]))
 		}
 	}
 	r.add(tool, "", own)

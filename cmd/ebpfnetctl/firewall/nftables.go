@@ -49,7 +49,7 @@ func (r *Rules) addNFTables(text []byte, skip func(family, table string) bool) e
 			order, isHook := nftHooks[o.Chain.Hook]
 			tables[key]["nft "+key+" "+o.Chain.Name] = &chain{
 				ruleset: "nft " + key, family: o.Chain.Family, order: order + o.Chain.Prio,
-				name:    fmt.Sprintf("chain %s of nftables' table %s", o.Chain.Name, key),
+				name:    fmt.Sprintf("chain %s of table %s (nftables)", o.Chain.Name, key),
 				isBase:  isHook && o.Chain.Type == "filter" && slices.Contains([]string{"ip", "ip6", "inet"}, o.Chain.Family),
 				isEarly: o.Chain.Hook == "prerouting", position: key + " " + o.Chain.Name,
 				policy: map[bool]kind{true: drop, false: accept}[o.Chain.Policy == "drop"],
