@@ -26,6 +26,8 @@ func lookRights(context.Context, *host) ([]Finding, error) {
 
 // lookKernel tries what the datapath needs, whatever the kernel's version says.
 func lookKernel(context.Context, *host) (findings []Finding, err error) {
+	unlimited := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
+	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unlimited) // before 5.11 maps count; what fails then says so
 	release := kernelRelease()
 	for what, probe := range map[string]func() error{
 		"bpf_redirect_peer (5.10)":  func() error { return features.HaveProgramHelper(ebpf.SchedCLS, asm.FnRedirectPeer) },

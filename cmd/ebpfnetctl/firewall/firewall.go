@@ -145,10 +145,11 @@ type walk struct {
 	rules  *Rules
 	packet Packet
 	spared bool // a rule that may match would have let the packet pass
+	steps  int
 }
 
-// deepest bounds the depth of jumps: the kernel does.
-const deepest = 32
+// The kernel bounds the depth of jumps; the number of rules on all ways is bounded here.
+const deepest, mostSteps = 32, 1 << 20
 
 // chain returns what ends the packet's way in a chain, and by which rule. next means that nothing did.
 func (w *walk) chain(c *chain, depth int) (kind, string) {
@@ -157,6 +158,10 @@ func (w *walk) chain(c *chain, depth int) (kind, string) {
 		return next, ""
 	}
 	for _, rule := range c.rules {
+		if w.steps++; w.steps > mostSteps {
+			w.spared = true
+			return next, ""
+		}
 		matches, do := rule.decide(w.packet)
 		if matches == no {
 			continue

@@ -1,6 +1,7 @@
 package firewall
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"strings"
@@ -94,6 +95,19 @@ func TestNFTables(t *testing.T) {
 	}
 }
 
+// TestManyWays has chains that jump twice to the next: more ways than anybody can go.
+func TestManyWays(t *testing.T) {
+	text := "*filter\n:FORWARD DROP [0:0]\n-A FORWARD -j C0\n"
+	for n := range 30 {
+		text += fmt.Sprintf(":C%d - [0:0]\n-A C%d -j C%d\n-A C%d -j C%d\n", n, n, n+1, n, n+1)
+	}
+	r := &Rules{chains: map[string]*chain{}}
+	r.addIPTables(IPTables, "ip", text+":C30 - [0:0]\n")
+	if got := r.Judge(out4); got.Fate != MayBeDropped {
+		t.Errorf("got %+v, want that it may be dropped", got)
+	}
+}
+
 // TestAccept names the command for each keeper of rules.
 func TestAccept(t *testing.T) {
 	v4, v6 := netip.MustParsePrefix("10.88.0.0/16"), netip.MustParsePrefix("fd00:88::/64")
@@ -120,6 +134,7 @@ func FuzzRules(f *testing.F) {
 	f.Add([]byte(`{"nftables": [{"chain": {"family": "inet", "table": "t", "name": "c", "type": "filter", "hook": "forward", "policy": "drop"}},
 		{"rule": {"family": "inet", "table": "t", "chain": "c", "expr": [{"vmap": {"key": {"ct": {"key": "state"}}, "data": {"set": [["new", {"jump": {"target": "c"}}]]}}}]}}]}`))
 	f.Add([]byte("*filter\n:FORWARD DROP [0:0]\n-A FORWARD ! -s \"10.0.0.0/8 -j\n-A FORWARD -g FORWARD\n"))
+	f.Add([]byte("\"\"\n*\n:\n-A\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r := &Rules{chains: map[string]*chain{}}
 		r.addIPTables(IPTables, "ip", string(text))

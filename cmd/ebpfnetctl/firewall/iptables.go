@@ -27,7 +27,7 @@ func (r *Rules) addIPTables(tool Manager, family, text string) {
 	for line := range strings.Lines(text) {
 		words := splitWords(strings.TrimSpace(line))
 		switch {
-		case len(words) == 0:
+		case len(words) == 0 || words[0] == "":
 		case words[0][0] == '*':
 			table = words[0][1:]
 		case words[0][0] == ':' && len(words) > 1:
