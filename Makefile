@@ -43,6 +43,11 @@ install: build ## install the plugins into PREFIX (/opt/cni/bin), ebpfnetctl int
 	install -D -m 0755 bin/90-ebpfnet $(DESTDIR)$(HOOKS)/NetworkManager/dispatcher.d/90-ebpfnet
 	install -D -m 0755 bin/90-ebpfnet $(DESTDIR)$(HOOKS)/networkd-dispatcher/routable.d/90-ebpfnet
 
+.PHONY: man
+man: ## write the manual of ebpfnetctl into bin/man
+	$(GO) build -trimpath -o bin/ ./cmd/ebpfnetctl
+	mkdir -p bin/man && bin/ebpfnetctl man bin/man
+
 .PHONY: demo
 demo: build ## see ebpfnet work, in its own network namespaces (root)
 	@cd test && $(GO) build -trimpath -o ../bin/demo ./demo
@@ -134,7 +139,7 @@ lint: ## vet, staticcheck, forbidden calls, gofmt and clang-format
 	$(GO) tool staticcheck ./...
 	cd test && $(GO) tool -modfile=../go.mod staticcheck ./...
 	$(GO) tool forbidigo $(FORBIDDEN) $$($(GO) list ./... | grep -v /loader/rtnl)
-	$(GO) tool forbidigo $(UNSAFE_PRINT) ./cmd/ebpfnetctl
+	$(GO) tool forbidigo $(UNSAFE_PRINT) ./cmd/ebpfnetctl/...
 	cd test && $(GO) tool -modfile=../go.mod forbidigo $(FORBIDDEN) ./...
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not gofmt'ed: $$unformatted"; exit 1; }
 	$(CLANG_FORMAT) --dry-run --Werror bpf/*.c bpf/*.h

@@ -59,6 +59,28 @@ func (p *Pool) Retain(ctx context.Context, valid func(Attachment) bool) ([]Attac
 	return sorted(released), err
 }
 
+// Orphans returns the attachments whose addresses Retain would release, sorted, and releases none.
+func (p *Pool) Orphans(ctx context.Context, valid func(Attachment) bool) ([]Attachment, error) {
+	s, err := p.open(ctx, flock.Shared)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+
+	records, err := s.records()
+	valid = oncePerAttachment(valid)
+	orphans := map[Attachment]bool{}
+	for _, r := range records {
+		if r.err == nil && !valid(r.holder) {
+			orphans[r.holder] = true
+		}
+	}
+	return sorted(orphans), err
+}
+
 // oncePerAttachment caches the results of valid: an attachment can hold many addresses.
 func oncePerAttachment(valid func(Attachment) bool) func(Attachment) bool {
 	cache := map[Attachment]bool{}

@@ -117,6 +117,16 @@ func checkBPFFS() error {
 	return nil
 }
 
+// CheckPins returns whether the BPF file system is mounted, and an error if others than root could come
+// between us and our pins, which wraps ErrNotSupported.
+func CheckPins() (mounted bool, err error) {
+	mounted, err = isBPFFS(bpffs)
+	if err != nil || !mounted {
+		return false, err
+	}
+	return true, errors.Join(checkBPFFS(), checkRoot())
+}
+
 // ensureBPFFS mounts the BPF file system, unless the host has.
 func ensureBPFFS() error {
 	mounted, err := isBPFFS(bpffs)

@@ -66,7 +66,7 @@ func (f Flow) String() string {
 }
 
 func (f Flow) translation() string {
-	remote, local, nat := text(f.Remote), text(f.Local), text(f.NAT)
+	remote, local, nat := AddrPortText(f.Remote), AddrPortText(f.Local), AddrPortText(f.NAT)
 	switch {
 	case f.Kind == bpf.FlowSNAT && f.Owner == ownerHost:
 		return fmt.Sprintf("%s to %s, the host's own", local, remote)
@@ -83,8 +83,8 @@ func (f Flow) translation() string {
 	}
 }
 
-// text omits the port that an echo request does not have.
-func text(p netip.AddrPort) string {
+// AddrPortText omits the port that an echo request does not have.
+func AddrPortText(p netip.AddrPort) string {
 	if p.Port() == 0 {
 		return p.Addr().String()
 	}

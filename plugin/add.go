@@ -32,7 +32,7 @@ func (p *Plugin) Add(ctx context.Context, call *cni.Call) error {
 	if err := v.config.CheckPosition(); err != nil {
 		return err
 	}
-	if err := checkCapabilities(); err != nil {
+	if err := CheckCapabilities(); err != nil {
 		return err
 	}
 	a := &adder{Plugin: p, verb: v, owner: v.config.Attachment.Owner(), netns: call.Netns}

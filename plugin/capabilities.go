@@ -19,9 +19,9 @@ var requiredCapabilities = []struct {
 	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN", "create devices and attach programs to them"},
 }
 
-// checkCapabilities returns an error that names the capabilities that this process lacks, before
+// CheckCapabilities returns an error that names the capabilities that this process lacks, before
 // anything is half done. The error wraps loader.ErrNotSupported.
-func checkCapabilities() error {
+func CheckCapabilities() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&header, &data[0]); err != nil {

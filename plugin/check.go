@@ -24,17 +24,26 @@ import (
 // Check compares everything with what ADD left (SPEC, section 2, CHECK). The error lists all
 // differences.
 func (p *Plugin) Check(ctx context.Context, call *cni.Call) error {
-	v, err := parse(call)
+	differences, err := p.Differences(ctx, call)
 	if err != nil {
 		return err
 	}
+	return report(differences)
+}
+
+// Differences is CHECK for a caller that lists differences itself.
+func (p *Plugin) Differences(ctx context.Context, call *cni.Call) ([]error, error) {
+	v, err := parse(call)
+	if err != nil {
+		return nil, err
+	}
 	if v.config.PrevResult == nil {
-		return cnierr.Invalid("prevResult", "", "the result of the last ADD")
+		return nil, cnierr.Invalid("prevResult", "", "the result of the last ADD")
 	}
 	c := &checker{verb: v, owner: v.config.Attachment.Owner(), netns: call.Netns}
 	defer c.close()
 	if err := c.open(); err != nil {
-		return err
+		return nil, err
 	}
 	c.expect()
 	c.find(ctx)
@@ -44,7 +53,7 @@ func (p *Plugin) Check(ctx context.Context, call *cni.Call) error {
 	c.checkForwarding()
 	c.checkMaps()
 	c.checkReservations(ctx)
-	return c.report()
+	return c.differences, nil
 }
 
 // checker is a CHECK in progress.
@@ -130,8 +139,8 @@ func (c *checker) find(ctx context.Context) {
 	c.findOwn()
 }
 
-// repairable ends the description of a difference that can be repaired while the container runs.
-const repairable = " (`ebpfnetctl repair` fixes it)"
+// Repairable ends the description of a difference that can be repaired while the container runs.
+const Repairable = " (`ebpfnetctl repair` fixes it)"
 
 func (c *checker) differs(format string, args ...any) {
 	c.differences = append(c.differences, fmt.Errorf(format, args...))
@@ -145,8 +154,8 @@ func (c *checker) failed(err error) bool {
 	return err != nil
 }
 
-func (c *checker) report() error {
-	err := errors.Join(c.differences...)
+func report(differences []error) error {
+	err := errors.Join(differences...)
 	if errors.Is(err, flock.ErrBusy) {
 		return err // something could not be read, which is no difference
 	}

@@ -113,7 +113,7 @@ func (c *checker) checkHostPorts(endpoints []maps.Endpoint) {
 	}
 	attached, err := c.datapath.LoopbackAttached()
 	if !c.failed(err) && !attached {
-		c.differs("the loopback device has lost its BPF program, which gives the host access to host ports" + repairable)
+		c.differs("the loopback device has lost its BPF program, which gives the host access to host ports" + Repairable)
 	}
 }
 

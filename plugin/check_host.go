@@ -21,7 +21,7 @@ func (c *checker) checkForwarding() {
 		return
 	}
 	for _, name := range off {
-		c.differs("the host does not forward packets: %s is 0, expected 1"+repairable, name)
+		c.differs("the host does not forward packets: %s is 0, expected 1"+Repairable, name)
 	}
 }
 
@@ -40,7 +40,7 @@ func (c *checker) checkHost() {
 	}
 	attached, err := c.datapath.EndpointAttached(device.Attrs().Index)
 	if !c.failed(err) && !attached {
-		c.differs("%s has lost its BPF programs"+repairable, device.Attrs().Name)
+		c.differs("%s has lost its BPF programs"+Repairable, device.Attrs().Name)
 	}
 	c.checkLimits(device)
 	c.checkUplinks()
@@ -138,7 +138,7 @@ func (c *checker) checkUplinks() {
 		}
 		attached, err := c.datapath.UplinkAttached(uplink.IfIndex)
 		if !c.failed(err) && !attached {
-			c.differs("uplink %s has lost its BPF programs"+repairable, device.Attrs().Name)
+			c.differs("uplink %s has lost its BPF programs"+Repairable, device.Attrs().Name)
 		}
 	}
 }
@@ -166,7 +166,7 @@ func (c *checker) checkNewUplinks(known []maps.Uplink) {
 			continue
 		}
 		if !slices.ContainsFunc(known, func(u maps.Uplink) bool { return u.IfIndex == uplink.Index }) {
-			c.differs("uplink %s is new and has no BPF programs yet"+repairable, device.Attrs().Name)
+			c.differs("uplink %s is new and has no BPF programs yet"+Repairable, device.Attrs().Name)
 		}
 	}
 }

@@ -10,9 +10,10 @@
 // Imports go down this list only; imports_test.go enforces it, and each package's comment says what
 // it may import.
 //
-//	cmd/*             the commands; the IPAM plugin is in its command
+//	cmd/*             the commands; the IPAM plugin is in its command, and what ebpfnetctl's commands
+//	                  share is below it
 //	plugin            the verbs
-//	plugin/operator   what ebpfnetctl does: attachments, set, repair, unload
+//	plugin/operator   what ebpfnetctl does: attachments, flows, traffic, set, repair, unload
 //	plugin/reconcile  follows changes of the host, for the verbs and for the operator
 //	plugin/cni        runs verbs: log, deadline, results and errors
 //	plugin/config     parses what a runtime sends; no side effects

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	stdmaps "maps"
+	"os"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -50,6 +51,50 @@ func (p *Plugin) GC(ctx context.Context, call *cni.Call) error {
 	}
 	errDelete := c.deleteDevices(before)
 	return errors.Join(errDelete, c.sweep(ctx, before))
+}
+
+// Orphans returns the attachments whose addresses GC would release if the runtime listed none: those
+// without a device. It changes nothing.
+func (p *Plugin) Orphans(ctx context.Context, call *cni.Call) (orphans []maps.Attachment, err error) {
+	v, err := parseForRelease(call)
+	if err != nil || v.config.IPAM == nil {
+		return nil, err
+	}
+	host, err := rtnl.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	records, err := record.Open(v.config.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(v.config.DataDir); err == nil { // each ADD creates it first
+		lock, err := v.lockAgainstGC(ctx, flock.Exclusive)
+		if err != nil {
+			return nil, err
+		}
+		defer lock.Release()
+	}
+	c := &collector{verb: v, host: host, records: records}
+	now, err := c.look()
+	if err != nil || now.errRead != nil {
+		return nil, errors.Join(err, now.errRead)
+	}
+	left, err := v.pool().Orphans(ctx, c.valid(nil, now.living()).HasReservation)
+	for _, a := range left {
+		orphans = append(orphans, maps.Attachment{Network: v.config.Attachment.Network, ContainerID: a.ContainerID, IfName: a.IfName})
+	}
+	return orphans, err
+}
+
+// AddressesLeft returns an error if ADD could not reserve addresses.
+func (p *Plugin) AddressesLeft(ctx context.Context, call *cni.Call) error {
+	v, err := parse(call)
+	if err != nil || v.config.IPAM == nil {
+		return err
+	}
+	return v.pool().Available(ctx)
 }
 
 // collector is a GC in progress.

@@ -4,6 +4,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -34,7 +35,13 @@ var rooms = []struct{ dir, imports string }{
 	{"plugin", "ipam loader loader/flock loader/rtnl maps plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/namespace plugin/reconcile plugin/record plugin/show"},
 	{"cmd/ebpfnet", "plugin plugin/cni"},
 	{"cmd/ebpfnet-ipam", "ipam plugin/cni plugin/cnierr plugin/config plugin/link plugin/record"},
-	{"cmd/ebpfnetctl", "bpf loader loader/rtnl maps plugin/config plugin/link plugin/operator plugin/show"},
+	{"cmd/ebpfnetctl/firewall", ""},
+	{"cmd/ebpfnetctl/runtimes", ""},
+	{"cmd/ebpfnetctl/output", "plugin/show"},
+	{"cmd/ebpfnetctl/doctor", "bpf cmd/ebpfnetctl/firewall cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes ipam loader loader/rtnl maps plugin plugin/cni plugin/config plugin/link plugin/names plugin/operator plugin/reconcile"},
+	{"cmd/ebpfnetctl/screen", ""},
+	{"cmd/ebpfnetctl/wanted", "maps plugin plugin/cni plugin/config plugin/operator"},
+	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/doctor cmd/ebpfnetctl/output cmd/ebpfnetctl/screen cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/operator plugin/record plugin/show"},
 }
 
 // TestImports requires that imports go one way, down the list of rooms.
@@ -57,6 +64,27 @@ func TestImports(t *testing.T) {
 		for _, imported := range imports {
 			if !slices.Contains(allowed[dir], imported) {
 				t.Errorf("%s imports %s, which it may not", dir, imported)
+			}
+		}
+	}
+}
+
+// TestLeanPlugins requires that a plugin, which starts for each call, contains nothing that parses command lines.
+func TestLeanPlugins(t *testing.T) {
+	for _, command := range []string{"ebpfnet", "ebpfnet-ipam"} {
+		out, err := exec.Command("go", "list", "-deps", "github.com/ebpfnet/ebpfnet/cmd/"+command).Output()
+		if err != nil {
+			t.Fatalf("list what %s imports: %v", command, err)
+		}
+		packages := strings.Fields(string(out))
+		if !slices.Contains(packages, "github.com/ebpfnet/ebpfnet/plugin/cni") {
+			t.Errorf("%s: got packages %q, want plugin/cni among them", command, packages)
+		}
+		for _, name := range packages {
+			for _, heavy := range []string{"github.com/spf13/", "go.yaml.in/", "github.com/BurntSushi/", "github.com/prometheus/client_golang/"} {
+				if strings.HasPrefix(name, heavy) {
+					t.Errorf("%s imports %s, which belongs in ebpfnetctl alone", command, name)
+				}
 			}
 		}
 	}

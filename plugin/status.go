@@ -21,7 +21,7 @@ func (p *Plugin) Status(ctx context.Context, call *cni.Call) error {
 	if err != nil {
 		return err
 	}
-	if err := checkCapabilities(); err != nil {
+	if err := CheckCapabilities(); err != nil {
 		return cnierr.NotAvailable(err)
 	}
 	if v.config.IPAM != nil && v.config.IPAM.HasIPv6() {

@@ -2,25 +2,24 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"fmt"
-	"io"
 	"net"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/cilium/ebpf"
+	"github.com/spf13/cobra"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/operator"
 )
 
-// status is what `ebpfnetctl status -o json` prints.
+// status is what `ebpfnetctl status -o json` prints: schema/status.json.
 type status struct {
 	Directory string         `json:"directory"`
 	Revision  uint32         `json:"revision"` // of the programs
@@ -57,8 +56,23 @@ type containerDrops struct {
 	Drops  []drop `json:"drops"`
 }
 
+func newStatus() *cobra.Command {
+	var flags output.Flags
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "loaded programs, features, memory, drop counters",
+		Long: `Prints what is loaded: programs, uplinks, what was chosen for this kernel (-o
+wide says why), the maps and their memory, and what was dropped and why.`,
+		Example: "  ebpfnetctl status\n  ebpfnetctl status -o json | jq -e .sameAsThisBinary",
+		Args:    noWords,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return printStatus(output.New(cmd.OutOrStdout(), flags)) },
+	}
+	flags.AddToNoun(cmd.Flags())
+	return cmd
+}
+
 // printStatus prints what is loaded.
-func printStatus(_ context.Context, to io.Writer, o options) error {
+func printStatus(p *output.Printer) error {
 	datapath, err := loader.OpenLoaded()
 	if err != nil {
 		return err
@@ -69,10 +83,7 @@ func printStatus(_ context.Context, to io.Writer, o options) error {
 	if err != nil {
 		return err
 	}
-	if o.json {
-		return printJSON(to, s)
-	}
-	return s.print(to)
+	return p.Document(s, s.Directory, func() { s.print(p) })
 }
 
 func collect(datapath *loader.Datapath) (*status, error) {
@@ -202,51 +213,51 @@ func deviceName(index int) string {
 	return device.Name
 }
 
-func (s *status) printFeatures(to io.Writer) error {
-	table := tabwriter.NewWriter(to, 0, 8, 2, ' ', 0)
-	for _, f := range s.Features {
-		printf(table, "%s\t%s\t%s\n", f.Name, f.Chosen, f.Why)
+// featureTable comes below the first lines of a status. It has no headings.
+var featureTable = output.Noun[feature]{Columns: []output.Column[feature]{
+	{Text: func(f feature) string { return f.Name }},
+	{Text: func(f feature) string { return f.Chosen }},
+	{Text: func(f feature) string { return f.Why }, Wide: true},
+}}
+
+var mapTable = output.Noun[mapStatus]{Columns: []output.Column[mapStatus]{
+	{Head: "MAP", Text: func(m mapStatus) string { return m.Name }},
+	{Head: "ENTRIES", Text: mapStatus.entries, Right: true},
+	{Head: "MAX ENTRIES", Text: func(m mapStatus) string { return strconv.Itoa(int(m.MaxEntries)) }, Right: true},
+	{Head: "BYTES", Text: func(m mapStatus) string { return strconv.FormatUint(m.Bytes, 10) }, Right: true},
+}}
+
+func (m mapStatus) entries() string {
+	if m.Entries == nil {
+		return ""
 	}
-	printf(table, "\n")
-	return table.Flush()
+	return strconv.Itoa(*m.Entries)
 }
 
-func (s *status) print(to io.Writer) error {
+func (s *status) print(p *output.Printer) {
 	var ports []string
 	for _, r := range s.Ports {
 		ports = append(ports, fmt.Sprintf("%d to %d", r[0], r[1]))
 	}
-	printf(to, "pins         %s\nprograms     %s\nmasq ports   %s\nuplinks      %s\n",
+	p.Printf("pins         %s\nprograms     %s\nmasq ports   %s\nuplinks      %s\n",
 		s.Directory, s.programs(), strings.Join(ports, ", "), cmp.Or(strings.Join(s.Uplinks, " "), "none"))
 	for _, warning := range s.Warnings {
-		printf(to, "warning      %s\n", warning)
+		p.Printf("warning      %s\n", p.Paint(output.Yellow, warning))
 	}
-	printf(to, "\n")
-	if err := s.printFeatures(to); err != nil {
-		return err
-	}
-	table := tabwriter.NewWriter(to, 0, 8, 2, ' ', tabwriter.AlignRight)
-	printf(table, "map\tentries\tmax entries\tbytes\t\n")
-	for _, m := range s.Maps {
-		entries := "-"
-		if m.Entries != nil {
-			entries = strconv.Itoa(*m.Entries)
-		}
-		printf(table, "%s\t%s\t%d\t%d\t\n", m.Name, entries, m.MaxEntries, m.Bytes)
-	}
-	printf(table, "total\t\t\t%d\t\n", s.Bytes)
-	if err := table.Flush(); err != nil {
-		return err
-	}
-	printf(to, "\ndropped packets\n")
-	for _, d := range s.Drops {
-		printf(to, "%12d  %s\n", d.Packets, d.Reason)
-	}
+	p.Printf("\n")
+	featureTable.Table(p.WithoutHeaders(), s.Features)
+	p.Printf("\n")
+	mapTable.Table(p, s.Maps)
+	p.Printf("%d bytes in all maps\n\ndropped packets\n", s.Bytes)
+	printDrops(p, s.Drops)
 	for _, c := range s.Containers {
-		printf(to, "\ndropped packets of the container behind %s\n", c.Device)
-		for _, d := range c.Drops {
-			printf(to, "%12d  %s\n", d.Packets, d.Reason)
-		}
+		p.Printf("\ndropped packets of the container behind %s\n", c.Device)
+		printDrops(p, c.Drops)
 	}
-	return nil
+}
+
+func printDrops(p *output.Printer, drops []drop) {
+	for _, d := range drops {
+		p.Printf("%12d  %s\n", d.Packets, d.Reason)
+	}
 }

@@ -1,28 +1,38 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"io"
+
+	"github.com/spf13/cobra"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
 )
 
-// version is what `ebpfnetctl version -o json` prints.
+// version is what `ebpfnetctl version -o json` prints: schema/version.json.
 type version struct {
 	Revision uint32         `json:"revision"` // of the programs; a higher one replaces a lower one
 	Build    loader.BuildID `json:"build"`    // a hash of the programs
 	ABI      uint32         `json:"abi"`      // of the maps' layout
 }
 
-func printVersion(_ context.Context, to io.Writer, o options) error {
-	v := version{bpf.Revision, loader.BuildID(bpf.Build()), loader.ABI}
-	if o.json {
-		return printJSON(to, v)
+func newVersion() *cobra.Command {
+	var flags output.Flags
+	cmd := &cobra.Command{
+		Use:     "version",
+		Short:   "version of the programs in this binary",
+		Long:    "Prints the version of the programs in this binary, and of its map layout (ABI).",
+		Example: "  ebpfnetctl version\n  ebpfnetctl version -o json",
+		Args:    noWords,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			v := version{bpf.Revision, loader.BuildID(bpf.Build()), loader.ABI}
+			p := output.New(cmd.OutOrStdout(), flags)
+			return p.Document(v, v.Build.String(), func() { p.Printf("%s, ABI %d\n", programVersion(v.Revision, v.Build), v.ABI) })
+		},
 	}
-	printf(to, "%s, ABI %d\n", programVersion(v.Revision, v.Build), v.ABI)
-	return nil
+	flags.AddToNoun(cmd.Flags())
+	return cmd
 }
 
 // programVersion names programs in messages.

@@ -1,6 +1,7 @@
 package rtnl
 
 import (
+	"errors"
 	"net"
 
 	"github.com/vishvananda/netlink"
@@ -34,6 +35,9 @@ func ConnectedRoutes(family uint8) ([]netlink.Route, error) {
 		}})
 		return request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
 	})
+	if errors.Is(err, unix.ENOENT) { // the table comes with the first route
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -8,7 +8,9 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -188,9 +190,23 @@ func (l attachmentList) addPrograms(host *netlink.Handle) error {
 		if a.Dead {
 			continue
 		}
-		before, err := programsBefore(host, a.index)
+		before, err := programsBefore(host, a.index, false, bpf.ProgFromContainer)
 		a.ProgramsBefore = before
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// NamespaceOf opens the network namespace of a living attachment's container. The caller must close it.
+func NamespaceOf(a *Attachment) (netns.NsHandle, error) {
+	host, err := rtnl.Open()
+	if err != nil {
+		return netns.None(), err
+	}
+	defer host.Close()
+	device, err := host.LinkByIndex(a.index)
+	if err != nil {
+		return netns.None(), fmt.Errorf("find device %s: %w", a.Device, err)
+	}
+	return link.NamespaceOfPeer(host, device)
 }

@@ -116,15 +116,15 @@ func Warnings(datapath *loader.Datapath) (warnings []string, err error) {
 			warnings = append(warnings, warning)
 		}
 	}
-	rules, rulesErr := rulesWarning(datapath)
+	rules, rulesErr := RulesWarning(datapath)
 	if rules != "" {
 		warnings = append(warnings, rules)
 	}
 	return warnings, errors.Join(err, rulesErr)
 }
 
-// rulesWarning says that fastPath always is in use and that policy rules hinder it, or nothing.
-func rulesWarning(datapath *loader.Datapath) (string, error) {
+// RulesWarning says that fastPath always is in use and that policy rules hinder it, or nothing.
+func RulesWarning(datapath *loader.Datapath) (string, error) {
 	rules, err := maps.ReadRouteRules(datapath)
 	if err != nil || rules == (maps.RouteRules{}) {
 		return "", err

@@ -83,7 +83,7 @@ func TestCtlWithoutUplinks(t *testing.T) {
 func TestCtlHelpFlag(t *testing.T) {
 	h := newHost(t)
 	for _, flag := range []string{"-h", "--help"} {
-		if stdout := mustCtl(t, h, "status", flag); stdout != mustCtl(t, h, "help") {
+		if stdout := mustCtl(t, h, "status", flag); stdout != mustCtl(t, h, "help", "status") {
 			t.Errorf("ebpfnetctl status %s: got %q, want the help", flag, stdout)
 		}
 	}

@@ -33,11 +33,11 @@ func TestCtlArguments(t *testing.T) {
 		exit           int
 		stdout, stderr string // parts of the output
 	}{
-		{nil, 0, "ebpfnetctl status", ""},
-		{[]string{"--help"}, 0, "ebpfnetctl status", ""},
-		{[]string{"help"}, 0, "ebpfnetctl status", ""},
+		{nil, 0, "  status ", ""},
+		{[]string{"--help"}, 0, "  status ", ""},
+		{[]string{"help"}, 0, "  status ", ""},
 		{[]string{"stauts"}, 2, "", "stauts"},
-		{[]string{"status", "-o", "yaml"}, 2, "", "yaml"},
+		{[]string{"status", "-o", "xml"}, 2, "", "xml"},
 		{[]string{"status", "--verbose"}, 2, "", "verbose"},
 		{[]string{"status", "all"}, 2, "", "all"},
 		{[]string{"status", "--yes"}, 2, "", "-yes"},
@@ -45,10 +45,11 @@ func TestCtlArguments(t *testing.T) {
 		{[]string{"load", "-o", "json"}, 2, "", "-o"},
 		{[]string{"set", "-o", "json", "pods", "antiSpoof=true"}, 2, "", "-o"},
 		{[]string{"unload", "-o", "json"}, 2, "", "-o"},
-		{[]string{"unload", "--help"}, 0, "ebpfnetctl status", ""},
+		{[]string{"unload", "--help"}, 0, "ebpfnetctl unload --yes", ""},
 		{[]string{"version"}, 0, fmt.Sprintf("revision %d, build %016x, ABI %d\n", bpf.Revision, bpf.Build(), loader.ABI), ""},
 		{[]string{"version", "-o", "json"}, 0, fmt.Sprintf(`"revision": %d`, bpf.Revision), ""},
 		{[]string{"version", "-o", "json"}, 0, fmt.Sprintf(`"build": "%016x"`, bpf.Build()), ""},
+		{[]string{"version", "-o", "yaml"}, 0, fmt.Sprintf("\nabi: %d\n", loader.ABI), ""},
 		{[]string{"set", "pods"}, 2, "", "KEY=VALUE"},
 		{[]string{"set", "pods", "colour=red"}, 2, "", `colour "red"`},
 		{[]string{"set", "pods", "ingressPolicy=closed"}, 2, "", "same-network"},

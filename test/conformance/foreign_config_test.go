@@ -188,7 +188,7 @@ func TestCtlHostileNames(t *testing.T) {
 	p := h.pod(t, "c1", conf)
 	p.add(t)
 	for _, args := range [][]string{
-		{"attachments"}, {"attachments", "-o", "json"}, {"set", "pods/c1", "ingressPolicy=open"}, {"status"}, {"status", "-o", "json"},
+		{"attachments"}, {"attachments", "c1"}, {"attachments", "-o", "wide"}, {"attachments", "-o", "yaml"}, {"flows"}, {"ports"}, {"attachments", hostile}, {"ports", hostile}, {"attachments", "-o", "json"}, {"set", "pods/c1", "ingressPolicy=open"}, {"status"}, {"status", "-o", "json"},
 		{"unload"}, {"set", "pods/" + hostile, "antiSpoof=true"}, {hostile}, {"status", "-o", hostile}, {"status", hostile}, {"set", "pods", hostile + "=1"},
 	} {
 		exit, stdout, stderr := h.ctl(t, args...)
@@ -198,7 +198,7 @@ func TestCtlHostileNames(t *testing.T) {
 			t.Errorf("%q: got exit code %d, %s%s", args, exit, stdout, stderr)
 		}
 	}
-	_, text, _ := h.ctl(t, "attachments")
+	_, text, _ := h.ctl(t, "attachments", "c1")
 	if lines := strings.Count(text, "\n  policy "); lines != 1 || !strings.Contains(text, `web\n  policy`) || !strings.Contains(text, `k`+`a\x1b]0;owned`) {
 		t.Errorf("got %d lines of the policy: %s", lines, text)
 	}

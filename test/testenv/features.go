@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -31,6 +32,9 @@ var (
 	BridgeNetfilter = Feature{Name: "br_netfilter", Module: "br_netfilter", Probe: probeBridgeNetfilter}
 
 	FIBSource = Feature{Name: "BPF_FIB_LOOKUP_SRC", Since: Version{6, 7}, Probe: probeFIBSource}
+
+	// LegacyTables are iptables' own, before nftables.
+	LegacyTables = Feature{Name: "legacy tables of iptables", Module: "ip6table_filter", Probe: probeLegacyTables}
 
 	Conntrack = Feature{Name: "conntrack's netlink", Module: "nf_conntrack_netlink", Probe: probeConntrack}
 )
@@ -81,6 +85,15 @@ var BridgeNetfilterSysctls = []string{"net/bridge/bridge-nf-call-iptables", "net
 func probeBridgeNetfilter() error {
 	_, err := os.Stat("/proc/sys/" + BridgeNetfilterSysctls[0])
 	return err
+}
+
+func probeLegacyTables() error {
+	return inScratch(func() error {
+		if out, err := exec.Command("ip6tables-legacy", "-S").CombinedOutput(); err != nil {
+			return fmt.Errorf("ip6tables-legacy: %w: %s", err, out)
+		}
+		return nil
+	})
 }
 
 // probeNetkit adds a device in a temporary namespace.

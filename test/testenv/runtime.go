@@ -15,6 +15,8 @@ type Runtime struct {
 	Node *Namespace
 	// PluginPath is CNI_PATH: the directories of plugins.
 	PluginPath []string
+	// CacheDir is where libcni keeps configurations and results of containers.
+	CacheDir string
 
 	list *libcni.NetworkConfigList
 	cni  *libcni.CNIConfig
@@ -25,8 +27,8 @@ type Runtime struct {
 // libcni caches results in the test's temporary directory.
 func NewRuntime(tb TB, node *Namespace, conflist []byte, pluginPath ...string) *Runtime {
 	tb.Helper()
-	r := &Runtime{Node: node, PluginPath: pluginPath, exec: &recorder{ns: node}}
-	r.cni = libcni.NewCNIConfigWithCacheDir(pluginPath, tb.TempDir(), r.exec)
+	r := &Runtime{Node: node, PluginPath: pluginPath, CacheDir: tb.TempDir(), exec: &recorder{ns: node}}
+	r.cni = libcni.NewCNIConfigWithCacheDir(pluginPath, r.CacheDir, r.exec)
 	if err := r.SetNetwork(conflist); err != nil {
 		tb.Fatalf("%v", err)
 	}
@@ -82,7 +84,8 @@ func (r *Runtime) Status(ctx context.Context) error {
 // prevResult, and GC does not call DEL first.
 func (r *Runtime) ForgetPods(tb TB) {
 	tb.Helper()
-	r.cni = libcni.NewCNIConfigWithCacheDir(r.PluginPath, tb.TempDir(), r.exec)
+	r.CacheDir = tb.TempDir()
+	r.cni = libcni.NewCNIConfigWithCacheDir(r.PluginPath, r.CacheDir, r.exec)
 }
 
 // Calls returns all executions of plugins so far, in the order in which they ended, with their exact

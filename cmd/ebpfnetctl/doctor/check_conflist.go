@@ -1,0 +1,82 @@
+package doctor
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
+)
+
+// lookConflist finds the list that each runtime will really take, and tells whether ADD can work with it.
+func lookConflist(_ context.Context, h *host) (findings []Finding, err error) {
+	for _, r := range h.runtimes {
+		findings = append(findings, h.judgeRuntime(r)...)
+	}
+	return findings, h.errRuntimes
+}
+
+// title names a runtime in a message.
+func title(r runtimes.Runtime) string {
+	switch {
+	case r.Name == "" && r.Source != "":
+		return "the runtime"
+	case r.Name == "":
+		return "no runtime is configured; the usual one"
+	case r.Source == "":
+		return r.Name
+	default:
+		return r.Name + " (" + r.Source + ")"
+	}
+}
+
+func (h *host) judgeRuntime(r runtimes.Runtime) []Finding {
+	var all []*network
+	for _, n := range h.networks {
+		if n.runtime.ConfDir == r.ConfDir && n.runtime.Name == r.Name {
+			all = append(all, n)
+		}
+	}
+	taken := slices.IndexFunc(all, func(n *network) bool { return n.isTaken })
+	ours := slices.IndexFunc(all, func(n *network) bool { return n.hasOurs })
+	if r.Name == "" && ours >= 0 {
+		taken = ours // who calls a network by its name, as podman and Nomad do, takes no first one
+	}
+	switch {
+	case len(all) == 0:
+		return []Finding{wrong("copy cmd/ebpfnet/example.conflist to "+r.ConfDir, "%s finds no network configuration in %s: containers get no network", title(r), r.ConfDir)}
+	case taken < 0:
+		return []Finding{wrong("correct cni_default_network, or the name in the list", "%s wants the network %q, which no valid file in %s has", title(r), r.Network, r.ConfDir)}
+	case all[taken].file.Err != nil:
+		return []Finding{wrong("correct or remove the file", "%s takes %s first by name, which is not valid: %v", title(r), all[taken].file.Path, all[taken].file.Err)}
+	case !all[taken].hasOurs && ours >= 0:
+		return []Finding{wrong("rename the file of ebpfnet so that it is the first by name, or remove the other", "%s takes %s, and not ebpfnet's %s", title(r), all[taken].name(), all[ours].file.Path)}
+	case !all[taken].hasOurs:
+		return []Finding{wrong("copy cmd/ebpfnet/example.conflist to "+r.ConfDir+" under a name that comes first", "%s takes %s, which has no ebpfnet", title(r), all[taken].name())}
+	case all[taken].config == nil:
+		return []Finding{wrong("correct the key", "%s takes %s, and ADD refuses it: %v", title(r), all[taken].name(), all[taken].err)}
+	}
+	return orGood(missingBinaries(r, all[taken]), "%s takes %s, which is valid; its plugins are in %s", title(r), all[taken].name(), strings.Join(r.BinDirs, ", "))
+}
+
+// missingBinaries finds the plugins of a list that the runtime does not find.
+func missingBinaries(r runtimes.Runtime, n *network) (findings []Finding) {
+	var needed []string
+	for _, plugin := range n.file.List.Plugins {
+		needed = append(needed, plugin.Network.Type)
+	}
+	if n.config.Delegate != "" {
+		needed = append(needed, n.config.Delegate)
+	}
+	for _, name := range needed {
+		if r.Binary(name) != "" {
+			continue
+		}
+		remedy := "install it there"
+		if name == pluginType && len(r.BinDirs) > 0 {
+			remedy = "make install PREFIX=" + r.BinDirs[0]
+		}
+		findings = append(findings, wrong(remedy, "%s looks for plugins in %s, and %q is not there: ADD of %s fails", title(r), strings.Join(r.BinDirs, ", "), name, n.name()))
+	}
+	return findings
+}

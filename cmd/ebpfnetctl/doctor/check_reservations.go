@@ -1,0 +1,208 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/ebpfnet/ebpfnet/ipam"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
+)
+
+// lookReservations finds what containers that are gone have left, and ranges without a free address.
+func lookReservations(ctx context.Context, h *host) (findings []Finding, err error) {
+	dead := map[string]bool{}
+	for _, a := range h.attachments {
+		dead[a.Owner] = a.Dead
+	}
+	for _, n := range h.ours() {
+		found, errNetwork := h.lookAtNetwork(ctx, n)
+		findings = append(findings, found...)
+		owners, errOwners := h.ownersOf(n)
+		for owner := range owners {
+			delete(dead, owner)
+		}
+		err = errors.Join(err, errNetwork, errOwners)
+	}
+	for owner, isDead := range dead {
+		if isDead {
+			findings = append(findings, warning("DEL, or GC of its network", "a container that is gone has left entries (owner %s in `ebpfnetctl attachments`), and no configuration here has its network", owner))
+		}
+	}
+	if err != nil {
+		return findings, err
+	}
+	return orGood(findings, "no address is held for a container that is gone"), nil
+}
+
+func (h *host) lookAtNetwork(ctx context.Context, n *network) (findings []Finding, err error) {
+	orphans, kept, err := h.orphans(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	if len(orphans) > 0 {
+		f := warning("doctor --fix, or GC by the runtime", "%s: %d containers that are gone hold addresses or entries: %s", n.name(), len(orphans), list(orphans))
+		switch f.fix = fixOrphans; {
+		case len(kept) > 0:
+			f.fix, f.Remedy = noFix, "GC by the runtime: doctor --fix leaves networks alone that running containers without a device of ours use"
+		case h.datapath == nil: // the containers may be those of another network namespace
+			f.fix, f.Remedy = noFix, "nothing: ADD takes over what is from before a reboot; or GC by the runtime"
+		}
+		findings = append(findings, f)
+	}
+	left, err := h.addressesLeft(ctx, n)
+	if left != nil {
+		findings = append(findings, wrong("widen the range, or remove what containers have left", "%s: ADD gets no address: %v", n.name(), left))
+	}
+	return findings, err
+}
+
+// addressesLeft returns why ADD would get no address. A network that was never used has all of them, and
+// looking would create its directory.
+func (h *host) addressesLeft(ctx context.Context, n *network) (why, err error) {
+	if _, err := os.Stat(reservationsOf(n.config)); err != nil {
+		return nil, nil
+	}
+	call, err := n.call()
+	if err != nil {
+		return nil, err
+	}
+	err = plugin.New().AddressesLeft(ctx, call)
+	if errors.Is(err, ipam.ErrExhausted) {
+		return err, nil
+	}
+	return nil, err
+}
+
+// reservationsOf returns the directory of a network's reservations, or "".
+func reservationsOf(c *config.Config) string {
+	if c.IPAM == nil {
+		return ""
+	}
+	return c.IPAM.Dir()
+}
+
+// orphans returns the containers of a network that are gone and have left something, by GC's own rules, and
+// those that run without a device of ours here.
+func (h *host) orphans(ctx context.Context, n *network) (orphans, kept []string, err error) {
+	call, err := n.call()
+	if err != nil {
+		return nil, nil, err
+	}
+	reserved, err := plugin.New().Orphans(ctx, call)
+	if err != nil {
+		return nil, nil, err
+	}
+	running, err := runningContainers(h.CacheDir, n.file.List.Name)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, a := range reserved {
+		if running[a.ContainerID] {
+			kept = append(kept, a.ContainerID)
+		} else {
+			orphans = append(orphans, a.ContainerID)
+		}
+	}
+	owners, err := h.ownersOf(n)
+	for _, a := range reserved { // those have a name
+		delete(owners, ownerText(a.Owner()))
+	}
+	for _, a := range h.attachments {
+		if a.Dead && owners[a.Owner] {
+			orphans = append(orphans, cmp.Or(a.ContainerID, "owner "+a.Owner))
+		}
+	}
+	slices.Sort(orphans)
+	return slices.Compact(orphans), kept, err
+}
+
+// ownersOf returns the owners of a network's entries, as attachments have them.
+func (h *host) ownersOf(n *network) (owners map[string]bool, err error) {
+	owners = map[string]bool{}
+	if h.datapath == nil {
+		return owners, nil
+	}
+	all, err := maps.Owners(h.datapath, maps.NetworkToken(n.file.List.Name))
+	for owner := range all {
+		owners[ownerText(owner)] = true
+	}
+	return owners, err
+}
+
+func ownerText(owner loader.Owner) string { return fmt.Sprintf("%016x", uint64(owner)) }
+
+// runningContainers returns the containers of a network that libcni's cache has, and that run: also those of
+// another plugin, on a host that changes over to ebpfnet, and those of another network namespace.
+func runningContainers(cacheDir, name string) (running map[string]bool, err error) {
+	if cacheDir == "" {
+		return nil, nil
+	}
+	all, err := libcni.NewCNIConfigWithCacheDir(nil, cacheDir, nil).GetCachedAttachments("")
+	if err != nil {
+		return nil, fmt.Errorf("read libcni's cache: %w", err)
+	}
+	running = map[string]bool{}
+	for _, a := range all {
+		list, err := libcni.NetworkConfFromBytes(a.Config)
+		isOurs := func(p *libcni.PluginConfig) bool { return p.Network.Type == pluginType }
+		if a.NetNS == "" && err == nil && slices.ContainsFunc(list.Plugins, isOurs) {
+			continue // old versions do not keep the namespace; the device tells
+		}
+		if _, err := os.Stat(a.NetNS); a.Network == name && (a.NetNS == "" || !errors.Is(err, fs.ErrNotExist)) {
+			running[a.ContainerID] = true
+		}
+	}
+	return running, nil
+}
+
+// mendOrphans runs GC for the networks that have orphans, which keeps whatever has a device.
+func mendOrphans(ctx context.Context, options Options) (did []string, err error) {
+	h, err := newHost(options)
+	if err != nil {
+		return nil, err
+	}
+	defer h.close()
+	for _, n := range h.ours() {
+		orphans, kept, err := h.orphans(ctx, n)
+		if err != nil || len(kept) > 0 || len(orphans) == 0 || h.datapath == nil {
+			continue // the check that follows says why
+		}
+		call, err := n.call()
+		if err == nil {
+			err = plugin.New().GC(ctx, call)
+		}
+		if err != nil {
+			return did, err
+		}
+		did = append(did, fmt.Sprintf("removed what %s had left in %s", list(orphans), n.name()))
+	}
+	return did, nil
+}
+
+// newestReservation returns the file of a reservation that was written last.
+func newestReservation(networks []*network) (newest string, info fs.FileInfo) {
+	for _, n := range networks {
+		dir := reservationsOf(n.config)
+		if dir == "" {
+			continue
+		}
+		files, _ := filepath.Glob(filepath.Join(dir, "*")) // a bad name of a network finds nothing
+		for _, file := range files {
+			if i, err := os.Stat(file); err == nil && (info == nil || i.ModTime().After(info.ModTime())) {
+				newest, info = file, i
+			}
+		}
+	}
+	return newest, info
+}

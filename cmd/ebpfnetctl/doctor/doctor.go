@@ -1,0 +1,188 @@
+// Package doctor looks for what keeps ebpfnet from working on a host: a table of small checks, each of
+// which says what it has found, what that means, and what to do. It mends what is safe to mend, and proves
+// by a container of its own that packets arrive.
+//
+// It may import cmd/ebpfnetctl/firewall, cmd/ebpfnetctl/output, cmd/ebpfnetctl/runtimes, bpf, ipam, loader,
+// loader/rtnl, maps, plugin, plugin/cni, plugin/config, plugin/link, plugin/names, plugin/operator and
+// plugin/reconcile.
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+)
+
+// State says how something is.
+type State string
+
+// The states.
+const (
+	Good    State = "good"
+	Fixed   State = "fixed"   // it was wrong, and is mended
+	Warning State = "warning" // it does harm in some cases
+	Wrong   State = "wrong"
+	Unknown State = "unknown" // the check could not look
+)
+
+// Finding is what a check has found: a line.
+type Finding struct {
+	Check  string `json:"check"`
+	State  State  `json:"state"`
+	What   string `json:"what"`             // what was found, and what it means
+	Remedy string `json:"remedy,omitempty"` // what to do
+	fix    fix
+}
+
+// check is a line of the table.
+type check struct {
+	name string
+	look func(context.Context, *host) ([]Finding, error)
+}
+
+// checks are all checks, in the order in which one needs another.
+var checks = []check{
+	{"rights", lookRights},
+	{"kernel", lookKernel},
+	{"bpffs", lookBPFFS},
+	{"datapath", lookDatapath},
+	{"conflist", lookConflist},
+	{"programs", lookPrograms},
+	{"uplinks", lookUplinks},
+	{"foreign-programs", lookForeignPrograms},
+	{"forwarding", lookForwarding},
+	{"ipv6", lookIPv6},
+	{"firewall", lookFirewall},
+	{"policy-rules", lookPolicyRules},
+	{"br-netfilter", lookBridgeNetfilter},
+	{"rp-filter", lookRPFilter},
+	{"networkd", lookNetworkd},
+	{"mtu", lookMTU},
+	{"subnets", lookSubnets},
+	{"leftovers", lookLeftovers},
+	{"reservations", lookReservations},
+	{"maps", lookMaps},
+	{"clock", lookClock},
+}
+
+// Checks returns the names of all checks.
+func Checks() (names []string) {
+	for _, c := range checks {
+		names = append(names, c.name)
+	}
+	return names
+}
+
+// Options say where to look.
+type Options struct {
+	Root     string   // of the host's files; "": /
+	ConfDir  string   // of network configurations; "": where the runtimes look
+	BinDirs  []string // of plugins; nil: where the runtimes look
+	DataDir  string   // of the records; "": the default
+	CacheDir string   // libcni's
+}
+
+// Run runs all checks. It changes nothing.
+func Run(ctx context.Context, options Options) (findings []Finding) {
+	h, err := newHost(options)
+	if err != nil {
+		return []Finding{{Check: "host", State: Unknown, What: err.Error()}}
+	}
+	defer h.close()
+	for _, c := range checks {
+		found, err := c.look(ctx, h)
+		for _, err := range unjoin(err) {
+			found = append(found, Finding{State: Unknown, What: "the check could not look: " + err.Error()})
+		}
+		for _, f := range found {
+			f.Check = c.name
+			findings = append(findings, f)
+		}
+	}
+	return findings
+}
+
+// unjoin returns the errors that were joined.
+func unjoin(err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()
+	}
+	if err == nil {
+		return nil
+	}
+	return []error{err}
+}
+
+// Fix mends what findings say can be mended safely, and returns what it did and how all is then.
+func Fix(ctx context.Context, options Options, findings []Finding) ([]Finding, error) {
+	var done []Finding
+	var errs []error
+	for _, f := range fixes {
+		i := slices.IndexFunc(findings, func(found Finding) bool { return found.fix == f.fix && found.State != Good })
+		if i < 0 {
+			continue
+		}
+		did, err := f.mend(ctx, options)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("mend %s: %w", findings[i].Check, err))
+		}
+		for _, what := range did {
+			done = append(done, Finding{Check: findings[i].Check, State: Fixed, What: what})
+		}
+	}
+	if len(done)+len(errs) == 0 {
+		return findings, nil
+	}
+	return append(done, Run(ctx, options)...), errors.Join(errs...)
+}
+
+// good is a check that has found nothing.
+func good(format string, args ...any) Finding {
+	return Finding{State: Good, What: fmt.Sprintf(format, args...)}
+}
+
+// warning is something that does harm in some cases.
+func warning(remedy, format string, args ...any) Finding {
+	return Finding{State: Warning, What: fmt.Sprintf(format, args...), Remedy: remedy}
+}
+
+// wrong is something that does harm.
+func wrong(remedy, format string, args ...any) Finding {
+	return Finding{State: Wrong, What: fmt.Sprintf(format, args...), Remedy: remedy}
+}
+
+// by returns a finding that a fix mends.
+func (f Finding) by(fix fix) Finding {
+	f.fix = fix
+	return f
+}
+
+// orGood returns the findings, or a good one if there are none.
+func orGood(findings []Finding, format string, args ...any) []Finding {
+	if len(findings) > 0 {
+		return findings
+	}
+	return []Finding{good(format, args...)}
+}
+
+// word quotes a name for a shell, where one could misread it: who reads a remedy may copy it.
+func word(name string) string {
+	if output.IsWord(name) {
+		return name
+	}
+	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
+}
+
+// list joins words for a sentence, and leaves out what would be too many.
+func list(words []string) string {
+	const most = 5
+
+	if len(words) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(words[:most], ", "), len(words)-most)
+	}
+	return strings.Join(words, ", ")
+}

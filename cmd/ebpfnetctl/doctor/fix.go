@@ -1,0 +1,60 @@
+package doctor
+
+import (
+	"context"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
+)
+
+// fix is something that is safe to do while containers run, because it restores what ADD has made or
+// removes what belongs to nobody.
+type fix int
+
+const (
+	noFix fix = iota
+	fixRepair
+	fixForwarding
+	fixOrphans
+)
+
+// fixes are in the order in which they are done. Each returns what it did.
+var fixes = []struct {
+	fix
+	mend func(context.Context, Options) (did []string, err error)
+}{
+	{fixRepair, mendByRepair},
+	{fixForwarding, mendForwarding},
+	{fixOrphans, mendOrphans},
+}
+
+// mendByRepair does what ebpfnetctl repair does.
+func mendByRepair(ctx context.Context, options Options) ([]string, error) {
+	o, err := operator.Open(loader.OpenLoaded, options.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	defer o.Close()
+	repaired, err := o.Repair(ctx)
+	for i := range repaired {
+		repaired[i] = "repaired " + repaired[i]
+	}
+	return repaired, err
+}
+
+// mendForwarding lets devices forward that were excepted.
+func mendForwarding(_ context.Context, options Options) (did []string, err error) {
+	h, err := newHost(options)
+	if err != nil {
+		return nil, err
+	}
+	defer h.close()
+	off, err := h.notForwarding()
+	for _, name := range off {
+		if err := setSysctl(name, "1"); err != nil {
+			return did, err
+		}
+		did = append(did, "set /proc/sys/net/"+name+" to 1")
+	}
+	return did, err
+}

@@ -1,0 +1,203 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/firewall"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/names"
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
+)
+
+// host is what several checks need to know. What could not be found out is missing, and the check that
+// looks for it reports the error.
+type host struct {
+	Options
+	rtnl    *netlink.Handle
+	devices []netlink.Link
+
+	datapath    *loader.Datapath // nil: not loaded, or not to be opened
+	errDatapath error
+	operator    *operator.Operator // nil as well
+	attachments []*operator.Attachment
+	errAttached error
+
+	runtimes    []runtimes.Runtime
+	errRuntimes error
+	networks    []*network
+
+	firewall *firewall.Rules // see rules
+}
+
+func newHost(options Options) (*host, error) {
+	h := &host{Options: options}
+	var err error
+	if h.rtnl, err = rtnl.Open(); err != nil {
+		return nil, err
+	}
+	if h.devices, err = link.List(h.rtnl); err != nil {
+		h.close()
+		return nil, err
+	}
+	if h.datapath, h.errDatapath = loader.OpenLoaded(); h.errDatapath == nil {
+		h.operator, h.errAttached = operator.Open(loader.OpenLoaded, options.DataDir)
+		var errList error
+		h.attachments, errList = operator.Attachments(options.DataDir)
+		h.errAttached = errors.Join(h.errAttached, errList)
+	}
+	h.findRuntimes()
+	return h, nil
+}
+
+func (h *host) close() {
+	if h.datapath != nil {
+		h.datapath.Close()
+	}
+	if h.operator != nil {
+		h.operator.Close()
+	}
+	h.rtnl.Close()
+}
+
+// findRuntimes finds the runtimes and their networks.
+func (h *host) findRuntimes() {
+	found, err := runtimes.Find(h.Root)
+	if h.ConfDir != "" { // then it does not matter what runtimes are configured
+		found, err = []runtimes.Runtime{{Source: "--conf-dir", ConfDir: h.ConfDir}}, nil
+	}
+	h.errRuntimes = err
+	for _, r := range found {
+		if h.ConfDir == "" {
+			r = r.In(h.Root)
+		}
+		if h.BinDirs != nil {
+			r.BinDirs = h.BinDirs
+		}
+		h.runtimes = append(h.runtimes, r)
+		networks, err := networksOf(r)
+		h.errRuntimes = errors.Join(h.errRuntimes, err)
+		h.networks = append(h.networks, networks...)
+	}
+}
+
+// ours returns the networks with a valid configuration of ebpfnet, each once.
+func (h *host) ours() (found []*network) {
+	for _, n := range h.networks {
+		isSame := func(other *network) bool { return other.file.Path == n.file.Path }
+		if n.config != nil && !slices.ContainsFunc(found, isSame) {
+			found = append(found, n)
+		}
+	}
+	return found
+}
+
+// subnets returns the subnets of containers: those of networks, and an address of each network that has
+// others.
+func (h *host) subnets() (subnets []netip.Prefix) {
+	for _, n := range h.ours() {
+		subnets = append(subnets, n.subnets()...)
+	}
+	configured := subnets
+	type sample struct {
+		network string
+		isIPv4  bool
+	}
+	seen := map[sample]bool{}
+	for _, a := range h.attachments {
+		for _, address := range a.Addresses {
+			contains := func(p netip.Prefix) bool { return p.Contains(address.Address) }
+			one := sample{a.Network, address.Address.Is4()}
+			if !seen[one] && !slices.ContainsFunc(configured, contains) {
+				seen[one] = true
+				subnets = append(subnets, netip.PrefixFrom(address.Address, address.Address.BitLen()))
+			}
+		}
+	}
+	slices.SortFunc(subnets, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	return slices.Compact(subnets)
+}
+
+// families returns the families that containers have, or will have.
+func (h *host) families() (ipv4, ipv6 bool) {
+	for _, subnet := range h.subnets() {
+		ipv4, ipv6 = ipv4 || subnet.Addr().Is4(), ipv6 || subnet.Addr().Is6()
+	}
+	return ipv4, ipv6
+}
+
+// hasContainers returns whether a container is connected.
+func (h *host) hasContainers() bool {
+	return slices.ContainsFunc(h.attachments, func(a *operator.Attachment) bool { return !a.Dead })
+}
+
+// uplinks returns the uplinks, or what would become one.
+func (h *host) uplinks() ([]netlink.Link, error) {
+	if h.operator != nil {
+		if uplinks, err := h.operator.Uplinks(); err != nil || len(uplinks) > 0 {
+			return uplinks, err
+		}
+	}
+	found, err := link.Uplinks(h.rtnl, h.devices, nil)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Clone(h.devices), func(device netlink.Link) bool {
+		return !slices.ContainsFunc(found, func(u link.Uplink) bool { return u.Index == device.Attrs().Index })
+	}), nil
+}
+
+// isOurs returns whether a device is the host's end of a container.
+func (h *host) isOurs(device netlink.Link) bool {
+	_, ok := names.ParseAlias(device.Attrs().Alias)
+	return ok || slices.ContainsFunc(h.attachments, func(a *operator.Attachment) bool { return a.Device == device.Attrs().Name })
+}
+
+// device returns the device with an index, or nil.
+func (h *host) device(index int) netlink.Link {
+	for _, device := range h.devices {
+		if device.Attrs().Index == index {
+			return device
+		}
+	}
+	return nil
+}
+
+// hostPorts returns the host ports of all containers.
+func (h *host) hostPorts() ([]maps.HostPort, error) {
+	if h.datapath == nil {
+		return nil, nil
+	}
+	return maps.HostPorts(h.datapath)
+}
+
+// path returns where a file of the host is.
+func (h *host) path(file string) string { return filepath.Join("/", h.Root, file) }
+
+// sysctl returns a value below /proc/sys/net, or "" where the kernel has no such thing.
+func sysctl(name string) string {
+	text, err := os.ReadFile("/proc/sys/net/" + name)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// setSysctl sets a value below /proc/sys/net.
+func setSysctl(name, value string) error {
+	if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0); err != nil {
+		return fmt.Errorf("set sysctl to %s: %w", value, err)
+	}
+	return nil
+}

@@ -1,0 +1,95 @@
+package doctor
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/netip"
+
+	"github.com/containernetworking/cni/pkg/skel"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
+	"github.com/ebpfnet/ebpfnet/plugin/cni"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
+)
+
+// pluginType is the type of our plugin in a configuration.
+const pluginType = "ebpfnet"
+
+// network is a list in a runtime's directory.
+type network struct {
+	runtime runtimes.Runtime
+	file    runtimes.File
+	isTaken bool           // by the runtime
+	hasOurs bool           // has our plugin
+	config  *config.Config // of our plugin; nil where it has none, or not a valid one
+	err     error          // of our plugin's configuration
+	stdin   []byte         // as our plugin gets it
+}
+
+// networksOf returns the lists that a runtime sees, valid or not.
+func networksOf(r runtimes.Runtime) (networks []*network, err error) {
+	files, err := r.Files()
+	taken := r.Takes(files)
+	for i, file := range files {
+		n := &network{runtime: r, file: file, isTaken: taken == &files[i]}
+		n.parse()
+		networks = append(networks, n)
+	}
+	return networks, err
+}
+
+// parse parses the configuration of our plugin as an ADD without arguments would.
+func (n *network) parse() {
+	if n.file.List == nil {
+		return
+	}
+	for _, plugin := range n.file.List.Plugins {
+		if plugin.Network.Type != pluginType {
+			continue
+		}
+		n.hasOurs = true
+		var keys map[string]any
+		if n.err = json.Unmarshal(plugin.Bytes, &keys); n.err != nil {
+			return
+		}
+		keys["name"], keys["cniVersion"] = n.file.List.Name, n.file.List.CNIVersion
+		if n.stdin, n.err = json.Marshal(keys); n.err != nil {
+			return
+		}
+		call, err := n.call()
+		if n.err = err; err == nil {
+			n.config, n.err = call.Parse()
+		}
+	}
+}
+
+// call is a call of our plugin for this network.
+func (n *network) call() (*cni.Call, error) {
+	call, err := config.NewCall(&skel.CmdArgs{ContainerID: "doctor", IfName: "eth0", StdinData: n.stdin})
+	if err != nil {
+		return nil, err
+	}
+	return &cni.Call{Call: call, Log: slog.New(slog.DiscardHandler)}, nil
+}
+
+// name names a list in a message.
+func (n *network) name() string {
+	if n.file.List == nil {
+		return n.file.Path
+	}
+	return fmt.Sprintf("network %s (%s)", n.file.List.Name, n.file.Path)
+}
+
+// subnets returns the subnets that containers get addresses of, as far as our configuration says.
+func (n *network) subnets() (subnets []netip.Prefix) {
+	if n.config == nil || n.config.IPAM == nil {
+		return nil
+	}
+	for _, set := range n.config.IPAM.Ranges {
+		for _, r := range set {
+			subnets = append(subnets, r.Subnet.Masked())
+		}
+	}
+	return subnets
+}

@@ -1,0 +1,180 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+)
+
+// SendTimeout bounds Send, but for the removal of its container.
+const SendTimeout = time.Minute
+
+// answerTimeout is how long one connection may take.
+const answerTimeout = 3 * time.Second
+
+// Send connects a container of its own as the first runtime would, and tries connections out, in, and by a
+// host port. remotes are tried instead of the default gateways. When it returns, the container is gone,
+// whatever ended it. Nothing is on disk but what ADD writes, so GC removes what a SIGKILL leaves.
+func Send(ctx context.Context, options Options, remotes []netip.AddrPort) (findings []Finding, err error) {
+	h, err := newHost(options)
+	if err != nil {
+		return nil, err
+	}
+	defer h.close()
+	i := slices.IndexFunc(h.networks, func(n *network) bool { return n.config != nil && (n.isTaken || n.runtime.Name == "") })
+	if i < 0 {
+		return []Finding{{Check: "send", State: Wrong, What: "no runtime takes a valid network configuration of ebpfnet: see conflist", Remedy: "correct that first"}}, nil
+	}
+	c, err := connect(ctx, h.networks[i], options.CacheDir)
+	if err != nil && ctx.Err() != nil {
+		return nil, fmt.Errorf("--send was ended before it could tell anything: %w", err)
+	}
+	if err != nil {
+		return []Finding{{Check: "send", State: Wrong, What: err.Error(), Remedy: "see the error; `ebpfnetctl doctor --send` tries again"}}, nil
+	}
+	defer func() { err = errors.Join(err, c.remove(ctx)) }()
+	findings = runAll(ctx, c.trials(h, remotes))
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("--send was ended before all was tried: %w", ctx.Err())
+	}
+	return findings, nil
+}
+
+// trial is a connection to try.
+type trial struct {
+	name   string                      // such as "send out, IPv4"
+	what   string                      // who connects to whom
+	remedy string                      // if it fails
+	try    func(context.Context) error // nil: what says why not
+}
+
+// runAll runs trials at the same time: each failure is a wait.
+func runAll(ctx context.Context, trials []trial) []Finding {
+	findings := make([]Finding, len(trials))
+	var all sync.WaitGroup
+	for i, t := range trials {
+		all.Go(func() { findings[i] = t.run(ctx) })
+	}
+	all.Wait()
+	return findings
+}
+
+func (t trial) run(ctx context.Context) Finding {
+	if t.try == nil {
+		return Finding{Check: t.name, State: Good, What: t.what}
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	if err := t.try(ctx); err != nil {
+		return Finding{Check: t.name, State: Wrong, What: fmt.Sprintf("%s: %v", t.what, err), Remedy: t.remedy}
+	}
+	return Finding{Check: t.name, State: Good, What: t.what + " works"}
+}
+
+// trials returns what to try for each address of the container.
+func (c *container) trials(h *host, remotes []netip.AddrPort) (trials []trial) {
+	for _, own := range c.addresses {
+		family := "IPv6"
+		if own.Is4() {
+			family = "IPv4"
+		}
+		trials = append(trials, trial{
+			"send-in", fmt.Sprintf("%s: the host connects to the container's %s", family, own),
+			"see programs, firewall and the route to it (`ip route get`)",
+			func(ctx context.Context) error { return c.reach(ctx, nil, netip.AddrPortFrom(own, c.port)) },
+		})
+		trials = append(trials, c.outward(h, own, family, remotes)...)
+		if c.hostPort != 0 {
+			trials = append(trials, c.byHostPort(h, own, family)...)
+		}
+	}
+	if c.hostPort == 0 {
+		trials = append(trials, trial{name: "send-host-port", what: "not tried: no plugin of the network has the capability portMappings"})
+	}
+	return trials
+}
+
+// outward returns the trials of connections to the outside from one of the container's addresses.
+func (c *container) outward(h *host, own netip.Addr, family string, remotes []netip.AddrPort) (trials []trial) {
+	const remedy = "see uplinks, forwarding and firewall; without ipMasq the outside needs a route to the container"
+
+	add := func(remote netip.AddrPort, what string) {
+		trials = append(trials, trial{"send-out", fmt.Sprintf("%s: the container connects to %s", family, what), remedy,
+			func(ctx context.Context) error { return c.answers(ctx, remote) }})
+	}
+	for _, remote := range remotes {
+		if remote.Addr().Is4() == own.Is4() {
+			add(remote, remote.String())
+		}
+	}
+	if len(remotes) > 0 {
+		return trials
+	}
+	gateway := h.gateway(own.Is4())
+	if !gateway.IsValid() {
+		return []trial{{name: "send-out", what: family + ": not tried: the host has no default gateway; --to names a remote"}}
+	}
+	add(netip.AddrPortFrom(gateway, gatewayPort), "the default gateway "+gateway.String())
+	return trials
+}
+
+// gatewayPort is a port of which each answer will do, also that it is closed.
+const gatewayPort = 53
+
+// byHostPort returns the trials of the host port: from the host to its own addresses, and from the
+// container itself.
+func (c *container) byHostPort(h *host, own netip.Addr, family string) (trials []trial) {
+	const remedy = "see programs and uplinks (that of the loopback device, for 127.0.0.1 and ::1), and `ebpfnetctl ports`"
+
+	targets := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
+	if own.Is6() {
+		targets = []netip.Addr{netip.IPv6Loopback()}
+	}
+	node := h.address(own.Is4())
+	if node.IsValid() {
+		targets = append(targets, node)
+	}
+	for _, target := range targets {
+		remote := netip.AddrPortFrom(target, c.hostPort)
+		trials = append(trials, trial{"send-host-port", fmt.Sprintf("%s: the host connects to host port %s", family, remote), remedy,
+			func(ctx context.Context) error { return c.reach(ctx, nil, remote) }})
+	}
+	if node.IsValid() {
+		remote := netip.AddrPortFrom(node, c.hostPort)
+		trials = append(trials, trial{"send-host-port", fmt.Sprintf("%s: the container connects to its own host port %s", family, remote), remedy,
+			func(ctx context.Context) error { return c.reach(ctx, c.ns, remote) }})
+	}
+	return trials
+}
+
+// address returns the host's source address towards the outside, or none.
+func (h *host) address(ipv4 bool) netip.Addr {
+	for _, outside := range []string{"203.0.113.1", "3fff::1"} { // for documentation: nothing is sent there
+		addr := netip.MustParseAddr(outside)
+		if route, err := link.RouteTo(h.rtnl, addr); err == nil && addr.Is4() == ipv4 {
+			return route.Source
+		}
+	}
+	return netip.Addr{}
+}
+
+// gateway returns the gateway of the host's default route, or none.
+func (h *host) gateway(ipv4 bool) netip.Addr {
+	for _, outside := range []string{"203.0.113.1", "3fff::1"} {
+		addr := netip.MustParseAddr(outside)
+		routes, err := h.rtnl.RouteGet(addr.AsSlice())
+		if addr.Is4() != ipv4 || err != nil || len(routes) == 0 {
+			continue
+		}
+		if gateway, ok := netip.AddrFromSlice(routes[0].Gw); ok {
+			return gateway.Unmap()
+		}
+	}
+	return netip.Addr{}
+}

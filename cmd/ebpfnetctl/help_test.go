@@ -1,0 +1,90 @@
+package main
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+)
+
+// runIn runs ebpfnetctl in this process.
+func runIn(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs strings.Builder
+	code = run(t.Context(), args, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+// TestHelp reads the help of each command: it has examples, and fits a terminal.
+func TestHelp(t *testing.T) {
+	const columns = 80
+
+	for _, command := range append(newRoot().Commands(), newRoot()) {
+		args := strings.Fields(command.CommandPath())[1:]
+		code, help, stderr := runIn(t, append([]string{"help"}, args...)...)
+		if _, other, _ := runIn(t, append(args, "--help")...); code != exitGood || other != help {
+			t.Errorf("help of %s: got exit code %d, %q%s; --help prints %q, want the same", command.CommandPath(), code, help, stderr, other)
+		}
+		if command.HasParent() && (!strings.Contains(help, "\nExamples:\n  ebpfnetctl "+command.Name()) || command.Short == "" || command.Long == "") {
+			t.Errorf("help of %s: want texts and examples:\n%s", command.Name(), help)
+		}
+		for line := range strings.Lines(help) {
+			if n := utf8.RuneCountInString(strings.TrimSpace(line)); n > columns {
+				t.Errorf("help of %s: got a line of %d columns, want at most %d: %s", command.Name(), n, columns, line)
+			}
+		}
+	}
+}
+
+// TestNounsHaveSchemas wants the flags of a noun and a schema for each command that prints JSON, and no other schema.
+func TestNounsHaveSchemas(t *testing.T) {
+	names := schemaNames()
+	for _, command := range newRoot().Commands() {
+		formats := output.FormatNames(command.Flags())
+		if slices.Contains(formats, "json") != slices.Contains(names, command.Name()) {
+			t.Errorf("%s: got -o %q, and a schema: %v", command.Name(), formats, slices.Contains(names, command.Name()))
+		}
+		if isNoun := slices.Contains(formats, "name"); isNoun != (command.Flags().Lookup("no-headers") != nil) {
+			t.Errorf("%s: a noun: %v; want --no-headers of nouns alone", command.Name(), isNoun)
+		}
+		names = slices.DeleteFunc(names, func(name string) bool { return name == command.Name() })
+	}
+	if len(names) > 0 {
+		t.Errorf("schemas %q: want none without a command", names)
+	}
+	for _, name := range schemaNames() {
+		_, text, _ := runIn(t, "schema", name)
+		var schema struct{ Title string }
+		if err := json.Unmarshal([]byte(text), &schema); err != nil || schema.Title != "ebpfnetctl "+name+" -o json" {
+			t.Errorf("schema of %s: got title %q (%v)", name, schema.Title, err)
+		}
+	}
+}
+
+// TestUsage wants exit code 2, nothing on stdout, and what is expected.
+func TestUsage(t *testing.T) {
+	for want, args := range map[string][]string{
+		"did you mean status?": {"stauts"},
+		"no such command: x":   {"help", "x"},
+		`\x1b[2J`:              {"\x1b[2J"},
+		"expected text, wide, json, yaml or name":                  {"status", "-o", "xml"},
+		"expected text, json or yaml":                              {"upgrade", "-o", "name"},
+		`status: unexpected argument "all"`:                        {"status", "all"},
+		"unknown flag: --verbose":                                  {"status", "--verbose"},
+		"expected one of attachments":                              {"schema", "../schema/status"},
+		"expected NETWORK[/CONTAINER[/INTERFACE]]":                 {"set", "pods"},
+		`attachments: unexpected argument "b"`:                     {"attachments", "a", "b"},
+		"load: unknown shorthand flag: 'o' in -o":                  {"load", "-o", "json"},
+		"unload: unknown flag: --force":                            {"unload", "--force"},
+		"flag needs an argument: --data-dir":                       {"repair", "--data-dir"},
+		"version: unexpected argument \"\\\"\" (`ebpfnetctl help`": {"version", `"`},
+	} {
+		code, stdout, stderr := runIn(t, args...)
+		if code != exitUsage || stdout != "" || !strings.Contains(stderr, want) {
+			t.Errorf("ebpfnetctl %q: got exit code %d, stdout %q, stderr %q; want 2, nothing, %q", args, code, stdout, stderr, want)
+		}
+	}
+}

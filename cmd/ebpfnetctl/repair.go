@@ -1,0 +1,74 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
+)
+
+// repairOptions are the flags of repair.
+type repairOptions struct {
+	output.Flags
+	dataDir string
+	hook    bool
+}
+
+func newRepair() *cobra.Command {
+	var o repairOptions
+	cmd := &cobra.Command{
+		Use:   "repair",
+		Short: "reattach programs, and follow changes of the host",
+		Long: `Reattaches programs that another tool has detached, and follows changes of
+uplinks, policy rules and forwarding.`,
+		Example: "  ebpfnetctl repair\n  ebpfnetctl repair --hook    # from a hook of udev or a network manager",
+		Args:    noWords,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return repair(cmd, o) },
+	}
+	o.AddToVerb(cmd.Flags())
+	addDataDir(cmd, &o.dataDir)
+	cmd.Flags().BoolVar(&o.hook, "hook", false, "only follow changes of the host; do nothing where nothing is loaded, or many run at once")
+	return cmd
+}
+
+// repair prints what it has repaired. For a hook it only follows changes of the host, unless there is
+// nothing loaded, or another hook is about to do the same.
+func repair(cmd *cobra.Command, o repairOptions) error {
+	ctx, done := withLocks(cmd)
+	defer done()
+	what := (*operator.Operator).Repair
+	if o.hook {
+		turn, err := loader.TakeTurn(ctx)
+		if turn == nil || err != nil {
+			return ignoreNotLoaded(err)
+		}
+		defer turn.Release()
+		what = (*operator.Operator).Follow
+	}
+	op, err := operator.Open(loader.OpenLoaded, o.dataDir)
+	if err != nil {
+		return err
+	}
+	defer op.Close()
+
+	repaired, err := what(op, ctx)
+	p := output.New(cmd.OutOrStdout(), o.Flags)
+	return errors.Join(err, p.Document(map[string][]string{"repaired": append([]string{}, repaired...)}, "", func() {
+		for _, thing := range repaired {
+			p.Printf("repaired: %s\n", thing)
+		}
+		if err == nil && len(repaired) == 0 {
+			p.Printf("nothing to repair\n")
+		}
+	}))
+}
+
+func ignoreNotLoaded(err error) error {
+	if errors.Is(err, loader.ErrNotLoaded) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
+)
+
+// The groups of commands in the help.
+const (
+	groupLook   = "look"
+	groupChange = "change"
+	groupTool   = "tool"
+)
+
+// newRoot returns ebpfnetctl with all its commands.
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "ebpfnetctl",
+		Short: "shows the state of ebpfnet on this host and changes it",
+		Long: `ebpfnetctl shows the state of ebpfnet on this host and changes it.
+
+Run it as root. It works on the network namespace it runs in; for another one
+use "nsenter --net=FILE ebpfnetctl ..." ("ip netns exec" hides the pins).
+
+Exit codes: 0 good, 1 an error, 2 wrong arguments, 3 a command that looks for
+something has found it.`,
+		Args:          knownCommand,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		SilenceErrors: true, // run prints them
+		SilenceUsage:  true,
+	}
+	root.SuggestionsMinimumDistance = 2
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetHelpTemplate(helpTemplate)
+	root.SetHelpCommand(newHelp())
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%s: %w", cmd.Name(), err)}
+	})
+	root.AddGroup(
+		&cobra.Group{ID: groupLook, Title: "Look (doctor alone changes something, if you tell it to):"},
+		&cobra.Group{ID: groupChange, Title: "Change:"},
+		&cobra.Group{ID: groupTool, Title: "About ebpfnetctl:"},
+	)
+	add := func(group string, commands ...*cobra.Command) {
+		for _, command := range commands {
+			command.GroupID = group
+			if formats := output.FormatNames(command.Flags()); formats != nil {
+				completeWith(command, "output", formats...)
+			}
+			command.InitDefaultHelpFlag()
+			command.Flags().Lookup("help").Usage = "print this help"
+			root.AddCommand(command)
+		}
+	}
+	add(groupLook,
+		newAttachments(),
+		newDiff(),
+		newDoctor(),
+		newFlows(),
+		newPorts(),
+		newStatus(),
+		newTop(),
+	)
+	add(groupChange,
+		newLoad(),
+		newRepair(),
+		newSet(),
+		newUnload(),
+		newUpgrade(),
+	)
+	add(groupTool,
+		newCompletion(),
+		newMan(),
+		newSchema(),
+		newVersion(),
+	)
+	return root
+}
+
+// helpTemplate is the help of a command. Its lines fit a terminal of 80 columns.
+//
+//go:embed help.tmpl
+var helpTemplate string
+
+func newHelp() *cobra.Command {
+	return &cobra.Command{
+		Use:     "help [COMMAND]",
+		Short:   "tell what a command does, with examples",
+		Example: "  ebpfnetctl help set",
+		GroupID: groupTool,
+		RunE: func(cmd *cobra.Command, words []string) error {
+			target, rest, err := cmd.Root().Find(words)
+			if err != nil || len(rest) > 0 {
+				return knownCommand(cmd.Root(), words)
+			}
+			return target.Help()
+		},
+	}
+}
+
+// knownCommand is for the words of ebpfnetctl itself: each command that exists has taken its own.
+func knownCommand(root *cobra.Command, words []string) error {
+	if len(words) == 0 {
+		return nil
+	}
+	err := fmt.Errorf("no such command: %s", words[0])
+	if similar := root.SuggestionsFor(words[0]); len(similar) > 0 {
+		err = fmt.Errorf("%w; did you mean %s?", err, strings.Join(similar, " or "))
+	}
+	return usageError{err}
+}
+
+// noWords is for commands that have flags only.
+func noWords(cmd *cobra.Command, words []string) error { return atMost(cmd, words, 0) }
+
+// oneWord is for commands with one optional argument.
+func oneWord(cmd *cobra.Command, words []string) error { return atMost(cmd, words, 1) }
+
+func atMost(cmd *cobra.Command, words []string, most int) error {
+	if len(words) > most {
+		return usageError{fmt.Errorf("%s: unexpected argument %q", cmd.Name(), words[most])}
+	}
+	return nil
+}
+
+// addDataDir adds the flag of commands that read records.
+func addDataDir(cmd *cobra.Command, dir *string) {
+	cmd.Flags().StringVar(dir, "data-dir", "", "`DIR` is the networks' dataDir, if not "+record.DefaultDir)
+}
+
+// completeWith completes a flag of a command by fixed values.
+func completeWith(cmd *cobra.Command, flag string, values ...string) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // the flag exists
+}
+
+// withLocks bounds the wait of a command that takes locks, and says on a terminal if it waits long.
+// The caller must call done.
+func withLocks(cmd *cobra.Command) (ctx context.Context, done func()) {
+	const timeout = 20 * time.Second
+
+	ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+	arrived := output.Waiting(cmd.ErrOrStderr(), "other calls of ebpfnet or ebpfnetctl, at most "+timeout.String())
+	return ctx, func() { arrived(); cancel() }
+}

@@ -1,0 +1,146 @@
+// Package runtimes finds out what the container runtimes of a host will do with CNI: it reads the
+// configuration of containerd and CRI-O, and takes the list that they would take.
+//
+// It imports no other package of this module.
+package runtimes
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+)
+
+// Runtime is how a container runtime uses CNI.
+type Runtime struct {
+	Name    string   // "": none is configured, and these are the usual directories
+	Source  string   // the file that said so; "": its defaults
+	ConfDir string   // of network configurations
+	BinDirs []string // of plugins
+	Network string   // the name of the list that it takes; "": the first by file name
+	// SkipsInvalid: it takes the next file where one is not valid.
+	SkipsInvalid bool
+}
+
+// The usual directories.
+const defaultConfDir = "/etc/cni/net.d"
+
+var defaultBinDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
+
+// Find returns the runtimes that are configured or installed below root, or one without a name. An error
+// is about a configuration that cannot be read: that runtime is missing.
+func Find(root string) (found []Runtime, err error) {
+	ofContainerd, errContainerd := findContainerd(root)
+	ofCRIO, errCRIO := findCRIO(root)
+	found = append(ofContainerd, ofCRIO...)
+	if err = errors.Join(errContainerd, errCRIO); len(found) == 0 && err == nil {
+		found = []Runtime{{ConfDir: defaultConfDir, BinDirs: defaultBinDirs}}
+	}
+	return found, err
+}
+
+// In returns a runtime whose directories are below root.
+func (r Runtime) In(root string) Runtime {
+	if root == "/" || root == "" {
+		return r
+	}
+	r.ConfDir = filepath.Join(root, r.ConfDir)
+	bins := r.BinDirs
+	r.BinDirs = nil
+	for _, dir := range bins {
+		r.BinDirs = append(r.BinDirs, filepath.Join(root, dir))
+	}
+	return r
+}
+
+// exists returns whether any of the files is there.
+func exists(root string, files ...string) bool {
+	return slices.ContainsFunc(files, func(file string) bool {
+		_, err := os.Stat(filepath.Join(root, file))
+		return err == nil
+	})
+}
+
+// readFile reads a file that may be missing.
+func readFile(root, file string) (text string, found bool, err error) {
+	content, err := os.ReadFile(filepath.Join(root, file))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", false, nil
+	}
+	return string(content), err == nil, err
+}
+
+// File is a network configuration in a runtime's directory.
+type File struct {
+	Path string
+	List *libcni.NetworkConfigList // nil where it is not valid
+	Err  error
+}
+
+// Files returns the configurations in a runtime's directory, in the order in which it looks at them.
+func (r Runtime) Files() ([]File, error) {
+	paths, err := libcni.ConfFiles(r.ConfDir, []string{".conf", ".conflist", ".json"})
+	if err != nil {
+		return nil, fmt.Errorf("list the network configurations in %s: %w", r.ConfDir, err)
+	}
+	slices.Sort(paths)
+	var files []File
+	for _, path := range paths {
+		list, err := readList(path)
+		files = append(files, File{path, list, err})
+	}
+	return files, nil
+}
+
+// readList reads a list, or a single configuration as a list.
+func readList(path string) (*libcni.NetworkConfigList, error) {
+	if strings.HasSuffix(path, ".conflist") {
+		return libcni.NetworkConfFromFile(path)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	single, err := libcni.NetworkPluginConfFromBytes(text)
+	if err != nil {
+		return nil, fmt.Errorf("%w (a list belongs in a file that ends in .conflist)", err)
+	}
+	list, err := json.Marshal(map[string]any{
+		"cniVersion": single.Network.CNIVersion, "name": single.Network.Name, "plugins": []json.RawMessage{text},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return libcni.NetworkConfFromBytes(list)
+}
+
+// Takes returns the file that the runtime takes, which need not be valid, or nil.
+func (r Runtime) Takes(files []File) *File {
+	for i, f := range files {
+		switch {
+		case f.List == nil && r.SkipsInvalid:
+		case r.Network != "" && f.List != nil && f.List.Name != r.Network:
+		default:
+			return &files[i]
+		}
+	}
+	return nil
+}
+
+// Binary returns the file of a plugin, or "" where the runtime does not find one that it can execute.
+func (r Runtime) Binary(plugin string) string {
+	for _, dir := range r.BinDirs {
+		path := filepath.Join(dir, plugin)
+		info, err := os.Stat(path)
+		if err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return path
+		}
+	}
+	return ""
+}

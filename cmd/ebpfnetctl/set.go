@@ -1,0 +1,63 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
+)
+
+func newSet() *cobra.Command {
+	var dataDir string
+	cmd := &cobra.Command{
+		Use:   "set NETWORK[/CONTAINER[/INTERFACE]] KEY=VALUE...",
+		Short: "change settings of running containers",
+		Long: `Changes antiSpoof, ingressPolicy, ingressRate, ingressBurst, egressRate or
+egressBurst of running containers: of all in a network, or of one. The
+configuration still applies to new ones.`,
+		Example: `  ebpfnetctl set pods ingressPolicy=isolated
+  ebpfnetctl set pods/4f0c2d/eth0 egressRate=50000000 antiSpoof=true`,
+		RunE: func(cmd *cobra.Command, words []string) error { return set(cmd, words, dataDir) },
+	}
+	addDataDir(cmd, &dataDir)
+	return cmd
+}
+
+// set changes settings of containers that run.
+func set(cmd *cobra.Command, words []string, dataDir string) error {
+	if len(words) < 2 {
+		return usageError{errors.New("set: expected NETWORK[/CONTAINER[/INTERFACE]] and at least one KEY=VALUE")}
+	}
+	settings, err := config.ParseSettings(words[1:])
+	if err != nil {
+		return usageError{fmt.Errorf("set: %w", err)}
+	}
+	var filter maps.Attachment
+	names := strings.SplitN(words[0], "/", 3)
+	for i, name := range []*string{&filter.Network, &filter.ContainerID, &filter.IfName}[:len(names)] {
+		*name = names[i]
+	}
+	ctx, done := withLocks(cmd)
+	defer done()
+	op, err := operator.Open(loader.OpenLoaded, dataDir)
+	if err != nil {
+		return err
+	}
+	defer op.Close()
+
+	changed, warnings, err := op.Set(ctx, filter, settings)
+	for _, warning := range warnings {
+		output.Printf(cmd.OutOrStdout(), "warning: %s\n", warning)
+	}
+	for _, alias := range changed {
+		output.Printf(cmd.OutOrStdout(), "%s: %s\n", alias, strings.Join(words[1:], " "))
+	}
+	return err
+}

@@ -1,0 +1,154 @@
+package maps
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+)
+
+// tick is the unit of time in maps: bpf/time.h.
+const tick = 1 << 30 * time.Nanosecond
+
+// FlowEntry is an entry of flows, with its times.
+type FlowEntry struct {
+	Flow
+	Age     time.Duration // since it was opened, modulo 2^16 ticks (19 hours)
+	Idle    time.Duration // since its last packet; a packet of the forwarding cache counts within a second
+	Replied bool          // both sides have sent
+	Expired bool          // idle for longer than its state allows, so another may take its place
+}
+
+// FlowEntries lists all flows with their times, in no particular order.
+func FlowEntries(dp *loader.Datapath) ([]FlowEntry, error) {
+	now, err := nowTicks()
+	if err != nil {
+		return nil, err
+	}
+	var list []FlowEntry
+	for entry, err := range entries[bpf.FlowKey, bpf.Flow](dp.Flows) {
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, flowEntryOf(dp, entry.key, entry.value, now))
+	}
+	return list, nil
+}
+
+func flowEntryOf(dp *loader.Datapath, key bpf.FlowKey, value bpf.Flow, now uint32) FlowEntry {
+	idle := sinceTick(now, value.LastSeen)
+	if idle == 0 {
+		now = value.LastSeen // which may be later
+	}
+	return FlowEntry{
+		Flow:    flowOf(key, value),
+		Age:     max(time.Duration(uint16(now)-value.Created)*tick, idle),
+		Idle:    idle,
+		Replied: value.Flags&bpf.FlowReplied != 0,
+		Expired: value.State >= bpf.FlowStates || idle > time.Duration(dp.Config.Timeout[value.State])*tick,
+	}
+}
+
+// sinceTick is not negative where a packet came after now was read.
+func sinceTick(now, then uint32) time.Duration { return time.Duration(max(int32(now-then), 0)) * tick }
+
+// OffloadEntry is a connection that bypasses the stack, or is about to.
+type OffloadEntry struct {
+	Protocol Protocol
+	Sides    [2]netip.AddrPort
+	State    string        // "one way", "open", "closing" or "closed"
+	Seen     time.Duration // since conntrack was last told of it
+}
+
+// OffloadEntries lists the entries of both offload maps, in no particular order.
+func OffloadEntries(dp *loader.Datapath) ([]OffloadEntry, error) {
+	now, err := nowTicks()
+	if err != nil {
+		return nil, err
+	}
+	var list []OffloadEntry
+	for _, m := range []*ebpf.Map{dp.OffloadTcp, dp.OffloadUdp} {
+		for entry, err := range entries[bpf.OffloadKey, bpf.Offload](m) {
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, offloadEntryOf(entry.key, entry.value, now))
+		}
+	}
+	return list, nil
+}
+
+func offloadEntryOf(key bpf.OffloadKey, value bpf.Offload, now uint32) OffloadEntry {
+	e := OffloadEntry{Protocol: Protocol(key.Protocol), State: "one way", Seen: sinceTick(now, value.CtSeen)}
+	for side := range e.Sides {
+		e.Sides[side] = netip.AddrPortFrom(addrOf(key.Addr[side]), key.Port[side])
+	}
+	both := func(bit bpf.OffloadState) bpf.OffloadState { return bit | bit<<1 }
+	switch {
+	case value.State&both(bpf.OffloadFINACK) == both(bpf.OffloadFINACK):
+		e.State = "closed"
+	case value.State&both(bpf.OffloadFIN) != 0:
+		e.State = "closing"
+	case value.State&both(bpf.OffloadDelivered) == both(bpf.OffloadDelivered):
+		e.State = "open"
+	}
+	return e
+}
+
+// CacheEntry is an entry of the forwarding cache: what happened to the last packet of one direction of a
+// connection. It says nothing of when.
+type CacheEntry struct {
+	Protocol Protocol
+	Src, Dst netip.AddrPort
+	NAT      netip.AddrPort // what the source or the destination becomes; invalid: neither changes
+	NATDst   bool           // the destination
+	Void     bool           // a change of the plugin's has ended it
+}
+
+// CacheEntries lists the forwarding cache, in no particular order.
+func CacheEntries(dp *loader.Datapath) ([]CacheEntry, error) {
+	generation, err := generationOf(dp)
+	if err != nil {
+		return nil, err
+	}
+	var list []CacheEntry
+	for entry, err := range entries[bpf.FwdKey, bpf.FwdEntry](dp.FwdCache) {
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, cacheEntryOf(entry.key, entry.value, generation))
+	}
+	return list, nil
+}
+
+func cacheEntryOf(key bpf.FwdKey, value bpf.FwdEntry, generation uint32) CacheEntry {
+	const sideDst = 1 // SIDE_DST in bpf/packet.h
+
+	e := CacheEntry{
+		Protocol: Protocol(key.Protocol),
+		Src:      netip.AddrPortFrom(addrOf(key.Src), key.Sport),
+		Dst:      netip.AddrPortFrom(addrOf(key.Dst), key.Dport),
+		Void:     value.Generation != generation,
+	}
+	if value.Nat != 0 {
+		e.NAT, e.NATDst = netip.AddrPortFrom(addrOf(value.NatAddr), value.NatPort), value.NatSide == sideDst
+	}
+	return e
+}
+
+// generationOf returns what the programs compare of the present generation. Without its map there is
+// only one.
+func generationOf(dp *loader.Datapath) (uint32, error) {
+	if err := dp.OpenOnDemand(bpf.MapGeneration); err != nil || dp.Generation == nil {
+		return 0, err
+	}
+	var number uint64
+	if err := dp.Generation.Lookup(uint32(0), &number); err != nil {
+		return 0, fmt.Errorf("read the generation: %w", err)
+	}
+	return uint32(number), nil
+}

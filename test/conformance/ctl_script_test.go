@@ -1,0 +1,275 @@
+package conformance
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// TestCtlScripts runs each script of testdata/ctl on a live network of its own, which the commands below make.
+func TestCtlScripts(t *testing.T) {
+	scripts, err := filepath.Glob("testdata/ctl/*.txt")
+	if err != nil || len(scripts) == 0 {
+		t.Fatalf("scripts: got none (%v)", err)
+	}
+	needs := map[string]testenv.Feature{"doctor-bridge": testenv.BridgeNetfilter, "doctor-legacy": testenv.LegacyTables}
+	for _, script := range scripts {
+		name := strings.TrimSuffix(filepath.Base(script), ".txt")
+		t.Run(name, func(t *testing.T) {
+			if feature, ok := needs[name]; ok {
+				testenv.Require(t, feature)
+			}
+			s := newScript(t)
+			testscript.Run(t, testscript.Params{Files: []string{script}, Setup: s.setup, Cmds: s.commands()})
+		})
+	}
+}
+
+// script is a script with its network.
+type script struct {
+	*testing.T
+	host    *host
+	runtime *testenv.Runtime
+	pods    map[string]*testenv.Pod
+	binary  string
+}
+
+func newScript(t *testing.T) *script {
+	s := &script{T: t, host: newHost(t), pods: map[string]*testenv.Pod{}, binary: testenv.Build(t, "./cmd/ebpfnetctl")}
+	s.setNetwork(scriptConflist)
+	return s
+}
+
+// scriptConflist is the network of a script that names no other.
+const scriptConflist = `{"cniVersion": "1.1.0", "name": "pods", "plugins": [{
+	"type": "ebpfnet", "ipMasq": true, "capabilities": {"portMappings": true, "aliases": true, "bandwidth": true},
+	"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
+		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}}]}`
+
+func (s *script) setNetwork(conflist string) {
+	s.runtime = testenv.NewRuntime(s, s.host.Node, []byte(conflist), filepath.Dir(s.host.plugin))
+}
+
+// setup gives a script the addresses of its network, and ebpfnetctl in its PATH.
+func (s *script) setup(env *testscript.Env) error {
+	env.Setenv("PATH", filepath.Dir(s.binary)+":"+env.Getenv("PATH"))
+	env.Setenv("NODE", s.host.Node.Path)
+	env.Setenv("PLUGIN", s.host.plugin)
+	for _, family := range testenv.Families {
+		env.Setenv("OUTSIDE"+family.Name[3:], family.Outside.String())
+		env.Setenv("NODE"+family.Name[3:], family.Node.String())
+	}
+	env.Setenv("CACHE", s.runtime.CacheDir)
+	return nil
+}
+
+func (s *script) commands() map[string]func(*testscript.TestScript, bool, []string) {
+	return map[string]func(*testscript.TestScript, bool, []string){
+		"ctl":     s.ctl,
+		"schema":  s.schema,
+		"columns": columns,
+		"network": s.network,
+		"add":     s.add,
+		"del":     s.del,
+		"vanish":  s.vanish,
+		"connect": s.connect,
+		"client":  s.client,
+		"forge":   s.forge,
+		"link":    s.link,
+		"sysctl":  s.sysctl,
+
+		"remedies": s.remedies,
+		"nothing":  s.nothing,
+	}
+}
+
+// ctl CODE ARGUMENT... runs ebpfnetctl on the node, and wants an exit code.
+func (s *script) ctl(ts *testscript.TestScript, _ bool, args []string) {
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	exit, stdout, stderr := s.host.ctl(s.T, args[1:]...)
+	fmt.Fprint(ts.Stdout(), stdout)
+	fmt.Fprint(ts.Stderr(), stderr)
+	if exit != want {
+		ts.Fatalf("exit code %d, want %d", exit, want)
+	}
+	if exit == 2 && stdout != "" {
+		ts.Fatalf("wrong arguments: got %q on stdout, want nothing", stdout)
+	}
+}
+
+// schema COMMAND holds the JSON on stdout to the schema of a command.
+func (s *script) schema(ts *testscript.TestScript, _ bool, args []string) {
+	_, text, stderr := s.host.ctl(s.T, "schema", args[0])
+	document, err := jsonschema.UnmarshalJSON(strings.NewReader(text))
+	if err != nil {
+		ts.Fatalf("schema %s: %v: %s", args[0], err, stderr)
+	}
+	compiler := jsonschema.NewCompiler()
+	ts.Check(compiler.AddResource(args[0], document))
+	compiled, err := compiler.Compile(args[0])
+	ts.Check(err)
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader([]byte(ts.ReadFile("stdout"))))
+	ts.Check(err)
+	ts.Check(compiled.Validate(value))
+}
+
+// columns N wants no longer line on stdout.
+func columns(ts *testscript.TestScript, _ bool, args []string) {
+	most, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	for line := range strings.Lines(ts.ReadFile("stdout")) {
+		if n := utf8.RuneCountInString(strings.TrimSpace(line)); n > most {
+			ts.Fatalf("a line of %d columns, want at most %d: %s", n, most, line)
+		}
+	}
+}
+
+// network FILE replaces the network of containers that are added later.
+func (s *script) network(ts *testscript.TestScript, _ bool, args []string) {
+	s.setNetwork(ts.ReadFile(args[0]))
+	ts.Setenv("CACHE", s.runtime.CacheDir)
+}
+
+// add CONTAINER [FILE] adds a container, with the capabilities' arguments in a file. CONTAINER4 and CONTAINER6 become
+// its addresses, and CONTAINER_DEVICE the host's end of its veth.
+func (s *script) add(ts *testscript.TestScript, _ bool, args []string) {
+	var capabilities map[string]any
+	if len(args) > 1 {
+		ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[1])), &capabilities))
+	}
+	pod := s.runtime.AddPod(s, args[0], capabilities)
+	s.pods[args[0]] = pod
+	ts.Setenv(args[0]+"4", pod.Addr4().String())
+	ts.Setenv(args[0]+"6", pod.Addr6().String())
+	ts.Setenv(args[0]+"_DEVICE", pod.Result.Interfaces[0].Name)
+}
+
+// del CONTAINER removes it.
+func (s *script) del(ts *testscript.TestScript, _ bool, args []string) {
+	ts.Check(s.pods[args[0]].Del(testenv.Context(s)))
+}
+
+// vanish CONTAINER ends it without a DEL.
+func (s *script) vanish(ts *testscript.TestScript, _ bool, args []string) {
+	p := s.pods[args[0]]
+	ts.Check(p.Close())
+	testenv.Eventually(s, "the device to disappear with its namespace", func() error {
+		links, err := rtnl.Links(s.host.Node.Netlink())
+		for _, link := range links {
+			if link.Attrs().Name == p.Result.Interfaces[0].Name {
+				return fmt.Errorf("%s exists", link.Attrs().Name)
+			}
+		}
+		return err
+	})
+}
+
+// connect CONTAINER PROTOCOL FAMILY PORT opens a connection from a container to the host outside, which stays open.
+func (s *script) connect(ts *testscript.TestScript, _ bool, args []string) {
+	remote := netip.AddrPortFrom(familyOf(ts, args[2]).Outside, portOf(ts, args[3]))
+	s.ask(ts, s.host.Outside, s.pods[args[0]].Namespace, args[1], remote, remote)
+}
+
+// client PROTOCOL FAMILY HOSTPORT CONTAINER PORT opens one from the host outside to a host port.
+func (s *script) client(ts *testscript.TestScript, _ bool, args []string) {
+	family, pod := familyOf(ts, args[1]), s.pods[args[3]]
+	s.ask(ts, pod.Namespace, s.host.Outside, args[0], netip.AddrPortFrom(family.Node, portOf(ts, args[2])),
+		netip.AddrPortFrom(family.Pod(pod), portOf(ts, args[4])))
+}
+
+// ask starts a server, and has a client ask twice: then both directions are established.
+func (s *script) ask(ts *testscript.TestScript, to, from *testenv.Namespace, protocol string, remote, server netip.AddrPort) {
+	serve := testenv.ServeTCP
+	if protocol == "udp" {
+		serve = testenv.ServeUDP
+	}
+	serve(s, to, server)
+	client, err := testenv.NewClient(testenv.Context(s), from, protocol, netip.AddrPort{}, remote)
+	ts.Check(err)
+	s.Cleanup(func() { client.Close() })
+	for range 2 {
+		_, err = client.Ask(testenv.Context(s), "hello")
+		ts.Check(err)
+	}
+}
+
+// forge CONTAINER sends a frame that anti-spoofing drops.
+func (s *script) forge(ts *testscript.TestScript, _ bool, args []string) {
+	ts.Check(s.pods[args[0]].SendFrames(testenv.PodIfName, make([]byte, 60)))
+}
+
+// link up|down|del DEVICE changes a device of the node.
+func (s *script) link(ts *testscript.TestScript, _ bool, args []string) {
+	host := s.host.Node.Netlink()
+	device, err := host.LinkByName(args[1])
+	ts.Check(err)
+	change, ok := map[string]func(netlink.Link) error{"up": host.LinkSetUp, "down": host.LinkSetDown, "del": host.LinkDel}[args[0]]
+	if !ok {
+		ts.Fatalf("link %s: expected up, down or del", args[0])
+	}
+	ts.Check(change(device))
+}
+
+// sysctl NAME VALUE sets a sysctl of the node.
+func (s *script) sysctl(ts *testscript.TestScript, _ bool, args []string) {
+	ts.Check(s.host.Node.SetSysctl(args[0], args[1]))
+}
+
+// remedies CHECK runs on the node what the findings of doctor on stdout tell to do for a check.
+func (s *script) remedies(ts *testscript.TestScript, _ bool, args []string) {
+	ran := 0
+	for line := range strings.Lines(ts.ReadFile("stdout")) {
+		_, remedy, found := strings.Cut(line, ". Do: ")
+		if !found || !strings.HasPrefix(line, args[0]+" ") {
+			continue
+		}
+		if _, err := s.host.Node.Run(testenv.Context(s), "sh", "-ec", remedy); err != nil {
+			ts.Fatalf("%v", err)
+		}
+		ran++
+	}
+	if ran == 0 {
+		ts.Fatalf("no remedy of %s", args[0])
+	}
+}
+
+// nothing wants no container on the node, and none in libcni's cache.
+func (s *script) nothing(ts *testscript.TestScript, _ bool, _ []string) {
+	left, err := testenv.Leftovers(s.host.Node)
+	ts.Check(err)
+	cached, err := filepath.Glob(filepath.Join(ts.Getenv("CACHE"), "results", "*"))
+	ts.Check(err)
+	if len(left)+len(cached) > 0 {
+		ts.Fatalf("left behind: %q, %q", left, cached)
+	}
+}
+
+func familyOf(ts *testscript.TestScript, name string) testenv.Family {
+	for _, family := range testenv.Families {
+		if family.Name[2:] == name {
+			return family
+		}
+	}
+	ts.Fatalf("family %s: expected v4 or v6", name)
+	return testenv.Family{}
+}
+
+func portOf(ts *testscript.TestScript, text string) uint16 {
+	port, err := strconv.ParseUint(text, 10, 16)
+	ts.Check(err)
+	return uint16(port)
+}
