@@ -39,6 +39,24 @@ func FlowEntries(dp *loader.Datapath) ([]FlowEntry, error) {
 	return list, nil
 }
 
+// CountFlows counts the flows of each state that have not expired.
+func CountFlows(dp *loader.Datapath) (map[FlowState]int, error) {
+	now, err := nowTicks()
+	if err != nil {
+		return nil, err
+	}
+	counts := map[FlowState]int{}
+	for entry, err := range entries[bpf.FlowKey, bpf.Flow](dp.Flows) {
+		if err != nil {
+			return nil, err
+		}
+		if f := flowEntryOf(dp, entry.key, entry.value, now); !f.Expired {
+			counts[f.State]++
+		}
+	}
+	return counts, nil
+}
+
 func flowEntryOf(dp *loader.Datapath, key bpf.FlowKey, value bpf.Flow, now uint32) FlowEntry {
 	idle := sinceTick(now, value.LastSeen)
 	if idle == 0 {
