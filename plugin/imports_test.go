@@ -35,11 +35,12 @@ var rooms = []struct{ dir, imports string }{
 	{"plugin", "ipam loader loader/flock loader/rtnl maps plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/namespace plugin/reconcile plugin/record plugin/show"},
 	{"cmd/ebpfnet", "plugin plugin/cni"},
 	{"cmd/ebpfnet-ipam", "ipam plugin/cni plugin/cnierr plugin/config plugin/link plugin/record"},
+	{"cmd/ebpfnetctl/bugreport", "bpf loader plugin/show"},
 	{"cmd/ebpfnetctl/metrics", "bpf ipam loader plugin/operator plugin/show"},
 	{"cmd/ebpfnetctl/output", "plugin/show"},
 	{"cmd/ebpfnetctl/screen", ""},
 	{"cmd/ebpfnetctl/wanted", "maps plugin plugin/cni plugin/config plugin/operator"},
-	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/metrics cmd/ebpfnetctl/output cmd/ebpfnetctl/screen cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/operator plugin/record plugin/show"},
+	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/bugreport cmd/ebpfnetctl/metrics cmd/ebpfnetctl/output cmd/ebpfnetctl/screen cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/operator plugin/record plugin/show"},
 }
 
 // TestImports requires that imports go one way, down the list of rooms.

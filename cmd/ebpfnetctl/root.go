@@ -62,6 +62,7 @@ something has found it.`,
 	}
 	add(groupLook,
 		newAttachments(),
+		newBugreport(),
 		newDiff(),
 		newFlows(),
 		newMetrics(),
