@@ -61,7 +61,7 @@ func TestCtlMetricsListen(t *testing.T) {
 // TestCtlMetricsCost counts the system calls of scrapes: flows cost nothing, and containers what it takes to list
 // them, unless somebody asks for each.
 func TestCtlMetricsCost(t *testing.T) {
-	const manyFlows, manyContainers = 20_000, 20
+	const manyFlows, manyContainers = 60_000, 10
 
 	h := newHost(t)
 	trace := filepath.Join(t.TempDir(), "trace")
