@@ -265,7 +265,7 @@ func (x *exported) check(t *testing.T, where, text string) {
 
 func (x *exported) checkMatcher(t *testing.T, where, metric string, m *labels.Matcher) {
 	t.Helper()
-	if m.Name != labels.MetricName && !x.labels[metric][m.Name] {
+	if m.Name != model.MetricNameLabel && !x.labels[metric][m.Name] {
 		t.Errorf("%s: %s has no label %s", where, metric, m.Name)
 	}
 	if m.Name != "reason" {

@@ -43,8 +43,9 @@ var files = []string{"/etc/os-release", "/proc/version", "/proc/meminfo", "/proc
 	"/proc/net/snmp6", "/proc/net/netstat", "/sys/kernel/security/lsm"}
 
 func addHost(ctx context.Context, a *archive, _ Options) {
-	build, _ := debug.ReadBuildInfo()
-	a.add("host/ebpfnetctl.txt", redactText([]byte(build.String())), nil)
+	if build, ok := debug.ReadBuildInfo(); ok {
+		a.add("host/ebpfnetctl.txt", redactText([]byte(build.String())), nil)
+	}
 	for _, file := range files {
 		text, err := readFile(file)
 		if !errors.Is(err, fs.ErrNotExist) {
@@ -158,7 +159,7 @@ func sysctls() ([]byte, error) {
 			return nil
 		}
 		if value, err := os.ReadFile(path); err == nil { // some can be written only
-			fmt.Fprintf(&text, "%s = %s\n", strings.ReplaceAll(path[len(root):], "/", "."), strings.TrimSpace(string(value))) //permit:fmt.Fprintf
+			text.Write(fmt.Appendf(nil, "%s = %s\n", strings.ReplaceAll(path[len(root):], "/", "."), strings.TrimSpace(string(value))))
 		}
 		return nil
 	})
@@ -181,7 +182,7 @@ func listOf(roots ...string) ([]byte, error) {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(&text, "%s %d %s %q\n", info.Mode(), info.Size(), info.ModTime().UTC().Format(time.RFC3339), path) //permit:fmt.Fprintf
+			text.Write(fmt.Appendf(nil, "%s %d %s %q\n", info.Mode(), info.Size(), info.ModTime().UTC().Format(time.RFC3339), path))
 			return nil
 		}))
 	}
