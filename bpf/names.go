@@ -87,6 +87,9 @@ const (
 	FlowFINUnacked = DatapathFlowFlagsFLOW_FIN_UNACKED
 	FlowRSTUnknown = DatapathFlowFlagsFLOW_RST_UNKNOWN
 
+	FwdNAT    = DatapathFwdFlagsFWD_NAT
+	FwdNATSrc = DatapathFwdFlagsFWD_NAT_SRC
+
 	HostPortForward = DatapathHostPortDirHOST_PORT_FORWARD
 	HostPortReverse = DatapathHostPortDirHOST_PORT_REVERSE
 

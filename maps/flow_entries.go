@@ -39,6 +39,24 @@ func FlowEntries(dp *loader.Datapath) ([]FlowEntry, error) {
 	return list, nil
 }
 
+// CountFlows counts the flows of each state that have not expired.
+func CountFlows(dp *loader.Datapath) (map[FlowState]int, error) {
+	now, err := nowTicks()
+	if err != nil {
+		return nil, err
+	}
+	counts := map[FlowState]int{}
+	for entry, err := range entries[bpf.FlowKey, bpf.Flow](dp.Flows) {
+		if err != nil {
+			return nil, err
+		}
+		if f := flowEntryOf(dp, entry.key, entry.value, now); !f.Expired {
+			counts[f.State]++
+		}
+	}
+	return counts, nil
+}
+
 func flowEntryOf(dp *loader.Datapath, key bpf.FlowKey, value bpf.Flow, now uint32) FlowEntry {
 	idle := sinceTick(now, value.LastSeen)
 	if idle == 0 {
@@ -99,43 +117,48 @@ func offloadEntryOf(key bpf.OffloadKey, value bpf.Offload, now uint32) OffloadEn
 	return e
 }
 
-// CacheEntry is an entry of the forwarding cache: what happened to the last packet of one direction of a
+// CacheEntry is an entry of a CPU's forwarding cache: what became of the last packet of one direction of a
 // connection. It says nothing of when.
 type CacheEntry struct {
 	Protocol Protocol
 	Src, Dst netip.AddrPort
 	NAT      netip.AddrPort // what the source or the destination becomes; invalid: neither changes
 	NATDst   bool           // the destination
+	ByStack  bool           // packets go through the host's stack, and are counted
 	Void     bool           // a change of the plugin's has ended it
 }
 
-// CacheEntries lists the forwarding cache, in no particular order.
+// CacheEntries lists the forwarding caches of all CPUs, in no particular order.
 func CacheEntries(dp *loader.Datapath) ([]CacheEntry, error) {
 	generation, err := generationOf(dp)
 	if err != nil {
 		return nil, err
 	}
 	var list []CacheEntry
-	for entry, err := range entries[bpf.FwdKey, bpf.FwdEntry](dp.FwdCache) {
-		if err != nil {
-			return nil, err
+	var place uint32
+	var values []bpf.FwdEntry
+	all := dp.FwdCache.Iterate()
+	for all.Next(&place, &values) {
+		for _, value := range values {
+			if value.Key.Protocol != 0 {
+				list = append(list, cacheEntryOf(value, generation))
+			}
 		}
-		list = append(list, cacheEntryOf(entry.key, entry.value, generation))
 	}
-	return list, nil
+	return list, all.Err()
 }
 
-func cacheEntryOf(key bpf.FwdKey, value bpf.FwdEntry, generation uint32) CacheEntry {
-	const sideDst = 1 // SIDE_DST in bpf/packet.h
-
+func cacheEntryOf(value bpf.FwdEntry, generation uint32) CacheEntry {
+	key := value.Key
 	e := CacheEntry{
 		Protocol: Protocol(key.Protocol),
 		Src:      netip.AddrPortFrom(addrOf(key.Src), key.Sport),
 		Dst:      netip.AddrPortFrom(addrOf(key.Dst), key.Dport),
+		ByStack:  value.Ifindex == 0,
 		Void:     value.Generation != generation,
 	}
-	if value.Nat != 0 {
-		e.NAT, e.NATDst = netip.AddrPortFrom(addrOf(value.NatAddr), value.NatPort), value.NatSide == sideDst
+	if value.Flags&bpf.FwdNAT != 0 {
+		e.NAT, e.NATDst = netip.AddrPortFrom(addrOf(value.NatAddr), value.NatPort), value.Flags&bpf.FwdNATSrc == 0
 	}
 	return e
 }

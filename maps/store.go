@@ -313,12 +313,15 @@ func Entries(m *ebpf.Map) (n int, err error) {
 	return n, nil
 }
 
-// Count returns the number of entries of each open map. Arrays are always full, and so
-// are left out.
-func Count(dp *loader.Datapath) (map[string]int, error) {
+// Count returns the number of entries of each open map, or of some. Arrays are always full,
+// and so are left out.
+func Count(dp *loader.Datapath, only ...string) (map[string]int, error) {
 	counts := map[string]int{}
 	var errs []error
 	for name, m := range dp.OpenMaps() {
+		if len(only) > 0 && !slices.Contains(only, name) {
+			continue
+		}
 		var err error
 		switch m.Type() {
 		case ebpf.Hash, ebpf.LRUHash:

@@ -9,7 +9,8 @@
 //
 // What it prints on stdout goes through an [output.Printer]. A noun has an [output.Flags] with AddToNoun,
 // and an [output.Noun] with its columns: Print then does -o text, wide, json, yaml and name. Something that
-// is no list is printed by Document. What is JSON has a file schema/NAME.json, to which a test holds it.
+// is no list is printed by Document. What is JSON has a file schema/NAME.json, to which a test holds it. The bug
+// report takes each noun that needs no argument.
 // Words on stderr are for errors, which the command returns, and for [output.Waiting].
 //
 // A command that looks for something returns errFound after it has printed what it has found: exit code 3.
@@ -22,13 +23,15 @@
 //
 // # Rooms
 //
-//	doctor   checks of the host, what mends it, and the container that proves it
-//	firewall what the host's rules do to forwarded packets
-//	output   tables, JSON, YAML, names; colors; what a terminal has room for
-//	runtimes which network configuration container runtimes take, and where they look for plugins
-//	screen   a picture that is drawn anew until q or Ctrl-C
-//	wanted   CHECK for all containers, by what libcni's cache knows of them
-//	schema   JSON schemas
+//	doctor     checks of the host, what mends it, and the container that proves it
+//	firewall   what the host's rules do to forwarded packets
+//	metrics    figures for Prometheus; the dashboard and the alert rules
+//	bugreport  an archive of nouns, maps and the host, without secrets
+//	output     tables, JSON, YAML, names; colors; what a terminal has room for
+//	runtimes   which network configuration container runtimes take, and where they look for plugins
+//	screen     a picture that is drawn anew until q or Ctrl-C
+//	wanted     CHECK for all containers, by what libcni's cache knows of them
+//	schema     JSON schemas
 //
 // It may import bpf, loader, loader/rtnl, maps, plugin/config, plugin/link, plugin/operator, plugin/record
 // and plugin/show.

@@ -4,12 +4,10 @@ import (
 	"cmp"
 	"fmt"
 	"net"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/cilium/ebpf"
 	"github.com/spf13/cobra"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
@@ -21,26 +19,19 @@ import (
 
 // status is what `ebpfnetctl status -o json` prints: schema/status.json.
 type status struct {
-	Directory string         `json:"directory"`
-	Revision  uint32         `json:"revision"` // of the programs
-	Build     loader.BuildID `json:"build"`
-	Same      bool           `json:"sameAsThisBinary"`
-	Ports     [][2]int       `json:"masqueradePorts"` // the first and the last of each range
-	Uplinks   []string       `json:"uplinks"`
-	Warnings  []string       `json:"warnings"` // about the host
-	Features  []feature      `json:"features"`
-	Maps      []mapStatus    `json:"maps"`
-	Bytes     uint64         `json:"bytes"` // of all maps
-	Drops     []drop         `json:"drops"`
+	Directory string            `json:"directory"`
+	Revision  uint32            `json:"revision"` // of the programs
+	Build     loader.BuildID    `json:"build"`
+	Same      bool              `json:"sameAsThisBinary"`
+	Ports     [][2]int          `json:"masqueradePorts"` // the first and the last of each range
+	Uplinks   []string          `json:"uplinks"`
+	Warnings  []string          `json:"warnings"` // about the host
+	Features  []feature         `json:"features"`
+	Maps      []operator.MapUse `json:"maps"`
+	Bytes     uint64            `json:"bytes"` // of all maps
+	Drops     []drop            `json:"drops"`
 
 	Containers []containerDrops `json:"containers"` // those with drops
-}
-
-type mapStatus struct {
-	Name       string `json:"name"`
-	Entries    *int   `json:"entries,omitempty"` // nil for arrays and queues
-	MaxEntries uint32 `json:"maxEntries"`
-	Bytes      uint64 `json:"bytes"` // as the kernel accounts them
 }
 
 type drop struct {
@@ -106,8 +97,11 @@ func collect(datapath *loader.Datapath) (*status, error) {
 			s.Ports = append(s.Ports, [2]int{int(ports.First), int(ports.First) + int(ports.Count) - 1})
 		}
 	}
-	if err := s.addMaps(datapath); err != nil {
+	if s.Maps, err = operator.MapUses(datapath); err != nil {
 		return nil, err
+	}
+	for _, m := range s.Maps {
+		s.Bytes += m.Bytes
 	}
 	uplinks, err := maps.Uplinks(datapath)
 	if err != nil {
@@ -159,44 +153,6 @@ func (s *status) addContainers(datapath *loader.Datapath) error {
 	return nil
 }
 
-// addMaps lists all pinned maps, so that the bytes are all that ebpfnet uses.
-func (s *status) addMaps(datapath *loader.Datapath) error {
-	entries, err := maps.Count(datapath)
-	if err != nil {
-		return err
-	}
-	pins, err := filepath.Glob(filepath.Join(datapath.Dir(), "maps", "*"))
-	if err != nil {
-		return err
-	}
-	for _, pin := range pins {
-		m, err := mapAt(pin)
-		if err != nil {
-			return fmt.Errorf("inspect map %s: %w", pin, err)
-		}
-		if count, counted := entries[m.Name]; counted {
-			m.Entries = &count
-		}
-		s.Maps = append(s.Maps, m)
-		s.Bytes += m.Bytes
-	}
-	return nil
-}
-
-func mapAt(pin string) (mapStatus, error) {
-	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
-	if err != nil {
-		return mapStatus{}, err
-	}
-	defer m.Close()
-	info, err := m.Info()
-	if err != nil {
-		return mapStatus{}, err
-	}
-	bytes, _ := info.Memlock()
-	return mapStatus{Name: filepath.Base(pin), MaxEntries: m.MaxEntries(), Bytes: bytes}, nil
-}
-
 func (s *status) programs() string {
 	if s.Same {
 		return programVersion(s.Revision, s.Build)
@@ -220,14 +176,14 @@ var featureTable = output.Noun[feature]{Columns: []output.Column[feature]{
 	{Text: func(f feature) string { return f.Why }, Wide: true},
 }}
 
-var mapTable = output.Noun[mapStatus]{Columns: []output.Column[mapStatus]{
-	{Head: "MAP", Text: func(m mapStatus) string { return m.Name }},
-	{Head: "ENTRIES", Text: mapStatus.entries, Right: true},
-	{Head: "MAX ENTRIES", Text: func(m mapStatus) string { return strconv.Itoa(int(m.MaxEntries)) }, Right: true},
-	{Head: "BYTES", Text: func(m mapStatus) string { return strconv.FormatUint(m.Bytes, 10) }, Right: true},
+var mapTable = output.Noun[operator.MapUse]{Columns: []output.Column[operator.MapUse]{
+	{Head: "MAP", Text: func(m operator.MapUse) string { return m.Name }},
+	{Head: "ENTRIES", Text: entriesOf, Right: true},
+	{Head: "MAX ENTRIES", Text: func(m operator.MapUse) string { return strconv.Itoa(int(m.MaxEntries)) }, Right: true},
+	{Head: "BYTES", Text: func(m operator.MapUse) string { return strconv.FormatUint(m.Bytes, 10) }, Right: true},
 }}
 
-func (m mapStatus) entries() string {
+func entriesOf(m operator.MapUse) string {
 	if m.Entries == nil {
 		return ""
 	}

@@ -43,19 +43,19 @@ func (o *Operator) NewUplinks() (names []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	choices, err := o.uplinkPatterns()
+	choices, err := o.wishes()
 	if err != nil {
 		return nil, err
 	}
-	for _, patterns := range choices {
-		found, err := link.Uplinks(o.host, devices, reconcile.Matcher(patterns))
+	for _, wishes := range choices {
+		found, err := link.Uplinks(o.host, devices, reconcile.Matcher(wishes.Patterns))
 		if err != nil {
 			return nil, err
 		}
 		for _, device := range devices {
 			isKnown := func(u maps.Uplink) bool { return u.IfIndex == device.Attrs().Index }
 			isFound := func(u link.Uplink) bool {
-				return u.Index == device.Attrs().Index && (patterns != nil || u.Addr4.IsValid() || u.Addr6.IsValid())
+				return u.Index == device.Attrs().Index && (wishes.Patterns != nil || u.Addr4.IsValid() || u.Addr6.IsValid())
 			}
 			_, hasPrograms := link.HeaderOf(device)
 			if hasPrograms && slices.ContainsFunc(found, isFound) && !slices.ContainsFunc(known, isKnown) {

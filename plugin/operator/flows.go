@@ -137,7 +137,10 @@ func (l *flowList) addOffloads(datapath *loader.Datapath) error {
 func (l *flowList) addCache(datapath *loader.Datapath) error {
 	entries, err := maps.CacheEntries(datapath)
 	for _, e := range entries {
-		f := Flow{Kind: "cache", Protocol: e.Protocol.String(), State: "kept", Source: maps.AddrPortText(e.Src), Destination: maps.AddrPortText(e.Dst)}
+		f := Flow{Kind: "cache", Protocol: e.Protocol.String(), State: "bypass", Source: maps.AddrPortText(e.Src), Destination: maps.AddrPortText(e.Dst)}
+		if e.ByStack {
+			f.State = "stack"
+		}
 		if e.Void {
 			f.State = "void"
 		}

@@ -53,6 +53,12 @@ func ReadCounters(attachments []*Attachment) (*Counters, error) {
 	}
 	defer host.Close()
 
+	peers, err := rtnl.OpenPeers()
+	if err != nil {
+		return nil, err
+	}
+	defer peers.Close()
+
 	devices, err := link.List(host)
 	if err != nil {
 		return nil, err
@@ -64,7 +70,7 @@ func ReadCounters(attachments []*Attachment) (*Counters, error) {
 	}
 	for _, a := range attachments {
 		if device := byIndex[a.index]; !a.Dead && device != nil {
-			c.byOwner[a.Owner] = devicesCounters(device)
+			c.byOwner[a.Owner] = devicesCounters(peers, device)
 		}
 	}
 	return c, c.addOurs(datapath)
@@ -75,12 +81,12 @@ func (c *Counters) Age() time.Duration { return time.Since(c.at) }
 
 // devicesCounters reads what has left the container at the host's end, and what has come in at the
 // container's: what bypasses the host's end is counted only there (since Linux 6.8; before, nowhere).
-func devicesCounters(device netlink.Link) counters {
+func devicesCounters(peers *rtnl.Peers, device netlink.Link) counters {
 	c := counters{index: device.Attrs().Index}
 	if s := device.Attrs().Statistics; s != nil {
 		c.outPackets, c.outBytes, c.inPackets, c.inBytes = s.RxPackets, s.RxBytes, s.TxPackets, s.TxBytes
 	}
-	inside, err := rtnl.Peer(device)
+	inside, err := peers.Of(device)
 	if err == nil && inside.Attrs().Statistics != nil {
 		c.inPackets, c.inBytes = inside.Attrs().Statistics.RxPackets, inside.Attrs().Statistics.RxBytes
 	}

@@ -188,8 +188,8 @@ func TestCtlHostileNames(t *testing.T) {
 	p := h.pod(t, "c1", conf)
 	p.add(t)
 	for _, args := range [][]string{
-		{"attachments"}, {"attachments", "c1"}, {"attachments", "-o", "wide"}, {"attachments", "-o", "yaml"}, {"flows"}, {"ports"}, {"attachments", hostile}, {"ports", hostile}, {"attachments", "-o", "json"}, {"set", "pods/c1", "ingressPolicy=open"}, {"status"}, {"status", "-o", "json"},
-		{"unload"}, {"set", "pods/" + hostile, "antiSpoof=true"}, {hostile}, {"status", "-o", hostile}, {"status", hostile}, {"set", "pods", hostile + "=1"},
+		{"attachments"}, {"attachments", "c1"}, {"attachments", "-o", "wide"}, {"attachments", "-o", "yaml"}, {"flows"}, {"ports"}, {"attachments", hostile}, {"ports", hostile}, {"attachments", "-o", "json"}, {"set", "pods/c1", "ingressPolicy=open"}, {"status"}, {"status", "-o", "json"}, {"metrics"}, {"metrics", "--containers"},
+		{"metrics", "--listen", hostile}, {"metrics", "--textfile", "/missing/" + hostile + ".prom"}, {"bugreport", "/missing/" + hostile}, {"unload"}, {"set", "pods/" + hostile, "antiSpoof=true"}, {hostile}, {"status", "-o", hostile}, {"status", hostile}, {"set", "pods", hostile + "=1"},
 	} {
 		exit, stdout, stderr := h.ctl(t, args...)
 		wantLinesShown(t, fmt.Sprintf("stdout of %q", args), stdout)

@@ -130,26 +130,26 @@ func lookRPFilter(_ context.Context, h *host) (findings []Finding, err error) {
 }
 
 func lookMTU(_ context.Context, h *host) (findings []Finding, err error) {
-	outside, err := link.FindOutside(h.rtnl)
+	mtu, err := link.OutsideMTU(h.rtnl)
 	if err != nil {
 		return nil, err
 	}
 	for _, n := range h.ours() {
-		if n.config.MTU > outside.MTU {
-			findings = append(findings, warning("remove the key: then the MTU of the route is taken", "%s: mtu %d is more than the %d bytes of the route to the outside: large packets are fragmented or refused", n.name(), n.config.MTU, outside.MTU))
+		if n.config.MTU > mtu {
+			findings = append(findings, warning("remove the key: then the MTU of the route is taken", "%s: mtu %d is more than the %d bytes of the route to the outside: large packets are fragmented or refused", n.name(), n.config.MTU, mtu))
 		}
 	}
 	var large []string
 	for _, device := range h.devices {
-		if h.isOurs(device) && device.Attrs().MTU > outside.MTU {
+		if h.isOurs(device) && device.Attrs().MTU > mtu {
 			large = append(large, fmt.Sprintf("%s (%d)", device.Attrs().Name, device.Attrs().MTU))
 		}
 	}
 	if len(large) > 0 {
 		findings = append(findings, warning("start the containers again, or restore the route's MTU",
-			"the route to the outside has an MTU of %d bytes, and %s more: connections depend on ICMP errors, which many firewalls drop", outside.MTU, list(large)))
+			"the route to the outside has an MTU of %d bytes, and %s more: connections depend on ICMP errors, which many firewalls drop", mtu, list(large)))
 	}
-	return orGood(findings, "no container sends more than the %d bytes of the route to the outside", outside.MTU), nil
+	return orGood(findings, "no container sends more than the %d bytes of the route to the outside", mtu), nil
 }
 
 // lookSubnets finds others that route the containers' addresses elsewhere, or give them out, too.

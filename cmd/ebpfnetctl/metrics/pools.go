@@ -1,0 +1,76 @@
+package metrics
+
+import (
+	"encoding/json"
+	"os"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/ebpfnet/ebpfnet/ipam"
+)
+
+// pool is how much of a network's addresses is taken.
+type pool struct {
+	network string
+	ranges  []ipam.Usage
+}
+
+// conf has those keys of a network configuration, or of one of its plugins, that matter here.
+type conf struct {
+	Name    string          `json:"name"`
+	Type    string          `json:"type"`
+	IPAM    json.RawMessage `json:"ipam"`
+	Plugins []conf          `json:"plugins"`
+}
+
+// poolsIn reads the configurations of a directory. Of two for a network the first counts, as for a runtime. What
+// is no configuration of ours, or none that ADD would take, has no addresses.
+func poolsIn(dir string) ([]pool, error) {
+	files, err := libcni.ConfFiles(dir, []string{".conf", ".conflist", ".json"})
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(files)
+	var pools []pool
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		var list conf
+		isKnown := func(p pool) bool { return p.network == list.Name }
+		if json.Unmarshal(text, &list) != nil || slices.ContainsFunc(pools, isKnown) {
+			continue
+		}
+		p, err := poolOf(list)
+		if err != nil {
+			return nil, err
+		}
+		pools = append(pools, p)
+	}
+	return pools, nil
+}
+
+// poolOf is for a list, or for a single plugin.
+func poolOf(list conf) (pool, error) {
+	p := pool{network: list.Name}
+	for _, plugin := range append(list.Plugins, list) {
+		var section struct {
+			Type string `json:"type"`
+		}
+		if plugin.Type != "ebpfnet" || json.Unmarshal(plugin.IPAM, &section) != nil || !slices.Contains([]string{"host-local", "ebpfnet-ipam"}, section.Type) {
+			continue
+		}
+		config, err := ipam.Parse(list.Name, plugin.IPAM, ipam.Request{})
+		if err != nil {
+			continue
+		}
+		ranges, err := config.Usage()
+		if err != nil {
+			return pool{}, err
+		}
+		p.ranges = append(p.ranges, ranges...)
+	}
+	return p, nil
+}
