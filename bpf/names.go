@@ -87,8 +87,7 @@ const (
 	FlowFINUnacked = DatapathFlowFlagsFLOW_FIN_UNACKED
 	FlowRSTUnknown = DatapathFlowFlagsFLOW_RST_UNKNOWN
 
-	FwdNAT    = DatapathFwdFlagsFWD_NAT
-	FwdNATSrc = DatapathFwdFlagsFWD_NAT_SRC
+	FwdNAT = DatapathFwdFlagsFWD_NAT
 
 	HostPortForward = DatapathHostPortDirHOST_PORT_FORWARD
 	HostPortReverse = DatapathHostPortDirHOST_PORT_REVERSE

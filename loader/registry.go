@@ -47,6 +47,7 @@ var registry = map[string]mapTraits{
 	bpf.MapOffloadTCP:    {flowsPerEntry: 1},
 	bpf.MapOffloadUDP:    {flowsPerEntry: 4}, // UDP entries stay until evicted, so they get less memory
 
+	bpf.MapFwdCache:    {onDemand: true},
 	bpf.MapGeneration:  {onDemand: true},
 	bpf.MapPortNumbers: {onDemand: true},
 	bpf.MapRouteRules:  {onDemand: true},

@@ -1,8 +1,11 @@
 package maps
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -117,35 +120,48 @@ func offloadEntryOf(key bpf.OffloadKey, value bpf.Offload, now uint32) OffloadEn
 	return e
 }
 
-// CacheEntry is an entry of a CPU's forwarding cache: what became of the last packet of one direction of a
-// connection. It says nothing of when.
+// CacheEntry is what became of the last packet of one direction of a connection. It says nothing of when.
 type CacheEntry struct {
 	Protocol Protocol
 	Src, Dst netip.AddrPort
 	NAT      netip.AddrPort // what the source or the destination becomes; invalid: neither changes
-	NATDst   bool           // the destination
-	ByStack  bool           // packets go through the host's stack, and are counted
-	Void     bool           // a change of the plugin's has ended it
+	State    CacheState
 }
 
-// CacheEntries lists the forwarding caches of all CPUs, in no particular order.
+// CacheState is what an entry is good for.
+type CacheState uint8
+
+// The states, the better the later.
+const (
+	CacheVoid   CacheState = iota // a change of the plugin's has ended it
+	CacheStack                    // packets go through the host's stack, and are counted
+	CacheBypass                   // packets bypass it
+)
+
+// String names the state for an operator.
+func (s CacheState) String() string { return [...]string{"void", "stack", "bypass"}[s] }
+
+// CacheEntries lists the forwarding caches of all CPUs, in no particular order. If several CPUs have an entry for
+// a direction, it is the best of them.
 func CacheEntries(dp *loader.Datapath) ([]CacheEntry, error) {
 	generation, err := generationOf(dp)
-	if err != nil {
+	if err = errors.Join(err, dp.OpenOnDemand(bpf.MapFwdCache)); err != nil || dp.FwdCache == nil {
 		return nil, err
 	}
-	var list []CacheEntry
-	var place uint32
-	var values []bpf.FwdEntry
-	all := dp.FwdCache.Iterate()
-	for all.Next(&place, &values) {
-		for _, value := range values {
-			if value.Key.Protocol != 0 {
-				list = append(list, cacheEntryOf(value, generation))
+	best := map[bpf.FwdKey]CacheEntry{}
+	var ofCPUs []bpf.FwdEntry
+	for place := range dp.FwdCache.MaxEntries() {
+		if err := dp.FwdCache.Lookup(place, &ofCPUs); err != nil {
+			return nil, fmt.Errorf("read place %d of the forwarding cache: %w", place, err)
+		}
+		for _, value := range ofCPUs {
+			e := cacheEntryOf(value, generation)
+			if other, found := best[value.Key]; value.Key.Protocol != 0 && (!found || e.State > other.State) {
+				best[value.Key] = e
 			}
 		}
 	}
-	return list, all.Err()
+	return slices.Collect(maps.Values(best)), nil
 }
 
 func cacheEntryOf(value bpf.FwdEntry, generation uint32) CacheEntry {
@@ -154,11 +170,16 @@ func cacheEntryOf(value bpf.FwdEntry, generation uint32) CacheEntry {
 		Protocol: Protocol(key.Protocol),
 		Src:      netip.AddrPortFrom(addrOf(key.Src), key.Sport),
 		Dst:      netip.AddrPortFrom(addrOf(key.Dst), key.Dport),
-		ByStack:  value.Ifindex == 0,
-		Void:     value.Generation != generation,
+		State:    CacheBypass,
+	}
+	switch {
+	case value.Generation != generation:
+		e.State = CacheVoid
+	case value.Ifindex == 0:
+		e.State = CacheStack
 	}
 	if value.Flags&bpf.FwdNAT != 0 {
-		e.NAT, e.NATDst = netip.AddrPortFrom(addrOf(value.NatAddr), value.NatPort), value.Flags&bpf.FwdNATSrc == 0
+		e.NAT = netip.AddrPortFrom(addrOf(value.NatAddr), value.NatPort)
 	}
 	return e
 }

@@ -36,12 +36,14 @@ func newFlows() *cobra.Command {
     egress    opened by a container with an ingress policy: replies are admitted
     claim     the host's own, from a port that masquerading could choose
     rst-held  refused by the host
-    offload   bypasses the host's stack
-    cache     one direction, in the forwarding cache
+    offload   bypasses the host's stack: one way, open, closing or closed
+    cache     one direction, in the CPUs' forwarding caches: bypass (of the
+              stack), stack, or void after a change of the plugin's
 
-States of the first five are netfilter's. -o wide adds the translated address
-and the age, which begins anew after 19 hours. Bytes are not known: a counter
-would cost each packet. "ebpfnetctl top" has those of containers.
+States of the first five are netfilter's. The last two stay when a connection
+has ended, until another one needs the place. -o wide adds the translated
+address and the age, which begins anew after 19 hours. Bytes are not known: a
+counter would cost each packet. "ebpfnetctl top" has those of containers.
 
 ` + containerHelp,
 		Example: `  ebpfnetctl flows
@@ -101,7 +103,7 @@ func flows(cmd *cobra.Command, o flowOptions) error {
 		if p.ForPrograms() {
 			return p.Line(list)
 		}
-		p.Printf("%s  %d flows\n\n", p.Paint(output.Bold, "ebpfnet flows"), len(list))
+		p.Printf("%s  %d entries; q ends\n\n", p.Paint(output.Bold, "ebpfnet flows"), len(list))
 		return flowNoun.Print(p, list)
 	})
 }

@@ -39,7 +39,7 @@ func Flows(attachments []*Attachment, only []*Attachment) ([]Flow, error) {
 	}
 	defer datapath.Close()
 
-	list := flowList{byOwner: map[string]*Attachment{}, byAddr: map[netip.Addr]*Attachment{}, only: only}
+	list := flowList{byOwner: map[string]*Attachment{}, byAddr: map[netip.Addr]*Attachment{}, fromRemote: map[direction]string{}, only: only}
 	for _, a := range attachments {
 		list.byOwner[a.Owner] = a
 		for _, address := range a.Addresses {
@@ -71,7 +71,14 @@ type flowList struct {
 	flows   []Flow
 	byOwner map[string]*Attachment
 	byAddr  map[netip.Addr]*Attachment
-	only    []*Attachment // nil: all
+	// fromRemote has the owners of translated connections, by what their remotes send to the host's addresses.
+	fromRemote map[direction]string
+	only       []*Attachment // nil: all
+}
+
+type direction struct {
+	protocol maps.Protocol
+	from, to netip.AddrPort
 }
 
 // add adds a flow with the attachments of its owner and addresses.
@@ -101,13 +108,14 @@ func (l *flowList) addFlows(datapath *loader.Datapath) error {
 		}
 		f := Flow{Protocol: e.Protocol.String(), State: e.State.String(), Age: seconds(e.Age), Idle: seconds(e.Idle), Replied: &e.Replied}
 		from, to, translated := e.Local, e.Remote, netip.AddrPort{}
+		owner, atHost := fmt.Sprintf("%016x", uint64(e.Owner)), e.Local
 		switch {
 		case e.Kind == bpf.FlowSNAT && e.Owner == 0:
 			f.Kind = "claim"
 		case e.Kind == bpf.FlowSNAT:
 			f.Kind, from, translated = "snat", e.NAT, e.Local
 		case e.Kind == bpf.FlowDNAT:
-			f.Kind, from, to = "dnat", e.Remote, e.NAT
+			f.Kind, from, to, atHost = "dnat", e.Remote, e.NAT, e.NAT
 			if e.NAT != e.Local {
 				translated = e.Local
 			}
@@ -120,7 +128,8 @@ func (l *flowList) addFlows(datapath *loader.Datapath) error {
 		if translated.IsValid() {
 			f.Translated = maps.AddrPortText(translated)
 		}
-		l.add(f, fmt.Sprintf("%016x", uint64(e.Owner)), e.Local, e.Remote, e.NAT)
+		l.fromRemote[direction{e.Protocol, e.Remote, atHost}] = owner
+		l.add(f, owner, e.Local, e.Remote, e.NAT)
 	}
 	return err
 }
@@ -137,17 +146,11 @@ func (l *flowList) addOffloads(datapath *loader.Datapath) error {
 func (l *flowList) addCache(datapath *loader.Datapath) error {
 	entries, err := maps.CacheEntries(datapath)
 	for _, e := range entries {
-		f := Flow{Kind: "cache", Protocol: e.Protocol.String(), State: "bypass", Source: maps.AddrPortText(e.Src), Destination: maps.AddrPortText(e.Dst)}
-		if e.ByStack {
-			f.State = "stack"
-		}
-		if e.Void {
-			f.State = "void"
-		}
+		f := Flow{Kind: "cache", Protocol: e.Protocol.String(), State: e.State.String(), Source: maps.AddrPortText(e.Src), Destination: maps.AddrPortText(e.Dst)}
 		if e.NAT.IsValid() {
 			f.Translated = maps.AddrPortText(e.NAT)
 		}
-		l.add(f, "", e.Src, e.Dst, e.NAT)
+		l.add(f, l.fromRemote[direction{e.Protocol, e.Src, e.Dst}], e.Src, e.Dst, e.NAT)
 	}
 	return err
 }

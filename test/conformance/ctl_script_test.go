@@ -191,7 +191,7 @@ func (s *script) client(ts *testscript.TestScript, _ bool, args []string) {
 		netip.AddrPortFrom(family.Pod(pod), portOf(ts, args[4])))
 }
 
-// ask starts a server, and has a client ask twice: then both directions are established.
+// ask starts a server, and has a client ask until both directions are established, and bypass the stack.
 func (s *script) ask(ts *testscript.TestScript, to, from *testenv.Namespace, protocol string, remote, server netip.AddrPort) {
 	serve := testenv.ServeTCP
 	if protocol == "udp" {
@@ -201,7 +201,7 @@ func (s *script) ask(ts *testscript.TestScript, to, from *testenv.Namespace, pro
 	client, err := testenv.NewClient(testenv.Context(s), from, protocol, netip.AddrPort{}, remote)
 	ts.Check(err)
 	s.Cleanup(func() { client.Close() })
-	for range 2 {
+	for range 16 {
 		_, err = client.Ask(testenv.Context(s), "hello")
 		ts.Check(err)
 	}

@@ -64,7 +64,7 @@ func (n Noun[T]) Table(p *Printer, items []T) {
 		isSentence := func(i int) bool { return columns[i].Wraps }
 		isText := func(i int) bool { return !columns[i].Right }
 		shrink(widths, p.width, 40, isSentence)
-		shrink(widths, p.width, 8, isElastic)
+		shrink(widths, p.width, len("CONTAINER"), isElastic)
 		shrink(widths, p.width, 20, isSentence)
 		shrink(widths, p.width, 4, isText)
 	}
