@@ -173,7 +173,7 @@ func TestCtlNamesNarrowUplink(t *testing.T) {
 		{testenv.SecondUplinkName, sizes{largestSize, 100_000}, "196608 bytes", "100000 bytes eth1"},
 	} {
 		h.raise(t, test.device, test.sizes)
-		_, stdout, stderr := h.ctl(t, "status")
+		_, stdout, stderr := h.ctl(t, "status", "-o", "wide")
 		for family, want := range map[string]string{"IPv6": test.v6, "IPv4": test.v4} {
 			_, line, _ := strings.Cut(stdout, "BIG TCP, "+family)
 			line, _, _ = strings.Cut(line, "\n")

@@ -24,7 +24,7 @@ type layout struct{ key, value reflect.Type }
 
 func of[K, V any]() layout { return layout{reflect.TypeFor[K](), reflect.TypeFor[V]()} }
 
-// layouts are those of the maps in the report. The others have no entries of their own, or packets.
+// layouts are those of the maps in the report. The others repeat what is in these, or have packets.
 var layouts = map[string]layout{
 	bpf.MapDevices:       of[uint32, bpf.Device](),
 	bpf.MapDropTotals:    of[uint32, bpf.DropCount](),
@@ -32,7 +32,7 @@ var layouts = map[string]layout{
 	bpf.MapEndpoints:     of[bpf.Addr, bpf.Endpoint](),
 	bpf.MapFlows:         of[bpf.FlowKey, bpf.Flow](),
 	bpf.MapFragments:     of[bpf.FragmentKey, bpf.Fragment](),
-	bpf.MapFwdCache:      of[bpf.FwdKey, bpf.FwdEntry](),
+	bpf.MapFwdCache:      of[uint32, bpf.FwdEntry](),
 	bpf.MapGatewayRoutes: of[bpf.PrefixKey, bpf.Addr](),
 	bpf.MapGeneration:    of[uint32, uint64](),
 	bpf.MapHostPorts:     of[bpf.HostPortKey, bpf.HostPort](),
@@ -58,8 +58,9 @@ type mapDocument struct {
 }
 
 type mapEntry struct {
-	Key   any `json:"key"`
-	Value any `json:"value"`
+	Key   any  `json:"key"`
+	CPU   *int `json:"cpu,omitempty"` // whose value it is, in a map with one for each CPU
+	Value any  `json:"value"`
 }
 
 // addMaps adds the maps of the calling thread's network namespace, whatever their version.
@@ -106,12 +107,25 @@ func readMap(pin string, known layout) (*mapDocument, error) {
 	key, value := reflect.New(known.key), reflect.New(known.value)
 	all := m.Iterate()
 	for all.Next(key.Interface(), value.Interface()) {
-		if len(d.Entries) == mostEntries {
+		if d.add(key.Elem(), value.Elem()); len(d.Entries) > mostEntries {
+			d.Entries = d.Entries[:mostEntries]
 			return d, fmt.Errorf("it has more than %d entries", mostEntries)
 		}
-		d.Entries = append(d.Entries, mapEntry{plain(key.Elem()), plain(value.Elem())})
 	}
 	return d, all.Err()
+}
+
+// add adds an entry, or one for each CPU that has written its own.
+func (d *mapDocument) add(key, value reflect.Value) {
+	if value.Kind() != reflect.Slice {
+		d.Entries = append(d.Entries, mapEntry{Key: plain(key), Value: plain(value)})
+		return
+	}
+	for cpu := range value.Len() {
+		if of := value.Index(cpu); !of.IsZero() {
+			d.Entries = append(d.Entries, mapEntry{plain(key), &cpu, plain(of)})
+		}
+	}
 }
 
 // plain converts a key or a value for JSON: addresses to text, tokens to hexadecimal digits.
