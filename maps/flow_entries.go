@@ -120,63 +120,56 @@ func offloadEntryOf(key bpf.OffloadKey, value bpf.Offload, now uint32) OffloadEn
 	return e
 }
 
-// CacheEntry is what became of the last packet of one direction of a connection. It says nothing of when.
+// CacheEntry is what became of the last packet of one direction of a connection.
 type CacheEntry struct {
 	Protocol Protocol
 	Src, Dst netip.AddrPort
 	NAT      netip.AddrPort // what the source or the destination becomes; invalid: neither changes
-	State    CacheState
+	State    string         // "bypass"; "stack": packets go through it, and are counted; or "void" after a change of the plugin's
+	Idle     time.Duration  // since the decision was last made, as it is each 50 jiffies of traffic
 }
 
-// CacheState is what an entry is good for.
-type CacheState uint8
-
-// The states, the better the later.
-const (
-	CacheVoid   CacheState = iota // a change of the plugin's has ended it
-	CacheStack                    // packets go through the host's stack, and are counted
-	CacheBypass                   // packets bypass it
-)
-
-// String names the state for an operator.
-func (s CacheState) String() string { return [...]string{"void", "stack", "bypass"}[s] }
-
 // CacheEntries lists the forwarding caches of all CPUs, in no particular order. If several CPUs have an entry for
-// a direction, it is the best of them.
+// a direction, it is the latest.
 func CacheEntries(dp *loader.Datapath) ([]CacheEntry, error) {
 	generation, err := generationOf(dp)
 	if err = errors.Join(err, dp.OpenOnDemand(bpf.MapFwdCache)); err != nil || dp.FwdCache == nil {
 		return nil, err
 	}
-	best := map[bpf.FwdKey]CacheEntry{}
+	now, err := readClock()
+	if err != nil {
+		return nil, err
+	}
+	latest := map[bpf.FwdKey]CacheEntry{}
 	var ofCPUs []bpf.FwdEntry
 	for place := range dp.FwdCache.MaxEntries() {
 		if err := dp.FwdCache.Lookup(place, &ofCPUs); err != nil {
 			return nil, fmt.Errorf("read place %d of the forwarding cache: %w", place, err)
 		}
 		for _, value := range ofCPUs {
-			e := cacheEntryOf(value, generation)
-			if other, found := best[value.Key]; value.Key.Protocol != 0 && (!found || e.State > other.State) {
-				best[value.Key] = e
+			e := cacheEntryOf(value, generation, now)
+			if other, found := latest[value.Key]; value.Key.Protocol != 0 && (!found || e.Idle < other.Idle) {
+				latest[value.Key] = e
 			}
 		}
 	}
-	return slices.Collect(maps.Values(best)), nil
+	return slices.Collect(maps.Values(latest)), nil
 }
 
-func cacheEntryOf(value bpf.FwdEntry, generation uint32) CacheEntry {
+func cacheEntryOf(value bpf.FwdEntry, generation uint32, now clock) CacheEntry {
 	key := value.Key
 	e := CacheEntry{
 		Protocol: Protocol(key.Protocol),
 		Src:      netip.AddrPortFrom(addrOf(key.Src), key.Sport),
 		Dst:      netip.AddrPortFrom(addrOf(key.Dst), key.Dport),
-		State:    CacheBypass,
+		State:    "bypass",
+		Idle:     now.since(value.Updated),
 	}
 	switch {
 	case value.Generation != generation:
-		e.State = CacheVoid
+		e.State = "void"
 	case value.Ifindex == 0:
-		e.State = CacheStack
+		e.State = "stack"
 	}
 	if value.Flags&bpf.FwdNAT != 0 {
 		e.NAT = netip.AddrPortFrom(addrOf(value.NatAddr), value.NatPort)

@@ -44,3 +44,24 @@ func TestOffloadState(t *testing.T) {
 		}
 	}
 }
+
+// TestCacheEntry says what becomes of packets, and since when, around the limits of jiffies.
+func TestCacheEntry(t *testing.T) {
+	for _, test := range []struct {
+		ifindex, generation, updated uint32
+		state                        string
+		idle                         time.Duration
+	}{
+		{3, 7, 100, "bypass", 0},
+		{0, 7, 90, "stack", 40 * time.Millisecond},
+		{0, 8, 90, "void", 40 * time.Millisecond},
+		{3, 8, 101, "void", 0}, // a packet came meanwhile
+		{3, 7, 1<<32 - 10, "bypass", 440 * time.Millisecond},
+	} {
+		value := bpf.FwdEntry{Ifindex: test.ifindex, Generation: test.generation, Updated: test.updated}
+		got := cacheEntryOf(value, 7, clock{now: 100, jiffy: 4 * time.Millisecond})
+		if got.State != test.state || got.Idle != test.idle {
+			t.Errorf("%+v: got %s, idle for %s", test, got.State, got.Idle)
+		}
+	}
+}

@@ -40,10 +40,10 @@ func newFlows() *cobra.Command {
     cache     one direction, in the CPUs' forwarding caches: bypass (of the
               stack), stack, or void after a change of the plugin's
 
-States of the first five are netfilter's. The last two stay when a connection
-has ended, until another one needs the place. -o wide adds the translated
-address and the age, which begins anew after 19 hours. Bytes are not known: a
-counter would cost each packet. "ebpfnetctl top" has those of containers.
+States of the first five are netfilter's. What the cache has not used for a
+minute is left out. -o wide adds the translated address and the age, which
+begins anew after 19 hours. Bytes are not known: a counter would cost each
+packet. "ebpfnetctl top" has those of containers.
 
 ` + containerHelp,
 		Example: `  ebpfnetctl flows

@@ -143,10 +143,17 @@ func (l *flowList) addOffloads(datapath *loader.Datapath) error {
 	return err
 }
 
+// addCache leaves out what was not used for a while: there is no other sign that a connection has ended.
 func (l *flowList) addCache(datapath *loader.Datapath) error {
+	const longest = time.Minute
+
 	entries, err := maps.CacheEntries(datapath)
 	for _, e := range entries {
-		f := Flow{Kind: "cache", Protocol: e.Protocol.String(), State: e.State.String(), Source: maps.AddrPortText(e.Src), Destination: maps.AddrPortText(e.Dst)}
+		if e.Idle > longest {
+			continue
+		}
+		f := Flow{Kind: "cache", Protocol: e.Protocol.String(), State: e.State, Idle: seconds(e.Idle),
+			Source: maps.AddrPortText(e.Src), Destination: maps.AddrPortText(e.Dst)}
 		if e.NAT.IsValid() {
 			f.Translated = maps.AddrPortText(e.NAT)
 		}
