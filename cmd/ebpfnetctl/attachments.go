@@ -72,7 +72,7 @@ var attachmentNoun = output.Noun[*operator.Attachment]{
 			return output.Plain
 		}},
 		{Head: "MAC", Text: func(a *operator.Attachment) string { return a.MAC }, Wide: true},
-		{Head: "ANTI-SPOOF", Text: func(a *operator.Attachment) string { return strconv.FormatBool(a.AntiSpoof) }, Wide: true},
+		{Head: "ANTI-SPOOF", Text: antiSpoofOf, Wide: true},
 		{Head: "INGRESS", Text: func(a *operator.Attachment) string { return rate(a.IngressRate) }, Wide: true, Right: true},
 		{Head: "EGRESS", Text: func(a *operator.Attachment) string { return rate(a.EgressRate) }, Wide: true, Right: true},
 		{Head: "ALIASES", Text: func(a *operator.Attachment) string { return strings.Join(a.Aliases, ",") }, Wide: true},
@@ -94,6 +94,13 @@ func deviceOf(a *operator.Attachment) string {
 		return "gone"
 	}
 	return a.Device
+}
+
+func antiSpoofOf(a *operator.Attachment) string {
+	if a.AntiSpoof {
+		return "on"
+	}
+	return "off"
 }
 
 func rate(bitsPerSecond uint64) string {
@@ -134,9 +141,7 @@ func printAttachment(p *output.Printer, a *operator.Attachment) {
 		line("host port", fmt.Sprintf("%s %s forwards to %s", port.Protocol,
 			netip.AddrPortFrom(port.HostAddress, port.HostPort), netip.AddrPortFrom(port.ContainerAddress, port.ContainerPort)))
 	}
-	if a.AntiSpoof {
-		line("anti-spoof", "on")
-	}
+	line("anti-spoof", antiSpoofOf(a))
 	line("policy", a.IngressPolicy)
 	for _, limit := range []struct {
 		key  string

@@ -24,7 +24,7 @@ bash, zsh or fish. Names that a shell could misread are not completed.`,
 		ValidArgsFunction: cobra.FixedCompletions(shells, cobra.ShellCompDirectiveNoFileComp),
 		RunE: func(cmd *cobra.Command, words []string) error {
 			if len(words) != 1 || !slices.Contains(shells, words[0]) {
-				return usageError{fmt.Errorf("completion %s: expected one of %s", strings.Join(words, " "), strings.Join(shells, ", "))}
+				return usageError{fmt.Errorf("completion: %q: expected one of %s", strings.Join(words, " "), strings.Join(shells, ", "))}
 			}
 			return printCompletion(cmd.Root(), words[0], cmd.OutOrStdout())
 		},

@@ -79,19 +79,21 @@ func hasAddress(a *operator.Attachment, word string) bool {
 // completeContainers completes a CONTAINER by the names of those that are connected.
 func completeContainers(dataDir *string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, words []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		if len(words) > 0 {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		attachments, _ := operator.Attachments(*dataDir) // what can be read
-		var names []cobra.Completion
-		for _, a := range attachments {
-			for _, name := range append([]string{a.ContainerID, containerName(a)}, a.Aliases...) {
-				if name != "" && strings.HasPrefix(name, begun) && output.IsWord(name) {
-					names = append(names, name)
-				}
+		var names []string
+		if len(words) == 0 {
+			attachments, _ := operator.Attachments(*dataDir) // what can be read
+			for _, a := range attachments {
+				names = append(append(names, a.ContainerID, containerName(a)), a.Aliases...)
 			}
 		}
-		slices.Sort(names)
-		return slices.Compact(names), cobra.ShellCompDirectiveNoFileComp
+		return completionsOf(names, begun), cobra.ShellCompDirectiveNoFileComp
 	}
+}
+
+// completionsOf returns those of some names that begin as a word does, and that a shell cannot misread.
+func completionsOf(names []string, begun string) []cobra.Completion {
+	fits := func(name string) bool { return strings.HasPrefix(name, begun) && output.IsWord(name) }
+	names = slices.DeleteFunc(names, func(name string) bool { return !fits(name) })
+	slices.Sort(names)
+	return slices.Compact(names)
 }

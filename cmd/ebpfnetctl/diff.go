@@ -23,8 +23,7 @@ and the host's uplinks and forwarding. What was given is in libcni's cache,
 where runtimes keep it. Exits with 3 if there is a difference.`,
 		Example: `  ebpfnetctl diff
   ebpfnetctl diff -o json | jq -r '.[] | select(.remedy == "repair") | .what'`,
-		Args:              noWords,
-		ValidArgsFunction: cobra.NoFileCompletions,
+		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return diff(cmd, output.New(cmd.OutOrStdout(), flags), dataDir, cacheDir)
 		},

@@ -43,8 +43,7 @@ port, for IPv4 and IPv6. It removes the container afterwards.`,
   ebpfnetctl doctor --fix
   ebpfnetctl doctor --send --to 192.0.2.7:443
   ebpfnetctl doctor -o json | jq -r '.[] | select(.state == "wrong") | .remedy'`,
-		Args:              noWords,
-		ValidArgsFunction: cobra.NoFileCompletions,
+		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return examine(cmd, o)
 		},

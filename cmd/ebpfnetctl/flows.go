@@ -60,7 +60,7 @@ packet. "ebpfnetctl top" has those of containers.
 	addDataDir(cmd, &o.dataDir)
 	cmd.Flags().StringVar(&o.order, "sort", "", "order by `KEY`: age or idle, the longest first")
 	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "list again and again, until q or Ctrl-C")
-	cmd.Flags().DurationVar(&o.interval, "interval", 2*time.Second, "with --watch: how often")
+	cmd.Flags().DurationVar(&o.interval, "interval", 2*time.Second, "with --watch: `TIME` from one list to the next")
 	completeWith(cmd, "sort", "age", "idle")
 	return cmd
 }

@@ -34,9 +34,8 @@ connected, and nothing asks for a password: 127.0.0.1 is for this host alone.`,
 		Example: `  ebpfnetctl metrics
   ebpfnetctl metrics --textfile /var/lib/node_exporter/ebpfnet.prom
   ebpfnetctl metrics --listen 127.0.0.1:9909 --containers`,
-		Args:              noWords,
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE:              func(cmd *cobra.Command, _ []string) error { return exportMetrics(cmd, o) },
+		Args: noWords,
+		RunE: func(cmd *cobra.Command, _ []string) error { return exportMetrics(cmd, o) },
 	}
 	addDataDir(cmd, &o.DataDir)
 	cmd.Flags().StringVar(&o.ConfDir, "conf-dir", defaultConfDir, "`DIR` has the network configurations, with the sizes of ranges")

@@ -30,8 +30,8 @@ func newPorts() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ports [CONTAINER]",
 		Short: "host ports, and where they lead to",
-		Long: `Lists the host ports: address, port and protocol, the container's address and
-port, and whose they are. * is any IPv4 address of the host, [*] any IPv6
+		Long: `Lists the host ports: address, port and protocol, the address and port that they
+lead TO, and whose that is. * is any IPv4 address of the host, [*] any IPv6
 address.
 
 ` + containerHelp,
@@ -68,10 +68,10 @@ var portNoun = output.Noun[hostPort]{
 		{Head: "ADDRESS", Text: hostPort.address},
 		{Head: "PORT", Text: func(p hostPort) string { return strconv.Itoa(int(p.HostPort.HostPort)) }, Right: true},
 		{Head: "PROTOCOL", Text: func(p hostPort) string { return p.Protocol }},
-		{Head: "CONTAINER", Text: func(p hostPort) string {
+		{Head: "TO", Text: func(p hostPort) string {
 			return netip.AddrPortFrom(p.ContainerAddress, p.ContainerPort).String()
 		}},
-		{Head: "WHO", Text: func(p hostPort) string { return p.name }, Elastic: true},
+		{Head: "CONTAINER", Text: func(p hostPort) string { return p.name }, Elastic: true},
 		{Head: "STATE", Text: func(p hostPort) string {
 			if p.Dead {
 				return "dead"

@@ -41,6 +41,7 @@ something has found it.`,
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetHelpTemplate(helpTemplate)
 	root.SetHelpCommand(newHelp())
+	addHelpFlag(root)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%s: %w", cmd.Name(), err)}
 	})
@@ -55,8 +56,10 @@ something has found it.`,
 			if formats := output.FormatNames(command.Flags()); formats != nil {
 				completeWith(command, "output", formats...)
 			}
-			command.InitDefaultHelpFlag()
-			command.Flags().Lookup("help").Usage = "print this help"
+			if takesNoWords := command.ValidateArgs([]string{""}) != nil; takesNoWords {
+				command.ValidArgsFunction = cobra.NoFileCompletions
+			}
+			addHelpFlag(command)
 			root.AddCommand(command)
 		}
 	}
@@ -92,10 +95,16 @@ something has found it.`,
 //go:embed help.tmpl
 var helpTemplate string
 
+func addHelpFlag(cmd *cobra.Command) {
+	cmd.InitDefaultHelpFlag()
+	cmd.Flags().Lookup("help").Usage = "print this help"
+}
+
 func newHelp() *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:     "help [COMMAND]",
-		Short:   "tell what a command does, with examples",
+		Short:   "what a command does, with examples",
+		Long:    "Prints what a command does, its flags, and examples.",
 		Example: "  ebpfnetctl help set",
 		GroupID: groupTool,
 		RunE: func(cmd *cobra.Command, words []string) error {
@@ -106,6 +115,8 @@ func newHelp() *cobra.Command {
 			return target.Help()
 		},
 	}
+	addHelpFlag(cmd)
+	return cmd
 }
 
 // knownCommand is for the words of ebpfnetctl itself: each command that exists has taken its own.

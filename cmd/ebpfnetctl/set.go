@@ -24,7 +24,8 @@ egressBurst of running containers: of all in a network, or of one. The
 configuration still applies to new ones.`,
 		Example: `  ebpfnetctl set pods ingressPolicy=isolated
   ebpfnetctl set pods/4f0c2d/eth0 egressRate=50000000 antiSpoof=true`,
-		RunE: func(cmd *cobra.Command, words []string) error { return set(cmd, words, dataDir) },
+		ValidArgsFunction: completeSettings(&dataDir),
+		RunE:              func(cmd *cobra.Command, words []string) error { return set(cmd, words, dataDir) },
 	}
 	addDataDir(cmd, &dataDir)
 	return cmd
@@ -60,4 +61,22 @@ func set(cmd *cobra.Command, words []string, dataDir string) error {
 		output.Printf(cmd.OutOrStdout(), "%s: %s\n", alias, strings.Join(words[1:], " "))
 	}
 	return err
+}
+
+// completeSettings completes networks and containers, and then keys.
+func completeSettings(dataDir *string) cobra.CompletionFunc {
+	return func(_ *cobra.Command, words []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		var names []string
+		if len(words) > 0 {
+			for _, key := range config.SettingKeys {
+				names = append(names, key+"=")
+			}
+			return completionsOf(names, begun), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+		}
+		attachments, _ := operator.Attachments(*dataDir) // what can be read
+		for _, a := range attachments {
+			names = append(names, a.Network, containerName(a))
+		}
+		return completionsOf(names, begun), cobra.ShellCompDirectiveNoFileComp
+	}
 }

@@ -49,7 +49,7 @@ the stack, so IN lacks it.
 	o.AddToNoun(cmd.Flags())
 	addDataDir(cmd, &o.dataDir)
 	cmd.Flags().StringVar(&o.order, "sort", "bytes", "order by `KEY`: bytes, packets, drops or flows, the most first")
-	cmd.Flags().DurationVar(&o.interval, "interval", 2*time.Second, "measure for so long")
+	cmd.Flags().DurationVar(&o.interval, "interval", 2*time.Second, "measure for `TIME`")
 	cmd.Flags().IntVarP(&o.samples, "samples", "n", 0, "measure `N` times, and exit; 0 on a terminal: until q or Ctrl-C")
 	completeWith(cmd, "sort", "bytes", "packets", "drops", "flows")
 	return cmd
@@ -132,7 +132,7 @@ func (m *meter) print(p *output.Printer) error {
 	for _, t := range m.traffic {
 		in, out = in+t.InBytes, out+t.OutBytes
 	}
-	p.Printf("%s  %d containers, in %s, out %s bytes per second, by %s; q ends\n\n",
+	p.Printf("%s  %d containers, in %s B/s, out %s B/s, sorted by %s; q ends\n\n",
 		p.Paint(output.Bold, "ebpfnet top"), len(m.traffic), short(in), short(out), m.options.order)
 	return trafficNoun.Print(p, m.traffic)
 }

@@ -8,6 +8,9 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
+// SettingKeys are the keys that ParseSettings knows.
+var SettingKeys = []string{"antiSpoof", "ingressPolicy", "ingressRate", "ingressBurst", "egressRate", "egressBurst"}
+
 // ParseSettings parses KEY=VALUE pairs, whose keys are those of the configuration that can change
 // while a container runs.
 func ParseSettings(pairs []string) (s record.Settings, err error) {
@@ -50,7 +53,7 @@ func parseSetting(s *record.Settings, key, value string) error {
 		s.IngressPolicy = policy.String()
 		return err
 	default:
-		return cnierr.Unsupported(key, value, "expected antiSpoof, ingressPolicy, ingressRate, ingressBurst, egressRate or egressBurst")
+		return cnierr.Unsupported(key, value, "expected one of "+strings.Join(SettingKeys, ", "))
 	}
 }
 

@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -12,7 +11,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/rogpeppe/go-internal/testscript"
-	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
@@ -113,18 +111,7 @@ func (s *script) ctl(ts *testscript.TestScript, _ bool, args []string) {
 
 // schema COMMAND holds the JSON on stdout to the schema of a command.
 func (s *script) schema(ts *testscript.TestScript, _ bool, args []string) {
-	_, text, stderr := s.host.ctl(s.T, "schema", args[0])
-	document, err := jsonschema.UnmarshalJSON(strings.NewReader(text))
-	if err != nil {
-		ts.Fatalf("schema %s: %v: %s", args[0], err, stderr)
-	}
-	compiler := jsonschema.NewCompiler()
-	ts.Check(compiler.AddResource(args[0], document))
-	compiled, err := compiler.Compile(args[0])
-	ts.Check(err)
-	value, err := jsonschema.UnmarshalJSON(bytes.NewReader([]byte(ts.ReadFile("stdout"))))
-	ts.Check(err)
-	ts.Check(compiled.Validate(value))
+	ts.Check(s.validate(args[0], ts.ReadFile("stdout")))
 }
 
 // columns N wants no longer line on stdout.
@@ -181,30 +168,34 @@ func (s *script) vanish(ts *testscript.TestScript, _ bool, args []string) {
 // connect CONTAINER PROTOCOL FAMILY PORT opens a connection from a container to the host outside, which stays open.
 func (s *script) connect(ts *testscript.TestScript, _ bool, args []string) {
 	remote := netip.AddrPortFrom(familyOf(ts, args[2]).Outside, portOf(ts, args[3]))
-	s.ask(ts, s.host.Outside, s.pods[args[0]].Namespace, args[1], remote, remote)
+	ts.Check(s.ask(s.host.Outside, s.pods[args[0]].Namespace, args[1], remote, remote))
 }
 
 // client PROTOCOL FAMILY HOSTPORT CONTAINER PORT opens one from the host outside to a host port.
 func (s *script) client(ts *testscript.TestScript, _ bool, args []string) {
 	family, pod := familyOf(ts, args[1]), s.pods[args[3]]
-	s.ask(ts, pod.Namespace, s.host.Outside, args[0], netip.AddrPortFrom(family.Node, portOf(ts, args[2])),
-		netip.AddrPortFrom(family.Pod(pod), portOf(ts, args[4])))
+	ts.Check(s.ask(pod.Namespace, s.host.Outside, args[0], netip.AddrPortFrom(family.Node, portOf(ts, args[2])),
+		netip.AddrPortFrom(family.Pod(pod), portOf(ts, args[4]))))
 }
 
 // ask starts a server, and has a client ask until both directions are established, and bypass the stack.
-func (s *script) ask(ts *testscript.TestScript, to, from *testenv.Namespace, protocol string, remote, server netip.AddrPort) {
+func (s *script) ask(to, from *testenv.Namespace, protocol string, remote, server netip.AddrPort) error {
 	serve := testenv.ServeTCP
 	if protocol == "udp" {
 		serve = testenv.ServeUDP
 	}
 	serve(s, to, server)
 	client, err := testenv.NewClient(testenv.Context(s), from, protocol, netip.AddrPort{}, remote)
-	ts.Check(err)
+	if err != nil {
+		return err
+	}
 	s.Cleanup(func() { client.Close() })
 	for range 16 {
-		_, err = client.Ask(testenv.Context(s), "hello")
-		ts.Check(err)
+		if _, err := client.Ask(testenv.Context(s), "hello"); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 // forge CONTAINER sends a frame that anti-spoofing drops.
