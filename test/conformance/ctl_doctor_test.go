@@ -100,7 +100,10 @@ func TestDoctorDatapath(t *testing.T) {
 	writeConf(t, conf)
 	want(3, "datapath", "good: not loaded yet") // 3: no plugin there
 	load(otherLayout())
-	want(3, "datapath", "wrong: the loaded datapath belongs to another version")
+	want(3, "datapath", "wrong: the loaded datapath belongs to another version of ebpfnet, with another map layout: new")
+	for _, check := range []string{"programs", "uplinks", "foreign-programs", "policy-rules", "maps"} {
+		want(3, check, "unknown: the check could not look: what is loaded cannot be opened")
+	}
 	h.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
 
 	other := loader.Embedded()

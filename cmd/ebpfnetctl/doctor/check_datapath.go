@@ -22,7 +22,7 @@ func lookDatapath(_ context.Context, h *host) ([]Finding, error) {
 		return []Finding{good("not loaded yet: the first ADD loads it")}, nil
 	case errors.Is(err, loader.ErrIncompatible):
 		return []Finding{wrong("install the version that fits, or stop the containers and run `ebpfnetctl unload --yes`",
-			"%v: new containers get no network", err)}, nil
+			"%v, with another map layout: new containers get no network", loader.ErrIncompatible)}, nil
 	case errors.Is(err, loader.ErrNotSupported): // bpffs says why
 		return nil, errors.New("the pins are not safe to open")
 	case err != nil:

@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+	"github.com/ebpfnet/ebpfnet/loader"
 )
 
 // State says how something is.
@@ -51,13 +52,13 @@ var checks = []check{
 	{"bpffs", lookBPFFS},
 	{"datapath", lookDatapath},
 	{"conflist", lookConflist},
-	{"programs", lookPrograms},
-	{"uplinks", lookUplinks},
-	{"foreign-programs", lookForeignPrograms},
+	{"programs", ofLoaded(lookPrograms)},
+	{"uplinks", ofLoaded(lookUplinks)},
+	{"foreign-programs", ofLoaded(lookForeignPrograms)},
 	{"forwarding", lookForwarding},
 	{"ipv6", lookIPv6},
 	{"firewall", lookFirewall},
-	{"policy-rules", lookPolicyRules},
+	{"policy-rules", ofLoaded(lookPolicyRules)},
 	{"br-netfilter", lookBridgeNetfilter},
 	{"rp-filter", lookRPFilter},
 	{"networkd", lookNetworkd},
@@ -65,8 +66,18 @@ var checks = []check{
 	{"subnets", lookSubnets},
 	{"leftovers", lookLeftovers},
 	{"reservations", lookReservations},
-	{"maps", lookMaps},
+	{"maps", ofLoaded(lookMaps)},
 	{"clock", lookClock},
+}
+
+// ofLoaded is a check of what is loaded, if anything is.
+func ofLoaded(look func(context.Context, *host) ([]Finding, error)) func(context.Context, *host) ([]Finding, error) {
+	return func(ctx context.Context, h *host) ([]Finding, error) {
+		if h.errDatapath != nil && !errors.Is(h.errDatapath, loader.ErrNotLoaded) {
+			return nil, errors.New("what is loaded cannot be opened: see the check datapath")
+		}
+		return look(ctx, h)
+	}
 }
 
 // Checks returns the names of all checks.
