@@ -136,7 +136,7 @@ func CacheEntries(dp *loader.Datapath) ([]CacheEntry, error) {
 	if err = errors.Join(err, dp.OpenOnDemand(bpf.MapFwdCache)); err != nil || dp.FwdCache == nil {
 		return nil, err
 	}
-	now, err := readClock()
+	now, err := loader.ReadClock()
 	if err != nil {
 		return nil, err
 	}
@@ -156,14 +156,14 @@ func CacheEntries(dp *loader.Datapath) ([]CacheEntry, error) {
 	return slices.Collect(maps.Values(latest)), nil
 }
 
-func cacheEntryOf(value bpf.FwdEntry, generation uint32, now clock) CacheEntry {
+func cacheEntryOf(value bpf.FwdEntry, generation uint32, now loader.Clock) CacheEntry {
 	key := value.Key
 	e := CacheEntry{
 		Protocol: Protocol(key.Protocol),
 		Src:      netip.AddrPortFrom(addrOf(key.Src), key.Sport),
 		Dst:      netip.AddrPortFrom(addrOf(key.Dst), key.Dport),
 		State:    "bypass",
-		Idle:     now.since(value.Updated),
+		Idle:     now.Since(value.Updated),
 	}
 	switch {
 	case value.Generation != generation:

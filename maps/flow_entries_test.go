@@ -57,9 +57,10 @@ func TestCacheEntry(t *testing.T) {
 		{0, 8, 90, "void", 40 * time.Millisecond},
 		{3, 8, 101, "void", 0}, // a packet came meanwhile
 		{3, 7, 1<<32 - 10, "bypass", 440 * time.Millisecond},
+		{3, 7, 1 << 31, "bypass", (1<<31 + 100) * 4 * time.Millisecond}, // weeks ago
 	} {
 		value := bpf.FwdEntry{Ifindex: test.ifindex, Generation: test.generation, Updated: test.updated}
-		got := cacheEntryOf(value, 7, clock{now: 100, jiffy: 4 * time.Millisecond})
+		got := cacheEntryOf(value, 7, loader.Clock{Now: 100, Jiffy: 4 * time.Millisecond})
 		if got.State != test.state || got.Idle != test.idle {
 			t.Errorf("%+v: got %s, idle for %s", test, got.State, got.Idle)
 		}

@@ -27,14 +27,14 @@ func TestBugreportNouns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.ParseFlags([]string{"--data-dir", "/d", "--cache-dir", "/c"}); err != nil {
+	if err := cmd.ParseFlags([]string{"--data-dir", "/d", "--cache-dir", "/c", "--conf-dir", "/n"}); err != nil {
 		t.Fatal(err)
 	}
 	var got []string
 	for _, words := range nouns(cmd) {
 		got = append(got, strings.Join(words, " "))
 	}
-	for _, want := range []string{"attachments --data-dir=/d", "diff --cache-dir=/c --data-dir=/d", "status", "version"} {
+	for _, want := range []string{"attachments --data-dir=/d", "diff --cache-dir=/c --data-dir=/d", "doctor --cache-dir=/c --conf-dir=/n --data-dir=/d", "status", "version"} {
 		if !slices.Contains(got, want) {
 			t.Errorf("got %q, want %q among them", got, want)
 		}

@@ -33,7 +33,7 @@ var (
 	warnings  = newGauge("host_warnings", "What of the host hinders the datapath: ebpfnetctl status lists it.")
 
 	mapEntries    = newGauge("map_entries", "Entries of a map, except those that traffic fills.", "map")
-	mapMaxEntries = newGauge("map_max_entries", "Room of a map.", "map")
+	mapMaxEntries = newGauge("map_max_entries", "Room of a map; of one with values for each CPU, on each.", "map")
 	mapBytes      = newGauge("map_memory_bytes", "Memory of a map, as the kernel accounts it.", "map")
 
 	dropPackets = newCounter("drops_total", "Packets dropped since the datapath was loaded.", "reason")

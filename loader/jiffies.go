@@ -1,0 +1,52 @@
+package loader
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
+)
+
+// Clock converts the kernel's jiffies, by which programs tell the time in the forwarding cache.
+type Clock struct {
+	Now   uint32 // the lower half, as programs keep it
+	Jiffy time.Duration
+}
+
+// ReadClock asks the kernel by a program, because no file has the number on each host.
+func ReadClock() (c Clock, err error) {
+	raiseMemlock()
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name:         "jiffies",
+		Type:         ebpf.SchedCLS,
+		Instructions: asm.Instructions{asm.FnJiffies64.Call(), asm.Return()},
+		License:      "Dual BSD/GPL",
+	})
+	if err != nil {
+		return Clock{}, fmt.Errorf("load a program that reads jiffies: %w", err)
+	}
+	defer program.Close()
+
+	const shortestFrame = 14
+	if c.Now, err = program.Run(&ebpf.RunOptions{Data: make([]byte, shortestFrame)}); err != nil {
+		return Clock{}, fmt.Errorf("read jiffies: %w", err)
+	}
+	var resolution unix.Timespec
+	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &resolution); err != nil {
+		return Clock{}, fmt.Errorf("read how long a jiffy is: %w", err)
+	}
+	c.Jiffy = time.Duration(resolution.Nano())
+	return c, nil
+}
+
+// Since returns how long ago a moment was, modulo 2^32 jiffies (50 days at 1000 Hz). One just after now is now.
+func (c Clock) Since(then uint32) time.Duration {
+	const mostAfter = 1000
+
+	if then-c.Now <= mostAfter {
+		return 0
+	}
+	return time.Duration(c.Now-then) * c.Jiffy
+}
