@@ -67,20 +67,20 @@ func TestNounsHaveSchemas(t *testing.T) {
 // TestUsage wants exit code 2, nothing on stdout, and what is expected.
 func TestUsage(t *testing.T) {
 	for want, args := range map[string][]string{
-		"did you mean status?": {"stauts"},
-		"no such command: x":   {"help", "x"},
-		`\x1b[2J`:              {"\x1b[2J"},
-		"expected text, wide, json, yaml or name":                  {"status", "-o", "xml"},
-		"expected text, json or yaml":                              {"upgrade", "-o", "name"},
-		`status: unexpected argument "all"`:                        {"status", "all"},
-		"unknown flag: --verbose":                                  {"status", "--verbose"},
-		"expected one of attachments":                              {"schema", "../schema/status"},
-		"expected NETWORK[/CONTAINER[/INTERFACE]]":                 {"set", "pods"},
-		`attachments: unexpected argument "b"`:                     {"attachments", "a", "b"},
-		"load: unknown shorthand flag: 'o' in -o":                  {"load", "-o", "json"},
-		"unload: unknown flag: --force":                            {"unload", "--force"},
-		"flag needs an argument: --data-dir":                       {"repair", "--data-dir"},
-		"version: unexpected argument \"\\\"\" (`ebpfnetctl help`": {"version", `"`},
+		"did you mean status? (`ebpfnetctl help` lists the commands)": {"stauts"},
+		"no such command: x": {"help", "x"},
+		`\x1b[2J`:            {"\x1b[2J"},
+		"expected text, wide, json, yaml or name":                               {"status", "-o", "xml"},
+		"expected text, json or yaml":                                           {"upgrade", "-o", "name"},
+		`status: unexpected argument "all"`:                                     {"status", "all"},
+		"unknown flag: --verbose":                                               {"status", "--verbose"},
+		"expected one of attachments":                                           {"schema", "../schema/status"},
+		"expected NETWORK[/CONTAINER[/INTERFACE]]":                              {"set", "pods"},
+		`attachments: unexpected argument "b"`:                                  {"attachments", "a", "b"},
+		"load: unknown shorthand flag: 'o' in -o":                               {"load", "-o", "json"},
+		"unload: unknown flag: --force":                                         {"unload", "--force"},
+		"flag needs an argument: --data-dir":                                    {"repair", "--data-dir"},
+		"version: unexpected argument \"\\\"\" (see `ebpfnetctl help version`)": {"version", `"`},
 	} {
 		code, stdout, stderr := runIn(t, args...)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, want) {

@@ -8,6 +8,8 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/spf13/cobra"
+
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 )
 
@@ -38,7 +40,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if file, ok := stdout.(*output.File); ok && file.Err != nil {
 		err = file.Err
 	}
@@ -48,10 +50,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.Is(err, errFound):
 		return exitFound
 	case errors.As(err, new(usageError)):
-		output.Printf(stderr, "ebpfnetctl: %v (`ebpfnetctl help` lists the commands)\n", err)
+		output.Printf(stderr, "ebpfnetctl: %v (%s)\n", err, whereToRead(root, cmd))
 		return exitUsage
 	default:
 		output.Printf(stderr, "ebpfnetctl: %v\n", err)
 		return exitError
 	}
+}
+
+// whereToRead says where the help is that somebody needs who has called a command with wrong arguments.
+func whereToRead(root, cmd *cobra.Command) string {
+	if cmd == root || cmd.Name() == "help" {
+		return "`ebpfnetctl help` lists the commands"
+	}
+	return "see `ebpfnetctl help " + cmd.Name() + "`"
 }
