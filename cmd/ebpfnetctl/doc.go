@@ -9,8 +9,9 @@
 //
 // What it prints on stdout goes through an [output.Printer]. A noun has an [output.Flags] with AddToNoun,
 // and an [output.Noun] with its columns: Print then does -o text, wide, json, yaml and name. Something that
-// is no list is printed by Document. What is JSON has a file schema/NAME.json, to which a test holds it. The bug
-// report takes each noun that needs no argument.
+// is no list is printed by Document. What is JSON has a file schema/NAME.json, to which a test holds it. The
+// bug report takes each noun that needs no argument.
+//
 // Words on stderr are for errors, which the command returns, and for [output.Waiting].
 //
 // A command that looks for something returns errFound after it has printed what it has found: exit code 3.
@@ -19,7 +20,8 @@
 // with a live picture uses live. What is longer than its file is a room of its own below this directory,
 // in the list of plugin/imports_test.go.
 //
-// A new command also has its lines in README.md, and a script in test/conformance/testdata/ctl.
+// A new command also has its lines in README.md, and a script in test/conformance/testdata/ctl. TestCtlNouns
+// holds each noun to what all nouns promise; it has the arguments that some of them need.
 //
 // # Rooms
 //
