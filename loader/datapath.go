@@ -13,6 +13,7 @@
 //   - upgrade.go: replaces the loaded programs by others. The maps stay, and one
 //     rename decides which programs are in use.
 //   - unload.go: removes everything.
+//   - copy.go (testrun.go): copies the programs, to try what they would do to a packet.
 //
 // registry.go has the decisions about maps. The package imports bpf and its own leaf
 // packages flock and rtnl; maps, the plugin and the commands import it.

@@ -72,6 +72,15 @@ func (h *cacheHost) atOnce(t *testing.T, fn func() error) error {
 	return err
 }
 
+// skBuff is the head of struct __sk_buff. The kernel accepts only some fields from a test, and wants the others
+// to be 0.
+type skBuff struct {
+	_       [10]uint32
+	Ifindex uint32
+	_       uint32
+	CB      [5]uint32
+}
+
 // tagReader runs from_container, and reads the tag that the packet has afterwards. The kernel does not
 // return tc_index to a test: a caller of the program's function copies it to cb.
 type tagReader struct{ *ebpf.Collection }

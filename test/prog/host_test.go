@@ -268,27 +268,24 @@ func probeIngressDevice() error {
 		return err
 	}
 	defer program.Close()
-	_, err = program.Run(&ebpf.RunOptions{Data: make([]byte, 64), Context: skBuff{IngressIfindex: 1}})
+	_, _, err = loader.TestRun(program, loader.Packet{Frame: make([]byte, 64), Ingress: 1})
 	return err
 }
 
 func (h *host) flows() *ebpf.Map       { return h.programs.Maps[bpf.MapFlows] }
 func (h *host) flowsBackup() *ebpf.Map { return h.programs.Maps[bpf.MapFlowsBackup] }
 
-// skBuff is the head of struct __sk_buff. The kernel accepts only some fields from a test, and
-// wants the others to be 0.
-type skBuff struct {
-	_              [9]uint32
-	IngressIfindex uint32
-	Ifindex        uint32
-	_              uint32
-	CB             [5]uint32
-}
-
 // run runs a program on a frame, without the Ethernet header if its devices have none. The
 // calling thread must be in the namespace.
 func (h *host) run(program string, frame []byte) (verdict uint32, result []byte, err error) {
-	const room = 2048 // for programs that grow the packet, and for queued fragments
+	run := func(program string, p loader.Packet) (uint32, []byte, error) {
+		return loader.TestRun(h.programs.Programs[program], p)
+	}
+	return h.runBy(run, program, frame)
+}
+
+// runBy is run for a program or for its copy.
+func (h *host) runBy(run func(string, loader.Packet) (uint32, []byte, error), program string, frame []byte) (verdict uint32, result []byte, err error) {
 	header := frame[:0]
 	if isL3(program) {
 		header, frame = frame[:etherLen], frame[etherLen:]
@@ -296,17 +293,13 @@ func (h *host) run(program string, frame []byte) (verdict uint32, result []byte,
 	if err := h.addressTo(program, frame); err != nil {
 		return 0, nil, err
 	}
-	options := ebpf.RunOptions{
-		Data:    frame,
-		DataOut: make([]byte, len(frame)+room),
-		Context: skBuff{Ifindex: uint32(h.device(program).Index), IngressIfindex: h.ingress},
-	}
-	if h.tag != 0 {
-		err = h.runTagged(program, &options, &verdict)
-	} else {
-		verdict, err = h.programs.Programs[program].Run(&options)
-	}
-	return verdict, append(bytes.Clone(header), options.DataOut...), err
+	verdict, result, err = run(program, h.packet(program, frame))
+	return verdict, append(bytes.Clone(header), result...), err
+}
+
+// packet is a frame as the program's hook receives it.
+func (h *host) packet(program string, frame []byte) loader.Packet {
+	return loader.Packet{Frame: frame, Device: h.device(program).Index, Ingress: int(h.ingress), Tag: h.tag}
 }
 
 // runInside is run for any thread.

@@ -113,11 +113,15 @@ func (h *host) check(program string, s scene, r row) error {
 		h.ingress = uint32(h.other(program).Index)
 		defer func() { h.ingress = 0 }()
 	}
+	told, errTold := h.foretell(program, s, packet, frame, r.ports)
 	verdict, result, err := h.runInside(program, frame)
 	if err != nil {
 		if untestable(program, frame) {
 			return nil
 		}
+		return err
+	}
+	if err := errors.Join(errTold, told.compare(verdict, result)); err != nil {
 		return err
 	}
 	if err := errors.Join(checkVerdict(verdict, r.verdict()), h.checkCounters(r.drop, sizeFor(program, frame))); err != nil {

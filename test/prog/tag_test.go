@@ -2,13 +2,9 @@ package prog
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
-
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -84,38 +80,6 @@ func (h *host) putRouted(s scene, p testenv.Packet) error {
 		Src: wire(p.Src), Dst: wire(p.Dst), Sport: sport, Dport: dport, Ifindex: uint32(h.uplink.Index), Protocol: s.number(),
 		Ipv6: flag[p.Src.Is6()], HasPorts: flag[slices.Contains(protos, s.proto)],
 	}, Tag: tag})
-}
-
-// runTagged runs a program on a packet with tc_index. The kernel does not take that from a test, but
-// a program may set it: this one takes the value from cb, and goes on with the program under test.
-func (h *host) runTagged(program string, options *ebpf.RunOptions, verdict *uint32) error {
-	next, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-	if err != nil {
-		return err
-	}
-	defer next.Close()
-	if err := next.Put(uint32(0), h.programs.Programs[program]); err != nil {
-		return err
-	}
-	const tcIndex, cb = 44, 48 // in struct __sk_buff
-	setter, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: asm.Instructions{
-		asm.LoadMem(asm.R2, asm.R1, cb, asm.Word),
-		asm.StoreMem(asm.R1, tcIndex, asm.R2, asm.Word),
-		asm.LoadMapPtr(asm.R2, next.FD()),
-		asm.Mov.Imm(asm.R3, 0),
-		asm.FnTailCall.Call(),
-		asm.Mov.Imm(asm.R0, 99), // no program
-		asm.Return(),
-	}})
-	if err != nil {
-		return fmt.Errorf("load the program that sets tc_index: %w", err)
-	}
-	defer setter.Close()
-	context := options.Context.(skBuff)
-	context.CB[0] = h.tag
-	options.Context = context
-	*verdict, err = setter.Run(options)
-	return err
 }
 
 // routedTag is the tag of a packet to a pod's own address that has no flow.
