@@ -32,6 +32,7 @@
 //	output     tables, JSON, YAML, names; colors; what a terminal has room for
 //	runtimes   which network configuration container runtimes take, and where they look for plugins
 //	screen     a picture that is drawn anew until q or Ctrl-C
+//	trace      the way of a packet, by copies of the programs
 //	wanted     CHECK for all containers, by what libcni's cache knows of them
 //	schema     JSON schemas
 //

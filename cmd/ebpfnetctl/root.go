@@ -73,6 +73,7 @@ something has found it.`,
 		newPorts(),
 		newStatus(),
 		newTop(),
+		newTrace(),
 	)
 	add(groupChange,
 		newLoad(),

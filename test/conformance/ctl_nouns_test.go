@@ -15,8 +15,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// verbs have a schema, too.
-var verbs = []string{"repair", "upgrade"}
+// verbs have a schema, too. trace is one: what it asks is tried, and nothing is listed.
+var verbs = []string{"repair", "trace", "upgrade"}
 
 // TestCtlNouns holds each noun to what all nouns promise: formats, headings, colors, completion, and exit codes.
 func TestCtlNouns(t *testing.T) {

@@ -1,0 +1,225 @@
+package trace
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
+)
+
+// Seen is a real packet, as a device of the host had it.
+type Seen struct {
+	Time    time.Time `json:"time"`
+	Device  string    `json:"device"`
+	Leaving bool      `json:"leaving"` // after the programs; else before them
+	Flags   string    `json:"flags,omitempty"`
+	Bytes   int       `json:"bytes"`   // of the frame; several segments may be in one
+	LeftOut uint64    `json:"leftOut"` // packets before this one that were not told, because there were too many
+}
+
+// perSecond bounds what is told: each packet takes a look at all entries.
+const perSecond = 10
+
+// Live tells the way of each real packet between two ends, in both directions, until ctx is done. What a device
+// receives is traced, as a packet that is like it; of what leaves, the packet itself is told. The packets are read
+// by a socket, which the kernel closes with the process: the datapath knows nothing of it.
+func Live(ctx context.Context, attachments []*operator.Attachment, o Options, each func(*Trace) error) error {
+	w, err := newWalk(ctx, attachments)
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	fd, err := listen(append(o.From.addresses(), o.To.addresses()...))
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+
+	l := &listener{walker: w, options: o, fd: fd, began: time.Now()}
+	for ctx.Err() == nil {
+		told, err := l.next()
+		if err != nil {
+			return err
+		}
+		if told == nil {
+			continue
+		}
+		if err := each(told); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addresses returns the addresses that a socket can filter by: none for the host and the outside.
+func (e End) addresses() (list []netip.Addr) {
+	for _, a := range e.Container {
+		for _, address := range a.Addresses {
+			list = append(list, address.Address)
+		}
+	}
+	if e.Address.IsValid() {
+		list = append(list, e.Address)
+	}
+	return list
+}
+
+// listen opens a socket that receives all packets from or to one of some addresses, on all devices.
+func listen(addresses []netip.Addr) (fd int, err error) {
+	fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0) // it receives nothing yet
+	if err != nil {
+		return -1, fmt.Errorf("open a packet socket: %w", err)
+	}
+	filter := filterOf(addresses)
+	protocols := uint16(unix.ETH_P_ALL<<8 | unix.ETH_P_ALL>>8&0xff)
+	if binary.NativeEndian.Uint16([]byte{0, 1}) == 1 {
+		protocols = unix.ETH_P_ALL
+	}
+	wait := unix.Timeval{Usec: 200_000} // to look whether the command is to end
+	err = errors.Join(
+		unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
+		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocols}),
+	)
+	if err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("listen to packets: %w", err)
+	}
+	return fd, nil
+}
+
+// filterOf returns a classic BPF program that passes packets from or to one of some addresses, or all if there is none,
+// and 256 bytes of each.
+func filterOf(addresses []netip.Addr) []unix.SockFilter {
+	const load, equal, give, network, most = 0x20, 0x15, 0x06, 0xfff00000, 256 // BPF_LD|W|ABS, BPF_JEQ, BPF_RET, SKF_NET_OFF
+	var filter []unix.SockFilter
+	if len(addresses) == 0 {
+		return []unix.SockFilter{{Code: give, K: most}}
+	}
+	slices.SortFunc(addresses, netip.Addr.Compare) // IPv4 first: a load behind the end of a packet ends the filter
+	for _, addr := range addresses {
+		words := addr.AsSlice()
+		offsets := []uint32{12, 16}
+		if addr.Is6() {
+			offsets = []uint32{8, 24}
+		}
+		for _, offset := range offsets {
+			n := len(words) / 4
+			for i := range n {
+				filter = append(filter,
+					unix.SockFilter{Code: load, K: network + offset + uint32(4*i)},
+					unix.SockFilter{Code: equal, Jf: uint8(2*(n-i) - 1), K: binary.BigEndian.Uint32(words[4*i:])})
+			}
+			filter = append(filter, unix.SockFilter{Code: give, K: most})
+		}
+	}
+	return append(filter, unix.SockFilter{Code: give})
+}
+
+// listener reads real packets.
+type listener struct {
+	*walker
+	options Options
+	fd      int
+	began   time.Time // this second
+	told    int       // in it
+	leftOut uint64
+}
+
+// next returns what is to be told of the next packet; nil: nothing.
+func (l *listener) next() (*Trace, error) {
+	buffer := make([]byte, 512)
+	n, from, err := unix.Recvfrom(l.fd, buffer, unix.MSG_TRUNC)
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENETDOWN) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("receive a packet: %w", err)
+	}
+	at, isLink := from.(*unix.SockaddrLinklayer)
+	p, ok := parse(buffer[:min(n, len(buffer))])
+	if !isLink || !ok || !l.isWanted(p) {
+		return nil, nil
+	}
+	if time.Since(l.began) > time.Second {
+		l.began, l.told = time.Now(), 0
+	}
+	if l.told++; l.told > perSecond {
+		l.leftOut++
+		return nil, nil
+	}
+	seen := &Seen{Time: time.Now(), Device: l.linkName(at.Ifindex), Leaving: at.Pkttype == unix.PACKET_OUTGOING, Flags: flagsText(p), Bytes: n, LeftOut: l.leftOut}
+	l.leftOut = 0
+	return l.tellSeen(p, at.Ifindex, seen)
+}
+
+// tellSeen traces a packet that a device has received, and only names others.
+func (l *listener) tellSeen(p packet, device int, seen *Seen) (*Trace, error) {
+	_, isContainer := l.devices[device]
+	_, isUplink := l.uplinks[device]
+	t := &Trace{Protocol: strings.TrimSuffix(p.protocol.String(), "v6"), Seen: seen}
+	l.way = &Way{Source: maps.AddrPortText(p.src), Destination: maps.AddrPortText(p.dst), Steps: []Step{}}
+	t.Request = l.way
+	switch {
+	case seen.Leaving:
+		l.arrives(p, End{})
+		return t, l.end(Sent, "leaves by %s", seen.Device)
+	case !isContainer && !isUplink:
+		return nil, nil // another device has it, too
+	}
+	flags := p.tcpFlags &^ (tcpFIN | tcpRST) // a program would send conntrack a copy of an end
+	if err := errors.Join(l.read(), l.fill(&p)); err != nil {
+		return nil, err
+	}
+	p.tcpFlags, l.outside = flags, 0
+	source, destination := p.frame[6:12], p.frame[:6]
+	p.build(source, destination)
+	if isUplink {
+		return t, l.fromUplink(p, device, 0)
+	}
+	return t, l.fromContainer(p, device)
+}
+
+// isWanted returns whether a packet goes between the two ends, as far as addresses tell before or after translation.
+func (l *listener) isWanted(p packet) bool {
+	if p.protocol != protocolOf(l.options.Protocol, p.src.Addr().Is6()) {
+		return false
+	}
+	isAnyPort := l.options.ToPort == 0 || p.protocol != maps.TCP && p.protocol != maps.UDP
+	for _, f := range [][2]netip.AddrPort{{p.src, p.dst}, {p.dst, p.src}} {
+		isFrom, isTo := l.isAt(l.options.From, f[0].Addr()), l.isAt(l.options.To, f[1].Addr())
+		// One end's address may be translated; with the other one and the port it is the flow's still.
+		if (isFrom && isTo || isTo && l.isHost(f[0].Addr()) || isFrom && l.isHost(f[1].Addr())) && (isAnyPort || f[1].Port() == l.options.ToPort) {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *listener) isHost(addr netip.Addr) bool { return l.isAt(End{Host: true}, addr) }
+
+func (l *listener) isAt(e End, addr netip.Addr) bool {
+	_, isContainer := l.endpoints[addr]
+	switch {
+	case e.Host || e.Outside:
+		route, err := l.routeTo(addr)
+		isLocal := err == nil && route.Type == unix.RTN_LOCAL
+		return !isContainer && isLocal == e.Host
+	default:
+		for _, own := range e.addresses() {
+			if own == addr {
+				return true
+			}
+		}
+		return false
+	}
+}

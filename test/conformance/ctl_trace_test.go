@@ -1,0 +1,311 @@
+package conformance
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// tracedWay is a way as `ebpfnetctl trace -o json` tells it.
+type tracedWay struct {
+	Fate             string         `json:"fate"`
+	Verdict          string         `json:"verdict"`
+	FinalSource      netip.AddrPort `json:"finalSource"`
+	FinalDestination netip.AddrPort `json:"finalDestination"`
+}
+
+// trace runs `ebpfnetctl trace --reply`.
+func (h *host) trace(t *testing.T, exit int, from, to netip.AddrPort, protocol string) (request, reply tracedWay) {
+	t.Helper()
+	code, stdout, stderr := h.ctl(t, "trace", from.String(), to.String()+"/"+protocol, "--reply", "-o", "json")
+	if code != exit {
+		t.Fatalf("trace: got exit code %d, want %d: %s%s", code, exit, stdout, stderr)
+	}
+	var told struct{ Request, Reply tracedWay }
+	if err := json.Unmarshal([]byte(stdout), &told); err != nil {
+		t.Fatalf("%v: %s", err, stdout)
+	}
+	return told.Request, told.Reply
+}
+
+// TestTraceAgrees has trace tell what becomes of the first packet of a connection, and of its reply, and then
+// opens that very connection: the server must see the same addresses and ports.
+func TestTraceAgrees(t *testing.T) {
+	h := newHost(t)
+	runtime := testenv.NewRuntime(t, h.Node, []byte(scriptConflist), filepath.Dir(h.plugin))
+	client := runtime.AddPod(t, "client", nil)
+	web := runtime.AddPod(t, "web", map[string]any{"portMappings": []any{map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}})
+	for _, family := range testenv.Families {
+		protocol := map[bool]string{true: "tcp", false: "udp"}[family.Is4()]
+		inWeb, inClient := family.Pod(web), family.Pod(client)
+		if err := h.Outside.AddRoute(netip.PrefixFrom(inWeb, inWeb.BitLen()), family.Node); err != nil {
+			t.Fatal(err)
+		}
+		loopback := netip.MustParseAddr("127.0.0.1")
+		if family.Node.Is6() {
+			loopback = netip.IPv6Loopback()
+		}
+		for i, c := range []struct {
+			name    string
+			from    *testenv.Namespace
+			local   netip.Addr
+			remote  netip.AddrPort
+			to      *testenv.Namespace
+			server  netip.AddrPort
+			onlyTCP bool
+		}{
+			{"pod to outside", client.Namespace, inClient, netip.AddrPortFrom(family.Outside, 7001), h.Outside, netip.AddrPortFrom(family.Outside, 7001), false},
+			{"pod to pod", client.Namespace, inClient, netip.AddrPortFrom(inWeb, 7002), web.Namespace, netip.AddrPortFrom(inWeb, 7002), false},
+			{"outside to host port", h.Outside, family.Outside, netip.AddrPortFrom(family.Node, 8080), web.Namespace, netip.AddrPortFrom(inWeb, 80), true},
+			{"outside to pod", h.Outside, family.Outside, netip.AddrPortFrom(inWeb, 7003), web.Namespace, netip.AddrPortFrom(inWeb, 7003), false},
+			{"pod to host port", client.Namespace, inClient, netip.AddrPortFrom(family.Node, 8080), web.Namespace, netip.AddrPortFrom(inWeb, 80), true},
+			{"pod to its own host port", web.Namespace, inWeb, netip.AddrPortFrom(family.Node, 8080), web.Namespace, netip.AddrPortFrom(inWeb, 80), true},
+			{"host to host port", h.Node, loopback, netip.AddrPortFrom(loopback, 8080), web.Namespace, netip.AddrPortFrom(inWeb, 80), true},
+			{"pod to host", client.Namespace, inClient, netip.AddrPortFrom(family.Node, 7004), h.Node, netip.AddrPortFrom(family.Node, 7004), false},
+			{"host to pod", h.Node, family.Node, netip.AddrPortFrom(inWeb, 7005), web.Namespace, netip.AddrPortFrom(inWeb, 7005), false},
+		} {
+			protocol := protocol
+			if c.onlyTCP {
+				protocol = "tcp"
+			}
+			t.Run(strings.Join([]string{c.name, family.Name, protocol}, " "), func(t *testing.T) {
+				local := netip.AddrPortFrom(c.local, uint16(41000+i))
+				request, reply := h.trace(t, 0, local, c.remote, protocol)
+				serve := testenv.ServeTCP
+				if protocol == "udp" {
+					serve = testenv.ServeUDP
+				}
+				serve(t, c.to, c.server)
+				client, err := testenv.NewClient(testenv.Context(t), c.from, protocol, local, c.remote)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer client.Close()
+				got, err := client.Ask(testenv.Context(t), "hello")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if request.FinalSource != got.Peer || request.FinalDestination != c.server {
+					t.Errorf("request: trace tells %+v; the server at %v saw %v", request, c.server, got.Peer)
+				}
+				if reply.FinalSource != c.remote || reply.FinalDestination != local {
+					t.Errorf("reply: trace tells %+v; the client at %v asked %v", reply, local, c.remote)
+				}
+			})
+		}
+	}
+}
+
+// TestTraceAgreesOnDrops has trace tell why a packet is dropped, and sends it: the status counts the same reason.
+func TestTraceAgreesOnDrops(t *testing.T) {
+	h := newHost(t)
+	runtime := testenv.NewRuntime(t, h.Node, []byte(scriptConflist), filepath.Dir(h.plugin))
+	vault, client := runtime.AddPod(t, "vault", nil), runtime.AddPod(t, "client", nil)
+	if code, _, stderr := h.ctl(t, "set", "pods/vault/eth0", "ingressPolicy=isolated"); code != 0 {
+		t.Fatal(stderr)
+	}
+	for _, family := range testenv.Families {
+		local, remote := netip.AddrPortFrom(family.Pod(client), 41000), netip.AddrPortFrom(family.Pod(vault), 7001)
+		_, before, _ := h.ctl(t, "status", "-o", "json")
+		request, _ := h.trace(t, 3, local, remote, "udp")
+		if _, after, _ := h.ctl(t, "status", "-o", "json"); after != before {
+			t.Fatalf("trace has changed the status to %s from %s", after, before)
+		}
+		_, reason, _ := strings.Cut(request.Verdict, "drops it: ")
+		if request.Fate != "dropped" || reason != "sender denied by ingressPolicy" {
+			t.Errorf("trace tells %+v, want a drop by the policy", request)
+		}
+		if family.Node.Is6() {
+			continue // the counter has one for both
+		}
+		conn, err := client.DialFrom(testenv.Context(t), "udp", local, remote)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := conn.Write([]byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, "the status to count the drop", func() error {
+			_, stdout, _ := h.ctl(t, "status", "-o", "json")
+			if _, containers, _ := strings.Cut(stdout, `"containers"`); !strings.Contains(containers, fmt.Sprintf("%q", reason)) {
+				return errors.New(stdout)
+			}
+			return nil
+		})
+	}
+}
+
+// TestTraceLeavesNothing dumps all pinned maps before and after traces of known and new connections, in which
+// programs write flows, notes, counters and decisions: the dumps are equal.
+func TestTraceLeavesNothing(t *testing.T) {
+	h := newHost(t)
+	small := strings.Replace(scriptConflist, `"ipMasq"`, `"maxFlows": 1024, "ipMasq"`, 1) // which makes the dumps quick
+	runtime := testenv.NewRuntime(t, h.Node, []byte(small), filepath.Dir(h.plugin))
+	client, vault := runtime.AddPod(t, "client", nil), runtime.AddPod(t, "vault", nil)
+	if code, _, stderr := h.ctl(t, "set", "pods/vault/eth0", "ingressPolicy=isolated"); code != 0 {
+		t.Fatal(stderr)
+	}
+	family := testenv.Families[0]
+	remote := netip.AddrPortFrom(family.Outside, 7001)
+	testenv.ServeTCP(t, h.Outside, remote)
+	conn, err := testenv.NewClient(testenv.Context(t), client.Namespace, "tcp", netip.AddrPort{}, remote)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for range 20 { // then it is offloaded
+		if _, err := conn.Ask(testenv.Context(t), "hello"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := h.dumpMaps(t)
+	for _, way := range []struct {
+		exit     int
+		from, to string
+	}{
+		{0, conn.Local().String(), remote.String()},
+		{0, "client", remote.String() + "/udp"},
+		{0, "outside", family.Node.String()},
+		{3, "client", family.Pod(vault).String() + ":80"},
+		{0, "vault", family.Pod(client).String() + "/icmp"},
+	} {
+		if code, stdout, stderr := h.ctl(t, "trace", way.from, way.to, "--reply"); code != way.exit {
+			t.Fatalf("trace %s %s: got exit code %d, want %d: %s%s", way.from, way.to, code, way.exit, stdout, stderr)
+		}
+	}
+	after := h.dumpMaps(t)
+	for name, entries := range before {
+		if !maps.Equal(entries, after[name]) {
+			t.Errorf("map %s: got %x after traces, want %x", name, after[name], entries)
+		}
+	}
+	if len(before["flows"]) == 0 || len(before["offload_tcp"]) == 0 {
+		t.Errorf("flows, offload_tcp: got %d and %d entries, want some that could change", len(before["flows"]), len(before["offload_tcp"]))
+	}
+}
+
+// dumpMaps returns the entries of all pinned maps, but for memory of one packet and what is per CPU, which packets of
+// the host's own (neighbor discovery) use.
+func (h *host) dumpMaps(t *testing.T) map[string]map[string]string {
+	t.Helper()
+	all := map[string]map[string]string{}
+	err := h.Node.Do(func() error {
+		datapath, err := loader.OpenLoaded()
+		if err != nil {
+			return err
+		}
+		defer datapath.Close()
+		pins, err := filepath.Glob(filepath.Join(datapath.Dir(), "maps", "*"))
+		for _, pin := range pins {
+			m, errPin := ebpf.LoadPinnedMap(pin, nil)
+			if errPin != nil {
+				return errPin
+			}
+			if m.Type() != ebpf.PerCPUArray {
+				all[filepath.Base(pin)], errPin = dumpMap(m)
+			}
+			err = errors.Join(err, errPin, m.Close())
+		}
+		return err
+	})
+	if err != nil || len(all) < 20 {
+		t.Fatalf("dump the maps: got %d of them: %v", len(all), err)
+	}
+	return all
+}
+
+func dumpMap(m *ebpf.Map) (map[string]string, error) {
+	entries := map[string]string{}
+	key, err := m.NextKeyBytes(nil)
+	for key != nil && err == nil {
+		var value []byte
+		if value, err = m.LookupBytes(key); err == nil {
+			if strings.Trim(string(value), "\x00") != "" {
+				entries[string(key)] = string(value)
+			}
+			key, err = m.NextKeyBytes(key)
+		}
+	}
+	return entries, err
+}
+
+// TestTraceLive has trace tell the ways of a real connection's packets: as the program will do it, and as it is seen
+// on the uplink. A reader that is killed leaves nothing behind.
+func TestTraceLive(t *testing.T) {
+	h := newHost(t)
+	runtime := testenv.NewRuntime(t, h.Node, []byte(scriptConflist), filepath.Dir(h.plugin))
+	client := runtime.AddPod(t, "client", nil)
+	family := testenv.Families[0]
+	remote := netip.AddrPortFrom(family.Outside, 7001)
+	testenv.ServeTCP(t, h.Outside, remote)
+
+	cmd := exec.CommandContext(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), "trace", "--live", "client", remote.String(), "-o", "json")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Node.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	lines := make(chan string, 1000)
+	go func() {
+		defer close(lines)
+		for scanner := bufio.NewScanner(out); scanner.Scan(); {
+			lines <- scanner.Text()
+		}
+	}()
+	conn, err := testenv.NewClient(testenv.Context(t), client.Namespace, "tcp", netip.AddrPort{}, remote)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	told := map[string]bool{} // what is wanted
+	testenv.Eventually(t, "the connection's packets to be told", func() error {
+		got, err := conn.Ask(testenv.Context(t), "hello")
+		if err != nil {
+			return err
+		}
+		for len(lines) > 0 {
+			var line struct {
+				Seen struct {
+					Device  string
+					Leaving bool
+				}
+				Request tracedWay
+			}
+			if err := json.Unmarshal([]byte(<-lines), &line); err != nil {
+				return err
+			}
+			way := line.Request
+			told["traced"] = told["traced"] || !line.Seen.Leaving && way.FinalSource == got.Peer && way.Fate == "sent"
+			told["seen"] = told["seen"] || line.Seen.Leaving && line.Seen.Device == testenv.UplinkName && way.FinalSource == got.Peer
+			told["reply"] = told["reply"] || !line.Seen.Leaving && way.FinalDestination == conn.Local() && way.Fate == "delivered"
+		}
+		if len(told) == 0 || !told["traced"] || !told["seen"] || !told["reply"] {
+			return fmt.Errorf("told so far: %v", told)
+		}
+		return nil
+	})
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	for range lines {
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("after SIGINT: %v", err)
+	}
+}
