@@ -215,7 +215,7 @@ type DatapathFwdEntry struct {
 	MaxLen     uint32
 	Tag        uint16
 	Budget     uint8
-	Flags      uint8
+	Flags      DatapathFwdFlags
 	Family     uint32
 	NextHop    DatapathAddr
 	NatAddr    DatapathAddr
@@ -224,6 +224,18 @@ type DatapathFwdEntry struct {
 	NoteId     uint32
 	Pad        [4]uint32
 }
+
+type DatapathFwdFlags uint8
+
+const (
+	DatapathFwdFlagsFWD_NAT       DatapathFwdFlags = 1
+	DatapathFwdFlagsFWD_NAT_SRC   DatapathFwdFlags = 2
+	DatapathFwdFlagsFWD_CHECK_MAC DatapathFwdFlags = 4
+	DatapathFwdFlagsFWD_TRACK     DatapathFwdFlags = 8
+	DatapathFwdFlagsFWD_EVERY_TCP DatapathFwdFlags = 16
+	DatapathFwdFlagsFWD_COUNTER   DatapathFwdFlags = 32
+	DatapathFwdFlagsFWD_NEW       DatapathFwdFlags = 64
+)
 
 type DatapathFwdKey struct {
 	_         structs.HostLayout
