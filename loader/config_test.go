@@ -7,6 +7,18 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
+// TestABI holds the constant against the programs' own.
+func TestABI(t *testing.T) {
+	spec, err := bpf.LoadDatapath()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var compiled bpf.HostConfig
+	if err := spec.Variables[bpf.VarConfig].Get(&compiled); err != nil || compiled.Abi != ABI {
+		t.Errorf("EBPFNET_ABI: got %d (%v), want %d", compiled.Abi, err, ABI)
+	}
+}
+
 func TestMasqPorts(t *testing.T) {
 	for _, test := range []struct {
 		name      string

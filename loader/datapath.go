@@ -36,7 +36,7 @@ import (
 
 // ABI is the version of the map layout that this binary reads and writes: EBPFNET_ABI
 // in bpf/abi.h.
-const ABI = 8
+const ABI = 9
 
 // Datapath is an open, loaded datapath. The caller must Close it. Anyone may read
 // the maps at any time; a writer holds Lock.
