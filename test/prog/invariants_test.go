@@ -124,6 +124,9 @@ func (w *world) speaks(p *randomPacket, out tuple) error {
 	if former.until >= now && !former.who.yields(who, p.proto) && w.owner[former.who.at] == former.who.owner {
 		return fmt.Errorf("%s leaves as %s, which belongs to %+v", p, out, former.who)
 	}
+	if former.who != who {
+		delete(w.held, reply)
+	}
 	w.speaker[reply], w.spoke[reply] = who, now
 	return nil
 }
