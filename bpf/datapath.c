@@ -36,14 +36,15 @@ int to_loopback(struct __sk_buff *skb)
  * Notes what holds for p, of the endpoint from, if it goes through the stack: for the
  * connection's next packets, too, unless others' flows or routes may change it.
  */
-static __always_inline void note_sender(struct packet *p, const struct device *device,
-					const struct endpoint *from, const struct endpoint *to)
+static __always_inline void note_sender(struct __sk_buff *skb, struct packet *p,
+					const struct device *device, const struct endpoint *from,
+					const struct endpoint *to)
 {
 	p->fast_path = FAST_PATH_NEVER;
 	if (from)
 		p->fast_path = to ? from->fast_path & to->fast_path : from->fast_path;
-	p->settled = device && from && !device->route_set && spoof_is_plain(p) &&
-		     (to || !masq_could_own(p, p->dport));
+	p->to_host = !to && masq_could_own(p, p->dport) && fib_is_local(skb, p);
+	p->settled = device && from && !device->route_set && spoof_is_plain(p) && !p->to_host;
 }
 
 /* Host end of a veth, ingress: from a container. */
@@ -92,13 +93,13 @@ int from_container(struct __sk_buff *skb)
 	to = endpoint_lookup(&p->dst);
 	/* NULL if this is not the endpoint's own device: it sits behind a bridge, or is spoofed. */
 	from = sender && sender->ifindex == skb->ifindex ? sender : NULL;
-	note_sender(p, device, from, to);
+	note_sender(skb, p, device, from, to);
 	if (from)
 		verdict =
 			to ? bypass_to_endpoint(skb, p, from, to) : bypass_to_uplink(skb, p, from);
 	else if (to && to->route_set)
 		verdict = gateway_deliver(skb, p, to);
-	if (verdict == VERDICT_NEXT && !to)
+	if (verdict == VERDICT_NEXT && p->to_host)
 		verdict = hairpin_from_container(skb, p, device, sender);
 	return verdict == VERDICT_NEXT ? bypass_none(skb, p, &p->dst, p->dport) : verdict;
 }

@@ -300,22 +300,26 @@ static __noinline struct fwd_entry *fwd_cache_recent_source(struct __sk_buff *sk
  * Whether the packet in pkt_scratch, a RST or FIN in a remote's name, has the number
  * that its sender would use; its new address is the container. ack is what that has
  * acknowledged last, and seq_end the end of the remote's last packet, as far as its
- * flow knows; the forwarding cache may have seen later ones. The container's next
- * packet does not take it, so that the reply is tracked.
+ * flow knows; the forwarding cache may have seen others: later ACKs, and a packet of
+ * the remote's after another one in its name. The container's next packet does not
+ * take the cache, so that the reply is tracked.
  */
 __noinline int fwd_cache_end_expected(struct __sk_buff *skb, __u32 ack, __u32 seq_end)
 {
 	struct packet *p = pkt_scratch_get();
-	__u32 reply;
+	__u32 reply, note;
 
 	USE_ARGUMENT(skb);
 	if (!p)
 		return false;
 	reply = hash_tuple(&p->new_addr, p->new_port, &p->src, p->sport, p->protocol, p->ipv6) | 1;
-	ack = tuple_note_read(reply, ack, true);
-	seq_end = tuple_note_read(tuple_id(packet_tuple(p)), seq_end, false);
+	note = tuple_note_take(reply, ack);
+	if ((__s32)(note - ack) > 0)
+		ack = note;
+	note = tuple_note_read(tuple_id(packet_tuple(p)), seq_end);
 	/* RFC 5961, 3.2. What was sent just before is not acknowledged yet. */
-	return p->seq == ack || (p->seq == seq_end && p->seq - ack < TCP_UNACKED);
+	return p->seq == ack ||
+	       ((p->seq == seq_end || p->seq == note) && p->seq - ack < TCP_UNACKED);
 }
 
 /*

@@ -19,9 +19,9 @@
 #include "scratch.h"
 #include "socket.h"
 
-#define MASQ_PORTS	(config.masq_ports[0].count + config.masq_ports[1].count)
-#define MASQ_REHASHES	3 /* until a candidate is in the container's share */
-#define MASQ_SHARE_MASK 3 /* of four ports, a container may have three towards a remote */
+#define MASQ_PORTS	 (config.masq_ports[0].count + config.masq_ports[1].count)
+#define MASQ_GROUP	 8
+#define MASQ_FREE_PROBES 4 /* then a port of the container's own ended flows does, too */
 
 static __always_inline bool port_range_has(const volatile struct port_range *range, __u16 port)
 {
@@ -83,23 +83,28 @@ static __always_inline bool masq_is_same(const struct flow *a, const struct flow
 
 /*
  * Candidate i: the container's port plus an offset given by the hash and i, modulo
- * the number of ports (RFC 6056, 3.3.3). So a container's flows to one remote
- * differ in their first candidates. All candidates are in the container's share, so
- * that others find ports when it has used up its own; 0 if there is no candidate i.
+ * the number of ports (RFC 6056, 3.3.3). So a container's flows to one remote have
+ * different first candidates, up to 31,000 by default. Of each MASQ_GROUP ports the
+ * container misses one towards a remote, so that others find ports when it has used
+ * up its own.
  */
 static __always_inline __u16 masq_candidate(const struct masq_args *args, __u32 i)
 {
-	for (__u32 j = 0; j < MASQ_REHASHES; j++) {
-		__u32 moved = hash_mix(args->hash, j * MASQ_PROBES + i) & 0xffffff;
-		__u32 index = (moved + args->flow.nat_port) % MASQ_PORTS;
+	__u32 moved = (hash_mix(args->hash, i) & 0xffffff) + args->flow.nat_port;
+	__u32 groups = MASQ_PORTS / MASQ_GROUP, index, group, place;
 
-		if (!(hash_mix(args->share, index) >> 16 & MASQ_SHARE_MASK))
-			continue;
-		if (index < config.masq_ports[0].count)
-			return config.masq_ports[0].first + index;
-		return config.masq_ports[1].first + index - config.masq_ports[0].count;
+	if (groups) {
+		index = moved % (groups * (MASQ_GROUP - 1));
+		group = index / (MASQ_GROUP - 1);
+		place = index % (MASQ_GROUP - 1);
+		place += place >= (hash_mix(args->share, group) >> 16) % MASQ_GROUP;
+		index = group * MASQ_GROUP + place;
+	} else {
+		index = moved % MASQ_PORTS;
 	}
-	return 0;
+	if (index < config.masq_ports[0].count)
+		return config.masq_ports[0].first + index;
+	return config.masq_ports[1].first + index - config.masq_ports[0].count;
 }
 
 /* What the endpoint sends to p's destination keeps its own source. */
@@ -238,6 +243,24 @@ enum masq_result {
 	MASQ_ENDED, /* taken, by a connection that has ended */
 };
 
+/* Whose port an allocation may take, if it is not free. */
+enum masq_reuse {
+	REUSE_NONE,
+	REUSE_OWN, /* of the container's own flow that has ended */
+	REUSE_ANY, /* of any that has ended */
+};
+
+static __always_inline bool masq_is_own(const struct flow *flow, const struct flow *of)
+{
+	return flow->owner == of->owner && addr_equal(&flow->nat_addr, &of->nat_addr);
+}
+
+/* A question by UDP that was answered. */
+static __always_inline bool masq_is_answered(const struct flow *flow)
+{
+	return flow->state == FLOW_UDP && flow->flags & FLOW_REPLIED;
+}
+
 /*
  * The flow needs its port no longer: it has ended; or, if its own container asks,
  * probably has.
@@ -246,28 +269,40 @@ static __always_inline bool masq_has_ended(const struct flow *flow, const struct
 {
 	if (flow_ended(flow))
 		return true;
-	if (flow->owner != of->owner || !addr_equal(&flow->nat_addr, &of->nat_addr))
-		return false;
-	return flow->flags & FLOW_RST_UNKNOWN ||
-	       (flow->flags & FLOW_FIN && flow->flags & FLOW_FIN_UNACKED);
+	return masq_is_own(flow, of) &&
+	       (flow->flags & FLOW_RST_UNKNOWN || masq_is_answered(flow) ||
+		(flow->flags & FLOW_FIN && flow->flags & FLOW_FIN_UNACKED));
+}
+
+/* The flow, which has ended, leaves its port to the other one. Not while an answer may come twice. */
+static __always_inline bool masq_yields(const struct flow *flow, const struct flow *to,
+					enum masq_reuse reuse)
+{
+	if (reuse == REUSE_ANY)
+		return true;
+	return reuse == REUSE_OWN && masq_is_own(flow, to) &&
+	       (!masq_is_answered(flow) || (__s32)(now_ticks() - flow->last_seen) >= 2);
 }
 
 /* Allocates the port in the key to the flow, also if one that has ended has it. */
-static __always_inline int masq_insert(const struct flow_key *key, const struct flow *flow,
-				       bool reuse)
+static __always_inline int masq_insert(struct __sk_buff *skb, const struct masq_args *args,
+				       enum masq_reuse reuse)
 {
+	const struct flow_key *key = &args->key;
+	const struct flow *flow = &args->flow;
 	struct flow *other = bpf_map_lookup_elem(&flows, key) ?: flow_recover(key);
 
-	if (other) {
-		if (!masq_is_same(other, flow) && !flow_expired(other) &&
-		    flow_owner_is_alive(key, other)) {
-			if (!masq_has_ended(other, flow))
-				return MASQ_TAKEN;
-			if (!reuse)
-				return MASQ_ENDED;
-		}
-		flow_remove(key);
+	if (other && !masq_is_same(other, flow) && !flow_expired(other) &&
+	    flow_owner_is_alive(key, other)) {
+		if (!masq_has_ended(other, flow))
+			return MASQ_TAKEN;
+		if (!masq_yields(other, flow, reuse))
+			return MASQ_ENDED;
 	}
+	if (masq_port_in_use(skb, key, args->ipv6))
+		return MASQ_TAKEN;
+	if (other)
+		flow_remove(key);
 	if (!bpf_map_update_elem(&flows, key, flow, BPF_NOEXIST))
 		return MASQ_ALLOCATED;
 	/* Another CPU was first: with a packet of the same flow, or of another one. */
@@ -283,15 +318,13 @@ __noinline int masq_try_candidate(struct __sk_buff *skb, __u32 i, __u32 reuse)
 	if (!args)
 		return MASQ_TAKEN;
 	args->key.local_port = args->has_ports ? masq_candidate(args, i) : 0;
-	if ((args->has_ports && !args->key.local_port) ||
-	    masq_port_in_use(skb, &args->key, args->ipv6))
-		return MASQ_TAKEN;
-	return masq_insert(&args->key, &args->flow, reuse);
+	return masq_insert(skb, args, reuse);
 }
 
 /*
  * Allocates the first free candidate to the flow, which was not found; else the
- * first of one that has ended. Not for ICMP errors: they belong to a known flow, or
+ * first of one that has ended, and an own one sooner: so that not all flows of the
+ * container's have to look far. Not for ICMP errors: they belong to a known flow, or
  * to none.
  */
 static __noinline bool masq_alloc_port(struct __sk_buff *skb)
@@ -316,7 +349,7 @@ static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 		if (i == 1U << step) /* before the flow exists: other CPUs look for it */
 			masq_probes_set(probes, step++, now);
 		args->flow.probe = i;
-		result = masq_try_candidate(skb, i, false);
+		result = masq_try_candidate(skb, i, i < MASQ_FREE_PROBES ? REUSE_NONE : REUSE_OWN);
 		if (result == MASQ_ALLOCATED)
 			return true;
 		if (result == MASQ_ENDED && args->ended == MASQ_PROBES)
@@ -325,7 +358,7 @@ static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 	/* Another CPU may take the first one. */
 	for (__u32 i = args->ended; i < MASQ_PROBES; i++) {
 		args->flow.probe = i;
-		if (masq_try_candidate(skb, i, true) == MASQ_ALLOCATED)
+		if (masq_try_candidate(skb, i, REUSE_ANY) == MASQ_ALLOCATED)
 			return true;
 	}
 	return false;
@@ -351,11 +384,10 @@ __noinline int masq_keep_port(struct __sk_buff *skb, __u32 port)
 		flow_touch(&args->key, flow, p, FROM_CONTAINER);
 		return true;
 	}
-	if (p->icmp_error || p->tcp_rst || /* opens nothing */
-	    masq_port_in_use(skb, &args->key, args->ipv6))
+	if (p->icmp_error || p->tcp_rst) /* opens nothing */
 		return false;
 	flow_open(&args->flow, p, FROM_CONTAINER);
-	return masq_insert(&args->key, &args->flow, false) == MASQ_ALLOCATED;
+	return masq_insert(skb, args, REUSE_NONE) == MASQ_ALLOCATED;
 }
 
 /* Notes the flow's source as the latest of its uplink. */
@@ -416,12 +448,14 @@ __noinline int masq_find_former(struct __sk_buff *skb)
 
 /*
  * A flow of a container that was never replied to, or has expired, loses to a host
- * port or a socket of the host that receives the port by now.
+ * port or a socket of the host that receives the port by now. There was none when the
+ * flow was opened.
  */
 static __always_inline bool masq_loses(struct __sk_buff *skb, const struct packet *p,
 				       const struct flow_key *key, const struct flow *flow)
 {
-	if (flow->flags & FLOW_REPLIED && !flow_expired(flow))
+	if (!flow_expired(flow) &&
+	    (flow->flags & FLOW_REPLIED || flow->created == (__u16)now_ticks()))
 		return false;
 	return !p->tcp_synack && !p->tcp_rst && masq_port_in_use(skb, key, p->ipv6);
 }

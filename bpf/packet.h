@@ -39,6 +39,7 @@ struct packet {
 	__u32 len;	    /* of the IP packet */
 	__u32 seq;	    /* TCP */
 	__u32 ack;
+	__u32 now;    /* time.h; 0: not read yet */
 	bool tcp_syn; /* SYN without ACK: opens a connection */
 	bool tcp_synack;
 	bool tcp_fin;
@@ -51,6 +52,7 @@ struct packet {
 	bool end_expected;   /* RST or FIN of a remote, with the number that is expected */
 	bool bypass;	     /* to_uplink: sent by from_container, not by the stack */
 	bool masqueraded;    /* to_uplink: its new source is that of a FLOW_SNAT */
+	bool to_host;	     /* from a container to this host, perhaps to a flow or a host port */
 	bool settled;	     /* the plugin's maps alone decide that it goes through the stack */
 	__u8 fast_path;	     /* enum fast_path of the connection's containers */
 	bool non_first_frag; /* a later fragment: there is no L4 header */

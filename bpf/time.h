@@ -2,13 +2,24 @@
 /* Time in maps: ticks of 2^30 ns, about a second, so that entries are written no more often. */
 #pragma once
 
-#include <linux/bpf.h>
-#include <bpf/bpf_helpers.h>
+#include "scratch.h"
 
 #define TICK_SHIFT     30
 #define TICKS(seconds) ((seconds) * 1000000000ULL >> TICK_SHIFT)
 
+/* Now, in ticks. The clock is read once for a packet: that takes longer than a lookup. */
+__noinline int packet_ticks(void)
+{
+	struct packet *p = pkt_scratch_get();
+
+	if (!p)
+		return 0;
+	if (!p->now)
+		p->now = bpf_ktime_get_ns() >> TICK_SHIFT;
+	return p->now;
+}
+
 static __always_inline __u32 now_ticks(void)
 {
-	return bpf_ktime_get_ns() >> TICK_SHIFT;
+	return packet_ticks();
 }

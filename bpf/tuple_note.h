@@ -16,7 +16,8 @@
 #include "tag.h"
 #include "time.h"
 
-#define CT_UDP_INTERVAL TICKS(5) /* conntrack forgets UDP after 30 s at the earliest */
+#define NOTE_UNTAKEN	(1ULL << 32) /* the lowest bit of each id */
+#define CT_UDP_INTERVAL TICKS(5)     /* conntrack forgets UDP after 30 s at the earliest */
 
 /* NULL only for the verifier. */
 static __always_inline volatile __u64 *tuple_note_lookup(__u32 id)
@@ -35,31 +36,42 @@ static __always_inline void tuple_note_write(__u32 id, __u32 value)
 		*word = note;
 }
 
-/* As tuple_note_write. Returns false if the former note was taken. */
+/* As tuple_note_write. Returns false, and writes nothing, if the former note was taken. */
 static __always_inline bool tuple_note_renew(__u32 id, __u32 value)
 {
 	volatile __u64 *word = tuple_note_lookup(id);
 
-	if (!word || !*word)
+	if (!word || !(*word & NOTE_UNTAKEN))
 		return false;
 	tuple_note_write(id, value);
 	return true;
 }
 
-/* The noted number, or known: the later one. take removes the note. */
-static __always_inline __u32 tuple_note_read(__u32 id, __u32 known, bool take)
+/* The noted number, or another one if there is none. */
+static __always_inline __u32 tuple_note_read(__u32 id, __u32 other)
 {
 	volatile __u64 *word = tuple_note_lookup(id);
 	__u64 note;
 
 	if (!word)
-		return known;
+		return other;
+	note = *word | NOTE_UNTAKEN;
+	return note >> 32 == id ? note : other;
+}
+
+/* The same, but the note is not renewed until it is written again. */
+static __always_inline __u32 tuple_note_take(__u32 id, __u32 other)
+{
+	volatile __u64 *word = tuple_note_lookup(id);
+	__u64 note;
+
+	if (!word)
+		return other;
 	note = *word;
-	if (note >> 32 != id)
-		return known;
-	if (take)
-		*word = 0;
-	return (__s32)((__u32)note - known) > 0 ? note : known;
+	if ((note | NOTE_UNTAKEN) >> 32 != id)
+		return other;
+	*word = note & ~NOTE_UNTAKEN;
+	return note;
 }
 
 /* p opens a connection, of which nothing is noted. */

@@ -81,6 +81,14 @@ func TestEndNumbersAcrossCPUs(t *testing.T) {
 				return errors.Join(h.arrive(*s, ack, 5001, 1001), h.leave(*s, ack, 1001, 5001),
 					h.arrive(*s, ack, 5001+100, 1001), h.arrive(*s, ack, 5001+200, 1001))
 			}, remote(rst, 5001+200, 0, bpf.FlowClose, replied)},
+			{"RST behind data, and another packet in the remote's name", func(s *scene) error {
+				err := errors.Join(h.arrive(*s, ack, 5001, 1001), h.leave(*s, ack, 1001, 5001), h.arrive(*s, ack, 5001+100, 1001))
+				forged := h.on(1, func() error { return h.arrive(*s, ack, 5001+1<<30, 1001) })
+				return errors.Join(err, forged, h.arrive(*s, ack, 5001+200, 1001))
+			}, remote(rst, 5001+200, 0, bpf.FlowClose, replied)},
+			{"RST after a forged one", func(s *scene) error {
+				return errors.Join(h.leave(*s, ack, 1001, 5100), h.leave(*s, ack, 1001, 6000), h.arrive(*s, rst, 1<<30, 0))
+			}, remote(rst, 6000, 0, bpf.FlowClose, replied|unknownRST)},
 			{"RST of a new connection on the same ports", func(s *scene) error {
 				return errors.Join(h.leave(*s, ack, 1001, 6000), h.leave(*s, rst, 1001, 0),
 					h.leave(*s, syn, 3000, 0), h.arrive(*s, synack, 1<<31, 3001), h.leave(*s, finack, 3001, 1<<31+1))

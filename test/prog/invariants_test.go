@@ -27,6 +27,13 @@ type holder struct {
 	until uint32 // in ticks
 }
 
+// yields says whether the other one may take the tuple over: a pod that runs out of ports takes those of its own
+// questions by UDP that were answered.
+func (s speaker) yields(other speaker, proto uint8) bool {
+	isOwn := s.at == other.at && s.owner == other.owner && s.hostPort == 0 && other.hostPort == 0
+	return s == other || isOwn && proto == unix.IPPROTO_UDP
+}
+
 // claimant is an owner's packet, before translation.
 type claimant struct {
 	owner uint64
@@ -114,8 +121,11 @@ func (w *world) speaks(p *randomPacket, out tuple) error {
 	}
 	reply, who := out.reverse(), speaker{owner: w.owner[p.src], at: p.src, port: p.sport}
 	former, now := w.held[reply], ticksNow()
-	if former.who != who && former.until >= now && w.owner[former.who.at] == former.who.owner {
+	if former.until >= now && !former.who.yields(who, p.proto) && w.owner[former.who.at] == former.who.owner {
 		return fmt.Errorf("%s leaves as %s, which belongs to %+v", p, out, former.who)
+	}
+	if former.who != who {
+		delete(w.held, reply)
 	}
 	w.speaker[reply], w.spoke[reply] = who, now
 	return nil
