@@ -84,7 +84,7 @@ static __always_inline bool masq_is_same(const struct flow *a, const struct flow
 /*
  * Candidate i: the container's port plus an offset given by the hash and i, modulo
  * the number of ports (RFC 6056, 3.3.3). So a container's flows to one remote have
- * different first candidates, up to 31,000 by default. Of each MASQ_GROUP ports the
+ * different first candidates, up to 29,000 by default. Of each MASQ_GROUP ports the
  * container misses one towards a remote, so that others find ports when it has used
  * up its own.
  */
