@@ -67,6 +67,7 @@ system: modules ## packet tables, scenarios and the CNI contract, in their own n
 .PHONY: test-long
 test-long: modules ## floods of a million flows, and what an attacker does in ten minutes (root)
 	cd test && $(GO) test -count=1 -timeout 60m ./scenario -long -run 'Flood|ShortConnections|TestPodsShareTheirPorts|TestUpgradeUnderTraffic'
+	cd test && $(GO) test -count=1 ./conformance -run '^TestCtlDropsFlood$$' -dropflood 2000000
 
 # Time that fuzz-short spends on each target.
 FUZZTIME ?= 3s
@@ -120,7 +121,7 @@ generate: ## compile the BPF programs
 
 .PHONY: check-generated
 check-generated: ## fail if the generated files do not match the sources
-	@mkdir -p bin && sha256sum bpf/datapath_bpfe* >bin/generated
+	@mkdir -p bin && sha256sum bpf/*_bpfe* >bin/generated
 	@$(MAKE) --no-print-directory generate
 	@sha256sum --check --quiet bin/generated || { echo "bpf: generated files were not up to date; commit the output of 'make generate'"; exit 1; }
 

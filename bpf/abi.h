@@ -485,6 +485,48 @@ struct drop_key {
 	__u32 pad;
 };
 
+#define DROP_REASONS 64 /* room for more reasons */
+#define DROP_STACK   63 /* in the place of a reason: dropped by the host's stack */
+#define DROP_OWNERS  8
+#define DROP_BYTES   256
+
+/*
+ * drop_reader: who looks at single drops, and at which. Without one nothing is written to
+ * drop_events and drop_limits. A reader prolongs its time, so one that is killed is soon gone.
+ */
+struct drop_reader {
+	__u64 until;		  /* in ns since boot; 0: there is none */
+	__u64 reasons;		  /* a bit for each */
+	__u64 owner[DROP_OWNERS]; /* of one container; all 0: of all containers */
+	__u32 limit;		  /* of events per second, CPU and reason */
+	__u32 pid;
+};
+
+/* drop_limits: what a CPU has written of one reason. Key: enum reason, or DROP_STACK. */
+struct drop_limit {
+	__u64 began;	/* a second, in ns since boot */
+	__u64 events;	/* in it, also those left out */
+	__u64 left_out; /* ever: beyond the limit, or without room */
+	__u64 ours;	/* DROP_STACK: when a program has last dropped a packet on this CPU */
+};
+
+/* drop_events: a dropped packet. */
+struct drop_event {
+	__u64 time;	/* in ns since boot */
+	__u64 owner;	/* 0: the host, or unknown */
+	__u64 location; /* in the host's stack */
+	__u32 reason;	/* enum reason, or the kernel's number */
+	__u32 ifindex;
+	__u32 ingress_ifindex;
+	__u32 len; /* of the packet */
+	__u16 l3;  /* where the IP header is in bytes */
+	__u16 captured;
+	__be16 protocol; /* EtherType */
+	__u8 by_stack;
+	__u8 pad;
+	__u8 bytes[DROP_BYTES];
+};
+
 _Static_assert(sizeof(struct host_config) == 96, "host_config");
 _Static_assert(sizeof(struct endpoint) == 72, "endpoint");
 _Static_assert(sizeof(struct device) == 104, "device");
@@ -510,3 +552,7 @@ _Static_assert(sizeof(struct queued_frag) == 8 + FRAG_QUEUE_MAX_LEN, "queued_fra
 _Static_assert(sizeof(struct prefix_key) == 24, "prefix_key");
 _Static_assert(sizeof(struct uplink) == 40, "uplink");
 _Static_assert(sizeof(struct drop_count) == 16, "drop_count");
+_Static_assert(sizeof(struct drop_reader) == 88, "drop_reader");
+_Static_assert(sizeof(struct drop_limit) == 32, "drop_limit");
+_Static_assert(sizeof(struct drop_event) == 48 + DROP_BYTES, "drop_event");
+_Static_assert((int)REASON_MAX <= DROP_STACK, "drop_limits");

@@ -287,7 +287,7 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	if (c.offload && is_ct_update(p, &c)) {
 		if (!(c.offload->state & OFFLOAD_DELIVERED_BOTH))
 			bpf_map_delete_elem(&offload_tcp, &c.key);
-		return VERDICT_DROP;
+		return end_uncounted();
 	}
 	if (p->tcp_syn || p->tcp_synack) {
 		if (c.offload)

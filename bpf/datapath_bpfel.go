@@ -62,11 +62,45 @@ type DatapathDropCount struct {
 	Bytes   uint64
 }
 
+type DatapathDropEvent struct {
+	_              structs.HostLayout
+	Time           uint64
+	Owner          uint64
+	Location       uint64
+	Reason         uint32
+	Ifindex        uint32
+	IngressIfindex uint32
+	Len            uint32
+	L3             uint16
+	Captured       uint16
+	Protocol       uint16
+	ByStack        uint8
+	Pad            uint8
+	Bytes          [256]uint8
+}
+
 type DatapathDropKey struct {
 	_      structs.HostLayout
 	Owner  uint64
 	Reason DatapathReason
 	Pad    uint32
+}
+
+type DatapathDropLimit struct {
+	_       structs.HostLayout
+	Began   uint64
+	Events  uint64
+	LeftOut uint64
+	Ours    uint64
+}
+
+type DatapathDropReader struct {
+	_       structs.HostLayout
+	Until   uint64
+	Reasons uint64
+	Owner   [8]uint64
+	Limit   uint32
+	Pid     uint32
 }
 
 type DatapathEndpoint struct {
@@ -420,6 +454,9 @@ const (
 	DatapathMapBackupIds      = "backup_ids"
 	DatapathMapBackupScratch  = "backup_scratch"
 	DatapathMapDevices        = "devices"
+	DatapathMapDropEvents     = "drop_events"
+	DatapathMapDropLimits     = "drop_limits"
+	DatapathMapDropReader     = "drop_reader"
 	DatapathMapDropTotals     = "drop_totals"
 	DatapathMapDrops          = "drops"
 	DatapathMapEndpoints      = "endpoints"
@@ -518,6 +555,9 @@ type DatapathMapSpecs struct {
 	BackupIds     *ebpf.MapSpec `ebpf:"backup_ids"`
 	BackupScratch *ebpf.MapSpec `ebpf:"backup_scratch"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
+	DropEvents    *ebpf.MapSpec `ebpf:"drop_events"`
+	DropLimits    *ebpf.MapSpec `ebpf:"drop_limits"`
+	DropReader    *ebpf.MapSpec `ebpf:"drop_reader"`
 	DropTotals    *ebpf.MapSpec `ebpf:"drop_totals"`
 	Drops         *ebpf.MapSpec `ebpf:"drops"`
 	Endpoints     *ebpf.MapSpec `ebpf:"endpoints"`
@@ -580,6 +620,9 @@ type DatapathMaps struct {
 	BackupIds     *ebpf.Map `ebpf:"backup_ids"`
 	BackupScratch *ebpf.Map `ebpf:"backup_scratch"`
 	Devices       *ebpf.Map `ebpf:"devices"`
+	DropEvents    *ebpf.Map `ebpf:"drop_events"`
+	DropLimits    *ebpf.Map `ebpf:"drop_limits"`
+	DropReader    *ebpf.Map `ebpf:"drop_reader"`
 	DropTotals    *ebpf.Map `ebpf:"drop_totals"`
 	Drops         *ebpf.Map `ebpf:"drops"`
 	Endpoints     *ebpf.Map `ebpf:"endpoints"`
@@ -617,6 +660,9 @@ func (m *DatapathMaps) Close() error {
 		m.BackupIds,
 		m.BackupScratch,
 		m.Devices,
+		m.DropEvents,
+		m.DropLimits,
+		m.DropReader,
 		m.DropTotals,
 		m.Drops,
 		m.Endpoints,

@@ -114,7 +114,7 @@ static __noinline int frag_queue_flush(struct __sk_buff *skb, const struct packe
 		return drop(skb, REASON_REWRITE);
 	for (__u32 place = 0; place < FRAG_QUEUE_PLACES; place++)
 		frag_queue_resend(skb, place, flags);
-	return VERDICT_DROP;
+	return end_uncounted();
 }
 
 /* p must wait for its first fragment, or others have waited for it. */
@@ -129,5 +129,5 @@ static __always_inline int frag_queue_ingress(struct __sk_buff *skb, const struc
 {
 	if (parsed != PARSED_FRAGMENT)
 		return frag_queue_flush(skb, p, BPF_F_INGRESS);
-	return frag_queue_add(skb, p) ? VERDICT_DROP : VERDICT_NEXT;
+	return frag_queue_add(skb, p) ? end_uncounted() : VERDICT_NEXT;
 }

@@ -231,3 +231,26 @@ struct {
 	__type(key, struct drop_key);
 	__type(value, struct drop_count);
 } drops SEC(".maps");
+
+/* Written by whoever looks at single drops, and by the programs when that one is gone. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct drop_reader);
+} drop_reader SEC(".maps");
+
+/* Written by the programs while there is a reader. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, DROP_REASONS);
+	__type(key, __u32);
+	__type(value, struct drop_limit);
+} drop_limits SEC(".maps");
+
+/* The same. Room for 840 of them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 256 * 1024); /* bytes */
+	__type(value, struct drop_event);
+} drop_events SEC(".maps");

@@ -117,6 +117,6 @@ static __always_inline int masq_unparsed(struct __sk_buff *skb, const struct pac
 	if (masq_skips(endpoint, p))
 		return VERDICT_NEXT;
 	if (parsed == PARSED_FRAGMENT && frag_queue_add(skb, p))
-		return VERDICT_DROP;
+		return end_uncounted();
 	return drop_for(skb, endpoint->owner, masq_unparsed_reason(parsed));
 }

@@ -9,7 +9,10 @@ type (
 	Device         = DatapathDevice
 	DeviceFlags    = DatapathDeviceFlags
 	DropCount      = DatapathDropCount
+	DropEvent      = DatapathDropEvent
 	DropKey        = DatapathDropKey
+	DropLimit      = DatapathDropLimit
+	DropReader     = DatapathDropReader
 	Endpoint       = DatapathEndpoint
 	FastPath       = DatapathFastPath
 	Flow           = DatapathFlow
@@ -129,6 +132,9 @@ const (
 const (
 	MapBackupIDs     = DatapathMapBackupIds
 	MapDevices       = DatapathMapDevices
+	MapDropEvents    = DatapathMapDropEvents
+	MapDropLimits    = DatapathMapDropLimits
+	MapDropReader    = DatapathMapDropReader
 	MapDropTotals    = DatapathMapDropTotals
 	MapDrops         = DatapathMapDrops
 	MapEndpoints     = DatapathMapEndpoints
@@ -168,9 +174,15 @@ const (
 	ProgToLoopback    = DatapathProgToLoopback
 	ProgToUplink      = DatapathProgToUplink
 	ProgToUplinkL3    = DatapathProgToUplinkL3
+
+	ProgStackDrop = StackDropsProgStackDrop // of stack_drops.c, which is no part of the datapath
 )
 
-// Names of the variables (maps.h).
+// Names of the variables (maps.h, stack_drops.c).
 const (
-	VarConfig = DatapathVarConfig
+	VarConfig      = DatapathVarConfig
+	VarStackConfig = StackDropsVarStackConfig
 )
+
+// DropStack is the key of drop_limits for what the host's stack drops: DROP_STACK of abi.h.
+const DropStack = 63

@@ -2,7 +2,8 @@
 /* The verdicts of a program, and the counters of drops. */
 #pragma once
 
-#include "maps.h"
+#include "drop_event.h"
+#include "scratch.h"
 
 /*
  * Pass the packet on: to the next program on the hook, then to the stack. The
@@ -20,17 +21,71 @@
 /* Returned by checks in the place of an enum reason: no reason to drop. */
 #define REASON_NONE -1
 
-/* Every lost packet is dropped and counted here. Copies and queued fragments end uncounted. */
-static __noinline int drop(struct __sk_buff *skb, enum reason reason)
+/* Tells the reader of a drop. A global function: the verifier checks it once. */
+__noinline int drop_report(struct __sk_buff *skb, __u64 owner, __u32 reason)
+{
+	struct drop_reader *reader = drop_reader_get();
+	struct packet *p = pkt_scratch_get();
+	__u64 now = bpf_ktime_get_ns();
+	struct drop_event *event;
+	__u32 len = skb->len;
+
+	if (!reader || !p || !drop_reader_lives(reader, now))
+		return 0;
+	drop_note_ours(now);
+	if (!(reader->reasons >> (reason & 63) & 1) ||
+	    !drop_reader_wants(reader, owner, &p->src, &p->dst))
+		return 0;
+	event = drop_event_new(reader, reason, now);
+	if (!event)
+		return 0;
+	event->owner = owner;
+	event->location = 0;
+	event->reason = reason;
+	event->ifindex = skb->ifindex;
+	event->ingress_ifindex = skb->ingress_ifindex;
+	event->len = len;
+	event->l3 = p->l3;
+	event->protocol = skb->protocol;
+	event->by_stack = 0;
+	if (len > DROP_BYTES)
+		len = DROP_BYTES;
+	len = ((len - 1) & (DROP_BYTES - 1)) + 1; /* the same, so that 5.10 knows the bounds */
+	event->captured = bpf_skb_load_bytes(skb, 0, event->bytes, len) ? 0 : len;
+	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+/* A copy or a queued fragment ends: nothing is lost. */
+static __always_inline int end_uncounted(void)
+{
+	struct drop_reader *reader = drop_reader_get();
+
+	if (reader && reader->until)
+		drop_note_ours(bpf_ktime_get_ns());
+	return VERDICT_DROP;
+}
+
+/* Every lost packet is dropped and counted here. */
+static __always_inline int drop_counted(struct __sk_buff *skb, __u64 owner, enum reason reason)
 {
 	__u32 key = reason;
 	struct drop_count *count = bpf_map_lookup_elem(&drop_totals, &key);
+	struct drop_reader *reader = drop_reader_get();
 
 	if (count) {
 		count->packets++;
 		count->bytes += skb->len;
 	}
+	if (reader && reader->until)
+		drop_report(skb, owner, reason);
 	return VERDICT_DROP;
+}
+
+/* Counts for the host alone. */
+static __noinline int drop(struct __sk_buff *skb, enum reason reason)
+{
+	return drop_counted(skb, OWNER_HOST, reason);
 }
 
 /* Also counts for one attachment. All CPUs share a counter: such drops are few, or unwanted. */
@@ -48,5 +103,5 @@ static __noinline int drop_for(struct __sk_buff *skb, __u64 owner, enum reason r
 		__sync_fetch_and_add(&count->packets, 1);
 		__sync_fetch_and_add(&count->bytes, skb->len);
 	}
-	return drop(skb, reason);
+	return drop_counted(skb, owner, reason);
 }

@@ -154,6 +154,18 @@ func TakeTurn(ctx context.Context) (*flock.Lock, error) {
 	return turn, errors.Join(err, next.Release())
 }
 
+// TryDropReader takes the lock of the one process that may read drop_events. It returns nil where another
+// has it.
+func (d *Datapath) TryDropReader(ctx context.Context) (*flock.Lock, error) {
+	atOnce, cancel := context.WithCancel(ctx)
+	cancel()
+	lock, err := flock.Acquire(atOnce, d.dir.links(), flock.Exclusive)
+	if errors.Is(err, flock.ErrBusy) {
+		return nil, nil
+	}
+	return lock, err
+}
+
 // Dir returns the directory of the pins, for messages.
 func (d *Datapath) Dir() string { return string(d.dir) }
 

@@ -51,6 +51,10 @@ var registry = map[string]mapTraits{
 	bpf.MapGeneration:  {onDemand: true},
 	bpf.MapPortNumbers: {onDemand: true},
 	bpf.MapRouteRules:  {onDemand: true},
+
+	bpf.MapDropReader: {onDemand: true, added: true},
+	bpf.MapDropLimits: {onDemand: true, added: true},
+	bpf.MapDropEvents: {onDemand: true, added: true},
 }
 
 // backupWays is BACKUP_WAYS in bpf/abi.h.

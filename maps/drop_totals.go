@@ -2,6 +2,8 @@ package maps
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -17,37 +19,59 @@ type DropCount struct {
 // Reason is why a packet was dropped.
 type Reason bpf.Reason
 
-// reasons describes the numbers of enum reason in bpf/abi.h.
-var reasons = [bpf.ReasonMax]string{
-	bpf.ReasonNoSource:   "uplink has no address to masquerade with",
-	bpf.ReasonNoPort:     "no masquerading port left",
-	bpf.ReasonFragment:   "fragment cannot be masqueraded",
-	bpf.ReasonProtocol:   "protocol cannot be masqueraded",
-	bpf.ReasonTruncated:  "packet shorter than its headers claim",
-	bpf.ReasonRewrite:    "kernel refused to rewrite the packet",
-	bpf.ReasonNoFlow:     "flow of a translated connection is lost",
-	bpf.ReasonMAC:        "source MAC address is not the container's",
-	bpf.ReasonAddress:    "source address is not the container's",
-	bpf.ReasonGateway:    "source address is the gateway's",
-	bpf.ReasonARP:        "ARP for an address that is not the container's",
-	bpf.ReasonNeighbor:   "neighbor discovery for an address that is not the container's",
-	bpf.ReasonRouter:     "router advertisement or redirect from a container",
-	bpf.ReasonDHCPServer: "DHCP server message from a container",
-	bpf.ReasonHeaders:    "IPv6 headers that hide the payload",
-	bpf.ReasonPolicy:     "sender denied by ingressPolicy",
-	bpf.ReasonSrcRange:   "client outside the host port's portSources",
-	bpf.ReasonICMPError:  "ICMP error about another's connection",
-	bpf.ReasonNextHop:    "gateway of the container's route is not here",
-	bpf.ReasonTunnel:     "packet for a tunnel of the host",
-	bpf.ReasonBridge:     "message for bridges from a container",
+// reasons names and describes the numbers of enum reason in bpf/abi.h.
+var reasons = [bpf.ReasonMax]struct{ name, text string }{
+	bpf.ReasonNoSource:   {"no-source", "uplink has no address to masquerade with"},
+	bpf.ReasonNoPort:     {"no-port", "no masquerading port left"},
+	bpf.ReasonFragment:   {"fragment", "fragment cannot be masqueraded"},
+	bpf.ReasonProtocol:   {"protocol", "protocol cannot be masqueraded"},
+	bpf.ReasonTruncated:  {"truncated", "packet shorter than its headers claim"},
+	bpf.ReasonRewrite:    {"rewrite", "kernel refused to rewrite the packet"},
+	bpf.ReasonNoFlow:     {"no-flow", "flow of a translated connection is lost"},
+	bpf.ReasonMAC:        {"mac", "source MAC address is not the container's"},
+	bpf.ReasonAddress:    {"address", "source address is not the container's"},
+	bpf.ReasonGateway:    {"gateway", "source address is the gateway's"},
+	bpf.ReasonARP:        {"arp", "ARP for an address that is not the container's"},
+	bpf.ReasonNeighbor:   {"neighbor", "neighbor discovery for an address that is not the container's"},
+	bpf.ReasonRouter:     {"router", "router advertisement or redirect from a container"},
+	bpf.ReasonDHCPServer: {"dhcp-server", "DHCP server message from a container"},
+	bpf.ReasonHeaders:    {"headers", "IPv6 headers that hide the payload"},
+	bpf.ReasonPolicy:     {"policy", "sender denied by ingressPolicy"},
+	bpf.ReasonSrcRange:   {"src-range", "client outside the host port's portSources"},
+	bpf.ReasonICMPError:  {"icmp-error", "ICMP error about another's connection"},
+	bpf.ReasonNextHop:    {"next-hop", "gateway of the container's route is not here"},
+	bpf.ReasonTunnel:     {"tunnel", "packet for a tunnel of the host"},
+	bpf.ReasonBridge:     {"bridge", "message for bridges from a container"},
 }
 
 // String describes the reason.
 func (r Reason) String() string {
 	if int(r) < len(reasons) {
-		return reasons[r]
+		return reasons[r].text
 	}
 	return fmt.Sprintf("reason %d", uint32(r))
+}
+
+// Name returns one word for the reason: its name in bpf/abi.h.
+func (r Reason) Name() string {
+	if int(r) < len(reasons) {
+		return reasons[r].name
+	}
+	return strconv.Itoa(int(r))
+}
+
+// ParseReason returns the reason with a name.
+func ParseReason(name string) (r Reason, ok bool) {
+	i := slices.IndexFunc(reasons[:], func(known struct{ name, text string }) bool { return known.name == name })
+	return Reason(i), i >= 0
+}
+
+// ReasonNames lists the names of all reasons.
+func ReasonNames() (names []string) {
+	for _, known := range reasons {
+		names = append(names, known.name)
+	}
+	return names
 }
 
 // DropTotals returns the counter of every reason, in the order of their numbers.

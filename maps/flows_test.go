@@ -40,9 +40,9 @@ func TestNames(t *testing.T) {
 			t.Errorf("flow state %d has no name", state)
 		}
 	}
-	for reason, text := range reasons {
-		if text == "" {
-			t.Errorf("reason %d has no description", reason)
+	for reason, known := range reasons {
+		if got, ok := ParseReason(known.name); known.text == "" || !ok || got != Reason(reason) {
+			t.Errorf("reason %d: got name %q, which is that of %d, and description %q", reason, known.name, got, known.text)
 		}
 	}
 }

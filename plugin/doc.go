@@ -46,7 +46,7 @@
 //     devices. ADD, DEL, STATUS, GC and ebpfnetctl take it for each such change.
 //
 // Before all of them, `ebpfnetctl repair --hook` takes its turn (loader.TakeTurn), which nothing else
-// waits for.
+// waits for. `ebpfnetctl drops --follow` holds a lock that nobody waits for (loader.TryDropReader).
 //
 // Nobody holds 2 and 3 at the same time. Each is taken for one change and released before the next
 // step, so no order between them can deadlock. Reads of the datapath take no lock. A verb that

@@ -132,6 +132,14 @@ func TestLayout(t *testing.T) {
 		},
 		{bpf.MapDrops, "value", bpf.DropCount{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},
 		{
+			bpf.MapDropReader, "value", bpf.DropReader{Until: 0x0102030405060708, Reasons: 9, Owner: [8]uint64{7: 10}, Limit: 11, Pid: 12},
+			"0807060504030201 0900000000000000" + strings.Repeat("00000000", 14) + "0a00000000000000 0b000000 0c000000",
+		},
+		{
+			bpf.MapDropLimits, "value", bpf.DropLimit{Began: 0x0102030405060708, Events: 9, LeftOut: 10, Ours: 11},
+			"0807060504030201 0900000000000000 0a00000000000000 0b00000000000000",
+		},
+		{
 			".rodata", "value", config,
 			"03000000 02000000 0400000000000000 05000000 06000000 0700000000000000 0800000000000000 0004 3071 48ee b811" + strings.Repeat(" 00000000", 11) + " 0a000000",
 		},

@@ -1,0 +1,262 @@
+package prog
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// forever is a reader's time that no test outlives.
+const forever = 1 << 62
+
+// eventReader reads drop_events.
+type eventReader struct {
+	h    *host
+	ring *ringbuf.Reader
+}
+
+func (h *host) newEventReader(t testing.TB) *eventReader {
+	t.Helper()
+	ring, err := ringbuf.NewReader(h.programs.Maps[bpf.MapDropEvents])
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &eventReader{h, ring}
+	ring.SetDeadline(time.Unix(1, 0))
+	t.Cleanup(func() {
+		if err := errors.Join(r.enter(bpf.DropReader{}), ring.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// enter makes the programs tell, from now on: nobody has left anything in the ring or used up its share.
+func (r *eventReader) enter(state bpf.DropReader) error {
+	_, err := r.read()
+	limits := r.h.programs.Maps[bpf.MapDropLimits]
+	for key := range limits.MaxEntries() {
+		err = errors.Join(err, limits.Put(key, make([]bpf.DropLimit, ebpf.MustPossibleCPU())))
+	}
+	return errors.Join(err, r.h.programs.Maps[bpf.MapDropReader].Put(uint32(0), state))
+}
+
+// read returns all that was told.
+func (r *eventReader) read() (events []bpf.DropEvent, err error) {
+	for {
+		record, err := r.ring.Read()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return events, nil
+		}
+		var event bpf.DropEvent
+		if err == nil {
+			err = binary.Read(bytes.NewReader(record.RawSample), binary.NativeEndian, &event)
+		}
+		if err != nil {
+			return nil, err
+		}
+		events = append(events, event)
+	}
+}
+
+// leftOut returns what was left out for a reason.
+func (r *eventReader) leftOut(reason bpf.Reason) (n uint64, err error) {
+	var perCPU []bpf.DropLimit
+	err = r.h.programs.Maps[bpf.MapDropLimits].Lookup(uint32(reason), &perCPU)
+	for _, limit := range perCPU {
+		n += limit.LeftOut
+	}
+	return n, err
+}
+
+// TestDropEvents drops a pod's forged packet for readers of several kinds, and for none.
+func TestDropEvents(t *testing.T) {
+	h := newHost(t)
+	s := h.sender()
+	frame := forged(s)
+	everything := bpf.DropReader{Until: forever, Reasons: ^uint64(0), Limit: 100}
+	of := func(owners ...uint64) bpf.DropReader {
+		r := everything
+		copy(r.Owner[:], owners)
+		return r
+	}
+	for _, tc := range []struct {
+		name   string
+		reader bpf.DropReader
+		sent   int
+		told   int
+		left   uint64
+	}{
+		{"no reader", bpf.DropReader{}, 3, 0, 0},
+		{"a reader whose time is over", bpf.DropReader{Until: 1, Reasons: ^uint64(0), Limit: 100}, 3, 0, 0},
+		{"everything", everything, 3, 3, 0},
+		{"its reason", bpf.DropReader{Until: forever, Reasons: 1 << bpf.ReasonAddress, Limit: 100}, 3, 3, 0},
+		{"another reason", bpf.DropReader{Until: forever, Reasons: ^uint64(1 << bpf.ReasonAddress), Limit: 100}, 3, 0, 0},
+		{"beyond the limit", bpf.DropReader{Until: forever, Reasons: ^uint64(0), Limit: 2}, 5, 2, 3},
+		{"a full ring", bpf.DropReader{Until: forever, Reasons: ^uint64(0), Limit: 5000}, 1000, 840, 160},
+		{"its owner", of(owners["pod"]), 3, 3, 0},
+		{"the owner of its source", of(owners["plain"], owners["pod2"]), 3, 3, 0},
+		{"another owner", of(owners["pod3"]), 3, 0, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if err := h.guard(s, antiSpoof); err != nil {
+				t.Fatal(err)
+			}
+			r := h.newEventReader(t)
+			if err := r.enter(tc.reader); err != nil {
+				t.Fatal(err)
+			}
+			err := h.Do(func() error { return onOneCPU(func() error { return h.drop(frame, tc.sent) }) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			events, err := r.read()
+			left, errLeft := r.leftOut(bpf.ReasonAddress)
+			if err := errors.Join(err, errLeft); err != nil || len(events) != tc.told || left != tc.left {
+				t.Errorf("told %d and left out %d (%v), want %d and %d", len(events), left, err, tc.told, tc.left)
+			}
+			for _, e := range events {
+				want := bpf.DropEvent{
+					Time: e.Time, Owner: owners["pod"], Reason: uint32(bpf.ReasonAddress), Ifindex: uint32(h.veth.Index), Len: uint32(len(frame)),
+					L3: etherLen, Captured: uint16(len(frame)), Protocol: 0x0008, IngressIfindex: e.IngressIfindex,
+				}
+				if copy(want.Bytes[:], frame); !bytes.Equal(e.Bytes[:e.Captured], frame) || withoutBytes(e) != withoutBytes(want) {
+					t.Errorf("got %+v, want %+v", e, want)
+				}
+			}
+			var after bpf.DropReader
+			if err := h.programs.Maps[bpf.MapDropReader].Lookup(uint32(0), &after); err != nil || after.Until == 1 {
+				t.Errorf("a reader is left whose time is over: %+v (%v)", after, err)
+			}
+		})
+	}
+}
+
+// onOneCPU calls do on one CPU, since each has a share of its own. The calling thread stays there.
+func onOneCPU(do func() error) error {
+	var now, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &now); err != nil {
+		return err
+	}
+	for cpu := 0; one.Count() == 0; cpu++ {
+		if now.IsSet(cpu) {
+			one.Set(cpu)
+		}
+	}
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return err
+	}
+	return do()
+}
+
+// drop has the frame dropped a number of times.
+func (h *host) drop(frame []byte, times int) error {
+	for range times {
+		verdict, _, err := h.run(bpf.ProgFromContainer, frame)
+		if err := errors.Join(err, checkVerdict(verdict, verdictDrop)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func withoutBytes(e bpf.DropEvent) bpf.DropEvent {
+	e.Bytes = [256]uint8{}
+	return e
+}
+
+// forged is a packet of the sender, in the name of its neighbor.
+func forged(s testenv.Sender) []byte {
+	all := s.Hostile()
+	return all[slices.IndexFunc(all, func(f testenv.Frame) bool { return f.Name == "another container's IPv4 address" })].Bytes
+}
+
+// TestDropEventsOfRewrite has the kernel refuse to send a packet again, because its device is down.
+func TestDropEventsOfRewrite(t *testing.T) {
+	h := newHost(t)
+	r := h.newEventReader(t)
+	uplink := &netlink.Device{LinkAttrs: *h.uplink}
+	t.Cleanup(func() {
+		if err := h.Netlink().LinkSetUp(uplink); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := errors.Join(h.reset(), r.enter(bpf.DropReader{Until: forever, Reasons: ^uint64(0), Limit: 100})); err != nil {
+		t.Fatal(err)
+	}
+	s := scene{addressing: v4, proto: udp}
+	packet := s.packet("remote:5000 > node:8081", false)
+	copy(packet.DstMAC[:], h.uplink.HardwareAddr)
+	frames, err := testenv.Fragment(packet.MustBuild(), 8, 55)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := h.runInside(bpf.ProgFromUplink, frames[1]); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Netlink().LinkSetDown(uplink); err != nil {
+		t.Fatal(err)
+	}
+	verdict, _, err := h.runInside(bpf.ProgFromUplink, frames[0])
+	if err := errors.Join(err, checkVerdict(verdict, verdictDrop)); err != nil {
+		t.Error(err)
+	}
+	events, err := r.read()
+	if err != nil || len(events) != 1 || bpf.Reason(events[0].Reason) != bpf.ReasonRewrite || events[0].Owner != 0 || events[0].Ifindex != uint32(h.uplink.Index) {
+		t.Errorf("got %+v (%v), want one for %d on device %d", events, err, bpf.ReasonRewrite, h.uplink.Index)
+	}
+}
+
+// BenchmarkDrop is the time of from_container for a forged packet, with readers of several kinds, and with none.
+func BenchmarkDrop(b *testing.B) {
+	const rounds = 800 // fit the ring
+	h := newHost(b)
+	s := h.sender()
+	veth := *h.veth
+	h.veth.Index = h.lo.Index // a repeated run is on lo
+	defer func() { *h.veth = veth }()
+	if err := h.guard(s, antiSpoof); err != nil {
+		b.Fatal(err)
+	}
+	r := h.newEventReader(b)
+	for _, tc := range []struct {
+		name   string
+		reader bpf.DropReader
+	}{
+		{"no reader", bpf.DropReader{}},
+		{"told", bpf.DropReader{Until: forever, Reasons: ^uint64(0), Limit: 2 * rounds}},
+		{"left out", bpf.DropReader{Until: forever, Reasons: ^uint64(0)}},
+		{"not looked for", bpf.DropReader{Until: forever, Limit: rounds}},
+	} {
+		b.Run(tc.name, func(b *testing.B) {
+			best := time.Hour
+			for b.Loop() {
+				if err := r.enter(tc.reader); err != nil {
+					b.Fatal(err)
+				}
+				err := h.Do(func() error {
+					verdict, perPacket, err := h.programs.Programs[bpf.ProgFromContainer].Benchmark(forged(s), rounds, nil)
+					best = min(best, perPacket)
+					err = errors.Join(err, checkVerdict(verdict, verdictDrop))
+					return err
+				})
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(best.Nanoseconds()), "ns/packet")
+		})
+	}
+}
