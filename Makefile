@@ -67,7 +67,7 @@ system: modules ## packet tables, scenarios and the CNI contract, in their own n
 .PHONY: test-long
 test-long: modules ## floods of a million flows, and what an attacker does in ten minutes (root)
 	cd test && $(GO) test -count=1 -timeout 60m ./scenario -long -run 'Flood|ShortConnections|TestPodsShareTheirPorts|TestUpgradeUnderTraffic'
-	cd test && $(GO) test -count=1 ./conformance -run '^TestCtlDropsFlood$$' -dropflood 2000000
+	cd test && $(GO) test -count=1 ./conformance -run '^TestCtlDropsFlood$$' -dropflood 1000000
 
 # Time that fuzz-short spends on each target.
 FUZZTIME ?= 3s

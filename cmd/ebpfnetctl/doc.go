@@ -25,6 +25,7 @@
 //
 // # Rooms
 //
+//	drops      counters of dropped packets, and the one process that is told of each
 //	doctor     checks of the host, what mends it, and the container that proves it
 //	firewall   what the host's rules do to forwarded packets
 //	metrics    figures for Prometheus; the dashboard and the alert rules

@@ -45,6 +45,9 @@ func TestCtlNouns(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := web.SendFrames(testenv.PodIfName, make([]byte, 60)); err != nil { // a forged one, for drops
+		t.Fatal(err)
+	}
 	if err := s.host.Node.SetSysctl("net/ipv4/ip_forward", "0"); err != nil { // for diff and doctor to find
 		t.Fatal(err)
 	}

@@ -1,0 +1,63 @@
+package drops
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
+)
+
+// Counter counts the packets of one attachment that our programs have dropped for one reason.
+type Counter struct {
+	maps.Attachment        // empty: of no container that is there
+	Owner           string `json:"owner"`
+	Device          string `json:"device"`
+	Reason          string `json:"reason"`
+	Meaning         string `json:"meaning"`
+	Packets         uint64 `json:"packets"`
+	Bytes           uint64 `json:"bytes"`
+}
+
+// Counters lists the counters of attachments, the largest first. Those of no container that is there are with
+// all of them.
+func Counters(datapath *loader.Datapath, attachments []*operator.Attachment, all bool) ([]Counter, error) {
+	drops, err := maps.Drops(datapath) // before the totals, which then have no fewer
+	if err != nil {
+		return nil, err
+	}
+	totals, err := maps.DropTotals(datapath)
+	if err != nil {
+		return nil, err
+	}
+	byOwner := map[string]*operator.Attachment{}
+	for _, a := range attachments {
+		byOwner[a.Owner] = a
+	}
+	list := []Counter{}
+	for _, d := range drops {
+		a := byOwner[fmt.Sprintf("%016x", uint64(d.Owner))]
+		if a == nil || d.Packets == 0 {
+			continue
+		}
+		list = append(list, counterOf(d.DropCount))
+		c := &list[len(list)-1]
+		c.Attachment, c.Owner, c.Device = a.Attachment, a.Owner, a.Device
+		if i := int(d.Reason); i < len(totals) {
+			totals[i].Packets, totals[i].Bytes = totals[i].Packets-d.Packets, totals[i].Bytes-d.Bytes
+		}
+	}
+	for _, rest := range totals {
+		if all && rest.Packets > 0 {
+			list = append(list, counterOf(rest))
+		}
+	}
+	slices.SortStableFunc(list, func(a, b Counter) int { return cmp.Compare(b.Packets, a.Packets) })
+	return list, nil
+}
+
+func counterOf(count maps.DropCount) Counter {
+	return Counter{Reason: count.Reason.Name(), Meaning: count.Reason.String(), Packets: count.Packets, Bytes: count.Bytes}
+}

@@ -1,0 +1,217 @@
+package drops
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
+)
+
+// Drop is a dropped packet, in words for an operator: schema/drops.json.
+type Drop struct {
+	Time     time.Time `json:"time"`
+	By       string    `json:"by"`                 // datapath or stack
+	Reason   string    `json:"reason"`             // a name of ours in lower case, or the kernel's in upper case; "": the kernel gives none
+	Meaning  string    `json:"meaning,omitempty"`  // of a reason of ours
+	Function string    `json:"function,omitempty"` // of the kernel, which has dropped it
+	maps.Attachment
+	Owner        string `json:"owner"` // "": of no container
+	PodNamespace string `json:"podNamespace,omitempty"`
+	Pod          string `json:"pod,omitempty"`
+	Protocol     string `json:"protocol"`
+	Source       string `json:"source"`
+	Destination  string `json:"destination"`
+	Peer         string `json:"peer,omitempty"` // the side that is not the container's
+	Device       string `json:"device"`
+	Hook         string `json:"hook,omitempty"`
+	Length       uint32 `json:"length"`
+	Bytes        string `json:"bytes,omitempty"` // the first ones, in hexadecimal digits
+
+	Raw []byte `json:"-"`
+}
+
+// Describer describes drops. It knows containers by what it has read before, and reads anew for one that it does
+// not know.
+type Describer struct {
+	Stack    *Stack // nil: the kernel tells nothing
+	DataDir  string
+	CacheDir string // libcni's
+	Bytes    int    // of each packet
+
+	datapath *loader.Datapath
+	host     *netlink.Handle
+	byOwner  map[string]*operator.Attachment
+	byAddr   map[netip.Addr]*operator.Attachment
+	pods     map[string][2]string // by owner: namespace and name
+	devices  map[uint32]device
+	read     time.Time
+}
+
+// device is a device of the host.
+type device struct {
+	name        string
+	isContainer bool
+}
+
+// Open prepares to describe. The caller must Close it.
+func (d *Describer) Open(datapath *loader.Datapath) (err error) {
+	d.datapath = datapath
+	d.host, err = rtnl.Open()
+	return errors.Join(err, d.readContainers())
+}
+
+// Close closes what Open has opened.
+func (d *Describer) Close() {
+	if d.host != nil {
+		d.host.Close()
+	}
+}
+
+// readContainers reads who is connected, at most once a second.
+func (d *Describer) readContainers() error {
+	if time.Since(d.read) < time.Second {
+		return nil
+	}
+	attachments, err := operator.Attachments(d.DataDir)
+	if attachments == nil {
+		return err
+	}
+	d.read = time.Now()
+	d.byOwner, d.byAddr = map[string]*operator.Attachment{}, map[netip.Addr]*operator.Attachment{}
+	d.pods, d.devices = map[string][2]string{}, map[uint32]device{}
+	for _, a := range attachments {
+		d.byOwner[a.Owner] = a
+		for _, address := range a.Addresses {
+			d.byAddr[address.Address] = a
+		}
+	}
+	return nil
+}
+
+// Describe describes an event.
+func (d *Describer) Describe(e *bpf.DropEvent) (Drop, error) {
+	p := parse(fromNetwork(e.Protocol), e.Bytes[min(e.L3, e.Captured):e.Captured])
+	drop := Drop{
+		Time:     time.Now().Add(-time.Duration(sinceBoot() - e.Time)).UTC(),
+		Protocol: p.protocol, Source: p.side(p.src), Destination: p.side(p.dst),
+		Length: e.Len,
+		Raw:    slices.Clone(e.Bytes[:min(int(e.Captured), d.Bytes)]),
+	}
+	drop.Bytes = hex.EncodeToString(drop.Raw)
+	on, err := d.device(e.Ifindex)
+	drop.Device = on.name
+	if e.ByStack != 0 {
+		drop.By, drop.Reason, drop.Function = "stack", d.Stack.reasonName(e.Reason), d.Stack.function(e.Location)
+	} else {
+		reason := maps.Reason(e.Reason)
+		drop.By, drop.Reason, drop.Meaning, drop.Hook = "datapath", reason.Name(), reason.String(), hookOf(e, on)
+	}
+	return drop, errors.Join(err, d.addContainer(&drop, e, p))
+}
+
+// hookOf returns the program, by the device and the direction: only on its way in has the packet been received
+// by the device itself.
+func hookOf(e *bpf.DropEvent, on device) string {
+	isIngress := e.IngressIfindex == e.Ifindex
+	switch {
+	case on.isContainer && isIngress:
+		return bpf.ProgFromContainer
+	case on.isContainer:
+		return bpf.ProgToContainer
+	case on.name == "lo":
+		return bpf.ProgToLoopback
+	case isIngress:
+		return bpf.ProgFromUplink
+	default:
+		return bpf.ProgToUplink
+	}
+}
+
+// device looks a device up.
+func (d *Describer) device(index uint32) (device, error) {
+	if known, ok := d.devices[index]; ok {
+		return known, nil
+	}
+	found := device{name: fmt.Sprintf("device %d (gone)", index)}
+	present, err := link.Device(d.host, int(index))
+	if present != nil {
+		found.name = present.Attrs().Name
+	}
+	_, isContainer, errDevice := maps.GetDevice(d.datapath, int(index))
+	found.isContainer = isContainer
+	d.devices[index] = found
+	return found, errors.Join(err, errDevice)
+}
+
+// addContainer says whose packet it is: the owner's, or else that of the container with one of the addresses.
+func (d *Describer) addContainer(drop *Drop, e *bpf.DropEvent, p packet) error {
+	owner := ""
+	if e.Owner != 0 {
+		owner = fmt.Sprintf("%016x", e.Owner)
+	}
+	var err error
+	if owner != "" && d.byOwner[owner] == nil {
+		err = d.readContainers()
+	}
+	of := d.byOwner[owner]
+	for _, side := range []netip.AddrPort{p.src, p.dst} {
+		if of == nil && owner == "" {
+			of = d.byAddr[side.Addr()]
+		}
+	}
+	drop.Owner = owner
+	if of == nil {
+		return err
+	}
+	drop.Attachment, drop.Owner, drop.Peer = of.Attachment, of.Owner, drop.Source
+	if drop.Hook == bpf.ProgFromContainer || hasAddress(of, p.src.Addr()) {
+		drop.Peer = drop.Destination
+	}
+	pod := d.pod(of)
+	drop.PodNamespace, drop.Pod = pod[0], pod[1]
+	return err
+}
+
+func hasAddress(a *operator.Attachment, address netip.Addr) bool {
+	return slices.ContainsFunc(a.Addresses, func(own operator.Address) bool { return own.Address == address })
+}
+
+// pod returns the Kubernetes namespace and name that the runtime gave with CNI_ARGS, which libcni's cache keeps.
+func (d *Describer) pod(a *operator.Attachment) (pod [2]string) {
+	if known, ok := d.pods[a.Owner]; ok {
+		return known
+	}
+	cache := libcni.NewCNIConfigWithCacheDir(nil, d.CacheDir, nil)
+	_, cached, err := cache.GetNetworkListCachedConfig(&libcni.NetworkConfigList{Name: a.Network},
+		&libcni.RuntimeConf{ContainerID: a.ContainerID, IfName: a.IfName})
+	if err == nil && cached != nil {
+		for _, argument := range cached.Args {
+			switch argument[0] {
+			case "K8S_POD_NAMESPACE":
+				pod[0] = argument[1]
+			case "K8S_POD_NAME":
+				pod[1] = argument[1]
+			}
+		}
+	}
+	d.pods[a.Owner] = pod
+	return pod
+}
+
+// fromNetwork turns a number in network byte order into ours.
+func fromNetwork(n uint16) uint16 {
+	return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, n))
+}

@@ -1,0 +1,202 @@
+// Package drops follows dropped packets, one by one: those of our programs, and those of the host's stack on
+// containers' packets.
+//
+// The programs tell nothing until a [Reader] enters itself in a map, for a few seconds at a time: one that is
+// killed is soon forgotten. What they tell goes through a ring buffer, up to a limit; they count the rest.
+//
+// It may import bpf, loader, loader/flock, loader/rtnl, maps, plugin/link and plugin/operator.
+package drops
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/flock"
+	"github.com/ebpfnet/ebpfnet/maps"
+)
+
+// MostOwners is how many attachments the programs can tell apart from all others.
+const MostOwners = len(bpf.DropReader{}.Owner)
+
+// MostBytes is how many of a packet's first bytes are kept.
+const MostBytes = len(bpf.DropEvent{}.Bytes)
+
+// Filter says which drops are told.
+type Filter struct {
+	Owners []loader.Owner // at most MostOwners; none: of all containers, and of none
+	Reason *maps.Reason   // of our programs; nil: all
+	Stack  *StackFilter   // nil: not those of the stack
+	Limit  uint32         // per second, CPU and reason
+}
+
+// Reader is the one process that is told of drops.
+type Reader struct {
+	StackErr error // why drops of the stack are not told
+
+	datapath *loader.Datapath
+	lock     *flock.Lock
+	ring     *ringbuf.Reader
+	stack    io.Closer // nil: not attached
+	state    bpf.DropReader
+	began    uint64   // ns since boot
+	before   []uint64 // what was left out, by key of drop_limits
+}
+
+// lease is for how long the programs go on if a reader is gone. Renew must come more often.
+const lease = 3 * time.Second
+
+// Open begins to read. If another process reads, the error names it. The caller must Close it.
+func Open(ctx context.Context, datapath *loader.Datapath, filter Filter) (*Reader, error) {
+	if err := datapath.OpenOnDemand(bpf.MapDropReader, bpf.MapDropLimits, bpf.MapDropEvents); err != nil {
+		return nil, err
+	}
+	if datapath.DropReader == nil || datapath.DropLimits == nil || datapath.DropEvents == nil {
+		return nil, errors.New("the loaded programs are older and cannot tell single drops: run `ebpfnetctl upgrade`")
+	}
+	r := &Reader{datapath: datapath, began: sinceBoot(), state: stateOf(filter)}
+	if err := r.takeLock(ctx); err != nil {
+		return nil, err
+	}
+	var err error
+	if r.ring, err = ringbuf.NewReader(datapath.DropEvents); err == nil {
+		_, err = r.LeftOut() // from here on
+	}
+	if err == nil {
+		r.ring.SetDeadline(time.Unix(1, 0)) // nobody waits on the ring: Read takes what is there
+		r.StackErr = r.attachStack(filter.Stack)
+		_, err = r.Renew()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("read drops: %w", err), r.Close())
+	}
+	return r, nil
+}
+
+func (r *Reader) attachStack(s *StackFilter) error {
+	if s == nil {
+		return nil
+	}
+	config, err := s.config()
+	if err == nil {
+		r.stack, err = r.datapath.AttachStackDrops(config)
+	}
+	return err
+}
+
+func stateOf(filter Filter) bpf.DropReader {
+	state := bpf.DropReader{Limit: filter.Limit, Pid: uint32(os.Getpid()), Reasons: ^uint64(0)}
+	for i, owner := range filter.Owners {
+		state.Owner[i] = uint64(owner)
+	}
+	switch {
+	case filter.Reason != nil:
+		state.Reasons = 1 << *filter.Reason
+	case filter.Stack != nil && filter.Stack.Reason != "":
+		state.Reasons = 0
+	}
+	return state
+}
+
+// takeLock: a ring buffer has one reader.
+func (r *Reader) takeLock(ctx context.Context) (err error) {
+	r.lock, err = r.datapath.TryDropReader(ctx)
+	if err != nil || r.lock != nil {
+		return err
+	}
+	var holder bpf.DropReader
+	who := ""
+	if err := r.datapath.DropReader.Lookup(uint32(0), &holder); err == nil && holder.Pid != 0 {
+		who = fmt.Sprintf(" (process %d)", holder.Pid)
+	}
+	return fmt.Errorf("another `ebpfnetctl drops --follow`%s follows drops, and only one can: end it first", who)
+}
+
+// Renew prolongs the time of the reader; it may run beside Read and LeftOut. It returns for how long nothing was told, because it came late.
+func (r *Reader) Renew() (missed time.Duration, err error) {
+	now := sinceBoot()
+	if r.state.Until != 0 && r.state.Until < now {
+		missed = time.Duration(now - r.state.Until)
+	}
+	r.state.Until = now + uint64(lease)
+	return missed, r.datapath.DropReader.Put(uint32(0), r.state)
+}
+
+// Read calls tell for each drop that was told since, at most as many as the ring has room for: under a flood
+// the caller's pace is the limit.
+func (r *Reader) Read(tell func(*bpf.DropEvent)) error {
+	var record ringbuf.Record
+	var event bpf.DropEvent
+	for range r.ring.BufferSize() / binary.Size(event) {
+		err := r.ring.ReadInto(&record)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil
+		}
+		if err == nil {
+			err = binary.Read(bytes.NewReader(record.RawSample), binary.NativeEndian, &event)
+		}
+		if err != nil {
+			return fmt.Errorf("read drops: %w", err)
+		}
+		if event.Time >= r.began { // a reader that was killed may have left others
+			tell(&event)
+		}
+	}
+	return nil
+}
+
+// LeftOut returns how many drops were not told since it was last called, by key of drop_limits.
+func (r *Reader) LeftOut() (map[uint32]uint64, error) {
+	since := map[uint32]uint64{}
+	before := r.before
+	r.before = make([]uint64, r.datapath.DropLimits.MaxEntries())
+	for key := range r.before {
+		var perCPU []bpf.DropLimit
+		if err := r.datapath.DropLimits.Lookup(uint32(key), &perCPU); err != nil {
+			return nil, fmt.Errorf("read what was left out: %w", err)
+		}
+		for _, limit := range perCPU {
+			r.before[key] += limit.LeftOut
+		}
+		if before != nil && r.before[key] > before[key] {
+			since[uint32(key)] = r.before[key] - before[key]
+		}
+	}
+	return since, nil
+}
+
+// Stop ends the telling. What was told already can still be read.
+func (r *Reader) Stop() error {
+	var errs []error
+	if r.stack != nil {
+		errs = append(errs, r.stack.Close())
+		r.stack = nil
+	}
+	return errors.Join(append(errs, r.datapath.DropReader.Put(uint32(0), bpf.DropReader{}))...)
+}
+
+// Close ends everything that Open has begun.
+func (r *Reader) Close() error {
+	errs := []error{r.Stop()}
+	if r.ring != nil {
+		errs = append(errs, r.ring.Close())
+	}
+	return errors.Join(append(errs, r.lock.Release())...)
+}
+
+// sinceBoot returns the time of the programs, in ns.
+func sinceBoot() uint64 {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // never fails
+	return uint64(now.Nano())
+}

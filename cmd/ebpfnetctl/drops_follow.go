@@ -1,0 +1,279 @@
+package main
+
+import (
+	"cmp"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+	"github.com/ebpfnet/ebpfnet/loader"
+	ours "github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
+)
+
+const (
+	dropsRead  = 100 * time.Millisecond // how often the ring is read: with its size, the bound of what is printed
+	dropsRenew = time.Second
+)
+
+// follower prints drops.
+type follower struct {
+	options   dropOptions
+	printer   *output.Printer
+	reader    *drops.Reader
+	describer drops.Describer
+}
+
+// leftOut is a line of `drops --follow -o json` between others.
+type leftOut struct {
+	Time     time.Time         `json:"time"`
+	LeftOut  uint64            `json:"leftOut"`
+	ByReason map[string]uint64 `json:"byReason"`
+}
+
+// followDrops prints drops until the command is ended, or nobody reads what it prints.
+func followDrops(cmd *cobra.Command, o dropOptions) (err error) {
+	datapath, err := loader.OpenLoaded()
+	if err != nil {
+		return err
+	}
+	defer datapath.Close()
+	f := &follower{options: o, printer: output.New(cmd.OutOrStdout(), o.Flags)}
+	filter, err := f.filter()
+	if err != nil {
+		return err
+	}
+	stack, errStack := drops.ReadStack()
+	if errStack == nil {
+		f.describer.Stack = stack
+		filter.Stack = stackFilter(stack, o.reason)
+	}
+	f.describer.DataDir, f.describer.CacheDir, f.describer.Bytes = o.dataDir, o.cacheDir, o.bytes
+	defer f.describer.Close()
+	if err := f.describer.Open(datapath); err != nil {
+		return err
+	}
+	if f.reader, err = drops.Open(cmd.Context(), datapath, filter); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.reader.Close()) }()
+	if err := f.tellLimits(cmd, filter.Stack, errors.Join(errStack, f.reader.StackErr)); err != nil {
+		return err
+	}
+	return f.run(cmd)
+}
+
+// filter returns what the programs are to tell.
+func (f *follower) filter() (filter drops.Filter, err error) {
+	filter.Limit = f.options.limit
+	if reason, ok := ours.ParseReason(f.options.reason); ok {
+		filter.Reason = &reason
+	}
+	if len(f.options.words) == 0 {
+		return filter, nil
+	}
+	attachments, err := attachmentsOf(f.options.words, f.options.dataDir)
+	if attachments == nil {
+		return filter, err
+	}
+	if len(attachments) > drops.MostOwners {
+		return filter, fmt.Errorf("%s has %d interfaces, and only %d can be followed: name one, as NETWORK/CONTAINER/INTERFACE",
+			f.options.words[0], len(attachments), drops.MostOwners)
+	}
+	for _, a := range attachments {
+		owner, err := strconv.ParseUint(a.Owner, 16, 64)
+		if err != nil {
+			return filter, err
+		}
+		filter.Owners = append(filter.Owners, loader.Owner(owner))
+	}
+	return filter, err
+}
+
+// stackFilter returns nil where only a reason of ours is wanted.
+func stackFilter(stack *drops.Stack, reason string) *drops.StackFilter {
+	if _, isOurs := ours.ParseReason(reason); isOurs {
+		return nil
+	}
+	return &drops.StackFilter{Stack: stack, Reason: reason}
+}
+
+// tellLimits says once what the kernel cannot tell. It is an error if nothing else is wanted.
+func (f *follower) tellLimits(cmd *cobra.Command, stack *drops.StackFilter, err error) error {
+	_, isOurs := ours.ParseReason(f.options.reason)
+	switch {
+	case isOurs:
+	case err != nil && f.options.reason != "":
+		return fmt.Errorf("drops --reason %s: %w", f.options.reason, err)
+	case err != nil:
+		output.Printf(cmd.ErrOrStderr(), "ebpfnetctl: drops of the host's own stack are not told: %v\n", err)
+	case !stack.HasReasons():
+		output.Printf(cmd.ErrOrStderr(), "ebpfnetctl: this kernel tells no reasons for drops of the host's stack (before 5.17), but the function\n")
+	}
+	return nil
+}
+
+// run prints until the end. The reader's time is prolonged even while nobody takes what is printed: the programs then
+// count what is left out.
+func (f *follower) run(cmd *cobra.Command) error {
+	signal.Ignore(syscall.SIGPIPE) // a write fails instead
+	defer signal.Reset(syscall.SIGPIPE)
+	failed := make(chan error, 1)
+	stop := f.keepAlive(cmd, failed)
+	defer stop()
+
+	read, count := time.NewTicker(dropsRead), time.NewTicker(dropsRenew)
+	defer read.Stop()
+	defer count.Stop()
+	for {
+		select {
+		case <-cmd.Context().Done():
+			stop()
+			return errors.Join(f.reader.Stop(), f.print(), f.printLeftOut())
+		case err := <-failed:
+			return err
+		case <-read.C:
+			if err := f.print(); err != nil || f.isAlone(cmd) {
+				return err
+			}
+		case <-count.C:
+			if err := f.printLeftOut(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// keepAlive prolongs the reader's time until stop is called, which may be called again.
+func (f *follower) keepAlive(cmd *cobra.Command, failed chan<- error) (stop func()) {
+	var renewing sync.WaitGroup
+	end := make(chan struct{})
+	renewing.Go(func() { f.renew(cmd, end, failed) })
+	return sync.OnceFunc(func() {
+		close(end)
+		renewing.Wait() // a reader that has stopped must not come back
+	})
+}
+
+// renew says if this process did not run for so long that nothing was told.
+func (f *follower) renew(cmd *cobra.Command, stop <-chan struct{}, failed chan<- error) {
+	ticker := time.NewTicker(dropsRenew)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-ticker.C:
+		}
+		missed, err := f.reader.Renew()
+		if err != nil {
+			failed <- err
+			return
+		}
+		if missed > 0 {
+			output.Printf(cmd.ErrOrStderr(), "ebpfnetctl: nothing was told for %s, because this process did not run\n", missed.Round(time.Second).String())
+		}
+	}
+}
+
+// isAlone returns whether nobody reads the standard output any more, and forgets that writing to it failed.
+func (f *follower) isAlone(cmd *cobra.Command) bool {
+	out, ok := cmd.OutOrStdout().(*output.File)
+	if !ok {
+		return false
+	}
+	if errors.Is(out.Err, unix.EPIPE) {
+		out.Err = nil
+		return true
+	}
+	fds := []unix.PollFd{{Fd: int32(out.Fd())}}
+	n, err := unix.Poll(fds, 0)
+	return out.Err != nil || err == nil && n == 1 && fds[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0
+}
+
+// print prints what was told since.
+func (f *follower) print() error {
+	var errs []error
+	err := f.reader.Read(func(event *bpf.DropEvent) {
+		drop, err := f.describer.Describe(event)
+		errs = append(errs, err, f.printDrop(drop))
+	})
+	return errors.Join(append(errs, err)...)
+}
+
+func (f *follower) printDrop(d drops.Drop) error {
+	container := containerName(&operator.Attachment{Attachment: d.Attachment, Owner: d.Owner})
+	switch {
+	case f.printer.ForPrograms():
+		return f.printer.Line(d)
+	case f.printer.Format == output.Name:
+		f.printer.Printf("%s\n", container)
+		return nil
+	}
+	words := []string{d.Time.Local().Format("15:04:05.000000"), string(f.printer.Paint(output.Yellow, cmp.Or(d.Reason, "dropped")))}
+	rest := []string{cmp.Or(container, "-")}
+	if d.Pod != "" {
+		rest = append(rest, "("+d.PodNamespace+"/"+d.Pod+")")
+	}
+	rest = append(rest, d.Protocol)
+	if d.Source != "" {
+		rest = append(rest, d.Source, ">", d.Destination)
+	}
+	rest = append(rest, fmt.Sprintf("len %d", d.Length), cmp.Or(d.Hook, "stack"), d.Device)
+	f.printer.Printf("%s %s\n", output.Painted(strings.Join(words, " ")), strings.Join(rest, " ")+explanation(d))
+	if len(d.Raw) > 0 {
+		f.printer.Printf("%s", output.Painted(hex.Dump(d.Raw)))
+	}
+	return nil
+}
+
+func explanation(d drops.Drop) string {
+	switch {
+	case d.Meaning != "":
+		return ": " + d.Meaning
+	case d.Function != "":
+		return ": in " + d.Function
+	default:
+		return ""
+	}
+}
+
+// printLeftOut prints how many drops were left out since.
+func (f *follower) printLeftOut() error {
+	counts, err := f.reader.LeftOut()
+	if err != nil || len(counts) == 0 {
+		return err
+	}
+	l := leftOut{Time: time.Now().UTC(), ByReason: map[string]uint64{}}
+	var parts []string
+	for _, key := range slices.Sorted(maps.Keys(counts)) {
+		name := "stack"
+		if key != bpf.DropStack {
+			name = ours.Reason(key).Name()
+		}
+		l.LeftOut += counts[key]
+		l.ByReason[name] = counts[key]
+		parts = append(parts, fmt.Sprintf("%s %d", name, counts[key]))
+	}
+	if f.printer.ForPrograms() {
+		return f.printer.Line(l)
+	}
+	if f.printer.Format != output.Name {
+		f.printer.Printf("%s %d more were left out: %s\n", l.Time.Local().Format("15:04:05.000000"), l.LeftOut, strings.Join(parts, ", "))
+	}
+	return nil
+}

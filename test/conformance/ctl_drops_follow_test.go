@@ -1,0 +1,165 @@
+package conformance
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// followed is what `ebpfnetctl drops --follow -o json` prints on a node.
+type followed struct {
+	host *host
+	cmd  *exec.Cmd
+	errs strings.Builder
+
+	mu      sync.Mutex
+	drops   []drops.Drop
+	leftOut map[string]uint64
+	lines   map[bool]string // one of each kind; true: of what was left out
+	done    chan error
+}
+
+// follow starts to follow, and waits until the programs tell.
+func (h *host) follow(t *testing.T, args ...string) *followed {
+	t.Helper()
+	f := &followed{host: h, leftOut: map[string]uint64{}, lines: map[bool]string{}, done: make(chan error, 1)}
+	f.cmd = exec.CommandContext(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), append([]string{"drops", "--follow", "-o", "json"}, args...)...)
+	f.cmd.Stderr = &f.errs
+	out, err := f.cmd.StdoutPipe()
+	if err == nil {
+		err = h.Node.Do(f.cmd.Start)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.cmd.Process.Kill() })
+	go func() {
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			f.add(t, lines.Bytes())
+		}
+		f.done <- f.cmd.Wait()
+	}()
+	testenv.Eventually(t, "the reader to enter itself", func() error {
+		state := h.dropReader(t)
+		if state.Until == 0 || int(state.Pid) != f.cmd.Process.Pid {
+			return fmt.Errorf("got %+v: %s", state, f.errs.String())
+		}
+		return nil
+	})
+	return f
+}
+
+func (f *followed) add(t *testing.T, line []byte) {
+	var drop struct {
+		drops.Drop
+		LeftOut  uint64
+		ByReason map[string]uint64
+	}
+	if err := json.Unmarshal(line, &drop); err != nil {
+		t.Errorf("%v: %s", err, line)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lines[drop.LeftOut > 0] = string(line)
+	if drop.LeftOut == 0 {
+		f.drops = append(f.drops, drop.Drop)
+	}
+	for reason, n := range drop.ByReason {
+		f.leftOut[reason] += n
+	}
+}
+
+// list returns what was told so far.
+func (f *followed) list() []drops.Drop {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.drops)
+}
+
+// want waits for a drop, and returns it.
+func (f *followed) want(t *testing.T, what string, isIt func(drops.Drop) bool) (found drops.Drop) {
+	t.Helper()
+	testenv.Eventually(t, "a drop: "+what, func() error {
+		all := f.list()
+		i := slices.IndexFunc(all, isIt)
+		if i < 0 {
+			return fmt.Errorf("got %+v; %s", all, f.errs.String())
+		}
+		found = all[i]
+		return nil
+	})
+	return found
+}
+
+// stop ends it as Ctrl-C does, and wants nothing left.
+func (f *followed) stop(t *testing.T) {
+	t.Helper()
+	if err := f.cmd.Process.Signal(unix.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-f.done; err != nil {
+		t.Errorf("after Ctrl-C: got %v, want exit code 0: %s", err, f.errs.String())
+	}
+	for _, line := range f.lines {
+		if err := (&script{T: t, host: f.host}).validate("drops", line); err != nil {
+			t.Errorf("%v: %s", err, line)
+		}
+	}
+	if state := f.host.dropReader(t); state != (bpf.DropReader{}) {
+		t.Errorf("after Ctrl-C: got a reader %+v, want none", state)
+	}
+}
+
+// dropReader reads who is told of drops.
+func (h *host) dropReader(t *testing.T) (state bpf.DropReader) {
+	t.Helper()
+	h.withDatapath(t, func(datapath *loader.Datapath) error {
+		if err := datapath.OpenOnDemand(bpf.MapDropReader); err != nil {
+			return err
+		}
+		return datapath.DropReader.Lookup(uint32(0), &state)
+	})
+	return state
+}
+
+func (h *host) withDatapath(t *testing.T, do func(*loader.Datapath) error) {
+	t.Helper()
+	err := h.Node.Do(func() error {
+		datapath, err := loader.OpenLoaded()
+		if err != nil {
+			return err
+		}
+		defer datapath.Close()
+		return do(datapath)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// dropTotals counts what the datapath has dropped, by the reasons' names.
+func (h *host) dropTotals(t *testing.T) map[string]uint64 {
+	t.Helper()
+	totals := map[string]uint64{}
+	h.withDatapath(t, func(datapath *loader.Datapath) error {
+		counts, err := maps.DropTotals(datapath)
+		for _, c := range counts {
+			totals[c.Reason.Name()] = c.Packets
+		}
+		return err
+	})
+	return totals
+}
