@@ -20,7 +20,7 @@
 #include "socket.h"
 
 #define MASQ_PORTS	 (config.masq_ports[0].count + config.masq_ports[1].count)
-#define MASQ_GROUP	 8
+#define MASQ_GROUP	 4
 #define MASQ_FREE_PROBES 4 /* then a port of the container's own ended flows does, too */
 
 static __always_inline bool port_range_has(const volatile struct port_range *range, __u16 port)
@@ -84,7 +84,7 @@ static __always_inline bool masq_is_same(const struct flow *a, const struct flow
 /*
  * Candidate i: the container's port plus an offset given by the hash and i, modulo
  * the number of ports (RFC 6056, 3.3.3). So a container's flows to one remote have
- * different first candidates, up to 29,000 by default. Of each MASQ_GROUP ports the
+ * different first candidates, up to 25,000 by default. Of each MASQ_GROUP ports the
  * container misses one towards a remote, so that others find ports when it has used
  * up its own.
  */
@@ -255,10 +255,11 @@ static __always_inline bool masq_is_own(const struct flow *flow, const struct fl
 	return flow->owner == of->owner && addr_equal(&flow->nat_addr, &of->nat_addr);
 }
 
-/* A question by UDP that was answered. */
+/* A question by UDP that was answered; or a stream, which can go on by another port. */
 static __always_inline bool masq_is_answered(const struct flow *flow)
 {
-	return flow->state == FLOW_UDP && flow->flags & FLOW_REPLIED;
+	return flow->flags & FLOW_REPLIED &&
+	       (flow->state == FLOW_UDP || flow->state == FLOW_UDP_STREAM);
 }
 
 /*
@@ -274,14 +275,19 @@ static __always_inline bool masq_has_ended(const struct flow *flow, const struct
 		(flow->flags & FLOW_FIN && flow->flags & FLOW_FIN_UNACKED));
 }
 
-/* The flow, which has ended, leaves its port to the other one. Not while an answer may come twice. */
+/* The flow, which has ended, leaves its port to the other one. An answer may come twice. */
 static __always_inline bool masq_yields(const struct flow *flow, const struct flow *to,
 					enum masq_reuse reuse)
 {
-	if (reuse == REUSE_ANY)
-		return true;
-	return reuse == REUSE_OWN && masq_is_own(flow, to) &&
-	       (!masq_is_answered(flow) || (__s32)(now_ticks() - flow->last_seen) >= 2);
+	bool idle = (__s32)(now_ticks() - flow->last_seen) >= 2;
+
+	if (reuse == REUSE_NONE || !masq_is_own(flow, to))
+		return reuse == REUSE_ANY;
+	if (flow->state == FLOW_UDP)
+		return idle || reuse == REUSE_ANY;
+	if (flow->state == FLOW_UDP_STREAM)
+		return idle && reuse == REUSE_ANY;
+	return true;
 }
 
 /* Allocates the port in the key to the flow, also if one that has ended has it. */
@@ -448,14 +454,12 @@ __noinline int masq_find_former(struct __sk_buff *skb)
 
 /*
  * A flow of a container that was never replied to, or has expired, loses to a host
- * port or a socket of the host that receives the port by now. There was none when the
- * flow was opened.
+ * port or a socket of the host that receives the port by now.
  */
 static __always_inline bool masq_loses(struct __sk_buff *skb, const struct packet *p,
 				       const struct flow_key *key, const struct flow *flow)
 {
-	if (!flow_expired(flow) &&
-	    (flow->flags & FLOW_REPLIED || flow->created == (__u16)now_ticks()))
+	if (flow->flags & FLOW_REPLIED && !flow_expired(flow))
 		return false;
 	return !p->tcp_synack && !p->tcp_rst && masq_port_in_use(skb, key, p->ipv6);
 }

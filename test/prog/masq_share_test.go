@@ -8,8 +8,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// TestMasqueradeShare has a pod open flows to one remote from each of its ports. It gets about seven
-// eighths of the range, and another pod still finds a port for each flow.
+// TestMasqueradeShare has a pod open flows to one remote from each of its ports. It gets about three
+// quarters of the range, and another pod still finds a port for each flow.
 func TestMasqueradeShare(t *testing.T) {
 	h := newHost(t)
 	s := scene{addressing: v4, proto: udp}
@@ -41,8 +41,8 @@ func TestMasqueradeShare(t *testing.T) {
 	}
 	const all, most = masqLast - masqFirst + 1, 30000
 	greedy := open("pod", most)
-	if share := len(greedy) * 100 / all; share < 84 || share > 88 {
-		t.Errorf("the pod has %d of %d ports, %d %%, want about 87", len(greedy), all, share)
+	if share := len(greedy) * 100 / all; share < 68 || share > 76 {
+		t.Errorf("the pod has %d of %d ports, %d %%, want about 75", len(greedy), all, share)
 	}
 	const modest = 500
 	if got := open("pod2", modest); len(got) != modest {
