@@ -215,7 +215,7 @@ func (h *host) dumpMaps(t *testing.T) map[string]map[string]string {
 			if errPin != nil {
 				return errPin
 			}
-			if m.Type() != ebpf.PerCPUArray {
+			if m.Type() != ebpf.PerCPUArray && m.Type() != ebpf.RingBuf {
 				all[filepath.Base(pin)], errPin = dumpMap(m)
 			}
 			err = errors.Join(err, errPin, m.Close())
