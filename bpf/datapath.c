@@ -43,7 +43,7 @@ static __always_inline void note_sender(struct __sk_buff *skb, struct packet *p,
 	p->fast_path = FAST_PATH_NEVER;
 	if (from)
 		p->fast_path = to ? from->fast_path & to->fast_path : from->fast_path;
-	p->to_host = !to && masq_could_own(p, p->dport) && fib_is_local(skb, p);
+	p->to_host = !to && masq_could_own(p, p->dport) && !fib_leads_away(skb, p);
 	p->settled = device && from && !device->route_set && spoof_is_plain(p) && !p->to_host;
 }
 

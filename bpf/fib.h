@@ -103,6 +103,20 @@ static __noinline bool fib_is_local(struct __sk_buff *skb, const struct packet *
 	return fib_args_are_local(skb);
 }
 
+/*
+ * The host would forward p, so it is not for the host itself. If it is not known to
+ * lead away it need not be local: there may be no route.
+ */
+static __noinline bool fib_leads_away(struct __sk_buff *skb, const struct packet *p)
+{
+	struct bpf_fib_lookup *args = fib_scratch_get();
+
+	if (!args || addr_is_link_scoped(&p->dst, p->ipv6))
+		return false;
+	fib_init_tuple(args, packet_tuple(p), &p->dst, skb->ifindex);
+	return fib_forwards(bpf_fib_lookup(skb, args, sizeof(*args), 0));
+}
+
 static __always_inline bool fib_is_local_addr(struct __sk_buff *skb, const struct addr *addr,
 					      bool ipv6)
 {

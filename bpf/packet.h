@@ -52,7 +52,7 @@ struct packet {
 	bool end_expected;   /* RST or FIN of a remote, with the number that is expected */
 	bool bypass;	     /* to_uplink: sent by from_container, not by the stack */
 	bool masqueraded;    /* to_uplink: its new source is that of a FLOW_SNAT */
-	bool to_host;	     /* from a container to this host, perhaps to a flow or a host port */
+	bool to_host;	     /* from a container, perhaps to a flow or a host port of this host */
 	bool settled;	     /* the plugin's maps alone decide that it goes through the stack */
 	__u8 fast_path;	     /* enum fast_path of the connection's containers */
 	bool non_first_frag; /* a later fragment: there is no L4 header */

@@ -48,6 +48,9 @@ type row struct {
 
 func runRows(t *testing.T, program string, rows []row) {
 	h := newHost(t)
+	if _, err := h.copied(); err != nil { // takes seconds on a slow machine, and a row's times go on
+		t.Fatal(err)
+	}
 	for _, r := range rows {
 		t.Run(r.name, func(t *testing.T) {
 			if r.forwarded {
