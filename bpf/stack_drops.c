@@ -64,7 +64,11 @@ static __always_inline __u64 record_word(void *record, __u32 offset)
 
 static __always_inline __u32 record_reason(void *record)
 {
-	return stack_config.reason ? record_word(record, stack_config.reason) : 0;
+	__u32 reason = 0;
+
+	if (stack_config.reason)
+		bpf_probe_read_kernel(&reason, sizeof(reason), record + stack_config.reason);
+	return reason;
 }
 
 /* The stack drops what a program has just dropped on this CPU. */

@@ -41,12 +41,7 @@ func ReadClock() (c Clock, err error) {
 	return c, nil
 }
 
-// Since returns how long ago a moment was, modulo 2^32 jiffies (50 days at 1000 Hz). One just after now is now.
+// Since returns how long ago a moment was, up to 2^31 jiffies (25 days at 1000 Hz). One just after now is now.
 func (c Clock) Since(then uint32) time.Duration {
-	const mostAfter = 1000
-
-	if then-c.Now <= mostAfter {
-		return 0
-	}
-	return time.Duration(c.Now-then) * c.Jiffy
+	return time.Duration(max(int32(c.Now-then), 0)) * c.Jiffy
 }

@@ -147,11 +147,15 @@ func (f *follower) run(cmd *cobra.Command) error {
 		case err := <-failed:
 			return err
 		case <-read.C:
-			if err := f.print(); err != nil || f.isAlone(cmd) {
+			if err := f.print(); f.isAlone(cmd) {
+				return nil // also with JSON, where printing fails then
+			} else if err != nil {
 				return err
 			}
 		case <-count.C:
-			if err := f.printLeftOut(); err != nil {
+			if err := f.printLeftOut(); f.isAlone(cmd) {
+				return nil
+			} else if err != nil {
 				return err
 			}
 		}

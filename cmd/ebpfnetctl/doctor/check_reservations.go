@@ -103,12 +103,13 @@ func (h *host) orphans(ctx context.Context, n *network) (orphans, kept []string,
 	if err != nil {
 		return nil, nil, err
 	}
-	running, err := runningContainers(h.CacheDir, n.file.List.Name)
-	if err != nil {
+	running, err := h.runningContainers(n.file.List.Name)
+	cannotTell := errors.Is(err, fs.ErrNotExist) // then all of them may run
+	if err != nil && !cannotTell {
 		return nil, nil, err
 	}
 	for _, a := range reserved {
-		if running[a.ContainerID] {
+		if cannotTell || running[a.ContainerID] {
 			kept = append(kept, a.ContainerID)
 		} else {
 			orphans = append(orphans, a.ContainerID)
@@ -143,12 +144,13 @@ func (h *host) ownersOf(n *network) (owners map[string]bool, err error) {
 func ownerText(owner loader.Owner) string { return fmt.Sprintf("%016x", uint64(owner)) }
 
 // runningContainers returns the containers of a network that libcni's cache has, and that run: also those of
-// another plugin, on a host that changes over to ebpfnet, and those of another network namespace.
-func runningContainers(cacheDir, name string) (running map[string]bool, err error) {
-	if cacheDir == "" {
-		return nil, nil
+// another plugin, on a host that changes over to ebpfnet, and those of another network namespace. Without a cache
+// the error is fs.ErrNotExist.
+func (h *host) runningContainers(name string) (running map[string]bool, err error) {
+	if _, err := os.Stat(filepath.Join(h.CacheDir, "results")); err != nil {
+		return nil, err // libcni would find nothing
 	}
-	all, err := libcni.NewCNIConfigWithCacheDir(nil, cacheDir, nil).GetCachedAttachments("")
+	all, err := libcni.NewCNIConfigWithCacheDir(nil, h.CacheDir, nil).GetCachedAttachments("")
 	if err != nil {
 		return nil, fmt.Errorf("read libcni's cache: %w", err)
 	}
@@ -159,11 +161,17 @@ func runningContainers(cacheDir, name string) (running map[string]bool, err erro
 		if a.NetNS == "" && err == nil && slices.ContainsFunc(list.Plugins, isOurs) {
 			continue // old versions do not keep the namespace; the device tells
 		}
-		if _, err := os.Stat(a.NetNS); a.Network == name && (a.NetNS == "" || !errors.Is(err, fs.ErrNotExist)) {
+		if a.Network == name && (a.NetNS == "" || exists(a.NetNS) || exists(h.path(a.NetNS))) {
 			running[a.ContainerID] = true
 		}
 	}
 	return running, nil
+}
+
+// exists also returns true if nobody can tell.
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // mendOrphans runs GC for the networks that have orphans, which keeps whatever has a device.

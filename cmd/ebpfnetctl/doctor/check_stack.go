@@ -25,9 +25,12 @@ func lookForwarding(_ context.Context, h *host) (findings []Finding, err error) 
 		findings = append(findings, wrong("ebpfnetctl repair, or doctor --fix; and end what turns it off, such as a file in /etc/sysctl.d",
 			"%s is 0: the host drops all packets from and to containers that the stack has to forward", name).by(fixRepair))
 	}
-	devices, err := h.notForwarding()
-	for _, name := range devices {
-		findings = append(findings, wrong("doctor --fix, and end what turns it off", "/proc/sys/net/%s is 0: the host drops packets that come in there", name).by(fixForwarding))
+	uplinks, err := h.uplinks()
+	for _, name := range notForwarding(uplinks) { // somebody may have meant it
+		findings = append(findings, wrong("sysctl -w "+word("net/"+name+"=1")+", if the uplink is to forward", "/proc/sys/net/%s is 0: the host drops packets that come in there", name))
+	}
+	for _, name := range notForwarding(h.ourDevices()) {
+		findings = append(findings, wrong("doctor --fix, and end what turns it off", "/proc/sys/net/%s is 0: the host drops what the container sends", name).by(fixForwarding))
 	}
 	if err != nil {
 		return findings, err
@@ -35,24 +38,28 @@ func lookForwarding(_ context.Context, h *host) (findings []Finding, err error) 
 	return orGood(findings, "the host forwards packets"), nil
 }
 
-// notForwarding returns the sysctls of uplinks and containers' devices that do not forward, where the host
-// does. For IPv6 the host's alone counts.
-func (h *host) notForwarding() (off []string, err error) {
+// notForwarding returns the sysctls of devices that do not forward, where the host does. For IPv6 the host's
+// alone counts.
+func notForwarding(devices []netlink.Link) (off []string) {
 	if sysctl("ipv4/ip_forward") == "0" {
-		return nil, nil
-	}
-	devices, err := h.uplinks()
-	for _, device := range h.devices {
-		if h.isOurs(device) {
-			devices = append(devices, device)
-		}
+		return nil
 	}
 	for _, device := range devices {
 		if name := "ipv4/conf/" + device.Attrs().Name + "/forwarding"; sysctl(name) == "0" {
 			off = append(off, name)
 		}
 	}
-	return off, err
+	return off
+}
+
+// ourDevices returns the host ends of containers' devices.
+func (h *host) ourDevices() (ours []netlink.Link) {
+	for _, device := range h.devices {
+		if h.isOurs(device) {
+			ours = append(ours, device)
+		}
+	}
+	return ours
 }
 
 func lookIPv6(_ context.Context, h *host) (findings []Finding, err error) {

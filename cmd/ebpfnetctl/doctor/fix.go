@@ -42,19 +42,18 @@ func mendByRepair(ctx context.Context, options Options) ([]string, error) {
 	return repaired, err
 }
 
-// mendForwarding lets devices forward that were excepted.
+// mendForwarding lets containers' devices forward that were excepted.
 func mendForwarding(_ context.Context, options Options) (did []string, err error) {
 	h, err := newHost(options)
 	if err != nil {
 		return nil, err
 	}
 	defer h.close()
-	off, err := h.notForwarding()
-	for _, name := range off {
+	for _, name := range notForwarding(h.ourDevices()) {
 		if err := setSysctl(name, "1"); err != nil {
 			return did, err
 		}
 		did = append(did, "set /proc/sys/net/"+name+" to 1")
 	}
-	return did, err
+	return did, nil
 }

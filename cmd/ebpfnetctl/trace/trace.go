@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/operator"
@@ -184,8 +185,12 @@ func (w *walker) fill(p *packet) error {
 		}
 		return false
 	}
+	isPacketOf := func(f maps.FlowEntry) bool {
+		sides := []netip.AddrPort{f.Remote, f.Local, f.NAT}
+		return f.Protocol == p.protocol && slices.Contains(sides, p.src) && slices.Contains(sides, p.dst)
+	}
 	p.tcpFlags = tcpSYN
-	if p.src.Port() != 0 && w.isKnown(p, isUsed(p.src)) {
+	if p.src.Port() != 0 && w.isKnown(p, slices.ContainsFunc(flows, isPacketOf)) {
 		p.tcpFlags = tcpACK
 	}
 	for port := uint16(firstPort); p.src.Port() == 0; port++ {
@@ -206,7 +211,7 @@ const firstPort = 40000
 func (w *walker) isKnown(p *packet, hasFlow bool) bool {
 	offloads, _ := maps.OffloadEntries(&w.copy.Datapath) // what can be read
 	for _, o := range offloads {
-		if o.Protocol == p.protocol && (o.Sides[0] == p.src || o.Sides[1] == p.src) {
+		if o.Protocol == p.protocol && (o.Sides == [2]netip.AddrPort{p.src, p.dst} || o.Sides == [2]netip.AddrPort{p.dst, p.src}) {
 			return true
 		}
 	}
