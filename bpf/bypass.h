@@ -302,7 +302,10 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	return VERDICT_NEXT;
 }
 
-/* The endpoint's p leaves for the outside. What it was tagged for is done if the stack has not changed it. */
+/*
+ * The endpoint's p leaves for the outside. What it was tagged for is done if the stack
+ * has not changed it. By another route than the table's it is not noted as delivered.
+ */
 static __noinline int bypass_forwarded(struct __sk_buff *skb, const struct packet *p, __u32 tag,
 				       const struct endpoint *from)
 {
@@ -310,6 +313,8 @@ static __noinline int bypass_forwarded(struct __sk_buff *skb, const struct packe
 		return VERDICT_NEXT;
 	if (tag & TAG_OBSERVE)
 		return bypass_observe(skb, p, from, NULL);
-	tuple_note_delivery(p);
+	if (p->protocol == IPPROTO_UDP && !tuple_was_delivered(p) &&
+	    fib_routes_to(skb, p, skb->ifindex))
+		tuple_note_delivery(p);
 	return VERDICT_NEXT;
 }

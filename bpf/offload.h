@@ -260,16 +260,6 @@ static __noinline void offload_store(const struct packet *p, const struct connec
 		bpf_map_update_elem(&offload_udp, &c->key, &offload, BPF_ANY);
 }
 
-/*
- * The stack has delivered a packet of the other side's, too: one is enough for UDP. Not of
- * a container's to the outside: its route must have been seen.
- */
-static __always_inline bool offload_is_replied(const struct packet *p, const struct connection *c)
-{
-	return p->protocol == IPPROTO_UDP && (!c->uplink || p->ifindex == c->uplink) &&
-	       tuple_reply_is_delivered(p);
-}
-
 /* Records a later packet p of its side, which the stack has delivered too. */
 static __always_inline void offload_touch(const struct packet *p, const struct connection *c)
 {
@@ -277,7 +267,9 @@ static __always_inline void offload_touch(const struct packet *p, const struct c
 
 	if (c->offload->ct_seen != now)
 		c->offload->ct_seen = now;
-	if (!(c->offload->state & OFFLOAD_DELIVERED << !c->side) && offload_is_replied(p, c))
+	/* One packet of the other side's is enough for UDP. */
+	if (p->protocol == IPPROTO_UDP && !(c->offload->state & OFFLOAD_DELIVERED << !c->side) &&
+	    tuple_reply_is_delivered(p))
 		c->offload->state |= OFFLOAD_DELIVERED << !c->side;
 	if (c->side)
 		c->offload->ct_ack[1] = p->ack;

@@ -130,7 +130,7 @@ type CacheEntry struct {
 }
 
 // CacheEntries lists the forwarding caches of all CPUs, in no particular order. If several CPUs have an entry for
-// a direction, it is the latest.
+// a direction, it is one that bypasses the stack, or else the latest.
 func CacheEntries(dp *loader.Datapath) ([]CacheEntry, error) {
 	generation, err := generationOf(dp)
 	if err = errors.Join(err, dp.OpenOnDemand(bpf.MapFwdCache)); err != nil || dp.FwdCache == nil {
@@ -148,7 +148,7 @@ func CacheEntries(dp *loader.Datapath) ([]CacheEntry, error) {
 		}
 		for _, value := range ofCPUs {
 			e := cacheEntryOf(value, generation, now)
-			if other, found := latest[value.Key]; value.Key.Protocol != 0 && (!found || e.Idle < other.Idle) {
+			if other, found := latest[value.Key]; value.Key.Protocol != 0 && (!found || e.replaces(other)) {
 				latest[value.Key] = e
 			}
 		}
@@ -175,6 +175,17 @@ func cacheEntryOf(value bpf.FwdEntry, generation uint32, now loader.Clock) Cache
 		e.NAT = netip.AddrPortFrom(addrOf(value.NatAddr), value.NatPort)
 	}
 	return e
+}
+
+// replaces returns whether e tells more of the present than another CPU's entry for the same direction. A CPU may
+// still count packets while another one has them bypass the stack.
+func (e CacheEntry) replaces(other CacheEntry) bool {
+	const atOnce = 500 * time.Millisecond // an entry holds for half a second at most
+
+	if distance := e.Idle - other.Idle; distance.Abs() > atOnce || (e.State == "bypass") == (other.State == "bypass") {
+		return distance < 0
+	}
+	return e.State == "bypass"
 }
 
 // generationOf returns what the programs compare of the present generation. Without its map there is

@@ -190,7 +190,7 @@ func (s *script) ask(to, from *testenv.Namespace, protocol string, remote, serve
 		return err
 	}
 	s.Cleanup(func() { client.Close() })
-	for range 16 {
+	for range 64 { // each CPU counts its own
 		if _, err := client.Ask(testenv.Context(s), "hello"); err != nil {
 			return err
 		}
