@@ -36,8 +36,9 @@ const (
 	bareName  = "bare"
 	plainName = "plain"
 	neverName = "ebpfnet-never"
-	// bareBigName is a bare veth with the packet sizes of ebpfnet.
+	// bareBigName is a bare veth with the packet sizes of ourBigName.
 	bareBigName = "bare-big"
+	ourBigName  = "ebpfnet-big"
 	// redirectName is the least that programs cost.
 	redirectName = "redirect"
 	// bridgeName is the reference for ADD.
@@ -63,7 +64,7 @@ var variants = []variant{
 	{name: neverName, title: "ebpfnet, fastPath never", plugins: ebpfnet("never"), ours: true},
 	{name: establishedName, title: "ebpfnet, fastPath established", plugins: ebpfnet("established"), ours: true},
 	{name: alwaysName, title: "ebpfnet, fastPath always", plugins: ebpfnet("always"), ours: true},
-	{name: "ebpfnet-default-sizes", title: "ebpfnet, bigTCP off", plugins: defaultSizes(), ours: true, streams: true},
+	{name: ourBigName, title: "ebpfnet, bigTCP always", plugins: bigSizes(), ours: true, streams: true},
 	{name: "ebpfnet", title: "ebpfnet", plugins: ebpfnet(""), ours: true, insteadOf: establishedName},
 }
 
@@ -92,9 +93,9 @@ func ebpfnet(fastPath string) []plugin {
 	return []plugin{p}
 }
 
-func defaultSizes() []plugin {
+func bigSizes() []plugin {
 	plugins := ebpfnet("")
-	plugins[0]["bigTCP"] = false
+	plugins[0]["bigTCP"] = "always"
 	return plugins
 }
 
