@@ -57,7 +57,7 @@ func TestCacheEntry(t *testing.T) {
 		{0, 8, 90, "void", 40 * time.Millisecond},
 		{3, 8, 101, "void", 0}, // a packet came meanwhile
 		{3, 7, 1<<32 - 10, "bypass", 440 * time.Millisecond},
-		{3, 7, 1 << 31, "bypass", (1<<31 + 100) * 4 * time.Millisecond}, // weeks ago
+		{3, 7, 1<<31 + 101, "bypass", (1<<31 - 1) * 4 * time.Millisecond}, // weeks ago
 	} {
 		value := bpf.FwdEntry{Ifindex: test.ifindex, Generation: test.generation, Updated: test.updated}
 		got := cacheEntryOf(value, 7, loader.Clock{Now: 100, Jiffy: 4 * time.Millisecond})

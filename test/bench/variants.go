@@ -64,6 +64,8 @@ var variants = []variant{
 	{name: neverName, title: "ebpfnet, fastPath never", plugins: ebpfnet("never"), ours: true},
 	{name: establishedName, title: "ebpfnet, fastPath established", plugins: ebpfnet("established"), ours: true},
 	{name: alwaysName, title: "ebpfnet, fastPath always", plugins: ebpfnet("always"), ours: true},
+	{name: "ebpfnet-netkit", title: "ebpfnet, netkit", plugins: withNetkit("established"), ours: true},
+	{name: "ebpfnet-netkit-always", title: "ebpfnet, netkit, fastPath always", plugins: withNetkit("always"), ours: true},
 	{name: ourBigName, title: "ebpfnet, bigTCP always", plugins: bigSizes(), ours: true, streams: true},
 	{name: "ebpfnet", title: "ebpfnet", plugins: ebpfnet(""), ours: true, insteadOf: establishedName},
 }
@@ -96,6 +98,12 @@ func ebpfnet(fastPath string) []plugin {
 func bigSizes() []plugin {
 	plugins := ebpfnet("")
 	plugins[0]["bigTCP"] = "always"
+	return plugins
+}
+
+func withNetkit(fastPath string) []plugin {
+	plugins := ebpfnet(fastPath)
+	plugins[0]["device"] = "netkit"
 	return plugins
 }
 

@@ -3,8 +3,10 @@ package scenario
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -54,7 +56,7 @@ func TestMasqueradePortsExhausted(t *testing.T) {
 		silent := listenSilently(t, n.Outside, at(f.Outside, 7002))
 		for remote, isDropped := range map[netip.AddrPort]bool{silent: true, server: false} {
 			before := n.noPortDrops(t)
-			openFlows(t, greedy, f, remote, sent)
+			openFlows(t, greedy, f, remote, sent, !isDropped)
 			own := n.portsInUse(t, remote)[f.Pod(greedy)]
 			if own < ports*70/100 || own > ports*80/100 {
 				t.Fatalf("ports of one pod to %s: got %d of %d, want 70 %% to 80 %%", remote, own, ports)
@@ -73,7 +75,7 @@ func TestMasqueradePortsExhausted(t *testing.T) {
 		}
 
 		for _, pod := range []*testenv.Pod{other, third} {
-			openFlows(t, pod, f, server, sent)
+			openFlows(t, pod, f, server, sent, false)
 		}
 		all := 0
 		for _, used := range n.portsInUse(t, server) {
@@ -105,9 +107,10 @@ func listenSilently(t *testing.T, namespace *testenv.Namespace, addr netip.AddrP
 	return addr
 }
 
-// openFlows sends one datagram from each of so many ports of a pod.
-func openFlows(t *testing.T, pod *testenv.Pod, f testenv.Family, to netip.AddrPort, flows int) {
+// openFlows sends one datagram from each of so many ports of a pod, and waits for its answer if there is one.
+func openFlows(t *testing.T, pod *testenv.Pod, f testenv.Family, to netip.AddrPort, flows int, answered bool) {
 	t.Helper()
+	answer := make([]byte, 256)
 	for i := range flows {
 		socket, err := pod.ListenPacket(testenv.Context(t), at(f.Pod(pod), uint16(2000+i)))
 		if err != nil {
@@ -115,6 +118,12 @@ func openFlows(t *testing.T, pod *testenv.Pod, f testenv.Family, to netip.AddrPo
 		}
 		if _, err := socket.WriteToUDPAddrPort([]byte("x"), to); err != nil {
 			t.Fatal(err)
+		}
+		if answered {
+			err := socket.SetReadDeadline(time.Now().Add(testenv.Timeout))
+			if _, _, readErr := socket.ReadFromUDPAddrPort(answer); errors.Join(err, readErr) != nil {
+				t.Fatalf("flow %d: %v", i, errors.Join(err, readErr))
+			}
 		}
 		if err := socket.Close(); err != nil {
 			t.Fatal(err)

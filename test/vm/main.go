@@ -56,6 +56,7 @@ type options struct {
 	cpus     int
 	modules  string
 	accel    string
+	icount   bool
 	shares   stringList
 	console  bool
 	list     bool
@@ -109,6 +110,7 @@ func parseOptions(args []string) (*options, error) {
 	flags.IntVar(&opts.cpus, "cpus", 2, "`number` of the guest's processors")
 	flags.StringVar(&opts.modules, "modules", defaultModules, "comma-separated `names` of modules to load before the program starts")
 	flags.StringVar(&opts.accel, "accel", "tcg,thread=single", "qemu's `accelerator`")
+	flags.BoolVar(&opts.icount, "icount", false, "a nanosecond of the guest's clock is one instruction: for -cpus 1, and measurements without noise")
 	flags.Var(&opts.shares, "share", "`directory` where the program's writes reach the host; repeatable")
 	flags.BoolVar(&opts.console, "console", false, "show the guest's console on stderr")
 	flags.BoolVar(&opts.list, "list", false, "list the kernels and exit")

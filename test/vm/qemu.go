@@ -96,6 +96,9 @@ func qemuArgs(opts *options, j *job, kernelFile string) []string {
 		"-device", "virtio-serial-pci",
 		"-device", "virtserialport,chardev=port,name=" + portName,
 	}
+	if opts.icount {
+		args = append(args, "-icount", "shift=0,sleep=off")
+	}
 	args = append(args, shareArgs("root", "/", ",readonly=on")...)
 	for i, dir := range j.Shares {
 		args = append(args, shareArgs(shareTag(i), dir, "")...)
