@@ -77,3 +77,20 @@ func TestCtlAttachmentsDuringAdd(t *testing.T) {
 		}
 	}
 }
+
+// TestCtlDiffDuringDel compares containers while one is removed, which is no leak.
+func TestCtlDiffDuringDel(t *testing.T) {
+	h := newHost(t)
+	runtime := testenv.NewRuntime(t, h.Node, []byte(scriptConflist), filepath.Dir(h.plugin))
+	runtime.AddPod(t, "web", map[string]any{"aliases": []string{"www"}})
+	pod := runtime.AddPod(t, "leaving", nil)
+	remove := func() {
+		if err := pod.Del(testenv.Context(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exit, stdout, stderr := h.ctlMeanwhile(t, remove, "diff", "--cache-dir", runtime.CacheDir)
+	if exit != 0 || !strings.HasPrefix(stdout, "all is as ADD left it\n") || stderr != "" {
+		t.Errorf("got exit code %d, want 0 and no difference: %s%s", exit, stdout, stderr)
+	}
+}
