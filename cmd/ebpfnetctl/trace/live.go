@@ -22,8 +22,10 @@ type Seen struct {
 	Device  string    `json:"device"`
 	Leaving bool      `json:"leaving"` // after the programs; else before them
 	Flags   string    `json:"flags,omitempty"`
-	Bytes   int       `json:"bytes"`   // of the frame; several segments may be in one
-	LeftOut uint64    `json:"leftOut"` // packets before this one that were not told, because there were too many
+	Bytes   int       `json:"bytes"` // of the frame; several segments may be in one
+	// LeftOut are the packets before this one that were not told, because there were too many. Others' may be among
+	// them, where the socket had no room.
+	LeftOut uint64 `json:"leftOut"`
 }
 
 // perSecond bounds what is told: each packet takes a look at all entries.
@@ -162,16 +164,29 @@ func (l *listener) next() (*Trace, error) {
 	if err := l.renew(); err != nil {
 		return nil, err
 	}
-	if !isLink || !ok || !l.isWanted(p) {
+	if !isLink || !ok || !l.isWanted(p) || !l.isTold(at) {
 		return nil, nil
 	}
 	if l.told++; l.told > perSecond {
 		l.leftOut++
 		return nil, nil
 	}
-	seen := &Seen{Time: time.Now(), Device: l.linkName(at.Ifindex), Leaving: at.Pkttype == unix.PACKET_OUTGOING, Flags: flagsText(p), Bytes: n, LeftOut: l.leftOut}
-	l.leftOut = 0
+	seen := &Seen{Time: time.Now(), Device: l.linkName(at.Ifindex), Leaving: at.Pkttype == unix.PACKET_OUTGOING, Flags: flagsText(p), Bytes: n}
+	if seen.LeftOut, err = l.takeLeftOut(); err != nil {
+		return nil, err
+	}
 	return l.tellSeen(p, at.Ifindex, seen)
+}
+
+// takeLeftOut returns how many packets were left out since the last call.
+func (l *listener) takeLeftOut() (uint64, error) {
+	socket, err := unix.GetsockoptTpacketStats(l.fd, unix.SOL_PACKET, unix.PACKET_STATISTICS) // which clears them
+	if err != nil {
+		return 0, fmt.Errorf("read how many packets the socket had no room for: %w", err)
+	}
+	n := l.leftOut + uint64(socket.Drops)
+	l.leftOut = 0
+	return n, nil
 }
 
 // renew begins another second, and reads anew what tells which packets are wanted.
@@ -195,17 +210,12 @@ func (l *listener) renew() error {
 
 // tellSeen traces a packet that a device has received, and only names others.
 func (l *listener) tellSeen(p packet, device int, seen *Seen) (*Trace, error) {
-	_, isContainer := l.devices[device]
-	_, isUplink := l.uplinks[device]
 	t := &Trace{Protocol: strings.TrimSuffix(p.protocol.String(), "v6"), Seen: seen}
 	l.way = &Way{Source: maps.AddrPortText(p.src), Destination: maps.AddrPortText(p.dst), Steps: []Step{}}
 	t.Request = l.way
-	switch {
-	case seen.Leaving:
+	if seen.Leaving {
 		l.arrives(p, End{})
 		return t, l.end(Sent, "leaves by %s", seen.Device)
-	case !isContainer && !isUplink:
-		return nil, nil // another device has it, too
 	}
 	flags := p.tcpFlags &^ (tcpFIN | tcpRST) // a program would send conntrack a copy of an end
 	if err := errors.Join(l.read(), l.fill(&p)); err != nil {
@@ -214,10 +224,17 @@ func (l *listener) tellSeen(p packet, device int, seen *Seen) (*Trace, error) {
 	p.tcpFlags, l.outside = flags, 0
 	source, destination := p.frame[6:12], p.frame[:6]
 	p.build(source, destination)
-	if isUplink {
+	if _, isUplink := l.uplinks[device]; isUplink {
 		return t, l.fromUplink(p, device, 0)
 	}
 	return t, l.fromContainer(p, device)
+}
+
+// isTold returns whether what a device had is told: what another one than ours receives, ours has, too.
+func (l *listener) isTold(at *unix.SockaddrLinklayer) bool {
+	_, isContainer := l.devices[at.Ifindex]
+	_, isUplink := l.uplinks[at.Ifindex]
+	return at.Pkttype == unix.PACKET_OUTGOING || isContainer || isUplink
 }
 
 // isWanted returns whether a packet goes between the two ends, in either direction.
