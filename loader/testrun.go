@@ -15,9 +15,8 @@ type Packet struct {
 	Tag     uint32 // tc_index, from another hook
 }
 
-// The verdicts of the programs, as the kernel returns them.
+// Verdicts of the programs, as the kernel returns them.
 const (
-	VerdictNext     uint32 = 1<<32 - 1 // VERDICT_NEXT in bpf/verdict.h
 	VerdictDrop     uint32 = 2
 	VerdictRedirect uint32 = 7
 )

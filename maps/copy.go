@@ -88,23 +88,10 @@ func copyArray[V any](c *loader.Copy, name string) error {
 	return nil
 }
 
-// copyBackup copies entries of flows_backup to the copy's single bucket. There, their hashes are the same.
+// copyBackup copies entries of flows_backup to the copy's single bucket: those that the copy of flows lacks, because
+// programs look for no others. There, their hashes are the same.
 func copyBackup(c *loader.Copy, wanted map[bpf.Addr]bool) error {
-	live := c.Live[bpf.MapFlowsBackup]
-	used := c.BackupBuckets * uint32(len(bpf.BackupIDs{}.Id))
-	size := min(batchSize, used)
-	keys, values := make([]uint32, size), make([]bpf.FlowBackup, size)
-	var places []uint32
-	var found []bpf.FlowBackup
-	locked := &ebpf.BatchOptions{ElemFlags: uint64(ebpf.LookupLock)} // no entry is half written
-	err := batches(live, keys, values, locked, func(n int) bool {
-		for i, slot := range values[:n] {
-			if slot.Used != 0 && (wanted[slot.Key.Remote] || wanted[slot.Key.Local] || wanted[slot.Flow.NatAddr]) {
-				places, found = append(places, keys[i]), append(found, slot)
-			}
-		}
-		return keys[n-1]+1 < used
-	})
+	places, found, err := evicted(c, wanted)
 	if err != nil {
 		return err
 	}
@@ -123,6 +110,33 @@ func copyBackup(c *loader.Copy, wanted map[bpf.Addr]bool) error {
 		}
 	}
 	return c.All[bpf.MapBackupIDs].Put(uint32(0), &ids)
+}
+
+// evicted returns wanted entries of the live flows_backup that the copy of flows lacks, as many as the copy has room
+// for, and their places.
+func evicted(c *loader.Copy, wanted map[bpf.Addr]bool) (places []uint32, found []bpf.FlowBackup, err error) {
+	live := c.Live[bpf.MapFlowsBackup]
+	used := c.BackupBuckets * uint32(len(bpf.BackupIDs{}.Id))
+	size := min(batchSize, used)
+	keys, values := make([]uint32, size), make([]bpf.FlowBackup, size)
+	locked := &ebpf.BatchOptions{ElemFlags: uint64(ebpf.LookupLock)} // no entry is half written
+	var errFlows error
+	err = batches(live, keys, values, locked, func(n int) bool {
+		for i, slot := range values[:n] {
+			if slot.Used == 0 || !(wanted[slot.Key.Remote] || wanted[slot.Key.Local] || wanted[slot.Flow.NatAddr]) {
+				continue
+			}
+			var flow bpf.Flow
+			switch err := c.All[bpf.MapFlows].Lookup(&slot.Key, &flow); {
+			case errors.Is(err, ebpf.ErrKeyNotExist):
+				places, found = append(places, keys[i]), append(found, slot)
+			case err != nil:
+				errFlows = fmt.Errorf("read a copy of flows: %w", err)
+			}
+		}
+		return errFlows == nil && len(found) < len(bpf.BackupIDs{}.Id) && keys[n-1]+1 < used
+	})
+	return places, found, errors.Join(err, errFlows)
 }
 
 func clearCounts(totals *ebpf.Map) error {

@@ -38,12 +38,8 @@ where runtimes keep it. Exits with 3 if there is a difference.`,
 func diff(cmd *cobra.Command, p *output.Printer, dataDir, cacheDir string) error {
 	ctx, done := withLocks(cmd)
 	defer done()
-	attachments, err := operator.Attachments(dataDir)
-	if attachments == nil {
-		return err
-	}
-	found, errCompare := wanted.All(ctx, attachments, cacheDir)
-	if err = errors.Join(err, errCompare); found == nil {
+	found, err := wanted.All(ctx, dataDir, cacheDir)
+	if found == nil {
 		return err
 	}
 	for _, container := range found.NotCompared {

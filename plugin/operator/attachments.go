@@ -94,7 +94,9 @@ func Attachments(dataDir string) ([]*Attachment, error) {
 	defer host.Close()
 
 	list := attachmentList{}
-	err = errors.Join(list.addDevices(host), list.addRecords(host, config.DataDir(dataDir)), list.addEntries(datapath), list.addPrograms(host))
+	// ADD makes the device first, then the record, then the entries: read the other way round, an attachment that is
+	// being added has what it needs to be alive.
+	err = errors.Join(list.addEntries(datapath), list.addRecords(host, config.DataDir(dataDir)), list.addDevices(host), list.addPrograms(host))
 	return list.sorted(), err
 }
 
@@ -129,7 +131,9 @@ func (l attachmentList) addDevices(host *netlink.Handle) error {
 			continue
 		}
 		a := l.get(label.Owner)
-		a.Attachment = label.Attachment
+		if label.IsNamed() { // else the record has the names
+			a.Attachment = label.Attachment
+		}
 		a.setDevice(device)
 	}
 	return err

@@ -1,14 +1,11 @@
 package conformance
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -21,6 +18,8 @@ import (
 
 // tracedWay is a way as `ebpfnetctl trace -o json` tells it.
 type tracedWay struct {
+	Source           netip.AddrPort `json:"source"`
+	Destination      netip.AddrPort `json:"destination"`
 	Fate             string         `json:"fate"`
 	Verdict          string         `json:"verdict"`
 	FinalSource      netip.AddrPort `json:"finalSource"`
@@ -241,71 +240,4 @@ func dumpMap(m *ebpf.Map) (map[string]string, error) {
 		}
 	}
 	return entries, err
-}
-
-// TestTraceLive has trace tell the ways of a real connection's packets: as the program will do it, and as it is seen
-// on the uplink. A reader that is killed leaves nothing behind.
-func TestTraceLive(t *testing.T) {
-	h := newHost(t)
-	runtime := testenv.NewRuntime(t, h.Node, []byte(scriptConflist), filepath.Dir(h.plugin))
-	client := runtime.AddPod(t, "client", nil)
-	family := testenv.Families[0]
-	remote := netip.AddrPortFrom(family.Outside, 7001)
-	testenv.ServeTCP(t, h.Outside, remote)
-
-	cmd := exec.CommandContext(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), "trace", "--live", "client", remote.String(), "-o", "json")
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Node.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
-	lines := make(chan string, 1000)
-	go func() {
-		defer close(lines)
-		for scanner := bufio.NewScanner(out); scanner.Scan(); {
-			lines <- scanner.Text()
-		}
-	}()
-	conn, err := testenv.NewClient(testenv.Context(t), client.Namespace, "tcp", netip.AddrPort{}, remote)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	told := map[string]bool{} // what is wanted
-	testenv.Eventually(t, "the connection's packets to be told", func() error {
-		got, err := conn.Ask(testenv.Context(t), "hello")
-		if err != nil {
-			return err
-		}
-		for len(lines) > 0 {
-			var line struct {
-				Seen struct {
-					Device  string
-					Leaving bool
-				}
-				Request tracedWay
-			}
-			if err := json.Unmarshal([]byte(<-lines), &line); err != nil {
-				return err
-			}
-			way := line.Request
-			told["traced"] = told["traced"] || !line.Seen.Leaving && way.FinalSource == got.Peer && way.Fate == "sent"
-			told["seen"] = told["seen"] || line.Seen.Leaving && line.Seen.Device == testenv.UplinkName && way.FinalSource == got.Peer
-			told["reply"] = told["reply"] || !line.Seen.Leaving && way.FinalDestination == conn.Local() && way.Fate == "delivered"
-		}
-		if len(told) == 0 || !told["traced"] || !told["seen"] || !told["reply"] {
-			return fmt.Errorf("told so far: %v", told)
-		}
-		return nil
-	})
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
-	for range lines {
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("after SIGINT: %v", err)
-	}
 }

@@ -74,15 +74,6 @@ func parseFormat(text string) (*Stack, error) {
 // HasReasons returns whether the kernel tells reasons (since 5.17), and not only where it drops.
 func (s *Stack) HasReasons() bool { return s.offsets["reason"] != 0 }
 
-// ReasonNames lists the reasons of the kernel.
-func (s *Stack) ReasonNames() (names []string) {
-	for _, name := range s.names {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
-
 // config returns the configuration of the program.
 func (f *StackFilter) config() (loader.StackDrops, error) {
 	var netns unix.Stat_t

@@ -101,7 +101,6 @@ type Color int
 const (
 	Plain  Color = 0
 	Bold   Color = 1
-	Dim    Color = 2
 	Red    Color = 31 // something is wrong
 	Green  Color = 32 // it is right
 	Yellow Color = 33 // it may be wrong

@@ -45,7 +45,7 @@ func (w *walker) run(program string, p packet, device, ingress int, tag uint32) 
 	if o.cached, err = maps.Decision(w.copy, tuple); err != nil {
 		return o, err
 	}
-	known, err := maps.FlowEntries(&w.copy.Datapath)
+	known, err := w.flows()
 	if err != nil {
 		return o, err
 	}
@@ -65,19 +65,19 @@ func (w *walker) run(program string, p packet, device, ingress int, tag uint32) 
 }
 
 // note reads what a program has written.
-func (w *walker) note(o *outcome, tuple bpf.FwdKey, known []maps.FlowEntry) error {
+func (w *walker) note(o *outcome, tuple bpf.FwdKey, known []maps.Flow) error {
 	now, err := maps.Decision(w.copy, tuple)
 	if err != nil {
 		return err
 	}
 	o.hit = o.cached != nil && now != nil && now.Updated == o.cached.Updated && now.Ifindex != 0 && o.verdict == loader.VerdictRedirect
-	flows, err := maps.FlowEntries(&w.copy.Datapath)
+	flows, err := maps.Flows(&w.copy.Datapath)
 	if err != nil {
 		return err
 	}
 	for _, f := range flows {
-		isSame := func(k maps.FlowEntry) bool { k.State = f.State; return k.Flow == f.Flow }
-		o.flows = append(o.flows, flow{f.Flow, !slices.ContainsFunc(known, isSame)})
+		isSame := func(k maps.Flow) bool { k.State = f.State; return k == f }
+		o.flows = append(o.flows, flow{f, !slices.ContainsFunc(known, isSame)})
 	}
 	if o.verdict != loader.VerdictDrop {
 		return nil

@@ -22,8 +22,10 @@ type Seen struct {
 	Device  string    `json:"device"`
 	Leaving bool      `json:"leaving"` // after the programs; else before them
 	Flags   string    `json:"flags,omitempty"`
-	Bytes   int       `json:"bytes"`   // of the frame; several segments may be in one
-	LeftOut uint64    `json:"leftOut"` // packets before this one that were not told, because there were too many
+	Bytes   int       `json:"bytes"` // of the frame; several segments may be in one
+	// LeftOut are the packets before this one that were not told, because there were too many. Others' may be among
+	// them, where the socket had no room.
+	LeftOut uint64 `json:"leftOut"`
 }
 
 // perSecond bounds what is told: each packet takes a look at all entries.
@@ -38,13 +40,13 @@ func Live(ctx context.Context, attachments []*operator.Attachment, o Options, ea
 		return err
 	}
 	defer w.close()
-	fd, err := listen(append(o.From.addresses(), o.To.addresses()...))
+	fd, err := listen(o.filterAddresses())
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
 
-	l := &listener{walker: w, options: o, fd: fd, began: time.Now()}
+	l := &listener{walker: w, options: o, fd: fd, local: map[netip.Addr]bool{}}
 	for ctx.Err() == nil {
 		told, err := l.next()
 		if err != nil {
@@ -60,7 +62,17 @@ func Live(ctx context.Context, attachments []*operator.Attachment, o Options, ea
 	return nil
 }
 
-// addresses returns the addresses that a socket can filter by: none for the host and the outside.
+// filterAddresses returns addresses of which each packet between the ends has one. There are none if an end has none,
+// because those of the other one may be translated.
+func (o Options) filterAddresses() []netip.Addr {
+	from, to := o.From.addresses(), o.To.addresses()
+	if len(from) == 0 || len(to) == 0 {
+		return nil
+	}
+	return append(from, to...)
+}
+
+// addresses returns the addresses of a container, or the one address: none of the host and the outside.
 func (e End) addresses() (list []netip.Addr) {
 	for _, a := range e.Container {
 		for _, address := range a.Addresses {
@@ -130,8 +142,10 @@ type listener struct {
 	*walker
 	options Options
 	fd      int
-	began   time.Time // this second
-	told    int       // in it
+	began   time.Time           // this second
+	told    int                 // in it
+	local   map[netip.Addr]bool // whether addresses are the host's, as known in it
+	toPorts []uint16            // of TO, before and after the translation of host ports; nil: any
 	leftOut uint64
 }
 
@@ -147,34 +161,61 @@ func (l *listener) next() (*Trace, error) {
 	}
 	at, isLink := from.(*unix.SockaddrLinklayer)
 	p, ok := parse(buffer[:min(n, len(buffer))])
-	if !isLink || !ok || !l.isWanted(p) {
-		return nil, nil
+	if err := l.renew(); err != nil {
+		return nil, err
 	}
-	if time.Since(l.began) > time.Second {
-		l.began, l.told = time.Now(), 0
+	if !isLink || !ok || !l.isWanted(p) || !l.isTold(at) {
+		return nil, nil
 	}
 	if l.told++; l.told > perSecond {
 		l.leftOut++
 		return nil, nil
 	}
-	seen := &Seen{Time: time.Now(), Device: l.linkName(at.Ifindex), Leaving: at.Pkttype == unix.PACKET_OUTGOING, Flags: flagsText(p), Bytes: n, LeftOut: l.leftOut}
-	l.leftOut = 0
+	seen := &Seen{Time: time.Now(), Device: l.linkName(at.Ifindex), Leaving: at.Pkttype == unix.PACKET_OUTGOING, Flags: flagsText(p), Bytes: n}
+	if seen.LeftOut, err = l.takeLeftOut(); err != nil {
+		return nil, err
+	}
 	return l.tellSeen(p, at.Ifindex, seen)
+}
+
+// takeLeftOut returns how many packets were left out since the last call.
+func (l *listener) takeLeftOut() (uint64, error) {
+	socket, err := unix.GetsockoptTpacketStats(l.fd, unix.SOL_PACKET, unix.PACKET_STATISTICS) // which clears them
+	if err != nil {
+		return 0, fmt.Errorf("read how many packets the socket had no room for: %w", err)
+	}
+	n := l.leftOut + uint64(socket.Drops)
+	l.leftOut = 0
+	return n, nil
+}
+
+// renew begins another second, and reads anew what tells which packets are wanted.
+func (l *listener) renew() error {
+	if time.Since(l.began) < time.Second {
+		return nil
+	}
+	l.began, l.told, l.toPorts = time.Now(), 0, nil
+	clear(l.local)
+	if err := l.read(); err != nil || l.options.ToPort == 0 {
+		return err
+	}
+	l.toPorts = []uint16{l.options.ToPort}
+	for _, port := range l.ports {
+		if l.isToPort(port.HostPort) || l.isToPort(port.ContainerPort) {
+			l.toPorts = append(l.toPorts, port.HostPort, port.ContainerPort)
+		}
+	}
+	return nil
 }
 
 // tellSeen traces a packet that a device has received, and only names others.
 func (l *listener) tellSeen(p packet, device int, seen *Seen) (*Trace, error) {
-	_, isContainer := l.devices[device]
-	_, isUplink := l.uplinks[device]
 	t := &Trace{Protocol: strings.TrimSuffix(p.protocol.String(), "v6"), Seen: seen}
 	l.way = &Way{Source: maps.AddrPortText(p.src), Destination: maps.AddrPortText(p.dst), Steps: []Step{}}
 	t.Request = l.way
-	switch {
-	case seen.Leaving:
+	if seen.Leaving {
 		l.arrives(p, End{})
 		return t, l.end(Sent, "leaves by %s", seen.Device)
-	case !isContainer && !isUplink:
-		return nil, nil // another device has it, too
 	}
 	flags := p.tcpFlags &^ (tcpFIN | tcpRST) // a program would send conntrack a copy of an end
 	if err := errors.Join(l.read(), l.fill(&p)); err != nil {
@@ -183,43 +224,82 @@ func (l *listener) tellSeen(p packet, device int, seen *Seen) (*Trace, error) {
 	p.tcpFlags, l.outside = flags, 0
 	source, destination := p.frame[6:12], p.frame[:6]
 	p.build(source, destination)
-	if isUplink {
+	if _, isUplink := l.uplinks[device]; isUplink {
 		return t, l.fromUplink(p, device, 0)
 	}
 	return t, l.fromContainer(p, device)
 }
 
-// isWanted returns whether a packet goes between the two ends, as far as addresses tell before or after translation.
+// isTold returns whether what a device had is told: what another one than ours receives, ours has, too.
+func (l *listener) isTold(at *unix.SockaddrLinklayer) bool {
+	_, isContainer := l.devices[at.Ifindex]
+	_, isUplink := l.uplinks[at.Ifindex]
+	return at.Pkttype == unix.PACKET_OUTGOING || isContainer || isUplink
+}
+
+// isWanted returns whether a packet goes between the two ends, in either direction.
 func (l *listener) isWanted(p packet) bool {
-	if p.protocol != protocolOf(l.options.Protocol, p.src.Addr().Is6()) {
-		return false
+	if p.protocol != protocolOf(l.options.Protocol, p.src.Addr().Is6()) || !l.isPort(p.src.Port()) && !l.isPort(p.dst.Port()) {
+		return false // which is known without a look at the addresses
 	}
-	isAnyPort := l.options.ToPort == 0 || p.protocol != maps.TCP && p.protocol != maps.UDP
-	for _, f := range [][2]netip.AddrPort{{p.src, p.dst}, {p.dst, p.src}} {
-		isFrom, isTo := l.isAt(l.options.From, f[0].Addr()), l.isAt(l.options.To, f[1].Addr())
-		// One end's address may be translated; with the other one and the port it is the flow's still.
-		if (isFrom && isTo || isTo && l.isHost(f[0].Addr()) || isFrom && l.isHost(f[1].Addr())) && (isAnyPort || f[1].Port() == l.options.ToPort) {
+	return l.isWay(p.protocol, p.src, p.dst) || l.isWay(p.protocol, p.dst, p.src)
+}
+
+// isPort returns whether a port may be that of TO, before or after the translation of a host port.
+func (l *listener) isPort(port uint16) bool {
+	return l.toPorts == nil || slices.Contains(l.toPorts, port)
+}
+
+// isWay returns whether what goes from one side to another goes from FROM to TO. Masqueraded, it comes from the host.
+func (l *listener) isWay(protocol maps.Protocol, from, to netip.AddrPort) bool {
+	isMasqueraded := !l.options.From.Outside && l.isLocal(from.Addr())
+	return l.isTo(protocol, to) && (isMasqueraded || l.isAt(l.options.From, from.Addr()))
+}
+
+// isTo returns whether a side is TO, or what a host port makes of it, or one that is for it.
+func (l *listener) isTo(protocol maps.Protocol, side netip.AddrPort) bool {
+	to := l.options.To
+	if l.isAt(to, side.Addr()) && l.isToPort(side.Port()) {
+		return true
+	}
+	for _, port := range l.ports {
+		if port.Protocol != protocol {
+			continue
+		}
+		isBefore := side.Port() == port.HostPort && l.isOpenAt(port, side.Addr())
+		isAfter := side.Port() == port.ContainerPort && side.Addr() == port.ContainerAddr
+		if isBefore && l.isAt(to, port.ContainerAddr) && l.isToPort(port.ContainerPort) ||
+			isAfter && (to.Host || l.isOpenAt(port, to.Address)) && l.isToPort(port.HostPort) {
 			return true
 		}
 	}
 	return false
 }
 
-func (l *listener) isHost(addr netip.Addr) bool { return l.isAt(End{Host: true}, addr) }
+func (l *listener) isToPort(port uint16) bool {
+	return l.options.ToPort == 0 || port == l.options.ToPort
+}
+
+// isOpenAt returns whether a host port is open at an address.
+func (l *listener) isOpenAt(port maps.HostPort, addr netip.Addr) bool {
+	return port.HostAddr == addr || port.HostAddr.IsUnspecified() && port.HostAddr.Is4() == addr.Is4() && l.isLocal(addr)
+}
 
 func (l *listener) isAt(e End, addr netip.Addr) bool {
-	_, isContainer := l.endpoints[addr]
-	switch {
-	case e.Host || e.Outside:
-		route, err := l.routeTo(addr)
-		isLocal := err == nil && route.Type == unix.RTN_LOCAL
-		return !isContainer && isLocal == e.Host
-	default:
-		for _, own := range e.addresses() {
-			if own == addr {
-				return true
-			}
-		}
-		return false
+	if e.Host || e.Outside {
+		_, isContainer := l.endpoints[addr]
+		return !isContainer && l.isLocal(addr) == e.Host
 	}
+	return slices.Contains(e.addresses(), addr)
+}
+
+// isLocal returns whether an address is the host's.
+func (l *listener) isLocal(addr netip.Addr) bool {
+	isLocal, isKnown := l.local[addr]
+	if !isKnown && addr.IsValid() {
+		route, err := l.routeTo(addr)
+		isLocal = err == nil && route.Type == unix.RTN_LOCAL
+		l.local[addr] = isLocal
+	}
+	return isLocal
 }

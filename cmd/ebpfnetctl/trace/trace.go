@@ -173,7 +173,7 @@ func (w *walker) fill(p *packet) error {
 	if err := maps.FillCopy(w.copy, addresses...); err != nil {
 		return err
 	}
-	flows, err := maps.FlowEntries(&w.copy.Datapath)
+	flows, err := w.flows()
 	if err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ func (w *walker) fill(p *packet) error {
 		}
 		return false
 	}
-	isPacketOf := func(f maps.FlowEntry) bool {
+	isPacketOf := func(f maps.Flow) bool {
 		sides := []netip.AddrPort{f.Remote, f.Local, f.NAT}
 		return f.Protocol == p.protocol && slices.Contains(sides, p.src) && slices.Contains(sides, p.dst)
 	}
@@ -202,6 +202,13 @@ func (w *walker) fill(p *packet) error {
 		p.dst = netip.AddrPortFrom(p.dst.Addr(), 0)
 	}
 	return nil
+}
+
+// flows lists the flows that the copy has, also where flows has lost them.
+func (w *walker) flows() ([]maps.Flow, error) {
+	flows, err := maps.Flows(&w.copy.Datapath)
+	backup, errBackup := maps.FlowsBackup(&w.copy.Datapath)
+	return append(flows, backup...), errors.Join(err, errBackup)
 }
 
 // firstPort is where the search for a port of the packet begins: those of clients are there.

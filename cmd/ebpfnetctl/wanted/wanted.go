@@ -50,20 +50,26 @@ type Found struct {
 	NotCompared []string
 }
 
-// All compares all attachments, and those of ebpfnet in the cache that the host does not have any more.
-// An error is about what could not be read.
-func All(ctx context.Context, attachments []*operator.Attachment, cacheDir string) (*Found, error) {
-	cached, err := cachedAttachments(cacheDir)
+// All compares all attachments, and those of ebpfnet in the cache that the host does not have any more. It finds
+// nothing wrong with one that a DEL removes meanwhile. An error is about what could not be read; the result is nil
+// if there is nothing else.
+func All(ctx context.Context, dataDir, cacheDir string) (*Found, error) {
+	cached, err := cachedAttachments(cacheDir) // DEL takes it from the cache last, so it is read first
 	if err != nil {
 		return nil, err
 	}
+	attachments, err := operator.Attachments(dataDir)
+	if attachments == nil {
+		return nil, err
+	}
 	found := &Found{}
+	var compared []*comparison
 	for _, a := range attachments {
 		wanted, ok := cached[a.Owner]
 		delete(cached, a.Owner)
 		switch {
 		case ok:
-			err = errors.Join(err, found.check(ctx, wanted, a, cacheDir))
+			compared = append(compared, compare(ctx, wanted, a, cacheDir))
 		case a.Dead:
 			found.add(a.Attachment, Release, gone+" (owner "+a.Owner+")")
 		default:
@@ -71,10 +77,43 @@ func All(ctx context.Context, attachments []*operator.Attachment, cacheDir strin
 		}
 	}
 	for _, wanted := range cached {
-		err = errors.Join(err, found.check(ctx, wanted, nil, cacheDir))
+		compared = append(compared, compare(ctx, wanted, nil, cacheDir))
 	}
+	err = errors.Join(err, found.addRemaining(compared, cacheDir))
 	found.sort()
 	return found, err
+}
+
+// comparison is what was found out about one attachment in the cache.
+type comparison struct {
+	Found
+	owner string
+	err   error
+}
+
+func compare(ctx context.Context, wanted *libcni.NetworkAttachment, present *operator.Attachment, cacheDir string) *comparison {
+	c := &comparison{owner: ownerOf(wanted)}
+	c.err = c.check(ctx, wanted, present, cacheDir)
+	return c
+}
+
+// addRemaining adds what was found out, but not of attachments that have left the cache by now.
+func (f *Found) addRemaining(compared []*comparison, cacheDir string) error {
+	cached, err := cachedAttachments(cacheDir)
+	if err != nil {
+		return err
+	}
+	for _, c := range compared {
+		if cached[c.owner] == nil {
+			continue
+		}
+		err = errors.Join(err, c.err)
+		f.NotCompared = append(f.NotCompared, c.NotCompared...)
+		for _, d := range c.Differences {
+			f.add(d.Containers[0], d.Remedy, d.What)
+		}
+	}
+	return err
 }
 
 // title names an attachment in a message.
@@ -93,7 +132,7 @@ func cachedAttachments(cacheDir string) (map[string]*libcni.NetworkAttachment, e
 		list, err := libcni.NetworkConfFromBytes(a.Config)
 		isOurs := func(p *libcni.PluginConfig) bool { return p.Network.Type == pluginType }
 		if err == nil && slices.ContainsFunc(list.Plugins, isOurs) {
-			cached[fmt.Sprintf("%016x", uint64(attachmentOf(a).Owner()))] = a
+			cached[ownerOf(a)] = a
 		}
 	}
 	return cached, nil
@@ -101,6 +140,10 @@ func cachedAttachments(cacheDir string) (map[string]*libcni.NetworkAttachment, e
 
 func attachmentOf(a *libcni.NetworkAttachment) maps.Attachment {
 	return maps.Attachment{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName}
+}
+
+func ownerOf(a *libcni.NetworkAttachment) string {
+	return fmt.Sprintf("%016x", uint64(attachmentOf(a).Owner()))
 }
 
 // check adds the differences of one attachment. present is nil where the host has nothing of it.

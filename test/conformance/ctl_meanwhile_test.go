@@ -1,0 +1,96 @@
+package conformance
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// ctlMeanwhile runs ebpfnetctl, and does something while it reads the only record that there is: a FIFO is in its
+// place until the reader has opened it.
+func (h *host) ctlMeanwhile(t *testing.T, do func(), args ...string) (exit int, stdout, stderr string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(record.DefaultDir, "*", "*.json"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("records: got %q (%v), want one", files, err)
+	}
+	text, err := os.ReadFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	fifo := files[0] + ".fifo"
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(fifo, files[0]); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), args...)
+	var out, errs strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := h.Node.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	var writer *os.File
+	testenv.Eventually(t, "ebpfnetctl to read the record", func() (err error) {
+		writer, err = os.OpenFile(files[0], os.O_WRONLY|unix.O_NONBLOCK, 0) // ENXIO while nobody reads
+		return err
+	})
+	defer writer.Close()
+	if err := os.WriteFile(fifo, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(fifo, files[0]); err != nil {
+		t.Fatal(err)
+	}
+	do()
+	if _, err := writer.Write(text); err != nil {
+		t.Fatal(err)
+	}
+	writer.Close()
+	_ = cmd.Wait() // the exit code is returned
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}
+
+// TestCtlAttachmentsDuringAdd lists containers while one is added: no living one is dead.
+func TestCtlAttachmentsDuringAdd(t *testing.T) {
+	h := newHost(t)
+	runtime := testenv.NewRuntime(t, h.Node, []byte(scriptConflist), filepath.Dir(h.plugin))
+	runtime.AddPod(t, "web", map[string]any{"aliases": []string{"www"}})
+	exit, stdout, stderr := h.ctlMeanwhile(t, func() { runtime.AddPod(t, "late", nil) }, "attachments", "-o", "json")
+	var list []operator.Attachment
+	if err := json.Unmarshal([]byte(stdout), &list); err != nil || exit != 0 || len(list) == 0 {
+		t.Fatalf("got exit code %d (%v): %s%s", exit, err, stdout, stderr)
+	}
+	for _, a := range list {
+		if a.Dead || a.ContainerID == "" {
+			t.Errorf("got %+v, want a living container with a name", a)
+		}
+	}
+}
+
+// TestCtlDiffDuringDel compares containers while one is removed, which is no leak.
+func TestCtlDiffDuringDel(t *testing.T) {
+	h := newHost(t)
+	runtime := testenv.NewRuntime(t, h.Node, []byte(scriptConflist), filepath.Dir(h.plugin))
+	runtime.AddPod(t, "web", map[string]any{"aliases": []string{"www"}})
+	pod := runtime.AddPod(t, "leaving", nil)
+	remove := func() {
+		if err := pod.Del(testenv.Context(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exit, stdout, stderr := h.ctlMeanwhile(t, remove, "diff", "--cache-dir", runtime.CacheDir)
+	if exit != 0 || !strings.HasPrefix(stdout, "all is as ADD left it\n") || stderr != "" {
+		t.Errorf("got exit code %d, want 0 and no difference: %s%s", exit, stdout, stderr)
+	}
+}
