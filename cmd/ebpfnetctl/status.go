@@ -144,7 +144,7 @@ func (s *status) addContainers(datapath *loader.Datapath) error {
 		return err
 	}
 	for _, device := range devices {
-		c := containerDrops{Device: deviceName(device.IfIndex), Owner: fmt.Sprintf("%016x", uint64(device.Owner))}
+		c := containerDrops{Device: deviceName(device.IfIndex), Owner: device.Owner.String()}
 		for _, d := range drops {
 			if d.Owner == device.Owner {
 				c.Drops = append(c.Drops, dropOf(d.DropCount))

@@ -178,8 +178,10 @@ func plainStruct(v reflect.Value) any {
 		case field.Name == "_" || strings.HasPrefix(name, "pad"):
 		case v.Type() == reflect.TypeFor[bpf.HostConfig]() && name == "secret":
 			members[name] = leftOut
-		case name == "owner" || name == "owners" || name == "container" || name == "build":
-			members[name] = fmt.Sprintf("%016x", v.Field(i).Uint())
+		case name == "owner" || name == "owners" || name == "container":
+			members[name] = loader.Owner(v.Field(i).Uint()).String()
+		case name == "build":
+			members[name] = loader.BuildID(v.Field(i).Uint()).String()
 		default:
 			members[name] = plain(v.Field(i))
 		}
