@@ -13,6 +13,9 @@ import (
 // Owner is the token of an attachment; package maps computes it.
 type Owner uint64
 
+// String returns the 16 hex digits by which everything names an owner.
+func (o Owner) String() string { return fmt.Sprintf("%016x", uint64(o)) }
+
 // direction of a packet, as seen by the host's network stack.
 type direction int
 

@@ -179,7 +179,7 @@ func (a *adder) create(store *maps.Store, add func() error) error {
 	if living != "" {
 		return fmt.Errorf("%w (%s)", err, living)
 	}
-	a.log.Warn("remove the entries of a container that is gone", "owner", fmt.Sprintf("%016x", uint64(holder)))
+	a.log.Warn("remove the entries of a container that is gone", "owner", holder.String())
 	if err := store.Release(holder); err != nil {
 		return err
 	}

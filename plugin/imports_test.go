@@ -38,14 +38,14 @@ var rooms = []struct{ dir, imports string }{
 	{"cmd/ebpfnetctl/firewall", ""},
 	{"cmd/ebpfnetctl/runtimes", ""},
 	{"cmd/ebpfnetctl/bugreport", "bpf loader plugin/show"},
-	{"cmd/ebpfnetctl/metrics", "bpf ipam loader plugin/operator plugin/show"},
+	{"cmd/ebpfnetctl/metrics", "bpf ipam loader plugin/config plugin/operator plugin/show"},
 	{"cmd/ebpfnetctl/output", "plugin/show"},
 	{"cmd/ebpfnetctl/doctor", "bpf cmd/ebpfnetctl/firewall cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes ipam loader loader/rtnl maps plugin plugin/cni plugin/config plugin/link plugin/names plugin/operator plugin/reconcile"},
 	{"cmd/ebpfnetctl/drops", "bpf loader loader/flock loader/rtnl maps plugin/link plugin/operator"},
 	{"cmd/ebpfnetctl/screen", ""},
 	{"cmd/ebpfnetctl/trace", "bpf cmd/ebpfnetctl/firewall loader loader/rtnl maps plugin/link plugin/operator"},
-	{"cmd/ebpfnetctl/wanted", "maps plugin plugin/cni plugin/config plugin/operator"},
-	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/bugreport cmd/ebpfnetctl/doctor cmd/ebpfnetctl/drops cmd/ebpfnetctl/metrics cmd/ebpfnetctl/output cmd/ebpfnetctl/screen cmd/ebpfnetctl/trace cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/operator plugin/record plugin/show"},
+	{"cmd/ebpfnetctl/wanted", "cmd/ebpfnetctl/runtimes maps plugin plugin/cni plugin/config plugin/operator"},
+	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/bugreport cmd/ebpfnetctl/doctor cmd/ebpfnetctl/drops cmd/ebpfnetctl/metrics cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes cmd/ebpfnetctl/screen cmd/ebpfnetctl/trace cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/operator plugin/record plugin/show"},
 }
 
 // TestImports requires that imports go one way, down the list of rooms.

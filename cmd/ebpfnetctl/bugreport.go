@@ -12,6 +12,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/bugreport"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/wanted"
 )
 
@@ -41,7 +42,7 @@ knows all of them: look through the files before you give them away.`,
 		},
 	}
 	addDataDir(cmd, &dataDir)
-	cmd.Flags().StringVar(&confDir, "conf-dir", defaultConfDir, "`DIR` has the network configurations")
+	cmd.Flags().StringVar(&confDir, "conf-dir", runtimes.DefaultConfDir, "`DIR` has the network configurations")
 	cmd.Flags().StringVar(&cacheDir, "cache-dir", wanted.DefaultCacheDir, "`DIR` is libcni's cache")
 	return cmd
 }

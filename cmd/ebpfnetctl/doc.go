@@ -16,9 +16,9 @@
 //
 // A command that looks for something returns errFound after it has printed what it has found: exit code 3.
 // An argument CONTAINER is resolved by findContainer and completed by completeContainers. A command that
-// takes locks uses withLocks. One that follows ends without an error when cmd.Context() is done, and one
-// with a live picture uses live. What is longer than its file is a room of its own below this directory,
-// in the list of plugin/imports_test.go.
+// takes locks uses withLocks; doctor bounds each check on its own. One that follows ends without an error
+// when cmd.Context() is done, and one with a live picture uses live. What is longer than its file is a room
+// of its own below this directory, in the list of plugin/imports_test.go.
 //
 // A new command also has its lines in README.md, and a script in test/conformance/testdata/ctl. TestCtlNouns
 // holds each noun to what all nouns promise; it has the arguments that some of them need.

@@ -67,13 +67,13 @@ func examine(cmd *cobra.Command, o doctorOptions) error {
 	if err != nil {
 		return err
 	}
-	ctx, done := withLocks(cmd)
-	findings := doctor.Run(ctx, o.Options)
+	arrived := output.Waiting(cmd.ErrOrStderr(), "checks, which may wait for other calls of ebpfnet and for tools of the firewall")
+	findings := doctor.Run(cmd.Context(), o.Options)
 	var errFix error
 	if o.fix {
-		findings, errFix = doctor.Fix(ctx, o.Options, findings)
+		findings, errFix = doctor.Fix(cmd.Context(), o.Options, findings)
 	}
-	done()
+	arrived()
 	var errSend error
 	if o.send {
 		var sent []doctor.Finding

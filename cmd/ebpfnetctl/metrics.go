@@ -10,6 +10,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/metrics"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
 )
 
 // metricsOptions are the flags of metrics.
@@ -38,16 +39,13 @@ connected, and nothing asks for a password: 127.0.0.1 is for this host alone.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return exportMetrics(cmd, o) },
 	}
 	addDataDir(cmd, &o.DataDir)
-	cmd.Flags().StringVar(&o.ConfDir, "conf-dir", defaultConfDir, "`DIR` has the network configurations, with the sizes of ranges")
+	cmd.Flags().StringVar(&o.ConfDir, "conf-dir", runtimes.DefaultConfDir, "`DIR` has the network configurations, with the sizes of ranges")
 	cmd.Flags().StringVar(&o.textfile, "textfile", "", "replace `FILE`, whose name ends in .prom")
 	cmd.Flags().StringVar(&o.listen, "listen", "", "serve http://`ADDRESS:PORT`/metrics")
 	cmd.Flags().BoolVar(&o.Containers, "containers", false, "also the traffic and the drops of each container")
 	cmd.Flags().BoolVar(&o.Flows, "flows", false, "also the number of flows, by their states")
 	return cmd
 }
-
-// defaultConfDir is where runtimes look for network configurations.
-const defaultConfDir = "/etc/cni/net.d"
 
 func (o metricsOptions) check() error {
 	if o.textfile != "" && o.listen != "" {

@@ -36,6 +36,7 @@ type status struct {
 
 type drop struct {
 	Reason  string `json:"reason"`
+	Meaning string `json:"meaning"`
 	Packets uint64 `json:"packets"`
 	Bytes   uint64 `json:"bytes"`
 }
@@ -45,6 +46,10 @@ type containerDrops struct {
 	Device string `json:"device"` // the host's end of its veth
 	Owner  string `json:"owner"`
 	Drops  []drop `json:"drops"`
+}
+
+func dropOf(count maps.DropCount) drop {
+	return drop{count.Reason.Name(), count.Reason.String(), count.Packets, count.Bytes}
 }
 
 func newStatus() *cobra.Command {
@@ -123,7 +128,7 @@ func collect(datapath *loader.Datapath) (*status, error) {
 		return nil, err
 	}
 	for _, c := range counters {
-		s.Drops = append(s.Drops, drop{c.Reason.String(), c.Packets, c.Bytes})
+		s.Drops = append(s.Drops, dropOf(c))
 	}
 	return s, s.addContainers(datapath)
 }
@@ -139,10 +144,10 @@ func (s *status) addContainers(datapath *loader.Datapath) error {
 		return err
 	}
 	for _, device := range devices {
-		c := containerDrops{Device: deviceName(device.IfIndex), Owner: fmt.Sprintf("%016x", uint64(device.Owner))}
+		c := containerDrops{Device: deviceName(device.IfIndex), Owner: device.Owner.String()}
 		for _, d := range drops {
 			if d.Owner == device.Owner {
-				c.Drops = append(c.Drops, drop{d.Reason.String(), d.Packets, d.Bytes})
+				c.Drops = append(c.Drops, dropOf(d.DropCount))
 			}
 		}
 		if len(c.Drops) > 0 {
@@ -214,6 +219,6 @@ func (s *status) print(p *output.Printer) {
 
 func printDrops(p *output.Printer, drops []drop) {
 	for _, d := range drops {
-		p.Printf("%12d  %s\n", d.Packets, d.Reason)
+		p.Printf("%12d  %-11s  %s\n", d.Packets, d.Reason, d.Meaning)
 	}
 }

@@ -30,6 +30,9 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
+// PluginType is the type of our plugin in a network configuration.
+const PluginType = "ebpfnet"
+
 // Config is the checked configuration of one call.
 type Config struct {
 	CNIVersion string

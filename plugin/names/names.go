@@ -38,7 +38,7 @@ func Alias(a maps.Attachment) string {
 	if Fit(a) {
 		return Of(a)
 	}
-	return fmt.Sprintf("ebpfnet %08x %016x", maps.NetworkToken(a.Network), a.Owner())
+	return fmt.Sprintf("ebpfnet %08x %s", maps.NetworkToken(a.Network), a.Owner())
 }
 
 // Label is what an alias says of a device's attachment.

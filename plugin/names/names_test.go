@@ -21,11 +21,11 @@ func TestNames(t *testing.T) {
 	}
 	for _, owner := range []loader.Owner{0, 1, 1 << 63, ^loader.Owner(0)} {
 		if name := HostDevice(owner); len(name) != unix.IFNAMSIZ-1 || !strings.HasPrefix(name, "ebpf") {
-			t.Errorf("owner %x: name %s", owner, name)
+			t.Errorf("owner %s: name %s", owner, name)
 		}
 		for _, mac := range []byte{HostMAC(owner)[0], ContainerMAC(owner)[0]} {
 			if mac&1 != 0 || mac&2 == 0 {
-				t.Errorf("owner %x: first octet %x is not that of a local unicast address", owner, mac)
+				t.Errorf("owner %s: first octet %x is not that of a local unicast address", owner, mac)
 			}
 		}
 	}

@@ -73,7 +73,7 @@ type attachmentList map[loader.Owner]*Attachment
 // get returns an owner's attachment, which is dead until its device is found.
 func (l attachmentList) get(owner loader.Owner) *Attachment {
 	if l[owner] == nil {
-		l[owner] = &Attachment{Owner: fmt.Sprintf("%016x", uint64(owner)), Dead: true, Addresses: []Address{}, HostPorts: []HostPort{}}
+		l[owner] = &Attachment{Owner: owner.String(), Dead: true, Addresses: []Address{}, HostPorts: []HostPort{}}
 	}
 	return l[owner]
 }

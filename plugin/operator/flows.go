@@ -3,7 +3,6 @@ package operator
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -108,7 +107,7 @@ func (l *flowList) addFlows(datapath *loader.Datapath) error {
 		}
 		f := Flow{Protocol: e.Protocol.String(), State: e.State.String(), Age: seconds(e.Age), Idle: seconds(e.Idle), Replied: &e.Replied}
 		from, to, translated := e.Local, e.Remote, netip.AddrPort{}
-		owner, atHost := fmt.Sprintf("%016x", uint64(e.Owner)), e.Local
+		owner, atHost := e.Owner.String(), e.Local
 		switch {
 		case e.Kind == bpf.FlowSNAT && e.Owner == 0:
 			f.Kind = "claim"

@@ -213,7 +213,7 @@ func (t *Totals) addContainers(datapath *loader.Datapath, members []*member, rec
 		c := devicesCounters(peers, m.device)
 		t.Containers = append(t.Containers, ContainerTotals{
 			Attachment: m.names,
-			Owner:      fmt.Sprintf("%016x", uint64(m.entry.Owner)),
+			Owner:      m.entry.Owner.String(),
 			Device:     m.device.Attrs().Name,
 			InPackets:  c.inPackets, InBytes: c.inBytes, OutPackets: c.outPackets, OutBytes: c.outBytes,
 			Drops: byOwner[m.entry.Owner],

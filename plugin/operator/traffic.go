@@ -2,7 +2,6 @@ package operator
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -98,7 +97,7 @@ func (c *Counters) addOurs(datapath *loader.Datapath) error {
 	drops, errDrops := maps.Drops(datapath)
 	flows, errFlows := maps.FlowEntries(datapath)
 	add := func(owner loader.Owner, what func(*counters)) {
-		name := fmt.Sprintf("%016x", uint64(owner))
+		name := owner.String()
 		if of, ok := c.byOwner[name]; ok {
 			what(&of)
 			c.byOwner[name] = of

@@ -189,7 +189,7 @@ func (d Dir) List() ([]*Record, error) {
 const suffix = ".json"
 
 func (d Dir) file(owner loader.Owner) string {
-	return filepath.Join(d.path, fmt.Sprintf("%016x%s", uint64(owner), suffix))
+	return filepath.Join(d.path, owner.String()+suffix)
 }
 
 // partial names a record that is being written.

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
@@ -22,17 +24,18 @@ import (
 
 var dropFlood = flag.Int("dropflood", 20_000, "frames that the container of TestCtlDropsFlood sends")
 
-// TestCtlDropsFlood has a container send packets that are dropped as fast as it can, and then the program run on as many
-// more as an attacker with many CPUs would send. What is told is limited, what is left out is counted, both together
-// are all, and the datapath's counters miss none. Another container's drops are told meanwhile.
+// TestCtlDropsFlood has a container send packets that are dropped as fast as it can, and then for seconds the program run
+// on as many more as an attacker with many CPUs would send. What is told is limited, and so is the reader's share of a
+// CPU; what is left out is counted, both together are all, and the datapath's counters miss none. Another container's
+// drops are told meanwhile.
 func TestCtlDropsFlood(t *testing.T) {
-	const limit, senders = 250, 2
+	const limit, senders, seconds, mostOfCPU = 250, 2, 3, 0.1
 	s := newScript(t)
 	h := s.host
 	evil, good := s.runtime.AddPod(t, "evil", nil), s.runtime.AddPod(t, "good", nil)
 	before := h.dropTotals(t)["mac"]
 	f := h.follow(t, "--limit", strconv.Itoa(limit))
-	began := time.Now()
+	began, used := time.Now(), cpuTime(t, f.cmd.Process.Pid)
 	var flood sync.WaitGroup
 	for range senders {
 		flood.Go(func() {
@@ -54,9 +57,15 @@ func TestCtlDropsFlood(t *testing.T) {
 	}
 	f.want(t, "of another container", func(d drops.Drop) bool { return d.ContainerID == "good" && d.Reason == "address" })
 	flood.Wait()
-	runs := 20 * *dropFlood
-	h.withDatapath(t, func(datapath *loader.Datapath) error { return runFromContainer(datapath, evil, uint32(runs)) })
-	took := time.Since(began)
+	ctx := testenv.Context(t)
+	least := uint64(*dropFlood) // the kernel begins runs anew that a signal interrupts
+	h.withDatapath(t, func(datapath *loader.Datapath) (err error) {
+		for runs := 5 * *dropFlood; errors.Join(err, ctx.Err()) == nil && f.floodedSeconds() < seconds; least += uint64(runs) {
+			err = runFromContainer(datapath, evil, uint32(runs))
+		}
+		return err
+	})
+	took, used := time.Since(began), cpuTime(t, f.cmd.Process.Pid)-used
 	f.stop(t)
 
 	dropped := h.dropTotals(t)["mac"] - before
@@ -66,14 +75,25 @@ func TestCtlDropsFlood(t *testing.T) {
 			told++
 		}
 	}
-	seconds := uint64(took.Seconds()) + 2 // those begun
-	most := seconds * limit * uint64(runtime.NumCPU())
-	least := uint64(*dropFlood + runs) // the kernel begins runs anew that a signal interrupts
+	most := (uint64(took.Seconds()) + 2) * limit * uint64(runtime.NumCPU()) // of the seconds begun
 	if dropped < least || told+f.leftOut["mac"] != dropped || told == 0 || told > most {
 		t.Errorf("got %d dropped, %d told and %d left out; want %d, at most %d of them told, and the rest left out", dropped, told, f.leftOut["mac"], least, most)
 	}
-	t.Logf("%d drops in %s (%.0f per second): told %d; the reader used %s of CPU", dropped, took, float64(dropped)/took.Seconds(), told,
-		f.cmd.ProcessState.UserTime()+f.cmd.ProcessState.SystemTime())
+	if share := used.Seconds() / took.Seconds(); share > mostOfCPU {
+		t.Errorf("the reader used %.2f of a CPU (%s), want at most %.2f", share, used, mostOfCPU)
+	}
+	t.Logf("%d drops in %s (%.0f per second): told %d; the reader used %s of CPU", dropped, took, float64(dropped)/took.Seconds(), told, used)
+}
+
+// cpuTime returns what a process has used of all CPUs.
+func cpuTime(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	const scheduler = 2 // CPUCLOCK_SCHED
+	var used unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|scheduler), &used); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(used.Nano())
 }
 
 // runFromContainer runs the program that the container's frames meet, on a forged one.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -28,6 +29,7 @@ type followed struct {
 	mu      sync.Mutex
 	drops   []drops.Drop
 	leftOut map[string]uint64
+	seconds int             // in which something was left out
 	lines   map[bool]string // one of each kind; true: of what was left out
 	done    chan error
 }
@@ -52,13 +54,7 @@ func (h *host) follow(t *testing.T, args ...string) *followed {
 		}
 		f.done <- f.cmd.Wait()
 	}()
-	testenv.Eventually(t, "the reader to enter itself", func() error {
-		state := h.dropReader(t)
-		if state.Until == 0 || int(state.Pid) != f.cmd.Process.Pid {
-			return fmt.Errorf("got %+v: %s", state, f.errs.String())
-		}
-		return nil
-	})
+	h.awaitDropReader(t, f.cmd, &f.errs)
 	return f
 }
 
@@ -79,6 +75,13 @@ func (f *followed) add(t *testing.T, line []byte) {
 	}
 	for reason, n := range drop.ByReason {
 		f.leftOut[reason] += n
+		drop.LeftOut -= n
+	}
+	if len(drop.ByReason) > 0 {
+		f.seconds++
+	}
+	if drop.LeftOut != 0 {
+		t.Errorf("got another sum than leftOut: %s", line)
 	}
 }
 
@@ -87,6 +90,13 @@ func (f *followed) list() []drops.Drop {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.drops)
+}
+
+// floodedSeconds returns in how many seconds something was left out so far.
+func (f *followed) floodedSeconds() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.seconds
 }
 
 // want waits for a drop, and returns it.
@@ -118,8 +128,36 @@ func (f *followed) stop(t *testing.T) {
 			t.Errorf("%v: %s", err, line)
 		}
 	}
-	if state := f.host.dropReader(t); state != (bpf.DropReader{}) {
-		t.Errorf("after Ctrl-C: got a reader %+v, want none", state)
+	f.host.wantNoDropReader(t)
+}
+
+// followTo starts to follow, and waits until the programs tell. The caller must wait for its end.
+func (h *host) followTo(t *testing.T, out *os.File, format string) (cmd *exec.Cmd, stderr *strings.Builder) {
+	t.Helper()
+	stderr = &strings.Builder{}
+	cmd = exec.CommandContext(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), "drops", "--follow", "-o", format)
+	cmd.Stdout, cmd.Stderr = out, stderr
+	if err := h.Node.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	h.awaitDropReader(t, cmd, stderr)
+	return cmd, stderr
+}
+
+func (h *host) awaitDropReader(t *testing.T, cmd *exec.Cmd, stderr *strings.Builder) {
+	t.Helper()
+	testenv.Eventually(t, "the reader to enter itself", func() error {
+		if state := h.dropReader(t); state.Until == 0 || int(state.Pid) != cmd.Process.Pid {
+			return fmt.Errorf("got %+v: %s", state, stderr)
+		}
+		return nil
+	})
+}
+
+func (h *host) wantNoDropReader(t *testing.T) {
+	t.Helper()
+	if state := h.dropReader(t); state != (bpf.DropReader{}) {
+		t.Errorf("got a reader %+v, want none", state)
 	}
 }
 

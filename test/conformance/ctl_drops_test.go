@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -329,37 +328,53 @@ func TestCtlDropsOneReader(t *testing.T) {
 	}
 }
 
-// TestCtlDropsClosedOutput ends the command when nobody reads it any more, without waiting for a drop.
+// TestCtlDropsClosedOutput ends the command when nobody reads it any more, with and without a drop to print, and leaves
+// no reader. What cannot be written for another reason is an error.
 func TestCtlDropsClosedOutput(t *testing.T) {
 	s := newScript(t)
 	web := s.runtime.AddPod(t, "web", nil)
-	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var stderr strings.Builder
-	cmd := exec.CommandContext(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), "drops", "--follow")
-	cmd.Stdout, cmd.Stderr = write, &stderr
-	if err := errors.Join(s.host.Node.Do(cmd.Start), write.Close()); err != nil {
-		t.Fatal(err)
-	}
-	testenv.Eventually(t, "the reader to enter itself", func() error {
-		if s.host.dropReader(t).Until == 0 {
-			return errors.New("there is none")
+	forge := func() error { return web.SendFrames(testenv.PodIfName, make([]byte, 60)) }
+	for _, format := range []string{"text", "json"} {
+		for name, end := range map[string]func(p *os.Process, read *os.File) error{
+			"without a drop": func(_ *os.Process, read *os.File) error { return read.Close() },
+			"with a drop": func(p *os.Process, read *os.File) error {
+				return errors.Join(p.Signal(unix.SIGSTOP), forge(), read.Close(), p.Signal(unix.SIGCONT))
+			},
+		} {
+			t.Run(format+" "+name, func(t *testing.T) {
+				read, write, err := os.Pipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				cmd, stderr := s.host.followTo(t, write, format)
+				if err := errors.Join(write.Close(), forge()); err != nil {
+					t.Fatal(err)
+				}
+				line, err := bufio.NewReader(read).ReadString('\n')
+				if err != nil || !strings.Contains(line, "web") {
+					t.Errorf("got %q (%v), want the container", line, err)
+				}
+				if err := errors.Join(end(cmd.Process, read), cmd.Wait()); err != nil || stderr.Len() > 0 {
+					t.Errorf("got %v, %q; want exit code 0, and nothing", err, stderr)
+				}
+				s.host.wantNoDropReader(t)
+			})
 		}
-		return nil
-	})
-	if err := web.SendFrames(testenv.PodIfName, make([]byte, 60)); err != nil {
-		t.Fatal(err)
-	}
-	line, err := bufio.NewReader(read).ReadString('\n')
-	if err != nil || !strings.Contains(line, " mac pods/web/eth0 ") {
-		t.Errorf("got %q (%v), want the reason and the container", line, err)
-	}
-	if err := errors.Join(read.Close(), cmd.Wait()); err != nil {
-		t.Errorf("got %v, want exit code 0: %s", err, stderr.String())
-	}
-	if state := s.host.dropReader(t); state != (bpf.DropReader{}) {
-		t.Errorf("got a reader %+v, want none", state)
+		t.Run(format+" to a full disk", func(t *testing.T) {
+			full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer full.Close()
+			cmd, stderr := s.host.followTo(t, full, format)
+			if err := forge(); err != nil {
+				t.Fatal(err)
+			}
+			_ = cmd.Wait()
+			if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(stderr.String(), "no space left on device") {
+				t.Errorf("got exit code %d, %q; want 1, and why", code, stderr)
+			}
+			s.host.wantNoDropReader(t)
+		})
 	}
 }

@@ -166,7 +166,7 @@ func TestCtlStatusDrops(t *testing.T) {
 	testenv.Eventually(t, "the status to count 2 drops", func() error {
 		_, stdout, stderr := h.ctl(t, "status")
 		_, drops, _ := strings.Cut(stdout, "of the container behind ebpf")
-		if !strings.Contains(drops, "   2  source MAC address is not the container's") {
+		if !strings.Contains(drops, "   2  mac          source MAC address is not the container's") {
 			return errors.New(stdout + stderr)
 		}
 		return nil

@@ -213,12 +213,12 @@ func (s Snapshot) addOwners(datapath *loader.Datapath) error {
 	devices, errDevices := maps.Devices(datapath)
 	for _, device := range devices {
 		attached[device.Owner] = true
-		s.add("device entry %d of owner %x", device.IfIndex, device.Owner)
+		s.add("device entry %d of owner %s", device.IfIndex, device.Owner)
 	}
 	drops, errDrops := maps.Drops(datapath)
 	for _, drop := range drops {
 		if !attached[drop.Owner] {
-			s.add("drop counter %q of owner %x", drop.Reason, drop.Owner)
+			s.add("drop counter %q of owner %s", drop.Reason, drop.Owner)
 		}
 	}
 	return errors.Join(errDevices, errDrops)

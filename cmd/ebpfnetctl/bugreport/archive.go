@@ -25,6 +25,7 @@ type archive struct {
 	left   int
 	err    error
 	report Report
+	told   []string // what is missing or incomplete, and why
 }
 
 func newArchive(to io.Writer) *archive {
@@ -32,9 +33,12 @@ func newArchive(to io.Writer) *archive {
 	return &archive{zip: zip, tar: tar.NewWriter(zip), now: time.Now().Truncate(time.Second), left: mostOfAll}
 }
 
+// room is how many bytes the next file may have.
+func (a *archive) room() int { return min(mostOfFile, a.left) }
+
 // add adds a file, and another one if there is something to say about it.
 func (a *archive) add(name string, content []byte, err error) {
-	if most := min(mostOfFile, a.left); len(content) > most {
+	if most := a.room(); len(content) > most {
 		err = errors.Join(err, fmt.Errorf("cut: it has %d bytes, and there is room for %d", len(content), most))
 		content = content[:most]
 	}
@@ -43,8 +47,10 @@ func (a *archive) add(name string, content []byte, err error) {
 		a.write(name, content)
 	}
 	if err != nil {
+		message := show.Message(err.Error())
+		a.told = append(a.told, name+": "+message)
 		a.report.Failed = append(a.report.Failed, name+".error")
-		a.write(name+".error", []byte(show.Message(err.Error())+"\n"))
+		a.write(name+".error", []byte(message+"\n"))
 	}
 }
 

@@ -1,9 +1,11 @@
 package bugreport
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -66,9 +68,18 @@ func addHost(ctx context.Context, a *archive, _ Options) {
 	a.add("host/files.txt", redactText(text), err)
 }
 
-// run runs a program for a limited time, and keeps of its output what a file has room for. Exit code 3 of ebpfnetctl
-// means that it has found something.
+// run runs a program, and keeps of its output what a file has room for.
 func run(ctx context.Context, program string, args ...string) ([]byte, error) {
+	var out bounded
+	err := runTo(ctx, &out, program, args...)
+	if out.more {
+		err = errors.Join(err, fmt.Errorf("cut: it has more than %d bytes", mostOfFile))
+	}
+	return out.text, err
+}
+
+// runTo runs a program for a limited time. Exit code 3 of ebpfnetctl means that it has found something.
+func runTo(ctx context.Context, out io.Writer, program string, args ...string) error {
 	const timeout, exitFound = 30 * time.Second, 3
 
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -76,8 +87,8 @@ func run(ctx context.Context, program string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "NO_COLOR=1")
 	cmd.WaitDelay = time.Second
-	var out, errs bounded
-	cmd.Stdout, cmd.Stderr = &out, &errs
+	var errs bounded
+	cmd.Stdout, cmd.Stderr = out, &errs
 	err := cmd.Run()
 	if cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == exitFound {
 		err = nil
@@ -88,10 +99,7 @@ func run(ctx context.Context, program string, args ...string) ([]byte, error) {
 	if text := strings.TrimSpace(string(redactText(errs.text))); text != "" {
 		err = errors.Join(err, errors.New(text))
 	}
-	if out.more {
-		err = errors.Join(err, fmt.Errorf("cut: it has more than %d bytes", mostOfFile))
-	}
-	return out.text, err
+	return err
 }
 
 // bounded keeps the first bytes that are written to it.
@@ -132,9 +140,8 @@ func addConfigurations(_ context.Context, a *archive, o Options) {
 	for _, file := range confs {
 		text, err := readFile(file)
 		if err == nil {
-			text, err = redactJSON(text)
-		}
-		if err != nil {
+			text, err = redactJSON(bytes.NewReader(text), a.room())
+		} else {
 			text, err = nil, fmt.Errorf("left out: %w", err)
 		}
 		a.add("cni/"+filepath.Base(file), text, err)

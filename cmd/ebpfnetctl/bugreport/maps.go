@@ -82,11 +82,30 @@ func addMaps(ctx context.Context, a *archive, _ Options) {
 		document, err := readMap(pin, known)
 		var text []byte
 		if document != nil {
-			var errMarshal error
-			text, errMarshal = marshal(document)
-			err = errors.Join(err, errMarshal)
+			var errText error
+			text, errText = document.text(a.room())
+			err = errors.Join(err, errText)
 		}
 		a.add("maps/"+filepath.Base(pin)+".json", text, err)
+	}
+}
+
+// text returns the document with as many entries as there is room for.
+func (d *mapDocument) text(room int) ([]byte, error) {
+	entries := len(d.Entries)
+	for {
+		text, err := marshal(d, "")
+		switch {
+		case err != nil:
+			return nil, err
+		case len(text) <= room && len(d.Entries) == entries:
+			return text, nil
+		case len(text) <= room:
+			return text, fmt.Errorf("cut: the first %d of %d entries are here", len(d.Entries), entries)
+		case len(d.Entries) == 0:
+			return nil, fmt.Errorf("left out: there is room for %d bytes", room)
+		}
+		d.Entries = d.Entries[:len(d.Entries)/2]
 	}
 }
 
@@ -109,7 +128,7 @@ func readMap(pin string, known layout) (*mapDocument, error) {
 	for all.Next(key.Interface(), value.Interface()) {
 		if d.add(key.Elem(), value.Elem()); len(d.Entries) > mostEntries {
 			d.Entries = d.Entries[:mostEntries]
-			return d, fmt.Errorf("it has more than %d entries", mostEntries)
+			return d, fmt.Errorf("cut: it has more than %d entries", mostEntries)
 		}
 	}
 	return d, all.Err()
@@ -159,8 +178,10 @@ func plainStruct(v reflect.Value) any {
 		case field.Name == "_" || strings.HasPrefix(name, "pad"):
 		case v.Type() == reflect.TypeFor[bpf.HostConfig]() && name == "secret":
 			members[name] = leftOut
-		case name == "owner" || name == "owners" || name == "container" || name == "build":
-			members[name] = fmt.Sprintf("%016x", v.Field(i).Uint())
+		case name == "owner" || name == "owners" || name == "container":
+			members[name] = loader.Owner(v.Field(i).Uint()).String()
+		case name == "build":
+			members[name] = loader.BuildID(v.Field(i).Uint()).String()
 		default:
 			members[name] = plain(v.Field(i))
 		}

@@ -1,10 +1,12 @@
 package bugreport
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"strings"
 
@@ -52,25 +54,74 @@ func redactString(text string) string {
 }
 
 // redactJSON leaves out the values of secrets. What is no JSON is left out as a whole, because nobody knows what a
-// name and what a value is there.
-func redactJSON(text []byte) ([]byte, error) {
-	decoder := json.NewDecoder(bytes.NewReader(text))
+// name and what a value is there. Of a list, the first entries are kept that there is room for; it is never in memory
+// as a whole.
+func redactJSON(from io.Reader, room int) (text []byte, err error) {
+	in := bufio.NewReader(from)
+	decoder := json.NewDecoder(in)
 	decoder.UseNumber()
-	var value any
-	if err := decoder.Decode(&value); err != nil {
-		return nil, fmt.Errorf("not JSON: %w", err)
+	if first, _ := in.Peek(1); string(first) == "[" {
+		return redactList(decoder, room)
 	}
-	if decoder.More() {
-		return nil, errors.New("not JSON: more than one value")
+	text, err = redactNext(decoder, "")
+	switch {
+	case err != nil:
+		return nil, err
+	case decoder.More():
+		return nil, errors.New("left out: not JSON: more than one value")
+	case len(text) > room:
+		return nil, fmt.Errorf("left out: it has %d bytes, and there is room for %d", len(text), room)
 	}
-	return marshal(redactValue(value))
+	return text, nil
 }
 
-func marshal(value any) ([]byte, error) {
+// redactList returns the entries that it could read, also with an error.
+func redactList(decoder *json.Decoder, room int) (text []byte, err error) {
+	const end = "\n]\n"
+
+	kept, entries := 0, 0
+	for _, err = decoder.Token(); err == nil && decoder.More(); entries++ {
+		if kept < entries {
+			err = decoder.Decode(&json.RawMessage{})
+			continue
+		}
+		var entry []byte
+		entry, err = redactNext(decoder, "  ")
+		entry = append([]byte(",\n  "), bytes.TrimSpace(entry)...)
+		if err == nil && len(text)+len(entry)+len(end) <= room {
+			text = append(text, entry...)
+			kept++
+		}
+	}
+	switch {
+	case err == nil && entries == 0:
+		return []byte("[]\n"), nil
+	case err == nil && kept < entries:
+		err = fmt.Errorf("cut: the first %d of %d entries are here", kept, entries)
+	case err != nil && kept > 0:
+		err = fmt.Errorf("cut: the first %d entries are here: %w", kept, err)
+	}
+	if kept > 0 {
+		text = append(text, end...)
+		text[0] = '[' // instead of a comma
+	}
+	return text, err
+}
+
+// redactNext reads the next value, all but the first of its lines behind prefix.
+func redactNext(decoder *json.Decoder, prefix string) ([]byte, error) {
+	var value any
+	if err := decoder.Decode(&value); err != nil {
+		return nil, fmt.Errorf("left out: not JSON: %w", err)
+	}
+	return marshal(redactValue(value), prefix)
+}
+
+func marshal(value any, prefix string) ([]byte, error) {
 	var text bytes.Buffer
 	encoder := json.NewEncoder(&text)
 	encoder.SetEscapeHTML(false)
-	encoder.SetIndent("", "  ")
+	encoder.SetIndent(prefix, "  ")
 	err := encoder.Encode(value)
 	return show.JSON(text.Bytes()), err
 }

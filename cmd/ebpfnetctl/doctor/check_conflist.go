@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
 )
 
 // lookConflist finds the list that each runtime will really take, and tells whether ADD can work with it.
@@ -73,7 +74,7 @@ func missingBinaries(r runtimes.Runtime, n *network) (findings []Finding) {
 			continue
 		}
 		remedy := "install it there"
-		if name == pluginType && len(r.BinDirs) > 0 {
+		if name == config.PluginType && len(r.BinDirs) > 0 {
 			remedy = "make install PREFIX=" + r.BinDirs[0]
 		}
 		findings = append(findings, wrong(remedy, "%s looks for plugins in %s, and %q is not there: ADD of %s fails", title(r), strings.Join(r.BinDirs, ", "), name, n.name()))

@@ -146,25 +146,18 @@ func lookMaps(_ context.Context, h *host) (findings []Finding, err error) {
 		}
 		findings = append(findings, judgeMap(name, count, int(m.MaxEntries()), "remove containers that are gone (doctor --fix), or use another host")...)
 	}
-	live, err := liveFlows(h.datapath)
+	flows, err := maps.CountFlows(h.datapath)
 	if err != nil {
 		return findings, err
+	}
+	live := 0
+	for _, n := range flows {
+		live += n
 	}
 	findings = append(findings, judgeMap("flows", live, int(h.datapath.Flows.MaxEntries()),
 		"set a larger maxFlows, stop the containers, run `ebpfnetctl unload --yes`, and start them again")...)
 	slices.SortFunc(findings, func(a, b Finding) int { return strings.Compare(a.What, b.What) })
 	return orGood(findings, "each map has room"), nil
-}
-
-// liveFlows counts the flows that are in use.
-func liveFlows(datapath *loader.Datapath) (live int, err error) {
-	entries, err := maps.FlowEntries(datapath)
-	for _, e := range entries {
-		if !e.Expired {
-			live++
-		}
-	}
-	return live, err
 }
 
 // judgeMap returns a finding if a map is almost full.

@@ -13,7 +13,6 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/ebpfnet/ebpfnet/ipam"
-	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
@@ -117,7 +116,7 @@ func (h *host) orphans(ctx context.Context, n *network) (orphans, kept []string,
 	}
 	owners, err := h.ownersOf(n)
 	for _, a := range reserved { // those have a name
-		delete(owners, ownerText(a.Owner()))
+		delete(owners, a.Owner().String())
 	}
 	for _, a := range h.attachments {
 		if a.Dead && owners[a.Owner] {
@@ -136,12 +135,10 @@ func (h *host) ownersOf(n *network) (owners map[string]bool, err error) {
 	}
 	all, err := maps.Owners(h.datapath, maps.NetworkToken(n.file.List.Name))
 	for owner := range all {
-		owners[ownerText(owner)] = true
+		owners[owner.String()] = true
 	}
 	return owners, err
 }
-
-func ownerText(owner loader.Owner) string { return fmt.Sprintf("%016x", uint64(owner)) }
 
 // runningContainers returns the containers of a network that libcni's cache has, and that run: also those of
 // another plugin, on a host that changes over to ebpfnet, and those of another network namespace. Without a cache
@@ -157,7 +154,7 @@ func (h *host) runningContainers(name string) (running map[string]bool, err erro
 	running = map[string]bool{}
 	for _, a := range all {
 		list, err := libcni.NetworkConfFromBytes(a.Config)
-		isOurs := func(p *libcni.PluginConfig) bool { return p.Network.Type == pluginType }
+		isOurs := func(p *libcni.PluginConfig) bool { return p.Network.Type == config.PluginType }
 		if a.NetNS == "" && err == nil && slices.ContainsFunc(list.Plugins, isOurs) {
 			continue // old versions do not keep the namespace; the device tells
 		}

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -88,6 +89,9 @@ func Checks() (names []string) {
 	return names
 }
 
+// patience is how long each check and each mend may wait for locks and for tools: one that gets none costs no other.
+var patience = 20 * time.Second
+
 // Options say where to look.
 type Options struct {
 	Root     string   // of the host's files; "": /
@@ -105,7 +109,7 @@ func Run(ctx context.Context, options Options) (findings []Finding) {
 	}
 	defer h.close()
 	for _, c := range checks {
-		found, err := c.look(ctx, h)
+		found, err := c.lookInTime(ctx, h)
 		for _, err := range unjoin(err) {
 			found = append(found, Finding{State: Unknown, What: "the check could not look: " + err.Error()})
 		}
@@ -115,6 +119,12 @@ func Run(ctx context.Context, options Options) (findings []Finding) {
 		}
 	}
 	return findings
+}
+
+func (c check) lookInTime(ctx context.Context, h *host) ([]Finding, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return c.look(ctx, h)
 }
 
 // unjoin returns the errors that were joined.
@@ -137,7 +147,7 @@ func Fix(ctx context.Context, options Options, findings []Finding) ([]Finding, e
 		if i < 0 {
 			continue
 		}
-		did, err := f.mend(ctx, options)
+		did, err := f.mendInTime(ctx, options)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("mend %s: %w", findings[i].Check, err))
 		}

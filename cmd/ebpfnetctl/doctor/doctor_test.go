@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -96,5 +98,43 @@ func TestReach(t *testing.T) {
 	listener.Close()
 	if err := served.reach(t.Context(), nil, remote); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("nobody: got %v, want ECONNREFUSED", err)
+	}
+}
+
+// TestHangingCheck has a check and a mend that take all the time they get: those that follow have as much.
+func TestHangingCheck(t *testing.T) {
+	defer func(table []check, mends []mend, before time.Duration) {
+		checks, fixes, patience = table, mends, before
+	}(checks, fixes, patience)
+	patience = time.Millisecond
+	var until time.Time
+	hang := func(ctx context.Context) error {
+		until, _ = ctx.Deadline()
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	hasOwnTime := func(ctx context.Context) string {
+		own, _ := ctx.Deadline()
+		return fmt.Sprint("own time: ", own.After(until))
+	}
+	checks = []check{
+		{"hangs", func(ctx context.Context, _ *host) ([]Finding, error) {
+			return []Finding{wrong("", "a").by(fixRepair), wrong("", "b").by(fixForwarding)}, hang(ctx)
+		}},
+		{"next", func(ctx context.Context, _ *host) ([]Finding, error) {
+			return []Finding{good("%s", hasOwnTime(ctx))}, nil
+		}},
+	}
+	fixes = []mend{
+		{fixRepair, func(ctx context.Context, _ Options) ([]string, error) { return nil, hang(ctx) }},
+		{fixForwarding, func(ctx context.Context, _ Options) ([]string, error) { return []string{hasOwnTime(ctx)}, nil }},
+	}
+	found := Run(t.Context(), Options{})
+	if len(found) != 4 || found[2].State != Unknown || found[3].What != "own time: true" {
+		t.Errorf("got %+v, want time for the check that follows", found)
+	}
+	found, err := Fix(t.Context(), Options{}, found)
+	if !errors.Is(err, context.DeadlineExceeded) || found[0].State != Fixed || found[0].What != "own time: true" {
+		t.Errorf("got %+v (%v), want time for the mend that follows", found, err)
 	}
 }

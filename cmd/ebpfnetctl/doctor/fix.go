@@ -18,14 +18,23 @@ const (
 	fixOrphans
 )
 
-// fixes are in the order in which they are done. Each returns what it did.
-var fixes = []struct {
+// mend mends, and returns what it did.
+type mend struct {
 	fix
 	mend func(context.Context, Options) (did []string, err error)
-}{
+}
+
+// fixes are in the order in which they are done.
+var fixes = []mend{
 	{fixRepair, mendByRepair},
 	{fixForwarding, mendForwarding},
 	{fixOrphans, mendOrphans},
+}
+
+func (m mend) mendInTime(ctx context.Context, options Options) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return m.mend(ctx, options)
 }
 
 // mendByRepair does what ebpfnetctl repair does.

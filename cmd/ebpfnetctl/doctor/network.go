@@ -13,9 +13,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 )
 
-// pluginType is the type of our plugin in a configuration.
-const pluginType = "ebpfnet"
-
 // network is a list in a runtime's directory.
 type network struct {
 	runtime runtimes.Runtime
@@ -45,7 +42,7 @@ func (n *network) parse() {
 		return
 	}
 	for _, plugin := range n.file.List.Plugins {
-		if plugin.Network.Type != pluginType {
+		if plugin.Network.Type != config.PluginType {
 			continue
 		}
 		n.hasOurs = true

@@ -2,7 +2,6 @@ package drops
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -38,7 +37,7 @@ func Counters(datapath *loader.Datapath, attachments []*operator.Attachment, all
 	}
 	list := []Counter{}
 	for _, d := range drops {
-		a := byOwner[fmt.Sprintf("%016x", uint64(d.Owner))]
+		a := byOwner[d.Owner.String()]
 		if a == nil || d.Packets == 0 {
 			continue
 		}

@@ -160,7 +160,7 @@ func (d *Describer) device(index uint32) (device, error) {
 func (d *Describer) addContainer(drop *Drop, e *bpf.DropEvent, p packet) error {
 	owner := ""
 	if e.Owner != 0 {
-		owner = fmt.Sprintf("%016x", e.Owner)
+		owner = loader.Owner(e.Owner).String()
 	}
 	var err error
 	if owner != "" && d.byOwner[owner] == nil {

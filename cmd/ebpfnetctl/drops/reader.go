@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"time"
 
@@ -46,6 +47,7 @@ type Reader struct {
 
 	datapath *loader.Datapath
 	lock     *flock.Lock
+	pins     fs.FileInfo // the directory that unloading removes
 	ring     *ringbuf.Reader
 	stack    io.Closer // nil: not attached
 	state    bpf.DropReader
@@ -69,6 +71,9 @@ func Open(ctx context.Context, datapath *loader.Datapath, filter Filter) (*Reade
 		return nil, err
 	}
 	var err error
+	if r.pins, err = os.Stat(datapath.Dir()); err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
 	if r.ring, err = ringbuf.NewReader(datapath.DropEvents); err == nil {
 		_, err = r.LeftOut() // from here on
 	}
@@ -122,8 +127,12 @@ func (r *Reader) takeLock(ctx context.Context) (err error) {
 	return fmt.Errorf("another `ebpfnetctl drops --follow`%s follows drops, and only one can: end it first", who)
 }
 
-// Renew prolongs the time of the reader; it may run beside Read and LeftOut. It returns for how long nothing was told, because it came late.
+// Renew prolongs the time of the reader; it may run beside Read and LeftOut. It returns for how long nothing was told,
+// because it came late. An upgrade keeps the maps and so the reader; without its datapath the reader would wait forever.
 func (r *Reader) Renew() (missed time.Duration, err error) {
+	if now, err := os.Stat(r.datapath.Dir()); err != nil || !os.SameFile(now, r.pins) {
+		return 0, errors.New("the datapath was unloaded: follow drops anew once it is loaded")
+	}
 	now := sinceBoot()
 	if r.state.Until != 0 && r.state.Until < now {
 		missed = time.Duration(now - r.state.Until)

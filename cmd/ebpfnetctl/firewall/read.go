@@ -8,7 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
+	"time"
 )
+
+// patience is how long one tool may take: with many rules, seconds.
+var patience = 10 * time.Second
 
 // Read reads all rules of the calling thread's network namespace. What cannot be read is in Unread.
 func Read(ctx context.Context) *Rules {
@@ -63,7 +68,7 @@ func (r *Rules) failed(tool string, err error) {
 	}
 }
 
-// run executes a tool, also where PATH has no directories for root.
+// run executes a tool, also where PATH has no directories for root. One that hangs costs no other its time.
 func run(ctx context.Context, name string, args ...string) ([]byte, error) {
 	path, err := exec.LookPath(name)
 	for _, dir := range []string{"/usr/sbin/", "/sbin/"} {
@@ -75,10 +80,18 @@ func run(ctx context.Context, name string, args ...string) ([]byte, error) {
 	if err != nil {
 		return nil, exec.ErrNotFound
 	}
-	cmd := exec.CommandContext(ctx, path, args...)
+	inTime, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	cmd := exec.CommandContext(inTime, path, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // with its children
+	cmd.WaitDelay = time.Second
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
+	if inTime.Err() != nil && ctx.Err() == nil {
+		return nil, fmt.Errorf("no answer within %s", patience)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s", err, bytes.TrimSpace(stderr.Bytes()))
 	}

@@ -1,7 +1,7 @@
 // Package metrics exports the figures of a host to Prometheus: as text, as a file for node_exporter, or by HTTP.
 // A dashboard and alert rules for them are beside the code.
 //
-// It may import bpf, ipam, loader, plugin/operator and plugin/show.
+// It may import bpf, ipam, loader, plugin/config, plugin/operator and plugin/show.
 package metrics
 
 import (
@@ -36,7 +36,7 @@ var (
 	mapMaxEntries = newGauge("map_max_entries", "Room of a map; of one with values for each CPU, on each.", "map")
 	mapBytes      = newGauge("map_memory_bytes", "Memory of a map, as the kernel accounts it.", "map")
 
-	dropPackets = newCounter("drops_total", "Packets dropped since the datapath was loaded.", "reason")
+	dropPackets = newCounter("drops_total", "Packets dropped since the datapath was loaded; what a reason means: ebpfnetctl status -o json.", "reason")
 	dropBytes   = newCounter("drop_bytes_total", "Bytes of packets dropped since the datapath was loaded.", "reason")
 
 	attachments     = newGauge("attachments", "Containers' interfaces that are connected.", "network")
@@ -123,8 +123,8 @@ func (s samples) addHost(t *operator.Totals) {
 	}
 	s.add(warnings, float64(len(t.Warnings)))
 	for _, d := range t.Drops {
-		s.add(dropPackets, float64(d.Packets), d.Reason.String())
-		s.add(dropBytes, float64(d.Bytes), d.Reason.String())
+		s.add(dropPackets, float64(d.Packets), d.Reason.Name())
+		s.add(dropBytes, float64(d.Bytes), d.Reason.Name())
 	}
 }
 
@@ -154,8 +154,8 @@ func (s samples) addContainers(t *operator.Totals) {
 		s.add(containerTxBytes, float64(c.OutBytes), labels...)
 		s.add(containerTx, float64(c.OutPackets), labels...)
 		for _, d := range c.Drops {
-			s.add(containerDrops, float64(d.Packets), append([]string{d.Reason.String()}, labels...)...)
-			s.add(containerDropSize, float64(d.Bytes), append([]string{d.Reason.String()}, labels...)...)
+			s.add(containerDrops, float64(d.Packets), append([]string{d.Reason.Name()}, labels...)...)
+			s.add(containerDropSize, float64(d.Bytes), append([]string{d.Reason.Name()}, labels...)...)
 		}
 	}
 }

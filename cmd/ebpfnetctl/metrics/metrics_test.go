@@ -81,7 +81,7 @@ func TestFormats(t *testing.T) {
 	open, plain := textOf(t, full(), expfmt.TypeOpenMetrics), textOf(t, full(), expfmt.TypeTextPlain)
 	same := []string{
 		`ebpfnet_datapath_loaded 1`,
-		`ebpfnet_drops_total{reason="source MAC address is not the container's"} 3`,
+		`ebpfnet_drops_total{reason="mac"} 3`,
 		`ebpfnet_attachments{network="pods"} 2`,
 		`ebpfnet_dead_attachments{network="pods"} 1`,
 		`ebpfnet_map_entries{map="endpoints"} 7`,
@@ -91,7 +91,7 @@ func TestFormats(t *testing.T) {
 	}
 	wantLines(t, plain, append(same, "# TYPE ebpfnet_drops_total counter")...)
 	wantLines(t, open, "# TYPE ebpfnet_drops counter", "# EOF", `ebpfnet_attachments{network="pods"} 2.0`,
-		`ebpfnet_drops_total{reason="source MAC address is not the container's"} 3.0`)
+		`ebpfnet_drops_total{reason="mac"} 3.0`)
 	if strings.Contains(plain, "# EOF") || strings.Contains(plain, `map_entries{map="flows"}`) {
 		t.Errorf("got the end of OpenMetrics, or entries that were not counted:\n%s", plain)
 	}

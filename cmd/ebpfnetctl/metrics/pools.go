@@ -8,6 +8,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/ebpfnet/ebpfnet/ipam"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
 )
 
 // pool is how much of a network's addresses is taken.
@@ -59,14 +60,14 @@ func poolOf(list conf) (pool, error) {
 		var section struct {
 			Type string `json:"type"`
 		}
-		if plugin.Type != "ebpfnet" || json.Unmarshal(plugin.IPAM, &section) != nil || !slices.Contains([]string{"host-local", "ebpfnet-ipam"}, section.Type) {
+		if plugin.Type != config.PluginType || json.Unmarshal(plugin.IPAM, &section) != nil || !slices.Contains([]string{"host-local", "ebpfnet-ipam"}, section.Type) {
 			continue
 		}
-		config, err := ipam.Parse(list.Name, plugin.IPAM, ipam.Request{})
+		parsed, err := ipam.Parse(list.Name, plugin.IPAM, ipam.Request{})
 		if err != nil {
 			continue
 		}
-		ranges, err := config.Usage()
+		ranges, err := parsed.Usage()
 		if err != nil {
 			return pool{}, err
 		}

@@ -38,7 +38,7 @@ var criPlugins = []string{"io.containerd.cri.v1.runtime", "io.containerd.grpc.v1
 // findContainerd returns a runtime for each containerd that serves Kubernetes.
 func findContainerd(root string) (found []Runtime, err error) {
 	for _, file := range containerdFiles {
-		r := Runtime{Name: "containerd", Source: file, ConfDir: defaultConfDir, BinDirs: []string{"/opt/cni/bin"}}
+		r := Runtime{Name: "containerd", Source: file, ConfDir: DefaultConfDir, BinDirs: []string{"/opt/cni/bin"}}
 		isOn, read, errFile := r.readContainerd(root, file, map[string]bool{})
 		if errFile != nil {
 			err = errors.Join(err, fmt.Errorf("read %s: %w", file, errFile))

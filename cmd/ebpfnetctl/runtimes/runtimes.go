@@ -28,10 +28,11 @@ type Runtime struct {
 	SkipsInvalid bool
 }
 
-// The usual directories.
-const defaultConfDir = "/etc/cni/net.d"
+// DefaultConfDir is where runtimes usually look for network configurations.
+const DefaultConfDir = "/etc/cni/net.d"
 
-var defaultBinDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
+// DefaultBinDirs are where distributions put plugins.
+var DefaultBinDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
 
 // Find returns the runtimes that are configured or installed below root, or one without a name. An error
 // is about a configuration that cannot be read: that runtime is missing.
@@ -40,7 +41,7 @@ func Find(root string) (found []Runtime, err error) {
 	ofCRIO, errCRIO := findCRIO(root)
 	found = append(ofContainerd, ofCRIO...)
 	if err = errors.Join(errContainerd, errCRIO); len(found) == 0 && err == nil {
-		found = []Runtime{{ConfDir: defaultConfDir, BinDirs: defaultBinDirs}}
+		found = []Runtime{{ConfDir: DefaultConfDir, BinDirs: DefaultBinDirs}}
 	}
 	return found, err
 }

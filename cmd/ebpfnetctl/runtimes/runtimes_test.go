@@ -33,11 +33,11 @@ func TestFind(t *testing.T) {
 		files map[string]string
 		want  []Runtime
 	}{
-		"none": {nil, []Runtime{{ConfDir: defaultConfDir, BinDirs: defaultBinDirs}}},
+		"none": {nil, []Runtime{{ConfDir: DefaultConfDir, BinDirs: DefaultBinDirs}}},
 		"containerd without a file": {map[string]string{"usr/bin/containerd": ""},
-			[]Runtime{containerd("", defaultConfDir, "/opt/cni/bin")}},
+			[]Runtime{containerd("", DefaultConfDir, "/opt/cni/bin")}},
 		"version 1": {map[string]string{main: "[plugins.cri.cni]\nbin_dir = \"/usr/lib/cni\"\n"},
-			[]Runtime{containerd(main, defaultConfDir, "/usr/lib/cni")}},
+			[]Runtime{containerd(main, DefaultConfDir, "/usr/lib/cni")}},
 		"version 2": {map[string]string{main: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/b\"\nconf_dir = \"/c\"\nmax_conf_num = 1\n"},
 			[]Runtime{containerd(main, "/c", "/b")}},
 		"version 3": {map[string]string{main: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = ''\nbin_dirs = ['/b', '/d']\nconf_dir = '/c'\n"},
@@ -47,11 +47,11 @@ func TestFind(t *testing.T) {
 			"etc/containerd/conf.d/10.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nconf_dir = \"/c\"\n"},
 			[]Runtime{containerd(main, "/c", "/b")}},
 		"of docker": {map[string]string{main: "disabled_plugins = [\"cri\"]\n"},
-			[]Runtime{{ConfDir: defaultConfDir, BinDirs: defaultBinDirs}}},
+			[]Runtime{{ConfDir: DefaultConfDir, BinDirs: DefaultBinDirs}}},
 		"k3s": {map[string]string{containerdFiles[1]: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/var/lib/rancher/k3s/data/cni\"\nconf_dir = \"/var/lib/rancher/k3s/agent/etc/cni/net.d\"\n"},
 			[]Runtime{containerd(containerdFiles[1], "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/lib/rancher/k3s/data/cni")}},
 		"CRI-O": {map[string]string{"usr/bin/crio": ""},
-			[]Runtime{{Name: "CRI-O", ConfDir: defaultConfDir, BinDirs: []string{"/opt/cni/bin"}, SkipsInvalid: true}}},
+			[]Runtime{{Name: "CRI-O", ConfDir: DefaultConfDir, BinDirs: []string{"/opt/cni/bin"}, SkipsInvalid: true}}},
 		"CRI-O, parts": {map[string]string{
 			"etc/crio/crio.conf":             "[crio.network]\nnetwork_dir = \"/c\"\nplugin_dirs = [\"/b\", \"/d\"]\n",
 			"etc/crio/crio.conf.d/10-a.conf": "[crio.network]\nplugin_dirs = [\"/e\"]\n[crio.runtime]\nlog_level = \"info\"\n",

@@ -142,10 +142,10 @@ func (w *walker) above(index int) int {
 
 // ownerName names the container of an entry.
 func (w *walker) ownerName(owner loader.Owner) string {
-	if a := w.owners[fmt.Sprintf("%016x", uint64(owner))]; a != nil && a.ContainerID != "" {
+	if a := w.owners[owner.String()]; a != nil && a.ContainerID != "" {
 		return a.Network + "/" + a.ContainerID + "/" + a.IfName
 	}
-	return fmt.Sprintf("owner %016x", uint64(owner))
+	return "owner " + owner.String()
 }
 
 // who names who has an address.

@@ -10,20 +10,18 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
 	"github.com/ebpfnet/ebpfnet/plugin"
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 )
-
-// pluginType is the type of our plugin in a configuration.
-const pluginType = "ebpfnet"
 
 // pluginDirs are where IPAM plugins are that our plugin executes.
 func pluginDirs() []string {
 	if path := os.Getenv("CNI_PATH"); path != "" {
 		return filepath.SplitList(path)
 	}
-	return []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
+	return runtimes.DefaultBinDirs
 }
 
 // inProcess runs our plugin's CHECK in this process, and no other plugin. It implements libcni's
@@ -38,7 +36,7 @@ func (*inProcess) FindInPath(plugin string, _ []string) (string, error) { return
 
 // ExecPlugin implements invoke.Exec.
 func (p *inProcess) ExecPlugin(ctx context.Context, name string, stdin []byte, environ []string) ([]byte, error) {
-	if name != pluginType {
+	if name != config.PluginType {
 		return nil, nil
 	}
 	variables := map[string]string{}

@@ -1,7 +1,7 @@
 // Package wanted compares what containers have with what they were given, as CHECK does. It takes what is
 // wanted from libcni's cache, where runtimes keep the configuration and the result of each container.
 //
-// It may import maps, plugin, plugin/cni, plugin/config and plugin/operator.
+// It may import cmd/ebpfnetctl/runtimes, maps, plugin, plugin/cni, plugin/config and plugin/operator.
 package wanted
 
 import (
@@ -18,6 +18,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/operator"
 )
 
@@ -130,7 +131,7 @@ func cachedAttachments(cacheDir string) (map[string]*libcni.NetworkAttachment, e
 	cached := map[string]*libcni.NetworkAttachment{}
 	for _, a := range all {
 		list, err := libcni.NetworkConfFromBytes(a.Config)
-		isOurs := func(p *libcni.PluginConfig) bool { return p.Network.Type == pluginType }
+		isOurs := func(p *libcni.PluginConfig) bool { return p.Network.Type == config.PluginType }
 		if err == nil && slices.ContainsFunc(list.Plugins, isOurs) {
 			cached[ownerOf(a)] = a
 		}
@@ -143,7 +144,7 @@ func attachmentOf(a *libcni.NetworkAttachment) maps.Attachment {
 }
 
 func ownerOf(a *libcni.NetworkAttachment) string {
-	return fmt.Sprintf("%016x", uint64(attachmentOf(a).Owner()))
+	return attachmentOf(a).Owner().String()
 }
 
 // check adds the differences of one attachment. present is nil where the host has nothing of it.

@@ -1,0 +1,113 @@
+package conformance
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// TestCtlDropsUpgrade replaces the programs while a reader is attached, by those of another binary and back. Every drop
+// of ours and of the stack is told once, and no program of before stays pinned.
+func TestCtlDropsUpgrade(t *testing.T) {
+	s := newScript(t)
+	h := s.host
+	web := s.runtime.AddPod(t, "web", nil)
+	h.run(t, "nft add table inet fw")
+	h.run(t, "nft add chain inet fw forward { type filter hook forward priority 0 ; }")
+	h.run(t, "nft add rule inet fw forward udp dport 9 drop")
+	other := loader.Embedded()
+	other.Build++
+
+	f := h.follow(t)
+	upgrades := []func(){
+		func() {},
+		func() {
+			h.withDatapath(t, func(*loader.Datapath) error {
+				_, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: &other})
+				return err
+			})
+		},
+		func() { h.wantCtl(t, 0, []string{"upgrade"}, "replaced revision") },
+	}
+	for i, upgrade := range upgrades {
+		upgrade()
+		if err := web.SendFrames(testenv.PodIfName, make([]byte, 60)); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := web.Dial(testenv.Context(t), "udp", netip.AddrPortFrom(testenv.OutsideAddr4, 9))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := conn.Write([]byte("dropped")); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, fmt.Sprintf("the drops after %d upgrades", i), func() error {
+			if ours, ofStack := f.countOf("datapath"), f.countOf("stack"); ours != i+1 || ofStack != i+1 {
+				return fmt.Errorf("got %d of ours and %d of the stack; %s", ours, ofStack, f.errs.String())
+			}
+			return nil
+		})
+	}
+	f.stop(t)
+	if ours, counted := f.countOf("datapath"), h.dropTotals(t)["mac"]; ours != len(upgrades) || counted != uint64(ours) || len(f.leftOut) > 0 {
+		t.Errorf("got %d drops, %d in the counters, and left out %v; want each once", ours, counted, f.leftOut)
+	}
+	h.withDatapath(t, func(datapath *loader.Datapath) error {
+		builds, err := filepath.Glob(filepath.Join(datapath.Dir(), "progs", "*"))
+		if len(builds) != 1 || filepath.Base(builds[0]) != loader.BuildID(datapath.Config.Build).String() {
+			t.Errorf("got pins %q (%v), want those in use alone", builds, err)
+		}
+		return nil
+	})
+}
+
+// countOf counts what was told by the datapath or by the stack, but for what the stacks multicast.
+func (f *followed) countOf(by string) (n int) {
+	for _, d := range f.list() {
+		if d.By == by && d.Protocol != "icmpv6" {
+			n++
+		}
+	}
+	return n
+}
+
+// TestCtlDropsUnload ends the reader with a word when nothing is loaded any more, or what was loaded since has another
+// reader. Nothing stays pinned.
+func TestCtlDropsUnload(t *testing.T) {
+	s := newScript(t)
+	h := s.host
+	for name, after := range map[string]func(){
+		"unloaded":     func() {},
+		"loaded again": func() { s.runtime.AddPod(t, "other", nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := s.runtime.AddPod(t, "before-"+name[:6], nil) // loads
+			f := h.follow(t)
+			if err := pod.SendFrames(testenv.PodIfName, make([]byte, 60)); err != nil {
+				t.Fatal(err)
+			}
+			f.want(t, "before", func(d drops.Drop) bool { return d.Reason == "mac" })
+			h.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
+			if pins, err := os.ReadDir(loader.Root); len(pins) > 0 {
+				t.Errorf("got pins %v (%v), want none", pins, err)
+			}
+			after()
+			select {
+			case <-f.done:
+			case <-testenv.Context(t).Done():
+				t.Fatal("it goes on, and tells nothing")
+			}
+			if code, said := f.cmd.ProcessState.ExitCode(), f.errs.String(); code != 1 || strings.Count(said, "\n") != 1 || !strings.Contains(said, "unloaded") {
+				t.Errorf("got exit code %d, %q; want 1, and that it was unloaded", code, said)
+			}
+		})
+	}
+}
