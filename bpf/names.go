@@ -184,5 +184,5 @@ const (
 	VarStackConfig = StackDropsVarStackConfig
 )
 
-// DropStack is the key of drop_limits for what the host's stack drops: DROP_STACK of abi.h.
+// DropStack is the key of drop_limits for what the host's stack drops: DROP_STACK of abi_drop.h.
 const DropStack = 63

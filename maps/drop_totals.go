@@ -19,7 +19,7 @@ type DropCount struct {
 // Reason is why a packet was dropped.
 type Reason bpf.Reason
 
-// reasons names and describes the numbers of enum reason in bpf/abi.h.
+// reasons names and describes the numbers of enum reason in bpf/abi_drop.h.
 var reasons = [bpf.ReasonMax]struct{ name, text string }{
 	bpf.ReasonNoSource:   {"no-source", "uplink has no address to masquerade with"},
 	bpf.ReasonNoPort:     {"no-port", "no masquerading port left"},
@@ -52,7 +52,7 @@ func (r Reason) String() string {
 	return fmt.Sprintf("reason %d", uint32(r))
 }
 
-// Name returns one word for the reason: its name in bpf/abi.h.
+// Name returns one word for the reason: its name in bpf/abi_drop.h.
 func (r Reason) Name() string {
 	if int(r) < len(reasons) {
 		return reasons[r].name

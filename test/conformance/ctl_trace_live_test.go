@@ -124,10 +124,7 @@ func filesOf(t *testing.T) (files []string) {
 // TestTraceLive has trace tell the ways of a real connection's packets: as the programs will do it, and as they are
 // seen on the uplink, translated. A reader that is killed leaves as little behind as one that is ended.
 func TestTraceLive(t *testing.T) {
-	h := newHost(t)
-	runtime := testenv.NewRuntime(t, h.Node, []byte(scriptConflist), filepath.Dir(h.plugin))
-	client := runtime.AddPod(t, "client", nil)
-	web := runtime.AddPod(t, "web", map[string]any{"portMappings": []any{map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}})
+	h, client, web := newTracedHost(t)
 	for _, family := range testenv.Families {
 		remote, node, inWeb := netip.AddrPortFrom(family.Outside, 7001), netip.AddrPortFrom(family.Node, 8080), netip.AddrPortFrom(family.Pod(web), 80)
 		testenv.ServeTCP(t, h.Outside, remote)

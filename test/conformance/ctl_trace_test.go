@@ -40,13 +40,20 @@ func (h *host) trace(t *testing.T, exit int, from, to netip.AddrPort, protocol s
 	return told.Request, told.Reply
 }
 
+// newTracedHost makes a host with a client, and with a web server behind host port 8080.
+func newTracedHost(t *testing.T) (h *host, client, web *testenv.Pod) {
+	t.Helper()
+	h = newHost(t)
+	runtime := testenv.NewRuntime(t, h.Node, []byte(scriptConflist), filepath.Dir(h.plugin))
+	client = runtime.AddPod(t, "client", nil)
+	web = runtime.AddPod(t, "web", map[string]any{"portMappings": []any{map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}})
+	return h, client, web
+}
+
 // TestTraceAgrees has trace tell what becomes of the first packet of a connection, and of its reply, and then
 // opens that very connection: the server must see the same addresses and ports.
 func TestTraceAgrees(t *testing.T) {
-	h := newHost(t)
-	runtime := testenv.NewRuntime(t, h.Node, []byte(scriptConflist), filepath.Dir(h.plugin))
-	client := runtime.AddPod(t, "client", nil)
-	web := runtime.AddPod(t, "web", map[string]any{"portMappings": []any{map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}})
+	h, client, web := newTracedHost(t)
 	for _, family := range testenv.Families {
 		protocol := map[bool]string{true: "tcp", false: "udp"}[family.Is4()]
 		inWeb, inClient := family.Pod(web), family.Pod(client)
