@@ -4,13 +4,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"net"
 	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -167,23 +170,13 @@ func TestTraceLeavesNothing(t *testing.T) {
 	}
 	family := testenv.Families[0]
 	remote := netip.AddrPortFrom(family.Outside, 7001)
-	testenv.ServeTCP(t, h.Outside, remote)
-	conn, err := testenv.NewClient(testenv.Context(t), client.Namespace, "tcp", netip.AddrPort{}, remote)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	for range 20 { // then it is offloaded
-		if _, err := conn.Ask(testenv.Context(t), "hello"); err != nil {
-			t.Fatal(err)
-		}
-	}
+	conn := quietConnection(t, client.Namespace, h.Outside, remote)
 	before := h.dumpMaps(t)
 	for _, way := range []struct {
 		exit     int
 		from, to string
 	}{
-		{0, conn.Local().String(), remote.String()},
+		{0, conn.LocalAddr().String(), remote.String()},
 		{0, "client", remote.String() + "/udp"},
 		{0, "outside", family.Node.String()},
 		{3, "client", family.Pod(vault).String() + ":80"},
@@ -202,6 +195,55 @@ func TestTraceLeavesNothing(t *testing.T) {
 	if len(before["flows"]) == 0 || len(before["offload_tcp"]) == 0 {
 		t.Errorf("flows, offload_tcp: got %d and %d entries, want some that could change", len(before["flows"]), len(before["offload_tcp"]))
 	}
+}
+
+// quietConnection returns a connection that is offloaded, and whose last packet has been sent: both ends have
+// acknowledged all data, which they may do with a delay.
+func quietConnection(t *testing.T, from, to *testenv.Namespace, remote netip.AddrPort) net.Conn {
+	t.Helper()
+	listener, err := to.Listen(testenv.Context(t), remote)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	client, err := from.DialFrom(testenv.Context(t), "tcp", netip.AddrPort{}, remote)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	server, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Close() })
+	ends := [...]net.Conn{client, server}
+	for i := range 40 { // then it is offloaded
+		if _, err := ends[i%2].Write([]byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(ends[1-i%2], make([]byte, len("hello"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testenv.Eventually(t, "both ends to have acknowledged all data", func() error {
+		for _, end := range ends {
+			if n, err := unacknowledged(end.(*net.TCPConn)); n != 0 || err != nil {
+				return fmt.Errorf("%d bytes of %v are not acknowledged: %w", n, end.LocalAddr(), err)
+			}
+		}
+		return nil
+	})
+	return client
+}
+
+// unacknowledged returns the number of bytes that conn has sent, or is to send, and that are not acknowledged.
+func unacknowledged(conn *net.TCPConn) (n int, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	errControl := raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+	return n, errors.Join(err, errControl)
 }
 
 // dumpMaps returns the entries of all pinned maps, but for memory of one packet and what is per CPU, which packets of
