@@ -452,6 +452,7 @@ type DatapathUplink struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	DatapathMapBackupIds      = "backup_ids"
+	DatapathMapBackupProbes   = "backup_probes"
 	DatapathMapBackupScratch  = "backup_scratch"
 	DatapathMapDevices        = "devices"
 	DatapathMapDropEvents     = "drop_events"
@@ -553,6 +554,7 @@ type DatapathProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type DatapathMapSpecs struct {
 	BackupIds     *ebpf.MapSpec `ebpf:"backup_ids"`
+	BackupProbes  *ebpf.MapSpec `ebpf:"backup_probes"`
 	BackupScratch *ebpf.MapSpec `ebpf:"backup_scratch"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
 	DropEvents    *ebpf.MapSpec `ebpf:"drop_events"`
@@ -618,6 +620,7 @@ func (o *DatapathObjects) Close() error {
 // It can be passed to LoadDatapathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DatapathMaps struct {
 	BackupIds     *ebpf.Map `ebpf:"backup_ids"`
+	BackupProbes  *ebpf.Map `ebpf:"backup_probes"`
 	BackupScratch *ebpf.Map `ebpf:"backup_scratch"`
 	Devices       *ebpf.Map `ebpf:"devices"`
 	DropEvents    *ebpf.Map `ebpf:"drop_events"`
@@ -658,6 +661,7 @@ type DatapathMaps struct {
 func (m *DatapathMaps) Close() error {
 	return _DatapathClose(
 		m.BackupIds,
+		m.BackupProbes,
 		m.BackupScratch,
 		m.Devices,
 		m.DropEvents,

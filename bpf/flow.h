@@ -222,7 +222,7 @@ static __noinline void flow_touch(const struct flow_key *key, struct flow *flow,
 	flow->last_seen = new->last_seen;
 	flow->created = new->created;
 	flow->expected = new->expected;
-	masq_probes_note(masq_probes_group(key, new), new->probe);
+	masq_probes_note(masq_probes_group(key, new), new->probe, flow_is_assured(new));
 	if (flow_is_assured(new))
 		backup_store(key, new);
 	else if (flow_ended(new))

@@ -104,6 +104,14 @@ struct {
 	__type(value, struct masq_probes);
 } masq_probes SEC(".maps");
 
+/* The same of flows that have a copy in flows_backup. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MASQ_PROBE_GROUPS);
+	__type(key, __u32);
+	__type(value, struct masq_probes);
+} backup_probes SEC(".maps");
+
 /*
  * Written by the programs when the stack has forwarded a packet. TCP has a map of
  * its own: closed connections are removed, so a flood of UDP, or of short ones,

@@ -214,17 +214,18 @@ __noinline int masq_recover_candidate(struct __sk_buff *skb, __u32 i)
 	return flow && masq_is_same(flow, &args->flow);
 }
 
-/* The same if the entry was evicted. */
+/* The same if the entry was evicted: looks as far as a flow with a copy can be. */
 __noinline int masq_recover(struct __sk_buff *skb)
 {
 	struct masq_args *args = masq_scratch_get();
 	struct packet *p = pkt_scratch_get();
+	__u32 since, group, step = 0;
 	struct masq_probes *probes;
-	__u32 since, step = 0;
 
 	if (!args || !p || packet_opens(p) || !is_tcp_or_udp(args->key.protocol))
 		return false;
-	probes = masq_probes_lookup(args);
+	group = masq_probes_group(&args->key, &args->flow);
+	probes = bpf_map_lookup_elem(&backup_probes, &group);
 	if (!probes)
 		return false;
 	since = masq_probes_now() - masq_idle_time(args, p);

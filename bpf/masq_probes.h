@@ -32,15 +32,23 @@ static __always_inline void masq_probes_set(struct masq_probes *probes, __u32 st
 		probes->seen[step] = now;
 }
 
-/* A flow of the group has candidate last. */
-__noinline int masq_probes_note(__u32 group, __u32 last)
+static __always_inline void masq_probes_note_in(struct masq_probes *probes, __u32 last, __u32 now)
 {
-	struct masq_probes *probes = bpf_map_lookup_elem(&masq_probes, &group);
-	__u32 now = masq_probes_now();
-
 	if (!probes)
-		return 0;
+		return;
 	for (__u32 step = 0; step < MASQ_PROBE_STEPS && 1U << step <= last; step++)
 		masq_probes_set(probes, step, now);
+}
+
+/* A flow of the group has candidate last; assured: it gets a copy. */
+__noinline int masq_probes_note(__u32 group, __u32 last, __u32 assured)
+{
+	__u32 now = masq_probes_now();
+
+	if (!last)
+		return 0;
+	masq_probes_note_in(bpf_map_lookup_elem(&masq_probes, &group), last, now);
+	if (assured)
+		masq_probes_note_in(bpf_map_lookup_elem(&backup_probes, &group), last, now);
 	return 0;
 }

@@ -131,6 +131,7 @@ const (
 // Names of the maps (maps.h, scratch.h).
 const (
 	MapBackupIDs     = DatapathMapBackupIds
+	MapBackupProbes  = DatapathMapBackupProbes
 	MapDevices       = DatapathMapDevices
 	MapDropEvents    = DatapathMapDropEvents
 	MapDropLimits    = DatapathMapDropLimits

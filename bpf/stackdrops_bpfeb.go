@@ -323,6 +323,7 @@ type StackDropsUplink struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	StackDropsMapBackupIds     = "backup_ids"
+	StackDropsMapBackupProbes  = "backup_probes"
 	StackDropsMapDevices       = "devices"
 	StackDropsMapDropEvents    = "drop_events"
 	StackDropsMapDropLimits    = "drop_limits"
@@ -405,6 +406,7 @@ type StackDropsProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type StackDropsMapSpecs struct {
 	BackupIds     *ebpf.MapSpec `ebpf:"backup_ids"`
+	BackupProbes  *ebpf.MapSpec `ebpf:"backup_probes"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
 	DropEvents    *ebpf.MapSpec `ebpf:"drop_events"`
 	DropLimits    *ebpf.MapSpec `ebpf:"drop_limits"`
@@ -463,6 +465,7 @@ func (o *StackDropsObjects) Close() error {
 // It can be passed to LoadStackDropsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type StackDropsMaps struct {
 	BackupIds     *ebpf.Map `ebpf:"backup_ids"`
+	BackupProbes  *ebpf.Map `ebpf:"backup_probes"`
 	Devices       *ebpf.Map `ebpf:"devices"`
 	DropEvents    *ebpf.Map `ebpf:"drop_events"`
 	DropLimits    *ebpf.Map `ebpf:"drop_limits"`
@@ -495,6 +498,7 @@ type StackDropsMaps struct {
 func (m *StackDropsMaps) Close() error {
 	return _StackDropsClose(
 		m.BackupIds,
+		m.BackupProbes,
 		m.Devices,
 		m.DropEvents,
 		m.DropLimits,

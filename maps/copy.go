@@ -37,7 +37,7 @@ func FillCopy(c *loader.Copy, addresses ...netip.Addr) error {
 		copyEntries(c, bpf.MapOffloadTCP, isOffload, func(o *bpf.Offload) { o.CtSeen = now }),
 		copyEntries(c, bpf.MapOffloadUDP, isOffload, nil),
 		copyEntries(c, bpf.MapMasqSources, func(bpf.MasqSourcesKey, bpf.MasqSources) bool { return true }, nil),
-		copyArray[bpf.MasqProbes](c, bpf.MapMasqProbes),
+		copyArray[bpf.MasqProbes](c, bpf.MapMasqProbes), copyArray[bpf.MasqProbes](c, bpf.MapBackupProbes),
 		copyBackup(c, wanted),
 		clearCounts(c.All[bpf.MapDropTotals]),
 	)
