@@ -272,6 +272,21 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 }
 
 /*
+ * The stack has delivered a packet of the other side's before: one is enough for UDP. A
+ * container's has left by the route that the fast path would take.
+ */
+static __always_inline bool bypass_is_replied(struct __sk_buff *skb, const struct packet *p,
+					      const struct connection *c)
+{
+	__u16 hop;
+
+	if (p->protocol != IPPROTO_UDP || c->offload->state & OFFLOAD_DELIVERED << !c->side ||
+	    !tuple_reply_is_delivered(p, &hop))
+		return false;
+	return !c->uplink || p->ifindex == c->uplink || fib_routes_reply_to(skb, p, c->uplink, hop);
+}
+
+/*
  * Records p, which the stack has forwarded from one endpoint to the other, unchanged
  * (NULL is the outside), so that its connection can be offloaded. VERDICT_DROP: p is
  * a conntrack update, which ends here.
@@ -295,6 +310,8 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	} else if (p->tcp_rst) {
 		bpf_map_delete_elem(&offload_tcp, &c.key);
 	} else if (offload_has_side(&c)) {
+		if (bypass_is_replied(skb, p, &c))
+			c.offload->state |= OFFLOAD_DELIVERED << !c.side;
 		offload_touch(p, &c);
 	} else if (to ? to->ifindex == skb->ifindex : fib_routes_to(skb, p, c.uplink)) {
 		offload_store(p, &c);
@@ -304,7 +321,7 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 
 /*
  * The endpoint's p leaves for the outside. What it was tagged for is done if the stack
- * has not changed it. By another route than the table's it is not noted as delivered.
+ * has not changed it.
  */
 static __noinline int bypass_forwarded(struct __sk_buff *skb, const struct packet *p, __u32 tag,
 				       const struct endpoint *from)
@@ -313,8 +330,6 @@ static __noinline int bypass_forwarded(struct __sk_buff *skb, const struct packe
 		return VERDICT_NEXT;
 	if (tag & TAG_OBSERVE)
 		return bypass_observe(skb, p, from, NULL);
-	if (p->protocol == IPPROTO_UDP && !tuple_was_delivered(p) &&
-	    fib_routes_to(skb, p, skb->ifindex))
-		tuple_note_delivery(p);
+	tuple_note_delivery(p, fib_hop_of_frame(skb));
 	return VERDICT_NEXT;
 }

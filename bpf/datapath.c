@@ -126,7 +126,7 @@ int to_container(struct __sk_buff *skb)
 	if (!skb->ingress_ifindex)
 		return masq_host(skb, p);
 	if (tag_matches(tag, p) && !(tag & (TAG_OBSERVE | TAG_ROUTED))) {
-		tuple_note_delivery(p);
+		tuple_note_delivery(p, 0);
 		return VERDICT_NEXT;
 	}
 	from = endpoint_lookup(&p->src);

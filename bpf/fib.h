@@ -161,6 +161,44 @@ static __noinline bool fib_routes_to(struct __sk_buff *skb, const struct packet 
 	return mac_equal(chosen, fib.dmac);
 }
 
+/* What is left of a next hop's MAC address in a note. */
+static __always_inline __u16 fib_hop_of(const __u8 *mac)
+{
+	const __u16 *words = (const __u16 *)mac;
+
+	return words[0] ^ words[1] ^ words[2];
+}
+
+/* The same of what the stack sends. */
+static __always_inline __u16 fib_hop_of_frame(struct __sk_buff *skb)
+{
+	struct ethhdr *eth = linear_at(skb, 0, sizeof(*eth));
+
+	return eth ? fib_hop_of(eth->h_dest) : 0;
+}
+
+/*
+ * The host would forward a reply to p, from the device that p leaves by, to the uplink and
+ * the next hop in a note.
+ */
+static __noinline bool fib_routes_reply_to(struct __sk_buff *skb, const struct packet *p,
+					   __u32 uplink, __u16 hop)
+{
+	struct bpf_fib_lookup fib;
+	struct fwd_key reply = {
+		.src = p->dst,
+		.dst = p->src,
+		.sport = p->dport,
+		.dport = p->sport,
+		.protocol = p->protocol,
+		.ipv6 = p->ipv6,
+	};
+
+	fib_init_tuple(&fib, &reply, &p->src, skb->ifindex);
+	return !bpf_fib_lookup(skb, &fib, sizeof(fib), 0) && fib.ifindex == uplink &&
+	       fib_hop_of(fib.dmac) == hop;
+}
+
 /*
  * The host would send what it has for p's sender by the device that p has come by:
  * the strict reverse path of RFC 3704, as the stack checks with rp_filter=1.

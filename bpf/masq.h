@@ -73,6 +73,7 @@ static __always_inline void masq_init(struct masq_args *args, const struct fwd_k
 	args->ipv6 = tuple->ipv6;
 	args->has_ports = tuple->has_ports;
 	args->read_only = false;
+	args->recovered = 0;
 }
 
 static __always_inline bool masq_is_same(const struct flow *a, const struct flow *b)
@@ -234,6 +235,7 @@ __noinline int masq_recover(struct __sk_buff *skb)
 			break;
 		if (masq_recover_candidate(skb, i))
 			return true;
+		args->recovered = i + 1;
 	}
 	return false;
 }
@@ -297,8 +299,10 @@ static __always_inline int masq_insert(struct __sk_buff *skb, const struct masq_
 {
 	const struct flow_key *key = &args->key;
 	const struct flow *flow = &args->flow;
-	struct flow *other = bpf_map_lookup_elem(&flows, key) ?: flow_recover(key);
+	struct flow *other = bpf_map_lookup_elem(&flows, key);
 
+	if (!other && flow->probe >= args->recovered)
+		other = flow_recover(key);
 	if (other && !masq_is_same(other, flow) && !flow_expired(other) &&
 	    flow_owner_is_alive(key, other)) {
 		if (!masq_has_ended(other, flow))
@@ -432,6 +436,7 @@ __noinline int masq_find_former(struct __sk_buff *skb)
 	struct packet *p = pkt_scratch_get();
 	struct masq_sources *sources;
 	struct addr present;
+	__u32 recovered;
 
 	if (!args || !p || packet_opens(p) || !args->has_ports)
 		return false;
@@ -440,6 +445,7 @@ __noinline int masq_find_former(struct __sk_buff *skb)
 	if (!sources)
 		return false;
 	present = args->key.local;
+	recovered = args->recovered;
 	for (int i = 0; i < MASQ_SOURCES; i++) {
 		args->key.local = sources->addr[i];
 		if (addr_is_any(&args->key.local, true))
@@ -450,6 +456,7 @@ __noinline int masq_find_former(struct __sk_buff *skb)
 			return true;
 	}
 	args->key.local = present;
+	args->recovered = recovered;
 	return false;
 }
 

@@ -267,10 +267,6 @@ static __always_inline void offload_touch(const struct packet *p, const struct c
 
 	if (c->offload->ct_seen != now)
 		c->offload->ct_seen = now;
-	/* One packet of the other side's is enough for UDP. */
-	if (p->protocol == IPPROTO_UDP && !(c->offload->state & OFFLOAD_DELIVERED << !c->side) &&
-	    tuple_reply_is_delivered(p))
-		c->offload->state |= OFFLOAD_DELIVERED << !c->side;
 	if (c->side)
 		c->offload->ct_ack[1] = p->ack;
 	else

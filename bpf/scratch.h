@@ -80,16 +80,16 @@ SCRATCH(flow_scratch, struct flow);
 struct masq_args {
 	struct flow_key key; /* local_port: the result */
 	struct flow flow;
-	__u32 hash;  /* of the tuple without the container's port, with the host's secret */
-	__u32 share; /* chooses the ports that the container may have towards the remote */
-	__u32 ended; /* a candidate whose flow has ended */
+	__u32 hash;	 /* of the tuple without the container's port, with the host's secret */
+	__u32 share;	 /* chooses the ports that the container may have towards the remote */
+	__u32 ended;	 /* a candidate whose flow has ended */
+	__u32 recovered; /* so many candidates have no copy */
 	bool ipv6;
 	bool has_ports;
 	bool read_only; /* the flow's packet is not at hand: it is not noted */
 	__u8 pad;
 	struct masq_sources sources; /* an entry for masq_sources */
 	struct fwd_key tuple;	     /* of a packet that is not at hand yet */
-	__u32 pad2;
 };
 
 SCRATCH(masq_scratch, struct masq_args);

@@ -84,30 +84,23 @@ static __always_inline void tuple_note_clear(const struct packet *p)
 		*word = 0;
 }
 
-/* The stack has delivered p, a UDP packet. */
-static __always_inline void tuple_note_delivery(const struct packet *p)
+/*
+ * The stack has delivered p, if that is UDP. hop tells of the next hop; 0: a container. The
+ * note has it beside 16 bits of the time.
+ */
+static __always_inline void tuple_note_delivery(const struct packet *p, __u16 hop)
 {
 	if (p->protocol == IPPROTO_UDP)
-		tuple_note_write(tuple_id(packet_tuple(p)), now_ticks());
+		tuple_note_write(tuple_id(packet_tuple(p)), now_ticks() << 16 | hop);
 }
 
-/* The stack has delivered a UDP packet with this id not long ago. */
-static __always_inline bool tuple_is_delivered(__u32 id)
+/* The stack has delivered a UDP packet of the other side's not long ago, to *hop. */
+static __always_inline bool tuple_reply_is_delivered(const struct packet *p, __u16 *hop)
 {
+	__u32 id = hash_tuple(&p->dst, p->dport, &p->src, p->sport, p->protocol, p->ipv6) | 1;
 	volatile __u64 *word = tuple_note_lookup(id);
 	__u64 note = word ? *word : 0;
 
-	return note >> 32 == id && now_ticks() - (__u32)note <= CT_UDP_INTERVAL;
-}
-
-/* The same of p, a UDP packet, and of the other side's packets. */
-static __always_inline bool tuple_was_delivered(const struct packet *p)
-{
-	return tuple_is_delivered(tuple_id(packet_tuple(p)));
-}
-
-static __always_inline bool tuple_reply_is_delivered(const struct packet *p)
-{
-	return tuple_is_delivered(
-		hash_tuple(&p->dst, p->dport, &p->src, p->sport, p->protocol, p->ipv6) | 1);
+	*hop = note;
+	return note >> 32 == id && (__u16)(now_ticks() - ((__u32)note >> 16)) <= CT_UDP_INTERVAL;
 }
