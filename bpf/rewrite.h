@@ -71,6 +71,52 @@ static __always_inline long rewrite_port(struct __sk_buff *skb, const struct pac
 	return err ?: bpf_skb_store_bytes(skb, port_offset(p, side), &to, sizeof(to), 0);
 }
 
+/* What translation changes in IPv4 without options: one store in the place of three. */
+struct tuple4 {
+	__u16 align;
+	__sum16 check;
+	__be32 addr[2];
+	__be16 port[2];
+};
+
+static __always_inline bool is_plain_ipv4(const struct packet *p)
+{
+	return !p->ipv6 && is_tcp_or_udp(p->protocol) && packet_has_l4(p) &&
+	       p->l4 == p->l3 + sizeof(struct iphdr);
+}
+
+static __always_inline long rewrite_plain_ipv4(struct __sk_buff *skb, const struct packet *p,
+					       enum side side, __be32 to, __be16 to_port)
+{
+	__u32 offset = p->l3 + offsetof(struct iphdr, check), checksum;
+	void *bytes = linear_at(skb, offset, 14);
+	struct tuple4 tuple = {};
+	__be16 from_port;
+	__be32 from;
+	__u64 flags;
+	long err;
+
+	if (!bytes)
+		return -EINVAL;
+	__builtin_memcpy(&tuple.check, bytes, 14);
+	checksum = checksum_offset(p, &flags);
+	from = side == SIDE_SRC ? tuple.addr[0] : tuple.addr[1];
+	from_port = side == SIDE_SRC ? tuple.port[0] : tuple.port[1];
+	if (side == SIDE_SRC) {
+		tuple.addr[0] = to;
+		tuple.port[0] = to_port;
+	} else {
+		tuple.addr[1] = to;
+		tuple.port[1] = to_port;
+	}
+	tuple.check = csum_fold(csum_add_diff32((__u16)~tuple.check, from, to));
+	err = bpf_l4_csum_replace(skb, checksum, from, to, flags | BPF_F_PSEUDO_HDR | sizeof(to));
+	if (!err && from_port != to_port)
+		err = bpf_l4_csum_replace(skb, checksum, from_port, to_port,
+					  flags | sizeof(to_port));
+	return err ?: bpf_skb_store_bytes(skb, offset, &tuple.check, 14, 0);
+}
+
 /*
  * Replaces the address and port of one side. Returns 0 or a negative error, after
  * which the packet may be half rewritten and must be dropped.
@@ -84,6 +130,8 @@ static __noinline long rewrite(struct __sk_buff *skb, const struct packet *p, en
 
 	if (p->icmp_error)
 		return rewrite_icmp_error(skb, p, side, addr, port);
+	if (is_plain_ipv4(p))
+		return rewrite_plain_ipv4(skb, p, side, addr_ipv4(addr), bpf_htons(port));
 	if (!addr_equal(from, addr))
 		err = p->ipv6 ? rewrite_ipv6(skb, p, side, from, addr)
 			      : rewrite_ipv4(skb, p, side, addr_ipv4(from), addr_ipv4(addr));
