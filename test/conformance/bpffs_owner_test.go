@@ -57,7 +57,7 @@ func TestForeignRoot(t *testing.T) {
 			[]string{bpffs, "mode 0777", "chmod 0700 " + bpffs}, func(t *testing.T) { chmod(t, bpffs, 0o700) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			h := newHost(t)
+			h := newLoadingHost(t)
 			t.Cleanup(func() { chmod(t, bpffs, 0o700) })
 			p := h.pod(t, "c1", dual("1.1.0"))
 			before := h.snapshot(t, p.Namespace)
@@ -82,7 +82,7 @@ func removeRoot(t *testing.T) {
 // TestOpenBPFFS runs on a host whose BPF file system is open to all users, where the plugin came first: it works, and
 // nobody else can hold its lock.
 func TestOpenBPFFS(t *testing.T) {
-	h := newHost(t)
+	h := newLoadingHost(t)
 	chmod(t, "/sys/fs/bpf", 0o777|os.ModeSticky)
 	t.Cleanup(func() { chmod(t, "/sys/fs/bpf", 0o700) })
 	p := h.pod(t, "c1", dual("1.1.0"))

@@ -21,7 +21,7 @@ import (
 
 // TestContainer compares the container with ADD's result.
 func TestContainer(t *testing.T) {
-	h := newHost(t)
+	h := newLoadingHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
 	setLoopbackDown(t, p)
 	result := p.add(t)

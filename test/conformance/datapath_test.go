@@ -27,7 +27,7 @@ func withDatapath(t *testing.T, h *host, use func(*loader.Datapath) error) {
 // TestMaxFlows checks that the first ADD determines the size of the flow maps. Later ADDs with another maxFlows use
 // them as they are.
 func TestMaxFlows(t *testing.T) {
-	h := newHost(t)
+	h := newLoadingHost(t)
 	for _, test := range []struct {
 		id       string
 		maxFlows any

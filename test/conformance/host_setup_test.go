@@ -53,7 +53,7 @@ func (h *host) wantSetupError(t *testing.T, p *pod, code uint, words ...string) 
 
 // TestBPFFSNotMounted runs on a host without a mounted bpffs: the plugin mounts it.
 func TestBPFFSNotMounted(t *testing.T) {
-	h := newHost(t)
+	h := newLoadingHost(t)
 	if err := unix.Unmount("/sys/fs/bpf", 0); err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestForeignDirectory(t *testing.T) {
 
 // TestNoBTF hides the kernel's BTF, which the datapath does not need.
 func TestNoBTF(t *testing.T) {
-	h := newHost(t)
+	h := newLoadingHost(t)
 	if _, err := os.Stat("/sys/kernel/btf"); err == nil {
 		mount(t, "none", "/sys/kernel/btf", "tmpfs", 0, "")
 	}
@@ -138,7 +138,7 @@ func TestMissingCapabilities(t *testing.T) {
 	if _, err := exec.LookPath("setpriv"); err != nil {
 		t.Fatal("setpriv is missing: apt-get install util-linux")
 	}
-	h := newHost(t)
+	h := newLoadingHost(t)
 	built := h.plugin
 	for _, test := range []struct {
 		drop  string
@@ -198,7 +198,7 @@ func TestReadOnlySysctls(t *testing.T) {
 
 // TestIPv6Disabled disables IPv6 on the host. IPv4 works, and the error for a network with both names the sysctl.
 func TestIPv6Disabled(t *testing.T) {
-	h := newHost(t)
+	h := newLoadingHost(t)
 	for _, name := range []string{"net/ipv6/conf/all/disable_ipv6", "net/ipv6/conf/default/disable_ipv6"} {
 		if err := h.Node.SetSysctl(name, "1"); err != nil {
 			t.Fatal(err)

@@ -68,7 +68,7 @@ func TestSmallCgroup(t *testing.T) {
 	testenv.Require(t, testenv.MemoryGroups)
 	const mebibyte = 1 << 20
 
-	h := newHost(t)
+	h := newLoadingHost(t)
 	h.wrapPlugin(t, fmt.Sprintf(`echo $$ >%s; exec "$1"`, newMemoryCgroup(t, 256*mebibyte)))
 	p := h.pod(t, "c1", with(dual("1.1.0"), "maxFlows", 4*mebibyte))
 	h.wantSetupError(t, p, cnierr.CodeNotSupported, "memory", "maxFlows", "cgroup")
@@ -80,7 +80,7 @@ func TestSmallCgroup(t *testing.T) {
 
 // TestBPFForbidden makes all bpf calls fail, as lockdown or a seccomp filter does.
 func TestBPFForbidden(t *testing.T) {
-	h := newHost(t)
+	h := newLoadingHost(t)
 	h.wrapPlugin(t, `exec strace -f -qq -o /dev/null -e trace=bpf -e inject=bpf:error=EPERM "$1"`)
 	h.wantSetupError(t, h.pod(t, "c1", dual("1.1.0")), cnierr.CodeNotSupported, "operation not permitted", "lockdown")
 }

@@ -35,19 +35,31 @@ type host struct {
 	*testenv.Topology
 	plugin string
 	path   string // CNI_PATH
+	loads  bool   // an ADD without a datapath loads one: see [testenv.Preload]
 }
 
 // newHost makes a machine on which the plugin has not run yet. The end of the test checks that
-// its containers left nothing behind, and unloads the datapath.
+// its containers left nothing behind, and leaves the datapath, without entries, to another test's node.
 func newHost(t *testing.T) *host {
 	t.Helper()
 	h := &host{Topology: testenv.NewTopology(t), plugin: testenv.Build(t, "./cmd/ebpfnet"), path: "/opt/cni/bin"}
 	t.Cleanup(func() {
 		h.wantNothingLeft(t)
+		if !t.Failed() {
+			testenv.Recycle(t, h.Node)
+		}
 		if err := errors.Join(os.RemoveAll(loader.Root), os.RemoveAll(testenv.ReservationDir), os.RemoveAll(record.DefaultDir)); err != nil {
 			t.Errorf("clean up: %v", err)
 		}
 	})
+	return h
+}
+
+// newLoadingHost is newHost for a test of loading: its first ADD does it, too.
+func newLoadingHost(t *testing.T) *host {
+	t.Helper()
+	h := newHost(t)
+	h.loads = true
 	return h
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -141,8 +142,12 @@ func (p *pod) try(t *testing.T, verb string) *testenv.Call {
 }
 
 // add calls ADD, and fails the test if that fails.
+// add wants an ADD to succeed.
 func (p *pod) add(t *testing.T) *types100.Result {
 	t.Helper()
+	if flows, ok := p.conf["maxFlows"].(int); (ok || p.conf["maxFlows"] == nil) && !p.host.loads {
+		testenv.Preload(t, p.host.Node, loader.Options{MaxFlows: uint32(flows)})
+	}
 	p.result = nil
 	call := p.try(t, "ADD")
 	wantSuccess(t, call, anything)

@@ -58,7 +58,7 @@ func (h *host) waitUnchanged(t *testing.T, before testenv.Snapshot, containers .
 // TestSnapshotIsComplete proves that the snapshots on which all tests here rely contain everything that an
 // ADD creates.
 func TestSnapshotIsComplete(t *testing.T) {
-	h := newHost(t)
+	h := newLoadingHost(t)
 	conf := with(with(dual("1.0.0"), "runtimeConfig.portMappings", webPort), "runtimeConfig.aliases", list{"web"})
 	conf = with(conf, "nonMasqueradeCIDRs", list{"10.0.0.0/8"})
 	conf = with(conf, "args.cni.portSources", list{object{"hostPort": 8080, "sources": list{"192.0.2.0/24"}}})

@@ -52,7 +52,7 @@ func put(m *ebpf.Map, n byte, a maps.Attachment) error {
 // TestOtherLayout runs with a datapath that another version has loaded. ADD, CHECK and ebpfnetctl refuse it and say
 // what to do. DEL and GC still remove the entries of their containers.
 func TestOtherLayout(t *testing.T) {
-	h := newHost(t)
+	h := newLoadingHost(t)
 	conf := dual("1.1.0")
 	one, two, three := h.pod(t, "one", conf), h.pod(t, "two", conf), h.pod(t, "three", conf)
 	one.add(t)
@@ -143,7 +143,7 @@ func (h *host) wantOwned(t *testing.T, inEach, flows int) {
 
 // TestGrownCounters upgrades to a version with more drop reasons, and to one with fewer. The counts stay.
 func TestGrownCounters(t *testing.T) {
-	h := newHost(t)
+	h := newLoadingHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
 	count := []bpf.DropCount{{Packets: 7, Bytes: 700}}

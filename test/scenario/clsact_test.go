@@ -24,16 +24,7 @@ func usesTCX(datapath *loader.Datapath) bool {
 // loadForClsact loads the datapath as on a kernel without tcx, before the plugin would load it.
 func (n *network) loadForClsact(t *testing.T) {
 	t.Helper()
-	err := n.node().Do(func() error {
-		datapath, err := loader.Open(testenv.Context(t), loader.Options{Attach: bpf.AttachClsact})
-		if err == nil {
-			datapath.Close()
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatalf("load with clsact: %v", err)
-	}
+	n.loadWith(t, loader.Options{Attach: bpf.AttachClsact})
 }
 
 func TestClsact(t *testing.T) {

@@ -127,6 +127,7 @@ func (n *network) loadWithShortTimeouts(t *testing.T) {
 // loadWith loads the datapath before the plugin does.
 func (n *network) loadWith(t *testing.T, options loader.Options) {
 	t.Helper()
+	testenv.Preload(t, n.node(), options)
 	err := n.node().Do(func() error {
 		datapath, err := loader.Open(testenv.Context(t), options)
 		if err == nil {

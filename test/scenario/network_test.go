@@ -57,8 +57,8 @@ func newNetwork(t *testing.T) *network {
 	return newNetworkWith(t, podsConflist)
 }
 
-// newNetworkWith makes a fresh node. The end of the test checks that its pods left nothing
-// behind, and unloads the datapath.
+// newNetworkWith makes a fresh node. The end of the test checks that its pods left nothing behind, and
+// leaves the datapath, without entries, to another test's node.
 func newNetworkWith(t *testing.T, conflist string) *network {
 	t.Helper()
 	const first = `"plugins": [{
@@ -69,8 +69,13 @@ func newNetworkWith(t *testing.T, conflist string) *network {
 	topology := testenv.NewTopology(t)
 	plugin := testenv.Build(t, "./cmd/ebpfnet")
 	n := &network{topology, testenv.NewRuntime(t, topology.Node, []byte(conflist), filepath.Dir(plugin))}
-	t.Cleanup(func() { n.unload(t) })
-	t.Cleanup(func() { n.wantNothingLeft(t) })
+	t.Cleanup(func() {
+		n.wantNothingLeft(t)
+		if !t.Failed() {
+			testenv.Recycle(t, n.node())
+		}
+		n.unload(t)
+	})
 	return n
 }
 

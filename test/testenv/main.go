@@ -28,6 +28,9 @@ func run(m Runner, grace time.Duration) int {
 		fatal(err)
 	}
 	code := m.Run()
+	if err := removeRecycled(); err != nil {
+		fatal(err)
+	}
 
 	ctx, cancel := timeoutContext(grace)
 	defer cancel()

@@ -36,7 +36,7 @@ func (r *Runtime) NewPod(tb TB, id string) *Pod {
 }
 
 // AddPod makes a pod and attaches it. capabilityArgs may be nil. The end of the test detaches the
-// pod.
+// pod. A node without a datapath may get a recycled one: see [Preload].
 func (r *Runtime) AddPod(tb TB, id string, capabilityArgs map[string]any) *Pod {
 	tb.Helper()
 	pod := r.NewPod(tb, id)
@@ -51,6 +51,7 @@ func (r *Runtime) AddPod(tb TB, id string, capabilityArgs map[string]any) *Pod {
 			tb.Logf("clean up: detach pod %s: %v", id, err)
 		}
 	})
+	Preload(tb, r.Node, r.loadOptions(tb))
 	if err := pod.Add(Context(tb)); err != nil {
 		tb.Fatalf("attach pod %s: %v", id, err)
 	}

@@ -2,11 +2,14 @@ package testenv
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/ebpfnet/ebpfnet/loader"
 )
 
 // Runtime is a container runtime's use of CNI: it runs a network's plugins in the node's network
@@ -48,6 +51,19 @@ func (r *Runtime) SetNetwork(conflist []byte) error {
 
 // Network returns the name of the network.
 func (r *Runtime) Network() string { return r.list.Name }
+
+// loadOptions returns those with which an ADD of the network loads the datapath.
+func (r *Runtime) loadOptions(tb TB) (options loader.Options) {
+	tb.Helper()
+	for _, plugin := range r.list.Plugins {
+		var keys struct{ MaxFlows uint32 }
+		if err := json.Unmarshal(plugin.Bytes, &keys); err != nil {
+			tb.Fatalf("read maxFlows: %v", err)
+		}
+		options.MaxFlows = max(options.MaxFlows, keys.MaxFlows)
+	}
+	return options
+}
 
 // Add attaches a container and returns the result, converted to the current version;
 // [Runtime.Calls] has the printed one. The error of a plugin is a *types.Error.
