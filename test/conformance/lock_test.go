@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,6 +14,21 @@ import (
 
 // patience is the deadline of calls that wait for a lock.
 const patience = 300 * time.Millisecond
+
+// untilLock calls a verb with a deadline, which is longer each time, until it comes as far as to name the lock. It
+// must end after each deadline.
+func (p *pod) untilLock(t *testing.T, verb, lock string) *testenv.Call {
+	t.Helper()
+	for deadline := patience; ; deadline *= 2 {
+		call, stopped := p.callWithFault(t, verb, fault{Deadline: deadline})
+		if stopped {
+			t.Fatalf("%s did not end after its deadline of %s", verb, deadline)
+		}
+		if call.Stderr = nil; call.Exit == 0 || strings.Contains(string(call.Stdout), lock) || deadline > testenv.Timeout { // had the steps
+			return call
+		}
+	}
+}
 
 // TestAddLockTimeout holds each lock that ADD takes. ADD must fail with "try again" at its deadline, and leave
 // nothing.
@@ -30,15 +46,10 @@ func TestAddLockTimeout(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			call, stopped := p.addWithFault(t, fault{Deadline: patience})
+			call := p.untilLock(t, "ADD", path)
 			lock.Release()
-			if stopped {
-				t.Errorf("ADD did not end after its deadline of %s", patience)
-			} else {
-				call.Stderr = nil // has the steps
-				wantError(t, call, codeTryAgain, "lock", path)
-				h.wantUnchanged(t, before, p.Namespace)
-			}
+			wantError(t, call, codeTryAgain, "lock", path)
+			h.wantUnchanged(t, before, p.Namespace)
 			p.del(t)
 			p.add(t)
 			p.del(t)
@@ -70,11 +81,8 @@ func TestLockTimeout(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			call, stopped := p.callWithFault(t, test.verb, fault{Deadline: patience})
+			call := p.untilLock(t, test.verb, test.lock)
 			lock.Release()
-			if stopped {
-				t.Fatalf("%s did not end after its deadline of %s", test.verb, patience)
-			}
 			wantError(t, call, test.code, "lock", test.lock)
 			if test.verb != "DEL" { // which removes what it can
 				h.wantUnchanged(t, before, p.Namespace)

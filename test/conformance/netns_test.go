@@ -46,7 +46,7 @@ func noNamespaces(t *testing.T) map[string]string {
 // tryAt calls a verb with another CNI_NETNS, and stops it where it waits for something.
 func (p *pod) tryAt(t *testing.T, verb, netns string, more ...string) *testenv.Call {
 	t.Helper()
-	const patience = 5 * time.Second // far less than for a lock
+	const patience = 30 * time.Second // half of what the plugin has for a lock
 
 	env := p.env(verb)
 	env["CNI_NETNS"] = netns

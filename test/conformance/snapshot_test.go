@@ -1,11 +1,9 @@
 package conformance
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -36,11 +34,7 @@ func (h *host) wantUnchanged(t *testing.T, before testenv.Snapshot, containers .
 // namespace with its devices.
 func (h *host) waitUnchanged(t *testing.T, before testenv.Snapshot, containers ...*testenv.Namespace) {
 	t.Helper()
-	const patience = 10 * time.Second
-
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	err := testenv.Wait(ctx, "the state of the snapshot", func() error {
+	err := testenv.Wait(testenv.Context(t), "the state of the snapshot", func() error {
 		after, err := testenv.NodeSnapshot(h.Node, containers...)
 		if err != nil {
 			return err

@@ -94,7 +94,7 @@ func TestBandwidthUnderLoad(t *testing.T) {
 		if in.Rate(time.Second) == 0 {
 			t.Error("limited pod received nothing")
 		}
-		replies, err := limited.Run(testenv.Context(t), "ping", "-n", "-c", "20", "-i", "0.05", "-W", "1", f.Pod(pod).String())
+		replies, err := limited.Run(testenv.Context(t), "ping", "-n", "-c", "20", "-i", "0.05", "-W", "10", f.Pod(pod).String())
 		if err != nil || !strings.Contains(replies, " 20 received") {
 			t.Errorf("ping with a full queue: %s (%v), want 20 replies", replies, err)
 		}

@@ -1,7 +1,6 @@
 package scenario
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -211,12 +210,10 @@ func (c *capture) until(t *testing.T, what string, ends func(testenv.Packet) boo
 	return packets
 }
 
-// within waits for less time than testenv.Eventually: for what may be wrong for all of it.
-func within(t *testing.T, wait time.Duration, what string, cond func() error) {
+// within is testenv.Eventually, but the test goes on after a failure.
+func within(t *testing.T, what string, cond func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), wait)
-	defer cancel()
-	if err := testenv.Wait(ctx, what, cond); err != nil {
+	if err := testenv.Wait(testenv.Context(t), what, cond); err != nil {
 		t.Error(err)
 	}
 }

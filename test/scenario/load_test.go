@@ -1,13 +1,11 @@
 package scenario
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -34,9 +32,7 @@ func TestAddLoadsNothing(t *testing.T) {
 	raiseMemlock(t)
 	listObjects(t) // the library probes the kernel before the first program of a process
 
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	err := testenv.Wait(ctx, "an ADD and a DEL that create and remove no BPF object", func() error {
+	err := testenv.Wait(testenv.Context(t), "an ADD and a DEL that create and remove no BPF object", func() error {
 		before := listObjects(t)
 		if err := pod.Add(testenv.Context(t)); err != nil {
 			t.Fatal(err)

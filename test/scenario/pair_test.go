@@ -18,8 +18,9 @@ type pair struct {
 	sent           int
 }
 
-// silence is how long an end of a pair waits for what the other has sent.
-const silence = 5 * time.Second
+// silence is how long an end of a pair waits for what the other has sent, and patience how long it waits if
+// another end has waited in vain: many silent ones take no longer than one.
+const silence, patience = testenv.Timeout, 100 * time.Millisecond
 
 // openPair opens a connection and sends a packet each way. The end of the test closes it.
 func openPair(t *testing.T, protocol string, p path) *pair {
@@ -115,10 +116,10 @@ func (all pairs) send(t *testing.T, direction string, ends func(*pair) (from, to
 			t.Errorf("%s, %s: send: %v", p.name, direction, err)
 		}
 	}
-	deadline := time.Now().Add(silence) // of all, so that many silent ones take no longer
+	deadline := time.Now().Add(silence) // of all
 	for i, p := range all {
 		_, to := ends(p)
-		if soon := time.Now().Add(silence / 50); soon.After(deadline) {
+		if soon := time.Now().Add(patience); soon.After(deadline) {
 			deadline = soon
 		}
 		if err := wantNext(to, payloads[i], deadline); err != nil {
@@ -143,7 +144,7 @@ func wantNext(conn net.Conn, payload string, deadline time.Time) error {
 	return nil
 }
 
-// askSoon is ask for a reply that may be missing: it does not wait a minute for it.
+// askSoon is ask for a reply that may be missing: it does not ask again.
 func askSoon(t *testing.T, client *testenv.Client, want *testenv.Namespace) (seen netip.AddrPort) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), silence)

@@ -9,7 +9,7 @@ import (
 
 // leakGrace is how long leftovers may take to disappear: the kernel removes namespaces in the
 // background.
-const leakGrace = 10 * time.Second
+const leakGrace = Timeout
 
 // Main is a package's TestMain: it isolates the test binary with [Isolate], runs the tests, and
 // fails the run if they leave links, network namespaces, pins, processes, or descriptors of
