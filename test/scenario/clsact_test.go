@@ -100,13 +100,7 @@ func TestForeignClsactFilters(t *testing.T) {
 	wantFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "foreign", "foreign")
 
 	web := n.AddPod(t, "web", mapBoth(8080, 80))
-	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-		server := serve(t, n.Outside, protocol, at(f.Outside, 0))
-		inAndOut := func() { n.reachInAndOut(t, f, protocol, web, server) }
-		wantSeen(t, hooks, inAndOut)
-		n.eachVerb(t, web, func() { wantSeen(t, hooks, inAndOut) })
-	})
+	n.wantSeenAfterEachVerb(t, hooks, web)
 	wantFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS, "foreign", "from_uplink", "foreign")
 	wantFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_EGRESS, "foreign", "to_uplink", "foreign")
 	del(t, web)

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -111,16 +112,29 @@ func TestForeignTCXPrograms(t *testing.T) {
 		hooks = append(hooks, attachForeign(t, n, device, link.Tail(), "after ours")...)
 	}
 	wantProgramsBefore(t, n, web, "foreign (program ", "foreign (program ") // ours on a pod's device is a filter
-	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-		server := serve(t, n.Outside, protocol, at(f.Outside, 0))
-		inAndOut := func() { n.reachInAndOut(t, f, protocol, web, server) }
-		wantSeen(t, hooks, inAndOut)
-		n.eachVerb(t, web, func() { wantSeen(t, hooks, inAndOut) })
-	})
+	n.wantSeenAfterEachVerb(t, hooks, web)
 	del(t, web)
 	n.ctl(t, "unload", "--yes")
 	wantSeen(t, onDevice(hooks, testenv.UplinkName), func() { ping(t, n.Outside, testenv.NodeAddr4) })
+}
+
+// wantSeenAfterEachVerb wants every program to see the packets of all protocols, at first and after each verb.
+func (n *network) wantSeenAfterEachVerb(t *testing.T, hooks []foreignHook, web *testenv.Pod) {
+	t.Helper()
+	servers := map[string]netip.AddrPort{}
+	for _, f := range testenv.Families {
+		for _, protocol := range []string{"tcp", "udp"} {
+			serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+			servers[f.Name+protocol] = serve(t, n.Outside, protocol, at(f.Outside, 0))
+		}
+	}
+	seen := func() {
+		forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+			wantSeen(t, hooks, func() { n.reachInAndOut(t, f, protocol, web, servers[f.Name+protocol]) })
+		})
+	}
+	seen()
+	n.eachVerb(t, web, seen)
 }
 
 // eachVerb runs everything that may change the datapath of a running pod, and calls verify after each.
