@@ -188,6 +188,17 @@ func (h *host) withDatapath(t *testing.T, do func(*loader.Datapath) error) {
 	}
 }
 
+// awaitForged waits until the datapath has dropped so many forged frames: the kernel may take a sent one later.
+func (h *host) awaitForged(t *testing.T, frames uint64) {
+	t.Helper()
+	testenv.Eventually(t, "forged frames to be dropped", func() error {
+		if got := h.dropTotals(t)["mac"]; got < frames {
+			return fmt.Errorf("got %d, want %d", got, frames)
+		}
+		return nil
+	})
+}
+
 // dropTotals counts what the datapath has dropped, by the reasons' names.
 func (h *host) dropTotals(t *testing.T) map[string]uint64 {
 	t.Helper()

@@ -200,7 +200,9 @@ func (s *script) ask(to, from *testenv.Namespace, protocol string, remote, serve
 
 // forge CONTAINER sends a frame that anti-spoofing drops.
 func (s *script) forge(ts *testscript.TestScript, _ bool, args []string) {
+	before := s.host.dropTotals(s.T)["mac"]
 	ts.Check(s.pods[args[0]].SendFrames(testenv.PodIfName, make([]byte, 60)))
+	s.host.awaitForged(s.T, before+1)
 }
 
 // link up|down|del DEVICE changes a device of the node.

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -288,7 +289,7 @@ func (n *network) wantPorts(t *testing.T, f testenv.Family, protocol string, bad
 	for _, client := range clients {
 		var failed []error
 		for range connections {
-			if _, err := tryAsk(t, client, protocol, server); err != nil {
+			if err := askUntilReply(t, client, protocol, server); err != nil {
 				failed = append(failed, err)
 			}
 			if len(failed) == 3 { // no need to wait for all of them
@@ -302,6 +303,25 @@ func (n *network) wantPorts(t *testing.T, f testenv.Family, protocol string, bad
 	if drops := n.noPortDrops(t) - before; drops > 0 {
 		t.Errorf("drops for lack of a port: got %d, want none", drops)
 	}
+}
+
+// askUntilReply sends requests over a new socket, since the server may have no room for a datagram behind those of a
+// flood. The socket stays open.
+func askUntilReply(t *testing.T, from *testenv.Namespace, protocol string, server netip.AddrPort) error {
+	t.Helper()
+	const patience = 2 * time.Second
+
+	client, err := testenv.NewClient(testenv.Context(t), from, protocol, netip.AddrPort{}, server)
+	if err != nil {
+		return err
+	}
+	t.Cleanup(func() { client.Close() })
+	return testenv.Wait(testenv.Context(t), "a reply", func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		_, err := client.Ask(ctx, "hello")
+		return err
+	})
 }
 
 // sendFromAllPorts opens a connection from each port of addr; without -long, from twice as many as fewPorts leaves.

@@ -82,9 +82,12 @@ func (n *network) upgradeUnderTraffic(t *testing.T, upgrades int) {
 		load.awaitRound(t)
 	}
 	load.stop()
-	if lost := resent(t, n.node(), n.Outside, a.Namespace, web.Namespace) - before; lost > 0 {
-		t.Errorf("lost TCP segments: got %d, want none", lost)
-	}
+	within(t, "no lost TCP segments", func() error { // the word that one was sent in vain may come late
+		if lost := resent(t, n.node(), n.Outside, a.Namespace, web.Namespace) - before; lost > 0 {
+			return fmt.Errorf("got %d", lost)
+		}
+		return nil
+	})
 	if now := n.drops(t); now != dropped {
 		t.Errorf("dropped packets: got %d, want none", now-dropped)
 	}
