@@ -78,7 +78,7 @@ func TestPodChurnUnderTraffic(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			for i := range 5 {
+			for i := range workload(2, 5, 5) {
 				pod := n.NewPod(t, fmt.Sprintf("short-lived%d", i))
 				if err := pod.Add(testenv.Context(t)); err != nil {
 					t.Error(err)
