@@ -264,7 +264,7 @@ func TestReservedSharesTheLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer lock.Release()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := pool.Reserved(ctx, Attachment{"c1", "eth0"}); err != nil {
 		t.Error(err)

@@ -187,7 +187,7 @@ func TestReleaseTwice(t *testing.T) {
 
 func mustAcquire(t *testing.T, path string, how Mode) *Lock {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	lock, err := Acquire(ctx, path, how)
 	if err != nil {
