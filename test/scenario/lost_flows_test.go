@@ -137,9 +137,18 @@ func sendByte(t *testing.T, from, to net.Conn) {
 	if _, err := from.Write([]byte("x")); err != nil {
 		t.Fatalf("send: %v", err)
 	}
-	if _, err := to.Read(make([]byte, 1)); err != nil {
+	if err := readByte(to); err != nil {
 		t.Fatalf("receive: %v", err)
 	}
+}
+
+// readByte reads a byte, for which it waits as long as for everything.
+func readByte(from net.Conn) error {
+	if err := from.SetReadDeadline(time.Now().Add(testenv.Timeout)); err != nil {
+		return err
+	}
+	_, err := from.Read(make([]byte, 1))
+	return err
 }
 
 // connectPair opens a TCP connection and returns both ends, which are closed with the test.
@@ -159,11 +168,6 @@ func connectPair(t *testing.T, p path) (client, server net.Conn) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { server.Close() })
-	for _, conn := range []net.Conn{client, server} {
-		if err := conn.SetDeadline(time.Now().Add(testenv.Timeout)); err != nil {
-			t.Fatal(err)
-		}
-	}
 	return client, server
 }
 
@@ -194,7 +198,7 @@ func clearThenSendFromServer(t *testing.T, n *network, client, server net.Conn) 
 		t.Fatalf("send from the client: %v", err)
 	}
 	for name, conn := range map[string]net.Conn{"client": client, "server": server} {
-		if _, err := conn.Read(make([]byte, 1)); err != nil {
+		if err := readByte(conn); err != nil {
 			t.Fatalf("receive at the %s: %v", name, err)
 		}
 	}

@@ -19,9 +19,6 @@ func listenPacket(t *testing.T, ns *testenv.Namespace, addr netip.AddrPort) *net
 		t.Fatalf("open socket in %s: %v", ns.Name, err)
 	}
 	t.Cleanup(func() { socket.Close() })
-	if err := socket.SetDeadline(time.Now().Add(testenv.Timeout)); err != nil {
-		t.Fatal(err)
-	}
 	return socket
 }
 
@@ -34,6 +31,9 @@ func sendTo(t *testing.T, socket *net.UDPConn, to netip.AddrPort, payload string
 
 func receiveFrom(t *testing.T, socket *net.UDPConn) (payload string, from netip.AddrPort) {
 	t.Helper()
+	if err := socket.SetReadDeadline(time.Now().Add(testenv.Timeout)); err != nil {
+		t.Fatal(err)
+	}
 	buf := make([]byte, 1<<16)
 	length, from, err := socket.ReadFromUDPAddrPort(buf)
 	if err != nil {
