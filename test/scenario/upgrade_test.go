@@ -55,7 +55,7 @@ func (n *network) upgrade(t *testing.T, options loader.Options) (done loader.Upg
 // packet is lost or retransmitted.
 func TestUpgradeUnderTraffic(t *testing.T) {
 	n := newNetwork(t)
-	n.upgradeUnderTraffic(t, workload(10, 50, 200))
+	n.upgradeUnderTraffic(t, workload(10, 40, 200))
 }
 
 func TestUpgradeUnderTrafficWithClsact(t *testing.T) {
