@@ -19,8 +19,6 @@
 
 #include <linux/types.h>
 
-#include "abi_drop.h"
-
 #define EBPFNET_ABI 9
 
 /* An IPv6 address, or an IPv4 address as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
@@ -315,6 +313,7 @@ enum fwd_flags {
 	FWD_EVERY_TCP = 16, /* also packets that open or close a connection */
 	FWD_COUNTER = 32,   /* no decision: counts packets that go through the stack */
 	FWD_NEW = 64,	    /* the connection began with this entry */
+	FWD_TUNNEL = 128,   /* to another node, by the cluster's tunnel */
 } __attribute__((packed));  /* one byte */
 
 /*
@@ -341,12 +340,12 @@ struct fwd_entry {
 	__u8 budget;	  /* packets that still go through the stack before one is noted */
 	enum fwd_flags flags;
 	__u32 family;	      /* of the next hop; 0: the device is a container's */
-	struct addr next_hop; /* or, for a container, the frame's MAC addresses */
+	struct addr next_hop; /* or, for a container and the tunnel, the frame's MAC addresses */
 	struct addr nat_addr;
 	__u16 nat_port;
 	__u8 src_mac[6];
-	__u32 note_id; /* TCP with a remote: of its word in tuple_notes; else 0 */
-	__u32 pad[4];
+	__u32 note_id;	    /* TCP with a remote: of its word in tuple_notes; else 0 */
+	struct addr remote; /* FWD_TUNNEL: the node's address */
 };
 
 /*
@@ -422,6 +421,7 @@ struct queued_frag {
  * port_src_ranges: sets of clients that may use a host port.
  * gateway_routes: sets of routes of containers; the value is the gateway's struct addr,
  * or all zeros where the host is the gateway.
+ * nodes: the prefixes of the cluster's other nodes; the set is 0.
  * The set comes before the address, so prefixlen is 32 longer than the
  * address's (and another 96 for IPv4).
  */
@@ -446,6 +446,9 @@ struct uplink {
  * route_rules: 1 if the host has policy rules that bpf_fib_lookup does not follow:
  * by mark or TOS, and in IPv6 those that suppress prefixes. Key: 0 for IPv4, 1 for IPv6.
  */
+
+#include "abi_drop.h"
+#include "abi_node.h"
 
 _Static_assert(sizeof(struct host_config) == 96, "host_config");
 _Static_assert(sizeof(struct endpoint) == 72, "endpoint");

@@ -35,7 +35,8 @@ enum reason {
 	REASON_NEXT_HOP = 18,	 /* the gateway of the container's route is not here */
 	REASON_TUNNEL = 19,	 /* antiSpoof: for a tunnel of the host */
 	REASON_BRIDGE = 20,	 /* antiSpoof: a message for bridges, such as spanning tree */
-	REASON_MAX = 21,
+	REASON_NODE = 21,	 /* not from its source's node, or for no container here */
+	REASON_MAX = 22,
 };
 
 struct drop_key {

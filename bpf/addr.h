@@ -47,6 +47,17 @@ static __always_inline bool mac_is_bridges(const __u8 *mac)
 	       (words[2] & bpf_htons(0xfff0)) == 0;
 }
 
+static __always_inline bool addr_is_in(const struct addr *a, const struct prefix *prefix)
+{
+	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)&prefix->addr,
+		    *mask = (const __u32 *)&prefix->mask;
+
+	for (int i = 0; i < 4; i++)
+		if ((x[i] ^ y[i]) & mask[i])
+			return false;
+	return true;
+}
+
 /* An order, of no meaning. */
 static __always_inline bool addr_less(const struct addr *a, const struct addr *b)
 {

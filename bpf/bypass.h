@@ -162,6 +162,8 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, const struct packe
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
 	skb->tc_index = TAG_BYPASS;
+	if (next.tunnel)
+		return node_redirect(skb, (const struct addr *)next.neigh.ipv6_nh);
 	return bpf_redirect_neigh(next.ifindex, &next.neigh, sizeof(next.neigh), 0);
 }
 

@@ -15,6 +15,7 @@
 #include "host_port_forward.h"
 #include "masq_endpoint.h"
 #include "masq_host.h"
+#include "node.h"
 #include "policy.h"
 #include "scratch.h"
 #include "spoof.h"
@@ -147,17 +148,25 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 	int parsed, verdict = NOT_HANDLED;
 	bool host_port;
 
-	if (!p || skb->pkt_type != PACKET_HOST)
+	if (!p)
 		return VERDICT_NEXT;
-	parsed = parse(skb, p, l3);
+	parsed = parse_headers(skb, l3);
+	if (l3 && node_is_tunnel(skb->ifindex) && !node_admits(skb, parsed, tag))
+		return drop(skb, REASON_NODE);
+	if (skb->pkt_type != PACKET_HOST)
+		return VERDICT_NEXT;
+	if (parsed == PARSED_FRAGMENT)
+		parsed = parse_fragment(skb, p);
 	p->ct_update = tag == TAG_CT_UPDATE;
 	if (tag == TAG_REENTRY) {
 		endpoint = endpoint_lookup(&p->dst);
 		p->fast_path = endpoint ? endpoint->fast_path : FAST_PATH_NEVER;
 		return bypass_none(skb, p, &p->dst, p->dport);
 	}
-	if (frag_queue_wants(p, parsed))
+	if (frag_queue_wants(p, parsed)) {
+		skb->tc_index = TAG_ADMITTED;
 		return frag_queue_ingress(skb, p, parsed);
+	}
 	if (parsed != PARSED)
 		return VERDICT_NEXT;
 	if (l3 && !p->ct_update)
@@ -166,7 +175,9 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 		return verdict;
 
 	host_port = is_host_port_number(p->protocol, p->dport);
-	verdict = host_port || packet_opens(p) ? NOT_HANDLED : forward_masq_reply(skb, p);
+	verdict = host_port || packet_opens(p) || node_is_tunnel_port(p)
+			  ? NOT_HANDLED
+			  : forward_masq_reply(skb, p);
 	if (verdict != NOT_HANDLED)
 		return verdict;
 	endpoint = endpoint_lookup(&p->dst);
@@ -205,6 +216,8 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (parsed == PARSED_NOT_IP)
 		return VERDICT_NEXT;
 	endpoint = endpoint_lookup(&p->src);
+	if (!endpoint && parsed == PARSED && node_is_forged(skb, p))
+		return drop(skb, REASON_TUNNEL);
 	if (!endpoint)
 		return parsed == PARSED ? masq_host(skb, p) : VERDICT_NEXT;
 	if (p->flush_queue)
@@ -239,7 +252,11 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 SEC("tc")
 int to_uplink(struct __sk_buff *skb)
 {
-	return uplink_egress(skb, ETH_HLEN);
+	int verdict = uplink_egress(skb, ETH_HLEN);
+
+	if (verdict == VERDICT_NEXT && node_is_tunnel(skb->ifindex))
+		skb->tc_index = TAG_TRANSLATED; /* for the uplink that sends the tunnel's packet */
+	return verdict;
 }
 
 /* For devices without Ethernet. */

@@ -30,6 +30,19 @@ type DatapathBackupIds struct {
 	Id [8]uint32
 }
 
+type DatapathCluster struct {
+	_           structs.HostLayout
+	Nodes       uint32
+	Tunnel      uint32
+	Vni         uint32
+	Port        uint16
+	Pad         uint16
+	Addr4       DatapathAddr
+	Addr6       DatapathAddr
+	Containers4 DatapathPrefix
+	Containers6 DatapathPrefix
+}
+
 type DatapathDevice struct {
 	_             structs.HostLayout
 	Owner         uint64
@@ -256,7 +269,7 @@ type DatapathFwdEntry struct {
 	NatPort    uint16
 	SrcMac     [6]uint8
 	NoteId     uint32
-	Pad        [4]uint32
+	Remote     DatapathAddr
 }
 
 type DatapathFwdFlags uint8
@@ -269,6 +282,7 @@ const (
 	DatapathFwdFlagsFWD_EVERY_TCP DatapathFwdFlags = 16
 	DatapathFwdFlagsFWD_COUNTER   DatapathFwdFlags = 32
 	DatapathFwdFlagsFWD_NEW       DatapathFwdFlags = 64
+	DatapathFwdFlagsFWD_TUNNEL    DatapathFwdFlags = 128
 )
 
 type DatapathFwdKey struct {
@@ -349,6 +363,22 @@ type DatapathMasqSourcesKey struct {
 	Ipv6    uint32
 }
 
+type DatapathNode struct {
+	_      structs.HostLayout
+	Remote DatapathAddr
+	Mtu    uint32
+	Mode   DatapathNodeMode
+	Pad    [3]uint8
+}
+
+type DatapathNodeMode uint8
+
+const (
+	DatapathNodeModeNODE_TUNNEL DatapathNodeMode = 1
+	DatapathNodeModeNODE_DIRECT DatapathNodeMode = 2
+	DatapathNodeModeNODE_EITHER DatapathNodeMode = 3
+)
+
 type DatapathOffload struct {
 	_      structs.HostLayout
 	Owners uint64
@@ -392,6 +422,12 @@ type DatapathPortRange struct {
 	Count uint16
 }
 
+type DatapathPrefix struct {
+	_    structs.HostLayout
+	Addr DatapathAddr
+	Mask DatapathAddr
+}
+
 type DatapathPrefixKey struct {
 	_         structs.HostLayout
 	Prefixlen uint32
@@ -430,7 +466,8 @@ const (
 	DatapathReasonREASON_NEXT_HOP    DatapathReason = 18
 	DatapathReasonREASON_TUNNEL      DatapathReason = 19
 	DatapathReasonREASON_BRIDGE      DatapathReason = 20
-	DatapathReasonREASON_MAX         DatapathReason = 21
+	DatapathReasonREASON_NODE        DatapathReason = 21
+	DatapathReasonREASON_MAX         DatapathReason = 22
 )
 
 type DatapathRouted struct {
@@ -454,6 +491,7 @@ const (
 	DatapathMapBackupIds      = "backup_ids"
 	DatapathMapBackupProbes   = "backup_probes"
 	DatapathMapBackupScratch  = "backup_scratch"
+	DatapathMapCluster        = "cluster"
 	DatapathMapDevices        = "devices"
 	DatapathMapDropEvents     = "drop_events"
 	DatapathMapDropLimits     = "drop_limits"
@@ -477,6 +515,7 @@ const (
 	DatapathMapMasqProbes     = "masq_probes"
 	DatapathMapMasqScratch    = "masq_scratch"
 	DatapathMapMasqSources    = "masq_sources"
+	DatapathMapNodes          = "nodes"
 	DatapathMapNonmasqCidrs   = "nonmasq_cidrs"
 	DatapathMapOffloadTcp     = "offload_tcp"
 	DatapathMapOffloadUdp     = "offload_udp"
@@ -556,6 +595,7 @@ type DatapathMapSpecs struct {
 	BackupIds     *ebpf.MapSpec `ebpf:"backup_ids"`
 	BackupProbes  *ebpf.MapSpec `ebpf:"backup_probes"`
 	BackupScratch *ebpf.MapSpec `ebpf:"backup_scratch"`
+	Cluster       *ebpf.MapSpec `ebpf:"cluster"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
 	DropEvents    *ebpf.MapSpec `ebpf:"drop_events"`
 	DropLimits    *ebpf.MapSpec `ebpf:"drop_limits"`
@@ -579,6 +619,7 @@ type DatapathMapSpecs struct {
 	MasqProbes    *ebpf.MapSpec `ebpf:"masq_probes"`
 	MasqScratch   *ebpf.MapSpec `ebpf:"masq_scratch"`
 	MasqSources   *ebpf.MapSpec `ebpf:"masq_sources"`
+	Nodes         *ebpf.MapSpec `ebpf:"nodes"`
 	NonmasqCidrs  *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
 	OffloadTcp    *ebpf.MapSpec `ebpf:"offload_tcp"`
 	OffloadUdp    *ebpf.MapSpec `ebpf:"offload_udp"`
@@ -622,6 +663,7 @@ type DatapathMaps struct {
 	BackupIds     *ebpf.Map `ebpf:"backup_ids"`
 	BackupProbes  *ebpf.Map `ebpf:"backup_probes"`
 	BackupScratch *ebpf.Map `ebpf:"backup_scratch"`
+	Cluster       *ebpf.Map `ebpf:"cluster"`
 	Devices       *ebpf.Map `ebpf:"devices"`
 	DropEvents    *ebpf.Map `ebpf:"drop_events"`
 	DropLimits    *ebpf.Map `ebpf:"drop_limits"`
@@ -645,6 +687,7 @@ type DatapathMaps struct {
 	MasqProbes    *ebpf.Map `ebpf:"masq_probes"`
 	MasqScratch   *ebpf.Map `ebpf:"masq_scratch"`
 	MasqSources   *ebpf.Map `ebpf:"masq_sources"`
+	Nodes         *ebpf.Map `ebpf:"nodes"`
 	NonmasqCidrs  *ebpf.Map `ebpf:"nonmasq_cidrs"`
 	OffloadTcp    *ebpf.Map `ebpf:"offload_tcp"`
 	OffloadUdp    *ebpf.Map `ebpf:"offload_udp"`
@@ -663,6 +706,7 @@ func (m *DatapathMaps) Close() error {
 		m.BackupIds,
 		m.BackupProbes,
 		m.BackupScratch,
+		m.Cluster,
 		m.Devices,
 		m.DropEvents,
 		m.DropLimits,
@@ -686,6 +730,7 @@ func (m *DatapathMaps) Close() error {
 		m.MasqProbes,
 		m.MasqScratch,
 		m.MasqSources,
+		m.Nodes,
 		m.NonmasqCidrs,
 		m.OffloadTcp,
 		m.OffloadUdp,

@@ -2,21 +2,14 @@
 /* Lookups in the host's routing tables. No copy of them is kept. */
 #pragma once
 
+#include "node.h"
 #include "parse.h"
 #include "scratch.h"
 #include "uplink.h"
 
-#define AF_INET	 2
-#define AF_INET6 10
-
 /* Newer than the uapi headers that this is compiled with. */
 #define F_FIB_SKIP_NEIGH (1U << 2) /* BPF_FIB_LOOKUP_SKIP_NEIGH, 6.3 */
 #define F_FIB_SRC	 (1U << 4) /* BPF_FIB_LOOKUP_SRC, 6.7 */
-
-struct next_hop {
-	__u32 ifindex;
-	struct bpf_redir_neigh neigh;
-};
 
 static __always_inline void fib_init(struct bpf_fib_lookup *fib, const struct addr *dst, bool ipv6,
 				     __u32 ifindex)
@@ -128,7 +121,10 @@ static __always_inline bool fib_is_local_addr(struct __sk_buff *skb, const struc
 	return fib_args_are_local(skb);
 }
 
-/* Where the host would forward p, in segments of len bytes, if it had arrived on ifindex. */
+/*
+ * Where the host would forward p, in segments of len bytes, if it had arrived on ifindex.
+ * The helper checks the MTU of a route with a tunnel, and names neither its device nor the node.
+ */
 static __noinline long fib_next_hop(struct __sk_buff *skb, const struct packet *p, __u32 ifindex,
 				    __u32 len, struct next_hop *next)
 {
@@ -138,6 +134,9 @@ static __noinline long fib_next_hop(struct __sk_buff *skb, const struct packet *
 	fib_init_tuple(&fib, packet_tuple(p), &p->dst, ifindex);
 	fib.tot_len = len;
 	result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	if (result == BPF_FIB_LKUP_RET_UNSUPP_LWT)
+		return node_next_hop(p, len, next);
+	next->tunnel = false;
 	next->ifindex = fib.ifindex;
 	next->neigh.nh_family = fib.family;
 	__builtin_memcpy(next->neigh.ipv6_nh, fib.ipv6_dst, sizeof(next->neigh.ipv6_nh));
@@ -152,29 +151,32 @@ static __noinline bool fib_routes_to(struct __sk_buff *skb, const struct packet 
 {
 	struct bpf_fib_lookup fib;
 	__u8 chosen[ETH_ALEN];
+	long result;
 
 	fib_init_tuple(&fib, packet_tuple(p), &p->dst, skb->ingress_ifindex);
 	fib.tot_len = packet_segment_len(skb, p);
-	if (bpf_fib_lookup(skb, &fib, sizeof(fib), 0) || fib.ifindex != uplink ||
-	    bpf_skb_load_bytes(skb, 0, chosen, sizeof(chosen)))
+	result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	if (result == BPF_FIB_LKUP_RET_UNSUPP_LWT)
+		return node_reaches(&p->dst, uplink);
+	if (result || fib.ifindex != uplink || bpf_skb_load_bytes(skb, 0, chosen, sizeof(chosen)))
 		return false;
 	return mac_equal(chosen, fib.dmac);
 }
 
-/* What is left of a next hop's MAC address in a note. */
-static __always_inline __u16 fib_hop_of(const __u8 *mac)
+/* What is left of a frame's MAC addresses in a note: the device, and the next hop. */
+static __always_inline __u16 fib_hop_of(const __u8 *dst, const __u8 *src)
 {
-	const __u16 *words = (const __u16 *)mac;
+	const __u16 *to = (const __u16 *)dst, *from = (const __u16 *)src;
 
-	return words[0] ^ words[1] ^ words[2];
+	return to[0] ^ to[1] ^ to[2] ^ from[0] ^ from[1] ^ from[2];
 }
 
-/* The same of what the stack sends. */
+/* The same of what the stack sends. 0 by the tunnel, whose frames have its own address twice. */
 static __always_inline __u16 fib_hop_of_frame(struct __sk_buff *skb)
 {
 	struct ethhdr *eth = linear_at(skb, 0, sizeof(*eth));
 
-	return eth ? fib_hop_of(eth->h_dest) : 0;
+	return eth ? fib_hop_of(eth->h_dest, eth->h_source) : 0;
 }
 
 /*
@@ -185,6 +187,7 @@ static __noinline bool fib_routes_reply_to(struct __sk_buff *skb, const struct p
 					   __u32 uplink, __u16 hop)
 {
 	struct bpf_fib_lookup fib;
+	long result;
 	struct fwd_key reply = {
 		.src = p->dst,
 		.dst = p->src,
@@ -195,20 +198,28 @@ static __noinline bool fib_routes_reply_to(struct __sk_buff *skb, const struct p
 	};
 
 	fib_init_tuple(&fib, &reply, &p->src, skb->ifindex);
-	return !bpf_fib_lookup(skb, &fib, sizeof(fib), 0) && fib.ifindex == uplink &&
-	       fib_hop_of(fib.dmac) == hop;
+	result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	if (result == BPF_FIB_LKUP_RET_UNSUPP_LWT)
+		return !hop && node_reaches(&p->src, uplink);
+	return !result && fib.ifindex == uplink && fib_hop_of(fib.dmac, fib.smac) == hop;
 }
 
 /*
  * The host would send what it has for p's sender by the device that p has come by:
- * the strict reverse path of RFC 3704, as the stack checks with rp_filter=1.
+ * the strict reverse path of RFC 3704, as the stack checks with rp_filter=1. What the tunnel
+ * has received is from the right node (node_admits).
  */
 static __noinline bool fib_reverse_path(struct __sk_buff *skb, const struct packet *p)
 {
 	struct bpf_fib_lookup fib;
+	long result;
 
+	if (node_is_tunnel(skb->ifindex))
+		return node_reaches(&p->src, skb->ifindex);
 	fib_init(&fib, &p->src, p->ipv6, skb->ifindex);
-	return fib_forwards(bpf_fib_lookup(skb, &fib, sizeof(fib), 0)) &&
+	result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	/* The helper does not name the device of a route with a tunnel. */
+	return result != BPF_FIB_LKUP_RET_UNSUPP_LWT && fib_forwards(result) &&
 	       fib.ifindex == skb->ifindex;
 }
 

@@ -101,8 +101,8 @@ static __noinline int forward_reply(struct __sk_buff *skb, struct packet *p,
 }
 
 /* Forwards p, from the outside, to the container at addr:port, whose flow is in d. */
-static __noinline int forward_flow(struct __sk_buff *skb, struct packet *p, struct endpoint *to,
-				   struct dnat *d)
+static __always_inline int forward_flow(struct __sk_buff *skb, struct packet *p,
+					struct endpoint *to, struct dnat *d)
 {
 	if (dnat_remap_client(skb, p, d))
 		return drop(skb, REASON_REWRITE);
@@ -172,15 +172,18 @@ static __noinline void forward_track_routed(struct __sk_buff *skb, const struct 
 /*
  * Forwards p to the container that it is addressed to. The sender has a route to
  * the container and expects replies from its address. If they would otherwise be
- * masqueraded, or get a host port's address, an entry prevents that. It is made
+ * masqueraded, as not to another node, or get a host port's address, an entry prevents that. It is made
  * when the stack has delivered p (forward_track_routed), or when p bypasses it.
  */
-static __always_inline int forward_to_endpoint(struct __sk_buff *skb, struct packet *p,
-					       struct endpoint *to)
+static __noinline int forward_to_endpoint(struct __sk_buff *skb, struct packet *p,
+					  struct endpoint *to)
 {
+	enum origin origin = node_origin(p);
 	struct dnat d;
 	int verdict;
 
+	if (origin == ORIGIN_FORGED)
+		return drop(skb, REASON_NODE);
 	if (p->icmp_error)
 		return gateway_deliver(skb, p, to);
 	dnat_init(&d, packet_tuple(p), &p->dst, p->dport);
@@ -197,7 +200,8 @@ static __always_inline int forward_to_endpoint(struct __sk_buff *skb, struct pac
 	if (!d.free)
 		return drop_for(skb, to->owner, REASON_NO_PORT);
 	verdict = forward_dnat(skb, p, to, &p->dst, p->dport);
-	if (!(to->flags & ENDPOINT_MASQ) && !host_port_reverse(&p->dst, p->dport, p->protocol))
+	if ((!(to->flags & ENDPOINT_MASQ) || origin == ORIGIN_NODE) &&
+	    !host_port_reverse(&p->dst, p->dport, p->protocol))
 		return verdict;
 	if (verdict == VERDICT_NEXT)
 		forward_tag_routed(skb, p);

@@ -2,6 +2,8 @@
 /* Hashes. What a container or a remote must not be able to predict has the host's secret. */
 #pragma once
 
+#include <linux/errno.h>
+
 #include "addr.h"
 #include "maps.h"
 #include "scratch.h"

@@ -191,6 +191,23 @@ struct {
 	__type(value, struct uplink);
 } uplinks SEC(".maps");
 
+/* Written by the node agent: the prefixes of all other nodes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct prefix_key);
+	__type(value, struct node);
+} nodes SEC(".maps");
+
+/* Written with them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct cluster);
+} cluster SEC(".maps");
+
 /* Written by the programs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -57,7 +57,8 @@ static __noinline int masq_recent(struct __sk_buff *skb, struct packet *p, __u64
 
 /*
  * Masquerades p, or translates it as a reply whose entry was lost. Replies of a
- * remote's tunnels could be the host's own, so containers do not get them by default.
+ * remote's tunnels could be the host's own, so containers do not get them by default. Nor
+ * do they send VXLAN in the host's name: other nodes would take it for their peer's.
  */
 static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 				    const struct endpoint *endpoint)
@@ -71,7 +72,8 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 
 	if (!args)
 		return VERDICT_DROP;
-	if (is_tunnel(p->protocol) && !(endpoint->flags & ENDPOINT_MASQ_TUNNELS))
+	if ((is_tunnel(p->protocol) || node_is_tunnel_port(p)) &&
+	    !(endpoint->flags & ENDPOINT_MASQ_TUNNELS))
 		return drop_for(skb, owner, REASON_PROTOCOL);
 	if (!fib_source(skb, packet_tuple(p), skb->ifindex, &source))
 		return drop_for(skb, owner, REASON_NO_SOURCE);

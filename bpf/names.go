@@ -19,6 +19,7 @@ type (
 	FlowKey        = DatapathFlowKey
 	FlowKind       = DatapathFlowKind
 	BackupIDs      = DatapathBackupIds
+	Cluster        = DatapathCluster
 	FlowBackup     = DatapathFlowBackup
 	FlowFlags      = DatapathFlowFlags
 	FlowState      = DatapathFlowState
@@ -34,6 +35,9 @@ type (
 	MasqProbes     = DatapathMasqProbes
 	MasqSources    = DatapathMasqSources
 	MasqSourcesKey = DatapathMasqSourcesKey
+	Node           = DatapathNode
+	NodeMode       = DatapathNodeMode
+	Prefix         = DatapathPrefix
 	Offload        = DatapathOffload
 	OffloadKey     = DatapathOffloadKey
 	OffloadState   = DatapathOffloadState
@@ -95,6 +99,10 @@ const (
 	HostPortForward = DatapathHostPortDirHOST_PORT_FORWARD
 	HostPortReverse = DatapathHostPortDirHOST_PORT_REVERSE
 
+	NodeTunnel = DatapathNodeModeNODE_TUNNEL
+	NodeDirect = DatapathNodeModeNODE_DIRECT
+	NodeEither = DatapathNodeModeNODE_EITHER
+
 	OffloadDelivered = DatapathOffloadStateOFFLOAD_DELIVERED
 	OffloadSYN       = DatapathOffloadStateOFFLOAD_SYN
 	OffloadFIN       = DatapathOffloadStateOFFLOAD_FIN
@@ -125,6 +133,7 @@ const (
 	ReasonNextHop    = DatapathReasonREASON_NEXT_HOP
 	ReasonTunnel     = DatapathReasonREASON_TUNNEL
 	ReasonBridge     = DatapathReasonREASON_BRIDGE
+	ReasonNode       = DatapathReasonREASON_NODE
 	ReasonMax        = DatapathReasonREASON_MAX
 )
 
@@ -132,6 +141,7 @@ const (
 const (
 	MapBackupIDs     = DatapathMapBackupIds
 	MapBackupProbes  = DatapathMapBackupProbes
+	MapCluster       = DatapathMapCluster
 	MapDevices       = DatapathMapDevices
 	MapDropEvents    = DatapathMapDropEvents
 	MapDropLimits    = DatapathMapDropLimits
@@ -154,6 +164,7 @@ const (
 	MapMasqProbes    = DatapathMapMasqProbes
 	MapMasqScratch   = DatapathMapMasqScratch
 	MapMasqSources   = DatapathMapMasqSources
+	MapNodes         = DatapathMapNodes
 	MapNonMasqCIDRs  = DatapathMapNonmasqCidrs
 	MapOffloadTCP    = DatapathMapOffloadTcp
 	MapOffloadUDP    = DatapathMapOffloadUdp

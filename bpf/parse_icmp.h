@@ -94,7 +94,6 @@ static __always_inline bool icmp_swap_tuple(struct packet *p, const struct addr 
 {
 	if (!addr_equal(sender, &p->dst) || (p->ipv6 && addr_is_mapped(receiver)))
 		return false;
-	p->outer_src = p->src;
 	p->src = *receiver;
 	return true;
 }
@@ -155,6 +154,7 @@ static __noinline int parse_icmp(struct __sk_buff *skb, struct packet *p)
 	if (!icmp_type_is_error(icmp->type, p->ipv6))
 		return parse_echo(p, icmp->type, icmp->id);
 	p->icmp_error = true;
+	p->outer_src = p->src;
 	p->icmp_too_big =
 		p->ipv6 ? icmp->type == ICMP6_TOO_BIG
 			: icmp->type == ICMP4_UNREACHABLE && icmp->code == ICMP4_FRAG_NEEDED;

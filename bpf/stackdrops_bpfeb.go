@@ -23,6 +23,27 @@ type StackDropsBackupIds struct {
 	Id [8]uint32
 }
 
+type StackDropsCluster struct {
+	_           structs.HostLayout
+	Nodes       uint32
+	Tunnel      uint32
+	Vni         uint32
+	Port        uint16
+	Pad         uint16
+	Addr4       StackDropsAddr
+	Addr6       StackDropsAddr
+	Containers4 struct {
+		_    structs.HostLayout
+		Addr StackDropsAddr
+		Mask StackDropsAddr
+	}
+	Containers6 struct {
+		_    structs.HostLayout
+		Addr StackDropsAddr
+		Mask StackDropsAddr
+	}
+}
+
 type StackDropsDevice struct {
 	_             structs.HostLayout
 	Owner         uint64
@@ -198,7 +219,7 @@ type StackDropsFwdEntry struct {
 	NatPort    uint16
 	SrcMac     [6]uint8
 	NoteId     uint32
-	Pad        [4]uint32
+	Remote     StackDropsAddr
 }
 
 type StackDropsFwdWays struct {
@@ -257,6 +278,14 @@ type StackDropsMasqSourcesKey struct {
 	_       structs.HostLayout
 	Ifindex uint32
 	Ipv6    uint32
+}
+
+type StackDropsNode struct {
+	_      structs.HostLayout
+	Remote StackDropsAddr
+	Mtu    uint32
+	Mode   uint8
+	Pad    [3]uint8
 }
 
 type StackDropsOffload struct {
@@ -324,6 +353,7 @@ type StackDropsUplink struct {
 const (
 	StackDropsMapBackupIds     = "backup_ids"
 	StackDropsMapBackupProbes  = "backup_probes"
+	StackDropsMapCluster       = "cluster"
 	StackDropsMapDevices       = "devices"
 	StackDropsMapDropEvents    = "drop_events"
 	StackDropsMapDropLimits    = "drop_limits"
@@ -342,6 +372,7 @@ const (
 	StackDropsMapHostPorts     = "host_ports"
 	StackDropsMapMasqProbes    = "masq_probes"
 	StackDropsMapMasqSources   = "masq_sources"
+	StackDropsMapNodes         = "nodes"
 	StackDropsMapNonmasqCidrs  = "nonmasq_cidrs"
 	StackDropsMapOffloadTcp    = "offload_tcp"
 	StackDropsMapOffloadUdp    = "offload_udp"
@@ -407,6 +438,7 @@ type StackDropsProgramSpecs struct {
 type StackDropsMapSpecs struct {
 	BackupIds     *ebpf.MapSpec `ebpf:"backup_ids"`
 	BackupProbes  *ebpf.MapSpec `ebpf:"backup_probes"`
+	Cluster       *ebpf.MapSpec `ebpf:"cluster"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
 	DropEvents    *ebpf.MapSpec `ebpf:"drop_events"`
 	DropLimits    *ebpf.MapSpec `ebpf:"drop_limits"`
@@ -425,6 +457,7 @@ type StackDropsMapSpecs struct {
 	HostPorts     *ebpf.MapSpec `ebpf:"host_ports"`
 	MasqProbes    *ebpf.MapSpec `ebpf:"masq_probes"`
 	MasqSources   *ebpf.MapSpec `ebpf:"masq_sources"`
+	Nodes         *ebpf.MapSpec `ebpf:"nodes"`
 	NonmasqCidrs  *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
 	OffloadTcp    *ebpf.MapSpec `ebpf:"offload_tcp"`
 	OffloadUdp    *ebpf.MapSpec `ebpf:"offload_udp"`
@@ -466,6 +499,7 @@ func (o *StackDropsObjects) Close() error {
 type StackDropsMaps struct {
 	BackupIds     *ebpf.Map `ebpf:"backup_ids"`
 	BackupProbes  *ebpf.Map `ebpf:"backup_probes"`
+	Cluster       *ebpf.Map `ebpf:"cluster"`
 	Devices       *ebpf.Map `ebpf:"devices"`
 	DropEvents    *ebpf.Map `ebpf:"drop_events"`
 	DropLimits    *ebpf.Map `ebpf:"drop_limits"`
@@ -484,6 +518,7 @@ type StackDropsMaps struct {
 	HostPorts     *ebpf.Map `ebpf:"host_ports"`
 	MasqProbes    *ebpf.Map `ebpf:"masq_probes"`
 	MasqSources   *ebpf.Map `ebpf:"masq_sources"`
+	Nodes         *ebpf.Map `ebpf:"nodes"`
 	NonmasqCidrs  *ebpf.Map `ebpf:"nonmasq_cidrs"`
 	OffloadTcp    *ebpf.Map `ebpf:"offload_tcp"`
 	OffloadUdp    *ebpf.Map `ebpf:"offload_udp"`
@@ -499,6 +534,7 @@ func (m *StackDropsMaps) Close() error {
 	return _StackDropsClose(
 		m.BackupIds,
 		m.BackupProbes,
+		m.Cluster,
 		m.Devices,
 		m.DropEvents,
 		m.DropLimits,
@@ -517,6 +553,7 @@ func (m *StackDropsMaps) Close() error {
 		m.HostPorts,
 		m.MasqProbes,
 		m.MasqSources,
+		m.Nodes,
 		m.NonmasqCidrs,
 		m.OffloadTcp,
 		m.OffloadUdp,

@@ -11,7 +11,8 @@ enum tag {
 	TAG_TRANSLATED = 0xed, /* is translated already, by fwd_cache or as a hairpin packet */
 	/* A copy for the stack alone. Containers can set it, but only slow themselves down with it. */
 	TAG_CT_UPDATE = 0xec,
-	TAG_REENTRY = 0xee, /* translated, and received again */
+	TAG_REENTRY = 0xee,  /* translated, and received again */
+	TAG_ADMITTED = 0xef, /* from another node, and received again: no more a tunnel's packet */
 	/* For the stack: a flag, and a hash of the packet's tuple, which tells whether it changes. */
 	TAG_TUPLE = 0x8000,
 	TAG_ROUTED = 0x4000,  /* from the outside, to a container's own address, and of no flow */
@@ -24,7 +25,7 @@ static __always_inline __u32 tag_take(struct __sk_buff *skb)
 	__u32 tag = skb->tc_index;
 
 	if (tag != TAG_BYPASS && tag != TAG_TRANSLATED && tag != TAG_CT_UPDATE &&
-	    tag != TAG_REENTRY && !(tag & TAG_TUPLE))
+	    tag != TAG_REENTRY && tag != TAG_ADMITTED && !(tag & TAG_TUPLE))
 		return TAG_NONE;
 	skb->tc_index = TAG_NONE;
 	return tag;

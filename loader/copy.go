@@ -30,7 +30,8 @@ type Copy struct {
 
 // shared are the maps that the programs only read.
 var shared = []string{
-	bpf.MapDevices, bpf.MapEndpoints, bpf.MapGatewayRoutes, bpf.MapGeneration, bpf.MapHostPorts, bpf.MapNonMasqCIDRs,
+	bpf.MapCluster, bpf.MapDevices, bpf.MapEndpoints, bpf.MapGatewayRoutes, bpf.MapGeneration, bpf.MapHostPorts, bpf.MapNodes,
+	bpf.MapNonMasqCIDRs,
 	bpf.MapPortNumbers, bpf.MapPortSrcRanges, bpf.MapRouteRules, bpf.MapUplinks,
 }
 

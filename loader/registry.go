@@ -39,6 +39,7 @@ var registry = map[string]mapTraits{
 	bpf.MapNonMasqCIDRs:  {},
 	bpf.MapPortSrcRanges: {},
 	bpf.MapGatewayRoutes: {added: true},
+	bpf.MapNodes:         {added: true},
 	bpf.MapUplinks:       {inADD: true},
 	bpf.MapDrops:         {owned: true},
 	bpf.MapDropTotals:    {},
@@ -47,6 +48,7 @@ var registry = map[string]mapTraits{
 	bpf.MapOffloadTCP:    {flowsPerEntry: 1},
 	bpf.MapOffloadUDP:    {flowsPerEntry: 4}, // UDP entries stay until evicted, so they get less memory
 
+	bpf.MapCluster:     {onDemand: true, added: true},
 	bpf.MapFwdCache:    {onDemand: true},
 	bpf.MapGeneration:  {onDemand: true},
 	bpf.MapPortNumbers: {onDemand: true},

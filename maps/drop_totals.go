@@ -42,6 +42,7 @@ var reasons = [bpf.ReasonMax]struct{ name, text string }{
 	bpf.ReasonNextHop:    {"next-hop", "gateway of the container's route is not here"},
 	bpf.ReasonTunnel:     {"tunnel", "packet for a tunnel of the host"},
 	bpf.ReasonBridge:     {"bridge", "message for bridges from a container"},
+	bpf.ReasonNode:       {"node", "not from the node that has its source, or for no container here"},
 }
 
 // String describes the reason.

@@ -1,6 +1,7 @@
 // Package reconcile brings the datapath in line with changes of the host: uplinks that come, go or
 // change their addresses or packet sizes, policy rules, programs that another tool has detached, and forwarding that
-// somebody has turned off. ADD and STATUS do it as they go, and ebpfnetctl repair does it for all networks.
+// somebody has turned off. ADD and STATUS do it as they go, and ebpfnetctl repair does it for all networks. The node
+// agent of a cluster adds and removes its tunnel here.
 //
 // It may import loader, loader/rtnl, maps, plugin/link and plugin/names.
 package reconcile

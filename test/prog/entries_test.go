@@ -338,6 +338,7 @@ var reasons = map[string]bpf.Reason{
 	"next hop":     bpf.ReasonNextHop,
 	"tunnel":       bpf.ReasonTunnel,
 	"bridge":       bpf.ReasonBridge,
+	"node":         bpf.ReasonNode,
 }
 
 // checkCounters wants drop_totals to count one packet of size bytes under reason, or none for "".

@@ -124,6 +124,24 @@ func TestLayout(t *testing.T) {
 			bpf.MapUplinks, "value", bpf.Uplink{Addr4: addr, Addr6: addr6, ContainerBridge: 1, Bridge: 1},
 			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 01000000 01000000",
 		},
+		{
+			bpf.MapNodes, "key", bpf.PrefixKey{Prefixlen: 152, Addr: addr},
+			"98000000 00000000 00000000 00000000 0000ffff 08007109",
+		},
+		{
+			bpf.MapNodes, "value", bpf.Node{Remote: addr, Mtu: 0x01020304, Mode: bpf.NodeDirect},
+			"00000000 00000000 0000ffff 08007109 04030201 02 000000",
+		},
+		{
+			bpf.MapCluster, "value", bpf.Cluster{
+				Nodes: 1, Tunnel: 2, Vni: 0x010203, Port: 4789, Addr4: addr, Addr6: addr6,
+				Containers4: bpf.Prefix{Addr: addr, Mask: bpf.Addr{Bytes: [16]byte{0xff}}},
+				Containers6: bpf.Prefix{Addr: addr6, Mask: bpf.Addr{Bytes: [16]byte{0xfe}}},
+			},
+			"01000000 02000000 03020100 b512 0000 00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 " +
+				"00000000 00000000 0000ffff 08007109 ff000000 00000000 00000000 00000000 " +
+				"20010db8 86dd0009 00000000 00000009 fe000000 00000000 00000000 00000000",
+		},
 		{bpf.MapDropTotals, "key", uint32(bpf.ReasonRewrite), "05000000"},
 		{bpf.MapDropTotals, "value", bpf.DropCount{Packets: 1, Bytes: 2}, "0100000000000000 0200000000000000"},
 		{

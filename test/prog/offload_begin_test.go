@@ -258,14 +258,13 @@ func TestConntrackUpdateEndsAtTheLastHook(t *testing.T) {
 	h := newCacheHost(t)
 	for _, s := range (row{on: []proto{tcp}}).scenes() {
 		t.Run(s.name, func(t *testing.T) {
-			const ctUpdate = 0xec // TAG_CT_UPDATE
 			err := h.atOnce(t, func() error {
 				if err := errors.Join(h.start(s, bpf.FastPathEstablished), h.bothWays(s, verdictNext), h.offload(s, podToPod)); err != nil {
 					return err
 				}
 				p := h.packet(s, "pod", forth)
 				p.Seq, p.Ack, p.Payload = ^uint32(0), ^uint32(0), "" // before what the entry says conntrack has seen
-				sent, err := h.tags.runTagged(h.devices["pod"], ctUpdate, p.MustBuild())
+				sent, err := h.tags.runTagged(h.devices["pod"], tagCTUpdate, p.MustBuild())
 				if err != nil || sent.verdict != verdictNext || !sent.observed() {
 					return fmt.Errorf("the update: %+v, %v, want it in the stack, to be noted", sent, err)
 				}
@@ -289,7 +288,7 @@ func TestOffloadChecksTheRouteOfThePod(t *testing.T) {
 		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
 			leave := func(tag uint32, hop testenv.MAC) error {
 				p := h.packet(s, "pod", "pod:4000 > remote:80")
-				p.DstMAC = hop
+				p.SrcMAC, p.DstMAC = testenv.MAC(h.uplink.HardwareAddr), hop
 				verdict, _, err := h.runAt(bpf.ProgToUplink, h.veth, h.veth, outcome{tag: s.tag(p) | tag, frame: p.MustBuild()})
 				return errors.Join(err, checkVerdict(verdict, verdictNext))
 			}

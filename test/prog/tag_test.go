@@ -13,6 +13,8 @@ import (
 // Tags of tag.h.
 const (
 	tagTranslated = 0xed
+	tagCTUpdate   = 0xec
+	tagAdmitted   = 0xef
 	tagTuple      = 0x8000
 	tagRouted     = 0x4000
 	tagObserve    = 0x2000

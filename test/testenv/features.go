@@ -33,6 +33,8 @@ var (
 
 	FIBSource = Feature{Name: "BPF_FIB_LOOKUP_SRC", Since: Version{6, 7}, Probe: probeFIBSource}
 
+	TunnelSource = Feature{Name: "source in bpf_skb_set_tunnel_key", Since: Version{6, 0}, Probe: probeTunnelSource}
+
 	// LegacyTables are iptables' own, before nftables.
 	LegacyTables = Feature{Name: "legacy tables of iptables", Module: "ip6table_filter", Probe: probeLegacyTables}
 
@@ -185,6 +187,31 @@ func probeFIBSource() error {
 	result, err := loaded.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
 	if err == nil && int32(result) == -int32(unix.EINVAL) {
 		err = errors.New("bpf_fib_lookup: EINVAL")
+	}
+	return err
+}
+
+// probeTunnelSource sets the key of a tunnel's packet, with a member that older kernels do not know.
+func probeTunnelSource() error {
+	const size = 48 // struct bpf_tunnel_key has 44 bytes
+	program := asm.Instructions{asm.Mov.Imm(asm.R2, 0)}
+	for offset := int16(-size); offset < 0; offset += 8 {
+		program = append(program, asm.StoreMem(asm.RFP, offset, asm.R2, asm.DWord))
+	}
+	program = append(program,
+		asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -size),
+		asm.Mov.Imm(asm.R3, 44), asm.Mov.Imm(asm.R4, 0),
+		asm.FnSkbSetTunnelKey.Call(),
+		asm.Return(),
+	)
+	loaded, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, Instructions: program, License: "GPL"})
+	if err != nil {
+		return err
+	}
+	defer loaded.Close()
+	result, err := loaded.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
+	if err == nil && result != 0 {
+		err = fmt.Errorf("bpf_skb_set_tunnel_key: %d", int32(result))
 	}
 	return err
 }

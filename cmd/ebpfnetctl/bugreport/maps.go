@@ -26,6 +26,7 @@ func of[K, V any]() layout { return layout{reflect.TypeFor[K](), reflect.TypeFor
 
 // layouts are those of the maps in the report. The others repeat what is in these, or have packets.
 var layouts = map[string]layout{
+	bpf.MapCluster:       of[uint32, bpf.Cluster](),
 	bpf.MapDevices:       of[uint32, bpf.Device](),
 	bpf.MapDropTotals:    of[uint32, bpf.DropCount](),
 	bpf.MapDrops:         of[bpf.DropKey, bpf.DropCount](),
@@ -37,6 +38,7 @@ var layouts = map[string]layout{
 	bpf.MapGeneration:    of[uint32, uint64](),
 	bpf.MapHostPorts:     of[bpf.HostPortKey, bpf.HostPort](),
 	bpf.MapMasqSources:   of[bpf.MasqSourcesKey, bpf.MasqSources](),
+	bpf.MapNodes:         of[bpf.PrefixKey, bpf.Node](),
 	bpf.MapNonMasqCIDRs:  of[bpf.PrefixKey, uint32](),
 	bpf.MapOffloadTCP:    of[bpf.OffloadKey, bpf.Offload](),
 	bpf.MapOffloadUDP:    of[bpf.OffloadKey, bpf.Offload](),

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The other nodes of a cluster. The host's routes lead to their containers: routes with a
+ * tunnel (VXLAN, by one device for all nodes), or direct ones. The agent that makes
+ * the routes has the same in the map nodes, where the programs find what the kernel's route lookup
+ * does not tell them, and what must not be masqueraded.
+ *
+ * VXLAN proves nothing but its sender's address, so a packet counts only if it is from
+ * the node that has its source. Containers must not be able to send from the host's address.
+ */
+#pragma once
+
+#include <linux/errno.h>
+#include <linux/if_packet.h>
+
+#include "addr.h"
+#include "endpoint.h"
+#include "maps.h"
+#include "packet.h"
+#include "scratch.h"
+#include "tag.h"
+#include "verdict.h"
+
+#define AF_INET	 2
+#define AF_INET6 10
+
+/* Without members that kernels before 6.0 do not know. */
+#define TUNNEL_KEY_SIZE offsetof(struct bpf_tunnel_key, local_ipv4)
+
+struct next_hop {
+	__u32 ifindex;
+	bool tunnel;		      /* the neighbor is a node, behind the tunnel */
+	struct bpf_redir_neigh neigh; /* tunnel: its address as in struct node */
+};
+
+static __always_inline struct cluster *cluster_get(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&cluster, &zero);
+}
+
+/* The node whose containers have the address, or NULL. */
+static __noinline struct node *node_lookup(const struct addr *addr)
+{
+	struct prefix_key key = {.prefixlen = 32 + 128, .addr = *addr};
+
+	return bpf_map_lookup_elem(&nodes, &key);
+}
+
+/* The device is the cluster's tunnel. */
+static __always_inline bool node_is_tunnel(__u32 ifindex)
+{
+	struct cluster *cluster = cluster_get();
+
+	return cluster && cluster->tunnel == ifindex;
+}
+
+/* p, which this host sends, is for a container of another node. */
+static __noinline bool node_receives(const struct packet *p)
+{
+	struct cluster *cluster = cluster_get();
+
+	if (!cluster)
+		return false;
+	return cluster->tunnel == p->ifindex || (cluster->nodes && node_lookup(&p->dst));
+}
+
+/* p is VXLAN to a port like ours. */
+static __noinline bool node_is_tunnel_port(const struct packet *p)
+{
+	struct cluster *cluster = p->protocol == IPPROTO_UDP ? cluster_get() : NULL;
+
+	return cluster && cluster->port && cluster->port == p->dport;
+}
+
+/*
+ * p, not from a container's address, is VXLAN from a container all the same: the stack has given it
+ * the host's. The tunnel's own packets do not come here: see to_uplink.
+ */
+static __always_inline bool node_is_forged(struct __sk_buff *skb, const struct packet *p)
+{
+	return node_is_tunnel_port(p) && device_lookup(skb->ingress_ifindex);
+}
+
+/* The packet comes from a tunnel, and not from the programs, which send some once more. */
+static __always_inline bool node_is_tunneled(struct __sk_buff *skb)
+{
+	struct bpf_tunnel_key key;
+
+	return bpf_skb_get_tunnel_key(skb, &key, TUNNEL_KEY_SIZE, 0) != -EINVAL;
+}
+
+/* The node has sent the packet that the tunnel has received, in the cluster's network. */
+static __noinline bool node_is_sender(struct __sk_buff *skb, const struct node *node, __u32 vni)
+{
+	bool ipv6 = !addr_is_mapped(&node->remote);
+	struct bpf_tunnel_key key = {};
+
+	if (bpf_skb_get_tunnel_key(skb, &key, TUNNEL_KEY_SIZE, ipv6 ? BPF_F_TUNINFO_IPV6 : 0) ||
+	    key.tunnel_id != vni)
+		return false;
+	if (ipv6)
+		return addr_equal((const struct addr *)key.remote_ipv6, &node->remote);
+	return bpf_htonl(key.remote_ipv4) == addr_ipv4(&node->remote);
+}
+
+/*
+ * Whether the tunnel may receive the packet in pkt_scratch: if it is from the node whose prefix its
+ * source is in, to a container of this one. Then it is for this host: tunnels have different
+ * MAC addresses, and no neighbors. What the programs receive once more was admitted before.
+ */
+__noinline int node_admits(struct __sk_buff *skb, __u32 parsed, __u32 tag)
+{
+	struct packet *p = pkt_scratch_get();
+	struct cluster *cluster = cluster_get();
+	struct node *node;
+
+	if (!p || !cluster)
+		return false;
+	if (tag == TAG_ADMITTED || tag == TAG_CT_UPDATE)
+		return !node_is_tunneled(skb);
+	if (parsed == PARSED_NOT_IP || parsed == PARSED_TRUNCATED ||
+	    !addr_is_in(&p->dst, p->ipv6 ? &cluster->containers6 : &cluster->containers4))
+		return false;
+	node = node_lookup(p->icmp_error ? &p->outer_src : &p->src);
+	if (!node || !node_is_sender(skb, node, cluster->vni))
+		return false;
+	return skb->pkt_type == PACKET_HOST || !bpf_skb_change_type(skb, PACKET_HOST);
+}
+
+/* Where p, to a container's own address and not in the forwarding cache, comes from. */
+enum origin {
+	ORIGIN_OUTSIDE,
+	ORIGIN_NODE,   /* a container of another node */
+	ORIGIN_FORGED, /* in such a container's name, but not by the tunnel that its node uses */
+};
+
+static __noinline enum origin node_origin(const struct packet *p)
+{
+	struct cluster *cluster = cluster_get();
+	struct node *node;
+
+	if (!cluster || !cluster->nodes)
+		return ORIGIN_OUTSIDE;
+	if (cluster->tunnel == p->ifindex)
+		return ORIGIN_NODE;
+	node = node_lookup(&p->src);
+	if (!node)
+		return ORIGIN_OUTSIDE;
+	return node->mode == NODE_TUNNEL ? ORIGIN_FORGED : ORIGIN_NODE;
+}
+
+/* The node that has addr, if packets may bypass the stack to it by the tunnel; or NULL. */
+static __always_inline struct node *node_by_tunnel(const struct cluster *cluster,
+						   const struct addr *addr)
+{
+	struct node *node = cluster && cluster->nodes ? node_lookup(addr) : NULL;
+
+	return node && node->mode != NODE_DIRECT ? node : NULL;
+}
+
+/* Packets may bypass the stack to addr by the device, which is the tunnel. */
+static __always_inline bool node_reaches(const struct addr *addr, __u32 ifindex)
+{
+	struct cluster *cluster = cluster_get();
+
+	return node_by_tunnel(cluster, addr) && cluster->tunnel == ifindex;
+}
+
+/* The next hop of p, whose route has a tunnel; or an error of bpf_fib_lookup. */
+static __always_inline long node_next_hop(const struct packet *p, __u32 len, struct next_hop *next)
+{
+	struct cluster *cluster = cluster_get();
+	struct node *node = node_by_tunnel(cluster, &p->dst);
+
+	if (!node)
+		return BPF_FIB_LKUP_RET_UNSUPP_LWT;
+	if (len > node->mtu)
+		return BPF_FIB_LKUP_RET_FRAG_NEEDED;
+	next->tunnel = true;
+	next->ifindex = cluster->tunnel;
+	next->neigh.nh_family = p->ipv6 ? AF_INET6 : AF_INET;
+	__builtin_memcpy(next->neigh.ipv6_nh, &node->remote, sizeof(node->remote));
+	return BPF_FIB_LKUP_RET_SUCCESS;
+}
+
+/* Before 6.0, the kernel takes no source, and the route's counts. */
+static __always_inline long node_set_key(struct __sk_buff *skb, const struct bpf_tunnel_key *key,
+					 __u64 flags)
+{
+	long err = bpf_skb_set_tunnel_key(skb, (void *)key, sizeof(*key), flags);
+
+	return err == -EINVAL ? bpf_skb_set_tunnel_key(skb, (void *)key, TUNNEL_KEY_SIZE, flags)
+			      : err;
+}
+
+/*
+ * Sends the packet to the node by the tunnel. Over IPv4 without an outer checksum: the inner ones
+ * suffice, and some network cards fill it in wrongly. IPv6 demands one (RFC 8200, 8.1).
+ */
+static __noinline int node_redirect(struct __sk_buff *skb, const struct addr *remote)
+{
+	bool ipv6 = !addr_is_mapped(remote);
+	struct cluster *cluster = cluster_get();
+	struct bpf_tunnel_key key = {};
+
+	if (!cluster)
+		return VERDICT_DROP;
+	key.tunnel_id = cluster->vni;
+	if (ipv6) {
+		__builtin_memcpy(key.remote_ipv6, remote, sizeof(*remote));
+		__builtin_memcpy(key.local_ipv6, &cluster->addr6, sizeof(*remote));
+	} else {
+		key.remote_ipv4 = bpf_ntohl(addr_ipv4(remote));
+		key.local_ipv4 = bpf_ntohl(addr_ipv4(&cluster->addr4));
+	}
+	if (node_set_key(skb, &key, ipv6 ? BPF_F_TUNINFO_IPV6 : BPF_F_ZERO_CSUM_TX))
+		return drop(skb, REASON_REWRITE);
+	return bpf_redirect(cluster->tunnel, 0);
+}

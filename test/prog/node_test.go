@@ -1,0 +1,362 @@
+package prog
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+const nodesVNI, tunnelPort, nodeMTU = 7, 4789, 900
+
+// newClusterHost is newHost in a cluster: the remotes are containers of a node at remote, of either family. The
+// tunnel is the uplink, or none; it is for this host's containers alone.
+func newClusterHost(t *testing.T, remote netip.Addr, mode bpf.NodeMode, tunnel bool) *host {
+	t.Helper()
+	h := newHost(t)
+	h.joinCluster(t, remote, mode, tunnel)
+	return h
+}
+
+func (h *host) joinCluster(t *testing.T, remote netip.Addr, mode bpf.NodeMode, tunnel bool) {
+	t.Helper()
+	cluster := bpf.Cluster{Nodes: uint32(len(addressings)), Vni: nodesVNI, Port: tunnelPort}
+	if tunnel {
+		cluster.Tunnel = uint32(h.uplink.Index)
+		cluster.Containers4, cluster.Containers6 = maskedPrefix("8.0.244.0/24"), maskedPrefix("fd00:10:86dd::/48")
+	}
+	t.Cleanup(func() { // an array, which all tests share
+		if err := h.putCluster(bpf.Cluster{}); err != nil {
+			t.Error(err)
+		}
+	})
+	errs := []error{h.putCluster(cluster)}
+	for _, f := range addressings {
+		errs = append(errs, h.putNode(f, remotes[f.name], bpf.Node{Remote: wire(remote), Mtu: nodeMTU, Mode: mode}))
+	}
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// maskedPrefix returns a prefix as address and mask.
+func maskedPrefix(prefix string) bpf.Prefix {
+	const mappedBits = 96
+	p := netip.MustParsePrefix(prefix)
+	ones := p.Bits()
+	if p.Addr().Is4() {
+		ones += mappedBits
+	}
+	mask := net.CIDRMask(ones, 8*net.IPv6len)
+	return bpf.Prefix{Addr: wire(p.Addr()), Mask: bpf.Addr{Bytes: [net.IPv6len]uint8(mask)}}
+}
+
+func (h *host) putCluster(c bpf.Cluster) error {
+	return h.programs.Maps[bpf.MapCluster].Put(uint32(0), c)
+}
+
+func (h *host) putNode(f addressing, prefix string, node bpf.Node) error {
+	const setBits, mappedBits = 32, 96
+	p := netip.MustParsePrefix(prefix)
+	key := bpf.PrefixKey{Prefixlen: uint32(setBits + p.Bits()), Addr: wire(p.Addr())}
+	if f.name == "v4" {
+		key.Prefixlen += mappedBits
+	}
+	return h.programs.Maps[bpf.MapNodes].Put(key, node)
+}
+
+// Traffic between nodes is not masqueraded: by direct routes, and whatever leaves by the tunnel.
+func TestNodesAreNotMasqueraded(t *testing.T) {
+	masqueraded := func(to string) row {
+		return row{in: "pod:4000 > " + to, out: "node:* > " + to, after: []flow{snat(to, "node:*", "pod:4000")}}
+	}
+	for _, program := range []string{bpf.ProgToUplink, bpf.ProgToUplinkL3} {
+		t.Run(program, func(t *testing.T) {
+			h := newClusterHost(t, v4.addr("gateway"), bpf.NodeDirect, false)
+			for name, r := range map[string]row{
+				"a container of another node": {in: outgoing},
+				"protocols without ports":     {on: withoutPorts, in: "pod3:0 > remote:0"},
+				"a later fragment":            {on: withPorts, in: outgoing, raw: fragment(1)},
+				"VXLAN of a container":        {on: []proto{udp}, in: "pod3:4000 > remote:4789"},
+				"a reply from a host port": {
+					on: withPorts, flows: []flow{dnat("remote:5000", "pod:80", "node2:8080")}, in: "pod:80 > remote:5000", reply: true,
+					out: "node2:8080 > remote:5000", after: []flow{dnat("remote:5000", "pod:80", "node2:8080").accepted()},
+				},
+				"outside of the cluster":   masqueraded("onlink:80"),
+				"VXLAN in the host's name": {on: []proto{udp}, in: "pod3:4000 > onlink:4789", drop: "protocol"},
+				"the same with masqTunnels": {
+					on: []proto{udp}, in: "pod:4000 > onlink:4789", out: "node:* > onlink:4789", after: []flow{snat("onlink:4789", "node:*", "pod:4000")},
+				},
+				"a tunnel's port by TCP": {on: []proto{tcp}, in: "pod3:4000 > onlink:4789", out: "node:* > onlink:4789", after: []flow{snat("onlink:4789", "node:*", "pod3:4000")}},
+			} {
+				r.name = name
+				h.runRow(t, program, r)
+			}
+			if err := h.putCluster(bpf.Cluster{}); err != nil {
+				t.Fatal(err)
+			}
+			r := masqueraded("remote:80")
+			r.name = "without a cluster nothing is looked up"
+			h.runRow(t, program, r)
+		})
+	}
+	h := newClusterHost(t, v4.addr("gateway"), bpf.NodeTunnel, true)
+	h.runRow(t, bpf.ProgToUplink, row{name: "by the tunnel, to a node that is gone", in: "pod:4000 > onlink:80"})
+}
+
+func (h *host) runRow(t *testing.T, program string, r row) {
+	t.Helper()
+	t.Run(r.name, func(t *testing.T) {
+		for _, s := range r.scenes() {
+			if err := h.check(program, s, r); err != nil {
+				t.Errorf("%s %s: %v", s.name, s.proto, err)
+			}
+		}
+	})
+}
+
+// What the tunnel receives must be from the node that has the inner source.
+func TestTunnelAdmitsNodes(t *testing.T) {
+	testenv.Require(t, testenv.TunnelSource)
+	const request = "remote:5000 > plain:80"
+	none := netip.Addr{}
+	for _, under := range addressings {
+		node, other := under.addr("gateway"), under.addr("onlink")
+		for _, tc := range []struct {
+			name  string
+			outer netip.Addr
+			vni   uint32
+			in    string
+			only  string
+			raw   func(s scene, f []byte) []byte
+			tag   uint32
+			waits bool // for its first fragment
+			drop  bool
+		}{
+			{name: "from the node", outer: node, in: request},
+			{name: "from another node", outer: other, in: request, drop: true},
+			{name: "of another network", outer: node, vni: nodesVNI + 1, in: request, drop: true},
+			{name: "without a tunnel", outer: none, in: request, drop: true},
+			{name: "by the other family", outer: otherFamily(under).addr("gateway"), in: request, drop: true},
+			{name: "with a source of no node", outer: node, in: "onlink:5000 > plain:80", drop: true},
+			{name: "with a source of this node", outer: node, in: "pod:5000 > plain:80", drop: true},
+			{name: "with the host's source", outer: node, in: "node:5000 > plain:80", drop: true},
+			{name: "with the node's own source", outer: node, in: "gateway:5000 > plain:80", drop: true},
+			{name: "to a container's number that is free", outer: node, in: "remote:5000 > podgw:80"},
+			{name: "to another host", outer: node, in: "remote:5000 > onlink:80", drop: true},
+			{name: "to this host", outer: node, in: "remote:5000 > node:80", drop: true},
+			{name: "to another node's container", outer: node, in: "remote:5000 > remote2:80", drop: true},
+			{name: "received once more", in: request, tag: tagAdmitted},
+			{name: "a conntrack update", in: request, tag: tagCTUpdate},
+			{name: "with a tag, but from a tunnel", outer: node, in: request, tag: tagAdmitted, drop: true},
+			{name: "with an update's tag, but from a tunnel", outer: node, in: request, tag: tagCTUpdate, drop: true},
+			{name: "a later fragment", outer: node, in: request, raw: fragment(1), waits: true},
+			{name: "a forged later fragment", outer: other, in: request, raw: fragment(1), drop: true},
+			{name: "ARP", outer: node, only: "v4", in: request, raw: typed(0x0806), drop: true},
+			{name: "a truncated header", outer: node, in: request, raw: cut(4), drop: true},
+		} {
+			t.Run(under.name+" "+tc.name, func(t *testing.T) {
+				h := newClusterHost(t, node, bpf.NodeTunnel, true)
+				for _, s := range (row{only: tc.only}).scenes() {
+					packet := s.packet(tc.in, false)
+					packet.DstMAC = testenv.MAC{2, 0, 0, 0, 0, 0x77} // tunnels do not know each other's
+					frame := packet.MustBuild()
+					if tc.raw != nil {
+						frame = tc.raw(s, frame)
+					}
+					vni := tc.vni
+					if vni == 0 {
+						vni = nodesVNI
+					}
+					h.tag = tc.tag
+					verdict := uint32(verdictNext)
+					if tc.waits || tc.drop {
+						verdict = verdictDrop
+					}
+					if err := h.checkAdmitted(frame, tc.outer, vni, verdict, tc.drop); err != nil {
+						t.Errorf("%s %s: %v", s.name, s.proto, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+func otherFamily(f addressing) addressing {
+	if f.name == "v4" {
+		return v6
+	}
+	return v4
+}
+
+// checkAdmitted runs from_uplink on a frame that the tunnel has received.
+func (h *host) checkAdmitted(frame []byte, outer netip.Addr, vni, want uint32, counted bool) error {
+	if err := h.reset(); err != nil {
+		return err
+	}
+	verdict, _, err := h.runFromTunnel(frame, outer, vni)
+	if err != nil {
+		return err
+	}
+	counters := h.checkCounters("", 0)
+	if counted {
+		counters = h.checkCounters("node", len(frame))
+	}
+	return errors.Join(checkVerdict(verdict, want), counters)
+}
+
+// A forged packet does not take the entry of a connection in the forwarding cache. What is admitted is for this host,
+// whatever its MAC address.
+func TestTunnelAdmitsBeforeTheCache(t *testing.T) {
+	testenv.Require(t, testenv.TunnelSource)
+	const request = "remote:5000 > plain:80"
+	node, other := v4.addr("gateway"), v4.addr("onlink")
+	h := newClusterHost(t, node, bpf.NodeTunnel, true)
+	for _, s := range (row{on: withPorts}).scenes() {
+		packet := s.packet(request, false)
+		packet.DstMAC = testenv.MAC{2, 0, 0, 0, 0, 0x77}
+		if s.proto == tcp {
+			packet.TCPFlags = testenv.ACK
+		}
+		frame := packet.MustBuild()
+		errs := []error{h.reset(), h.emptyForwardingCache(), h.putFastPathEndpoint(s.addressing, "plain", bpf.FastPathAlways)}
+		for _, step := range []struct {
+			outer   netip.Addr
+			verdict uint32
+		}{{other, verdictDrop}, {node, verdictRedirect}, {node, verdictRedirect}, {other, verdictDrop}} {
+			verdict, _, err := h.runFromTunnel(frame, step.outer, nodesVNI)
+			errs = append(errs, err, checkVerdict(verdict, step.verdict))
+		}
+		if flows, err := contents[bpf.FlowKey, bpf.Flow](h.flows()); err != nil || len(flows) > 0 {
+			errs = append(errs, fmt.Errorf("flows %v, want none: replies are not masqueraded (%w)", flows, err))
+		}
+		if err := errors.Join(errs...); err != nil {
+			t.Errorf("%s %s: %v", s.name, s.proto, err)
+		}
+	}
+}
+
+// Packets to another node bypass the stack by the tunnel, if the host's route has it as well.
+func TestFastPathToNodes(t *testing.T) {
+	const request = "pod:4000 > remote:80"
+	fast := fastPathRow{path: always, in: request, out: request}
+	slow := fastPathRow{path: always, in: request}
+	long := slow
+	long.edit = func(p *testenv.Packet) { p.Payload = strings.Repeat("x", nodeMTU) }
+	for _, tc := range []struct {
+		name    string
+		mode    bpf.NodeMode
+		tunnel  bool
+		encap   bool
+		row     fastPathRow
+		noNodes bool
+	}{
+		{name: "tunnel", mode: bpf.NodeTunnel, tunnel: true, encap: true, row: fast},
+		{name: "tunnel, while the node may choose", mode: bpf.NodeEither, tunnel: true, encap: true, row: fast},
+		{name: "longer than the path's MTU", mode: bpf.NodeTunnel, tunnel: true, encap: true, row: long},
+		{name: "a route with a tunnel of another engine", mode: bpf.NodeDirect, tunnel: true, encap: true, row: slow},
+		{name: "no node", tunnel: true, encap: true, row: slow, noNodes: true},
+		{name: "direct", mode: bpf.NodeDirect, row: fast},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			h := newClusterHost(t, v4.addr("gateway"), tc.mode, tc.tunnel)
+			for _, s := range (row{on: withPorts}).scenes() {
+				if tc.encap {
+					h.encap(t, s.addressing)
+				}
+				if tc.noNodes {
+					if err := empty[bpf.PrefixKey, bpf.Node](h.programs.Maps[bpf.MapNodes]); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := h.checkFastPath(bpf.ProgFromContainer, s, tc.row); err != nil {
+					t.Errorf("%s %s: %v", s.name, s.proto, err)
+				}
+			}
+		})
+	}
+}
+
+// Before UDP to another node bypasses the stack, one packet must have left by the tunnel, whose frames have its own MAC
+// address twice.
+func TestOffloadChecksTheRouteToNodes(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newCacheHost(t)
+	h.joinCluster(t, v4.addr("gateway"), bpf.NodeTunnel, true)
+	const podSide, remoteSide = 2 * bpf.OffloadDelivered, bpf.OffloadDelivered
+	for _, s := range (row{on: []proto{udp}}).scenes() {
+		t.Run(s.name, func(t *testing.T) {
+			h.encap(t, s.addressing)
+			leave := func(to testenv.MAC) error {
+				p := h.packet(s, "pod", "pod:4000 > remote:80")
+				p.SrcMAC, p.DstMAC = testenv.MAC(h.uplink.HardwareAddr), to
+				verdict, _, err := h.runAt(bpf.ProgToUplink, h.veth, h.veth, outcome{tag: s.tag(p), frame: p.MustBuild()})
+				return errors.Join(err, checkVerdict(verdict, verdictNext))
+			}
+			arrive := func(wanted bpf.OffloadState) error {
+				p := h.packet(s, "pod", "remote:80 > pod:4000")
+				verdict, _, err := h.runAt(bpf.ProgToContainer, h.veth, h.uplink, outcome{tag: s.tag(p) | tagObserve, frame: p.MustBuild()})
+				return errors.Join(err, checkVerdict(verdict, verdictNext), h.wantKnown(s, wanted))
+			}
+			err := h.on(0, func() error {
+				return errors.Join(
+					h.start(s, bpf.FastPathEstablished),
+					arrive(remoteSide), arrive(remoteSide),
+					leave(testenv.MAC{2, 0, 0, 0, 0, 8}), arrive(remoteSide),
+					leave(testenv.MAC(h.uplink.HardwareAddr)), arrive(podSide|remoteSide),
+				)
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// The kernel's route lookup does not name the device of a route with a tunnel. A packet with a source behind one does not
+// bypass the stack when another device has received it, and is dropped if its node would not send it so.
+func TestNodesAreNotBelievedElsewhere(t *testing.T) {
+	const request = "remote:5000 > pod:80"
+	for mode, drop := range map[bpf.NodeMode]string{bpf.NodeTunnel: "node", bpf.NodeDirect: "", bpf.NodeEither: ""} {
+		h := newClusterHost(t, v4.addr("gateway"), mode, false)
+		for _, s := range (row{on: withPorts}).scenes() {
+			h.encap(t, s.addressing)
+			err := h.checkFastPath(bpf.ProgFromUplink, s, fastPathRow{path: always, in: request})
+			if drop != "" {
+				err = h.check(bpf.ProgFromUplink, s, row{in: request, drop: drop})
+			}
+			if err != nil {
+				t.Errorf("mode %d, %s %s: %v", mode, s.name, s.proto, err)
+			}
+		}
+	}
+}
+
+// encap gives the remotes' network a route with a tunnel.
+func (h *host) encap(t *testing.T, f addressing) {
+	t.Helper()
+	_, err := h.Run(testenv.Context(t), "ip", "route", "replace", remotes[f.name],
+		"encap", "ip", "id", fmt.Sprint(nodesVNI), "dst", v4.addr("gateway").String(), "dev", uplinkName)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// runFromTunnel runs from_uplink on a frame that the tunnel has received from outer; invalid: not by a tunnel.
+func (h *host) runFromTunnel(frame []byte, outer netip.Addr, vni uint32) (verdict uint32, result []byte, err error) {
+	packet := h.packet(bpf.ProgFromUplink, frame)
+	if outer.IsValid() {
+		packet.Tunnel = loader.Tunnel{Remote: outer, VNI: vni}
+	}
+	err = h.Do(func() error {
+		verdict, result, err = loader.TestRun(h.programs.Programs[bpf.ProgFromUplink], packet)
+		return err
+	})
+	return verdict, result, err
+}
