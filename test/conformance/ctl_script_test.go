@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -13,7 +14,10 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/reconcile"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -23,7 +27,7 @@ func TestCtlScripts(t *testing.T) {
 	if err != nil || len(scripts) == 0 {
 		t.Fatalf("scripts: got none (%v)", err)
 	}
-	needs := map[string]testenv.Feature{"doctor-bridge": testenv.BridgeNetfilter, "doctor-legacy": testenv.LegacyTables}
+	needs := map[string]testenv.Feature{"doctor-bridge": testenv.BridgeNetfilter, "doctor-legacy": testenv.LegacyTables, "trace-node": testenv.TunnelSource}
 	for _, script := range scripts {
 		name := strings.TrimSuffix(filepath.Base(script), ".txt")
 		t.Run(name, func(t *testing.T) {
@@ -88,6 +92,7 @@ func (s *script) commands() map[string]func(*testscript.TestScript, bool, []stri
 		"forge":   s.forge,
 		"link":    s.link,
 		"sysctl":  s.sysctl,
+		"node":    s.node,
 
 		"remedies": s.remedies,
 		"nothing":  s.nothing,
@@ -220,6 +225,25 @@ func (s *script) link(ts *testscript.TestScript, _ bool, args []string) {
 // sysctl NAME VALUE sets a sysctl of the node.
 func (s *script) sysctl(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(s.host.Node.SetSysctl(args[0], args[1]))
+}
+
+// node PREFIX ADDRESS ROUTE has a tunnel lead to another node's containers, as the agent of a cluster does. The route may
+// lead to more.
+func (s *script) node(ts *testscript.TestScript, _ bool, args []string) {
+	const device, vni, port, mtu = "nodes", 7, 4789, 1450
+	prefix, remote := netip.MustParsePrefix(args[0]), netip.MustParseAddr(args[1])
+	s.host.ip(s.T, fmt.Sprintf("link add %s mtu %d type vxlan external dstport %d nolearning", device, mtu, port))
+	link, err := s.host.Node.Netlink().LinkByName(device)
+	ts.Check(err)
+	withDatapath(s.T, s.host, func(datapath *loader.Datapath) error {
+		ctx, tunnel := testenv.Context(s.T), maps.Tunnel{IfIndex: link.Attrs().Index, VNI: vni, Port: port}
+		nodes := []maps.Node{{Prefix: prefix, Remote: remote, Mode: maps.NodeTunnel, MTU: mtu}}
+		return errors.Join(reconcile.Tunnel(ctx, datapath, tunnel),
+			maps.With(ctx, datapath, func(store *maps.Store) error { return store.SetNodes(nodes) }))
+	})
+	s.host.ip(s.T, "link set "+device+" arp off addrgenmode none")
+	s.host.ip(s.T, "link set "+device+" up")
+	s.host.ip(s.T, fmt.Sprintf("route add %s dev %s encap ip id %d dst %s", args[2], device, vni, remote))
 }
 
 // remedies CHECK runs on the node what the findings of doctor on stdout tell to do for a check.

@@ -49,10 +49,15 @@ func (w *walker) run(program string, p packet, device, ingress int, tag uint32) 
 	if err != nil {
 		return o, err
 	}
-	verdict, frame, err := w.copy.Run(program, p.to(device, ingress, tag))
+	packet := p.to(device, ingress, tag)
+	if program == bpf.ProgFromUplink && device == w.tunnel.IfIndex {
+		packet.Tunnel = w.received(p)
+	}
+	verdict, frame, err := w.copy.Run(program, packet)
 	if errors.Is(err, unix.EINVAL) && ingress != 0 { // before Linux 6.1
 		o.withoutIngress = true
-		verdict, frame, err = w.copy.Run(program, p.to(device, 0, tag))
+		packet.Ingress = 0
+		verdict, frame, err = w.copy.Run(program, packet)
 	}
 	if err != nil {
 		return o, fmt.Errorf("run a copy of %s: %w", program, err)
@@ -194,6 +199,7 @@ func (w *walker) fromUplink(p packet, uplink int, tag uint32) error {
 		return err
 	}
 	w.tellWithoutEthernet(uplink)
+	w.tellNode("from", p.src.Addr(), uplink)
 	w.tellCache(&o)
 	w.tellHostPort(&o)
 	if ended, err := w.dropped(&o, "verdict"); ended {
@@ -288,6 +294,7 @@ func (w *walker) toUplink(p packet, uplink, ingress int, tag uint32) error {
 		return err
 	}
 	w.tellWithoutEthernet(uplink)
+	w.tellNode("to", p.dst.Addr(), uplink)
 	if ended, err := w.dropped(&o, "translation"); ended {
 		return err
 	}

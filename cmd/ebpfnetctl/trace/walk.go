@@ -30,6 +30,8 @@ type walker struct {
 	ports     []maps.HostPort
 	routes    map[maps.PrefixSet][]maps.Route
 	owners    map[string]*operator.Attachment
+	nodes     []maps.Node
+	tunnel    maps.Tunnel
 	rules     *firewall.Rules // once they are needed
 	copied    map[string]bool // the tuples whose decisions and notes the copy has
 
@@ -70,6 +72,9 @@ func (w *walker) read() error {
 	var errPorts, errRoutes error
 	w.ports, errPorts = maps.HostPorts(&w.copy.Datapath)
 	w.routes, errRoutes = maps.GatewayRoutes(&w.copy.Datapath)
+	var errNodes, errTunnel error
+	w.nodes, errNodes = maps.Nodes(&w.copy.Datapath)
+	w.tunnel, errTunnel = maps.GetTunnel(&w.copy.Datapath)
 	clear(w.links)
 	clear(w.endpoints)
 	clear(w.devices)
@@ -88,7 +93,7 @@ func (w *walker) read() error {
 			w.uplinks[u.IfIndex] = u
 		}
 	}
-	return errors.Join(errLinks, errEndpoints, errDevices, errUplinks, errPorts, errRoutes)
+	return errors.Join(errLinks, errEndpoints, errDevices, errUplinks, errPorts, errRoutes, errNodes, errTunnel)
 }
 
 func (w *walker) close() {
