@@ -82,7 +82,8 @@ func wholeBy(device *netlink.LinkAttrs) BigTCP {
 	return BigTCP{IPv6: min(device.GSOMaxSize, bySegments), IPv4: min(device.GSOIPv4MaxSize, bySegments)}
 }
 
-// Within lowers the sizes to what all uplinks take whole at present, with the devices below them.
+// Within lowers the sizes to what all uplinks take whole at present, with the devices below them, but for tunnels
+// to other nodes.
 // narrowest is the device that allows no more, or "". Where one takes just the default, it looks no further.
 func (b BigTCP) Within(host *netlink.Handle, uplinks []int) (fits BigTCP, narrowest string, err error) {
 	fits = b
@@ -137,7 +138,7 @@ func forEachBelow(host *netlink.Handle, index int, visit func(*netlink.LinkAttrs
 			if err != nil {
 				return err
 			}
-			if device == nil {
+			if device == nil || reachesNodes(device) {
 				continue
 			}
 			goOn, err := visit(device.Attrs())
@@ -153,6 +154,14 @@ func forEachBelow(host *netlink.Handle, index int, visit func(*netlink.LinkAttrs
 		level = next
 	}
 	return nil
+}
+
+// reachesNodes returns whether a device is a tunnel that gets the remote with each packet, as to other nodes of a cluster.
+// Its size does not count: the kernel cuts for it what is longer, up to 6.18 it takes no larger one, and only
+// packets to other nodes pass it.
+func reachesNodes(device netlink.Link) bool {
+	tunnel, ok := device.(*netlink.Vxlan)
+	return ok && tunnel.FlowBased
 }
 
 // devicesBelow returns the devices directly below another. Only a bridge or bond costs a list of devices;

@@ -73,6 +73,27 @@ func TestBigTCPWithoutUplinks(t *testing.T) {
 	wantSizes(t, p.Namespace, p.ifName, usual)
 }
 
+// TestBigTCPBesideTunnel has a tunnel to other nodes, whose size cannot be raised.
+func TestBigTCPBesideTunnel(t *testing.T) {
+	requireBigTCP(t)
+	testenv.Require(t, testenv.VXLAN)
+	h := newHost(t)
+	h.raise(t, testenv.UplinkName, raised)
+	h.ip(t, "link add nodes type vxlan external dstport 4789 nolearning")
+	for _, mode := range []string{"auto", "raise-uplinks"} {
+		p := h.pod(t, mode, with(dual("1.1.0"), "bigTCP", mode))
+		p.add(t)
+		wantSizes(t, p.Namespace, p.ifName, raised)
+		h.wantCtl(t, 0, []string{"repair"})
+		wantSizes(t, p.Namespace, p.ifName, raised)
+		p.del(t)
+	}
+	h.ip(t, "link add other type vxlan id 7 remote "+testenv.OutsideAddr4.String()+" dstport 4790")
+	p := h.pod(t, "c1", with(dual("1.1.0"), "bigTCP", "auto"))
+	p.add(t)
+	wantSizes(t, p.Namespace, p.ifName, usual)
+}
+
 // TestBigTCPOverMacvlan has an uplink on top of another device, as a VLAN is.
 func TestBigTCPOverMacvlan(t *testing.T) {
 	requireBigTCP(t)
