@@ -1,0 +1,272 @@
+package rtnl
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// NodeRoute is a route of the main table to containers of another node: through a tunnel device that
+// takes the outer addresses from the route (a lightweight tunnel), or to a neighbor. It can be compared.
+//
+// The netlink library knows no routes of that kind, and loses their tunnel when it lists them.
+type NodeRoute struct {
+	Prefix  netip.Prefix
+	Metric  int        // of two routes to a prefix the smaller one counts; IPv6: 0 means 1024
+	Device  int        // its index
+	Gateway netip.Addr // of a route to a neighbor, else invalid
+	Source  netip.Addr // of what the host itself sends; invalid: the kernel chooses
+	Tunnel  Tunnel     // of a route through a tunnel, else zero
+	MTU     int        // 0: the device's
+}
+
+// Tunnel is what a packet gets outside.
+type Tunnel struct {
+	ID            uint32 // VNI
+	Local, Remote netip.Addr
+	Checksum      bool // in the outer UDP header
+}
+
+// NodeRoutes are routes of one protocol number, which says whose they are. Calls of the methods and the
+// kernel's answers use one socket.
+type NodeRoutes struct {
+	protocol uint8
+	sockets  map[int]*nl.SocketHandle
+}
+
+// OpenNodeRoutes opens the socket in the calling thread's network namespace.
+func OpenNodeRoutes(protocol uint8) (*NodeRoutes, error) {
+	socket, err := openStrict()
+	if err != nil {
+		return nil, err
+	}
+	return &NodeRoutes{protocol, map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}}, nil
+}
+
+// Close closes the socket.
+func (r *NodeRoutes) Close() { r.sockets[unix.NETLINK_ROUTE].Close() }
+
+// List returns the routes of both families. The kernel selects them by their protocol, so the cost does
+// not grow with the routes to containers.
+func (r *NodeRoutes) List() ([]NodeRoute, error) {
+	var routes []NodeRoute
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		messages, err := retry(func() ([][]byte, error) {
+			request := r.request(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
+			request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{
+				Family: family, Table: unix.RT_TABLE_MAIN, Protocol: r.protocol, Type: unix.RTN_UNICAST,
+			}})
+			return request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
+		})
+		if errors.Is(err, unix.ENOENT) { // the table comes with the first route
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list routes of protocol %d: %w", r.protocol, err)
+		}
+		for _, message := range messages {
+			route, ok, err := r.parse(message)
+			if err != nil {
+				return nil, fmt.Errorf("list routes of protocol %d: %w", r.protocol, err)
+			}
+			if ok {
+				routes = append(routes, route)
+			}
+		}
+	}
+	return routes, nil
+}
+
+// Add adds a route. It fails with EEXIST if there is one to the same prefix, whose ever it is.
+func (r *NodeRoutes) Add(route NodeRoute) error {
+	return r.change(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, route, "add")
+}
+
+// Replace changes a route of ours in one step: no packet finds none.
+func (r *NodeRoutes) Replace(route NodeRoute) error {
+	return r.change(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, route, "replace")
+}
+
+// Delete deletes a route, unless it is gone already.
+func (r *NodeRoutes) Delete(route NodeRoute) error {
+	err := r.change(unix.RTM_DELROUTE, 0, route, "delete")
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return err
+}
+
+func (r *NodeRoutes) change(kind, flags int, route NodeRoute, verb string) error {
+	request := r.request(kind, flags|unix.NLM_F_ACK)
+	header, attrs := r.message(route)
+	request.AddData(header)
+	for _, attr := range attrs {
+		request.AddData(attr)
+	}
+	if _, err := request.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("%s route to %s: %w", verb, route.Prefix, err)
+	}
+	return nil
+}
+
+func (r *NodeRoutes) request(kind, flags int) *nl.NetlinkRequest {
+	request := nl.NewNetlinkRequest(kind, flags)
+	request.Sockets = r.sockets
+	return request
+}
+
+// message returns the header and the attributes of a route (linux/rtnetlink.h).
+func (r *NodeRoutes) message(route NodeRoute) (*nl.RtMsg, []*nl.RtAttr) {
+	header := &nl.RtMsg{RtMsg: unix.RtMsg{
+		Family:   familyOf(route.Prefix.Addr()),
+		Dst_len:  uint8(route.Prefix.Bits()),
+		Table:    unix.RT_TABLE_MAIN,
+		Protocol: r.protocol,
+		Scope:    unix.RT_SCOPE_UNIVERSE,
+		Type:     unix.RTN_UNICAST,
+	}}
+	if !route.Gateway.IsValid() && route.Prefix.Addr().Is4() {
+		header.Scope = unix.RT_SCOPE_LINK
+	}
+	attrs := []*nl.RtAttr{
+		nl.NewRtAttr(unix.RTA_DST, route.Prefix.Addr().AsSlice()),
+		nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(route.Device))),
+	}
+	if route.Metric != 0 {
+		attrs = append(attrs, nl.NewRtAttr(unix.RTA_PRIORITY, nl.Uint32Attr(uint32(route.Metric))))
+	}
+	if route.Gateway.IsValid() {
+		attrs = append(attrs, nl.NewRtAttr(unix.RTA_GATEWAY, route.Gateway.AsSlice()))
+	}
+	if route.Source.IsValid() {
+		attrs = append(attrs, nl.NewRtAttr(unix.RTA_PREFSRC, route.Source.AsSlice()))
+	}
+	if route.MTU != 0 {
+		metrics := nl.NewRtAttr(unix.RTA_METRICS, nil)
+		metrics.AddRtAttr(unix.RTAX_MTU, nl.Uint32Attr(uint32(route.MTU)))
+		attrs = append(attrs, metrics)
+	}
+	if route.Tunnel.Remote.IsValid() {
+		attrs = append(attrs,
+			nl.NewRtAttr(unix.RTA_ENCAP_TYPE, nl.Uint16Attr(uint16(encapType(route.Tunnel.Remote)))),
+			route.Tunnel.attr())
+	}
+	return header, attrs
+}
+
+// Attributes of a tunnel (linux/lwtunnel.h). Those of IPv4 and of IPv6 have the same numbers.
+const (
+	tunnelID = iota + 1
+	tunnelRemote
+	tunnelLocal
+	tunnelTTL
+	tunnelTOS
+	tunnelFlags
+
+	flagChecksum = 1 // TUNNEL_CSUM
+)
+
+func encapType(remote netip.Addr) int {
+	if remote.Is4() {
+		return nl.LWTUNNEL_ENCAP_IP
+	}
+	return nl.LWTUNNEL_ENCAP_IP6
+}
+
+func (t Tunnel) attr() *nl.RtAttr {
+	attr := nl.NewRtAttr(unix.RTA_ENCAP|unix.NLA_F_NESTED, nil)
+	attr.AddRtAttr(tunnelID, binary.BigEndian.AppendUint64(nil, uint64(t.ID)))
+	attr.AddRtAttr(tunnelRemote, t.Remote.AsSlice())
+	if t.Local.IsValid() {
+		attr.AddRtAttr(tunnelLocal, t.Local.AsSlice())
+	}
+	if t.Checksum {
+		attr.AddRtAttr(tunnelFlags, binary.BigEndian.AppendUint16(nil, flagChecksum))
+	}
+	return attr
+}
+
+// parse reads a route. It filters again, for kernels that ignore the request's filter for IPv6.
+func (r *NodeRoutes) parse(message []byte) (route NodeRoute, ok bool, err error) {
+	header := nl.DeserializeRtMsg(message)
+	if header.Protocol != r.protocol || header.Type != unix.RTN_UNICAST || header.Table != unix.RT_TABLE_MAIN ||
+		header.Flags&unix.RTM_F_CLONED != 0 {
+		return NodeRoute{}, false, nil
+	}
+	attrs, err := nl.ParseRouteAttr(message[header.Len():])
+	if err != nil {
+		return NodeRoute{}, false, err
+	}
+	dst := netip.IPv4Unspecified()
+	if header.Family == unix.AF_INET6 {
+		dst = netip.IPv6Unspecified()
+	}
+	for _, attr := range attrs {
+		switch attr.Attr.Type &^ unix.NLA_F_NESTED {
+		case unix.RTA_DST:
+			dst = addrOf(attr.Value)
+		case unix.RTA_PRIORITY:
+			route.Metric = int(nl.NativeEndian().Uint32(attr.Value))
+		case unix.RTA_OIF:
+			route.Device = int(nl.NativeEndian().Uint32(attr.Value))
+		case unix.RTA_GATEWAY:
+			route.Gateway = addrOf(attr.Value)
+		case unix.RTA_PREFSRC:
+			route.Source = addrOf(attr.Value)
+		case unix.RTA_METRICS:
+			route.MTU, err = mtuOf(attr.Value)
+		case unix.RTA_ENCAP:
+			route.Tunnel, err = tunnelOf(attr.Value)
+		}
+		if err != nil {
+			return NodeRoute{}, false, err
+		}
+	}
+	route.Prefix = netip.PrefixFrom(dst, int(header.Dst_len))
+	return route, true, nil
+}
+
+func mtuOf(metrics []byte) (int, error) {
+	attrs, err := nl.ParseRouteAttr(metrics)
+	for _, attr := range attrs {
+		if attr.Attr.Type == unix.RTAX_MTU {
+			return int(nl.NativeEndian().Uint32(attr.Value)), nil
+		}
+	}
+	return 0, err
+}
+
+func tunnelOf(encap []byte) (t Tunnel, err error) {
+	attrs, err := nl.ParseRouteAttr(encap)
+	for _, attr := range attrs {
+		switch attr.Attr.Type {
+		case tunnelID:
+			t.ID = uint32(binary.BigEndian.Uint64(attr.Value))
+		case tunnelRemote:
+			t.Remote = addrOf(attr.Value)
+		case tunnelLocal:
+			if local := addrOf(attr.Value); !local.IsUnspecified() {
+				t.Local = local
+			}
+		case tunnelFlags:
+			t.Checksum = binary.BigEndian.Uint16(attr.Value)&flagChecksum != 0
+		}
+	}
+	return t, err
+}
+
+func addrOf(value []byte) netip.Addr {
+	addr, _ := netip.AddrFromSlice(value)
+	return addr
+}
+
+func familyOf(addr netip.Addr) uint8 {
+	if addr.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}

@@ -1,0 +1,58 @@
+package rtnl
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+const ourProtocol = 235
+
+// serialize returns a route's message as the kernel would list it.
+func serialize(protocol uint8, route NodeRoute) []byte {
+	header, attrs := (&NodeRoutes{protocol: protocol}).message(route)
+	message := slices.Clone(header.Serialize())
+	for _, attr := range attrs {
+		message = append(message, attr.Serialize()...)
+	}
+	return message
+}
+
+// TestNodeRoute reads each kind of route as it was written.
+func TestNodeRoute(t *testing.T) {
+	addr, prefix := netip.MustParseAddr, netip.MustParsePrefix
+	for name, route := range map[string]NodeRoute{
+		"IPv4 over IPv4": {Prefix: prefix("10.244.2.0/24"), Device: 7, Source: addr("10.244.1.1"),
+			Tunnel: Tunnel{ID: 0xabcdef, Local: addr("192.0.2.1"), Remote: addr("192.0.2.2")}},
+		"IPv6 over IPv4": {Prefix: prefix("fd44:2::/64"), Device: 7, Source: addr("fd44:1::1"),
+			Tunnel: Tunnel{ID: 1, Remote: addr("192.0.2.2")}},
+		"IPv4 over IPv6": {Prefix: prefix("10.244.2.0/24"), Device: 7, MTU: 1430,
+			Tunnel: Tunnel{ID: 1, Local: addr("2001:db8::1"), Remote: addr("2001:db8::2"), Checksum: true}},
+		"IPv6 over IPv6": {Prefix: prefix("fd44:2::/64"), Device: 7,
+			Tunnel: Tunnel{ID: 1, Local: addr("2001:db8::1"), Remote: addr("2001:db8::2"), Checksum: true}},
+		"IPv4, neighbor": {Prefix: prefix("10.244.2.0/24"), Device: 2, Gateway: addr("192.0.2.2")},
+		"IPv6, neighbor": {Prefix: prefix("fd44:2::/64"), Metric: 1024, Device: 2, Gateway: addr("2001:db8::2"), MTU: 1400},
+	} {
+		got, ok, err := (&NodeRoutes{protocol: ourProtocol}).parse(serialize(ourProtocol, route))
+		if err != nil || !ok || got != route {
+			t.Errorf("%s: got %+v, %v (%v), want %+v", name, got, ok, err, route)
+		}
+	}
+}
+
+// TestNodeRouteOfOthers leaves alone what has another protocol, and what the kernel keeps for itself.
+func TestNodeRouteOfOthers(t *testing.T) {
+	route := NodeRoute{Prefix: netip.MustParsePrefix("fd44:2::/64"), Device: 2}
+	ours := &NodeRoutes{protocol: ourProtocol}
+	if got, ok, err := ours.parse(serialize(unix.RTPROT_BOOT, route)); ok || err != nil {
+		t.Errorf("protocol boot: got %+v, %v (%v), want none", got, ok, err)
+	}
+	cloned := serialize(ourProtocol, route)
+	nl.DeserializeRtMsg(cloned).Flags = unix.RTM_F_CLONED
+	if got, ok, err := ours.parse(cloned); ok || err != nil {
+		t.Errorf("cloned: got %+v, %v (%v), want none", got, ok, err)
+	}
+}
