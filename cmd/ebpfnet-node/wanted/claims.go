@@ -1,0 +1,292 @@
+package wanted
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// cluster resolves who has which prefix and address. A Node object says both, and any of them may be wrong, or
+// written by somebody who wants another's packets. So the older node has what two of them claim: a node that
+// joins cannot take anything, and all nodes come to the same result. This node has its own prefixes in any case.
+type cluster struct {
+	config   Config
+	host     Host
+	own      *member
+	members  []*member // by age
+	claims   []claim   // valid ones, by age
+	accepted []claim   // by prefix; none overlap
+	skipped  []Skip
+	problems []string
+}
+
+// member is a node. The smaller its rank, the older it is.
+type member struct {
+	name      string
+	rank      int
+	addresses [2]netip.Addr // IPv4, IPv6; invalid: none that can be used
+}
+
+// claim is a node's prefix.
+type claim struct {
+	prefix netip.Prefix
+	node   *member
+}
+
+func newCluster(nodes []Node, own string, config Config, host Host) (*cluster, error) {
+	byAge := slices.Clone(nodes)
+	slices.SortFunc(byAge, func(a, b Node) int {
+		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Name, b.Name))
+	})
+	c := &cluster{config: config, host: host}
+	for rank, node := range byAge {
+		m := &member{name: node.Name, rank: rank}
+		if node.Name == own {
+			c.own = m
+		}
+		c.members = append(c.members, m)
+	}
+	if c.own == nil {
+		return nil, fmt.Errorf("the API has no node %s: %w", own, ErrUnknown)
+	}
+	for rank, node := range byAge {
+		c.readAddresses(c.members[rank], node.Addresses)
+		c.readPrefixes(c.members[rank], node.PodCIDRs)
+	}
+	return c, nil
+}
+
+func (c *cluster) skip(m *member, prefix, reason string) {
+	if m == c.own {
+		c.problems = append(c.problems, strings.TrimPrefix(prefix+": "+reason, ": "))
+		return
+	}
+	c.skipped = append(c.skipped, Skip{m.name, prefix, reason})
+}
+
+// readAddresses takes the first address of each family.
+func (c *cluster) readAddresses(m *member, texts []string) {
+	for _, text := range texts {
+		addr, err := netip.ParseAddr(text)
+		addr = addr.Unmap()
+		if err != nil || !addr.IsGlobalUnicast() || addr.Zone() != "" || inAny(c.config.PodCIDRs, addr) {
+			continue
+		}
+		if own := &m.addresses[familyOf(addr)]; !own.IsValid() {
+			*own = addr
+		}
+	}
+}
+
+// readPrefixes keeps the valid ones.
+func (c *cluster) readPrefixes(m *member, texts []string) {
+	if len(texts) == 0 {
+		c.skip(m, "", "it has no podCIDR (yet)")
+	}
+	for _, text := range texts {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil || prefix.Addr().Is4In6() {
+			c.skip(m, text, "it is not a prefix like 10.244.1.0/24")
+			continue
+		}
+		if prefix = prefix.Masked(); c.isRefused(m, prefix) {
+			continue
+		}
+		c.claims = append(c.claims, claim{prefix, m})
+	}
+}
+
+// special are addresses that no container has. Who could claim them could cut off hosts.
+var special = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/8"),
+	netip.MustParsePrefix("127.0.0.0/8"),
+	netip.MustParsePrefix("169.254.0.0/16"),
+	netip.MustParsePrefix("224.0.0.0/3"),
+	netip.MustParsePrefix("::/16"), // loopback, IPv4-mapped and others
+	netip.MustParsePrefix("fe80::/10"),
+	netip.MustParsePrefix("ff00::/8"),
+}
+
+func (c *cluster) isRefused(m *member, prefix netip.Prefix) bool {
+	const (
+		largest4, largest6 = 8, 16 // bits
+		gatewayAndPod      = 2     // bits
+	)
+	bits, largest := prefix.Bits(), []int{largest4, largest6}[familyOf(prefix.Addr())]
+	reason := ""
+	switch {
+	case bits < largest:
+		reason = fmt.Sprintf("it is larger than a /%d", largest)
+	case bits > prefix.Addr().BitLen()-gatewayAndPod:
+		reason = "it has no room for a container"
+	case slices.ContainsFunc(special, prefix.Overlaps):
+		reason = "it has addresses that no container can have"
+	case len(c.config.PodCIDRs) > 0 && !slices.ContainsFunc(c.config.PodCIDRs, func(all netip.Prefix) bool {
+		return all.Bits() <= bits && all.Contains(prefix.Addr())
+	}):
+		reason = fmt.Sprintf("it is outside of the cluster's %v", c.config.PodCIDRs)
+	case slices.ContainsFunc(c.config.Reserved, prefix.Contains):
+		reason = "it has the address of the API server"
+	case m != c.own && slices.ContainsFunc(c.host.Links, func(link Link) bool { return link.isIn(prefix) }):
+		reason = "it has an address of this node's devices"
+	}
+	if reason != "" {
+		c.skip(m, prefix.String(), reason)
+	}
+	return reason != ""
+}
+
+// isIn returns whether an address of a device is in a prefix.
+func (l Link) isIn(prefix netip.Prefix) bool {
+	return slices.ContainsFunc(l.Addresses, func(own netip.Prefix) bool { return prefix.Contains(own.Addr()) })
+}
+
+func inAny(prefixes []netip.Prefix, addr netip.Addr) bool {
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+// resolve decides between claims, and drops addresses that lie in what is accepted.
+func (c *cluster) resolve() {
+	c.refuseAddressesOfOlder()
+	slices.SortFunc(c.claims, comparePrefixes)
+	for start := 0; start < len(c.claims); {
+		end := start + 1 // of those that the first one contains
+		for end < len(c.claims) && c.claims[start].prefix.Overlaps(c.claims[end].prefix) {
+			end++
+		}
+		c.accepted = append(c.accepted, c.decide(c.claims[start:end])...)
+		start = end
+	}
+	slices.SortFunc(c.accepted, comparePrefixes)
+	for _, m := range c.members {
+		c.dropAddresses(m)
+	}
+}
+
+// comparePrefixes sorts by address. A prefix comes before those that it contains.
+func comparePrefixes(a, b claim) int {
+	return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()))
+}
+
+// decide returns those of overlapping claims that do not overlap an older one.
+func (c *cluster) decide(claims []claim) []claim {
+	if len(claims) == 1 {
+		return claims
+	}
+	byAge := slices.Clone(claims)
+	slices.SortStableFunc(byAge, func(a, b claim) int {
+		return cmp.Or(c.compareOwn(a.node, b.node), cmp.Compare(a.node.rank, b.node.rank))
+	})
+	var accepted []claim
+	for _, claim := range byAge {
+		i := slices.IndexFunc(accepted, overlaps(claim))
+		if i < 0 {
+			accepted = append(accepted, claim)
+			continue
+		}
+		c.lose(claim, accepted[i])
+	}
+	return accepted
+}
+
+// overlaps returns whether another claim overlaps this one.
+func overlaps(a claim) func(claim) bool {
+	return func(b claim) bool { return a.prefix.Overlaps(b.prefix) }
+}
+
+// compareOwn sorts this node before others.
+func (c *cluster) compareOwn(a, b *member) int {
+	switch {
+	case a == b:
+		return 0
+	case a == c.own:
+		return -1
+	case b == c.own:
+		return 1
+	default:
+		return 0
+	}
+}
+
+// lose reports a claim that another one precedes.
+func (c *cluster) lose(loser, winner claim) {
+	c.skip(loser.node, loser.prefix.String(), fmt.Sprintf("it overlaps %s of node %s", winner.prefix, c.nameOf(winner.node)))
+	if winner.node == c.own && loser.node.rank < c.own.rank {
+		c.problems = append(c.problems, fmt.Sprintf("node %s is older and has %s, which overlaps this node's %s: others send there",
+			loser.node.name, loser.prefix, winner.prefix))
+	}
+}
+
+func (c *cluster) nameOf(m *member) string {
+	if m == c.own {
+		return m.name + ", this one"
+	}
+	return m.name
+}
+
+// refuseAddressesOfOlder refuses prefixes with the address of an older node, of the same one, or of this one:
+// their owner would get what is for that node itself.
+func (c *cluster) refuseAddressesOfOlder() {
+	type address struct {
+		addr netip.Addr
+		node *member
+	}
+	var addresses []address
+	for _, m := range c.members {
+		for _, addr := range m.addresses {
+			if addr.IsValid() {
+				addresses = append(addresses, address{addr, m})
+			}
+		}
+	}
+	slices.SortFunc(addresses, func(a, b address) int { return a.addr.Compare(b.addr) })
+	c.claims = slices.DeleteFunc(c.claims, func(claim claim) bool {
+		first, _ := slices.BinarySearchFunc(addresses, claim.prefix.Addr(), func(a address, addr netip.Addr) int { return a.addr.Compare(addr) })
+		for _, a := range addresses[first:] {
+			if !claim.prefix.Contains(a.addr) {
+				break
+			}
+			if a.node == c.own || claim.node != c.own && a.node.rank <= claim.node.rank {
+				c.skip(claim.node, claim.prefix.String(), fmt.Sprintf("it has the address %s of node %s", a.addr, c.nameOf(a.node)))
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// dropAddresses drops those that lie in a prefix, and this node's own at others.
+func (c *cluster) dropAddresses(m *member) {
+	for i, addr := range m.addresses {
+		if !addr.IsValid() {
+			continue
+		}
+		next, _ := slices.BinarySearchFunc(c.accepted, addr, func(claim claim, addr netip.Addr) int {
+			if claim.prefix.Addr().Compare(addr) <= 0 {
+				return -1
+			}
+			return 1
+		})
+		switch {
+		case m != c.own && addr == c.own.addresses[i]:
+			c.skip(m, "", fmt.Sprintf("its address %s is this node's", addr))
+		case next > 0 && c.accepted[next-1].prefix.Contains(addr):
+			c.skip(m, "", fmt.Sprintf("its address %s is in %s of node %s", addr, c.accepted[next-1].prefix, c.nameOf(c.accepted[next-1].node)))
+		default:
+			continue
+		}
+		m.addresses[i] = netip.Addr{}
+	}
+}
+
+// prefixesOf returns a node's accepted prefixes.
+func (c *cluster) prefixesOf(m *member) (prefixes []netip.Prefix) {
+	for _, claim := range c.accepted {
+		if claim.node == m {
+			prefixes = append(prefixes, claim.prefix)
+		}
+	}
+	return prefixes
+}

@@ -1,0 +1,338 @@
+// Package wanted says what a node is to have so that its containers and those of all other nodes reach each
+// other: a pure function of the nodes, this node's devices and the configuration.
+//
+// It has no memory, so all nodes that see the same Node objects agree on who has a prefix, and what one has
+// after a restart is what it had before. It may import loader/rtnl.
+package wanted
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+)
+
+// Node is what counts of a Node object. Its text comes from outside.
+type Node struct {
+	Name      string
+	Created   time.Time // by the API server's clock: nobody chooses it
+	PodCIDRs  []string
+	Addresses []string // its internal addresses, best first
+}
+
+// Mode is how packets go to other nodes.
+type Mode string
+
+// The modes.
+const (
+	ModeTunnel Mode = "tunnel" // VXLAN
+	ModeDirect Mode = "direct" // by the other node's address; the network must let addresses of containers pass
+	ModeAuto   Mode = "auto"   // direct to nodes on the same link for which a probe has passed
+)
+
+// Config is what an operator chooses, the same on all nodes.
+type Config struct {
+	Mode       Mode
+	Device     string // name of the tunnel device
+	Port       int    // UDP port of VXLAN
+	VNI        uint32
+	MTU        int            // of the network between nodes; 0: that of this node's device
+	PreferIPv6 bool           // between nodes that have addresses of both families
+	PodCIDRs   []netip.Prefix // those of the cluster; empty: any
+	Reserved   []netip.Addr   // no prefix of a node may have them: the API server's
+}
+
+// Host is what counts of this node's devices.
+type Host struct {
+	Links  []Link
+	Proved map[netip.Addr]bool // addresses of nodes that have answered a direct probe
+}
+
+// Link is an external device that is up.
+type Link struct {
+	Index     int
+	Name      string
+	MTU       int
+	Addresses []netip.Prefix
+}
+
+// State is what a node is to have.
+type State struct {
+	Device   *Device // the tunnel; nil in ModeDirect
+	Routes   []rtnl.NodeRoute
+	Peers    []Peer
+	PodCIDRs []netip.Prefix // of this node
+	PodMTU   int            // of its containers; 0: that of the route to the outside
+	Skipped  []Skip
+	Problems []string // why this node's own containers would not be reached
+}
+
+// Device is the tunnel device: VXLAN that takes the outer addresses from routes and programs.
+type Device struct {
+	Name      string
+	Port      int
+	MAC       string // the driver drops packets from its own, so each node has another
+	MTU       int
+	Addresses []netip.Prefix // the gateway of each of this node's prefixes: what the host itself sends from
+}
+
+// Peer is an entry of the datapath's map of nodes: containers of another node.
+type Peer struct {
+	Node   string
+	Prefix netip.Prefix
+	Remote netip.Addr
+	Direct bool
+	MTU    int // 0: that of the device
+}
+
+// Skip is a prefix of a node, or a node without any, that is not served as it should be.
+type Skip struct {
+	Node   string
+	Prefix string // as the Node object has it; empty: the node
+	Reason string
+}
+
+// ErrUnknown is wrapped by the error for a node of which too little is known. What it has should stay.
+var ErrUnknown = errors.New("nothing is changed")
+
+// ofTunnelDevice stands in a route for the index of the tunnel device, which may not exist yet.
+const ofTunnelDevice = 0
+
+// Overhead of VXLAN: outer IP, UDP and VXLAN headers, and the inner Ethernet header.
+const (
+	overhead4 = 20 + 8 + 8 + 14
+	overhead6 = 40 + 8 + 8 + 14
+
+	leastIPv6MTU = 1280
+	metricIPv6   = 1024 // what the kernel makes of 0
+)
+
+// Of returns what the node with the name own is to have.
+func Of(nodes []Node, own string, config Config, host Host) (*State, error) {
+	c, err := newCluster(nodes, own, config, host)
+	if err != nil {
+		return nil, err
+	}
+	c.resolve()
+	s := &State{PodCIDRs: c.prefixesOf(c.own), Problems: c.problems}
+	path := newPath(c.own, config, host)
+	missing := ""
+	if len(s.PodCIDRs) == 0 {
+		missing = "podCIDR"
+	} else if len(path.families()) == 0 {
+		missing = "usable internal address"
+	}
+	if missing != "" {
+		return nil, fmt.Errorf("node %s has no %s (%s): %w", own, missing, strings.Join(c.problems, "; "), ErrUnknown)
+	}
+	s.Problems = append(s.Problems, path.problems(s.PodCIDRs)...)
+	if config.Mode != ModeDirect {
+		s.Device = path.device(own, s.PodCIDRs)
+		s.PodMTU = path.tunnelMTU(path.families()[0])
+	}
+	for _, claim := range c.accepted {
+		if claim.node != c.own {
+			s.add(claim, path)
+		}
+	}
+	s.Skipped = append(s.Skipped, c.skipped...)
+	return s, nil
+}
+
+// add adds what leads to a prefix of another node.
+func (s *State) add(claim claim, path *path) {
+	skip := func(reason string) {
+		s.Skipped = append(s.Skipped, Skip{claim.node.name, claim.prefix.String(), reason})
+	}
+	route, reason := path.direct(claim)
+	direct := reason == ""
+	if !direct && path.config.Mode != ModeDirect {
+		route, reason = path.tunnel(claim, s.Device)
+	}
+	switch {
+	case route.Prefix.IsValid():
+		s.Routes = append(s.Routes, route)
+	case path.config.Mode == ModeDirect && path.remoteOf(claim).IsValid():
+		direct = true // the host's own routes lead there: no packet is masqueraded
+		skip(reason)
+	default:
+		skip(reason)
+		return
+	}
+	remote := route.Tunnel.Remote
+	if direct {
+		remote = path.remoteOf(claim)
+	}
+	s.Peers = append(s.Peers, Peer{claim.node.name, claim.prefix, remote, direct, route.MTU})
+}
+
+// path is the way between this node and others.
+type path struct {
+	config Config
+	host   Host
+	own    [2]netip.Addr // this node's address of each family: IPv4, IPv6
+	local  [2]bool       // whether a device of this host has it
+	mtu    int
+}
+
+func newPath(own *member, config Config, host Host) *path {
+	p := &path{config: config, host: host, own: own.addresses, mtu: config.MTU}
+	for _, link := range host.Links {
+		for _, address := range link.Addresses {
+			for family, addr := range p.own {
+				if address.Addr() != addr {
+					continue
+				}
+				p.local[family] = true
+				if config.MTU == 0 && (p.mtu == 0 || link.MTU < p.mtu) {
+					p.mtu = link.MTU
+				}
+			}
+		}
+	}
+	for _, link := range host.Links { // the address may be on lo, or translated by a cloud
+		if p.mtu == 0 || config.MTU == 0 && !p.local[0] && !p.local[1] && link.MTU < p.mtu {
+			p.mtu = link.MTU
+		}
+	}
+	return p
+}
+
+// families returns the indexes of the families that this node has an address of, best first. Nodes with
+// the same configuration choose the same one for both directions.
+func (p *path) families() []int {
+	order := []int{0, 1}
+	if p.config.PreferIPv6 {
+		order = []int{1, 0}
+	}
+	return slices.DeleteFunc(order, func(i int) bool { return !p.own[i].IsValid() })
+}
+
+// tunnelMTU returns the MTU inside of a tunnel over a family.
+func (p *path) tunnelMTU(family int) int { return p.mtu - []int{overhead4, overhead6}[family] }
+
+// device returns the tunnel device. Its MTU is the largest of any route; others have their own.
+func (p *path) device(node string, podCIDRs []netip.Prefix) *Device {
+	d := &Device{Name: p.config.Device, Port: p.config.Port, MAC: macOf(node)}
+	for _, family := range p.families() {
+		d.MTU = max(d.MTU, p.tunnelMTU(family))
+	}
+	for _, prefix := range podCIDRs {
+		gateway := gatewayOf(prefix)
+		d.Addresses = append(d.Addresses, netip.PrefixFrom(gateway, gateway.BitLen()))
+	}
+	return d
+}
+
+// problems returns what of this node hinders its own containers.
+func (p *path) problems(podCIDRs []netip.Prefix) (problems []string) {
+	if p.config.Mode == ModeDirect {
+		return nil
+	}
+	for _, family := range p.families() {
+		if !p.local[family] {
+			problems = append(problems, fmt.Sprintf(
+				"no device that is up has this node's address %s: other nodes may drop what it sends", p.own[family]))
+		}
+	}
+	isIPv6 := func(prefix netip.Prefix) bool { return prefix.Addr().Is6() }
+	if mtu := p.tunnelMTU(p.families()[0]); slices.ContainsFunc(podCIDRs, isIPv6) && mtu < leastIPv6MTU {
+		problems = append(problems, fmt.Sprintf(
+			"an MTU of %d between nodes leaves containers %d; IPv6 needs %d", p.mtu, mtu, leastIPv6MTU))
+	}
+	return problems
+}
+
+// remoteOf returns a node's address of a prefix's family, or an invalid one.
+func (p *path) remoteOf(claim claim) netip.Addr {
+	return claim.node.addresses[familyOf(claim.prefix.Addr())]
+}
+
+// direct returns a route by a node's address, or why there is none.
+func (p *path) direct(claim claim) (rtnl.NodeRoute, string) {
+	remote := p.remoteOf(claim)
+	switch {
+	case p.config.Mode == ModeTunnel:
+		return rtnl.NodeRoute{}, "the mode is tunnel"
+	case !remote.IsValid():
+		return rtnl.NodeRoute{}, "the node has no usable internal address of the prefix's family"
+	case p.config.Mode == ModeAuto && !p.host.Proved[remote]:
+		return rtnl.NodeRoute{}, "no direct probe has passed"
+	}
+	for _, link := range p.host.Links {
+		for _, address := range link.Addresses {
+			if address.Masked().Contains(remote) {
+				return rtnl.NodeRoute{
+					Prefix: claim.prefix, Metric: metricOf(claim.prefix), Device: link.Index, Gateway: remote,
+				}, ""
+			}
+		}
+	}
+	return rtnl.NodeRoute{}, fmt.Sprintf("%s is on no link of this node: its containers are left to the host's routes", remote)
+}
+
+// tunnel returns a route through the tunnel device, or why there is none.
+func (p *path) tunnel(claim claim, device *Device) (rtnl.NodeRoute, string) {
+	for _, family := range p.families() {
+		remote := claim.node.addresses[family]
+		if !remote.IsValid() {
+			continue
+		}
+		tunnel := rtnl.Tunnel{ID: p.config.VNI, Remote: remote, Checksum: remote.Is6()} // no receiver takes IPv6 without
+		if p.local[family] {
+			tunnel.Local = p.own[family]
+		}
+		route := rtnl.NodeRoute{
+			Prefix: claim.prefix, Metric: metricOf(claim.prefix), Device: ofTunnelDevice,
+			Source: device.gateway(familyOf(claim.prefix.Addr())), Tunnel: tunnel,
+		}
+		if mtu := p.tunnelMTU(family); mtu != device.MTU {
+			route.MTU = mtu
+		}
+		return route, ""
+	}
+	return rtnl.NodeRoute{}, "the node has no usable internal address of a family that this node has, too"
+}
+
+// gateway returns the device's address of a family, or an invalid one.
+func (d *Device) gateway(family int) netip.Addr {
+	for _, address := range d.Addresses {
+		if familyOf(address.Addr()) == family {
+			return address.Addr()
+		}
+	}
+	return netip.Addr{}
+}
+
+// gatewayOf returns the first address of a prefix, as host-local has it.
+func gatewayOf(prefix netip.Prefix) netip.Addr { return prefix.Addr().Next() }
+
+// macOf derives a locally administered unicast address from a node's name, so that a device that is made again
+// has it again. No other node needs to know it.
+func macOf(node string) string {
+	sum := sha256.Sum256([]byte("ebpfnet-node " + node))
+	mac := net.HardwareAddr(sum[:6])
+	mac[0] = mac[0]&^1 | 2
+	return mac.String()
+}
+
+func metricOf(prefix netip.Prefix) int {
+	if prefix.Addr().Is6() {
+		return metricIPv6
+	}
+	return 0
+}
+
+// familyOf returns the index of a family: 0 for IPv4, 1 for IPv6.
+func familyOf(addr netip.Addr) int {
+	if addr.Is4() {
+		return 0
+	}
+	return 1
+}
