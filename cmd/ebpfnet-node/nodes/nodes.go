@@ -1,0 +1,170 @@
+// Package nodes watches the cluster's Node objects. It asks the API only to list and watch nodes, in protobuf,
+// streamed where the server can, and reads six fields of each.
+//
+// It may import cmd/ebpfnet-node/wanted.
+package nodes
+
+import (
+	"context"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+)
+
+// Watcher knows the nodes. It is also the store that client-go's reflector fills. The reflector lists again
+// after a watch that has expired, and replaces everything: so what went unseen is gone here, too.
+type Watcher struct {
+	api     rest.Interface
+	backoff *wait.Backoff // nil: client-go's
+	changed chan struct{}
+
+	mu     sync.Mutex
+	nodes  map[string]wanted.Node
+	synced bool
+	err    error
+}
+
+// New returns a watcher of an API server's nodes.
+func New(config *rest.Config) (*Watcher, error) {
+	api, err := clientOf(config)
+	if err != nil {
+		return nil, err
+	}
+	return &Watcher{api: api, changed: make(chan struct{}, 1), nodes: map[string]wanted.Node{}}, nil
+}
+
+// clientOf returns a client that knows nothing but Node objects. The clientset knows all kinds, which
+// makes a binary and a process three times as large.
+func clientOf(config *rest.Config) (rest.Interface, error) {
+	const protobuf = runtime.ContentTypeProtobuf
+	version := schema.GroupVersion{Version: "v1"}
+	scheme := runtime.NewScheme()
+	scheme.AddKnownTypeWithName(version.WithKind("Node"), &object{})
+	scheme.AddKnownTypeWithName(version.WithKind("NodeList"), &objectList{})
+	metav1.AddToGroupVersion(scheme, version)
+
+	config = rest.CopyConfig(config)
+	config.APIPath = "/api"
+	config.GroupVersion = &version
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	config.AcceptContentTypes, config.ContentType = protobuf, protobuf
+	return rest.RESTClientFor(config)
+}
+
+// Run watches until ctx is done. The API server may be away for any time.
+func (w *Watcher) Run(ctx context.Context) {
+	reflector := cache.NewReflectorWithOptions(&cache.ListWatch{
+		ListWithContextFunc:  w.list,
+		WatchFuncWithContext: w.watch,
+	}, &object{}, w, cache.ReflectorOptions{Name: "nodes", TypeDescription: "nodes", Backoff: w.backoff})
+	reflector.RunWithContext(ctx)
+}
+
+func (w *Watcher) list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+	list := &objectList{}
+	err := w.api.Get().Resource("nodes").VersionedParams(&options, metav1.ParameterCodec).Do(ctx).Into(list)
+	w.note(err)
+	return list, err
+}
+
+func (w *Watcher) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	options.Watch = true
+	watching, err := w.api.Get().Resource("nodes").VersionedParams(&options, metav1.ParameterCodec).Watch(ctx)
+	w.note(err)
+	return watching, err
+}
+
+func (w *Watcher) note(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.err = err
+}
+
+// Changed is ready when something that counts has changed since the last receive. Heartbeats do not count.
+func (w *Watcher) Changed() <-chan struct{} { return w.changed }
+
+// List returns the nodes by name. They are complete only if synced: until the first full list the agent
+// knows nothing, and must change nothing.
+func (w *Watcher) List() (nodes []wanted.Node, synced bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(w.nodes)) {
+		nodes = append(nodes, w.nodes[name])
+	}
+	return nodes, w.synced
+}
+
+// Err returns why the API server last refused a list or a watch, or nil if it did not.
+func (w *Watcher) Err() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
+}
+
+// Add, Update, Delete, Replace and Resync are called by the reflector.
+func (w *Watcher) Add(added any) error {
+	node := added.(*object).node
+	w.change(func() bool {
+		old, known := w.nodes[node.Name]
+		w.nodes[node.Name] = node
+		return !known || !reflect.DeepEqual(old, node)
+	})
+	return nil
+}
+
+// Update is Add.
+func (w *Watcher) Update(updated any) error { return w.Add(updated) }
+
+// Delete removes a node.
+func (w *Watcher) Delete(deleted any) error {
+	name := deleted.(*object).Name
+	w.change(func() bool {
+		_, known := w.nodes[name]
+		delete(w.nodes, name)
+		return known
+	})
+	return nil
+}
+
+// Replace has a full list.
+func (w *Watcher) Replace(all []any, _ string) error {
+	nodes := make(map[string]wanted.Node, len(all))
+	for _, listed := range all {
+		node := listed.(*object).node
+		nodes[node.Name] = node
+	}
+	w.change(func() bool {
+		changed := !w.synced || !reflect.DeepEqual(w.nodes, nodes)
+		w.nodes, w.synced = nodes, true
+		return changed
+	})
+	return nil
+}
+
+// Resync has nothing to do.
+func (w *Watcher) Resync() error { return nil }
+
+// change calls a function that changes the nodes, and tells the reader if it returns true.
+func (w *Watcher) change(apply func() bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !apply() {
+		return
+	}
+	select {
+	case w.changed <- struct{}{}:
+	default: // the reader has yet to look
+	}
+}

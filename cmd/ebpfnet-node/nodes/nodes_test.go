@@ -1,0 +1,291 @@
+package nodes
+
+import (
+	"fmt"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+)
+
+const timeout = time.Minute // a fault
+
+var created = time.Unix(1_700_000_000, 0).UTC()
+
+// fullNode returns a Node object with what real ones have.
+func fullNode(name string, podCIDRs ...string) *corev1.Node {
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, UID: "6a1ddcd0-0000-4000-8000-000000000001", CreationTimestamp: metav1.NewTime(created),
+			Labels:      map[string]string{"kubernetes.io/hostname": name},
+			Annotations: map[string]string{"node.alpha.kubernetes.io/ttl": "0"},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", Operation: "Update",
+				FieldsV1: &metav1.FieldsV1{Raw: []byte(strings.Repeat("f", 4096))}}},
+		},
+		Spec: corev1.NodeSpec{PodCIDRs: podCIDRs, Taints: []corev1.Taint{{Key: "a", Effect: "NoSchedule"}}},
+		Status: corev1.NodeStatus{
+			Addresses: []corev1.NodeAddress{
+				{Type: corev1.NodeHostName, Address: name}, {Type: corev1.NodeExternalIP, Address: "203.0.113.9"},
+				{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeInternalIP, Address: "2001:db8::1"},
+			},
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now()}},
+		},
+	}
+	if len(podCIDRs) > 0 {
+		node.Spec.PodCIDR = podCIDRs[0]
+	}
+	for n := range 50 {
+		node.Status.Images = append(node.Status.Images, corev1.ContainerImage{Names: []string{fmt.Sprintf("image-%d@sha256:%064d", n, n)}, SizeBytes: 1 << 30})
+	}
+	return node
+}
+
+func wantedNode(name string, podCIDRs ...string) wanted.Node {
+	return wanted.Node{Name: name, Created: created, PodCIDRs: podCIDRs, Addresses: []string{"192.0.2.1", "2001:db8::1"}}
+}
+
+// next waits for a change, and returns the nodes.
+func next(t *testing.T, w *Watcher) []wanted.Node {
+	t.Helper()
+	select {
+	case <-w.Changed():
+	case <-time.After(timeout):
+		t.Fatalf("got no change in %v; the last error was %v", timeout, w.Err())
+	}
+	nodes, synced := w.List()
+	if !synced {
+		t.Fatal("a change came before the first full list")
+	}
+	return nodes
+}
+
+// until waits for a state that the events of several changes lead to.
+func until(t *testing.T, w *Watcher, want ...wanted.Node) {
+	t.Helper()
+	for !reflect.DeepEqual(next(t, w), want) {
+	}
+}
+
+// TestWatch follows changes, from servers that stream lists and those that do not.
+func TestWatch(t *testing.T) {
+	for _, streaming := range []bool{true, false} {
+		t.Run(fmt.Sprintf("streaming=%v", streaming), func(t *testing.T) {
+			api := newAPIServer(t, streaming)
+			api.put(fullNode("a", "10.244.1.0/24", "fd44:1::/64"), fullNode("b"))
+			w := api.watched()
+			first := next(t, w)
+			if want := []wanted.Node{wantedNode("a", "10.244.1.0/24", "fd44:1::/64"), wantedNode("b")}; !reflect.DeepEqual(first, want) {
+				t.Fatalf("got %+v, want %+v", first, want)
+			}
+			api.awaitWatch(t)
+			api.put(fullNode("b", "10.244.2.0/24"))
+			until(t, w, wantedNode("a", "10.244.1.0/24", "fd44:1::/64"), wantedNode("b", "10.244.2.0/24"))
+			api.remove("a", true)
+			until(t, w, wantedNode("b", "10.244.2.0/24"))
+			if err := w.Err(); err != nil {
+				t.Errorf("got error %v, want none", err)
+			}
+			listed := slices.ContainsFunc(api.requests, func(r string) bool { return strings.Contains(r, "watch= ") })
+			if listed == streaming {
+				t.Errorf("got requests %q, want a list: %v", api.requests, !streaming)
+			}
+		})
+	}
+}
+
+// TestExpiredWatch finds what it has missed: a node that went, one that came, one that changed.
+func TestExpiredWatch(t *testing.T) {
+	for _, streaming := range []bool{true, false} {
+		t.Run(fmt.Sprintf("streaming=%v", streaming), func(t *testing.T) {
+			api := newAPIServer(t, streaming)
+			api.put(fullNode("a", "10.244.1.0/24"), fullNode("b", "10.244.2.0/24"))
+			w := api.watched()
+			next(t, w)
+			api.awaitWatch(t)
+			api.remove("a", false)
+			api.expire()
+			until(t, w, wantedNode("b", "10.244.2.0/24"))
+			api.awaitWatch(t)
+			api.put(fullNode("c", "10.244.3.0/24"))
+			until(t, w, wantedNode("b", "10.244.2.0/24"), wantedNode("c", "10.244.3.0/24"))
+		})
+	}
+}
+
+// TestHeartbeats wakes nobody: the next change that is seen is a real one.
+func TestHeartbeats(t *testing.T) {
+	api := newAPIServer(t, true)
+	api.put(fullNode("a", "10.244.1.0/24"))
+	w := api.watched()
+	next(t, w)
+	api.awaitWatch(t)
+	for range 5 {
+		api.put(fullNode("a", "10.244.1.0/24")) // another time of the heartbeat, another version
+	}
+	api.put(fullNode("b", "10.244.2.0/24"))
+	if got := next(t, w); len(got) != 2 {
+		t.Errorf("got a change with nodes %+v, want none before node b", got)
+	}
+}
+
+// TestBatch has one change for many events that come before the reader looks.
+func TestBatch(t *testing.T) {
+	w := &Watcher{changed: make(chan struct{}, 1), nodes: map[string]wanted.Node{}}
+	_ = w.Replace(nil, "1")
+	for n := range 100 {
+		_ = w.Add(&object{node: wanted.Node{Name: fmt.Sprintf("node-%02d", n)}})
+	}
+	if got := next(t, w); len(got) != 100 {
+		t.Errorf("got %d nodes, want 100", len(got))
+	}
+	select {
+	case <-w.Changed():
+		t.Error("got a second change, want one for all")
+	default:
+	}
+}
+
+// TestAPIDown starts without an API server, says why it knows nothing, and goes on when there is one.
+func TestAPIDown(t *testing.T) {
+	api := newAPIServer(t, true)
+	serve := api.Config.Handler
+	var down atomic.Bool
+	down.Store(true)
+	api.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if down.Load() {
+			api.refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
+			return
+		}
+		serve.ServeHTTP(w, r)
+	})
+	api.put(fullNode("a", "10.244.1.0/24"))
+	w := api.watched()
+	await(t, "an error", func() bool { return w.Err() != nil })
+	if nodes, synced := w.List(); synced || len(nodes) > 0 {
+		t.Errorf("got nodes %v, synced %v, want none", nodes, synced)
+	}
+	down.Store(false)
+	until(t, w, wantedNode("a", "10.244.1.0/24"))
+	if err := w.Err(); err != nil {
+		t.Errorf("got error %v, want none", err)
+	}
+}
+
+// TestUnmarshal compares with Kubernetes' own decoder.
+func TestUnmarshal(t *testing.T) {
+	old := fullNode("old")
+	old.Spec.PodCIDR = "10.244.1.0/24" // before dual stack
+	for name, test := range map[string]struct {
+		node *corev1.Node
+		want wanted.Node
+	}{
+		"full":  {fullNode("full", "10.244.1.0/24", "fd44:1::/64"), wantedNode("full", "10.244.1.0/24", "fd44:1::/64")},
+		"old":   {old, wantedNode("old", "10.244.1.0/24")},
+		"empty": {&corev1.Node{}, wanted.Node{Created: time.Unix(0, 0).UTC()}},
+	} {
+		data, err := test.node.Marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got object
+		if err := got.Unmarshal(data); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if !reflect.DeepEqual(got.node, test.want) {
+			t.Errorf("%s: got %+v, want %+v", name, got.node, test.want)
+		}
+	}
+}
+
+// FuzzUnmarshal requires that what Kubernetes reads is read the same way, and that nothing panics.
+func FuzzUnmarshal(f *testing.F) {
+	for _, node := range []*corev1.Node{fullNode("a", "10.244.1.0/24"), {}} {
+		node.Status.Images, node.ManagedFields = nil, nil
+		data, err := node.Marshal()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var got object
+		if err := got.Unmarshal(data); err != nil {
+			return
+		}
+		var kubernetes corev1.Node
+		if err := kubernetes.Unmarshal(data); err != nil {
+			return
+		}
+		if got.Name != kubernetes.Name || got.ResourceVersion != kubernetes.ResourceVersion {
+			t.Errorf("got name %q, version %q, want %q, %q", got.Name, got.ResourceVersion, kubernetes.Name, kubernetes.ResourceVersion)
+		}
+		podCIDRs := kubernetes.Spec.PodCIDRs
+		if len(podCIDRs) == 0 && kubernetes.Spec.PodCIDR != "" {
+			podCIDRs = []string{kubernetes.Spec.PodCIDR}
+		}
+		if !slices.Equal(got.node.PodCIDRs, podCIDRs) {
+			t.Errorf("got podCIDRs %q, want %q", got.node.PodCIDRs, podCIDRs)
+		}
+		var addresses []string
+		for _, address := range kubernetes.Status.Addresses {
+			if address.Type == corev1.NodeInternalIP {
+				addresses = append(addresses, address.Address)
+			}
+		}
+		if !slices.Equal(got.node.Addresses, addresses) {
+			t.Errorf("got addresses %q, want %q", got.node.Addresses, addresses)
+		}
+	})
+}
+
+// BenchmarkUnmarshal reads a node with 50 images, as we do and as Kubernetes does.
+func BenchmarkUnmarshal(b *testing.B) {
+	data, err := fullNode("a", "10.244.1.0/24").Marshal()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Run("ours", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if err := new(object).Unmarshal(data); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("kubernetes", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if err := new(corev1.Node).Unmarshal(data); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+// awaitWatch waits until the server has a watch to tell of changes.
+func (s *apiServer) awaitWatch(t *testing.T) {
+	t.Helper()
+	await(t, "a watch", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.events != nil
+	})
+}
+
+// await asks until a condition holds.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(timeout); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("got no %s in %v", what, timeout)
+		}
+	}
+}
