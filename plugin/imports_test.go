@@ -45,6 +45,12 @@ var rooms = []struct{ dir, imports string }{
 	{"cmd/ebpfnetctl/screen", ""},
 	{"cmd/ebpfnetctl/trace", "bpf cmd/ebpfnetctl/firewall loader loader/rtnl maps plugin/link plugin/operator"},
 	{"cmd/ebpfnetctl/wanted", "cmd/ebpfnetctl/runtimes maps plugin plugin/cni plugin/config plugin/operator"},
+	{"cmd/ebpfnet-node/wanted", "loader/rtnl"},
+	{"cmd/ebpfnet-node/conflist", "plugin/show"},
+	{"cmd/ebpfnet-node/nodes", "cmd/ebpfnet-node/wanted"},
+	{"cmd/ebpfnet-node/reconcile", "cmd/ebpfnet-node/wanted loader/rtnl"},
+	{"cmd/ebpfnet-node/health", "plugin/show"},
+	{"cmd/ebpfnet-node", "cmd/ebpfnet-node/conflist cmd/ebpfnet-node/health cmd/ebpfnet-node/nodes cmd/ebpfnet-node/reconcile cmd/ebpfnet-node/wanted cmd/ebpfnetctl/metrics loader/rtnl plugin/show"},
 	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/bugreport cmd/ebpfnetctl/doctor cmd/ebpfnetctl/drops cmd/ebpfnetctl/metrics cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes cmd/ebpfnetctl/screen cmd/ebpfnetctl/trace cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/operator plugin/record plugin/show"},
 }
 
@@ -85,7 +91,7 @@ func TestLeanPlugins(t *testing.T) {
 			t.Errorf("%s: got packages %q, want plugin/cni among them", command, packages)
 		}
 		for _, name := range packages {
-			for _, heavy := range []string{"github.com/spf13/", "go.yaml.in/", "github.com/BurntSushi/", "github.com/prometheus/client_golang/"} {
+			for _, heavy := range []string{"github.com/spf13/", "go.yaml.in/", "k8s.io/", "github.com/BurntSushi/", "github.com/prometheus/client_golang/"} {
 				if strings.HasPrefix(name, heavy) {
 					t.Errorf("%s imports %s, which belongs in ebpfnetctl alone", command, name)
 				}

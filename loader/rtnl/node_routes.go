@@ -83,26 +83,30 @@ func (r *NodeRoutes) List() ([]NodeRoute, error) {
 
 // Add adds a route. It fails with EEXIST if there is one to the same prefix, whose ever it is.
 func (r *NodeRoutes) Add(route NodeRoute) error {
-	return r.change(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, route, "add")
+	header, attrs := r.message(route)
+	return r.change(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, header, attrs, "add", route)
 }
 
 // Replace changes a route of ours in one step: no packet finds none.
 func (r *NodeRoutes) Replace(route NodeRoute) error {
-	return r.change(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, route, "replace")
+	header, attrs := r.message(route)
+	return r.change(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, header, attrs, "replace", route)
 }
 
-// Delete deletes a route, unless it is gone already.
+// Delete deletes a route, unless it is gone already. The kernel finds it by prefix, metric, device and protocol:
+// it may have what List does not tell.
 func (r *NodeRoutes) Delete(route NodeRoute) error {
-	err := r.change(unix.RTM_DELROUTE, 0, route, "delete")
+	header, attrs := r.message(NodeRoute{Prefix: route.Prefix, Metric: route.Metric, Device: route.Device})
+	header.Scope = unix.RT_SCOPE_NOWHERE // any
+	err := r.change(unix.RTM_DELROUTE, 0, header, attrs, "delete", route)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
 	}
 	return err
 }
 
-func (r *NodeRoutes) change(kind, flags int, route NodeRoute, verb string) error {
+func (r *NodeRoutes) change(kind, flags int, header *nl.RtMsg, attrs []*nl.RtAttr, verb string, route NodeRoute) error {
 	request := r.request(kind, flags|unix.NLM_F_ACK)
-	header, attrs := r.message(route)
 	request.AddData(header)
 	for _, attr := range attrs {
 		request.AddData(attr)

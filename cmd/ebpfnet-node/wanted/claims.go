@@ -27,6 +27,7 @@ type member struct {
 	name      string
 	rank      int
 	addresses [2]netip.Addr // IPv4, IPv6; invalid: none that can be used
+	podCIDRs  []netip.Prefix
 }
 
 // claim is a node's prefix.
@@ -94,6 +95,7 @@ func (c *cluster) readPrefixes(m *member, texts []string) {
 		if prefix = prefix.Masked(); c.isRefused(m, prefix) {
 			continue
 		}
+		m.podCIDRs = append(m.podCIDRs, prefix)
 		c.claims = append(c.claims, claim{prefix, m})
 	}
 }
@@ -281,11 +283,11 @@ func (c *cluster) dropAddresses(m *member) {
 	}
 }
 
-// prefixesOf returns a node's accepted prefixes.
+// prefixesOf returns a node's accepted prefixes in the order of its object: the first one's family is preferred.
 func (c *cluster) prefixesOf(m *member) (prefixes []netip.Prefix) {
-	for _, claim := range c.accepted {
-		if claim.node == m {
-			prefixes = append(prefixes, claim.prefix)
+	for _, prefix := range m.podCIDRs {
+		if slices.Contains(c.accepted, claim{prefix, m}) {
+			prefixes = append(prefixes, prefix)
 		}
 	}
 	return prefixes

@@ -54,11 +54,11 @@ type Host struct {
 	Proved map[netip.Addr]bool // addresses of nodes that have answered a direct probe
 }
 
-// Link is an external device that is up.
+// Link is a device that is up and not a container's.
 type Link struct {
 	Index     int
 	Name      string
-	MTU       int
+	MTU       int // 0: it leads nowhere, as lo
 	Addresses []netip.Prefix
 }
 
@@ -183,25 +183,34 @@ type path struct {
 
 func newPath(own *member, config Config, host Host) *path {
 	p := &path{config: config, host: host, own: own.addresses, mtu: config.MTU}
+	least := 0 // of devices with this node's address
 	for _, link := range host.Links {
 		for _, address := range link.Addresses {
 			for family, addr := range p.own {
-				if address.Addr() != addr {
-					continue
-				}
-				p.local[family] = true
-				if config.MTU == 0 && (p.mtu == 0 || link.MTU < p.mtu) {
-					p.mtu = link.MTU
+				if address.Addr() == addr {
+					p.local[family] = true
+					least = smaller(least, link.MTU)
 				}
 			}
 		}
 	}
-	for _, link := range host.Links { // the address may be on lo, or translated by a cloud
-		if p.mtu == 0 || config.MTU == 0 && !p.local[0] && !p.local[1] && link.MTU < p.mtu {
-			p.mtu = link.MTU
+	if least == 0 { // the address is on lo, or translated by a cloud
+		for _, link := range host.Links {
+			least = smaller(least, link.MTU)
 		}
 	}
+	if p.mtu == 0 {
+		p.mtu = least
+	}
 	return p
+}
+
+// smaller returns the smaller one of two MTUs, of which 0 is none.
+func smaller(a, b int) int {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
 }
 
 // families returns the indexes of the families that this node has an address of, best first. Nodes with

@@ -150,6 +150,29 @@ func TestDevice(t *testing.T) {
 	}
 }
 
+// TestMTU is that of the device with this node's address, or of the narrowest one.
+func TestMTU(t *testing.T) {
+	link := func(mtu int, addresses ...string) Link {
+		made := hostWith(addresses...).Links[0]
+		made.MTU = mtu
+		return made
+	}
+	for name, test := range map[string]struct {
+		links []Link
+		want  int
+	}{
+		"own address on one":  {[]Link{link(1400, "198.51.100.1/24"), link(9000, "192.0.2.1/24")}, 8950},
+		"own address on lo":   {[]Link{link(0, "192.0.2.1/32"), link(9000, "198.51.100.1/24"), link(1400, "203.0.113.1/24")}, 1350},
+		"own address on none": {[]Link{link(0, "198.18.0.1/32"), link(1500, "203.0.113.1/24")}, 1450},
+	} {
+		got, err := Of([]Node{node(1, "10.244.1.0/24", "192.0.2.1")}, "node-1", config, Host{Links: test.links})
+		if err != nil {
+			t.Fatal(err)
+		}
+		check(t, name, got.Device.MTU, test.want)
+	}
+}
+
 // TestOddNodes skips what is wrong, with a reason, and serves the rest.
 func TestOddNodes(t *testing.T) {
 	own := node(2, "10.244.2.0/24", "192.0.2.2")

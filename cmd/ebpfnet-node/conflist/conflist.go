@@ -1,0 +1,173 @@
+// Package conflist makes the network configuration of a node: the operator's template, which is the same on all
+// nodes, with the node's own address ranges.
+//
+// It may import plugin/show.
+package conflist
+
+import (
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/ebpfnet/ebpfnet/plugin/show"
+)
+
+// Default is the template of an operator who has none.
+//
+//go:embed default.conflist
+var Default []byte
+
+// pluginType is the plugin whose keys are filled in.
+const pluginType = "ebpfnet"
+
+type object = map[string]json.RawMessage
+
+// Fill returns a template with a node's ranges, with default routes for their families unless the template has
+// routes, with an MTU unless it has one, and with the key that makes the plugin wait for the agent's first sync.
+// All other keys stay as they are: exemptions from masquerading, host ports, further plugins.
+func Fill(template []byte, podCIDRs []netip.Prefix, mtu int) ([]byte, error) {
+	var list object
+	if err := json.Unmarshal(template, &list); err != nil {
+		return nil, fmt.Errorf("read the template of the conflist: %w", err)
+	}
+	var plugins []object
+	if err := read(list, "plugins", &plugins, "an array of objects"); err != nil {
+		return nil, err
+	}
+	var name string
+	if err := read(list, "name", &name, "the network's name"); err != nil {
+		return nil, err
+	}
+	plugin, err := ours(plugins)
+	if err != nil {
+		return nil, err
+	}
+	if err := fillAddresses(plugin, podCIDRs); err != nil {
+		return nil, err
+	}
+	if mtu != 0 && plugin["mtu"] == nil {
+		plugin["mtu"] = encode(mtu)
+	}
+	plugin["cluster"] = encode(true)
+	list["plugins"] = encode(plugins)
+	filled, err := json.MarshalIndent(list, "", "  ")
+	return append(filled, '\n'), err
+}
+
+// ours returns the only plugin of our type.
+func ours(plugins []object) (object, error) {
+	var found []object
+	for _, plugin := range plugins {
+		if string(plugin["type"]) == string(encode(pluginType)) {
+			found = append(found, plugin)
+		}
+	}
+	if len(found) != 1 {
+		return nil, fmt.Errorf("plugins of the template: got %d of type %q, want one", len(found), pluginType)
+	}
+	return found[0], nil
+}
+
+// fillAddresses fills in the section "ipam".
+func fillAddresses(plugin object, podCIDRs []netip.Prefix) error {
+	section := object{"type": encode("host-local")}
+	if plugin["ipam"] != nil {
+		if err := read(plugin, "ipam", &section, "an object"); err != nil {
+			return err
+		}
+	}
+	var kind string
+	if err := read(section, "type", &kind, `"host-local"`); err != nil {
+		return err
+	}
+	if kind != "host-local" {
+		return fmt.Errorf(`ipam.type of the template: got %s, want "host-local": it allocates from a node's podCIDRs`, show.Value(kind))
+	}
+	for _, key := range []string{"ranges", "subnet"} {
+		if section[key] != nil {
+			return fmt.Errorf("ipam.%s of the template: got %s, want none: each node has its podCIDRs", key, show.Short(string(section[key])))
+		}
+	}
+	type rng struct {
+		Subnet netip.Prefix `json:"subnet"`
+	}
+	type route struct {
+		Dst netip.Prefix `json:"dst"`
+	}
+	var ranges [][]rng
+	var routes []route
+	sets := map[bool]int{} // by whether they are IPv4
+	for _, prefix := range podCIDRs {
+		i, known := sets[prefix.Addr().Is4()]
+		if !known {
+			i = len(ranges)
+			sets[prefix.Addr().Is4()] = i
+			ranges, routes = append(ranges, nil), append(routes, route{defaultOf(prefix.Addr())})
+		}
+		ranges[i] = append(ranges[i], rng{prefix}) // a container gets one address of each set
+	}
+	if len(ranges) == 0 {
+		return errors.New("a conflist needs a podCIDR")
+	}
+	section["ranges"] = encode(ranges)
+	if section["routes"] == nil {
+		section["routes"] = encode(routes)
+	}
+	plugin["ipam"] = encode(section)
+	return nil
+}
+
+// defaultOf returns the default route of an address's family.
+func defaultOf(addr netip.Addr) netip.Prefix {
+	if addr.Is4() {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+}
+
+// read reads a key, which must be there.
+func read(from object, key string, into any, expected string) error {
+	value := from[key]
+	if value == nil || json.Unmarshal(value, into) != nil {
+		return fmt.Errorf("%s of the template: got %s, want %s", key, show.Short(string(value)), expected)
+	}
+	return nil
+}
+
+// encode is for values that have a form in JSON.
+func encode(value any) json.RawMessage {
+	encoded, err := json.Marshal(value)
+	if err != nil {
+		panic(err)
+	}
+	return encoded
+}
+
+// Write replaces a file in one step: a runtime that reads meanwhile has the old one or the new one. A file that is
+// the same already is left alone, because runtimes load a configuration again when it changes.
+func Write(path string, content []byte) (changed bool, err error) {
+	if present, err := os.ReadFile(path); err == nil && string(present) == string(content) {
+		return false, nil
+	}
+	// Runtimes load all names that end in .conf, .conflist or .json.
+	file, err := os.CreateTemp(filepath.Dir(path), ".ebpfnet-*.new")
+	if err != nil {
+		return false, err
+	}
+	defer func() {
+		if !changed {
+			err = errors.Join(err, os.Remove(file.Name()))
+		}
+	}()
+	_, err = file.Write(content)
+	const readable = 0o644
+	err = errors.Join(err, file.Chmod(readable), file.Sync(), file.Close())
+	if err == nil {
+		err = os.Rename(file.Name(), path)
+	}
+	return err == nil, err
+}

@@ -1,0 +1,173 @@
+package reconcile
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+)
+
+const tunnelIndex = 9
+
+var (
+	gateway4 = netip.MustParsePrefix("10.244.1.1/32")
+	gateway6 = netip.MustParsePrefix("fd44:1::1/128")
+)
+
+// wantedState has the tunnel device and routes to three prefixes.
+func wantedState() *wanted.State {
+	return &wanted.State{
+		Device: &wanted.Device{Name: "ebpfnet0", Port: 4789, MAC: "02:00:00:00:00:01", MTU: 1450, Addresses: []netip.Prefix{gateway4, gateway6}},
+		Routes: []rtnl.NodeRoute{tunnelRoute(2, 0), tunnelRoute(3, 0), directRoute(4)},
+		Peers:  []wanted.Peer{peer(2), peer(3), peer(4)},
+	}
+}
+
+func podCIDR(n int) netip.Prefix { return netip.MustParsePrefix(fmt.Sprintf("10.244.%d.0/24", n)) }
+func address(n int) netip.Addr   { return netip.MustParseAddr(fmt.Sprintf("192.0.2.%d", n)) }
+
+func tunnelRoute(n, device int) rtnl.NodeRoute {
+	return rtnl.NodeRoute{Prefix: podCIDR(n), Device: device, Source: gateway4.Addr(), Tunnel: rtnl.Tunnel{ID: 7, Local: address(1), Remote: address(n)}}
+}
+
+func directRoute(n int) rtnl.NodeRoute {
+	return rtnl.NodeRoute{Prefix: podCIDR(n), Device: 2, Gateway: address(n)}
+}
+
+func peer(n int) wanted.Peer {
+	return wanted.Peer{Node: fmt.Sprintf("node-%d", n), Prefix: podCIDR(n), Remote: address(n)}
+}
+
+// presentState is what a host has after wantedState.
+func presentState() *Present {
+	return &Present{
+		Device: &Device{Index: tunnelIndex, Name: "ebpfnet0", Kind: "vxlan", Ours: true, External: true, Up: true, NoARP: true,
+			Port: 4789, MAC: "02:00:00:00:00:01", MTU: 1450, Addresses: []netip.Prefix{gateway6, gateway4}},
+		Routes: []rtnl.NodeRoute{directRoute(4), tunnelRoute(3, tunnelIndex), tunnelRoute(2, tunnelIndex)},
+		Peers:  []wanted.Peer{peer(4), peer(2), peer(3)},
+	}
+}
+
+// TestDifference changes what differs, and nothing else.
+func TestDifference(t *testing.T) {
+	all := []netip.Prefix{gateway4, gateway6}
+	foreign := directRoute(200)
+	moved := tunnelRoute(2, tunnelIndex)
+	moved.Tunnel.Remote = address(22)
+	for _, test := range []struct {
+		name   string
+		change func(want *wanted.State, have *Present)
+		want   Changes
+	}{
+		{"nothing", func(*wanted.State, *Present) {}, Changes{}},
+		{"first start", func(_ *wanted.State, have *Present) { *have = Present{} },
+			Changes{CreateDevice: true, AddAddresses: all, SetPeers: true,
+				Add: []rtnl.NodeRoute{tunnelRoute(2, 0), tunnelRoute(3, 0), directRoute(4)}}},
+		{"device deleted", func(_ *wanted.State, have *Present) {
+			have.Device, have.Routes = nil, []rtnl.NodeRoute{directRoute(4)}
+		}, Changes{CreateDevice: true, AddAddresses: all, Add: []rtnl.NodeRoute{tunnelRoute(2, 0), tunnelRoute(3, 0)}}},
+		{"device of another port", func(_ *wanted.State, have *Present) { have.Device.Port = 8472 },
+			Changes{DeleteDevice: true, CreateDevice: true, AddAddresses: all, Add: []rtnl.NodeRoute{tunnelRoute(2, 0), tunnelRoute(3, 0)}}},
+		{"device of another name", func(want *wanted.State, _ *Present) { want.Device.Name = "tunnel0" },
+			Changes{DeleteDevice: true, CreateDevice: true, AddAddresses: all, Add: []rtnl.NodeRoute{tunnelRoute(2, 0), tunnelRoute(3, 0)}}},
+		{"device with remotes of its own", func(_ *wanted.State, have *Present) { have.Device.External = false },
+			Changes{DeleteDevice: true, CreateDevice: true, AddAddresses: all, Add: []rtnl.NodeRoute{tunnelRoute(2, 0), tunnelRoute(3, 0)}}},
+		{"device no longer wanted", func(want *wanted.State, _ *Present) {
+			want.Device, want.Routes = nil, []rtnl.NodeRoute{directRoute(4)}
+		}, Changes{DeleteDevice: true}},
+		{"device without ours", func(want *wanted.State, have *Present) { // mode direct, beside somebody's device
+			want.Device, want.Routes = nil, []rtnl.NodeRoute{directRoute(4)}
+			have.Device.Ours, have.Routes = false, want.Routes
+		}, Changes{}},
+		{"device down", func(_ *wanted.State, have *Present) { have.Device.Up = false }, Changes{SetDevice: true}},
+		{"device with ARP", func(_ *wanted.State, have *Present) { have.Device.NoARP = false }, Changes{SetDevice: true}},
+		{"another MTU", func(want *wanted.State, _ *Present) { want.Device.MTU = 8950 }, Changes{SetDevice: true}},
+		{"another MAC", func(_ *wanted.State, have *Present) { have.Device.MAC = "02:00:00:00:00:02" }, Changes{SetDevice: true}},
+		{"address gone", func(_ *wanted.State, have *Present) { have.Device.Addresses = have.Device.Addresses[:1] },
+			Changes{AddAddresses: []netip.Prefix{gateway4}}},
+		{"address left", func(want *wanted.State, _ *Present) { want.Device.Addresses = all[:1] },
+			Changes{DeleteAddresses: []netip.Prefix{gateway6}}},
+		{"routes flushed", func(_ *wanted.State, have *Present) { have.Routes = nil },
+			Changes{Add: []rtnl.NodeRoute{tunnelRoute(2, tunnelIndex), tunnelRoute(3, tunnelIndex), directRoute(4)}}},
+		{"node gone", func(want *wanted.State, _ *Present) { want.Routes, want.Peers = want.Routes[1:], want.Peers[1:] },
+			Changes{SetPeers: true, Delete: []rtnl.NodeRoute{tunnelRoute(2, tunnelIndex)}}},
+		{"left by another node", func(_ *wanted.State, have *Present) { have.Routes = append(have.Routes, foreign) },
+			Changes{Delete: []rtnl.NodeRoute{foreign}}},
+		{"another metric", func(_ *wanted.State, have *Present) { have.Routes[2].Metric = 5 }, func() Changes {
+			stale := tunnelRoute(2, tunnelIndex)
+			stale.Metric = 5
+			return Changes{Add: []rtnl.NodeRoute{tunnelRoute(2, tunnelIndex)}, Delete: []rtnl.NodeRoute{stale}}
+		}()},
+		{"node's address changed", func(want *wanted.State, _ *Present) {
+			want.Routes[0].Tunnel.Remote, want.Peers[0].Remote = address(22), address(22)
+		}, Changes{SetPeers: true, Replace: []rtnl.NodeRoute{moved}}},
+		{"from tunnel to direct", func(want *wanted.State, _ *Present) { want.Routes[0], want.Peers[0].Direct = directRoute(2), true },
+			Changes{SetPeers: true, Replace: []rtnl.NodeRoute{directRoute(2)}}},
+		{"entries lost", func(_ *wanted.State, have *Present) { have.Peers = nil }, Changes{SetPeers: true}},
+		{"entries without names", func(_ *wanted.State, have *Present) {
+			for i := range have.Peers {
+				have.Peers[i].Node = ""
+			}
+		}, Changes{}},
+	} {
+		want, have := wantedState(), presentState()
+		test.change(want, have)
+		got, err := Difference(want, have)
+		if err != nil {
+			t.Errorf("%s: %v", test.name, err)
+			continue
+		}
+		if !reflect.DeepEqual(got, &test.want) {
+			t.Errorf("%s: got %+v, want %+v", test.name, got, test.want)
+		}
+		if got.IsEmpty() != reflect.DeepEqual(test.want, Changes{}) {
+			t.Errorf("%s: got empty %v, with %d changes", test.name, got.IsEmpty(), got.Count())
+		}
+	}
+}
+
+// TestDeviceOfOthers leaves alone a device that somebody else has made with the tunnel's name.
+func TestDeviceOfOthers(t *testing.T) {
+	have := presentState()
+	have.Device.Ours, have.Device.Kind = false, "bridge"
+	if got, err := Difference(wantedState(), have); err == nil || !strings.Contains(err.Error(), "ebpfnet0 (bridge)") {
+		t.Errorf("got changes %+v, error %v, want an error that names the device", got, err)
+	}
+}
+
+// TestFailures tells a few of many errors.
+func TestFailures(t *testing.T) {
+	var failed failures
+	failed.note(nil)
+	if err := failed.err(); err != nil {
+		t.Errorf("got error %v, want none", err)
+	}
+	for n := range 5000 {
+		failed.note(fmt.Errorf("route %d", n))
+	}
+	if got := failed.err().Error(); got != "route 0\nroute 1\nroute 2\nand 4997 more" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// BenchmarkDifferenceOf5000Nodes finds nothing to do, as each minute.
+func BenchmarkDifferenceOf5000Nodes(b *testing.B) {
+	want, have := &wanted.State{}, &Present{}
+	for n := range 10000 {
+		prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(n >> 8), byte(n), 0}), 24)
+		want.Routes = append(want.Routes, rtnl.NodeRoute{Prefix: prefix, Tunnel: rtnl.Tunnel{ID: 1, Remote: prefix.Addr()}})
+		want.Peers = append(want.Peers, wanted.Peer{Prefix: prefix, Remote: prefix.Addr()})
+	}
+	have.Routes, have.Peers = slices.Clone(want.Routes), slices.Clone(want.Peers)
+	b.ReportAllocs()
+	for b.Loop() {
+		if changes, err := Difference(want, have); err != nil || !changes.IsEmpty() {
+			b.Fatalf("got %d changes (%v), want none", changes.Count(), err)
+		}
+	}
+}

@@ -1,0 +1,83 @@
+package reconcile
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+)
+
+// Filter says which changes of this host are worth a look. A host where containers come and go has hundreds of
+// others each second.
+type Filter struct {
+	Tunnel   int            // index of the tunnel device
+	PodCIDRs []netip.Prefix // of this node: their addresses are on containers' devices
+}
+
+// IsRelevant returns whether a change may be one of the tunnel device, of an external one, or of our routes.
+func (f Filter) IsRelevant(m rtnl.Message) bool {
+	switch m.Type {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		return len(m.Data) >= unix.SizeofIfInfomsg && !isContainers(m.Data)
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		return len(m.Data) >= unix.SizeofIfAddrmsg && f.isRelevantAddress(m.Data)
+	case unix.RTM_DELROUTE: // new ones are ours, or add nothing that we want
+		return len(m.Data) >= unix.SizeofRtMsg && nl.DeserializeRtMsg(m.Data).Protocol == protocol
+	default:
+		return false
+	}
+}
+
+// isContainers recognizes the host's end of a container's interface by its name (plugin/names) and kind.
+func isContainers(data []byte) bool {
+	const prefix, length = "ebpf", 15
+
+	attrs, err := nl.ParseRouteAttr(data[unix.SizeofIfInfomsg:])
+	if err != nil {
+		return false
+	}
+	var name, kind string
+	for _, attr := range attrs {
+		switch attr.Attr.Type {
+		case unix.IFLA_IFNAME:
+			name = nl.BytesToString(attr.Value)
+		case unix.IFLA_LINKINFO:
+			kind = kindOf(attr.Value)
+		}
+	}
+	return strings.HasPrefix(name, prefix) && len(name) == length && (kind == "veth" || kind == "netkit")
+}
+
+func kindOf(info []byte) string {
+	attrs, _ := nl.ParseRouteAttr(info)
+	for _, attr := range attrs {
+		if attr.Attr.Type == nl.IFLA_INFO_KIND {
+			return nl.BytesToString(attr.Value)
+		}
+	}
+	return ""
+}
+
+func (f Filter) isRelevantAddress(data []byte) bool {
+	header := nl.DeserializeIfAddrmsg(data)
+	if int(header.Index) == f.Tunnel {
+		return true
+	}
+	attrs, err := nl.ParseRouteAttr(data[unix.SizeofIfAddrmsg:])
+	if err != nil {
+		return true
+	}
+	for _, attr := range attrs {
+		if attr.Attr.Type != unix.IFA_ADDRESS {
+			continue
+		}
+		addr, _ := netip.AddrFromSlice(attr.Value)
+		return !addr.IsLinkLocalUnicast() &&
+			!slices.ContainsFunc(f.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
+	}
+	return true
+}

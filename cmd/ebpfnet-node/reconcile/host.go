@@ -1,0 +1,296 @@
+package reconcile
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+)
+
+const (
+	// protocol marks our routes (`ip route show proto 235`). What has it and is not wanted is deleted.
+	protocol = 235
+
+	// alias marks our device.
+	alias = "ebpfnet-node tunnel"
+
+	// ofPlugin begins the aliases of the host's ends of containers' interfaces (plugin/names).
+	ofPlugin = "ebpfnet "
+
+	kindVXLAN = "vxlan"
+)
+
+// NodeMap is the datapath's map of nodes.
+type NodeMap interface {
+	Peers() ([]wanted.Peer, error) // names of nodes may be missing
+	SetPeers([]wanted.Peer) error  // in one step, or at least additions first
+}
+
+// Host is this host's network namespace. Its methods are for one goroutine.
+type Host struct {
+	handle *netlink.Handle
+	routes *rtnl.NodeRoutes
+	nodes  NodeMap
+	device string
+}
+
+// Open opens netlink. device is the name of the tunnel device.
+func Open(nodes NodeMap, device string) (*Host, error) {
+	handle, err := rtnl.Open()
+	if err != nil {
+		return nil, err
+	}
+	routes, err := rtnl.OpenNodeRoutes(protocol)
+	if err != nil {
+		handle.Close()
+		return nil, err
+	}
+	return &Host{handle, routes, nodes, device}, nil
+}
+
+// Close closes netlink.
+func (h *Host) Close() {
+	h.handle.Close()
+	h.routes.Close()
+}
+
+// Look lists what is there: external devices, and what is ours.
+func (h *Host) Look() (facts wanted.Host, have *Present, err error) {
+	links, err := rtnl.Links(h.handle)
+	if err != nil {
+		return facts, nil, fmt.Errorf("list devices: %w", err)
+	}
+	all, err := rtnl.Addresses(h.handle, nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return facts, nil, fmt.Errorf("list addresses: %w", err)
+	}
+	addresses := map[int][]netip.Prefix{}
+	for _, address := range all {
+		if prefix := prefixOf(address); !prefix.Addr().IsLinkLocalUnicast() && !prefix.Addr().IsLoopback() {
+			addresses[address.LinkIndex] = append(addresses[address.LinkIndex], prefix)
+		}
+	}
+	have = &Present{}
+	for _, link := range links {
+		attrs := link.Attrs()
+		switch {
+		case attrs.Alias == alias, attrs.Name == h.device && (have.Device == nil || !have.Device.Ours):
+			have.Device = deviceOf(link, addresses[attrs.Index])
+		case isExternal(attrs) && len(addresses[attrs.Index]) > 0:
+			facts.Links = append(facts.Links, linkOf(attrs, addresses[attrs.Index]))
+		}
+	}
+	if have.Routes, err = h.routes.List(); err != nil {
+		return facts, nil, err
+	}
+	have.Peers, err = h.nodes.Peers()
+	return facts, have, err
+}
+
+// isExternal returns whether a device may lead to other nodes, or have this node's address, as lo may.
+func isExternal(attrs *netlink.LinkAttrs) bool {
+	return attrs.Flags&net.FlagUp != 0 && !strings.HasPrefix(attrs.Alias, ofPlugin)
+}
+
+func linkOf(attrs *netlink.LinkAttrs, addresses []netip.Prefix) wanted.Link {
+	link := wanted.Link{Index: attrs.Index, Name: attrs.Name, MTU: attrs.MTU, Addresses: addresses}
+	if attrs.Flags&net.FlagLoopback != 0 {
+		link.MTU = 0 // that of no path to another node
+	}
+	return link
+}
+
+func deviceOf(link netlink.Link, addresses []netip.Prefix) *Device {
+	attrs := link.Attrs()
+	d := &Device{
+		Index: attrs.Index, Name: attrs.Name, Kind: link.Type(), Ours: attrs.Alias == alias,
+		Up: attrs.Flags&net.FlagUp != 0, NoARP: attrs.RawFlags&unix.IFF_NOARP != 0,
+		MAC: attrs.HardwareAddr.String(), MTU: attrs.MTU, Addresses: addresses,
+	}
+	if vxlan, ok := link.(*netlink.Vxlan); ok {
+		d.External, d.Port = vxlan.FlowBased, vxlan.Port
+	}
+	return d
+}
+
+func prefixOf(address netlink.Addr) netip.Prefix {
+	addr, _ := netip.AddrFromSlice(address.IP)
+	bits, _ := address.Mask.Size()
+	return netip.PrefixFrom(addr.Unmap(), bits)
+}
+
+// Apply makes changes. Peers come before routes: the programs drop what comes in from a node that they do not
+// know, and answers come at once. It continues after errors.
+func (h *Host) Apply(c *Changes, want *wanted.State, have *Present) error {
+	index, err := h.applyDevice(c, want.Device, have.Device)
+	if err != nil {
+		return err // no route can be added
+	}
+	if c.SetPeers {
+		if err := h.nodes.SetPeers(want.Peers); err != nil {
+			return fmt.Errorf("write the map of nodes: %w", err)
+		}
+	}
+	var failed failures
+	for _, route := range c.Add {
+		if route.Device == 0 {
+			route.Device = index
+		}
+		failed.note(explain(h.routes.Add(route), route))
+	}
+	for _, route := range c.Replace {
+		failed.note(h.routes.Replace(route))
+	}
+	for _, route := range c.Delete {
+		failed.note(h.routes.Delete(route))
+	}
+	for _, prefix := range c.DeleteAddresses {
+		failed.note(h.changeAddress(h.handle.AddrDel, index, prefix, "delete"))
+	}
+	return failed.err()
+}
+
+// applyDevice returns the tunnel's index.
+func (h *Host) applyDevice(c *Changes, want *wanted.Device, have *Device) (index int, err error) {
+	if c.DeleteDevice {
+		if err := h.handle.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: have.Index}}); err != nil {
+			return 0, fmt.Errorf("delete device %s: %w", have.Name, err)
+		}
+	}
+	switch {
+	case c.CreateDevice:
+		index, err = h.create(want)
+	case want != nil:
+		index = have.Index
+	}
+	if err == nil && (c.CreateDevice || c.SetDevice) {
+		err = h.set(index, want)
+	}
+	for _, prefix := range c.AddAddresses {
+		if err == nil {
+			err = h.changeAddress(h.handle.AddrReplace, index, prefix, "add")
+		}
+	}
+	return index, err
+}
+
+// create makes the device with its MAC address, because udev changes one that the kernel has chosen.
+func (h *Host) create(want *wanted.Device) (index int, err error) {
+	mac, err := net.ParseMAC(want.MAC)
+	if err != nil {
+		return 0, err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.HardwareAddr, attrs.MTU = want.Name, mac, want.MTU
+	vxlan := &netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, Port: want.Port}
+	switch err := h.handle.LinkAdd(vxlan); {
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return 0, fmt.Errorf("add device %s: the kernel has no VXLAN (module vxlan): %w", want.Name, err)
+	case errors.Is(err, unix.EEXIST):
+		return 0, fmt.Errorf("add device %s: another device has the name, or one of VXLAN has UDP port %d: %w", want.Name, want.Port, err)
+	case err != nil:
+		return 0, fmt.Errorf("add device %s: %w", want.Name, err)
+	}
+	made, err := h.handle.LinkByName(want.Name)
+	if err != nil {
+		return 0, fmt.Errorf("find device %s: %w", want.Name, err)
+	}
+	if err := h.handle.LinkSetAlias(made, alias); err != nil {
+		return 0, errors.Join(fmt.Errorf("set the alias of %s: %w", want.Name, err), h.handle.LinkDel(made))
+	}
+	return made.Attrs().Index, nil
+}
+
+// set sets what can be changed. Without ARP no neighbor entry is asked for; without link-local addresses the
+// device sends nothing of its own.
+func (h *Host) set(index int, want *wanted.Device) error {
+	const addrGenModeNone = 1 // IN6_ADDR_GEN_MODE_NONE
+
+	mac, err := net.ParseMAC(want.MAC)
+	if err != nil {
+		return err
+	}
+	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
+	for _, set := range []struct {
+		what  string
+		apply func() error
+	}{
+		{"MTU", func() error { return h.handle.LinkSetMTU(link, want.MTU) }},
+		{"MAC address", func() error { return h.handle.LinkSetHardwareAddr(link, mac) }},
+		{"flag NOARP", func() error { return h.handle.LinkSetARPOff(link) }},
+		{"IPv6 address generation", func() error { return unlessNoIPv6(h.handle.LinkSetIP6AddrGenMode(link, addrGenModeNone)) }},
+		{"flag UP", func() error { return h.handle.LinkSetUp(link) }},
+	} {
+		if err := set.apply(); err != nil {
+			return fmt.Errorf("set the %s of %s: %w", set.what, want.Name, err)
+		}
+	}
+	return nil
+}
+
+// unlessNoIPv6 ignores what a kernel without IPv6 says.
+func unlessNoIPv6(err error) error {
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		return nil
+	}
+	return err
+}
+
+func (h *Host) changeAddress(change func(netlink.Link, *netlink.Addr) error, index int, prefix netip.Prefix, verb string) error {
+	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
+	address := &netlink.Addr{
+		IPNet: &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())},
+		Flags: unix.IFA_F_NODAD, // nobody else can have it
+	}
+	if prefix.Addr().Is4() {
+		address.Flags = 0
+	}
+	if err := change(link, address); err != nil {
+		return fmt.Errorf("%s address %s: %w", verb, prefix, err)
+	}
+	return nil
+}
+
+// explain says what the kernel's errors for a new route mean.
+func explain(err error, route rtnl.NodeRoute) error {
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return fmt.Errorf("%w: there is one that is not ebpfnet's (`ip route show exact %s`)", err, route.Prefix)
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return fmt.Errorf("%w: the kernel has no lightweight tunnels (CONFIG_LWTUNNEL)", err)
+	default:
+		return err
+	}
+}
+
+// failures are errors, of which the first few are told: thousands of routes can fail for one reason.
+type failures struct {
+	first []error
+	more  int
+}
+
+func (f *failures) note(err error) {
+	const told = 3
+
+	switch {
+	case err == nil:
+	case len(f.first) < told:
+		f.first = append(f.first, err)
+	default:
+		f.more++
+	}
+}
+
+func (f *failures) err() error {
+	if f.more > 0 {
+		return errors.Join(append(f.first, fmt.Errorf("and %d more", f.more))...)
+	}
+	return errors.Join(f.first...)
+}
