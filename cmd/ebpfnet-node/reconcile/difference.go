@@ -17,8 +17,16 @@ import (
 // Present is what the host has of ours.
 type Present struct {
 	Device *Device // the tunnel, or another device that has its name; nil: none
+	Tunnel Tunnel
 	Routes []rtnl.NodeRoute
 	Peers  []wanted.Peer // without names of nodes
+}
+
+// Tunnel is what the datapath knows of the tunnel; zero: none.
+type Tunnel struct {
+	Index int // of the device
+	VNI   uint32
+	Port  int
 }
 
 // Device is a tunnel device.
@@ -41,7 +49,7 @@ type Changes struct {
 	SetDevice                  bool // MAC, MTU, flags
 	AddAddresses               []netip.Prefix
 	DeleteAddresses            []netip.Prefix
-	SetPeers                   bool
+	SetTunnel, SetPeers        bool             // in the datapath
 	Add, Replace, Delete       []rtnl.NodeRoute // in a route to be added, device 0 is the tunnel
 }
 
@@ -51,7 +59,7 @@ func (c *Changes) IsEmpty() bool { return c.Count() == 0 }
 // Count returns the number of changes.
 func (c *Changes) Count() int {
 	n := len(c.AddAddresses) + len(c.DeleteAddresses) + len(c.Add) + len(c.Replace) + len(c.Delete)
-	for _, change := range []bool{c.DeleteDevice, c.CreateDevice, c.SetDevice, c.SetPeers} {
+	for _, change := range []bool{c.DeleteDevice, c.CreateDevice, c.SetDevice, c.SetTunnel, c.SetPeers} {
 		if change {
 			n++
 		}
@@ -73,9 +81,18 @@ func Difference(want *wanted.State, have *Present) (*Changes, error) {
 	if c.DeleteDevice { // they go with it
 		present = slices.DeleteFunc(slices.Clone(present), func(r rtnl.NodeRoute) bool { return r.Device == have.Device.Index })
 	}
+	c.SetTunnel = c.CreateDevice || tunnelOf(want.Device, tunnel) != have.Tunnel
 	c.compareRoutes(want.Routes, present, tunnel)
 	c.SetPeers = !equalPeers(want.Peers, have.Peers)
 	return c, nil
+}
+
+// tunnelOf returns what the datapath is to know.
+func tunnelOf(want *wanted.Device, index int) Tunnel {
+	if want == nil {
+		return Tunnel{}
+	}
+	return Tunnel{index, want.VNI, want.Port}
 }
 
 func (c *Changes) compareDevice(want *wanted.Device, have *Device) error {

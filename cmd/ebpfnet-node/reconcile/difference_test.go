@@ -22,7 +22,7 @@ var (
 // wantedState has the tunnel device and routes to three prefixes.
 func wantedState() *wanted.State {
 	return &wanted.State{
-		Device: &wanted.Device{Name: "ebpfnet0", Port: 4789, MAC: "02:00:00:00:00:01", MTU: 1450, Addresses: []netip.Prefix{gateway4, gateway6}},
+		Device: &wanted.Device{Name: "ebpfnet0", VNI: 7, Port: 4789, MAC: "02:00:00:00:00:01", MTU: 1450, Addresses: []netip.Prefix{gateway4, gateway6}},
 		Routes: []rtnl.NodeRoute{tunnelRoute(2, 0), tunnelRoute(3, 0), directRoute(4)},
 		Peers:  []wanted.Peer{peer(2), peer(3), peer(4)},
 	}
@@ -48,6 +48,7 @@ func presentState() *Present {
 	return &Present{
 		Device: &Device{Index: tunnelIndex, Name: "ebpfnet0", Kind: "vxlan", Ours: true, External: true, Up: true, NoARP: true,
 			Port: 4789, MAC: "02:00:00:00:00:01", MTU: 1450, Addresses: []netip.Prefix{gateway6, gateway4}},
+		Tunnel: Tunnel{tunnelIndex, 7, 4789},
 		Routes: []rtnl.NodeRoute{directRoute(4), tunnelRoute(3, tunnelIndex), tunnelRoute(2, tunnelIndex)},
 		Peers:  []wanted.Peer{peer(4), peer(2), peer(3)},
 	}
@@ -66,24 +67,27 @@ func TestDifference(t *testing.T) {
 	}{
 		{"nothing", func(*wanted.State, *Present) {}, Changes{}},
 		{"first start", func(_ *wanted.State, have *Present) { *have = Present{} },
-			Changes{CreateDevice: true, AddAddresses: all, SetPeers: true,
+			Changes{CreateDevice: true, SetTunnel: true, AddAddresses: all, SetPeers: true,
 				Add: []rtnl.NodeRoute{tunnelRoute(2, 0), tunnelRoute(3, 0), directRoute(4)}}},
 		{"device deleted", func(_ *wanted.State, have *Present) {
 			have.Device, have.Routes = nil, []rtnl.NodeRoute{directRoute(4)}
-		}, Changes{CreateDevice: true, AddAddresses: all, Add: []rtnl.NodeRoute{tunnelRoute(2, 0), tunnelRoute(3, 0)}}},
+		}, Changes{CreateDevice: true, SetTunnel: true, AddAddresses: all, Add: []rtnl.NodeRoute{tunnelRoute(2, 0), tunnelRoute(3, 0)}}},
 		{"device of another port", func(_ *wanted.State, have *Present) { have.Device.Port = 8472 },
-			Changes{DeleteDevice: true, CreateDevice: true, AddAddresses: all, Add: []rtnl.NodeRoute{tunnelRoute(2, 0), tunnelRoute(3, 0)}}},
+			Changes{DeleteDevice: true, CreateDevice: true, SetTunnel: true, AddAddresses: all, Add: []rtnl.NodeRoute{tunnelRoute(2, 0), tunnelRoute(3, 0)}}},
 		{"device of another name", func(want *wanted.State, _ *Present) { want.Device.Name = "tunnel0" },
-			Changes{DeleteDevice: true, CreateDevice: true, AddAddresses: all, Add: []rtnl.NodeRoute{tunnelRoute(2, 0), tunnelRoute(3, 0)}}},
+			Changes{DeleteDevice: true, CreateDevice: true, SetTunnel: true, AddAddresses: all, Add: []rtnl.NodeRoute{tunnelRoute(2, 0), tunnelRoute(3, 0)}}},
 		{"device with remotes of its own", func(_ *wanted.State, have *Present) { have.Device.External = false },
-			Changes{DeleteDevice: true, CreateDevice: true, AddAddresses: all, Add: []rtnl.NodeRoute{tunnelRoute(2, 0), tunnelRoute(3, 0)}}},
+			Changes{DeleteDevice: true, CreateDevice: true, SetTunnel: true, AddAddresses: all, Add: []rtnl.NodeRoute{tunnelRoute(2, 0), tunnelRoute(3, 0)}}},
 		{"device no longer wanted", func(want *wanted.State, _ *Present) {
 			want.Device, want.Routes = nil, []rtnl.NodeRoute{directRoute(4)}
-		}, Changes{DeleteDevice: true}},
+		}, Changes{DeleteDevice: true, SetTunnel: true}},
 		{"device without ours", func(want *wanted.State, have *Present) { // mode direct, beside somebody's device
 			want.Device, want.Routes = nil, []rtnl.NodeRoute{directRoute(4)}
-			have.Device.Ours, have.Routes = false, want.Routes
+			have.Device.Ours, have.Routes, have.Tunnel = false, want.Routes, Tunnel{}
 		}, Changes{}},
+		{"another VNI", func(want *wanted.State, _ *Present) { want.Device.VNI = 8 }, Changes{SetTunnel: true}},
+		{"datapath loaded anew", func(_ *wanted.State, have *Present) { have.Tunnel, have.Peers = Tunnel{}, nil },
+			Changes{SetTunnel: true, SetPeers: true}},
 		{"device down", func(_ *wanted.State, have *Present) { have.Device.Up = false }, Changes{SetDevice: true}},
 		{"device with ARP", func(_ *wanted.State, have *Present) { have.Device.NoARP = false }, Changes{SetDevice: true}},
 		{"another MTU", func(want *wanted.State, _ *Present) { want.Device.MTU = 8950 }, Changes{SetDevice: true}},

@@ -27,22 +27,24 @@ const (
 	kindVXLAN = "vxlan"
 )
 
-// NodeMap is the datapath's map of nodes.
-type NodeMap interface {
+// Datapath is what the programs know of the cluster.
+type Datapath interface {
+	Tunnel() (Tunnel, error)
+	SetTunnel(Tunnel) error        // before the device is up: the programs are then attached to it
 	Peers() ([]wanted.Peer, error) // names of nodes may be missing
-	SetPeers([]wanted.Peer) error  // in one step, or at least additions first
+	SetPeers([]wanted.Peer) error
 }
 
 // Host is this host's network namespace. Its methods are for one goroutine.
 type Host struct {
 	handle *netlink.Handle
 	routes *rtnl.NodeRoutes
-	nodes  NodeMap
+	dp     Datapath
 	device string
 }
 
 // Open opens netlink. device is the name of the tunnel device.
-func Open(nodes NodeMap, device string) (*Host, error) {
+func Open(dp Datapath, device string) (*Host, error) {
 	handle, err := rtnl.Open()
 	if err != nil {
 		return nil, err
@@ -52,7 +54,7 @@ func Open(nodes NodeMap, device string) (*Host, error) {
 		handle.Close()
 		return nil, err
 	}
-	return &Host{handle, routes, nodes, device}, nil
+	return &Host{handle, routes, dp, device}, nil
 }
 
 // Close closes netlink.
@@ -90,7 +92,10 @@ func (h *Host) Look() (facts wanted.Host, have *Present, err error) {
 	if have.Routes, err = h.routes.List(); err != nil {
 		return facts, nil, err
 	}
-	have.Peers, err = h.nodes.Peers()
+	if have.Tunnel, err = h.dp.Tunnel(); err != nil {
+		return facts, nil, err
+	}
+	have.Peers, err = h.dp.Peers()
 	return facts, have, err
 }
 
@@ -126,19 +131,22 @@ func prefixOf(address netlink.Addr) netip.Prefix {
 	return netip.PrefixFrom(addr.Unmap(), bits)
 }
 
-// Apply makes changes. Peers come before routes: the programs drop what comes in from a node that they do not
-// know, and answers come at once. It continues after errors.
+// Apply makes changes. The map of nodes changes after routes are deleted and before others are added: else packets
+// would be masqueraded on a route to a node, and answers dropped as those of a stranger. It continues after errors.
 func (h *Host) Apply(c *Changes, want *wanted.State, have *Present) error {
 	index, err := h.applyDevice(c, want.Device, have.Device)
 	if err != nil {
 		return err // no route can be added
 	}
+	var failed failures
+	for _, route := range c.Delete {
+		failed.note(h.routes.Delete(route))
+	}
 	if c.SetPeers {
-		if err := h.nodes.SetPeers(want.Peers); err != nil {
+		if err := h.dp.SetPeers(want.Peers); err != nil {
 			return fmt.Errorf("write the map of nodes: %w", err)
 		}
 	}
-	var failed failures
 	for _, route := range c.Add {
 		if route.Device == 0 {
 			route.Device = index
@@ -148,10 +156,7 @@ func (h *Host) Apply(c *Changes, want *wanted.State, have *Present) error {
 	for _, route := range c.Replace {
 		failed.note(h.routes.Replace(route))
 	}
-	for _, route := range c.Delete {
-		failed.note(h.routes.Delete(route))
-	}
-	for _, prefix := range c.DeleteAddresses {
+	for _, prefix := range c.DeleteAddresses { // after the routes that have them as their source
 		failed.note(h.changeAddress(h.handle.AddrDel, index, prefix, "delete"))
 	}
 	return failed.err()
@@ -169,6 +174,9 @@ func (h *Host) applyDevice(c *Changes, want *wanted.Device, have *Device) (index
 		index, err = h.create(want)
 	case want != nil:
 		index = have.Index
+	}
+	if err == nil && c.SetTunnel {
+		err = h.dp.SetTunnel(tunnelOf(want, index))
 	}
 	if err == nil && (c.CreateDevice || c.SetDevice) {
 		err = h.set(index, want)

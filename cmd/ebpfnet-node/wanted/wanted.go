@@ -76,6 +76,7 @@ type State struct {
 // Device is the tunnel device: VXLAN that takes the outer addresses from routes and programs.
 type Device struct {
 	Name      string
+	VNI       uint32
 	Port      int
 	MAC       string // the driver drops packets from its own, so each node has another
 	MTU       int
@@ -88,7 +89,7 @@ type Peer struct {
 	Prefix netip.Prefix
 	Remote netip.Addr
 	Direct bool
-	MTU    int // 0: that of the device
+	MTU    int // of the path: the longest packet of a container
 }
 
 // Skip is a prefix of a node, or a node without any, that is not served as it should be.
@@ -109,8 +110,8 @@ const (
 	overhead4 = 20 + 8 + 8 + 14
 	overhead6 = 40 + 8 + 8 + 14
 
-	leastIPv6MTU = 1280
-	metricIPv6   = 1024 // what the kernel makes of 0
+	leastMTU4, leastMTU6 = 68, 1280 // RFC 791, RFC 8200
+	metricIPv6           = 1024     // what the kernel makes of 0
 )
 
 // Of returns what the node with the name own is to have.
@@ -127,6 +128,8 @@ func Of(nodes []Node, own string, config Config, host Host) (*State, error) {
 		missing = "podCIDR"
 	} else if len(path.families()) == 0 {
 		missing = "usable internal address"
+	} else if path.mtu == 0 {
+		missing = "device that is up and has an address"
 	}
 	if missing != "" {
 		return nil, fmt.Errorf("node %s has no %s (%s): %w", own, missing, strings.Join(c.problems, "; "), ErrUnknown)
@@ -147,29 +150,25 @@ func Of(nodes []Node, own string, config Config, host Host) (*State, error) {
 
 // add adds what leads to a prefix of another node.
 func (s *State) add(claim claim, path *path) {
-	skip := func(reason string) {
+	way, reason := path.to(claim, s.Device)
+	if reason != "" {
 		s.Skipped = append(s.Skipped, Skip{claim.node.name, claim.prefix.String(), reason})
 	}
-	route, reason := path.direct(claim)
-	direct := reason == ""
-	if !direct && path.config.Mode != ModeDirect {
-		route, reason = path.tunnel(claim, s.Device)
-	}
-	switch {
-	case route.Prefix.IsValid():
-		s.Routes = append(s.Routes, route)
-	case path.config.Mode == ModeDirect && path.remoteOf(claim).IsValid():
-		direct = true // the host's own routes lead there: no packet is masqueraded
-		skip(reason)
-	default:
-		skip(reason)
+	if !way.remote.IsValid() {
 		return
 	}
-	remote := route.Tunnel.Remote
-	if direct {
-		remote = path.remoteOf(claim)
+	if way.route.Prefix.IsValid() {
+		s.Routes = append(s.Routes, way.route)
 	}
-	s.Peers = append(s.Peers, Peer{claim.node.name, claim.prefix, remote, direct, route.MTU})
+	s.Peers = append(s.Peers, Peer{claim.node.name, claim.prefix, way.remote, way.direct, way.mtu})
+}
+
+// way leads to a prefix of another node. Without a route the host's own routes lead there.
+type way struct {
+	route  rtnl.NodeRoute
+	remote netip.Addr
+	direct bool
+	mtu    int
 }
 
 // path is the way between this node and others.
@@ -228,7 +227,7 @@ func (p *path) tunnelMTU(family int) int { return p.mtu - []int{overhead4, overh
 
 // device returns the tunnel device. Its MTU is the largest of any route; others have their own.
 func (p *path) device(node string, podCIDRs []netip.Prefix) *Device {
-	d := &Device{Name: p.config.Device, Port: p.config.Port, MAC: macOf(node)}
+	d := &Device{Name: p.config.Device, VNI: p.config.VNI, Port: p.config.Port, MAC: macOf(node)}
 	for _, family := range p.families() {
 		d.MTU = max(d.MTU, p.tunnelMTU(family))
 	}
@@ -251,47 +250,56 @@ func (p *path) problems(podCIDRs []netip.Prefix) (problems []string) {
 		}
 	}
 	isIPv6 := func(prefix netip.Prefix) bool { return prefix.Addr().Is6() }
-	if mtu := p.tunnelMTU(p.families()[0]); slices.ContainsFunc(podCIDRs, isIPv6) && mtu < leastIPv6MTU {
+	if mtu := p.tunnelMTU(p.families()[0]); slices.ContainsFunc(podCIDRs, isIPv6) && mtu < leastMTU6 {
 		problems = append(problems, fmt.Sprintf(
-			"an MTU of %d between nodes leaves containers %d; IPv6 needs %d", p.mtu, mtu, leastIPv6MTU))
+			"an MTU of %d between nodes leaves containers %d; IPv6 needs %d", p.mtu, mtu, leastMTU6))
 	}
 	return problems
 }
 
-// remoteOf returns a node's address of a prefix's family, or an invalid one.
-func (p *path) remoteOf(claim claim) netip.Addr {
-	return claim.node.addresses[familyOf(claim.prefix.Addr())]
+// to returns the way to a prefix, and what is wrong with it.
+func (p *path) to(claim claim, device *Device) (way, string) {
+	if p.config.Mode != ModeTunnel {
+		way, reason := p.direct(claim)
+		if reason == "" || p.config.Mode == ModeDirect {
+			return way, reason
+		}
+	}
+	return p.tunnel(claim, device)
 }
 
-// direct returns a route by a node's address, or why there is none.
-func (p *path) direct(claim claim) (rtnl.NodeRoute, string) {
-	remote := p.remoteOf(claim)
+// direct returns the way by a node's address.
+func (p *path) direct(claim claim) (way, string) {
+	remote := claim.node.addresses[familyOf(claim.prefix.Addr())]
 	switch {
-	case p.config.Mode == ModeTunnel:
-		return rtnl.NodeRoute{}, "the mode is tunnel"
 	case !remote.IsValid():
-		return rtnl.NodeRoute{}, "the node has no usable internal address of the prefix's family"
+		return way{}, "the node has no usable internal address of the prefix's family"
 	case p.config.Mode == ModeAuto && !p.host.Proved[remote]:
-		return rtnl.NodeRoute{}, "no direct probe has passed"
+		return way{}, "no direct probe has passed"
 	}
 	for _, link := range p.host.Links {
 		for _, address := range link.Addresses {
 			if address.Masked().Contains(remote) {
-				return rtnl.NodeRoute{
-					Prefix: claim.prefix, Metric: metricOf(claim.prefix), Device: link.Index, Gateway: remote,
-				}, ""
+				route := rtnl.NodeRoute{Prefix: claim.prefix, Metric: metricOf(claim.prefix), Device: link.Index, Gateway: remote}
+				return way{route, remote, true, link.MTU}, ""
 			}
 		}
 	}
-	return rtnl.NodeRoute{}, fmt.Sprintf("%s is on no link of this node: its containers are left to the host's routes", remote)
+	// Its containers are in the map all the same, so that nothing towards them is masqueraded.
+	return way{remote: remote, direct: true, mtu: p.mtu},
+		fmt.Sprintf("its address %s is on no link of this node: the way to its containers is left to the host's routes", remote)
 }
 
-// tunnel returns a route through the tunnel device, or why there is none.
-func (p *path) tunnel(claim claim, device *Device) (rtnl.NodeRoute, string) {
+// tunnel returns the way through the tunnel device.
+func (p *path) tunnel(claim claim, device *Device) (way, string) {
 	for _, family := range p.families() {
 		remote := claim.node.addresses[family]
 		if !remote.IsValid() {
 			continue
+		}
+		mtu, least := p.tunnelMTU(family), []int{leastMTU4, leastMTU6}[familyOf(claim.prefix.Addr())]
+		if mtu < least {
+			return way{}, fmt.Sprintf("the tunnel's MTU is %d, less than %d", mtu, least)
 		}
 		tunnel := rtnl.Tunnel{ID: p.config.VNI, Remote: remote, Checksum: remote.Is6()} // no receiver takes IPv6 without
 		if p.local[family] {
@@ -301,12 +309,12 @@ func (p *path) tunnel(claim claim, device *Device) (rtnl.NodeRoute, string) {
 			Prefix: claim.prefix, Metric: metricOf(claim.prefix), Device: ofTunnelDevice,
 			Source: device.gateway(familyOf(claim.prefix.Addr())), Tunnel: tunnel,
 		}
-		if mtu := p.tunnelMTU(family); mtu != device.MTU {
+		if mtu != device.MTU {
 			route.MTU = mtu
 		}
-		return route, ""
+		return way{route, remote, false, mtu}, ""
 	}
-	return rtnl.NodeRoute{}, "the node has no usable internal address of a family that this node has, too"
+	return way{}, "the node has no usable internal address of a family that this node has, too"
 }
 
 // gateway returns the device's address of a family, or an invalid one.

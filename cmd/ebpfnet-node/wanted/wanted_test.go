@@ -67,7 +67,7 @@ func TestRoutes(t *testing.T) {
 	}{
 		{"IPv4", config, dualHost, "", []Node{node(1, "10.244.1.0/24", "192.0.2.1"), node(2, "10.244.2.0/24", "192.0.2.2")},
 			[]rtnl.NodeRoute{{Prefix: prefix("10.244.2.0/24"), Source: addr("10.244.1.1"), Tunnel: over4}},
-			[]Peer{{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("192.0.2.2")}}, 1450},
+			[]Peer{{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("192.0.2.2"), MTU: 1450}}, 1450},
 		{"dual stack over IPv4", config, dualHost, "",
 			[]Node{node(1, "10.244.1.0/24", "fd44:1::/64", "192.0.2.1", "2001:db8::1"), node(2, "10.244.2.0/24", "fd44:2::/64", "192.0.2.2", "2001:db8::2")},
 			[]rtnl.NodeRoute{
@@ -75,8 +75,8 @@ func TestRoutes(t *testing.T) {
 				{Prefix: prefix("fd44:2::/64"), Metric: 1024, Source: addr("fd44:1::1"), Tunnel: over4},
 			},
 			[]Peer{
-				{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("192.0.2.2")},
-				{Node: "node-2", Prefix: prefix("fd44:2::/64"), Remote: addr("192.0.2.2")},
+				{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("192.0.2.2"), MTU: 1450},
+				{Node: "node-2", Prefix: prefix("fd44:2::/64"), Remote: addr("192.0.2.2"), MTU: 1450},
 			}, 1450},
 		{"dual stack over IPv6", with(func(c *Config) { c.PreferIPv6 = true }), dualHost, "",
 			[]Node{node(1, "10.244.1.0/24", "192.0.2.1", "2001:db8::1"), node(2, "10.244.2.0/24", "192.0.2.2", "2001:db8::2")},
@@ -84,14 +84,14 @@ func TestRoutes(t *testing.T) {
 			[]Peer{{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("2001:db8::2"), MTU: 1430}}, 1430},
 		{"IPv6 only", config, hostWith("2001:db8::1/64"), "", []Node{node(1, "fd44:1::/64", "2001:db8::1"), node(2, "fd44:2::/64", "2001:db8::2")},
 			[]rtnl.NodeRoute{{Prefix: prefix("fd44:2::/64"), Metric: 1024, Source: addr("fd44:1::1"), Tunnel: over6}},
-			[]Peer{{Node: "node-2", Prefix: prefix("fd44:2::/64"), Remote: addr("2001:db8::2")}}, 1430},
+			[]Peer{{Node: "node-2", Prefix: prefix("fd44:2::/64"), Remote: addr("2001:db8::2"), MTU: 1430}}, 1430},
 		{"an IPv6-only node among others", config, dualHost, "",
 			[]Node{node(1, "fd44:1::/64", "192.0.2.1", "2001:db8::1"), node(2, "fd44:2::/64", "2001:db8::2")},
 			[]rtnl.NodeRoute{{Prefix: prefix("fd44:2::/64"), Metric: 1024, Source: addr("fd44:1::1"), Tunnel: over6, MTU: 1430}},
 			[]Peer{{Node: "node-2", Prefix: prefix("fd44:2::/64"), Remote: addr("2001:db8::2"), MTU: 1430}}, 1450},
 		{"address elsewhere", config, hostWith("198.51.100.1/24"), "", []Node{node(1, "10.244.1.0/24", "192.0.2.1"), node(2, "10.244.2.0/24", "192.0.2.2")},
 			[]rtnl.NodeRoute{{Prefix: prefix("10.244.2.0/24"), Source: addr("10.244.1.1"), Tunnel: rtnl.Tunnel{ID: 7, Remote: addr("192.0.2.2")}}},
-			[]Peer{{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("192.0.2.2")}}, 1450},
+			[]Peer{{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("192.0.2.2"), MTU: 1450}}, 1450},
 		{"MTU by configuration", with(func(c *Config) { c.MTU = 9000 }), dualHost, "", []Node{node(1, "10.244.1.0/24", "192.0.2.1")}, nil, nil, 8950},
 		{"direct, one link", direct, dualHost, "",
 			[]Node{node(1, "10.244.1.0/24", "fd44:1::/64", "192.0.2.1", "2001:db8::1"), node(2, "10.244.2.0/24", "fd44:2::/64", "192.0.2.2", "2001:db8::2")},
@@ -100,11 +100,11 @@ func TestRoutes(t *testing.T) {
 				{Prefix: prefix("fd44:2::/64"), Metric: 1024, Device: 2, Gateway: addr("2001:db8::2")},
 			},
 			[]Peer{
-				{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("192.0.2.2"), Direct: true},
-				{Node: "node-2", Prefix: prefix("fd44:2::/64"), Remote: addr("2001:db8::2"), Direct: true},
+				{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("192.0.2.2"), Direct: true, MTU: 1500},
+				{Node: "node-2", Prefix: prefix("fd44:2::/64"), Remote: addr("2001:db8::2"), Direct: true, MTU: 1500},
 			}, 0},
 		{"direct, behind a router", direct, dualHost, "", []Node{node(1, "10.244.1.0/24", "192.0.2.1"), node(3, "10.244.3.0/24", "198.18.0.3")},
-			nil, []Peer{{Node: "node-3", Prefix: prefix("10.244.3.0/24"), Remote: addr("198.18.0.3"), Direct: true}}, 0},
+			nil, []Peer{{Node: "node-3", Prefix: prefix("10.244.3.0/24"), Remote: addr("198.18.0.3"), Direct: true, MTU: 1500}}, 0},
 		{"auto, proved on one link", auto, dualHost, "192.0.2.2",
 			[]Node{node(1, "10.244.1.0/24", "192.0.2.1"), node(2, "10.244.2.0/24", "192.0.2.2"), node(3, "10.244.3.0/24", "198.18.0.3")},
 			[]rtnl.NodeRoute{
@@ -113,12 +113,12 @@ func TestRoutes(t *testing.T) {
 					Tunnel: rtnl.Tunnel{ID: 7, Local: addr("192.0.2.1"), Remote: addr("198.18.0.3")}},
 			},
 			[]Peer{
-				{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("192.0.2.2"), Direct: true},
-				{Node: "node-3", Prefix: prefix("10.244.3.0/24"), Remote: addr("198.18.0.3")},
+				{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("192.0.2.2"), Direct: true, MTU: 1500},
+				{Node: "node-3", Prefix: prefix("10.244.3.0/24"), Remote: addr("198.18.0.3"), MTU: 1450},
 			}, 1450},
 		{"auto, not proved", auto, dualHost, "", []Node{node(1, "10.244.1.0/24", "192.0.2.1"), node(2, "10.244.2.0/24", "192.0.2.2")},
 			[]rtnl.NodeRoute{{Prefix: prefix("10.244.2.0/24"), Source: addr("10.244.1.1"), Tunnel: over4}},
-			[]Peer{{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("192.0.2.2")}}, 1450},
+			[]Peer{{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("192.0.2.2"), MTU: 1450}}, 1450},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.proved != "" {
@@ -142,7 +142,7 @@ func TestDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(t, "device", got.Device, &Device{
-		Name: "ebpfnet0", Port: 4789, MAC: macOf("node-1"), MTU: 1450,
+		Name: "ebpfnet0", VNI: 7, Port: 4789, MAC: macOf("node-1"), MTU: 1450,
 		Addresses: []netip.Prefix{prefix("10.244.1.1/32"), prefix("fd44:1::1/128")},
 	})
 	if macOf("node-1") == macOf("node-2") || macOf("node-1")[1]&3 != '2'&3 {
@@ -250,8 +250,13 @@ func TestOwnNodeUnknown(t *testing.T) {
 		"no podCIDR":  {[]Node{other, node(1, "192.0.2.1")}, "node node-1 has no podCIDR (it has no podCIDR (yet))"},
 		"bad podCIDR": {[]Node{other, node(1, "0.0.0.0/0", "192.0.2.1")}, "(0.0.0.0/0: it is larger than a /8)"},
 		"no address":  {[]Node{other, node(1, "10.244.1.0/24")}, "node node-1 has no usable internal address"},
+		"no device":   {[]Node{other, node(1, "10.244.1.0/24", "192.0.2.1")}, "node node-1 has no device"},
 	} {
-		_, err := Of(test.nodes, "node-1", config, dualHost)
+		host := dualHost
+		if name == "no device" {
+			host = Host{}
+		}
+		_, err := Of(test.nodes, "node-1", config, host)
 		if !errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%s: got error %v, want one with %q that wraps ErrUnknown", name, err, test.says)
 		}
@@ -278,6 +283,20 @@ func TestProblems(t *testing.T) {
 		}
 		checkOnly(t, name, strings.Join(got.Problems, "\n"), test.says)
 	}
+}
+
+// TestNarrowTunnel serves IPv4 where IPv6 has too small an MTU.
+func TestNarrowTunnel(t *testing.T) {
+	narrow := hostWith("192.0.2.1/24")
+	narrow.Links[0].MTU = 1320
+	got, err := Of([]Node{
+		node(1, "10.244.1.0/24", "fd44:1::/64", "192.0.2.1"), node(2, "10.244.2.0/24", "fd44:2::/64", "192.0.2.2"),
+	}, "node-1", config, narrow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(t, "peers", got.Peers, []Peer{{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("192.0.2.2"), MTU: 1270}})
+	checkOnly(t, "skipped", skippedText(got), "node-2 fd44:2::/64: the tunnel's MTU is 1270, less than 1280")
 }
 
 // TestOrder requires the same state for any order of nodes, also of those that are equally old.
