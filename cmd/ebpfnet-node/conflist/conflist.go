@@ -131,8 +131,11 @@ func defaultOf(addr netip.Addr) netip.Prefix {
 
 // read reads a key, which must be there.
 func read(from object, key string, into any, expected string) error {
-	value := from[key]
-	if value == nil || json.Unmarshal(value, into) != nil {
+	value, found := from[key]
+	if !found {
+		return fmt.Errorf("%s of the template: got none, want %s", key, expected)
+	}
+	if json.Unmarshal(value, into) != nil {
 		return fmt.Errorf("%s of the template: got %s, want %s", key, show.Short(string(value)), expected)
 	}
 	return nil

@@ -26,7 +26,7 @@ func TestFill(t *testing.T) {
 			{"type": "ebpfnet", "ipMasq": true, "capabilities": {"portMappings": true, "bandwidth": true}, "mtu": 1450, "cluster": true,
 			 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.1.0/24"}], [{"subnet": "fd44:1::/64"}]],
 			          "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}}]}`},
-		{"IPv6 only, direct", `{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ebpfnet"}]}`, dual[1:], 0,
+		{"IPv6 only, direct", `{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ebpfnet", "ipam": {}}]}`, dual[1:], 0,
 			`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ebpfnet", "cluster": true,
 			 "ipam": {"type": "host-local", "ranges": [[{"subnet": "fd44:1::/64"}]], "routes": [{"dst": "::/0"}]}}]}`},
 		{"an operator's keys", `{"cniVersion": "1.1.0", "name": "n", "disableGC": true, "plugins": [{"type": "ebpfnet", "mtu": 1300,
@@ -51,7 +51,7 @@ func TestFill(t *testing.T) {
 func TestFillRefuses(t *testing.T) {
 	for template, want := range map[string]string{
 		`{`:                                   "read the template of the conflist",
-		`{"name": "n"}`:                       "plugins of the template: got , want an array of objects",
+		`{"name": "n"}`:                       "plugins of the template: got none, want an array of objects",
 		`{"name": "n", "plugins": "ebpfnet"}`: `plugins of the template: got "ebpfnet", want an array of objects`,
 		`{"plugins": [{"type": "ebpfnet"}]}`:  "name of the template",
 		`{"name": "n", "plugins": [{"type": "bridge"}]}`:                                                          `got 0 of type "ebpfnet", want one`,

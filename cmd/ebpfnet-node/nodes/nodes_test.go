@@ -93,6 +93,8 @@ func TestWatch(t *testing.T) {
 			if err := w.Err(); err != nil {
 				t.Errorf("got error %v, want none", err)
 			}
+			api.mu.Lock()
+			defer api.mu.Unlock()
 			listed := slices.ContainsFunc(api.requests, func(r string) bool { return strings.Contains(r, "watch= ") })
 			if listed == streaming {
 				t.Errorf("got requests %q, want a list: %v", api.requests, !streaming)

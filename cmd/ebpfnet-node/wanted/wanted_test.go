@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -145,8 +146,10 @@ func TestDevice(t *testing.T) {
 		Name: "ebpfnet0", VNI: 7, Port: 4789, MAC: macOf("node-1"), MTU: 1450,
 		Addresses: []netip.Prefix{prefix("10.244.1.1/32"), prefix("fd44:1::1/128")},
 	})
-	if macOf("node-1") == macOf("node-2") || macOf("node-1")[1]&3 != '2'&3 {
-		t.Errorf("got MAC addresses %s and %s, want different ones, locally administered", macOf("node-1"), macOf("node-2"))
+	const multicast, local = 1, 2
+	mac, err := net.ParseMAC(macOf("node-1"))
+	if err != nil || mac[0]&(multicast|local) != local || macOf("node-1") == macOf("node-2") {
+		t.Errorf("got MAC addresses %s and %s (%v), want different ones, unicast and locally administered", mac, macOf("node-2"), err)
 	}
 }
 
@@ -208,7 +211,8 @@ func TestOddNodes(t *testing.T) {
 		{"half of it is good", config, []Node{node(4, "10.244.3.0/24", "fd44:4::/64", "192.0.2.4")}, []string{"fd44:4::/64"}, "overlaps", ""},
 		{"this node's, younger", config, []Node{node(4, "10.244.2.0/24", "192.0.2.4")}, nil, "overlaps 10.244.2.0/24 of node node-2, this one", ""},
 		{"this node's, older", config, []Node{node(1, "10.244.2.0/25", "192.0.2.1")}, nil, "this one", "node node-1 is older and has 10.244.2.0/25"},
-		{"addresses of older nodes", config, []Node{node(4, "192.0.2.0/24", "198.18.0.4")}, nil, "192.0.2.2 of node node-2", ""},
+		{"address of an older node", config, []Node{node(1, "10.244.9.0/24", "198.18.0.9"), node(4, "198.18.0.0/24", "192.0.2.4")},
+			[]string{"10.244.9.0/24"}, "has the address 198.18.0.9 of node node-1", ""},
 		{"an address of this node's devices", config, []Node{node(1, "203.0.113.0/24", "198.18.0.4")}, nil, "this node's devices", ""},
 		{"address of a younger node", config, []Node{node(1, "198.18.0.0/24", "192.0.2.1"), node(4, "10.244.4.0/24", "198.18.0.4")},
 			[]string{"198.18.0.0/24"}, "198.18.0.4 is in 198.18.0.0/24 of node node-1", ""},

@@ -23,12 +23,22 @@ const (
 // Serve answers GET /metrics until ctx is done, and then finishes the scrapes under way.
 func Serve(ctx context.Context, listener net.Listener, from prometheus.Gatherer) error {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(from, promhttp.HandlerOpts{
+	mux.Handle("GET /metrics", Handler(from))
+	return ServeHTTP(ctx, listener, mux)
+}
+
+// Handler answers scrapes.
+func Handler(from prometheus.Gatherer) http.Handler {
+	return promhttp.HandlerFor(from, promhttp.HandlerOpts{
 		EnableOpenMetrics:   true,
 		MaxRequestsInFlight: atOnce,
-	}))
+	})
+}
+
+// ServeHTTP answers until ctx is done, and then finishes the requests under way.
+func ServeHTTP(ctx context.Context, listener net.Listener, handler http.Handler) error {
 	server := &http.Server{
-		Handler:           mux,
+		Handler:           handler,
 		ReadHeaderTimeout: readTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/health"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+)
+
+const (
+	batch      = 100 * time.Millisecond // for events that come together
+	interval   = time.Minute            // between looks without an event
+	firstRetry = time.Second
+	stuck      = 3 * interval // a sync takes no longer
+)
+
+// nodeSource is package nodes.
+type nodeSource interface {
+	Changed() <-chan struct{}
+	List() (nodes []wanted.Node, synced bool)
+	Err() error
+}
+
+// host is package reconcile.
+type host interface {
+	Look() (wanted.Host, *reconcile.Present, error)
+	Apply(*reconcile.Changes, *wanted.State, *reconcile.Present) error
+}
+
+// agent keeps this host as the nodes say.
+type agent struct {
+	name     string // of this node
+	config   wanted.Config
+	nodes    nodeSource
+	host     host
+	events   <-chan struct{}                         // of this host
+	publish  func(*wanted.State) error               // the conflist, when all else is there
+	watching func(*wanted.State, *reconcile.Present) // which events count from now on
+	health   *health.Health
+	log      *slog.Logger
+
+	told []wanted.Skip // what has been logged
+}
+
+// run syncs until ctx is done.
+func (a *agent) run(ctx context.Context) {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	retry := time.NewTimer(0) // the first sync
+	defer retry.Stop()
+	for delay := firstRetry; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.nodes.Changed():
+		case <-a.events:
+		case <-ticker.C:
+		case <-retry.C:
+		}
+		if !a.collect(ctx) {
+			return
+		}
+		report := a.sync()
+		a.health.Note(report)
+		if report.Err == nil || report.Took == 0 { // what it waits for will wake it
+			delay = firstRetry
+			retry.Stop()
+			continue
+		}
+		a.log.Error(report.Err.Error())
+		retry.Reset(delay)
+		delay = min(2*delay, interval)
+	}
+}
+
+// collect waits for events that come together with the one that has come.
+func (a *agent) collect(ctx context.Context) bool {
+	together := time.NewTimer(batch)
+	defer together.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-a.nodes.Changed():
+		case <-a.events:
+		case <-together.C:
+			return true
+		}
+	}
+}
+
+// sync makes the host have what is wanted. As long as too little is known, it changes nothing.
+func (a *agent) sync() health.Report {
+	report := health.Report{API: a.nodes.Err()}
+	nodes, synced := a.nodes.List()
+	if !synced {
+		report.Err = errors.New("the API server has not listed the nodes yet")
+		if report.API != nil {
+			report.Err = fmt.Errorf("%w: %w", report.Err, report.API)
+		}
+		return report
+	}
+	start := time.Now()
+	report.Err = a.reconcile(nodes, &report)
+	report.Took = max(time.Since(start), 1)
+	return report
+}
+
+func (a *agent) reconcile(nodes []wanted.Node, report *health.Report) error {
+	facts, have, err := a.host.Look()
+	if err != nil {
+		return err
+	}
+	state, err := wanted.Of(nodes, a.name, a.config, facts)
+	if err != nil {
+		return err
+	}
+	a.describe(state, report)
+	changes, err := reconcile.Difference(state, have)
+	if err != nil {
+		return err
+	}
+	if !changes.IsEmpty() {
+		a.log.Info("change", "add", len(changes.Add), "replace", len(changes.Replace), "delete", len(changes.Delete),
+			"device", changes.CreateDevice || changes.DeleteDevice || changes.SetDevice, "peers", len(state.Peers))
+		if err := a.host.Apply(changes, state, have); err != nil {
+			return err
+		}
+		report.Changes = changes.Count()
+	}
+	a.watching(state, have)
+	if len(state.Problems) > 0 {
+		return nil // others do not reach containers of this node: no more of them
+	}
+	return a.publish(state)
+}
+
+// describe notes what is wanted, and logs which nodes are skipped when that changes.
+func (a *agent) describe(state *wanted.State, report *health.Report) {
+	report.Problems, report.Skipped = state.Problems, len(state.Skipped)
+	for _, peer := range state.Peers {
+		if peer.Direct {
+			report.Direct++
+		} else {
+			report.Tunnel++
+		}
+	}
+	for _, skip := range state.Skipped {
+		if !slices.Contains(a.told, skip) {
+			a.log.Warn("node skipped: "+skip.Reason, "node", skip.Node, "prefix", skip.Prefix)
+		}
+	}
+	a.told = state.Skipped
+}

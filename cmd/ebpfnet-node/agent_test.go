@@ -1,0 +1,233 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/health"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+)
+
+// fake is an API server's nodes, a host that has what it is told, and a conflist. Only the test's bubble uses it.
+type fake struct {
+	*agent
+	changed, events chan struct{}
+
+	list    []wanted.Node
+	synced  bool
+	err     error
+	looks   int
+	present reconcile.Present
+	refuse  error
+	written int // conflists
+	output  bytes.Buffer
+}
+
+func (f *fake) Changed() <-chan struct{}    { return f.changed }
+func (f *fake) List() ([]wanted.Node, bool) { return f.list, f.synced }
+func (f *fake) Err() error                  { return f.err }
+
+func (f *fake) Look() (wanted.Host, *reconcile.Present, error) {
+	f.looks++
+	present := f.present
+	return wanted.Host{Links: []wanted.Link{{Index: 2, Name: "eth0", MTU: 1500,
+		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")}}}}, &present, nil
+}
+
+func (f *fake) Apply(_ *reconcile.Changes, want *wanted.State, _ *reconcile.Present) error {
+	if f.refuse != nil {
+		return f.refuse
+	}
+	d := want.Device
+	f.present = reconcile.Present{
+		Device: &reconcile.Device{Index: 9, Name: d.Name, Ours: true, External: true, Up: true, NoARP: true,
+			Port: d.Port, MAC: d.MAC, MTU: d.MTU, Addresses: d.Addresses},
+		Tunnel: reconcile.Tunnel{Index: 9, VNI: d.VNI, Port: d.Port}, Peers: want.Peers,
+	}
+	for _, route := range want.Routes {
+		route.Device = 9
+		f.present.Routes = append(f.present.Routes, route)
+	}
+	return nil
+}
+
+// started returns an agent that runs until the bubble ends.
+func started(t *testing.T) *fake {
+	t.Helper()
+	f := &fake{changed: make(chan struct{}, 1), events: make(chan struct{}, 1)}
+	f.agent = &agent{
+		name: "a", config: wanted.Config{Mode: wanted.ModeTunnel, Device: "ebpfnet0", Port: 4789}, nodes: f, host: f, events: f.events,
+		publish:  func(*wanted.State) error { f.written++; return nil },
+		watching: func(*wanted.State, *reconcile.Present) {},
+		health:   health.New(stuck), log: slog.New(slog.NewTextHandler(&f.output, nil)),
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); f.run(ctx) }()
+	t.Cleanup(func() { stop(); <-ended })
+	return f
+}
+
+func (f *fake) tell(nodes ...wanted.Node) {
+	f.list, f.synced = nodes, true
+	wake(f.changed)
+}
+
+func wake(channel chan struct{}) {
+	select {
+	case channel <- struct{}{}:
+	default:
+	}
+}
+
+// pass lets a time pass on the bubble's clock, until all is quiet.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// ready returns what /readyz says.
+func (f *fake) ready() string {
+	recorder := httptest.NewRecorder()
+	f.health.Handler(http.NotFoundHandler()).ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	return strings.TrimSpace(recorder.Body.String())
+}
+
+func (f *fake) want(t *testing.T, when string, routes, written int, ready string) {
+	t.Helper()
+	if len(f.present.Routes) != routes || f.written > written || f.written < min(written, 1) || !strings.Contains(f.ready(), ready) {
+		t.Errorf("%s: got %d routes, %d conflists written, ready %q; want %d, %d, %q",
+			when, len(f.present.Routes), f.written, f.ready(), routes, written, ready)
+	}
+}
+
+var (
+	nodeA = wanted.Node{Name: "a", PodCIDRs: []string{"10.244.1.0/24"}, Addresses: []string{"192.0.2.1"}}
+	nodeB = wanted.Node{Name: "b", PodCIDRs: []string{"10.244.2.0/24"}, Addresses: []string{"192.0.2.2"}}
+	nodeC = wanted.Node{Name: "c", PodCIDRs: []string{"10.244.3.0/24"}, Addresses: []string{"192.0.2.3"}}
+)
+
+// TestStart changes nothing before the first full list and before this node is known.
+func TestStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := started(t)
+		f.present.Routes = []rtnl.NodeRoute{{Prefix: netip.MustParsePrefix("10.244.2.0/24"), Device: 9}} // of a former agent
+		f.err = errors.New("connection refused")
+		pass(10 * time.Minute)
+		f.want(t, "API down", 1, 0, "has not listed the nodes yet: connection refused")
+		f.err = nil
+		f.tell(nodeB)
+		pass(time.Second)
+		f.want(t, "this node unknown", 1, 0, "the API has no node a")
+		f.tell(nodeA, nodeB, nodeC)
+		pass(batch)
+		f.want(t, "all known", 2, 1, "ok")
+		f.err = errors.New("connection refused")
+		pass(time.Hour)
+		f.want(t, "API down again", 2, 100, "ok")
+	})
+}
+
+// TestRepair looks again when the host has lost something, at once with an event and in a minute without.
+func TestRepair(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := started(t)
+		f.tell(nodeA, nodeB)
+		pass(batch)
+		f.present = reconcile.Present{}
+		wake(f.events)
+		pass(batch)
+		f.want(t, "with an event", 1, 10, "ok")
+		f.present = reconcile.Present{}
+		pass(interval + batch)
+		f.want(t, "without one", 1, 10, "ok")
+	})
+}
+
+// TestBatch looks once for many events.
+func TestBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := started(t)
+		f.tell(nodeA)
+		pass(batch)
+		before := f.looks
+		for range 50 {
+			f.tell(nodeA, nodeB)
+			wake(f.events)
+			time.Sleep(time.Millisecond)
+		}
+		pass(batch)
+		if got := f.looks - before; got != 1 {
+			t.Errorf("got %d looks for 100 events in 50 ms, want 1", got)
+		}
+	})
+}
+
+// TestRetry tries again after a failure, soon at first, and says why it is not ready.
+func TestRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := started(t)
+		f.refuse = errors.New("operation not permitted")
+		f.tell(nodeA, nodeB)
+		pass(batch)
+		f.want(t, "refused", 0, 0, "operation not permitted")
+		pass(10 * time.Minute)
+		if f.looks > 40 {
+			t.Errorf("got %d looks in ten minutes, want fewer and fewer", f.looks)
+		}
+		f.refuse = nil
+		pass(interval + batch)
+		f.want(t, "permitted", 1, 1, "ok")
+		f.refuse = errors.New("again")
+		f.tell(nodeA)
+		pass(batch)
+		f.refuse = nil
+		pass(firstRetry + batch)
+		f.want(t, "after another failure", 0, 10, "ok")
+	})
+}
+
+// TestContested writes no conflist where others would not reach the containers.
+func TestContested(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := started(t)
+		young := nodeA
+		young.Created = time.Unix(2, 0)
+		old := nodeB
+		old.PodCIDRs, old.Created = nodeA.PodCIDRs, time.Unix(1, 0)
+		f.tell(young, old, nodeC)
+		pass(batch)
+		f.want(t, "contested", 1, 0, "node b is older and has 10.244.1.0/24")
+		f.tell(young, nodeC)
+		pass(batch)
+		f.want(t, "the older one gone", 1, 1, "ok")
+	})
+}
+
+// TestSkippedIsLoggedOnce tells of a node when it is skipped first, and when it is skipped for another reason.
+func TestSkippedIsLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := started(t)
+		odd := nodeB
+		odd.PodCIDRs = nil
+		f.tell(nodeA, odd)
+		pass(10 * time.Minute)
+		odd.PodCIDRs = []string{"0.0.0.0/0"}
+		f.tell(nodeA, odd)
+		pass(10 * time.Minute)
+		if got := strings.Count(f.output.String(), "node=b"); got != 2 {
+			t.Errorf("got %d lines about node b, want 2:\n%s", got, f.output.String())
+		}
+	})
+}

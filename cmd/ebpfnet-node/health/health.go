@@ -1,0 +1,160 @@
+// Package health tells a kubelet and Prometheus how the agent is, by its real state.
+//
+// It may import plugin/show.
+package health
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/ebpfnet/ebpfnet/plugin/show"
+)
+
+// Report is the outcome of one sync.
+type Report struct {
+	Err      error         // why it failed; nil: the host has what is wanted
+	Problems []string      // why this node's own containers would not be reached
+	API      error         // why the nodes may be out of date. That makes no agent unready: packets flow
+	Took     time.Duration // 0: nothing was tried
+	Changes  int
+	Tunnel   int // prefixes of other nodes by tunnel
+	Direct   int // and directly
+	Skipped  int // and not at all, or not as they should be
+}
+
+// Health is for any goroutine.
+type Health struct {
+	stuck time.Duration
+
+	mu       sync.Mutex
+	beat     time.Time // of the last report
+	success  time.Time
+	last     Report
+	errors   float64
+	changes  float64
+	duration float64
+}
+
+// New returns the health of an agent that has yet to sync. It is stuck when no report comes for a time.
+func New(stuck time.Duration) *Health {
+	return &Health{stuck: stuck, beat: time.Now(), last: Report{Err: fmt.Errorf("starting")}}
+}
+
+// Note takes a report.
+func (h *Health) Note(r Report) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.beat, h.last = time.Now(), r
+	if r.Took == 0 {
+		return
+	}
+	h.changes += float64(r.Changes)
+	h.duration = r.Took.Seconds()
+	if r.Err != nil {
+		h.errors++
+	} else {
+		h.success = h.beat
+	}
+}
+
+// Handler answers /healthz, /readyz and, with a handler for it, /metrics.
+func (h *Health) Handler(metrics http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, h.sick()) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, h.unready()) })
+	mux.Handle("GET /metrics", metrics)
+	return mux
+}
+
+// answer says ok, or why not: text that others have chosen may be in it.
+func answer(w http.ResponseWriter, reasons []string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if len(reasons) == 0 {
+		fmt.Fprintln(w, "ok")
+		return
+	}
+	w.WriteHeader(http.StatusServiceUnavailable)
+	fmt.Fprintln(w, show.Message(strings.Join(reasons, "; ")))
+}
+
+// sick returns why a restart might help.
+func (h *Health) sick() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if silent := time.Since(h.beat); silent > h.stuck {
+		return []string{fmt.Sprintf("no sync has ended for %v", silent.Round(time.Second))}
+	}
+	return nil
+}
+
+// unready returns why this node has not what it should have.
+func (h *Health) unready() (reasons []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.last.Err != nil {
+		reasons = append(reasons, h.last.Err.Error())
+	}
+	return append(reasons, h.last.Problems...)
+}
+
+// The metrics. Names, once published, stay.
+var (
+	peers    = desc("peer_prefixes", "Prefixes of other nodes, by how they are reached; skipped: not, or not as they should be.", "mode")
+	ready    = desc("node_ready", "Whether this host has what the cluster's nodes ask for.")
+	api      = desc("node_api_up", "Whether the API server answered the last request.")
+	problems = desc("node_problems", "What of this node keeps others from reaching its containers: /readyz lists it.")
+	syncs    = desc("node_last_sync_timestamp_seconds", "When this host last had what is wanted; 0: never since the agent's start.")
+	duration = desc("node_sync_seconds", "How long the last sync took.")
+	failures = desc("node_sync_errors_total", "Syncs that have failed since the agent's start.")
+	changes  = desc("node_changes_total", "Changes of routes, addresses, devices and entries since the agent's start.")
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("ebpfnet_"+name, help, labels, nil)
+}
+
+// Describe sends all metrics.
+func (h *Health) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{peers, ready, api, problems, syncs, duration, failures, changes} {
+		to <- d
+	}
+}
+
+// Collect sends the figures.
+func (h *Health) Collect(to chan<- prometheus.Metric) {
+	isReady := len(h.unready()) == 0
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	gauge(peers, float64(h.last.Tunnel), "tunnel")
+	gauge(peers, float64(h.last.Direct), "direct")
+	gauge(peers, float64(h.last.Skipped), "skipped")
+	gauge(ready, boolean(isReady))
+	gauge(api, boolean(h.last.API == nil))
+	gauge(problems, float64(len(h.last.Problems)))
+	gauge(syncs, seconds(h.success))
+	gauge(duration, h.duration)
+	to <- prometheus.MustNewConstMetric(failures, prometheus.CounterValue, h.errors)
+	to <- prometheus.MustNewConstMetric(changes, prometheus.CounterValue, h.changes)
+}
+
+func boolean(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func seconds(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixMilli()) / 1000
+}

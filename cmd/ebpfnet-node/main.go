@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/conflist"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/health"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/nodes"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/metrics"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/plugin/show"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stderr)
+	stop()
+	if err != nil && !errors.Is(err, pflag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "ebpfnet-node:", show.Message(err.Error()))
+		os.Exit(1)
+	}
+}
+
+// run works until ctx is done. All that it has made stays.
+func run(ctx context.Context, args []string, stderr io.Writer) error {
+	o, err := parseOptions(args)
+	if err != nil {
+		return err
+	}
+	log := newLogger(stderr)
+	api, err := o.api()
+	if err != nil {
+		return err
+	}
+	watcher, err := nodes.New(api)
+	if err != nil {
+		return err
+	}
+	host, err := reconcile.Open(datapath{}, o.Device)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	listener, err := net.Listen("tcp", o.listen)
+	if err != nil {
+		return err
+	}
+	events := &hostEvents{changed: make(chan struct{}, 1)}
+	a := &agent{
+		name: o.node, config: o.Config, nodes: watcher, host: host, events: events.changed,
+		publish: o.publish, watching: events.follow, health: health.New(stuck), log: log,
+	}
+	return together(ctx,
+		func(ctx context.Context) error { watcher.Run(ctx); return nil },
+		events.watch,
+		func(ctx context.Context) error { a.run(ctx); return nil },
+		func(ctx context.Context) error { return metrics.ServeHTTP(ctx, listener, o.handler(a.health)) },
+	)
+}
+
+// together runs functions until one fails or ctx is done, and returns when all have ended.
+func together(ctx context.Context, parts ...func(context.Context) error) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error)
+	for _, part := range parts {
+		go func() { ended <- part(ctx) }()
+	}
+	var errs []error
+	for range parts {
+		errs = append(errs, <-ended)
+		stop()
+	}
+	return errors.Join(errs...)
+}
+
+func newLogger(to io.Writer) *slog.Logger {
+	fit := func(_ []string, attr slog.Attr) slog.Attr {
+		switch value := attr.Value.Any().(type) {
+		case string:
+			attr.Value = slog.StringValue(show.Message(value))
+		case error:
+			attr.Value = slog.StringValue(show.Message(value.Error()))
+		}
+		return attr
+	}
+	log := slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{ReplaceAttr: fit}))
+	klog.SetSlogLogger(log) // client-go's
+	return log
+}
+
+// api returns how to reach the API server, whose address no node's containers can have.
+func (o *options) api() (*rest.Config, error) {
+	config, err := rest.InClusterConfig()
+	if o.kubeconfig != "" {
+		config, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	if o.apiServer != "" {
+		config.Host = o.apiServer
+	}
+	server, err := url.Parse(config.Host)
+	if err != nil {
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	if addr, err := netip.ParseAddr(server.Hostname()); err == nil {
+		o.Reserved = append(o.Reserved, addr.Unmap())
+	}
+	config.UserAgent = "ebpfnet-node"
+	return config, nil
+}
+
+// publish writes the conflist. The template may change at any time.
+func (o *options) publish(state *wanted.State) error {
+	template := conflist.Default
+	if o.template != "" {
+		var err error
+		if template, err = os.ReadFile(o.template); err != nil {
+			return err
+		}
+	}
+	filled, err := conflist.Fill(template, state.PodCIDRs, state.PodMTU)
+	if err != nil {
+		return err
+	}
+	_, err = conflist.Write(o.conflist, filled)
+	return err
+}
+
+// handler answers with the agent's figures and the datapath's.
+func (o *options) handler(h *health.Health) http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(h)
+	return h.Handler(metrics.Handler(prometheus.Gatherers{registry, metrics.New(metrics.Options{ConfDir: filepath.Dir(o.conflist)})}))
+}
+
+// hostEvents tells of changes of this host.
+type hostEvents struct {
+	changed chan struct{}
+	filter  atomic.Pointer[reconcile.Filter]
+}
+
+func (e *hostEvents) watch(ctx context.Context) error {
+	return rtnl.Watch(ctx, func(m rtnl.Message) bool {
+		filter := e.filter.Load()
+		return filter == nil || filter.IsRelevant(m) // nil: before the first sync
+	}, func() {
+		select {
+		case e.changed <- struct{}{}:
+		default:
+		}
+	})
+}
+
+// follow says what counts from now on.
+func (e *hostEvents) follow(state *wanted.State, have *reconcile.Present) {
+	filter := &reconcile.Filter{PodCIDRs: state.PodCIDRs}
+	if have.Device != nil {
+		filter.Tunnel = have.Device.Index
+	}
+	e.filter.Store(filter)
+}

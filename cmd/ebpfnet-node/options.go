@@ -1,0 +1,93 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/pflag"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/plugin/show"
+)
+
+// options are what an operator chooses.
+type options struct {
+	wanted.Config
+	node       string
+	kubeconfig string
+	apiServer  string
+	template   string
+	conflist   string
+	listen     string
+}
+
+// parseOptions returns pflag.ErrHelp after it has printed the help.
+func parseOptions(args []string) (*options, error) {
+	o := &options{}
+	flags := pflag.NewFlagSet("ebpfnet-node", pflag.ContinueOnError)
+	flags.SortFlags = false
+	flags.StringVar(&o.node, "node", os.Getenv("NODE_NAME"), "name of this node's `NODE` object (default: $NODE_NAME)")
+	flags.StringVar((*string)(&o.Mode), "mode", string(wanted.ModeTunnel), "how packets go to other nodes: tunnel, direct or auto")
+	flags.StringVar(&o.Device, "device", "ebpfnet0", "name of the tunnel `DEVICE`")
+	flags.IntVar(&o.Port, "port", 4789, "UDP `PORT` of VXLAN, the same on all nodes")
+	flags.Uint32Var(&o.VNI, "vni", 1, "VXLAN network `ID`, the same on all nodes")
+	flags.IntVar(&o.MTU, "mtu", 0, "`MTU` between nodes (default: that of the device with this node's address)")
+	flags.BoolVar(&o.PreferIPv6, "prefer-ipv6", false, "tunnel over IPv6 between nodes that have both families; the same on all nodes")
+	podCIDRs := flags.StringSlice("cluster-cidr", nil, "`PREFIX` of all nodes' podCIDRs; others are refused (default: any)")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "`FILE` with the API server's address (default: the service account's)")
+	flags.StringVar(&o.apiServer, "api-server", "", "`URL` of the API server, where its service's address does not work yet")
+	flags.StringVar(&o.template, "template", "", "`FILE` with the conflist without ranges (default: one with masquerading and host ports)")
+	flags.StringVar(&o.conflist, "conflist", "/etc/cni/net.d/10-ebpfnet.conflist", "`FILE` to write")
+	flags.StringVar(&o.listen, "listen", "127.0.0.1:9909", "`ADDRESS:PORT` of /healthz, /readyz and /metrics")
+	if err := flags.Parse(args); err != nil {
+		return nil, err
+	}
+	if flags.NArg() > 0 {
+		return nil, fmt.Errorf("got argument %s, want none", show.Value(flags.Arg(0)))
+	}
+	for _, text := range *podCIDRs {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil || prefix != prefix.Masked() || prefix.Addr().Is4In6() {
+			return nil, invalid("cluster-cidr", text, "a prefix such as 10.244.0.0/16")
+		}
+		o.PodCIDRs = append(o.PodCIDRs, prefix)
+	}
+	return o, o.check()
+}
+
+func invalid(flag string, value any, expected string) error {
+	return fmt.Errorf("--%s: got %s, want %s", flag, show.Value(value), expected)
+}
+
+func (o *options) check() error {
+	const (
+		maxPort, maxVNI      = 1<<16 - 1, 1<<24 - 1
+		leastMTU, largestMTU = 576, 65535
+		longestName          = 15 // IFNAMSIZ and its NUL
+	)
+	_, _, listenErr := net.SplitHostPort(o.listen)
+	switch {
+	case o.node == "":
+		return errors.New("--node: got none, want the name of this node's object, or NODE_NAME in the environment")
+	case !slices.Contains([]wanted.Mode{wanted.ModeTunnel, wanted.ModeDirect, wanted.ModeAuto}, o.Mode):
+		return invalid("mode", o.Mode, "tunnel, direct or auto")
+	case o.Device == "" || len(o.Device) > longestName:
+		return invalid("device", o.Device, "1 to 15 characters")
+	case o.Port < 1 || o.Port > maxPort:
+		return invalid("port", o.Port, "1 to 65535")
+	case o.VNI > maxVNI:
+		return invalid("vni", o.VNI, "0 to 16777215")
+	case o.MTU != 0 && (o.MTU < leastMTU || o.MTU > largestMTU):
+		return invalid("mtu", o.MTU, "0, or 576 to 65535")
+	case filepath.Ext(o.conflist) != ".conflist":
+		return invalid("conflist", o.conflist, "a file that ends in .conflist")
+	case listenErr != nil:
+		return invalid("listen", o.listen, "ADDRESS:PORT")
+	}
+	return nil
+}

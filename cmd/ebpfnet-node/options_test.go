@@ -1,0 +1,46 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+// TestOptions names the flag, its value and what is expected.
+func TestOptions(t *testing.T) {
+	t.Setenv("NODE_NAME", "a")
+	for args, want := range map[string]string{
+		"":                                    "",
+		"--node b --mode auto --vni 7":        "",
+		"--mtu 9000 --port 8472":              "",
+		"--cluster-cidr 10.244.0.0/16":        "",
+		"--cluster-cidr 10.0.0.0/8,fd44::/48": "",
+		"x":                                   `got argument "x", want none`,
+		"--node=":                             "--node: got none",
+		"--mode=bgp":                          `--mode: got "bgp", want tunnel, direct or auto`,
+		"--device=0123456789abcdef":           `--device: got "0123456789abcdef", want 1 to 15 characters`,
+		"--port=0":                            "--port: got 0, want 1 to 65535",
+		"--port=65536":                        "--port: got 65536, want 1 to 65535",
+		"--vni=16777216":                      "--vni: got 16777216, want 0 to 16777215",
+		"--mtu=100":                           "--mtu: got 100, want 0, or 576 to 65535",
+		"--cluster-cidr=10.244.1.0/16":        `--cluster-cidr: got "10.244.1.0/16", want a prefix`,
+		"--conflist=/etc/cni/net.d/10.x":      "want a file that ends in .conflist",
+		"--listen=9909":                       `--listen: got "9909", want ADDRESS:PORT`,
+	} {
+		_, err := parseOptions(strings.Fields(args))
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: got error %v, want %q", args, err, want)
+		}
+	}
+}
+
+// TestHelp is not an error.
+func TestHelp(t *testing.T) {
+	if err := run(context.Background(), []string{"--help"}, &bytes.Buffer{}); !errors.Is(err, pflag.ErrHelp) {
+		t.Errorf("got %v, want %v", err, pflag.ErrHelp)
+	}
+}
