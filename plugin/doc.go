@@ -11,7 +11,7 @@
 // it may import.
 //
 //	cmd/*             the commands; the IPAM plugin is in its command, and what ebpfnetctl's commands
-//	                  share is below it
+//	                  share is below it; cmd/ebpfnet-node is a module of its own, with rooms in its doc.go
 //	plugin            the verbs
 //	plugin/operator   what ebpfnetctl does: attachments, flows, traffic, set, repair, unload
 //	plugin/reconcile  follows changes of the host, for the verbs and for the operator
@@ -27,7 +27,7 @@
 //	loader            loads, pins, attaches and upgrades the datapath
 //	loader/flock      locks between processes
 //	loader/rtnl       lists of routing netlink, asked for again where a change interrupts them; many
-//	                  devices deleted at once
+//	                  devices deleted at once; routes to other nodes
 //	bpf               the programs
 //	plugin/show       text from outside, fit for terminals and logs
 //

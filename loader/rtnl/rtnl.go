@@ -8,7 +8,7 @@
 // such a list as an error, or lose part of it.
 //
 // DeleteLinks deletes many devices in little more time than one takes. SetSizes sets attributes that
-// belong together in one request.
+// belong together in one request. NodeRoutes lists and changes routes to other nodes, Watch tells of changes.
 //
 // It imports no other package of this module, and every package may import it.
 package rtnl

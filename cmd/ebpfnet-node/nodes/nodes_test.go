@@ -28,7 +28,7 @@ func fullNode(name string, podCIDRs ...string) *corev1.Node {
 			Labels:      map[string]string{"kubernetes.io/hostname": name},
 			Annotations: map[string]string{"node.alpha.kubernetes.io/ttl": "0"},
 			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", Operation: "Update",
-				FieldsV1: &metav1.FieldsV1{Raw: []byte(strings.Repeat("f", 4096))}}},
+				FieldsV1: metav1.NewFieldsV1(strings.Repeat("f", 4096))}},
 		},
 		Spec: corev1.NodeSpec{PodCIDRs: podCIDRs, Taints: []corev1.Taint{{Key: "a", Effect: "NoSchedule"}}},
 		Status: corev1.NodeStatus{

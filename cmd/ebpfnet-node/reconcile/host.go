@@ -23,8 +23,6 @@ const (
 
 	// ofPlugin begins the aliases of the host's ends of containers' interfaces (plugin/names).
 	ofPlugin = "ebpfnet "
-
-	kindVXLAN = "vxlan"
 )
 
 // Datapath is what the programs know of the cluster.
