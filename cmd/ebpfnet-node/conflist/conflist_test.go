@@ -57,7 +57,7 @@ func TestFillRefuses(t *testing.T) {
 		`{"name": "n", "plugins": [{"type": "bridge"}]}`:                                                          `got 0 of type "ebpfnet", want one`,
 		`{"name": "n", "plugins": [{"type": "ebpfnet"}, {"type": "ebpfnet"}]}`:                                    `got 2 of type "ebpfnet", want one`,
 		`{"name": "n", "plugins": [{"type": "ebpfnet", "ipam": []}]}`:                                             "ipam of the template: got [], want an object",
-		`{"name": "n", "plugins": [{"type": "ebpfnet", "ipam": {}}]}`:                                             `type of the template: got , want "host-local"`,
+		`{"name": "n", "plugins": [{"type": "ebpfnet", "ipam": {"type": 1}}]}`:                                    `type of the template: got 1, want "host-local"`,
 		`{"name": "n", "plugins": [{"type": "ebpfnet", "ipam": {"type": "x"}}]}`:                                  `ipam.type of the template: got "x", want "host-local"`,
 		`{"name": "n", "plugins": [{"type": "ebpfnet", "ipam": {"type": "host-local", "subnet": "10.0.0.0/8"}}]}`: `ipam.subnet of the template: got "10.0.0.0/8", want none`,
 	} {

@@ -44,7 +44,7 @@ func isContainers(data []byte) bool {
 	for _, attr := range attrs {
 		switch attr.Attr.Type {
 		case unix.IFLA_IFNAME:
-			name = nl.BytesToString(attr.Value)
+			name = unix.ByteSliceToString(attr.Value)
 		case unix.IFLA_LINKINFO:
 			kind = kindOf(attr.Value)
 		}
@@ -56,7 +56,7 @@ func kindOf(info []byte) string {
 	attrs, _ := nl.ParseRouteAttr(info)
 	for _, attr := range attrs {
 		if attr.Attr.Type == nl.IFLA_INFO_KIND {
-			return nl.BytesToString(attr.Value)
+			return unix.ByteSliceToString(attr.Value)
 		}
 	}
 	return ""

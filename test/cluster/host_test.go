@@ -1,0 +1,312 @@
+package cluster
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// fakeDatapath keeps what it is told.
+type fakeDatapath struct {
+	tunnel reconcile.Tunnel
+	peers  []wanted.Peer
+}
+
+func (f *fakeDatapath) Tunnel() (reconcile.Tunnel, error)  { return f.tunnel, nil }
+func (f *fakeDatapath) SetTunnel(t reconcile.Tunnel) error { f.tunnel = t; return nil }
+func (f *fakeDatapath) Peers() ([]wanted.Peer, error)      { return f.peers, nil }
+func (f *fakeDatapath) SetPeers(peers []wanted.Peer) error { f.peers = peers; return nil }
+
+// hostTest is the node of a topology, what its agent is to have, and the agent's hands.
+type hostTest struct {
+	*testing.T
+	*testenv.Topology
+	host   *reconcile.Host
+	nodes  []wanted.Node
+	config wanted.Config
+	state  *wanted.State // of the last sync
+}
+
+const (
+	ownNode    = "node-1"
+	deviceName = "ebpfnet0"
+)
+
+// newHostTest is a node of a cluster of three: the second is on its link, the third behind a router.
+func newHostTest(t *testing.T) *hostTest {
+	t.Helper()
+	testenv.Require(t, testenv.VXLAN)
+	h := &hostTest{T: t, Topology: testenv.NewTopology(t), config: wanted.Config{Mode: wanted.ModeTunnel, Device: deviceName, Port: 4789, VNI: 1}}
+	h.nodes = []wanted.Node{
+		nodeObject(1, testenv.NodeAddr4, testenv.NodeAddr6),
+		nodeObject(2, testenv.OutsideAddr4, testenv.OutsideAddr6),
+		nodeObject(3, netip.MustParseAddr("203.0.113.3"), netip.MustParseAddr("2001:db8:ff::3")),
+	}
+	err := h.Node.Do(func() (err error) {
+		h.host, err = reconcile.Open(&fakeDatapath{}, deviceName)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.host.Close)
+	return h
+}
+
+func nodeObject(number int, addrs ...netip.Addr) wanted.Node {
+	node := wanted.Node{
+		Name: fmt.Sprintf("node-%d", number), Created: time.Unix(int64(number), 0),
+		PodCIDRs: []string{podCIDR4(number).String(), podCIDR6(number).String()},
+	}
+	for _, addr := range addrs {
+		node.Addresses = append(node.Addresses, addr.String())
+	}
+	return node
+}
+
+func podCIDR4(number int) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(100 + number>>8), byte(number), 0}), 24)
+}
+
+func podCIDR6(number int) netip.Prefix {
+	return netip.MustParsePrefix(fmt.Sprintf("fd44:%x::/64", number))
+}
+
+// sync has the host have what it should, and returns what it has changed.
+func (h *hostTest) sync() *reconcile.Changes {
+	h.Helper()
+	changes, err := h.trySync()
+	if err != nil {
+		h.Fatalf("sync: %v", err)
+	}
+	return changes
+}
+
+func (h *hostTest) trySync() (*reconcile.Changes, error) {
+	facts, have, err := h.host.Look()
+	if err != nil {
+		return nil, err
+	}
+	if h.state, err = wanted.Of(h.nodes, ownNode, h.config, facts); err != nil {
+		return nil, err
+	}
+	changes, err := reconcile.Difference(h.state, have)
+	if err != nil {
+		return nil, err
+	}
+	return changes, h.host.Apply(changes, h.state, have)
+}
+
+// settle is sync, after which nothing is left to do: the kernel has taken everything as it was meant.
+func (h *hostTest) settle(what string) *reconcile.Changes {
+	h.Helper()
+	changes := h.sync()
+	if again := h.sync(); !again.IsEmpty() {
+		h.Fatalf("%s: a second sync found %+v, want nothing to change", what, *again)
+	}
+	return changes
+}
+
+func (h *hostTest) ip(args ...string) string {
+	h.Helper()
+	output, err := h.Node.Run(testenv.Context(h), "ip", args...)
+	if err != nil {
+		h.Fatal(err)
+	}
+	return output
+}
+
+// ours lists the node's routes to other nodes, of both families, as the kernel has them.
+func (h *hostTest) ours() string {
+	h.Helper()
+	return h.ip("route", "show", "proto", "235") + h.ip("-6", "route", "show", "proto", "235")
+}
+
+func (h *hostTest) wantRoutes(what string, want ...string) {
+	h.Helper()
+	var got []string
+	for line := range strings.Lines(h.ours()) {
+		got = append(got, strings.Join(strings.Fields(line), " "))
+	}
+	for i, line := range want {
+		if i >= len(got) || !strings.HasPrefix(got[i], line) {
+			h.Errorf("%s: got routes\n%s\nwant\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
+			return
+		}
+	}
+	if len(got) != len(want) {
+		h.Errorf("%s: got routes\n%s\nwant\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// TestHostGetsWhatIsWanted finds the kernel's view of each kind of route equal to the wanted one.
+func TestHostGetsWhatIsWanted(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		change func(*wanted.Config)
+		want   []string
+	}{
+		{"tunnel over IPv4", func(*wanted.Config) {}, []string{
+			"10.100.2.0/24 encap ip id 1 src 192.0.2.1 dst 192.0.2.2 ttl 0 tos 0 dev ebpfnet0 scope link src 10.100.1.1",
+			"10.100.3.0/24 encap ip id 1 src 192.0.2.1 dst 203.0.113.3 ttl 0 tos 0 dev ebpfnet0 scope link src 10.100.1.1",
+			"fd44:2::/64 encap ip id 1 src 192.0.2.1 dst 192.0.2.2 ttl 0 tos 0 dev ebpfnet0 src fd44:1::1 metric 1024",
+			"fd44:3::/64 encap ip id 1 src 192.0.2.1 dst 203.0.113.3 ttl 0 tos 0 dev ebpfnet0 src fd44:1::1 metric 1024",
+		}},
+		{"tunnel over IPv6", func(c *wanted.Config) { c.PreferIPv6 = true }, []string{
+			"10.100.2.0/24 encap ip6 id 1 src 2001:db8:1::1 dst 2001:db8:1::2 hoplimit 0 tc 0 csum dev ebpfnet0 scope link src 10.100.1.1 mtu 1430",
+			"10.100.3.0/24 encap ip6 id 1 src 2001:db8:1::1 dst 2001:db8:ff::3 hoplimit 0 tc 0 csum dev ebpfnet0 scope link src 10.100.1.1 mtu 1430",
+			"fd44:2::/64 encap ip6 id 1 src 2001:db8:1::1 dst 2001:db8:1::2 hoplimit 0 tc 0 csum dev ebpfnet0 src fd44:1::1 metric 1024 mtu 1430",
+			"fd44:3::/64 encap ip6 id 1 src 2001:db8:1::1 dst 2001:db8:ff::3 hoplimit 0 tc 0 csum dev ebpfnet0 src fd44:1::1 metric 1024 mtu 1430",
+		}},
+		{"direct", func(c *wanted.Config) { c.Mode = wanted.ModeDirect }, []string{
+			"10.100.2.0/24 via 192.0.2.2 dev eth0",
+			"fd44:2::/64 via 2001:db8:1::2 dev eth0 metric 1024",
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			h := newHostTest(t)
+			test.change(&h.config)
+			h.settle("first")
+			h.wantRoutes("first", test.want...)
+
+			h.config.Mode = wanted.ModeDirect
+			h.nodes = h.nodes[:1]
+			h.settle("alone")
+			h.wantRoutes("alone")
+			if links := h.ip("-br", "link"); strings.Contains(links, deviceName) {
+				t.Errorf("got devices\n%swant no %s", links, deviceName)
+			}
+		})
+	}
+}
+
+// TestHostMends puts back what others have changed, and nothing else.
+func TestHostMends(t *testing.T) {
+	h := newHostTest(t)
+	h.settle("first")
+	device, routes := h.ip("-d", "addr", "show", "dev", deviceName), h.ours()
+	for _, damage := range []struct {
+		name    string
+		command []string
+		again   bool // the device is made again, so that its index is another
+	}{
+		{"a route deleted", strings.Fields("route del 10.100.2.0/24"), false},
+		{"routes flushed", strings.Fields("-6 route flush proto 235"), false},
+		{"a route of a node that is gone", strings.Fields("route add 10.99.0.0/24 dev lo proto 235"), false},
+		{"a route changed", strings.Fields("route change 10.100.2.0/24 dev lo scope link proto 235"), false},
+		{"the device down", strings.Fields("link set ebpfnet0 down"), false},
+		{"its MTU", strings.Fields("link set ebpfnet0 mtu 1400"), false},
+		{"its MAC address", strings.Fields("link set ebpfnet0 address 02:00:00:00:00:01"), false},
+		{"its flag", strings.Fields("link set ebpfnet0 arp on"), false},
+		{"an address deleted", strings.Fields("addr del 10.100.1.1/32 dev ebpfnet0"), false},
+		{"an address added", strings.Fields("addr add 10.100.9.1/32 dev ebpfnet0"), false},
+		{"its addresses flushed", strings.Fields("addr flush dev ebpfnet0"), false},
+		{"its name", strings.Fields("link set ebpfnet0 name other"), true},
+		{"the device deleted", strings.Fields("link del ebpfnet0"), true},
+	} {
+		h.ip(damage.command...)
+		if changes := h.settle(damage.name); changes.IsEmpty() {
+			t.Errorf("%s: nothing was changed", damage.name)
+		}
+		if got := h.ours(); got != routes {
+			t.Errorf("%s: got routes\n%swant\n%s", damage.name, got, routes)
+		}
+		if got := h.ip("-d", "addr", "show", "dev", deviceName); !damage.again && got != device {
+			t.Errorf("%s: got device\n%swant\n%s", damage.name, got, device)
+		}
+		device = h.ip("-d", "addr", "show", "dev", deviceName)
+	}
+}
+
+// TestHostLeavesOthersAlone neither replaces nor deletes what it has not made, and says what is in its way.
+func TestHostLeavesOthersAlone(t *testing.T) {
+	h := newHostTest(t)
+	h.ip("route", "add", "10.100.2.0/24", "via", "192.0.2.2", "proto", "bird")
+	h.ip("route", "add", "10.77.0.0/24", "via", "192.0.2.2")
+	_, err := h.trySync()
+	if err == nil || !strings.Contains(err.Error(), "10.100.2.0/24") || !strings.Contains(err.Error(), "not ebpfnet's") {
+		t.Errorf("with a foreign route: got error %v, want one that names it", err)
+	}
+	for _, prefix := range []string{"10.100.2.0/24", "10.77.0.0/24"} {
+		if got := h.ip("route", "show", prefix); !strings.Contains(got, "via 192.0.2.2") {
+			t.Errorf("got %q for %s, want the foreign route", got, prefix)
+		}
+	}
+	if got := h.ip("route", "show", "10.100.3.0/24"); got == "" {
+		t.Error("got no route to the third node, want it in spite of the foreign one to the second")
+	}
+	h.ip("route", "del", "10.100.2.0/24")
+	h.settle("without the foreign route")
+
+	h.ip("link", "del", deviceName)
+	h.ip("link", "add", deviceName, "type", "bridge")
+	if _, err := h.trySync(); err == nil || !strings.Contains(err.Error(), "not ebpfnet's") {
+		t.Errorf("with a foreign device: got error %v, want one that says so", err)
+	}
+	if got := h.ip("-d", "link", "show", deviceName); !strings.Contains(got, "bridge") {
+		t.Errorf("got device %s, want the bridge", got)
+	}
+}
+
+// TestHostFollowsNodes changes what has changed: in one step where a route stays, so that no packet finds none.
+func TestHostFollowsNodes(t *testing.T) {
+	h := newHostTest(t)
+	h.settle("first")
+
+	h.nodes[1].Addresses = []string{"192.0.2.22"}
+	changes := h.settle("another address")
+	if len(changes.Replace) != 2 || len(changes.Add)+len(changes.Delete) != 0 {
+		t.Errorf("another address: got %+v, want two routes replaced", *changes)
+	}
+	if got := h.ip("route", "show", "10.100.2.0/24"); !strings.Contains(got, "dst 192.0.2.22 ") {
+		t.Errorf("another address: got route %s, want the new address", got)
+	}
+
+	h.nodes[1].PodCIDRs = []string{podCIDR4(7).String()}
+	h.nodes = slices.Delete(h.nodes, 2, 3)
+	h.settle("back with another prefix, and a node gone")
+	h.wantRoutes("back with another prefix, and a node gone", "10.100.7.0/24 encap ip id 1 src 192.0.2.1 dst 192.0.2.22")
+
+	h.config.Port = 8472
+	if changes := h.settle("another port"); !changes.CreateDevice || !changes.DeleteDevice {
+		t.Errorf("another port: got %+v, want another device", *changes)
+	}
+	h.wantRoutes("another port", "10.100.7.0/24 encap")
+	if got := h.ip("-d", "link", "show", deviceName); !strings.Contains(got, "dstport 8472 ") {
+		t.Errorf("got device %s, want port 8472", got)
+	}
+
+	h.ip("link", "set", "eth0", "mtu", "1400")
+	h.settle("a smaller MTU")
+	if got := h.ip("link", "show", deviceName); !strings.Contains(got, "mtu 1350 ") {
+		t.Errorf("a smaller MTU: got device %s, want 1350", got)
+	}
+}
+
+// TestHostOfManyNodes takes a node of each prefix, and finds them again.
+func TestHostOfManyNodes(t *testing.T) {
+	const many = 1000 // 5,000 take 2 s: the kernel compares each IPv4 route with all others of a device
+
+	h := newHostTest(t)
+	for number := 4; number <= many; number++ {
+		h.nodes = append(h.nodes, nodeObject(number, netip.AddrFrom4([4]byte{203, 0, byte(number >> 8), byte(number)})))
+	}
+	if changes := h.settle("first"); len(changes.Add) != 2*(many-1) {
+		t.Errorf("got %d routes added, want %d", len(changes.Add), 2*(many-1))
+	}
+	h.ip("link", "del", deviceName)
+	if changes := h.settle("device deleted"); len(changes.Add) != 2*(many-1) {
+		t.Errorf("got %d routes added again, want %d", len(changes.Add), 2*(many-1))
+	}
+	h.nodes = h.nodes[:1]
+	if changes := h.settle("all gone"); len(changes.Delete) != 2*(many-1) {
+		t.Errorf("got %d routes deleted, want %d", len(changes.Delete), 2*(many-1))
+	}
+}
