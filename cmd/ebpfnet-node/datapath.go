@@ -1,19 +1,88 @@
 package main
 
 import (
-	"errors"
+	"context"
+	"time"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
+	noderec "github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/reconcile"
 )
 
-// datapath is to be the maps nodes and cluster (branch tunnel: maps.Nodes, maps.GetTunnel, Store.SetNodes,
-// Store.SetTunnel, Store.SetUplink and Datapath.AttachUplink). Until that is merged, the agent does nothing.
-type datapath struct{}
+// datapath is the one of this host. Each call opens it anew, because others load, upgrade and unload it, too. It is
+// loaded if it is not, and upgraded if its programs are older than the agent's.
+type datapath struct {
+	maxFlows uint32 // of one that is loaded; 0: in proportion to the host's memory
+}
 
-var errNoDatapath = errors.New("this build has no map of nodes")
+// patience is how long to wait for others that write to the datapath.
+const patience = 10 * time.Second
 
-func (datapath) Tunnel() (reconcile.Tunnel, error) { return reconcile.Tunnel{}, errNoDatapath }
-func (datapath) SetTunnel(reconcile.Tunnel) error  { return errNoDatapath }
-func (datapath) Peers() ([]wanted.Peer, error)     { return nil, errNoDatapath }
-func (datapath) SetPeers([]wanted.Peer) error      { return errNoDatapath }
+// with calls use with the open datapath.
+func (d datapath) with(use func(context.Context, *loader.Datapath) error) error {
+	ctx, stop := context.WithTimeout(context.Background(), patience)
+	defer stop()
+	loaded, err := loader.Open(ctx, loader.Options{MaxFlows: d.maxFlows})
+	if err != nil {
+		return err
+	}
+	loaded.Close()
+	if loaded, err = loader.OpenLoaded(); err != nil { // with the maps of clusters
+		return err
+	}
+	defer loaded.Close()
+	return use(ctx, loaded)
+}
+
+// Tunnel returns the tunnel, unless its device has lost the programs.
+func (d datapath) Tunnel() (tunnel noderec.Tunnel, err error) {
+	return tunnel, d.with(func(_ context.Context, dp *loader.Datapath) error {
+		known, err := maps.GetTunnel(dp)
+		if err != nil || known.IfIndex == 0 {
+			return err
+		}
+		attached, err := dp.UplinkAttached(known.IfIndex)
+		if attached {
+			tunnel = noderec.Tunnel{Index: known.IfIndex, VNI: known.VNI, Port: int(known.Port)}
+		}
+		return err
+	})
+}
+
+// SetTunnel has the programs attached to the device. What there was of one that is gone goes with the next ADD.
+func (d datapath) SetTunnel(t noderec.Tunnel) error {
+	return d.with(func(ctx context.Context, dp *loader.Datapath) error {
+		if t == (noderec.Tunnel{}) {
+			return maps.With(ctx, dp, func(store *maps.Store) error { return store.SetTunnel(maps.Tunnel{}) })
+		}
+		return reconcile.Tunnel(ctx, dp, maps.Tunnel{IfIndex: t.Index, VNI: t.VNI, Port: uint16(t.Port)})
+	})
+}
+
+// Peers lists the map of nodes.
+func (d datapath) Peers() (peers []wanted.Peer, err error) {
+	return peers, d.with(func(_ context.Context, dp *loader.Datapath) error {
+		nodes, err := maps.Nodes(dp)
+		for _, n := range nodes {
+			peers = append(peers, wanted.Peer{Prefix: n.Prefix, Remote: n.Remote, Direct: n.Mode == maps.NodeDirect, MTU: n.MTU})
+		}
+		return err
+	})
+}
+
+// SetPeers writes what differs.
+func (d datapath) SetPeers(peers []wanted.Peer) error {
+	var nodes []maps.Node
+	for _, p := range peers {
+		mode := maps.NodeTunnel
+		if p.Direct {
+			mode = maps.NodeDirect
+		}
+		nodes = append(nodes, maps.Node{Prefix: p.Prefix, Remote: p.Remote, Mode: mode, MTU: p.MTU})
+	}
+	return d.with(func(ctx context.Context, dp *loader.Datapath) error {
+		return maps.With(ctx, dp, func(store *maps.Store) error { return store.SetNodes(nodes) })
+	})
+}

@@ -57,7 +57,15 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	host, err := reconcile.Open(datapath{}, o.Device)
+	template, err := o.readTemplate()
+	if err != nil {
+		return err
+	}
+	maxFlows, err := conflist.MaxFlows(template)
+	if err != nil {
+		return err
+	}
+	host, err := reconcile.Open(datapath{maxFlows}, o.Device)
 	if err != nil {
 		return err
 	}
@@ -135,12 +143,9 @@ func (o *options) api() (*rest.Config, error) {
 
 // publish writes the conflist. The template may change at any time.
 func (o *options) publish(state *wanted.State) error {
-	template := conflist.Default
-	if o.template != "" {
-		var err error
-		if template, err = os.ReadFile(o.template); err != nil {
-			return err
-		}
+	template, err := o.readTemplate()
+	if err != nil {
+		return err
 	}
 	filled, err := conflist.Fill(template, state.PodCIDRs, state.PodMTU)
 	if err != nil {
@@ -148,6 +153,13 @@ func (o *options) publish(state *wanted.State) error {
 	}
 	_, err = conflist.Write(o.conflist, filled)
 	return err
+}
+
+func (o *options) readTemplate() ([]byte, error) {
+	if o.template == "" {
+		return conflist.Default, nil
+	}
+	return os.ReadFile(o.template)
 }
 
 // handler answers with the agent's figures and the datapath's.

@@ -26,23 +26,21 @@ const pluginType = "ebpfnet"
 
 type object = map[string]json.RawMessage
 
+// MaxFlows returns the key that sizes the datapath, which the agent may load before the first container: 0 if a
+// template has none.
+func MaxFlows(template []byte) (flows uint32, err error) {
+	_, _, plugin, err := parse(template)
+	if err == nil && plugin["maxFlows"] != nil {
+		err = read(plugin, "maxFlows", &flows, "a number of flows")
+	}
+	return flows, err
+}
+
 // Fill returns a template with a node's ranges, with default routes for their families unless the template has
 // routes, with an MTU unless it has one, and with the key that makes the plugin wait for the agent's first sync.
 // All other keys stay as they are: exemptions from masquerading, host ports, further plugins.
 func Fill(template []byte, podCIDRs []netip.Prefix, mtu int) ([]byte, error) {
-	var list object
-	if err := json.Unmarshal(template, &list); err != nil {
-		return nil, fmt.Errorf("read the template of the conflist: %w", err)
-	}
-	var plugins []object
-	if err := read(list, "plugins", &plugins, "an array of objects"); err != nil {
-		return nil, err
-	}
-	var name string
-	if err := read(list, "name", &name, "the network's name"); err != nil {
-		return nil, err
-	}
-	plugin, err := ours(plugins)
+	list, plugins, plugin, err := parse(template)
 	if err != nil {
 		return nil, err
 	}
@@ -56,6 +54,22 @@ func Fill(template []byte, podCIDRs []netip.Prefix, mtu int) ([]byte, error) {
 	list["plugins"] = encode(plugins)
 	filled, err := json.MarshalIndent(list, "", "  ")
 	return append(filled, '\n'), err
+}
+
+// parse returns a template, its plugins, and ours among them.
+func parse(template []byte) (list object, plugins []object, plugin object, err error) {
+	if err := json.Unmarshal(template, &list); err != nil {
+		return nil, nil, nil, fmt.Errorf("read the template of the conflist: %w", err)
+	}
+	var name string
+	if err := errors.Join(
+		read(list, "plugins", &plugins, "an array of objects"),
+		read(list, "name", &name, "the network's name"),
+	); err != nil {
+		return nil, nil, nil, err
+	}
+	plugin, err = ours(plugins)
+	return list, plugins, plugin, err
 }
 
 // ours returns the only plugin of our type.

@@ -3,6 +3,7 @@ package conflist
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -67,6 +68,21 @@ func TestFillRefuses(t *testing.T) {
 	}
 	if _, err := Fill(Default, nil, 0); err == nil {
 		t.Error("without podCIDRs: got no error, want one")
+	}
+}
+
+// TestMaxFlows is for a datapath that is loaded before the first container.
+func TestMaxFlows(t *testing.T) {
+	const template = `{"name": "n", "plugins": [{"type": "ebpfnet"%s}]}`
+	for keys, want := range map[string]uint32{"": 0, `, "maxFlows": 65536`: 65536} {
+		if got, err := MaxFlows(fmt.Appendf(nil, template, keys)); err != nil || got != want {
+			t.Errorf("keys %q: got %d (%v), want %d", keys, got, err, want)
+		}
+	}
+	for _, keys := range []string{`, "maxFlows": -1`, `, "maxFlows": "many"`, `}, {"type": "ebpfnet"`} {
+		if got, err := MaxFlows(fmt.Appendf(nil, template, keys)); err == nil {
+			t.Errorf("keys %q: got %d, want an error", keys, got)
+		}
 	}
 }
 

@@ -1,18 +1,21 @@
 package nodes
 
 import (
+	"context"
 	"fmt"
-	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/nodes/apitest"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
 )
 
@@ -78,26 +81,28 @@ func until(t *testing.T, w *Watcher, want ...wanted.Node) {
 func TestWatch(t *testing.T) {
 	for _, streaming := range []bool{true, false} {
 		t.Run(fmt.Sprintf("streaming=%v", streaming), func(t *testing.T) {
-			api := newAPIServer(t, streaming)
-			api.put(fullNode("a", "10.244.1.0/24", "fd44:1::/64"), fullNode("b"))
-			w := api.watched()
+			api := newAPI(t, streaming)
+			api.Put(fullNode("a", "10.244.1.0/24", "fd44:1::/64"), fullNode("b"))
+			w := api.watched(t)
 			first := next(t, w)
 			if want := []wanted.Node{wantedNode("a", "10.244.1.0/24", "fd44:1::/64"), wantedNode("b")}; !reflect.DeepEqual(first, want) {
 				t.Fatalf("got %+v, want %+v", first, want)
 			}
 			api.awaitWatch(t)
-			api.put(fullNode("b", "10.244.2.0/24"))
+			api.Put(fullNode("b", "10.244.2.0/24"))
 			until(t, w, wantedNode("a", "10.244.1.0/24", "fd44:1::/64"), wantedNode("b", "10.244.2.0/24"))
-			api.remove("a", true)
+			api.Remove("a")
 			until(t, w, wantedNode("b", "10.244.2.0/24"))
 			if err := w.Err(); err != nil {
 				t.Errorf("got error %v, want none", err)
 			}
-			api.mu.Lock()
-			defer api.mu.Unlock()
-			listed := slices.ContainsFunc(api.requests, func(r string) bool { return strings.Contains(r, "watch= ") })
+			requests, bad := api.Requests()
+			listed := slices.ContainsFunc(requests, func(r string) bool { return strings.Contains(r, "watch= ") })
 			if listed == streaming {
-				t.Errorf("got requests %q, want a list: %v", api.requests, !streaming)
+				t.Errorf("got requests %q, want a list: %v", requests, !streaming)
+			}
+			for _, what := range bad {
+				t.Errorf("a request %s", what)
 			}
 		})
 	}
@@ -107,16 +112,16 @@ func TestWatch(t *testing.T) {
 func TestExpiredWatch(t *testing.T) {
 	for _, streaming := range []bool{true, false} {
 		t.Run(fmt.Sprintf("streaming=%v", streaming), func(t *testing.T) {
-			api := newAPIServer(t, streaming)
-			api.put(fullNode("a", "10.244.1.0/24"), fullNode("b", "10.244.2.0/24"))
-			w := api.watched()
+			api := newAPI(t, streaming)
+			api.Put(fullNode("a", "10.244.1.0/24"), fullNode("b", "10.244.2.0/24"))
+			w := api.watched(t)
 			next(t, w)
 			api.awaitWatch(t)
-			api.remove("a", false)
-			api.expire()
+			api.RemoveSilently("a")
+			api.Expire()
 			until(t, w, wantedNode("b", "10.244.2.0/24"))
 			api.awaitWatch(t)
-			api.put(fullNode("c", "10.244.3.0/24"))
+			api.Put(fullNode("c", "10.244.3.0/24"))
 			until(t, w, wantedNode("b", "10.244.2.0/24"), wantedNode("c", "10.244.3.0/24"))
 		})
 	}
@@ -124,15 +129,15 @@ func TestExpiredWatch(t *testing.T) {
 
 // TestHeartbeats wakes nobody: the next change that is seen is a real one.
 func TestHeartbeats(t *testing.T) {
-	api := newAPIServer(t, true)
-	api.put(fullNode("a", "10.244.1.0/24"))
-	w := api.watched()
+	api := newAPI(t, true)
+	api.Put(fullNode("a", "10.244.1.0/24"))
+	w := api.watched(t)
 	next(t, w)
 	api.awaitWatch(t)
 	for range 5 {
-		api.put(fullNode("a", "10.244.1.0/24")) // another time of the heartbeat, another version
+		api.Put(fullNode("a", "10.244.1.0/24")) // another time of the heartbeat, another version
 	}
-	api.put(fullNode("b", "10.244.2.0/24"))
+	api.Put(fullNode("b", "10.244.2.0/24"))
 	if got := next(t, w); len(got) != 2 {
 		t.Errorf("got a change with nodes %+v, want none before node b", got)
 	}
@@ -157,24 +162,15 @@ func TestBatch(t *testing.T) {
 
 // TestAPIDown starts without an API server, says why it knows nothing, and goes on when there is one.
 func TestAPIDown(t *testing.T) {
-	api := newAPIServer(t, true)
-	serve := api.Config.Handler
-	var down atomic.Bool
-	down.Store(true)
-	api.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if down.Load() {
-			api.refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
-			return
-		}
-		serve.ServeHTTP(w, r)
-	})
-	api.put(fullNode("a", "10.244.1.0/24"))
-	w := api.watched()
+	api := newAPI(t, true)
+	api.SetDown(true)
+	api.Put(fullNode("a", "10.244.1.0/24"))
+	w := api.watched(t)
 	await(t, "an error", func() bool { return w.Err() != nil })
 	if nodes, synced := w.List(); synced || len(nodes) > 0 {
 		t.Errorf("got nodes %v, synced %v, want none", nodes, synced)
 	}
-	down.Store(false)
+	api.SetDown(false)
 	until(t, w, wantedNode("a", "10.244.1.0/24"))
 	if err := w.Err(); err != nil {
 		t.Errorf("got error %v, want none", err)
@@ -272,14 +268,47 @@ func BenchmarkUnmarshal(b *testing.B) {
 	})
 }
 
-// awaitWatch waits until the server has a watch to tell of changes.
-func (s *apiServer) awaitWatch(t *testing.T) {
+// api is a server that runs until the test ends.
+type api struct {
+	*apitest.Server
+	url string
+}
+
+func newAPI(t *testing.T, streaming bool) *api {
 	t.Helper()
-	await(t, "a watch", func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.events != nil
+	a := &api{Server: apitest.New()}
+	a.Streaming = streaming
+	server := httptest.NewServer(a)
+	t.Cleanup(server.Close)
+	a.url = server.URL
+	return a
+}
+
+// watched returns a watcher that runs until the test ends.
+func (a *api) watched(t *testing.T) *Watcher {
+	t.Helper()
+	w, err := New(&rest.Config{Host: a.url})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.backoff = &wait.Backoff{Duration: time.Millisecond}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		w.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		stop()
+		<-ended
 	})
+	return w
+}
+
+// awaitWatch waits until the server has a watch to tell of changes.
+func (a *api) awaitWatch(t *testing.T) {
+	t.Helper()
+	await(t, "a watch", func() bool { return a.Watches() > 0 })
 }
 
 // await asks until a condition holds.
