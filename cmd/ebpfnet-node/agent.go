@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -25,6 +26,7 @@ type nodeSource interface {
 	Changed() <-chan struct{}
 	List() (nodes []wanted.Node, synced bool)
 	Err() error
+	Reconnect()
 }
 
 // host is package reconcile.
@@ -45,7 +47,8 @@ type agent struct {
 	health   *health.Health
 	log      *slog.Logger
 
-	told []wanted.Skip // what has been logged
+	told      []wanted.Skip // what has been logged
+	addresses []netip.Addr  // of the host, at the last look
 }
 
 // run syncs until ctx is done.
@@ -117,6 +120,7 @@ func (a *agent) reconcile(nodes []wanted.Node, report *health.Report) error {
 	if err != nil {
 		return err
 	}
+	a.reconnectIfMoved(facts)
 	state, err := wanted.Of(nodes, a.name, a.config, facts)
 	if err != nil {
 		return err
@@ -139,6 +143,21 @@ func (a *agent) reconcile(nodes []wanted.Node, report *health.Report) error {
 		return nil // others do not reach containers of this node: no more of them
 	}
 	return a.publish(state)
+}
+
+// reconnectIfMoved drops connections to the API server when an address is gone that they may have. Nobody answers them,
+// so the watch would be silent until they time out.
+func (a *agent) reconnectIfMoved(facts wanted.Host) {
+	before := a.addresses
+	a.addresses = nil
+	for _, link := range facts.Links {
+		for _, address := range link.Addresses {
+			a.addresses = append(a.addresses, address.Addr())
+		}
+	}
+	if slices.ContainsFunc(before, func(addr netip.Addr) bool { return !slices.Contains(a.addresses, addr) }) {
+		a.nodes.Reconnect()
+	}
 }
 
 // describe notes what is wanted, and logs which nodes are skipped when that changes.

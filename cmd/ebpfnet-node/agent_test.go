@@ -31,18 +31,21 @@ type fake struct {
 	present reconcile.Present
 	refuse  error
 	written int // conflists
+	moved   int // connections made anew
+	address string
 	output  bytes.Buffer
 }
 
 func (f *fake) Changed() <-chan struct{}    { return f.changed }
 func (f *fake) List() ([]wanted.Node, bool) { return f.list, f.synced }
 func (f *fake) Err() error                  { return f.err }
+func (f *fake) Reconnect()                  { f.moved++ }
 
 func (f *fake) Look() (wanted.Host, *reconcile.Present, error) {
 	f.looks++
 	present := f.present
 	return wanted.Host{Links: []wanted.Link{{Index: 2, Name: "eth0", MTU: 1500,
-		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")}}}}, &present, nil
+		Addresses: []netip.Prefix{netip.MustParsePrefix(f.address)}}}}, &present, nil
 }
 
 func (f *fake) Apply(_ *reconcile.Changes, want *wanted.State, _ *reconcile.Present) error {
@@ -65,7 +68,7 @@ func (f *fake) Apply(_ *reconcile.Changes, want *wanted.State, _ *reconcile.Pres
 // started returns an agent that runs until the bubble ends.
 func started(t *testing.T) *fake {
 	t.Helper()
-	f := &fake{changed: make(chan struct{}, 1), events: make(chan struct{}, 1)}
+	f := &fake{changed: make(chan struct{}, 1), events: make(chan struct{}, 1), address: "192.0.2.1/24"}
 	f.agent = &agent{
 		name: "a", config: wanted.Config{Mode: wanted.ModeTunnel, Device: "ebpfnet0", Port: 4789}, nodes: f, host: f, events: f.events,
 		publish:  func(*wanted.State) error { f.written++; return nil },
@@ -152,6 +155,24 @@ func TestRepair(t *testing.T) {
 		f.present = reconcile.Present{}
 		pass(interval + batch)
 		f.want(t, "without one", 1, 10, "ok")
+	})
+}
+
+// TestMove connects to the API server anew when this host's address is another one.
+func TestMove(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := started(t)
+		f.tell(nodeA, nodeB)
+		pass(10 * time.Minute)
+		if f.moved != 0 {
+			t.Errorf("got %d new connections for one address, want none", f.moved)
+		}
+		f.address = "192.0.2.11/24"
+		wake(f.events)
+		pass(batch)
+		if f.moved != 1 {
+			t.Errorf("got %d new connections for another address, want 1", f.moved)
+		}
 	})
 }
 

@@ -1,8 +1,172 @@
 package cluster
 
-import "testing"
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"testing"
 
-// TestCluster has containers and hosts reach all containers of other nodes.
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// TestCluster has containers and hosts of three nodes reach each other, and goes on to do so while agents, the API
+// server and nodes fail. Flows between other nodes never lose a packet.
 func TestCluster(t *testing.T) {
-	newCluster(t)
+	c := newCluster(t)
+	first, second, third := c.nodes[0], c.nodes[1], c.nodes[2]
+	flow4, flow6 := c.startFlow(testenv.IPv4, first, third), c.startFlow(testenv.IPv6, second, first)
+
+	second.agent.kill()
+	c.wantTraffic("an agent killed")
+	fourth := nodeObjectOf(4)
+	fourth.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "198.51.100.4"}}
+	c.api.Put(fourth)
+	first.awaitRoute("a node added", 4, "dst 198.51.100.4 ")
+	second.startAgent()
+	second.awaitRoute("a node added while the agent was down", 4, "dst 198.51.100.4 ")
+
+	second.agent.kill()
+	c.api.Remove(fourth.Name)
+	first.awaitRoute("a node removed", 4, "")
+	second.startAgent()
+	second.awaitRoute("a node removed while the agent was down", 4, "")
+
+	c.api.SetDown(true)
+	third.agent.kill()
+	third.startAgent()
+	third.awaitUnready("the API server has not listed the nodes yet")
+	c.wantTraffic("an agent started without an API server")
+	c.api.SetDown(false)
+	third.awaitReady()
+
+	c.api.Put(fourth)
+	third.awaitRoute("added again", 4, "dst 198.51.100.4 ")
+	c.api.RemoveSilently(fourth.Name)
+	c.api.Expire()
+	third.awaitRoute("removed, unseen by a watch that has expired", 4, "")
+
+	first.wantMetrics(`ebpfnet_peer_prefixes{mode="tunnel"} 4`, `ebpfnet_node_ready 1`, `ebpfnet_node_api_up 1`)
+	c.wantNoLoss("faults of agents and of the API server", flow4, flow6)
+}
+
+// TestNodeChanges has a node come back with another prefix or address, and nodes that are wrong, while others go on.
+func TestNodeChanges(t *testing.T) {
+	c := newCluster(t)
+	first, second, third := c.nodes[0], c.nodes[1], c.nodes[2]
+	flow4, flow6 := c.startFlow(testenv.IPv4, first, second), c.startFlow(testenv.IPv6, second, first)
+
+	wrong := nodeObjectOf(5) // younger than all others
+	wrong.Spec.PodCIDRs = []string{podCIDR4(3).String(), "10.0.0.0/7", "nonsense\x1b[2J", "198.51.100.0/24"}
+	wrong.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: third.addrs[0].String()}}
+	c.api.Put(wrong, nodeObjectOf(6))
+	first.awaitLog(`node=node-5 prefix=10.100.3.0/24`)
+	first.awaitLog(`node=node-5 prefix=10.0.0.0/7`)
+	first.awaitLog(`node=node-6`)
+	c.wantTraffic("wrong nodes")
+	c.api.Remove("node-5")
+
+	changed := third.object()
+	changed.Spec.PodCIDRs = []string{podCIDR4(9).String(), podCIDR6(9).String()}
+	c.api.Remove(third.Name)
+	first.awaitRoute("a node removed", 3, "")
+	c.api.Put(changed)
+	first.awaitRoute("a node back with another prefix", 9, "dst 198.51.100.3 ")
+	third.awaitConflist("10.100.9.0/24")
+	c.wantNoLoss("changes of a third node", flow4, flow6)
+
+	third.addPodNamed("again")
+	c.wantTraffic("another prefix")
+
+	c.ip(third.Namespace, "addr", "del", third.addrs[0].String()+"/24", "dev", "eth0")
+	c.ip(third.Namespace, "addr", "add", "198.51.100.33/24", "dev", "eth0")
+	c.ip(third.Namespace, "route", "add", "default", "via", "198.51.100.254")
+	changed = changed.DeepCopy()
+	changed.Status.Addresses[0].Address = "198.51.100.33"
+	c.api.Put(changed)
+	first.awaitRoute("another address", 9, "dst 198.51.100.33 ")
+	third.awaitRoute("another address of its own", 1, "src 198.51.100.33 ")
+	c.wantTraffic("another address")
+}
+
+// TestHostFaults mends the tunnel device, routes and a renamed NIC, by the events that they cause.
+func TestHostFaults(t *testing.T) {
+	c := newCluster(t)
+	first, third := c.nodes[0], c.nodes[2]
+	for _, fault := range []string{
+		"link del ebpfnet0", "link set ebpfnet0 down", "route flush proto 235", "-6 route flush proto 235", "addr flush dev ebpfnet0",
+	} {
+		c.ip(first.Namespace, strings.Fields(fault)...)
+		testenv.Eventually(t, "node to be mended after "+fault, func() error {
+			for _, f := range testenv.Families {
+				if err := testenv.Ping(testenv.Context(t), first.pod.Namespace, f.Pod(third.pod), "-W", "1"); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		first.awaitRoute(fault, 3, "dst 198.51.100.3 ")
+		c.wantReach(fault, first, third)
+		c.wantReach(fault, third, first)
+	}
+	c.ip(first.Namespace, "link", "set", "eth0", "down")
+	c.ip(first.Namespace, "link", "set", "eth0", "name", "lan0")
+	c.ip(first.Namespace, "link", "set", "lan0", "up")
+	c.ip(first.Namespace, "route", "add", "default", "via", "192.0.2.254")
+	c.ip(first.Namespace, "-6", "addr", "add", first.addrs[1].String()+"/64", "dev", "lan0", "nodad") // gone with the link
+	c.ip(first.Namespace, "route", "add", "default", "via", "2001:db8:1::fe")
+	first.awaitReady()
+	c.wantTraffic("NIC renamed")
+}
+
+// awaitRoute waits until the route to a node's IPv4 prefix has a text in it, or is gone.
+func (n *node) awaitRoute(what string, number int, want string) {
+	n.t.Helper()
+	testenv.Eventually(n.t, fmt.Sprintf("route of %s to node %d: %s", n.Name, number, what), func() error {
+		got, err := n.Run(testenv.Context(n.t), "ip", "route", "show", podCIDR4(number).String())
+		if err != nil {
+			return err
+		}
+		if want == "" && got != "" || !strings.Contains(got, want) {
+			return fmt.Errorf("got %q, want %q", got, want)
+		}
+		return nil
+	})
+}
+
+// awaitLog waits until the agent has logged a line with a text in it.
+func (n *node) awaitLog(want string) {
+	n.t.Helper()
+	testenv.Eventually(n.t, "line in the log of "+n.Name, func() error {
+		got := n.agent.output.String()
+		if !slices.ContainsFunc(strings.Split(got, "\n"), func(line string) bool { return strings.Contains(line, want) }) {
+			return fmt.Errorf("got %q, want %q", got, want)
+		}
+		return nil
+	})
+}
+
+func (n *node) awaitConflist(want string) {
+	n.t.Helper()
+	testenv.Eventually(n.t, "conflist of "+n.Name, func() error {
+		got, err := os.ReadFile(n.conflist())
+		if err == nil && !strings.Contains(string(got), want) {
+			err = fmt.Errorf("got %s, want %q", got, want)
+		}
+		return err
+	})
+}
+
+// wantMetrics wants lines among the agent's figures.
+func (n *node) wantMetrics(want ...string) {
+	n.t.Helper()
+	code, body, err := n.get("/metrics")
+	for _, line := range want {
+		if err != nil || code != http.StatusOK || !slices.Contains(strings.Split(body, "\n"), line) {
+			n.t.Errorf("metrics: got %d (%v) without %q:\n%s", code, err, line, body)
+		}
+	}
 }

@@ -284,12 +284,17 @@ func (n *node) awaitUnready(want string) {
 // addPod has the runtime take the conflist that the agent has written, and start a container.
 func (n *node) addPod() {
 	n.t.Helper()
+	n.addPodNamed("pod-of-" + n.Name)
+}
+
+func (n *node) addPodNamed(id string) {
+	n.t.Helper()
 	content, err := os.ReadFile(n.conflist())
 	if err != nil {
 		n.t.Fatal(err)
 	}
 	n.runtime = testenv.NewRuntime(n.t, n.Namespace, content, filepath.Dir(testenv.Build(n.t, "./cmd/ebpfnet")))
-	n.pod = n.runtime.AddPod(n.t, "pod-of-"+n.Name, nil)
+	n.pod = n.runtime.AddPod(n.t, id, nil)
 }
 
 // wantTraffic wants each container to reach all others, and each host, under its own address.

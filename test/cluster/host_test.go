@@ -283,6 +283,14 @@ func TestHostFollowsNodes(t *testing.T) {
 		t.Errorf("got device %s, want port 8472", got)
 	}
 
+	h.ip("addr", "del", "192.0.2.1/24", "dev", "eth0")
+	h.settle("its own address gone")
+	h.wantRoutes("its own address gone", "10.100.7.0/24 encap ip id 1 src 0.0.0.0 dst 192.0.2.22")
+	h.ip("addr", "add", "192.0.2.11/24", "dev", "eth0")
+	h.nodes[0].Addresses = []string{"192.0.2.11"}
+	h.settle("another address of its own")
+	h.wantRoutes("another address of its own", "10.100.7.0/24 encap ip id 1 src 192.0.2.11 dst 192.0.2.22")
+
 	h.ip("link", "set", "eth0", "mtu", "1400")
 	h.settle("a smaller MTU")
 	if got := h.ip("link", "show", deviceName); !strings.Contains(got, "mtu 1350 ") {

@@ -7,6 +7,7 @@ package nodes
 import (
 	"context"
 	"maps"
+	"net"
 	"reflect"
 	"slices"
 	"sync"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/connrotation"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
 )
@@ -27,6 +29,7 @@ import (
 // after a watch that has expired, and replaces everything: so what went unseen is gone here, too.
 type Watcher struct {
 	api     rest.Interface
+	dialer  *connrotation.Dialer
 	backoff *wait.Backoff // nil: client-go's
 	changed chan struct{}
 
@@ -38,11 +41,14 @@ type Watcher struct {
 
 // New returns a watcher of an API server's nodes.
 func New(config *rest.Config) (*Watcher, error) {
+	dialer := connrotation.NewDialer((&net.Dialer{}).DialContext)
+	config = rest.CopyConfig(config)
+	config.Dial = dialer.DialContext
 	api, err := clientOf(config)
 	if err != nil {
 		return nil, err
 	}
-	return &Watcher{api: api, changed: make(chan struct{}, 1), nodes: map[string]wanted.Node{}}, nil
+	return &Watcher{api: api, dialer: dialer, changed: make(chan struct{}, 1), nodes: map[string]wanted.Node{}}, nil
 }
 
 // clientOf returns a client that knows nothing but Node objects. The clientset knows all kinds, which
@@ -55,7 +61,6 @@ func clientOf(config *rest.Config) (rest.Interface, error) {
 	scheme.AddKnownTypeWithName(version.WithKind("NodeList"), &objectList{})
 	metav1.AddToGroupVersion(scheme, version)
 
-	config = rest.CopyConfig(config)
 	config.APIPath = "/api"
 	config.GroupVersion = &version
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
@@ -94,6 +99,9 @@ func (w *Watcher) note(err error) {
 
 // Changed is ready when something that counts has changed since the last receive. Heartbeats do not count.
 func (w *Watcher) Changed() <-chan struct{} { return w.changed }
+
+// Reconnect closes all connections, and watches on by new ones.
+func (w *Watcher) Reconnect() { w.dialer.CloseAll() }
 
 // List returns the nodes by name. They are complete only if synced: until the first full list the agent
 // knows nothing, and must change nothing.

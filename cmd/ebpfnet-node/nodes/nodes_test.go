@@ -177,6 +177,24 @@ func TestAPIDown(t *testing.T) {
 	}
 }
 
+// TestReconnect goes on by another connection, as after one whose address is gone.
+func TestReconnect(t *testing.T) {
+	api := newAPI(t, true)
+	api.Put(fullNode("a", "10.244.1.0/24"))
+	w := api.watched(t)
+	next(t, w)
+	api.awaitWatch(t)
+	before, _ := api.Requests()
+	w.Reconnect()
+	await(t, "another watch", func() bool {
+		after, _ := api.Requests()
+		return len(after) > len(before)
+	})
+	api.awaitWatch(t)
+	api.Put(fullNode("b", "10.244.2.0/24"))
+	until(t, w, wantedNode("a", "10.244.1.0/24"), wantedNode("b", "10.244.2.0/24"))
+}
+
 // TestUnmarshal compares with Kubernetes' own decoder.
 func TestUnmarshal(t *testing.T) {
 	old := fullNode("old")

@@ -1,5 +1,5 @@
 // Package apitest is an API server for tests that lists and watches nodes as a real one does, with Kubernetes' own
-// types and encoding. It has no history: a watch that begins at any version is told what changes from then on.
+// types and encoding.
 //
 // No product code may import it.
 package apitest
@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/http"
+	"strconv"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,6 +27,8 @@ type Server struct {
 	mu       sync.Mutex
 	down     bool
 	version  int
+	history  []change // since the last call of Expire
+	expired  int      // the version of that
 	nodes    map[string]*corev1.Node
 	watches  map[*watch]struct{}
 	requests []string
@@ -34,6 +37,12 @@ type Server struct {
 
 // watch is one under way. Its events end with a close.
 type watch struct{ events chan metav1.WatchEvent }
+
+// change is an event and the version that it made.
+type change struct {
+	version int
+	event   metav1.WatchEvent
+}
 
 // New returns a server without nodes.
 func New() *Server {
@@ -102,7 +111,7 @@ func (s *Server) list(w http.ResponseWriter) {
 }
 
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, initial bool) {
-	watch, first := s.begin(initial)
+	watch, first := s.begin(r.URL.Query().Get("resourceVersion"), initial)
 	defer s.end(watch)
 	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
 	frames := protobuf.LengthDelimitedFramer.NewFrameWriter(w)
@@ -130,18 +139,27 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, initial bool) {
 	}
 }
 
-// begin returns a watch, and the nodes that it is told first.
-func (s *Server) begin(initial bool) (*watch, []metav1.WatchEvent) {
+// begin returns a watch, and what it is told first: all nodes, or what has changed since a version.
+func (s *Server) begin(version string, initial bool) (*watch, []metav1.WatchEvent) {
 	const room = 20_000 // events that a slow client may not have read yet
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := &watch{make(chan metav1.WatchEvent, room)}
 	s.watches[w] = struct{}{}
-	if !initial {
-		return w, nil
-	}
 	var first []metav1.WatchEvent
+	if !initial {
+		since, err := strconv.Atoi(version)
+		if err == nil && since < s.expired {
+			first = append(first, s.expiredEvent())
+		}
+		for _, change := range s.history {
+			if err == nil && change.version > since {
+				first = append(first, change.event)
+			}
+		}
+		return w, first
+	}
 	for _, node := range s.nodes {
 		first = append(first, s.event("ADDED", node))
 	}
@@ -171,10 +189,8 @@ func (s *Server) event(kind string, node *corev1.Node) metav1.WatchEvent {
 
 // tell needs the lock.
 func (s *Server) tell(kind string, node *corev1.Node) {
-	if len(s.watches) == 0 {
-		return
-	}
 	event := s.event(kind, node)
+	s.history = append(s.history, change{s.version, event})
 	for watch := range s.watches {
 		watch.events <- event
 	}
@@ -225,11 +241,16 @@ func (s *Server) Watches() int {
 func (s *Server) Expire() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	status := s.encode(&metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonExpired, Code: http.StatusGone}, "Status")
+	s.history, s.expired = nil, s.version
 	for watch := range s.watches {
-		watch.events <- metav1.WatchEvent{Type: "ERROR", Object: runtime.RawExtension{Raw: status}}
+		watch.events <- s.expiredEvent()
 	}
 	s.endAll()
+}
+
+func (s *Server) expiredEvent() metav1.WatchEvent {
+	status := s.encode(&metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonExpired, Code: http.StatusGone}, "Status")
+	return metav1.WatchEvent{Type: "ERROR", Object: runtime.RawExtension{Raw: status}}
 }
 
 // SetDown has the server fail at all requests, or no longer. Watches end.
