@@ -17,6 +17,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/namespace"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
 // undoTimeout is for the undo of a failed ADD. DEL undoes what remains.
@@ -91,6 +92,7 @@ type step struct {
 // outside before it works, because its host ports are opened last.
 func (a *adder) steps() []step {
 	return []step{
+		{"ask for the node agent", a.checkCluster, nil},
 		{"find the interface", a.findInterface, a.isChained},
 		{"remove what a dead container left", a.removeDead, a.isDelegated},
 		{"reserve addresses", a.reserve, a.reservesFirst},
@@ -111,6 +113,14 @@ func (a *adder) steps() []step {
 		{"open the host ports", a.openHostPorts, nil},
 		{"print the result", a.print, nil},
 	}
+}
+
+// checkCluster refuses containers as long as the node agent, if the configuration names one, has not synced.
+func (v *verb) checkCluster(context.Context) error {
+	if v.config.Cluster == "" {
+		return nil
+	}
+	return nodestate.Check(v.config.Cluster)
 }
 
 // isChained returns whether this ADD works on the interface that another plugin made.

@@ -21,6 +21,7 @@
 //	plugin/namespace  netlink and the connections of a container
 //	plugin/names      names of devices, aliases and MAC addresses
 //	plugin/cnierr     errors with the codes of the specification
+//	plugin/nodestate  what the node agent of a cluster leaves for the plugin and for operators
 //	plugin/link       devices, addresses, routes, queues and sysctls
 //	ipam              allocates addresses
 //	maps              entries of the datapath's maps

@@ -24,7 +24,8 @@ var rooms = []struct{ dir, imports string }{
 	{"maps", "bpf loader"},
 	{"ipam", "loader/flock plugin/show"},
 	{"plugin/link", "loader loader/rtnl"},
-	{"plugin/cnierr", "ipam loader loader/flock maps plugin/link plugin/show"},
+	{"plugin/nodestate", "plugin/show"},
+	{"plugin/cnierr", "ipam loader loader/flock maps plugin/link plugin/nodestate plugin/show"},
 	{"plugin/names", "loader maps"},
 	{"plugin/namespace", "loader/rtnl plugin/cnierr plugin/link"},
 	{"plugin/record", "loader maps plugin/link plugin/names"},
@@ -32,7 +33,7 @@ var rooms = []struct{ dir, imports string }{
 	{"plugin/cni", "plugin/cnierr plugin/config plugin/show"},
 	{"plugin/reconcile", "loader loader/rtnl maps plugin/link plugin/names"},
 	{"plugin/operator", "bpf loader loader/rtnl maps plugin/config plugin/link plugin/names plugin/namespace plugin/reconcile plugin/record"},
-	{"plugin", "ipam loader loader/flock loader/rtnl maps plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/namespace plugin/reconcile plugin/record plugin/show"},
+	{"plugin", "ipam loader loader/flock loader/rtnl maps plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/namespace plugin/nodestate plugin/reconcile plugin/record plugin/show"},
 	{"cmd/ebpfnet", "plugin plugin/cni"},
 	{"cmd/ebpfnet-ipam", "ipam plugin/cni plugin/cnierr plugin/config plugin/link plugin/record"},
 	{"cmd/ebpfnetctl/firewall", ""},
@@ -51,7 +52,7 @@ var rooms = []struct{ dir, imports string }{
 	{"cmd/ebpfnet-node/nodes", "cmd/ebpfnet-node/wanted"},
 	{"cmd/ebpfnet-node/reconcile", "cmd/ebpfnet-node/wanted loader/rtnl"},
 	{"cmd/ebpfnet-node/health", "plugin/show"},
-	{"cmd/ebpfnet-node", "cmd/ebpfnet-node/conflist cmd/ebpfnet-node/health cmd/ebpfnet-node/nodes cmd/ebpfnet-node/reconcile cmd/ebpfnet-node/wanted cmd/ebpfnetctl/metrics loader loader/rtnl maps plugin/reconcile plugin/show"},
+	{"cmd/ebpfnet-node", "cmd/ebpfnet-node/conflist cmd/ebpfnet-node/health cmd/ebpfnet-node/nodes cmd/ebpfnet-node/reconcile cmd/ebpfnet-node/wanted cmd/ebpfnetctl/metrics loader loader/rtnl maps plugin/nodestate plugin/reconcile plugin/show"},
 	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/bugreport cmd/ebpfnetctl/doctor cmd/ebpfnetctl/drops cmd/ebpfnetctl/metrics cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes cmd/ebpfnetctl/screen cmd/ebpfnetctl/trace cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/operator plugin/record plugin/show"},
 }
 

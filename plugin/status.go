@@ -21,6 +21,9 @@ func (p *Plugin) Status(ctx context.Context, call *cni.Call) error {
 	if err != nil {
 		return err
 	}
+	if err := v.checkCluster(ctx); err != nil {
+		return cnierr.NotAvailable(err)
+	}
 	if err := CheckCapabilities(); err != nil {
 		return cnierr.NotAvailable(err)
 	}

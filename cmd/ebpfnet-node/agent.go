@@ -12,6 +12,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/health"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
 const (
@@ -44,6 +45,7 @@ type agent struct {
 	events   <-chan struct{}                         // of this host
 	publish  func(*wanted.State) error               // the conflist, when all else is there
 	watching func(*wanted.State, *reconcile.Present) // which events count from now on
+	state    string                                  // path of what the plugin is told
 	health   *health.Health
 	log      *slog.Logger
 
@@ -70,6 +72,7 @@ func (a *agent) run(ctx context.Context) {
 			return
 		}
 		report := a.sync()
+		report.Err = errors.Join(report.Err, a.tell(report))
 		a.health.Note(report)
 		if report.Err == nil || report.Took == 0 { // what it waits for will wake it
 			delay = firstRetry
@@ -143,6 +146,19 @@ func (a *agent) reconcile(nodes []wanted.Node, report *health.Report) error {
 		return nil // others do not reach containers of this node: no more of them
 	}
 	return a.publish(state)
+}
+
+// tell lets the plugin add containers from the first success on, and says why it must not before.
+func (a *agent) tell(report health.Report) error {
+	before, err := nodestate.Read(a.state)
+	state := nodestate.State{Node: a.name, Synced: before.Synced, Error: report.Reasons()}
+	if state.Error == "" && state.Synced.IsZero() {
+		state.Synced = time.Now().UTC()
+	}
+	if err == nil && state == before {
+		return nil
+	}
+	return nodestate.Write(a.state, state)
 }
 
 // reconnectIfMoved drops connections to the API server when an address is gone that they may have. Nobody answers them,

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -17,6 +18,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
 // fake is an API server's nodes, a host that has what it is told, and a conflist. Only the test's bubble uses it.
@@ -73,7 +75,7 @@ func started(t *testing.T) *fake {
 		name: "a", config: wanted.Config{Mode: wanted.ModeTunnel, Device: "ebpfnet0", Port: 4789}, nodes: f, host: f, events: f.events,
 		publish:  func(*wanted.State) error { f.written++; return nil },
 		watching: func(*wanted.State, *reconcile.Present) {},
-		health:   health.New(stuck), log: slog.New(slog.NewTextHandler(&f.output, nil)),
+		health:   health.New(stuck), state: filepath.Join(t.TempDir(), "node.json"), log: slog.New(slog.NewTextHandler(&f.output, nil)),
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan struct{})
@@ -129,17 +131,33 @@ func TestStart(t *testing.T) {
 		f.err = errors.New("connection refused")
 		pass(10 * time.Minute)
 		f.want(t, "API down", 1, 0, "has not listed the nodes yet: connection refused")
+		f.wantGate(t, "API down", "since boot: the API server has not listed the nodes yet: connection refused")
 		f.err = nil
 		f.tell(nodeB)
 		pass(time.Second)
 		f.want(t, "this node unknown", 1, 0, "the API has no node a")
+		f.wantGate(t, "this node unknown", "since boot: the API has no node a")
 		f.tell(nodeA, nodeB, nodeC)
 		pass(batch)
 		f.want(t, "all known", 2, 1, "ok")
+		f.wantGate(t, "all known", "")
 		f.err = errors.New("connection refused")
 		pass(time.Hour)
 		f.want(t, "API down again", 2, 100, "ok")
+		f.refuse, f.present = errors.New("operation not permitted"), reconcile.Present{}
+		pass(time.Hour)
+		f.want(t, "refused", 0, 1000, "operation not permitted")
+		f.wantGate(t, "refused", "")
 	})
+}
+
+// wantGate wants the plugin to be told to wait, or to go on.
+func (f *fake) wantGate(t *testing.T, when, want string) {
+	t.Helper()
+	err := nodestate.Check(f.state)
+	if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+		t.Errorf("%s: the plugin gets error %v, want %q", when, err, want)
+	}
 }
 
 // TestRepair looks again when the host has lost something, at once with an event and in a minute without.
@@ -230,6 +248,7 @@ func TestContested(t *testing.T) {
 		f.tell(young, old, nodeC)
 		pass(batch)
 		f.want(t, "contested", 1, 0, "node b is older and has 10.244.1.0/24")
+		f.wantGate(t, "contested", "since boot: node b is older")
 		f.tell(young, nodeC)
 		pass(batch)
 		f.want(t, "the older one gone", 1, 1, "ok")

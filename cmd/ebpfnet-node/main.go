@@ -29,6 +29,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/metrics"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
@@ -77,7 +78,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 	events := &hostEvents{changed: make(chan struct{}, 1)}
 	a := &agent{
 		name: o.node, config: o.Config, nodes: watcher, host: host, events: events.changed,
-		publish: o.publish, watching: events.follow, health: health.New(stuck), log: log,
+		publish: o.publish, state: o.state, watching: events.follow, health: health.New(stuck), log: log,
 	}
 	return together(ctx,
 		func(ctx context.Context) error { watcher.Run(ctx); return nil },
@@ -147,11 +148,11 @@ func (o *options) publish(state *wanted.State) error {
 	if err != nil {
 		return err
 	}
-	filled, err := conflist.Fill(template, state.PodCIDRs, state.PodMTU)
+	filled, err := conflist.Fill(template, state.PodCIDRs, state.PodMTU, o.state)
 	if err != nil {
 		return err
 	}
-	_, err = conflist.Write(o.conflist, filled)
+	_, err = nodestate.Replace(o.conflist, filled)
 	return err
 }
 

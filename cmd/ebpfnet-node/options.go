@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
@@ -23,6 +24,7 @@ type options struct {
 	apiServer  string
 	template   string
 	conflist   string
+	state      string
 	listen     string
 }
 
@@ -43,6 +45,7 @@ func parseOptions(args []string) (*options, error) {
 	flags.StringVar(&o.apiServer, "api-server", "", "`URL` of the API server, where its service's address does not work yet")
 	flags.StringVar(&o.template, "template", "", "`FILE` with the conflist without ranges (default: one with masquerading and host ports)")
 	flags.StringVar(&o.conflist, "conflist", "/etc/cni/net.d/10-ebpfnet.conflist", "`FILE` to write")
+	flags.StringVar(&o.state, "state", nodestate.Default, "`FILE` to write for the plugin; it must not outlive a boot")
 	flags.StringVar(&o.listen, "listen", "127.0.0.1:9909", "`ADDRESS:PORT` of /healthz, /readyz and /metrics")
 	if err := flags.Parse(args); err != nil {
 		return nil, err
@@ -86,6 +89,8 @@ func (o *options) check() error {
 		return invalid("mtu", o.MTU, "0, or 576 to 65535")
 	case filepath.Ext(o.conflist) != ".conflist":
 		return invalid("conflist", o.conflist, "a file that ends in .conflist")
+	case !filepath.IsAbs(o.state):
+		return invalid("state", o.state, "an absolute path")
 	case listenErr != nil:
 		return invalid("listen", o.listen, "ADDRESS:PORT")
 	}

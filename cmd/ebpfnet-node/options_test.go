@@ -29,6 +29,7 @@ func TestOptions(t *testing.T) {
 		"--mtu=100":                           "--mtu: got 100, want 0, or 576 to 65535",
 		"--cluster-cidr=10.244.1.0/16":        `--cluster-cidr: got "10.244.1.0/16", want a prefix`,
 		"--conflist=/etc/cni/net.d/10.x":      "want a file that ends in .conflist",
+		"--state=node.json":                   `--state: got "node.json", want an absolute path`,
 		"--listen=9909":                       `--listen: got "9909", want ADDRESS:PORT`,
 	} {
 		_, err := parseOptions(strings.Fields(args))

@@ -2,7 +2,7 @@
 // the code of a cause, and words what is wrong with a configuration.
 //
 // It may import show, and the packages whose causes have codes: loader, loader/flock, maps, ipam,
-// plugin/link.
+// plugin/link, plugin/nodestate.
 package cnierr
 
 import (
@@ -19,6 +19,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
@@ -39,6 +40,7 @@ var codes = []struct {
 	code  uint
 }{
 	{flock.ErrBusy, cnitypes.ErrTryAgainLater},
+	{nodestate.ErrNotSynced, cnitypes.ErrTryAgainLater},
 	{ipam.ErrConfig, cnitypes.ErrInvalidNetworkConfig},
 	{ipam.ErrExhausted, CodeAddressesExhausted},
 	{ipam.ErrTaken, CodeAddressTaken},

@@ -61,6 +61,7 @@ type Config struct {
 	Sysctls       []string // the names in Tuning as the configuration has them
 
 	DataDir    string // directory of the records
+	Cluster    string // path of the node agent's state; "": the host is in no cluster
 	Aliases    []string
 	CgroupPath string
 	Labels     []record.Label
@@ -121,6 +122,7 @@ type netConf struct {
 	IPAM    json.RawMessage `json:"ipam"`
 	DNS     cnitypes.DNS    `json:"dns"`
 	DataDir string          `json:"dataDir"`
+	Cluster string          `json:"cluster"`
 	logConf
 	IsDefaultGateway bool `json:"isDefaultGateway"` // bridge's
 
@@ -210,6 +212,7 @@ func (c *Call) Parse() (*Config, error) {
 		Uplinks:    conf.Uplinks,
 		DNS:        conf.dns(),
 		DataDir:    DataDir(conf.DataDir),
+		Cluster:    conf.Cluster,
 		Aliases:    conf.RuntimeConfig.Aliases,
 		CgroupPath: conf.RuntimeConfig.CgroupPath,
 		Labels:     conf.Args.CNI.Labels,
@@ -275,6 +278,9 @@ func (c *netConf) check() error {
 		if len(value) > 0 && !bytes.Equal(value, []byte("null")) {
 			return cnierr.Unsupported(key, value, "ebpfnet does not support this; remove the capability from the configuration")
 		}
+	}
+	if c.Cluster != "" && !path.IsAbs(c.Cluster) {
+		return cnierr.Invalid("cluster", c.Cluster, "the absolute path of the node agent's state")
 	}
 	if err := c.logConf.check(); err != nil {
 		return err

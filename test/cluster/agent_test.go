@@ -37,11 +37,20 @@ func TestCluster(t *testing.T) {
 
 	c.api.SetDown(true)
 	third.agent.kill()
+	if err := os.Remove(third.state()); err != nil { // as a boot does
+		t.Error(err)
+	}
+	third.wantNotReady("is its pod of this node running?")
 	third.startAgent()
 	third.awaitUnready("the API server has not listed the nodes yet")
+	third.wantNotReady("the API server has not listed the nodes yet")
 	c.wantTraffic("an agent started without an API server")
 	c.api.SetDown(false)
 	third.awaitReady()
+	if err := third.runtime.Status(testenv.Context(t)); err != nil {
+		t.Errorf("STATUS: got %v, want success", err)
+	}
+	third.runtime.AddPod(t, "new", nil)
 
 	c.api.Put(fourth)
 	third.awaitRoute("added again", 4, "dst 198.51.100.4 ")
@@ -122,6 +131,20 @@ func TestHostFaults(t *testing.T) {
 	c.wantTraffic("NIC renamed")
 }
 
+// wantNotReady wants the plugin to refuse containers, and to say why.
+func (n *node) wantNotReady(why string) {
+	n.t.Helper()
+	const since = "the node agent has not synced since boot: "
+	for verb, err := range map[string]error{
+		"STATUS": n.runtime.Status(testenv.Context(n.t)),
+		"ADD":    n.runtime.NewPod(n.t, "early").Add(testenv.Context(n.t)),
+	} {
+		if err == nil || !strings.Contains(err.Error(), since) || !strings.Contains(err.Error(), why) {
+			n.t.Errorf("%s of %s: got error %v, want %q and %q", verb, n.Name, err, since, why)
+		}
+	}
+}
+
 // awaitRoute waits until the route to a node's IPv4 prefix has a text in it, or is gone.
 func (n *node) awaitRoute(what string, number int, want string) {
 	n.t.Helper()
@@ -160,13 +183,16 @@ func (n *node) awaitConflist(want string) {
 	})
 }
 
-// wantMetrics wants lines among the agent's figures.
+// wantMetrics waits for lines among the agent's figures.
 func (n *node) wantMetrics(want ...string) {
 	n.t.Helper()
-	code, body, err := n.get("/metrics")
-	for _, line := range want {
-		if err != nil || code != http.StatusOK || !slices.Contains(strings.Split(body, "\n"), line) {
-			n.t.Errorf("metrics: got %d (%v) without %q:\n%s", code, err, line, body)
+	testenv.Eventually(n.t, "metrics of "+n.Name, func() error {
+		code, body, err := n.get("/metrics")
+		for _, line := range want {
+			if err != nil || code != http.StatusOK || !slices.Contains(strings.Split(body, "\n"), line) {
+				return fmt.Errorf("got %d (%w) without %q:\n%s", code, err, line, body)
+			}
 		}
-	}
+		return nil
+	})
 }

@@ -217,11 +217,13 @@ func (s *synced) String() string {
 
 func (n *node) conflist() string { return filepath.Join(n.dir, "10-ebpfnet.conflist") }
 
+func (n *node) state() string { return filepath.Join(n.dir, "node.json") }
+
 func (n *node) startAgent(options ...string) {
 	n.t.Helper()
 	args := append([]string{
 		"--node", n.Name, "--kubeconfig", filepath.Join(n.dir, "kubeconfig"), "--template", filepath.Join(n.dir, "template"),
-		"--conflist", n.conflist(),
+		"--conflist", n.conflist(), "--state", n.state(),
 	}, n.options...)
 	a := &agent{Cmd: n.Command(context.Background(), testenv.Build(n.t, "github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node"), append(args, options...)...), ended: make(chan struct{})}
 	a.Stdout, a.Stderr = &a.output, &a.output

@@ -10,8 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
@@ -37,9 +35,9 @@ func MaxFlows(template []byte) (flows uint32, err error) {
 }
 
 // Fill returns a template with a node's ranges, with default routes for their families unless the template has
-// routes, with an MTU unless it has one, and with the key that makes the plugin wait for the agent's first sync.
+// routes, with an MTU unless it has one, and with the path of the agent's state: the plugin waits for its first sync.
 // All other keys stay as they are: exemptions from masquerading, host ports, further plugins.
-func Fill(template []byte, podCIDRs []netip.Prefix, mtu int) ([]byte, error) {
+func Fill(template []byte, podCIDRs []netip.Prefix, mtu int, state string) ([]byte, error) {
 	list, plugins, plugin, err := parse(template)
 	if err != nil {
 		return nil, err
@@ -50,7 +48,7 @@ func Fill(template []byte, podCIDRs []netip.Prefix, mtu int) ([]byte, error) {
 	if mtu != 0 && plugin["mtu"] == nil {
 		plugin["mtu"] = encode(mtu)
 	}
-	plugin["cluster"] = encode(true)
+	plugin["cluster"] = encode(state)
 	list["plugins"] = encode(plugins)
 	filled, err := json.MarshalIndent(list, "", "  ")
 	return append(filled, '\n'), err
@@ -162,29 +160,4 @@ func encode(value any) json.RawMessage {
 		panic(err)
 	}
 	return encoded
-}
-
-// Write replaces a file in one step: a runtime that reads meanwhile has the old one or the new one. A file that is
-// the same already is left alone, because runtimes load a configuration again when it changes.
-func Write(path string, content []byte) (changed bool, err error) {
-	if present, err := os.ReadFile(path); err == nil && string(present) == string(content) {
-		return false, nil
-	}
-	// Runtimes load all names that end in .conf, .conflist or .json.
-	file, err := os.CreateTemp(filepath.Dir(path), ".ebpfnet-*.new")
-	if err != nil {
-		return false, err
-	}
-	defer func() {
-		if !changed {
-			err = errors.Join(err, os.Remove(file.Name()))
-		}
-	}()
-	_, err = file.Write(content)
-	const readable = 0o644
-	err = errors.Join(err, file.Chmod(readable), file.Sync(), file.Close())
-	if err == nil {
-		err = os.Rename(file.Name(), path)
-	}
-	return err == nil, err
 }

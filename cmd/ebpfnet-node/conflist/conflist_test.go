@@ -2,12 +2,8 @@ package conflist
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -24,20 +20,20 @@ func TestFill(t *testing.T) {
 		want           string
 	}{
 		{"default, dual stack", string(Default), dual, 1450, `{"cniVersion": "1.1.0", "name": "pods", "plugins": [
-			{"type": "ebpfnet", "ipMasq": true, "capabilities": {"portMappings": true, "bandwidth": true}, "mtu": 1450, "cluster": true,
+			{"type": "ebpfnet", "ipMasq": true, "capabilities": {"portMappings": true, "bandwidth": true}, "mtu": 1450, "cluster": "/run/n.json",
 			 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.1.0/24"}], [{"subnet": "fd44:1::/64"}]],
 			          "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}}]}`},
 		{"IPv6 only, direct", `{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ebpfnet", "ipam": {}}]}`, dual[1:], 0,
-			`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ebpfnet", "cluster": true,
+			`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ebpfnet", "cluster": "/run/n.json",
 			 "ipam": {"type": "host-local", "ranges": [[{"subnet": "fd44:1::/64"}]], "routes": [{"dst": "::/0"}]}}]}`},
 		{"an operator's keys", `{"cniVersion": "1.1.0", "name": "n", "disableGC": true, "plugins": [{"type": "ebpfnet", "mtu": 1300,
 			"nonMasqueradeCIDRs": ["10.0.0.0/8"], "ipam": {"type": "host-local", "dataDir": "/run/x", "routes": [{"dst": "10.0.0.0/8"}]}},
 			{"type": "tuning"}]}`, dual[:1], 1450,
-			`{"cniVersion": "1.1.0", "name": "n", "disableGC": true, "plugins": [{"type": "ebpfnet", "mtu": 1300, "cluster": true,
+			`{"cniVersion": "1.1.0", "name": "n", "disableGC": true, "plugins": [{"type": "ebpfnet", "mtu": 1300, "cluster": "/run/n.json",
 			"nonMasqueradeCIDRs": ["10.0.0.0/8"], "ipam": {"type": "host-local", "dataDir": "/run/x", "routes": [{"dst": "10.0.0.0/8"}],
 			"ranges": [[{"subnet": "10.244.1.0/24"}]]}}, {"type": "tuning"}]}`},
 	} {
-		filled, err := Fill([]byte(test.template), test.podCIDRs, test.mtu)
+		filled, err := Fill([]byte(test.template), test.podCIDRs, test.mtu, "/run/n.json")
 		if err != nil {
 			t.Errorf("%s: %v", test.name, err)
 			continue
@@ -62,11 +58,11 @@ func TestFillRefuses(t *testing.T) {
 		`{"name": "n", "plugins": [{"type": "ebpfnet", "ipam": {"type": "x"}}]}`:                                  `ipam.type of the template: got "x", want "host-local"`,
 		`{"name": "n", "plugins": [{"type": "ebpfnet", "ipam": {"type": "host-local", "subnet": "10.0.0.0/8"}}]}`: `ipam.subnet of the template: got "10.0.0.0/8", want none`,
 	} {
-		if _, err := Fill([]byte(template), dual, 0); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Fill([]byte(template), dual, 0, ""); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got error %v, want %q", template, err, want)
 		}
 	}
-	if _, err := Fill(Default, nil, 0); err == nil {
+	if _, err := Fill(Default, nil, 0, ""); err == nil {
 		t.Error("without podCIDRs: got no error, want one")
 	}
 }
@@ -83,45 +79,6 @@ func TestMaxFlows(t *testing.T) {
 		if got, err := MaxFlows(fmt.Appendf(nil, template, keys)); err == nil {
 			t.Errorf("keys %q: got %d, want an error", keys, got)
 		}
-	}
-}
-
-// TestWrite leaves one file, and an equal one alone.
-func TestWrite(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "10-ebpfnet.conflist")
-	for i, test := range []struct {
-		content string
-		changed bool
-	}{{"a", true}, {"a", false}, {"b", true}} {
-		changed, err := Write(path, []byte(test.content))
-		if got, _ := os.ReadFile(path); err != nil || changed != test.changed || string(got) != test.content {
-			t.Errorf("write %d: got %q, changed %v (%v), want %q, %v", i, got, changed, err, test.content, test.changed)
-		}
-	}
-	if info, err := os.Stat(path); err != nil || info.Mode() != 0o644 {
-		t.Errorf("got mode %v (%v), want 0644", info.Mode(), err)
-	}
-	if left, _ := os.ReadDir(dir); len(left) != 1 {
-		t.Errorf("got files %v, want one", left)
-	}
-}
-
-// TestWriteFails leaves nothing behind.
-func TestWriteFails(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "10-ebpfnet.conflist")
-	if err := os.Mkdir(path, 0o700); err != nil { // a file cannot replace it
-		t.Fatal(err)
-	}
-	if changed, err := Write(path, []byte("a")); err == nil || changed {
-		t.Errorf("onto a directory: got changed %v, error %v, want an error", changed, err)
-	}
-	if left, _ := os.ReadDir(dir); len(left) != 1 {
-		t.Errorf("got files %v, want only the directory", left)
-	}
-	if _, err := Write(filepath.Join(dir, "missing", "x"), nil); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("into no directory: got error %v, want %v", err, fs.ErrNotExist)
 	}
 }
 

@@ -27,6 +27,16 @@ type Report struct {
 	Skipped  int // and not at all, or not as they should be
 }
 
+// Reasons returns why this node has not what it should have, or nothing.
+func (r Report) Reasons() string { return strings.Join(r.reasons(), "; ") }
+
+func (r Report) reasons() (reasons []string) {
+	if r.Err != nil {
+		reasons = append(reasons, r.Err.Error())
+	}
+	return append(reasons, r.Problems...)
+}
+
 // Health is for any goroutine.
 type Health struct {
 	stuck time.Duration
@@ -93,13 +103,10 @@ func (h *Health) sick() []string {
 }
 
 // unready returns why this node has not what it should have.
-func (h *Health) unready() (reasons []string) {
+func (h *Health) unready() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.last.Err != nil {
-		reasons = append(reasons, h.last.Err.Error())
-	}
-	return append(reasons, h.last.Problems...)
+	return h.last.reasons()
 }
 
 // The metrics. Names, once published, stay.

@@ -1,0 +1,105 @@
+// Package nodestate is what the node agent of a cluster leaves for the plugin and for operators: whether this host
+// has had what it should since it booted. Its files are below /run, so that none outlives a boot.
+//
+// It may import plugin/show.
+package nodestate
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/ebpfnet/ebpfnet/plugin/show"
+)
+
+// Default is the path of the state.
+const Default = "/run/ebpfnet-node/node.json"
+
+// State is the agent's.
+type State struct {
+	Node   string    `json:"node"`
+	Synced time.Time `json:"synced,omitzero"` // when this host first had what it should; zero: not since boot
+	Error  string    `json:"error,omitempty"` // why it has not now
+}
+
+// ErrNotSynced is wrapped by the error for a host whose agent has not synced since boot.
+var ErrNotSynced = errors.New("the node agent has not synced since boot")
+
+// Check returns an error unless the agent whose state is at path has synced since boot. Before that, containers of
+// other nodes cannot be reached, and the conflist may be one of an earlier life of this node.
+func Check(path string) error {
+	state, err := Read(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: it has not written %s: is its pod of this node running?", ErrNotSynced, show.Value(path))
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrNotSynced, err)
+	case state.Synced.IsZero():
+		return fmt.Errorf("%w: %s", ErrNotSynced, state.Error)
+	}
+	return nil
+}
+
+// Read reads the state.
+func Read(path string) (state State, err error) {
+	const most = 1 << 16 // bytes: each call of the plugin reads them
+
+	file, err := os.Open(path)
+	if err != nil {
+		return state, err
+	}
+	defer file.Close()
+	content, err := io.ReadAll(io.LimitReader(file, most))
+	if err == nil {
+		err = json.Unmarshal(content, &state)
+	}
+	if err != nil {
+		return State{}, fmt.Errorf("read %s: %w", show.Value(path), err)
+	}
+	return state, nil
+}
+
+// Write replaces the state, and makes its directory.
+func Write(path string, state State) error {
+	const reachable = 0o755
+
+	content, err := json.Marshal(state)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), reachable); err != nil {
+		return err
+	}
+	_, err = Replace(path, append(content, '\n'))
+	return err
+}
+
+// Replace replaces a file in one step: who reads it meanwhile has the old one or the new one. A file that is the same
+// already is left alone, because runtimes load a configuration again when it changes.
+func Replace(path string, content []byte) (changed bool, err error) {
+	if present, err := os.ReadFile(path); err == nil && string(present) == string(content) {
+		return false, nil
+	}
+	// Runtimes load all names that end in .conf, .conflist or .json.
+	file, err := os.CreateTemp(filepath.Dir(path), ".ebpfnet-*.new")
+	if err != nil {
+		return false, err
+	}
+	defer func() {
+		if !changed {
+			err = errors.Join(err, os.Remove(file.Name()))
+		}
+	}()
+	_, err = file.Write(content)
+	const readable = 0o644
+	err = errors.Join(err, file.Chmod(readable), file.Sync(), file.Close())
+	if err == nil {
+		err = os.Rename(file.Name(), path)
+	}
+	return err == nil, err
+}

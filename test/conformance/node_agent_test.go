@@ -1,0 +1,45 @@
+package conformance
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestNodeAgent makes ADD and STATUS wait for a cluster's node agent, and says what that waits for. DEL does not wait.
+func TestNodeAgent(t *testing.T) {
+	h := newHost(t)
+	state := filepath.Join(t.TempDir(), "node.json")
+	conf := with(dual("1.1.0"), "cluster", state)
+	p := h.pod(t, "c1", conf)
+	before := h.snapshot(t, p.Namespace)
+	for content, why := range map[string]string{
+		"": "is its pod of this node running?",
+		`{"node": "a", "error": "the API has no node a"}`: "the API has no node a",
+		`{"node": "a"`: "unexpected end of JSON input",
+	} {
+		if content != "" {
+			h.writeState(t, state, content)
+		}
+		wantError(t, h.status(t, conf), codeNotAvailable, "the node agent has not synced since boot", why)
+		wantError(t, p.try(t, "ADD"), codeTryAgain, "the node agent has not synced since boot", why)
+		p.del(t)
+		h.wantUnchanged(t, before, p.Namespace)
+	}
+	h.writeState(t, state, `{"node": "a", "synced": "2026-01-02T03:04:05Z", "error": "connection refused"}`)
+	wantSuccess(t, h.status(t, conf), "")
+	p.add(t)
+	if err := os.Remove(state); err != nil {
+		t.Fatal(err)
+	}
+	p.del(t)
+	h.wantUnchanged(t, before, p.Namespace)
+	wantError(t, h.status(t, with(conf, "cluster", "node.json")), codeInvalidConfig, `cluster "node.json": expected the absolute path`)
+}
+
+func (h *host) writeState(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
