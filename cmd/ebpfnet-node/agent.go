@@ -36,6 +36,12 @@ type host interface {
 	Apply(*reconcile.Changes, *wanted.State, *reconcile.Present) error
 }
 
+// prober is package probe.
+type prober interface {
+	Set([]wanted.Probe)
+	Proved() map[netip.Addr]bool
+}
+
 // agent keeps this host as the nodes say.
 type agent struct {
 	name     string // of this node
@@ -45,6 +51,7 @@ type agent struct {
 	events   <-chan struct{}                         // of this host
 	publish  func(*wanted.State) error               // the conflist, when all else is there
 	watching func(*wanted.State, *reconcile.Present) // which events count from now on
+	prober   prober                                  // nil: none
 	state    string                                  // path of what the plugin is told
 	health   *health.Health
 	log      *slog.Logger
@@ -124,6 +131,9 @@ func (a *agent) reconcile(nodes []wanted.Node, report *health.Report) error {
 		return err
 	}
 	a.reconnectIfMoved(facts)
+	if a.prober != nil {
+		facts.Proved = a.prober.Proved()
+	}
 	state, err := wanted.Of(nodes, a.name, a.config, facts)
 	if err != nil {
 		return err
@@ -142,6 +152,9 @@ func (a *agent) reconcile(nodes []wanted.Node, report *health.Report) error {
 		report.Changes = changes.Count()
 	}
 	a.watching(state, have)
+	if a.prober != nil {
+		a.prober.Set(state.Probes)
+	}
 	if len(state.Problems) > 0 {
 		return nil // others do not reach containers of this node: no more of them
 	}

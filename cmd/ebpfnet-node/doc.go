@@ -9,6 +9,7 @@
 //	wanted     what this node is to have: a pure function of nodes, configuration and this host's devices
 //	conflist   the operator's template with this node's ranges
 //	nodes      the Node objects, as the API server tells them
+//	probe      which nodes of a link containers' addresses may pass to
 //	reconcile  what the host has, how that differs from what is wanted, and the changes
 //	health     /healthz, /readyz and figures
 //

@@ -25,6 +25,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/conflist"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/health"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/nodes"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/probe"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/metrics"
@@ -80,7 +81,12 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 		name: o.node, config: o.Config, nodes: watcher, host: host, events: events.changed,
 		publish: o.publish, state: o.state, watching: events.follow, health: health.New(stuck), log: log,
 	}
+	prober := probe.New(o.probePort, events.wake)
+	if o.Mode == wanted.ModeAuto {
+		a.prober = prober
+	}
 	return together(ctx,
+		func(ctx context.Context) error { prober.Run(ctx); return nil },
 		func(ctx context.Context) error { watcher.Run(ctx); return nil },
 		events.watch,
 		func(ctx context.Context) error { a.run(ctx); return nil },
@@ -180,12 +186,14 @@ func (e *hostEvents) watch(ctx context.Context) error {
 	return rtnl.Watch(ctx, func(m rtnl.Message) bool {
 		filter := e.filter.Load()
 		return filter == nil || filter.IsRelevant(m) // nil: before the first sync
-	}, func() {
-		select {
-		case e.changed <- struct{}{}:
-		default:
-		}
-	})
+	}, e.wake)
+}
+
+func (e *hostEvents) wake() {
+	select {
+	case e.changed <- struct{}{}:
+	default:
+	}
 }
 
 // follow says what counts from now on.

@@ -25,6 +25,7 @@ type options struct {
 	template   string
 	conflist   string
 	state      string
+	probePort  int
 	listen     string
 }
 
@@ -37,6 +38,7 @@ func parseOptions(args []string) (*options, error) {
 	flags.StringVar((*string)(&o.Mode), "mode", string(wanted.ModeTunnel), "how packets go to other nodes: tunnel, direct or auto")
 	flags.StringVar(&o.Device, "device", "ebpfnet0", "name of the tunnel `DEVICE`")
 	flags.IntVar(&o.Port, "port", 4789, "UDP `PORT` of VXLAN, the same on all nodes")
+	flags.IntVar(&o.probePort, "probe-port", 9910, "UDP `PORT` of probes in mode auto, the same on all nodes")
 	flags.Uint32Var(&o.VNI, "vni", 1, "VXLAN network `ID`, the same on all nodes")
 	flags.IntVar(&o.MTU, "mtu", 0, "`MTU` between nodes (default: that of the device with this node's address)")
 	flags.BoolVar(&o.PreferIPv6, "prefer-ipv6", false, "tunnel over IPv6 between nodes that have both families; the same on all nodes")
@@ -83,6 +85,8 @@ func (o *options) check() error {
 		return invalid("device", o.Device, "1 to 15 characters")
 	case o.Port < 1 || o.Port > maxPort:
 		return invalid("port", o.Port, "1 to 65535")
+	case o.probePort < 1 || o.probePort > maxPort:
+		return invalid("probe-port", o.probePort, "1 to 65535")
 	case o.VNI > maxVNI:
 		return invalid("vni", o.VNI, "0 to 16777215")
 	case o.MTU != 0 && (o.MTU < leastMTU || o.MTU > largestMTU):

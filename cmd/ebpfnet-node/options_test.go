@@ -24,6 +24,7 @@ func TestOptions(t *testing.T) {
 		"--mode=bgp":                          `--mode: got "bgp", want tunnel, direct or auto`,
 		"--device=0123456789abcdef":           `--device: got "0123456789abcdef", want 1 to 15 characters`,
 		"--port=0":                            "--port: got 0, want 1 to 65535",
+		"--probe-port=0":                      "--probe-port: got 0, want 1 to 65535",
 		"--port=65536":                        "--port: got 65536, want 1 to 65535",
 		"--vni=16777216":                      "--vni: got 16777216, want 0 to 16777215",
 		"--mtu=100":                           "--mtu: got 100, want 0, or 576 to 65535",

@@ -196,3 +196,37 @@ func (n *node) wantMetrics(want ...string) {
 		return nil
 	})
 }
+
+// TestAuto goes directly where the network lets containers' addresses pass, and by the tunnel elsewhere and otherwise.
+func TestAuto(t *testing.T) {
+	c := newCluster(t, "--mode", "auto")
+	first, second := c.nodes[0], c.nodes[1]
+	first.awaitRoute("on one link", 2, "via 192.0.2.2 dev eth0")
+	second.awaitRoute("on one link", 1, "via 192.0.2.1 dev eth0")
+	first.awaitRoute("behind a router", 3, "encap ip id 1 src 192.0.2.1 dst 198.51.100.3 ")
+	first.wantMetrics(`ebpfnet_peer_prefixes{mode="direct"} 2`, `ebpfnet_peer_prefixes{mode="tunnel"} 2`)
+	c.wantTraffic("direct")
+
+	// As a switch does that knows no such addresses.
+	c.nft("add table bridge switch", "add chain bridge switch forward { type filter hook forward priority 0; }",
+		"add rule bridge switch forward ip saddr 10.100.0.0/16 drop", "add rule bridge switch forward ip6 saddr fd44::/16 drop")
+	first.awaitRoute("the network drops containers' addresses", 2, "encap ip id 1 src 192.0.2.1 dst 192.0.2.2 ")
+	second.awaitRoute("the network drops containers' addresses", 1, "encap ip id 1 src 192.0.2.2 dst 192.0.2.1 ")
+	c.wantTraffic("not direct any more")
+}
+
+// nft changes the router's rules.
+func (c *cluster) nft(commands ...string) {
+	c.Helper()
+	for _, command := range commands {
+		if _, err := c.router.Run(testenv.Context(c), "nft", command); err != nil {
+			c.Fatal(err)
+		}
+	}
+}
+
+// TestUnderlayIPv6 has nodes reach each other's containers of both families over IPv6.
+func TestUnderlayIPv6(t *testing.T) {
+	c := newCluster(t, "--prefer-ipv6", "--port", "8472", "--vni", "7")
+	c.nodes[0].awaitRoute("over IPv6", 3, "encap ip6 id 7 src 2001:db8:1::1 dst 2001:db8:2::3 ")
+}

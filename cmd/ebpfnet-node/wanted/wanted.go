@@ -67,6 +67,7 @@ type State struct {
 	Device   *Device // the tunnel; nil in ModeDirect
 	Routes   []rtnl.NodeRoute
 	Peers    []Peer
+	Probes   []Probe        // in ModeAuto
 	PodCIDRs []netip.Prefix // of this node
 	PodMTU   int            // of its containers; 0: that of the route to the outside
 	Skipped  []Skip
@@ -90,6 +91,13 @@ type Peer struct {
 	Remote netip.Addr
 	Direct bool
 	MTU    int // of the path: the longest packet of a container
+}
+
+// Probe asks a node on a link of this one whether the network lets addresses of containers pass. Routes lead its
+// packets as direct ones would lead those of containers.
+type Probe struct {
+	Own, Peer netip.Addr // the first of podCIDRs, which no container has
+	Remote    netip.Addr // the node's
 }
 
 // Skip is a prefix of a node, or a node without any, that is not served as it should be.
@@ -142,6 +150,7 @@ func Of(nodes []Node, own string, config Config, host Host) (*State, error) {
 	for _, claim := range c.accepted {
 		if claim.node != c.own {
 			s.add(claim, path)
+			s.addProbe(claim, path)
 		}
 	}
 	s.Skipped = append(s.Skipped, c.skipped...)
@@ -161,6 +170,35 @@ func (s *State) add(claim claim, path *path) {
 		s.Routes = append(s.Routes, way.route)
 	}
 	s.Peers = append(s.Peers, Peer{claim.node.name, claim.prefix, way.remote, way.direct, way.mtu})
+}
+
+// addProbe adds a probe of a node on the same link.
+func (s *State) addProbe(claim claim, path *path) {
+	if path.config.Mode != ModeAuto {
+		return
+	}
+	remote := claim.node.addresses[familyOf(claim.prefix.Addr())]
+	link, found := path.linkTo(remote)
+	own := probeAddresses(s.PodCIDRs)[familyOf(claim.prefix.Addr())]
+	isKnown := slices.ContainsFunc(s.Probes, func(p Probe) bool { return p.Remote == remote })
+	if !found || !own.IsValid() || isKnown {
+		return
+	}
+	peer := claim.prefix.Addr()
+	s.Probes = append(s.Probes, Probe{own, peer, remote})
+	s.Routes = append(s.Routes, rtnl.NodeRoute{
+		Prefix: netip.PrefixFrom(peer, peer.BitLen()), Metric: metricOf(claim.prefix), Device: link.Index, Gateway: remote, Source: own,
+	})
+}
+
+// probeAddresses returns the first address of the first prefix of each family.
+func probeAddresses(podCIDRs []netip.Prefix) (first [2]netip.Addr) {
+	for _, prefix := range podCIDRs {
+		if own := &first[familyOf(prefix.Addr())]; !own.IsValid() {
+			*own = prefix.Addr()
+		}
+	}
+	return first
 }
 
 // way leads to a prefix of another node. Without a route the host's own routes lead there.
@@ -235,6 +273,13 @@ func (p *path) device(node string, podCIDRs []netip.Prefix) *Device {
 		gateway := gatewayOf(prefix)
 		d.Addresses = append(d.Addresses, netip.PrefixFrom(gateway, gateway.BitLen()))
 	}
+	if p.config.Mode == ModeAuto {
+		for _, own := range probeAddresses(podCIDRs) {
+			if own.IsValid() {
+				d.Addresses = append(d.Addresses, netip.PrefixFrom(own, own.BitLen()))
+			}
+		}
+	}
 	return d
 }
 
@@ -277,17 +322,25 @@ func (p *path) direct(claim claim) (way, string) {
 	case p.config.Mode == ModeAuto && !p.host.Proved[remote]:
 		return way{}, "no direct probe has passed"
 	}
-	for _, link := range p.host.Links {
-		for _, address := range link.Addresses {
-			if address.Masked().Contains(remote) {
-				route := rtnl.NodeRoute{Prefix: claim.prefix, Metric: metricOf(claim.prefix), Device: link.Index, Gateway: remote}
-				return way{route, remote, true, link.MTU}, ""
-			}
-		}
+	if link, found := p.linkTo(remote); found {
+		route := rtnl.NodeRoute{Prefix: claim.prefix, Metric: metricOf(claim.prefix), Device: link.Index, Gateway: remote}
+		return way{route, remote, true, link.MTU}, ""
 	}
 	// Its containers are in the map all the same, so that nothing towards them is masqueraded.
 	return way{remote: remote, direct: true, mtu: p.mtu},
 		fmt.Sprintf("its address %s is on no link of this node: the way to its containers is left to the host's routes", remote)
+}
+
+// linkTo returns the link that an address of another node is on.
+func (p *path) linkTo(remote netip.Addr) (link Link, found bool) {
+	for _, link := range p.host.Links {
+		for _, address := range link.Addresses {
+			if address.Masked().Contains(remote) {
+				return link, true
+			}
+		}
+	}
+	return Link{}, false
 }
 
 // tunnel returns the way through the tunnel device.

@@ -110,6 +110,7 @@ func TestRoutes(t *testing.T) {
 			[]Node{node(1, "10.244.1.0/24", "192.0.2.1"), node(2, "10.244.2.0/24", "192.0.2.2"), node(3, "10.244.3.0/24", "198.18.0.3")},
 			[]rtnl.NodeRoute{
 				{Prefix: prefix("10.244.2.0/24"), Device: 2, Gateway: addr("192.0.2.2")},
+				{Prefix: prefix("10.244.2.0/32"), Device: 2, Gateway: addr("192.0.2.2"), Source: addr("10.244.1.0")},
 				{Prefix: prefix("10.244.3.0/24"), Source: addr("10.244.1.1"),
 					Tunnel: rtnl.Tunnel{ID: 7, Local: addr("192.0.2.1"), Remote: addr("198.18.0.3")}},
 			},
@@ -118,7 +119,10 @@ func TestRoutes(t *testing.T) {
 				{Node: "node-3", Prefix: prefix("10.244.3.0/24"), Remote: addr("198.18.0.3"), MTU: 1450},
 			}, 1450},
 		{"auto, not proved", auto, dualHost, "", []Node{node(1, "10.244.1.0/24", "192.0.2.1"), node(2, "10.244.2.0/24", "192.0.2.2")},
-			[]rtnl.NodeRoute{{Prefix: prefix("10.244.2.0/24"), Source: addr("10.244.1.1"), Tunnel: over4}},
+			[]rtnl.NodeRoute{
+				{Prefix: prefix("10.244.2.0/24"), Source: addr("10.244.1.1"), Tunnel: over4},
+				{Prefix: prefix("10.244.2.0/32"), Device: 2, Gateway: addr("192.0.2.2"), Source: addr("10.244.1.0")},
+			},
 			[]Peer{{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("192.0.2.2"), MTU: 1450}}, 1450},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -150,6 +154,37 @@ func TestDevice(t *testing.T) {
 	mac, err := net.ParseMAC(macOf("node-1"))
 	if err != nil || mac[0]&(multicast|local) != local || macOf("node-1") == macOf("node-2") {
 		t.Errorf("got MAC addresses %s and %s (%v), want different ones, unicast and locally administered", mac, macOf("node-2"), err)
+	}
+}
+
+// TestProbes are of nodes on the same link alone, one for each of their addresses, from addresses that the device has.
+func TestProbes(t *testing.T) {
+	nodes := []Node{
+		node(1, "10.244.1.0/24", "fd44:1::/64", "192.0.2.1", "2001:db8::1"), node(2, "10.244.2.0/24", "10.245.2.0/24", "fd44:2::/64", "192.0.2.2", "2001:db8::2"),
+		node(3, "10.244.3.0/24", "198.18.0.3"), node(4, "10.244.4.0/24"),
+	}
+	of := func(mode Mode) (*State, error) {
+		c := config
+		c.Mode = mode
+		return Of(nodes, "node-1", c, dualHost)
+	}
+	got, err := of(ModeAuto)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(t, "probes", got.Probes, []Probe{
+		{Own: addr("10.244.1.0"), Peer: addr("10.244.2.0"), Remote: addr("192.0.2.2")},
+		{Own: addr("fd44:1::"), Peer: addr("fd44:2::"), Remote: addr("2001:db8::2")},
+	})
+	for _, probe := range got.Probes {
+		if !slices.Contains(got.Device.Addresses, netip.PrefixFrom(probe.Own, probe.Own.BitLen())) {
+			t.Errorf("got addresses %v, want %s among them", got.Device.Addresses, probe.Own)
+		}
+	}
+	for _, mode := range []Mode{ModeTunnel, ModeDirect} {
+		if got, err := of(mode); err != nil || len(got.Probes) > 0 {
+			t.Errorf("mode %s: got probes %v (%v), want none", mode, got.Probes, err)
+		}
 	}
 }
 
