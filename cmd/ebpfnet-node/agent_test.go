@@ -58,7 +58,7 @@ func (f *fake) Apply(_ *reconcile.Changes, want *wanted.State, _ *reconcile.Pres
 	f.present = reconcile.Present{
 		Device: &reconcile.Device{Index: 9, Name: d.Name, Ours: true, External: true, Up: true, NoARP: true,
 			Port: d.Port, MAC: d.MAC, MTU: d.MTU, Addresses: d.Addresses},
-		Tunnel: reconcile.Tunnel{Index: 9, VNI: d.VNI, Port: d.Port}, Peers: want.Peers,
+		Tunnel: reconcile.Tunnel{Index: 9, VNI: d.VNI, Port: d.Port, Outer: d.Outer, Containers: d.Containers}, Peers: want.Peers,
 	}
 	for _, route := range want.Routes {
 		route.Device = 9

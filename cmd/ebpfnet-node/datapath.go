@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"net/netip"
 	"time"
 
 	noderec "github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
@@ -45,7 +46,11 @@ func (d datapath) Tunnel() (tunnel noderec.Tunnel, err error) {
 		}
 		attached, err := dp.UplinkAttached(known.IfIndex)
 		if attached {
-			tunnel = noderec.Tunnel{Index: known.IfIndex, VNI: known.VNI, Port: int(known.Port)}
+			tunnel = noderec.Tunnel{
+				Index: known.IfIndex, VNI: known.VNI, Port: int(known.Port),
+				Outer:      [2]netip.Addr{known.Addr4, known.Addr6},
+				Containers: [2]netip.Prefix{known.Containers4, known.Containers6},
+			}
 		}
 		return err
 	})
@@ -57,7 +62,10 @@ func (d datapath) SetTunnel(t noderec.Tunnel) error {
 		if t == (noderec.Tunnel{}) {
 			return maps.With(ctx, dp, func(store *maps.Store) error { return store.SetTunnel(maps.Tunnel{}) })
 		}
-		return reconcile.Tunnel(ctx, dp, maps.Tunnel{IfIndex: t.Index, VNI: t.VNI, Port: uint16(t.Port)})
+		return reconcile.Tunnel(ctx, dp, maps.Tunnel{
+			IfIndex: t.Index, VNI: t.VNI, Port: uint16(t.Port), Addr4: t.Outer[0], Addr6: t.Outer[1],
+			Containers4: t.Containers[0], Containers6: t.Containers[1],
+		})
 	})
 }
 
@@ -66,7 +74,9 @@ func (d datapath) Peers() (peers []wanted.Peer, err error) {
 	return peers, d.with(func(_ context.Context, dp *loader.Datapath) error {
 		nodes, err := maps.Nodes(dp)
 		for _, n := range nodes {
-			peers = append(peers, wanted.Peer{Prefix: n.Prefix, Remote: n.Remote, Direct: n.Mode == maps.NodeDirect, MTU: n.MTU})
+			peers = append(peers, wanted.Peer{
+				Prefix: n.Prefix, Remote: n.Remote, Direct: n.Mode == maps.NodeDirect, Either: n.Mode == maps.NodeEither, MTU: n.MTU,
+			})
 		}
 		return err
 	})
@@ -77,8 +87,11 @@ func (d datapath) SetPeers(peers []wanted.Peer) error {
 	var nodes []maps.Node
 	for _, p := range peers {
 		mode := maps.NodeTunnel
-		if p.Direct {
+		switch {
+		case p.Direct:
 			mode = maps.NodeDirect
+		case p.Either:
+			mode = maps.NodeEither
 		}
 		nodes = append(nodes, maps.Node{Prefix: p.Prefix, Remote: p.Remote, Mode: mode, MTU: p.MTU})
 	}

@@ -27,6 +27,9 @@ type Tunnel struct {
 	Index int // of the device
 	VNI   uint32
 	Port  int
+
+	Outer      [2]netip.Addr
+	Containers [2]netip.Prefix
 }
 
 // Device is a tunnel device.
@@ -92,7 +95,7 @@ func tunnelOf(want *wanted.Device, index int) Tunnel {
 	if want == nil {
 		return Tunnel{}
 	}
-	return Tunnel{index, want.VNI, want.Port}
+	return Tunnel{index, want.VNI, want.Port, want.Outer, want.Containers}
 }
 
 func (c *Changes) compareDevice(want *wanted.Device, have *Device) error {

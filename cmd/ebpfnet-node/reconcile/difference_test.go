@@ -48,7 +48,7 @@ func presentState() *Present {
 	return &Present{
 		Device: &Device{Index: tunnelIndex, Name: "ebpfnet0", Kind: "vxlan", Ours: true, External: true, Up: true, NoARP: true,
 			Port: 4789, MAC: "02:00:00:00:00:01", MTU: 1450, Addresses: []netip.Prefix{gateway6, gateway4}},
-		Tunnel: Tunnel{tunnelIndex, 7, 4789},
+		Tunnel: Tunnel{Index: tunnelIndex, VNI: 7, Port: 4789},
 		Routes: []rtnl.NodeRoute{directRoute(4), tunnelRoute(3, tunnelIndex), tunnelRoute(2, tunnelIndex)},
 		Peers:  []wanted.Peer{peer(4), peer(2), peer(3)},
 	}
@@ -86,6 +86,8 @@ func TestDifference(t *testing.T) {
 			have.Device.Ours, have.Routes, have.Tunnel = false, want.Routes, Tunnel{}
 		}, Changes{}},
 		{"another VNI", func(want *wanted.State, _ *Present) { want.Device.VNI = 8 }, Changes{SetTunnel: true}},
+		{"another source of the tunnel", func(want *wanted.State, _ *Present) { want.Device.Outer[0] = netip.MustParseAddr("192.0.2.11") },
+			Changes{SetTunnel: true}},
 		{"datapath loaded anew", func(_ *wanted.State, have *Present) { have.Tunnel, have.Peers = Tunnel{}, nil },
 			Changes{SetTunnel: true, SetPeers: true}},
 		{"device down", func(_ *wanted.State, have *Present) { have.Device.Up = false }, Changes{SetDevice: true}},

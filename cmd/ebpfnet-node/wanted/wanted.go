@@ -82,6 +82,9 @@ type Device struct {
 	MAC       string // the driver drops packets from its own, so each node has another
 	MTU       int
 	Addresses []netip.Prefix // the gateway of each of this node's prefixes: what the host itself sends from
+
+	Outer      [2]netip.Addr   // IPv4, IPv6: the tunnel's own sources; invalid: the kernel chooses
+	Containers [2]netip.Prefix // IPv4, IPv6: who gets what the tunnel receives; invalid: everybody
 }
 
 // Peer is an entry of the datapath's map of nodes: containers of another node.
@@ -90,7 +93,8 @@ type Peer struct {
 	Prefix netip.Prefix
 	Remote netip.Addr
 	Direct bool
-	MTU    int // of the path: the longest packet of a container
+	Either bool // by tunnel, while the node may send directly: each finds out for itself
+	MTU    int  // of the path: the longest packet of a container
 }
 
 // Probe asks a node on a link of this one whether the network lets addresses of containers pass. Routes lead its
@@ -169,7 +173,9 @@ func (s *State) add(claim claim, path *path) {
 	if way.route.Prefix.IsValid() {
 		s.Routes = append(s.Routes, way.route)
 	}
-	s.Peers = append(s.Peers, Peer{claim.node.name, claim.prefix, way.remote, way.direct, way.mtu})
+	s.Peers = append(s.Peers, Peer{
+		Node: claim.node.name, Prefix: claim.prefix, Remote: way.remote, Direct: way.direct, Either: path.mayChange(claim, way), MTU: way.mtu,
+	})
 }
 
 // addProbe adds a probe of a node on the same link.
@@ -269,7 +275,13 @@ func (p *path) device(node string, podCIDRs []netip.Prefix) *Device {
 	for _, family := range p.families() {
 		d.MTU = max(d.MTU, p.tunnelMTU(family))
 	}
+	for family, local := range p.local {
+		if local {
+			d.Outer[family] = p.own[family]
+		}
+	}
 	for _, prefix := range podCIDRs {
+		d.admit(prefix)
 		gateway := gatewayOf(prefix)
 		d.Addresses = append(d.Addresses, netip.PrefixFrom(gateway, gateway.BitLen()))
 	}
@@ -281,6 +293,16 @@ func (p *path) device(node string, podCIDRs []netip.Prefix) *Device {
 		}
 	}
 	return d
+}
+
+// admit lets containers of a prefix receive. With two prefixes of a family, the datapath tells none apart.
+func (d *Device) admit(prefix netip.Prefix) {
+	family := familyOf(prefix.Addr())
+	isFirst := !slices.ContainsFunc(d.Addresses, func(known netip.Prefix) bool { return familyOf(known.Addr()) == family })
+	d.Containers[family] = netip.Prefix{}
+	if isFirst {
+		d.Containers[family] = prefix
+	}
 }
 
 // problems returns what of this node hinders its own containers.
@@ -329,6 +351,12 @@ func (p *path) direct(claim claim) (way, string) {
 	// Its containers are in the map all the same, so that nothing towards them is masqueraded.
 	return way{remote: remote, direct: true, mtu: p.mtu},
 		fmt.Sprintf("its address %s is on no link of this node: the way to its containers is left to the host's routes", remote)
+}
+
+// mayChange returns whether a node to which the tunnel leads may send directly.
+func (p *path) mayChange(claim claim, way way) bool {
+	_, found := p.linkTo(claim.node.addresses[familyOf(claim.prefix.Addr())])
+	return p.config.Mode == ModeAuto && found && !way.direct
 }
 
 // linkTo returns the link that an address of another node is on.

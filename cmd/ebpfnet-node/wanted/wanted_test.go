@@ -123,7 +123,7 @@ func TestRoutes(t *testing.T) {
 				{Prefix: prefix("10.244.2.0/24"), Source: addr("10.244.1.1"), Tunnel: over4},
 				{Prefix: prefix("10.244.2.0/32"), Device: 2, Gateway: addr("192.0.2.2"), Source: addr("10.244.1.0")},
 			},
-			[]Peer{{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("192.0.2.2"), MTU: 1450}}, 1450},
+			[]Peer{{Node: "node-2", Prefix: prefix("10.244.2.0/24"), Remote: addr("192.0.2.2"), Either: true, MTU: 1450}}, 1450},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.proved != "" {
@@ -148,13 +148,25 @@ func TestDevice(t *testing.T) {
 	}
 	check(t, "device", got.Device, &Device{
 		Name: "ebpfnet0", VNI: 7, Port: 4789, MAC: macOf("node-1"), MTU: 1450,
-		Addresses: []netip.Prefix{prefix("10.244.1.1/32"), prefix("fd44:1::1/128")},
+		Addresses:  []netip.Prefix{prefix("10.244.1.1/32"), prefix("fd44:1::1/128")},
+		Outer:      [2]netip.Addr{addr("192.0.2.1"), addr("2001:db8::1")},
+		Containers: [2]netip.Prefix{prefix("10.244.1.0/24"), prefix("fd44:1::/64")},
 	})
 	const multicast, local = 1, 2
 	mac, err := net.ParseMAC(macOf("node-1"))
 	if err != nil || mac[0]&(multicast|local) != local || macOf("node-1") == macOf("node-2") {
 		t.Errorf("got MAC addresses %s and %s (%v), want different ones, unicast and locally administered", mac, macOf("node-2"), err)
 	}
+}
+
+// TestContainers names those that the tunnel is for, unless a family has more than one prefix.
+func TestContainers(t *testing.T) {
+	got, err := Of([]Node{node(1, "10.244.1.0/24", "10.245.1.0/24", "10.246.1.0/24", "fd44:1::/64", "192.0.2.1")}, "node-1", config, hostWith("198.51.100.1/24"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(t, "containers", got.Device.Containers, [2]netip.Prefix{{}, prefix("fd44:1::/64")})
+	check(t, "sources", got.Device.Outer, [2]netip.Addr{})
 }
 
 // TestProbes are of nodes on the same link alone, one for each of their addresses, from addresses that the device has.
