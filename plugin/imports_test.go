@@ -54,7 +54,7 @@ var rooms = []struct{ dir, imports string }{
 	{"cmd/ebpfnet-node/probe", "cmd/ebpfnet-node/wanted"},
 	{"cmd/ebpfnet-node/health", "plugin/show"},
 	{"cmd/ebpfnet-node", "cmd/ebpfnet-node/conflist cmd/ebpfnet-node/health cmd/ebpfnet-node/nodes cmd/ebpfnet-node/probe cmd/ebpfnet-node/reconcile cmd/ebpfnet-node/wanted cmd/ebpfnetctl/metrics loader loader/rtnl maps plugin/nodestate plugin/reconcile plugin/show"},
-	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/bugreport cmd/ebpfnetctl/doctor cmd/ebpfnetctl/drops cmd/ebpfnetctl/metrics cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes cmd/ebpfnetctl/screen cmd/ebpfnetctl/trace cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/operator plugin/record plugin/show"},
+	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/bugreport cmd/ebpfnetctl/doctor cmd/ebpfnetctl/drops cmd/ebpfnetctl/metrics cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes cmd/ebpfnetctl/screen cmd/ebpfnetctl/trace cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/nodestate plugin/operator plugin/record plugin/show"},
 }
 
 // TestImports requires that imports go one way, down the list of rooms.

@@ -12,7 +12,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/health"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
-	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
 const (
@@ -57,7 +56,8 @@ type agent struct {
 	log      *slog.Logger
 
 	told      []wanted.Skip // what has been logged
-	addresses []netip.Addr  // of the host, at the last look
+	peers     map[netip.Prefix]peer
+	addresses []netip.Addr // of the host, at the last look
 }
 
 // run syncs until ctx is done.
@@ -151,6 +151,9 @@ func (a *agent) reconcile(nodes []wanted.Node, report *health.Report) error {
 		}
 		report.Changes = changes.Count()
 	}
+	if err := a.tellPeers(state); err != nil {
+		return err
+	}
 	a.watching(state, have)
 	if a.prober != nil {
 		a.prober.Set(state.Probes)
@@ -159,19 +162,6 @@ func (a *agent) reconcile(nodes []wanted.Node, report *health.Report) error {
 		return nil // others do not reach containers of this node: no more of them
 	}
 	return a.publish(state)
-}
-
-// tell lets the plugin add containers from the first success on, and says why it must not before.
-func (a *agent) tell(report health.Report) error {
-	before, err := nodestate.Read(a.state)
-	state := nodestate.State{Node: a.name, Synced: before.Synced, Error: report.Reasons()}
-	if state.Error == "" && state.Synced.IsZero() {
-		state.Synced = time.Now().UTC()
-	}
-	if err == nil && state == before {
-		return nil
-	}
-	return nodestate.Write(a.state, state)
 }
 
 // reconnectIfMoved drops connections to the API server when an address is gone that they may have. Nobody answers them,

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -192,6 +193,49 @@ func TestMove(t *testing.T) {
 			t.Errorf("got %d new connections for another address, want 1", f.moved)
 		}
 	})
+}
+
+// TestPeers leaves names and times for operators, also those that an earlier agent has left.
+func TestPeers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := started(t)
+		odd := nodeC
+		odd.PodCIDRs = []string{"nonsense"}
+		f.tell(nodeA, nodeB, odd)
+		pass(batch)
+		first := f.wantPeers(t, "b")
+		if len(first.Skipped) == 0 || first.Skipped[0].Prefix != "nonsense" {
+			t.Errorf("got skipped %+v, want node c's nonsense", first.Skipped)
+		}
+		f.peers = nil // as in a new agent
+		f.tell(nodeA, nodeB, nodeC)
+		pass(time.Hour)
+		later := f.wantPeers(t, "b", "c")
+		if later.Peers[0] != first.Peers[0] {
+			t.Errorf("got %+v of one that stays, want %+v", later.Peers[0], first.Peers[0])
+		}
+		moved := nodeB
+		moved.Addresses = []string{"192.0.2.22"}
+		f.tell(nodeA, moved, nodeC)
+		pass(batch)
+		last := f.wantPeers(t, "b", "c")
+		if !last.Peers[0].Since.After(later.Peers[0].Since) || last.Peers[1] != later.Peers[1] {
+			t.Errorf("got %+v of one that changes and one that stays, want another time of the first alone: before %+v", last.Peers, later.Peers)
+		}
+	})
+}
+
+func (f *fake) wantPeers(t *testing.T, names ...string) nodestate.Peers {
+	t.Helper()
+	peers, err := nodestate.ReadPeers(f.state)
+	var got []string
+	for _, peer := range peers.Peers {
+		got = append(got, peer.Node)
+	}
+	if err != nil || !slices.Equal(got, names) {
+		t.Fatalf("got peers %v (%v), want %v", got, err, names)
+	}
+	return peers
 }
 
 // TestBatch looks once for many events.

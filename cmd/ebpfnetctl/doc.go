@@ -37,6 +37,6 @@
 //	wanted     CHECK for all containers, by what libcni's cache knows of them
 //	schema     JSON schemas
 //
-// It may import bpf, loader, loader/rtnl, maps, plugin/config, plugin/link, plugin/operator, plugin/record
-// and plugin/show.
+// It may import bpf, loader, loader/rtnl, maps, plugin/config, plugin/link, plugin/nodestate,
+// plugin/operator, plugin/record and plugin/show.
 package main

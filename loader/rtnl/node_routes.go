@@ -10,6 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// NodeProtocol marks the node agent's routes (`ip route show proto 235`).
+const NodeProtocol = 235
+
 // NodeRoute is a route of the main table to containers of another node: through a tunnel device that
 // takes the outer addresses from the route (a lightweight tunnel), or to a neighbor. It can be compared.
 //

@@ -9,8 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const ourProtocol = 235
-
 // serialize returns a route's message as the kernel would list it.
 func serialize(protocol uint8, route NodeRoute) []byte {
 	header, attrs := (&NodeRoutes{protocol: protocol}).message(route)
@@ -36,7 +34,7 @@ func TestNodeRoute(t *testing.T) {
 		"IPv4, neighbor": {Prefix: prefix("10.244.2.0/24"), Device: 2, Gateway: addr("192.0.2.2")},
 		"IPv6, neighbor": {Prefix: prefix("fd44:2::/64"), Metric: 1024, Device: 2, Gateway: addr("2001:db8::2"), MTU: 1400},
 	} {
-		got, ok, err := (&NodeRoutes{protocol: ourProtocol}).parse(serialize(ourProtocol, route))
+		got, ok, err := (&NodeRoutes{protocol: NodeProtocol}).parse(serialize(NodeProtocol, route))
 		if err != nil || !ok || got != route {
 			t.Errorf("%s: got %+v, %v (%v), want %+v", name, got, ok, err, route)
 		}
@@ -46,11 +44,11 @@ func TestNodeRoute(t *testing.T) {
 // TestNodeRouteOfOthers leaves alone what has another protocol, and what the kernel keeps for itself.
 func TestNodeRouteOfOthers(t *testing.T) {
 	route := NodeRoute{Prefix: netip.MustParsePrefix("fd44:2::/64"), Device: 2}
-	ours := &NodeRoutes{protocol: ourProtocol}
+	ours := &NodeRoutes{protocol: NodeProtocol}
 	if got, ok, err := ours.parse(serialize(unix.RTPROT_BOOT, route)); ok || err != nil {
 		t.Errorf("protocol boot: got %+v, %v (%v), want none", got, ok, err)
 	}
-	cloned := serialize(ourProtocol, route)
+	cloned := serialize(NodeProtocol, route)
 	nl.DeserializeRtMsg(cloned).Flags = unix.RTM_F_CLONED
 	if got, ok, err := ours.parse(cloned); ok || err != nil {
 		t.Errorf("cloned: got %+v, %v (%v), want none", got, ok, err)

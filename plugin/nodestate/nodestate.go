@@ -65,19 +65,7 @@ func Read(path string) (state State, err error) {
 }
 
 // Write replaces the state, and makes its directory.
-func Write(path string, state State) error {
-	const reachable = 0o755
-
-	content, err := json.Marshal(state)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(path), reachable); err != nil {
-		return err
-	}
-	_, err = Replace(path, append(content, '\n'))
-	return err
-}
+func Write(path string, state State) error { return replaceJSON(path, state) }
 
 // Replace replaces a file in one step: who reads it meanwhile has the old one or the new one. A file that is the same
 // already is left alone, because runtimes load a configuration again when it changes.

@@ -3,8 +3,10 @@ package nodestate
 import (
 	"errors"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -47,6 +49,24 @@ func TestWrite(t *testing.T) {
 		if got, err := Read(path); err != nil || got != state {
 			t.Errorf("got %+v (%v), want %+v", got, err, state)
 		}
+	}
+}
+
+// TestPeers are read as they were written.
+func TestPeers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.json")
+	if _, err := ReadPeers(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("before: got error %v, want %v", err, fs.ErrNotExist)
+	}
+	want := Peers{
+		Peers:   []Peer{{"b", netip.MustParsePrefix("10.244.2.0/24"), time.Unix(1_700_000_000, 0).UTC()}},
+		Skipped: []Skipped{{"c", "nonsense", "it is not a prefix"}},
+	}
+	if err := WritePeers(path, want); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ReadPeers(path); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v (%v), want %+v", got, err, want)
 	}
 }
 

@@ -12,6 +12,8 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -51,6 +53,10 @@ func TestCtlNouns(t *testing.T) {
 	if err := s.host.Node.SetSysctl("net/ipv4/ip_forward", "0"); err != nil { // for diff and doctor to find
 		t.Fatal(err)
 	}
+	withDatapath(t, s.host, func(datapath *loader.Datapath) error {
+		node := maps.Node{Prefix: netip.MustParsePrefix("10.99.2.0/24"), Remote: testenv.OutsideAddr4, Mode: maps.NodeDirect, MTU: 1500}
+		return maps.With(testenv.Context(t), datapath, func(store *maps.Store) error { return store.SetNodes([]maps.Node{node}) })
+	})
 	for _, noun := range nouns {
 		t.Run(noun, func(t *testing.T) { (&nounTest{t, s, noun, args[noun]}).run() })
 	}

@@ -27,7 +27,9 @@ func TestCtlScripts(t *testing.T) {
 	if err != nil || len(scripts) == 0 {
 		t.Fatalf("scripts: got none (%v)", err)
 	}
-	needs := map[string]testenv.Feature{"doctor-bridge": testenv.BridgeNetfilter, "doctor-legacy": testenv.LegacyTables, "trace-node": testenv.TunnelSource}
+	needs := map[string]testenv.Feature{
+		"doctor-bridge": testenv.BridgeNetfilter, "doctor-legacy": testenv.LegacyTables, "nodes": testenv.VXLAN, "trace-node": testenv.TunnelSource,
+	}
 	for _, script := range scripts {
 		name := strings.TrimSuffix(filepath.Base(script), ".txt")
 		t.Run(name, func(t *testing.T) {

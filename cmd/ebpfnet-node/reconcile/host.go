@@ -15,8 +15,7 @@ import (
 )
 
 const (
-	// protocol marks our routes (`ip route show proto 235`). What has it and is not wanted is deleted.
-	protocol = 235
+	protocol = rtnl.NodeProtocol // what has it and is not wanted is deleted
 
 	// alias marks our device.
 	alias = "ebpfnet-node tunnel"

@@ -1,0 +1,72 @@
+package nodestate
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/ebpfnet/ebpfnet/plugin/show"
+)
+
+// Peers is what the datapath does not know of the other nodes.
+type Peers struct {
+	Peers   []Peer    `json:"peers"`
+	Skipped []Skipped `json:"skipped"`
+}
+
+// Peer is a prefix of another node.
+type Peer struct {
+	Node   string       `json:"node"`
+	Prefix netip.Prefix `json:"prefix"`
+	Since  time.Time    `json:"since"` // when the way to it last changed
+}
+
+// Skipped is a prefix of a node, or a node, that is not served as it should be.
+type Skipped struct {
+	Node   string `json:"node"`
+	Prefix string `json:"prefix"` // as the Node object has it
+	Reason string `json:"reason"`
+}
+
+// peersOf returns the path of the peers of the agent whose state is at path.
+func peersOf(path string) string { return filepath.Join(filepath.Dir(path), "peers.json") }
+
+// ReadPeers reads the peers of the agent whose state is at path.
+func ReadPeers(path string) (peers Peers, err error) {
+	const most = 1 << 26 // bytes; a peer has 100
+
+	file, err := os.Open(peersOf(path))
+	if err != nil {
+		return peers, err
+	}
+	defer file.Close()
+	content, err := io.ReadAll(io.LimitReader(file, most))
+	if err == nil {
+		err = json.Unmarshal(content, &peers)
+	}
+	if err != nil {
+		return Peers{}, fmt.Errorf("read %s: %w", show.Value(peersOf(path)), err)
+	}
+	return peers, nil
+}
+
+// WritePeers replaces them, and makes their directory.
+func WritePeers(path string, peers Peers) error { return replaceJSON(peersOf(path), peers) }
+
+func replaceJSON(path string, value any) error {
+	const reachable = 0o755
+
+	content, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), reachable); err != nil {
+		return err
+	}
+	_, err = Replace(path, append(content, '\n'))
+	return err
+}
