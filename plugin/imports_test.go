@@ -51,9 +51,10 @@ var rooms = []struct{ dir, imports string }{
 	{"cmd/ebpfnet-node/nodes/apitest", ""},
 	{"cmd/ebpfnet-node/nodes", "cmd/ebpfnet-node/wanted"},
 	{"cmd/ebpfnet-node/reconcile", "cmd/ebpfnet-node/wanted loader/rtnl"},
+	{"cmd/ebpfnet-node/binaries", "plugin/nodestate"},
 	{"cmd/ebpfnet-node/probe", "cmd/ebpfnet-node/wanted"},
 	{"cmd/ebpfnet-node/health", "plugin/show"},
-	{"cmd/ebpfnet-node", "cmd/ebpfnet-node/conflist cmd/ebpfnet-node/health cmd/ebpfnet-node/nodes cmd/ebpfnet-node/probe cmd/ebpfnet-node/reconcile cmd/ebpfnet-node/wanted cmd/ebpfnetctl/metrics loader loader/rtnl maps plugin/nodestate plugin/reconcile plugin/show"},
+	{"cmd/ebpfnet-node", "cmd/ebpfnet-node/binaries cmd/ebpfnet-node/conflist cmd/ebpfnet-node/health cmd/ebpfnet-node/nodes cmd/ebpfnet-node/probe cmd/ebpfnet-node/reconcile cmd/ebpfnet-node/wanted cmd/ebpfnetctl/metrics loader loader/rtnl maps plugin/nodestate plugin/operator plugin/reconcile plugin/record plugin/show"},
 	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/bugreport cmd/ebpfnetctl/doctor cmd/ebpfnetctl/drops cmd/ebpfnetctl/metrics cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes cmd/ebpfnetctl/screen cmd/ebpfnetctl/trace cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/nodestate plugin/operator plugin/record plugin/show"},
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"time"
 
@@ -15,7 +16,8 @@ import (
 // datapath is the one of this host. Each call opens it anew, because others load, upgrade and unload it, too. It is
 // loaded if it is not, and upgraded if its programs are older than the agent's.
 type datapath struct {
-	maxFlows uint32 // of one that is loaded; 0: in proportion to the host's memory
+	maxFlows   uint32 // of one that is loaded; 0: in proportion to the host's memory
+	onlyLoaded bool   // one that is not loaded has nothing, and stays so
 }
 
 // patience is how long to wait for others that write to the datapath.
@@ -25,12 +27,18 @@ const patience = 10 * time.Second
 func (d datapath) with(use func(context.Context, *loader.Datapath) error) error {
 	ctx, stop := context.WithTimeout(context.Background(), patience)
 	defer stop()
-	loaded, err := loader.Open(ctx, loader.Options{MaxFlows: d.maxFlows})
-	if err != nil {
-		return err
+	if !d.onlyLoaded {
+		loaded, err := loader.Open(ctx, loader.Options{MaxFlows: d.maxFlows})
+		if err != nil {
+			return err
+		}
+		loaded.Close()
 	}
-	loaded.Close()
-	if loaded, err = loader.OpenLoaded(); err != nil { // with the maps of clusters
+	loaded, err := loader.OpenLoaded() // with the maps of clusters
+	if d.onlyLoaded && errors.Is(err, loader.ErrNotLoaded) {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	defer loaded.Close()

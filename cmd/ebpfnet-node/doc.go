@@ -7,6 +7,7 @@
 // # Rooms
 //
 //	wanted     what this node is to have: a pure function of nodes, configuration and this host's devices
+//	binaries   the plugins, where the runtime looks for them
 //	conflist   the operator's template with this node's ranges
 //	nodes      the Node objects, as the API server tells them
 //	probe      which nodes of a link containers' addresses may pass to

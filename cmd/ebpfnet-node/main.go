@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/binaries"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/conflist"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/health"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/nodes"
@@ -51,6 +52,14 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 		return err
 	}
 	log := newLogger(stderr)
+	if o.command == commandUninstall {
+		return o.uninstall(ctx, log, o.stay)
+	}
+	if o.binDir != "" {
+		if err := o.install(); err != nil {
+			return err
+		}
+	}
 	api, err := o.api()
 	if err != nil {
 		return err
@@ -67,7 +76,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	host, err := reconcile.Open(datapath{maxFlows}, o.Device)
+	host, err := reconcile.Open(datapath{maxFlows: maxFlows}, o.Device)
 	if err != nil {
 		return err
 	}
@@ -146,6 +155,15 @@ func (o *options) api() (*rest.Config, error) {
 	}
 	config.UserAgent = "ebpfnet-node"
 	return config, nil
+}
+
+// install copies the plugins, which are beside the agent, before anything else: DEL needs them, too.
+func (o *options) install() error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return binaries.Install(filepath.Dir(self), o.binDir)
 }
 
 // publish writes the conflist. The template may change at any time.

@@ -16,6 +16,9 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
+// commandUninstall takes everything out of this host.
+const commandUninstall = "uninstall"
+
 // options are what an operator chooses.
 type options struct {
 	wanted.Config
@@ -27,6 +30,9 @@ type options struct {
 	state      string
 	probePort  int
 	listen     string
+	binDir     string
+	command    string // "": run
+	stay       bool
 }
 
 // parseOptions returns pflag.ErrHelp after it has printed the help.
@@ -48,12 +54,14 @@ func parseOptions(args []string) (*options, error) {
 	flags.StringVar(&o.template, "template", "", "`FILE` with the conflist without ranges (default: one with masquerading and host ports)")
 	flags.StringVar(&o.conflist, "conflist", "/etc/cni/net.d/10-ebpfnet.conflist", "`FILE` to write")
 	flags.StringVar(&o.state, "state", nodestate.Default, "`FILE` to write for the plugin; it must not outlive a boot")
+	flags.StringVar(&o.binDir, "bin-dir", "", "`DIR` to install the plugins into, which are beside this program (default: none)")
+	flags.BoolVar(&o.stay, "stay", false, "with uninstall: wait for the containers to go, and then for a signal")
 	flags.StringVar(&o.listen, "listen", "127.0.0.1:9909", "`ADDRESS:PORT` of /healthz, /readyz and /metrics")
 	if err := flags.Parse(args); err != nil {
 		return nil, err
 	}
-	if flags.NArg() > 0 {
-		return nil, fmt.Errorf("got argument %s, want none", show.Value(flags.Arg(0)))
+	if o.command = flags.Arg(0); flags.NArg() > 1 || o.command != "" && o.command != commandUninstall {
+		return nil, fmt.Errorf("got arguments %s, want none, or uninstall", show.Value(flags.Args()))
 	}
 	for _, text := range *podCIDRs {
 		prefix, err := netip.ParsePrefix(text)
@@ -77,7 +85,7 @@ func (o *options) check() error {
 	)
 	_, _, listenErr := net.SplitHostPort(o.listen)
 	switch {
-	case o.node == "":
+	case o.node == "" && o.command == "":
 		return errors.New("--node: got none, want the name of this node's object, or NODE_NAME in the environment")
 	case !slices.Contains([]wanted.Mode{wanted.ModeTunnel, wanted.ModeDirect, wanted.ModeAuto}, o.Mode):
 		return invalid("mode", o.Mode, "tunnel, direct or auto")

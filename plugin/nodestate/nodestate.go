@@ -5,6 +5,7 @@
 package nodestate
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
@@ -73,21 +76,27 @@ func Replace(path string, content []byte) (changed bool, err error) {
 	if present, err := os.ReadFile(path); err == nil && string(present) == string(content) {
 		return false, nil
 	}
-	// Runtimes load all names that end in .conf, .conflist or .json.
-	file, err := os.CreateTemp(filepath.Dir(path), ".ebpfnet-*.new")
-	if err != nil {
-		return false, err
-	}
-	defer func() {
-		if !changed {
-			err = errors.Join(err, os.Remove(file.Name()))
-		}
-	}()
-	_, err = file.Write(content)
 	const readable = 0o644
-	err = errors.Join(err, file.Chmod(readable), file.Sync(), file.Close())
-	if err == nil {
-		err = os.Rename(file.Name(), path)
-	}
+	err = ReplaceWith(path, bytes.NewReader(content), readable)
 	return err == nil, err
+}
+
+// ReplaceWith replaces a file in one step by what a reader has.
+func ReplaceWith(path string, content io.Reader, mode fs.FileMode) error {
+	// Runtimes load all names that end in .conf, .conflist or .json. What a killed agent has left is overwritten.
+	temp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
+	const private = 0o600
+	file, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, private)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(file, content)
+	err = errors.Join(err, file.Chmod(mode), file.Sync(), file.Close())
+	if err == nil {
+		err = os.Rename(temp, path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(temp))
+	}
+	return nil
 }

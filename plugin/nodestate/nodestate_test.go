@@ -86,6 +86,12 @@ func TestReplace(t *testing.T) {
 	if info, err := os.Stat(path); err != nil || info.Mode() != 0o644 {
 		t.Errorf("got mode %v (%v), want 0644", info.Mode(), err)
 	}
+	if err := os.WriteFile(filepath.Join(dir, ".10-ebpfnet.conflist.new"), []byte("of one that was killed"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Replace(path, []byte("c")); err != nil {
+		t.Error(err)
+	}
 	if left, _ := os.ReadDir(dir); len(left) != 1 {
 		t.Errorf("got files %v, want one", left)
 	}

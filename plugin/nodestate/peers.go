@@ -32,14 +32,14 @@ type Skipped struct {
 	Reason string `json:"reason"`
 }
 
-// peersOf returns the path of the peers of the agent whose state is at path.
-func peersOf(path string) string { return filepath.Join(filepath.Dir(path), "peers.json") }
+// PeersOf returns the path of the peers of the agent whose state is at path.
+func PeersOf(path string) string { return filepath.Join(filepath.Dir(path), "peers.json") }
 
 // ReadPeers reads the peers of the agent whose state is at path.
 func ReadPeers(path string) (peers Peers, err error) {
 	const most = 1 << 26 // bytes; a peer has 100
 
-	file, err := os.Open(peersOf(path))
+	file, err := os.Open(PeersOf(path))
 	if err != nil {
 		return peers, err
 	}
@@ -49,13 +49,13 @@ func ReadPeers(path string) (peers Peers, err error) {
 		err = json.Unmarshal(content, &peers)
 	}
 	if err != nil {
-		return Peers{}, fmt.Errorf("read %s: %w", show.Value(peersOf(path)), err)
+		return Peers{}, fmt.Errorf("read %s: %w", show.Value(PeersOf(path)), err)
 	}
 	return peers, nil
 }
 
 // WritePeers replaces them, and makes their directory.
-func WritePeers(path string, peers Peers) error { return replaceJSON(peersOf(path), peers) }
+func WritePeers(path string, peers Peers) error { return replaceJSON(PeersOf(path), peers) }
 
 func replaceJSON(path string, value any) error {
 	const reachable = 0o755

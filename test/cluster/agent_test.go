@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"slices"
@@ -10,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -229,4 +232,45 @@ func (c *cluster) nft(commands ...string) {
 func TestUnderlayIPv6(t *testing.T) {
 	c := newCluster(t, "--prefer-ipv6", "--port", "8472", "--vni", "7")
 	c.nodes[0].awaitRoute("over IPv6", 3, "encap ip6 id 7 src 2001:db8:1::1 dst 2001:db8:2::3 ")
+}
+
+// TestUninstall takes everything out of a host in the right order: first what makes containers, last what DEL needs.
+func TestUninstall(t *testing.T) {
+	c := newCluster(t)
+	first, second, third := c.nodes[0], c.nodes[1], c.nodes[2]
+	first.agent.kill()
+	uninstall := func() (string, error) {
+		output, err := first.command(testenv.Context(t), "uninstall").CombinedOutput()
+		return string(output), err
+	}
+	if output, err := uninstall(); err == nil || !strings.Contains(output, "containers are connected: 1, such as pods/pod-of-node-1/eth0") {
+		t.Errorf("with a container: got %q (%v), want to be told of it", output, err)
+	}
+	for _, file := range []string{first.conflist(), first.state()} {
+		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("got %s (%v), want none", file, err)
+		}
+	}
+	c.wantTraffic("with a container")
+	if err := first.pod.Del(testenv.Context(t)); err != nil {
+		t.Error(err)
+	}
+	for range 2 {
+		if output, err := uninstall(); err != nil {
+			t.Errorf("without containers: got %q (%v), want success", output, err)
+		}
+	}
+	if links := c.ip(first.Namespace, "-br", "link"); strings.Contains(links, "ebpfnet0") {
+		t.Errorf("got devices\n%swant no ebpfnet0", links)
+	}
+	if routes := c.ip(first.Namespace, "route", "show", "proto", "235"); routes != "" {
+		t.Errorf("got routes\n%swant none", routes)
+	}
+	if plugins, err := os.ReadDir(first.binDir()); err != nil || len(plugins) > 0 {
+		t.Errorf("got plugins %v (%v), want none", plugins, err)
+	}
+	if err := first.Do(func() error { _, err := loader.OpenLoaded(); return err }); !errors.Is(err, loader.ErrNotLoaded) {
+		t.Errorf("got %v, want %v", err, loader.ErrNotLoaded)
+	}
+	c.wantReach("after one has gone", second, third)
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -140,6 +141,9 @@ func (c *cluster) addNode(number int, bridge string, prefix4, prefix6 netip.Pref
 	if err := n.WaitUp("eth0"); err != nil {
 		c.Fatal(err)
 	}
+	if err := os.Mkdir(n.binDir(), 0o755); err != nil {
+		c.Fatal(err)
+	}
 	n.write("template", fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "pods", "plugins": [{"type": "ebpfnet", "ipMasq": true,
 		"maxFlows": 65536, "ipam": {"type": "host-local", "dataDir": %q}}]}`, filepath.Join(n.dir, "ipam")))
 	n.write("kubeconfig", fmt.Sprintf(`{"clusters": [{"name": "c", "cluster": {"server": "http://%s:%d"}}],
@@ -219,13 +223,24 @@ func (n *node) conflist() string { return filepath.Join(n.dir, "10-ebpfnet.confl
 
 func (n *node) state() string { return filepath.Join(n.dir, "node.json") }
 
-func (n *node) startAgent(options ...string) {
+func (n *node) binDir() string { return filepath.Join(n.dir, "bin") }
+
+// command returns the agent's, with the plugins beside it.
+func (n *node) command(ctx context.Context, args ...string) *exec.Cmd {
 	n.t.Helper()
-	args := append([]string{
+	for _, plugin := range []string{"./cmd/ebpfnet", "./cmd/ebpfnet-ipam"} {
+		testenv.Build(n.t, plugin)
+	}
+	binary := testenv.Build(n.t, "github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node")
+	return n.Command(ctx, binary, slices.Concat([]string{
 		"--node", n.Name, "--kubeconfig", filepath.Join(n.dir, "kubeconfig"), "--template", filepath.Join(n.dir, "template"),
-		"--conflist", n.conflist(), "--state", n.state(),
-	}, n.options...)
-	a := &agent{Cmd: n.Command(context.Background(), testenv.Build(n.t, "github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node"), append(args, options...)...), ended: make(chan struct{})}
+		"--conflist", n.conflist(), "--state", n.state(), "--bin-dir", n.binDir(),
+	}, n.options, args)...)
+}
+
+func (n *node) startAgent() {
+	n.t.Helper()
+	a := &agent{Cmd: n.command(context.Background()), ended: make(chan struct{})}
 	a.Stdout, a.Stderr = &a.output, &a.output
 	if err := a.Start(); err != nil {
 		n.t.Fatal(err)
@@ -295,7 +310,7 @@ func (n *node) addPodNamed(id string) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	n.runtime = testenv.NewRuntime(n.t, n.Namespace, content, filepath.Dir(testenv.Build(n.t, "./cmd/ebpfnet")))
+	n.runtime = testenv.NewRuntime(n.t, n.Namespace, content, n.binDir())
 	n.pod = n.runtime.AddPod(n.t, id, nil)
 }
 

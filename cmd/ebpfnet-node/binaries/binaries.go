@@ -1,0 +1,70 @@
+// Package binaries puts the plugins where the runtime looks for them.
+//
+// It may import plugin/nodestate.
+package binaries
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
+)
+
+// names are those of the plugins.
+var names = []string{"ebpfnet", "ebpfnet-ipam"}
+
+// Install copies the plugins from one directory to another, each in one step: a runtime runs the old one or the new
+// one. Those that are the same already are left alone.
+func Install(from, to string) error {
+	for _, name := range names {
+		if err := install(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
+			return fmt.Errorf("install %s into %s: %w", name, to, err)
+		}
+	}
+	return nil
+}
+
+func install(from, to string) error {
+	const executable = 0o755
+
+	wanted, err := sum(from)
+	if err != nil {
+		return err
+	}
+	if present, err := sum(to); err == nil && present == wanted {
+		return os.Chmod(to, executable)
+	}
+	source, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	return nodestate.ReplaceWith(to, source, executable)
+}
+
+func sum(path string) (sum [sha256.Size]byte, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return sum, err
+	}
+	defer file.Close()
+	hash := sha256.New()
+	_, err = io.Copy(hash, file)
+	return [sha256.Size]byte(hash.Sum(nil)), err
+}
+
+// Remove removes the plugins.
+func Remove(from string) error {
+	var errs []error
+	for _, name := range names {
+		if err := os.Remove(filepath.Join(from, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
