@@ -43,8 +43,10 @@ type node struct {
 	dir     string        // for its files
 	options []string      // of the agent
 	agent   *agent
-	runtime *testenv.Runtime
-	pod     *testenv.Pod
+	// capabilities are those of the agent.
+	capabilities []string
+	runtime      *testenv.Runtime
+	pod          *testenv.Pod
 }
 
 // links are those of the cluster.
@@ -127,7 +129,7 @@ func (c *cluster) addNode(number int, bridge string, prefix4, prefix6 netip.Pref
 	c.Helper()
 	name := fmt.Sprintf("node-%d", number)
 	n := &node{
-		Namespace: testenv.New(c, name), t: c.T, number: number, dir: c.TempDir(), options: options,
+		Namespace: testenv.New(c, name), t: c.T, number: number, capabilities: []string{"net_admin", "bpf", "perfmon"}, dir: c.TempDir(), options: options,
 		addrs: [2]netip.Addr{hostOn(prefix4, byte(number)), hostOn(prefix6, byte(number))},
 	}
 	c.nodes = append(c.nodes, n)
@@ -232,7 +234,8 @@ func (n *node) command(ctx context.Context, args ...string) *exec.Cmd {
 		testenv.Build(n.t, plugin)
 	}
 	binary := testenv.Build(n.t, "github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node")
-	return n.Command(ctx, binary, slices.Concat([]string{
+	return n.Command(ctx, "setpriv", slices.Concat([]string{
+		"--bounding-set", "-all,+" + strings.Join(n.capabilities, ",+"), binary,
 		"--node", n.Name, "--kubeconfig", filepath.Join(n.dir, "kubeconfig"), "--template", filepath.Join(n.dir, "template"),
 		"--conflist", n.conflist(), "--state", n.state(), "--bin-dir", n.binDir(),
 	}, n.options, args)...)

@@ -1,0 +1,119 @@
+package cluster
+
+import (
+	"bytes"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/conflist"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+const manifests = "../../cmd/ebpfnet-node/manifests/"
+
+// documents returns the documents of a manifest.
+func documents(t *testing.T, name string) [][]byte {
+	t.Helper()
+	content, err := os.ReadFile(manifests + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.Split(content, []byte("\n---\n"))
+}
+
+// decode reads a document, in which Kubernetes must know all fields.
+func decode(t *testing.T, document []byte, into any) {
+	t.Helper()
+	if err := yaml.UnmarshalStrict(document, into); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func daemonSet(t *testing.T) *appsv1.DaemonSet {
+	t.Helper()
+	set := &appsv1.DaemonSet{}
+	decode(t, documents(t, "daemonset.yaml")[0], set)
+	return set
+}
+
+// TestRightsOfAPI are to read nodes, and nothing else.
+func TestRightsOfAPI(t *testing.T) {
+	var account corev1.ServiceAccount
+	var role rbacv1.ClusterRole
+	var binding rbacv1.ClusterRoleBinding
+	for i, into := range []any{&account, &role, &binding} {
+		decode(t, documents(t, "rights.yaml")[i], into)
+	}
+	want := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}}}
+	if !reflect.DeepEqual(role.Rules, want) {
+		t.Errorf("got rules %+v, want %+v", role.Rules, want)
+	}
+	subject := rbacv1.Subject{Kind: "ServiceAccount", Name: account.Name, Namespace: "kube-system"}
+	if binding.RoleRef.Name != role.Name || !slices.Equal(binding.Subjects, []rbacv1.Subject{subject}) {
+		t.Errorf("got binding %+v, want one of the account to the role", binding)
+	}
+	if name := daemonSet(t).Spec.Template.Spec.ServiceAccountName; name != account.Name {
+		t.Errorf("got the DaemonSet's account %q, want %q", name, account.Name)
+	}
+}
+
+// TestDaemonSet has arguments that the agent knows, a template that it takes, and no rights beyond those that
+// TestRightsOfAgent shows to be needed.
+func TestDaemonSet(t *testing.T) {
+	spec := daemonSet(t).Spec.Template.Spec
+	container := spec.Containers[0]
+	if security := container.SecurityContext; *security.Privileged || *security.AllowPrivilegeEscalation || !*security.ReadOnlyRootFilesystem {
+		t.Errorf("got %+v, want an unprivileged container with a read-only root", security)
+	}
+	mounted := map[string]bool{}
+	for _, mount := range container.VolumeMounts {
+		mounted[mount.Name] = true
+	}
+	for _, volume := range spec.Volumes {
+		if !mounted[volume.Name] {
+			t.Errorf("volume %s is mounted nowhere", volume.Name)
+		}
+		delete(mounted, volume.Name)
+	}
+	if len(mounted) > 0 {
+		t.Errorf("got mounts of no volume: %v", mounted)
+	}
+	n := &node{Namespace: testenv.New(t, "node"), t: t, options: container.Args}
+	if output, err := n.command(testenv.Context(t), "--help").CombinedOutput(); err != nil || !bytes.Contains(output, []byte("Usage of ebpfnet-node")) {
+		t.Errorf("%q: got %s (%v), want them to be known", container.Args, output, err)
+	}
+	var template corev1.ConfigMap
+	decode(t, documents(t, "conflist.yaml")[0], &template)
+	if got := template.Data["template"]; got != string(conflist.Default) {
+		t.Errorf("got template %s, want the agent's default %s", got, conflist.Default)
+	}
+}
+
+// TestRightsOfAgent runs an agent with the manifest's capabilities, and without each of them.
+func TestRightsOfAgent(t *testing.T) {
+	c := newIdleCluster(t)
+	n := c.nodes[0]
+	c.api.Put(n.object())
+	var needed []string
+	for _, name := range daemonSet(t).Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add {
+		needed = append(needed, strings.ToLower(string(name)))
+	}
+	for i, missing := range needed {
+		n.capabilities = slices.Delete(slices.Clone(needed), i, i+1)
+		n.startAgent()
+		n.awaitUnready("operation not permitted")
+		t.Logf("without %s: %s", missing, n.agent.output.String())
+		n.agent.kill()
+	}
+	n.capabilities = needed
+	n.startAgent()
+	n.awaitReady()
+}
