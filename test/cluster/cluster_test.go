@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,6 +33,7 @@ type cluster struct {
 	router *testenv.Namespace
 	api    *apitest.Server
 	nodes  []*node
+	sent   atomic.Int64 // bytes of the API server
 }
 
 // node is a host with an agent, a runtime and a container.
@@ -168,7 +170,7 @@ func (c *cluster) serveAPI() {
 	}
 	server := &http.Server{Handler: c.api}
 	var served sync.WaitGroup
-	served.Go(func() { _ = server.Serve(listener) })
+	served.Go(func() { _ = server.Serve(counted{listener, &c.sent}) })
 	c.Cleanup(func() {
 		server.Close()
 		served.Wait()
@@ -176,6 +178,27 @@ func (c *cluster) serveAPI() {
 			c.Errorf("requests of the API: %q", bad)
 		}
 	})
+}
+
+// counted is a listener whose connections count what they send.
+type counted struct {
+	net.Listener
+	sent *atomic.Int64
+}
+
+func (l counted) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	return countedConn{conn, l.sent}, err
+}
+
+type countedConn struct {
+	net.Conn
+	sent *atomic.Int64
+}
+
+func (c countedConn) Write(data []byte) (int, error) {
+	c.sent.Add(int64(len(data)))
+	return c.Conn.Write(data)
 }
 
 // object returns the Node object.

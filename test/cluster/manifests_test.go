@@ -86,7 +86,7 @@ func TestDaemonSet(t *testing.T) {
 	if len(mounted) > 0 {
 		t.Errorf("got mounts of no volume: %v", mounted)
 	}
-	n := &node{Namespace: testenv.New(t, "node"), t: t, options: container.Args}
+	n := &node{Namespace: testenv.New(t, "node"), t: t, options: container.Args, capabilities: []string{"net_admin"}}
 	if output, err := n.command(testenv.Context(t), "--help").CombinedOutput(); err != nil || !bytes.Contains(output, []byte("Usage of ebpfnet-node")) {
 		t.Errorf("%q: got %s (%v), want them to be known", container.Args, output, err)
 	}
