@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/http"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -273,4 +274,29 @@ func TestUninstall(t *testing.T) {
 		t.Errorf("got %v, want %v", err, loader.ErrNotLoaded)
 	}
 	c.wantReach("after one has gone", second, third)
+}
+
+// TestSmallLink has a link in the middle that takes less than the nodes' own: nothing is lost, neither of TCP nor of UDP.
+func TestSmallLink(t *testing.T) {
+	const size, largest = 1 << 20, 1350 // of a datagram that fits the tunnel's own MTU
+
+	c := newCluster(t)
+	first, third := c.nodes[0], c.nodes[2]
+	for _, device := range []string{"link1", third.Name} {
+		c.ip(c.router, "link", "set", device, "mtu", "1400")
+	}
+	for _, f := range testenv.Families {
+		for _, way := range [][2]*node{{first, third}, {third, first}} {
+			from, to := way[0].pod, way[1].pod
+			server := netip.AddrPortFrom(f.Pod(to), 7000)
+			if err := testenv.Transfer(testenv.Context(t), from.Namespace, to.Namespace, server, server, size, 1); err != nil {
+				t.Errorf("TCP from %s to %s: %v", from.Name, server, err)
+			}
+			datagrams := testenv.ServeUDP(t, to.Namespace, server)
+			if _, err := testenv.Ask(testenv.Context(t), from.Namespace, "udp", server, strings.Repeat("x", largest)); err != nil {
+				t.Errorf("UDP from %s to %s: %v", from.Name, server, err)
+			}
+			datagrams.Close()
+		}
+	}
 }
