@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -17,18 +18,36 @@ import (
 type fakeDatapath struct {
 	tunnel reconcile.Tunnel
 	peers  []wanted.Peer
+	refuse string // "tunnel" or "peers"
 }
 
-func (f *fakeDatapath) Tunnel() (reconcile.Tunnel, error)  { return f.tunnel, nil }
-func (f *fakeDatapath) SetTunnel(t reconcile.Tunnel) error { f.tunnel = t; return nil }
-func (f *fakeDatapath) Peers() ([]wanted.Peer, error)      { return f.peers, nil }
-func (f *fakeDatapath) SetPeers(peers []wanted.Peer) error { f.peers = peers; return nil }
+var errRefused = errors.New("refused")
+
+func (f *fakeDatapath) Tunnel() (reconcile.Tunnel, error) { return f.tunnel, nil }
+func (f *fakeDatapath) Peers() ([]wanted.Peer, error)     { return f.peers, nil }
+
+func (f *fakeDatapath) SetTunnel(t reconcile.Tunnel) error {
+	if f.refuse == "tunnel" {
+		return errRefused
+	}
+	f.tunnel = t
+	return nil
+}
+
+func (f *fakeDatapath) SetPeers(peers []wanted.Peer) error {
+	if f.refuse == "peers" {
+		return errRefused
+	}
+	f.peers = peers
+	return nil
+}
 
 // hostTest is the node of a topology, what its agent is to have, and the agent's hands.
 type hostTest struct {
 	*testing.T
 	*testenv.Topology
 	host   *reconcile.Host
+	dp     *fakeDatapath
 	nodes  []wanted.Node
 	config wanted.Config
 	state  *wanted.State // of the last sync
@@ -43,14 +62,14 @@ const (
 func newHostTest(t *testing.T) *hostTest {
 	t.Helper()
 	testenv.Require(t, testenv.VXLAN)
-	h := &hostTest{T: t, Topology: testenv.NewTopology(t), config: wanted.Config{Mode: wanted.ModeTunnel, Device: deviceName, Port: 4789, VNI: 1}}
+	h := &hostTest{T: t, Topology: testenv.NewTopology(t), dp: &fakeDatapath{}, config: wanted.Config{Mode: wanted.ModeTunnel, Device: deviceName, Port: 4789, VNI: 1}}
 	h.nodes = []wanted.Node{
 		nodeObject(1, testenv.NodeAddr4, testenv.NodeAddr6),
 		nodeObject(2, testenv.OutsideAddr4, testenv.OutsideAddr6),
 		nodeObject(3, netip.MustParseAddr("203.0.113.3"), netip.MustParseAddr("2001:db8:ff::3")),
 	}
 	err := h.Node.Do(func() (err error) {
-		h.host, err = reconcile.Open(&fakeDatapath{}, deviceName)
+		h.host, err = reconcile.Open(h.dp, deviceName)
 		return err
 	})
 	if err != nil {
@@ -252,6 +271,38 @@ func TestHostLeavesOthersAlone(t *testing.T) {
 	}
 	if got := h.ip("-d", "link", "show", deviceName); !strings.Contains(got, "bridge") {
 		t.Errorf("got device %s, want the bridge", got)
+	}
+}
+
+// TestHostContinues goes on where an agent has ended. The device is down until the datapath knows of it, because nobody
+// checks before what it receives, and no route is there before the entries of nodes, because packets would be masqueraded.
+func TestHostContinues(t *testing.T) {
+	for _, refuse := range []string{"tunnel", "peers"} {
+		h := newHostTest(t)
+		h.dp.refuse = refuse
+		for range 2 {
+			if _, err := h.trySync(); !errors.Is(err, errRefused) {
+				t.Errorf("without %s: got error %v, want %v", refuse, err, errRefused)
+			}
+		}
+		isUp := strings.Contains(h.ip("link", "show", "up", "dev", deviceName), deviceName)
+		if isUp != (refuse != "tunnel") {
+			t.Errorf("without %s: the device is up: %v", refuse, isUp)
+		}
+		h.wantRoutes("without " + refuse)
+		h.dp.refuse = ""
+		if changes := h.settle("then"); len(changes.Add) != 4 {
+			t.Errorf("without %s, then: got %+v, want four routes added", refuse, *changes)
+		}
+
+		h.dp.refuse = refuse
+		h.config.Mode, h.nodes = wanted.ModeDirect, h.nodes[:1]
+		if _, err := h.trySync(); !errors.Is(err, errRefused) {
+			t.Errorf("away, without %s: got error %v, want %v", refuse, err, errRefused)
+		}
+		h.dp.refuse = ""
+		h.settle("away")
+		h.wantRoutes("away")
 	}
 }
 
