@@ -71,7 +71,7 @@ func clusterNodes(state string) ([]clusterNode, error) {
 	if err != nil {
 		return nil, err
 	}
-	routed, err := routedPrefixes()
+	routed, err := rtnl.RoutedByNodes()
 	if err != nil {
 		return nil, err
 	}
@@ -100,24 +100,6 @@ func clusterNodes(state string) ([]clusterNode, error) {
 		nodes = append(nodes, clusterNode{Node: skipped.Node, Prefix: skipped.Prefix, Mode: modeSkipped, Reason: skipped.Reason})
 	}
 	return nodes, nil
-}
-
-// routedPrefixes returns where the node agent's routes lead.
-func routedPrefixes() (map[netip.Prefix]bool, error) {
-	routes, err := rtnl.OpenNodeRoutes(rtnl.NodeProtocol)
-	if err != nil {
-		return nil, err
-	}
-	defer routes.Close()
-	list, err := routes.List()
-	if err != nil {
-		return nil, err
-	}
-	routed := make(map[netip.Prefix]bool, len(list))
-	for _, route := range list {
-		routed[route.Prefix] = true
-	}
-	return routed, nil
 }
 
 // complaint returns what the agent of this node says, if there is one.

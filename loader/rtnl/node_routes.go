@@ -84,6 +84,24 @@ func (r *NodeRoutes) List() ([]NodeRoute, error) {
 	return routes, nil
 }
 
+// RoutedByNodes returns where the node agent's routes lead, in the calling thread's network namespace.
+func RoutedByNodes() (map[netip.Prefix]bool, error) {
+	routes, err := OpenNodeRoutes(NodeProtocol)
+	if err != nil {
+		return nil, err
+	}
+	defer routes.Close()
+	list, err := routes.List()
+	if err != nil {
+		return nil, err
+	}
+	routed := make(map[netip.Prefix]bool, len(list))
+	for _, route := range list {
+		routed[route.Prefix] = true
+	}
+	return routed, nil
+}
+
 // Add adds a route. It fails with EEXIST if there is one to the same prefix, whose ever it is.
 func (r *NodeRoutes) Add(route NodeRoute) error {
 	header, attrs := r.message(route)

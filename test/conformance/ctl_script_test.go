@@ -28,7 +28,7 @@ func TestCtlScripts(t *testing.T) {
 		t.Fatalf("scripts: got none (%v)", err)
 	}
 	needs := map[string]testenv.Feature{
-		"doctor-bridge": testenv.BridgeNetfilter, "doctor-legacy": testenv.LegacyTables, "nodes": testenv.VXLAN, "trace-node": testenv.TunnelSource,
+		"doctor-bridge": testenv.BridgeNetfilter, "doctor-legacy": testenv.LegacyTables, "doctor-nodes": testenv.VXLAN, "nodes": testenv.VXLAN, "trace-node": testenv.TunnelSource,
 	}
 	for _, script := range scripts {
 		name := strings.TrimSuffix(filepath.Base(script), ".txt")

@@ -3,8 +3,8 @@
 // by a container of its own that packets arrive.
 //
 // It may import cmd/ebpfnetctl/firewall, cmd/ebpfnetctl/output, cmd/ebpfnetctl/runtimes, bpf, ipam, loader,
-// loader/rtnl, maps, plugin, plugin/cni, plugin/config, plugin/link, plugin/names, plugin/operator and
-// plugin/reconcile.
+// loader/rtnl, maps, plugin, plugin/cni, plugin/config, plugin/link, plugin/names, plugin/nodestate,
+// plugin/operator and plugin/reconcile.
 package doctor
 
 import (
@@ -67,6 +67,7 @@ var checks = []check{
 	{"subnets", lookSubnets},
 	{"leftovers", lookLeftovers},
 	{"reservations", lookReservations},
+	{"nodes", ofLoaded(lookNodes)},
 	{"maps", ofLoaded(lookMaps)},
 	{"clock", lookClock},
 }

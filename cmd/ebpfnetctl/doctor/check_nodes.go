@@ -1,0 +1,80 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
+)
+
+const askAgent = "see the log of ebpfnet-node's pod on this node"
+
+// lookNodes tells whether containers of other nodes can be reached, if a network is a cluster's.
+func lookNodes(_ context.Context, h *host) (findings []Finding, err error) {
+	clustered := 0
+	for _, n := range h.networks {
+		if n.config == nil || n.config.Cluster == "" || !n.isTaken {
+			continue
+		}
+		clustered++
+		findings = append(findings, h.judgeAgent(n)...)
+	}
+	unrouted, count, err := h.unroutedNodes()
+	findings = append(findings, unrouted...)
+	if clustered == 0 && count == 0 {
+		return append(findings, good("no network is a cluster's")), err
+	}
+	return orGood(findings, "%d prefixes of other nodes are known", count), err
+}
+
+// judgeAgent tells what the node agent of a network has to complain of.
+func (h *host) judgeAgent(n *network) (findings []Finding) {
+	path := h.path(n.config.Cluster)
+	if err := nodestate.Check(path); err != nil {
+		return []Finding{wrong(askAgent, "%s: ADD fails: %v", n.name(), err)}
+	}
+	if state, err := nodestate.Read(path); err == nil && state.Error != "" {
+		findings = append(findings, wrong(askAgent, "the node agent of %s: %s", n.name(), state.Error))
+	}
+	peers, err := nodestate.ReadPeers(path)
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		findings = append(findings, warning(askAgent, "%v", err))
+	case len(peers.Skipped) > 0:
+		first := peers.Skipped[0]
+		findings = append(findings, warning("correct the Node objects; `ebpfnetctl nodes` lists what is skipped",
+			"%d nodes or prefixes of nodes are skipped, such as %s of %s: %s", len(peers.Skipped), first.Prefix, first.Node, first.Reason))
+	}
+	return findings
+}
+
+// unroutedNodes finds prefixes of other nodes without a route, and counts all. The host's own routes may be a direct way.
+func (h *host) unroutedNodes() (findings []Finding, count int, err error) {
+	if h.datapath == nil {
+		return nil, 0, nil
+	}
+	nodes, err := maps.Nodes(h.datapath)
+	if err != nil || len(nodes) == 0 {
+		return nil, 0, err
+	}
+	routed, err := rtnl.RoutedByNodes()
+	if err != nil {
+		return nil, 0, err
+	}
+	missing := ""
+	unrouted := 0
+	for _, node := range nodes {
+		if !routed[node.Prefix] && node.Mode != maps.NodeDirect {
+			unrouted++
+			missing = fmt.Sprintf("%s at %s", node.Prefix, node.Remote)
+		}
+	}
+	if unrouted > 0 {
+		findings = append(findings, wrong(askAgent+": it mends this each minute", "%d of %d prefixes of other nodes have no route, such as %s", unrouted, len(nodes), missing))
+	}
+	return findings, len(nodes), nil
+}
