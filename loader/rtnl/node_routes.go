@@ -172,6 +172,7 @@ func (r *NodeRoutes) message(route NodeRoute) (*nl.RtMsg, []*nl.RtAttr) {
 	}
 	if route.MTU != 0 {
 		metrics := nl.NewRtAttr(unix.RTA_METRICS, nil)
+		metrics.AddRtAttr(unix.RTAX_LOCK, nl.Uint32Attr(lockMTU))
 		metrics.AddRtAttr(unix.RTAX_MTU, nl.Uint32Attr(uint32(route.MTU)))
 		attrs = append(attrs, metrics)
 	}
@@ -255,14 +256,25 @@ func (r *NodeRoutes) parse(message []byte) (route NodeRoute, ok bool, err error)
 	return route, true, nil
 }
 
-func mtuOf(metrics []byte) (int, error) {
+// lockMTU makes a route's MTU count for forwarded packets of IPv4, too.
+const lockMTU = 1 << unix.RTAX_MTU
+
+// mtuOf returns a locked MTU: one that is not locked is not ours.
+func mtuOf(metrics []byte) (mtu int, err error) {
 	attrs, err := nl.ParseRouteAttr(metrics)
+	isLocked := false
 	for _, attr := range attrs {
-		if attr.Attr.Type == unix.RTAX_MTU {
-			return int(nl.NativeEndian().Uint32(attr.Value)), nil
+		switch attr.Attr.Type {
+		case unix.RTAX_MTU:
+			mtu = int(nl.NativeEndian().Uint32(attr.Value))
+		case unix.RTAX_LOCK:
+			isLocked = nl.NativeEndian().Uint32(attr.Value)&lockMTU != 0
 		}
 	}
-	return 0, err
+	if !isLocked {
+		mtu = 0
+	}
+	return mtu, err
 }
 
 func tunnelOf(encap []byte) (t Tunnel, err error) {

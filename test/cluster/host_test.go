@@ -179,10 +179,10 @@ func TestHostGetsWhatIsWanted(t *testing.T) {
 			"fd44:3::/64 encap ip id 1 src 192.0.2.1 dst 203.0.113.3 ttl 0 tos 0 dev ebpfnet0 src fd44:1::1 metric 1024",
 		}},
 		{"tunnel over IPv6", func(c *wanted.Config) { c.PreferIPv6 = true }, []string{
-			"10.100.2.0/24 encap ip6 id 1 src 2001:db8:1::1 dst 2001:db8:1::2 hoplimit 0 tc 0 csum dev ebpfnet0 scope link src 10.100.1.1 mtu 1430",
-			"10.100.3.0/24 encap ip6 id 1 src 2001:db8:1::1 dst 2001:db8:ff::3 hoplimit 0 tc 0 csum dev ebpfnet0 scope link src 10.100.1.1 mtu 1430",
-			"fd44:2::/64 encap ip6 id 1 src 2001:db8:1::1 dst 2001:db8:1::2 hoplimit 0 tc 0 csum dev ebpfnet0 src fd44:1::1 metric 1024 mtu 1430",
-			"fd44:3::/64 encap ip6 id 1 src 2001:db8:1::1 dst 2001:db8:ff::3 hoplimit 0 tc 0 csum dev ebpfnet0 src fd44:1::1 metric 1024 mtu 1430",
+			"10.100.2.0/24 encap ip6 id 1 src 2001:db8:1::1 dst 2001:db8:1::2 hoplimit 0 tc 0 csum dev ebpfnet0 scope link src 10.100.1.1 mtu lock 1430",
+			"10.100.3.0/24 encap ip6 id 1 src 2001:db8:1::1 dst 2001:db8:ff::3 hoplimit 0 tc 0 csum dev ebpfnet0 scope link src 10.100.1.1 mtu lock 1430",
+			"fd44:2::/64 encap ip6 id 1 src 2001:db8:1::1 dst 2001:db8:1::2 hoplimit 0 tc 0 csum dev ebpfnet0 src fd44:1::1 metric 1024 mtu lock 1430",
+			"fd44:3::/64 encap ip6 id 1 src 2001:db8:1::1 dst 2001:db8:ff::3 hoplimit 0 tc 0 csum dev ebpfnet0 src fd44:1::1 metric 1024 mtu lock 1430",
 		}},
 		{"direct", func(c *wanted.Config) { c.Mode = wanted.ModeDirect }, []string{
 			"10.100.2.0/24 via 192.0.2.2 dev eth0",
