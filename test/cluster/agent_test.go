@@ -244,7 +244,7 @@ func TestUninstall(t *testing.T) {
 		output, err := first.command(testenv.Context(t), "uninstall").CombinedOutput()
 		return string(output), err
 	}
-	if output, err := uninstall(); err == nil || !strings.Contains(output, "containers are connected: 1, such as pods/pod-of-node-1/eth0") {
+	if output, err := uninstall(); err == nil || !strings.Contains(output, "containers are connected: 1, such as ebpfnet pods pod-of-node-1 eth0") {
 		t.Errorf("with a container: got %q (%v), want to be told of it", output, err)
 	}
 	for _, file := range []string{first.conflist(), first.state()} {
@@ -282,7 +282,7 @@ func TestSmallLink(t *testing.T) {
 
 	c := newCluster(t)
 	first, third := c.nodes[0], c.nodes[2]
-	for _, device := range []string{"link1", third.Name} {
+	for _, device := range []string{"link0", "link1"} { // what the router sends; it receives longer frames, too
 		c.ip(c.router, "link", "set", device, "mtu", "1400")
 	}
 	for _, f := range testenv.Families {
