@@ -99,8 +99,8 @@ type attacher interface {
 	attached(t target) (bool, error)
 	// detach detaches our program. A missing program or device is no error.
 	detach(t target) error
-	// attachedTargets returns the targets that have a program of ours, of any version.
-	attachedTargets() ([]target, error)
+	// attachedTargets returns the targets that have a program of ours, of any version. nameOf names a program.
+	attachedTargets(nameOf programNamer) ([]target, error)
 }
 
 // attachers returns the mechanisms that this datapath uses.
@@ -125,9 +125,13 @@ func (d *Datapath) attacherOf(t target) attacher {
 }
 
 func (d *Datapath) attachedTargets() ([]target, error) {
+	nameOf, err := d.dir.pinnedPrograms()
+	if err != nil {
+		return nil, err
+	}
 	var all []target
 	for _, attacher := range d.attachers() {
-		targets, err := attacher.attachedTargets()
+		targets, err := attacher.attachedTargets(nameOf.name)
 		if err != nil {
 			return nil, fmt.Errorf("list the devices with our programs: %w", err)
 		}

@@ -72,7 +72,7 @@ func filterOn(handle *netlink.Handle, ifindex int, d direction) (*netlink.BpfFil
 	return nil, err
 }
 
-func (clsact) attachedTargets() ([]target, error) {
+func (clsact) attachedTargets(nameOf programNamer) ([]target, error) {
 	handle, err := rtnl.Open()
 	if err != nil {
 		return nil, err
@@ -93,7 +93,7 @@ func (clsact) attachedTargets() ([]target, error) {
 			if filter == nil || !slices.Contains(hooks, filter.Name) {
 				continue
 			}
-			program, err := ProgramName(ebpf.ProgramID(filter.Id))
+			program, err := nameOf(ebpf.ProgramID(filter.Id))
 			if err != nil {
 				return nil, err
 			}

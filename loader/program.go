@@ -1,9 +1,13 @@
 package loader
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strings"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -44,4 +48,55 @@ func getPinned(pin string) (fd int, err error) {
 		return 0, errno
 	}
 	return int(r), nil
+}
+
+// programNamer returns the name of a program.
+type programNamer func(ebpf.ProgramID) (string, error)
+
+// pinnedPrograms are the names of all builds' pinned programs.
+type pinnedPrograms map[ebpf.ProgramID]string
+
+func (d stateDir) pinnedPrograms() (pinnedPrograms, error) {
+	pins, err := filepath.Glob(filepath.Join(d.progs(), "*", "*"))
+	if err != nil {
+		return nil, err
+	}
+	names := pinnedPrograms{}
+	for _, pin := range pins {
+		name := filepath.Base(pin)
+		if strings.HasPrefix(name, tempMap) {
+			continue
+		}
+		id, err := pinnedID(pin)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // an upgrade has just removed it
+		}
+		if err != nil {
+			return nil, err
+		}
+		names[id] = name
+	}
+	return names, nil
+}
+
+func pinnedID(pin string) (ebpf.ProgramID, error) {
+	program, err := openProgram(pin)
+	if err != nil {
+		return 0, err
+	}
+	defer program.Close()
+	info, err := program.Info()
+	if err != nil {
+		return 0, fmt.Errorf("get the ID of %s: %w", pin, err)
+	}
+	id, _ := info.ID()
+	return id, nil
+}
+
+// name asks the kernel for what is pinned nowhere: that alone needs CAP_SYS_ADMIN, which the node agent has not.
+func (p pinnedPrograms) name(id ebpf.ProgramID) (string, error) {
+	if name, isPinned := p[id]; isPinned {
+		return name, nil
+	}
+	return ProgramName(id)
 }

@@ -90,7 +90,7 @@ func (a tcx) detach(t target) error {
 	return removePin(a.dir.linkPin(t))
 }
 
-func (a tcx) attachedTargets() ([]target, error) {
+func (a tcx) attachedTargets(nameOf programNamer) ([]target, error) {
 	pins, err := os.ReadDir(a.dir.links())
 	if err != nil {
 		return nil, err
@@ -108,7 +108,7 @@ func (a tcx) attachedTargets() ([]target, error) {
 		if device == nil || device.Ifindex == 0 {
 			continue
 		}
-		program, err := ProgramName(info.Program)
+		program, err := nameOf(info.Program)
 		if err != nil {
 			return nil, err
 		}

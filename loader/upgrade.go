@@ -240,10 +240,13 @@ func (d *Datapath) pinMaps(collection *ebpf.Collection, names []string, build ui
 	return nil
 }
 
+// tempMap begins the names of temporary pins of maps.
+const tempMap = "map-"
+
 // replacePin pins a map under a name, and replaces an older map's pin atomically. The
 // temporary pin is in the programs' directory, with which a leftover is removed.
 func (d *Datapath) replacePin(m *ebpf.Map, build uint64, name string) error {
-	temp := d.dir.progPin(build, "map-"+name)
+	temp := d.dir.progPin(build, tempMap+name)
 	if err := m.Pin(temp); err != nil {
 		return fmt.Errorf("pin map %s: %w", name, err)
 	}
