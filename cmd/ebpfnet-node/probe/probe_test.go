@@ -97,6 +97,9 @@ func TestOneDirection(t *testing.T) {
 	p.ask(p.targets[peer])
 	p.take(own, peer, message{nonce: nonce{1}})                          // to no question
 	p.take(own, netip.MustParseAddr("10.244.3.0"), message{hears: true}) // of a stranger
+	if p.targets[peer].heard {
+		t.Error("heard of the peer, want nothing: that was no answer to the question")
+	}
 	p.take(own, peer, message{nonce: p.targets[peer].nonce, hears: true})
 	if !p.targets[peer].heard || len(p.Proved()) != 0 {
 		t.Errorf("got heard %v, proved %v, want true and nothing", p.targets[peer].heard, p.Proved())

@@ -47,6 +47,7 @@ func TestIsRelevant(t *testing.T) {
 		{"container added", link(unix.RTM_NEWLINK, "ebpf0123456789a", "veth"), false},
 		{"container removed", link(unix.RTM_DELLINK, "ebpf0123456789a", "netkit"), false},
 		{"another kind with such a name", link(unix.RTM_NEWLINK, "ebpf0123456789a", "bond"), true},
+		{"a shorter name of such a kind", link(unix.RTM_NEWLINK, "ebpf0", "veth"), true},
 		{"gateway of the tunnel", addr(unix.RTM_DELADDR, tunnelIndex, "10.244.1.1"), true},
 		{"gateway of a container", addr(unix.RTM_NEWADDR, 77, "10.244.1.1"), false},
 		{"IPv6 gateway of a container", addr(unix.RTM_NEWADDR, 77, "fd44:1::1"), false},
