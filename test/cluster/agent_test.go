@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -26,12 +27,14 @@ func TestCluster(t *testing.T) {
 
 	second.agent.kill()
 	c.wantTraffic("an agent killed")
+	second.loadOlder()
 	fourth := nodeObjectOf(4)
 	fourth.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "198.51.100.4"}}
 	c.api.Put(fourth)
 	first.awaitRoute("a node added", 4, "dst 198.51.100.4 ")
 	second.startAgent()
 	second.awaitRoute("a node added while the agent was down", 4, "dst 198.51.100.4 ")
+	second.awaitUpgrade()
 
 	second.agent.kill()
 	c.api.Remove(fourth.Name)
@@ -147,6 +150,39 @@ func (n *node) wantNotReady(why string) {
 			n.t.Errorf("%s of %s: got error %v, want %q and %q", verb, n.Name, err, since, why)
 		}
 	}
+}
+
+// loadOlder replaces the programs by older ones.
+func (n *node) loadOlder() {
+	n.t.Helper()
+	older := loader.Embedded()
+	older.Revision, older.Build = older.Revision-1, 7
+	err := n.Do(func() error {
+		_, err := loader.Upgrade(testenv.Context(n.t), loader.Options{Programs: &older})
+		return err
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// awaitUpgrade waits until the agent, which has few rights, has replaced all older programs.
+func (n *node) awaitUpgrade() {
+	n.t.Helper()
+	testenv.Eventually(n.t, "programs of "+n.Name, func() error {
+		return n.Do(func() error {
+			datapath, err := loader.OpenLoaded()
+			if err != nil {
+				return err
+			}
+			defer datapath.Close()
+			builds, err := os.ReadDir(filepath.Join(datapath.Dir(), "progs"))
+			if err == nil && (datapath.Config.Build != loader.Embedded().Build || len(builds) != 1) {
+				err = fmt.Errorf("got build %x beside %v, want the agent's alone", datapath.Config.Build, builds)
+			}
+			return err
+		})
+	})
 }
 
 // awaitRoute waits until the route to a node's IPv4 prefix has a text in it, or is gone.

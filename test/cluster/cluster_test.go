@@ -287,6 +287,15 @@ func (a *agent) kill() {
 	<-a.ended
 }
 
+func (a *agent) isRunning() bool {
+	select {
+	case <-a.ended:
+		return false
+	default:
+		return true
+	}
+}
+
 // get asks the agent's own server.
 func (n *node) get(path string) (code int, body string, err error) {
 	client := &http.Client{Timeout: testenv.Timeout, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -25,22 +25,26 @@ func TestScale(t *testing.T) {
 	c.api.Put(n.object())
 	n.startAgent()
 	n.awaitReady()
-	c.logCosts("one node", n)
+	costs := &costs{cluster: c, node: n, since: time.Now()}
+	costs.log("one node")
 
 	var nodes []*corev1.Node
 	for number := 4; number < 4+*scale; number++ {
 		nodes = append(nodes, bigNode(number))
 	}
+	costs.begin()
 	c.api.Put(nodes...)
 	n.awaitPeers(*scale)
-	c.logCosts(fmt.Sprintf("%d nodes join at once", *scale), n)
+	costs.log(fmt.Sprintf("%d nodes join at once", *scale))
 
 	n.agent.kill()
+	costs.begin()
 	n.startAgent()
 	n.awaitReady()
 	n.awaitPeers(*scale)
-	c.logCosts("the agent starts again", n)
+	costs.log("the agent starts again")
 
+	costs.begin()
 	c.api.Expire()
 	testenv.Eventually(t, "another watch", func() error {
 		if c.api.Watches() == 0 {
@@ -48,6 +52,9 @@ func TestScale(t *testing.T) {
 		}
 		return nil
 	})
+	costs.log("all listed again")
+
+	costs.begin()
 	for _, node := range nodes {
 		node = node.DeepCopy()
 		node.Status.Conditions[0].LastHeartbeatTime = metav1.Unix(2, 0)
@@ -56,13 +63,14 @@ func TestScale(t *testing.T) {
 	last := bigNode(4 + *scale) // is seen after all heartbeats
 	c.api.Put(last)
 	n.awaitPeers(*scale + 1)
-	c.logCosts("all listed again, and a heartbeat of each", n)
+	costs.log("a heartbeat of each")
 
+	costs.begin()
 	for _, node := range append(nodes, last) {
 		c.api.Remove(node.Name)
 	}
 	n.awaitPeers(0)
-	c.logCosts("all gone", n)
+	costs.log("all gone")
 }
 
 // bigNode returns a Node object with what those of real nodes have: 16 KB.
@@ -94,10 +102,28 @@ func (n *node) awaitPeers(want int) {
 	n.wantMetrics(fmt.Sprintf(`ebpfnet_peer_prefixes{mode="tunnel"} %d`, 2*want), "ebpfnet_node_ready 1")
 }
 
-// logCosts logs what the agent has needed since its start, and what has been sent since the last call.
-func (c *cluster) logCosts(when string, n *node) {
+// costs are those of an agent and of the API server since begin.
+type costs struct {
+	*cluster
+	node  *node
+	since time.Time
+	cpu   time.Duration
+}
+
+func (c *costs) begin() {
 	c.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.agent.Process.Pid))
+	c.sent.Store(0)
+	c.since, c.cpu = time.Now(), 0
+	if c.node.agent.isRunning() {
+		c.cpu = cpuTime(c.cluster, c.node.agent.Process.Pid)
+	}
+}
+
+// log tells them, and the agent's memory.
+func (c *costs) log(when string) {
+	c.Helper()
+	took := time.Since(c.since)
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.node.agent.Process.Pid))
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -107,8 +133,8 @@ func (c *cluster) logCosts(when string, n *node) {
 			memory[key] = strings.TrimSpace(value)
 		}
 	}
-	c.Logf("%s: RSS %s, at its peak %s, CPU %v since the agent's start, %d KiB from the API server",
-		when, memory["VmRSS"], memory["VmHWM"], cpuTime(c, n.agent.Process.Pid), c.sent.Swap(0)>>10)
+	c.Logf("%s: %v, CPU %v, RSS %s, at its peak %s, %d KiB from the API server",
+		when, took.Round(10*time.Millisecond), cpuTime(c.cluster, c.node.agent.Process.Pid)-c.cpu, memory["VmRSS"], memory["VmHWM"], c.sent.Load()>>10)
 }
 
 // cpuTime reads fields 14 and 15 of /proc/PID/stat.
