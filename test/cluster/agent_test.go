@@ -108,17 +108,25 @@ func TestNodeChanges(t *testing.T) {
 	c.wantTraffic("another address")
 }
 
-// TestHostFaults mends the tunnel device, routes and a renamed NIC, by the events that they cause.
-func TestHostFaults(t *testing.T) {
+// TestHosts has one cluster after another fault of its network and hosts, since agents take seconds to start.
+func TestHosts(t *testing.T) {
 	c := newCluster(t)
+	c.meetSmallLink()
+	c.mendHost()
+	c.uninstallHost()
+}
+
+// mendHost mends the tunnel device, routes and a renamed NIC, by the events that they cause.
+func (c *cluster) mendHost() {
+	c.Helper()
 	first, third := c.nodes[0], c.nodes[2]
 	for _, fault := range []string{
 		"link del ebpfnet0", "link set ebpfnet0 down", "route flush proto 235", "-6 route flush proto 235", "addr flush dev ebpfnet0",
 	} {
 		c.ip(first.Namespace, strings.Fields(fault)...)
-		testenv.Eventually(t, "node to be mended after "+fault, func() error {
+		testenv.Eventually(c, "node to be mended after "+fault, func() error {
 			for _, f := range testenv.Families {
-				if err := testenv.Ping(testenv.Context(t), first.pod.Namespace, f.Pod(third.pod), "-W", "1"); err != nil {
+				if err := testenv.Ping(testenv.Context(c), first.pod.Namespace, f.Pod(third.pod), "-W", "1"); err != nil {
 					return err
 				}
 			}
@@ -271,52 +279,52 @@ func TestUnderlayIPv6(t *testing.T) {
 	c.nodes[0].awaitRoute("over IPv6", 3, "encap ip6 id 7 src 2001:db8:1::1 dst 2001:db8:2::3 ")
 }
 
-// TestUninstall takes everything out of a host in the right order: first what makes containers, last what DEL needs.
-func TestUninstall(t *testing.T) {
-	c := newCluster(t)
+// uninstallHost takes everything out of a host in the right order: first what makes containers, last what DEL needs.
+func (c *cluster) uninstallHost() {
+	c.Helper()
 	first, second, third := c.nodes[0], c.nodes[1], c.nodes[2]
 	first.agent.kill()
 	uninstall := func() (string, error) {
-		output, err := first.command(testenv.Context(t), "uninstall").CombinedOutput()
+		output, err := first.command(testenv.Context(c), "uninstall").CombinedOutput()
 		return string(output), err
 	}
 	if output, err := uninstall(); err == nil || !strings.Contains(output, "containers are connected: 1, such as ebpfnet pods pod-of-node-1 eth0") {
-		t.Errorf("with a container: got %q (%v), want to be told of it", output, err)
+		c.Errorf("with a container: got %q (%v), want to be told of it", output, err)
 	}
 	for _, file := range []string{first.conflist(), first.state()} {
 		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("got %s (%v), want none", file, err)
+			c.Errorf("got %s (%v), want none", file, err)
 		}
 	}
 	c.wantTraffic("with a container")
-	if err := first.pod.Del(testenv.Context(t)); err != nil {
-		t.Error(err)
+	if err := first.pod.Del(testenv.Context(c)); err != nil {
+		c.Error(err)
 	}
 	for range 2 {
 		if output, err := uninstall(); err != nil {
-			t.Errorf("without containers: got %q (%v), want success", output, err)
+			c.Errorf("without containers: got %q (%v), want success", output, err)
 		}
 	}
 	if links := c.ip(first.Namespace, "-br", "link"); strings.Contains(links, "ebpfnet0") {
-		t.Errorf("got devices\n%swant no ebpfnet0", links)
+		c.Errorf("got devices\n%swant no ebpfnet0", links)
 	}
 	if routes := c.ip(first.Namespace, "route", "show", "proto", "235"); routes != "" {
-		t.Errorf("got routes\n%swant none", routes)
+		c.Errorf("got routes\n%swant none", routes)
 	}
 	if plugins, err := os.ReadDir(first.binDir()); err != nil || len(plugins) > 0 {
-		t.Errorf("got plugins %v (%v), want none", plugins, err)
+		c.Errorf("got plugins %v (%v), want none", plugins, err)
 	}
 	if err := first.Do(func() error { _, err := loader.OpenLoaded(); return err }); !errors.Is(err, loader.ErrNotLoaded) {
-		t.Errorf("got %v, want %v", err, loader.ErrNotLoaded)
+		c.Errorf("got %v, want %v", err, loader.ErrNotLoaded)
 	}
 	c.wantReach("after one has gone", second, third)
 }
 
-// TestSmallLink has a link in the middle that takes less than the nodes' own: nothing is lost, neither of TCP nor of UDP.
-func TestSmallLink(t *testing.T) {
+// meetSmallLink has a link in the middle that takes less than the nodes' own: nothing is lost, neither of TCP nor of UDP.
+func (c *cluster) meetSmallLink() {
 	const size, largest = 1 << 20, 1350 // of a datagram that fits the tunnel's own MTU
 
-	c := newCluster(t)
+	c.Helper()
 	first, third := c.nodes[0], c.nodes[2]
 	for _, device := range []string{"link0", "link1"} { // what the router sends; it receives longer frames, too
 		c.ip(c.router, "link", "set", device, "mtu", "1400")
@@ -325,12 +333,12 @@ func TestSmallLink(t *testing.T) {
 		for _, way := range [][2]*node{{first, third}, {third, first}} {
 			from, to := way[0].pod, way[1].pod
 			server := netip.AddrPortFrom(f.Pod(to), 7000)
-			if err := testenv.Transfer(testenv.Context(t), from.Namespace, to.Namespace, server, server, size, 1); err != nil {
-				t.Errorf("TCP from %s to %s: %v", from.Name, server, err)
+			if err := testenv.Transfer(testenv.Context(c), from.Namespace, to.Namespace, server, server, size, 1); err != nil {
+				c.Errorf("TCP from %s to %s: %v", from.Name, server, err)
 			}
-			datagrams := testenv.ServeUDP(t, to.Namespace, server)
-			if _, err := testenv.Ask(testenv.Context(t), from.Namespace, "udp", server, strings.Repeat("x", largest)); err != nil {
-				t.Errorf("UDP from %s to %s: %v", from.Name, server, err)
+			datagrams := testenv.ServeUDP(c, to.Namespace, server)
+			if _, err := testenv.Ask(testenv.Context(c), from.Namespace, "udp", server, strings.Repeat("x", largest)); err != nil {
+				c.Errorf("UDP from %s to %s: %v", from.Name, server, err)
 			}
 			datagrams.Close()
 		}
