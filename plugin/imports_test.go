@@ -36,6 +36,7 @@ var rooms = []struct{ dir, imports string }{
 	{"plugin", "ipam loader loader/flock loader/rtnl maps plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/namespace plugin/nodestate plugin/reconcile plugin/record plugin/show"},
 	{"cmd/ebpfnet", "plugin plugin/cni"},
 	{"cmd/ebpfnet-ipam", "ipam plugin/cni plugin/cnierr plugin/config plugin/link plugin/record"},
+	{"cmd/ebpfnetctl/echo", ""},
 	{"cmd/ebpfnetctl/firewall", ""},
 	{"cmd/ebpfnetctl/runtimes", ""},
 	{"cmd/ebpfnetctl/bugreport", "bpf loader plugin/show"},
@@ -55,7 +56,7 @@ var rooms = []struct{ dir, imports string }{
 	{"cmd/ebpfnet-node/probe", "cmd/ebpfnet-node/wanted"},
 	{"cmd/ebpfnet-node/health", "plugin/show"},
 	{"cmd/ebpfnet-node", "cmd/ebpfnet-node/binaries cmd/ebpfnet-node/conflist cmd/ebpfnet-node/health cmd/ebpfnet-node/nodes cmd/ebpfnet-node/probe cmd/ebpfnet-node/reconcile cmd/ebpfnet-node/wanted cmd/ebpfnetctl/metrics loader loader/rtnl maps plugin/nodestate plugin/operator plugin/reconcile plugin/record plugin/show"},
-	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/bugreport cmd/ebpfnetctl/doctor cmd/ebpfnetctl/drops cmd/ebpfnetctl/metrics cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes cmd/ebpfnetctl/screen cmd/ebpfnetctl/trace cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/nodestate plugin/operator plugin/record plugin/show"},
+	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/bugreport cmd/ebpfnetctl/doctor cmd/ebpfnetctl/drops cmd/ebpfnetctl/echo cmd/ebpfnetctl/metrics cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes cmd/ebpfnetctl/screen cmd/ebpfnetctl/trace cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/nodestate plugin/operator plugin/record plugin/show"},
 }
 
 // TestImports requires that imports go one way, down the list of rooms.

@@ -27,6 +27,7 @@
 //
 //	drops      counters of dropped packets, and the one process that is told of each
 //	doctor     checks of the host, what mends it, and the container that proves it
+//	echo       whether hosts answer, and to packets of which size
 //	firewall   what the host's rules do to forwarded packets
 //	metrics    figures for Prometheus; the dashboard and the alert rules
 //	bugreport  an archive of nouns, maps and the host, without secrets

@@ -29,6 +29,11 @@ type clusterNode struct {
 	Routed bool       `json:"routed"` // by a route of the node agent
 	Since  *time.Time `json:"since,omitempty"`
 	Reason string     `json:"reason,omitempty"` // why it is skipped
+
+	// With --probe.
+	RoundTrip float64 `json:"roundTrip,omitempty"` // in seconds
+	PathMTU   int     `json:"pathMTU,omitempty"`   // between the nodes themselves, up to what they need
+	Fault     string  `json:"fault,omitempty"`
 }
 
 const modeSkipped = "skipped"
@@ -36,6 +41,8 @@ const modeSkipped = "skipped"
 func newNodes() *cobra.Command {
 	var flags output.Flags
 	var state string
+	var probe bool
+	var wait time.Duration
 	cmd := &cobra.Command{
 		Use:   "nodes",
 		Short: "other nodes of a cluster, and the ways to their containers",
@@ -44,19 +51,32 @@ have them: each node's own address, and whether packets go to it by the tunnel,
 directly, or by the tunnel until a probe passes (either).
 
 Names, times and what was skipped come from the node agent's files. If the agent
-has a complaint, it is printed last, and the exit code is 1.`,
-		Example: "  ebpfnetctl nodes\n  ebpfnetctl nodes -o wide\n  ebpfnetctl nodes -o json | jq -r '.[] | select(.routed | not) | .prefix'",
+has a complaint, it is printed last, and the exit code is 1.
+
+--probe asks each node for echoes (ICMP): by the way of containers' packets, and
+between the nodes as long as these packets can be. The exit code is 3 if one
+does not answer, or if a link on the way takes less.`,
+		Example: "  ebpfnetctl nodes\n  ebpfnetctl nodes --probe\n  ebpfnetctl nodes -o json | jq -r '.[] | select(.routed | not) | .prefix'",
 		Args:    noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			nodes, err := clusterNodes(state)
 			if err != nil {
 				return err
 			}
-			return errors.Join(nodeNoun.Print(output.New(cmd.OutOrStdout(), flags), nodes), complaint(state))
+			noun, found := nodeNoun, error(nil)
+			if probe {
+				noun.Columns, found = slices.Insert(slices.Clone(noun.Columns), 5, probeColumns...), probeNodes(nodes, wait)
+			}
+			if err := errors.Join(noun.Print(output.New(cmd.OutOrStdout(), flags), nodes), complaint(state)); err != nil {
+				return err
+			}
+			return found
 		},
 	}
 	flags.AddToNoun(cmd.Flags())
 	cmd.Flags().StringVar(&state, "state", nodestate.Default, "`FILE` of the node agent")
+	cmd.Flags().BoolVar(&probe, "probe", false, "ask each node for echoes")
+	cmd.Flags().DurationVar(&wait, "wait", time.Second, "`TIME` for an answer, twice")
 	return cmd
 }
 
@@ -126,12 +146,7 @@ var nodeNoun = output.Noun[clusterNode]{
 		{Head: "MODE", Text: func(n clusterNode) string { return n.Mode }},
 		{Head: "MTU", Text: clusterNode.mtu, Right: true},
 		{Head: "SINCE", Text: clusterNode.since, Right: true},
-		{Head: "ROUTE", Text: clusterNode.route, Wraps: true, Color: func(n clusterNode) output.Color {
-			if n.isBroken() {
-				return output.Red
-			}
-			return output.Plain
-		}},
+		{Head: "ROUTE", Text: clusterNode.route, Wraps: true, Color: redIf(clusterNode.isBroken)},
 	},
 	Name: func(n clusterNode) string { return cmp.Or(n.Prefix, n.Node) },
 	None: "this host knows no other node",
@@ -154,13 +169,15 @@ func (n clusterNode) since() string {
 
 // isBroken returns whether no packet gets to the node: the host's own routes may be a direct way.
 func (n clusterNode) isBroken() bool {
-	return n.Mode == modeSkipped || !n.Routed && n.Mode != maps.NodeDirect.String()
+	return n.Mode == modeSkipped || n.Fault != "" || !n.Routed && n.Mode != maps.NodeDirect.String()
 }
 
 func (n clusterNode) route() string {
 	switch {
 	case n.Mode == modeSkipped:
 		return n.Reason
+	case n.Fault != "":
+		return n.Fault
 	case n.Routed:
 		return "yes"
 	case n.isBroken():

@@ -1,6 +1,8 @@
 package cluster
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -342,5 +345,45 @@ func (c *cluster) meetSmallLink() {
 			}
 			datagrams.Close()
 		}
+	}
+	first.wantProbe("a small link", testenv.Timeout, map[string]int{"node-2": 1500, "node-3": 1400})
+
+	absent := nodeObjectOf(4)
+	absent.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "198.51.100.4"}}
+	c.api.Put(absent)
+	first.awaitRoute("a node that is off", 4, "dst 198.51.100.4 ")
+	first.wantProbe("a node that is off", time.Millisecond, map[string]int{"node-4": 0})
+	c.api.Remove(absent.Name)
+	first.awaitRoute("a node removed", 4, "")
+}
+
+// wantProbe wants `ebpfnetctl nodes --probe` to find the path's MTU to each node; 0: a fault.
+func (n *node) wantProbe(what string, wait time.Duration, want map[string]int) {
+	n.t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := n.Command(testenv.Context(n.t), testenv.Build(n.t, "./cmd/ebpfnetctl"), "nodes", "--probe", "--wait", wait.String(), "--state", n.state(), "-o", "json")
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	var found []struct {
+		Node, Prefix, Fault string
+		RoundTrip           float64
+		PathMTU             int
+	}
+	if code := cmd.ProcessState.ExitCode(); code != 3 || json.Unmarshal(stdout.Bytes(), &found) != nil {
+		n.t.Fatalf("%s: got exit code %d, %s (%v) and %s, want 3 and nodes", what, code, &stderr, err, &stdout)
+	}
+	seen := 0
+	for _, f := range found {
+		mtu, wanted := want[f.Node]
+		if !wanted {
+			continue
+		}
+		seen++
+		if f.PathMTU != mtu || (f.Fault == "") != (mtu != 0) || (f.RoundTrip > 0) != (mtu != 0) {
+			n.t.Errorf("%s: got %+v, want path MTU %d", what, f, mtu)
+		}
+	}
+	if seen != 2*len(want) { // a prefix of each family
+		n.t.Errorf("%s: got %+v, want %v", what, found, want)
 	}
 }
