@@ -78,10 +78,12 @@ func newCluster(t *testing.T, options ...string) *cluster {
 	c := newIdleCluster(t, options...)
 	for _, n := range c.nodes {
 		c.api.Put(n.object())
-		n.startAgent()
 	}
 	for _, n := range c.nodes {
-		n.awaitReady()
+		n.startAgent()
+		n.awaitReady() // they share a lock, as hosts do not: one waits while another loads the programs
+	}
+	for _, n := range c.nodes {
 		n.addPod()
 	}
 	c.wantTraffic("first")
