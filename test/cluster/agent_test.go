@@ -127,7 +127,7 @@ func (c *cluster) mendHost() {
 		"link del ebpfnet0", "link set ebpfnet0 down", "route flush proto 235", "-6 route flush proto 235", "addr flush dev ebpfnet0",
 	} {
 		c.ip(first.Namespace, strings.Fields(fault)...)
-		testenv.Eventually(c, "node to be mended after "+fault, func() error {
+		eventually(c, "node to be mended after "+fault, func() error {
 			for _, f := range testenv.Families {
 				if err := testenv.Ping(testenv.Context(c), first.pod.Namespace, f.Pod(third.pod), "-W", "1"); err != nil {
 					return err
@@ -180,7 +180,7 @@ func (n *node) loadOlder() {
 // awaitUpgrade waits until the agent, which has few rights, has replaced all older programs.
 func (n *node) awaitUpgrade() {
 	n.t.Helper()
-	testenv.Eventually(n.t, "programs of "+n.Name, func() error {
+	eventually(n.t, "programs of "+n.Name, func() error {
 		return n.Do(func() error {
 			datapath, err := loader.OpenLoaded()
 			if err != nil {
@@ -199,7 +199,7 @@ func (n *node) awaitUpgrade() {
 // awaitRoute waits until the route to a node's IPv4 prefix has a text in it, or is gone.
 func (n *node) awaitRoute(what string, number int, want string) {
 	n.t.Helper()
-	testenv.Eventually(n.t, fmt.Sprintf("route of %s to node %d: %s", n.Name, number, what), func() error {
+	eventually(n.t, fmt.Sprintf("route of %s to node %d: %s", n.Name, number, what), func() error {
 		got, err := n.Run(testenv.Context(n.t), "ip", "route", "show", podCIDR4(number).String())
 		if err != nil {
 			return err
@@ -214,7 +214,7 @@ func (n *node) awaitRoute(what string, number int, want string) {
 // awaitLog waits until the agent has logged a line with a text in it.
 func (n *node) awaitLog(want string) {
 	n.t.Helper()
-	testenv.Eventually(n.t, "line in the log of "+n.Name, func() error {
+	eventually(n.t, "line in the log of "+n.Name, func() error {
 		got := n.agent.output.String()
 		if !slices.ContainsFunc(strings.Split(got, "\n"), func(line string) bool { return strings.Contains(line, want) }) {
 			return fmt.Errorf("got %q, want %q", got, want)
@@ -225,7 +225,7 @@ func (n *node) awaitLog(want string) {
 
 func (n *node) awaitConflist(want string) {
 	n.t.Helper()
-	testenv.Eventually(n.t, "conflist of "+n.Name, func() error {
+	eventually(n.t, "conflist of "+n.Name, func() error {
 		got, err := os.ReadFile(n.conflist())
 		if err == nil && !strings.Contains(string(got), want) {
 			err = fmt.Errorf("got %s, want %q", got, want)
@@ -237,7 +237,7 @@ func (n *node) awaitConflist(want string) {
 // wantMetrics waits for lines among the agent's figures.
 func (n *node) wantMetrics(want ...string) {
 	n.t.Helper()
-	testenv.Eventually(n.t, "metrics of "+n.Name, func() error {
+	eventually(n.t, "metrics of "+n.Name, func() error {
 		code, body, err := n.get("/metrics")
 		for _, line := range want {
 			if err != nil || code != http.StatusOK || !slices.Contains(strings.Split(body, "\n"), line) {

@@ -313,10 +313,20 @@ func (n *node) get(path string) (code int, body string, err error) {
 	return response.StatusCode, strings.TrimSpace(content.String()), err
 }
 
+// eventually is testenv.Eventually with more patience: an agent that starts loads programs, which is seconds of work.
+func eventually(tb testenv.TB, what string, cond func() error) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*testenv.Timeout)
+	defer cancel()
+	if err := testenv.Wait(ctx, what, cond); err != nil {
+		tb.Fatalf("%v", err)
+	}
+}
+
 // awaitReady waits until the agent says that the node has what it should.
 func (n *node) awaitReady() {
 	n.t.Helper()
-	testenv.Eventually(n.t, "agent of "+n.Name+" to be ready", func() error {
+	eventually(n.t, "agent of "+n.Name+" to be ready", func() error {
 		if code, body, err := n.get("/readyz"); err != nil || code != http.StatusOK {
 			return fmt.Errorf("got %d %s (%w)", code, body, err)
 		}
@@ -327,7 +337,7 @@ func (n *node) awaitReady() {
 // awaitUnready waits until the agent says why the node has not what it should.
 func (n *node) awaitUnready(want string) {
 	n.t.Helper()
-	testenv.Eventually(n.t, "agent of "+n.Name+" to say why it is not ready", func() error {
+	eventually(n.t, "agent of "+n.Name+" to say why it is not ready", func() error {
 		if code, body, err := n.get("/readyz"); err != nil || code != http.StatusServiceUnavailable || !strings.Contains(body, want) {
 			return fmt.Errorf("got %d %s (%w), want %q", code, body, err, want)
 		}

@@ -46,7 +46,7 @@ func TestScale(t *testing.T) {
 
 	costs.begin()
 	c.api.Expire()
-	testenv.Eventually(t, "another watch", func() error {
+	eventually(t, "another watch", func() error {
 		if c.api.Watches() == 0 {
 			return fmt.Errorf("got none")
 		}
@@ -87,7 +87,7 @@ func bigNode(number int) *corev1.Node {
 // awaitPeers waits until the host has routes of both families to so many other nodes, and no more to do.
 func (n *node) awaitPeers(want int) {
 	n.t.Helper()
-	testenv.Eventually(n.t, fmt.Sprintf("%d nodes", want), func() error {
+	eventually(n.t, fmt.Sprintf("%d nodes", want), func() error {
 		for _, family := range []string{"-4", "-6"} {
 			routes, err := n.Run(testenv.Context(n.t), "ip", family, "route", "show", "proto", "235")
 			if got := strings.Count(routes, "\n"); err != nil || got != want {
