@@ -12,6 +12,7 @@ require (
 	github.com/ebpfnet/ebpfnet v0.0.0-00010101000000-000000000000
 	github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node v0.0.0-00010101000000-000000000000
 	github.com/ebpfnet/ebpfnet/test v0.0.0-00010101000000-000000000000
+	github.com/opencontainers/runtime-spec v1.3.0
 	k8s.io/api v0.37.2
 	k8s.io/apimachinery v0.37.2
 	sigs.k8s.io/yaml v1.6.0

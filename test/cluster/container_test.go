@@ -1,0 +1,202 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// TestContainer runs the agent as a kubelet would run that of the manifest, with no more rights, files and system calls
+// than it has there: it syncs, its metrics know the reserved addresses, and at the end it takes everything out.
+func TestContainer(t *testing.T) {
+	reserved := regexp.MustCompile(`(?m)^ebpfnet_addresses_reserved\{network="pods",.*\} 1$`)
+	c := newIdleCluster(t)
+	n := c.nodes[0]
+	c.api.Put(n.object())
+	running := n.startContainer()
+	n.awaitReady()
+	n.addPod()
+	testenv.Eventually(t, "the pod's addresses in the metrics", func() error {
+		_, body, err := n.get("/metrics")
+		if err == nil && !reserved.MatchString(body) {
+			err = fmt.Errorf("got %s, want %s", body, reserved)
+		}
+		return err
+	})
+	if err := n.pod.Del(testenv.Context(t)); err != nil {
+		t.Error(err)
+	}
+	running.kill()
+	uninstalling := n.startContainer("--stay", "uninstall")
+	testenv.Eventually(t, "the agent to take everything out", func() error {
+		if output := uninstalling.output.String(); !strings.Contains(output, "msg=uninstalled") {
+			return fmt.Errorf("got %s", output)
+		}
+		return nil
+	})
+	if plugins, err := os.ReadDir(n.binDir()); err != nil || len(plugins) > 0 {
+		t.Errorf("got plugins %v (%v), want none", plugins, err)
+	}
+}
+
+// startContainer runs the manifest's container, with further arguments.
+func (n *node) startContainer(args ...string) *agent {
+	n.t.Helper()
+	bundle := n.bundle(args)
+	// crun wants the unified cgroups, though it is to make none; what ends unshare ends the container.
+	const script = `mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec crun --root "$1/crun" --cgroup-manager=disabled run --bundle "$1" agent`
+	a := &agent{ended: make(chan struct{}), Cmd: exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
+		"sh", "-c", script, "sh", bundle)}
+	a.Stdout, a.Stderr = &a.output, &a.output
+	if err := a.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	go func() { defer close(a.ended); _ = a.Wait() }()
+	n.agent = a
+	n.t.Cleanup(func() {
+		a.kill()
+		if n.t.Failed() {
+			n.t.Logf("container of %s:\n%s", n.Name, a.output.String())
+		}
+	})
+	return a
+}
+
+// bundle returns a directory with what a runtime makes of the manifest: its image, its files and config.json.
+func (n *node) bundle(args []string) string {
+	n.t.Helper()
+	dir := n.t.TempDir()
+	root := filepath.Join(dir, "rootfs")
+	for file, content := range n.files() {
+		const executable = 0o755
+		path := filepath.Join(root, file)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			n.t.Fatal(err)
+		}
+		if err := os.WriteFile(path, content, executable); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	spec, err := json.Marshal(n.containerSpec(args))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), spec, 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+	return dir
+}
+
+// files are the image's, and those that a kubelet makes.
+func (n *node) files() map[string][]byte {
+	n.t.Helper()
+	var template corev1.ConfigMap
+	decode(n.t, documents(n.t, "conflist.yaml")[0], &template)
+	files := map[string][]byte{
+		"etc/ebpfnet-node/template":                           []byte(template.Data["template"]),
+		"var/run/secrets/kubernetes.io/serviceaccount/token":  []byte("token"),
+		"var/run/secrets/kubernetes.io/serviceaccount/ca.crt": nil,
+	}
+	for _, name := range []string{"./cmd/ebpfnet", "./cmd/ebpfnet-ipam", "github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node"} {
+		content, err := os.ReadFile(testenv.Build(n.t, name))
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		files[filepath.Base(name)] = content
+	}
+	return files
+}
+
+// refused are system calls that containerd's default profile refuses to a container with the manifest's capabilities.
+var refused = []string{
+	"acct", "add_key", "chroot", "clock_settime", "delete_module", "fanotify_init", "finit_module", "fsconfig", "fsmount", "fsopen",
+	"fspick", "init_module", "io_uring_enter", "io_uring_register", "io_uring_setup", "kcmp", "kexec_file_load", "kexec_load", "keyctl",
+	"mount", "mount_setattr", "move_mount", "open_by_handle_at", "open_tree", "pivot_root", "process_vm_readv", "process_vm_writev",
+	"quotactl", "reboot", "request_key", "setdomainname", "sethostname", "setns", "settimeofday", "swapoff", "swapon", "syslog",
+	"umount2", "unshare", "userfaultfd",
+}
+
+// containerSpec is what containerd makes of the manifest's container.
+func (n *node) containerSpec(args []string) *specs.Spec {
+	n.t.Helper()
+	pod := daemonSet(n.t).Spec.Template.Spec
+	container := pod.Containers[0]
+	server := net.JoinHostPort(hostOn(links[0].prefix4, routerHost).String(), strconv.Itoa(apiPort))
+	spec := &specs.Spec{
+		Version: "1.0.2", // which old runtimes know, too
+		Root:    &specs.Root{Path: "rootfs", Readonly: *container.SecurityContext.ReadOnlyRootFilesystem},
+		Process: &specs.Process{
+			Cwd:             "/",
+			Args:            slices.Concat([]string{"/ebpfnet-node", "--api-server=http://" + server}, container.Args, args),
+			Env:             []string{"KUBERNETES_SERVICE_HOST=none", "KUBERNETES_SERVICE_PORT=1", "NODE_NAME=" + n.Name},
+			NoNewPrivileges: !*container.SecurityContext.AllowPrivilegeEscalation,
+			User:            specs.User{UID: uint32(*pod.SecurityContext.RunAsUser), GID: uint32(*pod.SecurityContext.RunAsGroup)},
+		},
+		Linux: &specs.Linux{
+			Namespaces: []specs.LinuxNamespace{
+				{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
+				{Type: specs.NetworkNamespace, Path: n.Path},
+			},
+			MaskedPaths:   []string{"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/sched_debug", "/sys/firmware"},
+			ReadonlyPaths: []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
+		},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "mode=755"}},
+			{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
+		},
+	}
+	var capabilities []string
+	for _, capability := range container.SecurityContext.Capabilities.Add {
+		capabilities = append(capabilities, "CAP_"+string(capability))
+	}
+	spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities}
+	if pod.SecurityContext.SeccompProfile.Type == corev1.SeccompProfileTypeRuntimeDefault {
+		spec.Linux.Seccomp = &specs.LinuxSeccomp{
+			DefaultAction: specs.ActAllow,
+			Syscalls:      []specs.LinuxSyscall{{Names: refused, Action: specs.ActErrno}},
+		}
+	}
+	spec.Mounts = append(spec.Mounts, n.hostPaths(pod, container)...)
+	return spec
+}
+
+// hostPaths are the mounts of the host's directories. Those that other hosts of the test have, too, are this node's.
+func (n *node) hostPaths(pod corev1.PodSpec, container corev1.Container) (mounts []specs.Mount) {
+	n.t.Helper()
+	own := map[string]string{"/etc/cni/net.d": n.dir, "/opt/cni/bin": n.binDir()}
+	for _, volume := range pod.Volumes {
+		if volume.HostPath == nil {
+			continue
+		}
+		source := volume.HostPath.Path
+		if dir := own[source]; dir != "" {
+			source = dir
+		}
+		if *volume.HostPath.Type == corev1.HostPathDirectoryOrCreate {
+			if err := os.MkdirAll(source, 0o755); err != nil {
+				n.t.Fatal(err)
+			}
+		}
+		for _, mount := range container.VolumeMounts {
+			if mount.Name == volume.Name {
+				access := map[bool]string{true: "ro", false: "rw"}[mount.ReadOnly]
+				mounts = append(mounts, specs.Mount{Destination: mount.MountPath, Type: "bind", Source: source, Options: []string{"rbind", "rprivate", access}})
+			}
+		}
+	}
+	return mounts
+}
