@@ -149,7 +149,7 @@ func TestVariants(t *testing.T) {
 			if len(p.plugins) == 0 {
 				continue
 			}
-			text, err := p.conflist("/nowhere")
+			text, err := p.conflist(podSubnets, "/nowhere")
 			if err == nil {
 				_, err = libcni.NetworkConfFromBytes(text)
 			}

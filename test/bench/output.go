@@ -38,8 +38,11 @@ func (r *result) write(opts options) error {
 
 // referenceOf names the variant that has ratio 1 on a path: a bare veth has no outside.
 func referenceOf(path string) string {
-	if path == podPod {
+	switch path {
+	case podPod:
 		return bareName
+	case podNode:
+		return routesName
 	}
 	return plainName
 }
@@ -56,7 +59,7 @@ func (r *result) tables() string {
 	for _, p := range paths {
 		section(fmt.Sprintf("%s: ratio to %s, median (quartiles)", p.title, variantTitle(referenceOf(p.name))), r.trafficTable(p.name))
 	}
-	section("TCP stream by kind of uplink: ratio to "+variantTitle(plainName)+", median (quartiles)", r.uplinkTable())
+	section("TCP stream by kind of uplink: ratio to plain routing, median (quartiles)", r.uplinkTable())
 	section("Round-trip time in µs, p50 / p99 / p99.9", r.latencyTable())
 	section("ADD and DEL of a pod with a host port", r.callTable())
 	section("Scale: ratio to one of each", r.scaleTable())
@@ -160,11 +163,11 @@ func (r *result) uplinkTable() *table {
 }
 
 func (r *result) uplinkCell(row row, variant, family string) string {
-	all := r.ratios(row, variant, plainName, family)
+	all := r.ratios(row, variant, referenceOf(row.path), family)
 	if len(all) == 0 {
 		return ""
 	}
-	if variant == plainName {
+	if variant == referenceOf(row.path) {
 		return "1 = " + amount(quantile(r.ratesOf(row, variant, family), 0.5)) + "bytes/s"
 	}
 	return spreadOf(all).String()

@@ -10,16 +10,33 @@ import (
 type path struct {
 	name  string
 	title string
-	// ends returns false if the variant has no such path.
-	ends func(*setup, testenv.Family) (ends, bool)
+	// ends are those of a setup whose variant has the path.
+	ends func(*setup, testenv.Family) ends
 }
 
-const podPod = "pod-pod"
+const (
+	podPod  = "pod-pod"
+	podNode = "pod-node"
+)
 
 var paths = []path{
 	{podPod, "pod ↔ pod", podToPod},
 	{"pod-outside", "pod → outside", podToOutside},
 	{"outside-port", "outside → host port", outsideToPort},
+	{podNode, "pod ↔ pod of another node", podToPod},
+}
+
+// hasPath reports whether a variant has the ends of a path.
+func (v variant) hasPath(name string) bool {
+	switch {
+	case v.join != nil:
+		return name == podNode
+	case v.redirect:
+		return name == podPod
+	case len(v.plugins) == 0: // the two ends of a veth are pods of one node, or processes of two nodes
+		return name == podPod || name == podNode
+	}
+	return name != podNode
 }
 
 func pathTitle(name string) string {
@@ -31,32 +48,26 @@ func pathTitle(name string) string {
 	return name
 }
 
-func podToPod(s *setup, f testenv.Family) (ends, bool) {
+func podToPod(s *setup, f testenv.Family) ends {
 	if s.redirect {
-		return direct(s.topology.Outside, s.topology.SecondOutside, f.SecondOutside), true
+		return direct(s.topology.Outside, s.topology.SecondOutside, f.SecondOutside)
 	}
-	if s.runtime == nil { // the two ends of one veth
-		return direct(s.topology.Outside, s.topology.Node, f.Node), true
+	if len(s.plugins) == 0 {
+		return direct(s.topology.Outside, s.topology.Node, f.Node)
 	}
-	return direct(s.client.Namespace, s.server.Namespace, f.Pod(s.server)), true
+	return direct(s.client.Namespace, s.server.Namespace, f.Pod(s.server))
 }
 
-func podToOutside(s *setup, f testenv.Family) (ends, bool) {
-	if s.runtime == nil {
-		return ends{}, false
-	}
-	return direct(s.client.Namespace, s.topology.Outside, f.Outside), true
+func podToOutside(s *setup, f testenv.Family) ends {
+	return direct(s.client.Namespace, s.topology.Outside, f.Outside)
 }
 
-func outsideToPort(s *setup, f testenv.Family) (ends, bool) {
-	if s.runtime == nil {
-		return ends{}, false
-	}
+func outsideToPort(s *setup, f testenv.Family) ends {
 	e := direct(s.topology.Outside, s.server.Namespace, f.Pod(s.server))
 	if !s.routed {
 		e.dial = netip.AddrPortFrom(f.Node, hostPort)
 	}
-	return e, true
+	return e
 }
 
 func direct(client, server *testenv.Namespace, addr netip.Addr) ends {

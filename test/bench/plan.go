@@ -30,12 +30,12 @@ type plan struct {
 var (
 	full = plan{
 		name: "bench", scales: append(allScales(), crowded),
-		uplinked: []string{plainName, bridgeName, ptpName, establishedName, alwaysName},
+		uplinked: []string{plainName, bridgeName, ptpName, establishedName, alwaysName, routesName, flannelName, directName, tunnelName},
 		rounds:   7, slice: 80 * time.Millisecond, calls: 10, slowCalls: true,
 	}
 	quick = plan{
 		name: "bench-quick", scales: []scale{crowded}, without: []string{"bridge-nftables", "ptp-nftables", neverName},
-		uplinked: []string{plainName, bridgeName, establishedName},
+		uplinked: []string{plainName, bridgeName, establishedName, routesName, directName, tunnelName},
 		rounds:   5, slice: 30 * time.Millisecond, calls: 3,
 	}
 )
@@ -115,6 +115,8 @@ func (p plannedSetup) isMain() bool { return p.uplink.isDefault() && p.scale == 
 // measures reports whether traffic tells anything about a setup.
 func (p plannedSetup) measures(t traffic) bool {
 	switch {
+	case !p.hasPath(t.path.name):
+		return false
 	case p.streams:
 		return t.workload.name == streamName
 	case !p.uplink.isDefault():
@@ -125,5 +127,5 @@ func (p plannedSetup) measures(t traffic) bool {
 
 // hasAttachments reports whether ADD and DEL of a setup compare with those of others.
 func (p plannedSetup) hasAttachments() bool {
-	return p.isMain() && !p.routed && !p.streams && !p.redirect
+	return p.isMain() && !p.routed && !p.streams && !p.redirect && p.join == nil
 }

@@ -33,14 +33,18 @@ func (s *selection) cells() []traffic {
 
 // between returns the traffic with its ends in a setup, and whether the setup has the path.
 func (t traffic) between(s *setup) (_ traffic, ok bool) {
-	t.ends, ok = t.path.ends(s, t.family)
+	if ok = s.hasPath(t.path.name); ok {
+		t.ends = t.path.ends(s, t.family)
+	}
 	return t, ok
 }
 
 // on is between for what is measured on a setup.
 func (t traffic) on(s *setup) (traffic, bool) {
-	t, ok := t.between(s)
-	return t, ok && s.measures(t)
+	if !s.measures(t) {
+		return t, false
+	}
+	return t.between(s)
 }
 
 // trafficOf lists the selected traffic of a setup.

@@ -67,7 +67,7 @@ func (r *run) setUp() error {
 		switch {
 		case err == nil:
 			r.setups = append(r.setups, s)
-		case p.ours || p.redirect || !p.isMain():
+		case p.ours || p.redirect || p.join != nil || !p.isMain():
 			entry.Absent = err.Error()
 			if p.isMain() {
 				refused[p.variant.name] = err

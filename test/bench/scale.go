@@ -88,7 +88,7 @@ var scaledWorkloads = []string{"udp-packets", "tcp-rr", "tcp-crr"}
 
 // measures reports whether traffic is measured at a scale other than the smallest.
 func (s scale) measures(t traffic) bool {
-	if s.Pairs > 0 && t.path.name == "outside-port" { // has one port
+	if t.path.name == podNode || s.Pairs > 0 && t.path.name == "outside-port" { // has one port
 		return false
 	}
 	if slices.Contains(scaledWorkloads, t.workload.name) {

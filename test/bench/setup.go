@@ -44,27 +44,11 @@ func newSetup(m *testenv.Machine, p plannedSetup) (*setup, error) {
 			return nil, err
 		}
 	}
-	conflist, err := p.conflist(m.TempDir())
-	if err != nil {
-		return nil, err
+	attachPods := s.attachPods
+	if p.join != nil {
+		attachPods = s.attachToNodes
 	}
-	s.runtime = testenv.NewRuntime(m, s.topology.Node, conflist, p.pluginDir(m))
-	if p.routed {
-		s.topology.RouteTo(m, netip.MustParsePrefix(podSubnet4))
-		s.topology.RouteTo(m, netip.MustParsePrefix(podSubnet6))
-	}
-	s.client = s.runtime.NewPod(m, "client")
-	if err := attach(s.client); err != nil { // first, because a variant may be refused
-		return nil, err
-	}
-	if err := s.addIdle(m); err != nil {
-		return nil, err
-	}
-	s.server = s.runtime.NewPod(m, "server")
-	if !p.routed {
-		s.server.Conf.CapabilityArgs = mapPorts(hostPort, 1)
-	}
-	if err := attach(s.server); err != nil {
+	if err := attachPods(m); err != nil {
 		return nil, err
 	}
 	if p.uplink.after != nil {
@@ -73,6 +57,38 @@ func newSetup(m *testenv.Machine, p plannedSetup) (*setup, error) {
 		}
 	}
 	return s, errors.Join(s.shortenTimeouts(), s.waitForTraffic(), s.openFlows(), s.checkFlows())
+}
+
+// attachPods attaches both pods to one node.
+func (s *setup) attachPods(m *testenv.Machine) (err error) {
+	if s.runtime, err = s.newRuntime(m, s.topology.Node, podSubnets); err != nil {
+		return err
+	}
+	if s.routed {
+		for _, subnet := range podSubnets {
+			s.topology.RouteTo(m, subnet)
+		}
+	}
+	s.client = s.runtime.NewPod(m, "client")
+	if err := attach(s.client); err != nil { // first, because a variant may be refused
+		return err
+	}
+	if err := s.addIdle(m); err != nil {
+		return err
+	}
+	s.server = s.runtime.NewPod(m, "server")
+	if !s.routed {
+		s.server.Conf.CapabilityArgs = mapPorts(hostPort, 1)
+	}
+	return attach(s.server)
+}
+
+func (s *setup) newRuntime(m *testenv.Machine, node *testenv.Namespace, subnets [2]netip.Prefix) (*testenv.Runtime, error) {
+	conflist, err := s.conflist(subnets, m.TempDir())
+	if err != nil {
+		return nil, err
+	}
+	return testenv.NewRuntime(m, node, conflist, s.pluginDir(m)), nil
 }
 
 // pluginDir builds the variant's plugins and returns their directory.
@@ -126,8 +142,10 @@ func (s *setup) waitForTraffic() error {
 func (s *setup) shortenTimeouts() error {
 	for _, state := range []string{"time_wait", "close", "last_ack"} {
 		name := "net/netfilter/nf_conntrack_tcp_timeout_" + state
-		if err := s.topology.Node.SetSysctl(name, "5"); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
+		for _, ns := range []*testenv.Namespace{s.topology.Node, s.topology.Outside} { // both may be nodes
+			if err := ns.SetSysctl(name, "5"); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return err
+			}
 		}
 	}
 	return nil

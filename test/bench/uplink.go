@@ -51,14 +51,16 @@ func (s *setup) raiseOthers() error {
 	if s.ours {
 		return nil
 	}
-	links, err := rtnl.Links(s.topology.Node.Netlink())
-	if err != nil {
-		return err
-	}
 	errs := []error{raiseSizes(s.client.Namespace, testenv.PodIfName), raiseSizes(s.server.Namespace, testenv.PodIfName)}
-	for _, link := range links {
-		if link.Type() == "veth" || link.Type() == "bridge" {
-			errs = append(errs, raiseSizes(s.topology.Node, link.Attrs().Name))
+	for _, ns := range []*testenv.Namespace{s.topology.Node, s.topology.Outside} {
+		links, err := rtnl.Links(ns.Netlink())
+		if err != nil {
+			return err
+		}
+		for _, link := range links {
+			if link.Type() == "veth" || link.Type() == "bridge" {
+				errs = append(errs, raiseSizes(ns, link.Attrs().Name))
+			}
 		}
 	}
 	return errors.Join(errs...)

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 )
 
 // variant is a way to connect pods.
@@ -25,6 +26,8 @@ type variant struct {
 	reference bool
 	// slow variants take seconds for an ADD, so they get fewer of them and one scale.
 	slow bool
+	// join lets a node's pods reach another's; variants with it have two nodes, with a pod each.
+	join func(n, other node) error
 	// insteadOf is a variant with the same behaviour: this one is set up only if that is absent.
 	insteadOf string
 }
@@ -47,6 +50,12 @@ const (
 
 	establishedName = "ebpfnet-established"
 	alwaysName      = "ebpfnet-always"
+
+	// Between nodes.
+	routesName  = "nodes-routes"
+	flannelName = "nodes-flannel"
+	directName  = "nodes-direct"
+	tunnelName  = "nodes-tunnel"
 )
 
 // judged are the variants that targets are for.
@@ -68,6 +77,11 @@ var variants = []variant{
 	{name: "ebpfnet-netkit-always", title: "ebpfnet, netkit, fastPath always", plugins: withNetkit("always"), ours: true},
 	{name: ourBigName, title: "ebpfnet, bigTCP always", plugins: bigSizes(), ours: true, streams: true},
 	{name: "ebpfnet", title: "ebpfnet", plugins: ebpfnet(""), ours: true, insteadOf: establishedName},
+	{name: routesName, title: "plain routes between nodes", plugins: []plugin{{"type": "ptp"}}, join: joinByRoutes},
+	{name: "nodes-kindnet", title: "kindnet's objects", plugins: []plugin{{"type": "ptp"}}, join: joinAsKindnet},
+	{name: flannelName, title: "flannel's objects", plugins: flannelBridge(), join: joinAsFlannel},
+	{name: directName, title: "ebpfnet, nodes direct", plugins: ebpfnet("established"), ours: true, join: joinDirectly},
+	{name: tunnelName, title: "ebpfnet, nodes by tunnel", plugins: inTunnel(), ours: true, join: joinByTunnel},
 }
 
 // variantTitle returns the title of a variant.
@@ -107,14 +121,18 @@ func withNetkit(fastPath string) []plugin {
 	return plugins
 }
 
-const (
-	podSubnet4 = "10.88.0.0/16"
-	podSubnet6 = "fd00:88::/64"
-)
+func inTunnel() []plugin {
+	plugins := ebpfnet("established")
+	plugins[0]["mtu"] = tunnelMTU
+	return plugins
+}
 
-// conflist returns the network configuration list of a setup. dataDir keeps its reserved addresses,
+// podSubnets are those of a node without others: IPv4 and IPv6.
+var podSubnets = [2]netip.Prefix{netip.MustParsePrefix("10.88.0.0/16"), netip.MustParsePrefix("fd00:88::/64")}
+
+// conflist returns the network configuration list of a node. dataDir keeps its reserved addresses,
 // since all nodes share the file system.
-func (p plannedSetup) conflist(dataDir string) ([]byte, error) {
+func (p plannedSetup) conflist(subnets [2]netip.Prefix, dataDir string) ([]byte, error) {
 	list := make([]plugin, 0, len(p.plugins))
 	for i, one := range p.plugins {
 		whole := plugin{}
@@ -124,7 +142,7 @@ func (p plannedSetup) conflist(dataDir string) ([]byte, error) {
 		if i == 0 {
 			whole["ipam"] = map[string]any{
 				"type":    "host-local",
-				"ranges":  []any{[]any{map[string]string{"subnet": podSubnet4}}, []any{map[string]string{"subnet": podSubnet6}}},
+				"ranges":  []any{[]any{map[string]any{"subnet": subnets[0]}}, []any{map[string]any{"subnet": subnets[1]}}},
 				"routes":  []any{map[string]string{"dst": "0.0.0.0/0"}, map[string]string{"dst": "::/0"}},
 				"dataDir": dataDir,
 			}
