@@ -70,10 +70,11 @@ func (s *setup) attachToNodes(m *testenv.Machine) (err error) {
 // What follows does what cmd/ebpfnet-node does. Its packages are not used, because their module needs Kubernetes'.
 
 const (
-	linkMTU    = 1500
-	tunnelMTU  = linkMTU - 50 // VXLAN over IPv4
-	tunnelPort = 4789
-	tunnelVNI  = 7
+	linkMTU      = 1500
+	tunnelMTU    = linkMTU - 50 // VXLAN over IPv4
+	tunnelPort   = 4789
+	tunnelVNI    = 7
+	tunnelDevice = "tunnel"
 )
 
 // joinDirectly leads to the other node's pods by its addresses.
@@ -123,14 +124,14 @@ func joinByTunnel(n, other node) error {
 
 // addTunnel adds a device that takes the outer addresses from routes and programs.
 func (n node) addTunnel() (netlink.Link, error) {
-	const name, addrGenModeNone = "tunnel", 1 // IN6_ADDR_GEN_MODE_NONE
+	const addrGenModeNone = 1 // IN6_ADDR_GEN_MODE_NONE
 
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = name, tunnelMTU, n.mac(0)
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = tunnelDevice, tunnelMTU, n.mac(0)
 	if err := n.Netlink().LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, Port: tunnelPort}); err != nil {
 		return nil, fmt.Errorf("add a VXLAN device: %w", err)
 	}
-	device, err := n.Netlink().LinkByName(name)
+	device, err := n.Netlink().LinkByName(tunnelDevice)
 	if err != nil {
 		return nil, err
 	}

@@ -45,7 +45,7 @@ table inet ipmasq {
 }
 table inet fastpath {
 	set members { type ifname; elements = { %[3]s } }
-	flowtable offloaded { hook ingress priority 5; devices = { %[3]s } }
+	flowtable offloaded { hook ingress priority 5; devices = { %[3]s }; }
 	chain forward {
 		type filter hook forward priority mangle
 		iifname != @members return

@@ -32,10 +32,11 @@ func (r *result) updateReadme(file string) error {
 func (r *result) figures() string {
 	return fmt.Sprintf("![ratios of traffic, and times of ADD and DEL](bench.svg)\n\n"+
 		"ebpfnet with `fastPath` established, as a multiple of the reference plugins (IPv4):\n\n%s\n"+
+		"Between nodes, as a multiple of what else leads there (IPv4):\n\n%s\n"+
 		"What the project aims at:\n\n%s\n"+
 		"What one of each costs among many:\n\n"+
 		"![rates among many containers, host ports, flows and new connections](scale.svg)\n\n%s\n%s\n%s\n",
-		r.referenceTable(), r.targetTable(), r.scaleTable(), r.unitTable(), r.conditions())
+		r.referenceTable(), r.nodesTable(), r.targetTable(), r.scaleTable(), r.unitTable(), r.conditions())
 }
 
 // referenceTable has a row for each kind of traffic and for ADD and DEL, and a column for each
@@ -54,15 +55,14 @@ func (r *result) referenceTable() *table {
 	row := func(title string, ratiosTo func(reference string) []float64) {
 		cells := []string{title}
 		for _, reference := range references {
-			cell := ""
-			if all := ratiosTo(reference); len(all) > 0 {
-				cell = spreadOf(all).String()
-			}
-			cells = append(cells, cell)
+			cells = append(cells, cellOf(ratiosTo(reference)))
 		}
 		t.add(cells...)
 	}
 	for _, line := range rows() {
+		if line.path == podNode {
+			continue
+		}
 		row(line.title(), func(reference string) []float64 {
 			return r.ratios(line, establishedName, reference, testenv.IPv4.Name)
 		})
@@ -73,6 +73,14 @@ func (r *result) referenceTable() *table {
 		})
 	}
 	return t
+}
+
+// cellOf is empty where nothing was measured.
+func cellOf(ratios []float64) string {
+	if len(ratios) == 0 {
+		return ""
+	}
+	return spreadOf(ratios).String()
 }
 
 // targetTable has a row for each target and a column for each variant of ebpfnet.

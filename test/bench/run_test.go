@@ -35,11 +35,11 @@ var (
 )
 
 // smallRun measures a little of everything.
-func smallRun(m *testenv.Machine, variants ...string) (*result, error) {
+func smallRun(m *testenv.Machine, only selection) (*run, error) {
 	if err := chooseCPUs(); err != nil {
 		return nil, err
 	}
-	r := newRun(m, options{selection: selection{variants: variants}})
+	r := newRun(m, options{selection: only})
 	r.plan = plan{rounds: 1, slice: 8 * time.Millisecond, calls: 1, scales: []scale{someOfEach, slowLoad, bothCPUs}, uplinked: []string{plainName, establishedName}}
 	r.progress.to = new(strings.Builder)
 	if err := r.setUp(); err != nil {
@@ -50,30 +50,24 @@ func smallRun(m *testenv.Machine, variants ...string) (*result, error) {
 	r.inspect()
 	r.collect()
 	r.result.evaluate()
-	return r.result, nil
+	return r, nil
 }
 
 func TestSmallRun(t *testing.T) {
 	var r *result
-	onMachine(t, func(m *testenv.Machine) (err error) {
-		r, err = smallRun(m, bareName, redirectName, plainName, bridgeName, establishedName)
+	onMachine(t, func(m *testenv.Machine) error {
+		run, err := smallRun(m, selection{variants: []string{bareName, redirectName, plainName, bridgeName, establishedName}})
+		if err == nil {
+			r = run.result
+		}
 		return err
 	})
 	if r == nil {
 		return
 	}
-	if len(r.NotInspected) > 0 {
-		t.Errorf("not inspected: %q", r.NotInspected)
-	}
-	measured := make(map[string]int)
-	for _, c := range r.Traffic {
-		measured[c.Setup]++
-		if c.Error != "" || c.Lost > 0 || len(c.Rates) != 1 || c.Rates[0] <= 0 {
-			t.Errorf("%+v", c)
-		}
-	}
+	measured := r.measured(t)
 	for name, want := range map[string]int{
-		bareName: 16, redirectName: 16, plainName: 48, bridgeName: 48, establishedName: 48,
+		bareName: 32, redirectName: 16, plainName: 48, bridgeName: 48, establishedName: 48,
 		setupName(establishedName, "", someOfEach): 18, setupName(establishedName, "", slowLoad): 18, setupName(bareName, "", bothCPUs): 6,
 		setupName(plainName, "big-uplink", smallest): 4, setupName(establishedName, "frames", smallest): 4,
 	} {
@@ -102,6 +96,53 @@ func TestSmallRun(t *testing.T) {
 	if text := r.tables(); strings.Contains(text, "NaN") || !strings.Contains(text, "Targets") {
 		t.Errorf("tables:\n%s", text)
 	}
+}
+
+// measured counts the results of each setup.
+func (r *result) measured(t *testing.T) map[string]int {
+	t.Helper()
+	if len(r.NotInspected) > 0 {
+		t.Errorf("not inspected: %q", r.NotInspected)
+	}
+	measured := make(map[string]int)
+	for _, c := range r.Traffic {
+		measured[c.Setup]++
+		if c.Error != "" || c.Lost > 0 || len(c.Rates) != 1 || c.Rates[0] <= 0 {
+			t.Errorf("%+v", c)
+		}
+	}
+	return measured
+}
+
+// Between nodes, each way is measured, and is the one that carries the traffic.
+func TestSmallRunBetweenNodes(t *testing.T) {
+	testenv.Require(t, testenv.VXLAN)
+	onMachine(t, func(m *testenv.Machine) error {
+		run, err := smallRun(m, selection{
+			variants:  []string{bareName, routesName, flannelName, directName, tunnelName},
+			paths:     []string{podNode},
+			workloads: []string{"udp-packets", "tcp-crr", streamName},
+		})
+		if err != nil {
+			return err
+		}
+		if measured := run.result.measured(t); len(measured) != 5 {
+			t.Errorf("measured %v, absent %+v", measured, run.result.Setups)
+		}
+		for _, s := range run.setups {
+			for _, device := range map[string][]string{flannelName: {"flannel.1", "flannel-v6.1"}, tunnelName: {tunnelDevice}}[s.variant.name] {
+				link, err := s.topology.Node.Netlink().LinkByName(device)
+				if err != nil {
+					return err
+				}
+				const fewPackets = 100
+				if sent := link.Attrs().Statistics.TxPackets; sent < fewPackets {
+					t.Errorf("%s: %d packets by %s, want those of the benchmark", s.name(), sent, device)
+				}
+			}
+		}
+		return nil
+	})
 }
 
 // A variant that the binary refuses is absent with the reason, and its replacement is set up.

@@ -32,7 +32,8 @@ func TestConcerns(t *testing.T) {
 		want int
 	}{
 		{"-only plain,ebpfnet-established -paths pod-pod -workloads tcp-crr", 2},
-		{"-only plain,bare-big -paths pod-outside -workloads tcp-stream", 1 + len(uplinks)},
+		{"-only plain,bare-big -paths pod-outside -workloads tcp-stream", len(uplinks)}, // bare-big has no outside
+		{"-paths pod-node -workloads tcp-rr", 1 + len(betweenNodes) + 2},
 		{"-only plain,bare,ebpfnet-always -workloads calls", 2}, // plain has none
 		{"-scale -only ebpfnet-established -paths pod-pod", 2 + len(allScales())},
 	} {
@@ -52,7 +53,7 @@ func TestWrongOptions(t *testing.T) {
 		"extra":                  `unexpected argument "extra"`,
 		"-unknown":               "-unknown",
 		"-only bare,bear":        `-only "bear": expected some of bare,bare-big,redirect,`,
-		"-paths pod":             `-paths "pod": expected some of pod-pod,pod-outside,outside-port`,
+		"-paths pod":             `-paths "pod": expected some of pod-pod,pod-outside,outside-port,pod-node`,
 		"-workloads tcp":         `-workloads "tcp": expected some of udp-packets,`,
 		"-families ipv4":         `-families "ipv4": expected some of IPv4,IPv6`,
 		"-workloads tcp-rr,":     `-workloads "": expected`,

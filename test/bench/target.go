@@ -73,6 +73,9 @@ func targets() []target {
 	for _, t := range trafficTargets {
 		all = append(all, t.target())
 	}
+	for _, c := range betweenNodes {
+		all = append(all, c.target())
+	}
 	return append(all,
 		bigStreamTarget(0.97),
 		scaleTarget(crowded, 0.97),
@@ -116,16 +119,19 @@ func bigStreamTarget(bound float64) target {
 func everyRowTarget(reference variant) target {
 	return target{
 		title: "worst of all rows", against: reference.title, bound: 1,
-		measure: func(r *result, ours setupResult) []measured {
-			var all []measured
-			for _, row := range rows() {
-				for _, f := range testenv.Families {
-					all = appendMeasured(all, row.title()+", "+f.Name, r.ratios(row, ours.Variant, reference.name, f.Name))
-				}
-			}
-			return worst(all)
-		},
+		measure: func(r *result, ours setupResult) []measured { return worstRatio(r, ours.Variant, reference.name) },
 	}
+}
+
+// worstRatio returns the smallest ratio of a variant to another one, nil if there is none.
+func worstRatio(r *result, variant, against string) []measured {
+	var all []measured
+	for _, row := range rows() {
+		for _, f := range testenv.Families {
+			all = appendMeasured(all, row.title()+", "+f.Name, r.ratios(row, variant, against, f.Name))
+		}
+	}
+	return worst(all)
 }
 
 // worst returns the smallest ratio, nil of none.

@@ -53,6 +53,7 @@ const (
 
 	// Between nodes.
 	routesName  = "nodes-routes"
+	kindnetName = "nodes-kindnet"
 	flannelName = "nodes-flannel"
 	directName  = "nodes-direct"
 	tunnelName  = "nodes-tunnel"
@@ -78,10 +79,10 @@ var variants = []variant{
 	{name: ourBigName, title: "ebpfnet, bigTCP always", plugins: bigSizes(), ours: true, streams: true},
 	{name: "ebpfnet", title: "ebpfnet", plugins: ebpfnet(""), ours: true, insteadOf: establishedName},
 	{name: routesName, title: "plain routes between nodes", plugins: []plugin{{"type": "ptp"}}, join: joinByRoutes},
-	{name: "nodes-kindnet", title: "kindnet's objects", plugins: []plugin{{"type": "ptp"}}, join: joinAsKindnet},
+	{name: kindnetName, title: "kindnet's objects", plugins: []plugin{{"type": "ptp"}}, join: joinAsKindnet},
 	{name: flannelName, title: "flannel's objects", plugins: flannelBridge(), join: joinAsFlannel},
-	{name: directName, title: "ebpfnet, nodes direct", plugins: ebpfnet("established"), ours: true, join: joinDirectly},
-	{name: tunnelName, title: "ebpfnet, nodes by tunnel", plugins: inTunnel(), ours: true, join: joinByTunnel},
+	{name: directName, title: "ebpfnet, mode direct", plugins: ebpfnet("established"), ours: true, join: joinDirectly},
+	{name: tunnelName, title: "ebpfnet, mode tunnel", plugins: inTunnel(), ours: true, join: joinByTunnel},
 }
 
 // variantTitle returns the title of a variant.

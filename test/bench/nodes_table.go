@@ -1,0 +1,46 @@
+package main
+
+import "github.com/ebpfnet/ebpfnet/test/testenv"
+
+// comparison is one of ebpfnet's ways between nodes with what others use in its place.
+type comparison struct{ ours, against string }
+
+var betweenNodes = []comparison{
+	{directName, routesName},
+	{directName, kindnetName},
+	{tunnelName, flannelName},
+}
+
+// target says that nothing may be slower, in the column of the default fastPath.
+func (c comparison) target() target {
+	return target{
+		title: "worst of all rows, " + variantTitle(c.ours), against: variantTitle(c.against), bound: 1,
+		measure: func(r *result, ours setupResult) []measured {
+			if ours.Variant != establishedName {
+				return nil
+			}
+			return worstRatio(r, c.ours, c.against)
+		},
+	}
+}
+
+// nodesTable has a row for each kind of traffic between nodes, and a column for each comparison.
+func (r *result) nodesTable() *table {
+	titles := []string{"workload"}
+	for _, c := range betweenNodes {
+		titles = append(titles, variantTitle(c.ours)+" ÷ "+variantTitle(c.against))
+	}
+	t := new(table)
+	t.add(titles...)
+	for _, line := range rows() {
+		if line.path != podNode {
+			continue
+		}
+		cells := []string{line.title()}
+		for _, c := range betweenNodes {
+			cells = append(cells, cellOf(r.ratios(line, c.ours, c.against, testenv.IPv4.Name)))
+		}
+		t.add(cells...)
+	}
+	return t
+}
