@@ -3,16 +3,22 @@ package plugin
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
+
+	"github.com/containernetworking/cni/pkg/invoke"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/names"
 	"github.com/ebpfnet/ebpfnet/plugin/namespace"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
+	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
 // Del disconnects a container (SPEC, section 2, DEL). It needs neither the container's namespace nor
@@ -73,7 +79,33 @@ func (v *verb) disconnect(ctx context.Context, netns string) (releasable bool, e
 	if isChained {
 		err = errors.Join(err, v.removeLimits(rec, netns), v.restoreTuning(rec, netns))
 	}
-	return !isChained, errors.Join(err, errRead, records.Remove(owner))
+	isAdopted := rec != nil && len(rec.Others) > 0 && v.hasIPAM()
+	if isAdopted {
+		if errOthers := v.delByOthers(ctx, rec.Others); errOthers != nil {
+			return false, errors.Join(err, errOthers) // the record stays, for the runtime's next DEL
+		}
+	}
+	return !isChained || isAdopted, errors.Join(err, errRead, records.Remove(owner))
+}
+
+// hasIPAM returns whether the list's addresses are those of our plugin, or of one that it executes. Then
+// our plugin is not behind the one that has made an adopted container.
+func (v *verb) hasIPAM() bool { return v.config.IPAM != nil || v.delegate != nil }
+
+// delByOthers lets the plugins that made an adopted container remove what they made: its interface, its
+// rules and its address. What a plugin has left that is not installed any more, nobody removes.
+func (v *verb) delByOthers(ctx context.Context, others []record.OtherPlugin) error {
+	var errs []error
+	for _, other := range others {
+		if _, err := invoke.FindInPath(other.Type, filepath.SplitList(os.Getenv("CNI_PATH"))); err != nil {
+			v.log.Warn("cannot remove what another plugin has made of the container", "plugin", other.Type, "error", err.Error())
+			continue
+		}
+		if err := invoke.DelegateDel(ctx, other.Type, other.Config, nil); err != nil {
+			errs = append(errs, cnierr.WithPrefix(cnierr.WithCode(err), "plugin "+show.Value(other.Type)+", which made the container: "))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func disconnectDevice(ctx context.Context, datapath *loader.Datapath, owner loader.Owner, hostIndex int) error {

@@ -1,6 +1,7 @@
 // Package record keeps on disk what neither the kernel nor the datapath knows about an attachment:
 // names that do not fit into a device's alias, what the runtime said about the container, the
-// interface that a chained ebpfnet works on, and what ebpfnet changed there. Each attachment has at most one file, named by its owner.
+// interface that a chained ebpfnet works on, what ebpfnet changed there, and who else cleans up. Each
+// attachment has at most one file, named by its owner.
 //
 // Records describe state of the kernel, so they belong on a file system that a reboot empties.
 //
@@ -42,6 +43,16 @@ type Record struct {
 	Settings   Settings        `json:"settings,omitzero"`
 
 	RaiseUplinks bool `json:"raiseUplinks,omitempty"` // bigTCP
+
+	// Others are the plugins that made a container which ebpfnetctl migrate has adopted, in the order of DEL.
+	Others []OtherPlugin `json:"others,omitempty"`
+}
+
+// OtherPlugin is the DEL of a plugin that the runtime does not call any more, because it is not in the
+// network's list by now.
+type OtherPlugin struct {
+	Type   string          `json:"type"`
+	Config json.RawMessage `json:"config"` // as on its stdin
 }
 
 // Settings are keys of the configuration that an operator changed while the container runs. nil
@@ -98,7 +109,7 @@ type Chained struct {
 // IsEmpty returns whether there is nothing to keep.
 func (r *Record) IsEmpty() bool {
 	return names.Fit(r.Attachment) && r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0 && len(r.Uplinks) == 0 &&
-		!r.RaiseUplinks && r.Bandwidth.IsEmpty() && r.Settings == Settings{}
+		!r.RaiseUplinks && len(r.Others) == 0 && r.Bandwidth.IsEmpty() && r.Settings == Settings{}
 }
 
 // SameInput returns whether two records have the same input of runtimes and configurations.
