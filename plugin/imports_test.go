@@ -44,6 +44,7 @@ var rooms = []struct{ dir, imports string }{
 	{"cmd/ebpfnetctl/output", "plugin/show"},
 	{"cmd/ebpfnetctl/doctor", "bpf cmd/ebpfnetctl/firewall cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes ipam loader loader/rtnl maps plugin plugin/cni plugin/config plugin/link plugin/names plugin/nodestate plugin/operator plugin/reconcile"},
 	{"cmd/ebpfnetctl/drops", "bpf loader loader/flock loader/rtnl maps plugin/link plugin/operator"},
+	{"cmd/ebpfnetctl/migrate", "cmd/ebpfnetctl/runtimes loader loader/rtnl maps plugin plugin/cni plugin/cnierr plugin/config plugin/link plugin/operator plugin/record"},
 	{"cmd/ebpfnetctl/screen", ""},
 	{"cmd/ebpfnetctl/trace", "bpf cmd/ebpfnetctl/firewall loader loader/rtnl maps plugin/link plugin/operator"},
 	{"cmd/ebpfnetctl/wanted", "cmd/ebpfnetctl/runtimes maps plugin plugin/cni plugin/config plugin/operator"},
@@ -56,7 +57,7 @@ var rooms = []struct{ dir, imports string }{
 	{"cmd/ebpfnet-node/probe", "cmd/ebpfnet-node/wanted"},
 	{"cmd/ebpfnet-node/health", "plugin/show"},
 	{"cmd/ebpfnet-node", "cmd/ebpfnet-node/binaries cmd/ebpfnet-node/conflist cmd/ebpfnet-node/health cmd/ebpfnet-node/nodes cmd/ebpfnet-node/probe cmd/ebpfnet-node/reconcile cmd/ebpfnet-node/wanted cmd/ebpfnetctl/metrics loader loader/rtnl maps plugin/nodestate plugin/operator plugin/reconcile plugin/record plugin/show"},
-	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/bugreport cmd/ebpfnetctl/doctor cmd/ebpfnetctl/drops cmd/ebpfnetctl/echo cmd/ebpfnetctl/metrics cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes cmd/ebpfnetctl/screen cmd/ebpfnetctl/trace cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/nodestate plugin/operator plugin/record plugin/show"},
+	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/bugreport cmd/ebpfnetctl/doctor cmd/ebpfnetctl/drops cmd/ebpfnetctl/echo cmd/ebpfnetctl/metrics cmd/ebpfnetctl/migrate cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes cmd/ebpfnetctl/screen cmd/ebpfnetctl/trace cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/nodestate plugin/operator plugin/record plugin/show"},
 }
 
 // TestImports requires that imports go one way, down the list of rooms.

@@ -30,6 +30,7 @@
 //	echo       whether hosts answer, and to packets of which size
 //	firewall   what the host's rules do to forwarded packets
 //	metrics    figures for Prometheus; the dashboard and the alert rules
+//	migrate    leads networks of other plugins over to ebpfnet, and back
 //	bugreport  an archive of nouns, maps and the host, without secrets
 //	output     tables, JSON, YAML, names; colors; what a terminal has room for
 //	runtimes   which network configuration container runtimes take, and where they look for plugins

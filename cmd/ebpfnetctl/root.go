@@ -79,6 +79,7 @@ something has found it.`,
 	)
 	add(groupChange,
 		newLoad(),
+		newMigrate(),
 		newRepair(),
 		newSet(),
 		newUnload(),

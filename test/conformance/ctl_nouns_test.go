@@ -18,7 +18,7 @@ import (
 )
 
 // verbs have a schema, too. trace is one: what it asks is tried, and nothing is listed.
-var verbs = []string{"repair", "trace", "upgrade"}
+var verbs = []string{"migrate", "repair", "trace", "upgrade"}
 
 // TestCtlNouns holds each noun to what all nouns promise: formats, headings, colors, completion, and exit codes.
 func TestCtlNouns(t *testing.T) {

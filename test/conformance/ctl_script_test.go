@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -48,11 +49,13 @@ type script struct {
 	host    *host
 	runtime *testenv.Runtime
 	pods    map[string]*testenv.Pod
+	clients []*testenv.Client
+	served  map[string]bool // by protocol and address
 	binary  string
 }
 
 func newScript(t *testing.T) *script {
-	s := &script{T: t, host: newHost(t), pods: map[string]*testenv.Pod{}, binary: testenv.Build(t, "./cmd/ebpfnetctl")}
+	s := &script{T: t, host: newHost(t), pods: map[string]*testenv.Pod{}, served: map[string]bool{}, binary: testenv.Build(t, "./cmd/ebpfnetctl")}
 	s.setNetwork(scriptConflist)
 	return s
 }
@@ -72,6 +75,7 @@ func (s *script) setup(env *testscript.Env) error {
 	env.Setenv("PATH", filepath.Dir(s.binary)+":"+env.Getenv("PATH"))
 	env.Setenv("NODE", s.host.Node.Path)
 	env.Setenv("PLUGIN", s.host.plugin)
+	env.Setenv("BIN", filepath.Dir(s.host.plugin))
 	for _, family := range testenv.Families {
 		env.Setenv("OUTSIDE"+family.Name[3:], family.Outside.String())
 		env.Setenv("NODE"+family.Name[3:], family.Node.String())
@@ -86,11 +90,15 @@ func (s *script) commands() map[string]func(*testscript.TestScript, bool, []stri
 		"schema":  s.schema,
 		"columns": columns,
 		"network": s.network,
+		"others":  s.others,
+		"relist":  s.relist,
 		"add":     s.add,
 		"del":     s.del,
 		"vanish":  s.vanish,
 		"connect": s.connect,
 		"client":  s.client,
+		"local":   s.local,
+		"alive":   s.alive,
 		"forge":   s.forge,
 		"link":    s.link,
 		"sysctl":  s.sysctl,
@@ -138,6 +146,28 @@ func (s *script) network(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Setenv("CACHE", s.runtime.CacheDir)
 }
 
+// others FOLDER/PLUGIN... puts reference plugins beside ours.
+func (s *script) others(_ *testscript.TestScript, _ bool, args []string) {
+	for _, plugin := range args {
+		testenv.Build(s, "github.com/containernetworking/plugins/plugins/"+plugin)
+	}
+}
+
+// relist FILE has the runtime read the present network's list again. With -cached CONTAINER it takes, as podman does,
+// what libcni's cache says.
+func (s *script) relist(ts *testscript.TestScript, _ bool, args []string) {
+	text := []byte(nil)
+	if args[0] == "-cached" {
+		var cached struct{ Config []byte }
+		name := s.runtime.Network() + "-" + args[1] + "-" + testenv.PodIfName
+		ts.Check(json.Unmarshal([]byte(ts.ReadFile(filepath.Join(s.runtime.CacheDir, "results", name))), &cached))
+		text = cached.Config
+	} else {
+		text = []byte(ts.ReadFile(args[0]))
+	}
+	ts.Check(s.runtime.SetNetwork(text))
+}
+
 // add CONTAINER [FILE] adds a container, with the capabilities' arguments in a file. CONTAINER4 and CONTAINER6 become
 // its addresses, and CONTAINER_DEVICE the host's end of its veth.
 func (s *script) add(ts *testscript.TestScript, _ bool, args []string) {
@@ -152,9 +182,18 @@ func (s *script) add(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Setenv(args[0]+"_DEVICE", pod.Result.Interfaces[0].Name)
 }
 
-// del CONTAINER removes it.
-func (s *script) del(ts *testscript.TestScript, _ bool, args []string) {
-	ts.Check(s.pods[args[0]].Del(testenv.Context(s)))
+// del CONTAINER removes it, and the connections that it has opened. ! del wants that to fail.
+func (s *script) del(ts *testscript.TestScript, fails bool, args []string) {
+	pod := s.pods[args[0]]
+	addresses := []netip.Addr{pod.Addr4(), pod.Addr6()}
+	err := pod.Del(testenv.Context(s))
+	if !fails {
+		ts.Check(err)
+		isIts := func(c *testenv.Client) bool { return slices.Contains(addresses, c.Local().Addr()) }
+		s.clients = slices.DeleteFunc(s.clients, isIts)
+	} else if err == nil {
+		ts.Fatalf("del %s: got no error", args[0])
+	}
 }
 
 // vanish CONTAINER ends it without a DEL.
@@ -185,18 +224,45 @@ func (s *script) client(ts *testscript.TestScript, _ bool, args []string) {
 		netip.AddrPortFrom(family.Pod(pod), portOf(ts, args[4]))))
 }
 
+// local PROTOCOL ADDRESS HOSTPORT CONTAINER PORT opens one from the node to a host port.
+func (s *script) local(ts *testscript.TestScript, _ bool, args []string) {
+	addr, err := netip.ParseAddr(args[1])
+	ts.Check(err)
+	family, pod := testenv.IPv4, s.pods[args[3]]
+	if addr.Is6() {
+		family = testenv.IPv6
+	}
+	ts.Check(s.ask(pod.Namespace, s.host.Node, args[0], netip.AddrPortFrom(addr, portOf(ts, args[2])),
+		netip.AddrPortFrom(family.Pod(pod), portOf(ts, args[4]))))
+}
+
+// alive wants each open connection to answer.
+func (s *script) alive(ts *testscript.TestScript, _ bool, _ []string) {
+	for _, client := range s.clients {
+		for range 8 {
+			if _, err := client.Ask(testenv.Context(s), "still there?"); err != nil {
+				ts.Fatalf("connection of %v: %v", client.Local(), err)
+			}
+		}
+	}
+}
+
 // ask starts a server, and has a client ask until both directions are established, and bypass the stack.
 func (s *script) ask(to, from *testenv.Namespace, protocol string, remote, server netip.AddrPort) error {
 	serve := testenv.ServeTCP
 	if protocol == "udp" {
 		serve = testenv.ServeUDP
 	}
-	serve(s, to, server)
+	if name := protocol + server.String(); !s.served[name] {
+		serve(s, to, server)
+		s.served[name] = true
+	}
 	client, err := testenv.NewClient(testenv.Context(s), from, protocol, netip.AddrPort{}, remote)
 	if err != nil {
 		return err
 	}
 	s.Cleanup(func() { client.Close() })
+	s.clients = append(s.clients, client)
 	for range 64 { // each CPU counts its own
 		if _, err := client.Ask(testenv.Context(s), "hello"); err != nil {
 			return err

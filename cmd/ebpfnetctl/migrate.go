@@ -1,0 +1,129 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/migrate"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/wanted"
+)
+
+// migrateOptions are the flags of migrate.
+type migrateOptions struct {
+	output.Flags
+	migrate.Options
+	plan, back bool
+}
+
+func newMigrate() *cobra.Command {
+	var o migrateOptions
+	cmd := &cobra.Command{
+		Use:   "migrate [NETWORK]",
+		Short: "lead networks of other plugins over to ebpfnet, or back",
+		Long: `Leads networks of the reference plugins (ptp, bridge, flannel's bridge, with
+host-local and portmap) over to ebpfnet: all, or one. Subnets and addresses
+stay. The list of a network is replaced by one of ebpfnet and kept beside it.
+Containers of ptp that run are adopted: they go on, with their connections, and
+end as they would have. Those of bridges have to be stopped before.
+
+--plan prints what would become of each network and container, changes nothing,
+and exits with 3 if a network is blocked.
+
+--back puts the old list back, and releases what was adopted. Containers that
+ebpfnet has made have to be stopped before.`,
+		Example: `  ebpfnetctl migrate --plan
+  ebpfnetctl migrate --plan -o json | jq '.[0].conflist'
+  ebpfnetctl migrate podman
+  ebpfnetctl migrate podman --back`,
+		Args:              oneWord,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, words []string) error {
+			o.Network = strings.Join(words, "")
+			return runMigrate(cmd, o)
+		},
+	}
+	o.AddToVerb(cmd.Flags())
+	flags := cmd.Flags()
+	flags.BoolVar(&o.plan, "plan", false, "print what would be done, and do nothing")
+	flags.BoolVar(&o.back, "back", false, "put the old lists back")
+	flags.StringVar(&o.Root, "root", "/", "`DIR` is where the host's files are, for a container that has them mounted")
+	flags.StringVar(&o.ConfDir, "conf-dir", "", "`DIR` is the runtime's directory of networks, if it is not containerd or CRI-O")
+	flags.StringSliceVar(&o.BinDirs, "bin-dir", nil, "`DIR` is the runtime's directory of plugins")
+	flags.StringVar(&o.CacheDir, "cache-dir", wanted.DefaultCacheDir, "`DIR` is libcni's cache")
+	return cmd
+}
+
+func runMigrate(cmd *cobra.Command, o migrateOptions) error {
+	p := output.New(cmd.OutOrStdout(), o.Flags)
+	switch {
+	case o.plan && o.back:
+		return usageError{errors.New("migrate: --back: expected no --plan beside it")}
+	case o.plan:
+		return planMigration(cmd, p, o.Options)
+	}
+	change := migrate.Migrate
+	if o.back {
+		change = migrate.Back
+	}
+	steps := []string{}
+	err := change(cmd.Context(), o.Options, func(format string, args ...any) {
+		step := fmt.Sprintf(format, args...)
+		steps = append(steps, step)
+		if !o.ForPrograms() { // at once, since it may take long
+			p.Printf("%s\n", step)
+		}
+	})
+	return errors.Join(err, p.Document(map[string][]string{"done": steps}, "", func() {
+		if err == nil && len(steps) == 0 {
+			p.Printf("nothing to do\n")
+		}
+	}))
+}
+
+// planMigration prints what Migrate would do.
+func planMigration(cmd *cobra.Command, p *output.Printer, o migrate.Options) error {
+	networks, err := migrate.Plan(cmd.Context(), o)
+	networks = append([]*migrate.Network{}, networks...)
+	errPrint := p.Document(networks, "", func() {
+		if len(networks) == 0 && err == nil {
+			p.Printf("no network here that is, or could be, led over\n")
+		}
+		for _, n := range networks {
+			printNetwork(p, n)
+		}
+	})
+	isBlocked := func(n *migrate.Network) bool { return n.State == migrate.Blocked }
+	if err = errors.Join(err, errPrint); err == nil && slices.ContainsFunc(networks, isBlocked) {
+		return errFound
+	}
+	return err
+}
+
+func printNetwork(p *output.Printer, n *migrate.Network) {
+	p.Printf("network %s (%s), made by %s: %s\n", n.Name, n.File, strings.Join(n.Plugins, ", "), string(n.State))
+	for _, reason := range n.Reasons {
+		p.Printf("  blocked: %s\n", reason)
+	}
+	for _, c := range n.Containers {
+		p.Printf("  %s %s %s (%s, %s)%s\n", string(c.Fate), c.ContainerID, c.IfName, c.Device, strings.Join(c.Addresses, ", "), portsSentence(c))
+	}
+	if n.State != migrate.Ready {
+		return
+	}
+	p.Printf("  keep %s, and write in its place:\n", n.File)
+	for line := range strings.Lines(string(n.Conflist)) {
+		p.Printf("    %s\n", strings.TrimSuffix(line, "\n"))
+	}
+}
+
+func portsSentence(c migrate.Container) string {
+	if len(c.HostPorts) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; portmap goes on to serve its host ports %s", strings.Join(c.HostPorts, ", "))
+}

@@ -1,0 +1,230 @@
+// Package migrate leads a host over from the reference plugins (bridge, ptp, and flannel's bridge, with
+// host-local and portmap) to ebpfnet, and back.
+//
+// A container of ptp that runs is adopted: ebpfnet is attached to its veth as it would be by a list that has
+// ebpfnet behind ptp. Its addresses, its masquerading and its host ports stay what the old plugins have made
+// of them, so its connections go on. Its record has the calls of DEL by which the old plugins clean up: our
+// DEL makes them. So the rules of each container end with it, and nobody has to recognize rules.
+//
+// The steps are in this order, so that a migrate that is killed can be run again: adopt all containers; link
+// the old list to a second name; rename the new list over the old name; adopt those that came meanwhile.
+//
+// It may import cmd/ebpfnetctl/runtimes, loader, loader/rtnl, maps, plugin, plugin/cni, plugin/cnierr, plugin/config,
+// plugin/link, plugin/operator and plugin/record.
+package migrate
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+)
+
+// Options are where things are on a host.
+type Options struct {
+	Root     string // of the host's files
+	ConfDir  string // the runtime's directory of networks; "": as containerd and CRI-O say
+	BinDirs  []string
+	CacheDir string // libcni's cache
+	Network  string // "": all
+}
+
+// State is what can become of a network.
+type State string
+
+// The states.
+const (
+	Ready   State = "ready"   // migrate does it
+	Blocked State = "blocked" // something has to be done before, or forbids it
+	Done    State = "done"    // it is ebpfnet's
+)
+
+// Network is a network of a runtime, and what will become of it.
+type Network struct {
+	Name       string          `json:"network"`
+	File       string          `json:"file"`
+	Plugins    []string        `json:"plugins"`
+	State      State           `json:"state"`
+	Reasons    []string        `json:"reasons"` // why it is blocked
+	Containers []Container     `json:"containers"`
+	Conflist   json.RawMessage `json:"conflist,omitempty"` // the new one
+	Kept       string          `json:"kept,omitempty"`     // the file of the old one, once it is migrated
+
+	list        *libcni.NetworkConfigList // the old one
+	translation *translation
+}
+
+// host is what is looked at.
+type host struct {
+	Options
+	netlink *netlink.Handle
+	devices []netlink.Link
+	cni     *libcni.CNIConfig
+}
+
+// open opens a host. The caller must call close.
+func open(o Options) (*host, error) {
+	h := &host{Options: o, cni: libcni.NewCNIConfigWithCacheDir(nil, o.CacheDir, nil)}
+	var err error
+	if h.netlink, err = rtnl.Open(); err != nil {
+		return nil, err
+	}
+	if h.devices, err = rtnl.Links(h.netlink); err != nil {
+		h.close()
+		return nil, err
+	}
+	return h, nil
+}
+
+func (h *host) close() { h.netlink.Close() }
+
+func (h *host) readFile(path string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(h.Root, path))
+	return string(text), err
+}
+
+// Plan returns the networks of this host that are, or could be, ebpfnet's. It changes nothing.
+func Plan(_ context.Context, o Options) ([]*Network, error) {
+	h, err := open(o)
+	if err != nil {
+		return nil, err
+	}
+	defer h.close()
+	return h.networks()
+}
+
+// networks returns the networks, each once, sorted by file. An error is about what could not be read.
+func (h *host) networks() (networks []*Network, err error) {
+	all, err := h.runtimes()
+	for _, r := range all {
+		files, errFiles := r.Files()
+		err = errors.Join(err, errFiles)
+		for _, file := range files {
+			isKnown := func(n *Network) bool { return n.File == file.Path }
+			if file.List == nil || slices.ContainsFunc(networks, isKnown) || h.Network != "" && h.Network != file.List.Name {
+				continue
+			}
+			n, errLook := h.look(r, file)
+			if err = errors.Join(err, errLook); n != nil {
+				networks = append(networks, n)
+			}
+		}
+	}
+	slices.SortFunc(networks, func(a, b *Network) int { return cmp.Compare(a.File, b.File) })
+	if h.Network != "" && len(networks) == 0 && err == nil {
+		err = fmt.Errorf("no network %s here that is, or could be, ebpfnet's", h.Network)
+	}
+	return networks, err
+}
+
+// runtimes returns the container runtimes of the host.
+func (h *host) runtimes() ([]runtimes.Runtime, error) {
+	if h.ConfDir != "" {
+		return []runtimes.Runtime{{ConfDir: h.ConfDir, BinDirs: h.BinDirs}}, nil
+	}
+	all, err := runtimes.Find(h.Root)
+	for i := range all {
+		all[i] = all[i].In(h.Root)
+		if len(h.BinDirs) > 0 {
+			all[i].BinDirs = h.BinDirs
+		}
+	}
+	return all, err
+}
+
+// look finds out what can become of a network. It returns nil for one that is nothing to us.
+func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
+	n := &Network{Name: file.List.Name, File: file.Path, Plugins: typesOf(file.List), State: Ready,
+		Reasons: []string{}, Containers: []Container{}, list: file.List}
+	if isOf(file.List, pluginType) {
+		kept := keptName(file.Path)
+		if _, err := os.Stat(kept); err != nil {
+			return nil, nil // it always was
+		}
+		return h.lookAtDone(n, kept)
+	}
+	if filepath.Ext(file.Path) != ".conflist" {
+		n.block("it is a single configuration: make it a list, in a file that ends in .conflist")
+	}
+	var err error
+	n.translation, err = h.translate(file.List)
+	if errors.Is(err, errOther) {
+		return nil, nil
+	}
+	if err != nil {
+		n.block("%v", err)
+	} else {
+		n.Conflist = n.translation.conflist
+	}
+	if r.Binary(pluginType) == "" {
+		n.block("the runtime looks for plugins in %v, and %q is not there", r.BinDirs, pluginType)
+	}
+	err = h.lookAtContainers(n)
+	h.lookAtBridge(n)
+	return n, err
+}
+
+// lookAtDone looks at a network that was migrated. Containers of the old list may be there that migrate has
+// not seen.
+func (h *host) lookAtDone(n *Network, kept string) (*Network, error) {
+	var err error
+	if n.list, err = libcni.NetworkConfFromFile(kept); err != nil {
+		return nil, err
+	}
+	if n.translation, err = h.translate(n.list); err != nil { // flanneld may be gone by now; --back needs nothing of it
+		n.translation = &translation{chained: object{"type": pluginType}}
+	}
+	n.Plugins, n.Kept = typesOf(n.list), kept
+	err = h.lookAtContainers(n)
+	n.State = Done
+	return n, err
+}
+
+// block adds a reason why a network cannot be migrated.
+func (n *Network) block(format string, args ...any) {
+	n.State = Blocked
+	n.Reasons = append(n.Reasons, fmt.Sprintf(format, args...))
+}
+
+// lookAtBridge blocks a network whose bridge has a port that is none of its containers': they share their LAN
+// with whatever is behind it.
+func (h *host) lookAtBridge(n *Network) {
+	name := bridgeOf(n.list)
+	bridge := slices.IndexFunc(h.devices, func(device netlink.Link) bool { return device.Attrs().Name == name })
+	if name == "" || bridge < 0 {
+		return
+	}
+	for _, port := range h.devices {
+		isContainers := func(c Container) bool { return c.Device == port.Attrs().Name }
+		if port.Attrs().MasterIndex == h.devices[bridge].Attrs().Index && !slices.ContainsFunc(n.Containers, isContainers) {
+			n.block("the bridge %s has the port %s, which is none of this network's containers': they are in one LAN with it", name, port.Attrs().Name)
+		}
+	}
+}
+
+// bridgeOf returns the bridge of a list, or "".
+func bridgeOf(list *libcni.NetworkConfigList) string {
+	keys, _ := keysOf(list.Plugins[0])
+	switch list.Plugins[0].Network.Type {
+	case "bridge":
+	case "flannel":
+		keys, _ = keys["delegate"].(object)
+	default:
+		return ""
+	}
+	name, _ := keys["bridge"].(string)
+	return cmp.Or(name, "cni0")
+}
+
+// keptName is the second name of an old list. Runtimes do not read it.
+func keptName(file string) string { return file + ".ebpfnet-was" }

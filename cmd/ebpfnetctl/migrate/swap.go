@@ -1,0 +1,191 @@
+package migrate
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
+)
+
+// Migrate leads all networks over that are ready, and tells what it does. A network that is blocked stays as
+// it is, and is an error.
+func Migrate(ctx context.Context, o Options, tell func(format string, args ...any)) error {
+	return change(o, func(h *host, n *Network) error {
+		switch n.State {
+		case Done:
+			return h.adoptAll(ctx, n, tell)
+		case Ready:
+			return h.migrate(ctx, n, tell)
+		default:
+			return fmt.Errorf("network %s stays as it is: %s", n.Name, strings.Join(n.Reasons, "; "))
+		}
+	})
+}
+
+// Back leads networks back that were migrated. An error names those that cannot be led back yet.
+func Back(ctx context.Context, o Options, tell func(format string, args ...any)) error {
+	return change(o, func(h *host, n *Network) error { return h.back(ctx, n, tell) })
+}
+
+// change calls do for each network.
+func change(o Options, do func(*host, *Network) error) error {
+	h, err := open(o)
+	if err != nil {
+		return err
+	}
+	defer h.close()
+	networks, err := h.networks()
+	for _, n := range networks {
+		err = errors.Join(err, do(h, n))
+	}
+	return err
+}
+
+// migrate changes nothing where one of the containers cannot be adopted.
+func (h *host) migrate(ctx context.Context, n *Network, tell func(string, ...any)) error {
+	err := h.adoptAll(ctx, n, tell)
+	if err == nil {
+		err = swap(n)
+	}
+	if err != nil {
+		return errors.Join(err, h.releaseAll(ctx, n, tell))
+	}
+	tell("network %s is ebpfnet's: %s has the new list, and %s the old one", n.Name, n.File, keptName(n.File))
+	return h.adoptLate(ctx, n, tell)
+}
+
+func (h *host) adoptAll(ctx context.Context, n *Network, tell func(string, ...any)) error {
+	for i := range n.Containers {
+		c := &n.Containers[i]
+		if c.Fate != Adopt {
+			continue
+		}
+		if err := h.adopt(ctx, n, c); err != nil {
+			return fmt.Errorf("adopt container %s of network %s: %w", c.ContainerID, n.Name, err)
+		}
+		c.Fate = Adopted
+		tell("adopted container %s %s (%s)", c.ContainerID, c.IfName, c.Device)
+	}
+	return nil
+}
+
+func (h *host) releaseAll(ctx context.Context, n *Network, tell func(string, ...any)) error {
+	var errs []error
+	for i := range n.Containers {
+		c := &n.Containers[i]
+		if c.Fate != Adopted {
+			continue
+		}
+		if err := h.release(ctx, c); err != nil {
+			errs = append(errs, fmt.Errorf("release container %s of network %s: %w", c.ContainerID, n.Name, err))
+			continue
+		}
+		c.Fate = Adopt
+		tell("released container %s %s (%s)", c.ContainerID, c.IfName, c.Device)
+	}
+	return errors.Join(errs...)
+}
+
+// adoptLate adopts the containers that the runtime has added by the old list while migrate was at work.
+func (h *host) adoptLate(ctx context.Context, n *Network, tell func(string, ...any)) (err error) {
+	if h.devices, err = rtnl.Links(h.netlink); err != nil {
+		return err
+	}
+	n.Containers = nil
+	if err := h.lookAtContainers(n); err != nil {
+		return err
+	}
+	err = h.adoptAll(ctx, n, tell)
+	if len(n.Reasons) > 0 {
+		err = errors.Join(err, fmt.Errorf("network %s has containers that came meanwhile: %s", n.Name, strings.Join(n.Reasons, "; ")))
+	}
+	return err
+}
+
+// swap puts the new list in the place of the old one, which keeps a second name. At each moment a runtime
+// finds one of them whole.
+func swap(n *Network) error {
+	present, err := os.ReadFile(n.File)
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(present, n.list.Bytes) {
+		return fmt.Errorf("somebody has changed %s meanwhile", n.File)
+	}
+	kept := keptName(n.File)
+	err = os.Link(n.File, kept)
+	if errors.Is(err, os.ErrExist) { // of a migrate that was killed
+		var former []byte
+		if former, err = os.ReadFile(kept); err == nil && !bytes.Equal(former, present) {
+			err = fmt.Errorf("%s is another list: move it away", kept)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if err := writeFile(partialName(n.File), n.Conflist, 0o644); err != nil {
+		return err
+	}
+	return rename(partialName(n.File), n.File)
+}
+
+// rename survives a crash.
+func rename(from, to string) error {
+	if err := os.Rename(from, to); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(to))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// partialName is the name of a new list that is being written. Runtimes do not read it.
+func partialName(file string) string { return file + ".ebpfnet-new" }
+
+// back puts the old list back, and releases what was adopted. The old plugins could not clean up behind
+// containers that ebpfnet has made, so there must be none.
+func (h *host) back(ctx context.Context, n *Network, tell func(string, ...any)) error {
+	made, err := madeByUs(n.Name)
+	if err != nil {
+		return err
+	}
+	if n.State == Done && len(made) > 0 {
+		return fmt.Errorf("network %s stays ebpfnet's: it has made containers that run; stop them before, and start them again afterwards: %s", n.Name, strings.Join(made, ", "))
+	}
+	if n.State == Done {
+		if err := rename(n.Kept, n.File); err != nil {
+			return err
+		}
+		tell("network %s is no longer ebpfnet's: %s has the old list", n.Name, n.File)
+		if made, err = madeByUs(n.Name); err == nil && len(made) > 0 {
+			err = fmt.Errorf("ebpfnet has made containers of network %s meanwhile: restart %s, and then run `ebpfnetctl doctor --fix`", n.Name, strings.Join(made, ", "))
+		}
+	}
+	return errors.Join(err, h.releaseAll(ctx, n, tell))
+}
+
+// madeByUs returns the containers of a network that ebpfnet has connected, and not adopted.
+func madeByUs(network string) (made []string, err error) {
+	attachments, err := operator.Attachments(record.DefaultDir)
+	if errors.Is(err, loader.ErrNotLoaded) {
+		return nil, nil
+	}
+	for _, a := range attachments {
+		if a.Network == network && !a.Chained && !a.Dead {
+			made = append(made, a.ContainerID)
+		}
+	}
+	slices.Sort(made)
+	return made, err
+}

@@ -1,0 +1,284 @@
+package migrate
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/skel"
+
+	"github.com/ebpfnet/ebpfnet/plugin/cni"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
+)
+
+// pluginType is the type of our plugin in a configuration.
+const pluginType = "ebpfnet"
+
+// object is a JSON object.
+type object = map[string]any
+
+// translation is what becomes of a list.
+type translation struct {
+	conflist []byte // the new list
+	chained  object // our plugin behind the old ones, for a container that they have made
+}
+
+// errOther is about a list whose plugins ebpfnet does not replace.
+var errOther = errors.New("ebpfnet does not replace these plugins")
+
+// isOf returns whether a list has a plugin.
+func isOf(list *libcni.NetworkConfigList, plugin string) bool {
+	return slices.ContainsFunc(list.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Type == plugin })
+}
+
+// typesOf returns the plugins of a list.
+func typesOf(list *libcni.NetworkConfigList) (types []string) {
+	for _, plugin := range list.Plugins {
+		types = append(types, plugin.Network.Type)
+	}
+	return types
+}
+
+// translate writes a list of ebpfnet that gives containers what an old list gave them: by the same addresses,
+// gateways and routes, and with the same capabilities. The error says what ebpfnet would not do.
+func (h *host) translate(list *libcni.NetworkConfigList) (*translation, error) {
+	if len(list.Plugins) == 0 {
+		return nil, errOther
+	}
+	ours, err := h.translateFirst(list.Plugins[0])
+	if err != nil {
+		return nil, err
+	}
+	chained := object{"type": pluginType}
+	capabilities := capabilitiesOf(list.Plugins[0])
+	for _, plugin := range list.Plugins[1:] {
+		if err := merge(ours, chained, plugin); err != nil {
+			return nil, err
+		}
+		maps.Copy(capabilities, capabilitiesOf(plugin))
+	}
+	if capabilities["portMappings"] == true {
+		capabilities["ips"] = true // podman drops the ports of containers with an address of their own without it
+	}
+	if len(capabilities) > 0 {
+		ours["capabilities"] = capabilities
+	}
+	if err := check(list, ours); err != nil {
+		return nil, err
+	}
+	conflist, err := write(list, ours)
+	return &translation{conflist, chained}, err
+}
+
+// translateFirst translates the plugin that makes the interface.
+func (h *host) translateFirst(plugin *libcni.PluginConfig) (object, error) {
+	keys, err := keysOf(plugin)
+	if err != nil {
+		return nil, err
+	}
+	switch plugin.Network.Type {
+	case "ptp":
+	case "bridge":
+		if keys["isGateway"] != true && keys["isDefaultGateway"] != true {
+			return nil, errors.New(`the bridge has no "isGateway": another machine is the containers' gateway`)
+		}
+	case "flannel":
+		if keys, err = h.translateFlannel(keys); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, errOther
+	}
+	section, _ := keys["ipam"].(object)
+	if section["type"] != "host-local" {
+		return nil, fmt.Errorf("its addresses are of the IPAM plugin %v, whose reservations ebpfnet cannot take over; those of host-local it can", section["type"])
+	}
+	if keys["isDefaultGateway"] == true {
+		addDefaultRoutes(section)
+	}
+	for _, key := range []string{"bridge", "isGateway", "isDefaultGateway", "forceAddress", "hairpinMode", "promiscMode", "preserveDefaultVlan",
+		"macspoofchk", "enabledad", "ipMasqBackend", "capabilities", "name", "cniVersion"} { // without a purpose, or of the list
+		delete(keys, key)
+	}
+	keys["type"] = pluginType
+	return keys, nil
+}
+
+func keysOf(plugin *libcni.PluginConfig) (keys object, err error) {
+	return keys, json.Unmarshal(plugin.Bytes, &keys)
+}
+
+func capabilitiesOf(plugin *libcni.PluginConfig) object {
+	capabilities := object{}
+	for name, has := range plugin.Network.Capabilities {
+		if has {
+			capabilities[name] = true
+		}
+	}
+	return capabilities
+}
+
+// merge takes what a later plugin does into our configuration.
+func merge(ours, chained object, plugin *libcni.PluginConfig) error {
+	keys, err := keysOf(plugin)
+	if err != nil {
+		return err
+	}
+	var taken []string
+	switch plugin.Network.Type {
+	case "portmap":
+		taken = []string{"conditionsV4", "conditionsV6"} // refused, if they ask for something
+	case "bandwidth":
+		taken = []string{"ingressRate", "ingressBurst", "egressRate", "egressBurst"}
+	case "tuning":
+		taken = []string{"sysctl", "promisc", "allmulti", "txQLen", "mtu", "mac"}
+	case "firewall":
+		policy, _ := keys["ingressPolicy"].(string)
+		if policy == "same-bridge" {
+			policy = "same-network"
+		}
+		if policy != "" {
+			ours["ingressPolicy"], chained["ingressPolicy"] = policy, policy
+		}
+	default:
+		return fmt.Errorf("it has the plugin %q, which ebpfnet does not replace: remove it from the list, or keep the list", plugin.Network.Type)
+	}
+	for _, key := range taken {
+		if value, ok := keys[key]; ok {
+			ours[key] = value
+		}
+	}
+	return nil
+}
+
+// addDefaultRoutes adds a default route for each family that has a range and no such route.
+func addDefaultRoutes(section object) {
+	var subnets []string
+	add := func(of any) {
+		if keys, ok := of.(object); ok {
+			if subnet, ok := keys["subnet"].(string); ok {
+				subnets = append(subnets, subnet)
+			}
+		}
+	}
+	add(section)
+	sets, _ := section["ranges"].([]any)
+	for _, set := range sets {
+		ranges, _ := set.([]any)
+		for _, r := range ranges {
+			add(r)
+		}
+	}
+	routes, _ := section["routes"].([]any)
+	has := func(dst string) bool {
+		return slices.ContainsFunc(routes, func(route any) bool {
+			keys, _ := route.(object)
+			return keys["dst"] == dst
+		})
+	}
+	for _, text := range subnets {
+		subnet, err := netip.ParsePrefix(text)
+		if err != nil {
+			continue // it is refused later
+		}
+		dst := map[bool]string{true: "0.0.0.0/0", false: "::/0"}[subnet.Addr().Is4()]
+		if !has(dst) {
+			routes = append(routes, object{"dst": dst})
+		}
+	}
+	section["routes"] = routes
+}
+
+// translateFlannel does what the flannel plugin does: it takes the node's subnet from the file of flanneld.
+func (h *host) translateFlannel(keys object) (object, error) {
+	delegate, _ := keys["delegate"].(object)
+	if kind, ok := delegate["type"]; ok && kind != "bridge" {
+		return nil, fmt.Errorf("flannel delegates to %v; ebpfnet takes over from bridge", kind)
+	}
+	file, _ := keys["subnetFile"].(string)
+	if file == "" {
+		file = "/run/flannel/subnet.env"
+	}
+	env, err := h.readEnv(file)
+	if err != nil {
+		return nil, err
+	}
+	subnet, err := netip.ParsePrefix(env["FLANNEL_SUBNET"])
+	if err != nil {
+		return nil, fmt.Errorf("%s: FLANNEL_SUBNET %q: expected a subnet, such as 10.244.1.1/24", file, env["FLANNEL_SUBNET"])
+	}
+	if env["FLANNEL_IPV6_SUBNET"] != "" {
+		return nil, fmt.Errorf("%s: FLANNEL_IPV6_SUBNET %q: expected IPv4 alone", file, env["FLANNEL_IPV6_SUBNET"])
+	}
+	ours := object{
+		"ipMasq": env["FLANNEL_IPMASQ"] != "true", // else flanneld masquerades
+		"mtu":    json.Number(env["FLANNEL_MTU"]),
+		"ipam": object{
+			"type": "host-local", "ranges": []any{[]any{object{"subnet": subnet.Masked().String()}}},
+			"routes": []any{object{"dst": env["FLANNEL_NETWORK"]}},
+		},
+		"isDefaultGateway": true,
+	}
+	if dir, ok := keys["dataDir"]; ok {
+		return nil, fmt.Errorf(`flannel's "dataDir": %v: expected its default`, dir)
+	}
+	if ours["mtu"] == json.Number("") {
+		delete(ours, "mtu")
+	}
+	return ours, nil
+}
+
+// readEnv reads a file of lines KEY=VALUE.
+func (h *host) readEnv(file string) (map[string]string, error) {
+	text, err := h.readFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("%w (flanneld writes it)", err)
+	}
+	env := map[string]string{}
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		env[key] = value
+	}
+	return env, nil
+}
+
+// check refuses what ADD would refuse.
+func check(list *libcni.NetworkConfigList, ours object) error {
+	stdin := maps.Clone(ours)
+	stdin["name"], stdin["cniVersion"] = list.Name, list.CNIVersion
+	call, err := newCall(stdin, &skel.CmdArgs{ContainerID: "migrate", IfName: "eth0"})
+	if err == nil {
+		_, err = call.Parse()
+	}
+	return err
+}
+
+// newCall is a call of our plugin.
+func newCall(stdin object, args *skel.CmdArgs) (*cni.Call, error) {
+	var err error
+	if args.StdinData, err = json.Marshal(stdin); err != nil {
+		return nil, err
+	}
+	call, err := config.NewCall(args)
+	return &cni.Call{Call: call, Log: slog.New(slog.DiscardHandler)}, err
+}
+
+// write writes a list with one plugin in place of the others. What else the old one says stays.
+func write(list *libcni.NetworkConfigList, ours object) ([]byte, error) {
+	keys := object{}
+	if err := json.Unmarshal(list.Bytes, &keys); err != nil {
+		return nil, err
+	}
+	if inlined, _ := keys["plugins"].([]any); len(inlined) != len(list.Plugins) {
+		return nil, fmt.Errorf("the directory %q beside its file has more plugins: write them into the list", list.Name)
+	}
+	keys["plugins"] = []any{ours}
+	text, err := json.MarshalIndent(keys, "", "  ")
+	return append(text, '\n'), err
+}
