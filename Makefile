@@ -11,7 +11,7 @@ BPF_CFLAGS   := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-address-of-packe
 PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool nftables iptables iproute2 iputils-ping traceroute strace ethtool dnsmasq-base procps udev crun
 BENCH_PACKAGES := nftables iptables
 CI_PACKAGES := mmdebstrap
-RUNTIME_PACKAGES := podman conmon crun busybox-static iproute2
+RUNTIME_PACKAGES := podman conmon crun busybox-static iproute2 iptables
 KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
