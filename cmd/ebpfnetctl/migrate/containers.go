@@ -3,6 +3,10 @@ package migrate
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -67,6 +71,32 @@ func (h *host) lookAtContainers(n *Network) error {
 		n.Containers = append(n.Containers, *c)
 	}
 	return nil
+}
+
+// lookAtAddresses blocks a network that has a container of which libcni's cache does not know: it has a
+// reservation, and the host a route to its veth.
+func (h *host) lookAtAddresses(n *Network) error {
+	files, err := os.ReadDir(filepath.Join(h.Root, n.translation.reservations))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, file := range files {
+		addr, errName := netip.ParseAddr(file.Name())
+		hasIt := func(c Container) bool { return slices.Contains(c.Addresses, addr.String()) }
+		if errName != nil || slices.ContainsFunc(n.Containers, hasIt) {
+			continue // the lock; or we know its container
+		}
+		routes, errRoute := h.netlink.RouteGet(addr.AsSlice())
+		if errRoute != nil || len(routes) == 0 || routes[0].Gw != nil {
+			continue
+		}
+		for _, device := range h.devices {
+			if device.Attrs().Index == routes[0].LinkIndex && device.Type() == "veth" {
+				n.block("the address %v is in use behind %s, by a container that libcni's cache does not know: stop it", addr, device.Attrs().Name)
+			}
+		}
+	}
+	return err
 }
 
 // lookAtContainer returns nil for a container that is gone, and for one that ebpfnet has made.

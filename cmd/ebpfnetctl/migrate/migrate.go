@@ -9,7 +9,7 @@
 // The steps are in this order, so that a migrate that is killed can be run again: adopt all containers; link
 // the old list to a second name; rename the new list over the old name; adopt those that came meanwhile.
 //
-// It may import cmd/ebpfnetctl/runtimes, loader, loader/rtnl, maps, plugin, plugin/cni, plugin/cnierr, plugin/config,
+// It may import cmd/ebpfnetctl/runtimes, loader, loader/flock, loader/rtnl, maps, plugin, plugin/cni, plugin/cnierr, plugin/config,
 // plugin/link, plugin/operator and plugin/record.
 package migrate
 
@@ -171,7 +171,10 @@ func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 	}
 	err = h.lookAtContainers(n)
 	h.lookAtBridge(n)
-	return n, err
+	if n.translation == nil {
+		return n, err
+	}
+	return n, errors.Join(err, h.lookAtAddresses(n))
 }
 
 // lookAtDone looks at a network that was migrated. Containers of the old list may be there that migrate has
@@ -182,7 +185,7 @@ func (h *host) lookAtDone(n *Network, kept string) (*Network, error) {
 		return nil, err
 	}
 	if n.translation, err = h.translate(n.list); err != nil { // flanneld may be gone by now; --back needs nothing of it
-		n.translation = &translation{chained: object{"type": pluginType}}
+		n.translation = &translation{chained: object{"type": pluginType, "antiSpoof": false}}
 	}
 	n.Plugins, n.Kept = typesOf(n.list), kept
 	err = h.lookAtContainers(n)

@@ -10,8 +10,12 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containernetworking/cni/pkg/skel"
+
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/plugin"
 	"github.com/ebpfnet/ebpfnet/plugin/operator"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
@@ -19,7 +23,7 @@ import (
 // Migrate leads all networks over that are ready, and tells what it does. A network that is blocked stays as
 // it is, and is an error.
 func Migrate(ctx context.Context, o Options, tell func(format string, args ...any)) error {
-	return change(o, func(h *host, n *Network) error {
+	return change(ctx, o, func(h *host, n *Network) error {
 		switch n.State {
 		case Done:
 			return h.adoptAll(ctx, n, tell)
@@ -33,11 +37,21 @@ func Migrate(ctx context.Context, o Options, tell func(format string, args ...an
 
 // Back leads networks back that were migrated. An error names those that cannot be led back yet.
 func Back(ctx context.Context, o Options, tell func(format string, args ...any)) error {
-	return change(o, func(h *host, n *Network) error { return h.back(ctx, n, tell) })
+	return change(ctx, o, func(h *host, n *Network) error { return h.back(ctx, n, tell) })
 }
 
-// change calls do for each network.
-func change(o Options, do func(*host, *Network) error) error {
+// change calls do for each network. No other change looks or works meanwhile.
+func change(ctx context.Context, o Options, do func(*host, *Network) error) error {
+	if err := os.MkdirAll(o.CacheDir, 0o700); err != nil { // as libcni does
+		return err
+	}
+	waiting, cancel := context.WithTimeout(ctx, lockTimeout)
+	defer cancel()
+	lock, err := flock.Acquire(waiting, o.CacheDir, flock.Exclusive)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
 	h, err := open(o)
 	if err != nil {
 		return err
@@ -52,15 +66,32 @@ func change(o Options, do func(*host, *Network) error) error {
 
 // migrate changes nothing where one of the containers cannot be adopted.
 func (h *host) migrate(ctx context.Context, n *Network, tell func(string, ...any)) error {
+	if err := canAdd(ctx, n); err != nil {
+		return fmt.Errorf("network %s stays as it is: %w", n.Name, err)
+	}
 	err := h.adoptAll(ctx, n, tell)
 	if err == nil {
 		err = swap(n)
 	}
 	if err != nil {
-		return errors.Join(err, h.releaseAll(ctx, n, tell))
+		return errors.Join(err, h.releaseAll(context.WithoutCancel(ctx), n, tell))
 	}
 	tell("network %s is ebpfnet's: %s has the new list, and %s the old one", n.Name, n.File, keptName(n.File))
 	return h.adoptLate(ctx, n, tell)
+}
+
+// canAdd returns an error if an ADD by the new list could not succeed on this host. Addresses do not count:
+// that none is free is no reason to stay.
+func canAdd(ctx context.Context, n *Network) error {
+	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
+	defer cancel()
+	stdin := stdinOf(n.list, n.translation.ours)
+	delete(stdin, "ipam")
+	call, err := newCall(stdin, &skel.CmdArgs{})
+	if err != nil {
+		return err
+	}
+	return plugin.New().Status(ctx, call)
 }
 
 func (h *host) adoptAll(ctx context.Context, n *Network, tell func(string, ...any)) error {

@@ -25,8 +25,10 @@ type object = map[string]any
 
 // translation is what becomes of a list.
 type translation struct {
-	conflist []byte // the new list
-	chained  object // our plugin behind the old ones, for a container that they have made
+	conflist     []byte // the new list
+	ours         object // our plugin in there
+	chained      object // our plugin behind the old ones, for a container that they have made
+	reservations string // the directory of host-local's files, both of the old list and of the new one
 }
 
 // errOther is about a list whose plugins ebpfnet does not replace.
@@ -55,7 +57,7 @@ func (h *host) translate(list *libcni.NetworkConfigList) (*translation, error) {
 	if err != nil {
 		return nil, err
 	}
-	chained := object{"type": pluginType}
+	chained := object{"type": pluginType, "antiSpoof": false} // it may have addresses that nobody knows of
 	capabilities := capabilitiesOf(list.Plugins[0])
 	for _, plugin := range list.Plugins[1:] {
 		if err := merge(ours, chained, plugin); err != nil {
@@ -69,11 +71,12 @@ func (h *host) translate(list *libcni.NetworkConfigList) (*translation, error) {
 	if len(capabilities) > 0 {
 		ours["capabilities"] = capabilities
 	}
-	if err := check(list, ours); err != nil {
+	parsed, err := parse(list, ours)
+	if err != nil {
 		return nil, err
 	}
 	conflist, err := write(list, ours)
-	return &translation{conflist, chained}, err
+	return &translation{conflist, ours, chained, parsed.Reservations().Dir()}, err
 }
 
 // translateFirst translates the plugin that makes the interface.
@@ -248,15 +251,20 @@ func (h *host) readEnv(file string) (map[string]string, error) {
 	return env, nil
 }
 
-// check refuses what ADD would refuse.
-func check(list *libcni.NetworkConfigList, ours object) error {
+// parse refuses what ADD would refuse.
+func parse(list *libcni.NetworkConfigList, ours object) (*config.Config, error) {
+	call, err := newCall(stdinOf(list, ours), &skel.CmdArgs{ContainerID: "migrate", IfName: "eth0"})
+	if err != nil {
+		return nil, err
+	}
+	return call.Parse()
+}
+
+// stdinOf returns what libcni gives to our plugin.
+func stdinOf(list *libcni.NetworkConfigList, ours object) object {
 	stdin := maps.Clone(ours)
 	stdin["name"], stdin["cniVersion"] = list.Name, list.CNIVersion
-	call, err := newCall(stdin, &skel.CmdArgs{ContainerID: "migrate", IfName: "eth0"})
-	if err == nil {
-		_, err = call.Parse()
-	}
-	return err
+	return stdin
 }
 
 // newCall is a call of our plugin.
