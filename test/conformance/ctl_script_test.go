@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"unicode/utf8"
 
@@ -51,6 +53,7 @@ type script struct {
 	pods    map[string]*testenv.Pod
 	clients []*testenv.Client
 	served  map[string]bool // by protocol and address
+	idle    func() error    // ends busy
 	binary  string
 }
 
@@ -99,6 +102,7 @@ func (s *script) commands() map[string]func(*testscript.TestScript, bool, []stri
 		"client":  s.client,
 		"local":   s.local,
 		"alive":   s.alive,
+		"busy":    s.busy,
 		"forge":   s.forge,
 		"link":    s.link,
 		"sysctl":  s.sysctl,
@@ -245,6 +249,32 @@ func (s *script) alive(ts *testscript.TestScript, _ bool, _ []string) {
 			}
 		}
 	}
+}
+
+// busy has all open connections ask without a pause. ! busy ends that, and wants each question to be answered:
+// datagrams are not repeated.
+func (s *script) busy(ts *testscript.TestScript, ends bool, _ []string) {
+	if ends {
+		ts.Check(s.idle())
+		return
+	}
+	var stopping atomic.Bool
+	var all sync.WaitGroup
+	errs := make([]error, len(s.clients))
+	for i, client := range s.clients {
+		all.Go(func() {
+			for last := false; !last && errs[i] == nil; {
+				last = stopping.Load()
+				_, errs[i] = client.Ask(testenv.Context(s), "still there?")
+			}
+		})
+	}
+	s.idle = func() error {
+		stopping.Store(true)
+		all.Wait()
+		return errors.Join(errs...)
+	}
+	s.Cleanup(func() { _ = s.idle() }) // where the script fails before
 }
 
 // ask starts a server, and has a client ask until both directions are established, and bypass the stack.
