@@ -22,6 +22,9 @@ KERNEL ?=
 JOBS   ?= 1
 KERNEL_SUITES := prog scenario conformance
 GO     ?= go
+# What `ebpfnetctl version` and logs say; without it "devel".
+VERSION ?=
+LDFLAGS := $(if $(VERSION),-X github.com/ebpfnet/ebpfnet/plugin/version.release=$(VERSION))
 # Plain binaries: they run in every container image and on every kernel of test-kernels.
 export CGO_ENABLED := 0
 
@@ -31,7 +34,7 @@ help: ## list the commands
 
 .PHONY: build
 build: ## build bin/ebpfnet, bin/ebpfnet-ipam and bin/ebpfnetctl
-	$(GO) build -trimpath -o bin/ ./cmd/...
+	$(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/...
 
 .PHONY: node
 node: ## build bin/ebpfnet-node, the agent for clusters

@@ -30,6 +30,7 @@
 //	loader/rtnl       lists of routing netlink, asked for again where a change interrupts them; many
 //	                  devices deleted at once; routes to other nodes
 //	bpf               the programs
+//	plugin/version    the release
 //	plugin/show       text from outside, fit for terminals and logs
 //
 // # Locks

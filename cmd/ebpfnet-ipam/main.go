@@ -22,4 +22,4 @@ Keys and files are host-local's, so a host can switch in both directions. The pl
 same allocator built in, as "host-local".
 `
 
-func main() { cni.Run(plugin{stdout: os.Stdout}, about) }
+func main() { cni.Run(plugin{stdout: os.Stdout}, "ebpfnet-ipam", about) }

@@ -22,4 +22,4 @@ without iptables or nftables rules and without a daemon. Container runtimes exec
 
 `
 
-func main() { cni.Run(plugin.New(), about+example) }
+func main() { cni.Run(plugin.New(), "ebpfnet", about+example) }

@@ -40,5 +40,5 @@
 //	schema     JSON schemas
 //
 // It may import bpf, loader, loader/rtnl, maps, plugin/config, plugin/link, plugin/nodestate,
-// plugin/operator, plugin/record and plugin/show.
+// plugin/operator, plugin/record, plugin/show and plugin/version.
 package main

@@ -8,10 +8,12 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
+	release "github.com/ebpfnet/ebpfnet/plugin/version"
 )
 
 // version is what `ebpfnetctl version -o json` prints: schema/version.json.
 type version struct {
+	Version  string         `json:"version"`  // of the release
 	Revision uint32         `json:"revision"` // of the programs; a higher one replaces a lower one
 	Build    loader.BuildID `json:"build"`    // a hash of the programs
 	ABI      uint32         `json:"abi"`      // of the maps' layout
@@ -21,14 +23,16 @@ func newVersion() *cobra.Command {
 	var flags output.Flags
 	cmd := &cobra.Command{
 		Use:     "version",
-		Short:   "version of the programs in this binary",
-		Long:    "Prints the version of the programs in this binary, and of its map layout (ABI).",
+		Short:   "version of this binary and of its programs",
+		Long:    "Prints the version of this binary, of the programs in it, and of its map layout\n(ABI).",
 		Example: "  ebpfnetctl version\n  ebpfnetctl version -o json",
 		Args:    noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			v := version{bpf.Revision, loader.BuildID(bpf.Build()), loader.ABI}
+			v := version{release.String(), bpf.Revision, loader.BuildID(bpf.Build()), loader.ABI}
 			p := output.New(cmd.OutOrStdout(), flags)
-			return p.Document(v, v.Build.String(), func() { p.Printf("%s, ABI %d\n", programVersion(v.Revision, v.Build), v.ABI) })
+			return p.Document(v, v.Version, func() {
+				p.Printf("%s, %s, ABI %d\n", v.Version, programVersion(v.Revision, v.Build), v.ABI)
+			})
 		},
 	}
 	flags.AddToNoun(cmd.Flags())

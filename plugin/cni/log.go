@@ -12,6 +12,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
+	"github.com/ebpfnet/ebpfnet/plugin/version"
 )
 
 // callLog is the log of one call. It goes to a file or to stderr, which runtimes show when a call
@@ -76,7 +77,7 @@ func (l *callLog) writeCall(verb string, call *config.Call, took time.Duration, 
 			log = log.With(attr[0], attr[1])
 		}
 	}
-	log = log.With("took", took.Round(time.Microsecond))
+	log = log.With("took", took.Round(time.Microsecond), "version", version.String())
 	if coded, ok := errors.AsType[*cnitypes.Error](err); ok {
 		log.Error(verb+" failed", "code", coded.Code, "error", coded.Msg, "details", coded.Details)
 		return

@@ -1,7 +1,7 @@
 // Package cni is what all our CNI plugins share: it runs the verb that the environment names, gives
 // the verb a log and a deadline, and prints results and errors as the specification wants them.
 //
-// It may import plugin/cnierr, plugin/config and show.
+// It may import plugin/cnierr, plugin/config, plugin/show and plugin/version.
 package cni
 
 import (
@@ -19,6 +19,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
+	release "github.com/ebpfnet/ebpfnet/plugin/version"
 )
 
 // Verbs are the verbs of a plugin (SPEC, section 2). Errors without a code get that of their cause.
@@ -43,16 +44,16 @@ type Call struct {
 // wait for two minutes and more.
 const lockTimeout = time.Minute
 
-// Run runs the verb that the environment names and ends the process on errors. about is printed
-// where the environment names no verb.
-func Run(verbs Verbs, about string) {
+// Run runs the verb that the environment names and ends the process on errors. Where it names none, the
+// name of the plugin, its version and about are printed.
+func Run(verbs Verbs, name, about string) {
 	// The library compares namespaces after a verb has run, and would fail a DEL that has done its
 	// work. Our verbs compare them before.
 	override := os.Getenv("CNI_NETNS_OVERRIDE")
 	os.Setenv("CNI_NETNS_OVERRIDE", "true")
 
 	r := &runner{lockTimeout: lockTimeout, ownNetns: override == "1" || strings.EqualFold(override, "true")}
-	if err := skel.PluginMainFuncsWithError(r.funcs(verbs), version.All, about); err != nil {
+	if err := skel.PluginMainFuncsWithError(r.funcs(verbs), version.All, name+" "+release.String()+"\n\n"+about); err != nil {
 		printError(cnierr.Shown(err), r.cniVersion)
 		os.Exit(1)
 	}

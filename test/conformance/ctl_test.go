@@ -46,7 +46,7 @@ func TestCtlArguments(t *testing.T) {
 		{[]string{"set", "-o", "json", "pods", "antiSpoof=true"}, 2, "", "-o"},
 		{[]string{"unload", "-o", "json"}, 2, "", "-o"},
 		{[]string{"unload", "--help"}, 0, "ebpfnetctl unload --yes", ""},
-		{[]string{"version"}, 0, fmt.Sprintf("revision %d, build %016x, ABI %d\n", bpf.Revision, bpf.Build(), loader.ABI), ""},
+		{[]string{"version"}, 0, fmt.Sprintf("devel, revision %d, build %016x, ABI %d\n", bpf.Revision, bpf.Build(), loader.ABI), ""},
 		{[]string{"version", "-o", "json"}, 0, fmt.Sprintf(`"revision": %d`, bpf.Revision), ""},
 		{[]string{"version", "-o", "json"}, 0, fmt.Sprintf(`"build": "%016x"`, bpf.Build()), ""},
 		{[]string{"version", "-o", "yaml"}, 0, fmt.Sprintf("\nabi: %d\n", loader.ABI), ""},

@@ -23,7 +23,7 @@ func TestLog(t *testing.T) {
 		level     any
 		has, lack []string
 	}{
-		{"key", true, false, absent, []string{add, failed, del, "network=pods container=c1 interface=eth0 netns=/run/netns/", "took=", "traceparent=00-0af7651916cd43dd8448eb211c80319c", "code=7", "prevResult"}, []string{step}},
+		{"key", true, false, absent, []string{add, failed, del, "network=pods container=c1 interface=eth0 netns=/run/netns/", "took=", "version=devel", "traceparent=00-0af7651916cd43dd8448eb211c80319c", "code=7", "prevResult"}, []string{step}},
 		{"CNI_LOG_FILE", false, true, absent, []string{add, failed, del}, []string{step}},
 		{"key before CNI_LOG_FILE", true, true, absent, []string{add, failed, del}, []string{step}},
 		{"debug", true, false, "debug", []string{add, failed, del, step}, nil},

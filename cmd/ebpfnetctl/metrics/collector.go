@@ -1,7 +1,7 @@
 // Package metrics exports the figures of a host to Prometheus: as text, as a file for node_exporter, or by HTTP.
 // A dashboard and alert rules for them are beside the code.
 //
-// It may import bpf, ipam, loader, plugin/config, plugin/operator and plugin/show.
+// It may import bpf, ipam, loader, plugin/config, plugin/operator, plugin/show and plugin/version.
 package metrics
 
 import (
@@ -16,6 +16,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/plugin/operator"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
+	"github.com/ebpfnet/ebpfnet/plugin/version"
 )
 
 // Options say what to export.
@@ -26,7 +27,7 @@ type Options struct {
 
 // The metrics. Names, once published, stay: dashboards and alerts have them.
 var (
-	buildInfo = newGauge("build_info", "Programs in this ebpfnetctl.", "revision", "build", "abi")
+	buildInfo = newGauge("build_info", "This ebpfnetctl and its programs.", "version", "revision", "build", "abi")
 	loaded    = newGauge("datapath_loaded", "Whether the datapath is loaded (1) or not (0), as before the first ADD.")
 	datapath  = newGauge("datapath_info", "Programs that are loaded.", "revision", "build", "abi", "attach")
 	uplink    = newGauge("uplink_info", "External interfaces that have programs.", "device")
@@ -89,7 +90,7 @@ func (from source) collect() (samples, error) {
 		return nil, err
 	}
 	s := samples{}
-	s.add(buildInfo, 1, decimal(bpf.Revision), loader.BuildID(bpf.Build()).String(), decimal(loader.ABI))
+	s.add(buildInfo, 1, version.String(), decimal(bpf.Revision), loader.BuildID(bpf.Build()).String(), decimal(loader.ABI))
 	for _, p := range pools {
 		s.addPool(p)
 	}
