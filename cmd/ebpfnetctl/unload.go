@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -12,20 +13,46 @@ import (
 )
 
 func newUnload() *cobra.Command {
-	var yes bool
+	var yes, ifUnused bool
 	var dataDir string
 	cmd := &cobra.Command{
 		Use:   "unload",
 		Short: "remove ebpfnet from the kernel",
-		Long: `Removes ebpfnet from the kernel. Without --yes it only prints what that would
-break, and exits with 1.`,
-		Example: "  ebpfnetctl unload\n  ebpfnetctl unload --yes",
+		Long: `Removes ebpfnet from the kernel. Without a flag it only prints what that would
+break, and exits with 1. So does --if-unused while a container is connected.`,
+		Example: "  ebpfnetctl unload\n  ebpfnetctl unload --yes\n  ebpfnetctl unload --if-unused",
 		Args:    noWords,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return unload(cmd, yes, dataDir) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case yes && ifUnused:
+				return usageError{errors.New("unload: --yes and --if-unused exclude each other")}
+			case ifUnused:
+				return unloadUnused(cmd, dataDir)
+			}
+			return unload(cmd, yes, dataDir)
+		},
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do it")
+	cmd.Flags().BoolVar(&ifUnused, "if-unused", false, "do it if no container is connected; no error if nothing is loaded")
 	addDataDir(cmd, &dataDir)
 	return cmd
+}
+
+// unloadUnused is for those who remove the plugin, without which a runtime cannot DEL its containers.
+func unloadUnused(cmd *cobra.Command, dataDir string) error {
+	containers, err := operator.Connected(dataDir)
+	if err != nil {
+		return err
+	}
+	if len(containers) > 0 {
+		return fmt.Errorf("nothing was done: stop the containers first, %d are connected: %s", len(containers), strings.Join(containers, ", "))
+	}
+	err = unload(cmd, true, dataDir)
+	if errors.Is(err, loader.ErrNotLoaded) {
+		output.Printf(cmd.OutOrStdout(), "nothing is loaded\n")
+		return nil
+	}
+	return err
 }
 
 // unload prints what it would break, or unloads.

@@ -99,6 +99,39 @@ func TestCtlUnload(t *testing.T) {
 	p.del(t)
 }
 
+// TestCtlUnloadIfUnused wants unload --if-unused to refuse while a container is connected, loaded or not, and one of
+// another dataDir, too.
+func TestCtlUnloadIfUnused(t *testing.T) {
+	h := newHost(t)
+	ifUnused := []string{"unload", "--if-unused"}
+	h.wantCtl(t, 0, ifUnused, "nothing is loaded")
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	h.wantCtl(t, 1, ifUnused, "stop the containers first", "pods c1 eth0")
+	h.wantCtl(t, 0, []string{"status"})
+	h.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
+	h.wantCtl(t, 1, ifUnused, "pods c1 eth0")
+	p.del(t)
+	h.wantCtl(t, 0, ifUnused, "nothing is loaded")
+
+	elsewhere := h.pod(t, "c2", with(dual("1.1.0"), "dataDir", "/run/elsewhere"))
+	elsewhere.add(t)
+	device, err := h.Node.Netlink().LinkByAlias("ebpfnet pods c2 eth0")
+	if err == nil {
+		err = h.Node.Netlink().LinkSetAlias(device, "")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.wantCtl(t, 1, ifUnused, "the one behind "+device.Attrs().Name)
+	if err := h.Node.Netlink().LinkDel(device); err != nil {
+		t.Fatal(err)
+	}
+	h.wantCtl(t, 0, ifUnused, "unloaded")
+	h.wantCtl(t, 2, append(ifUnused, "--yes"))
+	elsewhere.del(t)
+}
+
 // TestCtlSet changes settings of selected containers. CHECK expects the new ones until DEL.
 func TestCtlSet(t *testing.T) {
 	h := newHost(t)
