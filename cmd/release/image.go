@@ -1,0 +1,111 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// writeImage writes one image for all architectures as an OCI archive, which `ctr images import`, podman and skopeo
+// read. It has the programs and nothing else.
+func (r *release) writeImage() error {
+	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
+	for _, arch := range arches {
+		image, err := r.image(arch)
+		if err != nil {
+			return err
+		}
+		platform := v1.Platform{OS: "linux", Architecture: arch}
+		if arch == "arm64" {
+			platform.Variant = "v8"
+		}
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: &platform}})
+	}
+	// An archive's own index names the images in it.
+	dir, err := layout.Write(r.staged("image"), empty.Index)
+	if err != nil {
+		return err
+	}
+	if err := dir.AppendIndex(index, layout.WithAnnotations(map[string]string{
+		"io.containerd.image.name":          "docker.io/ebpfnet/ebpfnet:" + r.version,
+		"org.opencontainers.image.ref.name": r.version,
+	})); err != nil {
+		return err
+	}
+	files, err := filesBelow(r.staged("image"))
+	if err != nil {
+		return err
+	}
+	return r.create("ebpfnet-"+r.version+"-image.tar", func(w io.Writer) error { return writeTar(w, files, r.time) })
+}
+
+// image returns the image for an architecture.
+func (r *release) image(arch string) (v1.Image, error) {
+	var layer bytes.Buffer
+	err := writeTar(&layer, []file{
+		{r.command(arch, "ebpfnet"), "opt/cni/bin/ebpfnet", 0o755},
+		{r.command(arch, "ebpfnet-ipam"), "opt/cni/bin/ebpfnet-ipam", 0o755},
+		{r.command(arch, "ebpfnetctl"), "usr/sbin/ebpfnetctl", 0o755},
+		{r.staged("copyright"), "usr/share/doc/ebpfnet/copyright", 0o644},
+		{r.sbom(arch), "usr/share/doc/ebpfnet/sbom.cdx.json", 0o644},
+	}, r.time)
+	if err != nil {
+		return nil, err
+	}
+	packed, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(layer.Bytes())), nil
+	}, tarball.WithMediaType(types.OCILayer))
+	if err != nil {
+		return nil, err
+	}
+	image := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	image, err = mutate.Append(image, mutate.Addendum{
+		Layer:   packed,
+		History: v1.History{Created: v1.Time{Time: r.time}, CreatedBy: "make release VERSION=" + r.version},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return mutate.ConfigFile(image, r.imageConfig(arch, image))
+}
+
+// imageConfig returns what a runtime has to know of the image.
+func (r *release) imageConfig(arch string, image v1.Image) *v1.ConfigFile {
+	config, err := image.ConfigFile()
+	if err != nil {
+		config = &v1.ConfigFile{}
+	}
+	config = config.DeepCopy()
+	config.OS, config.Architecture, config.Created = "linux", arch, v1.Time{Time: r.time}
+	config.Config = v1.Config{
+		Entrypoint: []string{"/usr/sbin/ebpfnetctl"},
+		Env:        []string{"PATH=/usr/sbin:/opt/cni/bin"},
+		Labels: map[string]string{
+			"org.opencontainers.image.title":    "ebpfnet",
+			"org.opencontainers.image.version":  r.version,
+			"org.opencontainers.image.licenses": "Apache-2.0 AND (GPL-2.0-only OR BSD-2-Clause)",
+			"org.opencontainers.image.source":   "https://github.com/ebpfnet/ebpfnet",
+		},
+	}
+	return config
+}
+
+// filesBelow lists the files of a directory by their relative names.
+func filesBelow(dir string) (files []file, err error) {
+	err = filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			files = append(files, file{path, strings.TrimPrefix(path, dir+"/"), 0o644})
+		}
+		return err
+	})
+	return files, err
+}

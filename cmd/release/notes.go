@@ -1,0 +1,54 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+)
+
+// checkNotes requires notes on this release that name its map layout: those who upgrade must know whether
+// containers have to be stopped.
+func (r *release) checkNotes() error {
+	notes, err := r.notes()
+	if err != nil {
+		return err
+	}
+	abi, err := r.abi()
+	if err != nil {
+		return err
+	}
+	return layoutIn(notes, abi)
+}
+
+// layoutIn wants notes to name the map layout.
+func layoutIn(notes []byte, abi int) error {
+	layout := fmt.Sprintf("Map layout: %d", abi)
+	if !regexp.MustCompile(layout + `\b`).Match(notes) {
+		return fmt.Errorf("release notes: expected %q in the section of this version", layout)
+	}
+	return nil
+}
+
+// notes returns the section of this release, or of the next one for a preview.
+func (r *release) notes() ([]byte, error) {
+	text, err := os.ReadFile(r.changelog())
+	if err != nil {
+		return nil, err
+	}
+	heading := r.version
+	if r.isPreview() {
+		heading = "Unreleased"
+	}
+	section := regexp.MustCompile(`(?ms)^## ` + regexp.QuoteMeta(heading) + `\b[^\n]*\n(.*?)(^## |\z)`).FindSubmatch(text)
+	if section == nil && r.isPreview() { // the notes on a release that is not tagged yet are complete
+		section = regexp.MustCompile(`(?ms)^## [^\n]*\n(.*?)(^## |\z)`).FindSubmatch(text)
+	}
+	if section == nil {
+		return nil, fmt.Errorf("%s: expected a section %q", r.changelog(), "## "+heading)
+	}
+	return bytes.TrimSpace(section[1]), nil
+}
+
+func (r *release) changelog() string { return filepath.Join(r.source, "cmd/release/CHANGELOG.md") }
