@@ -12,6 +12,7 @@ PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool n
 BENCH_PACKAGES := nftables iptables
 CI_PACKAGES := mmdebstrap
 RUNTIME_PACKAGES := podman conmon crun busybox-static iproute2 iptables
+RELEASE_PACKAGES := mmdebstrap rpm iproute2 git
 KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
@@ -102,6 +103,40 @@ test-runtimes: build ## run the plugin under podman and containerd, which it ins
 	@$(call install-packages,$(RUNTIME_PACKAGES))
 	cd test/runtimes && $(GO) build -trimpath -o ../../bin/ tool && $(GO) vet ./... && $(GO) tool -modfile=../../go.mod staticcheck ./...
 	cd test/runtimes && EBPFNET_BIN_DIR=$(CURDIR)/bin $(GO) test -count=1 ./...
+
+.PHONY: release
+release: ## build what a release has into bin/release/VERSION, without a network: packages, archives, image, SBOM, checksums
+	@[ -n "$(VERSION)" ] || { echo "make release VERSION=1.2.3 (for a preview 1.2.3-rc.1)"; exit 2; }
+	cd cmd/release && $(GO) run . -version $(VERSION) -source ../.. -out ../../bin/release/$(VERSION)
+
+.PHONY: test-packages
+test-packages: release-twice bin/packages/debian.tar ## build a release twice, and install, upgrade and remove its packages in a bare Debian (root)
+	cd test/packages && $(GO) vet ./... && $(GO) tool -modfile=../../go.mod staticcheck ./...
+	for tag in $$(git tag --list 'v*'); do $(MAKE) --no-print-directory bin/packages/$$tag || exit 1; done
+	cd test/packages && $(GO) test -count=1 ./...
+
+# Two builds at different times, the second without a network and in another environment.
+.PHONY: release-twice
+release-twice:
+	@$(call install-packages,$(RELEASE_PACKAGES))
+	cd cmd/release && $(GO) vet ./... && $(GO) tool -modfile=../../go.mod staticcheck ./... && $(GO) test ./...
+	cd cmd/release && $(GO) build -o ../../bin/ .
+	bin/release -version 0.0.0-test -source . -out bin/packages/present
+	umask 077 && TZ=Asia/Tokyo LC_ALL=C unshare --net bin/release -version 0.0.0-test -source $(CURDIR) -out bin/packages/again
+	diff -r bin/packages/present bin/packages/again
+	rm -r bin/packages/again
+
+# What users have: each release that has a tag, built by its own sources.
+bin/packages/v%:
+	git worktree add --detach bin/packages/source v$*
+	cd bin/packages/source/cmd/release && $(GO) run . -version $* -source ../.. -out $(CURDIR)/bin/packages/v$*; \
+		built=$$?; cd $(CURDIR) && git worktree remove --force bin/packages/source && exit $$built
+
+bin/packages/debian.tar:
+	mkdir -p bin/packages
+	apt-get update -qq # indextargets knows the origin of updated lists only
+	apt-get indextargets --format 'deb $$(REPO_URI) $$(RELEASE) $$(COMPONENT)' 'Created-By: Packages' 'Origin: Debian' >bin/packages/sources.list
+	mmdebstrap --quiet --variant=minbase --include=systemd --aptopt="$$(apt-config dump | sed -n '/^Acquire::http/p')" '' $@ bin/packages/sources.list
 
 .PHONY: bench
 bench: bench-binaries ## compare ebpfnet with a bare veth, plain routing and the reference plugins on a quiet machine; writes test/bench/README.md (root)

@@ -1,0 +1,183 @@
+package packages
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// outside is where a server outside listens.
+var outside = netip.AddrPortFrom(testenv.OutsideAddr4, 7)
+
+// TestUpgrade upgrades from each release that has a tag, and from the present sources as an older release, while
+// containers exchange packets, of which none may be lost.
+func TestUpgrade(t *testing.T) {
+	releases, err := os.ReadDir(buildDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, release := range releases {
+		if strings.HasPrefix(release.Name(), "v") {
+			t.Run(release.Name(), func(t *testing.T) { upgrade(t, deb(t, release.Name()), func(*host) {}) })
+		}
+	}
+	t.Run("present", func(t *testing.T) {
+		older := repack(t, deb(t, "present"), func(dir string) {
+			replace(t, dir+"/DEBIAN/control", "\nVersion: ", "\nVersion: 0.0.0~")
+		})
+		upgrade(t, older, func(h *host) { h.loadOlder(t) })
+	})
+}
+
+// upgrade installs a release, connects a container and installs the present one.
+func upgrade(t *testing.T, from string, prepare func(*host)) {
+	h := newHost(t)
+	h.run(t, h.dpkg(t, "-i", from))
+	pod := h.runtime(t, pluginsOfDebian).AddPod(t, "web", map[string]any{"portMappings": []map[string]any{
+		{"hostPort": 8080, "containerPort": 7, "protocol": "tcp"}, {"hostPort": 8080, "containerPort": 7, "protocol": "udp"},
+	}})
+	prepare(h)
+	stop := h.startTraffic(t, pod)
+	output := h.run(t, h.dpkg(t, "-i", deb(t, "present")))
+	if !strings.Contains(output, "replaced revision ") {
+		t.Errorf("upgrade: got %q, want it to replace the programs", output)
+	}
+	stop()
+	h.run(t, []string{"ebpfnetctl", "upgrade"}, "already loaded")
+	if err := pod.Check(testenv.Context(t)); err != nil {
+		t.Errorf("CHECK after the upgrade: %v", err)
+	}
+}
+
+// loadOlder replaces the loaded programs by the same ones with a lower revision.
+func (h *host) loadOlder(t *testing.T) {
+	t.Helper()
+	older := loader.Embedded()
+	older.Revision, older.Build = older.Revision-1, older.Build+1
+	err := h.Node.Do(func() error {
+		_, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: &older})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startTraffic lets a container and the outside exchange packets by masquerading and by host ports. stop waits
+// for a last exchange of each. A lost datagram is not repeated, and so fails the test.
+func (h *host) startTraffic(t *testing.T, pod *testenv.Pod) (stop func()) {
+	t.Helper()
+	inside := netip.AddrPortFrom(netip.IPv4Unspecified(), 7)
+	port := netip.AddrPortFrom(testenv.NodeAddr4, 8080)
+	var stopping atomic.Bool
+	var all sync.WaitGroup
+	for _, network := range []string{"udp", "tcp"} {
+		serve := testenv.ServeUDP
+		if network == "tcp" {
+			serve = testenv.ServeTCP
+		}
+		serve(t, h.Outside, outside)
+		serve(t, pod.Namespace, inside)
+		for from, to := range map[*testenv.Namespace]netip.AddrPort{pod.Namespace: outside, h.Outside: port} {
+			client, err := testenv.NewClient(testenv.Context(t), from, network, netip.AddrPort{}, to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { client.Close() })
+			ask := func(n int) error {
+				_, err := client.Ask(testenv.Context(t), fmt.Sprint("request ", n))
+				return err
+			}
+			if err := ask(0); err != nil {
+				t.Fatalf("%s from %s: %v", network, from.Name, err)
+			}
+			all.Go(func() {
+				for n, last := 1, false; !last; n++ {
+					last = stopping.Load()
+					if err := ask(n); err != nil {
+						t.Errorf("%s from %s, request %d: %v", network, from.Name, n, err)
+						return
+					}
+				}
+			})
+		}
+	}
+	return func() { stopping.Store(true); all.Wait() }
+}
+
+// TestUpgradeToOtherLayout refuses an upgrade to another map layout while a container is connected: no other one
+// could be added afterwards. Without containers it unloads the old one.
+func TestUpgradeToOtherLayout(t *testing.T) {
+	h := newHost(t)
+	h.run(t, h.dpkg(t, "-i", deb(t, "present")))
+	pod := h.runtime(t, pluginsOfDebian).AddPod(t, "web", nil)
+	newer := repack(t, deb(t, "present"), func(dir string) {
+		replace(t, dir+"/DEBIAN/control", "\nVersion: ", "\nVersion: 9.")
+		replace(t, dir+"/DEBIAN/preinst", fmt.Sprint("ABI ", loader.ABI), fmt.Sprint("ABI ", loader.ABI+1))
+	})
+	install := h.dpkg(t, "-i", newer)
+	h.refuse(t, install, "another map layout", "pods web eth0")
+	wantInstalled(t, h)
+	h.run(t, []string{"ebpfnetctl", "status"})
+	if err := pod.Check(testenv.Context(t)); err != nil {
+		t.Errorf("CHECK after a refused upgrade: %v", err)
+	}
+	if err := pod.Del(testenv.Context(t)); err != nil {
+		t.Fatal(err)
+	}
+	h.run(t, install, "unloaded")
+	h.run(t, []string{"dpkg-query", "-W", "-f", "${Version}", "ebpfnet"}, "9.")
+}
+
+// TestInstallOverMakeInstall replaces what `make install` has left in /opt/cni/bin, by a rename.
+func TestInstallOverMakeInstall(t *testing.T) {
+	h := newHost(t)
+	h.run(t, []string{"sh", "-c", "mkdir -p /opt/cni/bin && echo old > /opt/cni/bin/ebpfnet && chmod +x /opt/cni/bin/ebpfnet"})
+	h.run(t, h.dpkg(t, "-i", deb(t, "present")))
+	h.run(t, []string{"/opt/cni/bin/ebpfnet"}, "CNI protocol versions supported")
+	left, err := filepath.Glob(h.root + "/opt/cni/bin/.*new")
+	if err != nil || len(left) > 0 {
+		t.Errorf("temporary links: got %q (%v), want none", left, err)
+	}
+}
+
+// TestInstallWhereDirectoriesAreOne leaves the plugins alone where /opt/cni/bin is a link to their directory.
+func TestInstallWhereDirectoriesAreOne(t *testing.T) {
+	h := newHost(t)
+	h.run(t, []string{"sh", "-c", "mkdir -p /opt/cni /usr/lib/cni && ln -s /usr/lib/cni /opt/cni/bin"})
+	install := h.dpkg(t, "-i", deb(t, "present"))
+	for range 2 {
+		h.run(t, install)
+		wantInstalled(t, h)
+	}
+	h.run(t, []string{"dpkg", "--purge", "ebpfnet"})
+}
+
+// devices returns the host's ends of containers.
+func devices(t *testing.T, h *host) (ours []netlink.Link) {
+	t.Helper()
+	all, err := rtnl.Links(h.Node.Netlink())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range all {
+		if strings.HasPrefix(link.Attrs().Name, "ebpf") {
+			ours = append(ours, link)
+		}
+	}
+	if len(ours) == 0 {
+		t.Fatal("no container has a device")
+	}
+	return ours
+}
