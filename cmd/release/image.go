@@ -24,11 +24,7 @@ func (r *release) writeImage() error {
 		if err != nil {
 			return err
 		}
-		platform := v1.Platform{OS: "linux", Architecture: arch}
-		if arch == "arm64" {
-			platform.Variant = "v8"
-		}
-		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: &platform}})
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: platformOf(arch)}})
 	}
 	// An archive's own index names the images in it.
 	dir, err := layout.Write(r.staged("image"), empty.Index)
@@ -46,6 +42,12 @@ func (r *release) writeImage() error {
 		return err
 	}
 	return r.create("ebpfnet-"+r.version+"-image.tar", func(w io.Writer) error { return writeTar(w, files, r.time) })
+}
+
+// platformOf returns an architecture by the words of images.
+func platformOf(arch string) *v1.Platform {
+	variant := map[string]string{"arm64": "v8"}[arch]
+	return &v1.Platform{OS: "linux", Architecture: arch, Variant: variant}
 }
 
 // image returns the image for an architecture.
@@ -75,17 +77,19 @@ func (r *release) image(arch string) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return mutate.ConfigFile(image, r.imageConfig(arch, image))
-}
-
-// imageConfig returns what a runtime has to know of the image.
-func (r *release) imageConfig(arch string, image v1.Image) *v1.ConfigFile {
 	config, err := image.ConfigFile()
 	if err != nil {
-		config = &v1.ConfigFile{}
+		return nil, err
 	}
-	config = config.DeepCopy()
-	config.OS, config.Architecture, config.Created = "linux", arch, v1.Time{Time: r.time}
+	return mutate.ConfigFile(image, r.imageConfig(arch, config))
+}
+
+// imageConfig completes a configuration by what a runtime has to know of the image.
+func (r *release) imageConfig(arch string, layers *v1.ConfigFile) *v1.ConfigFile {
+	config := layers.DeepCopy()
+	platform := platformOf(arch)
+	config.OS, config.Architecture, config.Variant = platform.OS, platform.Architecture, platform.Variant
+	config.Created = v1.Time{Time: r.time}
 	config.Config = v1.Config{
 		Entrypoint: []string{"/usr/sbin/ebpfnetctl"},
 		Env:        []string{"PATH=/usr/sbin:/opt/cni/bin"},

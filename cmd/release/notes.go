@@ -41,7 +41,7 @@ func (r *release) notes() ([]byte, error) {
 	if r.isPreview() {
 		heading = "Unreleased"
 	}
-	section := regexp.MustCompile(`(?ms)^## ` + regexp.QuoteMeta(heading) + `\b[^\n]*\n(.*?)(^## |\z)`).FindSubmatch(text)
+	section := regexp.MustCompile(`(?ms)^## ` + regexp.QuoteMeta(heading) + `(?: [^\n]*)?\n(.*?)(^## |\z)`).FindSubmatch(text)
 	if section == nil && r.isPreview() { // the notes on a release that is not tagged yet are complete
 		section = regexp.MustCompile(`(?ms)^## [^\n]*\n(.*?)(^## |\z)`).FindSubmatch(text)
 	}
