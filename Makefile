@@ -120,9 +120,9 @@ test-packages: release-twice bin/packages/debian.tar ## build a release twice, a
 release-twice:
 	@$(call install-packages,$(RELEASE_PACKAGES))
 	cd cmd/release && $(GO) vet ./... && $(GO) tool -modfile=../../go.mod staticcheck ./... && $(GO) test ./...
-	cd cmd/release && $(GO) build -o ../../bin/ .
-	bin/release -version 0.0.0-test -source . -out bin/packages/present
-	umask 077 && TZ=Asia/Tokyo LC_ALL=C unshare --net bin/release -version 0.0.0-test -source $(CURDIR) -out bin/packages/again
+	cd cmd/release && $(GO) build -o ../../bin/packages/ .
+	bin/packages/release -version 0.0.0-test -source . -out bin/packages/present
+	umask 077 && TZ=Asia/Tokyo LC_ALL=C unshare --net bin/packages/release -version 0.0.0-test -source $(CURDIR) -out bin/packages/again
 	diff -r bin/packages/present bin/packages/again
 	rm -r bin/packages/again
 
