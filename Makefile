@@ -136,7 +136,8 @@ bin/packages/debian.tar:
 	mkdir -p bin/packages
 	apt-get update -qq # indextargets knows the origin of updated lists only
 	apt-get indextargets --format 'deb $$(REPO_URI) $$(RELEASE) $$(COMPONENT)' 'Created-By: Packages' 'Origin: Debian' >bin/packages/sources.list
-	mmdebstrap --quiet --variant=minbase --include=systemd --aptopt="$$(apt-config dump | sed -n '/^Acquire::http/p')" '' $@ bin/packages/sources.list
+	apt-config dump | sed -n '/^Acquire::http/p' >bin/packages/apt.conf # proxies
+	mmdebstrap --quiet --variant=minbase --include=systemd --aptopt=bin/packages/apt.conf '' $@ bin/packages/sources.list
 
 .PHONY: bench
 bench: bench-binaries ## compare ebpfnet with a bare veth, plain routing and the reference plugins on a quiet machine; writes test/bench/README.md (root)
