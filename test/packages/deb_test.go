@@ -73,7 +73,8 @@ func TestRemove(t *testing.T) {
 // TestRemoveLeavesOthers wants a purge to leave what others have: their plugins, networks and reservations.
 func TestRemoveLeavesOthers(t *testing.T) {
 	h := newHost(t)
-	h.run(t, h.dpkg(t, "-i", deb(t, "present")))
+	install := h.dpkg(t, "-i", deb(t, "present"))
+	h.run(t, install)
 	h.runtime(t, pluginsOfDebian).AddPod(t, "web", nil) // it loses its device below, so it is gone without DEL
 	others := []string{"/opt/cni/bin/bridge", "/usr/lib/cni/bridge", "/var/lib/cni/networks/other/last_reserved_ip.0"}
 	for _, file := range others {
@@ -92,6 +93,7 @@ func TestRemoveLeavesOthers(t *testing.T) {
 			t.Errorf("%s: purged, want it to stay", file)
 		}
 	}
+	h.run(t, install) // for the runtime's DEL
 }
 
 // TestUnits wants valid units that installing does not enable, and a removal to disable them.

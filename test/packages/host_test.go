@@ -1,6 +1,7 @@
 package packages
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -12,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -44,6 +47,11 @@ func newHost(t *testing.T) *host {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { // the last step: what the plugin has in common with all roots
+		if err := errors.Join(os.RemoveAll(loader.Root), os.RemoveAll(testenv.ReservationDir), os.RemoveAll(record.DefaultDir)); err != nil {
+			t.Error(err)
+		}
+	})
 	h := &host{Topology: testenv.NewTopology(t), root: filepath.Join(t.TempDir(), "root")}
 	layer := t.TempDir()
 	for _, dir := range []string{h.root, layer + "/upper", layer + "/work"} {
