@@ -129,7 +129,7 @@ release-twice:
 # What users have: each release that has a tag, built by its own sources.
 bin/packages/v%:
 	git worktree add --detach bin/packages/source v$*
-	cd bin/packages/source/cmd/release && $(GO) run . -version $* -source ../.. -out $(CURDIR)/bin/packages/v$*; \
+	cd bin/packages/source/cmd/release && $(GO) run . -version $* -source ../.. -out $(CURDIR)/bin/packages/partial && mv $(CURDIR)/bin/packages/partial $(CURDIR)/$@; \
 		built=$$?; cd $(CURDIR) && git worktree remove --force bin/packages/source && exit $$built
 
 bin/packages/debian.tar:

@@ -49,15 +49,34 @@ func upgrade(t *testing.T, from string, prepare func(*host)) {
 	}})
 	prepare(h)
 	stop := h.startTraffic(t, pod)
-	output := h.run(t, h.dpkg(t, "-i", deb(t, "present")))
-	if !strings.Contains(output, "replaced revision ") {
-		t.Errorf("upgrade: got %q, want it to replace the programs", output)
+	install := h.dpkg(t, "-i", deb(t, "present"))
+	if version := h.run(t, []string{"ebpfnetctl", "version"}); !strings.HasSuffix(version, fmt.Sprintf(", ABI %d\n", loader.ABI)) {
+		h.upgradeLayout(t, install, pod, stop)
+		return
 	}
+	h.run(t, install)
 	stop()
 	h.run(t, []string{"ebpfnetctl", "upgrade"}, "already loaded")
 	if err := pod.Check(testenv.Context(t)); err != nil {
 		t.Errorf("CHECK after the upgrade: %v", err)
 	}
+}
+
+// upgradeLayout upgrades to another map layout. That is refused while a container is connected: no other one could
+// be added afterwards. Without containers the old layout is unloaded.
+func (h *host) upgradeLayout(t *testing.T, install []string, pod *testenv.Pod, stop func()) {
+	t.Helper()
+	h.refuse(t, install, "another map layout", "pods web eth0")
+	wantInstalled(t, h)
+	h.run(t, []string{"ebpfnetctl", "status"})
+	stop()
+	if err := pod.Check(testenv.Context(t)); err != nil {
+		t.Errorf("CHECK after a refused upgrade: %v", err)
+	}
+	if err := pod.Del(testenv.Context(t)); err != nil {
+		t.Fatal(err)
+	}
+	h.run(t, install, "unloaded")
 }
 
 // loadOlder replaces the loaded programs by the same ones with a lower revision.
@@ -116,8 +135,7 @@ func (h *host) startTraffic(t *testing.T, pod *testenv.Pod) (stop func()) {
 	return func() { stopping.Store(true); all.Wait() }
 }
 
-// TestUpgradeToOtherLayout refuses an upgrade to another map layout while a container is connected: no other one
-// could be added afterwards. Without containers it unloads the old one.
+// TestUpgradeToOtherLayout upgrades to a release with another map layout.
 func TestUpgradeToOtherLayout(t *testing.T) {
 	h := newHost(t)
 	h.run(t, h.dpkg(t, "-i", deb(t, "present")))
@@ -126,17 +144,7 @@ func TestUpgradeToOtherLayout(t *testing.T) {
 		replace(t, dir+"/DEBIAN/control", "\nVersion: ", "\nVersion: 9.")
 		replace(t, dir+"/DEBIAN/preinst", fmt.Sprint("ABI ", loader.ABI), fmt.Sprint("ABI ", loader.ABI+1))
 	})
-	install := h.dpkg(t, "-i", newer)
-	h.refuse(t, install, "another map layout", "pods web eth0")
-	wantInstalled(t, h)
-	h.run(t, []string{"ebpfnetctl", "status"})
-	if err := pod.Check(testenv.Context(t)); err != nil {
-		t.Errorf("CHECK after a refused upgrade: %v", err)
-	}
-	if err := pod.Del(testenv.Context(t)); err != nil {
-		t.Fatal(err)
-	}
-	h.run(t, install, "unloaded")
+	h.upgradeLayout(t, h.dpkg(t, "-i", newer), pod, func() {})
 	h.run(t, []string{"dpkg-query", "-W", "-f", "${Version}", "ebpfnet"}, "9.")
 }
 
