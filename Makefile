@@ -98,11 +98,20 @@ test-kernels: kernel-binaries ## run packet tables, scenarios and the CNI contra
 test-kernels-quick: kernel-binaries ## run a selection on the oldest and the newest kernel
 	bin/matrix -bin bin -jobs 2 -quick $(KERNEL)
 
+# How many pods each containerd makes and removes in test-runtimes.
+CHURN ?= 50
+
 .PHONY: test-runtimes
-test-runtimes: build ## run the plugin under podman and containerd, which it installs or builds; in their own namespaces (root)
+test-runtimes: build bin/debian ## run the plugin under podman and containerd, which it installs or builds; in their own namespaces (root); CHURN=1000: more pods
 	@$(call install-packages,$(RUNTIME_PACKAGES))
 	cd test/runtimes && $(GO) build -trimpath -o ../../bin/ tool && $(GO) vet ./... && $(GO) tool -modfile=../../go.mod staticcheck ./...
-	cd test/runtimes && EBPFNET_BIN_DIR=$(CURDIR)/bin $(GO) test -count=1 ./...
+	cd test/runtimes && EBPFNET_BIN_DIR=$(CURDIR)/bin $(GO) test -count=1 -timeout 60m . -churn $(CHURN)
+
+# Debian's containerd is unpacked, not installed: a package would start it, and end Docker's.
+bin/debian:
+	rm -rf bin/unpacked && mkdir -p bin/unpacked
+	apt-get update -qq && cd bin/unpacked && apt-get download -qq containerd && dpkg -x containerd_*.deb .
+	mv bin/unpacked $@
 
 .PHONY: release
 release: ## build what a release has into bin/release/VERSION, without a network: packages, archives, image, SBOM, checksums

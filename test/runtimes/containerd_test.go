@@ -1,7 +1,7 @@
 package runtimes
 
 import (
-	"bytes"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -12,119 +12,147 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-const containerdSocket = "/run/containerd/containerd.sock"
+const (
+	containerdDir    = "/run/containerd"
+	containerdSocket = containerdDir + "/containerd.sock"
+)
+
+// release is a containerd that users have.
+type release struct {
+	version string
+	config  string // beside what both have
+	program func(t *testing.T, name string) (file string)
+}
+
+// debian is Debian 12's.
+var debian = release{"1.6", `
+version = 2
+[plugins.'io.containerd.internal.v1.opt']
+path = "` + containerdDir + `/opt"
+[plugins.'io.containerd.grpc.v1.cri']
+sandbox_image = "` + image + `"
+restrict_oom_score_adj = true # root of a container may not lower it
+[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc.options]
+BinaryName = "` + binDir + `/runc"
+`, func(_ *testing.T, name string) string { return "../../bin/debian/usr/bin/" + name }}
+
+var newest = release{"2", `
+version = 3
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+sandbox = "` + image + `"
+[plugins.'io.containerd.cri.v1.runtime']
+restrict_oom_score_adj = true
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+BinaryName = "` + binDir + `/runc"
+`, func(t *testing.T, name string) string {
+	return testenv.Build(t, "github.com/containerd/containerd/v2/cmd/"+name)
+}}
 
 const containerdConfig = `
-version = 3
-root = "/run/containerd/root"
-state = "/run/containerd/state"
+root = "` + containerdDir + `/root"
+state = "` + containerdDir + `/state"
 [grpc]
 address = "` + containerdSocket + `"
-[plugins.'io.containerd.cri.v1.images']
-snapshotter = "native"
-[plugins.'io.containerd.cri.v1.runtime'.cni]
-bin_dirs = ["` + pluginDir + `"]
-conf_dir = "` + configDir + `"
 `
 
-// containerd is containerd 2, as the kubelet sees it.
+// runc is crun that leaves the cgroups of the host alone, where runc would find a container's processes. Debian 12's
+// crun knows no newer version of the OCI's bundles.
+const runc = `#!/bin/sh
+case " $* " in *" ps --format json "*)
+	crun $(echo "$*" | sed 's/ ps --format json / state /') | sed -n 's/.*"pid": \([0-9]*\).*/[\1]/p'
+	exit
+esac
+for word; do
+	[ ! -f "$word/config.json" ] || sed -i 's/"ociVersion":"[^"]*"/"ociVersion":"1.0.2"/' "$word/config.json"
+done
+exec crun --cgroup-manager=disabled "$@"
+`
+
+// containerd is a node with containerd, as the kubelet sees it.
 type containerd struct {
 	*machine
 	cri.RuntimeServiceClient
+	images cri.ImageServiceClient
 }
 
-func newContainerd(t *testing.T, conflist []byte) containerd {
+func newContainerd(t *testing.T, r release, conflist []byte) containerd {
 	t.Helper()
 	m := newMachine(t, conflist)
-	m.write(t, "/run/containerd/config.toml", []byte(containerdConfig))
-	m.install(t, testenv.Build(t, "github.com/containerd/containerd/v2/cmd/containerd"), binDir+"/containerd")
-	m.startDaemon(t, "containerd", "--config", "/run/containerd/config.toml")
+	head, tail, _ := strings.Cut(r.config, "[") // keys come before tables
+	m.write(t, containerdDir+"/config.toml", []byte(head+containerdConfig+"["+tail))
+	for _, program := range []string{"containerd", "containerd-shim-runc-v2", "ctr"} {
+		m.install(t, r.program(t, program), binDir+"/"+program)
+	}
+	m.write(t, binDir+"/runc", []byte(runc))
+	m.installPlugins(t, "main/loopback") // which CRI calls beside the list
+	m.write(t, "/run/image.tar", ociImage(t))
 
 	connection, err := grpc.NewClient("unix://"+m.path(containerdSocket), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { connection.Close() })
-	c := containerd{m, cri.NewRuntimeServiceClient(connection)}
-	testenv.Eventually(t, "containerd's answer", func() error {
-		_, err := c.Version(testenv.Context(t), &cri.VersionRequest{})
+	c := containerd{m, cri.NewRuntimeServiceClient(connection), cri.NewImageServiceClient(connection)}
+	c.start(t)
+	c.run(t, "ctr", "--namespace", "k8s.io", "images", "import", "/run/image.tar")
+	testenv.Eventually(t, "the image", func() error {
+		status, err := c.images.ImageStatus(testenv.Context(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: image}})
+		if err == nil && status.Image == nil {
+			err = fmt.Errorf("no image %s", image)
+		}
 		return err
 	})
 	return c
 }
 
+// start starts containerd and waits until it has read its network.
+func (c containerd) start(t *testing.T) {
+	t.Helper()
+	const start = "echo $$ >" + containerdDir + "/pid; exec containerd --config " + containerdDir + "/config.toml"
+	c.startDaemon(t, "sh", "-c", start)
+	testenv.Eventually(t, "containerd", func() error {
+		condition, err := c.network(t)
+		if err == nil && strings.Contains(condition.Message, "cni plugin not initialized") {
+			err = fmt.Errorf("network: %s", condition.Message)
+		}
+		return err
+	})
+}
+
+// kill kills containerd as the kernel does it for want of memory. Its containers go on.
+func (c containerd) kill(t *testing.T) {
+	t.Helper()
+	c.run(t, "sh", "-c", "kill -KILL $(cat "+containerdDir+"/pid)")
+	testenv.Eventually(t, "the end of containerd", func() error {
+		if output, err := c.command(testenv.Context(t), "sh", "-c", "! kill -0 $(cat "+containerdDir+"/pid)").CombinedOutput(); err != nil {
+			return fmt.Errorf("it is there: %w: %s", err, output)
+		}
+		return nil
+	})
+}
+
 // network returns the condition of the network that the kubelet reports for its node.
-func (c containerd) network(t *testing.T) *cri.RuntimeCondition {
+func (c containerd) network(t *testing.T) (*cri.RuntimeCondition, error) {
 	t.Helper()
 	response, err := c.Status(testenv.Context(t), &cri.StatusRequest{})
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	for _, condition := range response.Status.Conditions {
 		if condition.Type == cri.NetworkReady {
-			return condition
+			return condition, nil
 		}
 	}
-	t.Fatalf("got status %v, want a condition %s", response.Status, cri.NetworkReady)
-	return nil
+	return nil, fmt.Errorf("got status %v, want a condition %s", response.Status, cri.NetworkReady)
 }
 
-func (c containerd) wantReady(t *testing.T) {
-	t.Helper()
-	if got := c.network(t); !got.Status {
-		t.Errorf("got not ready: %s, want ready", got.Message)
-	}
-}
-
-func (c containerd) wantNotReady(t *testing.T, reason string) {
-	t.Helper()
-	if got := c.network(t); got.Status || !strings.Contains(got.Message, reason) {
-		t.Errorf("got ready %t, %q; want a message with %q", got.Status, got.Message, reason)
-	}
-}
-
-// TestContainerdStatus damages a node. containerd reports why the node is not ready, and after the repair that it is:
-// nobody restarts anything.
-func TestContainerdStatus(t *testing.T) {
-	conflist := bytes.ReplaceAll(example(t, "examples/containerd.conflist"), []byte("10.88.0.0/16"), []byte("10.88.0.0/30"))
-	c := newContainerd(t, conflist)
-	c.install(t, testenv.Build(t, "github.com/containernetworking/cni/cnitool"), binDir+"/cnitool")
-	c.env = append(c.env, "CNI_PATH="+pluginDir, "NETCONFPATH="+configDir)
-	c.run(t, "ip", "netns", "add", "pod")
-	c.wantReady(t)
-	for _, test := range []struct {
-		what, damage, reason, repair string
-	}{
-		{
-			"range without an address",
-			"cnitool add pods /run/netns/pod",
-			"no free address: range set 0 (10.88.0.1-10.88.0.2) in /var/lib/cni/networks/pods",
-			"cnitool del pods /run/netns/pod",
-		},
-		{
-			"read-only bpffs",
-			"mount -o remount,ro /sys/fs/bpf",
-			"maps/devices: read-only file system",
-			"mount -o remount,rw /sys/fs/bpf",
-		},
-		{
-			"no datapath",
-			"ebpfnetctl unload --yes && mount -o remount,ro /sys/fs/bpf",
-			"load the datapath: create a directory of pins",
-			"mount -o remount,rw /sys/fs/bpf",
-		},
-		{
-			"no bpffs",
-			"umount /sys/fs/bpf && mount -t tmpfs tmpfs /sys/fs",
-			"load the datapath: this host cannot run ebpfnet: /sys/fs/bpf: no such file or directory",
-			"umount /sys/fs",
-		},
-	} {
-		t.Run(test.what, func(t *testing.T) {
-			c.run(t, "sh", "-c", test.damage)
-			c.wantNotReady(t, test.reason)
-			c.run(t, "sh", "-c", test.repair)
-			c.wantReady(t)
-		})
+// eachContainerd runs a test under each release, with the list that users copy.
+func eachContainerd(t *testing.T, test func(t *testing.T, c containerd)) {
+	for _, r := range []release{debian, newest} {
+		t.Run(r.version, func(t *testing.T) { test(t, newContainerd(t, r, example(t, "example.conflist"))) })
 	}
 }

@@ -3,12 +3,13 @@ package runtimes
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
+	"path"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,11 +23,11 @@ import (
 // machineEnv marks the first process of a machine.
 const machineEnv = "EBPFNET_TEST_MACHINE"
 
-// Directories of a machine: for programs, and where its runtime looks for plugins and networks.
+// Directories of a machine: for programs, and where runtimes look for plugins and networks if nobody tells them.
 const (
 	binDir    = "/run/bin"
-	pluginDir = "/run/cni/bin"
-	configDir = "/run/cni/net.d"
+	pluginDir = "/opt/cni/bin"
+	configDir = "/etc/cni/net.d"
 )
 
 // machine is the node of a topology with mounts and processes of its own. All of them end with its
@@ -84,9 +85,17 @@ func (m *machine) start(t *testing.T) {
 // closes standard input.
 func runMachine() {
 	testenv.Isolate()
-	// The host's may be a mixture of versions, which crun refuses.
-	if err := unix.Mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, ""); err != nil {
-		fmt.Fprintf(os.Stderr, "mount cgroup2: %v\n", err)
+	if err := errors.Join(
+		// The host's may be a mixture of versions, which crun refuses.
+		unix.Mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, ""),
+		// What runtimes write there is the machine's, and so are the plugins and networks.
+		unix.Mount("tmpfs", "/opt", "tmpfs", 0, "mode=0755"),
+		os.MkdirAll("/run/etc/upper", 0o755),
+		os.MkdirAll("/run/etc/work", 0o755),
+		unix.Mount("overlay", "/etc", "overlay", 0, "lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work"),
+		os.RemoveAll("/etc/cni"),
+	); err != nil {
+		fmt.Fprintf(os.Stderr, "mounts of a machine: %v\n", err)
 		os.Exit(1)
 	}
 	children := make(chan os.Signal, 1)
@@ -122,7 +131,7 @@ func (m *machine) startDaemon(t *testing.T, name string, args ...string) {
 }
 
 // path returns the path by which this process finds a file of the machine.
-func (m *machine) path(path string) string { return fmt.Sprintf("/proc/%d/root%s", m.pid, path) }
+func (m *machine) path(file string) string { return fmt.Sprintf("/proc/%d/root%s", m.pid, file) }
 
 // install copies a file into the machine.
 func (m *machine) install(t *testing.T, from, to string) {
@@ -134,12 +143,20 @@ func (m *machine) install(t *testing.T, from, to string) {
 	m.write(t, to, content)
 }
 
-func (m *machine) write(t *testing.T, path string, content []byte) {
+// installPlugins installs reference plugins.
+func (m *machine) installPlugins(t *testing.T, plugins ...string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(m.path(path)), 0o755); err != nil {
+	for _, plugin := range plugins {
+		m.install(t, testenv.Build(t, "github.com/containernetworking/plugins/plugins/"+plugin), pluginDir+"/"+path.Base(plugin))
+	}
+}
+
+func (m *machine) write(t *testing.T, file string, content []byte) {
+	t.Helper()
+	if err := os.MkdirAll(path.Dir(m.path(file)), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(m.path(path), content, 0o755); err != nil {
+	if err := os.WriteFile(m.path(file), content, 0o755); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -161,4 +178,28 @@ func (m *machine) run(t *testing.T, name string, args ...string) string {
 		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, output)
 	}
 	return strings.TrimSpace(string(output))
+}
+
+func (m *machine) wantNoAttachment(t *testing.T) {
+	t.Helper()
+	if got := m.run(t, "ebpfnetctl", "attachments", "-o", "json"); got != "[]" {
+		t.Errorf("attachments: got %s, want none", got)
+	}
+}
+
+// state lists what containers leave on a host: attachments, host ports, devices, network namespaces, and files of CNI.
+func (m *machine) state(t *testing.T) string {
+	t.Helper()
+	return m.run(t, "sh", "-c", `
+		for noun in attachments ports; do ebpfnetctl $noun -o json 2>/dev/null | grep -vxF '[]'; done
+		ip -brief link | cut -d ' ' -f 1
+		find /run/netns /run/ebpfnet /var/lib/cni -type f ! -name last_reserved_ip.* ! -name '*lock*' 2>/dev/null | sort
+		mount | grep -c nsfs || true`)
+}
+
+func (m *machine) wantState(t *testing.T, want string) {
+	t.Helper()
+	if got := m.state(t); got != want {
+		t.Errorf("left on the host:\n%s\nwant:\n%s", got, want)
+	}
 }

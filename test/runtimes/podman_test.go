@@ -1,12 +1,6 @@
 package runtimes
 
-import (
-	"fmt"
-	"net/netip"
-	"testing"
-
-	"github.com/ebpfnet/ebpfnet/test/testenv"
-)
+import "testing"
 
 const podmanConfig = `
 [containers]
@@ -17,8 +11,6 @@ lock_type = "file"
 runtime = "crun"
 [network]
 network_backend = "cni"
-cni_plugin_dirs = ["` + pluginDir + `"]
-network_config_dir = "` + configDir + `"
 `
 
 const podmanStorage = `
@@ -42,48 +34,35 @@ func newPodman(t *testing.T) podman {
 	return p
 }
 
-// serve runs a container "web" with a web server on port 80, which is the node's 8080.
-func (p podman) serve(t *testing.T, options ...string) {
+// publish runs a container whose port 80 is port 8080 of the node.
+func (p podman) publish(t *testing.T, name string, command ...string) (id string) {
 	t.Helper()
-	args := append([]string{"run", "--detach", "--name", "web", "--network", "pods", "--publish", "8080:80"}, options...)
-	p.run(t, "podman", append(args, "--rootfs", "/run/rootfs", "/bin/busybox", "httpd", "-f", "-p", "80", "-h", "/www")...)
+	p.publishWith(t, name, nil, command...)
+	return name
 }
 
-// wantPublished wants the container's web server at port 8080 of the node's addresses, from everywhere.
-func (p podman) wantPublished(t *testing.T) {
+func (p podman) publishWith(t *testing.T, name string, options []string, command ...string) {
 	t.Helper()
-	for _, client := range []*testenv.Namespace{p.Node, p.Outside} {
-		for _, addr := range []netip.Addr{testenv.NodeAddr4, testenv.NodeAddr6} {
-			url := fmt.Sprintf("http://%s/", netip.AddrPortFrom(addr, 8080))
-			testenv.Eventually(t, "the web server", func() error {
-				body, err := testenv.HTTPGet(testenv.Context(t), client, url)
-				if err == nil && body != "hello" {
-					err = fmt.Errorf("get %s from %s: got %q, want hello", url, client.Name, body)
-				}
-				return err
-			})
-		}
-	}
+	args := append([]string{"run", "--detach", "--name", name, "--network", "pods", "--publish", "8080:80"}, options...)
+	p.run(t, "podman", append(append(args, "--rootfs", "/run/rootfs", "/bin/busybox"), command...)...)
 }
 
-func (p podman) wantNoAttachment(t *testing.T) {
+func (p podman) remove(t *testing.T, id string) {
 	t.Helper()
-	if got := p.run(t, "ebpfnetctl", "attachments", "-o", "json"); got != "[]" {
-		t.Errorf("attachments: got %s, want none", got)
-	}
+	p.run(t, "podman", "rm", "--force", "--time", "0", id)
 }
 
 // TestPodmanReconnect takes the network of a running container with a published port, and gives it back. Meanwhile
 // conmon, a child of init, listens on the port.
 func TestPodmanReconnect(t *testing.T) {
 	p := newPodman(t)
-	p.serve(t)
+	p.publish(t, "web", webServer...)
 	p.wantPublished(t)
 	p.run(t, "podman", "network", "disconnect", "pods", "web")
 	p.wantNoAttachment(t)
 	p.run(t, "podman", "network", "connect", "pods", "web")
 	p.wantPublished(t)
-	p.run(t, "podman", "rm", "--force", "--time", "0", "web")
+	p.remove(t, "web")
 	p.wantNoAttachment(t)
 }
 
@@ -91,7 +70,7 @@ func TestPodmanReconnect(t *testing.T) {
 // It also does so for the present addresses, when it makes a network again.
 func TestPodmanStaticAddress(t *testing.T) {
 	p := newPodman(t)
-	p.serve(t, "--ip", "10.88.7.7", "--ip6", "fd00:88::77")
+	p.publishWith(t, "web", []string{"--ip", "10.88.7.7", "--ip6", "fd00:88::77"}, webServer...)
 	p.wantPublished(t)
 	p.run(t, "podman", "network", "reload", "web")
 	p.wantPublished(t)
@@ -99,6 +78,6 @@ func TestPodmanStaticAddress(t *testing.T) {
 	if got, want := p.run(t, "podman", "inspect", "--format", format, "web"), "10.88.7.7 fd00:88::77"; got != want {
 		t.Errorf("addresses after reload: got %s, want %s", got, want)
 	}
-	p.run(t, "podman", "rm", "--force", "--time", "0", "web")
+	p.remove(t, "web")
 	p.wantNoAttachment(t)
 }
