@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -206,4 +207,19 @@ func atOnce(t *testing.T, n int, f func(ctx context.Context, i int) error) {
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestContainerdCtr runs a container by containerd's own client, whose calls have the namespace of a process, and none
+// at the end.
+func TestContainerdCtr(t *testing.T) {
+	eachContainerd(t, func(t *testing.T, c containerd) {
+		before := c.state(t)
+		server := testenv.ServeHTTP(t, c.Outside, netip.AddrPortFrom(testenv.OutsideAddr4, 0))
+		got := c.run(t, "ctr", "--namespace", "k8s.io", "run", "--rm", "--cni", "--runc-binary", binDir+"/runc", image, "client",
+			"/bin/busybox", "wget", "-q", "-O", "-", "http://"+server.Addr.String()+"/")
+		if !strings.HasPrefix(got, testenv.NodeAddr4.String()+":") {
+			t.Errorf("client that the server sees: got %s, want the node", got)
+		}
+		c.wantState(t, before)
+	})
 }
