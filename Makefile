@@ -101,6 +101,13 @@ test-kernels-quick: kernel-binaries ## run a selection on the oldest and the new
 # How many pods each containerd makes and removes in test-runtimes.
 CHURN ?= 50
 
+.PHONY: test-arm64
+test-arm64: kernel-deps ## run the packet tables on an emulated arm64 kernel (KERNEL=5.10: another one than 6.12), and build for big endian (root)
+	@$(call install-packages,qemu-system-arm)
+	GOARCH=s390x $(GO) build ./...
+	cd test && $(GO) build -o ../bin/ ./vm && GOARCH=arm64 $(GO) build -o ../bin/arm64/ ./vm && GOARCH=arm64 $(GO) test -c -o ../bin/arm64/prog.test ./prog
+	cd test/prog && ../../bin/vm -arch arm64 -kernel $(or $(KERNEL),6.12) -timeout 2h -- ../../bin/arm64/prog.test -test.short -test.timeout=0
+
 .PHONY: test-runtimes
 test-runtimes: build bin/debian ## run the plugin under podman and containerd, which it installs or builds; in their own namespaces (root); CHURN=1000: more pods
 	@$(call install-packages,$(RUNTIME_PACKAGES))

@@ -25,13 +25,13 @@ type aptRepo struct {
 }
 
 // newAptRepo prepares dir, which must be empty, and fetches the suite's lists.
-func newAptRepo(ctx context.Context, dir, suite string) (*aptRepo, error) {
+func newAptRepo(ctx context.Context, dir, suite, arch string) (*aptRepo, error) {
 	mirror, err := debianMirror(ctx, strings.HasSuffix(suite, "-security"))
 	if err != nil {
 		return nil, fmt.Errorf("find the machine's Debian mirror: %w", err)
 	}
 	repo := &aptRepo{dir: dir, config: filepath.Join(dir, "apt.conf")}
-	if err := repo.writeConfig(mirror, suite); err != nil {
+	if err := repo.writeConfig(mirror, suite, arch); err != nil {
 		return nil, fmt.Errorf("write apt configuration: %w", err)
 	}
 	if _, err := repo.apt(ctx, "apt-get", "update", "--error-on=any"); err != nil {
@@ -40,13 +40,13 @@ func newAptRepo(ctx context.Context, dir, suite string) (*aptRepo, error) {
 	return repo, nil
 }
 
-func (r *aptRepo) writeConfig(mirror, suite string) error {
+func (r *aptRepo) writeConfig(mirror, suite, arch string) error {
 	for _, sub := range []string{"state/lists/partial", "cache/archives/partial"} {
 		if err := os.MkdirAll(filepath.Join(r.dir, sub), 0o755); err != nil {
 			return err
 		}
 	}
-	source := fmt.Sprintf("deb [arch=amd64 target=Packages signed-by=%s] %s %s main\n", archiveKeyring, mirror, suite)
+	source := fmt.Sprintf("deb [arch=%s target=Packages signed-by=%s] %s %s main\n", arch, archiveKeyring, mirror, suite)
 	// The Release file of an archived suite has expired for good. The cleared hooks could change the
 	// machine's caches.
 	config := fmt.Sprintf(`Dir::Etc::SourceList "%[1]s/sources.list";
@@ -55,14 +55,15 @@ Dir::State "%[1]s/state";
 Dir::State::Lists "%[1]s/state/lists";
 Dir::State::Status "%[1]s/status";
 Dir::Cache "%[1]s/cache";
-APT::Architecture "amd64";
+APT::Architecture "%[2]s";
+APT::Architectures "%[2]s";
 APT::Sandbox::User "";
 Acquire::Check-Valid-Until "false";
 Acquire::Retries "3";
 #clear APT::Update::Pre-Invoke;
 #clear APT::Update::Post-Invoke;
 #clear APT::Update::Post-Invoke-Success;
-`, r.dir)
+`, r.dir, arch)
 	return errors.Join(
 		os.WriteFile(filepath.Join(r.dir, "status"), nil, 0o644),
 		os.WriteFile(filepath.Join(r.dir, "sources.list"), []byte(source), 0o600),

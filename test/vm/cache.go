@@ -31,7 +31,7 @@ func cachedImage(ctx context.Context, k kernel) (image, error) {
 		return image{}, err
 	}
 	cache := filepath.Join(userCache, "ebpfnet/kernels")
-	dir := filepath.Join(cache, k.series)
+	dir := filepath.Join(cache, k.dir())
 	if img, err := openImage(dir); !errors.Is(err, os.ErrNotExist) {
 		return img, err
 	}
@@ -89,10 +89,12 @@ func fetchImage(ctx context.Context, k kernel, dir string) error {
 		return err
 	}
 	boot := bootFile(tree, release)
-	if err := extractKernel(ctx, boot, image{dir: tree}.kernelFile()); err != nil {
-		return err
+	if archs[k.flavour].bootable {
+		err = os.Rename(boot, image{dir: tree}.kernelFile())
+	} else if err = extractKernel(ctx, boot, image{dir: tree}.kernelFile()); err == nil {
+		err = os.Remove(boot)
 	}
-	if err := os.Remove(boot); err != nil {
+	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(tree, "release"), []byte(release), 0o644); err != nil {
@@ -113,7 +115,7 @@ func bootFile(tree, release string) string {
 // downloadPackages fetches the newest packages of a kernel to dir. Since 7.2, the image package is
 // empty, and three other packages have its content.
 func downloadPackages(ctx context.Context, k kernel, dir string) (release string, debs []string, err error) {
-	repo, err := newAptRepo(ctx, dir, k.suite)
+	repo, err := newAptRepo(ctx, dir, k.suite, k.flavour)
 	if err != nil {
 		return "", nil, err
 	}

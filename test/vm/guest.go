@@ -33,6 +33,11 @@ func runJob() error {
 	if err := mountAll(initramfsMounts); err != nil {
 		return err
 	}
+	if j.Foreign { // or the kernel asks modprobe for a module that can run modprobe
+		if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte("\n"), 0); err != nil {
+			return err
+		}
+	}
 	if err := loadBootModules(j); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -18,6 +19,7 @@ import (
 // job tells the guest's init what to do. It is a file in the initramfs.
 type job struct {
 	Release     string
+	Foreign     bool     // the host's programs do not run
 	BootModules []string // in the initramfs, in the order of loading
 	ModuleDir   string   // on the host
 	Modules     []string // below ModuleDir, in the order of loading
@@ -44,7 +46,7 @@ func newJob(opts *options, img image) (*job, error) {
 		return nil, err
 	}
 	names := strings.FieldsFunc(opts.modules, func(r rune) bool { return r == ',' })
-	late, err := index.closure(names)
+	late, err := index.closure(append(index.known(opts.arch.modules), names...))
 	if err != nil {
 		return nil, err
 	}
@@ -59,6 +61,7 @@ func newJob(opts *options, img image) (*job, error) {
 	}
 	return &job{
 		Release:     img.release,
+		Foreign:     opts.arch.name != runtime.GOARCH,
 		BootModules: boot,
 		ModuleDir:   img.moduleDir(),
 		Modules:     late,
@@ -91,8 +94,12 @@ func absoluteDirs(dirs []string) ([]string, error) {
 
 // buildInitramfs writes this program, the job and the boot modules to a memory file, which the caller
 // must close.
-func buildInitramfs(j *job) (*os.File, error) {
-	init, err := staticSelf()
+func buildInitramfs(a arch, j *job) (*os.File, error) {
+	self, err := a.guestInit()
+	if err != nil {
+		return nil, err
+	}
+	init, err := static(self)
 	if err != nil {
 		return nil, err
 	}
@@ -133,9 +140,8 @@ func bootModulePath(i int, module string) string {
 	return fmt.Sprintf("%s/%02d-%s", bootModuleDir, i, path.Base(module))
 }
 
-// staticSelf reads this program, which must be static: the initramfs has no libraries.
-func staticSelf() ([]byte, error) {
-	const self = "/proc/self/exe"
+// static reads a program, which must be static: the initramfs has no libraries.
+func static(self string) ([]byte, error) {
 	binary, err := elf.Open(self)
 	if err != nil {
 		return nil, err

@@ -40,6 +40,14 @@ func parseKernels(text string) ([]kernel, error) {
 	return kernels, nil
 }
 
+// dir is the kernel's directory in the cache.
+func (k kernel) dir() string {
+	if k.flavour == "amd64" {
+		return k.series
+	}
+	return k.series + "-" + k.flavour
+}
+
 func findKernel(kernels []kernel, series string) (kernel, error) {
 	var names []string
 	for _, k := range kernels {

@@ -31,6 +31,9 @@
 //
 // The host must run Debian on amd64 with the packages qemu-system-x86, kmod, xz-utils, zstd and
 // debian-archive-keyring.
+//
+// With -arch arm64 and qemu-system-arm, the kernel and the program are of that architecture, and so is this program
+// in the directory arm64 beside the runner. The host's programs do not run there, modprobe among them.
 package main
 
 import (
@@ -51,6 +54,7 @@ const exitFailed = 125
 
 type options struct {
 	kernel   string
+	arch     arch
 	timeout  time.Duration
 	memory   string
 	cpus     int
@@ -102,9 +106,17 @@ func main() {
 }
 
 func parseOptions(args []string) (*options, error) {
-	var opts options
+	opts := options{arch: archs["amd64"]}
 	flags := flag.NewFlagSet("vm", flag.ContinueOnError)
 	flags.StringVar(&opts.kernel, "kernel", "", "kernel `series` to run on, see -list")
+	flags.Func("arch", "`architecture` of the kernel and the program, amd64 (the default) or arm64", func(name string) error {
+		a, ok := archs[name]
+		if !ok {
+			return fmt.Errorf("unknown architecture %q: expected amd64 or arm64", name)
+		}
+		opts.arch = a
+		return nil
+	})
 	flags.DurationVar(&opts.timeout, "timeout", 5*time.Minute, "end the guest after this time, including boot")
 	flags.StringVar(&opts.memory, "memory", "2G", "`size` of the guest's memory; files it writes count")
 	flags.IntVar(&opts.cpus, "cpus", 2, "`number` of the guest's processors")
@@ -144,9 +156,11 @@ func run(opts *options) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := checkHostTools(); err != nil {
+	if err := checkHostTools(opts.arch); err != nil {
 		return 0, err
 	}
+
+	kernel.flavour = opts.arch.name
 
 	ctx, stop := interruptible()
 	defer stop()

@@ -72,6 +72,16 @@ func (x *moduleIndex) parseBuiltin(r io.Reader) error {
 	return lines.Err()
 }
 
+// known returns the names that the kernel has.
+func (x *moduleIndex) known(names []string) (known []string) {
+	for _, name := range names {
+		if x.files[name] != "" || x.builtin[name] {
+			known = append(known, name)
+		}
+	}
+	return known
+}
+
 // closure returns the paths of the named modules and of all that they need, each once, in the order of
 // loading. It omits built-in modules.
 func (x *moduleIndex) closure(names []string) ([]string, error) {

@@ -12,22 +12,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const qemu = "qemu-system-x86_64"
+type hostTool struct{ program, pkg string }
 
 // hostTools are the programs that the runner starts, with their Debian packages.
-var hostTools = []struct{ program, pkg string }{
+var hostTools = []hostTool{
 	{"apt-get", "apt"},
 	{"dpkg-deb", "dpkg"},
 	{"depmod", "kmod"},
 	{"xz", "xz-utils"},
 	{"zstd", "zstd"},
-	{qemu, "qemu-system-x86"},
 }
 
 // checkHostTools returns an error that names the packages to install.
-func checkHostTools() error {
+func checkHostTools(a arch) error {
 	var missing []error
-	for _, tool := range hostTools {
+	for _, tool := range append(hostTools, hostTool{a.qemu, a.pkg}) {
 		if _, err := exec.LookPath(tool.program); err != nil {
 			missing = append(missing, fmt.Errorf("%s is missing: install Debian's package %s", tool.program, tool.pkg))
 		}
@@ -56,7 +55,7 @@ func startMachine(opts *options, j *job, kernelFile string, initramfs *os.File) 
 	defer qemuPort.Close()
 
 	console := newConsoleTail(opts.console)
-	cmd := exec.Command(qemu, qemuArgs(opts, j, kernelFile)...)
+	cmd := exec.Command(opts.arch.qemu, qemuArgs(opts, j, kernelFile)...)
 	cmd.ExtraFiles = []*os.File{qemuPort, initramfs}
 	cmd.Stdout, cmd.Stderr = console, console
 	// In its own process group: Ctrl-C in a terminal must reach the runner only.
@@ -84,9 +83,9 @@ const (
 func qemuArgs(opts *options, j *job, kernelFile string) []string {
 	// An oops ends the guest like a panic; addresses are the same in every run; emulated mitigations
 	// would cost a fifth of the time. On a busy host the first ticks may be too late for the kernel's check of its timer.
-	commandLine := "console=ttyS0 panic=-1 oops=panic loglevel=5 norandmaps random.trust_cpu=on mitigations=off no_timer_check"
+	commandLine := "console=" + opts.arch.console + " panic=-1 oops=panic loglevel=5 norandmaps random.trust_cpu=on mitigations=off no_timer_check"
 	args := []string{
-		"-accel", opts.accel, "-cpu", "qemu64,+rdrand", "-machine", "pc",
+		"-accel", opts.accel,
 		"-smp", strconv.Itoa(opts.cpus), "-m", opts.memory,
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", kernelFile, "-append", commandLine,
@@ -96,6 +95,7 @@ func qemuArgs(opts *options, j *job, kernelFile string) []string {
 		"-device", "virtio-serial-pci",
 		"-device", "virtserialport,chardev=port,name=" + portName,
 	}
+	args = append(args, opts.arch.machine...)
 	if opts.icount {
 		args = append(args, "-icount", "shift=0,sleep=off")
 	}

@@ -20,7 +20,7 @@ func runInGuest(ctx context.Context, opts *options, img image) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("prepare guest: %w", err)
 	}
-	initramfs, err := buildInitramfs(j)
+	initramfs, err := buildInitramfs(opts.arch, j)
 	if err != nil {
 		return 0, fmt.Errorf("build initramfs: %w", err)
 	}
