@@ -109,8 +109,10 @@ test-arm64: kernel-deps ## run the packet tables on an emulated arm64 kernel (KE
 	cd test/prog && ../../bin/vm -arch arm64 -kernel $(or $(KERNEL),6.12) -timeout 2h -- ../../bin/arm64/prog.test -test.short -test.timeout=0
 
 .PHONY: test-runtimes
-test-runtimes: build bin/debian ## run the plugin under podman and containerd, which it installs or builds; in their own namespaces (root); CHURN=1000: more pods
+test-runtimes: build bin/debian bin/runtimes/debian.tar ## run the plugin under podman, containerd and nerdctl, which it installs or builds; in their own namespaces (root); CHURN=1000: more pods
 	@$(call install-packages,$(RUNTIME_PACKAGES))
+	$(MAKE) --no-print-directory release VERSION=0.0.0-test
+	cd test/runtimes/nerdctl && $(GO) build -trimpath -o ../../../bin/ tool
 	cd test/runtimes && $(GO) build -trimpath -o ../../bin/ tool && $(GO) vet ./... && $(GO) tool -modfile=../../go.mod staticcheck ./...
 	cd test/runtimes && EBPFNET_BIN_DIR=$(CURDIR)/bin $(GO) test -count=1 -timeout 60m . -churn $(CHURN)
 
@@ -148,12 +150,17 @@ bin/packages/v%:
 	cd bin/packages/source/cmd/release && $(GO) run . -version $* -source ../.. -out $(CURDIR)/bin/packages/partial && mv $(CURDIR)/bin/packages/partial $(CURDIR)/$@; \
 		built=$$?; cd $(CURDIR) && git worktree remove --force bin/packages/source && exit $$built
 
-bin/packages/debian.tar:
-	mkdir -p bin/packages
+# A bare Debian, and one with its containerd.
+bin/packages/debian.tar: DEBIAN = systemd
+bin/runtimes/debian.tar: DEBIAN = containerd,containernetworking-plugins,crun
+bin/packages/debian.tar bin/runtimes/debian.tar:
+	@$(call install-packages,mmdebstrap)
+	mkdir -p $(@D)
 	apt-get update -qq # indextargets knows the origin of updated lists only
-	apt-get indextargets --format 'deb $$(REPO_URI) $$(RELEASE) $$(COMPONENT)' 'Created-By: Packages' 'Origin: Debian' >bin/packages/sources.list
-	apt-config dump | sed -n '/^Acquire::http/p' >bin/packages/apt.conf # proxies
-	mmdebstrap --quiet --variant=minbase --include=systemd --aptopt=bin/packages/apt.conf '' $@ bin/packages/sources.list
+	apt-get indextargets --format 'deb $$(REPO_URI) $$(RELEASE) $$(COMPONENT)' 'Created-By: Packages' 'Origin: Debian' >$(@D)/sources.list
+	apt-config dump | sed -n '/^Acquire::http/p' >$(@D)/apt.conf # proxies
+	mmdebstrap --quiet --format=tar --variant=minbase --include=$(DEBIAN) --aptopt=$(@D)/apt.conf '' $@.part $(@D)/sources.list
+	mv $@.part $@
 
 .PHONY: bench
 bench: bench-binaries ## compare ebpfnet with a bare veth, plain routing and the reference plugins on a quiet machine; writes test/bench/README.md (root)

@@ -82,13 +82,19 @@ type containerd struct {
 func newContainerd(t *testing.T, r release, conflist []byte) containerd {
 	t.Helper()
 	m := newMachine(t, conflist)
-	head, tail, _ := strings.Cut(r.config, "[") // keys come before tables
-	m.write(t, containerdDir+"/config.toml", []byte(head+containerdConfig+"["+tail))
 	for _, program := range []string{"containerd", "containerd-shim-runc-v2", "ctr"} {
 		m.install(t, r.program(t, program), binDir+"/"+program)
 	}
-	m.write(t, binDir+"/runc", []byte(runc))
 	m.installPlugins(t, "main/loopback") // which CRI calls beside the list
+	return startContainerd(t, m, r)
+}
+
+// startContainerd starts containerd on a machine that has its programs.
+func startContainerd(t *testing.T, m *machine, r release) containerd {
+	t.Helper()
+	head, tail, _ := strings.Cut(r.config, "[") // keys come before tables
+	m.write(t, containerdDir+"/config.toml", []byte(head+containerdConfig+"["+tail))
+	m.write(t, binDir+"/runc", []byte(runc))
 	m.write(t, "/run/image.tar", ociImage(t))
 
 	connection, err := grpc.NewClient("unix://"+m.path(containerdSocket), grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -20,7 +20,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// machineEnv marks the first process of a machine.
+// machineEnv marks the first process of a machine, and has the archive of its system, or "/".
 const machineEnv = "EBPFNET_TEST_MACHINE"
 
 // Directories of a machine: for programs, and where runtimes look for plugins and networks if nobody tells them.
@@ -34,6 +34,7 @@ const (
 // first process: daemons, containers, and what runtimes leave in /run and bpffs.
 type machine struct {
 	*testenv.Topology
+	system  string // an archive with a system of its own; "/": this one's
 	pid     int
 	env     []string // of its commands, beside this process's
 	daemons []func() // wait for their ends
@@ -42,11 +43,18 @@ type machine struct {
 // newMachine starts a machine that has the plugin and a network configuration.
 func newMachine(t *testing.T, conflist []byte) *machine {
 	t.Helper()
-	m := &machine{Topology: testenv.NewTopology(t), env: []string{"PATH=" + binDir + ":" + os.Getenv("PATH")}}
-	m.start(t)
+	m := startMachine(t, "/")
 	m.install(t, testenv.Build(t, "./cmd/ebpfnet"), pluginDir+"/ebpfnet")
 	m.install(t, testenv.Build(t, "./cmd/ebpfnetctl"), binDir+"/ebpfnetctl")
 	m.write(t, configDir+"/10-ebpfnet.conflist", conflist)
+	return m
+}
+
+// startMachine starts a machine with nothing of ours.
+func startMachine(t *testing.T, system string) *machine {
+	t.Helper()
+	m := &machine{Topology: testenv.NewTopology(t), system: system, env: []string{"PATH=" + binDir + ":" + os.Getenv("PATH")}}
+	m.start(t)
 	return m
 }
 
@@ -54,7 +62,7 @@ func newMachine(t *testing.T, conflist []byte) *machine {
 func (m *machine) start(t *testing.T) {
 	t.Helper()
 	init := m.Node.Reexec()
-	init.Env = append(init.Env, machineEnv+"=1")
+	init.Env = append(init.Env, machineEnv+"="+m.system)
 	stdin, err := init.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -84,17 +92,16 @@ func (m *machine) start(t *testing.T) {
 // runMachine is the first process of a machine. It reaps the processes of others until its parent
 // closes standard input.
 func runMachine() {
+	system := os.Getenv(machineEnv)
 	testenv.Isolate()
-	if err := errors.Join(
-		// The host's may be a mixture of versions, which crun refuses.
-		unix.Mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, ""),
-		// What runtimes write there is the machine's, and so are the plugins and networks.
-		unix.Mount("tmpfs", "/opt", "tmpfs", 0, "mode=0755"),
-		os.MkdirAll("/run/etc/upper", 0o755),
-		os.MkdirAll("/run/etc/work", 0o755),
-		unix.Mount("overlay", "/etc", "overlay", 0, "lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work"),
-		os.RemoveAll("/etc/cni"),
-	); err != nil {
+	// The host's may be a mixture of versions, which crun refuses.
+	err := unix.Mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, "")
+	if system == "/" {
+		err = errors.Join(err, ownDirectories())
+	} else {
+		err = errors.Join(err, enterSystem(system))
+	}
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "mounts of a machine: %v\n", err)
 		os.Exit(1)
 	}
@@ -110,6 +117,37 @@ func runMachine() {
 	os.Stdout.WriteString("\n")
 	io.Copy(io.Discard, os.Stdin)
 	os.Exit(0)
+}
+
+// ownDirectories makes what runtimes write into /etc and /opt the machine's, and so are plugins and networks.
+func ownDirectories() error {
+	return errors.Join(
+		unix.Mount("tmpfs", "/opt", "tmpfs", 0, "mode=0755"),
+		os.MkdirAll("/run/etc/upper", 0o755),
+		os.MkdirAll("/run/etc/work", 0o755),
+		unix.Mount("overlay", "/etc", "overlay", 0, "lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work"),
+		os.RemoveAll("/etc/cni"),
+	)
+}
+
+// enterSystem unpacks a system and makes it this process's root, with the machine's own directories.
+func enterSystem(archive string) error {
+	const root = "/run/system"
+	if err := os.Mkdir(root, 0o755); err != nil {
+		return err
+	}
+	if output, err := exec.Command("tar", "-C", root, "--exclude=./dev/*", "-xf", archive).CombinedOutput(); err != nil {
+		return fmt.Errorf("unpack %s: %w: %s", archive, err, output)
+	}
+	for _, dir := range []string{"/proc", "/sys", "/dev"} {
+		if err := unix.Mount(dir, root+dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("mount %s: %w", dir, err)
+		}
+	}
+	return errors.Join(
+		unix.Mount(root, root, "", unix.MS_BIND|unix.MS_REC, ""),
+		unix.Mount("tmpfs", root+"/run", "tmpfs", 0, "mode=0755"),
+		unix.Chroot(root), os.Chdir("/"))
 }
 
 // startDaemon starts a program that ends with the machine. If the test fails, it shows what the
@@ -163,7 +201,7 @@ func (m *machine) write(t *testing.T, file string, content []byte) {
 
 // command runs a program in all namespaces of the machine.
 func (m *machine) command(ctx context.Context, name string, args ...string) *exec.Cmd {
-	enter := []string{"--target", fmt.Sprint(m.pid), "--mount", "--net", "--pid", "--", name}
+	enter := []string{"--target", fmt.Sprint(m.pid), "--mount", "--net", "--pid", "--root", "--wd", "--", name}
 	cmd := exec.CommandContext(ctx, "nsenter", append(enter, args...)...)
 	cmd.Env = append(os.Environ(), m.env...)
 	cmd.WaitDelay = time.Second

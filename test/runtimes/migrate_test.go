@@ -47,7 +47,7 @@ func testMigrate(t *testing.T, m *machine, p publisher, loaded func(plugin strin
 	m.wantNoAttachment(t)
 	migrate()
 	open.want(t, "after the second migrate")
-	open = append(open, m.connect(t, m.Outside, testenv.NodeAddr4.String()))
+	m.connect(t, m.Outside, testenv.NodeAddr4.String())
 	loaded("ebpfnet")
 
 	p.remove(t, echo)

@@ -20,8 +20,13 @@ var (
 // wantPublished wants a container's web server at port 8080 of the node's addresses, from everywhere.
 func (m *machine) wantPublished(t *testing.T) {
 	t.Helper()
+	m.wantPublishedAt(t, testenv.NodeAddr4, testenv.NodeAddr6)
+}
+
+func (m *machine) wantPublishedAt(t *testing.T, addrs ...netip.Addr) {
+	t.Helper()
 	for _, client := range []*testenv.Namespace{m.Node, m.Outside} {
-		for _, addr := range []netip.Addr{testenv.NodeAddr4, testenv.NodeAddr6} {
+		for _, addr := range addrs {
 			url := fmt.Sprintf("http://%s/", netip.AddrPortFrom(addr, 8080))
 			testenv.Eventually(t, "the web server", func() error {
 				body, err := testenv.HTTPGet(testenv.Context(t), client, url)
