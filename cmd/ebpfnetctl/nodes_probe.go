@@ -50,7 +50,7 @@ func probeNodes(nodes []clusterNode, wait time.Duration) error {
 }
 
 func (n *clusterNode) probe(wait time.Duration) {
-	remote, inner := netip.MustParseAddr(n.Remote), netip.MustParsePrefix(n.Prefix).Addr() // which its tunnel has
+	remote, inner := netip.MustParseAddr(n.Remote), netip.MustParsePrefix(n.Prefix).Addr().Next() // which its tunnel has
 	if n.Mode == maps.NodeDirect.String() {
 		inner = remote
 	}

@@ -346,7 +346,7 @@ func (c *cluster) meetSmallLink() {
 			datagrams.Close()
 		}
 	}
-	first.wantProbe("a small link", testenv.Timeout, map[string]int{"node-2": 1500, "node-3": 1400})
+	first.wantProbe("a small link", testenv.Timeout/8, map[string]int{"node-2": 1500, "node-3": 1400})
 
 	absent := nodeObjectOf(4)
 	absent.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "198.51.100.4"}}
