@@ -13,6 +13,7 @@ BENCH_PACKAGES := nftables iptables
 CI_PACKAGES := mmdebstrap
 RUNTIME_PACKAGES := podman conmon crun busybox-static iproute2 iptables
 RELEASE_PACKAGES := mmdebstrap rpm iproute2 git
+CLUSTER_PACKAGES := runc busybox-static curl nftables iproute2 iputils-ping
 KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
@@ -161,6 +162,27 @@ bin/packages/debian.tar bin/runtimes/debian.tar:
 	apt-config dump | sed -n '/^Acquire::http/p' >$(@D)/apt.conf # proxies
 	mmdebstrap --quiet --format=tar --variant=minbase --include=$(DEBIAN) --aptopt=$(@D)/apt.conf '' $@.part $(@D)/sources.list
 	mv $@.part $@
+
+.PHONY: cluster
+cluster: cluster-binaries ## run Kubernetes on three nodes, with the agent from the manifests, in its own namespaces; logs in bin/logs (root)
+	cd test/kube && $(call run-cluster,-run '^(TestAgents|TestKubernetes)$$')
+
+.PHONY: cluster-e2e
+cluster-e2e: cluster-binaries ## run Kubernetes' own conformance tests of networking on such a cluster; report in bin/logs (root)
+	cd test/kube && $(GO) test -c -trimpath -ldflags "$(KUBE_LDFLAGS)" -o ../../bin/e2e.test ./e2e
+	cd test/kube && $(call run-cluster,-run '^TestE2E$$')
+
+run-cluster = rm -rf ../../bin/logs && mkdir ../../bin/logs && \
+	EBPFNET_BIN_DIR=$(CURDIR)/bin $(GO) test -count=1 -v -timeout 90m $(1) . -logs $(CURDIR)/bin/logs
+KUBE_LDFLAGS = -s -w -X k8s.io/component-base/version.gitVersion=$(shell cd test/kube && $(GO) list -m -f '{{.Version}}' k8s.io/kubernetes)
+
+# All programs of a cluster, from the modules in test/kube/go.mod. The first time it compiles 3,400 packages.
+.PHONY: cluster-binaries
+cluster-binaries: build node
+	@$(call install-packages,$(CLUSTER_PACKAGES))
+	cd test/kube && $(GO) vet . ./pause && $(GO) tool -modfile=../../go.mod staticcheck . ./pause
+	cd test/kube && $(GO) build -trimpath -ldflags "$(KUBE_LDFLAGS)" -o ../../bin/ tool ./pause
+	mv bin/server bin/etcd # Go names it by its directory
 
 .PHONY: bench
 bench: bench-binaries ## compare ebpfnet with a bare veth, plain routing and the reference plugins on a quiet machine; writes test/bench/README.md (root)

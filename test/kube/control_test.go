@@ -1,0 +1,150 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// Addresses of the cluster. The control plane is on the router between the nodes' links.
+const (
+	apiAddr      = "192.0.2.254"
+	apiPort      = "6443"
+	clusterCIDRs = "10.244.0.0/16,fd00:244::/48"
+	serviceCIDRs = "10.96.0.0/16,fd00:96::/112"
+	serviceAddr  = "10.96.0.1" // of the API server
+)
+
+// controlPlane is etcd, an API server, and, if wanted, the controllers and the scheduler.
+type controlPlane struct {
+	t       *testing.T
+	ns      *testenv.Namespace
+	creds   *credentials
+	dir     string
+	admin   string // file
+	daemons map[string]*daemon
+	started []*daemon // also those of nodes
+}
+
+// newControlPlane prepares a control plane; start starts it, when all users are known.
+func newControlPlane(t *testing.T, ns *testenv.Namespace) *controlPlane {
+	t.Helper()
+	c := &controlPlane{t: t, ns: ns, dir: t.TempDir(), daemons: map[string]*daemon{}}
+	c.creds = newCredentials(t, "https://"+apiAddr+":"+apiPort, net.ParseIP(apiAddr), net.ParseIP(serviceAddr), net.ParseIP("127.0.0.1"))
+	c.admin = c.userFile("admin", "system:masters")
+	return c
+}
+
+// userFile makes a user and returns the path of its kubeconfig.
+func (c *controlPlane) userFile(name, group string) string {
+	c.t.Helper()
+	path := filepath.Join(c.dir, strings.ReplaceAll(name, ":", "-")+".kubeconfig")
+	if err := os.WriteFile(path, []byte(c.creds.user(c.t, name, group)), 0o600); err != nil {
+		c.t.Fatal(err)
+	}
+	return path
+}
+
+// startAPI starts etcd and the API server, and waits until it answers.
+func (c *controlPlane) startAPI() {
+	c.t.Helper()
+	c.start("etcd", "--data-dir="+filepath.Join(c.dir, "etcd"), "--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
+		"--listen-peer-urls=http://127.0.0.1:2380", "--unsafe-no-fsync")
+	c.startAPIServer()
+}
+
+func (c *controlPlane) startAPIServer() {
+	c.t.Helper()
+	c.start("kube-apiserver",
+		"--etcd-servers=http://127.0.0.1:2379", "--advertise-address="+apiAddr, "--secure-port="+apiPort,
+		"--tls-cert-file="+c.creds.path(certificateFile), "--tls-private-key-file="+c.creds.path(keyFile),
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file="+c.creds.path(keyFile), "--service-account-signing-key-file="+c.creds.path(keyFile),
+		"--token-auth-file="+c.creds.path(tokensFile), "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
+		"--service-cluster-ip-range="+serviceCIDRs, "--kubelet-preferred-address-types=InternalIP", "--allow-privileged", "--profiling=false")
+	c.eventually("API server", func() error {
+		_, err := c.kubectl("get", "--raw", "/readyz")
+		return err
+	})
+}
+
+// startControllers starts the controllers and the scheduler.
+func (c *controlPlane) startControllers(manager, scheduler string) {
+	c.t.Helper()
+	c.start("kube-controller-manager", "--kubeconfig="+manager, "--leader-elect=false", "--use-service-account-credentials", "--profiling=false",
+		"--authentication-kubeconfig="+manager, "--authorization-kubeconfig="+manager,
+		"--service-account-private-key-file="+c.creds.path(keyFile), "--root-ca-file="+c.creds.path(certificateFile),
+		"--allocate-node-cidrs", "--cluster-cidr="+clusterCIDRs, "--service-cluster-ip-range="+serviceCIDRs)
+	c.start("kube-scheduler", "--kubeconfig="+scheduler, "--leader-elect=false", "--profiling=false",
+		"--authentication-kubeconfig="+scheduler, "--authorization-kubeconfig="+scheduler)
+}
+
+// start starts a program on the host of the control plane. The end of the test ends it.
+func (c *controlPlane) start(name string, args ...string) {
+	c.t.Helper()
+	d := startDaemon(c.t, name, c.ns.Command(context.Background(), binary(c.t, name), args...))
+	c.daemons[name] = d
+	c.started = append(c.started, d)
+	c.t.Cleanup(d.kill)
+}
+
+// kubectl returns what it prints on standard output.
+func (c *controlPlane) kubectl(args ...string) (string, error) { return c.apply(nil, args...) }
+
+// apply is kubectl with a standard input.
+func (c *controlPlane) apply(stdin []byte, args ...string) (string, error) {
+	cmd := c.ns.Command(testenv.Context(c.t), binary(c.t, "kubectl"), append([]string{"--kubeconfig=" + c.admin}, args...)...)
+	cmd.Env = append(os.Environ(), "HOME="+c.dir)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, &stderr)
+	}
+	return strings.TrimSpace(stdout.String()), nil
+}
+
+// must is kubectl that succeeds.
+func (c *controlPlane) must(args ...string) string {
+	c.t.Helper()
+	output, err := c.kubectl(args...)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return output
+}
+
+// eventually waits longer than testenv.Eventually: all of Kubernetes starts on two CPUs.
+func (c *controlPlane) eventually(what string, condition func() error) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*testenv.Timeout)
+	defer cancel()
+	if err := testenv.Wait(ctx, what, func() error {
+		for _, d := range c.started {
+			select {
+			case <-d.ended:
+				if !d.killed {
+					c.t.Fatalf("wait for %s: %s ended: %s", what, d.name, d.tail())
+				}
+			default:
+			}
+		}
+		return condition()
+	}); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// logs returns the directory of logs.
+func (c *controlPlane) logs() string {
+	if *logDir != "" {
+		return *logDir
+	}
+	return c.dir
+}

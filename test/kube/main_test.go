@@ -1,0 +1,47 @@
+// Package kube runs Kubernetes itself with ebpfnet: etcd, an API server, its controllers and three nodes with containerd,
+// kubelet and kube-proxy, on one machine and in namespaces of their own.
+//
+// It is a module of its own, so that Kubernetes' dependencies are not the other tests'. All programs are tools of go.mod:
+// `make cluster` builds them from their modules, also those in the images, and runs TestAgents (agents as processes, Node
+// objects without kubelets) and TestKubernetes (everything); `make cluster-e2e` runs TestE2E. k8s.io/kubernetes wants the
+// other modules of its repository beside it; the replace lines give them the version that its own number stands for.
+//
+// machine_test.go has the namespaces and processes of a host, control_test.go the control plane, node_test.go what runs on
+// a node, image_test.go the images, cluster_test.go the network between them.
+//
+// A killed run leaves empty cgroups node-1 to node-3, which the next one takes; nothing else. The controllers must be in
+// hierarchies of cgroups version 1.
+package kube
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+var (
+	logDir    = flag.String("logs", "", "keep the logs of all programs in `DIR`")
+	proxyMode = flag.String("proxy-mode", "nftables", "kube-proxy's `MODE`")
+	e2eFocus  = flag.String("e2e", conformance, "`EXPRESSION` of Kubernetes' own tests to run")
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(machineEnv) != "" {
+		runMachine()
+	}
+	flag.Parse()
+	testenv.Main(m)
+}
+
+// binary returns the path of a program that `make cluster` has built.
+func binary(t *testing.T, name string) string {
+	t.Helper()
+	path := filepath.Join(os.Getenv(testenv.BinDirEnv), name)
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("%v: run this with `make cluster`", err)
+	}
+	return path
+}
