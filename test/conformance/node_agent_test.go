@@ -13,16 +13,16 @@ func TestNodeAgent(t *testing.T) {
 	conf := with(dual("1.1.0"), "cluster", state)
 	p := h.pod(t, "c1", conf)
 	before := h.snapshot(t, p.Namespace)
-	for content, why := range map[string]string{
-		"": "is its pod of this node running?",
-		`{"node": "a", "error": "the API has no node a"}`: "the API has no node a",
-		`{"node": "a"`: "unexpected end of JSON input",
+	for _, agent := range []struct{ state, why string }{
+		{"", "is its pod of this node running?"}, // without a file
+		{`{"node": "a", "error": "the API has no node a"}`, "the API has no node a"},
+		{`{"node": "a"`, "unexpected end of JSON input"},
 	} {
-		if content != "" {
-			h.writeState(t, state, content)
+		if agent.state != "" {
+			h.writeState(t, state, agent.state)
 		}
-		wantError(t, h.status(t, conf), codeNotAvailable, "the node agent has not synced since boot", why)
-		wantError(t, p.try(t, "ADD"), codeTryAgain, "the node agent has not synced since boot", why)
+		wantError(t, h.status(t, conf), codeNotAvailable, "the node agent has not synced since boot", agent.why)
+		wantError(t, p.try(t, "ADD"), codeTryAgain, "the node agent has not synced since boot", agent.why)
 		p.del(t)
 		h.wantUnchanged(t, before, p.Namespace)
 	}

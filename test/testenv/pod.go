@@ -51,7 +51,9 @@ func (r *Runtime) AddPod(tb TB, id string, capabilityArgs map[string]any) *Pod {
 			tb.Logf("clean up: detach pod %s: %v", id, err)
 		}
 	})
-	Preload(tb, r.Node, r.loadOptions(tb))
+	if options, loads := r.loadOptions(tb); loads {
+		Preload(tb, r.Node, options)
+	}
 	if err := pod.Add(Context(tb)); err != nil {
 		tb.Fatalf("attach pod %s: %v", id, err)
 	}

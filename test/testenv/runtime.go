@@ -52,17 +52,22 @@ func (r *Runtime) SetNetwork(conflist []byte) error {
 // Network returns the name of the network.
 func (r *Runtime) Network() string { return r.list.Name }
 
-// loadOptions returns those with which an ADD of the network loads the datapath.
-func (r *Runtime) loadOptions(tb TB) (options loader.Options) {
+// loadOptions returns those with which an ADD of the network loads the datapath, unless the network is one of other
+// plugins alone.
+func (r *Runtime) loadOptions(tb TB) (options loader.Options, loads bool) {
 	tb.Helper()
 	for _, plugin := range r.list.Plugins {
-		var keys struct{ MaxFlows uint32 }
+		var keys struct {
+			Type     string
+			MaxFlows uint32
+		}
 		if err := json.Unmarshal(plugin.Bytes, &keys); err != nil {
 			tb.Fatalf("read maxFlows: %v", err)
 		}
 		options.MaxFlows = max(options.MaxFlows, keys.MaxFlows)
+		loads = loads || keys.Type == "ebpfnet"
 	}
-	return options
+	return options, loads
 }
 
 // Add attaches a container and returns the result, converted to the current version;
