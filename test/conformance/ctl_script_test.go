@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -54,6 +56,7 @@ type script struct {
 	clients []*testenv.Client
 	served  map[string]bool // by protocol and address
 	idle    func() error    // ends busy
+	late    atomic.Int64    // questions of busy that were repeated
 	binary  string
 }
 
@@ -251,21 +254,23 @@ func (s *script) alive(ts *testscript.TestScript, _ bool, _ []string) {
 	}
 }
 
-// busy has all open connections ask without a pause. ! busy ends that, and wants each question to be answered:
-// datagrams are not repeated.
+// busy has all open connections ask without a pause. ! busy ends that, and wants each question to be answered. It logs how
+// many had to be repeated: what a busy machine is late with, and lost datagrams.
 func (s *script) busy(ts *testscript.TestScript, ends bool, _ []string) {
 	if ends {
 		ts.Check(s.idle())
+		ts.Logf("%d questions repeated after %s", s.late.Load(), answerTime)
 		return
 	}
 	var stopping atomic.Bool
 	var all sync.WaitGroup
 	errs := make([]error, len(s.clients))
+	s.late.Store(0)
 	for i, client := range s.clients {
 		all.Go(func() {
 			for last := false; !last && errs[i] == nil; {
 				last = stopping.Load()
-				_, errs[i] = client.Ask(testenv.Context(s), "still there?")
+				errs[i] = s.askAgain(client)
 			}
 		})
 	}
@@ -275,6 +280,21 @@ func (s *script) busy(ts *testscript.TestScript, ends bool, _ []string) {
 		return errors.Join(errs...)
 	}
 	s.Cleanup(func() { _ = s.idle() }) // where the script fails before
+}
+
+// answerTime is for an answer, before a question is asked again.
+const answerTime = time.Second
+
+// askAgain asks until there is an answer.
+func (s *script) askAgain(client *testenv.Client) error {
+	for whole := testenv.Context(s); ; s.late.Add(1) {
+		ctx, cancel := context.WithTimeout(whole, answerTime)
+		_, err := client.Ask(ctx, "still there?")
+		cancel()
+		if whole.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+	}
 }
 
 // ask starts a server, and has a client ask until both directions are established, and bypass the stack.
