@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -31,8 +32,9 @@ type host struct {
 	mac      testenv.MAC        // the uplink's current one: see l3_test.go
 
 	portNumbers map[uint32]uint64 // the words of port_numbers that are not 0
-	tag         uint32            // tc_index of the packets: see tag_test.go
-	ingress     uint32            // the device that has received the packets, 0: they are the host's own
+	wasReset    time.Time
+	tag         uint32 // tc_index of the packets: see tag_test.go
+	ingress     uint32 // the device that has received the packets, 0: they are the host's own
 }
 
 const (
@@ -313,6 +315,7 @@ func (h *host) runInside(program string, frame []byte) (verdict uint32, result [
 
 // reset empties the maps, and adds the entries with which all tests start.
 func (h *host) reset() error {
+	h.wasReset = time.Now()
 	maps := h.programs.Maps
 	errs := []error{
 		empty[bpf.FlowKey, bpf.Flow](maps[bpf.MapFlows]),
