@@ -5,6 +5,10 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // TestNewcomer does what the README says on a bare Debian 12 with its containerd: install the package, copy the list,
@@ -22,7 +26,7 @@ func TestNewcomer(t *testing.T) {
 	m := startMachine(t, system)
 	m.env = []string{"PATH=" + binDir + ":/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"}
 	m.install(t, debs[0], "/run/ebpfnet.deb")
-	m.run(t, "dpkg", "-i", "/run/ebpfnet.deb")
+	m.run(t, "apt-get", "install", "--yes", "/run/ebpfnet.deb")
 	m.run(t, "mkdir", "-p", configDir)
 	m.run(t, "cp", "/usr/share/doc/ebpfnet/examples/10-ebpfnet.conflist", configDir)
 	inDebian := debian
@@ -37,5 +41,32 @@ func TestNewcomer(t *testing.T) {
 	}
 	c.remove(t, web)
 	m.wantNoAttachment(t)
-	m.run(t, "dpkg", "--purge", "ebpfnet")
+	c.wantLoopback(t)
+	m.run(t, "apt-get", "purge", "--yes", "ebpfnet")
+}
+
+// wantLoopback takes the plugin away that containerd executes beside the list. doctor says so, and how to get it.
+func (c containerd) wantLoopback(t *testing.T) {
+	t.Helper()
+	c.run(t, "mkdir", "-p", pluginDir)
+	c.run(t, "mv", "/usr/lib/cni/loopback", pluginDir)
+	if _, err := c.runPod(testenv.Context(t), pod("without", 0)); err == nil || !strings.Contains(err.Error(), "loopback") {
+		t.Errorf("a pod without loopback: got %v, want an error that names it", err)
+	}
+	const remedy = "cp /opt/cni/bin/loopback /usr/lib/cni/"
+	output, err := c.command(testenv.Context(t), "ebpfnetctl", "doctor").CombinedOutput()
+	if err == nil || !strings.Contains(string(output), "Do: "+remedy) {
+		t.Errorf("doctor without loopback: got %v, %s; want the remedy %s", err, output, remedy)
+	}
+	c.run(t, "sh", "-c", remedy)
+	if _, err := c.runPod(testenv.Context(t), pod("with", 0)); err != nil {
+		t.Errorf("a pod after the remedy: %v", err)
+	}
+	all, err := c.ListPodSandbox(testenv.Context(t), &cri.ListPodSandboxRequest{}) // containerd keeps the first one, too
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sandbox := range all.Items {
+		c.remove(t, sandbox.Id)
+	}
 }

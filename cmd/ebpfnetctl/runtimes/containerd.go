@@ -27,9 +27,10 @@ type containerdConfig struct {
 }
 
 type containerdCNI struct {
-	BinDir  string   `toml:"bin_dir"`
-	BinDirs []string `toml:"bin_dirs"` // since 2.1
-	ConfDir string   `toml:"conf_dir"`
+	BinDir           string   `toml:"bin_dir"`
+	BinDirs          []string `toml:"bin_dirs"` // since 2.1
+	ConfDir          string   `toml:"conf_dir"`
+	InternalLoopback *bool    `toml:"use_internal_loopback"` // since 2.0
 }
 
 // criPlugins are the names of the plugin that uses CNI: in version 3 of the file, 2 and 1.
@@ -38,7 +39,7 @@ var criPlugins = []string{"io.containerd.cri.v1.runtime", "io.containerd.grpc.v1
 // findContainerd returns a runtime for each containerd that serves Kubernetes.
 func findContainerd(root string) (found []Runtime, err error) {
 	for _, file := range containerdFiles {
-		r := Runtime{Name: "containerd", Source: file, ConfDir: DefaultConfDir, BinDirs: []string{"/opt/cni/bin"}}
+		r := Runtime{Name: "containerd", Source: file, ConfDir: DefaultConfDir, BinDirs: []string{"/opt/cni/bin"}, CallsLoopback: true}
 		isOn, read, errFile := r.readContainerd(root, file, map[string]bool{})
 		if errFile != nil {
 			err = errors.Join(err, fmt.Errorf("read %s: %w", file, errFile))
@@ -103,5 +104,8 @@ func (r *Runtime) take(c containerdCNI) {
 	}
 	if len(c.BinDirs) > 0 {
 		r.BinDirs = c.BinDirs
+	}
+	if c.InternalLoopback != nil {
+		r.CallsLoopback = !*c.InternalLoopback
 	}
 }

@@ -24,6 +24,8 @@ type Runtime struct {
 	ConfDir string   // of network configurations
 	BinDirs []string // of plugins
 	Network string   // the name of the list that it takes; "": the first by file name
+	// CallsLoopback: it executes the plugin "loopback" for each pod, beside the list.
+	CallsLoopback bool
 	// SkipsInvalid: it takes the next file where one is not valid.
 	SkipsInvalid bool
 }

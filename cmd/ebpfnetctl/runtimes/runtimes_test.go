@@ -26,7 +26,7 @@ func rootWith(t *testing.T, files map[string]string) string {
 
 func TestFind(t *testing.T) {
 	containerd := func(source, conf string, bins ...string) Runtime {
-		return Runtime{Name: "containerd", Source: source, ConfDir: conf, BinDirs: bins}
+		return Runtime{Name: "containerd", Source: source, ConfDir: conf, BinDirs: bins, CallsLoopback: true}
 	}
 	const main = "/etc/containerd/config.toml"
 	for name, test := range map[string]struct {
@@ -46,6 +46,8 @@ func TestFind(t *testing.T) {
 			main:                            "version = 2\nimports = [\"conf.d/*.toml\", \"/etc/containerd/config.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/b\"\n",
 			"etc/containerd/conf.d/10.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nconf_dir = \"/c\"\n"},
 			[]Runtime{containerd(main, "/c", "/b")}},
+		"sets lo up itself": {map[string]string{main: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nuse_internal_loopback = true\n"},
+			[]Runtime{{Name: "containerd", Source: main, ConfDir: DefaultConfDir, BinDirs: []string{"/opt/cni/bin"}}}},
 		"of docker": {map[string]string{main: "disabled_plugins = [\"cri\"]\n"},
 			[]Runtime{{ConfDir: DefaultConfDir, BinDirs: DefaultBinDirs}}},
 		"k3s": {map[string]string{containerdFiles[1]: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/var/lib/rancher/k3s/data/cni\"\nconf_dir = \"/var/lib/rancher/k3s/agent/etc/cni/net.d\"\n"},
