@@ -17,8 +17,8 @@ import (
 func (r *release) writeArchive(arch string) error {
 	top := fmt.Sprintf("ebpfnet-%s-linux-%s", r.version, arch)
 	files := r.documents(arch, top)
-	for _, command := range commands {
-		files = append(files, file{r.command(arch, command), top + "/" + command, 0o755})
+	for _, command := range onHosts.commands {
+		files = append(files, file{r.command(arch, command.name), top + "/" + command.name, 0o755})
 	}
 	for _, dir := range []string{"hooks", "completion", "man"} {
 		staged, err := filepath.Glob(r.staged(dir, "*"))

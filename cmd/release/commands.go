@@ -10,25 +10,40 @@ import (
 	"slices"
 )
 
-// commands are the programs of a release.
-var commands = []string{"ebpfnet", "ebpfnet-ipam", "ebpfnetctl"}
+// command is a program of a release. Its package is below product/cmd.
+type command struct {
+	name   string
+	module string // the directory of the module that builds it
+}
 
-const versionVariable = "github.com/ebpfnet/ebpfnet/plugin/version.release"
+const product = "github.com/ebpfnet/ebpfnet"
+
+// content is what a release has programs for: their licenses and their bill of materials go with them.
+type content struct {
+	name     string
+	commands []command
+}
+
+var (
+	onHosts = content{"linux", []command{{"ebpfnet", "."}, {"ebpfnet-ipam", "."}, {"ebpfnetctl", "."}}}
+	inImage = content{"image", append(slices.Clone(onHosts.commands), command{"ebpfnet-node", "cmd/ebpfnet-node"})}
+)
+
+const versionVariable = product + "/plugin/version.release"
 
 // buildCommands builds the programs for each architecture. They depend on the sources, the version and the Go
 // toolchain alone.
 func (r *release) buildCommands() error {
 	for _, arch := range arches {
-		args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X " + versionVariable + "=" + r.version, "-o", r.staged(arch) + "/"}
-		for _, command := range commands {
-			args = append(args, "./cmd/"+command)
-		}
-		cmd := exec.Command("go", args...)
-		cmd.Dir = r.source
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=", "GOFLAGS=", "GOWORK=off")
-		cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("build the commands for %s: %w", arch, err)
+		for _, c := range inImage.commands {
+			cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X "+versionVariable+"="+r.version,
+				"-o", r.command(arch, c.name), product+"/cmd/"+c.name)
+			cmd.Dir = filepath.Join(r.source, c.module)
+			cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=", "GOFLAGS=", "GOWORK=off")
+			cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+			if err := cmd.Run(); err != nil {
+				return fmt.Errorf("build %s for %s: %w", c.name, arch, err)
+			}
 		}
 	}
 	return nil

@@ -16,7 +16,7 @@ import (
 )
 
 // writeImage writes one image for all architectures as an OCI archive, which `ctr images import`, podman and skopeo
-// read. It has the programs and nothing else.
+// read. It has the programs and nothing else, and starts the agent for clusters.
 func (r *release) writeImage() error {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, arch := range arches {
@@ -32,7 +32,7 @@ func (r *release) writeImage() error {
 		return err
 	}
 	if err := dir.AppendIndex(index, layout.WithAnnotations(map[string]string{
-		"io.containerd.image.name":          "docker.io/ebpfnet/ebpfnet:" + r.version,
+		"io.containerd.image.name":          "docker.io/library/ebpfnet-node:" + r.version, // what the agent's manifests call it
 		"org.opencontainers.image.ref.name": r.version,
 	})); err != nil {
 		return err
@@ -52,15 +52,15 @@ func platformOf(arch string) *v1.Platform {
 
 // image returns the image for an architecture.
 func (r *release) image(arch string) (v1.Image, error) {
+	files := []file{
+		{r.copyright(inImage), "usr/share/doc/ebpfnet/copyright", 0o644},
+		{r.sbom(inImage, arch), "usr/share/doc/ebpfnet/sbom.cdx.json", 0o644},
+	}
+	for _, command := range inImage.commands { // the agent takes the plugins from its own directory
+		files = append(files, file{r.command(arch, command.name), "usr/bin/" + command.name, 0o755})
+	}
 	var layer bytes.Buffer
-	err := writeTar(&layer, []file{
-		{r.command(arch, "ebpfnet"), "opt/cni/bin/ebpfnet", 0o755},
-		{r.command(arch, "ebpfnet-ipam"), "opt/cni/bin/ebpfnet-ipam", 0o755},
-		{r.command(arch, "ebpfnetctl"), "usr/sbin/ebpfnetctl", 0o755},
-		{r.staged("copyright"), "usr/share/doc/ebpfnet/copyright", 0o644},
-		{r.sbom(arch), "usr/share/doc/ebpfnet/sbom.cdx.json", 0o644},
-	}, r.time)
-	if err != nil {
+	if err := writeTar(&layer, files, r.time); err != nil {
 		return nil, err
 	}
 	packed, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
@@ -91,10 +91,10 @@ func (r *release) imageConfig(arch string, layers *v1.ConfigFile) *v1.ConfigFile
 	config.OS, config.Architecture, config.Variant = platform.OS, platform.Architecture, platform.Variant
 	config.Created = v1.Time{Time: r.time}
 	config.Config = v1.Config{
-		Entrypoint: []string{"/usr/sbin/ebpfnetctl"},
-		Env:        []string{"PATH=/usr/sbin:/opt/cni/bin"},
+		Entrypoint: []string{"/usr/bin/ebpfnet-node"},
+		Env:        []string{"PATH=/usr/bin"},
 		Labels: map[string]string{
-			"org.opencontainers.image.title":    "ebpfnet",
+			"org.opencontainers.image.title":    "ebpfnet-node",
 			"org.opencontainers.image.version":  r.version,
 			"org.opencontainers.image.licenses": "Apache-2.0 AND (GPL-2.0-only OR BSD-2-Clause)",
 			"org.opencontainers.image.source":   "https://github.com/ebpfnet/ebpfnet",

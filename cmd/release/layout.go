@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 )
 
@@ -73,8 +72,8 @@ func (r *release) documents(arch, dir string) (files []file) {
 	add(filepath.Join(r.source, "cmd/ebpfnet/examples/containerd.conflist"), "examples/containerd.conflist")
 	add(filepath.Join(r.source, "cmd/ebpfnetctl/metrics/alerts.yml"), "examples/alerts.yml")
 	add(filepath.Join(r.source, "cmd/ebpfnetctl/metrics/dashboard.json"), "examples/dashboard.json")
-	add(r.staged("copyright"), "copyright")
-	add(r.sbom(arch), "sbom.cdx.json")
+	add(r.copyright(onHosts), "copyright")
+	add(r.sbom(onHosts, arch), "sbom.cdx.json")
 	return files
 }
 
@@ -116,7 +115,7 @@ func (r *release) writeDocuments() error {
 			return err
 		}
 	}
-	return r.writeCopyright()
+	return nil
 }
 
 // compress stages a file with gzip, without its name and time.
@@ -136,8 +135,11 @@ func (r *release) compress(from, to string) error {
 	return r.writeStaged(to, packed.Bytes())
 }
 
-// writeCopyright stages the licenses of the product and of the modules in its binaries.
-func (r *release) writeCopyright() error {
+// copyright returns the path of the licenses of programs.
+func (r *release) copyright(c content) string { return r.staged("copyright-" + c.name) }
+
+// writeCopyright stages the licenses of the product and of the modules in programs.
+func (r *release) writeCopyright(c content) error {
 	var text strings.Builder
 	fmt.Fprint(&text, "ebpfnet: Apache-2.0. The eBPF programs in it: GPL-2.0-only or BSD-2-Clause.\nModules in its programs have the licenses below.\n")
 	for _, name := range []string{"LICENSE", "bpf/LICENSE.BSD-2-Clause", "bpf/LICENSE.GPL-2.0"} {
@@ -145,16 +147,16 @@ func (r *release) writeCopyright() error {
 			return err
 		}
 	}
-	modules, err := r.modules()
+	libraries, err := r.libraries(c)
 	if err != nil {
 		return err
 	}
-	dirs, err := r.moduleDirs(modules)
+	dirs, err := r.libraryDirs(libraries)
 	if err != nil {
 		return err
 	}
-	for i, module := range modules {
-		if err := appendLicenses(&text, module.Path+" "+module.Version, dirs[i]); err != nil {
+	for i, library := range libraries {
+		if err := appendLicenses(&text, library.Path+" "+library.Version, dirs[i]); err != nil {
 			return err
 		}
 	}
@@ -165,17 +167,31 @@ func (r *release) writeCopyright() error {
 	if err := appendLicenses(&text, "the Go standard library", goroot); err != nil {
 		return err
 	}
-	return r.writeStaged("copyright", []byte(text.String()))
+	return os.WriteFile(r.copyright(c), []byte(text.String()), 0o644)
 }
 
-// moduleDirs returns where the Go tool has modules.
-func (r *release) moduleDirs(modules []*debug.Module) ([]string, error) {
-	args := []string{"list", "-m", "-f", "{{.Dir}}"}
-	for _, module := range modules {
-		args = append(args, module.Path)
+// libraryDirs returns where the Go tool has modules. It is asked where their programs are built: only there it knows
+// them without a network.
+func (r *release) libraryDirs(libraries []library) ([]string, error) {
+	dirs := make([]string, len(libraries))
+	asked := map[string][]int{}
+	for i, library := range libraries {
+		asked[library.user.module] = append(asked[library.user.module], i)
 	}
-	dirs, err := r.output("go", args...)
-	return strings.Split(dirs, "\n"), err
+	for module, indexes := range asked {
+		args := []string{"-C", module, "list", "-m", "-f", "{{.Dir}}"}
+		for _, i := range indexes {
+			args = append(args, libraries[i].Path)
+		}
+		found, err := r.output("go", args...)
+		if err != nil {
+			return nil, err
+		}
+		for n, dir := range strings.Split(found, "\n") {
+			dirs[indexes[n]] = dir
+		}
+	}
+	return dirs, nil
 }
 
 // appendLicenses appends the licenses and notices in a directory, of which it wants at least one.

@@ -43,8 +43,13 @@ func build(o options) error {
 	if err := r.writeDocuments(); err != nil {
 		return err
 	}
-	if err := r.writeSBOM(); err != nil {
-		return err
+	for _, c := range []content{onHosts, inImage} {
+		if err := r.writeCopyright(c); err != nil {
+			return err
+		}
+		if err := r.writeSBOM(c); err != nil {
+			return err
+		}
 	}
 	for _, arch := range arches {
 		if err := r.writePackages(arch); err != nil {

@@ -67,8 +67,9 @@ func (r *release) packageInfo(arch string, d distribution) (*nfpm.Info, error) {
 		Maintainer: "The ebpfnet authors <ebpfnet@ebpfnet.invalid>", Homepage: "https://github.com/ebpfnet/ebpfnet",
 		Description: description,
 		Overridables: nfpm.Overridables{
-			Scripts: nfpm.Scripts{PreInstall: scripts["preinst"], PostInstall: scripts["postinst"], PreRemove: scripts["prerm"], PostRemove: scripts["postrm"]},
-			RPM:     nfpm.RPM{BuildHost: "ebpfnet", Summary: summary},
+			Recommends: []string{"containernetworking-plugins"}, // containerd executes its loopback
+			Scripts:    nfpm.Scripts{PreInstall: scripts["preinst"], PostInstall: scripts["postinst"], PreRemove: scripts["prerm"], PostRemove: scripts["postrm"]},
+			RPM:        nfpm.RPM{BuildHost: "ebpfnet", Summary: summary},
 		},
 	}
 	if d == debian { // its format has the summary as the first line

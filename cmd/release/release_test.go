@@ -109,11 +109,11 @@ func TestComponent(t *testing.T) {
 // TestImage wants an OCI archive that is valid, has an image for each architecture, and is the same if built again.
 func TestImage(t *testing.T) {
 	r := &release{options: options{version: "1.2.3", out: t.TempDir()}, stage: t.TempDir(), time: time.Unix(1_700_000_000, 0)}
-	names := []string{"copyright"}
+	names := []string{"copyright-image"}
 	for _, arch := range arches {
-		names = append(names, "sbom-"+arch+".cdx.json")
-		for _, command := range commands {
-			names = append(names, arch+"/"+command)
+		names = append(names, "sbom-image-"+arch+".cdx.json")
+		for _, command := range inImage.commands {
+			names = append(names, arch+"/"+command.name)
 		}
 	}
 	for _, name := range names {

@@ -18,37 +18,62 @@ import (
 
 // The bill of materials is what the Go linker has written into the programs, so it cannot differ from them.
 
-// sbom returns the path of an architecture's bill of materials.
-func (r *release) sbom(arch string) string { return r.staged("sbom-" + arch + ".cdx.json") }
+// sbom returns the path of the bill of materials for an architecture.
+func (r *release) sbom(c content, arch string) string {
+	return r.staged(fmt.Sprintf("sbom-%s-%s.cdx.json", c.name, arch))
+}
 
-// modules returns the modules in the programs of all architectures, with the Go standard library first.
-func (r *release) modules() ([]*debug.Module, error) {
-	all := map[string]*debug.Module{}
+// library is a module in a program.
+type library struct {
+	*debug.Module
+	user command
+}
+
+// libraries returns the modules in programs, on all architectures.
+func (r *release) libraries(c content) ([]library, error) {
+	all := map[string]library{}
 	for _, arch := range arches {
-		for _, command := range commands {
-			info, err := buildinfo.ReadFile(r.command(arch, command))
+		for _, command := range c.commands {
+			_, modules, err := r.linked(arch, command)
 			if err != nil {
 				return nil, err
 			}
-			for _, module := range info.Deps {
-				if module.Replace != nil {
-					return nil, fmt.Errorf("%s: %s is replaced; a release has published modules only", command, module.Path)
-				}
-				all[module.Path] = module
+			for _, module := range modules {
+				all[module.Path+"@"+module.Version] = library{module, command}
 			}
 		}
 	}
-	return slices.SortedFunc(maps.Values(all), func(a, b *debug.Module) int { return cmp.Compare(a.Path, b.Path) }), nil
+	return slices.SortedFunc(maps.Values(all), func(a, b library) int {
+		return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Version, b.Version))
+	}), nil
 }
 
-// writeSBOM writes a bill for each architecture.
-func (r *release) writeSBOM() error {
+// linked returns the version of Go and the modules of others in a program.
+func (r *release) linked(arch string, c command) (goVersion string, modules []*debug.Module, err error) {
+	info, err := buildinfo.ReadFile(r.command(arch, c.name))
+	if err != nil {
+		return "", nil, err
+	}
+	for _, module := range info.Deps {
+		if module.Path == product { // the agent's module takes it from its own sources
+			continue
+		}
+		if module.Replace != nil {
+			return "", nil, fmt.Errorf("%s: %s is replaced; a release has published modules only", c.name, module.Path)
+		}
+		modules = append(modules, module)
+	}
+	return info.GoVersion, modules, nil
+}
+
+// writeSBOM writes the bills of programs, one for each architecture.
+func (r *release) writeSBOM(c content) error {
 	for _, arch := range arches {
-		bom, err := r.bill(arch)
+		bom, err := r.bill(c, arch)
 		if err != nil {
 			return err
 		}
-		out, err := os.Create(r.sbom(arch))
+		out, err := os.Create(r.sbom(c, arch))
 		if err != nil {
 			return err
 		}
@@ -56,36 +81,35 @@ func (r *release) writeSBOM() error {
 		if err := cdx.NewBOMEncoder(out, cdx.BOMFileFormatJSON).SetPretty(true).EncodeVersion(bom, cdx.SpecVersion1_6); err != nil {
 			return err
 		}
-		if err := r.publish(r.sbom(arch), fmt.Sprintf("ebpfnet-%s-linux-%s.cdx.json", r.version, arch)); err != nil {
+		if err := r.publish(r.sbom(c, arch), fmt.Sprintf("ebpfnet-%s-%s-%s.cdx.json", r.version, c.name, arch)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// bill describes the programs of an architecture, each with what it depends on.
-func (r *release) bill(arch string) (*cdx.BOM, error) {
+// bill describes programs for an architecture, each with what it depends on.
+func (r *release) bill(c content, arch string) (*cdx.BOM, error) {
 	bom := cdx.NewBOM()
-	const module = "github.com/ebpfnet/ebpfnet"
-	product := component(cdx.ComponentTypeApplication, module, "v"+r.version, "")
-	bom.Metadata = &cdx.Metadata{Timestamp: r.time.Format(time.RFC3339), Component: &product}
+	whole := component(cdx.ComponentTypeApplication, product, "v"+r.version, "")
+	bom.Metadata = &cdx.Metadata{Timestamp: r.time.Format(time.RFC3339), Component: &whole}
 	components := map[string]cdx.Component{}
-	dependencies := []cdx.Dependency{{Ref: product.BOMRef, Dependencies: &[]string{}}}
-	for _, command := range commands {
-		info, err := buildinfo.ReadFile(r.command(arch, command))
+	dependencies := []cdx.Dependency{{Ref: whole.BOMRef, Dependencies: &[]string{}}}
+	for _, command := range c.commands {
+		goVersion, modules, err := r.linked(arch, command)
 		if err != nil {
 			return nil, err
 		}
-		program := component(cdx.ComponentTypeApplication, module, "v"+r.version, "")
-		program.Name = command
-		program.PackageURL += "#cmd/" + command
+		program := component(cdx.ComponentTypeApplication, product, "v"+r.version, "")
+		program.Name = command.name
+		program.PackageURL += "#cmd/" + command.name
 		program.BOMRef = program.PackageURL
-		standard := component(cdx.ComponentTypeLibrary, "std", strings.TrimPrefix(info.GoVersion, "go"), "")
+		standard := component(cdx.ComponentTypeLibrary, "std", strings.TrimPrefix(goVersion, "go"), "")
 		components[program.BOMRef], components[standard.BOMRef] = program, standard
 		*dependencies[0].Dependencies = append(*dependencies[0].Dependencies, program.BOMRef)
 		refs := []string{standard.BOMRef}
-		for _, dep := range info.Deps {
-			library := component(cdx.ComponentTypeLibrary, dep.Path, dep.Version, dep.Sum)
+		for _, module := range modules {
+			library := component(cdx.ComponentTypeLibrary, module.Path, module.Version, module.Sum)
 			components[library.BOMRef] = library
 			refs = append(refs, library.BOMRef)
 		}
