@@ -144,6 +144,7 @@ release-twice:
 	umask 077 && TZ=Asia/Tokyo LC_ALL=C unshare --net bin/packages/release -version 0.0.0-test -source $(CURDIR) -out bin/packages/again
 	diff -r bin/packages/present bin/packages/again
 	rm -r bin/packages/again
+	bin/packages/release -version 0.0.0-older -source . -out bin/packages/older # to upgrade from
 
 # What users have: each release that has a tag, built by its own sources.
 bin/packages/v%:
@@ -152,7 +153,7 @@ bin/packages/v%:
 		built=$$?; cd $(CURDIR) && git worktree remove --force bin/packages/source && exit $$built
 
 # A bare Debian, and one with its containerd.
-bin/packages/debian.tar: DEBIAN = systemd
+bin/packages/debian.tar: DEBIAN = systemd,udev,networkd-dispatcher
 bin/runtimes/debian.tar: DEBIAN = containerd,containernetworking-plugins,crun
 bin/packages/debian.tar bin/runtimes/debian.tar:
 	@$(call install-packages,mmdebstrap)

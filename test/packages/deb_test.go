@@ -119,7 +119,6 @@ func TestUnits(t *testing.T) {
 func TestUnitsCommands(t *testing.T) {
 	h := newHost(t)
 	h.run(t, h.dpkg(t, "-i", deb(t, "present")))
-	const collected = "/var/lib/prometheus/node-exporter"
 	h.run(t, []string{"mkdir", "-p", collected})
 	for _, unit := range []string{"ebpfnet-load", "ebpfnet-metrics"} {
 		text := string(readFile(t, h.root+"/usr/lib/systemd/system/"+unit+".service"))

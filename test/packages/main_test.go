@@ -37,11 +37,11 @@ func deb(t *testing.T, release string) string {
 	return built(t, release, "ebpfnet_*_"+runtime.GOARCH+".deb")
 }
 
-// rpm returns the RPM package of the sources.
-func rpm(t *testing.T) string {
+// rpm returns the RPM package of a build: "present", or "older" from the same sources.
+func rpm(t *testing.T, release string) string {
 	t.Helper()
 	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
-	return built(t, "present", "ebpfnet-*."+arch+".rpm")
+	return built(t, release, "ebpfnet-*."+arch+".rpm")
 }
 
 func readFile(t *testing.T, path string) []byte {

@@ -20,6 +20,11 @@ import (
 // outside is where a server outside listens.
 var outside = netip.AddrPortFrom(testenv.OutsideAddr4, 7)
 
+// published are the host ports of startTraffic.
+var published = map[string]any{"portMappings": []map[string]any{
+	{"hostPort": 8080, "containerPort": 7, "protocol": "tcp"}, {"hostPort": 8080, "containerPort": 7, "protocol": "udp"},
+}}
+
 // TestUpgrade upgrades from each release that has a tag, and from the present sources as an older release, while
 // containers exchange packets, of which none may be lost.
 func TestUpgrade(t *testing.T) {
@@ -44,9 +49,7 @@ func TestUpgrade(t *testing.T) {
 func upgrade(t *testing.T, from string, prepare func(*host)) {
 	h := newHost(t)
 	h.run(t, h.dpkg(t, "-i", from))
-	pod := h.runtime(t, pluginsOfDebian).AddPod(t, "web", map[string]any{"portMappings": []map[string]any{
-		{"hostPort": 8080, "containerPort": 7, "protocol": "tcp"}, {"hostPort": 8080, "containerPort": 7, "protocol": "udp"},
-	}})
+	pod := h.runtime(t, pluginsOfDebian).AddPod(t, "web", published)
 	prepare(h)
 	stop := h.startTraffic(t, pod)
 	install := h.dpkg(t, "-i", deb(t, "present"))
