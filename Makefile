@@ -12,7 +12,7 @@ PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool n
 BENCH_PACKAGES := nftables iptables
 CI_PACKAGES := mmdebstrap
 RUNTIME_PACKAGES := podman conmon crun busybox-static iproute2 iptables
-RELEASE_PACKAGES := mmdebstrap rpm iproute2 git
+RELEASE_PACKAGES := mmdebstrap rpm iproute2 git crun
 CLUSTER_PACKAGES := runc busybox-static curl nftables iproute2 iputils-ping
 KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
@@ -129,10 +129,11 @@ release: ## build what a release has into bin/release/VERSION, without a network
 	cd cmd/release && $(GO) run . -version $(VERSION) -source ../.. -out ../../bin/release/$(VERSION)
 
 .PHONY: test-packages
-test-packages: release-twice bin/packages/debian.tar ## build a release twice, and install, upgrade and remove its packages in a bare Debian (root)
+test-packages: release-twice bin/packages/debian.tar ## build a release twice, and install, upgrade and remove its packages in a bare Debian, and run its image (root)
 	cd test/packages && $(GO) vet ./... && $(GO) tool -modfile=../../go.mod staticcheck ./...
 	for tag in $$(git tag --list 'v*'); do $(MAKE) --no-print-directory bin/packages/$$tag || exit 1; done
 	cd test/packages && $(GO) test -count=1 ./...
+	cd test/cluster && EBPFNET_IMAGE=$(CURDIR)/bin/packages/present/ebpfnet-0.0.0-test-image.tar $(GO) test -count=1 -run '^TestContainer$$' .
 
 # Two builds at different times, the second without a network and in another environment.
 .PHONY: release-twice

@@ -3,6 +3,7 @@ package cluster
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -55,7 +56,7 @@ func TestContainer(t *testing.T) {
 // startContainer runs the manifest's container, with further arguments.
 func (n *node) startContainer(args ...string) *agent {
 	n.t.Helper()
-	bundle := n.bundle(args)
+	bundle := n.bundle(agentImage(n.t), args)
 	// crun wants the unified cgroups, though it is to make none; what ends unshare ends the container.
 	const script = `mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec crun --root "$1/crun" --cgroup-manager=disabled run --bundle "$1" agent`
 	a := &agent{ended: make(chan struct{}), Cmd: exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
@@ -76,11 +77,13 @@ func (n *node) startContainer(args ...string) *agent {
 }
 
 // bundle returns a directory with what a runtime makes of the manifest: its image, its files and config.json.
-func (n *node) bundle(args []string) string {
+func (n *node) bundle(image image, args []string) string {
 	n.t.Helper()
 	dir := n.t.TempDir()
 	root := filepath.Join(dir, "rootfs")
-	for file, content := range n.files() {
+	files := n.files()
+	maps.Copy(files, image.files)
+	for file, content := range files {
 		const executable = 0o755
 		path := filepath.Join(root, file)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -90,7 +93,7 @@ func (n *node) bundle(args []string) string {
 			n.t.Fatal(err)
 		}
 	}
-	spec, err := json.Marshal(n.containerSpec(args))
+	spec, err := json.Marshal(n.containerSpec(image, args))
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -100,24 +103,16 @@ func (n *node) bundle(args []string) string {
 	return dir
 }
 
-// files are the image's, and those that a kubelet makes.
+// files are those that a kubelet makes.
 func (n *node) files() map[string][]byte {
 	n.t.Helper()
 	var template corev1.ConfigMap
 	decode(n.t, documents(n.t, "conflist.yaml")[0], &template)
-	files := map[string][]byte{
+	return map[string][]byte{
 		"etc/ebpfnet-node/template":                           []byte(template.Data["template"]),
 		"var/run/secrets/kubernetes.io/serviceaccount/token":  []byte("token"),
 		"var/run/secrets/kubernetes.io/serviceaccount/ca.crt": nil,
 	}
-	for _, name := range []string{"./cmd/ebpfnet", "./cmd/ebpfnet-ipam", "github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node"} {
-		content, err := os.ReadFile(testenv.Build(n.t, name))
-		if err != nil {
-			n.t.Fatal(err)
-		}
-		files[filepath.Base(name)] = content
-	}
-	return files
 }
 
 // refused are system calls that containerd's default profile refuses to a container with the manifest's capabilities.
@@ -130,7 +125,7 @@ var refused = []string{
 }
 
 // containerSpec is what containerd makes of the manifest's container.
-func (n *node) containerSpec(args []string) *specs.Spec {
+func (n *node) containerSpec(image image, args []string) *specs.Spec {
 	n.t.Helper()
 	pod := daemonSet(n.t).Spec.Template.Spec
 	container := pod.Containers[0]
@@ -140,8 +135,8 @@ func (n *node) containerSpec(args []string) *specs.Spec {
 		Root:    &specs.Root{Path: "rootfs", Readonly: *container.SecurityContext.ReadOnlyRootFilesystem},
 		Process: &specs.Process{
 			Cwd:             "/",
-			Args:            slices.Concat([]string{"/ebpfnet-node", "--api-server=http://" + server}, container.Args, args),
-			Env:             []string{"KUBERNETES_SERVICE_HOST=none", "KUBERNETES_SERVICE_PORT=1", "NODE_NAME=" + n.Name},
+			Args:            slices.Concat(image.entrypoint, []string{"--api-server=http://" + server}, container.Args, args),
+			Env:             append(image.env, "KUBERNETES_SERVICE_HOST=none", "KUBERNETES_SERVICE_PORT=1", "NODE_NAME="+n.Name),
 			NoNewPrivileges: !*container.SecurityContext.AllowPrivilegeEscalation,
 			User:            specs.User{UID: uint32(*pod.SecurityContext.RunAsUser), GID: uint32(*pod.SecurityContext.RunAsGroup)},
 		},

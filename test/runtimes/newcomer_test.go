@@ -1,6 +1,7 @@
 package runtimes
 
 import (
+	"errors"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -18,7 +19,8 @@ func TestNewcomer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	debs, err := filepath.Glob("../../bin/release/0.0.0-test/ebpfnet_*_" + runtime.GOARCH + ".deb")
+	const release = "../../bin/release/0.0.0-test/"
+	debs, err := filepath.Glob(release + "ebpfnet_*_" + runtime.GOARCH + ".deb")
 	if err != nil || len(debs) != 1 {
 		t.Fatalf("got packages %q, %v; want one: see `make test-runtimes`", debs, err)
 	}
@@ -42,7 +44,23 @@ func TestNewcomer(t *testing.T) {
 	c.remove(t, web)
 	m.wantNoAttachment(t)
 	c.wantLoopback(t)
+	m.install(t, release+"ebpfnet-0.0.0-test-image.tar", "/run/agent.tar")
+	c.wantAgentImage(t)
 	m.run(t, "apt-get", "purge", "--yes", "ebpfnet")
+}
+
+// wantAgentImage imports the release's image as the documents say. Then a kubelet finds it by the manifests' name.
+func (c containerd) wantAgentImage(t *testing.T) {
+	t.Helper()
+	c.run(t, "ctr", "--namespace", "k8s.io", "images", "import", "/run/agent.tar")
+	testenv.Eventually(t, "the agent's image", func() error {
+		request := &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: "ebpfnet-node:0.0.0-test"}}
+		status, err := c.images.ImageStatus(testenv.Context(t), request)
+		if err == nil && status.Image == nil {
+			err = errors.New("there is none")
+		}
+		return err
+	})
 }
 
 // wantLoopback takes the plugin away that containerd executes beside the list. doctor says so, and how to get it.
