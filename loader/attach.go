@@ -46,6 +46,15 @@ func endpointTargets(ifindex int) []target {
 	}
 }
 
+// liveTargets are those of a container's device that another plugin has made.
+func liveTargets(ifindex int) []target {
+	targets := endpointTargets(ifindex)
+	for i := range targets {
+		targets[i].pin = fmt.Sprintf("endpoint-%d-%s", ifindex, targets[i].hook)
+	}
+	return targets
+}
+
 // uplinkTargets returns an uplink's targets. Any header serves to look for programs
 // or to detach them.
 func uplinkTargets(ifindex int, header Header) []target {
@@ -75,6 +84,9 @@ func loopbackTargets() []target {
 func targetsOnDevice(t target) []target {
 	switch t.hook {
 	case fromContainer, toContainer:
+		if t.pin != "" {
+			return liveTargets(t.ifindex)
+		}
 		return endpointTargets(t.ifindex)
 	case fromUplink, toUplink:
 		header := Ethernet
@@ -111,14 +123,15 @@ func (d *Datapath) attachers() []attacher {
 	return []attacher{clsact{}, tcx{d.dir}}
 }
 
-// attacherOf returns clsact for container devices, and tcx for the others if the
-// kernel has it. Container devices are ours alone, and a tcx link would cost them
-// much: the kernel waits for every CPU when a link is attached and again when its
-// device is deleted, which would more than double the time of an ADD. The other
-// devices are shared with other tools, which a link protects our programs from.
+// attacherOf returns clsact for the devices that ADD makes, and tcx for the others if
+// the kernel has it. The former are ours alone, and a tcx link would cost them much:
+// the kernel waits for every CPU when a link is attached and again when its device is
+// deleted, which would more than double the time of an ADD. The others are shared with
+// other tools, which a link protects our programs from, and carry traffic: when a
+// qdisc is added to a device that is up, the kernel drops what the device has to send.
 func (d *Datapath) attacherOf(t target) attacher {
 	attachers := d.attachers()
-	if t.hook == fromContainer || t.hook == toContainer {
+	if t.pin == "" {
 		return attachers[0]
 	}
 	return attachers[len(attachers)-1]
@@ -146,6 +159,12 @@ func (d *Datapath) attachedTargets() ([]target, error) {
 // DetachEndpoint.
 func (d *Datapath) AttachEndpoint(ifindex int) error {
 	return d.attachAll(endpointTargets(ifindex))
+}
+
+// AttachLiveEndpoint is AttachEndpoint for a device of another plugin. No packet is
+// lost if the kernel has tcx.
+func (d *Datapath) AttachLiveEndpoint(ifindex int) error {
+	return d.attachAll(liveTargets(ifindex))
 }
 
 // AttachUplink attaches the programs to an uplink, unless they are attached. The
@@ -181,7 +200,11 @@ func (d *Datapath) DetachLoopback() error {
 
 // EndpointAttached says whether all programs are attached to an attachment's device.
 func (d *Datapath) EndpointAttached(ifindex int) (bool, error) {
-	return d.allAttached(endpointTargets(ifindex))
+	attached, err := d.allAttached(endpointTargets(ifindex))
+	if err != nil || attached {
+		return attached, err
+	}
+	return d.allAttached(liveTargets(ifindex))
 }
 
 // UplinkAttached says whether all programs are attached to an uplink.
@@ -192,7 +215,7 @@ func (d *Datapath) UplinkAttached(ifindex int) (bool, error) {
 // DetachEndpoint detaches the programs from an attachment's device, which may no
 // longer exist.
 func (d *Datapath) DetachEndpoint(ifindex int) error {
-	return d.detachAll(endpointTargets(ifindex))
+	return d.detachAll(append(endpointTargets(ifindex), liveTargets(ifindex)...))
 }
 
 // DetachUplink detaches the programs from an uplink, which may no longer exist. The

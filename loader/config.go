@@ -98,6 +98,18 @@ func localPortRange() (low, high int, err error) {
 	return low, high, nil
 }
 
+// UsesTCX says whether programs are attached by tcx to devices that carry traffic, or
+// would be if nothing is loaded. Otherwise a device that gets its first program there
+// drops what it has to send meanwhile.
+func UsesTCX() (bool, error) {
+	d, err := openConfig()
+	if errors.Is(err, ErrNotLoaded) {
+		chosen, err := chooseAttach()
+		return chosen == bpf.AttachTCX, err
+	}
+	return err == nil && bpf.Attach(d.Config.Attach) == bpf.AttachTCX, err
+}
+
 // chooseAttach probes the kernel for tcx by a query for the programs on lo, since
 // version numbers say nothing about backports.
 func chooseAttach() (bpf.Attach, error) {

@@ -63,6 +63,9 @@ func (a *adder) attach(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if a.isChained() {
+		return a.datapath.AttachLiveEndpoint(a.pair.HostIndex)
+	}
 	return a.datapath.AttachEndpoint(a.pair.HostIndex)
 }
 

@@ -25,9 +25,9 @@ type feature struct {
 // features probes the kernel, whatever its version says. What was chosen when the datapath was loaded
 // comes from its configuration.
 func features(datapath *loader.Datapath) ([]feature, error) {
-	uplinks := feature{"programs on uplinks and lo", "tcx links", "the kernel supports them (6.6)"}
+	chosen, why := "tcx links", "the kernel supports them (6.6)"
 	if bpf.Attach(datapath.Config.Attach) != bpf.AttachTCX {
-		uplinks.Chosen, uplinks.Why = "clsact filters", "the kernel has no tcx (6.6)"
+		chosen, why = "clsact filters", "the kernel has no tcx (6.6)"
 	}
 	source, err := sourceFeature()
 	if err != nil {
@@ -42,8 +42,9 @@ func features(datapath *loader.Datapath) ([]feature, error) {
 		return nil, err
 	}
 	all := []feature{
-		uplinks,
+		{"programs on uplinks and lo", chosen, why},
 		{"programs on containers", "clsact filters", "they disappear with their devices and cost less than links"},
+		{"programs on other plugins' containers", chosen, why},
 		{"fast path to containers", "bpf_redirect_peer", "every supported kernel has it (5.10)"},
 		source,
 	}

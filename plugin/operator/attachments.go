@@ -194,7 +194,7 @@ func (l attachmentList) addPrograms(host *netlink.Handle) error {
 		if a.Dead {
 			continue
 		}
-		before, err := programsBefore(host, a.index, false, bpf.ProgFromContainer)
+		before, err := programsBefore(host, a.index, a.Chained, bpf.ProgFromContainer)
 		a.ProgramsBefore = before
 		errs = append(errs, err)
 	}

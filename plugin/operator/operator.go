@@ -34,9 +34,10 @@ type Operator struct {
 
 // hostEnd is the host's end of an attachment's pair of devices.
 type hostEnd struct {
-	index int
-	name  string
-	title string // names the attachment in messages
+	index     int
+	name      string
+	title     string // names the attachment in messages
+	isChained bool
 }
 
 // Open opens the datapath of the calling thread's network namespace with one of package loader's
@@ -95,7 +96,8 @@ func (o *Operator) findEnds(dataDir string) error {
 			label.Owner, ok = chained[attrs.Index]
 		}
 		if ok {
-			o.ends[label.Owner] = hostEnd{attrs.Index, attrs.Name, cmp.Or(recorded[label.Owner], attrs.Alias)}
+			_, isChained := chained[attrs.Index]
+			o.ends[label.Owner] = hostEnd{attrs.Index, attrs.Name, cmp.Or(recorded[label.Owner], attrs.Alias), isChained}
 		}
 	}
 	return nil

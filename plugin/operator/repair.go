@@ -67,7 +67,11 @@ func (o *Operator) attachEndpoints(ctx context.Context) (repaired []string, err 
 			if attached {
 				continue
 			}
-			if err := o.datapath.AttachEndpoint(end.index); err != nil {
+			attach := o.datapath.AttachEndpoint
+			if end.isChained {
+				attach = o.datapath.AttachLiveEndpoint
+			}
+			if err := attach(end.index); err != nil {
 				return err
 			}
 			repaired = append(repaired, fmt.Sprintf("program of %s (%s)", end.name, end.title))

@@ -1,14 +1,22 @@
 package conformance
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -133,6 +141,57 @@ func TestChainedVerbs(t *testing.T) {
 	if got := tuned(t, p); got != settings {
 		t.Errorf("settings of the container after DEL: got %s, want %s", got, settings)
 	}
+}
+
+// TestChainedPrograms attaches programs to a device that is up by links: for a qdisc the kernel would stop it. They are
+// repaired and upgraded like others.
+func TestChainedPrograms(t *testing.T) {
+	testenv.Require(t, testenv.TCX)
+	h := newHost(t)
+	p := h.chainedPod(t)
+	result := p.add(t)
+	if qdiscs, err := h.Node.Run(testenv.Context(t), "tc", "qdisc", "show", "dev", "before"); err != nil || strings.Contains(qdiscs, "clsact") {
+		t.Errorf("qdiscs: got %s (%v), want no clsact", qdiscs, err)
+	}
+	for _, damage := range []func(*testing.T, *pod, *types100.Result){
+		forceDetach("endpoint-*-to_container"), removePin("endpoint-*-from_container"),
+	} {
+		damage(t, p, result)
+		call := p.try(t, "CHECK")
+		wantError(t, call, cnierr.CodeDiffers, "before has lost its BPF programs", repairHint)
+		wantRepaired(t, p, call)
+	}
+
+	other := loader.Embedded()
+	other.Build++
+	h.withDatapath(t, func(datapath *loader.Datapath) error {
+		if _, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: &other}); err != nil {
+			return err
+		}
+		for _, hook := range []string{bpf.ProgFromContainer, bpf.ProgToContainer} {
+			program, err := ebpf.LoadPinnedProgram(filepath.Join(datapath.Dir(), "progs", loader.BuildID(other.Build).String(), hook), nil)
+			if err != nil {
+				return err
+			}
+			defer program.Close()
+			attached, err := link.LoadPinnedLink(linkPin(t, "endpoint-*-"+hook), nil)
+			if err != nil {
+				return err
+			}
+			defer attached.Close()
+			wanted, errProgram := program.Info()
+			info, errLink := attached.Info()
+			if err := errors.Join(errProgram, errLink); err != nil {
+				return err
+			}
+			if id, _ := wanted.ID(); info.Program != id {
+				t.Errorf("%s after an upgrade: got program %d, want %d", hook, info.Program, id)
+			}
+		}
+		return nil
+	})
+	p.vanish(t)
+	p.del(t)
 }
 
 // wantFetch4 is wantFetch for one IPv4 address, without the check of the client's.

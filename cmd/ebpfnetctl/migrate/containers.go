@@ -66,7 +66,8 @@ func (h *host) lookAtContainers(n *Network) error {
 		}
 		if c.Fate == Adopt && n.Plugins[0] != "ptp" {
 			c.Fate = Restart
-			n.block("container %s runs, and only those of ptp go on: stop it, and start it again afterwards", c.ContainerID)
+			n.block("container %s runs on a bridge: there it would look in vain for containers of ebpfnet, whose addresses are in its own subnet; "+
+				"stop it, and start it again afterwards", c.ContainerID)
 		}
 		n.Containers = append(n.Containers, *c)
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
+	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
@@ -56,6 +57,7 @@ type Network struct {
 	Plugins    []string        `json:"plugins"`
 	State      State           `json:"state"`
 	Reasons    []string        `json:"reasons"` // why it is blocked
+	Notes      []string        `json:"notes"`   // what else to know before
 	Containers []Container     `json:"containers"`
 	Conflist   json.RawMessage `json:"conflist,omitempty"` // the new one
 	Kept       string          `json:"kept,omitempty"`     // the file of the old one, once it is migrated
@@ -145,7 +147,7 @@ func (h *host) runtimes() ([]runtimes.Runtime, error) {
 // look finds out what can become of a network. It returns nil for one that is nothing to us.
 func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 	n := &Network{Name: file.List.Name, File: file.Path, Plugins: typesOf(file.List), State: Ready,
-		Reasons: []string{}, Containers: []Container{}, list: file.List}
+		Reasons: []string{}, Notes: []string{}, Containers: []Container{}, list: file.List}
 	if isOf(file.List, pluginType) {
 		kept := keptName(file.Path)
 		if _, err := os.Stat(kept); err != nil {
@@ -171,10 +173,21 @@ func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 	}
 	err = h.lookAtContainers(n)
 	h.lookAtBridge(n)
+	err = errors.Join(err, n.lookAtKernel())
 	if n.translation == nil {
 		return n, err
 	}
 	return n, errors.Join(err, h.lookAtAddresses(n))
+}
+
+// lookAtKernel notes what open connections lose where the kernel has no tcx: it stops a device for the first filter.
+func (n *Network) lookAtKernel() error {
+	usesTCX, err := loader.UsesTCX()
+	isAdopted := func(c Container) bool { return c.Fate == Adopt }
+	if err == nil && !usesTCX && slices.ContainsFunc(n.Containers, isAdopted) {
+		n.Notes = append(n.Notes, "the kernel has no tcx (6.6): for about a millisecond each, it drops packets to a container that is adopted, and those that an uplink sends")
+	}
+	return err
 }
 
 // lookAtDone looks at a network that was migrated. Containers of the old list may be there that migrate has

@@ -1,0 +1,138 @@
+package conformance
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// ptpConflist is a network before migrate.
+const ptpConflist = `{"cniVersion": "0.4.0", "name": "pods", "plugins": [
+	{"type": "ptp", "ipMasq": true, "mtu": 1500,
+		"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
+			"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}},
+	{"type": "portmap", "snat": true, "capabilities": {"portMappings": true}}]}`
+
+// newPTP gives a script a network of ptp, and returns the arguments of migrate.
+func (s *script) newPTP() (migrate []string) {
+	s.Helper()
+	for _, plugin := range []string{"main/ptp", "meta/portmap", "ipam/host-local"} {
+		testenv.Build(s, "github.com/containernetworking/plugins/plugins/"+plugin)
+	}
+	dir := s.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "10-pods.conflist"), []byte(ptpConflist), 0o644); err != nil {
+		s.Fatal(err)
+	}
+	s.setNetwork(ptpConflist)
+	return []string{"migrate", "--conf-dir", dir, "--bin-dir", filepath.Dir(s.host.plugin), "--cache-dir", s.runtime.CacheDir}
+}
+
+// TestCtlMigrateLosesNothing numbers datagrams, thousands per second, while a network is led over and back. Not one may be
+// lost on any path from or to a container that is adopted.
+func TestCtlMigrateLosesNothing(t *testing.T) {
+	testenv.Require(t, testenv.TCX)
+	s := newScript(t)
+	migrate := s.newPTP()
+	for range 2 { // with devices that no program has been on
+		web, client := s.runtime.AddPod(t, "web", map[string]any{"portMappings": streamPorts()}), s.runtime.AddPod(t, "client", nil)
+		for _, args := range [][]string{migrate, append(migrate, "--back")} {
+			streams := s.startStreams(web, client)
+			start := time.Now()
+			s.host.wantCtl(t, 0, args)
+			wantNoneLost(t, streams, start)
+		}
+		for _, pod := range []*testenv.Pod{web, client} {
+			if err := pod.Del(testenv.Context(t)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// TestCtlMigratePlanNotes wants the plan to tell what is lost, and only where something is.
+func TestCtlMigratePlanNotes(t *testing.T) {
+	s := newScript(t)
+	plan := append(s.newPTP(), "--plan")
+	wantNote := func(want bool) {
+		t.Helper()
+		exit, stdout, stderr := s.host.ctl(t, plan...)
+		if exit != 0 || strings.Contains(stdout, "  note: the kernel has no tcx") != want {
+			t.Errorf("plan: got exit code %d and %s%s, want 0, and a note: %v", exit, stdout, stderr, want)
+		}
+	}
+	wantNote(false) // no container runs
+	pod := s.runtime.AddPod(t, "web", nil)
+	wantNote(testenv.TCX.Probe() != nil)
+	err := s.host.Node.Do(func() error {
+		datapath, err := loader.Open(testenv.Context(t), loader.Options{Attach: bpf.AttachClsact})
+		if err == nil {
+			datapath.Close()
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantNote(true)
+	if err := pod.Del(testenv.Context(t)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A host port of streamPorts is that of a container plus firstHostPort.
+const firstHostPort = 8000
+
+func streamPorts() (mappings []map[string]any) {
+	for port := 80; port < 83; port++ {
+		mappings = append(mappings, map[string]any{"hostPort": firstHostPort + port, "containerPort": port, "protocol": "udp"})
+	}
+	return mappings
+}
+
+// startStreams sends on each path of container web that may have NAT, and on those that have none.
+func (s *script) startStreams(web, client *testenv.Pod) (streams []*testenv.Stream) {
+	node, outside := s.host.Node, s.host.Outside
+	for _, family := range testenv.Families {
+		toPort := func(from *testenv.Namespace, port uint16) {
+			streams = append(streams, testenv.StartStream(s, from, web.Namespace, netip.AddrPortFrom(family.Pod(web), port),
+				netip.AddrPortFrom(family.Node, firstHostPort+port), time.Millisecond))
+		}
+		direct := func(from, to *testenv.Namespace, addr netip.Addr) {
+			at := netip.AddrPortFrom(addr, uint16(7000+len(streams)))
+			streams = append(streams, testenv.StartStream(s, from, to, at, at, time.Millisecond))
+		}
+		toPort(outside, 80)
+		toPort(node, 81)
+		toPort(client.Namespace, 82)
+		direct(web.Namespace, outside, family.Outside)
+		direct(web.Namespace, node, family.Node)
+		direct(node, web.Namespace, family.Pod(web))
+		direct(client.Namespace, web.Namespace, family.Pod(web))
+	}
+	return streams
+}
+
+// wantNoneLost stops the streams.
+func wantNoneLost(t *testing.T, streams []*testenv.Stream, start time.Time) {
+	t.Helper()
+	took, all := time.Since(start), 0
+	for _, stream := range streams {
+		stream.Finish()
+	}
+	ctx := testenv.Context(t)
+	for _, stream := range streams {
+		sent, lost := stream.Stop(ctx)
+		all += sent
+		for _, datagram := range lost {
+			t.Errorf("stream from %v: lost a datagram (a reply: %v) of %v after the start", stream, datagram.IsReply, datagram.Sent.Sub(start))
+		}
+	}
+	t.Logf("%d datagrams in %v", all, took)
+}
