@@ -28,8 +28,8 @@ func newMigrate() *cobra.Command {
 		Long: `Leads networks of the reference plugins (ptp, bridge, flannel's bridge, with
 host-local and portmap) over to ebpfnet: all, or one. Subnets and addresses
 stay. The list of a network is replaced by one of ebpfnet and kept beside it.
-Containers of ptp that run are adopted: they go on, with their connections, and
-end as they would have. Those of bridges have to be stopped before.
+Containers that run are adopted: they go on, with their connections, and end as
+they would have. Those of bridges that have IPv6 have to be stopped before.
 
 --plan prints what would become of each network and container, changes nothing,
 and exits with 3 if a network is blocked.

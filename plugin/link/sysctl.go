@@ -99,6 +99,23 @@ func keepRouterAdvertisements() error {
 	return nil
 }
 
+// SetProxyARP has a device of the host answer ARP for all addresses that the host reaches by other devices, and at once;
+// or as new devices do. A device that is gone is no error.
+func SetProxyARP(device string, answers bool) error {
+	proxy := "ipv4/conf/" + device + "/proxy_arp"
+	if _, err := readSysctl(proxy); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if answers {
+		return errors.Join(ensureSysctl("ipv4/neigh/"+device+"/proxy_delay", "0"), ensureSysctl(proxy, "1"))
+	}
+	value, err := readSysctl("ipv4/conf/default/proxy_arp")
+	if err != nil {
+		return err
+	}
+	return ensureSysctl(proxy, value) // without it, the delay means nothing
+}
+
 func readSysctl(name string) (string, error) {
 	text, err := os.ReadFile(sysctls + name)
 	return strings.TrimSpace(string(text)), err

@@ -13,24 +13,30 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// ptpConflist is a network before migrate.
-const ptpConflist = `{"cniVersion": "0.4.0", "name": "pods", "plugins": [
+// formerConflists are networks before migrate, by the plugin that makes the interface.
+var formerConflists = map[string]string{
+	"ptp": `{"cniVersion": "0.4.0", "name": "pods", "plugins": [
 	{"type": "ptp", "ipMasq": true, "mtu": 1500,
 		"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
 			"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}},
-	{"type": "portmap", "snat": true, "capabilities": {"portMappings": true}}]}`
+	{"type": "portmap", "snat": true, "capabilities": {"portMappings": true}}]}`,
+	"bridge": `{"cniVersion": "0.4.0", "name": "pods", "plugins": [
+	{"type": "bridge", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+		"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+	{"type": "portmap", "snat": true, "capabilities": {"portMappings": true}}]}`,
+}
 
-// newPTP gives a script a network of ptp, and returns the arguments of migrate.
-func (s *script) newPTP() (migrate []string) {
+// newFormer gives a script a network of another plugin, and returns the arguments of migrate.
+func (s *script) newFormer(plugin string) (migrate []string) {
 	s.Helper()
-	for _, plugin := range []string{"main/ptp", "meta/portmap", "ipam/host-local"} {
+	for _, plugin := range []string{"main/" + plugin, "meta/portmap", "ipam/host-local"} {
 		testenv.Build(s, "github.com/containernetworking/plugins/plugins/"+plugin)
 	}
 	dir := s.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "10-pods.conflist"), []byte(ptpConflist), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "10-pods.conflist"), []byte(formerConflists[plugin]), 0o644); err != nil {
 		s.Fatal(err)
 	}
-	s.setNetwork(ptpConflist)
+	s.setNetwork(formerConflists[plugin])
 	return []string{"migrate", "--conf-dir", dir, "--bin-dir", filepath.Dir(s.host.plugin), "--cache-dir", s.runtime.CacheDir}
 }
 
@@ -38,20 +44,33 @@ func (s *script) newPTP() (migrate []string) {
 // lost on any path from or to a container that is adopted.
 func TestCtlMigrateLosesNothing(t *testing.T) {
 	testenv.Require(t, testenv.TCX)
-	s := newScript(t)
-	migrate := s.newPTP()
-	for range 2 { // with devices that no program has been on
-		web, client := s.runtime.AddPod(t, "web", map[string]any{"portMappings": streamPorts()}), s.runtime.AddPod(t, "client", nil)
-		for _, args := range [][]string{migrate, append(migrate, "--back")} {
-			streams := s.startStreams(web, client)
-			start := time.Now()
-			s.host.wantCtl(t, 0, args)
-			wantNoneLost(t, streams, start)
-		}
-		for _, pod := range []*testenv.Pod{web, client} {
-			if err := pod.Del(testenv.Context(t)); err != nil {
-				t.Fatal(err)
+	for plugin := range formerConflists {
+		t.Run(plugin, func(t *testing.T) {
+			s := newScript(t)
+			migrate := s.newFormer(plugin)
+			for range 2 { // with devices that no program has been on
+				s.migrateBusy(migrate)
 			}
+			if plugin == "bridge" {
+				s.host.ip(t, "link del cni0")
+			}
+		})
+	}
+}
+
+// migrateBusy leads two new containers over and back.
+func (s *script) migrateBusy(migrate []string) {
+	s.Helper()
+	web, client := s.runtime.AddPod(s, "web", map[string]any{"portMappings": streamPorts()}), s.runtime.AddPod(s, "client", nil)
+	for _, args := range [][]string{migrate, append(migrate, "--back")} {
+		streams := s.startStreams(web, client)
+		start := time.Now()
+		s.host.wantCtl(s.T, 0, args)
+		wantNoneLost(s.T, streams, start)
+	}
+	for _, pod := range []*testenv.Pod{web, client} {
+		if err := pod.Del(testenv.Context(s)); err != nil {
+			s.Fatal(err)
 		}
 	}
 }
@@ -59,7 +78,7 @@ func TestCtlMigrateLosesNothing(t *testing.T) {
 // TestCtlMigratePlanNotes wants the plan to tell what is lost, and only where something is.
 func TestCtlMigratePlanNotes(t *testing.T) {
 	s := newScript(t)
-	plan := append(s.newPTP(), "--plan")
+	plan := append(s.newFormer("ptp"), "--plan")
 	wantNote := func(want bool) {
 		t.Helper()
 		exit, stdout, stderr := s.host.ctl(t, plan...)
@@ -100,6 +119,9 @@ func streamPorts() (mappings []map[string]any) {
 func (s *script) startStreams(web, client *testenv.Pod) (streams []*testenv.Stream) {
 	node, outside := s.host.Node, s.host.Outside
 	for _, family := range testenv.Families {
+		if !family.Pod(web).IsValid() {
+			continue
+		}
 		toPort := func(from *testenv.Namespace, port uint16) {
 			streams = append(streams, testenv.StartStream(s, from, web.Namespace, netip.AddrPortFrom(family.Pod(web), port),
 				netip.AddrPortFrom(family.Node, firstHostPort+port), time.Millisecond))

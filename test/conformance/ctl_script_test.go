@@ -52,10 +52,16 @@ type script struct {
 	host    *host
 	runtime *testenv.Runtime
 	pods    map[string]*testenv.Pod
-	clients []*testenv.Client
+	clients []client
 	served  map[string]bool // by protocol and address
 	idle    func() error    // ends busy
 	binary  string
+}
+
+// client is an open connection.
+type client struct {
+	*testenv.Client
+	server netip.Addr
 }
 
 func newScript(t *testing.T) *script {
@@ -110,6 +116,7 @@ func (s *script) commands() map[string]func(*testscript.TestScript, bool, []stri
 		"connect": s.connect,
 		"client":  s.client,
 		"local":   s.local,
+		"reach":   s.reach,
 		"alive":   s.alive,
 		"busy":    s.busy,
 		"forge":   s.forge,
@@ -195,14 +202,16 @@ func (s *script) add(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Setenv(args[0]+"_DEVICE", pod.Result.Interfaces[0].Name)
 }
 
-// del CONTAINER removes it, and the connections that it has opened. ! del wants that to fail.
+// del CONTAINER removes it, and its connections. ! del wants that to fail.
 func (s *script) del(ts *testscript.TestScript, fails bool, args []string) {
 	pod := s.pods[args[0]]
 	addresses := []netip.Addr{pod.Addr4(), pod.Addr6()}
 	err := pod.Del(testenv.Context(s))
 	if !fails {
 		ts.Check(err)
-		isIts := func(c *testenv.Client) bool { return slices.Contains(addresses, c.Local().Addr()) }
+		isIts := func(c client) bool {
+			return slices.Contains(addresses, c.Local().Addr()) || slices.Contains(addresses, c.server)
+		}
 		s.clients = slices.DeleteFunc(s.clients, isIts)
 	} else if err == nil {
 		ts.Fatalf("del %s: got no error", args[0])
@@ -247,6 +256,18 @@ func (s *script) local(ts *testscript.TestScript, _ bool, args []string) {
 	}
 	ts.Check(s.ask(pod.Namespace, s.host.Node, args[0], netip.AddrPortFrom(addr, portOf(ts, args[2])),
 		netip.AddrPortFrom(family.Pod(pod), portOf(ts, args[4]))))
+}
+
+// reach CONTAINER PROTOCOL CONTAINER PORT [HOSTPORT] opens one from a container to another one over IPv4, by its own address
+// or by a host port.
+func (s *script) reach(ts *testscript.TestScript, _ bool, args []string) {
+	to := s.pods[args[2]]
+	server := netip.AddrPortFrom(to.Addr4(), portOf(ts, args[3]))
+	remote := server
+	if len(args) > 4 {
+		remote = netip.AddrPortFrom(testenv.NodeAddr4, portOf(ts, args[4]))
+	}
+	ts.Check(s.ask(to.Namespace, s.pods[args[0]].Namespace, args[1], remote, server))
 }
 
 // alive wants each open connection to answer.
@@ -298,14 +319,14 @@ func (s *script) ask(to, from *testenv.Namespace, protocol string, remote, serve
 		serve(s, to, server)
 		s.served[name] = true
 	}
-	client, err := testenv.NewClient(testenv.Context(s), from, protocol, netip.AddrPort{}, remote)
+	opened, err := testenv.NewClient(testenv.Context(s), from, protocol, netip.AddrPort{}, remote)
 	if err != nil {
 		return err
 	}
-	s.Cleanup(func() { client.Close() })
-	s.clients = append(s.clients, client)
+	s.Cleanup(func() { opened.Close() })
+	s.clients = append(s.clients, client{opened, server.Addr()})
 	for range 64 { // each CPU counts its own
-		if _, err := client.Ask(testenv.Context(s), "hello"); err != nil {
+		if _, err := opened.Ask(testenv.Context(s), "hello"); err != nil {
 			return err
 		}
 	}

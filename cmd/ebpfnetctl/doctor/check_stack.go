@@ -165,7 +165,7 @@ func lookSubnets(_ context.Context, h *host) (findings []Finding, err error) {
 	for _, subnet := range h.subnets() {
 		for _, route := range routes {
 			device := h.device(route.LinkIndex)
-			if device == nil || h.isOurs(device) || !subnet.Contains(route.to.Addr()) || route.to.Bits() < subnet.Bits() || subnet.IsSingleIP() {
+			if device == nil || h.isOurs(device) || h.hasOursAlone(device) || !subnet.Contains(route.to.Addr()) || route.to.Bits() < subnet.Bits() || subnet.IsSingleIP() {
 				continue // a shorter prefix is the way to other hosts
 			}
 			findings = append(findings, warning(fmt.Sprintf("give one of them another subnet, or remove %s if nobody uses it", device.Attrs().Name),
@@ -245,6 +245,14 @@ func lookLeftovers(ctx context.Context, h *host) (findings []Finding, err error)
 		}
 	}
 	return orGood(findings, "nothing of other CNI plugins that have no configuration"), nil
+}
+
+// hasOursAlone returns whether all ports of a bridge are containers that migrate has adopted.
+func (h *host) hasOursAlone(bridge netlink.Link) bool {
+	isOthers := func(d netlink.Link) bool {
+		return d.Attrs().MasterIndex == bridge.Attrs().Index && !h.isOurs(d)
+	}
+	return h.hasPorts(bridge) && !slices.ContainsFunc(h.devices, isOthers)
 }
 
 // isConfigured returns whether a list of a runtime has a plugin of one of the types.

@@ -64,9 +64,9 @@ func (h *host) lookAtContainers(n *Network) error {
 		if err != nil {
 			c.Fate = Restart
 		}
-		if c.Fate == Adopt && n.Plugins[0] != "ptp" {
+		if c.Fate == Adopt && bridgeOf(n.list) != "" && c.hasIPv6() {
 			c.Fate = Restart
-			n.block("container %s runs on a bridge: there it would look in vain for containers of ebpfnet, whose addresses are in its own subnet; "+
+			n.block("container %s has IPv6, and runs on a bridge: there it would look in vain for new containers, which have addresses of its subnet; "+
 				"stop it, and start it again afterwards", c.ContainerID)
 		}
 		n.Containers = append(n.Containers, *c)

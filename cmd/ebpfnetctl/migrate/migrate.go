@@ -1,8 +1,8 @@
 // Package migrate leads a host over from the reference plugins (bridge, ptp, and flannel's bridge, with
 // host-local and portmap) to ebpfnet, and back.
 //
-// A container of ptp that runs is adopted: ebpfnet is attached to its veth as it would be by a list that has
-// ebpfnet behind ptp. Its addresses, its masquerading and its host ports stay what the old plugins have made
+// A container that runs is adopted: ebpfnet is attached to its veth as it would be by a list that has ebpfnet
+// behind the old plugins. Its addresses, its masquerading and its host ports stay what the old plugins have made
 // of them, so its connections go on. Its record has the calls of DEL by which the old plugins clean up: our
 // DEL makes them. So the rules of each container end with it, and nobody has to recognize rules.
 //
@@ -173,19 +173,26 @@ func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 	}
 	err = h.lookAtContainers(n)
 	h.lookAtBridge(n)
-	err = errors.Join(err, n.lookAtKernel())
+	err = errors.Join(err, n.noteAdoption())
 	if n.translation == nil {
 		return n, err
 	}
 	return n, errors.Join(err, h.lookAtAddresses(n))
 }
 
-// lookAtKernel notes what open connections lose where the kernel has no tcx: it stops a device for the first filter.
-func (n *Network) lookAtKernel() error {
-	usesTCX, err := loader.UsesTCX()
+// noteAdoption notes what is not as before for containers that are adopted. Where the kernel has no tcx, it stops a
+// device for its first filter.
+func (n *Network) noteAdoption() error {
 	isAdopted := func(c Container) bool { return c.Fate == Adopt }
-	if err == nil && !usesTCX && slices.ContainsFunc(n.Containers, isAdopted) {
-		n.Notes = append(n.Notes, "the kernel has no tcx (6.6): for about a millisecond each, it drops packets to a container that is adopted, and those that an uplink sends")
+	if !slices.ContainsFunc(n.Containers, isAdopted) {
+		return nil
+	}
+	usesTCX, err := loader.UsesTCX()
+	if err == nil && !usesTCX {
+		n.note("the kernel has no tcx (6.6): for about a millisecond each, it drops packets to a container that is adopted, and those that an uplink sends")
+	}
+	if bridge := bridgeOf(n.list); bridge != "" {
+		n.note("the bridge %[1]s answers ARP for new containers (net.ipv4.conf.%[1]s.proxy_arp=1); broadcast and multicast do not reach them", bridge)
 	}
 	return err
 }
@@ -206,40 +213,15 @@ func (h *host) lookAtDone(n *Network, kept string) (*Network, error) {
 	return n, err
 }
 
+// note adds a sentence for the plan.
+func (n *Network) note(format string, args ...any) {
+	n.Notes = append(n.Notes, fmt.Sprintf(format, args...))
+}
+
 // block adds a reason why a network cannot be migrated.
 func (n *Network) block(format string, args ...any) {
 	n.State = Blocked
 	n.Reasons = append(n.Reasons, fmt.Sprintf(format, args...))
-}
-
-// lookAtBridge blocks a network whose bridge has a port that is none of its containers': they share their LAN
-// with whatever is behind it.
-func (h *host) lookAtBridge(n *Network) {
-	name := bridgeOf(n.list)
-	bridge := slices.IndexFunc(h.devices, func(device netlink.Link) bool { return device.Attrs().Name == name })
-	if name == "" || bridge < 0 {
-		return
-	}
-	for _, port := range h.devices {
-		isContainers := func(c Container) bool { return c.Device == port.Attrs().Name }
-		if port.Attrs().MasterIndex == h.devices[bridge].Attrs().Index && !slices.ContainsFunc(n.Containers, isContainers) {
-			n.block("the bridge %s has the port %s, which is none of this network's containers': they are in one LAN with it", name, port.Attrs().Name)
-		}
-	}
-}
-
-// bridgeOf returns the bridge of a list, or "".
-func bridgeOf(list *libcni.NetworkConfigList) string {
-	keys, _ := keysOf(list.Plugins[0])
-	switch list.Plugins[0].Network.Type {
-	case "bridge":
-	case "flannel":
-		keys, _ = keys["delegate"].(object)
-	default:
-		return ""
-	}
-	name, _ := keys["bridge"].(string)
-	return cmp.Or(name, "cni0")
 }
 
 // keptName is the second name of an old list. Runtimes do not read it.

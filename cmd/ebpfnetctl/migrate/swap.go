@@ -100,7 +100,7 @@ func (h *host) adoptAll(ctx context.Context, n *Network, tell func(string, ...an
 		if c.Fate != Adopt {
 			continue
 		}
-		if err := h.adopt(ctx, n, c); err != nil {
+		if err := errors.Join(n.answerForOthers(true), h.adopt(ctx, n, c)); err != nil {
 			return fmt.Errorf("adopt container %s of network %s: %w", c.ContainerID, n.Name, err)
 		}
 		c.Fate = Adopted
@@ -111,17 +111,22 @@ func (h *host) adoptAll(ctx context.Context, n *Network, tell func(string, ...an
 
 func (h *host) releaseAll(ctx context.Context, n *Network, tell func(string, ...any)) error {
 	var errs []error
+	hasAdopted := false
 	for i := range n.Containers {
 		c := &n.Containers[i]
 		if c.Fate != Adopted {
 			continue
 		}
+		hasAdopted = true
 		if err := h.release(ctx, c); err != nil {
 			errs = append(errs, fmt.Errorf("release container %s of network %s: %w", c.ContainerID, n.Name, err))
 			continue
 		}
 		c.Fate = Adopt
 		tell("released container %s %s (%s)", c.ContainerID, c.IfName, c.Device)
+	}
+	if n.State == Done || hasAdopted {
+		errs = append(errs, n.answerForOthers(false))
 	}
 	return errors.Join(errs...)
 }
