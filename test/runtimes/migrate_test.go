@@ -2,6 +2,8 @@ package runtimes
 
 import (
 	"fmt"
+	"net/netip"
+	"path"
 	"strings"
 	"testing"
 
@@ -10,11 +12,27 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// ptpConflist is what a host has before ebpfnet.
-const ptpConflist = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+// former is what a host has before ebpfnet.
+type former struct {
+	conflist string
+	plugins  []string
+	addrs    []netip.Addr // of the node, with families that containers have
+}
+
+var ptp = former{`{"cniVersion": "1.0.0", "name": "pods", "plugins": [
 	{"type": "ptp", "ipMasq": true, "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
 		"ranges": [[{"subnet": "10.88.0.0/16"}], [{"subnet": "fd00:88::/64"}]]}},
-	{"type": "portmap", "capabilities": {"portMappings": true}}]}`
+	{"type": "portmap", "capabilities": {"portMappings": true}}]}`,
+	[]string{"main/ptp", "meta/portmap", "ipam/host-local"}, []netip.Addr{testenv.NodeAddr4, testenv.NodeAddr6}}
+
+// podmansOwn is podman 4's own network but for the name.
+var podmansOwn = former{`{"cniVersion": "0.4.0", "name": "pods", "plugins": [
+	{"type": "bridge", "bridge": "cni-podman0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+		"ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}], "ranges": [[{"subnet": "10.88.0.0/16", "gateway": "10.88.0.1"}]]}},
+	{"type": "portmap", "capabilities": {"portMappings": true}},
+	{"type": "firewall"},
+	{"type": "tuning"}]}`,
+	[]string{"main/bridge", "meta/portmap", "meta/firewall", "meta/tuning", "ipam/host-local"}, []netip.Addr{testenv.NodeAddr4}}
 
 // publisher is a runtime that starts containers whose port 80 is port 8080 of the node.
 type publisher interface {
@@ -25,11 +43,11 @@ type publisher interface {
 // testMigrate leads a network over under a running container with open connections to its published port. The
 // container ends as its runtime ends it, and the next one is ebpfnet's. Then it goes back. loaded waits until the
 // runtime has read its network again.
-func testMigrate(t *testing.T, m *machine, p publisher, loaded func(plugin string)) {
+func testMigrate(t *testing.T, m *machine, p publisher, before former, loaded func(plugin string)) {
 	t.Helper()
-	m.installPlugins(t, "main/ptp", "meta/portmap", "ipam/host-local")
-	m.write(t, configDir+"/10-ebpfnet.conflist", []byte(ptpConflist))
-	loaded("ptp")
+	m.installPlugins(t, before.plugins...)
+	m.write(t, configDir+"/10-ebpfnet.conflist", []byte(before.conflist))
+	loaded(path.Base(before.plugins[0]))
 	migrate := func(args ...string) string {
 		t.Helper()
 		return m.run(t, "ebpfnetctl", append([]string{"migrate"}, args...)...)
@@ -56,27 +74,31 @@ func testMigrate(t *testing.T, m *machine, p publisher, loaded func(plugin strin
 		t.Errorf("rules: got %s, want none of the container", rules)
 	}
 	web := p.publish(t, "web", webServer...)
-	m.wantPublished(t)
+	m.wantPublishedAt(t, before.addrs...)
 	if got := m.run(t, "ebpfnetctl", "ports"); !strings.Contains(got, "8080") {
 		t.Errorf("ports: got %s, want the new container's", got)
 	}
 	p.remove(t, web)
 	migrate("--back")
-	if list := m.run(t, "cat", configDir+"/10-ebpfnet.conflist"); list != ptpConflist {
+	if list := m.run(t, "cat", configDir+"/10-ebpfnet.conflist"); list != before.conflist {
 		t.Errorf("list: got %s, want the old one", list)
 	}
 }
 
 // TestPodmanMigrate has a runtime that ends a container by the list in libcni's cache, and reads lists at each call.
 func TestPodmanMigrate(t *testing.T) {
-	p := newPodman(t)
-	testMigrate(t, p.machine, p, func(string) {})
+	for name, before := range map[string]former{"ptp": ptp, "its own network": podmansOwn} {
+		t.Run(name, func(t *testing.T) {
+			p := newPodman(t)
+			testMigrate(t, p.machine, p, before, func(string) {})
+		})
+	}
 }
 
 // TestContainerdMigrate has a runtime that ends a container by the present list, and reads it when it changes.
 func TestContainerdMigrate(t *testing.T) {
 	eachContainerd(t, func(t *testing.T, c containerd) {
-		testMigrate(t, c.machine, c, func(plugin string) {
+		testMigrate(t, c.machine, c, ptp, func(plugin string) {
 			testenv.Eventually(t, "the list in containerd", func() error {
 				status, err := c.Status(testenv.Context(t), &cri.StatusRequest{Verbose: true})
 				if err == nil && !strings.Contains(status.Info["cniconfig"], fmt.Sprintf("%q", plugin)) {
