@@ -172,7 +172,9 @@ func (o *options) publish(state *wanted.State) error {
 	if err != nil {
 		return err
 	}
-	filled, err := conflist.Fill(template, state.PodCIDRs, state.PodMTU, o.state)
+	filled, err := conflist.Fill(template, conflist.Node{
+		PodCIDRs: state.PodCIDRs, MTU: state.PodMTU, Tunnel: state.Device != nil, State: o.state,
+	})
 	if err != nil {
 		return err
 	}

@@ -34,21 +34,33 @@ func MaxFlows(template []byte) (flows uint32, err error) {
 	return flows, err
 }
 
+// Node is what a conflist says of its node.
+type Node struct {
+	PodCIDRs []netip.Prefix
+	MTU      int    // of containers; 0: that of the route to the outside
+	Tunnel   bool   // some nodes are, or may be, reached by a tunnel
+	State    string // path of the agent's state
+}
+
 // Fill returns a template with a node's ranges, with default routes for their families unless the template has
-// routes, with an MTU unless it has one, and with the path of the agent's state: the plugin waits for its first sync.
+// routes, and with the path of the agent's state: the plugin waits for its first sync. If the template does not say, it
+// gets an MTU, and packets of a usual size where there is a tunnel, because the kernel cuts longer ones for it.
 // All other keys stay as they are: exemptions from masquerading, host ports, further plugins.
-func Fill(template []byte, podCIDRs []netip.Prefix, mtu int, state string) ([]byte, error) {
+func Fill(template []byte, node Node) ([]byte, error) {
 	list, plugins, plugin, err := parse(template)
 	if err != nil {
 		return nil, err
 	}
-	if err := fillAddresses(plugin, podCIDRs); err != nil {
+	if err := fillAddresses(plugin, node.PodCIDRs); err != nil {
 		return nil, err
 	}
-	if mtu != 0 && plugin["mtu"] == nil {
-		plugin["mtu"] = encode(mtu)
+	if node.MTU != 0 && plugin["mtu"] == nil {
+		plugin["mtu"] = encode(node.MTU)
 	}
-	plugin["cluster"] = encode(state)
+	if node.Tunnel && plugin["bigTCP"] == nil {
+		plugin["bigTCP"] = encode("never")
+	}
+	plugin["cluster"] = encode(node.State)
 	list["plugins"] = encode(plugins)
 	filled, err := json.MarshalIndent(list, "", "  ")
 	return append(filled, '\n'), err

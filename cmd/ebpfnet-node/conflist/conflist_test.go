@@ -20,20 +20,20 @@ func TestFill(t *testing.T) {
 		want           string
 	}{
 		{"default, dual stack", string(Default), dual, 1450, `{"cniVersion": "1.1.0", "name": "pods", "plugins": [
-			{"type": "ebpfnet", "ipMasq": true, "capabilities": {"portMappings": true, "bandwidth": true}, "mtu": 1450, "cluster": "/run/n.json",
+			{"type": "ebpfnet", "ipMasq": true, "capabilities": {"portMappings": true, "bandwidth": true}, "mtu": 1450, "bigTCP": "never", "cluster": "/run/n.json",
 			 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.1.0/24"}], [{"subnet": "fd44:1::/64"}]],
 			          "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}}]}`},
 		{"IPv6 only, direct", `{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ebpfnet", "ipam": {}}]}`, dual[1:], 0,
 			`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ebpfnet", "cluster": "/run/n.json",
 			 "ipam": {"type": "host-local", "ranges": [[{"subnet": "fd44:1::/64"}]], "routes": [{"dst": "::/0"}]}}]}`},
-		{"an operator's keys", `{"cniVersion": "1.1.0", "name": "n", "disableGC": true, "plugins": [{"type": "ebpfnet", "mtu": 1300,
+		{"an operator's keys", `{"cniVersion": "1.1.0", "name": "n", "disableGC": true, "plugins": [{"type": "ebpfnet", "mtu": 1300, "bigTCP": "raise-uplinks",
 			"nonMasqueradeCIDRs": ["10.0.0.0/8"], "ipam": {"type": "host-local", "dataDir": "/run/x", "routes": [{"dst": "10.0.0.0/8"}]}},
 			{"type": "tuning"}]}`, dual[:1], 1450,
-			`{"cniVersion": "1.1.0", "name": "n", "disableGC": true, "plugins": [{"type": "ebpfnet", "mtu": 1300, "cluster": "/run/n.json",
+			`{"cniVersion": "1.1.0", "name": "n", "disableGC": true, "plugins": [{"type": "ebpfnet", "mtu": 1300, "bigTCP": "raise-uplinks", "cluster": "/run/n.json",
 			"nonMasqueradeCIDRs": ["10.0.0.0/8"], "ipam": {"type": "host-local", "dataDir": "/run/x", "routes": [{"dst": "10.0.0.0/8"}],
 			"ranges": [[{"subnet": "10.244.1.0/24"}]]}}, {"type": "tuning"}]}`},
 	} {
-		filled, err := Fill([]byte(test.template), test.podCIDRs, test.mtu, "/run/n.json")
+		filled, err := Fill([]byte(test.template), Node{test.podCIDRs, test.mtu, test.mtu != 0, "/run/n.json"})
 		if err != nil {
 			t.Errorf("%s: %v", test.name, err)
 			continue
@@ -58,11 +58,11 @@ func TestFillRefuses(t *testing.T) {
 		`{"name": "n", "plugins": [{"type": "ebpfnet", "ipam": {"type": "x"}}]}`:                                  `ipam.type of the template: got "x", want "host-local"`,
 		`{"name": "n", "plugins": [{"type": "ebpfnet", "ipam": {"type": "host-local", "subnet": "10.0.0.0/8"}}]}`: `ipam.subnet of the template: got "10.0.0.0/8", want none`,
 	} {
-		if _, err := Fill([]byte(template), dual, 0, ""); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Fill([]byte(template), Node{PodCIDRs: dual}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got error %v, want %q", template, err, want)
 		}
 	}
-	if _, err := Fill(Default, nil, 0, ""); err == nil {
+	if _, err := Fill(Default, Node{}); err == nil {
 		t.Error("without podCIDRs: got no error, want one")
 	}
 }
