@@ -69,18 +69,12 @@ func (o *options) takeOut(ctx context.Context) error {
 	return binaries.Remove(o.binDir)
 }
 
+// wantUnused finds containers by their devices, and by the datapath where ebpfnet is chained: a pod does not see the
+// host's records.
 func wantUnused() error {
-	op, err := operator.Open(loader.OpenForRelease, record.DefaultDir)
-	if errors.Is(err, loader.ErrNotLoaded) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer op.Close()
-	usage, err := op.Usage()
-	if err == nil && len(usage.Containers) > 0 {
-		err = fmt.Errorf("%w: %d, such as %s", errInUse, len(usage.Containers), usage.Containers[0])
+	containers, err := operator.Connected(record.DefaultDir)
+	if err == nil && len(containers) > 0 {
+		err = fmt.Errorf("%w: %d, such as %s", errInUse, len(containers), containers[0])
 	}
 	return err
 }

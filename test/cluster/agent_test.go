@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -15,9 +16,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -303,6 +306,11 @@ func (c *cluster) uninstallHost() {
 	if err := first.pod.Del(testenv.Context(c)); err != nil {
 		c.Error(err)
 	}
+	first.chain("ptp0")
+	if output, err := uninstall(); err == nil || !strings.Contains(output, "containers are connected: 1, such as the one behind ptp0") {
+		c.Errorf("with a chained container: got %q (%v), want to be told of it", output, err)
+	}
+	c.ip(first.Namespace, "link", "del", "ptp0")
 	for range 2 {
 		if output, err := uninstall(); err != nil {
 			c.Errorf("without containers: got %q (%v), want success", output, err)
@@ -321,6 +329,33 @@ func (c *cluster) uninstallHost() {
 		c.Errorf("got %v, want %v", err, loader.ErrNotLoaded)
 	}
 	c.wantReach("after one has gone", second, third)
+}
+
+// chain has a device of another plugin that ebpfnet works on, as the agent's pod sees it: its record is the host's.
+func (n *node) chain(device string) {
+	n.t.Helper()
+	link := netlink.NewLinkAttrs()
+	link.Name = device
+	if err := n.Netlink().LinkAdd(&netlink.Veth{LinkAttrs: link, PeerName: device + "-peer"}); err != nil {
+		n.t.Fatal(err)
+	}
+	added, err := n.Netlink().LinkByName(device)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	err = n.Do(func() error {
+		datapath, err := loader.OpenLoaded()
+		if err != nil {
+			return err
+		}
+		defer datapath.Close()
+		return maps.With(testenv.Context(n.t), datapath, func(store *maps.Store) error {
+			return store.PutDevice(maps.Device{IfIndex: added.Attrs().Index, Owner: 1, MAC: make(net.HardwareAddr, 6)})
+		})
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
 }
 
 // meetSmallLink has a link in the middle that takes less than the nodes' own: nothing is lost, neither of TCP nor of UDP.
