@@ -5,10 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
 
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
+	"github.com/ebpfnet/ebpfnet/plugin/operator"
 )
 
 const askAgent = "see the log of ebpfnet-node's pod on this node"
@@ -22,6 +27,7 @@ func lookNodes(_ context.Context, h *host) (findings []Finding, err error) {
 		}
 		clustered++
 		findings = append(findings, h.judgeAgent(n)...)
+		findings = append(findings, h.lookRenumbered(n)...)
 	}
 	unrouted, count, err := h.unroutedNodes()
 	findings = append(findings, unrouted...)
@@ -50,6 +56,36 @@ func (h *host) judgeAgent(n *network) (findings []Finding) {
 			"%d nodes or prefixes of nodes are skipped, such as %s of %s: %s", len(peers.Skipped), first.Prefix, first.Node, first.Reason))
 	}
 	return findings
+}
+
+// lookRenumbered finds containers that have outlived their node's podCIDR: it has joined again, and got another one.
+func (h *host) lookRenumbered(n *network) (findings []Finding) {
+	isOld := func(address operator.Address) bool {
+		return !slices.ContainsFunc(n.subnets(), func(subnet netip.Prefix) bool { return subnet.Contains(address.Address) })
+	}
+	for _, a := range h.attachments {
+		if i := slices.IndexFunc(a.Addresses, isOld); i >= 0 && !a.Dead && a.Network == n.file.List.Name {
+			name, restart := h.podOf(a)
+			findings = append(findings, wrong(restart, "%s has kept its address %s, and this node has another podCIDR by now: other nodes do not reach it, and its address may be given away", name, a.Addresses[i].Address))
+		}
+	}
+	return findings
+}
+
+// podOf returns the name of a container's pod, as far as libcni's cache knows it, and what starts it anew.
+func (h *host) podOf(a *operator.Attachment) (name, restart string) {
+	cached, _ := libcni.NewCNIConfigWithCacheDir(nil, h.CacheDir, nil).GetCachedAttachments(a.ContainerID) // else its id will do
+	args := map[string]string{}
+	for _, c := range cached {
+		for _, arg := range c.CniArgs {
+			args[arg[0]] = arg[1]
+		}
+	}
+	namespace, pod := args["K8S_POD_NAMESPACE"], args["K8S_POD_NAME"]
+	if namespace == "" || pod == "" {
+		return "container " + containerOf(a), "start it again"
+	}
+	return "pod " + namespace + "/" + pod, "start it again, such as by kubectl delete pod -n " + word(namespace) + " " + word(pod)
 }
 
 // unroutedNodes finds prefixes of other nodes without a route, and counts all. The host's own routes may be a direct way.
