@@ -51,6 +51,29 @@ func (n Node) String() string {
 	return fmt.Sprintf("%s at %s, mode %s, MTU %d", n.Prefix, n.Remote, n.Mode, n.MTU)
 }
 
+// Answerer returns who answers on the way of containers' packets: the gateway of the prefix, which the node's tunnel
+// has, or the node itself.
+func (n Node) Answerer() netip.Addr {
+	if n.Mode == NodeDirect {
+		return n.Remote
+	}
+	return n.Prefix.Addr().Next()
+}
+
+// OuterMTU returns the size of the longest packets between the nodes: VXLAN adds its headers.
+func (n Node) OuterMTU() int {
+	const headers4, headers6 = 50, 70
+
+	switch {
+	case n.Mode == NodeDirect:
+		return n.MTU
+	case n.Remote.Is4():
+		return n.MTU + headers4
+	default:
+		return n.MTU + headers6
+	}
+}
+
 // check names what makes the node impossible.
 func (n Node) check() error {
 	const minMTU4, minMTU6, maxMTU = 68, 1280, 65535 // RFC 791, RFC 8200

@@ -19,8 +19,8 @@ import (
 type doctorOptions struct {
 	output.Flags
 	doctor.Options
-	fix, send bool
-	to        []string
+	fix, send, peers bool
+	to               []string
 }
 
 func newDoctor() *cobra.Command {
@@ -38,10 +38,15 @@ that were detached, forwarding, and what containers have left that are gone.
 
 --send connects a container of its own by the plugin, as the runtime would, and
 tries connections out (to the default gateways, or --to), in, and by a host
-port, for IPv4 and IPv6. It removes the container afterwards.`,
+port, for IPv4 and IPv6. It removes the container afterwards.
+
+--peers asks each other node of the cluster, by the tunnel or directly: whether
+it answers, whether long packets get there, and whether a network card spoils
+their checksums. Nothing of ebpfnet has to run there.`,
 		Example: `  ebpfnetctl doctor
   ebpfnetctl doctor --fix
   ebpfnetctl doctor --send --to 192.0.2.7:443
+  ebpfnetctl doctor --peers
   ebpfnetctl doctor -o json | jq -r '.[] | select(.state == "wrong") | .remedy'`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -53,6 +58,7 @@ port, for IPv4 and IPv6. It removes the container afterwards.`,
 	flags := cmd.Flags()
 	flags.BoolVar(&o.fix, "fix", false, "mend what is safe to mend")
 	flags.BoolVar(&o.send, "send", false, "prove by a container of its own that packets arrive")
+	flags.BoolVar(&o.peers, "peers", false, "ask each other node of the cluster")
 	flags.StringSliceVar(&o.to, "to", nil, "with --send: connect to `ADDRESS:PORT` instead of the gateways")
 	flags.StringVar(&o.Root, "root", "/", "`DIR` is where the host's files are, for a container that has them mounted")
 	flags.StringVar(&o.ConfDir, "conf-dir", "", "`DIR` is the runtime's directory of networks, if it is not containerd or CRI-O")
@@ -74,14 +80,19 @@ func examine(cmd *cobra.Command, o doctorOptions) error {
 		findings, errFix = doctor.Fix(cmd.Context(), o.Options, findings)
 	}
 	arrived()
-	var errSend error
+	var errSend, errPeers error
 	if o.send {
 		var sent []doctor.Finding
 		sent, errSend = o.prove(cmd, remotes)
 		findings = append(findings, sent...)
 	}
+	if o.peers {
+		var asked []doctor.Finding
+		asked, errPeers = o.ask(cmd)
+		findings = append(findings, asked...)
+	}
 	err = findingNoun.Print(output.New(cmd.OutOrStdout(), o.Flags), findings)
-	return errors.Join(err, errFix, errSend, verdictOf(findings))
+	return errors.Join(err, errFix, errSend, errPeers, verdictOf(findings))
 }
 
 // remotes reads --to.
@@ -106,6 +117,15 @@ func (o doctorOptions) prove(cmd *cobra.Command, remotes []netip.AddrPort) ([]do
 	arrived := output.Waiting(cmd.ErrOrStderr(), "answers to the container's packets, at most "+doctor.SendTimeout.String())
 	defer arrived()
 	return doctor.Send(ctx, o.Options, remotes)
+}
+
+// ask asks other nodes, and tells on a terminal what it waits for.
+func (o doctorOptions) ask(cmd *cobra.Command) ([]doctor.Finding, error) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), doctor.PeersTimeout)
+	defer cancel()
+	arrived := output.Waiting(cmd.ErrOrStderr(), "answers of other nodes")
+	defer arrived()
+	return doctor.Peers(ctx, o.Options)
 }
 
 // verdictOf is errFound where something is wrong, and another error where a check could not look.

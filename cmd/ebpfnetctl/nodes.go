@@ -34,6 +34,8 @@ type clusterNode struct {
 	RoundTrip float64 `json:"roundTrip,omitempty"` // in seconds
 	PathMTU   int     `json:"pathMTU,omitempty"`   // between the nodes themselves, up to what they need
 	Fault     string  `json:"fault,omitempty"`
+
+	entry maps.Node
 }
 
 const modeSkipped = "skipped"
@@ -109,7 +111,7 @@ func clusterNodes(state string) ([]clusterNode, error) {
 	nodes := []clusterNode{}
 	for _, entry := range entries {
 		node := clusterNode{
-			Prefix: entry.Prefix.String(), Remote: entry.Remote.String(), Mode: entry.Mode.String(), MTU: entry.MTU, Routed: routed[entry.Prefix],
+			entry: entry, Prefix: entry.Prefix.String(), Remote: entry.Remote.String(), Mode: entry.Mode.String(), MTU: entry.MTU, Routed: routed[entry.Prefix],
 		}
 		if peer, ok := told[entry.Prefix]; ok {
 			node.Node, node.Since = peer.Node, &peer.Since

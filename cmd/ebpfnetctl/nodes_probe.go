@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strconv"
 	"sync"
@@ -10,7 +9,6 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/echo"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
-	"github.com/ebpfnet/ebpfnet/maps"
 )
 
 var probeColumns = []output.Column[clusterNode]{
@@ -50,37 +48,19 @@ func probeNodes(nodes []clusterNode, wait time.Duration) error {
 }
 
 func (n *clusterNode) probe(wait time.Duration) {
-	remote, inner := netip.MustParseAddr(n.Remote), netip.MustParsePrefix(n.Prefix).Addr().Next() // which its tunnel has
-	if n.Mode == maps.NodeDirect.String() {
-		inner = remote
-	}
-	trip, err := echo.RoundTrip(inner, wait)
+	trip, err := echo.RoundTrip(n.entry.Answerer(), wait)
 	if err != nil {
-		n.Fault = fmt.Sprintf("%s: %v", inner, err)
+		n.Fault = fmt.Sprintf("%s: %v", n.entry.Answerer(), err)
 		return
 	}
 	n.RoundTrip = trip.Seconds()
-	if n.PathMTU, err = echo.PathMTU(remote, n.needs(), wait); err != nil {
-		n.Fault = fmt.Sprintf("%s: %v", remote, err)
-	}
-}
-
-// needs returns the size of the longest packets between the nodes: VXLAN adds its headers.
-func (n *clusterNode) needs() int {
-	const headers4, headers6 = 50, 70
-
-	switch {
-	case n.Mode == maps.NodeDirect.String():
-		return n.MTU
-	case netip.MustParseAddr(n.Remote).Is4():
-		return n.MTU + headers4
-	default:
-		return n.MTU + headers6
+	if n.PathMTU, err = echo.PathMTU(n.entry.Remote, n.entry.OuterMTU(), wait); err != nil {
+		n.Fault = fmt.Sprintf("%s: %v", n.entry.Remote, err)
 	}
 }
 
 // isNarrow is true if a link on the way takes less than the longest packets.
-func (n clusterNode) isNarrow() bool { return n.PathMTU != 0 && n.PathMTU < n.needs() }
+func (n clusterNode) isNarrow() bool { return n.PathMTU != 0 && n.PathMTU < n.entry.OuterMTU() }
 
 func (n clusterNode) roundTrip() string {
 	if n.RoundTrip == 0 {

@@ -1,8 +1,8 @@
 // Package doctor looks for what keeps ebpfnet from working on a host: a table of small checks, each of
 // which says what it has found, what that means, and what to do. It mends what is safe to mend, and proves
-// by a container of its own that packets arrive.
+// by a container of its own, and by packets to other nodes, that they arrive.
 //
-// It may import cmd/ebpfnetctl/firewall, cmd/ebpfnetctl/output, cmd/ebpfnetctl/runtimes, bpf, ipam, loader,
+// It may import cmd/ebpfnetctl/echo, cmd/ebpfnetctl/firewall, cmd/ebpfnetctl/output, cmd/ebpfnetctl/runtimes, bpf, ipam, loader,
 // loader/rtnl, maps, plugin, plugin/cni, plugin/config, plugin/link, plugin/names, plugin/nodestate,
 // plugin/operator and plugin/reconcile.
 package doctor
@@ -87,7 +87,7 @@ func Checks() (names []string) {
 	for _, c := range checks {
 		names = append(names, c.name)
 	}
-	return names
+	return append(names, checkPeers)
 }
 
 // patience is how long each check and each mend may wait for locks and for tools: one that gets none costs no other.

@@ -1,4 +1,5 @@
-// Package echo asks hosts for ICMP echoes: whether they answer, and how long packets may be that get there undivided.
+// Package echo asks hosts that need not know of it: by ICMP echoes whether they answer, and how long packets may be that
+// get there undivided; by datagrams to ports that nobody has whether their checksums are right on the way.
 package echo
 
 import (
@@ -9,16 +10,19 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 const (
-	headers4 = 28 // of IP and ICMP
-	headers6 = 48
-	small    = 64 // bytes behind them
-	tries    = 2  // a packet may be lost
+	headersICMP = 8
+	headers4    = 20 + headersICMP
+	headers6    = 40 + headersICMP
+
+	small = 64 // bytes behind them
+	tries = 2  // a packet may be lost
 )
 
 // RoundTrip returns how long addr takes to answer a small packet.
@@ -26,27 +30,10 @@ func RoundTrip(addr netip.Addr, wait time.Duration) (time.Duration, error) {
 	return ask(addr, small, wait)
 }
 
-// PathMTU returns the size of the longest IP packets that addr answers, up to most. The error says what a silence means.
-func PathMTU(addr netip.Addr, most int, wait time.Duration) (size int, err error) {
-	const links = 8 // each of which may be smaller than those before
-
-	headers := headers6
-	if addr.Is4() {
-		headers = headers4
-	}
-	for range links {
-		if size, err = knownMTU(addr); err != nil {
-			return 0, err
-		}
-		size = min(size, most)
-		if _, err = ask(addr, size-headers, wait); err == nil {
-			return size, nil
-		}
-		if !errors.Is(err, unix.EMSGSIZE) {
-			return 0, fmt.Errorf("packets of %d bytes: %w; a link that takes less says nothing of it", size, err)
-		}
-	}
-	return 0, err
+// Long returns nil if addr answers an IP packet of a size.
+func Long(addr netip.Addr, size int, wait time.Duration) error {
+	_, err := ask(addr, size-headersOf(addr), wait)
+	return err
 }
 
 // ask sends a request with so many bytes, until there is an answer or an error.
@@ -82,19 +69,24 @@ func askOnce(addr netip.Addr, bytes int, wait time.Duration) (time.Duration, err
 		if err != nil {
 			return 0, err
 		}
-		if n == len(request) && [2]byte(buffer) == [2]byte(answer) && string(buffer[4:8]) == string(answer[4:8]) {
+		if n == len(request) && isAnswer(buffer, answer) {
 			return time.Since(sent), nil
 		}
 	}
+}
+
+// isAnswer compares all but the checksum.
+func isAnswer(message, answer []byte) bool {
+	return [2]byte(message) == [2]byte(answer) && string(message[4:8]) == string(answer[4:8])
 }
 
 // message returns a request, and how its answer begins but for the checksum.
 func message(addr netip.Addr, bytes int) (request, answer []byte) {
 	const request4, answer4, request6, answer6 = 8, 0, 128, 129
 
-	request = make([]byte, 8+bytes)
+	request = make([]byte, headersICMP+bytes)
 	binary.BigEndian.PutUint32(request[4:], rand.Uint32()) // number of the asker, and of the request
-	answer = append(answer, request[:8]...)
+	answer = append(answer, request[:headersICMP]...)
 	if addr.Is4() {
 		request[0], answer[0] = request4, answer4
 		binary.BigEndian.PutUint16(request[2:], checksum(request))
@@ -137,25 +129,7 @@ func dial(addr netip.Addr) (*net.IPConn, error) {
 	return conn, nil
 }
 
-// knownMTU returns what the kernel knows of the way.
-func knownMTU(addr netip.Addr) (mtu int, err error) {
-	conn, err := dial(addr)
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close()
-	level, option := unix.IPPROTO_IPV6, unix.IPV6_MTU
-	if addr.Is4() {
-		level, option = unix.IPPROTO_IP, unix.IP_MTU
-	}
-	err = control(conn, func(fd int) (err error) {
-		mtu, err = unix.GetsockoptInt(fd, level, option)
-		return err
-	})
-	return mtu, err
-}
-
-func control(conn *net.IPConn, call func(fd int) error) error {
+func control(conn syscall.Conn, call func(fd int) error) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return err

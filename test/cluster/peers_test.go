@@ -1,0 +1,166 @@
+package cluster
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// TestDoctorPeers has `ebpfnetctl doctor --peers` find what users of tunnels suffer, by name, and does what it says.
+func TestDoctorPeers(t *testing.T) {
+	c := newCluster(t)
+	c.examineFirewalls()
+	c.examineOffload()
+	c.examineSmallLink()
+}
+
+const allWell = "peers good: node-2 (192.0.2.2) answers by the tunnel\npeers good: node-3 (198.51.100.3) answers by the tunnel"
+
+// examineFirewalls has the tunnel's port closed in three ways, and a node that is off.
+func (c *cluster) examineFirewalls() {
+	c.Helper()
+	first, third := c.nodes[0], c.nodes[2]
+	first.wantPeers("all is well", allWell)
+	absent := nodeObjectOf(4)
+	absent.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "198.51.100.4"}}
+	c.api.Put(absent)
+	first.awaitRoute("a node that is off", 4, "dst 198.51.100.4 ")
+	for i, fault := range []struct {
+		at                *node
+		chain, rule, want string
+	}{
+		{third, "input", "drop", "peers wrong: node-3 (198.51.100.3) answers, but not by the tunnel: a firewall drops UDP port 4789\n" +
+			"peers wrong: node-4 (198.51.100.4) answers neither by the tunnel nor itself"},
+		{third, "input", "reject", "peers wrong: node-3 (198.51.100.3) refuses UDP port 4789"},
+		{first, "output", "drop", "peers wrong: this host's own firewall drops UDP to port 4789 of node-2 (192.0.2.2)\n" +
+			"peers wrong: this host's own firewall drops UDP to port 4789 of node-3 (198.51.100.3)"},
+	} {
+		what, cure := fault.chain+" of "+fault.at.Name+": "+fault.rule, "nft insert rule inet filter "+fault.chain+" udp dport 4789 accept"
+		for _, command := range []string{
+			"nft add table inet filter", fmt.Sprintf("nft 'add chain inet filter %s { type filter hook %[1]s priority 0; }'", fault.chain),
+			fmt.Sprintf("nft add rule inet filter %s udp dport 4789 %s", fault.chain, fault.rule),
+		} {
+			c.run(fault.at.Namespace, command)
+		}
+		if remedy := first.wantPeers(what, fault.want); !strings.Contains(remedy, cure) {
+			c.Errorf("%s: got remedy %q, want %q", what, remedy, cure)
+		}
+		c.run(fault.at.Namespace, cure)
+		if err := testenv.Ping(testenv.Context(c), first.pod.Namespace, testenv.IPv4.Pod(third.pod)); err != nil {
+			c.Errorf("%s, then accepted: %v", what, err)
+		}
+		c.run(fault.at.Namespace, "nft delete table inet filter")
+		if i == 0 {
+			c.api.Remove(absent.Name)
+			first.awaitRoute("a node removed", 4, "")
+		}
+	}
+	first.wantPeers("all is well again", allWell)
+}
+
+// examineOffload has a network card that spoils the checksums which the kernel leaves to it: pings work, all else is lost.
+func (c *cluster) examineOffload() {
+	c.Helper()
+	const cure = "ethtool -K ebpfnet0 tx-checksum-ip-generic off"
+
+	first, second, third := c.nodes[0], c.nodes[1], c.nodes[2]
+	c.brokenCard(first, "link0")
+	for _, to := range []*node{second, third} {
+		if err := testenv.Ping(testenv.Context(c), first.pod.Namespace, testenv.IPv4.Pod(to.pod)); err != nil {
+			c.Errorf("a broken card: ping: %v, want an answer", err)
+		}
+	}
+	remedy := first.wantPeers("a broken card",
+		"peers wrong: packets to node-2 (192.0.2.2) in 10.100.2.0/24 arrive with checksums that the kernel computes, but not with those that are left to eth0\n"+
+			"peers wrong: packets to node-2 (192.0.2.2) in fd44:2::/64\n"+
+			"peers wrong: packets to node-3 (198.51.100.3) in 10.100.3.0/24\n"+
+			"peers wrong: packets to node-3 (198.51.100.3) in fd44:3::/64")
+	if !strings.HasPrefix(remedy, cure) {
+		c.Errorf("a broken card: got remedy %q, want %q", remedy, cure)
+	}
+	second.wantPeers("seen by another node, whose own card is well", "peers good: node-1 (192.0.2.1)\npeers good: node-3 (198.51.100.3)")
+	c.run(first.Namespace, cure)
+	first.wantPeers("a broken card, without its offload", allWell)
+	c.wantReach("a broken card, without its offload", first, third)
+}
+
+// examineSmallLink has a link in the middle that takes less, and nobody who says so.
+func (c *cluster) examineSmallLink() {
+	c.Helper()
+	first := c.nodes[0]
+	c.nft("add table inet silent", "add chain inet silent output { type filter hook output priority 0; }",
+		"add rule inet silent output icmp type destination-unreachable drop", "add rule inet silent output icmpv6 type packet-too-big drop")
+	for _, device := range []string{"link0", "link1"} {
+		c.ip(c.router, "link", "set", device, "mtu", "1400")
+	}
+	const small = "a link to node-3 (198.51.100.3) takes packets of 1400 bytes, and containers' have up to 1500; it says nothing of it, so "
+	first.wantPeers("a small link", "peers good: node-2 (192.0.2.2)\npeers warning: "+small+"those in the tunnel are divided")
+	c.nft("add chain inet silent forward { type filter hook forward priority 0; }", "add rule inet silent forward oifname link1 ip length > 1400 drop")
+	remedy := first.wantPeers("a small link, and nothing is divided", "peers good: node-2 (192.0.2.2)\npeers wrong: "+small+"connections hang")
+	if !strings.HasPrefix(remedy, "--mtu 1400 for ebpfnet-node on all nodes") {
+		c.Errorf("a small link: got remedy %q, want the MTU", remedy)
+	}
+	for _, n := range c.nodes {
+		n.agent.kill()
+		n.options = append(n.options, "--mtu", "1400")
+		n.startAgent()
+		n.awaitReady()
+	}
+	first.wantPeers("a small link, with its MTU", allWell)
+}
+
+// run runs a command line.
+func (c *cluster) run(ns *testenv.Namespace, line string) {
+	c.Helper()
+	if _, err := ns.Run(testenv.Context(c), "sh", "-c", line); err != nil {
+		c.Fatalf("%s: %v", line, err)
+	}
+}
+
+// wantPeers wants `ebpfnetctl doctor --peers` to find lines that begin so, and no others that are wrong or warn. It returns
+// what the first one of these says to do.
+func (n *node) wantPeers(what, want string) (remedy string) {
+	n.t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := n.Command(testenv.Context(n.t), testenv.Build(n.t, "./cmd/ebpfnetctl"), "doctor", "--peers", "--conf-dir", n.dir, "--bin-dir", n.binDir(), "-o", "json")
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	var found []struct{ Check, State, What, Remedy string }
+	if json.Unmarshal(stdout.Bytes(), &found) != nil {
+		n.t.Fatalf("%s: got %v, %s and %s, want findings", what, err, &stderr, &stdout)
+	}
+	var got []string
+	for _, f := range found {
+		if f.Check != "peers" {
+			continue
+		}
+		got = append(got, fmt.Sprintf("%s %s: %s", f.Check, f.State, f.What))
+		if remedy == "" {
+			remedy = f.Remedy
+		}
+	}
+	isWrong := false
+	for line := range strings.Lines(want) {
+		line = strings.TrimSpace(line)
+		isWrong = isWrong || strings.HasPrefix(line, "peers wrong")
+		if !slices.ContainsFunc(got, func(g string) bool { return strings.HasPrefix(g, line) }) {
+			n.t.Errorf("%s: got\n%s\nwant %s", what, strings.Join(got, "\n"), line)
+		}
+	}
+	for _, line := range got {
+		if isFault := !strings.HasPrefix(line, "peers good"); isFault && !strings.Contains(want, line[:min(len(line), 30)]) {
+			n.t.Errorf("%s: got also %s", what, line)
+		}
+	}
+	if code := cmd.ProcessState.ExitCode(); isWrong && code != 3 {
+		n.t.Errorf("%s: got exit code %d, want 3", what, code)
+	}
+	return remedy
+}
