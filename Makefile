@@ -80,7 +80,11 @@ system: modules ## packet tables, scenarios and the CNI contract, in their own n
 test-long: modules ## floods of a million flows, what an attacker does in ten minutes, and clusters of 5,000 nodes (root)
 	cd test && $(GO) test -count=1 -timeout 60m ./scenario -long -run 'Flood|ShortConnections|TestPodsShareTheirPorts|TestUpgradeUnderTraffic'
 	cd test && $(GO) test -count=1 ./conformance -run '^TestCtlDropsFlood$$' -dropflood 1000000
-	cd test/cluster && for nodes in 1000 5000; do $(GO) test -count=1 -v -run '^TestScale$$' . -scale $$nodes || exit 1; done
+	cd test/cluster && $(GO) test -count=1 -v -run '^TestScale$$' . -scale 1000,5000
+
+.PHONY: scale
+scale: modules ## measure the node agent in clusters of 1,000 and 5,000 nodes, on a quiet machine; writes its README.md (root)
+	cd test/cluster && $(GO) test -count=1 -v -run '^TestScale$$' . -scale 1000,5000 -scale-report $(CURDIR)/cmd/ebpfnet-node
 
 # Time that fuzz-short spends on each target.
 FUZZTIME ?= 3s

@@ -268,7 +268,13 @@ func (n *node) command(ctx context.Context, args ...string) *exec.Cmd {
 
 func (n *node) startAgent() {
 	n.t.Helper()
-	a := &agent{Cmd: n.command(context.Background()), ended: make(chan struct{})}
+	n.start(n.command(context.Background()))
+}
+
+// start starts the agent by a command. The end of the test ends it.
+func (n *node) start(cmd *exec.Cmd) *agent {
+	n.t.Helper()
+	a := &agent{Cmd: cmd, ended: make(chan struct{})}
 	a.Stdout, a.Stderr = &a.output, &a.output
 	if err := a.Start(); err != nil {
 		n.t.Fatal(err)
@@ -281,21 +287,13 @@ func (n *node) startAgent() {
 			n.t.Logf("agent of %s:\n%s", n.Name, a.output.String())
 		}
 	})
+	return a
 }
 
 // kill ends the agent at once. It may have ended before.
 func (a *agent) kill() {
 	_ = a.Process.Kill()
 	<-a.ended
-}
-
-func (a *agent) isRunning() bool {
-	select {
-	case <-a.ended:
-		return false
-	default:
-		return true
-	}
 }
 
 // get asks the agent's own server.

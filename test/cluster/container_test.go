@@ -59,21 +59,7 @@ func (n *node) startContainer(args ...string) *agent {
 	bundle := n.bundle(agentImage(n.t), args)
 	// crun wants the unified cgroups, though it is to make none; what ends unshare ends the container.
 	const script = `mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec crun --root "$1/crun" --cgroup-manager=disabled run --bundle "$1" agent`
-	a := &agent{ended: make(chan struct{}), Cmd: exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
-		"sh", "-c", script, "sh", bundle)}
-	a.Stdout, a.Stderr = &a.output, &a.output
-	if err := a.Start(); err != nil {
-		n.t.Fatal(err)
-	}
-	go func() { defer close(a.ended); _ = a.Wait() }()
-	n.agent = a
-	n.t.Cleanup(func() {
-		a.kill()
-		if n.t.Failed() {
-			n.t.Logf("container of %s:\n%s", n.Name, a.output.String())
-		}
-	})
-	return a
+	return n.start(exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script, "sh", bundle))
 }
 
 // bundle returns a directory with what a runtime makes of the manifest: its image, its files and config.json.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,58 +17,78 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-var scale = flag.Int("scale", 200, "other nodes in TestScale, which logs what they cost an agent")
+var (
+	scale       = flag.String("scale", "200", "`NUMBERS` of other nodes in TestScale, such as 1000,5000")
+	scaleReport = flag.String("scale-report", "", "`DIR` with the README.md that gets TestScale's figures")
+)
 
-// TestScale has an agent learn of many nodes, start again, and lose them all at once.
+// TestScale has an agent learn of many nodes, start again, and lose them all at once; and tells what that costs.
 func TestScale(t *testing.T) {
+	var rows []scaleRow
+	for text := range strings.SplitSeq(*scale, ",") {
+		number, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatalf("-scale: got %q, want numbers such as 1000,5000", *scale)
+		}
+		t.Run(text, func(t *testing.T) { rows = append(rows, scaleOf(t, number)...) })
+	}
+	if *scaleReport != "" && !t.Failed() {
+		report(t, *scaleReport, rows)
+	}
+}
+
+func scaleOf(t *testing.T, number int) []scaleRow {
 	c := newIdleCluster(t)
 	n := c.nodes[0]
 	c.api.Put(n.object())
 	n.startAgent()
 	n.awaitReady()
-	costs := &costs{cluster: c, node: n, since: time.Now()}
-	costs.log("one node")
-
+	costs := &costs{cluster: c, node: n, number: number}
 	var nodes []*corev1.Node
-	for number := 4; number < 4+*scale; number++ {
-		nodes = append(nodes, bigNode(number))
+	for i := range number {
+		nodes = append(nodes, bigNode(4+i))
 	}
 	costs.begin()
 	c.api.Put(nodes...)
-	n.awaitPeers(*scale)
-	costs.log(fmt.Sprintf("%d nodes join at once", *scale))
+	n.awaitPeers(number)
+	costs.note("all join at once")
 
 	n.agent.kill()
-	costs.begin()
 	n.startAgent()
-	n.awaitReady()
-	n.awaitPeers(*scale)
-	costs.log("the agent starts again")
-
 	costs.begin()
-	c.api.Expire()
+	n.awaitReady()
+	n.awaitPeers(number)
+	costs.note("the agent starts again")
+
+	before, _ := c.api.Requests()
+	c.api.SetDown(true)
+	eventually(t, "a request that fails", func() error {
+		if all, _ := c.api.Requests(); len(all) == len(before) {
+			return fmt.Errorf("got none")
+		}
+		return nil
+	})
+	costs.begin()
+	c.api.SetDown(false)
 	eventually(t, "another watch", func() error {
 		if c.api.Watches() == 0 {
 			return fmt.Errorf("got none")
 		}
 		return nil
 	})
-	for _, node := range nodes {
-		node = node.DeepCopy()
-		node.Status.Conditions[0].LastHeartbeatTime = metav1.Unix(2, 0)
-		c.api.Put(node)
-	}
-	last := bigNode(4 + *scale) // is seen after all heartbeats
+	last := bigNode(4 + number) // is seen after all others
 	c.api.Put(last)
-	n.awaitPeers(*scale + 1)
-	costs.log("all listed again, and a heartbeat of each")
+	n.awaitPeers(number + 1)
+	costs.note("the API server starts again")
 
+	costs.idle(nodes)
 	costs.begin()
 	for _, node := range append(nodes, last) {
 		c.api.Remove(node.Name)
 	}
 	n.awaitPeers(0)
-	costs.log("all gone")
+	costs.note("all leave at once")
+	return costs.rows
 }
 
 // bigNode returns a Node object with what those of real nodes have: 16 KB.
@@ -99,53 +120,100 @@ func (n *node) awaitPeers(want int) {
 	n.wantMetrics(fmt.Sprintf(`ebpfnet_peer_prefixes{mode="tunnel"} %d`, 2*want), "ebpfnet_node_ready 1")
 }
 
-// costs are those of an agent and of the API server since begin.
+// scaleRow is what something costs an agent, and how much the API server sends for it.
+type scaleRow struct {
+	nodes      int
+	event      string
+	took, cpu  time.Duration
+	peak, sent int64 // bytes
+}
+
+// costs notes those of an agent since begin.
 type costs struct {
 	*cluster
-	node  *node
-	since time.Time
-	cpu   time.Duration
+	node   *node
+	number int // of other nodes
+	since  time.Time
+	cpu    time.Duration
+	rows   []scaleRow
 }
 
 func (c *costs) begin() {
 	c.Helper()
+	const peak = "5"
+
 	c.sent.Store(0)
-	c.since, c.cpu = time.Now(), 0
-	if c.node.agent.isRunning() {
-		c.cpu = cpuTime(c.cluster, c.node.agent.Process.Pid)
-	}
-}
-
-// log tells them, and the agent's memory.
-func (c *costs) log(when string) {
-	c.Helper()
-	took := time.Since(c.since)
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.node.agent.Process.Pid))
-	if err != nil {
+	if err := os.WriteFile(c.node.agent.proc("clear_refs"), []byte(peak), 0); err != nil {
 		c.Fatal(err)
 	}
-	memory := map[string]string{}
-	for line := range strings.Lines(string(status)) {
-		if key, value, found := strings.Cut(line, ":"); found {
-			memory[key] = strings.TrimSpace(value)
+	c.since, c.cpu = time.Now(), c.node.agent.cpuTime(c.T)
+}
+
+func (c *costs) note(event string) {
+	c.Helper()
+	row := scaleRow{c.number, event, time.Since(c.since), c.node.agent.cpuTime(c.T) - c.cpu, c.node.agent.peak(c.T), c.sent.Load()}
+	c.rows = append(c.rows, row)
+	c.Logf("%d nodes, %s: %v, CPU %v, RSS at its peak %d KiB, %d KiB from the API server",
+		row.nodes, event, row.took.Round(10*time.Millisecond), row.cpu, row.peak>>10, row.sent>>10)
+}
+
+// idle has nothing change but heartbeats, as many as kubelets send: for some seconds, or for two minutes if they are told.
+func (c *costs) idle(nodes []*corev1.Node) {
+	c.Helper()
+	const interval = 5 * time.Minute // of a kubelet
+
+	duration := 5 * time.Second
+	if *scaleReport != "" {
+		duration = 2 * time.Minute
+	}
+	c.begin()
+	heartbeats := time.NewTicker(interval / time.Duration(len(nodes)))
+	defer heartbeats.Stop()
+	for i := 0; time.Since(c.since) < duration; i++ {
+		<-heartbeats.C // not a wait: the rate
+		node := nodes[i%len(nodes)].DeepCopy()
+		node.Status.Conditions[0].LastHeartbeatTime = metav1.Now()
+		c.api.Put(node)
+	}
+	c.note(eventIdle)
+}
+
+const eventIdle = "heartbeats alone"
+
+func (a *agent) proc(file string) string { return fmt.Sprintf("/proc/%d/%s", a.Process.Pid, file) }
+
+// peak returns the most memory since begin.
+func (a *agent) peak(t *testing.T) int64 {
+	t.Helper()
+	status, err := os.ReadFile(a.proc("status"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "VmHWM:")
+	kibibytes, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kibibytes << 10
+}
+
+// cpuTime adds up that of the agent's threads, of which Go ends none.
+func (a *agent) cpuTime(t *testing.T) (total time.Duration) {
+	t.Helper()
+	threads, err := filepath.Glob(a.proc("task/*/schedstat"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, thread := range threads {
+		text, err := os.ReadFile(thread)
+		if err != nil {
+			t.Fatal(err)
 		}
+		nanoseconds, err := strconv.ParseInt(strings.Fields(string(text))[0], 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		total += time.Duration(nanoseconds)
 	}
-	c.Logf("%s: %v, CPU %v, RSS %s, at its peak %s, %d KiB from the API server",
-		when, took.Round(10*time.Millisecond), cpuTime(c.cluster, c.node.agent.Process.Pid)-c.cpu, memory["VmRSS"], memory["VmHWM"], c.sent.Load()>>10)
-}
-
-// cpuTime reads fields 14 and 15 of /proc/PID/stat.
-func cpuTime(c *cluster, pid int) time.Duration {
-	c.Helper()
-	const tick = 10 * time.Millisecond // USER_HZ
-
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		c.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	fields := strings.Fields(rest)
-	user, _ := strconv.Atoi(fields[11])
-	system, _ := strconv.Atoi(fields[12])
-	return time.Duration(user+system) * tick
+	return total
 }
