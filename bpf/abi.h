@@ -313,8 +313,8 @@ enum fwd_flags {
 	FWD_EVERY_TCP = 16, /* also packets that open or close a connection */
 	FWD_COUNTER = 32,   /* no decision: counts packets that go through the stack */
 	FWD_NEW = 64,	    /* the connection began with this entry */
-	FWD_TUNNEL = 128,   /* to another node, by the cluster's tunnel */
-} __attribute__((packed));  /* one byte */
+	FWD_NODE = 128, /* to another node: by the tunnel; or by the stack, from its own source */
+} __attribute__((packed)); /* one byte */
 
 /*
  * fwd_cache: what became of the last packet with the key, on this CPU. Each bucket has
@@ -345,7 +345,7 @@ struct fwd_entry {
 	__u16 nat_port;
 	__u8 src_mac[6];
 	__u32 note_id;	    /* TCP with a remote: of its word in tuple_notes; else 0 */
-	struct addr remote; /* FWD_TUNNEL: the node's address */
+	struct addr remote; /* FWD_NODE, by the tunnel: the node's address */
 };
 
 /*

@@ -33,6 +33,16 @@ static __noinline bool bypass_is_allowed(const struct packet *p, struct connecti
 	return offload_allows(p, c);
 }
 
+/*
+ * The quick part of that: the endpoint at this end says that p, which opens a connection or replies to
+ * that, goes through the stack.
+ */
+static __always_inline bool bypass_must_wait(const struct packet *p,
+					     const struct endpoint *endpoint)
+{
+	return (p->tcp_syn || p->tcp_synack) && endpoint->fast_path != FAST_PATH_ALWAYS;
+}
+
 /* What all bypassed packets need: their connection's entry is updated, and the TTL. */
 static __always_inline long bypass_prepare(struct __sk_buff *skb, const struct packet *p,
 					   const struct connection *c)
@@ -148,7 +158,7 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, const struct packe
 	long result;
 
 	c.owners = from->owner;
-	if (skb->pkt_type != PACKET_HOST ||
+	if (skb->pkt_type != PACKET_HOST || bypass_must_wait(p, from) ||
 	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p, from), &p->dst, p->dport))
 		return VERDICT_NEXT;
 	result = fib_next_hop(skb, p, skb->ifindex, packet_segment_len(skb, p), &next);
@@ -184,7 +194,8 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 	struct connection c;
 
 	c.owners = to->owner;
-	if (to->fast_path == FAST_PATH_ESTABLISHED && fwd_cache_is_new(skb))
+	if (bypass_must_wait(p, to) ||
+	    (to->fast_path == FAST_PATH_ESTABLISHED && fwd_cache_is_new(skb)))
 		return VERDICT_NEXT;
 	if (!bypass_fits(skb, p, to) ||
 	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p, to), addr, port))

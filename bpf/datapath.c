@@ -19,6 +19,7 @@
 #include "policy.h"
 #include "scratch.h"
 #include "spoof.h"
+#include "untranslated.h"
 
 /* Loopback, egress: from the host to itself, so every destination is an address of this host. */
 SEC("tc")
@@ -200,13 +201,36 @@ int from_uplink_l3(struct __sk_buff *skb)
 	return uplink_ingress(skb, 0);
 }
 
+/* Gives p, which the endpoint sends to the outside, another source. NOT_HANDLED: it keeps its own. */
+static __always_inline int uplink_translate(struct __sk_buff *skb, struct packet *p,
+					    struct endpoint *endpoint)
+{
+	int verdict = masq_recent(skb, p, endpoint->owner);
+	struct host_port *port;
+	struct flow *flow;
+	bool to_node;
+
+	if (verdict != NOT_HANDLED)
+		return verdict;
+	flow = flow_track_reply(p, endpoint->owner);
+	if (flow)
+		return forward_reply(skb, p, flow);
+	to_node = node_receives(p);
+	if (!to_node && !masq_skips(endpoint, p))
+		return masq_endpoint(skb, p, endpoint);
+	if (to_node && !host_port_reverse(&p->src, p->sport, p->protocol)) {
+		untranslated_note(skb, p);
+		return NOT_HANDLED;
+	}
+	port = host_port_lookup_reply(p);
+	return port ? host_port_reply(skb, p, port) : NOT_HANDLED;
+}
+
 /* Uplink, egress: to the outside. */
 static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 {
 	struct packet *p = pkt_scratch_get();
 	struct endpoint *endpoint;
-	struct flow *flow;
-	struct host_port *port;
 	__u32 tag = tag_take(skb);
 	int parsed, verdict;
 
@@ -214,6 +238,8 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, l3);
 	if (parsed == PARSED_NOT_IP)
+		return VERDICT_NEXT;
+	if (l3 && parsed == PARSED && untranslated_lately(skb, p, tag))
 		return VERDICT_NEXT;
 	endpoint = endpoint_lookup(&p->src);
 	if (!endpoint && parsed == PARSED && node_is_forged(skb, p))
@@ -231,16 +257,7 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (l3 && bypass_forwarded(skb, p, tag, endpoint) == VERDICT_DROP)
 		return VERDICT_DROP;
 
-	verdict = masq_recent(skb, p, endpoint->owner);
-	if (verdict != NOT_HANDLED)
-		return verdict;
-	flow = flow_track_reply(p, endpoint->owner);
-	if (flow)
-		return forward_reply(skb, p, flow);
-	if (!masq_skips(endpoint, p))
-		return masq_endpoint(skb, p, endpoint);
-	port = host_port_lookup_reply(p);
-	verdict = port ? host_port_reply(skb, p, port) : NOT_HANDLED;
+	verdict = uplink_translate(skb, p, endpoint);
 	if (verdict != NOT_HANDLED)
 		return verdict;
 	packet_translate(p, &p->src, p->sport);

@@ -282,7 +282,7 @@ const (
 	DatapathFwdFlagsFWD_EVERY_TCP DatapathFwdFlags = 16
 	DatapathFwdFlagsFWD_COUNTER   DatapathFwdFlags = 32
 	DatapathFwdFlagsFWD_NEW       DatapathFwdFlags = 64
-	DatapathFwdFlagsFWD_TUNNEL    DatapathFwdFlags = 128
+	DatapathFwdFlagsFWD_NODE      DatapathFwdFlags = 128
 )
 
 type DatapathFwdKey struct {

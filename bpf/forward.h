@@ -63,9 +63,13 @@ static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, stru
 static __noinline int forward_masq_reply(struct __sk_buff *skb, struct packet *p)
 {
 	struct flow_key key;
-	struct flow *flow = masq_lookup_reply(skb, p, &key);
 	struct endpoint *to;
+	struct flow *flow;
 
+	/* Where other nodes send to containers, look at these first: nothing is masqueraded as one. */
+	if (node_any() && endpoint_lookup(&p->dst))
+		return NOT_HANDLED;
+	flow = masq_lookup_reply(skb, p, &key);
 	if (!flow)
 		return NOT_HANDLED;
 	to = endpoint_lookup(&flow->nat_addr);
@@ -186,6 +190,10 @@ static __noinline int forward_to_endpoint(struct __sk_buff *skb, struct packet *
 		return drop(skb, REASON_NODE);
 	if (p->icmp_error)
 		return gateway_deliver(skb, p, to);
+	if (origin == ORIGIN_NODE && !host_port_reverse(&p->dst, p->dport, p->protocol)) {
+		p->settled = !to->route_set;
+		return forward_dnat(skb, p, to, &p->dst, p->dport);
+	}
 	dnat_init(&d, packet_tuple(p), &p->dst, p->dport);
 	dnat_find(packet_tuple(p), &d, to->owner, packet_opens(p));
 	if (d.flow) {
@@ -200,8 +208,7 @@ static __noinline int forward_to_endpoint(struct __sk_buff *skb, struct packet *
 	if (!d.free)
 		return drop_for(skb, to->owner, REASON_NO_PORT);
 	verdict = forward_dnat(skb, p, to, &p->dst, p->dport);
-	if ((!(to->flags & ENDPOINT_MASQ) || origin == ORIGIN_NODE) &&
-	    !host_port_reverse(&p->dst, p->dport, p->protocol))
+	if (!(to->flags & ENDPOINT_MASQ) && !host_port_reverse(&p->dst, p->dport, p->protocol))
 		return verdict;
 	if (verdict == VERDICT_NEXT)
 		forward_tag_routed(skb, p);

@@ -373,7 +373,7 @@ __noinline int fwd_cache_store_egress(struct __sk_buff *skb)
 	entry->family = next.neigh.nh_family;
 	__builtin_memcpy(&entry->next_hop, next.neigh.ipv6_nh, sizeof(entry->next_hop));
 	if (next.tunnel) {
-		entry->flags |= FWD_TUNNEL;
+		entry->flags |= FWD_NODE;
 		entry->remote = entry->next_hop;
 		if (bpf_skb_load_bytes(skb, 0, &entry->next_hop, 2 * ETH_ALEN))
 			return 0; /* and the entry says: by the stack */
@@ -460,7 +460,7 @@ static __always_inline int fwd_redirect(struct __sk_buff *skb, const struct fwd_
 	if (!entry->family)
 		return bpf_redirect_peer(entry->ifindex, 0);
 	skb->tc_index = TAG_TRANSLATED;
-	if (entry->flags & FWD_TUNNEL)
+	if (entry->flags & FWD_NODE)
 		return node_redirect(skb, &entry->remote);
 	return bpf_redirect_neigh(entry->ifindex, (void *)&entry->family,
 				  sizeof(struct bpf_redir_neigh), 0);

@@ -119,8 +119,7 @@ static __always_inline bool masq_skips(const struct endpoint *endpoint, const st
 
 	if (!(endpoint->flags & ENDPOINT_MASQ) || addr_is_link_scoped(&p->dst, p->ipv6))
 		return true;
-	return (endpoint->nonmasq_set && bpf_map_lookup_elem(&nonmasq_cidrs, &key)) ||
-	       node_receives(p);
+	return endpoint->nonmasq_set && bpf_map_lookup_elem(&nonmasq_cidrs, &key);
 }
 
 /* A host port or a socket of the host receives what the key's remote sends to the port. */

@@ -116,7 +116,7 @@ static __always_inline enum reason masq_unparsed_reason(int parsed)
 static __always_inline int masq_unparsed(struct __sk_buff *skb, const struct packet *p,
 					 const struct endpoint *endpoint, int parsed)
 {
-	if (masq_skips(endpoint, p))
+	if (node_receives(p) || masq_skips(endpoint, p))
 		return VERDICT_NEXT;
 	if (parsed == PARSED_FRAGMENT && frag_queue_add(skb, p))
 		return end_uncounted();

@@ -48,6 +48,14 @@ static __noinline struct node *node_lookup(const struct addr *addr)
 	return bpf_map_lookup_elem(&nodes, &key);
 }
 
+/* The host knows other nodes. */
+static __always_inline bool node_any(void)
+{
+	struct cluster *cluster = cluster_get();
+
+	return cluster && cluster->nodes;
+}
+
 /* The device is the cluster's tunnel. */
 static __always_inline bool node_is_tunnel(__u32 ifindex)
 {

@@ -110,11 +110,35 @@ func TestNodesAreNotMasqueraded(t *testing.T) {
 	h.runRow(t, bpf.ProgToUplink, row{name: "by the tunnel, to a node that is gone", in: "pod:4000 > onlink:80"})
 }
 
+// What comes from another node is translated if it is for a host port, or a reply to what was masqueraded.
+func TestTranslatedFromNodes(t *testing.T) {
+	toPod := []hostPort{{host: "any:8080", to: "pod:80"}}
+	h := newClusterHost(t, v4.addr("gateway"), bpf.NodeDirect, false)
+	for name, r := range map[string]row{
+		"to a container": {in: "remote:5000 > pod:80"},
+		"to a host port": {
+			ports: toPod, in: "remote:5000 > node:8080", out: "remote:5000 > pod:80",
+			after: []flow{dnat("remote:5000", "pod:80", "node:8080")},
+		},
+		"to its target, while the client uses the host port": {
+			ports: toPod, flows: []flow{dnat("remote:5000", "pod:80", "node:8080").established()}, in: "remote:5000 > pod:80", out: "remote:* > pod:80",
+			after: []flow{dnat("remote:5000", "pod:80", "node:8080").established(), dnat("remote:*", "pod:80", "pod:80").by(5000)},
+		},
+		"a reply from outside of the cluster": {
+			flows: []flow{snat("onlink:80", "node:20000", "pod:4000")}, reply: true, in: "onlink:80 > node:20000", out: "onlink:80 > pod:4000",
+			after: []flow{snat("onlink:80", "node:20000", "pod:4000").accepted()},
+		},
+	} {
+		r.name, r.on = name, withPorts
+		h.runRow(t, bpf.ProgFromUplink, r)
+	}
+}
+
 func (h *host) runRow(t *testing.T, program string, r row) {
 	t.Helper()
 	t.Run(r.name, func(t *testing.T) {
 		for _, s := range r.scenes() {
-			if err := h.check(program, s, r); err != nil {
+			if err := errors.Join(h.emptyForwardingCache(), h.check(program, s, r)); err != nil {
 				t.Errorf("%s %s: %v", s.name, s.proto, err)
 			}
 		}
