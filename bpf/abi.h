@@ -259,6 +259,8 @@ struct masq_probes {
 	__u32 seen[MASQ_PROBE_STEPS];
 };
 
+#define MOVED_FLOWS 65536 /* elements of moved_flows: times as in masq_probes */
+
 /* offload_tcp, offload_udp: a connection of an endpoint. Its sides are sorted (offload.h). */
 struct offload_key {
 	struct addr addr[2];

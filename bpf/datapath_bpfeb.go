@@ -515,6 +515,7 @@ const (
 	DatapathMapMasqProbes     = "masq_probes"
 	DatapathMapMasqScratch    = "masq_scratch"
 	DatapathMapMasqSources    = "masq_sources"
+	DatapathMapMovedFlows     = "moved_flows"
 	DatapathMapNodes          = "nodes"
 	DatapathMapNonmasqCidrs   = "nonmasq_cidrs"
 	DatapathMapOffloadTcp     = "offload_tcp"
@@ -619,6 +620,7 @@ type DatapathMapSpecs struct {
 	MasqProbes    *ebpf.MapSpec `ebpf:"masq_probes"`
 	MasqScratch   *ebpf.MapSpec `ebpf:"masq_scratch"`
 	MasqSources   *ebpf.MapSpec `ebpf:"masq_sources"`
+	MovedFlows    *ebpf.MapSpec `ebpf:"moved_flows"`
 	Nodes         *ebpf.MapSpec `ebpf:"nodes"`
 	NonmasqCidrs  *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
 	OffloadTcp    *ebpf.MapSpec `ebpf:"offload_tcp"`
@@ -687,6 +689,7 @@ type DatapathMaps struct {
 	MasqProbes    *ebpf.Map `ebpf:"masq_probes"`
 	MasqScratch   *ebpf.Map `ebpf:"masq_scratch"`
 	MasqSources   *ebpf.Map `ebpf:"masq_sources"`
+	MovedFlows    *ebpf.Map `ebpf:"moved_flows"`
 	Nodes         *ebpf.Map `ebpf:"nodes"`
 	NonmasqCidrs  *ebpf.Map `ebpf:"nonmasq_cidrs"`
 	OffloadTcp    *ebpf.Map `ebpf:"offload_tcp"`
@@ -730,6 +733,7 @@ func (m *DatapathMaps) Close() error {
 		m.MasqProbes,
 		m.MasqScratch,
 		m.MasqSources,
+		m.MovedFlows,
 		m.Nodes,
 		m.NonmasqCidrs,
 		m.OffloadTcp,

@@ -54,6 +54,16 @@ static __always_inline __u16 dnat_candidate(const struct fwd_key *tuple, __u32 h
 	return i ? DNAT_PORT_MIN + (hash_mix(hash, i) & 0xffffff) % DNAT_PORTS : tuple->sport;
 }
 
+/* The tuple's flow may have another candidate than its first one. */
+static __noinline bool dnat_may_have_moved(const struct fwd_key *tuple)
+{
+	__u32 idle =
+		config.timeout[tuple->protocol == IPPROTO_TCP ? FLOW_ESTABLISHED : FLOW_UDP_STREAM];
+
+	return moved_since(moved_sides(&tuple->src, &tuple->dst), tuple->dport,
+			   masq_probes_now() - idle);
+}
+
 /* Finds the tuple's flow, of owner, or else a free entry for the packet that opens it or not. */
 static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __u64 owner,
 				 bool opens)
@@ -83,7 +93,7 @@ static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __
 			if (flow)
 				flow_remove(&d->key);
 			/* An existing flow may have a later candidate: this one was in use then. */
-			if (opens)
+			if (opens || (!i && !dnat_may_have_moved(tuple)))
 				break;
 		}
 		if (!is_tcp_or_udp(tuple->protocol))
@@ -118,6 +128,8 @@ static __noinline long dnat_create(const struct packet *p, const struct fwd_key 
 	flow->remote_port = tuple->sport;
 	flow->uplink = tuple->ifindex;
 	flow_open(flow, p, FROM_REMOTE);
+	if (flow_is_moved(&d->key, flow)) /* before the flow exists: other CPUs look for it */
+		masq_probes_note_flow(&d->key, flow, false);
 	err = bpf_map_update_elem(&flows, &d->key, flow, BPF_ANY);
 	d->flow = bpf_map_lookup_elem(&flows, &d->key);
 	return err;

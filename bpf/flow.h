@@ -27,6 +27,12 @@ static __always_inline bool flow_opened_by_container(const struct flow_key *key)
 	return key->kind == FLOW_SNAT || key->kind == FLOW_EGRESS;
 }
 
+/* The flow does not have its first candidate. */
+static __always_inline bool flow_is_moved(const struct flow_key *key, const struct flow *flow)
+{
+	return flow->probe || (key->kind == FLOW_DNAT && key->remote_port != flow->remote_port);
+}
+
 /* Sets the state of a flow that p opens. */
 static __always_inline void flow_open(struct flow *flow, const struct packet *p, enum sender sender)
 {
@@ -222,7 +228,8 @@ static __noinline void flow_touch(const struct flow_key *key, struct flow *flow,
 	flow->last_seen = new->last_seen;
 	flow->created = new->created;
 	flow->expected = new->expected;
-	masq_probes_note(masq_probes_group(key, new), new->probe, flow_is_assured(new));
+	if (flow_is_moved(key, new))
+		masq_probes_note_flow(key, new, flow_is_assured(new));
 	if (flow_is_assured(new))
 		backup_store(key, new);
 	else if (flow_ended(new))

@@ -113,6 +113,17 @@ struct {
 } backup_probes SEC(".maps");
 
 /*
+ * Written by the programs, once per tick and flow that does not have its first candidate, and
+ * by an upgrade. Key: part of a secret hash of the remote, and of what the flow is translated to.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MOVED_FLOWS);
+	__type(key, __u32);
+	__type(value, __u32);
+} moved_flows SEC(".maps");
+
+/*
  * Written by the programs when the stack has forwarded a packet. TCP has a map of
  * its own: closed connections are removed, so a flood of UDP, or of short ones,
  * does not evict the idle ones.

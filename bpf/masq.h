@@ -108,6 +108,16 @@ static __always_inline __u16 masq_candidate(const struct masq_args *args, __u32 
 	return config.masq_ports[1].first + index - config.masq_ports[0].count;
 }
 
+/* Puts candidate i into the key in masq_scratch. */
+__noinline int masq_set_candidate(__u32 i)
+{
+	struct masq_args *args = masq_scratch_get();
+
+	if (args)
+		args->key.local_port = args->has_ports ? masq_candidate(args, i) : 0;
+	return 0;
+}
+
 /* What the endpoint sends to p's destination keeps its own source. */
 static __always_inline bool masq_skips(const struct endpoint *endpoint, const struct packet *p)
 {
@@ -166,7 +176,9 @@ static __always_inline bool masq_search_ends(const struct masq_args *args,
 {
 	if (i != 1U << *step)
 		return false;
-	return !args->has_ports || probes->seen[(*step)++] < since;
+	return !args->has_ports || probes->seen[(*step)++] < since ||
+	       (i == 1 && !moved_since(moved_sides(&args->key.remote, &args->flow.nat_addr),
+				       args->flow.nat_port, since));
 }
 
 /*
@@ -191,7 +203,7 @@ __noinline int masq_find(struct __sk_buff *skb)
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
 		if (masq_search_ends(args, probes, i, &step, since))
 			break;
-		args->key.local_port = args->has_ports ? masq_candidate(args, i) : 0;
+		masq_set_candidate(i);
 		flow = bpf_map_lookup_elem(&flows, &args->key);
 		if (flow && masq_is_same(flow, &args->flow)) {
 			if (!args->read_only)
@@ -210,7 +222,7 @@ __noinline int masq_recover_candidate(struct __sk_buff *skb, __u32 i)
 	USE_ARGUMENT(skb);
 	if (!args)
 		return false;
-	args->key.local_port = masq_candidate(args, i);
+	masq_set_candidate(i);
 	flow = flow_recover(&args->key);
 	return flow && masq_is_same(flow, &args->flow);
 }
@@ -294,13 +306,18 @@ static __always_inline bool masq_yields(const struct flow *flow, const struct fl
 }
 
 /* Allocates the port in the key to the flow, also if one that has ended has it. */
-static __always_inline int masq_insert(struct __sk_buff *skb, const struct masq_args *args,
-				       enum masq_reuse reuse)
+__noinline int masq_insert(struct __sk_buff *skb, __u32 reuse)
 {
-	const struct flow_key *key = &args->key;
-	const struct flow *flow = &args->flow;
-	struct flow *other = bpf_map_lookup_elem(&flows, key);
+	struct masq_args *args = masq_scratch_get();
+	const struct flow_key *key;
+	const struct flow *flow;
+	struct flow *other;
 
+	if (!args)
+		return MASQ_TAKEN;
+	key = &args->key;
+	flow = &args->flow;
+	other = bpf_map_lookup_elem(&flows, key);
 	if (!other && flow->probe >= args->recovered)
 		other = flow_recover(key);
 	if (other && !masq_is_same(other, flow) && !flow_expired(other) &&
@@ -322,14 +339,10 @@ static __always_inline int masq_insert(struct __sk_buff *skb, const struct masq_
 }
 
 /* Allocates candidate i to the flow. */
-__noinline int masq_try_candidate(struct __sk_buff *skb, __u32 i, __u32 reuse)
+static __always_inline int masq_try_candidate(struct __sk_buff *skb, __u32 i, __u32 reuse)
 {
-	struct masq_args *args = masq_scratch_get();
-
-	if (!args)
-		return MASQ_TAKEN;
-	args->key.local_port = args->has_ports ? masq_candidate(args, i) : 0;
-	return masq_insert(skb, args, reuse);
+	masq_set_candidate(i);
+	return masq_insert(skb, reuse);
 }
 
 /*
@@ -342,24 +355,22 @@ static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 {
 	struct masq_args *args = masq_scratch_get();
 	struct packet *p = pkt_scratch_get();
-	struct masq_probes *probes;
-	__u32 now = masq_probes_now(), step = 0;
+	__u32 step = 0;
 
 	if (!args || !p)
 		return false;
 	args->ended = MASQ_PROBES;
 	flow_open(&args->flow, p, FROM_CONTAINER);
-	probes = masq_probes_lookup(args);
-	if (!probes)
-		return false;
 	for (__u32 i = 0; i < MASQ_PROBES; i++) {
 		int result;
 
 		if (i && !args->has_ports)
 			break;
-		if (i == 1U << step) /* before the flow exists: other CPUs look for it */
-			masq_probes_set(probes, step++, now);
 		args->flow.probe = i;
+		if (i == 1U << step) { /* before the flow exists: other CPUs look for it */
+			masq_probes_note_flow(&args->key, &args->flow, false);
+			step++;
+		}
 		result = masq_try_candidate(skb, i, i < MASQ_FREE_PROBES ? REUSE_NONE : REUSE_OWN);
 		if (result == MASQ_ALLOCATED)
 			return true;
@@ -398,7 +409,7 @@ __noinline int masq_keep_port(struct __sk_buff *skb, __u32 port)
 	if (p->icmp_error || p->tcp_rst) /* opens nothing */
 		return false;
 	flow_open(&args->flow, p, FROM_CONTAINER);
-	return masq_insert(skb, args, REUSE_NONE) == MASQ_ALLOCATED;
+	return masq_insert(skb, REUSE_NONE) == MASQ_ALLOCATED;
 }
 
 /* Notes the flow's source as the latest of its uplink. */

@@ -164,6 +164,7 @@ const (
 	MapMasqProbes    = DatapathMapMasqProbes
 	MapMasqScratch   = DatapathMapMasqScratch
 	MapMasqSources   = DatapathMapMasqSources
+	MapMovedFlows    = DatapathMapMovedFlows
 	MapNodes         = DatapathMapNodes
 	MapNonMasqCIDRs  = DatapathMapNonmasqCidrs
 	MapOffloadTCP    = DatapathMapOffloadTcp

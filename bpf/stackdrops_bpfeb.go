@@ -372,6 +372,7 @@ const (
 	StackDropsMapHostPorts     = "host_ports"
 	StackDropsMapMasqProbes    = "masq_probes"
 	StackDropsMapMasqSources   = "masq_sources"
+	StackDropsMapMovedFlows    = "moved_flows"
 	StackDropsMapNodes         = "nodes"
 	StackDropsMapNonmasqCidrs  = "nonmasq_cidrs"
 	StackDropsMapOffloadTcp    = "offload_tcp"
@@ -457,6 +458,7 @@ type StackDropsMapSpecs struct {
 	HostPorts     *ebpf.MapSpec `ebpf:"host_ports"`
 	MasqProbes    *ebpf.MapSpec `ebpf:"masq_probes"`
 	MasqSources   *ebpf.MapSpec `ebpf:"masq_sources"`
+	MovedFlows    *ebpf.MapSpec `ebpf:"moved_flows"`
 	Nodes         *ebpf.MapSpec `ebpf:"nodes"`
 	NonmasqCidrs  *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
 	OffloadTcp    *ebpf.MapSpec `ebpf:"offload_tcp"`
@@ -518,6 +520,7 @@ type StackDropsMaps struct {
 	HostPorts     *ebpf.Map `ebpf:"host_ports"`
 	MasqProbes    *ebpf.Map `ebpf:"masq_probes"`
 	MasqSources   *ebpf.Map `ebpf:"masq_sources"`
+	MovedFlows    *ebpf.Map `ebpf:"moved_flows"`
 	Nodes         *ebpf.Map `ebpf:"nodes"`
 	NonmasqCidrs  *ebpf.Map `ebpf:"nonmasq_cidrs"`
 	OffloadTcp    *ebpf.Map `ebpf:"offload_tcp"`
@@ -553,6 +556,7 @@ func (m *StackDropsMaps) Close() error {
 		m.HostPorts,
 		m.MasqProbes,
 		m.MasqSources,
+		m.MovedFlows,
 		m.Nodes,
 		m.NonmasqCidrs,
 		m.OffloadTcp,

@@ -102,6 +102,7 @@ func NewCopy(spec *ebpf.CollectionSpec, live map[string]*ebpf.Map) (*Copy, error
 		}
 	}
 	c.spec.Maps[bpf.MapFlowsBackup].MaxEntries, c.spec.Maps[bpf.MapBackupIDs].MaxEntries = backupWays, 1
+	c.spec.Maps[bpf.MapMovedFlows].MaxEntries = 1 // without an element of its own, each flow may have moved
 	c.BackupBuckets, c.Config.BackupBuckets = c.Config.BackupBuckets, 1
 	if err := c.spec.Variables[bpf.VarConfig].Set(c.Config); err != nil {
 		return nil, err

@@ -127,7 +127,10 @@ func (d *Datapath) switchPrograms(programs Programs) error {
 	}
 	defer collection.Close()
 
-	err = pinPrograms(collection, d.dir.progsOf(programs.Build))
+	err = distrustMoved(collection.Maps[bpf.MapMovedFlows])
+	if err == nil {
+		err = pinPrograms(collection, d.dir.progsOf(programs.Build))
+	}
 	if err == nil {
 		err = d.pinMaps(collection, newMaps, programs.Build)
 	}
@@ -283,6 +286,9 @@ func (d *Datapath) reattach() (attached int, err error) {
 		if err := d.detachAll([]target{t}); err != nil {
 			return attached, err
 		}
+	}
+	if err := d.trustMoved(); err != nil {
+		return attached, err
 	}
 	return attached, d.removeUnusedPrograms()
 }

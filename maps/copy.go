@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 
@@ -38,6 +39,7 @@ func FillCopy(c *loader.Copy, addresses ...netip.Addr) error {
 		copyEntries(c, bpf.MapOffloadUDP, isOffload, nil),
 		copyEntries(c, bpf.MapMasqSources, func(bpf.MasqSourcesKey, bpf.MasqSources) bool { return true }, nil),
 		copyArray[bpf.MasqProbes](c, bpf.MapMasqProbes), copyArray[bpf.MasqProbes](c, bpf.MapBackupProbes),
+		c.All[bpf.MapMovedFlows].Put(uint32(0), uint32(math.MaxUint32)),
 		copyBackup(c, wanted),
 		clearCounts(c.All[bpf.MapDropTotals]),
 	)

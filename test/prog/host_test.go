@@ -357,13 +357,13 @@ func (h *host) setPortNumber(key bpf.HostPortKey) error {
 	return numbers.Put(word, h.portNumbers[word])
 }
 
-// Times in masq_probes.
+// Times in masq_probes and moved_flows.
 const (
 	epoch     = 1 << 30 // MASQ_PROBES_EPOCH
 	longAhead = 1<<32 - 1
 )
 
-// setProbes sets the time in masq_probes at which flows have been seen at all candidates; 0: never.
+// setProbes sets the time at which flows have been seen at all candidates; 0: never.
 // Tests put flows on any candidate, so newHost makes programs look at all of them.
 func (h *host) setProbes(seen uint32) error {
 	value := bpf.MasqProbes{}
@@ -375,7 +375,18 @@ func (h *host) setProbes(seen uint32) error {
 	for group := range probes.MaxEntries() {
 		errs = append(errs, probes.Put(group, value))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, h.setMoved(seen))...)
+}
+
+// setMoved sets the time at which flows of any tuple have been seen behind their first candidate; 0: never.
+func (h *host) setMoved(seen uint32) error {
+	moved := h.programs.Maps[bpf.MapMovedFlows]
+	keys, values := make([]uint32, moved.MaxEntries()), make([]uint32, moved.MaxEntries())
+	for i := range keys {
+		keys[i], values[i] = uint32(i), seen
+	}
+	_, err := moved.BatchUpdate(keys, values, nil)
+	return err
 }
 
 // putEndpoint writes the endpoint of a pod. The set of nonmasq_cidrs may be 0, which means none.

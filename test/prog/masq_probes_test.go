@@ -1,6 +1,7 @@
 package prog
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -34,7 +35,8 @@ func (h *host) probed(t *testing.T, s scene, pod string) (n int) {
 }
 
 // TestMasqueradeProbesEnd has pods use up ports and release them. Once no flow that a packet may belong to can be
-// alive, nobody looks further for the ports of a new one. An entry behind a free candidate tells how far.
+// alive, nobody looks further for the ports of a new one, whichever of the two maps of notes says so. An entry behind a
+// free candidate tells how far.
 func TestMasqueradeProbesEnd(t *testing.T) {
 	h := newHost(t)
 	defer h.setProbes(longAhead)
@@ -56,7 +58,7 @@ func TestMasqueradeProbesEnd(t *testing.T) {
 		{"the echo requests would have expired", echo, false, 40 * time.Second, first},
 	} {
 		for _, s := range (row{on: []proto{tc.on}}).scenes() {
-			t.Run(tc.name+" "+s.name, func(t *testing.T) {
+			test := func(t *testing.T, set func(seen uint32) error) {
 				candidates := h.candidates(t, s, outgoing)
 				if err := h.reset(); err != nil {
 					t.Fatal(err)
@@ -65,7 +67,7 @@ func TestMasqueradeProbesEnd(t *testing.T) {
 				if err := h.fill(s, nil, []flow{snat("remote:80", "node:*", "pod:4000")}); err != nil {
 					t.Fatal(err)
 				}
-				if err := h.setProbes(epoch + ticks(tc.seen)); err != nil {
+				if err := errors.Join(h.setProbes(longAhead), set(epoch+ticks(tc.seen))); err != nil {
 					t.Fatal(err)
 				}
 				p := s.packet(outgoing, false)
@@ -75,7 +77,9 @@ func TestMasqueradeProbesEnd(t *testing.T) {
 				if got := h.masqueradePacket(t, s, p); got != candidates[tc.want] {
 					t.Errorf("port is %d, want %d; candidates are %v", got, candidates[tc.want], candidates)
 				}
-			})
+			}
+			t.Run(tc.name+" "+s.name, func(t *testing.T) { test(t, h.setProbes) })
+			t.Run(tc.name+" "+s.name+" by its own note", func(t *testing.T) { test(t, h.setMoved) })
 		}
 	}
 }
@@ -136,6 +140,71 @@ func TestMasqueradeProbesLast(t *testing.T) {
 			}
 			if got := h.probed(t, s, "pod"); got != 2 {
 				t.Errorf("%d steps are recorded after a reply, want 2", got)
+			}
+			if got := h.moved(t); got != 1 {
+				t.Errorf("%d flows are noted after a reply, want 1", got)
+			}
+		})
+	}
+}
+
+// moved returns the number of places in moved_flows at which flows have been seen.
+func (h *host) moved(t *testing.T) (n int) {
+	t.Helper()
+	all, err := contents[uint32, uint32](h.programs.Maps[bpf.MapMovedFlows])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, seen := range all {
+		if seen != 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// TestClientPortIsKept has a client use a pod by two addresses. The pod sees another port for the second, also once the
+// first is free again: a note tells.
+func TestClientPortIsKept(t *testing.T) {
+	h := newHost(t)
+	defer h.setProbes(longAhead)
+	for _, s := range (row{on: []proto{tcp, udp}}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			first := dnat("remote:5000", "pod:80", "node2:8080").established()
+			err := errors.Join(h.reset(), h.setMoved(0), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, []flow{first}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			clientPort := func() uint16 {
+				t.Helper()
+				p := s.packet("remote:5000 > node:8080", false)
+				isSegment(&p)
+				copy(p.DstMAC[:], h.uplink.HardwareAddr)
+				_, result, err := h.runInside(bpf.ProgFromUplink, p.MustBuild())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if p, err = testenv.Decode(result); err != nil {
+					t.Fatal(err)
+				}
+				return s.sourcePort(p)
+			}
+			port := clientPort()
+			if port == 5000 || h.moved(t) != 1 {
+				t.Fatalf("port is %d, and %d flows are noted; want another port than 5000, and one note", port, h.moved(t))
+			}
+			key, _ := first.wire(s)
+			if err := h.flows().Delete(key); err != nil {
+				t.Fatal(err)
+			}
+			if got := clientPort(); got != port {
+				t.Errorf("port is %d, want %d as before", got, port)
+			}
+			if err := h.setMoved(0); err != nil {
+				t.Fatal(err)
+			}
+			if got := clientPort(); got != 5000 {
+				t.Errorf("port without a note is %d, want 5000", got)
 			}
 		})
 	}
