@@ -107,11 +107,17 @@ test-kernels-quick: kernel-binaries ## run a selection on the oldest and the new
 CHURN ?= 50
 
 .PHONY: test-arm64
-test-arm64: kernel-deps ## run the packet tables on an emulated arm64 kernel (KERNEL=5.10: another one than 6.12), and build for big endian (root)
+test-arm64: kernel-deps ## run the packet tables on an emulated arm64 kernel (KERNEL=5.10: another one than 6.12) (root)
 	@$(call install-packages,qemu-system-arm)
-	GOARCH=s390x $(GO) build ./...
 	cd test && $(GO) build -o ../bin/ ./vm && GOARCH=arm64 $(GO) build -o ../bin/arm64/ ./vm && GOARCH=arm64 $(GO) test -c -o ../bin/arm64/prog.test ./prog
 	cd test/prog && ../../bin/vm -arch arm64 -kernel $(or $(KERNEL),6.12) -timeout 2h -- ../../bin/arm64/prog.test -test.short -test.timeout=0
+
+.PHONY: test-s390x
+test-s390x: ## big endian: build for s390x, and run the tests of maps, loader and plugin on an emulated CPU
+	@$(call install-packages,qemu-user)
+	GOARCH=s390x $(GO) build ./...
+	cd cmd/ebpfnet-node && GOARCH=s390x $(GO) build -o /dev/null .
+	GOARCH=s390x $(GO) test -exec qemu-s390x ./bpf ./maps ./loader/... ./plugin/...
 
 .PHONY: test-runtimes
 test-runtimes: build bin/debian bin/runtimes/debian.tar ## run the plugin under podman, containerd and nerdctl, which it installs or builds; in their own namespaces (root); CHURN=1000: more pods
