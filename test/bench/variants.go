@@ -124,7 +124,7 @@ func withNetkit(fastPath string) []plugin {
 
 func inTunnel() []plugin {
 	plugins := ebpfnet("established")
-	plugins[0]["mtu"] = tunnelMTU
+	plugins[0]["mtu"], plugins[0]["bigTCP"] = tunnelMTU, "never"
 	return plugins
 }
 
