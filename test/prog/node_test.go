@@ -270,6 +270,8 @@ func TestTunnelAdmitsBeforeTheCache(t *testing.T) {
 func TestFastPathToNodes(t *testing.T) {
 	const request = "pod:4000 > remote:80"
 	fast := fastPathRow{path: always, in: request, out: request}
+	opening := fast
+	opening.flags = testenv.SYN
 	slow := fastPathRow{path: always, in: request}
 	long := slow
 	long.edit = func(p *testenv.Packet) { p.Payload = strings.Repeat("x", nodeMTU) }
@@ -287,6 +289,7 @@ func TestFastPathToNodes(t *testing.T) {
 		{name: "a route with a tunnel of another engine", mode: bpf.NodeDirect, tunnel: true, encap: true, row: slow},
 		{name: "no node", tunnel: true, encap: true, row: slow, noNodes: true},
 		{name: "direct", mode: bpf.NodeDirect, row: fast},
+		{name: "direct, opening a connection", mode: bpf.NodeDirect, row: opening},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			h := newClusterHost(t, v4.addr("gateway"), tc.mode, tc.tunnel)
