@@ -11,7 +11,7 @@ BPF_CFLAGS   := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-address-of-packe
 PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool nftables iptables iproute2 iputils-ping traceroute strace ethtool dnsmasq-base procps udev crun
 BENCH_PACKAGES := nftables iptables
 CI_PACKAGES := mmdebstrap
-RUNTIME_PACKAGES := podman conmon crun busybox-static iproute2 iptables
+RUNTIME_PACKAGES := podman conmon crun busybox-static iproute2 iptables nftables
 RELEASE_PACKAGES := mmdebstrap rpm iproute2 git crun
 CLUSTER_PACKAGES := runc busybox-static curl nftables iproute2 iputils-ping
 KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
@@ -120,12 +120,20 @@ test-s390x: ## big endian: build for s390x, and run the tests of maps, loader an
 	GOARCH=s390x $(GO) test -exec qemu-s390x ./bpf ./maps ./loader/... ./plugin/...
 
 .PHONY: test-runtimes
-test-runtimes: build bin/debian bin/runtimes/debian.tar ## run the plugin under podman, containerd and nerdctl, which it installs or builds; in their own namespaces (root); CHURN=1000: more pods
+test-runtimes: build bin/debian bin/runtimes/debian.tar bin/crio ## run the plugin under podman, containerd, CRI-O and nerdctl, which it installs or builds; in their own namespaces (root); CHURN=1000: more pods
 	@$(call install-packages,$(RUNTIME_PACKAGES))
 	$(MAKE) --no-print-directory release VERSION=0.0.0-test
 	cd test/runtimes/nerdctl && $(GO) build -trimpath -o ../../../bin/ tool
 	cd test/runtimes && $(GO) build -trimpath -o ../../bin/ tool && $(GO) vet ./... && $(GO) tool -modfile=../../go.mod staticcheck ./...
 	cd test/runtimes && EBPFNET_BIN_DIR=$(CURDIR)/bin $(GO) test -count=1 -timeout 60m . -churn $(CHURN)
+
+# CRI-O's modules are copied to add what the checksum database lacks.
+bin/crio: $(wildcard test/runtimes/crio/*)
+	rm -rf $@.src && mkdir -p $@.src && cp test/runtimes/crio/go.* $@.src
+	cd $@.src && $(GO) mod vendor
+	cp test/runtimes/crio/update_pod_sandbox.go $@.src/vendor/github.com/containerd/nri/pkg/adaptation
+	cd $@.src && $(GO) build -tags containers_image_openpgp,exclude_graphdriver_btrfs -trimpath -o .. tool
+	rm -r $@.src
 
 # Debian's containerd is unpacked, not installed: a package would start it, and end Docker's.
 bin/debian:

@@ -1,13 +1,9 @@
 package runtimes
 
 import (
-	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -67,17 +63,13 @@ case " $* " in *" ps --format json "*)
 	exit
 esac
 for word; do
-	[ ! -f "$word/config.json" ] || sed -i 's/"ociVersion":"[^"]*"/"ociVersion":"1.0.2"/' "$word/config.json"
+	[ ! -f "$word/config.json" ] || sed -i 's/"ociVersion": *"[^"]*"/"ociVersion":"1.0.2"/' "$word/config.json"
 done
 exec crun --cgroup-manager=disabled "$@"
 `
 
-// containerd is a node with containerd, as the kubelet sees it.
-type containerd struct {
-	*machine
-	cri.RuntimeServiceClient
-	images cri.ImageServiceClient
-}
+// containerd is a node with containerd.
+type containerd struct{ node }
 
 func newContainerd(t *testing.T, r release, conflist []byte) containerd {
 	t.Helper()
@@ -97,63 +89,16 @@ func startContainerd(t *testing.T, m *machine, r release) containerd {
 	m.write(t, binDir+"/runc", []byte(runc))
 	m.write(t, "/run/image.tar", ociImage(t))
 
-	connection, err := grpc.NewClient("unix://"+m.path(containerdSocket), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { connection.Close() })
-	c := containerd{m, cri.NewRuntimeServiceClient(connection), cri.NewImageServiceClient(connection)}
+	c := containerd{newNode(t, m, daemon{
+		command:    "containerd --config " + containerdDir + "/config.toml",
+		socket:     containerdSocket,
+		containers: containerdDir + "/state/io.containerd.runtime.v2.task/k8s.io/*/init.pid",
+		local:      []string{"127.0.0.1"},
+	})}
 	c.start(t)
 	c.run(t, "ctr", "--namespace", "k8s.io", "images", "import", "/run/image.tar")
-	testenv.Eventually(t, "the image", func() error {
-		status, err := c.images.ImageStatus(testenv.Context(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: image}})
-		if err == nil && status.Image == nil {
-			err = fmt.Errorf("no image %s", image)
-		}
-		return err
-	})
+	c.waitForImage(t)
 	return c
-}
-
-// start starts containerd and waits until it has read its network.
-func (c containerd) start(t *testing.T) {
-	t.Helper()
-	const start = "echo $$ >" + containerdDir + "/pid; exec containerd --config " + containerdDir + "/config.toml"
-	c.startDaemon(t, "sh", "-c", start)
-	testenv.Eventually(t, "containerd", func() error {
-		condition, err := c.network(t)
-		if err == nil && strings.Contains(condition.Message, "cni plugin not initialized") {
-			err = fmt.Errorf("network: %s", condition.Message)
-		}
-		return err
-	})
-}
-
-// kill kills containerd as the kernel does it for want of memory. Its containers go on.
-func (c containerd) kill(t *testing.T) {
-	t.Helper()
-	c.run(t, "sh", "-c", "kill -KILL $(cat "+containerdDir+"/pid)")
-	testenv.Eventually(t, "the end of containerd", func() error {
-		if output, err := c.command(testenv.Context(t), "sh", "-c", "! kill -0 $(cat "+containerdDir+"/pid)").CombinedOutput(); err != nil {
-			return fmt.Errorf("it is there: %w: %s", err, output)
-		}
-		return nil
-	})
-}
-
-// network returns the condition of the network that the kubelet reports for its node.
-func (c containerd) network(t *testing.T) (*cri.RuntimeCondition, error) {
-	t.Helper()
-	response, err := c.Status(testenv.Context(t), &cri.StatusRequest{})
-	if err != nil {
-		return nil, err
-	}
-	for _, condition := range response.Status.Conditions {
-		if condition.Type == cri.NetworkReady {
-			return condition, nil
-		}
-	}
-	return nil, fmt.Errorf("got status %v, want a condition %s", response.Status, cri.NetworkReady)
 }
 
 // eachContainerd runs a test under each release, with the list that users copy.
@@ -161,4 +106,19 @@ func eachContainerd(t *testing.T, test func(t *testing.T, c containerd)) {
 	for _, r := range []release{debian, newest} {
 		t.Run(r.version, func(t *testing.T) { test(t, newContainerd(t, r, example(t, "example.conflist"))) })
 	}
+}
+
+// TestContainerdCtr runs a container by containerd's own client, whose calls have the namespace of a process, and none
+// at the end.
+func TestContainerdCtr(t *testing.T) {
+	eachContainerd(t, func(t *testing.T, c containerd) {
+		before := c.state(t)
+		server := testenv.ServeHTTP(t, c.Outside, netip.AddrPortFrom(testenv.OutsideAddr4, 0))
+		got := c.run(t, "ctr", "--namespace", "k8s.io", "run", "--rm", "--cni", "--runc-binary", binDir+"/runc", image, "client",
+			"/bin/busybox", "wget", "-q", "-O", "-", "http://"+server.Addr.String()+"/")
+		if !strings.HasPrefix(got, testenv.NodeAddr4.String()+":") {
+			t.Errorf("client that the server sees: got %s, want the node", got)
+		}
+		c.wantState(t, before)
+	})
 }

@@ -36,7 +36,8 @@ func ociImage(t *testing.T) []byte {
 	layer := add("layer.v1.tar", archive(t, file{"bin/busybox", busybox}, file{"www/index.html", []byte("hello")}))
 	config := add("config.v1+json", encode(t, map[string]any{
 		"architecture": runtime.GOARCH, "os": "linux",
-		"config": map[string]any{"Cmd": []string{"/bin/busybox", "tail", "-f", "/dev/null"}},
+		// The first process of a container ignores SIGTERM.
+		"config": map[string]any{"Cmd": []string{"/bin/busybox", "tail", "-f", "/dev/null"}, "StopSignal": "SIGKILL"},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []any{layer["digest"]}},
 	}))
 	manifest := add("manifest.v1+json", encode(t, map[string]any{

@@ -54,7 +54,7 @@ func testMigrate(t *testing.T, m *machine, p publisher, before former, loaded fu
 	}
 
 	echo := p.publish(t, "echo", echoServer...)
-	open := m.connections(t)
+	open := m.connections(t, "127.0.0.1")
 	if plan := migrate("--plan"); !strings.Contains(plan, "  adopt ") || !strings.Contains(plan, "host ports 8080/tcp") {
 		t.Errorf("plan: got %s, want to adopt the container, with its host port", plan)
 	}

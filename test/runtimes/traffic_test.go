@@ -78,11 +78,15 @@ func (c *connection) ask() error {
 
 type connections []*connection
 
-// connections opens connections from outside, from the node, and by 127.0.0.1.
-func (m *machine) connections(t *testing.T) connections {
+// connections opens connections from outside and from the node, and from the node by its local addresses.
+func (m *machine) connections(t *testing.T, local ...string) connections {
 	t.Helper()
 	node := testenv.NodeAddr4.String()
-	return connections{m.connect(t, m.Outside, node), m.connect(t, m.Node, node), m.connect(t, m.Node, "127.0.0.1")}
+	all := connections{m.connect(t, m.Outside, node), m.connect(t, m.Node, node)}
+	for _, addr := range local {
+		all = append(all, m.connect(t, m.Node, addr))
+	}
+	return all
 }
 
 func (all connections) want(t *testing.T, when string) {
