@@ -120,7 +120,7 @@ test-s390x: ## big endian: build for s390x, and run the tests of maps, loader an
 	GOARCH=s390x $(GO) test -exec qemu-s390x ./bpf ./maps ./loader/... ./plugin/...
 
 .PHONY: test-runtimes
-test-runtimes: build bin/debian bin/runtimes/debian.tar bin/crio ## run the plugin under podman, containerd, CRI-O and nerdctl, which it installs or builds; in their own namespaces (root); CHURN=1000: more pods
+test-runtimes: build bin/debian bin/runtimes/debian.tar bin/crio bin/nomad ## run the plugin under podman, containerd, CRI-O, nerdctl and Nomad, which it installs or builds; in their own namespaces (root); CHURN=1000: more pods
 	@$(call install-packages,$(RUNTIME_PACKAGES))
 	$(MAKE) --no-print-directory release VERSION=0.0.0-test
 	cd test/runtimes/nerdctl && $(GO) build -trimpath -o ../../../bin/ tool
@@ -134,6 +134,11 @@ bin/crio: $(wildcard test/runtimes/crio/*)
 	cp test/runtimes/crio/update_pod_sandbox.go $@.src/vendor/github.com/containerd/nri/pkg/adaptation
 	cd $@.src && $(GO) build -tags containers_image_openpgp,exclude_graphdriver_btrfs -trimpath -o .. tool
 	rm -r $@.src
+
+# Nomad's executor has parts in C.
+bin/nomad: $(wildcard test/runtimes/nomad/*)
+	@$(call install-packages,gcc libc6-dev)
+	cd test/runtimes/nomad && CGO_ENABLED=1 $(GO) build -trimpath -o ../../../bin/ tool
 
 # Debian's containerd is unpacked, not installed: a package would start it, and end Docker's.
 bin/debian:

@@ -30,6 +30,9 @@ const (
 	configDir = "/etc/cni/net.d"
 )
 
+// daemonPID has the process of a machine's runtime.
+const daemonPID = "/run/daemon.pid"
+
 // machine is the node of a topology with mounts and processes of its own. All of them end with its
 // first process: daemons, containers, and what runtimes leave in /run and bpffs.
 type machine struct {
@@ -168,6 +171,18 @@ func (m *machine) startDaemon(t *testing.T, name string, args ...string) {
 	})
 }
 
+// kill kills the daemon that wrote daemonPID, as the kernel does it for want of memory. Its containers go on.
+func (m *machine) kill(t *testing.T) {
+	t.Helper()
+	m.run(t, "sh", "-c", "kill -KILL $(cat "+daemonPID+")")
+	testenv.Eventually(t, "the end of the runtime", func() error {
+		if output, err := m.command(testenv.Context(t), "sh", "-c", "! kill -0 $(cat "+daemonPID+")").CombinedOutput(); err != nil {
+			return fmt.Errorf("it is there: %w: %s", err, output)
+		}
+		return nil
+	})
+}
+
 // path returns the path by which this process finds a file of the machine.
 func (m *machine) path(file string) string { return fmt.Sprintf("/proc/%d/root%s", m.pid, file) }
 
@@ -233,6 +248,17 @@ func (m *machine) state(t *testing.T) string {
 		ip -brief link | cut -d ' ' -f 1
 		find /run/netns /run/ebpfnet /var/lib/cni -type f ! -name last_reserved_ip.* ! -name '*lock*' 2>/dev/null | sort
 		mount | grep -c nsfs || true`)
+}
+
+// waitForState is wantState for a runtime that ends containers later.
+func (m *machine) waitForState(t *testing.T, want string) {
+	t.Helper()
+	testenv.Eventually(t, "the end of containers", func() error {
+		if got := m.state(t); got != want {
+			return fmt.Errorf("left on the host:\n%s\nwant:\n%s", got, want)
+		}
+		return nil
+	})
 }
 
 func (m *machine) wantState(t *testing.T, want string) {

@@ -28,8 +28,6 @@ type daemon struct {
 	local      []string // addresses of the host ports beside the node's
 }
 
-const daemonPID = "/run/daemon.pid"
-
 func newNode(t *testing.T, m *machine, d daemon) node {
 	t.Helper()
 	connection, err := grpc.NewClient("unix://"+m.path(d.socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -50,18 +48,6 @@ func (n node) start(t *testing.T) {
 			err = fmt.Errorf("network: %s", condition.Message)
 		}
 		return err
-	})
-}
-
-// kill kills the runtime as the kernel does it for want of memory. Its containers go on.
-func (n node) kill(t *testing.T) {
-	t.Helper()
-	n.run(t, "sh", "-c", "kill -KILL $(cat "+daemonPID+")")
-	testenv.Eventually(t, "the end of the runtime", func() error {
-		if output, err := n.command(testenv.Context(t), "sh", "-c", "! kill -0 $(cat "+daemonPID+")").CombinedOutput(); err != nil {
-			return fmt.Errorf("it is there: %w: %s", err, output)
-		}
-		return nil
 	})
 }
 
