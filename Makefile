@@ -13,7 +13,7 @@ BENCH_PACKAGES := nftables iptables
 CI_PACKAGES := mmdebstrap
 RUNTIME_PACKAGES := podman conmon crun busybox-static iproute2 iptables nftables
 RELEASE_PACKAGES := mmdebstrap rpm iproute2 git crun
-CLUSTER_PACKAGES := runc busybox-static curl nftables iproute2 iputils-ping
+CLUSTER_PACKAGES := runc busybox-static curl nftables iproute2 iputils-ping netcat-openbsd
 KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
@@ -189,16 +189,21 @@ bin/packages/debian.tar bin/runtimes/debian.tar:
 	mv $@.part $@
 
 .PHONY: cluster
-cluster: cluster-binaries ## run Kubernetes on three nodes, with the agent from the manifests, in its own namespaces; logs in bin/logs (root)
-	cd test/kube && $(call run-cluster,-run '^(TestAgents|TestKubernetes)$$')
+cluster: cluster-binaries ## run Kubernetes on three nodes, with the agent from the manifests, in its own namespaces: dual stack, then IPv6 alone (root)
+	cd test/kube && $(call run-cluster,dual-stack,-run '^(TestAgents|TestKubernetes)$$')
+	cd test/kube && $(call run-cluster,ipv6,-run '^(TestAgents|TestKubernetes)$$' -families IPv6 -mode auto)
+
+# Of both families, or of one: FAMILIES=IPv6.
+FAMILIES ?= IPv4,IPv6
 
 .PHONY: cluster-e2e
-cluster-e2e: cluster-binaries ## run Kubernetes' own conformance tests of networking on such a cluster; report in bin/logs (root)
-	cd test/kube && $(GO) test -c -trimpath -ldflags "$(KUBE_LDFLAGS)" -o ../../bin/e2e.test ./e2e
-	cd test/kube && $(call run-cluster,-run '^TestE2E$$')
+cluster-e2e: cluster-binaries ## run Kubernetes' own tests of networking on such a cluster (root; FAMILIES=IPv6; E2E=EXPRESSION: some of them)
+	cd test/kube && $(GO) test -c -vet=off -trimpath -ldflags "$(KUBE_LDFLAGS)" -o ../../bin/e2e.test ./e2e
+	cd test/kube && $(call run-cluster,e2e,-run '^TestE2E$$' -families $(FAMILIES) -e2e '$(E2E)')
 
-run-cluster = rm -rf ../../bin/logs && mkdir ../../bin/logs && \
-	EBPFNET_BIN_DIR=$(CURDIR)/bin $(GO) test -count=1 -v -timeout 90m $(1) . -logs $(CURDIR)/bin/logs
+# run-cluster runs tests on a cluster; the logs of all its programs are in bin/logs/$(1).
+run-cluster = rm -rf ../../bin/logs/$(1) && mkdir -p ../../bin/logs/$(1) && \
+	EBPFNET_BIN_DIR=$(CURDIR)/bin $(GO) test -count=1 -v -timeout 90m $(2) . -logs $(CURDIR)/bin/logs/$(1)
 KUBE_LDFLAGS = -s -w -X k8s.io/component-base/version.gitVersion=$(shell cd test/kube && $(GO) list -m -f '{{.Version}}' k8s.io/kubernetes)
 
 # All programs of a cluster, from the modules in test/kube/go.mod. The first time it compiles 3,400 packages.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -16,7 +17,7 @@ import (
 func TestAgents(t *testing.T) {
 	c := newCluster(t)
 	c.startAPI()
-	c.must("apply", "--kustomize", "manifests")
+	c.applyAgent()
 	for i, n := range c.nodes {
 		if _, err := c.apply(n.object(i+1), "create", "--filename=-"); err != nil {
 			t.Fatal(err)
@@ -55,17 +56,17 @@ func TestAgents(t *testing.T) {
 	c.must("delete", "node", third.Name)
 	c.restartAPI() // remembers no changes for watches of older revisions
 	agents[first].signal(unix.SIGCONT)
-	first.awaitRoute("a node removed while the agent stood still", 3, false)
+	first.awaitRoute("a node removed while the agent stood still", 3, noRoute)
 	if _, err := c.apply(third.object(3), "create", "--filename=-"); err != nil {
 		t.Fatal(err)
 	}
-	first.awaitRoute("a node added after the API server's restart", 3, true)
+	first.awaitRoute("a node added after the API server's restart", 3, byTunnel)
 	wantReach("after the API server's restart")
 
 	agents[first].kill()
 	c.must("delete", "node", third.Name)
 	agents[first] = first.startAgent(kubeconfig)
-	first.awaitRoute("a node removed while the agent was down", 3, false)
+	first.awaitRoute("a node removed while the agent was down", 3, noRoute)
 	for _, verb := range []string{"create", "update", "patch", "delete"} {
 		if answer, err := c.kubectl("auth", "can-i", verb, "nodes", "--as=system:serviceaccount:kube-system:ebpfnet-node"); err == nil {
 			t.Errorf("may agents %s nodes: got %s, want no", verb, answer)
@@ -82,20 +83,35 @@ func (n *node) awaitAgent() {
 	})
 }
 
-// awaitRoute waits until the node has a route to the pods of a node without a kubelet, or none.
-func (n *node) awaitRoute(what string, number int, want bool) {
+// awaitRoute waits until the node has such a route to the pods of a node without a kubelet.
+func (n *node) awaitRoute(what string, number int, want way) {
 	n.t.Helper()
 	n.t.Log(what)
-	n.awaitPrefix(fmt.Sprintf("10.244.%d.0/24", number), want)
+	for _, f := range families {
+		n.awaitPrefix(fmt.Sprintf(f.nodePods, number), want)
+	}
 }
 
-// awaitPrefix waits until the node has a route to a prefix, or none.
-func (n *node) awaitPrefix(prefix string, want bool) {
+// way is how a node reaches the pods of another: what a route has, as ip shows it.
+type way string
+
+const (
+	noRoute  way = ""
+	byTunnel way = " encap ip"
+	direct   way = " via "
+)
+
+// awaitPrefix waits until the node has such a route to a prefix.
+func (n *node) awaitPrefix(prefix string, want way) {
 	n.t.Helper()
+	version := "-4"
+	if strings.Contains(prefix, ":") {
+		version = "-6"
+	}
 	n.control.eventually(fmt.Sprintf("route of %s to %s", n.Name, prefix), func() error {
-		got, err := n.command(testenv.Context(n.t), "ip", "route", "show", prefix).Output()
-		if err == nil && (len(got) > 0) != want {
-			err = fmt.Errorf("got %q, want one: %t", got, want)
+		got, err := n.command(testenv.Context(n.t), "ip", version, "route", "show", prefix).Output()
+		if err == nil && (!strings.Contains(string(got), string(want)) || want == noRoute && len(got) > 0) {
+			err = fmt.Errorf("got %q, want %q", got, want)
 		}
 		return err
 	})

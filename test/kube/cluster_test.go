@@ -18,14 +18,8 @@ type cluster struct {
 	nodes  []*node
 }
 
-// links are those of the cluster: the router is host 254 of each, and a node the host of its number.
-var links = []struct {
-	prefix4, prefix6 string
-	nodes            []int
-}{
-	{"192.0.2.", "2001:db8:1::", []int{1, 2}},
-	{"198.51.100.", "2001:db8:2::", []int{3}},
-}
+// links have the numbers of their nodes.
+var links = [2][]int{{1, 2}, {3}}
 
 // newCluster has machines, and credentials for all who need them. Nothing runs yet.
 func newCluster(t *testing.T) *cluster {
@@ -36,24 +30,14 @@ func newCluster(t *testing.T) *cluster {
 	}
 	router := testenv.New(t, "router")
 	c := &cluster{router: router, controlPlane: newControlPlane(t, router)}
-	for i, link := range links {
-		bridge := fmt.Sprintf("link%d", i)
+	for link, numbers := range links {
+		bridge := fmt.Sprintf("link%d", link)
 		c.ip(router, "link add %s up type bridge", bridge)
-		c.ip(router, "addr add %s254/24 dev %s", link.prefix4, bridge)
-		c.ip(router, "addr add %sfe/64 dev %s nodad", link.prefix6, bridge)
-		for _, number := range link.nodes {
-			name := fmt.Sprintf("node-%d", number)
-			addrs := [2]netip.Addr{
-				netip.MustParseAddr(fmt.Sprintf("%s%d", link.prefix4, number)), netip.MustParseAddr(fmt.Sprintf("%s%d", link.prefix6, number)),
-			}
-			n := newNode(t, c.controlPlane, name, addrs)
-			c.nodes = append(c.nodes, n)
-			c.ip(router, "link add %s master %s up type veth peer name eth0 netns %s", name, bridge, n.Path)
-			c.ip(n.Namespace, "addr add %s/24 dev eth0", addrs[0])
-			c.ip(n.Namespace, "addr add %s/64 dev eth0 nodad", addrs[1])
-			c.ip(n.Namespace, "link set eth0 up")
-			c.ip(n.Namespace, "route add default via %s254", link.prefix4)
-			c.ip(n.Namespace, "route add default via %sfe", link.prefix6)
+		for _, f := range families {
+			c.ip(router, "addr add %s dev %s nodad", f.host(link, routerNumber), bridge)
+		}
+		for _, number := range numbers {
+			c.addNode(link, number, bridge)
 		}
 	}
 	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
@@ -62,6 +46,21 @@ func newCluster(t *testing.T) *cluster {
 		}
 	}
 	return c
+}
+
+// addNode makes a node and connects it with a link.
+func (c *cluster) addNode(link, number int, bridge string) {
+	c.t.Helper()
+	n := newNode(c.t, c.controlPlane, fmt.Sprintf("node-%d", number))
+	c.nodes = append(c.nodes, n)
+	c.ip(c.router, "link add %s master %s up type veth peer name eth0 netns %s", n.Name, bridge, n.Path)
+	c.ip(n.Namespace, "link set eth0 up")
+	for _, f := range families {
+		addr := f.host(link, number)
+		n.addrs = append(n.addrs, addr.Addr())
+		c.ip(n.Namespace, "addr add %s dev eth0 nodad", addr)
+		c.ip(n.Namespace, "route add default via %s", f.host(link, routerNumber).Addr())
+	}
 }
 
 func (c *cluster) ip(ns *testenv.Namespace, format string, args ...any) {
@@ -77,7 +76,10 @@ func (n *node) object(number int) []byte {
 	for _, addr := range n.addrs {
 		addresses = append(addresses, map[string]string{"type": "InternalIP", "address": addr.String()})
 	}
-	podCIDRs := []string{fmt.Sprintf("10.244.%d.0/24", number), fmt.Sprintf("fd00:244:0:%d::/64", number)}
+	var podCIDRs []string
+	for _, f := range families {
+		podCIDRs = append(podCIDRs, fmt.Sprintf(f.nodePods, number))
+	}
 	return encode(map[string]any{
 		"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": n.Name},
 		"spec": map[string]any{"podCIDR": podCIDRs[0], "podCIDRs": podCIDRs}, "status": map[string]any{"addresses": addresses},
@@ -89,7 +91,7 @@ func (n *node) startAgent(kubeconfig string) *daemon {
 	n.t.Helper()
 	n.write("/run/kube/agent.kubeconfig", kubeconfig)
 	n.run("mkdir", "-p", "/opt/cni/bin", "/etc/cni/net.d", "/run/ebpfnet-node") // as its pod's volumes do
-	return n.start("ebpfnet-node", "--node="+n.Name, "--kubeconfig=/run/kube/agent.kubeconfig", "--cluster-cidr="+clusterCIDRs,
+	return n.start("ebpfnet-node", "--node="+n.Name, "--kubeconfig=/run/kube/agent.kubeconfig", "--cluster-cidr="+podPrefixes(), "--mode="+*agentMode,
 		"--bin-dir=/opt/cni/bin")
 }
 

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,16 +13,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// Addresses of the cluster. The control plane is on the router between the nodes' links.
-const (
-	apiAddr      = "192.0.2.254"
-	apiPort      = "6443"
-	clusterCIDRs = "10.244.0.0/16,fd00:244::/48"
-	serviceCIDRs = "10.96.0.0/16,fd00:96::/112"
-	serviceAddr  = "10.96.0.1" // of the API server
-)
-
-// controlPlane is etcd, an API server, and, if wanted, the controllers and the scheduler.
+// controlPlane is etcd, an API server, and, if wanted, the controllers and the scheduler, on the router between the nodes'
+// links.
 type controlPlane struct {
 	t       *testing.T
 	ns      *testenv.Namespace
@@ -37,7 +29,7 @@ type controlPlane struct {
 func newControlPlane(t *testing.T, ns *testenv.Namespace) *controlPlane {
 	t.Helper()
 	c := &controlPlane{t: t, ns: ns, dir: t.TempDir(), daemons: map[string]*daemon{}}
-	c.creds = newCredentials(t, "https://"+apiAddr+":"+apiPort, net.ParseIP(apiAddr), net.ParseIP(serviceAddr), net.ParseIP("127.0.0.1"))
+	c.creds = newCredentials(t, apiURL(), apiAddr(), families[0].service(), netip.MustParseAddr("127.0.0.1"))
 	c.admin = c.userFile("admin", "system:masters")
 	return c
 }
@@ -63,12 +55,12 @@ func (c *controlPlane) startAPI() {
 func (c *controlPlane) startAPIServer() {
 	c.t.Helper()
 	c.start("kube-apiserver",
-		"--etcd-servers=http://127.0.0.1:2379", "--advertise-address="+apiAddr, "--secure-port="+apiPort,
+		"--etcd-servers=http://127.0.0.1:2379", "--advertise-address="+apiAddr().String(), fmt.Sprintf("--secure-port=%d", apiPort),
 		"--tls-cert-file="+c.creds.path(certificateFile), "--tls-private-key-file="+c.creds.path(keyFile),
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file="+c.creds.path(keyFile), "--service-account-signing-key-file="+c.creds.path(keyFile),
 		"--token-auth-file="+c.creds.path(tokensFile), "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
-		"--service-cluster-ip-range="+serviceCIDRs, "--kubelet-preferred-address-types=InternalIP", "--allow-privileged", "--profiling=false")
+		"--service-cluster-ip-range="+servicePrefixes(), "--kubelet-preferred-address-types=InternalIP", "--allow-privileged", "--profiling=false")
 	c.eventually("API server", func() error {
 		_, err := c.kubectl("get", "--raw", "/readyz")
 		return err
@@ -81,7 +73,7 @@ func (c *controlPlane) startControllers(manager, scheduler string) {
 	c.start("kube-controller-manager", "--kubeconfig="+manager, "--leader-elect=false", "--use-service-account-credentials", "--profiling=false",
 		"--authentication-kubeconfig="+manager, "--authorization-kubeconfig="+manager,
 		"--service-account-private-key-file="+c.creds.path(keyFile), "--root-ca-file="+c.creds.path(certificateFile),
-		"--allocate-node-cidrs", "--cluster-cidr="+clusterCIDRs, "--service-cluster-ip-range="+serviceCIDRs)
+		"--allocate-node-cidrs", "--cluster-cidr="+podPrefixes(), "--service-cluster-ip-range="+servicePrefixes())
 	c.start("kube-scheduler", "--kubeconfig="+scheduler, "--leader-elect=false", "--profiling=false",
 		"--authentication-kubeconfig="+scheduler, "--authorization-kubeconfig="+scheduler)
 }

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"math/big"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,7 +35,7 @@ const (
 )
 
 // newCredentials makes a key and a certificate for it, for an API server with these addresses.
-func newCredentials(t *testing.T, server string, addrs ...net.IP) *credentials {
+func newCredentials(t *testing.T, server string, addrs ...netip.Addr) *credentials {
 	t.Helper()
 	c := &credentials{dir: t.TempDir(), server: server}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -42,11 +43,14 @@ func newCredentials(t *testing.T, server string, addrs ...net.IP) *credentials {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ebpfnet test"}, IPAddresses: addrs,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ebpfnet test"},
 		DNSNames:  []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	for _, addr := range addrs {
+		template.IPAddresses = append(template.IPAddresses, net.IP(addr.AsSlice()))
 	}
 	certificate, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {

@@ -4,6 +4,7 @@ go 1.26.6
 
 require (
 	github.com/ebpfnet/ebpfnet/test v0.0.0-00010101000000-000000000000
+	golang.org/x/net v0.61.0
 	golang.org/x/sys v0.49.0
 	k8s.io/kubernetes v1.37.2
 )
@@ -212,7 +213,6 @@ require (
 	golang.org/x/crypto v0.58.0 // indirect
 	golang.org/x/exp v0.0.0-20260410095643-746e56fc9e2f // indirect
 	golang.org/x/mod v0.41.0 // indirect
-	golang.org/x/net v0.61.0 // indirect
 	golang.org/x/oauth2 v0.37.0 // indirect
 	golang.org/x/sync v0.24.0 // indirect
 	golang.org/x/term v0.47.0 // indirect
@@ -324,4 +324,5 @@ tool (
 	k8s.io/kubernetes/cmd/kubectl
 	k8s.io/kubernetes/cmd/kubelet
 	k8s.io/kubernetes/test/images/agnhost
+	k8s.io/kubernetes/test/images/regression-issue-74839
 )

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path"
 	"runtime"
@@ -25,17 +26,18 @@ type image struct {
 	name       string
 	entrypoint []string
 	files      map[string]string // path in the image → this host's file
+	args       []string          // of a container that has none
 }
 
 // images are all that the cluster needs.
 func images(t *testing.T) []image {
 	t.Helper()
 	return []image{
-		{pauseImage, []string{"/pause"}, map[string]string{"pause": binary(t, "pause")}},
-		{agnhostImage, []string{"/agnhost"}, map[string]string{"agnhost": binary(t, "agnhost"), "bin/sh": "/bin/busybox"}},
+		{pauseImage, []string{"/pause"}, map[string]string{"pause": binary(t, "pause")}, nil},
+		{agnhostImage, []string{"/agnhost"}, map[string]string{"agnhost": binary(t, "agnhost"), "bin/sh": "/bin/busybox"}, nil},
 		{agentImage, []string{"/ebpfnet-node"}, map[string]string{
 			"ebpfnet-node": binary(t, "ebpfnet-node"), "ebpfnet": binary(t, "ebpfnet"), "ebpfnet-ipam": binary(t, "ebpfnet-ipam"),
-		}},
+		}, nil},
 	}
 }
 
@@ -88,7 +90,7 @@ func (a *archive) addImage(image image) (descriptor, error) {
 	}
 	config, err := a.add("config.v1+json", encode(map[string]any{
 		"architecture": runtime.GOARCH, "os": "linux",
-		"config": map[string]any{"Entrypoint": image.entrypoint, "Env": []string{"PATH=/bin:/usr/bin:/"}, "WorkingDir": "/"},
+		"config": map[string]any{"Entrypoint": image.entrypoint, "Cmd": image.args, "Env": []string{"PATH=/bin:/usr/bin:/"}, "WorkingDir": "/"},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{files.Digest}},
 	}))
 	if err != nil {
@@ -126,8 +128,8 @@ func layer(files map[string]string) ([]byte, error) {
 			return nil, err
 		}
 	}
-	for name, file := range files {
-		content, err := os.ReadFile(file)
+	for _, name := range slices.Sorted(maps.Keys(files)) { // equal files are one layer
+		content, err := os.ReadFile(files[name])
 		if err != nil {
 			return nil, err
 		}

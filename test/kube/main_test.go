@@ -7,7 +7,7 @@
 // other modules of its repository beside it; the replace lines give them the version that its own number stands for.
 //
 // machine_test.go has the namespaces and processes of a host, control_test.go the control plane, node_test.go what runs on
-// a node, image_test.go the images, cluster_test.go the network between them.
+// a node, image_test.go the images, network_test.go the addresses, cluster_test.go the links between nodes.
 //
 // A killed run leaves empty cgroups node-1 to node-3, which the next one takes; nothing else. The controllers must be in
 // hierarchies of cgroups version 1.
@@ -15,6 +15,7 @@ package kube
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -25,7 +26,9 @@ import (
 var (
 	logDir    = flag.String("logs", "", "keep the logs of all programs in `DIR`")
 	proxyMode = flag.String("proxy-mode", "nftables", "kube-proxy's `MODE`")
-	e2eFocus  = flag.String("e2e", conformance, "`EXPRESSION` of Kubernetes' own tests to run")
+	agentMode = flag.String("mode", "tunnel", "the agent's `MODE`: tunnel or auto")
+	ipFamily  = flag.String("families", "IPv4,IPv6", "`FAMILIES` of nodes, pods and services; the API server has the first")
+	e2eFocus  = flag.String("e2e", "", "`EXPRESSION` of those of Kubernetes' own tests to run (default: all that fit)")
 )
 
 func TestMain(m *testing.M) {
@@ -33,6 +36,11 @@ func TestMain(m *testing.M) {
 		runMachine()
 	}
 	flag.Parse()
+	var err error
+	if families, err = parseFamilies(*ipFamily); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
 	testenv.Main(m)
 }
 

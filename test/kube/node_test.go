@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -13,7 +14,7 @@ import (
 type node struct {
 	*machine
 	control        *controlPlane
-	addrs          [2]netip.Addr // IPv4, IPv6
+	addrs          []netip.Addr // of each family
 	kubelet, proxy *daemon
 }
 
@@ -61,13 +62,13 @@ const (
 	imagesPath          = "/run/kube/images.tar"
 )
 
-// newNode makes a machine with the files of its programs.
-func newNode(t *testing.T, control *controlPlane, name string, addrs [2]netip.Addr) *node {
+// newNode makes a machine with the files of its programs. It has no addresses yet.
+func newNode(t *testing.T, control *controlPlane, name string) *node {
 	t.Helper()
-	n := &node{machine: newMachine(t, name), control: control, addrs: addrs}
+	n := &node{machine: newMachine(t, name), control: control}
 	n.write(kubeconfigPath, control.creds.user(t, "system:node:"+name, "system:nodes"))
 	n.write(proxyKubeconfigPath, control.creds.user(t, "system:kube-proxy", ""))
-	n.write(kubeletConfigPath, kubeletConfig)
+	n.write(kubeletConfigPath, kubeletConfig+fmt.Sprintf("clusterDNS: [%q]\nclusterDomain: %s\n", apiAddr(), clusterDomain))
 	n.write(containerdPath, containerdConfig)
 	n.write("/run/kube/resolv.conf", "")
 	return n
@@ -101,14 +102,18 @@ func (n *node) startContainerd(images []byte) {
 // startKubelet starts the kubelet, which registers the node.
 func (n *node) startKubelet() {
 	n.t.Helper()
+	var addrs []string
+	for _, addr := range n.addrs {
+		addrs = append(addrs, addr.String())
+	}
 	n.kubelet = n.start("kubelet", "--config="+kubeletConfigPath, "--kubeconfig="+kubeconfigPath, "--hostname-override="+n.Name,
-		fmt.Sprintf("--node-ip=%s,%s", n.addrs[0], n.addrs[1]), "--v=2")
+		"--node-ip="+strings.Join(addrs, ","), "--v=2")
 }
 
 // startProxy starts kube-proxy.
 func (n *node) startProxy() {
 	n.t.Helper()
 	n.proxy = n.start("kube-proxy", "--kubeconfig="+proxyKubeconfigPath, "--hostname-override="+n.Name, "--proxy-mode="+*proxyMode,
-		"--cluster-cidr="+clusterCIDRs, "--oom-score-adj=0", "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0",
+		"--cluster-cidr="+podPrefixes(), "--oom-score-adj=0", "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0",
 		"--conntrack-tcp-timeout-close-wait=0")
 }
