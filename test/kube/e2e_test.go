@@ -106,17 +106,17 @@ func e2eImages(t *testing.T) (images []image) {
 		t.Fatal(err)
 	}
 	files := map[string]string{"agnhost": binary(t, "agnhost")}
+	for _, name := range applets(t) {
+		files["bin/"+name] = busybox
+	}
 	for _, name := range []string{"dash", "curl", "ss", "nc.openbsd"} {
 		maps.Copy(files, withLibraries(t, name))
 	}
-	files["bin/sh"], files["bin/nc"] = files["usr/bin/dash"], files["usr/bin/nc.openbsd"] // busybox's nc has fewer options
-	for _, name := range []string{"cat", "dd", "grep", "nslookup", "seq", "sleep", "tail", "timeout", "wc", "wget"} {
-		files["bin/"+name] = "/bin/busybox"
-	}
+	files["bin/sh"], files["bin/nc"] = files["usr/bin/dash"], files["usr/bin/nc.openbsd"] // busybox's have fewer options
 	contents := map[string]image{
 		"agnhost": {"", []string{"/agnhost"}, files, []string{"pause"}},
 		"pause":   {"", []string{"/pause"}, map[string]string{"pause": binary(t, "pause")}, nil},
-		"busybox": {"", []string{"/bin/sh"}, map[string]string{"bin/sh": "/bin/busybox"}, nil},
+		"busybox": {"", []string{"/bin/sh"}, map[string]string{"bin/sh": busybox}, nil},
 		"regression-issue-74839": {"", []string{"/regression-issue-74839"}, map[string]string{
 			"regression-issue-74839": binary(t, "regression-issue-74839"),
 		}, nil},
@@ -134,6 +134,18 @@ func e2eImages(t *testing.T) (images []image) {
 		t.Fatalf("got images %s, want also %v", output, slices.Collect(maps.Keys(missing)))
 	}
 	return images
+}
+
+const busybox = "/bin/busybox"
+
+// applets are the programs that busybox is.
+func applets(t *testing.T) []string {
+	t.Helper()
+	output, err := exec.CommandContext(testenv.Context(t), busybox, "--list").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Fields(string(output))
 }
 
 // withLibraries returns a program of this host and its libraries, by their paths in an image.

@@ -34,7 +34,7 @@ func images(t *testing.T) []image {
 	t.Helper()
 	return []image{
 		{pauseImage, []string{"/pause"}, map[string]string{"pause": binary(t, "pause")}, nil},
-		{agnhostImage, []string{"/agnhost"}, map[string]string{"agnhost": binary(t, "agnhost"), "bin/sh": "/bin/busybox"}, nil},
+		{agnhostImage, []string{"/agnhost"}, map[string]string{"agnhost": binary(t, "agnhost"), "bin/sh": busybox}, nil},
 		{agentImage, []string{"/ebpfnet-node"}, map[string]string{
 			"ebpfnet-node": binary(t, "ebpfnet-node"), "ebpfnet": binary(t, "ebpfnet"), "ebpfnet-ipam": binary(t, "ebpfnet-ipam"),
 		}, nil},
@@ -128,8 +128,18 @@ func layer(files map[string]string) ([]byte, error) {
 			return nil, err
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(files)) { // equal files are one layer
-		content, err := os.ReadFile(files[name])
+	// In order, so that equal files make equal layers. What comes twice is a link to its first name.
+	first := map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		file := files[name]
+		if first[file] != "" {
+			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: first[file], Mode: 0o755}); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		first[file] = name
+		content, err := os.ReadFile(file)
 		if err != nil {
 			return nil, err
 		}
