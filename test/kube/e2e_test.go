@@ -28,6 +28,7 @@ func leftOut() []class {
 		{`\[Feature:SCTPConnectivity\]`, "the kernel has no SCTP"},
 		{`\[Feature:Networking-Performance\]`, "measures; see test/bench"},
 		{`\[Disruptive\]`, "logs in to nodes by SSH"},
+		{`ExternalTrafficPolicy changes`, "kube-proxy masquerades what a node sends, in a tunnel with the address of the tunnel's device"},
 	}
 	if len(families) == 1 {
 		classes = append(classes, class{`\[Feature:IPv6DualStack\]`, "the cluster has one family"})
