@@ -259,7 +259,9 @@ struct masq_probes {
 	__u32 seen[MASQ_PROBE_STEPS];
 };
 
-#define MOVED_FLOWS 65536 /* elements of moved_flows: times as in masq_probes */
+/* moved_flows: times as in masq_probes, or MOVED_ALWAYS while programs may run that note none. */
+#define MOVED_FLOWS  65536
+#define MOVED_ALWAYS 0xffffffff
 
 /* offload_tcp, offload_udp: a connection of an endpoint. Its sides are sorted (offload.h). */
 struct offload_key {
@@ -290,8 +292,8 @@ struct offload {
 };
 
 /*
- * generation: one number, changed by every change of endpoints, devices, host ports
- * and uplinks. Decisions of an older generation are void.
+ * generation: one number, changed by every change of endpoints, devices, host ports,
+ * uplinks, nodes, cluster and route rules. Decisions of an older generation are void.
  */
 
 /* The tuple of a packet, and where it came from: the head of struct packet. */
@@ -315,8 +317,8 @@ enum fwd_flags {
 	FWD_EVERY_TCP = 16, /* also packets that open or close a connection */
 	FWD_COUNTER = 32,   /* no decision: counts packets that go through the stack */
 	FWD_NEW = 64,	    /* the connection began with this entry */
-	FWD_NODE = 128, /* to another node: by the tunnel; or by the stack, from its own source */
-} __attribute__((packed)); /* one byte */
+	FWD_NODE = 128,	    /* to another node, by the tunnel; ifindex 0: from its own source */
+} __attribute__((packed));  /* one byte */
 
 /*
  * fwd_cache: what became of the last packet with the key, on this CPU. Each bucket has

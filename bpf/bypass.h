@@ -33,10 +33,7 @@ static __noinline bool bypass_is_allowed(const struct packet *p, struct connecti
 	return offload_allows(p, c);
 }
 
-/*
- * The quick part of that: the endpoint at this end says that p, which opens a connection or replies to
- * that, goes through the stack.
- */
+/* p opens a connection of an endpoint without `always`: it goes through the stack, whatever the maps have. */
 static __always_inline bool bypass_must_wait(const struct packet *p,
 					     const struct endpoint *endpoint)
 {

@@ -219,7 +219,8 @@ static __always_inline int uplink_translate(struct __sk_buff *skb, struct packet
 	if (!to_node && !masq_skips(endpoint, p))
 		return masq_endpoint(skb, p, endpoint);
 	if (to_node && !host_port_reverse(&p->src, p->sport, p->protocol)) {
-		untranslated_note(skb, p);
+		if (node_lookup(&p->dst)) /* else the route decides, which may change */
+			untranslated_note(skb, p);
 		return NOT_HANDLED;
 	}
 	port = host_port_lookup_reply(p);
@@ -239,7 +240,7 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	parsed = parse(skb, p, l3);
 	if (parsed == PARSED_NOT_IP)
 		return VERDICT_NEXT;
-	if (l3 && parsed == PARSED && untranslated_lately(skb, p, tag))
+	if (l3 && parsed == PARSED && node_any() && untranslated_lately(skb, p, tag))
 		return VERDICT_NEXT;
 	endpoint = endpoint_lookup(&p->src);
 	if (!endpoint && parsed == PARSED && node_is_forged(skb, p))

@@ -175,9 +175,10 @@ static __noinline void forward_track_routed(struct __sk_buff *skb, const struct 
 
 /*
  * Forwards p to the container that it is addressed to. The sender has a route to
- * the container and expects replies from its address. If they would otherwise be
- * masqueraded, as not to another node, or get a host port's address, an entry prevents that. It is made
- * when the stack has delivered p (forward_track_routed), or when p bypasses it.
+ * the container and expects replies from its address. Where they would get another source,
+ * an entry prevents that: replies to another node's container do only from a port behind a
+ * host port. It is made when the stack has delivered p (forward_track_routed), or when p
+ * bypasses it.
  */
 static __noinline int forward_to_endpoint(struct __sk_buff *skb, struct packet *p,
 					  struct endpoint *to)

@@ -4,9 +4,9 @@
  * not have its first candidate notes the time for all up to its own, with each tick
  * in which it has packets. So the notes end as the flow does.
  *
- * moved_flows: whether to look further than the first candidate at all. The same flow, and one that
- * a remote opens (dnat.h), notes the time there by a hash of its own. An upgrade fills the map: older
- * programs note nothing in it.
+ * moved_flows: whether to look further than the first candidate at all. Such a flow, and one
+ * that a remote opens and that has another client port (dnat.h), notes the time there by a hash
+ * of its own. An upgrade fills the map: older programs note nothing in it.
  */
 #pragma once
 
@@ -78,7 +78,7 @@ __noinline int masq_probes_note(__u32 group, __u32 last, __u32 assured, __u64 si
 	masq_probes_note_in(bpf_map_lookup_elem(&masq_probes, &group), last, now);
 	if (assured)
 		masq_probes_note_in(bpf_map_lookup_elem(&backup_probes, &group), last, now);
-	if (seen && *seen != now)
+	if (seen && *seen != now && *seen != MOVED_ALWAYS)
 		*seen = now;
 	return 0;
 }

@@ -3,6 +3,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -137,13 +138,14 @@ func (d *Datapath) attacherOf(t target) attacher {
 	return attachers[len(attachers)-1]
 }
 
+// attachedTargets lists links before filters: where a device has both, the links are kept.
 func (d *Datapath) attachedTargets() ([]target, error) {
 	nameOf, err := d.dir.pinnedPrograms()
 	if err != nil {
 		return nil, err
 	}
 	var all []target
-	for _, attacher := range d.attachers() {
+	for _, attacher := range slices.Backward(d.attachers()) {
 		targets, err := attacher.attachedTargets(nameOf.name)
 		if err != nil {
 			return nil, fmt.Errorf("list the devices with our programs: %w", err)
@@ -162,9 +164,15 @@ func (d *Datapath) AttachEndpoint(ifindex int) error {
 }
 
 // AttachLiveEndpoint is AttachEndpoint for a device of another plugin. No packet is
-// lost if the kernel has tcx.
+// lost if the kernel has tcx. The links take the place of filters that an older version
+// has attached; DetachEndpoint removes them also when their device is gone.
 func (d *Datapath) AttachLiveEndpoint(ifindex int) error {
-	return d.attachAll(liveTargets(ifindex))
+	live, filters := liveTargets(ifindex), endpointTargets(ifindex)
+	err := d.attachAll(live)
+	if err != nil || d.attacherOf(live[0]) == d.attacherOf(filters[0]) {
+		return err
+	}
+	return d.detachAll(filters)
 }
 
 // AttachUplink attaches the programs to an uplink, unless they are attached. The

@@ -105,7 +105,7 @@ func (a tcx) attachedTargets(nameOf programNamer) ([]target, error) {
 			return nil, err
 		}
 		device := info.TCX()
-		if device == nil || device.Ifindex == 0 {
+		if device == nil {
 			continue
 		}
 		program, err := nameOf(info.Program)

@@ -138,7 +138,7 @@ func (d *Datapath) switchPrograms(programs Programs) error {
 		err = d.replacePin(collection.Maps[rodata], programs.Build, configPin) // decides
 	}
 	if err != nil {
-		return errors.Join(err, os.RemoveAll(d.dir.progsOf(programs.Build)))
+		return errors.Join(err, d.trustMoved(), os.RemoveAll(d.dir.progsOf(programs.Build)))
 	}
 	return d.readConfig()
 }
@@ -271,8 +271,8 @@ func (d *Datapath) reattach() (attached int, err error) {
 	wanted := wantedTargets(present)
 	for _, t := range wanted {
 		err := d.attach(t)
-		if errors.Is(err, unix.ENODEV) {
-			continue // deleted meanwhile
+		if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOLINK) {
+			continue // the device was deleted meanwhile
 		}
 		if err != nil {
 			return attached, err
@@ -280,7 +280,8 @@ func (d *Datapath) reattach() (attached int, err error) {
 		attached++
 	}
 	for _, t := range present {
-		if slices.ContainsFunc(wanted, t.samePlace) {
+		isKept := func(w target) bool { return w.samePlace(t) && d.attacherOf(w) == d.attacherOf(t) }
+		if slices.ContainsFunc(wanted, isKept) {
 			continue
 		}
 		if err := d.detachAll([]target{t}); err != nil {
@@ -298,6 +299,9 @@ func (d *Datapath) reattach() (attached int, err error) {
 func wantedTargets(present []target) []target {
 	var wanted []target
 	for _, t := range present {
+		if t.ifindex == 0 {
+			continue // a link that has outlived its device
+		}
 		for _, onDevice := range targetsOnDevice(t) {
 			if !slices.ContainsFunc(wanted, onDevice.samePlace) {
 				wanted = append(wanted, onDevice)

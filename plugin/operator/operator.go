@@ -92,11 +92,11 @@ func (o *Operator) findEnds(dataDir string) error {
 	for _, device := range devices {
 		attrs := device.Attrs()
 		label, ok := names.ParseAlias(attrs.Alias)
-		if !ok {
+		isChained := !ok
+		if isChained {
 			label.Owner, ok = chained[attrs.Index]
 		}
 		if ok {
-			_, isChained := chained[attrs.Index]
 			o.ends[label.Owner] = hostEnd{attrs.Index, attrs.Name, cmp.Or(recorded[label.Owner], attrs.Alias), isChained}
 		}
 	}

@@ -164,7 +164,17 @@ func TestChainedPrograms(t *testing.T) {
 
 	other := loader.Embedded()
 	other.Build++
+	h.ip(t, "link add gone type veth")
 	h.withDatapath(t, func(datapath *loader.Datapath) error {
+		before, errBefore := net.InterfaceByName("before")
+		gone, errGone := net.InterfaceByName("gone")
+		if err := errors.Join(errBefore, errGone); err != nil {
+			return err
+		}
+		if err := errors.Join(datapath.AttachEndpoint(before.Index), datapath.AttachLiveEndpoint(gone.Index)); err != nil { // as an older version attaches
+			return err
+		}
+		h.ip(t, "link del gone")
 		if _, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: &other}); err != nil {
 			return err
 		}
@@ -188,8 +198,17 @@ func TestChainedPrograms(t *testing.T) {
 				t.Errorf("%s after an upgrade: got program %d, want %d", hook, info.Program, id)
 			}
 		}
-		return nil
+		pins, err := filepath.Glob(filepath.Join(datapath.Dir(), "links", fmt.Sprintf("endpoint-%d-*", gone.Index)))
+		if len(pins) > 0 {
+			t.Errorf("after an upgrade: got links of a device that is gone: %v", pins)
+		}
+		return err
 	})
+	for _, direction := range []string{"ingress", "egress"} {
+		if filters, err := h.Node.Run(testenv.Context(t), "tc", "filter", "show", "dev", "before", direction); err != nil || filters != "" {
+			t.Errorf("%s filters beside links, after an upgrade: got %q (%v), want none", direction, filters, err)
+		}
+	}
 	p.vanish(t)
 	p.del(t)
 }

@@ -29,7 +29,7 @@ func newNodesCacheHost(t *testing.T) *cacheHost {
 func (h *cacheHost) eachNodeScene(t *testing.T, fn func(s scene) error) {
 	t.Helper()
 	for _, s := range (row{on: withPorts}).scenes() {
-		err := h.atOnce(t, func() error {
+		err := h.atOnce(t, newFlowsJiffies, func() error {
 			return errors.Join(h.putMode(bpf.NodeDirect), h.start(s, bpf.FastPathEstablished), fn(s))
 		})
 		if err != nil {
@@ -40,11 +40,10 @@ func (h *cacheHost) eachNodeScene(t *testing.T, fn func(s scene) error) {
 
 // putMode has the remotes be reached in another way; 0: they are on no node.
 func (h *cacheHost) putMode(mode bpf.NodeMode) error {
-	var cluster bpf.Cluster
-	if mode != 0 {
-		cluster.Nodes = uint32(len(addressings))
+	errs := []error{h.putCluster(bpf.Cluster{Nodes: uint32(len(addressings))})} // there are others
+	if mode == 0 {
+		return errors.Join(append(errs, empty[bpf.PrefixKey, bpf.Node](h.programs.Maps[bpf.MapNodes]))...)
 	}
-	errs := []error{h.putCluster(cluster)}
 	for _, f := range addressings {
 		errs = append(errs, h.putNode(f, remotes[f.name], bpf.Node{Remote: v4.wire("gateway"), Mtu: nodeMTU, Mode: mode}))
 	}
@@ -132,6 +131,18 @@ func TestLeavingForOthersIsNotRemembered(t *testing.T) {
 			h.passes(s, toRemote, true, opens(s)), h.passes(s, toRemote, true),
 			empty[bpf.PrefixKey, uint32](h.programs.Maps[bpf.MapNonMasqCIDRs]), h.passes(s, toRemote, false),
 		)
+	})
+}
+
+// What only its route brings to the tunnel leaves by another device as soon as the route does.
+func TestLeavingByRouteIsNotRemembered(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	const toRemote = "pod:4000 > remote:80"
+	h := newNodesCacheHost(t)
+	h.eachNodeScene(t, func(s scene) error {
+		h.encap(t, s.addressing)
+		tunnel := bpf.Cluster{Nodes: uint32(len(addressings)), Tunnel: uint32(h.uplink.Index)}
+		return errors.Join(h.putMode(0), h.putCluster(tunnel), h.passes(s, toRemote, true, opens(s)), h.putMode(0), h.passes(s, toRemote, false))
 	})
 }
 

@@ -237,7 +237,7 @@ func TestOffloadHoldsOnEachCPU(t *testing.T) {
 	h := newCacheHost(t)
 	for _, s := range (row{on: []proto{tcp}}).scenes() {
 		t.Run(s.name, func(t *testing.T) {
-			err := h.atOnce(t, func() error {
+			err := h.atOnce(t, cacheJiffies, func() error {
 				return errors.Join(
 					h.start(s, bpf.FastPathEstablished),
 					h.wantSent(s, "pod", forth, verdictNext), h.wantSent(s, "pod", forth, verdictNext),
@@ -258,7 +258,7 @@ func TestConntrackUpdateEndsAtTheLastHook(t *testing.T) {
 	h := newCacheHost(t)
 	for _, s := range (row{on: []proto{tcp}}).scenes() {
 		t.Run(s.name, func(t *testing.T) {
-			err := h.atOnce(t, func() error {
+			err := h.atOnce(t, cacheJiffies, func() error {
 				if err := errors.Join(h.start(s, bpf.FastPathEstablished), h.bothWays(s, verdictNext), h.offload(s, podToPod)); err != nil {
 					return err
 				}
