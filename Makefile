@@ -32,7 +32,7 @@ export CGO_ENABLED := 0
 
 .PHONY: help
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## build bin/ebpfnet, bin/ebpfnet-ipam and bin/ebpfnetctl
@@ -74,17 +74,17 @@ unit: ## unit tests; no root
 .PHONY: system
 system: modules ## packet tables, scenarios and the CNI contract, in their own network namespaces (root)
 	cd test && $(GO) test -count=1 -timeout 60m ./scenario ./... # first what takes longest: the others run beside it
-	cd test/cluster && $(GO) test -count=1 ./...
+	cd test/cluster && $(GO) test -count=1 -timeout 30m ./...
 
 .PHONY: test-long
 test-long: modules ## floods of a million flows, what an attacker does in ten minutes, and clusters of 5,000 nodes (root)
 	cd test && $(GO) test -count=1 -timeout 60m ./scenario -long -run 'Flood|ShortConnections|TestPodsShareTheirPorts|TestUpgradeUnderTraffic'
 	cd test && $(GO) test -count=1 ./conformance -run '^TestCtlDropsFlood$$' -dropflood 1000000
-	cd test/cluster && $(GO) test -count=1 -v -run '^TestScale$$' . -scale 1000,5000
+	cd test/cluster && $(GO) test -count=1 -v -timeout 30m -run '^TestScale$$' . -scale 1000,5000
 
 .PHONY: scale
 scale: modules ## measure the node agent in clusters of 1,000 and 5,000 nodes, on a quiet machine; writes its README.md (root)
-	cd test/cluster && $(GO) test -count=1 -v -run '^TestScale$$' . -scale 1000,5000 -scale-report $(CURDIR)/cmd/ebpfnet-node
+	cd test/cluster && $(GO) test -count=1 -v -timeout 30m -run '^TestScale$$' . -scale 1000,5000 -scale-report $(CURDIR)/cmd/ebpfnet-node
 
 # Time that fuzz-short spends on each target.
 FUZZTIME ?= 3s
@@ -203,7 +203,7 @@ cluster-e2e: cluster-binaries ## run Kubernetes' own tests of networking on such
 
 # run-cluster runs tests on a cluster; the logs of all its programs are in bin/logs/$(1).
 run-cluster = rm -rf ../../bin/logs/$(1) && mkdir -p ../../bin/logs/$(1) && \
-	EBPFNET_BIN_DIR=$(CURDIR)/bin $(GO) test -count=1 -v -timeout 90m $(2) . -logs $(CURDIR)/bin/logs/$(1)
+	EBPFNET_BIN_DIR=$(CURDIR)/bin $(GO) test -count=1 -v -timeout 150m $(2) . -logs $(CURDIR)/bin/logs/$(1)
 KUBE_LDFLAGS = -s -w -X k8s.io/component-base/version.gitVersion=$(shell cd test/kube && $(GO) list -m -f '{{.Version}}' k8s.io/kubernetes)
 
 # All programs of a cluster, from the modules in test/kube/go.mod. The first time it compiles 3,400 packages.
@@ -272,7 +272,7 @@ lint: ## vet, staticcheck, forbidden calls, gofmt and clang-format
 	cd test && $(GO) tool -modfile=../go.mod forbidigo $(FORBIDDEN) ./...
 	cd cmd/ebpfnet-node && $(GO) tool -modfile=../../go.mod forbidigo $(FORBIDDEN) ./...
 	cd test/cluster && $(GO) tool -modfile=../../go.mod forbidigo $(FORBIDDEN) ./...
-	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not gofmt'ed: $$unformatted"; exit 1; }
+	@unformatted=$$(gofmt -l $$(find . -name '*.go' -not -path './bin/*')); [ -z "$$unformatted" ] || { echo "not gofmt'ed: $$unformatted"; exit 1; }
 	$(CLANG_FORMAT) --dry-run --Werror bpf/*.c bpf/*.h
 
 .PHONY: fmt
