@@ -33,6 +33,11 @@ func (c *cluster) brokenCard(n *node, bridge string) {
 		outside.Close()
 		both.Wait()
 	})
+	for device, ns := range map[string]*testenv.Namespace{"card": c.router, "wire": card, n.Name: card, "eth0": n.Namespace} {
+		if err := ns.WaitUp(device); err != nil { // until then the bridge drops what arrives
+			c.Fatal(err)
+		}
+	}
 }
 
 // vnetHeader is the size of struct virtio_net_hdr, which is before each frame and says what is left to the device.

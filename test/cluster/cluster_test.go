@@ -97,7 +97,8 @@ func newIdleCluster(t *testing.T, options ...string) *cluster {
 	c := &cluster{T: t, router: testenv.New(t, "router"), api: apitest.New()}
 	for i, link := range links {
 		bridge := fmt.Sprintf("link%d", i)
-		c.ip(c.router, "link", "add", bridge, "up", "type", "bridge")
+		address := fmt.Sprintf("02:00:00:00:00:%02x", i) // else its ports' lowest, which changes when they do
+		c.ip(c.router, "link", "add", bridge, "address", address, "up", "type", "bridge")
 		c.ip(c.router, "addr", "add", fmt.Sprintf("%s/24", hostOn(link.prefix4, routerHost)), "dev", bridge)
 		c.ip(c.router, "addr", "add", fmt.Sprintf("%s/64", hostOn(link.prefix6, routerHost)), "dev", bridge, "nodad")
 		for _, number := range link.nodes {
