@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -47,8 +48,8 @@ func conditions(t *testing.T) string {
 		t.Fatal(err)
 	}
 	kernel, _, _ := strings.Cut(strings.TrimSpace(string(release)), "-")
-	return fmt.Sprintf("Linux %s in a VM with two CPUs, %s; load in the end %s, of which the test's API server is a part.\n",
-		kernel, time.Now().UTC().Format(time.DateOnly), strings.Fields(string(load))[0])
+	return fmt.Sprintf("Linux %s, %d CPUs, %s; load in the end %s, of which the test's API server is a part.\n",
+		kernel, runtime.NumCPU(), time.Now().UTC().Format(time.DateOnly), strings.Fields(string(load))[0])
 }
 
 // measures are the columns of the table, and the panels of the chart.

@@ -91,7 +91,7 @@ func scaleOf(t *testing.T, number int) []scaleRow {
 	return costs.rows
 }
 
-// bigNode returns a Node object with what those of real nodes have: 16 KB.
+// bigNode returns a Node object with what those of real nodes have: 13 KB in protobuf.
 func bigNode(number int) *corev1.Node {
 	node := nodeObjectOf(number)
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: netip.AddrFrom4([4]byte{203, 0, byte(number >> 8), byte(number)}).String()}}
