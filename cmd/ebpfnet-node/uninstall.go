@@ -19,7 +19,7 @@ import (
 )
 
 // errInUse is for a host with containers, which need what is to be taken out.
-var errInUse = errors.New("nothing but the conflist was taken out: containers are connected")
+var errInUse = errors.New("nothing but the conflist and the agent's state was taken out: containers are connected")
 
 // uninstall takes everything of ebpfnet out of this host. With stay it waits for the containers to go, and then for
 // the end of ctx: a DaemonSet starts again what ends.
