@@ -40,9 +40,9 @@ that were detached, forwarding, and what containers have left that are gone.
 tries connections out (to the default gateways, or --to), in, and by a host
 port, for IPv4 and IPv6. It removes the container afterwards.
 
---peers asks each other node of the cluster, by the tunnel or directly: whether
-it answers, whether long packets get there, and whether a network card spoils
-their checksums. Nothing of ebpfnet has to run there.`,
+--peers probes every other node of the cluster, by the tunnel or directly:
+whether it answers, whether long packets get there, and whether a network card
+spoils their checksums. Nothing of ebpfnet has to run there.`,
 		Example: `  ebpfnetctl doctor
   ebpfnetctl doctor --fix
   ebpfnetctl doctor --send --to 192.0.2.7:443
@@ -58,7 +58,7 @@ their checksums. Nothing of ebpfnet has to run there.`,
 	flags := cmd.Flags()
 	flags.BoolVar(&o.fix, "fix", false, "mend what is safe to mend")
 	flags.BoolVar(&o.send, "send", false, "prove by a container of its own that packets arrive")
-	flags.BoolVar(&o.peers, "peers", false, "ask each other node of the cluster")
+	flags.BoolVar(&o.peers, "peers", false, "probe every other node of the cluster")
 	flags.StringSliceVar(&o.to, "to", nil, "with --send: connect to `ADDRESS:PORT` instead of the gateways")
 	flags.StringVar(&o.Root, "root", "/", "`DIR` is where the host's files are, for a container that has them mounted")
 	flags.StringVar(&o.ConfDir, "conf-dir", "", "`DIR` is the runtime's directory of networks, if it is not containerd or CRI-O")
@@ -87,9 +87,9 @@ func examine(cmd *cobra.Command, o doctorOptions) error {
 		findings = append(findings, sent...)
 	}
 	if o.peers {
-		var asked []doctor.Finding
-		asked, errPeers = o.ask(cmd)
-		findings = append(findings, asked...)
+		var probed []doctor.Finding
+		probed, errPeers = o.probe(cmd)
+		findings = append(findings, probed...)
 	}
 	err = findingNoun.Print(output.New(cmd.OutOrStdout(), o.Flags), findings)
 	return errors.Join(err, errFix, errSend, errPeers, verdictOf(findings))
@@ -119,13 +119,11 @@ func (o doctorOptions) prove(cmd *cobra.Command, remotes []netip.AddrPort) ([]do
 	return doctor.Send(ctx, o.Options, remotes)
 }
 
-// ask asks other nodes, and tells on a terminal what it waits for.
-func (o doctorOptions) ask(cmd *cobra.Command) ([]doctor.Finding, error) {
-	ctx, cancel := context.WithTimeout(cmd.Context(), doctor.PeersTimeout)
-	defer cancel()
+// probe probes other nodes, and tells on a terminal what it waits for.
+func (o doctorOptions) probe(cmd *cobra.Command) ([]doctor.Finding, error) {
 	arrived := output.Waiting(cmd.ErrOrStderr(), "answers of other nodes")
 	defer arrived()
-	return doctor.Peers(ctx, o.Options)
+	return doctor.Peers(cmd.Context(), o.Options)
 }
 
 // verdictOf is errFound where something is wrong, and another error where a check could not look.

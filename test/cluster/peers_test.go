@@ -17,6 +17,7 @@ import (
 func TestDoctorPeers(t *testing.T) {
 	c := newCluster(t)
 	c.examineFirewalls()
+	c.examineNoEchoes()
 	c.examineOffload()
 	c.examineSmallLink()
 }
@@ -63,6 +64,26 @@ func (c *cluster) examineFirewalls() {
 		}
 	}
 	first.wantPeers("all is well again", allWell)
+}
+
+// examineNoEchoes has a node that answers no echo requests, first of IPv4, then of both families.
+func (c *cluster) examineNoEchoes() {
+	c.Helper()
+	first, third := c.nodes[0], c.nodes[2]
+	const want = "peers good: node-2 (192.0.2.2)\npeers warning: node-3 (198.51.100.3) answers UDP but no echoes, so lengths of packets were not tried"
+	set := func(names []string, value string) {
+		for _, name := range names {
+			if err := third.SetSysctl(name, value); err != nil {
+				c.Fatal(err)
+			}
+		}
+	}
+	ignore := []string{"net/ipv4/icmp_echo_ignore_all", "net/ipv6/icmp/echo_ignore_all"}
+	set(ignore[:1], "1")
+	first.wantPeers("a node without echoes of IPv4", want)
+	set(ignore, "1")
+	first.wantPeers("a node without echoes", want)
+	set(ignore, "0")
 }
 
 // examineOffload has a network card that spoils the checksums which the kernel leaves to it: pings work, all else is lost.

@@ -60,8 +60,12 @@ func (h *host) judgeAgent(n *network) (findings []Finding) {
 
 // lookRenumbered finds containers that have outlived their node's podCIDR: it has joined again, and got another one.
 func (h *host) lookRenumbered(n *network) (findings []Finding) {
+	subnets := n.subnets()
+	if len(subnets) == 0 { // another IPAM plugin's
+		return nil
+	}
 	isOld := func(address operator.Address) bool {
-		return !slices.ContainsFunc(n.subnets(), func(subnet netip.Prefix) bool { return subnet.Contains(address.Address) })
+		return !slices.ContainsFunc(subnets, func(subnet netip.Prefix) bool { return subnet.Contains(address.Address) })
 	}
 	for _, a := range h.attachments {
 		if i := slices.IndexFunc(a.Addresses, isOld); i >= 0 && !a.Dead && a.Network == n.file.List.Name {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,17 +24,30 @@ func (p *peer) look() []Finding {
 	if len(findings) > 0 {
 		return findings
 	}
-	findings = append(p.lookMTU(), p.lookChecksums()...)
+	if trip == 0 {
+		findings = []Finding{warning("let ICMP echo requests in there (sysctls net.ipv4.icmp_echo_ignore_all and net.ipv6.icmp.echo_ignore_all, or a firewall)",
+			"%s answers UDP but no echoes, so lengths of packets were not tried", p.title())}
+	} else {
+		findings = p.lookMTU()
+	}
+	findings = append(findings, p.lookChecksums()...)
 	return orGood(findings, "%s answers %s in %.2fms; packets of %d bytes pass undivided, and checksums are right", p.title(), p.way(), trip.Seconds()*1000, p.needs())
 }
 
-// lookReach returns the longest round trip, or why there is none.
+// lookReach returns the longest round trip, or 0 where a node answers UDP but no echoes, or why it answers nothing.
 func (p *peer) lookReach() (trip time.Duration, findings []Finding) {
 	trips, errs := make([]time.Duration, len(p.prefixes)), make([]error, len(p.prefixes))
-	p.atOnce(func(i int, entry maps.Node) { trips[i], errs[i] = echo.RoundTrip(entry.Answerer(), answerWithin) })
+	p.atOnce(func(i int, entry maps.Node) {
+		trips[i], errs[i] = echo.RoundTrip(entry.Answerer(), answerWithin)
+		if errs[i] != nil && echo.Closed(entry.Answerer(), echo.ByKernel, answerWithin) == nil {
+			errs[i] = nil
+		}
+	})
 	isSilent := func(err error) bool { return err != nil }
 	i := slices.IndexFunc(errs, isSilent)
 	switch {
+	case i < 0 && slices.Contains(trips, 0):
+		return 0, nil
 	case i < 0:
 		return slices.Max(trips), nil
 	case slices.Contains(errs, nil):
@@ -62,8 +76,7 @@ func (p *peer) whyNoTunnel() Finding {
 		return wrong(fmt.Sprintf("see whether ebpfnet-node runs there, with the same --port, and %s", p.letIn()),
 			"%s refuses UDP port %d: no tunnel has it there, or a firewall rejects it", p.title(), p.port)
 	case errors.Is(err, unix.EPERM):
-		return wrong(fmt.Sprintf("iptables -I OUTPUT -p udp --dport %d -j ACCEPT, or nft insert rule inet filter output udp dport %[1]d accept", p.port),
-			"this host's own firewall drops UDP to port %d of %s", p.port, p.title())
+		return wrong(p.accept("output"), "this host's own firewall drops UDP to port %d of %s", p.port, p.title())
 	case p.isAlive():
 		return wrong(p.letIn()+"; then see whether `ebpfnetctl nodes` there has this node",
 			"%s answers, but not by the tunnel: a firewall drops UDP port %d in one of the directions, or that node does not know this one", p.title(), p.port)
@@ -74,7 +87,17 @@ func (p *peer) whyNoTunnel() Finding {
 
 // letIn is what a firewall needs.
 func (p *peer) letIn() string {
-	return fmt.Sprintf("let UDP port %d in, on both nodes (iptables -I INPUT -p udp --dport %[1]d -j ACCEPT, or nft insert rule inet filter input udp dport %[1]d accept) and between them (a cloud's security groups)", p.port)
+	return fmt.Sprintf("let UDP port %d in, on both nodes (%s) and between them (a cloud's security groups)", p.port, p.accept("input"))
+}
+
+// accept has a host's firewall accept the tunnel's packets in a chain. Whose tables those of nft are nobody knows.
+func (p *peer) accept(chain string) string {
+	iptables := "iptables"
+	if p.remote.Is6() {
+		iptables = "ip6tables"
+	}
+	return fmt.Sprintf("%s -I %s -p udp --dport %d -j ACCEPT, or a rule in your table of nft, for example nft insert rule inet filter %s udp dport %[3]d accept",
+		iptables, strings.ToUpper(chain), p.port, chain)
 }
 
 // isAlive returns whether the node itself answers anything.

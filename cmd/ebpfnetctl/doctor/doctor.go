@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
-	"github.com/ebpfnet/ebpfnet/loader"
 )
 
 // State says how something is.
@@ -75,8 +74,8 @@ var checks = []check{
 // ofLoaded is a check of what is loaded, if anything is.
 func ofLoaded(look func(context.Context, *host) ([]Finding, error)) func(context.Context, *host) ([]Finding, error) {
 	return func(ctx context.Context, h *host) ([]Finding, error) {
-		if h.errDatapath != nil && !errors.Is(h.errDatapath, loader.ErrNotLoaded) {
-			return nil, errors.New("what is loaded cannot be opened: see the check datapath")
+		if err := h.whyNotOpen(); err != nil {
+			return nil, err
 		}
 		return look(ctx, h)
 	}

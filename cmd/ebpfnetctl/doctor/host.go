@@ -71,6 +71,14 @@ func (h *host) close() {
 	h.rtnl.Close()
 }
 
+// whyNotOpen returns an error if a datapath is loaded that cannot be opened.
+func (h *host) whyNotOpen() error {
+	if h.errDatapath == nil || errors.Is(h.errDatapath, loader.ErrNotLoaded) {
+		return nil
+	}
+	return errors.New("what is loaded cannot be opened: see the check datapath")
+}
+
 // findRuntimes finds the runtimes and their networks.
 func (h *host) findRuntimes() {
 	found, err := runtimes.Find(h.Root)

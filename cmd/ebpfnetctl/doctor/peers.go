@@ -16,16 +16,14 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
-// PeersTimeout is how long Peers begins to ask further nodes.
+// PeersTimeout is after how long Peers starts no further probes.
 const PeersTimeout = time.Minute
 
 const checkPeers = "peers"
 
-// Peers asks each other node of the cluster, by the way that containers' packets take. Nothing of ours has to run there:
-// kernels answer.
+// Peers probes every other node of the cluster, by the way that containers' packets take. Nothing of ours has to run
+// there: kernels answer.
 func Peers(ctx context.Context, options Options) (findings []Finding, err error) {
-	const atOnce = 128
-
 	h, err := newHost(options)
 	if err != nil {
 		return nil, err
@@ -35,26 +33,45 @@ func Peers(ctx context.Context, options Options) (findings []Finding, err error)
 	if err != nil {
 		return nil, err
 	}
+	found, err := probe(ctx, peers, (*peer).look)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range orGood(found, "no other node is known") {
+		f.Check = checkPeers
+		findings = append(findings, f)
+	}
+	return findings, nil
+}
+
+// probe looks at many nodes at once. At the end of ctx it leaves those alone that have not answered.
+func probe(ctx context.Context, peers []*peer, look func(*peer) []Finding) ([]Finding, error) {
+	const atOnce = 128
+
+	starts, cancel := context.WithTimeout(ctx, PeersTimeout)
+	defer cancel()
 	found := make([][]Finding, len(peers))
 	slots := make(chan struct{}, atOnce)
 	var all sync.WaitGroup
 	for i, p := range peers {
 		all.Go(func() {
 			select {
-			case <-ctx.Done():
-				found[i] = []Finding{{State: Unknown, What: p.title() + " was not asked: others took too long"}}
+			case <-starts.Done():
+				found[i] = []Finding{{State: Unknown, What: p.title() + " was not probed: others took too long"}}
 			case slots <- struct{}{}:
-				found[i] = p.look()
+				found[i] = look(p)
 				<-slots
 			}
 		})
 	}
-	all.Wait()
-	for _, f := range orGood(slices.Concat(found...), "no other node is known") {
-		f.Check = checkPeers
-		findings = append(findings, f)
+	ended := make(chan struct{})
+	go func() { all.Wait(); close(ended) }()
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-ended:
+		return slices.Concat(found...), nil
 	}
-	return findings, nil
 }
 
 // peer is another node, with its prefixes that are reached in one way.
@@ -70,8 +87,8 @@ type peer struct {
 
 // peers lists the datapath's nodes.
 func (h *host) peers() (peers []*peer, err error) {
-	if h.datapath == nil {
-		return nil, nil
+	if err := h.whyNotOpen(); err != nil || h.datapath == nil {
+		return nil, err
 	}
 	entries, err := maps.Nodes(h.datapath)
 	if err != nil {
