@@ -99,21 +99,32 @@ func keepRouterAdvertisements() error {
 	return nil
 }
 
-// SetProxyARP has a device of the host answer ARP for all addresses that the host reaches by other devices, and at once;
-// or as new devices do. A device that is gone is no error.
-func SetProxyARP(device string, answers bool) error {
-	proxy := "ipv4/conf/" + device + "/proxy_arp"
-	if _, err := readSysctl(proxy); errors.Is(err, fs.ErrNotExist) {
-		return nil
+// ProxyARP has the sysctls that say whether, and how late, a device of the host answers ARP for addresses that the host
+// reaches by other devices.
+type ProxyARP struct {
+	Answers string `json:"proxy_arp"`
+	Delay   string `json:"proxy_delay"`
+}
+
+// ReadProxyARP returns what a device does.
+func ReadProxyARP(device string) (p ProxyARP, err error) {
+	for name, value := range p.sysctls(device) {
+		text, errRead := readSysctl(name)
+		*value, err = text, errors.Join(err, errRead)
 	}
-	if answers {
-		return errors.Join(ensureSysctl("ipv4/neigh/"+device+"/proxy_delay", "0"), ensureSysctl(proxy, "1"))
+	return p, err
+}
+
+// Set has a device do so.
+func (p ProxyARP) Set(device string) (err error) {
+	for name, value := range p.sysctls(device) {
+		err = errors.Join(err, ensureSysctl(name, *value))
 	}
-	value, err := readSysctl("ipv4/conf/default/proxy_arp")
-	if err != nil {
-		return err
-	}
-	return ensureSysctl(proxy, value) // without it, the delay means nothing
+	return err
+}
+
+func (p *ProxyARP) sysctls(device string) map[string]*string {
+	return map[string]*string{"ipv4/conf/" + device + "/proxy_arp": &p.Answers, "ipv4/neigh/" + device + "/proxy_delay": &p.Delay}
 }
 
 func readSysctl(name string) (string, error) {

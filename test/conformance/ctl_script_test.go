@@ -54,7 +54,6 @@ type script struct {
 	pods    map[string]*testenv.Pod
 	clients []client
 	served  map[string]bool // by protocol and address
-	idle    func() error    // ends busy
 	binary  string
 }
 
@@ -281,13 +280,30 @@ func (s *script) alive(ts *testscript.TestScript, _ bool, _ []string) {
 	}
 }
 
-// busy has all open connections ask without a pause. ! busy ends that, and wants each question to be answered, though none
-// is repeated.
-func (s *script) busy(ts *testscript.TestScript, ends bool, _ []string) {
-	if ends {
-		ts.Check(s.idle())
-		return
+// busy ARGUMENT... runs ebpfnetctl migrate while all open connections ask without a pause, and wants each question to be
+// answered, though none is repeated. Where that says nothing, it is led the other way, and done again.
+func (s *script) busy(ts *testscript.TestScript, _ bool, args []string) {
+	migrate := append([]string{"0", "migrate"}, args...)
+	ts.Check(testenv.WithoutBacklogDrops(s, func(attempt int) error {
+		if attempt > 0 {
+			s.ctl(ts, false, otherWay(migrate))
+		}
+		idle := s.askAlways()
+		s.ctl(ts, false, migrate)
+		return idle()
+	}))
+}
+
+// otherWay returns the arguments of a migrate that undoes another one.
+func otherWay(migrate []string) []string {
+	if i := slices.Index(migrate, "--back"); i >= 0 {
+		return slices.Delete(slices.Clone(migrate), i, i+1)
 	}
+	return append(slices.Clone(migrate), "--back")
+}
+
+// askAlways has all open connections ask until idle is called, which returns an error if a question was not answered.
+func (s *script) askAlways() (idle func() error) {
 	var stopping atomic.Bool
 	var all sync.WaitGroup
 	errs := make([]error, len(s.clients))
@@ -301,12 +317,13 @@ func (s *script) busy(ts *testscript.TestScript, ends bool, _ []string) {
 			}
 		})
 	}
-	s.idle = func() error {
+	idle = func() error {
 		stopping.Store(true)
 		all.Wait()
 		return errors.Join(errs...)
 	}
-	s.Cleanup(func() { _ = s.idle() }) // where the script fails before
+	s.Cleanup(func() { _ = idle() }) // where the script fails before
+	return idle
 }
 
 // ask starts a server, and has a client ask until both directions are established, and bypass the stack.

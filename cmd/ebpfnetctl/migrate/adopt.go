@@ -32,6 +32,7 @@ func (h *host) adopt(ctx context.Context, n *Network, c *Container) error {
 	if err := h.call(ctx, (&plugin.Plugin{Stdout: io.Discard}).Add, n.translation.chained, c); err != nil {
 		return err
 	}
+	c.Fate = Adopted // even if the rest fails: release undoes all
 	others, err := h.delCalls(ctx, c)
 	if err == nil {
 		err = recordOthers(c, others)

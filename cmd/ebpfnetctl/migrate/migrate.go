@@ -183,8 +183,7 @@ func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 // noteAdoption notes what is not as before for containers that are adopted. Where the kernel has no tcx, it stops a
 // device for its first filter.
 func (n *Network) noteAdoption() error {
-	isAdopted := func(c Container) bool { return c.Fate == Adopt }
-	if !slices.ContainsFunc(n.Containers, isAdopted) {
+	if !n.hasToAdopt() {
 		return nil
 	}
 	usesTCX, err := loader.UsesTCX()
@@ -195,6 +194,11 @@ func (n *Network) noteAdoption() error {
 		n.note("the bridge %[1]s answers ARP for new containers (net.ipv4.conf.%[1]s.proxy_arp=1); broadcast and multicast do not reach them", bridge)
 	}
 	return err
+}
+
+// hasToAdopt says whether a container is not adopted, and will be.
+func (n *Network) hasToAdopt() bool {
+	return slices.ContainsFunc(n.Containers, func(c Container) bool { return c.Fate == Adopt })
 }
 
 // lookAtDone looks at a network that was migrated. Containers of the old list may be there that migrate has

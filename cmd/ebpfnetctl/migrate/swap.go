@@ -95,15 +95,20 @@ func canAdd(ctx context.Context, n *Network) error {
 }
 
 func (h *host) adoptAll(ctx context.Context, n *Network, tell func(string, ...any)) error {
+	if !n.hasToAdopt() {
+		return nil
+	}
+	if err := h.answerForOthers(n); err != nil {
+		return fmt.Errorf("network %s: have the bridge answer ARP: %w", n.Name, err)
+	}
 	for i := range n.Containers {
 		c := &n.Containers[i]
 		if c.Fate != Adopt {
 			continue
 		}
-		if err := errors.Join(n.answerForOthers(true), h.adopt(ctx, n, c)); err != nil {
+		if err := h.adopt(ctx, n, c); err != nil {
 			return fmt.Errorf("adopt container %s of network %s: %w", c.ContainerID, n.Name, err)
 		}
-		c.Fate = Adopted
 		tell("adopted container %s %s (%s)", c.ContainerID, c.IfName, c.Device)
 	}
 	return nil
@@ -111,13 +116,11 @@ func (h *host) adoptAll(ctx context.Context, n *Network, tell func(string, ...an
 
 func (h *host) releaseAll(ctx context.Context, n *Network, tell func(string, ...any)) error {
 	var errs []error
-	hasAdopted := false
 	for i := range n.Containers {
 		c := &n.Containers[i]
 		if c.Fate != Adopted {
 			continue
 		}
-		hasAdopted = true
 		if err := h.release(ctx, c); err != nil {
 			errs = append(errs, fmt.Errorf("release container %s of network %s: %w", c.ContainerID, n.Name, err))
 			continue
@@ -125,10 +128,7 @@ func (h *host) releaseAll(ctx context.Context, n *Network, tell func(string, ...
 		c.Fate = Adopt
 		tell("released container %s %s (%s)", c.ContainerID, c.IfName, c.Device)
 	}
-	if n.State == Done || hasAdopted {
-		errs = append(errs, n.answerForOthers(false))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, h.answerAsBefore(n))...)
 }
 
 // adoptLate adopts the containers that the runtime has added by the old list while migrate was at work.
