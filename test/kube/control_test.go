@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -92,14 +93,19 @@ func (c *controlPlane) kubectl(args ...string) (string, error) { return c.apply(
 
 // apply is kubectl with a standard input.
 func (c *controlPlane) apply(stdin []byte, args ...string) (string, error) {
-	cmd := c.ns.Command(testenv.Context(c.t), binary(c.t, "kubectl"), append([]string{"--kubeconfig=" + c.admin}, args...)...)
-	cmd.Env = append(os.Environ(), "HOME="+c.dir)
+	cmd := c.kubectlCommand(testenv.Context(c.t), args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, &stderr)
 	}
 	return strings.TrimSpace(stdout.String()), nil
+}
+
+func (c *controlPlane) kubectlCommand(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := c.ns.Command(ctx, binary(c.t, "kubectl"), append([]string{"--kubeconfig=" + c.admin}, args...)...)
+	cmd.Env = append(os.Environ(), "HOME="+c.dir)
+	return cmd
 }
 
 // must is kubectl that succeeds.

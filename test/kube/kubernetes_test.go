@@ -30,6 +30,10 @@ func TestKubernetes(t *testing.T) {
 		{"service", (*cluster).testService},
 		{"node port", (*cluster).testNodePort},
 		{"host port", (*cluster).testHostPort},
+		{"probes", (*cluster).testProbes},
+		{"exec and port-forward", (*cluster).testExec},
+		{"containerd and kubelet killed under traffic", (*cluster).testRestart},
+		{"pods come and go", (*cluster).testChurn},
 		{"agents deleted under traffic", (*cluster).testAgentsDeleted},
 		{"not ready after a boot without an agent", (*cluster).testUnsynced},
 		{"node removed and back", (*cluster).testNodeRemoved},
@@ -64,7 +68,8 @@ func (c *cluster) startKubernetes(more ...image) {
 		c.t.Fatal(err)
 	}
 	for _, n := range c.nodes {
-		n.startContainerd(archive)
+		n.startContainerd()
+		n.importImages(archive)
 		n.startKubelet()
 		n.startProxy()
 	}
@@ -149,20 +154,22 @@ type pod struct {
 	addrs []netip.Addr
 }
 
-// web waits until there is one pod of the web service on each node, and returns them in the order of the nodes.
+// web waits until there is one pod of the web service on each node, which is ready, and returns them in the order of the
+// nodes.
 func (c *cluster) web() (pods []pod) {
 	c.t.Helper()
 	c.eventually("a pod of the web service on each node", func() error {
 		pods = nil
 		for _, n := range c.nodes {
 			line, err := c.kubectl("get", "pods", "--selector=app=web", "--field-selector=status.phase=Running,spec.nodeName="+n.Name,
-				"--output=jsonpath={range .items[*]}{.metadata.name} {.metadata.deletionTimestamp} {.status.podIPs[*].ip}{end}")
+				`--output=jsonpath={range .items[*]}{.metadata.name} {.metadata.deletionTimestamp} {.status.conditions[?(@.type=="Ready")].status} `+
+					"{.status.podIPs[*].ip}{end}")
 			fields := strings.Fields(line)
-			if err != nil || len(fields) != 1+len(families) {
-				return fmt.Errorf("%s: got %q (%v), want a name and %d addresses", n.Name, line, err, len(families))
+			if err != nil || len(fields) != 2+len(families) || fields[1] != "True" {
+				return fmt.Errorf("%s: got %q (%v), want a name, True and %d addresses", n.Name, line, err, len(families))
 			}
 			p := pod{name: fields[0], node: n}
-			for _, field := range fields[1:] {
+			for _, field := range fields[2:] {
 				p.addrs = append(p.addrs, netip.MustParseAddr(field))
 			}
 			pods = append(pods, p)
@@ -268,7 +275,8 @@ func (c *cluster) awaitAll(what string, pods []pod, ask func() (string, error)) 
 	})
 }
 
-// testHostPort wants a host outside to reach each node's own pod, which sees the client's address.
+// testHostPort wants a host outside to reach each node's own pod, which sees the client's address; and the node itself, on
+// loopback.
 func (c *cluster) testHostPort() {
 	var router []netip.Addr
 	for link := range links {
@@ -287,8 +295,20 @@ func (c *cluster) testHostPort() {
 			if err != nil || !slices.Contains(router, client.Addr()) {
 				c.t.Errorf("host port at %s: got client %q (%v), want one of %v", to, got, err, router)
 			}
+			to = netip.AddrPortFrom(loopback(addr), hostPort)
+			if got, err := get(c.t, p.node.Namespace, to, "hostname"); err != nil || got != p.name {
+				c.t.Errorf("host port at %s of %s: got %q (%v), want %s", to, p.node.Name, got, err, p.name)
+			}
 		}
 	}
+}
+
+// loopback returns the loopback address of an address's family.
+func loopback(addr netip.Addr) netip.Addr {
+	if addr.Is4() {
+		return netip.MustParseAddr("127.0.0.1")
+	}
+	return netip.IPv6Loopback()
 }
 
 // traffic is requests between two pods, one after the other, until it is stopped.

@@ -13,9 +13,9 @@ import (
 // node is a machine with containerd, a kubelet and kube-proxy.
 type node struct {
 	*machine
-	control        *controlPlane
-	addrs          []netip.Addr // of each family
-	kubelet, proxy *daemon
+	control                    *controlPlane
+	addrs                      []netip.Addr // of each family
+	containerd, kubelet, proxy *daemon
 }
 
 const containerdConfig = `
@@ -82,13 +82,10 @@ func (n *node) start(name string, args ...string) *daemon {
 	return d
 }
 
-// startContainerd starts it and gives it the images.
-func (n *node) startContainerd(images []byte) {
+// startContainerd starts it and waits until it answers.
+func (n *node) startContainerd() {
 	n.t.Helper()
-	if err := os.WriteFile(n.path(imagesPath), images, 0o600); err != nil {
-		n.t.Fatal(err)
-	}
-	n.start("containerd", "--config="+containerdPath)
+	n.containerd = n.start("containerd", "--config="+containerdPath)
 	n.control.eventually("containerd of "+n.Name, func() error {
 		output, err := n.command(testenv.Context(n.t), binary(n.t, "ctr"), "version").CombinedOutput()
 		if err != nil {
@@ -96,6 +93,14 @@ func (n *node) startContainerd(images []byte) {
 		}
 		return err
 	})
+}
+
+// importImages gives containerd the images of an archive.
+func (n *node) importImages(archive []byte) {
+	n.t.Helper()
+	if err := os.WriteFile(n.path(imagesPath), archive, 0o600); err != nil {
+		n.t.Fatal(err)
+	}
 	n.run(binary(n.t, "ctr"), "--namespace=k8s.io", "images", "import", "--local", imagesPath)
 }
 
