@@ -203,7 +203,7 @@ cluster-e2e: cluster-binaries ## run Kubernetes' own tests of networking on such
 
 # run-cluster runs tests on a cluster; the logs of all its programs are in bin/logs/$(1).
 run-cluster = rm -rf ../../bin/logs/$(1) && mkdir -p ../../bin/logs/$(1) && \
-	EBPFNET_BIN_DIR=$(CURDIR)/bin $(GO) test -count=1 -v -timeout 150m $(2) . -logs $(CURDIR)/bin/logs/$(1)
+	EBPFNET_BIN_DIR=$(CURDIR)/bin $(GO) test -count=1 -v -timeout 150m . -logs $(CURDIR)/bin/logs/$(1) $(2)
 KUBE_LDFLAGS = -s -w -X k8s.io/component-base/version.gitVersion=$(shell cd test/kube && $(GO) list -m -f '{{.Version}}' k8s.io/kubernetes)
 
 # All programs of a cluster, from the modules in test/kube/go.mod. The first time it compiles 3,400 packages.
