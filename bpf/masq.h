@@ -87,18 +87,20 @@ static __always_inline bool masq_is_same(const struct flow *a, const struct flow
  * the number of ports (RFC 6056, 3.3.3). So a container's flows to one remote have
  * different first candidates, up to 25,000 by default. Of each MASQ_GROUP ports the
  * container misses one towards a remote, so that others find ports when it has used
- * up its own.
+ * up its own. Which one is hashed twice: with a single multiplication it would depend on
+ * the group as the candidates do, and with some secrets the others found none.
  */
 static __always_inline __u16 masq_candidate(const struct masq_args *args, __u32 i)
 {
 	__u32 moved = (hash_mix(args->hash, i) & 0xffffff) + args->flow.nat_port;
-	__u32 groups = MASQ_PORTS / MASQ_GROUP, index, group, place;
+	__u32 groups = MASQ_PORTS / MASQ_GROUP, index, group, place, missed;
 
 	if (groups) {
 		index = moved % (groups * (MASQ_GROUP - 1));
 		group = index / (MASQ_GROUP - 1);
 		place = index % (MASQ_GROUP - 1);
-		place += place >= (hash_mix(args->share, group) >> 16) % MASQ_GROUP;
+		missed = hash_mix(hash_mix(args->share, group), group);
+		place += place >= (missed >> 16) % MASQ_GROUP;
 		index = group * MASQ_GROUP + place;
 	} else {
 		index = moved % MASQ_PORTS;
