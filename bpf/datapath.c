@@ -114,6 +114,7 @@ int to_container(struct __sk_buff *skb)
 	struct endpoint *from, *to;
 	struct device *device;
 	__u32 tag = tag_take(skb);
+	bool unchanged, known;
 	int parsed;
 
 	if (!p)
@@ -126,8 +127,11 @@ int to_container(struct __sk_buff *skb)
 	if (parsed != PARSED || tag == TAG_TRANSLATED)
 		return VERDICT_NEXT;
 	if (!skb->ingress_ifindex)
-		return masq_host(skb, p);
-	if (tag_matches(tag, p) && !(tag & (TAG_OBSERVE | TAG_ROUTED))) {
+		return masq_host(skb);
+	unchanged = tag_matches(tag, p);
+	/* A changed packet's tag matches by chance, too, 1 of 8,192. One of the host's needs its claim. */
+	known = unchanged && (!masq_could_own(p, p->sport) || fwd_cache_has_tuple(skb));
+	if (known && !(tag & (TAG_OBSERVE | TAG_ROUTED))) {
 		tuple_note_delivery(p, 0);
 		return VERDICT_NEXT;
 	}
@@ -135,9 +139,9 @@ int to_container(struct __sk_buff *skb)
 	to = endpoint_lookup(&p->dst);
 	if (tag & TAG_ROUTED && to)
 		forward_track_routed(skb, p, tag, to);
-	if (tag_matches(tag, p))
-		return bypass_observe(skb, p, from, to);
-	return from ? VERDICT_NEXT : masq_host(skb, p);
+	if (unchanged && bypass_observe(skb, p, from, to) != VERDICT_NEXT)
+		return VERDICT_DROP;
+	return from || known ? VERDICT_NEXT : masq_host(skb);
 }
 
 /* Uplink, ingress: from the outside. */
@@ -246,7 +250,7 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (!endpoint && parsed == PARSED && node_is_forged(skb, p))
 		return drop(skb, REASON_TUNNEL);
 	if (!endpoint)
-		return parsed == PARSED ? masq_host(skb, p) : VERDICT_NEXT;
+		return parsed == PARSED ? masq_host(skb) : VERDICT_NEXT;
 	if (p->flush_queue)
 		return frag_queue_flush(skb, p, 0);
 	if (parsed != PARSED)

@@ -128,14 +128,15 @@ static __noinline int masq_host_move(struct __sk_buff *skb, struct packet *p,
 	return forward_snat(skb, p, &p->src, args->key.local_port);
 }
 
-/* Claims the tuple of p, which the host sends to an uplink or a container. */
-static __noinline int masq_host(struct __sk_buff *skb, struct packet *p)
+/* Claims the tuple of the packet in pkt_scratch, which the host sends to an uplink or a container. */
+__noinline int masq_host(struct __sk_buff *skb)
 {
+	struct packet *p = pkt_scratch_get();
 	struct flow *flow, *moved;
 	struct flow_key key;
 	bool own_socket;
 
-	if (!masq_could_own(p, p->sport) || addr_is_link_scoped(&p->dst, p->ipv6))
+	if (!p || !masq_could_own(p, p->sport) || addr_is_link_scoped(&p->dst, p->ipv6))
 		return VERDICT_NEXT;
 	if (masq_host_rst_is_spurious(skb, p))
 		return drop(skb, REASON_NO_FLOW);

@@ -158,6 +158,11 @@ func TestToContainerFromHost(t *testing.T) {
 		{name: "a protocol without ports", on: withoutPorts, in: "node:0 > pod:0", after: []flow{claim("pod:0", "node:0")}},
 		{name: "from another pod", forwarded: true, in: "pod2:5000 > pod:80"},
 		{name: "translated by the host, for the outside", forwarded: true, in: sent, after: []flow{ours}},
+		{name: "translated by the host, and the tag matches by chance", forwarded: true, in: sent, tag: scene.tag, after: []flow{ours}},
+		{
+			name: "translated by the host, and the tag to be noted matches by chance", forwarded: true, in: sent, after: []flow{ours},
+			tag: func(s scene, p testenv.Packet) uint32 { return s.tag(p) | tagObserve },
+		},
 		{name: "from the outside", forwarded: true, in: "remote:5000 > pod:80"},
 		{
 			name: "a hairpin client has the port", on: withPorts, ports: ports,
