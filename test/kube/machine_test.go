@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -20,9 +17,6 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
-
-// machineEnv marks the first process of a machine, and is the machine's name.
-const machineEnv = "EBPFNET_TEST_MACHINE"
 
 // machine is a host with network, mount, PID, UTS and cgroup namespaces of its own. All of its processes end with its
 // first one.
@@ -33,82 +27,27 @@ type machine struct {
 	daemons []*daemon
 }
 
-// newMachine starts the first process of a machine and waits until it has mounted its directories.
 func newMachine(t *testing.T, name string) *machine {
 	t.Helper()
 	m := &machine{Namespace: testenv.New(t, name), t: t}
-	init := m.Reexec()
-	init.Env = append(init.Env, machineEnv+"="+name)
-	init.SysProcAttr.Cloneflags |= unix.CLONE_NEWUTS
-	stdin, err := init.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := init.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Do(init.Start); err != nil {
-		t.Fatalf("start %s: %v", name, err)
-	}
-	m.pid = init.Process.Pid
-	t.Cleanup(func() {
-		stdin.Close() // ends runMachine, and the kernel all other processes
-		if err := init.Wait(); err != nil {
-			t.Errorf("first process of %s: %v", name, err)
-		}
+	t.Cleanup(func() { // after all of its processes have been killed
 		for _, d := range m.daemons {
 			<-d.ended
 		}
 		testenv.Eventually(t, "end of the cgroups of "+name, func() error { return removeCgroups(name) })
 	})
-	if _, err := io.ReadFull(stdout, make([]byte, 1)); err != nil {
-		t.Fatalf("wait for the mounts of %s: %v", name, err)
-	}
+	m.pid = m.StartInit(t, name, unix.CLONE_NEWUTS)
 	return m
 }
 
-// runMachine is the first process of a machine. It reaps the processes of others until its parent closes standard input.
-func runMachine() {
-	testenv.Isolate()
-	name := os.Getenv(machineEnv)
-	if err := errors.Join(unix.Sethostname([]byte(name)), enterCgroups(name), mountState()); err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
-		os.Exit(1)
-	}
-	children := make(chan os.Signal, 1)
-	signal.Notify(children, unix.SIGCHLD)
-	go func() {
-		for range children {
-			for pid := 1; pid > 0; {
-				pid, _ = syscall.Wait4(-1, nil, unix.WNOHANG, nil)
-			}
-		}
-	}()
-	os.Stdout.WriteString("\n")
-	io.Copy(io.Discard, os.Stdin)
-	os.Exit(0)
-}
-
-// mountState makes the directories empty in which a node keeps its state, and /etc this machine's own.
-func mountState() error {
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil { // as systemd does
-		return fmt.Errorf("share mounts: %w", err)
-	}
-	for _, dir := range []string{"/var/lib", "/var/log", "/opt"} {
-		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
-			return fmt.Errorf("mount tmpfs on %s: %w", dir, err)
-		}
-	}
-	for _, dir := range []string{"/run/etc", "/run/etc.work"} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			return err
-		}
-	}
-	if err := unix.Mount("overlay", "/etc", "overlay", 0, "lowerdir=/etc,upperdir=/run/etc,workdir=/run/etc.work"); err != nil {
-		return fmt.Errorf("mount an overlay on /etc: %w", err)
-	}
-	return errors.Join(hideKernelSettings(), os.RemoveAll("/etc/cni"))
+// prepareMachine gives the first process of a machine its name, groups and directories.
+func prepareMachine(name string) error {
+	return errors.Join(
+		unix.Sethostname([]byte(name)),
+		enterCgroups(name),
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""), // as systemd does
+		testenv.OwnDirectories("/var/lib", "/var/log", "/opt"),  // where a node keeps its state
+		hideKernelSettings())
 }
 
 // kernelSettings are those that all machines of this kernel share and a kubelet would change, with the values that it wants.

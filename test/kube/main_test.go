@@ -33,9 +33,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(machineEnv) != "" {
-		runMachine()
-	}
+	testenv.RunInit(prepareMachine)
 	flag.Parse()
 	var err error
 	if families, err = parseFamilies(*ipFamily); err != nil {

@@ -5,13 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -19,9 +16,6 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
-
-// machineEnv marks the first process of a machine, and has the archive of its system, or "/".
-const machineEnv = "EBPFNET_TEST_MACHINE"
 
 // Directories of a machine: for programs, and where runtimes look for plugins and networks if nobody tells them.
 const (
@@ -37,7 +31,6 @@ const daemonPID = "/run/daemon.pid"
 // first process: daemons, containers, and what runtimes leave in /run and bpffs.
 type machine struct {
 	*testenv.Topology
-	system  string // an archive with a system of its own; "/": this one's
 	pid     int
 	env     []string // of its commands, beside this process's
 	daemons []func() // wait for their ends
@@ -53,84 +46,27 @@ func newMachine(t *testing.T, conflist []byte) *machine {
 	return m
 }
 
-// startMachine starts a machine with nothing of ours.
+// startMachine starts a machine with nothing of ours. It has the system in an archive, or this one: "/".
 func startMachine(t *testing.T, system string) *machine {
 	t.Helper()
-	m := &machine{Topology: testenv.NewTopology(t), system: system, env: []string{"PATH=" + binDir + ":" + os.Getenv("PATH")}}
-	m.start(t)
-	return m
-}
-
-// start starts the first process and waits until it has mounted its directories.
-func (m *machine) start(t *testing.T) {
-	t.Helper()
-	init := m.Node.Reexec()
-	init.Env = append(init.Env, machineEnv+"="+m.system)
-	stdin, err := init.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := init.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Node.Do(init.Start); err != nil {
-		t.Fatalf("start a machine: %v", err)
-	}
-	m.pid = init.Process.Pid
-	t.Cleanup(func() {
-		stdin.Close() // ends runMachine, and the kernel all other processes
-		if err := init.Wait(); err != nil {
-			t.Errorf("first process of the machine: %v", err)
-		}
+	m := &machine{Topology: testenv.NewTopology(t), env: []string{"PATH=" + binDir + ":" + os.Getenv("PATH")}}
+	t.Cleanup(func() { // after all of its processes have been killed
 		for _, wait := range m.daemons {
 			wait()
 		}
 	})
-	if _, err := io.ReadFull(stdout, make([]byte, 1)); err != nil {
-		t.Fatalf("wait for the machine's mounts: %v", err)
-	}
+	m.pid = m.Node.StartInit(t, system, 0)
+	return m
 }
 
-// runMachine is the first process of a machine. It reaps the processes of others until its parent
-// closes standard input.
-func runMachine() {
-	system := os.Getenv(machineEnv)
-	testenv.Isolate()
+// prepareMachine mounts what the first process of a machine has of its own.
+func prepareMachine(system string) error {
 	// The host's may be a mixture of versions, which crun refuses.
 	err := unix.Mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, "")
 	if system == "/" {
-		err = errors.Join(err, ownDirectories())
-	} else {
-		err = errors.Join(err, enterSystem(system))
+		return errors.Join(err, testenv.OwnDirectories("/opt"))
 	}
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "mounts of a machine: %v\n", err)
-		os.Exit(1)
-	}
-	children := make(chan os.Signal, 1)
-	signal.Notify(children, unix.SIGCHLD)
-	go func() {
-		for range children {
-			for pid := 1; pid > 0; {
-				pid, _ = syscall.Wait4(-1, nil, unix.WNOHANG, nil)
-			}
-		}
-	}()
-	os.Stdout.WriteString("\n")
-	io.Copy(io.Discard, os.Stdin)
-	os.Exit(0)
-}
-
-// ownDirectories makes what runtimes write into /etc and /opt the machine's, and so are plugins and networks.
-func ownDirectories() error {
-	return errors.Join(
-		unix.Mount("tmpfs", "/opt", "tmpfs", 0, "mode=0755"),
-		os.MkdirAll("/run/etc/upper", 0o755),
-		os.MkdirAll("/run/etc/work", 0o755),
-		unix.Mount("overlay", "/etc", "overlay", 0, "lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work"),
-		os.RemoveAll("/etc/cni"),
-	)
+	return errors.Join(err, enterSystem(system))
 }
 
 // enterSystem unpacks a system and makes it this process's root, with the machine's own directories.

@@ -12,9 +12,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(machineEnv) != "" {
-		runMachine()
-	}
+	testenv.RunInit(prepareMachine)
 	testenv.Main(m)
 }
 

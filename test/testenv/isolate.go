@@ -96,10 +96,7 @@ func reexec() (int, error) {
 	return status.ExitStatus(), nil
 }
 
-// Reexec returns a command that runs this program again, with mount and PID namespaces of its own
-// inside this process's: [Isolate] returns there, too. It must be started with [Namespace.Do].
-func (ns *Namespace) Reexec() *exec.Cmd { return isolatedCommand(0) }
-
+// isolatedCommand returns a command that runs this program again, in namespaces of its own: [Isolate] returns there.
 func isolatedCommand(namespaces uintptr) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Args[0] = os.Args[0]

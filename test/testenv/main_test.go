@@ -59,6 +59,7 @@ var roles = map[string]func(m *testing.M){
 }
 
 func TestMain(m *testing.M) {
+	RunInit(func(name string) error { return errors.Join(unix.Sethostname([]byte(name)), OwnDirectories("/opt")) })
 	if role := roles[os.Getenv(roleEnv)]; role != nil {
 		role(m)
 		panic("role returned")
