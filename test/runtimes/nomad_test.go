@@ -10,6 +10,7 @@ import (
 
 const (
 	nomadDir    = "/run/nomad"
+	nomadCalls  = "/run/calls" // of the plugin
 	nomadConfig = `
 data_dir = "` + nomadDir + `/data"
 bind_addr = "127.0.0.1"
@@ -46,6 +47,9 @@ func newNomad(t *testing.T) nomad {
 	n.write(t, nomadDir+"/nomad.hcl", []byte(nomadConfig))
 	n.write(t, "/opt/cni/config/10-ebpfnet.conflist", example(t, "example.conflist"))
 	n.write(t, "/run/www/index.html", []byte("hello"))
+	// Nomad believes the CHECK of all plugins if this one is new enough.
+	n.write(t, pluginDir+"/bridge", []byte("#!/bin/sh\necho CNI bridge plugin v1.7.1\n"))
+	n.env = append(n.env, "CNI_LOG_FILE="+nomadCalls)
 	// Nomad takes files for cgroups, and leaves the host's alone.
 	n.run(t, "sh", "-c", `mount -t tmpfs tmpfs /sys/fs/cgroup && cd /sys/fs/cgroup && mkdir cpu cpuset freezer memory &&
 		echo 0 >cpuset/cpuset.mems && echo 0 >cpuset/cpuset.cpus`)
@@ -72,6 +76,11 @@ func (n nomad) publish(t *testing.T, name string, command ...string) (id string)
 	n.write(t, nomadDir+"/"+name+".hcl", fmt.Appendf(nil, `
 job "%[1]s" {
   group "%[1]s" {
+    reschedule {
+      delay = "5s"
+      delay_function = "constant"
+      unlimited = true
+    }
     network {
       mode = "cni/pods"
       port "server" {
@@ -98,7 +107,19 @@ func (n nomad) remove(t *testing.T, id string) {
 	n.run(t, "nomad", "job", "stop", "-purge", id)
 }
 
-// TestNomad has a job with a published port, whose connections go on while the agent is killed and starts again. The
+// waitForCall waits until the plugin's log has a line with this message.
+func (n nomad) waitForCall(t *testing.T, message string) {
+	t.Helper()
+	testenv.Eventually(t, message, func() error {
+		if calls := n.run(t, "cat", nomadCalls); !strings.Contains(calls, message) {
+			return fmt.Errorf("got %s, want %s", calls, message)
+		}
+		return nil
+	})
+}
+
+// TestNomad has a job with a published port, whose connections go on while the agent is killed and starts again: its
+// CHECK finds no fault. After the next start it finds one, and the job gets a new network, which answers at the port. The
 // next job takes the port over.
 func TestNomad(t *testing.T) {
 	n := newNomad(t)
@@ -108,7 +129,15 @@ func TestNomad(t *testing.T) {
 	n.kill(t)
 	open.want(t, "without the agent")
 	n.start(t)
+	n.waitForCall(t, "msg=CHECK ")
 	open.want(t, "after the restart of the agent")
+
+	n.kill(t)
+	n.run(t, "sh", "-c", "nsenter --net=$(echo /run/netns/*) ip route del default")
+	n.start(t)
+	n.waitForCall(t, `msg="CHECK failed"`)
+	n.waitForCall(t, "msg=DEL ")
+	n.connections(t, "127.0.0.1")
 	n.remove(t, "echo")
 	n.waitForState(t, before)
 
