@@ -13,7 +13,7 @@ BENCH_PACKAGES := nftables iptables
 CI_PACKAGES := mmdebstrap
 RUNTIME_PACKAGES := podman conmon crun busybox-static iproute2 iptables nftables
 RELEASE_PACKAGES := mmdebstrap rpm iproute2 git crun
-CLUSTER_PACKAGES := runc busybox-static curl nftables iproute2 iputils-ping netcat-openbsd
+CLUSTER_PACKAGES := runc busybox-static curl wget nftables iproute2 iputils-ping netcat-openbsd
 KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
@@ -193,13 +193,14 @@ cluster: cluster-binaries ## run Kubernetes on three nodes, with the agent from 
 	cd test/kube && $(call run-cluster,dual-stack,-run '^(TestAgents|TestKubernetes)$$')
 	cd test/kube && $(call run-cluster,ipv6,-run '^(TestAgents|TestKubernetes)$$' -families IPv6 -mode auto)
 
-# Of both families, or of one: FAMILIES=IPv6.
+# Of both families, or of one: FAMILIES=IPv6. The agent's mode: tunnel or auto.
 FAMILIES ?= IPv4,IPv6
+MODE     ?= tunnel
 
 .PHONY: cluster-e2e
-cluster-e2e: cluster-binaries ## run Kubernetes' own tests of networking on such a cluster (root; FAMILIES=IPv6; E2E=EXPRESSION: some of them)
+cluster-e2e: cluster-binaries ## run Kubernetes' own tests of networking on such a cluster (root; FAMILIES=IPv6; MODE=auto; E2E=EXPRESSION: some of them)
 	cd test/kube && $(GO) test -c -vet=off -trimpath -ldflags "$(KUBE_LDFLAGS)" -o ../../bin/e2e.test ./e2e
-	cd test/kube && $(call run-cluster,e2e,-run '^TestE2E$$' -families $(FAMILIES) -e2e '$(E2E)')
+	cd test/kube && $(call run-cluster,e2e,-run '^TestE2E$$' -families $(FAMILIES) -mode $(MODE) -e2e '$(E2E)')
 
 # run-cluster runs tests on a cluster; the logs of all its programs are in bin/logs/$(1).
 run-cluster = rm -rf ../../bin/logs/$(1) && mkdir -p ../../bin/logs/$(1) && \
