@@ -29,6 +29,7 @@ func leftOut() []class {
 		{`\[Feature:SCTPConnectivity\]`, "the kernel has no SCTP"},
 		{`\[Feature:Networking-Performance\]`, "measures; see test/bench"},
 		{`\[Disruptive\]`, "logs in to nodes by SSH, or deletes kube-proxy and the API server as pods"},
+		{`endpoints for unready pods`, "asks a pod by the API server's proxy, whose host here is no node"},
 		{`SCTP HostPort`, "ebpfnet refuses host ports of SCTP"},
 		{`ExternalTrafficPolicy changes`, "wants the node's address, and kube-proxy masquerades with that of the tunnel's device"},
 	}
