@@ -97,7 +97,9 @@ func qemuArgs(opts *options, j *job, kernelFile string) []string {
 	}
 	args = append(args, opts.arch.machine...)
 	if opts.icount {
-		args = append(args, "-icount", "shift=0,sleep=off")
+		// An idle guest's clock follows the host's. With sleep=off it would jump to the next timer, so that a
+		// program that waits for a file of the host's would time out.
+		args = append(args, "-icount", "shift=0,sleep=on")
 	}
 	args = append(args, shareArgs("root", "/", ",readonly=on")...)
 	for i, dir := range j.Shares {
