@@ -10,6 +10,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -368,8 +369,17 @@ func TestNodesAreNotBelievedElsewhere(t *testing.T) {
 // encap gives the remotes' network a route with a tunnel.
 func (h *host) encap(t *testing.T, f addressing) {
 	t.Helper()
-	_, err := h.Run(testenv.Context(t), "ip", "route", "replace", remotes[f.name],
-		"encap", "ip", "id", fmt.Sprint(nodesVNI), "dst", v4.addr("gateway").String(), "dev", uplinkName)
+	err := h.Do(func() error { // not by ip, which does not run on emulated machines of other architectures
+		routes, err := rtnl.OpenNodeRoutes(rtnl.NodeProtocol)
+		if err != nil {
+			return err
+		}
+		defer routes.Close()
+		return routes.Replace(rtnl.NodeRoute{
+			Prefix: netip.MustParsePrefix(remotes[f.name]), Device: h.uplink.Index,
+			Tunnel: rtnl.Tunnel{ID: nodesVNI, Remote: v4.addr("gateway")},
+		})
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
