@@ -157,15 +157,11 @@ func (c *cluster) addNode(number int, bridge string, prefix4, prefix6 netip.Pref
 		"contexts": [{"name": "c", "context": {"cluster": "c"}}], "current-context": "c"}`, hostOn(prefix4, routerHost), apiPort))
 }
 
-// capabilities are those of the manifest. Before 5.11 maps count as locked memory, whose limit it takes another one to raise.
+// capabilities are those of the manifest, and one to raise the limit of locked memory where maps count.
 func capabilities(tb testenv.TB) []string {
 	tb.Helper()
-	kernel, err := testenv.KernelVersion()
-	if err != nil {
-		tb.Fatalf("%v", err)
-	}
 	names := []string{"net_admin", "bpf", "perfmon"}
-	if kernel.Less(testenv.Version{Major: 5, Minor: 11}) {
+	if mapsAreLocked(tb) {
 		names = append(names, "sys_resource")
 	}
 	return names

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -53,17 +54,66 @@ func TestContainer(t *testing.T) {
 	}
 }
 
-// startContainer runs the manifest's container, with further arguments.
+// TestLockedMemory starts the container under the limit of locked memory that a runtime passes on by default. Before
+// Linux 5.11 maps count: the agent says so, and works by each of the cures that the manifests' README.md names.
+func TestLockedMemory(t *testing.T) {
+	c := newIdleCluster(t)
+	first, second := c.nodes[0], c.nodes[1]
+	c.api.Put(first.object(), second.object())
+
+	running := first.startLimited()
+	if mapsAreLocked(t) {
+		first.awaitUnready("no limit on locked memory")
+	} else {
+		first.awaitReady()
+	}
+	running.kill()
+	first.startContainer()
+	first.awaitReady()
+
+	second.startLimited("CAP_SYS_RESOURCE")
+	second.awaitReady()
+}
+
+// mapsAreLocked returns whether maps count as locked memory.
+func mapsAreLocked(tb testenv.TB) bool {
+	tb.Helper()
+	kernel, err := testenv.KernelVersion()
+	if err != nil {
+		tb.Fatalf("%v", err)
+	}
+	return kernel.Less(testenv.MemoryGroups.Since)
+}
+
+// startContainer runs the manifest's container, with further arguments, by a runtime with LimitMEMLOCK=infinity.
 func (n *node) startContainer(args ...string) *agent {
 	n.t.Helper()
-	bundle := n.bundle(agentImage(n.t), args)
+	return n.run(n.containerSpec(agentImage(n.t), args))
+}
+
+// startLimited runs it by a runtime with systemd's own limit, and with further capabilities.
+func (n *node) startLimited(capabilities ...string) *agent {
+	const limit = 64 << 10
+
+	n.t.Helper()
+	spec := n.containerSpec(agentImage(n.t), nil)
+	spec.Process.Rlimits[0].Soft, spec.Process.Rlimits[0].Hard = limit, limit
+	for _, set := range []*[]string{&spec.Process.Capabilities.Bounding, &spec.Process.Capabilities.Effective, &spec.Process.Capabilities.Permitted} {
+		*set = slices.Concat(*set, capabilities)
+	}
+	return n.run(spec)
+}
+
+func (n *node) run(spec *specs.Spec) *agent {
+	n.t.Helper()
+	bundle := n.bundle(agentImage(n.t), spec)
 	// crun wants the unified cgroups, though it is to make none; what ends unshare ends the container.
-	const script = `mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec crun --root "$1/crun" --cgroup-manager=disabled run --bundle "$1" agent`
+	const script = `{ mountpoint --quiet /sys/fs/cgroup || mount -t cgroup2 cgroup2 /sys/fs/cgroup; } && exec crun --root "$1/crun" --cgroup-manager=disabled run --bundle "$1" agent`
 	return n.start(exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script, "sh", bundle))
 }
 
 // bundle returns a directory with what a runtime makes of the manifest: its image, its files and config.json.
-func (n *node) bundle(image image, args []string) string {
+func (n *node) bundle(image image, config *specs.Spec) string {
 	n.t.Helper()
 	dir := n.t.TempDir()
 	root := filepath.Join(dir, "rootfs")
@@ -79,7 +129,7 @@ func (n *node) bundle(image image, args []string) string {
 			n.t.Fatal(err)
 		}
 	}
-	spec, err := json.Marshal(n.containerSpec(image, args))
+	spec, err := json.Marshal(config)
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -123,6 +173,7 @@ func (n *node) containerSpec(image image, args []string) *specs.Spec {
 			Cwd:             "/",
 			Args:            slices.Concat(image.entrypoint, []string{"--api-server=http://" + server}, container.Args, args),
 			Env:             append(image.env, "KUBERNETES_SERVICE_HOST=none", "KUBERNETES_SERVICE_PORT=1", "NODE_NAME="+n.Name),
+			Rlimits:         []specs.POSIXRlimit{{Type: "RLIMIT_MEMLOCK", Soft: math.MaxUint64, Hard: math.MaxUint64}},
 			NoNewPrivileges: !*container.SecurityContext.AllowPrivilegeEscalation,
 			User:            specs.User{UID: uint32(*pod.SecurityContext.RunAsUser), GID: uint32(*pod.SecurityContext.RunAsGroup)},
 		},
