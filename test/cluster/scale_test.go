@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/nodes/apitest"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -68,6 +70,8 @@ func scaleOf(t *testing.T, number int) []scaleRow {
 		}
 		return nil
 	})
+	c.api.SetStreaming(false) // as one may that has just started: all nodes at once
+	c.api.Expire()
 	costs.begin()
 	c.api.SetDown(false)
 	eventually(t, "another watch", func() error {
@@ -80,6 +84,8 @@ func scaleOf(t *testing.T, number int) []scaleRow {
 	c.api.Put(last)
 	n.awaitPeers(number + 1)
 	costs.note("the API server starts again")
+	wantList(t, c.api)
+	c.api.SetStreaming(true)
 
 	costs.idle(nodes)
 	costs.begin()
@@ -89,6 +95,15 @@ func scaleOf(t *testing.T, number int) []scaleRow {
 	n.awaitPeers(0)
 	costs.note("all leave at once")
 	return costs.rows
+}
+
+// wantList wants the last nodes to have come by a list: what costs most.
+func wantList(t *testing.T, api *apitest.Server) {
+	t.Helper()
+	const list = "GET /api/v1/nodes watch= stream="
+	if all, _ := api.Requests(); !slices.Contains(all, list) {
+		t.Errorf("got requests %q, want %q among them", all, list)
+	}
 }
 
 // bigNode returns a Node object with what those of real nodes have: 13 KB in protobuf.

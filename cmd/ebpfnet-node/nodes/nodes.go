@@ -58,7 +58,6 @@ func clientOf(config *rest.Config) (rest.Interface, error) {
 	version := schema.GroupVersion{Version: "v1"}
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypeWithName(version.WithKind("Node"), &object{})
-	scheme.AddKnownTypeWithName(version.WithKind("NodeList"), &objectList{})
 	metav1.AddToGroupVersion(scheme, version)
 
 	config.APIPath = "/api"
@@ -77,11 +76,23 @@ func (w *Watcher) Run(ctx context.Context) {
 	reflector.RunWithContext(ctx)
 }
 
+// list serves a server that streams no watch with all nodes first: one that has just started, or is old.
 func (w *Watcher) list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-	list := &objectList{}
-	err := w.api.Get().Resource("nodes").VersionedParams(&options, metav1.ParameterCodec).Do(ctx).Into(list)
+	list, err := w.tryList(ctx, options)
 	w.note(err)
-	return list, err
+	if err != nil {
+		return nil, err
+	}
+	return list, nil
+}
+
+func (w *Watcher) tryList(ctx context.Context, options metav1.ListOptions) (*objectList, error) {
+	body, err := w.api.Get().Resource("nodes").VersionedParams(&options, metav1.ParameterCodec).Stream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	return readList(body)
 }
 
 func (w *Watcher) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {

@@ -295,7 +295,7 @@ type api struct {
 func newAPI(t *testing.T, streaming bool) *api {
 	t.Helper()
 	a := &api{Server: apitest.New()}
-	a.Streaming = streaming
+	a.SetStreaming(streaming)
 	server := httptest.NewServer(a)
 	t.Cleanup(server.Close)
 	a.url = server.URL

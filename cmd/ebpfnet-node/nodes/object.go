@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"bytes"
 	"fmt"
 	"iter"
 	"slices"
@@ -26,7 +27,8 @@ type object struct {
 type objectList struct {
 	metav1.TypeMeta
 	metav1.ListMeta
-	Items []object
+	Items  []object
+	buffer bytes.Buffer // of the field that is being read
 }
 
 // Numbers of fields, from k8s.io/api/core/v1/generated.proto and apimachinery's meta/v1/generated.proto.
@@ -205,28 +207,6 @@ func (o *object) readAddress(data []byte) error {
 	}
 	if kind == internalIP {
 		o.node.Addresses = append(o.node.Addresses, address)
-	}
-	return nil
-}
-
-// Reset and Unmarshal are what the API's decoder calls.
-func (l *objectList) Reset() { *l = objectList{} }
-
-func (l *objectList) Unmarshal(data []byte) error {
-	for f, err := range fieldsOf(data) {
-		if err == nil {
-			switch f.id {
-			case listMeta:
-				err = l.readMeta(f.bytes)
-			case listItems:
-				var item object
-				err = item.Unmarshal(f.bytes)
-				l.Items = append(l.Items, item)
-			}
-		}
-		if err != nil {
-			return err
-		}
 	}
 	return nil
 }

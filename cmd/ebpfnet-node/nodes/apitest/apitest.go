@@ -19,12 +19,10 @@ import (
 
 // Server is an API server with nodes. Its methods are for any goroutine.
 type Server struct {
-	// Streaming is whether it can stream lists, as servers since Kubernetes 1.32 do. Set it before the first request.
-	Streaming bool
-
 	scheme *runtime.Scheme
 
 	mu       sync.Mutex
+	streams  bool
 	down     bool
 	version  int
 	history  []change // since the last call of Expire
@@ -46,7 +44,7 @@ type change struct {
 
 // New returns a server without nodes.
 func New() *Server {
-	s := &Server{Streaming: true, scheme: runtime.NewScheme(), version: 100, nodes: map[string]*corev1.Node{}, watches: map[*watch]struct{}{}}
+	s := &Server{streams: true, scheme: runtime.NewScheme(), version: 100, nodes: map[string]*corev1.Node{}, watches: map[*watch]struct{}{}}
 	if err := corev1.AddToScheme(s.scheme); err != nil {
 		panic(err)
 	}
@@ -57,19 +55,19 @@ func New() *Server {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	initial := query.Get("sendInitialEvents") == "true"
-	switch down := s.note(r); {
+	switch down, streams := s.note(r); {
 	case down:
 		s.refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
 	case query.Get("watch") == "":
 		s.list(w)
-	case initial && !s.Streaming:
+	case initial && !streams:
 		s.refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 	default:
 		s.watch(w, r, initial)
 	}
 }
 
-func (s *Server) note(r *http.Request) (down bool) {
+func (s *Server) note(r *http.Request) (down, streams bool) {
 	const accepted, ofWatch = runtime.ContentTypeProtobuf, ";stream=watch"
 
 	s.mu.Lock()
@@ -82,7 +80,7 @@ func (s *Server) note(r *http.Request) (down bool) {
 	if r.Method != http.MethodGet || r.URL.Path != "/api/v1/nodes" {
 		s.bad = append(s.bad, fmt.Sprintf("%s %s, want nodes to be read alone", r.Method, r.URL.Path))
 	}
-	return s.down
+	return s.down, s.streams
 }
 
 // Requests returns all requests so far, and what none of them should have asked.
@@ -251,6 +249,13 @@ func (s *Server) Expire() {
 func (s *Server) expiredEvent() metav1.WatchEvent {
 	status := s.encode(&metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonExpired, Code: http.StatusGone}, "Status")
 	return metav1.WatchEvent{Type: "ERROR", Object: runtime.RawExtension{Raw: status}}
+}
+
+// SetStreaming is whether it can stream lists, as servers since Kubernetes 1.32 do, unless they have just started.
+func (s *Server) SetStreaming(streams bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.streams = streams
 }
 
 // SetDown has the server fail at all requests, or no longer. Watches end.

@@ -1,0 +1,91 @@
+package nodes
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// envelope begins what the API sends in protobuf: a runtime.Unknown, whose field unknownRaw is the object.
+const (
+	envelope   = "k8s\x00"
+	unknownRaw = 2
+)
+
+// readList reads a NodeList as it comes, one node at a time: that of 5,000 nodes has 60 MB, of which client-go would
+// keep all, several times.
+func readList(body io.Reader) (*objectList, error) {
+	list, in := &objectList{}, bufio.NewReader(body)
+	begin := make([]byte, len(envelope))
+	if _, err := io.ReadFull(in, begin); err != nil || string(begin) != envelope {
+		return nil, fmt.Errorf("read a list of nodes: got %q (%w), want protobuf of the API", begin, err)
+	}
+	err := eachField(in, func(id protowire.Number, field *io.LimitedReader) error {
+		if id != unknownRaw {
+			return nil
+		}
+		return eachField(bufio.NewReader(field), list.readField)
+	})
+	if err == nil && list.ResourceVersion == "" {
+		err = errors.New("got no version of it")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read a list of nodes: %w", err)
+	}
+	return list, nil
+}
+
+// eachField calls read with each field of a message that has nothing but messages and strings, and skips what read leaves.
+func eachField(in *bufio.Reader, read func(protowire.Number, *io.LimitedReader) error) error {
+	for {
+		tag, err := binary.ReadUvarint(in)
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		id, kind := protowire.DecodeTag(tag)
+		if kind != protowire.BytesType {
+			return fmt.Errorf("got field %d of type %d, want bytes", id, kind)
+		}
+		size, err := binary.ReadUvarint(in)
+		if err != nil {
+			return errors.Join(err, io.ErrUnexpectedEOF)
+		}
+		field := &io.LimitedReader{R: in, N: int64(size)}
+		if err := read(id, field); err != nil {
+			return err
+		}
+		if _, err := io.Copy(io.Discard, field); err != nil {
+			return err
+		}
+		if field.N != 0 {
+			return io.ErrUnexpectedEOF
+		}
+	}
+}
+
+func (l *objectList) readField(id protowire.Number, field *io.LimitedReader) error {
+	if id != listMeta && id != listItems {
+		return nil
+	}
+	l.buffer.Reset()
+	if _, err := l.buffer.ReadFrom(field); err != nil {
+		return err
+	}
+	if field.N != 0 { // else what is there so far may look like a node
+		return io.ErrUnexpectedEOF
+	}
+	if id == listMeta {
+		return l.readMeta(l.buffer.Bytes())
+	}
+	var item object
+	err := item.Unmarshal(l.buffer.Bytes())
+	l.Items = append(l.Items, item)
+	return err
+}
