@@ -11,9 +11,16 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// brokenCard puts a network card between a node and its link that computes all checksums left to it, but those inside of
-// a tunnel: there it leaves what the kernel has prepared.
-func (c *cluster) brokenCard(n *node, bridge string) {
+// Where the segments are whose checksums a broken card leaves as the kernel has prepared them: all, or those inside of a
+// tunnel (over IPv4; over IPv6 they are still further behind).
+const (
+	anywhere       = 0
+	insideOfTunnel = 14 + 20 + 8 + 8 + 14
+)
+
+// brokenCard puts a network card between a node and its link that computes the checksums left to it, but those of
+// segments that begin there or further behind.
+func (c *cluster) brokenCard(n *node, bridge string, spoiled uint16) {
 	c.Helper()
 	card := testenv.New(c, "card")
 	c.ip(c.router, "link", "set", n.Name, "netns", card.Path)
@@ -26,7 +33,7 @@ func (c *cluster) brokenCard(n *node, bridge string) {
 	}
 	inside, outside := c.openFrames(card, n.Name), c.openFrames(card, "wire")
 	var both sync.WaitGroup
-	both.Go(func() { forward(inside, outside, compute) })
+	both.Go(func() { forward(inside, outside, func(frame []byte) { compute(frame, spoiled) }) })
 	both.Go(func() { forward(outside, inside, func([]byte) {}) })
 	c.Cleanup(func() {
 		inside.Close()
@@ -89,12 +96,12 @@ func forward(from, to *os.File, change func(frame []byte)) {
 }
 
 // compute does what the header asks for, and says in the header that nothing is left to do.
-func compute(frame []byte) {
-	const needsChecksum, insideOfTunnel = 1, 14 + 20 + 8 + 8 + 14 // with IPv4 outside
+func compute(frame []byte, spoiled uint16) {
+	const needsChecksum = 1
 
 	flags, start, offset := frame[0], binary.NativeEndian.Uint16(frame[6:]), binary.NativeEndian.Uint16(frame[8:])
 	clear(frame[:vnetHeader])
-	if flags&needsChecksum == 0 || start >= insideOfTunnel {
+	if flags&needsChecksum == 0 || start >= spoiled {
 		return
 	}
 	segment := frame[vnetHeader+int(start):]

@@ -76,6 +76,12 @@ const routerHost = 254
 func newCluster(t *testing.T, options ...string) *cluster {
 	t.Helper()
 	c := newIdleCluster(t, options...)
+	c.startNodes()
+	return c
+}
+
+func (c *cluster) startNodes() {
+	c.Helper()
 	for _, n := range c.nodes {
 		c.api.Put(n.object())
 	}
@@ -87,7 +93,6 @@ func newCluster(t *testing.T, options ...string) *cluster {
 		n.addPod()
 	}
 	c.wantTraffic("first")
-	return c
 }
 
 // newIdleCluster has links and an API server without nodes.

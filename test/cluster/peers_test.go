@@ -92,7 +92,7 @@ func (c *cluster) examineOffload() {
 	const cure = "ethtool -K ebpfnet0 tx-checksum-ip-generic off"
 
 	first, second, third := c.nodes[0], c.nodes[1], c.nodes[2]
-	c.brokenCard(first, "link0")
+	c.brokenCard(first, "link0", insideOfTunnel)
 	for _, to := range []*node{second, third} {
 		if err := testenv.Ping(testenv.Context(c), first.pod.Namespace, testenv.IPv4.Pod(to.pod)); err != nil {
 			c.Errorf("a broken card: ping: %v, want an answer", err)
@@ -128,13 +128,19 @@ func (c *cluster) examineSmallLink() {
 	if !strings.HasPrefix(remedy, "--mtu 1400 for ebpfnet-node on all nodes") {
 		c.Errorf("a small link: got remedy %q, want the MTU", remedy)
 	}
+	c.restartAgents("--mtu", "1400")
+	first.wantPeers("a small link, with its MTU", allWell)
+}
+
+// restartAgents starts all agents again, with further options.
+func (c *cluster) restartAgents(options ...string) {
+	c.Helper()
 	for _, n := range c.nodes {
 		n.agent.kill()
-		n.options = append(n.options, "--mtu", "1400")
+		n.options = append(n.options, options...)
 		n.startAgent()
 		n.awaitReady()
 	}
-	first.wantPeers("a small link, with its MTU", allWell)
 }
 
 // run runs a command line.
