@@ -39,6 +39,12 @@ var suites = []suite{
 		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|UplinkReattached|CtlArguments|CtlStatus|CtlRepair|CtlUnload)$",
 		quick: "^Test(Check|CheckPrograms|Del|GC|StatusReady|CtlStatus|CtlUnload)$",
 	},
+	{
+		// Tunnels, direct routes, upgrade, what is deleted and mended; the manifest's container.
+		name: "cluster", title: "node agent",
+		tests: "^Test(Cluster|NodeChanges|Hosts|Host[A-Z].*|Auto|UnderlayIPv6|Container|LockedMemory|RightsOfAgent)$",
+		quick: "^Test(Host[A-Z].*|LockedMemory|Container)$",
+	},
 }
 
 // run runs the suite on a kernel. It returns a report even with an error.
