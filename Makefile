@@ -96,11 +96,11 @@ fuzz-short: ## run each fuzz target for FUZZTIME (3s); the packet target needs r
 		(cd $$(dirname $$file) && $(GO) test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) . </dev/null) || exit 1; done
 
 .PHONY: test-kernels
-test-kernels: kernel-binaries ## run packet tables, scenarios, the CNI contract and node agents on the kernels of test/vm/kernels.txt (KERNEL=5.10: one) in qemu; writes test/vm/README.md
+test-kernels: matrix-binaries ## run packet tables, scenarios, the CNI contract and node agents on the kernels of test/vm/kernels.txt (KERNEL=5.10: one) in qemu; writes test/vm/README.md
 	bin/matrix -bin bin -jobs $(JOBS) -readme test/vm/README.md $(KERNEL)
 
 .PHONY: test-kernels-quick
-test-kernels-quick: kernel-binaries ## run a selection on the oldest and the newest kernel
+test-kernels-quick: matrix-binaries ## run a selection on the oldest and the newest kernel
 	bin/matrix -bin bin -jobs 2 -quick $(KERNEL)
 
 # How many pods each containerd makes and removes in test-runtimes.
@@ -234,10 +234,13 @@ verified: kernel-binaries ## update test/prog/testdata/verified.txt for these ke
 		../../bin/vm -kernel $$kernel -share testdata -- ../../bin/prog.test -test.run '^TestLoad$$' -update || exit 1; done
 
 .PHONY: kernel-binaries
-kernel-binaries: kernel-deps build node
+kernel-binaries: kernel-deps build
 	cd test && $(GO) build -o ../bin/ ./vm ./vm/matrix tool # tool: the reference plugins
 	cd test && for suite in $(KERNEL_SUITES); do $(GO) test -c -o ../bin/$$suite.test ./$$suite || exit 1; done
-	cd test/cluster && $(GO) test -c -o ../../bin/cluster.test . # a module of its own
+
+.PHONY: matrix-binaries
+matrix-binaries: kernel-binaries node
+	cd test/cluster && $(GO) test -c -o ../../bin/cluster.test .
 
 .PHONY: generate
 generate: ## compile the BPF programs

@@ -114,7 +114,7 @@ int to_container(struct __sk_buff *skb)
 	struct endpoint *from, *to;
 	struct device *device;
 	__u32 tag = tag_take(skb);
-	bool unchanged, known;
+	bool unchanged;
 	int parsed;
 
 	if (!p)
@@ -129,11 +129,11 @@ int to_container(struct __sk_buff *skb)
 	if (!skb->ingress_ifindex)
 		return masq_host(skb);
 	unchanged = tag_matches(tag, p);
-	/* A changed packet's tag matches by chance, too, 1 of 8,192. One of the host's needs its claim. */
-	known = unchanged && (!masq_could_own(p, p->sport) || fwd_cache_has_tuple(skb));
-	if (known && !(tag & (TAG_OBSERVE | TAG_ROUTED))) {
+	if (unchanged && !(tag & (TAG_OBSERVE | TAG_ROUTED))) {
 		tuple_note_delivery(p, 0);
-		return VERDICT_NEXT;
+		/* By chance, the tag of one changed packet in 8,192 matches, too: the host's need claims. */
+		return masq_could_own(p, p->sport) && !endpoint_lookup(&p->src) ? masq_host(skb)
+										: VERDICT_NEXT;
 	}
 	from = endpoint_lookup(&p->src);
 	to = endpoint_lookup(&p->dst);
@@ -141,7 +141,7 @@ int to_container(struct __sk_buff *skb)
 		forward_track_routed(skb, p, tag, to);
 	if (unchanged && bypass_observe(skb, p, from, to) != VERDICT_NEXT)
 		return VERDICT_DROP;
-	return from || known ? VERDICT_NEXT : masq_host(skb);
+	return from ? VERDICT_NEXT : masq_host(skb);
 }
 
 /* Uplink, ingress: from the outside. */

@@ -95,22 +95,6 @@ static __always_inline struct fwd_entry *fwd_cache_lookup(const struct fwd_key *
 	return entry;
 }
 
-/* This CPU's cache has an entry for the tuple in pkt_scratch, as far as its hash tells. */
-__noinline int fwd_cache_has_tuple(struct __sk_buff *skb)
-{
-	struct packet *p = pkt_scratch_get();
-	struct fwd_ways *ways;
-	__u32 id, bucket;
-
-	USE_ARGUMENT(skb);
-	if (!p)
-		return false;
-	id = tuple_id(packet_tuple(p));
-	bucket = fwd_bucket_of(id);
-	ways = bpf_map_lookup_elem(&fwd_ways, &bucket);
-	return ways && (ways->id[0] == id || ways->id[1] == id);
-}
-
 /* A place for the key: its own, or that of the way that was not used last. */
 static __always_inline struct fwd_entry *fwd_cache_place(const struct fwd_key *key)
 {

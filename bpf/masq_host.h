@@ -95,8 +95,7 @@ static __noinline int masq_host_claim(struct __sk_buff *skb, const struct packet
 		.uplink = skb->ifindex,
 	};
 
-	if (p->icmp_error || p->tcp_rst || p->sctp_abort ||
-	    (skb->ingress_ifindex && !fib_is_local_addr(skb, &p->src, p->ipv6)))
+	if (p->icmp_error || p->tcp_rst || p->sctp_abort)
 		return VERDICT_NEXT;
 	flow_open(&claim, p, FROM_CONTAINER);
 	flow_remove(key);
@@ -138,6 +137,8 @@ __noinline int masq_host(struct __sk_buff *skb)
 
 	if (!p || !masq_could_own(p, p->sport) || addr_is_link_scoped(&p->dst, p->ipv6))
 		return VERDICT_NEXT;
+	if (skb->ingress_ifindex && !fib_is_local_addr(skb, &p->src, p->ipv6))
+		return VERDICT_NEXT; /* another host's, which the stack forwards */
 	if (masq_host_rst_is_spurious(skb, p))
 		return drop(skb, REASON_NO_FLOW);
 	flow_sent_key(&key, p, FLOW_SNAT);

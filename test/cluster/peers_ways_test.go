@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -108,6 +109,9 @@ func (n *node) awaitMTU(want int) {
 			}
 			defer datapath.Close()
 			nodes, err := maps.Nodes(datapath)
+			if err == nil && len(nodes) == 0 {
+				return errors.New("got no ways")
+			}
 			if other := slices.IndexFunc(nodes, func(to maps.Node) bool { return to.MTU != want }); other >= 0 {
 				return fmt.Errorf("got %+v", nodes[other])
 			}

@@ -3,6 +3,7 @@ package prog
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
@@ -276,6 +277,42 @@ func TestConntrackUpdateEndsAtTheLastHook(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What a remote sends from a port that the host could masquerade to is delivered like all else: only what the tag asks for
+// is noted for the offload, and every UDP packet beside it.
+func TestNothingIsNotedWithoutTheTag(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newCacheHost(t)
+	for _, s := range (row{on: withPorts}).scenes() {
+		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
+			arrive := func(tag uint32) error {
+				p := h.packet(s, "pod", "remote:5000 > pod:4000")
+				verdict, _, err := h.runAt(bpf.ProgToContainer, h.veth, h.uplink, outcome{tag: s.tag(p) | tag, frame: p.MustBuild()})
+				return errors.Join(err, checkVerdict(verdict, verdictNext))
+			}
+			notes := map[bool]int{s.proto == udp: 1}[true]
+			err := h.on(0, func() error {
+				return errors.Join(
+					h.start(s, bpf.FastPathEstablished), arrive(0), h.wantKnown(s, 0), h.wantNotes(notes),
+					arrive(tagObserve), h.wantKnown(s, 2*bpf.OffloadDelivered),
+				)
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// wantNotes wants so many notes about tuples.
+func (h *cacheHost) wantNotes(want int) error {
+	all, err := contents[uint32, uint64](h.programs.Maps[bpf.MapTupleNotes])
+	maps.DeleteFunc(all, func(_ uint32, note uint64) bool { return note == 0 })
+	if err == nil && len(all) != want {
+		err = fmt.Errorf("%d notes about tuples, want %d", len(all), want)
+	}
+	return err
 }
 
 // The stack may route a pod's packets by rules that the fast path cannot follow: before they bypass it, one must have

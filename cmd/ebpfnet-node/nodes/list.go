@@ -21,8 +21,11 @@ const (
 func readList(body io.Reader) (*objectList, error) {
 	list, in := &objectList{}, bufio.NewReader(body)
 	begin := make([]byte, len(envelope))
-	if _, err := io.ReadFull(in, begin); err != nil || string(begin) != envelope {
-		return nil, fmt.Errorf("read a list of nodes: got %q (%w), want protobuf of the API", begin, err)
+	if _, err := io.ReadFull(in, begin); err != nil {
+		return nil, fmt.Errorf("read a list of nodes: %w", err)
+	}
+	if string(begin) != envelope {
+		return nil, fmt.Errorf("read a list of nodes: it begins with %q, want protobuf of the API, which begins with %q", begin, envelope)
 	}
 	err := eachField(in, func(id protowire.Number, field *io.LimitedReader) error {
 		if id != unknownRaw {

@@ -3,6 +3,7 @@ package nodes
 import (
 	"bytes"
 	"reflect"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -59,6 +60,8 @@ func TestReadList(t *testing.T) {
 	} {
 		if _, err := readList(bytes.NewReader(bad)); err == nil {
 			t.Errorf("%s: got no error", name)
+		} else if strings.Contains(err.Error(), "%!") {
+			t.Errorf("%s: got a broken text: %v", name, err)
 		}
 	}
 }
