@@ -205,6 +205,32 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 	return redirect_to_endpoint(skb, p, to, 0);
 }
 
+/* A packet goes through the stack with the tuple of the id. */
+static __always_inline void bypass_note_stack(__u32 id)
+{
+	__u32 bucket = fwd_bucket_of(id);
+	struct fwd_ways *ways = bpf_map_lookup_elem(&fwd_ways, &bucket);
+
+	if (ways && ways->delivered != id)
+		ways->delivered = id;
+}
+
+/* A hook on this CPU has left a packet with the tuple in pkt_scratch to the stack. */
+__noinline int bypass_knows_tuple(struct __sk_buff *skb)
+{
+	struct packet *p = pkt_scratch_get();
+	struct fwd_ways *ways;
+	__u32 id, bucket;
+
+	USE_ARGUMENT(skb);
+	if (!p)
+		return false;
+	id = tuple_id(packet_tuple(p));
+	bucket = fwd_bucket_of(id);
+	ways = bpf_map_lookup_elem(&fwd_ways, &bucket);
+	return ways && (ways->delivered == id || ways->id[0] == id || ways->id[1] == id);
+}
+
 /*
  * The tag for the packet in pkt_scratch, which goes through the stack. Its delivery is
  * to be noted if it matters to the offload: the connection has sent more packets than
@@ -215,11 +241,13 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 	struct packet *p = pkt_scratch_get();
 	struct connection c;
 	bool observe;
-	__u32 tag;
+	__u32 id, tag;
 
 	if (!p)
 		return TAG_NONE;
-	tag = tag_tuple(p, &p->new_addr, p->new_port);
+	id = hash_tuple(&p->src, p->sport, &p->new_addr, p->new_port, p->protocol, p->ipv6) | 1;
+	tag = tag_of(id);
+	bypass_note_stack(id);
 	if (!offload_is_possible(p))
 		return tag;
 	if (p->ct_update || p->fast_path == FAST_PATH_ALWAYS)

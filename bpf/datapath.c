@@ -131,9 +131,11 @@ int to_container(struct __sk_buff *skb)
 	unchanged = tag_matches(tag, p);
 	if (unchanged && !(tag & (TAG_OBSERVE | TAG_ROUTED))) {
 		tuple_note_delivery(p, 0);
-		/* By chance, the tag of one changed packet in 8,192 matches, too: the host's need claims. */
-		return masq_could_own(p, p->sport) && !endpoint_lookup(&p->src) ? masq_host(skb)
-										: VERDICT_NEXT;
+		/* The host's needs a claim, also if its tag matches by chance. */
+		if (!masq_could_own(p, p->sport) || bypass_knows_tuple(skb) ||
+		    endpoint_lookup(&p->src))
+			return VERDICT_NEXT;
+		return masq_host(skb);
 	}
 	from = endpoint_lookup(&p->src);
 	to = endpoint_lookup(&p->dst);
