@@ -241,13 +241,13 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 	struct packet *p = pkt_scratch_get();
 	struct connection c;
 	bool observe;
-	__u32 id, tag;
+	__u32 hash, tag;
 
 	if (!p)
 		return TAG_NONE;
-	id = hash_tuple(&p->src, p->sport, &p->new_addr, p->new_port, p->protocol, p->ipv6) | 1;
-	tag = tag_of(id);
-	bypass_note_stack(id);
+	hash = hash_tuple(&p->src, p->sport, &p->new_addr, p->new_port, p->protocol, p->ipv6);
+	tag = tag_of(hash);
+	bypass_note_stack(hash | 1);
 	if (!offload_is_possible(p))
 		return tag;
 	if (p->ct_update || p->fast_path == FAST_PATH_ALWAYS)

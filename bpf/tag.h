@@ -55,10 +55,10 @@ static __always_inline __u32 tuple_id(const struct fwd_key *tuple)
 	       1;
 }
 
-/* The tag for packets of a tuple. */
-static __always_inline __u32 tag_of(__u32 id)
+/* The tag for packets whose tuple has the hash. */
+static __always_inline __u32 tag_of(__u32 hash)
 {
-	return TAG_TUPLE | (id >> 1 & (TAG_OBSERVE - 1));
+	return TAG_TUPLE | (hash & (TAG_OBSERVE - 1));
 }
 
 /*
@@ -67,5 +67,7 @@ static __always_inline __u32 tag_of(__u32 id)
  */
 static __always_inline bool tag_matches(__u32 tag, const struct packet *p)
 {
-	return (tag & ~(__u32)(TAG_ROUTED | TAG_OBSERVE)) == tag_of(tuple_id(packet_tuple(p)));
+	__u32 hash = hash_tuple(&p->src, p->sport, &p->dst, p->dport, p->protocol, p->ipv6);
+
+	return (tag & ~(__u32)(TAG_ROUTED | TAG_OBSERVE)) == tag_of(hash);
 }

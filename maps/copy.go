@@ -230,7 +230,7 @@ func Tuple(protocol Protocol, src, dst netip.AddrPort, device int, echoReply boo
 	}
 }
 
-// TupleTag returns the tag of a packet that goes through the host's stack: tag_tuple in bpf/tag.h.
+// TupleTag returns the tag of a packet that goes through the host's stack: tag_of in bpf/tag.h.
 func TupleTag(config bpf.HostConfig, tuple bpf.FwdKey) uint32 {
 	const tagTuple, hashBits = 0x8000, 0x2000 - 1
 	return tagTuple | hashTuple(config, tuple)&hashBits

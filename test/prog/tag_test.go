@@ -46,7 +46,7 @@ func hairpinVia(host netip.AddrPort) uint16 {
 	return uint16(hash >> 16)
 }
 
-// tag is tag_tuple of tag.h: the tag of a packet that the stack must not change.
+// tag is tag_of of tag.h: the tag of a packet that the stack must not change.
 func (s scene) tag(p testenv.Packet) uint32 {
 	src, dst := words(p.Src), words(p.Dst)
 	sport, dport := p.SrcPort, p.DstPort
@@ -63,7 +63,7 @@ func (s scene) tag(p testenv.Packet) uint32 {
 			hash = hashMix(hashMix(hash, src[i]), dst[i])
 		}
 	}
-	return tagTuple | hash>>1&(tagObserve-1)
+	return tagTuple | hash&(tagObserve-1)
 }
 
 // secret is the first half of the tests' config.secret.
