@@ -177,7 +177,7 @@ bin/packages/v%:
 		built=$$?; cd $(CURDIR) && git worktree remove --force bin/packages/source && exit $$built
 
 # A bare Debian, and one with its containerd.
-bin/packages/debian.tar: DEBIAN = systemd,udev,networkd-dispatcher
+bin/packages/debian.tar: DEBIAN = systemd,udev,networkd-dispatcher,network-manager
 bin/runtimes/debian.tar: DEBIAN = containerd,containernetworking-plugins,crun
 bin/packages/debian.tar bin/runtimes/debian.tar:
 	@$(call install-packages,mmdebstrap)

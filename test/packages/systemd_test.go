@@ -22,12 +22,14 @@ const (
 )
 
 // TestSystemd boots a host where the units are enabled. They load the datapath and write metrics again and again. The
-// hooks of udev and networkd-dispatcher attach programs to devices that come later.
+// hooks of udev, networkd-dispatcher and NetworkManager attach programs to devices that come later.
 func TestSystemd(t *testing.T) {
 	h := newHost(t)
 	h.run(t, h.dpkg(t, "-i", deb(t, "present")))
 	h.run(t, []string{"mkdir", "-p", collected})
 	h.run(t, []string{"systemctl", "enable", "ebpfnet-load.service", "ebpfnet-metrics.timer", "systemd-networkd", "networkd-dispatcher"})
+	h.run(t, []string{"systemctl", "disable", "NetworkManager"})
+	h.write(t, "/etc/NetworkManager/NetworkManager.conf", networkManagerConfig)
 	h.write(t, unitDir+"ebpfnet-metrics.timer.d/often.conf", "[Timer]\nOnUnitActiveSec=3s\nAccuracySec=100ms\n")
 	h.write(t, unitDir+"ebpfnet-metrics.service.d/file.conf", "[Service]\nEnvironment=TEXTFILE="+collected+"/other.prom\n")
 	h.write(t, "/etc/systemd/network/wan1.network", "[Match]\nName=wan1\n[Network]\nAddress=203.0.113.9/24\n")
@@ -52,6 +54,8 @@ func TestSystemd(t *testing.T) {
 	h.ip(t, "link", "add", "wan1", "type", "veth", "peer", "name", "veth1")
 	h.ip(t, "link", "set", "veth1", "up")
 	b.await(t, "wan1", "ebpfnetctl", "status")
+
+	h.useNetworkManager(t, b)
 }
 
 // booted is a host with systemd as its first process, in namespaces of its own.
