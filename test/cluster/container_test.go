@@ -62,11 +62,11 @@ func TestLockedMemory(t *testing.T) {
 	c.api.Put(first.object(), second.object())
 
 	running := first.startLimited()
-	if mapsAreLocked(t) {
-		first.awaitUnready("no limit on locked memory")
-	} else {
+	if !mapsAreLocked(t) {
 		first.awaitReady()
+		return
 	}
+	first.awaitUnready("no limit on locked memory")
 	running.kill()
 	first.startContainer()
 	first.awaitReady()
@@ -85,19 +85,27 @@ func mapsAreLocked(tb testenv.TB) bool {
 	return kernel.Less(testenv.MemoryGroups.Since)
 }
 
-// startContainer runs the manifest's container, with further arguments, by a runtime with LimitMEMLOCK=infinity.
+// startContainer runs the manifest's container, with further arguments, by a runtime with LimitMEMLOCK=infinity where
+// that matters. Elsewhere the test may lack the right to lift the limit.
 func (n *node) startContainer(args ...string) *agent {
 	n.t.Helper()
-	return n.run(n.containerSpec(agentImage(n.t), args))
+	spec := n.containerSpec(agentImage(n.t), args)
+	if mapsAreLocked(n.t) {
+		spec.Process.Rlimits = lockedMemory(math.MaxUint64)
+	}
+	return n.run(spec)
+}
+
+// lockedMemory returns a limit on it, in bytes.
+func lockedMemory(limit uint64) []specs.POSIXRlimit {
+	return []specs.POSIXRlimit{{Type: "RLIMIT_MEMLOCK", Soft: limit, Hard: limit}}
 }
 
 // startLimited runs it by a runtime with systemd's own limit, and with further capabilities.
 func (n *node) startLimited(capabilities ...string) *agent {
-	const limit = 64 << 10
-
 	n.t.Helper()
 	spec := n.containerSpec(agentImage(n.t), nil)
-	spec.Process.Rlimits[0].Soft, spec.Process.Rlimits[0].Hard = limit, limit
+	spec.Process.Rlimits = lockedMemory(64 << 10)
 	for _, set := range []*[]string{&spec.Process.Capabilities.Bounding, &spec.Process.Capabilities.Effective, &spec.Process.Capabilities.Permitted} {
 		*set = slices.Concat(*set, capabilities)
 	}
@@ -107,8 +115,8 @@ func (n *node) startLimited(capabilities ...string) *agent {
 func (n *node) run(spec *specs.Spec) *agent {
 	n.t.Helper()
 	bundle := n.bundle(agentImage(n.t), spec)
-	// crun wants the unified cgroups, though it is to make none; what ends unshare ends the container.
-	const script = `{ mountpoint --quiet /sys/fs/cgroup || mount -t cgroup2 cgroup2 /sys/fs/cgroup; } && exec crun --root "$1/crun" --cgroup-manager=disabled run --bundle "$1" agent`
+	// crun wants the unified cgroups alone, though it is to make none; what ends unshare ends the container.
+	const script = `{ test "$(stat --file-system --format=%T /sys/fs/cgroup)" = cgroup2fs || mount -t cgroup2 cgroup2 /sys/fs/cgroup; } && exec crun --root "$1/crun" --cgroup-manager=disabled run --bundle "$1" agent`
 	return n.start(exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script, "sh", bundle))
 }
 
@@ -173,7 +181,6 @@ func (n *node) containerSpec(image image, args []string) *specs.Spec {
 			Cwd:             "/",
 			Args:            slices.Concat(image.entrypoint, []string{"--api-server=http://" + server}, container.Args, args),
 			Env:             append(image.env, "KUBERNETES_SERVICE_HOST=none", "KUBERNETES_SERVICE_PORT=1", "NODE_NAME="+n.Name),
-			Rlimits:         []specs.POSIXRlimit{{Type: "RLIMIT_MEMLOCK", Soft: math.MaxUint64, Hard: math.MaxUint64}},
 			NoNewPrivileges: !*container.SecurityContext.AllowPrivilegeEscalation,
 			User:            specs.User{UID: uint32(*pod.SecurityContext.RunAsUser), GID: uint32(*pod.SecurityContext.RunAsGroup)},
 		},
