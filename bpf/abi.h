@@ -331,7 +331,7 @@ enum fwd_flags {
 struct fwd_ways {
 	__u32 id[FWD_WAYS]; /* secret hash of the tuple; 0: none */
 	__u32 last;	    /* the way that was used last */
-	__u32 delivered; /* hash of a tuple as the stack gets it, which may be another bucket's key */
+	__u32 to_stack;	    /* id of the tuple of a packet that was left to the stack; 0: none */
 };
 
 struct fwd_entry {

@@ -205,17 +205,17 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 	return redirect_to_endpoint(skb, p, to, 0);
 }
 
-/* A packet goes through the stack with the tuple of the id. */
+/* This CPU leaves a packet with the tuple of the id to the stack. */
 static __always_inline void bypass_note_stack(__u32 id)
 {
 	__u32 bucket = fwd_bucket_of(id);
 	struct fwd_ways *ways = bpf_map_lookup_elem(&fwd_ways, &bucket);
 
-	if (ways && ways->delivered != id)
-		ways->delivered = id;
+	if (ways && ways->to_stack != id)
+		ways->to_stack = id;
 }
 
-/* A hook on this CPU has left a packet with the tuple in pkt_scratch to the stack. */
+/* This CPU has left a packet with the tuple in pkt_scratch to the stack, or has redirected one. */
 __noinline int bypass_knows_tuple(struct __sk_buff *skb)
 {
 	struct packet *p = pkt_scratch_get();
@@ -228,7 +228,7 @@ __noinline int bypass_knows_tuple(struct __sk_buff *skb)
 	id = tuple_id(packet_tuple(p));
 	bucket = fwd_bucket_of(id);
 	ways = bpf_map_lookup_elem(&fwd_ways, &bucket);
-	return ways && (ways->delivered == id || ways->id[0] == id || ways->id[1] == id);
+	return ways && (ways->to_stack == id || ways->id[0] == id || ways->id[1] == id);
 }
 
 /*
@@ -247,7 +247,7 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 		return TAG_NONE;
 	hash = hash_tuple(&p->src, p->sport, &p->new_addr, p->new_port, p->protocol, p->ipv6);
 	tag = tag_of(hash);
-	bypass_note_stack(hash | 1);
+	bypass_note_stack(id_of(hash));
 	if (!offload_is_possible(p))
 		return tag;
 	if (p->ct_update || p->fast_path == FAST_PATH_ALWAYS)

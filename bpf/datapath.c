@@ -143,7 +143,9 @@ int to_container(struct __sk_buff *skb)
 		forward_track_routed(skb, p, tag, to);
 	if (unchanged && bypass_observe(skb, p, from, to) != VERDICT_NEXT)
 		return VERDICT_DROP;
-	return from ? VERDICT_NEXT : masq_host(skb);
+	if (from || (unchanged && bypass_knows_tuple(skb)))
+		return VERDICT_NEXT;
+	return masq_host(skb);
 }
 
 /* Uplink, ingress: from the outside. */

@@ -299,10 +299,10 @@ type DatapathFwdKey struct {
 }
 
 type DatapathFwdWays struct {
-	_         structs.HostLayout
-	Id        [2]uint32
-	Last      uint32
-	Delivered uint32
+	_       structs.HostLayout
+	Id      [2]uint32
+	Last    uint32
+	ToStack uint32
 }
 
 type DatapathHostConfig struct {

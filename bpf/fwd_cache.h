@@ -312,7 +312,8 @@ __noinline int fwd_cache_end_expected(struct __sk_buff *skb, __u32 ack, __u32 se
 	USE_ARGUMENT(skb);
 	if (!p)
 		return false;
-	reply = hash_tuple(&p->new_addr, p->new_port, &p->src, p->sport, p->protocol, p->ipv6) | 1;
+	reply = id_of(
+		hash_tuple(&p->new_addr, p->new_port, &p->src, p->sport, p->protocol, p->ipv6));
 	note = tuple_note_take(reply, ack);
 	if ((__s32)(note - ack) > 0)
 		ack = note;

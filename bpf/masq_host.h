@@ -2,9 +2,9 @@
 /*
  * What the host itself sends, translated by its conntrack or from its sockets, claims
  * its tuple: an entry of OWNER_HOST keeps the port from containers, and leaves the
- * replies to the stack. Sockets of TCP and UDP need no entry: lookups find them. If a container's flow has the port already, the
- * host's connection is moved to another port: one entry translates its replies, a
- * second keeps it on that port.
+ * replies to the stack. Sockets of TCP and UDP need no entry: lookups find them. If a
+ * container's flow has the port already, the host's connection is moved to another
+ * port: one entry translates its replies, a second keeps it on that port.
  */
 #pragma once
 
@@ -137,13 +137,13 @@ __noinline int masq_host(struct __sk_buff *skb)
 
 	if (!p || !masq_could_own(p, p->sport) || addr_is_link_scoped(&p->dst, p->ipv6))
 		return VERDICT_NEXT;
-	if (skb->ingress_ifindex && !fib_is_local_addr(skb, &p->src, p->ipv6))
-		return VERDICT_NEXT; /* another host's, which the stack forwards */
 	if (masq_host_rst_is_spurious(skb, p))
 		return drop(skb, REASON_NO_FLOW);
 	flow_sent_key(&key, p, FLOW_SNAT);
 	own_socket = is_from_own_socket(skb, p);
 	flow = bpf_map_lookup_elem(&flows, &key);
+	if (!flow && skb->ingress_ifindex && !fib_is_local_addr(skb, &p->src, p->ipv6))
+		return VERDICT_NEXT; /* another host's, which the stack forwards */
 	if (!flow && !(own_socket && p->protocol == IPPROTO_TCP && !p->tcp_syn))
 		flow = flow_recover(&key);
 	if (flow && flow->owner == OWNER_HOST && flow->nat_port == p->sport) {

@@ -223,10 +223,10 @@ type StackDropsFwdEntry struct {
 }
 
 type StackDropsFwdWays struct {
-	_         structs.HostLayout
-	Id        [2]uint32
-	Last      uint32
-	Delivered uint32
+	_       structs.HostLayout
+	Id      [2]uint32
+	Last    uint32
+	ToStack uint32
 }
 
 type StackDropsHostConfig struct {

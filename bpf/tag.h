@@ -47,12 +47,17 @@ static __always_inline __u32 hash_tuple(const struct addr *src, __u16 sport, con
 	return hash;
 }
 
-/* The hash of the tuple as it is; never 0. */
+/* The id of a tuple with the hash; never 0. */
+static __always_inline __u32 id_of(__u32 hash)
+{
+	return hash | 1;
+}
+
+/* The id of the tuple as it is. */
 static __always_inline __u32 tuple_id(const struct fwd_key *tuple)
 {
-	return hash_tuple(&tuple->src, tuple->sport, &tuple->dst, tuple->dport, tuple->protocol,
-			  tuple->ipv6) |
-	       1;
+	return id_of(hash_tuple(&tuple->src, tuple->sport, &tuple->dst, tuple->dport,
+				tuple->protocol, tuple->ipv6));
 }
 
 /* The tag for packets whose tuple has the hash. */

@@ -97,7 +97,7 @@ static __always_inline void tuple_note_delivery(const struct packet *p, __u16 ho
 /* The stack has delivered a UDP packet of the other side's not long ago, to *hop. */
 static __always_inline bool tuple_reply_is_delivered(const struct packet *p, __u16 *hop)
 {
-	__u32 id = hash_tuple(&p->dst, p->dport, &p->src, p->sport, p->protocol, p->ipv6) | 1;
+	__u32 id = id_of(hash_tuple(&p->dst, p->dport, &p->src, p->sport, p->protocol, p->ipv6));
 	volatile __u64 *word = tuple_note_lookup(id);
 	__u64 note = word ? *word : 0;
 

@@ -305,6 +305,46 @@ func TestNothingIsNotedWithoutTheTag(t *testing.T) {
 	}
 }
 
+// TestNeighborsMakeNoClaims has packets with the host's own address as their source. The kernel drops those of IPv4, but
+// forwards those of IPv6. What the uplink has received claims nothing for the host.
+func TestNeighborsMakeNoClaims(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newCacheHost(t)
+	const toStack = "node:5000 > pod:80"
+	direct, translated := dnat("node:5000", "pod:80", "pod:80").provisional(), dnat("node:5000", "pod:80", "node:8080").provisional()
+	for _, c := range []struct {
+		name, forged string
+		flag         uint32
+		after        []flow
+	}{
+		{"plain", toStack, 0, []flow{}},
+		{"noted", toStack, tagObserve, []flow{}},
+		{"routed", toStack, tagRouted, []flow{direct}},
+		{"by a host port", "node:5000 > node:8080", 0, []flow{translated}},
+		{"by a host port, noted", "node:5000 > node:8080", tagObserve, []flow{translated}},
+	} {
+		for _, s := range (row{on: withPorts}).scenes() {
+			t.Run(s.name+" "+string(s.proto)+" "+c.name, func(t *testing.T) {
+				pass := func() error {
+					if err := h.receive(s, h.packet(s, "pod", c.forged), hop{program: bpf.ProgFromUplink, out: toStack}); err != nil {
+						return err
+					}
+					p := h.packet(s, "pod", toStack)
+					verdict, _, err := h.runAt(bpf.ProgToContainer, h.veth, h.uplink, outcome{tag: s.tag(p) | c.flag, frame: p.MustBuild()})
+					return errors.Join(err, checkVerdict(verdict, verdictNext))
+				}
+				err := h.on(0, func() error {
+					ports := []hostPort{{host: "any:8080", to: "pod:80"}}
+					return errors.Join(h.start(s, bpf.FastPathEstablished), h.fill(s, ports, nil), pass(), h.checkFlows(s, c.after))
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
 // wantNotes wants so many notes about tuples.
 func (h *cacheHost) wantNotes(want int) error {
 	all, err := contents[uint32, uint64](h.programs.Maps[bpf.MapTupleNotes])
