@@ -42,7 +42,8 @@ func readList(body io.Reader) (*objectList, error) {
 	return list, nil
 }
 
-// eachField calls read with each field of a message that has nothing but messages and strings, and skips what read leaves.
+// eachField calls read with each field of a message that is a message or a string. What read leaves, and numbers, are
+// skipped.
 func eachField(in *bufio.Reader, read func(protowire.Number, *io.LimitedReader) error) error {
 	for {
 		tag, err := binary.ReadUvarint(in)
@@ -53,24 +54,44 @@ func eachField(in *bufio.Reader, read func(protowire.Number, *io.LimitedReader) 
 			return err
 		}
 		id, kind := protowire.DecodeTag(tag)
-		if kind != protowire.BytesType {
-			return fmt.Errorf("got field %d of type %d, want bytes", id, kind)
+		switch kind {
+		case protowire.BytesType:
+			err = readBytes(in, func(field *io.LimitedReader) error { return read(id, field) })
+		case protowire.VarintType:
+			_, err = binary.ReadUvarint(in)
+		case protowire.Fixed32Type:
+			_, err = in.Discard(4)
+		case protowire.Fixed64Type:
+			_, err = in.Discard(8)
+		default:
+			err = fmt.Errorf("got type %d, want one of protobuf 3", kind)
 		}
-		size, err := binary.ReadUvarint(in)
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
 		if err != nil {
-			return errors.Join(err, io.ErrUnexpectedEOF)
-		}
-		field := &io.LimitedReader{R: in, N: int64(size)}
-		if err := read(id, field); err != nil {
-			return err
-		}
-		if _, err := io.Copy(io.Discard, field); err != nil {
-			return err
-		}
-		if field.N != 0 {
-			return io.ErrUnexpectedEOF
+			return fmt.Errorf("field %d: %w", id, err)
 		}
 	}
+}
+
+// readBytes calls read with a field, and skips what read leaves.
+func readBytes(in *bufio.Reader, read func(*io.LimitedReader) error) error {
+	size, err := binary.ReadUvarint(in)
+	if err != nil {
+		return err
+	}
+	field := &io.LimitedReader{R: in, N: int64(size)}
+	if err := read(field); err != nil {
+		return err
+	}
+	if _, err := io.Copy(io.Discard, field); err != nil {
+		return err
+	}
+	if field.N != 0 {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
 }
 
 func (l *objectList) readField(id protowire.Number, field *io.LimitedReader) error {

@@ -33,7 +33,8 @@ func TestReadList(t *testing.T) {
 	first, second := fullNode("a", "10.244.1.0/24"), fullNode("b", "10.244.2.0/24", "fd44:2::/64")
 	list := &corev1.NodeList{ListMeta: metav1.ListMeta{ResourceVersion: "7", Continue: "more"}, Items: []corev1.Node{*first, *second}}
 	whole := encoded(t, list)
-	got, err := readList(bytes.NewReader(whole))
+	const numbers = "\x28\x96\x01" + "\x35abcd" + "\x39abcdefgh" // of fields that a later API may have
+	got, err := readList(strings.NewReader(string(whole) + numbers))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +56,9 @@ func TestReadList(t *testing.T) {
 		"no protobuf":      []byte(`{"kind": "NodeList"}`),
 		"no list":          []byte(envelope),
 		"no version":       encoded(t, &corev1.NodeList{Items: list.Items}),
-		"a number":         []byte(envelope + "\x10\x01"),
+		"numbers alone":    []byte(envelope + numbers),
+		"half a number":    append(bytes.Clone(whole), "\x35abc"...),
+		"a group":          append(bytes.Clone(whole), "\x33"...),
 		"a field too long": []byte(envelope + "\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01x"),
 	} {
 		if _, err := readList(bytes.NewReader(bad)); err == nil {
