@@ -296,7 +296,7 @@ func TestReferenceTable(t *testing.T) {
 	for i := range r.Calls {
 		r.Calls[i].Setup = strings.Replace(r.Calls[i].Setup, "ebpfnet", "ebpfnet-established", 1)
 	}
-	table := r.referenceTable()
+	table := r.referenceTable(establishedName)
 	onOneNode := slices.DeleteFunc(rows(), func(line row) bool { return line.path == podNode })
 	if want := len(onOneNode) + 3; len(table.rows) != want || len(table.rows[0]) != 2 {
 		t.Errorf("%d rows, want %d, with one reference, in\n%s", len(table.rows), want, table)

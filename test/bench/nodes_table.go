@@ -1,6 +1,10 @@
 package main
 
-import "github.com/ebpfnet/ebpfnet/test/testenv"
+import (
+	"slices"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
 
 // comparison is one of ebpfnet's ways between nodes with what others use in its place.
 type comparison struct{ ours, against string }
@@ -24,10 +28,14 @@ func (c comparison) target() target {
 	}
 }
 
-// nodesTable has a row for each kind of traffic between nodes, and a column for each comparison.
+// nodesTable has a row for each kind of traffic between nodes, and a column for each comparison that the kernel allows.
 func (r *result) nodesTable() *table {
 	titles := []string{"workload"}
-	for _, c := range betweenNodes {
+	compared := slices.DeleteFunc(slices.Clone(betweenNodes), func(c comparison) bool {
+		against, ok := r.setup(c.against)
+		return ok && against.Absent != ""
+	})
+	for _, c := range compared {
 		titles = append(titles, variantTitle(c.ours)+" ÷ "+variantTitle(c.against))
 	}
 	t := new(table)
@@ -37,7 +45,7 @@ func (r *result) nodesTable() *table {
 			continue
 		}
 		cells := []string{line.title()}
-		for _, c := range betweenNodes {
+		for _, c := range compared {
 			cells = append(cells, cellOf(r.ratios(line, c.ours, c.against, testenv.IPv4.Name)))
 		}
 		t.add(cells...)

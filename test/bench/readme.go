@@ -32,16 +32,17 @@ func (r *result) updateReadme(file string) error {
 func (r *result) figures() string {
 	return fmt.Sprintf("![ratios of traffic, and times of ADD and DEL](bench.svg)\n\n"+
 		"ebpfnet with `fastPath` established, as a multiple of the reference plugins (IPv4):\n\n%s\n"+
+		"With `fastPath` always:\n\n%s\n"+
 		"Between nodes, as a multiple of what else leads there (IPv4):\n\n%s\n"+
 		"What the project aims at:\n\n%s\n"+
 		"What one of each costs among many:\n\n"+
 		"![rates among many containers, host ports, flows and new connections](scale.svg)\n\n%s\n%s\n%s\n",
-		r.referenceTable(), r.nodesTable(), r.targetTable(), r.scaleTable(), r.unitTable(), r.conditions())
+		r.referenceTable(establishedName), r.referenceTable(alwaysName), r.nodesTable(), r.targetTable(), r.scaleTable(), r.unitTable(), r.conditions())
 }
 
-// referenceTable has a row for each kind of traffic and for ADD and DEL, and a column for each
+// referenceTable has a row for each kind of traffic and for ADD and DEL of a setup of ours, and a column for each
 // combination of reference plugins. More is better everywhere.
-func (r *result) referenceTable() *table {
+func (r *result) referenceTable(ours string) *table {
 	var references []string
 	titles := []string{"workload"}
 	for _, v := range variants {
@@ -64,12 +65,12 @@ func (r *result) referenceTable() *table {
 			continue
 		}
 		row(line.title(), func(reference string) []float64 {
-			return r.ratios(line, establishedName, reference, testenv.IPv4.Name)
+			return r.ratios(line, ours, reference, testenv.IPv4.Name)
 		})
 	}
 	for _, verb := range verbs {
 		row(verb+", speed-up", func(reference string) []float64 {
-			return ratios(r.calls(reference, verb).Sequential, r.calls(establishedName, verb).Sequential)
+			return ratios(r.calls(reference, verb).Sequential, r.calls(ours, verb).Sequential)
 		})
 	}
 	return t
