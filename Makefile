@@ -63,7 +63,7 @@ demo: build ## see ebpfnet work, in its own network namespaces (root)
 	@EBPFNET_BIN_DIR=$(CURDIR)/bin bin/demo cmd/ebpfnet/example.conflist
 
 .PHONY: test
-test: deps lint check-generated unit system fuzz-short ## run all tests on this kernel (root, Debian 12; installs what is missing)
+test: deps lint check-generated unit system fuzz-short ## lint, and all tests but long ones on this kernel (root, Debian 12; installs what is missing)
 
 .PHONY: unit
 unit: ## unit tests; no root
