@@ -97,7 +97,7 @@ func (r *release) imageConfig(arch string, layers *v1.ConfigFile) *v1.ConfigFile
 			"org.opencontainers.image.title":    "ebpfnet-node",
 			"org.opencontainers.image.version":  r.version,
 			"org.opencontainers.image.licenses": "Apache-2.0 AND (GPL-2.0-only OR BSD-2-Clause)",
-			"org.opencontainers.image.source":   "https://github.com/ebpfnet/ebpfnet",
+			"org.opencontainers.image.source":   sources,
 		},
 	}
 	return config

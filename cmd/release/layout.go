@@ -65,8 +65,8 @@ var units = []string{"ebpfnet-load.service", "ebpfnet-metrics.service", "ebpfnet
 // documents returns what people read, below a directory.
 func (r *release) documents(arch, dir string) (files []file) {
 	add := func(source, name string) { files = append(files, file{source, filepath.Join(dir, name), 0o644}) }
-	for _, name := range []string{"README.md", "plugin/README.md", "cmd/ebpfnetctl/README.md", "cmd/release/README.md"} {
-		add(filepath.Join(r.source, name), name)
+	for _, name := range shipped {
+		add(r.staged("documents", name), name)
 	}
 	add(filepath.Join(r.source, "cmd/ebpfnet/example.conflist"), "examples/10-ebpfnet.conflist")
 	add(filepath.Join(r.source, "cmd/ebpfnet/examples/containerd.conflist"), "examples/containerd.conflist")
@@ -84,6 +84,9 @@ func (r *release) inRelease(name ...string) string {
 
 // writeDocuments stages what is not a plain copy of a file of the sources.
 func (r *release) writeDocuments() error {
+	if err := r.writeShipped(); err != nil {
+		return err
+	}
 	for _, hook := range []string{"90-ebpfnet", "90-ebpfnet.rules"} {
 		text, err := os.ReadFile(filepath.Join(r.source, "cmd/ebpfnetctl/hooks", hook))
 		if err != nil {

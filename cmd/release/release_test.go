@@ -106,6 +106,15 @@ func TestComponent(t *testing.T) {
 	}
 }
 
+// TestLinks wants links of what is shipped to stay, and others to lead to the sources.
+func TestLinks(t *testing.T) {
+	const text = "[a](../README.md), [b](#keys), [c](../bpf/README.md#figures), [d](https://example.com/x), `f(x)`"
+	const want = "[a](../README.md), [b](#keys), [c](https://sources/bpf/README.md#figures), [d](https://example.com/x), `f(x)`"
+	if got := string(withLinks([]byte(text), "plugin", "https://sources")); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
 // TestImage wants an OCI archive that is valid, has an image for each architecture, and is the same if built again.
 func TestImage(t *testing.T) {
 	r := &release{options: options{version: "1.2.3", out: t.TempDir()}, stage: t.TempDir(), time: time.Unix(1_700_000_000, 0)}
