@@ -9,7 +9,9 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -63,12 +65,15 @@ func TestE2E(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer output.Close()
-	results := filepath.Join(c.dir, "e2e.json")
-	cmd := c.ns.Command(context.Background(), binary(t, "e2e.test"), "--kubeconfig="+c.admin, "--kubectl-path="+binary(t, "kubectl"),
-		"--provider=skeleton", "--num-nodes=3", "--ginkgo.no-color", "--ginkgo.timeout=85m", "--ginkgo.json-report="+results, "--ginkgo.focus="+focus(), "--ginkgo.skip="+skip())
+	// Most of a test is waiting for pods. Ginkgo runs those alone that must be.
+	const perCPU, most = 2, 8
+	const results = "e2e.json"
+	cmd := c.ns.Command(context.Background(), binary(t, "ginkgo"), "--procs="+strconv.Itoa(min(perCPU*runtime.NumCPU(), most)), "--no-color",
+		"--timeout=85m", "--output-dir="+c.dir, "--json-report="+results, "--focus="+focus(), "--skip="+skip(), binary(t, "e2e.test"), "--",
+		"--kubeconfig="+c.admin, "--kubectl-path="+binary(t, "kubectl"), "--provider=skeleton", "--num-nodes=3")
 	cmd.Stdout, cmd.Stderr = output, output
 	runErr := cmd.Run()
-	tests, err := readResults(results)
+	tests, err := readResults(filepath.Join(c.dir, results))
 	if err != nil {
 		t.Fatalf("%v, %v: see %s", runErr, err, output.Name())
 	}
