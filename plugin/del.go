@@ -81,7 +81,7 @@ func (v *verb) disconnect(ctx context.Context, netns string) (releasable bool, e
 	}
 	isAdopted := rec != nil && len(rec.Others) > 0 && v.hasIPAM()
 	if isAdopted {
-		if errOthers := v.delByOthers(ctx, rec.Others); errOthers != nil {
+		if errOthers := v.delByOthers(ctx, rec, netns); errOthers != nil {
 			return false, errors.Join(err, errOthers) // the record stays, for the runtime's next DEL
 		}
 	}
@@ -93,19 +93,24 @@ func (v *verb) disconnect(ctx context.Context, netns string) (releasable bool, e
 func (v *verb) hasIPAM() bool { return v.config.IPAM != nil || v.delegate != nil }
 
 // delByOthers lets the plugins that made an adopted container remove what they made: its interface, its
-// rules and its address. What a plugin has left that is not installed any more, nobody removes.
-func (v *verb) delByOthers(ctx context.Context, others []record.OtherPlugin) error {
-	var errs []error
-	for _, other := range others {
-		if _, err := invoke.FindInPath(other.Type, filepath.SplitList(os.Getenv("CNI_PATH"))); err != nil {
+// rules and its address. As libcni does, it ends with the first that fails: the address, which goes last,
+// stays reserved while rules are left for it. What a plugin has left that is not installed any more, nobody
+// removes.
+func (v *verb) delByOthers(ctx context.Context, rec *record.Record, netns string) error {
+	path := os.Getenv("CNI_PATH")
+	args := &invoke.Args{Command: "DEL", ContainerID: rec.Attachment.ContainerID, NetNS: netns, IfName: rec.Attachment.IfName,
+		PluginArgsStr: os.Getenv("CNI_ARGS"), Path: path}
+	for _, other := range rec.Others {
+		program, err := invoke.FindInPath(other.Type, filepath.SplitList(path))
+		if err != nil {
 			v.log.Warn("cannot remove what another plugin has made of the container", "plugin", other.Type, "error", err.Error())
 			continue
 		}
-		if err := invoke.DelegateDel(ctx, other.Type, other.Config, nil); err != nil {
-			errs = append(errs, cnierr.WithPrefix(cnierr.WithCode(err), "plugin "+show.Value(other.Type)+", which made the container: "))
+		if err := invoke.ExecPluginWithoutResult(ctx, program, other.Config, args, nil); err != nil {
+			return cnierr.WithPrefix(cnierr.WithCode(err), "plugin "+show.Value(other.Type)+", which made the container: ")
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 func disconnectDevice(ctx context.Context, datapath *loader.Datapath, owner loader.Owner, hostIndex int) error {

@@ -50,7 +50,12 @@ func (p *Plugin) GC(ctx context.Context, call *cni.Call) error {
 		return err
 	}
 	errDelete := c.deleteDevices(before)
-	return errors.Join(errDelete, c.sweep(ctx, before))
+	ended, errOthers := c.endAdopted(ctx, before)
+	errSweep := c.sweep(ctx, before, ended)
+	if v.delegate != nil { // without a lock: it may take long, and others' ADDs wait for that
+		errSweep = errors.Join(errSweep, v.delegate.gc(ctx))
+	}
+	return errors.Join(errDelete, errOthers, errSweep)
 }
 
 // Orphans returns the attachments whose addresses GC would release if the runtime listed none: those
@@ -168,9 +173,36 @@ func (c *collector) deleteDevices(now *view) error {
 	return rtnl.DeleteLinks(c.host, now.devices, dead)
 }
 
+// endAdopted lets other plugins remove what they made of adopted containers that are not valid, and returns those of
+// which nothing is left.
+func (c *collector) endAdopted(ctx context.Context, now *view) (ended map[loader.Owner]bool, err error) {
+	ended = map[loader.Owner]bool{}
+	valid := c.valid(now.living(), now.living())
+	for _, rec := range now.records {
+		if len(rec.Others) == 0 || !c.hasIPAM() || !valid.Lacks(rec.Attachment) {
+			continue
+		}
+		if errOthers := c.delByOthers(ctx, rec, ""); errOthers != nil {
+			err = errors.Join(err, errOthers)
+			continue
+		}
+		ended[rec.Attachment.Owner()] = true
+	}
+	return ended, err
+}
+
+// keepAdopted keeps the records and addresses of adopted containers that have not ended, for the next GC.
+func (c *collector) keepAdopted(valid *config.ValidAttachments, recs []*record.Record, ended map[loader.Owner]bool) {
+	for _, rec := range recs {
+		if len(rec.Others) > 0 && c.hasIPAM() && !ended[rec.Attachment.Owner()] {
+			valid.Add(rec.Attachment)
+		}
+	}
+}
+
 // sweep removes all but devices, while no ADD is under way. It keeps what has come since the first
 // look: the runtime's list is older.
-func (c *collector) sweep(ctx context.Context, before *view) error {
+func (c *collector) sweep(ctx context.Context, before *view, ended map[loader.Owner]bool) error {
 	lock, err := c.lockAgainstGC(ctx, flock.Exclusive)
 	if err != nil {
 		return err
@@ -182,6 +214,7 @@ func (c *collector) sweep(ctx context.Context, before *view) error {
 		return err
 	}
 	valid := c.valid(before.living(), now.living())
+	c.keepAdopted(valid, now.records, ended)
 	return errors.Join(
 		now.errRead,
 		sweepDatapath(ctx, valid, now.records),
@@ -208,12 +241,9 @@ func (c *collector) valid(before, now map[loader.Owner]device) *config.ValidAtta
 	return valid
 }
 
-// releaseInvalid releases the addresses of attachments that are not valid.
+// releaseInvalid releases the addresses of attachments that are not valid, but for those of a plugin that ours executes.
 func (v *verb) releaseInvalid(ctx context.Context, valid *config.ValidAttachments) error {
-	if v.delegate != nil {
-		return v.delegate.gc(ctx)
-	}
-	if v.config.IPAM == nil {
+	if v.config.IPAM == nil || v.delegate != nil {
 		return nil
 	}
 	_, err := v.pool().Retain(ctx, valid.HasReservation)

@@ -92,7 +92,10 @@ func examine(cmd *cobra.Command, o doctorOptions) error {
 		findings = append(findings, probed...)
 	}
 	err = findingNoun.Print(output.New(cmd.OutOrStdout(), o.Flags), findings)
-	return errors.Join(err, errFix, errSend, errPeers, verdictOf(findings))
+	if err := errors.Join(err, errFix, errSend, errPeers); err != nil {
+		return err
+	}
+	return verdictOf(findings)
 }
 
 // remotes reads --to.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 
@@ -184,6 +185,9 @@ func mendOrphans(ctx context.Context, options Options) (did []string, err error)
 			continue // the check that follows says why
 		}
 		call, err := n.call()
+		if err == nil { // GC executes plugins that made adopted containers
+			err = os.Setenv("CNI_PATH", strings.Join(n.runtime.BinDirs, ":"))
+		}
 		if err == nil {
 			err = plugin.New().GC(ctx, call)
 		}
