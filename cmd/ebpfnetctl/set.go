@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -42,6 +43,9 @@ func set(cmd *cobra.Command, words []string, dataDir string) error {
 	}
 	var filter maps.Attachment
 	names := strings.SplitN(words[0], "/", 3)
+	if slices.Contains(names, "") { // a variable of a script that is not set
+		return usageError{fmt.Errorf("set: %q: expected NETWORK[/CONTAINER[/INTERFACE]], and no empty name", words[0])}
+	}
 	for i, name := range []*string{&filter.Network, &filter.ContainerID, &filter.IfName}[:len(names)] {
 		*name = names[i]
 	}
