@@ -74,6 +74,8 @@ func (r *release) packageInfo(arch string, d distribution) (*nfpm.Info, error) {
 	}
 	if d == debian { // its format has the summary as the first line
 		info.Description = summary + "\n" + description
+	} else { // what Debian has always installed, an image of an rpm system may install later
+		info.Depends = []string{"/bin/sh", "coreutils", "findutils", "grep"}
 	}
 	for _, dir := range ownedDirs(contents) {
 		info.Contents = append(info.Contents, &files.Content{

@@ -163,6 +163,17 @@ func TestInstallOverMakeInstall(t *testing.T) {
 	}
 }
 
+// TestInstallBesideTheNodeAgent leaves the agent's plugins, whose map layout is that of the loaded datapath.
+func TestInstallBesideTheNodeAgent(t *testing.T) {
+	h := newHost(t)
+	h.run(t, []string{"sh", "-c", "mkdir -p /opt/cni/bin /run/ebpfnet-node && echo its >/opt/cni/bin/ebpfnet && touch /run/ebpfnet-node/node.json"})
+	h.run(t, h.dpkg(t, "-i", deb(t, "present")), "/opt/cni/bin/ebpfnet stays: it is the node agent's")
+	h.run(t, []string{"cat", "/opt/cni/bin/ebpfnet"}, "its")
+	h.run(t, []string{"readlink", "/opt/cni/bin/ebpfnet-ipam"}, "/usr/lib/cni/ebpfnet-ipam")
+	h.run(t, []string{"dpkg", "--purge", "ebpfnet"})
+	h.run(t, []string{"cat", "/opt/cni/bin/ebpfnet"}, "its")
+}
+
 // TestInstallWhereDirectoriesAreOne leaves the plugins alone where /opt/cni/bin is a link to their directory.
 func TestInstallWhereDirectoriesAreOne(t *testing.T) {
 	h := newHost(t)
