@@ -97,7 +97,7 @@ func planMigration(cmd *cobra.Command, p *output.Printer, o migrate.Options) err
 			printNetwork(p, n)
 		}
 	})
-	isBlocked := func(n *migrate.Network) bool { return n.State == migrate.Blocked }
+	isBlocked := func(n *migrate.Network) bool { return len(n.Reasons) > 0 }
 	if err = errors.Join(err, errPrint); err == nil && slices.ContainsFunc(networks, isBlocked) {
 		return errFound
 	}

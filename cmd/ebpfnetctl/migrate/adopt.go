@@ -32,7 +32,7 @@ func (h *host) adopt(ctx context.Context, n *Network, c *Container) error {
 	if err := h.call(ctx, (&plugin.Plugin{Stdout: io.Discard}).Add, n.translation.chained, c); err != nil {
 		return err
 	}
-	c.Fate = Adopted // even if the rest fails: release undoes all
+	c.attached = true // even if the rest fails: release undoes all
 	others, err := h.delCalls(ctx, c)
 	if err == nil {
 		err = recordOthers(c, others)
@@ -40,12 +40,19 @@ func (h *host) adopt(ctx context.Context, n *Network, c *Container) error {
 	if err == nil {
 		err = h.setCachedList(c, func(plugins []any) []any { return append(plugins, n.translation.chained) })
 	}
+	if err == nil {
+		c.Fate = Adopted
+	}
 	return err
 }
 
-// release undoes adopt.
+// release undoes adopt. Of a container that has ended since, what is left of ours goes as well.
 func (h *host) release(ctx context.Context, c *Container) error {
-	err := h.call(ctx, plugin.New().Del, object{"type": pluginType}, c)
+	del := plugin.New().Del
+	err := h.call(ctx, del, object{"type": pluginType}, c)
+	if errors.Is(err, errEnded) {
+		err = h.callIn(ctx, del, object{"type": pluginType}, c, "")
+	}
 	return errors.Join(err, h.setCachedList(c, func(plugins []any) []any {
 		var others []any
 		for _, p := range plugins {
@@ -57,18 +64,26 @@ func (h *host) release(ctx context.Context, c *Container) error {
 	}))
 }
 
+// errEnded is about a container that has lost its interface.
+var errEnded = errors.New("it has ended meanwhile")
+
 // call calls a verb of our plugin for a container, as behind the plugins that have made it.
 func (h *host) call(ctx context.Context, verb func(context.Context, *cni.Call) error, chained object, c *Container) error {
-	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
-	defer cancel()
 	device, ns, err := h.find(c.result)
 	if err != nil || device == nil {
-		return errors.Join(errors.New("it has ended meanwhile"), err)
+		return errors.Join(errEnded, err)
 	}
 	defer ns.Close()
+	return h.callIn(ctx, verb, chained, c, fmt.Sprintf("/proc/self/fd/%d", int(ns)))
+}
+
+// callIn is the same with the container's namespace, "" if it is gone.
+func (h *host) callIn(ctx context.Context, verb func(context.Context, *cni.Call) error, chained object, c *Container, netns string) error {
+	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
+	defer cancel()
 	stdin := maps.Clone(chained)
 	stdin["name"], stdin["cniVersion"], stdin["prevResult"] = c.Network, c.result.CNIVersion, c.result
-	call, err := newCall(stdin, &skel.CmdArgs{ContainerID: c.ContainerID, IfName: c.IfName, Netns: fmt.Sprintf("/proc/self/fd/%d", int(ns))})
+	call, err := newCall(stdin, &skel.CmdArgs{ContainerID: c.ContainerID, IfName: c.IfName, Netns: netns})
 	if err != nil {
 		return err
 	}

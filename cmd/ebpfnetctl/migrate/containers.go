@@ -19,6 +19,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
 // Fate is what becomes of a container.
@@ -39,8 +40,9 @@ type Container struct {
 	Addresses []string `json:"addresses"`
 	HostPorts []string `json:"hostPorts"` // which portmap serves until it ends
 
-	cached *libcni.NetworkAttachment
-	result *types100.Result
+	attached bool // to ebpfnet; if it is not adopted, a migrate was killed
+	cached   *libcni.NetworkAttachment
+	result   *types100.Result
 }
 
 // lookAtContainers finds the containers of a network that run, by libcni's cache. What the cache says of a
@@ -130,11 +132,24 @@ func (h *host) lookAtContainer(cached *libcni.NetworkAttachment) (*Container, er
 		return nil, err
 	}
 	defer ns.Close()
+	if c.attached, err = isAttached(c); err != nil {
+		return nil, err
+	}
 	c.Device = device.Attrs().Name
 	for _, ip := range c.result.IPs {
 		c.Addresses = append(c.Addresses, ip.Address.IP.String())
 	}
 	return c, c.isTrue(ns)
+}
+
+// isAttached returns whether ebpfnet works on a container that other plugins have made.
+func isAttached(c *Container) (bool, error) {
+	records, err := record.Open(record.DefaultDir)
+	if err != nil {
+		return false, err
+	}
+	rec, err := records.Read(c.Owner())
+	return rec != nil && rec.Chained != nil, err
 }
 
 // checkNames refuses names that the specification does not allow: they become parts of the names of files.

@@ -168,6 +168,10 @@ func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 	} else {
 		n.Conflist = n.translation.conflist
 	}
+	if isOf(file.List, "firewall") {
+		n.note("its firewall plugin accepts each container's packets in FORWARD or firewalld's trusted zone; ebpfnet makes no rules: " +
+			"a firewall that drops forwarded packets must accept the containers' subnets (`ebpfnetctl doctor` looks, and says how)")
+	}
 	if r.Binary(pluginType) == "" {
 		n.block("the runtime looks for plugins in %v, and %q is not there", r.BinDirs, pluginType)
 	}

@@ -9,12 +9,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
-	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/plugin"
 	"github.com/ebpfnet/ebpfnet/plugin/operator"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
@@ -26,7 +26,7 @@ func Migrate(ctx context.Context, o Options, tell func(format string, args ...an
 	return change(ctx, o, func(h *host, n *Network) error {
 		switch n.State {
 		case Done:
-			return h.adoptAll(ctx, n, tell)
+			return errors.Join(h.adoptAll(ctx, n, tell), n.notAdopted())
 		case Ready:
 			return h.migrate(ctx, n, tell)
 		default:
@@ -40,8 +40,25 @@ func Back(ctx context.Context, o Options, tell func(format string, args ...any))
 	return change(ctx, o, func(h *host, n *Network) error { return h.back(ctx, n, tell) })
 }
 
+// checkRoot wants the host's /run to be ours: the records of adopted containers are below it.
+func checkRoot(root string) error {
+	const run = "run"
+	here, err := os.Stat("/" + run)
+	if err != nil {
+		return err
+	}
+	its, err := os.Stat(filepath.Join(root, run))
+	if err != nil || !os.SameFile(here, its) {
+		return errors.Join(fmt.Errorf("--root %s: expected its /run to be the one here, as records are there: mount it at /run", root), err)
+	}
+	return nil
+}
+
 // change calls do for each network. No other change looks or works meanwhile.
 func change(ctx context.Context, o Options, do func(*host, *Network) error) error {
+	if err := checkRoot(o.Root); err != nil {
+		return err
+	}
 	if err := os.MkdirAll(o.CacheDir, 0o700); err != nil { // as libcni does
 		return err
 	}
@@ -66,6 +83,7 @@ func change(ctx context.Context, o Options, do func(*host, *Network) error) erro
 
 // migrate changes nothing where one of the containers cannot be adopted.
 func (h *host) migrate(ctx context.Context, n *Network, tell func(string, ...any)) error {
+	began := time.Now()
 	if err := canAdd(ctx, n); err != nil {
 		return fmt.Errorf("network %s stays as it is: %w", n.Name, err)
 	}
@@ -77,7 +95,10 @@ func (h *host) migrate(ctx context.Context, n *Network, tell func(string, ...any
 		return errors.Join(err, h.releaseAll(context.WithoutCancel(ctx), n, tell))
 	}
 	tell("network %s is ebpfnet's: %s has the new list, and %s the old one", n.Name, n.File, keptName(n.File))
-	return h.adoptLate(ctx, n, tell)
+	for _, note := range n.Notes {
+		tell("note: %s", note)
+	}
+	return h.adoptLate(ctx, n, began, tell)
 }
 
 // canAdd returns an error if an ADD by the new list could not succeed on this host. Addresses do not count:
@@ -118,33 +139,25 @@ func (h *host) releaseAll(ctx context.Context, n *Network, tell func(string, ...
 	var errs []error
 	for i := range n.Containers {
 		c := &n.Containers[i]
-		if c.Fate != Adopted {
+		if c.Fate != Adopted && !c.attached {
 			continue
 		}
 		if err := h.release(ctx, c); err != nil {
 			errs = append(errs, fmt.Errorf("release container %s of network %s: %w", c.ContainerID, n.Name, err))
 			continue
 		}
-		c.Fate = Adopt
+		c.Fate, c.attached = Adopt, false
 		tell("released container %s %s (%s)", c.ContainerID, c.IfName, c.Device)
 	}
 	return errors.Join(append(errs, h.answerAsBefore(n))...)
 }
 
-// adoptLate adopts the containers that the runtime has added by the old list while migrate was at work.
-func (h *host) adoptLate(ctx context.Context, n *Network, tell func(string, ...any)) (err error) {
-	if h.devices, err = rtnl.Links(h.netlink); err != nil {
-		return err
+// notAdopted returns an error about the containers of a migrated network that cannot be adopted.
+func (n *Network) notAdopted() error {
+	if len(n.Reasons) == 0 {
+		return nil
 	}
-	n.Containers = nil
-	if err := h.lookAtContainers(n); err != nil {
-		return err
-	}
-	err = h.adoptAll(ctx, n, tell)
-	if len(n.Reasons) > 0 {
-		err = errors.Join(err, fmt.Errorf("network %s has containers that came meanwhile: %s", n.Name, strings.Join(n.Reasons, "; ")))
-	}
-	return err
+	return fmt.Errorf("network %s is ebpfnet's, but has other containers: %s", n.Name, strings.Join(n.Reasons, "; "))
 }
 
 // swap puts the new list in the place of the old one, which keeps a second name. At each moment a runtime

@@ -139,6 +139,11 @@ func merge(ours, chained object, plugin *libcni.PluginConfig) error {
 		taken = []string{"conditionsV4", "conditionsV6"} // refused, if they ask for something
 	case "bandwidth":
 		taken = []string{"ingressRate", "ingressBurst", "egressRate", "egressBurst"}
+		for _, key := range []string{"shapedSubnets", "unshapedSubnets"} {
+			if subnets, _ := keys[key].([]any); len(subnets) > 0 {
+				return fmt.Errorf("bandwidth's %q: %v: ebpfnet limits all traffic of a container: remove it from the list, or keep the list", key, subnets)
+			}
+		}
 	case "tuning":
 		taken = []string{"sysctl", "promisc", "allmulti", "txQLen", "mtu", "mac"}
 	case "firewall":

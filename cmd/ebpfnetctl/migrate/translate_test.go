@@ -105,6 +105,7 @@ func TestNotTranslated(t *testing.T) {
 		"another gateway":  {`{"type": "bridge", ` + ipam + `}`, "", "isGateway"},
 		"VLAN":             {`{"type": "bridge", "isGateway": true, "vlan": 7, ` + ipam + `}`, "", "vlan"},
 		"conditions":       {`{"type": "ptp", ` + ipam + `}, {"type": "portmap", "conditionsV4": ["!", "-d", "192.0.2.0/24"]}`, "", "portSources"},
+		"some limited":     {`{"type": "ptp", ` + ipam + `}, {"type": "bandwidth", "egressRate": 8000, "unshapedSubnets": ["10.0.0.0/8"]}`, "", "unshapedSubnets"},
 		"MAC":              {`{"type": "ptp", ` + ipam + `}, {"type": "tuning", "mac": "02:00:00:00:00:01"}`, "", "mac"},
 		"DHCP":             {`{"type": "bridge", "isGateway": true, "ipam": {"type": "dhcp"}}`, "", "IPAM plugin dhcp"},
 		"no addresses":     {`{"type": "bridge", "isGateway": true}`, "", "IPAM plugin"},
