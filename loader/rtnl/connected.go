@@ -43,18 +43,18 @@ func ConnectedRoutes(family uint8) ([]netlink.Route, error) {
 	}
 	var routes []netlink.Route
 	for _, message := range messages {
-		if route, ok := parseConnected(message); ok {
+		if route, ok := parseConnected(message, family); ok {
 			routes = append(routes, route)
 		}
 	}
 	return routes, nil
 }
 
-// parseConnected reads three attributes. It filters again, for kernels that ignore
-// the request's filter for IPv6.
-func parseConnected(message []byte) (netlink.Route, bool) {
+// parseConnected reads three attributes. It filters again: some kernels ignore the request's
+// filter for IPv6, and those without IPv6 answer with the routes of all families.
+func parseConnected(message []byte, family uint8) (netlink.Route, bool) {
 	header := nl.DeserializeRtMsg(message)
-	if header.Protocol != unix.RTPROT_KERNEL || header.Type != unix.RTN_UNICAST || header.Table != unix.RT_TABLE_MAIN {
+	if header.Family != family || header.Protocol != unix.RTPROT_KERNEL || header.Type != unix.RTN_UNICAST || header.Table != unix.RT_TABLE_MAIN {
 		return netlink.Route{}, false
 	}
 	attrs, err := nl.ParseRouteAttr(message[header.Len():])

@@ -72,7 +72,7 @@ func (r *NodeRoutes) List() ([]NodeRoute, error) {
 			return nil, fmt.Errorf("list routes of protocol %d: %w", r.protocol, err)
 		}
 		for _, message := range messages {
-			route, ok, err := r.parse(message)
+			route, ok, err := r.parse(message, family)
 			if err != nil {
 				return nil, fmt.Errorf("list routes of protocol %d: %w", r.protocol, err)
 			}
@@ -216,10 +216,11 @@ func (t Tunnel) attr() *nl.RtAttr {
 	return attr
 }
 
-// parse reads a route. It filters again, for kernels that ignore the request's filter for IPv6.
-func (r *NodeRoutes) parse(message []byte) (route NodeRoute, ok bool, err error) {
+// parse reads a route. It filters again: some kernels ignore the request's filter for IPv6, and those without IPv6
+// answer with the routes of all families.
+func (r *NodeRoutes) parse(message []byte, family uint8) (route NodeRoute, ok bool, err error) {
 	header := nl.DeserializeRtMsg(message)
-	if header.Protocol != r.protocol || header.Type != unix.RTN_UNICAST || header.Table != unix.RT_TABLE_MAIN ||
+	if header.Family != family || header.Protocol != r.protocol || header.Type != unix.RTN_UNICAST || header.Table != unix.RT_TABLE_MAIN ||
 		header.Flags&unix.RTM_F_CLONED != 0 {
 		return NodeRoute{}, false, nil
 	}

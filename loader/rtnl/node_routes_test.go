@@ -34,23 +34,38 @@ func TestNodeRoute(t *testing.T) {
 		"IPv4, neighbor": {Prefix: prefix("10.244.2.0/24"), Device: 2, Gateway: addr("192.0.2.2")},
 		"IPv6, neighbor": {Prefix: prefix("fd44:2::/64"), Metric: 1024, Device: 2, Gateway: addr("2001:db8::2"), MTU: 1400},
 	} {
-		got, ok, err := (&NodeRoutes{protocol: NodeProtocol}).parse(serialize(NodeProtocol, route))
+		got, ok, err := (&NodeRoutes{protocol: NodeProtocol}).parse(serialize(NodeProtocol, route), familyOf(route.Prefix.Addr()))
 		if err != nil || !ok || got != route {
 			t.Errorf("%s: got %+v, %v (%v), want %+v", name, got, ok, err, route)
 		}
 	}
 }
 
-// TestNodeRouteOfOthers leaves alone what has another protocol, and what the kernel keeps for itself.
+// TestNodeRouteOfOthers leaves alone what has another protocol, what the kernel keeps for itself, and what it lists
+// beside the family that was asked for.
 func TestNodeRouteOfOthers(t *testing.T) {
 	route := NodeRoute{Prefix: netip.MustParsePrefix("fd44:2::/64"), Device: 2}
 	ours := &NodeRoutes{protocol: NodeProtocol}
-	if got, ok, err := ours.parse(serialize(unix.RTPROT_BOOT, route)); ok || err != nil {
+	if got, ok, err := ours.parse(serialize(unix.RTPROT_BOOT, route), unix.AF_INET6); ok || err != nil {
 		t.Errorf("protocol boot: got %+v, %v (%v), want none", got, ok, err)
 	}
 	cloned := serialize(NodeProtocol, route)
 	nl.DeserializeRtMsg(cloned).Flags = unix.RTM_F_CLONED
-	if got, ok, err := ours.parse(cloned); ok || err != nil {
+	if got, ok, err := ours.parse(cloned, unix.AF_INET6); ok || err != nil {
 		t.Errorf("cloned: got %+v, %v (%v), want none", got, ok, err)
+	}
+	if got, ok, err := ours.parse(serialize(NodeProtocol, route), unix.AF_INET); ok || err != nil {
+		t.Errorf("another family: got %+v, %v (%v), want none", got, ok, err)
+	}
+}
+
+// TestConnectedRoute is of the family that was asked for.
+func TestConnectedRoute(t *testing.T) {
+	message := serialize(unix.RTPROT_KERNEL, NodeRoute{Prefix: netip.MustParsePrefix("192.0.2.0/24"), Device: 2})
+	if got, ok := parseConnected(message, unix.AF_INET); !ok || got.LinkIndex != 2 || got.Dst.String() != "192.0.2.0/24" {
+		t.Errorf("got %v, %v, want 192.0.2.0/24 by device 2", got, ok)
+	}
+	if got, ok := parseConnected(message, unix.AF_INET6); ok {
+		t.Errorf("another family: got %v, want none", got)
 	}
 }
