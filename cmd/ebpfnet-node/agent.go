@@ -32,7 +32,7 @@ type nodeSource interface {
 // host is package reconcile.
 type host interface {
 	Look() (wanted.Host, *reconcile.Present, error)
-	Apply(*reconcile.Changes, *wanted.State, *reconcile.Present) error
+	Apply(*reconcile.Changes, *wanted.State, *reconcile.Present) (refused []wanted.Skip, err error)
 }
 
 // prober is package probe.
@@ -81,12 +81,15 @@ func (a *agent) run(ctx context.Context) {
 		report := a.sync()
 		report.Err = errors.Join(report.Err, a.tell(report))
 		a.health.Note(report)
-		if report.Err == nil || report.Took == 0 { // what it waits for will wake it
+		isDone := report.Err == nil && report.Refused == 0
+		if isDone || report.Took == 0 { // what it waits for will wake it
 			delay = firstRetry
 			retry.Stop()
 			continue
 		}
-		a.log.Error(report.Err.Error())
+		if report.Err != nil {
+			a.log.Error(report.Err.Error())
+		}
 		retry.Reset(delay)
 		delay = min(2*delay, interval)
 	}
@@ -138,18 +141,10 @@ func (a *agent) reconcile(nodes []wanted.Node, report *health.Report) error {
 	if err != nil {
 		return err
 	}
+	err = a.apply(state, have, report)
 	a.describe(state, report)
-	changes, err := reconcile.Difference(state, have)
 	if err != nil {
 		return err
-	}
-	if !changes.IsEmpty() {
-		a.log.Info("change", "add", len(changes.Add), "replace", len(changes.Replace), "delete", len(changes.Delete),
-			"device", changes.CreateDevice || changes.DeleteDevice || changes.SetDevice, "peers", len(state.Peers))
-		if err := a.host.Apply(changes, state, have); err != nil {
-			return err
-		}
-		report.Changes = changes.Count()
 	}
 	if err := a.tellPeers(state); err != nil {
 		return err
@@ -162,6 +157,23 @@ func (a *agent) reconcile(nodes []wanted.Node, report *health.Report) error {
 		return nil // others do not reach containers of this node: no more of them
 	}
 	return a.publish(state)
+}
+
+// apply makes the host have the state. What the kernel refuses of other nodes is skipped.
+func (a *agent) apply(state *wanted.State, have *reconcile.Present, report *health.Report) error {
+	changes, err := reconcile.Difference(state, have)
+	if err != nil || changes.IsEmpty() {
+		return err
+	}
+	a.log.Info("change", "add", len(changes.Add), "replace", len(changes.Replace), "delete", len(changes.Delete),
+		"device", changes.CreateDevice || changes.DeleteDevice || changes.SetDevice, "peers", len(state.Peers))
+	refused, err := a.host.Apply(changes, state, have)
+	state.Skipped = append(state.Skipped, refused...)
+	report.Refused = len(refused)
+	if err == nil {
+		report.Changes = changes.Count() - len(refused)
+	}
+	return err
 }
 
 // reconnectIfMoved drops connections to the API server when an address is gone that they may have. Nobody answers them,

@@ -33,8 +33,9 @@ type fake struct {
 	looks   int
 	present reconcile.Present
 	refuse  error
-	written int // conflists
-	moved   int // connections made anew
+	refused []wanted.Skip // by the kernel
+	written int           // conflists
+	moved   int           // connections made anew
 	address string
 	output  bytes.Buffer
 }
@@ -51,9 +52,9 @@ func (f *fake) Look() (wanted.Host, *reconcile.Present, error) {
 		Addresses: []netip.Prefix{netip.MustParsePrefix(f.address)}}}}, &present, nil
 }
 
-func (f *fake) Apply(_ *reconcile.Changes, want *wanted.State, _ *reconcile.Present) error {
+func (f *fake) Apply(_ *reconcile.Changes, want *wanted.State, _ *reconcile.Present) ([]wanted.Skip, error) {
 	if f.refuse != nil {
-		return f.refuse
+		return nil, f.refuse
 	}
 	d := want.Device
 	f.present = reconcile.Present{
@@ -63,9 +64,11 @@ func (f *fake) Apply(_ *reconcile.Changes, want *wanted.State, _ *reconcile.Pres
 	}
 	for _, route := range want.Routes {
 		route.Device = 9
-		f.present.Routes = append(f.present.Routes, route)
+		if !slices.ContainsFunc(f.refused, func(s wanted.Skip) bool { return s.Prefix == route.Prefix.String() }) {
+			f.present.Routes = append(f.present.Routes, route)
+		}
 	}
-	return nil
+	return f.refused, nil
 }
 
 // started returns an agent that runs until the bubble ends.
@@ -278,6 +281,35 @@ func TestRetry(t *testing.T) {
 		f.refuse = nil
 		pass(firstRetry + batch)
 		f.want(t, "after another failure", 0, 10, "ok")
+	})
+}
+
+// TestRefused serves the other nodes when the kernel refuses the route to one, tells of that one, and tries again.
+func TestRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := started(t)
+		f.refused = []wanted.Skip{{Node: "b", Prefix: "10.244.2.0/24", Reason: "invalid argument"}}
+		f.tell(nodeA, nodeB, nodeC)
+		pass(batch)
+		f.want(t, "one refused", 1, 1, "ok")
+		f.wantGate(t, "one refused", "")
+		if peers, err := nodestate.ReadPeers(f.state); err != nil || len(peers.Skipped) != 1 || peers.Skipped[0].Node != "b" {
+			t.Errorf("got %+v (%v), want node b skipped", peers, err)
+		}
+		pass(10 * time.Minute)
+		if got := strings.Count(f.output.String(), "node=b"); got != 1 || f.looks > 40 {
+			t.Errorf("got %d lines about node b and %d looks in ten minutes, want one line, and fewer and fewer looks", got, f.looks)
+		}
+		f.refused = nil
+		pass(interval + batch)
+		f.want(t, "taken", 2, 100, "ok")
+		f.refused = []wanted.Skip{{Node: "b", Prefix: "10.244.2.0/24", Reason: "invalid argument"}}
+		f.present = reconcile.Present{}
+		wake(f.events)
+		pass(batch)
+		f.refused = nil
+		pass(firstRetry + batch)
+		f.want(t, "refused for a second", 2, 100, "ok")
 	})
 }
 

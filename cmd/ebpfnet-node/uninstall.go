@@ -95,7 +95,8 @@ func (o *options) leaveCluster() error {
 	if err != nil {
 		return err
 	}
-	return host.Apply(changes, nothing, have)
+	_, err = host.Apply(changes, nothing, have)
+	return err
 }
 
 func unload(ctx context.Context) error {

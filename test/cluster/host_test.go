@@ -51,6 +51,8 @@ type hostTest struct {
 	nodes  []wanted.Node
 	config wanted.Config
 	state  *wanted.State // of the last sync
+
+	refused []wanted.Skip // by the kernel, in the last sync
 }
 
 const (
@@ -102,8 +104,8 @@ func podCIDR6(number int) netip.Prefix {
 func (h *hostTest) sync() *reconcile.Changes {
 	h.Helper()
 	changes, err := h.trySync()
-	if err != nil {
-		h.Fatalf("sync: %v", err)
+	if err != nil || len(h.refused) > 0 {
+		h.Fatalf("sync: %v, refused %v", err, h.refused)
 	}
 	return changes
 }
@@ -120,7 +122,8 @@ func (h *hostTest) trySync() (*reconcile.Changes, error) {
 	if err != nil {
 		return nil, err
 	}
-	return changes, h.host.Apply(changes, h.state, have)
+	h.refused, err = h.host.Apply(changes, h.state, have)
+	return changes, err
 }
 
 // settle is sync, after which nothing is left to do: the kernel has taken everything as it was meant.
@@ -251,10 +254,7 @@ func TestHostLeavesOthersAlone(t *testing.T) {
 	h := newHostTest(t)
 	h.ip("route", "add", "10.100.2.0/24", "via", "192.0.2.2", "proto", "bird")
 	h.ip("route", "add", "10.77.0.0/24", "via", "192.0.2.2")
-	_, err := h.trySync()
-	if err == nil || !strings.Contains(err.Error(), "10.100.2.0/24") || !strings.Contains(err.Error(), "not ebpfnet's") {
-		t.Errorf("with a foreign route: got error %v, want one that names it", err)
-	}
+	h.wantRefused("with a foreign route", "node-2", "10.100.2.0/24", "not ebpfnet's")
 	for _, prefix := range []string{"10.100.2.0/24", "10.77.0.0/24"} {
 		if got := h.ip("route", "show", prefix); !strings.Contains(got, "via 192.0.2.2") {
 			t.Errorf("got %q for %s, want the foreign route", got, prefix)
@@ -274,6 +274,44 @@ func TestHostLeavesOthersAlone(t *testing.T) {
 	if got := h.ip("-d", "link", "show", deviceName); !strings.Contains(got, "bridge") {
 		t.Errorf("got device %s, want the bridge", got)
 	}
+}
+
+// wantRefused syncs, and wants the kernel to refuse a node's prefix, and nothing else to fail.
+func (h *hostTest) wantRefused(what, node, prefix, reason string) {
+	h.Helper()
+	_, err := h.trySync()
+	if err != nil || len(h.refused) != 1 || h.refused[0].Node != node || h.refused[0].Prefix != prefix || !strings.Contains(h.refused[0].Reason, reason) {
+		h.Errorf("%s: got %v refused (%v), want %s of %s: %s", what, h.refused, err, prefix, node, reason)
+	}
+}
+
+// TestHostRefusesOne serves the other nodes when one has an address that the kernel takes for no gateway.
+func TestHostRefusesOne(t *testing.T) {
+	h := newHostTest(t)
+	h.config.Mode = wanted.ModeDirect
+	h.ip("addr", "add", "192.0.2.11/24", "broadcast", "192.0.2.77", "dev", "eth0")
+	wrong := nodeObject(4, netip.MustParseAddr("192.0.2.77"))
+	wrong.PodCIDRs = wrong.PodCIDRs[:1]
+	h.nodes = append([]wanted.Node{wrong}, h.nodes...)
+	h.wantRefused("a broadcast address", "node-4", "10.100.4.0/24", "invalid argument")
+	h.wantRoutes("a broadcast address", "10.100.2.0/24 via 192.0.2.2 dev eth0", "fd44:2::/64 via 2001:db8:1::2 dev eth0")
+	h.nodes[0].Addresses = []string{"192.0.2.44"}
+	h.settle("another gateway")
+}
+
+// TestHostWithoutIPv6 has disabled it, among nodes of both families.
+func TestHostWithoutIPv6(t *testing.T) {
+	h := newHostTest(t)
+	if err := h.Node.SetSysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Node.SetSysctl("net/ipv6/conf/default/disable_ipv6", "1"); err != nil {
+		t.Fatal(err)
+	}
+	h.nodes[0].PodCIDRs = h.nodes[0].PodCIDRs[:1]
+	h.nodes[0].Addresses = h.nodes[0].Addresses[:1]
+	h.settle("first")
+	h.wantRoutes("first", "10.100.2.0/24 encap ip id 1", "10.100.3.0/24 encap ip id 1")
 }
 
 // TestHostContinues goes on where an agent has ended. The device is down until the datapath knows of it, because nobody

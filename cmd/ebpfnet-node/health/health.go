@@ -25,6 +25,7 @@ type Report struct {
 	Tunnel   int // prefixes of other nodes by tunnel
 	Direct   int // and directly
 	Skipped  int // and not at all, or not as they should be
+	Refused  int // of these, by the kernel: they are tried again
 }
 
 // Reasons returns why this node has not what it should have, or nothing.

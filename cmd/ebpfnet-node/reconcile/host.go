@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -129,34 +130,42 @@ func prefixOf(address netlink.Addr) netip.Prefix {
 }
 
 // Apply makes changes. The map of nodes changes after routes are deleted and before others are added: else packets
-// would be masqueraded on a route to a node, and answers dropped as those of a stranger. It continues after errors.
-func (h *Host) Apply(c *Changes, want *wanted.State, have *Present) error {
+// would be masqueraded on a route to a node, and answers dropped as those of a stranger. It continues after errors, and
+// returns what the kernel refuses for what a Node object says: no node can keep this host from the others.
+func (h *Host) Apply(c *Changes, want *wanted.State, have *Present) (refused []wanted.Skip, err error) {
 	index, err := h.applyDevice(c, want.Device, have.Device)
 	if err != nil {
-		return err // no route can be added
+		return nil, err // no route can be added
 	}
 	var failed failures
+	note := func(err error, route rtnl.NodeRoute) {
+		if isRefusal(err) {
+			refused = append(refused, wanted.Skip{Node: want.NodeOf(route.Prefix), Prefix: route.Prefix.String(), Reason: explain(err, route).Error()})
+			return
+		}
+		failed.note(explain(err, route))
+	}
 	for _, route := range c.Delete {
 		failed.note(h.routes.Delete(route))
 	}
 	if c.SetPeers {
 		if err := h.dp.SetPeers(want.Peers); err != nil {
-			return fmt.Errorf("write the map of nodes: %w", err)
+			return nil, fmt.Errorf("write the map of nodes: %w", err)
 		}
 	}
 	for _, route := range c.Add {
 		if route.Device == 0 {
 			route.Device = index
 		}
-		failed.note(explain(h.routes.Add(route), route))
+		note(h.routes.Add(route), route)
 	}
 	for _, route := range c.Replace {
-		failed.note(h.routes.Replace(route))
+		note(h.routes.Replace(route), route)
 	}
 	for _, prefix := range c.DeleteAddresses { // after the routes that have them as their source
 		failed.note(h.changeAddress(h.handle.AddrDel, index, prefix, "delete"))
 	}
-	return failed.err()
+	return refused, failed.err()
 }
 
 // applyDevice returns the tunnel's index.
@@ -261,6 +270,13 @@ func (h *Host) changeAddress(change func(netlink.Link, *netlink.Addr) error, ind
 		return fmt.Errorf("%s address %s: %w", verb, prefix, err)
 	}
 	return nil
+}
+
+// isRefusal returns whether the kernel refuses a route for its prefix or its gateway, which a Node object has chosen.
+func isRefusal(err error) bool {
+	return slices.ContainsFunc([]error{unix.EEXIST, unix.EINVAL, unix.ENETUNREACH, unix.EHOSTUNREACH}, func(refusal error) bool {
+		return errors.Is(err, refusal)
+	})
 }
 
 // explain says what the kernel's errors for a new route mean.

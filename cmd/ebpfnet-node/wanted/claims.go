@@ -259,7 +259,15 @@ func (c *cluster) refuseAddressesOfOlder() {
 	})
 }
 
-// dropAddresses drops those that lie in a prefix, and this node's own at others.
+// isBroadcast returns whether an address is the last one of a device's IPv4 network. No host has it.
+func (l Link) isBroadcast(addr netip.Addr) bool {
+	const hostBits = 2 // /31 has none (RFC 3021)
+	return addr.Is4() && slices.ContainsFunc(l.Addresses, func(own netip.Prefix) bool {
+		return own.Contains(addr) && own.Bits() <= addr.BitLen()-hostBits && !own.Contains(addr.Next())
+	})
+}
+
+// dropAddresses drops those that lie in a prefix, and at others this node's own and the broadcast addresses of its links.
 func (c *cluster) dropAddresses(m *member) {
 	for i, addr := range m.addresses {
 		if !addr.IsValid() {
@@ -274,6 +282,8 @@ func (c *cluster) dropAddresses(m *member) {
 		switch {
 		case m != c.own && addr == c.own.addresses[i]:
 			c.skip(m, "", fmt.Sprintf("its address %s is this node's", addr))
+		case m != c.own && slices.ContainsFunc(c.host.Links, func(link Link) bool { return link.isBroadcast(addr) }):
+			c.skip(m, "", fmt.Sprintf("its address %s is a broadcast address", addr))
 		case next > 0 && c.accepted[next-1].prefix.Contains(addr):
 			c.skip(m, "", fmt.Sprintf("its address %s is in %s of node %s", addr, c.accepted[next-1].prefix, c.nameOf(c.accepted[next-1].node)))
 		default:

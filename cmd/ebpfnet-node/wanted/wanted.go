@@ -74,6 +74,16 @@ type State struct {
 	Problems []string // why this node's own containers would not be reached
 }
 
+// NodeOf returns the name of the node that has a prefix, or what contains it.
+func (s *State) NodeOf(prefix netip.Prefix) string {
+	for _, peer := range s.Peers {
+		if peer.Prefix.Contains(prefix.Addr()) {
+			return peer.Node
+		}
+	}
+	return ""
+}
+
 // Device is the tunnel device: VXLAN that takes the outer addresses from routes and programs.
 type Device struct {
 	Name      string
@@ -379,6 +389,10 @@ func (p *path) tunnel(claim claim, device *Device) (way, string) {
 			continue
 		}
 		mtu, least := p.tunnelMTU(family), []int{leastMTU4, leastMTU6}[familyOf(claim.prefix.Addr())]
+		source := device.gateway(familyOf(claim.prefix.Addr()))
+		if !source.IsValid() { // the host may have disabled the family, and the node would drop what has another source
+			return way{}, "this node has no podCIDR of the prefix's family"
+		}
 		if mtu < least {
 			return way{}, fmt.Sprintf("the tunnel's MTU is %d, less than %d", mtu, least)
 		}
@@ -388,7 +402,7 @@ func (p *path) tunnel(claim claim, device *Device) (way, string) {
 		}
 		route := rtnl.NodeRoute{
 			Prefix: claim.prefix, Metric: metricOf(claim.prefix), Device: ofTunnelDevice,
-			Source: device.gateway(familyOf(claim.prefix.Addr())), Tunnel: tunnel,
+			Source: source, Tunnel: tunnel,
 		}
 		if mtu != device.MTU {
 			route.MTU = mtu

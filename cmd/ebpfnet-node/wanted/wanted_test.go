@@ -255,7 +255,7 @@ func TestOddNodes(t *testing.T) {
 		{"the same, younger", config, []Node{node(4, "10.244.3.0/24", "192.0.2.4")}, nil, "overlaps 10.244.3.0/24 of node node-3", ""},
 		{"overlap, younger and larger", config, []Node{node(4, "10.244.0.0/22", "192.0.2.4")}, nil, "overlaps", ""},
 		{"overlap, younger and smaller", config, []Node{node(4, "10.244.3.128/25", "192.0.2.4")}, nil, "overlaps 10.244.3.0/24", ""},
-		{"half of it is good", config, []Node{node(4, "10.244.3.0/24", "fd44:4::/64", "192.0.2.4")}, []string{"fd44:4::/64"}, "overlaps", ""},
+		{"half of it is good", config, []Node{node(4, "10.244.3.0/24", "10.244.4.0/24", "192.0.2.4")}, []string{"10.244.4.0/24"}, "overlaps", ""},
 		{"this node's, younger", config, []Node{node(4, "10.244.2.0/24", "192.0.2.4")}, nil, "overlaps 10.244.2.0/24 of node node-2, this one", ""},
 		{"this node's, older", config, []Node{node(1, "10.244.2.0/25", "192.0.2.1")}, nil, "this one", "node node-1 is older and has 10.244.2.0/25"},
 		{"address of an older node", config, []Node{node(1, "10.244.9.0/24", "198.18.0.9"), node(4, "198.18.0.0/24", "192.0.2.4")},
@@ -263,6 +263,8 @@ func TestOddNodes(t *testing.T) {
 		{"an address of this node's devices", config, []Node{node(1, "203.0.113.0/24", "198.18.0.4")}, nil, "this node's devices", ""},
 		{"address of a younger node", config, []Node{node(1, "198.18.0.0/24", "192.0.2.1"), node(4, "10.244.4.0/24", "198.18.0.4")},
 			[]string{"198.18.0.0/24"}, "198.18.0.4 is in 198.18.0.0/24 of node node-1", ""},
+		{"a broadcast address", config, []Node{node(1, "10.244.4.0/24", "192.0.2.255")}, nil, "192.0.2.255 is a broadcast address", ""},
+		{"the last one of two", config, []Node{node(1, "10.244.4.0/24", "203.0.113.3")}, []string{"10.244.4.0/24"}, "", ""},
 		{"its own address", config, []Node{node(4, "198.18.0.0/24", "198.18.0.4")}, nil, "has the address 198.18.0.4 of node node-4", ""},
 		{"outside of the cluster's", limited, []Node{node(1, "192.168.0.0/24", "192.0.2.4")}, nil, "outside of the cluster's [10.244.0.0/16]", ""},
 		{"larger than the cluster's", limited, []Node{node(1, "10.0.0.0/8", "192.0.2.4")}, nil, "outside", ""},
@@ -271,7 +273,7 @@ func TestOddNodes(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			nodes := append([]Node{good, own}, test.odd...)
-			got, err := Of(nodes, own.Name, test.config, hostWith("192.0.2.2/24", "203.0.113.2/24"))
+			got, err := Of(nodes, own.Name, test.config, hostWith("192.0.2.2/24", "203.0.113.2/31"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -287,6 +289,19 @@ func TestOddNodes(t *testing.T) {
 			checkOnly(t, "problems", strings.Join(got.Problems, "\n"), test.problem)
 		})
 	}
+}
+
+// TestOtherFamily makes no route of a family that this node's containers have not: its host may have disabled IPv6.
+func TestOtherFamily(t *testing.T) {
+	nodes := []Node{node(1, "10.244.1.0/24", "192.0.2.1"), node(2, "10.244.2.0/24", "fd44:2::/64", "192.0.2.2")}
+	got, err := Of(nodes, "node-1", config, hostWith("192.0.2.1/24"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Routes) != 1 || len(got.Peers) != 1 || got.Peers[0].Prefix != prefix("10.244.2.0/24") {
+		t.Errorf("got routes %+v and peers %+v, want those of 10.244.2.0/24", got.Routes, got.Peers)
+	}
+	checkOnly(t, "skipped", skippedText(got), "node-2 fd44:2::/64: this node has no podCIDR of the prefix's family")
 }
 
 // TestOwnNodeUnknown changes nothing while this node is not known, whatever the other nodes are.
