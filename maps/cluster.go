@@ -25,7 +25,7 @@ type Tunnel struct {
 	// another source must be NodeDirect.
 	Addr4, Addr6 netip.Addr
 	// Containers4 and Containers6 are the prefixes of the host's own containers: nobody else gets what the tunnel
-	// receives. Invalid: everybody does.
+	// receives. Invalid: everybody does; 0.0.0.0/32 and ::/128: nobody.
 	Containers4, Containers6 netip.Prefix
 }
 

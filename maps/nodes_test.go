@@ -53,6 +53,7 @@ func TestImpossibleTunnels(t *testing.T) {
 	}{
 		"a tunnel":         {func(*Tunnel) {}, ""},
 		"no more than it":  {func(t *Tunnel) { *t = Tunnel{IfIndex: 7, Port: 4789} }, ""},
+		"of one family":    {func(t *Tunnel) { t.Containers6 = netip.MustParsePrefix("::/128") }, ""},
 		"no device":        {func(t *Tunnel) { t.IfIndex = 0 }, "tunnel by device 0"},
 		"no port":          {func(t *Tunnel) { t.Port = 0 }, "port 0"},
 		"a large VNI":      {func(t *Tunnel) { t.VNI++ }, "VNI 16777216"},
@@ -74,6 +75,7 @@ func TestImpossibleTunnels(t *testing.T) {
 func TestMaskedPrefix(t *testing.T) {
 	for _, prefix := range []netip.Prefix{
 		{}, netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.244.1.7/32"), netip.MustParsePrefix("fd00::/8"), netip.MustParsePrefix("fd00::1/128"),
+		netip.MustParsePrefix("0.0.0.0/32"), netip.MustParsePrefix("::/128"),
 	} {
 		masked := wireMasked(prefix)
 		if got := maskedPrefix(masked); got != prefix {

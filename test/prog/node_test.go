@@ -213,6 +213,34 @@ func TestTunnelAdmitsNodes(t *testing.T) {
 	}
 }
 
+// TestTunnelAdmitsOneFamily has a host whose containers have addresses of one family: the tunnel is for nobody of the other.
+func TestTunnelAdmitsOneFamily(t *testing.T) {
+	testenv.Require(t, testenv.TunnelSource)
+	const request = "remote:5000 > plain:80"
+	node := v4.addr("gateway")
+	for missing, change := range map[string]func(*bpf.Cluster){
+		"v4": func(c *bpf.Cluster) { c.Containers4 = maskedPrefix("0.0.0.0/32") },
+		"v6": func(c *bpf.Cluster) { c.Containers6 = maskedPrefix("::/128") },
+	} {
+		h := newClusterHost(t, node, bpf.NodeTunnel, true)
+		var cluster bpf.Cluster
+		err := h.programs.Maps[bpf.MapCluster].Lookup(uint32(0), &cluster)
+		change(&cluster)
+		if err := errors.Join(err, h.putCluster(cluster)); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range (row{on: []proto{udp}}).scenes() {
+			want, drop := uint32(verdictNext), s.name == missing
+			if drop {
+				want = verdictDrop
+			}
+			if err := h.checkAdmitted(s.packet(request, false).MustBuild(), node, nodesVNI, want, drop); err != nil {
+				t.Errorf("without %s: %s: %v", missing, s.name, err)
+			}
+		}
+	}
+}
+
 func otherFamily(f addressing) addressing {
 	if f.name == "v4" {
 		return v6

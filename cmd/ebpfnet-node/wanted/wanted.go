@@ -94,7 +94,7 @@ type Device struct {
 	Addresses []netip.Prefix // the gateway of each of this node's prefixes: what the host itself sends from
 
 	Outer      [2]netip.Addr   // IPv4, IPv6: the tunnel's own sources; invalid: the kernel chooses
-	Containers [2]netip.Prefix // IPv4, IPv6: who gets what the tunnel receives; invalid: everybody
+	Containers [2]netip.Prefix // IPv4, IPv6: who gets what the tunnel receives; an unspecified address: nobody; invalid: everybody
 }
 
 // Peer is an entry of the datapath's map of nodes: containers of another node.
@@ -290,6 +290,7 @@ func (p *path) device(node string, podCIDRs []netip.Prefix) *Device {
 			d.Outer[family] = p.own[family]
 		}
 	}
+	d.Containers = nobody
 	for _, prefix := range podCIDRs {
 		d.admit(prefix)
 		gateway := gatewayOf(prefix)
@@ -304,6 +305,9 @@ func (p *path) device(node string, podCIDRs []netip.Prefix) *Device {
 	}
 	return d
 }
+
+// nobody has these addresses of both families: the datapath would take no prefix for any.
+var nobody = [2]netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 32), netip.PrefixFrom(netip.IPv6Unspecified(), 128)}
 
 // admit lets containers of a prefix receive. With two prefixes of a family, the datapath tells none apart.
 func (d *Device) admit(prefix netip.Prefix) {

@@ -159,7 +159,8 @@ func TestDevice(t *testing.T) {
 	}
 }
 
-// TestContainers names those that the tunnel is for, unless a family has more than one prefix.
+// TestContainers names those that the tunnel is for, unless a family has more than one prefix. Of a family without one it
+// is for nobody.
 func TestContainers(t *testing.T) {
 	got, err := Of([]Node{node(1, "10.244.1.0/24", "10.245.1.0/24", "10.246.1.0/24", "fd44:1::/64", "192.0.2.1")}, "node-1", config, hostWith("198.51.100.1/24"))
 	if err != nil {
@@ -167,6 +168,16 @@ func TestContainers(t *testing.T) {
 	}
 	check(t, "containers", got.Device.Containers, [2]netip.Prefix{{}, prefix("fd44:1::/64")})
 	check(t, "sources", got.Device.Outer, [2]netip.Addr{})
+	for cidr, want := range map[string][2]netip.Prefix{
+		"10.244.1.0/24": {prefix("10.244.1.0/24"), prefix("::/128")},
+		"fd44:1::/64":   {prefix("0.0.0.0/32"), prefix("fd44:1::/64")},
+	} {
+		got, err := Of([]Node{node(1, cidr, "192.0.2.1")}, "node-1", config, hostWith("192.0.2.1/24"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		check(t, "containers of one family", got.Device.Containers, want)
+	}
 }
 
 // TestProbes are of nodes on the same link alone, one for each of their addresses, from addresses that the device has.
