@@ -346,6 +346,26 @@ func TestHostContinues(t *testing.T) {
 	}
 }
 
+// TestHostFinishesDevice goes on where an agent was killed that had added the device, and no more.
+func TestHostFinishesDevice(t *testing.T) {
+	h := newHostTest(t)
+	h.settle("first")
+	device := h.ip("-d", "link", "show", deviceName)
+	h.ip("link", "del", deviceName)
+	h.ip("link", "add", deviceName, "address", h.state.Device.MAC, "type", "vxlan", "external", "dstport", "4789")
+	h.settle("only added")
+	if got := h.ip("-d", "link", "show", deviceName); withoutIndex(got) != withoutIndex(device) {
+		t.Errorf("only added: got device\n%swant\n%s", got, device)
+	}
+	h.wantRoutes("only added", "10.100.2.0/24 encap", "10.100.3.0/24 encap", "fd44:2::/64 encap", "fd44:3::/64 encap")
+}
+
+// withoutIndex returns what ip shows of a device but the number that it begins with.
+func withoutIndex(device string) string {
+	_, rest, _ := strings.Cut(device, ": ")
+	return rest
+}
+
 // TestHostFollowsNodes changes what has changed: in one step where a route stays, so that no packet finds none.
 func TestHostFollowsNodes(t *testing.T) {
 	h := newHostTest(t)

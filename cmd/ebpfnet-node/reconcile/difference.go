@@ -49,7 +49,7 @@ type Device struct {
 // Changes lead from what is present to what is wanted.
 type Changes struct {
 	DeleteDevice, CreateDevice bool
-	SetDevice                  bool // MAC, MTU, flags
+	SetDevice                  bool // alias, MAC, MTU, flags
 	AddAddresses               []netip.Prefix
 	DeleteAddresses            []netip.Prefix
 	SetTunnel, SetPeers        bool             // in the datapath
@@ -99,10 +99,10 @@ func tunnelOf(want *wanted.Device, index int) Tunnel {
 }
 
 func (c *Changes) compareDevice(want *wanted.Device, have *Device) error {
-	switch {
-	case have != nil && !have.Ours && want != nil && have.Name == want.Name:
-		return fmt.Errorf("device %s (%s) is not ebpfnet's: delete it, or let --device name another one", have.Name, have.Kind)
-	case have != nil && !have.Ours:
+	if have != nil && !have.Ours && (want == nil || !have.isBegunAs(want)) {
+		if want != nil && have.Name == want.Name {
+			return fmt.Errorf("device %s (%s) is not ebpfnet's: delete it, or let --device name another one", have.Name, have.Kind)
+		}
 		have = nil
 	}
 	c.DeleteDevice = have != nil && (want == nil || !have.canBecome(want))
@@ -114,7 +114,7 @@ func (c *Changes) compareDevice(want *wanted.Device, have *Device) error {
 		c.AddAddresses = want.Addresses
 		return nil
 	}
-	c.SetDevice = have.MAC != want.MAC || have.MTU != want.MTU || !have.Up || !have.NoARP
+	c.SetDevice = !have.Ours || have.MAC != want.MAC || have.MTU != want.MTU || !have.Up || !have.NoARP
 	c.AddAddresses = without(want.Addresses, have.Addresses)
 	c.DeleteAddresses = without(have.Addresses, want.Addresses)
 	return nil
@@ -123,6 +123,11 @@ func (c *Changes) compareDevice(want *wanted.Device, have *Device) error {
 // canBecome returns whether a device differs only in what can be changed.
 func (d *Device) canBecome(want *wanted.Device) bool {
 	return d.Name == want.Name && d.External && d.Port == want.Port
+}
+
+// isBegunAs returns whether a device without our alias is ours all the same: an agent that was killed has added it.
+func (d *Device) isBegunAs(want *wanted.Device) bool {
+	return d.Name == want.Name && d.External && d.MAC == want.MAC
 }
 
 func without(all, some []netip.Prefix) (rest []netip.Prefix) {

@@ -81,6 +81,7 @@ func TestDifference(t *testing.T) {
 		{"device no longer wanted", func(want *wanted.State, _ *Present) {
 			want.Device, want.Routes = nil, []rtnl.NodeRoute{directRoute(4)}
 		}, Changes{DeleteDevice: true, SetTunnel: true}},
+		{"device without its alias", func(_ *wanted.State, have *Present) { have.Device.Ours = false }, Changes{SetDevice: true}},
 		{"device without ours", func(want *wanted.State, have *Present) { // mode direct, beside somebody's device
 			want.Device, want.Routes = nil, []rtnl.NodeRoute{directRoute(4)}
 			have.Device.Ours, have.Routes, have.Tunnel = false, want.Routes, Tunnel{}
@@ -139,10 +140,16 @@ func TestDifference(t *testing.T) {
 
 // TestDeviceOfOthers leaves alone a device that somebody else has made with the tunnel's name.
 func TestDeviceOfOthers(t *testing.T) {
-	have := presentState()
-	have.Device.Ours, have.Device.Kind = false, "bridge"
-	if got, err := Difference(wantedState(), have); err == nil || !strings.Contains(err.Error(), "ebpfnet0 (bridge)") {
-		t.Errorf("got changes %+v, error %v, want an error that names the device", got, err)
+	for kind, change := range map[string]func(*Device){
+		"bridge": func(d *Device) { d.External = false },
+		"vxlan":  func(d *Device) { d.MAC = "02:00:00:00:00:02" },
+	} {
+		have := presentState()
+		have.Device.Ours, have.Device.Kind = false, kind
+		change(have.Device)
+		if got, err := Difference(wantedState(), have); err == nil || !strings.Contains(err.Error(), "ebpfnet0 ("+kind+")") {
+			t.Errorf("got changes %+v, error %v, want an error that names the device", got, err)
+		}
 	}
 }
 

@@ -236,6 +236,7 @@ func (h *Host) set(index int, want *wanted.Device) error {
 		what  string
 		apply func() error
 	}{
+		{"alias", func() error { return h.handle.LinkSetAlias(link, alias) }},
 		{"MTU", func() error { return h.handle.LinkSetMTU(link, want.MTU) }},
 		{"MAC address", func() error { return h.handle.LinkSetHardwareAddr(link, mac) }},
 		{"flag NOARP", func() error { return h.handle.LinkSetARPOff(link) }},
