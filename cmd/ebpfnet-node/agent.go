@@ -60,18 +60,20 @@ type agent struct {
 	addresses []netip.Addr // of the host, at the last look
 }
 
-// run syncs until ctx is done.
+// run syncs until ctx is done. After a failure, events of this host wait for the next attempt, because the failed one
+// may have caused them.
 func (a *agent) run(ctx context.Context) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	retry := time.NewTimer(0) // the first sync
 	defer retry.Stop()
+	events := a.events
 	for delay := firstRetry; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-a.nodes.Changed():
-		case <-a.events:
+		case <-events:
 		case <-ticker.C:
 		case <-retry.C:
 		}
@@ -81,6 +83,7 @@ func (a *agent) run(ctx context.Context) {
 		report := a.sync()
 		report.Err = errors.Join(report.Err, a.tell(report))
 		a.health.Note(report)
+		events = a.events
 		isDone := report.Err == nil && report.Refused == 0
 		if isDone || report.Took == 0 { // what it waits for will wake it
 			delay = firstRetry
@@ -89,6 +92,9 @@ func (a *agent) run(ctx context.Context) {
 		}
 		if report.Err != nil {
 			a.log.Error(report.Err.Error())
+		}
+		if report.Err != nil && !errors.Is(report.Err, wanted.ErrUnknown) {
+			events = nil
 		}
 		retry.Reset(delay)
 		delay = min(2*delay, interval)

@@ -54,6 +54,7 @@ func (f *fake) Look() (wanted.Host, *reconcile.Present, error) {
 
 func (f *fake) Apply(_ *reconcile.Changes, want *wanted.State, _ *reconcile.Present) ([]wanted.Skip, error) {
 	if f.refuse != nil {
+		wake(f.events) // by what it has changed before
 		return nil, f.refuse
 	}
 	d := want.Device
@@ -310,6 +311,22 @@ func TestRefused(t *testing.T) {
 		f.refused = nil
 		pass(firstRetry + batch)
 		f.want(t, "refused for a second", 2, 100, "ok")
+	})
+}
+
+// TestLateAddress looks at once when the host gets what was missing, however long that has taken.
+func TestLateAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := started(t)
+		f.tell(wanted.Node{Name: "a", PodCIDRs: nodeA.PodCIDRs})
+		pass(10 * time.Minute)
+		f.want(t, "without an address", 0, 0, "no usable internal address")
+		before := f.looks
+		wake(f.events)
+		pass(batch)
+		if f.looks != before+1 {
+			t.Errorf("got %d looks for an event, want one", f.looks-before)
+		}
 	})
 }
 

@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -358,6 +359,27 @@ func TestHostFinishesDevice(t *testing.T) {
 		t.Errorf("only added: got device\n%swant\n%s", got, device)
 	}
 	h.wantRoutes("only added", "10.100.2.0/24 encap", "10.100.3.0/24 encap", "fd44:2::/64 encap", "fd44:3::/64 encap")
+}
+
+// TestHostSaysWhatIsInUse names the port of the tunnel that somebody else has.
+func TestHostSaysWhatIsInUse(t *testing.T) {
+	h := newHostTest(t)
+	var socket *net.UDPConn
+	err := h.Node.Do(func() (err error) {
+		socket, err = net.ListenUDP("udp4", &net.UDPAddr{Port: h.config.Port})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	for range 2 {
+		if _, err := h.trySync(); err == nil || !strings.Contains(err.Error(), "UDP port 4789 is in use") {
+			t.Errorf("got error %v, want the port", err)
+		}
+	}
+	socket.Close()
+	h.settle("free again")
 }
 
 // withoutIndex returns what ip shows of a device but the number that it begins with.

@@ -184,8 +184,10 @@ func (h *Host) applyDevice(c *Changes, want *wanted.Device, have *Device) (index
 	if err == nil && c.SetTunnel {
 		err = h.dp.SetTunnel(tunnelOf(want, index))
 	}
-	if err == nil && (c.CreateDevice || c.SetDevice) {
-		err = h.set(index, want)
+	if err == nil && c.CreateDevice {
+		err = h.set(index, want, &Device{Ours: true})
+	} else if err == nil && c.SetDevice {
+		err = h.set(index, want, have)
 	}
 	for _, prefix := range c.AddAddresses {
 		if err == nil {
@@ -222,9 +224,9 @@ func (h *Host) create(want *wanted.Device) (index int, err error) {
 	return made.Attrs().Index, nil
 }
 
-// set sets what can be changed. Without ARP no neighbor entry is asked for; without link-local addresses the
-// device sends nothing of its own.
-func (h *Host) set(index int, want *wanted.Device) error {
+// set sets what differs and can be changed: the kernel tells of some changes that are none, and the agent would look
+// again. Without ARP no neighbor entry is asked for; without link-local addresses the device sends nothing of its own.
+func (h *Host) set(index int, want *wanted.Device, have *Device) error {
 	const addrGenModeNone = 1 // IN6_ADDR_GEN_MODE_NONE
 
 	mac, err := net.ParseMAC(want.MAC)
@@ -233,21 +235,33 @@ func (h *Host) set(index int, want *wanted.Device) error {
 	}
 	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
 	for _, set := range []struct {
-		what  string
-		apply func() error
+		what    string
+		differs bool
+		apply   func() error
 	}{
-		{"alias", func() error { return h.handle.LinkSetAlias(link, alias) }},
-		{"MTU", func() error { return h.handle.LinkSetMTU(link, want.MTU) }},
-		{"MAC address", func() error { return h.handle.LinkSetHardwareAddr(link, mac) }},
-		{"flag NOARP", func() error { return h.handle.LinkSetARPOff(link) }},
-		{"IPv6 address generation", func() error { return unlessNoIPv6(h.handle.LinkSetIP6AddrGenMode(link, addrGenModeNone)) }},
-		{"flag UP", func() error { return h.handle.LinkSetUp(link) }},
+		{"alias", !have.Ours, func() error { return h.handle.LinkSetAlias(link, alias) }},
+		{"MTU", have.MTU != want.MTU, func() error { return h.handle.LinkSetMTU(link, want.MTU) }},
+		{"MAC address", have.MAC != want.MAC, func() error { return h.handle.LinkSetHardwareAddr(link, mac) }},
+		{"flag NOARP", !have.NoARP, func() error { return h.handle.LinkSetARPOff(link) }},
+		{"IPv6 address generation", !have.Up, func() error { return unlessNoIPv6(h.handle.LinkSetIP6AddrGenMode(link, addrGenModeNone)) }},
+		{"flag UP", !have.Up, func() error { return explainUp(h.handle.LinkSetUp(link), want) }},
 	} {
+		if !set.differs {
+			continue
+		}
 		if err := set.apply(); err != nil {
 			return fmt.Errorf("set the %s of %s: %w", set.what, want.Name, err)
 		}
 	}
 	return nil
+}
+
+// explainUp names the port that a device which is up listens on.
+func explainUp(err error, want *wanted.Device) error {
+	if errors.Is(err, unix.EADDRINUSE) {
+		return fmt.Errorf("%w: UDP port %d is in use (`ss -lunp` says by whom)", err, want.Port)
+	}
+	return err
 }
 
 // unlessNoIPv6 ignores what a kernel without IPv6 says.
