@@ -319,16 +319,14 @@ func (d *Device) admit(prefix netip.Prefix) {
 	}
 }
 
-// problems returns what of this node hinders its own containers.
+// problems returns what of this node hinders its own containers. Of its addresses the preferred one counts, which almost
+// all nodes use: if some node that has no such address could make the other one count, too, it could stop this one.
 func (p *path) problems(podCIDRs []netip.Prefix) (problems []string) {
 	if p.config.Mode == ModeDirect {
 		return nil
 	}
-	for _, family := range p.families() {
-		if !p.local[family] {
-			problems = append(problems, fmt.Sprintf(
-				"no device that is up has this node's address %s: other nodes may drop what it sends", p.own[family]))
-		}
+	if reason := p.isAway(p.families()[0]); reason != "" {
+		problems = append(problems, reason)
 	}
 	isIPv6 := func(prefix netip.Prefix) bool { return prefix.Addr().Is6() }
 	if mtu := p.tunnelMTU(p.families()[0]); slices.ContainsFunc(podCIDRs, isIPv6) && mtu < leastMTU6 {
@@ -336,6 +334,14 @@ func (p *path) problems(podCIDRs []netip.Prefix) (problems []string) {
 			"an MTU of %d between nodes leaves containers %d; IPv6 needs %d", p.mtu, mtu, leastMTU6))
 	}
 	return problems
+}
+
+// isAway returns what is wrong if this node's address of a family is on no device.
+func (p *path) isAway(family int) string {
+	if p.local[family] {
+		return ""
+	}
+	return fmt.Sprintf("no device that is up has this node's address %s: other nodes may drop what it sends", p.own[family])
 }
 
 // to returns the way to a prefix, and what is wrong with it.
@@ -411,7 +417,11 @@ func (p *path) tunnel(claim claim, device *Device) (way, string) {
 		if mtu != device.MTU {
 			route.MTU = mtu
 		}
-		return way{route, remote, false, mtu}, ""
+		reason := ""
+		if family != p.families()[0] { // else it is this node's problem
+			reason = p.isAway(family)
+		}
+		return way{route, remote, false, mtu}, reason
 	}
 	return way{}, "the node has no usable internal address of a family that this node has, too"
 }

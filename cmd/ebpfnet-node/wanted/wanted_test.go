@@ -1,7 +1,6 @@
 package wanted
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -313,53 +312,6 @@ func TestOtherFamily(t *testing.T) {
 		t.Errorf("got routes %+v and peers %+v, want those of 10.244.2.0/24", got.Routes, got.Peers)
 	}
 	checkOnly(t, "skipped", skippedText(got), "node-2 fd44:2::/64: this node has no podCIDR of the prefix's family")
-}
-
-// TestOwnNodeUnknown changes nothing while this node is not known, whatever the other nodes are.
-func TestOwnNodeUnknown(t *testing.T) {
-	other := node(2, "10.244.2.0/24", "192.0.2.2")
-	for name, test := range map[string]struct {
-		nodes []Node
-		says  string
-	}{
-		"no nodes":    {nil, "the API has no node node-1"},
-		"not in it":   {[]Node{other}, "the API has no node node-1"},
-		"no podCIDR":  {[]Node{other, node(1, "192.0.2.1")}, "node node-1 has no podCIDR (it has no podCIDR (yet))"},
-		"bad podCIDR": {[]Node{other, node(1, "0.0.0.0/0", "192.0.2.1")}, "(0.0.0.0/0: it is larger than a /8)"},
-		"no address":  {[]Node{other, node(1, "10.244.1.0/24")}, "node node-1 has no usable internal address"},
-		"no device":   {[]Node{other, node(1, "10.244.1.0/24", "192.0.2.1")}, "node node-1 has no device"},
-	} {
-		host := dualHost
-		if name == "no device" {
-			host = Host{}
-		}
-		_, err := Of(test.nodes, "node-1", config, host)
-		if !errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), test.says) {
-			t.Errorf("%s: got error %v, want one with %q that wraps ErrUnknown", name, err, test.says)
-		}
-	}
-}
-
-// TestProblems says what of this node hinders its containers.
-func TestProblems(t *testing.T) {
-	narrow := hostWith("192.0.2.1/24")
-	narrow.Links[0].MTU = 1320
-	for name, test := range map[string]struct {
-		host Host
-		node Node
-		says string
-	}{
-		"good":              {hostWith("192.0.2.1/24"), node(1, "10.244.1.0/24", "192.0.2.1"), ""},
-		"address elsewhere": {hostWith("192.0.2.9/24"), node(1, "10.244.1.0/24", "192.0.2.1"), "has this node's address 192.0.2.1"},
-		"IPv4, narrow":      {narrow, node(1, "10.244.1.0/24", "192.0.2.1"), ""},
-		"IPv6, narrow":      {narrow, node(1, "fd44:1::/64", "192.0.2.1"), "leaves containers 1270; IPv6 needs 1280"},
-	} {
-		got, err := Of([]Node{test.node}, "node-1", config, test.host)
-		if err != nil {
-			t.Fatal(err)
-		}
-		checkOnly(t, name, strings.Join(got.Problems, "\n"), test.says)
-	}
 }
 
 // TestNarrowTunnel serves IPv4 where IPv6 has too small an MTU.
