@@ -33,7 +33,7 @@ enum reason {
 	REASON_SRC_RANGE = 16,	 /* to a host port whose source ranges exclude the client */
 	REASON_ICMP_ERROR = 17,	 /* an ICMP error about a connection of others */
 	REASON_NEXT_HOP = 18,	 /* the gateway of the container's route is not here */
-	REASON_TUNNEL = 19,	 /* antiSpoof: for a tunnel of the host */
+	REASON_TUNNEL = 19,	 /* antiSpoof: for a tunnel of the host; or in its name */
 	REASON_BRIDGE = 20,	 /* antiSpoof: a message for bridges, such as spanning tree */
 	REASON_NODE = 21,	 /* not from its source's node, or for no container here */
 	REASON_MAX = 22,

@@ -19,6 +19,7 @@
 #include "policy.h"
 #include "scratch.h"
 #include "spoof.h"
+#include "tunnel.h"
 #include "untranslated.h"
 
 /* Loopback, egress: from the host to itself, so every destination is an address of this host. */
@@ -251,7 +252,7 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (l3 && parsed == PARSED && node_any() && untranslated_lately(skb, p, tag))
 		return VERDICT_NEXT;
 	endpoint = endpoint_lookup(&p->src);
-	if (!endpoint && parsed == PARSED && node_is_forged(skb, p))
+	if (!endpoint && parsed == PARSED && tunnel_is_forged(skb, p))
 		return drop(skb, REASON_TUNNEL);
 	if (!endpoint)
 		return parsed == PARSED ? masq_host(skb) : VERDICT_NEXT;

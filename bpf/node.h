@@ -82,15 +82,6 @@ static __noinline bool node_is_tunnel_port(const struct packet *p)
 	return cluster && cluster->port && cluster->port == p->dport;
 }
 
-/*
- * p, not from a container's address, is VXLAN from a container all the same: the stack has given it
- * the host's. The tunnel's own packets do not come here: see to_uplink.
- */
-static __always_inline bool node_is_forged(struct __sk_buff *skb, const struct packet *p)
-{
-	return node_is_tunnel_port(p) && device_lookup(skb->ingress_ifindex);
-}
-
 /* The packet comes from a tunnel, and not from the programs, which send some once more. */
 static __always_inline bool node_is_tunneled(struct __sk_buff *skb)
 {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * antiSpoof: a container does not use the host's tunnels. What the kernel takes out of
- * a packet seems to come from the tunnel's device, whatever its addresses say. A
- * container's tunnels to others are forwarded, and are theirs to judge. Those with a
- * secret (ESP, WireGuard) know their senders.
+ * The host's tunnels are its own: what the kernel takes out of a packet seems to come
+ * from the tunnel's device, whatever its addresses say. antiSpoof: a container does not
+ * use them. Its tunnels to others are forwarded, and are theirs to judge. Those with a
+ * secret (ESP, WireGuard) know their senders. Other nodes of a cluster believe the
+ * host's address: nobody else sends VXLAN under it.
  */
 #pragma once
 
@@ -56,4 +57,15 @@ static __always_inline int tunnel_check_udp(struct __sk_buff *skb, struct flow_k
 	if (socket_lookup(skb, key, ipv6) == SOCKET_NONE)
 		return REASON_NONE;
 	return tunnel_check(skb, &key->local, ipv6);
+}
+
+/*
+ * p, not from a container's address, is VXLAN in the host's name, but not the host's: the stack
+ * has given it another source. Without that it is from no node, wherever it leads. The
+ * tunnel's own packets do not come here: see to_uplink.
+ */
+static __always_inline bool tunnel_is_forged(struct __sk_buff *skb, const struct packet *p)
+{
+	return skb->ingress_ifindex && node_is_tunnel_port(p) &&
+	       (device_lookup(skb->ingress_ifindex) || fib_is_local_addr(skb, &p->src, p->ipv6));
 }

@@ -111,6 +111,29 @@ func TestNodesAreNotMasqueraded(t *testing.T) {
 	h.runRow(t, bpf.ProgToUplink, row{name: "by the tunnel, to a node that is gone", in: "pod:4000 > onlink:80"})
 }
 
+// VXLAN in the host's name is the host's. What the stack has given that source is not, whoever has sent it.
+func TestTunnelInTheHostsName(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	for _, program := range []string{bpf.ProgToUplink, bpf.ProgToUplinkL3} {
+		h := newClusterHost(t, v4.addr("gateway"), bpf.NodeTunnel, false)
+		for name, tc := range map[string]struct {
+			ingress int
+			row     row
+		}{
+			"the host's":            {0, row{in: "node:80 > onlink:4789"}},
+			"from a container":      {h.veth.Index, row{in: "node:80 > onlink:4789", drop: "tunnel"}},
+			"from another host":     {h.uplink.Index, row{in: "node:80 > onlink:4789", drop: "tunnel"}},
+			"by a second address":   {h.uplink.Index, row{in: "node2:80 > onlink:4789", drop: "tunnel"}},
+			"routed, not changed":   {h.uplink.Index, row{in: "remote2:80 > onlink:4789"}},
+			"forwarded, other port": {h.uplink.Index, row{in: "node:80 > onlink:4788"}},
+		} {
+			tc.row.name, tc.row.on = program+" "+name, []proto{udp}
+			h.ingress = uint32(tc.ingress)
+			h.runRow(t, program, tc.row)
+		}
+	}
+}
+
 // What comes from another node is translated if it is for a host port, or a reply to what was masqueraded.
 func TestTranslatedFromNodes(t *testing.T) {
 	toPod := []hostPort{{host: "any:8080", to: "pod:80"}}

@@ -299,23 +299,40 @@ func TestTunnelFromAnotherAddress(t *testing.T) {
 	}
 }
 
-// Nobody but the node of its source sends a packet by the tunnel: neither a host beside it, nor a pod of that node.
+// nodePort is a service's port of the node, as kube-proxy would forward it: to the tunnel of the other one.
+const nodePort = `
+	table ip service {
+		chain pre { type nat hook prerouting priority -100; policy accept; udp dport 30000 dnat to 192.0.2.1:4789; }
+		chain post { type nat hook postrouting priority 100; policy accept; ct status dnat masquerade; }
+	}
+	table ip6 service {
+		chain pre { type nat hook prerouting priority -100; policy accept; udp dport 30000 dnat to [2001:db8:1::1]:4789; }
+		chain post { type nat hook postrouting priority 100; policy accept; ct status dnat masquerade; }
+	}`
+
+// Nobody but the node of its source sends a packet by the tunnel: neither a host beside it, nor a pod of that node, nor
+// whoever else that node masquerades.
 func TestForgedTunnelPackets(t *testing.T) {
 	a, b := newNodes(t, `"ipMasq": true, "mtu": 1430`)
-	hostile := b.AddPod(t, "hostile", nil)
+	hostile, guest := b.AddPod(t, "hostile", nil), b.otherEngine6(t)
+	b.nft(t, dockerRules)
+	b.nft(t, nodePort)
 	forEachUnderlay(t, a, b, func(t *testing.T, under testenv.Family) {
 		forEachFamily(t, func(t *testing.T, f testenv.Family) {
 			received := listenPacket(t, a.pod.Namespace, at(f.Pod(a.pod), 7000))
-			send := func(from *testenv.Namespace, local, source netip.Addr, payload string) {
+			send := func(from *testenv.Namespace, local, source netip.Addr, payload string, to netip.AddrPort) {
 				t.Helper()
 				inner := testenv.UDPPacket(at(source, 5000), at(f.Pod(a.pod), 7000), payload)
 				header := binary.BigEndian.AppendUint32([]byte{8, 0, 0, 0}, vni<<8)
-				sendTo(t, listenPacket(t, from, at(local, 0)), at(under.Node, tunnelPort), string(header)+string(inner.MustBuild()))
+				sendTo(t, listenPacket(t, from, at(local, 0)), to, string(header)+string(inner.MustBuild()))
 			}
 			before, protocols := a.dropsFor(t, bpf.ReasonNode), b.dropsOf(t, hostile)[maps.Reason(bpf.ReasonProtocol)]
-			send(b.node(), under.Outside, f.Far, "of no node")
-			send(b.node(), under.Outside, f.Pod(a.pod), "of the receiver")
-			send(hostile.Namespace, under.Pod(hostile), f.Pod(b.pod), "of another pod, by masquerading")
+			forged, tunnel := b.dropsFor(t, bpf.ReasonTunnel), at(under.Node, tunnelPort)
+			send(b.node(), under.Outside, f.Far, "of no node", tunnel)
+			send(b.node(), under.Outside, f.Pod(a.pod), "of the receiver", tunnel)
+			send(hostile.Namespace, under.Pod(hostile), f.Pod(b.pod), "of another pod, by masquerading", tunnel)
+			send(guest, engineAddr[under.Name], f.Pod(b.pod), "of a pod, by another engine's masquerading", tunnel)
+			send(a.node(), under.Node, f.Pod(b.pod), "of a pod, by a service", at(under.Outside, 30000))
 
 			server := serve(t, a.pod.Namespace, "udp", at(f.Pod(a.pod), 0))
 			reachUntranslated(t, b.pod.Namespace, "udp", server, a.pod.Namespace)
@@ -328,6 +345,9 @@ func TestForgedTunnelPackets(t *testing.T) {
 			}
 			if got := b.dropsOf(t, hostile)[maps.Reason(bpf.ReasonProtocol)] - protocols; got != 1 {
 				t.Errorf("drops of the pod's VXLAN: got %d, want 1", got)
+			}
+			if got := b.dropsFor(t, bpf.ReasonTunnel) - forged; got != 2 {
+				t.Errorf("drops of VXLAN that the node masquerades: got %d, want 2", got)
 			}
 		})
 	})
