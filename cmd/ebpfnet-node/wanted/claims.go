@@ -285,11 +285,20 @@ func (c *cluster) dropAddresses(m *member) {
 		case m != c.own && slices.ContainsFunc(c.host.Links, func(link Link) bool { return link.isBroadcast(addr) }):
 			c.skip(m, "", fmt.Sprintf("its address %s is a broadcast address", addr))
 		case next > 0 && c.accepted[next-1].prefix.Contains(addr):
-			c.skip(m, "", fmt.Sprintf("its address %s is in %s of node %s", addr, c.accepted[next-1].prefix, c.nameOf(c.accepted[next-1].node)))
+			c.loseAddress(m, addr, c.accepted[next-1])
 		default:
 			continue
 		}
 		m.addresses[i] = netip.Addr{}
+	}
+}
+
+// loseAddress reports an address that lies in a prefix.
+func (c *cluster) loseAddress(m *member, addr netip.Addr, holder claim) {
+	c.skip(m, "", fmt.Sprintf("its address %s is in %s of node %s", addr, holder.prefix, c.nameOf(holder.node)))
+	if holder.node == c.own && m.rank < c.own.rank {
+		c.problems = append(c.problems, fmt.Sprintf("node %s is older and has the address %s in this node's %s: others send nothing there",
+			m.name, addr, holder.prefix))
 	}
 }
 
