@@ -27,6 +27,7 @@ type member struct {
 	name      string
 	rank      int
 	addresses [2]netip.Addr // IPv4, IPv6; invalid: none that can be used
+	leftOut   []string      // others, and why
 	podCIDRs  []netip.Prefix
 }
 
@@ -72,7 +73,15 @@ func (c *cluster) readAddresses(m *member, texts []string) {
 	for _, text := range texts {
 		addr, err := netip.ParseAddr(text)
 		addr = addr.Unmap()
-		if err != nil || !addr.IsGlobalUnicast() || addr.Zone() != "" || inAny(c.config.PodCIDRs, addr) {
+		reason := ""
+		switch {
+		case err != nil || !addr.IsGlobalUnicast() || addr.Zone() != "":
+			reason = "no node can be reached by it"
+		case inAny(c.config.PodCIDRs, addr):
+			reason = fmt.Sprintf("it is one for containers, by the cluster's %v", c.config.PodCIDRs)
+		}
+		if reason != "" {
+			m.leftOut = append(m.leftOut, text+": "+reason)
 			continue
 		}
 		if own := &m.addresses[familyOf(addr)]; !own.IsValid() {

@@ -2,6 +2,7 @@ package wanted
 
 import (
 	"errors"
+	"net/netip"
 	"strings"
 	"testing"
 )
@@ -18,13 +19,18 @@ func TestOwnNodeUnknown(t *testing.T) {
 		"no podCIDR":  {[]Node{other, node(1, "192.0.2.1")}, "node node-1 has no podCIDR (it has no podCIDR (yet))"},
 		"bad podCIDR": {[]Node{other, node(1, "0.0.0.0/0", "192.0.2.1")}, "(0.0.0.0/0: it is larger than a /8)"},
 		"no address":  {[]Node{other, node(1, "10.244.1.0/24")}, "node node-1 has no usable internal address"},
-		"no device":   {[]Node{other, node(1, "10.244.1.0/24", "192.0.2.1")}, "node node-1 has no device"},
+		"bad address": {[]Node{other, node(1, "10.244.1.0/24", "127.0.0.1")}, "internal address (127.0.0.1: no node can be reached by it)"},
+		"in the cluster's": {[]Node{other, node(1, "10.244.1.0/24", "10.245.0.1")},
+			"internal address (10.245.0.1: it is one for containers, by the cluster's [10.244.0.0/15])"},
+		"no device": {[]Node{other, node(1, "10.244.1.0/24", "192.0.2.1")}, "node node-1 has no device"},
 	} {
 		host := dualHost
 		if name == "no device" {
 			host = Host{}
 		}
-		_, err := Of(test.nodes, "node-1", config, host)
+		limited := config
+		limited.PodCIDRs = []netip.Prefix{prefix("10.244.0.0/15")}
+		_, err := Of(test.nodes, "node-1", limited, host)
 		if !errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%s: got error %v, want one with %q that wraps ErrUnknown", name, err, test.says)
 		}

@@ -154,7 +154,8 @@ func Of(nodes []Node, own string, config Config, host Host) (*State, error) {
 		missing = "device that is up and has an address"
 	}
 	if missing != "" {
-		return nil, fmt.Errorf("node %s has no %s (%s): %w", own, missing, strings.Join(c.problems, "; "), ErrUnknown)
+		reasons := strings.Join(append(c.problems, c.own.leftOut...), "; ")
+		return nil, fmt.Errorf("node %s has no %s (%s): %w", own, missing, reasons, ErrUnknown)
 	}
 	s.Problems = append(s.Problems, path.problems(s.PodCIDRs)...)
 	if config.Mode != ModeDirect {
