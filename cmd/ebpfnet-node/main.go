@@ -68,6 +68,9 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if o.lacksLimit() {
+		log.Warn("any node can claim what addresses it likes, such as the API server's, and would get their packets: set --cluster-cidr")
+	}
 	watcher, err := nodes.New(api)
 	if err != nil {
 		return err
@@ -159,6 +162,13 @@ func (o *options) api() (*rest.Config, error) {
 	}
 	config.UserAgent = "ebpfnet-node"
 	return config, nil
+}
+
+// lacksLimit returns whether a node's prefix may have the API server's address. In a cluster the agent knows that of its
+// service, which other addresses stand behind.
+func (o *options) lacksLimit() bool {
+	isServers := (o.kubeconfig != "" || o.apiServer != "") && len(o.Reserved) > 0
+	return len(o.PodCIDRs) == 0 && !isServers
 }
 
 // install copies the plugins, which are beside the agent, before anything else: DEL needs them, too.

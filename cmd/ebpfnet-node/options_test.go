@@ -4,10 +4,15 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
 )
 
 // TestOptions names the flag, its value and what is expected.
@@ -39,6 +44,34 @@ func TestOptions(t *testing.T) {
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%q: got error %v, want %q", args, err, want)
 		}
+	}
+}
+
+// TestLacksLimit is so where neither the cluster's prefixes nor the API server's own address are known.
+func TestLacksLimit(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	const content = `{"clusters": [{"name": "c", "cluster": {"server": "https://192.0.2.10:6443"}}], "contexts": [{"name": "c", "context": {"cluster": "c"}}], "current-context": "c"}`
+	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string]bool{
+		"": false, "--api-server=https://[2001:db8::1]:6443": false, "--api-server=https://api.example:6443": true,
+		"--api-server=https://api.example:6443 --cluster-cidr=10.244.0.0/16": false,
+	} {
+		o, err := parseOptions(strings.Fields("--node=a --kubeconfig=" + file + " " + args))
+		if err == nil {
+			_, err = o.api()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := o.lacksLimit(); got != want {
+			t.Errorf("%q: got %v, want %v", args, got, want)
+		}
+	}
+	inCluster := options{Config: wanted.Config{Reserved: []netip.Addr{netip.MustParseAddr("10.96.0.1")}}}
+	if !inCluster.lacksLimit() {
+		t.Error("in a cluster: got false, want true: the service's address is not the API server's")
 	}
 }
 
