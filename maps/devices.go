@@ -1,6 +1,7 @@
 package maps
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -116,6 +117,20 @@ func Devices(dp *loader.Datapath) ([]Device, error) {
 		list = append(list, deviceOf(entry.key, entry.value))
 	}
 	return list, nil
+}
+
+// DevicesOf returns the ifindexes of an owner's devices, of any version: one, unless an attachment came
+// again without a DEL.
+func DevicesOf(dp *loader.Datapath, owner loader.Owner) (indexes []int, err error) {
+	for entry, err := range rawEntries(dp.Devices) {
+		if err != nil {
+			return nil, err
+		}
+		if ownerOf(entry.key, entry.value) == owner {
+			indexes = append(indexes, int(binary.NativeEndian.Uint32(entry.key)))
+		}
+	}
+	return indexes, nil
 }
 
 func deviceOf(key uint32, value bpf.Device) Device {

@@ -1,11 +1,14 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -189,26 +192,38 @@ func (a *adder) create(store *maps.Store, add func() error) error {
 	return add()
 }
 
-// findLiving returns what names an owner's attachment, or "" where its device is gone.
+// findLiving returns what names an owner's attachment, or "" where its device is gone. The datapath knows the
+// device of a chained attachment; the record may be in another network's dataDir.
 func (a *adder) findLiving(owner loader.Owner) (string, error) {
 	device, err := link.Find(a.host, names.HostDevice(owner))
-	if err != nil {
+	if err == nil && device == nil {
+		device, err = findOtherDevice(a.host, a.datapath, owner)
+	}
+	if err != nil || device == nil {
 		return "", err
 	}
-	records, err := record.Open(a.config.DataDir)
-	if err != nil {
-		return "", err
+	if records, err := record.Open(a.config.DataDir); err == nil {
+		if rec, err := records.Read(owner); err == nil && rec != nil {
+			return names.Of(rec.Attachment), nil
+		}
 	}
-	rec, err := records.Read(owner)
-	if device == nil && rec != nil && rec.Chained != nil {
-		device, err = link.Device(a.host, rec.Chained.HostIndex)
+	return cmp.Or(device.Attrs().Alias, device.Attrs().Name), nil
+}
+
+// findOtherDevice returns the device of another plugin that an owner's entries are for, or nil.
+func findOtherDevice(host *netlink.Handle, datapath *loader.Datapath, owner loader.Owner) (netlink.Link, error) {
+	indexes, err := maps.DevicesOf(datapath, owner)
+	for _, index := range indexes {
+		device, err := link.Device(host, index)
+		if err != nil {
+			return nil, err
+		}
+		if device == nil {
+			continue
+		}
+		if _, isOurs := names.ParseAlias(device.Attrs().Alias); !isOurs {
+			return device, nil
+		}
 	}
-	switch {
-	case device == nil:
-		return "", err
-	case rec != nil:
-		return names.Of(rec.Attachment), nil
-	default:
-		return device.Attrs().Alias, nil
-	}
+	return nil, err
 }

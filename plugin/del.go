@@ -60,14 +60,13 @@ func (v *verb) disconnect(ctx context.Context, netns string) (releasable bool, e
 		return false, err
 	}
 	rec, errRead := records.Read(owner)
-	isChained, hostIndex := rec != nil && rec.Chained != nil, 0
-	if isChained {
-		hostIndex = rec.Chained.HostIndex
-	}
 	datapath, err := loader.OpenForRelease()
 	if err == nil {
 		defer datapath.Close()
-		err = disconnectDevice(ctx, datapath, owner, hostIndex)
+		if rec == nil && !v.hasIPAM() {
+			rec, err = v.recordOfDevice(datapath)
+		}
+		err = errors.Join(err, disconnectDevice(ctx, datapath, owner, rec.ChainedIndex()))
 	} else if errors.Is(err, loader.ErrNotLoaded) {
 		err = deleteDevice(owner)
 	} else {
@@ -76,6 +75,7 @@ func (v *verb) disconnect(ctx context.Context, netns string) (releasable bool, e
 	if errors.Is(err, flock.ErrBusy) {
 		return false, err
 	}
+	isChained := rec.ChainedIndex() != 0
 	if isChained {
 		err = errors.Join(err, v.removeLimits(rec, netns), v.restoreTuning(rec, netns))
 	}
@@ -86,6 +86,22 @@ func (v *verb) disconnect(ctx context.Context, netns string) (releasable bool, e
 		}
 	}
 	return !isChained || isAdopted, errors.Join(err, errRead, records.Remove(owner))
+}
+
+// recordOfDevice returns what a lost record said about the device of another plugin, or nil where the attachment has
+// none: a chained one has no other trace.
+func (v *verb) recordOfDevice(datapath *loader.Datapath) (*record.Record, error) {
+	host, err := rtnl.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+
+	device, err := findOtherDevice(host, datapath, v.config.Attachment.Owner())
+	if err != nil || device == nil {
+		return nil, err
+	}
+	return &record.Record{Attachment: v.config.Attachment, Chained: &record.Chained{HostIndex: device.Attrs().Index}}, nil
 }
 
 // hasIPAM returns whether the list's addresses are those of our plugin, or of one that it executes. Then

@@ -106,6 +106,15 @@ type Chained struct {
 	Before    link.Tuning `json:"before,omitzero"` // the values before ebpfnet changed them
 }
 
+// ChainedIndex returns the ifindex of the device of another plugin that ebpfnet works on, or 0 where the device is ours
+// or there is no record.
+func (r *Record) ChainedIndex() int {
+	if r == nil || r.Chained == nil {
+		return 0
+	}
+	return r.Chained.HostIndex
+}
+
 // IsEmpty returns whether there is nothing to keep.
 func (r *Record) IsEmpty() bool {
 	return names.Fit(r.Attachment) && r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0 && len(r.Uplinks) == 0 &&

@@ -18,6 +18,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -221,5 +222,60 @@ func wantFetch4(t *testing.T, h *host, p *pod, ip net.IP) {
 	url := "http://" + netip.AddrPortFrom(testenv.NodeAddr4, 8080).String() + "/"
 	if _, err := testenv.HTTPGet(testenv.Context(t), h.Outside, url); err != nil {
 		t.Errorf("get %s: %v", url, err)
+	}
+}
+
+// TestChainedHolder asks for the host port and the address of a chained container that is alive, whose network has
+// another dataDir. So the caller sees no record of it.
+func TestChainedHolder(t *testing.T) {
+	h := newHost(t)
+	holder := h.chainedPod(t)
+	holder.conf = with(holder.conf, "dataDir", filepath.Join(t.TempDir(), "records"))
+	holder.conf = with(holder.conf, "name", "bridged")
+	result := holder.add(t)
+	for _, test := range []struct {
+		name string
+		conf object
+		code uint
+	}{
+		{"port", with(dual("1.1.0"), "runtimeConfig.portMappings", webPort), cnierr.CodePortTaken},
+		{"address", with(dual("1.1.0"), "runtimeConfig.ips", list{"10.88.0.9"}), cnierr.CodeAddressTaken},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := h.pod(t, "c2", test.conf)
+			before := h.snapshot(t, p.Namespace, holder.Namespace)
+			wantError(t, p.try(t, "ADD"), test.code, "(before)")
+			h.wantUnchanged(t, before, p.Namespace, holder.Namespace)
+		})
+	}
+	wantSuccess(t, holder.try(t, "CHECK"), "")
+	wantFetch4(t, h, holder, result.IPs[0].Address.IP)
+	holder.del(t)
+}
+
+// TestChainedDelWithoutRecord calls DEL after the record of a chained container is lost. The datapath knows its
+// device; the previous plugin's address stays reserved.
+func TestChainedDelWithoutRecord(t *testing.T) {
+	h := newHost(t)
+	p := h.chainedPod(t)
+	address := filepath.Join(testenv.ReservationDir, "pods", "10.88.0.9")
+	err := errors.Join(os.MkdirAll(filepath.Dir(address), 0o755), os.WriteFile(address, []byte(p.id+"\r\n"+p.ifName), 0o644))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := h.snapshot(t, p.Namespace)
+	p.conf = with(with(p.conf, "sysctl", absent), "txQLen", absent) // only a record says what to restore
+	p.conf = with(p.conf, "allmulti", absent)
+	p.add(t)
+	if err := os.RemoveAll(record.DefaultDir); err != nil {
+		t.Fatal(err)
+	}
+	p.del(t)
+	if pins, _ := filepath.Glob(filepath.Join(loader.Root, "*", "links", "endpoint-*")); len(pins) > 0 {
+		t.Errorf("after DEL: got links %v, want none", pins)
+	}
+	h.wantUnchanged(t, before, p.Namespace)
+	if err := os.RemoveAll(filepath.Dir(address)); err != nil {
+		t.Fatal(err)
 	}
 }
