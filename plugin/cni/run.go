@@ -9,12 +9,14 @@ import (
 	"encoding/json"
 	"log/slog"
 	"os"
+	"os/signal"
 	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
@@ -52,6 +54,11 @@ func Run(verbs Verbs, name, about string) {
 	override := os.Getenv("CNI_NETNS_OVERRIDE")
 	os.Setenv("CNI_NETNS_OVERRIDE", "true")
 
+	// A runtime that has died does not read our pipes any more. The Go runtime would end the process at a write
+	// to them; so the write fails instead, and ADD undoes its work. To ignore the signal would pass that on to
+	// the plugins that we execute.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
+
 	r := &runner{lockTimeout: lockTimeout, ownNetns: override == "1" || strings.EqualFold(override, "true")}
 	if err := skel.PluginMainFuncsWithError(r.funcs(verbs), version.All, name+" "+release.String()+"\n\n"+about); err != nil {
 		printError(cnierr.Shown(err), r.cniVersion)
@@ -80,14 +87,16 @@ func (r *runner) funcs(verbs Verbs) skel.CNIFuncs {
 	}
 }
 
-// wrap decodes the call, bounds the verb's wait for locks, codes its error and writes the log.
+// wrap decodes the call, bounds the verb's wait for locks by a deadline and by signals, codes its error and writes the log.
 func (r *runner) wrap(name string, verb func(context.Context, *Call) error) func(*skel.CmdArgs) error {
 	return func(args *skel.CmdArgs) error {
 		call, err := config.NewCall(args)
 		r.cniVersion = call.CNIVersion()
 		log := openLog(call)
 		defer log.close()
-		ctx, cancel := context.WithTimeout(context.Background(), r.lockTimeout)
+		ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM) // ADD undoes its work
+		defer stop()
+		ctx, cancel := context.WithTimeout(ctx, r.lockTimeout)
 		defer cancel()
 
 		begin := time.Now()
