@@ -3,6 +3,7 @@ package plugin
 import (
 	"errors"
 	"fmt"
+	iofs "io/fs"
 	"net/netip"
 	"slices"
 
@@ -25,7 +26,10 @@ func checkListeners(ports []maps.HostPort, containerID string) error {
 	if err != nil {
 		return err
 	}
-	table := readSockets(fs)
+	table, errTCP := readSockets(fs)
+	ports = slices.DeleteFunc(ports, func(port maps.HostPort) bool { // only connections of the host, open or past
+		return port.Protocol == maps.TCP && errTCP == nil && len(table.at(port)) == 0
+	})
 	var all []socket
 	for _, port := range ports {
 		all = append(all, table.at(port)...)
@@ -40,8 +44,8 @@ func checkListeners(ports []maps.HostPort, containerID string) error {
 	return nil
 }
 
-// isInUse tries to bind the port. With SO_REUSEADDR only a listener makes that fail for TCP, not
-// the remains of closed connections.
+// isInUse tries to bind the port. With SO_REUSEADDR for TCP a listener makes that fail, and so does a connection for
+// which the kernel chose the port, until its end and some time later; not the remains of a listener's.
 func isInUse(port maps.HostPort) bool {
 	family, kind := unix.AF_INET6, unix.SOCK_DGRAM
 	var address unix.Sockaddr = &unix.SockaddrInet6{Port: int(port.HostPort), Addr: port.HostAddr.As16()}
@@ -81,16 +85,19 @@ type protocolPort struct {
 	port     uint64
 }
 
-// readSockets reads the sockets of this network namespace. Netlink would be faster, but a kernel
-// may lack inet_diag, and only a port in use waits for this.
-func readSockets(fs procfs.FS) socketTable {
+// readSockets reads the sockets of this network namespace. Where errTCP is not nil, some of TCP may be missing. Netlink
+// would be faster, but a kernel may lack inet_diag, and only a port in use waits for this.
+func readSockets(fs procfs.FS) (table socketTable, errTCP error) {
 	const listening = 10
 
-	table := socketTable{}
+	table = socketTable{}
 	//lint:ignore SA1019 see above
-	tcp4, _ := fs.NetTCP()
+	tcp4, errTCP := fs.NetTCP()
 	//lint:ignore SA1019 see above
-	tcp6, _ := fs.NetTCP6()
+	tcp6, err := fs.NetTCP6()
+	if !errors.Is(err, iofs.ErrNotExist) { // a kernel without IPv6
+		errTCP = errors.Join(errTCP, err)
+	}
 	for _, line := range append(tcp4, tcp6...) {
 		if line.St == listening {
 			table.add(protocolPort{maps.TCP, line.LocalPort}, line.LocalAddr, line.Inode)
@@ -101,7 +108,7 @@ func readSockets(fs procfs.FS) socketTable {
 	for _, line := range append(udp4, udp6...) {
 		table.add(protocolPort{maps.UDP, line.LocalPort}, line.LocalAddr, line.Inode)
 	}
-	return table
+	return table, errTCP
 }
 
 func (t socketTable) add(port protocolPort, local []byte, inode uint64) {

@@ -1,12 +1,16 @@
 package conformance
 
 import (
+	"bufio"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"testing"
+	"time"
 
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -88,4 +92,46 @@ func keepPort(t *testing.T, cmd *exec.Cmd, socket io.Closer) (pid int) {
 		}
 	})
 	return cmd.Process.Pid
+}
+
+// TestHostPortOfConnection requests host ports from which the host has opened a TCP connection, or had one that it has
+// closed: no clients' port. The connection goes on.
+func TestHostPortOfConnection(t *testing.T) {
+	h := newLoadedHost(t)
+	if err := h.Node.SetSysctl("net/ipv4/ip_local_port_range", "8080 8080"); err != nil {
+		t.Fatal(err)
+	}
+	p := h.pod(t, "c1", with(dual("1.1.0"), "runtimeConfig.portMappings", webPort))
+	for _, outside := range []netip.Addr{testenv.OutsideAddr4, testenv.OutsideAddr6} {
+		t.Run(outside.String(), func(t *testing.T) {
+			server := netip.AddrPortFrom(outside, 7777)
+			testenv.ServeTCP(t, h.Outside, server)
+			var conn net.Conn
+			err := h.Node.Do(func() (err error) {
+				conn, err = net.Dial("tcp", server.String())
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			replies := bufio.NewReader(conn)
+			ask := func(when string) {
+				t.Helper()
+				errDeadline := conn.SetDeadline(time.Now().Add(testenv.Timeout))
+				_, errSend := fmt.Fprintln(conn, "1 hello")
+				_, err := replies.ReadString('\n')
+				if err := errors.Join(errDeadline, errSend, err); err != nil {
+					t.Fatalf("connection of the host %s: %v", when, err)
+				}
+			}
+			wantFetch(t, h, p.Namespace, p.add(t))
+			ask("after ADD")
+			p.del(t)
+			ask("after DEL")
+			conn.Close()
+			p.add(t)
+			p.del(t)
+		})
+	}
 }
