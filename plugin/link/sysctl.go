@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // sysctls is the directory of the network sysctls. A thread sees those of its own network
@@ -79,8 +80,19 @@ func CheckIPv6() error {
 	return err
 }
 
+// ignoreRouters keeps the host from learning routes from a container, on a device that is still down. Where /proc/sys
+// is read-only, the device keeps the host's default.
+func ignoreRouters(device string) error {
+	err := os.WriteFile(sysctls+"ipv6/conf/"+device+"/accept_ra", []byte("0"), 0)
+	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EROFS) { // no file: no IPv6
+		return nil
+	}
+	return fmt.Errorf("set sysctl to 0: %w", err)
+}
+
 // keepRouterAdvertisements lets the host's devices keep learning their default route from
-// routers: with forwarding enabled, accept_ra 1 means no, and 2 means yes.
+// routers: with forwarding enabled, accept_ra 1 means no, and 2 means yes. Devices that come
+// later may be those of containers, and keep the default.
 func keepRouterAdvertisements() error {
 	files, err := filepath.Glob(sysctls + "ipv6/conf/*/accept_ra")
 	if err != nil {
@@ -89,10 +101,12 @@ func keepRouterAdvertisements() error {
 	for _, file := range files {
 		name := strings.TrimPrefix(file, sysctls)
 		value, err := readSysctl(name)
-		if errors.Is(err, fs.ErrNotExist) || value != "1" || strings.Contains(name, "/all/") {
+		if errors.Is(err, fs.ErrNotExist) || value != "1" || strings.Contains(name, "/all/") || strings.Contains(name, "/default/") {
 			continue
 		}
-		if err := ensureSysctl(name, "2"); err != nil {
+		if err := ensureSysctl(name, "2"); errors.Is(err, unix.EROFS) {
+			return nil // the caller's write fails, too, with a better message
+		} else if err != nil {
 			return err
 		}
 	}

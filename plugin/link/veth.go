@@ -183,6 +183,9 @@ func RaiseWith(host *netlink.Handle, p Pair, addr netip.Addr) error {
 }
 
 func raise(host *netlink.Handle, p Pair) error {
+	if err := ignoreRouters(p.HostName); err != nil {
+		return err
+	}
 	if err := host.LinkSetUp(deviceOf(p.HostIndex)); err != nil {
 		return fmt.Errorf("set %s up: %w", p.HostName, err)
 	}
