@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -45,10 +46,14 @@ func (e *HostPortTakenError) Error() string {
 // Unwrap returns ErrTaken.
 func (e *HostPortTakenError) Unwrap() error { return ErrTaken }
 
-// AddHostPort creates the entries of a host port. If another attachment has it, the
-// error is a *HostPortTakenError.
+// AddHostPort creates the entries of a host port. If another attachment has it, on this
+// address, on any, or, for any, on one of the host, the error is a *HostPortTakenError.
 func (s *Store) AddHostPort(p HostPort) error {
-	if err := s.addNumber(p); err != nil {
+	wasKnown, err := s.addNumber(p)
+	if err == nil && wasKnown { // else nobody has it
+		err = s.checkOverlap(p)
+	}
+	if err != nil {
 		return err
 	}
 	key := hostPortKey(p)
@@ -60,7 +65,7 @@ func (s *Store) AddHostPort(p HostPort) error {
 		SrcRangeSet: uint32(p.SrcRanges),
 	}
 	s.changed = true
-	err := create(s.dp.HostPorts, &key, &value)
+	err = create(s.dp.HostPorts, &key, &value)
 	if err == nil {
 		return s.addReverse(p)
 	}
@@ -70,11 +75,49 @@ func (s *Store) AddHostPort(p HostPort) error {
 	return fmt.Errorf("create host port %s/%s: %w", p.hostSide(), p.Protocol, err)
 }
 
-// addNumber makes the number of a host port known as one. It stays known, since clients
-// may go on for longer than the host port exists.
-func (s *Store) addNumber(p HostPort) error {
-	if err := s.dp.OpenOnDemand(bpf.MapPortNumbers); err != nil {
+// checkOverlap returns a *HostPortTakenError if another attachment has the port on any
+// address while p has one, or the other way round: it would lose clients to p, or p to it.
+func (s *Store) checkOverlap(p HostPort) error {
+	if !p.HostAddr.IsUnspecified() {
+		everywhere := p
+		everywhere.HostAddr = netip.IPv6Unspecified()
+		if p.HostAddr.Is4() {
+			everywhere.HostAddr = netip.IPv4Unspecified()
+		}
+		holder, found, err := GetHostPort(s.dp, everywhere)
+		if found && holder.Owner != p.Owner {
+			return &HostPortTakenError{Wanted: p, Holder: holder}
+		}
 		return err
+	}
+	specific, err := s.specificHostPorts()
+	for _, holder := range specific {
+		if holder.HostPort == p.HostPort && holder.Protocol == p.Protocol &&
+			holder.HostAddr.Is4() == p.HostAddr.Is4() && holder.Owner != p.Owner {
+			return &HostPortTakenError{Wanted: p, Holder: holder}
+		}
+	}
+	return err
+}
+
+// specificHostPorts returns the host ports on one address, in one walk for all of a container's.
+func (s *Store) specificHostPorts() ([]HostPort, error) {
+	if s.specific != nil {
+		return s.specific, nil
+	}
+	all, err := HostPorts(s.dp)
+	if err != nil {
+		return nil, err
+	}
+	s.specific = slices.DeleteFunc(all, func(p HostPort) bool { return p.HostAddr.IsUnspecified() })
+	return s.specific, nil
+}
+
+// addNumber makes the number of a host port known as one, and returns whether it was before s. It
+// stays known, since clients may go on for longer than the host port exists.
+func (s *Store) addNumber(p HostPort) (wasKnown bool, err error) {
+	if err := s.dp.OpenOnDemand(bpf.MapPortNumbers); err != nil {
+		return false, err
 	}
 	const perWord = 64
 
@@ -86,15 +129,16 @@ func (s *Store) addNumber(p HostPort) error {
 	bit := uint64(1) << (p.HostPort % perWord)
 	var known uint64
 	if err := m.Lookup(word, &known); err != nil {
-		return fmt.Errorf("look up the number of host port %s/%s: %w", p.hostSide(), p.Protocol, err)
+		return false, fmt.Errorf("look up the number of host port %s/%s: %w", p.hostSide(), p.Protocol, err)
 	}
 	if known&bit != 0 {
-		return nil
+		return s.newNumbers[word]&bit == 0, nil
 	}
 	if err := m.Put(word, known|bit); err != nil {
-		return fmt.Errorf("put the number of host port %s/%s: %w", p.hostSide(), p.Protocol, err)
+		return false, fmt.Errorf("put the number of host port %s/%s: %w", p.hostSide(), p.Protocol, err)
 	}
-	return nil
+	s.newNumbers[word] |= bit
+	return false, nil
 }
 
 // addReverse creates the entry that translates the container's port back to the host

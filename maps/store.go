@@ -38,6 +38,9 @@ var ErrFull = errors.New("a limit of this host is reached")
 type Store struct {
 	dp      *loader.Datapath
 	changed bool // With is to make a new generation
+
+	specific   []HostPort        // see specificHostPorts; nil: not listed yet
+	newNumbers map[uint32]uint64 // see addNumber: words of port_numbers
 }
 
 // With calls change with the datapath's lock held, and then makes a new generation if
@@ -48,7 +51,7 @@ func With(ctx context.Context, dp *loader.Datapath, change func(*Store) error) e
 	if err != nil {
 		return err
 	}
-	s := &Store{dp: dp}
+	s := &Store{dp: dp, newNumbers: map[uint32]uint64{}}
 	return errors.Join(change(s), s.finish(), lock.Release())
 }
 
@@ -60,6 +63,7 @@ func (s *Store) CloseHostPorts(owner loader.Owner) error {
 }
 
 func (s *Store) closeHostPorts(owners map[loader.Owner]bool) error {
+	s.specific = nil
 	if err := removeOwned(s.dp.HostPorts, owners, ownerOf); err != nil {
 		return err
 	}

@@ -27,6 +27,10 @@ func TestHostPortConflict(t *testing.T) {
 		{"other port", object{"hostPort": 8082, "containerPort": 80, "protocol": "tcp"}, false},
 		{"same host address", object{"hostPort": 8081, "containerPort": 80, "protocol": "udp", "hostIP": "192.0.2.1"}, true},
 		{"other host address", object{"hostPort": 8081, "containerPort": 80, "protocol": "udp", "hostIP": "192.0.2.7"}, false},
+		{"one host address", object{"hostPort": 8080, "containerPort": 80, "hostIP": "192.0.2.1"}, true},
+		{"one IPv6 address", object{"hostPort": 8080, "containerPort": 80, "hostIP": "::1"}, true},
+		{"any host address", object{"hostPort": 8081, "containerPort": 80, "protocol": "udp"}, true},
+		{"any IPv6 address", object{"hostPort": 8081, "containerPort": 80, "protocol": "udp", "hostIP": "::"}, false},
 		{"other family", object{"hostPort": 8081, "containerPort": 80, "protocol": "udp", "hostIP": "2001:db8:1::1"}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -43,6 +47,20 @@ func TestHostPortConflict(t *testing.T) {
 		})
 	}
 	wantSuccess(t, holder.try(t, "CHECK"), "")
+}
+
+// TestHostPortTwice maps one port on any host address and on one, which lead to different ports of the container.
+func TestHostPortTwice(t *testing.T) {
+	h := newLoadedHost(t)
+	everywhere, here := webPort[0], object{"hostPort": 8080, "containerPort": 81, "protocol": "tcp", "hostIP": "192.0.2.1"}
+	for range 2 { // the second time the number is known
+		for _, mappings := range []list{{everywhere, here}, {here, everywhere}} {
+			p := h.pod(t, "c1", with(dual("1.1.0"), "runtimeConfig.portMappings", mappings))
+			p.add(t)
+			wantSuccess(t, p.try(t, "CHECK"), "")
+			p.del(t)
+		}
+	}
 }
 
 // TestPortMappingSpelling spells mappings like podman and like containerd, with the same meaning.
