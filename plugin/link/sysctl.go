@@ -104,9 +104,11 @@ func keepRouterAdvertisements() error {
 		if errors.Is(err, fs.ErrNotExist) || value != "1" || strings.Contains(name, "/all/") || strings.Contains(name, "/default/") {
 			continue
 		}
-		if err := ensureSysctl(name, "2"); errors.Is(err, unix.EROFS) {
+		err = ensureSysctl(name, "2")
+		if errors.Is(err, unix.EROFS) {
 			return nil // the caller's write fails, too, with a better message
-		} else if err != nil {
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // the device was deleted meanwhile
 			return err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -198,7 +199,11 @@ func addUplinks(host *netlink.Handle, datapath *loader.Datapath, store *maps.Sto
 		if err := store.SetUplink(uplink); err != nil {
 			return err
 		}
-		if err := datapath.AttachUplink(uplink.IfIndex, header); err != nil {
+		err = datapath.AttachUplink(uplink.IfIndex, header)
+		if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOLINK) { // the device was deleted meanwhile
+			err = store.DeleteUplink(uplink.IfIndex)
+		}
+		if err != nil {
 			return err
 		}
 	}
