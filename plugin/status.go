@@ -8,6 +8,7 @@ import (
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
@@ -45,9 +46,12 @@ func (p *Plugin) Status(ctx context.Context, call *cni.Call) error {
 	for _, what := range resized {
 		v.log.Info("changed", "what", what)
 	}
-	if errors.Is(err, reconcile.ErrSizes) {
+	switch {
+	case errors.Is(err, reconcile.ErrSizes):
 		v.log.Warn(err.Error())
-	} else if err != nil {
+	case errors.Is(err, flock.ErrBusy): // as for the other locks: nothing is known to be wrong
+		return cnierr.NotAvailable(err)
+	case err != nil:
 		return cnitypes.NewError(cnitypes.ErrLimitedConnectivity, err.Error(), "connected containers may lack masquerading or host ports")
 	}
 	if v.delegate != nil {

@@ -92,6 +92,25 @@ func TestLockTimeout(t *testing.T) {
 	p.del(t)
 }
 
+// TestStatusLockTimeout holds the datapath's lock while STATUS has an uplink to repair. As with the other locks an ADD
+// would fail; that STATUS had to wait does not mean that it could not repair.
+func TestStatusLockTimeout(t *testing.T) {
+	testenv.Require(t, testenv.TCX)
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	removePin("uplink-*-to_uplink")(t, p, nil)
+	lock, err := flock.Acquire(testenv.Context(t), loader.Root, flock.Exclusive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := p.untilLock(t, "STATUS", loader.Root)
+	lock.Release()
+	wantError(t, call, codeNotAvailable, "lock", loader.Root)
+	wantSuccess(t, h.status(t, p.conf), "")
+	wantSuccess(t, p.try(t, "CHECK"), "")
+}
+
 // TestLockTimeoutDuringUndo takes the datapath's lock after ADD has created its device, so that its undo cannot take
 // the lock either. DEL must remove what ADD leaves.
 func TestLockTimeoutDuringUndo(t *testing.T) {
