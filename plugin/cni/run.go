@@ -5,6 +5,7 @@
 package cni
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -61,7 +62,7 @@ func Run(verbs Verbs, name, about string) {
 
 	r := &runner{lockTimeout: lockTimeout, ownNetns: override == "1" || strings.EqualFold(override, "true")}
 	if err := skel.PluginMainFuncsWithError(r.funcs(verbs), version.All, name+" "+release.String()+"\n\n"+about); err != nil {
-		printError(cnierr.Shown(err), r.cniVersion)
+		printError(cnierr.Shown(err), cmp.Or(r.cniVersion, version.Current()))
 		os.Exit(1)
 	}
 }
@@ -74,7 +75,7 @@ func Funcs(verbs Verbs, lockTimeout time.Duration) skel.CNIFuncs {
 type runner struct {
 	lockTimeout time.Duration
 	ownNetns    bool   // CNI_NETNS_OVERRIDE
-	cniVersion  string // of the last call's configuration; errors are printed in it
+	cniVersion  string // of the last call's configuration; errors are printed in it. "": unknown
 }
 
 func (r *runner) funcs(verbs Verbs) skel.CNIFuncs {
@@ -117,7 +118,7 @@ func printError(err *cnitypes.Error, cniVersion string) {
 	encoder := json.NewEncoder(os.Stdout)
 	encoder.SetIndent("", "    ")
 	_ = encoder.Encode(struct {
-		CNIVersion string `json:"cniVersion,omitempty"`
+		CNIVersion string `json:"cniVersion"`
 		*cnitypes.Error
 	}{show.Short(cniVersion), err})
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // TestBadEnvironment calls verbs with invalid environment variables.
@@ -89,17 +91,32 @@ func TestBadInput(t *testing.T) {
 	h.wantUnchanged(t, before, p.Namespace)
 }
 
-// TestErrorVersion checks that errors have the configuration's cniVersion.
+// TestErrorVersion checks that errors have the configuration's cniVersion, and the latest one where the CNI library
+// refuses a call before a verb has it.
 func TestErrorVersion(t *testing.T) {
 	h := newHost(t)
+	want := func(t *testing.T, call *testenv.Call, version string) {
+		t.Helper()
+		if want := fmt.Sprintf("%q: %q", "cniVersion", version); !strings.Contains(string(call.Stdout), want) {
+			t.Errorf("error: got %s, want it to contain %s", call.Stdout, want)
+		}
+	}
 	for _, version := range version.All.SupportedVersions() {
 		t.Run(version, func(t *testing.T) {
 			p := h.pod(t, "c1", with(dual(version), "mtu", -1))
 			call := p.try(t, "ADD")
 			wantError(t, call, codeInvalidConfig, "mtu")
-			if want := fmt.Sprintf("%q: %q", "cniVersion", version); !strings.Contains(string(call.Stdout), want) {
-				t.Errorf("error: got %s, want it to contain %s", call.Stdout, want)
-			}
+			want(t, call, version)
 		})
+	}
+	p := h.pod(t, "c1", dual("1.1.0"))
+	unknown := p.env("ADD")
+	unknown["CNI_COMMAND"] = "UPDATE"
+	for name, call := range map[string]*testenv.Call{
+		"unknown verb":    h.call(t, unknown, p.stdin(t)),
+		"unknown version": h.call(t, p.env("ADD"), encode(t, with(p.conf, "cniVersion", "9.9.9"))),
+		"no JSON":         h.call(t, p.env("ADD"), []byte("{")),
+	} {
+		t.Run(name, func(t *testing.T) { want(t, call, version.Current()) })
 	}
 }
