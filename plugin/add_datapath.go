@@ -170,26 +170,30 @@ func (a *adder) openHostPorts(ctx context.Context) error {
 }
 
 // create adds an entry. Where another attachment has it, the error names that attachment if its
-// device exists; else create removes all that the attachment has and tries again. That also removes
-// programs and prefixes that then nobody needs, so those of a new entry are added after it.
+// device exists; else create removes all that the attachment has and tries again: a port on any address
+// may have several holders. That also removes programs and prefixes that then nobody needs, so those of a
+// new entry are added after it.
 func (a *adder) create(store *maps.Store, add func() error) error {
-	err := add()
-	holder, ok := maps.HolderOf(err)
-	if !ok {
-		return err
+	released := map[loader.Owner]bool{}
+	for {
+		err := add()
+		holder, ok := maps.HolderOf(err)
+		if !ok || released[holder] {
+			return err
+		}
+		living, findErr := a.findLiving(holder)
+		if findErr != nil {
+			return errors.Join(err, findErr)
+		}
+		if living != "" {
+			return fmt.Errorf("%w (%s)", err, living)
+		}
+		a.log.Warn("remove the entries of a container that is gone", "owner", holder.String())
+		if err := store.Release(holder); err != nil {
+			return err
+		}
+		released[holder] = true
 	}
-	living, findErr := a.findLiving(holder)
-	if findErr != nil {
-		return errors.Join(err, findErr)
-	}
-	if living != "" {
-		return fmt.Errorf("%w (%s)", err, living)
-	}
-	a.log.Warn("remove the entries of a container that is gone", "owner", holder.String())
-	if err := store.Release(holder); err != nil {
-		return err
-	}
-	return add()
 }
 
 // findLiving returns what names an owner's attachment, or "" where its device is gone. The datapath knows the

@@ -83,8 +83,11 @@ func (d *delegate) wrap(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if ctx.Err() != nil { // the plugin was killed, and its output is incomplete
+	switch ctx.Err() { // the plugin was killed, and its output is incomplete
+	case context.DeadlineExceeded:
 		err = cnitypes.NewError(cnitypes.ErrTryAgainLater, "did not finish in time", err.Error())
+	case context.Canceled:
+		err = cnitypes.NewError(cnitypes.ErrTryAgainLater, "a signal has ended it", err.Error())
 	}
 	return cnierr.WithPrefix(cnierr.WithCode(err), "ipam.type "+show.Value(d.kind)+": ")
 }

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -47,6 +48,26 @@ func TestHostPortConflict(t *testing.T) {
 		})
 	}
 	wantSuccess(t, holder.try(t, "CHECK"), "")
+}
+
+// TestHostPortOfSeveral gives a port on all addresses to a container after two that had one each have vanished.
+func TestHostPortOfSeveral(t *testing.T) {
+	h := newHost(t)
+	for i, address := range []string{"192.0.2.1", "127.0.0.1"} {
+		p := h.pod(t, fmt.Sprint("gone", i), with(dual("1.0.0"), "runtimeConfig.portMappings", list{
+			object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": address},
+		}))
+		p.add(t)
+		p.vanish(t)
+		defer p.del(t)
+	}
+	p := h.pod(t, "c1", with(dual("1.0.0"), "runtimeConfig.portMappings", webPort))
+	call := p.try(t, "ADD")
+	call.Stderr = nil // it names those that are gone
+	wantSuccess(t, call, anything)
+	p.result, _ = decode(t, call.Stdout).(object)
+	wantSuccess(t, p.try(t, "CHECK"), "")
+	p.del(t)
 }
 
 // TestHostPortTwice maps one port on any host address and on one, which lead to different ports of the container.
