@@ -165,19 +165,25 @@ func (a *agent) reconcile(nodes []wanted.Node, report *health.Report) error {
 	return a.publish(state)
 }
 
-// apply makes the host have the state. What the kernel refuses of other nodes is skipped.
+// apply makes the host have the state. What the kernel refuses of other nodes is skipped; if that is all, the reason is
+// here, such as routes that another network plugin has left.
 func (a *agent) apply(state *wanted.State, have *reconcile.Present, report *health.Report) error {
 	changes, err := reconcile.Difference(state, have)
 	if err != nil || changes.IsEmpty() {
 		return err
 	}
-	a.log.Info("change", "add", len(changes.Add), "replace", len(changes.Replace), "delete", len(changes.Delete),
-		"device", changes.CreateDevice || changes.DeleteDevice || changes.SetDevice, "peers", len(state.Peers))
 	refused, err := a.host.Apply(changes, state, have)
+	if changes.Count() > len(refused) {
+		a.log.Info("change", "add", len(changes.Add), "replace", len(changes.Replace), "delete", len(changes.Delete),
+			"device", changes.CreateDevice || changes.DeleteDevice || changes.SetDevice, "peers", len(state.Peers))
+	}
 	state.Skipped = append(state.Skipped, refused...)
 	report.Refused = len(refused)
 	if err == nil {
 		report.Changes = changes.Count() - len(refused)
+	}
+	if err == nil && len(refused) > 0 && len(refused) == len(state.Routes) {
+		err = fmt.Errorf("the kernel refuses the route to every other node, such as %s: %s", refused[0].Prefix, refused[0].Reason)
 	}
 	return err
 }

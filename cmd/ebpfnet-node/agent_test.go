@@ -301,6 +301,9 @@ func TestRefused(t *testing.T) {
 		if got := strings.Count(f.output.String(), "node=b"); got != 1 || f.looks > 40 {
 			t.Errorf("got %d lines about node b and %d looks in ten minutes, want one line, and fewer and fewer looks", got, f.looks)
 		}
+		if got := strings.Count(f.output.String(), "msg=change"); got != 1 {
+			t.Errorf("got %d changes in the log, want one", got)
+		}
 		f.refused = nil
 		pass(interval + batch)
 		f.want(t, "taken", 2, 100, "ok")
@@ -311,6 +314,11 @@ func TestRefused(t *testing.T) {
 		f.refused = nil
 		pass(firstRetry + batch)
 		f.want(t, "refused for a second", 2, 100, "ok")
+		f.refused = []wanted.Skip{{Node: "b", Prefix: "10.244.2.0/24", Reason: "file exists"}, {Node: "c", Prefix: "10.244.3.0/24", Reason: "file exists"}}
+		f.present = reconcile.Present{}
+		wake(f.events)
+		pass(batch)
+		f.want(t, "all refused", 0, 100, "refuses the route to every other node, such as 10.244.2.0/24: file exists")
 	})
 }
 

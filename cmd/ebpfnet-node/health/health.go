@@ -66,9 +66,10 @@ func (h *Health) Note(r Report) {
 	}
 	h.changes += float64(r.Changes)
 	h.duration = r.Took.Seconds()
-	if r.Err != nil {
+	switch {
+	case r.Err != nil:
 		h.errors++
-	} else {
+	case r.Refused == 0:
 		h.success = h.beat
 	}
 }
