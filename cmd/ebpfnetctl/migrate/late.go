@@ -11,30 +11,37 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
-	"github.com/ebpfnet/ebpfnet/plugin/record"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/names"
 )
 
-// An ADD takes no longer than this from the reservation of its address to its entry in libcni's cache.
-const longestAdd = time.Minute
+const (
+	longestAdd = time.Minute // from the reservation of an address to the entry in libcni's cache
+	reload     = time.Second // until a runtime has read the new list, and its last ADD by the old one has an address
+)
 
 // adoptLate adopts the containers that the runtime has added by the old list while migrate was at work, which began at
-// a time. Some of these ADDs may still go on: it waits for them.
+// a time. Some of these ADDs may still go on, or begin: it waits for them.
 func (h *host) adoptLate(ctx context.Context, n *Network, began time.Time, tell func(string, ...any)) error {
 	waiting, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
-	for {
+	for quiet := time.Now(); ; {
 		coming, err := h.coming(n, began.Add(-longestAdd)) // before the look at the cache, into which they go
 		if err == nil {
 			err = h.adoptNew(ctx, n, tell)
 		}
-		if err != nil || len(coming) == 0 {
+		if len(coming) > 0 {
+			quiet = time.Now()
+		}
+		if err != nil || time.Since(quiet) > reload {
 			return errors.Join(err, n.notAdopted())
 		}
 		select {
 		case <-waiting.Done():
-			return errors.Join(n.notAdopted(), fmt.Errorf("network %s is ebpfnet's, but %s got an address by the old list and has not started yet: "+
-				"run `ebpfnetctl migrate` again when it has", n.Name, strings.Join(coming, ", ")))
+			return errors.Join(n.notAdopted(), fmt.Errorf("network %s is ebpfnet's, but an ADD of %s goes on, perhaps by the old list: "+
+				"run `ebpfnetctl migrate` again when it has ended", n.Name, strings.Join(coming, ", ")))
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
@@ -52,49 +59,42 @@ func (h *host) adoptNew(ctx context.Context, n *Network, tell func(string, ...an
 	return h.adoptAll(ctx, n, tell)
 }
 
-// coming returns the containers that have got an address since a time, and of which neither libcni's cache nor a record
-// of ours knows: their ADDs go on.
+// coming returns the containers that have got an address since a time, of which libcni's cache does not know, and that
+// have no device of ours: their ADDs go on.
 func (h *host) coming(n *Network, since time.Time) (ids []string, err error) {
 	dir := filepath.Join(h.Root, n.translation.reservations)
 	files, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	known, err := h.known(n.Name)
+	known, err := h.known()
 	for _, file := range files {
 		if _, errName := netip.ParseAddr(file.Name()); errName != nil {
 			continue // the lock
 		}
 		info, errInfo := file.Info()
 		text, errRead := os.ReadFile(filepath.Join(dir, file.Name()))
-		id, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
-		id = strings.TrimSpace(id)
-		if errInfo != nil || errRead != nil || info.ModTime().Before(since) || known[id] || slices.Contains(ids, id) {
+		holder := append(strings.Fields(string(text)), "", "") // container and interface
+		owner := maps.Attachment{Network: n.Name, ContainerID: holder[0], IfName: holder[1]}.Owner()
+		if errInfo != nil || errRead != nil || info.ModTime().Before(since) || known[owner] || slices.Contains(ids, holder[0]) {
 			continue // released, old, or not new
 		}
-		ids = append(ids, id)
+		ids = append(ids, holder[0])
 	}
 	return ids, err
 }
 
-// known returns the containers of a network that libcni's cache or a record of ours has.
-func (h *host) known(network string) (map[string]bool, error) {
-	known := map[string]bool{}
+// known returns the owners of containers that libcni's cache has, or that have a device of ours.
+func (h *host) known() (map[loader.Owner]bool, error) {
+	known := map[loader.Owner]bool{}
+	for _, device := range h.devices {
+		if label, ok := names.ParseAlias(device.Attrs().Alias); ok {
+			known[label.Owner] = true
+		}
+	}
 	cached, err := h.cni.GetCachedAttachments("")
 	for _, c := range cached {
-		if c.Network == network {
-			known[c.ContainerID] = true
-		}
-	}
-	records, errOpen := record.Open(record.DefaultDir)
-	if err = errors.Join(err, errOpen); err != nil {
-		return nil, err
-	}
-	recs, err := records.List()
-	for _, rec := range recs {
-		if rec.Attachment.Network == network {
-			known[rec.Attachment.ContainerID] = true
-		}
+		known[maps.Attachment{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}.Owner()] = true
 	}
 	return known, err
 }

@@ -10,7 +10,7 @@
 // the old list to a second name; rename the new list over the old name; adopt those that came meanwhile.
 //
 // It may import cmd/ebpfnetctl/runtimes, loader, loader/flock, loader/rtnl, maps, plugin, plugin/cni, plugin/cnierr, plugin/config,
-// plugin/link, plugin/operator and plugin/record.
+// plugin/link, plugin/names, plugin/operator and plugin/record.
 package migrate
 
 import (

@@ -127,7 +127,11 @@ func (h *host) adoptAll(ctx context.Context, n *Network, tell func(string, ...an
 		if c.Fate != Adopt {
 			continue
 		}
-		if err := h.adopt(ctx, n, c); err != nil {
+		err := h.adopt(ctx, n, c)
+		if errors.Is(err, errEnded) {
+			continue
+		}
+		if err != nil {
 			return fmt.Errorf("adopt container %s of network %s: %w", c.ContainerID, n.Name, err)
 		}
 		tell("adopted container %s %s (%s)", c.ContainerID, c.IfName, c.Device)
