@@ -70,8 +70,11 @@ var errEnded = errors.New("it has ended meanwhile")
 // call calls a verb of our plugin for a container, as behind the plugins that have made it.
 func (h *host) call(ctx context.Context, verb func(context.Context, *cni.Call) error, chained object, c *Container) error {
 	device, ns, err := h.find(c.result)
-	if err != nil || device == nil {
-		return errors.Join(errEnded, err)
+	if err != nil {
+		return err
+	}
+	if device == nil {
+		return errEnded
 	}
 	defer ns.Close()
 	return h.callIn(ctx, verb, chained, c, fmt.Sprintf("/proc/self/fd/%d", int(ns)))

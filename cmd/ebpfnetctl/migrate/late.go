@@ -40,6 +40,9 @@ func (h *host) adoptLate(ctx context.Context, n *Network, began time.Time, tell 
 		}
 		select {
 		case <-waiting.Done():
+			if len(coming) == 0 {
+				return errors.Join(n.notAdopted(), ctx.Err())
+			}
 			return errors.Join(n.notAdopted(), fmt.Errorf("network %s is ebpfnet's, but an ADD of %s goes on, perhaps by the old list: "+
 				"run `ebpfnetctl migrate` again when it has ended", n.Name, strings.Join(coming, ", ")))
 		case <-time.After(100 * time.Millisecond):
