@@ -46,7 +46,7 @@ var rooms = []struct{ dir, imports string }{
 	{"cmd/ebpfnetctl/output", "plugin/show"},
 	{"cmd/ebpfnetctl/doctor", "bpf cmd/ebpfnetctl/echo cmd/ebpfnetctl/firewall cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes ipam loader loader/rtnl maps plugin plugin/cni plugin/config plugin/link plugin/names plugin/nodestate plugin/operator plugin/reconcile"},
 	{"cmd/ebpfnetctl/drops", "bpf loader loader/flock loader/rtnl maps plugin/link plugin/operator"},
-	{"cmd/ebpfnetctl/migrate", "cmd/ebpfnetctl/runtimes loader loader/flock loader/rtnl maps plugin plugin/cni plugin/cnierr plugin/config plugin/link plugin/operator plugin/record"},
+	{"cmd/ebpfnetctl/migrate", "cmd/ebpfnetctl/runtimes loader loader/flock loader/rtnl maps plugin plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/operator plugin/record"},
 	{"cmd/ebpfnetctl/screen", ""},
 	{"cmd/ebpfnetctl/trace", "bpf cmd/ebpfnetctl/firewall loader loader/rtnl maps plugin/link plugin/operator"},
 	{"cmd/ebpfnetctl/wanted", "cmd/ebpfnetctl/runtimes maps plugin plugin/cni plugin/config plugin/operator"},
