@@ -84,7 +84,7 @@ enum fast_path { /* between two endpoints, the bits that both have apply */
 } __attribute__((packed)); /* one byte */
 /* clang-format on */
 
-/* endpoints: a container address on this host. Key: struct addr. */
+/* endpoints: a container's address on this host. Key: struct addr. */
 struct endpoint {
 	__u64 owner;	     /* the attachment's token */
 	__u32 network;	     /* the network's token */
@@ -98,14 +98,14 @@ struct endpoint {
 	enum fast_path fast_path;
 	__u8 pad;
 	__u64 container; /* the container's token: it may have several attachments */
-	__u32 route_set; /* as its device's */
+	__u32 route_set; /* as in struct device */
 	__u32 pad2;
 };
 
 enum device_flags {
 	DEVICE_ANTI_SPOOF = 1,	/* the container sends from its own MAC and addresses only */
-	DEVICE_BRIDGED = 2,	/* behind a bridge: others hear what it sends */
-	DEVICE_ANY_ADDRESS = 4, /* has no addresses of its own, may use any that nobody has */
+	DEVICE_BRIDGED = 2,	/* behind a bridge: others receive what it broadcasts */
+	DEVICE_ANY_ADDRESS = 4, /* has no addresses of its own, and may use any unused one */
 	DEVICE_SHAPED = 8,	/* a queue limits what it receives: nothing may bypass it */
 };
 
@@ -164,8 +164,9 @@ struct host_port {
 };
 
 enum flow_kind {
-	FLOW_SNAT = 1,	   /* opened by a container and masqueraded; translates its replies */
-	FLOW_DNAT = 2,	   /* opened to a container; replies leave from the address asked for */
+	FLOW_SNAT = 1, /* opened by a container and masqueraded; translates its replies */
+	FLOW_DNAT =
+		2, /* opened to a container; replies leave from the address that the client used */
 	FLOW_EGRESS = 3,   /* opened by a container with an ingress policy; admits its replies */
 	FLOW_RST_HELD = 4, /* the host has refused a packet of this remote; its RST was held back */
 } __attribute__((packed)); /* one byte */
@@ -177,8 +178,8 @@ enum flow_flags {
 	FLOW_FIN = 4,	    /* TCP: the container has sent FIN */
 	FLOW_REMOTE_FIN =
 		8, /* TCP: the remote has sent FIN, and the container has acknowledged it */
-	FLOW_FIN_UNACKED = 16, /* TCP: the remote may have sent FIN: not acknowledged yet */
-	FLOW_RST_UNKNOWN = 32, /* TCP: a RST with another number than expected has come */
+	FLOW_FIN_UNACKED = 16, /* TCP: a FIN of the remote that is not acknowledged yet */
+	FLOW_RST_UNKNOWN = 32, /* TCP: a RST with an unexpected number has arrived */
 } __attribute__((packed));     /* one byte */
 
 /*
@@ -200,8 +201,8 @@ struct flow_key {
 };
 
 /*
- * The host itself. Its SNAT flows are claims: what the host sends, from its sockets
- * or translated by its conntrack, with a port that could be taken for ours.
+ * The host itself. Its SNAT flows are host flows: what the host sends, from its sockets
+ * or translated by its conntrack, from a port that may be ours.
  */
 #define OWNER_HOST 0
 
@@ -213,11 +214,11 @@ struct flow {
 	__u16 nat_port;
 	enum flow_state state;
 	enum flow_flags flags;
-	__u32 uplink;	  /* the device by which the remote was reached first; 0: none */
+	__u32 uplink;	  /* the device by which the remote was first reached; 0: none */
 	__u32 ack;	  /* TCP: the last number that the container has acknowledged */
-	__u32 expected;	  /* TCP: the ACK that is waited for: of the SYN, SYN+ACK or remote's FIN */
-	__u32 remote_end; /* TCP: the number behind the remote's last packet */
-	/* FLOW_DNAT: the client's own; FLOW_SNAT of a hairpin client: stands for the host port */
+	__u32 expected;	  /* TCP: the expected ACK: of the SYN, the SYN+ACK or the remote's FIN */
+	__u32 remote_end; /* TCP: the sequence number after the remote's last packet */
+	/* FLOW_DNAT: the client's own; FLOW_SNAT of a hairpin client: represents the host port */
 	__u16 remote_port;
 	__u16 created; /* the last 16 bits of the time, in ticks */
 	__u8 probe;    /* FLOW_SNAT: which candidate its port is */
@@ -226,9 +227,9 @@ struct flow {
 
 /*
  * flows_backup: copies of the entries of established TCP connections and of UDP
- * streams. A side that only listens could not restore a lost entry. Entries are
- * in buckets of BACKUP_WAYS, chosen by a secret hash. A full bucket takes a new
- * entry only in the place of one of the same owner, so nobody evicts others'.
+ * streams, because a side that only receives cannot restore a lost entry. A keyed hash
+ * chooses a bucket of BACKUP_WAYS places. In a full bucket, a new entry replaces only
+ * one of the same owner, so no owner evicts others' entries.
  */
 #define BACKUP_WAYS 8
 
@@ -239,7 +240,7 @@ struct flow_backup {
 	struct flow flow;
 };
 
-/* backup_ids: secret hashes of a bucket's keys, 0 for a place that was never used. Key: the bucket. */
+/* backup_ids: keyed hashes of a bucket's keys; 0: an unused place. Key: the bucket. */
 struct backup_ids {
 	__u32 id[BACKUP_WAYS];
 };
@@ -251,15 +252,18 @@ struct backup_ids {
 #define MASQ_PROBES_EPOCH  (1U << 30)
 
 /*
- * masq_probes: when a group's flows last had a candidate of a step or of one behind it,
- * in ticks since MASQ_PROBES_EPOCH ticks before boot: 0 is longer ago than any idle time.
- * Candidate 0 is not recorded. Lookups stop where no flow can be.
+ * masq_probes: when a flow of the group last had a candidate of this step or of a later one,
+ * in ticks since MASQ_PROBES_EPOCH ticks before boot. So 0 is longer ago than any idle time.
+ * Candidate 0 is not recorded. Lookups stop at a step that no flow can have reached.
  */
 struct masq_probes {
 	__u32 seen[MASQ_PROBE_STEPS];
 };
 
-/* moved_flows: times as in masq_probes, or MOVED_ALWAYS while programs may run that note none. */
+/*
+ * moved_flows: times as in masq_probes; MOVED_ALWAYS while programs may run that do not write
+ * it.
+ */
 #define MOVED_FLOWS  65536
 #define MOVED_ALWAYS 0xffffffff
 
@@ -276,17 +280,17 @@ enum offload_state { /* of side 0; shift left by one for side 1 */
 	OFFLOAD_DELIVERED = 1, /* the stack has delivered a packet of this side unchanged */
 	OFFLOAD_SYN = 4,       /* this side has sent SYN since */
 	OFFLOAD_FIN = 16,      /* this side has sent FIN */
-	OFFLOAD_FIN_ACK = 64,  /* and the other side has acknowledged it */
+	OFFLOAD_FIN_ACK = 64,  /* the other side has acknowledged this side's FIN */
 } __attribute__((packed)); /* one byte */
 /* clang-format on */
 
 struct offload {
 	__u64 owners;		  /* of the endpoints at both sides, XOR */
-	__u32 uplink;		  /* ifindex towards the side that is no endpoint, or 0 */
+	__u32 uplink;		  /* ifindex towards the side that is not an endpoint, or 0 */
 	__u32 ct_seen;		  /* when conntrack last saw the connection, in ticks of 2^30 ns */
 	__u32 ct_seq[2];	  /* TCP: a sequence number of each side that conntrack has seen */
 	__u32 ct_ack[2];	  /* TCP: the last ACK of each side that conntrack has seen */
-	__u32 fin_seq[2];	  /* TCP: the sequence number behind each side's FIN */
+	__u32 fin_seq[2];	  /* TCP: the sequence number after each side's FIN */
 	enum offload_state state; /* bits */
 	__u8 pad[7];
 };
@@ -311,52 +315,52 @@ struct fwd_key {
 
 enum fwd_flags {
 	FWD_NAT = 1,	    /* translate one side to nat_addr:nat_port */
-	FWD_NAT_SRC = 2,    /* that of the source, not of the destination */
+	FWD_NAT_SRC = 2,    /* translate the source; else the destination */
 	FWD_CHECK_MAC = 4,  /* the frame must have the MAC address src_mac */
-	FWD_TRACK = 8,	    /* an ingress policy notes what the container sends */
-	FWD_EVERY_TCP = 16, /* also packets that open or close a connection */
-	FWD_COUNTER = 32,   /* no decision: counts packets that go through the stack */
-	FWD_NEW = 64,	    /* the connection began with this entry */
-	FWD_NODE = 128,	    /* to another node, by the tunnel; ifindex 0: from its own source */
+	FWD_TRACK = 8,	    /* an ingress policy tracks what the container sends */
+	FWD_EVERY_TCP = 16, /* applies to packets that open or close a connection, too */
+	FWD_COUNTER = 32,   /* not a decision: counts packets that go through the stack */
+	FWD_NEW = 64,	    /* the entry was made by the connection's first packet */
+	FWD_NODE = 128,	    /* to another node, by the tunnel; with ifindex 0: keeps its source */
 } __attribute__((packed));  /* one byte */
 
 /*
- * fwd_cache: what became of the last packet with the key, on this CPU. Each bucket has
- * FWD_WAYS places. fwd_ways says whose they are, in few cache lines.
+ * fwd_cache: the decision for the last packet with the key, on this CPU. Each bucket has
+ * FWD_WAYS places; fwd_ways has the hashes of their tuples, in few cache lines.
  */
 #define FWD_WAYS     2
 #define FWD_BUCKETS  2048
 #define FWD_NO_LIMIT 255 /* budget of a connection that stays with the stack */
 
 struct fwd_ways {
-	__u32 id[FWD_WAYS]; /* secret hash of the tuple; 0: none */
+	__u32 id[FWD_WAYS]; /* keyed hash of the tuple; 0: none */
 	__u32 last;	    /* the way that was used last */
-	__u32 to_stack;	    /* id of the tuple of a packet that was left to the stack; 0: none */
+	__u32 to_stack;	    /* id of the tuple of a packet that went to the stack; 0: none */
 };
 
 struct fwd_entry {
 	struct fwd_key key;
 	__u32 ifindex;	  /* egress; 0: by the stack */
 	__u32 updated;	  /* in jiffies */
-	__u32 generation; /* of the maps that the decision was made by */
+	__u32 generation; /* of the maps when the decision was made */
 	__u32 max_len;	  /* largest IP packet known to fit, in bytes */
 	__u16 tag;	  /* for the stack */
-	__u8 budget;	  /* packets that still go through the stack before one is noted */
+	__u8 budget;	  /* packets that still go through the stack before one is recorded */
 	enum fwd_flags flags;
 	__u32 family;	      /* of the next hop; 0: the device is a container's */
-	struct addr next_hop; /* or, for a container and the tunnel, the frame's MAC addresses */
+	struct addr next_hop; /* for a container and the tunnel: the frame's MAC addresses */
 	struct addr nat_addr;
 	__u16 nat_port;
 	__u8 src_mac[6];
-	__u32 note_id;	    /* TCP with a remote: of its word in tuple_notes; else 0 */
+	__u32 hint_id;	    /* TCP with a remote: the id of its hint in tuple_notes; else 0 */
 	struct addr remote; /* FWD_NODE, by the tunnel: the node's address */
 };
 
 /*
- * tuple_notes: words about tuples. The upper half is a hash of the tuple, the lower one the
- * note (tuple_note.h). 0: none.
+ * tuple_notes: a hint about a tuple (tuple_hint.h). The upper half of the word is a hash of
+ * the tuple, the lower half the hint. 0: none.
  */
-#define TUPLE_NOTES 16384
+#define TUPLE_HINTS 16384
 
 /*
  * port_numbers: a bit for each number that is, or was, a host port's, on any
@@ -365,8 +369,8 @@ struct fwd_entry {
 #define PORT_NUMBER_WORDS 1024 /* of 64 bits, per protocol */
 
 /*
- * routed: the tuples of packets on their way through the stack, for those that change
- * on it (forward.h). Key: a part of the packet's tag.
+ * routed: the tuples of packets on their way through the stack, which may translate them
+ * (forward.h). Key: a part of the packet's tag.
  */
 #define ROUTED_TUPLES 1024
 
@@ -401,8 +405,8 @@ struct fragment {
 	__u16 dport;
 	__u8 echo_reply; /* ICMP: a reply, not a request */
 	__u8 has_ports;	 /* as in struct packet */
-	__u8 queued;	 /* later fragments are in frag_queue and not sent yet */
-	__u8 unreadable; /* first fragment unreadable: leave the datagram to the stack */
+	__u8 queued;	 /* frag_queue has later fragments that are not sent yet */
+	__u8 unreadable; /* the first fragment is unreadable: the packet is left to the stack */
 	__u32 last_seen; /* the first fragment, or the first one queued; in ticks of 2^30 ns */
 };
 
@@ -442,7 +446,7 @@ struct prefix_key {
 struct uplink {
 	struct addr addr4; /* all zeros: none */
 	struct addr addr6;
-	__u32 container_bridge; /* 1: no uplink but another plugin's bridge, without programs */
+	__u32 container_bridge; /* 1: not an uplink but another plugin's bridge, without programs */
 	__u32 bridge;		/* 1: an uplink that is a bridge */
 };
 

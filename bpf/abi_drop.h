@@ -6,7 +6,7 @@
 
 /*
  * drop_totals: dropped packets by reason. Key: enum reason.
- * drops: the same for one attachment.
+ * drops: dropped packets of one attachment, by reason.
  */
 struct drop_count {
 	__u64 packets;
@@ -20,7 +20,7 @@ enum reason {
 	REASON_PROTOCOL = 3,	 /* cannot be masqueraded */
 	REASON_TRUNCATED = 4,	 /* shorter than its headers say */
 	REASON_REWRITE = 5,	 /* the kernel refused to change the packet, or had no memory */
-	REASON_NO_FLOW = 6,	 /* of a translated connection that is no longer known */
+	REASON_NO_FLOW = 6,	 /* of a translated connection without an entry */
 	REASON_MAC = 7,		 /* antiSpoof: source MAC is not the container's */
 	REASON_ADDRESS = 8,	 /* antiSpoof: source address is not the container's */
 	REASON_GATEWAY = 9,	 /* antiSpoof: source address is the gateway's */
@@ -33,9 +33,9 @@ enum reason {
 	REASON_SRC_RANGE = 16,	 /* to a host port whose source ranges exclude the client */
 	REASON_ICMP_ERROR = 17,	 /* an ICMP error about a connection of others */
 	REASON_NEXT_HOP = 18,	 /* the gateway of the container's route is not here */
-	REASON_TUNNEL = 19,	 /* antiSpoof: for a tunnel of the host; or in its name */
+	REASON_TUNNEL = 19,	 /* antiSpoof: to a tunnel of the host, or under its address */
 	REASON_BRIDGE = 20,	 /* antiSpoof: a message for bridges, such as spanning tree */
-	REASON_NODE = 21,	 /* not from its source's node, or for no container here */
+	REASON_NODE = 21, /* not from the node of its source, or for no container of this node */
 	REASON_MAX = 22,
 };
 
@@ -45,14 +45,15 @@ struct drop_key {
 	__u32 pad;
 };
 
-#define DROP_REASONS 64 /* room for more reasons */
-#define DROP_STACK   63 /* in the place of a reason: dropped by the host's stack */
+#define DROP_REASONS 64 /* more than REASON_MAX, so that reasons can be added */
+#define DROP_STACK   63 /* instead of a reason: dropped by the host's stack */
 #define DROP_OWNERS  8
 #define DROP_BYTES   256
 
 /*
- * drop_reader: who looks at single drops, and at which. Without one nothing is written to
- * drop_events and drop_limits. A reader prolongs its time, so one that is killed is soon gone.
+ * drop_reader: the process that reads single drops, and its filter. Without a reader, nothing
+ * is written to drop_events and drop_limits. A reader renews its lease, so the lease of a killed
+ * one soon ends.
  */
 struct drop_reader {
 	__u64 until;		  /* in ns since boot; 0: there is none */
@@ -65,9 +66,9 @@ struct drop_reader {
 /* drop_limits: what a CPU has written of one reason. Key: enum reason, or DROP_STACK. */
 struct drop_limit {
 	__u64 began;	/* a second, in ns since boot */
-	__u64 events;	/* in it, also those left out */
-	__u64 left_out; /* ever: beyond the limit, or without room */
-	__u64 ours;	/* DROP_STACK: when a program has last dropped a packet on this CPU */
+	__u64 events;	/* in this second, including those left out */
+	__u64 left_out; /* since the map exists: beyond the limit, or with a full ring */
+	__u64 ours;	/* DROP_STACK: when a program last dropped a packet on this CPU */
 };
 
 /* drop_events: a dropped packet. */

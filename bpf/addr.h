@@ -38,7 +38,7 @@ static __always_inline bool mac_equal(const __u8 *a, const __u8 *b)
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
 }
 
-/* 01:80:c2:00:00:00 to :0f, which a bridge does not forward. */
+/* Reports whether the address is 01:80:c2:00:00:00 to :0f, which a bridge does not forward. */
 static __always_inline bool mac_is_bridges(const __u8 *mac)
 {
 	const __u16 *words = (const __u16 *)mac;
@@ -58,7 +58,7 @@ static __always_inline bool addr_is_in(const struct addr *a, const struct prefix
 	return true;
 }
 
-/* An order, of no meaning. */
+/* Reports whether a sorts before b, in an arbitrary but fixed order. */
 static __always_inline bool addr_less(const struct addr *a, const struct addr *b)
 {
 	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)b;
@@ -76,7 +76,7 @@ static __always_inline bool addr_is_any(const struct addr *a, bool ipv6)
 	return !words[3] && (!ipv6 || (!words[0] && !words[1] && !words[2]));
 }
 
-/* Stands for IPv4 in our maps. Invalid on a wire (RFC 4942, 2.2). */
+/* Reports whether the address is a mapped IPv4 address, invalid on a wire (RFC 4942, 2.2). */
 static __always_inline bool addr_is_mapped(const struct addr *a)
 {
 	const __u32 *words = (const __u32 *)a;
@@ -84,7 +84,10 @@ static __always_inline bool addr_is_mapped(const struct addr *a)
 	return !words[0] && !words[1] && words[2] == bpf_htonl(0xffff);
 }
 
-/* Loopback never crosses a wire (RFC 1122, 3.2.1.3; RFC 4291, 2.5.3). */
+/*
+ * Reports whether the address is loopback, which never crosses a wire (RFC 1122, 3.2.1.3; RFC
+ * 4291, 2.5.3).
+ */
 static __always_inline bool addr_is_loopback(const struct addr *a, bool ipv6)
 {
 	const __u32 *words = (const __u32 *)a;
@@ -94,7 +97,7 @@ static __always_inline bool addr_is_loopback(const struct addr *a, bool ipv6)
 	return !words[0] && !words[1] && !words[2] && words[3] == bpf_htonl(1);
 }
 
-/* Link-local, multicast or broadcast: never translated. */
+/* Reports whether the address is link-local, multicast or broadcast: never translated. */
 static __always_inline bool addr_is_link_scoped(const struct addr *a, bool ipv6)
 {
 	if (!ipv6)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Forwarding past the stack: into a container by bpf_redirect_peer, to the
- * outside by the routing table and bpf_redirect_neigh. Whatever else a router
- * does is left to the stack: errors to the sender, IP options, fragments.
+ * outside by the routing table and bpf_redirect_neigh. The stack does everything else
+ * that a router does: errors to the sender, IP options, fragments.
  */
 #pragma once
 
@@ -15,8 +15,8 @@
 #include "verdict.h"
 
 /*
- * Whether p, addressed to addr:port, may bypass the stack. c has the owners, and
- * gets the connection's entry; with FAST_PATH_ALWAYS it needs none.
+ * Reports whether p, addressed to addr:port, may bypass the stack. c has the owners, and
+ * gets the connection's entry; FAST_PATH_ALWAYS needs none.
  */
 static __noinline bool bypass_is_allowed(const struct packet *p, struct connection *c,
 					 __u8 fast_path, const struct addr *addr, __u16 port)
@@ -33,14 +33,17 @@ static __noinline bool bypass_is_allowed(const struct packet *p, struct connecti
 	return offload_allows(p, c);
 }
 
-/* p opens a connection of an endpoint without `always`: it goes through the stack, whatever the maps have. */
+/*
+ * Reports whether p opens a connection of an endpoint without `always`, so it must pass the
+ * stack.
+ */
 static __always_inline bool bypass_must_wait(const struct packet *p,
 					     const struct endpoint *endpoint)
 {
 	return (p->tcp_syn || p->tcp_synack) && endpoint->fast_path != FAST_PATH_ALWAYS;
 }
 
-/* What all bypassed packets need: their connection's entry is updated, and the TTL. */
+/* Updates the connection's entry and the TTL of a packet that bypasses the stack. */
 static __always_inline long bypass_prepare(struct __sk_buff *skb, const struct packet *p,
 					   const struct connection *c)
 {
@@ -48,8 +51,8 @@ static __always_inline long bypass_prepare(struct __sk_buff *skb, const struct p
 }
 
 /*
- * Redirects p to the container, and has the forwarding cache do so with the next
- * ones: flags are its entry's. It also gives them p's new destination.
+ * Redirects p to the container, and stores the decision and p's new destination in the
+ * forwarding cache; flags are those of the entry.
  */
 static __noinline int redirect_to_endpoint(struct __sk_buff *skb, const struct packet *p,
 					   const struct endpoint *to, __u8 flags)
@@ -82,7 +85,7 @@ static __always_inline __u8 bypass_fast_path(const struct endpoint *endpoint,
 	return endpoint->fast_path;
 }
 
-/* The container behind device may receive p from the endpoint, which to_container would check. */
+/* Reports whether the ingress policy of the container behind device admits p from the endpoint. */
 static __always_inline bool bypass_policy_allows(const struct packet *p,
 						 const struct endpoint *from,
 						 const struct device *device)
@@ -94,7 +97,7 @@ static __always_inline bool bypass_policy_allows(const struct packet *p,
 
 /*
  * The fast path of a container's connections with the outside. If the host has rules
- * that we cannot follow, the stack has to route the first packets.
+ * that bpf_fib_lookup does not follow, the stack routes the first packets.
  */
 static __always_inline __u8 bypass_fast_path_outside(const struct packet *p,
 						     const struct endpoint *endpoint)
@@ -108,7 +111,7 @@ static __always_inline __u8 bypass_fast_path_outside(const struct packet *p,
 	return rules && *rules ? FAST_PATH_ESTABLISHED : FAST_PATH_ALWAYS;
 }
 
-/* p is not too long for the container's veth. Else what was decided before is void. */
+/* Reports whether p fits the container's veth. If not, it voids the cached decision. */
 static __always_inline bool bypass_fits(struct __sk_buff *skb, const struct packet *p,
 					const struct endpoint *to)
 {
@@ -137,15 +140,15 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
 	packet_translate(p, &p->dst, p->dport);
-	/* Without an entry, nothing is noted of a connection between containers. */
+	/* Without an entry, no state of a connection between containers is recorded. */
 	return redirect_to_endpoint(skb, p, to, c.offload ? 0 : FWD_EVERY_TCP);
 }
 
 /*
  * From a container to the outside. VERDICT_NEXT: by the stack. to_uplink translates
  * the packet either way. If the next hop's MAC address is unknown, the stack
- * resolves it, and tells the sender if that fails; but TCP that is established
- * cannot go back to a conntrack that has not seen its sequence numbers.
+ * resolves it, and sends an ICMP error if that fails. An established TCP connection
+ * cannot return to the stack, because conntrack has not seen its sequence numbers.
  */
 static __noinline int bypass_to_uplink(struct __sk_buff *skb, const struct packet *p,
 				       const struct endpoint *from)
@@ -174,7 +177,10 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, const struct packe
 	return bpf_redirect_neigh(next.ifindex, &next.neigh, sizeof(next.neigh), 0);
 }
 
-/* The stack would accept p's source: it is behind p's device, and is no container's. */
+/*
+ * Reports whether p's source is behind p's device and not a container's: the stack would
+ * accept it.
+ */
 static __noinline bool is_from_outside(struct __sk_buff *skb, const struct packet *p)
 {
 	return !endpoint_lookup(&p->src) && fib_reverse_path(skb, p);
@@ -205,8 +211,8 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 	return redirect_to_endpoint(skb, p, to, 0);
 }
 
-/* This CPU leaves a packet with the tuple of the id to the stack. */
-static __always_inline void bypass_note_stack(__u32 id)
+/* Records that this CPU leaves a packet with the tuple of the id to the stack. */
+static __always_inline void bypass_record_stack(__u32 id)
 {
 	__u32 bucket = fwd_bucket_of(id);
 	struct fwd_ways *ways = bpf_map_lookup_elem(&fwd_ways, &bucket);
@@ -215,7 +221,7 @@ static __always_inline void bypass_note_stack(__u32 id)
 		ways->to_stack = id;
 }
 
-/* This CPU has left a packet with the tuple in pkt_scratch to the stack, or has redirected one. */
+/* Reports whether this CPU has sent or redirected a packet with the tuple in pkt_scratch. */
 __noinline int bypass_knows_tuple(struct __sk_buff *skb)
 {
 	struct packet *p = pkt_scratch_get();
@@ -232,9 +238,9 @@ __noinline int bypass_knows_tuple(struct __sk_buff *skb)
 }
 
 /*
- * The tag for the packet in pkt_scratch, which goes through the stack. Its delivery is
- * to be noted if it matters to the offload: the connection has sent more packets than
- * OFFLOAD_AFTER, has bypassed the stack, or begins anew.
+ * Returns the tag for the packet in pkt_scratch, which goes through the stack. TAG_OBSERVE
+ * has its delivery recorded for the offload: the connection has sent more packets than
+ * OFFLOAD_AFTER, has bypassed the stack before, or begins anew.
  */
 __noinline int bypass_tag(struct __sk_buff *skb)
 {
@@ -247,7 +253,7 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 		return TAG_NONE;
 	hash = hash_tuple(&p->src, p->sport, &p->new_addr, p->new_port, p->protocol, p->ipv6);
 	tag = tag_of(hash);
-	bypass_note_stack(id_of(hash));
+	bypass_record_stack(id_of(hash));
 	if (!offload_is_possible(p))
 		return tag;
 	if (p->ct_update || p->fast_path == FAST_PATH_ALWAYS)
@@ -265,7 +271,7 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 	return observe ? tag | TAG_OBSERVE : tag;
 }
 
-/* Leaves p to the stack, where its destination is addr:port. */
+/* Leaves p to the stack, which sees the destination addr:port. */
 static __always_inline int bypass_none(struct __sk_buff *skb, struct packet *p,
 				       const struct addr *addr, __u16 port)
 {
@@ -300,7 +306,7 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 	} else {
 		c->uplink = skb->ifindex;
 	}
-	/* ALWAYS needs no entry; it remains if both are NULL. */
+	/* FAST_PATH_ALWAYS needs no entry. It is also the value if both are NULL. */
 	if (fast_path != FAST_PATH_ESTABLISHED)
 		return false;
 	if (c->uplink && !is_uplink(c->uplink))
@@ -310,8 +316,8 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 }
 
 /*
- * The stack has delivered a packet of the other side's before: one is enough for UDP. A
- * container's has left by the route that the fast path would take.
+ * Reports whether the stack has delivered a UDP packet of the other side before. If it was a
+ * container's, it must have left by the route that the fast path would take.
  */
 static __always_inline bool bypass_is_replied(struct __sk_buff *skb, const struct packet *p,
 					      const struct connection *c)
@@ -358,8 +364,8 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 }
 
 /*
- * The endpoint's p leaves for the outside. What it was tagged for is done if the stack
- * has not changed it.
+ * Handles p, which the endpoint sends to the outside: if the stack has not changed it, the
+ * delivery is recorded as its tag says.
  */
 static __noinline int bypass_forwarded(struct __sk_buff *skb, const struct packet *p, __u32 tag,
 				       const struct endpoint *from)
@@ -368,6 +374,6 @@ static __noinline int bypass_forwarded(struct __sk_buff *skb, const struct packe
 		return VERDICT_NEXT;
 	if (tag & TAG_OBSERVE)
 		return bypass_observe(skb, p, from, NULL);
-	tuple_note_delivery(p, fib_hop_of_frame(skb));
+	tuple_hint_delivery(p, fib_hop_of_frame(skb));
 	return VERDICT_NEXT;
 }

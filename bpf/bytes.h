@@ -9,7 +9,7 @@
 /*
  * Returns the len bytes at offset, or NULL if they are not linear. The asm keeps
  * the compiler from checking one sum and using another, which the verifier could
- * not match. The mask is the bound that the verifier wants for offset; all
+ * not match. The mask is the bound that the verifier requires for offset; all
  * headers that are read end well below it.
  */
 static __always_inline void *linear_at(struct __sk_buff *skb, __u32 offset, __u32 len)

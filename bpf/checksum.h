@@ -12,7 +12,7 @@
 /*
  * A full IPv6 checksum from the NIC (CHECKSUM_COMPLETE) stays right when an
  * address and the L4 checksum change together, but kernels update it unless
- * told not to. The flag came with 6.16 and the stable series; older kernels
+ * instructed otherwise. The flag came with 6.16 and the stable series; older kernels
  * return EINVAL and change nothing.
  */
 #define F_IPV6 (1ULL << 7) /* BPF_F_IPV6 */

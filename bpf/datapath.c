@@ -14,7 +14,7 @@
 #include "hairpin.h"
 #include "host_port_forward.h"
 #include "masq_endpoint.h"
-#include "masq_host.h"
+#include "host_flow.h"
 #include "node.h"
 #include "policy.h"
 #include "scratch.h"
@@ -36,18 +36,20 @@ int to_loopback(struct __sk_buff *skb)
 }
 
 /*
- * Notes what holds for p, of the endpoint from, if it goes through the stack: for the
- * connection's next packets, too, unless others' flows or routes may change it.
+ * Sets what applies to p, which the endpoint from sends, if it goes through the stack.
+ * stack_cacheable: the connection's next packets may go the same way, because no flow or
+ * route can change it.
  */
-static __always_inline void note_sender(struct __sk_buff *skb, struct packet *p,
-					const struct device *device, const struct endpoint *from,
-					const struct endpoint *to)
+static __always_inline void classify_sent(struct __sk_buff *skb, struct packet *p,
+					  const struct device *device, const struct endpoint *from,
+					  const struct endpoint *to)
 {
 	p->fast_path = FAST_PATH_NEVER;
 	if (from)
 		p->fast_path = to ? from->fast_path & to->fast_path : from->fast_path;
-	p->to_host = !to && masq_could_own(p, p->dport) && !fib_leads_away(skb, p);
-	p->settled = device && from && !device->route_set && spoof_is_plain(p) && !p->to_host;
+	p->to_host = !to && port_may_be_ours(p, p->dport) && !fib_leads_away(skb, p);
+	p->stack_cacheable =
+		device && from && !device->route_set && spoof_is_plain(p) && !p->to_host;
 }
 
 /* Host end of a veth, ingress: from a container. */
@@ -77,7 +79,10 @@ int from_container(struct __sk_buff *skb)
 	}
 	if (parsed == PARSED_FRAGMENT)
 		parsed = parse_fragment(skb, p);
-	/* Fragments for this host may be for a host port. For others, a later hook needs the ports. */
+	/*
+	 * Fragments for this host may be for a host port. For others, a later hook needs the
+	 * ports.
+	 */
 	if (frag_queue_wants(p, parsed) && fib_is_local(skb, p))
 		return frag_queue_ingress(skb, p, parsed);
 	if (parsed != PARSED)
@@ -94,9 +99,12 @@ int from_container(struct __sk_buff *skb)
 
 	sender = endpoint_lookup(&p->src);
 	to = endpoint_lookup(&p->dst);
-	/* NULL if this is not the endpoint's own device: it sits behind a bridge, or is spoofed. */
+	/*
+	 * NULL if the packet arrives on another device: behind a bridge, or with a forged
+	 * source.
+	 */
 	from = sender && sender->ifindex == skb->ifindex ? sender : NULL;
-	note_sender(skb, p, device, from, to);
+	classify_sent(skb, p, device, from, to);
 	if (from)
 		verdict =
 			to ? bypass_to_endpoint(skb, p, from, to) : bypass_to_uplink(skb, p, from);
@@ -128,25 +136,25 @@ int to_container(struct __sk_buff *skb)
 	if (parsed != PARSED || tag == TAG_TRANSLATED)
 		return VERDICT_NEXT;
 	if (!skb->ingress_ifindex)
-		return masq_host(skb);
+		return host_flow_sent(skb);
 	unchanged = tag_matches(tag, p);
-	if (unchanged && !(tag & (TAG_OBSERVE | TAG_ROUTED))) {
-		tuple_note_delivery(p, 0);
-		/* The host's needs a claim, also if its tag matches by chance. */
-		if (!masq_could_own(p, p->sport) || bypass_knows_tuple(skb) ||
+	if (unchanged && !(tag & (TAG_OBSERVE | TAG_PENDING_DNAT))) {
+		tuple_hint_delivery(p, 0);
+		/* A packet of the host needs a host flow, even if its tag matches by chance. */
+		if (!port_may_be_ours(p, p->sport) || bypass_knows_tuple(skb) ||
 		    endpoint_lookup(&p->src))
 			return VERDICT_NEXT;
-		return masq_host(skb);
+		return host_flow_sent(skb);
 	}
 	from = endpoint_lookup(&p->src);
 	to = endpoint_lookup(&p->dst);
-	if (tag & TAG_ROUTED && to)
-		forward_track_routed(skb, p, tag, to);
+	if (tag & TAG_PENDING_DNAT && to)
+		forward_track_pending(skb, p, tag, to);
 	if (unchanged && bypass_observe(skb, p, from, to) != VERDICT_NEXT)
 		return VERDICT_DROP;
 	if (from || (unchanged && bypass_knows_tuple(skb)))
 		return VERDICT_NEXT;
-	return masq_host(skb);
+	return host_flow_sent(skb);
 }
 
 /* Uplink, ingress: from the outside. */
@@ -210,7 +218,10 @@ int from_uplink_l3(struct __sk_buff *skb)
 	return uplink_ingress(skb, 0);
 }
 
-/* Gives p, which the endpoint sends to the outside, another source. NOT_HANDLED: it keeps its own. */
+/*
+ * Translates the source of p, which the endpoint sends to the outside. NOT_HANDLED: it keeps
+ * its source.
+ */
 static __always_inline int uplink_translate(struct __sk_buff *skb, struct packet *p,
 					    struct endpoint *endpoint)
 {
@@ -228,8 +239,8 @@ static __always_inline int uplink_translate(struct __sk_buff *skb, struct packet
 	if (!to_node && !masq_skips(endpoint, p))
 		return masq_endpoint(skb, p, endpoint);
 	if (to_node && !host_port_reverse(&p->src, p->sport, p->protocol)) {
-		if (node_lookup(&p->dst)) /* else the route decides, which may change */
-			untranslated_note(skb, p);
+		if (node_lookup(&p->dst)) /* without an entry the route decides, which may change */
+			untranslated_record(skb, p);
 		return NOT_HANDLED;
 	}
 	port = host_port_lookup_reply(p);
@@ -255,12 +266,12 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (!endpoint && parsed == PARSED && tunnel_is_forged(skb, p))
 		return drop(skb, REASON_TUNNEL);
 	if (!endpoint)
-		return parsed == PARSED ? masq_host(skb) : VERDICT_NEXT;
+		return parsed == PARSED ? host_flow_sent(skb) : VERDICT_NEXT;
 	if (p->flush_queue)
 		return frag_queue_flush(skb, p, 0);
 	if (parsed != PARSED)
 		return masq_unparsed(skb, p, endpoint, parsed);
-	/* By a container about another's packet; the host may speak about any. */
+	/* A container may report errors about its own packets only, the host about any. */
 	if (p->icmp_error && skb->ingress_ifindex && !addr_equal(&p->outer_src, &p->src))
 		return drop_for(skb, endpoint->owner, REASON_ICMP_ERROR);
 	p->bypass = tag == TAG_BYPASS;

@@ -268,7 +268,7 @@ type DatapathFwdEntry struct {
 	NatAddr    DatapathAddr
 	NatPort    uint16
 	SrcMac     [6]uint8
-	NoteId     uint32
+	HintId     uint32
 	Remote     DatapathAddr
 }
 

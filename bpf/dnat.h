@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Flows that a remote opens to a container, whose replies leave from the address
- * that the remote used. The entry is found by what the container sees. If one client
+ * that the remote used. The key is what the container sees. If one client
  * socket uses two addresses that lead to one port of a container, the container sees
- * another client port for the second, as netfilter does. An entry that is in use is
+ * another client port for the second, as with netfilter. An entry in use is
  * never overwritten.
  */
 #pragma once
@@ -18,7 +18,7 @@
 
 /* The flow of a packet to a container. */
 struct dnat {
-	struct flow_key key; /* without a flow: of a free entry */
+	struct flow_key key; /* if flow is NULL: of a free entry */
 	struct flow *flow;   /* or NULL */
 	bool free;	     /* the key is free */
 };
@@ -35,7 +35,7 @@ static __always_inline void dnat_init(struct dnat *d, const struct fwd_key *tupl
 	d->key.kind = FLOW_DNAT;
 }
 
-/* The flow is owner's, and gives replies the tuple's destination as their source. */
+/* Reports whether the flow is owner's, and gives replies the tuple's destination as source. */
 static __always_inline bool dnat_matches(const struct flow *flow, const struct fwd_key *tuple,
 					 __u64 owner)
 {
@@ -43,7 +43,7 @@ static __always_inline bool dnat_matches(const struct flow *flow, const struct f
 	       flow->remote_port == tuple->sport && addr_equal(&flow->nat_addr, &tuple->dst);
 }
 
-/* Another flow may take the entry. */
+/* Reports whether another flow may take the entry. */
 static __always_inline bool dnat_is_free(const struct flow *flow, __u64 owner, bool opens)
 {
 	return flow->owner != owner || flow_expired(flow) || (opens && flow_ended(flow));
@@ -54,7 +54,7 @@ static __always_inline __u16 dnat_candidate(const struct fwd_key *tuple, __u32 h
 	return i ? DNAT_PORT_MIN + (hash_mix(hash, i) & 0xffffff) % DNAT_PORTS : tuple->sport;
 }
 
-/* The tuple's flow may have another candidate than its first one. */
+/* Reports whether the tuple's flow may have a candidate other than its first. */
 static __noinline bool dnat_may_have_moved(const struct fwd_key *tuple)
 {
 	__u32 idle =
@@ -64,7 +64,7 @@ static __noinline bool dnat_may_have_moved(const struct fwd_key *tuple)
 			   masq_probes_now() - idle);
 }
 
-/* Finds the tuple's flow, of owner, or else a free entry for the packet that opens it or not. */
+/* Finds owner's flow of the tuple, or else a free entry. opens: the packet opens a connection. */
 static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __u64 owner,
 				 bool opens)
 {
@@ -92,7 +92,10 @@ static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __
 			d->free = true;
 			if (flow)
 				flow_remove(&d->key);
-			/* An existing flow may have a later candidate: this one was in use then. */
+			/*
+			 * An existing flow may have a later candidate, if this one was in use
+			 * then.
+			 */
 			if (opens || (!i && !dnat_may_have_moved(tuple)))
 				break;
 		}
@@ -101,7 +104,10 @@ static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __
 		if (flow && !flow_is_live(flow))
 			unreplied_port = d->key.remote_port;
 	}
-	/* A stranger could fill all places with packets that nobody replies to. */
+	/*
+	 * Anyone could fill all entries with packets that get no reply, so such entries are
+	 * reused.
+	 */
 	if (!d->free && unreplied_port) {
 		free_port = unreplied_port;
 		d->free = true;
@@ -128,8 +134,9 @@ static __noinline long dnat_create(const struct packet *p, const struct fwd_key 
 	flow->remote_port = tuple->sport;
 	flow->uplink = tuple->ifindex;
 	flow_open(flow, p, FROM_REMOTE);
-	if (flow_is_moved(&d->key, flow)) /* before the flow exists: other CPUs look for it */
-		masq_probes_note_flow(&d->key, flow, false);
+	if (flow_is_moved(&d->key,
+			  flow)) /* before the flow exists, because other CPUs may search for it */
+		masq_probes_record_flow(&d->key, flow, false);
 	err = bpf_map_update_elem(&flows, &d->key, flow, BPF_ANY);
 	d->flow = bpf_map_lookup_elem(&flows, &d->key);
 	return err;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Single drops, told to a reader while there is one: `ebpfnetctl drops --follow`. */
+/* Single drops, reported while there is a reader: `ebpfnetctl drops --follow`. */
 #pragma once
 
 #include "endpoint.h"
@@ -13,7 +13,7 @@ static __always_inline struct drop_reader *drop_reader_get(void)
 	return bpf_map_lookup_elem(&drop_reader, &zero);
 }
 
-/* One that has been killed ends here. */
+/* Reports whether the lease of the reader is valid. Removes an expired one. */
 static __always_inline bool drop_reader_lives(struct drop_reader *reader, __u64 now)
 {
 	if (now < reader->until)
@@ -39,7 +39,7 @@ static __always_inline bool drop_reader_has_addr(const struct drop_reader *reade
 	return endpoint && drop_reader_has(reader, endpoint->owner);
 }
 
-/* Whether the reader looks at a packet of owner, or between two addresses. */
+/* Reports whether the reader's filter has a packet of owner, or between the two addresses. */
 static __always_inline bool drop_reader_wants(const struct drop_reader *reader, __u64 owner,
 					      const struct addr *src, const struct addr *dst)
 {
@@ -48,8 +48,8 @@ static __always_inline bool drop_reader_wants(const struct drop_reader *reader, 
 }
 
 /*
- * Returns room for an event, or NULL: then it is counted. A reader that is slow, or a flood of
- * drops, costs little more than the counter. The reader looks by itself, so nobody wakes it.
+ * Reserves an event, or counts it as left out and returns NULL. So a slow reader or a flood of
+ * drops costs little more than the counter. The reader polls, so nobody wakes it.
  */
 static __always_inline struct drop_event *drop_event_new(const struct drop_reader *reader,
 							 __u32 reason, __u64 now)
@@ -73,8 +73,11 @@ static __always_inline struct drop_event *drop_event_new(const struct drop_reade
 	return event;
 }
 
-/* The stack drops the packet after us: its tracepoint (stack_drops.c) is not to report it again. */
-static __always_inline void drop_note_ours(__u64 now)
+/*
+ * Marks that the stack drops the packet after us, so that its tracepoint (stack_drops.c)
+ * ignores it.
+ */
+static __always_inline void drop_mark_ours(__u64 now)
 {
 	__u32 key = DROP_STACK;
 	struct drop_limit *limit = bpf_map_lookup_elem(&drop_limits, &key);

@@ -18,7 +18,7 @@ static __always_inline bool endpoint_is_owned_by(const struct addr *addr, __u64 
 	return endpoint && endpoint->owner == owner;
 }
 
-/* NULL: the device is not a container's. */
+/* Returns the device's entry, or NULL if it is not a container's. */
 static __always_inline struct device *device_lookup(__u32 ifindex)
 {
 	return bpf_map_lookup_elem(&devices, &ifindex);

@@ -25,7 +25,7 @@ static __always_inline void fib_init(struct bpf_fib_lookup *fib, const struct ad
 	}
 }
 
-/* For a packet with the tuple, as if it were addressed to dst. */
+/* Sets fib for a packet with the tuple, as if it were addressed to dst. */
 static __always_inline void fib_init_tuple(struct bpf_fib_lookup *fib, const struct fwd_key *tuple,
 					   const struct addr *dst, __u32 ifindex)
 {
@@ -39,7 +39,7 @@ static __always_inline void fib_init_tuple(struct bpf_fib_lookup *fib, const str
 		fib->ipv4_src = addr_ipv4(&tuple->src);
 }
 
-/* What the host would do with p, received on skb's device, if it were addressed to dst. */
+/* Looks up the route for p, received on skb's device, as if it were addressed to dst. */
 static __noinline long fib_lookup(struct __sk_buff *skb, const struct packet *p,
 				  const struct addr *dst)
 {
@@ -56,14 +56,14 @@ static __always_inline bool fib_forwards(long result)
 }
 
 /*
- * Whether the destination in fib_scratch is an address of this host.
+ * Reports whether the destination in fib_scratch is an address of this host.
  *
  * bpf_fib_lookup returns the same for a local address and for a missing route.
- * So look at the eight addresses that differ from the destination in one of the
- * last bits. If one has a route, the destination lacks one only because it is local.
+ * So the eight addresses that differ from the destination in one of the last bits are
+ * looked up. If one has a route, the destination has none only because it is local.
  *
- * A local address (a /32) on a host that routes none of its neighbors, and has no
- * default route, is taken for foreign. Its packets are left to the stack.
+ * On a host without routes to any of them, and without a default route, a local /32 is
+ * not recognized. Its packets are left to the stack.
  */
 __noinline int fib_args_are_local(struct __sk_buff *skb)
 {
@@ -97,8 +97,8 @@ static __noinline bool fib_is_local(struct __sk_buff *skb, const struct packet *
 }
 
 /*
- * The host would forward p, so it is not for the host itself. If it is not known to
- * lead away it need not be local: there may be no route.
+ * Reports whether the host would forward p, so it is not for the host itself. If not, p need not
+ * be local: there may be no route.
  */
 static __noinline bool fib_leads_away(struct __sk_buff *skb, const struct packet *p)
 {
@@ -122,8 +122,8 @@ static __always_inline bool fib_is_local_addr(struct __sk_buff *skb, const struc
 }
 
 /*
- * Where the host would forward p, in segments of len bytes, if it had arrived on ifindex.
- * The helper checks the MTU of a route with a tunnel, and names neither its device nor the node.
+ * Sets next to the next hop of p, in segments of len bytes, as if it had arrived on ifindex. For
+ * a route with a tunnel, the helper checks the MTU, but returns neither device nor node.
  */
 static __noinline long fib_next_hop(struct __sk_buff *skb, const struct packet *p, __u32 ifindex,
 				    __u32 len, struct next_hop *next)
@@ -144,8 +144,8 @@ static __noinline long fib_next_hop(struct __sk_buff *skb, const struct packet *
 }
 
 /*
- * The host would forward p, from the device that has received it, to the uplink and
- * the next hop that the stack has chosen.
+ * Reports whether bpf_fib_lookup forwards p, from the device that received it, to the uplink and
+ * next hop that the stack has chosen.
  */
 static __noinline bool fib_routes_to(struct __sk_buff *skb, const struct packet *p, __u32 uplink)
 {
@@ -163,7 +163,7 @@ static __noinline bool fib_routes_to(struct __sk_buff *skb, const struct packet 
 	return mac_equal(chosen, fib.dmac);
 }
 
-/* What is left of a frame's MAC addresses in a note: the device, and the next hop. */
+/* Returns a 16-bit hash of a frame's MAC addresses: of the device and the next hop. */
 static __always_inline __u16 fib_hop_of(const __u8 *dst, const __u8 *src)
 {
 	const __u16 *to = (const __u16 *)dst, *from = (const __u16 *)src;
@@ -171,7 +171,10 @@ static __always_inline __u16 fib_hop_of(const __u8 *dst, const __u8 *src)
 	return to[0] ^ to[1] ^ to[2] ^ from[0] ^ from[1] ^ from[2];
 }
 
-/* The same of what the stack sends. 0 by the tunnel, whose frames have its own address twice. */
+/*
+ * Returns the hash of the frame that the stack sends. By the tunnel it is 0: both addresses
+ * are equal.
+ */
 static __always_inline __u16 fib_hop_of_frame(struct __sk_buff *skb)
 {
 	struct ethhdr *eth = linear_at(skb, 0, sizeof(*eth));
@@ -180,8 +183,8 @@ static __always_inline __u16 fib_hop_of_frame(struct __sk_buff *skb)
 }
 
 /*
- * The host would forward a reply to p, from the device that p leaves by, to the uplink and
- * the next hop in a note.
+ * Reports whether the host would forward a reply to p, from the device that p leaves by, to the
+ * uplink and to the next hop with the hash.
  */
 static __noinline bool fib_routes_reply_to(struct __sk_buff *skb, const struct packet *p,
 					   __u32 uplink, __u16 hop)
@@ -205,9 +208,9 @@ static __noinline bool fib_routes_reply_to(struct __sk_buff *skb, const struct p
 }
 
 /*
- * The host would send what it has for p's sender by the device that p has come by:
- * the strict reverse path of RFC 3704, as the stack checks with rp_filter=1. What the tunnel
- * has received is from the right node (node_admits).
+ * Reports whether the host would send packets to p's sender by the device that p arrived on:
+ * the strict reverse path of RFC 3704, which the stack checks with rp_filter=1. Packets from the
+ * tunnel are from the right node (node_admits).
  */
 static __noinline bool fib_reverse_path(struct __sk_buff *skb, const struct packet *p)
 {
@@ -218,12 +221,12 @@ static __noinline bool fib_reverse_path(struct __sk_buff *skb, const struct pack
 		return node_reaches(&p->src, skb->ifindex);
 	fib_init(&fib, &p->src, p->ipv6, skb->ifindex);
 	result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
-	/* The helper does not name the device of a route with a tunnel. */
+	/* The helper does not return the device of a route with a tunnel. */
 	return result != BPF_FIB_LKUP_RET_UNSUPP_LWT && fib_forwards(result) &&
 	       fib.ifindex == skb->ifindex;
 }
 
-/* The device on which addr is a neighbor of the host; 0: it is none. */
+/* Returns the device on which addr is a neighbor of the host, or 0. */
 static __noinline __u32 fib_neighbor(struct __sk_buff *skb, const struct addr *addr, bool ipv6)
 {
 	struct bpf_fib_lookup fib;
@@ -234,14 +237,14 @@ static __noinline __u32 fib_neighbor(struct __sk_buff *skb, const struct addr *a
 	result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
 	if (result != BPF_FIB_LKUP_RET_SUCCESS && result != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return 0;
-	/* A route with a gateway has it in the place of the address. */
+	/* For a route with a gateway, the result has the gateway instead of the address. */
 	on_link = ipv6 ? addr_equal((const struct addr *)fib.ipv6_dst, addr)
 		       : fib.ipv4_dst == addr_ipv4(addr);
 	return on_link ? fib.ifindex : 0;
 }
 
 /*
- * The source address that the host would choose for the tuple's destination on the
+ * Sets source to the address that the host would choose for the tuple's destination on the
  * uplink: the route's, or on older kernels the uplink's. Returns false if there is none.
  */
 static __noinline bool fib_source(struct __sk_buff *skb, const struct fwd_key *tuple, __u32 ifindex,
@@ -255,7 +258,7 @@ static __noinline bool fib_source(struct __sk_buff *skb, const struct fwd_key *t
 	fib_init_tuple(&fib, tuple, &tuple->dst, ifindex);
 	result = bpf_fib_lookup(skb, &fib, sizeof(fib),
 				BPF_FIB_LOOKUP_OUTPUT | F_FIB_SKIP_NEIGH | F_FIB_SRC);
-	/* In IPv6, the device is a wish only then, and rules by source do not count. */
+	/* In IPv6, this lookup only prefers the device, and ignores rules by source. */
 	if (ipv6 && fib.ifindex != ifindex) {
 		fib_init_tuple(&fib, tuple, &tuple->dst, skb->ingress_ifindex);
 		result = bpf_fib_lookup(skb, &fib, sizeof(fib), F_FIB_SKIP_NEIGH | F_FIB_SRC);

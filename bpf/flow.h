@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Entries of flows, and their states. Only what the container sends is believed at
- * once: a container sends as itself (spoof.h), but anybody may send in the name of
- * a remote. A function that tracks finds the packet's entry and notes that it was
- * used; one that looks up only reads.
+ * Entries of flows, and their states. Packets of the container are trusted, because
+ * anti-spoofing has checked them (spoof.h). Packets of a remote may be forged. Functions
+ * named track find the packet's entry and update it; lookups only read.
  */
 #pragma once
 
@@ -21,13 +20,13 @@ enum sender {
 	FROM_REMOTE,
 };
 
-/* Only containers open flows of these kinds. */
+/* Reports whether only containers open flows of this kind. */
 static __always_inline bool flow_opened_by_container(const struct flow_key *key)
 {
 	return key->kind == FLOW_SNAT || key->kind == FLOW_EGRESS;
 }
 
-/* The flow does not have its first candidate. */
+/* Reports whether the flow does not have its first candidate port. */
 static __always_inline bool flow_is_moved(const struct flow_key *key, const struct flow *flow)
 {
 	return flow->probe || (key->kind == FLOW_DNAT && key->remote_port != flow->remote_port);
@@ -67,7 +66,7 @@ static __always_inline __u8 flow_closing_state(const struct flow *flow, const st
 
 	if (flow->state < FLOW_ESTABLISHED || flow->state >= FLOW_TIME_WAIT)
 		return flow->state;
-	if (fin && remote_fin) /* the last one to close waits for the ACK of its FIN */
+	if (fin && remote_fin) /* the side that closes last waits for the ACK of its FIN */
 		return p->tcp_fin ? FLOW_LAST_ACK : FLOW_TIME_WAIT;
 	if (fin)
 		return FLOW_FIN_WAIT;
@@ -75,8 +74,8 @@ static __always_inline __u8 flow_closing_state(const struct flow *flow, const st
 }
 
 /*
- * The container's p shows that the handshake is complete. What it sends to a client
- * before is the repetition of an ACK, to a packet out of the window.
+ * Reports whether the container's p shows that the handshake is complete. Before, the
+ * container sends a client only repetitions of an ACK, for packets out of the window.
  */
 static __always_inline bool flow_handshake_done(const struct flow *flow, const struct flow_key *key,
 						const struct packet *p)
@@ -86,7 +85,7 @@ static __always_inline bool flow_handshake_done(const struct flow *flow, const s
 		p->ack != flow->ack || packet_seq_end(p) != p->seq);
 }
 
-/* The container has sent the TCP packet p. */
+/* Updates the flow by the TCP packet p, which the container has sent. */
 static __always_inline void flow_tcp_sent(struct flow *flow, const struct flow_key *key,
 					  const struct packet *p)
 {
@@ -118,7 +117,7 @@ static __always_inline void flow_tcp_sent(struct flow *flow, const struct flow_k
 	if (established)
 		flow->state = FLOW_ESTABLISHED;
 	if (flow->state == FLOW_SYN_SENT && !flow_opened_by_container(key)) {
-		flow->state = FLOW_SYN_RECV; /* of a connection that was picked up */
+		flow->state = FLOW_SYN_RECV; /* of a connection without its SYN */
 		flow->flags |= FLOW_REPLIED;
 	}
 	if (flow->flags & FLOW_FIN_UNACKED && p->tcp_ack && p->ack == flow->expected) {
@@ -130,7 +129,7 @@ static __always_inline void flow_tcp_sent(struct flow *flow, const struct flow_k
 	flow->state = flow_closing_state(flow, p);
 }
 
-/* The remote refuses the container's SYN (RFC 9293, 3.10.7.3), or ends the connection. */
+/* Reports whether the remote's RST refuses the SYN (RFC 9293, 3.10.7.3) or ends the connection. */
 static __always_inline bool flow_is_reset(const struct flow *flow, const struct packet *p)
 {
 	if (flow->state == FLOW_SYN_SENT)
@@ -138,7 +137,7 @@ static __always_inline bool flow_is_reset(const struct flow *flow, const struct 
 	return p->end_expected;
 }
 
-/* The remote, or somebody in its name, has sent the TCP packet p. */
+/* Updates the flow by the TCP packet p, received under the remote's address. */
 static __always_inline void flow_tcp_received(struct flow *flow, const struct flow_key *key,
 					      const struct packet *p)
 {
@@ -180,7 +179,7 @@ static __always_inline void flow_tcp_received(struct flow *flow, const struct fl
 		flow->state = FLOW_TIME_WAIT;
 }
 
-/* A packet of UDP, ICMP, or a protocol without ports. */
+/* Updates the flow by a packet of UDP, ICMP, or a protocol without ports. */
 static __always_inline void flow_datagram(struct flow *flow, bool reply)
 {
 	__u16 age = flow->last_seen - flow->created;
@@ -192,8 +191,8 @@ static __always_inline void flow_datagram(struct flow *flow, bool reply)
 }
 
 /*
- * Notes a packet of the flow. Writes changes only, so that CPUs can share the cache
- * line. ICMP errors and conntrack updates are no packets of a flow.
+ * Updates the flow by its packet p. Writes only changes, so that CPUs can share the cache
+ * line. Ignores ICMP errors and conntrack updates.
  */
 static __noinline void flow_touch(const struct flow_key *key, struct flow *flow,
 				  const struct packet *p, enum sender sender)
@@ -205,7 +204,7 @@ static __noinline void flow_touch(const struct flow_key *key, struct flow *flow,
 		return;
 	*new = *flow;
 	if (flow_expired(flow)) {
-		if (!opens) /* comes too late, and prolongs nothing */
+		if (!opens) /* too late: prolongs nothing */
 			return;
 		flow_open(new, p, sender);
 	}
@@ -229,7 +228,7 @@ static __noinline void flow_touch(const struct flow_key *key, struct flow *flow,
 	flow->created = new->created;
 	flow->expected = new->expected;
 	if (flow_is_moved(key, new))
-		masq_probes_note_flow(key, new, flow_is_assured(new));
+		masq_probes_record_flow(key, new, flow_is_assured(new));
 	if (flow_is_assured(new))
 		backup_store(key, new);
 	else if (flow_ended(new))
@@ -263,8 +262,8 @@ static __always_inline void flow_received_key(struct flow_key *key, const struct
 }
 
 /*
- * The flow of owner that p, sent by a container, is a reply to; or NULL. A former
- * container with the address had other connections.
+ * Finds and updates the flow of owner to which p, sent by a container, is a reply; or NULL. A
+ * flow of a former container with the address has another owner.
  */
 static __always_inline struct flow *flow_track_reply(const struct packet *p, __u64 owner)
 {
@@ -281,7 +280,7 @@ static __always_inline struct flow *flow_track_reply(const struct packet *p, __u
 	return flow;
 }
 
-/* The same if the entry was evicted. */
+/* Restores the evicted entry of the flow to which p is a reply, or returns NULL. */
 static __noinline struct flow *flow_recover_reply(const struct packet *p)
 {
 	struct flow_key key;
@@ -292,7 +291,7 @@ static __noinline struct flow *flow_recover_reply(const struct packet *p)
 	return flow_recover(&key);
 }
 
-/* Creates that entry: the client used addr:port. */
+/* Creates the entry of the flow to which p is a reply: the client used addr:port. */
 static __noinline long flow_store_reply(const struct packet *p, const struct addr *addr, __u16 port,
 					__u64 owner)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * flows_backup: copies of flows that must survive a flood. An LRU map evicts
- * whatever has been idle longest. Here, an entry takes only a free place, or one of
- * the same owner's in its bucket.
+ * the entry that has been idle longest. Here, a new entry takes only a free place, or
+ * replaces one of the same owner in its bucket.
  */
 #pragma once
 
@@ -21,30 +21,29 @@ static __always_inline bool flow_expired(const struct flow *flow)
 	return state >= FLOW_STATES || idle > config.timeout[state];
 }
 
-/* The flow would be missed: its sides may stay silent for long, and expect an answer then. */
+/* Reports whether the flow needs a copy: its sides may be silent for long, and continue then. */
 static __always_inline bool flow_is_assured(const struct flow *flow)
 {
 	return (flow->state >= FLOW_ESTABLISHED && flow->state <= FLOW_CLOSE_WAIT) ||
 	       flow->state == FLOW_UDP_STREAM;
 }
 
-/* Both sides have ended the connection. */
+/* Reports whether both sides have ended the connection. */
 static __always_inline bool flow_ended(const struct flow *flow)
 {
 	return flow->state >= FLOW_LAST_ACK && flow->state <= FLOW_CLOSE;
 }
 
-/* Both sides have sent, and may go on. */
+/* Reports whether both sides have sent, and the flow has neither ended nor expired. */
 static __always_inline bool flow_is_live(const struct flow *flow)
 {
 	return flow->flags & FLOW_REPLIED && !flow_expired(flow) && !flow_ended(flow);
 }
 
 /*
- * The flow's container still exists. DEL leaves its flows alone: it would have to
- * walk over all of them, and would miss those that packets add meanwhile. The
- * container is behind our port or, for host ports and hairpin clients, is at
- * another side.
+ * Reports whether the flow's container still exists. DEL does not remove flows: it would have
+ * to read all of them, and would miss those that packets add meanwhile. The container is
+ * behind nat_addr; for host ports and hairpin clients it is another side.
  */
 static __always_inline bool flow_owner_is_alive(const struct flow_key *key, const struct flow *flow)
 {
@@ -77,8 +76,8 @@ __noinline int backup_find_bucket(void)
 }
 
 /*
- * The arguments of the functions below. NULL only for the verifier. They pass no
- * pointer to the key: Linux 7 would lose track of it.
+ * Returns the arguments of backup_read and backup_write. NULL only for the verifier. They get
+ * no pointer to the key, because Linux 7 would lose track of it.
  */
 static __always_inline struct backup_args *backup_args_init(const struct flow_key *key)
 {
@@ -110,7 +109,7 @@ static __always_inline struct flow_backup *backup_at(const struct backup_args *a
 	return args->way < BACKUP_WAYS ? bpf_map_lookup_elem(&flows_backup, &place) : NULL;
 }
 
-/* Finds the key's way by its hash. Mostly there is none, which takes one cache line to know. */
+/* Finds the key's place by its hash. Usually there is none, which one cache line shows. */
 static __always_inline struct flow_backup *backup_lookup(struct backup_args *args,
 							 const struct backup_ids *ids)
 {
@@ -124,7 +123,7 @@ static __always_inline struct flow_backup *backup_lookup(struct backup_args *arg
 	return backup && backup_has(backup, &args->key) ? backup : NULL;
 }
 
-/* Finds a place for a new entry. NULL: the bucket is full of other owners'. */
+/* Finds a place for a new entry. NULL: the bucket is full of other owners' entries. */
 static __always_inline struct flow_backup *backup_place(struct backup_args *args,
 							const struct backup_ids *ids)
 {
@@ -181,7 +180,10 @@ __noinline int backup_write(void)
 	return 1;
 }
 
-/* Reads the entry with the key in backup_scratch, and removes it if asked. Returns false if there is none. */
+/*
+ * Reads the entry with the key in backup_scratch, and removes it if asked. Returns false if
+ * there is none.
+ */
 __noinline int backup_read(__u32 remove)
 {
 	struct backup_args *args = backup_scratch_get();
@@ -214,7 +216,7 @@ static __always_inline void backup_remove(const struct flow_key *key)
 		backup_read(true);
 }
 
-/* Removes an entry of flows, and its copy: another flow gets the key, or none. */
+/* Removes an entry of flows and its copy. */
 static __always_inline void flow_remove(const struct flow_key *key)
 {
 	bpf_map_delete_elem(&flows, key);

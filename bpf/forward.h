@@ -11,9 +11,9 @@
 #include "tag.h"
 
 /*
- * Notes p, received from an uplink or a container in the name of the flow's remote.
- * to is the container of the flow, NULL the host. What has come by another device
- * than the remote is behind does not count: the stack may drop it (rp_filter).
+ * Updates the flow by p, received from an uplink or a container under the address of the
+ * flow's remote. to is the container of the flow; NULL: the host. Packets that arrive on a
+ * device other than the route's are ignored, because the stack may drop them (rp_filter).
  */
 static __noinline void flow_track_received(struct __sk_buff *skb, struct packet *p,
 					   const struct flow_key *key, struct flow *flow,
@@ -66,7 +66,10 @@ static __noinline int forward_masq_reply(struct __sk_buff *skb, struct packet *p
 	struct endpoint *to;
 	struct flow *flow;
 
-	/* Where other nodes send to containers, look at these first: nothing is masqueraded as one. */
+	/*
+	 * No flow is masqueraded as a container. In a cluster, skip its lookup for their
+	 * addresses.
+	 */
 	if (node_any() && endpoint_lookup(&p->dst))
 		return NOT_HANDLED;
 	flow = masq_lookup_reply(skb, p, &key);
@@ -89,13 +92,13 @@ static __noinline int forward_snat(struct __sk_buff *skb, struct packet *p, cons
 	if (p->bypass)
 		fwd_cache_store_egress(skb);
 	else if (p->masqueraded)
-		fwd_cache_note_source(skb, p);
+		fwd_cache_record_source(skb, p);
 	if (rewrite(skb, p, SIDE_SRC, addr, port))
 		return drop(skb, REASON_REWRITE);
 	return VERDICT_NEXT;
 }
 
-/* Gives p, a container's reply, the source that the flow's client has used. */
+/* Gives p, a container's reply, the source that the flow's client used as destination. */
 static __noinline int forward_reply(struct __sk_buff *skb, struct packet *p,
 				    const struct flow *flow)
 {
@@ -113,7 +116,10 @@ static __always_inline int forward_flow(struct __sk_buff *skb, struct packet *p,
 	return forward_dnat(skb, p, to, &d->key.local, d->key.local_port);
 }
 
-/* The container itself has opened the connection of the tuple that the uplink has received. */
+/*
+ * Reports whether the container itself has opened the connection of the tuple that the uplink
+ * received.
+ */
 static __noinline bool forward_is_masqueraded(struct __sk_buff *skb, const struct fwd_key *tuple,
 					      const struct endpoint *endpoint)
 {
@@ -134,10 +140,10 @@ static __noinline bool forward_is_masqueraded(struct __sk_buff *skb, const struc
 	return masq_find(skb);
 }
 
-/* Tags p, which is addressed to a container and of no flow, for forward_track_routed. */
-static __always_inline void forward_tag_routed(struct __sk_buff *skb, const struct packet *p)
+/* Tags p, which is addressed to a container and has no flow, for forward_track_pending. */
+static __always_inline void forward_tag_pending(struct __sk_buff *skb, const struct packet *p)
 {
-	__u32 tag = skb->tc_index | TAG_ROUTED, key = tag % ROUTED_TUPLES;
+	__u32 tag = skb->tc_index | TAG_PENDING_DNAT, key = tag % ROUTED_TUPLES;
 	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
 
 	if (!entry)
@@ -148,11 +154,11 @@ static __always_inline void forward_tag_routed(struct __sk_buff *skb, const stru
 }
 
 /*
- * The stack has delivered p, which has the tag of forward_tag_routed: creates its flow.
- * The stack may have given p another source; the reply gets back the former one.
+ * Creates the flow of p, which has the tag of forward_tag_pending and which the stack has
+ * delivered. If the stack has changed p's source, replies get the original one as destination.
  */
-static __noinline void forward_track_routed(struct __sk_buff *skb, const struct packet *p,
-					    __u32 tag, const struct endpoint *to)
+static __noinline void forward_track_pending(struct __sk_buff *skb, const struct packet *p,
+					     __u32 tag, const struct endpoint *to)
 {
 	__u32 key = tag % ROUTED_TUPLES;
 	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
@@ -175,10 +181,10 @@ static __noinline void forward_track_routed(struct __sk_buff *skb, const struct 
 
 /*
  * Forwards p to the container that it is addressed to. The sender has a route to
- * the container and expects replies from its address. Where they would get another source,
- * an entry prevents that: replies to another node's container do only from a port behind a
- * host port. It is made when the stack has delivered p (forward_track_routed), or when p
- * bypasses it.
+ * the container and expects replies from its address. If replies would be translated, an
+ * entry prevents it. It is created when the stack has delivered p (forward_track_pending), or
+ * when p bypasses it. Replies to another node's container are translated only from a port
+ * behind a host port.
  */
 static __noinline int forward_to_endpoint(struct __sk_buff *skb, struct packet *p,
 					  struct endpoint *to)
@@ -192,7 +198,7 @@ static __noinline int forward_to_endpoint(struct __sk_buff *skb, struct packet *
 	if (p->icmp_error)
 		return gateway_deliver(skb, p, to);
 	if (origin == ORIGIN_NODE && !host_port_reverse(&p->dst, p->dport, p->protocol)) {
-		p->settled = !to->route_set;
+		p->stack_cacheable = !to->route_set;
 		return forward_dnat(skb, p, to, &p->dst, p->dport);
 	}
 	dnat_init(&d, packet_tuple(p), &p->dst, p->dport);
@@ -212,7 +218,7 @@ static __noinline int forward_to_endpoint(struct __sk_buff *skb, struct packet *
 	if (!(to->flags & ENDPOINT_MASQ) && !host_port_reverse(&p->dst, p->dport, p->protocol))
 		return verdict;
 	if (verdict == VERDICT_NEXT)
-		forward_tag_routed(skb, p);
+		forward_tag_pending(skb, p);
 	else if (verdict != VERDICT_DROP)
 		dnat_create(p, packet_tuple(p), &d, to->owner);
 	return verdict;

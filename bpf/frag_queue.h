@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Fragments that arrive before the first one of their packet. Only that one tells
- * their connection, so they wait for it. Then the hook receives all of them
- * again, in order. If it never arrives, the packet is lost, as in a reassembly.
+ * Fragments that arrive before the first one of their packet wait for it, because only
+ * the first one has the ports. Then the hook receives all of them again, in order. If
+ * the first one never arrives, the packet is lost, as in a reassembly.
  */
 #pragma once
 
@@ -11,11 +11,14 @@
 #include "scratch.h"
 #include "verdict.h"
 
-#define FRAG_QUEUE_PLACES  128 /* per packet: 64 KiB in fragments for an MTU of 576 are 119 */
-#define FRAG_QUEUE_PLACE   64  /* units of 8 bytes, and fragments as large as that do not collide */
-#define FRAG_QUEUE_MIN_LEN 20  /* no frame with an IP header is shorter */
+#define FRAG_QUEUE_PLACES  128 /* per packet: 64 KiB at an MTU of 576 take 119 */
+#define FRAG_QUEUE_PLACE   64 /* units of 8 bytes; fragments of at least this size do not collide */
+#define FRAG_QUEUE_MIN_LEN 20 /* no frame with an IP header is shorter */
 
-/* The asm keeps two comparisons from becoming one, which would teach older verifiers no bounds. */
+/*
+ * The asm keeps the compiler from merging the comparisons, from which older verifiers get no
+ * bounds.
+ */
 static __always_inline bool frag_queue_fits(__u32 *len)
 {
 	if (*len < FRAG_QUEUE_MIN_LEN)
@@ -25,10 +28,9 @@ static __always_inline bool frag_queue_fits(__u32 *len)
 }
 
 /*
- * Stores the frame at the place of its offset, or the next one that is free. So
- * fragments of any sizes are found again, and overlapping ones are all left to the
- * reassembly, which refuses them. Returns false if there is no place, or the frame is
- * too large.
+ * Stores the frame at the place of its offset, or at the next free one. So fragments of any
+ * size find a place, and overlapping ones are all passed on to the reassembly, which
+ * refuses them. Returns false if no place is free, or the frame is too large.
  */
 __noinline int frag_queue_store(struct __sk_buff *skb, __u32 offset)
 {
@@ -117,13 +119,16 @@ static __noinline int frag_queue_flush(struct __sk_buff *skb, const struct packe
 	return end_uncounted();
 }
 
-/* p must wait for its first fragment, or others have waited for it. */
+/* Reports whether p must wait for its first fragment, or others wait for p. */
 static __always_inline bool frag_queue_wants(const struct packet *p, int parsed)
 {
 	return parsed == PARSED_FRAGMENT || p->flush_queue;
 }
 
-/* Takes what frag_queue_wants, at an ingress hook. A frame that cannot wait goes to the stack. */
+/*
+ * Handles p at an ingress hook if frag_queue_wants it. A frame that cannot wait goes to the
+ * stack.
+ */
 static __always_inline int frag_queue_ingress(struct __sk_buff *skb, const struct packet *p,
 					      int parsed)
 {

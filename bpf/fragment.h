@@ -6,7 +6,7 @@
 #include "packet.h"
 #include "time.h"
 
-/* As net.ipv4.ipfrag_time: later, the same id belongs to another packet. */
+/* The default of net.ipv4.ipfrag_time: later, the same id belongs to another packet. */
 #define FRAGMENT_TIMEOUT TICKS(30)
 
 #define IPV4_FRAGMENT_MASK 0x3fff /* more fragments, or an offset (RFC 791) */

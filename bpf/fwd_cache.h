@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The forwarding cache: what became of a connection's last packet, for its next ones.
- * Either it was translated and redirected past the stack, or it went through the
- * stack and is counted: only a connection that goes on is worth an entry for the
- * offload. What the plugin has decided (endpoints, policies, host ports) is checked
- * for every packet, by its generation. All else (flows, routes, neighbors) is checked
- * again for one packet every few jiffies.
+ * The forwarding cache: the decision for a connection's last packet, reused for its next
+ * ones. Either the packet was translated and redirected past the stack, or it went
+ * through the stack and is counted, because short connections are not offloaded. The
+ * generation of the plugin's maps (endpoints, policies, host ports) is checked for every
+ * packet. Flows, routes and neighbors are checked for one packet every few jiffies.
  *
  * Each CPU has a cache of its own: no lock, no shared cache line, and no entry that
  * another CPU has written in part. The programs run with softirqs disabled, so they do
@@ -18,19 +17,19 @@
 #include "fib.h"
 #include "rewrite.h"
 #include "tag.h"
-#include "tuple_note.h"
+#include "tuple_hint.h"
 #include "verdict.h"
 
 #define FWD_CACHE_JIFFIES 50 /* 50 ms to half a second, depending on CONFIG_HZ */
 #define FWD_NEW_JIFFIES	  4  /* no longer: another CPU may offload the connection meanwhile */
 
-/* p's connection has, or may get, an entry. */
+/* Reports whether p's connection may have an entry. */
 static __always_inline bool fwd_cacheable(const struct packet *p)
 {
 	return p->fast_eligible && p->ttl > 1 && !p->remapped && is_tcp_or_udp(p->protocol);
 }
 
-/* p opens or closes its connection, so entries of others than FWD_EVERY_TCP do not hold for it. */
+/* Reports whether p opens or closes its connection: then only entries with FWD_EVERY_TCP apply. */
 static __always_inline bool fwd_changes_state(const struct packet *p)
 {
 	return p->tcp_syn || p->tcp_synack || p->tcp_fin || p->tcp_rst;
@@ -60,7 +59,7 @@ static __always_inline bool fwd_key_equal(const struct fwd_key *a, const struct 
 		 (*(const __u32 *)&a->protocol ^ *(const __u32 *)&b->protocol));
 }
 
-/* The place of a way of the tuple's bucket. NULL only for the verifier. */
+/* Returns the entry of a way of the bucket. NULL only for the verifier. */
 static __always_inline struct fwd_entry *fwd_entry_at(__u32 bucket, __u32 way)
 {
 	__u32 place = bucket * FWD_WAYS + way;
@@ -116,7 +115,10 @@ static __always_inline struct fwd_entry *fwd_cache_place(const struct fwd_key *k
 	return fwd_entry_at(bucket, way);
 }
 
-/* The frame has the MAC address that anti-spoofing demands. The rest of the check is the key. */
+/*
+ * Reports whether the frame has the MAC address that anti-spoofing requires. The key covers
+ * the rest.
+ */
 static __always_inline bool fwd_mac_matches(struct __sk_buff *skb, const struct fwd_entry *entry)
 {
 	struct ethhdr *eth = linear_at(skb, 0, sizeof(*eth));
@@ -124,7 +126,7 @@ static __always_inline bool fwd_mac_matches(struct __sk_buff *skb, const struct 
 	return eth && mac_equal(eth->h_source, entry->src_mac);
 }
 
-/* The connection has begun a moment ago, and goes through the stack: no CPU has offloaded it. */
+/* Reports whether the connection is so new that no CPU can have offloaded it. */
 static __always_inline bool fwd_entry_is_new(const struct fwd_entry *entry)
 {
 	return entry->flags & FWD_NEW && entry->budget &&
@@ -132,9 +134,9 @@ static __always_inline bool fwd_entry_is_new(const struct fwd_entry *entry)
 }
 
 /*
- * p's entry, if p may do as it says; or NULL, also if an ingress policy has to track p
- * before. Notes p in the entry: the numbers by which the end of the connection is known,
- * or one packet more through the stack.
+ * Returns the entry that applies to p, or NULL, also if an ingress policy has to track p
+ * first. Records p: the TCP numbers by which the end of the connection is recognized, or
+ * one more packet through the stack.
  */
 static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const struct packet *p,
 						   bool tracked)
@@ -159,15 +161,15 @@ static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const 
 	}
 	if (packet_segment_len(skb, p) > entry->max_len ||
 	    (fwd_changes_state(p) && !(entry->flags & FWD_EVERY_TCP)) ||
-	    (entry->note_id &&
-	     !tuple_note_renew(entry->note_id, entry->family ? p->ack : packet_seq_end(p))))
+	    (entry->hint_id &&
+	     !tuple_hint_renew(entry->hint_id, entry->family ? p->ack : packet_seq_end(p))))
 		return NULL;
 	return entry;
 }
 
 /*
- * Makes an entry for p: by the stack, until the caller says otherwise.
- * NULL: p has none. The longest packet is not taken over from an older decision: the
+ * Creates an entry for p that leaves it to the stack, until the caller changes it.
+ * NULL: p gets none. The maximum length is not copied from an older decision, because the
  * route may have a smaller MTU now.
  */
 static __noinline struct fwd_entry *fwd_cache_store(struct __sk_buff *skb, const struct packet *p)
@@ -188,7 +190,7 @@ static __noinline struct fwd_entry *fwd_cache_store(struct __sk_buff *skb, const
 	entry->generation = generation_get();
 	entry->max_len = packet_segment_len(skb, p);
 	entry->flags = 0;
-	entry->note_id = 0;
+	entry->hint_id = 0;
 	device = device_lookup(ifindex);
 	if (device && device->flags & DEVICE_ANTI_SPOOF) {
 		entry->flags |= FWD_CHECK_MAC;
@@ -199,7 +201,7 @@ static __noinline struct fwd_entry *fwd_cache_store(struct __sk_buff *skb, const
 	return entry;
 }
 
-/* Has the entry's packets get addr:port at that side, if they do not have it. */
+/* Has the entry translate that side of its packets to addr:port, if it differs. */
 static __always_inline void fwd_entry_translate(struct fwd_entry *entry, enum side side,
 						const struct addr *addr, __u16 port)
 {
@@ -213,7 +215,7 @@ static __always_inline void fwd_entry_translate(struct fwd_entry *entry, enum si
 	entry->nat_port = port;
 }
 
-/* p is too long for its route, which may have changed. */
+/* Voids the entry of p, which is too long for its route: the route may have changed. */
 static __always_inline void fwd_cache_remove(const struct packet *p)
 {
 	struct fwd_entry *entry = fwd_cache_lookup(packet_tuple(p));
@@ -223,15 +225,15 @@ static __always_inline void fwd_cache_remove(const struct packet *p)
 }
 
 /*
- * p goes through the stack, with the tag. Returns whether the last hook is to note that:
- * not before the connection has sent budget packets.
+ * Counts p, which goes through the stack with the tag. Reports whether the last hook has to
+ * record its delivery: not for the connection's first budget packets.
  */
 static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct packet *p,
 					    __u32 tag, __u32 budget)
 {
 	struct fwd_entry *entry = fwd_cache_lookup(packet_tuple(p));
 	bool opens = p->tcp_syn || p->tcp_synack;
-	__u8 flags = p->settled ? 0 : FWD_COUNTER;
+	__u8 flags = p->stack_cacheable ? 0 : FWD_COUNTER;
 
 	if (entry && entry->ifindex && !opens) /* has bypassed the stack before */
 		return true;
@@ -252,7 +254,7 @@ static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct 
 	return !budget;
 }
 
-/* The connection of the packet in pkt_scratch is new, and not offloaded. */
+/* Reports whether the connection of the packet in pkt_scratch is new, and not offloaded. */
 __noinline int fwd_cache_is_new(struct __sk_buff *skb)
 {
 	struct packet *p = pkt_scratch_get();
@@ -262,7 +264,7 @@ __noinline int fwd_cache_is_new(struct __sk_buff *skb)
 	return entry && !entry->ifindex && fwd_entry_is_new(entry) && fwd_entry_is_current(entry);
 }
 
-/* In to_uplink: the entry that p had, or gets, in from_container; or NULL. */
+/* Returns the entry of from_container for p, which to_uplink sends; or NULL. */
 static __always_inline struct fwd_entry *fwd_cache_lookup_sent(struct __sk_buff *skb,
 							       struct packet *p)
 {
@@ -274,8 +276,8 @@ static __always_inline struct fwd_entry *fwd_cache_lookup_sent(struct __sk_buff 
 	return entry;
 }
 
-/* p, which the stack has forwarded, gets its new source. So will the connection's next packets. */
-static __noinline void fwd_cache_note_source(struct __sk_buff *skb, struct packet *p)
+/* Stores the new source of p, which the stack has forwarded, for the connection's next packets. */
+static __noinline void fwd_cache_record_source(struct __sk_buff *skb, struct packet *p)
 {
 	struct fwd_entry *entry = fwd_cache_lookup_sent(skb, p);
 
@@ -284,8 +286,8 @@ static __noinline void fwd_cache_note_source(struct __sk_buff *skb, struct packe
 }
 
 /*
- * The entry with the source that the last packet of p's connection got, or NULL. Only a
- * hint: the flow may be gone, or another one.
+ * Returns the entry with the new source of the last packet of p's connection, or NULL. It is
+ * only a hint: the flow may be gone or belong to another connection.
  */
 static __noinline struct fwd_entry *fwd_cache_recent_source(struct __sk_buff *skb, struct packet *p)
 {
@@ -297,35 +299,34 @@ static __noinline struct fwd_entry *fwd_cache_recent_source(struct __sk_buff *sk
 #define TCP_UNACKED (1U << 18) /* bytes that a receiver leaves unacknowledged */
 
 /*
- * Whether the packet in pkt_scratch, a RST or FIN in a remote's name, has the number
- * that its sender would use; its new address is the container. ack is what that has
- * acknowledged last, and seq_end the end of the remote's last packet, as far as its
- * flow knows; the forwarding cache may have seen others: later ACKs, and a packet of
- * the remote's after another one in its name. The container's next packet does not
- * take the cache, so that the reply is tracked.
+ * Reports whether the packet in pkt_scratch, a RST or FIN under a remote's address, has the
+ * expected sequence number; its new address is the container. ack and seq_end are from the
+ * flow: what the container last acknowledged, and the end of the remote's last packet. The
+ * hints may have later ones. The container's next packet is decided in full, so that the
+ * reply is tracked.
  */
 __noinline int fwd_cache_end_expected(struct __sk_buff *skb, __u32 ack, __u32 seq_end)
 {
 	struct packet *p = pkt_scratch_get();
-	__u32 reply, note;
+	__u32 reply, hint;
 
 	USE_ARGUMENT(skb);
 	if (!p)
 		return false;
 	reply = id_of(
 		hash_tuple(&p->new_addr, p->new_port, &p->src, p->sport, p->protocol, p->ipv6));
-	note = tuple_note_take(reply, ack);
-	if ((__s32)(note - ack) > 0)
-		ack = note;
-	note = tuple_note_read(tuple_id(packet_tuple(p)), seq_end);
-	/* RFC 5961, 3.2. What was sent just before is not acknowledged yet. */
+	hint = tuple_hint_take(reply, ack);
+	if ((__s32)(hint - ack) > 0)
+		ack = hint;
+	hint = tuple_hint_read(tuple_id(packet_tuple(p)), seq_end);
+	/* RFC 5961, 3.2. The remote's last packets may not be acknowledged yet. */
 	return p->seq == ack ||
-	       ((p->seq == seq_end || p->seq == note) && p->seq - ack < TCP_UNACKED);
+	       ((p->seq == seq_end || p->seq == hint) && p->seq - ack < TCP_UNACKED);
 }
 
 /*
- * The packet in pkt_scratch bypasses the stack, to the container at its new
- * destination. The next packets of its connection do as well.
+ * Stores the decision for the packet in pkt_scratch, which bypasses the stack to the
+ * container at its new destination, for the next packets of its connection.
  */
 __noinline int fwd_cache_store_ingress(struct __sk_buff *skb, __u32 flags)
 {
@@ -345,15 +346,15 @@ __noinline int fwd_cache_store_ingress(struct __sk_buff *skb, __u32 flags)
 	__builtin_memcpy(&entry->next_hop, to->mac, sizeof(to->mac) + sizeof(to->host_mac));
 	entry->ifindex = to->ifindex;
 	if (p->protocol == IPPROTO_TCP && !device_lookup(p->ifindex)) {
-		entry->note_id = tuple_id(&entry->key);
-		tuple_note_write(entry->note_id, packet_seq_end(p));
+		entry->hint_id = tuple_id(&entry->key);
+		tuple_hint_write(entry->hint_id, packet_seq_end(p));
 	}
 	return 0;
 }
 
 /*
- * In to_uplink: the packet in pkt_scratch bypasses the stack and leaves from its new
- * source. The next packets get that in from_container.
+ * Called by to_uplink for the packet in pkt_scratch, which bypasses the stack and has its new
+ * source: stores the decision for from_container.
  */
 __noinline int fwd_cache_store_egress(struct __sk_buff *skb)
 {
@@ -380,14 +381,14 @@ __noinline int fwd_cache_store_egress(struct __sk_buff *skb)
 			return 0; /* and the entry says: by the stack */
 	}
 	if (p->protocol == IPPROTO_TCP) {
-		entry->note_id = tuple_id(&entry->key);
-		tuple_note_write(entry->note_id, p->ack);
+		entry->hint_id = tuple_id(&entry->key);
+		tuple_hint_write(entry->hint_id, p->ack);
 	}
 	entry->ifindex = skb->ifindex;
 	return 0;
 }
 
-/* All headers that forwarding changes in IPv4 over Ethernet: one store in the place of many. */
+/* All headers that forwarding changes in IPv4 over Ethernet: one store instead of many. */
 struct fwd_headers4 {
 	__u16 align;
 	struct ethhdr ether;
@@ -467,7 +468,7 @@ static __always_inline int fwd_redirect(struct __sk_buff *skb, const struct fwd_
 				  sizeof(struct bpf_redir_neigh), 0);
 }
 
-/* Forwards the packet in pkt_scratch as its entry says. NOT_HANDLED: it has none (fwd_cache_take). */
+/* Forwards the packet in pkt_scratch by its entry. NOT_HANDLED: none applies (fwd_cache_take). */
 __noinline int fwd_cache_forward(struct __sk_buff *skb, __u32 tracked)
 {
 	struct packet *p = pkt_scratch_get();
@@ -476,7 +477,7 @@ __noinline int fwd_cache_forward(struct __sk_buff *skb, __u32 tracked)
 	if (!p)
 		return NOT_HANDLED;
 	if (p->tcp_syn || p->tcp_synack)
-		tuple_note_clear(p);
+		tuple_hint_clear(p);
 	entry = fwd_cache_take(skb, p, tracked);
 	if (!entry)
 		return NOT_HANDLED;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Routes of a container with a gateway of their own: another container, or a
- * neighbor of the host on an uplink. As on a bridge, the gateway is the next hop of
- * the container itself. So the host is none: what the two exchange keeps its TTL, and
- * bypasses the stack, whose routes lead elsewhere. It does so in both directions,
- * because conntrack takes replies for invalid whose requests it has not seen.
+ * neighbor of the host on an uplink. As on a bridge, the gateway is the container's next
+ * hop, and the host is not: packets keep their TTL, and bypass the stack, whose routes
+ * lead elsewhere. They do so in both directions, because replies without a request are
+ * invalid to conntrack.
  */
 #pragma once
 
@@ -14,7 +14,7 @@
 #include "tag.h"
 #include "verdict.h"
 
-/* The gateway of the set's route to addr; NULL: the host. */
+/* Returns the gateway of the set's route to addr; NULL: the host. */
 static __noinline const struct addr *gateway_lookup(__u32 set, const struct addr *addr, bool ipv6)
 {
 	struct prefix_key key = {.prefixlen = 32 + 128, .set = set, .addr = *addr};
@@ -27,8 +27,8 @@ static __noinline const struct addr *gateway_lookup(__u32 set, const struct addr
 }
 
 /*
- * A router may forward p, whatever its source claims. Anti-spoofing knows that of
- * what it lets pass, except for link-local addresses.
+ * Reports whether a router may forward p with its source. For packets that passed anti-spoofing,
+ * only link-local addresses are checked.
  */
 static __always_inline bool gateway_may_forward(struct __sk_buff *skb, const struct packet *p,
 						bool anti_spoof)
@@ -104,7 +104,7 @@ static __noinline int gateway_deliver(struct __sk_buff *skb, const struct packet
 	return gateway_to_endpoint(skb, to);
 }
 
-/* As both above, for p from a container, of which only the addresses are known. */
+/* Does what gateway_forward and gateway_deliver do, for p from a container with unknown ports. */
 static __noinline int gateway_unparsed(struct __sk_buff *skb, const struct packet *p,
 				       const struct device *device, int parsed)
 {

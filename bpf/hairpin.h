@@ -2,10 +2,10 @@
 /*
  * Host ports for clients on this host: the host itself (127.0.0.1, ::1, its own
  * addresses), other containers, and the container itself. A container could not
- * reply to the first, and would reply to the others directly. So it sees the
- * gateway as the client, with two entries in flows: that of a masqueraded flow
- * from the client to the container, and that of a host port. Neither direction
- * goes through the stack, which would reject such addresses as martian.
+ * reply to the host's loopback address, and would reply to containers directly. So it
+ * sees the gateway as the client, with two entries in flows: a masqueraded flow from the
+ * client to the container, and a flow of a host port. Neither direction goes through the
+ * stack, which would reject such addresses as martian.
  */
 #pragma once
 
@@ -21,8 +21,8 @@
 #define LOOPBACK_IFINDEX 1
 
 /*
- * The flow of the gateway, from a port, to the container: it gives replies p's
- * destination as their source.
+ * Updates or creates the flow from the gateway's port to the container, which gives replies
+ * p's destination as source.
  */
 static __noinline long hairpin_track_dnat(const struct packet *p, const struct endpoint *endpoint,
 					  const struct host_port *port, __u16 gateway_port)
@@ -55,7 +55,7 @@ static __noinline long hairpin_track_dnat(const struct packet *p, const struct e
 	return bpf_map_update_elem(&flows, &key, new, BPF_ANY);
 }
 
-/* Stands for the host address and port that p is addressed to. */
+/* Returns a hash of the host address and port that p is addressed to. */
 static __always_inline __u16 hairpin_via(const struct packet *p)
 {
 	const __u32 *dst = (const __u32 *)&p->dst;
@@ -68,7 +68,7 @@ static __always_inline __u16 hairpin_via(const struct packet *p)
 
 /*
  * Sends p to the host port's container, from the gateway. A client on this host is
- * believed: only it could send p.
+ * trusted, because nobody else can have sent p.
  */
 static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, struct packet *p,
 					  const struct host_port *port)
@@ -92,7 +92,10 @@ static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, struct packet *
 		if (!masq_alloc_port(skb))
 			return drop_for(skb, port->owner, REASON_NO_PORT);
 	}
-	/* The lookup marks the flow as used. Else the second one could evict it from a full map. */
+	/*
+	 * This lookup marks the flow as used: else the second one could evict it from a full
+	 * map.
+	 */
 	bpf_map_lookup_elem(&flows, &args->key);
 	/* Second flow: the gateway to the host port. */
 	p->end_expected = true;
@@ -127,7 +130,10 @@ static __noinline int hairpin_reply(struct __sk_buff *skb, const struct packet *
 	endpoint = endpoint_lookup(&client);
 	if (endpoint)
 		ifindex = endpoint->ifindex;
-	/* The frame may be addressed to the bridge above this device, and loopback keeps the type. */
+	/*
+	 * The frame may be addressed to the bridge above this device, and loopback keeps the
+	 * type.
+	 */
 	if (skb->pkt_type == PACKET_OTHERHOST && bpf_skb_change_type(skb, PACKET_HOST))
 		return drop_for(skb, owner, REASON_REWRITE);
 	skb->tc_index = TAG_TRANSLATED;
@@ -135,8 +141,8 @@ static __noinline int hairpin_reply(struct __sk_buff *skb, const struct packet *
 }
 
 /*
- * p, a reply of sender by device, belongs to the flow. So does an ICMP error of its
- * own, but no path on this host has a smaller MTU.
+ * Reports whether p, from sender behind device, is a reply of the flow, or an ICMP error of the
+ * container itself. Errors about the MTU are not: no path on this host has a smaller one.
  */
 static __always_inline bool hairpin_is_reply(const struct packet *p, const struct flow *flow,
 					     const struct device *device,
@@ -160,8 +166,8 @@ static __noinline int hairpin_to_host(struct __sk_buff *skb, struct packet *p,
 }
 
 /*
- * What the container behind device sends to this host: replies to hairpin clients
- * and to the host, and packets to host ports. sender is the endpoint with p's source,
+ * Handles p, which the container behind device sends to this host: a reply to a hairpin
+ * client or to the host, or a packet to a host port. sender is the endpoint with p's source,
  * or NULL.
  */
 static __always_inline int hairpin_from_container(struct __sk_buff *skb, struct packet *p,

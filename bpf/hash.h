@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Hashes. What a container or a remote must not be able to predict has the host's secret. */
+/* Hashes. Those that a container or remote must not predict are keyed with the host's secret. */
 #pragma once
 
 #include <linux/errno.h>
@@ -10,7 +10,7 @@
 
 #define GOLDEN 0x9e3779b1 /* 2^32 divided by the golden ratio: spreads neighbors far apart */
 
-/* Quick, and only as unpredictable as hash. */
+/* A quick hash, only as unpredictable as its first argument. */
 static __always_inline __u32 hash_mix(__u32 hash, __u32 word)
 {
 	hash = (hash ^ word) * GOLDEN;
@@ -76,7 +76,7 @@ __noinline int siphash(void)
 	return 0;
 }
 
-/* A hash of two addresses and a word, which nobody can compute without the host's secret. */
+/* Returns a hash of two addresses and a word, keyed with the host's secret. */
 static __always_inline __u64 hash_secret(const struct addr *a, const struct addr *b, __u64 word)
 {
 	struct hash_args *args = hash_scratch_get();

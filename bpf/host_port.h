@@ -6,7 +6,7 @@
 #include "maps.h"
 #include "packet.h"
 
-/* The number is, or was, that of a host port on some address. */
+/* Reports whether the number is or was that of a host port on some address. */
 static __always_inline bool is_host_port_number(__u8 protocol, __u16 port)
 {
 	__u32 word = (port >> 6) + (protocol == IPPROTO_UDP ? PORT_NUMBER_WORDS : 0);
@@ -63,7 +63,7 @@ static __noinline struct host_port *host_port_reverse(const struct addr *addr, _
 	return is_tcp_or_udp(protocol) ? bpf_map_lookup_elem(&host_ports, &key) : NULL;
 }
 
-/* Returns the host port that may have sent p, of an unknown flow, to the outside; or NULL. */
+/* Returns the host port that p, sent to the outside without a flow, may be a reply of; or NULL. */
 static __always_inline struct host_port *host_port_lookup_reply(const struct packet *p)
 {
 	struct host_port *port =
@@ -72,7 +72,7 @@ static __always_inline struct host_port *host_port_lookup_reply(const struct pac
 	return port && !addr_is_loopback(&port->target_addr, p->ipv6) ? port : NULL;
 }
 
-/* The host port's source ranges include p's sender. */
+/* Reports whether the host port's source ranges include p's sender. */
 static __noinline bool host_port_allows(const struct packet *p, const struct host_port *port)
 {
 	struct prefix_key key = {
@@ -84,7 +84,10 @@ static __noinline bool host_port_allows(const struct packet *p, const struct hos
 	return !port->src_range_set || bpf_map_lookup_elem(&port_src_ranges, &key);
 }
 
-/* The source is trusted: with source ranges it must be that of the container behind device. */
+/*
+ * Reports whether the source is trusted: with source ranges, it must be that of the container
+ * behind device.
+ */
 static __always_inline bool host_port_trusts_source(const struct host_port *port,
 						    const struct device *device,
 						    const struct endpoint *sender)

@@ -8,9 +8,9 @@
 #include "socket.h"
 
 /*
- * p may open or continue a connection to a host port. Its destination must be an
- * address of this host, whatever the entry says, since traffic that passes through
- * is not ours (CVE-2025-67499). Only a client of the host gets a SYN+ACK.
+ * Reports whether p may open or continue a connection to a host port. Its destination must be
+ * an address of this host, whatever the entry says: forwarded traffic is not ours
+ * (CVE-2025-67499). SYN+ACKs are for the host's own connections.
  */
 static __always_inline bool host_port_may_open(struct __sk_buff *skb, const struct packet *p)
 {
@@ -19,9 +19,8 @@ static __always_inline bool host_port_may_open(struct __sk_buff *skb, const stru
 }
 
 /*
- * Forwards a packet, to the number of a host port, to the container; or to who has
- * opened a connection from that number. Loopback must not arrive on a wire
- * (CVE-2020-8558).
+ * Forwards a packet for the number of a host port to the container, or as a reply to the flow
+ * that has that number. Loopback must not arrive on a wire (CVE-2020-8558).
  */
 static __noinline int host_port_forward(struct __sk_buff *skb, struct packet *p)
 {
@@ -52,7 +51,7 @@ static __noinline int host_port_forward(struct __sk_buff *skb, struct packet *p)
 	return forward_flow(skb, p, to, &d);
 }
 
-/* The tuple of p, sent from the source addr:port, belongs to a masqueraded flow or to the host. */
+/* Reports whether a masqueraded flow or the host has the tuple of p, sent from addr:port. */
 static __noinline bool host_port_is_taken(const struct packet *p, const struct addr *addr,
 					  __u16 port)
 {

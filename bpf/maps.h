@@ -80,7 +80,7 @@ struct {
 	__type(value, __u64);
 } port_numbers SEC(".maps");
 
-/* Written by whoever changes another map of the plugin's. */
+/* Written by every process that changes another map of the plugin. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -104,7 +104,7 @@ struct {
 	__type(value, struct masq_probes);
 } masq_probes SEC(".maps");
 
-/* The same of flows that have a copy in flows_backup. */
+/* Written by the programs like masq_probes, for flows that have a copy in flows_backup. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MASQ_PROBE_GROUPS);
@@ -114,7 +114,7 @@ struct {
 
 /*
  * Written by the programs, once per tick and flow that does not have its first candidate, and
- * by an upgrade. Key: part of a secret hash of the remote, and of what the flow is translated to.
+ * by an upgrade. Key: part of a keyed hash of the remote and of what the flow is translated to.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -125,8 +125,8 @@ struct {
 
 /*
  * Written by the programs when the stack has forwarded a packet. TCP has a map of
- * its own: closed connections are removed, so a flood of UDP, or of short ones,
- * does not evict the idle ones.
+ * its own, from which closed connections are removed. So a flood of UDP or of short
+ * connections does not evict idle ones.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -150,7 +150,7 @@ struct {
 	__type(value, struct fwd_entry);
 } fwd_cache SEC(".maps");
 
-/* Written with them. Key: the bucket. */
+/* Written with fwd_cache. Key: the bucket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, FWD_BUCKETS);
@@ -161,7 +161,7 @@ struct {
 /* Written by the programs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TUPLE_NOTES);
+	__uint(max_entries, TUPLE_HINTS);
 	__type(key, __u32);
 	__type(value, __u64);
 } tuple_notes SEC(".maps");
@@ -211,7 +211,7 @@ struct {
 	__type(value, struct node);
 } nodes SEC(".maps");
 
-/* Written with them. */
+/* Written by the node agent, with nodes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -227,7 +227,7 @@ struct {
 	__type(value, struct routed);
 } routed SEC(".maps");
 
-/* Written by whoever looks for uplinks. */
+/* Written by every process that looks for uplinks. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2);
@@ -255,7 +255,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, REASON_MAX);
-	__type(key, __u32); /* enum reason; the kernel demands an integer */
+	__type(key, __u32); /* enum reason; the kernel requires an integer */
 	__type(value, struct drop_count);
 } drop_totals SEC(".maps");
 
@@ -268,7 +268,7 @@ struct {
 	__type(value, struct drop_count);
 } drops SEC(".maps");
 
-/* Written by whoever looks at single drops, and by the programs when that one is gone. */
+/* Written by the reader of single drops, and by the programs when its lease ends. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -284,7 +284,7 @@ struct {
 	__type(value, struct drop_limit);
 } drop_limits SEC(".maps");
 
-/* The same. Room for 840 of them. */
+/* Written by the programs while there is a reader. Has up to 840 events. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 256 * 1024); /* bytes */

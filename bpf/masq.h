@@ -14,113 +14,12 @@
 #include "endpoint.h"
 #include "fib.h"
 #include "flow.h"
-#include "hash.h"
-#include "host_port.h"
-#include "scratch.h"
+#include "masq_port.h"
 #include "socket.h"
 
-#define MASQ_PORTS	 (config.masq_ports[0].count + config.masq_ports[1].count)
-#define MASQ_GROUP	 4
-#define MASQ_FREE_PROBES 4 /* then a port of the container's own ended flows does, too */
+#define MASQ_FREE_PROBES 4 /* then ports of the container's own ended flows are reused */
 
-static __always_inline bool port_range_has(const volatile struct port_range *range, __u16 port)
-{
-	return (__u16)(port - range->first) < range->count;
-}
-
-static __always_inline bool masq_in_range(__u16 port)
-{
-	return port_range_has(&config.masq_ports[0], port) ||
-	       port_range_has(&config.masq_ports[1], port);
-}
-
-/* A packet with the port could be taken for one of a masqueraded flow, or of a host port. */
-static __always_inline bool masq_could_own(const struct packet *p, __u16 port)
-{
-	return !p->has_ports || masq_in_range(port) || is_host_port_number(p->protocol, port);
-}
-
-/* All of the key of the tuple's flow from source, except the port. */
-static __always_inline void masq_key(struct flow_key *key, const struct fwd_key *tuple,
-				     const struct addr *source)
-{
-	__builtin_memset(key, 0, sizeof(*key));
-	key->remote = tuple->dst;
-	key->local = *source;
-	key->remote_port = tuple->dport;
-	key->protocol = tuple->protocol;
-	key->kind = FLOW_SNAT;
-}
-
-/*
- * Describes the tuple's flow, of owner, which gets source. A client of several host
- * ports of one container has a flow for each: via stands for the host port, else 0.
- */
-static __always_inline void masq_init(struct masq_args *args, const struct fwd_key *tuple,
-				      const struct addr *source, __u64 owner, __u16 via)
-{
-	__u64 word = (__u64)via << 32 | (__u32)tuple->dport << 16 | tuple->protocol;
-	__u64 hash = hash_secret(&tuple->src, &tuple->dst, word);
-
-	masq_key(&args->key, tuple, source);
-	__builtin_memset(&args->flow, 0, sizeof(args->flow));
-	args->flow.owner = owner;
-	args->flow.nat_addr = tuple->src;
-	args->flow.nat_port = tuple->sport;
-	args->flow.remote_port = via;
-	args->hash = hash;
-	args->share = hash >> 32;
-	args->ipv6 = tuple->ipv6;
-	args->has_ports = tuple->has_ports;
-	args->read_only = false;
-	args->recovered = 0;
-}
-
-static __always_inline bool masq_is_same(const struct flow *a, const struct flow *b)
-{
-	return a->nat_port == b->nat_port && a->owner == b->owner &&
-	       a->remote_port == b->remote_port && addr_equal(&a->nat_addr, &b->nat_addr);
-}
-
-/*
- * Candidate i: the container's port plus an offset given by the hash and i, modulo
- * the number of ports (RFC 6056, 3.3.3). So a container's flows to one remote have
- * different first candidates, up to 25,000 by default. Of each MASQ_GROUP ports the
- * container misses one towards a remote, so that others find ports when it has used
- * up its own. Which one is hashed twice: with a single multiplication it would depend on
- * the group as the candidates do, and with some secrets the others found none.
- */
-static __always_inline __u16 masq_candidate(const struct masq_args *args, __u32 i)
-{
-	__u32 moved = (hash_mix(args->hash, i) & 0xffffff) + args->flow.nat_port;
-	__u32 groups = MASQ_PORTS / MASQ_GROUP, index, group, place, missed;
-
-	if (groups) {
-		index = moved % (groups * (MASQ_GROUP - 1));
-		group = index / (MASQ_GROUP - 1);
-		place = index % (MASQ_GROUP - 1);
-		missed = hash_mix(hash_mix(args->share, group), group);
-		place += place >= (missed >> 16) % MASQ_GROUP;
-		index = group * MASQ_GROUP + place;
-	} else {
-		index = moved % MASQ_PORTS;
-	}
-	if (index < config.masq_ports[0].count)
-		return config.masq_ports[0].first + index;
-	return config.masq_ports[1].first + index - config.masq_ports[0].count;
-}
-
-/* Puts candidate i into the key in masq_scratch. */
-__noinline int masq_set_candidate(__u32 i)
-{
-	struct masq_args *args = masq_scratch_get();
-
-	if (args)
-		args->key.local_port = args->has_ports ? masq_candidate(args, i) : 0;
-	return 0;
-}
-
-/* What the endpoint sends to p's destination keeps its own source. */
+/* Reports whether packets of the endpoint to p's destination keep their source. */
 static __always_inline bool masq_skips(const struct endpoint *endpoint, const struct packet *p)
 {
 	struct prefix_key key = {
@@ -134,7 +33,10 @@ static __always_inline bool masq_skips(const struct endpoint *endpoint, const st
 	return endpoint->nonmasq_set && bpf_map_lookup_elem(&nonmasq_cidrs, &key);
 }
 
-/* A host port or a socket of the host receives what the key's remote sends to the port. */
+/*
+ * Reports whether a host port or a socket of the host receives packets of the key's remote to
+ * the port.
+ */
 static __always_inline bool masq_port_in_use(struct __sk_buff *skb, const struct flow_key *key,
 					     bool ipv6)
 {
@@ -154,7 +56,7 @@ static __always_inline struct masq_probes *masq_probes_lookup(const struct masq_
 	return bpf_map_lookup_elem(&masq_probes, &group);
 }
 
-/* How long a flow to which p may belong can have been idle. A SYN repeats one, or opens a new flow. */
+/* Returns how long a flow of p can have been idle. A SYN is a repetition, or opens a new flow. */
 static __always_inline __u32 masq_idle_time(const struct masq_args *args, const struct packet *p)
 {
 	switch (args->key.protocol) {
@@ -169,8 +71,8 @@ static __always_inline __u32 masq_idle_time(const struct masq_args *args, const 
 }
 
 /*
- * No flow has candidate i or one behind it. step is the number of steps before. A protocol
- * without ports has a single candidate, so one container at a time can use it with a remote.
+ * Reports whether no flow has candidate i or a later one. step is the number of steps before. A
+ * protocol without ports has one candidate, so one container at a time can use it with a remote.
  */
 static __always_inline bool masq_search_ends(const struct masq_args *args,
 					     const struct masq_probes *probes, __u32 i, __u32 *step,
@@ -184,8 +86,8 @@ static __always_inline bool masq_search_ends(const struct masq_args *args,
 }
 
 /*
- * Finds the entry of the flow of the packet in pkt_scratch. Looks as far as a flow
- * can be: candidates before its own may have become free since.
+ * Finds the entry of the flow of the packet in pkt_scratch. It searches all candidates that the
+ * flow may have, because earlier ones may have become free.
  */
 __noinline int masq_find(struct __sk_buff *skb)
 {
@@ -229,7 +131,10 @@ __noinline int masq_recover_candidate(struct __sk_buff *skb, __u32 i)
 	return flow && masq_is_same(flow, &args->flow);
 }
 
-/* The same if the entry was evicted: looks as far as a flow with a copy can be. */
+/*
+ * Restores the evicted entry of the flow in masq_scratch from its copy. Reports whether there
+ * is one.
+ */
 __noinline int masq_recover(struct __sk_buff *skb)
 {
 	struct masq_args *args = masq_scratch_get();
@@ -257,14 +162,14 @@ __noinline int masq_recover(struct __sk_buff *skb)
 enum masq_result {
 	MASQ_TAKEN,
 	MASQ_ALLOCATED,
-	MASQ_ENDED, /* taken, by a connection that has ended */
+	MASQ_ENDED, /* taken by a connection that has ended */
 };
 
-/* Whose port an allocation may take, if it is not free. */
+/* Which ports that are not free an allocation may take. */
 enum masq_reuse {
 	REUSE_NONE,
-	REUSE_OWN, /* of the container's own flow that has ended */
-	REUSE_ANY, /* of any that has ended */
+	REUSE_OWN, /* of an ended flow of the container itself */
+	REUSE_ANY, /* of any ended flow */
 };
 
 static __always_inline bool masq_is_own(const struct flow *flow, const struct flow *of)
@@ -272,7 +177,10 @@ static __always_inline bool masq_is_own(const struct flow *flow, const struct fl
 	return flow->owner == of->owner && addr_equal(&flow->nat_addr, &of->nat_addr);
 }
 
-/* A question by UDP that was answered; or a stream, which can go on by another port. */
+/*
+ * Reports whether the flow is an answered UDP question, or a stream, which can continue on
+ * another port.
+ */
 static __always_inline bool masq_is_answered(const struct flow *flow)
 {
 	return flow->flags & FLOW_REPLIED &&
@@ -280,7 +188,7 @@ static __always_inline bool masq_is_answered(const struct flow *flow)
 }
 
 /*
- * The flow needs its port no longer: it has ended; or, if its own container asks,
+ * Reports whether the flow has ended; for a flow of the same container as of, whether it
  * probably has.
  */
 static __always_inline bool masq_has_ended(const struct flow *flow, const struct flow *of)
@@ -292,7 +200,7 @@ static __always_inline bool masq_has_ended(const struct flow *flow, const struct
 		(flow->flags & FLOW_FIN && flow->flags & FLOW_FIN_UNACKED));
 }
 
-/* The flow, which has ended, leaves its port to the other one. An answer may come twice. */
+/* Reports whether the ended flow leaves its port to the other one. An answer may arrive twice. */
 static __always_inline bool masq_yields(const struct flow *flow, const struct flow *to,
 					enum masq_reuse reuse)
 {
@@ -307,7 +215,7 @@ static __always_inline bool masq_yields(const struct flow *flow, const struct fl
 	return true;
 }
 
-/* Allocates the port in the key to the flow, also if one that has ended has it. */
+/* Allocates the port in the key to the flow; reuse says which ended flows may lose it. */
 __noinline int masq_insert(struct __sk_buff *skb, __u32 reuse)
 {
 	struct masq_args *args = masq_scratch_get();
@@ -335,7 +243,7 @@ __noinline int masq_insert(struct __sk_buff *skb, __u32 reuse)
 		flow_remove(key);
 	if (!bpf_map_update_elem(&flows, key, flow, BPF_NOEXIST))
 		return MASQ_ALLOCATED;
-	/* Another CPU was first: with a packet of the same flow, or of another one. */
+	/* Another CPU was faster, with a packet of the same flow or of another one. */
 	other = bpf_map_lookup_elem(&flows, key);
 	return other && masq_is_same(other, flow) ? MASQ_ALLOCATED : MASQ_TAKEN;
 }
@@ -348,10 +256,9 @@ static __always_inline int masq_try_candidate(struct __sk_buff *skb, __u32 i, __
 }
 
 /*
- * Allocates the first free candidate to the flow, which was not found; else the
- * first of one that has ended, and an own one sooner: so that not all flows of the
- * container's have to look far. Not for ICMP errors: they belong to a known flow, or
- * to none.
+ * Allocates the first free candidate to the flow, which has no entry; else the first of an
+ * ended flow. After MASQ_FREE_PROBES candidates, ports of the container's own ended flows
+ * are reused, to keep searches short. Not for ICMP errors: they open no flow.
  */
 static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 {
@@ -369,8 +276,9 @@ static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 		if (i && !args->has_ports)
 			break;
 		args->flow.probe = i;
-		if (i == 1U << step) { /* before the flow exists: other CPUs look for it */
-			masq_probes_note_flow(&args->key, &args->flow, false);
+		if (i ==
+		    1U << step) { /* before the flow exists, because other CPUs may search for it */
+			masq_probes_record_flow(&args->key, &args->flow, false);
 			step++;
 		}
 		result = masq_try_candidate(skb, i, i < MASQ_FREE_PROBES ? REUSE_NONE : REUSE_OWN);
@@ -379,7 +287,7 @@ static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 		if (result == MASQ_ENDED && args->ended == MASQ_PROBES)
 			args->ended = i;
 	}
-	/* Another CPU may take the first one. */
+	/* Another CPU may take the first one meanwhile. */
 	for (__u32 i = args->ended; i < MASQ_PROBES; i++) {
 		args->flow.probe = i;
 		if (masq_try_candidate(skb, i, REUSE_ANY) == MASQ_ALLOCATED)
@@ -389,8 +297,8 @@ static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 }
 
 /*
- * Finds the flow at the port that it is known to have, or restores its entry there;
- * 0 is any port. Returns false if that is impossible.
+ * Finds the flow at its known port, or restores its entry there; 0: any port. Returns
+ * false if that is impossible.
  */
 __noinline int masq_keep_port(struct __sk_buff *skb, __u32 port)
 {
@@ -408,14 +316,14 @@ __noinline int masq_keep_port(struct __sk_buff *skb, __u32 port)
 		flow_touch(&args->key, flow, p, FROM_CONTAINER);
 		return true;
 	}
-	if (p->icmp_error || p->tcp_rst) /* opens nothing */
+	if (p->icmp_error || p->tcp_rst) /* opens no flow */
 		return false;
 	flow_open(&args->flow, p, FROM_CONTAINER);
 	return masq_insert(skb, REUSE_NONE) == MASQ_ALLOCATED;
 }
 
-/* Notes the flow's source as the latest of its uplink. */
-static __noinline void masq_note_source(struct __sk_buff *skb, struct masq_args *args)
+/* Records the flow's source as the latest of its uplink. */
+static __noinline void masq_record_source(struct __sk_buff *skb, struct masq_args *args)
 {
 	struct masq_sources_key key = {.ifindex = skb->ifindex, .ipv6 = args->ipv6};
 	struct masq_sources *sources = bpf_map_lookup_elem(&masq_sources, &key);
@@ -439,8 +347,8 @@ static __noinline void masq_note_source(struct __sk_buff *skb, struct masq_args 
 }
 
 /*
- * Finds the flow under a source that its uplink has used before, while that is an
- * address of the host. Connections thus outlive a new preferred address.
+ * Finds the flow under a former source of its uplink that is still an address of the
+ * host. So connections survive a new preferred address.
  */
 __noinline int masq_find_former(struct __sk_buff *skb)
 {
@@ -474,8 +382,8 @@ __noinline int masq_find_former(struct __sk_buff *skb)
 }
 
 /*
- * A flow of a container that was never replied to, or has expired, loses to a host
- * port or a socket of the host that receives the port by now.
+ * Reports whether a container's flow that was never replied to, or has expired, loses its
+ * port to a new host port or socket of the host.
  */
 static __always_inline bool masq_loses(struct __sk_buff *skb, const struct packet *p,
 				       const struct flow_key *key, const struct flow *flow)
@@ -486,8 +394,8 @@ static __always_inline bool masq_loses(struct __sk_buff *skb, const struct packe
 }
 
 /*
- * The masqueraded flow with p's tuple, from the outside or a container, or NULL. If
- * p opens a connection it is no reply, and the tuple is taken.
+ * Returns the masqueraded flow with the tuple of p, from the outside or a container; or NULL.
+ * If p opens a connection, it is not a reply, but its tuple is in use.
  */
 static __noinline struct flow *masq_lookup_reply(struct __sk_buff *skb, const struct packet *p,
 						 struct flow_key *key)
@@ -495,7 +403,7 @@ static __noinline struct flow *masq_lookup_reply(struct __sk_buff *skb, const st
 	struct flow *flow;
 
 	flow_received_key(key, p, FLOW_SNAT);
-	if (!masq_could_own(p, p->dport))
+	if (!port_may_be_ours(p, p->dport))
 		return NULL;
 	flow = bpf_map_lookup_elem(&flows, key) ?: flow_recover(key);
 	if (!flow)

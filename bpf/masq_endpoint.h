@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Masquerading of what containers send to the outside. What cannot be masqueraded is dropped. */
+/* Masquerades packets from containers to the outside, and drops those that it cannot masquerade. */
 #pragma once
 
 #include "fib.h"
@@ -8,7 +8,10 @@
 #include "host_port_forward.h"
 #include "masq.h"
 
-/* Protocols that carry other packets, or routers' own: IPIP, 6in4, GRE, ESP, AH, OSPF, VRRP. */
+/*
+ * Reports whether the protocol is a tunnel's or a router's: IPIP, 6in4, GRE, ESP, AH, OSPF,
+ * VRRP.
+ */
 static __always_inline bool is_tunnel(__u8 protocol)
 {
 	switch (protocol) {
@@ -34,8 +37,8 @@ static __always_inline int masq_forward(struct __sk_buff *skb, struct packet *p,
 }
 
 /*
- * Masquerades p as its connection's last packet, which has come a moment ago and on
- * this CPU. NOT_HANDLED: there was none, or the flow is not that any more.
+ * Masquerades p like its connection's last packet, a moment ago on this CPU. NOT_HANDLED:
+ * there was none, or the flow has changed.
  */
 static __noinline int masq_recent(struct __sk_buff *skb, struct packet *p, __u64 owner)
 {
@@ -56,9 +59,9 @@ static __noinline int masq_recent(struct __sk_buff *skb, struct packet *p, __u64
 }
 
 /*
- * Masquerades p, or translates it as a reply whose entry was lost. Replies of a
- * remote's tunnels could be the host's own, so containers do not get them by default. Nor
- * do they send VXLAN in the host's name: other nodes would take it for their peer's.
+ * Masquerades p, or translates it as a reply whose entry was lost. By default, containers use
+ * no tunnels under the host's address: replies could be the host's, and other nodes would
+ * accept such VXLAN as this node's.
  */
 static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 				    const struct endpoint *endpoint)
@@ -92,11 +95,11 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 		if (verdict != NOT_HANDLED)
 			return verdict;
 	}
-	if (p->echo_reply || p->icmp_error) /* belongs to an unknown flow, and opens none */
+	if (p->echo_reply || p->icmp_error) /* has no flow, and opens none */
 		return drop_for(skb, owner, REASON_NO_FLOW);
 	if (!masq_alloc_port(skb))
 		return drop_for(skb, owner, REASON_NO_PORT);
-	masq_note_source(skb, args);
+	masq_record_source(skb, args);
 	return masq_forward(skb, p, args);
 }
 
@@ -112,7 +115,7 @@ static __always_inline enum reason masq_unparsed_reason(int parsed)
 	}
 }
 
-/* Handles the endpoint's p, which has no ports. A fragment waits for those of the first one. */
+/* Handles the endpoint's p, whose ports are unknown. A fragment waits for the first one. */
 static __always_inline int masq_unparsed(struct __sk_buff *skb, const struct packet *p,
 					 const struct endpoint *endpoint, int parsed)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * masq_probes: how far to look for the port of a masqueraded flow. A flow that does
- * not have its first candidate notes the time for all up to its own, with each tick
- * in which it has packets. So the notes end as the flow does.
+ * masq_probes: how far to search for the port of a masqueraded flow. A flow that does
+ * not have its first candidate writes the time for all steps up to its own, once per tick
+ * in which it has packets. So the times expire with the flow.
  *
- * moved_flows: whether to look further than the first candidate at all. Such a flow, and one
- * that a remote opens and that has another client port (dnat.h), notes the time there by a hash
- * of its own. An upgrade fills the map: older programs note nothing in it.
+ * moved_flows: whether to search beyond the first candidate at all. Such a flow, and a flow that a
+ * remote opens with another client port (dnat.h), writes the time by a hash of its own. An upgrade
+ * fills the map, because older programs do not write it.
  */
 #pragma once
 
@@ -15,8 +15,8 @@
 #include "time.h"
 
 /*
- * The group of the flow, by the container: neighboring addresses have different ones,
- * so a container that uses up its ports makes nobody else look further.
+ * Returns the group of the flow, by its container. Neighboring addresses have different ones, so
+ * a container that uses up its ports does not prolong others' searches.
  */
 static __always_inline __u32 masq_probes_group(const struct flow_key *key, const struct flow *flow)
 {
@@ -37,7 +37,7 @@ static __always_inline void masq_probes_set(struct masq_probes *probes, __u32 st
 		probes->seen[step] = now;
 }
 
-static __always_inline void masq_probes_note_in(struct masq_probes *probes, __u32 last, __u32 now)
+static __always_inline void masq_probes_record_in(struct masq_probes *probes, __u32 last, __u32 now)
 {
 	if (!probes)
 		return;
@@ -45,7 +45,7 @@ static __always_inline void masq_probes_note_in(struct masq_probes *probes, __u3
 		masq_probes_set(probes, step, now);
 }
 
-/* The remote of a flow and the address that it is translated to, in a word. */
+/* Returns the remote of a flow and the address that it is translated to, in one word. */
 static __always_inline __u64 moved_sides(const struct addr *remote, const struct addr *addr)
 {
 	const __u32 *a = (const __u32 *)remote, *b = (const __u32 *)addr;
@@ -62,7 +62,7 @@ static __always_inline __u32 *moved_lookup(__u64 sides, __u32 port)
 	return bpf_map_lookup_elem(&moved_flows, &place);
 }
 
-/* A flow of this place, which does not have its first candidate, has had packets since. */
+/* Reports whether a flow of this place without its first candidate has had packets since. */
 __noinline int moved_since(__u64 sides, __u32 port, __u32 since)
 {
 	__u32 *seen = moved_lookup(sides, port);
@@ -70,23 +70,23 @@ __noinline int moved_since(__u64 sides, __u32 port, __u32 since)
 	return !seen || *seen >= since;
 }
 
-/* A flow of the group and of the place has candidate last; assured: it gets a copy. */
-__noinline int masq_probes_note(__u32 group, __u32 last, __u32 assured, __u64 sides, __u32 port)
+/* Records that a flow of the group and place has candidate last; assured: it has a copy. */
+__noinline int masq_probes_record(__u32 group, __u32 last, __u32 assured, __u64 sides, __u32 port)
 {
 	__u32 now = masq_probes_now(), *seen = moved_lookup(sides, port);
 
-	masq_probes_note_in(bpf_map_lookup_elem(&masq_probes, &group), last, now);
+	masq_probes_record_in(bpf_map_lookup_elem(&masq_probes, &group), last, now);
 	if (assured)
-		masq_probes_note_in(bpf_map_lookup_elem(&backup_probes, &group), last, now);
+		masq_probes_record_in(bpf_map_lookup_elem(&backup_probes, &group), last, now);
 	if (seen && *seen != now && *seen != MOVED_ALWAYS)
 		*seen = now;
 	return 0;
 }
 
-/* The flow does not have its first candidate. */
-static __always_inline void masq_probes_note_flow(const struct flow_key *key,
-						  const struct flow *flow, bool assured)
+/* Records that the flow does not have its first candidate. */
+static __always_inline void masq_probes_record_flow(const struct flow_key *key,
+						    const struct flow *flow, bool assured)
 {
-	masq_probes_note(masq_probes_group(key, flow), flow->probe, assured,
-			 moved_sides(&key->remote, &flow->nat_addr), flow->nat_port);
+	masq_probes_record(masq_probes_group(key, flow), flow->probe, assured,
+			   moved_sides(&key->remote, &flow->nat_addr), flow->nat_port);
 }

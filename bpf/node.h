@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The other nodes of a cluster. The host's routes lead to their containers: routes with a
- * tunnel (VXLAN, by one device for all nodes), or direct ones. The agent that makes
- * the routes has the same in the map nodes, where the programs find what the kernel's route lookup
- * does not tell them, and what must not be masqueraded.
+ * The other nodes of a cluster. The host's routes lead to their containers, with a tunnel
+ * (VXLAN, one device for all nodes) or directly. The agent that creates the routes writes the
+ * same to the map nodes, because the kernel's route lookup does not return the node, and
+ * because packets to nodes must not be masqueraded.
  *
- * VXLAN proves nothing but its sender's address, so a packet counts only if it is from
- * the node that has its source. Containers must not be able to send from the host's address.
+ * VXLAN authenticates nothing but its sender's address, so a packet is accepted only from the
+ * node that has its source. Containers must not be able to send from the host's address.
  */
 #pragma once
 
@@ -29,7 +29,7 @@
 
 struct next_hop {
 	__u32 ifindex;
-	bool tunnel;		      /* the neighbor is a node, behind the tunnel */
+	bool tunnel;		      /* the next hop is a node, behind the tunnel */
 	struct bpf_redir_neigh neigh; /* tunnel: its address as in struct node */
 };
 
@@ -40,7 +40,7 @@ static __always_inline struct cluster *cluster_get(void)
 	return bpf_map_lookup_elem(&cluster, &zero);
 }
 
-/* The node whose containers have the address, or NULL. */
+/* Returns the node whose containers have the address, or NULL. */
 static __noinline struct node *node_lookup(const struct addr *addr)
 {
 	struct prefix_key key = {.prefixlen = 32 + 128, .addr = *addr};
@@ -48,7 +48,7 @@ static __noinline struct node *node_lookup(const struct addr *addr)
 	return bpf_map_lookup_elem(&nodes, &key);
 }
 
-/* The host knows other nodes. */
+/* Reports whether nodes has entries. */
 static __always_inline bool node_any(void)
 {
 	struct cluster *cluster = cluster_get();
@@ -56,7 +56,7 @@ static __always_inline bool node_any(void)
 	return cluster && cluster->nodes;
 }
 
-/* The device is the cluster's tunnel. */
+/* Reports whether the device is the cluster's tunnel. */
 static __always_inline bool node_is_tunnel(__u32 ifindex)
 {
 	struct cluster *cluster = cluster_get();
@@ -64,7 +64,7 @@ static __always_inline bool node_is_tunnel(__u32 ifindex)
 	return cluster && cluster->tunnel == ifindex;
 }
 
-/* p, which this host sends, is for a container of another node. */
+/* Reports whether p, which this host sends, is for a container of another node. */
 static __noinline bool node_receives(const struct packet *p)
 {
 	struct cluster *cluster = cluster_get();
@@ -74,7 +74,7 @@ static __noinline bool node_receives(const struct packet *p)
 	return cluster->tunnel == p->ifindex || (cluster->nodes && node_lookup(&p->dst));
 }
 
-/* p is VXLAN to a port like ours. */
+/* Reports whether p is UDP to the port of the cluster's VXLAN. */
 static __noinline bool node_is_tunnel_port(const struct packet *p)
 {
 	struct cluster *cluster = p->protocol == IPPROTO_UDP ? cluster_get() : NULL;
@@ -82,7 +82,10 @@ static __noinline bool node_is_tunnel_port(const struct packet *p)
 	return cluster && cluster->port && cluster->port == p->dport;
 }
 
-/* The packet comes from a tunnel, and not from the programs, which send some once more. */
+/*
+ * Reports whether the packet comes from a tunnel, and not from the programs, which send some
+ * again.
+ */
 static __always_inline bool node_is_tunneled(struct __sk_buff *skb)
 {
 	struct bpf_tunnel_key key;
@@ -90,7 +93,7 @@ static __always_inline bool node_is_tunneled(struct __sk_buff *skb)
 	return bpf_skb_get_tunnel_key(skb, &key, TUNNEL_KEY_SIZE, 0) != -EINVAL;
 }
 
-/* The node has sent the packet that the tunnel has received, in the cluster's network. */
+/* Reports whether the node has sent the packet that the tunnel received, in the cluster's VNI. */
 static __noinline bool node_is_sender(struct __sk_buff *skb, const struct node *node, __u32 vni)
 {
 	bool ipv6 = !addr_is_mapped(&node->remote);
@@ -105,9 +108,10 @@ static __noinline bool node_is_sender(struct __sk_buff *skb, const struct node *
 }
 
 /*
- * Whether the tunnel may receive the packet in pkt_scratch: if it is from the node whose prefix its
- * source is in, to a container of this one. Then it is for this host: tunnels have different
- * MAC addresses, and no neighbors. What the programs receive once more was admitted before.
+ * Reports whether to accept the packet in pkt_scratch from the tunnel: its outer source must be the
+ * node that has its source, and its destination a container of this node. Such a packet is marked
+ * as addressed to this host, because each tunnel device has its own MAC address. Packets that the
+ * programs receive again were accepted before.
  */
 __noinline int node_admits(struct __sk_buff *skb, __u32 parsed, __u32 tag)
 {
@@ -128,11 +132,11 @@ __noinline int node_admits(struct __sk_buff *skb, __u32 parsed, __u32 tag)
 	return skb->pkt_type == PACKET_HOST || !bpf_skb_change_type(skb, PACKET_HOST);
 }
 
-/* Where p, to a container's own address and not in the forwarding cache, comes from. */
+/* Where a packet to a container's own address comes from. */
 enum origin {
 	ORIGIN_OUTSIDE,
 	ORIGIN_NODE,   /* a container of another node */
-	ORIGIN_FORGED, /* in such a container's name, but not by the tunnel that its node uses */
+	ORIGIN_FORGED, /* under the address of such a container, but not by its node's tunnel */
 };
 
 static __noinline enum origin node_origin(const struct packet *p)
@@ -150,7 +154,7 @@ static __noinline enum origin node_origin(const struct packet *p)
 	return node->mode == NODE_TUNNEL ? ORIGIN_FORGED : ORIGIN_NODE;
 }
 
-/* The node that has addr, if packets may bypass the stack to it by the tunnel; or NULL. */
+/* Returns the node that has addr, if packets to it may bypass the stack by the tunnel; or NULL. */
 static __always_inline struct node *node_by_tunnel(const struct cluster *cluster,
 						   const struct addr *addr)
 {
@@ -159,7 +163,7 @@ static __always_inline struct node *node_by_tunnel(const struct cluster *cluster
 	return node && node->mode != NODE_DIRECT ? node : NULL;
 }
 
-/* Packets may bypass the stack to addr by the device, which is the tunnel. */
+/* Reports whether packets to addr may bypass the stack by the device, which is the tunnel. */
 static __always_inline bool node_reaches(const struct addr *addr, __u32 ifindex)
 {
 	struct cluster *cluster = cluster_get();
@@ -167,7 +171,10 @@ static __always_inline bool node_reaches(const struct addr *addr, __u32 ifindex)
 	return node_by_tunnel(cluster, addr) && cluster->tunnel == ifindex;
 }
 
-/* The next hop of p, whose route has a tunnel; or an error of bpf_fib_lookup. */
+/*
+ * Sets next to the next hop of p, whose route has a tunnel; or returns an error of
+ * bpf_fib_lookup.
+ */
 static __always_inline long node_next_hop(const struct packet *p, __u32 len, struct next_hop *next)
 {
 	struct cluster *cluster = cluster_get();
@@ -184,7 +191,7 @@ static __always_inline long node_next_hop(const struct packet *p, __u32 len, str
 	return BPF_FIB_LKUP_RET_SUCCESS;
 }
 
-/* Before 6.0, the kernel takes no source, and the route's counts. */
+/* Before 6.0, the kernel accepts no source, and uses the route's. */
 static __always_inline long node_set_key(struct __sk_buff *skb, const struct bpf_tunnel_key *key,
 					 __u64 flags)
 {
@@ -196,7 +203,7 @@ static __always_inline long node_set_key(struct __sk_buff *skb, const struct bpf
 
 /*
  * Sends the packet to the node by the tunnel. Over IPv4 without an outer checksum: the inner ones
- * suffice, and some network cards fill it in wrongly. IPv6 demands one (RFC 8200, 8.1).
+ * suffice, and some network cards compute it wrongly. IPv6 requires one (RFC 8200, 8.1).
  */
 static __noinline int node_redirect(struct __sk_buff *skb, const struct addr *remote)
 {

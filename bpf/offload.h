@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Connections that may bypass the stack: it has delivered packets of both sides
- * unchanged, so it does not translate them and its rules accept them. The stack
- * still handles new connections, and its conntrack must not forget offloaded ones:
+ * unchanged, so its rules accept them and do not translate them. The stack
+ * still handles new connections, and conntrack must not forget offloaded ones:
  *
  *  - UDP goes through the stack every few seconds, sooner than conntrack forgets.
  *  - TCP cannot do that: conntrack would find the sequence numbers out of its
@@ -19,16 +19,16 @@
 #include "parse.h"
 #include "tag.h"
 #include "time.h"
-#include "tuple_note.h"
+#include "tuple_hint.h"
 
-#define OFFLOAD_AFTER	       8	 /* packets of a side: shorter connections cost no entry */
+#define OFFLOAD_AFTER	       8	 /* packets of a side: shorter connections get no entry */
 #define CT_TCP_INTERVAL	       TICKS(60) /* after 5 days, unless the host configures less */
 #define CT_UPDATE_MAX_LEN      1024	 /* bytes: copy only short packets */
 #define OFFLOAD_FIN_ANY	       (OFFLOAD_FIN | OFFLOAD_FIN << 1)
 #define OFFLOAD_CLOSED	       (OFFLOAD_FIN_ACK | OFFLOAD_FIN_ACK << 1)
 #define OFFLOAD_DELIVERED_BOTH (OFFLOAD_DELIVERED | OFFLOAD_DELIVERED << 1)
 
-/* The connection of a packet p, as the offload maps know it. */
+/* The connection of a packet p, with its entry in the offload maps. */
 struct connection {
 	struct offload_key key;
 	__u32 side;		 /* which side in key has sent p: 0 or 1 */
@@ -37,7 +37,7 @@ struct connection {
 	struct offload *offload; /* the entry, or NULL */
 };
 
-/* p's sender is side 0: the one with the lower port, or else address. */
+/* Reports whether p's sender is side 0: the one with the lower port, or if equal, address. */
 static __always_inline bool offload_is_first(const struct packet *p, const struct addr *addr,
 					     __u16 port)
 {
@@ -88,7 +88,7 @@ static __always_inline __u32 ct_next_seq(const struct connection *c, __u32 side)
 	return side ? c->offload->ct_ack[0] : c->offload->ct_ack[1];
 }
 
-/* c has an entry. No real packet acknowledges what was acknowledged before the first one. */
+/* Reports whether p is a conntrack update of c, which has an entry: no other packet has its ACK. */
 static __always_inline bool is_ct_update(const struct packet *p, const struct connection *c)
 {
 	return p->protocol == IPPROTO_TCP && p->ack == ct_former_seq(c, !c->side) &&
@@ -173,7 +173,7 @@ static __always_inline void offload_track_close(const struct packet *p, const st
 		bpf_map_delete_elem(&offload_tcp, &c->key);
 }
 
-/* Whether p may bypass the stack. */
+/* Reports whether p may bypass the stack. */
 static __always_inline bool offload_allows(const struct packet *p, const struct connection *c)
 {
 	const struct offload *offload = c->offload;
@@ -185,7 +185,10 @@ static __always_inline bool offload_allows(const struct packet *p, const struct 
 	return p->protocol != IPPROTO_UDP || now_ticks() - offload->ct_seen <= CT_UDP_INTERVAL;
 }
 
-/* p, a RST or FIN, ends the connection: it is a container's own, or has the number expected. */
+/*
+ * Reports whether p, a RST or FIN, ends the connection: it is a container's, or has the
+ * expected number.
+ */
 static __always_inline bool offload_end_counts(struct __sk_buff *skb, const struct packet *p,
 					       const struct connection *c)
 {
@@ -193,7 +196,10 @@ static __always_inline bool offload_end_counts(struct __sk_buff *skb, const stru
 	       p->seq == ct_next_seq(c, c->side);
 }
 
-/* p bypasses the stack: updates the entry, and conntrack if that is due. Returns 0 or an error. */
+/*
+ * Updates the entry of p, which bypasses the stack, and conntrack if it is due. Returns 0 or
+ * an error.
+ */
 static __noinline long offload_track_bypass(struct __sk_buff *skb, const struct packet *p,
 					    const struct connection *c)
 {
@@ -212,13 +218,13 @@ static __noinline long offload_track_bypass(struct __sk_buff *skb, const struct 
 	}
 	if (p->tcp_fin || offload->state & OFFLOAD_FIN_ANY)
 		offload_track_close(p, c);
-	/* A RST from outside may be forged, and ignored; a container's own is meant. */
+	/* A remote's RST may be forged, and ignored by the container. */
 	if (p->tcp_rst && skb->ifindex != offload->uplink)
 		offload->state &= ~OFFLOAD_DELIVERED_BOTH;
 	return 0;
 }
 
-/* A SYN and its reply start a new connection, which knows nothing of the old one. */
+/* Removes the entry of the former connection when a SYN and its reply start a new one. */
 static __always_inline void offload_track_open(const struct packet *p, const struct connection *c)
 {
 	if (p->tcp_syn)
@@ -232,13 +238,13 @@ static __always_inline bool offload_matches(const struct connection *c)
 	return c->offload && c->offload->owners == c->owners && c->offload->uplink == c->uplink;
 }
 
-/* The stack has delivered a packet of p's side before. */
+/* Reports whether the stack has delivered a packet of p's side before. */
 static __always_inline bool offload_has_side(const struct connection *c)
 {
 	return offload_matches(c) && c->offload->state & OFFLOAD_DELIVERED << c->side;
 }
 
-/* Records that the stack has delivered p. Keeps what the entry has about the other side. */
+/* Records that the stack has delivered p. Keeps the entry's data of the other side. */
 static __noinline void offload_store(const struct packet *p, const struct connection *c)
 {
 	struct offload offload = {.owners = c->owners, .uplink = c->uplink};
@@ -260,7 +266,7 @@ static __noinline void offload_store(const struct packet *p, const struct connec
 		bpf_map_update_elem(&offload_udp, &c->key, &offload, BPF_ANY);
 }
 
-/* Records a later packet p of its side, which the stack has delivered too. */
+/* Records p, a later packet of its side that the stack has delivered. */
 static __always_inline void offload_touch(const struct packet *p, const struct connection *c)
 {
 	__u32 now = now_ticks();

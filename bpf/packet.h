@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A packet as the programs see it: its headers, in the terms of the maps. */
+/* A parsed packet: its headers in the representation of the maps. */
 #pragma once
 
 #include <stdbool.h>
@@ -32,8 +32,8 @@ struct packet {
 	bool echo_reply; /* end of the key */
 
 	__u16 l3;	  /* offset of the IP header: 0 on devices without Ethernet */
-	__u16 l4;	  /* offset of the header behind it */
-	__u16 l4_payload; /* TCP and UDP: offset behind that header */
+	__u16 l4;	  /* offset of the header after it */
+	__u16 l4_payload; /* TCP and UDP: offset after that header */
 	__u8 ttl;
 	bool fast_eligible; /* may bypass the stack: no fragment, no ICMP error, no IP options */
 	__u32 len;	    /* of the IP packet */
@@ -45,24 +45,24 @@ struct packet {
 	bool tcp_fin;
 	bool tcp_rst;
 	bool tcp_ack;
-	bool sctp_init;	     /* opens an association */
-	bool sctp_abort;     /* refuses or ends one */
-	bool ct_update;	     /* a conntrack update: its numbers are not the connection's */
-	bool remapped;	     /* a port of the remote was translated: not for the forwarding cache */
-	bool end_expected;   /* RST or FIN of a remote, with the number that is expected */
-	bool bypass;	     /* to_uplink: sent by from_container, not by the stack */
-	bool masqueraded;    /* to_uplink: its new source is that of a FLOW_SNAT */
-	bool to_host;	     /* from a container, perhaps to a flow or a host port of this host */
-	bool settled;	     /* the plugin's maps alone decide that it goes through the stack */
-	__u8 fast_path;	     /* enum fast_path of the connection's containers */
-	bool non_first_frag; /* a later fragment: there is no L4 header */
-	bool flush_queue;    /* the first fragment, and later ones wait in frag_queue */
-	bool icmp_error;     /* an ICMP error; inner_l3, inner_l4 and outer_src belong to it */
-	__u32 frag_id;	     /* as in the packet */
-	__u16 frag_offset;   /* in units of 8 bytes */
-	__u16 inner_l3;	     /* offset of the quoted IP header */
-	__u16 inner_l4;	     /* offset of the header behind it */
-	bool icmp_too_big;   /* an ICMP error that lowers the path's MTU */
+	bool sctp_init;	   /* opens an association */
+	bool sctp_abort;   /* refuses or ends one */
+	bool ct_update;	   /* a conntrack update: its numbers are not the connection's */
+	bool remapped;	   /* a port of the remote was translated: not for the forwarding cache */
+	bool end_expected; /* RST or FIN of a remote, with the expected number */
+	bool bypass;	   /* to_uplink: sent by from_container, not by the stack */
+	bool masqueraded;  /* to_uplink: its new source is that of a FLOW_SNAT */
+	bool to_host;	   /* from a container, perhaps for a flow or host port of this host */
+	bool stack_cacheable;  /* only the plugin's maps decide that it goes through the stack */
+	__u8 fast_path;	       /* enum fast_path of the connection's containers */
+	bool non_first_frag;   /* a later fragment: there is no L4 header */
+	bool flush_queue;      /* the first fragment, and later ones wait in frag_queue */
+	bool icmp_error;       /* an ICMP error; inner_l3, inner_l4 and outer_src belong to it */
+	__u32 frag_id;	       /* as in the packet */
+	__u16 frag_offset;     /* in units of 8 bytes */
+	__u16 inner_l3;	       /* offset of the quoted IP header */
+	__u16 inner_l4;	       /* offset of the header behind it */
+	bool icmp_too_big;     /* an ICMP error that lowers the path's MTU */
 	struct addr outer_src; /* the sender of the error */
 	struct addr new_addr;  /* of the side that is translated, afterwards */
 	__u16 new_port;
@@ -71,13 +71,13 @@ struct packet {
 _Static_assert(offsetof(struct packet, echo_reply) == offsetof(struct fwd_key, echo_reply),
 	       "fwd_key");
 
-/* The addresses and ports of a packet, by which the tables of this host know it. */
+/* Returns the addresses and ports of a packet. */
 static __always_inline const struct fwd_key *packet_tuple(const struct packet *p)
 {
 	return (const struct fwd_key *)p;
 }
 
-/* Notes that one side of p becomes addr:port. */
+/* Records that one side of p becomes addr:port. */
 static __always_inline void packet_translate(struct packet *p, const struct addr *addr, __u16 port)
 {
 	p->new_addr = *addr;
@@ -93,7 +93,7 @@ enum side {
 /* How much of a packet could be parsed. */
 enum parsed {
 	PARSED = 0,
-	PARSED_NOT_IP,	  /* ARP and the like, or a frame for a VLAN device: never ours */
+	PARSED_NOT_IP,	  /* ARP and the like, or a frame for a VLAN device: never translated */
 	PARSED_TRUNCATED, /* only the family is known */
 	PARSED_FRAGMENT,  /* a later fragment, whose ports are unknown: the first was not seen */
 	PARSED_PROTOCOL,  /* only the addresses are known: ICMP for neighbors, extension headers */
@@ -104,7 +104,7 @@ static __always_inline bool is_tcp_or_udp(__u8 protocol)
 	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP;
 }
 
-/* TCP's SYN, SCTP's INIT: never a reply. */
+/* Reports whether p is a SYN (TCP) or INIT (SCTP): never a reply. */
 static __always_inline bool packet_opens(const struct packet *p)
 {
 	return p->tcp_syn || p->sctp_init;
@@ -115,13 +115,13 @@ static __always_inline bool packet_is_icmp(const struct packet *p)
 	return p->protocol == (p->ipv6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP);
 }
 
-/* The L4 header, and so its checksum, is in this packet. */
+/* Reports whether this packet has the L4 header, and so the checksum. */
 static __always_inline bool packet_has_l4(const struct packet *p)
 {
 	return p->has_ports && !p->non_first_frag;
 }
 
-/* TCP: the sequence number behind the packet. */
+/* Returns the sequence number after the TCP packet. */
 static __always_inline __u32 packet_seq_end(const struct packet *p)
 {
 	__u32 payload_len = p->len + p->l3 - p->l4_payload;
@@ -129,7 +129,7 @@ static __always_inline __u32 packet_seq_end(const struct packet *p)
 	return p->seq + payload_len + p->tcp_fin + (p->tcp_syn || p->tcp_synack);
 }
 
-/* The length of the IP packets on the wire: with GSO, of one segment. */
+/* Returns the length of the IP packets on the wire: with GSO, of one segment. */
 static __always_inline __u32 packet_segment_len(struct __sk_buff *skb, const struct packet *p)
 {
 	return skb->gso_size && p->l4_payload ? p->l4_payload - p->l3 + skb->gso_size : p->len;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* From bytes to a struct packet. Only parse_fragment writes anything else: the ports of fragments. */
+/* From bytes to a struct packet. Only parse_fragment writes a map: the ports of fragments. */
 #pragma once
 
 #include <linux/if_ether.h>
@@ -61,7 +61,7 @@ static __always_inline int parse_udp(struct __sk_buff *skb, struct packet *p)
 	return PARSED;
 }
 
-/* SCTP has no ports here: its checksum would have to be computed anew. */
+/* SCTP counts as a protocol without ports: its checksum cannot be updated by difference. */
 static __always_inline int parse_sctp(struct __sk_buff *skb, struct packet *p)
 {
 	struct sctphdr *sctp = bytes_at(skb, p->l4, sizeof(*sctp));
@@ -181,7 +181,8 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	p->ipv6 = true;
 	if (addr_is_mapped(&p->src))
 		return PARSED_NOT_IP;
-	if (addr_is_mapped(&p->dst)) /* IPv4 in our maps; the stack would forward it as IPv6 */
+	if (addr_is_mapped(
+		    &p->dst)) /* means IPv4 in our maps, but the stack would forward it as IPv6 */
 		return PARSED_PROTOCOL;
 	if (!parse_skip_options(skb, p))
 		return PARSED_PROTOCOL;
@@ -192,15 +193,18 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	return PARSED;
 }
 
-/* The frame is for a VLAN device above this one. VLAN 0 is only a priority (802.1Q, 6.9). */
+/*
+ * Reports whether the frame is for a VLAN device above this one. VLAN 0 is only a priority
+ * (802.1Q, 6.9).
+ */
 static __always_inline bool has_vlan(struct __sk_buff *skb)
 {
 	return skb->vlan_present && skb->vlan_tci & VLAN_ID;
 }
 
 /*
- * Fills in pkt_scratch, by the IP header at l3, as far as the returned enum parsed
- * says. A fragment, also the first, is PARSED_FRAGMENT until parse_fragment.
+ * Fills in pkt_scratch from the IP header at l3, as far as the returned enum parsed
+ * says. Each fragment, including the first, is PARSED_FRAGMENT until parse_fragment.
  */
 __noinline int parse_headers(struct __sk_buff *skb, __u32 l3)
 {
@@ -241,7 +245,7 @@ static __noinline int parse_fragment(struct __sk_buff *skb, struct packet *p)
 	return parsed;
 }
 
-/* Both. */
+/* Calls parse_headers, and parse_fragment for fragments. */
 static __always_inline int parse(struct __sk_buff *skb, struct packet *p, __u32 l3)
 {
 	int parsed = parse_headers(skb, l3);

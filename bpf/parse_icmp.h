@@ -38,7 +38,7 @@ struct echohdr {
 #define ICMP6_PARAMETER	    4
 
 /*
- * The identifier stands for the port of the side that sent the request, so that one
+ * The identifier is used as the port of the side that sent the request, so that one
  * lookup serves all protocols.
  */
 static __always_inline int parse_echo(struct packet *p, __u8 type, __be16 id)
@@ -158,7 +158,7 @@ static __noinline int parse_icmp(struct __sk_buff *skb, struct packet *p)
 	p->icmp_too_big =
 		p->ipv6 ? icmp->type == ICMP6_TOO_BIG
 			: icmp->type == ICMP4_UNREACHABLE && icmp->code == ICMP4_FRAG_NEEDED;
-	p->fast_eligible = false; /* although p gets the connection's tuple */
+	p->fast_eligible = false; /* although p has the connection's tuple */
 	p->inner_l3 = p->l4 + sizeof(*icmp);
 	return p->ipv6 ? parse_error_ipv6(skb, p) : parse_error_ipv4(skb, p);
 }

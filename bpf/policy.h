@@ -3,8 +3,7 @@
  * ingressPolicy: which other containers of this host may open connections to a
  * container. The host and the outside always may. It is enforced where a packet
  * enters the container, after all translation, so the ingress device identifies
- * the sender, and not the source address. Another plugin's bridge hides that
- * device; then the source address has to do.
+ * the sender. Behind another plugin's bridge, only the source address is known.
  */
 #pragma once
 
@@ -14,7 +13,7 @@
 /*
  * Records that the container behind device has sent p, so that replies are admitted.
  * A TCP connection must begin with its SYN: another packet may belong to a connection
- * that somebody opened before the policy was set.
+ * that another container opened before the policy was set.
  */
 static __noinline void policy_track_egress(const struct packet *p, const struct device *device)
 {
@@ -34,7 +33,7 @@ static __noinline void policy_track_egress(const struct packet *p, const struct 
 	}
 }
 
-/* Tracks p as a reply to the container behind device. Returns false if it is none. */
+/* Tracks p as a reply to the container behind device. Reports whether it is one. */
 static __noinline bool policy_track_reply(const struct packet *p, const struct device *device)
 {
 	struct flow_key key;
@@ -58,7 +57,10 @@ static __always_inline bool policy_allows_container(const struct device *device,
 	return device->ingress_policy == POLICY_SAME_NETWORK && network == device->network;
 }
 
-/* True if the sender is no container. An unparsed p has zeros in the place of its source. */
+/*
+ * Reports whether the sender is admitted, or not a container. An unparsed p has a source of
+ * zeros.
+ */
 static __always_inline bool policy_allows_sender(struct __sk_buff *skb, const struct packet *p,
 						 const struct device *device)
 {
@@ -71,7 +73,10 @@ static __always_inline bool policy_allows_sender(struct __sk_buff *skb, const st
 	return !endpoint || policy_allows_container(device, endpoint->container, endpoint->network);
 }
 
-/* ARP and neighbor discovery: containers on one bridge need them to exchange replies. */
+/*
+ * Reports whether p is ARP or neighbor discovery, which containers on one bridge need for
+ * replies.
+ */
 static __always_inline bool policy_is_neighbor(struct __sk_buff *skb, const struct packet *p)
 {
 	__u8 *type;
@@ -86,7 +91,7 @@ static __always_inline bool policy_is_neighbor(struct __sk_buff *skb, const stru
 	return type && (*type == ICMP6_NEIGHBOR_SOLICIT || *type == ICMP6_NEIGHBOR_ADVERT);
 }
 
-/* The container behind device may receive p even if it is no reply. */
+/* Reports whether the container behind device may receive p even if it is not a reply. */
 static __always_inline bool policy_allows(struct __sk_buff *skb, const struct packet *p,
 					  const struct device *device)
 {

@@ -71,7 +71,7 @@ static __always_inline long rewrite_port(struct __sk_buff *skb, const struct pac
 	return err ?: bpf_skb_store_bytes(skb, port_offset(p, side), &to, sizeof(to), 0);
 }
 
-/* What translation changes in IPv4 without options: one store in the place of three. */
+/* What translation changes in IPv4 without options: one store instead of three. */
 struct tuple4 {
 	__u16 align;
 	__sum16 check;

@@ -51,7 +51,7 @@ struct side_words {
 	__u16 zero;
 };
 
-/* The outer source is the other side's only if that, and no router, has sent the error. */
+/* The outer source is the other side's only if that side, not a router, has sent the error. */
 static __always_inline bool icmp_outer_changes(const struct packet *p, enum side side)
 {
 	return side == SIDE_DST || addr_equal(&p->outer_src, &p->src);
@@ -60,7 +60,7 @@ static __always_inline bool icmp_outer_changes(const struct packet *p, enum side
 static __always_inline long rewrite_error_ipv4(struct __sk_buff *skb, const struct packet *p,
 					       enum side side, __be32 from, __be32 to)
 {
-	/* The quoted packet went the other way: this side's address is at its other side. */
+	/* The quoted packet went the other way, so this side's address is its other one. */
 	__u32 outer =
 		side == SIDE_SRC ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr);
 	__u32 inner =

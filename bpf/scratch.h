@@ -33,7 +33,7 @@
 		return bpf_map_lookup_elem(&name, &zero);                                          \
 	}
 
-/* Keeps the compiler from leaving out a global function's argument, which the verifier wants. */
+/* Keeps the compiler from removing a global function's argument, which the verifier requires. */
 #define USE_ARGUMENT(x) asm volatile("" : : "r"(x))
 
 /*
@@ -81,15 +81,15 @@ struct masq_args {
 	struct flow_key key; /* local_port: the result */
 	struct flow flow;
 	__u32 hash;	 /* of the tuple without the container's port, with the host's secret */
-	__u32 share;	 /* chooses the ports that the container may have towards the remote */
+	__u32 share;	 /* chooses the ports that the container may use towards the remote */
 	__u32 ended;	 /* a candidate whose flow has ended */
-	__u32 recovered; /* so many candidates have no copy */
+	__u32 recovered; /* number of candidates already checked for a copy */
 	bool ipv6;
 	bool has_ports;
-	bool read_only; /* the flow's packet is not at hand: it is not noted */
+	bool read_only; /* the flow is only searched for, not updated */
 	__u8 pad;
 	struct masq_sources sources; /* an entry for masq_sources */
-	struct fwd_key tuple;	     /* of a packet that is not at hand yet */
+	struct fwd_key tuple;	     /* of a packet that is not in pkt_scratch */
 };
 
 SCRATCH(masq_scratch, struct masq_args);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The host's own sockets. Translation must not take packets from them. */
+/* Lookups of the host's sockets, whose packets must not be translated. */
 #pragma once
 
 #include "parse.h"
@@ -10,7 +10,10 @@ enum host_socket {
 	SOCKET_CONNECTED, /* to this remote */
 };
 
-/* The socket that receives packets from remote to local in key. The protocol is TCP or UDP. */
+/*
+ * Looks up the socket that receives packets from remote to local in key. The protocol is TCP
+ * or UDP.
+ */
 static __noinline enum host_socket socket_lookup(struct __sk_buff *skb, const struct flow_key *key,
 						 bool ipv6)
 {
@@ -49,7 +52,7 @@ static __noinline enum host_socket socket_lookup(struct __sk_buff *skb, const st
 	return found;
 }
 
-/* The socket that receives p. */
+/* Looks up the socket that receives p. */
 static __always_inline enum host_socket socket_lookup_packet(struct __sk_buff *skb,
 							     const struct packet *p)
 {
@@ -64,7 +67,7 @@ static __always_inline enum host_socket socket_lookup_packet(struct __sk_buff *s
 	return socket_lookup(skb, &key, p->ipv6);
 }
 
-/* p is a reply to a connection that the host itself has opened. */
+/* Reports whether p is a reply to a connection that the host itself has opened. */
 static __always_inline bool is_host_connection(struct __sk_buff *skb, const struct packet *p)
 {
 	return socket_lookup_packet(skb, p) == SOCKET_CONNECTED;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * antiSpoof: a container sends from its own MAC and addresses only, and claims no
- * others by ARP, neighbor discovery or DHCP. Checked before parse_fragment, which
+ * antiSpoof: a container sends from its own MAC and addresses only, and announces no
+ * others by ARP, neighbor discovery or DHCP. It is checked before parse_fragment, which
  * records the ports of fragments by their addresses. Plain packets are compared with
  * the device's entry. All others are read to the end of their headers, and dropped
- * if that is impossible (RFC 7113, 2.1).
+ * if that is impossible (RFC 7113, 2.1). This file has its own parser, because it reads
+ * VLAN tags and more extension headers than parse.h.
  */
 #pragma once
 
@@ -18,7 +19,10 @@
 #define DHCP4_CLIENT 68
 #define DHCP6_CLIENT 546
 
-/* TCP or UDP with plain headers, not for DHCP or a tunnel: only source and MAC need a check. */
+/*
+ * Reports whether p is TCP or UDP with plain headers, not for DHCP or a tunnel: only source
+ * and MAC are checked.
+ */
 static __always_inline bool spoof_is_plain(const struct packet *p)
 {
 	if (!p->fast_eligible || (p->ipv6 && p->src.bytes[0] < 0x20)) /* no mapped address */
@@ -29,7 +33,10 @@ static __always_inline bool spoof_is_plain(const struct packet *p)
 	       !is_tunnel_port(bpf_htons(p->dport));
 }
 
-/* A plain packet from the container's MAC and one of its first addresses: most packets are. */
+/*
+ * Reports whether p is plain, and from the container's MAC and one of its first addresses, as
+ * most packets.
+ */
 static __always_inline bool spoof_is_plain_own(struct __sk_buff *skb, const struct packet *p,
 					       const struct device *device)
 {
@@ -44,8 +51,8 @@ static __always_inline bool spoof_is_plain_own(struct __sk_buff *skb, const stru
 }
 
 /*
- * The address is the container's, on any of its interfaces, since its routes choose
- * the one to reply by. A container without addresses may use any that neither
+ * Reports whether the address is the container's, on any of its interfaces, because its routes
+ * choose the one to reply by. A container without addresses may use any that neither
  * another container nor the host has.
  */
 static __always_inline bool spoof_owns(struct __sk_buff *skb, const struct device *device,
@@ -59,7 +66,7 @@ static __always_inline bool spoof_owns(struct __sk_buff *skb, const struct devic
 	       !fib_is_local_addr(skb, addr, ipv6);
 }
 
-/* fe80::1: the host's on every veth. */
+/* Reports whether the address is fe80::1, the host's on every veth. */
 static __always_inline bool addr_is_host_link_local(const struct addr *addr)
 {
 	const __u32 *words = (const __u32 *)addr;
@@ -74,7 +81,7 @@ static __always_inline bool spoof_is_gateway(const struct device *device, const 
 	       addr_is_host_link_local(addr);
 }
 
-/* The address is formed from the MAC (EUI-64; RFC 4291, appendix A). */
+/* Reports whether the address is formed from the MAC (EUI-64; RFC 4291, appendix A). */
 static __always_inline bool addr_is_eui64(const struct addr *addr, const __u8 *mac)
 {
 	const __u8 *id = addr->bytes + 8;
@@ -85,8 +92,8 @@ static __always_inline bool addr_is_eui64(const struct addr *addr, const __u8 *m
 }
 
 /*
- * A container chooses its link-local addresses itself, and the host does not
- * forward them. Alone on its link, it may use any but the host's.
+ * Reports whether the container may use the link-local address. It chooses its own, and the
+ * host does not forward them: alone on its link it may use any but the host's.
  */
 static __always_inline bool spoof_owns_link_local(const struct device *device,
 						  const struct addr *addr)
@@ -123,7 +130,7 @@ struct arp_ipv4 {
 	__be32 target;
 } __attribute__((packed));
 
-/* Checks the sender's address, or in an ARP probe, which has none (RFC 5227), the target's. */
+/* Checks the sender's address; in an ARP probe, which has none (RFC 5227), the target's. */
 static __noinline int spoof_check_arp(struct __sk_buff *skb, const struct device *device,
 				      __u32 offset)
 {
@@ -145,8 +152,8 @@ static __noinline int spoof_check_arp(struct __sk_buff *skb, const struct device
 #define ICMP4_ROUTER_ADVERT 9
 
 /*
- * Checks an ICMP error: the packet that it quotes, whose IP header is at offset, was
- * sent to the container. Who has not received a packet does not report about it.
+ * Checks that the packet that an ICMP error quotes, whose IP header is at offset, was sent to
+ * the container. A container may report errors only about packets that it received.
  */
 static __noinline int spoof_check_error(struct __sk_buff *skb, const struct device *device,
 					__u32 offset, bool ipv6)
@@ -257,7 +264,7 @@ static __noinline int spoof_check_icmpv6(struct __sk_buff *skb, const struct dev
 	case ICMP6_REDIRECT:
 		return reason == REASON_NONE ? REASON_ROUTER : reason;
 	case ICMP6_NEIGHBOR_SOLICIT:
-		if (!unspecified) /* the target is whomever it looks for */
+		if (!unspecified) /* the target is another's address */
 			return reason;
 		break;
 	case ICMP6_NEIGHBOR_ADVERT:
@@ -357,10 +364,9 @@ static __noinline int spoof_check_ipv6(struct __sk_buff *skb, const struct devic
 }
 
 /*
- * Checks a frame of no protocol whose addresses the host accepts. Behind a bridge, the
- * network's switches must not take the container for one of them: it sends no 802.2
- * frames (spanning tree and the like) and none to the addresses reserved for bridges
- * (802.1Q, 8.6.3).
+ * Checks a frame that is neither IP nor ARP. Behind a bridge, a container must not act as a
+ * switch: it sends no 802.2 frames (spanning tree and the like), and none to the addresses
+ * reserved for bridges (802.1Q, 8.6.3).
  */
 static __noinline int spoof_check_other(struct __sk_buff *skb, const struct device *device,
 					__be16 protocol)
@@ -433,7 +439,7 @@ __noinline int spoof_check_frame(struct __sk_buff *skb)
 
 /*
  * Returns why the frame of the container behind device must be dropped, or
- * REASON_NONE. p is what could be parsed of it.
+ * REASON_NONE. p has the fields that could be parsed.
  */
 static __always_inline int spoof_check(struct __sk_buff *skb, const struct packet *p, int parsed,
 				       const struct device *device)

@@ -2,8 +2,9 @@
 
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * What the host's stack drops of containers' packets, for the reader of drop_events. No part of the
- * datapath: that reader loads the program, on the datapath's maps, and it ends with the reader.
+ * Reports containers' packets that the host's stack drops, to the reader of drop_events. It is not
+ * part of the datapath: the reader loads the program on the datapath's maps, and it ends with the
+ * reader.
  */
 #include <linux/if_ether.h>
 #include <bpf/bpf_core_read.h>
@@ -11,7 +12,10 @@
 #include "addr.h"
 #include "drop_event.h"
 
-/* What is read of the kernel's own structs. Their layout is found when the program is loaded. */
+/*
+ * The members that are read of the kernel's structs. Their offsets are set when the program is
+ * loaded.
+ */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct ns_common {
 	unsigned int inum;
@@ -45,12 +49,15 @@ struct sk_buff {
 #define ANY_REASON  0xffffffff
 #define OURS_WITHIN 1000000 /* ns until the stack has dropped what a program drops */
 
-/* Set by the reader. Where the tracepoint's record has what: its format depends on the kernel. */
+/*
+ * Set by the reader: offsets in the tracepoint's record, which depend on the kernel, and its
+ * filter.
+ */
 const volatile struct {
 	__u32 skb;
 	__u32 location;
 	__u32 reason; /* 0: it has none, before 5.17 */
-	__u32 wanted; /* the only reason that is wanted, or ANY_REASON */
+	__u32 wanted; /* the only reason to report, or ANY_REASON */
 	__u32 netns;  /* the inode number of the host's network namespace */
 } stack_config = {.skb = 8, .location = 16, .wanted = ANY_REASON};
 
@@ -71,7 +78,7 @@ static __always_inline __u32 record_reason(void *record)
 	return reason;
 }
 
-/* The stack drops what a program has just dropped on this CPU. */
+/* Reports whether the stack drops what a program has just dropped on this CPU. */
 static __always_inline bool is_ours(__u64 now)
 {
 	__u32 key = DROP_STACK;
@@ -98,7 +105,10 @@ static __always_inline bool read_addrs(const void *ip, __be16 protocol, struct a
 	return true;
 }
 
-/* Whose packet it is: the container's behind one of the devices, or else with one of the addresses. */
+/*
+ * Returns the owner of the packet: the container behind one of the devices, or with one of the
+ * addresses.
+ */
 static __always_inline __u64 owner_of(__u32 ifindex, __u32 iif, const struct addr *src,
 				      const struct addr *dst)
 {

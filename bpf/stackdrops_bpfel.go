@@ -218,7 +218,7 @@ type StackDropsFwdEntry struct {
 	NatAddr    StackDropsAddr
 	NatPort    uint16
 	SrcMac     [6]uint8
-	NoteId     uint32
+	HintId     uint32
 	Remote     StackDropsAddr
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Marks in skb->tc_index, which pass information from one hook to the next. */
+/* Tags in skb->tc_index, which pass information from one hook to the next. */
 #pragma once
 
 #include "hash.h"
@@ -8,18 +8,22 @@
 enum tag {
 	TAG_NONE = 0,
 	TAG_BYPASS = 0xeb,     /* bypasses the stack; to_uplink still has to translate it */
-	TAG_TRANSLATED = 0xed, /* is translated already, by fwd_cache or as a hairpin packet */
-	/* A copy for the stack alone. Containers can set it, but only slow themselves down with it. */
+	TAG_TRANSLATED = 0xed, /* is already translated, by fwd_cache or as a hairpin packet */
+	/* A copy for the stack alone. A container can set it, but only slows itself down. */
 	TAG_CT_UPDATE = 0xec,
 	TAG_REENTRY = 0xee,  /* translated, and received again */
-	TAG_ADMITTED = 0xef, /* from another node, and received again: no more a tunnel's packet */
-	/* For the stack: a flag, and a hash of the packet's tuple, which tells whether it changes. */
+	TAG_ADMITTED = 0xef, /* from another node, and received again, without the tunnel's data */
+	/*
+	 * For the stack: a flag, and a hash of the packet's tuple, which shows whether it
+	 * changes.
+	 */
 	TAG_TUPLE = 0x8000,
-	TAG_ROUTED = 0x4000,  /* from the outside, to a container's own address, and of no flow */
-	TAG_OBSERVE = 0x2000, /* the last hook notes the delivery, for the offload */
+	TAG_PENDING_DNAT =
+		0x4000,	      /* from the outside, to a container's own address, without a flow */
+	TAG_OBSERVE = 0x2000, /* the last hook records the delivery, for the offload */
 };
 
-/* Returns our tag, and takes it off. Others' values of tc_index stay. */
+/* Returns our tag and removes it. Other values of tc_index stay. */
 static __always_inline __u32 tag_take(struct __sk_buff *skb)
 {
 	__u32 tag = skb->tc_index;
@@ -31,7 +35,7 @@ static __always_inline __u32 tag_take(struct __sk_buff *skb)
 	return tag;
 }
 
-/* A hash, which nobody can predict, of packets from src:sport to dst:dport. */
+/* Returns an unpredictable hash of packets from src:sport to dst:dport. */
 static __always_inline __u32 hash_tuple(const struct addr *src, __u16 sport, const struct addr *dst,
 					__u16 dport, __u8 protocol, bool ipv6)
 {
@@ -67,12 +71,12 @@ static __always_inline __u32 tag_of(__u32 hash)
 }
 
 /*
- * The stack has not changed p since the ingress hook gave it the tag. By chance, the tag of
- * one changed packet in 8,192 matches, too.
+ * Reports whether the stack has not changed p since the ingress hook set the tag. The tag of
+ * one changed packet in 8,192 matches by chance.
  */
 static __always_inline bool tag_matches(__u32 tag, const struct packet *p)
 {
 	__u32 hash = hash_tuple(&p->src, p->sport, &p->dst, p->dport, p->protocol, p->ipv6);
 
-	return (tag & ~(__u32)(TAG_ROUTED | TAG_OBSERVE)) == tag_of(hash);
+	return (tag & ~(__u32)(TAG_PENDING_DNAT | TAG_OBSERVE)) == tag_of(hash);
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Time in maps: ticks of 2^30 ns, about a second, so that entries are written no more often. */
+/*
+ * Time in maps: ticks of 2^30 ns, about a second. So entries are written at most once per
+ * second.
+ */
 #pragma once
 
 #include "scratch.h"
@@ -7,7 +10,10 @@
 #define TICK_SHIFT     30
 #define TICKS(seconds) ((seconds) * 1000000000ULL >> TICK_SHIFT)
 
-/* Now, in ticks. The clock is read once for a packet: that takes longer than a lookup. */
+/*
+ * Returns the time in ticks. The clock is read once per packet, because that takes longer than
+ * a lookup.
+ */
 __noinline int packet_ticks(void)
 {
 	struct packet *p = pkt_scratch_get();

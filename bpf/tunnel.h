@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The host's tunnels are its own: what the kernel takes out of a packet seems to come
- * from the tunnel's device, whatever its addresses say. antiSpoof: a container does not
- * use them. Its tunnels to others are forwarded, and are theirs to judge. Those with a
- * secret (ESP, WireGuard) know their senders. Other nodes of a cluster believe the
- * host's address: nobody else sends VXLAN under it.
+ * Tunnels of the host: a decapsulated packet seems to come from the tunnel's device,
+ * whatever its addresses are. With antiSpoof a container cannot use them. Its tunnels to
+ * others are forwarded. Those with a secret (ESP, WireGuard) authenticate their senders.
+ * Other nodes of a cluster trust the host's address, so nobody else sends VXLAN under it.
  */
 #pragma once
 
@@ -12,7 +11,7 @@
 #include "socket.h"
 #include "verdict.h"
 
-/* Protocols that carry other packets, and prove nothing: IPIP, 6in4, GRE, L2TP, MPLS. */
+/* Reports whether the protocol is a tunnel without authentication: IPIP, 6in4, GRE, L2TP, MPLS. */
 static __always_inline bool is_open_tunnel(__u8 protocol)
 {
 	switch (protocol) {
@@ -27,19 +26,19 @@ static __always_inline bool is_open_tunnel(__u8 protocol)
 	}
 }
 
-/* The kernel's default ports of VXLAN (by RFC 7348, of its own, with GPE) and Geneve. */
+/* Reports whether the port is a default port of VXLAN (RFC 7348, Linux, GPE) or Geneve. */
 static __always_inline bool is_tunnel_port(__be16 port)
 {
 	return port == bpf_htons(4789) || port == bpf_htons(8472) || port == bpf_htons(4790) ||
 	       port == bpf_htons(6081);
 }
 
-/* Checks a packet of an open tunnel to receiver: the host would forward it. */
+/* Checks that the host would forward a packet of an open tunnel to receiver. */
 static __noinline int tunnel_check(struct __sk_buff *skb, const struct addr *receiver, bool ipv6)
 {
 	struct bpf_fib_lookup fib;
 
-	/* The host receives broadcasts and groups itself, and the table does not know of that. */
+	/* The host receives broadcasts and groups itself, which the routing table does not show. */
 	if (addr_is_link_scoped(receiver, ipv6))
 		return REASON_TUNNEL;
 	fib_init(&fib, receiver, ipv6, skb->ifindex);
@@ -60,9 +59,8 @@ static __always_inline int tunnel_check_udp(struct __sk_buff *skb, struct flow_k
 }
 
 /*
- * p, not from a container's address, is VXLAN in the host's name, but not the host's: the stack
- * has given it another source. Without that it is from no node, wherever it leads. The
- * tunnel's own packets do not come here: see to_uplink.
+ * Reports whether p, not from a container's address, is forwarded VXLAN under the host's address:
+ * the stack has translated its source. The tunnel's own packets are not checked: see to_uplink.
  */
 static __always_inline bool tunnel_is_forged(struct __sk_buff *skb, const struct packet *p)
 {

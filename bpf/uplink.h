@@ -6,13 +6,13 @@
 
 #include "maps.h"
 
-/* Also returns the entries of container bridges, which are no uplinks. */
+/* Returns the entry of an uplink or of a container bridge, or NULL. */
 static __always_inline struct uplink *uplink_lookup(__u32 ifindex)
 {
 	return bpf_map_lookup_elem(&uplinks, &ifindex);
 }
 
-/* Our programs run on the device, so traffic leaving it is masqueraded. */
+/* Reports whether the device is an uplink, with programs. */
 static __always_inline bool is_uplink(__u32 ifindex)
 {
 	struct uplink *uplink = uplink_lookup(ifindex);
@@ -21,8 +21,8 @@ static __always_inline bool is_uplink(__u32 ifindex)
 }
 
 /*
- * br_netfilter has shown rules and conntrack the packet that the bridge has received,
- * before a program could translate it.
+ * Reports whether the uplink is a bridge: br_netfilter has passed its packets to rules and
+ * conntrack before a program could translate them.
  */
 static __always_inline bool is_bridge(__u32 ifindex)
 {

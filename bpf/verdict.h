@@ -12,16 +12,16 @@
  */
 #define VERDICT_NEXT -1
 
-/* Returned by a step in the place of a verdict: the packet is for another one. */
+/* Returned by a step instead of a verdict: the packet is for another step. */
 #define NOT_HANDLED -2
 
 /* TC_ACT_SHOT: the packet ends here. */
 #define VERDICT_DROP 2
 
-/* Returned by checks in the place of an enum reason: no reason to drop. */
+/* Returned by checks instead of an enum reason: no reason to drop. */
 #define REASON_NONE -1
 
-/* Tells the reader of a drop. A global function: the verifier checks it once. */
+/* Reports a drop to the reader. A global function: the verifier checks it once. */
 __noinline int drop_report(struct __sk_buff *skb, __u64 owner, __u32 reason)
 {
 	struct drop_reader *reader = drop_reader_get();
@@ -32,7 +32,7 @@ __noinline int drop_report(struct __sk_buff *skb, __u64 owner, __u32 reason)
 
 	if (!reader || !p || !drop_reader_lives(reader, now))
 		return 0;
-	drop_note_ours(now);
+	drop_mark_ours(now);
 	if (!(reader->reasons >> (reason & 63) & 1) ||
 	    !drop_reader_wants(reader, owner, &p->src, &p->dst))
 		return 0;
@@ -50,19 +50,19 @@ __noinline int drop_report(struct __sk_buff *skb, __u64 owner, __u32 reason)
 	event->by_stack = 0;
 	if (len > DROP_BYTES)
 		len = DROP_BYTES;
-	len = ((len - 1) & (DROP_BYTES - 1)) + 1; /* the same, so that 5.10 knows the bounds */
+	len = ((len - 1) & (DROP_BYTES - 1)) + 1; /* no change, but 5.10 gets the bounds */
 	event->captured = bpf_skb_load_bytes(skb, 0, event->bytes, len) ? 0 : len;
 	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
 	return 0;
 }
 
-/* A copy or a queued fragment ends: nothing is lost. */
+/* Ends a copy or a queued fragment, which is no loss. */
 static __always_inline int end_uncounted(void)
 {
 	struct drop_reader *reader = drop_reader_get();
 
 	if (reader && reader->until)
-		drop_note_ours(bpf_ktime_get_ns());
+		drop_mark_ours(bpf_ktime_get_ns());
 	return VERDICT_DROP;
 }
 
@@ -82,13 +82,16 @@ static __always_inline int drop_counted(struct __sk_buff *skb, __u64 owner, enum
 	return VERDICT_DROP;
 }
 
-/* Counts for the host alone. */
+/* Drops the packet, and counts it for the host. */
 static __noinline int drop(struct __sk_buff *skb, enum reason reason)
 {
 	return drop_counted(skb, OWNER_HOST, reason);
 }
 
-/* Also counts for one attachment. All CPUs share a counter: such drops are few, or unwanted. */
+/*
+ * Drops the packet, and counts it for one attachment. All CPUs share the counter, because
+ * drops are rare.
+ */
 static __noinline int drop_for(struct __sk_buff *skb, __u64 owner, enum reason reason)
 {
 	struct drop_key key = {.owner = owner, .reason = reason};

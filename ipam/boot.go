@@ -46,7 +46,7 @@ func (s *store) markUnmarked(r record) {
 	_ = unix.Setxattr(r.path, bootMark, []byte(s.boot), unix.XATTR_CREATE)
 }
 
-// isDead says that r's container ended with an earlier boot. A record of an old
+// isDead reports whether r's container ended with an earlier boot. A record of an old
 // host-local may belong to any interface of the container, and is never dead.
 func (s *store) isDead(r record) bool {
 	if r.err != nil || r.holder.IfName == "" || s.boot == "" {

@@ -42,7 +42,7 @@ type Config struct {
 	ResolvConf string
 }
 
-// HasIPv6 says whether the network assigns IPv6 addresses.
+// HasIPv6 reports whether the network assigns IPv6 addresses.
 func (c *Config) HasIPv6() bool {
 	return slices.ContainsFunc(c.Ranges, func(set RangeSet) bool {
 		return len(set) > 0 && set[0].Subnet.Addr().Is6()

@@ -10,8 +10,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 )
 
-// Retain releases the addresses of attachments that are not valid, and torn records,
-// which belong to nobody (CNI specification, section 2, GC). It continues after errors
+// Retain releases the addresses of attachments that are not valid, and removes torn
+// records (CNI specification, section 2, GC). It continues after errors
 // and joins them. It returns the attachments whose addresses it released, sorted.
 //
 // It calls valid once per attachment with the lock held, so that no ADD can intervene
@@ -54,7 +54,7 @@ func (p *Pool) Retain(ctx context.Context, valid func(Attachment) bool) ([]Attac
 		s.abandonIndex(err)
 	}
 	for a := range released {
-		s.forget(a)
+		s.dropFromIndex(a)
 	}
 	return sorted(released), err
 }

@@ -17,14 +17,14 @@ import (
 // of symbolic links on a file system that a reboot empties: one link per attachment,
 // whose target lists the names of the attachment's files.
 //
-// The modification time of the reservation directory proves that the index is fresh.
-// Everyone who adds or removes a record changes it. At its end an operation sets it back
-// to a value that no clock shows and that is part of the index's name. So the index is
-// found only if no other program, and no killed process, has changed anything since.
-// Otherwise all records are read and a new index is built.
+// The modification time of the reservation directory proves that the index is fresh. At
+// its end, an operation sets it to a time before 2001, which is part of the index's name.
+// Adding or removing a record changes it to the present. So an index is found only if no
+// other program, and no killed process, has changed anything since. Otherwise all records
+// are read and a new index is built.
 //
-// Each record that the index names is read and compared. So a surplus entry does no harm,
-// but a missing one would: an operation that cannot write an entry abandons the index.
+// Each record that the index names is read and compared, so a surplus entry does no harm.
+// A missing one would: an operation that cannot write an entry abandons the index.
 type index struct {
 	path  string
 	stamp unix.Timespec // of the reservation directory

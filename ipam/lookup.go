@@ -79,8 +79,8 @@ func (s *store) abandonIndex(why error) {
 	s.log.Debug("continue without an index of the reservations", "dir", s.dir, "err", why)
 }
 
-// note writes the new records of a to the index.
-func (s *store) note(a Attachment, records []record) {
+// addToIndex writes the new records of a to the index.
+func (s *store) addToIndex(a Attachment, records []record) {
 	if s.index == nil {
 		return
 	}
@@ -89,8 +89,8 @@ func (s *store) note(a Attachment, records []record) {
 	}
 }
 
-// forget removes a, which no longer holds anything, from the index.
-func (s *store) forget(a Attachment) {
+// dropFromIndex removes a, which no longer holds anything, from the index.
+func (s *store) dropFromIndex(a Attachment) {
 	if s.index == nil {
 		return
 	}

@@ -44,7 +44,7 @@ type Options struct {
 	// IndexDir is the directory for indexes of reservations, on a file system that a
 	// reboot empties. If "", each operation reads all reservations.
 	IndexDir string
-	// Alive says whether an attachment exists although its reservation is from an
+	// Alive reports whether an attachment exists although its reservation is from an
 	// earlier boot. Nil: none does.
 	Alive func(Attachment) bool
 	Log   *slog.Logger // nil discards
@@ -106,9 +106,9 @@ func (p *Pool) Release(ctx context.Context, a Attachment) error {
 	if err := s.release(held); err != nil {
 		return err
 	}
-	s.forget(a)
+	s.dropFromIndex(a)
 	for _, r := range held {
-		s.forget(r.holder)
+		s.dropFromIndex(r.holder)
 	}
 	return nil
 }

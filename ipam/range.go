@@ -49,8 +49,8 @@ func (s RangeSet) startsAt(addr netip.Addr) bool {
 	return slices.ContainsFunc(s, func(r Range) bool { return r.Start == addr })
 }
 
-// isGateway considers the gateways of all ranges, because two ranges may share a subnet
-// and only one of them name its gateway.
+// isGateway reports whether an address is the gateway of any range. It looks at all of
+// them, because two ranges may share a subnet of which only one names the gateway.
 func (s RangeSet) isGateway(addr netip.Addr) bool {
 	return slices.ContainsFunc(s, func(r Range) bool { return r.Gateway == addr })
 }
@@ -112,8 +112,8 @@ func parseRangeSet(key string, raw json.RawMessage) ([]keyedRange, error) {
 	return set, nil
 }
 
-// parseLegacyRange reads the range whose keys are in the "ipam" object itself. Without a
-// subnet there is none: host-local then ignores the other keys, and so must we.
+// parseLegacyRange parses the range whose keys are in the "ipam" object itself. Without a
+// subnet there is none, and the other keys are ignored, as host-local does.
 func parseLegacyRange(raw rawRange) ([][]keyedRange, error) {
 	if !present(raw.Subnet) {
 		return nil, nil
@@ -217,8 +217,8 @@ func usable(subnet netip.Prefix) (first, last netip.Addr) {
 	return subnet.Addr().Next(), last
 }
 
-// refuseOverlap applies within a set and between sets: an address in two ranges would
-// have no definite gateway, or count as free twice.
+// refuseOverlap returns an error for ranges that overlap, within a set or between sets: an
+// address in two ranges would have two gateways, or count as free twice.
 func refuseOverlap(ranges []keyedRange) error {
 	for i, r := range ranges {
 		for _, earlier := range ranges[:i] {

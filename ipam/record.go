@@ -20,7 +20,7 @@ func (a Attachment) String() string {
 	return fmt.Sprintf("container %s interface %s", a.ContainerID, a.IfName)
 }
 
-// old returns the attachment as an old host-local version recorded it.
+// old returns the attachment as old versions of host-local record it.
 func (a Attachment) old() Attachment { return Attachment{ContainerID: a.ContainerID} }
 
 // errTorn says that a file holds no complete record, because of a crash during the write.
@@ -35,9 +35,9 @@ func encodeRecord(a Attachment) []byte {
 	return []byte(a.ContainerID + lineBreak + a.IfName)
 }
 
-// decodeRecord returns errTorn for content that neither we nor any host-local writes in
-// full. Otherwise it is lenient: a valid record taken for torn would give its address to a
-// second container.
+// decodeRecord returns errTorn for content that neither ebpfnet nor any host-local writes
+// completely. Otherwise it is lenient: a valid record that counts as torn would give its
+// address to a second container.
 func decodeRecord(content []byte) (Attachment, error) {
 	lines := strings.Split(strings.Trim(string(content), " \t\r\n"), "\n")
 	for i := range lines {

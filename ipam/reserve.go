@@ -58,7 +58,7 @@ func (r *reservation) run(ctx context.Context) ([]Address, error) {
 	if err != nil {
 		return nil, errors.Join(err, r.rollback())
 	}
-	r.store.note(r.holder, r.records())
+	r.store.addToIndex(r.holder, r.records())
 	return r.reserved, nil
 }
 
@@ -139,8 +139,8 @@ func (r *reservation) rollback() error {
 	return r.store.release(r.records())
 }
 
-// saveLast saves the position of the round robin, which an address held before does not
-// move. A failure costs only the position, not the reservation.
+// saveLast saves the position of the round robin. An address that the holder kept does not
+// move it. A failure loses only the position, not the reservation.
 func (r *reservation) saveLast() {
 	held := addrsOf(r.held)
 	for i, address := range r.reserved {
@@ -186,7 +186,7 @@ func (p *Pool) searchFree(ctx context.Context, s *store, i int, free func(netip.
 			return netip.Addr{}, err
 		}
 		if found && tried >= long && set.startsAt(passed.first) {
-			s.noteTakenRun(passed)
+			s.addTakenRun(passed)
 		}
 		if found {
 			return passed.end, nil
@@ -214,7 +214,7 @@ func (p *Pool) requested(i int) netip.Addr {
 	return p.cfg.Requested[i]
 }
 
-// newAddress needs an address that the set contains.
+// newAddress returns the Address of an IP address that the set contains.
 func newAddress(set RangeSet, addr netip.Addr) Address {
 	r := set[slices.IndexFunc(set, func(r Range) bool { return r.contains(addr) })]
 	return Address{Prefix: netip.PrefixFrom(addr, r.Subnet.Bits()), Gateway: r.Gateway}

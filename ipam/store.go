@@ -93,13 +93,13 @@ func (s *store) read(name string, addr netip.Addr) record {
 	return r
 }
 
-// isFree says whether an address has no reservation file.
+// isFree reports whether an address has no reservation file.
 func (s *store) isFree(addr netip.Addr) (bool, error) {
 	_, err := os.Lstat(s.path(addr.String()))
 	return errors.Is(err, fs.ErrNotExist), nil
 }
 
-// isReclaimable says whether nobody holds an address that is not free.
+// isReclaimable reports whether the holder of a reserved address is gone.
 func (s *store) isReclaimable(addr netip.Addr) (bool, error) {
 	r := s.lookup(addr)
 	return r.isAbsent() || r.isTorn() || s.isDead(r), nil
@@ -129,8 +129,8 @@ func (s *store) reserve(addr netip.Addr) (bool, error) {
 	return true, nil
 }
 
-// reclaim is reserve, but it replaces a record that nobody holds, or one of mine. If addr
-// is taken all the same, it returns the existing record.
+// reclaim links the staged record to addr, in place of a record whose holder is gone, or
+// of one in mine. If another attachment has addr, it returns the existing record.
 func (s *store) reclaim(addr netip.Addr, mine []record) (*record, error) {
 	for {
 		if reserved, err := s.reserve(addr); reserved || err != nil {
@@ -201,7 +201,7 @@ func (s *store) last(set int) netip.Addr {
 }
 
 // setLast saves the address that a range set assigned last. It uses the temporary file,
-// so no record may be staged.
+// so no record may be staged meanwhile.
 func (s *store) setLast(set int, addr netip.Addr) error {
 	if err := s.writeTemporary([]byte(addr.String()), nil); err != nil {
 		return fmt.Errorf("write last reserved address: %w", err)

@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// takenRun is consecutive taken addresses, from first up to but not including end. The
-// index keeps the long ones at the starts of ranges, so that the round robin does not try
-// each address again.
+// takenRun is a run of consecutive reserved addresses, from first up to but not including
+// end. The index has long runs at the starts of ranges, so that the round robin can skip
+// them.
 type takenRun struct {
 	first, end netip.Addr
 }
@@ -33,9 +33,10 @@ func (s *store) endOfTakenRun(first netip.Addr) netip.Addr {
 	return first
 }
 
-func (s *store) noteTakenRun(noted takenRun) {
-	runs := slices.DeleteFunc(s.takenRuns(), func(r takenRun) bool { return r.first == noted.first })
-	s.putTakenRuns(append(runs, noted))
+// addTakenRun adds a run to the index, in place of one with the same start.
+func (s *store) addTakenRun(run takenRun) {
+	runs := slices.DeleteFunc(s.takenRuns(), func(r takenRun) bool { return r.first == run.first })
+	s.putTakenRuns(append(runs, run))
 }
 
 // cutTakenRun ends the run that contains addr before addr, which becomes free.

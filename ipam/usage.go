@@ -59,7 +59,7 @@ func (c *Config) reservedAddrs() (addrs []netip.Addr, err error) {
 	return addrs, nil
 }
 
-// size counts the addresses of a set. A gateway is nobody's.
+// size counts the addresses of a set, without gateways.
 func (s RangeSet) size() float64 {
 	n := new(big.Int)
 	var gateways []netip.Addr

@@ -34,12 +34,12 @@ type target struct {
 	direction direction
 }
 
-// samePlace ignores which program is there.
+// samePlace reports whether the targets have the same device and hook, with any program.
 func (t target) samePlace(other target) bool {
 	return t.ifindex == other.ifindex && t.direction == other.direction
 }
 
-// endpointTargets have no pins: see [Datapath.attacherOf].
+// endpointTargets returns the targets of our own containers' devices. They have no pins: see [Datapath.attacherOf].
 func endpointTargets(ifindex int) []target {
 	return []target{
 		{"", fromContainer, fromContainer, ifindex, ingress},
@@ -47,7 +47,7 @@ func endpointTargets(ifindex int) []target {
 	}
 }
 
-// liveTargets are those of a container's device that another plugin has made.
+// liveTargets returns the targets of a container's device that another plugin has created.
 func liveTargets(ifindex int) []target {
 	targets := endpointTargets(ifindex)
 	for i := range targets {
@@ -76,7 +76,7 @@ const (
 	NoHeader Header = "_l3"
 )
 
-// loopbackTargets are on lo, for packets that the host sends to itself.
+// loopbackTargets returns the targets on lo, for packets that the host sends to itself.
 func loopbackTargets() []target {
 	return []target{{"loopback-" + toLoopback, toLoopback, toLoopback, loopback, egress}}
 }
@@ -108,7 +108,7 @@ const loopback = 1 // ifindex of lo in every network namespace
 type attacher interface {
 	// attach attaches the program, and replaces an older one of ours.
 	attach(t target, program *ebpf.Program) error
-	// attached says whether a program of ours is on the target.
+	// attached reports whether a program of ours is on the target.
 	attached(t target) (bool, error)
 	// detach detaches our program. A missing program or device is no error.
 	detach(t target) error
@@ -124,12 +124,12 @@ func (d *Datapath) attachers() []attacher {
 	return []attacher{clsact{}, tcx{d.dir}}
 }
 
-// attacherOf returns clsact for the devices that ADD makes, and tcx for the others if
-// the kernel has it. The former are ours alone, and a tcx link would cost them much:
-// the kernel waits for every CPU when a link is attached and again when its device is
+// attacherOf returns clsact for the devices that ADD creates, and tcx for the others if
+// the kernel has it. The former are ours alone. For them a tcx link is expensive: the
+// kernel waits for every CPU when a link is attached and again when its device is
 // deleted, which would more than double the time of an ADD. The others are shared with
-// other tools, which a link protects our programs from, and carry traffic: when a
-// qdisc is added to a device that is up, the kernel drops what the device has to send.
+// other tools, from which a link protects our programs, and carry traffic: when a
+// qdisc is added to a device that is up, the kernel drops the packets in its queue.
 func (d *Datapath) attacherOf(t target) attacher {
 	attachers := d.attachers()
 	if t.pin == "" {
@@ -138,7 +138,7 @@ func (d *Datapath) attacherOf(t target) attacher {
 	return attachers[len(attachers)-1]
 }
 
-// attachedTargets lists links before filters: where a device has both, the links are kept.
+// attachedTargets returns links before filters: if a device has both, the links are kept.
 func (d *Datapath) attachedTargets() ([]target, error) {
 	nameOf, err := d.dir.pinnedPrograms()
 	if err != nil {
@@ -156,16 +156,16 @@ func (d *Datapath) attachedTargets() ([]target, error) {
 }
 
 // AttachEndpoint attaches the programs to the host's end of an attachment's veth. It
-// needs no lock, since every caller attaches the same to this device. The programs
+// needs no lock, because every caller attaches the same to this device. The programs
 // disappear with the device; a caller that does not delete the device must call
 // DetachEndpoint.
 func (d *Datapath) AttachEndpoint(ifindex int) error {
 	return d.attachAll(endpointTargets(ifindex))
 }
 
-// AttachLiveEndpoint is AttachEndpoint for a device of another plugin. No packet is
-// lost if the kernel has tcx. The links take the place of filters that an older version
-// has attached; DetachEndpoint removes them also when their device is gone.
+// AttachLiveEndpoint attaches the programs to a container's device of another plugin. No packet is
+// lost if the kernel has tcx. The links replace filters that an older version
+// has attached; DetachEndpoint removes them even if their device is gone.
 func (d *Datapath) AttachLiveEndpoint(ifindex int) error {
 	live, filters := liveTargets(ifindex), endpointTargets(ifindex)
 	err := d.attachAll(live)
@@ -196,7 +196,7 @@ func (d *Datapath) AttachLoopback() error {
 	return d.attachAll(loopbackTargets())
 }
 
-// LoopbackAttached says whether the program is attached to lo.
+// LoopbackAttached reports whether the program is attached to lo.
 func (d *Datapath) LoopbackAttached() (bool, error) {
 	return d.allAttached(loopbackTargets())
 }
@@ -206,7 +206,7 @@ func (d *Datapath) DetachLoopback() error {
 	return d.detachAll(loopbackTargets())
 }
 
-// EndpointAttached says whether all programs are attached to an attachment's device.
+// EndpointAttached reports whether all programs are attached to an attachment's device.
 func (d *Datapath) EndpointAttached(ifindex int) (bool, error) {
 	attached, err := d.allAttached(endpointTargets(ifindex))
 	if err != nil || attached {
@@ -215,7 +215,7 @@ func (d *Datapath) EndpointAttached(ifindex int) (bool, error) {
 	return d.allAttached(liveTargets(ifindex))
 }
 
-// UplinkAttached says whether all programs are attached to an uplink.
+// UplinkAttached reports whether all programs are attached to an uplink.
 func (d *Datapath) UplinkAttached(ifindex int) (bool, error) {
 	return d.allAttached(uplinkTargets(ifindex, Ethernet))
 }
@@ -232,9 +232,9 @@ func (d *Datapath) DetachUplink(ifindex int) error {
 	return d.detachAll(uplinkTargets(ifindex, Ethernet))
 }
 
-// attachAll checks afterwards whether an upgrade has switched programs, and then
-// attaches again. An upgrade reattaches only what is attached when it has switched,
-// so a later attach must take the new programs itself.
+// attachAll attaches again if an upgrade has switched programs meanwhile. An upgrade
+// reattaches only the targets that are attached when it switches, so a later attach must
+// use the new programs itself.
 func (d *Datapath) attachAll(targets []target) error {
 	for {
 		build := d.Config.Build

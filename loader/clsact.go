@@ -122,7 +122,7 @@ func (clsact) detach(t target) error {
 	return err
 }
 
-// isGone recognizes the kernel's errors for a device, qdisc or filter that does not exist.
+// isGone reports whether an error is the kernel's for a device, qdisc or filter that does not exist.
 func isGone(err error) bool {
 	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT)
 }

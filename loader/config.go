@@ -15,7 +15,7 @@ import (
 )
 
 // Bounds of the ports that masquerading may choose: lower ones belong to the host's
-// services, and Kubernetes allocates its node ports between.
+// services. Kubernetes allocates its node ports between the two ranges.
 const (
 	firstPort     = 1024
 	firstNodePort = 30000
@@ -61,9 +61,9 @@ func newSecret() (secret [2]uint64) {
 }
 
 // masqPorts returns the ports that masquerading may choose. The host's own sockets get
-// theirs from [low, high], so it returns what is below and above that. If that is not
+// theirs from [low, high], so it returns the ports below and above. If those are not
 // enough, masquerading shares a range with the host's sockets; the datapath looks for a
-// socket before it takes a port.
+// socket before it allocates a port.
 func masqPorts(low, high int) [2]bpf.PortRange {
 	below := portRange(firstPort, min(low, firstNodePort)-1)
 	above := portRange(max(high, lastNodePort)+1, lastPort)
@@ -77,7 +77,7 @@ func masqPorts(low, high int) [2]bpf.PortRange {
 	}
 }
 
-// portRange returns no ports where last is less than first.
+// portRange returns an empty range if last is less than first.
 func portRange(first, last int) bpf.PortRange {
 	if last < first {
 		return bpf.PortRange{}
@@ -98,9 +98,9 @@ func localPortRange() (low, high int, err error) {
 	return low, high, nil
 }
 
-// UsesTCX says whether programs are attached by tcx to devices that carry traffic, or
-// would be if nothing is loaded. Otherwise a device that gets its first program there
-// drops what it has to send meanwhile.
+// UsesTCX reports whether programs are attached by tcx to devices that carry traffic, or
+// would be if nothing is loaded. Without tcx, a device that gets its first program
+// drops the packets in its queue.
 func UsesTCX() (bool, error) {
 	d, err := openConfig()
 	if errors.Is(err, ErrNotLoaded) {
@@ -110,8 +110,8 @@ func UsesTCX() (bool, error) {
 	return err == nil && bpf.Attach(d.Config.Attach) == bpf.AttachTCX, err
 }
 
-// chooseAttach probes the kernel for tcx by a query for the programs on lo, since
-// version numbers say nothing about backports.
+// chooseAttach probes the kernel for tcx by a query for the programs on lo, because
+// version numbers do not show backports.
 func chooseAttach() (bpf.Attach, error) {
 	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress})
 	if err == nil {

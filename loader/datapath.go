@@ -1,4 +1,4 @@
-// Package loader owns the datapath's life in the kernel. It loads programs and
+// Package loader manages the datapath's life in the kernel. It loads programs and
 // maps once per boot and network namespace, pins them, and attaches the programs
 // to devices. Package maps owns the content of the maps.
 //
@@ -42,11 +42,11 @@ const ABI = 9
 // Datapath is an open, loaded datapath. The caller must Close it. Anyone may read
 // the maps at any time; a writer holds Lock.
 type Datapath struct {
-	// Maps are open as far as the function that opened the datapath says. The others
+	// Maps are those that the function that opened the datapath opens. The others
 	// are nil.
 	bpf.Maps
 
-	// Config is what the programs were loaded with.
+	// Config is the configuration of the loaded programs.
 	Config bpf.HostConfig
 
 	dir stateDir
@@ -62,8 +62,8 @@ type Options struct {
 	// MasqPorts are the first and last port that masquerading may choose; zero: the
 	// ports outside ip_local_port_range.
 	MasqPorts [2]uint16
-	// Timeouts say how long an idle flow keeps its masquerading port; states that are
-	// missing have netfilter's.
+	// Timeouts are the times for which an idle flow keeps its masquerading port; missing
+	// states have netfilter's.
 	Timeouts map[bpf.FlowState]time.Duration
 
 	// Programs to load; nil: those embedded in the binary.
@@ -133,9 +133,9 @@ func (d *Datapath) Lock(ctx context.Context) (*flock.Lock, error) {
 	return flock.Acquire(ctx, Root, flock.Exclusive)
 }
 
-// TakeTurn bounds how many processes react to a burst of events: one works, and one waits for it. It
-// returns nil to any other, because the one that waits looks at the host later than now. The error wraps
-// ErrNotLoaded where there is nothing to work on.
+// TakeTurn limits how many processes react to a burst of events: one works, and one waits for it. It
+// returns nil to any other, because the waiting one will read the host's state later. The error wraps
+// ErrNotLoaded if the datapath is not loaded.
 func TakeTurn(ctx context.Context) (*flock.Lock, error) {
 	d, err := openConfig()
 	if err != nil {
@@ -154,8 +154,8 @@ func TakeTurn(ctx context.Context) (*flock.Lock, error) {
 	return turn, errors.Join(err, next.Release())
 }
 
-// TryDropReader takes the lock of the one process that may read drop_events. It returns nil where another
-// has it.
+// TryDropReader takes the lock of the one process that may read drop_events. It returns nil if another
+// process has it.
 func (d *Datapath) TryDropReader(ctx context.Context) (*flock.Lock, error) {
 	atOnce, cancel := context.WithCancel(ctx)
 	cancel()
@@ -227,7 +227,7 @@ func (d *Datapath) checkABI() error {
 		"or remove the containers, run `ebpfnetctl unload --yes`, and start them again", ErrIncompatible, d.Config.Abi, ABI)
 }
 
-// openMaps opens those maps of the registry that wanted selects, or closes all of them.
+// openMaps opens the maps of the registry that the function selects; after an error it closes all of them.
 func (d *Datapath) openMaps(wanted func(mapTraits) bool) (*Datapath, error) {
 	for name, m := range d.registered() {
 		if !wanted(registry[name]) {

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KnowsRouteSource says whether programs can look up the source address of a route
+// KnowsRouteSource reports whether programs can look up the source address of a route
 // (BPF_FIB_LOOKUP_SRC, 6.7). The probe looks up a route of a device that does not
 // exist: an older kernel refuses the flag instead.
 func KnowsRouteSource() (bool, error) {

@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Clock converts the kernel's jiffies, by which programs tell the time in the forwarding cache.
+// Clock converts the kernel's jiffies, the unit of time in the forwarding cache.
 type Clock struct {
 	Now   uint32 // the lower half, as programs keep it
 	Jiffy time.Duration
 }
 
-// ReadClock asks the kernel by a program, because no file has the number on each host.
+// ReadClock reads jiffies by a program, because no file has the number on every host.
 func ReadClock() (c Clock, err error) {
 	raiseMemlock()
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -41,7 +41,7 @@ func ReadClock() (c Clock, err error) {
 	return c, nil
 }
 
-// Since returns how long ago a moment was, up to 2^31 jiffies (25 days at 1000 Hz). One just after now is now.
+// Since returns how long ago a moment was, up to 2^31 jiffies (25 days at 1000 Hz), or 0 if it is later than now.
 func (c Clock) Since(then uint32) time.Duration {
 	return time.Duration(max(int32(c.Now-then), 0)) * c.Jiffy
 }

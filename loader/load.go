@@ -132,8 +132,8 @@ func pinPrograms(collection *ebpf.Collection, dir string) error {
 	return nil
 }
 
-// newCollection loads programs, and creates their maps except for those given. The verifier needs most of the
-// time, so each CPU has a program.
+// newCollection loads programs, and creates their maps except for those given. The verifier takes most of the
+// time, so programs are loaded in parallel, one per CPU.
 func newCollection(spec *ebpf.CollectionSpec, maps map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	raiseMemlock()
 	collection, err := loadPart(spec, nil, maps)
@@ -238,7 +238,7 @@ func Spec(options Options) (*ebpf.CollectionSpec, error) {
 	return spec, options.programs().configure(spec, config)
 }
 
-// configure sets the configuration of the programs, which names them. The maps of spec
+// configure sets the configuration of the programs, which has their build and revision. The maps of spec
 // have their final sizes.
 func (p Programs) configure(spec *ebpf.CollectionSpec, config bpf.HostConfig) error {
 	config.Abi, config.Build, config.Revision = p.ABI, p.Build, p.Revision

@@ -12,11 +12,11 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// Programs of older versions do not note in moved_flows which flows they give other ports than the first candidate. So
-// while some may run, each flow may be such a one; and once all are replaced, each flow of before.
+// Programs of older versions do not record in moved_flows which flows have another port than the first candidate. So
+// any flow may have one while older programs run, and afterwards any flow that they created.
 
-// distrustMoved is for new programs that share the maps with old ones from now on. moved is nil if they do not know the
-// map.
+// distrustMoved marks all of moved_flows before new programs share the maps with old ones. moved is nil if the new
+// programs do not have the map.
 func distrustMoved(moved *ebpf.Map) error {
 	if moved == nil {
 		return nil
@@ -24,7 +24,7 @@ func distrustMoved(moved *ebpf.Map) error {
 	return fillMoved(moved, math.MaxUint32)
 }
 
-// trustMoved is for when all programs are those in use.
+// trustMoved replaces the marks by the present time, once all old programs are replaced.
 func (d *Datapath) trustMoved() error {
 	const tickShift, epoch = 30, 1 << 30 // bpf/time.h, MASQ_PROBES_EPOCH in bpf/abi.h
 
@@ -43,7 +43,7 @@ func (d *Datapath) trustMoved() error {
 	return fillMoved(moved, epoch+uint32(now.Nano()>>tickShift))
 }
 
-// fillMoved sets the time at which flows of any tuple were seen behind their first candidate.
+// fillMoved sets the time at which flows of any tuple last had another port than their first candidate.
 func fillMoved(moved *ebpf.Map, seen uint32) error {
 	keys, values := make([]uint32, moved.MaxEntries()), make([]uint32, moved.MaxEntries())
 	for i := range keys {

@@ -80,9 +80,9 @@ func NetnsName() (string, error) {
 	return filepath.Base(string(dir)), err
 }
 
-// checkRoot refuses a directory of pins that others than root have made or may use. Where the BPF file
-// system is open to all users (mode 1777), one of them may have come first, to hold the lock or to
-// replace maps and programs. A missing directory is no error.
+// checkRoot refuses a directory of pins that users other than root have created or may use. If the BPF file
+// system is open to all users (mode 1777), one of them may have created the directory first, to hold the lock or to
+// replace maps and programs. A missing directory is not an error.
 func checkRoot() error {
 	var root unix.Stat_t
 	if err := unix.Lstat(Root, &root); errors.Is(err, unix.ENOENT) {
@@ -104,7 +104,7 @@ func checkRoot() error {
 	return nil
 }
 
-// checkBPFFS refuses a BPF file system where others than root can replace the directory of the pins.
+// checkBPFFS refuses a BPF file system in which users other than root can replace the directory of the pins.
 func checkBPFFS() error {
 	var dir unix.Stat_t
 	if err := unix.Stat(bpffs, &dir); err != nil {
@@ -117,8 +117,8 @@ func checkBPFFS() error {
 	return nil
 }
 
-// CheckPins returns whether the BPF file system is mounted, and an error if others than root could come
-// between us and our pins, which wraps ErrNotSupported.
+// CheckPins reports whether the BPF file system is mounted. If users other than root could replace the pins, it
+// returns an error that wraps ErrNotSupported.
 func CheckPins() (mounted bool, err error) {
 	mounted, err = isBPFFS(bpffs)
 	if err != nil || !mounted {
@@ -127,7 +127,7 @@ func CheckPins() (mounted bool, err error) {
 	return true, errors.Join(checkBPFFS(), checkRoot())
 }
 
-// ensureBPFFS mounts the BPF file system, unless the host has.
+// ensureBPFFS mounts the BPF file system, unless it is mounted.
 func ensureBPFFS() error {
 	mounted, err := isBPFFS(bpffs)
 	if err != nil {

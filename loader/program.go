@@ -93,7 +93,7 @@ func pinnedID(pin string) (ebpf.ProgramID, error) {
 	return id, nil
 }
 
-// name asks the kernel for what is pinned nowhere: that alone needs CAP_SYS_ADMIN, which the node agent has not.
+// name asks the kernel only for programs that are not pinned, because that needs CAP_SYS_ADMIN, which the node agent does not have.
 func (p pinnedPrograms) name(id ebpf.ProgramID) (string, error) {
 	if name, isPinned := p[id]; isPinned {
 		return name, nil

@@ -9,8 +9,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// mapTraits is what the generated list of maps does not say about a map, and the
-// kernel says only once the map is open.
+// mapTraits has what the generated list of maps does not say about a map, and the
+// kernel says only about an open map.
 type mapTraits struct {
 	// inADD: every ADD writes the map. Open opens only these, because each map costs five
 	// system calls.
@@ -18,19 +18,19 @@ type mapTraits struct {
 	// owned: every entry has an owner, in the same place in every version (bpf/abi.h),
 	// so any version can remove it.
 	owned bool
-	// flowsPerEntry sizes the map: so many of Options.MaxFlows get one entry. 0 leaves
-	// the size of bpf/maps.h.
+	// flowsPerEntry sizes the map: it has Options.MaxFlows divided by this number of entries. 0 keeps
+	// the size in bpf/maps.h.
 	flowsPerEntry uint32
 	// ways: the entries are in buckets of this many, so the size is a multiple.
 	ways uint32
-	// added: older versions with this layout lack the map. What they have loaded works until an
-	// ADD or STATUS upgrades it, and the map reads as empty.
+	// added: older versions with this layout lack the map. Their programs work until an
+	// ADD or STATUS upgrades them, and the map reads as empty.
 	added bool
 	// onDemand: only OpenOnDemand opens the map. It can open all others, too.
 	onDemand bool
 }
 
-// registry is the one table of decisions about maps. A map without a row belongs to
+// registry has all decisions about maps. A map without a row belongs to
 // the programs, and user space never opens it.
 var registry = map[string]mapTraits{
 	bpf.MapEndpoints:     {inADD: true, owned: true},

@@ -15,7 +15,7 @@ const (
 	maxFlows = 1 << 19
 )
 
-// flowsFor spends about a thousandth of the memory on flows.
+// flowsFor returns the number of flows that take about a thousandth of the memory.
 func flowsFor(memory uint64) uint32 {
 	const (
 		overhead = 64 // about what the kernel adds to an entry of flows

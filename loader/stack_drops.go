@@ -10,17 +10,17 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// StackDrops configures the program that tells the reader of drop_events what the host's stack drops:
+// StackDrops configures the program that reports drops of the host's stack to the reader of drop_events:
 // stack_config of bpf/stack_drops.c. The first three are offsets in the tracepoint's record.
 type StackDrops struct {
 	Packet   uint32
 	Location uint32
 	Reason   uint32 // 0: the kernel gives none
-	Wanted   uint32 // the only reason that is wanted, or AnyReason
+	Wanted   uint32 // the only reason to report, or AnyReason
 	Netns    uint32 // inode number of the network namespace
 }
 
-// AnyReason is no reason of the kernel's.
+// AnyReason is a number that is not a reason of the kernel.
 const AnyReason = ^uint32(0)
 
 // AttachStackDrops loads the program on the datapath's maps, and runs it until it is closed. It needs the

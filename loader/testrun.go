@@ -8,19 +8,20 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 )
 
 // Packet is a packet as a hook receives it, for a test run.
 type Packet struct {
 	Frame   []byte
-	Device  int    // whose hook it is
+	Device  int    // of the hook
 	Ingress int    // the device that has received the packet (since Linux 6.1); 0: the host's own
 	Tag     uint32 // tc_index, from another hook
 	Tunnel  Tunnel // that has received the packet
 }
 
-// Tunnel is what a tunnel says about a packet that it has received. The zero value: it is no tunnel.
+// Tunnel is the metadata of a packet that a tunnel has received. The zero value is for other devices.
 type Tunnel struct {
 	Remote netip.Addr // the sender of the outer packet
 	VNI    uint32
@@ -32,74 +33,105 @@ const (
 	VerdictRedirect uint32 = 7
 )
 
-// skBuff is the head of struct __sk_buff. The kernel accepts only some fields from a test run, and wants the
-// others to be 0.
+// skBuff is struct __sk_buff. The kernel accepts only some fields from a test run, and requires that the others are 0.
 type skBuff struct {
 	_              [9]uint32
 	IngressIfindex uint32
 	Ifindex        uint32
+	_              uint32
+	CB             [5]uint32
+	_              [31]uint32
 }
 
-// errPrepare says that a packet could not be made as a hook receives it.
-var errPrepare = errors.New("the kernel refuses to make such a packet: one of a tunnel needs Linux 6.0")
+// errPrepare is for a packet that could not be made as a hook receives it.
+var errPrepare = errors.New("the kernel refuses to make such a packet: a tunnel's packet needs Linux 6.0")
 
 // TestRun runs a program on a packet, which is not sent, and returns its verdict and the packet afterwards. The
 // devices are those of the calling thread's network namespace. A packet that the program clones is sent.
 func TestRun(program *ebpf.Program, p Packet) (verdict uint32, frame []byte, err error) {
-	const room = 2048 // for programs that grow the packet, and for queued fragments
+	if p.Tag == 0 && p.Tunnel == (Tunnel{}) {
+		verdict, _, frame, err = testRun(program, p)
+	} else {
+		verdict, _, frame, err = testRunTagged(program, p)
+	}
+	return verdict, frame, err
+}
 
-	options := ebpf.RunOptions{
-		Data: p.Frame, DataOut: make([]byte, len(p.Frame)+room),
-		Context: skBuff{Ifindex: uint32(p.Device), IngressIfindex: uint32(p.Ingress)},
+// testRunTagged runs a program on a packet with a tag, and also returns the tag that the packet has afterwards.
+func testRunTagged(program *ebpf.Program, p Packet) (verdict, tag uint32, frame []byte, err error) {
+	programs, preparing, err := newPreparing(p)
+	if err != nil {
+		return 0, 0, nil, fmt.Errorf("load the program that prepares packets (on arm64, it needs Linux 6.0): %w", err)
 	}
-	if p.Tag != 0 || p.Tunnel != (Tunnel{}) {
-		programs, preparing, err := newPreparing(p)
-		if err != nil {
-			return 0, nil, fmt.Errorf("load the program that prepares packets: %w", err)
-		}
-		defer programs.Close() // which empties it
-		defer preparing.Close()
-		if err := programs.Put(uint32(0), program); err != nil {
-			return 0, nil, err
-		}
-		program = preparing
+	defer programs.Close() // which empties it
+	defer preparing.Close()
+	if err := programs.Put(uint32(0), program); err != nil {
+		return 0, 0, nil, err
 	}
-	verdict, err = program.Run(&options)
+	verdict, tag, frame, err = testRun(preparing, p)
 	if err == nil && verdict == notPrepared {
 		err = errPrepare
 	}
-	return verdict, options.DataOut, err
+	return verdict, tag, frame, err
+}
+
+// testRun runs a program. It also returns the first word of the packet's cb.
+func testRun(program *ebpf.Program, p Packet) (verdict, word uint32, frame []byte, err error) {
+	const growth = 2048 // of the packet, by programs and by queued fragments
+
+	var after skBuff
+	options := ebpf.RunOptions{
+		Data: p.Frame, DataOut: make([]byte, len(p.Frame)+growth),
+		Context: skBuff{Ifindex: uint32(p.Device), IngressIfindex: uint32(p.Ingress)}, ContextOut: &after,
+	}
+	verdict, err = program.Run(&options)
+	return verdict, after.CB[0], options.DataOut, err
 }
 
 // notPrepared is a verdict of the program that prepares packets. No other returns it.
 const notPrepared uint32 = 99
 
-// newPreparing returns a program that sets what the kernel does not take from a test run, and goes on with the program
-// in the map.
+// newPreparing returns a program that sets the tag and the tunnel, which the kernel does not take from a test run, runs
+// the program in the map, and copies the tag to cb, which the kernel returns. A tail call ends only the function that
+// makes it, and the kernel requires that BTF describes that.
 func newPreparing(p Packet) (programs *ebpf.Map, preparing *ebpf.Program, err error) {
-	const tcIndex = 44 // in struct __sk_buff
+	const tcIndex, cb = 44, 48 // in struct __sk_buff
 
 	programs, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err != nil {
 		return nil, nil, err
 	}
+	function := func(name string) *btf.Func {
+		return &btf.Func{Name: name, Type: &btf.FuncProto{
+			Return: &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed},
+			Params: []btf.FuncParam{{Name: "skb", Type: &btf.Pointer{Target: &btf.Void{}}}},
+		}}
+	}
 	instructions := asm.Instructions{
-		asm.Mov.Reg(asm.R6, asm.R1),
+		btf.WithFuncMetadata(asm.Mov.Reg(asm.R6, asm.R1).WithSymbol("prepare"), function("prepare")),
 		asm.Mov.Imm(asm.R2, int32(p.Tag)),
 		asm.StoreMem(asm.R1, tcIndex, asm.R2, asm.Word),
+		asm.Mov.Imm(asm.R0, 0),
 	}
 	if p.Tunnel != (Tunnel{}) {
 		instructions = append(instructions, p.Tunnel.set()...)
-		instructions = append(instructions, asm.JNE.Imm(asm.R0, 0, "failed"))
 	}
-	preparing, err = ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: append(instructions,
+	instructions = append(instructions,
+		asm.JNE.Imm(asm.R0, 0, "failed"),
 		asm.Mov.Reg(asm.R1, asm.R6),
-		asm.LoadMapPtr(asm.R2, programs.FD()),
-		asm.Mov.Imm(asm.R3, 0),
-		asm.FnTailCall.Call(),
+		asm.Call.Label("run"),
+		asm.LoadMem(asm.R1, asm.R6, tcIndex, asm.Word),
+		asm.StoreMem(asm.R6, cb, asm.R1, asm.Word),
+		asm.Return(),
 		asm.Mov.Imm(asm.R0, int32(notPrepared)).WithSymbol("failed"),
 		asm.Return(),
-	)})
+		btf.WithFuncMetadata(asm.LoadMapPtr(asm.R2, programs.FD()).WithSymbol("run"), function("run")),
+		asm.Mov.Imm(asm.R3, 0),
+		asm.FnTailCall.Call(),
+		asm.Mov.Imm(asm.R0, int32(notPrepared)),
+		asm.Return(),
+	)
+	preparing, err = ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: instructions})
 	if err != nil {
 		programs.Close()
 		return nil, nil, err
@@ -107,8 +139,8 @@ func newPreparing(p Packet) (programs *ebpf.Map, preparing *ebpf.Program, err er
 	return programs, preparing, nil
 }
 
-// set has the packet in R1 be one that a tunnel has received. R0 is 0, or an error. The helper is the one for what a
-// tunnel sends, whose source is the remote for who reads it with bpf_skb_get_tunnel_key.
+// set returns instructions that give the packet in R1 the tunnel's metadata. They return 0 in R0, or an error. The helper
+// is the one for packets that a tunnel sends: bpf_skb_get_tunnel_key reads the local address as the remote one.
 func (t Tunnel) set() asm.Instructions {
 	const size, local = 44, 28 // of struct bpf_tunnel_key, and where local_ipv4 is
 

@@ -67,7 +67,7 @@ func Upgrade(ctx context.Context, options Options) (Upgraded, error) {
 }
 
 // upgradeIfOlder upgrades programs older than those of options, and finishes an
-// upgrade that was killed. Usually there is nothing to do, which costs one look at a
+// upgrade that was killed. Usually there is nothing to do, which costs reading one
 // directory.
 func (d *Datapath) upgradeIfOlder(ctx context.Context, options Options) error {
 	programs := options.programs()
@@ -92,13 +92,13 @@ func (d *Datapath) upgradeIfOlder(ctx context.Context, options Options) error {
 	return err
 }
 
-// isOlder is also true for other programs of the same revision, so that a developer
-// sees each change at once.
+// isOlder reports whether the loaded programs have a lower revision, or the same one and another build, so
+// that a developer sees each change at once.
 func (d *Datapath) isOlder(programs Programs) bool {
 	return d.Config.Build != programs.Build && d.Config.Revision <= programs.Revision
 }
 
-// upgrade needs the lock, which the caller holds.
+// upgrade replaces the loaded programs. The caller holds the lock.
 func (d *Datapath) upgrade(programs Programs) (Upgraded, error) {
 	done := Upgraded{
 		FromBuild: BuildID(d.Config.Build), FromRevision: d.Config.Revision,
@@ -209,14 +209,14 @@ func (d *Datapath) openPinned(specs map[string]*ebpf.MapSpec) (map[string]*ebpf.
 	return pinned, nil
 }
 
-// isScratch recognizes memory that a program uses for one packet. Nothing in it
+// isScratch reports whether a map is memory that a program uses for one packet. Nothing in it
 // outlives the packet, so each build has its own, with its own layout.
 func isScratch(spec *ebpf.MapSpec) bool {
 	return spec.Type == ebpf.PerCPUArray && spec.MaxEntries == 1
 }
 
-// isTooSmall is true for the drop totals of programs that know fewer reasons. The
-// size of every other map is the host's choice.
+// isTooSmall reports whether a pinned map has the drop totals of programs that know fewer reasons. The
+// sizes of other maps depend on the host.
 func isTooSmall(name string, pinned *ebpf.Map, wanted *ebpf.MapSpec) bool {
 	return name == bpf.MapDropTotals && pinned.MaxEntries() < wanted.MaxEntries
 }
@@ -268,8 +268,8 @@ func (d *Datapath) reattach() (attached int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	wanted := wantedTargets(present)
-	for _, t := range wanted {
+	desired := desiredTargets(present)
+	for _, t := range desired {
 		err := d.attach(t)
 		if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOLINK) {
 			continue // the device was deleted meanwhile
@@ -281,7 +281,7 @@ func (d *Datapath) reattach() (attached int, err error) {
 	}
 	for _, t := range present {
 		isKept := func(w target) bool { return w.samePlace(t) && d.attacherOf(w) == d.attacherOf(t) }
-		if slices.ContainsFunc(wanted, isKept) {
+		if slices.ContainsFunc(desired, isKept) {
 			continue
 		}
 		if err := d.detachAll([]target{t}); err != nil {
@@ -294,21 +294,21 @@ func (d *Datapath) reattach() (attached int, err error) {
 	return attached, d.removeUnusedPrograms()
 }
 
-// wantedTargets returns this version's targets on the devices of present, which any
+// desiredTargets returns this version's targets on the devices of present, which any
 // version may have attached.
-func wantedTargets(present []target) []target {
-	var wanted []target
+func desiredTargets(present []target) []target {
+	var desired []target
 	for _, t := range present {
 		if t.ifindex == 0 {
 			continue // a link that has outlived its device
 		}
 		for _, onDevice := range targetsOnDevice(t) {
-			if !slices.ContainsFunc(wanted, onDevice.samePlace) {
-				wanted = append(wanted, onDevice)
+			if !slices.ContainsFunc(desired, onDevice.samePlace) {
+				desired = append(desired, onDevice)
 			}
 		}
 	}
-	return wanted
+	return desired
 }
 
 // unusedPrograms returns the directories of programs that are not in use.

@@ -14,22 +14,22 @@ import (
 var errNoCluster = errors.New("the loaded programs know no other nodes: `ebpfnetctl upgrade` replaces them")
 
 // Tunnel is the device that reaches other nodes: VXLAN that takes the remote from each packet (collect metadata),
-// without learning. It is an uplink like others: AttachUplink and SetUplink come before it is up. Zero: none.
+// without learning. It is an uplink like others: call AttachUplink and SetUplink before it is up. Zero: none.
 type Tunnel struct {
 	IfIndex int
 	VNI     uint32
 	Port    uint16
-	// Addr4 and Addr6 are what the other nodes know the host by: the sources of the tunnel's own packets. The host's
-	// routes must have the same (encap … src): what has another source, the others drop. Invalid: the source of the
-	// route to the node, as without src. Kernels before 6.0 know nothing else: there, a node to which the route has
-	// another source must be NodeDirect.
+	// Addr4 and Addr6 are the addresses by which other nodes know the host: the sources of the tunnel's own packets.
+	// Other nodes drop packets from other sources, so the host's routes must have the same (encap … src). Invalid: the
+	// source of the route to the node, as without src. Kernels before 6.0 support only that: there, a node to which the
+	// route has another source must be NodeDirect.
 	Addr4, Addr6 netip.Addr
-	// Containers4 and Containers6 are the prefixes of the host's own containers: nobody else gets what the tunnel
-	// receives. Invalid: everybody does; 0.0.0.0/32 and ::/128: nobody.
+	// Containers4 and Containers6 are the prefixes of the host's own containers, the only destinations of packets from
+	// the tunnel. Invalid: any destination; 0.0.0.0/32 and ::/128: none.
 	Containers4, Containers6 netip.Prefix
 }
 
-// check names what makes the tunnel impossible.
+// check returns an error that says why the tunnel is invalid.
 func (t Tunnel) check() error {
 	const maxVNI = 1<<24 - 1
 
@@ -51,7 +51,7 @@ func (t Tunnel) check() error {
 	return nil
 }
 
-// GetTunnel returns the tunnel that the programs have been told of.
+// GetTunnel returns the tunnel in the map.
 func GetTunnel(dp *loader.Datapath) (Tunnel, error) {
 	value, err := readCluster(dp)
 	return Tunnel{
@@ -61,7 +61,7 @@ func GetTunnel(dp *loader.Datapath) (Tunnel, error) {
 	}, err
 }
 
-// SetTunnel tells the programs. What the device has received before then is not checked.
+// SetTunnel writes the tunnel to the map. Packets that the device receives earlier are not checked.
 func (s *Store) SetTunnel(t Tunnel) error {
 	if t != (Tunnel{}) {
 		if err := t.check(); err != nil {
@@ -77,7 +77,7 @@ func (s *Store) SetTunnel(t Tunnel) error {
 	})
 }
 
-// wireMasked returns a prefix as address and mask; none has zeros.
+// wireMasked returns a prefix as address and mask; an invalid one as zeros.
 func wireMasked(p netip.Prefix) (masked bpf.Prefix) {
 	if !p.IsValid() {
 		return masked
@@ -101,7 +101,7 @@ func maskedPrefix(masked bpf.Prefix) netip.Prefix {
 	return netip.PrefixFrom(addr, ones-bits+addr.BitLen())
 }
 
-// countNodes tells the programs how many entries nodes has.
+// countNodes writes the number of entries of nodes.
 func (s *Store) countNodes(n int) error {
 	return s.changeCluster(func(c *bpf.Cluster) { c.Nodes = uint32(n) })
 }

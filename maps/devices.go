@@ -119,8 +119,8 @@ func Devices(dp *loader.Datapath) ([]Device, error) {
 	return list, nil
 }
 
-// DevicesOf returns the ifindexes of an owner's devices, of any version: one, unless an attachment came
-// again without a DEL.
+// DevicesOf returns the ifindexes of an owner's devices, of any version: one, unless an attachment was
+// added again without a DEL.
 func DevicesOf(dp *loader.Datapath, owner loader.Owner) (indexes []int, err error) {
 	for entry, err := range rawEntries(dp.Devices) {
 		if err != nil {

@@ -25,7 +25,7 @@ var reasons = [bpf.ReasonMax]struct{ name, text string }{
 	bpf.ReasonNoPort:     {"no-port", "no masquerading port left"},
 	bpf.ReasonFragment:   {"fragment", "fragment cannot be masqueraded"},
 	bpf.ReasonProtocol:   {"protocol", "protocol cannot be masqueraded"},
-	bpf.ReasonTruncated:  {"truncated", "packet shorter than its headers claim"},
+	bpf.ReasonTruncated:  {"truncated", "packet shorter than its headers say"},
 	bpf.ReasonRewrite:    {"rewrite", "kernel refused to rewrite the packet"},
 	bpf.ReasonNoFlow:     {"no-flow", "flow of a translated connection is lost"},
 	bpf.ReasonMAC:        {"mac", "source MAC address is not the container's"},

@@ -21,9 +21,9 @@ const tick = 1 << 30 * time.Nanosecond
 type FlowEntry struct {
 	Flow
 	Age     time.Duration // since it was opened, modulo 2^16 ticks (19 hours)
-	Idle    time.Duration // since its last packet; a packet of the forwarding cache counts within a second
+	Idle    time.Duration // since its last packet; those of the forwarding cache are recorded once per second
 	Replied bool          // both sides have sent
-	Expired bool          // idle for longer than its state allows, so another may take its place
+	Expired bool          // idle for longer than its state allows, so another flow may replace it
 }
 
 // FlowEntries lists all flows with their times, in no particular order.
@@ -74,7 +74,7 @@ func flowEntryOf(dp *loader.Datapath, key bpf.FlowKey, value bpf.Flow, now uint3
 	}
 }
 
-// sinceTick is not negative where a packet came after now was read.
+// sinceTick returns the time since then, or 0 if then is later than now.
 func sinceTick(now, then uint32) time.Duration { return time.Duration(max(int32(now-then), 0)) * tick }
 
 // OffloadEntry is a connection that bypasses the stack, or is about to.
@@ -82,7 +82,7 @@ type OffloadEntry struct {
 	Protocol Protocol
 	Sides    [2]netip.AddrPort
 	State    string        // "one way", "open", "closing" or "closed"
-	Seen     time.Duration // since conntrack was last told of it
+	Seen     time.Duration // since conntrack last saw it
 }
 
 // OffloadEntries lists the entries of both offload maps, in no particular order.
@@ -120,17 +120,17 @@ func offloadEntryOf(key bpf.OffloadKey, value bpf.Offload, now uint32) OffloadEn
 	return e
 }
 
-// CacheEntry is what became of the last packet of one direction of a connection.
+// CacheEntry is the decision for the last packet of one direction of a connection.
 type CacheEntry struct {
 	Protocol Protocol
 	Src, Dst netip.AddrPort
 	NAT      netip.AddrPort // what the source or the destination becomes; invalid: neither changes
 	State    string         // "bypass"; "stack": packets go through it, and are counted; or "void" after a change of the plugin's
-	Idle     time.Duration  // since the decision was last made, as it is each 50 jiffies of traffic
+	Idle     time.Duration  // since the decision was last made: once per 50 jiffies of traffic
 }
 
 // CacheEntries lists the forwarding caches of all CPUs, in no particular order. If several CPUs have an entry for
-// a direction, it is one that bypasses the stack, or else the latest.
+// a direction, it returns one that bypasses the stack, or else the latest.
 func CacheEntries(dp *loader.Datapath) ([]CacheEntry, error) {
 	generation, err := generationOf(dp)
 	if err = errors.Join(err, dp.OpenOnDemand(bpf.MapFwdCache)); err != nil || dp.FwdCache == nil {
@@ -177,7 +177,7 @@ func cacheEntryOf(value bpf.FwdEntry, generation uint32, now loader.Clock) Cache
 	return e
 }
 
-// replaces returns whether e tells more of the present than another CPU's entry for the same direction. A CPU may
+// replaces reports whether e is more current than another CPU's entry for the same direction. A CPU may
 // still count packets while another one has them bypass the stack.
 func (e CacheEntry) replaces(other CacheEntry) bool {
 	const atOnce = 500 * time.Millisecond // an entry holds for half a second at most
@@ -188,8 +188,7 @@ func (e CacheEntry) replaces(other CacheEntry) bool {
 	return e.State == "bypass"
 }
 
-// generationOf returns what the programs compare of the present generation. Without its map there is
-// only one.
+// generationOf returns the part of the present generation that the programs compare, or 0 without the map.
 func generationOf(dp *loader.Datapath) (uint32, error) {
 	if err := dp.OpenOnDemand(bpf.MapGeneration); err != nil || dp.Generation == nil {
 		return 0, err

@@ -10,9 +10,9 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 )
 
-// Flow is a connection that the programs remember in order to translate its packets or
-// to accept its replies. The programs create flows; user space reads and removes them, and
-// creates those of connections that are older than an ingress policy (AdmitReplies).
+// Flow is a connection whose packets the programs translate, or whose replies they admit. The programs
+// create flows; user space reads and removes them, and creates those of connections that are older than
+// an ingress policy (AdmitReplies).
 type Flow struct {
 	// Kind is bpf.FlowSNAT: opened by a container and masqueraded, or the host's own;
 	// bpf.FlowDNAT: opened to a container; bpf.FlowEgress: opened by a container with an
@@ -30,10 +30,10 @@ type Flow struct {
 	Owner    loader.Owner // 0: the host itself
 }
 
-// FlowState is how far a flow has come, which decides its idle time.
+// FlowState is the state of a flow, which determines its idle time.
 type FlowState bpf.FlowState
 
-// flowStates are the names that netfilter has for the states.
+// flowStates are netfilter's names of the states.
 var flowStates = [bpf.FlowStates]string{
 	bpf.FlowSYNSent:     "SYN_SENT",
 	bpf.FlowSYNRecv:     "SYN_RECV",
@@ -103,8 +103,8 @@ func Flows(dp *loader.Datapath) ([]Flow, error) {
 	return list, nil
 }
 
-// FlowsBackup lists the flows of flows_backup, in no particular order. Flows of owners
-// that are gone are among them until others take their place.
+// FlowsBackup lists the flows of flows_backup, in no particular order. It includes flows of removed
+// owners until others replace them.
 func FlowsBackup(dp *loader.Datapath) ([]Flow, error) {
 	if dp.FlowsBackup == nil {
 		return nil, nil

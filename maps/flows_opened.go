@@ -18,11 +18,10 @@ type Connection struct {
 	Local, Remote netip.AddrPort
 }
 
-// AdmitReplies creates the flows that admit replies to connections which an owner's container has
-// opened before it got an ingress policy: the programs create them only for connections that begin
-// later. It leaves out connections from addresses of other owners, whose policy counts for them.
-// replace is for a container whose policy is still open: an entry that exists was left by an earlier
-// policy, and no packet has updated it since.
+// AdmitReplies creates the flows that admit replies to connections that an owner's container opened before
+// it got an ingress policy; the programs create them only for later connections. It omits connections from
+// addresses of other owners, whose policy applies to them. Set replace for a container whose policy is still
+// open: an existing entry is of an earlier policy, and no packet has updated it since.
 func (s *Store) AdmitReplies(owner loader.Owner, opened []Connection, replace bool) error {
 	now, err := nowTicks()
 	if err != nil {

@@ -8,13 +8,13 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 )
 
-// Route is a route of a container, as the datapath has it.
+// Route is a route of a container in the datapath.
 type Route struct {
 	To      netip.Prefix
 	Gateway netip.Addr // invalid: the host
 }
 
-// String is the route as in a routing table.
+// String returns the route as a routing table shows it.
 func (r Route) String() string { return fmt.Sprintf("%s via %s", r.To, r.Gateway) }
 
 // RouteSetOf returns the identifier of a set; 0 for an empty one.

@@ -7,18 +7,18 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// The programs keep decisions about connections, each with the number in map generation
-// by which they made it. A decision with another number is void.
+// The programs keep decisions about connections, each with the number that map generation had
+// when they made it. A decision with another number is void.
 
-// NewGeneration has With make a new generation although nothing has been written.
+// NewGeneration has With start a new generation even if nothing has been written.
 func (s *Store) NewGeneration() { s.changed = true }
 
-// KeepGeneration has With make no new generation yet: the caller is about to change more
-// in another With, or fails and then releases what it has written.
+// KeepGeneration has With start no new generation yet: the caller is about to change more
+// in another With, or fails and then releases its entries.
 func (s *Store) KeepGeneration() { s.changed = false }
 
-// finish makes a new generation after a change. A random number is new without a look at
-// the present one: the programs compare its lower half with a number that was random, too.
+// finish starts a new generation after a change. A random number is new without reading the present one.
+// The programs compare only its lower half.
 func (s *Store) finish() error {
 	if !s.changed {
 		return nil

@@ -46,8 +46,8 @@ func (e *HostPortTakenError) Error() string {
 // Unwrap returns ErrTaken.
 func (e *HostPortTakenError) Unwrap() error { return ErrTaken }
 
-// AddHostPort creates the entries of a host port. If another attachment has it, on this
-// address, on any, or, for any, on one of the host, the error is a *HostPortTakenError.
+// AddHostPort creates the entries of a host port. If another attachment has it on an overlapping address
+// (the same, or either is any address), the error is a *HostPortTakenError.
 func (s *Store) AddHostPort(p HostPort) error {
 	wasKnown, err := s.addNumber(p)
 	if err == nil && wasKnown { // else nobody has it
@@ -75,8 +75,8 @@ func (s *Store) AddHostPort(p HostPort) error {
 	return fmt.Errorf("create host port %s/%s: %w", p.hostSide(), p.Protocol, err)
 }
 
-// checkOverlap returns a *HostPortTakenError if another attachment has the port on any
-// address while p has one, or the other way round: it would lose clients to p, or p to it.
+// checkOverlap returns a *HostPortTakenError if another attachment has the port on any address and p on
+// one, or vice versa: one of the two would lose clients to the other.
 func (s *Store) checkOverlap(p HostPort) error {
 	if !p.HostAddr.IsUnspecified() {
 		everywhere := p
@@ -113,8 +113,8 @@ func (s *Store) specificHostPorts() ([]HostPort, error) {
 	return s.specific, nil
 }
 
-// addNumber makes the number of a host port known as one, and returns whether it was before s. It
-// stays known, since clients may go on for longer than the host port exists.
+// addNumber sets the bit of a host port's number, and reports whether it was set before s. The bit
+// stays, because clients may send for longer than the host port exists.
 func (s *Store) addNumber(p HostPort) (wasKnown bool, err error) {
 	if err := s.dp.OpenOnDemand(bpf.MapPortNumbers); err != nil {
 		return false, err
@@ -142,7 +142,7 @@ func (s *Store) addNumber(p HostPort) (wasKnown bool, err error) {
 }
 
 // addReverse creates the entry that translates the container's port back to the host
-// port. If several host ports are forwarded to one container port, the first one counts.
+// port. If several host ports are forwarded to one container port, the first one is used.
 func (s *Store) addReverse(p HostPort) error {
 	key := bpf.HostPortKey{
 		Addr:     wireAddr(p.ContainerAddr),

@@ -16,11 +16,11 @@ type NodeMode bpf.NodeMode
 
 // The modes of nodes.
 const (
-	// By the cluster's tunnel, as the node reaches this host's: what else comes in their name is dropped.
+	// By the cluster's tunnel, in both directions. Packets from the node's containers on other devices are dropped.
 	NodeTunnel = NodeMode(bpf.NodeTunnel)
-	// As any other network. So is a node whose packets should not bypass the stack to the tunnel.
+	// Routed, without a tunnel. Also for a node whose packets should not bypass the stack to the tunnel.
 	NodeDirect = NodeMode(bpf.NodeDirect)
-	// By the tunnel, while the node may choose direct routes, as each does for itself.
+	// By the tunnel; packets from the node may be direct, because each node chooses for itself.
 	NodeEither = NodeMode(bpf.NodeEither)
 )
 
@@ -43,7 +43,7 @@ type Node struct {
 	Prefix netip.Prefix
 	Remote netip.Addr // the node's own address
 	Mode   NodeMode
-	MTU    int // of the path to the containers: the longest IP packet
+	MTU    int // of the path to the containers: the maximum IP packet
 }
 
 // String describes the node for an operator.
@@ -51,8 +51,8 @@ func (n Node) String() string {
 	return fmt.Sprintf("%s at %s, mode %s, MTU %d", n.Prefix, n.Remote, n.Mode, n.MTU)
 }
 
-// Answerer returns who answers on the way of containers' packets: the gateway of the prefix, which the node's tunnel
-// has, or the node itself.
+// Answerer returns the address that replies to a probe on the path of containers' packets: the gateway of the prefix,
+// which the node's tunnel has, or the node itself.
 func (n Node) Answerer() netip.Addr {
 	if n.Mode == NodeDirect {
 		return n.Remote
@@ -60,7 +60,7 @@ func (n Node) Answerer() netip.Addr {
 	return n.Prefix.Addr().Next()
 }
 
-// OuterMTU returns the size of the longest packets between the nodes: VXLAN adds its headers.
+// OuterMTU returns the maximum size of packets between the nodes, including VXLAN's headers.
 func (n Node) OuterMTU() int {
 	const headers4, headers6 = 50, 70
 
@@ -74,7 +74,7 @@ func (n Node) OuterMTU() int {
 	}
 }
 
-// check names what makes the node impossible.
+// check returns an error that says why the node is invalid.
 func (n Node) check() error {
 	const minMTU4, minMTU6, maxMTU = 68, 1280, 65535 // RFC 791, RFC 8200
 
@@ -95,12 +95,12 @@ func (n Node) check() error {
 	return nil
 }
 
-// isContainers returns whether a node's containers can have the prefix.
+// isContainers reports whether a node's containers can have the prefix.
 func isContainers(p netip.Prefix) bool {
 	return p.IsValid() && p == p.Masked() && p.Bits() != 0 && !p.Addr().Is4In6()
 }
 
-// isNodeAddr returns whether a node can have the address.
+// isNodeAddr reports whether a node can have the address.
 func isNodeAddr(addr netip.Addr) bool {
 	return addr.IsValid() && !addr.IsUnspecified() && !addr.IsMulticast() && !addr.IsLoopback() && !addr.Is4In6() && addr.Zone() == ""
 }
@@ -109,7 +109,7 @@ func (n Node) wire() bpf.Node {
 	return bpf.Node{Remote: wireAddr(n.Remote), Mtu: uint32(n.MTU), Mode: bpf.NodeMode(n.Mode)}
 }
 
-// nodesSet is the set of nodes in the keys of their map, which has no other.
+// nodesSet is the set in the keys of map nodes, which has only one.
 const nodesSet PrefixSet = 0
 
 // Nodes lists the other nodes of the cluster.
@@ -129,8 +129,8 @@ func Nodes(dp *loader.Datapath) ([]Node, error) {
 	return list, nil
 }
 
-// SetNodes makes the list that of all other nodes. It writes what differs, and what is to stay is there at each
-// moment. The caller removes the routes to a node before the node, and adds them after it: otherwise packets
+// SetNodes replaces the list of other nodes. It writes only differences, so unchanged entries are present all the
+// time. The caller removes the routes to a node before the node, and adds them after it: otherwise packets
 // to it are masqueraded in between.
 func (s *Store) SetNodes(nodes []Node) error {
 	if s.dp.Nodes == nil && len(nodes) > 0 {
@@ -166,7 +166,7 @@ func (s *Store) SetNodes(nodes []Node) error {
 
 func (s *Store) putNodes(nodes map[netip.Prefix]Node) error {
 	if len(nodes) > 0 {
-		// The programs look at the entries only when there are some.
+		// The programs read the entries only if their number is not 0.
 		if err := s.countNodes(len(nodes)); err != nil {
 			return err
 		}

@@ -8,7 +8,7 @@ import (
 )
 
 // Attachment is one interface of one container in one network, the unit of the CNI
-// specification. It suffices to find everything that was created for it.
+// specification. It suffices for finding everything that was created for it.
 type Attachment struct {
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
@@ -22,7 +22,7 @@ func (a Attachment) Owner() loader.Owner {
 	return loader.Owner(token(a.Network, a.ContainerID, a.IfName))
 }
 
-// Network is a network's token, by which GC finds the network's entries.
+// Network is a network's token, by which GC finds its entries.
 type Network uint32
 
 // NetworkToken returns the token of the network with that name.

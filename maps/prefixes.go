@@ -13,7 +13,7 @@ import (
 )
 
 // PrefixSet identifies a set of networks by a hash of its members, so that everyone
-// with the same list shares the entries. 0 is no set. nonmasq_cidrs has the sets of
+// with the same list shares the entries. 0 means no set. nonmasq_cidrs has the sets of
 // destinations that are not masqueraded, port_src_ranges those of host port clients,
 // gateway_routes those of routes with gateways.
 type PrefixSet uint32

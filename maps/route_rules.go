@@ -8,11 +8,11 @@ import (
 )
 
 // RouteRules says for each family whether the host has policy rules that the programs
-// cannot follow. Then the stack routes new connections with the outside, under fastPath
-// always as well.
+// cannot follow. Then the stack routes new connections with the outside, even with fastPath
+// always.
 type RouteRules struct{ IPv4, IPv6 bool }
 
-// ReadRouteRules returns what the programs have been told.
+// ReadRouteRules returns the rules in the map.
 func ReadRouteRules(dp *loader.Datapath) (rules RouteRules, err error) {
 	if err := dp.OpenOnDemand(bpf.MapRouteRules); err != nil || dp.RouteRules == nil {
 		return rules, err
@@ -27,7 +27,7 @@ func ReadRouteRules(dp *loader.Datapath) (rules RouteRules, err error) {
 	return rules, nil
 }
 
-// PutRouteRules tells the programs.
+// PutRouteRules writes the rules to the map.
 func (s *Store) PutRouteRules(rules RouteRules) error {
 	if err := s.dp.OpenOnDemand(bpf.MapRouteRules); err != nil || s.dp.RouteRules == nil {
 		return err
@@ -45,5 +45,5 @@ func (s *Store) PutRouteRules(rules RouteRules) error {
 	return nil
 }
 
-// flags are in the order of the map's keys.
+// flags returns the rules in the order of the map's keys.
 func (r *RouteRules) flags() []*bool { return []*bool{&r.IPv4, &r.IPv6} }

@@ -31,19 +31,19 @@ import (
 // ErrTaken is wrapped by the error for a key that another owner has.
 var ErrTaken = errors.New("taken by another attachment")
 
-// ErrFull is wrapped by the error for a map that has no room for another entry.
+// ErrFull is wrapped by the error for a full map.
 var ErrFull = errors.New("a limit of this host is reached")
 
 // Store writes to the maps of an open datapath.
 type Store struct {
 	dp      *loader.Datapath
-	changed bool // With is to make a new generation
+	changed bool // With starts a new generation
 
 	specific   []HostPort        // see specificHostPorts; nil: not listed yet
 	newNumbers map[uint32]uint64 // see addNumber: words of port_numbers
 }
 
-// With calls change with the datapath's lock held, and then makes a new generation if
+// With calls change with the datapath's lock held, and then starts a new generation if
 // change has written something that decisions depend on. ctx bounds the wait for the lock;
 // the error then wraps flock.ErrBusy.
 func With(ctx context.Context, dp *loader.Datapath, change func(*Store) error) error {
@@ -56,8 +56,8 @@ func With(ctx context.Context, dp *loader.Datapath, change func(*Store) error) e
 }
 
 // CloseHostPorts removes an owner's host ports, so that they accept no new connections.
-// With the last host port of all it also detaches the program from lo. ReleaseClosed must
-// follow: it makes the new generation for both.
+// After the last host port it also detaches the program from lo. ReleaseClosed must
+// follow: it starts the new generation for both.
 func (s *Store) CloseHostPorts(owner loader.Owner) error {
 	return s.closeHostPorts(map[loader.Owner]bool{owner: true})
 }
@@ -77,19 +77,19 @@ func (s *Store) closeHostPorts(owners map[loader.Owner]bool) error {
 	return err
 }
 
-// Release removes the entries of an owner, host ports first, so that no new connection
-// comes in. It continues after errors. Flows stay, because finding them means a walk over
+// Release removes the entries of an owner, host ports first, so that they accept no new connection.
+// It continues after errors. Flows stay, because finding them requires a walk over
 // all flows, and the programs ignore a flow whose owner has no endpoint.
 func (s *Store) Release(owner loader.Owner) error {
 	return s.ReleaseAll(map[loader.Owner]bool{owner: true})
 }
 
-// ReleaseClosed is Release after CloseHostPorts.
+// ReleaseClosed removes the remaining entries of an owner after CloseHostPorts.
 func (s *Store) ReleaseClosed(owner loader.Owner) error {
 	return s.release(map[loader.Owner]bool{owner: true})
 }
 
-// ReleaseAll is Release for many owners in one walk over the maps.
+// ReleaseAll removes the entries of many owners in one walk over the maps.
 func (s *Store) ReleaseAll(owners map[loader.Owner]bool) error {
 	return errors.Join(s.closeHostPorts(owners), s.release(owners))
 }
@@ -112,7 +112,7 @@ const ownerHost loader.Owner = 0
 
 // RemoveOrphans removes the flows and drop counters of owners that have neither device
 // nor endpoint, in any network. A packet during a Release may have left such a counter.
-// flows_backup is left alone: its entries without an owner are free for others.
+// It does not change flows_backup, where entries of removed owners are reused.
 func (s *Store) RemoveOrphans() error {
 	living := map[loader.Owner]bool{ownerHost: true}
 	for _, m := range []*ebpf.Map{s.dp.Devices, s.dp.Endpoints} {
@@ -135,7 +135,7 @@ func removeOwned(m *ebpf.Map, owners map[loader.Owner]bool, ownerOf func(key, va
 }
 
 // removeIf removes the entries of the selected owners. It collects the keys before it
-// deletes any, since deleting disturbs a walk. It reads only the part of a value that is
+// deletes any, because deleting disturbs a walk. It reads only the part of a value that is
 // the same in every version (bpf/abi.h).
 func removeIf(m *ebpf.Map, remove func(loader.Owner) bool, ownerOf func(key, value []byte) loader.Owner) error {
 	var keys [][]byte
@@ -174,7 +174,7 @@ func deleteAll(m *ebpf.Map, keys [][]byte) error {
 
 func ownerOf(_, value []byte) loader.Owner { return loader.Owner(binary.NativeEndian.Uint64(value)) }
 
-// ownerOfKey is for the drop counters, which have the owner in their key.
+// ownerOfKey returns the owner of a drop counter, which is in its key.
 func ownerOfKey(key, _ []byte) loader.Owner { return loader.Owner(binary.NativeEndian.Uint64(key)) }
 
 // networkOf returns the network of a device, an endpoint or a host port.
@@ -192,7 +192,7 @@ type entry[K, V any] struct {
 // batchSize is the number of entries per system call. It must hold the largest hash bucket.
 const batchSize = 4096
 
-// entries walks a hash map in batches; nil has no entries. It may miss entries that are
+// entries walks a hash map in batches; a nil map is empty. It may miss entries that are
 // added or removed meanwhile. An error ends the walk.
 func entries[K, V any](m *ebpf.Map) iter.Seq2[entry[K, V], error] {
 	return func(yield func(entry[K, V], error) bool) {
@@ -215,7 +215,7 @@ func entries[K, V any](m *ebpf.Map) iter.Seq2[entry[K, V], error] {
 	}
 }
 
-// rawEntries is entries for a map that may have another version's layout. The bytes are
+// rawEntries walks a hash map that may have another version's layout, in batches. The bytes are
 // valid until the next step.
 func rawEntries(m *ebpf.Map) iter.Seq2[entry[[]byte, []byte], error] {
 	return func(yield func(entry[[]byte, []byte], error) bool) {
@@ -282,7 +282,7 @@ func create[K, V any](m *ebpf.Map, key *K, value *V) error {
 	return explainFull(m, err)
 }
 
-// explainFull explains the kernel's errors for a map that has no room: those of hash maps and LPM tries.
+// explainFull explains the kernel's errors for a full hash map or LPM trie.
 func explainFull(m *ebpf.Map, err error) error {
 	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
 		return fmt.Errorf("%w: all %d entries of %v are in use", ErrFull, m.MaxEntries(), m)
@@ -317,8 +317,8 @@ func Entries(m *ebpf.Map) (n int, err error) {
 	return n, nil
 }
 
-// Count returns the number of entries of each open map, or of some. Arrays are always full,
-// and so are left out.
+// Count returns the number of entries of each open map, or of some. It omits arrays, which are always
+// full.
 func Count(dp *loader.Datapath, only ...string) (map[string]int, error) {
 	counts := map[string]int{}
 	var errs []error

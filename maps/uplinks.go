@@ -18,11 +18,11 @@ type Uplink struct {
 	IfIndex int
 	Addr4   netip.Addr
 	Addr6   netip.Addr
-	// ContainerBridge marks a bridge with containers as ports: no uplink, although it
+	// ContainerBridge marks a bridge with containers as ports, which is not an uplink although it
 	// has a subnet.
 	ContainerBridge bool
-	// Bridge marks an uplink that is a bridge: with br_netfilter the kernel looks at what it
-	// receives before the programs do.
+	// Bridge marks an uplink that is a bridge: with br_netfilter, rules see its packets before the
+	// programs do.
 	Bridge bool
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// wireAddr returns an address as the maps have it: IPv4 as an IPv4-mapped IPv6 address.
+// wireAddr returns an address in the maps' format: IPv4 as an IPv4-mapped IPv6 address.
 func wireAddr(addr netip.Addr) bpf.Addr {
 	return bpf.Addr{Bytes: addr.As16()}
 }

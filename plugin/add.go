@@ -56,8 +56,8 @@ func (p *Plugin) Add(ctx context.Context, call *cni.Call) error {
 	return nil
 }
 
-// adder is an ADD in progress. Its steps find here what earlier ones made, and each pushes how to
-// undo its own changes.
+// adder is an ADD in progress. Each step finds here what earlier ones made, and pushes the undo of its
+// own changes.
 type adder struct {
 	*Plugin
 	*verb
@@ -75,7 +75,7 @@ type adder struct {
 	routeTo       map[netip.Addr]int // after another plugin: the host's devices that lead to addresses
 	endpoints     []maps.Endpoint
 	routes        []*cnitypes.Route // of the container
-	gatewayRoutes []maps.Route      // of these, what the datapath has to know
+	gatewayRoutes []maps.Route      // those of them that the datapath needs
 	uplinks       []int             // devices of all networks
 	written       bool              // maps or pins may have entries of this ADD
 }
@@ -115,7 +115,7 @@ func (a *adder) steps() []step {
 	}
 }
 
-// checkCluster refuses containers as long as the node agent, if the configuration names one, has not synced.
+// checkCluster refuses containers until the node agent, if the configuration names one, has synced.
 func (v *verb) checkCluster(context.Context) error {
 	if v.config.Cluster == "" {
 		return nil
@@ -123,15 +123,15 @@ func (v *verb) checkCluster(context.Context) error {
 	return nodestate.Check(v.config.Cluster)
 }
 
-// isChained returns whether this ADD works on the interface that another plugin made.
+// isChained reports whether this ADD works on the interface that another plugin made.
 func (v *verb) isChained() bool { return v.config.IsChained() }
 
 func (v *verb) ownsInterface() bool { return !v.isChained() }
 
-// isDelegated returns whether another IPAM plugin allocates the addresses.
+// isDelegated reports whether another IPAM plugin allocates the addresses.
 func (v *verb) isDelegated() bool { return v.delegate != nil }
 
-// reservesFirst returns whether addresses are reserved before the datapath is opened.
+// reservesFirst reports whether addresses are reserved before the datapath is opened.
 func (v *verb) reservesFirst() bool { return v.ownsInterface() && !v.delegate.needsLink() }
 
 func (a *adder) run(ctx context.Context) error {

@@ -104,8 +104,8 @@ func (a *adder) disconnectDead(ctx context.Context) error {
 	return err
 }
 
-// removeDead removes all that this attachment left, unless it is alive. It is for addresses that
-// another plugin allocates, where no reservation of ours reveals a container that is gone.
+// removeDead removes everything that this attachment left, unless it is alive. It is for addresses that
+// another plugin allocates: then no reservation of ours shows that the container is gone.
 func (a *adder) removeDead(ctx context.Context) error {
 	if err := a.checkDead(); err != nil {
 		return err

@@ -14,8 +14,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/names"
-	"github.com/ebpfnet/ebpfnet/plugin/reconcile"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
+	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 )
 
 // These steps of ADD write map entries and attach programs.
@@ -41,7 +41,7 @@ func (a *adder) attach(ctx context.Context) error {
 		})
 	}
 	if a.config.FastPathFor(a.isChained()) == maps.FastPathAlways {
-		if err := reconcile.Rules(ctx, a.datapath); err != nil {
+		if err := refresh.Rules(ctx, a.datapath); err != nil {
 			return err
 		}
 	}
@@ -90,7 +90,7 @@ func (a *adder) addEndpoint(store *maps.Store, endpoint maps.Endpoint) error {
 	if endpoint.IfIndex == a.pair.HostIndex {
 		return nil
 	}
-	return reconcile.ExcludeBridge(a.datapath, store, endpoint.IfIndex)
+	return refresh.ExcludeBridge(a.datapath, store, endpoint.IfIndex)
 }
 
 // device is the entry of the container's device.
@@ -130,7 +130,7 @@ func (a *adder) deviceTo(addr netip.Addr) int {
 }
 
 func (a *adder) attachUplinks(ctx context.Context) error {
-	found, err := reconcile.Uplinks(ctx, a.host, a.datapath, a.config.Uplinks, a.pair.HostIndex)
+	found, err := refresh.Uplinks(ctx, a.host, a.datapath, a.config.Uplinks, a.pair.HostIndex)
 	a.uplinks = found.Uplinks
 	for _, name := range found.Missing {
 		a.log.Info("no device of the host matches yet", "uplink", name)
@@ -169,10 +169,9 @@ func (a *adder) openHostPorts(ctx context.Context) error {
 	})
 }
 
-// create adds an entry. Where another attachment has it, the error names that attachment if its
-// device exists; else create removes all that the attachment has and tries again: a port on any address
-// may have several holders. That also removes programs and prefixes that then nobody needs, so those of a
-// new entry are added after it.
+// create adds an entry. If another attachment has it, the error names that attachment if its device
+// exists. Otherwise create removes that attachment and tries again: a port on any address may have several
+// holders. That also removes unused programs and prefixes, so those of a new entry are added afterwards.
 func (a *adder) create(store *maps.Store, add func() error) error {
 	released := map[loader.Owner]bool{}
 	for {
@@ -196,7 +195,7 @@ func (a *adder) create(store *maps.Store, add func() error) error {
 	}
 }
 
-// findLiving returns what names an owner's attachment, or "" where its device is gone. The datapath knows the
+// findLiving returns the name of an owner's attachment, or "" if its device is gone. The datapath has the
 // device of a chained attachment; the record may be in another network's dataDir.
 func (a *adder) findLiving(owner loader.Owner) (string, error) {
 	device, err := link.Find(a.host, names.HostDevice(owner))

@@ -71,9 +71,8 @@ func (a *adder) exists() error {
 		attachment.ContainerID, attachment.IfName, attachment.Network, device), "")
 }
 
-// raiseLink lets an IPAM plugin send requests over the link. The container's end has no address and
-// no other link. The host's end gets one, by which DHCP servers recognize the link of a request: the
-// gateway of addresses that come without one.
+// raiseLink lets an IPAM plugin send requests over the link. The container's end has no address yet. The
+// host's end gets the default gateway's address, by which DHCP servers recognize the link of a request.
 func (a *adder) raiseLink(context.Context) error {
 	return link.RaiseWith(a.host, a.pair, link.DefaultGateway(netip.IPv4Unspecified()))
 }
@@ -90,50 +89,25 @@ func (a *adder) enableForwarding(context.Context) error {
 }
 
 // sizePackets chooses the largest TCP packets of the container, which depend on the uplinks.
-func (a *adder) sizePackets(context.Context) (err error) {
-	mode, sizes := a.config.BigTCP, link.Largest.For(a.pair.MTU)
-	if mode == link.BigTCPNever {
+func (a *adder) sizePackets(context.Context) error {
+	if !a.config.BigTCP {
 		return nil
 	}
-	if mode == link.BigTCPRaise {
-		a.raiseUplinks()
-	}
-	if mode != link.BigTCPAlways {
-		sizes, _, err = sizes.Within(a.host, a.uplinks)
-	}
+	sizes, _, err := link.Largest.For(a.pair.MTU).Within(a.host, a.uplinks)
 	if err != nil || sizes == (link.BigTCP{}) {
 		return err
 	}
 	if sizes, err = sizes.InKernel(a.host); err != nil { // not first, since most ADDs end before
 		return err
 	}
-	return a.pair.SizePackets(sizes, mode != link.BigTCPAlways)
-}
-
-// raiseUplinks raises the sizes of the uplinks' own packets, and warns about one that takes no larger ones:
-// then the container's are as small.
-func (a *adder) raiseUplinks() {
-	possible, err := link.Largest.InKernel(a.host)
-	if err == nil {
-		var raised []string
-		raised, err = possible.RaiseUplinks(a.host, a.uplinks)
-		for _, name := range raised {
-			a.log.Info("raised the sizes of TCP packets", "uplink", name)
-		}
-	}
-	if err != nil {
-		a.log.Warn(err.Error())
-	}
-	if _, narrowest, err := possible.Within(a.host, a.uplinks); err == nil && narrowest != "" {
-		a.log.Warn("bigTCP: an uplink takes no larger packets", "uplink", narrowest)
-	}
+	return a.pair.SizePackets(a.host, sizes)
 }
 
 func (a *adder) setUpContainer(context.Context) error {
 	addresses := slices.Clone(a.addresses)
 	if a.container.IsOwn {
 		for i := range addresses {
-			addresses[i].Gateway = netip.Addr{} // no route leads to one's own address
+			addresses[i].Gateway = netip.Addr{} // it is the namespace's own address
 		}
 	}
 	return link.SetUpContainer(a.container.NS, a.container.Netlink, a.pair, addresses, a.routes)
@@ -178,8 +152,7 @@ func (a *adder) limit(context.Context) error {
 	return a.config.Bandwidth.Shape(a.host, a.container.Netlink, outside, inside)
 }
 
-// writeRecord records what DEL and others cannot find out, before anything that it describes is
-// changed.
+// writeRecord records what DEL and others cannot read from the kernel, before ADD changes it.
 func (a *adder) writeRecord(ctx context.Context) error {
 	rec := a.newRecord()
 	if a.isChained() {
@@ -218,7 +191,5 @@ func (v *verb) newRecord() *record.Record {
 		Labels:     v.config.Labels,
 		Uplinks:    v.config.Uplinks,
 		Bandwidth:  v.config.Bandwidth,
-
-		RaiseUplinks: v.config.BigTCP == link.BigTCPRaise,
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 )
 
-// requiredCapabilities are those without which ADD cannot work. Loading BPF programs needs no others.
+// requiredCapabilities are those that ADD needs, including those for loading BPF programs.
 var requiredCapabilities = []struct {
 	bit     int
 	name    string
@@ -19,8 +19,8 @@ var requiredCapabilities = []struct {
 	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN", "create devices and attach programs to them"},
 }
 
-// CheckCapabilities returns an error that names the capabilities that this process lacks, before
-// anything is half done. The error wraps loader.ErrNotSupported.
+// CheckCapabilities returns an error that names the required capabilities that this process lacks. The
+// error wraps loader.ErrNotSupported.
 func CheckCapabilities() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData

@@ -31,7 +31,7 @@ func (p *Plugin) Check(ctx context.Context, call *cni.Call) error {
 	return report(differences)
 }
 
-// Differences is CHECK for a caller that lists differences itself.
+// Differences returns the differences that CHECK finds, one by one.
 func (p *Plugin) Differences(ctx context.Context, call *cni.Call) ([]error, error) {
 	v, err := parse(call)
 	if err != nil {
@@ -120,12 +120,12 @@ func (c *checker) readRecord() error {
 		}
 	}
 	if expected := c.newRecord(); !expected.IsEmpty() && (rec == nil || !expected.SameInput(rec)) {
-		c.differs("the record in %s is missing, or differs from the configuration in aliases, cgroupPath, labels, uplinks or bigTCP", c.config.DataDir)
+		c.differs("the record in %s is missing, or differs from the configuration in aliases, cgroupPath, labels or uplinks", c.config.DataDir)
 	}
 	return nil
 }
 
-// find finds what the host has for the container.
+// find reads the state of the host for the container.
 func (c *checker) find(ctx context.Context) {
 	var err error
 	if c.hostDevice, err = c.findHostDevice(); !c.failed(err) && c.hostDevice != nil {
@@ -146,7 +146,7 @@ func (c *checker) differs(format string, args ...any) {
 	c.differences = append(c.differences, fmt.Errorf(format, args...))
 }
 
-// failed records an error of reading. What could not be read is then not compared.
+// failed records an error of reading and reports whether there was one. The caller then skips the comparison.
 func (c *checker) failed(err error) bool {
 	if err != nil {
 		c.differences = append(c.differences, err)

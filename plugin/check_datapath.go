@@ -32,17 +32,17 @@ func (c *checker) checkGatewayRoutes(endpoints []maps.Endpoint) {
 		}
 	}
 	ours, _ := c.resultRoutes()
-	wanted := gatewayRoutes(c.own, ours, isOn(c.host))
-	if len(wanted) == 0 {
+	expected := gatewayRoutes(c.own, ours, isOn(c.host))
+	if len(expected) == 0 {
 		return
 	}
 	sets, err := maps.GatewayRoutes(c.datapath)
 	if c.failed(err) {
 		return
 	}
-	for _, want := range wanted {
-		if want.Gateway.IsValid() && !slices.Contains(sets[c.entry.Routes], want) {
-			c.differs("the datapath lacks the container's route to %s", want)
+	for _, route := range expected {
+		if route.Gateway.IsValid() && !slices.Contains(sets[c.entry.Routes], route) {
+			c.differs("the datapath lacks the container's route to %s", route)
 		}
 	}
 }
@@ -67,7 +67,7 @@ func (c *checker) checkDeviceEntry() {
 	}
 }
 
-// checkEndpoint returns whether an endpoint is as expected.
+// checkEndpoint reports whether an endpoint is as expected.
 func (c *checker) checkEndpoint(endpoint maps.Endpoint) bool {
 	addr := endpoint.Addr
 	fastPath, nonMasq := c.config.FastPathFor(c.chained != nil), c.config.Masq.NonMasqFor(addr)
@@ -128,8 +128,8 @@ func (c *checker) checkHostPort(want maps.HostPort) {
 	}
 }
 
-// checkReservations compares the reservations with what the datapath knows. One that it does not know
-// must be in prevResult, which findOwn compares.
+// checkReservations compares the reservations with the datapath's endpoints. A reservation without an
+// endpoint must be in prevResult, which findOwn compares.
 func (c *checker) checkReservations(ctx context.Context) {
 	if c.delegate != nil {
 		c.failed(c.delegate.check(ctx))

@@ -11,7 +11,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/names"
-	"github.com/ebpfnet/ebpfnet/plugin/reconcile"
+	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 )
 
 // checkForwarding checks what all containers of the host need.
@@ -54,7 +54,7 @@ func (c *checker) findHostDevice() (netlink.Link, error) {
 	return link.Find(c.host, names.HostDevice(c.owner))
 }
 
-// hostDeviceName names a host's end that is gone.
+// hostDeviceName returns the name of a host's end that is gone.
 func (c *checker) hostDeviceName() string {
 	if c.chained != nil {
 		return fmt.Sprintf("number %d, which was the host's end of the veth", c.chained.HostIndex)
@@ -144,7 +144,7 @@ func (c *checker) checkUplinks() {
 }
 
 // checkNewUplinks finds devices that the uplinks key selects and that appeared after the last ADD or
-// STATUS. Where routes and kinds decide, a new uplink is no difference.
+// STATUS. Without that key, a new uplink is not a difference.
 func (c *checker) checkNewUplinks(known []maps.Uplink) {
 	if c.config.Uplinks == nil {
 		return
@@ -153,7 +153,7 @@ func (c *checker) checkNewUplinks(known []maps.Uplink) {
 	if c.failed(err) {
 		return
 	}
-	found, err := link.Uplinks(c.host, devices, reconcile.Matcher(c.config.Uplinks))
+	found, err := link.Uplinks(c.host, devices, refresh.Matcher(c.config.Uplinks))
 	if c.failed(err) {
 		return
 	}

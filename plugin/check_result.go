@@ -14,9 +14,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/names"
 )
 
-// prevResult is the result of the whole list. What a later plugin has changed there is as it should be,
-// so it says what the container must have. What the host must have for the container is what ADD made:
-// the datapath and the reservations know it.
+// prevResult is the result of the whole list, including the changes of later plugins. So it says what the
+// container must have. The datapath and the reservations say what the host must have for the container.
 
 // expect reads from prevResult what the container's interface should have.
 func (c *checker) expect() {
@@ -132,8 +131,8 @@ func (c *checker) resultAddrs() (addrs []netip.Addr) {
 	return addrs
 }
 
-// expectedRoutes returns the routes that the container should have. If prevResult has all that ADD
-// reported, they are those that ADD made, and the others of prevResult by any device. Else a later plugin
+// expectedRoutes returns the routes that the container should have. If prevResult has everything that ADD
+// reported, they are those of ADD, and the others of prevResult by any device. Otherwise a later plugin
 // has changed them, and only those of prevResult count.
 func (c *checker) expectedRoutes(ifindex int) []netlink.Route {
 	const anyDevice = 0
@@ -145,7 +144,7 @@ func (c *checker) expectedRoutes(ifindex int) []netlink.Route {
 }
 
 // resultRoutes returns the routes of prevResult: those that the configuration asks for, and the others.
-// Which ones another IPAM plugin has returned, nobody knows.
+// The routes of another IPAM plugin are among the others.
 func (c *checker) resultRoutes() (ours, others []*cnitypes.Route) {
 	var configured []*cnitypes.Route
 	if c.config.IPAM != nil {
@@ -162,7 +161,7 @@ func (c *checker) resultRoutes() (ours, others []*cnitypes.Route) {
 	return ours, others
 }
 
-// hasOwnAddresses returns whether prevResult has all addresses that ADD gave, with their gateways.
+// hasOwnAddresses reports whether prevResult has all addresses that ADD gave, with their gateways.
 func (c *checker) hasOwnAddresses() bool {
 	return !slices.ContainsFunc(c.own, func(own link.Address) bool { return !slices.Contains(c.addresses, own) })
 }

@@ -3,22 +3,16 @@ package plugin
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
-
-	"github.com/containernetworking/cni/pkg/invoke"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
-	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/names"
 	"github.com/ebpfnet/ebpfnet/plugin/namespace"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
-	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
 // Del disconnects a container (SPEC, section 2, DEL). It needs neither the container's namespace nor
@@ -31,8 +25,8 @@ func (p *Plugin) Del(ctx context.Context, call *cni.Call) error {
 	return v.release(ctx, call.Netns)
 }
 
-// release removes all that ADD made, in reverse order. The addresses come last, so that nobody gets
-// one while a map entry still has it, unless the IPAM plugin needs the link to release them.
+// release removes everything that ADD made, in reverse order. The addresses come last, so that no other
+// container gets one while a map entry still has it, unless the IPAM plugin needs the link to release them.
 func (v *verb) release(ctx context.Context, netns string) error {
 	if v.delegate.needsLink() {
 		errRelease := v.delegate.release(ctx)
@@ -50,9 +44,9 @@ func (v *verb) release(ctx context.Context, netns string) error {
 }
 
 // disconnect removes everything except the addresses: first the host ports, so that nothing comes
-// in, then the device, so that nothing goes out, then the map entries. Each step runs whatever
-// became of those before it. releasable is false while entries may still have the addresses, and
-// where the addresses belong to the plugin before.
+// in, then the device, so that nothing goes out, then the map entries. Each step runs even if
+// earlier ones failed. releasable is false while entries may still have the addresses, and if the
+// addresses belong to the plugin before.
 func (v *verb) disconnect(ctx context.Context, netns string) (releasable bool, err error) {
 	owner := v.config.Attachment.Owner()
 	records, err := record.Open(v.config.DataDir)
@@ -79,11 +73,9 @@ func (v *verb) disconnect(ctx context.Context, netns string) (releasable bool, e
 	if isChained {
 		err = errors.Join(err, v.removeLimits(rec, netns), v.restoreTuning(rec, netns))
 	}
-	isAdopted := rec != nil && len(rec.Others) > 0 && v.hasIPAM()
-	if isAdopted {
-		if errOthers := v.delByOthers(ctx, rec, netns); errOthers != nil {
-			return false, errors.Join(err, errOthers) // the record stays, for the runtime's next DEL
-		}
+	isAdopted, errAdopted := adopted{v}.del(ctx, rec, netns)
+	if errAdopted != nil {
+		return false, errors.Join(err, errAdopted)
 	}
 	return !isChained || isAdopted, errors.Join(err, errRead, records.Remove(owner))
 }
@@ -104,30 +96,9 @@ func (v *verb) recordOfDevice(datapath *loader.Datapath) (*record.Record, error)
 	return &record.Record{Attachment: v.config.Attachment, Chained: &record.Chained{HostIndex: device.Attrs().Index}}, nil
 }
 
-// hasIPAM returns whether the list's addresses are those of our plugin, or of one that it executes. Then
+// hasIPAM reports whether the list's addresses are those of our plugin, or of one that it executes. Then
 // our plugin is not behind the one that has made an adopted container.
 func (v *verb) hasIPAM() bool { return v.config.IPAM != nil || v.delegate != nil }
-
-// delByOthers lets the plugins that made an adopted container remove what they made: its interface, its
-// rules and its address. As libcni does, it ends with the first that fails: the address, which goes last,
-// stays reserved while rules are left for it. What a plugin has left that is not installed any more, nobody
-// removes.
-func (v *verb) delByOthers(ctx context.Context, rec *record.Record, netns string) error {
-	path := os.Getenv("CNI_PATH")
-	args := &invoke.Args{Command: "DEL", ContainerID: rec.Attachment.ContainerID, NetNS: netns, IfName: rec.Attachment.IfName,
-		PluginArgsStr: os.Getenv("CNI_ARGS"), Path: path}
-	for _, other := range rec.Others {
-		program, err := invoke.FindInPath(other.Type, filepath.SplitList(path))
-		if err != nil {
-			v.log.Warn("cannot remove what another plugin has made of the container", "plugin", other.Type, "error", err.Error())
-			continue
-		}
-		if err := invoke.ExecPluginWithoutResult(ctx, program, other.Config, args, nil); err != nil {
-			return cnierr.WithPrefix(cnierr.WithCode(err), "plugin "+show.Value(other.Type)+", which made the container: ")
-		}
-	}
-	return nil
-}
 
 func disconnectDevice(ctx context.Context, datapath *loader.Datapath, owner loader.Owner, hostIndex int) error {
 	errClose := maps.With(ctx, datapath, func(store *maps.Store) error { return store.CloseHostPorts(owner) })
@@ -172,7 +143,7 @@ func (v *verb) restoreTuning(rec *record.Record, netns string) error {
 	return rec.Chained.Before.Apply(container.NS, container.Netlink, rec.Attachment.IfName)
 }
 
-// removeLimits removes the limits from the devices of another plugin, as far as they exist.
+// removeLimits removes the limits from the devices of another plugin, if they exist.
 func (v *verb) removeLimits(rec *record.Record, netns string) error {
 	if rec.Bandwidth.IsEmpty() && rec.Settings.Limits == (record.Limits{}) {
 		return nil

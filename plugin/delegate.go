@@ -24,7 +24,7 @@ type delegate struct {
 	stdin []byte
 }
 
-// newDelegate returns nil where the addresses, if any, are ours.
+// newDelegate returns nil if ebpfnet allocates the addresses, or there are none.
 func newDelegate(c *config.Config, call *cni.Call) *delegate {
 	if c.Delegate == "" {
 		return nil
@@ -32,7 +32,7 @@ func newDelegate(c *config.Config, call *cni.Call) *delegate {
 	return &delegate{kind: c.Delegate, stdin: call.StdinData}
 }
 
-// needsLink returns whether the plugin sends its requests from the container's interface, which must
+// needsLink reports whether the plugin sends its requests from the container's interface, which must
 // be up before it allocates addresses and still exist when it releases them. A DHCP server or relay
 // on the host replies on all of the host's devices.
 func (d *delegate) needsLink() bool { return d != nil && d.kind == "dhcp" }

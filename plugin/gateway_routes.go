@@ -13,14 +13,14 @@ import (
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
-	"github.com/ebpfnet/ebpfnet/plugin/reconcile"
+	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 )
 
 // Routes with a gateway of their own, which is another container, a neighbor of the host, or the
 // host. The container has all its routes via the host, which looks up the gateway for each packet.
 // So the gateway's container may come later, and come back.
 
-// findGateways refuses routes whose gateway is nowhere, and prepares the others.
+// findGateways refuses routes with an invalid gateway, and prepares the others.
 func (a *adder) findGateways(context.Context) error {
 	a.routes = slices.Clone(a.reserved.Routes)
 	for i, route := range a.routes {
@@ -48,8 +48,7 @@ func (a *adder) findGateways(context.Context) error {
 	return nil
 }
 
-// gatewayFault says what is expected in the place of a gateway that is wrong wherever it is; "" if
-// it is right.
+// gatewayFault says what is expected instead of an invalid gateway; "" if it is valid.
 func gatewayFault(route *cnitypes.Route, gateway netip.Addr, addresses []link.Address) string {
 	sameFamily := func(a link.Address) bool { return a.IsIPv6() == gateway.Is6() }
 	switch {
@@ -72,7 +71,7 @@ func gatewayFault(route *cnitypes.Route, gateway netip.Addr, addresses []link.Ad
 	}
 }
 
-// isHere says whether the datapath can reach a gateway, or can as soon as its container exists.
+// isHere reports whether the datapath can reach a gateway, or can as soon as its container exists.
 func (a *adder) isHere(gateway netip.Addr, place link.Place) (bool, error) {
 	if place.Local || a.inNetwork(gateway) {
 		return true, nil
@@ -86,7 +85,7 @@ func (a *adder) isHere(gateway netip.Addr, place link.Place) (bool, error) {
 	return a.isUplink(place.Neighbor)
 }
 
-// inNetwork says whether a container of the network can have the address.
+// inNetwork reports whether a container of the network can have the address.
 func (a *adder) inNetwork(addr netip.Addr) bool {
 	var subnets []netip.Prefix
 	for _, address := range a.addresses {
@@ -105,7 +104,7 @@ func (a *adder) inNetwork(addr netip.Addr) bool {
 	})
 }
 
-// isUplink says whether a device is an uplink, or becomes one at the end of this ADD.
+// isUplink reports whether a device is an uplink, or becomes one at the end of this ADD.
 func (a *adder) isUplink(device int) (bool, error) {
 	known, err := maps.Uplinks(a.datapath)
 	if err != nil {
@@ -120,12 +119,12 @@ func (a *adder) isUplink(device int) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	found, err := link.Uplinks(a.host, devices, reconcile.Matcher(a.config.Uplinks))
+	found, err := link.Uplinks(a.host, devices, refresh.Matcher(a.config.Uplinks))
 	return slices.ContainsFunc(found, func(u link.Uplink) bool { return u.Index == device }), err
 }
 
-// fitMTU gives a route the MTU of the device to its gateway, if that is smaller than the container's:
-// the packets pass no stack that would say so.
+// fitMTU gives a route the MTU of the device to its gateway, if that is smaller than the container's.
+// The packets bypass the stack, which would otherwise send an ICMP error.
 func (a *adder) fitMTU(route *cnitypes.Route, device int) (*cnitypes.Route, error) {
 	if device == 0 {
 		return route, nil
@@ -143,13 +142,13 @@ func (a *adder) fitMTU(route *cnitypes.Route, device int) (*cnitypes.Route, erro
 	return &fitting, nil
 }
 
-// isOn returns whether the host has an address.
+// isOn reports whether the host has an address.
 func isOn(host *netlink.Handle) func(netip.Addr) bool {
 	return func(addr netip.Addr) bool { return link.PlaceOf(host, addr).Local }
 }
 
-// gatewayRoutes returns the routes that the datapath has to know: those in the main table with a
-// gateway of their own that is not the host, and the more specific ones that go to the host.
+// gatewayRoutes returns the routes that the datapath needs: those in the main table with a gateway
+// other than the host, and the more specific ones that go to the host.
 func gatewayRoutes(addresses []link.Address, routes []*cnitypes.Route, isHost func(netip.Addr) bool) []maps.Route {
 	all := link.ContainerRoutes(0, addresses, routes)
 	configured := all[len(all)-len(routes):]
@@ -171,8 +170,8 @@ func gatewayRoutes(addresses []link.Address, routes []*cnitypes.Route, isHost fu
 	return withGateways(table)
 }
 
-// preferred is the gateway of the route that the kernel prefers for a destination. The host is the
-// invalid one.
+// preferred returns the gateway of the route that the kernel prefers for a destination; the zero Addr
+// is the host.
 type preferred struct {
 	gateway netip.Addr
 	metric  int

@@ -23,8 +23,8 @@ import (
 // GC removes what no valid attachment of this network needs (SPEC, section 2, GC). It continues
 // after errors and reports all of them.
 //
-// Devices take the most time. They are found by their index, so ADDs can go on meanwhile; they wait
-// only while the rest is removed.
+// Devices take most of the time. GC deletes them by their index without a lock; ADDs wait only while
+// GC removes the rest.
 func (p *Plugin) GC(ctx context.Context, call *cni.Call) error {
 	v, err := parseForRelease(call)
 	if err != nil {
@@ -50,12 +50,11 @@ func (p *Plugin) GC(ctx context.Context, call *cni.Call) error {
 		return err
 	}
 	errDelete := c.deleteDevices(before)
-	ended, errOthers := c.endAdopted(ctx, before)
-	errSweep := c.sweep(ctx, before, ended)
+	errSweep := c.sweep(ctx, before)
 	if v.delegate != nil { // without a lock: it may take long, and others' ADDs wait for that
 		errSweep = errors.Join(errSweep, v.delegate.gc(ctx))
 	}
-	return errors.Join(errDelete, errOthers, errSweep)
+	return errors.Join(errDelete, errSweep)
 }
 
 // Orphans returns the attachments whose addresses GC would release if the runtime listed none: those
@@ -110,7 +109,7 @@ type collector struct {
 	listed  *config.ValidAttachments // by the runtime; nil: it lists none
 }
 
-// view is what a GC sees of its network.
+// view is the state of the network that a GC reads.
 type view struct {
 	devices []netlink.Link // of the host
 	pairs   map[loader.Owner]device
@@ -118,7 +117,7 @@ type view struct {
 	errRead error // records that are not among them
 }
 
-// device is that of an attachment, on the host.
+// device is the host's device of an attachment.
 type device struct {
 	index int
 	label names.Label
@@ -158,8 +157,8 @@ func (now *view) living() map[loader.Owner]device {
 	return living
 }
 
-// deleteDevices deletes the devices of attachments that the runtime does not list. Where it lists
-// none at all, the devices show who is alive.
+// deleteDevices deletes the devices of attachments that the runtime does not list. Without a list,
+// attachments with a device are alive.
 func (c *collector) deleteDevices(now *view) error {
 	if c.listed == nil {
 		return nil
@@ -173,36 +172,9 @@ func (c *collector) deleteDevices(now *view) error {
 	return rtnl.DeleteLinks(c.host, now.devices, dead)
 }
 
-// endAdopted lets other plugins remove what they made of adopted containers that are not valid, and returns those of
-// which nothing is left.
-func (c *collector) endAdopted(ctx context.Context, now *view) (ended map[loader.Owner]bool, err error) {
-	ended = map[loader.Owner]bool{}
-	valid := c.valid(now.living(), now.living())
-	for _, rec := range now.records {
-		if len(rec.Others) == 0 || !c.hasIPAM() || !valid.Lacks(rec.Attachment) {
-			continue
-		}
-		if errOthers := c.delByOthers(ctx, rec, ""); errOthers != nil {
-			err = errors.Join(err, errOthers)
-			continue
-		}
-		ended[rec.Attachment.Owner()] = true
-	}
-	return ended, err
-}
-
-// keepAdopted keeps the records and addresses of adopted containers that have not ended, for the next GC.
-func (c *collector) keepAdopted(valid *config.ValidAttachments, recs []*record.Record, ended map[loader.Owner]bool) {
-	for _, rec := range recs {
-		if len(rec.Others) > 0 && c.hasIPAM() && !ended[rec.Attachment.Owner()] {
-			valid.Add(rec.Attachment)
-		}
-	}
-}
-
-// sweep removes all but devices, while no ADD is under way. It keeps what has come since the first
-// look: the runtime's list is older.
-func (c *collector) sweep(ctx context.Context, before *view, ended map[loader.Owner]bool) error {
+// sweep removes everything else, while no ADD is in progress. It keeps attachments that are newer than
+// the runtime's list.
+func (c *collector) sweep(ctx context.Context, before *view) error {
 	lock, err := c.lockAgainstGC(ctx, flock.Exclusive)
 	if err != nil {
 		return err
@@ -214,16 +186,17 @@ func (c *collector) sweep(ctx context.Context, before *view, ended map[loader.Ow
 		return err
 	}
 	valid := c.valid(before.living(), now.living())
-	c.keepAdopted(valid, now.records, ended)
+	errAdopted := adopted{c.verb}.gc(ctx, valid, now.records) // adds to valid
 	return errors.Join(
 		now.errRead,
+		errAdopted,
 		sweepDatapath(ctx, valid, now.records),
 		removeRecords(c.records, now.records, valid),
 		c.releaseInvalid(ctx, valid))
 }
 
-// valid returns the attachments to keep: those that the runtime lists, and those that have come since;
-// or all that are alive where it lists none.
+// valid returns the attachments to keep: those that the runtime lists and newer ones, or all that are
+// alive if there is no list.
 func (c *collector) valid(before, now map[loader.Owner]device) *config.ValidAttachments {
 	valid := c.listed
 	if valid == nil {
@@ -241,7 +214,7 @@ func (c *collector) valid(before, now map[loader.Owner]device) *config.ValidAtta
 	return valid
 }
 
-// releaseInvalid releases the addresses of attachments that are not valid, but for those of a plugin that ours executes.
+// releaseInvalid releases the addresses of attachments that are not valid, except those of another IPAM plugin.
 func (v *verb) releaseInvalid(ctx context.Context, valid *config.ValidAttachments) error {
 	if v.config.IPAM == nil || v.delegate != nil {
 		return nil

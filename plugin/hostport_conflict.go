@@ -44,8 +44,8 @@ func checkListeners(ports []maps.HostPort, containerID string) error {
 	return nil
 }
 
-// isInUse tries to bind the port. With SO_REUSEADDR for TCP a listener makes that fail, and so does a connection for
-// which the kernel chose the port, until its end and some time later; not the remains of a listener's.
+// isInUse tries to bind the port. With SO_REUSEADDR for TCP, a listener makes that fail, and so does a connection
+// with a port that the kernel chose, until some time after its end. Old connections of a listener do not.
 func isInUse(port maps.HostPort) bool {
 	family, kind := unix.AF_INET6, unix.SOCK_DGRAM
 	var address unix.Sockaddr = &unix.SockaddrInet6{Port: int(port.HostPort), Addr: port.HostAddr.As16()}
@@ -117,7 +117,7 @@ func (t socketTable) add(port protocolPort, local []byte, inode uint64) {
 }
 
 // at returns the sockets whose clients a host port would take over. A socket of [::] may serve both
-// families. Beside a socket of the port's IPv4 address it can only serve IPv6.
+// families, but only IPv6 if another socket has the port's IPv4 address.
 func (t socketTable) at(port maps.HostPort) (found []socket) {
 	sockets := t[protocolPort{port.Protocol, uint64(port.HostPort)}]
 	for _, s := range sockets {

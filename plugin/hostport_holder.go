@@ -11,14 +11,14 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// holders names the process that has a socket, by the socket's name. The name of one that reserves
-// the socket's port for the container is "".
+// holders maps a socket's name to the name of the process that has it, or to "" if that process
+// reserves the port for the container.
 type holders map[string]string
 
-// unknownHolder is a process that this one cannot see, or that has ended.
+// unknownHolder stands for a process that is not visible here, or that has ended.
 const unknownHolder = "an unknown process"
 
-// of returns the first process that does not reserve its port for the container.
+// of returns the name of the first process that has one of the sockets for itself.
 func (h holders) of(sockets []socket) (name string, found bool) {
 	if len(sockets) == 0 {
 		return unknownHolder, true
@@ -89,9 +89,9 @@ func ancestorsOf(fs procfs.FS, pid int) map[int]bool {
 	return ancestors
 }
 
-// isConmon reports whether a process is the container's conmon, to which podman has handed the
-// reserved ports. conmon outlives podman, so it is no ancestor. Any process can take its name and
-// arguments: only one counts that root has started from root's file, and not in a container.
+// isConmon reports whether a process is the container's conmon, to which podman passes the reserved
+// ports. conmon outlives podman, so it is not an ancestor. Any process can have its name and
+// arguments, so the process must run as root, from a file of root, outside of containers.
 func isConmon(fs procfs.FS, process procfs.Proc, containerID string) bool {
 	args, err := process.CmdLine()
 	option := slices.Index(args, "-c")
@@ -116,8 +116,8 @@ func hasRootsExecutable(process procfs.Proc, name string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o022 == 0 && info.Sys().(*syscall.Stat_t).Uid == 0
 }
 
-// isOnHost reports whether a process sees the users, mounts and processes that this one or process 1
-// sees.
+// isOnHost reports whether a process has the user, mount and PID namespaces of this process or of
+// process 1.
 func isOnHost(fs procfs.FS, process procfs.Proc) bool {
 	its, err := process.Namespaces()
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 	"testing"
 )
 
-// rooms are the packages of this module in the order of doc.go, from bottom to top, each with the
-// packages that it may import. A package may import only packages above its own line.
-var rooms = []struct{ dir, imports string }{
+// packages lists this module in the order of doc.go, from bottom to top, each with the packages
+// that it may import. A package may import only packages above its own line.
+var packages = []struct{ dir, imports string }{
 	{"plugin/show", ""},
 	{"plugin/version", ""},
 	{"bpf", ""},
@@ -33,51 +33,49 @@ var rooms = []struct{ dir, imports string }{
 	{"plugin/record", "loader maps plugin/link plugin/names"},
 	{"plugin/config", "ipam loader maps plugin/cnierr plugin/link plugin/record plugin/show"},
 	{"plugin/cni", "plugin/cnierr plugin/config plugin/show plugin/version"},
-	{"plugin/reconcile", "loader loader/rtnl maps plugin/link plugin/names"},
-	{"plugin/operator", "bpf loader loader/rtnl maps plugin/config plugin/link plugin/names plugin/namespace plugin/reconcile plugin/record"},
-	{"plugin", "ipam loader loader/flock loader/rtnl maps plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/namespace plugin/nodestate plugin/reconcile plugin/record plugin/show"},
+	{"plugin/refresh", "loader loader/rtnl maps plugin/link plugin/names"},
+	{"plugin/admin", "bpf loader loader/rtnl maps plugin/config plugin/link plugin/names plugin/namespace plugin/refresh plugin/record"},
+	{"plugin/metrics", "bpf ipam loader plugin/config plugin/admin plugin/show plugin/version"},
+	{"plugin", "ipam loader loader/flock loader/rtnl maps plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/namespace plugin/nodestate plugin/refresh plugin/record plugin/show"},
 	{"cmd/ebpfnet", "plugin plugin/cni"},
 	{"cmd/ebpfnet-ipam", "ipam plugin/cni plugin/cnierr plugin/config plugin/link plugin/record"},
-	{"cmd/ebpfnetctl/echo", ""},
 	{"cmd/ebpfnetctl/firewall", ""},
 	{"cmd/ebpfnetctl/runtimes", ""},
-	{"cmd/ebpfnetctl/bugreport", "bpf loader plugin/show"},
-	{"cmd/ebpfnetctl/metrics", "bpf ipam loader plugin/config plugin/operator plugin/show plugin/version"},
+	{"cmd/ebpfnetctl/bugreport", "plugin/show"},
 	{"cmd/ebpfnetctl/output", "plugin/show"},
-	{"cmd/ebpfnetctl/doctor", "bpf cmd/ebpfnetctl/echo cmd/ebpfnetctl/firewall cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes ipam loader loader/rtnl maps plugin plugin/cni plugin/config plugin/link plugin/names plugin/nodestate plugin/operator plugin/reconcile"},
-	{"cmd/ebpfnetctl/drops", "bpf loader loader/flock loader/rtnl maps plugin/link plugin/operator"},
-	{"cmd/ebpfnetctl/migrate", "cmd/ebpfnetctl/runtimes loader loader/flock loader/rtnl maps plugin plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/operator plugin/record"},
-	{"cmd/ebpfnetctl/screen", ""},
-	{"cmd/ebpfnetctl/trace", "bpf cmd/ebpfnetctl/firewall loader loader/rtnl maps plugin/link plugin/operator"},
-	{"cmd/ebpfnetctl/wanted", "cmd/ebpfnetctl/runtimes maps plugin plugin/cni plugin/config plugin/operator"},
-	{"cmd/ebpfnet-node/wanted", "loader/rtnl"},
+	{"cmd/ebpfnetctl/containers", "plugin/admin"},
+	{"cmd/ebpfnetctl/doctor", "bpf cmd/ebpfnetctl/containers cmd/ebpfnetctl/firewall cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes ipam loader loader/rtnl maps plugin plugin/cni plugin/config plugin/link plugin/names plugin/nodestate plugin/admin plugin/refresh"},
+	{"cmd/ebpfnetctl/drops", "bpf cmd/ebpfnetctl/containers loader loader/flock loader/rtnl maps plugin/link plugin/admin"},
+	{"cmd/ebpfnetctl/migrate", "cmd/ebpfnetctl/containers cmd/ebpfnetctl/runtimes loader loader/flock loader/rtnl maps plugin plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/admin plugin/record"},
+	{"cmd/ebpfnetctl/trace", "bpf cmd/ebpfnetctl/firewall loader loader/rtnl maps plugin/link plugin/admin"},
+	{"cmd/ebpfnet-node/desired", "loader/rtnl maps plugin/nodestate"},
 	{"cmd/ebpfnet-node/conflist", "plugin/show"},
 	{"cmd/ebpfnet-node/nodes/apitest", ""},
-	{"cmd/ebpfnet-node/nodes", "cmd/ebpfnet-node/wanted"},
-	{"cmd/ebpfnet-node/reconcile", "cmd/ebpfnet-node/wanted loader/rtnl"},
+	{"cmd/ebpfnet-node/nodes", "cmd/ebpfnet-node/desired"},
+	{"cmd/ebpfnet-node/reconcile", "cmd/ebpfnet-node/desired loader/rtnl maps plugin/nodestate"},
 	{"cmd/ebpfnet-node/binaries", "plugin/nodestate"},
-	{"cmd/ebpfnet-node/probe", "cmd/ebpfnet-node/wanted"},
+	{"cmd/ebpfnet-node/probe", "cmd/ebpfnet-node/desired"},
 	{"cmd/ebpfnet-node/health", "plugin/show"},
-	{"cmd/ebpfnet-node", "cmd/ebpfnet-node/binaries cmd/ebpfnet-node/conflist cmd/ebpfnet-node/health cmd/ebpfnet-node/nodes cmd/ebpfnet-node/probe cmd/ebpfnet-node/reconcile cmd/ebpfnet-node/wanted cmd/ebpfnetctl/metrics loader loader/rtnl maps plugin/nodestate plugin/operator plugin/reconcile plugin/record plugin/show"},
-	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/bugreport cmd/ebpfnetctl/doctor cmd/ebpfnetctl/drops cmd/ebpfnetctl/echo cmd/ebpfnetctl/metrics cmd/ebpfnetctl/migrate cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes cmd/ebpfnetctl/screen cmd/ebpfnetctl/trace cmd/ebpfnetctl/wanted loader loader/rtnl maps plugin/config plugin/link plugin/nodestate plugin/operator plugin/record plugin/show plugin/version"},
+	{"cmd/ebpfnet-node", "cmd/ebpfnet-node/binaries cmd/ebpfnet-node/conflist cmd/ebpfnet-node/health cmd/ebpfnet-node/nodes cmd/ebpfnet-node/probe cmd/ebpfnet-node/reconcile cmd/ebpfnet-node/desired plugin/metrics loader loader/rtnl maps plugin/nodestate plugin/admin plugin/refresh plugin/record plugin/show"},
+	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/bugreport cmd/ebpfnetctl/containers cmd/ebpfnetctl/doctor cmd/ebpfnetctl/drops plugin/metrics cmd/ebpfnetctl/migrate cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes cmd/ebpfnetctl/trace loader loader/rtnl maps plugin/config plugin/link plugin/nodestate plugin/admin plugin/record plugin/show plugin/version"},
 }
 
-// TestImports requires that imports go one way, down the list of rooms.
+// TestImports requires that imports go one way, down the list of packages.
 func TestImports(t *testing.T) {
 	var above []string
 	allowed := map[string][]string{}
-	for _, room := range rooms {
-		allowed[room.dir] = strings.Fields(room.imports)
-		for _, imported := range allowed[room.dir] {
+	for _, p := range packages {
+		allowed[p.dir] = strings.Fields(p.imports)
+		for _, imported := range allowed[p.dir] {
 			if !slices.Contains(above, imported) {
-				t.Errorf("%s may import %s, which is not above it", room.dir, imported)
+				t.Errorf("%s may import %s, which is not above it", p.dir, imported)
 			}
 		}
-		above = append(above, room.dir)
+		above = append(above, p.dir)
 	}
 	for dir, imports := range importsOf(t) {
 		if !slices.Contains(above, dir) {
-			t.Errorf("%s is in no room", dir)
+			t.Errorf("%s is not listed", dir)
 		}
 		for _, imported := range imports {
 			if !slices.Contains(allowed[dir], imported) {

@@ -33,7 +33,7 @@ type Plugin struct {
 // New returns the plugin as a runtime calls it: the result goes to stdout.
 func New() *Plugin { return &Plugin{Stdout: os.Stdout} }
 
-// verb is one call of any verb.
+// verb is one call of a CNI command.
 type verb struct {
 	config   *config.Config
 	delegate *delegate // nil: addresses, if any, are ours
@@ -62,8 +62,8 @@ func parseForRelease(call *cni.Call) (*verb, error) {
 	return &verb{c, newDelegate(c, call), call.Log, call.OwnNetns}, nil
 }
 
-// lockAgainstGC makes GC wait for ADDs under way, and ADDs for GC: an ADD that has addresses and no
-// device yet looks like a container that is gone. The lock is nil where the directory cannot be
+// lockAgainstGC makes GC wait for ADDs in progress, and ADDs for GC: an ADD with addresses and no
+// device yet looks like a container that is gone. The lock is nil if the directory cannot be
 // created. doc.go has the order of the locks.
 func (v *verb) lockAgainstGC(ctx context.Context, mode flock.Mode) (*flock.Lock, error) {
 	if err := os.MkdirAll(v.config.DataDir, 0o700); err != nil {
@@ -75,8 +75,8 @@ func (v *verb) lockAgainstGC(ctx context.Context, mode flock.Mode) (*flock.Lock,
 	return flock.Acquire(ctx, v.config.DataDir, mode)
 }
 
-// checkPrivate refuses a directory of records that others than root can open: they could hold its
-// lock, and so all ADDs.
+// checkPrivate refuses a directory of records that others than root can open: they could take its
+// lock and block all ADDs.
 func checkPrivate(dir string) error {
 	var stat unix.Stat_t
 	if err := unix.Stat(dir, &stat); err != nil {
@@ -98,7 +98,7 @@ func (v *verb) pool() *ipam.Pool {
 	})
 }
 
-// hasDevice returns whether an attachment of this network has its device. It returns true where
+// hasDevice reports whether an attachment of this network has its device. It returns true if
 // that is unknown.
 func (v *verb) hasDevice(a ipam.Attachment) bool {
 	host, err := rtnl.Open()
@@ -112,7 +112,7 @@ func (v *verb) hasDevice(a ipam.Attachment) bool {
 	return err != nil || device != nil
 }
 
-// reservation names the attachment as package ipam does.
+// reservation returns the attachment as package ipam names it.
 func (v *verb) reservation() ipam.Attachment {
 	return ipam.Attachment{ContainerID: v.config.Attachment.ContainerID, IfName: v.config.Attachment.IfName}
 }

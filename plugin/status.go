@@ -12,11 +12,11 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
-	"github.com/ebpfnet/ebpfnet/plugin/reconcile"
+	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 )
 
-// Status returns an error if an ADD could not succeed now (SPEC, section 2, STATUS). It tries instead
-// of guessing: it loads the datapath if it is not loaded, and reconciles it with the host.
+// Status returns an error if an ADD would fail now (SPEC, section 2, STATUS). It loads the datapath if
+// necessary, and reconciles it with the host.
 func (p *Plugin) Status(ctx context.Context, call *cni.Call) error {
 	v, err := parse(call)
 	if err != nil {
@@ -42,13 +42,7 @@ func (p *Plugin) Status(ctx context.Context, call *cni.Call) error {
 	}
 	defer datapath.Close()
 
-	resized, err := reconcile.Host(ctx, datapath, reconcile.Wishes{Patterns: v.config.Uplinks, Raise: v.config.BigTCP == link.BigTCPRaise})
-	for _, what := range resized {
-		v.log.Info("changed", "what", what)
-	}
-	switch {
-	case errors.Is(err, reconcile.ErrSizes):
-		v.log.Warn(err.Error())
+	switch err := refresh.Host(ctx, datapath, v.config.Uplinks); {
 	case errors.Is(err, flock.ErrBusy): // as for the other locks: nothing is known to be wrong
 		return cnierr.NotAvailable(err)
 	case err != nil:

@@ -21,7 +21,7 @@ type plugin struct {
 	stdout io.Writer
 }
 
-// openPool opens the addresses of a network. Devices are the calling plugin's business.
+// openPool opens the addresses of a network. The calling plugin makes the devices.
 func openPool(c *ipam.Config, call *cni.Call) *ipam.Pool {
 	return ipam.Open(c, ipam.Options{IndexDir: record.IndexDir(record.DefaultDir), Log: call.Log})
 }

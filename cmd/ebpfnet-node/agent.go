@@ -9,59 +9,62 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/health"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
 const (
 	batch      = 100 * time.Millisecond // for events that come together
-	interval   = time.Minute            // between looks without an event
+	interval   = time.Minute            // between syncs without an event
 	firstRetry = time.Second
-	stuck      = 3 * interval // a sync takes no longer
+	stuck      = 3 * interval // max. time between reports
 )
 
 // nodeSource is package nodes.
 type nodeSource interface {
 	Changed() <-chan struct{}
-	List() (nodes []wanted.Node, synced bool)
+	List() (nodes []desired.Node, synced bool)
 	Err() error
 	Reconnect()
 }
 
 // host is package reconcile.
 type host interface {
-	Look() (wanted.Host, *reconcile.Present, error)
-	Apply(*reconcile.Changes, *wanted.State, *reconcile.Present) (refused []wanted.Skip, err error)
+	Look() (desired.Host, *reconcile.Present, error)
+	Apply(*reconcile.Changes, *desired.State, *reconcile.Present) (refused []nodestate.Skipped, err error)
 }
 
 // prober is package probe.
 type prober interface {
-	Set([]wanted.Probe)
+	Set([]desired.Probe)
 	Proved() map[netip.Addr]bool
 }
 
-// agent keeps this host as the nodes say.
+// agent keeps this host in the state that the nodes require.
 type agent struct {
 	name     string // of this node
-	config   wanted.Config
+	config   desired.Config
 	nodes    nodeSource
 	host     host
-	events   <-chan struct{}                         // of this host
-	publish  func(*wanted.State) error               // the conflist, when all else is there
-	watching func(*wanted.State, *reconcile.Present) // which events count from now on
-	prober   prober                                  // nil: none
-	state    string                                  // path of what the plugin is told
+	events   <-chan struct{}                          // of this host
+	publish  func(*desired.State) error               // writes the conflist, last
+	watching func(*desired.State, *reconcile.Present) // sets which events matter
+	prober   prober                                   // nil: none
+	state    string                                   // path of the file that the plugin reads
 	health   *health.Health
 	log      *slog.Logger
 
-	told      []wanted.Skip // what has been logged
-	peers     map[netip.Prefix]peer
-	addresses []netip.Addr // of the host, at the last look
+	skipped   []nodestate.Skipped             // those that have been logged
+	peers     map[netip.Prefix]nodestate.Peer // those in the file; nil: it has not been read
+	entries   map[netip.Prefix]maps.Node      // those at the last write of peers; nil: an earlier agent wrote it
+	addresses []netip.Addr                    // of the host, at the last look
 }
 
-// run syncs until ctx is done. After a failure, events of this host wait for the next attempt, because the failed one
-// may have caused them.
+// run syncs until ctx is done. After a failed sync, events of this host are ignored until the next one, because the failed
+// sync may have caused them.
 func (a *agent) run(ctx context.Context) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
@@ -81,11 +84,11 @@ func (a *agent) run(ctx context.Context) {
 			return
 		}
 		report := a.sync()
-		report.Err = errors.Join(report.Err, a.tell(report))
-		a.health.Note(report)
+		report.Err = errors.Join(report.Err, a.writeState(report))
+		a.health.Set(report)
 		events = a.events
 		isDone := report.Err == nil && report.Refused == 0
-		if isDone || report.Took == 0 { // what it waits for will wake it
+		if isDone || report.Took == 0 { // 0: the list of nodes will wake it
 			delay = firstRetry
 			retry.Stop()
 			continue
@@ -93,7 +96,7 @@ func (a *agent) run(ctx context.Context) {
 		if report.Err != nil {
 			a.log.Error(report.Err.Error())
 		}
-		if report.Err != nil && !errors.Is(report.Err, wanted.ErrUnknown) {
+		if report.Err != nil && !errors.Is(report.Err, desired.ErrUnknown) {
 			events = nil
 		}
 		retry.Reset(delay)
@@ -101,7 +104,7 @@ func (a *agent) run(ctx context.Context) {
 	}
 }
 
-// collect waits for events that come together with the one that has come.
+// collect waits for further events. It reports false when ctx is done.
 func (a *agent) collect(ctx context.Context) bool {
 	together := time.NewTimer(batch)
 	defer together.Stop()
@@ -117,7 +120,7 @@ func (a *agent) collect(ctx context.Context) bool {
 	}
 }
 
-// sync makes the host have what is wanted. As long as too little is known, it changes nothing.
+// sync brings the host into the desired state. While too little is known, it changes nothing.
 func (a *agent) sync() health.Report {
 	report := health.Report{API: a.nodes.Err()}
 	nodes, synced := a.nodes.List()
@@ -134,7 +137,7 @@ func (a *agent) sync() health.Report {
 	return report
 }
 
-func (a *agent) reconcile(nodes []wanted.Node, report *health.Report) error {
+func (a *agent) reconcile(nodes []desired.Node, report *health.Report) error {
 	facts, have, err := a.host.Look()
 	if err != nil {
 		return err
@@ -143,7 +146,7 @@ func (a *agent) reconcile(nodes []wanted.Node, report *health.Report) error {
 	if a.prober != nil {
 		facts.Proved = a.prober.Proved()
 	}
-	state, err := wanted.Of(nodes, a.name, a.config, facts)
+	state, err := desired.Of(nodes, a.name, a.config, facts)
 	if err != nil {
 		return err
 	}
@@ -152,7 +155,7 @@ func (a *agent) reconcile(nodes []wanted.Node, report *health.Report) error {
 	if err != nil {
 		return err
 	}
-	if err := a.tellPeers(state); err != nil {
+	if err := a.writePeers(state); err != nil {
 		return err
 	}
 	a.watching(state, have)
@@ -160,14 +163,14 @@ func (a *agent) reconcile(nodes []wanted.Node, report *health.Report) error {
 		a.prober.Set(state.Probes)
 	}
 	if len(state.Problems) > 0 {
-		return nil // others do not reach containers of this node: no more of them
+		return nil // other nodes do not reach containers of this node: add no more
 	}
 	return a.publish(state)
 }
 
-// apply makes the host have the state. What the kernel refuses of other nodes is skipped; if that is all, the reason is
-// here, such as routes that another network plugin has left.
-func (a *agent) apply(state *wanted.State, have *reconcile.Present, report *health.Report) error {
+// apply changes the host. It skips nodes whose routes the kernel refuses. If it refuses all, the reason is on this host, such
+// as routes that another network plugin left.
+func (a *agent) apply(state *desired.State, have *reconcile.Present, report *health.Report) error {
 	changes, err := reconcile.Difference(state, have)
 	if err != nil || changes.IsEmpty() {
 		return err
@@ -175,7 +178,7 @@ func (a *agent) apply(state *wanted.State, have *reconcile.Present, report *heal
 	refused, err := a.host.Apply(changes, state, have)
 	if changes.Count() > len(refused) {
 		a.log.Info("change", "add", len(changes.Add), "replace", len(changes.Replace), "delete", len(changes.Delete),
-			"device", changes.CreateDevice || changes.DeleteDevice || changes.SetDevice, "peers", len(state.Peers))
+			"device", changes.CreateDevice || changes.DeleteDevice || changes.SetDevice, "peers", len(state.Nodes))
 	}
 	state.Skipped = append(state.Skipped, refused...)
 	report.Refused = len(refused)
@@ -188,9 +191,9 @@ func (a *agent) apply(state *wanted.State, have *reconcile.Present, report *heal
 	return err
 }
 
-// reconnectIfMoved drops connections to the API server when an address is gone that they may have. Nobody answers them,
-// so the watch would be silent until they time out.
-func (a *agent) reconnectIfMoved(facts wanted.Host) {
+// reconnectIfMoved closes the connections to the API server when the host loses an address that they may use. Otherwise the
+// watch would receive nothing until they time out.
+func (a *agent) reconnectIfMoved(facts desired.Host) {
 	before := a.addresses
 	a.addresses = nil
 	for _, link := range facts.Links {
@@ -203,20 +206,20 @@ func (a *agent) reconnectIfMoved(facts wanted.Host) {
 	}
 }
 
-// describe notes what is wanted, and logs which nodes are skipped when that changes.
-func (a *agent) describe(state *wanted.State, report *health.Report) {
+// describe fills in the report, and logs each skipped node once.
+func (a *agent) describe(state *desired.State, report *health.Report) {
 	report.Problems, report.Skipped = state.Problems, len(state.Skipped)
-	for _, peer := range state.Peers {
-		if peer.Direct {
+	for _, node := range state.Nodes {
+		if node.Mode == maps.NodeDirect {
 			report.Direct++
 		} else {
 			report.Tunnel++
 		}
 	}
 	for _, skip := range state.Skipped {
-		if !slices.Contains(a.told, skip) {
+		if !slices.Contains(a.skipped, skip) {
 			a.log.Warn("node skipped: "+skip.Reason, "node", skip.Node, "prefix", skip.Prefix)
 		}
 	}
-	a.told = state.Skipped
+	a.skipped = state.Skipped
 }

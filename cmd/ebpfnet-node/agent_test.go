@@ -15,57 +15,59 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/health"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
-// fake is an API server's nodes, a host that has what it is told, and a conflist. Only the test's bubble uses it.
+// fake is an API server's nodes, a host that applies all changes, and a conflist. Only the test's bubble uses it.
 type fake struct {
 	*agent
 	changed, events chan struct{}
 
-	list    []wanted.Node
+	list    []desired.Node
 	synced  bool
 	err     error
 	looks   int
 	present reconcile.Present
 	refuse  error
-	refused []wanted.Skip // by the kernel
-	written int           // conflists
-	moved   int           // connections made anew
+	refused []nodestate.Skipped // by the kernel
+	written int                 // conflists
+	moved   int                 // connections made anew
 	address string
 	output  bytes.Buffer
 }
 
-func (f *fake) Changed() <-chan struct{}    { return f.changed }
-func (f *fake) List() ([]wanted.Node, bool) { return f.list, f.synced }
-func (f *fake) Err() error                  { return f.err }
-func (f *fake) Reconnect()                  { f.moved++ }
+func (f *fake) Changed() <-chan struct{}     { return f.changed }
+func (f *fake) List() ([]desired.Node, bool) { return f.list, f.synced }
+func (f *fake) Err() error                   { return f.err }
+func (f *fake) Reconnect()                   { f.moved++ }
 
-func (f *fake) Look() (wanted.Host, *reconcile.Present, error) {
+func (f *fake) Look() (desired.Host, *reconcile.Present, error) {
 	f.looks++
 	present := f.present
-	return wanted.Host{Links: []wanted.Link{{Index: 2, Name: "eth0", MTU: 1500,
+	return desired.Host{Links: []desired.Link{{Index: 2, Name: "eth0", MTU: 1500,
 		Addresses: []netip.Prefix{netip.MustParsePrefix(f.address)}}}}, &present, nil
 }
 
-func (f *fake) Apply(_ *reconcile.Changes, want *wanted.State, _ *reconcile.Present) ([]wanted.Skip, error) {
+func (f *fake) Apply(_ *reconcile.Changes, want *desired.State, _ *reconcile.Present) ([]nodestate.Skipped, error) {
 	if f.refuse != nil {
 		wake(f.events) // by what it has changed before
 		return nil, f.refuse
 	}
 	d := want.Device
+	tunnel := d.Tunnel
+	tunnel.IfIndex = 9
 	f.present = reconcile.Present{
 		Device: &reconcile.Device{Index: 9, Name: d.Name, Ours: true, External: true, Up: true, NoARP: true,
-			Port: d.Port, MAC: d.MAC, MTU: d.MTU, Addresses: d.Addresses},
-		Tunnel: reconcile.Tunnel{Index: 9, VNI: d.VNI, Port: d.Port, Outer: d.Outer, Containers: d.Containers}, Peers: want.Peers,
+			Port: int(tunnel.Port), MAC: d.MAC, MTU: d.MTU, Addresses: d.Addresses},
+		Tunnel: tunnel, Nodes: want.Nodes,
 	}
 	for _, route := range want.Routes {
 		route.Device = 9
-		if !slices.ContainsFunc(f.refused, func(s wanted.Skip) bool { return s.Prefix == route.Prefix.String() }) {
+		if !slices.ContainsFunc(f.refused, func(s nodestate.Skipped) bool { return s.Prefix == route.Prefix.String() }) {
 			f.present.Routes = append(f.present.Routes, route)
 		}
 	}
@@ -77,9 +79,9 @@ func started(t *testing.T) *fake {
 	t.Helper()
 	f := &fake{changed: make(chan struct{}, 1), events: make(chan struct{}, 1), address: "192.0.2.1/24"}
 	f.agent = &agent{
-		name: "a", config: wanted.Config{Mode: wanted.ModeTunnel, Device: "ebpfnet0", Port: 4789}, nodes: f, host: f, events: f.events,
-		publish:  func(*wanted.State) error { f.written++; return nil },
-		watching: func(*wanted.State, *reconcile.Present) {},
+		name: "a", config: desired.Config{Mode: desired.ModeTunnel, Device: "ebpfnet0", Port: 4789}, nodes: f, host: f, events: f.events,
+		publish:  func(*desired.State) error { f.written++; return nil },
+		watching: func(*desired.State, *reconcile.Present) {},
 		health:   health.New(stuck), state: filepath.Join(t.TempDir(), "node.json"), log: slog.New(slog.NewTextHandler(&f.output, nil)),
 	}
 	ctx, stop := context.WithCancel(context.Background())
@@ -89,7 +91,7 @@ func started(t *testing.T) *fake {
 	return f
 }
 
-func (f *fake) tell(nodes ...wanted.Node) {
+func (f *fake) send(nodes ...desired.Node) {
 	f.list, f.synced = nodes, true
 	wake(f.changed)
 }
@@ -123,9 +125,9 @@ func (f *fake) want(t *testing.T, when string, routes, written int, ready string
 }
 
 var (
-	nodeA = wanted.Node{Name: "a", PodCIDRs: []string{"10.244.1.0/24"}, Addresses: []string{"192.0.2.1"}}
-	nodeB = wanted.Node{Name: "b", PodCIDRs: []string{"10.244.2.0/24"}, Addresses: []string{"192.0.2.2"}}
-	nodeC = wanted.Node{Name: "c", PodCIDRs: []string{"10.244.3.0/24"}, Addresses: []string{"192.0.2.3"}}
+	nodeA = desired.Node{Name: "a", PodCIDRs: []string{"10.244.1.0/24"}, Addresses: []string{"192.0.2.1"}}
+	nodeB = desired.Node{Name: "b", PodCIDRs: []string{"10.244.2.0/24"}, Addresses: []string{"192.0.2.2"}}
+	nodeC = desired.Node{Name: "c", PodCIDRs: []string{"10.244.3.0/24"}, Addresses: []string{"192.0.2.3"}}
 )
 
 // TestStart changes nothing before the first full list and before this node is known.
@@ -138,11 +140,11 @@ func TestStart(t *testing.T) {
 		f.want(t, "API down", 1, 0, "has not listed the nodes yet: connection refused")
 		f.wantGate(t, "API down", "since boot: the API server has not listed the nodes yet: connection refused")
 		f.err = nil
-		f.tell(nodeB)
+		f.send(nodeB)
 		pass(time.Second)
 		f.want(t, "this node unknown", 1, 0, "the API has no node a")
 		f.wantGate(t, "this node unknown", "since boot: the API has no node a")
-		f.tell(nodeA, nodeB, nodeC)
+		f.send(nodeA, nodeB, nodeC)
 		pass(batch)
 		f.want(t, "all known", 2, 1, "ok")
 		f.wantGate(t, "all known", "")
@@ -156,7 +158,7 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// wantGate wants the plugin to be told to wait, or to go on.
+// wantGate wants the plugin to wait, or to go on.
 func (f *fake) wantGate(t *testing.T, when, want string) {
 	t.Helper()
 	err := nodestate.Check(f.state)
@@ -169,7 +171,7 @@ func (f *fake) wantGate(t *testing.T, when, want string) {
 func TestRepair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := started(t)
-		f.tell(nodeA, nodeB)
+		f.send(nodeA, nodeB)
 		pass(batch)
 		f.present = reconcile.Present{}
 		wake(f.events)
@@ -185,7 +187,7 @@ func TestRepair(t *testing.T) {
 func TestMove(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := started(t)
-		f.tell(nodeA, nodeB)
+		f.send(nodeA, nodeB)
 		pass(10 * time.Minute)
 		if f.moved != 0 {
 			t.Errorf("got %d new connections for one address, want none", f.moved)
@@ -205,14 +207,14 @@ func TestPeers(t *testing.T) {
 		f := started(t)
 		odd := nodeC
 		odd.PodCIDRs = []string{"nonsense"}
-		f.tell(nodeA, nodeB, odd)
+		f.send(nodeA, nodeB, odd)
 		pass(batch)
 		first := f.wantPeers(t, "b")
 		if len(first.Skipped) == 0 || first.Skipped[0].Prefix != "nonsense" {
 			t.Errorf("got skipped %+v, want node c's nonsense", first.Skipped)
 		}
-		f.peers = nil // as in a new agent
-		f.tell(nodeA, nodeB, nodeC)
+		f.peers, f.entries = nil, nil // as in a new agent
+		f.send(nodeA, nodeB, nodeC)
 		pass(time.Hour)
 		later := f.wantPeers(t, "b", "c")
 		if later.Peers[0] != first.Peers[0] {
@@ -220,7 +222,7 @@ func TestPeers(t *testing.T) {
 		}
 		moved := nodeB
 		moved.Addresses = []string{"192.0.2.22"}
-		f.tell(nodeA, moved, nodeC)
+		f.send(nodeA, moved, nodeC)
 		pass(batch)
 		last := f.wantPeers(t, "b", "c")
 		if !last.Peers[0].Since.After(later.Peers[0].Since) || last.Peers[1] != later.Peers[1] {
@@ -246,11 +248,11 @@ func (f *fake) wantPeers(t *testing.T, names ...string) nodestate.Peers {
 func TestBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := started(t)
-		f.tell(nodeA)
+		f.send(nodeA)
 		pass(batch)
 		before := f.looks
 		for range 50 {
-			f.tell(nodeA, nodeB)
+			f.send(nodeA, nodeB)
 			wake(f.events)
 			time.Sleep(time.Millisecond)
 		}
@@ -266,7 +268,7 @@ func TestRetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := started(t)
 		f.refuse = errors.New("operation not permitted")
-		f.tell(nodeA, nodeB)
+		f.send(nodeA, nodeB)
 		pass(batch)
 		f.want(t, "refused", 0, 0, "operation not permitted")
 		pass(10 * time.Minute)
@@ -277,7 +279,7 @@ func TestRetry(t *testing.T) {
 		pass(interval + batch)
 		f.want(t, "permitted", 1, 1, "ok")
 		f.refuse = errors.New("again")
-		f.tell(nodeA)
+		f.send(nodeA)
 		pass(batch)
 		f.refuse = nil
 		pass(firstRetry + batch)
@@ -285,12 +287,12 @@ func TestRetry(t *testing.T) {
 	})
 }
 
-// TestRefused serves the other nodes when the kernel refuses the route to one, tells of that one, and tries again.
+// TestRefused serves the other nodes when the kernel refuses the route to one, reports that one, and tries again.
 func TestRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := started(t)
-		f.refused = []wanted.Skip{{Node: "b", Prefix: "10.244.2.0/24", Reason: "invalid argument"}}
-		f.tell(nodeA, nodeB, nodeC)
+		f.refused = []nodestate.Skipped{{Node: "b", Prefix: "10.244.2.0/24", Reason: "invalid argument"}}
+		f.send(nodeA, nodeB, nodeC)
 		pass(batch)
 		f.want(t, "one refused", 1, 1, "ok")
 		f.wantGate(t, "one refused", "")
@@ -307,14 +309,14 @@ func TestRefused(t *testing.T) {
 		f.refused = nil
 		pass(interval + batch)
 		f.want(t, "taken", 2, 100, "ok")
-		f.refused = []wanted.Skip{{Node: "b", Prefix: "10.244.2.0/24", Reason: "invalid argument"}}
+		f.refused = []nodestate.Skipped{{Node: "b", Prefix: "10.244.2.0/24", Reason: "invalid argument"}}
 		f.present = reconcile.Present{}
 		wake(f.events)
 		pass(batch)
 		f.refused = nil
 		pass(firstRetry + batch)
 		f.want(t, "refused for a second", 2, 100, "ok")
-		f.refused = []wanted.Skip{{Node: "b", Prefix: "10.244.2.0/24", Reason: "file exists"}, {Node: "c", Prefix: "10.244.3.0/24", Reason: "file exists"}}
+		f.refused = []nodestate.Skipped{{Node: "b", Prefix: "10.244.2.0/24", Reason: "file exists"}, {Node: "c", Prefix: "10.244.3.0/24", Reason: "file exists"}}
 		f.present = reconcile.Present{}
 		wake(f.events)
 		pass(batch)
@@ -326,7 +328,7 @@ func TestRefused(t *testing.T) {
 func TestLateAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := started(t)
-		f.tell(wanted.Node{Name: "a", PodCIDRs: nodeA.PodCIDRs})
+		f.send(desired.Node{Name: "a", PodCIDRs: nodeA.PodCIDRs})
 		pass(10 * time.Minute)
 		f.want(t, "without an address", 0, 0, "no usable internal address")
 		before := f.looks
@@ -346,26 +348,26 @@ func TestContested(t *testing.T) {
 		young.Created = time.Unix(2, 0)
 		old := nodeB
 		old.PodCIDRs, old.Created = nodeA.PodCIDRs, time.Unix(1, 0)
-		f.tell(young, old, nodeC)
+		f.send(young, old, nodeC)
 		pass(batch)
 		f.want(t, "contested", 1, 0, "node b is older and has 10.244.1.0/24")
 		f.wantGate(t, "contested", "since boot: node b is older")
-		f.tell(young, nodeC)
+		f.send(young, nodeC)
 		pass(batch)
 		f.want(t, "the older one gone", 1, 1, "ok")
 	})
 }
 
-// TestSkippedIsLoggedOnce tells of a node when it is skipped first, and when it is skipped for another reason.
+// TestSkippedIsLoggedOnce logs a node when it is skipped first, and when it is skipped for another reason.
 func TestSkippedIsLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := started(t)
 		odd := nodeB
 		odd.PodCIDRs = nil
-		f.tell(nodeA, odd)
+		f.send(nodeA, odd)
 		pass(10 * time.Minute)
 		odd.PodCIDRs = []string{"0.0.0.0/0"}
-		f.tell(nodeA, odd)
+		f.send(nodeA, odd)
 		pass(10 * time.Minute)
 		if got := strings.Count(f.output.String(), "node=b"); got != 2 {
 			t.Errorf("got %d lines about node b, want 2:\n%s", got, f.output.String())

@@ -3,24 +3,21 @@ package main
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"time"
 
-	noderec "github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/reconcile"
+	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 )
 
-// datapath is the one of this host. Each call opens it anew, because others load, upgrade and unload it, too. It is
-// loaded if it is not, and upgraded if its programs are older than the agent's.
+// datapath is the datapath of this host. Each call opens it again, because others load, upgrade and unload it, too. A call
+// loads it if necessary, and upgrades programs that are older than the agent's.
 type datapath struct {
-	maxFlows   uint32 // of one that is loaded; 0: in proportion to the host's memory
-	onlyLoaded bool   // one that is not loaded has nothing, and stays so
+	maxFlows   uint32 // if a call loads it; 0: in proportion to the host's memory
+	onlyLoaded bool   // calls do not load it
 }
 
-// patience is how long to wait for others that write to the datapath.
+// patience is the time to wait for others that write to the datapath.
 const patience = 10 * time.Second
 
 // with calls use with the open datapath.
@@ -45,64 +42,43 @@ func (d datapath) with(use func(context.Context, *loader.Datapath) error) error 
 	return use(ctx, loaded)
 }
 
-// Tunnel returns the tunnel, unless its device has lost the programs.
-func (d datapath) Tunnel() (tunnel noderec.Tunnel, err error) {
-	return tunnel, d.with(func(_ context.Context, dp *loader.Datapath) error {
+// Tunnel returns the tunnel, or none if its device has lost the programs.
+func (d datapath) Tunnel() (tunnel maps.Tunnel, err error) {
+	err = d.with(func(_ context.Context, dp *loader.Datapath) error {
 		known, err := maps.GetTunnel(dp)
 		if err != nil || known.IfIndex == 0 {
 			return err
 		}
 		attached, err := dp.UplinkAttached(known.IfIndex)
 		if attached {
-			tunnel = noderec.Tunnel{
-				Index: known.IfIndex, VNI: known.VNI, Port: int(known.Port),
-				Outer:      [2]netip.Addr{known.Addr4, known.Addr6},
-				Containers: [2]netip.Prefix{known.Containers4, known.Containers6},
-			}
+			tunnel = known
 		}
 		return err
 	})
+	return tunnel, err
 }
 
-// SetTunnel has the programs attached to the device. What there was of one that is gone goes with the next ADD.
-func (d datapath) SetTunnel(t noderec.Tunnel) error {
+// SetTunnel attaches the programs to the device. The next ADD removes the entry of a device that is gone.
+func (d datapath) SetTunnel(tunnel maps.Tunnel) error {
 	return d.with(func(ctx context.Context, dp *loader.Datapath) error {
-		if t == (noderec.Tunnel{}) {
-			return maps.With(ctx, dp, func(store *maps.Store) error { return store.SetTunnel(maps.Tunnel{}) })
+		if tunnel == (maps.Tunnel{}) {
+			return maps.With(ctx, dp, func(store *maps.Store) error { return store.SetTunnel(tunnel) })
 		}
-		return reconcile.Tunnel(ctx, dp, maps.Tunnel{
-			IfIndex: t.Index, VNI: t.VNI, Port: uint16(t.Port), Addr4: t.Outer[0], Addr6: t.Outer[1],
-			Containers4: t.Containers[0], Containers6: t.Containers[1],
-		})
+		return refresh.Tunnel(ctx, dp, tunnel)
 	})
 }
 
-// Peers lists the map of nodes.
-func (d datapath) Peers() (peers []wanted.Peer, err error) {
-	return peers, d.with(func(_ context.Context, dp *loader.Datapath) error {
-		nodes, err := maps.Nodes(dp)
-		for _, n := range nodes {
-			peers = append(peers, wanted.Peer{
-				Prefix: n.Prefix, Remote: n.Remote, Direct: n.Mode == maps.NodeDirect, Either: n.Mode == maps.NodeEither, MTU: n.MTU,
-			})
-		}
+// Nodes lists the other nodes that the datapath has.
+func (d datapath) Nodes() (nodes []maps.Node, err error) {
+	err = d.with(func(_ context.Context, dp *loader.Datapath) (err error) {
+		nodes, err = maps.Nodes(dp)
 		return err
 	})
+	return nodes, err
 }
 
-// SetPeers writes what differs.
-func (d datapath) SetPeers(peers []wanted.Peer) error {
-	var nodes []maps.Node
-	for _, p := range peers {
-		mode := maps.NodeTunnel
-		switch {
-		case p.Direct:
-			mode = maps.NodeDirect
-		case p.Either:
-			mode = maps.NodeEither
-		}
-		nodes = append(nodes, maps.Node{Prefix: p.Prefix, Remote: p.Remote, Mode: mode, MTU: p.MTU})
-	}
+// SetNodes writes those that differ.
+func (d datapath) SetNodes(nodes []maps.Node) error {
 	return d.with(func(ctx context.Context, dp *loader.Datapath) error {
 		return maps.With(ctx, dp, func(store *maps.Store) error { return store.SetNodes(nodes) })
 	})

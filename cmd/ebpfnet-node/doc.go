@@ -1,23 +1,22 @@
-// Command ebpfnet-node turns a cluster's Node objects into routes, an entry of the datapath for each prefix of
-// other nodes, and this node's conflist. It reads the API and writes nothing to it. Nothing of it runs while
-// packets flow or pods start: without it only new nodes are not learned.
+// Command ebpfnet-node turns a cluster's Node objects into routes, entries of the datapath for the prefixes of other
+// nodes, and this node's conflist. It reads the API and writes nothing to it. No packet and no start of a pod depends on
+// it: while it is down, only changes of nodes are missed.
 //
 // It is a module of its own, because client-go has more dependencies than all of ebpfnet.
 //
-// # Rooms
+// # Packages
 //
-//	wanted     what this node is to have: a pure function of nodes, configuration and this host's devices
-//	binaries   the plugins, where the runtime looks for them
-//	conflist   the operator's template with this node's ranges
-//	nodes      the Node objects, as the API server tells them
-//	probe      which nodes of a link containers' addresses may pass to
-//	reconcile  what the host has, how that differs from what is wanted, and the changes
-//	health     /healthz, /readyz and figures
+//	desired    computes this node's state from nodes, configuration and this host's devices
+//	binaries   installs the plugins
+//	conflist   fills this node's ranges into the template
+//	nodes      watches the Node objects
+//	probe      finds the nodes that can be reached without a tunnel
+//	reconcile  compares the host with the desired state and changes it
+//	health     /healthz, /readyz and metrics
 //
 // # The loop
 //
-// agent.go has the only goroutine that changes anything. It wakes when a node has changed that counts, when the
-// host has lost something of ours or its own devices have changed, each minute, and sooner after a failure. Then
-// it lists what is there, compares and changes: it makes no difference what has woken it, what has failed before,
-// or how long the agent was away.
+// agent.go has the only goroutine that changes anything. It wakes when a relevant field of a node changes, when the host
+// loses something of ours, when the host's devices change, each minute, and sooner after a failure. Then it lists the
+// host's state, compares it and changes what differs, whatever the event was and whatever failed before.
 package main

@@ -25,20 +25,20 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/binaries"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/conflist"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/health"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/nodes"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/probe"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/metrics"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/plugin/metrics"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
 func main() {
 	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(1) // it waits most of the time, and each event would wake threads that find nothing to do
+		runtime.GOMAXPROCS(1) // the agent waits most of the time, and each event would wake threads for nothing
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:], os.Stderr)
@@ -49,7 +49,7 @@ func main() {
 	}
 }
 
-// run works until ctx is done. All that it has made stays.
+// run runs the agent until ctx is done. Routes, devices and files stay.
 func run(ctx context.Context, args []string, stderr io.Writer) error {
 	o, err := parseOptions(args)
 	if err != nil {
@@ -69,7 +69,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 		return err
 	}
 	if o.lacksLimit() {
-		log.Warn("any node can claim what addresses it likes, such as the API server's, and would get their packets: set --cluster-cidr")
+		log.Warn("any node can take any addresses, such as the API server's, and receive their packets: set --cluster-cidr")
 	}
 	watcher, err := nodes.New(api)
 	if err != nil {
@@ -98,7 +98,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 		publish: o.publish, state: o.state, watching: events.follow, health: health.New(stuck), log: log,
 	}
 	prober := probe.New(o.probePort, events.wake)
-	if o.Mode == wanted.ModeAuto {
+	if o.Mode == desired.ModeAuto {
 		a.prober = prober
 	}
 	return together(ctx,
@@ -110,7 +110,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 	)
 }
 
-// together runs functions until one fails or ctx is done, and returns when all have ended.
+// together runs functions until one ends or ctx is done, and returns when all have ended.
 func together(ctx context.Context, parts ...func(context.Context) error) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -141,7 +141,7 @@ func newLogger(to io.Writer) *slog.Logger {
 	return log
 }
 
-// api returns how to reach the API server, whose address no node's containers can have.
+// api returns the API server's configuration, and reserves its address: no node's prefix may have it.
 func (o *options) api() (*rest.Config, error) {
 	config, err := rest.InClusterConfig()
 	if o.kubeconfig != "" {
@@ -164,14 +164,14 @@ func (o *options) api() (*rest.Config, error) {
 	return config, nil
 }
 
-// lacksLimit returns whether a node's prefix may have the API server's address. In a cluster the agent knows that of its
-// service, which other addresses stand behind.
+// lacksLimit reports whether a node's prefix may have the API server's address. In a cluster the agent knows only the
+// address of the server's service, not those behind it.
 func (o *options) lacksLimit() bool {
 	isServers := (o.kubeconfig != "" || o.apiServer != "") && len(o.Reserved) > 0
 	return len(o.PodCIDRs) == 0 && !isServers
 }
 
-// install copies the plugins, which are beside the agent, before anything else: DEL needs them, too.
+// install copies the plugins, which are in the agent's directory. It comes first, because DEL needs them, too.
 func (o *options) install() error {
 	self, err := os.Executable()
 	if err != nil {
@@ -180,8 +180,8 @@ func (o *options) install() error {
 	return binaries.Install(filepath.Dir(self), o.binDir)
 }
 
-// publish writes the conflist. The template may change at any time.
-func (o *options) publish(state *wanted.State) error {
+// publish writes the conflist. It reads the template each time, because that may change.
+func (o *options) publish(state *desired.State) error {
 	template, err := o.readTemplate()
 	if err != nil {
 		return err
@@ -203,14 +203,14 @@ func (o *options) readTemplate() ([]byte, error) {
 	return os.ReadFile(o.template)
 }
 
-// handler answers with the agent's figures and the datapath's.
+// handler serves the metrics of the agent and the datapath.
 func (o *options) handler(h *health.Health) http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(h)
 	return h.Handler(metrics.Handler(prometheus.Gatherers{registry, metrics.New(metrics.Options{ConfDir: filepath.Dir(o.conflist)})}))
 }
 
-// hostEvents tells of changes of this host.
+// hostEvents reports changes of this host.
 type hostEvents struct {
 	changed chan struct{}
 	filter  atomic.Pointer[reconcile.Filter]
@@ -230,8 +230,8 @@ func (e *hostEvents) wake() {
 	}
 }
 
-// follow says what counts from now on.
-func (e *hostEvents) follow(state *wanted.State, have *reconcile.Present) {
+// follow sets which events matter.
+func (e *hostEvents) follow(state *desired.State, have *reconcile.Present) {
 	filter := &reconcile.Filter{PodCIDRs: state.PodCIDRs}
 	if have.Device != nil {
 		filter.Tunnel = have.Device.Index

@@ -11,17 +11,17 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
-// commandUninstall takes everything out of this host.
+// commandUninstall removes everything from this host.
 const commandUninstall = "uninstall"
 
-// options are what an operator chooses.
+// options are the flags and arguments.
 type options struct {
-	wanted.Config
+	desired.Config
 	node       string
 	kubeconfig string
 	apiServer  string
@@ -41,27 +41,27 @@ func parseOptions(args []string) (*options, error) {
 	flags := pflag.NewFlagSet("ebpfnet-node", pflag.ContinueOnError)
 	flags.SortFlags = false
 	flags.StringVar(&o.node, "node", os.Getenv("NODE_NAME"), "name of this node's `NODE` object (default: $NODE_NAME)")
-	flags.StringVar((*string)(&o.Mode), "mode", string(wanted.ModeTunnel), "how packets go to other nodes: tunnel, direct or auto")
+	flags.StringVar((*string)(&o.Mode), "mode", string(desired.ModeTunnel), "how to reach other nodes: tunnel, direct or auto")
 	flags.StringVar(&o.Device, "device", "ebpfnet0", "name of the tunnel `DEVICE`")
 	flags.IntVar(&o.Port, "port", 4789, "UDP `PORT` of VXLAN, the same on all nodes")
 	flags.IntVar(&o.probePort, "probe-port", 9910, "UDP `PORT` of probes in mode auto, the same on all nodes")
 	flags.Uint32Var(&o.VNI, "vni", 1, "VXLAN network `ID`, the same on all nodes")
-	flags.IntVar(&o.MTU, "mtu", 0, "`MTU` between nodes (default: that of the device with this node's address)")
+	flags.IntVar(&o.MTU, "mtu", 0, "`MTU` between nodes (default: MTU of the device with this node's address)")
 	flags.BoolVar(&o.PreferIPv6, "prefer-ipv6", false, "tunnel over IPv6 between nodes that have both families; the same on all nodes")
-	podCIDRs := flags.StringSlice("cluster-cidr", nil, "`PREFIX` of all nodes' podCIDRs; others are refused (default: any)")
+	podCIDRs := flags.StringSlice("cluster-cidr", nil, "`PREFIX` that contains all nodes' podCIDRs; others are refused (default: any)")
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "`FILE` with the API server's address (default: the service account's)")
-	flags.StringVar(&o.apiServer, "api-server", "", "`URL` of the API server, where its service's address does not work yet")
+	flags.StringVar(&o.apiServer, "api-server", "", "`URL` of the API server, if its service does not work yet")
 	flags.StringVar(&o.template, "template", "", "`FILE` with the conflist without ranges (default: one with masquerading and host ports)")
 	flags.StringVar(&o.conflist, "conflist", "/etc/cni/net.d/10-ebpfnet.conflist", "`FILE` to write")
-	flags.StringVar(&o.state, "state", nodestate.Default, "`FILE` to write for the plugin; it must not outlive a boot")
-	flags.StringVar(&o.binDir, "bin-dir", "", "`DIR` to install the plugins into, which are beside this program (default: none)")
-	flags.BoolVar(&o.stay, "stay", false, "with uninstall: wait for the containers to go, and then for a signal")
+	flags.StringVar(&o.state, "state", nodestate.Default, "`FILE` to write for the plugin, on a file system that a reboot empties")
+	flags.StringVar(&o.binDir, "bin-dir", "", "`DIR` to copy the plugins to, from the directory of this program (default: none)")
+	flags.BoolVar(&o.stay, "stay", false, "with uninstall: wait until no container is left, and then for a signal")
 	flags.StringVar(&o.listen, "listen", "127.0.0.1:9909", "`ADDRESS:PORT` of /healthz, /readyz and /metrics")
 	if err := flags.Parse(args); err != nil {
 		return nil, err
 	}
 	if o.command = flags.Arg(0); flags.NArg() > 1 || o.command != "" && o.command != commandUninstall {
-		return nil, fmt.Errorf("got arguments %s, want none, or uninstall", show.Value(flags.Args()))
+		return nil, fmt.Errorf("got arguments %s, want none or uninstall", show.Value(flags.Args()))
 	}
 	for _, text := range *podCIDRs {
 		prefix, err := netip.ParsePrefix(text)
@@ -79,17 +79,17 @@ func invalid(flag string, value any, expected string) error {
 
 func (o *options) check() error {
 	const (
-		maxPort, maxVNI      = 1<<16 - 1, 1<<24 - 1
-		leastMTU, largestMTU = 576, 65535
-		longestName          = 15 // IFNAMSIZ and its NUL
+		maxPort, maxVNI    = 1<<16 - 1, 1<<24 - 1
+		minMTU, largestMTU = 576, 65535
+		maxNameLen         = 15 // IFNAMSIZ and its NUL
 	)
 	_, _, listenErr := net.SplitHostPort(o.listen)
 	switch {
 	case o.node == "" && o.command == "":
 		return errors.New("--node: got none, want the name of this node's object, or NODE_NAME in the environment")
-	case !slices.Contains([]wanted.Mode{wanted.ModeTunnel, wanted.ModeDirect, wanted.ModeAuto}, o.Mode):
+	case !slices.Contains([]desired.Mode{desired.ModeTunnel, desired.ModeDirect, desired.ModeAuto}, o.Mode):
 		return invalid("mode", o.Mode, "tunnel, direct or auto")
-	case o.Device == "" || len(o.Device) > longestName:
+	case o.Device == "" || len(o.Device) > maxNameLen:
 		return invalid("device", o.Device, "1 to 15 characters")
 	case o.Port < 1 || o.Port > maxPort:
 		return invalid("port", o.Port, "1 to 65535")
@@ -97,7 +97,7 @@ func (o *options) check() error {
 		return invalid("probe-port", o.probePort, "1 to 65535")
 	case o.VNI > maxVNI:
 		return invalid("vni", o.VNI, "0 to 16777215")
-	case o.MTU != 0 && (o.MTU < leastMTU || o.MTU > largestMTU):
+	case o.MTU != 0 && (o.MTU < minMTU || o.MTU > largestMTU):
 		return invalid("mtu", o.MTU, "0, or 576 to 65535")
 	case filepath.Ext(o.conflist) != ".conflist":
 		return invalid("conflist", o.conflist, "a file that ends in .conflist")

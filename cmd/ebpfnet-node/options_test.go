@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 )
 
 // TestOptions names the flag, its value and what is expected.
@@ -24,9 +24,9 @@ func TestOptions(t *testing.T) {
 		"--mtu 9000 --port 8472":              "",
 		"--cluster-cidr 10.244.0.0/16":        "",
 		"--cluster-cidr 10.0.0.0/8,fd44::/48": "",
-		"x":                                   `got arguments ["x"], want none, or uninstall`,
+		"x":                                   `got arguments ["x"], want none or uninstall`,
 		"uninstall --stay":                    "",
-		"uninstall x":                         `got arguments ["uninstall","x"], want none, or uninstall`,
+		"uninstall x":                         `got arguments ["uninstall","x"], want none or uninstall`,
 		"--node=":                             "--node: got none",
 		"--mode=bgp":                          `--mode: got "bgp", want tunnel, direct or auto`,
 		"--device=0123456789abcdef":           `--device: got "0123456789abcdef", want 1 to 15 characters`,
@@ -69,7 +69,7 @@ func TestLacksLimit(t *testing.T) {
 			t.Errorf("%q: got %v, want %v", args, got, want)
 		}
 	}
-	inCluster := options{Config: wanted.Config{Reserved: []netip.Addr{netip.MustParseAddr("10.96.0.1")}}}
+	inCluster := options{Config: desired.Config{Reserved: []netip.Addr{netip.MustParseAddr("10.96.0.1")}}}
 	if !inCluster.lacksLimit() {
 		t.Error("in a cluster: got false, want true: the service's address is not the API server's")
 	}

@@ -10,24 +10,24 @@ import (
 	"time"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/binaries"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
-// errInUse is for a host with containers, which need what is to be taken out.
-var errInUse = errors.New("nothing but the conflist and the agent's state was taken out: containers are connected")
+// errInUse is the error for a host with containers, which need what uninstall removes.
+var errInUse = errors.New("only the conflist and the agent's state are removed: containers are connected")
 
-// uninstall takes everything of ebpfnet out of this host. With stay it waits for the containers to go, and then for
-// the end of ctx: a DaemonSet starts again what ends.
+// uninstall removes everything of ebpfnet from this host. With stay it waits until no container is left, and then until
+// ctx is done, because a DaemonSet restarts a program that ends.
 func (o *options) uninstall(ctx context.Context, log *slog.Logger, stay bool) error {
 	const patience = 10 * time.Second
 
 	for {
-		err := o.takeOut(ctx)
+		err := o.remove(ctx)
 		if err == nil {
 			log.Info("uninstalled")
 		}
@@ -47,14 +47,14 @@ func (o *options) uninstall(ctx context.Context, log *slog.Logger, stay bool) er
 	}
 }
 
-// takeOut begins with what makes new containers, and ends with what DEL needs.
-func (o *options) takeOut(ctx context.Context) error {
+// remove first removes what ADD needs, and last what DEL needs.
+func (o *options) remove(ctx context.Context) error {
 	for _, file := range []string{o.conflist, o.state, nodestate.PeersOf(o.state)} {
 		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	if err := wantUnused(); err != nil {
+	if err := checkUnused(); err != nil {
 		return err
 	}
 	if err := o.leaveCluster(); err != nil {
@@ -69,17 +69,17 @@ func (o *options) takeOut(ctx context.Context) error {
 	return binaries.Remove(o.binDir)
 }
 
-// wantUnused finds containers by their devices, and by the datapath where ebpfnet is chained: a pod does not see the
-// host's records.
-func wantUnused() error {
-	containers, err := operator.Connected(record.DefaultDir)
+// checkUnused fails if containers are connected. It finds them by their devices, and those of a chained ebpfnet by the
+// datapath, because the agent's pod does not see the host's records.
+func checkUnused() error {
+	containers, err := admin.Connected(record.DefaultDir)
 	if err == nil && len(containers) > 0 {
 		err = fmt.Errorf("%w: %d, such as %s", errInUse, len(containers), containers[0])
 	}
 	return err
 }
 
-// leaveCluster removes routes, the device, and what the datapath knows of nodes.
+// leaveCluster removes the routes, the device, and the nodes from the datapath.
 func (o *options) leaveCluster() error {
 	host, err := reconcile.Open(datapath{onlyLoaded: true}, o.Device)
 	if err != nil {
@@ -90,7 +90,7 @@ func (o *options) leaveCluster() error {
 	if err != nil {
 		return err
 	}
-	nothing := &wanted.State{}
+	nothing := &desired.State{}
 	changes, err := reconcile.Difference(nothing, have)
 	if err != nil {
 		return err

@@ -5,22 +5,23 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
 
 func newAttachments() *cobra.Command {
 	var flags output.Flags
-	var dataDir string
+	var dirs directories
 	cmd := &cobra.Command{
 		Use:   "attachments [CONTAINER]",
 		Short: "containers: addresses, host ports, devices, settings",
-		Long: `Lists the connected containers, or tells all about one: addresses, routes, host
+		Long: `Lists the connected containers, or shows details of one: addresses, routes, host
 ports, devices, settings, and the aliases, cgroup and labels from the runtime.
 
 ` + containerHelp,
@@ -28,25 +29,25 @@ ports, devices, settings, and the aliases, cgroup and labels from the runtime.
   ebpfnetctl attachments web
   ebpfnetctl attachments -o json | jq -r '.[] | select(.dead) | .containerID'`,
 		Args:              oneWord,
-		ValidArgsFunction: completeContainers(&dataDir),
+		ValidArgsFunction: completeContainers(&dirs),
 		RunE: func(cmd *cobra.Command, words []string) error {
-			return printAttachments(output.New(cmd.OutOrStdout(), flags), words, dataDir)
+			return printAttachments(output.New(cmd.OutOrStdout(), flags), words, dirs)
 		},
 	}
-	flags.AddToNoun(cmd.Flags())
-	addDataDir(cmd, &dataDir)
+	flags.AddToRead(cmd.Flags())
+	dirs.add(cmd)
 	return cmd
 }
 
 // printAttachments prints the connected containers, or the page of one. What cannot be read is missing
 // from the list, and in the error.
-func printAttachments(p *output.Printer, words []string, dataDir string) error {
-	attachments, err := attachmentsOf(words, dataDir)
+func printAttachments(p *output.Printer, words []string, dirs directories) error {
+	attachments, err := attachmentsOf(words, dirs)
 	if attachments == nil {
 		return err
 	}
 	if isPage := len(words) > 0 && (p.Format == output.Text || p.Format == output.Wide); !isPage {
-		return errors.Join(err, attachmentNoun.Print(p, attachments))
+		return errors.Join(err, attachmentTable.Print(p, attachments))
 	}
 	for i, attachment := range attachments {
 		if i > 0 {
@@ -57,31 +58,26 @@ func printAttachments(p *output.Printer, words []string, dataDir string) error {
 	return err
 }
 
-var attachmentNoun = output.Noun[*operator.Attachment]{
-	Columns: []output.Column[*operator.Attachment]{
-		{Head: "NETWORK", Text: func(a *operator.Attachment) string { return a.Network }},
-		{Head: "CONTAINER", Text: func(a *operator.Attachment) string { return cmp.Or(a.ContainerID, a.Owner) }, Elastic: true},
-		{Head: "INTERFACE", Text: func(a *operator.Attachment) string { return a.IfName }, Wide: true},
+var attachmentTable = output.Table[*admin.Attachment]{
+	Columns: []output.Column[*admin.Attachment]{
+		{Head: "NETWORK", Text: func(a *admin.Attachment) string { return a.Network }},
+		{Head: "CONTAINER", Text: func(a *admin.Attachment) string { return cmp.Or(a.Title(), a.Owner) }},
+		{Head: "INTERFACE", Text: func(a *admin.Attachment) string { return a.IfName }, Wide: true},
 		{Head: "ADDRESSES", Text: addressesOf},
-		{Head: "PORTS", Text: func(a *operator.Attachment) string { return strconv.Itoa(len(a.HostPorts)) }, Right: true},
-		{Head: "POLICY", Text: func(a *operator.Attachment) string { return a.IngressPolicy }},
-		{Head: "DEVICE", Text: deviceOf, Color: func(a *operator.Attachment) output.Color {
-			if a.Dead {
-				return output.Red
-			}
-			return output.Plain
-		}},
-		{Head: "MAC", Text: func(a *operator.Attachment) string { return a.MAC }, Wide: true},
+		{Head: "PORTS", Text: portsOfOne},
+		{Head: "POLICY", Text: func(a *admin.Attachment) string { return a.IngressPolicy }},
+		{Head: "DEVICE", Text: deviceOf},
+		{Head: "MAC", Text: func(a *admin.Attachment) string { return a.MAC }, Wide: true},
 		{Head: "ANTI-SPOOF", Text: antiSpoofOf, Wide: true},
-		{Head: "INGRESS", Text: func(a *operator.Attachment) string { return rate(a.IngressRate) }, Wide: true, Right: true},
-		{Head: "EGRESS", Text: func(a *operator.Attachment) string { return rate(a.EgressRate) }, Wide: true, Right: true},
-		{Head: "ALIASES", Text: func(a *operator.Attachment) string { return strings.Join(a.Aliases, ",") }, Wide: true},
+		{Head: "INGRESS", Text: func(a *admin.Attachment) string { return rate(a.IngressRate) }, Wide: true},
+		{Head: "EGRESS", Text: func(a *admin.Attachment) string { return rate(a.EgressRate) }, Wide: true},
+		{Head: "ALIASES", Text: func(a *admin.Attachment) string { return strings.Join(a.Aliases, ",") }, Wide: true},
 	},
-	Name: containerName,
+	Name: func(a *admin.Attachment) string { return containerName(a.Attachment, a.Owner) },
 	None: "no container is connected",
 }
 
-func addressesOf(a *operator.Attachment) string {
+func addressesOf(a *admin.Attachment) string {
 	var addresses []string
 	for _, address := range a.Addresses {
 		addresses = append(addresses, address.Address.String())
@@ -89,14 +85,32 @@ func addressesOf(a *operator.Attachment) string {
 	return strings.Join(addresses, ",")
 }
 
-func deviceOf(a *operator.Attachment) string {
+// portText is the short form of a host port, such as 8080->80/tcp, or 192.0.2.1:8080->80/tcp of one address.
+func portText(p admin.HostPort) string {
+	port := strconv.Itoa(int(p.HostPort))
+	if !p.HostAddress.IsUnspecified() {
+		port = netip.AddrPortFrom(p.HostAddress, p.HostPort).String()
+	}
+	return fmt.Sprintf("%s->%d/%s", port, p.ContainerPort, p.Protocol)
+}
+
+// portsOfOne lists the host ports of an attachment. One that any address of both families has is there once.
+func portsOfOne(a *admin.Attachment) string {
+	var ports []string
+	for _, p := range a.HostPorts {
+		ports = append(ports, portText(p))
+	}
+	return strings.Join(slices.Compact(ports), ",")
+}
+
+func deviceOf(a *admin.Attachment) string {
 	if a.Dead {
 		return "gone"
 	}
 	return a.Device
 }
 
-func antiSpoofOf(a *operator.Attachment) string {
+func antiSpoofOf(a *admin.Attachment) string {
 	if a.AntiSpoof {
 		return "on"
 	}
@@ -110,7 +124,7 @@ func rate(bitsPerSecond uint64) string {
 	return strconv.FormatUint(bitsPerSecond, 10)
 }
 
-func printAttachment(p *output.Printer, a *operator.Attachment) {
+func printAttachment(p *output.Printer, a *admin.Attachment) {
 	name := strings.TrimSpace(strings.Join([]string{a.Network, a.ContainerID, a.IfName}, " "))
 	p.Printf("%s\n", cmp.Or(name, "owner "+a.Owner))
 	line := func(key, value string) {
@@ -125,6 +139,7 @@ func printAttachment(p *output.Printer, a *operator.Attachment) {
 	if a.Chained {
 		device += " (made by another plugin)"
 	}
+	line("name", a.Name)
 	line("device", device)
 	line("mac", a.MAC)
 	for _, address := range a.Addresses {

@@ -21,8 +21,8 @@ func TestBugreportInterrupted(t *testing.T) {
 	}
 }
 
-// TestBugreportNouns wants the nouns without an argument, with the flags that they share with it.
-func TestBugreportNouns(t *testing.T) {
+// TestBugreportCommands wants the read commands that need no argument, with the flags that they share with it.
+func TestBugreportCommands(t *testing.T) {
 	cmd, _, err := newRoot().Find([]string{"bugreport"})
 	if err != nil {
 		t.Fatal(err)
@@ -31,10 +31,10 @@ func TestBugreportNouns(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
-	for _, words := range nouns(cmd) {
+	for _, words := range readCommands(cmd) {
 		got = append(got, strings.Join(words, " "))
 	}
-	for _, want := range []string{"attachments --data-dir=/d", "diff --cache-dir=/c --data-dir=/d", "doctor --cache-dir=/c --conf-dir=/n --data-dir=/d", "status", "version"} {
+	for _, want := range []string{"attachments --cache-dir=/c --data-dir=/d --output=json", "doctor --cache-dir=/c --conf-dir=/n --data-dir=/d --output=json", "status --output=json", "version --output=json"} {
 		if !slices.Contains(got, want) {
 			t.Errorf("got %q, want %q among them", got, want)
 		}

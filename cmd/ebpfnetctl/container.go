@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -8,27 +10,36 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
 // containerHelp is in the help of commands with an argument CONTAINER.
-const containerHelp = `CONTAINER is an id or its beginning, NETWORK/CONTAINER[/INTERFACE], an alias, an
-address, or a device of the host.`
+const containerHelp = `CONTAINER is a name, such as web or shop/web-0, an ID or its beginning,
+NETWORK/CONTAINER[/INTERFACE], an alias, an address, or a device of the host.`
 
-// containerName names an attachment as the command set wants it: by its owner where nothing else does.
-func containerName(a *operator.Attachment) string {
+// containerName identifies an attachment as the command set expects it: by its owner where nothing else does.
+func containerName(a maps.Attachment, owner string) string {
 	if a.ContainerID == "" {
-		return a.Owner
+		return owner
 	}
 	return strings.Join([]string{a.Network, a.ContainerID, a.IfName}, "/")
 }
 
+// listAttachments lists all attachments with their names. What cannot be read is missing, and in the error.
+func listAttachments(dirs directories) ([]*admin.Attachment, error) {
+	all, err := admin.Attachments(dirs.data)
+	containers.Name(context.Background(), all, dirs.cache)
+	return all, err
+}
+
 // attachmentsOf lists all attachments, or those that a CONTAINER in words means. What cannot be read is
 // missing, and in the error; the list is nil where there is nothing to print.
-func attachmentsOf(words []string, dataDir string) ([]*operator.Attachment, error) {
-	all, err := operator.Attachments(dataDir)
+func attachmentsOf(words []string, dirs directories) ([]*admin.Attachment, error) {
+	all, err := listAttachments(dirs)
 	if all == nil || len(words) == 0 {
 		return all, err
 	}
@@ -36,54 +47,81 @@ func attachmentsOf(words []string, dataDir string) ([]*operator.Attachment, erro
 	return found, errors.Join(err, notFound)
 }
 
-// findContainer returns the attachments that a CONTAINER means: those that the first rule with any finds.
-// A beginning must be that of one id.
-func findContainer(all []*operator.Attachment, word string) ([]*operator.Attachment, error) {
-	rules := []func(*operator.Attachment) bool{
-		func(a *operator.Attachment) bool { return word == a.ContainerID },
-		func(a *operator.Attachment) bool {
-			return word == containerName(a) || word == a.Network+"/"+a.ContainerID || word == a.Owner
-		},
-		func(a *operator.Attachment) bool { return slices.Contains(a.Aliases, word) },
-		func(a *operator.Attachment) bool { return word == a.Device || hasAddress(a, word) },
-		func(a *operator.Attachment) bool { return strings.HasPrefix(a.ContainerID, word) },
-	}
+// containerRules find the attachments that a CONTAINER means, the first rule first.
+var containerRules = []func(a *admin.Attachment, word string) bool{
+	func(a *admin.Attachment, word string) bool { return word == a.ContainerID },
+	func(a *admin.Attachment, word string) bool { return word == a.Name },
+	func(a *admin.Attachment, word string) bool {
+		isIts := func(name string) bool {
+			return name != "" && (word == a.Network+"/"+name || word == a.Network+"/"+name+"/"+a.IfName)
+		}
+		return word == a.Owner || isIts(a.ContainerID) || isIts(a.Name)
+	},
+	func(a *admin.Attachment, word string) bool { return strings.HasSuffix(a.Name, "/"+word) },
+	func(a *admin.Attachment, word string) bool { return slices.Contains(a.Aliases, word) },
+	func(a *admin.Attachment, word string) bool { return word == a.Device || hasAddress(a, word) },
+	func(a *admin.Attachment, word string) bool {
+		_, id, _ := containers.CutNerdctl(a.ContainerID)
+		return strings.HasPrefix(a.ContainerID, word) || strings.HasPrefix(id, word)
+	},
+}
+
+// findContainer returns the attachments of the container that a CONTAINER means: those that the first rule with any
+// finds. Containers that are gone count only where no other has the name: it may be in use again.
+func findContainer(all []*admin.Attachment, word string) ([]*admin.Attachment, error) {
 	if word == "" {
-		return nil, usageError{fmt.Errorf("CONTAINER is empty: expected an id, a name, an alias, an address or a device")}
+		return nil, usageError{fmt.Errorf("CONTAINER is empty: expected an ID, a name, an alias, an address or a device")}
 	}
-	for i, matches := range rules {
-		found := slices.DeleteFunc(slices.Clone(all), func(a *operator.Attachment) bool { return !matches(a) })
-		ids := idsOf(found)
-		if i == len(rules)-1 && len(ids) > 1 {
-			return nil, fmt.Errorf("%s is the beginning of %d containers: %s", show.Value(word), len(ids), strings.Join(ids, ", "))
+	for _, matches := range containerRules {
+		found := slices.DeleteFunc(slices.Clone(all), func(a *admin.Attachment) bool { return !matches(a, word) })
+		if isAlive := func(a *admin.Attachment) bool { return !a.Dead }; slices.ContainsFunc(found, isAlive) {
+			found = slices.DeleteFunc(found, func(a *admin.Attachment) bool { return a.Dead })
+		}
+		if titles := titlesOf(found); len(titles) > 1 {
+			return nil, fmt.Errorf("%s is ambiguous, it means %d containers: %s", show.Value(word), len(titles), strings.Join(titles, ", "))
 		}
 		if len(found) > 0 {
 			return found, nil
 		}
 	}
-	return nil, fmt.Errorf("%w: %s", operator.ErrNoAttachment, show.Value(word))
+	return nil, fmt.Errorf("%w: %s", admin.ErrNoAttachment, show.Value(word))
 }
 
-func idsOf(attachments []*operator.Attachment) (ids []string) {
+// titlesOf returns a title for each of the containers, with the beginning of its ID where it has a name.
+func titlesOf(attachments []*admin.Attachment) (titles []string) {
+	const digits = 12
+
+	ids := map[string]bool{}
 	for _, a := range attachments {
-		ids = append(ids, a.ContainerID)
+		id := cmp.Or(a.ContainerID, a.Owner)
+		if ids[id] {
+			continue
+		}
+		ids[id] = true
+		if a.Name != "" {
+			if _, short, ok := containers.CutNerdctl(id); ok {
+				id = short
+			}
+			id = fmt.Sprintf("%s (%.*s)", a.Name, digits, id)
+		}
+		titles = append(titles, id)
 	}
-	slices.Sort(ids)
-	return slices.Compact(ids)
+	slices.Sort(titles)
+	return titles
 }
 
-func hasAddress(a *operator.Attachment, word string) bool {
-	return slices.ContainsFunc(a.Addresses, func(address operator.Address) bool { return address.Address.String() == word })
+func hasAddress(a *admin.Attachment, word string) bool {
+	return slices.ContainsFunc(a.Addresses, func(address admin.Address) bool { return address.Address.String() == word })
 }
 
 // completeContainers completes a CONTAINER by the names of those that are connected.
-func completeContainers(dataDir *string) cobra.CompletionFunc {
+func completeContainers(dirs *directories) cobra.CompletionFunc {
 	return func(_ *cobra.Command, words []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		var names []string
 		if len(words) == 0 {
-			attachments, _ := operator.Attachments(*dataDir) // what can be read
+			attachments, _ := listAttachments(*dirs) // what can be read
 			for _, a := range attachments {
-				names = append(append(names, a.ContainerID, containerName(a)), a.Aliases...)
+				names = append(append(names, a.ContainerID, a.Name, containerName(a.Attachment, a.Owner)), a.Aliases...)
 			}
 		}
 		return completionsOf(names, begun), cobra.ShellCompDirectiveNoFileComp

@@ -12,21 +12,19 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/wanted"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
 )
 
 // dropOptions are the flags and the argument of drops.
 type dropOptions struct {
 	output.Flags
-	dataDir, cacheDir string
-	words             []string
-	reason            string
-	follow            bool
-	bytes             int
-	limit             uint32
+	dirs   directories
+	words  []string
+	reason string
+	follow bool
+	bytes  int
+	limit  uint32
 }
 
 func newDrops() *cobra.Command {
@@ -35,19 +33,20 @@ func newDrops() *cobra.Command {
 		Use:   "drops [CONTAINER]",
 		Short: "dropped packets and why: counters, or each as it happens",
 		Long: `Lists what the datapath has dropped, by container and reason. With --follow it
-tells each packet as it is dropped, until Ctrl-C: by the datapath, or by the
-host's stack (NETFILTER_DROP, IP_RPFILTER, ...) if it is a container's.
+prints each packet as it is dropped, until Ctrl-C: packets that the datapath
+drops, and containers' packets that the host's stack drops (NETFILTER_DROP,
+IP_RPFILTER, ...).
 
 It costs packets nothing while nobody follows. One command can follow at a time.
-Of a flood, --limit packets per second, CPU and reason are told, and the number
-of those left out. Drops of the stack need tracefs and the kernel's types (BTF).
-Linux before 5.17 tells no reasons for them, but in which function.
+In a flood it prints --limit packets per second, CPU and reason, and how many it
+left out. Drops of the stack need tracefs and the kernel's types (BTF). Linux
+before 5.17 reports the function that drops a packet, but no reason.
 ` + containerHelp,
 		Example: `  ebpfnetctl drops
   ebpfnetctl drops --follow web --bytes 64
   ebpfnetctl drops --follow --reason policy -o json | jq -r .peer`,
 		Args:              oneWord,
-		ValidArgsFunction: completeContainers(&o.dataDir),
+		ValidArgsFunction: completeContainers(&o.dirs),
 		RunE: func(cmd *cobra.Command, words []string) error {
 			o.words = words
 			if err := o.check(cmd); err != nil {
@@ -59,13 +58,12 @@ Linux before 5.17 tells no reasons for them, but in which function.
 			return countDrops(output.New(cmd.OutOrStdout(), o.Flags), o)
 		},
 	}
-	o.AddToNoun(cmd.Flags())
-	addDataDir(cmd, &o.dataDir)
-	cmd.Flags().StringVar(&o.cacheDir, "cache-dir", wanted.DefaultCacheDir, "`DIR` is libcni's cache, which knows the pods")
-	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "tell each packet as it is dropped, until Ctrl-C")
-	cmd.Flags().StringVar(&o.reason, "reason", "", "those with `REASON` alone, such as policy or NETFILTER_DROP")
+	o.AddToRead(cmd.Flags())
+	o.dirs.add(cmd)
+	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "print each packet as it is dropped, until Ctrl-C")
+	cmd.Flags().StringVar(&o.reason, "reason", "", "only those with `REASON`, such as policy or NETFILTER_DROP")
 	cmd.Flags().IntVar(&o.bytes, "bytes", 0, "with --follow: also the first `N` bytes of each packet")
-	cmd.Flags().Uint32Var(&o.limit, "limit", 250, "with --follow: tell at most `N` per second, CPU and reason")
+	cmd.Flags().Uint32Var(&o.limit, "limit", 250, "with --follow: print at most `N` per second, CPU and reason")
 	completeWith(cmd, "reason", maps.ReasonNames()...)
 	return cmd
 }
@@ -76,12 +74,12 @@ func (o dropOptions) check(cmd *cobra.Command) error {
 			return usageError{fmt.Errorf("drops: --%s: expected --follow with it", name)}
 		}
 	}
-	if o.bytes < 0 || o.bytes > drops.MostBytes {
-		return usageError{fmt.Errorf("drops: --bytes %d: expected 0 to %d", o.bytes, drops.MostBytes)}
+	if o.bytes < 0 || o.bytes > drops.MaxBytes {
+		return usageError{fmt.Errorf("drops: --bytes %d: expected 0 to %d", o.bytes, drops.MaxBytes)}
 	}
-	const mostPerSecond = 100_000
-	if o.limit < 1 || o.limit > mostPerSecond {
-		return usageError{fmt.Errorf("drops: --limit %d: expected 1 to %d", o.limit, mostPerSecond)}
+	const maxPerSecond = 100_000
+	if o.limit < 1 || o.limit > maxPerSecond {
+		return usageError{fmt.Errorf("drops: --limit %d: expected 1 to %d", o.limit, maxPerSecond)}
 	}
 	if _, ours := maps.ParseReason(o.reason); o.reason != "" && !ours && (!o.follow || !isStackReason(o.reason)) {
 		return usageError{fmt.Errorf("drops: --reason %s: expected one of %s; or with --follow one of the kernel's in capitals",
@@ -90,14 +88,14 @@ func (o dropOptions) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// isStackReason returns whether a reason has the form of the kernel's.
+// isStackReason reports whether a reason has the form of the kernel's names.
 func isStackReason(reason string) bool {
 	return !strings.ContainsFunc(reason, func(r rune) bool { return (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '_' })
 }
 
 // countDrops prints the counters.
 func countDrops(p *output.Printer, o dropOptions) error {
-	attachments, errAttachments := attachmentsOf(o.words, o.dataDir)
+	attachments, errAttachments := attachmentsOf(o.words, o.dirs)
 	if attachments == nil {
 		return errAttachments
 	}
@@ -113,25 +111,25 @@ func countDrops(p *output.Printer, o dropOptions) error {
 	if o.reason != "" {
 		list = slices.DeleteFunc(list, func(c drops.Counter) bool { return c.Reason != o.reason })
 	}
-	return errors.Join(errAttachments, dropNoun.Print(p, list))
+	return errors.Join(errAttachments, dropTable.Print(p, list))
 }
 
-var dropNoun = output.Noun[drops.Counter]{
+var dropTable = output.Table[drops.Counter]{
 	Columns: []output.Column[drops.Counter]{
-		{Head: "CONTAINER", Text: func(c drops.Counter) string { return cmp.Or(c.ContainerID, c.Owner) }, Elastic: true},
+		{Head: "CONTAINER", Text: func(c drops.Counter) string { return cmp.Or(c.Title(), c.Owner) }},
 		{Head: "NETWORK", Text: func(c drops.Counter) string { return c.Network }, Wide: true},
 		{Head: "INTERFACE", Text: func(c drops.Counter) string { return c.IfName }, Wide: true},
-		{Head: "PACKETS", Text: func(c drops.Counter) string { return strconv.FormatUint(c.Packets, 10) }, Right: true},
-		{Head: "BYTES", Text: func(c drops.Counter) string { return strconv.FormatUint(c.Bytes, 10) }, Wide: true, Right: true},
+		{Head: "PACKETS", Text: func(c drops.Counter) string { return strconv.FormatUint(c.Packets, 10) }},
+		{Head: "BYTES", Text: func(c drops.Counter) string { return strconv.FormatUint(c.Bytes, 10) }, Wide: true},
 		{Head: "REASON", Text: func(c drops.Counter) string { return c.Reason }},
-		{Head: "MEANING", Text: func(c drops.Counter) string { return c.Meaning }, Wraps: true},
+		{Head: "MEANING", Text: func(c drops.Counter) string { return c.Meaning }},
 		{Head: "DEVICE", Text: func(c drops.Counter) string { return c.Device }, Wide: true},
 	},
 	Name: func(c drops.Counter) string {
 		if c.Owner == "" {
 			return c.Reason
 		}
-		return containerName(&operator.Attachment{Attachment: c.Attachment, Owner: c.Owner}) + "/" + c.Reason
+		return containerName(c.Attachment, c.Owner) + "/" + c.Reason
 	},
 	None: "no packet was dropped",
 }

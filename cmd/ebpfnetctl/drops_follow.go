@@ -22,7 +22,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
 	ours "github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
 )
 
 const (
@@ -45,7 +44,7 @@ type leftOut struct {
 	ByReason map[string]uint64 `json:"byReason"`
 }
 
-// followDrops prints drops until the command is ended, or nobody reads what it prints.
+// followDrops prints drops until the command is interrupted, or nobody reads its output.
 func followDrops(cmd *cobra.Command, o dropOptions) (err error) {
 	datapath, err := loader.OpenLoaded()
 	if err != nil {
@@ -62,7 +61,7 @@ func followDrops(cmd *cobra.Command, o dropOptions) (err error) {
 		f.describer.Stack = stack
 		filter.Stack = stackFilter(stack, o.reason)
 	}
-	f.describer.DataDir, f.describer.CacheDir, f.describer.Bytes = o.dataDir, o.cacheDir, o.bytes
+	f.describer.DataDir, f.describer.CacheDir, f.describer.Bytes = o.dirs.data, o.dirs.cache, o.bytes
 	defer f.describer.Close()
 	if err := f.describer.Open(datapath); err != nil {
 		return err
@@ -71,13 +70,13 @@ func followDrops(cmd *cobra.Command, o dropOptions) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.reader.Close()) }()
-	if err := f.tellLimits(cmd, filter.Stack, errors.Join(errStack, f.reader.StackErr)); err != nil {
+	if err := f.warn(cmd, filter.Stack, errors.Join(errStack, f.reader.StackErr)); err != nil {
 		return err
 	}
 	return f.run(cmd)
 }
 
-// filter returns what the programs are to tell.
+// filter returns which drops the programs report.
 func (f *follower) filter() (filter drops.Filter, err error) {
 	filter.Limit = f.options.limit
 	if reason, ok := ours.ParseReason(f.options.reason); ok {
@@ -86,13 +85,13 @@ func (f *follower) filter() (filter drops.Filter, err error) {
 	if len(f.options.words) == 0 {
 		return filter, nil
 	}
-	attachments, err := attachmentsOf(f.options.words, f.options.dataDir)
+	attachments, err := attachmentsOf(f.options.words, f.options.dirs)
 	if attachments == nil {
 		return filter, err
 	}
-	if len(attachments) > drops.MostOwners {
+	if len(attachments) > drops.MaxOwners {
 		return filter, fmt.Errorf("%s has %d interfaces, and only %d can be followed: name one, as NETWORK/CONTAINER/INTERFACE",
-			f.options.words[0], len(attachments), drops.MostOwners)
+			f.options.words[0], len(attachments), drops.MaxOwners)
 	}
 	for _, a := range attachments {
 		owner, err := strconv.ParseUint(a.Owner, 16, 64)
@@ -104,7 +103,7 @@ func (f *follower) filter() (filter drops.Filter, err error) {
 	return filter, err
 }
 
-// stackFilter returns nil where only a reason of ours is wanted.
+// stackFilter returns nil if the reason is one of the datapath.
 func stackFilter(stack *drops.Stack, reason string) *drops.StackFilter {
 	if _, isOurs := ours.ParseReason(reason); isOurs {
 		return nil
@@ -112,23 +111,23 @@ func stackFilter(stack *drops.Stack, reason string) *drops.StackFilter {
 	return &drops.StackFilter{Stack: stack, Reason: reason}
 }
 
-// tellLimits says once what the kernel cannot tell. It is an error if nothing else is wanted.
-func (f *follower) tellLimits(cmd *cobra.Command, stack *drops.StackFilter, err error) error {
+// warn prints what the kernel cannot report. That is an error if --reason asks for nothing else.
+func (f *follower) warn(cmd *cobra.Command, stack *drops.StackFilter, err error) error {
 	_, isOurs := ours.ParseReason(f.options.reason)
 	switch {
 	case isOurs:
 	case err != nil && f.options.reason != "":
 		return fmt.Errorf("drops --reason %s: %w", f.options.reason, err)
 	case err != nil:
-		output.Printf(cmd.ErrOrStderr(), "ebpfnetctl: drops of the host's own stack are not told: %v\n", err)
+		output.Printf(cmd.ErrOrStderr(), "ebpfnetctl: drops of the host's own stack are not reported: %v\n", err)
 	case !stack.HasReasons():
-		output.Printf(cmd.ErrOrStderr(), "ebpfnetctl: this kernel tells no reasons for drops of the host's stack (before 5.17), but the function\n")
+		output.Printf(cmd.ErrOrStderr(), "ebpfnetctl: this kernel reports no reasons for drops of the host's stack (before 5.17), only the function\n")
 	}
 	return nil
 }
 
-// run prints until the end. The reader's time is prolonged even while nobody takes what is printed: the programs then
-// count what is left out.
+// run prints until the end. It renews the reader's lease even while output blocks: the programs then count what is
+// left out.
 func (f *follower) run(cmd *cobra.Command) error {
 	signal.Ignore(syscall.SIGPIPE) // a write fails instead
 	defer signal.Reset(syscall.SIGPIPE)
@@ -148,7 +147,7 @@ func (f *follower) run(cmd *cobra.Command) error {
 			return err
 		case <-read.C:
 			if err := f.print(); f.isAlone(cmd) {
-				return nil // also with JSON, where printing fails then
+				return nil // also with JSON, where printing then fails
 			} else if err != nil {
 				return err
 			}
@@ -162,7 +161,7 @@ func (f *follower) run(cmd *cobra.Command) error {
 	}
 }
 
-// keepAlive prolongs the reader's time until stop is called, which may be called again.
+// keepAlive renews the reader's lease until stop is called, which may be called again.
 func (f *follower) keepAlive(cmd *cobra.Command, failed chan<- error) (stop func()) {
 	var renewing sync.WaitGroup
 	end := make(chan struct{})
@@ -173,7 +172,7 @@ func (f *follower) keepAlive(cmd *cobra.Command, failed chan<- error) (stop func
 	})
 }
 
-// renew says if this process did not run for so long that nothing was told.
+// renew warns if this process did not run for so long that its lease ended.
 func (f *follower) renew(cmd *cobra.Command, stop <-chan struct{}, failed chan<- error) {
 	ticker := time.NewTicker(dropsRenew)
 	defer ticker.Stop()
@@ -189,12 +188,12 @@ func (f *follower) renew(cmd *cobra.Command, stop <-chan struct{}, failed chan<-
 			return
 		}
 		if missed > 0 {
-			output.Printf(cmd.ErrOrStderr(), "ebpfnetctl: nothing was told for %s, because this process did not run\n", missed.Round(time.Second).String())
+			output.Printf(cmd.ErrOrStderr(), "ebpfnetctl: nothing was reported for %s, because this process did not run\n", missed.Round(time.Second).String())
 		}
 	}
 }
 
-// isAlone returns whether nobody reads the standard output any more, and forgets that writing to it failed.
+// isAlone reports whether nobody reads the standard output, and forgets that writing to it failed.
 func (f *follower) isAlone(cmd *cobra.Command) bool {
 	out, ok := cmd.OutOrStdout().(*output.File)
 	if !ok {
@@ -209,7 +208,7 @@ func (f *follower) isAlone(cmd *cobra.Command) bool {
 	return out.Err != nil || err == nil && n == 1 && fds[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0
 }
 
-// print prints what was told since.
+// print prints the drops since the last call.
 func (f *follower) print() error {
 	var errs []error
 	err := f.reader.Read(func(event *bpf.DropEvent) {
@@ -220,27 +219,21 @@ func (f *follower) print() error {
 }
 
 func (f *follower) printDrop(d drops.Drop) error {
-	container := containerName(&operator.Attachment{Attachment: d.Attachment, Owner: d.Owner})
 	switch {
 	case f.printer.ForPrograms():
 		return f.printer.Line(d)
 	case f.printer.Format == output.Name:
-		f.printer.Printf("%s\n", container)
+		f.printer.Printf("%s\n", containerName(d.Attachment, d.Owner))
 		return nil
 	}
-	words := []string{d.Time.Local().Format("15:04:05.000000"), string(f.printer.Paint(output.Yellow, cmp.Or(d.Reason, "dropped")))}
-	rest := []string{cmp.Or(container, "-")}
-	if d.Pod != "" {
-		rest = append(rest, "("+d.PodNamespace+"/"+d.Pod+")")
-	}
-	rest = append(rest, d.Protocol)
+	words := []string{d.Time.Local().Format("15:04:05.000000"), cmp.Or(d.Reason, "dropped"), cmp.Or(d.Title(), d.Owner, "-"), d.Protocol}
 	if d.Source != "" {
-		rest = append(rest, d.Source, ">", d.Destination)
+		words = append(words, d.Source, ">", d.Destination)
 	}
-	rest = append(rest, fmt.Sprintf("len %d", d.Length), cmp.Or(d.Hook, "stack"), d.Device)
-	f.printer.Printf("%s %s\n", output.Painted(strings.Join(words, " ")), strings.Join(rest, " ")+explanation(d))
+	words = append(words, fmt.Sprintf("len %d", d.Length), cmp.Or(d.Hook, "stack"), d.Device)
+	f.printer.Printf("%s\n", strings.Join(words, " ")+explanation(d))
 	if len(d.Raw) > 0 {
-		f.printer.Printf("%s", output.Painted(hex.Dump(d.Raw)))
+		f.printer.Printf("%s", output.Raw(hex.Dump(d.Raw)))
 	}
 	return nil
 }
@@ -256,7 +249,7 @@ func explanation(d drops.Drop) string {
 	}
 }
 
-// printLeftOut prints how many drops were left out since.
+// printLeftOut prints how many drops were left out since the last call.
 func (f *follower) printLeftOut() error {
 	counts, err := f.reader.LeftOut()
 	if err != nil || len(counts) == 0 {

@@ -103,6 +103,8 @@ func bigTCPSize(host *netlink.Handle, largest link.BigTCP, uplinks []int) (chose
 	fits, narrowest, err := possible.Within(host, uplinks)
 	size := max(fits.IPv6, fits.IPv4)
 	switch {
+	case len(uplinks) == 0:
+		return "no", "there is no uplink; the kernel supports it", err
 	case size == 0:
 		return "no", "uplink " + narrowest + " would leave larger packets to the CPU; the kernel supports it", err
 	case narrowest != "":

@@ -6,22 +6,19 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
 
 // flowOptions are the flags and the argument of flows.
 type flowOptions struct {
 	output.Flags
-	dataDir  string
-	words    []string
-	order    string
-	watch    bool
-	interval time.Duration
+	dirs  directories
+	words []string
+	order string
 }
 
 func newFlows() *cobra.Command {
@@ -47,28 +44,26 @@ packet. "ebpfnetctl top" has those of containers.
 
 ` + containerHelp,
 		Example: `  ebpfnetctl flows
-  ebpfnetctl flows web --sort idle --watch
+  watch -n2 ebpfnetctl flows web --sort idle
   ebpfnetctl flows -o json | jq -r '.[] | select(.kind == "snat") | .translated'`,
 		Args:              oneWord,
-		ValidArgsFunction: completeContainers(&o.dataDir),
+		ValidArgsFunction: completeContainers(&o.dirs),
 		RunE: func(cmd *cobra.Command, words []string) error {
 			o.words = words
 			return flows(cmd, o)
 		},
 	}
-	o.AddToNoun(cmd.Flags())
-	addDataDir(cmd, &o.dataDir)
+	o.AddToRead(cmd.Flags())
+	o.dirs.add(cmd)
 	cmd.Flags().StringVar(&o.order, "sort", "", "order by `KEY`: age or idle, the longest first")
-	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "list again and again, until q or Ctrl-C")
-	cmd.Flags().DurationVar(&o.interval, "interval", 2*time.Second, "with --watch: `TIME` from one list to the next")
 	completeWith(cmd, "sort", "age", "idle")
 	return cmd
 }
 
 // flowOrders are the values of --sort. A flow whose time is not known comes last.
-var flowOrders = map[string]func(operator.Flow) *float64{
-	"age":  func(f operator.Flow) *float64 { return f.Age },
-	"idle": func(f operator.Flow) *float64 { return f.Idle },
+var flowOrders = map[string]func(admin.Flow) *float64{
+	"age":  func(f admin.Flow) *float64 { return f.Age },
+	"idle": func(f admin.Flow) *float64 { return f.Idle },
 }
 
 func (o flowOptions) check() error {
@@ -79,50 +74,35 @@ func (o flowOptions) check() error {
 	if _, known := flowOrders[o.order]; !known && o.order != "" {
 		return usageError{fmt.Errorf("flows: --sort %s: expected age or idle", o.order)}
 	}
-	return checkInterval("flows", o.interval)
+	return nil
 }
 
-// flows lists once, or again and again.
 func flows(cmd *cobra.Command, o flowOptions) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	p := output.New(cmd.OutOrStdout(), o.Flags)
-	if !o.watch {
-		list, err := listFlows(o)
-		if list == nil && err != nil {
-			return err
-		}
-		return errors.Join(err, flowNoun.Print(p, list))
+	list, err := listFlows(o)
+	if list == nil && err != nil {
+		return err
 	}
-	return live(cmd, p, o.interval, func(p *output.Printer) error {
-		list, err := listFlows(o)
-		if err != nil {
-			return err
-		}
-		if p.ForPrograms() {
-			return p.Line(list)
-		}
-		p.Printf("%s  %d entries; q ends\n\n", p.Paint(output.Bold, "ebpfnet flows"), len(list))
-		return flowNoun.Print(p, list)
-	})
+	return errors.Join(err, flowTable.Print(output.New(cmd.OutOrStdout(), o.Flags), list))
 }
 
-func listFlows(o flowOptions) ([]operator.Flow, error) {
-	attachments, errAttachments := operator.Attachments(o.dataDir)
+func listFlows(o flowOptions) ([]admin.Flow, error) {
+	attachments, errAttachments := listAttachments(o.dirs)
 	if attachments == nil {
 		return nil, errAttachments
 	}
-	var only []*operator.Attachment
+	var only []*admin.Attachment
 	if len(o.words) > 0 {
 		var err error
 		if only, err = findContainer(attachments, o.words[0]); err != nil {
 			return nil, errors.Join(errAttachments, err)
 		}
 	}
-	list, err := operator.Flows(attachments, only)
+	list, err := admin.Flows(attachments, only)
 	if key := flowOrders[o.order]; key != nil {
-		slices.SortStableFunc(list, func(a, b operator.Flow) int { return cmp.Compare(orNever(key(b)), orNever(key(a))) })
+		slices.SortStableFunc(list, func(a, b admin.Flow) int { return cmp.Compare(orNever(key(b)), orNever(key(a))) })
 	}
 	return list, errors.Join(errAttachments, err)
 }
@@ -134,28 +114,28 @@ func orNever(seconds *float64) float64 {
 	return *seconds
 }
 
-var flowNoun = output.Noun[operator.Flow]{
-	Columns: []output.Column[operator.Flow]{
-		{Head: "KIND", Text: func(f operator.Flow) string { return f.Kind }},
-		{Head: "PROTO", Text: func(f operator.Flow) string { return f.Protocol }},
-		{Head: "SOURCE", Text: func(f operator.Flow) string { return f.Source }, Ends: true},
-		{Head: "DESTINATION", Text: func(f operator.Flow) string { return f.Destination }, Ends: true},
-		{Head: "TRANSLATED", Text: func(f operator.Flow) string { return f.Translated }, Wide: true},
-		{Head: "CONTAINER", Text: containersOf, Elastic: true},
-		{Head: "STATE", Text: func(f operator.Flow) string { return f.State }},
-		{Head: "AGE", Text: func(f operator.Flow) string { return duration(f.Age) }, Wide: true, Right: true},
-		{Head: "IDLE", Text: func(f operator.Flow) string { return duration(f.Idle) }, Right: true},
+var flowTable = output.Table[admin.Flow]{
+	Columns: []output.Column[admin.Flow]{
+		{Head: "KIND", Text: func(f admin.Flow) string { return f.Kind }},
+		{Head: "PROTO", Text: func(f admin.Flow) string { return f.Protocol }},
+		{Head: "SOURCE", Text: func(f admin.Flow) string { return f.Source }},
+		{Head: "DESTINATION", Text: func(f admin.Flow) string { return f.Destination }},
+		{Head: "TRANSLATED", Text: func(f admin.Flow) string { return f.Translated }, Wide: true},
+		{Head: "CONTAINER", Text: containersOf},
+		{Head: "STATE", Text: func(f admin.Flow) string { return f.State }},
+		{Head: "AGE", Text: func(f admin.Flow) string { return duration(f.Age) }, Wide: true},
+		{Head: "IDLE", Text: func(f admin.Flow) string { return duration(f.Idle) }},
 	},
-	Name: func(f operator.Flow) string { return f.Kind + "/" + f.Protocol + "/" + f.Source + "/" + f.Destination },
+	Name: func(f admin.Flow) string { return f.Kind + "/" + f.Protocol + "/" + f.Source + "/" + f.Destination },
 	None: "the datapath knows no connection",
 }
 
-func containersOf(f operator.Flow) string {
-	var ids []string
+func containersOf(f admin.Flow) string {
+	var titles []string
 	for _, a := range f.Containers {
-		ids = append(ids, a.ContainerID)
+		titles = append(titles, a.Title())
 	}
-	return strings.Join(ids, ",")
+	return strings.Join(titles, ",")
 }
 
 // duration is short: its largest unit and the next one.

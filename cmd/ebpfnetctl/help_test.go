@@ -2,12 +2,15 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+	"github.com/ebpfnet/ebpfnet/loader"
 )
 
 // runIn runs ebpfnetctl in this process.
@@ -23,6 +26,9 @@ func TestHelp(t *testing.T) {
 	const columns = 80
 
 	for _, command := range append(newRoot().Commands(), newRoot()) {
+		if command.Hidden {
+			continue // removed
+		}
 		args := strings.Fields(command.CommandPath())[1:]
 		code, help, stderr := runIn(t, append([]string{"help"}, args...)...)
 		if _, other, _ := runIn(t, append(args, "--help")...); code != exitGood || other != help {
@@ -39,16 +45,16 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// TestNounsHaveSchemas wants the flags of a noun and a schema for each command that prints JSON, and no other schema.
-func TestNounsHaveSchemas(t *testing.T) {
+// TestSchemas wants a schema for each command that prints JSON, no other schema, and --no-headers of read commands.
+func TestSchemas(t *testing.T) {
 	names := schemaNames()
 	for _, command := range newRoot().Commands() {
 		formats := output.FormatNames(command.Flags())
 		if slices.Contains(formats, "json") != slices.Contains(names, command.Name()) {
 			t.Errorf("%s: got -o %q, and a schema: %v", command.Name(), formats, slices.Contains(names, command.Name()))
 		}
-		if isNoun := slices.Contains(formats, "name"); isNoun != (command.Flags().Lookup("no-headers") != nil) {
-			t.Errorf("%s: a noun: %v; want --no-headers of nouns alone", command.Name(), isNoun)
+		if reads := slices.Contains(formats, "name"); reads != (command.Flags().Lookup("no-headers") != nil) {
+			t.Errorf("%s: a read command: %v; want --no-headers of these alone", command.Name(), reads)
 		}
 		names = slices.DeleteFunc(names, func(name string) bool { return name == command.Name() })
 	}
@@ -76,8 +82,16 @@ func TestUsage(t *testing.T) {
 		"unknown flag: --verbose":                                               {"status", "--verbose"},
 		"expected one of attachments":                                           {"schema", "../schema/status"},
 		"expected NETWORK[/CONTAINER[/INTERFACE]]":                              {"set", "pods"},
+		`colour "red"`:                                                          {"set", "pods", "colour=red"},
+		"same-network":                                                          {"set", "pods", "ingressPolicy=closed"},
+		"true or false":                                                         {"set", "pods", "antiSpoof=maybe"},
+		"unknown flag: --data-dir":                                              {"status", "--data-dir", "/d"},
 		`attachments: unexpected argument "b"`:                                  {"attachments", "a", "b"},
-		"load: unknown shorthand flag: 'o' in -o":                               {"load", "-o", "json"},
+		"unload: unknown shorthand flag: 'o' in -o":                             {"unload", "-o", "json"},
+		"diff was removed: use `ebpfnetctl doctor`":                             {"diff", "-o", "json"},
+		"was removed: use `ebpfnetctl doctor --peers`":                          {"nodes", "--probe"},
+		"was removed: use `watch -n2 ebpfnetctl top`":                           {"top", "-n", "1"},
+		"was removed: use `ebpfnetctl drops --follow` or pwru":                  {"trace", "--live", "web", "host"},
 		"unload: unknown flag: --force":                                         {"unload", "--force"},
 		"flag needs an argument: --data-dir":                                    {"repair", "--data-dir"},
 		"version: unexpected argument \"\\\"\" (see `ebpfnetctl help version`)": {"version", `"`},
@@ -85,6 +99,18 @@ func TestUsage(t *testing.T) {
 		code, stdout, stderr := runIn(t, args...)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, want) {
 			t.Errorf("ebpfnetctl %q: got exit code %d, stdout %q, stderr %q; want 2, nothing, %q", args, code, stdout, stderr, want)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	for format, want := range map[string]string{
+		"text": fmt.Sprintf("devel, revision %d, build %016x, ABI %d\n", bpf.Revision, bpf.Build(), loader.ABI),
+		"json": fmt.Sprintf("\"revision\": %d,\n  \"build\": \"%016x\"", bpf.Revision, bpf.Build()),
+		"yaml": fmt.Sprintf("abi: %d\n", loader.ABI),
+	} {
+		if code, stdout, _ := runIn(t, "version", "-o", format); code != exitGood || !strings.Contains(stdout, want) {
+			t.Errorf("version -o %s: got exit code %d, %q, want %q", format, code, stdout, want)
 		}
 	}
 }

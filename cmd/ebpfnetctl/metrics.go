@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/metrics"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
+	"github.com/ebpfnet/ebpfnet/plugin/metrics"
 )
 
 // metricsOptions are the flags of metrics.

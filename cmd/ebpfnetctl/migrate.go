@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/migrate"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/wanted"
 )
 
 // migrateOptions are the flags of migrate.
@@ -24,18 +24,18 @@ func newMigrate() *cobra.Command {
 	var o migrateOptions
 	cmd := &cobra.Command{
 		Use:   "migrate [NETWORK]",
-		Short: "lead networks of other plugins over to ebpfnet, or back",
-		Long: `Leads networks of the reference plugins (ptp, bridge, flannel's bridge, with
-host-local and portmap) over to ebpfnet: all, or one. Subnets and addresses
-stay. The list of a network is replaced by one of ebpfnet and kept beside it.
-Containers that run are adopted: they go on, with their connections, and end as
-they would have. Those of bridges that have IPv6 have to be stopped before.
+		Short: "migrate networks of other plugins to ebpfnet, or back",
+		Long: `Migrates networks of the reference plugins (ptp, bridge, flannel's bridge, with
+host-local and portmap) to ebpfnet: all, or one. Subnets and addresses stay. A
+list of ebpfnet replaces the network's list, which is kept beside it. Running
+containers are adopted: they go on, with their connections, and end as they
+would have. Containers of bridges that have IPv6 have to be stopped before.
 
---plan prints what would become of each network and container, changes nothing,
+--plan prints what would happen to each network and container, changes nothing,
 and exits with 3 if a network is blocked.
 
 --back puts the old list back, and releases what was adopted. Containers that
-ebpfnet has made have to be stopped before.`,
+ebpfnet made have to be stopped before.`,
 		Example: `  ebpfnetctl migrate --plan
   ebpfnetctl migrate --plan -o json | jq '.[0].conflist'
   ebpfnetctl migrate podman
@@ -47,14 +47,14 @@ ebpfnet has made have to be stopped before.`,
 			return runMigrate(cmd, o)
 		},
 	}
-	o.AddToVerb(cmd.Flags())
+	o.AddToWrite(cmd.Flags())
 	flags := cmd.Flags()
 	flags.BoolVar(&o.plan, "plan", false, "print what would be done, and do nothing")
 	flags.BoolVar(&o.back, "back", false, "put the old lists back")
 	flags.StringVar(&o.Root, "root", "/", "`DIR` is where the host's files are, for a container that has them mounted")
 	flags.StringVar(&o.ConfDir, "conf-dir", "", "`DIR` is the runtime's directory of networks, if it is not containerd or CRI-O")
 	flags.StringSliceVar(&o.BinDirs, "bin-dir", nil, "`DIR` is the runtime's directory of plugins")
-	flags.StringVar(&o.CacheDir, "cache-dir", wanted.DefaultCacheDir, "`DIR` is libcni's cache")
+	flags.StringVar(&o.CacheDir, "cache-dir", containers.DefaultCacheDir, "`DIR` is libcni's cache")
 	return cmd
 }
 
@@ -91,7 +91,7 @@ func planMigration(cmd *cobra.Command, p *output.Printer, o migrate.Options) err
 	networks = append([]*migrate.Network{}, networks...)
 	errPrint := p.Document(networks, "", func() {
 		if len(networks) == 0 && err == nil {
-			p.Printf("no network here that is, or could be, led over\n")
+			p.Printf("no network to migrate\n")
 		}
 		for _, n := range networks {
 			printNetwork(p, n)
@@ -113,7 +113,7 @@ func printNetwork(p *output.Printer, n *migrate.Network) {
 		p.Printf("  note: %s\n", note)
 	}
 	for _, c := range n.Containers {
-		p.Printf("  %s %s %s (%s, %s)%s\n", string(c.Fate), c.ContainerID, c.IfName, c.Device, strings.Join(c.Addresses, ", "), portsSentence(c))
+		p.Printf("  %s %s %s (%s, %s)%s\n", string(c.Action), c.Title(), c.IfName, c.Device, strings.Join(c.Addresses, ", "), portsSentence(c))
 	}
 	if n.State != migrate.Ready {
 		return

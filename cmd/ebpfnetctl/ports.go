@@ -10,51 +10,48 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
-	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
 
 // hostPort is an element of `ebpfnetctl ports -o json`: schema/ports.json.
 type hostPort struct {
-	operator.HostPort
-	maps.Attachment        // whose it is
-	Owner           string `json:"owner"`
-	Dead            bool   `json:"dead"` // the container is gone; DEL or GC removes the port
-
-	name string
+	admin.HostPort
+	admin.Named        // whose it is
+	Owner       string `json:"owner"`
+	Dead        bool   `json:"dead"` // the container is gone; DEL or GC removes the port
 }
 
 func newPorts() *cobra.Command {
 	var flags output.Flags
-	var dataDir string
+	var dirs directories
 	cmd := &cobra.Command{
 		Use:   "ports [CONTAINER]",
-		Short: "host ports, and where they lead to",
+		Short: "host ports, and where they forward to",
 		Long: `Lists the host ports: address, port and protocol, the address and port that they
-lead TO, and whose that is. * is any IPv4 address of the host, [*] any IPv6
+forward TO, and the container. * is any IPv4 address of the host, [*] any IPv6
 address.
 
 ` + containerHelp,
 		Example:           "  ebpfnetctl ports\n  ebpfnetctl ports web -o name",
 		Args:              oneWord,
-		ValidArgsFunction: completeContainers(&dataDir),
+		ValidArgsFunction: completeContainers(&dirs),
 		RunE: func(cmd *cobra.Command, words []string) error {
-			attachments, err := attachmentsOf(words, dataDir)
+			attachments, err := attachmentsOf(words, dirs)
 			if attachments == nil {
 				return err
 			}
-			return errors.Join(err, portNoun.Print(output.New(cmd.OutOrStdout(), flags), portsOf(attachments)))
+			return errors.Join(err, portTable.Print(output.New(cmd.OutOrStdout(), flags), portsOf(attachments)))
 		},
 	}
-	flags.AddToNoun(cmd.Flags())
-	addDataDir(cmd, &dataDir)
+	flags.AddToRead(cmd.Flags())
+	dirs.add(cmd)
 	return cmd
 }
 
-func portsOf(attachments []*operator.Attachment) (ports []hostPort) {
+func portsOf(attachments []*admin.Attachment) (ports []hostPort) {
 	for _, a := range attachments {
 		for _, port := range a.HostPorts {
-			ports = append(ports, hostPort{port, a.Attachment, a.Owner, a.Dead, containerName(a)})
+			ports = append(ports, hostPort{port, a.Named, a.Owner, a.Dead})
 		}
 	}
 	slices.SortFunc(ports, func(a, b hostPort) int {
@@ -63,15 +60,15 @@ func portsOf(attachments []*operator.Attachment) (ports []hostPort) {
 	return ports
 }
 
-var portNoun = output.Noun[hostPort]{
+var portTable = output.Table[hostPort]{
 	Columns: []output.Column[hostPort]{
 		{Head: "ADDRESS", Text: hostPort.address},
-		{Head: "PORT", Text: func(p hostPort) string { return strconv.Itoa(int(p.HostPort.HostPort)) }, Right: true},
+		{Head: "PORT", Text: func(p hostPort) string { return strconv.Itoa(int(p.HostPort.HostPort)) }},
 		{Head: "PROTOCOL", Text: func(p hostPort) string { return p.Protocol }},
 		{Head: "TO", Text: func(p hostPort) string {
 			return netip.AddrPortFrom(p.ContainerAddress, p.ContainerPort).String()
 		}},
-		{Head: "CONTAINER", Text: func(p hostPort) string { return p.name }, Elastic: true},
+		{Head: "CONTAINER", Text: func(p hostPort) string { return cmp.Or(p.Title(), p.Owner) }},
 		{Head: "STATE", Text: func(p hostPort) string {
 			if p.Dead {
 				return "dead"
@@ -85,7 +82,7 @@ var portNoun = output.Noun[hostPort]{
 	None: "no container has a host port",
 }
 
-// address tells the families apart where it is any address.
+// address returns * for any IPv4 address of the host, and [*] for any IPv6 address.
 func (p hostPort) address() string {
 	switch p.HostAddress {
 	case netip.IPv4Unspecified():

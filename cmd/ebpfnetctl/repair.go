@@ -7,7 +7,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
 
 // repairOptions are the flags of repair.
@@ -28,7 +28,7 @@ uplinks, policy rules and forwarding.`,
 		Args:    noWords,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return repair(cmd, o) },
 	}
-	o.AddToVerb(cmd.Flags())
+	o.AddToWrite(cmd.Flags())
 	addDataDir(cmd, &o.dataDir)
 	cmd.Flags().BoolVar(&o.hook, "hook", false, "only follow changes of the host; do nothing where nothing is loaded, or many run at once")
 	return cmd
@@ -39,16 +39,16 @@ uplinks, policy rules and forwarding.`,
 func repair(cmd *cobra.Command, o repairOptions) error {
 	ctx, done := withLocks(cmd)
 	defer done()
-	what := (*operator.Operator).Repair
+	what := (*admin.Host).Repair
 	if o.hook {
 		turn, err := loader.TakeTurn(ctx)
 		if turn == nil || err != nil {
 			return ignoreNotLoaded(err)
 		}
 		defer turn.Release()
-		what = (*operator.Operator).Follow
+		what = (*admin.Host).Follow
 	}
-	op, err := operator.Open(loader.OpenLoaded, o.dataDir)
+	op, err := admin.Open(loader.OpenLoaded, o.dataDir)
 	if err != nil {
 		return err
 	}

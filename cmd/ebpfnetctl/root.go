@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
@@ -46,7 +47,7 @@ something has found it.`,
 		return usageError{fmt.Errorf("%s: %w", cmd.Name(), err)}
 	})
 	root.AddGroup(
-		&cobra.Group{ID: groupLook, Title: "Look (doctor alone changes something, if you tell it to):"},
+		&cobra.Group{ID: groupLook, Title: "Look (only doctor changes something, with --fix or --send):"},
 		&cobra.Group{ID: groupChange, Title: "Change:"},
 		&cobra.Group{ID: groupTool, Title: "About ebpfnetctl:"},
 	)
@@ -66,7 +67,6 @@ something has found it.`,
 	add(groupLook,
 		newAttachments(),
 		newBugreport(),
-		newDiff(),
 		newDoctor(),
 		newDrops(),
 		newFlows(),
@@ -78,7 +78,6 @@ something has found it.`,
 		newTrace(),
 	)
 	add(groupChange,
-		newLoad(),
 		newMigrate(),
 		newRepair(),
 		newSet(),
@@ -91,6 +90,7 @@ something has found it.`,
 		newSchema(),
 		newVersion(),
 	)
+	addRemoved(root)
 	return root
 }
 
@@ -141,11 +141,20 @@ func noWords(cmd *cobra.Command, words []string) error { return atMost(cmd, word
 // oneWord is for commands with one optional argument.
 func oneWord(cmd *cobra.Command, words []string) error { return atMost(cmd, words, 1) }
 
-func atMost(cmd *cobra.Command, words []string, most int) error {
-	if len(words) > most {
-		return usageError{fmt.Errorf("%s: unexpected argument %q", cmd.Name(), words[most])}
+func atMost(cmd *cobra.Command, words []string, maximum int) error {
+	if len(words) > maximum {
+		return usageError{fmt.Errorf("%s: unexpected argument %q", cmd.Name(), words[maximum])}
 	}
 	return nil
+}
+
+// directories are where the records and the names of containers are.
+type directories struct{ data, cache string }
+
+// add adds the flags of commands that show containers, or have an argument CONTAINER.
+func (d *directories) add(cmd *cobra.Command) {
+	addDataDir(cmd, &d.data)
+	cmd.Flags().StringVar(&d.cache, "cache-dir", containers.DefaultCacheDir, "`DIR` is libcni's cache, which has the containers' names")
 }
 
 // addDataDir adds the flag of commands that read records.

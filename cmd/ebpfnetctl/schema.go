@@ -22,8 +22,8 @@ func newSchema() *cobra.Command {
 		Use:   "schema [COMMAND]",
 		Short: "JSON schema of what a command prints with -o json",
 		Long: `Prints the JSON schema of what a command prints with -o json, or the commands
-that have one. A later version may add a field, and removes or changes none
-without a word in the release notes.`,
+that have one. A later version may add fields; the release notes say if one is
+removed or changed.`,
 		Example:           "  ebpfnetctl schema\n  ebpfnetctl schema attachments",
 		Args:              oneWord,
 		ValidArgsFunction: cobra.FixedCompletions(schemaNames(), cobra.ShellCompDirectiveNoFileComp),
@@ -33,7 +33,7 @@ without a word in the release notes.`,
 
 func printSchema(cmd *cobra.Command, words []string) error {
 	if len(words) == 0 {
-		output.Printf(cmd.OutOrStdout(), "%s\n", output.Painted(strings.Join(schemaNames(), "\n")))
+		output.Printf(cmd.OutOrStdout(), "%s\n", output.Raw(strings.Join(schemaNames(), "\n")))
 		return nil
 	}
 	text, err := schemas.ReadFile("schema/" + words[0] + ".json")

@@ -11,12 +11,12 @@ import (
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
 )
 
 func newSet() *cobra.Command {
-	var dataDir string
+	var dirs directories
 	cmd := &cobra.Command{
 		Use:   "set NETWORK[/CONTAINER[/INTERFACE]] KEY=VALUE...",
 		Short: "change settings of running containers",
@@ -24,16 +24,16 @@ func newSet() *cobra.Command {
 egressBurst of running containers: of all in a network, or of one. The
 configuration still applies to new ones.`,
 		Example: `  ebpfnetctl set pods ingressPolicy=isolated
-  ebpfnetctl set pods/4f0c2d/eth0 egressRate=50000000 antiSpoof=true`,
-		ValidArgsFunction: completeSettings(&dataDir),
-		RunE:              func(cmd *cobra.Command, words []string) error { return set(cmd, words, dataDir) },
+  ebpfnetctl set pods/web/eth0 egressRate=50000000 antiSpoof=true`,
+		ValidArgsFunction: completeSettings(&dirs),
+		RunE:              func(cmd *cobra.Command, words []string) error { return set(cmd, words, dirs) },
 	}
-	addDataDir(cmd, &dataDir)
+	dirs.add(cmd)
 	return cmd
 }
 
 // set changes settings of containers that run.
-func set(cmd *cobra.Command, words []string, dataDir string) error {
+func set(cmd *cobra.Command, words []string, dirs directories) error {
 	if len(words) < 2 {
 		return usageError{errors.New("set: expected NETWORK[/CONTAINER[/INTERFACE]] and at least one KEY=VALUE")}
 	}
@@ -51,7 +51,10 @@ func set(cmd *cobra.Command, words []string, dataDir string) error {
 	}
 	ctx, done := withLocks(cmd)
 	defer done()
-	op, err := operator.Open(loader.OpenLoaded, dataDir)
+	if filter.ContainerID, err = idOf(filter, dirs); err != nil {
+		return err
+	}
+	op, err := admin.Open(loader.OpenLoaded, dirs.data)
 	if err != nil {
 		return err
 	}
@@ -67,8 +70,25 @@ func set(cmd *cobra.Command, words []string, dataDir string) error {
 	return err
 }
 
+// idOf returns the ID of the container that a filter means in its network. One that is not there keeps its word.
+func idOf(filter maps.Attachment, dirs directories) (string, error) {
+	if filter.ContainerID == "" {
+		return "", nil
+	}
+	attachments, _ := listAttachments(dirs) // what can be read
+	attachments = slices.DeleteFunc(attachments, func(a *admin.Attachment) bool { return a.Network != filter.Network })
+	found, err := findContainer(attachments, filter.ContainerID)
+	if errors.Is(err, admin.ErrNoAttachment) {
+		return filter.ContainerID, nil
+	}
+	if err != nil {
+		return "", err
+	}
+	return found[0].ContainerID, nil
+}
+
 // completeSettings completes networks and containers, and then keys.
-func completeSettings(dataDir *string) cobra.CompletionFunc {
+func completeSettings(dirs *directories) cobra.CompletionFunc {
 	return func(_ *cobra.Command, words []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		var names []string
 		if len(words) > 0 {
@@ -77,9 +97,9 @@ func completeSettings(dataDir *string) cobra.CompletionFunc {
 			}
 			return completionsOf(names, begun), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 		}
-		attachments, _ := operator.Attachments(*dataDir) // what can be read
+		attachments, _ := listAttachments(*dirs) // what can be read
 		for _, a := range attachments {
-			names = append(names, a.Network, containerName(a))
+			names = append(names, a.Network, containerName(a.Attachment, a.Owner))
 		}
 		return completionsOf(names, begun), cobra.ShellCompDirectiveNoFileComp
 	}

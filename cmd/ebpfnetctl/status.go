@@ -2,8 +2,8 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,22 +14,25 @@ import (
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
 
 // status is what `ebpfnetctl status -o json` prints: schema/status.json.
 type status struct {
-	Directory string            `json:"directory"`
-	Revision  uint32            `json:"revision"` // of the programs
-	Build     loader.BuildID    `json:"build"`
-	Same      bool              `json:"sameAsThisBinary"`
-	Ports     [][2]int          `json:"masqueradePorts"` // the first and the last of each range
-	Uplinks   []string          `json:"uplinks"`
-	Warnings  []string          `json:"warnings"` // about the host
-	Features  []feature         `json:"features"`
-	Maps      []operator.MapUse `json:"maps"`
-	Bytes     uint64            `json:"bytes"` // of all maps
-	Drops     []drop            `json:"drops"`
+	Directory string         `json:"directory"`
+	Revision  uint32         `json:"revision"` // of the programs
+	Build     loader.BuildID `json:"build"`
+	Same      bool           `json:"sameAsThisBinary"`
+	Ports     [][2]int       `json:"masqueradePorts"` // the first and the last of each range
+	Uplinks   []string       `json:"uplinks"`
+	Connected int            `json:"connected"` // containers
+	Dead      int            `json:"dead"`      // containers without their device
+	Warnings  []string       `json:"warnings"`  // about the host
+	Detached  []string       `json:"detached"`  // devices that lack programs
+	Features  []feature      `json:"features"`
+	Maps      []admin.MapUse `json:"maps"`
+	Bytes     uint64         `json:"bytes"` // of all maps
+	Drops     []drop         `json:"drops"`
 
 	Containers []containerDrops `json:"containers"` // those with drops
 }
@@ -48,26 +51,29 @@ type containerDrops struct {
 	Drops  []drop `json:"drops"`
 }
 
-func dropOf(count maps.DropCount) drop {
-	return drop{count.Reason.Name(), count.Reason.String(), count.Packets, count.Bytes}
+func dropsOf(counts []maps.DropCount) (drops []drop) {
+	for _, c := range counts {
+		drops = append(drops, drop{c.Reason.Name(), c.Reason.String(), c.Packets, c.Bytes})
+	}
+	return drops
 }
 
 func newStatus() *cobra.Command {
 	var flags output.Flags
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "loaded programs, features, memory, drop counters",
-		Long: `Prints what is loaded: programs, uplinks, what was chosen for this kernel (-o
-wide says why), the maps and their memory, and what was dropped and why.`,
+		Short: "whether ebpfnet is healthy, and what it drops",
+		Long: `Prints whether ebpfnet is healthy on this host: its programs, uplinks and
+containers, warnings, and why packets were dropped. -o wide adds what was chosen
+for this kernel and why, and the maps and their memory.`,
 		Example: "  ebpfnetctl status\n  ebpfnetctl status -o json | jq -e .sameAsThisBinary",
 		Args:    noWords,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return printStatus(output.New(cmd.OutOrStdout(), flags)) },
 	}
-	flags.AddToNoun(cmd.Flags())
+	flags.AddToRead(cmd.Flags())
 	return cmd
 }
 
-// printStatus prints what is loaded.
 func printStatus(p *output.Printer) error {
 	datapath, err := loader.OpenLoaded()
 	if err != nil {
@@ -75,87 +81,67 @@ func printStatus(p *output.Printer) error {
 	}
 	defer datapath.Close()
 
-	s, err := collect(datapath)
-	if err != nil {
+	s := &status{
+		Directory: datapath.Dir(),
+		Revision:  datapath.Config.Revision,
+		Build:     loader.BuildID(datapath.Config.Build),
+		Same:      datapath.Config.Build == bpf.Build(),
+		Detached:  []string{}, // not null
+
+		Containers: []containerDrops{},
+	}
+	for _, ports := range datapath.Config.MasqPorts {
+		if ports.Count > 0 {
+			s.Ports = append(s.Ports, [2]int{int(ports.First), int(ports.First) + int(ports.Count) - 1})
+		}
+	}
+	if s.Features, err = features(datapath); err != nil {
+		return err
+	}
+	if s.Maps, err = admin.MapUses(datapath); err != nil {
+		return err
+	}
+	for _, m := range s.Maps {
+		s.Bytes += m.Bytes
+	}
+	if err := errors.Join(s.addTotals(), s.addDetached()); err != nil {
 		return err
 	}
 	return p.Document(s, s.Directory, func() { s.print(p) })
 }
 
-func collect(datapath *loader.Datapath) (*status, error) {
-	config := datapath.Config
-	chosen, err := features(datapath)
-	if err != nil {
-		return nil, err
-	}
-	s := &status{
-		Directory: datapath.Dir(),
-		Revision:  config.Revision,
-		Build:     loader.BuildID(config.Build),
-		Same:      config.Build == bpf.Build(),
-		Features:  chosen,
-		Uplinks:   []string{}, // not null
-		Warnings:  []string{},
-	}
-	for _, ports := range config.MasqPorts {
-		if ports.Count > 0 {
-			s.Ports = append(s.Ports, [2]int{int(ports.First), int(ports.First) + int(ports.Count) - 1})
-		}
-	}
-	if s.Maps, err = operator.MapUses(datapath); err != nil {
-		return nil, err
-	}
-	for _, m := range s.Maps {
-		s.Bytes += m.Bytes
-	}
-	uplinks, err := maps.Uplinks(datapath)
-	if err != nil {
-		return nil, err
-	}
-	for _, uplink := range uplinks {
-		if uplink.ContainerBridge {
-			continue
-		}
-		s.Uplinks = append(s.Uplinks, deviceName(uplink.IfIndex))
-	}
-	warnings, err := operator.Warnings(datapath)
-	if err != nil {
-		return nil, err
-	}
-	s.Warnings = append(s.Warnings, warnings...)
-	counters, err := maps.DropTotals(datapath)
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range counters {
-		s.Drops = append(s.Drops, dropOf(c))
-	}
-	return s, s.addContainers(datapath)
-}
-
-func (s *status) addContainers(datapath *loader.Datapath) error {
-	s.Containers = []containerDrops{} // not null
-	devices, err := maps.Devices(datapath)
+func (s *status) addTotals() error {
+	totals, err := admin.ReadTotals(admin.TotalsOptions{Containers: true})
 	if err != nil {
 		return err
 	}
-	drops, err := maps.Drops(datapath)
-	if err != nil {
-		return err
+	s.Uplinks = append([]string{}, totals.Uplinks...)
+	s.Warnings = append([]string{}, totals.Warnings...)
+	s.Drops = dropsOf(totals.Drops)
+	for _, network := range totals.Networks {
+		s.Connected, s.Dead = s.Connected+network.Connected, s.Dead+network.Dead
 	}
-	for _, device := range devices {
-		c := containerDrops{Device: deviceName(device.IfIndex), Owner: device.Owner.String()}
-		for _, d := range drops {
-			if d.Owner == device.Owner {
-				c.Drops = append(c.Drops, dropOf(d.DropCount))
-			}
-		}
+	for _, c := range totals.Containers {
 		if len(c.Drops) > 0 {
-			s.Containers = append(s.Containers, c)
+			s.Containers = append(s.Containers, containerDrops{c.Device, c.Owner, dropsOf(c.Drops)})
 		}
 	}
 	slices.SortFunc(s.Containers, func(a, b containerDrops) int { return strings.Compare(a.Device, b.Device) })
 	return nil
+}
+
+func (s *status) addDetached() error {
+	host, err := admin.Open(loader.OpenLoaded, "")
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	containers, others, err := host.Detached()
+	for _, container := range containers {
+		s.Detached = append(s.Detached, "program of "+container)
+	}
+	s.Detached = append(s.Detached, others...)
+	return err
 }
 
 func (s *status) programs() string {
@@ -166,59 +152,76 @@ func (s *status) programs() string {
 		programVersion(s.Revision, s.Build), programVersion(bpf.Revision, loader.BuildID(bpf.Build())))
 }
 
-func deviceName(index int) string {
-	device, err := net.InterfaceByIndex(index)
-	if err != nil {
-		return fmt.Sprintf("device %d (gone)", index)
-	}
-	return device.Name
-}
-
-// featureTable comes below the first lines of a status. It has no headings.
-var featureTable = output.Noun[feature]{Columns: []output.Column[feature]{
-	{Text: func(f feature) string { return f.Name }},
-	{Text: func(f feature) string { return f.Chosen }},
-	{Text: func(f feature) string { return f.Why }, Wide: true},
+var featureTable = output.Table[feature]{Columns: []output.Column[feature]{
+	{Head: "FEATURE", Text: func(f feature) string { return f.Name }},
+	{Head: "CHOSEN", Text: func(f feature) string { return f.Chosen }},
+	{Head: "WHY", Text: func(f feature) string { return f.Why }},
 }}
 
-var mapTable = output.Noun[operator.MapUse]{Columns: []output.Column[operator.MapUse]{
-	{Head: "MAP", Text: func(m operator.MapUse) string { return m.Name }},
-	{Head: "ENTRIES", Text: entriesOf, Right: true},
-	{Head: "MAX ENTRIES", Text: func(m operator.MapUse) string { return strconv.Itoa(int(m.MaxEntries)) }, Right: true},
-	{Head: "BYTES", Text: func(m operator.MapUse) string { return strconv.FormatUint(m.Bytes, 10) }, Right: true},
+var mapTable = output.Table[admin.MapUse]{Columns: []output.Column[admin.MapUse]{
+	{Head: "MAP", Text: func(m admin.MapUse) string { return m.Name }},
+	{Head: "ENTRIES", Text: entriesOf},
+	{Head: "MAX ENTRIES", Text: func(m admin.MapUse) string { return strconv.Itoa(int(m.MaxEntries)) }},
+	{Head: "BYTES", Text: func(m admin.MapUse) string { return strconv.FormatUint(m.Bytes, 10) }},
 }}
 
-func entriesOf(m operator.MapUse) string {
+func entriesOf(m admin.MapUse) string {
 	if m.Entries == nil {
 		return ""
 	}
 	return strconv.Itoa(*m.Entries)
 }
 
+// lines returns the verdict, what it rests on, and the reasons of dropped packets, the most frequent first.
+func (s *status) lines() []string {
+	verdict := "healthy"
+	if len(s.Warnings)+len(s.Detached) > 0 {
+		verdict = "not healthy: see the warnings"
+	}
+	containers := strconv.Itoa(s.Connected)
+	if s.Dead > 0 {
+		containers += fmt.Sprintf("; %d dead, which the runtime's DEL or GC removes", s.Dead)
+	}
+	lines := []string{
+		"ebpfnet      " + verdict,
+		"programs     " + s.programs(),
+		"uplinks      " + cmp.Or(strings.Join(s.Uplinks, " "), "none"),
+		"containers   " + containers,
+	}
+	for _, warning := range s.Warnings {
+		lines = append(lines, "warning      "+warning)
+	}
+	for _, detached := range s.Detached {
+		lines = append(lines, "warning      missing: "+detached+" (`ebpfnetctl repair` attaches it)")
+	}
+	drops := slices.DeleteFunc(slices.Clone(s.Drops), func(d drop) bool { return d.Packets == 0 })
+	slices.SortStableFunc(drops, func(a, b drop) int { return cmp.Compare(b.Packets, a.Packets) })
+	for _, d := range drops {
+		lines = append(lines, fmt.Sprintf("dropped      %d by %s: %s", d.Packets, d.Reason, d.Meaning))
+	}
+	return lines
+}
+
 func (s *status) print(p *output.Printer) {
+	const maxLines = 15
+
+	lines := s.lines()
+	if more := len(lines) - maxLines; more > 0 && p.Format != output.Wide {
+		lines = append(lines[:maxLines-1], fmt.Sprintf("(%d more lines with -o wide)", more+1))
+	}
+	for _, line := range lines {
+		p.Printf("%s\n", line)
+	}
+	if p.Format != output.Wide {
+		return
+	}
 	var ports []string
 	for _, r := range s.Ports {
 		ports = append(ports, fmt.Sprintf("%d to %d", r[0], r[1]))
 	}
-	p.Printf("pins         %s\nprograms     %s\nmasq ports   %s\nuplinks      %s\n",
-		s.Directory, s.programs(), strings.Join(ports, ", "), cmp.Or(strings.Join(s.Uplinks, " "), "none"))
-	for _, warning := range s.Warnings {
-		p.Printf("warning      %s\n", p.Paint(output.Yellow, warning))
-	}
+	p.Printf("pins         %s\nmasq ports   %s\n\n", s.Directory, strings.Join(ports, ", "))
+	featureTable.PrintRows(p, s.Features)
 	p.Printf("\n")
-	featureTable.Table(p.WithoutHeaders(), s.Features)
-	p.Printf("\n")
-	mapTable.Table(p, s.Maps)
-	p.Printf("%d bytes in all maps\n\ndropped packets\n", s.Bytes)
-	printDrops(p, s.Drops)
-	for _, c := range s.Containers {
-		p.Printf("\ndropped packets of the container behind %s\n", c.Device)
-		printDrops(p, c.Drops)
-	}
-}
-
-func printDrops(p *output.Printer, drops []drop) {
-	for _, d := range drops {
-		p.Printf("%12d  %-11s  %s\n", d.Packets, d.Reason, d.Meaning)
-	}
+	mapTable.PrintRows(p, s.Maps)
+	p.Printf("%d bytes in all maps\n", s.Bytes)
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"slices"
 	"strconv"
@@ -11,16 +10,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
 
 // topOptions are the flags and the argument of top.
 type topOptions struct {
 	output.Flags
-	dataDir  string
+	dirs     directories
 	words    []string
 	order    string
-	samples  int
 	interval time.Duration
 }
 
@@ -29,162 +27,82 @@ func newTop() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top [CONTAINER]",
 		Short: "containers by packets and bytes per second",
-		Long: `Shows what containers receive (IN) and send (OUT) per second, by the counters of
-their devices, the packets that the datapath has dropped, and their flows. On a
-terminal it is a live picture, which q or Ctrl-C ends; elsewhere it measures
-once and exits. Before Linux 6.8 no counter has what reaches a container past
-the stack, so IN lacks it.
+		Long: `Measures for an interval what containers receive (IN) and send (OUT) per second,
+by the counters of their devices, and the packets that the datapath drops, and
+lists them, with the number of their flows. Before Linux 6.8 no counter has what
+reaches a container past the stack, so IN lacks it.
 
 ` + containerHelp,
 		Example: `  ebpfnetctl top
-  ebpfnetctl top --sort drops --interval 5s
-  ebpfnetctl top -n 1 -o json | jq -r '.[0].containerID'`,
+  watch -n2 ebpfnetctl top --sort drops
+  ebpfnetctl top -o json | jq -r '.[0].containerID'`,
 		Args:              oneWord,
-		ValidArgsFunction: completeContainers(&o.dataDir),
+		ValidArgsFunction: completeContainers(&o.dirs),
 		RunE: func(cmd *cobra.Command, words []string) error {
 			o.words = words
 			return top(cmd, o)
 		},
 	}
-	o.AddToNoun(cmd.Flags())
-	addDataDir(cmd, &o.dataDir)
-	cmd.Flags().StringVar(&o.order, "sort", "bytes", "order by `KEY`: bytes, packets, drops or flows, the most first")
-	cmd.Flags().DurationVar(&o.interval, "interval", 2*time.Second, "measure for `TIME`")
-	cmd.Flags().IntVarP(&o.samples, "samples", "n", 0, "measure `N` times, and exit; 0 on a terminal: until q or Ctrl-C")
+	o.AddToRead(cmd.Flags())
+	o.dirs.add(cmd)
+	cmd.Flags().StringVar(&o.order, "sort", "bytes", "order by `KEY`: bytes, packets, drops or flows, the largest first")
+	cmd.Flags().DurationVar(&o.interval, "interval", time.Second, "measure for `TIME`")
 	completeWith(cmd, "sort", "bytes", "packets", "drops", "flows")
 	return cmd
 }
 
 // trafficOrders are the values of --sort.
-var trafficOrders = map[string]func(operator.Traffic) float64{
-	"bytes":   func(t operator.Traffic) float64 { return t.InBytes + t.OutBytes },
-	"packets": func(t operator.Traffic) float64 { return t.InPackets + t.OutPackets },
-	"drops":   func(t operator.Traffic) float64 { return t.Drops },
-	"flows":   func(t operator.Traffic) float64 { return float64(t.Flows) },
+var trafficOrders = map[string]func(admin.Traffic) float64{
+	"bytes":   func(t admin.Traffic) float64 { return t.InBytes + t.OutBytes },
+	"packets": func(t admin.Traffic) float64 { return t.InPackets + t.OutPackets },
+	"drops":   func(t admin.Traffic) float64 { return t.Drops },
+	"flows":   func(t admin.Traffic) float64 { return float64(t.Flows) },
 }
 
 func (o topOptions) check() error {
+	const shortest, longest = 100 * time.Millisecond, time.Hour
+
 	if trafficOrders[o.order] == nil {
 		return usageError{fmt.Errorf("top: --sort %s: expected bytes, packets, drops or flows", o.order)}
 	}
-	if o.samples < 0 {
-		return usageError{fmt.Errorf("top: -n %d: expected 0 or more", o.samples)}
+	if o.interval < shortest || o.interval > longest {
+		return usageError{fmt.Errorf("top: --interval %s: expected %s to %s", o.interval, shortest, longest)}
 	}
-	return checkInterval("top", o.interval)
+	return nil
 }
 
-// top shows traffic live, or measures a number of times.
 func top(cmd *cobra.Command, o topOptions) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	p := output.New(cmd.OutOrStdout(), o.Flags)
-	m := &meter{options: o}
-	if err := m.measure(); err != nil {
-		return err
-	}
-	if o.samples == 0 && p.IsTerminal() && !p.ForPrograms() && p.Format != output.Name {
-		return live(cmd, p, o.interval, m.print)
-	}
-	return m.printSamples(cmd.Context(), p)
-}
-
-// meter keeps the last measurement and the one before.
-type meter struct {
-	options      topOptions
-	last         *operator.Counters
-	measurements int
-	traffic      []operator.Traffic // since the one before
-}
-
-// measure reads the counters. Containers may come and go meanwhile.
-func (m *meter) measure() error {
-	attachments, err := attachmentsOf(m.options.words, m.options.dataDir)
+	attachments, err := attachmentsOf(o.words, o.dirs)
 	if attachments == nil {
 		return err
 	}
-	now, err := operator.ReadCounters(attachments)
+	list, err := admin.MeasureTraffic(cmd.Context(), attachments, o.interval)
 	if err != nil {
 		return err
 	}
-	if m.last != nil {
-		m.traffic = now.Since(m.last, attachments)
-		key := trafficOrders[m.options.order]
-		slices.SortStableFunc(m.traffic, func(a, b operator.Traffic) int { return cmp.Compare(key(b), key(a)) })
-	}
-	m.last = now
-	m.measurements++
-	return nil
+	key := trafficOrders[o.order]
+	slices.SortStableFunc(list, func(a, b admin.Traffic) int { return cmp.Compare(key(b), key(a)) })
+	return trafficTable.Print(output.New(cmd.OutOrStdout(), o.Flags), list)
 }
 
-// print draws the picture of the time since the last one.
-func (m *meter) print(p *output.Printer) error {
-	if m.last.Age() >= m.options.interval/2 { // not for the first picture, nor for one of another size
-		if err := m.measure(); err != nil {
-			return err
-		}
-	}
-	if m.measurements < 2 {
-		p.Printf("%s  measuring for %s; q ends\n", p.Paint(output.Bold, "ebpfnet top"), m.options.interval.String())
-		return nil
-	}
-	var in, out float64
-	for _, t := range m.traffic {
-		in, out = in+t.InBytes, out+t.OutBytes
-	}
-	p.Printf("%s  %d containers, in %s B/s, out %s B/s, sorted by %s; q ends\n\n",
-		p.Paint(output.Bold, "ebpfnet top"), len(m.traffic), short(in), short(out), m.options.order)
-	return trafficNoun.Print(p, m.traffic)
-}
-
-// printSamples prints a list after each interval.
-func (m *meter) printSamples(ctx context.Context, p *output.Printer) error {
-	ticker := time.NewTicker(m.options.interval)
-	defer ticker.Stop()
-	for i := range max(m.options.samples, 1) {
-		if !isNext(ctx, ticker) {
-			return nil
-		}
-		if err := m.measure(); err != nil {
-			return err
-		}
-		if i > 0 && !p.ForPrograms() {
-			p.Printf("\n")
-		}
-		if err := m.printSample(p); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (m *meter) printSample(p *output.Printer) error {
-	if p.ForPrograms() && m.options.samples > 1 {
-		return p.Line(m.traffic)
-	}
-	return trafficNoun.Print(p, m.traffic)
-}
-
-var trafficNoun = output.Noun[operator.Traffic]{
-	Columns: []output.Column[operator.Traffic]{
-		{Head: "CONTAINER", Text: func(t operator.Traffic) string { return cmp.Or(t.ContainerID, t.Owner) }, Elastic: true},
-		{Head: "NETWORK", Text: func(t operator.Traffic) string { return t.Network }, Elastic: true},
-		{Head: "INTERFACE", Text: func(t operator.Traffic) string { return t.IfName }, Wide: true},
-		{Head: "IN B/s", Text: func(t operator.Traffic) string { return short(t.InBytes) }, Right: true},
-		{Head: "OUT B/s", Text: func(t operator.Traffic) string { return short(t.OutBytes) }, Right: true},
-		{Head: "IN pkt/s", Text: func(t operator.Traffic) string { return short(t.InPackets) }, Right: true},
-		{Head: "OUT pkt/s", Text: func(t operator.Traffic) string { return short(t.OutPackets) }, Right: true},
-		{Head: "DROPS/s", Text: func(t operator.Traffic) string { return short(t.Drops) }, Right: true, Color: func(t operator.Traffic) output.Color {
-			if t.Drops > 0 {
-				return output.Yellow
-			}
-			return output.Plain
-		}},
-		{Head: "FLOWS", Text: func(t operator.Traffic) string { return strconv.Itoa(t.Flows) }, Right: true},
-		{Head: "DEVICE", Text: func(t operator.Traffic) string { return t.Device }, Wide: true},
+var trafficTable = output.Table[admin.Traffic]{
+	Columns: []output.Column[admin.Traffic]{
+		{Head: "CONTAINER", Text: func(t admin.Traffic) string { return cmp.Or(t.Title(), t.Owner) }},
+		{Head: "NETWORK", Text: func(t admin.Traffic) string { return t.Network }},
+		{Head: "INTERFACE", Text: func(t admin.Traffic) string { return t.IfName }, Wide: true},
+		{Head: "IN B/s", Text: func(t admin.Traffic) string { return short(t.InBytes) }},
+		{Head: "OUT B/s", Text: func(t admin.Traffic) string { return short(t.OutBytes) }},
+		{Head: "IN pkt/s", Text: func(t admin.Traffic) string { return short(t.InPackets) }},
+		{Head: "OUT pkt/s", Text: func(t admin.Traffic) string { return short(t.OutPackets) }},
+		{Head: "DROPS/s", Text: func(t admin.Traffic) string { return short(t.Drops) }},
+		{Head: "FLOWS", Text: func(t admin.Traffic) string { return strconv.Itoa(t.Flows) }},
+		{Head: "DEVICE", Text: func(t admin.Traffic) string { return t.Device }, Wide: true},
 	},
-	Name: func(t operator.Traffic) string {
-		return containerName(&operator.Attachment{Attachment: t.Attachment, Owner: t.Owner})
+	Name: func(t admin.Traffic) string {
+		return containerName(t.Attachment, t.Owner)
 	},
 	None: "no container is connected",
 }

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -11,70 +13,61 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/trace"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
 func newTrace() *cobra.Command {
 	var flags output.Flags
 	var options trace.Options
-	var dataDir string
-	var isLive bool
+	var dirs directories
 	cmd := &cobra.Command{
 		Use:   "trace FROM TO[:PORT][/PROTO]",
-		Short: "what would become of a packet, step by step",
-		Long: `Tells what would become of the first packet of a connection: which program,
-entry, route and rule decides, and who gets it in the end. Nothing is sent, and
-nothing is written: copies of the loaded programs run on a packet that trace
-makes, with copies of the entries of its connection.
+		Short: "what would become of a packet, hook by hook",
+		Long: `Shows what would become of the first packet of a connection: the verdict of
+each program, the reason of a drop, the translation, and the flow; and the
+kernel's route and neighbor in between. Nothing is sent, and nothing is written:
+copies of the loaded programs run on a packet that trace makes, with copies of
+the entries of its connection.
 
 FROM and TO are a CONTAINER, an address, "host", or "outside" for any address
 there. PORT is 80 if it is left out, and of UDP 53; PROTO is tcp, udp or icmp,
 and tcp if it is left out. With FROM:PORT of a known connection it is the next
 packet of that one.
 
-With --live, it tells the same of real packets between FROM and TO as they come,
-ten a second at most: what a device receives is traced, as a packet that is like
-it, with the entries of that moment. What leaves a device is named. The
-packets are read by a socket, and the datapath knows nothing of that.
-
 Exits with 3 if the packet or its reply is dropped. What the host's stack
-translates (a service of kube-proxy, say) is not told, and of its firewall what
-it does to the first packet of a TCP connection.
+translates (a service of kube-proxy, say) is not shown, and of its firewall the
+chains that may drop the packet: "ebpfnetctl doctor --send" shows what they do.
+Real packets are shown by "ebpfnetctl drops --follow" and pwru.
 
 ` + containerHelp,
 		Example: `  ebpfnetctl trace web 203.0.113.9:443
   ebpfnetctl trace outside 192.0.2.1:8080 --reply
-  ebpfnetctl trace client web:53/udp -o json | jq -r .request.verdict
-  ebpfnetctl trace --live client outside:443`,
+  ebpfnetctl trace client web:53/udp -o json | jq -r .request.verdict`,
 		Args:              twoWords,
-		ValidArgsFunction: completeEnds(&dataDir),
+		ValidArgsFunction: completeEnds(&dirs),
 		RunE: func(cmd *cobra.Command, words []string) error {
-			attachments, err := parseTrace(words, dataDir, isLive, &options)
+			attachments, err := parseTrace(words, dirs, &options)
 			if err != nil {
 				return err
 			}
-			if isLive {
-				return liveTrace(cmd, output.New(cmd.OutOrStdout(), flags), attachments, options)
-			}
-			return runTrace(cmd, output.New(cmd.OutOrStdout(), flags), attachments, options)
+			return runTrace(cmd.Context(), output.New(cmd.OutOrStdout(), flags), attachments, options)
 		},
 	}
-	flags.AddToVerb(cmd.Flags())
-	addDataDir(cmd, &dataDir)
-	cmd.Flags().BoolVar(&options.Reply, "reply", false, "tell what becomes of the reply, too")
+	flags.AddToWrite(cmd.Flags())
+	dirs.add(cmd)
+	cmd.Flags().BoolVar(&options.Reply, "reply", false, "trace the reply, too")
 	cmd.Flags().BoolVarP(&options.IPv6, "ipv6", "6", false, "by IPv6, where both ends have both families")
-	cmd.Flags().BoolVar(&isLive, "live", false, "tell the ways of real packets between FROM and TO, until Ctrl-C")
 	return cmd
 }
 
 // completeEnds completes FROM and TO by the names of containers.
-func completeEnds(dataDir *string) cobra.CompletionFunc {
+func completeEnds(dirs *directories) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, words []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(words) == 1 {
 			words = nil // as the first one
 		}
-		return completeContainers(dataDir)(cmd, words, begun)
+		return completeContainers(dirs)(cmd, words, begun)
 	}
 }
 
@@ -85,85 +78,43 @@ func twoWords(cmd *cobra.Command, words []string) error {
 	return atMost(cmd, words, 2)
 }
 
-// runTrace prints the way of the packet.
-func runTrace(cmd *cobra.Command, p *output.Printer, attachments []*operator.Attachment, options trace.Options) error {
-	told, err := trace.Run(cmd.Context(), attachments, options)
+// runTrace prints the path of the packet.
+func runTrace(ctx context.Context, p *output.Printer, attachments []*admin.Attachment, options trace.Options) error {
+	result, err := trace.Run(ctx, attachments, options)
 	if err != nil {
 		return err
 	}
-	if err := p.Document(told, "", func() { printTrace(p, told) }); err != nil {
+	err = p.Document(result, "", func() {
+		printPath(p, "packet", result.Protocol, result.Request)
+		if result.Reply != nil {
+			p.Printf("\n")
+			printPath(p, "reply", result.Protocol, result.Reply)
+		}
+	})
+	if err != nil {
 		return err
 	}
-	if told.IsDropped() {
+	if result.IsDropped() {
 		return errFound
 	}
 	return nil
 }
 
-// liveTrace prints the ways of real packets until it is ended.
-func liveTrace(cmd *cobra.Command, p *output.Printer, attachments []*operator.Attachment, options trace.Options) error {
-	if options.Reply || options.IPv6 || options.FromPort != 0 {
-		return usageError{errors.New("trace: --live tells packets of both directions and families: expected no --reply, --ipv6 or port of FROM")}
-	}
-	return trace.Live(cmd.Context(), attachments, options, func(told *trace.Trace) error {
-		if p.ForPrograms() {
-			return p.Line(told)
-		}
-		seen := told.Seen
-		if seen.LeftOut > 0 {
-			p.Printf("%d packets were left out: too many\n", seen.LeftOut)
-		}
-		p.Printf("%s %s %s, %d bytes%s\n", seen.Time.Format("15:04:05.000"), where(seen), seen.Device, seen.Bytes, flagsOf(seen))
-		printWay(p, "packet", told.Protocol, told.Request)
-		return nil
-	})
-}
-
-func where(seen *trace.Seen) string {
-	if seen.Leaving {
-		return "leaves by"
-	}
-	return "comes by"
-}
-
-func flagsOf(seen *trace.Seen) string {
-	if seen.Flags == "" {
-		return ""
-	}
-	return ", " + seen.Flags
-}
-
-func printTrace(p *output.Printer, told *trace.Trace) {
-	printWay(p, "packet", told.Protocol, told.Request)
-	if told.Reply != nil {
-		p.Printf("\n")
-		printWay(p, "reply", told.Protocol, told.Reply)
-	}
-}
-
-func printWay(p *output.Printer, what, protocol string, way *trace.Way) {
-	p.Printf("%s  %s %s > %s\n", p.Paint(output.Bold, what), protocol, way.Source, way.Destination)
+func printPath(p *output.Printer, what, protocol string, path *trace.Path) {
+	p.Printf("%s  %s %s > %s\n", what, protocol, path.Source, path.Destination)
 	at := ""
-	for _, step := range way.Steps {
+	for _, step := range path.Steps {
 		if now := step.Hook + " on " + step.On; now != at {
 			p.Printf("%s\n", now)
 			at = now
 		}
 		p.Printf("  %s: %s\n", step.Step, step.What)
-		if step.Entry != "" {
-			p.Printf("    (%s)\n", step.Entry)
-		}
 	}
-	color := output.Green
-	if way.Fate == trace.Dropped {
-		color = output.Red
-	}
-	p.Printf("%s %s\n", p.Paint(color, string(way.Fate)), way.Verdict)
+	p.Printf("%s %s\n", path.Verdict, path.Detail)
 }
 
-// parseTrace reads FROM[:PORT] and TO[:PORT][/PROTO]. What is wrong with their form is said before anything is
-// looked up.
-func parseTrace(words []string, dataDir string, isLive bool, o *trace.Options) (attachments []*operator.Attachment, err error) {
+// parseTrace reads FROM[:PORT] and TO[:PORT][/PROTO]. It checks their form before it looks anything up.
+func parseTrace(words []string, dirs directories, o *trace.Options) (attachments []*admin.Attachment, err error) {
 	to, protocol, err := cutProtocol(words[1])
 	if err != nil {
 		return nil, err
@@ -177,10 +128,10 @@ func parseTrace(words []string, dataDir string, isLive bool, o *trace.Options) (
 		return nil, usageError{fmt.Errorf("trace: TO has port %d: expected none with icmp", toPort)}
 	}
 	o.Protocol, o.FromPort, o.ToPort = protocol, fromPort, toPort
-	if defaults := map[string]uint16{"tcp": 80, "udp": 53}; toPort == 0 && !isLive {
+	if defaults := map[string]uint16{"tcp": 80, "udp": 53}; toPort == 0 {
 		o.ToPort = defaults[protocol]
 	}
-	attachments, err = operator.Attachments(dataDir)
+	attachments, err = listAttachments(dirs)
 	if attachments == nil {
 		return nil, err
 	}
@@ -216,27 +167,19 @@ func isAddress(word string) bool {
 
 // cutPort cuts :PORT off. An IPv6 address with a port is in brackets.
 func cutPort(what, word string) (end string, port uint16, err error) {
-	if isAddress(word) {
-		return word, 0, nil
+	end, text, err := net.SplitHostPort(word)
+	if err != nil { // there is no port
+		return strings.TrimSuffix(strings.TrimPrefix(word, "["), "]"), 0, nil
 	}
-	at := strings.LastIndexByte(word, ':')
-	if bracket := strings.LastIndexByte(word, ']'); at < bracket {
-		at = -1
+	number, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || number == 0 {
+		return "", 0, fmt.Errorf("%s has the port %s: expected 1 to 65535", what, show.Value(text))
 	}
-	end = word
-	if at >= 0 {
-		end = word[:at]
-		number, err := strconv.ParseUint(word[at+1:], 10, 16)
-		if err != nil || number == 0 {
-			return "", 0, fmt.Errorf("%s has the port %s: expected 1 to 65535", what, show.Value(word[at+1:]))
-		}
-		port = uint16(number)
-	}
-	return strings.TrimSuffix(strings.TrimPrefix(end, "["), "]"), port, nil
+	return end, uint16(number), nil
 }
 
-// endOf finds who is meant.
-func endOf(attachments []*operator.Attachment, word string) (trace.End, error) {
+// endOf finds the end that a word names.
+func endOf(attachments []*admin.Attachment, word string) (trace.End, error) {
 	switch word {
 	case "host":
 		return trace.End{Host: true}, nil

@@ -9,7 +9,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
 
 func newUnload() *cobra.Command {
@@ -40,7 +40,7 @@ break, and exits with 1. So does --if-unused while a container is connected.`,
 
 // unloadUnused is for those who remove the plugin, without which a runtime cannot DEL its containers.
 func unloadUnused(cmd *cobra.Command, dataDir string) error {
-	containers, err := operator.Connected(dataDir)
+	containers, err := admin.Connected(dataDir)
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func unloadUnused(cmd *cobra.Command, dataDir string) error {
 func unload(cmd *cobra.Command, yes bool, dataDir string) error {
 	ctx, done := withLocks(cmd)
 	defer done()
-	op, err := operator.Open(loader.OpenForRelease, dataDir)
+	op, err := admin.Open(loader.OpenForRelease, dataDir)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"context"
+	"errors"
+
 	"github.com/spf13/cobra"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
@@ -10,28 +13,38 @@ import (
 func newUpgrade() *cobra.Command {
 	var flags output.Flags
 	cmd := &cobra.Command{
-		Use:   "upgrade",
-		Short: "replace the loaded programs with those in this binary",
+		Use:     "upgrade",
+		Aliases: []string{"load"}, // of the release before
+		Short:   "load the programs in this binary, or replace the loaded ones",
 		Long: `Replaces the loaded programs, newer or older, with those in this binary.
-No packet and no connection is lost.`,
+No packet and no connection is lost. If nothing is loaded, it loads them now
+instead of at the first ADD.`,
 		Example: "  ebpfnetctl upgrade\n  ebpfnetctl upgrade -o json",
 		Args:    noWords,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return upgrade(cmd, flags) },
 	}
-	flags.AddToVerb(cmd.Flags())
+	flags.AddToWrite(cmd.Flags())
 	return cmd
 }
 
-// upgrade prints what it has replaced.
+// upgrade prints what it has replaced or loaded.
 func upgrade(cmd *cobra.Command, flags output.Flags) error {
 	ctx, done := withLocks(cmd)
 	defer done()
 	replaced, err := loader.Upgrade(ctx, loader.Options{})
+	isNew := errors.Is(err, loader.ErrNotLoaded)
+	if isNew {
+		replaced, err = load(ctx)
+	}
 	if err != nil {
 		return err
 	}
 	p := output.New(cmd.OutOrStdout(), flags)
 	return p.Document(replaced, "", func() {
+		if isNew {
+			p.Printf("loaded: %s\n", programVersion(replaced.ToRevision, replaced.ToBuild))
+			return
+		}
 		if replaced.FromBuild == replaced.ToBuild {
 			p.Printf("already loaded: %s\n", programVersion(replaced.ToRevision, replaced.ToBuild))
 			return
@@ -39,4 +52,15 @@ func upgrade(cmd *cobra.Command, flags output.Flags) error {
 		p.Printf("replaced %s with %s; programs replaced on devices: %d\n", programVersion(replaced.FromRevision, replaced.FromBuild),
 			programVersion(replaced.ToRevision, replaced.ToBuild), replaced.Programs)
 	})
+}
+
+// load loads the programs where nothing is loaded.
+func load(ctx context.Context) (loader.Upgraded, error) {
+	datapath, err := loader.Open(ctx, loader.Options{})
+	if err != nil {
+		return loader.Upgraded{}, err
+	}
+	defer datapath.Close()
+	build, revision := loader.BuildID(datapath.Config.Build), datapath.Config.Revision
+	return loader.Upgraded{FromBuild: build, FromRevision: revision, ToBuild: build, ToRevision: revision}, nil
 }

@@ -35,7 +35,7 @@ func newVersion() *cobra.Command {
 			})
 		},
 	}
-	flags.AddToNoun(cmd.Flags())
+	flags.AddToRead(cmd.Flags())
 	return cmd
 }
 

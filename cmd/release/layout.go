@@ -28,8 +28,8 @@ var (
 	fedora = distribution{packager: "rpm", plugins: "/usr/libexec/cni", zsh: "/usr/share/zsh/site-functions"}
 )
 
-// docDir is where packages have documents and examples. A network configuration is never installed where a
-// runtime would take it.
+// docDir is where packages have documents and examples. No network configuration is installed where a
+// runtime would use it.
 const docDir = "/usr/share/doc/ebpfnet"
 
 // packageFiles returns the files of a package.
@@ -70,8 +70,8 @@ func (r *release) documents(arch, dir string) (files []file) {
 	}
 	add(filepath.Join(r.source, "cmd/ebpfnet/example.conflist"), "examples/10-ebpfnet.conflist")
 	add(filepath.Join(r.source, "cmd/ebpfnet/examples/containerd.conflist"), "examples/containerd.conflist")
-	add(filepath.Join(r.source, "cmd/ebpfnetctl/metrics/alerts.yml"), "examples/alerts.yml")
-	add(filepath.Join(r.source, "cmd/ebpfnetctl/metrics/dashboard.json"), "examples/dashboard.json")
+	add(filepath.Join(r.source, "plugin/metrics/alerts.yml"), "examples/alerts.yml")
+	add(filepath.Join(r.source, "plugin/metrics/dashboard.json"), "examples/dashboard.json")
 	add(r.copyright(onHosts), "copyright")
 	add(r.sbom(onHosts, arch), "sbom.cdx.json")
 	return files
@@ -173,8 +173,8 @@ func (r *release) writeCopyright(c content) error {
 	return os.WriteFile(r.copyright(c), []byte(text.String()), 0o644)
 }
 
-// libraryDirs returns where the Go tool has modules. It is asked where their programs are built: only there it knows
-// them without a network.
+// libraryDirs returns the directories of modules. The Go tool runs in the module that builds the programs: only there
+// it finds them without a network.
 func (r *release) libraryDirs(libraries []library) ([]string, error) {
 	dirs := make([]string, len(libraries))
 	asked := map[string][]int{}
@@ -197,7 +197,7 @@ func (r *release) libraryDirs(libraries []library) ([]string, error) {
 	return dirs, nil
 }
 
-// appendLicenses appends the licenses and notices in a directory, of which it wants at least one.
+// appendLicenses appends the licenses and notices in a directory, which must have at least one.
 func appendLicenses(text *strings.Builder, title, dir string) error {
 	var licenses []string
 	for _, pattern := range []string{"LICENSE*", "LICENCE*", "COPYING*", "NOTICE*"} {

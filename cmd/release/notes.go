@@ -8,8 +8,8 @@ import (
 	"regexp"
 )
 
-// checkNotes requires notes on this release that name its map layout: those who upgrade must know whether
-// containers have to be stopped.
+// checkNotes requires release notes that name the map layout: users need to know whether an upgrade stops
+// their containers.
 func (r *release) checkNotes() error {
 	notes, err := r.notes()
 	if err != nil {
@@ -22,7 +22,7 @@ func (r *release) checkNotes() error {
 	return layoutIn(notes, abi)
 }
 
-// layoutIn wants notes to name the map layout.
+// layoutIn returns an error unless the notes name the map layout.
 func layoutIn(notes []byte, abi int) error {
 	layout := fmt.Sprintf("Map layout: %d", abi)
 	if !regexp.MustCompile(layout + `\b`).Match(notes) {

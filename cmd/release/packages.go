@@ -74,7 +74,7 @@ func (r *release) packageInfo(arch string, d distribution) (*nfpm.Info, error) {
 	}
 	if d == debian { // its format has the summary as the first line
 		info.Description = summary + "\n" + description
-	} else { // what Debian has always installed, an image of an rpm system may install later
+	} else { // an rpm system may install later what Debian always has
 		info.Depends = []string{"/bin/sh", "coreutils", "findutils", "grep"}
 	}
 	for _, dir := range ownedDirs(contents) {

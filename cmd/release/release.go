@@ -59,8 +59,8 @@ func newRelease(o options) (*release, error) {
 
 func (r *release) close() { _ = os.RemoveAll(r.stage) }
 
-// isPreview reports whether this is a release for tests, whose sources may be uncommitted and whose notes are
-// those of the next release.
+// isPreview reports whether this is a preview. Its sources may be uncommitted, and its notes are those of the
+// next release.
 func (r *release) isPreview() bool { return strings.Contains(r.version, "-") }
 
 // commitTime returns the time of all files: SOURCE_DATE_EPOCH, or that of the commit.

@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ConnectedRoutes lists the routes of the main table that the kernel itself made, for
-// addresses with a subnet. Only LinkIndex, Dst and Src are set, and Src may be nil.
-// family is AF_INET or AF_INET6; the network namespace is the calling thread's.
+// ConnectedRoutes lists the routes of the main table that the kernel itself made for addresses with a subnet. Only
+// LinkIndex, Dst and Src are set, and Src may be nil. family is AF_INET or AF_INET6; the network namespace is the
+// calling thread's.
 //
-// The kernel selects them, so the cost does not grow with the routes to containers.
-// Routes cannot ask for that: the library filters only after it has read everything.
+// The kernel selects them, so the cost does not grow with the routes to containers. The function Routes cannot do that:
+// the library filters only after it has read everything.
 func ConnectedRoutes(family uint8) ([]netlink.Route, error) {
 	socket, err := openStrict()
 	if err != nil {
@@ -50,8 +50,8 @@ func ConnectedRoutes(family uint8) ([]netlink.Route, error) {
 	return routes, nil
 }
 
-// parseConnected reads three attributes. It filters again: some kernels ignore the request's
-// filter for IPv6, and those without IPv6 answer with the routes of all families.
+// parseConnected reads three attributes. It filters again, because some kernels ignore the request's filter for IPv6,
+// and kernels without IPv6 answer with the routes of all families.
 func parseConnected(message []byte, family uint8) (netlink.Route, bool) {
 	header := nl.DeserializeRtMsg(message)
 	if header.Family != family || header.Protocol != unix.RTPROT_KERNEL || header.Type != unix.RTN_UNICAST || header.Table != unix.RT_TABLE_MAIN {

@@ -11,14 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deleteAtOnce is how many devices one request deletes. The kernel waits for all CPUs
-// (synchronize_net) once per request: one device takes 10 to 20 ms, 64 take 30. It changes
-// no other device meanwhile, so a request must not take much longer than that of one.
+// deleteAtOnce is the number of devices that one request deletes. The kernel waits for all CPUs (synchronize_net) once
+// per request: one device takes 10 to 20 ms, 64 take 30 ms. It changes no other device meanwhile, so a request must not
+// take much longer than that of one device.
 const deleteAtOnce = 64
 
-// DeleteLinks deletes devices by their index, unless they are gone already. all is a list
-// of all the host's devices. The handle and the calling thread must be in the same
-// network namespace. It continues after errors.
+// DeleteLinks deletes devices by their index. It skips devices that do not exist. all is a list of all the host's
+// devices. The handle and the calling thread must be in the same network namespace. It continues after errors.
 func DeleteLinks(handle *netlink.Handle, all []netlink.Link, indexes []int) error {
 	group := unusedGroup(all)
 	var errs []error
@@ -28,8 +27,7 @@ func DeleteLinks(handle *netlink.Handle, all []netlink.Link, indexes []int) erro
 	return errors.Join(errs...)
 }
 
-// unusedGroup returns a group that no device is in. Since it is random, nobody else puts a
-// device into it.
+// unusedGroup returns a group that no device is in. It is random, so that no other process uses it.
 func unusedGroup(all []netlink.Link) uint32 {
 	for {
 		group := rand.Uint32()
@@ -40,7 +38,7 @@ func unusedGroup(all []netlink.Link) uint32 {
 	}
 }
 
-// deleteGroup puts devices into a group, and deletes that.
+// deleteGroup puts devices into a group, and deletes the group.
 func deleteGroup(handle *netlink.Handle, group uint32, indexes []int) error {
 	var errs []error
 	for _, index := range indexes {

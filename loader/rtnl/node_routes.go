@@ -13,29 +13,28 @@ import (
 // NodeProtocol marks the node agent's routes (`ip route show proto 235`).
 const NodeProtocol = 235
 
-// NodeRoute is a route of the main table to containers of another node: through a tunnel device that
-// takes the outer addresses from the route (a lightweight tunnel), or to a neighbor. It can be compared.
+// NodeRoute is a route of the main table to containers of another node: through a tunnel device that takes the outer
+// addresses from the route (a lightweight tunnel), or to a neighbor. It is comparable.
 //
-// The netlink library knows no routes of that kind, and loses their tunnel when it lists them.
+// The netlink library does not support such routes, and loses their tunnel when it lists them.
 type NodeRoute struct {
 	Prefix  netip.Prefix
-	Metric  int        // of two routes to a prefix the smaller one counts; IPv6: 0 means 1024
+	Metric  int        // the route with the smaller one is used; IPv6: 0 means 1024
 	Device  int        // its index
 	Gateway netip.Addr // of a route to a neighbor, else invalid
-	Source  netip.Addr // of what the host itself sends; invalid: the kernel chooses
+	Source  netip.Addr // source address of the host's own packets; invalid: the kernel chooses
 	Tunnel  Tunnel     // of a route through a tunnel, else zero
 	MTU     int        // 0: the device's
 }
 
-// Tunnel is what a packet gets outside.
+// Tunnel has the outer headers of a packet.
 type Tunnel struct {
 	ID            uint32 // VNI
 	Local, Remote netip.Addr
 	Checksum      bool // in the outer UDP header
 }
 
-// NodeRoutes are routes of one protocol number, which says whose they are. Calls of the methods and the
-// kernel's answers use one socket.
+// NodeRoutes are routes of one protocol number, which identifies their owner. All methods use one socket.
 type NodeRoutes struct {
 	protocol uint8
 	sockets  map[int]*nl.SocketHandle
@@ -53,8 +52,8 @@ func OpenNodeRoutes(protocol uint8) (*NodeRoutes, error) {
 // Close closes the socket.
 func (r *NodeRoutes) Close() { r.sockets[unix.NETLINK_ROUTE].Close() }
 
-// List returns the routes of both families. The kernel selects them by their protocol, so the cost does
-// not grow with the routes to containers.
+// List returns the routes of both families. The kernel selects them by their protocol, so the cost does not grow with
+// the routes to containers.
 func (r *NodeRoutes) List() ([]NodeRoute, error) {
 	var routes []NodeRoute
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
@@ -84,7 +83,7 @@ func (r *NodeRoutes) List() ([]NodeRoute, error) {
 	return routes, nil
 }
 
-// RoutedByNodes returns where the node agent's routes lead, in the calling thread's network namespace.
+// RoutedByNodes returns the prefixes of the node agent's routes in the calling thread's network namespace.
 func RoutedByNodes() (map[netip.Prefix]bool, error) {
 	routes, err := OpenNodeRoutes(NodeProtocol)
 	if err != nil {
@@ -102,20 +101,20 @@ func RoutedByNodes() (map[netip.Prefix]bool, error) {
 	return routed, nil
 }
 
-// Add adds a route. It fails with EEXIST if there is one to the same prefix, whose ever it is.
+// Add adds a route. It fails with EEXIST if a route to the prefix exists, whoever owns it.
 func (r *NodeRoutes) Add(route NodeRoute) error {
 	header, attrs := r.message(route)
 	return r.change(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, header, attrs, "add", route)
 }
 
-// Replace changes a route of ours in one step: no packet finds none.
+// Replace replaces a route of ours in one step, so that a route exists at any time.
 func (r *NodeRoutes) Replace(route NodeRoute) error {
 	header, attrs := r.message(route)
 	return r.change(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, header, attrs, "replace", route)
 }
 
-// Delete deletes a route, unless it is gone already. The kernel finds it by prefix, metric, device and protocol:
-// it may have what List does not tell.
+// Delete deletes a route. It succeeds if the route does not exist. The kernel finds it by prefix, metric, device and
+// protocol, so it may have attributes that List does not return.
 func (r *NodeRoutes) Delete(route NodeRoute) error {
 	header, attrs := r.message(NodeRoute{Prefix: route.Prefix, Metric: route.Metric, Device: route.Device})
 	header.Scope = unix.RT_SCOPE_NOWHERE // any
@@ -216,8 +215,8 @@ func (t Tunnel) attr() *nl.RtAttr {
 	return attr
 }
 
-// parse reads a route. It filters again: some kernels ignore the request's filter for IPv6, and those without IPv6
-// answer with the routes of all families.
+// parse reads a route. It filters again, because some kernels ignore the request's filter for IPv6, and kernels without
+// IPv6 answer with the routes of all families.
 func (r *NodeRoutes) parse(message []byte, family uint8) (route NodeRoute, ok bool, err error) {
 	header := nl.DeserializeRtMsg(message)
 	if header.Family != family || header.Protocol != r.protocol || header.Type != unix.RTN_UNICAST || header.Table != unix.RT_TABLE_MAIN ||
@@ -257,10 +256,10 @@ func (r *NodeRoutes) parse(message []byte, family uint8) (route NodeRoute, ok bo
 	return route, true, nil
 }
 
-// lockMTU makes a route's MTU count for forwarded packets of IPv4, too.
+// lockMTU makes the kernel apply a route's MTU to forwarded IPv4 packets, too.
 const lockMTU = 1 << unix.RTAX_MTU
 
-// mtuOf returns a locked MTU: one that is not locked is not ours.
+// mtuOf returns a locked MTU. An MTU that is not locked is not ours.
 func mtuOf(metrics []byte) (mtu int, err error) {
 	attrs, err := nl.ParseRouteAttr(metrics)
 	isLocked := false

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peers reads the other ends of pairs, all by one socket.
+// Peers reads the other ends of pairs through one socket.
 type Peers struct {
 	sockets map[int]*nl.SocketHandle
 }
@@ -26,7 +26,7 @@ func OpenPeers() (*Peers, error) {
 // Close closes the socket.
 func (p *Peers) Close() { p.sockets[unix.NETLINK_ROUTE].Close() }
 
-// Of returns the other end of a pair whose ends are in different namespaces, without entering the other one.
+// Of returns the other end of a pair whose ends are in different namespaces, without entering the other namespace.
 func (p *Peers) Of(device netlink.Link) (netlink.Link, error) {
 	attrs := device.Attrs()
 	if attrs.NetNsID < 0 || attrs.ParentIndex == 0 {

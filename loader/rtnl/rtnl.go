@@ -1,14 +1,12 @@
-// Package rtnl opens routing netlink sockets and lists what the kernel keeps:
-// links, addresses, routes, qdiscs and filters.
+// Package rtnl opens routing netlink sockets and lists links, addresses, routes, qdiscs and filters.
 //
-// The kernel sends a list in parts, and marks it as interrupted if an object
-// changed in between; on a host that creates containers that is common. Every
-// function here asks again, a bounded number of times. `make lint` forbids the
-// list functions of the netlink library outside this package, since they return
-// such a list as an error, or lose part of it.
+// The kernel sends a list in parts, and marks it as interrupted if an object changes meanwhile, which is common on a
+// host that creates containers. Every function here retries a bounded number of times. `make lint` forbids the list
+// functions of the netlink library outside this package, because they return such a list as an error, or lose part of
+// it.
 //
-// DeleteLinks deletes many devices in little more time than one takes. SetSizes sets attributes that
-// belong together in one request. NodeRoutes lists and changes routes to other nodes, Watch tells of changes.
+// DeleteLinks deletes many devices in little more time than one. NodeRoutes lists and changes routes to other nodes.
+// Watch reports changes.
 //
 // It imports no other package of this module, and every package may import it.
 package rtnl
@@ -22,15 +20,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open opens a socket in the calling thread's network namespace. It is for
-// routing netlink alone, because a kernel may lack the other families, which the
-// library opens by default. The caller must Close the handle.
+// Open opens a socket in the calling thread's network namespace. The socket is only for routing netlink, because a
+// kernel may lack the other families, which the library opens by default. The caller must close the handle.
 func Open() (*netlink.Handle, error) {
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	return handle, explain(err)
 }
 
-// OpenAt is Open in another network namespace.
+// OpenAt opens a socket for routing netlink in another network namespace. The caller must close the handle.
 func OpenAt(ns netns.NsHandle) (*netlink.Handle, error) {
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	return handle, explain(err)
@@ -53,10 +50,15 @@ func Addresses(handle *netlink.Handle, device netlink.Link, family int) ([]netli
 	return retry(func() ([]netlink.Addr, error) { return handle.AddrList(device, family) })
 }
 
-// Routes lists the routes that equal filter in the attributes of mask, a set of the
-// library's RT_FILTER constants: those of the main table, unless mask names the table.
+// Routes lists the routes that equal filter in the attributes of mask, a set of the library's RT_FILTER constants.
+// These are routes of the main table, unless mask selects a table.
 func Routes(handle *netlink.Handle, family int, filter *netlink.Route, mask uint64) ([]netlink.Route, error) {
 	return retry(func() ([]netlink.Route, error) { return handle.RouteListFiltered(family, filter, mask) })
+}
+
+// Neighbors lists the neighbors of a device in an address family.
+func Neighbors(handle *netlink.Handle, device, family int) ([]netlink.Neigh, error) {
+	return retry(func() ([]netlink.Neigh, error) { return handle.NeighList(device, family) })
 }
 
 // Qdiscs lists the queueing disciplines of a device.
@@ -69,9 +71,8 @@ func Filters(handle *netlink.Handle, device netlink.Link, parent uint32) ([]netl
 	return retry(func() ([]netlink.Filter, error) { return handle.FilterList(device, parent) })
 }
 
-// retry returns the first list that no change interrupted. It gives up after as many
-// attempts as no host can interrupt by accident; the error then wraps
-// netlink.ErrDumpInterrupted.
+// retry returns the first list that no change interrupted. It gives up after more attempts than a host interrupts by
+// accident; the error then wraps netlink.ErrDumpInterrupted.
 func retry[T any](list func() ([]T, error)) ([]T, error) {
 	const attempts = 10
 

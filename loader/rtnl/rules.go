@@ -13,9 +13,9 @@ const (
 	fraFlowLabel = 26
 )
 
-// UnfollowedRules returns for each family whether the host has policy rules that
-// bpf_fib_lookup does not follow as the stack does: it sees no mark, TOS or flow label,
-// and in IPv6 suppresses no route. The network namespace is the calling thread's.
+// UnfollowedRules reports for each family whether the host has policy rules that bpf_fib_lookup does not follow as the
+// stack does: it ignores marks, TOS, flow labels and, in IPv6, suppressed routes. The network namespace is the calling
+// thread's.
 //
 // One dump has the rules of both families. The library's own list lacks some attributes.
 func UnfollowedRules() (ipv4, ipv6 bool, err error) {
@@ -42,8 +42,7 @@ func UnfollowedRules() (ipv4, ipv6 bool, err error) {
 	return ipv4, ipv6, nil
 }
 
-// isUnfollowed is for one rule: a struct fib_rule_hdr, which looks like a route's header,
-// and attributes.
+// isUnfollowed reads one rule: a struct fib_rule_hdr, which has the layout of a route's header, and attributes.
 func isUnfollowed(message []byte) (bool, error) {
 	header := nl.DeserializeRtMsg(message)
 	attrs, err := nl.ParseRouteAttr(message[header.Len():])

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Message tells of a change: its type, such as unix.RTM_DELROUTE, and what follows the header.
+// Message is a change: its type, such as unix.RTM_DELROUTE, and the data after the header.
 type Message struct {
 	Type uint16
 	Data []byte
 }
 
-// Watch calls changed for each change of devices, addresses and routes that is relevant, until ctx is done, and
-// also when it has missed some. The network namespace is the calling thread's.
+// Watch calls changed for each relevant change of devices, addresses and routes until ctx is done, and also after it
+// has missed changes. The network namespace is the calling thread's.
 func Watch(ctx context.Context, relevant func(Message) bool, changed func()) error {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK,
 		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)

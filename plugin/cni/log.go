@@ -23,7 +23,7 @@ type callLog struct {
 	logsCall bool     // whether the call itself gets a line
 }
 
-// openLog opens the configured log, or stderr where it cannot.
+// openLog opens the configured log, or stderr if that fails.
 func openLog(call *config.Call) *callLog {
 	path, level, isSet := call.Log()
 	log := &callLog{Logger: newLogger(os.Stderr, level), logsCall: isSet}
@@ -42,7 +42,7 @@ func newLogger(to io.Writer, level slog.Level) *slog.Logger {
 	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level, ReplaceAttr: showAttr}))
 }
 
-// showAttr makes the texts of a line fit for it.
+// showAttr escapes and shortens the texts of a line.
 func showAttr(_ []string, attr slog.Attr) slog.Attr {
 	switch value := attr.Value.Any().(type) {
 	case string:
@@ -53,9 +53,9 @@ func showAttr(_ []string, attr slog.Attr) slog.Attr {
 	return attr
 }
 
-// writeKeys writes a line about the keys that have no purpose here, and one about those of others.
+// writeKeys writes a line about the ignored keys, and one about those of other tools.
 func (l *callLog) writeKeys(call *config.Call) {
-	if keys := call.NeedlessKeys(); len(keys) > 0 {
+	if keys := call.IgnoredKeys(); len(keys) > 0 {
 		l.Warn("ebpfnet does not need these keys", "keys", strings.Join(keys, "; "))
 	}
 	if keys := call.ForeignKeys(); len(keys) > 0 {

@@ -1,5 +1,5 @@
-// Package cni is what all our CNI plugins share: it runs the verb that the environment names, gives
-// the verb a log and a deadline, and prints results and errors as the specification wants them.
+// Package cni is what our CNI plugins share: it runs the verb that the environment names, with a log
+// and a deadline, and prints results and errors in the format of the specification.
 //
 // It may import plugin/cnierr, plugin/config, plugin/show and plugin/version.
 package cni
@@ -47,17 +47,16 @@ type Call struct {
 // wait for two minutes and more.
 const lockTimeout = time.Minute
 
-// Run runs the verb that the environment names and ends the process on errors. Where it names none, the
-// name of the plugin, its version and about are printed.
+// Run runs the verb that the environment names, and ends the process on errors. Without a verb, it
+// prints the name of the plugin, its version and about.
 func Run(verbs Verbs, name, about string) {
-	// The library compares namespaces after a verb has run, and would fail a DEL that has done its
-	// work. Our verbs compare them before.
+	// The library compares namespaces after a verb has run, which would fail a complete DEL. Our
+	// verbs compare them before.
 	override := os.Getenv("CNI_NETNS_OVERRIDE")
 	os.Setenv("CNI_NETNS_OVERRIDE", "true")
 
-	// A runtime that has died does not read our pipes any more. The Go runtime would end the process at a write
-	// to them; so the write fails instead, and ADD undoes its work. To ignore the signal would pass that on to
-	// the plugins that we execute.
+	// Writing to the pipes of a dead runtime would end the process. With this, the write fails instead,
+	// and ADD undoes its work. Plugins that we execute would inherit an ignored signal, but not a handled one.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 
 	r := &runner{lockTimeout: lockTimeout, ownNetns: override == "1" || strings.EqualFold(override, "true")}

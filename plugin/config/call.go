@@ -12,16 +12,16 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 )
 
-// Call is one call of a verb: the variables of the environment, and the keys of the configuration
-// on stdin. Each method parses the keys that its verb needs and ignores the others.
+// Call is one call of a CNI command: the variables of the environment, and the keys of the
+// configuration on stdin. Each method parses the keys that its command needs.
 type Call struct {
 	*skel.CmdArgs
 	keys map[string]json.RawMessage
 
-	foreign, needless []string // see checkKeys
+	foreign, ignored []string // see checkKeys
 }
 
-// NewCall decodes stdin. Where that fails, the Call has no keys.
+// NewCall decodes stdin. If that fails, the Call has no keys.
 func NewCall(args *skel.CmdArgs) (*Call, error) {
 	call := &Call{CmdArgs: args}
 	err := json.Unmarshal(args.StdinData, &call.keys)

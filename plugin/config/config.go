@@ -43,7 +43,7 @@ type Config struct {
 	MaxFlows uint32        // 0: derived from the host's memory
 	Uplinks  []string      // name patterns; nil: chosen by routes and kinds
 	MTU      int           // 0: that of the route to the outside
-	BigTCP   link.BigTCPMode
+	BigTCP   bool
 	Device   link.Kind
 	// AntiSpoof restricts the container to its own MAC and IP addresses.
 	AntiSpoof bool
@@ -76,7 +76,7 @@ type Masq struct {
 	NonMasq    []netip.Prefix // destinations that are not masqueraded
 }
 
-// For returns whether traffic from an address is masqueraded.
+// For reports whether traffic from an address is masqueraded.
 func (m Masq) For(addr netip.Addr) bool {
 	if addr.Is4() {
 		return m.IPv4
@@ -84,7 +84,7 @@ func (m Masq) For(addr netip.Addr) bool {
 	return m.IPv6
 }
 
-// TunnelsFor returns whether tunnels from an address are masqueraded.
+// TunnelsFor reports whether tunnels from an address are masqueraded.
 func (m Masq) TunnelsFor(addr netip.Addr) bool { return m.Tunnels && m.For(addr) }
 
 // NonMasqFor returns the non-masquerade CIDRs of an address's family.
@@ -268,8 +268,8 @@ func (c *Call) checkIfName() error {
 // check checks the keys that need no parsing.
 func (c *netConf) check() error {
 	const (
-		leastMTU, largestMTU   = 68, 65535     // RFC 791; the largest MTU of a veth
-		fewestFlows, mostFlows = 1024, 1 << 24 // 4 GiB
+		minMTU, largestMTU = 68, 65535     // RFC 791; the largest MTU of a veth
+		minFlows, maxFlows = 1024, 1 << 24 // 4 GiB
 	)
 	for key, value := range map[string]json.RawMessage{
 		"runtimeConfig.infinibandGUID": c.RuntimeConfig.InfinibandGUID,
@@ -288,11 +288,11 @@ func (c *netConf) check() error {
 	if err := checkUplinks(c.Uplinks); err != nil {
 		return err
 	}
-	if c.MTU != 0 && (c.MTU < leastMTU || c.MTU > largestMTU) {
-		return cnierr.Invalid("mtu", c.MTU, fmt.Sprintf("0 or a number from %d to %d", leastMTU, largestMTU))
+	if c.MTU != 0 && (c.MTU < minMTU || c.MTU > largestMTU) {
+		return cnierr.Invalid("mtu", c.MTU, fmt.Sprintf("0 or a number from %d to %d", minMTU, largestMTU))
 	}
-	if c.MaxFlows != 0 && (c.MaxFlows < fewestFlows || c.MaxFlows > mostFlows) {
-		return cnierr.Invalid("maxFlows", c.MaxFlows, fmt.Sprintf("0 or a number from %d to %d", fewestFlows, mostFlows))
+	if c.MaxFlows != 0 && (c.MaxFlows < minFlows || c.MaxFlows > maxFlows) {
+		return cnierr.Invalid("maxFlows", c.MaxFlows, fmt.Sprintf("0 or a number from %d to %d", minFlows, maxFlows))
 	}
 	if known := []maps.FastPath{"", maps.FastPathEstablished, maps.FastPathAlways, maps.FastPathNever}; !slices.Contains(known, c.FastPath) {
 		return cnierr.Invalid("fastPath", c.FastPath, `"established", "always" or "never"`)
@@ -303,18 +303,17 @@ func (c *netConf) check() error {
 	return nil
 }
 
-// parseBigTCP takes true as auto and false as never.
-func parseBigTCP(value json.RawMessage) (mode link.BigTCPMode, err error) {
+// parseBigTCP reports whether TCP packets may be larger than 64 KiB.
+func parseBigTCP(value json.RawMessage) (isAuto bool, err error) {
 	switch string(value) {
-	case "", "null", "true":
-		return link.BigTCPAuto, nil
-	case "false":
-		return link.BigTCPNever, nil
+	case "", "null", "true", `"auto"`:
+		return true, nil
+	case "false", `"never"`:
+		return false, nil
+	case `"always"`, `"raise-uplinks"`: // modes of earlier versions
+		return false, cnierr.Invalid("bigTCP", value, `"auto", and larger sizes of the uplinks (ip link set eth0 gso_max_size …), or "never"`)
 	}
-	if json.Unmarshal(value, &mode) == nil && slices.Contains(link.BigTCPModes, mode) {
-		return mode, nil
-	}
-	return "", cnierr.Invalid("bigTCP", value, `"auto", "raise-uplinks", "always" or "never"`)
+	return false, cnierr.Invalid("bigTCP", value, `"auto" or "never"`)
 }
 
 // checkUplinks refuses what no device can be called.
@@ -332,14 +331,14 @@ func checkUplinks(patterns []string) error {
 
 // check checks keys against each other.
 func (c *Config) check() error {
-	const leastIPv6MTU = 1280 // RFC 8200, 5
+	const minIPv6MTU = 1280 // RFC 8200, 5
 
-	if c.IPAM == nil || c.MTU == 0 || c.MTU >= leastIPv6MTU {
+	if c.IPAM == nil || c.MTU == 0 || c.MTU >= minIPv6MTU {
 		return nil
 	}
 	for i, set := range c.IPAM.Ranges {
 		if len(set) > 0 && set[0].Subnet.Addr().Is6() {
-			return cnierr.Invalid("mtu", c.MTU, fmt.Sprintf("at least %d, because ipam.ranges[%d] is IPv6", leastIPv6MTU, i))
+			return cnierr.Invalid("mtu", c.MTU, fmt.Sprintf("at least %d, because ipam.ranges[%d] is IPv6", minIPv6MTU, i))
 		}
 	}
 	return nil
@@ -347,7 +346,7 @@ func (c *Config) check() error {
 
 const interfaceOfOther = "after another plugin the interface belongs to that plugin"
 
-// IsChained returns whether an ADD works on the interface that a plugin before it made. With ipam
+// IsChained reports whether an ADD works on the interface that a plugin before it made. With ipam
 // ebpfnet makes the interface itself, whatever came before.
 func (c *Config) IsChained() bool { return c.PrevResult != nil && !c.hasIPAM() }
 

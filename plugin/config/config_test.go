@@ -81,11 +81,12 @@ func TestParse(t *testing.T) {
 		{"keys of the specification", "", []string{`"disableCheck": true`, `"disableGC": true`, `"capabilities": {"portMappings": true}`}, func(*Config) string { return "" }, ""},
 		{"capabilities that are null", "", []string{`"runtimeConfig": {"bandwidth": null, "deviceID": null, "dns": null}`}, func(*Config) string { return "" }, ""},
 		{"prevResult that is null", "", []string{`"prevResult": null`}, func(c *Config) string { return fmt.Sprint(c.PrevResult) }, "<nil>"},
-		{"bigTCP, not set", "", nil, bigTCPOf, "auto"},
-		{"bigTCP null", "", []string{`"bigTCP": null`}, bigTCPOf, "auto"},
-		{"bigTCP true", "", []string{`"bigTCP": true`}, bigTCPOf, "auto"},
-		{"bigTCP false", "", []string{`"bigTCP": false`}, bigTCPOf, "never"},
-		{"bigTCP with a mode", "", []string{`"bigTCP": "raise-uplinks"`}, bigTCPOf, "raise-uplinks"},
+		{"bigTCP, not set", "", nil, bigTCPOf, "true"},
+		{"bigTCP null", "", []string{`"bigTCP": null`}, bigTCPOf, "true"},
+		{"bigTCP true", "", []string{`"bigTCP": true`}, bigTCPOf, "true"},
+		{"bigTCP false", "", []string{`"bigTCP": false`}, bigTCPOf, "false"},
+		{"bigTCP auto", "", []string{`"bigTCP": "auto"`}, bigTCPOf, "true"},
+		{"bigTCP never", "", []string{`"bigTCP": "never"`}, bigTCPOf, "false"},
 		{"prevResult", "", []string{`"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.88.0.7/16"}]}`},
 			func(c *Config) string { return c.PrevResult.IPs[0].Address.String() }, "10.88.0.7/16"},
 		{"Kubernetes", "K8S_POD_NAME=web;K8S_POD_UID=1;K8S_POD_NAMESPACE=a;K8S_POD_INFRA_CONTAINER_ID=c1", nil, func(*Config) string { return "" }, ""},
@@ -103,7 +104,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-func bigTCPOf(c *Config) string    { return string(c.BigTCP) }
+func bigTCPOf(c *Config) string    { return fmt.Sprint(c.BigTCP) }
 func macOfConfig(c *Config) string { return c.MAC.String() }
 func requestedOf(c *Config) string { return fmt.Sprint(c.IPAM.Requested) }
 func dnsOf(c *Config) string {

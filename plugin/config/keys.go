@@ -13,15 +13,14 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
-// A key that is none of ours can be a slip, which would be a network that half works; a key of a
-// plugin that ebpfnet replaces; or one of others, since an IPAM plugin gets the whole configuration,
-// and generators add theirs.
+// An unknown key can be a typing error, a key of a plugin that ebpfnet replaces, or a key of
+// another tool: IPAM plugins read the whole configuration, and generators add keys of their own.
 
 const keepBridge = `ebpfnet makes no bridge; leave it to the plugin "bridge", and put ebpfnet after it in the list`
 
-// promises are keys of the plugins that ebpfnet replaces which it would break if it took them, with
-// what to write instead.
-var promises = map[string]string{
+// unsupported has the keys of the replaced plugins that ask for something that ebpfnet does not do,
+// with what to write instead.
+var unsupported = map[string]string{
 	// bridge
 	"vlan":                      keepBridge,
 	"vlanTrunk":                 keepBridge,
@@ -43,8 +42,8 @@ const (
 	noRules  = "ebpfnet needs no firewall rules"
 )
 
-// needless are keys of the same plugins whose purpose is served without them, with the reason.
-var needless = map[string]string{
+// ignored has the keys of the replaced plugins that ebpfnet does not need, with the reason.
+var ignored = map[string]string{
 	// bridge
 	"bridge":              noBridge,
 	"forceAddress":        noBridge,
@@ -69,15 +68,14 @@ var needless = map[string]string{
 	"firewalldZone":          noRules,
 }
 
-// lookalikes are keys of others (Calico, Spiderpool, Cilium) that are no slips of ours.
+// lookalikes are keys of others (Calico, Spiderpool, Cilium) that resemble ours.
 var lookalikes = []string{"log_level", "log_file", "log-level", "log-file"}
 
-// ForeignKeys returns the keys that belong to others, once Parse has found them, as a log shows them.
+// ForeignKeys returns the keys of other tools that Parse found, fit for a log.
 func (c *Call) ForeignKeys() []string { return c.foreign }
 
-// NeedlessKeys returns the keys without a purpose here, once Parse has found them, each with the
-// reason.
-func (c *Call) NeedlessKeys() []string { return c.needless }
+// IgnoredKeys returns the keys of replaced plugins that Parse ignored, each with the reason.
+func (c *Call) IgnoredKeys() []string { return c.ignored }
 
 // object is an object of the configuration that has keys of ours.
 type object struct {
@@ -87,15 +85,15 @@ type object struct {
 	anyCase bool // our keys count in any case, as the reference plugins take them
 }
 
-// objectAt parses an object. It has no keys where it is something else, which others refuse.
+// objectAt parses an object. The result has no keys if the text is not an object; other checks report that.
 func objectAt(path string, text json.RawMessage, known []string, anyCase bool) object {
 	o := object{path: path, known: known, anyCase: anyCase}
 	_ = json.Unmarshal(text, &o.keys)
 	return o
 }
 
-// checkKeys refuses slips and promises in all objects that have keys of ours. Those of runtimeConfig
-// are written by the runtime.
+// checkKeys refuses misspelled and unsupported keys in all objects that have keys of ours, except
+// runtimeConfig, which the runtime writes.
 func (c *Call) checkKeys(conf *netConf) error {
 	var args struct {
 		CNI json.RawMessage `json:"cni"`
@@ -139,18 +137,18 @@ func (c *Call) checkObjects(objects []object) error {
 	return nil
 }
 
-// checkKey finds out whose a key is.
+// checkKey refuses a misspelled or unsupported key, and collects the ignored ones.
 func (c *Call) checkKey(o object, key string) error {
 	value, isTop := o.keys[key], o.path == ""
-	instead, isPromise := promises[key]
-	why, isNeedless := needless[key]
+	instead, isUnsupported := unsupported[key]
+	why, isIgnored := ignored[key]
 	switch {
-	case isTop && isPromise && !isZero(value):
+	case isTop && isUnsupported && !isZero(value):
 		return cnierr.Unsupported(key, value, instead)
-	case isTop && isPromise:
+	case isTop && isUnsupported:
 		return nil
-	case isTop && isNeedless:
-		c.needless = append(c.needless, key+": "+why)
+	case isTop && isIgnored:
+		c.ignored = append(c.ignored, key+": "+why)
 		return nil
 	case o.knows(key):
 		return nil
@@ -178,7 +176,7 @@ func keysOf(t reflect.Type) (keys []string) {
 	return keys
 }
 
-// isZero returns whether a value asks for nothing.
+// isZero reports whether a value asks for nothing.
 func isZero(text json.RawMessage) bool {
 	var value any
 	_ = json.Unmarshal(text, &value) // it is a part of what could be parsed
@@ -192,15 +190,16 @@ func isZero(text json.RawMessage) bool {
 	}
 }
 
-// mostSlips is the distance up to which a long key is a slip of ours. A shorter one has to be closer.
-const mostSlips = 2
+// maxTypos is the maximum distance at which a long key counts as one of ours, misspelled. Shorter keys have
+// to be closer.
+const maxTypos = 2
 
-// nearest returns the known key that a key is a slip of, or "".
+// nearest returns the known key that a key misspells, or "".
 func nearest(key string, known []string) (meant string) {
-	least := mostSlips + 1
+	least := maxTypos + 1
 	for _, candidate := range known {
 		shorter := min(len(key), len(candidate))
-		if max(len(key), len(candidate))-shorter > mostSlips {
+		if max(len(key), len(candidate))-shorter > maxTypos {
 			continue
 		}
 		d := distance(strings.ToLower(key), strings.ToLower(candidate))

@@ -82,7 +82,7 @@ func TestKeysOfOthers(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 				continue
 			}
-			listed := strings.Join(append(call.ForeignKeys(), call.NeedlessKeys()...), " ") + " "
+			listed := strings.Join(append(call.ForeignKeys(), call.IgnoredKeys()...), " ") + " "
 			for _, key := range names {
 				if !strings.Contains(listed, key) {
 					t.Errorf("%s: the log would not name %s: %s", name, key, listed)
@@ -114,29 +114,29 @@ func TestOthersIPAM(t *testing.T) {
 }
 
 // TestKeysOfReferencePlugins requires an answer to each key of bridge, ptp, macvlan and ipvlan, and of the plugins that
-// ebpfnet replaces: it is ours, or needless here and taken, or a promise that is refused with what to write instead.
+// ebpfnet replaces: ebpfnet has it, ignores it, or refuses it and says what to write instead.
 func TestKeysOfReferencePlugins(t *testing.T) {
-	const needless, refused = "needless", "refused"
+	const ignored, refused = "ignored", "refused"
 	for _, test := range []struct{ key, want, word string }{
-		{`"bridge": "cni0"`, needless, "no bridge"},
-		{`"isGateway": true`, needless, "gateway"},
-		{`"isDefaultGateway": true`, needless, "ipam.routes"},
-		{`"forceAddress": false`, needless, "no bridge"},
-		{`"ipMasqBackend": "nftables"`, needless, "eBPF"},
-		{`"hairpinMode": true`, needless, "host ports"},
-		{`"promiscMode": true`, needless, "no bridge"},
-		{`"preserveDefaultVlan": false`, needless, "VLAN"},
-		{`"macspoofchk": true`, needless, "antiSpoof"},
-		{`"enabledad": true`, needless, "once"},
-		{`"mode": "l3"`, needless, "ingressPolicy"},
-		{`"bcqueuelen": 1000`, needless, "macvlan"},
-		{`"snat": true`, needless, "rules"},
-		{`"masqAll": true`, needless, "rules"},
-		{`"markMasqBit": 5`, needless, "rules"},
-		{`"externalSetMarkChain": "KUBE-MARK-MASQ"`, needless, "rules"},
-		{`"backend": "iptables"`, needless, "rules"},
-		{`"iptablesAdminChainName": "A"`, needless, "rules"},
-		{`"firewalldZone": "trusted"`, needless, "rules"},
+		{`"bridge": "cni0"`, ignored, "no bridge"},
+		{`"isGateway": true`, ignored, "gateway"},
+		{`"isDefaultGateway": true`, ignored, "ipam.routes"},
+		{`"forceAddress": false`, ignored, "no bridge"},
+		{`"ipMasqBackend": "nftables"`, ignored, "eBPF"},
+		{`"hairpinMode": true`, ignored, "host ports"},
+		{`"promiscMode": true`, ignored, "no bridge"},
+		{`"preserveDefaultVlan": false`, ignored, "VLAN"},
+		{`"macspoofchk": true`, ignored, "antiSpoof"},
+		{`"enabledad": true`, ignored, "once"},
+		{`"mode": "l3"`, ignored, "ingressPolicy"},
+		{`"bcqueuelen": 1000`, ignored, "macvlan"},
+		{`"snat": true`, ignored, "rules"},
+		{`"masqAll": true`, ignored, "rules"},
+		{`"markMasqBit": 5`, ignored, "rules"},
+		{`"externalSetMarkChain": "KUBE-MARK-MASQ"`, ignored, "rules"},
+		{`"backend": "iptables"`, ignored, "rules"},
+		{`"iptablesAdminChainName": "A"`, ignored, "rules"},
+		{`"firewalldZone": "trusted"`, ignored, "rules"},
 
 		{`"vlan": 100`, refused, `"bridge"`},
 		{`"vlanTrunk": [{"id": 101}]`, refused, `"bridge"`},
@@ -149,7 +149,7 @@ func TestKeysOfReferencePlugins(t *testing.T) {
 		{`"conditionsV6": ["-s", "2001:db8::/64"]`, refused, "portSources"},
 		{`"deviceID": "0000:00:01.0"`, refused, "veth"},
 
-		// A promise that the configuration does not ask for is none.
+		// A zero value asks for nothing.
 		{`"vlan": 0`, "", ""},
 		{`"vlanTrunk": []`, "", ""},
 		{`"portIsolation": false`, "", ""},
@@ -166,13 +166,13 @@ func TestKeysOfReferencePlugins(t *testing.T) {
 				wantCode(t, err, cnitypes.ErrUnsupportedField, name, value[:min(len(value), 4)], test.word)
 			case err != nil:
 				t.Error(err)
-			case test.want == needless:
-				got := call.NeedlessKeys()
+			case test.want == ignored:
+				got := call.IgnoredKeys()
 				if len(got) != 1 || !strings.HasPrefix(got[0], name+": ") || !strings.Contains(got[0], test.word) {
 					t.Errorf("got %q, want %s, and %q", got, name, test.word)
 				}
-			case len(call.NeedlessKeys()) > 0:
-				t.Errorf("got %q, want nothing", call.NeedlessKeys())
+			case len(call.IgnoredKeys()) > 0:
+				t.Errorf("got %q, want nothing", call.IgnoredKeys())
 			}
 		})
 	}

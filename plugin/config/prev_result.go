@@ -82,7 +82,7 @@ func findNull(place string, value any) string {
 	return ""
 }
 
-// ResultHasInterfaces returns whether results of the configuration's version name interfaces. Those up
+// ResultHasInterfaces reports whether results of the configuration's version name interfaces. Those up
 // to 0.2.0 have the addresses of CNI_IFNAME alone.
 func (c *Config) ResultHasInterfaces() bool {
 	has, err := cniversion.GreaterThanOrEqualTo(c.CNIVersion, "0.3.0")

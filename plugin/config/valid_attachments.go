@@ -32,18 +32,18 @@ func (v *ValidAttachments) Add(attachments ...maps.Attachment) {
 	}
 }
 
-// AddOwner adds an attachment of which only the owner is known.
+// AddOwner adds an attachment with only its owner.
 func (v *ValidAttachments) AddOwner(owner loader.Owner) { v.owners[owner] = true }
 
-// HasOwner returns whether an owner's attachment is valid.
+// HasOwner reports whether an owner's attachment is valid.
 func (v *ValidAttachments) HasOwner(owner loader.Owner) bool { return v.owners[owner] }
 
-// Lacks returns whether an attachment belongs to this network and is not valid.
+// Lacks reports whether an attachment belongs to this network and is not valid.
 func (v *ValidAttachments) Lacks(a maps.Attachment) bool {
 	return a.Network == v.Network && !v.owners[a.Owner()]
 }
 
-// HasReservation returns whether a reservation is that of a valid attachment. A reservation of an
+// HasReservation reports whether a reservation is that of a valid attachment. A reservation of an
 // old host-local names no interface and is found by its container.
 func (v *ValidAttachments) HasReservation(a ipam.Attachment) bool {
 	if a.IfName == "" {

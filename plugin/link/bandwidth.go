@@ -6,15 +6,15 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Bandwidth limits a container's traffic: ingress is what the container receives, egress what it
-// sends. Traffic with peers in the Unshaped networks has no limit.
+// Bandwidth limits a container's traffic: ingress is what the container receives, egress what it sends. Traffic with
+// peers in the networks of Unshaped has no limit.
 type Bandwidth struct {
 	Ingress  Limit          `json:"ingress,omitzero"`
 	Egress   Limit          `json:"egress,omitzero"`
 	Unshaped []netip.Prefix `json:"unshaped,omitempty"`
 }
 
-// IsEmpty returns whether there is no limit.
+// IsEmpty reports whether there is no limit.
 func (b Bandwidth) IsEmpty() bool { return b.Ingress.Rate == 0 && b.Egress.Rate == 0 }
 
 // IsZero makes encoding/json omit a Bandwidth without limits.

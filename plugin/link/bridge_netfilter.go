@@ -7,13 +7,13 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// IsBridge returns whether a device is a bridge.
+// IsBridge reports whether a device is a bridge.
 func IsBridge(device netlink.Link) bool { return device.Type() == "bridge" }
 
-// BridgeNetfilter returns what br_netfilter does to an uplink, with the remedy, or "". It
-// lets rules and conntrack see what a bridge receives at the bridge's port, before the
-// datapath has translated it. They see it once more afterwards, so it harms only what rules
-// judge in PREROUTING. The calling thread's network namespace must be the host's.
+// BridgeNetfilter describes how br_netfilter affects an uplink, with the remedy, or returns "". It shows packets that a
+// bridge receives to rules and conntrack at the bridge's port, before the datapath translates them. Rules see the
+// packets again afterwards, so only rules in PREROUTING are affected. The calling thread's network namespace must be
+// the host's.
 func BridgeNetfilter(uplink netlink.Link) string {
 	if !IsBridge(uplink) {
 		return ""

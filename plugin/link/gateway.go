@@ -9,9 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OwnGateway returns the gateway of a route, and whether it is another than those of the addresses of
-// its family. As any other packet, the container sends to the host what goes there, and the datapath
-// knows the rest.
+// OwnGateway returns the gateway of a route, and whether it differs from the gateways of the addresses of its family.
+// The container sends packets for it to the host, as any other packet; the datapath has the gateway.
 func OwnGateway(route *cnitypes.Route, addresses []Address) (gateway netip.Addr, own bool) {
 	gateway, ok := netip.AddrFromSlice(route.GW)
 	gateway = gateway.Unmap()
@@ -22,7 +21,7 @@ func OwnGateway(route *cnitypes.Route, addresses []Address) (gateway netip.Addr,
 	return gateway, !ofAddress || gateway.Is4() != (route.Dst.IP.To4() != nil)
 }
 
-// IsMain says whether a route is in the main table, which a packet uses unless a rule says otherwise.
+// IsMain reports whether a route is in the main table, which a packet uses unless a rule selects another one.
 func IsMain(route *cnitypes.Route) bool {
 	return route.Table == nil || *route.Table == unix.RT_TABLE_UNSPEC || *route.Table == unix.RT_TABLE_MAIN
 }
@@ -33,7 +32,7 @@ type Place struct {
 	Neighbor int  // the device on which it is a neighbor; 0: none
 }
 
-// PlaceOf looks up where the host has an address. An address without a route is nowhere.
+// PlaceOf looks up where the host has an address. Without a route, the result is nowhere.
 func PlaceOf(host *netlink.Handle, addr netip.Addr) Place {
 	routes, err := host.RouteGet(addr.AsSlice())
 	switch {

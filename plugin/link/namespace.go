@@ -11,25 +11,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenNamespace opens a network namespace. It opens nothing but a regular file, as which each namespace
-// appears: to open a FIFO is to wait for its writer, and some devices act when they are opened.
+// OpenNamespace opens a network namespace. It opens only regular files, which all namespaces are: opening a FIFO waits
+// for its writer, and opening some devices has side effects.
 func OpenNamespace(path string) (netns.NsHandle, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return netns.None(), err
 	}
 	if !info.Mode().IsRegular() {
-		return netns.None(), errors.New("the file is no namespace")
+		return netns.None(), errors.New("the file is not a namespace")
 	}
 	return netns.GetFromPath(path)
 }
 
-// namespaceFiles are the files by which a network namespace can be opened: runtimes
-// bind-mount them, and each process has one.
+// namespaceFiles are the files through which a network namespace can be opened: bind mounts of runtimes, and one file
+// of each process.
 var namespaceFiles = []string{"/run/netns/*", "/run/docker/netns/*", "/proc/[0-9]*/ns/net"}
 
-// LeadsElsewhere returns whether a device is the host's end of a pair whose other end is in neither the
-// host's nor the given namespace.
+// LeadsElsewhere reports whether a device is the host's end of a pair whose other end is in neither the host's nor the
+// given namespace.
 func LeadsElsewhere(host *netlink.Handle, device netlink.Link, ns netns.NsHandle) (bool, error) {
 	isPair := device.Type() == string(Veth) || device.Type() == string(Netkit)
 	peer := device.Attrs().NetNsID
@@ -63,8 +63,8 @@ func noNamespace(device netlink.Link) error {
 	return fmt.Errorf("find the network namespace of the container behind %s: none of %v is it", device.Attrs().Name, namespaceFiles)
 }
 
-// forEachNamespace calls visit, until it returns false, with each network namespace that the host's one has
-// an id for, and closes it then.
+// forEachNamespace calls visit with each network namespace that the host's namespace has an ID for, until visit returns
+// false. It closes each namespace after the call.
 func forEachNamespace(host *netlink.Handle, visit func(id int, ns netns.NsHandle) bool) {
 	seen := map[string]bool{}
 	for _, pattern := range namespaceFiles {

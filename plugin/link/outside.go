@@ -6,8 +6,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// OutsideMTU returns the MTU of the host's default routes: the smaller one of both families, or without
-// a default route that of Ethernet.
+// OutsideMTU returns the MTU of the host's default routes, the smaller one of both families, or the MTU of Ethernet if
+// there is no default route.
 func OutsideMTU(host *netlink.Handle) (int, error) {
 	const ethernet = 1500
 

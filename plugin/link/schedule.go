@@ -11,10 +11,9 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
-// schedule sets the queue for packets that wait for the token bucket: fq_codel, which
-// queues each connection separately, so one that sends little does not wait for one that
-// sends much. If the kernel has no fq_codel, there are two short queues, and the first one
-// is for small packets of protocols other than TCP, such as DNS.
+// schedule sets the queue of packets that wait for the token bucket: fq_codel, which has a queue for each connection,
+// so that one that sends little does not wait for one that sends much. Without fq_codel in the kernel, there are two
+// short queues; the first one is for small packets of protocols other than TCP, such as DNS.
 func schedule(handle *netlink.Handle, device netlink.Link, limit Limit) error {
 	rate, frame, _ := sizes(device, limit)
 	fair := netlink.NewFqCodel(attrsOf(device, 0, bucketClass))
@@ -73,14 +72,14 @@ func addHtb(handle *netlink.Handle, device netlink.Link, htb *netlink.Htb) error
 	return handle.QdiscReplace(htb)
 }
 
-// Parameters of a class or queue without a limit.
+// Parameters of an unlimited class or queue.
 const (
 	unlimited      = 100e9 // bits per second
 	unlimitedBurst = 1 << 20
 )
 
-// queue returns a queue limited in bytes: a token bucket that is never empty, since the
-// netlink library has no bfifo.
+// queue returns a queue limited in bytes. It is a token bucket that is never empty, because the netlink library has no
+// bfifo.
 func queue(device netlink.Link, limit Limit, major uint16, parent uint32) *netlink.Tbf {
 	rate, frame, _ := sizes(device, limit)
 	return &netlink.Tbf{
@@ -91,8 +90,8 @@ func queue(device netlink.Link, limit Limit, major uint16, parent uint32) *netli
 	}
 }
 
-// addSmall adds the filters that send small packets to the first queue, unless they
-// exist. Small TCP packets stay in order with the rest of their connection.
+// addSmall adds the filters that send small packets to the first queue, unless they exist. Small TCP packets stay in
+// order with the rest of their connection.
 func addSmall(handle *netlink.Handle, device netlink.Link, parent uint32) error {
 	const (
 		small4, small6 = 0x0000ff80, 0xff800000 // masks of the length: without these bits it is less than 128 bytes

@@ -19,20 +19,19 @@ type Limit struct {
 	Burst uint64 // bits that may leave at once; at least one frame, and four milliseconds of Rate
 }
 
-// Peer says which address of a packet belongs to the other side, not to the container.
+// Peer selects the address of a packet that belongs to the other side, not to the container.
 type Peer int
 
-// PeerIsDestination is for packets that leave the container's end of a pair,
-// PeerIsSource for those that leave the host's end.
+// PeerIsDestination is for packets that leave the container's end of a pair, PeerIsSource for packets that leave the
+// host's end.
 const (
 	PeerIsDestination Peer = iota
 	PeerIsSource
 )
 
-// Shape limits the rate at which packets leave a device, except for peers in the networks
-// of unshaped. The device's root qdisc becomes a token bucket (tbf), or, if there are
-// unshaped networks, an htb with the tbf below one of its classes. schedule.go has the
-// queue below the tbf.
+// Shape limits the rate at which packets leave a device, except for peers in the networks of unshaped. The device's
+// root qdisc becomes a token bucket (tbf) or, with unshaped networks, an htb with the tbf below one of its classes.
+// schedule.go has the queue below the tbf.
 func Shape(handle *netlink.Handle, device netlink.Link, limit Limit, unshaped []netip.Prefix, peer Peer) error {
 	if limit.Rate == 0 {
 		return Unshape(handle, device)
@@ -60,7 +59,7 @@ func Shape(handle *netlink.Handle, device netlink.Link, limit Limit, unshaped []
 	return nil
 }
 
-// Unshape removes what Shape has added.
+// Unshape removes the qdiscs that Shape adds.
 func Unshape(handle *netlink.Handle, device netlink.Link) error {
 	present, err := bucketOf(handle, device)
 	if err != nil || present == nil {
@@ -76,7 +75,7 @@ func Unshape(handle *netlink.Handle, device netlink.Link) error {
 	return nil
 }
 
-// IsShaped says whether a device is limited as Shape would do it.
+// IsShaped reports whether a device has the limit that Shape would set.
 func IsShaped(handle *netlink.Handle, device netlink.Link, limit Limit, unshaped []netip.Prefix) (bool, error) {
 	present, err := bucketOf(handle, device)
 	if err != nil {
@@ -100,7 +99,7 @@ var (
 
 const shapedMinor = 1
 
-// bucketOf returns the token bucket that Shape has added, or nil.
+// bucketOf returns the token bucket of Shape, or nil.
 func bucketOf(handle *netlink.Handle, device netlink.Link) (*netlink.Tbf, error) {
 	qdiscs, err := rtnl.Qdiscs(handle, device)
 	if err != nil {
@@ -121,13 +120,13 @@ func attrsOf(device netlink.Link, handle, parent uint32) netlink.QdiscAttrs {
 const (
 	largestSegment = 1 << 16
 	pieceTime      = 4   // milliseconds: a timer may be this late without loss of throughput
-	longestBurst   = 200 // seconds: the kernel's counters hold no more
+	maxBurst       = 200 // seconds: the kernel's counters hold no more
 	queueTime      = 8   // milliseconds that packets may wait
 	queueFrames    = 12  // but at least this many frames may wait
 )
 
-// sizes returns the sizes of a limit on a device, in bytes: those per second, the largest
-// frame, and the smallest burst.
+// sizes returns the sizes of a limit on a device in bytes: the rate per second, the largest frame, and the smallest
+// burst.
 func sizes(device netlink.Link, limit Limit) (rate, frame, piece uint64) {
 	const header = 14 + 4 // Ethernet's, and a VLAN tag
 
@@ -136,14 +135,13 @@ func sizes(device netlink.Link, limit Limit) (rate, frame, piece uint64) {
 	return rate, frame, max(rate*pieceTime/1000, frame)
 }
 
-// tokenBucket makes the kernel segment TCP packets larger than a piece, so that no packet
-// waits long for another. If the burst is larger than a piece, that needs a peak rate,
-// which has no other purpose.
+// tokenBucket makes the kernel segment TCP packets larger than a piece, so that no packet waits long for another. If
+// the burst is larger than a piece, segmentation requires a peak rate, which has no other purpose here.
 func tokenBucket(device netlink.Link, limit Limit) *netlink.Tbf {
 	const peak = 10e9 / 8 // above all rates that need it
 
 	rate, frame, piece := sizes(device, limit)
-	bucket := max(min(limit.Burst/8, rate*longestBurst, 1<<31), piece)
+	bucket := max(min(limit.Burst/8, rate*maxBurst, 1<<31), piece)
 	tbf := &netlink.Tbf{
 		QdiscAttrs: attrsOf(device, bucketHandle, netlink.HANDLE_ROOT),
 		Rate:       rate,
@@ -156,13 +154,12 @@ func tokenBucket(device netlink.Link, limit Limit) *netlink.Tbf {
 	return tbf
 }
 
-// waiting returns how many bytes may wait.
+// waiting returns the number of bytes that may wait.
 func waiting(rate, frame uint64) uint64 {
 	return max(rate/1000*queueTime, queueFrames*frame)
 }
 
-// addUnshapedClass adds an htb that sends the packets of unshaped peers past the token
-// bucket.
+// addUnshapedClass adds an htb that sends packets of unshaped peers past the token bucket.
 func addUnshapedClass(handle *netlink.Handle, device netlink.Link, unshaped []netip.Prefix, peer Peer) error {
 	htb := netlink.NewHtb(attrsOf(device, splitHandle, netlink.HANDLE_ROOT))
 	htb.Defcls = shapedMinor

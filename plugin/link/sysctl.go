@@ -14,12 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sysctls is the directory of the network sysctls. A thread sees those of its own network
-// namespace.
+// sysctls is the directory of the network sysctls. A thread sees those of its own network namespace.
 const sysctls = "/proc/sys/net/"
 
-// EnableForwarding makes the calling thread's network namespace, which must be the
-// host's, forward packets of the given families.
+// EnableForwarding enables forwarding of the given families in the calling thread's network namespace, which must be
+// the host's.
 func EnableForwarding(ipv4, ipv6 bool) error {
 	if ipv4 {
 		if err := ensureSysctl(forwarding4, "1"); err != nil {
@@ -63,7 +62,7 @@ func ForwardingIsOff(ipv4, ipv6 bool) (off []string, err error) {
 	return off, nil
 }
 
-// ErrNoIPv6 says that the host's kernel has no IPv6, or that it is disabled.
+// ErrNoIPv6 is the error for a host whose kernel has no IPv6, or has it disabled.
 var ErrNoIPv6 = errors.New("the host has no IPv6")
 
 // CheckIPv6 returns an error that wraps ErrNoIPv6 if a new device would have no IPv6.
@@ -80,7 +79,7 @@ func CheckIPv6() error {
 	return err
 }
 
-// ignoreRouters keeps the host from learning routes from a container, on a device that is still down. Where /proc/sys
+// ignoreRouters keeps the host from learning routes from a container through a device, which must be down. If /proc/sys
 // is read-only, the device keeps the host's default.
 func ignoreRouters(device string) error {
 	err := os.WriteFile(sysctls+"ipv6/conf/"+device+"/accept_ra", []byte("0"), 0)
@@ -90,9 +89,9 @@ func ignoreRouters(device string) error {
 	return fmt.Errorf("set sysctl to 0: %w", err)
 }
 
-// keepRouterAdvertisements lets the host's devices keep learning their default route from
-// routers: with forwarding enabled, accept_ra 1 means no, and 2 means yes. Devices that come
-// later may be those of containers, and keep the default.
+// keepRouterAdvertisements lets the host's devices still learn their default route from routers: with forwarding
+// enabled, they need accept_ra 2 instead of 1. Devices that appear later may be those of containers, and keep the
+// default.
 func keepRouterAdvertisements() error {
 	files, err := filepath.Glob(sysctls + "ipv6/conf/*/accept_ra")
 	if err != nil {
@@ -115,14 +114,14 @@ func keepRouterAdvertisements() error {
 	return nil
 }
 
-// ProxyARP has the sysctls that say whether, and how late, a device of the host answers ARP for addresses that the host
-// reaches by other devices.
+// ProxyARP has the sysctls that control whether, and after what delay, a device of the host answers ARP for addresses
+// that the host reaches through other devices.
 type ProxyARP struct {
 	Answers string `json:"proxy_arp"`
 	Delay   string `json:"proxy_delay"`
 }
 
-// ReadProxyARP returns what a device does.
+// ReadProxyARP returns the sysctls of a device.
 func ReadProxyARP(device string) (p ProxyARP, err error) {
 	for name, value := range p.sysctls(device) {
 		text, errRead := readSysctl(name)
@@ -131,7 +130,7 @@ func ReadProxyARP(device string) (p ProxyARP, err error) {
 	return p, err
 }
 
-// Set has a device do so.
+// Set sets the sysctls of a device.
 func (p ProxyARP) Set(device string) (err error) {
 	for name, value := range p.sysctls(device) {
 		err = errors.Join(err, ensureSysctl(name, *value))
@@ -148,7 +147,7 @@ func readSysctl(name string) (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// ensureSysctl writes only a value that differs: /proc/sys may be read-only, but correct.
+// ensureSysctl writes a value only if it differs: /proc/sys may be read-only, but correct.
 func ensureSysctl(name, value string) error {
 	present, err := readSysctl(name)
 	if err != nil {
@@ -168,8 +167,8 @@ func writeSysctlIn(ns netns.NsHandle, name, value string) error {
 	return inNamespace(ns, func() error { return ensureSysctl(name, value) })
 }
 
-// inNamespace runs do in another network namespace, on a thread of its own that ends
-// afterwards, because a thread sees the sysctls of its namespace only.
+// inNamespace runs do in another network namespace, on a thread of its own, because a thread sees only the sysctls of
+// its namespace. The thread ends afterwards.
 func inNamespace(ns netns.NsHandle, do func() error) error {
 	result := make(chan error)
 	go func() {
@@ -183,7 +182,7 @@ func inNamespace(ns netns.NsHandle, do func() error) error {
 	return <-result
 }
 
-// sameWords compares values regardless of white space: the kernel separates numbers by tabs.
+// sameWords compares values regardless of white space, because the kernel separates numbers by tabs.
 func sameWords(a, b string) bool {
 	return slices.Equal(strings.Fields(a), strings.Fields(b))
 }

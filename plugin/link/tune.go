@@ -9,8 +9,7 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// Tuning has the settings of a container's interface and network namespace. A nil or
-// missing one stays as it is.
+// Tuning has the settings of a container's interface and network namespace. A nil or missing setting is not changed.
 type Tuning struct {
 	Sysctls  map[string]string `json:"sysctls,omitempty"` // by path below /proc/sys/net
 	Promisc  *bool             `json:"promisc,omitempty"`
@@ -18,13 +17,13 @@ type Tuning struct {
 	TxQLen   *int              `json:"txQLen,omitempty"` // packets
 }
 
-// IsEmpty says whether there is nothing to set.
+// IsEmpty reports whether there is nothing to set.
 func (t Tuning) IsEmpty() bool {
 	return len(t.Sysctls) == 0 && t.Promisc == nil && t.AllMulti == nil && t.TxQLen == nil
 }
 
-// Apply applies all settings to the interface with that name. It sets sysctls last,
-// since some belong to the interface.
+// Apply applies all settings to the interface with that name. It sets sysctls last, because some belong to the
+// interface.
 func (t Tuning) Apply(ns netns.NsHandle, container *netlink.Handle, name string) error {
 	if t.IsEmpty() {
 		return nil

@@ -18,8 +18,7 @@ import (
 // Uplink is an external interface of the host.
 type Uplink struct {
 	Index int
-	// The host's source addresses for packets to the outside by this device. Either may
-	// be invalid.
+	// The host's source addresses for packets to the outside through this device. Either may be invalid.
 	Addr4, Addr6 netip.Addr
 }
 
@@ -27,9 +26,8 @@ type Uplink struct {
 // (RFC 5737, RFC 9637), to which nothing is sent.
 var outside = []net.IP{net.ParseIP("203.0.113.1"), net.ParseIP("3fff::1")}
 
-// Uplinks returns the host's uplinks, in no particular order: those of devices for which chosen is
-// true, or, if it is nil, the devices of default routes and connected subnets, and those of devices
-// that could get such a route later.
+// Uplinks returns the host's uplinks in no particular order: the devices for which chosen returns true. If chosen is
+// nil, these are the devices of default routes and connected subnets, and devices that could get such a route later.
 func Uplinks(host *netlink.Handle, devices []netlink.Link, chosen func(netlink.Link) bool) ([]Uplink, error) {
 	routed, err := routedUplinks(host)
 	if err != nil {
@@ -64,16 +62,15 @@ func unroutedUplink(host *netlink.Handle, device netlink.Link) (*Uplink, error) 
 	own, err := Addresses(host, device)
 	for _, prefix := range own {
 		if !prefix.Addr().IsLinkLocalUnicast() {
-			uplink.noteAddress(prefix.Addr())
+			uplink.addAddress(prefix.Addr())
 		}
 	}
 	return uplink, err
 }
 
-// couldFaceOut returns whether a device without a route may get one to the outside later, when it
-// comes up or gets an address. What other engines make for their containers does not: that comes all
-// the time, and each program costs milliseconds. A port does not either, because its bridge or bond
-// does.
+// couldFaceOut reports whether a device without a route may get a route to the outside later, when it comes up or gets
+// an address. Devices of other engines' containers do not count: they appear often, and each program costs
+// milliseconds. Ports do not count, because their bridge or bond does.
 func couldFaceOut(device netlink.Link) bool {
 	name := device.Attrs().Name
 	if IsPort(device) || slices.Contains(fallbackTunnels, name) {
@@ -81,8 +78,8 @@ func couldFaceOut(device netlink.Link) bool {
 	}
 	switch device.Type() {
 	case "veth", "netkit", "dummy":
-		// Engines call so the end inside a container: then this host is a container itself. Theirs
-		// come up with their addresses.
+		// Engines give this name to the end inside a container: then this host is a container itself. The engine's
+		// devices come up with their addresses.
 		return strings.HasPrefix(name, "eth") && device.Attrs().Flags&net.FlagUp == 0
 	case "ifb", "ipvtap", "macvtap", "vrf":
 		return false
@@ -91,23 +88,20 @@ func couldFaceOut(device netlink.Link) bool {
 	}
 }
 
-// IsPort returns whether a device is the port of a bridge or bond. A device of a VRF has routes of its
-// own.
+// IsPort reports whether a device is the port of a bridge or bond. A device in a VRF has routes of its own.
 func IsPort(device netlink.Link) bool {
 	_, inVRF := device.Attrs().Slave.(*netlink.VrfSlave)
 	return device.Attrs().MasterIndex != 0 && !inVRF
 }
 
-// fallbackTunnels are devices that the kernel adds to each network namespace with the module of a
-// tunnel.
+// fallbackTunnels are devices that the kernel adds to each network namespace when it loads the module of a tunnel.
 var fallbackTunnels = []string{
 	"erspan0", "gre0", "gretap0", "ip6_vti0", "ip6gre0", "ip6tnl0", "ip_vti0", "sit0", "tunl0",
 }
 
-// routedUplinks returns the devices of the host's default routes and connected subnets, by
-// index. The host's ends of our veths are not among them, because they have no subnet. It
-// reads only the routes that the kernel made for addresses, so the cost does not grow with
-// the containers.
+// routedUplinks returns the devices of the host's default routes and connected subnets by index. The host's ends of our
+// veths have no subnet. It reads only the routes that the kernel made for addresses, so the cost does not grow with the
+// containers.
 func routedUplinks(host *netlink.Handle) (map[int]*Uplink, error) {
 	found := map[int]*Uplink{}
 	for _, ip := range outside {
@@ -116,7 +110,7 @@ func routedUplinks(host *netlink.Handle) (map[int]*Uplink, error) {
 			continue // no default route
 		}
 		for _, route := range routes {
-			note(found, route)
+			addUplink(found, route)
 		}
 	}
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
@@ -131,23 +125,22 @@ func routedUplinks(host *netlink.Handle) (map[int]*Uplink, error) {
 			if route.Src == nil && !route.Dst.IP.IsLinkLocalUnicast() {
 				route.Src = sourceTowards(host, route)
 			}
-			note(found, route)
+			addUplink(found, route)
 		}
 	}
 	return found, nil
 }
 
-// isOwnAddress recognizes the kernel's route to an IPv6 address without a subnet, which
-// another plugin may have added to its end of a veth. (It could also be a point-to-point
-// device; that is found by its IPv4 address or a default route.)
+// isOwnAddress reports whether a route is the kernel's route to an IPv6 address without a subnet, which another plugin
+// may have added to its end of a veth. A point-to-point device may have one, too; it is found by its IPv4 address or a
+// default route.
 func isOwnAddress(route netlink.Route) bool {
 	ones, bits := route.Dst.Mask.Size()
 	return ones == bits && bits == 8*net.IPv6len
 }
 
-// note adds the device and source address of a route. Of each family the first address
-// counts.
-func note(found map[int]*Uplink, route netlink.Route) {
+// addUplink adds the device and source address of a route. It keeps the first address of each family.
+func addUplink(found map[int]*Uplink, route netlink.Route) {
 	if route.LinkIndex <= loopback || route.Dst != nil && route.Dst.IP.IsLinkLocalUnicast() {
 		return
 	}
@@ -157,12 +150,12 @@ func note(found map[int]*Uplink, route netlink.Route) {
 		found[route.LinkIndex] = uplink
 	}
 	if src, ok := netip.AddrFromSlice(route.Src); ok {
-		uplink.noteAddress(src.Unmap())
+		uplink.addAddress(src.Unmap())
 	}
 }
 
-// noteAddress keeps the first address of its family.
-func (u *Uplink) noteAddress(addr netip.Addr) {
+// addAddress keeps the first address of its family.
+func (u *Uplink) addAddress(addr netip.Addr) {
 	switch {
 	case addr.Is4() && !u.Addr4.IsValid():
 		u.Addr4 = addr
@@ -171,9 +164,8 @@ func (u *Uplink) noteAddress(addr netip.Addr) {
 	}
 }
 
-// sourceTowards returns the host's source address for a connected subnet, or nil. The
-// kernel's own IPv6 routes do not name it, so this looks up the route to one of the
-// subnet's last addresses.
+// sourceTowards returns the host's source address for a connected subnet, or nil. The kernel's own IPv6 routes do not
+// contain it, so this looks up the route to one of the subnet's last addresses.
 func sourceTowards(host *netlink.Handle, subnet netlink.Route) net.IP {
 	ip := slices.Clone(subnet.Dst.IP)
 	for i, mask := range subnet.Dst.Mask {
@@ -196,8 +188,8 @@ func Device(host *netlink.Handle, index int) (netlink.Link, error) {
 	return device, err
 }
 
-// HeaderOf returns the link-layer header of a device's packets, and whether the datapath
-// can parse it. Packets of a tunnel have none on the tunnel device.
+// HeaderOf returns the link-layer header of a device's packets, and whether the datapath can parse it. On a tunnel
+// device packets have no header.
 func HeaderOf(device netlink.Link) (header loader.Header, known bool) {
 	switch device.Attrs().EncapType {
 	case "ether":

@@ -1,10 +1,8 @@
-// Package link does the plugin's netlink work: the pair of devices with its addresses,
-// routes and rate limits, the host's uplinks, and the sysctls that they need. A function
-// takes the handle of the namespace that it works in, and none changes the namespace of the
-// calling goroutine.
+// Package link does the plugin's netlink work: the pair of devices with its addresses, routes and rate limits, the
+// host's uplinks, and the required sysctls. A function takes the handle of the namespace that it works in. No function
+// changes the namespace of the calling goroutine.
 //
-// It imports loader for the types of devices, and loader/rtnl; it knows nothing of
-// configurations and maps.
+// It imports loader for the types of devices, and loader/rtnl. It does not depend on configurations and maps.
 package link
 
 import (
@@ -25,7 +23,7 @@ import (
 // Kind is the type of a pair's devices.
 type Kind string
 
-// The kinds. Auto is netkit if the kernel has it, else veth.
+// The kinds. Auto is netkit if the kernel has it, otherwise veth.
 const (
 	Veth   Kind = "veth"
 	Netkit Kind = "netkit" // kernel 6.7 with CONFIG_NETKIT
@@ -45,9 +43,9 @@ type Pair struct {
 	BigTCP        BigTCP // set by SizePackets
 }
 
-// Create creates the pair in one request, both ends down, and sets HostIndex. The error
-// wraps unix.EEXIST if one of the names is in use, and ErrNoNetkit if the kernel lacks the
-// kind. It sets the MAC addresses at once, so that udev does not change them.
+// Create creates the pair in one request, with both ends down, and sets HostIndex. The error wraps unix.EEXIST if one
+// of the names is in use, and ErrNoNetkit if the kernel lacks the kind. Create sets the MAC addresses in the same
+// request, so that udev does not change them.
 func (p *Pair) Create(host *netlink.Handle, container netns.NsHandle, alias string) error {
 	err := errors.ErrUnsupported
 	var device netlink.Link
@@ -71,7 +69,7 @@ func (p *Pair) Create(host *netlink.Handle, container netns.NsHandle, alias stri
 	return nil
 }
 
-// ErrNoNetkit says that the kernel has no netkit devices.
+// ErrNoNetkit is the error for kernels without netkit devices.
 var ErrNoNetkit = errors.New("the kernel has no netkit devices (needs 6.7 and CONFIG_NETKIT)")
 
 func (p *Pair) hostAttrs() netlink.LinkAttrs {
@@ -91,8 +89,8 @@ func (p *Pair) veth(container netns.NsHandle) netlink.Link {
 	return veth
 }
 
-// netkit returns a device with Ethernet headers, like a veth, and without netkit programs:
-// ours are attached as on a veth.
+// netkit returns a device with Ethernet headers, like a veth, and without netkit programs: our programs are attached as
+// on a veth.
 func (p *Pair) netkit(container netns.NsHandle) netlink.Link {
 	netkit := &netlink.Netkit{
 		LinkAttrs:  p.hostAttrs(),
@@ -109,7 +107,7 @@ func (p *Pair) netkit(container netns.NsHandle) netlink.Link {
 	return netkit
 }
 
-// Delete deletes a device, and with it the other end of a pair, unless it is gone already.
+// Delete deletes a device, and with it the other end of a pair. It succeeds if the device does not exist.
 func Delete(host *netlink.Handle, name string) error {
 	device, err := Find(host, name)
 	if err != nil || device == nil {
@@ -164,7 +162,7 @@ type Address struct {
 	Gateway netip.Addr
 }
 
-// IsIPv6 says whether the address is IPv6.
+// IsIPv6 reports whether the address is IPv6.
 func (a Address) IsIPv6() bool { return a.Prefix.Addr().Is6() }
 
 const loopback = 1 // ifindex of lo in every network namespace
@@ -172,8 +170,7 @@ const loopback = 1 // ifindex of lo in every network namespace
 // addrGenModeNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
 const addrGenModeNone = 1
 
-// RaiseWith brings the host's end up with one address, which the host never uses as a
-// source address.
+// RaiseWith sets the host's end up with one address, which the host never uses as a source address.
 func RaiseWith(host *netlink.Handle, p Pair, addr netip.Addr) error {
 	own := &netlink.Addr{IPNet: ipNet(hostPrefix(addr)), Scope: int(netlink.SCOPE_HOST), Flags: unix.IFA_F_NOPREFIXROUTE}
 	if err := host.AddrAdd(deviceOf(p.HostIndex), own); err != nil {
@@ -192,9 +189,8 @@ func raise(host *netlink.Handle, p Pair) error {
 	return nil
 }
 
-// SetUpHost brings the host's end up, with the gateways as its addresses and a route to
-// each container address. So the kernel itself replies to ARP, neighbor solicitations and
-// pings for a gateway. Everything disappears with the device.
+// SetUpHost sets the host's end up, with the gateways as its addresses and a route to each container address. Then the
+// kernel replies to ARP, neighbor solicitations and pings for a gateway. Everything disappears with the device.
 func SetUpHost(host *netlink.Handle, p Pair, addresses []Address) error {
 	device := deviceOf(p.HostIndex)
 	own, err := hostAddresses(host, device, addresses)
@@ -222,10 +218,9 @@ func SetUpHost(host *netlink.Handle, p Pair, addresses []Address) error {
 	return nil
 }
 
-// hostAddresses returns the addresses for the host's end: the gateways and, for IPv6, a
-// link-local one, which a forwarding kernel needs as the source of neighbor
-// solicitations. It is fixed, and so usable at once; hostAddresses disables the kernel's
-// own, which would be unusable during duplicate address detection.
+// hostAddresses returns the addresses of the host's end: the gateways and, for IPv6, a link-local one, which a
+// forwarding kernel needs as the source of neighbor solicitations. The link-local address is fixed, and so usable at
+// once. hostAddresses disables the kernel's own, which would be unusable during duplicate address detection.
 func hostAddresses(host *netlink.Handle, device *netlink.GenericLink, addresses []Address) ([]netip.Addr, error) {
 	var own []netip.Addr
 	for _, address := range addresses {
@@ -244,9 +239,9 @@ func hostAddresses(host *netlink.Handle, device *netlink.GenericLink, addresses 
 
 var hostLinkLocal = netip.MustParseAddr("fe80::1")
 
-// SetUpContainer brings the container's end and its lo up, with the addresses and routes.
-// As with the ptp plugin, an address has its subnet's prefix length, but only the gateway
-// is on-link: everything else is routed via the gateway.
+// SetUpContainer sets the container's end and its lo up, with the addresses and routes. As with the ptp plugin, an
+// address has its subnet's prefix length, but only the gateway is on-link: everything else is routed through the
+// gateway.
 func SetUpContainer(ns netns.NsHandle, container *netlink.Handle, p Pair, addresses []Address, routes []*cnitypes.Route) error {
 	found, err := Find(container, p.ContainerName)
 	if err != nil {
@@ -256,7 +251,7 @@ func SetUpContainer(ns netns.NsHandle, container *netlink.Handle, p Pair, addres
 		return fmt.Errorf("%s is no longer in the container", p.ContainerName)
 	}
 	device := deviceOf(found.Attrs().Index)
-	if err := p.BigTCP.setGSO(container, device); err != nil {
+	if err := p.BigTCP.set(container, device); err != nil {
 		return fmt.Errorf("raise the GSO sizes of %s: %w", p.ContainerName, err)
 	}
 	for _, address := range addresses {
@@ -274,8 +269,8 @@ func SetUpContainer(ns netns.NsHandle, container *netlink.Handle, p Pair, addres
 	return addRoutes(container, all)
 }
 
-// addRoutes adds routes to the container. If another interface of the container has the
-// same route, it adds ours with a lower priority, unless the caller asked for one.
+// addRoutes adds routes to the container. If another interface of the container has the same route, it adds ours with a
+// lower priority, unless the configuration sets one.
 func addRoutes(container *netlink.Handle, routes []netlink.Route) error {
 	const lowPriority = 2048 // twice IPv6's default metric
 
@@ -299,8 +294,8 @@ func addRoutes(container *netlink.Handle, routes []netlink.Route) error {
 	return nil
 }
 
-// addContainerAddress adds an address to the container's interface. It enables IPv6 there
-// if necessary: Docker and others create namespaces with IPv6 disabled.
+// addContainerAddress adds an address to the container's interface. It enables IPv6 there if necessary, because Docker
+// and others create namespaces with IPv6 disabled.
 func addContainerAddress(ns netns.NsHandle, container *netlink.Handle, device *netlink.GenericLink, name string, address Address) error {
 	err := addAddress(container, device, address.Prefix)
 	if address.IsIPv6() && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)) {
@@ -315,9 +310,9 @@ func addContainerAddress(ns netns.NsHandle, container *netlink.Handle, device *n
 	return nil
 }
 
-// ContainerRoutes returns all routes of the container: to each gateway, to the subnets via
-// their gateways, and the configured ones in their order. A configured route without a
-// gateway, or with one of its own, gets that of the first address of its family.
+// ContainerRoutes returns all routes of the container: to each gateway, to the subnets through their gateways, and the
+// configured ones in their order. A configured route without a gateway, or with one of its own, gets the gateway of the
+// first address of its family.
 func ContainerRoutes(ifindex int, addresses []Address, routes []*cnitypes.Route) []netlink.Route {
 	var toGateways, others []netlink.Route
 	for _, address := range addresses {

@@ -20,20 +20,19 @@ func HostDevice(owner loader.Owner) string {
 	return fmt.Sprintf("ebpf%011x", uint64(owner)>>20)
 }
 
-// Of returns the words by which messages name an attachment.
+// Of returns an attachment's name in messages.
 func Of(a maps.Attachment) string {
 	return fmt.Sprintf("ebpfnet %s %s %s", a.Network, a.ContainerID, a.IfName)
 }
 
-// Fit returns whether the names of an attachment fit into an alias. Those of one whose names do not
-// are in its record only.
+// Fit reports whether the names of an attachment fit into an alias. If not, only its record has them.
 func Fit(a maps.Attachment) bool {
-	const longestAlias = 255 // the kernel's IFALIASZ and its NUL
-	return len(Of(a)) <= longestAlias
+	const maxAliasLen = 255 // the kernel's IFALIASZ and its NUL
+	return len(Of(a)) <= maxAliasLen
 }
 
 // Alias returns the alias of the host's end, which `ip link` shows: the names, or the tokens of the
-// network and of the owner where the names do not fit.
+// network and of the owner if the names do not fit.
 func Alias(a maps.Attachment) string {
 	if Fit(a) {
 		return Of(a)
@@ -41,14 +40,14 @@ func Alias(a maps.Attachment) string {
 	return fmt.Sprintf("ebpfnet %08x %s", maps.NetworkToken(a.Network), a.Owner())
 }
 
-// Label is what an alias says of a device's attachment.
+// Label is the content of an alias.
 type Label struct {
 	Network    maps.Network
 	Owner      loader.Owner
 	Attachment maps.Attachment // empty where the alias has only the tokens
 }
 
-// ParseAlias returns what an alias says. ok is false for a device that is not ours.
+// ParseAlias parses an alias. ok is false for a device that is not ours.
 func ParseAlias(alias string) (label Label, ok bool) {
 	words := strings.Fields(alias)
 	if len(words) == 0 || words[0] != "ebpfnet" {
@@ -67,10 +66,10 @@ func ParseAlias(alias string) (label Label, ok bool) {
 	}
 }
 
-// IsNamed returns whether the alias has the attachment's names.
+// IsNamed reports whether the alias has the attachment's names.
 func (l Label) IsNamed() bool { return l.Attachment != maps.Attachment{} }
 
-// IsIn returns whether the attachment is in a network.
+// IsIn reports whether the attachment is in a network.
 func (l Label) IsIn(network string) bool {
 	if l.IsNamed() {
 		return l.Attachment.Network == network
@@ -79,7 +78,7 @@ func (l Label) IsIn(network string) bool {
 }
 
 // HostMAC returns the MAC address of the host's end. Like ContainerMAC it is locally administered
-// (bit 1 of the first octet) and derived from the owner, so nobody has to read it back.
+// (bit 1 of the first octet) and derived from the owner, so it need not be read back.
 func HostMAC(owner loader.Owner) net.HardwareAddr { return mac(0x06, owner) }
 
 // ContainerMAC returns the MAC address of the container's end unless the runtime asks for another.

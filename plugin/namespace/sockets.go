@@ -35,9 +35,9 @@ var socketFiles = []struct {
 	{"/proc/thread-self/net/udp6", unix.IPPROTO_UDP},
 }
 
-// Opened returns the connections in a namespace that its own sockets have opened, and not those that
-// they have accepted. Connections within the namespace are left out. It works on a thread of its own
-// that ends afterwards, because a thread sees the sockets of its namespace only.
+// Opened returns the connections that sockets in a namespace have opened, without accepted ones and
+// without those within the namespace. It works on a thread of its own that ends afterwards, because a
+// thread sees only the sockets of its namespace.
 func Opened(ns netns.NsHandle) ([]Connection, error) {
 	var all sockets
 	result := make(chan error)
@@ -55,7 +55,7 @@ func Opened(ns netns.NsHandle) ([]Connection, error) {
 	return all.opened(), nil
 }
 
-// servedPort is a port at which somebody waits for others.
+// servedPort is a port with a listener.
 type servedPort struct {
 	protocol uint8
 	port     uint16
@@ -67,7 +67,7 @@ type sockets struct {
 	served    map[servedPort]bool
 }
 
-// opened returns the connections that do not come in at a served port, whatever its address is.
+// opened returns the connections whose local port has no listener, on any address.
 func (s *sockets) opened() (opened []Connection) {
 	for _, c := range s.connected {
 		local, remote := c.Local.Addr(), c.Remote.Addr()
@@ -158,7 +158,7 @@ func parseAddrPort(text string) (netip.AddrPort, error) {
 	}
 	addr, ok := netip.AddrFromSlice(bytes)
 	if !ok || words != "" {
-		return netip.AddrPort{}, fmt.Errorf("%q is no address", text)
+		return netip.AddrPort{}, fmt.Errorf("%q is not an address", text)
 	}
 	return netip.AddrPortFrom(addr.Unmap(), uint16(port)), nil
 }

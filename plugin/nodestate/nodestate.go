@@ -1,5 +1,6 @@
-// Package nodestate is what the node agent of a cluster leaves for the plugin and for operators: whether this host
-// has had what it should since it booted. Its files are below /run, so that none outlives a boot.
+// Package nodestate reads and writes the files that the node agent of a cluster writes for the plugin and for
+// operators: whether this host has been in the desired state since it booted. The files are below /run, so a reboot
+// removes them.
 //
 // It may import plugin/show.
 package nodestate
@@ -23,18 +24,18 @@ import (
 // Default is the path of the state.
 const Default = "/run/ebpfnet-node/node.json"
 
-// State is the agent's.
+// State is the agent's state.
 type State struct {
 	Node   string    `json:"node"`
-	Synced time.Time `json:"synced,omitzero"` // when this host first had what it should; zero: not since boot
-	Error  string    `json:"error,omitempty"` // why it has not now
+	Synced time.Time `json:"synced,omitzero"` // when this host was first in the desired state; zero: not since boot
+	Error  string    `json:"error,omitempty"` // why it is not now
 }
 
 // ErrNotSynced is wrapped by the error for a host whose agent has not synced since boot.
 var ErrNotSynced = errors.New("the node agent has not synced since boot")
 
 // Check returns an error unless the agent whose state is at path has synced since boot. Before that, containers of
-// other nodes cannot be reached, and the conflist may be one of an earlier life of this node.
+// other nodes cannot be reached, and the conflist may be from before the boot.
 func Check(path string) error {
 	state, err := Read(path)
 	switch {
@@ -50,14 +51,14 @@ func Check(path string) error {
 
 // Read reads the state.
 func Read(path string) (state State, err error) {
-	const most = 1 << 16 // bytes: each call of the plugin reads them
+	const maxSize = 1 << 16 // bytes: each call of the plugin reads them
 
 	file, err := os.Open(path)
 	if err != nil {
 		return state, err
 	}
 	defer file.Close()
-	content, err := io.ReadAll(io.LimitReader(file, most))
+	content, err := io.ReadAll(io.LimitReader(file, maxSize))
 	if err == nil {
 		err = json.Unmarshal(content, &state)
 	}
@@ -70,8 +71,8 @@ func Read(path string) (state State, err error) {
 // Write replaces the state, and makes its directory.
 func Write(path string, state State) error { return replaceJSON(path, state) }
 
-// Replace replaces a file in one step: who reads it meanwhile has the old one or the new one. A file that is the same
-// already is left alone, because runtimes load a configuration again when it changes.
+// Replace replaces a file in one step: readers see either the old or the new content. It does not touch a file that has
+// the content already, because runtimes load a configuration again when it changes.
 func Replace(path string, content []byte) (changed bool, err error) {
 	if present, err := os.ReadFile(path); err == nil && string(present) == string(content) {
 		return false, nil
@@ -81,9 +82,9 @@ func Replace(path string, content []byte) (changed bool, err error) {
 	return err == nil, err
 }
 
-// ReplaceWith replaces a file in one step by what a reader has.
+// ReplaceWith replaces a file in one step by the content of a reader.
 func ReplaceWith(path string, content io.Reader, mode fs.FileMode) error {
-	// Runtimes load all names that end in .conf, .conflist or .json. What a killed agent has left is overwritten.
+	// Runtimes load all names that end in .conf, .conflist or .json. A file that a killed agent left is overwritten.
 	temp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
 	const private = 0o600
 	file, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, private)

@@ -12,7 +12,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
-// Peers is what the datapath does not know of the other nodes.
+// Peers has what the datapath does not know about other nodes.
 type Peers struct {
 	Peers   []Peer    `json:"peers"`
 	Skipped []Skipped `json:"skipped"`
@@ -22,13 +22,13 @@ type Peers struct {
 type Peer struct {
 	Node   string       `json:"node"`
 	Prefix netip.Prefix `json:"prefix"`
-	Since  time.Time    `json:"since"` // when the way to it last changed
+	Since  time.Time    `json:"since"` // when the route to it last changed
 }
 
-// Skipped is a prefix of a node, or a node, that is not served as it should be.
+// Skipped is a prefix of a node, or a node, that is not reached as it should be.
 type Skipped struct {
 	Node   string `json:"node"`
-	Prefix string `json:"prefix"` // as the Node object has it
+	Prefix string `json:"prefix"` // as in the Node object; empty: the node
 	Reason string `json:"reason"`
 }
 
@@ -37,14 +37,14 @@ func PeersOf(path string) string { return filepath.Join(filepath.Dir(path), "pee
 
 // ReadPeers reads the peers of the agent whose state is at path.
 func ReadPeers(path string) (peers Peers, err error) {
-	const most = 1 << 26 // bytes; a peer has 100
+	const maxSize = 1 << 26 // bytes; a peer has 100
 
 	file, err := os.Open(PeersOf(path))
 	if err != nil {
 		return peers, err
 	}
 	defer file.Close()
-	content, err := io.ReadAll(io.LimitReader(file, most))
+	content, err := io.ReadAll(io.LimitReader(file, maxSize))
 	if err == nil {
 		err = json.Unmarshal(content, &peers)
 	}
@@ -54,7 +54,7 @@ func ReadPeers(path string) (peers Peers, err error) {
 	return peers, nil
 }
 
-// WritePeers replaces them, and makes their directory.
+// WritePeers replaces the peers, and creates their directory.
 func WritePeers(path string, peers Peers) error { return replaceJSON(PeersOf(path), peers) }
 
 func replaceJSON(path string, value any) error {

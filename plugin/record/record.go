@@ -31,7 +31,7 @@ const DefaultDir = "/run/ebpfnet"
 // IndexDir returns the directory, below dataDir, where package ipam keeps its indexes of reservations.
 func IndexDir(dataDir string) string { return filepath.Join(dataDir, "addresses") }
 
-// Record is the record of one attachment.
+// Record describes one attachment.
 type Record struct {
 	Attachment maps.Attachment `json:"attachment"`
 	Chained    *Chained        `json:"chained,omitempty"`
@@ -42,14 +42,12 @@ type Record struct {
 	Bandwidth  link.Bandwidth  `json:"bandwidth,omitzero"` // of the configuration at ADD
 	Settings   Settings        `json:"settings,omitzero"`
 
-	RaiseUplinks bool `json:"raiseUplinks,omitempty"` // bigTCP
-
 	// Others are the plugins that made a container which ebpfnetctl migrate has adopted, in the order of DEL.
 	Others []OtherPlugin `json:"others,omitempty"`
 }
 
-// OtherPlugin is the DEL of a plugin that the runtime does not call any more, because it is not in the
-// network's list by now.
+// OtherPlugin is the DEL of a plugin that the runtime does not call, because the network's list does not
+// name it.
 type OtherPlugin struct {
 	Type   string          `json:"type"`
 	Config json.RawMessage `json:"config"` // as on its stdin
@@ -115,17 +113,16 @@ func (r *Record) ChainedIndex() int {
 	return r.Chained.HostIndex
 }
 
-// IsEmpty returns whether there is nothing to keep.
+// IsEmpty reports whether there is nothing to keep.
 func (r *Record) IsEmpty() bool {
 	return names.Fit(r.Attachment) && r.Chained == nil && len(r.Aliases) == 0 && r.CgroupPath == "" && len(r.Labels) == 0 && len(r.Uplinks) == 0 &&
-		!r.RaiseUplinks && len(r.Others) == 0 && r.Bandwidth.IsEmpty() && r.Settings == Settings{}
+		len(r.Others) == 0 && r.Bandwidth.IsEmpty() && r.Settings == Settings{}
 }
 
-// SameInput returns whether two records have the same input of runtimes and configurations.
+// SameInput reports whether two records have the same input of runtimes and configurations.
 func (r *Record) SameInput(other *Record) bool {
 	return slices.Equal(r.Aliases, other.Aliases) && r.CgroupPath == other.CgroupPath &&
-		slices.Equal(r.Labels, other.Labels) && slices.Equal(r.Uplinks, other.Uplinks) &&
-		r.RaiseUplinks == other.RaiseUplinks
+		slices.Equal(r.Labels, other.Labels) && slices.Equal(r.Uplinks, other.Uplinks)
 }
 
 // Dir holds the records of one host network namespace.

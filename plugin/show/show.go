@@ -1,6 +1,6 @@
-// Package show makes text from outside fit for a terminal and for a line of a log: names and values
-// that a runtime, an image or another tool has chosen. Nothing there can move a cursor, start a line
-// or hide a part of the text, and no message grows with a value.
+// Package show escapes text from outside for terminals and logs: names and values from a runtime, an
+// image or another tool. They cannot move a cursor, start a line or hide a part of the text, and long
+// values are cut.
 //
 // All text leaves through it: errors and logs of plugins in plugin/cni, what is printed in cmd/ebpfnetctl.
 // It imports nothing of this module.
@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	longestValue   = 120  // characters of a value in a message
-	longestMessage = 2048 // of a message: CHECK lists all differences
-	cut            = "…"  // ends what is not shown whole
+	maxValueLen = 120  // characters of a value in a message
+	maxMessage  = 2048 // of a message: CHECK lists all differences
+	cut         = "…"  // ends what is not shown whole
 )
 
-// Text quotes the characters that are not printed, as in a Go string. What it returns it leaves alone.
+// Text escapes the characters that are not printable, as in a Go string. It is idempotent.
 func Text(text string) string {
 	if isPrintable(text) {
 		return text
@@ -49,7 +49,7 @@ func isPrintable(text string) bool {
 }
 
 // Short is Text, cut to a length that a message can hold.
-func Short(text string) string { return shorten(text, longestValue) }
+func Short(text string) string { return shorten(text, maxValueLen) }
 
 // Value formats a value as a configuration writes it, as JSON, and cuts it like Short.
 func Value(value any) string {
@@ -60,21 +60,21 @@ func Value(value any) string {
 	return Short(string(text))
 }
 
-// Message returns a message in one line. Values that errors of libraries bring along are cut, too:
-// they are words longer than any of ours.
+// Message returns a message in one line. It also cuts very long words, which are values in errors of
+// libraries.
 func Message(text string) string {
 	words := strings.Split(strings.ReplaceAll(text, "\n", "; "), " ")
 	for i, word := range words {
 		words[i] = Short(word)
 	}
-	return shorten(strings.Join(words, " "), longestMessage)
+	return shorten(strings.Join(words, " "), maxMessage)
 }
 
 // shorten is Text, cut to a number of characters.
 func shorten(text string, longest int) string {
-	const longestEscape = len(`\U0010ffff`)
+	const maxEscapeLen = len(`\U0010ffff`)
 
-	text = Text(text[:min(len(text), longest*longestEscape)]) // more would not be shown
+	text = Text(text[:min(len(text), longest*maxEscapeLen)]) // more would not be shown
 	for i := range text {
 		if longest--; longest < 0 {
 			return text[:i] + cut
@@ -83,7 +83,7 @@ func shorten(text string, longest int) string {
 	return text
 }
 
-// JSON escapes what encoding/json leaves as it is and terminals may obey.
+// JSON escapes the control characters that encoding/json does not escape.
 func JSON(text []byte) []byte {
 	escaped := make([]byte, 0, len(text))
 	for _, r := range string(text) {

@@ -61,7 +61,7 @@ func TestMessage(t *testing.T) {
 			t.Errorf("%.50q: got %.500q, want %.500q", text, got, want)
 		}
 	}
-	if got := Message(strings.Repeat("word ", 1_000_000)); utf8.RuneCountInString(got) != longestMessage+1 {
+	if got := Message(strings.Repeat("word ", 1_000_000)); utf8.RuneCountInString(got) != maxMessage+1 {
 		t.Errorf("got %d characters", len(got))
 	}
 }
@@ -98,8 +98,8 @@ func FuzzShow(f *testing.F) {
 			longest int
 		}{
 			"Text":    {Text, len(text) * 10},
-			"Short":   {Short, longestValue + 1},
-			"Message": {Message, longestMessage + 1},
+			"Short":   {Short, maxValueLen + 1},
+			"Message": {Message, maxMessage + 1},
 		} {
 			got := shown.again(text)
 			for _, r := range got {

@@ -154,7 +154,7 @@ func (m *meter) sample() (sample, error) {
 }
 
 // clock measures a rate as the median over the parts of a slice, so that parts in which the
-// machine did something else do not count.
+// machine did something else are ignored.
 type clock struct {
 	begin, end time.Time
 	part       time.Duration

@@ -8,7 +8,7 @@ import (
 )
 
 // clients is the number of clients at once. Each waits for its reply before it goes on, so there are
-// as many requests under way.
+// as many outstanding requests.
 const clients = 64
 
 // last marks the last request of all connections.
@@ -115,7 +115,7 @@ func (c *crowd) close(fd int) {
 	c.began[fd] = time.Time{}
 }
 
-// leave receives the replies under way, closes all connections and tells the server that it was all.
+// leave receives the outstanding replies, closes all connections and lets the server end.
 func (c *crowd) leave() error {
 	var errs []error
 	for fd, began := range c.began {

@@ -16,7 +16,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// addIdle adds what has no part in the measured traffic, up to the scale: host ports by one ADD,
+// addIdle adds entries without measured traffic, up to the scale: host ports by one ADD,
 // containers as entries in the maps.
 func (s *setup) addIdle(m *testenv.Machine) error {
 	if !s.ours || s.scale == smallest {
@@ -29,7 +29,7 @@ func (s *setup) addIdle(m *testenv.Machine) error {
 	return errors.Join(attach(others), s.addContainers(s.Pods-smallest.Pods))
 }
 
-// newOthers makes the pod that stands for all others.
+// newOthers creates the pod that represents all others.
 func (s *setup) newOthers(m *testenv.Machine) *testenv.Pod {
 	s.others = s.runtime.NewPod(m, "others")
 	return s.others
@@ -114,7 +114,7 @@ func (s *setup) openFlows() error {
 	return nil
 }
 
-// checkFlows checks that the datapath knows the flows.
+// checkFlows checks that the datapath has the flows.
 func (s *setup) checkFlows() error {
 	if s.Flows == smallest.Flows || !s.ours {
 		return nil
@@ -136,7 +136,7 @@ type opener struct {
 	next int
 }
 
-// The remotes. The outside host forwards nothing, so it drops what is for them.
+// The remotes. The outside host does not forward, so it drops their packets.
 var remotes = [2]netip.Addr{netip.MustParseAddr("198.18.0.0"), netip.MustParseAddr("2001:db8:3::")}
 
 func newOpener() (*opener, error) {

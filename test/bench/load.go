@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cpu runs both ends of all traffic, otherCPU what goes on at the same time. They are the same on a
+// cpu runs both ends of all traffic, otherCPU the load. They are the same on a
 // machine with one.
 var cpu, otherCPU int
 
@@ -119,7 +119,7 @@ func openAtRate(perSecond int, end <-chan struct{}) error {
 	}
 }
 
-// few connections may be late: the other CPU may have something else to do at the end.
+// few connections may be late, because the other CPU may be busy at the end.
 const few = 100
 
 func due(perSecond int, since time.Time) int {
@@ -127,7 +127,7 @@ func due(perSecond int, since time.Time) int {
 }
 
 // underLoad returns the main setup of a variant for measurements under a load. The load is always that
-// of ebpfnet's: so the one of a bare veth is the same.
+// of ebpfnet, also beside a bare veth.
 func (r *run) underLoad(p plannedSetup) (*setup, error) {
 	if cpu == otherCPU {
 		return nil, errors.New("needs a second CPU")

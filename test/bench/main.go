@@ -1,9 +1,9 @@
 // Command bench compares ebpfnet with a bare veth, plain routing and the reference plugins, side by
-// side in its own namespaces. README.md explains the method and has the results.
+// side in its own namespaces. README.md explains the method, RESULTS.md has the results.
 //
 // variants.go has what is compared, plan.go how much of it, path.go the paths of traffic,
 // engine*.go and socket.go the traffic generators, attach.go ADD and DEL, rounds.go the order of
-// measurements, target.go the targets; scale.go what else is on a node, fill.go and load.go make it.
+// measurements, target.go the targets; scale.go what else is on a node, which fill.go and load.go create.
 package main
 
 import (
@@ -19,8 +19,7 @@ import (
 )
 
 const help = `usage: bench [-quick] [-scale] [-only LIST] [-paths LIST] [-workloads LIST] [-families LIST]
-             [-rounds N] [-slice DURATION] [-json FILE] [-svg FILE] [-readme FILE]
-       bench -from FILE [-svg FILE] [-readme FILE]
+             [-rounds N] [-slice DURATION] [-json FILE] [-results FILE]
 
 Measures traffic (UDP packets, round trips, connections, TCP streams), ADD and DEL with a bare veth,
 plain routing, bridge + portmap, ptp + portmap and ebpfnet, and ebpfnet among many containers. All setups exist at the same time, in
@@ -33,10 +32,8 @@ changes nothing on this host. It needs root, and the plugins in $EBPFNET_BIN_DIR
 tree to build them. Other load on the machine hardly affects traffic, but it affects ADD and DEL a lot.
 
   -quick           the short plan, about three minutes
-  -from FILE       measure nothing: read the results of an earlier run with -json
   -json FILE       write all results
-  -svg FILE        write a chart
-  -readme FILE     update the figures in this README.md, and scale.svg beside it
+  -results FILE    write the tables
 
 A part of a run, for developers. A LIST has commas; a wrong name makes bench print the known ones:
 
@@ -45,8 +42,8 @@ A part of a run, for developers. A LIST has commas; a wrong name makes bench pri
   -paths LIST      these paths
   -workloads LIST  these workloads; "calls" stands for ADD and DEL
   -families LIST   IPv4 or IPv6
-  -rounds N        so many rounds
-  -slice DURATION  so long for each measurement: 80ms
+  -rounds N        number of rounds
+  -slice DURATION  duration of each measurement: 80ms
 
 exit status: 0 measured, whether or not targets are met; 1 could not measure; 2 wrong usage;
              128 + N ended by signal N
@@ -55,9 +52,9 @@ exit status: 0 measured, whether or not targets are met; 1 could not measure; 2 
 type options struct {
 	quick, scale bool
 	selection
-	rounds                  int           // 0: the plan's
-	slice                   time.Duration // 0: the plan's
-	from, json, svg, readme string
+	rounds        int           // 0: the plan's
+	slice         time.Duration // 0: the plan's
+	json, results string
 }
 
 // partial reports whether a run measures less than a plan says.
@@ -75,19 +72,11 @@ func main() {
 		fmt.Fprintf(os.Stderr, "bench: %v\n\n%s", err, help)
 		os.Exit(2)
 	}
-	if opts.from != "" {
-		r, err := readResult(opts.from)
-		if err == nil {
-			err = r.write(opts)
-		}
-		exitOn(err)
-		return
-	}
 	testenv.Isolate()
 
 	m := &testenv.Machine{Name: "bench"}
 	m.ExitOnSignal()
-	// No cleanup step by step: the kernel is faster.
+	// Namespaces are not cleaned up step by step: the kernel is faster.
 	exitOn(m.Protect(func() error { return bench(m, opts) }))
 }
 
@@ -113,10 +102,8 @@ func parseOptions(args []string) (options, error) {
 	flags.StringVar(&familiesByName, "families", "", "")
 	flags.IntVar(&opts.rounds, "rounds", 0, "")
 	flags.DurationVar(&opts.slice, "slice", 0, "")
-	flags.StringVar(&opts.from, "from", "", "")
 	flags.StringVar(&opts.json, "json", "", "")
-	flags.StringVar(&opts.svg, "svg", "", "")
-	flags.StringVar(&opts.readme, "readme", "", "")
+	flags.StringVar(&opts.results, "results", "", "")
 	err := flags.Parse(args)
 	if err != nil {
 		return opts, err
@@ -139,13 +126,11 @@ func (o *options) check() error {
 		return fmt.Errorf("-rounds %d: expected 1 or more", o.rounds)
 	case o.slice != 0 && o.slice < minSlice:
 		return fmt.Errorf("-slice %v: expected %v or more", o.slice, minSlice)
-	case o.readme != "" && (o.quick || o.partial()):
-		return errors.New("-readme needs the whole benchmark: omit -quick and what selects a part")
-	case o.from != "" && (o.quick || o.partial() || o.json != ""):
-		return errors.New("-from measures nothing: combine it with -svg and -readme only")
+	case o.results != "" && (o.quick || o.partial()):
+		return errors.New("-results needs the whole benchmark: omit -quick and what selects a part")
 	}
 	return nil
 }
 
-// minSlice has some of a clock's long parts.
+// minSlice is long enough for several of a clock's long parts.
 const minSlice = 5 * time.Millisecond

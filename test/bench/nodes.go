@@ -11,7 +11,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/reconcile"
+	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -24,7 +24,7 @@ type node struct {
 	pod     *testenv.Pod
 }
 
-// clusterSubnets have those of all nodes.
+// clusterSubnets contain the pod subnets of all nodes.
 var clusterSubnets = [2]netip.Prefix{netip.MustParsePrefix("10.88.0.0/16"), netip.MustParsePrefix("fd00:88::/48")}
 
 func newNode(ns *testenv.Namespace, number int, addr4, addr6 netip.Addr) node {
@@ -36,7 +36,7 @@ func newNode(ns *testenv.Namespace, number int, addr4, addr6 netip.Addr) node {
 	}
 }
 
-// mac is that of a node's device.
+// mac returns the MAC address of a node's device.
 func (n node) mac(device int) net.HardwareAddr {
 	return net.HardwareAddr{2, 0, 0, 0, byte(device), byte(n.number)}
 }
@@ -67,7 +67,7 @@ func (s *setup) attachToNodes(m *testenv.Machine) (err error) {
 	return nil
 }
 
-// What follows does what cmd/ebpfnet-node does. Its packages are not used, because their module needs Kubernetes'.
+// The following functions do what cmd/ebpfnet-node does. Its packages are not used, because their module requires Kubernetes'.
 
 const (
 	linkMTU      = 1500
@@ -77,7 +77,7 @@ const (
 	tunnelDevice = "tunnel"
 )
 
-// joinDirectly leads to the other node's pods by its addresses.
+// joinDirectly adds routes to the other node's pods by its addresses.
 func joinDirectly(n, other node) error {
 	uplink, err := n.Netlink().LinkByName(testenv.UplinkName)
 	if err != nil {
@@ -94,7 +94,7 @@ func joinDirectly(n, other node) error {
 	})
 }
 
-// joinByTunnel leads to the other node's pods by VXLAN over IPv4.
+// joinByTunnel adds routes to the other node's pods by VXLAN over IPv4.
 func joinByTunnel(n, other node) error {
 	device, err := n.addTunnel()
 	if err != nil {
@@ -102,7 +102,7 @@ func joinByTunnel(n, other node) error {
 	}
 	err = withDatapath(n.Namespace, func(dp *loader.Datapath) error {
 		return within(func(ctx context.Context) error {
-			err := reconcile.Tunnel(ctx, dp, maps.Tunnel{
+			err := refresh.Tunnel(ctx, dp, maps.Tunnel{
 				IfIndex: device.Attrs().Index, VNI: tunnelVNI, Port: tunnelPort, Addr4: n.addrs[0], Containers4: n.subnets[0], Containers6: n.subnets[1],
 			})
 			if err != nil {

@@ -15,9 +15,9 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// What others have on a node, made without their agents.
+// The objects of other network plugins on a node, created without their agents.
 
-// joinByRoutes leads to the other node's pods by its addresses.
+// joinByRoutes adds routes to the other node's pods by its addresses.
 func joinByRoutes(n, other node) error {
 	for i, subnet := range other.subnets {
 		if err := n.AddRoute(subnet, other.addrs[i]); err != nil {
@@ -27,7 +27,7 @@ func joinByRoutes(n, other node) error {
 	return nil
 }
 
-// joinAsKindnet adds what kindnet has by default: it does not masquerade between nodes, and a flowtable takes over
+// joinAsKindnet adds the objects that kindnet has by default: it does not masquerade between nodes, and a flowtable takes over
 // connections after 20 packets.
 func joinAsKindnet(n, other node) error {
 	const rules = `
@@ -69,7 +69,7 @@ table inet fastpath {
 	return errors.Join(joinByRoutes(n, other), n.restore(text, "nft", "-f", "-"))
 }
 
-// restore runs a command that reads rules.
+// restore passes rules to the standard input of a command.
 func (n node) restore(rules, name string, args ...string) error {
 	return within(func(ctx context.Context) error {
 		cmd := n.Command(ctx, name, args...)
@@ -81,12 +81,12 @@ func (n node) restore(rules, name string, args ...string) error {
 	})
 }
 
-// flannelBridge is what flannel has the bridge plugin do.
+// flannelBridge is the configuration of the bridge plugin that flannel writes.
 func flannelBridge() []plugin {
 	return []plugin{{"type": "bridge", "isGateway": true, "hairpinMode": true, "mtu": flannelMTU[1]}}
 }
 
-// flannelMTU is that of its device of each family.
+// flannelMTU is the MTU of flannel's device of each family.
 var flannelMTU = [2]int{linkMTU - 50, linkMTU - 70}
 
 // joinAsFlannel adds a VXLAN device for each family, and for the other node a route, a neighbor and an entry in the

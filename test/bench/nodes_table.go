@@ -6,7 +6,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// comparison is one of ebpfnet's ways between nodes with what others use in its place.
+// comparison compares one of ebpfnet's modes between nodes with an alternative.
 type comparison struct{ ours, against string }
 
 var betweenNodes = []comparison{

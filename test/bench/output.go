@@ -1,9 +1,7 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -22,18 +20,10 @@ func (r *result) write(opts options) error {
 			return err
 		}
 	}
-	if opts.svg != "" {
-		if err := save(opts.svg, []byte(r.chart())); err != nil {
-			return err
-		}
-	}
-	if opts.readme == "" {
+	if opts.results == "" {
 		return nil
 	}
-	if err := save(filepath.Join(filepath.Dir(opts.readme), "scale.svg"), []byte(r.scaleChart())); err != nil {
-		return err
-	}
-	return r.updateReadme(opts.readme)
+	return save(opts.results, []byte(r.report()))
 }
 
 // referenceOf names the variant that has ratio 1 on a path: a bare veth has no outside.
@@ -59,14 +49,10 @@ func (r *result) tables() string {
 	for _, p := range paths {
 		section(fmt.Sprintf("%s: ratio to %s, median (quartiles)", p.title, variantTitle(referenceOf(p.name))), r.trafficTable(p.name))
 	}
-	section("TCP stream by kind of uplink: ratio to plain routing, median (quartiles)", r.uplinkTable())
 	section("Round-trip time in µs, p50 / p99 / p99.9", r.latencyTable())
 	section("ADD and DEL of a pod with a host port", r.callTable())
 	section("Scale: ratio to one of each", r.scaleTable())
-	section("Largest TCP packet of a pod's interface", r.sizeTable())
-	section("Memory of programs and maps", r.memoryTable())
 	section("Memory of maps for one more", r.unitTable())
-	section("Run time of programs in ns, including the cost of measuring it", r.programTable())
 	section("Targets", r.targetTable())
 	for _, s := range r.Setups {
 		if small, ok := r.setup(s.Variant); s.Absent != "" && (!ok || s.scale == smallest || small.Absent == "") {
@@ -89,7 +75,7 @@ func (r *result) tables() string {
 	return out.String()
 }
 
-// conditions says what was measured, when and where: figures mean nothing without it.
+// conditions returns the date, kernel and machine of the measurement.
 func (r *result) conditions() string {
 	return fmt.Sprintf("`%s` of %s on Linux %s, %d × %s; %d rounds, %d ms each.",
 		r.Command, r.Date.Format("2006-01-02 15:04 MST"), r.Kernel, r.CPUs, r.CPU, r.Rounds, r.SliceMS)
@@ -128,49 +114,11 @@ func (r *result) trafficTable(path string) *table {
 	return t
 }
 
-// workloadsOn returns those that the run has measured on a path.
+// workloadsOn returns the workloads that the run has measured on a path.
 func (r *result) workloadsOn(path string) []workload {
 	return slices.DeleteFunc(slices.Clone(workloads), func(w workload) bool {
 		return !slices.ContainsFunc(r.Traffic, func(t trafficResult) bool { return t.Path == path && t.Workload == w.name })
 	})
-}
-
-// uplinkTable compares streams by each kind of uplink with plain routing by the same.
-func (r *result) uplinkTable() *table {
-	t := new(table)
-	titles := []string{"", "path", "family"}
-	for _, u := range uplinks {
-		titles = append(titles, cmp.Or(strings.TrimPrefix(u.title, ", "), "default uplink"))
-	}
-	t.add(titles...)
-	for _, s := range r.present() {
-		for _, p := range paths {
-			if p.name == podPod {
-				continue
-			}
-			for _, f := range testenv.Families {
-				cells := []string{s.Title, p.title, f.Name}
-				for _, u := range uplinks {
-					cells = append(cells, r.uplinkCell(row{p.name, streamName, u.name}, s.Variant, f.Name))
-				}
-				if cells[len(cells)-1] != "" {
-					t.add(cells...)
-				}
-			}
-		}
-	}
-	return t
-}
-
-func (r *result) uplinkCell(row row, variant, family string) string {
-	all := r.ratios(row, variant, referenceOf(row.path), family)
-	if len(all) == 0 {
-		return ""
-	}
-	if variant == referenceOf(row.path) {
-		return "1 = " + amount(quantile(r.ratesOf(row, variant, family), 0.5)) + "bytes/s"
-	}
-	return spreadOf(all).String()
 }
 
 func (r *result) latencyTable() *table {
@@ -227,64 +175,3 @@ func (r *result) callTable() *table {
 	}
 	return t
 }
-
-func (r *result) sizeTable() *table {
-	t := new(table)
-	t.add("", "bytes")
-	for _, s := range r.present() {
-		t.add(s.Title, thousands(s.GSO))
-	}
-	return t
-}
-
-func (r *result) memoryTable() *table {
-	t := new(table)
-	t.add("", "", "programs", "maps", "the largest maps")
-	for _, s := range r.Setups {
-		if s.Objects == nil {
-			continue
-		}
-		programs, maps := s.Objects.bytes()
-		var largest []string
-		for _, m := range s.Objects.Maps[:min(4, len(s.Objects.Maps))] {
-			largest = append(largest, fmt.Sprintf("%s %s", m.Name, kilobytes(m.Bytes)))
-		}
-		t.add(s.Title, s.scale.String(), kilobytes(programs), kilobytes(maps), strings.Join(largest, ", "))
-	}
-	return t
-}
-
-func kilobytes(bytes uint64) string { return thousands(int(bytes+1023)/1024) + " KiB" }
-
-func (r *result) programTable() *table {
-	t := new(table)
-	titles := []string{"", "path", "program", "family"}
-	for _, workload := range costedWorkloads {
-		titles = append(titles, workloadTitle(workload))
-	}
-	t.add(titles...)
-	type key struct{ setup, path, program, family string }
-	rows := make(map[key][]string)
-	var order []key
-	for _, c := range r.Programs {
-		k := key{c.Setup, c.Path, c.Program, c.Family}
-		if rows[k] == nil {
-			rows[k] = make([]string, len(costedWorkloads))
-			order = append(order, k)
-		}
-		for i, workload := range costedWorkloads {
-			if c.Workload == workload && c.Runs >= fewRuns {
-				rows[k][i] = fmt.Sprintf("%.0f", c.Nanos)
-			}
-		}
-	}
-	for _, k := range order {
-		if strings.Join(rows[k], "") != "" {
-			t.add(append([]string{variantTitle(k.setup), pathTitle(k.path), k.program, k.family}, rows[k]...)...)
-		}
-	}
-	return t
-}
-
-// fewRuns is too small a sample: neighbor discovery runs programs as well.
-const fewRuns = 100

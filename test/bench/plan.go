@@ -64,7 +64,7 @@ func (p plan) setups() []plannedSetup {
 	return append(all, loads...)
 }
 
-// callsOf is smaller for setups whose ADD takes seconds.
+// callsOf returns the number of calls, which is smaller for setups whose ADD takes seconds.
 func (p plan) callsOf(s *setup) int {
 	if s.slow {
 		return min(2, p.calls)
@@ -93,7 +93,7 @@ func (o *options) plan() plan {
 	return p
 }
 
-// command says how to measure the same.
+// command returns the command that measures the same.
 func (o *options) command() string {
 	if o.partial() {
 		return "bench " + strings.Join(os.Args[1:], " ")
@@ -112,7 +112,7 @@ func (p plannedSetup) name() string { return setupName(p.variant.name, p.uplink.
 // isMain reports whether this is the variant's setup for comparisons with others.
 func (p plannedSetup) isMain() bool { return p.uplink.isDefault() && p.scale == smallest }
 
-// measures reports whether traffic tells anything about a setup.
+// measures reports whether traffic is measured on a setup.
 func (p plannedSetup) measures(t traffic) bool {
 	switch {
 	case !p.hasPath(t.path.name):

@@ -14,8 +14,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// setUpRedirect has the outside hosts of two uplinks stand for pods, and the node pass their packets
-// from one to the other by the least program that does so.
+// setUpRedirect uses the outside hosts of two uplinks as pods, and a minimal program on the node that passes
+// packets from one to the other.
 func (s *setup) setUpRedirect(m *testenv.Machine) error {
 	s.topology.AddSecondUplink(m)
 	first := redirectEnd{testenv.UplinkName, s.topology.Outside, []netip.Addr{testenv.NodeAddr4, testenv.NodeAddr6}}
@@ -26,7 +26,7 @@ func (s *setup) setUpRedirect(m *testenv.Machine) error {
 	)
 }
 
-// redirectEnd is a host outside as a pod.
+// redirectEnd is an outside host that is used as a pod.
 type redirectEnd struct {
 	device   string // the node's
 	pod      *testenv.Namespace
@@ -63,7 +63,7 @@ func (s *setup) redirectTo(m *testenv.Machine, from, to redirectEnd) error {
 	return s.topology.Node.Do(func() error { return attachRedirect(m, source.Attrs().Index, target.Attrs().Index) })
 }
 
-// attachRedirect passes all that a device receives to the peer of another.
+// attachRedirect attaches the program that passes all packets of a device to the peer of another.
 func attachRedirect(m *testenv.Machine, from, to int) error {
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "redirect", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,7 +21,6 @@ type result struct {
 	Setups       []setupResult   `json:"setups"`
 	Traffic      []trafficResult `json:"traffic"`
 	Calls        []callResult    `json:"calls"`
-	Programs     []programCost   `json:"programs"`
 	Targets      []verdict       `json:"targets"`
 	NotInspected []string        `json:"not_inspected,omitempty"` // setups, and why
 }
@@ -36,7 +34,6 @@ type setupResult struct {
 	Uplink  string `json:"uplink,omitempty"` // kind; empty: the default
 	scale
 	Absent  string   `json:"absent,omitempty"`
-	GSO     int      `json:"gso_max_size,omitempty"` // of the pod's interface
 	Objects *objects `json:"objects,omitempty"`
 }
 
@@ -123,17 +120,4 @@ func save(path string, content []byte) error {
 func (r *result) json() ([]byte, error) {
 	text, err := json.MarshalIndent(r, "", " ")
 	return append(text, '\n'), err
-}
-
-// readResult reads the JSON of an earlier run.
-func readResult(path string) (*result, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	r := new(result)
-	if err := json.Unmarshal(text, r); err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
-	}
-	return r, nil
 }

@@ -16,7 +16,7 @@ type traffic struct {
 	ends     ends
 }
 
-// cells lists all that a run measures, in the order of measurement, without ends.
+// cells lists all measurements of a run in their order, without ends.
 func (s *selection) cells() []traffic {
 	var all []traffic
 	for _, p := range paths {
@@ -39,7 +39,7 @@ func (t traffic) between(s *setup) (_ traffic, ok bool) {
 	return t, ok
 }
 
-// on is between for what is measured on a setup.
+// on returns the traffic with its ends in a setup, and whether it is measured there.
 func (t traffic) on(s *setup) (traffic, bool) {
 	if !s.measures(t) {
 		return t, false
@@ -156,27 +156,17 @@ func (r *run) measureCalls(s *setup) {
 	r.progress.done(r.plan.callsOf(s))
 }
 
-// inspect adds sizes, memory and run times of programs to the result. A setup that cannot be inspected
-// is reported, and keeps its measurements.
+// inspect adds the memory of maps to the result. A setup that cannot be inspected is reported, and keeps its
+// measurements.
 func (r *run) inspect() {
-	defer pauseGC()() // run times of programs need traffic, too
 	for _, s := range r.setups {
-		if err := r.inspectSetup(s); err != nil {
+		if !s.ours || !s.uplink.isDefault() || s.isLoad() {
+			continue
+		}
+		all, err := s.objects()
+		if err != nil {
 			r.result.NotInspected = append(r.result.NotInspected, fmt.Sprintf("%s: %v", s.name(), err))
 		}
+		r.find(s.name()).Objects = all
 	}
-}
-
-func (r *run) inspectSetup(s *setup) (err error) {
-	into := r.find(s.name())
-	if into.GSO, err = s.gsoSize(); err != nil || !s.ours || !s.uplink.isDefault() || s.isLoad() {
-		return err
-	}
-	if into.Objects, err = s.objects(); err != nil || !s.isMain() {
-		return err
-	}
-	r.progress.printf("run times of programs, %s", s.variant.title)
-	costs, err := s.programCosts(r.trafficOf(s), r.plan.slice)
-	r.result.Programs = append(r.result.Programs, costs...)
-	return err
 }

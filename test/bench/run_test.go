@@ -83,15 +83,8 @@ func TestSmallRun(t *testing.T) {
 		}
 	}
 	ours, _ := r.setup(establishedName)
-	if programs, maps := ours.Objects.bytes(); programs == 0 || maps == 0 {
+	if ours.Objects.bytes() == 0 {
 		t.Errorf("memory: %+v", ours.Objects)
-	}
-	seen := false
-	for _, c := range r.Programs {
-		seen = seen || c.Program == "to_uplink" && c.Path == "pod-outside" && c.Runs > fewRuns && c.Nanos > 1
-	}
-	if !seen {
-		t.Errorf("no run time of to_uplink: %+v", r.Programs)
 	}
 	if text := r.tables(); strings.Contains(text, "NaN") || !strings.Contains(text, "Targets") {
 		t.Errorf("tables:\n%s", text)

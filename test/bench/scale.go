@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// scale is what a node has, and does, beside what is measured.
+// scale is the number of objects and the load on a node beside the measured ones.
 type scale struct {
 	Pods  int `json:"pods"`
 	Ports int `json:"ports"` // each for TCP and UDP
@@ -58,10 +58,10 @@ func allScales() []scale {
 	return append(all, bothCPUs)
 }
 
-// isLoad reports whether the scale is a matter of what runs at the same time, not of what exists.
+// isLoad reports whether the scale is a load at the same time, not a number of objects.
 func (s scale) isLoad() bool { return s.PerSecond > 0 || s.Pairs > 0 }
 
-// String lists what there is more of than in the smallest scale.
+// String lists the dimensions that exceed the smallest scale.
 func (s scale) String() string {
 	var parts []string
 	for _, d := range dimensions {
@@ -83,7 +83,7 @@ func (s scale) name() string {
 // loses while another CPU works.
 func (v variant) scaled() bool { return v.name == establishedName || v.name == bareName }
 
-// scaledWorkloads are those whose cost per packet the chart has.
+// scaledWorkloads are those whose cost per packet the tables of scales have.
 var scaledWorkloads = []string{"udp-packets", "tcp-rr", "tcp-crr"}
 
 // measures reports whether traffic is measured at a scale other than the smallest.

@@ -1,6 +1,10 @@
 package main
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
 
 // scaleTable has the median of all paths and families for each workload, and the worst one.
 func (r *result) scaleTable() *table {
@@ -30,8 +34,8 @@ func (r *result) scaleTable() *table {
 	return t
 }
 
-// unitTable has the memory that one more of something takes: of maps that are as large as they can be, a
-// share, and of the others what they grow by.
+// unitTable has the memory of one more object of a kind: the share of preallocated maps, and the growth of
+// the others.
 func (r *result) unitTable() *table {
 	t := new(table)
 	t.add("", "bytes")
@@ -49,9 +53,20 @@ func (r *result) unitTable() *table {
 		if !ok || grown.Objects == nil {
 			continue
 		}
-		_, before := main.Objects.bytes()
-		_, after := grown.Objects.bytes()
+		before, after := main.Objects.bytes(), grown.Objects.bytes()
 		t.add(strings.TrimSuffix(d.name, "s")+", IPv4 and IPv6", thousands((int(after)-int(before))/(largest-*d.of(&smallest))))
 	}
 	return t
+}
+
+// relativeRates returns the ratios of all paths, families and rounds.
+func (r *result) relativeRates(variant string, at scale, workload string) []float64 {
+	var all []float64
+	for _, p := range paths {
+		for _, f := range testenv.Families {
+			rates := r.rates(setupName(variant, "", at), p.name, f.Name, workload)
+			all = append(all, ratios(rates, r.rates(variant, p.name, f.Name, workload))...)
+		}
+	}
+	return all
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// callsName stands for ADD and DEL among the workloads.
+// callsName selects ADD and DEL as a workload.
 const callsName = "calls"
 
 // selection narrows a run down, even to one cell of a table. An empty list selects everything.

@@ -9,9 +9,9 @@ import (
 )
 
 func TestOptions(t *testing.T) {
-	opts, err := parseOptions(strings.Fields("-quick -json a -svg b -only bare,plain -paths pod-pod -workloads tcp-crr,calls -families IPv6 -rounds 3 -slice 20ms"))
+	opts, err := parseOptions(strings.Fields("-quick -json a -only bare,plain -paths pod-pod -workloads tcp-crr,calls -families IPv6 -rounds 3 -slice 20ms"))
 	want := options{
-		quick: true, json: "a", svg: "b", rounds: 3, slice: 20 * time.Millisecond,
+		quick: true, json: "a", rounds: 3, slice: 20 * time.Millisecond,
 		selection: selection{[]string{bareName, plainName}, []string{"pod-pod"}, []string{"tcp-crr", callsName}, []string{"IPv6"}},
 	}
 	if err != nil || !reflect.DeepEqual(opts, want) {
@@ -50,20 +50,18 @@ func TestConcerns(t *testing.T) {
 
 func TestWrongOptions(t *testing.T) {
 	for args, want := range map[string]string{
-		"extra":                  `unexpected argument "extra"`,
-		"-unknown":               "-unknown",
-		"-only bare,bear":        `-only "bear": expected some of bare,bare-big,redirect,`,
-		"-paths pod":             `-paths "pod": expected some of pod-pod,pod-outside,outside-port,pod-node`,
-		"-workloads tcp":         `-workloads "tcp": expected some of udp-packets,`,
-		"-families ipv4":         `-families "ipv4": expected some of IPv4,IPv6`,
-		"-workloads tcp-rr,":     `-workloads "": expected`,
-		"-rounds -1":             "-rounds -1: expected 1 or more",
-		"-slice 1ms":             "-slice 1ms: expected 5ms or more",
-		"-quick -readme f":       "-readme needs the whole benchmark",
-		"-rounds 1 -readme f":    "-readme needs the whole benchmark",
-		"-only bare -readme f":   "-readme needs the whole benchmark",
-		"-from a -json b":        "-from measures nothing",
-		"-from a -paths pod-pod": "-from measures nothing",
+		"extra":                 `unexpected argument "extra"`,
+		"-unknown":              "-unknown",
+		"-only bare,bear":       `-only "bear": expected some of bare,bare-big,redirect,`,
+		"-paths pod":            `-paths "pod": expected some of pod-pod,pod-outside,outside-port,pod-node`,
+		"-workloads tcp":        `-workloads "tcp": expected some of udp-packets,`,
+		"-families ipv4":        `-families "ipv4": expected some of IPv4,IPv6`,
+		"-workloads tcp-rr,":    `-workloads "": expected`,
+		"-rounds -1":            "-rounds -1: expected 1 or more",
+		"-slice 1ms":            "-slice 1ms: expected 5ms or more",
+		"-quick -results f":     "-results needs the whole benchmark",
+		"-rounds 1 -results f":  "-results needs the whole benchmark",
+		"-only bare -results f": "-results needs the whole benchmark",
 	} {
 		if _, err := parseOptions(strings.Fields(args)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", args, err, want)

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -41,6 +40,11 @@ func newSetup(m *testenv.Machine, p plannedSetup) (*setup, error) {
 	}
 	if p.uplink.before != nil {
 		if err := p.uplink.before(s); err != nil {
+			return nil, err
+		}
+	}
+	if p.bigTCP {
+		if err := s.raiseUplink(); err != nil {
 			return nil, err
 		}
 	}
@@ -167,17 +171,4 @@ func mapPorts(first, count int) map[string]any {
 		}
 	}
 	return map[string]any{"portMappings": mappings}
-}
-
-// gsoSize returns the largest packet that a pod's interface takes.
-func (s *setup) gsoSize() (int, error) {
-	ns, device := s.topology.Node, testenv.UplinkName
-	if s.runtime != nil {
-		ns, device = s.client.Namespace, testenv.PodIfName
-	}
-	link, err := ns.Netlink().LinkByName(device)
-	if err != nil {
-		return 0, fmt.Errorf("find %s in %s: %w", device, ns.Name, err)
-	}
-	return int(link.Attrs().GSOMaxSize), nil
 }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sockets by plain system calls: the scheduler and the poller behind package net would be a good
+// Sockets by plain system calls: the scheduler and the poller of package net would be a large
 // part of a packet's cost. RawSyscall bypasses the scheduler as well, so a waiting thread keeps its
 // processor, and the garbage collector must not run (see pauseGC).
 

@@ -74,8 +74,8 @@ func spreadOf(values []float64) spread {
 	return spread{quantile(values, 0.5), quantile(values, 0.25), quantile(values, 0.75)}
 }
 
-// ratios divides values of the same round, since a disturbance of a round affects both. Rounds in
-// which one of them failed (0) are left out.
+// ratios divides values of the same round, because a disturbance of a round affects both. It omits rounds in
+// which one of them failed (0).
 func ratios(values, against []float64) []float64 {
 	var all []float64
 	for i := range min(len(values), len(against)) {

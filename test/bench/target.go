@@ -43,8 +43,8 @@ type trafficTarget struct {
 	always  float64 // bound under fastPath always, 0: the same
 }
 
-// trafficTargets are the bounds for traffic: between pods what a veth or a program costs at least,
-// elsewhere what the host's stack costs.
+// trafficTargets are the bounds for traffic: between pods the cost of a veth or of a minimal program,
+// elsewhere the cost of the host's stack.
 var trafficTargets = []trafficTarget{
 	{row{podPod, "tcp-crr", ""}, bareName, 0.88, 0.92},
 	{row{podPod, "udp-packets", ""}, redirectName, 0.97, 0},
@@ -98,11 +98,11 @@ func (t trafficTarget) target() target {
 	}
 }
 
-// bigStreamTarget is about bigTCP always, which differs from the default fastPath in streams only.
+// bigStreamTarget is about BIG TCP, which makes a difference for streams alone.
 func bigStreamTarget(bound float64) target {
 	stream := row{podPod, streamName, ""}
 	return target{
-		title: stream.title() + ", bigTCP always", against: variantTitle(bareBigName), bound: bound,
+		title: stream.title() + ", BIG TCP sizes", against: variantTitle(bareBigName), bound: bound,
 		measure: func(r *result, ours setupResult) []measured {
 			var all []measured
 			for _, f := range testenv.Families {
@@ -207,7 +207,7 @@ func (r *result) evaluate() {
 	}
 }
 
-// forgetUnmeasured removes the targets that a part of a run says nothing about.
+// forgetUnmeasured removes the targets that a partial run did not measure.
 func (r *result) forgetUnmeasured() {
 	seen := make(map[string]bool)
 	for _, v := range r.Targets {

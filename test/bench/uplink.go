@@ -45,8 +45,8 @@ func (s *setup) raiseUplink() error {
 	return errors.Join(raiseSizes(s.topology.Node, testenv.UplinkName), raiseSizes(s.topology.Outside, testenv.UplinkName))
 }
 
-// raiseOthers gives all devices of pods the same sizes, as an administrator has to who raises the
-// uplink's: the kernel forwards larger packets slowly to smaller devices. ebpfnet does so itself.
+// raiseOthers gives all devices of pods the same sizes, because the kernel forwards larger packets slowly to
+// devices with smaller ones. ebpfnet does so itself.
 func (s *setup) raiseOthers() error {
 	if s.ours {
 		return nil
@@ -82,8 +82,7 @@ func raiseSizes(ns *testenv.Namespace, device string) error {
 	return nil
 }
 
-// onlyFrames makes the sender cut packets and the receiver leave them so: each end sees frames, as from
-// a card that merges none.
+// onlyFrames has the sender segment packets and the receiver not merge them: each end sees single frames.
 func (s *setup) onlyFrames() error {
 	for _, ns := range []*testenv.Namespace{s.topology.Node, s.topology.Outside} {
 		if err := ns.SetOffloads(testenv.UplinkName, false, "gso", "tso", "gro"); err != nil {

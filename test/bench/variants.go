@@ -14,9 +14,9 @@ type variant struct {
 	plugins []plugin
 	// routed variants have no NAT: the outside host has routes to pods and uses their addresses.
 	routed bool
-	// bigTCP raises the sizes of a bare veth.
+	// bigTCP raises the sizes of a bare veth, or of the uplink before ADD.
 	bigTCP bool
-	// redirect puts the least program that redirects between two veths.
+	// redirect puts a minimal program that redirects between two veths.
 	redirect bool
 	// streams variants differ from another one in streams only.
 	streams bool
@@ -28,7 +28,7 @@ type variant struct {
 	slow bool
 	// join lets a node's pods reach another's; variants with it have two nodes, with a pod each.
 	join func(n, other node) error
-	// insteadOf is a variant with the same behaviour: this one is set up only if that is absent.
+	// insteadOf is a variant with the same behavior: this one is set up only if that is absent.
 	insteadOf string
 }
 
@@ -42,7 +42,7 @@ const (
 	// bareBigName is a bare veth with the packet sizes of ourBigName.
 	bareBigName = "bare-big"
 	ourBigName  = "ebpfnet-big"
-	// redirectName is the least that programs cost.
+	// redirectName is the minimal cost of programs.
 	redirectName = "redirect"
 	// bridgeName is the reference for ADD.
 	bridgeName = "bridge-iptables"
@@ -65,7 +65,7 @@ var judged = []string{establishedName, alwaysName, "ebpfnet"}
 var variants = []variant{
 	{name: bareName, title: "bare veth"},
 	{name: bareBigName, title: "bare veth, BIG TCP sizes", bigTCP: true, streams: true},
-	{name: redirectName, title: "least redirecting program", redirect: true},
+	{name: redirectName, title: "minimal redirecting program", redirect: true},
 	{name: plainName, title: "plain routing, no NAT", routed: true, plugins: []plugin{{"type": "ptp"}}},
 	{name: bridgeName, title: "bridge + portmap (iptables)", reference: true, plugins: reference("bridge", "iptables")},
 	{name: "bridge-nftables", title: "bridge + portmap (nftables)", reference: true, plugins: reference("bridge", "nftables")},
@@ -76,7 +76,7 @@ var variants = []variant{
 	{name: alwaysName, title: "ebpfnet, fastPath always", plugins: ebpfnet("always"), ours: true},
 	{name: "ebpfnet-netkit", title: "ebpfnet, netkit", plugins: withNetkit("established"), ours: true},
 	{name: "ebpfnet-netkit-always", title: "ebpfnet, netkit, fastPath always", plugins: withNetkit("always"), ours: true},
-	{name: ourBigName, title: "ebpfnet, bigTCP always", plugins: bigSizes(), ours: true, streams: true},
+	{name: ourBigName, title: "ebpfnet, BIG TCP sizes", plugins: ebpfnet(""), ours: true, bigTCP: true, streams: true},
 	{name: "ebpfnet", title: "ebpfnet", plugins: ebpfnet(""), ours: true, insteadOf: establishedName},
 	{name: routesName, title: "plain routes between nodes", plugins: []plugin{{"type": "ptp"}}, join: joinByRoutes},
 	{name: kindnetName, title: "kindnet's objects", plugins: []plugin{{"type": "ptp"}}, join: joinAsKindnet},
@@ -110,12 +110,6 @@ func ebpfnet(fastPath string) []plugin {
 	return []plugin{p}
 }
 
-func bigSizes() []plugin {
-	plugins := ebpfnet("")
-	plugins[0]["bigTCP"] = "always"
-	return plugins
-}
-
 func withNetkit(fastPath string) []plugin {
 	plugins := ebpfnet(fastPath)
 	plugins[0]["device"] = "netkit"
@@ -128,11 +122,11 @@ func inTunnel() []plugin {
 	return plugins
 }
 
-// podSubnets are those of a node without others: IPv4 and IPv6.
+// podSubnets are the IPv4 and IPv6 subnets of a node without others.
 var podSubnets = [2]netip.Prefix{netip.MustParsePrefix("10.88.0.0/16"), netip.MustParsePrefix("fd00:88::/64")}
 
 // conflist returns the network configuration list of a node. dataDir keeps its reserved addresses,
-// since all nodes share the file system.
+// because all nodes share the file system.
 func (p plannedSetup) conflist(subnets [2]netip.Prefix, dataDir string) ([]byte, error) {
 	list := make([]plugin, 0, len(p.plugins))
 	for i, one := range p.plugins {

@@ -1,8 +1,6 @@
 package cluster
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
@@ -118,19 +115,19 @@ func TestNodeChanges(t *testing.T) {
 func TestHosts(t *testing.T) {
 	c := newCluster(t)
 	c.meetSmallLink()
-	c.mendHost()
+	c.repairHost()
 	c.uninstallHost()
 }
 
-// mendHost mends the tunnel device, routes and a renamed NIC, by the events that they cause.
-func (c *cluster) mendHost() {
+// repairHost repairs the tunnel device, routes and a renamed NIC, by the events that they cause.
+func (c *cluster) repairHost() {
 	c.Helper()
 	first, third := c.nodes[0], c.nodes[2]
 	for _, fault := range []string{
 		"link del ebpfnet0", "link set ebpfnet0 down", "route flush proto 235", "-6 route flush proto 235", "addr flush dev ebpfnet0",
 	} {
 		c.ip(first.Namespace, strings.Fields(fault)...)
-		eventually(c, "node to be mended after "+fault, func() error {
+		eventually(c, "node to be repaired after "+fault, func() error {
 			for _, f := range testenv.Families {
 				if err := testenv.Ping(testenv.Context(c), first.pod.Namespace, f.Pod(third.pod), "-W", "1"); err != nil {
 					return err
@@ -299,7 +296,7 @@ func (c *cluster) uninstallHost() {
 		return string(output), err
 	}
 	if output, err := uninstall(); err == nil || !strings.Contains(output, "containers are connected: 1, such as ebpfnet pods pod-of-node-1 eth0") {
-		c.Errorf("with a container: got %q (%v), want to be told of it", output, err)
+		c.Errorf("with a container: got %q (%v), want an error that names it", output, err)
 	}
 	for _, file := range []string{first.conflist(), first.state()} {
 		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
@@ -312,7 +309,7 @@ func (c *cluster) uninstallHost() {
 	}
 	first.chain("ptp0")
 	if output, err := uninstall(); err == nil || !strings.Contains(output, "containers are connected: 1, such as the one behind ptp0") {
-		c.Errorf("with a chained container: got %q (%v), want to be told of it", output, err)
+		c.Errorf("with a chained container: got %q (%v), want an error that names it", output, err)
 	}
 	c.ip(first.Namespace, "link", "del", "ptp0")
 	for range 2 {
@@ -385,44 +382,5 @@ func (c *cluster) meetSmallLink() {
 			datagrams.Close()
 		}
 	}
-	first.wantProbe("a small link", testenv.Timeout/8, map[string]int{"node-2": 1500, "node-3": 1400})
-
-	absent := nodeObjectOf(4)
-	absent.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "198.51.100.4"}}
-	c.api.Put(absent)
-	first.awaitRoute("a node that is off", 4, "dst 198.51.100.4 ")
-	first.wantProbe("a node that is off", time.Millisecond, map[string]int{"node-4": 0})
-	c.api.Remove(absent.Name)
-	first.awaitRoute("a node removed", 4, "")
-}
-
-// wantProbe wants `ebpfnetctl nodes --probe` to find the path's MTU to each node; 0: a fault.
-func (n *node) wantProbe(what string, wait time.Duration, want map[string]int) {
-	n.t.Helper()
-	var stdout, stderr bytes.Buffer
-	cmd := n.Command(testenv.Context(n.t), testenv.Build(n.t, "./cmd/ebpfnetctl"), "nodes", "--probe", "--wait", wait.String(), "--state", n.state(), "-o", "json")
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err := cmd.Run()
-	var found []struct {
-		Node, Prefix, Fault string
-		RoundTrip           float64
-		PathMTU             int
-	}
-	if code := cmd.ProcessState.ExitCode(); code != 3 || json.Unmarshal(stdout.Bytes(), &found) != nil {
-		n.t.Fatalf("%s: got exit code %d, %s (%v) and %s, want 3 and nodes", what, code, &stderr, err, &stdout)
-	}
-	seen := 0
-	for _, f := range found {
-		mtu, wanted := want[f.Node]
-		if !wanted {
-			continue
-		}
-		seen++
-		if f.PathMTU != mtu || (f.Fault == "") != (mtu != 0) || (f.RoundTrip > 0) != (mtu != 0) {
-			n.t.Errorf("%s: got %+v, want path MTU %d", what, f, mtu)
-		}
-	}
-	if seen != 2*len(want) { // a prefix of each family
-		n.t.Errorf("%s: got %+v, want %v", what, found, want)
-	}
+	first.wantPeers("a small link", "peers good: node-2 (192.0.2.2)\npeers warning: a link to node-3 (198.51.100.3) carries no packets of 1500 bytes")
 }

@@ -10,24 +10,26 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// fakeDatapath keeps what it is told.
+// fakeDatapath keeps what is set.
 type fakeDatapath struct {
-	tunnel reconcile.Tunnel
-	peers  []wanted.Peer
-	refuse string // "tunnel" or "peers"
+	tunnel maps.Tunnel
+	nodes  []maps.Node
+	refuse string // "tunnel" or "nodes"
 }
 
 var errRefused = errors.New("refused")
 
-func (f *fakeDatapath) Tunnel() (reconcile.Tunnel, error) { return f.tunnel, nil }
-func (f *fakeDatapath) Peers() ([]wanted.Peer, error)     { return f.peers, nil }
+func (f *fakeDatapath) Tunnel() (maps.Tunnel, error) { return f.tunnel, nil }
+func (f *fakeDatapath) Nodes() ([]maps.Node, error)  { return f.nodes, nil }
 
-func (f *fakeDatapath) SetTunnel(t reconcile.Tunnel) error {
+func (f *fakeDatapath) SetTunnel(t maps.Tunnel) error {
 	if f.refuse == "tunnel" {
 		return errRefused
 	}
@@ -35,11 +37,11 @@ func (f *fakeDatapath) SetTunnel(t reconcile.Tunnel) error {
 	return nil
 }
 
-func (f *fakeDatapath) SetPeers(peers []wanted.Peer) error {
-	if f.refuse == "peers" {
+func (f *fakeDatapath) SetNodes(nodes []maps.Node) error {
+	if f.refuse == "nodes" {
 		return errRefused
 	}
-	f.peers = peers
+	f.nodes = nodes
 	return nil
 }
 
@@ -49,11 +51,11 @@ type hostTest struct {
 	*testenv.Topology
 	host   *reconcile.Host
 	dp     *fakeDatapath
-	nodes  []wanted.Node
-	config wanted.Config
-	state  *wanted.State // of the last sync
+	nodes  []desired.Node
+	config desired.Config
+	state  *desired.State // of the last sync
 
-	refused []wanted.Skip // by the kernel, in the last sync
+	refused []nodestate.Skipped // by the kernel, in the last sync
 }
 
 const (
@@ -65,8 +67,8 @@ const (
 func newHostTest(t *testing.T) *hostTest {
 	t.Helper()
 	testenv.Require(t, testenv.VXLAN)
-	h := &hostTest{T: t, Topology: testenv.NewTopology(t), dp: &fakeDatapath{}, config: wanted.Config{Mode: wanted.ModeTunnel, Device: deviceName, Port: 4789, VNI: 1}}
-	h.nodes = []wanted.Node{
+	h := &hostTest{T: t, Topology: testenv.NewTopology(t), dp: &fakeDatapath{}, config: desired.Config{Mode: desired.ModeTunnel, Device: deviceName, Port: 4789, VNI: 1}}
+	h.nodes = []desired.Node{
 		nodeObject(1, testenv.NodeAddr4, testenv.NodeAddr6),
 		nodeObject(2, testenv.OutsideAddr4, testenv.OutsideAddr6),
 		nodeObject(3, netip.MustParseAddr("203.0.113.3"), netip.MustParseAddr("2001:db8:ff::3")),
@@ -82,8 +84,8 @@ func newHostTest(t *testing.T) *hostTest {
 	return h
 }
 
-func nodeObject(number int, addrs ...netip.Addr) wanted.Node {
-	node := wanted.Node{
+func nodeObject(number int, addrs ...netip.Addr) desired.Node {
+	node := desired.Node{
 		Name: fmt.Sprintf("node-%d", number), Created: time.Unix(int64(number), 0),
 		PodCIDRs: []string{podCIDR4(number).String(), podCIDR6(number).String()},
 	}
@@ -116,7 +118,7 @@ func (h *hostTest) trySync() (*reconcile.Changes, error) {
 	if err != nil {
 		return nil, err
 	}
-	if h.state, err = wanted.Of(h.nodes, ownNode, h.config, facts); err != nil {
+	if h.state, err = desired.Of(h.nodes, ownNode, h.config, facts); err != nil {
 		return nil, err
 	}
 	changes, err := reconcile.Difference(h.state, have)
@@ -169,26 +171,26 @@ func (h *hostTest) wantRoutes(what string, want ...string) {
 	}
 }
 
-// TestHostGetsWhatIsWanted finds the kernel's view of each kind of route equal to the wanted one.
-func TestHostGetsWhatIsWanted(t *testing.T) {
+// TestHostReachesDesiredState finds the kernel's view of each kind of route equal to the desired one.
+func TestHostReachesDesiredState(t *testing.T) {
 	for _, test := range []struct {
 		name   string
-		change func(*wanted.Config)
+		change func(*desired.Config)
 		want   []string
 	}{
-		{"tunnel over IPv4", func(*wanted.Config) {}, []string{
+		{"tunnel over IPv4", func(*desired.Config) {}, []string{
 			"10.100.2.0/24 encap ip id 1 src 192.0.2.1 dst 192.0.2.2 ttl 0 tos 0 dev ebpfnet0 scope link src 10.100.1.1",
 			"10.100.3.0/24 encap ip id 1 src 192.0.2.1 dst 203.0.113.3 ttl 0 tos 0 dev ebpfnet0 scope link src 10.100.1.1",
 			"fd44:2::/64 encap ip id 1 src 192.0.2.1 dst 192.0.2.2 ttl 0 tos 0 dev ebpfnet0 src fd44:1::1 metric 1024",
 			"fd44:3::/64 encap ip id 1 src 192.0.2.1 dst 203.0.113.3 ttl 0 tos 0 dev ebpfnet0 src fd44:1::1 metric 1024",
 		}},
-		{"tunnel over IPv6", func(c *wanted.Config) { c.PreferIPv6 = true }, []string{
+		{"tunnel over IPv6", func(c *desired.Config) { c.PreferIPv6 = true }, []string{
 			"10.100.2.0/24 encap ip6 id 1 src 2001:db8:1::1 dst 2001:db8:1::2 hoplimit 0 tc 0 csum dev ebpfnet0 scope link src 10.100.1.1 mtu lock 1430",
 			"10.100.3.0/24 encap ip6 id 1 src 2001:db8:1::1 dst 2001:db8:ff::3 hoplimit 0 tc 0 csum dev ebpfnet0 scope link src 10.100.1.1 mtu lock 1430",
 			"fd44:2::/64 encap ip6 id 1 src 2001:db8:1::1 dst 2001:db8:1::2 hoplimit 0 tc 0 csum dev ebpfnet0 src fd44:1::1 metric 1024 mtu lock 1430",
 			"fd44:3::/64 encap ip6 id 1 src 2001:db8:1::1 dst 2001:db8:ff::3 hoplimit 0 tc 0 csum dev ebpfnet0 src fd44:1::1 metric 1024 mtu lock 1430",
 		}},
-		{"direct", func(c *wanted.Config) { c.Mode = wanted.ModeDirect }, []string{
+		{"direct", func(c *desired.Config) { c.Mode = desired.ModeDirect }, []string{
 			"10.100.2.0/24 via 192.0.2.2 dev eth0",
 			"fd44:2::/64 via 2001:db8:1::2 dev eth0 metric 1024",
 		}},
@@ -199,7 +201,7 @@ func TestHostGetsWhatIsWanted(t *testing.T) {
 			h.settle("first")
 			h.wantRoutes("first", test.want...)
 
-			h.config.Mode = wanted.ModeDirect
+			h.config.Mode = desired.ModeDirect
 			h.nodes = h.nodes[:1]
 			h.settle("alone")
 			h.wantRoutes("alone")
@@ -210,8 +212,8 @@ func TestHostGetsWhatIsWanted(t *testing.T) {
 	}
 }
 
-// TestHostMends puts back what others have changed, and nothing else.
-func TestHostMends(t *testing.T) {
+// TestHostRepairs puts back what others have changed, and nothing else.
+func TestHostRepairs(t *testing.T) {
 	h := newHostTest(t)
 	h.settle("first")
 	device, routes := h.ip("-d", "addr", "show", "dev", deviceName), h.ours()
@@ -289,11 +291,11 @@ func (h *hostTest) wantRefused(what, node, prefix, reason string) {
 // TestHostRefusesOne serves the other nodes when one has an address that the kernel takes for no gateway.
 func TestHostRefusesOne(t *testing.T) {
 	h := newHostTest(t)
-	h.config.Mode = wanted.ModeDirect
+	h.config.Mode = desired.ModeDirect
 	h.ip("addr", "add", "192.0.2.11/24", "broadcast", "192.0.2.77", "dev", "eth0")
 	wrong := nodeObject(4, netip.MustParseAddr("192.0.2.77"))
 	wrong.PodCIDRs = wrong.PodCIDRs[:1]
-	h.nodes = append([]wanted.Node{wrong}, h.nodes...)
+	h.nodes = append([]desired.Node{wrong}, h.nodes...)
 	h.wantRefused("a broadcast address", "node-4", "10.100.4.0/24", "invalid argument")
 	h.wantRoutes("a broadcast address", "10.100.2.0/24 via 192.0.2.2 dev eth0", "fd44:2::/64 via 2001:db8:1::2 dev eth0")
 	h.nodes[0].Addresses = []string{"192.0.2.44"}
@@ -318,7 +320,7 @@ func TestHostWithoutIPv6(t *testing.T) {
 // TestHostContinues goes on where an agent has ended. The device is down until the datapath knows of it, because nobody
 // checks before what it receives, and no route is there before the entries of nodes, because packets would be masqueraded.
 func TestHostContinues(t *testing.T) {
-	for _, refuse := range []string{"tunnel", "peers"} {
+	for _, refuse := range []string{"tunnel", "nodes"} {
 		h := newHostTest(t)
 		h.dp.refuse = refuse
 		for range 2 {
@@ -337,7 +339,7 @@ func TestHostContinues(t *testing.T) {
 		}
 
 		h.dp.refuse = refuse
-		h.config.Mode, h.nodes = wanted.ModeDirect, h.nodes[:1]
+		h.config.Mode, h.nodes = desired.ModeDirect, h.nodes[:1]
 		if _, err := h.trySync(); !errors.Is(err, errRefused) {
 			t.Errorf("away, without %s: got error %v, want %v", refuse, err, errRefused)
 		}

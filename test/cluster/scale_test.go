@@ -21,10 +21,10 @@ import (
 
 var (
 	scale       = flag.String("scale", "200", "`NUMBERS` of other nodes in TestScale, such as 1000,5000")
-	scaleReport = flag.String("scale-report", "", "`DIR` with the README.md that gets TestScale's figures")
+	scaleReport = flag.String("scale-report", "", "`DIR` with the SCALE.md that gets TestScale's figures")
 )
 
-// TestScale has an agent learn of many nodes, start again, and lose them all at once; and tells what that costs.
+// TestScale has an agent learn of many nodes, start again, and lose them all at once, and reports the costs.
 func TestScale(t *testing.T) {
 	var rows []scaleRow
 	for text := range strings.SplitSeq(*scale, ",") {
@@ -53,14 +53,14 @@ func scaleOf(t *testing.T, number int) []scaleRow {
 	costs.begin()
 	c.api.Put(nodes...)
 	n.awaitPeers(number)
-	costs.note("all join at once")
+	costs.add("all join at once")
 
 	n.agent.kill()
 	n.startAgent()
 	costs.begin()
 	n.awaitReady()
 	n.awaitPeers(number)
-	costs.note("the agent starts again")
+	costs.add("the agent starts again")
 
 	before, _ := c.api.Requests()
 	c.api.SetDown(true)
@@ -84,7 +84,7 @@ func scaleOf(t *testing.T, number int) []scaleRow {
 	last := bigNode(4 + number) // is seen after all others
 	c.api.Put(last)
 	n.awaitPeers(number + 1)
-	costs.note("the API server starts again")
+	costs.add("the API server starts again")
 	wantList(t, c.api, len(down))
 	c.api.SetStreaming(true)
 
@@ -94,7 +94,7 @@ func scaleOf(t *testing.T, number int) []scaleRow {
 		c.api.Remove(node.Name)
 	}
 	n.awaitPeers(0)
-	costs.note("all leave at once")
+	costs.add("all leave at once")
 	return costs.rows
 }
 
@@ -144,7 +144,7 @@ type scaleRow struct {
 	peak, sent int64 // bytes
 }
 
-// costs notes those of an agent since begin.
+// costs are those of an agent since begin.
 type costs struct {
 	*cluster
 	node   *node
@@ -165,7 +165,7 @@ func (c *costs) begin() {
 	c.since, c.cpu = time.Now(), c.node.agent.cpuTime(c.T)
 }
 
-func (c *costs) note(event string) {
+func (c *costs) add(event string) {
 	c.Helper()
 	row := scaleRow{c.number, event, time.Since(c.since), c.node.agent.cpuTime(c.T) - c.cpu, c.node.agent.peak(c.T), c.sent.Load()}
 	c.rows = append(c.rows, row)
@@ -173,7 +173,7 @@ func (c *costs) note(event string) {
 		row.nodes, event, row.took.Round(10*time.Millisecond), row.cpu, row.peak>>10, row.sent>>10)
 }
 
-// idle has nothing change but heartbeats, as many as kubelets send: for some seconds, or for two minutes if they are told.
+// idle has nothing change but heartbeats, as many as kubelets send: for some seconds, or for two minutes if they are reported.
 func (c *costs) idle(nodes []*corev1.Node) {
 	c.Helper()
 	const interval = 5 * time.Minute // of a kubelet
@@ -191,7 +191,7 @@ func (c *costs) idle(nodes []*corev1.Node) {
 		node.Status.Conditions[0].LastHeartbeatTime = metav1.Now()
 		c.api.Put(node)
 	}
-	c.note(eventIdle)
+	c.add(eventIdle)
 }
 
 const eventIdle = "heartbeats alone"

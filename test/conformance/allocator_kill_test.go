@@ -15,7 +15,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// TestAllocatorKilled kills ebpfnet-ipam at each system call that changes something: while it reserves a free
+// TestAllocatorKilled kills ebpfnet-ipam at system calls that change something: while it reserves a free
 // address, its own of an earlier boot, or another container's of an earlier boot, and while it releases. DEL
 // then removes everything of the container, and all addresses but the running container's can be reserved once.
 func TestAllocatorKilled(t *testing.T) {
@@ -36,7 +36,7 @@ func TestAllocatorKilled(t *testing.T) {
 	} {
 		for _, call := range []string{"openat", "write", "fsync", "fsetxattr", "setxattr", "linkat", "symlinkat", "renameat", "unlinkat", "mkdirat", "utimensat", "flock"} {
 			kills := 0
-			for n := 1; ; n++ {
+			for n := 1; ; n += killStep() {
 				a.restart(t, path, test.earlier)
 				if test.verb == "DEL" {
 					a.mustCall(t, path, "ADD", "c1")

@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"fmt"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -33,7 +32,6 @@ func TestBigTCPByUplinks(t *testing.T) {
 	}{
 		{"as made", "auto", func() {}, usual},
 		{"as made, by default", absent, func() {}, usual},
-		{"as made, always", "always", func() {}, raised},
 		{"raised", "auto", func() { h.raise(t, first, raised) }, raised},
 		{"raised, by default", absent, func() {}, raised},
 		{"raised, as before there were modes", true, func() {}, raised},
@@ -60,16 +58,13 @@ func TestBigTCPByUplinks(t *testing.T) {
 	}
 }
 
-// TestBigTCPWithoutUplinks has a first uplink later.
+// TestBigTCPWithoutUplinks has an uplink after the container.
 func TestBigTCPWithoutUplinks(t *testing.T) {
 	requireBigTCP(t)
 	h := newHost(t)
 	h.ip(t, "link del "+testenv.UplinkName)
 	p := h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
-	wantSizes(t, p.Namespace, p.ifName, raised)
-	h.AddSecondUplink(t)
-	h.wantCtl(t, 0, []string{"repair"}, "container behind ebpf", "for uplink "+testenv.SecondUplinkName)
 	wantSizes(t, p.Namespace, p.ifName, usual)
 }
 
@@ -80,16 +75,11 @@ func TestBigTCPBesideTunnel(t *testing.T) {
 	h := newHost(t)
 	h.raise(t, testenv.UplinkName, raised)
 	h.ip(t, "link add nodes type vxlan external dstport 4789 nolearning")
-	for _, mode := range []string{"auto", "raise-uplinks"} {
-		p := h.pod(t, mode, with(dual("1.1.0"), "bigTCP", mode))
-		p.add(t)
-		wantSizes(t, p.Namespace, p.ifName, raised)
-		h.wantCtl(t, 0, []string{"repair"})
-		wantSizes(t, p.Namespace, p.ifName, raised)
-		p.del(t)
-	}
+	p := h.pod(t, "c0", dual("1.1.0"))
+	p.add(t)
+	wantSizes(t, p.Namespace, p.ifName, raised)
 	h.ip(t, "link add other type vxlan id 7 remote "+testenv.OutsideAddr4.String()+" dstport 4790")
-	p := h.pod(t, "c1", with(dual("1.1.0"), "bigTCP", "auto"))
+	p = h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
 	wantSizes(t, p.Namespace, p.ifName, usual)
 }
@@ -106,76 +96,6 @@ func TestBigTCPOverMacvlan(t *testing.T) {
 		p := h.pod(t, fmt.Sprint("c", n), with(dual("1.1.0"), "uplinks", list{"wan0"}))
 		p.add(t)
 		wantSizes(t, p.Namespace, p.ifName, below)
-	}
-}
-
-// TestBigTCPRaisesUplinks raises what an uplink can take, and no more: a bridge without ports segments 64 KiB.
-func TestBigTCPRaisesUplinks(t *testing.T) {
-	requireBigTCP(t)
-	conf := with(dual("1.1.0"), "bigTCP", "raise-uplinks")
-	h := newHost(t)
-	h.pod(t, "c1", dual("1.1.0")).add(t)
-	wantSizes(t, h.Node, testenv.UplinkName, usual)
-	p := h.pod(t, "c2", conf)
-	p.add(t)
-	wantExit(t, p.try(t, "CHECK"), 0)
-	h.AddSecondUplink(t)
-	for name, look := range map[string]func(){
-		"STATUS":        func() { wantSuccess(t, h.status(t, conf), "") },
-		"repair":        func() { h.wantCtl(t, 0, []string{"repair"}, "packet size of uplink eth1") },
-		"repair --hook": func() { h.wantCtl(t, 0, []string{"repair", "--hook"}, "packet size of uplink eth1") },
-	} {
-		t.Run(name, func(t *testing.T) {
-			h.raise(t, testenv.SecondUplinkName, usual)
-			look()
-			wantSizes(t, h.Node, testenv.UplinkName, raised)
-			wantSizes(t, h.Node, testenv.SecondUplinkName, raised)
-			wantSizes(t, p.Namespace, p.ifName, raised)
-		})
-	}
-	t.Run("one cannot", func(t *testing.T) {
-		h.ip(t, "link add old type bridge")
-		file := filepath.Join(t.TempDir(), "log")
-		p := h.pod(t, "c3", with(conf, "logFile", file))
-		p.add(t)
-		wantSizes(t, p.Namespace, p.ifName, usual)
-		wantLog(t, file, []string{"level=WARN", "uplink=old"}, nil)
-	})
-}
-
-// TestBigTCPFollowsUplinks lowers the sizes of running containers when an uplink takes less than at ADD. Those
-// of bigTCP always stay.
-func TestBigTCPFollowsUplinks(t *testing.T) {
-	requireBigTCP(t)
-	h := newHost(t)
-	h.raise(t, testenv.UplinkName, raised)
-	always := h.pod(t, "c0", with(dual("1.1.0"), "bigTCP", "always"))
-	always.add(t)
-	const repaired = "packet size of the container behind ebpf"
-	for n, test := range []struct {
-		name string
-		to   sizes
-		look func()
-	}{
-		{"STATUS", usual, func() { wantSuccess(t, h.status(t, dual("1.1.0")), "") }},
-		{"repair", sizes{defaultSize, largestSize}, func() { h.wantCtl(t, 0, []string{"repair"}, repaired) }},
-		{"repair --hook", sizes{largestSize, 100_000}, func() { h.wantCtl(t, 0, []string{"repair", "--hook"}, repaired) }},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			h.raise(t, testenv.UplinkName, raised)
-			p := h.pod(t, fmt.Sprint("c", n+1), dual("1.1.0"))
-			p.add(t)
-			h.wantCtl(t, 0, []string{"repair"}, "nothing to repair")
-			wantSizes(t, p.Namespace, p.ifName, raised)
-
-			h.raise(t, testenv.UplinkName, test.to)
-			test.look()
-			wantSizes(t, p.Namespace, p.ifName, test.to)
-			wantSizes(t, always.Namespace, always.ifName, raised)
-			h.wantCtl(t, 0, []string{"repair"}, "nothing to repair")
-			wantExit(t, p.try(t, "CHECK"), 0)
-			p.del(t)
-		})
 	}
 }
 

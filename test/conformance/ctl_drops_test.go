@@ -67,7 +67,7 @@ func dropIPAM(subnet int) string {
 		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "203.0.113.0/24", "gw": "10.%d.0.99"}]}`, subnet, subnet, subnet)
 }
 
-// TestCtlDropsReasons provokes each reason by a packet, and wants it told with the packet's sides and the container.
+// TestCtlDropsReasons provokes each reason by a packet, and wants it printed with the packet's sides and the container.
 // Nothing that a container or a remote sends makes the kernel refuse to rewrite a packet: that one, rewrite, is
 // TestDropEvents's of the packet tables.
 func TestCtlDropsReasons(t *testing.T) {
@@ -134,8 +134,8 @@ func TestCtlDropsReasons(t *testing.T) {
 		peer         string
 		provoke      func() error
 	}{
-		{"mac", bpf.ProgFromContainer, "a", "", send(a, frames["mac"]...)},
-		{"address", bpf.ProgFromContainer, "a", "", send(a, frames["address"]...)},
+		{"mac", bpf.ProgFromContainer, "a", "", send(a, frames["mac"][0])},
+		{"address", bpf.ProgFromContainer, "a", "", send(a, frames["address"][0])},
 		{"gateway", bpf.ProgFromContainer, "a", "192.0.2.2:", send(a, frames["gateway"][0])},
 		{"arp", bpf.ProgFromContainer, "a", "10.88.0.1", send(a, frames["arp"][0])},
 		{"neighbor", bpf.ProgFromContainer, "a", "ff02::1", send(a, frames["neighbor"][0])},
@@ -182,8 +182,8 @@ func TestCtlDropsReasons(t *testing.T) {
 	f.stop(t)
 }
 
-// TestCtlDropsOfStack has the host's firewall drop a container's packets: told once each, with the kernel's reason.
-// What a program drops, or ends without a loss, is not told by the stack again.
+// TestCtlDropsOfStack has the host's firewall drop a container's packets: printed once each, with the kernel's reason.
+// What a program drops, or ends without a loss, is not reported by the stack again.
 func TestCtlDropsOfStack(t *testing.T) {
 	s := newScript(t)
 	h := s.host
@@ -209,8 +209,8 @@ func TestCtlDropsOfStack(t *testing.T) {
 	withoutTracefs(t, func() {
 		f := h.follow(t)
 		f.stop(t)
-		if told := f.errs.String(); strings.Count(told, "\n") != 1 || !strings.Contains(told, "mount -t tracefs") {
-			t.Errorf("without tracefs: got %q on stderr, want one line that says what to mount", told)
+		if warning := f.errs.String(); strings.Count(warning, "\n") != 1 || !strings.Contains(warning, "mount -t tracefs") {
+			t.Errorf("without tracefs: got %q on stderr, want one line that says what to mount", warning)
 		}
 	})
 	f := h.follow(t, "--cache-dir", s.runtime.CacheDir, "--bytes", "20", "web")
@@ -259,17 +259,17 @@ func TestCtlDropsOfStack(t *testing.T) {
 	}
 	for _, d := range all() {
 		if isForged := d.Source == ""; isForged != (d.By == "datapath") {
-			t.Errorf("got %+v, want what a program drops to be told by it alone", d)
+			t.Errorf("got %+v, want what a program drops to be reported by it alone", d)
 		}
 	}
 	if !hasReasons {
-		if told := f.errs.String(); strings.Count(told, "\n") != 1 || !strings.Contains(told, "5.17") {
-			t.Errorf("got %q on stderr, want one line: since when the kernel tells reasons", told)
+		if warning := f.errs.String(); strings.Count(warning, "\n") != 1 || !strings.Contains(warning, "5.17") {
+			t.Errorf("got %q on stderr, want one line: since when the kernel has reasons", warning)
 		}
 		return
 	}
-	if told := f.errs.String(); told != "" {
-		t.Errorf("got %q on stderr, want nothing", told)
+	if warning := f.errs.String(); warning != "" {
+		t.Errorf("got %q on stderr, want nothing", warning)
 	}
 	only := h.follow(t, "--reason", "NETFILTER_DROP")
 	conn, err := other.Dial(testenv.Context(t), "udp", netip.AddrPortFrom(testenv.IPv4.Outside, 9))
@@ -326,7 +326,7 @@ func TestCtlDropsOneReader(t *testing.T) {
 	got := next.want(t, "of the next reader", func(d drops.Drop) bool { return d.Reason == "mac" })
 	next.stop(t)
 	if all := next.list(); len(all) != 1 || h.dropTotals(t)["mac"] != forged {
-		t.Errorf("got %+v after %+v, want the one drop since: %d of before are not told", all, got, forged-1)
+		t.Errorf("got %+v after %+v, want the one drop since: %d of before are not printed", all, got, forged-1)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 // TestCtlDropsUpgrade replaces the programs while a reader is attached, by those of another binary and back. Every drop
-// of ours and of the stack is told once, and no program of before stays pinned.
+// of ours and of the stack is printed once, and no program of before stays pinned.
 func TestCtlDropsUpgrade(t *testing.T) {
 	s := newScript(t)
 	h := s.host
@@ -69,7 +69,7 @@ func TestCtlDropsUpgrade(t *testing.T) {
 	})
 }
 
-// countOf counts what was told by the datapath or by the stack, but for what the stacks multicast.
+// countOf counts what was reported by the datapath or by the stack, but for what the stacks multicast.
 func (f *followed) countOf(by string) (n int) {
 	for _, d := range f.list() {
 		if d.By == by && d.Protocol != "icmpv6" {
@@ -103,7 +103,7 @@ func TestCtlDropsUnload(t *testing.T) {
 			select {
 			case <-f.done:
 			case <-testenv.Context(t).Done():
-				t.Fatal("it goes on, and tells nothing")
+				t.Fatal("it goes on, and prints nothing")
 			}
 			if code, said := f.cmd.ProcessState.ExitCode(), f.errs.String(); code != 1 || strings.Count(said, "\n") != 1 || !strings.Contains(said, "unloaded") {
 				t.Errorf("got exit code %d, %q; want 1, and that it was unloaded", code, said)

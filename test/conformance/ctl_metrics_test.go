@@ -121,7 +121,7 @@ func fillFlows(t *testing.T, n int) {
 	}
 }
 
-const metricFiles = repository + "/cmd/ebpfnetctl/metrics/"
+const metricFiles = repository + "/plugin/metrics/"
 
 // TestDashboardAndAlerts holds each expression of the dashboard and of the alert rules to what ebpfnetctl exports: the
 // names of metrics and labels, the reasons of drops, and rates of counters alone.

@@ -21,7 +21,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/reconcile"
+	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -187,14 +187,19 @@ func (s *script) relist(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(s.runtime.SetNetwork(text))
 }
 
-// add CONTAINER [FILE] adds a container, with the capabilities' arguments in a file. CONTAINER4 and CONTAINER6 become
-// its addresses, and CONTAINER_DEVICE the host's end of its veth.
+// add CONTAINER [FILE] [KEY=VALUE...] adds a container, with the capabilities' arguments in a file, and CNI_ARGS.
+// CONTAINER4 and CONTAINER6 become its addresses, and CONTAINER_DEVICE the host's end of its veth.
 func (s *script) add(ts *testscript.TestScript, _ bool, args []string) {
 	var capabilities map[string]any
-	if len(args) > 1 {
-		ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[1])), &capabilities))
+	var cniArgs [][2]string
+	for _, arg := range args[1:] {
+		if key, value, ok := strings.Cut(arg, "="); ok {
+			cniArgs = append(cniArgs, [2]string{key, value})
+			continue
+		}
+		ts.Check(json.Unmarshal([]byte(ts.ReadFile(arg)), &capabilities))
 	}
-	pod := s.runtime.AddPod(s, args[0], capabilities)
+	pod := s.runtime.AddPod(s, args[0], capabilities, cniArgs...)
 	s.pods[args[0]] = pod
 	ts.Setenv(args[0]+"4", pod.Addr4().String())
 	ts.Setenv(args[0]+"6", pod.Addr6().String())
@@ -385,7 +390,7 @@ func (s *script) node(ts *testscript.TestScript, _ bool, args []string) {
 	withDatapath(s.T, s.host, func(datapath *loader.Datapath) error {
 		ctx, tunnel := testenv.Context(s.T), maps.Tunnel{IfIndex: link.Attrs().Index, VNI: vni, Port: port}
 		nodes := []maps.Node{{Prefix: prefix, Remote: remote, Mode: maps.NodeTunnel, MTU: mtu}}
-		return errors.Join(reconcile.Tunnel(ctx, datapath, tunnel),
+		return errors.Join(refresh.Tunnel(ctx, datapath, tunnel),
 			maps.With(ctx, datapath, func(store *maps.Store) error { return store.SetNodes(nodes) }))
 	})
 	s.host.ip(s.T, "link set "+device+" arp off addrgenmode none")

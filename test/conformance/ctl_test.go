@@ -3,13 +3,10 @@ package conformance
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
 
-	"github.com/ebpfnet/ebpfnet/bpf"
-	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -24,49 +21,6 @@ func (h *host) ctl(t *testing.T, args ...string) (exit int, stdout, stderr strin
 	}
 	_ = cmd.Wait() // the exit code is returned
 	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
-}
-
-func TestCtlArguments(t *testing.T) {
-	h := newHost(t)
-	for _, test := range []struct {
-		args           []string
-		exit           int
-		stdout, stderr string // parts of the output
-	}{
-		{nil, 0, "  status ", ""},
-		{[]string{"--help"}, 0, "  status ", ""},
-		{[]string{"help"}, 0, "  status ", ""},
-		{[]string{"stauts"}, 2, "", "stauts"},
-		{[]string{"status", "-o", "xml"}, 2, "", "xml"},
-		{[]string{"status", "--verbose"}, 2, "", "verbose"},
-		{[]string{"status", "all"}, 2, "", "all"},
-		{[]string{"status", "--yes"}, 2, "", "-yes"},
-		{[]string{"status", "--data-dir", "/d"}, 2, "", "-data-dir"},
-		{[]string{"load", "-o", "json"}, 2, "", "-o"},
-		{[]string{"set", "-o", "json", "pods", "antiSpoof=true"}, 2, "", "-o"},
-		{[]string{"unload", "-o", "json"}, 2, "", "-o"},
-		{[]string{"unload", "--help"}, 0, "ebpfnetctl unload --yes", ""},
-		{[]string{"version"}, 0, fmt.Sprintf("devel, revision %d, build %016x, ABI %d\n", bpf.Revision, bpf.Build(), loader.ABI), ""},
-		{[]string{"version", "-o", "json"}, 0, fmt.Sprintf(`"revision": %d`, bpf.Revision), ""},
-		{[]string{"version", "-o", "json"}, 0, fmt.Sprintf(`"build": "%016x"`, bpf.Build()), ""},
-		{[]string{"version", "-o", "yaml"}, 0, fmt.Sprintf("\nabi: %d\n", loader.ABI), ""},
-		{[]string{"set", "pods"}, 2, "", "KEY=VALUE"},
-		{[]string{"set", "pods", "colour=red"}, 2, "", `colour "red"`},
-		{[]string{"set", "pods", "ingressPolicy=closed"}, 2, "", "same-network"},
-		{[]string{"set", "pods", "antiSpoof=maybe"}, 2, "", "true or false"},
-		{[]string{"set", "pods", "antiSpoof=true"}, 1, "", "not loaded"},
-		{[]string{"status"}, 1, "", "not loaded"},
-	} {
-		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
-			exit, stdout, stderr := h.ctl(t, test.args...)
-			if exit != test.exit || !strings.Contains(stdout, test.stdout) || !strings.Contains(stderr, test.stderr) {
-				t.Errorf("got exit code %d, stdout %q, stderr %q; want %d, %q, %q", exit, stdout, stderr, test.exit, test.stdout, test.stderr)
-			}
-			if test.exit != 0 && stdout != "" {
-				t.Errorf("stdout of a failure: got %q, want nothing", stdout)
-			}
-		})
-	}
 }
 
 // TestCtlStatus compares the status with the node.
@@ -141,33 +95,47 @@ func TestCtlStatus(t *testing.T) {
 		}
 	}
 
-	exit, stdout, stderr = h.ctl(t, "status")
+	exit, stdout, stderr = h.ctl(t, "status", "-o", "wide")
 	if exit != 0 {
 		t.Fatalf("got exit code %d, want 0: %s", exit, stderr)
 	}
-	for _, word := range []string{"endpoints", "flows", "2048", testenv.UplinkName, status.Drops[0].Reason} {
+	for _, word := range []string{"ebpfnet      healthy\n", "containers   1\n", "endpoints", "flows", "2048", testenv.UplinkName} {
 		if !strings.Contains(stdout, word) {
 			t.Errorf("status: want %q in:\n%s", word, stdout)
 		}
 	}
 }
 
-// TestCtlStatusDrops finds the packets dropped for a container under its device.
-func TestCtlStatusDrops(t *testing.T) {
+// TestCtlStatusUnhealthy drops packets, detaches a program and removes a device: the status has the drops of all and of the
+// container, and is not healthy.
+func TestCtlStatusUnhealthy(t *testing.T) {
 	h := newHost(t)
-	p := h.pod(t, "c1", dual("1.1.0"))
-	p.add(t)
+	p, gone := h.pod(t, "c1", dual("1.1.0")), h.pod(t, "c2", dual("1.1.0"))
+	device := p.hostDevice(t, p.add(t)).Attrs().Name
 	defer p.del(t)
+	gone.add(t)
+	gone.vanish(t)
 
 	frame := make([]byte, 60) // source MAC 00:00:00:00:00:00
 	if err := p.SendFrames(testenv.PodIfName, frame, frame); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := h.Node.Run(testenv.Context(t), "tc", "qdisc", "del", "dev", device, "clsact"); err != nil {
+		t.Fatal(err)
+	}
 	testenv.Eventually(t, "the status to count 2 drops", func() error {
-		_, stdout, stderr := h.ctl(t, "status")
-		_, drops, _ := strings.Cut(stdout, "of the container behind ebpf")
-		if !strings.Contains(drops, "   2  mac          source MAC address is not the container's") {
-			return errors.New(stdout + stderr)
+		_, text, stderr := h.ctl(t, "status")
+		_, document, _ := h.ctl(t, "status", "-o", "json")
+		_, containers, _ := strings.Cut(document, `"containers"`)
+		for _, want := range []string{
+			"ebpfnet      not healthy", "containers   1; 1 dead", "missing: program of ebpf", "dropped      2 by mac: source MAC address is not the container's",
+		} {
+			if !strings.Contains(text, want) {
+				return errors.New(text + stderr)
+			}
+		}
+		if strings.Count(text, "\n") > 15 || !strings.Contains(containers, `"packets": 2`) {
+			return errors.New(text + document)
 		}
 		return nil
 	})

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -44,11 +44,11 @@ func TestCtlTop(t *testing.T) {
 			// Both are seen once the connection bypasses the stack: "in" is counted at the container's end alone.
 			testenv.Eventually(t, "traffic in both directions", func() error {
 				_, stdout, stderr := s.host.ctl(t, "top", "--interval", "100ms", "-o", "json")
-				var list []operator.Traffic
+				var list []admin.Traffic
 				if err := json.Unmarshal([]byte(stdout), &list); err != nil {
 					return err
 				}
-				byID := map[string]operator.Traffic{}
+				byID := map[string]admin.Traffic{}
 				for _, traffic := range list {
 					byID[traffic.ContainerID] = traffic
 				}

@@ -16,7 +16,7 @@ import (
 // TestTraceEvicted has a container with many connections, of which flows_backup alone has one: trace knows this one,
 // as the programs do.
 func TestTraceEvicted(t *testing.T) {
-	const connections = 2 * len(bpf.BackupIDs{}.Id) // twice as many as the copy has room for
+	const connections = 4
 
 	h := newHost(t)
 	small := strings.Replace(scriptConflist, `"ipMasq"`, `"maxFlows": 1024, "ipMasq"`, 1)
@@ -26,7 +26,11 @@ func TestTraceEvicted(t *testing.T) {
 	testenv.ServeTCP(t, h.Outside, remote)
 	peers := map[uint16]netip.AddrPort{}
 	for range connections {
-		conn := open(t, client.Namespace, remote)
+		conn, err := testenv.NewClient(testenv.Context(t), client.Namespace, "tcp", netip.AddrPort{}, remote)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
 		got, err := conn.Ask(testenv.Context(t), "hello")
 		if err != nil {
 			t.Fatal(err)
@@ -36,7 +40,7 @@ func TestTraceEvicted(t *testing.T) {
 	evicted := h.evict(t, connections)
 	local := netip.AddrPortFrom(client.Addr6(), evicted.Flow.NatPort)
 	exit, stdout, stderr := h.ctl(t, "trace", local.String(), remote.String())
-	if exit != 0 || strings.Contains(stdout, "(a new flow: ") || !strings.Contains(stdout, "as "+peers[local.Port()].String()+" > ") {
+	if exit != 0 || strings.Contains(stdout, "flow: new: ") || !strings.Contains(stdout, "as "+peers[local.Port()].String()+" > ") {
 		t.Errorf("got exit code %d, want the known flow of %v, which is %v outside: %s%s", exit, local, peers[local.Port()], stdout, stderr)
 	}
 }

@@ -19,28 +19,26 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// tracedWay is a way as `ebpfnetctl trace -o json` tells it.
-type tracedWay struct {
-	Source           netip.AddrPort `json:"source"`
-	Destination      netip.AddrPort `json:"destination"`
-	Fate             string         `json:"fate"`
+// tracedPath is a path as `ebpfnetctl trace -o json` prints it.
+type tracedPath struct {
 	Verdict          string         `json:"verdict"`
+	Detail           string         `json:"detail"`
 	FinalSource      netip.AddrPort `json:"finalSource"`
 	FinalDestination netip.AddrPort `json:"finalDestination"`
 }
 
 // trace runs `ebpfnetctl trace --reply`.
-func (h *host) trace(t *testing.T, exit int, from, to netip.AddrPort, protocol string) (request, reply tracedWay) {
+func (h *host) trace(t *testing.T, exit int, from, to netip.AddrPort, protocol string) (request, reply tracedPath) {
 	t.Helper()
 	code, stdout, stderr := h.ctl(t, "trace", from.String(), to.String()+"/"+protocol, "--reply", "-o", "json")
 	if code != exit {
 		t.Fatalf("trace: got exit code %d, want %d: %s%s", code, exit, stdout, stderr)
 	}
-	var told struct{ Request, Reply tracedWay }
-	if err := json.Unmarshal([]byte(stdout), &told); err != nil {
+	var result struct{ Request, Reply tracedPath }
+	if err := json.Unmarshal([]byte(stdout), &result); err != nil {
 		t.Fatalf("%v: %s", err, stdout)
 	}
-	return told.Request, told.Reply
+	return result.Request, result.Reply
 }
 
 // newTracedHost makes a host with a client, and with a web server behind host port 8080.
@@ -53,8 +51,8 @@ func newTracedHost(t *testing.T) (h *host, client, web *testenv.Pod) {
 	return h, client, web
 }
 
-// TestTraceAgrees has trace tell what becomes of the first packet of a connection, and of its reply, and then
-// opens that very connection: the server must see the same addresses and ports.
+// TestTraceAgrees traces the first packet of a connection and its reply, and then opens that very connection: the server
+// must see the same addresses and ports.
 func TestTraceAgrees(t *testing.T) {
 	h, client, web := newTracedHost(t)
 	for _, family := range testenv.Families {
@@ -108,58 +106,18 @@ func TestTraceAgrees(t *testing.T) {
 					t.Fatal(err)
 				}
 				if request.FinalSource != got.Peer || request.FinalDestination != c.server {
-					t.Errorf("request: trace tells %+v; the server at %v saw %v", request, c.server, got.Peer)
+					t.Errorf("request: trace prints %+v; the server at %v saw %v", request, c.server, got.Peer)
 				}
 				if reply.FinalSource != c.remote || reply.FinalDestination != local {
-					t.Errorf("reply: trace tells %+v; the client at %v asked %v", reply, local, c.remote)
+					t.Errorf("reply: trace prints %+v; the client at %v asked %v", reply, local, c.remote)
 				}
 			})
 		}
 	}
 }
 
-// TestTraceAgreesOnDrops has trace tell why a packet is dropped, and sends it: the status counts the same reason.
-func TestTraceAgreesOnDrops(t *testing.T) {
-	h := newHost(t)
-	runtime := testenv.NewRuntime(t, h.Node, []byte(scriptConflist), filepath.Dir(h.plugin))
-	vault, client := runtime.AddPod(t, "vault", nil), runtime.AddPod(t, "client", nil)
-	if code, _, stderr := h.ctl(t, "set", "pods/vault/eth0", "ingressPolicy=isolated"); code != 0 {
-		t.Fatal(stderr)
-	}
-	for _, family := range testenv.Families {
-		local, remote := netip.AddrPortFrom(family.Pod(client), 41000), netip.AddrPortFrom(family.Pod(vault), 7001)
-		_, before, _ := h.ctl(t, "status", "-o", "json")
-		request, _ := h.trace(t, 3, local, remote, "udp")
-		if _, after, _ := h.ctl(t, "status", "-o", "json"); after != before {
-			t.Fatalf("trace has changed the status to %s from %s", after, before)
-		}
-		_, reason, _ := strings.Cut(request.Verdict, "drops it: ")
-		if request.Fate != "dropped" || reason != "sender denied by ingressPolicy" {
-			t.Errorf("trace tells %+v, want a drop by the policy", request)
-		}
-		if family.Node.Is6() {
-			continue // the counter has one for both
-		}
-		conn, err := client.DialFrom(testenv.Context(t), "udp", local, remote)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		if _, err := conn.Write([]byte("hello")); err != nil {
-			t.Fatal(err)
-		}
-		testenv.Eventually(t, "the status to count the drop", func() error {
-			_, stdout, _ := h.ctl(t, "status", "-o", "json")
-			if _, containers, _ := strings.Cut(stdout, `"containers"`); !strings.Contains(containers, fmt.Sprintf("%q", reason)) {
-				return errors.New(stdout)
-			}
-			return nil
-		})
-	}
-}
-
 // TestTraceLeavesNothing dumps all pinned maps before and after traces of known and new connections, in which
-// programs write flows, notes, counters and decisions: the dumps are equal.
+// programs write flows, hints, counters and decisions: the dumps are equal.
 func TestTraceLeavesNothing(t *testing.T) {
 	h := newHost(t)
 	small := strings.Replace(scriptConflist, `"ipMasq"`, `"maxFlows": 1024, "ipMasq"`, 1) // which makes the dumps quick
@@ -172,18 +130,20 @@ func TestTraceLeavesNothing(t *testing.T) {
 	remote := netip.AddrPortFrom(family.Outside, 7001)
 	conn := quietConnection(t, client.Namespace, h.Outside, remote)
 	before := h.dumpMaps(t)
-	for _, way := range []struct {
+	for _, path := range []struct {
 		exit     int
 		from, to string
+		want     string
 	}{
-		{0, conn.LocalAddr().String(), remote.String()},
-		{0, "client", remote.String() + "/udp"},
-		{0, "outside", family.Node.String()},
-		{3, "client", family.Pod(vault).String() + ":80"},
-		{0, "vault", family.Pod(client).String() + "/icmp"},
+		{0, conn.LocalAddr().String(), remote.String(), "redirects it, past the host's stack"}, // both directions: it is offloaded
+		{0, "client", remote.String() + "/udp", "stack on"},
+		{0, "outside", family.Node.String(), "delivered to the host itself"},
+		{3, "client", family.Pod(vault).String() + ":80", "dropped"},
+		{0, "vault", family.Pod(client).String() + "/icmp", "delivered"},
 	} {
-		if code, stdout, stderr := h.ctl(t, "trace", way.from, way.to, "--reply"); code != way.exit {
-			t.Fatalf("trace %s %s: got exit code %d, want %d: %s%s", way.from, way.to, code, way.exit, stdout, stderr)
+		code, stdout, stderr := h.ctl(t, "trace", path.from, path.to, "--reply")
+		if code != path.exit || !strings.Contains(stdout, path.want) {
+			t.Fatalf("trace %s %s: got exit code %d, want %d and %q: %s%s", path.from, path.to, code, path.exit, path.want, stdout, stderr)
 		}
 	}
 	after := h.dumpMaps(t)

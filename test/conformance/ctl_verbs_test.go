@@ -90,8 +90,8 @@ func TestCtlUnload(t *testing.T) {
 		}
 	}
 	wantPing(t, p.Namespace, netip.MustParseAddr("10.88.0.1")) // the gateway
-	h.wantCtl(t, 0, []string{"load"}, loader.Root)
-	h.wantCtl(t, 0, []string{"load"}, loader.Root)
+	h.wantCtl(t, 0, []string{"upgrade"}, "loaded: revision ")
+	h.wantCtl(t, 0, []string{"load"}, "already loaded: revision ") // the alias
 	p.del(t)
 	result := p.add(t)
 	wantFetch(t, h, p.Namespace, result)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/reconcile"
+	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -28,7 +28,7 @@ func TestUplinkGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.withDatapath(t, func(datapath *loader.Datapath) error {
-		if _, err := reconcile.Uplinks(testenv.Context(t), elsewhere.Netlink(), datapath, []string{name}, 0); err != nil {
+		if _, err := refresh.Uplinks(testenv.Context(t), elsewhere.Netlink(), datapath, []string{name}, 0); err != nil {
 			t.Errorf("reconcile with an uplink that is gone: %v", err)
 		}
 		uplinks, err := maps.Uplinks(datapath)

@@ -19,8 +19,8 @@ import (
 func TestForeignConfigs(t *testing.T) {
 	h := newHost(t)
 	for _, test := range []struct {
-		name, conf     string
-		needless, left []string
+		name, conf    string
+		ignored, left []string
 	}{
 		{"bridge of cni.dev", `{
 			"cniVersion": "0.3.1", "name": "mynet", "type": "bridge", "bridge": "mynet0", "isDefaultGateway": true,
@@ -76,7 +76,7 @@ func TestForeignConfigs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			wantKeys(t, string(text), "level=WARN", test.needless)
+			wantKeys(t, string(text), "level=WARN", test.ignored)
 			wantKeys(t, string(text), "level=INFO msg=\"left", test.left)
 		})
 	}
@@ -188,7 +188,7 @@ func TestCtlHostileNames(t *testing.T) {
 	p := h.pod(t, "c1", conf)
 	p.add(t)
 	for _, args := range [][]string{
-		{"attachments"}, {"attachments", "c1"}, {"attachments", "-o", "wide"}, {"attachments", "-o", "yaml"}, {"flows"}, {"ports"}, {"top", "-n", "1", "--interval", "100ms"}, {"diff"}, {"doctor"}, {"attachments", hostile}, {"ports", hostile}, {"attachments", "-o", "json"}, {"set", "pods/c1", "ingressPolicy=open"}, {"status"}, {"status", "-o", "json"}, {"metrics"}, {"metrics", "--containers"},
+		{"attachments"}, {"attachments", "c1"}, {"attachments", "-o", "wide"}, {"attachments", "-o", "yaml"}, {"flows"}, {"ports"}, {"top", "--interval", "100ms"}, {"doctor"}, {"attachments", hostile}, {"ports", hostile}, {"attachments", "-o", "json"}, {"set", "pods/c1", "ingressPolicy=open"}, {"status"}, {"status", "-o", "json"}, {"metrics"}, {"metrics", "--containers"},
 		{"metrics", "--listen", hostile}, {"metrics", "--textfile", "/missing/" + hostile + ".prom"}, {"bugreport", "/missing/" + hostile}, {"unload"}, {"set", "pods/" + hostile, "antiSpoof=true"}, {hostile}, {"status", "-o", hostile}, {"status", hostile}, {"set", "pods", hostile + "=1"},
 	} {
 		exit, stdout, stderr := h.ctl(t, args...)

@@ -8,6 +8,7 @@ package conformance
 import (
 	"encoding/json"
 	"errors"
+	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,6 +20,9 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
+
+// long is for test-long.
+var long = flag.Bool("long", false, "kill calls at each of their system calls, not at some of them")
 
 func TestMain(m *testing.M) {
 	if os.Getenv(faultEnv) != "" {

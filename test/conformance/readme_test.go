@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -40,21 +41,44 @@ func TestREADMEIsShort(t *testing.T) {
 	}
 }
 
-var relativeLink = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
+var relativeLink = regexp.MustCompile(`\]\(([^)#:]*)(#[^)]*)?\)`)
 
+// TestREADMELinks requires that links between documents lead to files and to sections that exist.
 func TestREADMELinks(t *testing.T) {
 	var files []string
-	for _, pattern := range []string{"*", "*/*", "*/*/*"} {
+	for _, pattern := range []string{"*", "*/*", "*/*/*", "*/*/*/*"} {
 		found, _ := filepath.Glob(filepath.Join(repository, pattern+".md"))
 		files = append(files, found...)
 	}
 	for _, file := range files {
 		for _, match := range relativeLink.FindAllStringSubmatch(string(readFile(t, file)), -1) {
-			if _, err := os.Stat(filepath.Join(filepath.Dir(file), match[1])); err != nil {
+			target := file
+			if match[1] != "" {
+				target = filepath.Join(filepath.Dir(file), match[1])
+			}
+			if _, err := os.Stat(target); err != nil {
 				t.Errorf("%s: link %s: %v", file, match[1], err)
+			} else if anchor := strings.TrimPrefix(match[2], "#"); anchor != "" && !slices.Contains(anchors(t, target), anchor) {
+				t.Errorf("%s: %s has no section for the link #%s", file, target, anchor)
 			}
 		}
 	}
+}
+
+var (
+	heading     = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	notInAnchor = regexp.MustCompile("[^a-z0-9_ -]")
+)
+
+// anchors returns the names that GitHub gives to a document's headings.
+func anchors(t *testing.T, file string) []string {
+	t.Helper()
+	var names []string
+	for _, match := range heading.FindAllStringSubmatch(string(readFile(t, file)), -1) {
+		name := notInAnchor.ReplaceAllString(strings.ToLower(match[1]), "")
+		names = append(names, strings.ReplaceAll(name, " ", "-"))
+	}
+	return names
 }
 
 func readFile(t *testing.T, path string) []byte {

@@ -284,16 +284,14 @@ func TestICMPErrorsBesideCachedConnections(t *testing.T) {
 	fast := fastPathRow{path: always, flows: masqueraded, in: "remote:80 > node:20000", out: "remote:80 > pod:4000"}
 	fast.edit = func(p *testenv.Packet) { p.Payload = strings.Repeat("x", podMTU/2) }
 	errorAbout := errorRow{flows: masqueraded, from: "router", about: "node:20000 > remote:80", out: "pod:4000 > remote:80"}
-	for _, s := range (row{on: withPorts}).scenes() {
-		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			for _, kind := range errorKinds[s.name] {
-				if err := h.checkFastPath(bpf.ProgFromUplink, s, fast); err != nil {
-					t.Fatal(err)
-				}
-				if err := h.checkError(bpf.ProgFromUplink, s, errorAbout, kind, 16); err != nil {
-					t.Errorf("%+v: %v", kind, err)
-				}
+	eachScene(t, withPorts, func(t *testing.T, s scene) {
+		for _, kind := range errorKinds[s.name] {
+			if err := h.checkFastPath(bpf.ProgFromUplink, s, fast); err != nil {
+				t.Fatal(err)
 			}
-		})
-	}
+			if err := h.checkError(bpf.ProgFromUplink, s, errorAbout, kind, 16); err != nil {
+				t.Errorf("%+v: %v", kind, err)
+			}
+		}
+	})
 }

@@ -2,6 +2,7 @@ package prog
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
@@ -12,6 +13,7 @@ import (
 // packets are translated as before.
 func TestFlowsBackup(t *testing.T) {
 	masqueraded := []flow{snat("remote:80", "node:20000", "pod:4000").established()}
+	second, third := []flow{snat("remote:80", "node:20001", "pod2:4000").established()}, []flow{snat("remote:80", "node:20002", "pod2:4001").established()}
 	replies := []flow{dnat("remote:5000", "pod:80", "node2:8080").established()}
 	asNode := []flow{dnat("remote:5000", "pod:80", "node:8080").with(replied | pickedUp)}
 	toPod := []hostPort{{host: "any:8080", to: "pod:80"}}
@@ -20,6 +22,14 @@ func TestFlowsBackup(t *testing.T) {
 			{
 				name: "from the remote", backup: masqueraded, in: "remote:80 > node:20000", edit: isACK,
 				out: "remote:80 > pod:4000", after: masqueraded,
+			},
+			{
+				name: "behind another flow's entry in the bucket", backup: slices.Concat(second, masqueraded), in: "remote:80 > node:20000",
+				edit: isACK, out: "remote:80 > pod:4000", after: masqueraded,
+			},
+			{
+				name: "behind the entries of two flows", backup: slices.Concat(second, third, masqueraded), in: "remote:80 > node:20000",
+				edit: isACK, out: "remote:80 > pod:4000", after: masqueraded,
 			},
 			{name: "from another port of the remote", backup: masqueraded, in: "remote:81 > node:20000", edit: isACK},
 			{name: "from the remote, after both sides have closed", in: "remote:80 > node:20000", edit: isACK},

@@ -21,32 +21,30 @@ func TestQueuedFragmentsExpire(t *testing.T) {
 	wire := h.capture(t, queueRows[0].program)
 	queue := h.programs.Maps[bpf.MapFragQueue]
 	r := queueRows[0]
-	for _, s := range (row{on: r.on}).scenes() {
-		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			frames, err := h.cutUp(r.program, s, r.in, r, 99)
-			if err := errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
+	eachScene(t, r.on, func(t *testing.T, s scene) {
+		frames, err := h.cutUp(r.program, s, r.in, r, 99)
+		if err := errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range []int{2, 1, 0} {
+			if _, _, err := h.runInside(r.program, frames[i]); err != nil {
 				t.Fatal(err)
 			}
-			for _, i := range []int{2, 1, 0} {
-				if _, _, err := h.runInside(r.program, frames[i]); err != nil {
-					t.Fatal(err)
-				}
-				if i != 2 {
-					continue
-				}
-				if err := h.expireQueue(); err != nil {
-					t.Fatal(err)
-				}
+			if i != 2 {
+				continue
 			}
-			if err := wire.expect(frames[:2]); err != nil {
-				t.Error(err)
+			if err := h.expireQueue(); err != nil {
+				t.Fatal(err)
 			}
-			left, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](queue)
-			if err != nil || len(left) != 0 {
-				t.Errorf("%d are still queued: %v", len(left), err)
-			}
-		})
-	}
+		}
+		if err := wire.expect(frames[:2]); err != nil {
+			t.Error(err)
+		}
+		left, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](queue)
+		if err != nil || len(left) != 0 {
+			t.Errorf("%d are still queued: %v", len(left), err)
+		}
+	})
 }
 
 // TestEarlyFragmentsFromPods sends fragments through two programs, as pods do. The second program
@@ -55,27 +53,25 @@ func TestEarlyFragmentsFromPods(t *testing.T) {
 	h := newHost(t)
 	wire := h.capture(t, bpf.ProgToUplink)
 	r := fragmentRow{program: bpf.ProgToUplink, in: outgoing, out: "node:* > remote:80"}
-	for _, s := range (row{}).scenes() {
-		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			frames, err := h.cutUp(r.program, s, r.in, r, 99)
-			if err := errors.Join(err, h.reset()); err != nil {
-				t.Fatal(err)
+	eachScene(t, nil, func(t *testing.T, s scene) {
+		frames, err := h.cutUp(r.program, s, r.in, r, 99)
+		if err := errors.Join(err, h.reset()); err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range []int{2, 0} {
+			verdict, _, err := h.runInside(bpf.ProgFromContainer, frames[i])
+			if err := errors.Join(err, checkVerdict(verdict, verdictNext)); err != nil {
+				t.Fatalf("from_container, fragment %d: %v", i, err)
 			}
-			for _, i := range []int{2, 0} {
-				verdict, _, err := h.runInside(bpf.ProgFromContainer, frames[i])
-				if err := errors.Join(err, checkVerdict(verdict, verdictNext)); err != nil {
-					t.Fatalf("from_container, fragment %d: %v", i, err)
-				}
-				verdict, _, err = h.runInside(bpf.ProgToUplink, frames[i])
-				if err := errors.Join(err, checkVerdict(verdict, verdictDrop)); err != nil {
-					t.Errorf("to_uplink, fragment %d: %v", i, err)
-				}
+			verdict, _, err = h.runInside(bpf.ProgToUplink, frames[i])
+			if err := errors.Join(err, checkVerdict(verdict, verdictDrop)); err != nil {
+				t.Errorf("to_uplink, fragment %d: %v", i, err)
 			}
-			if err := wire.expect([][]byte{frames[0], frames[2]}); err != nil {
-				t.Error(err)
-			}
-		})
-	}
+		}
+		if err := wire.expect([][]byte{frames[0], frames[2]}); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // TestFragmentsWithUnreadableFirst has packets whose first fragment has no ports, and is left to
@@ -149,36 +145,34 @@ func TestPaddedFirstFragment(t *testing.T) {
 // addresses and id as another fragmented packet. The ports quoted must not become the latter's.
 func TestFragmentedICMPError(t *testing.T) {
 	h := newHost(t)
-	for _, s := range (row{on: []proto{udp}}).scenes() {
-		t.Run(s.name, func(t *testing.T) {
-			r := fragmentRow{program: bpf.ProgFromUplink}
-			// With source and destination swapped, the quoted packet has the addresses of the
-			// fragments, but other ports.
-			packet, err := errorRow{}.buildError(s, "router", "node:9999 > remote:9998", errorKinds[s.name][0], 8)
+	eachScene(t, []proto{udp}, func(t *testing.T, s scene) {
+		r := fragmentRow{program: bpf.ProgFromUplink}
+		// With source and destination swapped, the quoted packet has the addresses of the
+		// fragments, but other ports.
+		packet, err := errorRow{}.buildError(s, "router", "node:9999 > remote:9998", errorKinds[s.name][0], 8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copy(packet.DstMAC[:], h.uplink.HardwareAddr)
+		packet.Fragmented, packet.MoreFragments, packet.IPID = true, true, 99
+		frames, err := h.cutUp(r.program, s, "remote:5000 > node:8080", r, 99)
+		if err := errors.Join(err, h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod2:80"}}, nil)); err != nil {
+			t.Fatal(err)
+		}
+		want, err := h.cutUp(r.program, s, "remote:5000 > pod2:80", r, 99)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, frame := range [][]byte{frames[0], packet.MustBuild(), frames[1]} {
+			_, result, err := h.runInside(r.program, frame)
 			if err != nil {
 				t.Fatal(err)
 			}
-			copy(packet.DstMAC[:], h.uplink.HardwareAddr)
-			packet.Fragmented, packet.MoreFragments, packet.IPID = true, true, 99
-			frames, err := h.cutUp(r.program, s, "remote:5000 > node:8080", r, 99)
-			if err := errors.Join(err, h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod2:80"}}, nil)); err != nil {
-				t.Fatal(err)
+			if i == 2 && !bytes.Equal(result, want[1]) {
+				t.Errorf("the next fragment is %x, want %x", result, want[1])
 			}
-			want, err := h.cutUp(r.program, s, "remote:5000 > pod2:80", r, 99)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for i, frame := range [][]byte{frames[0], packet.MustBuild(), frames[1]} {
-				_, result, err := h.runInside(r.program, frame)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if i == 2 && !bytes.Equal(result, want[1]) {
-					t.Errorf("the next fragment is %x, want %x", result, want[1])
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // TestFragmentedErrorToTheHost has an ICMP error that is longer than one packet. It is not translated,

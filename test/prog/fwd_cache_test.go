@@ -252,31 +252,29 @@ func listenUDP(port uint16) (fd int, err error) {
 // A connection by an uplink is counted, but each of its packets is translated anew.
 func TestForwardingCacheCountsOnlyAtUplinks(t *testing.T) {
 	h := newCacheHost(t)
-	for _, s := range (row{on: withPorts}).scenes() {
-		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			s.star = 20000
-			known := snat("remote:80", "node:*", "pod:4000").established()
-			receive := func(out string) error {
-				p := s.packet("remote:80 > node:*", true)
-				if s.proto == tcp {
-					p.TCPFlags = testenv.ACK
-				}
-				step := hop{program: bpf.ProgFromUplink, out: out}
-				return h.receive(s, p, step)
+	eachScene(t, withPorts, func(t *testing.T, s scene) {
+		s.star = 20000
+		known := snat("remote:80", "node:*", "pod:4000").established()
+		receive := func(out string) error {
+			p := s.packet("remote:80 > node:*", true)
+			if s.proto == tcp {
+				p.TCPFlags = testenv.ACK
 			}
-			err := h.atOnce(t, cacheJiffies, func() error {
-				err := errors.Join(h.start(s, bpf.FastPathNever), h.fill(s, nil, []flow{known}))
-				for range 5 {
-					err = errors.Join(err, receive("remote:80 > pod:4000"))
-				}
-				key, _ := known.wire(s)
-				return errors.Join(err, h.flows().Delete(key), h.removeBackup(key), receive(""))
-			})
-			if err != nil {
-				t.Error(err)
+			step := hop{program: bpf.ProgFromUplink, out: out}
+			return h.receive(s, p, step)
+		}
+		err := h.atOnce(t, cacheJiffies, func() error {
+			err := errors.Join(h.start(s, bpf.FastPathNever), h.fill(s, nil, []flow{known}))
+			for range 5 {
+				err = errors.Join(err, receive("remote:80 > pod:4000"))
 			}
+			key, _ := known.wire(s)
+			return errors.Join(err, h.flows().Delete(key), h.removeBackup(key), receive(""))
 		})
-	}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // receive runs from_uplink on a packet, and wants it in the stack as step says.

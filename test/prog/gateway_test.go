@@ -80,13 +80,11 @@ func TestGatewayRoutes(t *testing.T) {
 			r.on = []proto{udp}
 		}
 		t.Run(r.name, func(t *testing.T) {
-			for _, s := range (row{on: r.on}).scenes() {
-				t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-					if err := h.checkGateway(s, r); err != nil {
-						t.Error(err)
-					}
-				})
-			}
+			eachScene(t, r.on, func(t *testing.T, s scene) {
+				if err := h.checkGateway(s, r); err != nil {
+					t.Error(err)
+				}
+			})
 		})
 	}
 }

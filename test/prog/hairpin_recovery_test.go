@@ -177,18 +177,16 @@ func TestHostServerInMasqRange(t *testing.T) {
 		ports: []hostPort{{host: "any:8080", to: "pod:4000"}}, in: "pod:4000 > node:20000",
 		edit: func(p *testenv.Packet) { p.TCPFlags = testenv.ACK },
 	}
-	for _, s := range (row{on: []proto{tcp}}).scenes() {
-		t.Run(s.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout)
-			defer cancel()
-			server, err := h.Listen(ctx, netip.AddrPortFrom(s.addr("node"), 20000))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer server.Close()
-			if err := h.check(bpf.ProgFromContainer, s, r); err != nil {
-				t.Error(err)
-			}
-		})
-	}
+	eachScene(t, []proto{tcp}, func(t *testing.T, s scene) {
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout)
+		defer cancel()
+		server, err := h.Listen(ctx, netip.AddrPortFrom(s.addr("node"), 20000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer server.Close()
+		if err := h.check(bpf.ProgFromContainer, s, r); err != nil {
+			t.Error(err)
+		}
+	})
 }

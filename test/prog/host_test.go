@@ -280,14 +280,6 @@ func (h *host) flowsBackup() *ebpf.Map { return h.programs.Maps[bpf.MapFlowsBack
 // run runs a program on a frame, without the Ethernet header if its devices have none. The
 // calling thread must be in the namespace.
 func (h *host) run(program string, frame []byte) (verdict uint32, result []byte, err error) {
-	run := func(program string, p loader.Packet) (uint32, []byte, error) {
-		return loader.TestRun(h.programs.Programs[program], p)
-	}
-	return h.runBy(run, program, frame)
-}
-
-// runBy is run for a program or for its copy.
-func (h *host) runBy(run func(string, loader.Packet) (uint32, []byte, error), program string, frame []byte) (verdict uint32, result []byte, err error) {
 	header := frame[:0]
 	if isL3(program) {
 		header, frame = frame[:etherLen], frame[etherLen:]
@@ -295,7 +287,7 @@ func (h *host) runBy(run func(string, loader.Packet) (uint32, []byte, error), pr
 	if err := h.addressTo(program, frame); err != nil {
 		return 0, nil, err
 	}
-	verdict, result, err = run(program, h.packet(program, frame))
+	verdict, result, err = loader.TestRun(h.programs.Programs[program], h.packet(program, frame))
 	return verdict, append(bytes.Clone(header), result...), err
 }
 
@@ -421,4 +413,12 @@ func (h *host) clearCounters() error {
 		errs = append(errs, h.programs.Maps[bpf.MapDropTotals].Put(uint32(reason), none))
 	}
 	return errors.Join(errs...)
+}
+
+// ignoreMissing returns nil if err says that there was no entry.
+func ignoreMissing(err error) error {
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	return err
 }

@@ -79,21 +79,19 @@ func lostReplies() []row {
 // port: it stays masqueraded.
 func TestConnectionFromTargetPort(t *testing.T) {
 	h := newHost(t)
-	for _, s := range (row{on: []proto{tcp}}).scenes() {
-		t.Run(s.name, func(t *testing.T) {
-			if err := errors.Join(h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, nil)); err != nil {
-				t.Fatal(err)
+	eachScene(t, []proto{tcp}, func(t *testing.T, s scene) {
+		if err := errors.Join(h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, nil)); err != nil {
+			t.Fatal(err)
+		}
+		step := hop{program: bpf.ProgToUplink, out: "node:* > remote:5000"}
+		p := s.packet("pod:80 > remote:5000", false)
+		for _, flags := range []uint8{testenv.SYN, testenv.ACK, testenv.FIN | testenv.ACK} {
+			p.TCPFlags = flags
+			if _, err := h.hop(&s, p, false, step); err != nil {
+				t.Errorf("flags %#x: %v", flags, err)
 			}
-			step := hop{program: bpf.ProgToUplink, out: "node:* > remote:5000"}
-			p := s.packet("pod:80 > remote:5000", false)
-			for _, flags := range []uint8{testenv.SYN, testenv.ACK, testenv.FIN | testenv.ACK} {
-				p.TCPFlags = flags
-				if _, err := h.hop(&s, p, false, step); err != nil {
-					t.Errorf("flags %#x: %v", flags, err)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // TestHostRST has the host refuse a segment of an unknown connection, which may be a masqueraded

@@ -16,9 +16,6 @@ type tests struct{ *testing.M }
 // Run also closes the datapath that the tests share.
 func (t tests) Run() int {
 	code := t.M.Run()
-	if datapathCopy != nil {
-		datapathCopy.Close()
-	}
 	if datapath != nil {
 		datapath.Close()
 	}

@@ -207,43 +207,41 @@ func (h *host) testMasqPort(t *testing.T, s scene, r masqRow) {
 // and the step of the third and fourth. Lookups stop behind them.
 func TestMasqueradeProbes(t *testing.T) {
 	h := newHost(t)
-	for _, s := range (row{on: withPorts}).scenes() {
-		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			candidates := h.candidates(t, s, outgoing)
-			reset := func(taken ...flow) {
-				t.Helper()
-				errs := []error{h.reset()}
-				for i, f := range taken {
-					s.star = candidates[i]
-					errs = append(errs, h.fill(s, nil, []flow{f}))
-				}
-				if err := errors.Join(errs...); err != nil {
-					t.Fatal(err)
-				}
+	eachScene(t, withPorts, func(t *testing.T, s scene) {
+		candidates := h.candidates(t, s, outgoing)
+		reset := func(taken ...flow) {
+			t.Helper()
+			errs := []error{h.reset()}
+			for i, f := range taken {
+				s.star = candidates[i]
+				errs = append(errs, h.fill(s, nil, []flow{f}))
 			}
-			others, ours := snat("remote:80", "node:*", "pod2:5000"), snat("remote:80", "node:*", "pod:4000")
-			want := func(what string, i int) {
-				t.Helper()
-				if got := h.masquerade(t, s, outgoing); got != candidates[i] {
-					t.Errorf("%s: port is %d, want %d; candidates are %v", what, got, candidates[i], candidates)
-				}
-			}
-			if err := h.setProbes(0); err != nil {
+			if err := errors.Join(errs...); err != nil {
 				t.Fatal(err)
 			}
-			defer h.setProbes(longAhead)
-			reset(others, others)
-			want("new flow", 2)
-			if got := h.probed(t, s, "pod"); got != 2 {
-				t.Errorf("%d steps are recorded, want 2", got)
+		}
+		others, ours := snat("remote:80", "node:*", "pod2:5000"), snat("remote:80", "node:*", "pod:4000")
+		want := func(what string, i int) {
+			t.Helper()
+			if got := h.masquerade(t, s, outgoing); got != candidates[i] {
+				t.Errorf("%s: port is %d, want %d; candidates are %v", what, got, candidates[i], candidates)
 			}
-			h.removeFlow(t, s, candidates[0])
-			want("same flow, with the first candidate free again", 2)
-			reset(others, others, others, others, ours)
-			h.removeFlow(t, s, candidates[0])
-			want("entry behind the recorded candidates", 0)
-		})
-	}
+		}
+		if err := h.setProbes(0); err != nil {
+			t.Fatal(err)
+		}
+		defer h.setProbes(longAhead)
+		reset(others, others)
+		want("new flow", 2)
+		if got := h.probed(t, s, "pod"); got != 2 {
+			t.Errorf("%d steps are recorded, want 2", got)
+		}
+		h.removeFlow(t, s, candidates[0])
+		want("same flow, with the first candidate free again", 2)
+		reset(others, others, others, others, ours)
+		h.removeFlow(t, s, candidates[0])
+		want("entry behind the recorded candidates", 0)
+	})
 }
 
 // removeFlow removes the flow with a masquerading port.

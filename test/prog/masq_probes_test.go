@@ -90,62 +90,58 @@ func TestMasqueradeProbesPerPod(t *testing.T) {
 	defer h.setProbes(longAhead)
 	const steps = 6 // MASQ_PROBE_STEPS
 
-	for _, s := range (row{on: withPorts}).scenes() {
-		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			if err := h.setProbes(0); err != nil {
-				t.Fatal(err)
-			}
-			h.candidates(t, s, outgoing)
-			if got := h.probed(t, s, "pod"); got != steps {
-				t.Errorf("%d steps are recorded, want %d", got, steps)
-			}
-		})
-	}
+	eachScene(t, withPorts, func(t *testing.T, s scene) {
+		if err := h.setProbes(0); err != nil {
+			t.Fatal(err)
+		}
+		h.candidates(t, s, outgoing)
+		if got := h.probed(t, s, "pod"); got != steps {
+			t.Errorf("%d steps are recorded, want %d", got, steps)
+		}
+	})
 }
 
 // TestMasqueradeProbesLast has replies alone to a flow that has its third candidate. It goes on to be found there.
 func TestMasqueradeProbesLast(t *testing.T) {
 	h := newHost(t)
 	defer h.setProbes(longAhead)
-	for _, s := range (row{on: withPorts}).scenes() {
-		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			candidates := h.candidates(t, s, outgoing)
-			if err := h.reset(); err != nil {
+	eachScene(t, withPorts, func(t *testing.T, s scene) {
+		candidates := h.candidates(t, s, outgoing)
+		if err := h.reset(); err != nil {
+			t.Fatal(err)
+		}
+		for _, s.star = range candidates[:2] {
+			if err := h.fill(s, nil, []flow{snat("remote:80", "node:*", "pod2:1")}); err != nil {
 				t.Fatal(err)
 			}
-			for _, s.star = range candidates[:2] {
-				if err := h.fill(s, nil, []flow{snat("remote:80", "node:*", "pod2:1")}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if s.star = h.masquerade(t, s, outgoing); s.star != candidates[2] {
-				t.Fatalf("port is %d, want %d", s.star, candidates[2])
-			}
-			key, _ := snat("remote:80", "node:*", "pod:4000").wire(s)
-			var entry bpf.Flow
-			if err := h.flows().Lookup(key, &entry); err != nil {
-				t.Fatal(err)
-			}
-			entry.LastSeen = ticks(10 * time.Second)
-			if err := h.flows().Put(key, entry); err != nil {
-				t.Fatal(err)
-			}
-			if err := h.setProbes(0); err != nil {
-				t.Fatal(err)
-			}
-			reply := s.packet("remote:80 > node:*", true)
-			copy(reply.DstMAC[:], h.uplink.HardwareAddr)
-			if _, _, err := h.runInside(bpf.ProgFromUplink, reply.MustBuild()); err != nil {
-				t.Fatal(err)
-			}
-			if got := h.probed(t, s, "pod"); got != 2 {
-				t.Errorf("%d steps are recorded after a reply, want 2", got)
-			}
-			if got := h.moved(t); got != 1 {
-				t.Errorf("%d flows are noted after a reply, want 1", got)
-			}
-		})
-	}
+		}
+		if s.star = h.masquerade(t, s, outgoing); s.star != candidates[2] {
+			t.Fatalf("port is %d, want %d", s.star, candidates[2])
+		}
+		key, _ := snat("remote:80", "node:*", "pod:4000").wire(s)
+		var entry bpf.Flow
+		if err := h.flows().Lookup(key, &entry); err != nil {
+			t.Fatal(err)
+		}
+		entry.LastSeen = ticks(10 * time.Second)
+		if err := h.flows().Put(key, entry); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.setProbes(0); err != nil {
+			t.Fatal(err)
+		}
+		reply := s.packet("remote:80 > node:*", true)
+		copy(reply.DstMAC[:], h.uplink.HardwareAddr)
+		if _, _, err := h.runInside(bpf.ProgFromUplink, reply.MustBuild()); err != nil {
+			t.Fatal(err)
+		}
+		if got := h.probed(t, s, "pod"); got != 2 {
+			t.Errorf("%d steps are recorded after a reply, want 2", got)
+		}
+		if got := h.moved(t); got != 1 {
+			t.Errorf("%d flows are noted after a reply, want 1", got)
+		}
+	})
 }
 
 // moved returns the number of places in moved_flows at which flows have been seen.
@@ -168,44 +164,42 @@ func (h *host) moved(t *testing.T) (n int) {
 func TestClientPortIsKept(t *testing.T) {
 	h := newHost(t)
 	defer h.setProbes(longAhead)
-	for _, s := range (row{on: []proto{tcp, udp}}).scenes() {
-		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			first := dnat("remote:5000", "pod:80", "node2:8080").established()
-			err := errors.Join(h.reset(), h.setMoved(0), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, []flow{first}))
+	eachScene(t, []proto{tcp, udp}, func(t *testing.T, s scene) {
+		first := dnat("remote:5000", "pod:80", "node2:8080").established()
+		err := errors.Join(h.reset(), h.setMoved(0), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, []flow{first}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		clientPort := func() uint16 {
+			t.Helper()
+			p := s.packet("remote:5000 > node:8080", false)
+			isSegment(&p)
+			copy(p.DstMAC[:], h.uplink.HardwareAddr)
+			_, result, err := h.runInside(bpf.ProgFromUplink, p.MustBuild())
 			if err != nil {
 				t.Fatal(err)
 			}
-			clientPort := func() uint16 {
-				t.Helper()
-				p := s.packet("remote:5000 > node:8080", false)
-				isSegment(&p)
-				copy(p.DstMAC[:], h.uplink.HardwareAddr)
-				_, result, err := h.runInside(bpf.ProgFromUplink, p.MustBuild())
-				if err != nil {
-					t.Fatal(err)
-				}
-				if p, err = testenv.Decode(result); err != nil {
-					t.Fatal(err)
-				}
-				return s.sourcePort(p)
-			}
-			port := clientPort()
-			if port == 5000 || h.moved(t) != 1 {
-				t.Fatalf("port is %d, and %d flows are noted; want another port than 5000, and one note", port, h.moved(t))
-			}
-			key, _ := first.wire(s)
-			if err := h.flows().Delete(key); err != nil {
+			if p, err = testenv.Decode(result); err != nil {
 				t.Fatal(err)
 			}
-			if got := clientPort(); got != port {
-				t.Errorf("port is %d, want %d as before", got, port)
-			}
-			if err := h.setMoved(0); err != nil {
-				t.Fatal(err)
-			}
-			if got := clientPort(); got != 5000 {
-				t.Errorf("port without a note is %d, want 5000", got)
-			}
-		})
-	}
+			return s.sourcePort(p)
+		}
+		port := clientPort()
+		if port == 5000 || h.moved(t) != 1 {
+			t.Fatalf("port is %d, and %d flows are noted; want another port than 5000, and one note", port, h.moved(t))
+		}
+		key, _ := first.wire(s)
+		if err := h.flows().Delete(key); err != nil {
+			t.Fatal(err)
+		}
+		if got := clientPort(); got != port {
+			t.Errorf("port is %d, want %d as before", got, port)
+		}
+		if err := h.setMoved(0); err != nil {
+			t.Fatal(err)
+		}
+		if got := clientPort(); got != 5000 {
+			t.Errorf("port without a note is %d, want 5000", got)
+		}
+	})
 }

@@ -135,52 +135,48 @@ func (h *host) setUplinkSource(t *testing.T, name string) {
 // TestMasqueradeKeepsSource changes the address to masquerade with: a known flow keeps the former one
 // while the host has it.
 func TestMasqueradeKeepsSource(t *testing.T) {
-	for _, s := range (row{on: withPorts}).scenes() {
-		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			h := newHostWithoutRoutes(t)
-			leaves := func(what, want string, opens bool, port uint16) {
-				t.Helper()
-				p := s.packet(outgoing, false)
-				if !opens {
-					isSegment(&p)
-				}
-				scene := s
-				scene.star = port
-				if _, err := h.hop(&scene, p, false, hop{program: bpf.ProgToUplink, out: want + ":* > remote:80"}); err != nil {
-					t.Errorf("%s: %v", what, err)
-				}
-				s.star = scene.star
+	eachScene(t, withPorts, func(t *testing.T, s scene) {
+		h := newHostWithoutRoutes(t)
+		leaves := func(what, want string, opens bool, port uint16) {
+			t.Helper()
+			p := s.packet(outgoing, false)
+			if !opens {
+				isSegment(&p)
 			}
-			h.setUplinkSource(t, "node2")
-			leaves("a new flow", "node2", true, 0)
-			first := s.star
-			h.setUplinkSource(t, "vip")
-			leaves("after the change", "node2", false, first)
-			h.setUplinkSource(t, "node")
-			leaves("after a second change", "node2", false, first)
-			if s.proto == tcp {
-				leaves("a new connection", "node", true, 0)
+			scene := s
+			scene.star = port
+			if _, err := h.hop(&scene, p, false, hop{program: bpf.ProgToUplink, out: want + ":* > remote:80"}); err != nil {
+				t.Errorf("%s: %v", what, err)
 			}
-		})
-	}
+			s.star = scene.star
+		}
+		h.setUplinkSource(t, "node2")
+		leaves("a new flow", "node2", true, 0)
+		first := s.star
+		h.setUplinkSource(t, "vip")
+		leaves("after the change", "node2", false, first)
+		h.setUplinkSource(t, "node")
+		leaves("after a second change", "node2", false, first)
+		if s.proto == tcp {
+			leaves("a new connection", "node", true, 0)
+		}
+	})
 }
 
 // TestMasqueradeLosesSource removes the address with which a flow has left.
 func TestMasqueradeLosesSource(t *testing.T) {
-	for _, s := range (row{on: withPorts}).scenes() {
-		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			h := newHostWithoutRoutes(t)
-			for _, step := range []struct{ source, want string }{{"onlink", "onlink"}, {"node", "node"}} {
-				h.setUplinkSource(t, step.source)
-				p := s.packet(outgoing, false)
-				isSegment(&p)
-				s.star = 0
-				if _, err := h.hop(&s, p, false, hop{program: bpf.ProgToUplink, out: step.want + ":* > remote:80"}); err != nil {
-					t.Errorf("source %s: %v", step.source, err)
-				}
+	eachScene(t, withPorts, func(t *testing.T, s scene) {
+		h := newHostWithoutRoutes(t)
+		for _, step := range []struct{ source, want string }{{"onlink", "onlink"}, {"node", "node"}} {
+			h.setUplinkSource(t, step.source)
+			p := s.packet(outgoing, false)
+			isSegment(&p)
+			s.star = 0
+			if _, err := h.hop(&s, p, false, hop{program: bpf.ProgToUplink, out: step.want + ":* > remote:80"}); err != nil {
+				t.Errorf("source %s: %v", step.source, err)
 			}
-		})
-	}
+		}
+	})
 }
 
 // TestSpoofedByAnotherUplink has flows whose remote was reached by another uplink than the packet's

@@ -369,33 +369,31 @@ func TestOffloadChecksTheRouteToNodes(t *testing.T) {
 	h := newCacheHost(t)
 	h.joinCluster(t, v4.addr("gateway"), bpf.NodeTunnel, true)
 	const podSide, remoteSide = 2 * bpf.OffloadDelivered, bpf.OffloadDelivered
-	for _, s := range (row{on: []proto{udp}}).scenes() {
-		t.Run(s.name, func(t *testing.T) {
-			h.encap(t, s.addressing)
-			leave := func(to testenv.MAC) error {
-				p := h.packet(s, "pod", "pod:4000 > remote:80")
-				p.SrcMAC, p.DstMAC = testenv.MAC(h.uplink.HardwareAddr), to
-				verdict, _, err := h.runAt(bpf.ProgToUplink, h.veth, h.veth, outcome{tag: s.tag(p), frame: p.MustBuild()})
-				return errors.Join(err, checkVerdict(verdict, verdictNext))
-			}
-			arrive := func(wanted bpf.OffloadState) error {
-				p := h.packet(s, "pod", "remote:80 > pod:4000")
-				verdict, _, err := h.runAt(bpf.ProgToContainer, h.veth, h.uplink, outcome{tag: s.tag(p) | tagObserve, frame: p.MustBuild()})
-				return errors.Join(err, checkVerdict(verdict, verdictNext), h.wantKnown(s, wanted))
-			}
-			err := h.on(0, func() error {
-				return errors.Join(
-					h.start(s, bpf.FastPathEstablished),
-					arrive(remoteSide), arrive(remoteSide),
-					leave(testenv.MAC{2, 0, 0, 0, 0, 8}), arrive(remoteSide),
-					leave(testenv.MAC(h.uplink.HardwareAddr)), arrive(podSide|remoteSide),
-				)
-			})
-			if err != nil {
-				t.Error(err)
-			}
+	eachScene(t, []proto{udp}, func(t *testing.T, s scene) {
+		h.encap(t, s.addressing)
+		leave := func(to testenv.MAC) error {
+			p := h.packet(s, "pod", "pod:4000 > remote:80")
+			p.SrcMAC, p.DstMAC = testenv.MAC(h.uplink.HardwareAddr), to
+			verdict, _, err := h.runAt(bpf.ProgToUplink, h.veth, h.veth, outcome{tag: s.tag(p), frame: p.MustBuild()})
+			return errors.Join(err, checkVerdict(verdict, verdictNext))
+		}
+		arrive := func(wanted bpf.OffloadState) error {
+			p := h.packet(s, "pod", "remote:80 > pod:4000")
+			verdict, _, err := h.runAt(bpf.ProgToContainer, h.veth, h.uplink, outcome{tag: s.tag(p) | tagObserve, frame: p.MustBuild()})
+			return errors.Join(err, checkVerdict(verdict, verdictNext), h.wantKnown(s, wanted))
+		}
+		err := h.on(0, func() error {
+			return errors.Join(
+				h.start(s, bpf.FastPathEstablished),
+				arrive(remoteSide), arrive(remoteSide),
+				leave(testenv.MAC{2, 0, 0, 0, 0, 8}), arrive(remoteSide),
+				leave(testenv.MAC(h.uplink.HardwareAddr)), arrive(podSide|remoteSide),
+			)
 		})
-	}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // The kernel's route lookup does not name the device of a route with a tunnel. A packet with a source behind one does not

@@ -36,28 +36,26 @@ func (h *cacheHost) wantKnown(s scene, states bpf.OffloadState) error {
 func TestOffloadBegins(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newCacheHost(t)
-	for _, s := range (row{on: withPorts}).scenes() {
-		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			err := h.on(0, func() error {
-				if err := h.start(s, bpf.FastPathEstablished); err != nil {
-					return err
-				}
-				for i := range offloadAfter {
-					if err := errors.Join(h.bothWays(s, verdictNext), h.wantKnown(s, 0)); err != nil {
-						return fmt.Errorf("packet %d: %w", i, err)
-					}
-				}
-				err := error(nil)
-				for range offloadAt - offloadAfter {
-					err = errors.Join(err, h.sendBothWays(s))
-				}
-				return errors.Join(err, h.wantKnown(s, both), h.bothWays(s, verdictRedirect))
-			})
-			if err != nil {
-				t.Error(err)
+	eachScene(t, withPorts, func(t *testing.T, s scene) {
+		err := h.on(0, func() error {
+			if err := h.start(s, bpf.FastPathEstablished); err != nil {
+				return err
 			}
+			for i := range offloadAfter {
+				if err := errors.Join(h.bothWays(s, verdictNext), h.wantKnown(s, 0)); err != nil {
+					return fmt.Errorf("packet %d: %w", i, err)
+				}
+			}
+			err := error(nil)
+			for range offloadAt - offloadAfter {
+				err = errors.Join(err, h.sendBothWays(s))
+			}
+			return errors.Join(err, h.wantKnown(s, both), h.bothWays(s, verdictRedirect))
 		})
-	}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // bothWays delivers a packet of each pod's, and wants both verdicts.
@@ -86,27 +84,25 @@ func (h *cacheHost) wantDelivered(s scene, from, to, text string, verdict uint32
 // Packets count that an entry of an older generation has counted.
 func TestOffloadCountSurvivesItsEntry(t *testing.T) {
 	h := newCacheHost(t)
-	for _, s := range (row{on: withPorts}).scenes() {
-		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			err := h.on(0, func() error {
-				err := h.start(s, bpf.FastPathEstablished)
-				for i := range 2 * offloadAfter {
-					got, sendErr := h.send(s, "pod", forth)
-					if early, late := i < offloadAfter, i >= offloadAt-1; err == nil && (early || late) && got.observed() != late {
-						err = fmt.Errorf("packet %d: noted is %v, want %v", i, !late, late)
-					}
-					err = errors.Join(err, sendErr)
-					if i%3 == 2 {
-						err = errors.Join(err, h.emptyForwardingCache())
-					}
+	eachScene(t, withPorts, func(t *testing.T, s scene) {
+		err := h.on(0, func() error {
+			err := h.start(s, bpf.FastPathEstablished)
+			for i := range 2 * offloadAfter {
+				got, sendErr := h.send(s, "pod", forth)
+				if early, late := i < offloadAfter, i >= offloadAt-1; err == nil && (early || late) && got.observed() != late {
+					err = fmt.Errorf("packet %d: noted is %v, want %v", i, !late, late)
 				}
-				return err
-			})
-			if err != nil {
-				t.Error(err)
+				err = errors.Join(err, sendErr)
+				if i%3 == 2 {
+					err = errors.Join(err, h.emptyForwardingCache())
+				}
 			}
+			return err
 		})
-	}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // The stack keeps connections of a pod with fastPath never, and nothing is noted of them.
@@ -165,22 +161,20 @@ func TestOffloadOfOneWayUDP(t *testing.T) {
 func TestOffloadNeedsAReply(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newCacheHost(t)
-	for _, s := range (row{on: withPorts}).scenes() {
-		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			err := h.on(0, func() error {
-				err := h.start(s, bpf.FastPathEstablished)
-				for range 3 * offloadAfter {
-					err = errors.Join(err, h.wantDelivered(s, "pod", "pod2", forth, verdictNext))
-				}
-				// A reply to another connection is none.
-				return errors.Join(err, h.wantDelivered(s, "pod2", "pod", "pod2:81 > pod:4000", verdictNext),
-					h.wantDelivered(s, "pod", "pod2", forth, verdictNext), h.wantKnown(s, 2*bpf.OffloadDelivered))
-			})
-			if err != nil {
-				t.Error(err)
+	eachScene(t, withPorts, func(t *testing.T, s scene) {
+		err := h.on(0, func() error {
+			err := h.start(s, bpf.FastPathEstablished)
+			for range 3 * offloadAfter {
+				err = errors.Join(err, h.wantDelivered(s, "pod", "pod2", forth, verdictNext))
 			}
+			// A reply to another connection is none.
+			return errors.Join(err, h.wantDelivered(s, "pod2", "pod", "pod2:81 > pod:4000", verdictNext),
+				h.wantDelivered(s, "pod", "pod2", forth, verdictNext), h.wantKnown(s, 2*bpf.OffloadDelivered))
 		})
-	}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func flags(flags uint8) func(*testenv.Packet) {
@@ -236,47 +230,43 @@ func TestOffloadEndsWithANewHandshake(t *testing.T) {
 // not seen the numbers of the others.
 func TestOffloadHoldsOnEachCPU(t *testing.T) {
 	h := newCacheHost(t)
-	for _, s := range (row{on: []proto{tcp}}).scenes() {
-		t.Run(s.name, func(t *testing.T) {
-			err := h.atOnce(t, cacheJiffies, func() error {
-				return errors.Join(
-					h.start(s, bpf.FastPathEstablished),
-					h.wantSent(s, "pod", forth, verdictNext), h.wantSent(s, "pod", forth, verdictNext),
-					h.offload(s, podToPod),
-					h.wantSent(s, "pod", forth, verdictRedirect),
-				)
-			})
-			if err != nil {
-				t.Error(err)
-			}
+	eachScene(t, []proto{tcp}, func(t *testing.T, s scene) {
+		err := h.atOnce(t, cacheJiffies, func() error {
+			return errors.Join(
+				h.start(s, bpf.FastPathEstablished),
+				h.wantSent(s, "pod", forth, verdictNext), h.wantSent(s, "pod", forth, verdictNext),
+				h.offload(s, podToPod),
+				h.wantSent(s, "pod", forth, verdictRedirect),
+			)
 		})
-	}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // A conntrack update ends at the last hook, for connections that count or do not.
 func TestConntrackUpdateEndsAtTheLastHook(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newCacheHost(t)
-	for _, s := range (row{on: []proto{tcp}}).scenes() {
-		t.Run(s.name, func(t *testing.T) {
-			err := h.atOnce(t, cacheJiffies, func() error {
-				if err := errors.Join(h.start(s, bpf.FastPathEstablished), h.bothWays(s, verdictNext), h.offload(s, podToPod)); err != nil {
-					return err
-				}
-				p := h.packet(s, "pod", forth)
-				p.Seq, p.Ack, p.Payload = ^uint32(0), ^uint32(0), "" // before what the entry says conntrack has seen
-				sent, err := h.tags.runTagged(h.devices["pod"], tagCTUpdate, p.MustBuild())
-				if err != nil || sent.verdict != verdictNext || !sent.observed() {
-					return fmt.Errorf("the update: %+v, %v, want it in the stack, to be noted", sent, err)
-				}
-				verdict, _, err := h.runAt(bpf.ProgToContainer, h.devices["pod2"], h.devices["pod"], sent)
-				return errors.Join(err, checkVerdict(verdict, verdictDrop))
-			})
-			if err != nil {
-				t.Error(err)
+	eachScene(t, []proto{tcp}, func(t *testing.T, s scene) {
+		err := h.atOnce(t, cacheJiffies, func() error {
+			if err := errors.Join(h.start(s, bpf.FastPathEstablished), h.bothWays(s, verdictNext), h.offload(s, podToPod)); err != nil {
+				return err
 			}
+			p := h.packet(s, "pod", forth)
+			p.Seq, p.Ack, p.Payload = ^uint32(0), ^uint32(0), "" // before what the entry says conntrack has seen
+			sent, err := h.tags.runTagged(h.devices["pod"], tagCTUpdate, p.MustBuild())
+			if err != nil || sent.verdict != verdictNext || !sent.observed() {
+				return fmt.Errorf("the update: %+v, %v, want it in the stack, to be noted", sent, err)
+			}
+			verdict, _, err := h.runAt(bpf.ProgToContainer, h.devices["pod2"], h.devices["pod"], sent)
+			return errors.Join(err, checkVerdict(verdict, verdictDrop))
 		})
-	}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // What a remote sends from a port that the host could masquerade to is delivered like all else: only what the tag asks for
@@ -284,25 +274,23 @@ func TestConntrackUpdateEndsAtTheLastHook(t *testing.T) {
 func TestNothingIsNotedWithoutTheTag(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newCacheHost(t)
-	for _, s := range (row{on: withPorts}).scenes() {
-		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			arrive := func(tag uint32) error {
-				p := h.packet(s, "pod", "remote:5000 > pod:4000")
-				verdict, _, err := h.runAt(bpf.ProgToContainer, h.veth, h.uplink, outcome{tag: s.tag(p) | tag, frame: p.MustBuild()})
-				return errors.Join(err, checkVerdict(verdict, verdictNext))
-			}
-			notes := map[bool]int{s.proto == udp: 1}[true]
-			err := h.on(0, func() error {
-				return errors.Join(
-					h.start(s, bpf.FastPathEstablished), arrive(0), h.wantKnown(s, 0), h.wantNotes(notes),
-					arrive(tagObserve), h.wantKnown(s, 2*bpf.OffloadDelivered),
-				)
-			})
-			if err != nil {
-				t.Error(err)
-			}
+	eachScene(t, withPorts, func(t *testing.T, s scene) {
+		arrive := func(tag uint32) error {
+			p := h.packet(s, "pod", "remote:5000 > pod:4000")
+			verdict, _, err := h.runAt(bpf.ProgToContainer, h.veth, h.uplink, outcome{tag: s.tag(p) | tag, frame: p.MustBuild()})
+			return errors.Join(err, checkVerdict(verdict, verdictNext))
+		}
+		notes := map[bool]int{s.proto == udp: 1}[true]
+		err := h.on(0, func() error {
+			return errors.Join(
+				h.start(s, bpf.FastPathEstablished), arrive(0), h.wantKnown(s, 0), h.wantNotes(notes),
+				arrive(tagObserve), h.wantKnown(s, 2*bpf.OffloadDelivered),
+			)
 		})
-	}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // TestNeighborsMakeNoClaims has packets with the host's own address as their source. The kernel drops those of IPv4, but
@@ -361,35 +349,33 @@ func TestOffloadChecksTheRouteOfThePod(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newCacheHost(t)
 	const podSide, remoteSide = 2 * bpf.OffloadDelivered, bpf.OffloadDelivered
-	for _, s := range (row{on: withPorts}).scenes() {
-		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			leave := func(tag uint32, hop testenv.MAC) error {
-				p := h.packet(s, "pod", "pod:4000 > remote:80")
-				p.SrcMAC, p.DstMAC = testenv.MAC(h.uplink.HardwareAddr), hop
-				verdict, _, err := h.runAt(bpf.ProgToUplink, h.veth, h.veth, outcome{tag: s.tag(p) | tag, frame: p.MustBuild()})
-				return errors.Join(err, checkVerdict(verdict, verdictNext))
-			}
-			arrive := func() error {
-				p := h.packet(s, "pod", "remote:80 > pod:4000")
-				verdict, _, err := h.runAt(bpf.ProgToContainer, h.veth, h.uplink, outcome{tag: s.tag(p) | tagObserve, frame: p.MustBuild()})
-				return errors.Join(err, checkVerdict(verdict, verdictNext))
-			}
-			byTable, byRule := testenv.MAC{2, 0, 0, 0, 0, 9}, testenv.MAC{2, 0, 0, 0, 0, 8}
-			tag := uint32(tagObserve)
-			if s.proto == udp {
-				tag = 0 // one packet is enough, and may be the only one
-			}
-			err := h.on(0, func() error {
-				return errors.Join(
-					h.start(s, bpf.FastPathEstablished),
-					leave(0, byRule), arrive(), arrive(), h.wantKnown(s, remoteSide),
-					leave(tagObserve, byRule), h.wantKnown(s, remoteSide),
-					leave(tag, byTable), arrive(), h.wantKnown(s, podSide|remoteSide),
-				)
-			})
-			if err != nil {
-				t.Error(err)
-			}
+	eachScene(t, withPorts, func(t *testing.T, s scene) {
+		leave := func(tag uint32, hop testenv.MAC) error {
+			p := h.packet(s, "pod", "pod:4000 > remote:80")
+			p.SrcMAC, p.DstMAC = testenv.MAC(h.uplink.HardwareAddr), hop
+			verdict, _, err := h.runAt(bpf.ProgToUplink, h.veth, h.veth, outcome{tag: s.tag(p) | tag, frame: p.MustBuild()})
+			return errors.Join(err, checkVerdict(verdict, verdictNext))
+		}
+		arrive := func() error {
+			p := h.packet(s, "pod", "remote:80 > pod:4000")
+			verdict, _, err := h.runAt(bpf.ProgToContainer, h.veth, h.uplink, outcome{tag: s.tag(p) | tagObserve, frame: p.MustBuild()})
+			return errors.Join(err, checkVerdict(verdict, verdictNext))
+		}
+		byTable, byRule := testenv.MAC{2, 0, 0, 0, 0, 9}, testenv.MAC{2, 0, 0, 0, 0, 8}
+		tag := uint32(tagObserve)
+		if s.proto == udp {
+			tag = 0 // one packet is enough, and may be the only one
+		}
+		err := h.on(0, func() error {
+			return errors.Join(
+				h.start(s, bpf.FastPathEstablished),
+				leave(0, byRule), arrive(), arrive(), h.wantKnown(s, remoteSide),
+				leave(tagObserve, byRule), h.wantKnown(s, remoteSide),
+				leave(tag, byTable), arrive(), h.wantKnown(s, podSide|remoteSide),
+			)
 		})
-	}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 }

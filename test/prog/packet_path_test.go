@@ -125,24 +125,22 @@ func TestPacketPaths(t *testing.T) {
 			if tc.routed {
 				testenv.Require(t, ingressDevice)
 			}
-			for _, s := range (row{on: tc.on}).scenes() {
-				t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-					if err := errors.Join(h.reset(), h.fill(s, tc.ports, nil)); err != nil {
-						t.Fatal(err)
+			eachScene(t, tc.on, func(t *testing.T, s scene) {
+				if err := errors.Join(h.reset(), h.fill(s, tc.ports, nil)); err != nil {
+					t.Fatal(err)
+				}
+				packet, reply := s.packet(tc.in, false), false
+				for i, hop := range tc.hops {
+					if hop.turn {
+						packet, reply = replyTo(packet), !reply
 					}
-					packet, reply := s.packet(tc.in, false), false
-					for i, hop := range tc.hops {
-						if hop.turn {
-							packet, reply = replyTo(packet), !reply
-						}
-						out, err := h.hop(&s, packet, reply, hop)
-						if err != nil {
-							t.Fatalf("hop %d, %s: %v", i, hop.program, err)
-						}
-						packet = out
+					out, err := h.hop(&s, packet, reply, hop)
+					if err != nil {
+						t.Fatalf("hop %d, %s: %v", i, hop.program, err)
 					}
-				})
-			}
+					packet = out
+				}
+			})
 		})
 	}
 }
@@ -196,24 +194,22 @@ func replyTo(p testenv.Packet) testenv.Packet {
 // as a restart with a new address does.
 func TestHostPortRetargeted(t *testing.T) {
 	h := newHost(t)
-	for _, s := range (row{on: withPorts}).scenes() {
-		t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-			if err := h.reset(); err != nil {
-				t.Fatal(err)
+	eachScene(t, withPorts, func(t *testing.T, s scene) {
+		if err := h.reset(); err != nil {
+			t.Fatal(err)
+		}
+		for _, pod := range []string{"pod", "pod2", "pod"} {
+			err := errors.Join(
+				empty[bpf.HostPortKey, bpf.HostPort](h.programs.Maps[bpf.MapHostPorts]),
+				h.fill(s, []hostPort{{host: "any:8080", to: pod + ":80"}}, nil),
+				h.pass(s, bpf.ProgFromUplink, "remote:5000 > node:8080", "remote:5000 > "+pod+":80", false),
+				h.pass(s, bpf.ProgToUplink, pod+":80 > remote:5000", "node:8080 > remote:5000", true),
+			)
+			if err != nil {
+				t.Errorf("%s: %v", pod, err)
 			}
-			for _, pod := range []string{"pod", "pod2", "pod"} {
-				err := errors.Join(
-					empty[bpf.HostPortKey, bpf.HostPort](h.programs.Maps[bpf.MapHostPorts]),
-					h.fill(s, []hostPort{{host: "any:8080", to: pod + ":80"}}, nil),
-					h.pass(s, bpf.ProgFromUplink, "remote:5000 > node:8080", "remote:5000 > "+pod+":80", false),
-					h.pass(s, bpf.ProgToUplink, pod+":80 > remote:5000", "node:8080 > remote:5000", true),
-				)
-				if err != nil {
-					t.Errorf("%s: %v", pod, err)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // pass wants a program to turn the packet in into want.

@@ -134,7 +134,7 @@ func TestToContainerRouted(t *testing.T) {
 func TestToContainerRoutedReplies(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newHost(t)
-	eachScene(t, func(t *testing.T, s scene) {
+	eachScene(t, nil, func(t *testing.T, s scene) {
 		s.star = h.candidates(t, s, outgoing)[0]
 		err := h.check(bpf.ProgToContainer, s, row{
 			flows: []flow{snat("remote:80", "node:*", "pod:4000").established()},

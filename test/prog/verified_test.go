@@ -133,7 +133,7 @@ func parseCost(log string, program asm.Instructions) (c cost, err error) {
 	if c.insns, err = strconv.Atoi(processed[1]); err != nil {
 		return c, err
 	}
-	c.stack, err = deepestChain(program, frames)
+	c.stack, err = maxChainDepth(program, frames)
 	return c, err
 }
 
@@ -156,9 +156,9 @@ func parseFrames(log string) (frames []int) {
 	return frames
 }
 
-// deepestChain returns the stack of the deepest call chain. Linux 5.10 rounds up each frame.
+// maxChainDepth returns the stack of the deepest call chain. Linux 5.10 rounds up each frame.
 // frames are in the order of the program's functions.
-func deepestChain(program asm.Instructions, frames []int) (int, error) {
+func maxChainDepth(program asm.Instructions, frames []int) (int, error) {
 	var functions []string
 	calls := make(map[string][]string)
 	for i, ins := range program {

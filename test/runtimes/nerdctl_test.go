@@ -14,6 +14,7 @@ func newNerdctl(t *testing.T) nerdctl {
 	n := nerdctl{newContainerd(t, debian, example(t, "example.conflist"))}
 	n.install(t, testenv.Build(t, "github.com/containerd/nerdctl/cmd/nerdctl"), binDir+"/nerdctl")
 	n.installPlugins(t, "main/bridge", "ipam/host-local", "meta/firewall", "meta/portmap", "meta/tuning") // for a network of its own
+	n.env = append(n.env, "CONTAINERD_ADDRESS="+containerdSocket)                                         // for ctr
 	n.call(t, "load", "--input", "/run/image.tar")
 	return n
 }
@@ -42,6 +43,7 @@ func TestNerdctl(t *testing.T) {
 	for range 2 {
 		web := n.publish(t, "web", webServer...)
 		n.wantPublishedAt(t, testenv.NodeAddr4)
+		n.wantNamed(t, "web")
 		n.remove(t, web)
 		n.wantState(t, before)
 	}

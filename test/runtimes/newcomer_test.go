@@ -37,7 +37,7 @@ func TestNewcomer(t *testing.T) {
 	web := c.publish(t, "web", webServer...)
 	m.wantPublished(t)
 	for _, line := range strings.Split(m.run(t, "ebpfnetctl", "doctor"), "\n")[1:] {
-		if fields := strings.Fields(line); len(fields) < 2 || fields[1] != "good" && fields[0] != "clock" { // nobody sets it
+		if fields := strings.Fields(line); len(fields) < 2 || fields[1] != "good" {
 			t.Errorf("doctor: got %s, want good", line)
 		}
 	}

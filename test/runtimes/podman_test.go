@@ -58,6 +58,7 @@ func TestPodmanReconnect(t *testing.T) {
 	p := newPodman(t)
 	p.publish(t, "web", webServer...)
 	p.wantPublished(t)
+	p.wantNamed(t, "web")
 	p.run(t, "podman", "network", "disconnect", "pods", "web")
 	p.wantNoAttachment(t)
 	p.run(t, "podman", "network", "connect", "pods", "web")

@@ -132,6 +132,7 @@ func TestPod(t *testing.T) {
 
 		id = n.publish(t, "second", webServer...)
 		n.wantPublished(t)
+		n.wantNamed(t, "default/second")
 		n.remove(t, id)
 		n.wantState(t, before)
 	})

@@ -1,9 +1,7 @@
 package scenario
 
 import (
-	"bytes"
 	"errors"
-	"fmt"
 	"net/netip"
 	"path/filepath"
 	"strings"
@@ -11,7 +9,7 @@ import (
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -98,10 +96,10 @@ func wantListed(t *testing.T, n *network, pod *testenv.Pod) {
 	t.Errorf("attachment %s is missing from the list", pod.Name)
 }
 
-func attachmentsOf(t *testing.T, n *network) (all []*operator.Attachment) {
+func attachmentsOf(t *testing.T, n *network) (all []*admin.Attachment) {
 	t.Helper()
 	err := n.node().Do(func() (err error) {
-		all, err = operator.Attachments("")
+		all, err = admin.Attachments("")
 		return err
 	})
 	if err != nil {
@@ -112,30 +110,6 @@ func attachmentsOf(t *testing.T, n *network) (all []*operator.Attachment) {
 
 func attachmentOf(pod *testenv.Pod) cnitypes.GCAttachment {
 	return cnitypes.GCAttachment{ContainerID: pod.Conf.ContainerID, IfName: pod.Conf.IfName}
-}
-
-// A chained ebpfnet passes the previous result on unchanged, in every CNI version with plugin lists.
-func TestChainedResult(t *testing.T) {
-	for name, versions := range map[string][]string{"bridge": {"1.1.0"}, "ptp": {"0.3.0", "0.3.1", "0.4.0", "1.0.0"}} {
-		first := firstPlugins[name]
-		n := newChain(t, first, afterOthers)
-		for _, version := range versions {
-			t.Run(name+" "+version, func(t *testing.T) {
-				if err := n.SetNetwork([]byte(strings.Replace(conflistOf(first, afterOthers), `"1.0.0"`, `"`+version+`"`, 1))); err != nil {
-					t.Fatal(err)
-				}
-				before := len(n.Calls())
-				n.AddPod(t, "a", nil)
-				calls := n.Calls()[before:]
-				if len(calls) != 2 || !bytes.Equal(calls[0].Stdout, calls[1].Stdout) {
-					t.Fatalf("got %d calls, result %q, want the first plugin's %q", len(calls), calls[1].Stdout, calls[0].Stdout)
-				}
-				if !strings.Contains(string(calls[1].Stdout), `"cniVersion": "`+version+`"`) {
-					t.Errorf("result: got %s, want version %s", calls[1].Stdout, version)
-				}
-			})
-		}
-	}
 }
 
 // A chained ebpfnet replaces the previous DNS by its configuration's, passes everything else on, and refuses
@@ -171,49 +145,6 @@ func TestChainedAfterMacvlan(t *testing.T) {
 		}
 	}
 	del(t, pod)
-}
-
-// DEL restores the settings of another plugin's interface that ADD has changed.
-func TestChainedTuning(t *testing.T) {
-	tuned := strings.TrimSuffix(afterOthers, "}") + `, "allmulti": true, "txQLen": 77, "promisc": true,
-		"sysctl": {"net.ipv4.conf.IFNAME.arp_notify": "1", "net/core/somaxconn": "500"}}`
-	n := newChain(t, firstPlugins["ptp"], tuned)
-	pod := n.AddPod(t, "a", nil)
-	state := func() string {
-		link, err := pod.Netlink().LinkByName(testenv.PodIfName)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var sysctls []string
-		for _, name := range []string{"net/ipv4/conf/eth0/arp_notify", "net/core/somaxconn"} {
-			value, err := pod.Sysctl(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			sysctls = append(sysctls, value)
-		}
-		attrs := link.Attrs()
-		return fmt.Sprint(attrs.Promisc, attrs.Allmulti, attrs.TxQLen, sysctls)
-	}
-	if got, want := state(), "1 1 77 [1 500]"; got != want {
-		t.Errorf("settings after ADD: got %s, want %s", got, want)
-	}
-	wantCheck(t, pod)
-	if err := pod.SetSysctl("net/core/somaxconn", "501"); err != nil {
-		t.Fatal(err)
-	}
-	if err := pod.Check(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "somaxconn is 501, expected 500") {
-		t.Errorf("CHECK with another sysctl: got %v, want it to name somaxconn", err)
-	}
-
-	// DEL of ebpfnet alone leaves the interface.
-	alone := runtimeWith(t, n, tuned)
-	if err := alone.Del(testenv.Context(t), pod.Conf); err != nil {
-		t.Fatal(err)
-	}
-	if got := state(); !strings.HasPrefix(got, "0 0 ") || strings.Contains(got, "77") || strings.HasPrefix(got, "[1") {
-		t.Errorf("settings after DEL: got %s, want those from before ADD", got)
-	}
 }
 
 // runtimeWith returns a runtime that knows the network with these plugins only.
@@ -255,52 +186,6 @@ func TestFirstInChain(t *testing.T) {
 			}
 		})
 	}
-}
-
-// After a plugin that makes another interface, ebpfnet adds its own to the result.
-func TestAfterLoopback(t *testing.T) {
-	n := newChain(t, `{"type": "loopback"}`, `{"type": "ebpfnet", "ipMasq": true, `+referenceIPAM+`}`)
-	pod := n.AddPod(t, "a", nil)
-	var named []string
-	for _, i := range pod.Result.Interfaces {
-		named = append(named, i.Name)
-	}
-	if len(named) != 3 || named[0] != "lo" || named[2] != testenv.PodIfName || len(pod.Result.IPs) != 4 {
-		t.Errorf("result: got interfaces %v and %d addresses, want lo, our pair and 2 addresses each", named, len(pod.Result.IPs))
-	}
-	for _, f := range testenv.Families {
-		ping(t, pod.Namespace, f.Outside)
-	}
-	wantCheck(t, pod)
-	del(t, pod)
-}
-
-// A container restarts after its namespace has vanished without DEL: ADD replaces its old state.
-func TestChainedRestart(t *testing.T) {
-	testenv.Build(t, "github.com/containernetworking/plugins/plugins/ipam/static")
-	n := newChain(t, `{"type": "bridge", "bridge": "cni0", "isGateway": true,
-		"ipam": {"type": "static", "addresses": [{"address": "10.88.0.7/24", "gateway": "10.88.0.1"}], "routes": [{"dst": "0.0.0.0/0"}]}}`,
-		strings.TrimSuffix(afterOthers, "}")+`, "allmulti": true}`)
-	old := n.AddPod(t, "old", mapBoth(8080, 80))
-	next := n.NewPod(t, "next")
-	next.Conf.ContainerID, next.Conf.CapabilityArgs = old.Conf.ContainerID, old.Conf.CapabilityArgs
-	if err := old.Close(); err != nil {
-		t.Fatal(err)
-	}
-	testenv.Eventually(t, "the old device to disappear", func() error {
-		if infos := attachmentsOf(t, n); len(infos) != 1 || !infos[0].Dead {
-			return fmt.Errorf("attachments: got %+v, want one dead", infos)
-		}
-		return nil
-	})
-	if err := next.Add(testenv.Context(t)); err != nil {
-		t.Fatal(err)
-	}
-	wantCheck(t, next)
-	f := testenv.IPv4
-	serve(t, next.Namespace, "tcp", at(f.Pod(next), 80))
-	reachUntranslated(t, n.Outside, "tcp", at(f.Node, 8080), next.Namespace)
-	del(t, next)
 }
 
 // A later plugin that changes the MAC address makes antiSpoof drop everything: CHECK says so.

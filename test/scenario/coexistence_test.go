@@ -75,37 +75,6 @@ func TestFirewalls(t *testing.T) {
 	}
 }
 
-// A rule in the FORWARD chain rejects pods' traffic like any other forwarded traffic.
-func TestFirewallRejectsPods(t *testing.T) {
-	needsStack(t)
-	n := newNetwork(t)
-	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept;
-		tcp dport 7000 reject with tcp reset; tcp dport 80 ip saddr 192.0.2.2 reject with tcp reset } }`)
-	f := testenv.IPv4
-	serve(t, n.Outside, "tcp", at(f.Outside, 7000))
-	wantRefused(t, a.Namespace, "tcp", at(f.Outside, 7000))
-	serve(t, web.Namespace, "tcp", at(f.Pod(web), 80))
-	wantRefused(t, n.Outside, "tcp", at(f.Node, 8080))
-	reachUntranslated(t, a.Namespace, "tcp", at(f.Pod(web), 80), web.Namespace)
-}
-
-// `nft flush ruleset` breaks no connection.
-func TestFirewallFlush(t *testing.T) {
-	n := newNetwork(t)
-	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept; ct state new accept } }`)
-	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	f := testenv.IPv4
-	client := connect(t, a.Namespace, "tcp", netip.AddrPort{}, serve(t, n.Outside, "tcp", at(f.Outside, 0)))
-	defer client.Close()
-	before := ask(t, client, n.Outside)
-	n.nft(t, "flush ruleset")
-	if after := ask(t, client, n.Outside); after != before {
-		t.Errorf("server sees %s, want %s as before the flush", after, before)
-	}
-	n.wantConnectivity(t, a, web)
-}
-
 // Sysctls that distributions set, before and after ADD.
 func TestSysctls(t *testing.T) {
 	for name, value := range map[string]string{
@@ -133,19 +102,6 @@ func TestSysctls(t *testing.T) {
 			n.wantConnectivity(t, a, web)
 		})
 	}
-}
-
-// Something turns forwarding off. The next ADD turns it on again, for all pods.
-func TestForwardingTurnedOff(t *testing.T) {
-	n := newNetwork(t)
-	a := n.AddPod(t, "a", nil)
-	for _, name := range []string{"net/ipv4/conf/all/forwarding", "net/ipv6/conf/all/forwarding"} {
-		if err := n.node().SetSysctl(name, "0"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	web := n.AddPod(t, "web", mapBoth(8080, 80))
-	n.wantConnectivity(t, a, web)
 }
 
 // Another engine's bridge, with a container behind it and the engine's rules: docker masquerades its

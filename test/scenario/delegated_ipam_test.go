@@ -3,8 +3,6 @@ package scenario
 import (
 	"fmt"
 	"net/netip"
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -48,53 +46,4 @@ func TestStaticIPAM(t *testing.T) {
 			})
 		})
 	}
-}
-
-// A failed ADD, DEL and GC release what another IPAM plugin has reserved, and its CHECK and STATUS
-// are called.
-func TestDelegatedIPAM(t *testing.T) {
-	testenv.Build(t, "./cmd/ebpfnet-ipam")
-	n := newNetworkWith(t, allVerbs(conflistOf(delegatingTo(
-		`{"type": "ebpfnet-ipam", "ranges": [[{"subnet": "10.88.0.0/29"}]], "routes": [{"dst": "0.0.0.0/0"}]}`))))
-	a := n.AddPod(t, "a", mapBoth(8080, 80))
-	if got := reservationsOf(t, "a"); !slices.Equal(got, []netip.Addr{a.Addr4()}) {
-		t.Errorf("reservations of a: got %s, want %s", got, a.Addr4())
-	}
-	wantCheck(t, a)
-
-	late := n.NewPod(t, "late")
-	late.Conf.CapabilityArgs = mapBoth(8080, 80)
-	if err := late.Add(testenv.Context(t)); err == nil {
-		t.Error("ADD with a host port in use: got success, want an error")
-	}
-	if got := reservationsOf(t, "late"); len(got) > 0 {
-		t.Errorf("reservations after a failed ADD: got %s, want none", got)
-	}
-	if err := n.Status(testenv.Context(t)); err != nil {
-		t.Errorf("STATUS: %v", err)
-	}
-	for _, id := range []string{"b", "c", "d", "e"} {
-		n.AddPod(t, id, nil)
-	}
-	if err := n.Status(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "10.88.0.1-10.88.0.6") {
-		t.Errorf("STATUS of an exhausted range: got %v, want an error that names it", err)
-	}
-	n.wantReleased(t, a, "b", 1)
-}
-
-// Without ipam the interface is up and has no address.
-func TestNoIPAM(t *testing.T) {
-	n := newNetworkWith(t, conflistOf(`{"type": "ebpfnet"}`))
-	pod := n.AddPod(t, "a", nil)
-	if len(pod.Result.IPs) != 0 {
-		t.Errorf("addresses in the result: got %v, want none", pod.Result.IPs)
-	}
-	link, err := pod.Netlink().LinkByName(testenv.PodIfName)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if state := link.Attrs().OperState.String(); state != "up" {
-		t.Errorf("interface: got %s, want up", state)
-	}
-	wantCheck(t, pod)
 }

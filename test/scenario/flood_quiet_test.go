@@ -75,7 +75,7 @@ const (
 // run sends the flood and returns the number of flows.
 func (s stream) run(t *testing.T) int {
 	t.Helper()
-	flows := workload(50_000, 200_000, 1_000_000) / floodKinds
+	flows := workload(50_000, 50_000, 1_000_000) / floodKinds
 	frames := make([][]byte, floodBatch)
 	for first := 0; first < flows; first += floodBatch {
 		for i := range frames {

@@ -60,31 +60,6 @@ func wantReplySource(t *testing.T, from *testenv.Namespace, addrs []netip.Addr, 
 	}
 }
 
-// A host port on a loopback address serves only the host's own processes.
-func TestHostIPLoopback(t *testing.T) {
-	n := newNetwork(t)
-	var mappings []mapping
-	for _, f := range testenv.Families {
-		for _, protocol := range []string{"tcp", "udp"} {
-			mappings = append(mappings, mapping{
-				HostPort: 8080, ContainerPort: 80, Protocol: protocol, HostIP: f.Loopbacks[0].String(),
-			})
-		}
-	}
-	web, other := n.AddPod(t, "web", portMappings(mappings...)), n.AddPod(t, "other", nil)
-	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-		reachAsGateway(t, n.node(), protocol, at(f.Loopbacks[0], 8080), web.Namespace, f)
-		wantRefused(t, n.node(), protocol, at(f.Node, 8080))
-		wantRefused(t, n.Outside, protocol, at(f.Node, 8080))
-		for _, pod := range []*testenv.Pod{web, other} {
-			wantRefused(t, pod.Namespace, protocol, at(f.Node, 8080))
-			wantRefused(t, pod.Namespace, protocol, at(f.Gateway, 8080))
-			wantRefused(t, pod.Namespace, protocol, at(f.Loopbacks[0], 8080))
-		}
-	})
-}
-
 // Pods reach each other's host ports and their own by the node's addresses. A loopback address is the pod's
 // own.
 func TestHostPortFromPods(t *testing.T) {

@@ -1,14 +1,12 @@
 package scenario
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -189,73 +187,6 @@ func TestErrorsAboutOthers(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Errors about what a pod has received come through: masqueraded, from a host port, to a client on this host,
-// and to an isolated pod.
-func TestErrorsOfReceivers(t *testing.T) {
-	n := newNetwork(t)
-	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	n.ctl(t, "set", "pods/a", "ingressPolicy=isolated")
-	forEachFamily(t, func(t *testing.T, f testenv.Family) {
-		wantRefused(t, n.Outside, "udp", at(f.Node, 8080))
-		wantRefused(t, n.node(), "udp", at(f.Loopbacks[0], 8080))
-		wantRefused(t, n.node(), "udp", at(f.Pod(web), 80))
-		wantRefused(t, a.Namespace, "udp", at(f.Node, 8080))
-		wantRefused(t, a.Namespace, "udp", at(f.Pod(web), 80))
-
-		// A masqueraded pod has closed its socket when the reply comes.
-		remote := listenPacket(t, n.Outside, at(f.Outside, 9000))
-		socket := listenPacket(t, a.Namespace, at(f.Pod(a), 4000))
-		sendTo(t, socket, at(f.Outside, 9000), "request")
-		_, masqueraded := receiveFrom(t, remote)
-		socket.Close()
-		remote.Close()
-		replying := connect(t, n.Outside, "udp", at(f.Outside, 9000), masqueraded)
-		defer replying.Close()
-		if _, err := replying.Ask(testenv.Context(t), "reply"); !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("reply to a closed port: got %v, want a refusal", err)
-		}
-	})
-}
-
-// An error about a packet that the pod has received is translated as its replies are: for each kind.
-func TestErrorsAreTranslated(t *testing.T) {
-	n := newNetwork(t)
-	web := n.AddPod(t, "web", mapBoth(8080, 80))
-	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-		client := connect(t, n.Outside, protocol, netip.AddrPort{}, at(f.Node, 8080))
-		defer client.Close()
-		ask(t, client, web.Namespace)
-		atOutside := openCapture(t, n.Outside, testenv.UplinkName)
-		about := quoted{name: "of the client", src: client.Local(), dst: at(f.Pod(web), 80)}
-		wireOf(t, web).send(t, errorsAbout(t, f, protocol, f.Pod(web), []quoted{about})...)
-		var got []testenv.Packet
-		ctx, cancel := context.WithTimeout(testenv.Context(t), expiry)
-		defer cancel()
-		err := testenv.Wait(ctx, "the errors", func() error {
-			for _, p := range atOutside.received(t) {
-				if isICMPError(p) {
-					got = append(got, p)
-				}
-			}
-			if want := len(icmpErrors[f.Name]); len(got) < want {
-				return fmt.Errorf("got %d, want %d", len(got), want)
-			}
-			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, p := range got {
-			quote, _ := testenv.DecodeIP([]byte(p.Payload))
-			if p.Src != f.Node || at(quote.Dst, quote.DstPort) != at(f.Node, 8080) {
-				t.Errorf("error %d/%d: from %s about a packet to %s, want the node and its port",
-					p.Type, p.Code, p.Src, at(quote.Dst, quote.DstPort))
-			}
-		}
-	})
 }
 
 // A pod with a host port says that packets of its clients on this host are too big. That must not slow down what

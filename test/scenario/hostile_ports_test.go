@@ -99,27 +99,6 @@ func (n *network) forEachClaim(t *testing.T, test func(t *testing.T, f testenv.F
 	})
 }
 
-// A pod opens flows from a thousand ports, and reads which ports of the node they got. Then each of these
-// becomes a host port of another pod, and the remote connects to it from the port that the flows went to.
-func TestClaimedPortsBecomeHostPorts(t *testing.T) {
-	n := newNetwork(t)
-	n.forEachClaim(t, func(t *testing.T, f testenv.Family, bad *testenv.Pod, c claimed, answered bool) {
-		var mappings []mapping
-		for port := range c.flows {
-			mappings = append(mappings, mapping{HostPort: port, ContainerPort: port, Protocol: c.protocol})
-		}
-		web := n.AddPod(t, "web", portMappings(mappings...))
-		defer del(t, web)
-		right, wrong := openCapture(t, web.Namespace, testenv.PodIfName), openCapture(t, bad.Namespace, testenv.PodIfName)
-		if answered { // the remote has the connections itself: their ports are not for the host port
-			n.outsideWire(t).send(t, c.attempts()...)
-			c.remote = at(sibling(f.Outside, 98), c.remote.Port())
-		}
-		n.outsideWire(t).send(t, c.attempts()...)
-		c.wantAll(t, right.received, wrong.received)
-	})
-}
-
 // wantAll wants the remote's packets for each port at the right receiver, and none at the wrong one.
 func (c claimed) wantAll(t *testing.T, right, wrong func(*testing.T) []testenv.Packet) {
 	t.Helper()
@@ -139,7 +118,8 @@ func (c claimed) wantAll(t *testing.T, right, wrong func(*testing.T) []testenv.P
 	}
 }
 
-// The same where the ports become those of the node's own servers.
+// A pod opens flows from a thousand ports, and reads which ports of the node they got. Then servers of the node listen
+// on each of these, and the remote connects to it from the port that the flows went to.
 func TestClaimedPortsBecomeServersOfNode(t *testing.T) {
 	n := newNetwork(t)
 	n.forEachClaim(t, func(t *testing.T, f testenv.Family, bad *testenv.Pod, c claimed, _ bool) {
@@ -191,69 +171,6 @@ func (s *rawSocket) packets(t *testing.T, f testenv.Family, number int) (packets
 			p.TCPFlags = l4[13]
 		}
 		packets = append(packets, p)
-	}
-}
-
-// halfOpen are ways of holding a port without a connection: what the pod sends first, and what its accomplice
-// answers.
-var halfOpen = []struct {
-	name          string
-	first, answer uint8
-}{
-	{"SYN, SYN+ACK", testenv.SYN, testenv.SYN | testenv.ACK},
-	{"SYN, ACK", testenv.SYN, testenv.ACK},
-	{"ACK, ACK", testenv.ACK, testenv.ACK},
-}
-
-// Ports that are held without a handshake become free in minutes, not in days. The pod holds all that it can
-// get, and wants as many again.
-func TestHalfOpenConnectionsExpire(t *testing.T) {
-	const ports, again = 4096, 2000
-
-	n := newNetwork(t)
-	n.fewPorts(t)
-	n.loadWithShortTimeouts(t)
-	bad := n.AddPod(t, "bad", nil)
-	pod, outside := wireOf(t, bad), n.outsideWire(t)
-	remoteOf := func(f testenv.Family, i int) netip.AddrPort { return at(sibling(f.Outside, 99), uint16(remotePort+i)) }
-	for _, f := range testenv.Families {
-		mute(t, bad, n.addSilentRemote(t, f), "tcp")
-		for i, tc := range halfOpen {
-			var packets []testenv.Packet
-			for port := range ports {
-				packets = append(packets, testenv.TCPPacket(at(f.Pod(bad), uint16(hostilePort+port)), remoteOf(f, i), tc.first, ""))
-			}
-			pod.send(t, packets...)
-			held := n.masqueraded(t, remoteOf(f, i), "tcp")
-			if len(held) < ports/2 {
-				t.Errorf("%s by %s: pod holds %d of %d ports, want at least half", tc.name, f.Name, len(held), ports)
-			}
-			packets = packets[:0]
-			for _, flow := range held {
-				answer := testenv.TCPPacket(flow.Remote, flow.Local, tc.answer, "")
-				answer.Ack = 1001
-				packets = append(packets, answer)
-			}
-			outside.send(t, packets...)
-		}
-	}
-	for _, f := range testenv.Families {
-		for i, tc := range halfOpen {
-			packets := openings("tcp", f.Pod(bad), hostilePort+10_000, again, remoteOf(f, i))
-			within(t, fmt.Sprintf("new ports after %s by %s", tc.name, f.Name), func() error {
-				pod.send(t, packets...)
-				got := 0
-				for _, flow := range n.masqueraded(t, remoteOf(f, i), "tcp") {
-					if flow.NAT.Port() >= hostilePort+10_000 {
-						got++
-					}
-				}
-				if got < again*99/100 {
-					return fmt.Errorf("got %d, want %d", got, again)
-				}
-				return nil
-			})
-		}
 	}
 }
 
@@ -372,46 +289,4 @@ func tryAsk(t *testing.T, from *testenv.Namespace, protocol string, server netip
 	}
 	t.Cleanup(func() { client.Close() })
 	return client.Ask(ctx, "hello")
-}
-
-// A stranger sends to all ports of the node in the name of a remote, and the node refuses. That takes no ports
-// from pods that open connections to the remote.
-func TestStrangersTakeNoPorts(t *testing.T) {
-	const connections = 200
-
-	n := newNetwork(t)
-	n.fewPorts(t)
-	pod := n.AddPod(t, "a", nil)
-	forEachFamily(t, func(t *testing.T, f testenv.Family) {
-		n.addSilentRemote(t, f)
-		remote := at(sibling(f.Outside, 99), remotePort)
-		for name, flags := range map[string]uint8{"SYN": testenv.SYN, "ACK": testenv.ACK, "SYN+ACK": testenv.SYN | testenv.ACK} {
-			t.Run(name, func(t *testing.T) {
-				outside := n.outsideWire(t)
-				for first := 1024; first < 1<<16; first += 1 << 13 {
-					var packets []testenv.Packet
-					for port := first; port < min(first+1<<13, 1<<16); port++ {
-						packets = append(packets, testenv.TCPPacket(remote, at(f.Node, uint16(port)), flags, ""))
-					}
-					outside.send(t, packets...)
-				}
-				before := n.noPortDrops(t)
-				atRemote := openCapture(t, n.Outside, testenv.UplinkName)
-				wireOf(t, pod).send(t, openings("tcp", f.Pod(pod), hostilePort, connections, remote)...)
-				got := map[uint16]bool{}
-				within(t, "the pod's connections", func() error {
-					for _, p := range atRemote.received(t) {
-						if at(p.Dst, p.DstPort) == remote && p.TCPFlags == testenv.SYN {
-							got[p.SrcPort] = true
-						}
-					}
-					if len(got) < connections {
-						return fmt.Errorf("got %d of %d, and %d drops for lack of a port", len(got), connections, n.noPortDrops(t)-before)
-					}
-					return nil
-				})
-			})
-			remote = at(remote.Addr(), remote.Port()+1)
-		}
-	})
 }

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -15,7 +14,6 @@ import (
 var blind = map[string]uint8{
 	"RST": testenv.RST, "RST+ACK": testenv.RST | testenv.ACK, "FIN": testenv.FIN | testenv.ACK,
 	"SYN": testenv.SYN, "SYN+ACK": testenv.SYN | testenv.ACK, "ACK": testenv.ACK,
-	"nothing": 0, // shows that a flood of the hostile pod alone does no harm
 }
 
 // quiet is an idle connection between a pod and the outside.
@@ -75,58 +73,12 @@ func (q quiet) pass(t *testing.T, sender string, from, to net.Conn) {
 
 // blindly returns count packets with any numbers, as from the connection's remote.
 func (q quiet) blindly(flags uint8, count int) []testenv.Packet {
-	if flags == 0 {
-		return nil
-	}
 	packets := make([]testenv.Packet, count)
 	for i := range packets {
 		packets[i] = testenv.TCPPacket(q.remote, q.node, flags, "")
 		packets[i].Seq, packets[i].Ack = rand.Uint32(), rand.Uint32()
 	}
 	return packets
-}
-
-// Resets and ends from outside with wrong numbers neither end a quiet connection nor let another pod take its
-// port.
-func TestBlindResetsOfQuietConnections(t *testing.T) {
-	const resets = 1000
-
-	values := []string{"established", "always", "never"}
-	if testing.Short() {
-		values = values[:1]
-	}
-	for _, value := range values {
-		t.Run(value, func(t *testing.T) {
-			n := newNetworkWith(t, withKeys(`"ipMasq": true, "fastPath": "`+value+`"`))
-			n.fewPorts(t)
-			n.loadWithShortTimeouts(t)
-			a, bad := n.AddPod(t, "a", nil), n.AddPod(t, "bad", nil)
-			outside, pod := n.outsideWire(t), wireOf(t, bad)
-			var all []quiet
-			for _, f := range testenv.Families {
-				port := uint16(remotePort)
-				for name, flags := range blind {
-					q := n.openQuiet(t, name+" by "+f.Name, f, a, port)
-					outside.send(t, q.blindly(flags, resets)...)
-					all = append(all, q)
-					port++
-				}
-			}
-			// Meanwhile an ended flow would have expired, and its port would be the hostile pod's.
-			for begin := time.Now(); time.Since(begin) < expiry; {
-				for _, q := range all {
-					from := bad.Addr4()
-					if q.remote.Addr().Is6() {
-						from = bad.Addr6()
-					}
-					pod.send(t, openings("tcp", from, uint16(1024+rand.IntN(50_000)), 1<<13, q.remote)...)
-				}
-			}
-			for _, q := range all {
-				q.use(t)
-			}
-		})
-	}
 }
 
 // conntrack goes on to see an offloaded connection as established while strangers try to end it, and sees its

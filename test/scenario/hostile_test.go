@@ -3,11 +3,9 @@ package scenario
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -110,19 +108,6 @@ func (n *network) masqueraded(t *testing.T, remote netip.AddrPort, protocol stri
 	return flows
 }
 
-// loadWithShortTimeouts loads the datapath before the plugin would. Flows expire after two ticks, except for
-// established connections.
-func (n *network) loadWithShortTimeouts(t *testing.T) {
-	t.Helper()
-	options := loader.Options{Timeouts: map[bpf.FlowState]time.Duration{}}
-	for state := range bpf.FlowState(bpf.FlowStates) {
-		if state != bpf.FlowEstablished {
-			options.Timeouts[state] = 2200 * time.Millisecond
-		}
-	}
-	n.loadWith(t, options)
-}
-
 // loadWith loads the datapath before the plugin does.
 func (n *network) loadWith(t *testing.T, options loader.Options) {
 	t.Helper()
@@ -138,9 +123,6 @@ func (n *network) loadWith(t *testing.T, options loader.Options) {
 		t.Fatalf("load the datapath: %v", err)
 	}
 }
-
-// expiry is longer than a flow lives that loadWithShortTimeouts applies to.
-const expiry = 5 * time.Second
 
 // capture reads what a device has received, after the programs.
 type capture struct {
@@ -195,25 +177,33 @@ func (c *capture) received(t *testing.T) (packets []testenv.Packet) {
 	}
 }
 
-// until collects what is received, up to a packet that ends it.
-func (c *capture) until(t *testing.T, what string, ends func(testenv.Packet) bool) (packets []testenv.Packet) {
-	t.Helper()
-	testenv.Eventually(t, what+" to reach "+c.ns.Name, func() error {
-		for _, p := range c.received(t) {
-			packets = append(packets, p)
-			if ends(p) {
-				return nil
-			}
-		}
-		return fmt.Errorf("got %d other packets", len(packets))
-	})
-	return packets
-}
-
 // within is testenv.Eventually, but the test goes on after a failure.
 func within(t *testing.T, what string, cond func() error) {
 	t.Helper()
 	if err := testenv.Wait(testenv.Context(t), what, cond); err != nil {
 		t.Error(err)
 	}
+}
+
+// fewPorts leaves the minimum of ports for masquerading: the node's own sockets get the rest.
+func (n *network) fewPorts(t *testing.T) {
+	t.Helper()
+	if err := n.node().SetSysctl("net/ipv4/ip_local_port_range", "1024 61439"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// noPortDrops counts the packets that were dropped for lack of a port.
+func (n *network) noPortDrops(t *testing.T) uint64 {
+	t.Helper()
+	return n.dropsFor(t, bpf.ReasonNoPort)
+}
+
+// dropsFor counts the packets that were dropped for a reason.
+func (n *network) dropsFor(t *testing.T, reason bpf.Reason) (packets uint64) {
+	t.Helper()
+	n.withDatapath(t, func(datapath *loader.Datapath) {
+		packets = must(maps.DropTotals(datapath))[reason].Packets
+	})
+	return packets
 }

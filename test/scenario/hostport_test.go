@@ -26,53 +26,6 @@ func hostPortsForward(t *testing.T, n *network) {
 	})
 }
 
-// Pods reach host ports by the gateway's address too.
-func TestHostPortOnGateway(t *testing.T) {
-	n := newNetwork(t)
-	web, other := n.AddPod(t, "web", mapBoth(8080, 80)), n.AddPod(t, "other", nil)
-	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-		reachAsGateway(t, other.Namespace, protocol, at(f.Gateway, 8080), web.Namespace, f)
-	})
-}
-
-// TCP and UDP have separate host ports.
-func TestHostPortOfOneProtocol(t *testing.T) {
-	n := newNetwork(t)
-	web := n.AddPod(t, "web", portMappings(mapping{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}))
-	dns := n.AddPod(t, "dns", portMappings(mapping{HostPort: 8080, ContainerPort: 53, Protocol: "udp"}))
-	forEachFamily(t, func(t *testing.T, f testenv.Family) {
-		serve(t, web.Namespace, "tcp", at(f.Pod(web), 80))
-		serve(t, dns.Namespace, "udp", at(f.Pod(dns), 53))
-		reachUntranslated(t, n.Outside, "tcp", at(f.Node, 8080), web.Namespace)
-		reachUntranslated(t, n.Outside, "udp", at(f.Node, 8080), dns.Namespace)
-	})
-}
-
-func TestTwoHostPortsToOnePort(t *testing.T) {
-	n := newNetwork(t)
-	web := n.AddPod(t, "web", portMappings(
-		mapping{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"},
-		mapping{HostPort: 8081, ContainerPort: 80, Protocol: "tcp"},
-		mapping{HostPort: 8080, ContainerPort: 80, Protocol: "udp"},
-		mapping{HostPort: 8081, ContainerPort: 80, Protocol: "udp"},
-	))
-	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-		first := connect(t, n.Outside, protocol, at(f.Outside, 0), at(f.Node, 8080))
-		defer first.Close()
-		second := connect(t, n.Outside, protocol, at(f.Outside, 0), at(f.Node, 8081))
-		defer second.Close()
-		for range 2 { // interleaves both connections
-			for _, client := range []*testenv.Client{first, second} {
-				if seen := ask(t, client, web.Namespace); seen != client.Local() {
-					t.Errorf("server sees %s, want %s", seen, client.Local())
-				}
-			}
-		}
-	})
-}
-
 // Two pods have the same host port on different node addresses. A third address forwards to neither.
 func TestHostIP(t *testing.T) {
 	n := newNetwork(t)
@@ -99,16 +52,6 @@ func TestHostIP(t *testing.T) {
 		wantRefused(t, n.Outside, protocol, at(sibling(f.Node, 20), 8080))
 		wantRefused(t, first.Namespace, protocol, at(f.Gateway, 8080))
 	})
-}
-
-// A host port on 0.0.0.0 is closed for IPv6.
-func TestHostIPOfOneFamily(t *testing.T) {
-	n := newNetwork(t)
-	web := n.AddPod(t, "web", portMappings(mapping{HostPort: 8080, ContainerPort: 80, Protocol: "tcp", HostIP: "0.0.0.0"}))
-	serve(t, web.Namespace, "tcp", at(web.Addr4(), 80))
-	serve(t, web.Namespace, "tcp", at(web.Addr6(), 80))
-	reachUntranslated(t, n.Outside, "tcp", at(testenv.NodeAddr4, 8080), web.Namespace)
-	wantRefused(t, n.Outside, "tcp", at(testenv.NodeAddr6, 8080))
 }
 
 // addNodeAddr adds a second address to the node's uplink, which differs from the first in its last byte.

@@ -1,15 +1,12 @@
 package scenario
 
 import (
-	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-
-	cnitypes "github.com/containernetworking/cni/pkg/types"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -19,50 +16,6 @@ var callers = map[string]string{
 	"bridge":  `{"type": "bridge", "bridge": "cni0", "isGateway": true, `,
 	"ptp":     `{"type": "ptp", `,
 	"macvlan": `{"type": "macvlan", "master": "eth0", `,
-}
-
-// Reference plugins get their addresses from ebpfnet-ipam and release them.
-func TestIPAMPlugin(t *testing.T) {
-	for name, caller := range callers {
-		t.Run(name, func(t *testing.T) {
-			testenv.Build(t, "./cmd/ebpfnet-ipam")
-			list := caller + strings.Replace(referenceIPAM, `"host-local"`, `"ebpfnet-ipam"`, 1) + "}"
-			n := newChain(t, list)
-			if err := n.SetNetwork([]byte(allVerbs(conflistOf(list)))); err != nil {
-				t.Fatal(err)
-			}
-			a, b := n.AddPod(t, "a", nil), n.AddPod(t, "b", nil)
-			wantCheck(t, a, b)
-			for _, f := range testenv.Families {
-				if f.Pod(a) == f.Pod(b) || !f.PodSubnet.Contains(f.Pod(a)) {
-					t.Errorf("addresses: got %s and %s, want two of %s", f.Pod(a), f.Pod(b), f.PodSubnet)
-				}
-			}
-			if name != "macvlan" { // which cannot reach its host
-				ping(t, a.Namespace, testenv.IPv4.Gateway)
-			}
-			n.wantReleased(t, a, "b", 2)
-		})
-	}
-}
-
-// wantReleased wants a GC that keeps only the pod to release the addresses of the container other, and
-// a DEL of the pod to release its own.
-func (n *network) wantReleased(t *testing.T, pod *testenv.Pod, other string, addrs int) {
-	t.Helper()
-	if err := n.GC(testenv.Context(t), attachmentOf(pod)); err != nil {
-		t.Errorf("GC: %v", err)
-	}
-	if got := reservationsOf(t, other); len(got) > 0 {
-		t.Errorf("reservations of %s after GC: got %v, want none", other, got)
-	}
-	if got := reservationsOf(t, pod.Conf.ContainerID); len(got) != addrs {
-		t.Errorf("reservations of %s after GC: got %v, want %d", pod.Name, got, addrs)
-	}
-	del(t, pod)
-	if got := reservationsOf(t, pod.Conf.ContainerID); len(got) > 0 {
-		t.Errorf("reservations of %s after DEL: got %v, want none", pod.Name, got)
-	}
 }
 
 // reservationsOf returns the addresses that are reserved on disk for a container.
@@ -126,24 +79,6 @@ func TestIPAMMigration(t *testing.T) {
 		del(t, pod)
 		if got := reservationsOf(t, pod.Conf.ContainerID); len(got) > 0 {
 			t.Errorf("reservations of %s after DEL: got %v, want none", pod.Name, got)
-		}
-	}
-}
-
-// ebpfnet-ipam reports ebpfnet's own codes for an exhausted range and an address that is taken.
-func TestIPAMPluginErrors(t *testing.T) {
-	testenv.Build(t, "./cmd/ebpfnet-ipam")
-	n := newChain(t, `{"type": "ptp", "capabilities": {"ips": true}, "ipam": {"type": "ebpfnet-ipam", "ranges": [[{"subnet": "10.88.0.0/30"}]]}}`)
-	n.AddPod(t, "a", nil)
-	for ip, code := range map[string]uint{"": 100, "10.88.0.2": 101, "10.99.0.1": cnitypes.ErrInvalidNetworkConfig} {
-		pod := n.NewPod(t, "b")
-		if ip != "" {
-			pod.Conf.CapabilityArgs = map[string]any{"ips": []string{ip}}
-		}
-		err := pod.Add(testenv.Context(t))
-		var coded *cnitypes.Error
-		if !errors.As(err, &coded) || coded.Code != code {
-			t.Errorf("ADD with address %q: got %v, want code %d", ip, err, code)
 		}
 	}
 }

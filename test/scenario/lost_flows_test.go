@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -50,98 +49,6 @@ func clearFlowsAndCache(datapath *loader.Datapath) (removed int, err error) {
 	})
 }
 
-// All flows and the forwarding cache are cleared between two requests.
-func TestFlowsLostWhileIdle(t *testing.T) {
-	const rounds = 50
-
-	n := newNetwork(t)
-	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		clients := map[*testenv.Client]path{}
-		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-		serve(t, n.Outside, protocol, at(f.Outside, 80))
-		for _, p := range n.translatedPaths(f, a, web) {
-			client := connect(t, p.client, protocol, netip.AddrPort{}, p.dial)
-			defer client.Close()
-			clients[client] = p
-		}
-		seen := map[*testenv.Client]netip.AddrPort{}
-		for round := range rounds {
-			for client, p := range clients {
-				peer := ask(t, client, p.server)
-				if round > 0 && peer != seen[client] {
-					t.Errorf("%s: server sees %s, want %s as before", p.name, peer, seen[client])
-				}
-				seen[client] = peer
-			}
-			n.withDatapath(t, func(datapath *loader.Datapath) {
-				if removed, err := clearFlowsAndCache(datapath); err != nil || removed < len(clients) {
-					t.Errorf("removed %d flows (%v), want at least %d", removed, err, len(clients))
-				}
-			})
-		}
-	})
-}
-
-// Flows are cleared, and the server, whose packets cannot restore them, sends first. TCP flows have a backup,
-// so its data arrives at once.
-func TestFlowsLostBeforeServerSends(t *testing.T) {
-	n := newNetwork(t)
-	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	n.forEachTranslatedPath(t, a, web, func(t *testing.T, p path) {
-		client, server := connectPair(t, p)
-		n.withDatapath(t, func(datapath *loader.Datapath) {
-			for range 50 {
-				if _, err := clearFlows(datapath.Flows); err != nil {
-					t.Error(err)
-				}
-				sendByte(t, server, client)
-			}
-		})
-	})
-}
-
-// Flows and their backup are cleared, and the server sends first. Its data has to wait for the client's, and
-// must cause no reset meanwhile.
-func TestFlowsAndBackupLostBeforeServerSends(t *testing.T) {
-	n := newNetwork(t)
-	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	n.forEachTranslatedPath(t, a, web, func(t *testing.T, p path) {
-		client, server := connectPair(t, p)
-		for range 5 {
-			clearThenSendFromServer(t, n, client, server)
-		}
-	})
-}
-
-// clearBackup empties flows_backup.
-func clearBackup(backup *ebpf.Map) error {
-	for i := range backup.MaxEntries() {
-		var place bpf.FlowBackup
-		if err := backup.Lookup(i, &place); err != nil {
-			return err
-		}
-		if place.Used == 0 {
-			continue
-		}
-		if err := backup.Put(i, bpf.FlowBackup{}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// sendByte sends a byte from one end of a connection to the other.
-func sendByte(t *testing.T, from, to net.Conn) {
-	t.Helper()
-	if _, err := from.Write([]byte("x")); err != nil {
-		t.Fatalf("send: %v", err)
-	}
-	if err := readByte(to); err != nil {
-		t.Fatalf("receive: %v", err)
-	}
-}
-
 // readByte reads a byte, for which it waits as long as for everything.
 func readByte(from net.Conn) error {
 	if err := from.SetReadDeadline(time.Now().Add(testenv.Timeout)); err != nil {
@@ -169,39 +76,6 @@ func connectPair(t *testing.T, p path) (client, server net.Conn) {
 	}
 	t.Cleanup(func() { server.Close() })
 	return client, server
-}
-
-// clearThenSendFromServer clears flows and backup, and then sends from the server before the client.
-func clearThenSendFromServer(t *testing.T, n *network, client, server net.Conn) {
-	t.Helper()
-	n.withDatapath(t, func(datapath *loader.Datapath) {
-		before := must(maps.DropTotals(datapath))[bpf.ReasonNoFlow].Packets
-		if err := clearBackup(datapath.FlowsBackup); err != nil {
-			t.Error(err)
-		}
-		if _, err := clearFlowsAndCache(datapath); err != nil {
-			t.Error(err)
-		}
-		if _, err := server.Write([]byte("x")); err != nil {
-			t.Fatalf("send from the server: %v", err)
-		}
-		testenv.Eventually(t, "the server's packet to be translated or dropped", func() error {
-			after := must(maps.DropTotals(datapath))[bpf.ReasonNoFlow].Packets
-			flows := must(maps.Flows(datapath))
-			if after == before && len(flows) == 0 {
-				return errors.New("got no flow and no drop")
-			}
-			return nil
-		})
-	})
-	if _, err := client.Write([]byte("y")); err != nil {
-		t.Fatalf("send from the client: %v", err)
-	}
-	for name, conn := range map[string]net.Conn{"client": client, "server": server} {
-		if err := readByte(conn); err != nil {
-			t.Fatalf("receive at the %s: %v", name, err)
-		}
-	}
 }
 
 // Flows are cleared again and again during transfers in both directions.

@@ -4,7 +4,7 @@
 //
 //	go test ./scenario                    # as root
 //	go test -short ./scenario             # small transfers, for slow machines
-//	go test ./scenario -long -run 'Flood|ShortConnections|TestPodsShareTheirPorts|TestUpgradeUnderTraffic'
+//	go test ./scenario -long -run 'Flood|ShortConnections|TestPodsShareTheirPorts|TestUpgrade|TestBandwidthChanges'
 //	go test ./scenario -fastpath always   # or never
 //
 // On another kernel (see package vm), with the plugin built beforehand:

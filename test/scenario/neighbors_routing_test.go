@@ -135,7 +135,7 @@ func (n *network) wantAlwaysBy(t *testing.T, pod *testenv.Pod, protocol string, 
 // Both gateways are on one link, so the uplink is the same, but not the next hop.
 func TestPolicyRoutingByAnotherGateway(t *testing.T) {
 	forEachFastPath(t, `"ipMasq": true`, func(t *testing.T, conflist string) {
-		for _, policy := range policies[:5] { // a group has both gateways
+		for _, policy := range policies[:2] { // by a source and by a port: the routes are alike
 			t.Run(policy.name, func(t *testing.T) {
 				bridge := testenv.UplinkKinds[0]
 				testenv.Require(t, bridge.Feature)
@@ -146,8 +146,11 @@ func TestPolicyRoutingByAnotherGateway(t *testing.T) {
 				n.runOnNode(t, "ip", "link", "add", "v8", "type", "veth", "peer", "name", "eth0", "netns", gateway.Path)
 				n.runOnNode(t, "ip", "link", "set", "v8", "master", device, "up")
 				for _, f := range testenv.Families {
-					n.runOnNode(t, "nsenter", "--net="+gateway.Path, "ip", "address", "add",
-						netip.PrefixFrom(sibling(f.Node, 77), f.PrefixLen).String(), "dev", "eth0")
+					args := []string{"nsenter", "--net=" + gateway.Path, "ip", "address", "add", netip.PrefixFrom(sibling(f.Node, 77), f.PrefixLen).String(), "dev", "eth0"}
+					if !f.Is4() {
+						args = append(args, "nodad")
+					}
+					n.runOnNode(t, args...)
 				}
 				n.runOnNode(t, "nsenter", "--net="+gateway.Path, "ip", "link", "set", "eth0", "up")
 				for _, ns := range []*testenv.Namespace{n.Outside, gateway} {

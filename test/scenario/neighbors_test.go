@@ -39,12 +39,8 @@ var kubeRules = []struct {
 	install func(n *network, t *testing.T, f testenv.Family, pod netip.Addr)
 }{
 	{"nftables", 200, func(n *network, t *testing.T, f testenv.Family, pod netip.Addr) { n.nftKube(t, f, pod, "") }},
-	{"iptables", 200, func(n *network, t *testing.T, f testenv.Family, pod netip.Addr) { n.iptablesKube(t, f, pod, "") }},
 	{"nftables, numbers of host ports", 30, func(n *network, t *testing.T, f testenv.Family, pod netip.Addr) {
 		n.nftKube(t, f, pod, fmt.Sprintf("to :%d-%d", neighborPort, neighborPort+neighborPorts-1))
-	}},
-	{"iptables, numbers of host ports", 30, func(n *network, t *testing.T, f testenv.Family, pod netip.Addr) {
-		n.iptablesKube(t, f, pod, fmt.Sprintf("--to-ports %d-%d", neighborPort, neighborPort+neighborPorts-1))
 	}},
 }
 
@@ -152,30 +148,6 @@ func (n *network) nftKube(t *testing.T, f testenv.Family, pod netip.Addr, ports 
 			ct status dnat meta l4proto tcp MASQUERADE; ct status dnat meta l4proto udp MASQUERADE; }
 		chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop; }
 	}`))
-}
-
-// iptablesKube is nftKube with iptables.
-func (n *network) iptablesKube(t *testing.T, f testenv.Family, pod netip.Addr, ports string) {
-	t.Helper()
-	command := map[string]string{"IPv4": "iptables", "IPv6": "ip6tables"}[f.Name]
-	requireTool(t, command, "iptables")
-	rules := []string{
-		"-t nat -N SERVICES", "-t nat -A PREROUTING -j SERVICES", "-t nat -A OUTPUT -j SERVICES",
-		"-A FORWARD -m conntrack --ctstate INVALID -j DROP",
-	}
-	toPod, toOutside := " -j DNAT --to-destination "+at(pod, 80).String(), " -j DNAT --to-destination "+at(f.SecondOutside, 80).String()
-	for _, protocol := range []string{"tcp", "udp"} {
-		match := "-t nat -A SERVICES -p " + protocol
-		service, local := match+" -d "+serviceAddrs[f.Name].String(), match+" -m addrtype --dst-type LOCAL"
-		rules = append(rules,
-			service+" --dport 80"+toPod, service+" --dport 81"+toOutside,
-			local+" --dport 30080"+toPod, local+" --dport 30081"+toOutside,
-			"-t nat -A POSTROUTING -p "+protocol+" -m conntrack --ctstate DNAT -j MASQUERADE --random-fully "+ports,
-		)
-	}
-	for _, rule := range rules {
-		n.runOnNode(t, append([]string{command}, strings.Fields(rule)...)...)
-	}
 }
 
 // A DNAT of the host to a pod, masqueraded to exactly the number of a host port, of that pod and of another one.

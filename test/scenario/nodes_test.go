@@ -1,7 +1,6 @@
 package scenario
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -12,7 +11,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/reconcile"
+	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -72,7 +71,7 @@ func (n *node) reachByTunnel(t *testing.T, other *node, remote, own netip.Addr, 
 		} else {
 			tunnel.Addr6 = own
 		}
-		if err := reconcile.Tunnel(testenv.Context(t), datapath, tunnel); err != nil {
+		if err := refresh.Tunnel(testenv.Context(t), datapath, tunnel); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := maps.GetTunnel(datapath); err != nil || got != tunnel {
@@ -100,7 +99,7 @@ func (n *node) leave(t *testing.T) {
 	index := indexOf(t, n.node(), tunnelName)
 	n.ip(t, "link", "del", tunnelName) // with its routes
 	n.withDatapath(t, func(datapath *loader.Datapath) {
-		if err := reconcile.LeaveCluster(testenv.Context(t), datapath); err != nil {
+		if err := refresh.LeaveCluster(testenv.Context(t), datapath); err != nil {
 			t.Fatal(err)
 		}
 		if nodes := must(maps.Nodes(datapath)); len(nodes) > 0 {
@@ -235,7 +234,6 @@ func TestTunnelTellsMTU(t *testing.T) {
 				for _, f := range testenv.Families {
 					large, server := sizeOf(mebibyte), at(f.Pod(b.pod), 7000)
 					upload(large)(t, a.pod.Namespace, b.pod.Namespace, server, server)
-					download(large)(t, a.pod.Namespace, b.pod.Namespace, server, server)
 				}
 			})
 		})
@@ -297,58 +295,4 @@ func TestTunnelFromAnotherAddress(t *testing.T) {
 			}
 		})
 	}
-}
-
-// nodePort is a service's port of the node, as kube-proxy would forward it: to the tunnel of the other one.
-const nodePort = `
-	table ip service {
-		chain pre { type nat hook prerouting priority -100; policy accept; udp dport 30000 dnat to 192.0.2.1:4789; }
-		chain post { type nat hook postrouting priority 100; policy accept; ct status dnat masquerade; }
-	}
-	table ip6 service {
-		chain pre { type nat hook prerouting priority -100; policy accept; udp dport 30000 dnat to [2001:db8:1::1]:4789; }
-		chain post { type nat hook postrouting priority 100; policy accept; ct status dnat masquerade; }
-	}`
-
-// Nobody but the node of its source sends a packet by the tunnel: neither a host beside it, nor a pod of that node, nor
-// whoever else that node masquerades.
-func TestForgedTunnelPackets(t *testing.T) {
-	a, b := newNodes(t, `"ipMasq": true, "mtu": 1430`)
-	hostile, guest := b.AddPod(t, "hostile", nil), b.otherEngine6(t)
-	b.nft(t, dockerRules)
-	b.nft(t, nodePort)
-	forEachUnderlay(t, a, b, func(t *testing.T, under testenv.Family) {
-		forEachFamily(t, func(t *testing.T, f testenv.Family) {
-			received := listenPacket(t, a.pod.Namespace, at(f.Pod(a.pod), 7000))
-			send := func(from *testenv.Namespace, local, source netip.Addr, payload string, to netip.AddrPort) {
-				t.Helper()
-				inner := testenv.UDPPacket(at(source, 5000), at(f.Pod(a.pod), 7000), payload)
-				header := binary.BigEndian.AppendUint32([]byte{8, 0, 0, 0}, vni<<8)
-				sendTo(t, listenPacket(t, from, at(local, 0)), to, string(header)+string(inner.MustBuild()))
-			}
-			before, protocols := a.dropsFor(t, bpf.ReasonNode), b.dropsOf(t, hostile)[maps.Reason(bpf.ReasonProtocol)]
-			forged, tunnel := b.dropsFor(t, bpf.ReasonTunnel), at(under.Node, tunnelPort)
-			send(b.node(), under.Outside, f.Far, "of no node", tunnel)
-			send(b.node(), under.Outside, f.Pod(a.pod), "of the receiver", tunnel)
-			send(hostile.Namespace, under.Pod(hostile), f.Pod(b.pod), "of another pod, by masquerading", tunnel)
-			send(guest, engineAddr[under.Name], f.Pod(b.pod), "of a pod, by another engine's masquerading", tunnel)
-			send(a.node(), under.Node, f.Pod(b.pod), "of a pod, by a service", at(under.Outside, 30000))
-
-			server := serve(t, a.pod.Namespace, "udp", at(f.Pod(a.pod), 0))
-			reachUntranslated(t, b.pod.Namespace, "udp", server, a.pod.Namespace)
-			sendTo(t, listenPacket(t, b.pod.Namespace, at(f.Pod(b.pod), 0)), at(f.Pod(a.pod), 7000), "the last")
-			if got, from := receiveFrom(t, received); got != "the last" {
-				t.Errorf("got %q from %s, want what was sent last", got, from)
-			}
-			if got := a.dropsFor(t, bpf.ReasonNode) - before; got != 2 {
-				t.Errorf("drops of forged packets: got %d, want 2", got)
-			}
-			if got := b.dropsOf(t, hostile)[maps.Reason(bpf.ReasonProtocol)] - protocols; got != 1 {
-				t.Errorf("drops of the pod's VXLAN: got %d, want 1", got)
-			}
-			if got := b.dropsFor(t, bpf.ReasonTunnel) - forged; got != 2 {
-				t.Errorf("drops of VXLAN that the node masquerades: got %d, want 2", got)
-			}
-		})
-	})
 }

@@ -1,7 +1,6 @@
 package scenario
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -142,16 +141,4 @@ func wantNext(conn net.Conn, payload string, deadline time.Time) error {
 		return fmt.Errorf("got %q, want %q", got, payload)
 	}
 	return nil
-}
-
-// askSoon is ask for a reply that may be missing: it does not ask again.
-func askSoon(t *testing.T, client *testenv.Client, want *testenv.Namespace) (seen netip.AddrPort) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), silence)
-	defer cancel()
-	reply, err := client.Ask(ctx, "hello")
-	if err != nil || reply.Server != want.Name {
-		t.Fatalf("request from %s: reply from %q (%v), want it from %s", client.Local(), reply.Server, err, want.Name)
-	}
-	return reply.Peer
 }

@@ -51,15 +51,6 @@ func (n *network) translatedPaths(f testenv.Family, a, web *testenv.Pod) []path 
 	}
 }
 
-// forEachTranslatedPath runs a subtest for each translated path and family.
-func (n *network) forEachTranslatedPath(t *testing.T, a, web *testenv.Pod, test func(t *testing.T, p path)) {
-	forEachFamily(t, func(t *testing.T, f testenv.Family) {
-		for _, p := range n.translatedPaths(f, a, web) {
-			t.Run(p.name, func(t *testing.T) { test(t, p) })
-		}
-	})
-}
-
 // allPaths returns translatedPaths and the one between pods.
 func (n *network) allPaths(f testenv.Family, a, web *testenv.Pod) []path {
 	onWeb := at(f.Pod(web), 80)

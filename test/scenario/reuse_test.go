@@ -7,11 +7,8 @@ import (
 	"syscall"
 	"testing"
 
-	cnitypes "github.com/containernetworking/cni/pkg/types"
-
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -21,91 +18,6 @@ func sibling(addr netip.Addr, last byte) netip.Addr {
 	bytes[len(bytes)-1] = last
 	sibling, _ := netip.AddrFromSlice(bytes)
 	return sibling
-}
-
-// A host port is closed when DEL returns.
-func TestHostPortCloses(t *testing.T) {
-	n := newNetwork(t)
-	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		web := n.AddPod(t, "web", mapBoth(8080, 80))
-		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-		reachUntranslated(t, n.Outside, protocol, at(f.Node, 8080), web.Namespace)
-		del(t, web)
-		wantRefused(t, n.Outside, protocol, at(f.Node, 8080))
-	})
-}
-
-// A host port is forwarded to the next pod when ADD returns, even for clients that keep one UDP socket, as
-// resolvers and game clients do.
-func TestHostPortReuse(t *testing.T) {
-	n := newNetwork(t)
-	forEachFamily(t, func(t *testing.T, f testenv.Family) {
-		old := n.AddPod(t, "old", mapBoth(8080, 80))
-		serve(t, old.Namespace, "udp", at(f.Pod(old), 80))
-		serve(t, old.Namespace, "tcp", at(f.Pod(old), 80))
-		client := connect(t, n.Outside, "udp", netip.AddrPort{}, at(f.Node, 8080))
-		defer client.Close()
-		if seen := ask(t, client, old.Namespace); seen != client.Local() {
-			t.Errorf("old pod sees %s, want %s", seen, client.Local())
-		}
-		reachUntranslated(t, n.Outside, "tcp", at(f.Node, 8080), old.Namespace)
-		del(t, old)
-		if _, err := client.Ask(testenv.Context(t), "hello"); !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("request between DEL and ADD: %v, want a refusal", err)
-		}
-
-		next := n.AddPod(t, "next", mapBoth(8080, 80))
-		defer del(t, next)
-		serve(t, next.Namespace, "udp", at(f.Pod(next), 80))
-		serve(t, next.Namespace, "tcp", at(f.Pod(next), 80))
-		if seen := ask(t, client, next.Namespace); seen != client.Local() {
-			t.Errorf("next pod sees %s, want %s", seen, client.Local())
-		}
-		reachUntranslated(t, n.Outside, "tcp", at(f.Node, 8080), next.Namespace)
-	})
-}
-
-// A client that is idle between DEL and ADD reaches the next pod, on another container port.
-func TestHostPortReuseWithIdleClient(t *testing.T) {
-	n := newNetwork(t)
-	forEachFamily(t, func(t *testing.T, f testenv.Family) {
-		old := n.AddPod(t, "old", mapBoth(8080, 80))
-		serve(t, old.Namespace, "udp", at(f.Pod(old), 80))
-		client := connect(t, n.Outside, "udp", netip.AddrPort{}, at(f.Node, 8080))
-		defer client.Close()
-		ask(t, client, old.Namespace)
-		del(t, old)
-
-		next := n.AddPod(t, "next", mapBoth(8080, 81))
-		defer del(t, next)
-		serve(t, next.Namespace, "udp", at(f.Pod(next), 81))
-		if seen := ask(t, client, next.Namespace); seen != client.Local() {
-			t.Errorf("next pod sees %s, want %s", seen, client.Local())
-		}
-	})
-}
-
-// ADD refuses a host port that a running pod has, and does not disturb that pod.
-func TestHostPortConflict(t *testing.T) {
-	n := newNetwork(t)
-	web := n.AddPod(t, "web", mapBoth(8080, 80))
-	late := n.NewPod(t, "late")
-	late.Conf.CapabilityArgs = mapBoth(8080, 80)
-
-	err := late.Add(testenv.Context(t))
-	var cniError *cnitypes.Error
-	if !errors.As(err, &cniError) || cniError.Code != cnierr.CodePortTaken {
-		t.Fatalf("ADD with a host port in use: got %v, want code %d", err, cnierr.CodePortTaken)
-	}
-	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-		reachUntranslated(t, n.Outside, protocol, at(f.Node, 8080), web.Namespace)
-	})
-	del(t, late)
-	forEachFamily(t, func(t *testing.T, f testenv.Family) {
-		serve(t, web.Namespace, "tcp", at(f.Pod(web), 80))
-		reachUntranslated(t, n.Outside, "tcp", at(f.Node, 8080), web.Namespace)
-	})
 }
 
 // A host port moves from pod to pod under every kind of client, each of which keeps its socket.

@@ -66,23 +66,3 @@ func TestInboundToMasqueradedPod(t *testing.T) {
 		}
 	})
 }
-
-// The same client reaches a pod by its host port and by its own address.
-func TestInboundToPodWithHostPort(t *testing.T) {
-	n := newRoutedNetwork(t, podsConflist)
-	web := n.AddPod(t, "web", mapBoth(8080, 80))
-	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-		byNode := connect(t, n.Outside, protocol, netip.AddrPort{}, at(f.Node, 8080))
-		defer byNode.Close()
-		directly := connect(t, n.Outside, protocol, netip.AddrPort{}, at(f.Pod(web), 80))
-		defer directly.Close()
-		for range 2 {
-			for _, client := range []*testenv.Client{byNode, directly} {
-				if seen := ask(t, client, web.Namespace); seen != client.Local() {
-					t.Errorf("pod sees %s, want %s", seen, client.Local())
-				}
-			}
-		}
-	})
-}

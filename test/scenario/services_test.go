@@ -21,56 +21,50 @@ const (
 )
 
 func TestServices(t *testing.T) {
-	for name, install := range map[string]func(*network, *testing.T, testenv.Family, netip.Addr){
-		"nftables": (*network).nftServices, "iptables": (*network).iptablesServices,
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := newEstablishedNetwork(t)
-			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil)
-			for _, f := range testenv.Families {
-				install(n, t, f, f.Pod(web))
-			}
-			forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-				serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-				serve(t, n.Outside, protocol, at(f.Outside, 80))
-				service := serviceAddrs[f.Name]
-				for _, tc := range []struct {
-					name         string
-					from, server *testenv.Namespace
-					port         uint16
-					seen         netip.Addr
-				}{
-					{"another pod", a.Namespace, web.Namespace, podPort, f.Pod(a)},
-					{"the same pod", web.Namespace, web.Namespace, podPort, f.Gateway},
-					{"an outside backend", a.Namespace, n.Outside, outsidePort, f.Node},
-				} {
-					t.Run(tc.name, func(t *testing.T) {
-						client := connect(t, tc.from, protocol, netip.AddrPort{}, at(service, tc.port))
-						defer client.Close()
-						for range 20 {
-							if seen := ask(t, client, tc.server); seen.Addr() != tc.seen {
-								t.Fatalf("server sees %s, want %s", seen, tc.seen)
-							}
-						}
-						// Meanwhile the same client uses the backend's own address.
-						if tc.from == tc.server {
-							return
-						}
-						backend := at(f.Pod(web), 80)
-						if tc.server == n.Outside {
-							backend = at(f.Outside, 80)
-						}
-						direct := connect(t, tc.from, protocol, netip.AddrPort{}, backend)
-						defer direct.Close()
-						for range 20 {
-							ask(t, direct, tc.server)
-							ask(t, client, tc.server)
-						}
-					})
+	n := newEstablishedNetwork(t)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil)
+	for _, f := range testenv.Families {
+		n.nftServices(t, f, f.Pod(web))
+	}
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+		serve(t, n.Outside, protocol, at(f.Outside, 80))
+		service := serviceAddrs[f.Name]
+		for _, tc := range []struct {
+			name         string
+			from, server *testenv.Namespace
+			port         uint16
+			seen         netip.Addr
+		}{
+			{"another pod", a.Namespace, web.Namespace, podPort, f.Pod(a)},
+			{"the same pod", web.Namespace, web.Namespace, podPort, f.Gateway},
+			{"an outside backend", a.Namespace, n.Outside, outsidePort, f.Node},
+		} {
+			t.Run(tc.name, func(t *testing.T) {
+				client := connect(t, tc.from, protocol, netip.AddrPort{}, at(service, tc.port))
+				defer client.Close()
+				for range 20 {
+					if seen := ask(t, client, tc.server); seen.Addr() != tc.seen {
+						t.Fatalf("server sees %s, want %s", seen, tc.seen)
+					}
+				}
+				// Meanwhile the same client uses the backend's own address.
+				if tc.from == tc.server {
+					return
+				}
+				backend := at(f.Pod(web), 80)
+				if tc.server == n.Outside {
+					backend = at(f.Outside, 80)
+				}
+				direct := connect(t, tc.from, protocol, netip.AddrPort{}, backend)
+				defer direct.Close()
+				for range 20 {
+					ask(t, direct, tc.server)
+					ask(t, client, tc.server)
 				}
 			})
-		})
-	}
+		}
+	})
 }
 
 // nftServices adds services with a pod and with an outside host as backends. Hairpin traffic, from a pod to
@@ -87,28 +81,4 @@ func (n *network) nftServices(t *testing.T, f testenv.Family, pod netip.Addr) {
 		chain hairpins { type nat hook postrouting priority 100; policy accept; IP saddr POD IP daddr POD masquerade; }
 		chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop; }
 	}`))
-}
-
-// iptablesServices is nftServices with iptables.
-func (n *network) iptablesServices(t *testing.T, f testenv.Family, pod netip.Addr) {
-	t.Helper()
-	command := map[string]string{"IPv4": "iptables", "IPv6": "ip6tables"}[f.Name]
-	requireTool(t, command, "iptables")
-	service := serviceAddrs[f.Name].String()
-	rules := []string{
-		"-t nat -A POSTROUTING -s " + pod.String() + " -d " + pod.String() + " -j MASQUERADE",
-		"-A FORWARD -m conntrack --ctstate INVALID -j DROP",
-	}
-	for _, protocol := range []string{"tcp", "udp"} {
-		match := "-t nat -A PREROUTING -d " + service + " -p " + protocol
-		rules = append(rules,
-			match+" --dport 80 -j DNAT --to-destination "+at(pod, 80).String(),
-			match+" --dport 81 -j DNAT --to-destination "+at(f.Outside, 80).String(),
-		)
-	}
-	for _, rule := range rules {
-		if _, err := n.node().Run(testenv.Context(t), command, strings.Fields(rule)...); err != nil {
-			t.Fatal(err)
-		}
-	}
 }

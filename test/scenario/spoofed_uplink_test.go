@@ -1,9 +1,7 @@
 package scenario
 
 import (
-	"fmt"
 	"net/netip"
-	"strings"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
@@ -213,87 +211,4 @@ func (n *network) wantTranslations(t *testing.T, after string, before map[flowID
 			t.Errorf("flow after packets from %s: got %s, want %s", after, flow, old)
 		}
 	}
-}
-
-const spoofedPort = 7777
-
-// countSpoofed counts what a pod gets from and to the spoofed port.
-func countSpoofed(t *testing.T, pod *testenv.Pod) (count func() string) {
-	t.Helper()
-	requireTool(t, "nft", "nftables")
-	run := func(rules string) string {
-		out, err := pod.Run(testenv.Context(t), "nft", rules)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return out
-	}
-	run(fmt.Sprintf(`table inet count { counter spoofed { }
-		chain in { type filter hook prerouting priority -300; policy accept
-			tcp sport %[1]d counter name spoofed
-			udp sport %[1]d counter name spoofed
-		}
-	}`, spoofedPort))
-	return func() string {
-		_, count, _ := strings.Cut(run("list counter inet count spoofed"), "packets ")
-		return strings.Fields(count)[0]
-	}
-}
-
-// A spoofed first packet does not reach the container, and does not spoil the port for the true owner of its
-// address, who uses another host port of the same container.
-func TestSpoofedFirstPacket(t *testing.T) {
-	forEachFastPath(t, plainKeys, func(t *testing.T, conflist string) {
-		n := newRoutedNetwork(t, conflist)
-		spoofers := n.spoofers(t)
-		web := n.AddPod(t, "web", twoPorts())
-		got := countSpoofed(t, web)
-		forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-			serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-			before := got()
-			for _, s := range spoofers {
-				for _, to := range []netip.AddrPort{
-					at(f.Node, 8080), at(f.SecondNode, 8080), at(f.Gateway, 8080), at(f.Pod(web), 80),
-				} {
-					s.send(t, n, f, spoofed(protocol, at(f.Outside, spoofedPort), to))
-					if now := got(); now != before {
-						t.Fatalf("packets from %s to %s: container got %s, want %s as before", s.name, to, now, before)
-					}
-				}
-			}
-			client := connect(t, n.Outside, protocol, at(f.Outside, spoofedPort), at(f.Node, 8081))
-			defer client.Close()
-			askSoon(t, client, web.Namespace)
-			s := spoofers[0]
-			s.send(t, n, f, spoofed(protocol, at(f.Outside, spoofedPort), at(f.Node, 8080)))
-			askSoon(t, client, web.Namespace)
-		})
-	})
-}
-
-// A spoofed packet to a pod's own address does not make the pod's later packets leave with that address.
-func TestSpoofedPacketToPod(t *testing.T) {
-	forEachFastPath(t, plainKeys, func(t *testing.T, conflist string) {
-		n := newRoutedNetwork(t, conflist)
-		spoofers := n.spoofers(t)
-		a := n.AddPod(t, "a", mapBoth(8090, 90))
-		port := uint16(5000)
-		forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-			server := serve(t, n.Outside, protocol, at(f.Outside, 0))
-			for _, s := range spoofers {
-				port++
-				own := at(f.Pod(a), port)
-				packets := append(spoofed(protocol, server, own), testenv.EchoPacket(f.Outside, f.Pod(a), false, 1, 1, ""))
-				s.send(t, n, f, packets)
-				client := connect(t, a.Namespace, protocol, own, server)
-				defer client.Close()
-				for range 5 {
-					if seen := askSoon(t, client, n.Outside); seen.Addr() != f.Node {
-						t.Errorf("after packets from %s: server sees %s, want the node's address %s", s.name, seen, f.Node)
-					}
-					s.send(t, n, f, packets)
-				}
-			}
-		})
-	})
 }

@@ -67,7 +67,7 @@ func download(size int64) transfer {
 }
 
 func TestUploads(t *testing.T) {
-	transferOnAllPaths(t, newNetwork(t), upload(sizeOf(256*mebibyte)))
+	transferOnAllPaths(t, newNetwork(t), upload(sizeOf(32*mebibyte)))
 }
 
 func TestDownloads(t *testing.T) {

@@ -41,27 +41,3 @@ func (n *network) routeBetweenOutsides(t *testing.T, f testenv.Family) {
 		t.Fatal(err)
 	}
 }
-
-// A pod reaches an outside server on the number of a host port, as with port 443 everywhere.
-func TestMappedPortOfOutsideServer(t *testing.T) {
-	n := newNetwork(t)
-	web, other := n.AddPod(t, "web", mapBoth(8080, 80)), n.AddPod(t, "other", nil)
-	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-		serve(t, n.Outside, protocol, at(f.Outside, 8080))
-		reachAsNode(t, other.Namespace, protocol, at(f.Outside, 8080), n.Outside, f.Node)
-		reachAsNode(t, web.Namespace, protocol, at(f.Outside, 8080), n.Outside, f.Node)
-	})
-}
-
-// A pod reaches another pod on the number of a third one's host port.
-func TestMappedPortOfAnotherPod(t *testing.T) {
-	n := newNetwork(t)
-	n.AddPod(t, "web", mapBoth(8080, 80))
-	a, b := n.AddPod(t, "a", nil), n.AddPod(t, "b", nil)
-	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		serve(t, b.Namespace, protocol, at(f.Pod(b), 8080))
-		reachUntranslated(t, a.Namespace, protocol, at(f.Pod(b), 8080), b.Namespace)
-		reachUntranslated(t, n.node(), protocol, at(f.Pod(b), 8080), b.Namespace)
-	})
-}

@@ -1,15 +1,11 @@
 package scenario
 
 import (
-	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -79,84 +75,10 @@ func (n *network) inTunnel(t *testing.T, f testenv.Family, pod *testenv.Pod, nod
 	return outer.MustBuild()
 }
 
-// Behind a bridge with a physical port, a pod does not speak to the network's switches.
-func TestBridgeMessages(t *testing.T) {
-	n := newChain(t, firstPlugins["bridge"], afterOthers)
-	pod, other := n.AddPod(t, "a", nil), n.AddPod(t, "b", nil)
-	n.ip(t, "link", "add", "port0", "type", "veth", "peer", "name", "switch0") // stand for a port and its switch
-	n.ip(t, "link", "set", "port0", "master", "cni0", "up")
-	n.ip(t, "link", "set", "switch0", "up")
-	sw := n.listenToAll(t, "switch0")
-	s := n.senderOf(t, pod, other)
-	hello := testenv.UDPPacket(at(s.Addr4, 4000), at(netip.MustParseAddr("255.255.255.255"), 4001), "to all")
-	hello.SrcMAC, hello.DstMAC = s.MAC, testenv.MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-	marker := hello.MustBuild()
-
-	const reason = maps.Reason(bpf.ReasonBridge)
-	for i, frame := range s.ToBridges() {
-		if err := pod.SendFrames(testenv.PodIfName, frame.Bytes, marker); err != nil {
-			t.Fatal(err)
-		}
-		for {
-			got := testenv.Untagged(sw.receive(t))
-			if bytes.Equal(got, testenv.Untagged(frame.Bytes)) {
-				t.Errorf("%s: the switch has received it", frame.Name)
-			}
-			if bytes.Equal(got, marker) {
-				break
-			}
-		}
-		if got := n.dropsOf(t, pod)[reason]; got != uint64(i+1) {
-			t.Errorf("%s: drops: got %d, want %d", frame.Name, got, i+1)
-		}
-	}
-}
-
 // ip runs the command on the node.
 func (n *network) ip(t *testing.T, args ...string) {
 	t.Helper()
 	if out, err := n.node().Run(testenv.Context(t), "ip", args...); err != nil {
 		t.Fatalf("ip %v: %v: %s", args, err, out)
-	}
-}
-
-// listener receives all frames of a device, in order.
-type listener struct{ fd int }
-
-func (n *network) listenToAll(t *testing.T, device string) *listener {
-	t.Helper()
-	link, err := n.node().Netlink().LinkByName(device)
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL))
-	var l listener
-	err = n.node().Do(func() (err error) {
-		if l.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(all)); err != nil {
-			return err
-		}
-		timeout := unix.NsecToTimeval(int64(testenv.Timeout))
-		return errors.Join(unix.Bind(l.fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: link.Attrs().Index}),
-			unix.SetsockoptTimeval(l.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout))
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { unix.Close(l.fd) })
-	return &l
-}
-
-func (l *listener) receive(t *testing.T) []byte {
-	t.Helper()
-	buffer := make([]byte, 1<<16)
-	for {
-		length, _, err := unix.Recvfrom(l.fd, buffer, 0)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		return buffer[:length]
 	}
 }

@@ -55,13 +55,13 @@ func (n *network) upgrade(t *testing.T, options loader.Options) (done loader.Upg
 // packet is lost or retransmitted.
 func TestUpgradeUnderTraffic(t *testing.T) {
 	n := newNetwork(t)
-	n.upgradeUnderTraffic(t, workload(10, 40, 200))
+	n.upgradeUnderTraffic(t, workload(10, 10, 200))
 }
 
 func TestUpgradeUnderTrafficWithClsact(t *testing.T) {
 	n := newNetwork(t)
 	n.loadForClsact(t)
-	n.upgradeUnderTraffic(t, workload(10, 20, 20))
+	n.upgradeUnderTraffic(t, workload(5, 5, 20))
 }
 
 func (n *network) upgradeUnderTraffic(t *testing.T, upgrades int) {
@@ -173,7 +173,7 @@ func TestUpgradeKilled(t *testing.T) {
 	for _, kill := range []struct {
 		call string
 		step int // 1 for every call
-	}{{"mkdirat", 1}, {"renameat", 1}, {"unlinkat", 4}, {"bpf", 29}} {
+	}{{"mkdirat", workload(2, 2, 1)}, {"renameat", workload(3, 3, 1)}, {"unlinkat", workload(12, 12, 4)}, {"bpf", workload(41, 41, 29)}} {
 		kills := 0
 		for at := 1; ; at += kill.step {
 			if _, err := n.upgrade(t, release(own.Revision-1, 7)); err != nil {
@@ -341,4 +341,14 @@ func kernelCount(t *testing.T, ns *testenv.Namespace, file, group, name string) 
 	}
 	t.Fatalf("%s has no %s", file, group)
 	return 0
+}
+
+func programID(t *testing.T, program *ebpf.Program) ebpf.ProgramID {
+	t.Helper()
+	info, err := program.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := info.ID()
+	return id
 }

@@ -2,7 +2,6 @@ package scenario
 
 import (
 	"net"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -11,7 +10,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -88,26 +87,6 @@ func addBareDevice(t *testing.T, ns *testenv.Namespace) {
 	}
 }
 
-// A device appears whose name a network has chosen as uplink: CHECK reports that it lacks programs, and repair
-// attaches them. Other new devices are left alone.
-func TestNamedUplinkAppears(t *testing.T) {
-	n := newNetworkWith(t, strings.Replace(podsConflist, `"ipMasq"`, `"uplinks": ["eth0", "late*"], "ipMasq"`, 1))
-	pod := n.AddPod(t, "a", nil)
-	n.AddSecondUplink(t)
-	repair(t, n)
-	wantUplinkNames(t, n, "eth0")
-	late := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "late0"}, PeerName: "peer"}
-	if err := n.node().Netlink().LinkAdd(late); err != nil {
-		t.Fatal(err)
-	}
-	if err := pod.Check(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "uplink late0 is new") {
-		t.Errorf("CHECK: got %v, want it to name late0", err)
-	}
-	repair(t, n)
-	wantUplinkNames(t, n, "eth0", "late0")
-	wantCheck(t, pod)
-}
-
 func wantUplinkNames(t *testing.T, n *network, want ...string) {
 	t.Helper()
 	if got := uplinkNamesOf(t, n); !slices.Equal(got, want) {
@@ -119,7 +98,7 @@ func wantUplinkNames(t *testing.T, n *network, want ...string) {
 func repair(t *testing.T, n *network) {
 	t.Helper()
 	err := n.node().Do(func() error {
-		host, err := operator.Open(loader.OpenLoaded, "")
+		host, err := admin.Open(loader.OpenLoaded, "")
 		if err != nil {
 			return err
 		}
@@ -130,17 +109,4 @@ func repair(t *testing.T, n *network) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-// Without a route, a chosen device's own address serves for masquerading.
-func TestNamedUplinkAddress(t *testing.T) {
-	n := newNetworkWith(t, strings.Replace(podsConflist, `"ipMasq"`, `"uplinks": ["bare"], "ipMasq"`, 1))
-	addBareDevice(t, n.node())
-	n.AddPod(t, "a", nil)
-	n.withDatapath(t, func(datapath *loader.Datapath) {
-		uplinks, err := maps.Uplinks(datapath)
-		if want := netip.MustParseAddr("203.0.113.7"); err != nil || len(uplinks) != 1 || uplinks[0].Addr4 != want {
-			t.Errorf("uplinks: got %v (%v), want one with %s", uplinks, err, want)
-		}
-	})
 }

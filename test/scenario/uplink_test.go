@@ -35,25 +35,6 @@ func TestUplinkAppears(t *testing.T) {
 	})
 }
 
-// STATUS, which runtimes call all the time, makes a new external interface an uplink too.
-func TestStatusReconcilesUplinks(t *testing.T) {
-	n := newNetworkWith(t, allVerbsConflist)
-	if err := n.Status(testenv.Context(t)); err != nil {
-		t.Fatal(err)
-	}
-	pod := n.AddPod(t, "a", mapBoth(8080, 80))
-	n.AddSecondUplink(t)
-	if err := n.Status(testenv.Context(t)); err != nil {
-		t.Fatal(err)
-	}
-	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		server := serve(t, n.SecondOutside, protocol, at(f.SecondOutside, 0))
-		reachAsNode(t, pod.Namespace, protocol, server, n.SecondOutside, f.SecondNode)
-		serve(t, pod.Namespace, protocol, at(f.Pod(pod), 80))
-		reachUntranslated(t, n.SecondOutside, protocol, at(f.SecondNode, 8080), pod.Namespace)
-	})
-}
-
 // Before 6.7 a program cannot ask for a route's source address, so the datapath masquerades with the address of
 // the uplink's entry. Every entry has both families' addresses, on any kernel.
 func TestUplinkEntries(t *testing.T) {

@@ -3,7 +3,6 @@ package testenv
 import (
 	"encoding/binary"
 	"fmt"
-	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -12,18 +11,12 @@ import (
 // of 8, as a router (IPv4) or the sender (IPv6) does. It returns their frames in order, with the
 // identification id.
 func Fragment(frame []byte, size int, id uint32) ([][]byte, error) {
-	return FragmentUnevenly(frame, []int{size}, id)
-}
-
-// FragmentUnevenly is Fragment with several sizes, which it uses in turn.
-func FragmentUnevenly(frame []byte, sizes []int, id uint32) ([][]byte, error) {
 	p, err := Decode(frame)
 	if err != nil {
 		return nil, fmt.Errorf("packet to fragment: %w", err)
 	}
-	wrong := func(size int) bool { return size <= 0 || size%8 != 0 }
-	if p.Fragmented || len(sizes) == 0 || slices.ContainsFunc(sizes, wrong) {
-		return nil, fmt.Errorf("fragment packet into %d bytes each: expected multiples of 8, and a packet that is no fragment", sizes)
+	if p.Fragmented || size <= 0 || size%8 != 0 {
+		return nil, fmt.Errorf("fragment packet into %d bytes each: expected a multiple of 8, and a packet that is no fragment", size)
 	}
 	headerLen := etherLen + ipv6Len
 	if p.Src.Is4() {
@@ -33,7 +26,7 @@ func FragmentUnevenly(frame []byte, sizes []int, id uint32) ([][]byte, error) {
 
 	var frames [][]byte
 	for offset, end := 0, 0; offset < len(payload); offset = end {
-		end = min(offset+sizes[len(frames)%len(sizes)], len(payload))
+		end = min(offset+size, len(payload))
 		fragment := append([]byte(nil), header...)
 		if p.Src.Is4() {
 			fragmentIPv4(fragment[etherLen:], offset, end-offset, end < len(payload), uint16(id))

@@ -8,8 +8,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 var (
@@ -197,79 +195,4 @@ func TestFragment(t *testing.T) {
 	if _, err := Fragment(UDPPacket(testAddr4[0], testAddr4[1], "").MustBuild(), 12, 1); err == nil {
 		t.Error("no error for size 12")
 	}
-}
-
-// TestKernelAgrees sends built packets to the kernel, which must accept their checksums. The outside
-// host replies to an echo request with the same payload.
-func TestKernelAgrees(t *testing.T) {
-	top := NewTopology(t)
-	ctx := Context(t)
-	for i, addrs := range [][2]netip.Addr{{NodeAddr4, OutsideAddr4}, {NodeAddr6, OutsideAddr6}} {
-		if err := Ping(ctx, top.Node, addrs[1]); err != nil { // resolves the neighbors
-			t.Fatal(err)
-		}
-		p := EchoPacket(addrs[0], addrs[1], false, 0x1234, uint16(i), "made by hand")
-		var err error
-		if p.SrcMAC, err = top.Node.mac(UplinkName); err != nil {
-			t.Fatal(err)
-		}
-		if p.DstMAC, err = top.Outside.mac(UplinkName); err != nil {
-			t.Fatal(err)
-		}
-		want := EchoPacket(addrs[1], addrs[0], true, 0x1234, uint16(i), "made by hand")
-		want.SrcMAC, want.DstMAC = p.DstMAC, p.SrcMAC
-		got, err := top.Node.exchange(p.MustBuild(), func(got Packet) bool { return got.isEcho() && got.ID == 0x1234 && got.Src == want.Src })
-		if err != nil {
-			t.Fatal(err)
-		}
-		got.IPID, got.FlowLabel, want.FlowLabel = 0, 0, 0
-		if got != want {
-			t.Error(Diff(got, want))
-		}
-	}
-}
-
-func (ns *Namespace) mac(device string) (MAC, error) {
-	link, err := ns.rtnl.LinkByName(device)
-	if err != nil {
-		return MAC{}, err
-	}
-	return MAC(link.Attrs().HardwareAddr), nil
-}
-
-// exchange sends a frame on the uplink and returns the first that matches.
-func (ns *Namespace) exchange(frame []byte, match func(Packet) bool) (got Packet, err error) {
-	err = ns.Do(func() error {
-		link, err := ns.rtnl.LinkByName(UplinkName)
-		if err != nil {
-			return err
-		}
-		const allProtocols = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, allProtocols)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: allProtocols, Ifindex: link.Attrs().Index}); err != nil {
-			return err
-		}
-		timeout := unix.NsecToTimeval(Timeout.Nanoseconds())
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
-			return err
-		}
-		if _, err := unix.Write(fd, frame); err != nil {
-			return err
-		}
-		buf := make([]byte, 1<<16)
-		for {
-			n, err := unix.Read(fd, buf)
-			if err != nil {
-				return err
-			}
-			if got, err = Decode(buf[:n]); err == nil && match(got) {
-				return VerifyChecksums(buf[:n])
-			}
-		}
-	})
-	return got, err
 }

@@ -37,10 +37,10 @@ func (r *Runtime) NewPod(tb TB, id string) *Pod {
 
 // AddPod makes a pod and attaches it. capabilityArgs may be nil. The end of the test detaches the
 // pod. A node without a datapath may get a recycled one: see [Preload].
-func (r *Runtime) AddPod(tb TB, id string, capabilityArgs map[string]any) *Pod {
+func (r *Runtime) AddPod(tb TB, id string, capabilityArgs map[string]any, cniArgs ...[2]string) *Pod {
 	tb.Helper()
 	pod := r.NewPod(tb, id)
-	pod.Conf.CapabilityArgs = capabilityArgs
+	pod.Conf.CapabilityArgs, pod.Conf.Args = capabilityArgs, cniArgs
 	tb.Cleanup(func() {
 		if !pod.mayBeAttached {
 			return

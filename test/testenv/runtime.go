@@ -91,7 +91,7 @@ func (r *Runtime) Check(ctx context.Context, conf *libcni.RuntimeConf) error {
 }
 
 // GC removes all attachments except the valid ones. libcni first calls DEL for the others in its
-// cache, unless [Runtime.ForgetPods] has emptied that, and then GC.
+// cache, and then GC.
 func (r *Runtime) GC(ctx context.Context, valid ...types.GCAttachment) error {
 	return r.cni.GCNetworkList(ctx, r.list, &libcni.GCArgs{ValidAttachments: valid})
 }
@@ -99,14 +99,6 @@ func (r *Runtime) GC(ctx context.Context, valid ...types.GCAttachment) error {
 // Status runs STATUS.
 func (r *Runtime) Status(ctx context.Context) error {
 	return r.cni.GetStatusNetworkList(ctx, r.list)
-}
-
-// ForgetPods empties libcni's cache, as a runtime that has lost its state: later calls of Del have no
-// prevResult, and GC does not call DEL first.
-func (r *Runtime) ForgetPods(tb TB) {
-	tb.Helper()
-	r.CacheDir = tb.TempDir()
-	r.cni = libcni.NewCNIConfigWithCacheDir(r.PluginPath, r.CacheDir, r.exec)
 }
 
 // Calls returns all executions of plugins so far, in the order in which they ended, with their exact

@@ -94,18 +94,6 @@ func TestRuntime(t *testing.T) {
 	}
 }
 
-func TestRuntimeForgets(t *testing.T) {
-	r := fakeRuntime(t)
-	pod := r.AddPod(t, "c1", nil)
-	r.ForgetPods(t)
-	if err := pod.Del(Context(t)); err != nil {
-		t.Fatal(err)
-	}
-	if call := r.LastCall(t); strings.Contains(string(call.Stdin), "prevResult") {
-		t.Errorf("plugin read %s", call.Stdin)
-	}
-}
-
 func TestRuntimeErrors(t *testing.T) {
 	r := fakeRuntime(t)
 	err := r.NewPod(t, "refused").Add(Context(t))

@@ -56,21 +56,23 @@ func LinkLocalOf(m MAC) netip.Addr {
 
 // Hostile returns frames that a container must not send.
 func (s Sender) Hostile() []Frame {
-	const (
-		mac, address, gateway = bpf.ReasonMAC, bpf.ReasonAddress, bpf.ReasonGateway
-		arp, neighbor         = bpf.ReasonARP, bpf.ReasonNeighbor
-		router, dhcp, headers = bpf.ReasonRouter, bpf.ReasonDHCPServer, bpf.ReasonHeaders
-		truncated, tunnel     = bpf.ReasonTruncated, bpf.ReasonTunnel
-	)
-	foreign := MAC{2, 0, 0, 0, 0, 0x66}
+	return slices.Concat(s.spoofed(), s.forgedControl(), s.tunneled())
+}
+
+// foreignMAC belongs to nobody.
+var foreignMAC = MAC{2, 0, 0, 0, 0, 0x66}
+
+// spoofed returns frames with a source that is not the container's.
+func (s Sender) spoofed() []Frame {
+	const mac, address, gateway, headers = bpf.ReasonMAC, bpf.ReasonAddress, bpf.ReasonGateway, bpf.ReasonHeaders
 	mapped := netip.AddrFrom16(s.Addr4.As16())
 	return []Frame{
-		{"another MAC, IPv4", from(foreign, s.udp(s.Addr4, s.Remote4)), mac},
-		{"another MAC, IPv6", from(foreign, s.udp(s.Addr6, s.Remote6)), mac},
+		{"another MAC, IPv4", from(foreignMAC, s.udp(s.Addr4, s.Remote4)), mac},
+		{"another MAC, IPv6", from(foreignMAC, s.udp(s.Addr6, s.Remote6)), mac},
 		{"the host's MAC", from(s.HostMAC, s.udp(s.Addr4, s.Remote4)), mac},
 		{"a group's MAC", from(MAC{1, 0, 0x5e, 0, 0, 1}, s.udp(s.Addr4, s.Remote4)), mac},
-		{"another MAC, ARP", from(foreign, s.arp(1, s.MAC, s.Addr4, s.Gateway4)), mac},
-		{"another MAC, neither IP nor ARP", from(foreign, s.frame(0x88cc, make([]byte, 60))), mac},
+		{"another MAC, ARP", from(foreignMAC, s.arp(1, s.MAC, s.Addr4, s.Gateway4)), mac},
+		{"another MAC, neither IP nor ARP", from(foreignMAC, s.frame(0x88cc, make([]byte, 60))), mac},
 		{"another container's IPv4 address", s.udp(s.Other4, s.Remote4), address},
 		{"another container's IPv6 address", s.udp(s.Other6, s.Remote6), address},
 		{"a remote's IPv4 address", s.udp(s.Remote4, s.Addr4), address},
@@ -108,11 +110,21 @@ func (s Sender) Hostile() []Frame {
 		{"the gateway's IPv6 address", s.udp(s.Gateway6, s.Remote6), gateway},
 		{"the gateway's link-local address", s.udp(hostLinkLocal, s.Remote6), gateway},
 		{"the gateway's address in a VLAN", tagged(s.udp(s.Gateway4, s.Remote4), 5), gateway},
+	}
+}
+
+// forgedControl returns ARP, neighbor discovery, router and DHCP messages that a container must not send.
+func (s Sender) forgedControl() []Frame {
+	const (
+		address, gateway, headers, truncated = bpf.ReasonAddress, bpf.ReasonGateway, bpf.ReasonHeaders, bpf.ReasonTruncated
+		arp, neighbor, router, dhcp          = bpf.ReasonARP, bpf.ReasonNeighbor, bpf.ReasonRouter, bpf.ReasonDHCPServer
+	)
+	return []Frame{
 		{"ARP request as another", s.arp(1, s.MAC, s.Other4, s.Gateway4), arp},
 		{"ARP reply as another", s.arp(2, s.MAC, s.Other4, s.Gateway4), arp},
 		{"ARP reply as the gateway", s.arp(2, s.MAC, s.Gateway4, s.Addr4), arp},
 		{"ARP announcement of another", s.arp(1, s.MAC, s.Other4, s.Other4), arp},
-		{"ARP reply with another MAC inside", s.arp(2, foreign, s.Addr4, s.Gateway4), arp},
+		{"ARP reply with another MAC inside", s.arp(2, foreignMAC, s.Addr4, s.Gateway4), arp},
 		{"ARP probe for another's address", s.arp(1, s.MAC, unspecified4, s.Other4), arp},
 		{"ARP reply as another in a VLAN", tagged(s.arp(2, s.MAC, s.Other4, s.Gateway4), 5), arp},
 		{"half an ARP reply", s.arp(2, s.MAC, s.Other4, s.Gateway4)[:etherLen+20], truncated},
@@ -123,7 +135,7 @@ func (s Sender) Hostile() []Frame {
 		{"neighbor advertisement from no address", s.neighbor(icmp6Neighbor, unspecified6, allNodes, s.Addr6), address},
 		{"neighbor solicitation as another", s.neighbor(icmp6NeighborAsk, s.Other6, allNodes, s.Gateway6), address},
 		{"neighbor solicitation as the gateway", s.neighbor(icmp6NeighborAsk, hostLinkLocal, allNodes, s.Other6), gateway},
-		{"claim of another's address", s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, s.Other6), neighbor},
+		{"duplicate address detection of another's address", s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, s.Other6), neighbor},
 		{"neighbor advertisement of another, behind options", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_DSTOPTS), neighbor},
 		{"neighbor advertisement of another, behind a fragment header", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT), neighbor},
 		{"neighbor advertisement of another, behind two fragment headers", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT, unix.IPPROTO_FRAGMENT), neighbor},
@@ -146,6 +158,13 @@ func (s Sender) Hostile() []Frame {
 		{"DHCP offer from no address", s.dhcp(unspecified4, broadcast, 67, 68), address},
 		{"DHCPv6 advertisement", s.dhcp(LinkLocalOf(s.MAC), allNodes, 547, 546), dhcp},
 		{"DHCPv6 advertisement from its own address", s.dhcp(s.Addr6, s.Other6, 547, 546), dhcp},
+	}
+}
+
+// tunneled returns packets for tunnels of the host.
+func (s Sender) tunneled() []Frame {
+	const tunnel = bpf.ReasonTunnel
+	return []Frame{
 		{"IPIP to the gateway", s.tunnel(unix.IPPROTO_IPIP, s.Addr4, s.Gateway4), tunnel},
 		{"6in4 to the gateway", s.tunnel(unix.IPPROTO_IPV6, s.Addr4, s.Gateway4), tunnel},
 		{"GRE to the gateway", s.tunnel(unix.IPPROTO_GRE, s.Addr4, s.Gateway4), tunnel},

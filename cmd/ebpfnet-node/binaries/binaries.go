@@ -1,4 +1,4 @@
-// Package binaries puts the plugins where the runtime looks for them.
+// Package binaries installs the plugins into the runtime's directory.
 //
 // It may import plugin/nodestate.
 package binaries
@@ -18,8 +18,8 @@ import (
 // names are those of the plugins.
 var names = []string{"ebpfnet", "ebpfnet-ipam"}
 
-// Install copies the plugins from one directory to another, each in one step: a runtime runs the old one or the new
-// one. Those that are the same already are left alone.
+// Install copies the plugins from one directory to another, each by a rename: a runtime runs either the old or the new
+// one. It does not touch plugins that are the same already.
 func Install(from, to string) error {
 	for _, name := range names {
 		if err := install(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
@@ -32,19 +32,19 @@ func Install(from, to string) error {
 func install(from, to string) error {
 	const executable = 0o755
 
-	wanted, err := sum(from)
+	source, err := sum(from)
 	if err != nil {
 		return err
 	}
-	if present, err := sum(to); err == nil && present == wanted {
+	if present, err := sum(to); err == nil && present == source {
 		return os.Chmod(to, executable)
 	}
-	source, err := os.Open(from)
+	file, err := os.Open(from)
 	if err != nil {
 		return err
 	}
-	defer source.Close()
-	return nodestate.ReplaceWith(to, source, executable)
+	defer file.Close()
+	return nodestate.ReplaceWith(to, file, executable)
 }
 
 func sum(path string) (sum [sha256.Size]byte, err error) {

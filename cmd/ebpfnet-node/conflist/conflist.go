@@ -1,5 +1,5 @@
-// Package conflist makes the network configuration of a node: the operator's template, which is the same on all
-// nodes, with the node's own address ranges.
+// Package conflist fills a node's address ranges into the operator's template, which is the same on all nodes. The result
+// is the node's network configuration.
 //
 // It may import plugin/show.
 package conflist
@@ -14,7 +14,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
-// Default is the template of an operator who has none.
+// Default is the template for operators without their own.
 //
 //go:embed default.conflist
 var Default []byte
@@ -24,8 +24,7 @@ const pluginType = "ebpfnet"
 
 type object = map[string]json.RawMessage
 
-// MaxFlows returns the key that sizes the datapath, which the agent may load before the first container: 0 if a
-// template has none.
+// MaxFlows returns the template's key maxFlows, or 0. It sizes the datapath, which the agent may load before the first ADD.
 func MaxFlows(template []byte) (flows uint32, err error) {
 	_, _, plugin, err := parse(template)
 	if err == nil && plugin["maxFlows"] != nil {
@@ -34,18 +33,17 @@ func MaxFlows(template []byte) (flows uint32, err error) {
 	return flows, err
 }
 
-// Node is what a conflist says of its node.
+// Node has the values that differ between nodes.
 type Node struct {
 	PodCIDRs []netip.Prefix
-	MTU      int    // of containers; 0: that of the route to the outside
-	Tunnel   bool   // some nodes are, or may be, reached by a tunnel
+	MTU      int    // of containers; 0: the MTU of the route to the outside
+	Tunnel   bool   // other nodes may be reached by a tunnel
 	State    string // path of the agent's state
 }
 
-// Fill returns a template with a node's ranges, with default routes for their families unless the template has
-// routes, and with the path of the agent's state: the plugin waits for its first sync. If the template does not say, it
-// gets an MTU, and packets of a usual size where there is a tunnel, because the kernel cuts longer ones for it.
-// All other keys stay as they are: exemptions from masquerading, host ports, further plugins.
+// Fill returns the template with the node's ranges and the path of the agent's state: the plugin waits for the agent's
+// first sync. Unless the template has its own, it adds default routes, an MTU and, for a tunnel, bigTCP never, because the
+// kernel cuts larger packets for a tunnel. All other keys stay as they are.
 func Fill(template []byte, node Node) ([]byte, error) {
 	list, plugins, plugin, err := parse(template)
 	if err != nil {
@@ -66,7 +64,7 @@ func Fill(template []byte, node Node) ([]byte, error) {
 	return append(filled, '\n'), err
 }
 
-// parse returns a template, its plugins, and ours among them.
+// parse returns the template, its plugins, and the plugin ebpfnet among them.
 func parse(template []byte) (list object, plugins []object, plugin object, err error) {
 	if err := json.Unmarshal(template, &list); err != nil {
 		return nil, nil, nil, fmt.Errorf("read the template of the conflist: %w", err)
@@ -153,7 +151,7 @@ func defaultOf(addr netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }
 
-// read reads a key, which must be there.
+// read reads a required key.
 func read(from object, key string, into any, expected string) error {
 	value, found := from[key]
 	if !found {
@@ -165,7 +163,7 @@ func read(from object, key string, into any, expected string) error {
 	return nil
 }
 
-// encode is for values that have a form in JSON.
+// encode panics for values that have no form in JSON.
 func encode(value any) json.RawMessage {
 	encoded, err := json.Marshal(value)
 	if err != nil {

@@ -26,10 +26,10 @@ func TestFill(t *testing.T) {
 		{"IPv6 only, direct", `{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ebpfnet", "ipam": {}}]}`, dual[1:], 0,
 			`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ebpfnet", "cluster": "/run/n.json",
 			 "ipam": {"type": "host-local", "ranges": [[{"subnet": "fd44:1::/64"}]], "routes": [{"dst": "::/0"}]}}]}`},
-		{"an operator's keys", `{"cniVersion": "1.1.0", "name": "n", "disableGC": true, "plugins": [{"type": "ebpfnet", "mtu": 1300, "bigTCP": "raise-uplinks",
+		{"an operator's keys", `{"cniVersion": "1.1.0", "name": "n", "disableGC": true, "plugins": [{"type": "ebpfnet", "mtu": 1300, "bigTCP": "auto",
 			"nonMasqueradeCIDRs": ["10.0.0.0/8"], "ipam": {"type": "host-local", "dataDir": "/run/x", "routes": [{"dst": "10.0.0.0/8"}]}},
 			{"type": "tuning"}]}`, dual[:1], 1450,
-			`{"cniVersion": "1.1.0", "name": "n", "disableGC": true, "plugins": [{"type": "ebpfnet", "mtu": 1300, "bigTCP": "raise-uplinks", "cluster": "/run/n.json",
+			`{"cniVersion": "1.1.0", "name": "n", "disableGC": true, "plugins": [{"type": "ebpfnet", "mtu": 1300, "bigTCP": "auto", "cluster": "/run/n.json",
 			"nonMasqueradeCIDRs": ["10.0.0.0/8"], "ipam": {"type": "host-local", "dataDir": "/run/x", "routes": [{"dst": "10.0.0.0/8"}],
 			"ranges": [[{"subnet": "10.244.1.0/24"}]]}}, {"type": "tuning"}]}`},
 	} {

@@ -1,4 +1,4 @@
-// Package health tells a kubelet and Prometheus how the agent is, by its real state.
+// Package health reports the agent's state to the kubelet and Prometheus.
 //
 // It may import plugin/show.
 package health
@@ -17,18 +17,18 @@ import (
 
 // Report is the outcome of one sync.
 type Report struct {
-	Err      error         // why it failed; nil: the host has what is wanted
-	Problems []string      // why this node's own containers would not be reached
-	API      error         // why the nodes may be out of date. That makes no agent unready: packets flow
+	Err      error         // why it failed; nil: the host is in the desired state
+	Problems []string      // why other nodes do not reach this node's containers
+	API      error         // why the nodes may be out of date. The agent stays ready: packets flow
 	Took     time.Duration // 0: nothing was tried
 	Changes  int
-	Tunnel   int // prefixes of other nodes by tunnel
-	Direct   int // and directly
-	Skipped  int // and not at all, or not as they should be
-	Refused  int // of these, by the kernel: they are tried again
+	Tunnel   int // prefixes of other nodes that are reached by the tunnel
+	Direct   int // prefixes that are reached directly
+	Skipped  int // prefixes that are not reached, or not as they should be
+	Refused  int // skipped prefixes that the kernel refuses; the agent tries them again
 }
 
-// Reasons returns why this node has not what it should have, or nothing.
+// Reasons returns why this node is not in the desired state, or "".
 func (r Report) Reasons() string { return strings.Join(r.reasons(), "; ") }
 
 func (r Report) reasons() (reasons []string) {
@@ -38,7 +38,7 @@ func (r Report) reasons() (reasons []string) {
 	return append(reasons, r.Problems...)
 }
 
-// Health is for any goroutine.
+// Health collects reports. Its methods are for any goroutine.
 type Health struct {
 	stuck time.Duration
 
@@ -51,13 +51,13 @@ type Health struct {
 	duration float64
 }
 
-// New returns the health of an agent that has yet to sync. It is stuck when no report comes for a time.
+// New returns the health of an agent that has not synced. It is stuck after that time without a report.
 func New(stuck time.Duration) *Health {
 	return &Health{stuck: stuck, beat: time.Now(), last: Report{Err: fmt.Errorf("starting")}}
 }
 
-// Note takes a report.
-func (h *Health) Note(r Report) {
+// Set records a report.
+func (h *Health) Set(r Report) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.beat, h.last = time.Now(), r
@@ -83,7 +83,7 @@ func (h *Health) Handler(metrics http.Handler) http.Handler {
 	return mux
 }
 
-// answer says ok, or why not: text that others have chosen may be in it.
+// answer writes ok, or the reasons, which may contain text of others.
 func answer(w http.ResponseWriter, reasons []string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if len(reasons) == 0 {
@@ -104,20 +104,20 @@ func (h *Health) sick() []string {
 	return nil
 }
 
-// unready returns why this node has not what it should have.
+// unready returns why this node is not in the desired state.
 func (h *Health) unready() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.last.reasons()
 }
 
-// The metrics. Names, once published, stay.
+// The metrics. A published name must not change.
 var (
 	peers    = desc("peer_prefixes", "Prefixes of other nodes, by how they are reached; skipped: not, or not as they should be.", "mode")
-	ready    = desc("node_ready", "Whether this host has what the cluster's nodes ask for.")
+	ready    = desc("node_ready", "Whether this host is in the desired state.")
 	api      = desc("node_api_up", "Whether the API server answered the last request.")
-	problems = desc("node_problems", "What of this node keeps others from reaching its containers: /readyz lists it.")
-	syncs    = desc("node_last_sync_timestamp_seconds", "When this host last had what is wanted; 0: never since the agent's start.")
+	problems = desc("node_problems", "Problems that keep other nodes from reaching this node's containers; /readyz lists them.")
+	syncs    = desc("node_last_sync_timestamp_seconds", "When this host was last in the desired state; 0: not since the agent's start.")
 	duration = desc("node_sync_seconds", "How long the last sync took.")
 	failures = desc("node_sync_errors_total", "Syncs that have failed since the agent's start.")
 	changes  = desc("node_changes_total", "Changes of routes, addresses, devices and entries since the agent's start.")

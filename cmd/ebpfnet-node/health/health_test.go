@@ -46,7 +46,7 @@ func TestReady(t *testing.T) {
 		{"mended", &Report{Took: time.Millisecond}, http.StatusOK, "ok"},
 	} {
 		if test.report != nil {
-			h.Note(*test.report)
+			h.Set(*test.report)
 		}
 		if code, text := get(t, h, "/readyz"); code != test.code || text != test.text {
 			t.Errorf("%s: got %d %q, want %d %q", test.name, code, text, test.code, test.text)
@@ -69,7 +69,7 @@ func TestStuck(t *testing.T) {
 		if code, text := get(t, h, "/healthz"); code != http.StatusServiceUnavailable || text != "no sync has ended for 3m1s" {
 			t.Errorf("late: got %d %q, want %d", code, text, http.StatusServiceUnavailable)
 		}
-		h.Note(Report{Err: errors.New("an error is a sign of life")})
+		h.Set(Report{Err: errors.New("an error is a sign of life")})
 		if code, _ := get(t, h, "/healthz"); code != http.StatusOK {
 			t.Errorf("again: got %d, want %d", code, http.StatusOK)
 		}
@@ -80,9 +80,9 @@ func TestStuck(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := New(stuck)
-		h.Note(Report{Err: errors.New("waiting")})
-		h.Note(Report{Took: time.Second, Changes: 5, Tunnel: 3, Direct: 1, Skipped: 2})
-		h.Note(Report{Took: 2 * time.Second, Changes: 2, Err: errors.New("failed"), API: errors.New("down"), Tunnel: 4, Problems: []string{"a"}})
+		h.Set(Report{Err: errors.New("waiting")})
+		h.Set(Report{Took: time.Second, Changes: 5, Tunnel: 3, Direct: 1, Skipped: 2})
+		h.Set(Report{Took: 2 * time.Second, Changes: 2, Err: errors.New("failed"), API: errors.New("down"), Tunnel: 4, Problems: []string{"a"}})
 		registry := prometheus.NewPedanticRegistry()
 		registry.MustRegister(h)
 		want := `
@@ -92,13 +92,13 @@ ebpfnet_node_api_up 0
 # HELP ebpfnet_node_changes_total Changes of routes, addresses, devices and entries since the agent's start.
 # TYPE ebpfnet_node_changes_total counter
 ebpfnet_node_changes_total 7
-# HELP ebpfnet_node_last_sync_timestamp_seconds When this host last had what is wanted; 0: never since the agent's start.
+# HELP ebpfnet_node_last_sync_timestamp_seconds When this host was last in the desired state; 0: not since the agent's start.
 # TYPE ebpfnet_node_last_sync_timestamp_seconds gauge
 ebpfnet_node_last_sync_timestamp_seconds 9.466848e+08
-# HELP ebpfnet_node_problems What of this node keeps others from reaching its containers: /readyz lists it.
+# HELP ebpfnet_node_problems Problems that keep other nodes from reaching this node's containers; /readyz lists them.
 # TYPE ebpfnet_node_problems gauge
 ebpfnet_node_problems 1
-# HELP ebpfnet_node_ready Whether this host has what the cluster's nodes ask for.
+# HELP ebpfnet_node_ready Whether this host is in the desired state.
 # TYPE ebpfnet_node_ready gauge
 ebpfnet_node_ready 0
 # HELP ebpfnet_node_sync_errors_total Syncs that have failed since the agent's start.

@@ -1,7 +1,7 @@
-// Package nodes watches the cluster's Node objects. It asks the API only to list and watch nodes, in protobuf,
-// streamed where the server can, and reads six fields of each.
+// Package nodes watches the cluster's Node objects. It only lists and watches nodes, in protobuf,
+// streamed where the server can and else in pages, and reads six fields of each.
 //
-// It may import cmd/ebpfnet-node/wanted.
+// It may import cmd/ebpfnet-node/desired.
 package nodes
 
 import (
@@ -22,11 +22,11 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/connrotation"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 )
 
-// Watcher knows the nodes. It is also the store that client-go's reflector fills. The reflector lists again
-// after a watch that has expired, and replaces everything: so what went unseen is gone here, too.
+// Watcher keeps the nodes. It is also the store that client-go's reflector fills. After a watch expires, the reflector
+// lists again and replaces everything, so a node whose deletion was missed is deleted here, too.
 type Watcher struct {
 	api     rest.Interface
 	dialer  *connrotation.Dialer
@@ -34,7 +34,7 @@ type Watcher struct {
 	changed chan struct{}
 
 	mu     sync.Mutex
-	nodes  map[string]wanted.Node
+	nodes  map[string]desired.Node
 	synced bool
 	err    error
 }
@@ -48,16 +48,17 @@ func New(config *rest.Config) (*Watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Watcher{api: api, dialer: dialer, changed: make(chan struct{}, 1), nodes: map[string]wanted.Node{}}, nil
+	return &Watcher{api: api, dialer: dialer, changed: make(chan struct{}, 1), nodes: map[string]desired.Node{}}, nil
 }
 
-// clientOf returns a client that knows nothing but Node objects. The clientset knows all kinds, which
-// makes a binary and a process three times as large.
+// clientOf returns a client for Node objects alone. The clientset for all kinds makes the binary and the process three
+// times as large.
 func clientOf(config *rest.Config) (rest.Interface, error) {
 	const protobuf = runtime.ContentTypeProtobuf
 	version := schema.GroupVersion{Version: "v1"}
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypeWithName(version.WithKind("Node"), &object{})
+	scheme.AddKnownTypeWithName(version.WithKind("NodeList"), &objectList{})
 	metav1.AddToGroupVersion(scheme, version)
 
 	config.APIPath = "/api"
@@ -67,56 +68,51 @@ func clientOf(config *rest.Config) (rest.Interface, error) {
 	return rest.RESTClientFor(config)
 }
 
-// Run watches until ctx is done. The API server may be away for any time.
+// pageSize is the number of nodes in a page of a list. 500 Node objects have 7 MB.
+const pageSize = 500
+
+// Run watches until ctx is done. The API server may be unreachable for any time.
 func (w *Watcher) Run(ctx context.Context) {
 	reflector := cache.NewReflectorWithOptions(&cache.ListWatch{
 		ListWithContextFunc:  w.list,
 		WatchFuncWithContext: w.watch,
 	}, &object{}, w, cache.ReflectorOptions{Name: "nodes", TypeDescription: "nodes", Backoff: w.backoff})
+	reflector.WatchListPageSize = pageSize
 	reflector.RunWithContext(ctx)
 }
 
-// list serves a server that streams no watch with all nodes first: one that has just started, or is old.
+// list reads one page, from an API server that streams no list: one that has just started, or is old. It asks for no
+// version, because a server ignores the size of pages for what it has in its cache.
 func (w *Watcher) list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-	list, err := w.tryList(ctx, options)
-	w.note(err)
-	if err != nil {
-		return nil, err
-	}
-	return list, nil
-}
-
-func (w *Watcher) tryList(ctx context.Context, options metav1.ListOptions) (*objectList, error) {
-	body, err := w.api.Get().Resource("nodes").VersionedParams(&options, metav1.ParameterCodec).Stream(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer body.Close()
-	return readList(body)
+	options.ResourceVersion = ""
+	page := &objectList{}
+	err := w.api.Get().Resource("nodes").VersionedParams(&options, metav1.ParameterCodec).Do(ctx).Into(page)
+	w.setErr(err)
+	return page, err
 }
 
 func (w *Watcher) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	options.Watch = true
 	watching, err := w.api.Get().Resource("nodes").VersionedParams(&options, metav1.ParameterCodec).Watch(ctx)
-	w.note(err)
+	w.setErr(err)
 	return watching, err
 }
 
-func (w *Watcher) note(err error) {
+func (w *Watcher) setErr(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.err = err
 }
 
-// Changed is ready when something that counts has changed since the last receive. Heartbeats do not count.
+// Changed is ready when a relevant field of a node has changed since the last receive. Heartbeats change none.
 func (w *Watcher) Changed() <-chan struct{} { return w.changed }
 
-// Reconnect closes all connections, and watches on by new ones.
+// Reconnect closes all connections. The watch continues on new ones.
 func (w *Watcher) Reconnect() { w.dialer.CloseAll() }
 
-// List returns the nodes by name. They are complete only if synced: until the first full list the agent
-// knows nothing, and must change nothing.
-func (w *Watcher) List() (nodes []wanted.Node, synced bool) {
+// List returns the nodes by name. They are complete only if synced: until the first full list, the agent must not change
+// anything.
+func (w *Watcher) List() (nodes []desired.Node, synced bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(w.nodes)) {
@@ -157,9 +153,9 @@ func (w *Watcher) Delete(deleted any) error {
 	return nil
 }
 
-// Replace has a full list.
+// Replace stores a full list.
 func (w *Watcher) Replace(all []any, _ string) error {
-	nodes := make(map[string]wanted.Node, len(all))
+	nodes := make(map[string]desired.Node, len(all))
 	for _, listed := range all {
 		node := listed.(*object).node
 		nodes[node.Name] = node
@@ -172,10 +168,10 @@ func (w *Watcher) Replace(all []any, _ string) error {
 	return nil
 }
 
-// Resync has nothing to do.
+// Resync does nothing.
 func (w *Watcher) Resync() error { return nil }
 
-// change calls a function that changes the nodes, and tells the reader if it returns true.
+// change calls a function that changes the nodes, and wakes the reader if it returns true.
 func (w *Watcher) change(apply func() bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -184,6 +180,6 @@ func (w *Watcher) change(apply func() bool) {
 	}
 	select {
 	case w.changed <- struct{}{}:
-	default: // the reader has yet to look
+	default: // the reader has not read the last change yet
 	}
 }

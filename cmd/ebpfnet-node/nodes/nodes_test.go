@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/nodes/apitest"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
 )
 
 const timeout = time.Minute // a fault
@@ -51,12 +51,12 @@ func fullNode(name string, podCIDRs ...string) *corev1.Node {
 	return node
 }
 
-func wantedNode(name string, podCIDRs ...string) wanted.Node {
-	return wanted.Node{Name: name, Created: created, PodCIDRs: podCIDRs, Addresses: []string{"192.0.2.1", "2001:db8::1"}}
+func desiredNode(name string, podCIDRs ...string) desired.Node {
+	return desired.Node{Name: name, Created: created, PodCIDRs: podCIDRs, Addresses: []string{"192.0.2.1", "2001:db8::1"}}
 }
 
 // next waits for a change, and returns the nodes.
-func next(t *testing.T, w *Watcher) []wanted.Node {
+func next(t *testing.T, w *Watcher) []desired.Node {
 	t.Helper()
 	select {
 	case <-w.Changed():
@@ -71,7 +71,7 @@ func next(t *testing.T, w *Watcher) []wanted.Node {
 }
 
 // until waits for a state that the events of several changes lead to.
-func until(t *testing.T, w *Watcher, want ...wanted.Node) {
+func until(t *testing.T, w *Watcher, want ...desired.Node) {
 	t.Helper()
 	for !reflect.DeepEqual(next(t, w), want) {
 	}
@@ -85,14 +85,14 @@ func TestWatch(t *testing.T) {
 			api.Put(fullNode("a", "10.244.1.0/24", "fd44:1::/64"), fullNode("b"))
 			w := api.watched(t)
 			first := next(t, w)
-			if want := []wanted.Node{wantedNode("a", "10.244.1.0/24", "fd44:1::/64"), wantedNode("b")}; !reflect.DeepEqual(first, want) {
+			if want := []desired.Node{desiredNode("a", "10.244.1.0/24", "fd44:1::/64"), desiredNode("b")}; !reflect.DeepEqual(first, want) {
 				t.Fatalf("got %+v, want %+v", first, want)
 			}
 			api.awaitWatch(t)
 			api.Put(fullNode("b", "10.244.2.0/24"))
-			until(t, w, wantedNode("a", "10.244.1.0/24", "fd44:1::/64"), wantedNode("b", "10.244.2.0/24"))
+			until(t, w, desiredNode("a", "10.244.1.0/24", "fd44:1::/64"), desiredNode("b", "10.244.2.0/24"))
 			api.Remove("a")
-			until(t, w, wantedNode("b", "10.244.2.0/24"))
+			until(t, w, desiredNode("b", "10.244.2.0/24"))
 			if err := w.Err(); err != nil {
 				t.Errorf("got error %v, want none", err)
 			}
@@ -108,6 +108,24 @@ func TestWatch(t *testing.T) {
 	}
 }
 
+// TestPages reads a list of more nodes than a page has.
+func TestPages(t *testing.T) {
+	const count = 2*pageSize + 1
+	api := newAPI(t, false)
+	for n := range count {
+		api.Put(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%04d", n)}})
+	}
+	nodes := next(t, api.watched(t))
+	if len(nodes) != count || nodes[0].Name != "node-0000" || nodes[count-1].Name != "node-1000" {
+		t.Errorf("got %d nodes, want %d", len(nodes), count)
+	}
+	requests, _ := api.Requests()
+	lists := slices.DeleteFunc(requests, func(r string) bool { return !strings.Contains(r, "watch= ") })
+	if len(lists) != 3 {
+		t.Errorf("got lists %q, want three pages", lists)
+	}
+}
+
 // TestExpiredWatch finds what it has missed: a node that went, one that came, one that changed.
 func TestExpiredWatch(t *testing.T) {
 	for _, streaming := range []bool{true, false} {
@@ -119,10 +137,10 @@ func TestExpiredWatch(t *testing.T) {
 			api.awaitWatch(t)
 			api.RemoveSilently("a")
 			api.Expire()
-			until(t, w, wantedNode("b", "10.244.2.0/24"))
+			until(t, w, desiredNode("b", "10.244.2.0/24"))
 			api.awaitWatch(t)
 			api.Put(fullNode("c", "10.244.3.0/24"))
-			until(t, w, wantedNode("b", "10.244.2.0/24"), wantedNode("c", "10.244.3.0/24"))
+			until(t, w, desiredNode("b", "10.244.2.0/24"), desiredNode("c", "10.244.3.0/24"))
 		})
 	}
 }
@@ -145,10 +163,10 @@ func TestHeartbeats(t *testing.T) {
 
 // TestBatch has one change for many events that come before the reader looks.
 func TestBatch(t *testing.T) {
-	w := &Watcher{changed: make(chan struct{}, 1), nodes: map[string]wanted.Node{}}
+	w := &Watcher{changed: make(chan struct{}, 1), nodes: map[string]desired.Node{}}
 	_ = w.Replace(nil, "1")
 	for n := range 100 {
-		_ = w.Add(&object{node: wanted.Node{Name: fmt.Sprintf("node-%02d", n)}})
+		_ = w.Add(&object{node: desired.Node{Name: fmt.Sprintf("node-%02d", n)}})
 	}
 	if got := next(t, w); len(got) != 100 {
 		t.Errorf("got %d nodes, want 100", len(got))
@@ -171,7 +189,7 @@ func TestAPIDown(t *testing.T) {
 		t.Errorf("got nodes %v, synced %v, want none", nodes, synced)
 	}
 	api.SetDown(false)
-	until(t, w, wantedNode("a", "10.244.1.0/24"))
+	until(t, w, desiredNode("a", "10.244.1.0/24"))
 	if err := w.Err(); err != nil {
 		t.Errorf("got error %v, want none", err)
 	}
@@ -192,7 +210,7 @@ func TestReconnect(t *testing.T) {
 	})
 	api.awaitWatch(t)
 	api.Put(fullNode("b", "10.244.2.0/24"))
-	until(t, w, wantedNode("a", "10.244.1.0/24"), wantedNode("b", "10.244.2.0/24"))
+	until(t, w, desiredNode("a", "10.244.1.0/24"), desiredNode("b", "10.244.2.0/24"))
 }
 
 // TestUnmarshal compares with Kubernetes' own decoder.
@@ -201,11 +219,11 @@ func TestUnmarshal(t *testing.T) {
 	old.Spec.PodCIDR = "10.244.1.0/24" // before dual stack
 	for name, test := range map[string]struct {
 		node *corev1.Node
-		want wanted.Node
+		want desired.Node
 	}{
-		"full":  {fullNode("full", "10.244.1.0/24", "fd44:1::/64"), wantedNode("full", "10.244.1.0/24", "fd44:1::/64")},
-		"old":   {old, wantedNode("old", "10.244.1.0/24")},
-		"empty": {&corev1.Node{}, wanted.Node{Created: time.Unix(0, 0).UTC()}},
+		"full":  {fullNode("full", "10.244.1.0/24", "fd44:1::/64"), desiredNode("full", "10.244.1.0/24", "fd44:1::/64")},
+		"old":   {old, desiredNode("old", "10.244.1.0/24")},
+		"empty": {&corev1.Node{}, desired.Node{Created: time.Unix(0, 0).UTC()}},
 	} {
 		data, err := test.node.Marshal()
 		if err != nil {
@@ -214,6 +232,11 @@ func TestUnmarshal(t *testing.T) {
 		var got object
 		if err := got.Unmarshal(data); err != nil {
 			t.Errorf("%s: %v", name, err)
+		}
+		for cut := range len(data) {
+			if field := data[:cut]; new(corev1.Node).Unmarshal(field) != nil && new(object).Unmarshal(field) == nil {
+				t.Fatalf("%s: got no error for the first %d bytes of %d", name, cut, len(data))
+			}
 		}
 		if !reflect.DeepEqual(got.node, test.want) {
 			t.Errorf("%s: got %+v, want %+v", name, got.node, test.want)
@@ -323,7 +346,7 @@ func (a *api) watched(t *testing.T) *Watcher {
 	return w
 }
 
-// awaitWatch waits until the server has a watch to tell of changes.
+// awaitWatch waits until the server has a watch.
 func (a *api) awaitWatch(t *testing.T) {
 	t.Helper()
 	await(t, "a watch", func() bool { return a.Watches() > 0 })

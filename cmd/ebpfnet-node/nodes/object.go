@@ -1,9 +1,7 @@
 package nodes
 
 import (
-	"bytes"
 	"fmt"
-	"iter"
 	"slices"
 	"time"
 
@@ -11,24 +9,23 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 )
 
-// object is a Node object, of which it reads only what counts. Most of one is images, labels and managed fields:
-// with 50 images it has 15 KB, and each of all nodes comes every five minutes.
+// object is a Node object. It reads only the relevant fields: most of an object are images, labels and managed fields. With
+// 50 images it has 15 KB, and each node's object arrives every five minutes.
 type object struct {
 	metav1.TypeMeta
 	metav1.ObjectMeta
-	node    wanted.Node
-	podCIDR string // what there was before dual stack
+	node    desired.Node
+	podCIDR string // the field from before dual stack
 }
 
 // objectList is a NodeList.
 type objectList struct {
 	metav1.TypeMeta
 	metav1.ListMeta
-	Items  []object
-	buffer bytes.Buffer // of the field that is being read
+	Items []object
 }
 
 // Numbers of fields, from k8s.io/api/core/v1/generated.proto and apimachinery's meta/v1/generated.proto.
@@ -54,176 +51,140 @@ type field struct {
 	number uint64
 }
 
-// fieldsOf walks over a message. It yields an error and ends where it is malformed.
-func fieldsOf(message []byte) iter.Seq2[field, error] {
-	return func(yield func(field, error) bool) {
-		for len(message) > 0 {
-			id, kind, n := protowire.ConsumeTag(message)
-			if n < 0 {
-				yield(field{}, fmt.Errorf("read a Node object: %w", protowire.ParseError(n)))
-				return
-			}
-			message = message[n:]
-			f := field{id: id}
-			switch kind {
-			case protowire.BytesType:
-				f.bytes, n = protowire.ConsumeBytes(message)
-			case protowire.VarintType:
-				f.number, n = protowire.ConsumeVarint(message)
-			default:
-				n = protowire.ConsumeFieldValue(id, kind, message)
-			}
-			if n < 0 {
-				yield(field{}, fmt.Errorf("read field %d of a Node object: %w", id, protowire.ParseError(n)))
-				return
-			}
-			message = message[n:]
-			if !yield(f, nil) {
-				return
-			}
+// forEachField calls read with each field of a message. It stops at an error and at malformed data.
+func forEachField(message []byte, read func(field) error) error {
+	for len(message) > 0 {
+		id, kind, n := protowire.ConsumeTag(message)
+		if n < 0 {
+			return fmt.Errorf("read a Node object: %w", protowire.ParseError(n))
+		}
+		message = message[n:]
+		f := field{id: id}
+		switch kind {
+		case protowire.BytesType:
+			f.bytes, n = protowire.ConsumeBytes(message)
+		case protowire.VarintType:
+			f.number, n = protowire.ConsumeVarint(message)
+		default:
+			n = protowire.ConsumeFieldValue(id, kind, message)
+		}
+		if n < 0 {
+			return fmt.Errorf("read field %d of a Node object: %w", id, protowire.ParseError(n))
+		}
+		message = message[n:]
+		if err := read(f); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
-// Reset and Unmarshal are what the API's decoder calls.
+// Reset and Unmarshal are called by the API's decoder.
 func (o *object) Reset() { *o = object{} }
 
 func (o *object) Unmarshal(data []byte) error {
-	for f, err := range fieldsOf(data) {
-		if err == nil {
-			switch f.id {
-			case nodeMeta:
-				err = o.readMeta(f.bytes)
-			case nodeSpec:
-				err = o.readSpec(f.bytes)
-			case nodeStatus:
-				err = o.readStatus(f.bytes)
-			}
+	err := forEachField(data, func(f field) error {
+		switch f.id {
+		case nodeMeta:
+			return forEachField(f.bytes, o.readMeta)
+		case nodeSpec:
+			return forEachField(f.bytes, o.readSpec)
+		case nodeStatus:
+			return forEachField(f.bytes, o.readStatus)
 		}
-		if err != nil {
-			return err
-		}
-	}
+		return nil
+	})
 	if len(o.node.PodCIDRs) == 0 && o.podCIDR != "" {
 		o.node.PodCIDRs = []string{o.podCIDR}
 	}
-	return nil
+	return err
 }
 
-func (o *object) readMeta(data []byte) error {
-	for f, err := range fieldsOf(data) {
-		if err == nil {
-			switch f.id {
-			case metaName:
-				o.Name = string(f.bytes)
-				o.node.Name = o.Name
-			case metaVersion:
-				o.ResourceVersion = string(f.bytes)
-			case metaCreated:
-				o.node.Created, err = timeOf(f.bytes)
-			case metaAnnotations:
-				err = o.readAnnotation(f.bytes)
-			}
-		}
-		if err != nil {
-			return err
-		}
+func (o *object) readMeta(f field) (err error) {
+	switch f.id {
+	case metaName:
+		o.Name = string(f.bytes)
+		o.node.Name = o.Name
+	case metaVersion:
+		o.ResourceVersion = string(f.bytes)
+	case metaCreated:
+		o.node.Created, err = timeOf(f.bytes)
+	case metaAnnotations:
+		err = o.readAnnotation(f.bytes)
 	}
-	return nil
+	return err
 }
 
-// readAnnotation keeps the one that ends a streamed list.
+// readAnnotation keeps the annotation that marks the end of a streamed list.
 func (o *object) readAnnotation(data []byte) error {
-	var key, value string
-	for f, err := range fieldsOf(data) {
-		if err != nil {
-			return err
-		}
-		switch f.id {
-		case entryKey:
-			key = string(f.bytes)
-		case entryValue:
-			value = string(f.bytes)
-		}
-	}
+	key, value, err := pairOf(data, entryKey, entryValue)
 	if key == metav1.InitialEventsAnnotationKey {
 		o.Annotations = map[string]string{key: value}
 	}
-	return nil
+	return err
+}
+
+// pairOf returns two fields of a message as text.
+func pairOf(data []byte, first, second protowire.Number) (a, b string, err error) {
+	err = forEachField(data, func(f field) error {
+		switch f.id {
+		case first:
+			a = string(f.bytes)
+		case second:
+			b = string(f.bytes)
+		}
+		return nil
+	})
+	return a, b, err
 }
 
 func timeOf(data []byte) (time.Time, error) {
 	var seconds int64
-	for f, err := range fieldsOf(data) {
-		if err != nil {
-			return time.Time{}, err
-		}
+	err := forEachField(data, func(f field) error {
 		if f.id == timeSeconds {
 			seconds = int64(f.number)
 		}
-	}
-	return time.Unix(seconds, 0).UTC(), nil
+		return nil
+	})
+	return time.Unix(seconds, 0).UTC(), err
 }
 
-func (o *object) readSpec(data []byte) error {
-	for f, err := range fieldsOf(data) {
-		if err != nil {
-			return err
-		}
-		switch f.id {
-		case specPodCIDR:
-			o.podCIDR = string(f.bytes)
-		case specPodCIDRs:
-			o.node.PodCIDRs = append(o.node.PodCIDRs, string(f.bytes))
-		}
+func (o *object) readSpec(f field) error {
+	switch f.id {
+	case specPodCIDR:
+		o.podCIDR = string(f.bytes)
+	case specPodCIDRs:
+		o.node.PodCIDRs = append(o.node.PodCIDRs, string(f.bytes))
 	}
 	return nil
 }
 
-func (o *object) readStatus(data []byte) error {
-	for f, err := range fieldsOf(data) {
-		if err == nil && f.id == statusAddresses {
-			err = o.readAddress(f.bytes)
-		}
-		if err != nil {
-			return err
-		}
+func (o *object) readStatus(f field) error {
+	if f.id != statusAddresses {
+		return nil
 	}
-	return nil
-}
-
-func (o *object) readAddress(data []byte) error {
-	var kind, address string
-	for f, err := range fieldsOf(data) {
-		if err != nil {
-			return err
-		}
-		switch f.id {
-		case addressType:
-			kind = string(f.bytes)
-		case addressAddress:
-			address = string(f.bytes)
-		}
-	}
+	kind, address, err := pairOf(f.bytes, addressType, addressAddress)
 	if kind == internalIP {
 		o.node.Addresses = append(o.node.Addresses, address)
 	}
-	return nil
+	return err
 }
 
-func (l *objectList) readMeta(data []byte) error {
-	for f, err := range fieldsOf(data) {
-		if err != nil {
-			return err
-		}
+// Reset and Unmarshal are called by the API's decoder.
+func (l *objectList) Reset() { *l = objectList{} }
+
+func (l *objectList) Unmarshal(data []byte) error {
+	return forEachField(data, func(f field) (err error) {
 		switch f.id {
-		case listMetaVersion:
-			l.ResourceVersion = string(f.bytes)
-		case listMetaContinue:
-			l.Continue = string(f.bytes)
+		case listMeta:
+			l.ResourceVersion, l.Continue, err = pairOf(f.bytes, listMetaVersion, listMetaContinue)
+		case listItems:
+			var item object
+			err = item.Unmarshal(f.bytes)
+			l.Items = append(l.Items, item)
 		}
-	}
-	return nil
+		return err
+	})
 }
 
 // DeepCopyObject makes it a runtime.Object.

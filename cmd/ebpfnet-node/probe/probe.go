@@ -1,11 +1,11 @@
-// Package probe finds out which nodes of a link the network lets containers' addresses pass to and from. Only then
-// may packets go to their containers without a tunnel: clouds and switches may drop addresses that they do not know.
+// Package probe finds the nodes on a link of this host to and from which the network passes containers' addresses. Only
+// they can be reached without a tunnel: clouds and switches may drop addresses that they do not know.
 //
-// A probe is a datagram between the first addresses of two nodes' podCIDRs, which no container has. It takes the
-// neighbor as its gateway, as direct routes do. Two nodes trust their link when both have had an answer, so they
-// change their minds together, and strict reverse path filters find packets coming where theirs would go.
+// A probe is a datagram between the first addresses of two nodes' podCIDRs, which no container has. Its gateway is the
+// other node, as for direct routes. Two nodes use direct routes when both have received a reply, so they change at the
+// same time, and strict reverse path filters accept the packets.
 //
-// It may import cmd/ebpfnet-node/wanted.
+// It may import cmd/ebpfnet-node/desired.
 package probe
 
 import (
@@ -17,16 +17,16 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 )
 
 const (
 	interval = 2 * time.Second
-	pace     = 20 * time.Millisecond // per node: a large link is asked less often
-	misses   = 3                     // in a row, after which a node is not trusted any more
+	pace     = 20 * time.Millisecond // per node: on a link with many nodes, probes are less frequent
+	misses   = 3                     // in a row, after which a node counts as unreachable
 )
 
-// Prober asks and answers.
+// Prober sends probes and answers them.
 type Prober struct {
 	port     uint16
 	interval time.Duration
@@ -39,19 +39,19 @@ type Prober struct {
 	readers sync.WaitGroup
 }
 
-// target is a node.
+// target is a node to probe.
 type target struct {
-	wanted.Probe
+	desired.Probe
 	nonce    nonce
-	answered bool // the last question
+	answered bool // the last probe
 	missed   int
-	heard    bool // the node answers
-	hears    bool // it says that this node answers it
+	heard    bool // the node has replied
+	hears    bool // the node reports that this node has replied
 }
 
 func (t *target) proved() bool { return t.heard && t.hears }
 
-// New returns a prober that calls changed, from any goroutine, when Proved would return something else.
+// New returns a prober that calls changed, from any goroutine, when the result of Proved changes.
 func New(port int, changed func()) *Prober {
 	return &Prober{
 		port: uint16(port), interval: interval, changed: changed, kick: make(chan struct{}, 1),
@@ -59,8 +59,8 @@ func New(port int, changed func()) *Prober {
 	}
 }
 
-// Set says which nodes to ask. What is known of those that stay is kept.
-func (p *Prober) Set(probes []wanted.Probe) {
+// Set sets the nodes to probe. It keeps the results of nodes that stay.
+func (p *Prober) Set(probes []desired.Probe) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	next := make(map[netip.Addr]*target, len(probes))
@@ -81,7 +81,7 @@ func (p *Prober) Set(probes []wanted.Probe) {
 	}
 }
 
-// Proved returns the addresses of nodes to which packets may go directly.
+// Proved returns the addresses of nodes that can be reached directly.
 func (p *Prober) Proved() map[netip.Addr]bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -94,7 +94,7 @@ func (p *Prober) Proved() map[netip.Addr]bool {
 	return proved
 }
 
-// Run asks until ctx is done.
+// Run sends probes until ctx is done.
 func (p *Prober) Run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -111,7 +111,7 @@ func (p *Prober) Run(ctx context.Context) {
 	}
 }
 
-// round asks all, and returns when to do so again.
+// round probes all nodes, and returns the time until the next round.
 func (p *Prober) round() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,7 +128,7 @@ func (p *Prober) round() time.Duration {
 	return max(p.interval, time.Duration(len(p.targets))*pace)
 }
 
-// update tells of a change that matters. It needs the lock.
+// update makes a change, and calls changed if it changes the result of Proved. It needs the lock.
 func (p *Prober) update(t *target, change func()) {
 	before := t.proved()
 	if change(); t.proved() != before {
@@ -136,7 +136,7 @@ func (p *Prober) update(t *target, change func()) {
 	}
 }
 
-// ask needs the lock. An error is a question that nobody answers.
+// ask sends a probe. An error counts as a lost probe. It needs the lock.
 func (p *Prober) ask(t *target) {
 	_, _ = rand.Read(t.nonce[:])
 	t.answered = false
@@ -149,7 +149,7 @@ func (p *Prober) send(t *target, m message) {
 	}
 }
 
-// openSockets opens what is missing, as soon as the addresses are there, and closes the rest. It needs the lock.
+// openSockets opens missing sockets, as soon as their addresses exist, and closes unused ones. It needs the lock.
 func (p *Prober) openSockets() {
 	needed := map[netip.Addr]bool{}
 	for _, t := range p.targets {
@@ -167,7 +167,7 @@ func (p *Prober) openSockets() {
 		}
 		socket, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(own, p.port)))
 		if err != nil {
-			continue // in the next round
+			continue // the next round tries again
 		}
 		p.sockets[own] = socket
 		p.readers.Go(func() { p.read(own, socket) })
@@ -183,7 +183,7 @@ func (p *Prober) closeSockets() {
 	}
 }
 
-// read takes what nodes send, until the socket is closed.
+// read receives messages until the socket is closed.
 func (p *Prober) read(own netip.Addr, socket *net.UDPConn) {
 	buffer := make([]byte, 2*messageSize)
 	for {
@@ -203,7 +203,7 @@ func (p *Prober) isClosed(own netip.Addr, socket *net.UDPConn) bool {
 	return p.sockets[own] != socket
 }
 
-// take answers a question of a node that is asked, too, or notes its answer. Strangers get nothing.
+// take answers a probe, or records a reply. It ignores messages of addresses that this node does not probe.
 func (p *Prober) take(own, from netip.Addr, m message) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -217,15 +217,15 @@ func (p *Prober) take(own, from netip.Addr, m message) {
 		t.answered, t.missed = true, 0
 		if isNew := !t.heard; isNew {
 			p.update(t, func() { t.heard = true })
-			p.ask(t) // tells the other node at once
+			p.ask(t) // reports it to the other node at once
 		}
 	}
 }
 
-// message is what nodes send to each other.
+// message is a probe or a reply.
 type message struct {
 	isQuestion bool
-	hears      bool // the sender has had an answer
+	hears      bool // the sender has received a reply
 	nonce      nonce
 }
 

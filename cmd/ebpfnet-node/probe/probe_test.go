@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 )
 
 const timeout = time.Minute // a fault
@@ -35,9 +35,9 @@ func newNode(t *testing.T, port int, last byte) *node {
 
 // probes asks other nodes, whose own addresses are stood for by 192.0.2.x.
 func (n *node) probes(others ...*node) {
-	var probes []wanted.Probe
+	var probes []desired.Probe
 	for _, other := range others {
-		probes = append(probes, wanted.Probe{Own: n.addr, Peer: other.addr, Remote: remoteOf(other)})
+		probes = append(probes, desired.Probe{Own: n.addr, Peer: other.addr, Remote: remoteOf(other)})
 	}
 	n.Set(probes)
 }
@@ -91,7 +91,7 @@ func TestProbe(t *testing.T) {
 func TestOneDirection(t *testing.T) {
 	p := New(1, func() { t.Error("got a change, want none") })
 	peer := netip.MustParseAddr("10.244.2.0")
-	p.Set([]wanted.Probe{{Own: netip.MustParseAddr("10.244.1.0"), Peer: peer, Remote: netip.MustParseAddr("192.0.2.2")}})
+	p.Set([]desired.Probe{{Own: netip.MustParseAddr("10.244.1.0"), Peer: peer, Remote: netip.MustParseAddr("192.0.2.2")}})
 	own := p.targets[peer].Own
 	p.take(own, peer, message{isQuestion: true, hears: false})
 	p.ask(p.targets[peer])

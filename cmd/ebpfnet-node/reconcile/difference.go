@@ -1,35 +1,25 @@
-// Package reconcile makes this host have what package wanted says: it lists what is there, compares, and changes
-// what differs. What is there is always listed anew, because others change it, too.
+// Package reconcile brings this host into the state that package desired computes: it lists the present state, compares,
+// and changes what differs. It lists the present state each time, because others change it, too.
 //
-// It may import cmd/ebpfnet-node/wanted and loader/rtnl.
+// It may import cmd/ebpfnet-node/desired, loader/rtnl, maps and plugin/nodestate.
 package reconcile
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/maps"
 )
 
-// Present is what the host has of ours.
+// Present is the state of this host.
 type Present struct {
-	Device *Device // the tunnel, or another device that has its name; nil: none
-	Tunnel Tunnel
+	Device *Device     // the tunnel, or another device that has its name; nil: none
+	Tunnel maps.Tunnel // zero: none
 	Routes []rtnl.NodeRoute
-	Peers  []wanted.Peer // without names of nodes
-}
-
-// Tunnel is what the datapath knows of the tunnel; zero: none.
-type Tunnel struct {
-	Index int // of the device
-	VNI   uint32
-	Port  int
-
-	Outer      [2]netip.Addr
-	Containers [2]netip.Prefix
+	Nodes  []maps.Node
 }
 
 // Device is a tunnel device.
@@ -46,23 +36,23 @@ type Device struct {
 	Addresses []netip.Prefix
 }
 
-// Changes lead from what is present to what is wanted.
+// Changes lead from the present to the desired state.
 type Changes struct {
 	DeleteDevice, CreateDevice bool
 	SetDevice                  bool // alias, MAC, MTU, flags
 	AddAddresses               []netip.Prefix
 	DeleteAddresses            []netip.Prefix
-	SetTunnel, SetPeers        bool             // in the datapath
+	SetTunnel, SetNodes        bool             // in the datapath
 	Add, Replace, Delete       []rtnl.NodeRoute // in a route to be added, device 0 is the tunnel
 }
 
-// IsEmpty returns whether nothing changes.
+// IsEmpty reports whether nothing changes.
 func (c *Changes) IsEmpty() bool { return c.Count() == 0 }
 
 // Count returns the number of changes.
 func (c *Changes) Count() int {
 	n := len(c.AddAddresses) + len(c.DeleteAddresses) + len(c.Add) + len(c.Replace) + len(c.Delete)
-	for _, change := range []bool{c.DeleteDevice, c.CreateDevice, c.SetDevice, c.SetTunnel, c.SetPeers} {
+	for _, change := range []bool{c.DeleteDevice, c.CreateDevice, c.SetDevice, c.SetTunnel, c.SetNodes} {
 		if change {
 			n++
 		}
@@ -70,8 +60,8 @@ func (c *Changes) Count() int {
 	return n
 }
 
-// Difference compares. It fails where a device of somebody else has the tunnel's name.
-func Difference(want *wanted.State, have *Present) (*Changes, error) {
+// Difference returns the changes to the desired state. It fails if a device of somebody else has the tunnel's name.
+func Difference(want *desired.State, have *Present) (*Changes, error) {
 	c := &Changes{}
 	if err := c.compareDevice(want.Device, have.Device); err != nil {
 		return nil, err
@@ -81,27 +71,28 @@ func Difference(want *wanted.State, have *Present) (*Changes, error) {
 		tunnel = have.Device.Index
 	}
 	present := have.Routes
-	if c.DeleteDevice { // they go with it
+	if c.DeleteDevice { // its routes go with it
 		present = slices.DeleteFunc(slices.Clone(present), func(r rtnl.NodeRoute) bool { return r.Device == have.Device.Index })
 	}
 	c.SetTunnel = c.CreateDevice || tunnelOf(want.Device, tunnel) != have.Tunnel
 	c.compareRoutes(want.Routes, present, tunnel)
-	c.SetPeers = !equalPeers(want.Peers, have.Peers)
+	c.SetNodes = !slices.Equal(sorted(want.Nodes), sorted(have.Nodes))
 	return c, nil
 }
 
-// tunnelOf returns what the datapath is to know.
-func tunnelOf(want *wanted.Device, index int) Tunnel {
-	if want == nil {
-		return Tunnel{}
+// tunnelOf returns the tunnel that the datapath is to have.
+func tunnelOf(want *desired.Device, index int) (tunnel maps.Tunnel) {
+	if want != nil {
+		tunnel = want.Tunnel
+		tunnel.IfIndex = index
 	}
-	return Tunnel{index, want.VNI, want.Port, want.Outer, want.Containers}
+	return tunnel
 }
 
-func (c *Changes) compareDevice(want *wanted.Device, have *Device) error {
+func (c *Changes) compareDevice(want *desired.Device, have *Device) error {
 	if have != nil && !have.Ours && (want == nil || !have.isBegunAs(want)) {
 		if want != nil && have.Name == want.Name {
-			return fmt.Errorf("device %s (%s) is not ebpfnet's: delete it, or let --device name another one", have.Name, have.Kind)
+			return fmt.Errorf("device %s (%s) is not ebpfnet's: delete it, or choose another name with --device", have.Name, have.Kind)
 		}
 		have = nil
 	}
@@ -120,13 +111,13 @@ func (c *Changes) compareDevice(want *wanted.Device, have *Device) error {
 	return nil
 }
 
-// canBecome returns whether a device differs only in what can be changed.
-func (d *Device) canBecome(want *wanted.Device) bool {
-	return d.Name == want.Name && d.External && d.Port == want.Port
+// canBecome reports whether a device differs only in attributes that can be changed.
+func (d *Device) canBecome(want *desired.Device) bool {
+	return d.Name == want.Name && d.External && d.Port == int(want.Tunnel.Port)
 }
 
-// isBegunAs returns whether a device without our alias is ours all the same: an agent that was killed has added it.
-func (d *Device) isBegunAs(want *wanted.Device) bool {
+// isBegunAs reports whether a device without our alias is ours: an agent that was killed before it set the alias added it.
+func (d *Device) isBegunAs(want *desired.Device) bool {
 	return d.Name == want.Name && d.External && d.MAC == want.MAC
 }
 
@@ -139,7 +130,7 @@ func without(all, some []netip.Prefix) (rest []netip.Prefix) {
 	return rest
 }
 
-// routeKey is what the kernel tells two routes apart by.
+// routeKey identifies a route in the kernel's table.
 type routeKey struct {
 	prefix netip.Prefix
 	metric int
@@ -147,7 +138,7 @@ type routeKey struct {
 
 func keyOf(r rtnl.NodeRoute) routeKey { return routeKey{r.Prefix, r.Metric} }
 
-// compareRoutes takes the index of the tunnel device for the 0 in wanted routes.
+// compareRoutes replaces device 0 in desired routes by the index of the tunnel device.
 func (c *Changes) compareRoutes(want, have []rtnl.NodeRoute, tunnel int) {
 	missing := make(map[routeKey]rtnl.NodeRoute, len(want))
 	for _, route := range want {
@@ -157,33 +148,23 @@ func (c *Changes) compareRoutes(want, have []rtnl.NodeRoute, tunnel int) {
 		missing[keyOf(route)] = route
 	}
 	for _, route := range have {
-		wanted, found := missing[keyOf(route)]
+		target, found := missing[keyOf(route)]
 		switch {
 		case !found:
 			c.Delete = append(c.Delete, route)
 			continue
-		case wanted != route:
-			c.Replace = append(c.Replace, wanted)
+		case target != route:
+			c.Replace = append(c.Replace, target)
 		}
 		delete(missing, keyOf(route))
 	}
-	for _, route := range want { // in their order
+	for _, route := range want { // in order
 		if route, ok := missing[keyOf(route)]; ok {
 			c.Add = append(c.Add, route)
 		}
 	}
 }
 
-func equalPeers(a, b []wanted.Peer) bool { return slices.Equal(normalized(a), normalized(b)) }
-
-// normalized sorts peers, without names.
-func normalized(peers []wanted.Peer) []wanted.Peer {
-	peers = slices.Clone(peers)
-	for i := range peers {
-		peers[i].Node = ""
-	}
-	slices.SortFunc(peers, func(a, b wanted.Peer) int {
-		return cmp.Or(a.Prefix.Addr().Compare(b.Prefix.Addr()), cmp.Compare(a.Prefix.Bits(), b.Prefix.Bits()))
-	})
-	return peers
+func sorted(nodes []maps.Node) []maps.Node {
+	return slices.SortedFunc(slices.Values(nodes), func(a, b maps.Node) int { return a.Prefix.Compare(b.Prefix) })
 }

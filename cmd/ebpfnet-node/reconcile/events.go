@@ -11,28 +11,28 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
-// Filter says which changes of this host are worth a look. A host where containers come and go has hundreds of
-// others each second.
+// Filter selects the changes of this host that require a sync. A host whose containers come and go has hundreds of other
+// changes each second.
 type Filter struct {
 	Tunnel   int            // index of the tunnel device
 	PodCIDRs []netip.Prefix // of this node: their addresses are on containers' devices
 }
 
-// IsRelevant returns whether a change may be one of the tunnel device, of an external one, or of our routes.
+// IsRelevant reports whether a change may concern the tunnel device, an external device, or our routes.
 func (f Filter) IsRelevant(m rtnl.Message) bool {
 	switch m.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		return len(m.Data) >= unix.SizeofIfInfomsg && !isContainers(m.Data)
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		return len(m.Data) >= unix.SizeofIfAddrmsg && f.isRelevantAddress(m.Data)
-	case unix.RTM_DELROUTE: // new ones are ours, or add nothing that we want
+	case unix.RTM_DELROUTE: // new routes are ours, or do not matter
 		return len(m.Data) >= unix.SizeofRtMsg && nl.DeserializeRtMsg(m.Data).Protocol == protocol
 	default:
 		return false
 	}
 }
 
-// isContainers recognizes the host's end of a container's interface by its name (plugin/names) and kind.
+// isContainers reports whether a device is the host's end of a container's interface, by name (plugin/names) and kind.
 func isContainers(data []byte) bool {
 	const prefix, length = "ebpf", 15
 

@@ -11,12 +11,14 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/wanted"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
 const (
-	protocol = rtnl.NodeProtocol // what has it and is not wanted is deleted
+	protocol = rtnl.NodeProtocol // other routes with it are deleted
 
 	// alias marks our device.
 	alias = "ebpfnet-node tunnel"
@@ -25,12 +27,12 @@ const (
 	ofPlugin = "ebpfnet "
 )
 
-// Datapath is what the programs know of the cluster.
+// Datapath has the cluster's maps.
 type Datapath interface {
-	Tunnel() (Tunnel, error)
-	SetTunnel(Tunnel) error        // before the device is up: the programs are then attached to it
-	Peers() ([]wanted.Peer, error) // names of nodes may be missing
-	SetPeers([]wanted.Peer) error
+	Tunnel() (maps.Tunnel, error)
+	SetTunnel(maps.Tunnel) error // attaches the programs to the device, which must be down
+	Nodes() ([]maps.Node, error)
+	SetNodes([]maps.Node) error
 }
 
 // Host is this host's network namespace. Its methods are for one goroutine.
@@ -61,8 +63,8 @@ func (h *Host) Close() {
 	h.routes.Close()
 }
 
-// Look lists what is there: external devices, and what is ours.
-func (h *Host) Look() (facts wanted.Host, have *Present, err error) {
+// Look lists external devices and the present state.
+func (h *Host) Look() (facts desired.Host, have *Present, err error) {
 	links, err := rtnl.Links(h.handle)
 	if err != nil {
 		return facts, nil, fmt.Errorf("list devices: %w", err)
@@ -93,19 +95,19 @@ func (h *Host) Look() (facts wanted.Host, have *Present, err error) {
 	if have.Tunnel, err = h.dp.Tunnel(); err != nil {
 		return facts, nil, err
 	}
-	have.Peers, err = h.dp.Peers()
+	have.Nodes, err = h.dp.Nodes()
 	return facts, have, err
 }
 
-// isExternal returns whether a device may lead to other nodes, or have this node's address, as lo may.
+// isExternal reports whether a device may lead to other nodes, or have this node's address, as lo may.
 func isExternal(attrs *netlink.LinkAttrs) bool {
 	return attrs.Flags&net.FlagUp != 0 && !strings.HasPrefix(attrs.Alias, ofPlugin)
 }
 
-func linkOf(attrs *netlink.LinkAttrs, addresses []netip.Prefix) wanted.Link {
-	link := wanted.Link{Index: attrs.Index, Name: attrs.Name, MTU: attrs.MTU, Addresses: addresses}
+func linkOf(attrs *netlink.LinkAttrs, addresses []netip.Prefix) desired.Link {
+	link := desired.Link{Index: attrs.Index, Name: attrs.Name, MTU: attrs.MTU, Addresses: addresses}
 	if attrs.Flags&net.FlagLoopback != 0 {
-		link.MTU = 0 // that of no path to another node
+		link.MTU = 0 // no path to another node uses it
 	}
 	return link
 }
@@ -129,27 +131,27 @@ func prefixOf(address netlink.Addr) netip.Prefix {
 	return netip.PrefixFrom(addr.Unmap(), bits)
 }
 
-// Apply makes changes. The map of nodes changes after routes are deleted and before others are added: else packets
-// would be masqueraded on a route to a node, and answers dropped as those of a stranger. It continues after errors, and
-// returns what the kernel refuses for what a Node object says: no node can keep this host from the others.
-func (h *Host) Apply(c *Changes, want *wanted.State, have *Present) (refused []wanted.Skip, err error) {
+// Apply makes changes. It writes the map of nodes after it deletes routes and before it adds others: otherwise packets to
+// a node would be masqueraded, and replies dropped. It continues after errors. refused are the routes that the kernel
+// refuses because of a Node object: no node can keep this host from reaching the others.
+func (h *Host) Apply(c *Changes, want *desired.State, have *Present) (refused []nodestate.Skipped, err error) {
 	index, err := h.applyDevice(c, want.Device, have.Device)
 	if err != nil {
 		return nil, err // no route can be added
 	}
 	var failed failures
-	note := func(err error, route rtnl.NodeRoute) {
+	count := func(err error, route rtnl.NodeRoute) {
 		if isRefusal(err) {
-			refused = append(refused, wanted.Skip{Node: want.NodeOf(route.Prefix), Prefix: route.Prefix.String(), Reason: explain(err, route).Error()})
+			refused = append(refused, nodestate.Skipped{Node: want.NodeOf(route.Prefix), Prefix: route.Prefix.String(), Reason: explain(err, route).Error()})
 			return
 		}
-		failed.note(explain(err, route))
+		failed.add(explain(err, route))
 	}
 	for _, route := range c.Delete {
-		failed.note(h.routes.Delete(route))
+		failed.add(h.routes.Delete(route))
 	}
-	if c.SetPeers {
-		if err := h.dp.SetPeers(want.Peers); err != nil {
+	if c.SetNodes {
+		if err := h.dp.SetNodes(want.Nodes); err != nil {
 			return nil, fmt.Errorf("write the map of nodes: %w", err)
 		}
 	}
@@ -157,19 +159,19 @@ func (h *Host) Apply(c *Changes, want *wanted.State, have *Present) (refused []w
 		if route.Device == 0 {
 			route.Device = index
 		}
-		note(h.routes.Add(route), route)
+		count(h.routes.Add(route), route)
 	}
 	for _, route := range c.Replace {
-		note(h.routes.Replace(route), route)
+		count(h.routes.Replace(route), route)
 	}
-	for _, prefix := range c.DeleteAddresses { // after the routes that have them as their source
-		failed.note(h.changeAddress(h.handle.AddrDel, index, prefix, "delete"))
+	for _, prefix := range c.DeleteAddresses { // after the routes that use them as sources
+		failed.add(h.changeAddress(h.handle.AddrDel, index, prefix, "delete"))
 	}
 	return refused, failed.err()
 }
 
-// applyDevice returns the tunnel's index.
-func (h *Host) applyDevice(c *Changes, want *wanted.Device, have *Device) (index int, err error) {
+// applyDevice changes the tunnel device and returns its index.
+func (h *Host) applyDevice(c *Changes, want *desired.Device, have *Device) (index int, err error) {
 	if c.DeleteDevice {
 		if err := h.handle.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: have.Index}}); err != nil {
 			return 0, fmt.Errorf("delete device %s: %w", have.Name, err)
@@ -197,20 +199,20 @@ func (h *Host) applyDevice(c *Changes, want *wanted.Device, have *Device) (index
 	return index, err
 }
 
-// create makes the device with its MAC address, because udev changes one that the kernel has chosen.
-func (h *Host) create(want *wanted.Device) (index int, err error) {
+// create adds the device with its MAC address, because udev changes an address that the kernel chose.
+func (h *Host) create(want *desired.Device) (index int, err error) {
 	mac, err := net.ParseMAC(want.MAC)
 	if err != nil {
 		return 0, err
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr, attrs.MTU = want.Name, mac, want.MTU
-	vxlan := &netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, Port: want.Port}
+	vxlan := &netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, Port: int(want.Tunnel.Port)}
 	switch err := h.handle.LinkAdd(vxlan); {
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return 0, fmt.Errorf("add device %s: the kernel has no VXLAN (module vxlan): %w", want.Name, err)
 	case errors.Is(err, unix.EEXIST):
-		return 0, fmt.Errorf("add device %s: another device has the name, or one of VXLAN has UDP port %d: %w", want.Name, want.Port, err)
+		return 0, fmt.Errorf("add device %s: another device has the name, or another VXLAN device has UDP port %d: %w", want.Name, want.Tunnel.Port, err)
 	case err != nil:
 		return 0, fmt.Errorf("add device %s: %w", want.Name, err)
 	}
@@ -224,9 +226,10 @@ func (h *Host) create(want *wanted.Device) (index int, err error) {
 	return made.Attrs().Index, nil
 }
 
-// set sets what differs and can be changed: the kernel tells of some changes that are none, and the agent would look
-// again. Without ARP no neighbor entry is asked for; without link-local addresses the device sends nothing of its own.
-func (h *Host) set(index int, want *wanted.Device, have *Device) error {
+// set sets only the attributes that differ: the kernel also reports some changes that change nothing, and each would cause
+// another sync. Without ARP the kernel resolves no neighbors; without link-local addresses the device sends no packets of
+// its own.
+func (h *Host) set(index int, want *desired.Device, have *Device) error {
 	const addrGenModeNone = 1 // IN6_ADDR_GEN_MODE_NONE
 
 	mac, err := net.ParseMAC(want.MAC)
@@ -256,15 +259,15 @@ func (h *Host) set(index int, want *wanted.Device, have *Device) error {
 	return nil
 }
 
-// explainUp names the port that a device which is up listens on.
-func explainUp(err error, want *wanted.Device) error {
+// explainUp names the UDP port, which the device opens when it is set up.
+func explainUp(err error, want *desired.Device) error {
 	if errors.Is(err, unix.EADDRINUSE) {
-		return fmt.Errorf("%w: UDP port %d is in use (`ss -lunp` says by whom)", err, want.Port)
+		return fmt.Errorf("%w: UDP port %d is in use (`ss -lunp` shows by whom)", err, want.Tunnel.Port)
 	}
 	return err
 }
 
-// unlessNoIPv6 ignores what a kernel without IPv6 says.
+// unlessNoIPv6 ignores the error of a kernel without IPv6.
 func unlessNoIPv6(err error) error {
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		return nil
@@ -287,18 +290,18 @@ func (h *Host) changeAddress(change func(netlink.Link, *netlink.Addr) error, ind
 	return nil
 }
 
-// isRefusal returns whether the kernel refuses a route for its prefix or its gateway, which a Node object has chosen.
+// isRefusal reports whether the kernel refuses a route for its prefix or gateway, which come from a Node object.
 func isRefusal(err error) bool {
 	return slices.ContainsFunc([]error{unix.EEXIST, unix.EINVAL, unix.ENETUNREACH, unix.EHOSTUNREACH}, func(refusal error) bool {
 		return errors.Is(err, refusal)
 	})
 }
 
-// explain says what the kernel's errors for a new route mean.
+// explain adds what the kernel's error for a new route means.
 func explain(err error, route rtnl.NodeRoute) error {
 	switch {
 	case errors.Is(err, unix.EEXIST):
-		return fmt.Errorf("%w: there is one that is not ebpfnet's (`ip route show exact %s`)", err, route.Prefix)
+		return fmt.Errorf("%w: a route that is not ebpfnet's exists (`ip route show exact %s`)", err, route.Prefix)
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return fmt.Errorf("%w: the kernel has no lightweight tunnels (CONFIG_LWTUNNEL)", err)
 	default:
@@ -306,18 +309,18 @@ func explain(err error, route rtnl.NodeRoute) error {
 	}
 }
 
-// failures are errors, of which the first few are told: thousands of routes can fail for one reason.
+// failures are errors, of which the first few are reported: thousands of routes can fail for one reason.
 type failures struct {
 	first []error
 	more  int
 }
 
-func (f *failures) note(err error) {
-	const told = 3
+func (f *failures) add(err error) {
+	const reported = 3
 
 	switch {
 	case err == nil:
-	case len(f.first) < told:
+	case len(f.first) < reported:
 		f.first = append(f.first, err)
 	default:
 		f.more++

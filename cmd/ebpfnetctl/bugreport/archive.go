@@ -11,13 +11,10 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
-// Bounds of the report, before compression.
-const (
-	mostOfFile = 8 << 20
-	mostOfAll  = 64 << 20
-)
+// maxSize is the size of all files, before compression. One file may have half of what is left of it.
+const maxSize = 32 << 20
 
-// archive is a tar file under construction. It remembers the first error of writing.
+// archive is a tar file under construction. It keeps the first error of writing.
 type archive struct {
 	zip    *gzip.Writer
 	tar    *tar.Writer
@@ -25,32 +22,27 @@ type archive struct {
 	left   int
 	err    error
 	report Report
-	told   []string // what is missing or incomplete, and why
 }
 
 func newArchive(to io.Writer) *archive {
 	zip := gzip.NewWriter(to)
-	return &archive{zip: zip, tar: tar.NewWriter(zip), now: time.Now().Truncate(time.Second), left: mostOfAll}
+	return &archive{zip: zip, tar: tar.NewWriter(zip), now: time.Now().Truncate(time.Second), left: maxSize}
 }
 
-// room is how many bytes the next file may have.
-func (a *archive) room() int { return min(mostOfFile, a.left) }
+// limit is how many bytes the next file may have.
+func (a *archive) limit() int { return a.left / 2 }
 
-// add adds a file, and another one if there is something to say about it.
+// add adds what could be collected for a file, and records why something is missing.
 func (a *archive) add(name string, content []byte, err error) {
-	if most := a.room(); len(content) > most {
-		err = errors.Join(err, fmt.Errorf("cut: it has %d bytes, and there is room for %d", len(content), most))
-		content = content[:most]
-	}
-	a.left -= len(content)
-	if len(content) > 0 || err == nil {
-		a.write(name, content)
+	if limit := a.limit(); len(content) > limit {
+		content, err = content[:limit], errors.Join(err, fmt.Errorf("cut after %d bytes", limit))
 	}
 	if err != nil {
-		message := show.Message(err.Error())
-		a.told = append(a.told, name+": "+message)
-		a.report.Failed = append(a.report.Failed, name+".error")
-		a.write(name+".error", []byte(message+"\n"))
+		a.report.Missing = append(a.report.Missing, show.Short(name)+": "+show.Message(err.Error()))
+	}
+	if len(content) > 0 || err == nil {
+		a.left -= len(content)
+		a.write(name, content)
 	}
 }
 
@@ -60,18 +52,11 @@ func (a *archive) write(name string, content []byte) {
 	if a.err != nil {
 		return
 	}
-	a.err = a.tar.WriteHeader(&tar.Header{
-		Name:    directory + show.Short(name),
-		Mode:    0o600,
-		Size:    int64(len(content)),
-		ModTime: a.now,
-	})
+	a.report.Files++
+	a.err = a.tar.WriteHeader(&tar.Header{Name: directory + show.Short(name), Mode: 0o600, Size: int64(len(content)), ModTime: a.now})
 	if a.err == nil {
 		_, a.err = a.tar.Write(content)
 	}
-	a.report.Files++
 }
 
-func (a *archive) close() error {
-	return errors.Join(a.err, a.tar.Close(), a.zip.Close())
-}
+func (a *archive) close() error { return errors.Join(a.err, a.tar.Close(), a.zip.Close()) }

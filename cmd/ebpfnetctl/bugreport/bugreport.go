@@ -1,7 +1,8 @@
-// Package bugreport writes an archive of what somebody needs to find a fault on a host: what ebpfnetctl prints, the
-// maps, and what of the host the datapath depends on. It keeps addresses and leaves out secrets.
+// Package bugreport writes an archive of what is needed to find a fault on a host: the JSON of ebpfnetctl's
+// read commands, network configurations, versions, the host's network settings, and the journal. It keeps
+// addresses and leaves out secrets.
 //
-// It may import bpf, loader and plugin/show.
+// It may import plugin/show.
 package bugreport
 
 import (
@@ -9,83 +10,143 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/containernetworking/cni/libcni"
 )
 
 // Options say what to collect.
 type Options struct {
-	Nouns   [][]string // commands of ebpfnetctl, whose JSON is taken
-	Metrics []string   // the command for the metrics
-	ConfDir string     // of the network configurations
+	Commands [][]string // of ebpfnetctl
+	ConfDir  string     // of the network configurations
 }
 
 // Report says what was written.
 type Report struct {
-	Files  int
-	Failed []string // the files that tell of something that could not be had
+	Files   int
+	Missing []string // what could not be collected, or not all of it, and why
 }
 
-// introduction is in the last file, which tells of all others.
-const introduction = `A report of ebpfnet, collected by "ebpfnetctl bugreport" at %s.
+// hostCommands are commands of the host, each behind the name of its file. A program that is not installed is left
+// out. None shows keys, as `ip xfrm` would.
+var hostCommands = [][]string{
+	{"uname", "uname", "-a"},
+	{"system", "tail", "-n", "+1", "/etc/os-release", "/proc/meminfo", "/proc/modules", "/proc/mounts"},
+	{"counters", "tail", "-n", "+1", "/proc/net/softnet_stat", "/proc/net/snmp", "/proc/net/snmp6", "/proc/net/netstat"},
+	{"link", "ip", "-s", "-d", "link"},
+	{"addr", "ip", "addr"},
+	{"route4", "ip", "-4", "route", "show", "table", "all"},
+	{"route6", "ip", "-6", "route", "show", "table", "all"},
+	{"rule4", "ip", "-4", "rule"},
+	{"rule6", "ip", "-6", "rule"},
+	{"neigh", "ip", "neigh"},
+	{"qdisc", "tc", "-s", "qdisc"},
+	{"bpf", "bpftool", "net"},
+	{"nft", "nft", "list", "ruleset"},
+	{"iptables", "iptables-save", "-c"},
+	{"ip6tables", "ip6tables-save", "-c"},
+	{"iptables-legacy", "iptables-legacy-save", "-c"},
+	{"ip6tables-legacy", "ip6tables-legacy-save", "-c"},
+	{"files", "ls", "-lnR", "/sys/fs/bpf/ebpfnet", "/var/lib/cni"},
+	{"sysctl", "sh", "-c", `sysctl -a -r '^net\.' 2>/dev/null`},
+	{"journal-kernel", "journalctl", "--no-pager", "-k", "-n", "2000"},
+	{"journal", "journalctl", "--no-pager", "-n", "10000", "-u", "ebpfnet*", "-u", "kubelet", "-u", "containerd", "-u", "crio", "-u", "docker"},
+}
 
-nouns/   what ebpfnetctl prints
-maps/    the datapath's maps; at most %d entries of each
-cni/     the network configurations
-host/    versions, settings, devices, routes and rules of the host
-*.error  why something is missing, or incomplete
-
-Addresses and names are as they are. Left out are the key of the datapath's
-hashes, packets, and what looks like a secret: it reads "%s". A file has at most
-%d bytes, and all of them %d. Of a longer list, the first entries are there.
-
-%s
-`
-
-// Write collects and writes everything. What cannot be had is a file that says why; an error is one of writing, or
-// ctx is done.
+// Write collects and writes everything. Its error is one of writing, or that ctx is done.
 func Write(ctx context.Context, to io.Writer, o Options) (*Report, error) {
 	a := newArchive(to)
-	for _, step := range []func(context.Context, *archive, Options){addNouns, addMaps, addConfigurations, addHost} {
-		step(ctx, a, o)
-		if err := ctx.Err(); err != nil {
-			return nil, fmt.Errorf("interrupted: %w", err)
+	for _, words := range o.Commands {
+		text, err := run(ctx, a.limit(), self, words...)
+		if slices.Contains(words, "--output=json") {
+			a.addJSON("ebpfnetctl/"+words[0]+".json", text, err)
+		} else {
+			a.add("ebpfnetctl/"+words[0]+".txt", redactText(text), err)
 		}
 	}
-	told := "Nothing is missing."
-	if len(a.told) > 0 {
-		told = "Missing, or incomplete:\n" + strings.Join(a.told, "\n")
+	a.addConfigurations(o.ConfDir)
+	for _, command := range hostCommands {
+		if program, err := exec.LookPath(command[1]); err == nil {
+			text, err := run(ctx, a.limit(), program, command[2:]...)
+			a.add("host/"+command[0]+".txt", redactText(text), err)
+		}
 	}
-	a.write("README.txt", fmt.Appendf(nil, introduction, a.now.UTC().Format(time.RFC3339), mostEntries, leftOut, mostOfFile, mostOfAll, told))
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("interrupted: %w", err)
+	}
+	if len(a.report.Missing) > 0 {
+		a.write("missing.txt", []byte(strings.Join(a.report.Missing, "\n")+"\n"))
+	}
 	return &a.report, a.close()
 }
 
-// addNouns runs ebpfnetctl for each command, so that one that hangs or fails costs no other.
-func addNouns(ctx context.Context, a *archive, o Options) {
-	for _, words := range o.Nouns {
-		text, err := readNoun(ctx, append(words, "-o", "json"), a.room())
-		a.add("nouns/"+words[0]+".json", text, err)
+// addJSON adds a JSON file without secrets. What is no JSON is left out, because secrets cannot be found in it.
+func (a *archive) addJSON(name string, text []byte, err error) {
+	if len(text) > 0 {
+		clean, errJSON := redactJSON(text)
+		text, err = clean, errors.Join(err, errJSON)
 	}
-	text, err := run(ctx, self, o.Metrics...)
-	a.add("nouns/metrics.txt", redactText(text), err)
+	a.add(name, text, err)
+}
+
+// addConfigurations adds what a runtime reads. Other files there may have credentials.
+func (a *archive) addConfigurations(dir string) {
+	files, err := libcni.ConfFiles(dir, []string{".conf", ".conflist", ".json"})
+	if err != nil || len(files) == 0 {
+		a.add("cni", nil, errors.Join(err, fmt.Errorf("no configuration in %s", dir)))
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		a.addJSON("cni/"+filepath.Base(file), text, err)
+	}
 }
 
 const self = "/proc/self/exe" // also after an upgrade
 
-// readNoun returns the JSON that a command prints, without secrets.
-func readNoun(ctx context.Context, words []string, room int) (text []byte, err error) {
-	reader, writer := io.Pipe()
-	ended := make(chan error, 1)
-	go func() {
-		err := runTo(ctx, writer, self, words...)
-		writer.Close()
-		ended <- err
-	}()
-	text, err = redactJSON(reader, room)
-	_, _ = io.Copy(io.Discard, reader) // what is no JSON
-	errRun := <-ended
-	if errRun != nil && len(text) == 0 {
-		return nil, errRun
+// run runs a program for a limited time, and keeps the first bytes of its output. Exit code 3 of ebpfnetctl
+// means that it has found something.
+func run(ctx context.Context, limit int, program string, args ...string) ([]byte, error) {
+	const timeout, exitFound = 30 * time.Second, 3
+
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	cmd.WaitDelay = time.Second
+	out, errs := bounded{limit: limit}, bounded{limit: 4096}
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	switch {
+	case ctx.Err() != nil:
+		err = fmt.Errorf("%w (after %s)", err, timeout)
+	case cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == exitFound:
+		err = nil
 	}
-	return text, errors.Join(errRun, err)
+	if out.more {
+		err = errors.Join(err, fmt.Errorf("cut after %d bytes", limit))
+	}
+	if text := strings.TrimSpace(string(redactText(errs.text))); text != "" {
+		err = errors.Join(err, errors.New(text))
+	}
+	return out.text, err
+}
+
+// bounded keeps the first bytes that are written to it.
+type bounded struct {
+	limit int
+	text  []byte
+	more  bool
+}
+
+// Write implements io.Writer.
+func (b *bounded) Write(text []byte) (int, error) {
+	kept := text[:min(len(text), b.limit-len(b.text))]
+	b.text = append(b.text, kept...)
+	b.more = b.more || len(kept) < len(text)
+	return len(text), nil
 }

@@ -1,14 +1,11 @@
 package bugreport
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"regexp"
-	"strings"
 
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
@@ -29,21 +26,14 @@ var secretText = []struct {
 	{regexp.MustCompile(`\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*`), leftOut}, // a JSON Web Token
 	{regexp.MustCompile(`(\w://)[^/@\s"]+@`), "${1}" + leftOut + "@"},
 	{regexp.MustCompile(`(?i)\b(authorization\W+\w+|bearer) +[^\s"']+`), "${1} " + leftOut},
-	{regexp.MustCompile(`(?i)([\w-]*(?:pass(?:word|wd|phrase)|secret|token|api[-_]?key|access[-_]?key|private[-_]?key|psk)["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s,;&"']+)`), "${1}" + leftOut},
+	{regexp.MustCompile(`(?i)([\w-]*(?:pass(?:word|wd|phrase)|secret|token|api[-_]?key|access[-_]?key|private[-_]?key|fastopen[-_]?key|psk)["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s,;&"']+)`), "${1}" + leftOut},
 }
 
-// redactText leaves out secrets, and makes text fit for a terminal.
+var lineParts = regexp.MustCompile(`[^\n\t]+`)
+
+// redactText leaves out secrets, and escapes control characters but the ends of lines and tabs.
 func redactText(text []byte) []byte {
-	clean := redactString(string(text))
-	lines := strings.Split(clean, "\n")
-	for i, line := range lines {
-		words := strings.Split(line, "\t")
-		for j := range words {
-			words[j] = show.Text(words[j])
-		}
-		lines[i] = strings.Join(words, "\t")
-	}
-	return []byte(strings.Join(lines, "\n"))
+	return []byte(lineParts.ReplaceAllStringFunc(redactString(string(text)), show.Text))
 }
 
 func redactString(text string) string {
@@ -53,77 +43,23 @@ func redactString(text string) string {
 	return text
 }
 
-// redactJSON leaves out the values of secrets. What is no JSON is left out as a whole, because nobody knows what a
-// name and what a value is there. Of a list, the first entries are kept that there is room for; it is never in memory
-// as a whole.
-func redactJSON(from io.Reader, room int) (text []byte, err error) {
-	in := bufio.NewReader(from)
-	decoder := json.NewDecoder(in)
+// redactJSON leaves out the values of secrets.
+func redactJSON(text []byte) ([]byte, error) {
+	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.UseNumber()
-	if first, _ := in.Peek(1); string(first) == "[" {
-		return redactList(decoder, room)
-	}
-	text, err = redactNext(decoder, "")
-	switch {
-	case err != nil:
-		return nil, err
-	case decoder.More():
-		return nil, errors.New("left out: not JSON: more than one value")
-	case len(text) > room:
-		return nil, fmt.Errorf("left out: it has %d bytes, and there is room for %d", len(text), room)
-	}
-	return text, nil
-}
-
-// redactList returns the entries that it could read, also with an error.
-func redactList(decoder *json.Decoder, room int) (text []byte, err error) {
-	const end = "\n]\n"
-
-	kept, entries := 0, 0
-	for _, err = decoder.Token(); err == nil && decoder.More(); entries++ {
-		if kept < entries {
-			err = decoder.Decode(&json.RawMessage{})
-			continue
-		}
-		var entry []byte
-		entry, err = redactNext(decoder, "  ")
-		entry = append([]byte(",\n  "), bytes.TrimSpace(entry)...)
-		if err == nil && len(text)+len(entry)+len(end) <= room {
-			text = append(text, entry...)
-			kept++
-		}
-	}
-	switch {
-	case err == nil && entries == 0:
-		return []byte("[]\n"), nil
-	case err == nil && kept < entries:
-		err = fmt.Errorf("cut: the first %d of %d entries are here", kept, entries)
-	case err != nil && kept > 0:
-		err = fmt.Errorf("cut: the first %d entries are here: %w", kept, err)
-	}
-	if kept > 0 {
-		text = append(text, end...)
-		text[0] = '[' // instead of a comma
-	}
-	return text, err
-}
-
-// redactNext reads the next value, all but the first of its lines behind prefix.
-func redactNext(decoder *json.Decoder, prefix string) ([]byte, error) {
 	var value any
 	if err := decoder.Decode(&value); err != nil {
 		return nil, fmt.Errorf("left out: not JSON: %w", err)
 	}
-	return marshal(redactValue(value), prefix)
-}
-
-func marshal(value any, prefix string) ([]byte, error) {
-	var text bytes.Buffer
-	encoder := json.NewEncoder(&text)
+	if decoder.More() {
+		return nil, errors.New("left out: not JSON: more than one value")
+	}
+	var clean bytes.Buffer
+	encoder := json.NewEncoder(&clean)
 	encoder.SetEscapeHTML(false)
-	encoder.SetIndent(prefix, "  ")
-	err := encoder.Encode(value)
-	return show.JSON(text.Bytes()), err
+	encoder.SetIndent("", "  ")
+	err := encoder.Encode(redactValue(value))
+	return show.JSON(clean.Bytes()), err
 }
 
 func redactValue(value any) any {
@@ -147,8 +83,7 @@ func redactValue(value any) any {
 	return value
 }
 
-// isSecret returns whether a member of an object is a secret by its name. The key of a label, or of an entry of a map,
-// is none.
+// isSecret reports whether a member of an object is a secret by its name. The "key" beside a "value" is a name.
 func isSecret(name string, object map[string]any) bool {
 	if _, isPair := object["value"]; isPair && name == "key" {
 		return false
@@ -156,7 +91,7 @@ func isSecret(name string, object map[string]any) bool {
 	return secretName.MatchString(name)
 }
 
-// isSecretPair is for lists of variables and of labels: an object names a secret, and its "value" is it.
+// isSecretPair reports whether an object, such as a variable or a label, names a secret that is its "value".
 func isSecretPair(object map[string]any) bool {
 	for _, member := range []string{"name", "key"} {
 		if name, ok := object[member].(string); ok && secretName.MatchString(name) {

@@ -9,12 +9,36 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 )
 
-// lookConflist finds the list that each runtime will really take, and tells whether ADD can work with it.
+// lookConflist finds the list that each runtime will really take, and whether ADD can work with it.
 func lookConflist(_ context.Context, h *host) (findings []Finding, err error) {
 	for _, r := range h.runtimes {
 		findings = append(findings, h.judgeRuntime(r)...)
 	}
-	return findings, h.errRuntimes
+	return append(findings, h.sharedSubnets()...), h.errRuntimes
+}
+
+// sharedSubnets finds networks that give out the same addresses.
+func (h *host) sharedSubnets() (findings []Finding) {
+	ours := h.ours()
+	for i, n := range ours {
+		for _, other := range ours[:i] {
+			if subnet, overlaps := overlap(n, other); overlaps && n.file.List.Name != other.file.List.Name {
+				findings = append(findings, wrong("give each network its own subnet", "%s and %s both have %s: a container of one gets no address that another has", other.name(), n.name(), subnet))
+			}
+		}
+	}
+	return findings
+}
+
+func overlap(a, b *network) (subnet string, overlaps bool) {
+	for _, one := range a.subnets() {
+		for _, other := range b.subnets() {
+			if one.Overlaps(other) {
+				return one.String(), true
+			}
+		}
+	}
+	return "", false
 }
 
 // title names a runtime in a message.

@@ -12,8 +12,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
-	"github.com/ebpfnet/ebpfnet/plugin/reconcile"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
+	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 )
 
 func lookDatapath(_ context.Context, h *host) ([]Finding, error) {
@@ -28,41 +28,60 @@ func lookDatapath(_ context.Context, h *host) ([]Finding, error) {
 	case err != nil:
 		return nil, err
 	}
-	if h.datapath.Config.Build != bpf.Build() {
-		return []Finding{warning("ebpfnetctl upgrade", "the loaded programs are not those of this ebpfnetctl: the next ADD of a newer plugin replaces them")}, h.errAttached
+	findings, err := h.fullMaps()
+	if err = errors.Join(err, h.errAttached); err != nil {
+		return findings, err
 	}
-	return []Finding{good("loaded, with the programs of this version")}, h.errAttached
+	if h.datapath.Config.Build != bpf.Build() {
+		return append(findings, warning("ebpfnetctl upgrade", "the loaded programs are not those of this ebpfnetctl: the next ADD of a newer plugin replaces them")), nil
+	}
+	return orGood(findings, "loaded, with the programs of this version; no map is almost full"), nil
 }
 
 func lookPrograms(_ context.Context, h *host) (findings []Finding, err error) {
-	if h.operator == nil {
+	if h.admin == nil {
 		return []Finding{good("no containers yet")}, nil
 	}
-	containers, _, err := h.operator.Detached()
+	containers, _, err := h.admin.Detached()
 	if err != nil {
 		return nil, err
 	}
 	for _, container := range containers {
-		findings = append(findings, wrong("ebpfnetctl repair, or doctor --fix", "another tool has detached the program of %s: its packets are not translated, and its policy is not in force", container).by(fixRepair))
+		findings = append(findings, wrong("ebpfnetctl repair, or doctor --fix", "another tool has detached the program of %s: its packets are not translated, and its policy is not in force", container).by(&fixByRepair))
+	}
+	for _, a := range h.attachments {
+		if len(a.ProgramsBefore) > 0 {
+			findings = append(findings, foreign(a.Device+" of "+containerOf(a), a.ProgramsBefore))
+		}
 	}
 	return orGood(findings, "each container's device has its programs"), nil
 }
 
 func lookUplinks(_ context.Context, h *host) (findings []Finding, err error) {
 	findings = h.missingPatterns()
-	if h.operator == nil {
+	if h.admin == nil {
 		return orGood(findings, "no uplink needs programs yet"), nil
 	}
-	_, detached, errDetached := h.operator.Detached()
+	_, detached, errDetached := h.admin.Detached()
 	for _, what := range detached {
-		findings = append(findings, wrong("ebpfnetctl repair, or doctor --fix", "another tool has detached the %s: nothing is translated there", what).by(fixRepair))
+		findings = append(findings, wrong("ebpfnetctl repair, or doctor --fix", "another tool has detached the %s: nothing is translated there", what).by(&fixByRepair))
 	}
-	added, errNew := h.operator.NewUplinks()
+	added, errNew := h.admin.NewUplinks()
 	for _, name := range added {
-		findings = append(findings, wrong("ebpfnetctl repair, or doctor --fix; a hook of udev does it at once (README)", "uplink %s is new and has no programs yet: nothing is translated there", name).by(fixRepair))
+		findings = append(findings, wrong("ebpfnetctl repair, or doctor --fix; a hook of udev does it at once (README)", "uplink %s is new and has no programs yet: nothing is translated there", name).by(&fixByRepair))
 	}
-	known, errKnown := h.operator.Uplinks()
-	if err := errors.Join(errDetached, errNew, errKnown); err != nil {
+	known, errKnown := h.admin.Uplinks()
+	for _, uplink := range known {
+		before, err := h.admin.ProgramsBeforeUplink(uplink)
+		if errKnown = errors.Join(errKnown, err); len(before) > 0 {
+			findings = append(findings, foreign("uplink "+uplink.Attrs().Name, before))
+		}
+	}
+	warnings, errWarnings := admin.Warnings(h.datapath)
+	for _, text := range warnings {
+		findings = append(findings, warning("", "%s", text))
+	}
+	if err := errors.Join(errDetached, errNew, errKnown, errWarnings); err != nil {
 		return findings, err
 	}
 	if len(known) == 0 && h.hasContainers() && len(added) == 0 {
@@ -79,7 +98,7 @@ func lookUplinks(_ context.Context, h *host) (findings []Finding, err error) {
 func (h *host) missingPatterns() (findings []Finding) {
 	for _, n := range h.ours() {
 		for _, pattern := range n.config.Uplinks {
-			if !slices.ContainsFunc(h.devices, reconcile.Matcher([]string{pattern})) {
+			if !slices.ContainsFunc(h.devices, refresh.Matcher([]string{pattern})) {
 				findings = append(findings, wrong("correct the key, or ignore this if the device comes later", "%s: uplinks %q selects no device", n.name(), pattern))
 			}
 		}
@@ -87,54 +106,19 @@ func (h *host) missingPatterns() (findings []Finding) {
 	return findings
 }
 
-func lookForeignPrograms(_ context.Context, h *host) (findings []Finding, err error) {
-	const remedy = "let it return TCX_NEXT or TC_ACT_UNSPEC for what it does not handle, or attach it after ours"
-
-	for _, a := range h.attachments {
-		if len(a.ProgramsBefore) > 0 {
-			findings = append(findings, warning(remedy, "on %s of %s, %s of another tool sees packets first: ours sees only what it leaves", a.Device, containerOf(a), list(a.ProgramsBefore)))
-		}
-	}
-	if h.operator == nil {
-		return orGood(findings, "no programs of other tools before ours"), nil
-	}
-	uplinks, err := h.operator.Uplinks()
-	for _, uplink := range uplinks {
-		before, errUplink := h.operator.ProgramsBeforeUplink(uplink)
-		if err = errors.Join(err, errUplink); len(before) > 0 {
-			findings = append(findings, warning(remedy, "on uplink %s, %s of another tool sees packets first: ours sees only what it leaves", uplink.Attrs().Name, list(before)))
-		}
-	}
-	if err != nil {
-		return findings, err
-	}
-	return orGood(findings, "no programs of other tools before ours"), nil
+// foreign is the warning about programs of other tools that see packets before ours.
+func foreign(device string, programs []string) Finding {
+	return warning("let it return TCX_NEXT or TC_ACT_UNSPEC for what it does not handle, or attach it after ours",
+		"on %s, %s of another tool sees packets first: ours sees only what it leaves", device, list(programs))
 }
 
-func containerOf(a *operator.Attachment) string {
-	return strings.Trim(a.Network+"/"+a.ContainerID, "/")
+func containerOf(a *admin.Attachment) string {
+	return strings.Trim(a.Network+"/"+a.Title(), "/")
 }
 
-func lookPolicyRules(_ context.Context, h *host) ([]Finding, error) {
-	if h.datapath == nil {
-		return []Finding{good("no policy rules hinder fastPath always")}, nil
-	}
-	text, err := operator.RulesWarning(h.datapath)
-	if err != nil {
-		return nil, err
-	}
-	if text != "" {
-		return []Finding{warning("none is needed: it costs speed alone", "%s", text)}, nil
-	}
-	return []Finding{good("no policy rules hinder fastPath always")}, nil
-}
-
-// lookMaps finds maps that are, or soon are, full. In an LRU map the kernel makes room by what was not used
-// for long; that is bad only where it is in use, as live flows are.
-func lookMaps(_ context.Context, h *host) (findings []Finding, err error) {
-	if h.datapath == nil {
-		return []Finding{good("no maps yet")}, nil
-	}
+// fullMaps finds maps that are full or almost full. From a full LRU map the kernel removes what was not used for the
+// longest time, which does harm only if it is in use, as live flows are.
+func (h *host) fullMaps() (findings []Finding, err error) {
 	counts, err := maps.Count(h.datapath)
 	if err != nil {
 		return nil, err
@@ -157,17 +141,17 @@ func lookMaps(_ context.Context, h *host) (findings []Finding, err error) {
 	findings = append(findings, judgeMap("flows", live, int(h.datapath.Flows.MaxEntries()),
 		"set a larger maxFlows, stop the containers, run `ebpfnetctl unload --yes`, and start them again")...)
 	slices.SortFunc(findings, func(a, b Finding) int { return strings.Compare(a.What, b.What) })
-	return orGood(findings, "each map has room"), nil
+	return findings, nil
 }
 
 // judgeMap returns a finding if a map is almost full.
 func judgeMap(name string, count, limit int, remedy string) []Finding {
-	room := fmt.Sprintf("map %s has %d of %d entries", name, count, limit)
+	fill := fmt.Sprintf("map %s has %d of %d entries", name, count, limit)
 	switch {
 	case count >= limit:
-		return []Finding{wrong(remedy, "%s: it is full, and what is new is refused or ends something old", room)}
+		return []Finding{wrong(remedy, "%s: it is full, and what is new is refused or ends something old", fill)}
 	case count*10 > limit*9:
-		return []Finding{warning(remedy, "%s: it is almost full", room)}
+		return []Finding{warning(remedy, "%s: it is almost full", fill)}
 	}
 	return nil
 }

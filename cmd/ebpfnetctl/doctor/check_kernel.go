@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -17,15 +16,11 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin"
 )
 
-func lookRights(context.Context, *host) ([]Finding, error) {
+// lookKernel tries what the datapath needs, whatever the kernel's version is.
+func lookKernel(context.Context, *host) (findings []Finding, err error) {
 	if err := plugin.CheckCapabilities(); err != nil {
 		return []Finding{wrong("run ebpfnetctl, and the runtime, as root with all capabilities", "%v", err)}, nil
 	}
-	return []Finding{good("this process may enter network namespaces and attach programs, as the plugin must")}, nil
-}
-
-// lookKernel tries what the datapath needs, whatever the kernel's version says.
-func lookKernel(context.Context, *host) (findings []Finding, err error) {
 	unlimited := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
 	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unlimited) // before 5.11 maps count; what fails then says so
 	release := kernelRelease()
@@ -61,30 +56,25 @@ func kernelRelease() string {
 	return unix.ByteSliceToString(name.Release[:])
 }
 
-// tryClsact makes a container's devices in a namespace of its own, which ends with its thread.
+// tryClsact makes a container's devices in a namespace of its own.
 func tryClsact() error {
-	tried := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
-		tried <- func() error {
-			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-				return err
-			}
-			handle, err := rtnl.Open()
-			if err != nil {
-				return err
-			}
-			defer handle.Close()
-			veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "doctor"}, PeerName: "peer"}
-			if err := handle.LinkAdd(veth); err != nil {
-				return err
-			}
-			return handle.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-				LinkIndex: veth.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
-			}})
-		}()
-	}()
-	return <-tried
+	ns, err := newNamespace()
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	handle, err := rtnl.OpenAt(ns)
+	if err != nil {
+		return err
+	}
+	defer handle.Close()
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "doctor"}, PeerName: "peer"}
+	if err := handle.LinkAdd(veth); err != nil {
+		return err
+	}
+	return handle.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: veth.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}})
 }
 
 func lookBPFFS(context.Context, *host) ([]Finding, error) {

@@ -8,17 +8,17 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/containernetworking/cni/libcni"
+	"strings"
 
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
 )
 
 const askAgent = "see the log of ebpfnet-node's pod on this node"
 
-// lookNodes tells whether containers of other nodes can be reached, if a network is a cluster's.
+// lookNodes finds whether containers of other nodes can be reached, if a network is a cluster's.
 func lookNodes(_ context.Context, h *host) (findings []Finding, err error) {
 	clustered := 0
 	for _, n := range h.networks {
@@ -37,7 +37,7 @@ func lookNodes(_ context.Context, h *host) (findings []Finding, err error) {
 	return orGood(findings, "%d prefixes of other nodes are known", count), err
 }
 
-// judgeAgent tells what the node agent of a network has to complain of.
+// judgeAgent returns the complaints of the node agent of a network.
 func (h *host) judgeAgent(n *network) (findings []Finding) {
 	path := h.path(n.config.Cluster)
 	if err := nodestate.Check(path); err != nil {
@@ -64,29 +64,22 @@ func (h *host) lookRenumbered(n *network) (findings []Finding) {
 	if len(subnets) == 0 { // another IPAM plugin's
 		return nil
 	}
-	isOld := func(address operator.Address) bool {
+	isOld := func(address admin.Address) bool {
 		return !slices.ContainsFunc(subnets, func(subnet netip.Prefix) bool { return subnet.Contains(address.Address) })
 	}
 	for _, a := range h.attachments {
 		if i := slices.IndexFunc(a.Addresses, isOld); i >= 0 && !a.Dead && a.Network == n.file.List.Name {
-			name, restart := h.podOf(a)
+			name, restart := podOf(a)
 			findings = append(findings, wrong(restart, "%s has kept its address %s, and this node has another podCIDR by now: other nodes do not reach it, and its address may be given away", name, a.Addresses[i].Address))
 		}
 	}
 	return findings
 }
 
-// podOf returns the name of a container's pod, as far as libcni's cache knows it, and what starts it anew.
-func (h *host) podOf(a *operator.Attachment) (name, restart string) {
-	cached, _ := libcni.NewCNIConfigWithCacheDir(nil, h.CacheDir, nil).GetCachedAttachments(a.ContainerID) // else its id will do
-	args := map[string]string{}
-	for _, c := range cached {
-		for _, arg := range c.CniArgs {
-			args[arg[0]] = arg[1]
-		}
-	}
-	namespace, pod := args["K8S_POD_NAMESPACE"], args["K8S_POD_NAME"]
-	if namespace == "" || pod == "" {
+// podOf returns the name of a container's pod, or of the container, and what starts it again.
+func podOf(a *admin.Attachment) (name, restart string) {
+	namespace, pod, isPod := strings.Cut(a.Name, "/")
+	if !isPod {
 		return "container " + containerOf(a), "start it again"
 	}
 	return "pod " + namespace + "/" + pod, "start it again, such as by kubectl delete pod -n " + word(namespace) + " " + word(pod)
@@ -114,7 +107,7 @@ func (h *host) unroutedNodes() (findings []Finding, count int, err error) {
 		}
 	}
 	if unrouted > 0 {
-		findings = append(findings, wrong(askAgent+": it mends this each minute", "%d of %d prefixes of other nodes have no route, such as %s", unrouted, len(nodes), missing))
+		findings = append(findings, wrong(askAgent+": it repairs this each minute", "%d of %d prefixes of other nodes have no route, such as %s", unrouted, len(nodes), missing))
 	}
 	return findings, len(nodes), nil
 }

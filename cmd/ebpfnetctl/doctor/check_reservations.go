@@ -52,11 +52,11 @@ func (h *host) lookAtNetwork(ctx context.Context, n *network) (findings []Findin
 	}
 	if len(orphans) > 0 {
 		f := warning("doctor --fix, or GC by the runtime", "%s: %d containers that are gone hold addresses or entries: %s", n.name(), len(orphans), list(orphans))
-		switch f.fix = fixOrphans; {
+		switch f.fix = &fixOrphans; {
 		case len(kept) > 0:
-			f.fix, f.Remedy = noFix, "GC by the runtime: doctor --fix leaves networks alone that running containers without a device of ours use"
+			f.fix, f.Remedy = nil, "GC by the runtime: doctor --fix leaves networks alone that running containers without a device of ours use"
 		case h.datapath == nil: // the containers may be those of another network namespace
-			f.fix, f.Remedy = noFix, "nothing: ADD takes over what is from before a reboot; or GC by the runtime"
+			f.fix, f.Remedy = nil, "nothing: ADD takes over what is from before a reboot; or GC by the runtime"
 		}
 		findings = append(findings, f)
 	}
@@ -154,10 +154,8 @@ func (h *host) runningContainers(name string) (running map[string]bool, err erro
 	}
 	running = map[string]bool{}
 	for _, a := range all {
-		list, err := libcni.NetworkConfFromBytes(a.Config)
-		isOurs := func(p *libcni.PluginConfig) bool { return p.Network.Type == config.PluginType }
-		if a.NetNS == "" && err == nil && slices.ContainsFunc(list.Plugins, isOurs) {
-			continue // old versions do not keep the namespace; the device tells
+		if a.NetNS == "" && hasOurs(a) {
+			continue // old versions do not keep the namespace; the check of the device counts
 		}
 		if a.Network == name && (a.NetNS == "" || exists(a.NetNS) || exists(h.path(a.NetNS))) {
 			running[a.ContainerID] = true
@@ -166,14 +164,14 @@ func (h *host) runningContainers(name string) (running map[string]bool, err erro
 	return running, nil
 }
 
-// exists also returns true if nobody can tell.
+// exists reports whether a file exists, and true if that cannot be found out.
 func exists(file string) bool {
 	_, err := os.Stat(file)
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// mendOrphans runs GC for the networks that have orphans, which keeps whatever has a device.
-func mendOrphans(ctx context.Context, options Options) (did []string, err error) {
+// removeOrphans runs GC for the networks that have orphans, which keeps whatever has a device.
+func removeOrphans(ctx context.Context, options Options) (did []string, err error) {
 	h, err := newHost(options)
 	if err != nil {
 		return nil, err
@@ -197,21 +195,4 @@ func mendOrphans(ctx context.Context, options Options) (did []string, err error)
 		did = append(did, fmt.Sprintf("removed what %s had left in %s", list(orphans), n.name()))
 	}
 	return did, nil
-}
-
-// newestReservation returns the file of a reservation that was written last.
-func newestReservation(networks []*network) (newest string, info fs.FileInfo) {
-	for _, n := range networks {
-		dir := reservationsOf(n.config)
-		if dir == "" {
-			continue
-		}
-		files, _ := filepath.Glob(filepath.Join(dir, "*")) // a bad name of a network finds nothing
-		for _, file := range files {
-			if i, err := os.Stat(file); err == nil && (info == nil || i.ModTime().After(info.ModTime())) {
-				newest, info = file, i
-			}
-		}
-	}
-	return newest, info
 }

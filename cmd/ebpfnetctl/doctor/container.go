@@ -103,7 +103,7 @@ func (c *container) remove(ctx context.Context) error {
 	return errors.Join(err, c.server.Close(), c.ns.Close())
 }
 
-// hasPortMappings returns whether a plugin of a list makes host ports.
+// hasPortMappings reports whether a plugin of a list makes host ports.
 func hasPortMappings(list *libcni.NetworkConfigList) bool {
 	for _, plugin := range list.Plugins {
 		if plugin.Network.Capabilities["portMappings"] {
@@ -113,7 +113,7 @@ func hasPortMappings(list *libcni.NetworkConfigList) bool {
 	return false
 }
 
-// freePort returns a port that nobody listens on at the moment.
+// freePort returns a port that no socket listens on at the moment.
 func freePort() (uint16, error) {
 	listener, err := net.Listen("tcp", ":0")
 	if err != nil {
@@ -129,33 +129,26 @@ func portOf(listener net.Listener) uint16 {
 
 // newNamespace returns a new network namespace with lo up.
 func newNamespace() (netns.NsHandle, error) {
-	made, failed := make(chan netns.NsHandle, 1), make(chan error, 1)
+	ns := netns.None()
+	made := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
-		ns, err := netns.None(), unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			ns, err = netns.Get()
-		}
-		if err == nil {
-			err = setLoopbackUp()
-		}
-		made <- ns
-		failed <- err
+		var err error
+		ns, err = netns.New()
+		made <- err
 	}()
-	ns, err := <-made, <-failed
-	if err != nil && ns.IsOpen() {
+	if err := <-made; err != nil {
+		return ns, err
+	}
+	handle, err := rtnl.OpenAt(ns)
+	if err == nil {
+		err = handle.LinkSetUp(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: 1, Name: "lo"}})
+		handle.Close()
+	}
+	if err != nil {
 		ns.Close()
 	}
 	return ns, err
-}
-
-func setLoopbackUp() error {
-	handle, err := rtnl.Open()
-	if err != nil {
-		return err
-	}
-	defer handle.Close()
-	return handle.LinkSetUp(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: 1, Name: "lo"}})
 }
 
 // in runs do in a namespace, nil for the host's, on a thread of its own. Sockets that do opens stay there.
@@ -197,7 +190,7 @@ func (c *container) answer() {
 			return // closed
 		}
 		conn.SetDeadline(time.Now().Add(answerTimeout))
-		io.WriteString(conn, c.nonce) // the client tells what it got
+		io.WriteString(conn, c.nonce) // the client compares what it gets
 		conn.Close()
 	}
 }

@@ -1,10 +1,10 @@
-// Package doctor looks for what keeps ebpfnet from working on a host: a table of small checks, each of
-// which says what it has found, what that means, and what to do. It mends what is safe to mend, and proves
-// by a container of its own, and by packets to other nodes, that they arrive.
+// Package doctor looks for what keeps ebpfnet from working on a host. It is a table of small checks, each of which
+// reports what it has found, what that means, and what to do. It fixes what is safe to fix, and proves with a container
+// of its own, and with packets to other nodes, that packets arrive.
 //
-// It may import cmd/ebpfnetctl/echo, cmd/ebpfnetctl/firewall, cmd/ebpfnetctl/output, cmd/ebpfnetctl/runtimes, bpf, ipam, loader,
-// loader/rtnl, maps, plugin, plugin/cni, plugin/config, plugin/link, plugin/names, plugin/nodestate,
-// plugin/operator and plugin/reconcile.
+// It may import cmd/ebpfnetctl/containers, cmd/ebpfnetctl/firewall, cmd/ebpfnetctl/output, cmd/ebpfnetctl/runtimes, bpf,
+// ipam, loader, loader/rtnl, maps, plugin, plugin/cni, plugin/config, plugin/link, plugin/names, plugin/nodestate,
+// plugin/admin and plugin/refresh.
 package doctor
 
 import (
@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
 
 // State says how something is.
@@ -24,7 +26,7 @@ type State string
 // The states.
 const (
 	Good    State = "good"
-	Fixed   State = "fixed"   // it was wrong, and is mended
+	Fixed   State = "fixed"   // it was wrong before --fix
 	Warning State = "warning" // it does harm in some cases
 	Wrong   State = "wrong"
 	Unknown State = "unknown" // the check could not look
@@ -36,7 +38,7 @@ type Finding struct {
 	State  State  `json:"state"`
 	What   string `json:"what"`             // what was found, and what it means
 	Remedy string `json:"remedy,omitempty"` // what to do
-	fix    fix
+	fix    *fix
 }
 
 // check is a line of the table.
@@ -47,29 +49,24 @@ type check struct {
 
 // checks are all checks, in the order in which one needs another.
 var checks = []check{
-	{"rights", lookRights},
 	{"kernel", lookKernel},
 	{"bpffs", lookBPFFS},
 	{"datapath", lookDatapath},
 	{"conflist", lookConflist},
 	{"programs", ofLoaded(lookPrograms)},
 	{"uplinks", ofLoaded(lookUplinks)},
-	{"foreign-programs", ofLoaded(lookForeignPrograms)},
 	{"forwarding", lookForwarding},
-	{"ipv6", lookIPv6},
 	{"firewall", lookFirewall},
-	{"policy-rules", ofLoaded(lookPolicyRules)},
-	{"br-netfilter", lookBridgeNetfilter},
 	{"rp-filter", lookRPFilter},
-	{"networkd", lookNetworkd},
 	{"mtu", lookMTU},
-	{"subnets", lookSubnets},
-	{"leftovers", lookLeftovers},
+	{"containers", ofLoaded(lookContainers)},
 	{"reservations", lookReservations},
 	{"nodes", ofLoaded(lookNodes)},
-	{"maps", ofLoaded(lookMaps)},
-	{"clock", lookClock},
+	{checkPeers, ofLoaded(lookPeers)},
 }
+
+// checkPeers sends packets to other nodes, if Options say so.
+const checkPeers = "peers"
 
 // ofLoaded is a check of what is loaded, if anything is.
 func ofLoaded(look func(context.Context, *host) ([]Finding, error)) func(context.Context, *host) ([]Finding, error) {
@@ -86,10 +83,10 @@ func Checks() (names []string) {
 	for _, c := range checks {
 		names = append(names, c.name)
 	}
-	return append(names, checkPeers)
+	return names
 }
 
-// patience is how long each check and each mend may wait for locks and for tools: one that gets none costs no other.
+// patience is how long each check and each fix may wait for locks and for tools: one that gets none costs no other.
 var patience = 20 * time.Second
 
 // Options say where to look.
@@ -99,6 +96,7 @@ type Options struct {
 	BinDirs  []string // of plugins; nil: where the runtimes look
 	DataDir  string   // of the records; "": the default
 	CacheDir string   // libcni's
+	Peers    bool     // probe other nodes
 }
 
 // Run runs all checks. It changes nothing.
@@ -122,7 +120,11 @@ func Run(ctx context.Context, options Options) (findings []Finding) {
 }
 
 func (c check) lookInTime(ctx context.Context, h *host) ([]Finding, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	timeout := patience
+	if c.name == checkPeers {
+		timeout = 3 * patience // a cluster may have thousands of nodes
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return c.look(ctx, h)
 }
@@ -138,18 +140,18 @@ func unjoin(err error) []error {
 	return []error{err}
 }
 
-// Fix mends what findings say can be mended safely, and returns what it did and how all is then.
+// Fix fixes what findings say can be fixed safely, and returns what it did and the findings afterwards.
 func Fix(ctx context.Context, options Options, findings []Finding) ([]Finding, error) {
 	var done []Finding
 	var errs []error
 	for _, f := range fixes {
-		i := slices.IndexFunc(findings, func(found Finding) bool { return found.fix == f.fix && found.State != Good })
+		i := slices.IndexFunc(findings, func(found Finding) bool { return found.fix == f && found.State != Good })
 		if i < 0 {
 			continue
 		}
-		did, err := f.mendInTime(ctx, options)
+		did, err := f.inTime(ctx, options)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("mend %s: %w", findings[i].Check, err))
+			errs = append(errs, fmt.Errorf("fix %s: %w", findings[i].Check, err))
 		}
 		for _, what := range did {
 			done = append(done, Finding{Check: findings[i].Check, State: Fixed, What: what})
@@ -159,6 +161,39 @@ func Fix(ctx context.Context, options Options, findings []Finding) ([]Finding, e
 		return findings, nil
 	}
 	return append(done, Run(ctx, options)...), errors.Join(errs...)
+}
+
+// fix is safe to do while containers run, because it restores what ADD has made or removes what no container uses. It
+// returns what it did.
+type fix func(context.Context, Options) (did []string, err error)
+
+var (
+	fixByRepair   fix = repair
+	fixForwarding fix = restoreForwarding
+	fixOrphans    fix = removeOrphans
+
+	// fixes are all of them, in their order.
+	fixes = []*fix{&fixByRepair, &fixForwarding, &fixOrphans}
+)
+
+func (f fix) inTime(ctx context.Context, options Options) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return f(ctx, options)
+}
+
+// repair does what ebpfnetctl repair does.
+func repair(ctx context.Context, options Options) ([]string, error) {
+	o, err := admin.Open(loader.OpenLoaded, options.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	defer o.Close()
+	repaired, err := o.Repair(ctx)
+	for i := range repaired {
+		repaired[i] = "repaired " + repaired[i]
+	}
+	return repaired, err
 }
 
 // good is a check that has found nothing.
@@ -176,8 +211,8 @@ func wrong(remedy, format string, args ...any) Finding {
 	return Finding{State: Wrong, What: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
-// by returns a finding that a fix mends.
-func (f Finding) by(fix fix) Finding {
+// by returns a finding that a fix ends.
+func (f Finding) by(fix *fix) Finding {
 	f.fix = fix
 	return f
 }
@@ -200,10 +235,10 @@ func word(name string) string {
 
 // list joins words for a sentence, and leaves out what would be too many.
 func list(words []string) string {
-	const most = 5
+	const limit = 5
 
-	if len(words) > most {
-		return fmt.Sprintf("%s and %d more", strings.Join(words[:most], ", "), len(words)-most)
+	if len(words) > limit {
+		return fmt.Sprintf("%s and %d more", strings.Join(words[:limit], ", "), len(words)-limit)
 	}
 	return strings.Join(words, ", ")
 }

@@ -6,45 +6,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-// TestNetworkdConfig reads the files as networkd does: of namesakes the first directory's, and the last part wins.
-func TestNetworkdConfig(t *testing.T) {
-	for name, test := range map[string]struct {
-		files map[string]string
-		want  bool
-	}{
-		"none":              {nil, true},
-		"default":           {map[string]string{"etc/systemd/networkd.conf": "[Network]\n#ManageForeignRoutes=no\n"}, true},
-		"off":               {map[string]string{"etc/systemd/networkd.conf": "[Network]\nManageForeignRoutes = False\n"}, false},
-		"other section":     {map[string]string{"etc/systemd/networkd.conf": "[DHCPv4]\nManageForeignRoutes=no\n"}, true},
-		"vendor's":          {map[string]string{"usr/lib/systemd/networkd.conf": "[Network]\nManageForeignRoutes=no\n"}, false},
-		"hidden":            {map[string]string{"usr/lib/systemd/networkd.conf": "[Network]\nManageForeignRoutes=no\n", "etc/systemd/networkd.conf": ""}, true},
-		"a part wins":       {map[string]string{"etc/systemd/networkd.conf": "[Network]\nManageForeignRoutes=no\n", "usr/lib/systemd/networkd.conf.d/10-x.conf": "[Network]\nManageForeignRoutes=yes\n"}, true},
-		"the last part":     {map[string]string{"etc/systemd/networkd.conf.d/10-x.conf": "[Network]\nManageForeignRoutes=yes\n", "run/systemd/networkd.conf.d/20-x.conf": "[Network]\nManageForeignRoutes=0\n"}, false},
-		"a part is hidden":  {map[string]string{"etc/systemd/networkd.conf.d/10-x.conf": "", "usr/lib/systemd/networkd.conf.d/10-x.conf": "[Network]\nManageForeignRoutes=no\n"}, true},
-		"of another suffix": {map[string]string{"etc/systemd/networkd.conf.d/10-x.conf.off": "[Network]\nManageForeignRoutes=no\n"}, true},
-	} {
-		h := &host{Options: Options{Root: t.TempDir()}}
-		for file, text := range test.files {
-			path := filepath.Join(h.Root, file)
-			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		config, err := h.networkdConfig()
-		if got := isTrue(config["ManageForeignRoutes"]); err != nil || got != test.want {
-			t.Errorf("%s: got %v (%v), want %v", name, got, err, test.want)
-		}
-	}
-}
 
 func TestJudgeMap(t *testing.T) {
 	for count, want := range map[int]State{0: "", 90: "", 91: Warning, 99: Warning, 100: Wrong} {
@@ -79,7 +46,7 @@ func TestWord(t *testing.T) {
 	}
 }
 
-// TestReach tells this container's answer from that of others.
+// TestReach wants this container's answer, and no other's.
 func TestReach(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -101,11 +68,11 @@ func TestReach(t *testing.T) {
 	}
 }
 
-// TestHangingCheck has a check and a mend that take all the time they get: those that follow have as much.
+// TestHangingCheck has a check and a fix that take all the time they get: those that follow have as much.
 func TestHangingCheck(t *testing.T) {
-	defer func(table []check, mends []mend, before time.Duration) {
-		checks, fixes, patience = table, mends, before
-	}(checks, fixes, patience)
+	defer func(table []check, before time.Duration, byRepair, forwarding fix) {
+		checks, patience, fixByRepair, fixForwarding = table, before, byRepair, forwarding
+	}(checks, patience, fixByRepair, fixForwarding)
 	patience = time.Millisecond
 	var until time.Time
 	hang := func(ctx context.Context) error {
@@ -119,22 +86,20 @@ func TestHangingCheck(t *testing.T) {
 	}
 	checks = []check{
 		{"hangs", func(ctx context.Context, _ *host) ([]Finding, error) {
-			return []Finding{wrong("", "a").by(fixRepair), wrong("", "b").by(fixForwarding)}, hang(ctx)
+			return []Finding{wrong("", "a").by(&fixByRepair), wrong("", "b").by(&fixForwarding)}, hang(ctx)
 		}},
 		{"next", func(ctx context.Context, _ *host) ([]Finding, error) {
 			return []Finding{good("%s", hasOwnTime(ctx))}, nil
 		}},
 	}
-	fixes = []mend{
-		{fixRepair, func(ctx context.Context, _ Options) ([]string, error) { return nil, hang(ctx) }},
-		{fixForwarding, func(ctx context.Context, _ Options) ([]string, error) { return []string{hasOwnTime(ctx)}, nil }},
-	}
+	fixByRepair = func(ctx context.Context, _ Options) ([]string, error) { return nil, hang(ctx) }
+	fixForwarding = func(ctx context.Context, _ Options) ([]string, error) { return []string{hasOwnTime(ctx)}, nil }
 	found := Run(t.Context(), Options{})
 	if len(found) != 4 || found[2].State != Unknown || found[3].What != "own time: true" {
 		t.Errorf("got %+v, want time for the check that follows", found)
 	}
 	found, err := Fix(t.Context(), Options{}, found)
 	if !errors.Is(err, context.DeadlineExceeded) || found[0].State != Fixed || found[0].What != "own time: true" {
-		t.Errorf("got %+v (%v), want time for the mend that follows", found, err)
+		t.Errorf("got %+v (%v), want time for the fix that follows", found, err)
 	}
 }

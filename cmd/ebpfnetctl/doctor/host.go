@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -11,14 +12,13 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/firewall"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
-	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/names"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
 )
 
 // host is what several checks need to know. What could not be found out is missing, and the check that
@@ -30,15 +30,13 @@ type host struct {
 
 	datapath    *loader.Datapath // nil: not loaded, or not to be opened
 	errDatapath error
-	operator    *operator.Operator // nil as well
-	attachments []*operator.Attachment
+	admin       *admin.Host // nil as well
+	attachments []*admin.Attachment
 	errAttached error
 
 	runtimes    []runtimes.Runtime
 	errRuntimes error
 	networks    []*network
-
-	firewall *firewall.Rules // see rules
 }
 
 func newHost(options Options) (*host, error) {
@@ -52,10 +50,11 @@ func newHost(options Options) (*host, error) {
 		return nil, err
 	}
 	if h.datapath, h.errDatapath = loader.OpenLoaded(); h.errDatapath == nil {
-		h.operator, h.errAttached = operator.Open(loader.OpenLoaded, options.DataDir)
+		h.admin, h.errAttached = admin.Open(loader.OpenLoaded, options.DataDir)
 		var errList error
-		h.attachments, errList = operator.Attachments(options.DataDir)
+		h.attachments, errList = admin.Attachments(options.DataDir)
 		h.errAttached = errors.Join(h.errAttached, errList)
+		containers.Name(context.Background(), h.attachments, options.CacheDir)
 	}
 	h.findRuntimes()
 	return h, nil
@@ -65,8 +64,8 @@ func (h *host) close() {
 	if h.datapath != nil {
 		h.datapath.Close()
 	}
-	if h.operator != nil {
-		h.operator.Close()
+	if h.admin != nil {
+		h.admin.Close()
 	}
 	h.rtnl.Close()
 }
@@ -145,15 +144,15 @@ func (h *host) families() (ipv4, ipv6 bool) {
 	return ipv4, ipv6
 }
 
-// hasContainers returns whether a container is connected.
+// hasContainers reports whether a container is connected.
 func (h *host) hasContainers() bool {
-	return slices.ContainsFunc(h.attachments, func(a *operator.Attachment) bool { return !a.Dead })
+	return slices.ContainsFunc(h.attachments, func(a *admin.Attachment) bool { return !a.Dead })
 }
 
 // uplinks returns the uplinks, or what would become one.
 func (h *host) uplinks() ([]netlink.Link, error) {
-	if h.operator != nil {
-		if uplinks, err := h.operator.Uplinks(); err != nil || len(uplinks) > 0 {
+	if h.admin != nil {
+		if uplinks, err := h.admin.Uplinks(); err != nil || len(uplinks) > 0 {
 			return uplinks, err
 		}
 	}
@@ -166,28 +165,10 @@ func (h *host) uplinks() ([]netlink.Link, error) {
 	}), nil
 }
 
-// isOurs returns whether a device is the host's end of a container.
+// isOurs reports whether a device is the host's end of a container.
 func (h *host) isOurs(device netlink.Link) bool {
 	_, ok := names.ParseAlias(device.Attrs().Alias)
-	return ok || slices.ContainsFunc(h.attachments, func(a *operator.Attachment) bool { return a.Device == device.Attrs().Name })
-}
-
-// device returns the device with an index, or nil.
-func (h *host) device(index int) netlink.Link {
-	for _, device := range h.devices {
-		if device.Attrs().Index == index {
-			return device
-		}
-	}
-	return nil
-}
-
-// hostPorts returns the host ports of all containers.
-func (h *host) hostPorts() ([]maps.HostPort, error) {
-	if h.datapath == nil {
-		return nil, nil
-	}
-	return maps.HostPorts(h.datapath)
+	return ok || slices.ContainsFunc(h.attachments, func(a *admin.Attachment) bool { return a.Device == device.Attrs().Name })
 }
 
 // path returns where a file of the host is.

@@ -11,78 +11,124 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
-// PeersTimeout is after how long Peers starts no further probes.
-const PeersTimeout = time.Minute
-
-const checkPeers = "peers"
-
-// Peers probes every other node of the cluster, by the way that containers' packets take. Nothing of ours has to run
-// there: kernels answer.
-func Peers(ctx context.Context, options Options) (findings []Finding, err error) {
-	h, err := newHost(options)
-	if err != nil {
-		return nil, err
+// lookPeers probes every other node of the cluster on the path of containers' packets. The nodes' kernels answer.
+func lookPeers(ctx context.Context, h *host) (findings []Finding, err error) {
+	if !h.Peers {
+		return nil, nil
 	}
-	defer h.close()
 	peers, err := h.peers()
 	if err != nil {
 		return nil, err
 	}
-	found, err := probe(ctx, peers, (*peer).look)
-	if err != nil {
-		return nil, err
-	}
-	for _, f := range orGood(found, "no other node is known") {
-		f.Check = checkPeers
-		findings = append(findings, f)
-	}
-	return findings, nil
+	return orGood(probe(ctx, peers, (*peer).look), "no other node is known"), nil
 }
 
-// probe looks at many nodes at once. At the end of ctx it leaves those alone that have not answered.
-func probe(ctx context.Context, peers []*peer, look func(*peer) []Finding) ([]Finding, error) {
+// probe looks at many nodes at once. After the end of ctx it starts no further probes.
+func probe(ctx context.Context, peers []*peer, look func(*peer) []Finding) []Finding {
 	const atOnce = 128
 
-	starts, cancel := context.WithTimeout(ctx, PeersTimeout)
-	defer cancel()
 	found := make([][]Finding, len(peers))
 	slots := make(chan struct{}, atOnce)
 	var all sync.WaitGroup
 	for i, p := range peers {
 		all.Go(func() {
-			select {
-			case <-starts.Done():
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			if ctx.Err() != nil {
 				found[i] = []Finding{{State: Unknown, What: p.title() + " was not probed: others took too long"}}
-			case slots <- struct{}{}:
-				found[i] = look(p)
-				<-slots
+				return
 			}
+			found[i] = look(p)
 		})
 	}
-	ended := make(chan struct{})
-	go func() { all.Wait(); close(ended) }()
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-ended:
-		return slices.Concat(found...), nil
+	all.Wait()
+	return slices.Concat(found...)
+}
+
+// look sends short packets to a node, and if it answers, packets as long as those of containers.
+func (p *peer) look() []Finding {
+	trips, errs := p.pingAll(func(maps.Node) int { return shortPing })
+	failed := slices.IndexFunc(errs, func(err error) bool { return err != nil })
+	switch {
+	case failed < 0:
+		return orGood(p.lookLong(), "%s answers %s in %.2fms; packets of %d bytes pass undivided", p.title(), p.way(), slices.Max(trips).Seconds()*1000, p.needs())
+	case slices.Contains(errs, nil):
+		return []Finding{wrong("see the log of ebpfnet-node's pod there", "%s answers %s, but not for its containers in %s: %v", p.title(), p.way(), p.prefixes[failed].Prefix, errs[failed])}
+	case p.isDirect:
+		return []Finding{wrong(fmt.Sprintf("see the node, its firewall, and `ip route get %s`", p.remote), "%s: %v", p.title(), errs[failed])}
 	}
+	if _, err := ping(p.remote, shortPing); err != nil {
+		return []Finding{wrong(fmt.Sprintf("see whether the node runs, and `ip route get %s`", p.remote), "%s answers neither by the tunnel nor itself", p.title())}
+	}
+	return []Finding{wrong(fmt.Sprintf("let UDP port %d in, on both nodes (%s) and between them (a cloud's security groups); see whether ebpfnet-node runs there, with the same --port, and has this node in `ebpfnetctl nodes`", p.port, p.accept()),
+		"%s answers, but not by the tunnel: a firewall drops UDP port %d in one of the directions, or that node does not know this one", p.title(), p.port)}
+}
+
+// pingAll pings all prefixes of a node at once, because each silence takes its time.
+func (p *peer) pingAll(size func(maps.Node) int) (trips []time.Duration, errs []error) {
+	trips, errs = make([]time.Duration, len(p.prefixes)), make([]error, len(p.prefixes))
+	var all sync.WaitGroup
+	for i, entry := range p.prefixes {
+		all.Go(func() { trips[i], errs[i] = ping(entry.Answerer(), size(entry)) })
+	}
+	all.Wait()
+	return trips, errs
+}
+
+// lookLong finds a link that carries less than the longest packets of containers.
+func (p *peer) lookLong() []Finding {
+	_, errs := p.pingAll(func(entry maps.Node) int { return entry.MTU })
+	_, errOuter := ping(p.remote, p.needs())
+	remedy := fmt.Sprintf("find the link (`tracepath %[1]s`, or `ping -M do -s SIZE %[1]s`), raise its MTU, or give ebpfnet-node on all nodes a smaller --mtu and start containers again", p.remote)
+	if p.isDirect {
+		remedy = fmt.Sprintf("find the link (`tracepath %[1]s`, or `ping -M do -s SIZE %[1]s`), and give all devices on it the same MTU", p.remote)
+	}
+	err := errors.Join(errs...)
+	switch {
+	case errors.Is(err, unix.EMSGSIZE):
+		return []Finding{warning(remedy, "a link to %s carries no packets of %d bytes: containers learn of it from ICMP errors, and lose their first long packets", p.title(), p.needs())}
+	case err != nil:
+		return []Finding{wrong(remedy+"; or let ICMP errors pass (too big, fragmentation needed)",
+			"%s answers short packets, but none of %d bytes: connections hang as soon as they send much", p.title(), p.needs())}
+	case errOuter == nil:
+		return nil
+	}
+	if _, err := ping(p.remote, shortPing); err != nil {
+		return nil // the node answers only by the tunnel, where long packets arrive
+	}
+	return []Finding{warning(remedy, "a link to %s carries no packets of %d bytes, so those in the tunnel are divided: that is slow, and some networks drop the pieces", p.title(), p.needs())}
+}
+
+// accept returns the command that lets the tunnel's packets in.
+func (p *peer) accept() string {
+	iptables := "iptables"
+	if p.remote.Is6() {
+		iptables = "ip6tables"
+	}
+	return fmt.Sprintf("%s -I INPUT -p udp --dport %d -j ACCEPT, or in nft, for example, nft insert rule inet filter input udp dport %[2]d accept", iptables, p.port)
+}
+
+// needs returns the size of the longest packets between the nodes.
+func (p *peer) needs() (size int) {
+	for _, entry := range p.prefixes {
+		size = max(size, entry.OuterMTU())
+	}
+	return size
 }
 
 // peer is another node, with its prefixes that are reached in one way.
 type peer struct {
-	node     string // "": nobody says
+	node     string // "" if it is not known
 	remote   netip.Addr
 	isDirect bool
 	prefixes []maps.Node
-	tunnel   string // the device, if it is not reached directly
 	port     uint16 // of the tunnel
-	uplink   string // the device towards the node
 }
 
 // peers lists the datapath's nodes.
@@ -106,8 +152,7 @@ func (h *host) peers() (peers []*peer, err error) {
 		isDirect := entry.Mode == maps.NodeDirect
 		if n := len(peers); n == 0 || peers[n-1].remote != entry.Remote || peers[n-1].isDirect != isDirect {
 			peers = append(peers, &peer{
-				node: nodes[entry.Prefix], remote: entry.Remote, isDirect: isDirect,
-				tunnel: h.deviceName(tunnel.IfIndex), port: tunnel.Port, uplink: h.uplinkTo(entry.Remote),
+				node: nodes[entry.Prefix], remote: entry.Remote, isDirect: isDirect, port: tunnel.Port,
 			})
 		}
 		last := peers[len(peers)-1]
@@ -128,29 +173,13 @@ func (h *host) nodesOfPrefixes() map[netip.Prefix]string {
 	for _, path := range paths {
 		known, err := nodestate.ReadPeers(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			continue // the check nodes tells
+			continue // the check nodes reports it
 		}
 		for _, p := range known.Peers {
 			nodes[p.Prefix] = p.Node
 		}
 	}
 	return nodes
-}
-
-// uplinkTo returns the device towards a node.
-func (h *host) uplinkTo(remote netip.Addr) string {
-	route, err := link.RouteTo(h.rtnl, remote)
-	if err != nil {
-		return "?"
-	}
-	return h.deviceName(route.Device)
-}
-
-func (h *host) deviceName(index int) string {
-	if device := h.device(index); device != nil {
-		return device.Attrs().Name
-	}
-	return "?"
 }
 
 func (p *peer) title() string { return fmt.Sprintf("%s (%s)", cmp.Or(p.node, "node"), p.remote) }

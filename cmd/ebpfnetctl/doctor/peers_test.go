@@ -9,30 +9,26 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
 )
 
-// TestProbeEnds has the user end what waits for a node.
+// TestProbeEnds wants no further probes after the end of the time.
 func TestProbeEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	hang := make(chan struct{})
-	defer close(hang)
-	found, err := probe(ctx, []*peer{{}}, func(*peer) []Finding {
-		cancel()
-		<-hang
-		return nil
-	})
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v (%v), want %v", found, err, context.Canceled)
+	cancel()
+	found := probe(ctx, []*peer{{}}, func(*peer) []Finding { return []Finding{good("probed")} })
+	if len(found) != 1 || found[0].State != Unknown {
+		t.Errorf("got %+v, want that the node was not probed", found)
 	}
 }
 
-// TestPeersOfUnopened tells a datapath that nobody can open from none.
+// TestPeersOfUnopened wants an error for a datapath that cannot be opened, and none where nothing is loaded.
 func TestPeersOfUnopened(t *testing.T) {
 	for err, want := range map[error]bool{errors.New("damaged"): true, fmt.Errorf("open: %w", loader.ErrNotLoaded): false} {
 		if _, got := (&host{errDatapath: err}).peers(); (got != nil) != want {
@@ -45,16 +41,27 @@ func TestPeersOfUnopened(t *testing.T) {
 func TestAccept(t *testing.T) {
 	for remote, want := range map[string]string{"192.0.2.2": "iptables -I INPUT ", "2001:db8::2": "ip6tables -I INPUT "} {
 		p := &peer{remote: netip.MustParseAddr(remote), port: 4789}
-		if got := p.accept("input"); !strings.HasPrefix(got, want) {
+		if got := p.accept(); !strings.HasPrefix(got, want) {
 			t.Errorf("%s: got %q, want %q", remote, got, want)
+		}
+	}
+}
+
+// TestPing wants an answer from this host to short and long packets, and none to one that its link does not carry.
+func TestPing(t *testing.T) {
+	for _, addr := range []string{"127.0.0.1", "::1"} {
+		for size, want := range map[int]error{shortPing: nil, 1500: nil, 65537: unix.EMSGSIZE} {
+			if trip, err := ping(netip.MustParseAddr(addr), size); !errors.Is(err, want) || (err == nil) != (trip > 0) {
+				t.Errorf("%s, %d bytes: got %v (%v), want %v", addr, size, trip, err, want)
+			}
 		}
 	}
 }
 
 // TestRenumbered finds an address that is not of the network's ranges, if it has any.
 func TestRenumbered(t *testing.T) {
-	h := &host{attachments: []*operator.Attachment{{}}}
-	h.attachments[0].Network, h.attachments[0].Addresses = "pods", []operator.Address{{Address: netip.MustParseAddr("10.1.0.2")}}
+	h := &host{attachments: []*admin.Attachment{{}}}
+	h.attachments[0].Network, h.attachments[0].Addresses = "pods", []admin.Address{{Address: netip.MustParseAddr("10.1.0.2")}}
 	for subnet, want := range map[string]int{"": 0, "10.1.0.0/24": 0, "10.2.0.0/24": 1} {
 		n := &network{file: runtimes.File{List: &libcni.NetworkConfigList{Name: "pods"}}, config: &config.Config{IPAM: &ipam.Config{}}}
 		if subnet != "" {

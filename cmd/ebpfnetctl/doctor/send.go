@@ -6,14 +6,16 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/firewall"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
-// SendTimeout bounds Send, but for the removal of its container.
-const SendTimeout = time.Minute
+// sendTimeout bounds Send, but for the removal of its container.
+const sendTimeout = time.Minute
 
 // answerTimeout is how long one connection may take.
 const answerTimeout = 3 * time.Second
@@ -22,6 +24,8 @@ const answerTimeout = 3 * time.Second
 // host port. remotes are tried instead of the default gateways. When it returns, the container is gone,
 // whatever ended it. Nothing is on disk but what ADD writes, so GC removes what a SIGKILL leaves.
 func Send(ctx context.Context, options Options, remotes []netip.AddrPort) (findings []Finding, err error) {
+	ctx, cancel := context.WithTimeout(ctx, sendTimeout)
+	defer cancel()
 	h, err := newHost(options)
 	if err != nil {
 		return nil, err
@@ -33,17 +37,38 @@ func Send(ctx context.Context, options Options, remotes []netip.AddrPort) (findi
 	}
 	c, err := connect(ctx, h.networks[i], options.CacheDir)
 	if err != nil && ctx.Err() != nil {
-		return nil, fmt.Errorf("--send was ended before it could tell anything: %w", err)
+		return nil, fmt.Errorf("--send was ended before it could try anything: %w", err)
 	}
 	if err != nil {
 		return []Finding{{Check: "send", State: Wrong, What: err.Error(), Remedy: "see the error; `ebpfnetctl doctor --send` tries again"}}, nil
 	}
 	defer func() { err = errors.Join(err, c.remove(ctx)) }()
+	trace, errTrace := firewall.StartTrace(c.addresses)
 	findings = runAll(ctx, c.trials(h, remotes))
+	findings = append(findings, judgeTrace(trace, errTrace, findings))
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("--send was ended before all was tried: %w", ctx.Err())
 	}
 	return findings, nil
+}
+
+// judgeTrace ends the trace and returns what the kernel has reported. If all trials have passed, a drop is none of theirs
+// that matters, such as that of a late packet of a closed connection.
+func judgeTrace(trace *firewall.Trace, err error, trials []Finding) Finding {
+	const check = "send-firewall"
+
+	if err != nil {
+		return Finding{Check: check, State: Good, What: fmt.Sprintf("the packets were not traced: %v", err)}
+	}
+	drops := trace.Stop()
+	hasFailed := slices.ContainsFunc(trials, func(f Finding) bool { return f.State != Good })
+	switch {
+	case len(drops) > 0 && hasFailed:
+		return Finding{Check: check, State: Wrong, What: strings.Join(drops, "; "), Remedy: "let a rule before it accept these packets: see firewall"}
+	case len(drops) > 0:
+		return Finding{Check: check, State: Good, What: "after the connections: " + strings.Join(drops, "; ")}
+	}
+	return Finding{Check: check, State: Good, What: "no rule of nftables drops the packets; rules of iptables-legacy are not traced"}
 }
 
 // trial is a connection to try.

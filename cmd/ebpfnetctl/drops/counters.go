@@ -6,23 +6,23 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
 
 // Counter counts the packets of one attachment that our programs have dropped for one reason.
 type Counter struct {
-	maps.Attachment        // empty: of no container that is there
-	Owner           string `json:"owner"`
-	Device          string `json:"device"`
-	Reason          string `json:"reason"`
-	Meaning         string `json:"meaning"`
-	Packets         uint64 `json:"packets"`
-	Bytes           uint64 `json:"bytes"`
+	admin.Named        // empty: of no connected container
+	Owner       string `json:"owner"`
+	Device      string `json:"device"`
+	Reason      string `json:"reason"`
+	Meaning     string `json:"meaning"`
+	Packets     uint64 `json:"packets"`
+	Bytes       uint64 `json:"bytes"`
 }
 
-// Counters lists the counters of attachments, the largest first. Those of no container that is there are with
-// all of them.
-func Counters(datapath *loader.Datapath, attachments []*operator.Attachment, all bool) ([]Counter, error) {
+// Counters lists the counters of attachments, the largest first. With all, it also lists those of no connected
+// container.
+func Counters(datapath *loader.Datapath, attachments []*admin.Attachment, all bool) ([]Counter, error) {
 	drops, err := maps.Drops(datapath) // before the totals, which then have no fewer
 	if err != nil {
 		return nil, err
@@ -31,7 +31,7 @@ func Counters(datapath *loader.Datapath, attachments []*operator.Attachment, all
 	if err != nil {
 		return nil, err
 	}
-	byOwner := map[string]*operator.Attachment{}
+	byOwner := map[string]*admin.Attachment{}
 	for _, a := range attachments {
 		byOwner[a.Owner] = a
 	}
@@ -43,7 +43,7 @@ func Counters(datapath *loader.Datapath, attachments []*operator.Attachment, all
 		}
 		list = append(list, counterOf(d.DropCount))
 		c := &list[len(list)-1]
-		c.Attachment, c.Owner, c.Device = a.Attachment, a.Owner, a.Device
+		c.Named, c.Owner, c.Device = a.Named, a.Owner, a.Device
 		if i := int(d.Reason); i < len(totals) {
 			totals[i].Packets, totals[i].Bytes = totals[i].Packets-d.Packets, totals[i].Bytes-d.Bytes
 		}

@@ -1,33 +1,35 @@
 package drops
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
 )
 
-// Drop is a dropped packet, in words for an operator: schema/drops.json.
+// Drop is a dropped packet, as schema/drops.json describes it.
 type Drop struct {
 	Time     time.Time `json:"time"`
 	By       string    `json:"by"`                 // datapath or stack
 	Reason   string    `json:"reason"`             // a name of ours in lower case, or the kernel's in upper case; "": the kernel gives none
 	Meaning  string    `json:"meaning,omitempty"`  // of a reason of ours
 	Function string    `json:"function,omitempty"` // of the kernel, which has dropped it
-	maps.Attachment
+	admin.Named
 	Owner        string `json:"owner"` // "": of no container
 	PodNamespace string `json:"podNamespace,omitempty"`
 	Pod          string `json:"pod,omitempty"`
@@ -43,19 +45,17 @@ type Drop struct {
 	Raw []byte `json:"-"`
 }
 
-// Describer describes drops. It knows containers by what it has read before, and reads anew for one that it does
-// not know.
+// Describer describes drops. It keeps the list of containers, and reads it again for an unknown one.
 type Describer struct {
-	Stack    *Stack // nil: the kernel tells nothing
+	Stack    *Stack // nil: the kernel reports nothing
 	DataDir  string
 	CacheDir string // libcni's
 	Bytes    int    // of each packet
 
 	datapath *loader.Datapath
 	host     *netlink.Handle
-	byOwner  map[string]*operator.Attachment
-	byAddr   map[netip.Addr]*operator.Attachment
-	pods     map[string][2]string // by owner: namespace and name
+	byOwner  map[string]*admin.Attachment
+	byAddr   map[netip.Addr]*admin.Attachment
 	devices  map[uint32]device
 	read     time.Time
 }
@@ -80,18 +80,19 @@ func (d *Describer) Close() {
 	}
 }
 
-// readContainers reads who is connected, at most once a second.
+// readContainers reads the list of containers, at most once a second.
 func (d *Describer) readContainers() error {
 	if time.Since(d.read) < time.Second {
 		return nil
 	}
-	attachments, err := operator.Attachments(d.DataDir)
+	attachments, err := admin.Attachments(d.DataDir)
 	if attachments == nil {
 		return err
 	}
 	d.read = time.Now()
-	d.byOwner, d.byAddr = map[string]*operator.Attachment{}, map[netip.Addr]*operator.Attachment{}
-	d.pods, d.devices = map[string][2]string{}, map[uint32]device{}
+	containers.Name(context.Background(), attachments, d.CacheDir)
+	d.byOwner, d.byAddr = map[string]*admin.Attachment{}, map[netip.Addr]*admin.Attachment{}
+	d.devices = map[uint32]device{}
 	for _, a := range attachments {
 		d.byOwner[a.Owner] = a
 		for _, address := range a.Addresses {
@@ -122,8 +123,8 @@ func (d *Describer) Describe(e *bpf.DropEvent) (Drop, error) {
 	return drop, errors.Join(err, d.addContainer(&drop, e, p))
 }
 
-// hookOf returns the program, by the device and the direction: only on its way in has the packet been received
-// by the device itself.
+// hookOf returns the program, by the device and the direction: a packet on its way in was received by the device
+// itself.
 func hookOf(e *bpf.DropEvent, on device) string {
 	isIngress := e.IngressIfindex == e.Ifindex
 	switch {
@@ -156,7 +157,7 @@ func (d *Describer) device(index uint32) (device, error) {
 	return found, errors.Join(err, errDevice)
 }
 
-// addContainer says whose packet it is: the owner's, or else that of the container with one of the addresses.
+// addContainer adds the owner of the packet, or else the container with one of its addresses.
 func (d *Describer) addContainer(drop *Drop, e *bpf.DropEvent, p packet) error {
 	owner := ""
 	if e.Owner != 0 {
@@ -176,42 +177,21 @@ func (d *Describer) addContainer(drop *Drop, e *bpf.DropEvent, p packet) error {
 	if of == nil {
 		return err
 	}
-	drop.Attachment, drop.Owner, drop.Peer = of.Attachment, of.Owner, drop.Source
+	drop.Named, drop.Owner, drop.Peer = of.Named, of.Owner, drop.Source
 	if drop.Hook == bpf.ProgFromContainer || hasAddress(of, p.src.Addr()) {
 		drop.Peer = drop.Destination
 	}
-	pod := d.pod(of)
-	drop.PodNamespace, drop.Pod = pod[0], pod[1]
+	if namespace, pod, isPod := strings.Cut(of.Name, "/"); isPod {
+		drop.PodNamespace, drop.Pod = namespace, pod
+	}
 	return err
 }
 
-func hasAddress(a *operator.Attachment, address netip.Addr) bool {
-	return slices.ContainsFunc(a.Addresses, func(own operator.Address) bool { return own.Address == address })
+func hasAddress(a *admin.Attachment, address netip.Addr) bool {
+	return slices.ContainsFunc(a.Addresses, func(own admin.Address) bool { return own.Address == address })
 }
 
-// pod returns the Kubernetes namespace and name that the runtime gave with CNI_ARGS, which libcni's cache keeps.
-func (d *Describer) pod(a *operator.Attachment) (pod [2]string) {
-	if known, ok := d.pods[a.Owner]; ok {
-		return known
-	}
-	cache := libcni.NewCNIConfigWithCacheDir(nil, d.CacheDir, nil)
-	_, cached, err := cache.GetNetworkListCachedConfig(&libcni.NetworkConfigList{Name: a.Network},
-		&libcni.RuntimeConf{ContainerID: a.ContainerID, IfName: a.IfName})
-	if err == nil && cached != nil {
-		for _, argument := range cached.Args {
-			switch argument[0] {
-			case "K8S_POD_NAMESPACE":
-				pod[0] = argument[1]
-			case "K8S_POD_NAME":
-				pod[1] = argument[1]
-			}
-		}
-	}
-	d.pods[a.Owner] = pod
-	return pod
-}
-
-// fromNetwork turns a number in network byte order into ours.
+// fromNetwork converts a number from network byte order.
 func fromNetwork(n uint16) uint16 {
 	return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, n))
 }

@@ -10,14 +10,14 @@ import (
 	"github.com/ebpfnet/ebpfnet/maps"
 )
 
-// packet is what the first bytes of a packet say: addresses, and ports where the protocol has some.
+// packet has the addresses of a packet, and the ports if its protocol has some.
 type packet struct {
 	protocol string
 	src, dst netip.AddrPort
 	hasPorts bool
 }
 
-// parse reads the header of an EtherType. What is cut off or unknown stays empty.
+// parse reads the header of an EtherType. Fields that are cut off or unknown stay empty.
 func parse(etherType uint16, header []byte) packet {
 	switch {
 	case etherType == unix.ETH_P_IP && len(header) >= 20:
@@ -45,8 +45,8 @@ func between(src, dst []byte) packet {
 	return packet{src: netip.AddrPortFrom(from, 0), dst: netip.AddrPortFrom(to, 0)}
 }
 
-// skipExtensions finds what is behind IPv6's extension headers, and whether it is there: later fragments have
-// none.
+// skipExtensions skips IPv6's extension headers. isFirst is false for later fragments, which have no transport
+// header.
 func skipExtensions(next uint8, header []byte) (protocol uint8, rest []byte, isFirst bool) {
 	isFirst = true
 	for len(header) >= 8 {
@@ -64,7 +64,7 @@ func skipExtensions(next uint8, header []byte) (protocol uint8, rest []byte, isF
 	return next, header, isFirst
 }
 
-// addTransport adds what is behind the IP header.
+// addTransport adds the protocol and its ports.
 func (p *packet) addTransport(protocol uint8, header []byte, isFirst bool) {
 	p.protocol = maps.Protocol(protocol).String()
 	switch protocol {

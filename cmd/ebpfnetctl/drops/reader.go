@@ -1,10 +1,10 @@
 // Package drops follows dropped packets, one by one: those of our programs, and those of the host's stack on
 // containers' packets.
 //
-// The programs tell nothing until a [Reader] enters itself in a map, for a few seconds at a time: one that is
-// killed is soon forgotten. What they tell goes through a ring buffer, up to a limit; they count the rest.
+// The programs report nothing until a [Reader] takes a lease of a few seconds in a map; the lease of a reader that
+// is killed ends soon. Reports go through a ring buffer, up to a limit; the programs count the rest.
 //
-// It may import bpf, loader, loader/flock, loader/rtnl, maps, plugin/link and plugin/operator.
+// It may import cmd/ebpfnetctl/containers, bpf, loader, loader/flock, loader/rtnl, maps, plugin/link and plugin/admin.
 package drops
 
 import (
@@ -27,23 +27,23 @@ import (
 	"github.com/ebpfnet/ebpfnet/maps"
 )
 
-// MostOwners is how many attachments the programs can tell apart from all others.
-const MostOwners = len(bpf.DropReader{}.Owner)
+// MaxOwners is how many attachments the programs can select.
+const MaxOwners = len(bpf.DropReader{}.Owner)
 
-// MostBytes is how many of a packet's first bytes are kept.
-const MostBytes = len(bpf.DropEvent{}.Bytes)
+// MaxBytes is how many of a packet's first bytes are kept.
+const MaxBytes = len(bpf.DropEvent{}.Bytes)
 
-// Filter says which drops are told.
+// Filter says which drops are reported.
 type Filter struct {
-	Owners []loader.Owner // at most MostOwners; none: of all containers, and of none
+	Owners []loader.Owner // at most MaxOwners; none: of all containers, and of none
 	Reason *maps.Reason   // of our programs; nil: all
 	Stack  *StackFilter   // nil: not those of the stack
 	Limit  uint32         // per second, CPU and reason
 }
 
-// Reader is the one process that is told of drops.
+// Reader is the one process that reads drops.
 type Reader struct {
-	StackErr error // why drops of the stack are not told
+	StackErr error // why drops of the stack are not reported
 
 	datapath *loader.Datapath
 	lock     *flock.Lock
@@ -55,16 +55,16 @@ type Reader struct {
 	before   []uint64 // what was left out, by key of drop_limits
 }
 
-// lease is for how long the programs go on if a reader is gone. Renew must come more often.
+// lease is for how long the programs report to a reader that is gone. Renew must be called more often.
 const lease = 3 * time.Second
 
-// Open begins to read. If another process reads, the error names it. The caller must Close it.
+// Open takes the lease. If another process has it, the error names that process. The caller must call Close.
 func Open(ctx context.Context, datapath *loader.Datapath, filter Filter) (*Reader, error) {
 	if err := datapath.OpenOnDemand(bpf.MapDropReader, bpf.MapDropLimits, bpf.MapDropEvents); err != nil {
 		return nil, err
 	}
 	if datapath.DropReader == nil || datapath.DropLimits == nil || datapath.DropEvents == nil {
-		return nil, errors.New("the loaded programs are older and cannot tell single drops: run `ebpfnetctl upgrade`")
+		return nil, errors.New("the loaded programs are older and cannot report single drops: run `ebpfnetctl upgrade`")
 	}
 	r := &Reader{datapath: datapath, began: sinceBoot(), state: stateOf(filter)}
 	if err := r.takeLock(ctx); err != nil {
@@ -127,8 +127,8 @@ func (r *Reader) takeLock(ctx context.Context) (err error) {
 	return fmt.Errorf("another `ebpfnetctl drops --follow`%s follows drops, and only one can: end it first", who)
 }
 
-// Renew prolongs the time of the reader; it may run beside Read and LeftOut. It returns for how long nothing was told,
-// because it came late. An upgrade keeps the maps and so the reader; without its datapath the reader would wait forever.
+// Renew renews the lease; it may run beside Read and LeftOut. If the lease has ended, it returns how long ago. An
+// upgrade keeps the maps and so the reader; Renew fails after an unload, because the reader would wait forever.
 func (r *Reader) Renew() (missed time.Duration, err error) {
 	if now, err := os.Stat(r.datapath.Dir()); err != nil || !os.SameFile(now, r.pins) {
 		return 0, errors.New("the datapath was unloaded: follow drops anew once it is loaded")
@@ -141,9 +141,8 @@ func (r *Reader) Renew() (missed time.Duration, err error) {
 	return missed, r.datapath.DropReader.Put(uint32(0), r.state)
 }
 
-// Read calls tell for each drop that was told since, at most as many as the ring has room for: under a flood
-// the caller's pace is the limit.
-func (r *Reader) Read(tell func(*bpf.DropEvent)) error {
+// Read calls report for each drop in the ring, at most as many as fit: under a flood the caller's pace is the limit.
+func (r *Reader) Read(report func(*bpf.DropEvent)) error {
 	var record ringbuf.Record
 	var event bpf.DropEvent
 	for range r.ring.BufferSize() / binary.Size(event) {
@@ -158,13 +157,13 @@ func (r *Reader) Read(tell func(*bpf.DropEvent)) error {
 			return fmt.Errorf("read drops: %w", err)
 		}
 		if event.Time >= r.began { // a reader that was killed may have left others
-			tell(&event)
+			report(&event)
 		}
 	}
 	return nil
 }
 
-// LeftOut returns how many drops were not told since it was last called, by key of drop_limits.
+// LeftOut returns how many drops were left out since the last call, by key of drop_limits.
 func (r *Reader) LeftOut() (map[uint32]uint64, error) {
 	since := map[uint32]uint64{}
 	before := r.before
@@ -184,7 +183,7 @@ func (r *Reader) LeftOut() (map[uint32]uint64, error) {
 	return since, nil
 }
 
-// Stop ends the telling. What was told already can still be read.
+// Stop ends the reports. Read still returns what is in the ring.
 func (r *Reader) Stop() error {
 	var errs []error
 	if r.stack != nil {
@@ -194,7 +193,7 @@ func (r *Reader) Stop() error {
 	return errors.Join(append(errs, r.datapath.DropReader.Put(uint32(0), bpf.DropReader{}))...)
 }
 
-// Close ends everything that Open has begun.
+// Close closes everything that Open has opened.
 func (r *Reader) Close() error {
 	errs := []error{r.Stop()}
 	if r.ring != nil {

@@ -18,14 +18,14 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 )
 
-// Stack knows what the kernel tells about packets that its stack drops: the format of its tracepoint.
+// Stack is the format of the tracepoint by which the kernel reports the packets that its stack drops.
 type Stack struct {
 	offsets map[string]uint32 // of the record's members
 	names   map[uint32]string // of reasons
 	symbols []symbol          // sorted; of functions
 }
 
-// StackFilter says which drops of the stack are told.
+// StackFilter says which drops of the stack are reported.
 type StackFilter struct {
 	*Stack
 	Reason string // "": all
@@ -36,7 +36,7 @@ var tracefs = []string{"/sys/kernel/tracing", "/sys/kernel/debug/tracing"}
 
 const mountTracefs = "`mount -t tracefs tracefs /sys/kernel/tracing`"
 
-// ReadStack reads the format. The error says what to do where there is none.
+// ReadStack reads the format. If there is none, the error says what to do.
 func ReadStack() (*Stack, error) {
 	for _, dir := range tracefs {
 		text, err := os.ReadFile(filepath.Join(dir, "events/skb/kfree_skb/format"))
@@ -71,7 +71,7 @@ func parseFormat(text string) (*Stack, error) {
 	return s, nil
 }
 
-// HasReasons returns whether the kernel tells reasons (since 5.17), and not only where it drops.
+// HasReasons reports whether the kernel has reasons (since 5.17), besides the function that drops.
 func (s *Stack) HasReasons() bool { return s.offsets["reason"] != 0 }
 
 // config returns the configuration of the program.
@@ -96,7 +96,7 @@ func (f *StackFilter) config() (loader.StackDrops, error) {
 	return config, fmt.Errorf("this kernel has no reason %s", f.Reason)
 }
 
-// reasonName returns the kernel's name of a reason, or "" where it tells none.
+// reasonName returns the kernel's name of a reason, or "" if it has none.
 func (s *Stack) reasonName(number uint32) string {
 	if !s.HasReasons() {
 		return ""
@@ -113,7 +113,7 @@ type symbol struct {
 	name    string
 }
 
-// function returns the function at an address, or "" where the kernel tells none.
+// function returns the function at an address, or "" if the kernel hides it.
 func (s *Stack) function(address uint64) string {
 	if s.symbols == nil {
 		s.symbols = readSymbols()
@@ -143,7 +143,7 @@ func readSymbols() []symbol {
 		if len(words) < 3 || !strings.Contains("tTwW", words[1]) {
 			continue
 		}
-		if address, err := strconv.ParseUint(words[0], 16, 64); err == nil && address != 0 { // 0: it is kept secret
+		if address, err := strconv.ParseUint(words[0], 16, 64); err == nil && address != 0 { // 0: hidden
 			all = append(all, symbol{address, words[2]})
 		}
 	}

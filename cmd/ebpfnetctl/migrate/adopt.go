@@ -9,12 +9,11 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/skel"
 	cnitypes "github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/plugin"
@@ -26,22 +25,22 @@ import (
 // lockTimeout bounds the wait for other calls, for each container.
 const lockTimeout = 20 * time.Second
 
-// adopt attaches ebpfnet to a container, records how the old plugins clean up, and tells the runtime by
-// libcni's cache: podman and CRI-O call DEL by the list in there, containerd by the network's present one.
+// adopt attaches ebpfnet to a container, records how the old plugins clean up, and adds ebpfnet to the container's list
+// in libcni's cache: podman and CRI-O call DEL by that list, containerd by the network's present list.
 func (h *host) adopt(ctx context.Context, n *Network, c *Container) error {
 	if err := h.call(ctx, (&plugin.Plugin{Stdout: io.Discard}).Add, n.translation.chained, c); err != nil {
 		return err
 	}
 	c.attached = true // even if the rest fails: release undoes all
-	others, err := h.delCalls(ctx, c)
+	others, err := delCalls(c)
 	if err == nil {
-		err = recordOthers(c, others)
+		err = h.recordOthers(c, others)
 	}
 	if err == nil {
 		err = h.setCachedList(c, func(plugins []any) []any { return append(plugins, n.translation.chained) })
 	}
 	if err == nil {
-		c.Fate = Adopted
+		c.Action = Adopted
 	}
 	return err
 }
@@ -54,13 +53,10 @@ func (h *host) release(ctx context.Context, c *Container) error {
 		err = h.callIn(ctx, del, object{"type": pluginType}, c, "")
 	}
 	return errors.Join(err, h.setCachedList(c, func(plugins []any) []any {
-		var others []any
-		for _, p := range plugins {
-			if keys, _ := p.(object); keys["type"] != pluginType {
-				others = append(others, p)
-			}
-		}
-		return others
+		return slices.DeleteFunc(plugins, func(p any) bool {
+			keys, _ := p.(object)
+			return keys["type"] == pluginType
+		})
 	}))
 }
 
@@ -80,13 +76,13 @@ func (h *host) call(ctx context.Context, verb func(context.Context, *cni.Call) e
 	return h.callIn(ctx, verb, chained, c, fmt.Sprintf("/proc/self/fd/%d", int(ns)))
 }
 
-// callIn is the same with the container's namespace, "" if it is gone.
+// callIn calls a verb of our plugin with the file of the container's namespace, "" if the container is gone.
 func (h *host) callIn(ctx context.Context, verb func(context.Context, *cni.Call) error, chained object, c *Container, netns string) error {
 	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
-	stdin := maps.Clone(chained)
-	stdin["name"], stdin["cniVersion"], stdin["prevResult"] = c.Network, c.result.CNIVersion, c.result
-	call, err := newCall(stdin, &skel.CmdArgs{ContainerID: c.ContainerID, IfName: c.IfName, Netns: netns})
+	keys := maps.Clone(chained)
+	keys["prevResult"] = c.result
+	call, err := newCall(c.Network, c.result.CNIVersion, keys, &skel.CmdArgs{ContainerID: c.ContainerID, IfName: c.IfName, Netns: netns})
 	if err != nil {
 		return err
 	}
@@ -98,93 +94,60 @@ func (h *host) callIn(ctx context.Context, verb func(context.Context, *cni.Call)
 }
 
 // recordOthers completes the record that ADD has written.
-func recordOthers(c *Container, others []record.OtherPlugin) error {
-	records, err := record.Open(record.DefaultDir)
-	if err != nil {
-		return err
-	}
-	rec, err := records.Read(c.Owner())
+func (h *host) recordOthers(c *Container, others []record.OtherPlugin) error {
+	rec, err := h.records.Read(c.Owner())
 	if err != nil || rec == nil {
 		return errors.Join(errors.New("the container has no record"), err)
 	}
 	rec.Others = others
-	return records.Write(rec)
+	return h.records.Write(rec)
 }
 
 // delCalls returns what libcni would call for a DEL by the list that made a container.
-func (h *host) delCalls(ctx context.Context, c *Container) ([]record.OtherPlugin, error) {
-	list, err := libcni.NetworkConfFromBytes(c.cached.Config)
-	if err != nil {
-		return nil, err
+func delCalls(c *Container) (calls []record.OtherPlugin, err error) {
+	for _, plugin := range slices.Backward(c.list.Plugins) {
+		keys, err := keysOf(plugin)
+		if err != nil {
+			return nil, err
+		}
+		args := object{}
+		for capability, has := range plugin.Network.Capabilities {
+			if arg, isGiven := c.cached.CapabilityArgs[capability]; has && isGiven {
+				args[capability] = arg
+			}
+		}
+		keys["name"], keys["cniVersion"], keys["prevResult"], keys["runtimeConfig"] = c.Network, c.list.CNIVersion, c.given, args
+		config, err := json.Marshal(keys)
+		if err != nil {
+			return nil, err
+		}
+		calls = append(calls, record.OtherPlugin{Type: plugin.Network.Type, Config: config})
 	}
-	dir, err := os.MkdirTemp("", "ebpfnetctl-") // a copy of the cache, since libcni removes what it has called DEL for
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	text, err := os.ReadFile(h.cacheFile(h.CacheDir, c))
-	if err == nil {
-		err = os.Mkdir(filepath.Join(dir, "results"), 0o700)
-	}
-	if err == nil {
-		err = os.WriteFile(h.cacheFile(dir, c), text, 0o600)
-	}
-	if err != nil {
-		return nil, err
-	}
-	calls := &recorder{}
-	err = libcni.NewCNIConfigWithCacheDir(nil, dir, calls).DelNetworkList(ctx, list, &libcni.RuntimeConf{
-		ContainerID: c.ContainerID, NetNS: c.cached.NetNS, IfName: c.IfName, Args: c.cached.CniArgs, CapabilityArgs: c.cached.CapabilityArgs,
-	})
-	return calls.calls, err
+	return calls, nil
 }
 
-// recorder implements libcni's invoke.Exec. It records calls, and executes nothing.
-type recorder struct {
-	version.PluginDecoder
-	calls []record.OtherPlugin
+// cacheName is the name of libcni's file of a container, below its cache.
+func (c *Container) cacheName() string {
+	return "results/" + c.Network + "-" + c.ContainerID + "-" + c.IfName
 }
 
-// FindInPath implements invoke.Exec.
-func (*recorder) FindInPath(plugin string, _ []string) (string, error) { return plugin, nil }
-
-// ExecPlugin implements invoke.Exec.
-func (r *recorder) ExecPlugin(_ context.Context, plugin string, stdin []byte, _ []string) ([]byte, error) {
-	r.calls = append(r.calls, record.OtherPlugin{Type: plugin, Config: stdin})
-	return nil, nil
-}
-
-// cacheFile is libcni's file of a container, whose names are checked.
-func (h *host) cacheFile(dir string, c *Container) string {
-	return filepath.Join(dir, "results", c.Network+"-"+c.ContainerID+"-"+c.IfName)
-}
-
-// setCachedList changes the plugins of the list that libcni's cache has for a container. Its file is
-// replaced only if it is still there: its removal is the end of a DEL.
+// setCachedList changes the plugins of the list that libcni's cache has for a container. It replaces the container's file
+// only if the file exists: DEL removes it at its end.
 func (h *host) setCachedList(c *Container, change func([]any) []any) error {
-	path := h.cacheFile(h.CacheDir, c)
+	path := filepath.Join(h.CacheDir, c.cacheName())
 	text, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	var cached map[string]json.RawMessage
-	if err == nil {
-		err = json.Unmarshal(text, &cached)
-	}
-	var config []byte
-	if err == nil {
-		err = json.Unmarshal(cached["config"], &config)
-	}
-	list := object{}
-	if err == nil {
-		err = json.Unmarshal(config, &list)
-	}
-	if err != nil {
+	var list object
+	if err = errors.Join(err, json.Unmarshal(text, &cached), json.Unmarshal(c.cached.Config, &list)); err != nil {
 		return fmt.Errorf("read %s: %w", path, err)
 	}
 	plugins, _ := list["plugins"].([]any)
 	list["plugins"] = change(plugins)
-	if config, err = json.Marshal(list); err == nil {
+	config, err := json.Marshal(list)
+	if err == nil {
 		cached["config"], err = json.Marshal(config)
 	}
 	if err == nil {
@@ -193,7 +156,7 @@ func (h *host) setCachedList(c *Container, change func([]any) []any) error {
 	if err != nil {
 		return err
 	}
-	partial := filepath.Join(h.CacheDir, ".ebpfnetctl-"+filepath.Base(path)) // libcni reads all files of the directory below
+	partial := filepath.Join(h.CacheDir, ".ebpfnetctl-"+filepath.Base(path)) // libcni reads all files in results
 	if err := writeFile(partial, text, 0o600); err != nil {
 		return err
 	}

@@ -4,14 +4,13 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/libcni"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -19,13 +18,12 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
-// Containers that are adopted stay on their bridge. They look there for all addresses of their subnet, also for
-// those of containers that ebpfnet makes, which are not there. For IPv4 the bridge can answer in their place
-// (proxy ARP): then the host forwards, as it does for new containers. For IPv6 the kernel would have to be told
-// each of their addresses.
+// An adopted container stays on its bridge. It looks there for all addresses of its subnet, also for those of containers
+// that ebpfnet makes, which are not there. For IPv4 the bridge can answer in their place (proxy ARP): then the host
+// forwards, as it does for new containers. For IPv6 the kernel would need each of their addresses.
 
-// lookAtBridge blocks a network whose bridge has a port that is none of its containers': they share their LAN
-// with whatever is behind it.
+// lookAtBridge blocks a network whose bridge has a port that is not a container's: the containers share their LAN with
+// whatever is behind that port.
 func (h *host) lookAtBridge(n *Network) {
 	bridge := h.deviceOf(n)
 	if bridge == nil {
@@ -55,75 +53,62 @@ func bridgeOf(list *libcni.NetworkConfigList) string {
 
 // deviceOf returns the bridge of a network, or nil.
 func (h *host) deviceOf(n *Network) *netlink.LinkAttrs {
-	name := bridgeOf(n.list)
-	for _, device := range h.devices {
-		if name != "" && device.Attrs().Name == name {
-			return device.Attrs()
-		}
+	i := slices.IndexFunc(h.devices, func(d netlink.Link) bool { return d.Attrs().Name == bridgeOf(n.list) })
+	if i < 0 {
+		return nil
 	}
-	return nil
+	return h.devices[i].Attrs()
 }
 
-// formerBridge is what a bridge was before it answered for others. A file has it, until --back: like the bridge, it is
-// gone after a reboot.
+// formerBridge is what a bridge was before it answered for others. A file has it until --back. Like the bridge, the file
+// is gone after a reboot.
 type formerBridge struct {
-	Index int `json:"index"` // another one may have its name by now
+	Index int `json:"index"` // another bridge may have its name by now
 	link.ProxyARP
 }
 
-// formerFile is the file of a network's bridge.
-func formerFile(n *Network) (string, error) {
+// readFormer returns the file of a network's bridge, and what is in it, or nil where nothing was changed.
+func readFormer(n *Network) (file string, former *formerBridge, err error) {
 	netns, err := loader.NetnsName()
-	return filepath.Join(record.DefaultDir, netns, "migrate-"+n.Name), err
-}
-
-// readFormer returns nil where nothing was changed.
-func readFormer(file string) (*formerBridge, error) {
+	if err != nil {
+		return "", nil, err
+	}
+	file = filepath.Join(record.DefaultDir, netns, "migrate-"+n.Name)
 	text, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return file, nil, nil
 	}
-	former := &formerBridge{}
+	former = &formerBridge{}
 	if err == nil {
 		err = json.Unmarshal(text, former)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", file, err)
-	}
-	return former, nil
+	return file, former, err
 }
 
-// keepFormer writes what a bridge is, unless the file has what it was.
+// keepFormer writes what a bridge is to a file.
 func keepFormer(file string, bridge *netlink.LinkAttrs) error {
-	former, err := readFormer(file)
-	if err != nil || former != nil && former.Index == bridge.Index {
-		return err
-	}
 	present, err := link.ReadProxyARP(bridge.Name)
 	if err != nil {
 		return err
 	}
 	text, err := json.Marshal(formerBridge{bridge.Index, present})
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(file), 0o700)
+	}
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return err
-	}
-	if err := writeFile(partialName(file), text, 0o600); err != nil {
-		return err
-	}
-	return rename(partialName(file), file)
+	return replaceFile(file, text, 0o600)
 }
 
-// answerForOthers has the bridge of a network answer at once for containers that are not on it.
+// answerForOthers makes the bridge of a network answer at once for containers that are not on it.
 func (h *host) answerForOthers(n *Network) error {
 	bridge := h.deviceOf(n)
 	if bridge == nil {
 		return nil
 	}
-	file, err := formerFile(n)
-	if err == nil {
+	file, former, err := readFormer(n)
+	if err == nil && (former == nil || former.Index != bridge.Index) {
 		err = keepFormer(file, bridge)
 	}
 	if err != nil {
@@ -134,11 +119,7 @@ func (h *host) answerForOthers(n *Network) error {
 
 // answerAsBefore undoes answerForOthers.
 func (h *host) answerAsBefore(n *Network) error {
-	file, err := formerFile(n)
-	if err != nil {
-		return err
-	}
-	former, err := readFormer(file)
+	file, former, err := readFormer(n)
 	if err != nil || former == nil {
 		return err
 	}
@@ -150,7 +131,5 @@ func (h *host) answerAsBefore(n *Network) error {
 	return os.Remove(file)
 }
 
-// hasIPv6 says whether the container looks for others by neighbor discovery.
-func (c *Container) hasIPv6() bool {
-	return slices.ContainsFunc(c.result.IPs, func(ip *types100.IPConfig) bool { return ip.Address.IP.To4() == nil })
-}
+// isIPv6 reports whether a container with an address looks for others by neighbor discovery.
+func isIPv6(address string) bool { return strings.Contains(address, ":") }

@@ -1,6 +1,9 @@
 package migrate
 
 import (
+	"cmp"
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -8,76 +11,81 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
-	"github.com/ebpfnet/ebpfnet/plugin/record"
+	"github.com/ebpfnet/ebpfnet/plugin/names"
 )
 
-// Fate is what becomes of a container.
-type Fate string
+// Action is what happens to a container.
+type Action string
 
-// The fates.
+// The actions.
 const (
-	Adopt   Fate = "adopt"   // it goes on, and so do its connections
-	Adopted Fate = "adopted" // that has been done
-	Restart Fate = "restart" // it has to be stopped before
+	Adopt   Action = "adopt"   // it goes on, and so do its connections
+	Adopted Action = "adopted" // that is done
+	Restart Action = "restart" // it has to be stopped before
 )
 
 // Container is a running container of an old network.
 type Container struct {
-	maps.Attachment
-	Fate      Fate     `json:"fate"`
+	admin.Named
+	Action    Action   `json:"action"`
 	Device    string   `json:"device"` // the host's end of its veth
 	Addresses []string `json:"addresses"`
 	HostPorts []string `json:"hostPorts"` // which portmap serves until it ends
 
 	attached bool // to ebpfnet; if it is not adopted, a migrate was killed
 	cached   *libcni.NetworkAttachment
+	list     *libcni.NetworkConfigList // that made it
+	given    types.Result              // in the list's version
 	result   *types100.Result
 }
 
-// lookAtContainers finds the containers of a network that run, by libcni's cache. What the cache says of a
-// container counts only if it is true.
+// lookAtContainers finds the running containers of a network in libcni's cache. A container that differs from the cache
+// blocks the network.
 func (h *host) lookAtContainers(n *Network) error {
 	all, err := h.cni.GetCachedAttachments("")
 	if err != nil {
 		return fmt.Errorf("read libcni's cache: %w", err)
 	}
+	names := containers.Names(context.Background(), h.CacheDir)
 	for _, cached := range all {
 		if cached.Network != n.Name {
 			continue
 		}
 		c, err := h.lookAtContainer(cached)
 		if err != nil {
-			n.block("container %s: %v", cached.ContainerID, err)
+			n.block("container %s: %v", cmp.Or(names[cached.ContainerID], cached.ContainerID), err)
 		}
 		if c == nil {
 			continue
 		}
+		c.Name = names[c.ContainerID]
 		if err != nil {
-			c.Fate = Restart
+			c.Action = Restart
 		}
-		if c.Fate == Adopt && bridgeOf(n.list) != "" && c.hasIPv6() {
-			c.Fate = Restart
-			n.block("container %s has IPv6, and runs on a bridge: there it would look in vain for new containers, which have addresses of its subnet; "+
-				"stop it, and start it again afterwards", c.ContainerID)
+		if c.Action == Adopt && bridgeOf(n.list) != "" && slices.ContainsFunc(c.Addresses, isIPv6) {
+			c.Action = Restart
+			n.block("container %s has IPv6 and is on a bridge, where it would not find new containers of its subnet: stop it, and start it again afterwards", c.Title())
 		}
 		n.Containers = append(n.Containers, *c)
 	}
 	return nil
 }
 
-// lookAtAddresses blocks a network that has a container of which libcni's cache does not know: it has a
-// reservation, and the host a route to its veth.
+// lookAtAddresses blocks a network that has a container that libcni's cache does not have, and that ebpfnet did not make:
+// it has a reservation, and the host has a route to its veth.
 func (h *host) lookAtAddresses(n *Network) error {
 	files, err := os.ReadDir(filepath.Join(h.Root, n.translation.reservations))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -94,7 +102,8 @@ func (h *host) lookAtAddresses(n *Network) error {
 			continue
 		}
 		for _, device := range h.devices {
-			if device.Attrs().Index == routes[0].LinkIndex && device.Type() == "veth" {
+			_, isOurs := names.ParseAlias(device.Attrs().Alias)
+			if device.Attrs().Index == routes[0].LinkIndex && device.Type() == "veth" && !isOurs {
 				n.block("the address %v is in use behind %s, by a container that libcni's cache does not know: stop it", addr, device.Attrs().Name)
 			}
 		}
@@ -102,29 +111,29 @@ func (h *host) lookAtAddresses(n *Network) error {
 	return err
 }
 
-// lookAtContainer returns nil for a container that is gone, and for one that ebpfnet has made.
+// lookAtContainer returns nil for a container that is gone, and for a container that ebpfnet made.
 func (h *host) lookAtContainer(cached *libcni.NetworkAttachment) (*Container, error) {
-	if err := checkNames(cached); err != nil {
-		return nil, err
+	c := &Container{Named: admin.Named{Attachment: maps.Attachment{Network: cached.Network, ContainerID: cached.ContainerID, IfName: cached.IfName}},
+		Action: Adopt, Addresses: []string{}, HostPorts: portsOf(cached), cached: cached}
+	if name := c.cacheName(); name != "results/"+filepath.Base(name) {
+		return nil, fmt.Errorf("libcni's cache has a name that a file cannot have: %q", name)
 	}
-	list, err := libcni.NetworkConfFromBytes(cached.Config)
-	if err != nil || len(list.Plugins) == 0 {
+	var err error
+	if c.list, err = libcni.NetworkConfFromBytes(cached.Config); err != nil || len(c.list.Plugins) == 0 {
 		return nil, errors.Join(errors.New("libcni's cache has no valid list"), err)
 	}
-	if list.Plugins[0].Network.Type == pluginType {
+	if c.list.Plugins[0].Network.Type == pluginType {
 		return nil, nil
 	}
 	rt := &libcni.RuntimeConf{ContainerID: cached.ContainerID, IfName: cached.IfName}
-	given, err := h.cni.GetNetworkListCachedResult(list, rt)
-	if err != nil || given == nil {
+	c.given, err = h.cni.GetNetworkListCachedResult(c.list, rt)
+	if err != nil || c.given == nil {
 		return nil, errors.Join(errors.New("libcni's cache has no valid result"), err)
 	}
-	c := &Container{Attachment: maps.Attachment{Network: cached.Network, ContainerID: cached.ContainerID, IfName: cached.IfName},
-		Fate: Adopt, Addresses: []string{}, HostPorts: portsOf(cached), cached: cached}
-	if isOf(list, pluginType) {
-		c.Fate = Adopted
+	if hasPlugin(c.list, pluginType) {
+		c.Action = Adopted
 	}
-	if c.result, err = types100.NewResultFromResult(given); err != nil {
+	if c.result, err = types100.NewResultFromResult(c.given); err != nil {
 		return nil, err
 	}
 	device, ns, err := h.find(c.result)
@@ -132,38 +141,16 @@ func (h *host) lookAtContainer(cached *libcni.NetworkAttachment) (*Container, er
 		return nil, err
 	}
 	defer ns.Close()
-	if c.attached, err = isAttached(c); err != nil {
+	rec, err := h.records.Read(c.Owner())
+	if err != nil {
 		return nil, err
 	}
+	c.attached = rec != nil && rec.Chained != nil
 	c.Device = device.Attrs().Name
 	for _, ip := range c.result.IPs {
 		c.Addresses = append(c.Addresses, ip.Address.IP.String())
 	}
-	return c, c.isTrue(ns)
-}
-
-// isAttached returns whether ebpfnet works on a container that other plugins have made.
-func isAttached(c *Container) (bool, error) {
-	records, err := record.Open(record.DefaultDir)
-	if err != nil {
-		return false, err
-	}
-	rec, err := records.Read(c.Owner())
-	return rec != nil && rec.Chained != nil, err
-}
-
-// checkNames refuses names that the specification does not allow: they become parts of the names of files.
-func checkNames(cached *libcni.NetworkAttachment) error {
-	if err := utils.ValidateContainerID(cached.ContainerID); err != nil {
-		return err
-	}
-	if err := utils.ValidateNetworkName(cached.Network); err != nil {
-		return err
-	}
-	if err := utils.ValidateInterfaceName(cached.IfName); err != nil {
-		return err
-	}
-	return nil
+	return c, c.compare(ns)
 }
 
 // find returns the host's end of the veth that a result names, and the namespace behind it. There is no
@@ -187,8 +174,8 @@ func (h *host) find(result *types100.Result) (netlink.Link, netns.NsHandle, erro
 	return nil, netns.None(), nil
 }
 
-// isTrue compares the container's interface with the result: nobody else's may have the name by now.
-func (c *Container) isTrue(ns netns.NsHandle) error {
+// compare compares the container's interface with the result: another container may have the device's name by now.
+func (c *Container) compare(ns netns.NsHandle) error {
 	container, err := rtnl.OpenAt(ns)
 	if err != nil {
 		return err
@@ -198,34 +185,32 @@ func (c *Container) isTrue(ns netns.NsHandle) error {
 	if err != nil || device == nil {
 		return errors.Join(fmt.Errorf("it has no %s any more", c.IfName), err)
 	}
-	inside := slices.IndexFunc(c.result.Interfaces, func(i *types100.Interface) bool { return i.Sandbox != "" && i.Name == c.IfName })
+	inside := config.InterfaceOf(c.result, c.IfName)
 	if inside < 0 || c.result.Interfaces[inside].Mac != device.Attrs().HardwareAddr.String() {
 		return fmt.Errorf("its %s has another MAC address than libcni's cache says", c.IfName)
 	}
 	addresses, err := link.Addresses(container, device)
 	for _, ip := range c.result.IPs {
-		if wanted := link.PrefixOf(ip.Address); !slices.Contains(addresses, wanted) {
-			err = errors.Join(err, fmt.Errorf("its %s does not have the address %v", c.IfName, wanted))
+		if address := link.PrefixOf(ip.Address); !slices.Contains(addresses, address) {
+			err = errors.Join(err, fmt.Errorf("its %s does not have the address %v", c.IfName, address))
 		}
 	}
 	return err
 }
 
-// portsOf returns the host ports that a runtime has asked for, whatever the case of its keys.
+// portsOf returns the host ports that a runtime asked for, whatever the case of its keys.
 func portsOf(cached *libcni.NetworkAttachment) []string {
+	var mappings []struct {
+		HostPort json.Number
+		Protocol string
+	}
+	text, err := json.Marshal(cached.CapabilityArgs["portMappings"])
+	if err == nil {
+		_ = json.Unmarshal(text, &mappings) // only the plan shows them
+	}
 	ports := []string{}
-	mappings, _ := cached.CapabilityArgs["portMappings"].([]any)
-	for _, mapping := range mappings {
-		keys, _ := mapping.(object)
-		value := func(name string) string {
-			for key, value := range keys {
-				if strings.EqualFold(key, name) {
-					return fmt.Sprint(value)
-				}
-			}
-			return ""
-		}
-		ports = append(ports, value("hostPort")+"/"+value("protocol"))
+	for _, m := range mappings {
+		ports = append(ports, m.HostPort.String()+"/"+m.Protocol)
 	}
 	return ports
 }

@@ -1,16 +1,15 @@
-// Package migrate leads a host over from the reference plugins (bridge, ptp, and flannel's bridge, with
-// host-local and portmap) to ebpfnet, and back.
+// Package migrate migrates a host from the reference plugins (bridge, ptp, and flannel's bridge, with host-local and
+// portmap) to ebpfnet and back.
 //
-// A container that runs is adopted: ebpfnet is attached to its veth as it would be by a list that has ebpfnet
-// behind the old plugins. Its addresses, its masquerading and its host ports stay what the old plugins have made
-// of them, so its connections go on. Its record has the calls of DEL by which the old plugins clean up: our
-// DEL makes them. So the rules of each container end with it, and nobody has to recognize rules.
+// A running container is adopted: ebpfnet is attached to its veth, as by a list that has ebpfnet behind the old plugins.
+// The old plugins' addresses, masquerading and host ports stay, so its connections go on. Its record has the calls of
+// DEL by which the old plugins clean up, and our DEL makes these calls. So the rules of each container end with it.
 //
-// The steps are in this order, so that a migrate that is killed can be run again: adopt all containers; link
-// the old list to a second name; rename the new list over the old name; adopt those that came meanwhile.
+// The order of the steps lets a migrate that was killed run again: adopt all containers; link the old list to a second
+// name; rename the new list over the old name; adopt containers that were added meanwhile.
 //
-// It may import cmd/ebpfnetctl/runtimes, loader, loader/flock, loader/rtnl, maps, plugin, plugin/cni, plugin/cnierr, plugin/config,
-// plugin/link, plugin/names, plugin/operator and plugin/record.
+// It may import cmd/ebpfnetctl/containers, cmd/ebpfnetctl/runtimes, loader, loader/flock, loader/rtnl, maps, plugin, plugin/cni, plugin/cnierr, plugin/config,
+// plugin/link, plugin/names, plugin/admin and plugin/record.
 package migrate
 
 import (
@@ -29,6 +28,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
 // Options are where things are on a host.
@@ -66,18 +66,26 @@ type Network struct {
 	translation *translation
 }
 
-// host is what is looked at.
+// host is the host whose networks are migrated.
 type host struct {
 	Options
 	netlink *netlink.Handle
 	devices []netlink.Link
 	cni     *libcni.CNIConfig
+	records record.Dir
+	report  func(format string, args ...any) // of each step
 }
 
 // open opens a host. The caller must call close.
 func open(o Options) (*host, error) {
-	h := &host{Options: o, cni: libcni.NewCNIConfigWithCacheDir(nil, o.CacheDir, nil)}
-	var err error
+	records, err := record.Open(record.DefaultDir)
+	if err == nil {
+		o.CacheDir, err = filepath.Abs(o.CacheDir)
+	}
+	if err != nil {
+		return nil, err
+	}
+	h := &host{Options: o, cni: libcni.NewCNIConfigWithCacheDir(nil, o.CacheDir, nil), records: records}
 	if h.netlink, err = rtnl.Open(); err != nil {
 		return nil, err
 	}
@@ -89,11 +97,6 @@ func open(o Options) (*host, error) {
 }
 
 func (h *host) close() { h.netlink.Close() }
-
-func (h *host) readFile(path string) (string, error) {
-	text, err := os.ReadFile(filepath.Join(h.Root, path))
-	return string(text), err
-}
 
 // Plan returns the networks of this host that are, or could be, ebpfnet's. It changes nothing.
 func Plan(_ context.Context, o Options) ([]*Network, error) {
@@ -144,14 +147,14 @@ func (h *host) runtimes() ([]runtimes.Runtime, error) {
 	return all, err
 }
 
-// look finds out what can become of a network. It returns nil for one that is nothing to us.
+// look finds out what can become of a network. It returns nil for a network that ebpfnet neither has nor could replace.
 func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 	n := &Network{Name: file.List.Name, File: file.Path, Plugins: typesOf(file.List), State: Ready,
 		Reasons: []string{}, Notes: []string{}, Containers: []Container{}, list: file.List}
-	if isOf(file.List, pluginType) {
+	if hasPlugin(file.List, pluginType) {
 		kept := keptName(file.Path)
 		if _, err := os.Stat(kept); err != nil {
-			return nil, nil // it always was
+			return nil, nil // it was never migrated
 		}
 		return h.lookAtDone(n, kept)
 	}
@@ -168,7 +171,7 @@ func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 	} else {
 		n.Conflist = n.translation.conflist
 	}
-	if isOf(file.List, "firewall") {
+	if hasPlugin(file.List, "firewall") {
 		n.note("its firewall plugin accepts each container's packets in FORWARD or firewalld's trusted zone; ebpfnet makes no rules: " +
 			"a firewall that drops forwarded packets must accept the containers' subnets (`ebpfnetctl doctor` looks, and says how)")
 	}
@@ -184,8 +187,8 @@ func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 	return n, errors.Join(err, h.lookAtAddresses(n))
 }
 
-// noteAdoption notes what is not as before for containers that are adopted. Where the kernel has no tcx, it stops a
-// device for its first filter.
+// noteAdoption adds notes on what changes for containers that are adopted. A kernel without tcx stops a device for its
+// first filter.
 func (n *Network) noteAdoption() error {
 	if !n.hasToAdopt() {
 		return nil
@@ -200,13 +203,12 @@ func (n *Network) noteAdoption() error {
 	return err
 }
 
-// hasToAdopt says whether a container is not adopted, and will be.
+// hasToAdopt reports whether a container will be adopted.
 func (n *Network) hasToAdopt() bool {
-	return slices.ContainsFunc(n.Containers, func(c Container) bool { return c.Fate == Adopt })
+	return slices.ContainsFunc(n.Containers, func(c Container) bool { return c.Action == Adopt })
 }
 
-// lookAtDone looks at a network that was migrated. Containers of the old list may be there that migrate has
-// not seen.
+// lookAtDone looks at a network that was migrated. It may have containers of the old list that migrate has not seen.
 func (h *host) lookAtDone(n *Network, kept string) (*Network, error) {
 	var err error
 	if n.list, err = libcni.NetworkConfFromFile(kept); err != nil {

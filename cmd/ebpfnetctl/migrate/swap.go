@@ -5,42 +5,42 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/plugin"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
-// Migrate leads all networks over that are ready, and tells what it does. A network that is blocked stays as
-// it is, and is an error.
-func Migrate(ctx context.Context, o Options, tell func(format string, args ...any)) error {
-	return change(ctx, o, func(h *host, n *Network) error {
+// Migrate migrates all networks that are ready, and reports each step. A network that is blocked does not change, and is
+// an error.
+func Migrate(ctx context.Context, o Options, report func(format string, args ...any)) error {
+	return change(ctx, o, report, func(h *host, n *Network) error {
 		switch n.State {
 		case Done:
-			return errors.Join(h.adoptAll(ctx, n, tell), n.notAdopted())
+			return errors.Join(h.adoptAll(ctx, n), n.notAdopted())
 		case Ready:
-			return h.migrate(ctx, n, tell)
+			return h.migrate(ctx, n)
 		default:
-			return fmt.Errorf("network %s stays as it is: %s", n.Name, strings.Join(n.Reasons, "; "))
+			return fmt.Errorf("network %s is not migrated: %s", n.Name, strings.Join(n.Reasons, "; "))
 		}
 	})
 }
 
-// Back leads networks back that were migrated. An error names those that cannot be led back yet.
-func Back(ctx context.Context, o Options, tell func(format string, args ...any)) error {
-	return change(ctx, o, func(h *host, n *Network) error { return h.back(ctx, n, tell) })
+// Back migrates networks back to the old plugins. An error names those for which that is not possible yet.
+func Back(ctx context.Context, o Options, report func(format string, args ...any)) error {
+	return change(ctx, o, report, func(h *host, n *Network) error { return h.back(ctx, n) })
 }
 
-// checkRoot wants the host's /run to be ours: the records of adopted containers are below it.
+// checkRoot requires the host's /run to be ours: the records of adopted containers are below it.
 func checkRoot(root string) error {
 	const run = "run"
 	here, err := os.Stat("/" + run)
@@ -54,8 +54,8 @@ func checkRoot(root string) error {
 	return nil
 }
 
-// change calls do for each network. No other change looks or works meanwhile.
-func change(ctx context.Context, o Options, do func(*host, *Network) error) error {
+// change calls do for each network. It holds a lock that another change waits for.
+func change(ctx context.Context, o Options, report func(string, ...any), do func(*host, *Network) error) error {
 	if err := checkRoot(o.Root); err != nil {
 		return err
 	}
@@ -74,6 +74,7 @@ func change(ctx context.Context, o Options, do func(*host, *Network) error) erro
 		return err
 	}
 	defer h.close()
+	h.report = report
 	networks, err := h.networks()
 	for _, n := range networks {
 		err = errors.Join(err, do(h, n))
@@ -82,40 +83,39 @@ func change(ctx context.Context, o Options, do func(*host, *Network) error) erro
 }
 
 // migrate changes nothing where one of the containers cannot be adopted.
-func (h *host) migrate(ctx context.Context, n *Network, tell func(string, ...any)) error {
-	began := time.Now()
+func (h *host) migrate(ctx context.Context, n *Network) error {
 	if err := canAdd(ctx, n); err != nil {
-		return fmt.Errorf("network %s stays as it is: %w", n.Name, err)
+		return fmt.Errorf("network %s is not migrated: %w", n.Name, err)
 	}
-	err := h.adoptAll(ctx, n, tell)
+	err := h.adoptAll(ctx, n)
 	if err == nil {
 		err = swap(n)
 	}
 	if err != nil {
-		return errors.Join(err, h.releaseAll(context.WithoutCancel(ctx), n, tell))
+		return errors.Join(err, h.releaseAll(context.WithoutCancel(ctx), n))
 	}
-	tell("network %s is ebpfnet's: %s has the new list, and %s the old one", n.Name, n.File, keptName(n.File))
+	h.report("network %s is ebpfnet's: %s has the new list, and %s the old one", n.Name, n.File, keptName(n.File))
 	for _, note := range n.Notes {
-		tell("note: %s", note)
+		h.report("note: %s", note)
 	}
-	return h.adoptLate(ctx, n, began, tell)
+	return h.adoptLate(ctx, n)
 }
 
-// canAdd returns an error if an ADD by the new list could not succeed on this host. Addresses do not count:
-// that none is free is no reason to stay.
+// canAdd returns an error if an ADD by the new list could not succeed on this host. It does not look for a free address,
+// which the old list would need as well.
 func canAdd(ctx context.Context, n *Network) error {
 	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
-	stdin := stdinOf(n.list, n.translation.ours)
-	delete(stdin, "ipam")
-	call, err := newCall(stdin, &skel.CmdArgs{})
+	keys := maps.Clone(n.translation.ours)
+	delete(keys, "ipam")
+	call, err := newCall(n.list.Name, n.list.CNIVersion, keys, &skel.CmdArgs{})
 	if err != nil {
 		return err
 	}
 	return plugin.New().Status(ctx, call)
 }
 
-func (h *host) adoptAll(ctx context.Context, n *Network, tell func(string, ...any)) error {
+func (h *host) adoptAll(ctx context.Context, n *Network) error {
 	if !n.hasToAdopt() {
 		return nil
 	}
@@ -124,7 +124,7 @@ func (h *host) adoptAll(ctx context.Context, n *Network, tell func(string, ...an
 	}
 	for i := range n.Containers {
 		c := &n.Containers[i]
-		if c.Fate != Adopt {
+		if c.Action != Adopt {
 			continue
 		}
 		err := h.adopt(ctx, n, c)
@@ -132,26 +132,26 @@ func (h *host) adoptAll(ctx context.Context, n *Network, tell func(string, ...an
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("adopt container %s of network %s: %w", c.ContainerID, n.Name, err)
+			return fmt.Errorf("adopt container %s of network %s: %w", c.Title(), n.Name, err)
 		}
-		tell("adopted container %s %s (%s)", c.ContainerID, c.IfName, c.Device)
+		h.report("adopted container %s %s (%s)", c.Title(), c.IfName, c.Device)
 	}
 	return nil
 }
 
-func (h *host) releaseAll(ctx context.Context, n *Network, tell func(string, ...any)) error {
+func (h *host) releaseAll(ctx context.Context, n *Network) error {
 	var errs []error
 	for i := range n.Containers {
 		c := &n.Containers[i]
-		if c.Fate != Adopted && !c.attached {
+		if c.Action != Adopted && !c.attached {
 			continue
 		}
 		if err := h.release(ctx, c); err != nil {
-			errs = append(errs, fmt.Errorf("release container %s of network %s: %w", c.ContainerID, n.Name, err))
+			errs = append(errs, fmt.Errorf("release container %s of network %s: %w", c.Title(), n.Name, err))
 			continue
 		}
-		c.Fate, c.attached = Adopt, false
-		tell("released container %s %s (%s)", c.ContainerID, c.IfName, c.Device)
+		c.Action, c.attached = Adopt, false
+		h.report("released container %s %s (%s)", c.Title(), c.IfName, c.Device)
 	}
 	return errors.Join(append(errs, h.answerAsBefore(n))...)
 }
@@ -161,18 +161,17 @@ func (n *Network) notAdopted() error {
 	if len(n.Reasons) == 0 {
 		return nil
 	}
-	return fmt.Errorf("network %s is ebpfnet's, but has other containers: %s", n.Name, strings.Join(n.Reasons, "; "))
+	return fmt.Errorf("network %s is ebpfnet's, but has containers that are not: %s; then run `ebpfnetctl migrate` again", n.Name, strings.Join(n.Reasons, "; "))
 }
 
-// swap puts the new list in the place of the old one, which keeps a second name. At each moment a runtime
-// finds one of them whole.
+// swap replaces the old list, which keeps a second name, by the new one. At each moment a runtime finds a complete list.
 func swap(n *Network) error {
 	present, err := os.ReadFile(n.File)
 	if err != nil {
 		return err
 	}
 	if !bytes.Equal(present, n.list.Bytes) {
-		return fmt.Errorf("somebody has changed %s meanwhile", n.File)
+		return fmt.Errorf("%s has changed meanwhile", n.File)
 	}
 	kept := keptName(n.File)
 	err = os.Link(n.File, kept)
@@ -185,52 +184,43 @@ func swap(n *Network) error {
 	if err != nil {
 		return err
 	}
-	if err := writeFile(partialName(n.File), n.Conflist, 0o644); err != nil {
-		return err
-	}
-	return rename(partialName(n.File), n.File)
+	return replaceFile(n.File, n.Conflist, 0o644)
 }
 
-// rename survives a crash.
-func rename(from, to string) error {
-	if err := os.Rename(from, to); err != nil {
+// replaceFile replaces a file. After a crash it is either the old one or the new one.
+func replaceFile(path string, text []byte, mode os.FileMode) error {
+	partial := path + ".ebpfnet-new" // runtimes do not read it
+	if err := writeFile(partial, text, mode); err != nil {
 		return err
 	}
-	dir, err := os.Open(filepath.Dir(to))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return os.Rename(partial, path)
 }
-
-// partialName is the name of a new list that is being written. Runtimes do not read it.
-func partialName(file string) string { return file + ".ebpfnet-new" }
 
 // back puts the old list back, and releases what was adopted. The old plugins could not clean up behind
 // containers that ebpfnet has made, so there must be none.
-func (h *host) back(ctx context.Context, n *Network, tell func(string, ...any)) error {
+func (h *host) back(ctx context.Context, n *Network) error {
 	made, err := madeByUs(n.Name)
 	if err != nil {
 		return err
 	}
 	if n.State == Done && len(made) > 0 {
-		return fmt.Errorf("network %s stays ebpfnet's: it has made containers that run; stop them before, and start them again afterwards: %s", n.Name, strings.Join(made, ", "))
+		return fmt.Errorf("network %s is still ebpfnet's, because ebpfnet made containers that run: stop them before, and start them again afterwards: %s", n.Name, strings.Join(made, ", "))
 	}
 	if n.State == Done {
-		if err := rename(n.Kept, n.File); err != nil {
+		if err := os.Rename(n.Kept, n.File); err != nil {
 			return err
 		}
-		tell("network %s is no longer ebpfnet's: %s has the old list", n.Name, n.File)
+		h.report("network %s is no longer ebpfnet's: %s has the old list", n.Name, n.File)
 		if made, err = madeByUs(n.Name); err == nil && len(made) > 0 {
 			err = fmt.Errorf("ebpfnet has made containers of network %s meanwhile: restart %s, and then run `ebpfnetctl doctor --fix`", n.Name, strings.Join(made, ", "))
 		}
 	}
-	return errors.Join(err, h.releaseAll(ctx, n, tell))
+	return errors.Join(err, h.releaseAll(ctx, n))
 }
 
 // madeByUs returns the containers of a network that ebpfnet has connected, and not adopted.
 func madeByUs(network string) (made []string, err error) {
-	attachments, err := operator.Attachments(record.DefaultDir)
+	attachments, err := admin.Attachments(record.DefaultDir)
 	if errors.Is(err, loader.ErrNotLoaded) {
 		return nil, nil
 	}

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -34,9 +36,9 @@ type translation struct {
 // errOther is about a list whose plugins ebpfnet does not replace.
 var errOther = errors.New("ebpfnet does not replace these plugins")
 
-// isOf returns whether a list has a plugin.
-func isOf(list *libcni.NetworkConfigList, plugin string) bool {
-	return slices.ContainsFunc(list.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Type == plugin })
+// hasPlugin reports whether a list has a plugin.
+func hasPlugin(list *libcni.NetworkConfigList, plugin string) bool {
+	return slices.Contains(typesOf(list), plugin)
 }
 
 // typesOf returns the plugins of a list.
@@ -47,8 +49,8 @@ func typesOf(list *libcni.NetworkConfigList) (types []string) {
 	return types
 }
 
-// translate writes a list of ebpfnet that gives containers what an old list gave them: by the same addresses,
-// gateways and routes, and with the same capabilities. The error says what ebpfnet would not do.
+// translate writes a list of ebpfnet that gives containers what an old list gave them: addresses, gateways, routes and
+// capabilities. The error says what ebpfnet does not do.
 func (h *host) translate(list *libcni.NetworkConfigList) (*translation, error) {
 	if len(list.Plugins) == 0 {
 		return nil, errOther
@@ -57,13 +59,20 @@ func (h *host) translate(list *libcni.NetworkConfigList) (*translation, error) {
 	if err != nil {
 		return nil, err
 	}
-	chained := object{"type": pluginType, "antiSpoof": false} // it may have addresses that nobody knows of
-	capabilities := capabilitiesOf(list.Plugins[0])
-	for _, plugin := range list.Plugins[1:] {
+	chained := object{"type": pluginType, "antiSpoof": false} // the container may have addresses that are not in its result
+	capabilities := object{}
+	for i, plugin := range list.Plugins {
+		for name, has := range plugin.Network.Capabilities {
+			if has {
+				capabilities[name] = true
+			}
+		}
+		if i == 0 {
+			continue
+		}
 		if err := merge(ours, chained, plugin); err != nil {
 			return nil, err
 		}
-		maps.Copy(capabilities, capabilitiesOf(plugin))
 	}
 	if capabilities["portMappings"] == true {
 		capabilities["ips"] = true // podman drops the ports of containers with an address of their own without it
@@ -71,7 +80,11 @@ func (h *host) translate(list *libcni.NetworkConfigList) (*translation, error) {
 	if len(capabilities) > 0 {
 		ours["capabilities"] = capabilities
 	}
-	parsed, err := parse(list, ours)
+	call, err := newCall(list.Name, list.CNIVersion, ours, &skel.CmdArgs{ContainerID: "migrate", IfName: "eth0"})
+	if err != nil {
+		return nil, err
+	}
+	parsed, err := call.Parse() // refuses what ADD would refuse
 	if err != nil {
 		return nil, err
 	}
@@ -117,17 +130,7 @@ func keysOf(plugin *libcni.PluginConfig) (keys object, err error) {
 	return keys, json.Unmarshal(plugin.Bytes, &keys)
 }
 
-func capabilitiesOf(plugin *libcni.PluginConfig) object {
-	capabilities := object{}
-	for name, has := range plugin.Network.Capabilities {
-		if has {
-			capabilities[name] = true
-		}
-	}
-	return capabilities
-}
-
-// merge takes what a later plugin does into our configuration.
+// merge adds what a later plugin does to our configuration.
 func merge(ours, chained object, plugin *libcni.PluginConfig) error {
 	keys, err := keysOf(plugin)
 	if err != nil {
@@ -167,36 +170,22 @@ func merge(ours, chained object, plugin *libcni.PluginConfig) error {
 
 // addDefaultRoutes adds a default route for each family that has a range and no such route.
 func addDefaultRoutes(section object) {
-	var subnets []string
-	add := func(of any) {
-		if keys, ok := of.(object); ok {
-			if subnet, ok := keys["subnet"].(string); ok {
-				subnets = append(subnets, subnet)
-			}
-		}
-	}
-	add(section)
+	ranges := []any{section}
 	sets, _ := section["ranges"].([]any)
 	for _, set := range sets {
-		ranges, _ := set.([]any)
-		for _, r := range ranges {
-			add(r)
-		}
+		some, _ := set.([]any)
+		ranges = append(ranges, some...)
 	}
 	routes, _ := section["routes"].([]any)
-	has := func(dst string) bool {
-		return slices.ContainsFunc(routes, func(route any) bool {
-			keys, _ := route.(object)
-			return keys["dst"] == dst
-		})
-	}
-	for _, text := range subnets {
+	for _, r := range ranges {
+		keys, _ := r.(object)
+		text, _ := keys["subnet"].(string)
 		subnet, err := netip.ParsePrefix(text)
 		if err != nil {
-			continue // it is refused later
+			continue // not a range, or refused later
 		}
 		dst := map[bool]string{true: "0.0.0.0/0", false: "::/0"}[subnet.Addr().Is4()]
-		if !has(dst) {
+		if !slices.ContainsFunc(routes, func(route any) bool { keys, _ := route.(object); return keys["dst"] == dst }) {
 			routes = append(routes, object{"dst": dst})
 		}
 	}
@@ -213,9 +202,14 @@ func (h *host) translateFlannel(keys object) (object, error) {
 	if file == "" {
 		file = "/run/flannel/subnet.env"
 	}
-	env, err := h.readEnv(file)
+	text, err := os.ReadFile(filepath.Join(h.Root, file))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w (flanneld writes it)", err)
+	}
+	env := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		env[key] = value
 	}
 	subnet, err := netip.ParsePrefix(env["FLANNEL_SUBNET"])
 	if err != nil {
@@ -242,38 +236,10 @@ func (h *host) translateFlannel(keys object) (object, error) {
 	return ours, nil
 }
 
-// readEnv reads a file of lines KEY=VALUE.
-func (h *host) readEnv(file string) (map[string]string, error) {
-	text, err := h.readFile(file)
-	if err != nil {
-		return nil, fmt.Errorf("%w (flanneld writes it)", err)
-	}
-	env := map[string]string{}
-	for line := range strings.Lines(text) {
-		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-		env[key] = value
-	}
-	return env, nil
-}
-
-// parse refuses what ADD would refuse.
-func parse(list *libcni.NetworkConfigList, ours object) (*config.Config, error) {
-	call, err := newCall(stdinOf(list, ours), &skel.CmdArgs{ContainerID: "migrate", IfName: "eth0"})
-	if err != nil {
-		return nil, err
-	}
-	return call.Parse()
-}
-
-// stdinOf returns what libcni gives to our plugin.
-func stdinOf(list *libcni.NetworkConfigList, ours object) object {
-	stdin := maps.Clone(ours)
-	stdin["name"], stdin["cniVersion"] = list.Name, list.CNIVersion
-	return stdin
-}
-
-// newCall is a call of our plugin.
-func newCall(stdin object, args *skel.CmdArgs) (*cni.Call, error) {
+// newCall returns a call of our plugin with the keys of a plugin in a list.
+func newCall(network, version string, keys object, args *skel.CmdArgs) (*cni.Call, error) {
+	stdin := maps.Clone(keys)
+	stdin["name"], stdin["cniVersion"] = network, version
 	var err error
 	if args.StdinData, err = json.Marshal(stdin); err != nil {
 		return nil, err
@@ -282,7 +248,7 @@ func newCall(stdin object, args *skel.CmdArgs) (*cni.Call, error) {
 	return &cni.Call{Call: call, Log: slog.New(slog.DiscardHandler)}, err
 }
 
-// write writes a list with one plugin in place of the others. What else the old one says stays.
+// write writes a list with one plugin in place of the others, and the other keys of the old list.
 func write(list *libcni.NetworkConfigList, ours object) ([]byte, error) {
 	keys := object{}
 	if err := json.Unmarshal(list.Bytes, &keys); err != nil {

@@ -1,6 +1,6 @@
-// Package output prints what the commands of ebpfnetctl have found: tables and pages for a person, JSON,
-// YAML and names for programs. Everything that a command prints on stdout goes through a Printer, which
-// makes text from outside fit for a terminal.
+// Package output prints the results of ebpfnetctl's commands: tables and pages for a person, JSON, YAML
+// and names for programs. Everything that a command prints on stdout goes through a Printer, which escapes
+// control characters in text from outside.
 //
 // It may import plugin/show.
 package output
@@ -18,17 +18,17 @@ type Format string
 
 // The formats.
 const (
-	Text Format = "text" // for a person; on a terminal, as wide as that
-	Wide Format = "wide" // for a person, with all columns, and nothing cut
+	Text Format = "text" // for a person
+	Wide Format = "wide" // for a person, with all columns
 	JSON Format = "json"
 	YAML Format = "yaml"
 	Name Format = "name" // one name a line
 )
 
-// The formats of a noun, and of a verb that says what it has done.
+// The formats of read commands, and of write commands that report what they have done.
 var (
-	nounFormats = []Format{Text, Wide, JSON, YAML, Name}
-	verbFormats = []Format{Text, JSON, YAML}
+	readFormats  = []Format{Text, Wide, JSON, YAML, Name}
+	writeFormats = []Format{Text, JSON, YAML}
 )
 
 // Flags are the flags that choose how a command prints.
@@ -37,21 +37,21 @@ type Flags struct {
 	NoHeaders bool
 }
 
-// AddToNoun adds the flags that all nouns have.
-func (f *Flags) AddToNoun(flags *pflag.FlagSet) {
-	f.add(flags, nounFormats)
+// AddToRead adds the flags that all read commands have.
+func (f *Flags) AddToRead(flags *pflag.FlagSet) {
+	f.add(flags, readFormats)
 	flags.BoolVar(&f.NoHeaders, "no-headers", false, "print no heading, and nothing if there is nothing")
 }
 
-// AddToVerb adds the flag of a verb that says what it has done.
-func (f *Flags) AddToVerb(flags *pflag.FlagSet) { f.add(flags, verbFormats) }
+// AddToWrite adds the flag of a write command that reports what it has done.
+func (f *Flags) AddToWrite(flags *pflag.FlagSet) { f.add(flags, writeFormats) }
 
 func (f *Flags) add(flags *pflag.FlagSet, known []Format) {
 	f.Format = Text
 	flags.VarP(&formatFlag{&f.Format, known}, "output", "o", "print as `FORMAT`: "+list(known))
 }
 
-// ForPrograms returns whether a program is to read what is printed.
+// ForPrograms reports whether the format is for programs.
 func (f Flags) ForPrograms() bool { return f.Format == JSON || f.Format == YAML }
 
 // formatFlag implements [pflag.Value].

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"reflect"
 	"strconv"
-	"strings"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
@@ -14,7 +13,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
-// Document prints one thing that is no list: what text prints, or the value for programs, or its name.
+// Document prints a thing that is no list: as text, as a value for programs, or as its name.
 func (p *Printer) Document(value any, name string, text func()) error {
 	switch p.Format {
 	case JSON, YAML:
@@ -27,7 +26,7 @@ func (p *Printer) Document(value any, name string, text func()) error {
 	return nil
 }
 
-// Value prints a value for programs, as JSON or YAML. The fields' names are those of its JSON.
+// Value prints a value for programs, as JSON or YAML. YAML has the fields of the JSON.
 func (p *Printer) Value(value any) error {
 	text, err := json.MarshalIndent(notNil(value), "", "  ")
 	if err == nil && p.Format == YAML {
@@ -61,18 +60,16 @@ func notNil(value any) any {
 	return value
 }
 
-// yamlOf writes JSON as YAML in the same order. What show.JSON escapes afterwards is in double quotes,
-// where YAML has the same escapes.
+// yamlOf converts JSON to YAML. Hidden characters that YAML does not escape, such as U+202E, become their escape.
 func yamlOf(text []byte) ([]byte, error) {
-	var document yaml.Node
-	if err := yaml.Unmarshal(escape(text), &document); err != nil {
+	var value any
+	if err := yaml.Unmarshal(escape(text), &value); err != nil {
 		return nil, err
 	}
-	restyle(&document)
 	var out bytes.Buffer
 	encoder := yaml.NewEncoder(&out)
 	encoder.SetIndent(2)
-	err := encoder.Encode(&document)
+	err := encoder.Encode(value)
 	return out.Bytes(), err
 }
 
@@ -86,17 +83,4 @@ func escape(text []byte) (escaped []byte) {
 		escaped = utf8.AppendRune(escaped, r)
 	}
 	return escaped
-}
-
-func restyle(node *yaml.Node) {
-	isHidden := func(r rune) bool { return !strconv.IsPrint(r) }
-	switch {
-	case node.Kind != yaml.ScalarNode && len(node.Content) > 0:
-		node.Style = 0
-	case node.Kind == yaml.ScalarNode && !strings.ContainsFunc(node.Value, isHidden):
-		node.Style = 0
-	}
-	for _, inner := range node.Content {
-		restyle(inner)
-	}
 }

@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// patience is how long a command waits before it says for what.
+// patience is how long a command waits before it prints why.
 const patience = time.Second
 
-// Waiting says on a terminal what a command waits for, unless the caller calls done soon.
+// Waiting prints on a terminal what a command waits for, unless the caller calls done soon.
 func Waiting(to io.Writer, what string) (done func()) {
-	if columns, _ := TerminalSize(to); columns == 0 {
+	if !IsTerminal(to) {
 		return func() {}
 	}
 	timer := time.AfterFunc(patience, func() { Printf(to, "waiting for %s\n", what) })

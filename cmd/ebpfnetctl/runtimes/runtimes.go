@@ -1,5 +1,5 @@
-// Package runtimes finds out what the container runtimes of a host will do with CNI: it reads the
-// configuration of containerd and CRI-O, and takes the list that they would take.
+// Package runtimes finds out how the container runtimes of a host use CNI: it reads the configuration of
+// containerd and CRI-O, and chooses the list that they choose.
 //
 // It imports no other package of this module.
 package runtimes
@@ -62,7 +62,7 @@ func (r Runtime) In(root string) Runtime {
 	return r
 }
 
-// exists returns whether any of the files is there.
+// exists reports whether any of the files exists.
 func exists(root string, files ...string) bool {
 	return slices.ContainsFunc(files, func(file string) bool {
 		_, err := os.Stat(filepath.Join(root, file))

@@ -15,335 +15,180 @@ import (
 
 // Tags of bpf/tag.h.
 const (
-	tagBypass     = 0xeb
+	tagNone       = 0
 	tagTranslated = 0xed
 	tagReentry    = 0xee
 )
 
-// outcome is what a program has done to a packet, and what it has written.
+// outcome is what a program has done to a packet.
 type outcome struct {
-	verdict       uint32
+	verdict, tag  uint32
 	before, after packet
-	cached        *bpf.FwdEntry // the decision of a moment ago, or nil
-	hit           bool          // and the program has repeated it
-	flows         []flow
-	drop          *maps.Drop // nil: none
-
-	withoutIngress bool // the kernel did not take the device that has received the packet
 }
 
-// run runs the copy of a program.
+func (o *outcome) isDropped() bool    { return o.verdict == loader.VerdictDrop }
+func (o *outcome) isRedirected() bool { return o.verdict == loader.VerdictRedirect }
+
+// run runs the copy of a program. If that drops the packet, the path ends.
 func (w *walker) run(program string, p packet, device, ingress int, tag uint32) (o outcome, err error) {
 	w.at(program, device)
-	tuple := maps.Tuple(p.protocol, p.src, p.dst, device, p.isReply && p.protocol != maps.TCP && p.protocol != maps.UDP)
-	if id := fmt.Sprint(p.src, p.dst, p.protocol, device); !w.copied[id] {
-		w.copied[id] = true
-		if err := maps.CopyTuple(w.copy, tuple); err != nil {
-			return o, err
-		}
-	}
-	if o.cached, err = maps.Decision(w.copy, tuple); err != nil {
-		return o, err
-	}
-	known, err := w.flows()
-	if err != nil {
-		return o, err
-	}
-	packet := p.to(device, ingress, tag)
+	packet := loader.Packet{Frame: p.frame, Device: device, Ingress: ingress, Tag: tag}
 	if program == bpf.ProgFromUplink && device == w.tunnel.IfIndex {
-		packet.Tunnel = w.received(p)
+		packet.Tunnel = loader.Tunnel{Remote: w.nodeOf(p.src.Addr()), VNI: w.tunnel.VNI}
 	}
-	verdict, frame, err := w.copy.Run(program, packet)
-	if errors.Is(err, unix.EINVAL) && ingress != 0 { // before Linux 6.1
-		o.withoutIngress = true
+	verdict, tag, frame, err := w.copy.Run(program, packet)
+	if errors.Is(err, unix.EINVAL) && ingress != 0 {
+		w.step("policy", "not checked: a test run of an ingress policy needs Linux 6.1")
 		packet.Ingress = 0
-		verdict, frame, err = w.copy.Run(program, packet)
+		verdict, tag, frame, err = w.copy.Run(program, packet)
 	}
 	if err != nil {
 		return o, fmt.Errorf("run a copy of %s: %w", program, err)
 	}
-	o.verdict, o.before = verdict, p
+	o = outcome{verdict: verdict, tag: tag, before: p}
 	if o.after, err = p.after(frame); err != nil {
 		return o, err
 	}
-	return o, w.note(&o, tuple, known)
+	return o, w.report(&o)
 }
 
-// note reads what a program has written.
-func (w *walker) note(o *outcome, tuple bpf.FwdKey, known []maps.Flow) error {
-	now, err := maps.Decision(w.copy, tuple)
-	if err != nil {
-		return err
+// report adds the steps of a hook: what the program has done, and the flows of the packet.
+func (w *walker) report(o *outcome) error {
+	switch {
+	case o.isDropped():
+		reason, err := w.dropReason()
+		w.step("verdict", "drops it: %s", reason)
+		return errors.Join(err, w.drop("%s on %s drops it: %s", w.hook, w.on, reason))
+	case o.isRedirected():
+		w.step("verdict", "redirects it, past the host's stack")
+	default:
+		w.step("verdict", "passes it")
 	}
-	o.hit = o.cached != nil && now != nil && now.Updated == o.cached.Updated && now.Ifindex != 0 && o.verdict == loader.VerdictRedirect
+	if o.after.src != o.before.src {
+		w.step("translation", "source %s becomes %s", maps.AddrPortText(o.before.src), maps.AddrPortText(o.after.src))
+	}
+	if o.after.dst != o.before.dst {
+		w.step("translation", "destination %s becomes %s", maps.AddrPortText(o.before.dst), maps.AddrPortText(o.after.dst))
+	}
 	flows, err := maps.Flows(&w.copy.Datapath)
-	if err != nil {
-		return err
-	}
+	sides := []netip.AddrPort{o.before.src, o.before.dst, o.after.src, o.after.dst}
 	for _, f := range flows {
-		isSame := func(k maps.Flow) bool { k.State = f.State; return k == f }
-		o.flows = append(o.flows, flow{f, !slices.ContainsFunc(known, isSame)})
-	}
-	if o.verdict != loader.VerdictDrop {
-		return nil
-	}
-	drops, err := maps.Drops(&w.copy.Datapath)
-	if err != nil {
-		return err
-	}
-	if len(drops) > 0 {
-		o.drop = &drops[0]
-		return nil
-	}
-	totals, err := maps.DropTotals(&w.copy.Datapath)
-	for _, t := range totals {
-		if t.Packets > 0 {
-			o.drop = &maps.Drop{DropCount: t}
+		isOfPacket := f.Protocol == o.before.protocol && slices.Contains(sides, f.Remote) &&
+			(slices.Contains(sides, f.Local) || slices.Contains(sides, f.NAT))
+		isNew := w.addFlow(f)
+		switch {
+		case isOfPacket && isNew:
+			w.step("flow", "new: %s", f)
+		case isOfPacket:
+			w.step("flow", "known: %s", f)
 		}
 	}
 	return err
 }
 
-// flow is a flow, and whether the program has made it.
-type flow struct {
-	maps.Flow
-	isNew bool
-}
-
-func (f flow) String() string {
-	if f.isNew {
-		return "a new flow: " + f.Flow.String()
+// dropReason returns why the copy has dropped a packet: it has counted no other.
+func (w *walker) dropReason() (string, error) {
+	drops, errDrops := maps.Drops(&w.copy.Datapath)
+	totals, errTotals := maps.DropTotals(&w.copy.Datapath)
+	if err := errors.Join(errDrops, errTotals); err != nil {
+		return "", err
 	}
-	return "flow: " + f.Flow.String()
-}
-
-// flow returns the flow of a kind that the packet belongs to, if any.
-func (o *outcome) flow(kinds ...bpf.FlowKind) (found flow, ok bool) {
-	sides := []netip.AddrPort{o.before.src, o.before.dst, o.after.src, o.after.dst}
-	for _, f := range o.flows {
-		if slices.Contains(kinds, f.Kind) && f.Protocol == o.before.protocol && slices.Contains(sides, f.Remote) &&
-			(slices.Contains(sides, f.Local) || slices.Contains(sides, f.NAT)) {
-			return f, true
+	for _, d := range drops {
+		return fmt.Sprintf("%s (%s)", d.Reason, w.ownerName(d.Owner)), nil
+	}
+	for _, t := range totals {
+		if t.Packets > 0 {
+			return t.Reason.String(), nil
 		}
 	}
-	return flow{}, false
-}
-
-// dropped ends the way if the program has dropped the packet.
-func (w *walker) dropped(o *outcome, step string) (bool, error) {
-	if o.verdict != loader.VerdictDrop {
-		return false, nil
-	}
-	if o.drop == nil {
-		w.tell(step, "", "ends here, uncounted: a copy for conntrack, or a fragment that waits")
-		return true, w.end(Dropped, "%s on %s ends it uncounted", w.hook, w.on)
-	}
-	entry := ""
-	if o.drop.Owner != 0 {
-		entry = w.ownerName(o.drop.Owner)
-	}
-	w.tell(step, entry, "drops it: %s", o.drop.Reason)
-	return true, w.end(Dropped, "%s on %s drops it: %s", w.hook, w.on, o.drop.Reason)
-}
-
-// isSpoof returns whether a drop is that of anti-spoofing.
-func (o *outcome) isSpoof() bool {
-	if o.drop == nil {
-		return false
-	}
-	reason := bpf.Reason(o.drop.Reason)
-	return reason >= bpf.ReasonMAC && reason <= bpf.ReasonHeaders || reason == bpf.ReasonTunnel || reason == bpf.ReasonBridge ||
-		reason == bpf.ReasonICMPError || reason == bpf.ReasonTruncated
+	return "uncounted, as a fragment that waits", nil
 }
 
 // fromContainer is the packet of the container behind a device.
 func (w *walker) fromContainer(p packet, device int) error {
-	o, err := w.run(bpf.ProgFromContainer, p, device, 0, 0)
-	if err != nil {
-		return err
-	}
-	d, isKnown := w.devices[device]
+	o, err := w.run(bpf.ProgFromContainer, p, device, 0, tagNone)
 	switch {
-	case o.isSpoof():
-		_, err := w.dropped(&o, "anti-spoofing")
+	case err != nil || o.isDropped():
 		return err
-	case o.hit:
-		w.tellCache(&o)
+	case o.isRedirected():
 		return w.redirected(&o, device)
-	case isKnown && d.AntiSpoof:
-		w.tell("anti-spoofing", w.ownerName(d.Owner), "passes: the container's own MAC and address")
 	default:
-		w.tell("anti-spoofing", "", "off")
+		return w.toStack(o.after, w.above(device), o.tag)
 	}
-	w.tellCache(&o)
-	if f, ok := o.flow(bpf.FlowEgress); ok && d.IngressPolicy != maps.Open {
-		w.tell("policy", f.String(), "ingressPolicy %s: replies are admitted", d.IngressPolicy)
-	}
-	w.tellGateway(&o, d)
-	w.tellHostPort(&o)
-	if ended, err := w.dropped(&o, "verdict"); ended {
-		return err
-	}
-	w.tellOffload(&o)
-	w.tellTranslation(&o)
-	if o.verdict == loader.VerdictRedirect {
-		return w.redirected(&o, device)
-	}
-	return w.byStack(o.after, w.above(device), w.tag(o.after, device))
 }
 
 // fromUplink is the packet that an uplink receives.
 func (w *walker) fromUplink(p packet, uplink int, tag uint32) error {
 	o, err := w.run(bpf.ProgFromUplink, p, uplink, 0, tag)
+	switch {
+	case err != nil || o.isDropped():
+		return err
+	case o.isRedirected() && o.tag == tagReentry:
+		return w.fromUplink(o.after, uplink, tagReentry)
+	case o.isRedirected():
+		return w.redirected(&o, uplink)
+	default:
+		return w.toStack(o.after, uplink, o.tag)
+	}
+}
+
+// redirected follows a packet past the stack. The kernel does not say where a test run redirects to: it is the
+// container that has the destination, or the next hop.
+func (w *walker) redirected(o *outcome, device int) error {
+	next := o.after.dst.Addr()
+	if gateway := w.gatewayOf(w.devices[device], o.before.dst.Addr()); gateway.IsValid() {
+		next = gateway
+	}
+	to, isContainer := w.endpoints[next]
+	switch {
+	case isContainer && o.tag == tagNone: // into the container, past its hook
+		return w.deliver(o.after, to)
+	case isContainer:
+		return w.toContainer(o.after, to.IfIndex, device, o.tag)
+	case o.tag == tagTranslated: // by loopback
+		return w.deliverToHost(o.after)
+	}
+	route, err := w.routeFrom(next, o.after.src.Addr(), device)
 	if err != nil {
 		return err
 	}
-	w.tellWithoutEthernet(uplink)
-	w.tellNode("from", p.src.Addr(), uplink)
-	w.tellCache(&o)
-	w.tellHostPort(&o)
-	if ended, err := w.dropped(&o, "verdict"); ended {
-		return err
-	}
-	w.tellOffload(&o)
-	w.tellTranslation(&o)
-	if o.verdict != loader.VerdictRedirect {
-		routed, err := maps.RoutedTag(w.copy, maps.Tuple(o.after.protocol, o.after.src, o.after.dst, uplink, o.after.isReply))
-		if err != nil {
-			return err
-		}
-		return w.byStack(o.after, uplink, max(routed, w.tag(o.after, uplink)))
-	}
-	if w.uplinks[uplink].Bridge && o.after.ttl == p.ttl && slices.Equal(o.after.destinationMAC(), p.destinationMAC()) {
-		w.tell("bridge", "", "enters %s once more, so that rules see what the container sees", w.on)
-		return w.fromUplink(o.after, uplink, tagReentry)
-	}
-	return w.redirected(&o, uplink)
-}
-
-// redirected follows a packet that bypasses the stack. The kernel does not say where to, but what the program has
-// written into the packet does.
-func (w *walker) redirected(o *outcome, device int) error {
-	p := o.after
-	to, isContainer := w.endpoints[p.dst.Addr()]
-	gateway := w.endpointWithMAC(p.destinationMAC())
-	switch {
-	case p.ttl < o.before.ttl && isContainer: // bpf_redirect_peer
-		return w.deliver(p, to)
-	case p.ttl < o.before.ttl:
-		return w.bypassTo(o, device)
-	case gateway != nil:
-		return w.toContainer(p, gateway.IfIndex, device, tagTranslated)
-	case isContainer: // a hairpin client's, or the reply to one
-		p.build(w.mac(to.IfIndex), to.MAC)
-		return w.toContainer(p, to.IfIndex, device, tagTranslated)
-	case p.src != o.before.src || p.dst != o.before.dst:
-		return w.toHost(p)
-	default:
-		return w.bypassTo(o, device)
-	}
-}
-
-// bypassTo sends the packet of a container by an uplink, past the stack.
-func (w *walker) bypassTo(o *outcome, device int) error {
-	tag, out := uint32(tagBypass), 0
-	target := o.after.dst.Addr()
-	if o.hit {
-		tag, out = tagTranslated, int(o.cached.Ifindex)
-	} else if gateway := w.gatewayOf(w.devices[device], target); gateway.IsValid() && o.after.ttl == o.before.ttl {
-		tag, target = 0, gateway
-	}
-	route, err := w.routeFrom(target, o.after.src.Addr(), device)
-	if err != nil && out == 0 {
-		return err
-	}
-	if out == 0 {
-		out = route.LinkIndex
-	}
-	w.tellNextHop(route, target)
-	return w.toUplink(o.after, out, device, tag)
+	w.reportRoute(route, next)
+	return w.toUplink(o.after, route.LinkIndex, device, o.tag)
 }
 
 // toContainer is the packet for the container behind a device, from the stack or redirected.
 func (w *walker) toContainer(p packet, device, ingress int, tag uint32) error {
 	o, err := w.run(bpf.ProgToContainer, p, device, ingress, tag)
-	if err != nil {
+	if err != nil || o.isDropped() {
 		return err
 	}
-	d := w.devices[device]
-	if ended, err := w.dropped(&o, "policy"); ended {
-		return err
-	}
-	isAdmitted := w.tellPolicy(&o, d, ingress)
-	if o.withoutIngress && !isAdmitted {
-		return w.end(Dropped, "%s on %s drops it, by the entries: %s", w.hook, w.on, maps.Reason(bpf.ReasonPolicy))
-	}
-	w.tellClaim(&o)
-	w.tellTranslation(&o)
 	if to, ok := w.endpoints[o.after.dst.Addr()]; ok {
 		return w.deliver(o.after, to)
 	}
-	w.arrives(o.after, End{Address: o.after.dst.Addr()})
-	return w.end(Sent, "to %s, which is a gateway", w.ownerName(d.Owner))
+	gateway := w.ownerName(w.devices[device].Owner)
+	return w.arrive(o.after, End{Address: o.after.dst.Addr()}, Sent, "to the gateway "+gateway)
 }
 
 // toUplink is the packet that leaves by an uplink.
 func (w *walker) toUplink(p packet, uplink, ingress int, tag uint32) error {
 	o, err := w.run(bpf.ProgToUplink, p, uplink, ingress, tag)
-	if err != nil {
+	if err != nil || o.isDropped() {
 		return err
 	}
-	w.tellWithoutEthernet(uplink)
-	w.tellNode("to", p.dst.Addr(), uplink)
-	if ended, err := w.dropped(&o, "translation"); ended {
-		return err
-	}
-	w.tellClaim(&o)
-	w.tellTranslation(&o)
-	if o.after.src == o.before.src {
-		w.tell("translation", "", "%s", w.whyNot(p))
-	}
-	w.arrives(o.after, End{Address: o.after.dst.Addr()})
-	w.outside = uplink
-	return w.end(Sent, "by %s, as %s", w.on, o.after)
+	return w.send(o.after, uplink)
 }
 
-// toLoopback is what the host sends to itself.
+// toLoopback is a packet from the host to itself.
 func (w *walker) toLoopback(p packet) error {
-	o, err := w.run(bpf.ProgToLoopback, p, loopback, 0, 0)
-	if err != nil {
+	o, err := w.run(bpf.ProgToLoopback, p, loopback, 0, tagNone)
+	switch {
+	case err != nil || o.isDropped():
 		return err
+	case o.isRedirected():
+		return w.redirected(&o, loopback)
+	default:
+		return w.deliverToHost(o.after)
 	}
-	w.tellHostPort(&o)
-	if ended, err := w.dropped(&o, "verdict"); ended {
-		return err
-	}
-	w.tellTranslation(&o)
-	if o.verdict == loader.VerdictRedirect {
-		return w.redirected(&o, 0)
-	}
-	return w.toHost(o.after)
 }
 
 const loopback = 1
-
-// deliver ends the way in a container.
-func (w *walker) deliver(p packet, to maps.Endpoint) error {
-	w.arrives(p, End{Address: to.Addr})
-	return w.end(Delivered, "to %s, as %s", w.ownerName(to.Owner), p)
-}
-
-// toHost ends the way in the host.
-func (w *walker) toHost(p packet) error {
-	w.arrives(p, End{Host: true})
-	return w.end(Delivered, "to the host itself, as %s", p)
-}
-
-func (w *walker) endpointWithMAC(mac []byte) *maps.Endpoint {
-	for _, e := range w.endpoints {
-		if slices.Equal(e.MAC, mac) {
-			return &e
-		}
-	}
-	return nil
-}

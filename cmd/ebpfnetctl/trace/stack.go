@@ -3,27 +3,19 @@ package trace
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
-	"os"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/firewall"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
-	"github.com/ebpfnet/ebpfnet/maps"
 )
 
 // hostSource returns the address that the host sends from to another one.
-func hostSource(to netip.Addr) (netip.Addr, error) {
-	host, err := rtnl.Open()
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	defer host.Close()
-
-	route, err := (&walker{host: host}).routeTo(to)
+func (w *walker) hostSource(to netip.Addr) (netip.Addr, error) {
+	route, err := w.routeTo(to)
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -36,168 +28,119 @@ func hostSource(to netip.Addr) (netip.Addr, error) {
 
 // routeTo returns the host's own route to an address.
 func (w *walker) routeTo(to netip.Addr) (netlink.Route, error) {
-	routes, err := w.host.RouteGet(to.AsSlice())
-	if err == nil && len(routes) == 0 {
-		err = unix.ENETUNREACH
-	}
-	if err != nil {
-		return netlink.Route{}, fmt.Errorf("the host has no route to %s: %w", to, err)
-	}
-	return routes[0], nil
+	return w.route(to, &netlink.RouteGetOptions{})
 }
 
-// routeFrom returns what the kernel would do with a packet that a device has received: also check its source.
+// routeFrom returns the route of a packet that a device has received. The kernel also checks its source.
 func (w *walker) routeFrom(to, from netip.Addr, device int) (netlink.Route, error) {
-	routes, err := w.host.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{IifIndex: device, SrcAddr: from.AsSlice()})
+	return w.route(to, &netlink.RouteGetOptions{IifIndex: device, SrcAddr: from.AsSlice()})
+}
+
+func (w *walker) route(to netip.Addr, options *netlink.RouteGetOptions) (netlink.Route, error) {
+	routes, err := w.host.RouteGetWithOptions(to.AsSlice(), options)
 	if err == nil && len(routes) == 0 {
 		err = unix.ENETUNREACH
 	}
+	if errors.Is(err, unix.EXDEV) {
+		err = fmt.Errorf("%w (rp_filter)", err)
+	}
 	if err != nil {
-		return netlink.Route{}, err
+		return netlink.Route{}, fmt.Errorf("the kernel has no route to %s: %w", to, err)
 	}
 	return routes[0], nil
 }
 
-// tag returns the usual tag of what a program leaves to the stack.
-func (w *walker) tag(p packet, in int) uint32 {
-	return maps.TupleTag(w.copy.Config, maps.Tuple(p.protocol, p.src, p.dst, in, p.isReply))
-}
-
-// byStack is the packet that the stack has received by a device.
-func (w *walker) byStack(p packet, in int, tag uint32) error {
+// toStack is the packet that the stack has received by a device.
+func (w *walker) toStack(p packet, in int, tag uint32) error {
 	w.at("stack", in)
 	route, err := w.routeFrom(p.dst.Addr(), p.src.Addr(), in)
 	if err != nil {
-		why := w.whyNoRoute(err, p, in)
-		w.tell("route", "", "%s", why)
-		return w.end(Dropped, "the host's stack drops it: %s", why)
+		return w.noRoute(err)
 	}
 	if route.Type == unix.RTN_LOCAL {
-		w.tell("route", "", "%s is an address of the host", p.dst.Addr())
-		return w.toHost(p)
+		w.step("route", "%s is an address of the host", p.dst.Addr())
+		return w.deliverToHost(p)
 	}
-	out := w.outOf(route, p.dst.Addr())
-	w.tellNextHop(route, p.dst.Addr())
-	if !w.forwards(p.dst.Addr()) {
-		w.tell("forwarding", "", "off: see `ebpfnetctl doctor`")
-		return w.end(Dropped, "the host's stack drops it: forwarding is off")
-	}
-	if ended := w.filtered(p, in, route.LinkIndex); ended {
-		return nil
-	}
-	return w.output(p.forwarded(w.mac(out), w.neighborMAC(p.dst.Addr())), out, in, tag)
+	return w.leaveStack(p, route, in, tag)
 }
 
-// whyNoRoute explains an error of the kernel's.
-func (w *walker) whyNoRoute(err error, p packet, in int) string {
+// fromHost is a packet of the host's own.
+func (w *walker) fromHost(p packet) error {
+	w.hook, w.on = "stack", "host"
+	route, err := w.routeTo(p.dst.Addr())
+	if err != nil {
+		return w.noRoute(err)
+	}
+	if route.Type == unix.RTN_LOCAL || route.LinkIndex == loopback {
+		w.step("route", "%s is an address of the host", p.dst.Addr())
+		p.build(make(net.HardwareAddr, 6), make(net.HardwareAddr, 6))
+		return w.toLoopback(p)
+	}
+	p.build(w.mac(route.LinkIndex), make(net.HardwareAddr, 6))
+	return w.leaveStack(p, route, 0, 0)
+}
+
+func (w *walker) noRoute(err error) error {
+	w.step("route", "%v: see `ebpfnetctl doctor`", err)
+	return w.drop("the host's stack drops it: %v", err)
+}
+
+// leaveStack is the packet that the stack sends by a route.
+func (w *walker) leaveStack(p packet, route netlink.Route, in int, tag uint32) error {
+	w.reportRoute(route, p.dst.Addr())
+	if in != 0 {
+		w.reportFirewall()
+	}
+	out := route.LinkIndex
+	if e, ok := w.endpoints[p.dst.Addr()]; ok && w.above(e.IfIndex) == out { // a port of the bridge
+		out = e.IfIndex
+	}
+	_, isContainer := w.devices[out]
 	switch {
-	case errors.Is(err, unix.EXDEV):
-		return fmt.Sprintf("rp_filter: the host would not send to %s by %s", p.src.Addr(), w.linkName(in))
-	case errors.Is(err, unix.EINVAL):
-		return fmt.Sprintf("it does not accept %s as a source, or %s as a destination", p.src.Addr(), p.dst.Addr())
-	case errors.Is(err, unix.EHOSTUNREACH) && !w.forwards(p.dst.Addr()):
-		return "forwarding is off: see `ebpfnetctl doctor`"
-	default:
-		return fmt.Sprintf("no route to %s: %v", p.dst.Addr(), err)
+	case isContainer:
+		return w.toContainer(p, out, in, tag)
+	case w.uplinks[out]:
+		return w.toUplink(p, out, in, tag)
+	default: // no program of ebpfnet is there
+		return w.send(p, out)
 	}
 }
 
-// outOf returns the device by which a packet leaves: of a bridge, the container's port.
-func (w *walker) outOf(route netlink.Route, to netip.Addr) int {
-	if e, ok := w.endpoints[to]; ok && w.above(e.IfIndex) == route.LinkIndex {
-		return e.IfIndex
+// reportRoute adds the kernel's route to an address, and the neighbor.
+func (w *walker) reportRoute(route netlink.Route, to netip.Addr) {
+	hop, family := to, netlink.FAMILY_V6
+	if gateway, ok := netip.AddrFromSlice(route.Gw); ok {
+		hop = gateway.Unmap()
 	}
-	return route.LinkIndex
-}
-
-func (w *walker) neighborMAC(to netip.Addr) []byte {
-	if e, ok := w.endpoints[to]; ok {
-		return e.MAC
-	}
-	return make([]byte, 6)
-}
-
-// tellNextHop tells device, gateway, and the longest packet.
-func (w *walker) tellNextHop(route netlink.Route, to netip.Addr) {
-	hop := to.String() + " itself"
-	if gateway, ok := netip.AddrFromSlice(route.Gw); ok && len(route.Gw) > 0 {
-		hop = gateway.Unmap().String()
+	if hop.Is4() {
+		family = netlink.FAMILY_V4
 	}
 	mtu := route.MTU
 	if l := w.links[route.LinkIndex]; mtu == 0 && l != nil {
 		mtu = l.Attrs().MTU
 	}
-	w.tell("route", "", "by %s, next hop %s, MTU %d", w.linkName(route.LinkIndex), hop, mtu)
+	w.step("route", "by %s, next hop %s, MTU %d", w.linkName(route.LinkIndex), hop, mtu)
+	mac := "not resolved"
+	neighbors, _ := rtnl.Neighbors(w.host, route.LinkIndex, family) // the next packet resolves it
+	for _, n := range neighbors {
+		if n.IP.Equal(hop.AsSlice()) && len(n.HardwareAddr) > 0 && n.State != netlink.NUD_FAILED {
+			mac = n.HardwareAddr.String()
+		}
+	}
+	w.step("neighbor", "%s: %s", hop, mac)
 }
 
-// forwards returns whether the host forwards packets.
-func (w *walker) forwards(to netip.Addr) bool {
-	file := "/proc/sys/net/ipv4/ip_forward"
-	if to.Is6() {
-		file = "/proc/sys/net/ipv6/conf/all/forwarding"
-	}
-	text, err := os.ReadFile(file)
-	return err != nil || strings.TrimSpace(string(text)) != "0"
-}
-
-// filtered judges a packet by the firewall, and ends the way if that drops it for certain.
-func (w *walker) filtered(p packet, in, out int) (ended bool) {
-	if p.protocol != maps.TCP || p.isReply || p.tcpFlags != tcpSYN {
-		w.tell("firewall", "", "not judged: only the first packet of a TCP connection is")
-		return false
-	}
+// reportFirewall names the chains that may drop what the host forwards.
+func (w *walker) reportFirewall() {
 	if w.rules == nil {
 		w.rules = firewall.Read(w.ctx)
 	}
-	verdict := w.rules.Judge(firewall.Packet{From: p.src.Addr(), To: p.dst.Addr(), In: w.linkName(in), Out: w.linkName(out)})
-	switch verdict.Fate {
-	case firewall.IsDropped:
-		w.tell("firewall", verdict.By, "drops it")
-		_ = w.end(Dropped, "the host's firewall drops it: %s", verdict.By)
-		return true
-	case firewall.MayBeDropped:
-		w.tell("firewall", verdict.By, "drops it, unless a rule accepts it that trace does not understand")
-	default:
-		w.tell("firewall", "", "no rule drops it")
+	for _, chain := range w.rules.Forward {
+		if chain.Drops != "" {
+			w.step("firewall", "%s drops what no rule accepts: %s", chain, chain.Drops)
+		}
 	}
 	for _, what := range w.rules.Unread {
-		w.tell("firewall", "", "not all rules could be read: %s", what)
+		w.step("firewall", "not all rules could be read: %s", what)
 	}
-	return false
-}
-
-// output is the packet that the stack sends by a device.
-func (w *walker) output(p packet, out, in int, tag uint32) error {
-	_, isContainer := w.devices[out]
-	_, isUplink := w.uplinks[out]
-	switch {
-	case isContainer:
-		return w.toContainer(p, out, in, tag)
-	case isUplink:
-		return w.toUplink(p, out, in, tag)
-	default:
-		w.arrives(p, End{Address: p.dst.Addr()})
-		w.outside = out
-		return w.end(Sent, "by %s, where no program of ebpfnet is, as %s", w.linkName(out), p)
-	}
-}
-
-// hostSends is a packet of the host's own.
-func (w *walker) hostSends(p packet) error {
-	w.at("stack", 0)
-	w.on = "host"
-	route, err := w.routeTo(p.dst.Addr())
-	if err != nil {
-		w.tell("route", "", "%v", err)
-		return w.end(Dropped, "the host's stack drops it: %v", err)
-	}
-	if route.Type == unix.RTN_LOCAL || route.LinkIndex == loopback {
-		w.tell("route", "", "%s is an address of the host", p.dst.Addr())
-		p.build(make([]byte, 6), make([]byte, 6))
-		return w.toLoopback(p)
-	}
-	out := w.outOf(route, p.dst.Addr())
-	w.tellNextHop(route, p.dst.Addr())
-	p.build(w.mac(out), w.neighborMAC(p.dst.Addr()))
-	return w.output(p, out, 0, 0)
 }

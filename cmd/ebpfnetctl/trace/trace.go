@@ -1,10 +1,8 @@
-// Package trace tells what would become of a packet. It runs copies of the loaded programs on one that it makes
-// (BPF_PROG_TEST_RUN), hook by hook, and asks the kernel for the route in between. Nothing is sent, and nothing is
-// written: the copies share only the maps that programs read, and the entries of connections are copied.
+// Package trace shows what would become of a packet. It runs copies of the loaded programs on a packet that it makes
+// (BPF_PROG_TEST_RUN), hook by hook, and asks the kernel for the route and the neighbor in between. Nothing is sent, and
+// nothing is written: the copies share only the maps that programs read, and the entries of connections are copied.
 //
-// What a program does is the truth. This package only looks up the entries that explain it.
-//
-// It may import bpf, cmd/ebpfnetctl/firewall, loader, loader/rtnl, maps, plugin/link and plugin/operator.
+// It may import bpf, cmd/ebpfnetctl/firewall, loader, loader/rtnl, maps, plugin/link and plugin/admin.
 package trace
 
 import (
@@ -14,12 +12,12 @@ import (
 	"slices"
 
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
 
-// End is where a packet comes from, or is for: a container, an address, or the host itself.
+// End is the source of a packet, or its destination: a container, an address, or the host itself.
 type End struct {
-	Container []*operator.Attachment // those of a container
+	Container []*admin.Attachment // those of a container
 	Address   netip.Addr
 	Host      bool
 	Outside   bool // any address of the outside
@@ -32,81 +30,77 @@ type Options struct {
 	ToPort   uint16
 	Protocol string // tcp, udp or icmp
 	IPv6     bool   // where both ends have both families
-	Reply    bool   // tell the way of the reply, too
+	Reply    bool   // trace the reply, too
 }
 
 // Trace is what would become of a packet, and of its reply.
 type Trace struct {
-	Seen     *Seen  `json:"seen,omitempty"` // the real packet that it is about, see Live
 	Protocol string `json:"protocol"`
-	Request  *Way   `json:"request"`
-	Reply    *Way   `json:"reply,omitempty"`
+	Request  *Path  `json:"request"`
+	Reply    *Path  `json:"reply,omitempty"`
 }
 
-// Fate is what becomes of a packet in the end.
-type Fate string
+// Verdict is what becomes of a packet in the end.
+type Verdict string
 
-// The fates.
+// The verdicts.
 const (
-	Delivered Fate = "delivered" // to a container, or to the host itself
-	Sent      Fate = "sent"      // by a device of the host
-	Dropped   Fate = "dropped"
+	Delivered Verdict = "delivered" // to a container, or to the host itself
+	Sent      Verdict = "sent"      // by a device of the host
+	Dropped   Verdict = "dropped"
 )
 
-// Way is the way of one packet.
-type Way struct {
-	Source      string `json:"source"`
-	Destination string `json:"destination"`
-	Steps       []Step `json:"steps"`
-	Fate        Fate   `json:"fate"`
-	Verdict     string `json:"verdict"` // who drops it and why, or who gets it, and as what
+// Path is the path of one packet.
+type Path struct {
+	Source      string  `json:"source"`
+	Destination string  `json:"destination"`
+	Steps       []Step  `json:"steps"`
+	Verdict     Verdict `json:"verdict"`
+	Detail      string  `json:"detail"` // who drops the packet and why, or who receives it
 	// As the receiver gets it.
 	FinalSource      string `json:"finalSource,omitempty"`
 	FinalDestination string `json:"finalDestination,omitempty"`
 }
 
-// Step is something that decides about a packet, and how.
+// Step is one result of a hook.
 type Step struct {
-	Hook  string `json:"hook"`  // a program, or "stack"
-	On    string `json:"on"`    // the device
-	Step  string `json:"step"`  // such as "policy"
-	What  string `json:"what"`  // how it decides
-	Entry string `json:"entry"` // the entry that makes it so, or ""
+	Hook string `json:"hook"` // a program, or "stack"
+	On   string `json:"on"`   // the device
+	Step string `json:"step"` // such as "translation"
+	What string `json:"what"`
 }
 
-// IsDropped returns whether the packet or its reply would be dropped.
+// IsDropped reports whether the packet or its reply would be dropped.
 func (t *Trace) IsDropped() bool {
-	return t.Request.Fate == Dropped || t.Reply != nil && t.Reply.Fate == Dropped
+	return t.Request.Verdict == Dropped || t.Reply != nil && t.Reply.Verdict == Dropped
 }
 
 // Run traces a packet. attachments are all of the host's.
-func Run(ctx context.Context, attachments []*operator.Attachment, o Options) (*Trace, error) {
-	src, dst, err := addressesOf(o)
-	if err != nil {
-		return nil, err
-	}
-	w, err := newWalk(ctx, attachments)
+func Run(ctx context.Context, attachments []*admin.Attachment, o Options) (*Trace, error) {
+	w, err := newWalker(ctx, attachments)
 	if err != nil {
 		return nil, err
 	}
 	defer w.close()
 
-	p := packet{protocol: protocolOf(o.Protocol, src.Is6()), ttl: firstTTL}
-	p.src, p.dst = netip.AddrPortFrom(src, o.FromPort), netip.AddrPortFrom(dst, o.ToPort)
+	src, dst, err := w.addressesOf(o)
+	if err != nil {
+		return nil, err
+	}
+	p := packet{protocol: protocolOf(o.Protocol, src.Is6()), src: netip.AddrPortFrom(src, o.FromPort), dst: netip.AddrPortFrom(dst, o.ToPort)}
 	if err := w.fill(&p); err != nil {
 		return nil, err
 	}
 	t := &Trace{Protocol: o.Protocol}
-	if t.Request, err = w.walk(&p, o.From); err != nil || !o.Reply || t.Request.Fate == Dropped {
+	if t.Request, err = w.walk(p, o.From); err != nil || !o.Reply || t.Request.Verdict == Dropped {
 		return t, err
 	}
-	reply := w.last.reply()
-	t.Reply, err = w.walk(&reply, w.receiver)
+	t.Reply, err = w.walk(w.last.reply(), w.receiver)
 	return t, err
 }
 
 // addressesOf chooses an address of each end, of one family.
-func addressesOf(o Options) (src, dst netip.Addr, err error) {
+func (w *walker) addressesOf(o Options) (src, dst netip.Addr, err error) {
 	for _, is6 := range []bool{o.IPv6, !o.IPv6} {
 		if src, dst = o.From.address(is6), o.To.address(is6); src.IsValid() && dst.IsValid() {
 			break
@@ -116,7 +110,7 @@ func addressesOf(o Options) (src, dst netip.Addr, err error) {
 		return src, dst, errors.New("FROM and TO have no family in common: expected two addresses of IPv4, or two of IPv6")
 	}
 	if o.From.Host {
-		src, err = hostSource(dst)
+		src, err = w.hostSource(dst)
 	}
 	return src, dst, err
 }
@@ -161,72 +155,54 @@ func protocolOf(name string, is6 bool) maps.Protocol {
 	}
 }
 
-// fill copies the entries of the packet's connection, and chooses its port if nothing else has.
+// firstPort is where the search for a port of the packet begins: clients use such ports.
+const firstPort = 40000
+
+// fill copies the entries of the packet's connection, and chooses its port if the caller has not.
 func (w *walker) fill(p *packet) error {
 	addresses := []netip.Addr{p.src.Addr(), p.dst.Addr()}
-	for _, port := range w.ports {
+	ports, err := maps.HostPorts(&w.copy.Datapath)
+	if err != nil {
+		return err
+	}
+	for _, port := range ports {
 		if port.HostPort == p.dst.Port() && port.Protocol == p.protocol {
 			addresses = append(addresses, port.ContainerAddr)
 		}
 	}
-	clear(w.copied)
 	if err := maps.FillCopy(w.copy, addresses...); err != nil {
 		return err
 	}
-	flows, err := w.flows()
-	if err != nil {
+	flows, errFlows := maps.Flows(&w.copy.Datapath)
+	backup, errBackup := maps.FlowsBackup(&w.copy.Datapath)
+	offloads, errOffloads := maps.OffloadEntries(&w.copy.Datapath)
+	if err := errors.Join(errFlows, errBackup, errOffloads); err != nil {
 		return err
 	}
-	isUsed := func(port netip.AddrPort) bool {
-		for _, f := range flows {
-			if f.Protocol == p.protocol && (f.Remote == port || f.Local == port || f.NAT == port) {
-				return true
-			}
+	used := map[netip.AddrPort]bool{} // by connections of the protocol
+	for _, f := range append(flows, backup...) {
+		w.addFlow(f)
+		if f.Protocol != p.protocol {
+			continue
 		}
-		return false
-	}
-	isPacketOf := func(f maps.Flow) bool {
 		sides := []netip.AddrPort{f.Remote, f.Local, f.NAT}
-		return f.Protocol == p.protocol && slices.Contains(sides, p.src) && slices.Contains(sides, p.dst)
-	}
-	p.tcpFlags = tcpSYN
-	if p.src.Port() != 0 && w.isKnown(p, slices.ContainsFunc(flows, isPacketOf)) {
-		p.tcpFlags = tcpACK
-	}
-	for port := uint16(firstPort); p.src.Port() == 0; port++ {
-		if candidate := netip.AddrPortFrom(p.src.Addr(), port); !isUsed(candidate) {
-			p.src = candidate
+		p.isKnown = p.isKnown || slices.Contains(sides, p.src) && slices.Contains(sides, p.dst)
+		for _, side := range sides {
+			used[side] = true
 		}
 	}
-	if p.protocol != maps.TCP && p.protocol != maps.UDP {
+	for _, o := range offloads {
+		p.isKnown = p.isKnown || o.Protocol == p.protocol && slices.Contains(o.Sides[:], p.src) && slices.Contains(o.Sides[:], p.dst)
+	}
+	if p.src.Port() == 0 {
+		port := uint16(firstPort)
+		for used[netip.AddrPortFrom(p.src.Addr(), port)] {
+			port++
+		}
+		p.src = netip.AddrPortFrom(p.src.Addr(), port)
+	}
+	if p.isEcho() {
 		p.dst = netip.AddrPortFrom(p.dst.Addr(), 0)
 	}
 	return nil
-}
-
-// flows lists the flows that the copy has, also where flows has lost them.
-func (w *walker) flows() ([]maps.Flow, error) {
-	flows, err := maps.Flows(&w.copy.Datapath)
-	backup, errBackup := maps.FlowsBackup(&w.copy.Datapath)
-	return append(flows, backup...), errors.Join(err, errBackup)
-}
-
-// firstPort is where the search for a port of the packet begins: those of clients are there.
-const firstPort = 40000
-
-// isKnown returns whether the packet belongs to a connection that has a flow, or is offloaded.
-func (w *walker) isKnown(p *packet, hasFlow bool) bool {
-	offloads, _ := maps.OffloadEntries(&w.copy.Datapath) // what can be read
-	for _, o := range offloads {
-		if o.Protocol == p.protocol && (o.Sides == [2]netip.AddrPort{p.src, p.dst} || o.Sides == [2]netip.AddrPort{p.dst, p.src}) {
-			return true
-		}
-	}
-	return hasFlow
-}
-
-func (w *walker) walk(p *packet, from End) (*Way, error) {
-	w.way = &Way{Source: maps.AddrPortText(p.src), Destination: maps.AddrPortText(p.dst)}
-	w.last = *p
-	return w.way, w.start(*p, from)
 }

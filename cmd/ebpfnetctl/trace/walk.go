@@ -14,8 +14,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
-	"github.com/ebpfnet/ebpfnet/plugin/operator"
 )
 
 // walker walks with a packet from hook to hook.
@@ -26,26 +26,25 @@ type walker struct {
 	links     map[int]netlink.Link
 	endpoints map[netip.Addr]maps.Endpoint
 	devices   map[int]maps.Device
-	uplinks   map[int]maps.Uplink
-	ports     []maps.HostPort
+	uplinks   map[int]bool
 	routes    map[maps.PrefixSet][]maps.Route
-	owners    map[string]*operator.Attachment
+	owners    map[string]*admin.Attachment
 	nodes     []maps.Node
 	tunnel    maps.Tunnel
-	rules     *firewall.Rules // once they are needed
-	copied    map[string]bool // the tuples whose decisions and notes the copy has
+	rules     *firewall.Rules    // once they are needed
+	flows     map[maps.Flow]bool // those that the copy had before the hook, without their states
 
-	way      *Way
-	hook, on string // of the steps that are told
+	path     *Path
+	hook, on string // of the next steps
 	last     packet // as its receiver gets it
 	receiver End
-	outside  int // the uplink by which the receiver is reached
+	outside  int // the device by which the receiver is reached
 }
 
-func newWalk(ctx context.Context, attachments []*operator.Attachment) (w *walker, err error) {
+func newWalker(ctx context.Context, attachments []*admin.Attachment) (w *walker, err error) {
 	w = &walker{
 		ctx: ctx, links: map[int]netlink.Link{}, endpoints: map[netip.Addr]maps.Endpoint{}, devices: map[int]maps.Device{},
-		uplinks: map[int]maps.Uplink{}, owners: map[string]*operator.Attachment{}, copied: map[string]bool{},
+		uplinks: map[int]bool{}, owners: map[string]*admin.Attachment{}, flows: map[maps.Flow]bool{},
 	}
 	if w.copy, err = loader.OpenCopy(); err != nil {
 		return nil, err
@@ -63,22 +62,17 @@ func newWalk(ctx context.Context, attachments []*operator.Attachment) (w *walker
 	return w, nil
 }
 
-// read reads what explains the programs' decisions.
+// read reads the host's devices, and the maps that say what is behind them.
 func (w *walker) read() error {
+	datapath := &w.copy.Datapath
 	links, errLinks := link.List(w.host)
-	endpoints, errEndpoints := maps.Endpoints(&w.copy.Datapath)
-	devices, errDevices := maps.Devices(&w.copy.Datapath)
-	uplinks, errUplinks := maps.Uplinks(&w.copy.Datapath)
-	var errPorts, errRoutes error
-	w.ports, errPorts = maps.HostPorts(&w.copy.Datapath)
-	w.routes, errRoutes = maps.GatewayRoutes(&w.copy.Datapath)
-	var errNodes, errTunnel error
-	w.nodes, errNodes = maps.Nodes(&w.copy.Datapath)
-	w.tunnel, errTunnel = maps.GetTunnel(&w.copy.Datapath)
-	clear(w.links)
-	clear(w.endpoints)
-	clear(w.devices)
-	clear(w.uplinks)
+	endpoints, errEndpoints := maps.Endpoints(datapath)
+	devices, errDevices := maps.Devices(datapath)
+	uplinks, errUplinks := maps.Uplinks(datapath)
+	var errRoutes, errNodes, errTunnel error
+	w.routes, errRoutes = maps.GatewayRoutes(datapath)
+	w.nodes, errNodes = maps.Nodes(datapath)
+	w.tunnel, errTunnel = maps.GetTunnel(datapath)
 	for _, l := range links {
 		w.links[l.Attrs().Index] = l
 	}
@@ -89,11 +83,9 @@ func (w *walker) read() error {
 		w.devices[d.IfIndex] = d
 	}
 	for _, u := range uplinks {
-		if !u.ContainerBridge {
-			w.uplinks[u.IfIndex] = u
-		}
+		w.uplinks[u.IfIndex] = !u.ContainerBridge
 	}
-	return errors.Join(errLinks, errEndpoints, errDevices, errUplinks, errPorts, errRoutes, errNodes, errTunnel)
+	return errors.Join(errLinks, errEndpoints, errDevices, errUplinks, errRoutes, errNodes, errTunnel)
 }
 
 func (w *walker) close() {
@@ -103,25 +95,47 @@ func (w *walker) close() {
 	}
 }
 
-// tell adds a step.
-func (w *walker) tell(step, entry, format string, args ...any) {
-	w.way.Steps = append(w.way.Steps, Step{Hook: w.hook, On: w.on, Step: step, What: fmt.Sprintf(format, args...), Entry: entry})
-}
-
-// end ends the way.
-func (w *walker) end(fate Fate, format string, args ...any) error {
-	w.way.Fate, w.way.Verdict = fate, fmt.Sprintf(format, args...)
-	return nil
-}
-
-// arrives notes the packet as its receiver gets it.
-func (w *walker) arrives(p packet, receiver End) {
-	w.last, w.receiver = p, receiver
-	w.way.FinalSource, w.way.FinalDestination = maps.AddrPortText(p.src), maps.AddrPortText(p.dst)
+// addFlow adds a flow to those that are known, and reports whether it is new.
+func (w *walker) addFlow(f maps.Flow) (isNew bool) {
+	f.State = 0
+	isNew = !w.flows[f]
+	w.flows[f] = true
+	return isNew
 }
 
 // at begins the steps of a hook, or of the stack.
 func (w *walker) at(hook string, device int) { w.hook, w.on = hook, w.linkName(device) }
+
+func (w *walker) step(step, format string, args ...any) {
+	w.path.Steps = append(w.path.Steps, Step{Hook: w.hook, On: w.on, Step: step, What: fmt.Sprintf(format, args...)})
+}
+
+func (w *walker) drop(format string, args ...any) error {
+	w.path.Verdict, w.path.Detail = Dropped, fmt.Sprintf(format, args...)
+	return nil
+}
+
+// arrive ends the path of a packet at its receiver, or where it leaves the host.
+func (w *walker) arrive(p packet, receiver End, verdict Verdict, where string) error {
+	w.last, w.receiver = p, receiver
+	w.path.FinalSource, w.path.FinalDestination = maps.AddrPortText(p.src), maps.AddrPortText(p.dst)
+	w.path.Verdict, w.path.Detail = verdict, fmt.Sprintf("%s, as %s", where, p)
+	return nil
+}
+
+func (w *walker) deliver(p packet, to maps.Endpoint) error {
+	return w.arrive(p, End{Address: to.Addr}, Delivered, "to "+w.ownerName(to.Owner))
+}
+
+func (w *walker) deliverToHost(p packet) error {
+	return w.arrive(p, End{Host: true}, Delivered, "to the host itself")
+}
+
+// send ends the path at a device by which the packet leaves the host.
+func (w *walker) send(p packet, device int) error {
+	w.outside = device
+	return w.arrive(p, End{Address: p.dst.Addr()}, Sent, "by "+w.linkName(device))
+}
 
 func (w *walker) linkName(index int) string {
 	if l := w.links[index]; l != nil {
@@ -130,6 +144,7 @@ func (w *walker) linkName(index int) string {
 	return fmt.Sprintf("device %d", index)
 }
 
+// mac returns the address of a device, or zeros.
 func (w *walker) mac(index int) net.HardwareAddr {
 	if l := w.links[index]; l != nil && len(l.Attrs().HardwareAddr) == 6 {
 		return l.Attrs().HardwareAddr
@@ -137,7 +152,7 @@ func (w *walker) mac(index int) net.HardwareAddr {
 	return make(net.HardwareAddr, 6)
 }
 
-// above returns the bridge of a device that is a port of one, else the device: what the stack receives by.
+// above returns the bridge of a device that is a port of one, else the device: the stack receives by it.
 func (w *walker) above(index int) int {
 	if l := w.links[index]; l != nil && link.IsPort(l) {
 		return l.Attrs().MasterIndex
@@ -147,46 +162,65 @@ func (w *walker) above(index int) int {
 
 // ownerName names the container of an entry.
 func (w *walker) ownerName(owner loader.Owner) string {
-	if a := w.owners[owner.String()]; a != nil && a.ContainerID != "" {
+	a := w.owners[owner.String()]
+	if a != nil && a.Name != "" {
+		return a.Name
+	}
+	if a != nil && a.ContainerID != "" {
 		return a.Network + "/" + a.ContainerID + "/" + a.IfName
 	}
 	return "owner " + owner.String()
 }
 
-// who names who has an address.
-func (w *walker) who(addr netip.Addr) string {
-	if e, ok := w.endpoints[addr]; ok {
-		return w.ownerName(e.Owner)
+// nodeOf returns the address of the node whose containers have an address, if any.
+func (w *walker) nodeOf(addr netip.Addr) (remote netip.Addr) {
+	longest := -1
+	for _, n := range w.nodes {
+		if n.Prefix.Contains(addr) && n.Prefix.Bits() > longest {
+			longest, remote = n.Prefix.Bits(), n.Remote
+		}
 	}
-	return addr.String()
+	return remote
 }
 
-// start sends the packet from where it comes from.
-func (w *walker) start(p packet, from End) error {
+// gatewayOf returns the gateway of the most specific route to an address that a device's container has of its own.
+func (w *walker) gatewayOf(d maps.Device, to netip.Addr) (gateway netip.Addr) {
+	longest := -1
+	for _, route := range w.routes[d.Routes] {
+		if d.Routes != 0 && route.To.Contains(to) && route.To.Bits() > longest {
+			longest, gateway = route.To.Bits(), route.Gateway
+		}
+	}
+	return gateway
+}
+
+// walk walks with a packet from where it begins.
+func (w *walker) walk(p packet, from End) (*Path, error) {
+	w.path = &Path{Source: maps.AddrPortText(p.src), Destination: maps.AddrPortText(p.dst), Steps: []Step{}}
 	endpoint, isEndpoint := w.endpoints[p.src.Addr()]
 	switch {
 	case from.Host:
-		return w.hostSends(p)
+		return w.path, w.fromHost(p)
 	case isEndpoint:
 		p.build(endpoint.MAC, w.mac(w.above(endpoint.IfIndex)))
-		return w.fromContainer(p, endpoint.IfIndex)
+		return w.path, w.fromContainer(p, endpoint.IfIndex)
 	case from.Container != nil:
-		return fmt.Errorf("no program would see the packet: %s is in no map, so the container is gone", p.src.Addr())
+		return nil, fmt.Errorf("no program would see the packet: %s is in no map, so the container is gone", p.src.Addr())
 	}
-	uplink := w.outside
-	if uplink == 0 {
+	device := w.outside
+	if device == 0 {
 		route, err := w.routeTo(p.src.Addr())
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if route.Type == unix.RTN_LOCAL {
-			return w.hostSends(p)
+			return w.path, w.fromHost(p)
 		}
-		uplink = route.LinkIndex
+		device = route.LinkIndex
 	}
-	p.build(make(net.HardwareAddr, 6), w.mac(uplink))
-	if _, isUplink := w.uplinks[uplink]; !isUplink { // a bridge of another tool, say
-		return w.byStack(p, uplink, 0)
+	p.build(make(net.HardwareAddr, 6), w.mac(device))
+	if !w.uplinks[device] { // another tool's bridge, for example
+		return w.path, w.toStack(p, device, 0)
 	}
-	return w.fromUplink(p, uplink, 0)
+	return w.path, w.fromUplink(p, device, 0)
 }

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -20,7 +19,6 @@ type report struct {
 
 	// Facts about the kernel that the tests of package prog log.
 	release, attach, source string
-	instructions            int // of the largest program
 }
 
 // lastLines is the number of lines to show of a run that did not end well.
@@ -31,7 +29,6 @@ var (
 	resultLine  = regexp.MustCompile(`^ *--- (PASS|FAIL|SKIP): (\S+) \(`)
 	featureLine = regexp.MustCompile(`: feature (.+?): (since kernel [0-9.]+|not in this kernel's configuration)`)
 	kernelLine  = regexp.MustCompile(`: kernel (\S+): attaches by (.+), finds source addresses by (.+)$`)
-	programLine = regexp.MustCompile(`: program \S+ +([0-9]+) instructions verified`)
 )
 
 func parseReport(text string) *report {
@@ -61,10 +58,6 @@ func (r *report) parseLog(line string) {
 	}
 	if match := kernelLine.FindStringSubmatch(line); match != nil {
 		r.release, r.attach, r.source = match[1], match[2], match[3]
-	}
-	if match := programLine.FindStringSubmatch(line); match != nil {
-		instructions, _ := strconv.Atoi(match[1]) // digits only
-		r.instructions = max(r.instructions, instructions)
 	}
 }
 

@@ -26,21 +26,21 @@ var suites = []suite{
 	{
 		name: "prog", title: "packet tables",
 		tests: ".",
-		quick: "^Test(Load|Spec|Layout|Offsets|MasqSource.*|ToUplinkMasquerades|ToUplinkReplies|From.*|ToLoopback|HostPort.*|MasqueradeRoundTrip|Fragments|ICMPErrorsFromHairpinServer|FlowsBackup|FlowState|ToContainer.*)$",
+		quick: "^Test(Load|Spec|Layout|Offsets|MasqSource.*|ToUplinkMasquerades|ToUplinkReplies|From.*|ToLoopback|HostPort.*|Fragments|ICMPErrorsFromHairpinServer|FlowsBackup|FlowState|ToContainer.*)$",
 	},
 	{
 		name: "scenario", title: "scenarios",
 		tests: ".",
-		quick: "^Test(Clsact|ForeignTCXPrograms|Pod.*|ClaimedPortsBecomeHostPorts|BlindResetsOfQuietConnections|ErrorsAboutOthers|BridgeNetfilterOnUplink|HostPort|HostPortFromHost|HostIP|LargeDatagrams|PortUnreachable|UplinkKinds|Downloads)$",
+		quick: "^Test(Clsact|ForeignTCXPrograms|Pod.*|ErrorsAboutOthers|BridgeNetfilterOnUplink|HostPort|HostPortFromHost|HostIP|LargeDatagrams|PortUnreachable|UplinkKinds|Downloads)$",
 	},
 	{
 		// Every verb through libcni and as a bare call, and ebpfnetctl.
 		name: "conformance", title: "CNI contract",
-		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|UplinkReattached|CtlArguments|CtlStatus|CtlRepair|CtlUnload)$",
+		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|UplinkReattached|CtlStatus|CtlRepair|CtlUnload)$",
 		quick: "^Test(Check|CheckPrograms|Del|GC|StatusReady|CtlStatus|CtlUnload)$",
 	},
 	{
-		// Tunnels, direct routes, upgrade, what is deleted and mended; the manifest's container.
+		// Tunnels, direct routes, upgrade, repair of what was deleted; the manifest's container.
 		name: "cluster", title: "node agent",
 		tests: "^Test(Cluster|NodeChanges|Hosts|Host[A-Z].*|Auto|UnderlayIPv6|Container|LockedMemory|RightsOfAgent)$",
 		quick: "^Test(Host[A-Z].*|LockedMemory|Container)$",

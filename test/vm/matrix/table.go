@@ -25,21 +25,18 @@ type row struct {
 func newRow(reports []*report) row {
 	var r row
 	var attach, source string
-	instructions := 0
 	features := make(map[string]bool)
 	counts := make([]string, len(reports))
 	for i, report := range reports {
 		if report.release != "" {
 			r.release, attach, source = report.release, report.attach, report.source
 		}
-		instructions = max(instructions, report.instructions)
 		for feature := range report.features {
 			features[feature] = true
 		}
 		counts[i] = report.String()
 	}
-	cells := append([]string{attach, source}, counts...)
-	r.cells = strings.Join(append(cells, thousands(instructions)), " | ")
+	r.cells = strings.Join(append([]string{attach, source}, counts...), " | ")
 	r.skipped = strings.Join(slices.Sorted(maps.Keys(features)), ", ")
 	return r
 }
@@ -76,7 +73,6 @@ func formatTable(all []string, rows []row) string {
 	for _, s := range suites {
 		titles = append(titles, s.title)
 	}
-	titles = append(titles, "largest program, verified instructions")
 	table := "| " + strings.Join(titles, " | ") + " |\n" + strings.Repeat("|---", len(titles)) + "|\n"
 	below := ""
 	for _, series := range all {
@@ -111,12 +107,4 @@ func parseTable(text string) []row {
 		}
 	}
 	return rows
-}
-
-// thousands formats 126078 as 126,078.
-func thousands(n int) string {
-	if n < 1000 {
-		return fmt.Sprint(n)
-	}
-	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
 }

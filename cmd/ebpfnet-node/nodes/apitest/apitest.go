@@ -7,7 +7,10 @@ package apitest
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"net/http"
+	"net/url"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -55,11 +58,11 @@ func New() *Server {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	initial := query.Get("sendInitialEvents") == "true"
-	switch down, streams := s.note(r); {
+	switch down, streams := s.record(r); {
 	case down:
 		s.refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
 	case query.Get("watch") == "":
-		s.list(w)
+		s.list(w, query)
 	case initial && !streams:
 		s.refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 	default:
@@ -67,7 +70,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *Server) note(r *http.Request) (down, streams bool) {
+func (s *Server) record(r *http.Request) (down, streams bool) {
 	const accepted, ofWatch = runtime.ContentTypeProtobuf, ";stream=watch"
 
 	s.mu.Lock()
@@ -96,11 +99,23 @@ func (s *Server) refuse(w http.ResponseWriter, code int, reason metav1.StatusRea
 	_, _ = w.Write(s.encode(&metav1.Status{Status: metav1.StatusFailure, Reason: reason, Code: int32(code)}, "Status"))
 }
 
-func (s *Server) list(w http.ResponseWriter) {
+// list answers with a page. A list of any version comes from the cache, which has no pages.
+func (s *Server) list(w http.ResponseWriter, query url.Values) {
 	s.mu.Lock()
 	list := &corev1.NodeList{ListMeta: metav1.ListMeta{ResourceVersion: fmt.Sprint(s.version)}}
-	for _, node := range s.nodes {
-		list.Items = append(list.Items, *node)
+	limit, err := strconv.Atoi(query.Get("limit"))
+	if err != nil || query.Get("resourceVersion") == "0" {
+		limit = len(s.nodes)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.nodes)) {
+		if name <= query.Get("continue") {
+			continue
+		}
+		if len(list.Items) == limit {
+			list.Continue = list.Items[limit-1].Name
+			break
+		}
+		list.Items = append(list.Items, *s.nodes[name])
 	}
 	encoded := s.encode(list, "NodeList")
 	s.mu.Unlock()
@@ -137,7 +152,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, initial bool) {
 	}
 }
 
-// begin returns a watch, and what it is told first: all nodes, or what has changed since a version.
+// begin returns a watch, and its first events: all nodes, or what has changed since a version.
 func (s *Server) begin(version string, initial bool) (*watch, []metav1.WatchEvent) {
 	const room = 20_000 // events that a slow client may not have read yet
 
@@ -185,8 +200,8 @@ func (s *Server) event(kind string, node *corev1.Node) metav1.WatchEvent {
 	return metav1.WatchEvent{Type: kind, Object: runtime.RawExtension{Raw: s.encode(node.DeepCopy(), "Node")}}
 }
 
-// tell needs the lock.
-func (s *Server) tell(kind string, node *corev1.Node) {
+// send sends an event to the watches. It needs the lock.
+func (s *Server) send(kind string, node *corev1.Node) {
 	event := s.event(kind, node)
 	s.history = append(s.history, change{s.version, event})
 	for watch := range s.watches {
@@ -194,7 +209,7 @@ func (s *Server) tell(kind string, node *corev1.Node) {
 	}
 }
 
-// Put adds or changes nodes, and tells the watches.
+// Put adds or changes nodes, and sends the changes to the watches.
 func (s *Server) Put(nodes ...*corev1.Node) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,25 +221,25 @@ func (s *Server) Put(nodes ...*corev1.Node) {
 			kind = "MODIFIED"
 		}
 		s.nodes[node.Name] = node
-		s.tell(kind, node)
+		s.send(kind, node)
 	}
 }
 
-// Remove removes a node, and tells the watches.
+// Remove removes a node, and sends the changes to the watches.
 func (s *Server) Remove(name string) { s.remove(name, true) }
 
 // RemoveSilently removes a node as if the watches had missed it.
 func (s *Server) RemoveSilently(name string) { s.remove(name, false) }
 
-func (s *Server) remove(name string, tell bool) {
+func (s *Server) remove(name string, isSent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.version++
 	node := s.nodes[name]
 	node.ResourceVersion = fmt.Sprint(s.version)
 	delete(s.nodes, name)
-	if tell {
-		s.tell("DELETED", node)
+	if isSent {
+		s.send("DELETED", node)
 	}
 }
 
@@ -235,7 +250,7 @@ func (s *Server) Watches() int {
 	return len(s.watches)
 }
 
-// Expire ends all watches, as a server does that has compacted what it would have to tell.
+// Expire ends all watches, as a server does that has compacted the changes that they need.
 func (s *Server) Expire() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

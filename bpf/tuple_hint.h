@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Hints about the packets of a tuple, for the hooks of other CPUs, which cannot read
+ * the forwarding cache of this one:
+ *
+ *  - TCP from a container to a remote: the number that it last acknowledged;
+ *  - TCP from a remote: the sequence number after its last packet;
+ *  - UDP: the stack has delivered a packet.
+ *
+ * A hint is one word, so it is read and written as a whole. Tuples share places, and
+ * overwrite each other's hints.
+ */
+#pragma once
+
+#include "maps.h"
+#include "tag.h"
+#include "time.h"
+
+#define HINT_UNTAKEN	(1ULL << 32) /* the lowest bit of each id */
+#define CT_UDP_INTERVAL TICKS(5)     /* conntrack forgets UDP after 30 s at the earliest */
+
+/* NULL only for the verifier. */
+static __always_inline volatile __u64 *tuple_hint_lookup(__u32 id)
+{
+	__u32 place = (id >> 1) % TUPLE_HINTS;
+
+	return bpf_map_lookup_elem(&tuple_notes, &place);
+}
+
+static __always_inline void tuple_hint_write(__u32 id, __u32 value)
+{
+	volatile __u64 *word = tuple_hint_lookup(id);
+	__u64 hint = (__u64)id << 32 | value;
+
+	if (word && *word != hint)
+		*word = hint;
+}
+
+/* Writes the hint, unless the former one was taken. Reports whether it did. */
+static __always_inline bool tuple_hint_renew(__u32 id, __u32 value)
+{
+	volatile __u64 *word = tuple_hint_lookup(id);
+
+	if (!word || !(*word & HINT_UNTAKEN))
+		return false;
+	tuple_hint_write(id, value);
+	return true;
+}
+
+/* Returns the number in the hint, or other if there is none. */
+static __always_inline __u32 tuple_hint_read(__u32 id, __u32 other)
+{
+	volatile __u64 *word = tuple_hint_lookup(id);
+	__u64 hint;
+
+	if (!word)
+		return other;
+	hint = *word | HINT_UNTAKEN;
+	return hint >> 32 == id ? hint : other;
+}
+
+/*
+ * Returns the number in the hint, or other if there is none. Marks the hint as taken: until the
+ * next write, tuple_hint_renew fails.
+ */
+static __always_inline __u32 tuple_hint_take(__u32 id, __u32 other)
+{
+	volatile __u64 *word = tuple_hint_lookup(id);
+	__u64 hint;
+
+	if (!word)
+		return other;
+	hint = *word;
+	if ((hint | HINT_UNTAKEN) >> 32 != id)
+		return other;
+	*word = hint & ~HINT_UNTAKEN;
+	return hint;
+}
+
+/* Removes the hint of p, which opens a connection. */
+static __always_inline void tuple_hint_clear(const struct packet *p)
+{
+	__u32 id = tuple_id(packet_tuple(p));
+	volatile __u64 *word = tuple_hint_lookup(id);
+
+	if (word && *word >> 32 == id)
+		*word = 0;
+}
+
+/*
+ * Records that the stack has delivered p, if it is UDP. hop is a hash of the next hop; 0: a
+ * container. The hint has it and 16 bits of the time.
+ */
+static __always_inline void tuple_hint_delivery(const struct packet *p, __u16 hop)
+{
+	if (p->protocol == IPPROTO_UDP)
+		tuple_hint_write(tuple_id(packet_tuple(p)), now_ticks() << 16 | hop);
+}
+
+/*
+ * Reports whether the stack has recently delivered a UDP packet of the other side; *hop is its
+ * next hop.
+ */
+static __always_inline bool tuple_reply_is_delivered(const struct packet *p, __u16 *hop)
+{
+	__u32 id = id_of(hash_tuple(&p->dst, p->dport, &p->src, p->sport, p->protocol, p->ipv6));
+	volatile __u64 *word = tuple_hint_lookup(id);
+	__u64 hint = word ? *word : 0;
+
+	*hop = hint;
+	return hint >> 32 == id && (__u16)(now_ticks() - ((__u32)hint >> 16)) <= CT_UDP_INTERVAL;
+}

@@ -1,0 +1,214 @@
+// Package admin has the operations of an operator: it lists attachments, changes settings of running
+// containers, repairs what other tools have damaged, and unloads the datapath. ebpfnetctl prints its
+// results.
+//
+// It may import everything below plugin but plugin/cni.
+package admin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/names"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
+)
+
+// Host works on the datapath of one host network namespace.
+type Host struct {
+	datapath *loader.Datapath
+	host     *netlink.Handle
+	records  record.Dir
+	ends     map[loader.Owner]hostEnd
+}
+
+// hostEnd is the host's end of an attachment's pair of devices.
+type hostEnd struct {
+	index     int
+	name      string
+	title     string // names the attachment in messages
+	isChained bool
+}
+
+// Open opens the datapath of the calling thread's network namespace with one of package loader's
+// functions, whose errors it passes on. dataDir is the directory of the records, "" for the default.
+// The caller must call Close.
+func Open(open func() (*loader.Datapath, error), dataDir string) (*Host, error) {
+	o, err := openHost(open)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.findEnds(config.DataDir(dataDir)); err != nil {
+		o.Close()
+		return nil, err
+	}
+	return o, nil
+}
+
+// openHost opens the datapath and netlink. The caller must call Close.
+func openHost(open func() (*loader.Datapath, error)) (*Host, error) {
+	datapath, err := open()
+	if err != nil {
+		return nil, err
+	}
+	host, err := rtnl.Open()
+	if err != nil {
+		datapath.Close()
+		return nil, err
+	}
+	return &Host{datapath: datapath, host: host, ends: map[loader.Owner]hostEnd{}}, nil
+}
+
+// Close closes the datapath and netlink.
+func (o *Host) Close() {
+	o.datapath.Close()
+	o.host.Close()
+}
+
+// devices returns the host's devices by index.
+func (o *Host) devices() (map[int]netlink.Link, error) {
+	list, err := link.List(o.host)
+	byIndex := map[int]netlink.Link{}
+	for _, device := range list {
+		byIndex[device.Attrs().Index] = device
+	}
+	return byIndex, err
+}
+
+// findEnds finds the host's ends of living attachments: ours by their alias, those of chained
+// attachments by their record.
+func (o *Host) findEnds(dataDir string) error {
+	devices, err := link.List(o.host)
+	if err != nil {
+		return err
+	}
+	if o.records, err = record.Open(dataDir); err != nil {
+		return err
+	}
+	recs, err := o.records.List()
+	if err != nil {
+		return err
+	}
+	recorded, chained := map[loader.Owner]string{}, map[int]loader.Owner{}
+	for _, rec := range recs {
+		owner := rec.Attachment.Owner()
+		recorded[owner] = names.Of(rec.Attachment)
+		if rec.Chained != nil {
+			chained[rec.Chained.HostIndex] = owner
+		}
+	}
+	for _, device := range devices {
+		attrs := device.Attrs()
+		label, ok := names.ParseAlias(attrs.Alias)
+		isChained := !ok
+		if isChained {
+			label.Owner, ok = chained[attrs.Index]
+		}
+		if ok {
+			o.ends[label.Owner] = hostEnd{attrs.Index, attrs.Name, cmp.Or(recorded[label.Owner], attrs.Alias), isChained}
+		}
+	}
+	return nil
+}
+
+// Warnings returns the problems of the host that hinder the datapath.
+func Warnings(datapath *loader.Datapath) (warnings []string, err error) {
+	host, err := rtnl.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+
+	o := Host{datapath: datapath, host: host}
+	uplinks, err := o.uplinks()
+	for _, uplink := range uplinks {
+		if warning := link.BridgeNetfilter(uplink); warning != "" {
+			warnings = append(warnings, warning)
+		}
+	}
+	rules, rulesErr := RulesWarning(datapath)
+	if rules != "" {
+		warnings = append(warnings, rules)
+	}
+	return warnings, errors.Join(err, rulesErr)
+}
+
+// RulesWarning returns a warning if fastPath always is in use and policy rules hinder it.
+func RulesWarning(datapath *loader.Datapath) (string, error) {
+	rules, err := maps.ReadRouteRules(datapath)
+	if err != nil || rules == (maps.RouteRules{}) {
+		return "", err
+	}
+	var hindered []string
+	for family, unfollowed := range map[string]bool{"IPv4": rules.IPv4, "IPv6": rules.IPv6} {
+		if unfollowed {
+			hindered = append(hindered, family)
+		}
+	}
+	slices.Sort(hindered)
+	endpoints, err := maps.Endpoints(datapath)
+	isAlways := func(e maps.Endpoint) bool { return e.FastPath == maps.FastPathAlways }
+	if err != nil || !slices.ContainsFunc(endpoints, isAlways) {
+		return "", err
+	}
+	return fmt.Sprintf("policy rules of the host for %s choose by mark, TOS or suppressed routes: fastPath always acts as established "+
+		"towards the outside, until a STATUS or repair without such rules", strings.Join(hindered, " and ")), nil
+}
+
+// Usage counts what depends on the datapath.
+type Usage struct {
+	Containers []string
+	Uplinks    []string
+	HostPorts  int // entries
+	Flows      int // entries
+}
+
+// Usage counts what depends on the datapath of any version. The uplinks of another version are
+// unknown.
+func (o *Host) Usage() (*Usage, error) {
+	u := &Usage{}
+	for _, end := range o.ends {
+		u.Containers = append(u.Containers, end.title)
+	}
+	uplinks, err := o.uplinks()
+	for _, uplink := range uplinks {
+		u.Uplinks = append(u.Uplinks, uplink.Attrs().Name)
+	}
+	var errPorts, errFlows error
+	u.HostPorts, errPorts = maps.Entries(o.datapath.HostPorts)
+	u.Flows, errFlows = maps.Entries(o.datapath.Flows)
+	return u, errors.Join(err, errPorts, errFlows)
+}
+
+// uplinks returns the uplinks whose device exists.
+func (o *Host) uplinks() ([]netlink.Link, error) {
+	all, err := maps.Uplinks(o.datapath)
+	if err != nil {
+		return nil, err
+	}
+	var present []netlink.Link
+	for _, uplink := range all {
+		device, err := link.Device(o.host, uplink.IfIndex)
+		if err != nil {
+			return nil, err
+		}
+		if device != nil && !uplink.ContainerBridge {
+			present = append(present, device)
+		}
+	}
+	return present, nil
+}
+
+// Unload detaches all programs and removes all pins. Devices, addresses and routes of containers
+// remain: containers reach each other and the host, but nothing is translated.
+func (o *Host) Unload(ctx context.Context) error { return o.datapath.Unload(ctx) }

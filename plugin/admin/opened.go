@@ -1,0 +1,41 @@
+package admin
+
+import (
+	"fmt"
+
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/namespace"
+)
+
+// maxOpened bounds the flows that a change of policy writes for one container.
+const maxOpened = 4096
+
+// admitReplies lets connections that a container has opened continue under a stricter policy. For
+// replace see [maps.Store.AdmitReplies]. Connections of a container with a network stack of its own, as
+// in a virtual machine, cannot be seen.
+func (o *Host) admitReplies(store *maps.Store, device maps.Device, replace bool) error {
+	outside, err := o.host.LinkByIndex(device.IfIndex)
+	if err != nil {
+		return fmt.Errorf("find device %d: %w", device.IfIndex, err)
+	}
+	ns, err := link.NamespaceOfPeer(o.host, outside)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+
+	opened, err := namespace.Opened(ns)
+	if err != nil {
+		return err
+	}
+	var connections []maps.Connection
+	for _, c := range opened[:min(len(opened), maxOpened)] {
+		connections = append(connections, maps.Connection{Protocol: maps.Protocol(c.Protocol), Local: c.Local, Remote: c.Remote})
+	}
+	err = store.AdmitReplies(device.Owner, connections, replace)
+	if err == nil && len(opened) > maxOpened {
+		err = fmt.Errorf("it has opened %d, and at most %d are kept", len(opened), maxOpened)
+	}
+	return err
+}

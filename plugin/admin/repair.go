@@ -1,0 +1,144 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/refresh"
+)
+
+// Repair attaches programs that are missing from devices, and reconciles the datapath with changes of
+// the host. It returns a description of each repair. ADDs and DELs may run at the same time.
+func (o *Host) Repair(ctx context.Context) (repaired []string, err error) {
+	detached, err := o.detachedUplinks()
+	if err != nil {
+		return nil, err
+	}
+	before, err := o.datapath.LoopbackAttached()
+	if err != nil {
+		return nil, err
+	}
+	reconciled, err := o.Follow(ctx)
+	if err != nil {
+		return nil, err
+	}
+	repaired = append(detached, reconciled...)
+	if after, err := o.datapath.LoopbackAttached(); err == nil && after && !before {
+		repaired = append(repaired, "program of the loopback device")
+	}
+	attached, err := o.attachEndpoints(ctx)
+	return append(repaired, attached...), err
+}
+
+// detachedUplinks describes the uplinks that lack programs, which Follow attaches.
+func (o *Host) detachedUplinks() (detached []string, err error) {
+	uplinks, err := o.uplinks()
+	if err != nil {
+		return nil, err
+	}
+	for _, uplink := range uplinks {
+		attached, err := o.datapath.UplinkAttached(uplink.Attrs().Index)
+		if err != nil {
+			return nil, err
+		}
+		if !attached {
+			detached = append(detached, "programs of uplink "+uplink.Attrs().Name)
+		}
+	}
+	return detached, nil
+}
+
+// attachEndpoints attaches the programs of containers where they are missing.
+func (o *Host) attachEndpoints(ctx context.Context) (repaired []string, err error) {
+	err = maps.With(ctx, o.datapath, func(store *maps.Store) error {
+		store.NewGeneration() // cached decisions do not outlive a repair
+		for _, end := range o.ends {
+			attached, err := o.datapath.EndpointAttached(end.index)
+			if err != nil {
+				return err
+			}
+			if attached {
+				continue
+			}
+			attach := o.datapath.AttachEndpoint
+			if end.isChained {
+				attach = o.datapath.AttachLiveEndpoint
+			}
+			if err := attach(end.index); err != nil {
+				return err
+			}
+			repaired = append(repaired, fmt.Sprintf("program of %s (%s)", end.name, end.title))
+		}
+		return nil
+	})
+	return repaired, err
+}
+
+// Follow does for all networks of the host what STATUS does for one, and describes the changes. It only
+// reads if nothing has changed.
+func (o *Host) Follow(ctx context.Context) (repaired []string, err error) {
+	off, err := link.ForwardingIsOff(true, true)
+	if err != nil {
+		return nil, err
+	}
+	before, err := o.uplinks()
+	if err != nil {
+		return nil, err
+	}
+	choices, err := o.uplinkPatterns()
+	if err != nil {
+		return nil, err
+	}
+	rules, err := maps.ReadRouteRules(o.datapath)
+	if err != nil {
+		return nil, err
+	}
+	for _, patterns := range choices {
+		if err := refresh.Host(ctx, o.datapath, patterns); err != nil {
+			return nil, err
+		}
+	}
+	after, err := o.uplinks()
+	if err != nil {
+		return nil, err
+	}
+	for _, uplink := range after {
+		isSame := func(u netlink.Link) bool { return u.Attrs().Index == uplink.Attrs().Index }
+		if !slices.ContainsFunc(before, isSame) {
+			repaired = append(repaired, "programs of the new uplink "+uplink.Attrs().Name)
+		}
+	}
+	if now, err := maps.ReadRouteRules(o.datapath); err == nil && now != rules {
+		repaired = append(repaired, "what fastPath always leaves to the host's policy rules")
+	}
+	stillOff, err := link.ForwardingIsOff(true, true)
+	for _, name := range off {
+		if err == nil && !slices.Contains(stillOff, name) {
+			repaired = append(repaired, "forwarding, by "+name)
+		}
+	}
+	return repaired, err
+}
+
+// uplinkPatterns returns the different values of the uplinks key of the networks that have living containers.
+func (o *Host) uplinkPatterns() (map[string][]string, error) {
+	choices := map[string][]string{}
+	for owner := range o.ends {
+		rec, err := o.records.Read(owner)
+		if err != nil {
+			return nil, err
+		}
+		var patterns []string
+		if rec != nil {
+			patterns = rec.Uplinks
+		}
+		choices[strings.Join(patterns, " ")] = patterns
+	}
+	return choices, nil
+}

@@ -1,0 +1,256 @@
+package admin
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
+	"github.com/ebpfnet/ebpfnet/plugin/names"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
+)
+
+// Totals are the figures of a host. The number of system calls hardly grows with the number of containers.
+// TotalsOptions select figures that cost more.
+type Totals struct {
+	Config   bpf.HostConfig // of the loaded programs
+	Uplinks  []string
+	Warnings []string // about the host
+	Maps     []MapUse // without the entries of those that traffic fills
+	Drops    []maps.DropCount
+	Networks map[string]NetworkTotals // by name
+
+	Flows      map[string]int    // by state
+	Containers []ContainerTotals // those that live
+}
+
+// NetworkTotals counts the attachments of a network.
+type NetworkTotals struct {
+	Connected int
+	Dead      int // their device is gone: DEL or GC removes the rest
+}
+
+// ContainerTotals are what an attachment has sent and received since ADD. "In" is towards the container.
+type ContainerTotals struct {
+	maps.Attachment                          // empty where nothing names it
+	Owner, Device                            string
+	InPackets, InBytes, OutPackets, OutBytes uint64
+	Drops                                    []maps.DropCount
+	Flows                                    int // that it owns
+
+	index int // of the device: the counters of another one begin at 0
+}
+
+// TotalsOptions select additional figures.
+type TotalsOptions struct {
+	DataDir    string // of the records; "": the default
+	Flows      bool   // walk over all flows
+	Containers bool   // ask for each container's counters
+	// ContainerFlows counts the flows of each container, by a walk over all.
+	ContainerFlows bool
+}
+
+// mapsOfContainers have a few entries for each container, and so can be counted at any time.
+var mapsOfContainers = []string{bpf.MapDevices, bpf.MapDrops, bpf.MapEndpoints, bpf.MapHostPorts, bpf.MapUplinks}
+
+// ReadTotals reads the figures of the calling thread's network namespace.
+func ReadTotals(options TotalsOptions) (*Totals, error) {
+	o, err := openHost(loader.OpenLoaded)
+	if err != nil {
+		return nil, err
+	}
+	defer o.Close()
+
+	entries, err := maps.Devices(o.datapath) // before the host's devices: one that is new meanwhile is not dead
+	if err != nil {
+		return nil, err
+	}
+	devices, err := o.devices()
+	if err != nil {
+		return nil, err
+	}
+	t := &Totals{Config: o.datapath.Config}
+	return t, errors.Join(t.addHost(o.datapath, devices), t.addMaps(o.datapath),
+		t.addAttachments(o.datapath, entries, devices, options), t.addFlows(o.datapath, options))
+}
+
+func (t *Totals) addHost(datapath *loader.Datapath, devices map[int]netlink.Link) error {
+	uplinks, errUplinks := maps.Uplinks(datapath)
+	for _, uplink := range uplinks {
+		if device := devices[uplink.IfIndex]; device != nil && !uplink.ContainerBridge {
+			t.Uplinks = append(t.Uplinks, device.Attrs().Name)
+		}
+	}
+	var errWarnings error
+	t.Warnings, errWarnings = Warnings(datapath)
+	return errors.Join(errUplinks, errWarnings)
+}
+
+func (t *Totals) addMaps(datapath *loader.Datapath) (err error) {
+	var errDrops error
+	t.Maps, err = MapUses(datapath, mapsOfContainers...)
+	t.Drops, errDrops = maps.DropTotals(datapath)
+	return errors.Join(err, errDrops)
+}
+
+func (t *Totals) addFlows(datapath *loader.Datapath, o TotalsOptions) error {
+	if !o.Flows {
+		return nil
+	}
+	t.Flows = map[string]int{}
+	for state := range bpf.FlowStates {
+		t.Flows[maps.FlowState(state).String()] = 0
+	}
+	counts, err := maps.CountFlows(datapath)
+	for state, n := range counts {
+		t.Flows[state.String()] = n
+	}
+	return err
+}
+
+// member is an attachment with an entry for its device.
+type member struct {
+	entry  maps.Device
+	names  maps.Attachment // empty where nothing names it
+	device netlink.Link    // nil: dead
+}
+
+func (t *Totals) addAttachments(datapath *loader.Datapath, entries []maps.Device, devices map[int]netlink.Link, o TotalsOptions) error {
+	records, err := record.Open(config.DataDir(o.DataDir))
+	if err != nil {
+		return err
+	}
+	var members []*member
+	for _, entry := range entries {
+		m := &member{entry: entry, device: devices[entry.IfIndex]}
+		if m.device != nil {
+			if label, ok := names.ParseAlias(m.device.Attrs().Alias); ok && label.Owner == entry.Owner {
+				m.names = label.Attachment
+			}
+		}
+		members = append(members, m)
+	}
+	err = t.countNetworks(members, records)
+	if !o.Containers {
+		return err
+	}
+	return errors.Join(err, t.addContainers(datapath, members, records), t.addContainerFlows(datapath, o))
+}
+
+// countNetworks counts by name. Only where no device has the name of a network, a record is read.
+func (t *Totals) countNetworks(members []*member, records record.Dir) error {
+	known := map[maps.Network]string{}
+	for _, m := range members {
+		if m.names.Network != "" {
+			known[m.entry.Network] = m.names.Network
+		}
+	}
+	t.Networks = map[string]NetworkTotals{}
+	for _, m := range members {
+		if known[m.entry.Network] == "" {
+			if err := m.readNames(records); err != nil {
+				return err
+			}
+			known[m.entry.Network] = m.names.Network
+		}
+		name := known[m.entry.Network]
+		if name == "" {
+			name = fmt.Sprintf("%08x", uint32(m.entry.Network))
+		}
+		count := t.Networks[name]
+		if m.device == nil {
+			count.Dead++
+		} else {
+			count.Connected++
+		}
+		t.Networks[name] = count
+	}
+	return nil
+}
+
+func (m *member) readNames(records record.Dir) error {
+	rec, err := records.Read(m.entry.Owner)
+	if rec != nil {
+		m.names = rec.Attachment
+	}
+	return err
+}
+
+func (t *Totals) addContainers(datapath *loader.Datapath, members []*member, records record.Dir) error {
+	drops, err := maps.Drops(datapath)
+	if err != nil {
+		return err
+	}
+	byOwner := map[loader.Owner][]maps.DropCount{}
+	for _, d := range drops {
+		byOwner[d.Owner] = append(byOwner[d.Owner], d.DropCount)
+	}
+	peers, err := rtnl.OpenPeers()
+	if err != nil {
+		return err
+	}
+	defer peers.Close()
+
+	for _, m := range members {
+		if m.device == nil {
+			continue
+		}
+		if m.names == (maps.Attachment{}) {
+			if err := m.readNames(records); err != nil {
+				return err
+			}
+		}
+		c := ContainerTotals{
+			Attachment: m.names,
+			Owner:      m.entry.Owner.String(),
+			Device:     m.device.Attrs().Name,
+			Drops:      byOwner[m.entry.Owner],
+			index:      m.entry.IfIndex,
+		}
+		c.addCounters(peers, m.device)
+		t.Containers = append(t.Containers, c)
+	}
+	return nil
+}
+
+// addCounters reads what has left the container at the host's end, and what has come in at the container's end: what
+// bypasses the host's end is counted only there (since Linux 6.8; before, nowhere).
+func (c *ContainerTotals) addCounters(peers *rtnl.Peers, device netlink.Link) {
+	if s := device.Attrs().Statistics; s != nil {
+		c.OutPackets, c.OutBytes, c.InPackets, c.InBytes = s.RxPackets, s.RxBytes, s.TxPackets, s.TxBytes
+	}
+	inside, err := peers.Of(device)
+	if err == nil && inside.Attrs().Statistics != nil {
+		c.InPackets, c.InBytes = inside.Attrs().Statistics.RxPackets, inside.Attrs().Statistics.RxBytes
+	}
+}
+
+// dropped returns the number of dropped packets.
+func (c *ContainerTotals) dropped() (packets uint64) {
+	for _, d := range c.Drops {
+		packets += d.Packets
+	}
+	return packets
+}
+
+func (t *Totals) addContainerFlows(datapath *loader.Datapath, o TotalsOptions) error {
+	if !o.ContainerFlows {
+		return nil
+	}
+	flows, err := maps.FlowEntries(datapath)
+	byOwner := map[string]int{}
+	for _, f := range flows {
+		if !f.Expired {
+			byOwner[f.Owner.String()]++
+		}
+	}
+	for i := range t.Containers {
+		t.Containers[i].Flows = byOwner[t.Containers[i].Owner]
+	}
+	return err
+}

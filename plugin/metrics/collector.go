@@ -1,0 +1,164 @@
+// Package metrics exports the figures of a host to Prometheus: as text, as a file for node_exporter, or by HTTP.
+// A dashboard and alert rules for them are beside the code.
+//
+// It may import bpf, ipam, loader, plugin/config, plugin/admin, plugin/show and plugin/version.
+package metrics
+
+import (
+	"cmp"
+	"errors"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
+	"github.com/ebpfnet/ebpfnet/plugin/show"
+	"github.com/ebpfnet/ebpfnet/plugin/version"
+)
+
+// Options say what to export.
+type Options struct {
+	admin.TotalsOptions
+	ConfDir string // of the network configurations, for the sizes of address ranges
+}
+
+// The metrics. Published names do not change, because dashboards and alerts use them.
+var (
+	buildInfo = newGauge("build_info", "This ebpfnetctl and its programs.", "version", "revision", "build", "abi")
+	loaded    = newGauge("datapath_loaded", "Whether the datapath is loaded (1) or not (0), as before the first ADD.")
+	datapath  = newGauge("datapath_info", "Programs that are loaded.", "revision", "build", "abi", "attach")
+	uplink    = newGauge("uplink_info", "External interfaces that have programs.", "device")
+	warnings  = newGauge("host_warnings", "What of the host hinders the datapath: ebpfnetctl status lists it.")
+
+	mapEntries    = newGauge("map_entries", "Entries of a map, except those that traffic fills.", "map")
+	mapMaxEntries = newGauge("map_max_entries", "Maximum number of entries of a map; of a per-CPU map, on each CPU.", "map")
+	mapBytes      = newGauge("map_memory_bytes", "Memory of a map, as the kernel accounts it.", "map")
+
+	dropPackets = newCounter("drops_total", "Packets dropped since the datapath was loaded; what a reason means: ebpfnetctl status -o json.", "reason")
+	dropBytes   = newCounter("drop_bytes_total", "Bytes of packets dropped since the datapath was loaded.", "reason")
+
+	attachments     = newGauge("attachments", "Containers' interfaces that are connected.", "network")
+	deadAttachments = newGauge("dead_attachments", "Containers' interfaces that are gone, and that DEL or GC has to clean up after.", "network")
+
+	addresses         = newGauge("addresses", "Addresses for containers.", "network", "range")
+	addressesReserved = newGauge("addresses_reserved", "Addresses that are reserved.", "network", "range")
+
+	flows = newGauge("flows", "Connections that the map flows has, without those that have expired.", "state")
+
+	containerInfo     = newGauge("container_info", "Interface of a container.", append([]string{"device"}, ofContainer...)...)
+	containerRxBytes  = newCounter("container_receive_bytes_total", "Bytes received by a container.", ofContainer...)
+	containerRx       = newCounter("container_receive_packets_total", "Packets received by a container.", ofContainer...)
+	containerTxBytes  = newCounter("container_transmit_bytes_total", "Bytes sent by a container.", ofContainer...)
+	containerTx       = newCounter("container_transmit_packets_total", "Packets sent by a container.", ofContainer...)
+	containerDrops    = newCounter("container_drops_total", "Packets from and to a container that were dropped.", append([]string{"reason"}, ofContainer...)...)
+	containerDropSize = newCounter("container_drop_bytes_total", "Bytes of those packets.", append([]string{"reason"}, ofContainer...)...)
+
+	ofContainer = []string{"network", "container_id", "interface"}
+)
+
+// source reads the figures of a scrape.
+type source struct {
+	totals func() (*admin.Totals, error)
+	pools  func() ([]pool, error)
+}
+
+// New returns a gatherer that reads the metrics of the calling process's network namespace for each scrape.
+func New(o Options) prometheus.Gatherer {
+	return prometheus.GathererFunc(source{
+		totals: func() (*admin.Totals, error) { return admin.ReadTotals(o.TotalsOptions) },
+		pools:  func() ([]pool, error) { return poolsIn(o.ConfDir) },
+	}.gather)
+}
+
+// gather returns all metrics, or an error: a part of them would look complete.
+func (from source) gather() ([]*dto.MetricFamily, error) {
+	s, err := from.collect()
+	if err != nil {
+		return nil, errors.New(show.Message(err.Error())) // HTTP clients see it, too
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(s)
+	return registry.Gather()
+}
+
+func (from source) collect() (samples, error) {
+	pools, err := from.pools()
+	if err != nil {
+		return nil, err
+	}
+	s := samples{}
+	s.add(buildInfo, 1, version.String(), decimal(bpf.Revision), loader.BuildID(bpf.Build()).String(), decimal(loader.ABI))
+	for _, p := range pools {
+		s.addPool(p)
+	}
+	totals, err := from.totals()
+	if errors.Is(err, loader.ErrNotLoaded) {
+		s.add(loaded, 0)
+		return s, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.addHost(totals)
+	s.addMaps(totals)
+	s.addContainers(totals)
+	return s, nil
+}
+
+func (s samples) addPool(p pool) {
+	for _, u := range p.ranges {
+		s.add(addresses, u.Addresses, p.network, u.Ranges.String())
+		s.add(addressesReserved, float64(u.Reserved), p.network, u.Ranges.String())
+	}
+}
+
+func (s samples) addHost(t *admin.Totals) {
+	attach := map[bpf.Attach]string{bpf.AttachTCX: "tcx", bpf.AttachClsact: "clsact"}[bpf.Attach(t.Config.Attach)]
+	s.add(loaded, 1)
+	s.add(datapath, 1, decimal(t.Config.Revision), loader.BuildID(t.Config.Build).String(), decimal(t.Config.Abi), attach)
+	for _, device := range t.Uplinks {
+		s.add(uplink, 1, device)
+	}
+	s.add(warnings, float64(len(t.Warnings)))
+	for _, d := range t.Drops {
+		s.add(dropPackets, float64(d.Packets), d.Reason.Name())
+		s.add(dropBytes, float64(d.Bytes), d.Reason.Name())
+	}
+}
+
+func (s samples) addMaps(t *admin.Totals) {
+	for _, m := range t.Maps {
+		if m.Entries != nil {
+			s.add(mapEntries, float64(*m.Entries), m.Name)
+		}
+		s.add(mapMaxEntries, float64(m.MaxEntries), m.Name)
+		s.add(mapBytes, float64(m.Bytes), m.Name)
+	}
+	for state, n := range t.Flows {
+		s.add(flows, float64(n), state)
+	}
+}
+
+func (s samples) addContainers(t *admin.Totals) {
+	for network, n := range t.Networks {
+		s.add(attachments, float64(n.Connected), network)
+		s.add(deadAttachments, float64(n.Dead), network)
+	}
+	for _, c := range t.Containers {
+		labels := []string{c.Network, cmp.Or(c.ContainerID, c.Owner), c.IfName}
+		s.add(containerInfo, 1, append([]string{c.Device}, labels...)...)
+		s.add(containerRxBytes, float64(c.InBytes), labels...)
+		s.add(containerRx, float64(c.InPackets), labels...)
+		s.add(containerTxBytes, float64(c.OutBytes), labels...)
+		s.add(containerTx, float64(c.OutPackets), labels...)
+		for _, d := range c.Drops {
+			s.add(containerDrops, float64(d.Packets), append([]string{d.Reason.Name()}, labels...)...)
+			s.add(containerDropSize, float64(d.Bytes), append([]string{d.Reason.Name()}, labels...)...)
+		}
+	}
+}
+
+func decimal(n uint32) string { return strconv.FormatUint(uint64(n), 10) }

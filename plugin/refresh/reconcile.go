@@ -1,0 +1,68 @@
+// Package refresh updates the datapath after changes of the host: uplinks that come, go or change their addresses,
+// policy rules, programs that another tool has detached, and forwarding that somebody has turned off. ADD and STATUS
+// do it for their network, ebpfnetctl repair for all networks. The node agent of a cluster adds and removes its tunnel
+// here.
+//
+// It may import loader, loader/rtnl, maps, plugin/link and plugin/names.
+package refresh
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
+)
+
+// Host restores what all containers of the host share: forwarding, the uplinks that the patterns select, the datapath's
+// information about policy rules, and the program of the loopback device. Runtimes call STATUS often, so no daemon is
+// necessary. Without containers it changes nothing.
+func Host(ctx context.Context, datapath *loader.Datapath, patterns []string) error {
+	endpoints, err := maps.Endpoints(datapath)
+	if err != nil {
+		return err
+	}
+	uplinks, err := maps.Uplinks(datapath)
+	if err != nil || len(uplinks)+len(endpoints) == 0 {
+		return err
+	}
+	if err := link.EnableForwarding(familiesOf(endpoints)); err != nil {
+		return err
+	}
+	host, err := rtnl.Open()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+
+	if _, err := Uplinks(ctx, host, datapath, patterns, allDevices); err != nil {
+		return err
+	}
+	if err := Rules(ctx, datapath); err != nil {
+		return err
+	}
+	return loopback(ctx, datapath)
+}
+
+func familiesOf(endpoints []maps.Endpoint) (ipv4, ipv6 bool) {
+	var addresses []link.Address
+	for _, endpoint := range endpoints {
+		addresses = append(addresses, link.Address{Prefix: netip.PrefixFrom(endpoint.Addr, endpoint.Addr.BitLen())})
+	}
+	return link.Families(addresses)
+}
+
+// loopback attaches the program of the loopback device if there are host ports.
+func loopback(ctx context.Context, datapath *loader.Datapath) error {
+	attached, err := datapath.LoopbackAttached()
+	if err != nil || attached {
+		return err
+	}
+	ports, err := maps.HostPorts(datapath)
+	if err != nil || len(ports) == 0 {
+		return err
+	}
+	return maps.With(ctx, datapath, func(*maps.Store) error { return datapath.AttachLoopback() })
+}
