@@ -356,9 +356,9 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	} else if (offload_has_side(&c)) {
 		if (bypass_is_replied(skb, p, &c))
 			c.offload->state |= OFFLOAD_DELIVERED << !c.side;
-		offload_touch(p, &c);
+		offload_touch(p, &c, from);
 	} else if (to ? to->ifindex == skb->ifindex : fib_routes_to(skb, p, c.uplink)) {
-		offload_store(p, &c);
+		offload_store(p, &c, from);
 	}
 	return VERDICT_NEXT;
 }
