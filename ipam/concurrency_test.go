@@ -2,16 +2,13 @@ package ipam
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 )
 
 func TestConcurrentGoroutines(t *testing.T) {
@@ -115,63 +112,6 @@ func TestConcurrentProcesses(t *testing.T) {
 		}
 	}
 	checkUnique(t, got, processes*perChild)
-}
-
-// However a process dies, it leaves complete records, which can be found and released, and
-// a directory that the next process can use.
-func TestKilledProcesses(t *testing.T) {
-	pool, dir := newPool(t, childRanges)
-	for i := range 20 {
-		child, output := startChild(t, pool, fmt.Sprintf("child%d", i), "churn")
-		awaitChange(t, filepath.Join(dir, lastPrefix+"0"))
-		timer := time.AfterFunc(time.Duration(rand.IntN(5000))*time.Microsecond, func() { child.Process.Kill() })
-		var exit *exec.ExitError
-		if err := child.Wait(); !errors.As(err, &exit) || exit.ExitCode() != -1 {
-			t.Fatalf("child was not killed: %v\n%s", err, output)
-		}
-		timer.Stop()
-		for name, content := range readDir(t, dir) {
-			isRecord := strings.HasPrefix(name, "10.")
-			if !isRecord {
-				continue
-			}
-			holder, err := decodeRecord([]byte(content))
-			if err != nil || holder.IfName != "eth0" {
-				t.Fatalf("%s holds %q", name, content)
-			}
-			if held, err := pool.Reserved(t.Context(), holder); err != nil || fmt.Sprint(held) != "["+name+"]" {
-				t.Fatalf("the index says that %s has %v, %v; want %s", holder, held, err, name)
-			}
-		}
-
-		if _, err := pool.Retain(t.Context(), nothing); err != nil {
-			t.Fatal(err)
-		}
-		for name := range readDir(t, dir) {
-			if name != lockName && !strings.HasPrefix(name, lastPrefix) {
-				t.Fatalf("%s is left after Retain", name)
-			}
-		}
-	}
-}
-
-// awaitChange waits until the child has started to work.
-func awaitChange(t *testing.T, path string) {
-	t.Helper()
-	before, _ := os.ReadFile(path)
-	deadline := time.After(time.Minute)
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for {
-		if now, _ := os.ReadFile(path); !bytes.Equal(before, now) {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("%s does not change", path)
-		}
-	}
 }
 
 func checkUnique(t *testing.T, addrs []string, want int) {

@@ -237,17 +237,3 @@ func TestCheckGrowth(t *testing.T) {
 		}
 	}
 }
-
-func TestVerifiedText(t *testing.T) {
-	v := verified{"5.10": {"b": {2, 32}, "a": {1, 64}}, "5.9": {"a": {3, 96}}}
-	text := v.String()
-	if want := "5.9   a                    3   96\n5.10  a                    1   64\n5.10  b                    2   32\n"; !strings.HasSuffix(text, want) {
-		t.Errorf("got %q", text)
-	}
-	if again, err := parseVerified(text); err != nil || again.String() != text {
-		t.Errorf("read again: %v and error %v", again, err)
-	}
-	if got, err := parseVerified("5.10 a 1\n"); err == nil {
-		t.Errorf("a line without stack: %v", got)
-	}
-}
