@@ -50,17 +50,6 @@ func TestTornRecordIsReplaced(t *testing.T) {
 	}
 }
 
-// A record cut off after the id looks like an old one. Its address must stay taken.
-func TestHalfRecordIsNotFree(t *testing.T) {
-	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/30"}]]`)
-	write(t, filepath.Join(dir, "10.1.0.2"), "c1\r\n")
-	if _, err := pool.Reserve(t.Context(), Attachment{"c2", "eth0"}); !errors.Is(err, ErrExhausted) {
-		t.Errorf("got %v, want ErrExhausted", err)
-	}
-	mustRelease(t, pool, Attachment{"c1", "eth0"})
-	mustReserve(t, pool, Attachment{"c2", "eth0"})
-}
-
 func TestDamagedLastReservedIsIgnored(t *testing.T) {
 	for _, content := range []string{"", "\x00\x00", "10.1.0.300", "fd00::1", "10.9.0.1"} {
 		pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/24"}]]`)

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
-
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -104,42 +102,6 @@ func TestBigUplinkReference(t *testing.T) {
 	}
 }
 
-// Every variant has a valid configuration list, and no reference variant is missing.
-func TestVariants(t *testing.T) {
-	for _, f := range []plan{full, quick} {
-		names := make(map[string]bool)
-		for _, p := range f.setups() {
-			name := p.name()
-			if names[name] {
-				t.Errorf("%s: %s twice", f.name, name)
-			}
-			names[name] = true
-			if len(p.plugins) == 0 {
-				continue
-			}
-			text, err := p.conflist(podSubnets, "/nowhere")
-			if err == nil {
-				_, err = libcni.NetworkConfFromBytes(text)
-			}
-			if err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-		}
-		required := []string{
-			bareName, plainName, redirectName, bridgeName, ptpName,
-			setupName(establishedName, "", crowded), "ebpfnet-established/big-uplink", routesName, kindnetName, flannelName, directName, tunnelName,
-		}
-		if f.name == full.name {
-			required = append(required, neverName, setupName(establishedName, "", dimensions[0].at(1000)), "bridge-nftables", "ptp-nftables", "ptp-iptables/frames", setupName(bareName, "", bothCPUs))
-		}
-		for _, name := range required {
-			if !names[name] {
-				t.Errorf("%s: no %s", f.name, name)
-			}
-		}
-	}
-}
-
 // example is a result in which the rates of ebpfnet are value times those of a bare veth and of plain
 // routing.
 func example(value float64) *result {
@@ -219,23 +181,6 @@ func TestTargets(t *testing.T) {
 		if !strings.Contains(table, want) {
 			t.Errorf("no %q in\n%s", want, table)
 		}
-	}
-}
-
-// A part of a run says nothing about the targets of the rest.
-func TestForgetUnmeasured(t *testing.T) {
-	r := example(1)
-	r.Traffic = nil
-	r.evaluate()
-	r.forgetUnmeasured()
-	if len(r.Targets) != 3 { // ADD, ADDs at once and DEL
-		t.Errorf("left: %+v", r.Targets)
-	}
-	r.Calls, r.Targets = nil, nil
-	r.evaluate()
-	r.forgetUnmeasured()
-	if text := r.targetTable().String(); strings.Contains(text, "not measured") {
-		t.Errorf("got\n%s", text)
 	}
 }
 

@@ -93,6 +93,8 @@ func (s Sender) spoofed() []Frame {
 		{"another's ESP", s.packet(Packet{Src: s.Other4, Dst: s.Remote4, Proto: unix.IPPROTO_ESP, Payload: "a header and more"}), address},
 		{"another's ICMP error", s.icmpError(s.Other4, s.Addr4, s.Remote4), address},
 		{"another's ICMPv6 error", s.icmpError(s.Other6, s.Addr6, s.Remote6), address},
+		{"an ICMP error about a packet to another", s.icmpError(s.Addr4, s.Remote4, s.Other4), bpf.ReasonICMPError},
+		{"an ICMPv6 error about a packet to another", s.icmpError(s.Addr6, s.Remote6, s.Other6), bpf.ReasonICMPError},
 		{"another's first fragment, IPv4", s.fragment(0, s.Other4, s.Remote4), address},
 		{"another's later fragment, IPv4", s.fragment(1, s.Other4, s.Remote4), address},
 		{"another's first fragment, IPv6", s.fragment(0, s.Other6, s.Remote6), address},
