@@ -170,6 +170,8 @@ func (s Sender) tunneled() []Frame {
 		{"IPIP to the gateway", s.tunnel(unix.IPPROTO_IPIP, s.Addr4, s.Gateway4), tunnel},
 		{"6in4 to the gateway", s.tunnel(unix.IPPROTO_IPV6, s.Addr4, s.Gateway4), tunnel},
 		{"GRE to the gateway", s.tunnel(unix.IPPROTO_GRE, s.Addr4, s.Gateway4), tunnel},
+		{"L2TP to the gateway", s.tunnel(unix.IPPROTO_L2TP, s.Addr4, s.Gateway4), tunnel},
+		{"MPLS to the gateway", s.tunnel(unix.IPPROTO_MPLS, s.Addr4, s.Gateway4), tunnel},
 		{"GRE to all", s.tunnel(unix.IPPROTO_GRE, s.Addr4, broadcast), tunnel},
 		{"GRE in a VLAN", tagged(s.tunnel(unix.IPPROTO_GRE, s.Addr4, s.Gateway4), 0), tunnel},
 		{"IPv4 in IPv6 to the gateway", s.tunnel(unix.IPPROTO_IPIP, s.Addr6, s.Gateway6), tunnel},
