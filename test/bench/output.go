@@ -123,7 +123,7 @@ func (r *result) workloadsOn(path string) []workload {
 
 func (r *result) latencyTable() *table {
 	t := new(table)
-	measured := []string{"tcp-rr", "udp-rr", "udp-dns", "tcp-crr", "tcp-rr-64", "tcp-crr-64"}
+	measured := []string{"tcp-rr", "udp-rr", "udp-dns", "tcp-crr"}
 	titles := []string{"", "path", "family"}
 	for _, workload := range measured {
 		titles = append(titles, workloadTitle(workload))

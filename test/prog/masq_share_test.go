@@ -117,7 +117,9 @@ func TestFlowsBackupFull(t *testing.T) {
 func newHostWithoutRoutes(t *testing.T) *host {
 	t.Helper()
 	h := newHost(t)
-	h.removeDefaultRoutes(t)
+	for _, f := range addressings {
+		h.removeDefaultRoute(t, f)
+	}
 	if err := h.reset(); err != nil {
 		t.Fatal(err)
 	}

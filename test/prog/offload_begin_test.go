@@ -34,29 +34,34 @@ func (h *cacheHost) wantKnown(s scene, states bpf.OffloadState) error {
 	return err
 }
 
+// eachScene runs fn with each of these protocols, and with both families, on the first CPU.
+func (h *cacheHost) eachScene(t *testing.T, on []proto, fn func(s scene) error) {
+	t.Helper()
+	eachScene(t, on, func(t *testing.T, s scene) {
+		if err := h.on(0, func() error { return fn(s) }); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // Only a connection that goes on gets an entry of the offload, and bypasses the stack.
 func TestOffloadBegins(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newCacheHost(t)
-	eachScene(t, withPorts, func(t *testing.T, s scene) {
-		err := h.on(0, func() error {
-			if err := h.start(s, bpf.FastPathEstablished); err != nil {
-				return err
-			}
-			for i := range offloadAfter {
-				if err := errors.Join(h.bothWays(s, verdictNext), h.wantKnown(s, 0)); err != nil {
-					return fmt.Errorf("packet %d: %w", i, err)
-				}
-			}
-			err := error(nil)
-			for range offloadAt - offloadAfter {
-				err = errors.Join(err, h.sendBothWays(s))
-			}
-			return errors.Join(err, h.wantKnown(s, both), h.bothWays(s, verdictRedirect))
-		})
-		if err != nil {
-			t.Error(err)
+	h.eachScene(t, withPorts, func(s scene) error {
+		if err := h.start(s, bpf.FastPathEstablished); err != nil {
+			return err
 		}
+		for i := range offloadAfter {
+			if err := errors.Join(h.bothWays(s, verdictNext), h.wantKnown(s, 0)); err != nil {
+				return fmt.Errorf("packet %d: %w", i, err)
+			}
+		}
+		err := error(nil)
+		for range offloadAt - offloadAfter {
+			err = errors.Join(err, h.sendBothWays(s))
+		}
+		return errors.Join(err, h.wantKnown(s, both), h.bothWays(s, verdictRedirect))
 	})
 }
 
@@ -86,24 +91,19 @@ func (h *cacheHost) wantDelivered(s scene, from, to, text string, verdict uint32
 // Packets count that an entry of an older generation has counted.
 func TestOffloadCountSurvivesItsEntry(t *testing.T) {
 	h := newCacheHost(t)
-	eachScene(t, withPorts, func(t *testing.T, s scene) {
-		err := h.on(0, func() error {
-			err := h.start(s, bpf.FastPathEstablished)
-			for i := range 2 * offloadAfter {
-				got, sendErr := h.send(s, "pod", forth)
-				if early, late := i < offloadAfter, i >= offloadAt-1; err == nil && (early || late) && got.observed() != late {
-					err = fmt.Errorf("packet %d: noted is %v, want %v", i, !late, late)
-				}
-				err = errors.Join(err, sendErr)
-				if i%3 == 2 {
-					err = errors.Join(err, h.emptyForwardingCache())
-				}
+	h.eachScene(t, withPorts, func(s scene) error {
+		err := h.start(s, bpf.FastPathEstablished)
+		for i := range 2 * offloadAfter {
+			got, sendErr := h.send(s, "pod", forth)
+			if early, late := i < offloadAfter, i >= offloadAt-1; err == nil && (early || late) && got.observed() != late {
+				err = fmt.Errorf("packet %d: noted is %v, want %v", i, !late, late)
 			}
-			return err
-		})
-		if err != nil {
-			t.Error(err)
+			err = errors.Join(err, sendErr)
+			if i%3 == 2 {
+				err = errors.Join(err, h.emptyForwardingCache())
+			}
 		}
+		return err
 	})
 }
 
@@ -163,19 +163,14 @@ func TestOffloadOfOneWayUDP(t *testing.T) {
 func TestOffloadNeedsAReply(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newCacheHost(t)
-	eachScene(t, withPorts, func(t *testing.T, s scene) {
-		err := h.on(0, func() error {
-			err := h.start(s, bpf.FastPathEstablished)
-			for range 3 * offloadAfter {
-				err = errors.Join(err, h.wantDelivered(s, "pod", "pod2", forth, verdictNext))
-			}
-			// A reply to another connection is none.
-			return errors.Join(err, h.wantDelivered(s, "pod2", "pod", "pod2:81 > pod:4000", verdictNext),
-				h.wantDelivered(s, "pod", "pod2", forth, verdictNext), h.wantKnown(s, 2*bpf.OffloadDelivered))
-		})
-		if err != nil {
-			t.Error(err)
+	h.eachScene(t, withPorts, func(s scene) error {
+		err := h.start(s, bpf.FastPathEstablished)
+		for range 3 * offloadAfter {
+			err = errors.Join(err, h.wantDelivered(s, "pod", "pod2", forth, verdictNext))
 		}
+		// A reply to another connection is none.
+		return errors.Join(err, h.wantDelivered(s, "pod2", "pod", "pod2:81 > pod:4000", verdictNext),
+			h.wantDelivered(s, "pod", "pod2", forth, verdictNext), h.wantKnown(s, 2*bpf.OffloadDelivered))
 	})
 }
 
@@ -276,22 +271,17 @@ func TestConntrackUpdateEndsAtTheLastHook(t *testing.T) {
 func TestNothingIsNotedWithoutTheTag(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newCacheHost(t)
-	eachScene(t, withPorts, func(t *testing.T, s scene) {
+	h.eachScene(t, withPorts, func(s scene) error {
 		arrive := func(tag uint32) error {
 			p := h.packet(s, "pod", "remote:5000 > pod:4000")
 			verdict, _, err := h.runAt(bpf.ProgToContainer, h.veth, h.uplink, outcome{tag: s.tag(p) | tag, frame: p.MustBuild()})
 			return errors.Join(err, checkVerdict(verdict, verdictNext))
 		}
 		notes := map[bool]int{s.proto == udp: 1}[true]
-		err := h.on(0, func() error {
-			return errors.Join(
-				h.start(s, bpf.FastPathEstablished), arrive(0), h.wantKnown(s, 0), h.wantNotes(notes),
-				arrive(tagObserve), h.wantKnown(s, 2*bpf.OffloadDelivered),
-			)
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		return errors.Join(
+			h.start(s, bpf.FastPathEstablished), arrive(0), h.wantKnown(s, 0), h.wantNotes(notes),
+			arrive(tagObserve), h.wantKnown(s, 2*bpf.OffloadDelivered),
+		)
 	})
 }
 
@@ -351,7 +341,7 @@ func TestOffloadChecksTheRouteOfThePod(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newCacheHost(t)
 	const podSide, remoteSide = 2 * bpf.OffloadDelivered, bpf.OffloadDelivered
-	eachScene(t, withPorts, func(t *testing.T, s scene) {
+	h.eachScene(t, withPorts, func(s scene) error {
 		leave := func(tag uint32, hop testenv.MAC) error {
 			p := h.packet(s, "pod", "pod:4000 > remote:80")
 			p.SrcMAC, p.DstMAC = testenv.MAC(h.uplink.HardwareAddr), hop
@@ -368,17 +358,12 @@ func TestOffloadChecksTheRouteOfThePod(t *testing.T) {
 		if s.proto == udp {
 			tag = 0 // one packet is enough, and may be the only one
 		}
-		err := h.on(0, func() error {
-			return errors.Join(
-				h.start(s, bpf.FastPathEstablished),
-				leave(0, byRule), arrive(), arrive(), h.wantKnown(s, remoteSide),
-				leave(tagObserve, byRule), h.wantKnown(s, remoteSide),
-				leave(tag, byTable), arrive(), h.wantKnown(s, podSide|remoteSide),
-			)
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		return errors.Join(
+			h.start(s, bpf.FastPathEstablished),
+			leave(0, byRule), arrive(), arrive(), h.wantKnown(s, remoteSide),
+			leave(tagObserve, byRule), h.wantKnown(s, remoteSide),
+			leave(tag, byTable), arrive(), h.wantKnown(s, podSide|remoteSide),
+		)
 	})
 }
 

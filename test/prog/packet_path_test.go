@@ -1,6 +1,7 @@
 package prog
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"testing"
@@ -9,140 +10,13 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// hop is one program on a connection's path. Its input is the output of the previous hop,
-// or the reply to it.
+// hop is one program on a connection's path.
 type hop struct {
 	program  string
-	in       string // the packet before, for tests that do not chain hops
+	in       string // the packet before
 	out      string // the packet afterwards; "*" is the masquerading port
 	redirect bool   // to another device, bypassing the stack
-	turn     bool   // the receiver replies before this hop
 	routed   bool   // from_uplink has given the packet the tag of one without a flow
-}
-
-// TestPacketPaths follows connections through all programs on their path. The programs
-// themselves make the state.
-func TestPacketPaths(t *testing.T) {
-	const (
-		toLoopback    = bpf.ProgToLoopback
-		fromContainer = bpf.ProgFromContainer
-		fromUplink    = bpf.ProgFromUplink
-		toUplink      = bpf.ProgToUplink
-	)
-	h := newHost(t)
-	for _, tc := range []struct {
-		name   string
-		on     []proto
-		routed bool // has such a hop
-		ports  []hostPort
-		in     string
-		hops   []hop
-	}{
-		{
-			name: "pod to outside", in: "pod:4000 > remote:80",
-			hops: []hop{
-				{program: fromContainer, out: "pod:4000 > remote:80"},
-				{program: toUplink, out: "node:* > remote:80"},
-				{program: fromUplink, out: "remote:80 > pod:4000", turn: true},
-				{program: fromContainer, out: "pod:4000 > remote:80", turn: true},
-				{program: toUplink, out: "node:* > remote:80"},
-			},
-		},
-		{
-			name: "outside to host port", on: withPorts, in: "remote:5000 > node:8080",
-			ports: []hostPort{{host: "any:8080", to: "pod:80"}},
-			hops: []hop{
-				{program: fromUplink, out: "remote:5000 > pod:80"},
-				{program: fromContainer, out: "pod:80 > remote:5000", turn: true},
-				{program: toUplink, out: "node:8080 > remote:5000"},
-				{program: fromUplink, out: "remote:5000 > pod:80", turn: true},
-			},
-		},
-		{
-			name: "outside to pod", routed: true, in: "remote:5000 > pod:80",
-			hops: []hop{
-				{program: fromUplink, out: "remote:5000 > pod:80"},
-				{program: bpf.ProgToContainer, out: "remote:5000 > pod:80", routed: true},
-				{program: fromContainer, out: "pod:80 > remote:5000", turn: true},
-				{program: toUplink, out: "pod:80 > remote:5000"},
-			},
-		},
-		{
-			name: "pod to another pod's host port", on: withPorts, in: "pod:5000 > node:8080",
-			ports: []hostPort{{host: "node:8080", to: "pod2:80"}},
-			hops: []hop{
-				{program: fromContainer, out: "podgw:* > pod2:80", redirect: true},
-				{program: fromContainer, out: "node:8080 > pod:5000", turn: true, redirect: true},
-				{program: fromContainer, out: "podgw:* > pod2:80", turn: true, redirect: true},
-			},
-		},
-		{
-			name: "pod to its own host port", on: withPorts, in: "pod:5000 > node:8080",
-			ports: []hostPort{{host: "any:8080", to: "pod:80"}},
-			hops: []hop{
-				{program: fromContainer, out: "podgw:* > pod:80", redirect: true},
-				{program: fromContainer, out: "node:8080 > pod:5000", turn: true, redirect: true},
-				{program: fromContainer, out: "podgw:* > pod:80", turn: true, redirect: true},
-			},
-		},
-		{
-			name: "host to host port", on: withPorts, in: "loopback:5000 > loopback:8080",
-			ports: []hostPort{{host: "any:8080", to: "pod:80"}},
-			hops: []hop{
-				{program: toLoopback, out: "podgw:* > pod:80", redirect: true},
-				{program: fromContainer, out: "loopback:8080 > loopback:5000", turn: true, redirect: true},
-				{program: toLoopback, out: "podgw:* > pod:80", turn: true, redirect: true},
-			},
-		},
-		{
-			name: "pod to pod", in: "pod:5000 > pod2:80",
-			hops: []hop{
-				{program: fromContainer, out: "pod:5000 > pod2:80"},
-				{program: fromContainer, out: "pod2:80 > pod:5000", turn: true},
-			},
-		},
-		{
-			name: "pod to outside, without ports", on: withoutPorts, in: "pod:0 > remote:0",
-			hops: []hop{
-				{program: fromContainer, out: "pod:0 > remote:0"},
-				{program: toUplink, out: "node:0 > remote:0"},
-				{program: fromUplink, out: "remote:0 > pod:0", turn: true},
-				{program: toUplink, out: "node:0 > remote:0", turn: true},
-			},
-		},
-		{
-			name: "outside to a pod without ipMasq that has a host port", routed: true, on: withPorts, in: "remote:5000 > plain:80",
-			ports: []hostPort{{host: "any:8080", to: "plain:80"}},
-			hops: []hop{
-				{program: fromUplink, out: "remote:5000 > plain:80"},
-				{program: bpf.ProgToContainer, out: "remote:5000 > plain:80", routed: true},
-				{program: fromContainer, out: "plain:80 > remote:5000", turn: true},
-				{program: toUplink, out: "plain:80 > remote:5000"},
-			},
-		},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			if tc.routed {
-				testenv.Require(t, ingressDevice)
-			}
-			eachScene(t, tc.on, func(t *testing.T, s scene) {
-				if err := errors.Join(h.reset(), h.fill(s, tc.ports, nil)); err != nil {
-					t.Fatal(err)
-				}
-				packet, reply := s.packet(tc.in, false), false
-				for i, hop := range tc.hops {
-					if hop.turn {
-						packet, reply = replyTo(packet), !reply
-					}
-					out, err := h.hop(&s, packet, reply, hop)
-					if err != nil {
-						t.Fatalf("hop %d, %s: %v", i, hop.program, err)
-					}
-					packet = out
-				}
-			})
-		})
-	}
 }
 
 // hop runs one program on a packet, and checks and returns the result.
@@ -216,4 +90,43 @@ func TestHostPortRetargeted(t *testing.T) {
 func (h *host) pass(s scene, program, in, want string, reply bool) error {
 	_, err := h.hop(&s, s.packet(in, reply), reply, hop{program: program, out: want})
 	return err
+}
+
+// transit is run for packets. Checksums must be valid afterwards.
+func (h *host) transit(program string, p testenv.Packet) (testenv.Packet, uint32, error) {
+	copy(p.DstMAC[:], h.device(program).HardwareAddr)
+	verdict, result, err := h.run(program, p.MustBuild())
+	if err != nil {
+		return p, 0, err
+	}
+	if err := testenv.VerifyChecksums(result); err != nil {
+		return p, 0, fmt.Errorf("%s: %w", p, err)
+	}
+	got, err := testenv.Decode(result)
+	return got, verdict, err
+}
+
+// TestZeroUDPChecksum chooses payloads for which the translated UDP checksum is 0. It must be
+// written as 0xffff, since 0 means none.
+func TestZeroUDPChecksum(t *testing.T) {
+	h := newHost(t)
+	eachScene(t, []proto{udp}, func(t *testing.T, s scene) {
+		r := row{in: outgoing, out: "node:* > remote:80", after: []flow{snat("remote:80", "node:*", "pod:4000")}}
+		s.star = h.candidates(t, s, outgoing)[0]
+		// In one's complement, a payload of the former checksum makes it 0.
+		leaves := s.readdress(s.packet(outgoing, false), "node:* > remote:80", false)
+		leaves.Payload = "\x00\x00"
+		frame := leaves.MustBuild()
+		checksum := binary.BigEndian.Uint16(frame[s.headerLen()+6:])
+		payload := string(binary.BigEndian.AppendUint16(nil, checksum))
+		r.edit = func(p *testenv.Packet) { p.Payload = payload }
+		leaves.Payload = payload
+		frame = leaves.MustBuild()
+		if got := binary.BigEndian.Uint16(frame[s.headerLen()+6:]); got != 0xffff && got != 0 {
+			t.Fatalf("the test's packet has the checksum %#04x", got)
+		}
+		if err := h.check(bpf.ProgToUplink, s, r); err != nil {
+			t.Error(err)
+		}
+	})
 }

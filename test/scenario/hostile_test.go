@@ -1,8 +1,6 @@
 package scenario
 
 import (
-	"encoding/binary"
-	"errors"
 	"net"
 	"net/netip"
 	"testing"
@@ -18,6 +16,9 @@ import (
 
 // A hostile container has raw sockets and an accomplice outside. What it sends must not change, take or end
 // what belongs to others.
+
+// remotePort is the first port of the accomplice.
+const remotePort = 7000
 
 // wire sends packets as frames, past the stack of its namespace.
 type wire struct {
@@ -66,23 +67,6 @@ func openings(protocol string, addr netip.Addr, first uint16, count int, to neti
 	return packets
 }
 
-// addSilentRemote gives the outside host an address that answers nothing: the accomplice forges its packets.
-func (n *network) addSilentRemote(t *testing.T, f testenv.Family) netip.Addr {
-	t.Helper()
-	addr, mac := sibling(f.Outside, 99), n.Outside.MACOf(t, testenv.UplinkName)
-	link, err := n.node().Netlink().LinkByName(testenv.UplinkName)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = n.node().Netlink().NeighSet(&netlink.Neigh{
-		LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: mac[:],
-	})
-	if err != nil {
-		t.Fatalf("add neighbor %s: %v", addr, err)
-	}
-	return addr
-}
-
 // mute keeps the pod's own stack from resetting connections with a remote that its frames open.
 func mute(t *testing.T, pod *testenv.Pod, remote netip.Addr, protocol string) {
 	t.Helper()
@@ -93,19 +77,6 @@ func mute(t *testing.T, pod *testenv.Pod, remote netip.Addr, protocol string) {
 	if err := pod.Netlink().RouteReplace(&netlink.Route{Dst: dst, Type: unix.RTN_BLACKHOLE}); err != nil {
 		t.Fatalf("route of %s to %s: %v", pod.Name, remote, err)
 	}
-}
-
-// masqueraded returns the flows of pods to the remote.
-func (n *network) masqueraded(t *testing.T, remote netip.AddrPort, protocol string) (flows []maps.Flow) {
-	t.Helper()
-	n.withDatapath(t, func(datapath *loader.Datapath) {
-		for _, flow := range must(maps.Flows(datapath)) {
-			if flow.Kind == bpf.FlowSNAT && flow.Remote == remote && flow.Protocol.String() == protocol {
-				flows = append(flows, flow)
-			}
-		}
-	})
-	return flows
 }
 
 // loadWith loads the datapath before the plugin does.
@@ -121,59 +92,6 @@ func (n *network) loadWith(t *testing.T, options loader.Options) {
 	})
 	if err != nil {
 		t.Fatalf("load the datapath: %v", err)
-	}
-}
-
-// capture reads what a device has received, after the programs.
-type capture struct {
-	fd int
-	ns *testenv.Namespace
-}
-
-func openCapture(t *testing.T, ns *testenv.Namespace, device string) *capture {
-	t.Helper()
-	const allTypes, buffer = unix.ETH_P_ALL, 64 << 20
-	c := &capture{ns: ns}
-	link, err := ns.Netlink().LinkByName(device)
-	if err != nil {
-		t.Fatal(err)
-	}
-	protocol := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, allTypes))
-	err = ns.Do(func() (err error) {
-		// Protocol 0 receives nothing until the socket is bound to the device.
-		if c.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err != nil {
-			return err
-		}
-		return errors.Join(
-			unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer),
-			unix.Bind(c.fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link.Attrs().Index}),
-		)
-	})
-	if err != nil {
-		t.Fatalf("capture on %s of %s: %v", device, ns.Name, err)
-	}
-	t.Cleanup(func() { unix.Close(c.fd) })
-	return c
-}
-
-// received returns the packets since the last call, without those that the namespace has sent.
-func (c *capture) received(t *testing.T) (packets []testenv.Packet) {
-	t.Helper()
-	buffer := make([]byte, 1<<17)
-	for {
-		length, from, err := unix.Recvfrom(c.fd, buffer, 0)
-		if errors.Is(err, unix.EAGAIN) {
-			return packets
-		}
-		if err != nil && !errors.Is(err, unix.EINTR) {
-			t.Fatalf("capture in %s: %v", c.ns.Name, err)
-		}
-		if link, ok := from.(*unix.SockaddrLinklayer); !ok || link.Pkttype == unix.PACKET_OUTGOING {
-			continue
-		}
-		if p, err := testenv.Decode(buffer[:length]); err == nil {
-			packets = append(packets, p)
-		}
 	}
 }
 

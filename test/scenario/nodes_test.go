@@ -214,17 +214,6 @@ func wantOffloaded(t *testing.T, path, protocol string, a, b *node, server netip
 	}
 }
 
-// A host reaches another one's pods, and what they see as its address leads back.
-func TestHostReachesPodsOfOtherNodes(t *testing.T) {
-	a, b := newNodes(t, `"ipMasq": true, "mtu": 1430`)
-	forEachUnderlay(t, a, b, func(t *testing.T, _ testenv.Family) {
-		forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-			server := serve(t, b.pod.Namespace, protocol, at(f.Pod(b.pod), 0))
-			reachUntranslated(t, a.node(), protocol, server, b.pod.Namespace)
-		})
-	})
-}
-
 // Pods whose MTU is larger than the tunnel's learn of it.
 func TestTunnelTellsMTU(t *testing.T) {
 	for _, path := range []string{"established", "always"} {

@@ -68,17 +68,6 @@ func (e udpEnd) Read(buf []byte) (int, error) {
 
 func (e udpEnd) RemoteAddr() net.Addr { return net.UDPAddrFromAddrPort(e.peer) }
 
-// seen returns the client's address as the server sees it.
-func (p *pair) seen() netip.AddrPort { return portOf(p.server.RemoteAddr()) }
-
-// own returns the client's own address.
-func (p *pair) own() netip.AddrPort { return portOf(p.client.LocalAddr()) }
-
-func portOf(addr net.Addr) netip.AddrPort {
-	parsed := netip.MustParseAddrPort(addr.String())
-	return at(parsed.Addr().Unmap(), parsed.Port())
-}
-
 // pairs are connections that are used together.
 type pairs []*pair
 

@@ -416,35 +416,3 @@ func checkOnly(t *testing.T, what, got, want string) {
 		t.Errorf("%s: got %q, want %q in it", what, got, want)
 	}
 }
-
-// BenchmarkOf5000Nodes is a dual-stack cluster.
-func BenchmarkOf5000Nodes(b *testing.B) {
-	nodes := manyNodes(5000)
-	b.ReportAllocs()
-	for b.Loop() {
-		state, err := Of(nodes, "node-0", config, hostWith("10.0.0.0/8"))
-		if err != nil || len(state.Routes) != 2*4999 {
-			b.Fatalf("got %d routes (%v)", len(state.Routes), err)
-		}
-	}
-}
-
-// BenchmarkOf5000NodesContested has one node in conflict with all others.
-func BenchmarkOf5000NodesContested(b *testing.B) {
-	nodes := append(manyNodes(5000), node(9999, "100.0.0.0/8", "10.1.0.1"))
-	b.ReportAllocs()
-	for b.Loop() {
-		state, err := Of(nodes, "node-0", config, hostWith("10.0.0.0/8"))
-		if err != nil || len(state.Routes) != 2*4999 {
-			b.Fatalf("got %d routes (%v)", len(state.Routes), err)
-		}
-	}
-}
-
-func manyNodes(count int) (nodes []Node) {
-	for n := range count {
-		high, low := n/256, n%256
-		nodes = append(nodes, node(n, fmt.Sprintf("100.%d.%d.0/24", high, low), fmt.Sprintf("fd44:%x::/64", n), fmt.Sprintf("10.0.%d.%d", high, low)))
-	}
-	return nodes
-}

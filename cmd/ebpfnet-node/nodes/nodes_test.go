@@ -285,30 +285,6 @@ func FuzzUnmarshal(f *testing.F) {
 	})
 }
 
-// BenchmarkUnmarshal reads a node with 50 images, as we do and as Kubernetes does.
-func BenchmarkUnmarshal(b *testing.B) {
-	data, err := fullNode("a", "10.244.1.0/24").Marshal()
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Run("ours", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			if err := new(object).Unmarshal(data); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("kubernetes", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			if err := new(corev1.Node).Unmarshal(data); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-}
-
 // api is a server that runs until the test ends.
 type api struct {
 	*apitest.Server
