@@ -192,7 +192,8 @@ func (c *collector) sweep(ctx context.Context, before *view) error {
 		errAdopted,
 		sweepDatapath(ctx, valid, now.records),
 		removeRecords(c.records, now.records, valid),
-		c.releaseInvalid(ctx, valid))
+		c.releaseInvalid(ctx, valid),
+		acceptUnassigned(valid))
 }
 
 // valid returns the attachments to keep: those that the runtime lists and newer ones, or all that are
