@@ -167,12 +167,8 @@ func completeWith(cmd *cobra.Command, flag string, values ...string) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // the flag exists
 }
 
-// withLocks bounds the wait of a command that takes locks, and says on a terminal if it waits long.
-// The caller must call done.
+// withLocks bounds the wait of a command that takes locks. The caller must call done.
 func withLocks(cmd *cobra.Command) (ctx context.Context, done func()) {
 	const timeout = 20 * time.Second
-
-	ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
-	arrived := output.Waiting(cmd.ErrOrStderr(), "other calls of ebpfnet or ebpfnetctl, at most "+timeout.String())
-	return ctx, func() { arrived(); cancel() }
+	return context.WithTimeout(cmd.Context(), timeout)
 }
