@@ -69,10 +69,8 @@ func withFlagsOf(cmd *cobra.Command, name string) []string {
 
 // report writes the archive. An incomplete file is removed.
 func report(cmd *cobra.Command, name string, o bugreport.Options) (err error) {
-	defer output.Waiting(cmd.ErrOrStderr(), "commands that look at this host")()
 	to, messages := cmd.OutOrStdout(), cmd.ErrOrStderr()
-	switch {
-	case name != "-":
+	if name != "-" {
 		file, errOpen := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if errOpen != nil {
 			return errOpen
@@ -83,8 +81,6 @@ func report(cmd *cobra.Command, name string, o bugreport.Options) (err error) {
 			}
 		}()
 		to, messages = file, to
-	case output.IsTerminal(to):
-		return errors.New("bugreport: the standard output is a terminal: expected a file or a pipe")
 	}
 	written, err := bugreport.Write(cmd.Context(), to, o)
 	if err != nil {

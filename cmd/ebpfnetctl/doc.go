@@ -12,7 +12,7 @@
 // Document prints what is no list. JSON has a file schema/NAME.json, which a test compares. The bug report
 // takes each read command that needs no argument.
 //
-// stderr is for errors, which the command returns, and for [output.Waiting].
+// stderr is for errors, which the command returns.
 //
 // A command that looks for something returns errFound after it has printed what it has found: exit code 3.
 // findContainer resolves an argument CONTAINER, and completeContainers completes it. A command that takes

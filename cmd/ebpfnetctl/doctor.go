@@ -74,7 +74,6 @@ func examine(cmd *cobra.Command, o doctorOptions) error {
 	if err != nil {
 		return err
 	}
-	arrived := output.Waiting(cmd.ErrOrStderr(), "checks, which may wait for other calls of ebpfnet, for tools, and for packets")
 	findings := doctor.Run(cmd.Context(), o.Options)
 	var errFix, errSend error
 	if o.fix {
@@ -85,7 +84,6 @@ func examine(cmd *cobra.Command, o doctorOptions) error {
 		sent, errSend = doctor.Send(cmd.Context(), o.Options, remotes)
 		findings = append(findings, sent...)
 	}
-	arrived()
 	err = findingTable.Print(output.New(cmd.OutOrStdout(), o.Flags), findings)
 	if err := errors.Join(err, errFix, errSend); err != nil {
 		return err
