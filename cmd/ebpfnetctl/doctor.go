@@ -61,9 +61,7 @@ to run there.`,
 	flags.BoolVar(&o.send, "send", false, "prove with a container of its own that packets arrive")
 	flags.BoolVar(&o.Peers, "peers", false, "probe every other node of the cluster")
 	flags.StringSliceVar(&o.to, "to", nil, "with --send: connect to `ADDRESS:PORT` instead of the gateways")
-	flags.StringVar(&o.Root, "root", "/", "`DIR` is where the host's files are, for a container that has them mounted")
-	flags.StringVar(&o.ConfDir, "conf-dir", "", "`DIR` is the runtime's directory of networks, if it is not containerd or CRI-O")
-	flags.StringSliceVar(&o.BinDirs, "bin-dir", nil, "`DIR` is the runtime's directory of plugins")
+	o.AddFlags(flags)
 	flags.StringVar(&o.CacheDir, "cache-dir", containers.DefaultCacheDir, "`DIR` is libcni's cache")
 	return cmd
 }

@@ -117,11 +117,10 @@ func keepRouterAdvertisements() error {
 // ProxyARP has the sysctls that control whether, and after what delay, a device of the host answers ARP for addresses
 // that the host reaches through other devices.
 type ProxyARP struct {
-	Answers string `json:"proxy_arp"`
-	Delay   string `json:"proxy_delay"`
+	Answers, Delay string
 }
 
-// ReadProxyARP returns the sysctls of a device.
+// ReadProxyARP returns the sysctls of a device, or of new devices ("default").
 func ReadProxyARP(device string) (p ProxyARP, err error) {
 	for name, value := range p.sysctls(device) {
 		text, errRead := readSysctl(name)

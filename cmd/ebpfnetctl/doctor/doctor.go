@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
@@ -91,12 +92,10 @@ var patience = 20 * time.Second
 
 // Options say where to look.
 type Options struct {
-	Root     string   // of the host's files; "": /
-	ConfDir  string   // of network configurations; "": where the runtimes look
-	BinDirs  []string // of plugins; nil: where the runtimes look
-	DataDir  string   // of the records; "": the default
-	CacheDir string   // libcni's
-	Peers    bool     // probe other nodes
+	runtimes.Options
+	DataDir  string // of the records; "": the default
+	CacheDir string // libcni's
+	Peers    bool   // probe other nodes
 }
 
 // Run runs all checks. It changes nothing.

@@ -80,19 +80,8 @@ func (h *host) whyNotOpen() error {
 
 // findRuntimes finds the runtimes and their networks.
 func (h *host) findRuntimes() {
-	found, err := runtimes.Find(h.Root)
-	if h.ConfDir != "" { // then it does not matter what runtimes are configured
-		found, err = []runtimes.Runtime{{Source: "--conf-dir", ConfDir: h.ConfDir}}, nil
-	}
-	h.errRuntimes = err
-	for _, r := range found {
-		if h.ConfDir == "" {
-			r = r.In(h.Root)
-		}
-		if h.BinDirs != nil {
-			r.BinDirs = h.BinDirs
-		}
-		h.runtimes = append(h.runtimes, r)
+	h.runtimes, h.errRuntimes = h.Find()
+	for _, r := range h.runtimes {
 		networks, err := networksOf(r)
 		h.errRuntimes = errors.Join(h.errRuntimes, err)
 		h.networks = append(h.networks, networks...)

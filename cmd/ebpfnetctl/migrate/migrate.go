@@ -33,9 +33,7 @@ import (
 
 // Options are where things are on a host.
 type Options struct {
-	Root     string // of the host's files
-	ConfDir  string // the runtime's directory of networks; "": as containerd and CRI-O say
-	BinDirs  []string
+	runtimes.Options
 	CacheDir string // libcni's cache
 	Network  string // "": all
 }
@@ -110,7 +108,7 @@ func Plan(_ context.Context, o Options) ([]*Network, error) {
 
 // networks returns the networks, each once, sorted by file. An error is about what could not be read.
 func (h *host) networks() (networks []*Network, err error) {
-	all, err := h.runtimes()
+	all, err := h.Find()
 	for _, r := range all {
 		files, errFiles := r.Files()
 		err = errors.Join(err, errFiles)
@@ -130,21 +128,6 @@ func (h *host) networks() (networks []*Network, err error) {
 		err = fmt.Errorf("no network %s here that is, or could be, ebpfnet's", h.Network)
 	}
 	return networks, err
-}
-
-// runtimes returns the container runtimes of the host.
-func (h *host) runtimes() ([]runtimes.Runtime, error) {
-	if h.ConfDir != "" {
-		return []runtimes.Runtime{{ConfDir: h.ConfDir, BinDirs: h.BinDirs}}, nil
-	}
-	all, err := runtimes.Find(h.Root)
-	for i := range all {
-		all[i] = all[i].In(h.Root)
-		if len(h.BinDirs) > 0 {
-			all[i].BinDirs = h.BinDirs
-		}
-	}
-	return all, err
 }
 
 // look finds out what can become of a network. It returns nil for a network that ebpfnet neither has nor could replace.

@@ -140,10 +140,10 @@ func (h *host) adoptAll(ctx context.Context, n *Network) error {
 }
 
 func (h *host) releaseAll(ctx context.Context, n *Network) error {
-	var errs []error
+	errs := []error{h.answerAsUsual(n)}
 	for i := range n.Containers {
 		c := &n.Containers[i]
-		if c.Action != Adopted && !c.attached {
+		if !c.isReleasable() {
 			continue
 		}
 		if err := h.release(ctx, c); err != nil {
@@ -153,7 +153,7 @@ func (h *host) releaseAll(ctx context.Context, n *Network) error {
 		c.Action, c.attached = Adopt, false
 		h.report("released container %s %s (%s)", c.Title(), c.IfName, c.Device)
 	}
-	return errors.Join(append(errs, h.answerAsBefore(n))...)
+	return errors.Join(errs...)
 }
 
 // notAdopted returns an error about the containers of a migrated network that cannot be adopted.
@@ -214,6 +214,9 @@ func (h *host) back(ctx context.Context, n *Network) error {
 		if made, err = madeByUs(n.Name); err == nil && len(made) > 0 {
 			err = fmt.Errorf("ebpfnet has made containers of network %s meanwhile: restart %s, and then run `ebpfnetctl doctor --fix`", n.Name, strings.Join(made, ", "))
 		}
+	}
+	if n.State != Done && !slices.ContainsFunc(n.Containers, Container.isReleasable) {
+		return err // it is not migrated
 	}
 	return errors.Join(err, h.releaseAll(ctx, n))
 }

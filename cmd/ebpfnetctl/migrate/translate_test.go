@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
 )
 
 const subnetEnv = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
@@ -21,7 +23,7 @@ func translated(t *testing.T, plugins, env string) (*translation, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &host{Options: Options{Root: t.TempDir()}}
+	h := &host{Options: Options{Options: runtimes.Options{Root: t.TempDir()}}}
 	file := filepath.Join(h.Root, "run/flannel/subnet.env")
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		t.Fatal(err)
