@@ -171,12 +171,7 @@ func exists(file string) bool {
 }
 
 // removeOrphans runs GC for the networks that have orphans, which keeps whatever has a device.
-func removeOrphans(ctx context.Context, options Options) (did []string, err error) {
-	h, err := newHost(options)
-	if err != nil {
-		return nil, err
-	}
-	defer h.close()
+func removeOrphans(ctx context.Context, h *host) (did []string, err error) {
 	for _, n := range h.ours() {
 		orphans, kept, err := h.orphans(ctx, n)
 		if err != nil || len(kept) > 0 || len(orphans) == 0 || h.datapath == nil {

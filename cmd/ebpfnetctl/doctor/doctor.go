@@ -17,8 +17,6 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
-	"github.com/ebpfnet/ebpfnet/loader"
-	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
 
 // State says how something is.
@@ -164,31 +162,33 @@ func Fix(ctx context.Context, options Options, findings []Finding) ([]Finding, e
 
 // fix is safe to do while containers run, because it restores what ADD has made or removes what no container uses. It
 // returns what it did.
-type fix func(context.Context, Options) (did []string, err error)
+type fix func(context.Context, *host) (did []string, err error)
 
 var (
-	fixByRepair   fix = repair
-	fixForwarding fix = restoreForwarding
-	fixOrphans    fix = removeOrphans
+	fixByRepair fix = repair
+	fixOrphans  fix = removeOrphans
 
 	// fixes are all of them, in their order.
-	fixes = []*fix{&fixByRepair, &fixForwarding, &fixOrphans}
+	fixes = []*fix{&fixByRepair, &fixOrphans}
 )
 
 func (f fix) inTime(ctx context.Context, options Options) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return f(ctx, options)
-}
-
-// repair does what ebpfnetctl repair does.
-func repair(ctx context.Context, options Options) ([]string, error) {
-	o, err := admin.Open(loader.OpenLoaded, options.DataDir)
+	h, err := newHost(options)
 	if err != nil {
 		return nil, err
 	}
-	defer o.Close()
-	repaired, err := o.Repair(ctx)
+	defer h.close()
+	return f(ctx, h)
+}
+
+// repair does what ebpfnetctl repair does.
+func repair(ctx context.Context, h *host) ([]string, error) {
+	if h.admin == nil {
+		return nil, h.errAttached
+	}
+	repaired, err := h.admin.Repair(ctx)
 	for i := range repaired {
 		repaired[i] = "repaired " + repaired[i]
 	}

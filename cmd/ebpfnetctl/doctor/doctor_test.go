@@ -70,9 +70,9 @@ func TestReach(t *testing.T) {
 
 // TestHangingCheck has a check and a fix that take all the time they get: those that follow have as much.
 func TestHangingCheck(t *testing.T) {
-	defer func(table []check, before time.Duration, byRepair, forwarding fix) {
-		checks, patience, fixByRepair, fixForwarding = table, before, byRepair, forwarding
-	}(checks, patience, fixByRepair, fixForwarding)
+	defer func(table []check, before time.Duration, byRepair, orphans fix) {
+		checks, patience, fixByRepair, fixOrphans = table, before, byRepair, orphans
+	}(checks, patience, fixByRepair, fixOrphans)
 	patience = time.Millisecond
 	var until time.Time
 	hang := func(ctx context.Context) error {
@@ -86,14 +86,14 @@ func TestHangingCheck(t *testing.T) {
 	}
 	checks = []check{
 		{"hangs", func(ctx context.Context, _ *host) ([]Finding, error) {
-			return []Finding{wrong("", "a").by(&fixByRepair), wrong("", "b").by(&fixForwarding)}, hang(ctx)
+			return []Finding{wrong("", "a").by(&fixByRepair), wrong("", "b").by(&fixOrphans)}, hang(ctx)
 		}},
 		{"next", func(ctx context.Context, _ *host) ([]Finding, error) {
 			return []Finding{good("%s", hasOwnTime(ctx))}, nil
 		}},
 	}
-	fixByRepair = func(ctx context.Context, _ Options) ([]string, error) { return nil, hang(ctx) }
-	fixForwarding = func(ctx context.Context, _ Options) ([]string, error) { return []string{hasOwnTime(ctx)}, nil }
+	fixByRepair = func(ctx context.Context, _ *host) ([]string, error) { return nil, hang(ctx) }
+	fixOrphans = func(ctx context.Context, _ *host) ([]string, error) { return []string{hasOwnTime(ctx)}, nil }
 	found := Run(t.Context(), Options{})
 	if len(found) != 4 || found[2].State != Unknown || found[3].What != "own time: true" {
 		t.Errorf("got %+v, want time for the check that follows", found)

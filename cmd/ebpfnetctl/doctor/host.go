@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -170,12 +169,4 @@ func sysctl(name string) string {
 		return ""
 	}
 	return strings.TrimSpace(string(text))
-}
-
-// setSysctl sets a value below /proc/sys/net.
-func setSysctl(name, value string) error {
-	if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0); err != nil {
-		return fmt.Errorf("set sysctl to %s: %w", value, err)
-	}
-	return nil
 }

@@ -26,33 +26,34 @@ func lookPeers(ctx context.Context, h *host) (findings []Finding, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return orGood(probe(ctx, peers, (*peer).look), "no other node is known"), nil
+	probe := func(p *peer) []Finding { return p.look(ctx) }
+	return orGood(together(peers, probe), "no other node is known"), nil
 }
 
-// probe looks at many nodes at once. After the end of ctx it starts no further probes.
-func probe(ctx context.Context, peers []*peer, look func(*peer) []Finding) []Finding {
+// together looks at many things at once, because each silence takes its time.
+func together[T any](things []T, look func(T) []Finding) []Finding {
 	const atOnce = 128
 
-	found := make([][]Finding, len(peers))
+	found := make([][]Finding, len(things))
 	slots := make(chan struct{}, atOnce)
 	var all sync.WaitGroup
-	for i, p := range peers {
+	for i, thing := range things {
 		all.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			if ctx.Err() != nil {
-				found[i] = []Finding{{State: Unknown, What: p.title() + " was not probed: others took too long"}}
-				return
-			}
-			found[i] = look(p)
+			found[i] = look(thing)
 		})
 	}
 	all.Wait()
 	return slices.Concat(found...)
 }
 
-// look sends short packets to a node, and if it answers, packets as long as those of containers.
-func (p *peer) look() []Finding {
+// look sends short packets to a node, and if it answers, packets as long as those of containers. After the end of ctx it
+// sends none.
+func (p *peer) look(ctx context.Context) []Finding {
+	if ctx.Err() != nil {
+		return []Finding{{State: Unknown, What: p.title() + " was not probed: others took too long"}}
+	}
 	trips, errs := p.pingAll(func(maps.Node) int { return shortPing })
 	failed := slices.IndexFunc(errs, func(err error) bool { return err != nil })
 	switch {

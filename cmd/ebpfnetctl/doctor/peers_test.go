@@ -22,7 +22,7 @@ import (
 func TestProbeEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	found := probe(ctx, []*peer{{}}, func(*peer) []Finding { return []Finding{good("probed")} })
+	found := (&peer{}).look(ctx)
 	if len(found) != 1 || found[0].State != Unknown {
 		t.Errorf("got %+v, want that the node was not probed", found)
 	}
