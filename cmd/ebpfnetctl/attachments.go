@@ -16,38 +16,27 @@ import (
 )
 
 func newAttachments() *cobra.Command {
-	var flags output.Flags
-	var dirs directories
-	cmd := &cobra.Command{
+	var o containerOptions
+	return o.addTo(&cobra.Command{
 		Use:   "attachments [CONTAINER]",
 		Short: "containers: addresses, host ports, devices, settings",
 		Long: `Lists the connected containers, or prints all that is known of one as YAML:
 addresses, routes, host ports, devices, settings, and the aliases, cgroup and
-labels from the runtime.
-
-` + containerHelp,
+labels from the runtime.`,
 		Example: `  ebpfnetctl attachments
   ebpfnetctl attachments web
   ebpfnetctl attachments -o json | jq -r '.[] | select(.dead) | .containerID'`,
-		Args:              oneWord,
-		ValidArgsFunction: completeContainers(&dirs),
-		RunE: func(cmd *cobra.Command, words []string) error {
-			return printAttachments(output.New(cmd.OutOrStdout(), flags), words, dirs)
-		},
-	}
-	flags.AddToRead(cmd.Flags())
-	dirs.add(cmd)
-	return cmd
+	}, func(_ *cobra.Command, p *output.Printer) error { return printAttachments(p, &o) })
 }
 
 // printAttachments prints the connected containers, or all of one as YAML. What cannot be read is missing from the list,
 // and in the error.
-func printAttachments(p *output.Printer, words []string, dirs directories) error {
-	attachments, err := attachmentsOf(words, dirs)
+func printAttachments(p *output.Printer, o *containerOptions) error {
+	attachments, err := o.attachments()
 	if attachments == nil {
 		return err
 	}
-	if len(words) > 0 && p.Format == output.Text {
+	if len(o.words) > 0 && p.Format == output.Text {
 		p.Format = output.YAML
 	}
 	return errors.Join(err, attachmentTable.Print(p, attachments))

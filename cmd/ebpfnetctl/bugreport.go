@@ -47,8 +47,7 @@ filter cannot recognize every secret: review the archive before you share it.`,
 // readCommands are the read commands that need no argument, with their JSON.
 func readCommands(cmd *cobra.Command) (all [][]string) {
 	for _, command := range cmd.Root().Commands() {
-		reads := slices.Contains(output.FormatNames(command.Flags()), string(output.Name))
-		if reads && command.ValidateArgs(nil) == nil {
+		if slices.Contains(output.Formats(command.Flags()), output.Name) && command.ValidateArgs(nil) == nil {
 			all = append(all, append(withFlagsOf(cmd, command.Name()), "--output=json"))
 		}
 	}

@@ -36,14 +36,14 @@ func listAttachments(dirs directories) ([]*admin.Attachment, error) {
 	return all, err
 }
 
-// attachmentsOf lists all attachments, or those that a CONTAINER in words means. What cannot be read is
+// attachments lists all attachments, or those that a CONTAINER in words means. What cannot be read is
 // missing, and in the error; the list is nil where there is nothing to print.
-func attachmentsOf(words []string, dirs directories) ([]*admin.Attachment, error) {
-	all, err := listAttachments(dirs)
-	if all == nil || len(words) == 0 {
+func (o *containerOptions) attachments() ([]*admin.Attachment, error) {
+	all, err := listAttachments(o.dirs)
+	if all == nil || len(o.words) == 0 {
 		return all, err
 	}
-	found, notFound := findContainer(all, words[0])
+	found, notFound := findContainer(all, o.words[0])
 	return found, errors.Join(err, notFound)
 }
 

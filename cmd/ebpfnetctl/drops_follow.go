@@ -44,13 +44,13 @@ type leftOut struct {
 }
 
 // followDrops prints drops until the command is interrupted, or nobody reads its output.
-func followDrops(cmd *cobra.Command, o dropOptions) (err error) {
+func followDrops(cmd *cobra.Command, p *output.Printer, o dropOptions) (err error) {
 	datapath, err := loader.OpenLoaded()
 	if err != nil {
 		return err
 	}
 	defer datapath.Close()
-	f := &follower{options: o, printer: output.New(cmd.OutOrStdout(), o.Flags)}
+	f := &follower{options: o, printer: p}
 	filter, err := f.filter()
 	if err != nil {
 		return err
@@ -83,7 +83,7 @@ func (f *follower) filter() (filter drops.Filter, err error) {
 	if len(f.options.words) == 0 {
 		return filter, nil
 	}
-	attachments, err := attachmentsOf(f.options.words, f.options.dirs)
+	attachments, err := f.options.attachments()
 	if attachments == nil {
 		return filter, err
 	}

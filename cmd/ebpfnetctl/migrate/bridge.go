@@ -53,26 +53,12 @@ func (h *host) deviceOf(n *Network) *netlink.LinkAttrs {
 	return h.devices[i].Attrs()
 }
 
-// answerForOthers makes the bridge of a network answer at once for containers that are not on it.
-func (h *host) answerForOthers(n *Network) error {
-	bridge := h.deviceOf(n)
-	if bridge == nil {
-		return nil
+// setProxyARP sets whether the bridge of a network, if it has one, answers at once for containers that are not on it.
+func (h *host) setProxyARP(n *Network, on bool) error {
+	if bridge := h.deviceOf(n); bridge != nil {
+		return link.SetProxyARP(bridge.Name, on)
 	}
-	return link.ProxyARP{Answers: "1", Delay: "0"}.Set(bridge.Name)
-}
-
-// answerAsUsual undoes answerForOthers: the bridge gets what new devices have.
-func (h *host) answerAsUsual(n *Network) error {
-	bridge := h.deviceOf(n)
-	if bridge == nil {
-		return nil
-	}
-	usual, err := link.ReadProxyARP("default")
-	if err != nil {
-		return err
-	}
-	return usual.Set(bridge.Name)
+	return nil
 }
 
 // isIPv6 reports whether a container with an address looks for others by neighbor discovery.

@@ -119,7 +119,7 @@ func (h *host) adoptAll(ctx context.Context, n *Network) error {
 	if !n.hasToAdopt() {
 		return nil
 	}
-	if err := h.answerForOthers(n); err != nil {
+	if err := h.setProxyARP(n, true); err != nil {
 		return fmt.Errorf("network %s: have the bridge answer ARP: %w", n.Name, err)
 	}
 	for i := range n.Containers {
@@ -140,7 +140,7 @@ func (h *host) adoptAll(ctx context.Context, n *Network) error {
 }
 
 func (h *host) releaseAll(ctx context.Context, n *Network) error {
-	errs := []error{h.answerAsUsual(n)}
+	errs := []error{h.setProxyARP(n, false)}
 	for i := range n.Containers {
 		c := &n.Containers[i]
 		if !c.isReleasable() {
