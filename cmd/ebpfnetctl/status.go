@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
@@ -30,14 +31,7 @@ type status struct {
 	Detached  []string       `json:"detached"`  // devices that lack programs
 	Maps      []admin.MapUse `json:"maps"`
 	Bytes     uint64         `json:"bytes"` // of all maps
-	Drops     []drop         `json:"drops"`
-}
-
-type drop struct {
-	Reason  string `json:"reason"`
-	Meaning string `json:"meaning"`
-	Packets uint64 `json:"packets"`
-	Bytes   uint64 `json:"bytes"`
+	Drops     []drops.Count  `json:"drops"`
 }
 
 func newStatus() *cobra.Command {
@@ -95,7 +89,7 @@ func (s *status) addTotals() error {
 	s.Uplinks = append([]string{}, totals.Uplinks...)
 	s.Warnings = append([]string{}, totals.Warnings...)
 	for _, c := range totals.Drops {
-		s.Drops = append(s.Drops, drop{c.Reason.Name(), c.Reason.String(), c.Packets, c.Bytes})
+		s.Drops = append(s.Drops, drops.CountOf(c))
 	}
 	for _, network := range totals.Networks {
 		s.Connected, s.Dead = s.Connected+network.Connected, s.Dead+network.Dead
@@ -161,9 +155,9 @@ func (s *status) lines() []string {
 	for _, detached := range s.Detached {
 		lines = append(lines, "warning      missing: "+detached+" (`ebpfnetctl repair` attaches it)")
 	}
-	drops := slices.DeleteFunc(slices.Clone(s.Drops), func(d drop) bool { return d.Packets == 0 })
-	slices.SortStableFunc(drops, func(a, b drop) int { return cmp.Compare(b.Packets, a.Packets) })
-	for _, d := range drops {
+	dropped := slices.DeleteFunc(slices.Clone(s.Drops), func(d drops.Count) bool { return d.Packets == 0 })
+	slices.SortStableFunc(dropped, func(a, b drops.Count) int { return cmp.Compare(b.Packets, a.Packets) })
+	for _, d := range dropped {
 		lines = append(lines, fmt.Sprintf("dropped      %d by %s: %s", d.Packets, d.Reason, d.Meaning))
 	}
 	return lines

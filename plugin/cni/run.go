@@ -42,6 +42,12 @@ type Call struct {
 	OwnNetns bool
 }
 
+// QuietCall returns a call that logs nothing.
+func QuietCall(args *skel.CmdArgs) (*Call, error) {
+	call, err := config.NewCall(args)
+	return &Call{Call: call, Log: slog.New(slog.DiscardHandler)}, err
+}
+
 // lockTimeout bounds the wait for other calls. Each holds its locks for milliseconds, but a node
 // that starts can have hundreds of calls at once, and the first one loads the datapath. Runtimes
 // wait for two minutes and more.

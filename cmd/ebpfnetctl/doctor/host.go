@@ -137,20 +137,12 @@ func (h *host) hasContainers() bool {
 	return slices.ContainsFunc(h.attachments, func(a *admin.Attachment) bool { return !a.Dead })
 }
 
-// uplinks returns the uplinks, or what would become one.
+// uplinks returns the uplinks. Before the first ADD there are none.
 func (h *host) uplinks() ([]netlink.Link, error) {
-	if h.admin != nil {
-		if uplinks, err := h.admin.Uplinks(); err != nil || len(uplinks) > 0 {
-			return uplinks, err
-		}
+	if h.admin == nil {
+		return nil, nil
 	}
-	found, err := link.Uplinks(h.rtnl, h.devices, nil)
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(slices.Clone(h.devices), func(device netlink.Link) bool {
-		return !slices.ContainsFunc(found, func(u link.Uplink) bool { return u.Index == device.Attrs().Index })
-	}), nil
+	return h.admin.Uplinks()
 }
 
 // isOurs reports whether a device is the host's end of a container.

@@ -67,7 +67,7 @@ func (p *peer) look(ctx context.Context) []Finding {
 	if _, err := ping(p.remote, shortPing); err != nil {
 		return []Finding{wrong(fmt.Sprintf("see whether the node runs, and `ip route get %s`", p.remote), "%s answers neither by the tunnel nor itself", p.title())}
 	}
-	return []Finding{wrong(fmt.Sprintf("let UDP port %d in, on both nodes (%s) and between them (a cloud's security groups); see whether ebpfnet-node runs there, with the same --port, and has this node in `ebpfnetctl nodes`", p.port, p.accept()),
+	return []Finding{wrong(fmt.Sprintf("let UDP port %d in, on both nodes and between them (a cloud's security groups); see whether ebpfnet-node runs there, with the same --port, and has this node in `ebpfnetctl nodes`", p.port),
 		"%s answers, but not by the tunnel: a firewall drops UDP port %d in one of the directions, or that node does not know this one", p.title(), p.port)}
 }
 
@@ -104,15 +104,6 @@ func (p *peer) lookLong() []Finding {
 		return nil // the node answers only by the tunnel, where long packets arrive
 	}
 	return []Finding{warning(remedy, "a link to %s carries no packets of %d bytes, so those in the tunnel are divided: that is slow, and some networks drop the pieces", p.title(), p.needs())}
-}
-
-// accept returns the command that lets the tunnel's packets in.
-func (p *peer) accept() string {
-	iptables := "iptables"
-	if p.remote.Is6() {
-		iptables = "ip6tables"
-	}
-	return fmt.Sprintf("%s -I INPUT -p udp --dport %d -j ACCEPT, or in nft, for example, nft insert rule inet filter input udp dport %[2]d accept", iptables, p.port)
 }
 
 // needs returns the size of the longest packets between the nodes.

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net/netip"
 	"os"
@@ -16,7 +15,6 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
-	"github.com/ebpfnet/ebpfnet/plugin/config"
 )
 
 // pluginType is the type of our plugin in a configuration.
@@ -244,8 +242,7 @@ func newCall(network, version string, keys object, args *skel.CmdArgs) (*cni.Cal
 	if args.StdinData, err = json.Marshal(stdin); err != nil {
 		return nil, err
 	}
-	call, err := config.NewCall(args)
-	return &cni.Call{Call: call, Log: slog.New(slog.DiscardHandler)}, err
+	return cni.QuietCall(args)
 }
 
 // write writes a list with one plugin in place of the others, and the other keys of the old list.
