@@ -107,9 +107,6 @@ func printNetwork(p *output.Printer, n *migrate.Network) {
 	for _, reason := range n.Reasons {
 		p.Printf("  blocked: %s\n", reason)
 	}
-	for _, note := range n.Notes {
-		p.Printf("  note: %s\n", note)
-	}
 	for _, c := range n.Containers {
 		p.Printf("  %s %s %s (%s, %s)\n", string(c.Action), c.Title(), c.IfName, c.Device, strings.Join(c.Addresses, ", "))
 	}

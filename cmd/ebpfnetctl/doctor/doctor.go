@@ -105,8 +105,8 @@ func Run(ctx context.Context, options Options) (findings []Finding) {
 	defer h.close()
 	for _, c := range checks {
 		found, err := c.lookInTime(ctx, h)
-		for _, err := range unjoin(err) {
-			found = append(found, Finding{State: Unknown, What: "the check could not look: " + err.Error()})
+		if err != nil {
+			found = append(found, Finding{State: Unknown, What: "the check could not look: " + strings.ReplaceAll(err.Error(), "\n", "; ")})
 		}
 		for _, f := range found {
 			f.Check = c.name
@@ -124,17 +124,6 @@ func (c check) lookInTime(ctx context.Context, h *host) ([]Finding, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return c.look(ctx, h)
-}
-
-// unjoin returns the errors that were joined.
-func unjoin(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		return joined.Unwrap()
-	}
-	if err == nil {
-		return nil
-	}
-	return []error{err}
 }
 
 // Fix fixes what findings say can be fixed safely, and returns what it did and the findings afterwards.

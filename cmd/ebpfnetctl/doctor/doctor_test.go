@@ -25,16 +25,6 @@ func TestJudgeMap(t *testing.T) {
 	}
 }
 
-// TestErrorsAreFindings wants a line for each error of a check.
-func TestErrorsAreFindings(t *testing.T) {
-	one, two := errors.New("one"), errors.New("two")
-	for want, err := range map[int]error{0: nil, 1: fmt.Errorf("more: %w", one), 2: errors.Join(one, nil, two)} {
-		if got := unjoin(err); len(got) != want {
-			t.Errorf("%v: got %d errors, want %d", err, len(got), want)
-		}
-	}
-}
-
 // TestWord quotes names that a shell would misread.
 func TestWord(t *testing.T) {
 	for name, want := range map[string]string{

@@ -26,7 +26,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
-	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
@@ -55,7 +54,6 @@ type Network struct {
 	Plugins    []string        `json:"plugins"`
 	State      State           `json:"state"`
 	Reasons    []string        `json:"reasons"` // why it is blocked
-	Notes      []string        `json:"notes"`   // what else to know before
 	Containers []Container     `json:"containers"`
 	Conflist   json.RawMessage `json:"conflist,omitempty"` // the new one
 	Kept       string          `json:"kept,omitempty"`     // the file of the old one, once it is migrated
@@ -133,7 +131,7 @@ func (h *host) networks() (networks []*Network, err error) {
 // look finds out what can become of a network. It returns nil for a network that ebpfnet neither has nor could replace.
 func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 	n := &Network{Name: file.List.Name, File: file.Path, Plugins: typesOf(file.List), State: Ready,
-		Reasons: []string{}, Notes: []string{}, Containers: []Container{}, list: file.List}
+		Reasons: []string{}, Containers: []Container{}, list: file.List}
 	if hasPlugin(file.List, pluginType) {
 		kept := keptName(file.Path)
 		if _, err := os.Stat(kept); err != nil {
@@ -154,36 +152,15 @@ func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 	} else {
 		n.Conflist = n.translation.conflist
 	}
-	if hasPlugin(file.List, "firewall") {
-		n.note("its firewall plugin accepts each container's packets in FORWARD or firewalld's trusted zone; ebpfnet makes no rules: " +
-			"a firewall that drops forwarded packets must accept the containers' subnets (`ebpfnetctl doctor` looks, and says how)")
-	}
 	if r.Binary(pluginType) == "" {
 		n.block("the runtime looks for plugins in %v, and %q is not there", r.BinDirs, pluginType)
 	}
 	err = h.lookAtContainers(n)
 	h.lookAtBridge(n)
-	err = errors.Join(err, n.noteAdoption())
 	if n.translation == nil {
 		return n, err
 	}
 	return n, errors.Join(err, h.lookAtAddresses(n))
-}
-
-// noteAdoption adds notes on what changes for containers that are adopted. A kernel without tcx stops a device for its
-// first filter.
-func (n *Network) noteAdoption() error {
-	if !n.hasToAdopt() {
-		return nil
-	}
-	usesTCX, err := loader.UsesTCX()
-	if err == nil && !usesTCX {
-		n.note("the kernel has no tcx (6.6): for about a millisecond each, it drops packets to a container that is adopted, and those that an uplink sends")
-	}
-	if bridge := bridgeOf(n.list); bridge != "" {
-		n.note("the bridge %[1]s answers ARP for new containers (net.ipv4.conf.%[1]s.proxy_arp=1); broadcast and multicast do not reach them", bridge)
-	}
-	return err
 }
 
 // hasToAdopt reports whether a container will be adopted.
@@ -204,11 +181,6 @@ func (h *host) lookAtDone(n *Network, kept string) (*Network, error) {
 	err = h.lookAtContainers(n)
 	n.State = Done
 	return n, err
-}
-
-// note adds a sentence for the plan.
-func (n *Network) note(format string, args ...any) {
-	n.Notes = append(n.Notes, fmt.Sprintf(format, args...))
 }
 
 // block adds a reason why a network cannot be migrated.

@@ -95,9 +95,6 @@ func (h *host) migrate(ctx context.Context, n *Network) error {
 		return errors.Join(err, h.releaseAll(context.WithoutCancel(ctx), n))
 	}
 	h.report("network %s is ebpfnet's: %s has the new list, and %s the old one", n.Name, n.File, keptName(n.File))
-	for _, note := range n.Notes {
-		h.report("note: %s", note)
-	}
 	return h.adoptLate(ctx, n)
 }
 
