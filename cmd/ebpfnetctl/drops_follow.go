@@ -2,9 +2,11 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os/signal"
 	"slices"
@@ -115,22 +117,32 @@ func (f *follower) warn(cmd *cobra.Command, filter drops.Filter, err error) erro
 	return nil
 }
 
-// run prints until the end. While output blocks, the lease ends, and nothing is reported.
+// run prints until the end.
 func (f *follower) run(cmd *cobra.Command) error {
 	signal.Ignore(syscall.SIGPIPE) // a write fails instead
 	defer signal.Reset(syscall.SIGPIPE)
-	read, renew := time.NewTicker(dropsRead), time.NewTicker(dropsRenew)
+	ctx, cancel := context.WithCancel(cmd.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- f.keepAlive(ctx, cmd.ErrOrStderr())
+		close(ended)
+	}()
+	defer func() { cancel(); <-ended }() // a reader that has stopped must not come back
+	read, count := time.NewTicker(dropsRead), time.NewTicker(dropsRenew)
 	defer read.Stop()
-	defer renew.Stop()
+	defer count.Stop()
 	for {
 		var err error
 		select {
-		case <-cmd.Context().Done():
+		case err := <-ended:
+			if err != nil {
+				return err
+			}
 			return errors.Join(f.reader.Stop(), f.print(), f.printLeftOut())
 		case <-read.C:
 			err = f.print()
-		case <-renew.C:
-			err = f.renew(cmd)
+		case <-count.C:
+			err = f.printLeftOut()
 		}
 		if f.isAlone(cmd) {
 			return nil // also with JSON, where printing then fails
@@ -141,13 +153,25 @@ func (f *follower) run(cmd *cobra.Command) error {
 	}
 }
 
-// renew renews the reader's lease, and prints what was left out. It warns if the lease has ended meanwhile.
-func (f *follower) renew(cmd *cobra.Command) error {
-	missed, err := f.reader.Renew()
-	if missed > 0 {
-		output.Printf(cmd.ErrOrStderr(), "ebpfnetctl: nothing was reported for %s, because this process did not run\n", missed.Round(time.Second).String())
+// keepAlive renews the reader's lease until the end of ctx, even while output blocks: the programs then count what is left
+// out. It warns if this process did not run for so long that its lease ended.
+func (f *follower) keepAlive(ctx context.Context, warnings io.Writer) error {
+	ticker := time.NewTicker(dropsRenew)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		missed, err := f.reader.Renew()
+		if err != nil {
+			return err
+		}
+		if missed > 0 {
+			output.Printf(warnings, "ebpfnetctl: nothing was reported for %s, because this process did not run\n", missed.Round(time.Second).String())
+		}
 	}
-	return errors.Join(err, f.printLeftOut())
 }
 
 // isAlone reports whether nobody reads the standard output, and forgets that writing to it failed.

@@ -127,7 +127,7 @@ func (r *Reader) takeLock(ctx context.Context) (err error) {
 	return fmt.Errorf("another `ebpfnetctl drops --follow`%s follows drops, and only one can: end it first", who)
 }
 
-// Renew renews the lease. If the lease has ended, it returns how long ago. An
+// Renew renews the lease; it may run beside Read and LeftOut. If the lease has ended, it returns how long ago. An
 // upgrade keeps the maps and so the reader; Renew fails after an unload, because the reader would wait forever.
 func (r *Reader) Renew() (missed time.Duration, err error) {
 	if now, err := os.Stat(r.datapath.Dir()); err != nil || !os.SameFile(now, r.pins) {
