@@ -1,7 +1,5 @@
 // Package cni is what our CNI plugins share: it runs the verb that the environment names, with a log
 // and a deadline, and prints results and errors in the format of the specification.
-//
-// It may import plugin/cnierr, plugin/config, plugin/show and plugin/version.
 package cni
 
 import (

@@ -1,10 +1,6 @@
 // Package doctor looks for what keeps ebpfnet from working on a host. It is a table of small checks, each of which
 // reports what it has found, what that means, and what to do. It fixes what is safe to fix, and proves with a container
 // of its own, and with packets to other nodes, that packets arrive.
-//
-// It may import cmd/ebpfnetctl/containers, cmd/ebpfnetctl/firewall, cmd/ebpfnetctl/output, cmd/ebpfnetctl/runtimes, bpf,
-// ipam, loader, loader/rtnl, maps, plugin, plugin/cni, plugin/config, plugin/link, plugin/names, plugin/nodestate,
-// plugin/admin and plugin/refresh.
 package doctor
 
 import (

@@ -1,8 +1,6 @@
 // Package firewall finds the chains of the host's firewall that drop forwarded packets unless a rule accepts them. It
 // does not interpret rules: Trace has the kernel report what they do to packets. It reads nftables, and both kinds of
 // iptables, with the tools that are installed.
-//
-// It imports no other package of this module.
 package firewall
 
 import (

@@ -7,9 +7,6 @@
 //
 // The order of the steps lets a migrate that was killed run again: adopt all containers; link the old list to a second
 // name; rename the new list over the old name; adopt containers that were added meanwhile.
-//
-// It may import cmd/ebpfnetctl/containers, cmd/ebpfnetctl/runtimes, loader, loader/flock, loader/rtnl, maps, plugin, plugin/cni, plugin/cnierr, plugin/config,
-// plugin/link, plugin/names, plugin/admin and plugin/record.
 package migrate
 
 import (

@@ -1,8 +1,6 @@
 // Package output prints the results of ebpfnetctl's commands: tables and pages for a person, JSON, YAML
 // and names for programs. Everything that a command prints on stdout goes through a Printer, which escapes
 // control characters in text from outside.
-//
-// It may import plugin/show.
 package output
 
 import (

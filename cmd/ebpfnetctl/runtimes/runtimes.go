@@ -1,7 +1,5 @@
 // Package runtimes finds out how the container runtimes of a host use CNI: it reads the configuration of
 // containerd and CRI-O, and chooses the list that they choose.
-//
-// It imports no other package of this module.
 package runtimes
 
 import (
