@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -51,50 +50,38 @@ ports for masquerading, and the maps with their memory.`,
 }
 
 func printStatus(p *output.Printer) error {
-	datapath, err := loader.OpenLoaded()
+	totals, err := admin.ReadTotals(admin.TotalsOptions{AllMaps: true})
 	if err != nil {
 		return err
 	}
-	defer datapath.Close()
-
 	s := &status{
-		Directory: datapath.Dir(),
-		Revision:  datapath.Config.Revision,
-		Build:     loader.BuildID(datapath.Config.Build),
-		Same:      datapath.Config.Build == bpf.Build(),
-		Detached:  []string{}, // not null
+		Directory: totals.Pins,
+		Revision:  totals.Config.Revision,
+		Build:     loader.BuildID(totals.Config.Build),
+		Same:      totals.Config.Build == bpf.Build(),
+		Uplinks:   append([]string{}, totals.Uplinks...), // not null
+		Warnings:  append([]string{}, totals.Warnings...),
+		Detached:  []string{},
+		Maps:      totals.Maps,
 	}
-	for _, ports := range datapath.Config.MasqPorts {
+	for _, ports := range totals.Config.MasqPorts {
 		if ports.Count > 0 {
 			s.Ports = append(s.Ports, [2]int{int(ports.First), int(ports.First) + int(ports.Count) - 1})
 		}
 	}
-	if s.Maps, err = admin.MapUses(datapath); err != nil {
-		return err
-	}
 	for _, m := range s.Maps {
 		s.Bytes += m.Bytes
 	}
-	if err := errors.Join(s.addTotals(), s.addDetached()); err != nil {
-		return err
-	}
-	return p.Document(s, s.Directory, func() { s.print(p) })
-}
-
-func (s *status) addTotals() error {
-	totals, err := admin.ReadTotals(admin.TotalsOptions{})
-	if err != nil {
-		return err
-	}
-	s.Uplinks = append([]string{}, totals.Uplinks...)
-	s.Warnings = append([]string{}, totals.Warnings...)
 	for _, c := range totals.Drops {
 		s.Drops = append(s.Drops, drops.CountOf(c))
 	}
 	for _, network := range totals.Networks {
 		s.Connected, s.Dead = s.Connected+network.Connected, s.Dead+network.Dead
 	}
-	return nil
+	if err := s.addDetached(); err != nil {
+		return err
+	}
+	return p.Document(s, s.Directory, func() { s.print(p) })
 }
 
 func (s *status) addDetached() error {
