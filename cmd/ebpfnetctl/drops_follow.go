@@ -212,22 +212,18 @@ func (f *follower) printDrop(d drops.Drop) error {
 		words = append(words, d.Source, ">", d.Destination)
 	}
 	words = append(words, fmt.Sprintf("len %d", d.Length), cmp.Or(d.Hook, "stack"), d.Device)
-	f.printer.Printf("%s\n", strings.Join(words, " ")+explanation(d))
+	text := strings.Join(words, " ")
+	switch {
+	case d.Meaning != "":
+		text += ": " + d.Meaning
+	case d.Function != "":
+		text += ": in " + d.Function
+	}
+	f.printer.Printf("%s\n", text)
 	if len(d.Raw) > 0 {
 		f.printer.Printf("%s", output.Raw(hex.Dump(d.Raw)))
 	}
 	return nil
-}
-
-func explanation(d drops.Drop) string {
-	switch {
-	case d.Meaning != "":
-		return ": " + d.Meaning
-	case d.Function != "":
-		return ": in " + d.Function
-	default:
-		return ""
-	}
 }
 
 // printLeftOut prints how many drops were left out since the last call.

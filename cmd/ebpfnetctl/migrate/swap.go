@@ -17,6 +17,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/plugin"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
@@ -181,16 +182,7 @@ func swap(n *Network) error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(n.File, n.Conflist, 0o644)
-}
-
-// replaceFile replaces a file. After a crash it is either the old one or the new one.
-func replaceFile(path string, text []byte, mode os.FileMode) error {
-	partial := path + ".ebpfnet-new" // runtimes do not read it
-	if err := writeFile(partial, text, mode); err != nil {
-		return err
-	}
-	return os.Rename(partial, path)
+	return nodestate.ReplaceWith(n.File, bytes.NewReader(n.Conflist), 0o644)
 }
 
 // back puts the old list back, and releases what was adopted. The old plugins could not clean up behind
