@@ -9,13 +9,13 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/bugreport"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
 )
 
 func newBugreport() *cobra.Command {
-	var dataDir, confDir, cacheDir string
+	var dirs directories
+	var confDir string
 	cmd := &cobra.Command{
 		Use:   "bugreport FILE",
 		Short: "an archive of what helps to find a fault",
@@ -38,9 +38,8 @@ filter cannot recognize every secret: review the archive before you share it.`,
 			})
 		},
 	}
-	addDataDir(cmd, &dataDir)
+	dirs.add(cmd)
 	cmd.Flags().StringVar(&confDir, "conf-dir", runtimes.DefaultConfDir, "`DIR` has the network configurations")
-	cmd.Flags().StringVar(&cacheDir, "cache-dir", containers.DefaultCacheDir, "`DIR` is libcni's cache")
 	return cmd
 }
 

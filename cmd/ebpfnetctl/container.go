@@ -114,11 +114,11 @@ func hasAddress(a *admin.Attachment, word string) bool {
 	return slices.ContainsFunc(a.Addresses, func(address admin.Address) bool { return address.Address.String() == word })
 }
 
-// completeContainers completes a CONTAINER by the names of those that are connected.
-func completeContainers(dirs *directories) cobra.CompletionFunc {
+// completeContainers completes the first arguments by the names of containers that are connected.
+func completeContainers(dirs *directories, maximum int) cobra.CompletionFunc {
 	return func(_ *cobra.Command, words []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		var names []string
-		if len(words) == 0 {
+		if len(words) < maximum {
 			attachments, _ := listAttachments(*dirs) // what can be read
 			for _, a := range attachments {
 				names = append(append(names, a.ContainerID, a.Name, containerName(a.Attachment, a.Owner)), a.Aliases...)

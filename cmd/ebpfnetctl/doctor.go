@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/doctor"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 )
@@ -18,6 +17,7 @@ import (
 type doctorOptions struct {
 	output.Flags
 	doctor.Options
+	dirs      directories
 	fix, send bool
 	to        []string
 }
@@ -55,19 +55,19 @@ to run there.`,
 		},
 	}
 	o.AddToRead(cmd.Flags())
-	addDataDir(cmd, &o.DataDir)
+	o.dirs.add(cmd)
 	flags := cmd.Flags()
 	flags.BoolVar(&o.fix, "fix", false, "fix what is safe to fix")
 	flags.BoolVar(&o.send, "send", false, "prove with a container of its own that packets arrive")
 	flags.BoolVar(&o.Peers, "peers", false, "probe every other node of the cluster")
 	flags.StringSliceVar(&o.to, "to", nil, "with --send: connect to `ADDRESS:PORT` instead of the gateways")
 	o.AddFlags(flags)
-	flags.StringVar(&o.CacheDir, "cache-dir", containers.DefaultCacheDir, "`DIR` is libcni's cache")
 	return cmd
 }
 
 // examine prints the findings on stdout, and at the end what could not be fixed.
 func examine(cmd *cobra.Command, o doctorOptions) error {
+	o.DataDir, o.CacheDir = o.dirs.data, o.dirs.cache
 	remotes, err := o.remotes()
 	if err != nil {
 		return err

@@ -163,7 +163,7 @@ func (o *containerOptions) addTo(cmd *cobra.Command, run func(*cobra.Command, *o
 	o.AddToRead(cmd.Flags())
 	o.dirs.add(cmd)
 	cmd.Long += "\n\n" + containerHelp
-	cmd.Args, cmd.ValidArgsFunction = oneWord, completeContainers(&o.dirs)
+	cmd.Args, cmd.ValidArgsFunction = oneWord, completeContainers(&o.dirs, 1)
 	cmd.RunE = func(cmd *cobra.Command, words []string) error {
 		o.words = words
 		return run(cmd, output.New(cmd.OutOrStdout(), o.Flags))

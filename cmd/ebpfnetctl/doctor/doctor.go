@@ -73,14 +73,6 @@ func ofLoaded(look func(context.Context, *host) ([]Finding, error)) func(context
 	}
 }
 
-// Checks returns the names of all checks.
-func Checks() (names []string) {
-	for _, c := range checks {
-		names = append(names, c.name)
-	}
-	return names
-}
-
 // patience is how long each check and each fix may wait for locks and for tools: one that gets none costs no other.
 var patience = 20 * time.Second
 

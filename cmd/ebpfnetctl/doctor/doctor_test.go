@@ -6,12 +6,28 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// TestChecksAreDocumented wants each check in the README.
+func TestChecksAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, found := strings.Cut(string(text), "\n## doctor\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	for _, c := range checks {
+		if !found || !strings.Contains(section, "`"+c.name+"`") {
+			t.Errorf("README.md: no check `%s` in the section doctor", c.name)
+		}
+	}
+}
 
 func TestJudgeMap(t *testing.T) {
 	for count, want := range map[int]State{0: "", 90: "", 91: Warning, 99: Warning, 100: Wrong} {
