@@ -25,10 +25,10 @@ func newMigrate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "migrate [NETWORK]",
 		Short: "migrate networks of other plugins to ebpfnet, or back",
-		Long: `Migrates networks of the reference plugins (ptp, bridge, flannel's bridge, with
-host-local and portmap) to ebpfnet: all, or one. Subnets and addresses stay. A
-list of ebpfnet replaces the network's list, which is kept beside it. Running
-containers are adopted: they go on, with their connections, and end as they
+		Long: `Migrates networks of the reference plugins (ptp, bridge, with host-local and
+portmap) to ebpfnet: all, or one. Subnets and addresses stay. A list of ebpfnet
+replaces the network's list, which is kept beside it. Running containers are
+adopted: they go on, with their connections, and end as they
 would have. Containers of bridges that have IPv6 have to be stopped before.
 
 --plan prints what would happen to each network and container, changes nothing,

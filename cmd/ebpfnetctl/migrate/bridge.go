@@ -32,14 +32,10 @@ func (h *host) lookAtBridge(n *Network) {
 
 // bridgeOf returns the bridge of a list, or "".
 func bridgeOf(list *libcni.NetworkConfigList) string {
-	keys, _ := keysOf(list.Plugins[0])
-	switch list.Plugins[0].Network.Type {
-	case "bridge":
-	case "flannel":
-		keys, _ = keys["delegate"].(object)
-	default:
+	if list.Plugins[0].Network.Type != "bridge" {
 		return ""
 	}
+	keys, _ := keysOf(list.Plugins[0])
 	name, _ := keys["bridge"].(string)
 	return cmp.Or(name, "cni0")
 }

@@ -1,5 +1,5 @@
-// Package migrate migrates a host from the reference plugins (bridge, ptp, and flannel's bridge, with host-local and
-// portmap) to ebpfnet and back.
+// Package migrate migrates a host from the reference plugins (bridge and ptp, with host-local and portmap) to ebpfnet and
+// back.
 //
 // A running container is adopted: ebpfnet is attached to its veth, as by a list that has ebpfnet behind the old plugins.
 // The old plugins' addresses, masquerading and host ports stay, so its connections go on. Its record has the calls of
@@ -140,7 +140,7 @@ func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 		n.block("it is a single configuration: make it a list, in a file that ends in .conflist")
 	}
 	var err error
-	n.translation, err = h.translate(file.List)
+	n.translation, err = translate(file.List)
 	if errors.Is(err, errOther) {
 		return nil, nil
 	}
@@ -171,7 +171,7 @@ func (h *host) lookAtDone(n *Network, kept string) (*Network, error) {
 	if n.list, err = libcni.NetworkConfFromFile(kept); err != nil {
 		return nil, err
 	}
-	if n.translation, err = h.translate(n.list); err != nil { // flanneld may be gone by now; --back needs nothing of it
+	if n.translation, err = translate(n.list); err != nil { // --back needs nothing of it
 		n.translation = &translation{chained: object{"type": pluginType, "antiSpoof": false}}
 	}
 	n.Plugins, n.Kept = typesOf(n.list), kept
