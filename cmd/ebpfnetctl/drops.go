@@ -65,8 +65,11 @@ func (o dropOptions) check(cmd *cobra.Command) error {
 			return usageError{fmt.Errorf("drops: --%s: expected --follow with it", name)}
 		}
 	}
-	if o.bytes < 0 || o.bytes > drops.MaxBytes || o.limit == 0 {
-		return usageError{fmt.Errorf("drops: --bytes %d, --limit %d: expected at most %d bytes, and no limit of 0", o.bytes, o.limit, drops.MaxBytes)}
+	if o.bytes < 0 || o.bytes > drops.MaxBytes {
+		return usageError{fmt.Errorf("drops: --bytes %d: expected 0 to %d", o.bytes, drops.MaxBytes)}
+	}
+	if o.limit == 0 {
+		return usageError{errors.New("drops: --limit 0: expected at least 1")}
 	}
 	if _, ours := maps.ParseReason(o.reason); o.reason != "" && !ours && (!o.follow || !isStackReason(o.reason)) {
 		return usageError{fmt.Errorf("drops: --reason %s: expected one of %s; or with --follow one of the kernel's in capitals",
