@@ -4,8 +4,6 @@
 // A probe is a datagram between the first addresses of two nodes' podCIDRs, which no container has. Its gateway is the
 // other node, as for direct routes. Two nodes use direct routes when both have received a reply, so they change at the
 // same time, and strict reverse path filters accept the packets.
-//
-// It may import cmd/ebpfnet-node/desired.
 package probe
 
 import (
