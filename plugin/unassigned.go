@@ -11,7 +11,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
@@ -33,7 +32,7 @@ func (a *adder) refuseUnassigned(context.Context) error {
 	defer routes.Close()
 	for _, set := range a.config.IPAM.Ranges {
 		for _, r := range set {
-			prefixes, err := prefixesToRefuse(r)
+			prefixes, err := UnassignedPrefixes(r)
 			if err != nil {
 				return err
 			}
@@ -48,9 +47,9 @@ func (a *adder) refuseUnassigned(context.Context) error {
 	return nil
 }
 
-// prefixesToRefuse returns the prefixes of a range. A range that is smaller than its subnet has none while the host has
+// UnassignedPrefixes returns the prefixes that ADD refuses of a range. A range that is smaller than its subnet has none while the host has
 // the subnet on a link, such as another plugin's bridge: they would take precedence over the route to that link.
-func prefixesToRefuse(r ipam.Range) ([]netip.Prefix, error) {
+func UnassignedPrefixes(r ipam.Range) ([]netip.Prefix, error) {
 	prefixes := r.Prefixes()
 	if slices.Contains(prefixes, r.Subnet) {
 		return prefixes, nil
@@ -76,11 +75,8 @@ func unassignedMetric(network string) uint32 {
 	return highest | uint32(maps.NetworkToken(network))>>8
 }
 
-// acceptUnassigned removes the routes of a network that has no valid attachments.
-func acceptUnassigned(valid *config.ValidAttachments) error {
-	if !valid.IsEmpty() {
-		return nil
-	}
-	metric := unassignedMetric(valid.Network)
+// AcceptUnassigned removes the routes of a network.
+func AcceptUnassigned(network string) error {
+	metric := unassignedMetric(network)
 	return rtnl.DeletePluginRoutes(func(route rtnl.NodeRoute) bool { return route.Metric == metric })
 }

@@ -3,21 +3,43 @@ package rtnl
 import (
 	"errors"
 	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
-// OwnRoutes lists the routes of the node agent and of the plugin in the calling thread's network namespace.
-func OwnRoutes() (list []NodeRoute, err error) {
+// UnassignedPrefixes returns the prefixes for which the agent or the plugin has an unreachable route in the calling
+// thread's network namespace: an address in one of them is unreachable, unless a container has it.
+func UnassignedPrefixes() (prefixes []netip.Prefix, err error) {
 	for _, protocol := range []uint8{NodeProtocol, PluginProtocol} {
 		err := withRoutes(protocol, func(routes *NodeRoutes) error {
-			some, err := routes.List()
-			list = append(list, some...)
+			list, err := routes.List()
+			for _, route := range list {
+				if route.Unreachable {
+					prefixes = append(prefixes, route.Prefix)
+				}
+			}
 			return err
 		})
 		if err != nil {
 			return nil, err
 		}
 	}
-	return list, nil
+	return prefixes, nil
+}
+
+// IsUnassigned reports whether such a route refuses packets to an address. The handle must be of the calling thread's
+// network namespace.
+func IsUnassigned(handle *netlink.Handle, addr netip.Addr) (bool, error) {
+	if !addr.IsValid() {
+		return false, nil
+	}
+	if _, err := handle.RouteGet(addr.AsSlice()); !errors.Is(err, unix.EHOSTUNREACH) {
+		return false, nil
+	}
+	prefixes, err := UnassignedPrefixes()
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) }), err
 }
 
 // RoutedByNodes returns the prefixes of the node agent's routes to other nodes in the calling thread's network namespace.

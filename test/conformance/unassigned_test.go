@@ -15,11 +15,9 @@ func (h *host) wantRefused(t *testing.T, when string, want ...string) {
 	t.Helper()
 	var got []string
 	err := h.Node.Do(func() error {
-		routes, err := rtnl.OwnRoutes()
-		for _, route := range routes {
-			if route.Unreachable {
-				got = append(got, route.Prefix.String())
-			}
+		prefixes, err := rtnl.UnassignedPrefixes()
+		for _, prefix := range prefixes {
+			got = append(got, prefix.String())
 		}
 		return err
 	})
