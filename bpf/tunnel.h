@@ -33,7 +33,7 @@ static __always_inline bool is_tunnel_port(__be16 port)
 	       port == bpf_htons(6081);
 }
 
-/* Checks that the host would forward a packet of an open tunnel to receiver. */
+/* Checks that the host would forward or refuse a packet of an open tunnel to receiver. */
 static __noinline int tunnel_check(struct __sk_buff *skb, const struct addr *receiver, bool ipv6)
 {
 	struct bpf_fib_lookup fib;
@@ -42,8 +42,8 @@ static __noinline int tunnel_check(struct __sk_buff *skb, const struct addr *rec
 	if (addr_is_link_scoped(receiver, ipv6))
 		return REASON_TUNNEL;
 	fib_init(&fib, receiver, ipv6, skb->ifindex);
-	return fib_forwards(bpf_fib_lookup(skb, &fib, sizeof(fib), 0)) ? REASON_NONE
-								       : REASON_TUNNEL;
+	return fib_has_route(bpf_fib_lookup(skb, &fib, sizeof(fib), 0)) ? REASON_NONE
+									: REASON_TUNNEL;
 }
 
 /* Checks UDP to a tunnel's port. Without a socket of the host there, it may be for a host port. */

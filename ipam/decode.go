@@ -8,6 +8,8 @@ import (
 	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
 // Keys are the keys of an "ipam" section, and RangeKeys those of a range in its "ranges".
@@ -98,10 +100,7 @@ func parseRoutes(key string, raw json.RawMessage) ([]*types.Route, error) {
 
 // configErrorf returns the error "invalid configuration: key value: expectation".
 func configErrorf(key string, value json.RawMessage, format string, args ...any) error {
-	const maxValueLen = 120 // characters
-
-	value = bytes.Join(bytes.Fields(value), []byte(" "))
-	return fmt.Errorf("%w: %s %.*s: %s", ErrConfig, key, maxValueLen, value, fmt.Sprintf(format, args...))
+	return fmt.Errorf("%w: %s %s: %s", ErrConfig, key, show.Short(string(bytes.Join(bytes.Fields(value), []byte(" ")))), fmt.Sprintf(format, args...))
 }
 
 func quote(text string) json.RawMessage {

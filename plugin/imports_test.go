@@ -24,7 +24,7 @@ var packages = []struct{ dir, imports string }{
 	{"loader/rtnl", ""},
 	{"loader", "bpf loader/flock loader/rtnl"},
 	{"maps", "bpf loader"},
-	{"ipam", "loader/flock"},
+	{"ipam", "loader/flock plugin/show"},
 	{"plugin/link", "loader loader/rtnl"},
 	{"plugin/nodestate", "plugin/show"},
 	{"plugin/cnierr", "ipam loader loader/flock maps plugin/link plugin/nodestate plugin/show"},

@@ -24,7 +24,7 @@ import (
 // TestCluster has containers and hosts of three nodes reach each other, and goes on to do so while agents, the API
 // server and nodes fail. Flows between other nodes never lose a packet.
 func TestCluster(t *testing.T) {
-	c := newCluster(t)
+	c := newCluster(t, clusterCIDRs...)
 	first, second, third := c.nodes[0], c.nodes[1], c.nodes[2]
 	flow4, flow6 := c.startFlow(testenv.IPv4, first, third), c.startFlow(testenv.IPv6, second, first)
 
@@ -44,6 +44,7 @@ func TestCluster(t *testing.T) {
 	first.awaitRoute("a node removed", 4, "")
 	second.startAgent()
 	second.awaitRoute("a node removed while the agent was down", 4, "")
+	first.wantUnreachable("without a container, and a node that has left", 1, 4)
 
 	c.api.SetDown(true)
 	third.agent.kill()
@@ -250,13 +251,14 @@ func (n *node) wantMetrics(want ...string) {
 
 // TestAuto goes directly where the network lets containers' addresses pass, and by the tunnel elsewhere and otherwise.
 func TestAuto(t *testing.T) {
-	c := newCluster(t, "--mode", "auto")
+	c := newCluster(t, append(clusterCIDRs, "--mode", "auto")...)
 	first, second := c.nodes[0], c.nodes[1]
 	first.awaitRoute("on one link", 2, "via 192.0.2.2 dev eth0")
 	second.awaitRoute("on one link", 1, "via 192.0.2.1 dev eth0")
 	first.awaitRoute("behind a router", 3, "encap ip id 1 src 192.0.2.1 dst 198.51.100.3 ")
 	first.wantMetrics(`ebpfnet_peer_prefixes{mode="direct"} 2`, `ebpfnet_peer_prefixes{mode="tunnel"} 2`)
 	c.wantTraffic("direct")
+	first.wantUnreachable("without a container, and without a node", 1, 4)
 
 	// As a switch does that knows no such addresses. On 5.10 a bridge's own rules see no packet.
 	c.nft("add table netdev switch")

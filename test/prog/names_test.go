@@ -24,11 +24,13 @@ type addressing struct {
 // 8.0.0.0/16, or have 86dd behind their first 32 bits: see l3_test.go.
 var (
 	v4 = newAddressing("v4", map[string]string{
-		"pod":       "8.0.244.2", // masqueraded, as are its tunnels
-		"pod2":      "8.0.244.3", // the same
-		"plain":     "8.0.244.4", // not masqueraded
-		"pod3":      "8.0.244.5", // masqueraded, but not its tunnels
-		"podgw":     "8.0.244.1", // the pods' gateway
+		"pod":       "8.0.244.2",   // masqueraded, as are its tunnels
+		"pod2":      "8.0.244.3",   // the same
+		"plain":     "8.0.244.4",   // not masqueraded
+		"pod3":      "8.0.244.5",   // masqueraded, but not its tunnels
+		"podgw":     "8.0.244.1",   // the pods' gateway
+		"podgw2":    "8.0.244.129", // another, with no pod near it
+		"nopod":     "8.0.244.99",  // a pod's, in future
 		"node":      "8.0.2.1",
 		"node2":     "8.0.2.10",
 		"vip":       "8.0.77.1", // without a subnet
@@ -54,6 +56,8 @@ var (
 		"plain":     "fd00:10:86dd::4",
 		"pod3":      "fd00:10:86dd::5",
 		"podgw":     "fd00:10:86dd::1",
+		"podgw2":    "fd00:10:86dd::81",
+		"nopod":     "fd00:10:86dd::63",
 		"node":      "2001:db8:86dd:1::1",
 		"node2":     "2001:db8:86dd:1::10",
 		"vip":       "2001:db8:86dd:77::1",
@@ -75,7 +79,7 @@ var (
 	})
 	addressings = []addressing{v4, v6}
 
-	nodeNames = []string{"node", "node2", "vip", "crowded", "near1", "near2", "podgw"}
+	nodeNames = []string{"node", "node2", "vip", "crowded", "near1", "near2", "podgw", "podgw2"}
 	owners    = map[string]uint64{"pod": 0x1001, "pod2": 0x1002, "plain": 0x1003, "pod3": 0x1004}
 )
 

@@ -65,11 +65,7 @@ func (n *network) setNetwork(t *testing.T, conflist string) {
 
 func addLoopback(t *testing.T, ns *testenv.Namespace, addr netip.Addr) {
 	t.Helper()
-	args := []string{"addr", "add", netip.PrefixFrom(addr, addr.BitLen()).String(), "dev", "lo"}
-	if addr.Is6() {
-		args = append(args, "nodad") // otherwise the kernel admits it a little later, also on lo
-	}
-	if _, err := ns.Run(testenv.Context(t), "ip", args...); err != nil {
+	if _, err := ns.Run(testenv.Context(t), "ip", "addr", "add", netip.PrefixFrom(addr, addr.BitLen()).String(), "dev", "lo"); err != nil {
 		t.Fatal(err)
 	}
 }

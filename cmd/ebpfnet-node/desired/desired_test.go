@@ -416,3 +416,35 @@ func checkOnly(t *testing.T, what, got, want string) {
 		t.Errorf("%s: got %q, want %q in it", what, got, want)
 	}
 }
+
+// TestUnassigned refuses the cluster's prefixes with a tunnel, and otherwise this node's.
+func TestUnassigned(t *testing.T) {
+	own, cluster := []string{"10.244.1.0/24", "fd44:1::/64"}, []netip.Prefix{prefix("10.244.0.0/16"), prefix("fd44::/16")}
+	for _, test := range []struct {
+		mode     Mode
+		podCIDRs []string
+		cluster  []netip.Prefix
+		reserved string
+		want     string
+	}{
+		{ModeTunnel, own, cluster, "", "[10.244.0.0/16 fd44::/16]"},
+		{ModeAuto, own, cluster, "", "[10.244.0.0/16 fd44::/16]"},
+		{ModeDirect, own, cluster, "", "[10.244.1.0/24 fd44:1::/64]"},
+		{ModeTunnel, own, nil, "", "[10.244.1.0/24 fd44:1::/64]"},
+		{ModeTunnel, own[:1], cluster, "", "[10.244.0.0/16]"}, // the host may have no IPv6
+		{ModeTunnel, own, cluster, "10.244.9.9", "[fd44::/16]"},
+	} {
+		with := config
+		with.Mode, with.PodCIDRs = test.mode, test.cluster
+		if test.reserved != "" {
+			with.Reserved = []netip.Addr{addr(test.reserved)}
+		}
+		got, err := Of([]Node{node(1, append(slices.Clone(test.podCIDRs), "192.0.2.1")...)}, "node-1", with, dualHost)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := fmt.Sprint(got.Unassigned); text != test.want {
+			t.Errorf("%s, %v, %v: got %s, want %s", test.mode, test.podCIDRs, test.cluster, text, test.want)
+		}
+	}
+}

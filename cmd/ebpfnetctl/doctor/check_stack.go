@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
@@ -120,4 +124,27 @@ func lookMTU(_ context.Context, h *host) (findings []Finding, err error) {
 			"the route to the outside has an MTU of %d bytes, and %s more: connections depend on ICMP errors, which many firewalls drop", mtu, list(large)))
 	}
 	return orGood(findings, "no container sends more than the %d bytes of the route to the outside", mtu), nil
+}
+
+// lookUnassigned finds ranges of networks with containers that lack a route which refuses packets to other addresses.
+func lookUnassigned(_ context.Context, h *host) (findings []Finding, err error) {
+	refused, err := rtnl.UnassignedPrefixes()
+	for _, n := range h.ours() {
+		isIn := func(a *admin.Attachment) bool { return a.Network == n.file.List.Name && !a.Dead && !a.Chained }
+		if n.config.IPAM == nil || !slices.ContainsFunc(h.attachments, isIn) {
+			continue
+		}
+		for _, r := range slices.Concat(n.config.IPAM.Ranges...) {
+			prefixes, errRange := plugin.UnassignedPrefixes(r)
+			err = errors.Join(err, errRange)
+			for _, prefix := range prefixes {
+				covers := func(p netip.Prefix) bool { return p.Bits() <= prefix.Bits() && p.Contains(prefix.Addr()) }
+				if !slices.ContainsFunc(refused, covers) {
+					findings = append(findings, wrong("the next ADD restores it, and in a cluster the node agent; end what removes it, such as systemd-networkd without ManageForeignRoutes=no",
+						"%s: the unreachable route to %s is missing: packets to its addresses that no container has leave the host by other routes, such as the default route", n.name(), prefix))
+				}
+			}
+		}
+	}
+	return orGood(findings, "packets to addresses that no container has are refused"), err
 }

@@ -56,6 +56,7 @@ var checks = []check{
 	{"mtu", lookMTU},
 	{"containers", ofLoaded(lookContainers)},
 	{"reservations", lookReservations},
+	{"unassigned", ofLoaded(lookUnassigned)},
 	{"nodes", ofLoaded(lookNodes)},
 	{checkPeers, ofLoaded(lookPeers)},
 }

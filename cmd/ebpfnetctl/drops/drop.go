@@ -26,7 +26,7 @@ type Drop struct {
 	Time     time.Time `json:"time"`
 	By       string    `json:"by"`                 // datapath or stack
 	Reason   string    `json:"reason"`             // a name of ours in lower case, or the kernel's in upper case; "": the kernel gives none
-	Meaning  string    `json:"meaning,omitempty"`  // of a reason of ours
+	Meaning  string    `json:"meaning,omitempty"`  // of a reason of ours, or what is known of the destination
 	Function string    `json:"function,omitempty"` // of the kernel, which has dropped it
 	admin.Named
 	Owner       string `json:"owner"` // "": of no container
@@ -113,6 +113,9 @@ func (d *Describer) Describe(e *bpf.DropEvent) (Drop, error) {
 	drop.Device = on.name
 	if e.ByStack != 0 {
 		drop.By, drop.Reason, drop.Function = "stack", d.Stack.reasonName(e.Reason), d.Stack.function(e.Location)
+		if unassigned, _ := rtnl.IsUnassigned(d.host, p.dst.Addr()); unassigned {
+			drop.Meaning = "no container has the destination address"
+		}
 	} else {
 		reason := maps.Reason(e.Reason)
 		drop.By, drop.Reason, drop.Meaning, drop.Hook = "datapath", reason.Name(), reason.String(), hookOf(e, on)

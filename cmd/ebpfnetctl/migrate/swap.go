@@ -207,7 +207,8 @@ func (h *host) back(ctx context.Context, n *Network) error {
 	if n.State != Done && !slices.ContainsFunc(n.Containers, Container.isReleasable) {
 		return err // it is not migrated
 	}
-	return errors.Join(err, h.releaseAll(ctx, n))
+	// The old plugins' routes may be less specific.
+	return errors.Join(err, h.releaseAll(ctx, n), plugin.AcceptUnassigned(n.Name))
 }
 
 // madeByUs returns the containers of a network that ebpfnet has connected, and not adopted.

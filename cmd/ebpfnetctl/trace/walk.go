@@ -206,6 +206,9 @@ func (w *walker) walk(p packet, from End) (*Path, error) {
 	device := w.outside
 	if device == 0 {
 		route, err := w.routeTo(p.src.Addr())
+		if w.isUnassigned(p.src.Addr()) {
+			return w.path, w.drop("no container has %s: nobody sends from it", p.src.Addr())
+		}
 		if err != nil {
 			return nil, err
 		}
