@@ -75,7 +75,7 @@ static __always_inline bool policy_allows_sender(struct __sk_buff *skb, const st
 
 /*
  * Reports whether p is ARP or neighbor discovery, which containers on one bridge need for
- * replies.
+ * replies. A router decrements the hop limit of 255 (RFC 4861, 7.1).
  */
 static __always_inline bool policy_is_neighbor(struct __sk_buff *skb, const struct packet *p)
 {
@@ -85,7 +85,8 @@ static __always_inline bool policy_is_neighbor(struct __sk_buff *skb, const stru
 		return false;
 	if (skb->protocol == bpf_htons(ETH_P_ARP))
 		return true;
-	if (!p->ipv6 || p->protocol != IPPROTO_ICMPV6 || p->frag_id || p->frag_offset)
+	if (!p->ipv6 || p->ttl != 255 || p->protocol != IPPROTO_ICMPV6 || p->frag_id ||
+	    p->frag_offset)
 		return false;
 	type = bytes_at(skb, p->l4, sizeof(*type));
 	return type && (*type == ICMP6_NEIGHBOR_SOLICIT || *type == ICMP6_NEIGHBOR_ADVERT);
