@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -111,6 +113,15 @@ func TestPacketPaths(t *testing.T) {
 			},
 		},
 		{
+			name: "pod to outside, SCTP", on: []proto{sctp}, in: "pod:4000 > remote:80",
+			hops: []hop{
+				{program: fromContainer, out: "pod:4000 > remote:80"},
+				{program: toUplink, out: "node:4000 > remote:80"},
+				{program: fromUplink, out: "remote:80 > pod:4000", turn: true},
+				{program: toUplink, out: "node:4000 > remote:80", turn: true},
+			},
+		},
+		{
 			name: "outside to a pod without ipMasq that has a host port", routed: true, on: withPorts, in: "remote:5000 > plain:80",
 			ports: []hostPort{{host: "any:8080", to: "plain:80"}},
 			hops: []hop{
@@ -182,6 +193,9 @@ func replyTo(p testenv.Packet) testenv.Packet {
 		p.TCPFlags = testenv.ACK
 	}
 	switch {
+	case p.Proto == unix.IPPROTO_SCTP:
+		p.Payload = p.Payload[2:4] + p.Payload[:2] + p.Payload[4:]
+		isData(&p)
 	case p.Type == 0 && p.ID != 0, p.Type == 8: // echo
 		p.Type ^= 8
 	case p.Type == 128, p.Type == 129:

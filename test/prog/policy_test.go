@@ -48,3 +48,25 @@ func TestIngressPolicyNeighbors(t *testing.T) {
 		})
 	}
 }
+
+// TestIngressPolicySCTP admits replies after an INIT of the pod alone: other packets may belong to an association that
+// another pod has opened.
+func TestIngressPolicySCTP(t *testing.T) {
+	h := newHost(t)
+	eachScene(t, []proto{sctp}, func(t *testing.T, s scene) {
+		device := bpf.Device{Owner: owners["pod"], Container: 7, IngressPolicy: bpf.PolicyIsolated}
+		if err := errors.Join(h.reset(), h.programs.Maps[bpf.MapDevices].Put(uint32(h.veth.Index), device)); err != nil {
+			t.Fatal(err)
+		}
+		const sent = "pod:4000 > remote:80"
+		for i, edit := range []func(*testenv.Packet){isData, func(*testenv.Packet) {}} {
+			p := s.packet(sent, false)
+			edit(&p)
+			_, _, err := h.runInside(bpf.ProgFromContainer, p.MustBuild())
+			flows, errFlows := contents[bpf.FlowKey, bpf.Flow](h.flows())
+			if _, isKnown := flows[s.egress(sent)]; errors.Join(err, errFlows) != nil || len(flows) != i || isKnown != (i == 1) {
+				t.Errorf("after packet %d: got flows %v (%v), want one after the INIT", i, flows, errors.Join(err, errFlows))
+			}
+		}
+	})
+}
