@@ -3,9 +3,6 @@
 // some of the same keys, are parsed here, too.
 //
 // Nothing here has side effects: no file is read or written, and the kernel is not asked.
-//
-// It may import maps, ipam, plugin/cnierr, plugin/link and plugin/record, all of them for their types
-// and constants, and show.
 package config
 
 import (

@@ -232,7 +232,7 @@ func TestCtlDropsOfStack(t *testing.T) {
 			wantReason = ""
 		}
 		ipVersion := map[bool]string{true: "4", false: "6"}[family.Is4()]
-		if got.By != "stack" || got.Reason != wantReason || got.Function == "" || got.ContainerID != "web" || got.Pod != "web-0" || got.PodNamespace != "shop" ||
+		if got.By != "stack" || got.Reason != wantReason || got.Function == "" || got.ContainerID != "web" || got.Name != "shop/web-0" ||
 			got.Source != netip.AddrPortFrom(family.Pod(web), 4000).String() || got.Peer != remote.String() || got.Protocol != "udp" ||
 			got.Length == 0 || len(got.Bytes) != 2*20 || !strings.HasPrefix(got.Bytes, ipVersion) {
 			t.Errorf("got %+v, want %s of web", got, wantReason)

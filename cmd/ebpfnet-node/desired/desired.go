@@ -2,7 +2,7 @@
 // It is a pure function of the nodes, this node's devices and the configuration.
 //
 // It has no memory, so all nodes that see the same Node objects agree on who has a prefix, and a restart changes
-// nothing. It may import loader/rtnl, maps and plugin/nodestate.
+// nothing.
 package desired
 
 import (

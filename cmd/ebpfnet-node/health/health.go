@@ -1,6 +1,4 @@
 // Package health reports the agent's state to the kubelet and Prometheus.
-//
-// It may import plugin/show.
 package health
 
 import (

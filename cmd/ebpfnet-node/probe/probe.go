@@ -7,12 +7,11 @@
 //
 // So each of them has a lease. A reply has the time that is left of the other node's lease, and renews this node's: until one
 // interval after the end of the other's, four intervals at most. Routes are direct while more than one interval is left.
-// Whatever packets are lost, the leases of two nodes end within one interval of each other, and a node whose own questions
-// get no reply keeps both from beginning. Only replies to this node's last question count, because everybody on the link can
-// send other messages under the other node's address. A question changes nothing. It may tell that the sender's lease has
-// become longer: then a node without direct routes asks at once.
+// Whatever packets are lost, the direct routes of two nodes end within one interval of each other, and neither node begins
+// while the questions of one get no reply.
 //
-// It may import cmd/ebpfnet-node/desired.
+// Only replies to this node's last question count, because everybody on the link can send other messages under the other
+// node's address. A question changes nothing. If its sender has the longer lease, this node asks at once.
 package probe
 
 import (
@@ -159,11 +158,12 @@ func (p *Prober) send(t *target, m message) {
 
 // renew renews the lease by a reply that has what was left of the other node's. It needs the lock.
 func (p *Prober) renew(t *target, left time.Duration) {
-	isFirst, wasDirect, joins := t.left() == 0, t.isDirect, !t.isDirect && left > p.span()
+	isFirst, wasDirect := t.left() == 0, t.isDirect
+	joins := !t.isDirect && left > p.span() // the other node is direct
 	if !t.isDirect && !joins && time.Since(t.lost) < longest*p.span() {
-		return
+		return // replies that arrive one by one must not begin and end it all the time
 	}
-	if !joins {
+	if !joins { // else both end at the same time
 		left = min(left+p.span(), longest*p.span())
 	}
 	t.lease = time.Now().Add(left)

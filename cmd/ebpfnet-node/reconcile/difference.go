@@ -1,7 +1,5 @@
 // Package reconcile brings this host into the state that package desired computes: it lists the present state, compares,
 // and changes what differs. It lists the present state each time, because others change it, too.
-//
-// It may import cmd/ebpfnet-node/desired, loader/rtnl, maps and plugin/nodestate.
 package reconcile
 
 import (

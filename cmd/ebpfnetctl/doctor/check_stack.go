@@ -26,32 +26,13 @@ func lookForwarding(_ context.Context, h *host) (findings []Finding, err error) 
 			"%s is 0: the host drops all packets from and to containers that the stack has to forward", name).by(&fixByRepair))
 	}
 	uplinks, err := h.uplinks()
-	for _, name := range notForwarding(uplinks) { // somebody may have meant it
-		findings = append(findings, wrong("sysctl -w "+word("net/"+name+"=1")+", if the uplink is to forward", "/proc/sys/net/%s is 0: the host drops packets that come in there", name))
-	}
-	for _, name := range notForwarding(h.ourDevices()) {
-		findings = append(findings, wrong("doctor --fix, and end what turns it off", "/proc/sys/net/%s is 0: the host drops what the container sends", name).by(&fixForwarding))
+	for _, name := range notForwarding(append(h.ourDevices(), uplinks...)) { // somebody may have meant it
+		findings = append(findings, wrong("sysctl -w "+word("net/"+name+"=1")+", and end what turns it off", "/proc/sys/net/%s is 0: the host drops packets that come in there", name))
 	}
 	if err != nil {
 		return findings, err
 	}
 	return orGood(findings, "the host forwards packets"), nil
-}
-
-// restoreForwarding lets containers' devices forward that were excepted.
-func restoreForwarding(_ context.Context, options Options) (did []string, err error) {
-	h, err := newHost(options)
-	if err != nil {
-		return nil, err
-	}
-	defer h.close()
-	for _, name := range notForwarding(h.ourDevices()) {
-		if err := setSysctl(name, "1"); err != nil {
-			return did, err
-		}
-		did = append(did, "set /proc/sys/net/"+name+" to 1")
-	}
-	return did, nil
 }
 
 // notForwarding returns the sysctls of devices that do not forward, where the host does. For IPv6 the host's

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -30,17 +29,15 @@ type Drop struct {
 	Meaning  string    `json:"meaning,omitempty"`  // of a reason of ours
 	Function string    `json:"function,omitempty"` // of the kernel, which has dropped it
 	admin.Named
-	Owner        string `json:"owner"` // "": of no container
-	PodNamespace string `json:"podNamespace,omitempty"`
-	Pod          string `json:"pod,omitempty"`
-	Protocol     string `json:"protocol"`
-	Source       string `json:"source"`
-	Destination  string `json:"destination"`
-	Peer         string `json:"peer,omitempty"` // the side that is not the container's
-	Device       string `json:"device"`
-	Hook         string `json:"hook,omitempty"`
-	Length       uint32 `json:"length"`
-	Bytes        string `json:"bytes,omitempty"` // the first ones, in hexadecimal digits
+	Owner       string `json:"owner"` // "": of no container
+	Protocol    string `json:"protocol"`
+	Source      string `json:"source"`
+	Destination string `json:"destination"`
+	Peer        string `json:"peer,omitempty"` // the side that is not the container's
+	Device      string `json:"device"`
+	Hook        string `json:"hook,omitempty"`
+	Length      uint32 `json:"length"`
+	Bytes       string `json:"bytes,omitempty"` // the first ones, in hexadecimal digits
 
 	Raw []byte `json:"-"`
 }
@@ -180,9 +177,6 @@ func (d *Describer) addContainer(drop *Drop, e *bpf.DropEvent, p packet) error {
 	drop.Named, drop.Owner, drop.Peer = of.Named, of.Owner, drop.Source
 	if drop.Hook == bpf.ProgFromContainer || hasAddress(of, p.src.Addr()) {
 		drop.Peer = drop.Destination
-	}
-	if namespace, pod, isPod := strings.Cut(of.Name, "/"); isPod {
-		drop.PodNamespace, drop.Pod = namespace, pod
 	}
 	return err
 }

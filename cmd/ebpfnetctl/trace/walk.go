@@ -162,12 +162,8 @@ func (w *walker) above(index int) int {
 
 // ownerName names the container of an entry.
 func (w *walker) ownerName(owner loader.Owner) string {
-	a := w.owners[owner.String()]
-	if a != nil && a.Name != "" {
-		return a.Name
-	}
-	if a != nil && a.ContainerID != "" {
-		return a.Network + "/" + a.ContainerID + "/" + a.IfName
+	if a := w.owners[owner.String()]; a != nil && a.Title() != "" {
+		return a.Title()
 	}
 	return "owner " + owner.String()
 }
