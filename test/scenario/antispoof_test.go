@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -238,7 +239,7 @@ func TestNeighborTable(t *testing.T) {
 	var neighbors []netlink.Neigh
 	testenv.Eventually(t, "the last neighbor", func() error {
 		var err error
-		neighbors, err = n.node().Netlink().NeighList(n.hostDeviceOf(t, pod), unix.AF_INET6)
+		neighbors, err = rtnl.Neighbors(n.node().Netlink(), n.hostDeviceOf(t, pod), unix.AF_INET6)
 		if err == nil && !slices.ContainsFunc(neighbors, func(n netlink.Neigh) bool { return n.IP.Equal(own.AsSlice()) }) {
 			err = fmt.Errorf("got neighbors %v, want %s among them", neighbors, own)
 		}
