@@ -245,8 +245,9 @@ func TestNeighborTable(t *testing.T) {
 		}
 		return err
 	})
+	neighbors = slices.DeleteFunc(neighbors, func(n netlink.Neigh) bool { return n.IP.IsMulticast() }) // the host's groups
 	if len(neighbors) > most {
-		t.Errorf("got %d neighbors, want %d at most", len(neighbors), most)
+		t.Errorf("got neighbors %v, want %d at most", neighbors, most)
 	}
 }
 
