@@ -130,9 +130,9 @@ struct device {
 	__u8 mac[6]; /* container end */
 	enum policy ingress_policy;
 	__u8 pad;
-	__u64 container; /* as in struct endpoint */
-	__u32 route_set; /* set of routes in gateway_routes, or 0 */
-	__u32 pad2;
+	__u64 container;  /* as in struct endpoint */
+	__u32 route_set;  /* set of routes in gateway_routes, or 0 */
+	__u32 link_local; /* hash of its link-local address besides the MAC's; 0: none */
 };
 
 /* clang-format off */

@@ -57,7 +57,7 @@ type DatapathDevice struct {
 	Pad           uint8
 	Container     uint64
 	RouteSet      uint32
-	Pad2          uint32
+	LinkLocal     uint32
 }
 
 type DatapathDeviceFlags uint32

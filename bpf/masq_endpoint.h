@@ -95,7 +95,8 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 		if (verdict != NOT_HANDLED)
 			return verdict;
 	}
-	if (p->echo_reply || p->icmp_error) /* has no flow, and opens none */
+	/* Replies, errors, and what follows an SCTP INIT belong to a flow, and open none. */
+	if (p->echo_reply || p->icmp_error || (p->protocol == IPPROTO_SCTP && !p->sctp_init))
 		return drop_for(skb, owner, REASON_NO_FLOW);
 	if (!masq_alloc_port(skb))
 		return drop_for(skb, owner, REASON_NO_PORT);

@@ -215,6 +215,8 @@ func TestParseErrors(t *testing.T) {
 
 		{name: "dataDir of another type", section: `{"dataDir": 5}`,
 			want: `ipam.dataDir 5: expected a string`},
+		{name: "relative dataDir", section: `{"subnet": "10.1.0.0/16", "dataDir": "networks"}`,
+			want: `ipam.dataDir "networks": expected the absolute path of a directory`},
 		{name: "resolvConf of another type", section: `{"resolvConf": ["/etc/resolv.conf"]}`,
 			want: `ipam.resolvConf ["/etc/resolv.conf"]: expected a string`},
 		{name: "routes of another type", section: `{"routes": "0.0.0.0/0"}`,

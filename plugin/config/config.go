@@ -279,6 +279,9 @@ func (c *netConf) check() error {
 	if c.Cluster != "" && !path.IsAbs(c.Cluster) {
 		return cnierr.Invalid("cluster", c.Cluster, "the absolute path of the node agent's state")
 	}
+	if c.DataDir != "" && !path.IsAbs(c.DataDir) {
+		return cnierr.Invalid("dataDir", c.DataDir, "the absolute path of a directory")
+	}
 	if err := c.logConf.check(); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package prog
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -118,8 +119,8 @@ const (
 
 var (
 	protos       = []proto{tcp, udp, echo}
-	withPorts    = []proto{tcp, udp}       // may be forwarded as host ports
-	withoutPorts = []proto{sctp, gre, esp} // masqueraded by address alone; port 0 in texts
+	withPorts    = []proto{tcp, udp} // may be forwarded as host ports
+	withoutPorts = []proto{gre, esp} // masqueraded by address alone; port 0 in texts
 )
 
 // scene is the family and protocol for which a row runs.
@@ -202,11 +203,30 @@ func (s scene) packet(text string, reply bool) testenv.Packet {
 		return testenv.UDPPacket(src, dst, "payload")
 	case echo:
 		return testenv.EchoPacket(src.Addr(), dst.Addr(), reply, src.Port()|dst.Port(), 7, "payload")
+	case sctp:
+		p := testenv.UDPPacket(src, dst, "")
+		protocol(unix.IPPROTO_SCTP)(&p)
+		p.Payload = sctpHeader(src.Port(), dst.Port(), reply)
+		return p
 	default:
 		p := testenv.UDPPacket(src, dst, "a header and more of it")
 		protocol(s.number())(&p)
 		return p
 	}
+}
+
+// sctpHeader has a chunk INIT, without a tag, or DATA.
+func sctpHeader(sport, dport uint16, isData bool) string {
+	header := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, sport), dport)
+	if isData {
+		return string(header) + "tag.sum.\x00\x03\x00\x14 and data"
+	}
+	return string(header) + "\x00\x00\x00\x00sum.\x01\x00\x00\x14 and an INIT"
+}
+
+// isData makes a packet of SCTP one in the middle of an association.
+func isData(p *testenv.Packet) {
+	p.Payload = sctpHeader(binary.BigEndian.Uint16([]byte(p.Payload)), binary.BigEndian.Uint16([]byte(p.Payload[2:])), true)
 }
 
 // readdress returns p with the addresses and ports of text.

@@ -95,6 +95,16 @@ func wantUnreachable(t *testing.T, from *testenv.Namespace, to netip.Addr) {
 	})
 }
 
+func isICMPError(p testenv.Packet) bool {
+	switch p.Proto {
+	case unix.IPPROTO_ICMP:
+		return slices.Contains([]uint8{3, 11, 12}, p.Type)
+	case unix.IPPROTO_ICMPV6:
+		return p.Type >= 1 && p.Type <= 4
+	}
+	return false
+}
+
 func unspecifiedOf(addr netip.Addr) netip.Addr {
 	if addr.Is4() {
 		return netip.IPv4Unspecified()

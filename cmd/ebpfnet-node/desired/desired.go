@@ -6,6 +6,7 @@
 package desired
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -53,7 +54,8 @@ type Config struct {
 // Host has the relevant facts about this node.
 type Host struct {
 	Links  []Link
-	Proved map[netip.Addr]bool // addresses of nodes that answer direct probes
+	Proved map[netip.Addr]bool      // addresses of nodes that answer direct probes
+	Lost   map[netip.Addr]time.Time // since when nodes do not answer them any more
 }
 
 // Link is a device that is up and not a container's.
@@ -356,7 +358,18 @@ func (p *path) to(assignment assignment, device *Device) (way, string) {
 			return way, reason
 		}
 	}
-	return p.tunnel(assignment, device)
+	way, reason := p.tunnel(assignment, device)
+	return way, cmp.Or(reason, p.lost(assignment))
+}
+
+// lost returns a reason if a node had a direct way, or "".
+func (p *path) lost(assignment assignment) string {
+	since, isLost := p.host.Lost[assignment.node.addresses[familyOf(assignment.prefix.Addr())]]
+	if !isLost {
+		return ""
+	}
+	return fmt.Sprintf("direct probes are lost since %s UTC, so the tunnel has its packets; with rp_filter=1, some were dropped until both nodes had changed",
+		since.UTC().Format(time.TimeOnly))
 }
 
 // direct returns the way with the node as the gateway.

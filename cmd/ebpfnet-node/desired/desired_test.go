@@ -181,6 +181,21 @@ func TestContainers(t *testing.T) {
 	}
 }
 
+// TestLost says so of a node that was reached directly.
+func TestLost(t *testing.T) {
+	c, host := config, dualHost
+	c.Mode = ModeAuto
+	host.Lost = map[netip.Addr]time.Time{addr("192.0.2.2"): time.Unix(0, 0)}
+	nodes := []Node{node(1, "10.244.1.0/24", "192.0.2.1"), node(2, "10.244.2.0/24", "192.0.2.2"), node(3, "10.244.3.0/24", "192.0.2.3")}
+	got, err := Of(nodes, "node-1", c, host)
+	if err != nil || len(got.Skipped) != 1 || got.Skipped[0].Node != "node-2" || !strings.Contains(got.Skipped[0].Reason, "since 00:00:00 UTC") {
+		t.Errorf("got skipped %v (%v), want node-2 alone, since when", got.Skipped, err)
+	}
+	if len(got.Nodes) != 2 {
+		t.Errorf("got nodes %v, want both", got.Nodes)
+	}
+}
+
 // TestProbes are of nodes on the same link alone, one for each of their addresses, from addresses that the device has.
 func TestProbes(t *testing.T) {
 	nodes := []Node{

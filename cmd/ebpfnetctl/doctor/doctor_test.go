@@ -29,6 +29,26 @@ func TestChecksAreDocumented(t *testing.T) {
 	}
 }
 
+func TestJudgeNeighbors(t *testing.T) {
+	const full = "entries  allocs table_fulls\n00000050 000066f0 00000010\n00000050 00000001 00000001\n"
+	for name, test := range map[string]struct {
+		statistics string
+		limit      int
+		want       string
+	}{
+		"full":              {full, 1024, "was full 17 times: it has 1024 places"},
+		"full, then larger": {full, 16384, ""},
+		"never full":        {"entries  allocs table_fulls\n00000050 000066f0 00000000\n", 1024, ""},
+		"an old kernel":     {"entries  allocs\n00000050 000066f0\n", 1024, ""},
+		"no statistics":     {"", 0, ""},
+	} {
+		found := judgeNeighbors(test.statistics, test.limit)
+		if (len(found) > 0) != (test.want != "") || len(found) > 0 && !strings.Contains(found[0].What, test.want) {
+			t.Errorf("%s: got %v, want %q", name, found, test.want)
+		}
+	}
+}
+
 func TestJudgeMap(t *testing.T) {
 	for count, want := range map[int]State{0: "", 90: "", 91: Warning, 99: Warning, 100: Wrong} {
 		got := State("")
