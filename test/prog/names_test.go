@@ -29,6 +29,7 @@ var (
 		"plain":     "8.0.244.4", // not masqueraded
 		"pod3":      "8.0.244.5", // masqueraded, but not its tunnels
 		"podgw":     "8.0.244.1", // the pods' gateway
+		"free":      "8.0.244.9", // no pod's
 		"node":      "8.0.2.1",
 		"node2":     "8.0.2.10",
 		"vip":       "8.0.77.1", // without a subnet
@@ -54,6 +55,7 @@ var (
 		"plain":     "fd00:10:86dd::4",
 		"pod3":      "fd00:10:86dd::5",
 		"podgw":     "fd00:10:86dd::1",
+		"free":      "fd00:10:86dd::9",
 		"node":      "2001:db8:86dd:1::1",
 		"node2":     "2001:db8:86dd:1::10",
 		"vip":       "2001:db8:86dd:77::1",
