@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Whether an uplink can have received a packet with its addresses. They are judged before ports, so
- * that no header hides the sender. Packets of the forwarding cache have passed these checks.
+ * Whether an uplink can have received a packet with these addresses. They are judged before ports,
+ * so that no header hides the sender. A packet like others in the forwarding cache is not judged
+ * again.
  */
 #pragma once
 
@@ -48,7 +49,7 @@ __noinline int uplink_refuse(struct __sk_buff *skb, __u32 parsed)
 			       ? NOT_HANDLED
 			       : drop(skb, REASON_NO_ENDPOINT);
 	/* forward_to_endpoint judges the others. */
-	if (parsed != PARSED && endpoint_lookup(&p->dst) &&
+	if ((parsed != PARSED || p->icmp_error) && endpoint_lookup(&p->dst) &&
 	    node_origin(src, skb->ifindex) == ORIGIN_FORGED)
 		return drop(skb, REASON_NODE);
 	return NOT_HANDLED;

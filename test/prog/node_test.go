@@ -483,6 +483,7 @@ func TestNodesAreNotBelievedElsewhere(t *testing.T) {
 			"a routing header":   {only: "v6", raw: routed},
 			"no echo":            {on: []proto{echo}, raw: timestamp},
 			"no whole header":    {on: withPorts, raw: cut(4)},
+			"an error":           {on: []proto{udp}, raw: errorFromRemote},
 			"to the host itself": {in: "remote:5000 > node:80", on: []proto{echo}, raw: timestamp},
 		} {
 			if r.in == "" {
@@ -495,6 +496,17 @@ func TestNodesAreNotBelievedElsewhere(t *testing.T) {
 			h.runRow(t, bpf.ProgFromUplink, row{name: "a later fragment", in: request, on: withPorts, raw: fragment(1), drop: drop})
 		}
 	}
+}
+
+// errorFromRemote returns an ICMP error of a remote about a packet to another host.
+func errorFromRemote(s scene, frame []byte) []byte {
+	kind := errorKinds[s.name][0]
+	about, err := testenv.ICMPErrorPacket(s.addr("remote"), s.packet("pod:4000 > onlink:80", false).MustBuild(), kind.typ, kind.code, kind.rest, 100)
+	if err != nil {
+		panic(err)
+	}
+	copy(about.DstMAC[:], frame)
+	return about.MustBuild()
 }
 
 // encap gives the remotes' network a route with a tunnel.
