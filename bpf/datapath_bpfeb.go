@@ -467,7 +467,9 @@ const (
 	DatapathReasonREASON_TUNNEL      DatapathReason = 19
 	DatapathReasonREASON_BRIDGE      DatapathReason = 20
 	DatapathReasonREASON_NODE        DatapathReason = 21
-	DatapathReasonREASON_MAX         DatapathReason = 22
+	DatapathReasonREASON_NO_ENDPOINT DatapathReason = 22
+	DatapathReasonREASON_OWN_SOURCE  DatapathReason = 23
+	DatapathReasonREASON_MAX         DatapathReason = 24
 )
 
 type DatapathRouted struct {

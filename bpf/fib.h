@@ -116,6 +116,20 @@ static __noinline bool fib_leads_away(struct __sk_buff *skb, const struct packet
 	return fib_has_route(bpf_fib_lookup(skb, args, sizeof(*args), 0));
 }
 
+/* Reports whether the host would send p, received by an uplink, out by one. */
+static __noinline bool fib_leads_out(struct __sk_buff *skb, const struct packet *p)
+{
+	struct bpf_fib_lookup *args = fib_scratch_get();
+	long result;
+
+	if (!args)
+		return false;
+	fib_init_tuple(args, packet_tuple(p), &p->dst, skb->ifindex);
+	result = bpf_fib_lookup(skb, args, sizeof(*args), 0);
+	return result == BPF_FIB_LKUP_RET_UNSUPP_LWT ||
+	       (fib_forwards(result) && is_uplink(args->ifindex));
+}
+
 static __always_inline bool fib_is_local_addr(struct __sk_buff *skb, const struct addr *addr,
 					      bool ipv6)
 {

@@ -90,6 +90,7 @@ static __noinline int parse_l4(struct __sk_buff *skb, struct packet *p)
 		return p->ipv6 ? parse_icmp(skb, p) : PARSED;
 	case IPPROTO_HOPOPTS:
 	case IPPROTO_ROUTING:
+	case IPPROTO_FRAGMENT: /* behind another one */
 	case IPPROTO_DSTOPTS:
 	case IPPROTO_MH:
 		return p->ipv6 ? PARSED_PROTOCOL : PARSED;

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -119,6 +121,7 @@ func toUplinkByAddress() []row {
 		},
 		{name: "a tunnel", on: []proto{gre, esp}, in: "pod3:0 > remote:0", drop: "protocol"},
 		{name: "a tunnel, with a flow from before", on: []proto{gre, esp}, flows: []flow{snat("remote:0", "node:0", "pod3:0")}, in: "pod3:0 > remote:0", drop: "protocol"},
+		{name: "UDP behind two fragment headers", only: "v6", on: []proto{udp}, in: "pod3:4000 > remote:80", raw: withHeaders(2, unix.IPPROTO_FRAGMENT), drop: "protocol"},
 		{
 			name: "a tunnel's reply from the pod's own address", on: []proto{gre, esp}, flows: []flow{dnat("remote:0", "pod3:0", "pod3:0")},
 			in: "pod3:0 > remote:0", after: []flow{dnat("remote:0", "pod3:0", "pod3:0").established()},
