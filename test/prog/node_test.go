@@ -224,7 +224,6 @@ func TestTunnelAdmitsNodes(t *testing.T) {
 			{name: "with the host's source", outer: node, in: "node:5000 > plain:80", drop: "node"},
 			{name: "with the node's own source", outer: node, in: "gateway:5000 > plain:80", drop: "node"},
 			{name: "to the containers' gateway", outer: node, in: "remote:5000 > podgw:80"},
-			{name: "to no container", outer: node, in: "remote:5000 > nopod:80", drop: "no endpoint"},
 			{name: "to another host", outer: node, in: "remote:5000 > onlink:80", drop: "node"},
 			{name: "to this host", outer: node, in: "remote:5000 > node:80", drop: "node"},
 			{name: "to another node's container", outer: node, in: "remote:5000 > remote2:80", drop: "node"},
@@ -337,20 +336,26 @@ func TestTunnelForFreeAddresses(t *testing.T) {
 			}
 		}
 	}
-	check("by the default route", "no endpoint")
-	for _, f := range addressings {
-		if err := h.Netlink().RouteAdd(&netlink.Route{Dst: alone(f.addr("nopod")), LinkIndex: h.veth.Index, Scope: netlink.SCOPE_LINK}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	check("another plugin's", "")
-	for _, f := range addressings {
-		err := h.Netlink().RouteDel(&netlink.Route{Dst: alone(f.addr("nopod")), LinkIndex: h.veth.Index, Scope: netlink.SCOPE_LINK})
-		if err := errors.Join(err, h.addRouteType(alone(f.addr("nopod")), unix.RTN_UNREACHABLE)); err != nil {
-			t.Fatal(err)
-		}
-	}
 	check("refused by a route", "")
+	replace := func(gateway string) {
+		t.Helper()
+		for _, f := range addressings {
+			route := &netlink.Route{Dst: alone(f.addr("nopod")), LinkIndex: h.veth.Index, Scope: netlink.SCOPE_LINK}
+			if gateway != "" {
+				if err := h.Netlink().RouteDel(route); err != nil {
+					t.Fatal(err)
+				}
+				route = &netlink.Route{Dst: route.Dst, Gw: f.addr(gateway).AsSlice()}
+			}
+			if err := h.Netlink().RouteAdd(route); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	replace("")
+	check("another plugin's", "")
+	replace("gateway")
+	check("to the outside", "no endpoint")
 }
 
 // A forged packet does not take the entry of a connection in the forwarding cache. What is admitted is for this host,

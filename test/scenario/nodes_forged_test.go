@@ -136,7 +136,8 @@ func TestVXLANUnderTheNodesAddress(t *testing.T) {
 	})
 }
 
-// A packet for a container that is gone ends at its node, and does not leave again by the default route.
+// A packet for a container that is gone ends at its node, and does not leave again by the default route: the plugin's
+// routes refuse it, and without them it is dropped.
 func TestTunnelForDeletedPods(t *testing.T) {
 	a, b := newNodes(t, `"ipMasq": true, "mtu": 1430`)
 	pod, gone := b.AddPod(t, "gone", nil), map[string]netip.Addr{}
@@ -145,6 +146,15 @@ func TestTunnelForDeletedPods(t *testing.T) {
 		gone[f.Name] = f.Pod(pod)
 	}
 	del(t, pod)
+	b.limitErrorsLess(t)
+	forEachUnderlay(t, a, b, func(t *testing.T, _ testenv.Family) {
+		for _, f := range testenv.Families {
+			wantUnreachable(t, a.pod.Namespace, gone[f.Name])
+		}
+	})
+	for _, subnet := range b.subnets {
+		b.ip(t, "route", "del", "unreachable", subnet.String())
+	}
 	forEachUnderlay(t, a, b, func(t *testing.T, _ testenv.Family) {
 		for _, f := range testenv.Families {
 			before := b.dropsFor(t, bpf.ReasonNoEndpoint)
