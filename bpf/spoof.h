@@ -97,7 +97,7 @@ static __always_inline bool addr_is_eui64(const struct addr *addr, const __u8 *m
  * the first other one that it uses or probes for, such as a stable private address (RFC 7217).
  * More would fill the kernel's table of neighbors, which all containers and the host share.
  */
-static __noinline bool spoof_owns_link_local(struct device *device, const struct addr *addr)
+static __always_inline bool spoof_owns_link_local(struct device *device, const struct addr *addr)
 {
 	__u32 id;
 
