@@ -56,7 +56,7 @@ func newHost(t testing.TB) *host {
 		t.Fatalf("load the datapath: %v", err)
 	}
 	h := &host{Namespace: testenv.New(t, "node"), programs: programs, portNumbers: map[uint32]uint64{}}
-	if err := errors.Join(h.clear(), h.emptyForwardingCache(), h.connect(), h.setProbes(longAhead)); err != nil {
+	if err := errors.Join(h.clear(), h.emptyForwardingCache(), h.forget(), h.connect(), h.setProbes(longAhead)); err != nil {
 		t.Fatalf("build the host: %v", err)
 	}
 	testenv.Eventually(t, "the node's addresses", h.ready)
