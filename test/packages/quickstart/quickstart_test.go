@@ -9,12 +9,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 const repository = "../../.."
@@ -52,7 +53,7 @@ func TestQuickStart(t *testing.T) {
 	if testing.Short() {
 		t.Skip("downloads and builds everything")
 	}
-	blocks := commands(t, "README.md")
+	blocks := testenv.Commands(t, repository+"/README.md")
 	if len(blocks) != 2 {
 		t.Fatalf("README.md: got %d blocks of commands, want how to install and how to test", len(blocks))
 	}
@@ -68,24 +69,11 @@ func TestQuickStart(t *testing.T) {
 	if after := inDebian(t, root, "cd /root/ebpfnet && make uninstall && command -v ebpfnetctl || echo removed"); !strings.Contains(after, "removed\n") {
 		t.Errorf("make uninstall: got %s", after)
 	}
-	for _, block := range commands(t, "cmd/release/README.md") {
+	for _, block := range testenv.Commands(t, repository+"/cmd/release/README.md") {
 		if output := run(block); !strings.Contains(output, "forwarding") {
 			t.Errorf("cmd/release/README.md: got %s, want what doctor says", output)
 		}
 	}
-}
-
-// commands returns a document's blocks of shell commands.
-func commands(t *testing.T, file string) (blocks []string) {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(repository, file))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, match := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
-		blocks = append(blocks, match[1])
-	}
-	return blocks
 }
 
 // unpack returns a directory with a bare Debian and a clone of this repository.
