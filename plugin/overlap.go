@@ -9,7 +9,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
-	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 )
 
@@ -21,7 +20,7 @@ func (a *adder) inUse(addr netip.Addr) error {
 	overlap, err := refresh.OverlapAt(a.host, addr)
 	shared := false
 	if err == nil && overlap != nil {
-		shared, err = sharesReservations(overlap.Device)
+		shared, err = sharesReservations(*overlap)
 	}
 	if err != nil {
 		a.log.Warn("cannot look for overlapping subnets", "err", err)
@@ -43,8 +42,8 @@ func (a *adder) inUse(addr netip.Addr) error {
 	return nil
 }
 
-// sharesReservations reports whether a device is a bridge whose containers are ours.
-func sharesReservations(device string) (bool, error) {
+// sharesReservations reports whether what has an overlapping subnet is a bridge whose containers are ours.
+func sharesReservations(overlap refresh.Overlap) (bool, error) {
 	datapath, err := loader.OpenLoaded()
 	if errors.Is(err, loader.ErrNotLoaded) {
 		return false, nil
@@ -53,17 +52,7 @@ func sharesReservations(device string) (bool, error) {
 		return false, err
 	}
 	defer datapath.Close()
-	host, err := rtnl.Open()
-	if err != nil {
-		return false, err
-	}
-	defer host.Close()
-	link, err := host.LinkByName(device)
-	if err != nil {
-		return false, nil // it has just gone
-	}
-	uplinks, err := maps.Uplinks(datapath)
-	return slices.ContainsFunc(uplinks, func(u maps.Uplink) bool { return u.ContainerBridge && u.IfIndex == link.Attrs().Index }), err
+	return overlap.SharesReservations(datapath)
 }
 
 // warnOfOverlaps logs what else on the host has the network's subnets. Nothing fails because of it.
@@ -87,7 +76,7 @@ func (v *verb) lookForOverlaps() error {
 	}
 	overlaps, err := refresh.Overlaps(host, subnets)
 	for _, overlap := range overlaps {
-		shared, errShared := sharesReservations(overlap.Device)
+		shared, errShared := sharesReservations(overlap)
 		if err = errors.Join(err, errShared); !shared {
 			v.log.Warn("this network's subnet overlaps "+overlap.String(), "remedy", overlapRemedy)
 		}

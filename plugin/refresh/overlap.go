@@ -10,7 +10,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
@@ -70,6 +72,12 @@ func overlapOf(host *netlink.Handle, route netlink.Route) (*Overlap, error) {
 		return nil, err
 	}
 	return &Overlap{link.PrefixOf(*route.Dst), device.Attrs().Name, device.Attrs().Index}, nil
+}
+
+// SharesReservations reports whether the device is a bridge whose containers are ours.
+func (o Overlap) SharesReservations(datapath *loader.Datapath) (bool, error) {
+	uplinks, err := maps.Uplinks(datapath)
+	return slices.ContainsFunc(uplinks, func(u maps.Uplink) bool { return u.ContainerBridge && u.IfIndex == o.index }), err
 }
 
 // Answers reports whether somebody on the device has an address. It lets the kernel ask by ARP or neighbor discovery,
