@@ -175,10 +175,10 @@ release: ## build what a release has into bin/release/VERSION, without a network
 	cd cmd/release && $(GO) run . -version $(VERSION) -source ../.. -out ../../bin/release/$(VERSION)
 
 .PHONY: test-packages
-test-packages: release-twice bin/packages/debian.tar ## build a release twice, and install, upgrade and remove its packages in a bare Debian, and run its image (root)
+test-packages: release-twice bin/packages/debian.tar ## build a release twice, install, upgrade and remove its packages in a bare Debian, follow the README there, and run its image (root)
 	cd test/packages && $(GO) vet ./... && $(GO) tool -modfile=../../go.mod staticcheck ./...
 	for tag in $$(git tag --list 'v*'); do $(MAKE) --no-print-directory bin/packages/$$tag || exit 1; done
-	cd test/packages && $(GO) test -count=1 ./...
+	cd test/packages && $(GO) test -count=1 -timeout 60m . && $(GO) test -count=1 -timeout 60m -v ./quickstart
 	cd test/cluster && EBPFNET_IMAGE=$(CURDIR)/bin/packages/present/ebpfnet-0.0.0-test-image.tar $(GO) test -count=1 -run '^TestContainer$$' .
 
 # Two builds at different times, the second without a network and in another environment.
