@@ -7,7 +7,6 @@ package quickstart
 import (
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
 	"regexp"
 	"strings"
