@@ -70,6 +70,7 @@ type adder struct {
 	datapath  *loader.Datapath
 
 	reserved      *ipam.Result
+	overlaps      []string // subnets of other devices that ADD has warned of
 	addresses     []link.Address
 	pair          link.Pair
 	routeTo       map[netip.Addr]int // after another plugin: the host's devices that lead to addresses

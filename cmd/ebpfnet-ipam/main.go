@@ -12,7 +12,7 @@ const about = `ebpfnet-ipam is a CNI plugin that allocates addresses for other p
 
   "ipam": {
     "type": "ebpfnet-ipam",
-    "ranges": [[{"subnet": "10.88.0.0/16"}], [{"subnet": "fd00:88::/64"}]],
+    "ranges": [[{"subnet": "10.84.0.0/16"}], [{"subnet": "fd00:84::/64"}]],
     "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
   }
 

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -16,8 +18,27 @@ import (
 // TestDoctorPeers has `ebpfnetctl doctor --peers` find what users of tunnels suffer, by name, and does what it recommends.
 func TestDoctorPeers(t *testing.T) {
 	c := newCluster(t)
+	c.runCommands()
 	c.examineFirewalls()
 	c.examineSmallLink()
+}
+
+// runCommands runs those of the agent's README on a node. doctor finds no conflist where a runtime would look.
+func (c *cluster) runCommands() {
+	c.Helper()
+	const fault = 3
+
+	path := "PATH=" + filepath.Dir(testenv.Build(c, "./cmd/ebpfnetctl")) + ":" + os.Getenv("PATH")
+	for _, block := range testenv.Commands(c, "../../cmd/ebpfnet-node/README.md") {
+		for line := range strings.Lines(block) {
+			cmd := c.nodes[0].Command(testenv.Context(c), "sh", "-c", line)
+			cmd.Env = append(os.Environ(), path)
+			output, err := cmd.CombinedOutput()
+			if code := cmd.ProcessState.ExitCode(); len(output) == 0 || code != 0 && code != fault {
+				c.Errorf("%s: got %v: %s", line, err, output)
+			}
+		}
+	}
 }
 
 const allWell = "peers good: node-2 (192.0.2.2) answers by the tunnel\npeers good: node-3 (198.51.100.3) answers by the tunnel"

@@ -24,11 +24,11 @@ func TestDemo(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
 	for _, want := range []string{
-		"✓ pod-a → 10.88.0.3:80 pod-b replies and sees 10.88.0.2\n",
+		"✓ pod-a → 10.84.0.3:80 pod-b replies and sees 10.84.0.2\n",
 		"✓ pod-a → [2001:db8:1::2]:80 outside replies and sees 2001:db8:1::1\n",
 		"✓ outside → 192.0.2.1:8080 pod-c replies and sees 192.0.2.2\n",
-		"✓ node → 127.0.0.1:8080 pod-c replies and sees 10.88.0.1\n",
-		"✓ pod-c → [2001:db8:1::1]:8080 pod-c replies and sees fd00:88::1\n",
+		"✓ node → 127.0.0.1:8080 pod-c replies and sees 10.84.0.1\n",
+		"✓ pod-c → [2001:db8:1::1]:8080 pod-c replies and sees fd00:84::1\n",
 		"✓ endpoints entries: 6,", "✓ host_ports entries: 4,", "✓ leftovers none", "✓ outside → 192.0.2.1:8080 no reply\n",
 	} {
 		if !strings.Contains(folded(out.String()), want) {

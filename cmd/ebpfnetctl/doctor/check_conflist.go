@@ -2,11 +2,17 @@ package doctor
 
 import (
 	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
+	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 )
 
 // lookConflist finds the list that each runtime will really take, and whether ADD can work with it.
@@ -14,7 +20,64 @@ func lookConflist(_ context.Context, h *host) (findings []Finding, err error) {
 	for _, r := range h.runtimes {
 		findings = append(findings, h.judgeRuntime(r)...)
 	}
-	return append(findings, h.sharedSubnets()...), h.errRuntimes
+	findings = append(findings, h.sharedSubnets()...)
+	others, err := h.overlaps()
+	return append(findings, others...), errors.Join(h.errRuntimes, err)
+}
+
+// overlaps finds what has a subnet of ours without sharing its reservations: devices, other plugins' networks, and
+// podman's. Docker has a bridge for each of its networks.
+func (h *host) overlaps() (findings []Finding, err error) {
+	var subnets []netip.Prefix
+	names := map[string]bool{}
+	for _, n := range h.ours() {
+		subnets, names[n.file.List.Name] = append(subnets, n.subnets()...), true
+	}
+	found, err := refresh.Overlaps(h.rtnl, subnets)
+	var all []string
+	for _, o := range found {
+		shared := false
+		if h.datapath != nil {
+			var errShared error
+			shared, errShared = o.SharesReservations(h.datapath)
+			err = errors.Join(err, errShared)
+		}
+		if !shared {
+			all = append(all, o.String())
+		}
+	}
+	for _, n := range h.networks {
+		if n.file.List == nil || n.hasOurs || names[n.file.List.Name] {
+			continue
+		}
+		for _, plugin := range n.file.List.Plugins {
+			all = append(all, overlapping(plugin.Bytes, n.name(), subnets)...)
+		}
+	}
+	files, _ := filepath.Glob(h.path("/etc/containers/networks/*.json")) // a valid pattern
+	for _, file := range files {
+		text, errFile := os.ReadFile(file)
+		err = errors.Join(err, errFile)
+		all = append(all, overlapping(text, "podman's network in "+file, subnets)...)
+	}
+	slices.Sort(all)
+	for _, other := range slices.Compact(all) {
+		findings = append(findings, warning("give each network its own subnet", "%s overlaps a network of ebpfnet: two containers may get one address", other))
+	}
+	return findings, err
+}
+
+var subnetKey = regexp.MustCompile(`"subnet"\s*:\s*"([^"]+)"`)
+
+// overlapping returns the subnets in a configuration that overlap some of ours, with its name.
+func overlapping(text []byte, name string, ours []netip.Prefix) (found []string) {
+	for _, match := range subnetKey.FindAllSubmatch(text, -1) {
+		subnet, err := netip.ParsePrefix(string(match[1]))
+		if err == nil && slices.ContainsFunc(ours, subnet.Overlaps) {
+			found = append(found, subnet.String()+" of "+name)
+		}
+	}
+	return found
 }
 
 // sharedSubnets finds networks that give out the same addresses.
