@@ -105,6 +105,7 @@ func (a *adder) steps() []step {
 		{"write the endpoints and attach", a.attach, nil},
 		{"set up the host's end", a.setUpHost, a.ownsInterface},
 		{"attach to the uplinks", a.attachUplinks, nil},
+		{"refuse packets to unassigned addresses", a.refuseUnassigned, a.refusesUnassigned},
 		{"size the packets", a.sizePackets, a.ownsInterface},
 		{"set up the container's end", a.setUpContainer, a.ownsInterface},
 		{"enable forwarding", a.enableForwarding, a.isChained},

@@ -1,7 +1,5 @@
 // Command ebpfnet-ipam is an IPAM plugin (SPEC, section 4) that replaces host-local, with the same
 // keys and on the same files.
-//
-// It may import ipam, plugin/cni and what that may import, but not the verbs of ebpfnet.
 package main
 
 import (

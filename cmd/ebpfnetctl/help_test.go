@@ -49,7 +49,7 @@ func TestHelp(t *testing.T) {
 func TestSchemas(t *testing.T) {
 	names := schemaNames()
 	for _, command := range newRoot().Commands() {
-		formats := output.FormatNames(command.Flags())
+		formats := output.Formats(command.Flags())
 		if slices.Contains(formats, "json") != slices.Contains(names, command.Name()) {
 			t.Errorf("%s: got -o %q, and a schema: %v", command.Name(), formats, slices.Contains(names, command.Name()))
 		}

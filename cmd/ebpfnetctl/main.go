@@ -28,6 +28,7 @@ var errFound = errors.New("found something")
 type usageError struct{ error }
 
 func main() {
+	os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin") // where a user's PATH may lack root's tools
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code := run(ctx, os.Args[1:], &output.File{File: os.Stdout}, os.Stderr)
 	stop()

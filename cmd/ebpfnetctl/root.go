@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
@@ -54,9 +55,11 @@ something has found it.`,
 	add := func(group string, commands ...*cobra.Command) {
 		for _, command := range commands {
 			command.GroupID = group
-			if formats := output.FormatNames(command.Flags()); formats != nil {
-				completeWith(command, "output", formats...)
-			}
+			command.Flags().VisitAll(func(flag *pflag.Flag) {
+				if choice, ok := flag.Value.(*output.Choice); ok {
+					completeWith(command, flag.Name, choice.Known...)
+				}
+			})
 			if takesNoWords := command.ValidateArgs([]string{""}) != nil; takesNoWords {
 				command.ValidArgsFunction = cobra.NoFileCompletions
 			}
@@ -148,6 +151,31 @@ func atMost(cmd *cobra.Command, words []string, maximum int) error {
 	return nil
 }
 
+// containerOptions are the flags and the argument of commands that list containers, or what these have.
+type containerOptions struct {
+	output.Flags
+	dirs  directories
+	words []string
+}
+
+// addTo adds them to a command, with the end of its help. run prints.
+func (o *containerOptions) addTo(cmd *cobra.Command, run func(*cobra.Command, *output.Printer) error) *cobra.Command {
+	o.AddToRead(cmd.Flags())
+	o.dirs.add(cmd)
+	cmd.Long += "\n\n" + containerHelp
+	cmd.Args, cmd.ValidArgsFunction = oneWord, completeContainers(&o.dirs, 1)
+	cmd.RunE = func(cmd *cobra.Command, words []string) error {
+		o.words = words
+		return run(cmd, output.New(cmd.OutOrStdout(), o.Flags))
+	}
+	return cmd
+}
+
+// sortFlag adds --sort, whose values are known.
+func sortFlag(cmd *cobra.Command, value *string, usage string, known ...string) {
+	cmd.Flags().Var(&output.Choice{Value: value, Known: known}, "sort", usage)
+}
+
 // directories are where the records and the names of containers are.
 type directories struct{ data, cache string }
 
@@ -167,12 +195,8 @@ func completeWith(cmd *cobra.Command, flag string, values ...string) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // the flag exists
 }
 
-// withLocks bounds the wait of a command that takes locks, and says on a terminal if it waits long.
-// The caller must call done.
+// withLocks bounds the wait of a command that takes locks. The caller must call done.
 func withLocks(cmd *cobra.Command) (ctx context.Context, done func()) {
 	const timeout = 20 * time.Second
-
-	ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
-	arrived := output.Waiting(cmd.ErrOrStderr(), "other calls of ebpfnet or ebpfnetctl, at most "+timeout.String())
-	return ctx, func() { arrived(); cancel() }
+	return context.WithTimeout(cmd.Context(), timeout)
 }

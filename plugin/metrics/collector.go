@@ -1,7 +1,5 @@
 // Package metrics exports the figures of a host to Prometheus: as text, as a file for node_exporter, or by HTTP.
 // A dashboard and alert rules for them are beside the code.
-//
-// It may import bpf, ipam, loader, plugin/config, plugin/admin, plugin/show and plugin/version.
 package metrics
 
 import (

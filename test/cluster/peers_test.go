@@ -101,18 +101,28 @@ func (c *cluster) run(ns *testenv.Namespace, line string) {
 	}
 }
 
+// finding is one of `ebpfnetctl doctor`.
+type finding struct{ Check, State, What, Remedy string }
+
+// doctor runs `ebpfnetctl doctor` on a node.
+func (n *node) doctor(what string, args ...string) (found []finding, code int) {
+	n.t.Helper()
+	var stdout, stderr bytes.Buffer
+	args = append([]string{"doctor", "--conf-dir", n.dir, "--bin-dir", n.binDir(), "-o", "json"}, args...)
+	cmd := n.Command(testenv.Context(n.t), testenv.Build(n.t, "./cmd/ebpfnetctl"), args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if json.Unmarshal(stdout.Bytes(), &found) != nil {
+		n.t.Fatalf("%s: got %v, %s and %s, want findings", what, err, &stderr, &stdout)
+	}
+	return found, cmd.ProcessState.ExitCode()
+}
+
 // wantPeers wants `ebpfnetctl doctor --peers` to find lines that begin so, and no others that are wrong or warn. It returns
 // what the first one of these says to do.
 func (n *node) wantPeers(what, want string) (remedy string) {
 	n.t.Helper()
-	var stdout, stderr bytes.Buffer
-	cmd := n.Command(testenv.Context(n.t), testenv.Build(n.t, "./cmd/ebpfnetctl"), "doctor", "--peers", "--conf-dir", n.dir, "--bin-dir", n.binDir(), "-o", "json")
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err := cmd.Run()
-	var found []struct{ Check, State, What, Remedy string }
-	if json.Unmarshal(stdout.Bytes(), &found) != nil {
-		n.t.Fatalf("%s: got %v, %s and %s, want findings", what, err, &stderr, &stdout)
-	}
+	found, code := n.doctor(what, "--peers")
 	var got []string
 	for _, f := range found {
 		if f.Check != "peers" {
@@ -136,7 +146,7 @@ func (n *node) wantPeers(what, want string) (remedy string) {
 			n.t.Errorf("%s: got also %s", what, line)
 		}
 	}
-	if code := cmd.ProcessState.ExitCode(); isWrong && code != 3 {
+	if isWrong && code != 3 {
 		n.t.Errorf("%s: got exit code %d, want 3", what, code)
 	}
 	return remedy

@@ -51,6 +51,7 @@ func TestDoctorPeersDirect(t *testing.T) {
 	c.startNodes()
 	first, second := c.nodes[0], c.nodes[1]
 	first.wantPeers("all is well", allWell)
+	first.wantUnreachable("without a container", 1)
 
 	c.nft("add table bridge small", "add chain bridge small forward { type filter hook forward priority 0; }",
 		"add rule bridge small forward meta length > 1400 drop") // as a switch does, which says nothing

@@ -1,12 +1,18 @@
 package conformance
 
-import "testing"
+import (
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
 
 // TestBadConfig calls ADD with an invalid value of each key. The error must name the key and the value, and
 // ADD must leave nothing. The unit tests of plugin/config and ipam have more rows of misspelled keys, ports and ranges.
 func TestBadConfig(t *testing.T) {
 	h := newLoadedHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
+	pipe := makePipe(t)
 	before := h.snapshot(t, p.Namespace)
 	for _, test := range []struct {
 		path  string
@@ -62,9 +68,14 @@ func TestBadConfig(t *testing.T) {
 		{"uplinks", list{"eth0", "eth["}, codeInvalidConfig, []string{"uplinks[1]", "eth[", "eth*"}},
 		{"uplinks", list{""}, codeInvalidConfig, []string{"uplinks[0]", `""`, "eth*"}},
 		{"logFile", "ebpfnet.log", codeInvalidConfig, []string{"logFile", "ebpfnet.log", "absolute"}},
+		{"logFile", pipe, codeInvalidConfig, []string{"logFile", pipe, "regular file"}},
+		{"logFile", "/dev/null", codeInvalidConfig, []string{"logFile", "/dev/null", "regular file"}},
+		{"logFile", "/run", codeInvalidConfig, []string{"logFile", `"/run"`, "regular file"}},
 		{"logFile", true, codeInvalidConfig, []string{"logFile", "true", "a string"}},
 		{"logLevel", "loud", codeInvalidConfig, []string{"logLevel", "loud", "debug, error, info, warn"}},
 		{"logLevel", 7, codeInvalidConfig, []string{"logLevel", "7", "a string"}},
+		{"dataDir", "ebpfnet", codeInvalidConfig, []string{"dataDir", `"ebpfnet"`, "absolute"}},
+		{"ipam.dataDir", "networks", codeInvalidConfig, []string{"ipam.dataDir", `"networks"`, "absolute"}},
 		{"dns", "192.0.2.53", codeInvalidConfig, []string{"dns", "192.0.2.53"}},
 		{"dns.nameservers", "192.0.2.53", codeInvalidConfig, []string{"dns.nameservers", "192.0.2.53"}},
 		{"args", "IP=10.88.0.9", codeInvalidConfig, []string{"args", "IP=10.88.0.9"}},
@@ -79,6 +90,16 @@ func TestBadConfig(t *testing.T) {
 			h.wantUnchanged(t, before, p.Namespace)
 		})
 	}
+}
+
+// makePipe returns the path of a pipe without a reader.
+func makePipe(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // TestBadRuntimeConfig is TestBadConfig for runtimeConfig.

@@ -102,11 +102,24 @@ func TestCtlDropsOfStack(t *testing.T) {
 			wantReason = ""
 		}
 		ipVersion := map[bool]string{true: "4", false: "6"}[family.Is4()]
-		if got.By != "stack" || got.Reason != wantReason || got.Function == "" || got.ContainerID != "web" || got.Pod != "web-0" || got.PodNamespace != "shop" ||
+		if got.By != "stack" || got.Reason != wantReason || got.Function == "" || got.ContainerID != "web" || got.Name != "shop/web-0" ||
 			got.Source != netip.AddrPortFrom(family.Pod(web), 4000).String() || got.Peer != remote.String() || got.Protocol != "udp" ||
 			got.Length == 0 || len(got.Bytes) != 2*20 || !strings.HasPrefix(got.Bytes, ipVersion) {
 			t.Errorf("got %+v, want %s of web", got, wantReason)
 		}
+
+		unassigned := netip.AddrPortFrom(family.PodSubnet.Addr().Next().Next().Next().Next(), 9)
+		conn, err := web.DialFrom(testenv.Context(t), "udp", netip.AddrPort{}, unassigned)
+		if err == nil {
+			defer conn.Close()
+			_, err = conn.Write([]byte("refused"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.want(t, family.Name+" to an unassigned address", func(d drops.Drop) bool {
+			return d.Destination == unassigned.String() && d.Meaning == "no container has the destination address"
+		})
 	}
 	const forged = 5
 	for range forged {
@@ -118,14 +131,14 @@ func TestCtlDropsOfStack(t *testing.T) {
 		return slices.DeleteFunc(f.list(), func(d drops.Drop) bool { return d.Protocol == "icmpv6" })
 	}
 	testenv.Eventually(t, "the forged frames", func() error {
-		if n := len(all()); n < forged+len(testenv.Families) {
+		if n := len(all()); n < forged+2*len(testenv.Families) {
 			return fmt.Errorf("got %d drops", n)
 		}
 		return nil
 	})
 	f.stop(t)
-	if len(all()) != forged+len(testenv.Families) || len(f.leftOut) > 0 {
-		t.Errorf("got %+v, and left out %v; want %d drops", all(), f.leftOut, forged+len(testenv.Families))
+	if len(all()) != forged+2*len(testenv.Families) || len(f.leftOut) > 0 {
+		t.Errorf("got %+v, and left out %v; want %d drops", all(), f.leftOut, forged+2*len(testenv.Families))
 	}
 	for _, d := range all() {
 		if isForged := d.Source == ""; isForged != (d.By == "datapath") {

@@ -6,12 +6,9 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/ebpfnet/ebpfnet/bpf"
-	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -78,36 +75,6 @@ func (s *script) migrateBusy(migrate []string) (lost error) {
 		}
 	}
 	return lost
-}
-
-// TestCtlMigratePlanNotes wants the plan to tell what is lost, and only where something is.
-func TestCtlMigratePlanNotes(t *testing.T) {
-	s := newScript(t)
-	plan := append(s.newFormer("ptp"), "--plan")
-	wantNote := func(want bool) {
-		t.Helper()
-		exit, stdout, stderr := s.host.ctl(t, plan...)
-		if exit != 0 || strings.Contains(stdout, "  note: the kernel has no tcx") != want {
-			t.Errorf("plan: got exit code %d and %s%s, want 0, and a note: %v", exit, stdout, stderr, want)
-		}
-	}
-	wantNote(false) // no container runs
-	pod := s.runtime.AddPod(t, "web", nil)
-	wantNote(testenv.TCX.Probe() != nil)
-	err := s.host.Node.Do(func() error {
-		datapath, err := loader.Open(testenv.Context(t), loader.Options{Attach: bpf.AttachClsact})
-		if err == nil {
-			datapath.Close()
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	wantNote(true)
-	if err := pod.Del(testenv.Context(t)); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // A host port of streamPorts is that of a container plus firstHostPort.

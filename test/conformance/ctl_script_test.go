@@ -119,6 +119,7 @@ func (s *script) commands() map[string]func(*testscript.TestScript, bool, []stri
 		"alive":   s.alive,
 		"busy":    s.busy,
 		"forge":   s.forge,
+		"return":  s.sendBack,
 		"link":    s.link,
 		"sysctl":  s.sysctl,
 		"node":    s.node,
@@ -360,6 +361,19 @@ func (s *script) forge(ts *testscript.TestScript, _ bool, args []string) {
 	before := s.host.dropTotals(s.T)["mac"]
 	ts.Check(s.pods[args[0]].SendFrames(testenv.PodIfName, make([]byte, 60)))
 	s.host.awaitForged(s.T, before+1)
+}
+
+// return CONTAINER has a packet of a container come back from outside, as a router may send it.
+func (s *script) sendBack(ts *testscript.TestScript, _ bool, args []string) {
+	packet := testenv.UDPPacket(netip.AddrPortFrom(s.pods[args[0]].Addr4(), 5000), netip.AddrPortFrom(testenv.NodeAddr4, 80), "")
+	packet.SrcMAC, packet.DstMAC = s.host.Outside.MACOf(s.T, testenv.UplinkName), s.host.Node.MACOf(s.T, testenv.UplinkName)
+	ts.Check(s.host.Outside.SendFrames(testenv.UplinkName, packet.MustBuild()))
+	testenv.Eventually(s.T, "the packet to be dropped", func() error {
+		if s.host.dropTotals(s.T)["own-source"] == 0 {
+			return errors.New("got no drop")
+		}
+		return nil
+	})
 }
 
 // link up|down|del DEVICE changes a device of the node.

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -363,4 +365,49 @@ func TestOffloadChecksTheRouteOfThePod(t *testing.T) {
 			leave(tag, byTable), arrive(), h.wantKnown(s, podSide|remoteSide),
 		)
 	})
+}
+
+// Conntrack updates have the numbers of the pod's packets. Anyone can send under a remote's address, and conntrack lets
+// too old numbers pass.
+func TestOffloadRecordsTheNumbersOfContainers(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newCacheHost(t)
+	const old = 1 << 31
+	for _, ports := range [][2]string{{"pod:4000", "remote:80"}, {"pod:80", "remote:5000"}} { // the pod is side 1, and 0
+		eachScene(t, []proto{tcp}, func(t *testing.T, s scene) {
+			pass := func(program, text string, device, ingress *netlink.LinkAttrs, seq, ack uint32) error {
+				p := h.packet(s, "pod", text)
+				p.Seq, p.Ack, p.Payload = seq, ack, "12345"
+				p.DstMAC = testenv.MAC{2, 0, 0, 0, 0, 9} // the next hop
+				verdict, _, err := h.runAt(program, device, ingress, outcome{tag: s.tag(p) | tagObserve, frame: p.MustBuild()})
+				return errors.Join(err, checkVerdict(verdict, verdictNext))
+			}
+			arrive := func(seq, ack uint32) error {
+				return pass(bpf.ProgToContainer, ports[1]+" > "+ports[0], h.veth, h.uplink, seq, ack)
+			}
+			leave := func(seq, ack uint32) error {
+				return pass(bpf.ProgToUplink, ports[0]+" > "+ports[1], h.veth, h.veth, seq, ack)
+			}
+			wantNumbers := func(seq, ack, remoteSeq, remoteAck uint32) error {
+				got, _, err := h.known(s)
+				pod := int(map[string]int{"pod:4000": 1}[ports[0]])
+				numbers := [4]uint32{got.CtSeq[pod], got.CtAck[pod], got.CtSeq[1-pod], got.CtAck[1-pod]}
+				if want := [4]uint32{seq, ack, remoteSeq, remoteAck}; err == nil && numbers != want {
+					err = fmt.Errorf("numbers of the pod, then of the remote: got %d, want %d", numbers, want)
+				}
+				return err
+			}
+			err := h.on(0, func() error {
+				return errors.Join(
+					h.start(s, bpf.FastPathEstablished),
+					arrive(old+1000, old+2000), leave(1000, 2000), h.wantKnown(s, both), wantNumbers(1000, 2000, 2000, 1005),
+					arrive(old+1000, old+2000), wantNumbers(1000, 2000, 2000, 1005),
+					leave(1005, 2010), wantNumbers(1000, 2010, 2000, 1010),
+				)
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -13,10 +15,145 @@ import (
 // hop is one program on a connection's path.
 type hop struct {
 	program  string
-	in       string // the packet before
+	in       string // the packet before; "": the one of the hop before
 	out      string // the packet afterwards; "*" is the masquerading port
+	turn     bool   // the packet before is turned around: a reply
 	redirect bool   // to another device, bypassing the stack
 	routed   bool   // from_uplink has given the packet the tag of one without a flow
+}
+
+// TestPacketPaths follows connections through all programs on their path. The programs
+// themselves make the state.
+func TestPacketPaths(t *testing.T) {
+	const (
+		toLoopback    = bpf.ProgToLoopback
+		fromContainer = bpf.ProgFromContainer
+		fromUplink    = bpf.ProgFromUplink
+		toUplink      = bpf.ProgToUplink
+	)
+	h := newHost(t)
+	for _, tc := range []struct {
+		name   string
+		on     []proto
+		routed bool // has such a hop
+		ports  []hostPort
+		in     string
+		hops   []hop
+	}{
+		{
+			name: "pod to outside", in: "pod:4000 > remote:80",
+			hops: []hop{
+				{program: fromContainer, out: "pod:4000 > remote:80"},
+				{program: toUplink, out: "node:* > remote:80"},
+				{program: fromUplink, out: "remote:80 > pod:4000", turn: true},
+				{program: fromContainer, out: "pod:4000 > remote:80", turn: true},
+				{program: toUplink, out: "node:* > remote:80"},
+			},
+		},
+		{
+			name: "outside to host port", on: withPorts, in: "remote:5000 > node:8080",
+			ports: []hostPort{{host: "any:8080", to: "pod:80"}},
+			hops: []hop{
+				{program: fromUplink, out: "remote:5000 > pod:80"},
+				{program: fromContainer, out: "pod:80 > remote:5000", turn: true},
+				{program: toUplink, out: "node:8080 > remote:5000"},
+				{program: fromUplink, out: "remote:5000 > pod:80", turn: true},
+			},
+		},
+		{
+			name: "outside to pod", routed: true, in: "remote:5000 > pod:80",
+			hops: []hop{
+				{program: fromUplink, out: "remote:5000 > pod:80"},
+				{program: bpf.ProgToContainer, out: "remote:5000 > pod:80", routed: true},
+				{program: fromContainer, out: "pod:80 > remote:5000", turn: true},
+				{program: toUplink, out: "pod:80 > remote:5000"},
+			},
+		},
+		{
+			name: "pod to another pod's host port", on: withPorts, in: "pod:5000 > node:8080",
+			ports: []hostPort{{host: "node:8080", to: "pod2:80"}},
+			hops: []hop{
+				{program: fromContainer, out: "podgw:* > pod2:80", redirect: true},
+				{program: fromContainer, out: "node:8080 > pod:5000", turn: true, redirect: true},
+				{program: fromContainer, out: "podgw:* > pod2:80", turn: true, redirect: true},
+			},
+		},
+		{
+			name: "pod to its own host port", on: withPorts, in: "pod:5000 > node:8080",
+			ports: []hostPort{{host: "any:8080", to: "pod:80"}},
+			hops: []hop{
+				{program: fromContainer, out: "podgw:* > pod:80", redirect: true},
+				{program: fromContainer, out: "node:8080 > pod:5000", turn: true, redirect: true},
+				{program: fromContainer, out: "podgw:* > pod:80", turn: true, redirect: true},
+			},
+		},
+		{
+			name: "host to host port", on: withPorts, in: "loopback:5000 > loopback:8080",
+			ports: []hostPort{{host: "any:8080", to: "pod:80"}},
+			hops: []hop{
+				{program: toLoopback, out: "podgw:* > pod:80", redirect: true},
+				{program: fromContainer, out: "loopback:8080 > loopback:5000", turn: true, redirect: true},
+				{program: toLoopback, out: "podgw:* > pod:80", turn: true, redirect: true},
+			},
+		},
+		{
+			name: "pod to pod", in: "pod:5000 > pod2:80",
+			hops: []hop{
+				{program: fromContainer, out: "pod:5000 > pod2:80"},
+				{program: fromContainer, out: "pod2:80 > pod:5000", turn: true},
+			},
+		},
+		{
+			name: "pod to outside, without ports", on: withoutPorts, in: "pod:0 > remote:0",
+			hops: []hop{
+				{program: fromContainer, out: "pod:0 > remote:0"},
+				{program: toUplink, out: "node:0 > remote:0"},
+				{program: fromUplink, out: "remote:0 > pod:0", turn: true},
+				{program: toUplink, out: "node:0 > remote:0", turn: true},
+			},
+		},
+		{
+			name: "pod to outside, SCTP", on: []proto{sctp}, in: "pod:4000 > remote:80",
+			hops: []hop{
+				{program: fromContainer, out: "pod:4000 > remote:80"},
+				{program: toUplink, out: "node:4000 > remote:80"},
+				{program: fromUplink, out: "remote:80 > pod:4000", turn: true},
+				{program: toUplink, out: "node:4000 > remote:80", turn: true},
+			},
+		},
+		{
+			name: "outside to a pod without ipMasq that has a host port", routed: true, on: withPorts, in: "remote:5000 > plain:80",
+			ports: []hostPort{{host: "any:8080", to: "plain:80"}},
+			hops: []hop{
+				{program: fromUplink, out: "remote:5000 > plain:80"},
+				{program: bpf.ProgToContainer, out: "remote:5000 > plain:80", routed: true},
+				{program: fromContainer, out: "plain:80 > remote:5000", turn: true},
+				{program: toUplink, out: "plain:80 > remote:5000"},
+			},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if tc.routed {
+				testenv.Require(t, ingressDevice)
+			}
+			eachScene(t, tc.on, func(t *testing.T, s scene) {
+				if err := errors.Join(h.reset(), h.fill(s, tc.ports, nil)); err != nil {
+					t.Fatal(err)
+				}
+				packet, reply := s.packet(tc.in, false), false
+				for i, hop := range tc.hops {
+					if hop.turn {
+						packet, reply = replyTo(packet), !reply
+					}
+					out, err := h.hop(&s, packet, reply, hop)
+					if err != nil {
+						t.Fatalf("hop %d, %s: %v", i, hop.program, err)
+					}
+					packet = out
+				}
+			})
+		})
+	}
 }
 
 // hop runs one program on a packet, and checks and returns the result.
@@ -56,6 +193,9 @@ func replyTo(p testenv.Packet) testenv.Packet {
 		p.TCPFlags = testenv.ACK
 	}
 	switch {
+	case p.Proto == unix.IPPROTO_SCTP:
+		p.Payload = p.Payload[2:4] + p.Payload[:2] + p.Payload[4:]
+		isData(&p)
 	case p.Type == 0 && p.ID != 0, p.Type == 8: // echo
 		p.Type ^= 8
 	case p.Type == 128, p.Type == 129:

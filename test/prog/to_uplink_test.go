@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -119,15 +121,47 @@ func toUplinkByAddress() []row {
 		},
 		{name: "a tunnel", on: []proto{gre, esp}, in: "pod3:0 > remote:0", drop: "protocol"},
 		{name: "a tunnel, with a flow from before", on: []proto{gre, esp}, flows: []flow{snat("remote:0", "node:0", "pod3:0")}, in: "pod3:0 > remote:0", drop: "protocol"},
-		{
-			name: "a protocol that is no tunnel", on: []proto{sctp}, in: "pod3:0 > remote:0", out: "node:0 > remote:0",
-			after: []flow{snat("remote:0", "node:0", "pod3:0")},
-		},
+		{name: "UDP behind two fragment headers", only: "v6", on: []proto{udp}, in: "pod3:4000 > remote:80", raw: withHeaders(2, unix.IPPROTO_FRAGMENT), drop: "protocol"},
 		{
 			name: "a tunnel's reply from the pod's own address", on: []proto{gre, esp}, flows: []flow{dnat("remote:0", "pod3:0", "pod3:0")},
 			in: "pod3:0 > remote:0", after: []flow{dnat("remote:0", "pod3:0", "pod3:0").established()},
 		},
 	}
+}
+
+// TestToUplinkSCTP opens a flow with an INIT alone. Its ports stay the pod's, so two pods exclude each other only from the
+// same port with the same remote.
+func TestToUplinkSCTP(t *testing.T) { runRows(t, bpf.ProgToUplink, toUplinkSCTP()) }
+
+func toUplinkSCTP() []row {
+	const out, masqueraded = "pod:4000 > remote:80", "node:4000 > remote:80"
+	ours, others := snat("remote:80", "node:4000", "pod:4000"), snat("remote:80", "node:4000", "pod2:4000").idleFor(20*time.Second)
+	rows := []row{
+		{name: "an INIT", in: out, out: masqueraded, after: []flow{ours}},
+		{name: "of a pod that may not use tunnels", in: "pod3:4000 > remote:80", out: masqueraded, after: []flow{snat("remote:80", "node:4000", "pod3:4000")}},
+		{name: "data", in: out, edit: isData, drop: "no flow"},
+		{name: "data of a flow", flows: []flow{ours.established()}, in: out, edit: isData, out: masqueraded},
+		{name: "another pod's flow has the port", flows: []flow{others}, in: out, drop: "no port"},
+		{name: "another pod's flow has the port, and data", flows: []flow{others}, in: out, edit: isData, drop: "no flow"},
+		{
+			name: "another pod's flow has another port", flows: []flow{others}, in: "pod:4001 > remote:80", out: "node:4001 > remote:80",
+			after: []flow{others, snat("remote:80", "node:4001", "pod:4001")},
+		},
+		{
+			name: "another pod's flow to another port", flows: []flow{others}, in: "pod:4000 > remote:81", out: "node:4000 > remote:81",
+			after: []flow{others, snat("remote:81", "node:4000", "pod:4000")},
+		},
+		{name: "the host's flow has the port", flows: []flow{claim("remote:80", "node:4000").idleFor(20 * time.Second)}, in: out, drop: "no port"},
+		{name: "from the host", in: "node:4000 > remote:80", edit: isData, after: []flow{claim("remote:80", "node:4000")}},
+		{
+			name: "a reply from the pod's own address", flows: []flow{dnat("remote:80", "pod:4000", "pod:4000")}, in: out, edit: isData,
+			after: []flow{dnat("remote:80", "pod:4000", "pod:4000").established()},
+		},
+	}
+	for i := range rows {
+		rows[i].on = []proto{sctp}
+	}
+	return rows
 }
 
 func TestToUplinkReplies(t *testing.T) { runRows(t, bpf.ProgToUplink, toUplinkReplies()) }

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -55,6 +57,23 @@ func TestUDPTunnels(t *testing.T) {
 					}
 				})
 			}
+		}
+	}
+}
+
+// By default a pod takes over no tunnel or routing protocol of its node's. With masqTunnels it does.
+func TestTunnelsAreNotMasqueraded(t *testing.T) {
+	h := newHost(t)
+	for _, number := range []uint8{
+		unix.IPPROTO_IPIP, unix.IPPROTO_IPV6, unix.IPPROTO_RSVP, unix.IPPROTO_GRE, unix.IPPROTO_ESP, unix.IPPROTO_AH, 89, // OSPF
+		unix.IPPROTO_PIM, 112, unix.IPPROTO_L2TP, unix.IPPROTO_MPLS, // 112: VRRP
+	} {
+		for pod, drop := range map[string]string{"pod3": "protocol", "pod": ""} {
+			r := row{name: fmt.Sprintf("%d from %s", number, pod), on: []proto{gre}, in: pod + ":0 > remote:0", edit: protocol(number), drop: drop, anyFlows: true}
+			if drop == "" {
+				r.out = "node:0 > remote:0"
+			}
+			h.runRow(t, bpf.ProgToUplink, r)
 		}
 	}
 }

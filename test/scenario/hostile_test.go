@@ -1,6 +1,8 @@
 package scenario
 
 import (
+	"encoding/binary"
+	"errors"
 	"net"
 	"net/netip"
 	"testing"
@@ -92,6 +94,59 @@ func (n *network) loadWith(t *testing.T, options loader.Options) {
 	})
 	if err != nil {
 		t.Fatalf("load the datapath: %v", err)
+	}
+}
+
+// capture reads what a device has received, after the programs.
+type capture struct {
+	fd int
+	ns *testenv.Namespace
+}
+
+func openCapture(t *testing.T, ns *testenv.Namespace, device string) *capture {
+	t.Helper()
+	const allTypes, buffer = unix.ETH_P_ALL, 64 << 20
+	c := &capture{ns: ns}
+	link, err := ns.Netlink().LinkByName(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	protocol := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, allTypes))
+	err = ns.Do(func() (err error) {
+		// Protocol 0 receives nothing until the socket is bound to the device.
+		if c.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err != nil {
+			return err
+		}
+		return errors.Join(
+			unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer),
+			unix.Bind(c.fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link.Attrs().Index}),
+		)
+	})
+	if err != nil {
+		t.Fatalf("capture on %s of %s: %v", device, ns.Name, err)
+	}
+	t.Cleanup(func() { unix.Close(c.fd) })
+	return c
+}
+
+// received returns the packets since the last call, without those that the namespace has sent.
+func (c *capture) received(t *testing.T) (packets []testenv.Packet) {
+	t.Helper()
+	buffer := make([]byte, 1<<17)
+	for {
+		length, from, err := unix.Recvfrom(c.fd, buffer, 0)
+		if errors.Is(err, unix.EAGAIN) {
+			return packets
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			t.Fatalf("capture in %s: %v", c.ns.Name, err)
+		}
+		if link, ok := from.(*unix.SockaddrLinklayer); !ok || link.Pkttype == unix.PACKET_OUTGOING {
+			continue
+		}
+		if p, err := testenv.Decode(buffer[:length]); err == nil {
+			packets = append(packets, p)
+		}
 	}
 }
 

@@ -30,7 +30,6 @@ type Frame struct {
 // Addresses that do not depend on the sender.
 var (
 	hostLinkLocal = netip.MustParseAddr("fe80::1")
-	someLinkLocal = netip.MustParseAddr("fe80::1234:5678")
 	unspecified4  = netip.IPv4Unspecified()
 	unspecified6  = netip.IPv6Unspecified()
 	allNodes      = netip.MustParseAddr("ff02::1")
@@ -261,13 +260,13 @@ func (s Sender) Legal() []Frame {
 	return list
 }
 
-// SomeLinkLocal returns frames from a link-local address that is not derived from the sender's MAC address.
-func (s Sender) SomeLinkLocal() []Frame {
+// LinkLocal returns frames that use a link-local address: they send from it, ask, and probe for it.
+func (s Sender) LinkLocal(addr netip.Addr) []Frame {
 	const address, neighbor = bpf.ReasonAddress, bpf.ReasonNeighbor
 	return []Frame{
-		{"ping", s.ping(someLinkLocal, hostLinkLocal), address},
-		{"neighbor solicitation", s.neighbor(icmp6NeighborAsk, someLinkLocal, allNodes, hostLinkLocal), address},
-		{"address detection", s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, someLinkLocal), neighbor},
+		{addr.String() + " pings", s.ping(addr, hostLinkLocal), address},
+		{addr.String() + " solicits", s.neighbor(icmp6NeighborAsk, addr, allNodes, hostLinkLocal), address},
+		{addr.String() + " is probed for", s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, addr), neighbor},
 	}
 }
 
@@ -348,8 +347,12 @@ func (s Sender) arp(operation byte, mac MAC, sender, target netip.Addr) []byte {
 
 // neighbor returns a neighbor discovery message with the sender's MAC address as option.
 func (s Sender) neighbor(typ uint8, src, dst, target netip.Addr) []byte {
-	addr := target.As16()
-	payload := append(addr[:], 2, 1)
+	const sourceMAC, targetMAC = 1, 2
+	addr, option := target.As16(), byte(targetMAC)
+	if typ == icmp6NeighborAsk && !src.IsUnspecified() {
+		option = sourceMAC
+	}
+	payload := append(addr[:], option, 1)
 	payload = append(payload, s.MAC[:]...)
 	return s.packet(Packet{Src: src, Dst: dst, Proto: unix.IPPROTO_ICMPV6, Type: typ, Rest: 1 << 29, Payload: string(payload)})
 }

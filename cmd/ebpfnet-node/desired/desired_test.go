@@ -181,6 +181,21 @@ func TestContainers(t *testing.T) {
 	}
 }
 
+// TestLost says so of a node that was reached directly.
+func TestLost(t *testing.T) {
+	c, host := config, dualHost
+	c.Mode = ModeAuto
+	host.Lost = map[netip.Addr]time.Time{addr("192.0.2.2"): time.Unix(0, 0)}
+	nodes := []Node{node(1, "10.244.1.0/24", "192.0.2.1"), node(2, "10.244.2.0/24", "192.0.2.2"), node(3, "10.244.3.0/24", "192.0.2.3")}
+	got, err := Of(nodes, "node-1", c, host)
+	if err != nil || len(got.Skipped) != 1 || got.Skipped[0].Node != "node-2" || !strings.Contains(got.Skipped[0].Reason, "since 00:00:00 UTC") {
+		t.Errorf("got skipped %v (%v), want node-2 alone, since when", got.Skipped, err)
+	}
+	if len(got.Nodes) != 2 {
+		t.Errorf("got nodes %v, want both", got.Nodes)
+	}
+}
+
 // TestProbes are of nodes on the same link alone, one for each of their addresses, from addresses that the device has.
 func TestProbes(t *testing.T) {
 	nodes := []Node{
@@ -414,5 +429,37 @@ func checkOnly(t *testing.T, what, got, want string) {
 	t.Helper()
 	if want == "" && got != "" || !strings.Contains(got, want) {
 		t.Errorf("%s: got %q, want %q in it", what, got, want)
+	}
+}
+
+// TestUnassigned refuses the cluster's prefixes with a tunnel, and otherwise this node's.
+func TestUnassigned(t *testing.T) {
+	own, cluster := []string{"10.244.1.0/24", "fd44:1::/64"}, []netip.Prefix{prefix("10.244.0.0/16"), prefix("fd44::/16")}
+	for _, test := range []struct {
+		mode     Mode
+		podCIDRs []string
+		cluster  []netip.Prefix
+		reserved string
+		want     string
+	}{
+		{ModeTunnel, own, cluster, "", "[10.244.0.0/16 fd44::/16]"},
+		{ModeAuto, own, cluster, "", "[10.244.0.0/16 fd44::/16]"},
+		{ModeDirect, own, cluster, "", "[10.244.1.0/24 fd44:1::/64]"},
+		{ModeTunnel, own, nil, "", "[10.244.1.0/24 fd44:1::/64]"},
+		{ModeTunnel, own[:1], cluster, "", "[10.244.0.0/16]"}, // the host may have no IPv6
+		{ModeTunnel, own, cluster, "10.244.9.9", "[fd44::/16]"},
+	} {
+		with := config
+		with.Mode, with.PodCIDRs = test.mode, test.cluster
+		if test.reserved != "" {
+			with.Reserved = []netip.Addr{addr(test.reserved)}
+		}
+		got, err := Of([]Node{node(1, append(slices.Clone(test.podCIDRs), "192.0.2.1")...)}, "node-1", with, dualHost)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := fmt.Sprint(got.Unassigned); text != test.want {
+			t.Errorf("%s, %v, %v: got %s, want %s", test.mode, test.podCIDRs, test.cluster, text, test.want)
+		}
 	}
 }

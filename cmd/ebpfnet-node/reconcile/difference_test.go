@@ -104,6 +104,9 @@ func TestDifference(t *testing.T) {
 			Changes{Add: []rtnl.NodeRoute{tunnelRoute(2, tunnelIndex), tunnelRoute(3, tunnelIndex), directRoute(4)}}},
 		{"node gone", func(want *desired.State, _ *Present) { want.Routes, want.Nodes = want.Routes[1:], want.Nodes[1:] },
 			Changes{SetNodes: true, Delete: []rtnl.NodeRoute{tunnelRoute(2, tunnelIndex)}}},
+		{"unassigned addresses", func(want *desired.State, have *Present) {
+			want.Unassigned, have.Routes = []netip.Prefix{podCIDR(1), podCIDR(7)}, append(have.Routes, refusing([]netip.Prefix{podCIDR(7), podCIDR(8)})...)
+		}, Changes{Add: refusing([]netip.Prefix{podCIDR(1)}), Delete: refusing([]netip.Prefix{podCIDR(8)})}},
 		{"left by another node", func(_ *desired.State, have *Present) { have.Routes = append(have.Routes, foreign) },
 			Changes{Delete: []rtnl.NodeRoute{foreign}}},
 		{"another metric", func(_ *desired.State, have *Present) { have.Routes[2].Metric = 5 }, func() Changes {

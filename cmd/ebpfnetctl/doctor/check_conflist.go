@@ -81,7 +81,7 @@ func (h *host) judgeRuntime(r runtimes.Runtime) []Finding {
 	case all[taken].config == nil:
 		return []Finding{wrong("correct the key", "%s takes %s, and ADD refuses it: %v", title(r), all[taken].name(), all[taken].err)}
 	}
-	return orGood(append(missingBinaries(r, all[taken]), h.missingLoopback(r)...), "%s takes %s, which is valid; its plugins are in %s", title(r), all[taken].name(), strings.Join(r.BinDirs, ", "))
+	return orGood(missingBinaries(r, all[taken]), "%s takes %s, which is valid; its plugins are in %s", title(r), all[taken].name(), strings.Join(r.BinDirs, ", "))
 }
 
 // missingBinaries finds the plugins of a list that the runtime does not find.
@@ -93,30 +93,17 @@ func missingBinaries(r runtimes.Runtime, n *network) (findings []Finding) {
 	if n.config.Delegate != "" {
 		needed = append(needed, n.config.Delegate)
 	}
+	if r.CallsLoopback && len(r.BinDirs) > 0 {
+		needed = append(needed, "loopback")
+	}
 	for _, name := range needed {
-		if r.Binary(name) != "" {
-			continue
-		}
-		remedy := "install it there"
+		remedy := "install it there, such as by the package containernetworking-plugins"
 		if name == config.PluginType && len(r.BinDirs) > 0 {
 			remedy = "make install PREFIX=" + r.BinDirs[0]
 		}
-		findings = append(findings, wrong(remedy, "%s looks for plugins in %s, and %q is not there: ADD of %s fails", title(r), strings.Join(r.BinDirs, ", "), name, n.name()))
+		if r.Binary(name) == "" {
+			findings = append(findings, wrong(remedy, "%s looks for plugins in %s, and %q is not there: no container of %s starts", title(r), strings.Join(r.BinDirs, ", "), name, n.name()))
+		}
 	}
 	return findings
-}
-
-// missingLoopback finds that the runtime cannot set up lo, which is no plugin's of a list.
-func (h *host) missingLoopback(r runtimes.Runtime) []Finding {
-	const name = "loopback"
-
-	if !r.CallsLoopback || r.Binary(name) != "" || len(r.BinDirs) == 0 {
-		return nil
-	}
-	remedy := "install the package containernetworking-plugins, or the reference plugins, into " + r.BinDirs[0]
-	usual := runtimes.Runtime{BinDirs: runtimes.DefaultBinDirs}.In(h.Root)
-	if file := usual.Binary(name); file != "" {
-		remedy = "cp " + word(file) + " " + word(r.BinDirs[0]+"/")
-	}
-	return []Finding{wrong(remedy, "%s executes the plugin %q for each pod, and it is not in %s: no pod starts", title(r), name, strings.Join(r.BinDirs, ", "))}
 }
