@@ -33,7 +33,6 @@ func TestKubernetes(t *testing.T) {
 		{"probes", (*cluster).testProbes},
 		{"exec and port-forward", (*cluster).testExec},
 		{"containerd and kubelet killed under traffic", (*cluster).testRestart},
-		{"pods come and go", (*cluster).testChurn},
 		{"agents deleted under traffic", (*cluster).testAgentsDeleted},
 		{"not ready after a boot without an agent", (*cluster).testUnsynced},
 		{"node removed and back", (*cluster).testNodeRemoved},

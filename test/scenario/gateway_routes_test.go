@@ -65,7 +65,11 @@ func (n *network) setNetwork(t *testing.T, conflist string) {
 
 func addLoopback(t *testing.T, ns *testenv.Namespace, addr netip.Addr) {
 	t.Helper()
-	if _, err := ns.Run(testenv.Context(t), "ip", "addr", "add", netip.PrefixFrom(addr, addr.BitLen()).String(), "dev", "lo"); err != nil {
+	args := []string{"addr", "add", netip.PrefixFrom(addr, addr.BitLen()).String(), "dev", "lo"}
+	if addr.Is6() {
+		args = append(args, "nodad")
+	}
+	if _, err := ns.Run(testenv.Context(t), "ip", args...); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -80,9 +80,7 @@ var anycast = map[string]netip.Addr{"IPv4": netip.MustParseAddr("203.0.113.99"),
 func addAnycast(t *testing.T, ns *testenv.Namespace) {
 	t.Helper()
 	for _, addr := range anycast {
-		if _, err := ns.Run(testenv.Context(t), "ip", "address", "add", addr.String(), "dev", "lo"); err != nil {
-			t.Fatal(err)
-		}
+		addLoopback(t, ns, addr)
 	}
 }
 

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -283,5 +284,26 @@ func TestTunnelFromAnotherAddress(t *testing.T) {
 				b.leave(t)
 			}
 		})
+	}
+}
+
+const vni = 7
+
+// inTunnel returns the frame of a pod with a datagram in VXLAN.
+func (n *network) inTunnel(t *testing.T, f testenv.Family, pod *testenv.Pod, node netip.AddrPort, device string, from, to netip.AddrPort, payload string) []byte {
+	t.Helper()
+	inner := testenv.UDPPacket(from, to, payload)
+	inner.SrcMAC, inner.DstMAC = testenv.MAC{2, 0, 0, 0, 0, 9}, n.node().MACOf(t, device)
+	header := binary.BigEndian.AppendUint32([]byte{8, 0, 0, 0}, vni<<8)
+	outer := testenv.UDPPacket(at(f.Pod(pod), 5000), node, string(header)+string(inner.MustBuild()))
+	outer.SrcMAC, outer.DstMAC = pod.MACOf(t, testenv.PodIfName), hostMACOf(t, pod)
+	return outer.MustBuild()
+}
+
+// ip runs the command on the node.
+func (n *network) ip(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := n.node().Run(testenv.Context(t), "ip", args...); err != nil {
+		t.Fatalf("ip %v: %v: %s", args, err, out)
 	}
 }
