@@ -47,8 +47,9 @@ func (a *adder) refuseUnassigned(context.Context) error {
 	return nil
 }
 
-// UnassignedPrefixes returns the prefixes that ADD refuses of a range. A range that is smaller than its subnet has none while the host has
-// the subnet on a link, such as another plugin's bridge: they would take precedence over the route to that link.
+// UnassignedPrefixes returns the prefixes that ADD refuses of a range. A range that is smaller than its subnet has none
+// while the host has the subnet on a link, such as another plugin's bridge: they would take precedence over the route to
+// that link.
 func UnassignedPrefixes(r ipam.Range) ([]netip.Prefix, error) {
 	prefixes := r.Prefixes()
 	if slices.Contains(prefixes, r.Subnet) {
