@@ -110,7 +110,7 @@ func forEachBelow(host *netlink.Handle, index int, visit func(*netlink.LinkAttrs
 }
 
 // reachesNodes reports whether a device is a tunnel that gets the remote with each packet, as one to other nodes of a
-// cluster does. Its size does not count: only packets to other nodes pass it, the kernel cuts longer ones for it, and its
+// cluster does. Its size is ignored: only packets to other nodes pass it, the kernel cuts longer ones for it, and its
 // size cannot be raised (up to Linux 6.18).
 func reachesNodes(device netlink.Link) bool {
 	tunnel, ok := device.(*netlink.Vxlan)

@@ -113,7 +113,7 @@ func clientAndServer(e ends, kind int, server func(listener int) error, client f
 	return errors.Join(errClient, errServer)
 }
 
-// warmUp is the time at the start of a slice that does not count.
+// warmUp is the time at the start of a slice that is not measured.
 func warmUp(slice time.Duration) time.Duration { return slice / 8 }
 
 // meter measures the repeated actions of a client.
@@ -189,7 +189,7 @@ func (c *clock) add(now time.Time, amount int) {
 	}
 }
 
-// over reports whether the slice is over. One without a complete part goes on for up to waitLimit.
+// over reports whether the slice is over. One without a complete part continues for up to waitLimit.
 func (c *clock) over(now time.Time) bool {
 	return now.After(c.end) && (len(c.rates) > 0 || now.After(c.end.Add(waitLimit)))
 }

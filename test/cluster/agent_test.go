@@ -22,7 +22,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// TestCluster has containers and hosts of three nodes reach each other, and goes on to do so while agents, the API
+// TestCluster has containers and hosts of three nodes reach each other, also while agents, the API
 // server and nodes fail. Flows between other nodes never lose a packet.
 func TestCluster(t *testing.T) {
 	c := newCluster(t, clusterCIDRs...)

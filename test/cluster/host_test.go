@@ -319,7 +319,7 @@ func TestHostWithoutIPv6(t *testing.T) {
 	h.wantRoutes("first", "10.100.2.0/24 encap ip id 1", "10.100.3.0/24 encap ip id 1")
 }
 
-// TestHostContinues goes on where an agent has ended. The device is down until the datapath knows of it, because nobody
+// TestHostContinues continues where an agent has ended. The device is down until the datapath knows of it, because nobody
 // checks before what it receives, and no route is there before the entries of nodes, because packets would be masqueraded.
 func TestHostContinues(t *testing.T) {
 	for _, refuse := range []string{"tunnel", "nodes"} {
@@ -351,7 +351,7 @@ func TestHostContinues(t *testing.T) {
 	}
 }
 
-// TestHostFinishesDevice goes on where an agent was killed that had added the device, and no more.
+// TestHostFinishesDevice continues where an agent was killed that had only added the device.
 func TestHostFinishesDevice(t *testing.T) {
 	h := newHostTest(t)
 	h.settle("first")

@@ -65,7 +65,7 @@ func TestDoctorPeersDirect(t *testing.T) {
 	first.wantPeers("a small link, with its MTU", allWell)
 }
 
-// awaitMTU waits until the agent has told the datapath the MTU of all ways to other nodes.
+// awaitMTU waits until the agent has given the datapath the MTU of all ways to other nodes.
 func (n *node) awaitMTU(want int) {
 	n.t.Helper()
 	eventually(n.t, fmt.Sprintf("MTU %d of %s", want, n.Name), func() error {

@@ -17,7 +17,7 @@ type sizes struct{ v6, v4 int }
 
 var usual, raised = sizes{defaultSize, defaultSize}, sizes{largestSize, largestSize}
 
-// TestBigTCPByUplinks compares the sizes of a new container's packets with what the uplinks take. Each row goes on
+// TestBigTCPByUplinks compares the sizes of a new container's packets with what the uplinks take. Each row continues
 // where the last one ended.
 func TestBigTCPByUplinks(t *testing.T) {
 	requireBigTCP(t)

@@ -412,7 +412,7 @@ func (s *script) node(ts *testscript.TestScript, _ bool, args []string) {
 	s.host.ip(s.T, fmt.Sprintf("route add %s dev %s encap ip id %d dst %s", args[2], device, vni, remote))
 }
 
-// remedies CHECK runs on the node what the findings of doctor on stdout tell to do for a check.
+// remedies CHECK runs on the node the remedies that doctor's findings on stdout have for a check.
 func (s *script) remedies(ts *testscript.TestScript, _ bool, args []string) {
 	ran := 0
 	for line := range strings.Lines(ts.ReadFile("stdout")) {

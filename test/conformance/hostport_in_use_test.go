@@ -97,7 +97,7 @@ func keepPort(t *testing.T, cmd *exec.Cmd, socket io.Closer) (pid int) {
 }
 
 // TestHostPortOfConnection requests host ports from which the host has opened a TCP connection, or had one that it has
-// closed: no clients' port. The connection goes on.
+// closed: no clients' port. The connection continues.
 func TestHostPortOfConnection(t *testing.T) {
 	h := newLoadedHost(t)
 	if err := h.Node.SetSysctl("net/ipv4/ip_local_port_range", "8080 8080"); err != nil {

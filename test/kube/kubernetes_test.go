@@ -389,7 +389,7 @@ func (c *cluster) testUnsynced() {
 	flow.end(c.t)
 }
 
-// testNodeRemoved removes a node: the others forget it, and their traffic goes on. It comes back and is reached again.
+// testNodeRemoved removes a node: the others forget it, and their traffic continues. It comes back and is reached again.
 func (c *cluster) testNodeRemoved() {
 	pods := c.web()
 	first, third := c.nodes[0], c.nodes[2]

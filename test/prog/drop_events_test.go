@@ -53,7 +53,7 @@ func (r *eventReader) enter(state bpf.DropReader) error {
 	return errors.Join(err, r.h.programs.Maps[bpf.MapDropReader].Put(uint32(0), state))
 }
 
-// read returns all that was told.
+// read returns all reported events.
 func (r *eventReader) read() (events []bpf.DropEvent, err error) {
 	for {
 		record, err := r.ring.Read()

@@ -122,7 +122,7 @@ func TestFlowState(t *testing.T) {
 		{name: "resets with other numbers", on: all, open: true, then: []segment{
 			remote(rst, 0, 0, est, replied|unknownRST), remote(rst, 5000, 0, est, replied|unknownRST),
 			remote(rst, 5002, 0, est, replied|unknownRST), remote(rstack, 6000, 1001, est, replied|unknownRST),
-			pod(ack, 1001, 5001, est, replied), // it goes on
+			pod(ack, 1001, 5001, est, replied), // it continues
 		}},
 		{name: "a reset with the end of data that cannot be in flight", on: all, open: true, then: []segment{
 			remote(ack, 5001+1<<20, 1001, est, replied), remote(rst, 5001+1<<20, 0, est, replied|unknownRST),

@@ -86,7 +86,7 @@ func untestable(program string, frame []byte) bool {
 	return len(frame) == etherLen
 }
 
-// cut truncates the frame to so many bytes behind the IP header.
+// cut truncates the frame after the given number of bytes behind the IP header.
 func cut(keep int) func(scene, []byte) []byte {
 	return func(_ scene, frame []byte) []byte { return frame[:headerLenOf(frame)+keep] }
 }
@@ -95,7 +95,7 @@ func cut(keep int) func(scene, []byte) []byte {
 func extended(s scene, frame []byte) []byte { return extend(s, frame, unix.IPPROTO_HOPOPTS, 1) }
 func routed(s scene, frame []byte) []byte   { return extend(s, frame, unix.IPPROTO_ROUTING, 1) }
 
-// withHeaders inserts so many headers of a kind behind the IPv6 header.
+// withHeaders inserts count headers of a kind behind the IPv6 header.
 func withHeaders(count int, kind byte) func(scene, []byte) []byte {
 	return func(s scene, frame []byte) []byte {
 		for range count {
@@ -121,7 +121,7 @@ func priority(etherType uint16) func(scene, []byte) []byte {
 	}
 }
 
-// extend inserts a header of so many units of 8 bytes behind the IPv6 header, padded by PadN options.
+// extend inserts a header of the given number of 8-byte units behind the IPv6 header, padded by PadN options.
 func extend(s scene, frame []byte, kind byte, units int) []byte {
 	header := make([]byte, 8*units)
 	header[0], header[1], header[2], header[3] = frame[20], byte(units-1), 1, byte(8*units-4)

@@ -44,7 +44,7 @@ func (h *cacheHost) eachScene(t *testing.T, on []proto, fn func(s scene) error) 
 	})
 }
 
-// Only a connection that goes on gets an entry of the offload, and bypasses the stack.
+// Only a connection that continues gets an entry of the offload, and bypasses the stack.
 func TestOffloadBegins(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newCacheHost(t)
@@ -325,7 +325,7 @@ func TestNeighborsMakeNoClaims(t *testing.T) {
 	}
 }
 
-// wantNotes wants so many notes about tuples.
+// wantNotes compares the number of notes about tuples.
 func (h *cacheHost) wantNotes(want int) error {
 	all, err := contents[uint32, uint64](h.programs.Maps[bpf.MapTupleNotes])
 	maps.DeleteFunc(all, func(_ uint32, note uint64) bool { return note == 0 })

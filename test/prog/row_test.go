@@ -42,7 +42,7 @@ type row struct {
 	// The packet and the flows afterwards. The port "*" is the one that masquerading chose.
 	out      string // "": the packet is unchanged, byte for byte
 	redirect bool   // to another device, bypassing the stack
-	drop     string // the reason; "": the packet goes on
+	drop     string // the reason; "": the packet passes
 	after    []flow // nil: the flows are unchanged
 	anyFlows bool   // a drop may leave any flow
 }

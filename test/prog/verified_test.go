@@ -17,7 +17,7 @@ import (
 
 const verifiedFile = "testdata/verified.txt"
 
-// renewVerified tells how to renew verified.txt, in messages.
+// renewVerified is the command that renews verified.txt, for messages.
 const renewVerified = "`make verified` renews testdata/verified.txt (KERNEL=5.10 for one; on this kernel: go test ./prog -run TestLoad -update)"
 
 //go:embed testdata/verified.txt

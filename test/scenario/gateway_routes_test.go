@@ -29,7 +29,7 @@ var (
 	byNode = map[string]gatewayRoute{"IPv4": {"198.18.8.0/24", "192.0.2.1"}, "IPv6": {"2001:db8:208::/64", "2001:db8:1::1"}}
 )
 
-// withRoutes returns podsConflist with keys in the place of ipMasq, and with the routes.
+// withRoutes returns podsConflist with keys instead of ipMasq, and with the routes.
 func withRoutes(keys string, routes ...map[string]gatewayRoute) string {
 	list := `"routes": [`
 	for _, families := range routes {

@@ -73,7 +73,7 @@ func (q quiet) blindly(flags uint8, count int) []testenv.Packet {
 	return packets
 }
 
-// conntrack goes on to see a connection as established while strangers try to end it, before and after the offload,
+// conntrack continues to see a connection as established while strangers try to end it, before and after the offload,
 // and sees its real end.
 func TestConntrackIgnoresBlindResets(t *testing.T) {
 	const resets = 1000

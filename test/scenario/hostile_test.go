@@ -150,7 +150,7 @@ func (c *capture) received(t *testing.T) (packets []testenv.Packet) {
 	}
 }
 
-// within is testenv.Eventually, but the test goes on after a failure.
+// within is testenv.Eventually, but the test continues after a failure.
 func within(t *testing.T, what string, cond func() error) {
 	t.Helper()
 	if err := testenv.Wait(testenv.Context(t), what, cond); err != nil {

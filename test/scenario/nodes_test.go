@@ -29,7 +29,7 @@ type node struct {
 	gateways [2]netip.Addr
 }
 
-// newNodes makes two nodes on one link, in the place of a topology's node and its host outside. Each has a pod.
+// newNodes makes two nodes on one link, instead of a topology's node and its host outside. Each has a pod.
 func newNodes(t *testing.T, keys string) (a, b *node) {
 	t.Helper()
 	first := newNetworkWith(t, nodeConflist("node-a", 1, keys))

@@ -82,7 +82,7 @@ type pair struct {
 }
 
 // silence is how long an end of a pair waits for what the other has sent, and patience how long it waits if
-// another end has waited in vain: many silent ones take no longer than one.
+// another end's wait has timed out: many silent ones take no longer than one.
 const silence, patience = testenv.Timeout, 100 * time.Millisecond
 
 // openPair opens a connection and sends a packet each way. The end of the test closes it.

@@ -45,7 +45,7 @@ func connect(t *testing.T, from *testenv.Namespace, protocol string, local, to n
 	return client
 }
 
-// offloadRequests are so many requests by a connection that the next packets of both sides bypass the stack, on
+// offloadRequests is the number of requests of a connection after which the next packets of both sides bypass the stack, on
 // whichever CPUs they are: each CPU leaves the first 8 or 9 packets of a side to the stack (OFFLOAD_AFTER in offload.h).
 var offloadRequests = (9 + 1) * runtime.NumCPU()
 

@@ -26,7 +26,7 @@ const ReservationDir = "/var/lib/cni/networks"
 
 // Leftovers lists everything on a node that belongs to an attachment: devices, pins, map
 // entries, reservations and records, each in words for a failure message. It is empty when
-// no container is attached. What a network keeps does not count: the loaded datapath, its uplinks,
+// no container is attached. It ignores what a network keeps: the loaded datapath, its uplinks,
 // and routes for unassigned addresses. Neither do flows, which the datapath ignores once their
 // owner's endpoint is gone.
 func Leftovers(node *Namespace) ([]string, error) {

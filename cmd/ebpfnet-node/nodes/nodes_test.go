@@ -178,7 +178,7 @@ func TestBatch(t *testing.T) {
 	}
 }
 
-// TestAPIDown starts without an API server, says why it knows nothing, and goes on when there is one.
+// TestAPIDown starts without an API server, says why it knows nothing, and continues when there is one.
 func TestAPIDown(t *testing.T) {
 	api := newAPI(t, true)
 	api.SetDown(true)
@@ -195,7 +195,7 @@ func TestAPIDown(t *testing.T) {
 	}
 }
 
-// TestReconnect goes on by another connection, as after one whose address is gone.
+// TestReconnect continues by another connection, as after one whose address is gone.
 func TestReconnect(t *testing.T) {
 	api := newAPI(t, true)
 	api.Put(fullNode("a", "10.244.1.0/24"))

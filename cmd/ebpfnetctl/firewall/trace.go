@@ -76,7 +76,7 @@ func (t *Trace) read(output io.Reader, ready chan<- error) {
 	t.lines <- lines
 }
 
-// commands returns the commands for nft, which goes on after one that fails: without a table to delete, and where the
+// commands returns the commands for nft, which continues after one that fails: without a table to delete, and where the
 // kernel knows no owners.
 func commands(addresses []netip.Addr) string {
 	text := "delete table " + traceTable + "\nadd table " + traceTable + " { flags owner; }\nadd table " + traceTable + "\n"

@@ -31,7 +31,7 @@ type Action string
 
 // The actions.
 const (
-	Adopt   Action = "adopt"   // it goes on, and so do its connections
+	Adopt   Action = "adopt"   // it continues to run, and its connections stay open
 	Adopted Action = "adopted" // that is done
 	Restart Action = "restart" // it has to be stopped before
 )
