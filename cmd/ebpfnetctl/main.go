@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+	"github.com/ebpfnet/ebpfnet/loader"
 )
 
 // The exit codes.
@@ -53,6 +54,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.As(err, new(usageError)):
 		output.Printf(stderr, "ebpfnetctl: %v (%s)\n", err, whereToRead(root, cmd))
 		return exitUsage
+	case errors.Is(err, loader.ErrNotLoaded):
+		output.Printf(stderr, "ebpfnetctl: %v (the first ADD loads it; `ebpfnetctl doctor` checks this host)\n", err)
+		return exitError
 	default:
 		output.Printf(stderr, "ebpfnetctl: %v\n", err)
 		return exitError

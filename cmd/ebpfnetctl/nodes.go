@@ -48,10 +48,11 @@ doctor" has the agent's errors, and with --peers it probes the nodes.`,
 		Args:    noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			nodes, err := clusterNodes(state)
+			p := output.New(cmd.OutOrStdout(), flags)
 			if err != nil {
-				return err
+				return beforeLoad(p, err)
 			}
-			return nodeTable.Print(output.New(cmd.OutOrStdout(), flags), nodes)
+			return nodeTable.Print(p, nodes)
 		},
 	}
 	flags.AddToRead(cmd.Flags())

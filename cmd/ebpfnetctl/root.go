@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
@@ -38,6 +41,8 @@ something has found it.`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors: true, // run prints them
 		SilenceUsage:  true,
+
+		PersistentPreRunE: needRoot,
 	}
 	root.SuggestionsMinimumDistance = 2
 	root.CompletionOptions.DisableDefaultCmd = true
@@ -95,6 +100,17 @@ something has found it.`,
 	)
 	addRemoved(root)
 	return root
+}
+
+var effectiveUID = os.Geteuid // tests replace it
+
+// needRoot refuses to look or to change something without root's rights: what cannot be read would look as if it did not
+// exist.
+func needRoot(cmd *cobra.Command, _ []string) error {
+	if (cmd.GroupID == groupLook || cmd.GroupID == groupChange) && effectiveUID() != 0 {
+		return fmt.Errorf("%s needs root's rights: run it as root, for example by sudo", cmd.Name())
+	}
+	return nil
 }
 
 // helpTemplate is the help of a command. Its lines fit a terminal of 80 columns.
@@ -166,9 +182,25 @@ func (o *containerOptions) addTo(cmd *cobra.Command, run func(*cobra.Command, *o
 	cmd.Args, cmd.ValidArgsFunction = oneWord, completeContainers(&o.dirs, 1)
 	cmd.RunE = func(cmd *cobra.Command, words []string) error {
 		o.words = words
-		return run(cmd, output.New(cmd.OutOrStdout(), o.Flags))
+		p := output.New(cmd.OutOrStdout(), o.Flags)
+		err := run(cmd, p)
+		if follows, _ := cmd.Flags().GetBool("follow"); follows || len(words) > 0 {
+			return err
+		}
+		return beforeLoad(p, err)
 	}
 	return cmd
+}
+
+// noneLoaded prints a list that is empty because nothing is loaded.
+var noneLoaded = output.Table[struct{}]{None: "nothing is loaded yet: the first ADD loads the datapath"}
+
+// beforeLoad prints an empty list if err says that nothing is loaded, and returns any other error.
+func beforeLoad(p *output.Printer, err error) error {
+	if errors.Is(err, loader.ErrNotLoaded) {
+		return noneLoaded.Print(p, nil)
+	}
+	return err
 }
 
 // sortFlag adds --sort, whose values are known.
