@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -94,8 +95,12 @@ func (s *status) addDetached() error {
 	for _, container := range containers {
 		s.Detached = append(s.Detached, "program of "+container)
 	}
+	added, errAdded := host.NewUplinks()
+	for _, name := range added {
+		others = append(others, "programs of the new uplink "+name)
+	}
 	s.Detached = append(s.Detached, others...)
-	return err
+	return errors.Join(err, errAdded)
 }
 
 func (s *status) programs() string {

@@ -16,7 +16,7 @@ import (
 // TestCtlAttachments lists a container with every property, one without addresses, and one that has vanished.
 func TestCtlAttachments(t *testing.T) {
 	h := newHost(t)
-	h.wantCtl(t, 0, []string{"attachments"}, "not loaded")
+	h.wantCtl(t, 0, []string{"attachments"}, "nothing is loaded yet")
 	full := with(with(withPort(dual("1.1.0"), 8080), "antiSpoof", false), "ingressPolicy", "isolated")
 	full = with(with(full, "ingressRate", 100000000), "egressRate", 50000000)
 	full = with(full, "args.cni.labels", list{object{"key": "app", "value": "web"}})
