@@ -13,7 +13,7 @@ BENCH_PACKAGES := nftables iptables
 CI_PACKAGES := mmdebstrap
 RUNTIME_PACKAGES := podman conmon crun busybox-static iproute2 iptables nftables
 RELEASE_PACKAGES := mmdebstrap rpm iproute2 git crun lintian
-CLUSTER_PACKAGES := runc busybox-static curl wget nftables iproute2 iputils-ping netcat-openbsd
+CLUSTER_PACKAGES := runc busybox-static curl wget nftables iptables iproute2 iputils-ping netcat-openbsd gcc libc6-dev
 KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
@@ -213,7 +213,7 @@ bin/packages/debian.tar bin/runtimes/debian.tar:
 
 .PHONY: cluster
 cluster: cluster-binaries ## run Kubernetes on three nodes, with the agent from the manifests, in its own namespaces: dual stack, then IPv6 alone (root)
-	cd test/kube && $(call run-cluster,dual-stack,-run '^(TestAgents|TestKubernetes)$$')
+	cd test/kube && $(call run-cluster,dual-stack,-run '^(TestAgents|TestKubernetes|TestFlannel|TestNetworkPolicy)$$')
 	cd test/kube && $(call run-cluster,ipv6,-run '^(TestAgents|TestKubernetes)$$' -families IPv6 -mode auto)
 
 # Of both families, or of one: FAMILIES=IPv6. The agent's mode: tunnel or auto.
@@ -230,13 +230,52 @@ run-cluster = rm -rf ../../bin/logs/$(1) && mkdir -p ../../bin/logs/$(1) && \
 	EBPFNET_BIN_DIR=$(CURDIR)/bin $(GO) test -count=1 -v -timeout 150m . -logs $(CURDIR)/bin/logs/$(1) $(2)
 KUBE_LDFLAGS = -s -w -X k8s.io/component-base/version.gitVersion=$(shell cd test/kube && $(GO) list -m -f '{{.Version}}' k8s.io/kubernetes)
 
-# All programs of a cluster, from the modules in test/kube/go.mod. The first time it compiles 3,400 packages.
+.PHONY: cluster-up
+cluster-up: cluster-test ## start such a cluster and leave it running; prints how to use it (root; FAMILIES=IPv6; MODE=auto)
+	@! $(cluster-runs) || { echo "a cluster is running: make cluster-down"; exit 1; }
+	@rm -rf $(UP) && mkdir -p $(UP)
+	@cd test/kube && exec env EBPFNET_BIN_DIR=$(CURDIR)/bin setsid ../../bin/kube.test -test.run '^TestUp$$' -test.v -test.timeout=0 \
+		-up $(UP) -logs $(UP) -families $(FAMILIES) -mode $(MODE) >$(UP)/log 2>&1 </dev/null & echo $$! >$(UP)/pid
+	@echo "starting three nodes: about two minutes"
+	@until [ -e $(UP)/node ]; do sleep 1; kill -0 $$(cat $(UP)/pid) || { tail -n 30 $(UP)/log; exit 1; }; done
+	@sed 's|@UP@|$(UP)|g; s|@BIN@|$(CURDIR)/bin|g' test/kube/usage.txt
+
+.PHONY: cluster-down
+cluster-down: ## stop the cluster of `make cluster-up` (root)
+	@! $(cluster-runs) || kill $$(cat $(UP)/pid)
+	@while $(cluster-runs); do sleep 1; done
+	@rm -f $(UP)/pid $(UP)/node $(UP)/kubeconfig
+
+UP = $(CURDIR)/bin/cluster
+cluster-runs = grep -qs bin/kube.test /proc/$$(cat $(UP)/pid 2>/dev/null || echo none)/cmdline
+
+.PHONY: cluster-test
+cluster-test: cluster-binaries
+	cd test/kube && $(GO) test -c -trimpath -o ../../bin/kube.test .
+
+# All programs of a cluster, from the modules in test/kube/go.mod. The first time it compiles 3,600 packages. A part of
+# flannel is in C; its plugin is from a module of its own.
 .PHONY: cluster-binaries
 cluster-binaries: build node
 	@$(call install-packages,$(CLUSTER_PACKAGES))
+	@cd test/kube && echo "building Kubernetes: up to $$($(GO) list -deps tool ./pause | wc -l) packages" && \
+		$(call build-visibly,-ldflags "$(KUBE_LDFLAGS)" $$($(GO) list tool | grep -v $(FLANNEL)) ./pause)
+	@cd test/kube && echo "building flannel" && export CGO_ENABLED=1 && $(call build-visibly,$(FLANNEL))
+	mv bin/server bin/etcd # Go names programs by their directories
+	mv bin/cmd bin/kube-network-policies
+	mkdir -p bin/flannel.d && cd test/kube/flannel && $(GO) build -trimpath -o ../../../bin/flannel.d/ tool
+	cd test/kube && install -m 0644 $$($(GO) list -m -f '{{.Dir}}' $(FLANNEL))/Documentation/kube-flannel.yml ../../bin/flannel.d
+	cd test/kube && install -m 0644 $$($(GO) list -m -f '{{.Dir}}' sigs.k8s.io/kube-network-policies)/install.yaml ../../bin/kube-network-policies.yaml
 	cd test/kube && $(GO) vet . ./pause && $(GO) tool -modfile=../../go.mod staticcheck . ./pause
-	cd test/kube && $(GO) build -trimpath -ldflags "$(KUBE_LDFLAGS)" -o ../../bin/ tool ./pause
-	mv bin/server bin/etcd # Go names it by its directory
+
+FLANNEL = github.com/flannel-io/flannel
+
+# build-visibly counts the packages that `go build -v` names, and prints other lines as they are. "failed" is the last one.
+build-visibly = { $(GO) build -v -trimpath -o ../../bin/ $(1) 2>&1 || echo failed; } | ( packages=0; while read -r line; do case $$line in \
+	failed) exit 1 ;; \
+	*[:\ ]*) echo "$$line" ;; \
+	*) packages=$$((packages + 1)); [ $$((packages % 50)) != 0 ] || echo "$$packages packages: $$line" ;; \
+	esac; done )
 
 .PHONY: bench
 bench: bench-binaries ## compare ebpfnet with a bare veth, plain routing and the reference plugins on a quiet machine; writes test/bench/RESULTS.md (root)

@@ -28,6 +28,7 @@ func newCluster(t *testing.T) *cluster {
 	if os.Getenv(testenv.BinDirEnv) == "" {
 		t.Fatal("run this with `make cluster`")
 	}
+	lockCgroups(t)
 	router := testenv.New(t, "router")
 	c := &cluster{router: router, controlPlane: newControlPlane(t, router)}
 	for link, numbers := range links {

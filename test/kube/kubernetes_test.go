@@ -118,10 +118,15 @@ func (c *cluster) startAgents() {
 // applyAgent installs the agent's manifests with this cluster's addresses.
 func (c *cluster) applyAgent() {
 	c.t.Helper()
-	settings := strings.NewReplacer("$MODE", *agentMode, "$API", apiURL(), "$PODS", podPrefixes())
-	if _, err := c.apply([]byte(settings.Replace(c.must("kustomize", "manifests"))), "apply", "--filename=-"); err != nil {
+	if _, err := c.apply([]byte(c.agentManifests()), "apply", "--filename=-"); err != nil {
 		c.t.Fatal(err)
 	}
+}
+
+// agentManifests are the agent's, with this cluster's addresses.
+func (c *cluster) agentManifests() string {
+	c.t.Helper()
+	return strings.NewReplacer("$MODE", *agentMode, "$API", apiURL(), "$PODS", podPrefixes()).Replace(c.must("kustomize", "manifests"))
 }
 
 // testRoutes wants the first node to reach others by the tunnel or, in mode auto, directly if they are on its link.
@@ -153,14 +158,19 @@ type pod struct {
 	addrs []netip.Addr
 }
 
-// web waits until there is one pod of the web service on each node, which is ready, and returns them in the order of the
-// nodes.
-func (c *cluster) web() (pods []pod) {
+// web returns the pods of the web service.
+func (c *cluster) web() []pod {
 	c.t.Helper()
-	c.eventually("a pod of the web service on each node", func() error {
+	return c.podsOf("web")
+}
+
+// podsOf waits until there is one pod of an app on each node, which is ready, and returns them in the order of the nodes.
+func (c *cluster) podsOf(app string) (pods []pod) {
+	c.t.Helper()
+	c.eventually("a pod of "+app+" on each node", func() error {
 		pods = nil
 		for _, n := range c.nodes {
-			line, err := c.kubectl("get", "pods", "--selector=app=web", "--field-selector=status.phase=Running,spec.nodeName="+n.Name,
+			line, err := c.kubectl("get", "pods", "--selector=app="+app, "--field-selector=status.phase=Running,spec.nodeName="+n.Name,
 				`--output=jsonpath={range .items[*]}{.metadata.name} {.metadata.deletionTimestamp} {.status.conditions[?(@.type=="Ready")].status} `+
 					"{.status.podIPs[*].ip}{end}")
 			fields := strings.Fields(line)

@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -30,6 +27,9 @@ type machine struct {
 func newMachine(t *testing.T, name string) *machine {
 	t.Helper()
 	m := &machine{Namespace: testenv.New(t, name), t: t}
+	if err := removeCgroups(name); err != nil { // a killed run leaves them
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { // after all of its processes have been killed
 		for _, d := range m.daemons {
 			<-d.ended
@@ -70,99 +70,6 @@ func hideKernelSettings() error {
 	return nil
 }
 
-const cgroupRoot = "/sys/fs/cgroup"
-
-// cgroups returns this process's groups in the controllers' hierarchies of version 1, by the names of the hierarchies.
-func cgroups() (map[string]string, error) {
-	content, err := os.ReadFile("/proc/self/cgroup")
-	groups := map[string]string{}
-	for line := range strings.Lines(string(content)) {
-		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if name := strings.TrimPrefix(fields[1], "name="); name != "" {
-			groups[name] = fields[2]
-		}
-	}
-	if err == nil && groups["memory"] == "" {
-		err = errors.New("the memory controller is not in a hierarchy of cgroups version 1, and those of version 2 are not supported here yet")
-	}
-	return groups, err
-}
-
-// enterCgroups moves this process to groups of its own below those that it has, and makes these all that it sees.
-func enterCgroups(machine string) error {
-	groups, err := cgroups()
-	if err != nil {
-		return err
-	}
-	for name, path := range groups {
-		dir := filepath.Join(cgroupRoot, name, path, machine)
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return err
-		}
-		if name == "cpuset" {
-			for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
-				value, err := os.ReadFile(filepath.Join(filepath.Dir(dir), file))
-				if err := errors.Join(err, os.WriteFile(filepath.Join(dir, file), value, 0o644)); err != nil {
-					return err
-				}
-			}
-		}
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0o644); err != nil {
-			return fmt.Errorf("move to the group %s: %w", dir, err)
-		}
-	}
-	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
-		return fmt.Errorf("unshare cgroups: %w", err)
-	}
-	return mountCgroups(groups)
-}
-
-// mountCgroups mounts a /sys in which these are the only groups: kubelets take the first that the table of mounts has.
-func mountCgroups(groups map[string]string) error {
-	for unix.Unmount("/sys", unix.MNT_DETACH) == nil {
-	}
-	for _, mount := range [][2]string{{"sysfs", "/sys"}, {"bpf", "/sys/fs/bpf"}, {"tmpfs", cgroupRoot}} {
-		if err := unix.Mount(mount[0], mount[1], mount[0], 0, ""); err != nil {
-			return fmt.Errorf("mount %s on %s: %w", mount[0], mount[1], err)
-		}
-	}
-	for name := range groups {
-		dir, options := filepath.Join(cgroupRoot, name), name
-		if name == "systemd" {
-			options = "none,name=systemd"
-		}
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			return err
-		}
-		if err := unix.Mount("cgroup", dir, "cgroup", 0, options); err != nil {
-			return fmt.Errorf("mount cgroup %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-// removeCgroups removes the groups of a machine, which must have no process any more.
-func removeCgroups(machine string) error {
-	groups, err := cgroups()
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for name, path := range groups {
-		var dirs []string
-		_ = filepath.WalkDir(filepath.Join(cgroupRoot, name, path, machine), func(path string, entry fs.DirEntry, err error) error {
-			if err == nil && entry.IsDir() {
-				dirs = append(dirs, path)
-			}
-			return nil
-		})
-		for _, dir := range slices.Backward(dirs) {
-			errs = append(errs, os.Remove(dir))
-		}
-	}
-	return errors.Join(errs...)
-}
-
 // path returns the path by which this process finds a file of the machine.
 func (m *machine) path(path string) string { return fmt.Sprintf("/proc/%d/root%s", m.pid, path) }
 
@@ -178,7 +85,7 @@ func (m *machine) write(path, content string) {
 }
 
 // enter is a script that moves its process to the machine's groups and becomes the program in its arguments.
-const enter = `for group in /sys/fs/cgroup/*/cgroup.procs; do echo $$ >$group || exit; done; exec "$@"`
+const enter = `while read -r group; do echo $$ >$group/cgroup.procs || exit; done <` + cgroupList + `; exec "$@"`
 
 // command runs a program in all namespaces of the machine.
 func (m *machine) command(ctx context.Context, name string, args ...string) *exec.Cmd {

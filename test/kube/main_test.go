@@ -6,14 +6,15 @@
 // objects without kubelets) and TestKubernetes (everything); `make cluster-e2e` runs TestE2E. k8s.io/kubernetes wants the
 // other modules of its repository beside it; the replace lines give them the version that its own number stands for.
 //
-// machine_test.go has the namespaces and processes of a host, control_test.go the control plane, node_test.go what runs on
-// a node, image_test.go the images, network_test.go the addresses, cluster_test.go the links between nodes.
+// machine_test.go has the namespaces and processes of a host, cgroup_test.go its cgroups, control_test.go the control
+// plane, node_test.go what runs on a node, image_test.go the images, network_test.go the addresses, cluster_test.go the
+// links between nodes.
 //
-// A killed run leaves empty cgroups node-1 to node-3, which the next one takes; nothing else. The controllers must be in
-// hierarchies of cgroups version 1.
+// A killed run leaves empty cgroups node-1 to node-3, which the next one removes; nothing else.
 package kube
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -35,7 +36,8 @@ func TestMain(m *testing.M) {
 	testenv.RunInit(prepareMachine)
 	flag.Parse()
 	var err error
-	if families, err = parseFamilies(*ipFamily); err != nil {
+	families, err = parseFamilies(*ipFamily)
+	if err = errors.Join(err, listenOnHost()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}

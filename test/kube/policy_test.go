@@ -1,0 +1,76 @@
+package kube
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// TestNetworkPolicy runs kube-network-policies beside the agent: it judges the connections of pods on one node and on two.
+func TestNetworkPolicy(t *testing.T) {
+	const name = "kube-network-policies"
+	manifest, err := os.ReadFile(binary(t, name+".yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, tag, _ := strings.Cut(string(manifest), "image: ")
+	tag, _, _ = strings.Cut(tag, "\n")
+	c := newCluster(t)
+	c.startKubernetes(image{tag, nil, map[string]string{"bin/netpol": binary(t, name)}, nil})
+	c.startAgents()
+	c.must("apply", "--filename=manifests/web.yaml", "--filename="+binary(t, name+".yaml"))
+	c.rollout("kube-system", name)
+	for _, n := range c.nodes {
+		n.queuePackets()
+	}
+	c.rollout("default", "web")
+	c.must("apply", "--filename=manifests/policy.yaml")
+	c.rollout("default", "client")
+	clients, servers := c.podsOf("client"), c.web()
+	c.wantConnections(clients, servers, false)
+	c.must("label", "pods", "--selector=app=client", "client=yes")
+	c.wantConnections(clients, servers, true)
+	c.must("label", "pod", clients[0].name, "client-")
+	c.wantConnections(clients[:1], servers, false)
+	c.wantConnections(clients[1:], servers, true)
+	c.must("delete", "networkpolicy", "web")
+	c.wantConnections(clients, servers, true)
+}
+
+// queuePackets does what kube-network-policies cannot do on a kernel without nft_queue: it queues first packets with the
+// target of iptables.
+func (n *node) queuePackets() {
+	n.t.Helper()
+	rule := "add table inet probe; add chain inet probe c; add rule inet probe c queue num 98"
+	if n.command(testenv.Context(n.t), "nft", "--check", rule).Run() == nil {
+		return
+	}
+	n.t.Logf("%s: no nft_queue: packets are queued by iptables", n.Name)
+	for program, icmp := range map[string]string{"iptables": "icmp", "ip6tables": "ipv6-icmp"} {
+		n.run("sh", "-c", program+" --wait -t mangle -A POSTROUTING ! -p "+icmp+" -m conntrack --ctstate NEW "+
+			"-m owner ! --socket-exists -j NFQUEUE --queue-num 98 --queue-bypass")
+	}
+}
+
+// wantConnections wants each client to reach each server, or none.
+func (c *cluster) wantConnections(clients, servers []pod, want bool) {
+	c.t.Helper()
+	for _, from := range clients {
+		for _, to := range servers {
+			for _, addr := range to.addrs {
+				server := netip.AddrPortFrom(addr, podPort)
+				c.eventually(fmt.Sprintf("connection of %s to %s of %s: %t", from.node.Name, server, to.node.Name, want), func() error {
+					_, err := c.exec(from, "client", fmt.Sprintf("/agnhost connect --timeout=2s %s", server))
+					if (err == nil) != want {
+						return fmt.Errorf("got %v, want a connection: %t", err, want)
+					}
+					return nil
+				})
+			}
+		}
+	}
+}
