@@ -35,8 +35,7 @@ func OverlapAt(host *netlink.Handle, addr netip.Addr) (*Overlap, error) {
 	return overlapOf(host, routes[0])
 }
 
-// Overlaps returns the subnets of other devices that overlap these. Unlike OverlapAt it lists routes, and leaves out
-// those to one address.
+// Overlaps returns the subnets of other devices that overlap these. Unlike OverlapAt it lists routes.
 func Overlaps(host *netlink.Handle, subnets []netip.Prefix) (found []Overlap, err error) {
 	routes, err := rtnl.Routes(host, netlink.FAMILY_ALL, &netlink.Route{}, 0)
 	if err != nil {
@@ -46,8 +45,7 @@ func Overlaps(host *netlink.Handle, subnets []netip.Prefix) (found []Overlap, er
 		if route.Dst == nil {
 			continue
 		}
-		to := link.PrefixOf(*route.Dst)
-		if to.IsSingleIP() || !slices.ContainsFunc(subnets, to.Overlaps) {
+		if !slices.ContainsFunc(subnets, link.PrefixOf(*route.Dst).Overlaps) {
 			continue
 		}
 		o, err := overlapOf(host, route)
@@ -61,10 +59,14 @@ func Overlaps(host *netlink.Handle, subnets []netip.Prefix) (found []Overlap, er
 	return found, nil
 }
 
-// overlapOf returns the subnet of a route, if it leads to neighbors on a device that is no container's of ours.
+// overlapOf returns the subnet of a route, if it leads to neighbors on a device that is no container's of ours. A route to
+// one address is no subnet.
 func overlapOf(host *netlink.Handle, route netlink.Route) (*Overlap, error) {
 	isNeighbors := route.Type == unix.RTN_UNICAST && route.Gw == nil && route.Via == nil && len(route.MultiPath) == 0
-	if route.Dst == nil || link.PrefixOf(*route.Dst).Bits() == 0 || !isNeighbors && route.Type != unix.RTN_LOCAL {
+	if route.Dst == nil || !isNeighbors && route.Type != unix.RTN_LOCAL {
+		return nil, nil
+	}
+	if to := link.PrefixOf(*route.Dst); to.Bits() == 0 || to.IsSingleIP() {
 		return nil, nil
 	}
 	device, err := link.Device(host, route.LinkIndex)

@@ -52,7 +52,7 @@ func TestGatewayRoutes(t *testing.T) {
 	for _, p := range []*pod{c1, c2, plain} {
 		wantSuccess(t, p.try(t, "CHECK"), "")
 	}
-	h.wantCtl(t, 0, []string{"attachments", c1.id}, "route       0.0.0.0/0 via 10.88.0.99", "route       2001:db8:9::/48 via 2001:db8:1::2")
+	h.wantCtl(t, 0, []string{"attachments", c1.id}, "- dst: 0.0.0.0/0\n      gw: 10.88.0.99", "- dst: 2001:db8:9::/48\n      gw: 2001:db8:1::2")
 	// More specific routes to the host hide the one to everything.
 	wantPing(t, c1.Namespace, testenv.IPv4.Gateway, addresses(result)[0].Next())
 

@@ -51,7 +51,7 @@ func TestLongNames(t *testing.T) {
 			wantError(t, p.try(t, "ADD"), cnierr.CodeAttachmentExists, show.Short(p.id))
 			wantError(t, other.try(t, "ADD"), cnierr.CodePortTaken, "8080",
 				show.Short(p.conf["name"].(string))+" "+show.Short(p.id)+" eth0")
-			h.wantCtl(t, 0, []string{"attachments", p.id}, p.conf["name"].(string)+" "+p.id+" eth0")
+			h.wantCtl(t, 0, []string{"attachments", p.id}, "containerID: "+p.id, "network: "+p.conf["name"].(string))
 			h.wantCtl(t, 0, []string{"set", p.conf["name"].(string) + "/" + p.id, "ingressPolicy=isolated"}, p.id)
 			p.result = result
 			wantSuccess(t, p.try(t, "CHECK"), "")
@@ -106,7 +106,7 @@ func longNamesWithoutAddresses(t *testing.T, h *host) {
 			p.conf, p.id = with(p.conf, "name", strings.Repeat("n", 5000)), strings.Repeat("c", 5000)
 			p.add(t)
 			wantSuccess(t, p.try(t, "CHECK"), "")
-			h.wantCtl(t, 0, []string{"attachments", p.id}, p.conf["name"].(string)+" "+p.id+" eth0")
+			h.wantCtl(t, 0, []string{"attachments", p.id}, "containerID: "+p.id, "network: "+p.conf["name"].(string))
 			h.gc(t, withKey(p.conf, currentKey, attachments(p.id)))
 			h.gc(t, withKey(with(p.conf, "runtimeConfig", absent), currentKey, nil))
 			wantSuccess(t, p.try(t, "CHECK"), "")

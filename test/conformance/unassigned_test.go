@@ -96,7 +96,7 @@ func TestNoUnassignedRoutes(t *testing.T) {
 		"in a cluster":       with(single("1.1.0"), "cluster", state),
 		"a part of a bridge": rangeOf("pods", "10.88.1.64", "10.88.1.127"),
 	} {
-		p := h.pod(t, "c1", conf)
+		p := h.pod(t, "c1", with(conf, "logFile", filepath.Join(t.TempDir(), "log"))) // it warns of the bridge
 		p.add(t)
 		h.wantRefused(t, name)
 		p.del(t)
@@ -105,6 +105,6 @@ func TestNoUnassignedRoutes(t *testing.T) {
 	p := h.pod(t, "c2", with(single("1.1.0"), "ipam", object{"type": "scripted"}))
 	p.add(t)
 	h.wantRefused(t, "another IPAM plugin")
-	h.pod(t, "c3", dual("1.1.0")).add(t) // the bridge's route has another metric
+	h.pod(t, "c3", with(dual("1.1.0"), "logFile", filepath.Join(t.TempDir(), "log"))).add(t) // the bridge's route has another metric
 	h.wantRefused(t, "all of a bridge", "10.88.0.0/16", "fd00:88::/64")
 }
