@@ -8,17 +8,18 @@ BPF_CFLAGS   := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-address-of-packe
 	-I/usr/include/$(shell uname -m)-linux-gnu
 
 # Debian packages that `make test` needs beside Go and make. `make demo` needs none.
-PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool nftables iptables iproute2 iputils-ping traceroute strace ethtool dnsmasq-base procps udev crun
+PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool nftables iptables iproute2 iputils-ping traceroute strace ethtool dnsmasq-base procps udev crun jq
 BENCH_PACKAGES := nftables iptables
 CI_PACKAGES := mmdebstrap
 RUNTIME_PACKAGES := podman conmon crun busybox-static iproute2 iptables nftables
-RELEASE_PACKAGES := mmdebstrap rpm iproute2 git crun
+RELEASE_PACKAGES := mmdebstrap rpm iproute2 git crun lintian
 CLUSTER_PACKAGES := runc busybox-static curl wget nftables iptables iproute2 iputils-ping netcat-openbsd gcc libc6-dev
 KERNEL_PACKAGES := qemu-system-x86 kmod xz-utils zstd debian-archive-keyring
 
 PREFIX ?= /opt/cni/bin
 SBIN   ?= /usr/local/sbin
 HOOKS  ?= /etc
+SHARE  ?= /usr/local/share
 # For test-kernels and verified: series of test/vm/kernels.txt; empty: all of them. JOBS: how many at once.
 KERNEL ?=
 JOBS   ?= 1
@@ -36,26 +37,41 @@ help: ## list the commands
 
 .PHONY: build
 build: ## build bin/ebpfnet, bin/ebpfnet-ipam and bin/ebpfnetctl
-	$(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/...
+	$(GO) build -trimpath -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/ ./cmd/...
 
 .PHONY: node
 node: ## build bin/ebpfnet-node, the agent for clusters
 	cd cmd/ebpfnet-node && $(GO) build -trimpath -ldflags '-s -w' -o ../../bin/ .
 
+# What install installs: mode, file in bin, and where. The manual has more files.
+INSTALLED = \
+	0755:ebpfnet:$(PREFIX)/ebpfnet \
+	0755:ebpfnet-ipam:$(PREFIX)/ebpfnet-ipam \
+	0755:ebpfnetctl:$(SBIN)/ebpfnetctl \
+	0644:90-ebpfnet.rules:$(HOOKS)/udev/rules.d/90-ebpfnet.rules \
+	0755:90-ebpfnet:$(HOOKS)/NetworkManager/dispatcher.d/90-ebpfnet \
+	0755:90-ebpfnet:$(HOOKS)/networkd-dispatcher/routable.d/90-ebpfnet \
+	0644:completion.bash:$(SHARE)/bash-completion/completions/ebpfnetctl \
+	0644:completion.zsh:$(SHARE)/zsh/site-functions/_ebpfnetctl \
+	0644:completion.fish:$(SHARE)/fish/vendor_completions.d/ebpfnetctl.fish
+
 .PHONY: install
-install: build ## install the plugins into PREFIX (/opt/cni/bin), ebpfnetctl into SBIN (/usr/local/sbin), hooks of network managers into HOOKS (/etc)
-	install -D -m 0755 bin/ebpfnet $(DESTDIR)$(PREFIX)/ebpfnet
-	install -D -m 0755 bin/ebpfnet-ipam $(DESTDIR)$(PREFIX)/ebpfnet-ipam
-	install -D -m 0755 bin/ebpfnetctl $(DESTDIR)$(SBIN)/ebpfnetctl
+install: man ## install the plugins into PREFIX (/opt/cni/bin), ebpfnetctl into SBIN (/usr/local/sbin), its manual and completions into SHARE (/usr/local/share), hooks of network managers into HOOKS (/etc)
 	for hook in 90-ebpfnet 90-ebpfnet.rules; do sed 's|@SBIN@|$(SBIN)|' cmd/ebpfnetctl/hooks/$$hook >bin/$$hook; done
-	install -D -m 0644 bin/90-ebpfnet.rules $(DESTDIR)$(HOOKS)/udev/rules.d/90-ebpfnet.rules
-	install -D -m 0755 bin/90-ebpfnet $(DESTDIR)$(HOOKS)/NetworkManager/dispatcher.d/90-ebpfnet
-	install -D -m 0755 bin/90-ebpfnet $(DESTDIR)$(HOOKS)/networkd-dispatcher/routable.d/90-ebpfnet
+	for shell in bash zsh fish; do bin/ebpfnetctl completion $$shell >bin/completion.$$shell || exit 1; done
+	for file in $(INSTALLED); do (IFS=:; set -- $$file; install -D -m $$1 bin/$$2 "$(DESTDIR)$$3") || exit 1; done
+	install -D -m 0644 -t $(DESTDIR)$(SHARE)/man/man8 bin/man/*.8
+
+# Without the plugin, a runtime cannot remove its containers. Configurations and reservations stay.
+.PHONY: uninstall
+uninstall: ## remove what install has installed, and ebpfnet from the kernel; fails while a container is connected
+	if [ -z "$(DESTDIR)" ] && [ -x $(SBIN)/ebpfnetctl ]; then $(SBIN)/ebpfnetctl unload --if-unused; fi
+	for file in $(INSTALLED); do rm -f "$(DESTDIR)$${file##*:}" || exit 1; done
+	rm -f $(DESTDIR)$(SHARE)/man/man8/ebpfnetctl.8 $(DESTDIR)$(SHARE)/man/man8/ebpfnetctl-*.8
 
 .PHONY: man
-man: ## write the manual of ebpfnetctl into bin/man
-	$(GO) build -trimpath -o bin/ ./cmd/ebpfnetctl
-	mkdir -p bin/man && bin/ebpfnetctl man bin/man
+man: build ## write the manual of ebpfnetctl into bin/man
+	rm -rf bin/man && mkdir -p bin/man && bin/ebpfnetctl man bin/man
 
 .PHONY: demo
 demo: build ## see ebpfnet work, in its own network namespaces (root)
@@ -82,7 +98,8 @@ system-cluster:
 	cd test/cluster && $(GO) test -count=1 -timeout 30m ./...
 
 .PHONY: test-long
-test-long: modules ## floods of a million flows, what an attacker does in ten minutes, kills at each system call, and clusters of 5,000 nodes (root)
+test-long: modules ## a million random packets, floods of a million flows, what an attacker does in ten minutes, kills at each system call, and clusters of 5,000 nodes (root)
+	cd test && $(GO) test -count=1 -timeout 30m ./prog -run '^TestRandomPackets$$' -rounds 1000000
 	cd test && $(GO) test -count=1 -timeout 60m ./scenario -long -run 'Flood|ShortConnections|TestPodsShareTheirPorts|TestUpgrade|TestBandwidthChanges'
 	cd test && $(GO) test -count=1 ./conformance -run '^TestCtlDropsFlood$$' -dropflood 1000000
 	cd test && $(GO) test -count=1 -timeout 30m ./conformance -long -run 'Killed$$'
@@ -158,10 +175,10 @@ release: ## build what a release has into bin/release/VERSION, without a network
 	cd cmd/release && $(GO) run . -version $(VERSION) -source ../.. -out ../../bin/release/$(VERSION)
 
 .PHONY: test-packages
-test-packages: release-twice bin/packages/debian.tar ## build a release twice, and install, upgrade and remove its packages in a bare Debian, and run its image (root)
+test-packages: release-twice bin/packages/debian.tar ## build a release twice, install, upgrade and remove its packages in a bare Debian, follow the README there, and run its image (root)
 	cd test/packages && $(GO) vet ./... && $(GO) tool -modfile=../../go.mod staticcheck ./...
 	for tag in $$(git tag --list 'v*'); do $(MAKE) --no-print-directory bin/packages/$$tag || exit 1; done
-	cd test/packages && $(GO) test -count=1 ./...
+	cd test/packages && $(GO) test -count=1 -timeout 60m . && $(GO) test -count=1 -timeout 60m -v ./quickstart
 	cd test/cluster && EBPFNET_IMAGE=$(CURDIR)/bin/packages/present/ebpfnet-0.0.0-test-image.tar $(GO) test -count=1 -run '^TestContainer$$' .
 
 # Two builds at different times, the second without a network and in another environment.

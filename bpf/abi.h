@@ -130,9 +130,9 @@ struct device {
 	__u8 mac[6]; /* container end */
 	enum policy ingress_policy;
 	__u8 pad;
-	__u64 container; /* as in struct endpoint */
-	__u32 route_set; /* set of routes in gateway_routes, or 0 */
-	__u32 pad2;
+	__u64 container;  /* as in struct endpoint */
+	__u32 route_set;  /* set of routes in gateway_routes, or 0 */
+	__u32 link_local; /* hash of its link-local address besides the MAC's; 0: none */
 };
 
 /* clang-format off */
@@ -289,7 +289,7 @@ struct offload {
 	__u32 uplink;		  /* ifindex towards the side that is not an endpoint, or 0 */
 	__u32 ct_seen;		  /* when conntrack last saw the connection, in ticks of 2^30 ns */
 	__u32 ct_seq[2];	  /* TCP: a sequence number of each side that conntrack has seen */
-	__u32 ct_ack[2];	  /* TCP: the last ACK of each side that conntrack has seen */
+	__u32 ct_ack[2];	  /* TCP: the end of the other side's data in conntrack */
 	__u32 fin_seq[2];	  /* TCP: the sequence number after each side's FIN */
 	enum offload_state state; /* bits */
 	__u8 pad[7];

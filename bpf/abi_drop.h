@@ -36,7 +36,9 @@ enum reason {
 	REASON_TUNNEL = 19,	 /* antiSpoof: to a tunnel of the host, or under its address */
 	REASON_BRIDGE = 20,	 /* antiSpoof: a message for bridges, such as spanning tree */
 	REASON_NODE = 21, /* not from the node of its source, or for no container of this node */
-	REASON_MAX = 22,
+	REASON_NO_ENDPOINT = 22, /* from another node, to an address that no container has */
+	REASON_OWN_SOURCE = 23,	 /* from outside, with the address of a container of this host */
+	REASON_MAX = 24,
 };
 
 struct drop_key {

@@ -178,15 +178,6 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, const struct packe
 }
 
 /*
- * Reports whether p's source is behind p's device and not a container's: the stack would
- * accept it.
- */
-static __noinline bool is_from_outside(struct __sk_buff *skb, const struct packet *p)
-{
-	return !endpoint_lookup(&p->src) && fib_reverse_path(skb, p);
-}
-
-/*
  * From the outside to the container at addr:port. VERDICT_NEXT: by the stack. The
  * caller translates the packet either way.
  */
@@ -203,7 +194,7 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 	if (!bypass_fits(skb, p, to) ||
 	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p, to), addr, port))
 		return VERDICT_NEXT;
-	if (c.offload ? c.offload->uplink != skb->ifindex : !is_from_outside(skb, p))
+	if (c.offload ? c.offload->uplink != skb->ifindex : !fib_reverse_path(skb, p))
 		return VERDICT_NEXT;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
@@ -356,9 +347,9 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	} else if (offload_has_side(&c)) {
 		if (bypass_is_replied(skb, p, &c))
 			c.offload->state |= OFFLOAD_DELIVERED << !c.side;
-		offload_touch(p, &c);
+		offload_touch(p, &c, from);
 	} else if (to ? to->ifindex == skb->ifindex : fib_routes_to(skb, p, c.uplink)) {
-		offload_store(p, &c);
+		offload_store(p, &c, from);
 	}
 	return VERDICT_NEXT;
 }

@@ -21,6 +21,7 @@
 #include "spoof.h"
 #include "tunnel.h"
 #include "untranslated.h"
+#include "uplink_source.h"
 
 /* Loopback, egress: from the host to itself, so every destination is an address of this host. */
 SEC("tc")
@@ -171,11 +172,20 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 	parsed = parse_headers(skb, l3);
 	if (l3 && node_is_tunnel(skb->ifindex) && !node_admits(skb, parsed, tag))
 		return drop(skb, REASON_NODE);
+	if (skb->pkt_type > PACKET_MULTICAST) /* for another host, or sent by this one */
+		return VERDICT_NEXT;
+	p->ct_update = tag == TAG_CT_UPDATE;
+	if (l3 && parsed == PARSED && tag != TAG_REENTRY && !p->ct_update)
+		verdict = fwd_cache_forward(skb, false);
+	if (verdict == NOT_HANDLED)
+		verdict = uplink_refuse(skb, parsed);
+	if (verdict != NOT_HANDLED)
+		return verdict;
+
 	if (skb->pkt_type != PACKET_HOST)
 		return VERDICT_NEXT;
 	if (parsed == PARSED_FRAGMENT)
 		parsed = parse_fragment(skb, p);
-	p->ct_update = tag == TAG_CT_UPDATE;
 	if (tag == TAG_REENTRY) {
 		endpoint = endpoint_lookup(&p->dst);
 		p->fast_path = endpoint ? endpoint->fast_path : FAST_PATH_NEVER;
@@ -187,10 +197,6 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 	}
 	if (parsed != PARSED)
 		return VERDICT_NEXT;
-	if (l3 && !p->ct_update)
-		verdict = fwd_cache_forward(skb, false);
-	if (verdict != NOT_HANDLED)
-		return verdict;
 
 	host_port = is_host_port_number(p->protocol, p->dport);
 	verdict = host_port || packet_opens(p) || node_is_tunnel_port(p)
@@ -263,10 +269,11 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (l3 && parsed == PARSED && node_any() && untranslated_lately(skb, p, tag))
 		return VERDICT_NEXT;
 	endpoint = endpoint_lookup(&p->src);
-	if (!endpoint && parsed == PARSED && tunnel_is_forged(skb, p))
-		return drop(skb, REASON_TUNNEL);
-	if (!endpoint)
+	if (!endpoint) {
+		if (tunnel_is_forged(skb, p, parsed))
+			return drop(skb, REASON_TUNNEL);
 		return parsed == PARSED ? host_flow_sent(skb) : VERDICT_NEXT;
+	}
 	if (p->flush_queue)
 		return frag_queue_flush(skb, p, 0);
 	if (parsed != PARSED)

@@ -57,7 +57,7 @@ type DatapathDevice struct {
 	Pad           uint8
 	Container     uint64
 	RouteSet      uint32
-	Pad2          uint32
+	LinkLocal     uint32
 }
 
 type DatapathDeviceFlags uint32
@@ -467,7 +467,9 @@ const (
 	DatapathReasonREASON_TUNNEL      DatapathReason = 19
 	DatapathReasonREASON_BRIDGE      DatapathReason = 20
 	DatapathReasonREASON_NODE        DatapathReason = 21
-	DatapathReasonREASON_MAX         DatapathReason = 22
+	DatapathReasonREASON_NO_ENDPOINT DatapathReason = 22
+	DatapathReasonREASON_OWN_SOURCE  DatapathReason = 23
+	DatapathReasonREASON_MAX         DatapathReason = 24
 )
 
 type DatapathRouted struct {

@@ -55,6 +55,12 @@ static __always_inline bool fib_forwards(long result)
 	       result == BPF_FIB_LKUP_RET_FRAG_NEEDED || result == BPF_FIB_LKUP_RET_UNSUPP_LWT;
 }
 
+/* Reports whether there is a route to another host, or one that refuses packets. */
+static __always_inline bool fib_has_route(long result)
+{
+	return fib_forwards(result) || result == BPF_FIB_LKUP_RET_UNREACHABLE;
+}
+
 /*
  * Reports whether the destination in fib_scratch is an address of this host.
  *
@@ -80,7 +86,7 @@ __noinline int fib_args_are_local(struct __sk_buff *skb)
 			((__u8 *)fib.ipv6_dst)[15] ^= 1 << bit;
 		else
 			((__u8 *)&fib.ipv4_dst)[3] ^= 1 << bit;
-		if (fib_forwards(bpf_fib_lookup(skb, &fib, sizeof(fib), 0)))
+		if (fib_has_route(bpf_fib_lookup(skb, &fib, sizeof(fib), 0)))
 			return true;
 	}
 	return false;
@@ -97,8 +103,8 @@ static __noinline bool fib_is_local(struct __sk_buff *skb, const struct packet *
 }
 
 /*
- * Reports whether the host would forward p, so it is not for the host itself. If not, p need not
- * be local: there may be no route.
+ * Reports whether the host would forward or refuse p, so it is not for the host itself. If not, p
+ * need not be local: there may be no route.
  */
 static __noinline bool fib_leads_away(struct __sk_buff *skb, const struct packet *p)
 {
@@ -107,7 +113,21 @@ static __noinline bool fib_leads_away(struct __sk_buff *skb, const struct packet
 	if (!args || addr_is_link_scoped(&p->dst, p->ipv6))
 		return false;
 	fib_init_tuple(args, packet_tuple(p), &p->dst, skb->ifindex);
-	return fib_forwards(bpf_fib_lookup(skb, args, sizeof(*args), 0));
+	return fib_has_route(bpf_fib_lookup(skb, args, sizeof(*args), 0));
+}
+
+/* Reports whether the host would send p, received by an uplink, out by one. */
+static __noinline bool fib_leads_out(struct __sk_buff *skb, const struct packet *p)
+{
+	struct bpf_fib_lookup *args = fib_scratch_get();
+	long result;
+
+	if (!args)
+		return false;
+	fib_init_tuple(args, packet_tuple(p), &p->dst, skb->ifindex);
+	result = bpf_fib_lookup(skb, args, sizeof(*args), 0);
+	return result == BPF_FIB_LKUP_RET_UNSUPP_LWT ||
+	       (fib_forwards(result) && is_uplink(args->ifindex));
 }
 
 static __always_inline bool fib_is_local_addr(struct __sk_buff *skb, const struct addr *addr,

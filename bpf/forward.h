@@ -84,10 +84,24 @@ static __noinline int forward_masq_reply(struct __sk_buff *skb, struct packet *p
 	return forward_dnat(skb, p, to, &flow->nat_addr, flow->nat_port);
 }
 
-/* Gives p, which leaves for the outside, the source addr:port. */
+/* Drops p, which a container sends. */
+static __always_inline int forward_refuse(struct __sk_buff *skb, const struct packet *p,
+					  enum reason reason)
+{
+	struct endpoint *from = endpoint_lookup(&p->src);
+
+	return drop_for(skb, from ? from->owner : OWNER_HOST, reason);
+}
+
+/*
+ * Gives p, which leaves for the outside, the source addr:port. VXLAN must not get an address of the
+ * host: other nodes would accept it as this node's.
+ */
 static __noinline int forward_snat(struct __sk_buff *skb, struct packet *p, const struct addr *addr,
 				   __u16 port)
 {
+	if (node_is_tunnel_port(p) && !addr_equal(addr, &p->src))
+		return forward_refuse(skb, p, REASON_TUNNEL);
 	packet_translate(p, addr, port);
 	if (p->bypass)
 		fwd_cache_store_egress(skb);
@@ -189,7 +203,7 @@ static __noinline void forward_track_pending(struct __sk_buff *skb, const struct
 static __noinline int forward_to_endpoint(struct __sk_buff *skb, struct packet *p,
 					  struct endpoint *to)
 {
-	enum origin origin = node_origin(p);
+	enum origin origin = node_origin(&p->src, p->ifindex);
 	struct dnat d;
 	int verdict;
 

@@ -5,8 +5,6 @@
 // The generated files are committed, so building needs no C compiler. `make
 // generate` renews them; the C flags are in the Makefile. README.md describes the
 // path of a packet and each map.
-//
-// It imports nothing of this module.
 package bpf
 
 //go:generate go tool bpf2go -target bpfel,bpfeb -type attach -type endpoint_flags -type device_flags -type policy -type fast_path -type host_port_dir -type flow_kind -type flow_state -type flow_flags -type offload_state -type reason -type drop_event -type port_range -type fwd_key -type fwd_entry -type fwd_flags -type node_mode -type prefix Datapath datapath.c

@@ -58,22 +58,21 @@ static __always_inline bool is_from_own_socket(struct __sk_buff *skb, const stru
  */
 static __noinline bool host_flow_yields_to_host_port(const struct packet *p)
 {
+	struct masq_args *args = masq_scratch_get();
 	struct host_port *port = NULL;
-	struct fwd_key received = {
-		.src = p->dst,
-		.dst = p->src,
-		.sport = p->dport,
-		.dport = p->sport,
-		.protocol = p->protocol,
-	};
 	struct dnat d;
 
 	if (is_host_port_number(p->protocol, p->sport))
 		port = host_port_find(&p->src, p->sport, p->protocol, p->ipv6);
-	if (!port)
+	if (!port || !args)
 		return false;
-	dnat_init(&d, &received, &port->target_addr, port->target_port);
-	dnat_find(&received, &d, port->owner, false);
+	args->tuple.src = p->dst;
+	args->tuple.dst = p->src;
+	args->tuple.sport = p->dport;
+	args->tuple.dport = p->sport;
+	args->tuple.protocol = p->protocol;
+	dnat_init(&d, &args->tuple, &port->target_addr, port->target_port);
+	dnat_find(&args->tuple, &d, port->owner, false);
 	if (!d.flow || flow_is_live(d.flow))
 		return d.flow;
 	flow_remove(&d.key);

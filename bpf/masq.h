@@ -72,7 +72,8 @@ static __always_inline __u32 masq_idle_time(const struct masq_args *args, const 
 
 /*
  * Reports whether no flow has candidate i or a later one. step is the number of steps before. A
- * protocol without ports has one candidate, so one container at a time can use it with a remote.
+ * protocol without ports, and SCTP, have one candidate: one container at a time can use it with a
+ * remote, or a port of SCTP.
  */
 static __always_inline bool masq_search_ends(const struct masq_args *args,
 					     const struct masq_probes *probes, __u32 i, __u32 *step,

@@ -7,26 +7,7 @@
 #include "frag_queue.h"
 #include "host_port_forward.h"
 #include "masq.h"
-
-/*
- * Reports whether the protocol is a tunnel's or a router's: IPIP, 6in4, GRE, ESP, AH, OSPF,
- * VRRP.
- */
-static __always_inline bool is_tunnel(__u8 protocol)
-{
-	switch (protocol) {
-	case IPPROTO_IPIP:
-	case IPPROTO_IPV6:
-	case IPPROTO_GRE:
-	case IPPROTO_ESP:
-	case IPPROTO_AH:
-	case 89:
-	case 112:
-		return true;
-	default:
-		return false;
-	}
-}
+#include "tunnel.h"
 
 /* Gives p the source of its flow in args. */
 static __always_inline int masq_forward(struct __sk_buff *skb, struct packet *p,
@@ -60,8 +41,7 @@ static __noinline int masq_recent(struct __sk_buff *skb, struct packet *p, __u64
 
 /*
  * Masquerades p, or translates it as a reply whose entry was lost. By default, containers use
- * no tunnels under the host's address: replies could be the host's, and other nodes would
- * accept such VXLAN as this node's.
+ * no tunnels under the host's address, because replies could be the host's.
  */
 static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 				    const struct endpoint *endpoint)
@@ -75,8 +55,7 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 
 	if (!args)
 		return VERDICT_DROP;
-	if ((is_tunnel(p->protocol) || node_is_tunnel_port(p)) &&
-	    !(endpoint->flags & ENDPOINT_MASQ_TUNNELS))
+	if (is_tunnel(p->protocol) && !(endpoint->flags & ENDPOINT_MASQ_TUNNELS))
 		return drop_for(skb, owner, REASON_PROTOCOL);
 	if (!fib_source(skb, packet_tuple(p), skb->ifindex, &source))
 		return drop_for(skb, owner, REASON_NO_SOURCE);
@@ -95,7 +74,8 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 		if (verdict != NOT_HANDLED)
 			return verdict;
 	}
-	if (p->echo_reply || p->icmp_error) /* has no flow, and opens none */
+	/* Replies, errors, and what follows an SCTP INIT belong to a flow, and open none. */
+	if (p->echo_reply || p->icmp_error || (p->protocol == IPPROTO_SCTP && !p->sctp_init))
 		return drop_for(skb, owner, REASON_NO_FLOW);
 	if (!masq_alloc_port(skb))
 		return drop_for(skb, owner, REASON_NO_PORT);

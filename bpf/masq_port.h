@@ -102,6 +102,7 @@ __noinline int masq_set_candidate(__u32 i)
 	struct masq_args *args = masq_scratch_get();
 
 	if (args)
-		args->key.local_port = args->has_ports ? masq_candidate(args, i) : 0;
+		args->key.local_port =
+			args->has_ports ? masq_candidate(args, i) : args->flow.nat_port;
 	return 0;
 }

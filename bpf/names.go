@@ -134,6 +134,8 @@ const (
 	ReasonTunnel     = DatapathReasonREASON_TUNNEL
 	ReasonBridge     = DatapathReasonREASON_BRIDGE
 	ReasonNode       = DatapathReasonREASON_NODE
+	ReasonNoEndpoint = DatapathReasonREASON_NO_ENDPOINT
+	ReasonOwnSource  = DatapathReasonREASON_OWN_SOURCE
 	ReasonMax        = DatapathReasonREASON_MAX
 )
 

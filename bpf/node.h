@@ -139,16 +139,17 @@ enum origin {
 	ORIGIN_FORGED, /* under the address of such a container, but not by its node's tunnel */
 };
 
-static __noinline enum origin node_origin(const struct packet *p)
+/* Returns where a packet from src that the device has received comes from. */
+static __noinline enum origin node_origin(const struct addr *src, __u32 ifindex)
 {
 	struct cluster *cluster = cluster_get();
 	struct node *node;
 
 	if (!cluster || !cluster->nodes)
 		return ORIGIN_OUTSIDE;
-	if (cluster->tunnel == p->ifindex)
+	if (cluster->tunnel == ifindex)
 		return ORIGIN_NODE;
-	node = node_lookup(&p->src);
+	node = node_lookup(src);
 	if (!node)
 		return ORIGIN_OUTSIDE;
 	return node->mode == NODE_TUNNEL ? ORIGIN_FORGED : ORIGIN_NODE;

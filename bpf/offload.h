@@ -244,19 +244,35 @@ static __always_inline bool offload_has_side(const struct connection *c)
 	return offload_matches(c) && c->offload->state & OFFLOAD_DELIVERED << c->side;
 }
 
+/*
+ * Records the numbers of p, which the stack has delivered: conntrack has seen them, of both
+ * sides. A remote's packet may be forged, and conntrack lets numbers before its window pass
+ * (Linux 6.1), so only those of a container's packet are recorded.
+ */
+static __always_inline void offload_record_numbers(struct offload *offload, const struct packet *p,
+						   __u32 side)
+{
+	if (side) {
+		offload->ct_ack[1] = p->ack;
+		offload->ct_ack[0] = packet_seq_end(p);
+	} else {
+		offload->ct_ack[0] = p->ack;
+		offload->ct_ack[1] = packet_seq_end(p);
+	}
+}
+
 /* Records that the stack has delivered p. Keeps the entry's data of the other side. */
-static __noinline void offload_store(const struct packet *p, const struct connection *c)
+static __noinline void offload_store(const struct packet *p, const struct connection *c,
+				     bool by_container)
 {
 	struct offload offload = {.owners = c->owners, .uplink = c->uplink};
 
 	if (offload_matches(c))
 		offload = *c->offload;
-	if (c->side) {
-		offload.ct_seq[1] = p->seq;
-		offload.ct_ack[1] = p->ack;
-	} else {
-		offload.ct_seq[0] = p->seq;
-		offload.ct_ack[0] = p->ack;
+	if (by_container) {
+		offload.ct_seq[0] = c->side ? p->ack : p->seq;
+		offload.ct_seq[1] = c->side ? p->seq : p->ack;
+		offload_record_numbers(&offload, p, c->side);
 	}
 	offload.state |= OFFLOAD_DELIVERED << c->side;
 	offload.ct_seen = now_ticks();
@@ -267,16 +283,15 @@ static __noinline void offload_store(const struct packet *p, const struct connec
 }
 
 /* Records p, a later packet of its side that the stack has delivered. */
-static __always_inline void offload_touch(const struct packet *p, const struct connection *c)
+static __always_inline void offload_touch(const struct packet *p, const struct connection *c,
+					  bool by_container)
 {
 	__u32 now = now_ticks();
 
 	if (c->offload->ct_seen != now)
 		c->offload->ct_seen = now;
-	if (c->side)
-		c->offload->ct_ack[1] = p->ack;
-	else
-		c->offload->ct_ack[0] = p->ack;
+	if (by_container)
+		offload_record_numbers(c->offload, p, c->side);
 	if (p->tcp_fin || c->offload->state & OFFLOAD_FIN_ANY)
 		offload_track_close(p, c);
 }

@@ -28,7 +28,7 @@ struct packet {
 	__u32 ifindex; /* the device whose hook runs */
 	__u8 protocol;
 	bool ipv6;
-	bool has_ports;	 /* TCP, UDP or ICMP echo; other protocols have addresses alone */
+	bool has_ports; /* that can be translated: TCP, UDP or ICMP echo. SCTP's are only compared */
 	bool echo_reply; /* end of the key */
 
 	__u16 l3;	  /* offset of the IP header: 0 on devices without Ethernet */
@@ -108,6 +108,15 @@ static __always_inline bool is_tcp_or_udp(__u8 protocol)
 static __always_inline bool packet_opens(const struct packet *p)
 {
 	return p->tcp_syn || p->sctp_init;
+}
+
+/*
+ * Reports whether p may open a flow by which replies are admitted: a SYN, an INIT, or any packet
+ * of a protocol without those.
+ */
+static __always_inline bool packet_may_open(const struct packet *p)
+{
+	return packet_opens(p) || (p->protocol != IPPROTO_TCP && p->protocol != IPPROTO_SCTP);
 }
 
 static __always_inline bool packet_is_icmp(const struct packet *p)

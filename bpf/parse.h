@@ -61,13 +61,15 @@ static __always_inline int parse_udp(struct __sk_buff *skb, struct packet *p)
 	return PARSED;
 }
 
-/* SCTP counts as a protocol without ports: its checksum cannot be updated by difference. */
+/* SCTP's ports are never translated: its checksum (CRC32c) cannot be updated by difference. */
 static __always_inline int parse_sctp(struct __sk_buff *skb, struct packet *p)
 {
 	struct sctphdr *sctp = bytes_at(skb, p->l4, sizeof(*sctp));
 
 	if (!sctp)
 		return PARSED_TRUNCATED;
+	p->sport = bpf_ntohs(sctp->source);
+	p->dport = bpf_ntohs(sctp->dest);
 	p->sctp_init = !sctp->tag; /* RFC 9260, 8.5.1 */
 	p->sctp_abort = sctp->chunk == SCTP_ABORT;
 	return PARSED;
@@ -88,6 +90,7 @@ static __noinline int parse_l4(struct __sk_buff *skb, struct packet *p)
 		return p->ipv6 ? parse_icmp(skb, p) : PARSED;
 	case IPPROTO_HOPOPTS:
 	case IPPROTO_ROUTING:
+	case IPPROTO_FRAGMENT: /* behind another one */
 	case IPPROTO_DSTOPTS:
 	case IPPROTO_MH:
 		return p->ipv6 ? PARSED_PROTOCOL : PARSED;

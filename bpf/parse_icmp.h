@@ -72,10 +72,10 @@ static __always_inline int parse_icmp_inner(struct __sk_buff *skb, struct packet
 
 	if (!l4)
 		return PARSED_TRUNCATED;
-	if (is_tcp_or_udp(p->protocol)) {
+	if (is_tcp_or_udp(p->protocol) || p->protocol == IPPROTO_SCTP) {
 		p->sport = bpf_ntohs(ports[0]);
 		p->dport = bpf_ntohs(ports[1]);
-		p->has_ports = true;
+		p->has_ports = p->protocol != IPPROTO_SCTP;
 	} else if (packet_is_icmp(p)) {
 		parsed = parse_echo(p, l4->type, l4->id);
 	}

@@ -12,7 +12,7 @@
 
 /*
  * Records that the container behind device has sent p, so that replies are admitted.
- * A TCP connection must begin with its SYN: another packet may belong to a connection
+ * A connection must begin with its SYN or INIT: another packet may belong to a connection
  * that another container opened before the policy was set.
  */
 static __noinline void policy_track_egress(const struct packet *p, const struct device *device)
@@ -27,7 +27,7 @@ static __noinline void policy_track_egress(const struct packet *p, const struct 
 	flow = bpf_map_lookup_elem(&flows, &key);
 	if (flow && flow->owner == device->owner) {
 		flow_touch(&key, flow, p, FROM_CONTAINER);
-	} else if (p->protocol != IPPROTO_TCP || p->tcp_syn) {
+	} else if (packet_may_open(p)) {
 		flow_open(&new, p, FROM_CONTAINER);
 		bpf_map_update_elem(&flows, &key, &new, BPF_ANY);
 	}
@@ -39,7 +39,7 @@ static __noinline bool policy_track_reply(const struct packet *p, const struct d
 	struct flow_key key;
 	struct flow *flow;
 
-	if (p->tcp_syn || (p->icmp_error && !addr_equal(&p->outer_src, &p->src)))
+	if (packet_opens(p) || (p->icmp_error && !addr_equal(&p->outer_src, &p->src)))
 		return false;
 	flow_received_key(&key, p, FLOW_EGRESS);
 	flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
@@ -75,7 +75,7 @@ static __always_inline bool policy_allows_sender(struct __sk_buff *skb, const st
 
 /*
  * Reports whether p is ARP or neighbor discovery, which containers on one bridge need for
- * replies.
+ * replies. A router decrements the hop limit of 255 (RFC 4861, 7.1).
  */
 static __always_inline bool policy_is_neighbor(struct __sk_buff *skb, const struct packet *p)
 {
@@ -85,7 +85,8 @@ static __always_inline bool policy_is_neighbor(struct __sk_buff *skb, const stru
 		return false;
 	if (skb->protocol == bpf_htons(ETH_P_ARP))
 		return true;
-	if (!p->ipv6 || p->protocol != IPPROTO_ICMPV6 || p->frag_id || p->frag_offset)
+	if (!p->ipv6 || p->ttl != 255 || p->protocol != IPPROTO_ICMPV6 || p->frag_id ||
+	    p->frag_offset)
 		return false;
 	type = bytes_at(skb, p->l4, sizeof(*type));
 	return type && (*type == ICMP6_NEIGHBOR_SOLICIT || *type == ICMP6_NEIGHBOR_ADVERT);

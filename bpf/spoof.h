@@ -11,6 +11,7 @@
 
 #include "endpoint.h"
 #include "fib.h"
+#include "hash.h"
 #include "parse.h"
 #include "tunnel.h"
 #include "verdict.h"
@@ -92,19 +93,28 @@ static __always_inline bool addr_is_eui64(const struct addr *addr, const __u8 *m
 }
 
 /*
- * Reports whether the container may use the link-local address. It chooses its own, and the
- * host does not forward them: alone on its link it may use any but the host's.
+ * Reports whether the container may use the link-local address: its MAC's, and alone on its link
+ * the first other one that it uses or probes for, such as a stable private address (RFC 7217).
+ * More would fill the kernel's table of neighbors, which all containers and the host share.
  */
-static __always_inline bool spoof_owns_link_local(const struct device *device,
-						  const struct addr *addr)
+static __always_inline bool spoof_owns_link_local(struct device *device, const struct addr *addr)
 {
+	__u32 id;
+
 	if (addr->bytes[0] != 0xfe || (addr->bytes[1] & 0xc0) != 0x80)
 		return false;
-	return !(device->flags & DEVICE_BRIDGED) || addr_is_eui64(addr, device->mac);
+	if (addr_is_eui64(addr, device->mac))
+		return true;
+	if (device->flags & DEVICE_BRIDGED)
+		return false;
+	id = hash_secret(addr, addr, 0) | 1;
+	if (!device->link_local)
+		device->link_local = id;
+	return device->link_local == id;
 }
 
 /* Checks an address that the container uses as its own. */
-static __noinline int spoof_check_addr(struct __sk_buff *skb, const struct device *device,
+static __noinline int spoof_check_addr(struct __sk_buff *skb, struct device *device,
 				       const struct addr *addr, bool ipv6)
 {
 	if (spoof_is_gateway(device, addr))
@@ -131,8 +141,7 @@ struct arp_ipv4 {
 } __attribute__((packed));
 
 /* Checks the sender's address; in an ARP probe, which has none (RFC 5227), the target's. */
-static __noinline int spoof_check_arp(struct __sk_buff *skb, const struct device *device,
-				      __u32 offset)
+static __noinline int spoof_check_arp(struct __sk_buff *skb, struct device *device, __u32 offset)
 {
 	struct arp_ipv4 *arp = bytes_at(skb, offset, sizeof(*arp));
 	struct addr addr;
@@ -155,8 +164,8 @@ static __noinline int spoof_check_arp(struct __sk_buff *skb, const struct device
  * Checks that the packet that an ICMP error quotes, whose IP header is at offset, was sent to
  * the container. A container may report errors only about packets that it received.
  */
-static __noinline int spoof_check_error(struct __sk_buff *skb, const struct device *device,
-					__u32 offset, bool ipv6)
+static __noinline int spoof_check_error(struct __sk_buff *skb, struct device *device, __u32 offset,
+					bool ipv6)
 {
 	struct iphdr *ip4;
 	struct ipv6hdr *ip6;
@@ -177,8 +186,7 @@ static __noinline int spoof_check_error(struct __sk_buff *skb, const struct devi
 									     : REASON_ICMP_ERROR;
 }
 
-static __noinline int spoof_check_ipv4(struct __sk_buff *skb, const struct device *device,
-				       __u32 offset)
+static __noinline int spoof_check_ipv4(struct __sk_buff *skb, struct device *device, __u32 offset)
 {
 	struct iphdr *ip = bytes_at(skb, offset, sizeof(*ip));
 	struct flow_key key = {}; /* from remote to local */
@@ -243,8 +251,8 @@ struct neighbor {
  * Checks ICMPv6; reason is the result for its source. The unspecified address may
  * only solicit routers and neighbors, and report listeners.
  */
-static __noinline int spoof_check_icmpv6(struct __sk_buff *skb, const struct device *device,
-					 __u32 offset, bool unspecified, int reason)
+static __noinline int spoof_check_icmpv6(struct __sk_buff *skb, struct device *device, __u32 offset,
+					 bool unspecified, int reason)
 {
 	__u8 *type = bytes_at(skb, offset, sizeof(*type));
 	struct neighbor *neighbor;
@@ -323,8 +331,7 @@ static __noinline bool spoof_skip_extensions(struct __sk_buff *skb, __u8 *protoc
 	       *protocol != IPPROTO_DSTOPTS && *protocol != IPPROTO_FRAGMENT;
 }
 
-static __noinline int spoof_check_ipv6(struct __sk_buff *skb, const struct device *device,
-				       __u32 offset)
+static __noinline int spoof_check_ipv6(struct __sk_buff *skb, struct device *device, __u32 offset)
 {
 	struct ipv6hdr *ip = bytes_at(skb, offset, sizeof(*ip));
 	bool unspecified, non_first_frag = false;

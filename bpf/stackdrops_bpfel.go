@@ -58,7 +58,7 @@ type StackDropsDevice struct {
 	Pad           uint8
 	Container     uint64
 	RouteSet      uint32
-	Pad2          uint32
+	LinkLocal     uint32
 }
 
 type StackDropsDropCount struct {

@@ -73,6 +73,9 @@ func Parse(network string, section json.RawMessage, req Request) (*Config, error
 	if err != nil {
 		return nil, err
 	}
+	if dataDir != "" && !filepath.IsAbs(dataDir) {
+		return nil, configErrorf("ipam.dataDir", quote(dataDir), "expected the absolute path of a directory")
+	}
 	resolvConf, err := decode[string]("ipam.resolvConf", raw.ResolvConf, "a string")
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package ipam
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"reflect"
 	"strings"
@@ -112,6 +113,30 @@ func describe(sets []RangeSet) string {
 	return strings.Join(lines, "\n")
 }
 
+// TestPrefixes covers ranges with prefixes.
+func TestPrefixes(t *testing.T) {
+	for _, test := range []struct{ subnet, keys, want string }{
+		{"10.1.0.0/16", ``, "[10.1.0.0/16]"},
+		{"10.1.0.4/30", ``, "[10.1.0.4/30]"},
+		{"fd00::/64", ``, "[fd00::/64]"},
+		{"10.1.0.0/24", `, "rangeStart": "10.1.0.128"`, "[10.1.0.128/25]"},
+		{"10.1.0.0/24", `, "rangeEnd": "10.1.0.127"`, "[10.1.0.0/25]"},
+		{"10.1.0.0/24", `, "rangeStart": "10.1.0.7", "rangeEnd": "10.1.0.7"`, "[10.1.0.7/32]"},
+		{"10.1.0.0/24", `, "rangeStart": "10.1.0.10", "rangeEnd": "10.1.0.20"`, "[10.1.0.10/31 10.1.0.12/30 10.1.0.16/30 10.1.0.20/32]"},
+		{"255.255.255.0/24", `, "rangeStart": "255.255.255.252"`, "[255.255.255.252/30]"},
+		{"fd00::/64", `, "rangeStart": "fd00::8000:0:0:0"`, "[fd00::8000:0:0:0/65]"},
+		{"ffff:ffff:ffff:ffff::/64", `, "rangeStart": "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe"`, "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe/127]"},
+	} {
+		config, err := Parse("pods", json.RawMessage(fmt.Sprintf(`{"ranges": [[{"subnet": %q%s}]]}`, test.subnet, test.keys)), Request{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(config.Ranges[0][0].Prefixes()); got != test.want {
+			t.Errorf("%s%s: got %s, want %s", test.subnet, test.keys, got, test.want)
+		}
+	}
+}
+
 func TestParseErrors(t *testing.T) {
 	const valid = `{"ranges": [[{"subnet": "10.1.0.0/16"}]]}`
 	tests := []struct {
@@ -190,6 +215,8 @@ func TestParseErrors(t *testing.T) {
 
 		{name: "dataDir of another type", section: `{"dataDir": 5}`,
 			want: `ipam.dataDir 5: expected a string`},
+		{name: "relative dataDir", section: `{"subnet": "10.1.0.0/16", "dataDir": "networks"}`,
+			want: `ipam.dataDir "networks": expected the absolute path of a directory`},
 		{name: "resolvConf of another type", section: `{"resolvConf": ["/etc/resolv.conf"]}`,
 			want: `ipam.resolvConf ["/etc/resolv.conf"]: expected a string`},
 		{name: "routes of another type", section: `{"routes": "0.0.0.0/0"}`,

@@ -39,8 +39,7 @@
 // DEL does not grow with the number of reservations. All of them are read only once after
 // a boot, after a change by host-local, and after a process was killed. A long run of
 // taken addresses at the start of a range is tried once, and then skipped until one of
-// them is released (see the type takenRun). BenchmarkAllocation in test/conformance
-// compares with host-local.
+// them is released (see the type takenRun).
 //
 // Nothing is synced to disk, as with host-local: a loss of power ends the containers too,
 // and leaves reservations that are torn or of an earlier boot.

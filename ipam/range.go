@@ -206,15 +206,20 @@ func parseBound(key string, raw json.RawMessage, subnet netip.Prefix, absent net
 
 // usable returns the first and the last address that a container may get.
 func usable(subnet netip.Prefix) (first, last netip.Addr) {
-	bits := subnet.Addr().AsSlice()
-	for i := subnet.Bits(); i < 8*len(bits); i++ {
-		bits[i/8] |= 0x80 >> (i % 8)
-	}
-	last, _ = netip.AddrFromSlice(bits)
+	last = lastOf(subnet)
 	if last.Is4() {
 		last = last.Prev()
 	}
 	return subnet.Addr().Next(), last
+}
+
+func lastOf(prefix netip.Prefix) netip.Addr {
+	bits := prefix.Addr().AsSlice()
+	for i := prefix.Bits(); i < 8*len(bits); i++ {
+		bits[i/8] |= 0x80 >> (i % 8)
+	}
+	last, _ := netip.AddrFromSlice(bits)
+	return last
 }
 
 // refuseOverlap returns an error for ranges that overlap, within a set or between sets: an

@@ -42,12 +42,6 @@ func TestDecodeRecord(t *testing.T) {
 	}
 }
 
-func TestEncodeRecord(t *testing.T) {
-	if got := string(encodeRecord(Attachment{"c1", "eth0"})); got != "c1\r\neth0" {
-		t.Errorf("got %q", got)
-	}
-}
-
 func TestReserveRefusesUnrecordableAttachment(t *testing.T) {
 	pool, _ := newPool(t, `[[{"subnet": "10.1.0.0/24"}]]`)
 	for _, a := range []Attachment{{}, {"c1", ""}, {"", "eth0"}, {"c1\r\nc2", "eth0"}, {"c1", "eth 0"}, {"c1", "eth\x000"}} {

@@ -82,15 +82,43 @@ func (r *reservation) reserveEach(ctx context.Context) error {
 // holder has, the next free one, or, if none is free, one that can be reclaimed.
 func (r *reservation) reserveFrom(ctx context.Context, i int) (netip.Addr, error) {
 	if requested := r.pool.requested(i); requested.IsValid() {
-		return requested, r.reserveAddr(requested)
+		if err := r.reserveAddr(requested); err != nil {
+			return requested, err
+		}
+		return requested, r.refuseUsed(requested)
 	}
 	if addr := r.heldIn(r.pool.cfg.Ranges[i]); addr.IsValid() {
 		return addr, r.reserveAddr(addr)
 	}
-	return r.pool.search(ctx, r.store, i, r.store.reserve, func(addr netip.Addr) (bool, error) {
+	return r.pool.search(ctx, r.store, i, r.reserveFree, func(addr netip.Addr) (bool, error) {
 		existing, err := r.store.reclaim(addr, nil)
 		return existing == nil, err
 	})
+}
+
+// reserveFree reserves an address that is free and that nobody uses.
+func (r *reservation) reserveFree(addr netip.Addr) (bool, error) {
+	reserved, err := r.store.reserve(addr)
+	if !reserved || err != nil {
+		return false, err
+	}
+	if err := r.refuseUsed(addr); err != nil {
+		r.pool.log.Warn("skip an address", "err", err)
+		return false, nil
+	}
+	return true, nil
+}
+
+// refuseUsed releases an address that somebody without a reservation has, and returns an error.
+func (r *reservation) refuseUsed(addr netip.Addr) error {
+	if r.pool.options.InUse == nil {
+		return nil
+	}
+	err := r.pool.options.InUse(addr)
+	if err != nil {
+		err = errors.Join(err, r.store.remove(record{path: r.store.path(addr.String()), addr: addr}))
+	}
+	return err
 }
 
 func (r *reservation) reserveAddr(addr netip.Addr) error {

@@ -2,39 +2,11 @@ package ipam
 
 import (
 	"errors"
-	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 )
-
-// The bytes are host-local's (plugins v1.9.1, backend/disk): both must read each other's.
-func TestFilesAreHostLocals(t *testing.T) {
-	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/16"}], [{"subnet": "2001:db8:0:0:1::/80"}]]`)
-	const id = "6a1b7ee9c3b5f0d1a2e3c4b5d6e7f8091a2b3c4d5e6f708192a3b4c5d6e7f809"
-	mustReserve(t, pool, Attachment{id, "eth0"})
-
-	want := map[string]string{
-		"lock":               "",
-		"10.1.0.2":           id + "\r\neth0",
-		"2001:db8::1:0:0:2":  id + "\r\neth0",
-		"last_reserved_ip.0": "10.1.0.2",
-		"last_reserved_ip.1": "2001:db8::1:0:0:2",
-	}
-	if got := readDir(t, dir); !maps.Equal(got, want) {
-		t.Errorf("files:\n%q\nwant:\n%q", got, want)
-	}
-	for name := range want {
-		info, err := os.Stat(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if info.Mode() != 0o600 {
-			t.Errorf("%s has mode %v, want 0600", name, info.Mode())
-		}
-	}
-}
 
 // Reservations that host-local left on a node apply from our first operation on.
 func TestTakeOverFromHostLocal(t *testing.T) {
@@ -76,17 +48,6 @@ func TestTornRecordIsReplaced(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A record cut off after the id looks like an old one. Its address must stay taken.
-func TestHalfRecordIsNotFree(t *testing.T) {
-	pool, dir := newPool(t, `[[{"subnet": "10.1.0.0/30"}]]`)
-	write(t, filepath.Join(dir, "10.1.0.2"), "c1\r\n")
-	if _, err := pool.Reserve(t.Context(), Attachment{"c2", "eth0"}); !errors.Is(err, ErrExhausted) {
-		t.Errorf("got %v, want ErrExhausted", err)
-	}
-	mustRelease(t, pool, Attachment{"c1", "eth0"})
-	mustReserve(t, pool, Attachment{"c2", "eth0"})
 }
 
 func TestDamagedLastReservedIsIgnored(t *testing.T) {

@@ -98,18 +98,6 @@ func localPortRange() (low, high int, err error) {
 	return low, high, nil
 }
 
-// UsesTCX reports whether programs are attached by tcx to devices that carry traffic, or
-// would be if nothing is loaded. Without tcx, a device that gets its first program
-// drops the packets in its queue.
-func UsesTCX() (bool, error) {
-	d, err := openConfig()
-	if errors.Is(err, ErrNotLoaded) {
-		chosen, err := chooseAttach()
-		return chosen == bpf.AttachTCX, err
-	}
-	return err == nil && bpf.Attach(d.Config.Attach) == bpf.AttachTCX, err
-}
-
 // chooseAttach probes the kernel for tcx by a query for the programs on lo, because
 // version numbers do not show backports.
 func chooseAttach() (bpf.Attach, error) {

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
-// Unload detaches all programs and removes all pins, of whatever version. It leaves
-// the containers' devices and addresses alone.
+// Unload detaches all programs and removes all pins, of whatever version, and the plugin's
+// routes for unassigned addresses. It leaves the containers' devices, addresses and routes alone.
 func (d *Datapath) Unload(ctx context.Context) error {
 	lock, err := d.Lock(ctx)
 	if err != nil {
@@ -29,5 +31,5 @@ func (d *Datapath) Unload(ctx context.Context) error {
 	if err := errors.Join(removeLeftovers(d.dir), os.Rename(string(d.dir), temp), os.RemoveAll(temp)); err != nil {
 		return fmt.Errorf("remove the pins: %w", err)
 	}
-	return nil
+	return rtnl.DeletePluginRoutes(func(rtnl.NodeRoute) bool { return true })
 }

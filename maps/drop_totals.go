@@ -43,7 +43,18 @@ var reasons = [bpf.ReasonMax]struct{ name, text string }{
 	bpf.ReasonTunnel:     {"tunnel", "packet for a tunnel of the host"},
 	bpf.ReasonBridge:     {"bridge", "message for bridges from a container"},
 	bpf.ReasonNode:       {"node", "not from the node that has its source, or for no container here"},
+	bpf.ReasonNoEndpoint: {"no-endpoint", "from another node, for an address that no container has"},
+	bpf.ReasonOwnSource:  {"own-source", "from outside, with the address of a container of this host"},
 }
+
+// advice says what to do about drops whose cause is outside of the host.
+var advice = map[Reason]string{
+	Reason(bpf.ReasonOwnSource): "see `ebpfnetctl drops`. Either a router or load balancer sends a container's packets back: have it translate their " +
+		"source, or masquerade them (ipMasq, nonMasqueradeCIDRs). Or a host on the link forges them",
+}
+
+// Advice returns what to do about drops for the reason, or "".
+func (r Reason) Advice() string { return advice[r] }
 
 // String describes the reason.
 func (r Reason) String() string {

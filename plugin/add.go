@@ -70,6 +70,7 @@ type adder struct {
 	datapath  *loader.Datapath
 
 	reserved      *ipam.Result
+	overlaps      []string // subnets of other devices that ADD has warned of
 	addresses     []link.Address
 	pair          link.Pair
 	routeTo       map[netip.Addr]int // after another plugin: the host's devices that lead to addresses
@@ -105,6 +106,7 @@ func (a *adder) steps() []step {
 		{"write the endpoints and attach", a.attach, nil},
 		{"set up the host's end", a.setUpHost, a.ownsInterface},
 		{"attach to the uplinks", a.attachUplinks, nil},
+		{"refuse packets to unassigned addresses", a.refuseUnassigned, a.refusesUnassigned},
 		{"size the packets", a.sizePackets, a.ownsInterface},
 		{"set up the container's end", a.setUpContainer, a.ownsInterface},
 		{"enable forwarding", a.enableForwarding, a.isChained},

@@ -27,7 +27,7 @@ func (a *adder) reserve(ctx context.Context) error {
 		a.reserved = &ipam.Result{}
 		return nil
 	}
-	pool := a.pool()
+	pool := a.poolWithout(a.inUse)
 	reserved, err := pool.Reserve(ctx, a.reservation())
 	if errors.Is(err, ipam.ErrDuplicate) {
 		if err := a.disconnectDead(ctx); err != nil {

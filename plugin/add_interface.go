@@ -93,7 +93,7 @@ func (a *adder) sizePackets(context.Context) error {
 	if !a.config.BigTCP {
 		return nil
 	}
-	sizes, _, err := link.Largest.For(a.pair.MTU).Within(a.host, a.uplinks)
+	sizes, err := link.Largest.For(a.pair.MTU).Within(a.host, a.uplinks)
 	if err != nil || sizes == (link.BigTCP{}) {
 		return err
 	}

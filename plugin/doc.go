@@ -7,8 +7,7 @@
 //
 // # Packages
 //
-// Imports go down this list only; imports_test.go enforces it, and each package's comment says what
-// it may import.
+// Imports go down this list only: imports_test.go lists what each package may import.
 //
 //	cmd/*             the commands; the IPAM plugin is in its command, and what ebpfnetctl's commands
 //	                  share is below it; cmd/ebpfnet-node is a module of its own, with a list of packages in its doc.go

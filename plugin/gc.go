@@ -187,12 +187,17 @@ func (c *collector) sweep(ctx context.Context, before *view) error {
 	}
 	valid := c.valid(before.living(), now.living())
 	errAdopted := adopted{c.verb}.gc(ctx, valid, now.records) // adds to valid
+	var errUnassigned error
+	if valid.IsEmpty() {
+		errUnassigned = AcceptUnassigned(valid.Network)
+	}
 	return errors.Join(
 		now.errRead,
 		errAdopted,
 		sweepDatapath(ctx, valid, now.records),
 		removeRecords(c.records, now.records, valid),
-		c.releaseInvalid(ctx, valid))
+		c.releaseInvalid(ctx, valid),
+		errUnassigned)
 }
 
 // valid returns the attachments to keep: those that the runtime lists and newer ones, or all that are

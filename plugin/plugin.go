@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -90,10 +91,14 @@ func checkPrivate(dir string) error {
 }
 
 // pool opens the addresses of the network.
-func (v *verb) pool() *ipam.Pool {
+func (v *verb) pool() *ipam.Pool { return v.poolWithout(nil) }
+
+// poolWithout opens the pool without addresses for which inUse returns an error.
+func (v *verb) poolWithout(inUse func(netip.Addr) error) *ipam.Pool {
 	return ipam.Open(v.config.Reservations(), ipam.Options{
 		IndexDir: record.IndexDir(v.config.DataDir),
 		Alive:    v.hasDevice,
+		InUse:    inUse,
 		Log:      v.log,
 	})
 }

@@ -57,5 +57,6 @@ func (p *Plugin) Status(ctx context.Context, call *cni.Call) error {
 	if err := v.pool().Available(ctx); err != nil {
 		return cnierr.NotAvailable(err)
 	}
+	v.warnOfOverlaps()
 	return nil
 }

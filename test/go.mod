@@ -65,7 +65,6 @@ require (
 )
 
 tool (
-	github.com/containernetworking/cni/cnitool
 	github.com/containernetworking/plugins/plugins/ipam/dhcp
 	github.com/containernetworking/plugins/plugins/ipam/host-local
 	github.com/containernetworking/plugins/plugins/ipam/static

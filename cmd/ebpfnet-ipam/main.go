@@ -1,7 +1,5 @@
 // Command ebpfnet-ipam is an IPAM plugin (SPEC, section 4) that replaces host-local, with the same
 // keys and on the same files.
-//
-// It may import ipam, plugin/cni and what that may import, but not the verbs of ebpfnet.
 package main
 
 import (
@@ -14,7 +12,7 @@ const about = `ebpfnet-ipam is a CNI plugin that allocates addresses for other p
 
   "ipam": {
     "type": "ebpfnet-ipam",
-    "ranges": [[{"subnet": "10.88.0.0/16"}], [{"subnet": "fd00:88::/64"}]],
+    "ranges": [[{"subnet": "10.84.0.0/16"}], [{"subnet": "fd00:84::/64"}]],
     "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
   }
 

@@ -40,7 +40,7 @@ type host interface {
 // prober is package probe.
 type prober interface {
 	Set([]desired.Probe)
-	Proved() map[netip.Addr]bool
+	Proved() (proved map[netip.Addr]bool, lost map[netip.Addr]time.Time)
 }
 
 // agent keeps this host in the state that the nodes require.
@@ -61,6 +61,7 @@ type agent struct {
 	peers     map[netip.Prefix]nodestate.Peer // those in the file; nil: it has not been read
 	entries   map[netip.Prefix]maps.Node      // those at the last write of peers; nil: an earlier agent wrote it
 	addresses []netip.Addr                    // of the host, at the last look
+	lost      map[netip.Addr]time.Time        // those of desired.Host, at the last look
 }
 
 // run syncs until ctx is done. After a failed sync, events of this host are ignored until the next one, because the failed
@@ -144,7 +145,7 @@ func (a *agent) reconcile(nodes []desired.Node, report *health.Report) error {
 	}
 	a.reconnectIfMoved(facts)
 	if a.prober != nil {
-		facts.Proved = a.prober.Proved()
+		facts.Proved, facts.Lost = a.prober.Proved()
 	}
 	state, err := desired.Of(nodes, a.name, a.config, facts)
 	if err != nil {
@@ -155,6 +156,7 @@ func (a *agent) reconcile(nodes []desired.Node, report *health.Report) error {
 	if err != nil {
 		return err
 	}
+	report.Lost = a.countLost(facts.Lost)
 	if err := a.writePeers(state); err != nil {
 		return err
 	}
@@ -204,6 +206,17 @@ func (a *agent) reconnectIfMoved(facts desired.Host) {
 	if slices.ContainsFunc(before, func(addr netip.Addr) bool { return !slices.Contains(a.addresses, addr) }) {
 		a.nodes.Reconnect()
 	}
+}
+
+// countLost returns how many nodes have been lost since the last sync.
+func (a *agent) countLost(lost map[netip.Addr]time.Time) (count int) {
+	for node, since := range lost {
+		if !a.lost[node].Equal(since) {
+			count++
+		}
+	}
+	a.lost = lost
+	return count
 }
 
 // describe fills in the report, and logs each skipped node once.

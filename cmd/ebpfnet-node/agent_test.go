@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -38,6 +39,8 @@ type fake struct {
 	moved   int                 // connections made anew
 	address string
 	output  bytes.Buffer
+
+	unassigned []rtnl.NodeRoute // of the host, beside those of present
 }
 
 func (f *fake) Changed() <-chan struct{}     { return f.changed }
@@ -48,6 +51,7 @@ func (f *fake) Reconnect()                   { f.moved++ }
 func (f *fake) Look() (desired.Host, *reconcile.Present, error) {
 	f.looks++
 	present := f.present
+	present.Routes = slices.Concat(present.Routes, f.unassigned)
 	return desired.Host{Links: []desired.Link{{Index: 2, Name: "eth0", MTU: 1500,
 		Addresses: []netip.Prefix{netip.MustParsePrefix(f.address)}}}}, &present, nil
 }
@@ -64,6 +68,10 @@ func (f *fake) Apply(_ *reconcile.Changes, want *desired.State, _ *reconcile.Pre
 		Device: &reconcile.Device{Index: 9, Name: d.Name, Ours: true, External: true, Up: true, NoARP: true,
 			Port: int(tunnel.Port), MAC: d.MAC, MTU: d.MTU, Addresses: d.Addresses},
 		Tunnel: tunnel, Nodes: want.Nodes,
+	}
+	f.unassigned = nil
+	for _, prefix := range want.Unassigned {
+		f.unassigned = append(f.unassigned, rtnl.NodeRoute{Prefix: prefix, Metric: math.MaxUint32, Unreachable: true})
 	}
 	for _, route := range want.Routes {
 		route.Device = 9

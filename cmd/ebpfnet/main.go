@@ -1,7 +1,5 @@
 // Command ebpfnet is the CNI plugin. A container runtime executes it; README.md says how to install
 // it.
-//
-// It may import plugin and plugin/cni.
 package main
 
 import (

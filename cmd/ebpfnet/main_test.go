@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -49,4 +50,32 @@ func withoutRuntime(t *testing.T, file string) map[string]any {
 	delete(list, "cniVersion")
 	delete(list["plugins"].([]any)[0].(map[string]any), "capabilities")
 	return list
+}
+
+// TestExampleSubnets wants subnets that no well-known tool uses by default: two of them would give out the same address.
+func TestExampleSubnets(t *testing.T) {
+	var list struct {
+		Plugins []struct {
+			IPAM struct {
+				Ranges [][]struct{ Subnet netip.Prefix }
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(example), &list); err != nil {
+		t.Fatal(err)
+	}
+	for tool, taken := range map[string]string{
+		"LXC, libslirp": "10.0.0.0/14", "nerdctl": "10.4.0.0/16", "OpenVPN": "10.8.0.0/16", "Weave": "10.32.0.0/12",
+		"k3s": "10.42.0.0/15", "CRI-O": "10.85.0.0/16", "podman": "10.88.0.0/16", "podman's networks": "10.89.0.0/16",
+		"podman's later networks": "10.90.0.0/15", "the others of podman": "10.92.0.0/14", "kubeadm's services": "10.96.0.0/11",
+		"Google Cloud, OpenShift, flannel": "10.128.0.0/9", "Docker": "172.16.0.0/12", "libvirt, Calico, home routers": "192.168.0.0/16",
+		"shared address space": "100.64.0.0/10", "benchmarks": "198.18.0.0/15", "link-local": "169.254.0.0/16",
+		"kind's IPv6": "fd00:10::/32", "link-local IPv6": "fe80::/10",
+	} {
+		for _, set := range list.Plugins[0].IPAM.Ranges {
+			if subnet := set[0].Subnet; subnet.Overlaps(netip.MustParsePrefix(taken)) {
+				t.Errorf("%s overlaps %s of %s", subnet, taken, tool)
+			}
+		}
+	}
 }

@@ -16,46 +16,30 @@ import (
 )
 
 func newAttachments() *cobra.Command {
-	var flags output.Flags
-	var dirs directories
-	cmd := &cobra.Command{
+	var o containerOptions
+	return o.addTo(&cobra.Command{
 		Use:   "attachments [CONTAINER]",
 		Short: "containers: addresses, host ports, devices, settings",
-		Long: `Lists the connected containers, or shows details of one: addresses, routes, host
-ports, devices, settings, and the aliases, cgroup and labels from the runtime.
-
-` + containerHelp,
+		Long: `Lists the connected containers, or prints all that is known of one as YAML:
+addresses, routes, host ports, devices, settings, and the aliases, cgroup and
+labels from the runtime.`,
 		Example: `  ebpfnetctl attachments
   ebpfnetctl attachments web
   ebpfnetctl attachments -o json | jq -r '.[] | select(.dead) | .containerID'`,
-		Args:              oneWord,
-		ValidArgsFunction: completeContainers(&dirs),
-		RunE: func(cmd *cobra.Command, words []string) error {
-			return printAttachments(output.New(cmd.OutOrStdout(), flags), words, dirs)
-		},
-	}
-	flags.AddToRead(cmd.Flags())
-	dirs.add(cmd)
-	return cmd
+	}, func(_ *cobra.Command, p *output.Printer) error { return printAttachments(p, &o) })
 }
 
-// printAttachments prints the connected containers, or the page of one. What cannot be read is missing
-// from the list, and in the error.
-func printAttachments(p *output.Printer, words []string, dirs directories) error {
-	attachments, err := attachmentsOf(words, dirs)
+// printAttachments prints the connected containers, or all of one as YAML. What cannot be read is missing from the list,
+// and in the error.
+func printAttachments(p *output.Printer, o *containerOptions) error {
+	attachments, err := o.attachments()
 	if attachments == nil {
 		return err
 	}
-	if isPage := len(words) > 0 && (p.Format == output.Text || p.Format == output.Wide); !isPage {
-		return errors.Join(err, attachmentTable.Print(p, attachments))
+	if len(o.words) > 0 && p.Format == output.Text {
+		p.Format = output.YAML
 	}
-	for i, attachment := range attachments {
-		if i > 0 {
-			p.Printf("\n")
-		}
-		printAttachment(p, attachment)
-	}
-	return err
+	return errors.Join(err, attachmentTable.Print(p, attachments))
 }
 
 var attachmentTable = output.Table[*admin.Attachment]{
@@ -68,7 +52,7 @@ var attachmentTable = output.Table[*admin.Attachment]{
 		{Head: "POLICY", Text: func(a *admin.Attachment) string { return a.IngressPolicy }},
 		{Head: "DEVICE", Text: deviceOf},
 		{Head: "MAC", Text: func(a *admin.Attachment) string { return a.MAC }, Wide: true},
-		{Head: "ANTI-SPOOF", Text: antiSpoofOf, Wide: true},
+		{Head: "ANTI-SPOOF", Text: func(a *admin.Attachment) string { return map[bool]string{true: "on", false: "off"}[a.AntiSpoof] }, Wide: true},
 		{Head: "INGRESS", Text: func(a *admin.Attachment) string { return rate(a.IngressRate) }, Wide: true},
 		{Head: "EGRESS", Text: func(a *admin.Attachment) string { return rate(a.EgressRate) }, Wide: true},
 		{Head: "ALIASES", Text: func(a *admin.Attachment) string { return strings.Join(a.Aliases, ",") }, Wide: true},
@@ -110,68 +94,9 @@ func deviceOf(a *admin.Attachment) string {
 	return a.Device
 }
 
-func antiSpoofOf(a *admin.Attachment) string {
-	if a.AntiSpoof {
-		return "on"
-	}
-	return "off"
-}
-
 func rate(bitsPerSecond uint64) string {
 	if bitsPerSecond == 0 {
 		return ""
 	}
 	return strconv.FormatUint(bitsPerSecond, 10)
-}
-
-func printAttachment(p *output.Printer, a *admin.Attachment) {
-	name := strings.TrimSpace(strings.Join([]string{a.Network, a.ContainerID, a.IfName}, " "))
-	p.Printf("%s\n", cmp.Or(name, "owner "+a.Owner))
-	line := func(key, value string) {
-		if value != "" {
-			p.Printf("  %-11s %s\n", key, value)
-		}
-	}
-	if a.Dead {
-		line("dead", "its device is gone; the runtime's DEL or GC removes the rest")
-	}
-	device := a.Device
-	if a.Chained {
-		device += " (made by another plugin)"
-	}
-	line("name", a.Name)
-	line("device", device)
-	line("mac", a.MAC)
-	for _, address := range a.Addresses {
-		masqueraded := ""
-		if address.Masqueraded {
-			masqueraded = ", masqueraded"
-		}
-		line("address", fmt.Sprintf("%s via %s%s", address.Address, address.Gateway, masqueraded))
-	}
-	for _, route := range a.Routes {
-		line("route", fmt.Sprintf("%s via %s", route.To, route.Gateway))
-	}
-	for _, port := range a.HostPorts {
-		line("host port", fmt.Sprintf("%s %s forwards to %s", port.Protocol,
-			netip.AddrPortFrom(port.HostAddress, port.HostPort), netip.AddrPortFrom(port.ContainerAddress, port.ContainerPort)))
-	}
-	line("anti-spoof", antiSpoofOf(a))
-	line("policy", a.IngressPolicy)
-	for _, limit := range []struct {
-		key  string
-		rate uint64
-	}{{"ingress", a.IngressRate}, {"egress", a.EgressRate}} {
-		if limit.rate != 0 {
-			line(limit.key, fmt.Sprintf("limited to %d bits per second", limit.rate))
-		}
-	}
-	line("aliases", strings.Join(a.Aliases, " "))
-	line("cgroup", a.CgroupPath)
-	var labels []string
-	for _, label := range a.Labels {
-		labels = append(labels, label.Key+"="+label.Value)
-	}
-	line("labels", strings.Join(labels, " "))
-	line("before ours", strings.Join(a.ProgramsBefore, ", "))
 }

@@ -9,13 +9,13 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/bugreport"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
 )
 
 func newBugreport() *cobra.Command {
-	var dataDir, confDir, cacheDir string
+	var dirs directories
+	var confDir string
 	cmd := &cobra.Command{
 		Use:   "bugreport FILE",
 		Short: "an archive of what helps to find a fault",
@@ -38,17 +38,15 @@ filter cannot recognize every secret: review the archive before you share it.`,
 			})
 		},
 	}
-	addDataDir(cmd, &dataDir)
+	dirs.add(cmd)
 	cmd.Flags().StringVar(&confDir, "conf-dir", runtimes.DefaultConfDir, "`DIR` has the network configurations")
-	cmd.Flags().StringVar(&cacheDir, "cache-dir", containers.DefaultCacheDir, "`DIR` is libcni's cache")
 	return cmd
 }
 
 // readCommands are the read commands that need no argument, with their JSON.
 func readCommands(cmd *cobra.Command) (all [][]string) {
 	for _, command := range cmd.Root().Commands() {
-		reads := slices.Contains(output.FormatNames(command.Flags()), string(output.Name))
-		if reads && command.ValidateArgs(nil) == nil {
+		if slices.Contains(output.Formats(command.Flags()), output.Name) && command.ValidateArgs(nil) == nil {
 			all = append(all, append(withFlagsOf(cmd, command.Name()), "--output=json"))
 		}
 	}
@@ -69,10 +67,8 @@ func withFlagsOf(cmd *cobra.Command, name string) []string {
 
 // report writes the archive. An incomplete file is removed.
 func report(cmd *cobra.Command, name string, o bugreport.Options) (err error) {
-	defer output.Waiting(cmd.ErrOrStderr(), "commands that look at this host")()
 	to, messages := cmd.OutOrStdout(), cmd.ErrOrStderr()
-	switch {
-	case name != "-":
+	if name != "-" {
 		file, errOpen := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if errOpen != nil {
 			return errOpen
@@ -83,8 +79,6 @@ func report(cmd *cobra.Command, name string, o bugreport.Options) (err error) {
 			}
 		}()
 		to, messages = file, to
-	case output.IsTerminal(to):
-		return errors.New("bugreport: the standard output is a terminal: expected a file or a pipe")
 	}
 	written, err := bugreport.Write(cmd.Context(), to, o)
 	if err != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -10,7 +11,11 @@ import (
 )
 
 // shells are those that ebpfnetctl can write a completion for.
-var shells = []string{"bash", "zsh", "fish"}
+var shells = map[string]func(root *cobra.Command, to io.Writer) error{
+	"bash": func(root *cobra.Command, to io.Writer) error { return root.GenBashCompletionV2(to, true) },
+	"fish": func(root *cobra.Command, to io.Writer) error { return root.GenFishCompletion(to, true) },
+	"zsh":  (*cobra.Command).GenZshCompletion,
+}
 
 func newCompletion() *cobra.Command {
 	return &cobra.Command{
@@ -21,25 +26,13 @@ bash, zsh or fish. Names that a shell could misread are not completed.`,
 		Example: `  ebpfnetctl completion bash > /etc/bash_completion.d/ebpfnetctl
   ebpfnetctl completion zsh > /usr/local/share/zsh/site-functions/_ebpfnetctl
   ebpfnetctl completion fish > /etc/fish/completions/ebpfnetctl.fish`,
-		ValidArgsFunction: cobra.FixedCompletions(shells, cobra.ShellCompDirectiveNoFileComp),
+		ValidArgsFunction: cobra.FixedCompletions(slices.Sorted(maps.Keys(shells)), cobra.ShellCompDirectiveNoFileComp),
 		RunE: func(cmd *cobra.Command, words []string) error {
-			if len(words) != 1 || !slices.Contains(shells, words[0]) {
-				return usageError{fmt.Errorf("completion: %q: expected one of %s", strings.Join(words, " "), strings.Join(shells, ", "))}
+			shell := strings.Join(words, " ")
+			if shells[shell] == nil {
+				return usageError{fmt.Errorf("completion: %q: expected bash, fish or zsh", shell)}
 			}
-			return printCompletion(cmd.Root(), words[0], cmd.OutOrStdout())
+			return shells[shell](cmd.Root(), cmd.OutOrStdout())
 		},
-	}
-}
-
-func printCompletion(root *cobra.Command, shell string, to io.Writer) error {
-	const withDescriptions = true
-
-	switch shell {
-	case "bash":
-		return root.GenBashCompletionV2(to, withDescriptions)
-	case "zsh":
-		return root.GenZshCompletion(to)
-	default:
-		return root.GenFishCompletion(to, withDescriptions)
 	}
 }

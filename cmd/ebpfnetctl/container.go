@@ -36,14 +36,14 @@ func listAttachments(dirs directories) ([]*admin.Attachment, error) {
 	return all, err
 }
 
-// attachmentsOf lists all attachments, or those that a CONTAINER in words means. What cannot be read is
+// attachments lists all attachments, or those that a CONTAINER in words means. What cannot be read is
 // missing, and in the error; the list is nil where there is nothing to print.
-func attachmentsOf(words []string, dirs directories) ([]*admin.Attachment, error) {
-	all, err := listAttachments(dirs)
-	if all == nil || len(words) == 0 {
+func (o *containerOptions) attachments() ([]*admin.Attachment, error) {
+	all, err := listAttachments(o.dirs)
+	if all == nil || len(o.words) == 0 {
 		return all, err
 	}
-	found, notFound := findContainer(all, words[0])
+	found, notFound := findContainer(all, o.words[0])
 	return found, errors.Join(err, notFound)
 }
 
@@ -114,11 +114,11 @@ func hasAddress(a *admin.Attachment, word string) bool {
 	return slices.ContainsFunc(a.Addresses, func(address admin.Address) bool { return address.Address.String() == word })
 }
 
-// completeContainers completes a CONTAINER by the names of those that are connected.
-func completeContainers(dirs *directories) cobra.CompletionFunc {
+// completeContainers completes the first arguments by the names of containers that are connected.
+func completeContainers(dirs *directories, maximum int) cobra.CompletionFunc {
 	return func(_ *cobra.Command, words []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		var names []string
-		if len(words) == 0 {
+		if len(words) < maximum {
 			attachments, _ := listAttachments(*dirs) // what can be read
 			for _, a := range attachments {
 				names = append(append(names, a.ContainerID, a.Name, containerName(a.Attachment, a.Owner)), a.Aliases...)

@@ -12,7 +12,7 @@
 // Document prints what is no list. JSON has a file schema/NAME.json, which a test compares. The bug report
 // takes each read command that needs no argument.
 //
-// stderr is for errors, which the command returns, and for [output.Waiting].
+// stderr is for errors, which the command returns.
 //
 // A command that looks for something returns errFound after it has printed what it has found: exit code 3.
 // findContainer resolves an argument CONTAINER, and completeContainers completes it. A command that takes
@@ -22,20 +22,4 @@
 //
 // A new command also has its lines in README.md, and a script in test/conformance/testdata/ctl. TestCtlRead
 // tests what all read commands have in common; it has the arguments that some of them need.
-//
-// # Packages
-//
-//	containers names of containers, by libcni's cache and containerd
-//	drops      counters of dropped packets, and the one process that follows each
-//	doctor     checks of the host, its containers and other nodes, fixes, and the container that proves it
-//	firewall   chains that drop forwarded packets, and a trace by the kernel
-//	migrate    migrates networks of other plugins to ebpfnet, and back
-//	bugreport  an archive of what the commands and the host print, without secrets
-//	output     tables, JSON, YAML, names
-//	runtimes   which network configuration container runtimes take, and where they look for plugins
-//	trace      the path of a packet, by copies of the programs
-//	schema     JSON schemas
-//
-// It may import bpf, loader, loader/rtnl, maps, plugin/config, plugin/link, plugin/nodestate,
-// plugin/admin, plugin/record, plugin/show and plugin/version.
 package main

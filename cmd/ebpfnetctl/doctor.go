@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/doctor"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 )
@@ -18,6 +17,7 @@ import (
 type doctorOptions struct {
 	output.Flags
 	doctor.Options
+	dirs      directories
 	fix, send bool
 	to        []string
 }
@@ -55,26 +55,23 @@ to run there.`,
 		},
 	}
 	o.AddToRead(cmd.Flags())
-	addDataDir(cmd, &o.DataDir)
+	o.dirs.add(cmd)
 	flags := cmd.Flags()
 	flags.BoolVar(&o.fix, "fix", false, "fix what is safe to fix")
 	flags.BoolVar(&o.send, "send", false, "prove with a container of its own that packets arrive")
 	flags.BoolVar(&o.Peers, "peers", false, "probe every other node of the cluster")
 	flags.StringSliceVar(&o.to, "to", nil, "with --send: connect to `ADDRESS:PORT` instead of the gateways")
-	flags.StringVar(&o.Root, "root", "/", "`DIR` is where the host's files are, for a container that has them mounted")
-	flags.StringVar(&o.ConfDir, "conf-dir", "", "`DIR` is the runtime's directory of networks, if it is not containerd or CRI-O")
-	flags.StringSliceVar(&o.BinDirs, "bin-dir", nil, "`DIR` is the runtime's directory of plugins")
-	flags.StringVar(&o.CacheDir, "cache-dir", containers.DefaultCacheDir, "`DIR` is libcni's cache")
+	o.AddFlags(flags)
 	return cmd
 }
 
 // examine prints the findings on stdout, and at the end what could not be fixed.
 func examine(cmd *cobra.Command, o doctorOptions) error {
+	o.DataDir, o.CacheDir = o.dirs.data, o.dirs.cache
 	remotes, err := o.remotes()
 	if err != nil {
 		return err
 	}
-	arrived := output.Waiting(cmd.ErrOrStderr(), "checks, which may wait for other calls of ebpfnet, for tools, and for packets")
 	findings := doctor.Run(cmd.Context(), o.Options)
 	var errFix, errSend error
 	if o.fix {
@@ -85,7 +82,6 @@ func examine(cmd *cobra.Command, o doctorOptions) error {
 		sent, errSend = doctor.Send(cmd.Context(), o.Options, remotes)
 		findings = append(findings, sent...)
 	}
-	arrived()
 	err = findingTable.Print(output.New(cmd.OutOrStdout(), o.Flags), findings)
 	if err := errors.Join(err, errFix, errSend); err != nil {
 		return err

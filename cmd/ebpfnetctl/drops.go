@@ -18,9 +18,7 @@ import (
 
 // dropOptions are the flags and the argument of drops.
 type dropOptions struct {
-	output.Flags
-	dirs   directories
-	words  []string
+	containerOptions
 	reason string
 	follow bool
 	bytes  int
@@ -29,7 +27,7 @@ type dropOptions struct {
 
 func newDrops() *cobra.Command {
 	var o dropOptions
-	cmd := &cobra.Command{
+	cmd := o.addTo(&cobra.Command{
 		Use:   "drops [CONTAINER]",
 		Short: "dropped packets and why: counters, or each as it happens",
 		Long: `Lists what the datapath has dropped, by container and reason. With --follow it
@@ -40,26 +38,19 @@ IP_RPFILTER, ...).
 It costs packets nothing while nobody follows. One command can follow at a time.
 In a flood it prints --limit packets per second, CPU and reason, and how many it
 left out. Drops of the stack need tracefs and the kernel's types (BTF). Linux
-before 5.17 reports the function that drops a packet, but no reason.
-` + containerHelp,
+before 5.17 reports the function that drops a packet, but no reason.`,
 		Example: `  ebpfnetctl drops
   ebpfnetctl drops --follow web --bytes 64
   ebpfnetctl drops --follow --reason policy -o json | jq -r .peer`,
-		Args:              oneWord,
-		ValidArgsFunction: completeContainers(&o.dirs),
-		RunE: func(cmd *cobra.Command, words []string) error {
-			o.words = words
-			if err := o.check(cmd); err != nil {
-				return err
-			}
-			if o.follow {
-				return followDrops(cmd, o)
-			}
-			return countDrops(output.New(cmd.OutOrStdout(), o.Flags), o)
-		},
-	}
-	o.AddToRead(cmd.Flags())
-	o.dirs.add(cmd)
+	}, func(cmd *cobra.Command, p *output.Printer) error {
+		if err := o.check(cmd); err != nil {
+			return err
+		}
+		if o.follow {
+			return followDrops(cmd, p, o)
+		}
+		return countDrops(p, o)
+	})
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "print each packet as it is dropped, until Ctrl-C")
 	cmd.Flags().StringVar(&o.reason, "reason", "", "only those with `REASON`, such as policy or NETFILTER_DROP")
 	cmd.Flags().IntVar(&o.bytes, "bytes", 0, "with --follow: also the first `N` bytes of each packet")
@@ -77,9 +68,8 @@ func (o dropOptions) check(cmd *cobra.Command) error {
 	if o.bytes < 0 || o.bytes > drops.MaxBytes {
 		return usageError{fmt.Errorf("drops: --bytes %d: expected 0 to %d", o.bytes, drops.MaxBytes)}
 	}
-	const maxPerSecond = 100_000
-	if o.limit < 1 || o.limit > maxPerSecond {
-		return usageError{fmt.Errorf("drops: --limit %d: expected 1 to %d", o.limit, maxPerSecond)}
+	if o.limit == 0 {
+		return usageError{errors.New("drops: --limit 0: expected at least 1")}
 	}
 	if _, ours := maps.ParseReason(o.reason); o.reason != "" && !ours && (!o.follow || !isStackReason(o.reason)) {
 		return usageError{fmt.Errorf("drops: --reason %s: expected one of %s; or with --follow one of the kernel's in capitals",
@@ -95,7 +85,7 @@ func isStackReason(reason string) bool {
 
 // countDrops prints the counters.
 func countDrops(p *output.Printer, o dropOptions) error {
-	attachments, errAttachments := attachmentsOf(o.words, o.dirs)
+	attachments, errAttachments := o.attachments()
 	if attachments == nil {
 		return errAttachments
 	}

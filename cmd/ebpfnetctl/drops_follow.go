@@ -2,15 +2,16 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -45,23 +46,22 @@ type leftOut struct {
 }
 
 // followDrops prints drops until the command is interrupted, or nobody reads its output.
-func followDrops(cmd *cobra.Command, o dropOptions) (err error) {
+func followDrops(cmd *cobra.Command, p *output.Printer, o dropOptions) (err error) {
 	datapath, err := loader.OpenLoaded()
 	if err != nil {
 		return err
 	}
 	defer datapath.Close()
-	f := &follower{options: o, printer: output.New(cmd.OutOrStdout(), o.Flags)}
+	f := &follower{options: o, printer: p}
 	filter, err := f.filter()
 	if err != nil {
 		return err
 	}
 	stack, errStack := drops.ReadStack()
-	if errStack == nil {
-		f.describer.Stack = stack
-		filter.Stack = stackFilter(stack, o.reason)
+	if errStack == nil && filter.Reason == nil {
+		filter.Stack = &drops.StackFilter{Stack: stack, Reason: o.reason}
 	}
-	f.describer.DataDir, f.describer.CacheDir, f.describer.Bytes = o.dirs.data, o.dirs.cache, o.bytes
+	f.describer = drops.Describer{Stack: stack, DataDir: o.dirs.data, CacheDir: o.dirs.cache, Bytes: o.bytes}
 	defer f.describer.Close()
 	if err := f.describer.Open(datapath); err != nil {
 		return err
@@ -70,7 +70,7 @@ func followDrops(cmd *cobra.Command, o dropOptions) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.reader.Close()) }()
-	if err := f.warn(cmd, filter.Stack, errors.Join(errStack, f.reader.StackErr)); err != nil {
+	if err := f.warn(cmd, filter, errors.Join(errStack, f.reader.StackErr)); err != nil {
 		return err
 	}
 	return f.run(cmd)
@@ -85,7 +85,7 @@ func (f *follower) filter() (filter drops.Filter, err error) {
 	if len(f.options.words) == 0 {
 		return filter, nil
 	}
-	attachments, err := attachmentsOf(f.options.words, f.options.dirs)
+	attachments, err := f.options.attachments()
 	if attachments == nil {
 		return filter, err
 	}
@@ -103,92 +103,73 @@ func (f *follower) filter() (filter drops.Filter, err error) {
 	return filter, err
 }
 
-// stackFilter returns nil if the reason is one of the datapath.
-func stackFilter(stack *drops.Stack, reason string) *drops.StackFilter {
-	if _, isOurs := ours.ParseReason(reason); isOurs {
-		return nil
-	}
-	return &drops.StackFilter{Stack: stack, Reason: reason}
-}
-
 // warn prints what the kernel cannot report. That is an error if --reason asks for nothing else.
-func (f *follower) warn(cmd *cobra.Command, stack *drops.StackFilter, err error) error {
-	_, isOurs := ours.ParseReason(f.options.reason)
+func (f *follower) warn(cmd *cobra.Command, filter drops.Filter, err error) error {
 	switch {
-	case isOurs:
+	case filter.Reason != nil:
 	case err != nil && f.options.reason != "":
 		return fmt.Errorf("drops --reason %s: %w", f.options.reason, err)
 	case err != nil:
 		output.Printf(cmd.ErrOrStderr(), "ebpfnetctl: drops of the host's own stack are not reported: %v\n", err)
-	case !stack.HasReasons():
+	case !filter.Stack.HasReasons():
 		output.Printf(cmd.ErrOrStderr(), "ebpfnetctl: this kernel reports no reasons for drops of the host's stack (before 5.17), only the function\n")
 	}
 	return nil
 }
 
-// run prints until the end. It renews the reader's lease even while output blocks: the programs then count what is
-// left out.
+// run prints until the end.
 func (f *follower) run(cmd *cobra.Command) error {
 	signal.Ignore(syscall.SIGPIPE) // a write fails instead
 	defer signal.Reset(syscall.SIGPIPE)
-	failed := make(chan error, 1)
-	stop := f.keepAlive(cmd, failed)
-	defer stop()
-
+	ctx, cancel := context.WithCancel(cmd.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- f.keepAlive(ctx, cmd.ErrOrStderr())
+		close(ended)
+	}()
+	defer func() { cancel(); <-ended }() // a reader that has stopped must not come back
 	read, count := time.NewTicker(dropsRead), time.NewTicker(dropsRenew)
 	defer read.Stop()
 	defer count.Stop()
 	for {
+		var err error
 		select {
-		case <-cmd.Context().Done():
-			stop()
+		case err := <-ended:
+			if err != nil {
+				return err
+			}
 			return errors.Join(f.reader.Stop(), f.print(), f.printLeftOut())
-		case err := <-failed:
-			return err
 		case <-read.C:
-			if err := f.print(); f.isAlone(cmd) {
-				return nil // also with JSON, where printing then fails
-			} else if err != nil {
-				return err
-			}
+			err = f.print()
 		case <-count.C:
-			if err := f.printLeftOut(); f.isAlone(cmd) {
-				return nil
-			} else if err != nil {
-				return err
-			}
+			err = f.printLeftOut()
+		}
+		if f.isAlone(cmd) {
+			return nil // also with JSON, where printing then fails
+		}
+		if err != nil {
+			return err
 		}
 	}
 }
 
-// keepAlive renews the reader's lease until stop is called, which may be called again.
-func (f *follower) keepAlive(cmd *cobra.Command, failed chan<- error) (stop func()) {
-	var renewing sync.WaitGroup
-	end := make(chan struct{})
-	renewing.Go(func() { f.renew(cmd, end, failed) })
-	return sync.OnceFunc(func() {
-		close(end)
-		renewing.Wait() // a reader that has stopped must not come back
-	})
-}
-
-// renew warns if this process did not run for so long that its lease ended.
-func (f *follower) renew(cmd *cobra.Command, stop <-chan struct{}, failed chan<- error) {
+// keepAlive renews the reader's lease until the end of ctx, even while output blocks: the programs then count what is left
+// out. It warns if this process did not run for so long that its lease ended.
+func (f *follower) keepAlive(ctx context.Context, warnings io.Writer) error {
 	ticker := time.NewTicker(dropsRenew)
 	defer ticker.Stop()
 	for {
 		select {
-		case <-stop:
-			return
+		case <-ctx.Done():
+			return nil
 		case <-ticker.C:
 		}
 		missed, err := f.reader.Renew()
 		if err != nil {
-			failed <- err
-			return
+			return err
 		}
 		if missed > 0 {
-			output.Printf(cmd.ErrOrStderr(), "ebpfnetctl: nothing was reported for %s, because this process did not run\n", missed.Round(time.Second).String())
+			output.Printf(warnings, "ebpfnetctl: nothing was reported for %s, because this process did not run\n", missed.Round(time.Second).String())
 		}
 	}
 }
@@ -231,22 +212,18 @@ func (f *follower) printDrop(d drops.Drop) error {
 		words = append(words, d.Source, ">", d.Destination)
 	}
 	words = append(words, fmt.Sprintf("len %d", d.Length), cmp.Or(d.Hook, "stack"), d.Device)
-	f.printer.Printf("%s\n", strings.Join(words, " ")+explanation(d))
+	text := strings.Join(words, " ")
+	switch {
+	case d.Meaning != "":
+		text += ": " + d.Meaning
+	case d.Function != "":
+		text += ": in " + d.Function
+	}
+	f.printer.Printf("%s\n", text)
 	if len(d.Raw) > 0 {
 		f.printer.Printf("%s", output.Raw(hex.Dump(d.Raw)))
 	}
 	return nil
-}
-
-func explanation(d drops.Drop) string {
-	switch {
-	case d.Meaning != "":
-		return ": " + d.Meaning
-	case d.Function != "":
-		return ": in " + d.Function
-	default:
-		return ""
-	}
 }
 
 // printLeftOut prints how many drops were left out since the last call.

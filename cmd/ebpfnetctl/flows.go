@@ -13,17 +13,10 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
 
-// flowOptions are the flags and the argument of flows.
-type flowOptions struct {
-	output.Flags
-	dirs  directories
-	words []string
-	order string
-}
-
 func newFlows() *cobra.Command {
-	var o flowOptions
-	cmd := &cobra.Command{
+	var o containerOptions
+	var order string
+	cmd := o.addTo(&cobra.Command{
 		Use:   "flows [CONTAINER]",
 		Short: "connections that the datapath knows, and their states",
 		Long: `Lists what the datapath keeps of connections: of all, or of one container.
@@ -40,23 +33,18 @@ func newFlows() *cobra.Command {
 States of the first five are netfilter's. What the cache has not used for a
 minute is left out. -o wide adds the translated address and the age, which
 begins anew after 19 hours. Bytes are not known: a counter would cost each
-packet. "ebpfnetctl top" has those of containers.
-
-` + containerHelp,
+packet. "ebpfnetctl top" has those of containers.`,
 		Example: `  ebpfnetctl flows
   watch -n2 ebpfnetctl flows web --sort idle
   ebpfnetctl flows -o json | jq -r '.[] | select(.kind == "snat") | .translated'`,
-		Args:              oneWord,
-		ValidArgsFunction: completeContainers(&o.dirs),
-		RunE: func(cmd *cobra.Command, words []string) error {
-			o.words = words
-			return flows(cmd, o)
-		},
-	}
-	o.AddToRead(cmd.Flags())
-	o.dirs.add(cmd)
-	cmd.Flags().StringVar(&o.order, "sort", "", "order by `KEY`: age or idle, the longest first")
-	completeWith(cmd, "sort", "age", "idle")
+	}, func(_ *cobra.Command, p *output.Printer) error {
+		list, err := listFlows(&o, order)
+		if list == nil && err != nil {
+			return err
+		}
+		return errors.Join(err, flowTable.Print(p, list))
+	})
+	sortFlag(cmd, &order, "order by `KEY`: age or idle, the longest first", "age", "idle")
 	return cmd
 }
 
@@ -66,29 +54,7 @@ var flowOrders = map[string]func(admin.Flow) *float64{
 	"idle": func(f admin.Flow) *float64 { return f.Idle },
 }
 
-func (o flowOptions) check() error {
-	if o.order == "bytes" {
-		return usageError{errors.New("flows: --sort bytes: the datapath counts no bytes of flows, because that would cost each packet; " +
-			"expected age or idle (`ebpfnetctl top` has the bytes of containers)")}
-	}
-	if _, known := flowOrders[o.order]; !known && o.order != "" {
-		return usageError{fmt.Errorf("flows: --sort %s: expected age or idle", o.order)}
-	}
-	return nil
-}
-
-func flows(cmd *cobra.Command, o flowOptions) error {
-	if err := o.check(); err != nil {
-		return err
-	}
-	list, err := listFlows(o)
-	if list == nil && err != nil {
-		return err
-	}
-	return errors.Join(err, flowTable.Print(output.New(cmd.OutOrStdout(), o.Flags), list))
-}
-
-func listFlows(o flowOptions) ([]admin.Flow, error) {
+func listFlows(o *containerOptions, order string) ([]admin.Flow, error) {
 	attachments, errAttachments := listAttachments(o.dirs)
 	if attachments == nil {
 		return nil, errAttachments
@@ -101,7 +67,7 @@ func listFlows(o flowOptions) ([]admin.Flow, error) {
 		}
 	}
 	list, err := admin.Flows(attachments, only)
-	if key := flowOrders[o.order]; key != nil {
+	if key := flowOrders[order]; key != nil {
 		slices.SortStableFunc(list, func(a, b admin.Flow) int { return cmp.Compare(orNever(key(b)), orNever(key(a))) })
 	}
 	return list, errors.Join(errAttachments, err)

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -49,7 +50,7 @@ func TestHelp(t *testing.T) {
 func TestSchemas(t *testing.T) {
 	names := schemaNames()
 	for _, command := range newRoot().Commands() {
-		formats := output.FormatNames(command.Flags())
+		formats := output.Formats(command.Flags())
 		if slices.Contains(formats, "json") != slices.Contains(names, command.Name()) {
 			t.Errorf("%s: got -o %q, and a schema: %v", command.Name(), formats, slices.Contains(names, command.Name()))
 		}
@@ -70,8 +71,21 @@ func TestSchemas(t *testing.T) {
 	}
 }
 
+// TestNeedsRoot has a user call commands: what reads or changes the host says at once that it needs root's rights.
+func TestNeedsRoot(t *testing.T) {
+	effectiveUID = func() int { return 1000 }
+	t.Cleanup(func() { effectiveUID = os.Geteuid })
+	for command, want := range map[string]int{"status": exitError, "doctor": exitError, "repair": exitError, "version": exitGood, "help": exitGood} {
+		if code, _, stderr := runIn(t, command); code != want || strings.Contains(stderr, "run it as root") != (want == exitError) {
+			t.Errorf("%s: got exit code %d and %q, want %d", command, code, stderr, want)
+		}
+	}
+}
+
 // TestUsage wants exit code 2, nothing on stdout, and what is expected.
 func TestUsage(t *testing.T) {
+	effectiveUID = func() int { return 0 }
+	t.Cleanup(func() { effectiveUID = os.Geteuid })
 	for want, args := range map[string][]string{
 		"did you mean status? (`ebpfnetctl help` lists the commands)": {"stauts"},
 		"no such command: x": {"help", "x"},

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+	"github.com/ebpfnet/ebpfnet/loader"
 )
 
 // The exit codes.
@@ -28,6 +29,7 @@ var errFound = errors.New("found something")
 type usageError struct{ error }
 
 func main() {
+	os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin") // where a user's PATH may lack root's tools
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code := run(ctx, os.Args[1:], &output.File{File: os.Stdout}, os.Stderr)
 	stop()
@@ -52,6 +54,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.As(err, new(usageError)):
 		output.Printf(stderr, "ebpfnetctl: %v (%s)\n", err, whereToRead(root, cmd))
 		return exitUsage
+	case errors.Is(err, loader.ErrNotLoaded):
+		output.Printf(stderr, "ebpfnetctl: %v (the first ADD loads it; `ebpfnetctl doctor` checks this host)\n", err)
+		return exitError
 	default:
 		output.Printf(stderr, "ebpfnetctl: %v\n", err)
 		return exitError

@@ -25,10 +25,10 @@ func newMigrate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "migrate [NETWORK]",
 		Short: "migrate networks of other plugins to ebpfnet, or back",
-		Long: `Migrates networks of the reference plugins (ptp, bridge, flannel's bridge, with
-host-local and portmap) to ebpfnet: all, or one. Subnets and addresses stay. A
-list of ebpfnet replaces the network's list, which is kept beside it. Running
-containers are adopted: they go on, with their connections, and end as they
+		Long: `Migrates networks of the reference plugins (ptp, bridge, with host-local and
+portmap) to ebpfnet: all, or one. Subnets and addresses stay. A list of ebpfnet
+replaces the network's list, which is kept beside it. Running containers are
+adopted: they go on, with their connections, and end as they
 would have. Containers of bridges that have IPv6 have to be stopped before.
 
 --plan prints what would happen to each network and container, changes nothing,
@@ -51,9 +51,7 @@ ebpfnet made have to be stopped before.`,
 	flags := cmd.Flags()
 	flags.BoolVar(&o.plan, "plan", false, "print what would be done, and do nothing")
 	flags.BoolVar(&o.back, "back", false, "put the old lists back")
-	flags.StringVar(&o.Root, "root", "/", "`DIR` is where the host's files are, for a container that has them mounted")
-	flags.StringVar(&o.ConfDir, "conf-dir", "", "`DIR` is the runtime's directory of networks, if it is not containerd or CRI-O")
-	flags.StringSliceVar(&o.BinDirs, "bin-dir", nil, "`DIR` is the runtime's directory of plugins")
+	o.AddFlags(flags)
 	flags.StringVar(&o.CacheDir, "cache-dir", containers.DefaultCacheDir, "`DIR` is libcni's cache")
 	return cmd
 }
@@ -109,11 +107,8 @@ func printNetwork(p *output.Printer, n *migrate.Network) {
 	for _, reason := range n.Reasons {
 		p.Printf("  blocked: %s\n", reason)
 	}
-	for _, note := range n.Notes {
-		p.Printf("  note: %s\n", note)
-	}
 	for _, c := range n.Containers {
-		p.Printf("  %s %s %s (%s, %s)%s\n", string(c.Action), c.Title(), c.IfName, c.Device, strings.Join(c.Addresses, ", "), portsSentence(c))
+		p.Printf("  %s %s %s (%s, %s)\n", string(c.Action), c.Title(), c.IfName, c.Device, strings.Join(c.Addresses, ", "))
 	}
 	if n.State != migrate.Ready {
 		return
@@ -122,11 +117,4 @@ func printNetwork(p *output.Printer, n *migrate.Network) {
 	for line := range strings.Lines(string(n.Conflist)) {
 		p.Printf("    %s\n", strings.TrimSuffix(line, "\n"))
 	}
-}
-
-func portsSentence(c migrate.Container) string {
-	if len(c.HostPorts) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("; portmap goes on to serve its host ports %s", strings.Join(c.HostPorts, ", "))
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net/netip"
 	"slices"
@@ -29,7 +28,6 @@ type clusterNode struct {
 	Routed bool       `json:"routed"` // by a route of the node agent
 	Since  *time.Time `json:"since,omitempty"`
 	Reason string     `json:"reason,omitempty"` // why it is skipped
-
 }
 
 const modeSkipped = "skipped"
@@ -44,17 +42,17 @@ func newNodes() *cobra.Command {
 have them: each node's own address, and whether packets go to it by the tunnel,
 directly, or by the tunnel until a probe passes (either).
 
-Names, times and what was skipped come from the node agent's files. If the agent
-has a complaint, it is printed last, and the exit code is 1. To probe the nodes,
-use "ebpfnetctl doctor --peers".`,
+Names, times and what was skipped come from the node agent's files. "ebpfnetctl
+doctor" has the agent's errors, and with --peers it probes the nodes.`,
 		Example: "  ebpfnetctl nodes\n  ebpfnetctl nodes -o json | jq -r '.[] | select(.routed | not) | .prefix'",
 		Args:    noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			nodes, err := clusterNodes(state)
+			p := output.New(cmd.OutOrStdout(), flags)
 			if err != nil {
-				return err
+				return beforeLoad(p, err)
 			}
-			return errors.Join(nodeTable.Print(output.New(cmd.OutOrStdout(), flags), nodes), complaint(state))
+			return nodeTable.Print(p, nodes)
 		},
 	}
 	flags.AddToRead(cmd.Flags())
@@ -102,22 +100,6 @@ func clusterNodes(state string) ([]clusterNode, error) {
 	return nodes, nil
 }
 
-// complaint returns what the agent of this node says, if there is one.
-func complaint(path string) error {
-	state, err := nodestate.Read(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	case state.Synced.IsZero():
-		return nodestate.Check(path)
-	case state.Error != "":
-		return fmt.Errorf("the node agent: %s", state.Error)
-	}
-	return nil
-}
-
 var nodeTable = output.Table[clusterNode]{
 	Columns: []output.Column[clusterNode]{
 		{Head: "NODE", Text: func(n clusterNode) string { return cmp.Or(n.Node, "?") }},
@@ -147,20 +129,15 @@ func (n clusterNode) since() string {
 	return duration(&seconds)
 }
 
-// isBroken reports whether no packet gets to the node: the host's own routes may be a direct way.
-func (n clusterNode) isBroken() bool {
-	return n.Mode == modeSkipped || !n.Routed && n.Mode != maps.NodeDirect.String()
-}
-
 func (n clusterNode) route() string {
 	switch {
 	case n.Mode == modeSkipped:
 		return n.Reason
 	case n.Routed:
 		return "yes"
-	case n.isBroken():
-		return "missing"
+	case n.Mode == maps.NodeDirect.String():
+		return "the host's" // they may be a direct way
 	default:
-		return "the host's"
+		return "missing"
 	}
 }

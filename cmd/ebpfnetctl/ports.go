@@ -22,30 +22,21 @@ type hostPort struct {
 }
 
 func newPorts() *cobra.Command {
-	var flags output.Flags
-	var dirs directories
-	cmd := &cobra.Command{
+	var o containerOptions
+	return o.addTo(&cobra.Command{
 		Use:   "ports [CONTAINER]",
 		Short: "host ports, and where they forward to",
 		Long: `Lists the host ports: address, port and protocol, the address and port that they
 forward TO, and the container. * is any IPv4 address of the host, [*] any IPv6
-address.
-
-` + containerHelp,
-		Example:           "  ebpfnetctl ports\n  ebpfnetctl ports web -o name",
-		Args:              oneWord,
-		ValidArgsFunction: completeContainers(&dirs),
-		RunE: func(cmd *cobra.Command, words []string) error {
-			attachments, err := attachmentsOf(words, dirs)
-			if attachments == nil {
-				return err
-			}
-			return errors.Join(err, portTable.Print(output.New(cmd.OutOrStdout(), flags), portsOf(attachments)))
-		},
-	}
-	flags.AddToRead(cmd.Flags())
-	dirs.add(cmd)
-	return cmd
+address.`,
+		Example: "  ebpfnetctl ports\n  ebpfnetctl ports web -o name",
+	}, func(_ *cobra.Command, p *output.Printer) error {
+		attachments, err := o.attachments()
+		if attachments == nil {
+			return err
+		}
+		return errors.Join(err, portTable.Print(p, portsOf(attachments)))
+	})
 }
 
 func portsOf(attachments []*admin.Attachment) (ports []hostPort) {

@@ -10,15 +10,10 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
 
-// repairOptions are the flags of repair.
-type repairOptions struct {
-	output.Flags
-	dataDir string
-	hook    bool
-}
-
 func newRepair() *cobra.Command {
-	var o repairOptions
+	var flags output.Flags
+	var dataDir string
+	var hook bool
 	cmd := &cobra.Command{
 		Use:   "repair",
 		Short: "reattach programs, and follow changes of the host",
@@ -26,36 +21,39 @@ func newRepair() *cobra.Command {
 uplinks, policy rules and forwarding.`,
 		Example: "  ebpfnetctl repair\n  ebpfnetctl repair --hook    # from a hook of udev or a network manager",
 		Args:    noWords,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return repair(cmd, o) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return repair(cmd, flags, dataDir, hook) },
 	}
-	o.AddToWrite(cmd.Flags())
-	addDataDir(cmd, &o.dataDir)
-	cmd.Flags().BoolVar(&o.hook, "hook", false, "only follow changes of the host; do nothing where nothing is loaded, or many run at once")
+	flags.AddToWrite(cmd.Flags())
+	addDataDir(cmd, &dataDir)
+	cmd.Flags().BoolVar(&hook, "hook", false, "only follow changes of the host; do nothing where nothing is loaded, or many run at once")
 	return cmd
 }
 
 // repair prints what it has repaired. For a hook it only follows changes of the host, unless there is
 // nothing loaded, or another hook is about to do the same.
-func repair(cmd *cobra.Command, o repairOptions) error {
+func repair(cmd *cobra.Command, flags output.Flags, dataDir string, hook bool) error {
 	ctx, done := withLocks(cmd)
 	defer done()
 	what := (*admin.Host).Repair
-	if o.hook {
+	if hook {
 		turn, err := loader.TakeTurn(ctx)
-		if turn == nil || err != nil {
-			return ignoreNotLoaded(err)
+		switch {
+		case errors.Is(err, loader.ErrNotLoaded):
+			return nil
+		case turn == nil || err != nil:
+			return err
 		}
 		defer turn.Release()
 		what = (*admin.Host).Follow
 	}
-	op, err := admin.Open(loader.OpenLoaded, o.dataDir)
+	op, err := admin.Open(loader.OpenLoaded, dataDir)
 	if err != nil {
 		return err
 	}
 	defer op.Close()
 
 	repaired, err := what(op, ctx)
-	p := output.New(cmd.OutOrStdout(), o.Flags)
+	p := output.New(cmd.OutOrStdout(), flags)
 	return errors.Join(err, p.Document(map[string][]string{"repaired": append([]string{}, repaired...)}, "", func() {
 		for _, thing := range repaired {
 			p.Printf("repaired: %s\n", thing)
@@ -64,11 +62,4 @@ func repair(cmd *cobra.Command, o repairOptions) error {
 			p.Printf("nothing to repair\n")
 		}
 	}))
-}
-
-func ignoreNotLoaded(err error) error {
-	if errors.Is(err, loader.ErrNotLoaded) {
-		return nil
-	}
-	return err
 }

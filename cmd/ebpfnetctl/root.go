@@ -3,14 +3,18 @@ package main
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
@@ -37,6 +41,8 @@ something has found it.`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors: true, // run prints them
 		SilenceUsage:  true,
+
+		PersistentPreRunE: needRoot,
 	}
 	root.SuggestionsMinimumDistance = 2
 	root.CompletionOptions.DisableDefaultCmd = true
@@ -54,9 +60,11 @@ something has found it.`,
 	add := func(group string, commands ...*cobra.Command) {
 		for _, command := range commands {
 			command.GroupID = group
-			if formats := output.FormatNames(command.Flags()); formats != nil {
-				completeWith(command, "output", formats...)
-			}
+			command.Flags().VisitAll(func(flag *pflag.Flag) {
+				if choice, ok := flag.Value.(*output.Choice); ok {
+					completeWith(command, flag.Name, choice.Known...)
+				}
+			})
 			if takesNoWords := command.ValidateArgs([]string{""}) != nil; takesNoWords {
 				command.ValidArgsFunction = cobra.NoFileCompletions
 			}
@@ -92,6 +100,17 @@ something has found it.`,
 	)
 	addRemoved(root)
 	return root
+}
+
+var effectiveUID = os.Geteuid // tests replace it
+
+// needRoot refuses to look or to change something without root's rights: what cannot be read would look as if it did not
+// exist.
+func needRoot(cmd *cobra.Command, _ []string) error {
+	if (cmd.GroupID == groupLook || cmd.GroupID == groupChange) && effectiveUID() != 0 {
+		return fmt.Errorf("%s needs root's rights: run it as root, for example by sudo", cmd.Name())
+	}
+	return nil
 }
 
 // helpTemplate is the help of a command. Its lines fit a terminal of 80 columns.
@@ -148,6 +167,47 @@ func atMost(cmd *cobra.Command, words []string, maximum int) error {
 	return nil
 }
 
+// containerOptions are the flags and the argument of commands that list containers, or what these have.
+type containerOptions struct {
+	output.Flags
+	dirs  directories
+	words []string
+}
+
+// addTo adds them to a command, with the end of its help. run prints.
+func (o *containerOptions) addTo(cmd *cobra.Command, run func(*cobra.Command, *output.Printer) error) *cobra.Command {
+	o.AddToRead(cmd.Flags())
+	o.dirs.add(cmd)
+	cmd.Long += "\n\n" + containerHelp
+	cmd.Args, cmd.ValidArgsFunction = oneWord, completeContainers(&o.dirs, 1)
+	cmd.RunE = func(cmd *cobra.Command, words []string) error {
+		o.words = words
+		p := output.New(cmd.OutOrStdout(), o.Flags)
+		err := run(cmd, p)
+		if follows, _ := cmd.Flags().GetBool("follow"); follows || len(words) > 0 {
+			return err
+		}
+		return beforeLoad(p, err)
+	}
+	return cmd
+}
+
+// noneLoaded prints a list that is empty because nothing is loaded.
+var noneLoaded = output.Table[struct{}]{None: "nothing is loaded yet: the first ADD loads the datapath"}
+
+// beforeLoad prints an empty list if err says that nothing is loaded, and returns any other error.
+func beforeLoad(p *output.Printer, err error) error {
+	if errors.Is(err, loader.ErrNotLoaded) {
+		return noneLoaded.Print(p, nil)
+	}
+	return err
+}
+
+// sortFlag adds --sort, whose values are known.
+func sortFlag(cmd *cobra.Command, value *string, usage string, known ...string) {
+	cmd.Flags().Var(&output.Choice{Value: value, Known: known}, "sort", usage)
+}
+
 // directories are where the records and the names of containers are.
 type directories struct{ data, cache string }
 
@@ -167,12 +227,8 @@ func completeWith(cmd *cobra.Command, flag string, values ...string) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // the flag exists
 }
 
-// withLocks bounds the wait of a command that takes locks, and says on a terminal if it waits long.
-// The caller must call done.
+// withLocks bounds the wait of a command that takes locks. The caller must call done.
 func withLocks(cmd *cobra.Command) (ctx context.Context, done func()) {
 	const timeout = 20 * time.Second
-
-	ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
-	arrived := output.Waiting(cmd.ErrOrStderr(), "other calls of ebpfnet or ebpfnetctl, at most "+timeout.String())
-	return ctx, func() { arrived(); cancel() }
+	return context.WithTimeout(cmd.Context(), timeout)
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
-	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
 
@@ -29,33 +29,9 @@ type status struct {
 	Dead      int            `json:"dead"`      // containers without their device
 	Warnings  []string       `json:"warnings"`  // about the host
 	Detached  []string       `json:"detached"`  // devices that lack programs
-	Features  []feature      `json:"features"`
 	Maps      []admin.MapUse `json:"maps"`
 	Bytes     uint64         `json:"bytes"` // of all maps
-	Drops     []drop         `json:"drops"`
-
-	Containers []containerDrops `json:"containers"` // those with drops
-}
-
-type drop struct {
-	Reason  string `json:"reason"`
-	Meaning string `json:"meaning"`
-	Packets uint64 `json:"packets"`
-	Bytes   uint64 `json:"bytes"`
-}
-
-// containerDrops are the dropped packets from and to one container.
-type containerDrops struct {
-	Device string `json:"device"` // the host's end of its veth
-	Owner  string `json:"owner"`
-	Drops  []drop `json:"drops"`
-}
-
-func dropsOf(counts []maps.DropCount) (drops []drop) {
-	for _, c := range counts {
-		drops = append(drops, drop{c.Reason.Name(), c.Reason.String(), c.Packets, c.Bytes})
-	}
-	return drops
+	Drops     []drops.Count  `json:"drops"`
 }
 
 func newStatus() *cobra.Command {
@@ -64,8 +40,8 @@ func newStatus() *cobra.Command {
 		Use:   "status",
 		Short: "whether ebpfnet is healthy, and what it drops",
 		Long: `Prints whether ebpfnet is healthy on this host: its programs, uplinks and
-containers, warnings, and why packets were dropped. -o wide adds what was chosen
-for this kernel and why, and the maps and their memory.`,
+containers, warnings, and why packets were dropped. -o wide adds the pins, the
+ports for masquerading, and the maps with their memory.`,
 		Example: "  ebpfnetctl status\n  ebpfnetctl status -o json | jq -e .sameAsThisBinary",
 		Args:    noWords,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return printStatus(output.New(cmd.OutOrStdout(), flags)) },
@@ -75,59 +51,38 @@ for this kernel and why, and the maps and their memory.`,
 }
 
 func printStatus(p *output.Printer) error {
-	datapath, err := loader.OpenLoaded()
+	totals, err := admin.ReadTotals(admin.TotalsOptions{AllMaps: true})
 	if err != nil {
 		return err
 	}
-	defer datapath.Close()
-
 	s := &status{
-		Directory: datapath.Dir(),
-		Revision:  datapath.Config.Revision,
-		Build:     loader.BuildID(datapath.Config.Build),
-		Same:      datapath.Config.Build == bpf.Build(),
-		Detached:  []string{}, // not null
-
-		Containers: []containerDrops{},
+		Directory: totals.Pins,
+		Revision:  totals.Config.Revision,
+		Build:     loader.BuildID(totals.Config.Build),
+		Same:      totals.Config.Build == bpf.Build(),
+		Uplinks:   append([]string{}, totals.Uplinks...), // not null
+		Warnings:  append([]string{}, totals.Warnings...),
+		Detached:  []string{},
+		Maps:      totals.Maps,
 	}
-	for _, ports := range datapath.Config.MasqPorts {
+	for _, ports := range totals.Config.MasqPorts {
 		if ports.Count > 0 {
 			s.Ports = append(s.Ports, [2]int{int(ports.First), int(ports.First) + int(ports.Count) - 1})
 		}
 	}
-	if s.Features, err = features(datapath); err != nil {
-		return err
-	}
-	if s.Maps, err = admin.MapUses(datapath); err != nil {
-		return err
-	}
 	for _, m := range s.Maps {
 		s.Bytes += m.Bytes
 	}
-	if err := errors.Join(s.addTotals(), s.addDetached()); err != nil {
-		return err
+	for _, c := range totals.Drops {
+		s.Drops = append(s.Drops, drops.CountOf(c))
 	}
-	return p.Document(s, s.Directory, func() { s.print(p) })
-}
-
-func (s *status) addTotals() error {
-	totals, err := admin.ReadTotals(admin.TotalsOptions{Containers: true})
-	if err != nil {
-		return err
-	}
-	s.Uplinks = append([]string{}, totals.Uplinks...)
-	s.Warnings = append([]string{}, totals.Warnings...)
-	s.Drops = dropsOf(totals.Drops)
 	for _, network := range totals.Networks {
 		s.Connected, s.Dead = s.Connected+network.Connected, s.Dead+network.Dead
 	}
-	for _, c := range totals.Containers {
-		if len(c.Drops) > 0 {
-			s.Containers = append(s.Containers, containerDrops{c.Device, c.Owner, dropsOf(c.Drops)})
-		}
+	if err := s.addDetached(); err != nil {
+		return err
 	}
-	slices.SortFunc(s.Containers, func(a, b containerDrops) int { return strings.Compare(a.Device, b.Device) })
-	return nil
+	return p.Document(s, s.Directory, func() { s.print(p) })
 }
 
 func (s *status) addDetached() error {
@@ -140,8 +95,12 @@ func (s *status) addDetached() error {
 	for _, container := range containers {
 		s.Detached = append(s.Detached, "program of "+container)
 	}
+	added, errAdded := host.NewUplinks()
+	for _, name := range added {
+		others = append(others, "programs of the new uplink "+name)
+	}
 	s.Detached = append(s.Detached, others...)
-	return err
+	return errors.Join(err, errAdded)
 }
 
 func (s *status) programs() string {
@@ -151,12 +110,6 @@ func (s *status) programs() string {
 	return fmt.Sprintf("%s; this binary has %s (`ebpfnetctl upgrade` loads them)",
 		programVersion(s.Revision, s.Build), programVersion(bpf.Revision, loader.BuildID(bpf.Build())))
 }
-
-var featureTable = output.Table[feature]{Columns: []output.Column[feature]{
-	{Head: "FEATURE", Text: func(f feature) string { return f.Name }},
-	{Head: "CHOSEN", Text: func(f feature) string { return f.Chosen }},
-	{Head: "WHY", Text: func(f feature) string { return f.Why }},
-}}
 
 var mapTable = output.Table[admin.MapUse]{Columns: []output.Column[admin.MapUse]{
 	{Head: "MAP", Text: func(m admin.MapUse) string { return m.Name }},
@@ -194,9 +147,9 @@ func (s *status) lines() []string {
 	for _, detached := range s.Detached {
 		lines = append(lines, "warning      missing: "+detached+" (`ebpfnetctl repair` attaches it)")
 	}
-	drops := slices.DeleteFunc(slices.Clone(s.Drops), func(d drop) bool { return d.Packets == 0 })
-	slices.SortStableFunc(drops, func(a, b drop) int { return cmp.Compare(b.Packets, a.Packets) })
-	for _, d := range drops {
+	dropped := slices.DeleteFunc(slices.Clone(s.Drops), func(d drops.Count) bool { return d.Packets == 0 })
+	slices.SortStableFunc(dropped, func(a, b drops.Count) int { return cmp.Compare(b.Packets, a.Packets) })
+	for _, d := range dropped {
 		lines = append(lines, fmt.Sprintf("dropped      %d by %s: %s", d.Packets, d.Reason, d.Meaning))
 	}
 	return lines
@@ -220,8 +173,6 @@ func (s *status) print(p *output.Printer) {
 		ports = append(ports, fmt.Sprintf("%d to %d", r[0], r[1]))
 	}
 	p.Printf("pins         %s\nmasq ports   %s\n\n", s.Directory, strings.Join(ports, ", "))
-	featureTable.PrintRows(p, s.Features)
-	p.Printf("\n")
 	mapTable.PrintRows(p, s.Maps)
 	p.Printf("%d bytes in all maps\n", s.Bytes)
 }

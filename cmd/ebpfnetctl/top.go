@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
@@ -15,39 +16,26 @@ import (
 
 // topOptions are the flags and the argument of top.
 type topOptions struct {
-	output.Flags
-	dirs     directories
-	words    []string
+	containerOptions
 	order    string
 	interval time.Duration
 }
 
 func newTop() *cobra.Command {
-	var o topOptions
-	cmd := &cobra.Command{
+	o := topOptions{order: "bytes"}
+	cmd := o.addTo(&cobra.Command{
 		Use:   "top [CONTAINER]",
 		Short: "containers by packets and bytes per second",
 		Long: `Measures for an interval what containers receive (IN) and send (OUT) per second,
 by the counters of their devices, and the packets that the datapath drops, and
 lists them, with the number of their flows. Before Linux 6.8 no counter has what
-reaches a container past the stack, so IN lacks it.
-
-` + containerHelp,
+reaches a container past the stack, so IN lacks it.`,
 		Example: `  ebpfnetctl top
   watch -n2 ebpfnetctl top --sort drops
   ebpfnetctl top -o json | jq -r '.[0].containerID'`,
-		Args:              oneWord,
-		ValidArgsFunction: completeContainers(&o.dirs),
-		RunE: func(cmd *cobra.Command, words []string) error {
-			o.words = words
-			return top(cmd, o)
-		},
-	}
-	o.AddToRead(cmd.Flags())
-	o.dirs.add(cmd)
-	cmd.Flags().StringVar(&o.order, "sort", "bytes", "order by `KEY`: bytes, packets, drops or flows, the largest first")
+	}, func(cmd *cobra.Command, p *output.Printer) error { return top(cmd.Context(), p, &o) })
+	sortFlag(cmd, &o.order, "order by `KEY`: bytes, packets, drops or flows, the largest first", "bytes", "packets", "drops", "flows")
 	cmd.Flags().DurationVar(&o.interval, "interval", time.Second, "measure for `TIME`")
-	completeWith(cmd, "sort", "bytes", "packets", "drops", "flows")
 	return cmd
 }
 
@@ -59,33 +47,23 @@ var trafficOrders = map[string]func(admin.Traffic) float64{
 	"flows":   func(t admin.Traffic) float64 { return float64(t.Flows) },
 }
 
-func (o topOptions) check() error {
+func top(ctx context.Context, p *output.Printer, o *topOptions) error {
 	const shortest, longest = 100 * time.Millisecond, time.Hour
 
-	if trafficOrders[o.order] == nil {
-		return usageError{fmt.Errorf("top: --sort %s: expected bytes, packets, drops or flows", o.order)}
-	}
 	if o.interval < shortest || o.interval > longest {
 		return usageError{fmt.Errorf("top: --interval %s: expected %s to %s", o.interval, shortest, longest)}
 	}
-	return nil
-}
-
-func top(cmd *cobra.Command, o topOptions) error {
-	if err := o.check(); err != nil {
-		return err
-	}
-	attachments, err := attachmentsOf(o.words, o.dirs)
+	attachments, err := o.attachments()
 	if attachments == nil {
 		return err
 	}
-	list, err := admin.MeasureTraffic(cmd.Context(), attachments, o.interval)
+	list, err := admin.MeasureTraffic(ctx, attachments, o.interval)
 	if err != nil {
 		return err
 	}
 	key := trafficOrders[o.order]
 	slices.SortStableFunc(list, func(a, b admin.Traffic) int { return cmp.Compare(key(b), key(a)) })
-	return trafficTable.Print(output.New(cmd.OutOrStdout(), o.Flags), list)
+	return trafficTable.Print(p, list)
 }
 
 var trafficTable = output.Table[admin.Traffic]{

@@ -45,7 +45,7 @@ Real packets are shown by "ebpfnetctl drops --follow" and pwru.
   ebpfnetctl trace outside 192.0.2.1:8080 --reply
   ebpfnetctl trace client web:53/udp -o json | jq -r .request.verdict`,
 		Args:              twoWords,
-		ValidArgsFunction: completeEnds(&dirs),
+		ValidArgsFunction: completeContainers(&dirs, 2),
 		RunE: func(cmd *cobra.Command, words []string) error {
 			attachments, err := parseTrace(words, dirs, &options)
 			if err != nil {
@@ -59,16 +59,6 @@ Real packets are shown by "ebpfnetctl drops --follow" and pwru.
 	cmd.Flags().BoolVar(&options.Reply, "reply", false, "trace the reply, too")
 	cmd.Flags().BoolVarP(&options.IPv6, "ipv6", "6", false, "by IPv6, where both ends have both families")
 	return cmd
-}
-
-// completeEnds completes FROM and TO by the names of containers.
-func completeEnds(dirs *directories) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, words []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		if len(words) == 1 {
-			words = nil // as the first one
-		}
-		return completeContainers(dirs)(cmd, words, begun)
-	}
 }
 
 func twoWords(cmd *cobra.Command, words []string) error {

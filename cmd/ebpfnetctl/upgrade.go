@@ -41,16 +41,15 @@ func upgrade(cmd *cobra.Command, flags output.Flags) error {
 	}
 	p := output.New(cmd.OutOrStdout(), flags)
 	return p.Document(replaced, "", func() {
-		if isNew {
-			p.Printf("loaded: %s\n", programVersion(replaced.ToRevision, replaced.ToBuild))
-			return
+		from, to := programVersion(replaced.FromRevision, replaced.FromBuild), programVersion(replaced.ToRevision, replaced.ToBuild)
+		switch {
+		case isNew:
+			p.Printf("loaded: %s\n", to)
+		case from == to:
+			p.Printf("already loaded: %s\n", to)
+		default:
+			p.Printf("replaced %s with %s; programs replaced on devices: %d\n", from, to, replaced.Programs)
 		}
-		if replaced.FromBuild == replaced.ToBuild {
-			p.Printf("already loaded: %s\n", programVersion(replaced.ToRevision, replaced.ToBuild))
-			return
-		}
-		p.Printf("replaced %s with %s; programs replaced on devices: %d\n", programVersion(replaced.FromRevision, replaced.FromBuild),
-			programVersion(replaced.ToRevision, replaced.ToBuild), replaced.Programs)
 	})
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 // shipped are the documents of packages and archives, which have the same places there.
-var shipped = []string{"README.md", "plugin/README.md", "cmd/ebpfnetctl/README.md", "cmd/release/README.md"}
+var shipped = []string{"README.md", "plugin/README.md", "plugin/SECURITY.md", "plugin/overview.svg", "cmd/ebpfnetctl/README.md", "cmd/release/README.md"}
 
 // writeShipped stages them.
 func (r *release) writeShipped() error {

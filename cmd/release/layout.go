@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // file is a file of a package or archive.
@@ -44,7 +46,11 @@ func (r *release) packageFiles(arch string, d distribution) ([]file, error) {
 		{r.staged("completion/bash"), "/usr/share/bash-completion/completions/ebpfnetctl", 0o644},
 		{r.staged("completion/zsh"), d.zsh + "/_ebpfnetctl", 0o644},
 		{r.staged("completion/fish"), "/usr/share/fish/vendor_completions.d/ebpfnetctl.fish", 0o644},
-		{r.staged("CHANGELOG.md.gz"), docDir + "/changelog.gz", 0o644},
+		{r.staged("CHANGELOG.md.gz"), docDir + "/CHANGELOG.md.gz", 0o644},
+	}
+	if d == debian {
+		files = append(files, file{r.staged("changelog.gz"), docDir + "/changelog.gz", 0o644},
+			file{r.inRelease("lintian-overrides"), "/usr/share/lintian/overrides/ebpfnet", 0o644})
 	}
 	for _, unit := range units {
 		files = append(files, file{r.inRelease("systemd", unit), "/usr/lib/systemd/system/" + unit, 0o644})
@@ -109,16 +115,22 @@ func (r *release) writeDocuments() error {
 	if err != nil {
 		return err
 	}
-	for _, page := range append(pages, r.changelog()) {
-		dir := ""
-		if page != r.changelog() {
-			dir = "man.gz/"
-		}
-		if err := r.compress(page, dir+filepath.Base(page)+".gz"); err != nil {
+	for _, page := range pages {
+		if err := r.compress(page, "man.gz/"+filepath.Base(page)+".gz"); err != nil {
 			return err
 		}
 	}
-	return nil
+	if err := r.writeStaged("changelog", r.debianChangelog()); err != nil {
+		return err
+	}
+	return errors.Join(r.compress(r.changelog(), "CHANGELOG.md.gz"), r.compress(r.staged("changelog"), "changelog.gz"))
+}
+
+// debianChangelog has the format that Debian's tools read.
+func (r *release) debianChangelog() []byte {
+	version := strings.Replace(r.version, "-", "~", 1) // nfpm's
+	return fmt.Appendf(nil, "ebpfnet (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.gz in this directory.\n\n -- %s  %s\n",
+		version, maintainer, r.time.Format(time.RFC1123Z))
 }
 
 // compress stages a file with gzip, without its name and time.

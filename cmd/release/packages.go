@@ -18,6 +18,7 @@ import (
 )
 
 const (
+	maintainer  = "The ebpfnet authors <ebpfnet@ebpfnet.invalid>"
 	summary     = "CNI plugin that connects containers by eBPF"
 	description = `A CNI plugin that replaces bridge, ptp, portmap, host-local, bandwidth and
 tuning with a veth pair and eBPF: no bridge, no iptables or nftables rules, no
@@ -63,8 +64,8 @@ func (r *release) packageInfo(arch string, d distribution) (*nfpm.Info, error) {
 	}
 	info := &nfpm.Info{
 		Name: "ebpfnet", Arch: arch, Platform: "linux", Version: r.version, MTime: r.time,
-		Section: "net", Priority: "optional", License: "Apache-2.0 AND (GPL-2.0-only OR BSD-2-Clause)",
-		Maintainer: "The ebpfnet authors <ebpfnet@ebpfnet.invalid>", Homepage: "https://github.com/ebpfnet/ebpfnet",
+		Section: "net", Priority: "optional",
+		Maintainer: maintainer, Homepage: "https://github.com/ebpfnet/ebpfnet",
 		Description: description,
 		Overridables: nfpm.Overridables{
 			Recommends: []string{"containernetworking-plugins"}, // containerd executes its loopback
@@ -75,6 +76,7 @@ func (r *release) packageInfo(arch string, d distribution) (*nfpm.Info, error) {
 	if d == debian { // its format has the summary as the first line
 		info.Description = summary + "\n" + description
 	} else { // an rpm system may install later what Debian always has
+		info.License = "Apache-2.0 AND (GPL-2.0-only OR BSD-2-Clause)" // Debian's field is a file
 		info.Depends = []string{"/bin/sh", "coreutils", "findutils", "grep"}
 	}
 	for _, dir := range ownedDirs(contents) {

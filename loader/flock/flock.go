@@ -4,8 +4,6 @@
 // process, however that dies, so there is never anything to clean up. Two Acquire
 // calls of one process exclude each other like those of two processes. Lock files
 // are never deleted, because a lock on a deleted file excludes nobody.
-//
-// It imports no other package of this module.
 package flock
 
 import (

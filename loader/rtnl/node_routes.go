@@ -10,21 +10,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NodeProtocol marks the node agent's routes (`ip route show proto 235`).
-const NodeProtocol = 235
+// Protocol numbers mark our routes (`ip route show proto 235`).
+const (
+	NodeProtocol   = 235 // the node agent's
+	PluginProtocol = 236 // the plugin's, all unreachable
+)
 
 // NodeRoute is a route of the main table to containers of another node: through a tunnel device that takes the outer
-// addresses from the route (a lightweight tunnel), or to a neighbor. It is comparable.
+// addresses from the route (a lightweight tunnel), or to a neighbor. Or it is an unreachable route, which refuses packets
+// to addresses that no container has. It is comparable.
 //
-// The netlink library does not support such routes, and loses their tunnel when it lists them.
+// The netlink library does not support routes with a tunnel, and loses the tunnel when it lists them.
 type NodeRoute struct {
-	Prefix  netip.Prefix
-	Metric  int        // the route with the smaller one is used; IPv6: 0 means 1024
-	Device  int        // its index
-	Gateway netip.Addr // of a route to a neighbor, else invalid
-	Source  netip.Addr // source address of the host's own packets; invalid: the kernel chooses
-	Tunnel  Tunnel     // of a route through a tunnel, else zero
-	MTU     int        // 0: the device's
+	Prefix      netip.Prefix
+	Metric      uint32     // the route with the smaller one is used; IPv6: 0 means 1024
+	Device      int        // its index; 0 if unreachable
+	Gateway     netip.Addr // of a route to a neighbor, else invalid
+	Source      netip.Addr // source address of the host's own packets; invalid: the kernel chooses
+	Tunnel      Tunnel     // of a route through a tunnel, else zero
+	MTU         int        // 0: the device's
+	Unreachable bool       // it leads nowhere: the sender gets an ICMP error
 }
 
 // Tunnel has the outer headers of a packet.
@@ -60,7 +65,7 @@ func (r *NodeRoutes) List() ([]NodeRoute, error) {
 		messages, err := retry(func() ([][]byte, error) {
 			request := r.request(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
 			request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{
-				Family: family, Table: unix.RT_TABLE_MAIN, Protocol: r.protocol, Type: unix.RTN_UNICAST,
+				Family: family, Table: unix.RT_TABLE_MAIN, Protocol: r.protocol,
 			}})
 			return request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
 		})
@@ -83,24 +88,6 @@ func (r *NodeRoutes) List() ([]NodeRoute, error) {
 	return routes, nil
 }
 
-// RoutedByNodes returns the prefixes of the node agent's routes in the calling thread's network namespace.
-func RoutedByNodes() (map[netip.Prefix]bool, error) {
-	routes, err := OpenNodeRoutes(NodeProtocol)
-	if err != nil {
-		return nil, err
-	}
-	defer routes.Close()
-	list, err := routes.List()
-	if err != nil {
-		return nil, err
-	}
-	routed := make(map[netip.Prefix]bool, len(list))
-	for _, route := range list {
-		routed[route.Prefix] = true
-	}
-	return routed, nil
-}
-
 // Add adds a route. It fails with EEXIST if a route to the prefix exists, whoever owns it.
 func (r *NodeRoutes) Add(route NodeRoute) error {
 	header, attrs := r.message(route)
@@ -116,7 +103,7 @@ func (r *NodeRoutes) Replace(route NodeRoute) error {
 // Delete deletes a route. It succeeds if the route does not exist. The kernel finds it by prefix, metric, device and
 // protocol, so it may have attributes that List does not return.
 func (r *NodeRoutes) Delete(route NodeRoute) error {
-	header, attrs := r.message(NodeRoute{Prefix: route.Prefix, Metric: route.Metric, Device: route.Device})
+	header, attrs := r.message(NodeRoute{Prefix: route.Prefix, Metric: route.Metric, Device: route.Device, Unreachable: route.Unreachable})
 	header.Scope = unix.RT_SCOPE_NOWHERE // any
 	err := r.change(unix.RTM_DELROUTE, 0, header, attrs, "delete", route)
 	if errors.Is(err, unix.ESRCH) {
@@ -156,12 +143,14 @@ func (r *NodeRoutes) message(route NodeRoute) (*nl.RtMsg, []*nl.RtAttr) {
 	if !route.Gateway.IsValid() && route.Prefix.Addr().Is4() {
 		header.Scope = unix.RT_SCOPE_LINK
 	}
-	attrs := []*nl.RtAttr{
-		nl.NewRtAttr(unix.RTA_DST, route.Prefix.Addr().AsSlice()),
-		nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(route.Device))),
+	attrs := []*nl.RtAttr{nl.NewRtAttr(unix.RTA_DST, route.Prefix.Addr().AsSlice())}
+	if route.Unreachable {
+		header.Type, header.Scope = unix.RTN_UNREACHABLE, unix.RT_SCOPE_UNIVERSE
+	} else {
+		attrs = append(attrs, nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(route.Device))))
 	}
 	if route.Metric != 0 {
-		attrs = append(attrs, nl.NewRtAttr(unix.RTA_PRIORITY, nl.Uint32Attr(uint32(route.Metric))))
+		attrs = append(attrs, nl.NewRtAttr(unix.RTA_PRIORITY, nl.Uint32Attr(route.Metric)))
 	}
 	if route.Gateway.IsValid() {
 		attrs = append(attrs, nl.NewRtAttr(unix.RTA_GATEWAY, route.Gateway.AsSlice()))
@@ -219,8 +208,9 @@ func (t Tunnel) attr() *nl.RtAttr {
 // IPv6 answer with the routes of all families.
 func (r *NodeRoutes) parse(message []byte, family uint8) (route NodeRoute, ok bool, err error) {
 	header := nl.DeserializeRtMsg(message)
-	if header.Family != family || header.Protocol != r.protocol || header.Type != unix.RTN_UNICAST || header.Table != unix.RT_TABLE_MAIN ||
-		header.Flags&unix.RTM_F_CLONED != 0 {
+	route.Unreachable = header.Type == unix.RTN_UNREACHABLE
+	if header.Family != family || header.Protocol != r.protocol || header.Type != unix.RTN_UNICAST && !route.Unreachable ||
+		header.Table != unix.RT_TABLE_MAIN || header.Flags&unix.RTM_F_CLONED != 0 {
 		return NodeRoute{}, false, nil
 	}
 	attrs, err := nl.ParseRouteAttr(message[header.Len():])
@@ -236,9 +226,11 @@ func (r *NodeRoutes) parse(message []byte, family uint8) (route NodeRoute, ok bo
 		case unix.RTA_DST:
 			dst = addrOf(attr.Value)
 		case unix.RTA_PRIORITY:
-			route.Metric = int(nl.NativeEndian().Uint32(attr.Value))
+			route.Metric = nl.NativeEndian().Uint32(attr.Value)
 		case unix.RTA_OIF:
-			route.Device = int(nl.NativeEndian().Uint32(attr.Value))
+			if !route.Unreachable { // IPv6: lo
+				route.Device = int(nl.NativeEndian().Uint32(attr.Value))
+			}
 		case unix.RTA_GATEWAY:
 			route.Gateway = addrOf(attr.Value)
 		case unix.RTA_PREFSRC:

@@ -1,6 +1,7 @@
 package rtnl
 
 import (
+	"math"
 	"net/netip"
 	"slices"
 	"testing"
@@ -33,6 +34,8 @@ func TestNodeRoute(t *testing.T) {
 			Tunnel: Tunnel{ID: 1, Local: addr("2001:db8::1"), Remote: addr("2001:db8::2"), Checksum: true}},
 		"IPv4, neighbor": {Prefix: prefix("10.244.2.0/24"), Device: 2, Gateway: addr("192.0.2.2")},
 		"IPv6, neighbor": {Prefix: prefix("fd44:2::/64"), Metric: 1024, Device: 2, Gateway: addr("2001:db8::2"), MTU: 1400},
+		"IPv4, refused":  {Prefix: prefix("10.244.0.0/16"), Metric: math.MaxUint32, Unreachable: true},
+		"IPv6, refused":  {Prefix: prefix("fd44::/48"), Metric: math.MaxUint32, Unreachable: true},
 	} {
 		got, ok, err := (&NodeRoutes{protocol: NodeProtocol}).parse(serialize(NodeProtocol, route), familyOf(route.Prefix.Addr()))
 		if err != nil || !ok || got != route {

@@ -7,8 +7,6 @@
 //
 // DeleteLinks deletes many devices in little more time than one. NodeRoutes lists and changes routes to other nodes.
 // Watch reports changes.
-//
-// It imports no other package of this module, and every package may import it.
 package rtnl
 
 import (

@@ -1,8 +1,6 @@
 // Package admin has the operations of an operator: it lists attachments, changes settings of running
 // containers, repairs what other tools have damaged, and unloads the datapath. ebpfnetctl prints its
 // results.
-//
-// It may import everything below plugin but plugin/cni.
 package admin
 
 import (

@@ -18,9 +18,9 @@ type MapUse struct {
 	Bytes      uint64 `json:"bytes"` // as the kernel accounts them
 }
 
-// MapUses lists all pinned maps, so the sum of bytes is the memory of ebpfnet's maps. It counts entries of all
-// maps or of some, by walking over them.
-func MapUses(datapath *loader.Datapath, counted ...string) ([]MapUse, error) {
+// mapUses lists all pinned maps, so the sum of bytes is the memory of ebpfnet's maps. It counts entries of some maps, or
+// of all if counted is nil, by walking over them.
+func mapUses(datapath *loader.Datapath, counted []string) ([]MapUse, error) {
 	entries, err := maps.Count(datapath, counted...)
 	if err != nil {
 		return nil, err

@@ -19,9 +19,10 @@ import (
 // TotalsOptions select figures that cost more.
 type Totals struct {
 	Config   bpf.HostConfig // of the loaded programs
+	Pins     string         // their directory
 	Uplinks  []string
 	Warnings []string // about the host
-	Maps     []MapUse // without the entries of those that traffic fills
+	Maps     []MapUse // without the entries of those that traffic fills, unless AllMaps asks for them
 	Drops    []maps.DropCount
 	Networks map[string]NetworkTotals // by name
 
@@ -51,6 +52,7 @@ type TotalsOptions struct {
 	DataDir    string // of the records; "": the default
 	Flows      bool   // walk over all flows
 	Containers bool   // ask for each container's counters
+	AllMaps    bool   // count the entries of all maps
 	// ContainerFlows counts the flows of each container, by a walk over all.
 	ContainerFlows bool
 }
@@ -74,8 +76,8 @@ func ReadTotals(options TotalsOptions) (*Totals, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Totals{Config: o.datapath.Config}
-	return t, errors.Join(t.addHost(o.datapath, devices), t.addMaps(o.datapath),
+	t := &Totals{Config: o.datapath.Config, Pins: o.datapath.Dir()}
+	return t, errors.Join(t.addHost(o.datapath, devices), t.addMaps(o.datapath, options),
 		t.addAttachments(o.datapath, entries, devices, options), t.addFlows(o.datapath, options))
 }
 
@@ -91,9 +93,13 @@ func (t *Totals) addHost(datapath *loader.Datapath, devices map[int]netlink.Link
 	return errors.Join(errUplinks, errWarnings)
 }
 
-func (t *Totals) addMaps(datapath *loader.Datapath) (err error) {
+func (t *Totals) addMaps(datapath *loader.Datapath, o TotalsOptions) (err error) {
+	counted := mapsOfContainers
+	if o.AllMaps {
+		counted = nil
+	}
 	var errDrops error
-	t.Maps, err = MapUses(datapath, mapsOfContainers...)
+	t.Maps, err = mapUses(datapath, counted)
 	t.Drops, errDrops = maps.DropTotals(datapath)
 	return errors.Join(err, errDrops)
 }

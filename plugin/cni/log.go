@@ -9,6 +9,7 @@ import (
 	"time"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
@@ -30,7 +31,7 @@ func openLog(call *config.Call) *callLog {
 	if path == "" {
 		return log
 	}
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NONBLOCK, 0o640) // it may be a pipe by now
 	if err != nil {
 		log.Warn("logFile "+show.Value(path)+": expected a file that can be written; logging to stderr", "error", err)
 		return log

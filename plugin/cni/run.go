@@ -1,7 +1,5 @@
 // Package cni is what our CNI plugins share: it runs the verb that the environment names, with a log
 // and a deadline, and prints results and errors in the format of the specification.
-//
-// It may import plugin/cnierr, plugin/config, plugin/show and plugin/version.
 package cni
 
 import (
@@ -40,6 +38,12 @@ type Call struct {
 	Log *slog.Logger
 	// OwnNetns says that the container's namespace may be our own.
 	OwnNetns bool
+}
+
+// QuietCall returns a call that logs nothing.
+func QuietCall(args *skel.CmdArgs) (*Call, error) {
+	call, err := config.NewCall(args)
+	return &Call{Call: call, Log: slog.New(slog.DiscardHandler)}, err
 }
 
 // lockTimeout bounds the wait for other calls. Each holds its locks for milliseconds, but a node

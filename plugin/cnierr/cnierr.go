@@ -1,8 +1,5 @@
 // Package cnierr turns errors into those of the CNI specification: it has our error codes, finds
 // the code of a cause, and words what is wrong with a configuration.
-//
-// It may import show, and the packages whose causes have codes: loader, loader/flock, maps, ipam,
-// plugin/link, plugin/nodestate.
 package cnierr
 
 import (

@@ -3,9 +3,6 @@
 // some of the same keys, are parsed here, too.
 //
 // Nothing here has side effects: no file is read or written, and the kernel is not asked.
-//
-// It may import maps, ipam, plugin/cnierr, plugin/link and plugin/record, all of them for their types
-// and constants, and show.
 package config
 
 import (
@@ -281,6 +278,9 @@ func (c *netConf) check() error {
 	}
 	if c.Cluster != "" && !path.IsAbs(c.Cluster) {
 		return cnierr.Invalid("cluster", c.Cluster, "the absolute path of the node agent's state")
+	}
+	if c.DataDir != "" && !path.IsAbs(c.DataDir) {
+		return cnierr.Invalid("dataDir", c.DataDir, "the absolute path of a directory")
 	}
 	if err := c.logConf.check(); err != nil {
 		return err

@@ -35,7 +35,7 @@ func (c *Call) ParseAddresses() (*ipam.Config, error) {
 		return nil, err
 	}
 	if !hasIPAM(conf.IPAM) {
-		return nil, cnierr.Invalid("ipam", "", `an object, like {"type": "ebpfnet-ipam", "ranges": [[{"subnet": "10.88.0.0/24"}]]}`)
+		return nil, cnierr.Invalid("ipam", "", `an object, like {"type": "ebpfnet-ipam", "ranges": [[{"subnet": "10.84.0.0/24"}]]}`)
 	}
 	if err := c.checkObjects(ipamObjects(conf.IPAM)); err != nil {
 		return nil, err

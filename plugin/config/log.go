@@ -28,16 +28,24 @@ type logConf struct {
 }
 
 func (c logConf) check() error {
-	if c.LogFile != "" && !filepath.IsAbs(c.LogFile) {
-		return cnierr.Invalid("logFile", c.LogFile, "the absolute path of a file")
+	const expected = "the absolute path of a regular file"
+	if c.LogFile != "" && !mayBeLogFile(c.LogFile) {
+		return cnierr.Invalid("logFile", c.LogFile, expected)
 	}
-	if env := os.Getenv(logFileEnv); c.LogFile == "" && env != "" && !filepath.IsAbs(env) {
-		return cnierr.InvalidEnv(logFileEnv, env, "the absolute path of a file")
+	if env := os.Getenv(logFileEnv); c.LogFile == "" && env != "" && !mayBeLogFile(env) {
+		return cnierr.InvalidEnv(logFileEnv, env, expected)
 	}
 	if _, ok := logLevels[c.LogLevel]; c.LogLevel != "" && !ok {
 		return cnierr.Invalid("logLevel", c.LogLevel, strings.Join(slices.Sorted(maps.Keys(logLevels)), ", "))
 	}
 	return nil
+}
+
+// mayBeLogFile reports whether the path is absolute and has a regular file, or none yet. A pipe without a reader would
+// block each call, and opening a device may change it.
+func mayBeLogFile(path string) bool {
+	info, err := os.Stat(path)
+	return filepath.IsAbs(path) && (err != nil || info.Mode().IsRegular())
 }
 
 // Log returns the log file, "" for stderr, and the level. isSet is false for a level that the
@@ -49,7 +57,7 @@ func (c *Call) Log() (file string, level slog.Level, isSet bool) {
 	if !isSet && file == "" {
 		level = slog.LevelWarn
 	}
-	if !filepath.IsAbs(file) { // Parse refuses it
+	if !mayBeLogFile(file) { // Parse refuses it
 		file = ""
 	}
 	return file, level, isSet

@@ -48,7 +48,7 @@ func parsePrevResult(version string, prev map[string]any) (*types100.Result, err
 func checkPrefixes(result *types100.Result) error {
 	for i, ip := range result.IPs {
 		if !link.PrefixOf(ip.Address).IsValid() {
-			return cnierr.Invalid(fmt.Sprintf("prevResult.ips[%d].address", i), "", "an address, like 10.88.0.7/16")
+			return cnierr.Invalid(fmt.Sprintf("prevResult.ips[%d].address", i), "", "an address, like 10.84.0.7/16")
 		}
 	}
 	for i, route := range result.Routes {

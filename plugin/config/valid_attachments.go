@@ -38,6 +38,9 @@ func (v *ValidAttachments) AddOwner(owner loader.Owner) { v.owners[owner] = true
 // HasOwner reports whether an owner's attachment is valid.
 func (v *ValidAttachments) HasOwner(owner loader.Owner) bool { return v.owners[owner] }
 
+// IsEmpty reports whether no attachment is valid.
+func (v *ValidAttachments) IsEmpty() bool { return len(v.owners) == 0 }
+
 // Lacks reports whether an attachment belongs to this network and is not valid.
 func (v *ValidAttachments) Lacks(a maps.Attachment) bool {
 	return a.Network == v.Network && !v.owners[a.Owner()]

@@ -57,11 +57,11 @@ func wholeBy(device *netlink.LinkAttrs) BigTCP {
 }
 
 // Within lowers the sizes to what all uplinks and the devices below them take whole at present. Tunnels to other nodes
-// do not count. Without an uplink there is none to ask, and the sizes are the default. narrowest is the device that
-// allows no more, or "". It stops at a device that takes only the default.
-func (b BigTCP) Within(host *netlink.Handle, uplinks []int) (fits BigTCP, narrowest string, err error) {
+// do not count. Without an uplink there is none to ask, and the sizes are the default. It stops at a device that takes
+// only the default.
+func (b BigTCP) Within(host *netlink.Handle, uplinks []int) (fits BigTCP, err error) {
 	if len(uplinks) == 0 {
-		return BigTCP{}, "", nil
+		return BigTCP{}, nil
 	}
 	fits = b
 	for _, index := range uplinks {
@@ -69,16 +69,14 @@ func (b BigTCP) Within(host *netlink.Handle, uplinks []int) (fits BigTCP, narrow
 			break
 		}
 		err := forEachBelow(host, index, func(device *netlink.LinkAttrs) bool {
-			if whole := fits.min(wholeBy(device)); whole != fits {
-				fits, narrowest = whole, device.Name
-			}
+			fits = fits.min(wholeBy(device))
 			return fits != BigTCP{}
 		})
 		if err != nil {
-			return BigTCP{}, "", err
+			return BigTCP{}, err
 		}
 	}
-	return fits, narrowest, nil
+	return fits, nil
 }
 
 // forEachBelow calls visit with a device and with those that its packets pass next: the device that a VLAN or
@@ -112,7 +110,7 @@ func forEachBelow(host *netlink.Handle, index int, visit func(*netlink.LinkAttrs
 }
 
 // reachesNodes reports whether a device is a tunnel that gets the remote with each packet, as one to other nodes of a
-// cluster does. Its size does not count: only packets to other nodes pass it, the kernel cuts longer ones for it, and its
+// cluster does. Its size is ignored: only packets to other nodes pass it, the kernel cuts longer ones for it, and its
 // size cannot be raised (up to Linux 6.18).
 func reachesNodes(device netlink.Link) bool {
 	tunnel, ok := device.(*netlink.Vxlan)

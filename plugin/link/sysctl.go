@@ -114,32 +114,14 @@ func keepRouterAdvertisements() error {
 	return nil
 }
 
-// ProxyARP has the sysctls that control whether, and after what delay, a device of the host answers ARP for addresses
-// that the host reaches through other devices.
-type ProxyARP struct {
-	Answers string `json:"proxy_arp"`
-	Delay   string `json:"proxy_delay"`
-}
-
-// ReadProxyARP returns the sysctls of a device.
-func ReadProxyARP(device string) (p ProxyARP, err error) {
-	for name, value := range p.sysctls(device) {
-		text, errRead := readSysctl(name)
-		*value, err = text, errors.Join(err, errRead)
+// SetProxyARP sets whether a device of the host answers ARP, at once, for addresses that the host reaches through other
+// devices. false restores the kernel's defaults.
+func SetProxyARP(device string, on bool) error {
+	answers, delay := "0", "80" // 0.8 seconds
+	if on {
+		answers, delay = "1", "0"
 	}
-	return p, err
-}
-
-// Set sets the sysctls of a device.
-func (p ProxyARP) Set(device string) (err error) {
-	for name, value := range p.sysctls(device) {
-		err = errors.Join(err, ensureSysctl(name, *value))
-	}
-	return err
-}
-
-func (p *ProxyARP) sysctls(device string) map[string]*string {
-	return map[string]*string{"ipv4/conf/" + device + "/proxy_arp": &p.Answers, "ipv4/neigh/" + device + "/proxy_delay": &p.Delay}
+	return errors.Join(ensureSysctl("ipv4/conf/"+device+"/proxy_arp", answers), ensureSysctl("ipv4/neigh/"+device+"/proxy_delay", delay))
 }
 
 func readSysctl(name string) (string, error) {

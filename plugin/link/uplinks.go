@@ -205,6 +205,8 @@ func HeaderOf(device netlink.Link) (header loader.Header, known bool) {
 type Route struct {
 	Device int        // its index
 	Source netip.Addr // the host's source address
+	// Gateway is invalid where the address is on the device's link.
+	Gateway netip.Addr
 }
 
 // RouteTo looks up the host's route to an address.
@@ -217,5 +219,6 @@ func RouteTo(host *netlink.Handle, addr netip.Addr) (Route, error) {
 		return Route{}, fmt.Errorf("the host has no route to %s", addr)
 	}
 	source, _ := netip.AddrFromSlice(routes[0].Src)
-	return Route{Device: routes[0].LinkIndex, Source: source.Unmap()}, nil
+	gateway, _ := netip.AddrFromSlice(routes[0].Gw)
+	return Route{Device: routes[0].LinkIndex, Source: source.Unmap(), Gateway: gateway.Unmap()}, nil
 }

@@ -1,7 +1,5 @@
 // Package metrics exports the figures of a host to Prometheus: as text, as a file for node_exporter, or by HTTP.
 // A dashboard and alert rules for them are beside the code.
-//
-// It may import bpf, ipam, loader, plugin/config, plugin/admin, plugin/show and plugin/version.
 package metrics
 
 import (
@@ -14,6 +12,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 	"github.com/ebpfnet/ebpfnet/plugin/version"
@@ -43,7 +42,7 @@ var (
 	attachments     = newGauge("attachments", "Containers' interfaces that are connected.", "network")
 	deadAttachments = newGauge("dead_attachments", "Containers' interfaces that are gone, and that DEL or GC has to clean up after.", "network")
 
-	addresses         = newGauge("addresses", "Addresses for containers.", "network", "range")
+	addresses         = newGauge("addresses", "Addresses for containers, in ranges of at most 2^32.", "network", "range")
 	addressesReserved = newGauge("addresses_reserved", "Addresses that are reserved.", "network", "range")
 
 	flows = newGauge("flows", "Connections that the map flows has, without those that have expired.", "state")
@@ -109,8 +108,12 @@ func (from source) collect() (samples, error) {
 }
 
 func (s samples) addPool(p pool) {
+	const largest = 1 << 32 // no host uses up more: how many there are says nothing
+
 	for _, u := range p.ranges {
-		s.add(addresses, u.Addresses, p.network, u.Ranges.String())
+		if u.Addresses <= largest {
+			s.add(addresses, u.Addresses, p.network, u.Ranges.String())
+		}
 		s.add(addressesReserved, float64(u.Reserved), p.network, u.Ranges.String())
 	}
 }
@@ -123,9 +126,16 @@ func (s samples) addHost(t *admin.Totals) {
 		s.add(uplink, 1, device)
 	}
 	s.add(warnings, float64(len(t.Warnings)))
-	for _, d := range t.Drops {
-		s.add(dropPackets, float64(d.Packets), d.Reason.Name())
-		s.add(dropBytes, float64(d.Bytes), d.Reason.Name())
+	s.addDrops(dropPackets, dropBytes, t.Drops)
+}
+
+// addDrops adds the reasons that have occurred.
+func (s samples) addDrops(packets, bytes *metric, drops []maps.DropCount, labels ...string) {
+	for _, d := range drops {
+		if d.Packets > 0 {
+			s.add(packets, float64(d.Packets), append([]string{d.Reason.Name()}, labels...)...)
+			s.add(bytes, float64(d.Bytes), append([]string{d.Reason.Name()}, labels...)...)
+		}
 	}
 }
 
@@ -154,10 +164,7 @@ func (s samples) addContainers(t *admin.Totals) {
 		s.add(containerRx, float64(c.InPackets), labels...)
 		s.add(containerTxBytes, float64(c.OutBytes), labels...)
 		s.add(containerTx, float64(c.OutPackets), labels...)
-		for _, d := range c.Drops {
-			s.add(containerDrops, float64(d.Packets), append([]string{d.Reason.Name()}, labels...)...)
-			s.add(containerDropSize, float64(d.Bytes), append([]string{d.Reason.Name()}, labels...)...)
-		}
+		s.addDrops(containerDrops, containerDropSize, c.Drops, labels...)
 	}
 }
 

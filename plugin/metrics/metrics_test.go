@@ -30,7 +30,7 @@ import (
 // full is a host with a sample of every metric.
 func full() source {
 	entries := 7
-	drops := []maps.DropCount{{Reason: maps.Reason(bpf.ReasonMAC), Packets: 3, Bytes: 180}}
+	drops := []maps.DropCount{{Reason: maps.Reason(bpf.ReasonMAC), Packets: 3, Bytes: 180}, {Reason: maps.Reason(bpf.ReasonARP)}}
 	attachment := func(id string) maps.Attachment {
 		return maps.Attachment{Network: "pods", ContainerID: id, IfName: "eth0"}
 	}
@@ -92,8 +92,15 @@ func TestFormats(t *testing.T) {
 	wantLines(t, plain, append(same, "# TYPE ebpfnet_drops_total counter")...)
 	wantLines(t, open, "# TYPE ebpfnet_drops counter", "# EOF", `ebpfnet_attachments{network="pods"} 2.0`,
 		`ebpfnet_drops_total{reason="mac"} 3.0`)
-	if strings.Contains(plain, "# EOF") || strings.Contains(plain, `map_entries{map="flows"}`) {
-		t.Errorf("got the end of OpenMetrics, or entries that were not counted:\n%s", plain)
+	for _, absent := range []string{
+		"# EOF",                    // the end of OpenMetrics
+		`map_entries{map="flows"}`, // not counted
+		`reason="arp"`,             // never occurred
+		"ebpfnet_addresses{",       // a range that no host can use up
+	} {
+		if strings.Contains(plain, absent) {
+			t.Errorf("got %s in:\n%s", absent, plain)
+		}
 	}
 	problems, err := promlint.New(strings.NewReader(plain)).Lint()
 	if err != nil || len(problems) > 0 {

@@ -1,7 +1,5 @@
 // Package names derives names from an attachment and back: the host device, its alias, and the MAC
 // addresses of a veth pair. One version of ebpfnet writes them and the next one must find them.
-//
-// It may import loader and maps.
 package names
 
 import (

@@ -1,7 +1,5 @@
 // Package namespace opens a container's network namespace, and netlink there, and lists the connections
 // that the container has opened. It never changes the namespace of the calling thread.
-//
-// It may import loader/rtnl, plugin/cnierr and plugin/link.
 package namespace
 
 import (

@@ -1,8 +1,6 @@
 // Package nodestate reads and writes the files that the node agent of a cluster writes for the plugin and for
 // operators: whether this host has been in the desired state since it booted. The files are below /run, so a reboot
 // removes them.
-//
-// It may import plugin/show.
 package nodestate
 
 import (

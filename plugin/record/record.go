@@ -4,8 +4,6 @@
 // attachment has at most one file, named by its owner.
 //
 // Records describe state of the kernel, so they belong on a file system that a reboot empties.
-//
-// It may import loader, maps, plugin/link and plugin/names.
 package record
 
 import (

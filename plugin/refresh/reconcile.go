@@ -2,8 +2,6 @@
 // policy rules, programs that another tool has detached, and forwarding that somebody has turned off. ADD and STATUS
 // do it for their network, ebpfnetctl repair for all networks. The node agent of a cluster adds and removes its tunnel
 // here.
-//
-// It may import loader, loader/rtnl, maps, plugin/link and plugin/names.
 package refresh
 
 import (

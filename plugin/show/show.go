@@ -3,7 +3,6 @@
 // values are cut.
 //
 // All text leaves through it: errors and logs of plugins in plugin/cni, what is printed in cmd/ebpfnetctl.
-// It imports nothing of this module.
 package show
 
 import (

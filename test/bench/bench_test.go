@@ -1,18 +1,13 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
-
-	"github.com/containernetworking/cni/libcni"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -107,70 +102,6 @@ func TestBigUplinkReference(t *testing.T) {
 	}
 }
 
-func TestRotated(t *testing.T) {
-	for by, want := range map[int]string{0: "abc", 1: "bca", 4: "bca", 2: "cab"} {
-		if got := strings.Join(rotated([]string{"a", "b", "c"}, by), ""); got != want {
-			t.Errorf("by %d: %s, want %s", by, got, want)
-		}
-	}
-}
-
-func TestConcurrent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		fail := func(wrong bool) error {
-			time.Sleep(time.Second)
-			if wrong {
-				return errors.New("wrong")
-			}
-			return nil
-		}
-		all := make([]bool, 2*concurrency+1)
-		if took, err := concurrently(all, fail); err != nil || took != 3*time.Second {
-			t.Errorf("took %v, error %v", took, err)
-		}
-		all[0] = true
-		if took, err := concurrently(all, fail); err == nil || took > 2*time.Second {
-			t.Errorf("after an error: took %v, error %v", took, err)
-		}
-	})
-}
-
-// Every variant has a valid configuration list, and no reference variant is missing.
-func TestVariants(t *testing.T) {
-	for _, f := range []plan{full, quick} {
-		names := make(map[string]bool)
-		for _, p := range f.setups() {
-			name := p.name()
-			if names[name] {
-				t.Errorf("%s: %s twice", f.name, name)
-			}
-			names[name] = true
-			if len(p.plugins) == 0 {
-				continue
-			}
-			text, err := p.conflist(podSubnets, "/nowhere")
-			if err == nil {
-				_, err = libcni.NetworkConfFromBytes(text)
-			}
-			if err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-		}
-		required := []string{
-			bareName, plainName, redirectName, bridgeName, ptpName,
-			setupName(establishedName, "", crowded), "ebpfnet-established/big-uplink", routesName, kindnetName, flannelName, directName, tunnelName,
-		}
-		if f.name == full.name {
-			required = append(required, neverName, setupName(establishedName, "", dimensions[0].at(1000)), "bridge-nftables", "ptp-nftables", "ptp-iptables/frames", setupName(bareName, "", bothCPUs))
-		}
-		for _, name := range required {
-			if !names[name] {
-				t.Errorf("%s: no %s", f.name, name)
-			}
-		}
-	}
-}
-
 // example is a result in which the rates of ebpfnet are value times those of a bare veth and of plain
 // routing.
 func example(value float64) *result {
@@ -250,125 +181,6 @@ func TestTargets(t *testing.T) {
 		if !strings.Contains(table, want) {
 			t.Errorf("no %q in\n%s", want, table)
 		}
-	}
-}
-
-// A target that was not measured is not met.
-func TestTargetNotMeasured(t *testing.T) {
-	r := example(1)
-	r.Traffic, r.Calls = nil, nil
-	r.evaluate()
-	if strings.Count(r.targetTable().String(), "not measured") != len(targets()) {
-		t.Errorf("got\n%s", r.targetTable())
-	}
-	for _, v := range r.Targets {
-		if v.Met {
-			t.Errorf("%s is met", v.Title)
-		}
-	}
-}
-
-// A part of a run says nothing about the targets of the rest.
-func TestForgetUnmeasured(t *testing.T) {
-	r := example(1)
-	r.Traffic = nil
-	r.evaluate()
-	r.forgetUnmeasured()
-	if len(r.Targets) != 3 { // ADD, ADDs at once and DEL
-		t.Errorf("left: %+v", r.Targets)
-	}
-	r.Calls, r.Targets = nil, nil
-	r.evaluate()
-	r.forgetUnmeasured()
-	if text := r.targetTable().String(); strings.Contains(text, "not measured") {
-		t.Errorf("got\n%s", text)
-	}
-}
-
-// ebpfnet takes the place of ebpfnet-established in the example.
-func TestReferenceTable(t *testing.T) {
-	r := example(0.5)
-	for i := range r.Traffic {
-		r.Traffic[i].Setup = strings.Replace(r.Traffic[i].Setup, "ebpfnet", "ebpfnet-established", 1)
-	}
-	for i := range r.Calls {
-		r.Calls[i].Setup = strings.Replace(r.Calls[i].Setup, "ebpfnet", "ebpfnet-established", 1)
-	}
-	table := r.referenceTable(establishedName)
-	onOneNode := slices.DeleteFunc(rows(), func(line row) bool { return line.path == podNode })
-	if want := len(onOneNode) + 3; len(table.rows) != want || len(table.rows[0]) != 2 {
-		t.Errorf("%d rows, want %d, with one reference, in\n%s", len(table.rows), want, table)
-	}
-	for _, want := range []string{"TCP stream                                | 0.50 (0.50–0.50)", "ADD, speed-up  "} {
-		if !strings.Contains(table.String(), want) {
-			t.Errorf("no %q in\n%s", want, table)
-		}
-	}
-}
-
-func TestTables(t *testing.T) {
-	r := example(0.5)
-	r.Traffic[0].Error = "timed out"
-	r.evaluate()
-	text := r.tables()
-	for _, want := range []string{
-		"| ebpfnet          | IPv4   | 0.50 (0.50–0.50) ", "1 = 1.5 kpackets/s", "absent: always, one of each: no such key",
-		"failed: bare, pod-pod, IPv4, udp-packets: timed out",
-	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("no %q in\n%s", want, text)
-		}
-	}
-	if strings.Contains(text, "NaN") {
-		t.Errorf("NaN in\n%s", text)
-	}
-}
-
-func TestTable(t *testing.T) {
-	var empty table
-	if empty.String() != "" {
-		t.Errorf("empty: %q", empty.String())
-	}
-	var full table
-	full.add("a", "→ b")
-	full.add("longer", "c")
-	want := "| a      | → b |\n|--------|-----|\n| longer | c   |\n"
-	if got := full.String(); got != want {
-		t.Errorf("got\n%s, want\n%s", got, want)
-	}
-}
-
-func TestAmount(t *testing.T) {
-	for value, want := range map[float64]string{12: "12", 1500: "1.5 k", 2.5e6: "2.50 M", 3e9: "3.00 G"} {
-		if got := amount(value); got != want {
-			t.Errorf("%v: %q, want %q", value, got, want)
-		}
-	}
-	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567"} {
-		if got := thousands(n); got != want {
-			t.Errorf("%d: %q, want %q", n, got, want)
-		}
-	}
-}
-
-func TestJSON(t *testing.T) {
-	r := example(1)
-	r.evaluate()
-	text, err := r.json()
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "new", "bench.json")
-	if err := save(file, text); err != nil {
-		t.Fatal(err)
-	}
-	text, err = os.ReadFile(file)
-	back := new(result)
-	if err := errors.Join(err, json.Unmarshal(text, back)); err != nil {
-		t.Fatal(err)
-	}
-	if len(back.Traffic) != len(r.Traffic) || back.Setups[5].scale != crowded || back.Targets[0].Measured[0].Median != 1 {
-		t.Errorf("read back %+v", back.Setups)
 	}
 }
 

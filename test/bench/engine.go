@@ -30,8 +30,6 @@ var workloads = []workload{
 	{"udp-dns", "DNS-like UDP", "questions/s", udpQuestion},
 	{"tcp-rr", "TCP round trip", "round trips/s", tcpRoundTrip},
 	{"tcp-crr", "connect-request-close", "connections/s", connectRequestClose},
-	{"tcp-rr-64", "64 × TCP round trip", "round trips/s", manyRoundTrips},
-	{"tcp-crr-64", "64 × connect-request-close", "connections/s", manyConnections},
 	{streamName, "TCP stream", "bytes/s", tcpStream},
 }
 
@@ -115,7 +113,7 @@ func clientAndServer(e ends, kind int, server func(listener int) error, client f
 	return errors.Join(errClient, errServer)
 }
 
-// warmUp is the time at the start of a slice that does not count.
+// warmUp is the time at the start of a slice that is not measured.
 func warmUp(slice time.Duration) time.Duration { return slice / 8 }
 
 // meter measures the repeated actions of a client.
@@ -191,7 +189,7 @@ func (c *clock) add(now time.Time, amount int) {
 	}
 }
 
-// over reports whether the slice is over. One without a complete part goes on for up to waitLimit.
+// over reports whether the slice is over. One without a complete part continues for up to waitLimit.
 func (c *clock) over(now time.Time) bool {
 	return now.After(c.end) && (len(c.rates) > 0 || now.After(c.end.Add(waitLimit)))
 }

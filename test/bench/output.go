@@ -49,7 +49,6 @@ func (r *result) tables() string {
 	for _, p := range paths {
 		section(fmt.Sprintf("%s: ratio to %s, median (quartiles)", p.title, variantTitle(referenceOf(p.name))), r.trafficTable(p.name))
 	}
-	section("Round-trip time in µs, p50 / p99 / p99.9", r.latencyTable())
 	section("ADD and DEL of a pod with a host port", r.callTable())
 	section("Scale: ratio to one of each", r.scaleTable())
 	section("Memory of maps for one more", r.unitTable())
@@ -119,39 +118,6 @@ func (r *result) workloadsOn(path string) []workload {
 	return slices.DeleteFunc(slices.Clone(workloads), func(w workload) bool {
 		return !slices.ContainsFunc(r.Traffic, func(t trafficResult) bool { return t.Path == path && t.Workload == w.name })
 	})
-}
-
-func (r *result) latencyTable() *table {
-	t := new(table)
-	measured := []string{"tcp-rr", "udp-rr", "udp-dns", "tcp-crr", "tcp-rr-64", "tcp-crr-64"}
-	titles := []string{"", "path", "family"}
-	for _, workload := range measured {
-		titles = append(titles, workloadTitle(workload))
-	}
-	t.add(titles...)
-	for _, s := range r.present() {
-		for _, p := range paths {
-			for _, f := range testenv.Families {
-				cells := []string{s.Title, p.title, f.Name}
-				for _, workload := range measured {
-					cells = append(cells, r.latency(s.Name, p.name, f.Name, workload))
-				}
-				if strings.Join(cells[3:], "") != "" {
-					t.add(cells...)
-				}
-			}
-		}
-	}
-	return t
-}
-
-func (r *result) latency(setup, path, family, workload string) string {
-	for _, t := range r.Traffic {
-		if t.Setup == setup && t.Path == path && t.Family == family && t.Workload == workload && len(t.P50) > 0 {
-			return fmt.Sprintf("%.1f / %.1f / %.1f", quantile(t.P50, 0.5), quantile(t.P99, 0.5), quantile(t.P999, 0.5))
-		}
-	}
-	return ""
 }
 
 func (r *result) callTable() *table {

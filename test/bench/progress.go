@@ -3,28 +3,18 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
-// progress is one status line on a terminal, and otherwise a new line every interval.
+// progress prints a line every interval.
 type progress struct {
-	to       io.Writer
-	terminal bool
-	begin    time.Time
-	printed  time.Time
+	to             io.Writer
+	begin, printed time.Time
 	// steps is the total, past the number done since begin.
 	steps, past int
 }
 
 const interval = 10 * time.Second
-
-func newProgress(to *os.File) *progress {
-	_, err := unix.IoctlGetTermios(int(to.Fd()), unix.TCGETS)
-	return &progress{to: to, terminal: err == nil}
-}
 
 // start sets the number of steps and the start time for the estimate.
 func (p *progress) start(steps int) { p.begin, p.steps, p.past = time.Now(), steps, 0 }
@@ -32,25 +22,13 @@ func (p *progress) start(steps int) { p.begin, p.steps, p.past = time.Now(), ste
 func (p *progress) done(steps int) { p.past += steps }
 
 func (p *progress) printf(format string, args ...any) {
-	if !p.terminal && time.Since(p.printed) < interval {
+	if time.Since(p.printed) < interval {
 		return
 	}
 	p.printed = time.Now()
-	line := fmt.Sprintf(format, args...)
+	left := ""
 	if p.past > 0 {
-		left := time.Duration(float64(time.Since(p.begin)) * float64(p.steps-p.past) / float64(p.past))
-		line = fmt.Sprintf("%3d %%, %s left: %s", 100*p.past/p.steps, left.Round(time.Second), line)
+		left = time.Duration(float64(time.Since(p.begin))*float64(p.steps-p.past)/float64(p.past)).Round(time.Second).String() + " left: "
 	}
-	if p.terminal {
-		fmt.Fprintf(p.to, "\r\033[K%s", line)
-		return
-	}
-	fmt.Fprintln(p.to, line)
-}
-
-// end clears the line.
-func (p *progress) end() {
-	if p.terminal {
-		fmt.Fprint(p.to, "\r\033[K")
-	}
+	fmt.Fprintf(p.to, left+format+"\n", args...)
 }

@@ -23,7 +23,6 @@ func bench(m *testenv.Machine, opts options) error {
 	r.progress.start(r.steps())
 	r.measure()
 	r.inspect()
-	r.progress.end()
 	r.collect()
 	r.result.evaluate()
 	if opts.partial() {
@@ -34,7 +33,7 @@ func bench(m *testenv.Machine, opts options) error {
 
 func newRun(m *testenv.Machine, opts options) *run {
 	r := &run{
-		Machine: m, selection: opts.selection, plan: opts.plan(), progress: newProgress(os.Stderr),
+		Machine: m, selection: opts.selection, plan: opts.plan(), progress: &progress{to: os.Stderr},
 		traffic: make(map[trafficKey]*trafficResult),
 		calls:   make(map[callKey]*callResult), sequential: make(map[callKey][]float64),
 	}

@@ -16,6 +16,7 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/strvals"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
@@ -183,6 +184,27 @@ func TestNamespace(t *testing.T) {
 	subject := parse(t, text)["ClusterRoleBinding"]["subjects"].([]any)[0].(object)
 	if subject["namespace"] != namespace {
 		t.Errorf("got %v, want the account in %s", subject, namespace)
+	}
+}
+
+// TestREADME wants the values of the README's Helm commands to be those that it means.
+func TestREADME(t *testing.T) {
+	var got []string
+	for _, match := range regexp.MustCompile(`--set '?([^ '\n]+)`).FindAllStringSubmatch(readFile(t, manifests+"/README.md"), -1) {
+		values, err := strvals.Parse(match[1])
+		if err != nil {
+			t.Fatalf("%s: %v", match[1], err)
+		}
+		text, err := yaml.Marshal(values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, changes(mustRender(t, ""), mustRender(t, string(text)))...)
+	}
+	for _, want := range []string{container + "image: registry.example/ebpfnet-node:0.1.0", container + "args.3: --cluster-cidr=10.244.0.0/16", container + "args.4: uninstall"} {
+		if !slices.Contains(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
@@ -21,10 +22,10 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// TestCluster has containers and hosts of three nodes reach each other, and goes on to do so while agents, the API
+// TestCluster has containers and hosts of three nodes reach each other, also while agents, the API
 // server and nodes fail. Flows between other nodes never lose a packet.
 func TestCluster(t *testing.T) {
-	c := newCluster(t)
+	c := newCluster(t, clusterCIDRs...)
 	first, second, third := c.nodes[0], c.nodes[1], c.nodes[2]
 	flow4, flow6 := c.startFlow(testenv.IPv4, first, third), c.startFlow(testenv.IPv6, second, first)
 
@@ -44,6 +45,7 @@ func TestCluster(t *testing.T) {
 	first.awaitRoute("a node removed", 4, "")
 	second.startAgent()
 	second.awaitRoute("a node removed while the agent was down", 4, "")
+	first.wantUnreachable("without a container, and a node that has left", 1, 4)
 
 	c.api.SetDown(true)
 	third.agent.kill()
@@ -250,13 +252,15 @@ func (n *node) wantMetrics(want ...string) {
 
 // TestAuto goes directly where the network lets containers' addresses pass, and by the tunnel elsewhere and otherwise.
 func TestAuto(t *testing.T) {
-	c := newCluster(t, "--mode", "auto")
+	c := newCluster(t, append(clusterCIDRs, "--mode", "auto")...)
 	first, second := c.nodes[0], c.nodes[1]
 	first.awaitRoute("on one link", 2, "via 192.0.2.2 dev eth0")
 	second.awaitRoute("on one link", 1, "via 192.0.2.1 dev eth0")
 	first.awaitRoute("behind a router", 3, "encap ip id 1 src 192.0.2.1 dst 198.51.100.3 ")
 	first.wantMetrics(`ebpfnet_peer_prefixes{mode="direct"} 2`, `ebpfnet_peer_prefixes{mode="tunnel"} 2`)
 	c.wantTraffic("direct")
+	first.wantUnreachable("without a container, and without a node", 1, 4)
+	c.wantUnmoved(first, second)
 
 	// As a switch does that knows no such addresses. On 5.10 a bridge's own rules see no packet.
 	c.nft("add table netdev switch")
@@ -268,6 +272,51 @@ func TestAuto(t *testing.T) {
 	first.awaitRoute("the network drops containers' addresses", 2, "encap ip id 1 src 192.0.2.1 dst 192.0.2.2 ")
 	second.awaitRoute("the network drops containers' addresses", 1, "encap ip id 1 src 192.0.2.2 dst 192.0.2.1 ")
 	c.wantTraffic("not direct any more")
+	first.wantMetrics(`ebpfnet_peer_prefixes{mode="skipped"} 2`, "ebpfnet_node_direct_lost_total 2") // of two families
+	found, _ := first.doctor("probes lost")
+	if !slices.ContainsFunc(found, func(f finding) bool {
+		return f.State == "warning" && strings.Contains(f.What, "direct probes are lost since ")
+	}) {
+		c.Errorf("got findings %v, want that direct probes are lost", found)
+	}
+}
+
+// wantUnmoved has a host on the nodes' link send probes and replies to them, each in the other's name. Their routes stay
+// direct, and strict reverse path filters drop nothing.
+func (c *cluster) wantUnmoved(first, second *node) {
+	c.Helper()
+	for _, n := range []*node{first, second} {
+		for _, device := range []string{"all", "eth0"} {
+			if err := n.SetSysctl("net/ipv4/conf/"+device+"/rp_filter", "1"); err != nil {
+				c.Fatal(err)
+			}
+		}
+	}
+	c.ip(c.router, "link", "add", "stranger", "master", "link0", "up", "type", "veth", "peer", "name", "wire")
+	c.ip(c.router, "link", "set", "wire", "up")
+	var flows []*flow
+	for _, f := range testenv.Families {
+		flows = append(flows, c.startFlow(f, first, second), c.startFlow(f, second, first))
+	}
+	const each, pause, probePort = 100, 50 * time.Millisecond, 9910 // longer than two intervals of probes
+	for i := range each {
+		for _, cidr := range []func(int) netip.Prefix{podCIDR4, podCIDR6} {
+			for from, to := range map[*node]*node{first: second, second: first} {
+				p := testenv.UDPPacket(netip.AddrPortFrom(cidr(from.number).Addr(), probePort), netip.AddrPortFrom(cidr(to.number).Addr(), probePort), "")
+				p.SrcMAC, p.DstMAC = testenv.MAC{2, 0, 0, 0, 0, 0x66}, to.MACOf(c, "eth0")
+				p.Payload = "ebpfnet probe 2 " + string([]byte{byte(i % 2), byte(i / 2 % 2), 0, 0, 0}) + strings.Repeat("n", 16)
+				if err := c.router.SendFrames("wire", p.MustBuild()); err != nil {
+					c.Fatal(err)
+				}
+			}
+		}
+		<-time.After(pause) // not a wait: the rate
+	}
+	c.wantNoLoss("a forging host", flows...)
+	for _, n := range []*node{first, second} {
+		n.wantMetrics(`ebpfnet_peer_prefixes{mode="direct"} 2`, "ebpfnet_node_direct_lost_total 0")
+	}
+	c.ip(c.router, "link", "del", "stranger")
 }
 
 // nft changes the router's rules.

@@ -3,6 +3,7 @@ package cluster
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -61,6 +63,9 @@ var links = []struct {
 }
 
 const apiPort = 6443
+
+// clusterCIDRs are options of the agent.
+var clusterCIDRs = []string{"--cluster-cidr", "10.100.0.0/16", "--cluster-cidr", "fd44::/16"}
 
 // hostOn returns the address of a host on a link: of a node by its number, of the router by 254.
 func hostOn(prefix netip.Prefix, host byte) netip.Addr {
@@ -405,6 +410,23 @@ func (c *cluster) wantAnswer(what string, from *testenv.Namespace, server *teste
 		c.Errorf("%s: %s asks %s: %v", what, from.Name, server.Addr, err)
 	} else if own.IsValid() && reply.Peer.Addr() != own {
 		c.Errorf("%s: %s sees %s, want the container's own %s", what, server.Addr, reply.Peer, own)
+	}
+}
+
+// wantUnreachable wants errors at once for addresses of these nodes' prefixes that no container has: for the container, and
+// for the host.
+func (n *node) wantUnreachable(what string, numbers ...int) {
+	n.t.Helper()
+	for _, number := range numbers {
+		for _, prefix := range []netip.Prefix{podCIDR4(number), podCIDR6(number)} {
+			server := netip.AddrPortFrom(hostOn(prefix, 77), 80)
+			for _, from := range []*testenv.Namespace{n.pod.Namespace, n.Namespace} {
+				_, err := testenv.Ask(testenv.Context(n.t), from, "tcp", server, "hello")
+				if !errors.Is(err, syscall.EHOSTUNREACH) && !errors.Is(err, syscall.ENETUNREACH) {
+					n.t.Errorf("%s: %s asks %s: %v, want that it is unreachable", what, from.Name, server, err)
+				}
+			}
+		}
 	}
 }
 

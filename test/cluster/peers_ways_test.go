@@ -51,6 +51,7 @@ func TestDoctorPeersDirect(t *testing.T) {
 	c.startNodes()
 	first, second := c.nodes[0], c.nodes[1]
 	first.wantPeers("all is well", allWell)
+	first.wantUnreachable("without a container", 1)
 
 	c.nft("add table bridge small", "add chain bridge small forward { type filter hook forward priority 0; }",
 		"add rule bridge small forward meta length > 1400 drop") // as a switch does, which says nothing
@@ -64,7 +65,7 @@ func TestDoctorPeersDirect(t *testing.T) {
 	first.wantPeers("a small link, with its MTU", allWell)
 }
 
-// awaitMTU waits until the agent has told the datapath the MTU of all ways to other nodes.
+// awaitMTU waits until the agent has given the datapath the MTU of all ways to other nodes.
 func (n *node) awaitMTU(want int) {
 	n.t.Helper()
 	eventually(n.t, fmt.Sprintf("MTU %d of %s", want, n.Name), func() error {

@@ -121,7 +121,7 @@ func bigNode(number int) *corev1.Node {
 	return node
 }
 
-// awaitPeers waits until the host has routes of both families to so many other nodes, and no more to do.
+// awaitPeers waits until the host has routes of both families to the given number of other nodes, and nothing left to do.
 func (n *node) awaitPeers(want int) {
 	n.t.Helper()
 	eventually(n.t, fmt.Sprintf("%d nodes", want), func() error {

@@ -125,29 +125,6 @@ func TestAllocationCost(t *testing.T) {
 	}
 }
 
-// BenchmarkAllocation measures ADD and DEL of one container beside many reservations.
-func BenchmarkAllocation(b *testing.B) {
-	for _, n := range []int{1, 1000, 10_000, 65_000} {
-		a := newAllocators(b, "10.1.0.0/16")
-		a.fill(b, "10.1.0.2", n)
-		last := netip.MustParseAddr("10.1.0.1")
-		for range n {
-			last = last.Next()
-		}
-		for _, pkg := range []string{referenceAllocator, ownAllocator} {
-			path := testenv.Build(b, pkg)
-			a.mustCall(b, path, "DEL", "first")
-			b.Run(fmt.Sprintf("%s/%d", filepath.Base(path), n), func(b *testing.B) {
-				for b.Loop() {
-					a.setLast(b, last.String())
-					a.mustCall(b, path, "ADD", "c1")
-					a.mustCall(b, path, "DEL", "c1")
-				}
-			})
-		}
-	}
-}
-
 // TestDirectorySharedWithHostLocal adds and deletes containers concurrently, by ebpfnet-ipam or by host-local
 // at random, and kills some calls. No address is ever reserved for two containers, and none is lost.
 func TestDirectorySharedWithHostLocal(t *testing.T) {

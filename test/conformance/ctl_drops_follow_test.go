@@ -188,7 +188,7 @@ func (h *host) withDatapath(t *testing.T, do func(*loader.Datapath) error) {
 	}
 }
 
-// awaitForged waits until the datapath has dropped so many forged frames: the kernel may take a sent one later.
+// awaitForged waits until the datapath has dropped the given number of forged frames: the kernel may process a sent one later.
 func (h *host) awaitForged(t *testing.T, frames uint64) {
 	t.Helper()
 	testenv.Eventually(t, "forged frames to be dropped", func() error {

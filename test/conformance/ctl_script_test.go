@@ -119,6 +119,7 @@ func (s *script) commands() map[string]func(*testscript.TestScript, bool, []stri
 		"alive":   s.alive,
 		"busy":    s.busy,
 		"forge":   s.forge,
+		"return":  s.sendBack,
 		"link":    s.link,
 		"sysctl":  s.sysctl,
 		"node":    s.node,
@@ -362,6 +363,19 @@ func (s *script) forge(ts *testscript.TestScript, _ bool, args []string) {
 	s.host.awaitForged(s.T, before+1)
 }
 
+// return CONTAINER has a packet of a container come back from outside, as a router may send it.
+func (s *script) sendBack(ts *testscript.TestScript, _ bool, args []string) {
+	packet := testenv.UDPPacket(netip.AddrPortFrom(s.pods[args[0]].Addr4(), 5000), netip.AddrPortFrom(testenv.NodeAddr4, 80), "")
+	packet.SrcMAC, packet.DstMAC = s.host.Outside.MACOf(s.T, testenv.UplinkName), s.host.Node.MACOf(s.T, testenv.UplinkName)
+	ts.Check(s.host.Outside.SendFrames(testenv.UplinkName, packet.MustBuild()))
+	testenv.Eventually(s.T, "the packet to be dropped", func() error {
+		if s.host.dropTotals(s.T)["own-source"] == 0 {
+			return errors.New("got no drop")
+		}
+		return nil
+	})
+}
+
 // link up|down|del DEVICE changes a device of the node.
 func (s *script) link(ts *testscript.TestScript, _ bool, args []string) {
 	host := s.host.Node.Netlink()
@@ -398,7 +412,7 @@ func (s *script) node(ts *testscript.TestScript, _ bool, args []string) {
 	s.host.ip(s.T, fmt.Sprintf("route add %s dev %s encap ip id %d dst %s", args[2], device, vni, remote))
 }
 
-// remedies CHECK runs on the node what the findings of doctor on stdout tell to do for a check.
+// remedies CHECK runs on the node the remedies that doctor's findings on stdout have for a check.
 func (s *script) remedies(ts *testscript.TestScript, _ bool, args []string) {
 	ran := 0
 	for line := range strings.Lines(ts.ReadFile("stdout")) {

@@ -46,11 +46,6 @@ func TestCtlStatus(t *testing.T) {
 		Drops []struct {
 			Reason string `json:"reason"`
 		} `json:"drops"`
-		Features []struct {
-			Name   string `json:"name"`
-			Chosen string `json:"chosen"`
-			Why    string `json:"why"`
-		} `json:"features"`
 	}
 	if err := json.Unmarshal([]byte(stdout), &status); err != nil {
 		t.Fatalf("%v: %s", err, stdout)
@@ -71,30 +66,6 @@ func TestCtlStatus(t *testing.T) {
 		t.Errorf("status: got %s, want uplink %s and drops", stdout, testenv.UplinkName)
 	}
 
-	chosen := map[string]string{}
-	for _, f := range status.Features {
-		chosen[f.Name] = f.Chosen
-		if f.Why == "" {
-			t.Errorf("feature %s: got %s without a reason", f.Name, f.Chosen)
-		}
-	}
-	has := func(f testenv.Feature, yes, no string) string {
-		if f.Probe() == nil {
-			return yes
-		}
-		return no
-	}
-	for name, want := range map[string]string{
-		"programs on uplinks and lo": has(testenv.TCX, "tcx links", "clsact filters"),
-		"BIG TCP, IPv6":              "no", // the uplink takes 64 KiB
-		"BIG TCP, IPv4":              "no",
-		"device auto":                has(testenv.Netkit, "netkit", "veth"),
-	} {
-		if chosen[name] != want {
-			t.Errorf("feature %s: got %q, want %q", name, chosen[name], want)
-		}
-	}
-
 	exit, stdout, stderr = h.ctl(t, "status", "-o", "wide")
 	if exit != 0 {
 		t.Fatalf("got exit code %d, want 0: %s", exit, stderr)
@@ -106,8 +77,8 @@ func TestCtlStatus(t *testing.T) {
 	}
 }
 
-// TestCtlStatusUnhealthy drops packets, detaches a program and removes a device: the status has the drops of all and of the
-// container, and is not healthy.
+// TestCtlStatusUnhealthy drops packets, detaches a program and removes a device: the status has the drops, and is
+// not healthy.
 func TestCtlStatusUnhealthy(t *testing.T) {
 	h := newHost(t)
 	p, gone := h.pod(t, "c1", dual("1.1.0")), h.pod(t, "c2", dual("1.1.0"))
@@ -125,8 +96,6 @@ func TestCtlStatusUnhealthy(t *testing.T) {
 	}
 	testenv.Eventually(t, "the status to count 2 drops", func() error {
 		_, text, stderr := h.ctl(t, "status")
-		_, document, _ := h.ctl(t, "status", "-o", "json")
-		_, containers, _ := strings.Cut(document, `"containers"`)
 		for _, want := range []string{
 			"ebpfnet      not healthy", "containers   1; 1 dead", "missing: program of ebpf", "dropped      2 by mac: source MAC address is not the container's",
 		} {
@@ -134,8 +103,8 @@ func TestCtlStatusUnhealthy(t *testing.T) {
 				return errors.New(text + stderr)
 			}
 		}
-		if strings.Count(text, "\n") > 15 || !strings.Contains(containers, `"packets": 2`) {
-			return errors.New(text + document)
+		if strings.Count(text, "\n") > 15 {
+			return errors.New(text)
 		}
 		return nil
 	})

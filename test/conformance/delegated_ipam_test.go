@@ -116,8 +116,9 @@ var delegates = []string{"scripted", "dhcp"}
 
 const assignAddress = `if [ "$CNI_COMMAND" = ADD ]; then echo '{"cniVersion": "1.1.0", "ips": [{"address": "10.88.0.9/24", "gateway": "10.88.0.1"}]}'; fi`
 
-// TestFailedAddWithDelegatedIPAM is TestFailedAdd with another IPAM plugin.
-func TestFailedAddWithDelegatedIPAM(t *testing.T) {
+// TestInterruptedAddWithDelegatedIPAM fails and kills ADD before each of its steps. A failed ADD, or DEL after a killed
+// one, leaves nothing, and the next ADD works.
+func TestInterruptedAddWithDelegatedIPAM(t *testing.T) {
 	h := newHost(t)
 	for _, kind := range delegates {
 		t.Run(kind, func(t *testing.T) {
@@ -126,22 +127,7 @@ func TestFailedAddWithDelegatedIPAM(t *testing.T) {
 			before := h.snapshot(t, p.Namespace)
 			for _, step := range learnAddSteps(t, p) {
 				t.Run("before "+step, func(t *testing.T) { failAndRetry(t, p, before, fault{FailBefore: step}) })
-			}
-			t.Run("print the result", func(t *testing.T) { failAndRetry(t, p, before, fault{FailPrint: true}) })
-		})
-	}
-}
-
-// TestKilledWithDelegatedIPAM kills ADD before each of its steps. DEL then leaves nothing, and the next ADD works.
-func TestKilledWithDelegatedIPAM(t *testing.T) {
-	h := newHost(t)
-	for _, kind := range delegates {
-		t.Run(kind, func(t *testing.T) {
-			h.path, _ = installIPAMScript(t, kind, assignAddress)
-			p := h.pod(t, "c1", with(with(single("1.1.0"), "ipam", object{"type": kind}), "runtimeConfig.portMappings", webPort))
-			before := h.snapshot(t, p.Namespace)
-			for _, step := range learnAddSteps(t, p) {
-				t.Run("before "+step, func(t *testing.T) {
+				t.Run("killed before "+step, func(t *testing.T) {
 					if call, stopped := p.addWithFault(t, fault{KillBefore: step}); stopped || call.Exit != -1 {
 						t.Fatalf("ADD: got %+v, want SIGKILL", call)
 					}
@@ -152,6 +138,7 @@ func TestKilledWithDelegatedIPAM(t *testing.T) {
 					h.wantUnchanged(t, before, p.Namespace)
 				})
 			}
+			t.Run("print the result", func(t *testing.T) { failAndRetry(t, p, before, fault{FailPrint: true}) })
 		})
 	}
 }

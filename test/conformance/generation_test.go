@@ -13,7 +13,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// generation returns the number by which the programs tell whether a kept decision still counts.
+// generation returns the number by which the programs recognize whether a cached decision is still valid.
 func (h *host) generation(t *testing.T) (generation uint64) {
 	t.Helper()
 	withDatapath(t, h, func(d *loader.Datapath) error {

@@ -91,9 +91,10 @@ func TestLogOnStderr(t *testing.T) {
 		name string
 		conf object
 		word string // on stderr
+		file any    // for DEL
 	}{
-		{"level without file", with(single("1.1.0"), "logLevel", "debug"), "create the veth pair"},
-		{"file that cannot be written", with(single("1.1.0"), "logFile", "/run/absent/log"), `logFile \"/run/absent/log\": expected a file that can be written`},
+		{"level without file", with(single("1.1.0"), "logLevel", "debug"), "create the veth pair", 7},
+		{"file that cannot be written", with(single("1.1.0"), "logFile", "/run/absent/log"), `logFile \"/run/absent/log\": expected a file that can be written`, makePipe(t)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := h.pod(t, "c1", test.conf)
@@ -103,7 +104,7 @@ func TestLogOnStderr(t *testing.T) {
 				t.Errorf("stderr: got %s, want %q", call.Stderr, test.word)
 			}
 			before := h.snapshot(t)
-			p.conf = with(with(p.conf, "logFile", 7), "logLevel", "loud")
+			p.conf = with(with(p.conf, "logFile", test.file), "logLevel", "loud")
 			wantSuccess(t, p.try(t, "DEL"), "")
 			if _, removed := before.Compare(h.snapshot(t)); len(removed) == 0 {
 				t.Error("removed by DEL: got nothing, want the container's state")

@@ -232,3 +232,21 @@ func (p *pod) vanish(t *testing.T) {
 		return err
 	})
 }
+
+// wantFetch fetches a page from host port 8080, in both families, from the outside. The server must see the
+// client's own address.
+func wantFetch(t *testing.T, h *host, server *testenv.Namespace, result *types100.Result) {
+	t.Helper()
+	for _, addr := range addresses(result) {
+		testenv.ServeHTTP(t, server, netip.AddrPortFrom(addr, 80))
+	}
+	for _, f := range testenv.Families {
+		url := "http://" + netip.AddrPortFrom(f.Node, 8080).String() + "/"
+		seen, err := testenv.HTTPGet(testenv.Context(t), h.Outside, url)
+		if err != nil {
+			t.Errorf("get %s: %v", url, err)
+		} else if !strings.Contains(seen, f.Outside.String()) {
+			t.Errorf("server sees %s, want %s", seen, f.Outside)
+		}
+	}
+}

@@ -1,6 +1,9 @@
 package conformance
 
 import (
+	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -8,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 const (
@@ -41,16 +46,20 @@ func TestREADMEIsShort(t *testing.T) {
 	}
 }
 
-var relativeLink = regexp.MustCompile(`\]\(([^)#:]*)(#[^)]*)?\)`)
-
-// TestREADMELinks requires that links between documents lead to files and to sections that exist.
-func TestREADMELinks(t *testing.T) {
-	var files []string
+// documents returns all of the repository.
+func documents() (files []string) {
 	for _, pattern := range []string{"*", "*/*", "*/*/*", "*/*/*/*"} {
 		found, _ := filepath.Glob(filepath.Join(repository, pattern+".md"))
 		files = append(files, found...)
 	}
-	for _, file := range files {
+	return files
+}
+
+var relativeLink = regexp.MustCompile(`\]\(([^)#:]*)(#[^)]*)?\)`)
+
+// TestREADMELinks requires that links between documents lead to files and to sections that exist.
+func TestREADMELinks(t *testing.T) {
+	for _, file := range documents() {
 		for _, match := range relativeLink.FindAllStringSubmatch(string(readFile(t, file)), -1) {
 			target := file
 			if match[1] != "" {
@@ -62,6 +71,108 @@ func TestREADMELinks(t *testing.T) {
 				t.Errorf("%s: %s has no section for the link #%s", file, target, anchor)
 			}
 		}
+	}
+}
+
+// listed is what runs a block of commands that are all of this project's own tools: `make test` and .ci/run run some of
+// them, and the others take long or need a quiet machine. TestREADMECommands wants their targets and tests to exist.
+const listed = "make"
+
+// commandTests are the tests that run the blocks of commands of each document as they are written, in their order.
+var commandTests = map[string][]string{
+	"README.md":                            {"TestQuickStart", "TestQuickStart"},
+	"cmd/release/README.md":                {"TestQuickStart"},
+	"cmd/ebpfnet-node/README.md":           {"TestDoctorPeers"},
+	"cmd/ebpfnet-node/manifests/README.md": {"TestREADME", "TestREADME"},
+	"cmd/ebpfnetctl/README.md":             {"TestREADMEOnNode"},
+	"plugin/README.md":                     {"TestREADMEOnNode"},
+	"test/README.md":                       {listed, listed},
+	"test/kube/README.md":                  {listed},
+	"test/runtimes/README.md":              {listed},
+	"test/vm/README.md":                    {listed},
+}
+
+// TestREADMECommands wants a test for each block of commands of each document.
+func TestREADMECommands(t *testing.T) {
+	code := map[string]string{} // of the tests
+	err := filepath.WalkDir(repository, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, "_test.go") {
+			code[path] = string(readFile(t, path))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range documents() {
+		name, _ := filepath.Rel(repository, file)
+		blocks := testenv.Commands(t, file)
+		if len(blocks) != len(commandTests[name]) {
+			t.Errorf("%s: got %d blocks of commands and %d tests of them", name, len(blocks), len(commandTests[name]))
+			continue
+		}
+		for i, test := range commandTests[name] {
+			if test == listed {
+				checkCommands(t, name, blocks[i], code)
+			} else if !slices.ContainsFunc(slices.Collect(maps.Values(code)), func(text string) bool {
+				return strings.Contains(text, "func "+test+"(") && strings.Contains(text, "README.md")
+			}) {
+				t.Errorf("%s: no %s that reads a README.md", name, test)
+			}
+		}
+	}
+}
+
+var (
+	makeTarget = regexp.MustCompile(`\bmake((?: [a-z][a-z0-9-]*)+)`)
+	changeDir  = regexp.MustCompile(`(?m)^cd \S+ *(#.*)?$`)
+	testName   = regexp.MustCompile(`(?:-run|-fuzz|test\.run) '\^?(\w+)`)
+)
+
+// checkCommands wants the targets of make and the tests in a block to exist.
+func checkCommands(t *testing.T, name, block string, code map[string]string) {
+	t.Helper()
+	makefile := string(readFile(t, repository+"/Makefile"))
+	found := 0
+	for _, match := range makeTarget.FindAllStringSubmatch(block, -1) {
+		for target := range strings.FieldsSeq(match[1]) {
+			if found++; !regexp.MustCompile(`(?m)^` + target + `( [a-z-]+)*:`).MatchString(makefile) {
+				t.Errorf("%s: the Makefile has no target %s", name, target)
+			}
+		}
+	}
+	for _, match := range testName.FindAllStringSubmatch(block, -1) {
+		if found++; match[1] != "" && !strings.Contains(fmt.Sprint(code), "func "+match[1]+"(") {
+			t.Errorf("%s: there is no test %s", name, match[1])
+		}
+	}
+	if lines := strings.Split(strings.TrimSpace(changeDir.ReplaceAllString(block, "")), "\n"); found < len(lines) {
+		t.Errorf("%s: got targets and tests in %d lines, want them in all:\n%s", name, found, block)
+	}
+}
+
+// TestREADMEOnNode runs commands that name a container or read what ebpfnetctl prints.
+func TestREADMEOnNode(t *testing.T) {
+	h := newHost(t)
+	h.pod(t, "CONTAINER", dual("1.1.0")).add(t)
+	h.pod(t, "web", with(dual("1.1.0"), "runtimeConfig.portMappings", list{object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}})).add(t)
+	var output []byte
+	for _, file := range []string{"plugin/README.md", "cmd/ebpfnetctl/README.md"} {
+		for _, block := range testenv.Commands(t, repository+"/"+file) {
+			cmd := h.Node.Command(testenv.Context(t), "bash", "-eo", "pipefail", "-c", block)
+			cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(testenv.Build(t, "./cmd/ebpfnetctl"))+":"+os.Getenv("PATH"))
+			printed, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Errorf("%s: %v: %s", block, err, printed)
+			}
+			output = append(output, printed...)
+		}
+	}
+	if want := "tcp 8080 10.88.0.3 80"; !strings.Contains(string(output), want) {
+		t.Errorf("got %s, want %q", output, want)
+	}
+	if text := mustCtl(t, h, "attachments"); !strings.Contains(text, "isolated") {
+		t.Errorf("got %s, want the policy", text)
 	}
 }
 

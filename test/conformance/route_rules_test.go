@@ -29,7 +29,7 @@ func (h *host) wantRules(t *testing.T, when string, want maps.RouteRules) {
 	})
 }
 
-// TestRouteRules adds and deletes policy rules. STATUS tells the programs of those that they cannot follow, and
+// TestRouteRules adds and deletes policy rules. STATUS informs the programs of those that they cannot follow, and
 // a change makes a new generation.
 func TestRouteRules(t *testing.T) {
 	h := newHost(t)

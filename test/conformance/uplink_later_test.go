@@ -9,10 +9,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -44,6 +47,29 @@ func TestUplinkComesUpLater(t *testing.T) {
 			h.ConfigureSecondUplink(t)
 			testenv.Require(t, testenv.FIBSource) // else the next call notes the address
 			wantPing(t, p.Namespace, testenv.SecondOutsideAddr4, testenv.SecondOutsideAddr6)
+		})
+	}
+}
+
+// TestVethBecomesUplink has a veth of the host that gets an address after an ADD, as in nodes that are containers. Without a
+// hook of udev, status and doctor name it, and any later ADD attaches the programs.
+func TestVethBecomesUplink(t *testing.T) {
+	for _, address := range []string{"203.0.113.9/24", "2001:db8:113::9/64"} {
+		t.Run(address, func(t *testing.T) {
+			h := newHost(t)
+			h.pod(t, "c1", dual("1.1.0")).add(t)
+			for _, line := range []string{"link add up1 type veth peer name up2", "link set up2 up", "link set up1 up", "addr add " + address + " dev up1"} {
+				if _, err := h.Node.Run(testenv.Context(t), "ip", strings.Fields(line)...); err != nil {
+					t.Fatal(err)
+				}
+			}
+			h.wantCtl(t, 0, []string{"status"}, "not healthy", "missing: programs of the new uplink up1 (`ebpfnetctl repair` attaches it)")
+			if _, found, _ := h.ctl(t, "doctor"); !strings.Contains(found, "uplink up1 is new and has no programs yet") {
+				t.Errorf("got %s, want the new uplink in it", found)
+			}
+			h.pod(t, "c2", dual("1.1.0")).add(t)
+			h.wantUplinks(t, testenv.UplinkName, "up1")
+			h.wantCtl(t, 0, []string{"status"}, "ebpfnet      healthy")
 		})
 	}
 }
@@ -132,4 +158,61 @@ func TestNamedUplinkComesLater(t *testing.T) {
 			h.wantUplinks(t, testenv.UplinkName, "wan0")
 		})
 	}
+}
+
+// TestUplinkReattached detaches a program from the uplink. CHECK must report it, and the next ADD or STATUS must
+// attach it again.
+func TestUplinkReattached(t *testing.T) {
+	testenv.Require(t, testenv.TCX)
+	const rounds = 5 // the kernel detaches programs asynchronously
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.0.0"))
+	p.add(t)
+	for round := range rounds {
+		removePin("uplink-*-to_uplink")(t, p, nil)
+		wantError(t, p.try(t, "CHECK"), cnierr.CodeDiffers, testenv.UplinkName, "programs")
+		testenv.Eventually(t, "the program to be detached", func() error { return h.wantPrograms(ebpf.AttachTCXEgress, 0) })
+
+		other := h.pod(t, "c2", dual("1.0.0"))
+		if round%2 == 0 {
+			other.add(t)
+		} else {
+			wantSuccess(t, h.status(t, dual("1.1.0")), "")
+		}
+		for _, place := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			testenv.Eventually(t, "the uplink's programs", func() error { return h.wantPrograms(place, 1) })
+		}
+		wantSuccess(t, p.try(t, "CHECK"), "")
+		wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
+		other.del(t)
+	}
+}
+
+// wantPrograms compares the number of programs on the node's uplink.
+func (h *host) wantPrograms(place ebpf.AttachType, want int) error {
+	device, err := h.Node.Netlink().LinkByName(testenv.UplinkName)
+	if err != nil {
+		return err
+	}
+	return h.Node.Do(func() error {
+		attached, err := link.QueryPrograms(link.QueryOptions{Target: device.Attrs().Index, Attach: place})
+		if err == nil && len(attached.Programs) != want {
+			err = fmt.Errorf("programs on %s: got %d, want %d", place, len(attached.Programs), want)
+		}
+		return err
+	})
+}
+
+// TestLoopbackReattached is the same for the program on lo, which serves the host's own access to host ports.
+func TestLoopbackReattached(t *testing.T) {
+	testenv.Require(t, testenv.TCX)
+	h := newHost(t)
+	p := h.pod(t, "c1", withPort(dual("1.1.0"), 8080))
+	result := p.add(t)
+	removePin("loopback-to_loopback")(t, p, nil)
+	wantError(t, p.try(t, "CHECK"), cnierr.CodeDiffers, "loopback", "program")
+	wantSuccess(t, h.status(t, dual("1.1.0")), "")
+	wantSuccess(t, p.try(t, "CHECK"), "")
+	wantFetch(t, h, p.Namespace, result)
+	p.del(t)
 }

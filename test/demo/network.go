@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -24,7 +23,7 @@ var oldestKernel = testenv.Version{Major: 5, Minor: 10}
 // prepare builds the machines.
 func (d *demo) prepare(conflist string) error {
 	release := testenv.KernelRelease()
-	list, err := readConflist(conflist)
+	list, err := os.ReadFile(conflist)
 	if err := errors.Join(err, checkKernel(release)); err != nil {
 		return fmt.Errorf("cannot run here: %w", err)
 	}
@@ -55,34 +54,6 @@ func checkKernel(release string) error {
 		return errors.New("the demo needs IPv6, and this kernel runs without it (ipv6.disable=1 on its command line?)")
 	}
 	return nil
-}
-
-// readConflist refuses a network that cannot show what the demo is about.
-func readConflist(path string) ([]byte, error) {
-	content, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	var list struct {
-		Plugins []struct {
-			Type         string
-			IPMasq       bool
-			Capabilities struct{ PortMappings bool }
-			IPAM         struct{ DataDir string }
-		}
-	}
-	if err := json.Unmarshal(content, &list); err != nil {
-		return nil, fmt.Errorf("parse %s: %w", path, err)
-	}
-	switch {
-	case len(list.Plugins) == 0 || list.Plugins[0].Type != "ebpfnet":
-		return nil, fmt.Errorf(`%s: the first of "plugins" must be of type "ebpfnet"`, path)
-	case !list.Plugins[0].IPMasq || !list.Plugins[0].Capabilities.PortMappings:
-		return nil, fmt.Errorf(`%s: the demo needs "ipMasq" and the capability "portMappings"`, path)
-	case list.Plugins[0].IPAM.DataDir != "":
-		return nil, fmt.Errorf(`%s: "ipam.dataDir" is a directory of this host, which the demo does not change: remove it`, path)
-	}
-	return content, nil
 }
 
 // serve starts servers that reply with their name and the client's address.

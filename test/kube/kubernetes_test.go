@@ -33,7 +33,6 @@ func TestKubernetes(t *testing.T) {
 		{"probes", (*cluster).testProbes},
 		{"exec and port-forward", (*cluster).testExec},
 		{"containerd and kubelet killed under traffic", (*cluster).testRestart},
-		{"pods come and go", (*cluster).testChurn},
 		{"agents deleted under traffic", (*cluster).testAgentsDeleted},
 		{"not ready after a boot without an agent", (*cluster).testUnsynced},
 		{"node removed and back", (*cluster).testNodeRemoved},
@@ -400,7 +399,7 @@ func (c *cluster) testUnsynced() {
 	flow.end(c.t)
 }
 
-// testNodeRemoved removes a node: the others forget it, and their traffic goes on. It comes back and is reached again.
+// testNodeRemoved removes a node: the others forget it, and their traffic continues. It comes back and is reached again.
 func (c *cluster) testNodeRemoved() {
 	pods := c.web()
 	first, third := c.nodes[0], c.nodes[2]

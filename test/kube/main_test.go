@@ -29,7 +29,6 @@ var (
 	proxyMode = flag.String("proxy-mode", "nftables", "kube-proxy's `MODE`")
 	agentMode = flag.String("mode", "tunnel", "the agent's `MODE`: tunnel or auto")
 	ipFamily  = flag.String("families", "IPv4,IPv6", "`FAMILIES` of nodes, pods and services; the API server has the first")
-	churn     = flag.Int("churn", 30, "how many pods come and go in TestKubernetes, `N` tens")
 	e2eFocus  = flag.String("e2e", "", "`EXPRESSION` of those of Kubernetes' own tests to run (default: all that fit)")
 )
 

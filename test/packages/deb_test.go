@@ -88,7 +88,7 @@ func TestRemoveLeavesOthers(t *testing.T) {
 	}
 	h.run(t, []string{"dpkg", "--purge", "ebpfnet"})
 	files := h.files(t)
-	for _, file := range append(others, "/opt/cni/bin/ebpfnet-ipam", "/var/lib/cni/networks/pods/10.88.0.2") {
+	for _, file := range append(others, "/opt/cni/bin/ebpfnet-ipam", "/var/lib/cni/networks/pods/10.84.0.2") {
 		if !files[file] {
 			t.Errorf("%s: purged, want it to stay", file)
 		}

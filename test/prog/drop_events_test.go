@@ -53,7 +53,7 @@ func (r *eventReader) enter(state bpf.DropReader) error {
 	return errors.Join(err, r.h.programs.Maps[bpf.MapDropReader].Put(uint32(0), state))
 }
 
-// read returns all that was told.
+// read returns all reported events.
 func (r *eventReader) read() (events []bpf.DropEvent, err error) {
 	for {
 		record, err := r.ring.Read()
@@ -183,7 +183,8 @@ func forged(s testenv.Sender) []byte {
 	return all[slices.IndexFunc(all, func(f testenv.Frame) bool { return f.Name == "another container's IPv4 address" })].Bytes
 }
 
-// TestDropEventsOfRewrite has the kernel refuse to send a packet again, because its device is down.
+// TestDropEventsOfRewrite has the kernel refuse to send a packet again, because its device is down. A fragment that
+// waits, of any direction, is no drop.
 func TestDropEventsOfRewrite(t *testing.T) {
 	h := newHost(t)
 	r := h.newEventReader(t)
@@ -203,8 +204,15 @@ func TestDropEventsOfRewrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := h.runInside(bpf.ProgFromUplink, frames[1]); err != nil {
+	waiting, err := testenv.Fragment(s.packet(outgoing, false).MustBuild(), 8, 55)
+	if err != nil {
 		t.Fatal(err)
+	}
+	for program, frame := range map[string][]byte{bpf.ProgFromUplink: frames[1], bpf.ProgToUplink: waiting[1]} {
+		verdict, _, err := h.runInside(program, frame)
+		if err := errors.Join(err, checkVerdict(verdict, verdictDrop)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := h.Netlink().LinkSetDown(uplink); err != nil {
 		t.Fatal(err)

@@ -340,6 +340,8 @@ var reasons = map[string]bpf.Reason{
 	"tunnel":       bpf.ReasonTunnel,
 	"bridge":       bpf.ReasonBridge,
 	"node":         bpf.ReasonNode,
+	"no endpoint":  bpf.ReasonNoEndpoint,
+	"own source":   bpf.ReasonOwnSource,
 }
 
 // checkCounters wants drop_totals to count one packet of size bytes under reason, or none for "".

@@ -268,7 +268,6 @@ func outsideToPodRows() []fastPathRow {
 		{name: "to a pod, by another uplink", known: outsideToPod.byAnotherUplink(), in: "remote:5000 > pod:80"},
 		{name: "to a pod, too long for the receiver", known: outsideToPod, in: "remote:5000 > pod:80", edit: func(p *testenv.Packet) { p.Payload = strings.Repeat("x", podMTU) }},
 		{name: "always, a reply", path: always, flows: masqueraded, in: "remote:80 > node:20000", out: "remote:80 > pod:4000"},
-		{name: "always, to a pod with another pod's source", path: always, in: "pod2:5000 > pod:80"},
 		{name: "always, to a pod with the host's source", path: always, in: "node:5000 > pod:80"},
 		{name: "always, to a pod with its gateway's source", path: always, in: "podgw:5000 > pod:80"},
 		{name: "always, to a pod from an unreachable source", path: always, in: "refused:5000 > pod:80"},

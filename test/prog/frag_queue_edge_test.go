@@ -266,7 +266,7 @@ func TestFragmentQueuePlaces(t *testing.T) {
 	}
 }
 
-// queues runs a program on a fragment, and wants so many to wait then.
+// queues runs a program on a fragment, and compares the number of fragments that wait afterwards.
 func (h *host) queues(program string, frame []byte, want int) error {
 	_, _, err := h.runInside(program, frame)
 	waiting, errRead := contents[bpf.FragQueueKey, bpf.QueuedFrag](h.programs.Maps[bpf.MapFragQueue])

@@ -86,7 +86,7 @@ func untestable(program string, frame []byte) bool {
 	return len(frame) == etherLen
 }
 
-// cut truncates the frame to so many bytes behind the IP header.
+// cut truncates the frame after the given number of bytes behind the IP header.
 func cut(keep int) func(scene, []byte) []byte {
 	return func(_ scene, frame []byte) []byte { return frame[:headerLenOf(frame)+keep] }
 }
@@ -95,7 +95,33 @@ func cut(keep int) func(scene, []byte) []byte {
 func extended(s scene, frame []byte) []byte { return extend(s, frame, unix.IPPROTO_HOPOPTS, 1) }
 func routed(s scene, frame []byte) []byte   { return extend(s, frame, unix.IPPROTO_ROUTING, 1) }
 
-// extend inserts a header of so many units of 8 bytes behind the IPv6 header, padded by PadN options.
+// withHeaders inserts count headers of a kind behind the IPv6 header.
+func withHeaders(count int, kind byte) func(scene, []byte) []byte {
+	return func(s scene, frame []byte) []byte {
+		for range count {
+			frame = extend(s, frame, kind, 1)
+			if kind == unix.IPPROTO_FRAGMENT { // of a packet in one piece
+				clear(frame[s.headerLen()+1:][:7])
+			}
+		}
+		return frame
+	}
+}
+
+// timestamp makes an echo request a message that is neither an echo nor an error.
+func timestamp(s scene, frame []byte) []byte {
+	frame[headerLenOf(frame)] = map[string]byte{"v4": 13, "v6": 139}[s.name] // of ICMPv6: a node information query
+	return frame
+}
+
+// priority puts the frame behind a tag of VLAN 0, as it is when the kernel has removed another one.
+func priority(etherType uint16) func(scene, []byte) []byte {
+	return func(_ scene, frame []byte) []byte {
+		return slices.Insert(frame, 12, byte(etherType>>8), byte(etherType), 0xe0, 0)
+	}
+}
+
+// extend inserts a header of the given number of 8-byte units behind the IPv6 header, padded by PadN options.
 func extend(s scene, frame []byte, kind byte, units int) []byte {
 	header := make([]byte, 8*units)
 	header[0], header[1], header[2], header[3] = frame[20], byte(units-1), 1, byte(8*units-4)

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -152,6 +154,40 @@ func fromUplinkToEndpoints() []row {
 			name: "a pod without ipMasq that has a host port will reply from its own address", on: withPorts, ports: []hostPort{{host: "any:8080", to: "plain:80"}},
 			in: "remote:5000 > plain:80",
 		},
+	}
+}
+
+func TestFromUplinkForged(t *testing.T) { runRows(t, bpf.ProgFromUplink, fromUplinkForged()) }
+
+// Nobody outside has the address of a container of this host. No header hides the sender.
+func fromUplinkForged() []row {
+	const forged = "pod2:5000 > pod:80"
+	drop := func(name string, r row) row {
+		if r.in == "" {
+			r.in = forged
+		}
+		r.name, r.drop = name, "own source"
+		return r
+	}
+	broadcast := testenv.MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	return []row{
+		drop("to a container", row{}),
+		drop("to the host", row{in: "pod2:5000 > node:80"}),
+		drop("to a host port", row{in: "pod2:5000 > node:8080", ports: []hostPort{{host: "any:8080", to: "pod:80"}}}),
+		drop("to a hairpin client", row{in: "pod2:80 > podgw:20000", on: withPorts, flows: hairpin("pod:5000", "node:8080", "podgw:20000", "pod2:80"), reply: true}),
+		drop("to another host", row{in: "pod2:5000 > onlink:80"}),
+		drop("a protocol without ports", row{on: withoutPorts}),
+		drop("a first fragment", row{on: withPorts, raw: fragment(0)}),
+		drop("a later fragment", row{on: withPorts, raw: fragment(1)}),
+		drop("no echo", row{on: []proto{echo}, raw: timestamp}),
+		drop("a routing header", row{only: "v6", raw: routed}),
+		drop("three options", row{only: "v6", raw: withHeaders(3, unix.IPPROTO_DSTOPTS)}),
+		drop("a header that is cut", row{on: withPorts, raw: cut(4)}),
+		drop("in a broadcast frame", row{ether: true, in: "pod2:5000 > node:80", edit: to(broadcast)}),
+		drop("received again", row{tag: func(scene, testenv.Packet) uint32 { return tagAdmitted }}),
+		{name: "in a frame for another host", ether: true, in: forged, edit: to(testenv.MAC{2, 0xee, 0, 0, 0, 1})},
+		{name: "behind a second tag of VLAN 0", ether: true, in: forged, raw: priority(unix.ETH_P_8021Q), drop: "headers"},
+		{name: "behind 802.1ad in VLAN 0", ether: true, in: forged, raw: priority(unix.ETH_P_8021AD), drop: "headers"},
 	}
 }
 

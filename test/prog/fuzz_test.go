@@ -214,9 +214,9 @@ func (h *host) feed(frame []byte) error {
 }
 
 // mayDrop checks the counters after a packet ended: one drop is counted, or none for a
-// fragment, which may be queued. Packets from the outside are never counted.
+// fragment, which may be queued. From the outside, only frames with a container's address or two tags are dropped.
 func (h *host) mayDrop(program string, frame []byte) error {
-	counted := uint64(0)
+	counted, forged := uint64(0), uint64(0)
 	for _, reason := range reasons {
 		var perCPU []bpf.DropCount
 		if err := h.programs.Maps[bpf.MapDropTotals].Lookup(uint32(reason), &perCPU); err != nil {
@@ -224,6 +224,9 @@ func (h *host) mayDrop(program string, frame []byte) error {
 		}
 		for _, counter := range perCPU {
 			counted += counter.Packets
+			if reason == bpf.ReasonOwnSource || reason == bpf.ReasonHeaders {
+				forged += counter.Packets
+			}
 		}
 	}
 	if err := h.clearCounters(); err != nil {
@@ -231,7 +234,7 @@ func (h *host) mayDrop(program string, frame []byte) error {
 	}
 	fromOutside := program == bpf.ProgFromUplink || program == bpf.ProgFromUplinkL3
 	switch {
-	case counted > 1, counted == 1 && fromOutside:
+	case counted > 1, counted > forged && fromOutside:
 		return fmt.Errorf("dropped, and counted %d times", counted)
 	case counted == 0 && !isFragment(program, frame):
 		return errors.New("dropped, but not counted")

@@ -190,7 +190,7 @@ func (h *cacheHost) start(s scene, path bpf.FastPath) error {
 
 // forget removes the entries of the forwarding cache, which count the packets of former connections, too, and the
 // notes about tuples.
-func (h *cacheHost) forget() error {
+func (h *host) forget() error {
 	notes := h.programs.Maps[bpf.MapTupleNotes]
 	places := make([]uint32, notes.MaxEntries())
 	for i := range places {

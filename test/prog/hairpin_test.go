@@ -113,6 +113,11 @@ func TestHostPortFromContainer(t *testing.T) {
 			after: hairpin("pod:5000", "podgw:8080", "podgw:*", "pod2:80"),
 		},
 		{
+			name: "another pod's, on a gateway's address without pods near it", on: withPorts, ports: ports,
+			in: "pod:5000 > podgw2:8080", out: "podgw:* > pod2:80", redirect: true,
+			after: hairpin("pod:5000", "podgw2:8080", "podgw:*", "pod2:80"),
+		},
+		{
 			name: "another pod's, on an exact address", on: withPorts, ports: []hostPort{{host: "node2:8080", to: "pod2:80"}},
 			in: "plain:5000 > node2:8080", out: "podgw:* > pod2:80", redirect: true,
 			after: hairpin("plain:5000", "node2:8080", "podgw:*", "pod2:80"),
@@ -148,6 +153,7 @@ func TestHostPortFromContainer(t *testing.T) {
 		{name: "port on 127.0.0.1, destination the node's address", on: withPorts, ports: []hostPort{{host: "loopback:8080", to: "pod2:80"}}, in: "pod:5000 > node:8080"},
 		{name: "destination outside", on: withPorts, ports: ports, in: "pod:5000 > remote:8080"},
 		{name: "destination in the uplink's network", on: withPorts, ports: ports, in: "pod:5000 > onlink:8080"},
+		{name: "destination no pod", on: withPorts, ports: ports, in: "pod:5000 > nopod:8080"},
 		{name: "destination another pod", on: withPorts, ports: ports, in: "pod:5000 > plain:8080"},
 		{name: "destination loopback", on: withPorts, ports: ports, in: "pod:5000 > loopback:8080"},
 		{name: "destination broadcast", on: withPorts, only: "v4", ports: ports, in: "pod:5000 > 255.255.255.255:8080"},

@@ -40,6 +40,10 @@ func hostMasquerade() []row {
 			name: "translated by the host, for another host", forwarded: true, in: sent, after: []flow{ours},
 		},
 		{
+			name: "translated by the host, its flow is in flows_backup", on: []proto{tcp}, forwarded: true, backup: []flow{ours.established()},
+			in: sent, edit: isSegment, after: []flow{ours.established()},
+		},
+		{
 			name: "the host's own flow", flows: []flow{ours.established().idleFor(10 * time.Second)}, edit: isSegment, in: sent,
 			after: []flow{ours.established().streaming()},
 		},
@@ -105,7 +109,7 @@ func hostMasquerade() []row {
 // TestHostMasqueradeReplies has replies to a host connection that was moved to another port.
 func TestHostMasqueradeReplies(t *testing.T) {
 	moved := snat("remote:80", "node:20000", "node:5000")
-	pods := snat("remote:80", "node:5000", "pod:4000")
+	pods, ours := snat("remote:80", "node:5000", "pod:4000"), claim("remote:80", "node:5000")
 	runRows(t, bpf.ProgFromUplink, []row{
 		{
 			name: "the host's reply", on: withPorts, flows: []flow{pods.idleFor(10 * time.Second), moved.idleFor(10 * time.Second)},
@@ -118,6 +122,11 @@ func TestHostMasqueradeReplies(t *testing.T) {
 			after: []flow{pods.accepted().streaming(), moved.idleFor(10 * time.Second)},
 		},
 		{name: "a reply to a connection that was not moved", in: "remote:80 > node:5000", reply: true},
+		{
+			name: "a reply to the host's flow", flows: []flow{ours}, in: "remote:80 > node:5000", reply: true,
+			after: []flow{ours.accepted()},
+		},
+		{name: "a reply to the host's expired flow", flows: []flow{ours.idleFor(6 * day)}, in: "remote:80 > node:5000", reply: true},
 	})
 }
 

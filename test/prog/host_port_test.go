@@ -38,6 +38,11 @@ func hostPortFromUplink() []row {
 			after: []flow{dnat("remote:5000", "pod:80", "vip:8080")},
 		},
 		{
+			name: "on any address, one in the pods' subnet", on: withPorts, ports: toAny,
+			in: "remote:5000 > podgw2:8080", out: "remote:5000 > pod:80",
+			after: []flow{dnat("remote:5000", "pod:80", "podgw2:8080")},
+		},
+		{
 			name: "on any address, one beside others of the host", on: withPorts, ports: toAny,
 			in: "remote:5000 > crowded:8080", out: "remote:5000 > pod:80",
 			after: []flow{dnat("remote:5000", "pod:80", "crowded:8080")},

@@ -56,7 +56,7 @@ func newHost(t testing.TB) *host {
 		t.Fatalf("load the datapath: %v", err)
 	}
 	h := &host{Namespace: testenv.New(t, "node"), programs: programs, portNumbers: map[uint32]uint64{}}
-	if err := errors.Join(h.clear(), h.emptyForwardingCache(), h.connect(), h.setProbes(longAhead)); err != nil {
+	if err := errors.Join(h.clear(), h.emptyForwardingCache(), h.forget(), h.connect(), h.setProbes(longAhead)); err != nil {
 		t.Fatalf("build the host: %v", err)
 	}
 	testenv.Eventually(t, "the node's addresses", h.ready)
@@ -161,8 +161,9 @@ func (h *host) connect() error {
 				HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 9},
 			}),
 			h.AddRoute(netip.PrefixFrom(f.addr("any"), 0), gateway),
-			h.addRouteType(f.addr("blackhole"), unix.RTN_BLACKHOLE),
-			h.addRouteType(f.addr("refused"), unix.RTN_UNREACHABLE),
+			h.addRouteType(alone(f.addr("blackhole")), unix.RTN_BLACKHOLE),
+			h.addRouteType(alone(f.addr("refused")), unix.RTN_UNREACHABLE),
+			h.addRouteType(around(f.addr("podgw")), unix.RTN_UNREACHABLE),
 		)
 		for pod := range owners {
 			errs = append(errs, h.Netlink().RouteAdd(&netlink.Route{
@@ -230,13 +231,19 @@ func (h *host) addAddr(name string, addr netip.Addr) error {
 	return h.Netlink().AddrAdd(&netlink.Device{LinkAttrs: *link}, &netlink.Addr{IPNet: ipNet, Flags: flags})
 }
 
-func (h *host) addRouteType(addr netip.Addr, kind int) error {
-	return h.Netlink().RouteAdd(&netlink.Route{Dst: alone(addr), Type: kind})
+func (h *host) addRouteType(dst *net.IPNet, kind int) error {
+	return h.Netlink().RouteAdd(&netlink.Route{Dst: dst, Type: kind})
 }
 
 // alone returns the prefix of one address.
 func alone(addr netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}
+}
+
+// around returns a prefix with 256 addresses.
+func around(addr netip.Addr) *net.IPNet {
+	mask := net.CIDRMask(addr.BitLen()-8, addr.BitLen())
+	return &net.IPNet{IP: net.IP(addr.AsSlice()).Mask(mask), Mask: mask}
 }
 
 // device returns the device to which a program would be attached.

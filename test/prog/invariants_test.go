@@ -224,7 +224,7 @@ func (w *world) flowOf(key bpf.FlowKey, value bpf.Flow, timeouts []uint32, now u
 		f.reply.proto = unix.IPPROTO_ICMP
 	}
 	f.nat = placeOfWire(v6, value.NatAddr)
-	f.expired = now-value.LastSeen+1 >= timeouts[value.State] // a tick earlier, since time goes on
+	f.expired = now-value.LastSeen+1 >= timeouts[value.State] // a tick earlier, since time passes
 	f.dead = value.Owner != 0 && w.owner[f.nat%places] != value.Owner && w.owner[f.reply.src] != value.Owner && w.owner[f.reply.dst] != value.Owner
 	return f
 }

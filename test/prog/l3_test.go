@@ -53,6 +53,7 @@ func TestDevicesWithoutEthernet(t *testing.T) {
 		{"inbound replies", bpf.ProgFromUplinkL3, fromUplinkReplies()},
 		{"to endpoints", bpf.ProgFromUplinkL3, fromUplinkToEndpoints()},
 		{"to host ports", bpf.ProgFromUplinkL3, hostPortFromUplink()},
+		{"inbound, forged", bpf.ProgFromUplinkL3, fromUplinkForged()},
 		{"inbound, ignored", bpf.ProgFromUplinkL3, fromUplinkIgnores()},
 		{"masqueraded", bpf.ProgToUplinkL3, toUplinkMasquerades()},
 		{"masqueraded by address", bpf.ProgToUplinkL3, toUplinkByAddress()},

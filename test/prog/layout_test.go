@@ -66,10 +66,10 @@ func TestLayout(t *testing.T) {
 			bpf.Device{
 				Owner: 0x0102030405060708, Network: 0x11121314, Container: 0x2122232425262728, Flags: bpf.DeviceBridged,
 				Addr4: addr, Gateway6: addr6, Mac: [6]byte{1, 2, 3, 4, 5, 6}, IngressPolicy: bpf.PolicyIsolated,
-				RouteSet: 0x51525354,
+				RouteSet: 0x51525354, LinkLocal: 0x61626364,
 			},
 			"0807060504030201 14131211 02000000 00000000 00000000 0000ffff 08007109 " +
-				strings.Repeat("00000000", 8) + "20010db8 86dd0009 00000000 00000009 010203040506 02 00 2827262524232221 54535251 00000000",
+				strings.Repeat("00000000", 8) + "20010db8 86dd0009 00000000 00000009 010203040506 02 00 2827262524232221 54535251 64636261",
 		},
 		{
 			bpf.MapHostPorts, "key", bpf.HostPortKey{Addr: addr, Port: 8080, Protocol: 6},

@@ -36,7 +36,7 @@ func (h *host) probed(t *testing.T, s scene, pod string) (n int) {
 
 // TestMasqueradeProbesEnd has pods use up ports and release them. Once no flow that a packet may belong to can be
 // alive, nobody looks further for the ports of a new one, whichever of the two maps of notes says so. An entry behind a
-// free candidate tells how far.
+// free candidate shows how far.
 func TestMasqueradeProbesEnd(t *testing.T) {
 	h := newHost(t)
 	defer h.setProbes(longAhead)
@@ -101,7 +101,7 @@ func TestMasqueradeProbesPerPod(t *testing.T) {
 	})
 }
 
-// TestMasqueradeProbesLast has replies alone to a flow that has its third candidate. It goes on to be found there.
+// TestMasqueradeProbesLast has replies alone to a flow that has its third candidate. It is still found there.
 func TestMasqueradeProbesLast(t *testing.T) {
 	h := newHost(t)
 	defer h.setProbes(longAhead)

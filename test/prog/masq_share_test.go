@@ -117,7 +117,9 @@ func TestFlowsBackupFull(t *testing.T) {
 func newHostWithoutRoutes(t *testing.T) *host {
 	t.Helper()
 	h := newHost(t)
-	h.removeDefaultRoutes(t)
+	for _, f := range addressings {
+		h.removeDefaultRoute(t, f)
+	}
 	if err := h.reset(); err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +182,7 @@ func TestMasqueradeLosesSource(t *testing.T) {
 }
 
 // TestSpoofedByAnotherUplink has flows whose remote was reached by another uplink than the packet's
-// device, which the reverse path confirms or not. The packet goes on either way.
+// device, which the reverse path confirms or not. The packet passes either way.
 func TestSpoofedByAnotherUplink(t *testing.T) {
 	const elsewhere = 999
 	var rows []row

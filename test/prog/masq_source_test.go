@@ -2,7 +2,6 @@ package prog
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"testing"
 
@@ -13,164 +12,107 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// masqueradesAs checks the source address of a masqueraded packet, with uplink as the entry in
-// uplinks, or none. The entry of these tests has another address than the route, so that the packet
-// shows which of them was used.
-func (h *host) masqueradesAs(s scene, uplink *bpf.Uplink, want, drop string) error {
-	if err := h.reset(); err != nil {
-		return err
-	}
-	key := uint32(h.uplink.Index)
-	if err := h.programs.Maps[bpf.MapUplinks].Delete(key); err != nil {
-		return err
-	}
-	if uplink != nil {
-		if err := h.programs.Maps[bpf.MapUplinks].Put(key, uplink); err != nil {
-			return err
-		}
-	}
-	frame := s.packet(outgoing, false).MustBuild()
-	verdict, result, err := h.runInside(bpf.ProgToUplink, frame)
-	if err != nil {
-		return err
-	}
-	p, err := testenv.Decode(result)
-	if err != nil {
-		return err
-	}
-	if verdict == verdictNext && drop != "" {
-		return fmt.Errorf("packet left from %s, should be dropped", p.Src)
-	}
-	if err := errors.Join(checkVerdict(verdict, row{drop: drop}.verdict()), h.checkCounters(drop, len(frame))); err != nil {
-		return err
-	}
-	if drop == "" && p.Src != s.addr(want) {
-		return fmt.Errorf("source is %s, want %s (%s)", p.Src, want, s.addr(want))
-	}
-	return nil
-}
-
-var uplinkNode2 = &bpf.Uplink{Addr4: v4.wire("node2"), Addr6: v6.wire("node2")}
-
-func TestMasqSourceFromRoute(t *testing.T) {
-	testenv.Require(t, testenv.FIBSource)
-	h := newHost(t)
-	eachScene(t, nil, func(t *testing.T, s scene) {
-		if err := h.masqueradesAs(s, nil, "node", ""); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-func TestMasqSourcePreferredByRoute(t *testing.T) {
-	testenv.Require(t, testenv.FIBSource)
-	h := newHost(t)
-	for _, f := range addressings {
-		route := &netlink.Route{
-			Dst: alone(f.addr("remote")), LinkIndex: h.uplink.Index, Gw: f.addr("gateway").AsSlice(), Src: f.addr("node2").AsSlice(),
-		}
-		if err := h.Netlink().RouteAdd(route); err != nil {
-			t.Fatal(err)
-		}
-	}
-	eachScene(t, nil, func(t *testing.T, s scene) {
-		if err := h.masqueradesAs(s, nil, "node2", ""); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-// TestMasqSourceFromUplinkEntry has no route to the remote: all kernels use the entry.
-func TestMasqSourceFromUplinkEntry(t *testing.T) {
-	h := newHost(t)
-	h.removeDefaultRoutes(t)
-	eachScene(t, nil, func(t *testing.T, s scene) {
-		if err := h.masqueradesAs(s, uplinkNode2, "node2", ""); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-// TestMasqSourceRouteBeforeUplinkEntry has a route and an entry: the route takes precedence if the
-// kernel can look up its source.
-func TestMasqSourceRouteBeforeUplinkEntry(t *testing.T) {
-	want := "node2"
+// TestMasqSource masquerades by an uplink that has an entry or none, and a route or none.
+func TestMasqSource(t *testing.T) {
+	node2 := &bpf.Uplink{Addr4: v4.wire("node2"), Addr6: v6.wire("node2")}
+	before := "node2" // of a route and an entry
 	if testenv.FIBSource.Probe() == nil {
-		want = "node"
+		before = "node"
 	}
-	h := newHost(t)
-	eachScene(t, nil, func(t *testing.T, s scene) {
-		if err := h.masqueradesAs(s, uplinkNode2, want, ""); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-func TestMasqNoSource(t *testing.T) {
-	h := newHost(t)
-	h.removeDefaultRoutes(t)
-	for name, uplink := range map[string]*bpf.Uplink{"no entry": nil, "an entry without addresses": {}} {
-		t.Run(name, func(t *testing.T) {
+	for _, tc := range []struct {
+		name       string
+		needs      testenv.Feature // none: all kernels do the same
+		prepare    func(*host, *testing.T, addressing)
+		uplink     *bpf.Uplink // the entry
+		want, drop string
+	}{
+		{name: "a route", needs: testenv.FIBSource, want: "node"},
+		{name: "a route with a preferred source", needs: testenv.FIBSource, prepare: (*host).preferNode2, want: "node2"},
+		{name: "a route and an entry", uplink: node2, want: before},
+		{name: "an entry", prepare: (*host).removeDefaultRoute, uplink: node2, want: "node2"},
+		{name: "neither", prepare: (*host).removeDefaultRoute, drop: "no source"},
+		{name: "an entry without addresses", prepare: (*host).removeDefaultRoute, uplink: &bpf.Uplink{}, drop: "no source"},
+		{name: "a route, but no address of the host", prepare: (*host).removeAddrs, drop: "no source"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if tc.needs.Name != "" {
+				testenv.Require(t, tc.needs)
+			}
+			h := newHost(t)
+			for _, f := range addressings {
+				if tc.prepare != nil {
+					tc.prepare(h, t, f)
+				}
+			}
 			eachScene(t, nil, func(t *testing.T, s scene) {
-				if err := h.masqueradesAs(s, uplink, "", "no source"); err != nil {
-					t.Error(err)
+				key, uplinks := uint32(h.uplink.Index), h.programs.Maps[bpf.MapUplinks]
+				if err := errors.Join(h.reset(), uplinks.Delete(key)); err != nil {
+					t.Fatal(err)
+				}
+				if tc.uplink != nil {
+					if err := uplinks.Put(key, tc.uplink); err != nil {
+						t.Fatal(err)
+					}
+				}
+				frame := s.packet(outgoing, false).MustBuild()
+				verdict, result, err := h.runInside(bpf.ProgToUplink, frame)
+				if err := errors.Join(err, checkVerdict(verdict, row{drop: tc.drop}.verdict()), h.checkCounters(tc.drop, len(frame))); err != nil {
+					t.Fatal(err)
+				}
+				if p, err := testenv.Decode(result); err != nil || tc.drop == "" && p.Src != s.addr(tc.want) {
+					t.Errorf("source is %s (%v), want %s", p.Src, err, tc.want)
 				}
 			})
 		})
 	}
 }
 
-// TestMasqNoSourceDespiteRoute has a route, but only link-local addresses on the host, which no
-// router would forward.
-func TestMasqNoSourceDespiteRoute(t *testing.T) {
-	h := newHost(t)
-	for _, f := range addressings {
-		for _, link := range []*netlink.LinkAttrs{h.uplink, h.veth} {
-			h.removeAddrs(t, link, f)
-		}
-		route := &netlink.Route{Dst: alone(f.addr("remote")), LinkIndex: h.uplink.Index, Scope: netlink.SCOPE_LINK}
-		if err := h.Netlink().RouteReplace(route); err != nil {
-			t.Fatal(err)
-		}
-	}
-	eachScene(t, nil, func(t *testing.T, s scene) {
-		if err := h.masqueradesAs(s, nil, "", "no source"); err != nil {
-			t.Error(err)
-		}
+func (h *host) preferNode2(t *testing.T, f addressing) {
+	t.Helper()
+	err := h.Netlink().RouteAdd(&netlink.Route{
+		Dst: alone(f.addr("remote")), LinkIndex: h.uplink.Index, Gw: f.addr("gateway").AsSlice(), Src: f.addr("node2").AsSlice(),
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
-// removeAddrs removes all addresses but link-local ones.
-func (h *host) removeAddrs(t *testing.T, link *netlink.LinkAttrs, f addressing) {
+func (h *host) removeDefaultRoute(t *testing.T, f addressing) {
+	t.Helper()
+	any := f.addr("any")
+	err := h.Netlink().RouteDel(&netlink.Route{
+		Dst: &net.IPNet{IP: any.AsSlice(), Mask: net.CIDRMask(0, any.BitLen())}, Gw: f.addr("gateway").AsSlice(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// removeAddrs removes all addresses but link-local ones, which no router would forward, and adds a route to the
+// remote.
+func (h *host) removeAddrs(t *testing.T, f addressing) {
 	t.Helper()
 	kind := netlink.FAMILY_V4
 	if f.name == "v6" {
 		kind = netlink.FAMILY_V6
 	}
-	device := &netlink.Device{LinkAttrs: *link}
-	addrs, err := rtnl.Addresses(h.Netlink(), device, kind)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, addr := range addrs {
-		if addr.IP.IsLinkLocalUnicast() {
-			continue
-		}
-		if err := h.Netlink().AddrDel(device, &addr); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func (h *host) removeDefaultRoutes(t *testing.T) {
-	t.Helper()
-	for _, f := range addressings {
-		bits := f.addr("any").BitLen()
-		err := h.Netlink().RouteDel(&netlink.Route{
-			Dst: &net.IPNet{IP: f.addr("any").AsSlice(), Mask: net.CIDRMask(0, bits)}, Gw: f.addr("gateway").AsSlice(),
-		})
+	for _, link := range []*netlink.LinkAttrs{h.uplink, h.veth} {
+		device := &netlink.Device{LinkAttrs: *link}
+		addrs, err := rtnl.Addresses(h.Netlink(), device, kind)
 		if err != nil {
 			t.Fatal(err)
 		}
+		for _, addr := range addrs {
+			if addr.IP.IsLinkLocalUnicast() {
+				continue
+			}
+			if err := h.Netlink().AddrDel(device, &addr); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	route := &netlink.Route{Dst: alone(f.addr("remote")), LinkIndex: h.uplink.Index, Scope: netlink.SCOPE_LINK}
+	if err := h.Netlink().RouteReplace(route); err != nil {
+		t.Fatal(err)
 	}
 }

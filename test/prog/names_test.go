@@ -1,6 +1,7 @@
 package prog
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -24,11 +25,13 @@ type addressing struct {
 // 8.0.0.0/16, or have 86dd behind their first 32 bits: see l3_test.go.
 var (
 	v4 = newAddressing("v4", map[string]string{
-		"pod":       "8.0.244.2", // masqueraded, as are its tunnels
-		"pod2":      "8.0.244.3", // the same
-		"plain":     "8.0.244.4", // not masqueraded
-		"pod3":      "8.0.244.5", // masqueraded, but not its tunnels
-		"podgw":     "8.0.244.1", // the pods' gateway
+		"pod":       "8.0.244.2",   // masqueraded, as are its tunnels
+		"pod2":      "8.0.244.3",   // the same
+		"plain":     "8.0.244.4",   // not masqueraded
+		"pod3":      "8.0.244.5",   // masqueraded, but not its tunnels
+		"podgw":     "8.0.244.1",   // the pods' gateway
+		"podgw2":    "8.0.244.129", // another, with no pod near it
+		"nopod":     "8.0.244.99",  // a pod's, in future
 		"node":      "8.0.2.1",
 		"node2":     "8.0.2.10",
 		"vip":       "8.0.77.1", // without a subnet
@@ -54,6 +57,8 @@ var (
 		"plain":     "fd00:10:86dd::4",
 		"pod3":      "fd00:10:86dd::5",
 		"podgw":     "fd00:10:86dd::1",
+		"podgw2":    "fd00:10:86dd::81",
+		"nopod":     "fd00:10:86dd::63",
 		"node":      "2001:db8:86dd:1::1",
 		"node2":     "2001:db8:86dd:1::10",
 		"vip":       "2001:db8:86dd:77::1",
@@ -75,7 +80,7 @@ var (
 	})
 	addressings = []addressing{v4, v6}
 
-	nodeNames = []string{"node", "node2", "vip", "crowded", "near1", "near2", "podgw"}
+	nodeNames = []string{"node", "node2", "vip", "crowded", "near1", "near2", "podgw", "podgw2"}
 	owners    = map[string]uint64{"pod": 0x1001, "pod2": 0x1002, "plain": 0x1003, "pod3": 0x1004}
 )
 
@@ -114,8 +119,8 @@ const (
 
 var (
 	protos       = []proto{tcp, udp, echo}
-	withPorts    = []proto{tcp, udp}       // may be forwarded as host ports
-	withoutPorts = []proto{sctp, gre, esp} // masqueraded by address alone; port 0 in texts
+	withPorts    = []proto{tcp, udp} // may be forwarded as host ports
+	withoutPorts = []proto{gre, esp} // masqueraded by address alone; port 0 in texts
 )
 
 // scene is the family and protocol for which a row runs.
@@ -198,11 +203,30 @@ func (s scene) packet(text string, reply bool) testenv.Packet {
 		return testenv.UDPPacket(src, dst, "payload")
 	case echo:
 		return testenv.EchoPacket(src.Addr(), dst.Addr(), reply, src.Port()|dst.Port(), 7, "payload")
+	case sctp:
+		p := testenv.UDPPacket(src, dst, "")
+		protocol(unix.IPPROTO_SCTP)(&p)
+		p.Payload = sctpHeader(src.Port(), dst.Port(), reply)
+		return p
 	default:
 		p := testenv.UDPPacket(src, dst, "a header and more of it")
 		protocol(s.number())(&p)
 		return p
 	}
+}
+
+// sctpHeader has a chunk INIT, without a tag, or DATA.
+func sctpHeader(sport, dport uint16, isData bool) string {
+	header := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, sport), dport)
+	if isData {
+		return string(header) + "tag.sum.\x00\x03\x00\x14 and data"
+	}
+	return string(header) + "\x00\x00\x00\x00sum.\x01\x00\x00\x14 and an INIT"
+}
+
+// isData makes a packet of SCTP one in the middle of an association.
+func isData(p *testenv.Packet) {
+	p.Payload = sctpHeader(binary.BigEndian.Uint16([]byte(p.Payload)), binary.BigEndian.Uint16([]byte(p.Payload[2:])), true)
 }
 
 // readdress returns p with the addresses and ports of text.

@@ -159,7 +159,7 @@ func TestHostPortRepliesToNodes(t *testing.T) {
 	})
 }
 
-// A connection that goes on is offloaded all the same.
+// A connection that continues is offloaded anyway.
 func TestOffloadBeginsForNodes(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newCacheHost(t)

@@ -8,6 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
@@ -89,10 +92,23 @@ func TestNodesAreNotMasqueraded(t *testing.T) {
 					on: withPorts, flows: []flow{dnat("remote:5000", "pod:80", "node2:8080")}, in: "pod:80 > remote:5000", reply: true,
 					out: "node2:8080 > remote:5000", after: []flow{dnat("remote:5000", "pod:80", "node2:8080").accepted()},
 				},
-				"outside of the cluster":   masqueraded("onlink:80"),
-				"VXLAN in the host's name": {on: []proto{udp}, in: "pod3:4000 > onlink:4789", drop: "protocol"},
-				"the same with masqTunnels": {
-					on: []proto{udp}, in: "pod:4000 > onlink:4789", out: "node:* > onlink:4789", after: []flow{snat("onlink:4789", "node:*", "pod:4000")},
+				"outside of the cluster":    masqueraded("onlink:80"),
+				"VXLAN in the host's name":  {on: []proto{udp}, in: "pod3:4000 > onlink:4789", drop: "tunnel", anyFlows: true},
+				"the same with masqTunnels": {on: []proto{udp}, in: "pod:4000 > onlink:4789", drop: "tunnel", anyFlows: true},
+				"VXLAN as a reply from a host port": {
+					on: []proto{udp}, flows: []flow{dnat("remote:4789", "plain:80", "node:8080")}, in: "plain:80 > remote:4789", reply: true, drop: "tunnel", anyFlows: true,
+				},
+				"the same without its flow": {
+					on: []proto{udp}, ports: []hostPort{{host: "node:8080", to: "plain:80"}}, in: "plain:80 > remote:4789", reply: true, drop: "tunnel", anyFlows: true,
+				},
+				"VXLAN to a client's port that was translated": {
+					on: []proto{udp}, flows: []flow{dnat("remote:5000", "plain:80", "node:8080").by(4789)}, in: "plain:80 > remote:5000", reply: true,
+					out: "plain:80 > remote:4789", drop: "tunnel", anyFlows: true,
+				},
+				"VXLAN in the pod's own name": {on: []proto{udp}, in: "plain:4000 > onlink:4789"},
+				"VXLAN as a reply in the pod's own name": {
+					on: []proto{udp}, flows: []flow{dnat("remote:4789", "pod:80", "pod:80")}, in: "pod:80 > remote:4789", reply: true,
+					after: []flow{dnat("remote:4789", "pod:80", "pod:80").accepted()},
 				},
 				"a tunnel's port by TCP": {on: []proto{tcp}, in: "pod3:4000 > onlink:4789", out: "node:* > onlink:4789", after: []flow{snat("onlink:4789", "node:*", "pod3:4000")}},
 			} {
@@ -120,14 +136,25 @@ func TestTunnelInTheHostsName(t *testing.T) {
 			ingress int
 			row     row
 		}{
-			"the host's":            {0, row{in: "node:80 > onlink:4789"}},
-			"from a container":      {h.veth.Index, row{in: "node:80 > onlink:4789", drop: "tunnel"}},
-			"from another host":     {h.uplink.Index, row{in: "node:80 > onlink:4789", drop: "tunnel"}},
-			"by a second address":   {h.uplink.Index, row{in: "node2:80 > onlink:4789", drop: "tunnel"}},
-			"routed, not changed":   {h.uplink.Index, row{in: "remote2:80 > onlink:4789"}},
-			"forwarded, other port": {h.uplink.Index, row{in: "node:80 > onlink:4788"}},
+			"the host's":              {0, row{in: "node:80 > onlink:4789"}},
+			"from a container":        {h.veth.Index, row{in: "node:80 > onlink:4789", drop: "tunnel"}},
+			"from another host":       {h.uplink.Index, row{in: "node:80 > onlink:4789", drop: "tunnel"}},
+			"by a second address":     {h.uplink.Index, row{in: "node2:80 > onlink:4789", drop: "tunnel"}},
+			"routed, not changed":     {h.uplink.Index, row{in: "remote2:80 > onlink:4789"}},
+			"forwarded, other port":   {h.uplink.Index, row{in: "node:80 > onlink:4788"}},
+			"behind three options":    {h.uplink.Index, row{in: "node:80 > onlink:80", only: "v6", raw: withHeaders(3, unix.IPPROTO_DSTOPTS), drop: "tunnel"}},
+			"behind a routing header": {h.uplink.Index, row{in: "node:80 > onlink:80", only: "v6", raw: routed, drop: "tunnel"}},
+			"behind two fragment headers": {
+				h.uplink.Index, row{in: "node:80 > onlink:80", only: "v6", raw: withHeaders(2, unix.IPPROTO_FRAGMENT), drop: "tunnel"},
+			},
+			"the host's, behind three options": {0, row{in: "node:80 > onlink:80", only: "v6", raw: withHeaders(3, unix.IPPROTO_DSTOPTS)}},
+			"routed, behind three options":     {h.uplink.Index, row{in: "remote2:80 > onlink:80", only: "v6", raw: withHeaders(3, unix.IPPROTO_DSTOPTS)}},
+			"forwarded ICMP":                   {h.uplink.Index, row{in: "node:80 > onlink:80", raw: timestamp}},
 		} {
-			tc.row.name, tc.row.on = program+" "+name, []proto{udp}
+			tc.row.name = program + " " + name
+			if tc.row.on = []proto{udp}; name == "forwarded ICMP" {
+				tc.row.on = []proto{echo}
+			}
 			h.ingress = uint32(tc.ingress)
 			h.runRow(t, program, tc.row)
 		}
@@ -185,29 +212,29 @@ func TestTunnelAdmitsNodes(t *testing.T) {
 			raw   func(s scene, f []byte) []byte
 			tag   uint32
 			waits bool // for its first fragment
-			drop  bool
+			drop  string
 		}{
 			{name: "from the node", outer: node, in: request},
-			{name: "from another node", outer: other, in: request, drop: true},
-			{name: "of another network", outer: node, vni: nodesVNI + 1, in: request, drop: true},
-			{name: "without a tunnel", outer: none, in: request, drop: true},
-			{name: "by the other family", outer: otherFamily(under).addr("gateway"), in: request, drop: true},
-			{name: "with a source of no node", outer: node, in: "onlink:5000 > plain:80", drop: true},
-			{name: "with a source of this node", outer: node, in: "pod:5000 > plain:80", drop: true},
-			{name: "with the host's source", outer: node, in: "node:5000 > plain:80", drop: true},
-			{name: "with the node's own source", outer: node, in: "gateway:5000 > plain:80", drop: true},
-			{name: "to a container's number that is free", outer: node, in: "remote:5000 > podgw:80"},
-			{name: "to another host", outer: node, in: "remote:5000 > onlink:80", drop: true},
-			{name: "to this host", outer: node, in: "remote:5000 > node:80", drop: true},
-			{name: "to another node's container", outer: node, in: "remote:5000 > remote2:80", drop: true},
+			{name: "from another node", outer: other, in: request, drop: "node"},
+			{name: "of another network", outer: node, vni: nodesVNI + 1, in: request, drop: "node"},
+			{name: "without a tunnel", outer: none, in: request, drop: "node"},
+			{name: "by the other family", outer: otherFamily(under).addr("gateway"), in: request, drop: "node"},
+			{name: "with a source of no node", outer: node, in: "onlink:5000 > plain:80", drop: "node"},
+			{name: "with a source of this node", outer: node, in: "pod:5000 > plain:80", drop: "node"},
+			{name: "with the host's source", outer: node, in: "node:5000 > plain:80", drop: "node"},
+			{name: "with the node's own source", outer: node, in: "gateway:5000 > plain:80", drop: "node"},
+			{name: "to the containers' gateway", outer: node, in: "remote:5000 > podgw:80"},
+			{name: "to another host", outer: node, in: "remote:5000 > onlink:80", drop: "node"},
+			{name: "to this host", outer: node, in: "remote:5000 > node:80", drop: "node"},
+			{name: "to another node's container", outer: node, in: "remote:5000 > remote2:80", drop: "node"},
 			{name: "received once more", in: request, tag: tagAdmitted},
 			{name: "a conntrack update", in: request, tag: tagCTUpdate},
-			{name: "with a tag, but from a tunnel", outer: node, in: request, tag: tagAdmitted, drop: true},
-			{name: "with an update's tag, but from a tunnel", outer: node, in: request, tag: tagCTUpdate, drop: true},
+			{name: "with a tag, but from a tunnel", outer: node, in: request, tag: tagAdmitted, drop: "node"},
+			{name: "with an update's tag, but from a tunnel", outer: node, in: request, tag: tagCTUpdate, drop: "node"},
 			{name: "a later fragment", outer: node, in: request, raw: fragment(1), waits: true},
-			{name: "a forged later fragment", outer: other, in: request, raw: fragment(1), drop: true},
-			{name: "ARP", outer: node, only: "v4", in: request, raw: typed(0x0806), drop: true},
-			{name: "a truncated header", outer: node, in: request, raw: cut(4), drop: true},
+			{name: "a forged later fragment", outer: other, in: request, raw: fragment(1), drop: "node"},
+			{name: "ARP", outer: node, only: "v4", in: request, raw: typed(0x0806), drop: "node"},
+			{name: "a truncated header", outer: node, in: request, raw: cut(4), drop: "node"},
 		} {
 			t.Run(under.name+" "+tc.name, func(t *testing.T) {
 				h := newClusterHost(t, node, bpf.NodeTunnel, true)
@@ -224,7 +251,7 @@ func TestTunnelAdmitsNodes(t *testing.T) {
 					}
 					h.tag = tc.tag
 					verdict := uint32(verdictNext)
-					if tc.waits || tc.drop {
+					if tc.waits || tc.drop != "" {
 						verdict = verdictDrop
 					}
 					if err := h.checkAdmitted(frame, tc.outer, vni, verdict, tc.drop); err != nil {
@@ -253,11 +280,11 @@ func TestTunnelAdmitsOneFamily(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, s := range (row{on: []proto{udp}}).scenes() {
-			want, drop := uint32(verdictNext), s.name == missing
-			if drop {
-				want = verdictDrop
+			want, reason := uint32(verdictNext), ""
+			if s.name == missing {
+				want, reason = verdictDrop, "node"
 			}
-			if err := h.checkAdmitted(s.packet(request, false).MustBuild(), node, nodesVNI, want, drop); err != nil {
+			if err := h.checkAdmitted(s.packet(request, false).MustBuild(), node, nodesVNI, want, reason); err != nil {
 				t.Errorf("without %s: %s: %v", missing, s.name, err)
 			}
 		}
@@ -272,7 +299,7 @@ func otherFamily(f addressing) addressing {
 }
 
 // checkAdmitted runs from_uplink on a frame that the tunnel has received.
-func (h *host) checkAdmitted(frame []byte, outer netip.Addr, vni, want uint32, counted bool) error {
+func (h *host) checkAdmitted(frame []byte, outer netip.Addr, vni, want uint32, reason string) error {
 	if err := h.reset(); err != nil {
 		return err
 	}
@@ -280,11 +307,55 @@ func (h *host) checkAdmitted(frame []byte, outer netip.Addr, vni, want uint32, c
 	if err != nil {
 		return err
 	}
-	counters := h.checkCounters("", 0)
-	if counted {
-		counters = h.checkCounters("node", len(frame))
+	return errors.Join(checkVerdict(verdict, want), h.checkCounters(reason, len(frame)))
+}
+
+// What the tunnel receives for an address that no container has does not leave the host again. The host answers where it
+// has the address or refuses it, and another plugin's container may have it.
+func TestTunnelForFreeAddresses(t *testing.T) {
+	testenv.Require(t, testenv.TunnelSource)
+	node := v4.addr("gateway")
+	h := newClusterHost(t, node, bpf.NodeTunnel, true)
+	check := func(what, reason string) {
+		t.Helper()
+		for name, r := range map[string]row{
+			"plain": {}, "unreadable": {on: []proto{echo}, raw: timestamp}, "behind options": {only: "v6", raw: withHeaders(3, unix.IPPROTO_DSTOPTS)},
+		} {
+			for _, s := range r.scenes() {
+				frame := s.packet("remote:5000 > nopod:80", false).MustBuild()
+				if r.raw != nil {
+					frame = r.raw(s, frame)
+				}
+				want := uint32(verdictNext)
+				if reason != "" {
+					want = verdictDrop
+				}
+				if err := h.checkAdmitted(frame, node, nodesVNI, want, reason); err != nil {
+					t.Errorf("%s, %s: %s %s: %v", what, name, s.name, s.proto, err)
+				}
+			}
+		}
 	}
-	return errors.Join(checkVerdict(verdict, want), counters)
+	check("refused by a route", "")
+	replace := func(gateway string) {
+		t.Helper()
+		for _, f := range addressings {
+			route := &netlink.Route{Dst: alone(f.addr("nopod")), LinkIndex: h.veth.Index, Scope: netlink.SCOPE_LINK}
+			if gateway != "" {
+				if err := h.Netlink().RouteDel(route); err != nil {
+					t.Fatal(err)
+				}
+				route = &netlink.Route{Dst: route.Dst, Gw: f.addr(gateway).AsSlice()}
+			}
+			if err := h.Netlink().RouteAdd(route); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	replace("")
+	check("another plugin's", "")
+	replace("gateway")
+	check("to the outside", "no endpoint")
 }
 
 // A forged packet does not take the entry of a connection in the forwarding cache. What is admitted is for this host,
@@ -412,7 +483,35 @@ func TestNodesAreNotBelievedElsewhere(t *testing.T) {
 				t.Errorf("mode %d, %s %s: %v", mode, s.name, s.proto, err)
 			}
 		}
+		for name, r := range map[string]row{
+			"three options":      {only: "v6", raw: withHeaders(3, unix.IPPROTO_DSTOPTS)},
+			"a routing header":   {only: "v6", raw: routed},
+			"no echo":            {on: []proto{echo}, raw: timestamp},
+			"no whole header":    {on: withPorts, raw: cut(4)},
+			"an error":           {on: []proto{udp}, raw: errorFromRemote},
+			"to the host itself": {in: "remote:5000 > node:80", on: []proto{echo}, raw: timestamp},
+		} {
+			if r.in == "" {
+				r.in, r.drop = request, drop
+			}
+			r.name = fmt.Sprintf("mode %d, %s", mode, name)
+			h.runRow(t, bpf.ProgFromUplink, r)
+		}
+		if drop != "" { // else it waits for the first one
+			h.runRow(t, bpf.ProgFromUplink, row{name: "a later fragment", in: request, on: withPorts, raw: fragment(1), drop: drop})
+		}
 	}
+}
+
+// errorFromRemote returns an ICMP error of a remote about a packet to another host.
+func errorFromRemote(s scene, frame []byte) []byte {
+	kind := errorKinds[s.name][0]
+	about, err := testenv.ICMPErrorPacket(s.addr("remote"), s.packet("pod:4000 > onlink:80", false).MustBuild(), kind.typ, kind.code, kind.rest, 100)
+	if err != nil {
+		panic(err)
+	}
+	copy(about.DstMAC[:], frame)
+	return about.MustBuild()
 }
 
 // encap gives the remotes' network a route with a tunnel.

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -32,29 +34,34 @@ func (h *cacheHost) wantKnown(s scene, states bpf.OffloadState) error {
 	return err
 }
 
-// Only a connection that goes on gets an entry of the offload, and bypasses the stack.
+// eachScene runs fn with each of these protocols, and with both families, on the first CPU.
+func (h *cacheHost) eachScene(t *testing.T, on []proto, fn func(s scene) error) {
+	t.Helper()
+	eachScene(t, on, func(t *testing.T, s scene) {
+		if err := h.on(0, func() error { return fn(s) }); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Only a connection that continues gets an entry of the offload, and bypasses the stack.
 func TestOffloadBegins(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newCacheHost(t)
-	eachScene(t, withPorts, func(t *testing.T, s scene) {
-		err := h.on(0, func() error {
-			if err := h.start(s, bpf.FastPathEstablished); err != nil {
-				return err
-			}
-			for i := range offloadAfter {
-				if err := errors.Join(h.bothWays(s, verdictNext), h.wantKnown(s, 0)); err != nil {
-					return fmt.Errorf("packet %d: %w", i, err)
-				}
-			}
-			err := error(nil)
-			for range offloadAt - offloadAfter {
-				err = errors.Join(err, h.sendBothWays(s))
-			}
-			return errors.Join(err, h.wantKnown(s, both), h.bothWays(s, verdictRedirect))
-		})
-		if err != nil {
-			t.Error(err)
+	h.eachScene(t, withPorts, func(s scene) error {
+		if err := h.start(s, bpf.FastPathEstablished); err != nil {
+			return err
 		}
+		for i := range offloadAfter {
+			if err := errors.Join(h.bothWays(s, verdictNext), h.wantKnown(s, 0)); err != nil {
+				return fmt.Errorf("packet %d: %w", i, err)
+			}
+		}
+		err := error(nil)
+		for range offloadAt - offloadAfter {
+			err = errors.Join(err, h.sendBothWays(s))
+		}
+		return errors.Join(err, h.wantKnown(s, both), h.bothWays(s, verdictRedirect))
 	})
 }
 
@@ -84,24 +91,19 @@ func (h *cacheHost) wantDelivered(s scene, from, to, text string, verdict uint32
 // Packets count that an entry of an older generation has counted.
 func TestOffloadCountSurvivesItsEntry(t *testing.T) {
 	h := newCacheHost(t)
-	eachScene(t, withPorts, func(t *testing.T, s scene) {
-		err := h.on(0, func() error {
-			err := h.start(s, bpf.FastPathEstablished)
-			for i := range 2 * offloadAfter {
-				got, sendErr := h.send(s, "pod", forth)
-				if early, late := i < offloadAfter, i >= offloadAt-1; err == nil && (early || late) && got.observed() != late {
-					err = fmt.Errorf("packet %d: noted is %v, want %v", i, !late, late)
-				}
-				err = errors.Join(err, sendErr)
-				if i%3 == 2 {
-					err = errors.Join(err, h.emptyForwardingCache())
-				}
+	h.eachScene(t, withPorts, func(s scene) error {
+		err := h.start(s, bpf.FastPathEstablished)
+		for i := range 2 * offloadAfter {
+			got, sendErr := h.send(s, "pod", forth)
+			if early, late := i < offloadAfter, i >= offloadAt-1; err == nil && (early || late) && got.observed() != late {
+				err = fmt.Errorf("packet %d: noted is %v, want %v", i, !late, late)
 			}
-			return err
-		})
-		if err != nil {
-			t.Error(err)
+			err = errors.Join(err, sendErr)
+			if i%3 == 2 {
+				err = errors.Join(err, h.emptyForwardingCache())
+			}
 		}
+		return err
 	})
 }
 
@@ -161,19 +163,14 @@ func TestOffloadOfOneWayUDP(t *testing.T) {
 func TestOffloadNeedsAReply(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newCacheHost(t)
-	eachScene(t, withPorts, func(t *testing.T, s scene) {
-		err := h.on(0, func() error {
-			err := h.start(s, bpf.FastPathEstablished)
-			for range 3 * offloadAfter {
-				err = errors.Join(err, h.wantDelivered(s, "pod", "pod2", forth, verdictNext))
-			}
-			// A reply to another connection is none.
-			return errors.Join(err, h.wantDelivered(s, "pod2", "pod", "pod2:81 > pod:4000", verdictNext),
-				h.wantDelivered(s, "pod", "pod2", forth, verdictNext), h.wantKnown(s, 2*bpf.OffloadDelivered))
-		})
-		if err != nil {
-			t.Error(err)
+	h.eachScene(t, withPorts, func(s scene) error {
+		err := h.start(s, bpf.FastPathEstablished)
+		for range 3 * offloadAfter {
+			err = errors.Join(err, h.wantDelivered(s, "pod", "pod2", forth, verdictNext))
 		}
+		// A reply to another connection is none.
+		return errors.Join(err, h.wantDelivered(s, "pod2", "pod", "pod2:81 > pod:4000", verdictNext),
+			h.wantDelivered(s, "pod", "pod2", forth, verdictNext), h.wantKnown(s, 2*bpf.OffloadDelivered))
 	})
 }
 
@@ -274,22 +271,17 @@ func TestConntrackUpdateEndsAtTheLastHook(t *testing.T) {
 func TestNothingIsNotedWithoutTheTag(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newCacheHost(t)
-	eachScene(t, withPorts, func(t *testing.T, s scene) {
+	h.eachScene(t, withPorts, func(s scene) error {
 		arrive := func(tag uint32) error {
 			p := h.packet(s, "pod", "remote:5000 > pod:4000")
 			verdict, _, err := h.runAt(bpf.ProgToContainer, h.veth, h.uplink, outcome{tag: s.tag(p) | tag, frame: p.MustBuild()})
 			return errors.Join(err, checkVerdict(verdict, verdictNext))
 		}
 		notes := map[bool]int{s.proto == udp: 1}[true]
-		err := h.on(0, func() error {
-			return errors.Join(
-				h.start(s, bpf.FastPathEstablished), arrive(0), h.wantKnown(s, 0), h.wantNotes(notes),
-				arrive(tagObserve), h.wantKnown(s, 2*bpf.OffloadDelivered),
-			)
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		return errors.Join(
+			h.start(s, bpf.FastPathEstablished), arrive(0), h.wantKnown(s, 0), h.wantNotes(notes),
+			arrive(tagObserve), h.wantKnown(s, 2*bpf.OffloadDelivered),
+		)
 	})
 }
 
@@ -333,7 +325,7 @@ func TestNeighborsMakeNoClaims(t *testing.T) {
 	}
 }
 
-// wantNotes wants so many notes about tuples.
+// wantNotes compares the number of notes about tuples.
 func (h *cacheHost) wantNotes(want int) error {
 	all, err := contents[uint32, uint64](h.programs.Maps[bpf.MapTupleNotes])
 	maps.DeleteFunc(all, func(_ uint32, note uint64) bool { return note == 0 })
@@ -349,7 +341,7 @@ func TestOffloadChecksTheRouteOfThePod(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newCacheHost(t)
 	const podSide, remoteSide = 2 * bpf.OffloadDelivered, bpf.OffloadDelivered
-	eachScene(t, withPorts, func(t *testing.T, s scene) {
+	h.eachScene(t, withPorts, func(s scene) error {
 		leave := func(tag uint32, hop testenv.MAC) error {
 			p := h.packet(s, "pod", "pod:4000 > remote:80")
 			p.SrcMAC, p.DstMAC = testenv.MAC(h.uplink.HardwareAddr), hop
@@ -366,16 +358,56 @@ func TestOffloadChecksTheRouteOfThePod(t *testing.T) {
 		if s.proto == udp {
 			tag = 0 // one packet is enough, and may be the only one
 		}
-		err := h.on(0, func() error {
-			return errors.Join(
-				h.start(s, bpf.FastPathEstablished),
-				leave(0, byRule), arrive(), arrive(), h.wantKnown(s, remoteSide),
-				leave(tagObserve, byRule), h.wantKnown(s, remoteSide),
-				leave(tag, byTable), arrive(), h.wantKnown(s, podSide|remoteSide),
-			)
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		return errors.Join(
+			h.start(s, bpf.FastPathEstablished),
+			leave(0, byRule), arrive(), arrive(), h.wantKnown(s, remoteSide),
+			leave(tagObserve, byRule), h.wantKnown(s, remoteSide),
+			leave(tag, byTable), arrive(), h.wantKnown(s, podSide|remoteSide),
+		)
 	})
+}
+
+// Conntrack updates have the numbers of the pod's packets. Anyone can send under a remote's address, and conntrack lets
+// too old numbers pass.
+func TestOffloadRecordsTheNumbersOfContainers(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newCacheHost(t)
+	const old = 1 << 31
+	for _, ports := range [][2]string{{"pod:4000", "remote:80"}, {"pod:80", "remote:5000"}} { // the pod is side 1, and 0
+		eachScene(t, []proto{tcp}, func(t *testing.T, s scene) {
+			pass := func(program, text string, device, ingress *netlink.LinkAttrs, seq, ack uint32) error {
+				p := h.packet(s, "pod", text)
+				p.Seq, p.Ack, p.Payload = seq, ack, "12345"
+				p.DstMAC = testenv.MAC{2, 0, 0, 0, 0, 9} // the next hop
+				verdict, _, err := h.runAt(program, device, ingress, outcome{tag: s.tag(p) | tagObserve, frame: p.MustBuild()})
+				return errors.Join(err, checkVerdict(verdict, verdictNext))
+			}
+			arrive := func(seq, ack uint32) error {
+				return pass(bpf.ProgToContainer, ports[1]+" > "+ports[0], h.veth, h.uplink, seq, ack)
+			}
+			leave := func(seq, ack uint32) error {
+				return pass(bpf.ProgToUplink, ports[0]+" > "+ports[1], h.veth, h.veth, seq, ack)
+			}
+			wantNumbers := func(seq, ack, remoteSeq, remoteAck uint32) error {
+				got, _, err := h.known(s)
+				pod := int(map[string]int{"pod:4000": 1}[ports[0]])
+				numbers := [4]uint32{got.CtSeq[pod], got.CtAck[pod], got.CtSeq[1-pod], got.CtAck[1-pod]}
+				if want := [4]uint32{seq, ack, remoteSeq, remoteAck}; err == nil && numbers != want {
+					err = fmt.Errorf("numbers of the pod, then of the remote: got %d, want %d", numbers, want)
+				}
+				return err
+			}
+			err := h.on(0, func() error {
+				return errors.Join(
+					h.start(s, bpf.FastPathEstablished),
+					arrive(old+1000, old+2000), leave(1000, 2000), h.wantKnown(s, both), wantNumbers(1000, 2000, 2000, 1005),
+					arrive(old+1000, old+2000), wantNumbers(1000, 2000, 2000, 1005),
+					leave(1005, 2010), wantNumbers(1000, 2010, 2000, 1010),
+				)
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }

@@ -1,22 +1,26 @@
 package prog
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// hop is one program on a connection's path. Its input is the output of the previous hop,
-// or the reply to it.
+// hop is one program on a connection's path.
 type hop struct {
 	program  string
-	in       string // the packet before, for tests that do not chain hops
+	in       string // the packet before; "": the one of the hop before
 	out      string // the packet afterwards; "*" is the masquerading port
+	turn     bool   // the packet before is turned around: a reply
 	redirect bool   // to another device, bypassing the stack
-	turn     bool   // the receiver replies before this hop
 	routed   bool   // from_uplink has given the packet the tag of one without a flow
 }
 
@@ -111,6 +115,15 @@ func TestPacketPaths(t *testing.T) {
 			},
 		},
 		{
+			name: "pod to outside, SCTP", on: []proto{sctp}, in: "pod:4000 > remote:80",
+			hops: []hop{
+				{program: fromContainer, out: "pod:4000 > remote:80"},
+				{program: toUplink, out: "node:4000 > remote:80"},
+				{program: fromUplink, out: "remote:80 > pod:4000", turn: true},
+				{program: toUplink, out: "node:4000 > remote:80", turn: true},
+			},
+		},
+		{
 			name: "outside to a pod without ipMasq that has a host port", routed: true, on: withPorts, in: "remote:5000 > plain:80",
 			ports: []hostPort{{host: "any:8080", to: "plain:80"}},
 			hops: []hop{
@@ -182,6 +195,9 @@ func replyTo(p testenv.Packet) testenv.Packet {
 		p.TCPFlags = testenv.ACK
 	}
 	switch {
+	case p.Proto == unix.IPPROTO_SCTP:
+		p.Payload = p.Payload[2:4] + p.Payload[:2] + p.Payload[4:]
+		isData(&p)
 	case p.Type == 0 && p.ID != 0, p.Type == 8: // echo
 		p.Type ^= 8
 	case p.Type == 128, p.Type == 129:
@@ -216,4 +232,125 @@ func TestHostPortRetargeted(t *testing.T) {
 func (h *host) pass(s scene, program, in, want string, reply bool) error {
 	_, err := h.hop(&s, s.packet(in, reply), reply, hop{program: program, out: want})
 	return err
+}
+
+// transit is run for packets. Checksums must be valid afterwards.
+func (h *host) transit(program string, p testenv.Packet) (testenv.Packet, uint32, error) {
+	copy(p.DstMAC[:], h.device(program).HardwareAddr)
+	verdict, result, err := h.run(program, p.MustBuild())
+	if err != nil {
+		return p, 0, err
+	}
+	if err := testenv.VerifyChecksums(result); err != nil {
+		return p, 0, fmt.Errorf("%s: %w", p, err)
+	}
+	got, err := testenv.Decode(result)
+	return got, verdict, err
+}
+
+// TestZeroUDPChecksum chooses payloads for which the translated UDP checksum is 0. It must be
+// written as 0xffff, since 0 means none.
+func TestZeroUDPChecksum(t *testing.T) {
+	h := newHost(t)
+	eachScene(t, []proto{udp}, func(t *testing.T, s scene) {
+		r := row{in: outgoing, out: "node:* > remote:80", after: []flow{snat("remote:80", "node:*", "pod:4000")}}
+		s.star = h.candidates(t, s, outgoing)[0]
+		// In one's complement, a payload of the former checksum makes it 0.
+		leaves := s.readdress(s.packet(outgoing, false), "node:* > remote:80", false)
+		leaves.Payload = "\x00\x00"
+		frame := leaves.MustBuild()
+		checksum := binary.BigEndian.Uint16(frame[s.headerLen()+6:])
+		payload := string(binary.BigEndian.AppendUint16(nil, checksum))
+		r.edit = func(p *testenv.Packet) { p.Payload = payload }
+		leaves.Payload = payload
+		frame = leaves.MustBuild()
+		if got := binary.BigEndian.Uint16(frame[s.headerLen()+6:]); got != 0xffff && got != 0 {
+			t.Fatalf("the test's packet has the checksum %#04x", got)
+		}
+		if err := h.check(bpf.ProgToUplink, s, r); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestUDPTunnels has UDP to ports of tunnels, with and without a socket of the host there. (Other
+// tunnels are among testenv's hostile and legal frames.)
+func TestUDPTunnels(t *testing.T) {
+	const other = 4788
+	h := newHost(t)
+	s := h.sender()
+	ports := []uint16{4789, 4790, 8472, 6081, other}
+	groups := map[string]string{"v4": "224.0.0.1", "v6": "ff02::1"}
+	for _, f := range addressings {
+		source := s.Addr4
+		if f.name == "v6" {
+			source = s.Addr6
+		}
+		packet := func(to string, port uint16, edit func(*testenv.Packet)) testenv.Frame {
+			dst, err := netip.ParseAddr(to)
+			if err != nil {
+				dst = f.addr(to)
+			}
+			p := testenv.UDPPacket(netip.AddrPortFrom(source, 4000), netip.AddrPortFrom(dst, port), "\x08 and a frame")
+			p.SrcMAC, p.DstMAC, p.TTL = s.MAC, s.HostMAC, 64
+			edit(&p)
+			return testenv.Frame{Name: fmt.Sprintf("%s port %d", dst, port), Bytes: p.MustBuild(), Reason: bpf.ReasonTunnel}
+		}
+		for edit, change := range map[string]func(*testenv.Packet){
+			"plain":            func(*testenv.Packet) {},
+			"a first fragment": func(p *testenv.Packet) { p.Fragmented, p.MoreFragments, p.IPID = true, true, 99 },
+		} {
+			for _, sockets := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s %s, sockets %t", f.name, edit, sockets), func(t *testing.T) {
+					if sockets {
+						h.listenUDP(t, f, ports)
+					}
+					for to, own := range map[string]bool{"node": true, "node2": true, "podgw": true, groups[f.name]: true, "remote": false, "pod2": false} {
+						for _, port := range ports {
+							frame := packet(to, port, change)
+							if err := h.judge(s, antiSpoof, frame, !sockets || !own || port == other); err != nil {
+								t.Errorf("%s: %v", frame.Name, err)
+							}
+							if err := h.judge(s, 0, frame, true); err != nil {
+								t.Errorf("antiSpoof off, %s: %v", frame.Name, err)
+							}
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// By default a pod takes over no tunnel or routing protocol of its node's. With masqTunnels it does.
+func TestTunnelsAreNotMasqueraded(t *testing.T) {
+	h := newHost(t)
+	for _, number := range []uint8{
+		unix.IPPROTO_IPIP, unix.IPPROTO_IPV6, unix.IPPROTO_RSVP, unix.IPPROTO_GRE, unix.IPPROTO_ESP, unix.IPPROTO_AH, 89, // OSPF
+		unix.IPPROTO_PIM, 112, unix.IPPROTO_L2TP, unix.IPPROTO_MPLS, // 112: VRRP
+	} {
+		for pod, drop := range map[string]string{"pod3": "protocol", "pod": ""} {
+			r := row{name: fmt.Sprintf("%d from %s", number, pod), on: []proto{gre}, in: pod + ":0 > remote:0", edit: protocol(number), drop: drop, anyFlows: true}
+			if drop == "" {
+				r.out = "node:0 > remote:0"
+			}
+			h.runRow(t, bpf.ProgToUplink, r)
+		}
+	}
+}
+
+// listenUDP opens sockets on any address of the host, as the kernel does for tunnels.
+func (h *host) listenUDP(t *testing.T, f addressing, ports []uint16) {
+	t.Helper()
+	for _, port := range ports {
+		var socket *net.UDPConn
+		err := h.Do(func() (err error) {
+			socket, err = net.ListenUDP("udp"+f.name[1:], &net.UDPAddr{Port: int(port)})
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { socket.Close() })
+	}
 }

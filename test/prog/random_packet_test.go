@@ -207,6 +207,11 @@ func (p *randomPacket) l4(b []byte) {
 		}
 		binary.BigEndian.PutUint16(b[4:], p.sport|p.dport)
 	case unix.IPPROTO_SCTP:
+		binary.BigEndian.PutUint16(b, p.sport)
+		binary.BigEndian.PutUint16(b[2:], p.dport)
+		if p.chunk != chunkINIT {
+			b[7] = 1 // tag
+		}
 		b[12], b[15] = p.chunk, 4
 	}
 }
@@ -231,7 +236,7 @@ func (p *randomPacket) readAt(b []byte) tuple {
 	t.src, t.dst = placeOf(p.v6, addrs[:size]), placeOf(p.v6, addrs[size:])
 	l4 := b[ipHeaderLen(p.v6):]
 	switch p.proto {
-	case unix.IPPROTO_TCP, unix.IPPROTO_UDP:
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
 		t.sport, t.dport = binary.BigEndian.Uint16(l4), binary.BigEndian.Uint16(l4[2:])
 	case unix.IPPROTO_ICMP:
 		if t.sport = binary.BigEndian.Uint16(l4[4:]); p.reply {
@@ -283,6 +288,7 @@ func randomBetween(random *rand.Rand, from, to, errorsOf []place) (p randomPacke
 			p.sport = pick(random, portsOf(p.src)...)
 		}
 	case unix.IPPROTO_SCTP:
+		p.sport, p.dport = pick(random, portsOf(p.src)...), pick(random, portsOf(p.dst)...)
 		p.chunk = pick[uint8](random, 0, 0, chunkINIT, chunkABORT)
 	}
 	return p

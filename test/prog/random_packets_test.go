@@ -2,6 +2,7 @@ package prog
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -16,14 +17,13 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 )
 
+var rounds = flag.Int("rounds", 100_000, "random packets of TestRandomPackets for each program")
+
 // TestRandomPackets runs all programs on random packets of pods, the node, and remotes or whoever spoofs them:
 // no entry without its owner's packet, no two owners of a tuple, no reply to one who has not asked. Meanwhile
 // entries expire or are evicted, and a pod is replaced by another with its address.
 func TestRandomPackets(t *testing.T) {
-	rounds := 1_000_000
-	if testing.Short() {
-		rounds = 50_000
-	}
+	rounds := *rounds
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	m := newMill(t, rand.New(rand.NewPCG(seed, 0)))

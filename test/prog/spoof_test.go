@@ -62,6 +62,9 @@ func wireOrZero(addr netip.Addr, flags bpf.DeviceFlags) bpf.Addr {
 
 const antiSpoof = bpf.DeviceAntiSpoof
 
+// someLinkLocal is not derived from a MAC address.
+var someLinkLocal = netip.MustParseAddr("fe80::1234:5678")
+
 // judge runs from_container, and wants the frame unchanged, or dropped for its reason.
 func (h *host) judge(s testenv.Sender, flags bpf.DeviceFlags, frame testenv.Frame, passes bool) error {
 	if err := h.guard(s, flags); err != nil {
@@ -110,13 +113,39 @@ func TestAntiSpoof(t *testing.T) {
 		{"to bridges", antiSpoof, s.ToBridges(), true},
 		{"to bridges, on a bridge", antiSpoof | bpf.DeviceBridged, s.ToBridges(), false},
 		{"to bridges, on a bridge, antiSpoof off", bpf.DeviceBridged, s.ToBridges(), true},
-		{"another link-local address", antiSpoof, s.SomeLinkLocal(), true},
-		{"another link-local address, on a bridge", antiSpoof | bpf.DeviceBridged, s.SomeLinkLocal(), false},
+		{"another link-local address", antiSpoof, s.LinkLocal(someLinkLocal), true},
+		{"another link-local address, on a bridge", antiSpoof | bpf.DeviceBridged, s.LinkLocal(someLinkLocal), false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			for _, frame := range tc.frames {
 				if err := h.judge(s, tc.flags, frame, tc.passes); err != nil {
 					t.Errorf("%s: %v", frame.Name, err)
+				}
+			}
+		})
+	}
+}
+
+// TestLinkLocalAddresses has a container use its MAC's address and one other, the first that it uses or probes for: each
+// takes a place in the kernel's table of neighbors.
+func TestLinkLocalAddresses(t *testing.T) {
+	h := newHost(t)
+	s := h.sender()
+	own, other, third := testenv.LinkLocalOf(s.MAC), someLinkLocal, netip.MustParseAddr("febf::1234:5679")
+	for name, first := range map[string][]testenv.Frame{"used": s.LinkLocal(other)[:1], "probed": s.LinkLocal(other)[2:]} {
+		t.Run(name, func(t *testing.T) {
+			if err := h.guard(s, antiSpoof); err != nil {
+				t.Fatal(err)
+			}
+			for _, step := range []struct {
+				frames []testenv.Frame
+				passes bool
+			}{{s.LinkLocal(own), true}, {first, true}, {s.LinkLocal(third), false}, {s.LinkLocal(other), true}, {s.LinkLocal(own), true}} {
+				for _, frame := range step.frames {
+					verdict, _, err := h.runInside(bpf.ProgFromContainer, frame.Bytes)
+					if passes := verdict == verdictNext; err != nil || passes != step.passes {
+						t.Errorf("%s: passes: %v (%v), want %v", frame.Name, passes, err, step.passes)
+					}
 				}
 			}
 		})

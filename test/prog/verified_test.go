@@ -17,7 +17,7 @@ import (
 
 const verifiedFile = "testdata/verified.txt"
 
-// renewVerified tells how to renew verified.txt, in messages.
+// renewVerified is the command that renews verified.txt, for messages.
 const renewVerified = "`make verified` renews testdata/verified.txt (KERNEL=5.10 for one; on this kernel: go test ./prog -run TestLoad -update)"
 
 //go:embed testdata/verified.txt
@@ -186,37 +186,6 @@ func maxChainDepth(program asm.Instructions, frames []int) (int, error) {
 	return depth(functions[0]), nil
 }
 
-func TestParseCost(t *testing.T) {
-	program := asm.Instructions{
-		asm.FnGetPrandomU32.Call().WithSymbol("entry"),
-		call("left"), call("right"), asm.Return(),
-		call("leaf").WithSymbol("left"), asm.Return(),
-		asm.Return().WithSymbol("right"),
-		asm.Return().WithSymbol("leaf"),
-	}
-	want := cost{2345, 64 + 128}
-	for kernel, log := range map[string]string{
-		"5.10": "verification time 77 usec\nstack depth 40+33+100+0\nprocessed 2345 insns (limit 1000000) max_states_per_insn 4\n",
-		"7.2":  "verification time 77 usec\nstack depth 40+33+100+0 max 176\ninsns processed 2345\nprocessed 2345 insns (limit 1000000)\n",
-		"7.3": "verification time 77 usec\nstack depth max 176\nsubprog 0 (entry) main insns_self 345 insns_total 2345 stack 40\n" +
-			"subprog 1 (left) static insns_self 1 insns_total 1 stack 33\nsubprog 2 (right) static insns_self 1 insns_total 1 stack 100\n" +
-			"subprog 3 (leaf) global insns_self 1 insns_total 1 stack 0\nprocessed 2345 insns (limit 1000000)\n",
-	} {
-		if got, err := parseCost(log, program); err != nil || got != want {
-			t.Errorf("%s: got %v and error %v, want %v", kernel, got, err, want)
-		}
-	}
-	for _, log := range []string{"", "stack depth 1+2+3+4\n", "stack depth 1+2\nprocessed 5 insns", "processed 5 insns"} {
-		if got, err := parseCost(log, program); err == nil {
-			t.Errorf("%q: got %v", log, got)
-		}
-	}
-}
-
-func call(function string) asm.Instruction {
-	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoCall, Constant: -1}.WithReference(function)
-}
-
 func TestCheckGrowth(t *testing.T) {
 	committed := map[string]cost{"a": {1000, 100}}
 	for name, test := range map[string]struct {
@@ -235,19 +204,5 @@ func TestCheckGrowth(t *testing.T) {
 		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("%s: got %v, want %q", name, err, test.want)
 		}
-	}
-}
-
-func TestVerifiedText(t *testing.T) {
-	v := verified{"5.10": {"b": {2, 32}, "a": {1, 64}}, "5.9": {"a": {3, 96}}}
-	text := v.String()
-	if want := "5.9   a                    3   96\n5.10  a                    1   64\n5.10  b                    2   32\n"; !strings.HasSuffix(text, want) {
-		t.Errorf("got %q", text)
-	}
-	if again, err := parseVerified(text); err != nil || again.String() != text {
-		t.Errorf("read again: %v and error %v", again, err)
-	}
-	if got, err := parseVerified("5.10 a 1\n"); err == nil {
-		t.Errorf("a line without stack: %v", got)
 	}
 }

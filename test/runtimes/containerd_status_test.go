@@ -36,7 +36,7 @@ func (c containerd) condition(t *testing.T) *cri.RuntimeCondition {
 // TestContainerdStatus damages a node. containerd reports why the node is not ready, and after the repair that it is:
 // nobody restarts anything.
 func TestContainerdStatus(t *testing.T) {
-	conflist := bytes.ReplaceAll(example(t, "examples/containerd.conflist"), []byte("10.88.0.0/16"), []byte("10.88.0.0/30"))
+	conflist := bytes.ReplaceAll(example(t, "examples/containerd.conflist"), []byte("10.84.0.0/16"), []byte("10.84.0.0/30"))
 	c := newContainerd(t, newest, conflist)
 	c.install(t, testenv.Build(t, "github.com/containernetworking/cni/cnitool"), binDir+"/cnitool")
 	c.env = append(c.env, "CNI_PATH="+pluginDir, "NETCONFPATH="+configDir)
@@ -48,7 +48,7 @@ func TestContainerdStatus(t *testing.T) {
 		{
 			"range without an address",
 			"cnitool add pods /run/netns/pod",
-			"no free address: range set 0 (10.88.0.1-10.88.0.2) in /var/lib/cni/networks/pods",
+			"no free address: range set 0 (10.84.0.1-10.84.0.2) in /var/lib/cni/networks/pods",
 			"cnitool del pods /run/netns/pod",
 		},
 		{

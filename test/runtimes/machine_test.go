@@ -17,7 +17,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// Directories of a machine: for programs, and where runtimes look for plugins and networks if nobody tells them.
+// Directories of a machine: for programs, and where runtimes look for plugins and networks by default.
 const (
 	binDir    = "/run/bin"
 	pluginDir = "/opt/cni/bin"

@@ -71,12 +71,12 @@ func TestPodmanReconnect(t *testing.T) {
 // It also does so for the present addresses, when it makes a network again.
 func TestPodmanStaticAddress(t *testing.T) {
 	p := newPodman(t)
-	p.publishWith(t, "web", []string{"--ip", "10.88.7.7", "--ip6", "fd00:88::77"}, webServer...)
+	p.publishWith(t, "web", []string{"--ip", "10.84.7.7", "--ip6", "fd00:84::77"}, webServer...)
 	p.wantPublished(t)
 	p.run(t, "podman", "network", "reload", "web")
 	p.wantPublished(t)
 	const format = "{{range .NetworkSettings.Networks}}{{.IPAddress}} {{.GlobalIPv6Address}}{{end}}"
-	if got, want := p.run(t, "podman", "inspect", "--format", format, "web"), "10.88.7.7 fd00:88::77"; got != want {
+	if got, want := p.run(t, "podman", "inspect", "--format", format, "web"), "10.84.7.7 fd00:84::77"; got != want {
 		t.Errorf("addresses after reload: got %s, want %s", got, want)
 	}
 	p.remove(t, "web")

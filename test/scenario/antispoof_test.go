@@ -6,14 +6,17 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -194,9 +197,9 @@ func TestAntiSpoof(t *testing.T) {
 			}
 			n.wantDropped(t, pod, s, framesNamed(s.Hostile(), hostileFrames...))
 			if name == "behind bridge" {
-				n.wantDropped(t, pod, s, s.SomeLinkLocal())
+				n.wantDropped(t, pod, s, s.LinkLocal(someLinkLocal))
 			} else {
-				n.wantPassing(t, pod, s.SomeLinkLocal())
+				n.wantPassing(t, pod, s.LinkLocal(someLinkLocal))
 			}
 			if dropped := n.dropsOf(t, other); len(dropped) > 0 {
 				t.Errorf("drops of the other pod: got %v, want none", dropped)
@@ -206,6 +209,45 @@ func TestAntiSpoof(t *testing.T) {
 			}
 			wantCheck(t, pod)
 		})
+	}
+}
+
+// someLinkLocal is not derived from a MAC address.
+var someLinkLocal = netip.MustParseAddr("fe80::1234:5678")
+
+// A pod cannot fill the kernel's table of neighbors, which all share, with link-local addresses.
+func TestNeighborTable(t *testing.T) {
+	const addresses, most = 200, 3 // the MAC's, another one, and the pod's own address
+	n := newNetwork(t)
+	pod, other := n.AddPod(t, "a", nil), n.AddPod(t, "b", nil)
+	s := n.senderOf(t, pod, other)
+	var frames [][]byte
+	for i := range addresses {
+		raw := someLinkLocal.As16()
+		raw[9] = byte(i)
+		for _, frame := range s.LinkLocal(netip.AddrFrom16(raw)) {
+			frames = append(frames, frame.Bytes)
+		}
+	}
+	own := testenv.LinkLocalOf(s.MAC)
+	for _, frame := range s.LinkLocal(own) { // the last
+		frames = append(frames, frame.Bytes)
+	}
+	if err := pod.SendFrames(testenv.PodIfName, frames...); err != nil {
+		t.Fatal(err)
+	}
+	var neighbors []netlink.Neigh
+	testenv.Eventually(t, "the last neighbor", func() error {
+		var err error
+		neighbors, err = rtnl.Neighbors(n.node().Netlink(), n.hostDeviceOf(t, pod), unix.AF_INET6)
+		if err == nil && !slices.ContainsFunc(neighbors, func(n netlink.Neigh) bool { return n.IP.Equal(own.AsSlice()) }) {
+			err = fmt.Errorf("got neighbors %v, want %s among them", neighbors, own)
+		}
+		return err
+	})
+	neighbors = slices.DeleteFunc(neighbors, func(n netlink.Neigh) bool { return n.IP.IsMulticast() }) // the host's groups
+	if len(neighbors) > most {
+		t.Errorf("got neighbors %v, want %d at most", neighbors, most)
 	}
 }
 

@@ -1,11 +1,11 @@
 package scenario
 
 import (
-	"net/netip"
-	"path/filepath"
+	"os/exec"
 	"strings"
 	"testing"
 
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -77,68 +77,51 @@ func TestFirewalls(t *testing.T) {
 
 // Sysctls that distributions set, before and after ADD.
 func TestSysctls(t *testing.T) {
-	for name, value := range map[string]string{
-		"net/ipv4/conf/all/rp_filter":        "1", // systemd
-		"net/ipv4/conf/default/rp_filter":    "1",
-		"net/ipv4/conf/all/accept_local":     "0",
-		"net/ipv4/conf/all/log_martians":     "1",
-		"net/ipv4/conf/all/send_redirects":   "1",
-		"net/ipv4/conf/all/arp_ignore":       "1", // LVS
-		"net/ipv4/conf/all/arp_announce":     "2",
-		"net/ipv6/conf/all/accept_ra":        "0",
-		"net/ipv4/conf/default/forwarding":   "0",
-		"net/ipv4/ip_nonlocal_bind":          "1",
-		"net/ipv4/conf/all/accept_redirects": "0",
-	} {
-		t.Run(filepath.Base(filepath.Dir(name))+" "+filepath.Base(name), func(t *testing.T) {
-			n := newNetwork(t)
+	n := newNetwork(t)
+	set := func() {
+		for name, value := range map[string]string{
+			"net/ipv4/conf/all/rp_filter":        "1", // systemd
+			"net/ipv4/conf/default/rp_filter":    "1",
+			"net/ipv4/conf/all/accept_local":     "0",
+			"net/ipv4/conf/all/log_martians":     "1",
+			"net/ipv4/conf/all/send_redirects":   "1",
+			"net/ipv4/conf/all/arp_ignore":       "1", // LVS
+			"net/ipv4/conf/all/arp_announce":     "2",
+			"net/ipv6/conf/all/accept_ra":        "0",
+			"net/ipv4/conf/default/forwarding":   "0",
+			"net/ipv4/ip_nonlocal_bind":          "1",
+			"net/ipv4/conf/all/accept_redirects": "0",
+		} {
 			if err := n.node().SetSysctl(name, value); err != nil {
 				t.Fatal(err)
 			}
-			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-			if err := n.node().SetSysctl(name, value); err != nil {
-				t.Fatal(err)
-			}
-			n.wantConnectivity(t, a, web)
-		})
+		}
 	}
+	set()
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	set()
+	n.wantConnectivity(t, a, web)
 }
 
-// Another engine's bridge, with a container behind it and the engine's rules: docker masquerades its
-// containers and publishes a port; libvirt rejects all other traffic.
+// Another engine's bridge, with a container behind it and rules like libvirt's, which reject all other traffic.
+// TestBridgeNetfilterBesideAnotherEngine has docker's.
 func TestOtherBridges(t *testing.T) {
-	for name, rules := range map[string]string{
-		"docker": `table ip docker {
-			chain post { type nat hook postrouting priority 100; policy accept; ip saddr 172.17.0.0/16 oifname != "br9" masquerade; }
-			chain pre { type nat hook prerouting priority -100; policy accept; fib daddr type local tcp dport 9090 dnat to 172.17.0.2:90; }
-		}`,
-		"libvirt": `table ip libvirt { chain forward { type filter hook forward priority 0; policy accept;
+	n := newNetwork(t)
+	container := n.otherEngine(t)
+	n.nft(t, `table ip libvirt { chain forward { type filter hook forward priority 0; policy accept;
 			oifname "br9" ip daddr 172.17.0.0/16 ct state established,related accept
 			iifname "br9" ip saddr 172.17.0.0/16 accept
 			iifname "br9" oifname "br9" accept
 			oifname "br9" reject; iifname "br9" reject
-		} chain post { type nat hook postrouting priority 100; policy accept; ip saddr 172.17.0.0/16 ip daddr != 172.17.0.0/16 masquerade; } }`,
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := newNetwork(t)
-			container := n.otherEngine(t)
-			n.nft(t, rules)
-			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-			n.wantConnectivity(t, a, web)
+		} chain post { type nat hook postrouting priority 100; policy accept; ip saddr 172.17.0.0/16 ip daddr != 172.17.0.0/16 masquerade; } }`)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	n.wantConnectivity(t, a, web)
 
-			f := testenv.IPv4
-			outside := serve(t, n.Outside, "tcp", at(f.Outside, 0))
-			reachAsNode(t, container, "tcp", outside, n.Outside, f.Node)
-			n.disableBridgeNetfilter(t)
-			serve(t, web.Namespace, "tcp", at(f.Pod(web), 80))
-			reach(t, container, "tcp", at(f.Node, 8080), web.Namespace)
-			if name == "docker" {
-				serve(t, container, "tcp", netip.MustParseAddrPort("172.17.0.2:90"))
-				reachUntranslated(t, n.Outside, "tcp", at(f.Node, 9090), container)
-				reach(t, a.Namespace, "tcp", netip.MustParseAddrPort("172.17.0.2:90"), container)
-			}
-		})
-	}
+	f := testenv.IPv4
+	reachAsNode(t, container, "tcp", serve(t, n.Outside, "tcp", at(f.Outside, 0)), n.Outside, f.Node)
+	n.disableBridgeNetfilter(t)
+	serve(t, web.Namespace, "tcp", at(f.Pod(web), 80))
+	reach(t, container, "tcp", at(f.Node, 8080), web.Namespace)
 }
 
 // otherEngine makes a bridge with a container behind it, which has its default route there.
@@ -193,4 +176,54 @@ func TestTwoNodesOnOneHost(t *testing.T) {
 	del(t, b)
 	wantCheck(t, a, web)
 	n.wantConnectivity(t, a, web)
+}
+
+// ebpfnet creates no bridge and no netfilter rule.
+func TestNoBridgeNoRules(t *testing.T) {
+	n := newNetwork(t)
+	n.AddPod(t, "web", mapBoth(8080, 80))
+	pod := n.AddPod(t, "a", nil)
+	ping(t, pod.Namespace, testenv.OutsideAddr4)
+
+	for _, ns := range []*testenv.Namespace{n.node(), pod.Namespace} {
+		links, err := rtnl.Links(ns.Netlink())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, link := range links {
+			if kind := link.Type(); kind != "veth" && kind != "device" { // the type of lo
+				t.Errorf("%s in %s: got a %s, want a veth", link.Attrs().Name, ns.Name, kind)
+			}
+		}
+		wantNoRules(t, ns)
+	}
+}
+
+func wantNoRules(t *testing.T, ns *testenv.Namespace) {
+	t.Helper()
+	for _, lister := range []struct {
+		debianPackage string
+		command       []string
+	}{
+		{"nftables", []string{"nft", "list", "ruleset"}},
+		{"iptables", []string{"iptables-save"}},
+		{"iptables", []string{"ip6tables-save"}},
+	} {
+		requireTool(t, lister.command[0], lister.debianPackage)
+		output, err := ns.Run(testenv.Context(t), lister.command[0], lister.command[1:]...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.TrimSpace(output) != "" {
+			t.Errorf("%s in %s: want nothing, got:\n%s", strings.Join(lister.command, " "), ns.Name, output)
+		}
+	}
+}
+
+// requireTool fails the test if a command is missing. A skip would hide that nothing was checked.
+func requireTool(t *testing.T, command, debianPackage string) {
+	t.Helper()
+	if _, err := exec.LookPath(command); err != nil {
+		t.Fatalf("%s is missing: apt-get install %s", command, debianPackage)
+	}
 }

@@ -1,7 +1,7 @@
 package scenario
 
 import (
-	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -57,22 +56,6 @@ func (d *dhcpDaemon) stop(t *testing.T) string {
 	return d.log.String()
 }
 
-const onDHCP = `"ipam": {"type": "dhcp"}`
-
-// dhcpNetworks get their addresses from dnsmasq: on the host, behind ebpfnet's own veth, and on the bridge after which
-// ebpfnet is chained.
-var dhcpNetworks = []struct {
-	name   string
-	list   []string
-	server func(*testing.T, *network) *dnsmasq
-}{
-	{"own link", []string{`{"type": "ebpfnet", "ipMasq": true, "capabilities": {"portMappings": true}, ` + onDHCP + `}`},
-		func(t *testing.T, n *network) *dnsmasq {
-			return startDnsmasq(t, n.node(), "--interface=ebpf*", "--shared-network=169.254.1.1,10.88.0.0") // as documented
-		}},
-	{"behind bridge", []string{`{"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true, ` + onDHCP + `}`, afterOthers}, serveOnBridge},
-}
-
 // dnsmasq is a DHCP server.
 type dnsmasq struct{ leases, log string }
 
@@ -116,85 +99,37 @@ func (d *dnsmasq) hasLease(t *testing.T, pod *testenv.Pod) bool {
 	return strings.Contains(d.text(t, d.leases), macOf(t, pod).String()+" "+pod.Addr4().String()+" ")
 }
 
-// serveOnBridge connects a host with a DHCP server to the bridge.
-func serveOnBridge(t *testing.T, n *network) *dnsmasq {
-	t.Helper()
-	const bridge, port = "cni0", "dhcp"
-
-	host := testenv.New(t, "dhcpd")
-	rtnl := n.node().Netlink()
-	br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge}}
-	if err := rtnl.LinkAdd(br); err != nil {
-		t.Fatal(err)
-	}
-	fd, err := unix.Open(host.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fd)
-	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: port, MasterIndex: br.Index}, PeerName: "eth0", PeerNamespace: netlink.NsFd(fd)}
-	if err := rtnl.LinkAdd(veth); err != nil {
-		t.Fatal(err)
-	}
-	self := netip.MustParseAddr("10.88.0.254")
-	peer, err := host.Netlink().LinkByName("eth0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := &netlink.Addr{IPNet: &net.IPNet{IP: self.AsSlice(), Mask: net.CIDRMask(24, 32)}}
-	if err := host.Netlink().AddrAdd(peer, address); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(rtnl.LinkSetUp(br), rtnl.LinkSetUp(veth), host.Netlink().LinkSetUp(peer)); err != nil {
-		t.Fatal(err)
-	}
-	return startDnsmasq(t, host, "--interface=eth0")
-}
-
-// Pods get addresses from a DHCP server, and DEL releases their leases.
+// Pods get addresses from a DHCP server on the host, and DEL releases their leases.
 func TestDHCP(t *testing.T) {
-	for _, network := range dhcpNetworks {
-		t.Run(network.name, func(t *testing.T) {
-			n := newChain(t, network.list...)
-			daemon := startDHCPDaemon(t, n, "-timeout", "1s")
-			server := network.server(t, n)
-			web := n.AddPod(t, "web", mapBoth(8080, 80))
-			a := n.AddPod(t, "a", nil)
-			for _, pod := range []*testenv.Pod{web, a} {
-				if !server.hasLease(t, pod) {
-					t.Errorf("%s: got address %s, want one of the leases %q", pod.Name, pod.Addr4(), server.text(t, server.leases))
-				}
-				wantCheck(t, pod)
-			}
-			f := testenv.IPv4
-			outside := map[string]netip.AddrPort{}
-			for _, protocol := range []string{"tcp", "udp"} {
-				outside[protocol] = serve(t, n.Outside, protocol, at(f.Outside, 0))
-				serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-			}
-			for protocol, server := range outside {
-				reachAsNode(t, a.Namespace, protocol, server, n.Outside, f.Node)
-				reachUntranslated(t, n.Outside, protocol, at(f.Node, 8080), web.Namespace)
-				reachUntranslated(t, a.Namespace, protocol, at(f.Pod(web), 80), web.Namespace)
-			}
-			next := n.NewPod(t, "next")
-			next.Conf.CapabilityArgs = mapBoth(8080, 80)
-			if err := next.Add(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "8080") {
-				t.Errorf("ADD with a host port in use: got %v, want an error that names it", err)
-			}
-			del(t, next)
-			del(t, web)
-			del(t, a)
-			log := daemon.stop(t)
-			// bridge removes the interface first: the daemon then sends no release, and may stop by itself.
-			ended := strings.Count(log, "releasing lease") + strings.Count(log, "terminating lease maintenance")
-			if strings.Count(log, "lease acquired") != 3 || ended != 3 {
-				t.Errorf("daemon's log: want 3 leases acquired and 3 ended:\n%s", log)
-			}
-			if len(network.list) == 1 && strings.Contains(log, "failed") {
-				t.Errorf("daemon's log: want no failure:\n%s", log)
-			}
-		})
+	n := newChain(t, `{"type": "ebpfnet", "ipMasq": true, "capabilities": {"portMappings": true}, "ipam": {"type": "dhcp"}}`)
+	daemon := startDHCPDaemon(t, n, "-timeout", "1s")
+	server := startDnsmasq(t, n.node(), "--interface=ebpf*", "--shared-network=169.254.1.1,10.88.0.0") // as documented
+	web, a := n.AddPod(t, "web", mapBoth(8080, 80)), n.AddPod(t, "a", nil)
+	for _, pod := range []*testenv.Pod{web, a} {
+		if !server.hasLease(t, pod) {
+			t.Errorf("%s: got address %s, want one of the leases %q", pod.Name, pod.Addr4(), server.text(t, server.leases))
+		}
+		wantCheck(t, pod)
+	}
+	f := testenv.IPv4
+	for _, protocol := range []string{"tcp", "udp"} {
+		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+		reachAsNode(t, a.Namespace, protocol, serve(t, n.Outside, protocol, at(f.Outside, 0)), n.Outside, f.Node)
+		reachUntranslated(t, n.Outside, protocol, at(f.Node, 8080), web.Namespace)
+		reachUntranslated(t, a.Namespace, protocol, at(f.Pod(web), 80), web.Namespace)
+	}
+	next := n.NewPod(t, "next")
+	next.Conf.CapabilityArgs = mapBoth(8080, 80)
+	if err := next.Add(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "8080") {
+		t.Errorf("ADD with a host port in use: got %v, want an error that names it", err)
+	}
+	for _, pod := range []*testenv.Pod{next, web, a} {
+		del(t, pod)
+	}
+	log := daemon.stop(t)
+	ended := strings.Count(log, "releasing lease") + strings.Count(log, "terminating lease maintenance")
+	if strings.Count(log, "lease acquired") != 3 || ended != 3 || strings.Contains(log, "failed") {
+		t.Errorf("daemon's log: want 3 leases acquired and 3 ended, and no failure:\n%s", log)
 	}
 }
 
@@ -207,17 +142,42 @@ func macOf(t *testing.T, pod *testenv.Pod) net.HardwareAddr {
 	return device.Attrs().HardwareAddr
 }
 
-// Without a DHCP server ADD fails when the daemon gives up, and leaves nothing.
-func TestDHCPWithoutServer(t *testing.T) {
-	n := newChain(t, dhcpNetworks[0].list...)
-	startDHCPDaemon(t, n, "-timeout", "100ms", "-resendtimeout", "300ms")
-	pod := n.NewPod(t, "a")
-	err := pod.Add(testenv.Context(t))
-	if err == nil || !strings.Contains(err.Error(), `ipam.type "dhcp"`) {
-		t.Errorf("ADD: got %v, want an error that names ipam.type", err)
+// delegatingTo returns an ebpfnet that gets its addresses from this IPAM plugin.
+func delegatingTo(ipam string) string {
+	return `{"type": "ebpfnet", "ipMasq": true, "capabilities": {"portMappings": true, "ips": true}, "ipam": ` + ipam + `}`
+}
+
+// The reference plugin static assigns addresses and routes, with gateways and without.
+func TestStaticIPAM(t *testing.T) {
+	for name, gateways := range map[string][2]string{
+		"with gateways":    {`, "gateway": "10.88.0.254"`, `, "gateway": "fd00:88::fe"`},
+		"without gateways": {"", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Build(t, "github.com/containernetworking/plugins/plugins/ipam/static")
+			n := newNetworkWith(t, allVerbs(conflistOf(delegatingTo(fmt.Sprintf(`{"type": "static",
+				"addresses": [{"address": "10.88.0.7/24"%s}, {"address": "fd00:88::7/64"%s}],
+				"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}`, gateways[0], gateways[1])))))
+			if err := n.Status(testenv.Context(t)); err != nil {
+				t.Errorf("STATUS: %v", err)
+			}
+			pod := n.AddPod(t, "a", mapBoth(8080, 80))
+			if pod.Addr4() != netip.MustParseAddr("10.88.0.7") || pod.Addr6() != netip.MustParseAddr("fd00:88::7") {
+				t.Errorf("addresses: got %s and %s, want 10.88.0.7 and fd00:88::7", pod.Addr4(), pod.Addr6())
+			}
+			wantCheck(t, pod)
+			if err := n.GC(testenv.Context(t), attachmentOf(pod)); err != nil {
+				t.Errorf("GC: %v", err)
+			}
+			forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+				ping(t, pod.Namespace, f.Outside)
+				outside := serve(t, n.Outside, protocol, at(f.Outside, 0))
+				reachAsNode(t, pod.Namespace, protocol, outside, n.Outside, f.Node)
+				serve(t, pod.Namespace, protocol, at(f.Pod(pod), 80))
+				reachUntranslated(t, n.Outside, protocol, at(f.Node, 8080), pod.Namespace)
+				reach(t, n.node(), protocol, at(f.Loopbacks[0], 8080), pod.Namespace)
+				reach(t, pod.Namespace, protocol, at(f.Node, 8080), pod.Namespace)
+			})
+		})
 	}
-	if _, err := pod.Netlink().LinkByName(testenv.PodIfName); err == nil {
-		t.Errorf("%s exists after a failed ADD", testenv.PodIfName)
-	}
-	del(t, pod)
 }

@@ -29,7 +29,7 @@ var (
 	byNode = map[string]gatewayRoute{"IPv4": {"198.18.8.0/24", "192.0.2.1"}, "IPv6": {"2001:db8:208::/64", "2001:db8:1::1"}}
 )
 
-// withRoutes returns podsConflist with keys in the place of ipMasq, and with the routes.
+// withRoutes returns podsConflist with keys instead of ipMasq, and with the routes.
 func withRoutes(keys string, routes ...map[string]gatewayRoute) string {
 	list := `"routes": [`
 	for _, families := range routes {
@@ -65,7 +65,11 @@ func (n *network) setNetwork(t *testing.T, conflist string) {
 
 func addLoopback(t *testing.T, ns *testenv.Namespace, addr netip.Addr) {
 	t.Helper()
-	if _, err := ns.Run(testenv.Context(t), "ip", "addr", "add", netip.PrefixFrom(addr, addr.BitLen()).String(), "dev", "lo"); err != nil {
+	args := []string{"addr", "add", netip.PrefixFrom(addr, addr.BitLen()).String(), "dev", "lo"}
+	if addr.Is6() {
+		args = append(args, "nodad")
+	}
+	if _, err := ns.Run(testenv.Context(t), "ip", args...); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -19,6 +19,9 @@ import (
 // A hostile container has raw sockets and an accomplice outside. What it sends must not change, take or end
 // what belongs to others.
 
+// remotePort is the first port of the accomplice.
+const remotePort = 7000
+
 // wire sends packets as frames, past the stack of its namespace.
 type wire struct {
 	ns        *testenv.Namespace
@@ -66,23 +69,6 @@ func openings(protocol string, addr netip.Addr, first uint16, count int, to neti
 	return packets
 }
 
-// addSilentRemote gives the outside host an address that answers nothing: the accomplice forges its packets.
-func (n *network) addSilentRemote(t *testing.T, f testenv.Family) netip.Addr {
-	t.Helper()
-	addr, mac := sibling(f.Outside, 99), n.Outside.MACOf(t, testenv.UplinkName)
-	link, err := n.node().Netlink().LinkByName(testenv.UplinkName)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = n.node().Netlink().NeighSet(&netlink.Neigh{
-		LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: mac[:],
-	})
-	if err != nil {
-		t.Fatalf("add neighbor %s: %v", addr, err)
-	}
-	return addr
-}
-
 // mute keeps the pod's own stack from resetting connections with a remote that its frames open.
 func mute(t *testing.T, pod *testenv.Pod, remote netip.Addr, protocol string) {
 	t.Helper()
@@ -93,19 +79,6 @@ func mute(t *testing.T, pod *testenv.Pod, remote netip.Addr, protocol string) {
 	if err := pod.Netlink().RouteReplace(&netlink.Route{Dst: dst, Type: unix.RTN_BLACKHOLE}); err != nil {
 		t.Fatalf("route of %s to %s: %v", pod.Name, remote, err)
 	}
-}
-
-// masqueraded returns the flows of pods to the remote.
-func (n *network) masqueraded(t *testing.T, remote netip.AddrPort, protocol string) (flows []maps.Flow) {
-	t.Helper()
-	n.withDatapath(t, func(datapath *loader.Datapath) {
-		for _, flow := range must(maps.Flows(datapath)) {
-			if flow.Kind == bpf.FlowSNAT && flow.Remote == remote && flow.Protocol.String() == protocol {
-				flows = append(flows, flow)
-			}
-		}
-	})
-	return flows
 }
 
 // loadWith loads the datapath before the plugin does.
@@ -177,7 +150,7 @@ func (c *capture) received(t *testing.T) (packets []testenv.Packet) {
 	}
 }
 
-// within is testenv.Eventually, but the test goes on after a failure.
+// within is testenv.Eventually, but the test continues after a failure.
 func within(t *testing.T, what string, cond func() error) {
 	t.Helper()
 	if err := testenv.Wait(testenv.Context(t), what, cond); err != nil {

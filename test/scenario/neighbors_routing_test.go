@@ -12,7 +12,7 @@ import (
 // the first one. Connections must leave by the uplink that the stack would choose, from that uplink's address, with
 // their first packet and with all others.
 
-// policyRules are what `ip rule`, `ip route` and nft are told. IP is ip or ip6.
+// policyRules are arguments of `ip rule`, `ip route` and nft. IP is ip or ip6.
 type policyRules struct {
 	name     string
 	commands string
@@ -74,15 +74,13 @@ func (n *network) runOnNode(t *testing.T, words ...string) {
 	}
 }
 
-// anycast is an address that each host outside has, so that the server tells the uplink.
+// anycast is an address that each host outside has, so that the server identifies the uplink.
 var anycast = map[string]netip.Addr{"IPv4": netip.MustParseAddr("203.0.113.99"), "IPv6": netip.MustParseAddr("2001:db8:99::1")}
 
 func addAnycast(t *testing.T, ns *testenv.Namespace) {
 	t.Helper()
 	for _, addr := range anycast {
-		if _, err := ns.Run(testenv.Context(t), "ip", "address", "add", addr.String(), "dev", "lo"); err != nil {
-			t.Fatal(err)
-		}
+		addLoopback(t, ns, addr)
 	}
 }
 

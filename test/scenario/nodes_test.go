@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -28,7 +29,7 @@ type node struct {
 	gateways [2]netip.Addr
 }
 
-// newNodes makes two nodes on one link, in the place of a topology's node and its host outside. Each has a pod.
+// newNodes makes two nodes on one link, instead of a topology's node and its host outside. Each has a pod.
 func newNodes(t *testing.T, keys string) (a, b *node) {
 	t.Helper()
 	first := newNetworkWith(t, nodeConflist("node-a", 1, keys))
@@ -214,17 +215,6 @@ func wantOffloaded(t *testing.T, path, protocol string, a, b *node, server netip
 	}
 }
 
-// A host reaches another one's pods, and what they see as its address leads back.
-func TestHostReachesPodsOfOtherNodes(t *testing.T) {
-	a, b := newNodes(t, `"ipMasq": true, "mtu": 1430`)
-	forEachUnderlay(t, a, b, func(t *testing.T, _ testenv.Family) {
-		forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-			server := serve(t, b.pod.Namespace, protocol, at(f.Pod(b.pod), 0))
-			reachUntranslated(t, a.node(), protocol, server, b.pod.Namespace)
-		})
-	})
-}
-
 // Pods whose MTU is larger than the tunnel's learn of it.
 func TestTunnelTellsMTU(t *testing.T) {
 	for _, path := range []string{"established", "always"} {
@@ -294,5 +284,26 @@ func TestTunnelFromAnotherAddress(t *testing.T) {
 				b.leave(t)
 			}
 		})
+	}
+}
+
+const vni = 7
+
+// inTunnel returns the frame of a pod with a datagram in VXLAN.
+func (n *network) inTunnel(t *testing.T, f testenv.Family, pod *testenv.Pod, node netip.AddrPort, device string, from, to netip.AddrPort, payload string) []byte {
+	t.Helper()
+	inner := testenv.UDPPacket(from, to, payload)
+	inner.SrcMAC, inner.DstMAC = testenv.MAC{2, 0, 0, 0, 0, 9}, n.node().MACOf(t, device)
+	header := binary.BigEndian.AppendUint32([]byte{8, 0, 0, 0}, vni<<8)
+	outer := testenv.UDPPacket(at(f.Pod(pod), 5000), node, string(header)+string(inner.MustBuild()))
+	outer.SrcMAC, outer.DstMAC = pod.MACOf(t, testenv.PodIfName), hostMACOf(t, pod)
+	return outer.MustBuild()
+}
+
+// ip runs the command on the node.
+func (n *network) ip(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := n.node().Run(testenv.Context(t), "ip", args...); err != nil {
+		t.Fatalf("ip %v: %v: %s", args, err, out)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// An attacker is connected to a pod, and goes on asking. When the pod is isolated, the connection ends at once,
+// An attacker is connected to a pod, and continues to send requests. When the pod is isolated, the connection ends at once,
 // whether it goes through the stack, is offloaded or has bypassed the stack from the first packet. The pod itself
 // can still connect to the attacker.
 func TestIsolationEndsConnections(t *testing.T) {
@@ -26,7 +26,7 @@ func TestIsolationEndsConnections(t *testing.T) {
 	})
 }
 
-// The victim's kernel goes on sending what the attacker has not acknowledged. That does not admit the attacker.
+// The victim's kernel continues to send what the attacker has not acknowledged. That does not admit the attacker.
 func TestIsolationEndsRetransmission(t *testing.T) {
 	forEachFastPath(t, `"ipMasq": true`, func(t *testing.T, conflist string) {
 		n := newNetworkWith(t, conflist)

@@ -8,8 +8,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// In these tests the outside has a route to pods.
-
+// newRoutedNetwork has a route to pods on the outside.
 func newRoutedNetwork(t *testing.T, conflist string) *network {
 	t.Helper()
 	n := newNetworkWith(t, conflist)
@@ -64,5 +63,32 @@ func TestInboundToMasqueradedPod(t *testing.T) {
 				t.Errorf("outside sees %s, want the node %s", seen, f.Node)
 			}
 		}
+	})
+}
+
+// The outside has no route to pods: it could not reply to a packet that is not masqueraded.
+func TestMasquerade(t *testing.T) { podReachesOutside(t, newNetwork(t)) }
+
+func podReachesOutside(t *testing.T, n *network) {
+	pod := n.AddPod(t, "a", nil)
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		ping(t, pod.Namespace, f.Outside)
+		server := serve(t, n.Outside, protocol, at(f.Outside, 0))
+		reachAsNode(t, pod.Namespace, protocol, server, n.Outside, f.Node)
+	})
+}
+
+// Destinations in nonMasqueradeCIDRs see the pod's own address, all others the node's.
+func TestNonMasqueradeCIDRs(t *testing.T) {
+	n := newNetworkWith(t, withKeys(`"ipMasq": true, "nonMasqueradeCIDRs": ["198.51.100.0/24", "2001:db8:2::/64"]`))
+	n.AddSecondUplink(t)
+	n.routeToPods(t)
+	pod := n.AddPod(t, "a", nil)
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		masqueraded := serve(t, n.Outside, protocol, at(f.Outside, 0))
+		unmasqueraded := serve(t, n.SecondOutside, protocol, at(f.SecondOutside, 0))
+		reachAsNode(t, pod.Namespace, protocol, masqueraded, n.Outside, f.Node)
+		reachUntranslated(t, pod.Namespace, protocol, unmasqueraded, n.SecondOutside)
+		ping(t, pod.Namespace, f.SecondOutside)
 	})
 }

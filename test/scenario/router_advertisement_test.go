@@ -73,7 +73,7 @@ func advertisementOf(t *testing.T, pod *testenv.Pod) []byte {
 	}.MustBuild()
 }
 
-// A host that forwards goes on to learn routes from the routers on its devices, and does not begin to on those that
+// A host that forwards continues to learn routes from the routers on its devices, and does not begin to on those that
 // come later.
 func TestAcceptRouterAdvertisements(t *testing.T) {
 	n := newNetwork(t)

@@ -2,10 +2,12 @@ package scenario
 
 import (
 	"errors"
+	"net"
 	"net/netip"
 	"runtime"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -43,7 +45,7 @@ func connect(t *testing.T, from *testenv.Namespace, protocol string, local, to n
 	return client
 }
 
-// offloadRequests are so many requests by a connection that the next packets of both sides bypass the stack, on
+// offloadRequests is the number of requests of a connection after which the next packets of both sides bypass the stack, on
 // whichever CPUs they are: each CPU leaves the first 8 or 9 packets of a side to the stack (OFFLOAD_AFTER in offload.h).
 var offloadRequests = (9 + 1) * runtime.NumCPU()
 
@@ -129,4 +131,37 @@ func del(t *testing.T, pod *testenv.Pod) {
 	if err := pod.Del(testenv.Context(t)); err != nil {
 		t.Fatalf("detach %s: %v", pod.Name, err)
 	}
+}
+
+// Unconnected UDP sockets, for what [testenv.Client] cannot do.
+
+// listenPacket opens a socket. The end of the test closes it. Port 0 takes any.
+func listenPacket(t *testing.T, ns *testenv.Namespace, addr netip.AddrPort) *net.UDPConn {
+	t.Helper()
+	socket, err := ns.ListenPacket(testenv.Context(t), addr)
+	if err != nil {
+		t.Fatalf("open socket in %s: %v", ns.Name, err)
+	}
+	t.Cleanup(func() { socket.Close() })
+	return socket
+}
+
+func sendTo(t *testing.T, socket *net.UDPConn, to netip.AddrPort, payload string) {
+	t.Helper()
+	if _, err := socket.WriteToUDPAddrPort([]byte(payload), to); err != nil {
+		t.Fatalf("send %d bytes to %s: %v", len(payload), to, err)
+	}
+}
+
+func receiveFrom(t *testing.T, socket *net.UDPConn) (payload string, from netip.AddrPort) {
+	t.Helper()
+	if err := socket.SetReadDeadline(time.Now().Add(testenv.Timeout)); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 1<<16)
+	length, from, err := socket.ReadFromUDPAddrPort(buf)
+	if err != nil {
+		t.Fatalf("receive at %s: %v", socket.LocalAddr(), err)
+	}
+	return string(buf[:length]), at(from.Addr().Unmap(), from.Port())
 }

@@ -82,7 +82,7 @@ func (n *network) upgradeUnderTraffic(t *testing.T, upgrades int) {
 		load.awaitRound(t)
 	}
 	load.stop()
-	within(t, "no lost TCP segments", func() error { // the word that one was sent in vain may come late
+	within(t, "no lost TCP segments", func() error { // the report of an unnecessary one may come late
 		if lost := resent(t, n.node(), n.Outside, a.Namespace, web.Namespace) - before; lost > 0 {
 			return fmt.Errorf("got %d", lost)
 		}

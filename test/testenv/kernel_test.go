@@ -6,12 +6,6 @@ import (
 	"testing"
 )
 
-func TestFeatures(t *testing.T) {
-	for _, feature := range []Feature{TCX, BigTCP4, BigTCP6, Netkit} {
-		t.Run(feature.Name, func(t *testing.T) { Require(t, feature) })
-	}
-}
-
 func TestFeatureMustBeIn(t *testing.T) {
 	for _, tc := range []struct {
 		since, kernel string

@@ -26,8 +26,9 @@ const ReservationDir = "/var/lib/cni/networks"
 
 // Leftovers lists everything on a node that belongs to an attachment: devices, pins, map
 // entries, reservations and records, each in words for a failure message. It is empty when
-// no container is attached. The loaded datapath and its uplinks do not count; neither do
-// flows, which the datapath ignores once their owner's endpoint is gone.
+// no container is attached. It ignores what a network keeps: the loaded datapath, its uplinks,
+// and routes for unassigned addresses. Neither do flows, which the datapath ignores once their
+// owner's endpoint is gone.
 func Leftovers(node *Namespace) ([]string, error) {
 	s, err := retryDumps(func() (Snapshot, error) {
 		s := Snapshot{}
@@ -247,7 +248,7 @@ func (s Snapshot) addNetwork(where string, ns *Namespace) error {
 			return err
 		}
 		for _, route := range routes {
-			if route.Dst == nil || !isAutomatic(route.Dst.IP) {
+			if route.Protocol != rtnl.PluginProtocol && (route.Dst == nil || !isAutomatic(route.Dst.IP)) {
 				s.add("%s: route to %s via %s by %s", where, route.Dst, route.Gw, name)
 			}
 		}

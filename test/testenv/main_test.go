@@ -14,8 +14,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 )
 
 // roleEnv makes the test binary run as a program that uses Isolate or Main, instead of running
@@ -59,7 +57,6 @@ var roles = map[string]func(m *testing.M){
 }
 
 func TestMain(m *testing.M) {
-	RunInit(func(name string) error { return errors.Join(unix.Sethostname([]byte(name)), OwnDirectories("/opt")) })
 	if role := roles[os.Getenv(roleEnv)]; role != nil {
 		role(m)
 		panic("role returned")
@@ -155,87 +152,6 @@ func TestIsolateLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestIsolateRelaysSignals(t *testing.T) {
-	cmd := role(Context(t), "signal")
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	buf := make([]byte, 64)
-	if _, err := stdout.Read(buf); err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	n, _ := stdout.Read(buf)
-	if got := string(buf[:n]); got != "terminated\n" {
-		t.Errorf("program got %q", got)
-	}
-	cmd.Wait()
-	if code := cmd.ProcessState.ExitCode(); code != 5 {
-		t.Errorf("exit code is %d, want 5", code)
-	}
-}
-
-func TestIsolateNeedsRoot(t *testing.T) {
-	cmd := exec.Command("setpriv", "--reuid=65534", "--clear-groups", "/proc/self/exe")
-	cmd.Args[len(cmd.Args)-1] = copySelf(t)
-	cmd.Env = append(os.Environ(), roleEnv+"=exit")
-	output, err := cmd.CombinedOutput()
-	if err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(output), "need root") {
-		t.Errorf("got %v: %s", err, output)
-	}
-}
-
-// copySelf copies this binary to a place where every user can run it.
-func copySelf(t *testing.T) string {
-	t.Helper()
-	content, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(tempDir, "self")
-	if err := os.WriteFile(path, content, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.Remove(path) })
-	return path
-}
-
-func TestIsolatedEnvironment(t *testing.T) {
-	handle, err := rtnl.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer handle.Close()
-	links, err := rtnl.Links(handle)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, link := range links {
-		if link.Attrs().Flags&unix.IFF_UP != 0 && link.Attrs().Name != "lo" {
-			t.Errorf("link %s is up", link.Attrs().Name)
-		}
-	}
-	devices, err := os.ReadDir("/sys/class/net")
-	if err != nil || len(devices) != len(links) {
-		t.Errorf("/sys shows %v (%v), netlink %d links", devices, err, len(links))
-	}
-	for dir, want := range map[string]int64{bpffsDir: unix.BPF_FS_MAGIC, "/run": unix.TMPFS_MAGIC, "/var/lib/cni": unix.TMPFS_MAGIC} {
-		var fs unix.Statfs_t
-		if err := unix.Statfs(dir, &fs); err != nil || int64(fs.Type) != want {
-			t.Errorf("%s is on %#x (%v), want %#x", dir, fs.Type, err, want)
-		}
-	}
-	if !strings.HasPrefix(t.TempDir(), tempDir) {
-		t.Errorf("temporary directories are in %s", os.TempDir())
-	}
-}
-
 // TestLeaks leaks in the role "leak".
 func TestLeaks(t *testing.T) {
 	if os.Getenv(roleEnv) == "leak" {
@@ -257,24 +173,5 @@ func TestLeaks(t *testing.T) {
 		if !strings.Contains(string(output), leak) {
 			t.Errorf("no report of %q in\n%s", leak, output)
 		}
-	}
-}
-
-func TestWait(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	cause := errors.New("cause")
-	err := Wait(ctx, "nothing", func() error { return cause })
-	if !errors.Is(err, cause) || !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v", err)
-	}
-	calls := 0
-	if err := Wait(t.Context(), "three calls", func() error {
-		if calls++; calls < 3 {
-			return cause
-		}
-		return nil
-	}); err != nil || calls != 3 {
-		t.Errorf("got %v after %d calls", err, calls)
 	}
 }

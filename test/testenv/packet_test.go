@@ -1,10 +1,7 @@
 package testenv
 
 import (
-	"bytes"
-	"encoding/binary"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
@@ -114,85 +111,5 @@ func TestVerifyChecksumsOfQuote(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "quoted") {
 			t.Errorf("%s: %v", name, err)
 		}
-	}
-}
-
-// TestBuildChecksumZero builds a UDP packet whose computed checksum is 0, which must be sent as
-// 0xffff.
-func TestBuildChecksumZero(t *testing.T) {
-	for _, a := range [][2]netip.AddrPort{testAddr4, testAddr6} {
-		p := UDPPacket(a[0], a[1], "xx")
-		frame := p.MustBuild()
-		// Adding the checksum to the payload makes the sum 0xffff.
-		sum := frame[len(frame)-4 : len(frame)-2]
-		word := uint32('x')<<8 | 'x'
-		word += uint32(binary.BigEndian.Uint16(sum))
-		word = word>>16 + word&0xffff
-		p.Payload = string(binary.BigEndian.AppendUint16(nil, uint16(word)))
-		frame = p.MustBuild()
-		if got := binary.BigEndian.Uint16(frame[len(frame)-4:]); got != 0xffff {
-			t.Errorf("checksum is %#x", got)
-		}
-		if err := VerifyChecksums(frame); err != nil {
-			t.Error(err)
-		}
-	}
-	p := UDPPacket(testAddr6[0], testAddr6[1], "")
-	p.NoChecksum = true
-	if err := VerifyChecksums(p.MustBuild()); err == nil {
-		t.Error("no error for UDP checksum 0 in IPv6")
-	}
-}
-
-func TestPacketsDecodeAnything(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
-	for _, p := range testPackets(t) {
-		whole := p.MustBuild()
-		for range 2000 {
-			frame := bytes.Clone(whole[:random.IntN(len(whole)+1)])
-			for range random.IntN(4) {
-				if len(frame) > 0 {
-					frame[random.IntN(len(frame))] = byte(random.Uint32())
-				}
-			}
-			Decode(frame) // must not panic
-			VerifyChecksums(frame)
-		}
-	}
-}
-
-func TestFragment(t *testing.T) {
-	for _, a := range [][2]netip.AddrPort{testAddr4, testAddr6} {
-		whole := UDPPacket(a[0], a[1], strings.Repeat("0123456789", 100))
-		frames, err := Fragment(whole.MustBuild(), 400, 99)
-		if err != nil || len(frames) != 3 {
-			t.Fatalf("%d fragments, %v", len(frames), err)
-		}
-		var payload string
-		for i, frame := range frames {
-			if err := VerifyChecksums(frame); err != nil {
-				t.Error(err)
-			}
-			p, err := Decode(frame)
-			if err != nil {
-				t.Fatal(err)
-			}
-			want := whole
-			want.Fragmented, want.FragOffset, want.IPID, want.MoreFragments = true, uint16(i*400), 99, i < 2
-			if i > 0 {
-				want.SrcPort, want.DstPort = 0, 0
-			}
-			payload += p.Payload
-			p.Payload = want.Payload
-			if p != want {
-				t.Errorf("fragment %d: %s", i, Diff(p, want))
-			}
-		}
-		if payload != whole.Payload {
-			t.Errorf("fragments have %d bytes in total", len(payload))
-		}
-	}
-	if _, err := Fragment(UDPPacket(testAddr4[0], testAddr4[1], "").MustBuild(), 12, 1); err == nil {
-		t.Error("no error for size 12")
 	}
 }

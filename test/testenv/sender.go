@@ -30,7 +30,6 @@ type Frame struct {
 // Addresses that do not depend on the sender.
 var (
 	hostLinkLocal = netip.MustParseAddr("fe80::1")
-	someLinkLocal = netip.MustParseAddr("fe80::1234:5678")
 	unspecified4  = netip.IPv4Unspecified()
 	unspecified6  = netip.IPv6Unspecified()
 	allNodes      = netip.MustParseAddr("ff02::1")
@@ -93,6 +92,8 @@ func (s Sender) spoofed() []Frame {
 		{"another's ESP", s.packet(Packet{Src: s.Other4, Dst: s.Remote4, Proto: unix.IPPROTO_ESP, Payload: "a header and more"}), address},
 		{"another's ICMP error", s.icmpError(s.Other4, s.Addr4, s.Remote4), address},
 		{"another's ICMPv6 error", s.icmpError(s.Other6, s.Addr6, s.Remote6), address},
+		{"an ICMP error about a packet to another", s.icmpError(s.Addr4, s.Remote4, s.Other4), bpf.ReasonICMPError},
+		{"an ICMPv6 error about a packet to another", s.icmpError(s.Addr6, s.Remote6, s.Other6), bpf.ReasonICMPError},
 		{"another's first fragment, IPv4", s.fragment(0, s.Other4, s.Remote4), address},
 		{"another's later fragment, IPv4", s.fragment(1, s.Other4, s.Remote4), address},
 		{"another's first fragment, IPv6", s.fragment(0, s.Other6, s.Remote6), address},
@@ -168,6 +169,8 @@ func (s Sender) tunneled() []Frame {
 		{"IPIP to the gateway", s.tunnel(unix.IPPROTO_IPIP, s.Addr4, s.Gateway4), tunnel},
 		{"6in4 to the gateway", s.tunnel(unix.IPPROTO_IPV6, s.Addr4, s.Gateway4), tunnel},
 		{"GRE to the gateway", s.tunnel(unix.IPPROTO_GRE, s.Addr4, s.Gateway4), tunnel},
+		{"L2TP to the gateway", s.tunnel(unix.IPPROTO_L2TP, s.Addr4, s.Gateway4), tunnel},
+		{"MPLS to the gateway", s.tunnel(unix.IPPROTO_MPLS, s.Addr4, s.Gateway4), tunnel},
 		{"GRE to all", s.tunnel(unix.IPPROTO_GRE, s.Addr4, broadcast), tunnel},
 		{"GRE in a VLAN", tagged(s.tunnel(unix.IPPROTO_GRE, s.Addr4, s.Gateway4), 0), tunnel},
 		{"IPv4 in IPv6 to the gateway", s.tunnel(unix.IPPROTO_IPIP, s.Addr6, s.Gateway6), tunnel},
@@ -257,13 +260,13 @@ func (s Sender) Legal() []Frame {
 	return list
 }
 
-// SomeLinkLocal returns frames from a link-local address that is not derived from the sender's MAC address.
-func (s Sender) SomeLinkLocal() []Frame {
+// LinkLocal returns frames that use a link-local address: they send from it, ask, and probe for it.
+func (s Sender) LinkLocal(addr netip.Addr) []Frame {
 	const address, neighbor = bpf.ReasonAddress, bpf.ReasonNeighbor
 	return []Frame{
-		{"ping", s.ping(someLinkLocal, hostLinkLocal), address},
-		{"neighbor solicitation", s.neighbor(icmp6NeighborAsk, someLinkLocal, allNodes, hostLinkLocal), address},
-		{"address detection", s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, someLinkLocal), neighbor},
+		{addr.String() + " pings", s.ping(addr, hostLinkLocal), address},
+		{addr.String() + " solicits", s.neighbor(icmp6NeighborAsk, addr, allNodes, hostLinkLocal), address},
+		{addr.String() + " is probed for", s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, addr), neighbor},
 	}
 }
 
@@ -344,8 +347,12 @@ func (s Sender) arp(operation byte, mac MAC, sender, target netip.Addr) []byte {
 
 // neighbor returns a neighbor discovery message with the sender's MAC address as option.
 func (s Sender) neighbor(typ uint8, src, dst, target netip.Addr) []byte {
-	addr := target.As16()
-	payload := append(addr[:], 2, 1)
+	const sourceMAC, targetMAC = 1, 2
+	addr, option := target.As16(), byte(targetMAC)
+	if typ == icmp6NeighborAsk && !src.IsUnspecified() {
+		option = sourceMAC
+	}
+	payload := append(addr[:], option, 1)
 	payload = append(payload, s.MAC[:]...)
 	return s.packet(Packet{Src: src, Dst: dst, Proto: unix.IPPROTO_ICMPV6, Type: typ, Rest: 1 << 29, Payload: string(payload)})
 }

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// job tells the guest's init what to do. It is a file in the initramfs.
+// job is the guest's init's task. It is a file in the initramfs.
 type job struct {
 	Release     string
 	Foreign     bool     // the host's programs do not run

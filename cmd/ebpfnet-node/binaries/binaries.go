@@ -1,6 +1,4 @@
 // Package binaries installs the plugins into the runtime's directory.
-//
-// It may import plugin/nodestate.
 package binaries
 
 import (

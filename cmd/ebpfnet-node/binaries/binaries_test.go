@@ -44,7 +44,7 @@ func TestInstall(t *testing.T) {
 			t.Errorf("got another file (%v), want the same one to be left alone", err)
 		}
 		before = after
-		if err := os.Chmod(filepath.Join(to, "ebpfnet"), 0o600); err != nil { // which is mended
+		if err := os.Chmod(filepath.Join(to, "ebpfnet"), 0o600); err != nil { // which is fixed
 			t.Fatal(err)
 		}
 	}

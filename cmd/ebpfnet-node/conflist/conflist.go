@@ -1,7 +1,5 @@
 // Package conflist fills a node's address ranges into the operator's template, which is the same on all nodes. The result
 // is the node's network configuration.
-//
-// It may import plugin/show.
 package conflist
 
 import (

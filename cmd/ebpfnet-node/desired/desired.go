@@ -2,10 +2,11 @@
 // It is a pure function of the nodes, this node's devices and the configuration.
 //
 // It has no memory, so all nodes that see the same Node objects agree on who has a prefix, and a restart changes
-// nothing. It may import loader/rtnl, maps and plugin/nodestate.
+// nothing.
 package desired
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -53,7 +54,8 @@ type Config struct {
 // Host has the relevant facts about this node.
 type Host struct {
 	Links  []Link
-	Proved map[netip.Addr]bool // addresses of nodes that answer direct probes
+	Proved map[netip.Addr]bool      // addresses of nodes that answer direct probes
+	Lost   map[netip.Addr]time.Time // since when nodes do not answer them any more
 }
 
 // Link is a device that is up and not a container's.
@@ -66,15 +68,16 @@ type Link struct {
 
 // State is the desired state of this host.
 type State struct {
-	Device   *Device // the tunnel; nil in ModeDirect
-	Routes   []rtnl.NodeRoute
-	Nodes    []maps.Node             // the prefixes of other nodes
-	Names    map[netip.Prefix]string // of the nodes that have them
-	Probes   []Probe                 // in ModeAuto
-	PodCIDRs []netip.Prefix          // of this node
-	PodMTU   int                     // of its containers; 0: the MTU of the route to the outside
-	Skipped  []nodestate.Skipped
-	Problems []string // why other nodes do not reach this node's containers
+	Device     *Device                 // the tunnel; nil in ModeDirect
+	Routes     []rtnl.NodeRoute        // to other nodes
+	Unassigned []netip.Prefix          // unreachable, except by other routes
+	Nodes      []maps.Node             // the prefixes of other nodes
+	Names      map[netip.Prefix]string // of the nodes that have them
+	Probes     []Probe                 // in ModeAuto
+	PodCIDRs   []netip.Prefix          // of this node
+	PodMTU     int                     // of its containers; 0: the MTU of the route to the outside
+	Skipped    []nodestate.Skipped
+	Problems   []string // why other nodes do not reach this node's containers
 }
 
 // NodeOf returns the name of the node that has a prefix, or one that contains it.
@@ -150,8 +153,25 @@ func Of(nodes []Node, own string, config Config, host Host) (*State, error) {
 			s.addProbe(assignment, path)
 		}
 	}
+	s.Unassigned = unassigned(config, s.PodCIDRs)
 	s.Skipped = append(s.Skipped, c.skipped...)
 	return s, nil
+}
+
+// unassigned returns prefixes of which only containers' addresses are reachable. With a tunnel these are the cluster's: they
+// also contain the prefixes of nodes that have left. In mode direct, other routers may know more nodes than this one.
+func unassigned(config Config, podCIDRs []netip.Prefix) (prefixes []netip.Prefix) {
+	all := config.PodCIDRs
+	if config.Mode == ModeDirect || len(all) == 0 {
+		all = podCIDRs
+	}
+	for _, prefix := range all {
+		isOfFamily := func(own netip.Prefix) bool { return own.Addr().Is4() == prefix.Addr().Is4() }
+		if slices.ContainsFunc(podCIDRs, isOfFamily) && !slices.ContainsFunc(config.Reserved, prefix.Contains) {
+			prefixes = append(prefixes, prefix)
+		}
+	}
+	return prefixes
 }
 
 // add adds the route and the entry of another node's prefix.
@@ -338,7 +358,18 @@ func (p *path) to(assignment assignment, device *Device) (way, string) {
 			return way, reason
 		}
 	}
-	return p.tunnel(assignment, device)
+	way, reason := p.tunnel(assignment, device)
+	return way, cmp.Or(reason, p.lost(assignment))
+}
+
+// lost returns a reason if a node had a direct way, or "".
+func (p *path) lost(assignment assignment) string {
+	since, isLost := p.host.Lost[assignment.node.addresses[familyOf(assignment.prefix.Addr())]]
+	if !isLost {
+		return ""
+	}
+	return fmt.Sprintf("direct probes are lost since %s UTC, so the tunnel has its packets; with rp_filter=1, some were dropped until both nodes had changed",
+		since.UTC().Format(time.TimeOnly))
 }
 
 // direct returns the way with the node as the gateway.
@@ -437,7 +468,7 @@ func macOf(node string) string {
 	return mac.String()
 }
 
-func metricOf(prefix netip.Prefix) int {
+func metricOf(prefix netip.Prefix) uint32 {
 	if prefix.Addr().Is6() {
 		return metricIPv6
 	}

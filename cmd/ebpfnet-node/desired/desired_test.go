@@ -181,6 +181,21 @@ func TestContainers(t *testing.T) {
 	}
 }
 
+// TestLost says so of a node that was reached directly.
+func TestLost(t *testing.T) {
+	c, host := config, dualHost
+	c.Mode = ModeAuto
+	host.Lost = map[netip.Addr]time.Time{addr("192.0.2.2"): time.Unix(0, 0)}
+	nodes := []Node{node(1, "10.244.1.0/24", "192.0.2.1"), node(2, "10.244.2.0/24", "192.0.2.2"), node(3, "10.244.3.0/24", "192.0.2.3")}
+	got, err := Of(nodes, "node-1", c, host)
+	if err != nil || len(got.Skipped) != 1 || got.Skipped[0].Node != "node-2" || !strings.Contains(got.Skipped[0].Reason, "since 00:00:00 UTC") {
+		t.Errorf("got skipped %v (%v), want node-2 alone, since when", got.Skipped, err)
+	}
+	if len(got.Nodes) != 2 {
+		t.Errorf("got nodes %v, want both", got.Nodes)
+	}
+}
+
 // TestProbes are of nodes on the same link alone, one for each of their addresses, from addresses that the device has.
 func TestProbes(t *testing.T) {
 	nodes := []Node{
@@ -417,34 +432,34 @@ func checkOnly(t *testing.T, what, got, want string) {
 	}
 }
 
-// BenchmarkOf5000Nodes is a dual-stack cluster.
-func BenchmarkOf5000Nodes(b *testing.B) {
-	nodes := manyNodes(5000)
-	b.ReportAllocs()
-	for b.Loop() {
-		state, err := Of(nodes, "node-0", config, hostWith("10.0.0.0/8"))
-		if err != nil || len(state.Routes) != 2*4999 {
-			b.Fatalf("got %d routes (%v)", len(state.Routes), err)
+// TestUnassigned refuses the cluster's prefixes with a tunnel, and otherwise this node's.
+func TestUnassigned(t *testing.T) {
+	own, cluster := []string{"10.244.1.0/24", "fd44:1::/64"}, []netip.Prefix{prefix("10.244.0.0/16"), prefix("fd44::/16")}
+	for _, test := range []struct {
+		mode     Mode
+		podCIDRs []string
+		cluster  []netip.Prefix
+		reserved string
+		want     string
+	}{
+		{ModeTunnel, own, cluster, "", "[10.244.0.0/16 fd44::/16]"},
+		{ModeAuto, own, cluster, "", "[10.244.0.0/16 fd44::/16]"},
+		{ModeDirect, own, cluster, "", "[10.244.1.0/24 fd44:1::/64]"},
+		{ModeTunnel, own, nil, "", "[10.244.1.0/24 fd44:1::/64]"},
+		{ModeTunnel, own[:1], cluster, "", "[10.244.0.0/16]"}, // the host may have no IPv6
+		{ModeTunnel, own, cluster, "10.244.9.9", "[fd44::/16]"},
+	} {
+		with := config
+		with.Mode, with.PodCIDRs = test.mode, test.cluster
+		if test.reserved != "" {
+			with.Reserved = []netip.Addr{addr(test.reserved)}
+		}
+		got, err := Of([]Node{node(1, append(slices.Clone(test.podCIDRs), "192.0.2.1")...)}, "node-1", with, dualHost)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := fmt.Sprint(got.Unassigned); text != test.want {
+			t.Errorf("%s, %v, %v: got %s, want %s", test.mode, test.podCIDRs, test.cluster, text, test.want)
 		}
 	}
-}
-
-// BenchmarkOf5000NodesContested has one node in conflict with all others.
-func BenchmarkOf5000NodesContested(b *testing.B) {
-	nodes := append(manyNodes(5000), node(9999, "100.0.0.0/8", "10.1.0.1"))
-	b.ReportAllocs()
-	for b.Loop() {
-		state, err := Of(nodes, "node-0", config, hostWith("10.0.0.0/8"))
-		if err != nil || len(state.Routes) != 2*4999 {
-			b.Fatalf("got %d routes (%v)", len(state.Routes), err)
-		}
-	}
-}
-
-func manyNodes(count int) (nodes []Node) {
-	for n := range count {
-		high, low := n/256, n%256
-		nodes = append(nodes, node(n, fmt.Sprintf("100.%d.%d.0/24", high, low), fmt.Sprintf("fd44:%x::/64", n), fmt.Sprintf("10.0.%d.%d", high, low)))
-	}
-	return nodes
 }

@@ -1,6 +1,4 @@
 // Package health reports the agent's state to the kubelet and Prometheus.
-//
-// It may import plugin/show.
 package health
 
 import (
@@ -25,6 +23,7 @@ type Report struct {
 	Tunnel   int // prefixes of other nodes that are reached by the tunnel
 	Direct   int // prefixes that are reached directly
 	Skipped  int // prefixes that are not reached, or not as they should be
+	Lost     int // nodes that have no direct way any more since the last report
 	Refused  int // skipped prefixes that the kernel refuses; the agent tries them again
 }
 
@@ -48,6 +47,7 @@ type Health struct {
 	last     Report
 	errors   float64
 	changes  float64
+	lost     float64
 	duration float64
 }
 
@@ -65,6 +65,7 @@ func (h *Health) Set(r Report) {
 		return
 	}
 	h.changes += float64(r.Changes)
+	h.lost += float64(r.Lost)
 	h.duration = r.Took.Seconds()
 	switch {
 	case r.Err != nil:
@@ -121,6 +122,7 @@ var (
 	duration = desc("node_sync_seconds", "How long the last sync took.")
 	failures = desc("node_sync_errors_total", "Syncs that have failed since the agent's start.")
 	changes  = desc("node_changes_total", "Changes of routes, addresses, devices and entries since the agent's start.")
+	lost     = desc("node_direct_lost_total", "How often direct probes of a node on a link were lost, so that both changed to the tunnel, since the agent's start.")
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -129,7 +131,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // Describe sends all metrics.
 func (h *Health) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{peers, ready, api, problems, syncs, duration, failures, changes} {
+	for _, d := range []*prometheus.Desc{peers, ready, api, problems, syncs, duration, failures, changes, lost} {
 		to <- d
 	}
 }
@@ -152,6 +154,7 @@ func (h *Health) Collect(to chan<- prometheus.Metric) {
 	gauge(duration, h.duration)
 	to <- prometheus.MustNewConstMetric(failures, prometheus.CounterValue, h.errors)
 	to <- prometheus.MustNewConstMetric(changes, prometheus.CounterValue, h.changes)
+	to <- prometheus.MustNewConstMetric(lost, prometheus.CounterValue, h.lost)
 }
 
 func boolean(b bool) float64 {

@@ -81,8 +81,8 @@ func TestMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := New(stuck)
 		h.Set(Report{Err: errors.New("waiting")})
-		h.Set(Report{Took: time.Second, Changes: 5, Tunnel: 3, Direct: 1, Skipped: 2})
-		h.Set(Report{Took: 2 * time.Second, Changes: 2, Err: errors.New("failed"), API: errors.New("down"), Tunnel: 4, Problems: []string{"a"}})
+		h.Set(Report{Took: time.Second, Changes: 5, Lost: 2, Tunnel: 3, Direct: 1, Skipped: 2})
+		h.Set(Report{Took: 2 * time.Second, Changes: 2, Lost: 1, Err: errors.New("failed"), API: errors.New("down"), Tunnel: 4, Problems: []string{"a"}})
 		registry := prometheus.NewPedanticRegistry()
 		registry.MustRegister(h)
 		want := `
@@ -92,6 +92,9 @@ ebpfnet_node_api_up 0
 # HELP ebpfnet_node_changes_total Changes of routes, addresses, devices and entries since the agent's start.
 # TYPE ebpfnet_node_changes_total counter
 ebpfnet_node_changes_total 7
+# HELP ebpfnet_node_direct_lost_total How often direct probes of a node on a link were lost, so that both changed to the tunnel, since the agent's start.
+# TYPE ebpfnet_node_direct_lost_total counter
+ebpfnet_node_direct_lost_total 3
 # HELP ebpfnet_node_last_sync_timestamp_seconds When this host was last in the desired state; 0: not since the agent's start.
 # TYPE ebpfnet_node_last_sync_timestamp_seconds gauge
 ebpfnet_node_last_sync_timestamp_seconds 9.466848e+08

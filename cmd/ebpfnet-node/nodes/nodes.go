@@ -1,7 +1,5 @@
 // Package nodes watches the cluster's Node objects. It only lists and watches nodes, in protobuf,
 // streamed where the server can and else in pages, and reads six fields of each.
-//
-// It may import cmd/ebpfnet-node/desired.
 package nodes
 
 import (

@@ -178,7 +178,7 @@ func TestBatch(t *testing.T) {
 	}
 }
 
-// TestAPIDown starts without an API server, says why it knows nothing, and goes on when there is one.
+// TestAPIDown starts without an API server, says why it knows nothing, and continues when there is one.
 func TestAPIDown(t *testing.T) {
 	api := newAPI(t, true)
 	api.SetDown(true)
@@ -195,7 +195,7 @@ func TestAPIDown(t *testing.T) {
 	}
 }
 
-// TestReconnect goes on by another connection, as after one whose address is gone.
+// TestReconnect continues by another connection, as after one whose address is gone.
 func TestReconnect(t *testing.T) {
 	api := newAPI(t, true)
 	api.Put(fullNode("a", "10.244.1.0/24"))
@@ -281,30 +281,6 @@ func FuzzUnmarshal(f *testing.F) {
 		}
 		if !slices.Equal(got.node.Addresses, addresses) {
 			t.Errorf("got addresses %q, want %q", got.node.Addresses, addresses)
-		}
-	})
-}
-
-// BenchmarkUnmarshal reads a node with 50 images, as we do and as Kubernetes does.
-func BenchmarkUnmarshal(b *testing.B) {
-	data, err := fullNode("a", "10.244.1.0/24").Marshal()
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Run("ours", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			if err := new(object).Unmarshal(data); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("kubernetes", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			if err := new(corev1.Node).Unmarshal(data); err != nil {
-				b.Fatal(err)
-			}
 		}
 	})
 }

@@ -2,16 +2,23 @@
 // they can be reached without a tunnel: clouds and switches may drop addresses that they do not know.
 //
 // A probe is a datagram between the first addresses of two nodes' podCIDRs, which no container has. Its gateway is the
-// other node, as for direct routes. Two nodes use direct routes when both have received a reply, so they change at the
-// same time, and strict reverse path filters accept the packets.
+// other node, as for direct routes. Two nodes must change between direct routes and the tunnel together, else strict reverse
+// path filters drop the packets.
 //
-// It may import cmd/ebpfnet-node/desired.
+// So each of them has a lease. A reply has the time that is left of the other node's lease, and renews this node's: until one
+// interval after the end of the other's, four intervals at most. Routes are direct while more than one interval is left.
+// Whatever packets are lost, the direct routes of two nodes end within one interval of each other, and neither node begins
+// while the questions of one get no reply.
+//
+// Only replies to this node's last question count, because everybody on the link can send other messages under the other
+// node's address. A question changes nothing. If its sender has the longer lease, this node asks at once.
 package probe
 
 import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"net"
 	"net/netip"
 	"sync"
@@ -23,7 +30,7 @@ import (
 const (
 	interval = 2 * time.Second
 	pace     = 20 * time.Millisecond // per node: on a link with many nodes, probes are less frequent
-	misses   = 3                     // in a row, after which a node counts as unreachable
+	longest  = 4                     // intervals of a lease
 )
 
 // Prober sends probes and answers them.
@@ -31,31 +38,38 @@ type Prober struct {
 	port     uint16
 	interval time.Duration
 	changed  func()
+	listen   func(netip.AddrPort) (socket, error)
 	kick     chan struct{} // other targets
 
 	mu      sync.Mutex
 	targets map[netip.Addr]*target // by the other node's probe address
-	sockets map[netip.Addr]*net.UDPConn
+	sockets map[netip.Addr]socket
 	readers sync.WaitGroup
+}
+
+// socket is a *net.UDPConn.
+type socket interface {
+	ReadFromUDPAddrPort([]byte) (int, netip.AddrPort, error)
+	WriteToUDPAddrPort([]byte, netip.AddrPort) (int, error)
+	Close() error
 }
 
 // target is a node to probe.
 type target struct {
 	desired.Probe
-	nonce    nonce
-	answered bool // the last probe
-	missed   int
-	heard    bool // the node has replied
-	hears    bool // the node reports that this node has replied
+	nonce    nonce // of the last question
+	lease    time.Time
+	isDirect bool
+	end      *time.Timer // of isDirect; nil: it has not begun
+	lost     time.Time   // when isDirect ended; zero: it has not, or has begun again
 }
-
-func (t *target) proved() bool { return t.heard && t.hears }
 
 // New returns a prober that calls changed, from any goroutine, when the result of Proved changes.
 func New(port int, changed func()) *Prober {
+	listen := func(own netip.AddrPort) (socket, error) { return net.ListenUDP("udp", net.UDPAddrFromAddrPort(own)) }
 	return &Prober{
-		port: uint16(port), interval: interval, changed: changed, kick: make(chan struct{}, 1),
-		targets: map[netip.Addr]*target{}, sockets: map[netip.Addr]*net.UDPConn{},
+		port: uint16(port), interval: interval, changed: changed, listen: listen, kick: make(chan struct{}, 1),
+		targets: map[netip.Addr]*target{}, sockets: map[netip.Addr]socket{},
 	}
 }
 
@@ -70,7 +84,7 @@ func (p *Prober) Set(probes []desired.Probe) {
 			next[probe.Peer] = old
 			continue
 		}
-		next[probe.Peer], isNew = &target{Probe: probe}, true
+		next[probe.Peer], isNew = &target{Probe: probe, nonce: newNonce()}, true
 	}
 	p.targets = next
 	if isNew {
@@ -81,17 +95,19 @@ func (p *Prober) Set(probes []desired.Probe) {
 	}
 }
 
-// Proved returns the addresses of nodes that can be reached directly.
-func (p *Prober) Proved() map[netip.Addr]bool {
+// Proved returns the addresses of nodes that can be reached directly, and since when others that could be are not.
+func (p *Prober) Proved() (proved map[netip.Addr]bool, lost map[netip.Addr]time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	proved := map[netip.Addr]bool{}
+	proved, lost = map[netip.Addr]bool{}, map[netip.Addr]time.Time{}
 	for _, t := range p.targets {
-		if t.proved() {
+		if t.isDirect {
 			proved[t.Remote] = true
+		} else if !t.lost.IsZero() {
+			lost[t.Remote] = t.lost
 		}
 	}
-	return proved
+	return proved, lost
 }
 
 // Run sends probes until ctx is done.
@@ -117,35 +133,70 @@ func (p *Prober) round() time.Duration {
 	defer p.mu.Unlock()
 	p.openSockets()
 	for _, t := range p.targets {
-		if !t.answered {
-			t.missed++
-		}
-		if t.missed >= misses {
-			p.update(t, func() { t.heard = false })
-		}
-		p.ask(t)
+		t.nonce = newNonce()
+		p.ask(t, t.left())
 	}
-	return max(p.interval, time.Duration(len(p.targets))*pace)
+	return p.span()
 }
 
-// update makes a change, and calls changed if it changes the result of Proved. It needs the lock.
-func (p *Prober) update(t *target, change func()) {
-	before := t.proved()
-	if change(); t.proved() != before {
-		p.changed()
-	}
-}
+// span returns the time between rounds. It needs the lock.
+func (p *Prober) span() time.Duration { return max(p.interval, time.Duration(len(p.targets))*pace) }
 
-// ask sends a probe. An error counts as a lost probe. It needs the lock.
-func (p *Prober) ask(t *target) {
-	_, _ = rand.Read(t.nonce[:])
-	t.answered = false
-	p.send(t, message{isQuestion: true, hears: t.heard, nonce: t.nonce})
+// left returns what is left of the lease.
+func (t *target) left() time.Duration { return max(0, time.Until(t.lease)) }
+
+// ask sends the last question, once more if it has been sent. An error counts as a lost probe. It needs the lock.
+func (p *Prober) ask(t *target, left time.Duration) {
+	p.send(t, message{isQuestion: true, left: left, nonce: t.nonce})
 }
 
 func (p *Prober) send(t *target, m message) {
 	if socket := p.sockets[t.Own]; socket != nil {
 		_, _ = socket.WriteToUDPAddrPort(m.encode(), netip.AddrPortFrom(t.Peer, p.port))
+	}
+}
+
+// renew renews the lease by a reply that has what was left of the other node's. It needs the lock.
+func (p *Prober) renew(t *target, left time.Duration) {
+	isFirst, wasDirect := t.left() == 0, t.isDirect
+	joins := !t.isDirect && left > p.span() // the other node is direct
+	if !t.isDirect && !joins && time.Since(t.lost) < longest*p.span() {
+		return // replies that arrive one by one must not begin and end it all the time
+	}
+	if !joins { // else both end at the same time
+		left = min(left+p.span(), longest*p.span())
+	}
+	t.lease = time.Now().Add(left)
+	p.judge(t)
+	if isFirst || (t.isDirect && !wasDirect) {
+		p.ask(t, t.left())
+	}
+}
+
+// judge begins or ends direct routes by the lease, and waits for its end. It needs the lock.
+func (p *Prober) judge(t *target) {
+	rest := t.left() - p.span()
+	if isDirect := rest > 0; isDirect != t.isDirect {
+		t.isDirect, t.lost = isDirect, time.Time{}
+		if !isDirect { // the other node must not begin by what is left
+			t.lost, t.lease = time.Now(), time.Time{}
+		}
+		p.changed()
+	}
+	switch {
+	case !t.isDirect:
+	case t.end == nil:
+		t.end = time.AfterFunc(rest, func() { p.expire(t) })
+	default:
+		t.end.Reset(rest)
+	}
+}
+
+func (p *Prober) expire(t *target) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.targets[t.Peer] == t {
+		p.judge(t)
 	}
 }
 
@@ -165,7 +216,7 @@ func (p *Prober) openSockets() {
 		if p.sockets[own] != nil {
 			continue
 		}
-		socket, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(own, p.port)))
+		socket, err := p.listen(netip.AddrPortFrom(own, p.port))
 		if err != nil {
 			continue // the next round tries again
 		}
@@ -184,7 +235,7 @@ func (p *Prober) closeSockets() {
 }
 
 // read receives messages until the socket is closed.
-func (p *Prober) read(own netip.Addr, socket *net.UDPConn) {
+func (p *Prober) read(own netip.Addr, socket socket) {
 	buffer := make([]byte, 2*messageSize)
 	for {
 		n, from, err := socket.ReadFromUDPAddrPort(buffer)
@@ -197,13 +248,13 @@ func (p *Prober) read(own netip.Addr, socket *net.UDPConn) {
 	}
 }
 
-func (p *Prober) isClosed(own netip.Addr, socket *net.UDPConn) bool {
+func (p *Prober) isClosed(own netip.Addr, socket socket) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.sockets[own] != socket
 }
 
-// take answers a probe, or records a reply. It ignores messages of addresses that this node does not probe.
+// take answers a question, or records a reply. It ignores messages of addresses that this node does not probe.
 func (p *Prober) take(own, from netip.Addr, m message) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -211,38 +262,45 @@ func (p *Prober) take(own, from netip.Addr, m message) {
 	switch {
 	case t == nil || t.Own != own:
 	case m.isQuestion:
-		p.update(t, func() { t.hears = m.hears })
-		p.send(t, message{hears: t.heard, nonce: m.nonce})
-	case m.nonce == t.nonce && !t.answered:
-		t.answered, t.missed = true, 0
-		if isNew := !t.heard; isNew {
-			p.update(t, func() { t.heard = true })
-			p.ask(t) // reports it to the other node at once
+		p.judge(t) // its end may be now
+		p.send(t, message{left: t.left(), nonce: m.nonce})
+		if m.left > 0 && m.left >= t.left() {
+			p.ask(t, 0) // 0: so that two nodes do not ask each other without end
 		}
+	case m.nonce == t.nonce:
+		p.renew(t, m.left)
 	}
 }
 
-// message is a probe or a reply.
+// message is a question or a reply.
 type message struct {
 	isQuestion bool
-	hears      bool // the sender has received a reply
-	nonce      nonce
+	left       time.Duration // of the sender's lease
+	nonce      nonce         // of the question
 }
 
 type nonce [16]byte
 
-var magic = []byte("ebpfnet probe 1 ")
+func newNonce() (n nonce) {
+	_, _ = rand.Read(n[:])
+	return n
+}
 
-const messageSize = 16 + 2 + 16
+var magic = []byte("ebpfnet probe 2 ")
+
+const (
+	messageSize = 16 + 1 + 4 + 16
+	tick        = time.Microsecond // of times in messages
+)
 
 func (m message) encode() []byte {
-	flag := func(b bool) byte {
-		if b {
-			return 1
-		}
-		return 0
+	kind := byte(0)
+	if m.isQuestion {
+		kind = 1
 	}
-	return append(append(bytes.Clone(magic), flag(m.isQuestion), flag(m.hears)), m.nonce[:]...)
+	data := append(bytes.Clone(magic), kind)
+	data = binary.BigEndian.AppendUint32(data, uint32(m.left/tick))
+	return append(data, m.nonce[:]...)
 }
 
 func decode(data []byte) (m message, ok bool) {
@@ -250,5 +308,6 @@ func decode(data []byte) (m message, ok bool) {
 	if !ok || len(data) != messageSize {
 		return message{}, false
 	}
-	return message{isQuestion: rest[0] == 1, hears: rest[1] == 1, nonce: nonce(rest[2:])}, true
+	left := time.Duration(binary.BigEndian.Uint32(rest[1:])) * tick
+	return message{isQuestion: rest[0] == 1, left: left, nonce: nonce(rest[5:])}, true
 }

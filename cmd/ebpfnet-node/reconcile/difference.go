@@ -1,11 +1,10 @@
 // Package reconcile brings this host into the state that package desired computes: it lists the present state, compares,
 // and changes what differs. It lists the present state each time, because others change it, too.
-//
-// It may import cmd/ebpfnet-node/desired, loader/rtnl, maps and plugin/nodestate.
 package reconcile
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 
@@ -75,7 +74,7 @@ func Difference(want *desired.State, have *Present) (*Changes, error) {
 		present = slices.DeleteFunc(slices.Clone(present), func(r rtnl.NodeRoute) bool { return r.Device == have.Device.Index })
 	}
 	c.SetTunnel = c.CreateDevice || tunnelOf(want.Device, tunnel) != have.Tunnel
-	c.compareRoutes(want.Routes, present, tunnel)
+	c.compareRoutes(slices.Concat(want.Routes, refusing(want.Unassigned)), present, tunnel)
 	c.SetNodes = !slices.Equal(sorted(want.Nodes), sorted(have.Nodes))
 	return c, nil
 }
@@ -133,16 +132,24 @@ func without(all, some []netip.Prefix) (rest []netip.Prefix) {
 // routeKey identifies a route in the kernel's table.
 type routeKey struct {
 	prefix netip.Prefix
-	metric int
+	metric uint32
 }
 
 func keyOf(r rtnl.NodeRoute) routeKey { return routeKey{r.Prefix, r.Metric} }
+
+// refusing returns unreachable routes. Any other route to the same prefix takes precedence.
+func refusing(prefixes []netip.Prefix) (routes []rtnl.NodeRoute) {
+	for _, prefix := range prefixes {
+		routes = append(routes, rtnl.NodeRoute{Prefix: prefix, Metric: math.MaxUint32, Unreachable: true})
+	}
+	return routes
+}
 
 // compareRoutes replaces device 0 in desired routes by the index of the tunnel device.
 func (c *Changes) compareRoutes(want, have []rtnl.NodeRoute, tunnel int) {
 	missing := make(map[routeKey]rtnl.NodeRoute, len(want))
 	for _, route := range want {
-		if route.Device == 0 {
+		if route.Device == 0 && !route.Unreachable {
 			route.Device = tunnel
 		}
 		missing[keyOf(route)] = route

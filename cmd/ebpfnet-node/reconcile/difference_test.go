@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 
@@ -105,6 +104,9 @@ func TestDifference(t *testing.T) {
 			Changes{Add: []rtnl.NodeRoute{tunnelRoute(2, tunnelIndex), tunnelRoute(3, tunnelIndex), directRoute(4)}}},
 		{"node gone", func(want *desired.State, _ *Present) { want.Routes, want.Nodes = want.Routes[1:], want.Nodes[1:] },
 			Changes{SetNodes: true, Delete: []rtnl.NodeRoute{tunnelRoute(2, tunnelIndex)}}},
+		{"unassigned addresses", func(want *desired.State, have *Present) {
+			want.Unassigned, have.Routes = []netip.Prefix{podCIDR(1), podCIDR(7)}, append(have.Routes, refusing([]netip.Prefix{podCIDR(7), podCIDR(8)})...)
+		}, Changes{Add: refusing([]netip.Prefix{podCIDR(1)}), Delete: refusing([]netip.Prefix{podCIDR(8)})}},
 		{"left by another node", func(_ *desired.State, have *Present) { have.Routes = append(have.Routes, foreign) },
 			Changes{Delete: []rtnl.NodeRoute{foreign}}},
 		{"another metric", func(_ *desired.State, have *Present) { have.Routes[2].Metric = 5 }, func() Changes {
@@ -164,22 +166,5 @@ func TestFailures(t *testing.T) {
 	}
 	if got := failed.err().Error(); got != "route 0\nroute 1\nroute 2\nand 4997 more" {
 		t.Errorf("got %q", got)
-	}
-}
-
-// BenchmarkDifferenceOf5000Nodes finds nothing to do, as each minute.
-func BenchmarkDifferenceOf5000Nodes(b *testing.B) {
-	want, have := &desired.State{}, &Present{}
-	for n := range 10000 {
-		prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(n >> 8), byte(n), 0}), 24)
-		want.Routes = append(want.Routes, rtnl.NodeRoute{Prefix: prefix, Tunnel: rtnl.Tunnel{ID: 1, Remote: prefix.Addr()}})
-		want.Nodes = append(want.Nodes, maps.Node{Prefix: prefix, Remote: prefix.Addr()})
-	}
-	have.Routes, have.Nodes = slices.Clone(want.Routes), slices.Clone(want.Nodes)
-	b.ReportAllocs()
-	for b.Loop() {
-		if changes, err := Difference(want, have); err != nil || !changes.IsEmpty() {
-			b.Fatalf("got %d changes (%v), want none", changes.Count(), err)
-		}
 	}
 }

@@ -141,7 +141,7 @@ func (h *Host) Apply(c *Changes, want *desired.State, have *Present) (refused []
 	}
 	var failed failures
 	count := func(err error, route rtnl.NodeRoute) {
-		if isRefusal(err) {
+		if isRefusal(err) && !route.Unreachable {
 			refused = append(refused, nodestate.Skipped{Node: want.NodeOf(route.Prefix), Prefix: route.Prefix.String(), Reason: explain(err, route).Error()})
 			return
 		}
@@ -156,7 +156,7 @@ func (h *Host) Apply(c *Changes, want *desired.State, have *Present) (refused []
 		}
 	}
 	for _, route := range c.Add {
-		if route.Device == 0 {
+		if route.Device == 0 && !route.Unreachable {
 			route.Device = index
 		}
 		count(h.routes.Add(route), route)

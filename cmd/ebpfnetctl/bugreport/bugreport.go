@@ -1,8 +1,6 @@
 // Package bugreport writes an archive of what is needed to find a fault on a host: the JSON of ebpfnetctl's
 // read commands, network configurations, versions, the host's network settings, and the journal. It keeps
 // addresses and leaves out secrets.
-//
-// It may import plugin/show.
 package bugreport
 
 import (

@@ -3,8 +3,6 @@
 // A network's plugin gets a container's ID. Its name is in libcni's cache, which has the CNI_ARGS of each container:
 // Kubernetes sends a pod's namespace and name, and podman a container's name. nerdctl sends no name, but containerd
 // has it in a label.
-//
-// It may import plugin/admin.
 package containers
 
 import (

@@ -2,11 +2,17 @@ package doctor
 
 import (
 	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
+	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 )
 
 // lookConflist finds the list that each runtime will really take, and whether ADD can work with it.
@@ -14,7 +20,64 @@ func lookConflist(_ context.Context, h *host) (findings []Finding, err error) {
 	for _, r := range h.runtimes {
 		findings = append(findings, h.judgeRuntime(r)...)
 	}
-	return append(findings, h.sharedSubnets()...), h.errRuntimes
+	findings = append(findings, h.sharedSubnets()...)
+	others, err := h.overlaps()
+	return append(findings, others...), errors.Join(h.errRuntimes, err)
+}
+
+// overlaps finds what has a subnet of ours without sharing its reservations: devices, other plugins' networks, and
+// podman's. Docker has a bridge for each of its networks.
+func (h *host) overlaps() (findings []Finding, err error) {
+	var subnets []netip.Prefix
+	names := map[string]bool{}
+	for _, n := range h.ours() {
+		subnets, names[n.file.List.Name] = append(subnets, n.subnets()...), true
+	}
+	found, err := refresh.Overlaps(h.rtnl, subnets)
+	var all []string
+	for _, o := range found {
+		shared := false
+		if h.datapath != nil {
+			var errShared error
+			shared, errShared = o.SharesReservations(h.datapath)
+			err = errors.Join(err, errShared)
+		}
+		if !shared {
+			all = append(all, o.String())
+		}
+	}
+	for _, n := range h.networks {
+		if n.file.List == nil || n.hasOurs || names[n.file.List.Name] {
+			continue
+		}
+		for _, plugin := range n.file.List.Plugins {
+			all = append(all, overlapping(plugin.Bytes, n.name(), subnets)...)
+		}
+	}
+	files, _ := filepath.Glob(h.path("/etc/containers/networks/*.json")) // a valid pattern
+	for _, file := range files {
+		text, errFile := os.ReadFile(file)
+		err = errors.Join(err, errFile)
+		all = append(all, overlapping(text, "podman's network in "+file, subnets)...)
+	}
+	slices.Sort(all)
+	for _, other := range slices.Compact(all) {
+		findings = append(findings, warning("give each network its own subnet", "%s overlaps a network of ebpfnet: two containers may get one address", other))
+	}
+	return findings, err
+}
+
+var subnetKey = regexp.MustCompile(`"subnet"\s*:\s*"([^"]+)"`)
+
+// overlapping returns the subnets in a configuration that overlap some of ours, with its name.
+func overlapping(text []byte, name string, ours []netip.Prefix) (found []string) {
+	for _, match := range subnetKey.FindAllSubmatch(text, -1) {
+		subnet, err := netip.ParsePrefix(string(match[1]))
+		if err == nil && slices.ContainsFunc(ours, subnet.Overlaps) {
+			found = append(found, subnet.String()+" of "+name)
+		}
+	}
+	return found
 }
 
 // sharedSubnets finds networks that give out the same addresses.
@@ -81,7 +144,7 @@ func (h *host) judgeRuntime(r runtimes.Runtime) []Finding {
 	case all[taken].config == nil:
 		return []Finding{wrong("correct the key", "%s takes %s, and ADD refuses it: %v", title(r), all[taken].name(), all[taken].err)}
 	}
-	return orGood(append(missingBinaries(r, all[taken]), h.missingLoopback(r)...), "%s takes %s, which is valid; its plugins are in %s", title(r), all[taken].name(), strings.Join(r.BinDirs, ", "))
+	return orGood(missingBinaries(r, all[taken]), "%s takes %s, which is valid; its plugins are in %s", title(r), all[taken].name(), strings.Join(r.BinDirs, ", "))
 }
 
 // missingBinaries finds the plugins of a list that the runtime does not find.
@@ -93,30 +156,17 @@ func missingBinaries(r runtimes.Runtime, n *network) (findings []Finding) {
 	if n.config.Delegate != "" {
 		needed = append(needed, n.config.Delegate)
 	}
+	if r.CallsLoopback && len(r.BinDirs) > 0 {
+		needed = append(needed, "loopback")
+	}
 	for _, name := range needed {
-		if r.Binary(name) != "" {
-			continue
-		}
-		remedy := "install it there"
+		remedy := "install it there, such as by the package containernetworking-plugins"
 		if name == config.PluginType && len(r.BinDirs) > 0 {
 			remedy = "make install PREFIX=" + r.BinDirs[0]
 		}
-		findings = append(findings, wrong(remedy, "%s looks for plugins in %s, and %q is not there: ADD of %s fails", title(r), strings.Join(r.BinDirs, ", "), name, n.name()))
+		if r.Binary(name) == "" {
+			findings = append(findings, wrong(remedy, "%s looks for plugins in %s, and %q is not there: no container of %s starts", title(r), strings.Join(r.BinDirs, ", "), name, n.name()))
+		}
 	}
 	return findings
-}
-
-// missingLoopback finds that the runtime cannot set up lo, which is no plugin's of a list.
-func (h *host) missingLoopback(r runtimes.Runtime) []Finding {
-	const name = "loopback"
-
-	if !r.CallsLoopback || r.Binary(name) != "" || len(r.BinDirs) == 0 {
-		return nil
-	}
-	remedy := "install the package containernetworking-plugins, or the reference plugins, into " + r.BinDirs[0]
-	usual := runtimes.Runtime{BinDirs: runtimes.DefaultBinDirs}.In(h.Root)
-	if file := usual.Binary(name); file != "" {
-		remedy = "cp " + word(file) + " " + word(r.BinDirs[0]+"/")
-	}
-	return []Finding{wrong(remedy, "%s executes the plugin %q for each pod, and it is not in %s: no pod starts", title(r), name, strings.Join(r.BinDirs, ", "))}
 }

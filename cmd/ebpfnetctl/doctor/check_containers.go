@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -164,7 +163,7 @@ func (p *inProcess) ExecPlugin(ctx context.Context, name string, stdin []byte, e
 			os.Setenv(name, value)
 		}
 	}
-	call, err := config.NewCall(&skel.CmdArgs{
+	call, err := cni.QuietCall(&skel.CmdArgs{
 		ContainerID: variables["CNI_CONTAINERID"],
 		Netns:       variables["CNI_NETNS"],
 		IfName:      variables["CNI_IFNAME"],
@@ -175,6 +174,6 @@ func (p *inProcess) ExecPlugin(ctx context.Context, name string, stdin []byte, e
 	if err != nil {
 		return nil, err
 	}
-	p.differences, err = plugin.New().Differences(ctx, &cni.Call{Call: call, Log: slog.New(slog.DiscardHandler)})
+	p.differences, err = plugin.New().Differences(ctx, call)
 	return nil, err
 }

@@ -81,7 +81,9 @@ func lookUplinks(_ context.Context, h *host) (findings []Finding, err error) {
 	for _, text := range warnings {
 		findings = append(findings, warning("", "%s", text))
 	}
-	if err := errors.Join(errDetached, errNew, errKnown, errWarnings); err != nil {
+	advised, errDrops := h.advisedDrops()
+	findings = append(findings, advised...)
+	if err := errors.Join(errDetached, errNew, errKnown, errWarnings, errDrops); err != nil {
 		return findings, err
 	}
 	if len(known) == 0 && h.hasContainers() && len(added) == 0 {
@@ -92,6 +94,17 @@ func lookUplinks(_ context.Context, h *host) (findings []Finding, err error) {
 		names = append(names, uplink.Attrs().Name)
 	}
 	return orGood(findings, "programs are attached to %s", list(names)), nil
+}
+
+// advisedDrops finds drops whose cause is outside of the host.
+func (h *host) advisedDrops() (findings []Finding, err error) {
+	totals, err := maps.DropTotals(h.datapath)
+	for _, t := range totals {
+		if advice := t.Reason.Advice(); advice != "" && t.Packets > 0 {
+			findings = append(findings, warning(advice, "%d packets were dropped: %s", t.Packets, t.Reason))
+		}
+	}
+	return findings, err
 }
 
 // missingPatterns returns the values of uplinks keys that select no device.

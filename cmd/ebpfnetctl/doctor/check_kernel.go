@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -42,10 +46,33 @@ func lookKernel(context.Context, *host) (findings []Finding, err error) {
 	if sysctl("core/bpf_jit_enable") == "0" {
 		findings = append(findings, warning("sysctl -w net.core.bpf_jit_enable=1", "net.core.bpf_jit_enable is 0: the programs are interpreted, and several times slower"))
 	}
+	statistics, _ := os.ReadFile("/proc/net/stat/ndisc_cache") // only the first namespace has it
+	limit, _ := strconv.Atoi(sysctl("ipv6/neigh/default/gc_thresh3"))
+	findings = append(findings, judgeNeighbors(string(statistics), limit)...)
 	if err != nil {
 		return findings, err
 	}
 	return orGood(findings, "Linux %s has what the datapath needs", release), nil
+}
+
+// judgeNeighbors finds whether the kernel's table of IPv6 neighbors, which all namespaces share, has been full. Each line
+// of its statistics has the hexadecimal figures of one CPU.
+func judgeNeighbors(statistics string, limit int) []Finding {
+	const enough = 16384
+	lines := strings.Split(strings.TrimSpace(statistics), "\n")
+	column := slices.Index(strings.Fields(lines[0]), "table_fulls")
+	count := uint64(0)
+	for _, line := range lines[1:] {
+		if figures := strings.Fields(line); column >= 0 && column < len(figures) {
+			figure, _ := strconv.ParseUint(figures[column], 16, 64)
+			count += figure
+		}
+	}
+	if count == 0 || limit >= enough {
+		return nil
+	}
+	return []Finding{warning(fmt.Sprintf("sysctl -w net.ipv6.neigh.default.gc_thresh3=%d, and a file in /etc/sysctl.d", enough),
+		"the kernel's table of IPv6 neighbors, for the host and all containers, was full %d times: it has %d places", count, limit)}
 }
 
 func kernelRelease() string {

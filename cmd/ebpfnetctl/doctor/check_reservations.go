@@ -16,7 +16,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin"
-	"github.com/ebpfnet/ebpfnet/plugin/config"
 )
 
 // lookReservations finds what containers that are gone have left, and ranges without a free address.
@@ -70,7 +69,7 @@ func (h *host) lookAtNetwork(ctx context.Context, n *network) (findings []Findin
 // addressesLeft returns why ADD would get no address. A network that was never used has all of them, and
 // looking would create its directory.
 func (h *host) addressesLeft(ctx context.Context, n *network) (why, err error) {
-	if _, err := os.Stat(reservationsOf(n.config)); err != nil {
+	if n.config.IPAM == nil || !exists(n.config.IPAM.Dir()) {
 		return nil, nil
 	}
 	call, err := n.call()
@@ -82,14 +81,6 @@ func (h *host) addressesLeft(ctx context.Context, n *network) (why, err error) {
 		return err, nil
 	}
 	return nil, err
-}
-
-// reservationsOf returns the directory of a network's reservations, or "".
-func reservationsOf(c *config.Config) string {
-	if c.IPAM == nil {
-		return ""
-	}
-	return c.IPAM.Dir()
 }
 
 // orphans returns the containers of a network that are gone and have left something, by GC's own rules, and
@@ -171,12 +162,7 @@ func exists(file string) bool {
 }
 
 // removeOrphans runs GC for the networks that have orphans, which keeps whatever has a device.
-func removeOrphans(ctx context.Context, options Options) (did []string, err error) {
-	h, err := newHost(options)
-	if err != nil {
-		return nil, err
-	}
-	defer h.close()
+func removeOrphans(ctx context.Context, h *host) (did []string, err error) {
 	for _, n := range h.ours() {
 		orphans, kept, err := h.orphans(ctx, n)
 		if err != nil || len(kept) > 0 || len(orphans) == 0 || h.datapath == nil {

@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
@@ -26,32 +30,13 @@ func lookForwarding(_ context.Context, h *host) (findings []Finding, err error) 
 			"%s is 0: the host drops all packets from and to containers that the stack has to forward", name).by(&fixByRepair))
 	}
 	uplinks, err := h.uplinks()
-	for _, name := range notForwarding(uplinks) { // somebody may have meant it
-		findings = append(findings, wrong("sysctl -w "+word("net/"+name+"=1")+", if the uplink is to forward", "/proc/sys/net/%s is 0: the host drops packets that come in there", name))
-	}
-	for _, name := range notForwarding(h.ourDevices()) {
-		findings = append(findings, wrong("doctor --fix, and end what turns it off", "/proc/sys/net/%s is 0: the host drops what the container sends", name).by(&fixForwarding))
+	for _, name := range notForwarding(append(h.ourDevices(), uplinks...)) { // somebody may have meant it
+		findings = append(findings, wrong("sysctl -w "+word("net/"+name+"=1")+", and end what turns it off", "/proc/sys/net/%s is 0: the host drops packets that come in there", name))
 	}
 	if err != nil {
 		return findings, err
 	}
 	return orGood(findings, "the host forwards packets"), nil
-}
-
-// restoreForwarding lets containers' devices forward that were excepted.
-func restoreForwarding(_ context.Context, options Options) (did []string, err error) {
-	h, err := newHost(options)
-	if err != nil {
-		return nil, err
-	}
-	defer h.close()
-	for _, name := range notForwarding(h.ourDevices()) {
-		if err := setSysctl(name, "1"); err != nil {
-			return did, err
-		}
-		did = append(did, "set /proc/sys/net/"+name+" to 1")
-	}
-	return did, nil
 }
 
 // notForwarding returns the sysctls of devices that do not forward, where the host does. For IPv6 the host's
@@ -139,4 +124,27 @@ func lookMTU(_ context.Context, h *host) (findings []Finding, err error) {
 			"the route to the outside has an MTU of %d bytes, and %s more: connections depend on ICMP errors, which many firewalls drop", mtu, list(large)))
 	}
 	return orGood(findings, "no container sends more than the %d bytes of the route to the outside", mtu), nil
+}
+
+// lookUnassigned finds ranges of networks with containers that lack a route which refuses packets to other addresses.
+func lookUnassigned(_ context.Context, h *host) (findings []Finding, err error) {
+	refused, err := rtnl.UnassignedPrefixes()
+	for _, n := range h.ours() {
+		isIn := func(a *admin.Attachment) bool { return a.Network == n.file.List.Name && !a.Dead && !a.Chained }
+		if n.config.IPAM == nil || !slices.ContainsFunc(h.attachments, isIn) {
+			continue
+		}
+		for _, r := range slices.Concat(n.config.IPAM.Ranges...) {
+			prefixes, errRange := plugin.UnassignedPrefixes(r)
+			err = errors.Join(err, errRange)
+			for _, prefix := range prefixes {
+				covers := func(p netip.Prefix) bool { return p.Bits() <= prefix.Bits() && p.Contains(prefix.Addr()) }
+				if !slices.ContainsFunc(refused, covers) {
+					findings = append(findings, wrong("the next ADD restores it, and in a cluster the node agent; end what removes it, such as systemd-networkd without ManageForeignRoutes=no",
+						"%s: the unreachable route to %s is missing: packets to its addresses that no container has leave the host by other routes, such as the default route", n.name(), prefix))
+				}
+			}
+		}
+	}
+	return orGood(findings, "packets to addresses that no container has are refused"), err
 }

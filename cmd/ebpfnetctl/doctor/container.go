@@ -130,14 +130,11 @@ func portOf(listener net.Listener) uint16 {
 // newNamespace returns a new network namespace with lo up.
 func newNamespace() (netns.NsHandle, error) {
 	ns := netns.None()
-	made := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
-		var err error
+	err := onThread(func() (err error) {
 		ns, err = netns.New()
-		made <- err
-	}()
-	if err := <-made; err != nil {
+		return err
+	})
+	if err != nil {
 		return ns, err
 	}
 	handle, err := rtnl.OpenAt(ns)
@@ -151,21 +148,27 @@ func newNamespace() (netns.NsHandle, error) {
 	return ns, err
 }
 
-// in runs do in a namespace, nil for the host's, on a thread of its own. Sockets that do opens stay there.
+// onThread runs do on a thread of its own, which may change its namespace, and ends.
+func onThread(do func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
+		done <- do()
+	}()
+	return <-done
+}
+
+// in runs do in a namespace, nil for the host's. Sockets that do opens stay there.
 func in(ns *netns.NsHandle, do func() error) error {
 	if ns == nil {
 		return do()
 	}
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
-		err := netns.Set(*ns)
-		if err == nil {
-			err = do()
+	return onThread(func() error {
+		if err := netns.Set(*ns); err != nil {
+			return err
 		}
-		done <- err
-	}()
-	return <-done
+		return do()
+	})
 }
 
 // serve lets the container send its nonce to whoever connects.

@@ -1,10 +1,6 @@
 // Package doctor looks for what keeps ebpfnet from working on a host. It is a table of small checks, each of which
 // reports what it has found, what that means, and what to do. It fixes what is safe to fix, and proves with a container
 // of its own, and with packets to other nodes, that packets arrive.
-//
-// It may import cmd/ebpfnetctl/containers, cmd/ebpfnetctl/firewall, cmd/ebpfnetctl/output, cmd/ebpfnetctl/runtimes, bpf,
-// ipam, loader, loader/rtnl, maps, plugin, plugin/cni, plugin/config, plugin/link, plugin/names, plugin/nodestate,
-// plugin/admin and plugin/refresh.
 package doctor
 
 import (
@@ -16,8 +12,7 @@ import (
 	"time"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
-	"github.com/ebpfnet/ebpfnet/loader"
-	"github.com/ebpfnet/ebpfnet/plugin/admin"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
 )
 
 // State says how something is.
@@ -61,6 +56,7 @@ var checks = []check{
 	{"mtu", lookMTU},
 	{"containers", ofLoaded(lookContainers)},
 	{"reservations", lookReservations},
+	{"unassigned", ofLoaded(lookUnassigned)},
 	{"nodes", ofLoaded(lookNodes)},
 	{checkPeers, ofLoaded(lookPeers)},
 }
@@ -78,25 +74,15 @@ func ofLoaded(look func(context.Context, *host) ([]Finding, error)) func(context
 	}
 }
 
-// Checks returns the names of all checks.
-func Checks() (names []string) {
-	for _, c := range checks {
-		names = append(names, c.name)
-	}
-	return names
-}
-
 // patience is how long each check and each fix may wait for locks and for tools: one that gets none costs no other.
 var patience = 20 * time.Second
 
 // Options say where to look.
 type Options struct {
-	Root     string   // of the host's files; "": /
-	ConfDir  string   // of network configurations; "": where the runtimes look
-	BinDirs  []string // of plugins; nil: where the runtimes look
-	DataDir  string   // of the records; "": the default
-	CacheDir string   // libcni's
-	Peers    bool     // probe other nodes
+	runtimes.Options
+	DataDir  string // of the records; "": the default
+	CacheDir string // libcni's
+	Peers    bool   // probe other nodes
 }
 
 // Run runs all checks. It changes nothing.
@@ -108,8 +94,8 @@ func Run(ctx context.Context, options Options) (findings []Finding) {
 	defer h.close()
 	for _, c := range checks {
 		found, err := c.lookInTime(ctx, h)
-		for _, err := range unjoin(err) {
-			found = append(found, Finding{State: Unknown, What: "the check could not look: " + err.Error()})
+		if err != nil {
+			found = append(found, Finding{State: Unknown, What: "the check could not look: " + strings.ReplaceAll(err.Error(), "\n", "; ")})
 		}
 		for _, f := range found {
 			f.Check = c.name
@@ -127,17 +113,6 @@ func (c check) lookInTime(ctx context.Context, h *host) ([]Finding, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return c.look(ctx, h)
-}
-
-// unjoin returns the errors that were joined.
-func unjoin(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		return joined.Unwrap()
-	}
-	if err == nil {
-		return nil
-	}
-	return []error{err}
 }
 
 // Fix fixes what findings say can be fixed safely, and returns what it did and the findings afterwards.
@@ -165,31 +140,33 @@ func Fix(ctx context.Context, options Options, findings []Finding) ([]Finding, e
 
 // fix is safe to do while containers run, because it restores what ADD has made or removes what no container uses. It
 // returns what it did.
-type fix func(context.Context, Options) (did []string, err error)
+type fix func(context.Context, *host) (did []string, err error)
 
 var (
-	fixByRepair   fix = repair
-	fixForwarding fix = restoreForwarding
-	fixOrphans    fix = removeOrphans
+	fixByRepair fix = repair
+	fixOrphans  fix = removeOrphans
 
 	// fixes are all of them, in their order.
-	fixes = []*fix{&fixByRepair, &fixForwarding, &fixOrphans}
+	fixes = []*fix{&fixByRepair, &fixOrphans}
 )
 
 func (f fix) inTime(ctx context.Context, options Options) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return f(ctx, options)
-}
-
-// repair does what ebpfnetctl repair does.
-func repair(ctx context.Context, options Options) ([]string, error) {
-	o, err := admin.Open(loader.OpenLoaded, options.DataDir)
+	h, err := newHost(options)
 	if err != nil {
 		return nil, err
 	}
-	defer o.Close()
-	repaired, err := o.Repair(ctx)
+	defer h.close()
+	return f(ctx, h)
+}
+
+// repair does what ebpfnetctl repair does.
+func repair(ctx context.Context, h *host) ([]string, error) {
+	if h.admin == nil {
+		return nil, h.errAttached
+	}
+	repaired, err := h.admin.Repair(ctx)
 	for i := range repaired {
 		repaired[i] = "repaired " + repaired[i]
 	}

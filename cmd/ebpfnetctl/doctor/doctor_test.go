@@ -6,12 +6,48 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// TestChecksAreDocumented wants each check in the README.
+func TestChecksAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, found := strings.Cut(string(text), "\n## doctor\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	for _, c := range checks {
+		if !found || !strings.Contains(section, "`"+c.name+"`") {
+			t.Errorf("README.md: no check `%s` in the section doctor", c.name)
+		}
+	}
+}
+
+func TestJudgeNeighbors(t *testing.T) {
+	const full = "entries  allocs table_fulls\n00000050 000066f0 00000010\n00000050 00000001 00000001\n"
+	for name, test := range map[string]struct {
+		statistics string
+		limit      int
+		want       string
+	}{
+		"full":              {full, 1024, "was full 17 times: it has 1024 places"},
+		"full, then larger": {full, 16384, ""},
+		"never full":        {"entries  allocs table_fulls\n00000050 000066f0 00000000\n", 1024, ""},
+		"an old kernel":     {"entries  allocs\n00000050 000066f0\n", 1024, ""},
+		"no statistics":     {"", 0, ""},
+	} {
+		found := judgeNeighbors(test.statistics, test.limit)
+		if (len(found) > 0) != (test.want != "") || len(found) > 0 && !strings.Contains(found[0].What, test.want) {
+			t.Errorf("%s: got %v, want %q", name, found, test.want)
+		}
+	}
+}
 
 func TestJudgeMap(t *testing.T) {
 	for count, want := range map[int]State{0: "", 90: "", 91: Warning, 99: Warning, 100: Wrong} {
@@ -21,16 +57,6 @@ func TestJudgeMap(t *testing.T) {
 		}
 		if got != want {
 			t.Errorf("%d of 100: got %q, want %q", count, got, want)
-		}
-	}
-}
-
-// TestErrorsAreFindings wants a line for each error of a check.
-func TestErrorsAreFindings(t *testing.T) {
-	one, two := errors.New("one"), errors.New("two")
-	for want, err := range map[int]error{0: nil, 1: fmt.Errorf("more: %w", one), 2: errors.Join(one, nil, two)} {
-		if got := unjoin(err); len(got) != want {
-			t.Errorf("%v: got %d errors, want %d", err, len(got), want)
 		}
 	}
 }
@@ -70,9 +96,9 @@ func TestReach(t *testing.T) {
 
 // TestHangingCheck has a check and a fix that take all the time they get: those that follow have as much.
 func TestHangingCheck(t *testing.T) {
-	defer func(table []check, before time.Duration, byRepair, forwarding fix) {
-		checks, patience, fixByRepair, fixForwarding = table, before, byRepair, forwarding
-	}(checks, patience, fixByRepair, fixForwarding)
+	defer func(table []check, before time.Duration, byRepair, orphans fix) {
+		checks, patience, fixByRepair, fixOrphans = table, before, byRepair, orphans
+	}(checks, patience, fixByRepair, fixOrphans)
 	patience = time.Millisecond
 	var until time.Time
 	hang := func(ctx context.Context) error {
@@ -86,14 +112,14 @@ func TestHangingCheck(t *testing.T) {
 	}
 	checks = []check{
 		{"hangs", func(ctx context.Context, _ *host) ([]Finding, error) {
-			return []Finding{wrong("", "a").by(&fixByRepair), wrong("", "b").by(&fixForwarding)}, hang(ctx)
+			return []Finding{wrong("", "a").by(&fixByRepair), wrong("", "b").by(&fixOrphans)}, hang(ctx)
 		}},
 		{"next", func(ctx context.Context, _ *host) ([]Finding, error) {
 			return []Finding{good("%s", hasOwnTime(ctx))}, nil
 		}},
 	}
-	fixByRepair = func(ctx context.Context, _ Options) ([]string, error) { return nil, hang(ctx) }
-	fixForwarding = func(ctx context.Context, _ Options) ([]string, error) { return []string{hasOwnTime(ctx)}, nil }
+	fixByRepair = func(ctx context.Context, _ *host) ([]string, error) { return nil, hang(ctx) }
+	fixOrphans = func(ctx context.Context, _ *host) ([]string, error) { return []string{hasOwnTime(ctx)}, nil }
 	found := Run(t.Context(), Options{})
 	if len(found) != 4 || found[2].State != Unknown || found[3].What != "own time: true" {
 		t.Errorf("got %+v, want time for the check that follows", found)

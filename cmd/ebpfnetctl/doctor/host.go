@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -80,19 +79,8 @@ func (h *host) whyNotOpen() error {
 
 // findRuntimes finds the runtimes and their networks.
 func (h *host) findRuntimes() {
-	found, err := runtimes.Find(h.Root)
-	if h.ConfDir != "" { // then it does not matter what runtimes are configured
-		found, err = []runtimes.Runtime{{Source: "--conf-dir", ConfDir: h.ConfDir}}, nil
-	}
-	h.errRuntimes = err
-	for _, r := range found {
-		if h.ConfDir == "" {
-			r = r.In(h.Root)
-		}
-		if h.BinDirs != nil {
-			r.BinDirs = h.BinDirs
-		}
-		h.runtimes = append(h.runtimes, r)
+	h.runtimes, h.errRuntimes = h.Find()
+	for _, r := range h.runtimes {
 		networks, err := networksOf(r)
 		h.errRuntimes = errors.Join(h.errRuntimes, err)
 		h.networks = append(h.networks, networks...)
@@ -149,20 +137,12 @@ func (h *host) hasContainers() bool {
 	return slices.ContainsFunc(h.attachments, func(a *admin.Attachment) bool { return !a.Dead })
 }
 
-// uplinks returns the uplinks, or what would become one.
+// uplinks returns the uplinks. Before the first ADD there are none.
 func (h *host) uplinks() ([]netlink.Link, error) {
-	if h.admin != nil {
-		if uplinks, err := h.admin.Uplinks(); err != nil || len(uplinks) > 0 {
-			return uplinks, err
-		}
+	if h.admin == nil {
+		return nil, nil
 	}
-	found, err := link.Uplinks(h.rtnl, h.devices, nil)
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(slices.Clone(h.devices), func(device netlink.Link) bool {
-		return !slices.ContainsFunc(found, func(u link.Uplink) bool { return u.Index == device.Attrs().Index })
-	}), nil
+	return h.admin.Uplinks()
 }
 
 // isOurs reports whether a device is the host's end of a container.
@@ -181,12 +161,4 @@ func sysctl(name string) string {
 		return ""
 	}
 	return strings.TrimSpace(string(text))
-}
-
-// setSysctl sets a value below /proc/sys/net.
-func setSysctl(name, value string) error {
-	if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0); err != nil {
-		return fmt.Errorf("set sysctl to %s: %w", value, err)
-	}
-	return nil
 }

@@ -3,7 +3,6 @@ package doctor
 import (
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -63,11 +62,7 @@ func (n *network) parse() {
 
 // call is a call of our plugin for this network.
 func (n *network) call() (*cni.Call, error) {
-	call, err := config.NewCall(&skel.CmdArgs{ContainerID: "doctor", IfName: "eth0", StdinData: n.stdin})
-	if err != nil {
-		return nil, err
-	}
-	return &cni.Call{Call: call, Log: slog.New(slog.DiscardHandler)}, nil
+	return cni.QuietCall(&skel.CmdArgs{ContainerID: "doctor", IfName: "eth0", StdinData: n.stdin})
 }
 
 // name names a list in a message.

@@ -26,33 +26,34 @@ func lookPeers(ctx context.Context, h *host) (findings []Finding, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return orGood(probe(ctx, peers, (*peer).look), "no other node is known"), nil
+	probe := func(p *peer) []Finding { return p.look(ctx) }
+	return orGood(together(peers, probe), "no other node is known"), nil
 }
 
-// probe looks at many nodes at once. After the end of ctx it starts no further probes.
-func probe(ctx context.Context, peers []*peer, look func(*peer) []Finding) []Finding {
+// together looks at many things at once, because each silence takes its time.
+func together[T any](things []T, look func(T) []Finding) []Finding {
 	const atOnce = 128
 
-	found := make([][]Finding, len(peers))
+	found := make([][]Finding, len(things))
 	slots := make(chan struct{}, atOnce)
 	var all sync.WaitGroup
-	for i, p := range peers {
+	for i, thing := range things {
 		all.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			if ctx.Err() != nil {
-				found[i] = []Finding{{State: Unknown, What: p.title() + " was not probed: others took too long"}}
-				return
-			}
-			found[i] = look(p)
+			found[i] = look(thing)
 		})
 	}
 	all.Wait()
 	return slices.Concat(found...)
 }
 
-// look sends short packets to a node, and if it answers, packets as long as those of containers.
-func (p *peer) look() []Finding {
+// look sends short packets to a node, and if it answers, packets as long as those of containers. After the end of ctx it
+// sends none.
+func (p *peer) look(ctx context.Context) []Finding {
+	if ctx.Err() != nil {
+		return []Finding{{State: Unknown, What: p.title() + " was not probed: others took too long"}}
+	}
 	trips, errs := p.pingAll(func(maps.Node) int { return shortPing })
 	failed := slices.IndexFunc(errs, func(err error) bool { return err != nil })
 	switch {
@@ -66,7 +67,7 @@ func (p *peer) look() []Finding {
 	if _, err := ping(p.remote, shortPing); err != nil {
 		return []Finding{wrong(fmt.Sprintf("see whether the node runs, and `ip route get %s`", p.remote), "%s answers neither by the tunnel nor itself", p.title())}
 	}
-	return []Finding{wrong(fmt.Sprintf("let UDP port %d in, on both nodes (%s) and between them (a cloud's security groups); see whether ebpfnet-node runs there, with the same --port, and has this node in `ebpfnetctl nodes`", p.port, p.accept()),
+	return []Finding{wrong(fmt.Sprintf("let UDP port %d in, on both nodes and between them (a cloud's security groups); see whether ebpfnet-node runs there, with the same --port, and has this node in `ebpfnetctl nodes`", p.port),
 		"%s answers, but not by the tunnel: a firewall drops UDP port %d in one of the directions, or that node does not know this one", p.title(), p.port)}
 }
 
@@ -103,15 +104,6 @@ func (p *peer) lookLong() []Finding {
 		return nil // the node answers only by the tunnel, where long packets arrive
 	}
 	return []Finding{warning(remedy, "a link to %s carries no packets of %d bytes, so those in the tunnel are divided: that is slow, and some networks drop the pieces", p.title(), p.needs())}
-}
-
-// accept returns the command that lets the tunnel's packets in.
-func (p *peer) accept() string {
-	iptables := "iptables"
-	if p.remote.Is6() {
-		iptables = "ip6tables"
-	}
-	return fmt.Sprintf("%s -I INPUT -p udp --dport %d -j ACCEPT, or in nft, for example, nft insert rule inet filter input udp dport %[2]d accept", iptables, p.port)
 }
 
 // needs returns the size of the longest packets between the nodes.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -22,7 +21,7 @@ import (
 func TestProbeEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	found := probe(ctx, []*peer{{}}, func(*peer) []Finding { return []Finding{good("probed")} })
+	found := (&peer{}).look(ctx)
 	if len(found) != 1 || found[0].State != Unknown {
 		t.Errorf("got %+v, want that the node was not probed", found)
 	}
@@ -33,16 +32,6 @@ func TestPeersOfUnopened(t *testing.T) {
 	for err, want := range map[error]bool{errors.New("damaged"): true, fmt.Errorf("open: %w", loader.ErrNotLoaded): false} {
 		if _, got := (&host{errDatapath: err}).peers(); (got != nil) != want {
 			t.Errorf("%v: got error %v, want one: %v", err, got, want)
-		}
-	}
-}
-
-// TestAccept has the family's own command.
-func TestAccept(t *testing.T) {
-	for remote, want := range map[string]string{"192.0.2.2": "iptables -I INPUT ", "2001:db8::2": "ip6tables -I INPUT "} {
-		p := &peer{remote: netip.MustParseAddr(remote), port: 4789}
-		if got := p.accept(); !strings.HasPrefix(got, want) {
-			t.Errorf("%s: got %q, want %q", remote, got, want)
 		}
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/firewall"
@@ -44,7 +43,7 @@ func Send(ctx context.Context, options Options, remotes []netip.AddrPort) (findi
 	}
 	defer func() { err = errors.Join(err, c.remove(ctx)) }()
 	trace, errTrace := firewall.StartTrace(c.addresses)
-	findings = runAll(ctx, c.trials(h, remotes))
+	findings = together(c.trials(h, remotes), func(t trial) []Finding { return []Finding{t.run(ctx)} })
 	findings = append(findings, judgeTrace(trace, errTrace, findings))
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("--send was ended before all was tried: %w", ctx.Err())
@@ -77,17 +76,6 @@ type trial struct {
 	what   string                      // who connects to whom
 	remedy string                      // if it fails
 	try    func(context.Context) error // nil: what says why not
-}
-
-// runAll runs trials at the same time: each failure is a wait.
-func runAll(ctx context.Context, trials []trial) []Finding {
-	findings := make([]Finding, len(trials))
-	var all sync.WaitGroup
-	for i, t := range trials {
-		all.Go(func() { findings[i] = t.run(ctx) })
-	}
-	all.Wait()
-	return findings
 }
 
 func (t trial) run(ctx context.Context) Finding {
@@ -141,7 +129,7 @@ func (c *container) outward(h *host, own netip.Addr, family string, remotes []ne
 	if len(remotes) > 0 {
 		return trials
 	}
-	gateway := h.gateway(own.Is4())
+	gateway := h.toOutside(own.Is4()).Gateway
 	if !gateway.IsValid() {
 		return []trial{{name: "send-out", what: family + ": not tried: the host has no default gateway; --to names a remote"}}
 	}
@@ -161,7 +149,7 @@ func (c *container) byHostPort(h *host, own netip.Addr, family string) (trials [
 	if own.Is6() {
 		targets = []netip.Addr{netip.IPv6Loopback()}
 	}
-	node := h.address(own.Is4())
+	node := h.toOutside(own.Is4()).Source
 	if node.IsValid() {
 		targets = append(targets, node)
 	}
@@ -178,28 +166,12 @@ func (c *container) byHostPort(h *host, own netip.Addr, family string) (trials [
 	return trials
 }
 
-// address returns the host's source address towards the outside, or none.
-func (h *host) address(ipv4 bool) netip.Addr {
-	for _, outside := range []string{"203.0.113.1", "3fff::1"} { // for documentation: nothing is sent there
-		addr := netip.MustParseAddr(outside)
-		if route, err := link.RouteTo(h.rtnl, addr); err == nil && addr.Is4() == ipv4 {
-			return route.Source
-		}
+// toOutside returns the host's route to the outside, if it has one.
+func (h *host) toOutside(ipv4 bool) link.Route {
+	outside := "3fff::1" // for documentation: nothing is sent there
+	if ipv4 {
+		outside = "203.0.113.1"
 	}
-	return netip.Addr{}
-}
-
-// gateway returns the gateway of the host's default route, or none.
-func (h *host) gateway(ipv4 bool) netip.Addr {
-	for _, outside := range []string{"203.0.113.1", "3fff::1"} {
-		addr := netip.MustParseAddr(outside)
-		routes, err := h.rtnl.RouteGet(addr.AsSlice())
-		if addr.Is4() != ipv4 || err != nil || len(routes) == 0 {
-			continue
-		}
-		if gateway, ok := netip.AddrFromSlice(routes[0].Gw); ok {
-			return gateway.Unmap()
-		}
-	}
-	return netip.Addr{}
+	route, _ := link.RouteTo(h.rtnl, netip.MustParseAddr(outside))
+	return route
 }

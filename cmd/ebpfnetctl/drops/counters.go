@@ -14,10 +14,15 @@ type Counter struct {
 	admin.Named        // empty: of no connected container
 	Owner       string `json:"owner"`
 	Device      string `json:"device"`
-	Reason      string `json:"reason"`
-	Meaning     string `json:"meaning"`
-	Packets     uint64 `json:"packets"`
-	Bytes       uint64 `json:"bytes"`
+	Count
+}
+
+// Count counts packets that our programs have dropped for one reason.
+type Count struct {
+	Reason  string `json:"reason"`
+	Meaning string `json:"meaning"`
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
 }
 
 // Counters lists the counters of attachments, the largest first. With all, it also lists those of no connected
@@ -41,22 +46,21 @@ func Counters(datapath *loader.Datapath, attachments []*admin.Attachment, all bo
 		if a == nil || d.Packets == 0 {
 			continue
 		}
-		list = append(list, counterOf(d.DropCount))
-		c := &list[len(list)-1]
-		c.Named, c.Owner, c.Device = a.Named, a.Owner, a.Device
+		list = append(list, Counter{a.Named, a.Owner, a.Device, CountOf(d.DropCount)})
 		if i := int(d.Reason); i < len(totals) {
 			totals[i].Packets, totals[i].Bytes = totals[i].Packets-d.Packets, totals[i].Bytes-d.Bytes
 		}
 	}
 	for _, rest := range totals {
 		if all && rest.Packets > 0 {
-			list = append(list, counterOf(rest))
+			list = append(list, Counter{Count: CountOf(rest)})
 		}
 	}
 	slices.SortStableFunc(list, func(a, b Counter) int { return cmp.Compare(b.Packets, a.Packets) })
 	return list, nil
 }
 
-func counterOf(count maps.DropCount) Counter {
-	return Counter{Reason: count.Reason.Name(), Meaning: count.Reason.String(), Packets: count.Packets, Bytes: count.Bytes}
+// CountOf returns a count with the words for its reason.
+func CountOf(count maps.DropCount) Count {
+	return Count{Reason: count.Reason.Name(), Meaning: count.Reason.String(), Packets: count.Packets, Bytes: count.Bytes}
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -27,20 +26,18 @@ type Drop struct {
 	Time     time.Time `json:"time"`
 	By       string    `json:"by"`                 // datapath or stack
 	Reason   string    `json:"reason"`             // a name of ours in lower case, or the kernel's in upper case; "": the kernel gives none
-	Meaning  string    `json:"meaning,omitempty"`  // of a reason of ours
+	Meaning  string    `json:"meaning,omitempty"`  // of a reason of ours, or what is known of the destination
 	Function string    `json:"function,omitempty"` // of the kernel, which has dropped it
 	admin.Named
-	Owner        string `json:"owner"` // "": of no container
-	PodNamespace string `json:"podNamespace,omitempty"`
-	Pod          string `json:"pod,omitempty"`
-	Protocol     string `json:"protocol"`
-	Source       string `json:"source"`
-	Destination  string `json:"destination"`
-	Peer         string `json:"peer,omitempty"` // the side that is not the container's
-	Device       string `json:"device"`
-	Hook         string `json:"hook,omitempty"`
-	Length       uint32 `json:"length"`
-	Bytes        string `json:"bytes,omitempty"` // the first ones, in hexadecimal digits
+	Owner       string `json:"owner"` // "": of no container
+	Protocol    string `json:"protocol"`
+	Source      string `json:"source"`
+	Destination string `json:"destination"`
+	Peer        string `json:"peer,omitempty"` // the side that is not the container's
+	Device      string `json:"device"`
+	Hook        string `json:"hook,omitempty"`
+	Length      uint32 `json:"length"`
+	Bytes       string `json:"bytes,omitempty"` // the first ones, in hexadecimal digits
 
 	Raw []byte `json:"-"`
 }
@@ -116,6 +113,9 @@ func (d *Describer) Describe(e *bpf.DropEvent) (Drop, error) {
 	drop.Device = on.name
 	if e.ByStack != 0 {
 		drop.By, drop.Reason, drop.Function = "stack", d.Stack.reasonName(e.Reason), d.Stack.function(e.Location)
+		if unassigned, _ := rtnl.IsUnassigned(d.host, p.dst.Addr()); unassigned {
+			drop.Meaning = "no container has the destination address"
+		}
 	} else {
 		reason := maps.Reason(e.Reason)
 		drop.By, drop.Reason, drop.Meaning, drop.Hook = "datapath", reason.Name(), reason.String(), hookOf(e, on)
@@ -180,9 +180,6 @@ func (d *Describer) addContainer(drop *Drop, e *bpf.DropEvent, p packet) error {
 	drop.Named, drop.Owner, drop.Peer = of.Named, of.Owner, drop.Source
 	if drop.Hook == bpf.ProgFromContainer || hasAddress(of, p.src.Addr()) {
 		drop.Peer = drop.Destination
-	}
-	if namespace, pod, isPod := strings.Cut(of.Name, "/"); isPod {
-		drop.PodNamespace, drop.Pod = namespace, pod
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 )
 
@@ -97,12 +98,32 @@ func TestParse(t *testing.T) {
 		{"IPv6, first fragment", 0x86dd, v6(44, append(first, ports...)...), "tcp", "[fd00::2]:4096", "[fd00::3]:80"},
 		{"IPv6, later fragment", 0x86dd, v6(44, append(later, ports...)...), "tcp", "fd00::2", "fd00::3"},
 		{"options beyond the end", 0x86dd, v6(0, 17, 200, 0, 0, 0, 0, 0, 0), "udp", "fd00::2", "fd00::3"},
+		{"ARP", 0x0806, append(make([]byte, 14), 10, 88, 0, 2, 0, 0, 0, 0, 0, 0, 192, 0, 2, 2), "arp", "10.88.0.2", "192.0.2.2"},
 		{"LLDP", 0x88cc, make([]byte, 60), "ethertype 0x88cc", "", ""},
 		{"nothing", 0, nil, "ethertype 0x0000", "", ""},
 	} {
 		p := parse(tc.etherType, tc.bytes)
 		if p.protocol != tc.protocol || p.side(p.src) != tc.source || p.side(p.dst) != tc.other {
 			t.Errorf("%s: got %s %s > %s, want %s %s > %s", tc.name, p.protocol, p.side(p.src), p.side(p.dst), tc.protocol, tc.source, tc.other)
+		}
+	}
+}
+
+func TestHookOf(t *testing.T) {
+	for _, tc := range []struct {
+		on   device
+		isIn bool // received by this device
+		want string
+	}{
+		{device{isContainer: true}, true, bpf.ProgFromContainer},
+		{device{isContainer: true}, false, bpf.ProgToContainer},
+		{device{name: "lo"}, false, bpf.ProgToLoopback},
+		{device{name: "eth0"}, true, bpf.ProgFromUplink},
+		{device{name: "eth0"}, false, bpf.ProgToUplink},
+	} {
+		e := bpf.DropEvent{Ifindex: 7, IngressIfindex: map[bool]uint32{true: 7}[tc.isIn]}
+		if got := hookOf(&e, tc.on); got != tc.want {
+			t.Errorf("%+v, received there %v: got %s, want %s", tc.on, tc.isIn, got, tc.want)
 		}
 	}
 }

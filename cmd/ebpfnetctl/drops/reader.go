@@ -3,8 +3,6 @@
 //
 // The programs report nothing until a [Reader] takes a lease of a few seconds in a map; the lease of a reader that
 // is killed ends soon. Reports go through a ring buffer, up to a limit; the programs count the rest.
-//
-// It may import cmd/ebpfnetctl/containers, bpf, loader, loader/flock, loader/rtnl, maps, plugin/link and plugin/admin.
 package drops
 
 import (

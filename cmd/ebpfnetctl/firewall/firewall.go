@@ -1,13 +1,10 @@
 // Package firewall finds the chains of the host's firewall that drop forwarded packets unless a rule accepts them. It
 // does not interpret rules: Trace has the kernel report what they do to packets. It reads nftables, and both kinds of
 // iptables, with the tools that are installed.
-//
-// It imports no other package of this module.
 package firewall
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,7 +25,6 @@ type Chain struct {
 	Priority            int
 	Drops               string // the policy or the rule that drops what no rule before accepts; "" if there is none
 	IsLegacy            bool   // of iptables-legacy: the kernel does not trace its rules
-	manager             string // the tool that restores the rules, if there is one
 }
 
 // String names the chain in a message.
@@ -89,18 +85,10 @@ func (r *Rules) addNFTables(text []byte) error {
 	if err := json.Unmarshal(text, &all); err != nil {
 		return err
 	}
-	managers := map[string]string{} // by family and table
-	for _, object := range all.NFTables {
-		if c := object.Chain; c != nil {
-			if manager := managerOf(c.Table, c.Name); manager != "" {
-				managers[c.Family+" "+c.Table] = manager
-			}
-		}
-	}
 	for _, object := range all.NFTables {
 		switch c, rule := object.Chain, object.Rule; {
 		case c != nil && c.Hook == "forward" && slices.Contains([]string{"ip", "ip6", "inet"}, c.Family):
-			chain := Chain{Family: c.Family, Table: c.Table, Name: c.Name, Priority: c.Prio, manager: managers[c.Family+" "+c.Table]}
+			chain := Chain{Family: c.Family, Table: c.Table, Name: c.Name, Priority: c.Prio}
 			if c.Policy == "drop" {
 				chain.Drops = "its policy is drop"
 			}
@@ -134,10 +122,7 @@ func dropsAll(expr []map[string]json.RawMessage) bool {
 	return false
 }
 
-var (
-	legacyDrop  = regexp.MustCompile(`(?m)^:FORWARD DROP|^-A FORWARD -j (DROP|REJECT)`)
-	legacyChain = regexp.MustCompile(`(?m)^:(\S+)`)
-)
+var legacyDrop = regexp.MustCompile(`(?m)^:FORWARD DROP|^-A FORWARD -j (DROP|REJECT)`)
 
 // addLegacy adds the chain FORWARD of iptables-legacy, if the kernel has its table filter.
 func (r *Rules) addLegacy(ctx context.Context, family string) error {
@@ -156,29 +141,12 @@ func (r *Rules) addLegacy(ctx context.Context, family string) error {
 	if legacyDrop.Match(text) {
 		chain.Drops = "its policy or a rule drops all packets"
 	}
-	for _, name := range legacyChain.FindAllStringSubmatch(string(text), -1) {
-		chain.manager = cmp.Or(chain.manager, managerOf(chain.Table, name[1]))
-	}
 	r.Forward = append(r.Forward, chain)
 	return nil
 }
 
-const docker, ufw, firewalld = "Docker", "ufw", "firewalld"
-
-// managerOf returns the tool that makes a chain and restores it: its rules are changed with that tool.
-func managerOf(table, chain string) string {
-	switch {
-	case table == "firewalld":
-		return firewalld
-	case chain == "DOCKER-USER":
-		return docker
-	case chain == "ufw-user-forward" || chain == "ufw6-user-forward":
-		return ufw
-	}
-	return ""
-}
-
-// Accept returns the command that lets the packets of a subnet pass the chain.
+// Accept returns the command that lets the packets of a subnet pass the chain. A tool that restores its rules, such as
+// ufw, needs a rule of its own to keep that.
 func (c Chain) Accept(subnet netip.Prefix) string {
 	ip, iptables := "ip", "iptables"
 	if subnet.Addr().Is6() {
@@ -187,29 +155,14 @@ func (c Chain) Accept(subnet netip.Prefix) string {
 	if c.IsLegacy {
 		iptables += "-legacy"
 	}
-	position := c.Name
 	switch {
-	case c.manager == firewalld:
+	case c.Table == "firewalld": // it owns its table
 		return fmt.Sprintf("firewall-cmd --permanent --zone=trusted --add-source=%s && firewall-cmd --reload", subnet)
-	case c.manager == ufw:
-		return fmt.Sprintf("ufw route allow from %s && ufw route allow to %s", subnet, subnet)
-	case c.manager == docker:
-		position = "DOCKER-USER"
 	case c.Table != "filter" || c.Name != "FORWARD": // not iptables'
 		rule := fmt.Sprintf("nft insert rule %s %s %s %s", c.Family, c.Table, c.Name, ip)
 		return fmt.Sprintf("%s saddr %s accept && %s daddr %s accept", rule, subnet, rule, subnet)
 	}
-	return fmt.Sprintf("%s -I %s -s %s -j ACCEPT && %s -I %s -d %s -j ACCEPT", iptables, position, subnet, iptables, position, subnet)
-}
-
-// find returns the path of a tool, also if PATH lacks the directories for root.
-func find(name string) (string, error) {
-	for _, dir := range []string{"", "/usr/sbin/", "/sbin/"} {
-		if path, err := exec.LookPath(dir + name); err == nil {
-			return path, nil
-		}
-	}
-	return "", exec.ErrNotFound
+	return fmt.Sprintf("%s -I FORWARD -s %s -j ACCEPT && %s -I FORWARD -d %s -j ACCEPT", iptables, subnet, iptables, subnet)
 }
 
 // patience is how long a tool may take: with many rules, seconds.
@@ -217,13 +170,9 @@ var patience = 10 * time.Second
 
 // run executes a tool and returns what it prints. At the end of patience it kills the tool and its children.
 func run(ctx context.Context, name string, args ...string) ([]byte, error) {
-	path, err := find(name)
-	if err != nil {
-		return nil, err
-	}
 	inTime, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	cmd := exec.CommandContext(inTime, path, args...)
+	cmd := exec.CommandContext(inTime, name, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second

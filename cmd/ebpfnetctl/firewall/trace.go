@@ -27,11 +27,10 @@ type Trace struct {
 
 // StartTrace runs nft, which makes the table and prints the kernel's reports. The caller must call Stop.
 func StartTrace(addresses []netip.Addr) (*Trace, error) {
-	path, err := find("nft")
-	if err != nil {
-		return nil, fmt.Errorf("nft: %w", err)
+	t := &Trace{tool: exec.Command("nft", "-i"), lines: make(chan []string, 1)}
+	if t.tool.Err != nil { // there is no nft
+		return nil, t.tool.Err
 	}
-	t := &Trace{tool: exec.Command(path, "-i"), lines: make(chan []string, 1)}
 	t.tool.Env = append(t.tool.Environ(), "HOME=/dev/null") // no file with the history of commands
 	t.tool.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	input, errInput := t.tool.StdinPipe()
@@ -42,7 +41,7 @@ func StartTrace(addresses []netip.Addr) (*Trace, error) {
 	t.tool.Stderr = t.tool.Stdout
 	ready := make(chan error, 2)
 	go t.read(output, ready)
-	_, err = io.WriteString(input, commands(addresses)) // the pipe takes them before the tool runs
+	_, err := io.WriteString(input, commands(addresses)) // the pipe takes them before the tool runs
 	if err == nil {
 		err = <-ready
 	}
@@ -77,7 +76,7 @@ func (t *Trace) read(output io.Reader, ready chan<- error) {
 	t.lines <- lines
 }
 
-// commands returns the commands for nft, which goes on after one that fails: without a table to delete, and where the
+// commands returns the commands for nft, which continues after one that fails: without a table to delete, and where the
 // kernel knows no owners.
 func commands(addresses []netip.Addr) string {
 	text := "delete table " + traceTable + "\nadd table " + traceTable + " { flags owner; }\nadd table " + traceTable + "\n"

@@ -157,7 +157,7 @@ func (h *host) setCachedList(c *Container, change func([]any) []any) error {
 		return err
 	}
 	partial := filepath.Join(h.CacheDir, ".ebpfnetctl-"+filepath.Base(path)) // libcni reads all files in results
-	if err := writeFile(partial, text, 0o600); err != nil {
+	if err := os.WriteFile(partial, text, 0o600); err != nil {
 		return err
 	}
 	err = unix.Renameat2(unix.AT_FDCWD, partial, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
@@ -165,14 +165,4 @@ func (h *host) setCachedList(c *Container, change func([]any) []any) error {
 		err = nil
 	}
 	return errors.Join(err, os.Remove(partial))
-}
-
-// writeFile writes a file that survives a crash.
-func writeFile(path string, text []byte, mode os.FileMode) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(text)
-	return errors.Join(err, file.Sync(), file.Close())
 }

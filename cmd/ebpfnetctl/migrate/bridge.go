@@ -2,20 +2,13 @@ package migrate
 
 import (
 	"cmp"
-	"encoding/json"
-	"errors"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
 
-	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
-	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
 // An adopted container stays on its bridge. It looks there for all addresses of its subnet, also for those of containers
@@ -39,14 +32,10 @@ func (h *host) lookAtBridge(n *Network) {
 
 // bridgeOf returns the bridge of a list, or "".
 func bridgeOf(list *libcni.NetworkConfigList) string {
-	keys, _ := keysOf(list.Plugins[0])
-	switch list.Plugins[0].Network.Type {
-	case "bridge":
-	case "flannel":
-		keys, _ = keys["delegate"].(object)
-	default:
+	if list.Plugins[0].Network.Type != "bridge" {
 		return ""
 	}
+	keys, _ := keysOf(list.Plugins[0])
 	name, _ := keys["bridge"].(string)
 	return cmp.Or(name, "cni0")
 }
@@ -60,75 +49,12 @@ func (h *host) deviceOf(n *Network) *netlink.LinkAttrs {
 	return h.devices[i].Attrs()
 }
 
-// formerBridge is what a bridge was before it answered for others. A file has it until --back. Like the bridge, the file
-// is gone after a reboot.
-type formerBridge struct {
-	Index int `json:"index"` // another bridge may have its name by now
-	link.ProxyARP
-}
-
-// readFormer returns the file of a network's bridge, and what is in it, or nil where nothing was changed.
-func readFormer(n *Network) (file string, former *formerBridge, err error) {
-	netns, err := loader.NetnsName()
-	if err != nil {
-		return "", nil, err
+// setProxyARP sets whether the bridge of a network, if it has one, answers at once for containers that are not on it.
+func (h *host) setProxyARP(n *Network, on bool) error {
+	if bridge := h.deviceOf(n); bridge != nil {
+		return link.SetProxyARP(bridge.Name, on)
 	}
-	file = filepath.Join(record.DefaultDir, netns, "migrate-"+n.Name)
-	text, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return file, nil, nil
-	}
-	former = &formerBridge{}
-	if err == nil {
-		err = json.Unmarshal(text, former)
-	}
-	return file, former, err
-}
-
-// keepFormer writes what a bridge is to a file.
-func keepFormer(file string, bridge *netlink.LinkAttrs) error {
-	present, err := link.ReadProxyARP(bridge.Name)
-	if err != nil {
-		return err
-	}
-	text, err := json.Marshal(formerBridge{bridge.Index, present})
-	if err == nil {
-		err = os.MkdirAll(filepath.Dir(file), 0o700)
-	}
-	if err != nil {
-		return err
-	}
-	return replaceFile(file, text, 0o600)
-}
-
-// answerForOthers makes the bridge of a network answer at once for containers that are not on it.
-func (h *host) answerForOthers(n *Network) error {
-	bridge := h.deviceOf(n)
-	if bridge == nil {
-		return nil
-	}
-	file, former, err := readFormer(n)
-	if err == nil && (former == nil || former.Index != bridge.Index) {
-		err = keepFormer(file, bridge)
-	}
-	if err != nil {
-		return err
-	}
-	return link.ProxyARP{Answers: "1", Delay: "0"}.Set(bridge.Name)
-}
-
-// answerAsBefore undoes answerForOthers.
-func (h *host) answerAsBefore(n *Network) error {
-	file, former, err := readFormer(n)
-	if err != nil || former == nil {
-		return err
-	}
-	if bridge := h.deviceOf(n); bridge != nil && bridge.Index == former.Index {
-		if err := former.Set(bridge.Name); err != nil {
-			return err
-		}
-	}
-	return os.Remove(file)
+	return nil
 }
 
 // isIPv6 reports whether a container with an address looks for others by neighbor discovery.

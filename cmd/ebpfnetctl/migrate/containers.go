@@ -3,7 +3,6 @@ package migrate
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -32,7 +31,7 @@ type Action string
 
 // The actions.
 const (
-	Adopt   Action = "adopt"   // it goes on, and so do its connections
+	Adopt   Action = "adopt"   // it continues to run, and its connections stay open
 	Adopted Action = "adopted" // that is done
 	Restart Action = "restart" // it has to be stopped before
 )
@@ -43,7 +42,6 @@ type Container struct {
 	Action    Action   `json:"action"`
 	Device    string   `json:"device"` // the host's end of its veth
 	Addresses []string `json:"addresses"`
-	HostPorts []string `json:"hostPorts"` // which portmap serves until it ends
 
 	attached bool // to ebpfnet; if it is not adopted, a migrate was killed
 	cached   *libcni.NetworkAttachment
@@ -51,6 +49,9 @@ type Container struct {
 	given    types.Result              // in the list's version
 	result   *types100.Result
 }
+
+// isReleasable reports whether ebpfnet is attached to the container.
+func (c Container) isReleasable() bool { return c.Action == Adopted || c.attached }
 
 // lookAtContainers finds the running containers of a network in libcni's cache. A container that differs from the cache
 // blocks the network.
@@ -114,7 +115,7 @@ func (h *host) lookAtAddresses(n *Network) error {
 // lookAtContainer returns nil for a container that is gone, and for a container that ebpfnet made.
 func (h *host) lookAtContainer(cached *libcni.NetworkAttachment) (*Container, error) {
 	c := &Container{Named: admin.Named{Attachment: maps.Attachment{Network: cached.Network, ContainerID: cached.ContainerID, IfName: cached.IfName}},
-		Action: Adopt, Addresses: []string{}, HostPorts: portsOf(cached), cached: cached}
+		Action: Adopt, Addresses: []string{}, cached: cached}
 	if name := c.cacheName(); name != "results/"+filepath.Base(name) {
 		return nil, fmt.Errorf("libcni's cache has a name that a file cannot have: %q", name)
 	}
@@ -196,21 +197,4 @@ func (c *Container) compare(ns netns.NsHandle) error {
 		}
 	}
 	return err
-}
-
-// portsOf returns the host ports that a runtime asked for, whatever the case of its keys.
-func portsOf(cached *libcni.NetworkAttachment) []string {
-	var mappings []struct {
-		HostPort json.Number
-		Protocol string
-	}
-	text, err := json.Marshal(cached.CapabilityArgs["portMappings"])
-	if err == nil {
-		_ = json.Unmarshal(text, &mappings) // only the plan shows them
-	}
-	ports := []string{}
-	for _, m := range mappings {
-		ports = append(ports, m.HostPort.String()+"/"+m.Protocol)
-	}
-	return ports
 }

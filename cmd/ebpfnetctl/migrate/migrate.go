@@ -1,5 +1,5 @@
-// Package migrate migrates a host from the reference plugins (bridge, ptp, and flannel's bridge, with host-local and
-// portmap) to ebpfnet and back.
+// Package migrate migrates a host from the reference plugins (bridge and ptp, with host-local and portmap) to ebpfnet and
+// back.
 //
 // A running container is adopted: ebpfnet is attached to its veth, as by a list that has ebpfnet behind the old plugins.
 // The old plugins' addresses, masquerading and host ports stay, so its connections go on. Its record has the calls of
@@ -7,9 +7,6 @@
 //
 // The order of the steps lets a migrate that was killed run again: adopt all containers; link the old list to a second
 // name; rename the new list over the old name; adopt containers that were added meanwhile.
-//
-// It may import cmd/ebpfnetctl/containers, cmd/ebpfnetctl/runtimes, loader, loader/flock, loader/rtnl, maps, plugin, plugin/cni, plugin/cnierr, plugin/config,
-// plugin/link, plugin/names, plugin/admin and plugin/record.
 package migrate
 
 import (
@@ -26,16 +23,13 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
-	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
 // Options are where things are on a host.
 type Options struct {
-	Root     string // of the host's files
-	ConfDir  string // the runtime's directory of networks; "": as containerd and CRI-O say
-	BinDirs  []string
+	runtimes.Options
 	CacheDir string // libcni's cache
 	Network  string // "": all
 }
@@ -57,7 +51,6 @@ type Network struct {
 	Plugins    []string        `json:"plugins"`
 	State      State           `json:"state"`
 	Reasons    []string        `json:"reasons"` // why it is blocked
-	Notes      []string        `json:"notes"`   // what else to know before
 	Containers []Container     `json:"containers"`
 	Conflist   json.RawMessage `json:"conflist,omitempty"` // the new one
 	Kept       string          `json:"kept,omitempty"`     // the file of the old one, once it is migrated
@@ -110,7 +103,7 @@ func Plan(_ context.Context, o Options) ([]*Network, error) {
 
 // networks returns the networks, each once, sorted by file. An error is about what could not be read.
 func (h *host) networks() (networks []*Network, err error) {
-	all, err := h.runtimes()
+	all, err := h.Find()
 	for _, r := range all {
 		files, errFiles := r.Files()
 		err = errors.Join(err, errFiles)
@@ -132,25 +125,10 @@ func (h *host) networks() (networks []*Network, err error) {
 	return networks, err
 }
 
-// runtimes returns the container runtimes of the host.
-func (h *host) runtimes() ([]runtimes.Runtime, error) {
-	if h.ConfDir != "" {
-		return []runtimes.Runtime{{ConfDir: h.ConfDir, BinDirs: h.BinDirs}}, nil
-	}
-	all, err := runtimes.Find(h.Root)
-	for i := range all {
-		all[i] = all[i].In(h.Root)
-		if len(h.BinDirs) > 0 {
-			all[i].BinDirs = h.BinDirs
-		}
-	}
-	return all, err
-}
-
 // look finds out what can become of a network. It returns nil for a network that ebpfnet neither has nor could replace.
 func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 	n := &Network{Name: file.List.Name, File: file.Path, Plugins: typesOf(file.List), State: Ready,
-		Reasons: []string{}, Notes: []string{}, Containers: []Container{}, list: file.List}
+		Reasons: []string{}, Containers: []Container{}, list: file.List}
 	if hasPlugin(file.List, pluginType) {
 		kept := keptName(file.Path)
 		if _, err := os.Stat(kept); err != nil {
@@ -162,7 +140,7 @@ func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 		n.block("it is a single configuration: make it a list, in a file that ends in .conflist")
 	}
 	var err error
-	n.translation, err = h.translate(file.List)
+	n.translation, err = translate(file.List)
 	if errors.Is(err, errOther) {
 		return nil, nil
 	}
@@ -171,36 +149,15 @@ func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 	} else {
 		n.Conflist = n.translation.conflist
 	}
-	if hasPlugin(file.List, "firewall") {
-		n.note("its firewall plugin accepts each container's packets in FORWARD or firewalld's trusted zone; ebpfnet makes no rules: " +
-			"a firewall that drops forwarded packets must accept the containers' subnets (`ebpfnetctl doctor` looks, and says how)")
-	}
 	if r.Binary(pluginType) == "" {
 		n.block("the runtime looks for plugins in %v, and %q is not there", r.BinDirs, pluginType)
 	}
 	err = h.lookAtContainers(n)
 	h.lookAtBridge(n)
-	err = errors.Join(err, n.noteAdoption())
 	if n.translation == nil {
 		return n, err
 	}
 	return n, errors.Join(err, h.lookAtAddresses(n))
-}
-
-// noteAdoption adds notes on what changes for containers that are adopted. A kernel without tcx stops a device for its
-// first filter.
-func (n *Network) noteAdoption() error {
-	if !n.hasToAdopt() {
-		return nil
-	}
-	usesTCX, err := loader.UsesTCX()
-	if err == nil && !usesTCX {
-		n.note("the kernel has no tcx (6.6): for about a millisecond each, it drops packets to a container that is adopted, and those that an uplink sends")
-	}
-	if bridge := bridgeOf(n.list); bridge != "" {
-		n.note("the bridge %[1]s answers ARP for new containers (net.ipv4.conf.%[1]s.proxy_arp=1); broadcast and multicast do not reach them", bridge)
-	}
-	return err
 }
 
 // hasToAdopt reports whether a container will be adopted.
@@ -214,18 +171,13 @@ func (h *host) lookAtDone(n *Network, kept string) (*Network, error) {
 	if n.list, err = libcni.NetworkConfFromFile(kept); err != nil {
 		return nil, err
 	}
-	if n.translation, err = h.translate(n.list); err != nil { // flanneld may be gone by now; --back needs nothing of it
+	if n.translation, err = translate(n.list); err != nil { // --back needs nothing of it
 		n.translation = &translation{chained: object{"type": pluginType, "antiSpoof": false}}
 	}
 	n.Plugins, n.Kept = typesOf(n.list), kept
 	err = h.lookAtContainers(n)
 	n.State = Done
 	return n, err
-}
-
-// note adds a sentence for the plan.
-func (n *Network) note(format string, args ...any) {
-	n.Notes = append(n.Notes, fmt.Sprintf(format, args...))
 }
 
 // block adds a reason why a network cannot be migrated.

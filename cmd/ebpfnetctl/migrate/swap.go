@@ -17,6 +17,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/plugin"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
@@ -95,9 +96,6 @@ func (h *host) migrate(ctx context.Context, n *Network) error {
 		return errors.Join(err, h.releaseAll(context.WithoutCancel(ctx), n))
 	}
 	h.report("network %s is ebpfnet's: %s has the new list, and %s the old one", n.Name, n.File, keptName(n.File))
-	for _, note := range n.Notes {
-		h.report("note: %s", note)
-	}
 	return h.adoptLate(ctx, n)
 }
 
@@ -119,7 +117,7 @@ func (h *host) adoptAll(ctx context.Context, n *Network) error {
 	if !n.hasToAdopt() {
 		return nil
 	}
-	if err := h.answerForOthers(n); err != nil {
+	if err := h.setProxyARP(n, true); err != nil {
 		return fmt.Errorf("network %s: have the bridge answer ARP: %w", n.Name, err)
 	}
 	for i := range n.Containers {
@@ -140,10 +138,10 @@ func (h *host) adoptAll(ctx context.Context, n *Network) error {
 }
 
 func (h *host) releaseAll(ctx context.Context, n *Network) error {
-	var errs []error
+	errs := []error{h.setProxyARP(n, false)}
 	for i := range n.Containers {
 		c := &n.Containers[i]
-		if c.Action != Adopted && !c.attached {
+		if !c.isReleasable() {
 			continue
 		}
 		if err := h.release(ctx, c); err != nil {
@@ -153,7 +151,7 @@ func (h *host) releaseAll(ctx context.Context, n *Network) error {
 		c.Action, c.attached = Adopt, false
 		h.report("released container %s %s (%s)", c.Title(), c.IfName, c.Device)
 	}
-	return errors.Join(append(errs, h.answerAsBefore(n))...)
+	return errors.Join(errs...)
 }
 
 // notAdopted returns an error about the containers of a migrated network that cannot be adopted.
@@ -184,16 +182,7 @@ func swap(n *Network) error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(n.File, n.Conflist, 0o644)
-}
-
-// replaceFile replaces a file. After a crash it is either the old one or the new one.
-func replaceFile(path string, text []byte, mode os.FileMode) error {
-	partial := path + ".ebpfnet-new" // runtimes do not read it
-	if err := writeFile(partial, text, mode); err != nil {
-		return err
-	}
-	return os.Rename(partial, path)
+	return nodestate.ReplaceWith(n.File, bytes.NewReader(n.Conflist), 0o644)
 }
 
 // back puts the old list back, and releases what was adopted. The old plugins could not clean up behind
@@ -215,7 +204,11 @@ func (h *host) back(ctx context.Context, n *Network) error {
 			err = fmt.Errorf("ebpfnet has made containers of network %s meanwhile: restart %s, and then run `ebpfnetctl doctor --fix`", n.Name, strings.Join(made, ", "))
 		}
 	}
-	return errors.Join(err, h.releaseAll(ctx, n))
+	if n.State != Done && !slices.ContainsFunc(n.Containers, Container.isReleasable) {
+		return err // it is not migrated
+	}
+	// The old plugins' routes may be less specific.
+	return errors.Join(err, h.releaseAll(ctx, n), plugin.AcceptUnassigned(n.Name))
 }
 
 // madeByUs returns the containers of a network that ebpfnet has connected, and not adopted.

@@ -4,19 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/skel"
 
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
-	"github.com/ebpfnet/ebpfnet/plugin/config"
 )
 
 // pluginType is the type of our plugin in a configuration.
@@ -51,11 +46,11 @@ func typesOf(list *libcni.NetworkConfigList) (types []string) {
 
 // translate writes a list of ebpfnet that gives containers what an old list gave them: addresses, gateways, routes and
 // capabilities. The error says what ebpfnet does not do.
-func (h *host) translate(list *libcni.NetworkConfigList) (*translation, error) {
+func translate(list *libcni.NetworkConfigList) (*translation, error) {
 	if len(list.Plugins) == 0 {
 		return nil, errOther
 	}
-	ours, err := h.translateFirst(list.Plugins[0])
+	ours, err := translateFirst(list.Plugins[0])
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +88,7 @@ func (h *host) translate(list *libcni.NetworkConfigList) (*translation, error) {
 }
 
 // translateFirst translates the plugin that makes the interface.
-func (h *host) translateFirst(plugin *libcni.PluginConfig) (object, error) {
+func translateFirst(plugin *libcni.PluginConfig) (object, error) {
 	keys, err := keysOf(plugin)
 	if err != nil {
 		return nil, err
@@ -103,10 +98,6 @@ func (h *host) translateFirst(plugin *libcni.PluginConfig) (object, error) {
 	case "bridge":
 		if keys["isGateway"] != true && keys["isDefaultGateway"] != true {
 			return nil, errors.New(`the bridge has no "isGateway": another machine is the containers' gateway`)
-		}
-	case "flannel":
-		if keys, err = h.translateFlannel(keys); err != nil {
-			return nil, err
 		}
 	default:
 		return nil, errOther
@@ -192,50 +183,6 @@ func addDefaultRoutes(section object) {
 	section["routes"] = routes
 }
 
-// translateFlannel does what the flannel plugin does: it takes the node's subnet from the file of flanneld.
-func (h *host) translateFlannel(keys object) (object, error) {
-	delegate, _ := keys["delegate"].(object)
-	if kind, ok := delegate["type"]; ok && kind != "bridge" {
-		return nil, fmt.Errorf("flannel delegates to %v; ebpfnet takes over from bridge", kind)
-	}
-	file, _ := keys["subnetFile"].(string)
-	if file == "" {
-		file = "/run/flannel/subnet.env"
-	}
-	text, err := os.ReadFile(filepath.Join(h.Root, file))
-	if err != nil {
-		return nil, fmt.Errorf("%w (flanneld writes it)", err)
-	}
-	env := map[string]string{}
-	for line := range strings.Lines(string(text)) {
-		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-		env[key] = value
-	}
-	subnet, err := netip.ParsePrefix(env["FLANNEL_SUBNET"])
-	if err != nil {
-		return nil, fmt.Errorf("%s: FLANNEL_SUBNET %q: expected a subnet, such as 10.244.1.1/24", file, env["FLANNEL_SUBNET"])
-	}
-	if env["FLANNEL_IPV6_SUBNET"] != "" {
-		return nil, fmt.Errorf("%s: FLANNEL_IPV6_SUBNET %q: expected IPv4 alone", file, env["FLANNEL_IPV6_SUBNET"])
-	}
-	ours := object{
-		"ipMasq": env["FLANNEL_IPMASQ"] != "true", // else flanneld masquerades
-		"mtu":    json.Number(env["FLANNEL_MTU"]),
-		"ipam": object{
-			"type": "host-local", "ranges": []any{[]any{object{"subnet": subnet.Masked().String()}}},
-			"routes": []any{object{"dst": env["FLANNEL_NETWORK"]}},
-		},
-		"isDefaultGateway": true,
-	}
-	if dir, ok := keys["dataDir"]; ok {
-		return nil, fmt.Errorf(`flannel's "dataDir": %v: expected its default`, dir)
-	}
-	if ours["mtu"] == json.Number("") {
-		delete(ours, "mtu")
-	}
-	return ours, nil
-}
-
 // newCall returns a call of our plugin with the keys of a plugin in a list.
 func newCall(network, version string, keys object, args *skel.CmdArgs) (*cni.Call, error) {
 	stdin := maps.Clone(keys)
@@ -244,8 +191,7 @@ func newCall(network, version string, keys object, args *skel.CmdArgs) (*cni.Cal
 	if args.StdinData, err = json.Marshal(stdin); err != nil {
 		return nil, err
 	}
-	call, err := config.NewCall(args)
-	return &cni.Call{Call: call, Log: slog.New(slog.DiscardHandler)}, err
+	return cni.QuietCall(args)
 }
 
 // write writes a list with one plugin in place of the others, and the other keys of the old list.

@@ -1,8 +1,6 @@
 // Package output prints the results of ebpfnetctl's commands: tables and pages for a person, JSON, YAML
 // and names for programs. Everything that a command prints on stdout goes through a Printer, which escapes
 // control characters in text from outside.
-//
-// It may import plugin/show.
 package output
 
 import (
@@ -14,7 +12,7 @@ import (
 )
 
 // Format is the value of -o.
-type Format string
+type Format = string
 
 // The formats.
 const (
@@ -25,12 +23,6 @@ const (
 	Name Format = "name" // one name a line
 )
 
-// The formats of read commands, and of write commands that report what they have done.
-var (
-	readFormats  = []Format{Text, Wide, JSON, YAML, Name}
-	writeFormats = []Format{Text, JSON, YAML}
-)
-
 // Flags are the flags that choose how a command prints.
 type Flags struct {
 	Format    Format
@@ -39,60 +31,50 @@ type Flags struct {
 
 // AddToRead adds the flags that all read commands have.
 func (f *Flags) AddToRead(flags *pflag.FlagSet) {
-	f.add(flags, readFormats)
+	f.add(flags, Text, Wide, JSON, YAML, Name)
 	flags.BoolVar(&f.NoHeaders, "no-headers", false, "print no heading, and nothing if there is nothing")
 }
 
 // AddToWrite adds the flag of a write command that reports what it has done.
-func (f *Flags) AddToWrite(flags *pflag.FlagSet) { f.add(flags, writeFormats) }
+func (f *Flags) AddToWrite(flags *pflag.FlagSet) { f.add(flags, Text, JSON, YAML) }
 
-func (f *Flags) add(flags *pflag.FlagSet, known []Format) {
+func (f *Flags) add(flags *pflag.FlagSet, known ...string) {
 	f.Format = Text
-	flags.VarP(&formatFlag{&f.Format, known}, "output", "o", "print as `FORMAT`: "+list(known))
+	flags.VarP(&Choice{&f.Format, known}, "output", "o", "print as `FORMAT`: "+list(known))
 }
 
 // ForPrograms reports whether the format is for programs.
 func (f Flags) ForPrograms() bool { return f.Format == JSON || f.Format == YAML }
 
-// formatFlag implements [pflag.Value].
-type formatFlag struct {
-	value *Format
-	known []Format
+// Choice is a flag that has one of a few values. It implements [pflag.Value].
+type Choice struct {
+	Value *string
+	Known []string
 }
 
-func (f *formatFlag) String() string { return string(*f.value) }
+func (c *Choice) String() string { return *c.Value }
 
-func (f *formatFlag) Type() string { return "FORMAT" }
+// Type implements [pflag.Value].
+func (c *Choice) Type() string { return "" }
 
-func (f *formatFlag) Set(text string) error {
-	if !slices.Contains(f.known, Format(text)) {
-		return fmt.Errorf("expected %s", list(f.known))
+// Set implements [pflag.Value].
+func (c *Choice) Set(text string) error {
+	if !slices.Contains(c.Known, text) {
+		return fmt.Errorf("expected %s", list(c.Known))
 	}
-	*f.value = Format(text)
+	*c.Value = text
 	return nil
 }
 
-// FormatNames returns the values that a command's -o can have, for completion.
-func FormatNames(flags *pflag.FlagSet) (names []string) {
-	flag := flags.Lookup("output")
-	if flag == nil {
-		return nil
+// Formats returns the values that a command's -o can have.
+func Formats(flags *pflag.FlagSet) []string {
+	if flag := flags.Lookup("output"); flag != nil {
+		return flag.Value.(*Choice).Known
 	}
-	format, ok := flag.Value.(*formatFlag)
-	if !ok {
-		return nil
-	}
-	for _, known := range format.known {
-		names = append(names, string(known))
-	}
-	return names
+	return nil
 }
 
-func list(formats []Format) string {
-	var names []string
-	for _, format := range formats {
-		names = append(names, string(format))
-	}
+func list(names []string) string {
 	last := len(names) - 1
 	return strings.Join(names[:last], ", ") + " or " + names[last]
 }

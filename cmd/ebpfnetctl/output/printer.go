@@ -6,8 +6,6 @@ import (
 	"os"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
@@ -34,16 +32,6 @@ func (f *File) Write(text []byte) (int, error) {
 
 // New returns a printer.
 func New(to io.Writer, flags Flags) *Printer { return &Printer{Flags: flags, to: to} }
-
-// IsTerminal reports whether to is a terminal.
-func IsTerminal(to io.Writer) bool {
-	file, ok := to.(interface{ Fd() uintptr })
-	if !ok {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
-	return err == nil
-}
 
 // Printf prints text. The format is ours; its arguments can be from outside.
 func (p *Printer) Printf(format string, args ...any) { Printf(p.to, format, args...) }

@@ -26,7 +26,7 @@ type Column[T any] struct {
 func (t Table[T]) Print(p *Printer, items []T) error {
 	switch p.Format {
 	case JSON, YAML:
-		return p.Value(items)
+		return p.Value(append([]T{}, items...)) // programs iterate over an empty list
 	case Name:
 		for _, item := range items {
 			p.Printf("%s\n", t.Name(item))

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"reflect"
 	"strconv"
 	"unicode/utf8"
 
@@ -28,7 +27,7 @@ func (p *Printer) Document(value any, name string, text func()) error {
 
 // Value prints a value for programs, as JSON or YAML. YAML has the fields of the JSON.
 func (p *Printer) Value(value any) error {
-	text, err := json.MarshalIndent(notNil(value), "", "  ")
+	text, err := json.MarshalIndent(value, "", "  ")
 	if err == nil && p.Format == YAML {
 		text, err = yamlOf(text)
 	}
@@ -50,14 +49,6 @@ func (p *Printer) Line(value any) error {
 		_, err = p.to.Write(append(show.JSON(text), '\n'))
 	}
 	return err
-}
-
-// notNil returns an empty list for a nil one: programs iterate over it.
-func notNil(value any) any {
-	if v := reflect.ValueOf(value); v.Kind() == reflect.Slice && v.IsNil() {
-		return []struct{}{}
-	}
-	return value
 }
 
 // yamlOf converts JSON to YAML. Hidden characters that YAML does not escape, such as U+202E, become their escape.

@@ -1,7 +1,5 @@
 // Package runtimes finds out how the container runtimes of a host use CNI: it reads the configuration of
 // containerd and CRI-O, and chooses the list that they choose.
-//
-// It imports no other package of this module.
 package runtimes
 
 import (
@@ -15,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/spf13/pflag"
 )
 
 // Runtime is how a container runtime uses CNI.
@@ -36,9 +35,38 @@ const DefaultConfDir = "/etc/cni/net.d"
 // DefaultBinDirs are where distributions put plugins.
 var DefaultBinDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
 
-// Find returns the runtimes that are configured or installed below root, or one without a name. An error
-// is about a configuration that cannot be read: that runtime is missing.
-func Find(root string) (found []Runtime, err error) {
+// Options say where runtimes have their files.
+type Options struct {
+	Root    string   // of the host's files; "": /
+	ConfDir string   // of network configurations; "": where the runtimes look
+	BinDirs []string // of plugins; nil: where the runtimes look
+}
+
+// AddFlags adds the flags for the options.
+func (o *Options) AddFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.Root, "root", "/", "`DIR` is where the host's files are, for a container that has them mounted")
+	flags.StringVar(&o.ConfDir, "conf-dir", "", "`DIR` is the runtime's directory of networks, if it is not containerd or CRI-O")
+	flags.StringSliceVar(&o.BinDirs, "bin-dir", nil, "`DIR` is the runtime's directory of plugins")
+}
+
+// Find returns the runtimes of the host, with their directories as this process sees them. An error is about a
+// configuration that cannot be read: that runtime is missing.
+func (o Options) Find() ([]Runtime, error) {
+	if o.ConfDir != "" { // then it does not matter what runtimes are configured
+		return []Runtime{{Source: "--conf-dir", ConfDir: o.ConfDir, BinDirs: o.BinDirs}}, nil
+	}
+	found, err := find(o.Root)
+	for i, r := range found {
+		found[i] = r.In(o.Root)
+		if o.BinDirs != nil {
+			found[i].BinDirs = o.BinDirs
+		}
+	}
+	return found, err
+}
+
+// find returns the runtimes that are configured or installed below root, or one without a name.
+func find(root string) (found []Runtime, err error) {
 	ofContainerd, errContainerd := findContainerd(root)
 	ofCRIO, errCRIO := findCRIO(root)
 	found = append(ofContainerd, ofCRIO...)

@@ -60,7 +60,7 @@ func TestFind(t *testing.T) {
 			"etc/crio/crio.conf.d/20-b.conf": "[crio.network]\ncni_default_network = \"pods\"\n"},
 			[]Runtime{{Name: "CRI-O", Source: "/etc/crio/crio.conf.d/20-b.conf", ConfDir: "/c", BinDirs: []string{"/e"}, Network: "pods", SkipsInvalid: true}}},
 	} {
-		if got, err := Find(rootWith(t, test.files)); err != nil || !reflect.DeepEqual(got, test.want) {
+		if got, err := find(rootWith(t, test.files)); err != nil || !reflect.DeepEqual(got, test.want) {
 			t.Errorf("%s: got %+v (%v), want %+v", name, got, err, test.want)
 		}
 	}
@@ -68,7 +68,7 @@ func TestFind(t *testing.T) {
 
 func TestFindErrors(t *testing.T) {
 	for _, file := range []string{containerdFiles[0], "/etc/crio/crio.conf"} {
-		got, err := Find(rootWith(t, map[string]string{file: "version = \n"}))
+		got, err := find(rootWith(t, map[string]string{file: "version = \n"}))
 		if len(got) > 0 || err == nil || !strings.Contains(err.Error(), file) {
 			t.Errorf("%s: got %+v, error %v; want none, and the file's name", file, got, err)
 		}

@@ -16,6 +16,9 @@ import (
 // hostSource returns the address that the host sends from to another one.
 func (w *walker) hostSource(to netip.Addr) (netip.Addr, error) {
 	route, err := w.routeTo(to)
+	if w.isUnassigned(to) {
+		return End{Host: true}.address(to.Is6()), nil
+	}
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -55,7 +58,7 @@ func (w *walker) toStack(p packet, in int, tag uint32) error {
 	w.at("stack", in)
 	route, err := w.routeFrom(p.dst.Addr(), p.src.Addr(), in)
 	if err != nil {
-		return w.noRoute(err)
+		return w.noRoute(p, err)
 	}
 	if route.Type == unix.RTN_LOCAL {
 		w.step("route", "%s is an address of the host", p.dst.Addr())
@@ -69,7 +72,7 @@ func (w *walker) fromHost(p packet) error {
 	w.hook, w.on = "stack", "host"
 	route, err := w.routeTo(p.dst.Addr())
 	if err != nil {
-		return w.noRoute(err)
+		return w.noRoute(p, err)
 	}
 	if route.Type == unix.RTN_LOCAL || route.LinkIndex == loopback {
 		w.step("route", "%s is an address of the host", p.dst.Addr())
@@ -80,7 +83,17 @@ func (w *walker) fromHost(p packet) error {
 	return w.leaveStack(p, route, 0, 0)
 }
 
-func (w *walker) noRoute(err error) error {
+// isUnassigned reports whether the host refuses packets to an address because no container has it.
+func (w *walker) isUnassigned(addr netip.Addr) bool {
+	unassigned, _ := rtnl.IsUnassigned(w.host, addr) // or the error for a missing route says enough
+	return unassigned
+}
+
+func (w *walker) noRoute(p packet, err error) error {
+	if w.isUnassigned(p.dst.Addr()) {
+		w.step("route", "unreachable: no container has %s", p.dst.Addr())
+		return w.drop("no container has %s: the host's stack refuses the packet, and its sender gets an ICMP error", p.dst.Addr())
+	}
 	w.step("route", "%v: see `ebpfnetctl doctor`", err)
 	return w.drop("the host's stack drops it: %v", err)
 }

@@ -1,8 +1,6 @@
 // Package trace shows what would become of a packet. It runs copies of the loaded programs on a packet that it makes
 // (BPF_PROG_TEST_RUN), hook by hook, and asks the kernel for the route and the neighbor in between. Nothing is sent, and
 // nothing is written: the copies share only the maps that programs read, and the entries of connections are copied.
-//
-// It may import bpf, cmd/ebpfnetctl/firewall, loader, loader/rtnl, maps, plugin/link and plugin/admin.
 package trace
 
 import (

@@ -162,12 +162,8 @@ func (w *walker) above(index int) int {
 
 // ownerName names the container of an entry.
 func (w *walker) ownerName(owner loader.Owner) string {
-	a := w.owners[owner.String()]
-	if a != nil && a.Name != "" {
-		return a.Name
-	}
-	if a != nil && a.ContainerID != "" {
-		return a.Network + "/" + a.ContainerID + "/" + a.IfName
+	if a := w.owners[owner.String()]; a != nil && a.Title() != "" {
+		return a.Title()
 	}
 	return "owner " + owner.String()
 }
@@ -210,6 +206,9 @@ func (w *walker) walk(p packet, from End) (*Path, error) {
 	device := w.outside
 	if device == 0 {
 		route, err := w.routeTo(p.src.Addr())
+		if w.isUnassigned(p.src.Addr()) {
+			return w.path, w.drop("no container has %s: nobody sends from it", p.src.Addr())
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -65,68 +65,6 @@ func TestReport(t *testing.T) {
 	}
 }
 
-func TestExcerpt(t *testing.T) {
-	r := parseReport("=== RUN   TestA\n    a_test.go:1: well\n=== RUN   TestB\n    b_test.go:1: wrong\n" +
-		"=== NAME  TestB\n    b_test.go:2: cleaning\n--- PASS: TestA (0.00s)\n--- FAIL: TestB (0.00s)\nFAIL\n")
-	want := []string{"TestB:", "    b_test.go:1: wrong", "    b_test.go:2: cleaning"}
-	if got := r.excerpt(); !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
-}
-
-func TestRow(t *testing.T) {
-	got := newRow([]*report{parseReport(printed + "PASS\n"), parseReport("--- PASS: TestA (0.00s)\nPASS\n")})
-	want := row{
-		release: "5.10.0-46-amd64",
-		cells:   "clsact | uplink entry | 3 passed, 2 skipped | 1 passed",
-		skipped: "bonding (not in this kernel), tcx (since kernel 6.6)",
-	}
-	if got != want {
-		t.Errorf("got  %q\nwant %q", got, want)
-	}
-}
-
-// TestTable updates rows in any order; the other rows and the text around the table must not change.
-func TestTable(t *testing.T) {
-	readme := filepath.Join(t.TempDir(), "README.md")
-	write := func(text string) {
-		if err := os.WriteFile(readme, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("before\n" + tableBegin + "\n" + tableEnd + "\nafter\n")
-	all := []string{"5.10", "6.1", "6.12", "7"}
-	update := func(series, release, cells, skipped string) {
-		t.Helper()
-		if err := updateTable(readme, all, series, row{release, cells, skipped}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	update("6.12", "6.12.1", "c", "")
-	update("6.1", "6.1.0-56", "b", "tcx (since kernel 6.6)")
-	update("5.10", "5.10.0", "old", "all")
-	update("7", "7.2.12", "d", "")
-	update("5.10", "5.10.1", "a | a", "tcx (since kernel 6.6), x: y")
-	update("7", "7.3.1", "d", "")
-
-	text, err := os.ReadFile(readme)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := "| 5.10.1 | a | a |\n| 6.1.0-56 | b |\n| 6.12.1 | c |\n| 7.3.1 | d |\n\n" +
-		skippedPrefix + "5.10.1: tcx (since kernel 6.6), x: y\n" + skippedPrefix + "6.1.0-56: tcx (since kernel 6.6)\n\n" + tableEnd + "\nafter\n"
-	if !strings.HasPrefix(string(text), "before\n"+tableBegin+"\n\n| kernel |") || !strings.HasSuffix(string(text), "---|\n"+want) {
-		t.Errorf("got:\n%s", text)
-	}
-	if err := updateTable(readme, all, "6.1", row{cells: "x"}); err == nil {
-		t.Error("no error for a row without a release")
-	}
-	write("no table")
-	if err := updateTable(readme, all, "6.1", row{release: "6.1.2"}); err == nil {
-		t.Error("no error for a file without a table")
-	}
-}
-
 // TestSuites wants every name in the patterns to match a test, since a renamed test would be left out silently.
 func TestSuites(t *testing.T) {
 	for _, s := range suites {
@@ -150,23 +88,6 @@ func TestSuites(t *testing.T) {
 					t.Errorf("%s: no test matches %s", s.name, name)
 				}
 			}
-		}
-	}
-}
-
-func TestChoose(t *testing.T) {
-	all := []string{"5.10", "6.1", "7"}
-	for name, test := range map[string]struct {
-		opts options
-		want []string
-	}{
-		"all":     {options{}, all},
-		"quick":   {options{quick: true}, []string{"5.10", "7"}},
-		"one":     {options{series: []string{"6.1"}}, []string{"6.1"}},
-		"unknown": {options{series: []string{"6"}}, nil},
-	} {
-		if got, err := choose(all, test.opts); !slices.Equal(got, test.want) || (err == nil) != (test.want != nil) {
-			t.Errorf("%s: got %v and error %v, want %v", name, got, err, test.want)
 		}
 	}
 }

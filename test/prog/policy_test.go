@@ -1,0 +1,72 @@
+package prog
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// TestIngressPolicyNeighbors admits neighbor discovery to an isolated pod only from its own link: a router
+// decrements the hop limit.
+func TestIngressPolicyNeighbors(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	const solicitation, advertisement, echo = 135, 136, 128
+	h := newHost(t)
+	for _, tc := range []struct {
+		typ, hopLimit uint8
+		verdict       uint32
+	}{
+		{solicitation, 255, verdictNext},
+		{advertisement, 255, verdictNext},
+		{solicitation, 254, verdictDrop},
+		{advertisement, 254, verdictDrop},
+		{advertisement, 0, verdictDrop},
+		{echo, 255, verdictDrop},
+	} {
+		t.Run(fmt.Sprintf("type %d, hop limit %d", tc.typ, tc.hopLimit), func(t *testing.T) {
+			target := v6.addr("pod").As16()
+			frame := testenv.Packet{
+				Src: v6.addr("pod2"), Dst: v6.addr("pod"), Proto: unix.IPPROTO_ICMPV6, TTL: tc.hopLimit, Type: tc.typ, Payload: string(target[:]),
+			}.MustBuild()
+			devices := h.programs.Maps[bpf.MapDevices]
+			if err := errors.Join(h.reset(),
+				devices.Put(uint32(h.veth.Index), bpf.Device{Owner: owners["pod"], Container: 7, IngressPolicy: bpf.PolicyIsolated}),
+				devices.Put(uint32(h.uplink.Index), bpf.Device{Owner: owners["pod2"], Container: 8})); err != nil {
+				t.Fatal(err)
+			}
+			h.ingress = uint32(h.uplink.Index)
+			defer func() { h.ingress = 0 }()
+			verdict, _, err := h.runInside(bpf.ProgToContainer, frame)
+			if err := errors.Join(err, checkVerdict(verdict, tc.verdict)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestIngressPolicySCTP admits replies after an INIT of the pod alone: other packets may belong to an association that
+// another pod has opened.
+func TestIngressPolicySCTP(t *testing.T) {
+	h := newHost(t)
+	eachScene(t, []proto{sctp}, func(t *testing.T, s scene) {
+		device := bpf.Device{Owner: owners["pod"], Container: 7, IngressPolicy: bpf.PolicyIsolated}
+		if err := errors.Join(h.reset(), h.programs.Maps[bpf.MapDevices].Put(uint32(h.veth.Index), device)); err != nil {
+			t.Fatal(err)
+		}
+		const sent = "pod:4000 > remote:80"
+		for i, edit := range []func(*testenv.Packet){isData, func(*testenv.Packet) {}} {
+			p := s.packet(sent, false)
+			edit(&p)
+			_, _, err := h.runInside(bpf.ProgFromContainer, p.MustBuild())
+			flows, errFlows := contents[bpf.FlowKey, bpf.Flow](h.flows())
+			if _, isKnown := flows[s.egress(sent)]; errors.Join(err, errFlows) != nil || len(flows) != i || isKnown != (i == 1) {
+				t.Errorf("after packet %d: got flows %v (%v), want one after the INIT", i, flows, errors.Join(err, errFlows))
+			}
+		}
+	})
+}
