@@ -30,6 +30,8 @@ var workloads = []workload{
 	{"udp-dns", "DNS-like UDP", "questions/s", udpQuestion},
 	{"tcp-rr", "TCP round trip", "round trips/s", tcpRoundTrip},
 	{"tcp-crr", "connect-request-close", "connections/s", connectRequestClose},
+	{"tcp-rr-64", "64 × TCP round trip", "round trips/s", manyRoundTrips},
+	{"tcp-crr-64", "64 × connect-request-close", "connections/s", manyConnections},
 	{streamName, "TCP stream", "bytes/s", tcpStream},
 }
 

@@ -99,9 +99,6 @@ func tcpRoundTrip(e ends, slice time.Duration) (got sample, err error) {
 	})
 }
 
-// last marks the last request.
-const last = 'l'
-
 // connectRequestClose makes a connection for each byte.
 func connectRequestClose(e ends, slice time.Duration) (got sample, err error) {
 	server := func(listener int) error {

@@ -64,7 +64,7 @@ func TestSmallRun(t *testing.T) {
 	}
 	measured := r.measured(t)
 	for name, want := range map[string]int{
-		bareName: 24, redirectName: 12, plainName: 36, bridgeName: 36, establishedName: 36,
+		bareName: 32, redirectName: 16, plainName: 48, bridgeName: 48, establishedName: 48,
 		setupName(establishedName, "", someOfEach): 18, setupName(establishedName, "", slowLoad): 18, setupName(bareName, "", bothCPUs): 6,
 		setupName(plainName, "big-uplink", smallest): 4, setupName(plainName, "frames", smallest): 4,
 	} {

@@ -24,8 +24,8 @@ func TestDoctorPeersOverIPv6(t *testing.T) {
 	c.run(third.Namespace, "ip6tables -A INPUT -p udp --dport 4789 -j DROP")
 	remedy := first.wantPeers("a firewall",
 		"peers good: node-2\npeers wrong: node-3 (2001:db8:2::3) answers, but not by the tunnel: a firewall drops UDP port 4789")
-	if !strings.Contains(remedy, accept) {
-		t.Errorf("a firewall: got remedy %q, want %q", remedy, accept)
+	if !strings.Contains(remedy, opens) {
+		t.Errorf("a firewall: got remedy %q, want %q in it", remedy, opens)
 	}
 	c.run(third.Namespace, accept)
 	first.wantPeers("a firewall that accepts", allWell)

@@ -126,9 +126,9 @@ func (n *node) awaitPeers(want int) {
 	n.t.Helper()
 	eventually(n.t, fmt.Sprintf("%d nodes", want), func() error {
 		for _, family := range []string{"-4", "-6"} {
-			routes, err := n.Run(testenv.Context(n.t), "ip", family, "route", "show", "proto", "235")
+			routes, err := n.Run(testenv.Context(n.t), "ip", family, "route", "show", "type", "unicast", "proto", "235")
 			if got := strings.Count(routes, "\n"); err != nil || got != want {
-				return fmt.Errorf("got %d routes (%w)", got, err)
+				return fmt.Errorf("got %d routes (%v)", got, err)
 			}
 		}
 		return nil
