@@ -45,7 +45,7 @@ func unloadUnused(cmd *cobra.Command, dataDir string) error {
 		return err
 	}
 	if len(containers) > 0 {
-		return fmt.Errorf("nothing was done: stop the connected containers first (%d): %s", len(containers), strings.Join(containers, ", "))
+		return fmt.Errorf("nothing was done: stop the containers first (%d): %s", len(containers), strings.Join(containers, ", "))
 	}
 	err = unload(cmd, true, dataDir)
 	if errors.Is(err, loader.ErrNotLoaded) {

@@ -107,7 +107,7 @@ func TestCtlUnloadIfUnused(t *testing.T) {
 	h.wantCtl(t, 0, ifUnused, "nothing is loaded")
 	p := h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
-	h.wantCtl(t, 1, ifUnused, "stop the connected containers first", "pods c1 eth0")
+	h.wantCtl(t, 1, ifUnused, "stop the containers first", "pods c1 eth0")
 	h.wantCtl(t, 0, []string{"status"})
 	h.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
 	h.wantCtl(t, 1, ifUnused, "pods c1 eth0")
