@@ -169,12 +169,11 @@ func (m *machine) run(t *testing.T, name string, args ...string) string {
 	return strings.TrimSpace(string(output))
 }
 
-// wantNamed wants a published port by the name that the runtime gave the container.
+// wantNamed wants a container by the name that the runtime gave it.
 func (m *machine) wantNamed(t *testing.T, name string) {
 	t.Helper()
-	got := m.run(t, "ebpfnetctl", "ports", name, "--no-headers")
-	if !strings.Contains(got, "8080") || !strings.HasSuffix(got, name) {
-		t.Errorf("ports %s: got %s, want port 8080 of %s", name, got, name)
+	if got := m.run(t, "ebpfnetctl", "attachments", name); !strings.Contains(got, "name: "+name+"\n") {
+		t.Errorf("attachments %s: got %s, want the name", name, got)
 	}
 }
 
