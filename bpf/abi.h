@@ -19,7 +19,7 @@
 
 #include <linux/types.h>
 
-#define EBPFNET_ABI 9
+#define EBPFNET_ABI 10
 
 /* An IPv6 address, or an IPv4 address as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
 struct addr {
@@ -63,10 +63,10 @@ enum flow_state {
 struct host_config {
 	__u32 abi; /* EBPFNET_ABI */
 	enum attach attach;
-	__u64 build;	      /* hash of the programs' code */
-	__u32 revision;	      /* newer programs have a higher one */
-	__u32 backup_buckets; /* of flows_backup: its entries divided by BACKUP_WAYS */
-	__u64 secret[2];      /* key of hashes that nobody may predict; survives upgrades */
+	__u64 build;	    /* hash of the programs' code */
+	__u32 revision;	    /* newer programs have a higher one */
+	__u32 flow_buckets; /* of flow_table */
+	__u64 secret[2];    /* key of hashes that nobody may predict; survives upgrades */
 	struct port_range masq_ports[2]; /* ports (and ICMP ids) that masquerading allocates */
 	__u32 timeout[FLOW_STATES];	 /* idle time of each state, in ticks of 2^30 ns */
 };
@@ -183,8 +183,8 @@ enum flow_flags {
 } __attribute__((packed));     /* one byte */
 
 /*
- * flows: a translated connection. One entry is all the state of a flow. It
- * translates one direction; the other needs none, or finds it by probing
+ * A flow is a translated connection, or one whose replies a policy admits. One entry is all the
+ * state of a flow. It translates one direction; the other needs none, or finds it by probing
  * (masq.h). For ICMP echo the identifier stands for the port of the side that
  * sent the request; the port of the other side is 0.
  *
@@ -226,46 +226,43 @@ struct flow {
 };
 
 /*
- * flows_backup: copies of the entries of established TCP connections and of UDP
- * streams, because a side that only receives cannot restore a lost entry. A keyed hash
- * chooses a bucket of BACKUP_WAYS places. In a full bucket, a new entry replaces only
- * one of the same owner, so no owner evicts others' entries.
+ * flow_table: all flows, in buckets. A keyed hash of the key chooses the bucket, and another part
+ * of the hash is the id by which a lookup finds the place: the ids share a cache line.
+ * flow_table.h has the rules of replacement and of locking.
  */
-#define BACKUP_WAYS 8
+#define FLOW_WAYS 16
 
-struct flow_backup {
-	struct bpf_spin_lock lock;
-	__u32 used; /* 0: empty */
+struct flow_entry {
 	struct flow_key key;
 	struct flow flow;
 };
 
-/* backup_ids: keyed hashes of a bucket's keys; 0: an unused place. Key: the bucket. */
-struct backup_ids {
-	__u32 id[BACKUP_WAYS];
+struct flow_bucket {
+	__u32 id[FLOW_WAYS]; /* 0: a free place */
+	struct bpf_spin_lock lock;
+	__u32 pad;
+	struct flow_entry entry[FLOW_WAYS];
 };
 
-#define MASQ_PROBES	   64 /* candidate ports of a flow, masq.h */
-#define MASQ_PROBE_STEPS   6  /* candidate 1; 2 and 3; 4 to 7; ... 32 to 63 */
-#define MASQ_PROBE_REMOTES 4  /* groups of remotes, per container */
-#define MASQ_PROBE_GROUPS  (256 * MASQ_PROBE_REMOTES)
-#define MASQ_PROBES_EPOCH  (1U << 30)
-
-/*
- * masq_probes: when a flow of the group last had a candidate of this step or of a later one,
- * in ticks since MASQ_PROBES_EPOCH ticks before boot. So 0 is longer ago than any idle time.
- * Candidate 0 is not recorded. Lookups stop at a step that no flow can have reached.
- */
-struct masq_probes {
-	__u32 seen[MASQ_PROBE_STEPS];
+/* admitted_flows: a flow to create, in which both sides have sent. */
+struct admitted_flow {
+	__u64 owner;
 };
 
+#define MASQ_CANDIDATES 64 /* candidate ports of a flow, masq_port.h */
+#define MASQ_NEAR	8  /* candidates that most moved flows have at most */
+#define MOVED_FLOWS	131072
+#define MOVED_EPOCH	(1U << 30)
+
 /*
- * moved_flows: times as in masq_probes; MOVED_ALWAYS while programs may run that do not write
- * it.
+ * moved_flows: when a flow of the place last did not have its first candidate, and when one had
+ * candidate MASQ_NEAR or a later one. In ticks since MOVED_EPOCH ticks before boot, so 0 is longer
+ * ago than any idle time.
  */
-#define MOVED_FLOWS  65536
-#define MOVED_ALWAYS 0xffffffff
+struct moved {
+	__u32 seen;
+	__u32 seen_far;
+};
 
 /* offload_tcp, offload_udp: a connection of an endpoint. Its sides are sorted (offload.h). */
 struct offload_key {
@@ -465,11 +462,9 @@ _Static_assert(sizeof(struct host_port_key) == 20, "host_port_key");
 _Static_assert(sizeof(struct host_port) == 40, "host_port");
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow) == 56, "flow");
-_Static_assert(sizeof(struct flow_backup) == 104, "flow_backup");
-_Static_assert(sizeof(struct backup_ids) == 4 * BACKUP_WAYS, "backup_ids");
+_Static_assert(sizeof(struct flow_bucket) == 72 + 96 * FLOW_WAYS, "flow_bucket");
 _Static_assert(sizeof(struct routed) == 48, "routed");
 _Static_assert(sizeof(struct masq_sources_key) == 8, "masq_sources_key");
-_Static_assert(sizeof(struct masq_probes) == 4 * MASQ_PROBE_STEPS, "masq_probes");
 _Static_assert(sizeof(struct offload_key) == 40, "offload_key");
 _Static_assert(sizeof(struct offload) == 48, "offload");
 _Static_assert(sizeof(struct fwd_key) == 44, "fwd_key");

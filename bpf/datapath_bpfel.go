@@ -18,17 +18,17 @@ type DatapathAddr struct {
 	Bytes [16]uint8
 }
 
+type DatapathAdmittedFlow struct {
+	_     structs.HostLayout
+	Owner uint64
+}
+
 type DatapathAttach uint32
 
 const (
 	DatapathAttachATTACH_TCX    DatapathAttach = 1
 	DatapathAttachATTACH_CLSACT DatapathAttach = 2
 )
-
-type DatapathBackupIds struct {
-	_  structs.HostLayout
-	Id [8]uint32
-}
 
 type DatapathCluster struct {
 	_           structs.HostLayout
@@ -167,13 +167,19 @@ type DatapathFlow struct {
 	Pad        [3]uint8
 }
 
-type DatapathFlowBackup struct {
+type DatapathFlowBucket struct {
 	_    structs.HostLayout
+	Id   [16]uint32
 	Lock struct {
 		_   structs.HostLayout
 		Val uint32
 	}
-	Used uint32
+	Pad   uint32
+	Entry [16]DatapathFlowEntry
+}
+
+type DatapathFlowEntry struct {
+	_    structs.HostLayout
 	Key  DatapathFlowKey
 	Flow DatapathFlow
 }
@@ -306,14 +312,14 @@ type DatapathFwdWays struct {
 }
 
 type DatapathHostConfig struct {
-	_             structs.HostLayout
-	Abi           uint32
-	Attach        uint32
-	Build         uint64
-	Revision      uint32
-	BackupBuckets uint32
-	Secret        [2]uint64
-	MasqPorts     [2]struct {
+	_           structs.HostLayout
+	Abi         uint32
+	Attach      uint32
+	Build       uint64
+	Revision    uint32
+	FlowBuckets uint32
+	Secret      [2]uint64
+	MasqPorts   [2]struct {
 		_     structs.HostLayout
 		First uint16
 		Count uint16
@@ -347,11 +353,6 @@ type DatapathHostPortKey struct {
 	Dir      DatapathHostPortDir
 }
 
-type DatapathMasqProbes struct {
-	_    structs.HostLayout
-	Seen [6]uint32
-}
-
 type DatapathMasqSources struct {
 	_    structs.HostLayout
 	Addr [8]DatapathAddr
@@ -361,6 +362,12 @@ type DatapathMasqSourcesKey struct {
 	_       structs.HostLayout
 	Ifindex uint32
 	Ipv6    uint32
+}
+
+type DatapathMoved struct {
+	_       structs.HostLayout
+	Seen    uint32
+	SeenFar uint32
 }
 
 type DatapathNode struct {
@@ -490,9 +497,7 @@ type DatapathUplink struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	DatapathMapBackupIds      = "backup_ids"
-	DatapathMapBackupProbes   = "backup_probes"
-	DatapathMapBackupScratch  = "backup_scratch"
+	DatapathMapAdmittedFlows  = "admitted_flows"
 	DatapathMapCluster        = "cluster"
 	DatapathMapDevices        = "devices"
 	DatapathMapDropEvents     = "drop_events"
@@ -503,8 +508,7 @@ const (
 	DatapathMapEndpoints      = "endpoints"
 	DatapathMapFibScratch     = "fib_scratch"
 	DatapathMapFlowScratch    = "flow_scratch"
-	DatapathMapFlows          = "flows"
-	DatapathMapFlowsBackup    = "flows_backup"
+	DatapathMapFlowTable      = "flow_table"
 	DatapathMapFragQueue      = "frag_queue"
 	DatapathMapFragScratch    = "frag_scratch"
 	DatapathMapFragments      = "fragments"
@@ -514,7 +518,6 @@ const (
 	DatapathMapGeneration     = "generation"
 	DatapathMapHashScratch    = "hash_scratch"
 	DatapathMapHostPorts      = "host_ports"
-	DatapathMapMasqProbes     = "masq_probes"
 	DatapathMapMasqScratch    = "masq_scratch"
 	DatapathMapMasqSources    = "masq_sources"
 	DatapathMapMovedFlows     = "moved_flows"
@@ -595,9 +598,7 @@ type DatapathProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type DatapathMapSpecs struct {
-	BackupIds     *ebpf.MapSpec `ebpf:"backup_ids"`
-	BackupProbes  *ebpf.MapSpec `ebpf:"backup_probes"`
-	BackupScratch *ebpf.MapSpec `ebpf:"backup_scratch"`
+	AdmittedFlows *ebpf.MapSpec `ebpf:"admitted_flows"`
 	Cluster       *ebpf.MapSpec `ebpf:"cluster"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
 	DropEvents    *ebpf.MapSpec `ebpf:"drop_events"`
@@ -608,8 +609,7 @@ type DatapathMapSpecs struct {
 	Endpoints     *ebpf.MapSpec `ebpf:"endpoints"`
 	FibScratch    *ebpf.MapSpec `ebpf:"fib_scratch"`
 	FlowScratch   *ebpf.MapSpec `ebpf:"flow_scratch"`
-	Flows         *ebpf.MapSpec `ebpf:"flows"`
-	FlowsBackup   *ebpf.MapSpec `ebpf:"flows_backup"`
+	FlowTable     *ebpf.MapSpec `ebpf:"flow_table"`
 	FragQueue     *ebpf.MapSpec `ebpf:"frag_queue"`
 	FragScratch   *ebpf.MapSpec `ebpf:"frag_scratch"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
@@ -619,7 +619,6 @@ type DatapathMapSpecs struct {
 	Generation    *ebpf.MapSpec `ebpf:"generation"`
 	HashScratch   *ebpf.MapSpec `ebpf:"hash_scratch"`
 	HostPorts     *ebpf.MapSpec `ebpf:"host_ports"`
-	MasqProbes    *ebpf.MapSpec `ebpf:"masq_probes"`
 	MasqScratch   *ebpf.MapSpec `ebpf:"masq_scratch"`
 	MasqSources   *ebpf.MapSpec `ebpf:"masq_sources"`
 	MovedFlows    *ebpf.MapSpec `ebpf:"moved_flows"`
@@ -664,9 +663,7 @@ func (o *DatapathObjects) Close() error {
 //
 // It can be passed to LoadDatapathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DatapathMaps struct {
-	BackupIds     *ebpf.Map `ebpf:"backup_ids"`
-	BackupProbes  *ebpf.Map `ebpf:"backup_probes"`
-	BackupScratch *ebpf.Map `ebpf:"backup_scratch"`
+	AdmittedFlows *ebpf.Map `ebpf:"admitted_flows"`
 	Cluster       *ebpf.Map `ebpf:"cluster"`
 	Devices       *ebpf.Map `ebpf:"devices"`
 	DropEvents    *ebpf.Map `ebpf:"drop_events"`
@@ -677,8 +674,7 @@ type DatapathMaps struct {
 	Endpoints     *ebpf.Map `ebpf:"endpoints"`
 	FibScratch    *ebpf.Map `ebpf:"fib_scratch"`
 	FlowScratch   *ebpf.Map `ebpf:"flow_scratch"`
-	Flows         *ebpf.Map `ebpf:"flows"`
-	FlowsBackup   *ebpf.Map `ebpf:"flows_backup"`
+	FlowTable     *ebpf.Map `ebpf:"flow_table"`
 	FragQueue     *ebpf.Map `ebpf:"frag_queue"`
 	FragScratch   *ebpf.Map `ebpf:"frag_scratch"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
@@ -688,7 +684,6 @@ type DatapathMaps struct {
 	Generation    *ebpf.Map `ebpf:"generation"`
 	HashScratch   *ebpf.Map `ebpf:"hash_scratch"`
 	HostPorts     *ebpf.Map `ebpf:"host_ports"`
-	MasqProbes    *ebpf.Map `ebpf:"masq_probes"`
 	MasqScratch   *ebpf.Map `ebpf:"masq_scratch"`
 	MasqSources   *ebpf.Map `ebpf:"masq_sources"`
 	MovedFlows    *ebpf.Map `ebpf:"moved_flows"`
@@ -708,9 +703,7 @@ type DatapathMaps struct {
 
 func (m *DatapathMaps) Close() error {
 	return _DatapathClose(
-		m.BackupIds,
-		m.BackupProbes,
-		m.BackupScratch,
+		m.AdmittedFlows,
 		m.Cluster,
 		m.Devices,
 		m.DropEvents,
@@ -721,8 +714,7 @@ func (m *DatapathMaps) Close() error {
 		m.Endpoints,
 		m.FibScratch,
 		m.FlowScratch,
-		m.Flows,
-		m.FlowsBackup,
+		m.FlowTable,
 		m.FragQueue,
 		m.FragScratch,
 		m.Fragments,
@@ -732,7 +724,6 @@ func (m *DatapathMaps) Close() error {
 		m.Generation,
 		m.HashScratch,
 		m.HostPorts,
-		m.MasqProbes,
 		m.MasqScratch,
 		m.MasqSources,
 		m.MovedFlows,

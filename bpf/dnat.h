@@ -18,8 +18,7 @@
 
 /* The flow of a packet to a container. */
 struct dnat {
-	struct flow_key key; /* if flow is NULL: of a free entry */
-	struct flow *flow;   /* or NULL */
+	struct flow_key key; /* if there is none: a free one */
 	bool free;	     /* the key is free */
 };
 
@@ -60,13 +59,26 @@ static __noinline bool dnat_may_have_moved(const struct fwd_key *tuple)
 	__u32 idle =
 		config.timeout[tuple->protocol == IPPROTO_TCP ? FLOW_ESTABLISHED : FLOW_UDP_STREAM];
 
-	return moved_since(moved_sides(&tuple->src, &tuple->dst), tuple->dport,
-			   masq_probes_now() - idle);
+	return moved_candidates(moved_sides(&tuple->src, &tuple->dst), tuple->dport, idle) > 1;
 }
 
-/* Finds owner's flow of the tuple, or else a free entry. opens: the packet opens a connection. */
-static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __u64 owner,
-				 bool opens)
+/* Returns a copy of the flow with d's key, or NULL. */
+static __noinline struct flow *dnat_lookup(const struct dnat *d)
+{
+	struct flow_args *args = flow_scratch_get();
+
+	if (!args)
+		return NULL;
+	args->key = d->key;
+	return flow_lookup(args);
+}
+
+/*
+ * Finds owner's flow of the tuple, and returns a copy; or finds a free key, and returns NULL.
+ * opens: the packet opens a connection.
+ */
+static __noinline struct flow *dnat_find(const struct fwd_key *tuple, struct dnat *d, __u64 owner,
+					 bool opens)
 {
 	__u16 free_port = tuple->sport, unreplied_port = 0;
 	__u32 hash = 0;
@@ -79,19 +91,13 @@ static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __
 					   (__u64)tuple->sport << 32 | (__u32)tuple->dport << 16 |
 						   tuple->protocol);
 		d->key.remote_port = dnat_candidate(tuple, hash, i);
-		flow = bpf_map_lookup_elem(&flows, &d->key);
-		if (!flow)
-			flow = flow_recover(&d->key);
-		if (flow && dnat_matches(flow, tuple, owner)) {
-			d->flow = flow;
-			return;
-		}
+		flow = dnat_lookup(d);
+		if (flow && dnat_matches(flow, tuple, owner))
+			return flow;
 		if (!flow || dnat_is_free(flow, owner, opens)) {
 			if (!d->free)
 				free_port = d->key.remote_port;
 			d->free = true;
-			if (flow)
-				flow_remove(&d->key);
 			/*
 			 * An existing flow may have a later candidate, if this one was in use
 			 * then.
@@ -113,6 +119,7 @@ static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __
 		d->free = true;
 	}
 	d->key.remote_port = free_port;
+	return NULL;
 }
 
 /*
@@ -122,24 +129,23 @@ static __noinline void dnat_find(const struct fwd_key *tuple, struct dnat *d, __
 static __noinline long dnat_create(const struct packet *p, const struct fwd_key *tuple,
 				   struct dnat *d, __u64 owner)
 {
-	struct flow *flow = flow_scratch_get();
-	long err;
+	struct flow_args *args = flow_scratch_get();
+	struct flow *flow = d->free ? dnat_lookup(d) : NULL;
 
-	if (!flow || !d->free)
-		return -EINVAL;
+	if (!args || !d->free || (flow && flow->owner == owner && flow_is_live(flow)))
+		return -EEXIST;
+	flow = &args->new;
 	__builtin_memset(flow, 0, sizeof(*flow));
 	flow->owner = owner;
 	flow->nat_addr = tuple->dst;
 	flow->nat_port = tuple->dport;
 	flow->remote_port = tuple->sport;
 	flow->uplink = tuple->ifindex;
-	flow_open(flow, p, FROM_REMOTE);
-	if (flow_is_moved(&d->key,
-			  flow)) /* before the flow exists, because other CPUs may search for it */
-		masq_probes_record_flow(&d->key, flow, false);
-	err = bpf_map_update_elem(&flows, &d->key, flow, BPF_ANY);
-	d->flow = bpf_map_lookup_elem(&flows, &d->key);
-	return err;
+	flow_open(flow, p, FROM_REMOTE, now_ticks());
+	/* Before the flow exists, because other CPUs may search for it. */
+	if (flow_is_moved(&d->key, flow))
+		moved_record_flow(&d->key, flow);
+	return flow_insert(true) ? 0 : -ENOSPC;
 }
 
 /* Gives p the client port that the container sees. */

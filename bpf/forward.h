@@ -11,18 +11,23 @@
 #include "tag.h"
 
 /*
- * Updates the flow by p, received from an uplink or a container under the address of the
- * flow's remote. to is the container of the flow; NULL: the host. Packets that arrive on a
- * device other than the route's are ignored, because the stack may drop them (rp_filter).
+ * Updates the flow that flow_read has found by p, received from an uplink or a container under the
+ * address of the flow's remote. to is the container of the flow; NULL: the host. Packets that arrive
+ * on a device other than the route's are ignored, because the stack may drop them (rp_filter).
  */
 static __noinline void flow_track_received(struct __sk_buff *skb, struct packet *p,
-					   const struct flow_key *key, struct flow *flow,
 					   const struct endpoint *to)
 {
-	bool snat = key->kind == FLOW_SNAT;
+	struct flow_args *args = flow_scratch_get();
+	const struct flow_key *key;
+	const struct flow *flow;
+	bool snat;
 
-	if (p->icmp_error || p->ct_update)
+	if (!args || p->icmp_error || p->ct_update)
 		return;
+	key = &args->key;
+	flow = &args->flow;
+	snat = key->kind == FLOW_SNAT;
 	if (flow->uplink && flow->uplink != p->ifindex && !fib_reverse_path(skb, p))
 		return;
 	if (p->tcp_rst || p->tcp_fin) {
@@ -30,7 +35,7 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 				 snat ? flow->nat_port : key->local_port);
 		p->end_expected = fwd_cache_end_expected(skb, flow->ack, flow->remote_end);
 	}
-	flow_touch(key, flow, p, FROM_REMOTE);
+	flow_track(FROM_REMOTE);
 }
 
 /*
@@ -62,7 +67,6 @@ static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, stru
 /* Forwards p if it is a reply of a masqueraded flow: to the container, or the host. */
 static __noinline int forward_masq_reply(struct __sk_buff *skb, struct packet *p)
 {
-	struct flow_key key;
 	struct endpoint *to;
 	struct flow *flow;
 
@@ -72,7 +76,7 @@ static __noinline int forward_masq_reply(struct __sk_buff *skb, struct packet *p
 	 */
 	if (node_any() && endpoint_lookup(&p->dst))
 		return NOT_HANDLED;
-	flow = masq_lookup_reply(skb, p, &key);
+	flow = masq_lookup_reply(skb, p);
 	if (!flow)
 		return NOT_HANDLED;
 	to = endpoint_lookup(&flow->nat_addr);
@@ -80,7 +84,7 @@ static __noinline int forward_masq_reply(struct __sk_buff *skb, struct packet *p
 		return NOT_HANDLED;
 	if (packet_opens(p))
 		return flow_ended(flow) ? NOT_HANDLED : VERDICT_NEXT;
-	flow_track_received(skb, p, &key, flow, to);
+	flow_track_received(skb, p, to);
 	return forward_dnat(skb, p, to, &flow->nat_addr, flow->nat_port);
 }
 
@@ -186,8 +190,7 @@ static __noinline void forward_track_pending(struct __sk_buff *skb, const struct
 	    !addr_equal(&tuple->dst, &p->dst) || tuple->ifindex != skb->ingress_ifindex)
 		return;
 	dnat_init(&d, tuple, &tuple->dst, tuple->dport);
-	dnat_find(tuple, &d, to->owner, packet_opens(p));
-	if (d.flow || d.key.remote_port != tuple->sport ||
+	if (dnat_find(tuple, &d, to->owner, packet_opens(p)) || d.key.remote_port != tuple->sport ||
 	    (to->flags & ENDPOINT_MASQ && forward_is_masqueraded(skb, tuple, to)))
 		return;
 	dnat_create(p, tuple, &d, to->owner);
@@ -216,9 +219,8 @@ static __noinline int forward_to_endpoint(struct __sk_buff *skb, struct packet *
 		return forward_dnat(skb, p, to, &p->dst, p->dport);
 	}
 	dnat_init(&d, packet_tuple(p), &p->dst, p->dport);
-	dnat_find(packet_tuple(p), &d, to->owner, packet_opens(p));
-	if (d.flow) {
-		flow_track_received(skb, p, &d.key, d.flow, to);
+	if (dnat_find(packet_tuple(p), &d, to->owner, packet_opens(p))) {
+		flow_track_received(skb, p, to);
 		return forward_flow(skb, p, to, &d);
 	}
 	if (d.key.remote_port != p->sport) { /* a host port's flow of the same client */

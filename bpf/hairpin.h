@@ -22,37 +22,36 @@
 
 /*
  * Updates or creates the flow from the gateway's port to the container, which gives replies
- * p's destination as source.
+ * p's destination as source. Returns false if it cannot.
  */
-static __noinline long hairpin_track_dnat(const struct packet *p, const struct endpoint *endpoint,
+static __noinline bool hairpin_track_dnat(const struct packet *p, const struct endpoint *endpoint,
 					  const struct host_port *port, __u16 gateway_port)
 {
-	struct flow_key key = {
-		.remote = endpoint->gateway,
-		.local = port->target_addr,
-		.remote_port = gateway_port,
-		.local_port = port->target_port,
-		.protocol = p->protocol,
-		.kind = FLOW_DNAT,
-	};
-	struct flow *flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
-	struct flow *new = flow_scratch_get();
+	struct flow_args *args = flow_scratch_get();
+	struct flow *flow;
 
+	if (!args)
+		return false;
+	__builtin_memset(&args->key, 0, sizeof(args->key));
+	args->key.remote = endpoint->gateway;
+	args->key.local = port->target_addr;
+	args->key.remote_port = gateway_port;
+	args->key.local_port = port->target_port;
+	args->key.protocol = p->protocol;
+	args->key.kind = FLOW_DNAT;
+	flow = flow_lookup(args);
 	if (flow && flow->owner == port->owner && flow->nat_port == p->dport &&
 	    addr_equal(&flow->nat_addr, &p->dst)) {
-		flow_touch(&key, flow, p, FROM_REMOTE);
-		return 0;
+		flow_track(FROM_REMOTE);
+		return true;
 	}
-	if (!new)
-		return -EINVAL;
-	flow_remove(&key);
-	__builtin_memset(new, 0, sizeof(*new));
-	new->owner = port->owner;
-	new->nat_addr = p->dst;
-	new->nat_port = p->dport;
-	new->remote_port = gateway_port;
-	flow_open(new, p, FROM_REMOTE);
-	return bpf_map_update_elem(&flows, &key, new, BPF_ANY);
+	__builtin_memset(&args->new, 0, sizeof(args->new));
+	args->new.owner = port->owner;
+	args->new.nat_addr = p->dst;
+	args->new.nat_port = p->dport;
+	args->new.remote_port = gateway_port;
+	flow_open(&args->new, p, FROM_REMOTE, now_ticks());
+	return flow_insert(true);
 }
 
 /* Returns a hash of the host address and port that p is addressed to. */
@@ -84,7 +83,7 @@ static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, struct packet *
 	args->tuple.dst = port->target_addr;
 	args->tuple.dport = port->target_port;
 	masq_init(args, &args->tuple, &endpoint->gateway, port->owner, hairpin_via(p));
-	if (!masq_find(skb) && !masq_recover(skb)) {
+	if (!masq_find(skb)) {
 		if (p->tcp_synack || is_host_connection(skb, p))
 			return VERDICT_NEXT;
 		if (p->icmp_error)
@@ -92,16 +91,11 @@ static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, struct packet *
 		if (!masq_alloc_port(skb))
 			return drop_for(skb, port->owner, REASON_NO_PORT);
 	}
-	/*
-	 * This lookup marks the flow as used: else the second one could evict it from a full
-	 * map.
-	 */
-	bpf_map_lookup_elem(&flows, &args->key);
 	/* Second flow: the gateway to the host port. */
 	p->end_expected = true;
 	gateway_port = args->key.local_port;
-	if (hairpin_track_dnat(p, endpoint, port, gateway_port))
-		return drop_for(skb, port->owner, REASON_REWRITE);
+	if (!hairpin_track_dnat(p, endpoint, port, gateway_port))
+		return drop_for(skb, port->owner, REASON_NO_PORT);
 
 	if (rewrite(skb, p, SIDE_DST, &port->target_addr, port->target_port) ||
 	    rewrite(skb, p, SIDE_SRC, &endpoint->gateway, gateway_port))
@@ -114,14 +108,14 @@ static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, struct packet *
 static __noinline int hairpin_reply(struct __sk_buff *skb, const struct packet *p,
 				    const struct flow *masq)
 {
-	struct flow *dnat = flow_track_reply(p, masq->owner) ?: flow_recover_reply(p);
 	struct addr client = masq->nat_addr, host_addr;
 	__u16 client_port = masq->nat_port;
 	__u64 owner = masq->owner;
+	struct flow *dnat = flow_track_reply(p, owner);
 	__u32 ifindex = LOOPBACK_IFINDEX;
 	struct endpoint *endpoint;
 
-	if (!dnat || dnat->owner != owner)
+	if (!dnat)
 		return drop_for(skb, owner, REASON_NO_FLOW);
 	host_addr = dnat->nat_addr;
 	if (rewrite(skb, p, SIDE_SRC, &host_addr, dnat->nat_port) ||
@@ -156,10 +150,9 @@ static __always_inline bool hairpin_is_reply(const struct packet *p, const struc
 }
 
 /* Leaves p, a container's reply to the host's own connection, to the stack. */
-static __noinline int hairpin_to_host(struct __sk_buff *skb, struct packet *p,
-				      const struct flow_key *key, struct flow *flow)
+static __noinline int hairpin_to_host(struct __sk_buff *skb, struct packet *p, struct flow *flow)
 {
-	flow_track_received(skb, p, key, flow, NULL);
+	flow_track_received(skb, p, NULL);
 	if (rewrite(skb, p, SIDE_DST, &flow->nat_addr, flow->nat_port))
 		return drop(skb, REASON_REWRITE);
 	return VERDICT_NEXT;
@@ -174,14 +167,13 @@ static __always_inline int hairpin_from_container(struct __sk_buff *skb, struct 
 						  const struct device *device,
 						  const struct endpoint *sender)
 {
-	struct flow_key key;
-	struct flow *flow = packet_opens(p) ? NULL : masq_lookup_reply(skb, p, &key);
+	struct flow *flow = packet_opens(p) ? NULL : masq_lookup_reply(skb, p);
 	struct host_port *port;
 
 	if (flow && flow->owner == OWNER_HOST)
-		return hairpin_to_host(skb, p, &key, flow);
+		return hairpin_to_host(skb, p, flow);
 	if (flow && hairpin_is_reply(p, flow, device, sender)) {
-		flow_track_received(skb, p, &key, flow, endpoint_lookup(&flow->nat_addr));
+		flow_track_received(skb, p, endpoint_lookup(&flow->nat_addr));
 		return hairpin_reply(skb, p, flow);
 	}
 	port = host_port_lookup(p);

@@ -15,12 +15,20 @@
 
 #define CLIENT_PORT_MIN 32768 /* ip_local_port_range's default; other systems start higher */
 
-/* Records the tuple until the entry is evicted. Reports whether it was recorded before. */
+/* Records the tuple for a while. Reports whether it was recorded before. */
 static __always_inline bool host_flow_held_rst(const struct flow_key *key)
 {
-	struct flow held = {.last_seen = now_ticks(), .state = FLOW_OTHER};
+	struct flow_args *args = flow_scratch_get();
 
-	return bpf_map_update_elem(&flows, key, &held, BPF_NOEXIST) != 0;
+	if (!args)
+		return true;
+	args->key = *key;
+	if (flow_lookup(args) && !flow_expired(&args->flow))
+		return true;
+	__builtin_memset(&args->new, 0, sizeof(args->new));
+	args->new.last_seen = now_ticks();
+	args->new.state = FLOW_OTHER;
+	return !flow_insert(true);
 }
 
 /*
@@ -60,6 +68,7 @@ static __noinline bool host_flow_yields_to_host_port(const struct packet *p)
 {
 	struct masq_args *args = masq_scratch_get();
 	struct host_port *port = NULL;
+	struct flow *flow;
 	struct dnat d;
 
 	if (is_host_port_number(p->protocol, p->sport))
@@ -72,10 +81,10 @@ static __noinline bool host_flow_yields_to_host_port(const struct packet *p)
 	args->tuple.dport = p->sport;
 	args->tuple.protocol = p->protocol;
 	dnat_init(&d, &args->tuple, &port->target_addr, port->target_port);
-	dnat_find(&args->tuple, &d, port->owner, false);
-	if (!d.flow || flow_is_live(d.flow))
-		return d.flow;
-	flow_remove(&d.key);
+	flow = dnat_find(&args->tuple, &d, port->owner, false);
+	if (!flow || flow_is_live(flow))
+		return flow;
+	flow_remove();
 	return false;
 }
 
@@ -86,31 +95,39 @@ static __always_inline bool host_flow_may_replace(const struct flow_key *key,
 	return !p->has_ports || !flow_is_live(flow) || !flow_owner_is_alive(key, flow);
 }
 
-/* Creates the host flow with the key for p, which the host sends. */
-static __noinline int host_flow_create(struct __sk_buff *skb, const struct packet *p,
-				       const struct flow_key *key)
+/* Returns a copy of the flow to which replies to p, which the host sends, belong; or NULL. */
+static __noinline struct flow *host_flow_lookup(const struct packet *p)
 {
-	struct flow flow = {
-		.owner = OWNER_HOST,
-		.nat_addr = p->src,
-		.nat_port = p->sport,
-		.uplink = skb->ifindex,
-	};
+	struct flow_args *args = flow_scratch_get();
 
-	if (p->icmp_error || p->tcp_rst || p->sctp_abort)
+	if (!args)
+		return NULL;
+	flow_sent_key(&args->key, p, FLOW_SNAT);
+	return flow_lookup(args);
+}
+
+/* Creates the host flow for p, which the host sends. */
+static __noinline int host_flow_create(struct __sk_buff *skb, const struct packet *p)
+{
+	struct flow_args *args = flow_scratch_get();
+
+	if (!args || p->icmp_error || p->tcp_rst || p->sctp_abort)
 		return VERDICT_NEXT;
-	flow_open(&flow, p, FROM_CONTAINER);
-	flow_remove(key);
-	bpf_map_update_elem(&flows, key, &flow, BPF_NOEXIST);
+	host_flow_lookup(p);
+	__builtin_memset(&args->new, 0, sizeof(args->new));
+	args->new.nat_addr = p->src;
+	args->new.nat_port = p->sport;
+	args->new.uplink = skb->ifindex;
+	flow_open(&args->new, p, FROM_CONTAINER, now_ticks());
+	flow_insert(true);
 	return VERDICT_NEXT;
 }
 
 /*
  * Moves p's connection to a port that no container has: the one that it was moved to
- * before, or the first free one.
+ * before, or the first free one if that is 0.
  */
-static __noinline int host_flow_move(struct __sk_buff *skb, struct packet *p,
-				     const struct flow *moved)
+static __noinline int host_flow_move(struct __sk_buff *skb, struct packet *p, __u32 port)
 {
 	struct masq_args *args = masq_scratch_get();
 
@@ -118,13 +135,13 @@ static __noinline int host_flow_move(struct __sk_buff *skb, struct packet *p,
 		return VERDICT_NEXT;
 	masq_init(args, packet_tuple(p), &p->src, OWNER_HOST, 0);
 	args->flow.uplink = skb->ifindex;
-	if (!masq_keep_port(skb, moved ? moved->nat_port : 0)) {
+	if (!masq_keep_port(skb, port)) {
 		if (p->icmp_error || p->tcp_rst)
 			return VERDICT_NEXT;
 		if (!masq_alloc_port(skb))
 			return drop(skb, REASON_NO_PORT);
 	}
-	if (!moved || moved->nat_port != args->key.local_port)
+	if (port != args->key.local_port)
 		flow_store_reply(p, &p->src, args->key.local_port, OWNER_HOST);
 	return forward_snat(skb, p, &p->src, args->key.local_port);
 }
@@ -135,40 +152,40 @@ static __noinline int host_flow_move(struct __sk_buff *skb, struct packet *p,
  */
 __noinline int host_flow_sent(struct __sk_buff *skb)
 {
+	struct flow_args *args = flow_scratch_get();
 	struct packet *p = pkt_scratch_get();
-	struct flow *flow, *moved;
-	struct flow_key key;
-	bool own_socket;
+	bool own_socket, taken;
+	struct flow *flow;
 
-	if (!p || !port_may_be_ours(p, p->sport) || addr_is_link_scoped(&p->dst, p->ipv6))
+	if (!args || !p || !port_may_be_ours(p, p->sport) || addr_is_link_scoped(&p->dst, p->ipv6))
 		return VERDICT_NEXT;
 	if (host_flow_rst_is_spurious(skb, p))
 		return drop(skb, REASON_NO_FLOW);
-	flow_sent_key(&key, p, FLOW_SNAT);
 	own_socket = is_from_own_socket(skb, p);
-	flow = bpf_map_lookup_elem(&flows, &key);
+	flow = host_flow_lookup(p);
 	if (!flow && skb->ingress_ifindex && !fib_is_local_addr(skb, &p->src, p->ipv6))
 		return VERDICT_NEXT; /* a packet of another host, which the stack forwards */
-	if (!flow && !(own_socket && p->protocol == IPPROTO_TCP && !p->tcp_syn))
-		flow = flow_recover(&key);
 	if (flow && flow->owner == OWNER_HOST && flow->nat_port == p->sport) {
-		if ((!flow_expired(flow) && !flow_ended(flow)) ||
-		    !host_flow_yields_to_host_port(p)) {
-			flow_touch(&key, flow, p, FROM_CONTAINER);
+		bool former = (flow_expired(flow) || flow_ended(flow)) &&
+			      host_flow_yields_to_host_port(p);
+
+		flow = host_flow_lookup(p);
+		if (!former) {
+			flow_track(FROM_CONTAINER);
 			return VERDICT_NEXT;
 		}
-		flow_remove(
-			&key); /* of a former connection: the host port's client has the port now */
+		flow_remove(); /* the host port's client has the port now */
 		flow = NULL;
 	}
-	moved = p->has_ports ? flow_track_reply(p, OWNER_HOST) : NULL;
-	if (moved)
-		return host_flow_move(skb, p, moved);
-	if ((flow && !host_flow_may_replace(&key, flow, p)) || host_flow_yields_to_host_port(p))
-		return host_flow_move(skb, p, NULL);
-	if (!own_socket)
-		return host_flow_create(skb, p, &key);
+	taken = flow && !host_flow_may_replace(&args->key, flow, p);
+	flow = p->has_ports ? flow_track_reply(p, OWNER_HOST) : NULL;
 	if (flow)
-		flow_remove(&key);
+		return host_flow_move(skb, p, flow->nat_port);
+	if (taken || host_flow_yields_to_host_port(p))
+		return host_flow_move(skb, p, 0);
+	if (!own_socket)
+		return host_flow_create(skb, p);
+	if (host_flow_lookup(p))
+		flow_remove();
 	return VERDICT_NEXT;
 }

@@ -26,26 +26,28 @@ static __noinline int host_port_forward(struct __sk_buff *skb, struct packet *p)
 {
 	struct host_port *port = host_port_lookup(p);
 	struct endpoint *to;
+	struct flow *flow;
 	struct dnat d;
 	int verdict;
 
 	if (!port || addr_is_loopback(&p->dst, p->ipv6))
 		return forward_masq_reply(skb, p);
 	dnat_init(&d, packet_tuple(p), &port->target_addr, port->target_port);
-	dnat_find(packet_tuple(p), &d, port->owner, packet_opens(p));
-	if (!d.flow || !flow_is_live(d.flow)) {
+	flow = dnat_find(packet_tuple(p), &d, port->owner, packet_opens(p));
+	if (!flow || !flow_is_live(flow)) {
 		verdict = forward_masq_reply(skb, p);
 		if (verdict != NOT_HANDLED)
 			return verdict;
+		flow = flow ? dnat_lookup(&d) : NULL; /* the copy is gone */
 	}
 	/* A known flow has passed these checks with its first packet. */
-	if (!d.flow && !host_port_may_open(skb, p))
+	if (!flow && !host_port_may_open(skb, p))
 		return VERDICT_NEXT;
 	if (!host_port_allows(p, port))
 		return drop_for(skb, port->owner, REASON_SRC_RANGE);
 	to = endpoint_lookup(&port->target_addr);
-	if (d.flow)
-		flow_track_received(skb, p, &d.key, d.flow, to);
+	if (flow)
+		flow_track_received(skb, p, to);
 	else if (dnat_create(p, packet_tuple(p), &d, port->owner))
 		return drop_for(skb, port->owner, REASON_NO_PORT);
 	return forward_flow(skb, p, to, &d);
@@ -55,34 +57,33 @@ static __noinline int host_port_forward(struct __sk_buff *skb, struct packet *p)
 static __noinline bool host_port_is_taken(const struct packet *p, const struct addr *addr,
 					  __u16 port)
 {
-	struct flow_key key;
+	struct flow_args *args = flow_scratch_get();
 	struct flow *flow;
 
-	masq_key(&key, packet_tuple(p), addr);
-	key.local_port = port;
-	flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
+	if (!args)
+		return true;
+	masq_key(&args->key, packet_tuple(p), addr);
+	args->key.local_port = port;
+	flow = flow_lookup(args);
 	return flow && !flow_expired(flow) && !flow_ended(flow);
 }
 
 /*
- * Sends p, a reply of a host port whose entry was lost, with the host port as its
- * source, and restores the entry. A host port on any address replies from the
+ * Sends p, a reply of a host port whose flow was lost, with the host port as its
+ * source, and restores the flow. A host port on any address replies from the
  * one that the host would choose.
  */
 static __noinline int host_port_reply(struct __sk_buff *skb, struct packet *p,
 				      const struct host_port *port)
 {
-	struct flow *flow = flow_recover_reply(p);
 	struct addr source = port->target_addr;
 
-	if (flow && flow->owner == port->owner)
-		return forward_reply(skb, p, flow);
 	if (addr_is_any(&source, p->ipv6) &&
 	    !fib_source(skb, packet_tuple(p), skb->ifindex, &source))
 		return drop_for(skb, port->owner, REASON_NO_SOURCE);
 	if (host_port_is_taken(p, &source, port->target_port))
 		return NOT_HANDLED;
-	if (!p->icmp_error && flow_store_reply(p, &source, port->target_port, port->owner))
-		return drop_for(skb, port->owner, REASON_REWRITE);
+	if (!p->icmp_error && !flow_store_reply(p, &source, port->target_port, port->owner))
+		return drop_for(skb, port->owner, REASON_NO_PORT);
 	return forward_snat(skb, p, &source, port->target_port);
 }

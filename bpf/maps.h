@@ -11,7 +11,7 @@
 const volatile struct host_config config = {
 	.abi = EBPFNET_ABI,
 	.attach = ATTACH_TCX,
-	.backup_buckets = 1,
+	.flow_buckets = 1,
 	.masq_ports = {{.first = 1024, .count = 28976}},
 };
 
@@ -43,34 +43,27 @@ struct {
 } host_ports SEC(".maps");
 
 /*
- * Written by the programs. Evicts the least recently used entries; GC removes those
- * of removed containers. The loader chooses the size by the host's memory.
+ * Written by the programs. The loader chooses the number of buckets by the host's memory, and
+ * config has it.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
-	__type(key, struct flow_key);
-	__type(value, struct flow);
-} flows SEC(".maps");
-
-/*
- * Written by the programs, once per tick and connection. Read when flows has evicted
- * an entry. As large as flows; config has the number of buckets.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, BACKUP_WAYS);
-	__type(key, __u32);
-	__type(value, struct flow_backup);
-} flows_backup SEC(".maps");
-
-/* Written with flows_backup. The loader gives it an entry for each bucket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct backup_ids);
-} backup_ids SEC(".maps");
+	__type(value, struct flow_bucket);
+} flow_table SEC(".maps");
+
+/*
+ * Written when a container gets an ingress policy: the connections that it has opened before. The
+ * programs move an entry to flow_table when a packet needs it.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct flow_key);
+	__type(value, struct admitted_flow);
+} admitted_flows SEC(".maps");
 
 /* Written by ADD with a number's first host port, never cleared. */
 struct {
@@ -96,31 +89,15 @@ struct {
 	__type(value, struct masq_sources);
 } masq_sources SEC(".maps");
 
-/* Written by the programs, once per tick and flow that does not have its first candidate. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MASQ_PROBE_GROUPS);
-	__type(key, __u32);
-	__type(value, struct masq_probes);
-} masq_probes SEC(".maps");
-
-/* Written by the programs like masq_probes, for flows that have a copy in flows_backup. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MASQ_PROBE_GROUPS);
-	__type(key, __u32);
-	__type(value, struct masq_probes);
-} backup_probes SEC(".maps");
-
 /*
- * Written by the programs, once per tick and flow that does not have its first candidate, and
- * by an upgrade. Key: part of a keyed hash of the remote and of what the flow is translated to.
+ * Written by the programs, once per tick and flow that does not have its first candidate. Key:
+ * part of a keyed hash of the remote and of what the flow is translated to.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MOVED_FLOWS);
 	__type(key, __u32);
-	__type(value, __u32);
+	__type(value, struct moved);
 } moved_flows SEC(".maps");
 
 /*

@@ -4,7 +4,7 @@
  * gives the container's address and port, and translates replies. Outbound packets
  * find their port by probing a fixed sequence of candidates, computed from their
  * own tuple. So no second entry can be lost alone, and a flow whose entry was
- * evicted gets the same port again.
+ * replaced gets the same port again.
  *
  * The functions take the flow from masq_scratch, and set its port there. Those that
  * the verifier checks on their own, and not for each caller, are global.
@@ -48,14 +48,6 @@ static __always_inline bool masq_port_in_use(struct __sk_buff *skb, const struct
 	return socket_lookup(skb, key, ipv6) != SOCKET_NONE;
 }
 
-/* The probes of the flow's group. NULL only for the verifier. */
-static __always_inline struct masq_probes *masq_probes_lookup(const struct masq_args *args)
-{
-	__u32 group = masq_probes_group(&args->key, &args->flow);
-
-	return bpf_map_lookup_elem(&masq_probes, &group);
-}
-
 /* Returns how long a flow of p can have been idle. A SYN is a repetition, or opens a new flow. */
 static __always_inline __u32 masq_idle_time(const struct masq_args *args, const struct packet *p)
 {
@@ -70,92 +62,52 @@ static __always_inline __u32 masq_idle_time(const struct masq_args *args, const 
 	}
 }
 
-/*
- * Reports whether no flow has candidate i or a later one. step is the number of steps before. A
- * protocol without ports, and SCTP, have one candidate: one container at a time can use it with a
- * remote, or a port of SCTP.
- */
-static __always_inline bool masq_search_ends(const struct masq_args *args,
-					     const struct masq_probes *probes, __u32 i, __u32 *step,
-					     __u32 since)
+/* Returns a copy of the flow with the key in args, or NULL. */
+static __always_inline struct flow *masq_lookup(const struct masq_args *args)
 {
-	if (i != 1U << *step)
-		return false;
-	return !args->has_ports || probes->seen[(*step)++] < since ||
-	       (i == 1 && !moved_since(moved_sides(&args->key.remote, &args->flow.nat_addr),
-				       args->flow.nat_port, since));
+	struct flow_args *flows = flow_scratch_get();
+
+	if (!flows)
+		return NULL;
+	flows->key = args->key;
+	return flow_lookup(flows);
 }
 
 /*
- * Finds the entry of the flow of the packet in pkt_scratch. It searches all candidates that the
- * flow may have, because earlier ones may have become free.
+ * Returns the number of candidates that the flow can have. A protocol without ports, and SCTP, have
+ * one: one container at a time can use it with a remote, or a port of SCTP.
+ */
+static __always_inline __u32 masq_candidates(const struct masq_args *args, const struct packet *p)
+{
+	if (!args->has_ports)
+		return 1;
+	return moved_candidates(moved_sides(&args->key.remote, &args->flow.nat_addr),
+				args->flow.nat_port, masq_idle_time(args, p));
+}
+
+/*
+ * Finds the flow of the packet in pkt_scratch. It searches all candidates that the flow may have,
+ * because earlier ones may have become free.
  */
 __noinline int masq_find(struct __sk_buff *skb)
 {
 	struct masq_args *args = masq_scratch_get();
 	struct packet *p = pkt_scratch_get();
-	struct masq_probes *probes;
 	struct flow *flow;
-	__u32 since, step = 0;
+	__u32 candidates;
 
 	USE_ARGUMENT(skb);
 	if (!args || !p)
 		return false;
-	probes = masq_probes_lookup(args);
-	if (!probes)
-		return false;
-	since = masq_probes_now() - masq_idle_time(args, p);
-	for (__u32 i = 0; i < MASQ_PROBES; i++) {
-		if (masq_search_ends(args, probes, i, &step, since))
-			break;
+	candidates = masq_candidates(args, p);
+	for (__u32 i = 0; i < MASQ_CANDIDATES && i < candidates; i++) {
 		masq_set_candidate(i);
-		flow = bpf_map_lookup_elem(&flows, &args->key);
-		if (flow && masq_is_same(flow, &args->flow)) {
+		flow = masq_lookup(args);
+		if (flow && flow_is_same(flow, &args->flow)) {
 			if (!args->read_only)
-				flow_touch(&args->key, flow, p, FROM_CONTAINER);
+				flow_track(FROM_CONTAINER);
 			return true;
 		}
-	}
-	return false;
-}
-
-__noinline int masq_recover_candidate(struct __sk_buff *skb, __u32 i)
-{
-	struct masq_args *args = masq_scratch_get();
-	struct flow *flow;
-
-	USE_ARGUMENT(skb);
-	if (!args)
-		return false;
-	masq_set_candidate(i);
-	flow = flow_recover(&args->key);
-	return flow && masq_is_same(flow, &args->flow);
-}
-
-/*
- * Restores the evicted entry of the flow in masq_scratch from its copy. Reports whether there
- * is one.
- */
-__noinline int masq_recover(struct __sk_buff *skb)
-{
-	struct masq_args *args = masq_scratch_get();
-	struct packet *p = pkt_scratch_get();
-	__u32 since, group, step = 0;
-	struct masq_probes *probes;
-
-	if (!args || !p || packet_opens(p) || !is_tcp_or_udp(args->key.protocol))
-		return false;
-	group = masq_probes_group(&args->key, &args->flow);
-	probes = bpf_map_lookup_elem(&backup_probes, &group);
-	if (!probes)
-		return false;
-	since = masq_probes_now() - masq_idle_time(args, p);
-	for (__u32 i = 0; i < MASQ_PROBES; i++) {
-		if (masq_search_ends(args, probes, i, &step, since))
-			break;
-		if (masq_recover_candidate(skb, i))
-			return true;
-		args->recovered = i + 1;
 	}
 	return false;
 }
@@ -220,18 +172,17 @@ static __always_inline bool masq_yields(const struct flow *flow, const struct fl
 __noinline int masq_insert(struct __sk_buff *skb, __u32 reuse)
 {
 	struct masq_args *args = masq_scratch_get();
+	struct flow_args *flows = flow_scratch_get();
 	const struct flow_key *key;
 	const struct flow *flow;
 	struct flow *other;
 
-	if (!args)
+	if (!args || !flows)
 		return MASQ_TAKEN;
 	key = &args->key;
 	flow = &args->flow;
-	other = bpf_map_lookup_elem(&flows, key);
-	if (!other && flow->probe >= args->recovered)
-		other = flow_recover(key);
-	if (other && !masq_is_same(other, flow) && !flow_expired(other) &&
+	other = masq_lookup(args);
+	if (other && !flow_is_same(other, flow) && !flow_expired(other) &&
 	    flow_owner_is_alive(key, other)) {
 		if (!masq_has_ended(other, flow))
 			return MASQ_TAKEN;
@@ -240,13 +191,15 @@ __noinline int masq_insert(struct __sk_buff *skb, __u32 reuse)
 	}
 	if (masq_port_in_use(skb, key, args->ipv6))
 		return MASQ_TAKEN;
-	if (other)
-		flow_remove(key);
-	if (!bpf_map_update_elem(&flows, key, flow, BPF_NOEXIST))
+	flows->new = *flow;
+	if (flow_insert(reuse != REUSE_NONE))
 		return MASQ_ALLOCATED;
-	/* Another CPU was faster, with a packet of the same flow or of another one. */
-	other = bpf_map_lookup_elem(&flows, key);
-	return other && masq_is_same(other, flow) ? MASQ_ALLOCATED : MASQ_TAKEN;
+	/*
+	 * The bucket is full, or another CPU was faster, with a packet of the same flow or of another
+	 * one.
+	 */
+	other = masq_lookup(args);
+	return other && flow_is_same(other, flow) ? MASQ_ALLOCATED : MASQ_TAKEN;
 }
 
 /* Allocates candidate i to the flow. */
@@ -265,31 +218,28 @@ static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 {
 	struct masq_args *args = masq_scratch_get();
 	struct packet *p = pkt_scratch_get();
-	__u32 step = 0;
 
 	if (!args || !p)
 		return false;
-	args->ended = MASQ_PROBES;
-	flow_open(&args->flow, p, FROM_CONTAINER);
-	for (__u32 i = 0; i < MASQ_PROBES; i++) {
+	args->ended = MASQ_CANDIDATES;
+	flow_open(&args->flow, p, FROM_CONTAINER, now_ticks());
+	for (__u32 i = 0; i < MASQ_CANDIDATES; i++) {
 		int result;
 
 		if (i && !args->has_ports)
 			break;
 		args->flow.probe = i;
-		if (i ==
-		    1U << step) { /* before the flow exists, because other CPUs may search for it */
-			masq_probes_record_flow(&args->key, &args->flow, false);
-			step++;
-		}
+		/* Before the flow exists, because other CPUs may search for it. */
+		if (i == 1 || i == MASQ_NEAR)
+			moved_record_flow(&args->key, &args->flow);
 		result = masq_try_candidate(skb, i, i < MASQ_FREE_PROBES ? REUSE_NONE : REUSE_OWN);
 		if (result == MASQ_ALLOCATED)
 			return true;
-		if (result == MASQ_ENDED && args->ended == MASQ_PROBES)
+		if (result == MASQ_ENDED && args->ended == MASQ_CANDIDATES)
 			args->ended = i;
 	}
 	/* Another CPU may take the first one meanwhile. */
-	for (__u32 i = args->ended; i < MASQ_PROBES; i++) {
+	for (__u32 i = args->ended; i < MASQ_CANDIDATES; i++) {
 		args->flow.probe = i;
 		if (masq_try_candidate(skb, i, REUSE_ANY) == MASQ_ALLOCATED)
 			return true;
@@ -298,8 +248,8 @@ static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 }
 
 /*
- * Finds the flow at its known port, or restores its entry there; 0: any port. Returns
- * false if that is impossible.
+ * Finds the flow at its known port, or creates it there; 0: at any port. Returns false if that is
+ * impossible.
  */
 __noinline int masq_keep_port(struct __sk_buff *skb, __u32 port)
 {
@@ -312,14 +262,14 @@ __noinline int masq_keep_port(struct __sk_buff *skb, __u32 port)
 	if (!port)
 		return masq_find(skb);
 	args->key.local_port = port;
-	flow = bpf_map_lookup_elem(&flows, &args->key) ?: flow_recover(&args->key);
-	if (flow && masq_is_same(flow, &args->flow)) {
-		flow_touch(&args->key, flow, p, FROM_CONTAINER);
+	flow = masq_lookup(args);
+	if (flow && flow_is_same(flow, &args->flow)) {
+		flow_track(FROM_CONTAINER);
 		return true;
 	}
 	if (p->icmp_error || p->tcp_rst) /* opens no flow */
 		return false;
-	flow_open(&args->flow, p, FROM_CONTAINER);
+	flow_open(&args->flow, p, FROM_CONTAINER, now_ticks());
 	return masq_insert(skb, REUSE_NONE) == MASQ_ALLOCATED;
 }
 
@@ -358,7 +308,6 @@ __noinline int masq_find_former(struct __sk_buff *skb)
 	struct packet *p = pkt_scratch_get();
 	struct masq_sources *sources;
 	struct addr present;
-	__u32 recovered;
 
 	if (!args || !p || packet_opens(p) || !args->has_ports)
 		return false;
@@ -367,18 +316,15 @@ __noinline int masq_find_former(struct __sk_buff *skb)
 	if (!sources)
 		return false;
 	present = args->key.local;
-	recovered = args->recovered;
 	for (int i = 0; i < MASQ_SOURCES; i++) {
 		args->key.local = sources->addr[i];
 		if (addr_is_any(&args->key.local, true))
 			break;
-		if (!addr_equal(&args->key.local, &present) &&
-		    (masq_find(skb) || masq_recover(skb)) &&
+		if (!addr_equal(&args->key.local, &present) && masq_find(skb) &&
 		    fib_is_local_addr(skb, &args->key.local, args->ipv6))
 			return true;
 	}
 	args->key.local = present;
-	args->recovered = recovered;
 	return false;
 }
 
@@ -398,18 +344,18 @@ static __always_inline bool masq_loses(struct __sk_buff *skb, const struct packe
  * Returns the masqueraded flow with the tuple of p, from the outside or a container; or NULL.
  * If p opens a connection, it is not a reply, but its tuple is in use.
  */
-static __noinline struct flow *masq_lookup_reply(struct __sk_buff *skb, const struct packet *p,
-						 struct flow_key *key)
+static __noinline struct flow *masq_lookup_reply(struct __sk_buff *skb, const struct packet *p)
 {
+	struct flow_args *args = flow_scratch_get();
 	struct flow *flow;
 
-	flow_received_key(key, p, FLOW_SNAT);
-	if (!port_may_be_ours(p, p->dport))
+	if (!args || !port_may_be_ours(p, p->dport))
 		return NULL;
-	flow = bpf_map_lookup_elem(&flows, key) ?: flow_recover(key);
+	flow_received_key(&args->key, p, FLOW_SNAT);
+	flow = flow_lookup(args);
 	if (!flow)
 		return NULL;
-	if (flow->owner == OWNER_HOST ? flow_expired(flow) : masq_loses(skb, p, key, flow))
+	if (flow->owner == OWNER_HOST ? flow_expired(flow) : masq_loses(skb, p, &args->key, flow))
 		return NULL;
 	return flow;
 }

@@ -9,12 +9,12 @@
 #include "masq.h"
 #include "tunnel.h"
 
-/* Gives p the source of its flow in args. */
+/* Gives p the source of the flow with the key. */
 static __always_inline int masq_forward(struct __sk_buff *skb, struct packet *p,
-					const struct masq_args *args)
+					const struct flow_key *key)
 {
 	p->masqueraded = true;
-	return forward_snat(skb, p, &args->key.local, args->key.local_port);
+	return forward_snat(skb, p, &key->local, key->local_port);
 }
 
 /*
@@ -24,19 +24,19 @@ static __always_inline int masq_forward(struct __sk_buff *skb, struct packet *p,
 static __noinline int masq_recent(struct __sk_buff *skb, struct packet *p, __u64 owner)
 {
 	struct fwd_entry *entry = packet_opens(p) ? NULL : fwd_cache_recent_source(skb, p);
-	struct masq_args *args = masq_scratch_get();
+	struct flow_args *args = flow_scratch_get();
 	struct flow *flow;
 
 	if (!entry || !args)
 		return NOT_HANDLED;
 	masq_key(&args->key, packet_tuple(p), &entry->nat_addr);
 	args->key.local_port = entry->nat_port;
-	flow = bpf_map_lookup_elem(&flows, &args->key);
+	flow = flow_lookup(args);
 	if (!flow || flow->owner != owner || flow->nat_port != p->sport || flow->remote_port ||
 	    !addr_equal(&flow->nat_addr, &p->src) || flow_expired(flow))
 		return NOT_HANDLED;
-	flow_touch(&args->key, flow, p, FROM_CONTAINER);
-	return masq_forward(skb, p, args);
+	flow_track(FROM_CONTAINER);
+	return masq_forward(skb, p, &args->key);
 }
 
 /*
@@ -50,7 +50,6 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 	__u64 owner = endpoint->owner;
 	struct host_port *port;
 	struct addr source;
-	struct flow *flow;
 	int verdict;
 
 	if (!args)
@@ -61,13 +60,8 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 		return drop_for(skb, owner, REASON_NO_SOURCE);
 	masq_init(args, packet_tuple(p), &source, owner, 0);
 	args->flow.uplink = skb->ifindex;
-	if (masq_find(skb))
-		return masq_forward(skb, p, args);
-	flow = flow_recover_reply(p);
-	if (flow && flow->owner == owner)
-		return forward_reply(skb, p, flow);
-	if (masq_recover(skb) || masq_find_former(skb))
-		return masq_forward(skb, p, args);
+	if (masq_find(skb) || masq_find_former(skb))
+		return masq_forward(skb, p, &args->key);
 	port = host_port_lookup_reply(p);
 	if (port) {
 		verdict = host_port_reply(skb, p, port);
@@ -80,7 +74,7 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 	if (!masq_alloc_port(skb))
 		return drop_for(skb, owner, REASON_NO_PORT);
 	masq_record_source(skb, args);
-	return masq_forward(skb, p, args);
+	return masq_forward(skb, p, &args->key);
 }
 
 static __always_inline enum reason masq_unparsed_reason(int parsed)

@@ -59,13 +59,6 @@ static __always_inline void masq_init(struct masq_args *args, const struct fwd_k
 	args->ipv6 = tuple->ipv6;
 	args->has_ports = tuple->has_ports;
 	args->read_only = false;
-	args->recovered = 0;
-}
-
-static __always_inline bool masq_is_same(const struct flow *a, const struct flow *b)
-{
-	return a->nat_port == b->nat_port && a->owner == b->owner &&
-	       a->remote_port == b->remote_port && addr_equal(&a->nat_addr, &b->nat_addr);
 }
 
 /*

@@ -5,6 +5,7 @@ package bpf
 // Keys and values of the maps, and the configuration (abi.h).
 type (
 	Addr           = DatapathAddr
+	AdmittedFlow   = DatapathAdmittedFlow
 	Attach         = DatapathAttach
 	Device         = DatapathDevice
 	DeviceFlags    = DatapathDeviceFlags
@@ -16,11 +17,11 @@ type (
 	Endpoint       = DatapathEndpoint
 	FastPath       = DatapathFastPath
 	Flow           = DatapathFlow
+	FlowBucket     = DatapathFlowBucket
+	FlowEntry      = DatapathFlowEntry
 	FlowKey        = DatapathFlowKey
 	FlowKind       = DatapathFlowKind
-	BackupIDs      = DatapathBackupIds
 	Cluster        = DatapathCluster
-	FlowBackup     = DatapathFlowBackup
 	FlowFlags      = DatapathFlowFlags
 	FlowState      = DatapathFlowState
 	FragQueueKey   = DatapathFragQueueKey
@@ -32,8 +33,8 @@ type (
 	HostConfig     = DatapathHostConfig
 	HostPort       = DatapathHostPort
 	HostPortKey    = DatapathHostPortKey
-	MasqProbes     = DatapathMasqProbes
 	MasqSources    = DatapathMasqSources
+	Moved          = DatapathMoved
 	MasqSourcesKey = DatapathMasqSourcesKey
 	Node           = DatapathNode
 	NodeMode       = DatapathNodeMode
@@ -141,8 +142,6 @@ const (
 
 // Names of the maps (maps.h, scratch.h).
 const (
-	MapBackupIDs     = DatapathMapBackupIds
-	MapBackupProbes  = DatapathMapBackupProbes
 	MapCluster       = DatapathMapCluster
 	MapDevices       = DatapathMapDevices
 	MapDropEvents    = DatapathMapDropEvents
@@ -152,8 +151,8 @@ const (
 	MapDrops         = DatapathMapDrops
 	MapEndpoints     = DatapathMapEndpoints
 	MapFIBScratch    = DatapathMapFibScratch
-	MapFlows         = DatapathMapFlows
-	MapFlowsBackup   = DatapathMapFlowsBackup
+	MapAdmittedFlows = DatapathMapAdmittedFlows
+	MapFlowTable     = DatapathMapFlowTable
 	MapFragQueue     = DatapathMapFragQueue
 	MapFragScratch   = DatapathMapFragScratch
 	MapFragments     = DatapathMapFragments
@@ -163,7 +162,6 @@ const (
 	MapGeneration    = DatapathMapGeneration
 	MapPortNumbers   = DatapathMapPortNumbers
 	MapHostPorts     = DatapathMapHostPorts
-	MapMasqProbes    = DatapathMapMasqProbes
 	MapMasqScratch   = DatapathMapMasqScratch
 	MapMasqSources   = DatapathMapMasqSources
 	MapMovedFlows    = DatapathMapMovedFlows

@@ -17,35 +17,57 @@
  */
 static __noinline void policy_track_egress(const struct packet *p, const struct device *device)
 {
-	struct flow new = {.owner = device->owner};
-	struct flow_key key;
+	struct flow_args *args = flow_scratch_get();
 	struct flow *flow;
 
-	if (p->icmp_error || p->ct_update)
+	if (!args || p->icmp_error || p->ct_update)
 		return;
-	flow_sent_key(&key, p, FLOW_EGRESS);
-	flow = bpf_map_lookup_elem(&flows, &key);
+	flow_sent_key(&args->key, p, FLOW_EGRESS);
+	flow = flow_lookup(args);
 	if (flow && flow->owner == device->owner) {
-		flow_touch(&key, flow, p, FROM_CONTAINER);
+		flow_track(FROM_CONTAINER);
 	} else if (packet_may_open(p)) {
-		flow_open(&new, p, FROM_CONTAINER);
-		bpf_map_update_elem(&flows, &key, &new, BPF_ANY);
+		__builtin_memset(&args->new, 0, sizeof(args->new));
+		args->new.owner = device->owner;
+		flow_open(&args->new, p, FROM_CONTAINER, now_ticks());
+		flow_insert(true);
 	}
+}
+
+/*
+ * Creates the flow with the key in args, if the container behind device has opened the connection
+ * before it got its policy. Reports whether it has.
+ */
+static __always_inline bool policy_admit_older(struct flow_args *args, const struct device *device)
+{
+	const struct admitted_flow *older = bpf_map_lookup_elem(&admitted_flows, &args->key);
+
+	if (!older || older->owner != device->owner)
+		return false;
+	__builtin_memset(&args->new, 0, sizeof(args->new));
+	args->new.owner = device->owner;
+	args->new.state = args->key.protocol == IPPROTO_UDP ? FLOW_UDP_STREAM : FLOW_ESTABLISHED;
+	args->new.flags = FLOW_REPLIED;
+	args->new.last_seen = now_ticks();
+	args->new.created = args->new.last_seen;
+	if (flow_insert(true))
+		bpf_map_delete_elem(&admitted_flows, &args->key);
+	return true;
 }
 
 /* Tracks p as a reply to the container behind device. Reports whether it is one. */
 static __noinline bool policy_track_reply(const struct packet *p, const struct device *device)
 {
-	struct flow_key key;
+	struct flow_args *args = flow_scratch_get();
 	struct flow *flow;
 
-	if (packet_opens(p) || (p->icmp_error && !addr_equal(&p->outer_src, &p->src)))
+	if (!args || packet_opens(p) || (p->icmp_error && !addr_equal(&p->outer_src, &p->src)))
 		return false;
-	flow_received_key(&key, p, FLOW_EGRESS);
-	flow = bpf_map_lookup_elem(&flows, &key) ?: flow_recover(&key);
+	flow_received_key(&args->key, p, FLOW_EGRESS);
+	flow = flow_lookup(args);
 	if (!flow || flow->owner != device->owner || flow_expired(flow))
-		return false;
-	flow_touch(&key, flow, p, FROM_REMOTE);
+		return policy_admit_older(args, device);
+	flow_track(FROM_REMOTE);
 	return true;
 }
 

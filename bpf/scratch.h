@@ -61,29 +61,39 @@ struct hash_args {
 
 SCRATCH(hash_scratch, struct hash_args);
 
-/* An entry for flows_backup. */
-struct backup_args {
+/* A flow to find, to update, or to create: the arguments of flow_table.h's functions. */
+struct flow_args {
 	struct flow_key key;
-	struct flow flow;
-	__u32 bucket; /* of the key */
+	struct flow flow; /* the one that was found */
+	struct flow new;
+	__u64 version;	/* of the flow to replace */
+	__u32 replaced; /* its id; 0: the place is free */
+	__u32 bucket;	/* of the key */
 	__u32 id;
-	__u32 way; /* or BACKUP_WAYS. Not in a register, where the verifier would follow each value. */
+	__u32 way; /* or FLOW_WAYS. Not in a register, where the verifier would follow each value. */
+	__u32 now;
+	__u32 free; /* number of free places in the bucket, and one of them */
+	__u32 free_way;
+	__u32 own;    /* number of the owner's flows in the bucket */
+	__u32 weight; /* of the flow to replace */
 	__u32 pad;
 };
 
-SCRATCH(backup_scratch, struct backup_args);
+enum flow_weight {
+	/* of another container's flow: how long it has been idle */
+	FLOW_OWN = 1U << 30,	 /* plus the same */
+	FLOW_USELESS = ~0U >> 1, /* expired, or without its container */
+};
 
-/* The next state of a flow, or a new flow. */
-SCRATCH(flow_scratch, struct flow);
+SCRATCH(flow_scratch, struct flow_args);
 
 /* A masqueraded flow to find or to create: the arguments of masq.h's functions. */
 struct masq_args {
 	struct flow_key key; /* local_port: the result */
 	struct flow flow;
-	__u32 hash;	 /* of the tuple without the container's port, with the host's secret */
-	__u32 share;	 /* chooses the ports that the container may use towards the remote */
-	__u32 ended;	 /* a candidate whose flow has ended */
-	__u32 recovered; /* number of candidates already checked for a copy */
+	__u32 hash;  /* of the tuple without the container's port, with the host's secret */
+	__u32 share; /* chooses the ports that the container may use towards the remote */
+	__u32 ended; /* a candidate whose flow has ended */
 	bool ipv6;
 	bool has_ports;
 	bool read_only; /* the flow is only searched for, not updated */

@@ -18,9 +18,9 @@ type StackDropsAddr struct {
 	Bytes [16]uint8
 }
 
-type StackDropsBackupIds struct {
-	_  structs.HostLayout
-	Id [8]uint32
+type StackDropsAdmittedFlow struct {
+	_     structs.HostLayout
+	Owner uint64
 }
 
 type StackDropsCluster struct {
@@ -126,33 +126,35 @@ type StackDropsEndpoint struct {
 	Pad2       uint32
 }
 
-type StackDropsFlow struct {
-	_          structs.HostLayout
-	Owner      uint64
-	NatAddr    StackDropsAddr
-	LastSeen   uint32
-	NatPort    uint16
-	State      uint8
-	Flags      uint8
-	Uplink     uint32
-	Ack        uint32
-	Expected   uint32
-	RemoteEnd  uint32
-	RemotePort uint16
-	Created    uint16
-	Probe      uint8
-	Pad        [3]uint8
-}
-
-type StackDropsFlowBackup struct {
+type StackDropsFlowBucket struct {
 	_    structs.HostLayout
+	Id   [16]uint32
 	Lock struct {
 		_   structs.HostLayout
 		Val uint32
 	}
-	Used uint32
-	Key  StackDropsFlowKey
-	Flow StackDropsFlow
+	Pad   uint32
+	Entry [16]struct {
+		_    structs.HostLayout
+		Key  StackDropsFlowKey
+		Flow struct {
+			_          structs.HostLayout
+			Owner      uint64
+			NatAddr    StackDropsAddr
+			LastSeen   uint32
+			NatPort    uint16
+			State      uint8
+			Flags      uint8
+			Uplink     uint32
+			Ack        uint32
+			Expected   uint32
+			RemoteEnd  uint32
+			RemotePort uint16
+			Created    uint16
+			Probe      uint8
+			Pad        [3]uint8
+		}
+	}
 }
 
 type StackDropsFlowKey struct {
@@ -230,14 +232,14 @@ type StackDropsFwdWays struct {
 }
 
 type StackDropsHostConfig struct {
-	_             structs.HostLayout
-	Abi           uint32
-	Attach        uint32
-	Build         uint64
-	Revision      uint32
-	BackupBuckets uint32
-	Secret        [2]uint64
-	MasqPorts     [2]struct {
+	_           structs.HostLayout
+	Abi         uint32
+	Attach      uint32
+	Build       uint64
+	Revision    uint32
+	FlowBuckets uint32
+	Secret      [2]uint64
+	MasqPorts   [2]struct {
 		_     structs.HostLayout
 		First uint16
 		Count uint16
@@ -264,11 +266,6 @@ type StackDropsHostPortKey struct {
 	Dir      uint8
 }
 
-type StackDropsMasqProbes struct {
-	_    structs.HostLayout
-	Seen [6]uint32
-}
-
 type StackDropsMasqSources struct {
 	_    structs.HostLayout
 	Addr [8]StackDropsAddr
@@ -278,6 +275,12 @@ type StackDropsMasqSourcesKey struct {
 	_       structs.HostLayout
 	Ifindex uint32
 	Ipv6    uint32
+}
+
+type StackDropsMoved struct {
+	_       structs.HostLayout
+	Seen    uint32
+	SeenFar uint32
 }
 
 type StackDropsNode struct {
@@ -351,8 +354,7 @@ type StackDropsUplink struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	StackDropsMapBackupIds     = "backup_ids"
-	StackDropsMapBackupProbes  = "backup_probes"
+	StackDropsMapAdmittedFlows = "admitted_flows"
 	StackDropsMapCluster       = "cluster"
 	StackDropsMapDevices       = "devices"
 	StackDropsMapDropEvents    = "drop_events"
@@ -361,8 +363,7 @@ const (
 	StackDropsMapDropTotals    = "drop_totals"
 	StackDropsMapDrops         = "drops"
 	StackDropsMapEndpoints     = "endpoints"
-	StackDropsMapFlows         = "flows"
-	StackDropsMapFlowsBackup   = "flows_backup"
+	StackDropsMapFlowTable     = "flow_table"
 	StackDropsMapFragQueue     = "frag_queue"
 	StackDropsMapFragments     = "fragments"
 	StackDropsMapFwdCache      = "fwd_cache"
@@ -370,7 +371,6 @@ const (
 	StackDropsMapGatewayRoutes = "gateway_routes"
 	StackDropsMapGeneration    = "generation"
 	StackDropsMapHostPorts     = "host_ports"
-	StackDropsMapMasqProbes    = "masq_probes"
 	StackDropsMapMasqSources   = "masq_sources"
 	StackDropsMapMovedFlows    = "moved_flows"
 	StackDropsMapNodes         = "nodes"
@@ -437,8 +437,7 @@ type StackDropsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type StackDropsMapSpecs struct {
-	BackupIds     *ebpf.MapSpec `ebpf:"backup_ids"`
-	BackupProbes  *ebpf.MapSpec `ebpf:"backup_probes"`
+	AdmittedFlows *ebpf.MapSpec `ebpf:"admitted_flows"`
 	Cluster       *ebpf.MapSpec `ebpf:"cluster"`
 	Devices       *ebpf.MapSpec `ebpf:"devices"`
 	DropEvents    *ebpf.MapSpec `ebpf:"drop_events"`
@@ -447,8 +446,7 @@ type StackDropsMapSpecs struct {
 	DropTotals    *ebpf.MapSpec `ebpf:"drop_totals"`
 	Drops         *ebpf.MapSpec `ebpf:"drops"`
 	Endpoints     *ebpf.MapSpec `ebpf:"endpoints"`
-	Flows         *ebpf.MapSpec `ebpf:"flows"`
-	FlowsBackup   *ebpf.MapSpec `ebpf:"flows_backup"`
+	FlowTable     *ebpf.MapSpec `ebpf:"flow_table"`
 	FragQueue     *ebpf.MapSpec `ebpf:"frag_queue"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FwdCache      *ebpf.MapSpec `ebpf:"fwd_cache"`
@@ -456,7 +454,6 @@ type StackDropsMapSpecs struct {
 	GatewayRoutes *ebpf.MapSpec `ebpf:"gateway_routes"`
 	Generation    *ebpf.MapSpec `ebpf:"generation"`
 	HostPorts     *ebpf.MapSpec `ebpf:"host_ports"`
-	MasqProbes    *ebpf.MapSpec `ebpf:"masq_probes"`
 	MasqSources   *ebpf.MapSpec `ebpf:"masq_sources"`
 	MovedFlows    *ebpf.MapSpec `ebpf:"moved_flows"`
 	Nodes         *ebpf.MapSpec `ebpf:"nodes"`
@@ -499,8 +496,7 @@ func (o *StackDropsObjects) Close() error {
 //
 // It can be passed to LoadStackDropsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type StackDropsMaps struct {
-	BackupIds     *ebpf.Map `ebpf:"backup_ids"`
-	BackupProbes  *ebpf.Map `ebpf:"backup_probes"`
+	AdmittedFlows *ebpf.Map `ebpf:"admitted_flows"`
 	Cluster       *ebpf.Map `ebpf:"cluster"`
 	Devices       *ebpf.Map `ebpf:"devices"`
 	DropEvents    *ebpf.Map `ebpf:"drop_events"`
@@ -509,8 +505,7 @@ type StackDropsMaps struct {
 	DropTotals    *ebpf.Map `ebpf:"drop_totals"`
 	Drops         *ebpf.Map `ebpf:"drops"`
 	Endpoints     *ebpf.Map `ebpf:"endpoints"`
-	Flows         *ebpf.Map `ebpf:"flows"`
-	FlowsBackup   *ebpf.Map `ebpf:"flows_backup"`
+	FlowTable     *ebpf.Map `ebpf:"flow_table"`
 	FragQueue     *ebpf.Map `ebpf:"frag_queue"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FwdCache      *ebpf.Map `ebpf:"fwd_cache"`
@@ -518,7 +513,6 @@ type StackDropsMaps struct {
 	GatewayRoutes *ebpf.Map `ebpf:"gateway_routes"`
 	Generation    *ebpf.Map `ebpf:"generation"`
 	HostPorts     *ebpf.Map `ebpf:"host_ports"`
-	MasqProbes    *ebpf.Map `ebpf:"masq_probes"`
 	MasqSources   *ebpf.Map `ebpf:"masq_sources"`
 	MovedFlows    *ebpf.Map `ebpf:"moved_flows"`
 	Nodes         *ebpf.Map `ebpf:"nodes"`
@@ -535,8 +529,7 @@ type StackDropsMaps struct {
 
 func (m *StackDropsMaps) Close() error {
 	return _StackDropsClose(
-		m.BackupIds,
-		m.BackupProbes,
+		m.AdmittedFlows,
 		m.Cluster,
 		m.Devices,
 		m.DropEvents,
@@ -545,8 +538,7 @@ func (m *StackDropsMaps) Close() error {
 		m.DropTotals,
 		m.Drops,
 		m.Endpoints,
-		m.Flows,
-		m.FlowsBackup,
+		m.FlowTable,
 		m.FragQueue,
 		m.Fragments,
 		m.FwdCache,
@@ -554,7 +546,6 @@ func (m *StackDropsMaps) Close() error {
 		m.GatewayRoutes,
 		m.Generation,
 		m.HostPorts,
-		m.MasqProbes,
 		m.MasqSources,
 		m.MovedFlows,
 		m.Nodes,

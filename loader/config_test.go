@@ -70,10 +70,10 @@ func TestSecret(t *testing.T) {
 	}
 }
 
-func TestBackupSize(t *testing.T) {
-	for flows, want := range map[uint32]uint32{1: 8, 8: 8, 9: 16, 1000: 1000, 1001: 1008} {
-		if got := registry[bpf.MapFlowsBackup].size(flows); got != want {
-			t.Errorf("%d flows: got %d entries, want %d", flows, got, want)
+func TestFlowTableSize(t *testing.T) {
+	for flows, want := range map[uint32]uint32{1: 1, 16: 1, 17: 2, 1000: 63} {
+		if got := registry[bpf.MapFlowTable].size(flows); got != want {
+			t.Errorf("%d flows: got %d buckets, want %d", flows, got, want)
 		}
 	}
 }

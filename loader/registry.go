@@ -21,8 +21,6 @@ type mapTraits struct {
 	// flowsPerEntry sizes the map: it has Options.MaxFlows divided by this number of entries. 0 keeps
 	// the size in bpf/maps.h.
 	flowsPerEntry uint32
-	// ways: the entries are in buckets of this many, so the size is a multiple.
-	ways uint32
 	// added: older versions with this layout lack the map. Their programs work until an
 	// ADD or STATUS upgrades them, and the map reads as empty.
 	added bool
@@ -43,10 +41,10 @@ var registry = map[string]mapTraits{
 	bpf.MapUplinks:       {inADD: true},
 	bpf.MapDrops:         {owned: true},
 	bpf.MapDropTotals:    {},
-	bpf.MapFlows:         {owned: true, flowsPerEntry: 1},
-	bpf.MapFlowsBackup:   {flowsPerEntry: 1, ways: backupWays},
-	bpf.MapOffloadTCP:    {flowsPerEntry: 1},
-	bpf.MapOffloadUDP:    {flowsPerEntry: 4}, // UDP entries stay until evicted, so they get less memory
+	bpf.MapAdmittedFlows: {owned: true},
+	bpf.MapFlowTable:     {flowsPerEntry: flowWays},
+	bpf.MapOffloadTCP:    {flowsPerEntry: 2},
+	bpf.MapOffloadUDP:    {flowsPerEntry: 8}, // UDP entries stay until evicted, so they get less memory
 
 	bpf.MapCluster:     {onDemand: true, added: true},
 	bpf.MapFwdCache:    {onDemand: true},
@@ -59,16 +57,12 @@ var registry = map[string]mapTraits{
 	bpf.MapDropEvents: {onDemand: true, added: true},
 }
 
-// backupWays is BACKUP_WAYS in bpf/abi.h.
-const backupWays = 8
+// flowWays is FLOW_WAYS in bpf/abi.h.
+const flowWays = uint32(len(bpf.FlowBucket{}.Id))
 
 // size returns the number of entries of a map that is sized by the number of flows.
 func (t mapTraits) size(flows uint32) uint32 {
-	n := max(flows/t.flowsPerEntry, 1)
-	if t.ways == 0 {
-		return n
-	}
-	return (n + t.ways - 1) / t.ways * t.ways
+	return max((flows+t.flowsPerEntry-1)/t.flowsPerEntry, 1)
 }
 
 // registered yields the maps of the registry and where they are kept.

@@ -17,13 +17,13 @@ const (
 
 // flowsFor returns the number of flows that take about a thousandth of the memory.
 func flowsFor(memory uint64) uint32 {
-	const (
-		overhead = 64 // about what the kernel adds to an entry of flows
-		flowSize = overhead + unsafe.Sizeof(bpf.FlowKey{}) + unsafe.Sizeof(bpf.Flow{}) + unsafe.Sizeof(bpf.FlowBackup{})
-	)
+	const bucketSize = uint64(unsafe.Sizeof(bpf.FlowBucket{}))
 
-	return uint32(min(max(memory/1024/uint64(flowSize), minFlows), maxFlows))
+	return uint32(min(max(memory/1024*uint64(flowWays)/bucketSize, minFlows), maxFlows))
 }
+
+// MaxFlows returns the number of places in flow_table.
+func (d *Datapath) MaxFlows() int { return int(d.Config.FlowBuckets * flowWays) }
 
 // memory returns the host's memory in bytes, or 0 if it is unknown.
 func memory() uint64 {

@@ -127,10 +127,7 @@ func (d *Datapath) switchPrograms(programs Programs) error {
 	}
 	defer collection.Close()
 
-	err = distrustMoved(collection.Maps[bpf.MapMovedFlows])
-	if err == nil {
-		err = pinPrograms(collection, d.dir.progsOf(programs.Build))
-	}
+	err = pinPrograms(collection, d.dir.progsOf(programs.Build))
 	if err == nil {
 		err = d.pinMaps(collection, newMaps, programs.Build)
 	}
@@ -138,7 +135,7 @@ func (d *Datapath) switchPrograms(programs Programs) error {
 		err = d.replacePin(collection.Maps[rodata], programs.Build, configPin) // decides
 	}
 	if err != nil {
-		return errors.Join(err, d.trustMoved(), os.RemoveAll(d.dir.progsOf(programs.Build)))
+		return errors.Join(err, os.RemoveAll(d.dir.progsOf(programs.Build)))
 	}
 	return d.readConfig()
 }
@@ -287,9 +284,6 @@ func (d *Datapath) reattach() (attached int, err error) {
 		if err := d.detachAll([]target{t}); err != nil {
 			return attached, err
 		}
-	}
-	if err := d.trustMoved(); err != nil {
-		return attached, err
 	}
 	return attached, d.removeUnusedPrograms()
 }

@@ -22,18 +22,15 @@ func FillCopy(c *loader.Copy, addresses ...netip.Addr) error {
 	now, err := nowTicks()
 	isOffload := func(k bpf.OffloadKey) bool { return of[k.Addr[0]] || of[k.Addr[1]] }
 	return errors.Join(err,
-		copyEntries(c, bpf.MapFlows, func(k bpf.FlowKey, v *bpf.Flow) bool { return of[k.Remote] || of[k.Local] || of[v.NatAddr] }),
+		copyArray[bpf.FlowBucket](c, bpf.MapFlowTable, ebpf.LookupLock), // no place is half written
+		copyEntries(c, bpf.MapAdmittedFlows, func(bpf.FlowKey, *bpf.AdmittedFlow) bool { return true }),
 		copyEntries(c, bpf.MapOffloadTCP, func(k bpf.OffloadKey, v *bpf.Offload) bool {
 			v.CtSeen = now // so that no program clones a packet for conntrack
 			return isOffload(k)
 		}),
 		copyEntries(c, bpf.MapOffloadUDP, func(k bpf.OffloadKey, _ *bpf.Offload) bool { return isOffload(k) }),
 		copyEntries(c, bpf.MapMasqSources, func(bpf.MasqSourcesKey, *bpf.MasqSources) bool { return true }),
-		copyArray[bpf.FlowBackup](c, bpf.MapFlowsBackup, ebpf.LookupLock), // no entry is half written
-		copyArray[bpf.BackupIDs](c, bpf.MapBackupIDs, 0),
-		copyArray[bpf.MasqProbes](c, bpf.MapMasqProbes, 0),
-		copyArray[bpf.MasqProbes](c, bpf.MapBackupProbes, 0),
-		copyArray[uint32](c, bpf.MapMovedFlows, 0),
+		copyArray[bpf.Moved](c, bpf.MapMovedFlows, 0),
 		copyArray[uint64](c, bpf.MapTupleNotes, 0),
 	)
 }

@@ -33,11 +33,11 @@ func FlowEntries(dp *loader.Datapath) ([]FlowEntry, error) {
 		return nil, err
 	}
 	var list []FlowEntry
-	for entry, err := range entries[bpf.FlowKey, bpf.Flow](dp.Flows) {
+	for entry, err := range flowEntries(dp) {
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, flowEntryOf(dp, entry.key, entry.value, now))
+		list = append(list, flowEntryOf(dp, entry.Key, entry.Flow, now))
 	}
 	return list, nil
 }
@@ -49,15 +49,24 @@ func CountFlows(dp *loader.Datapath) (map[FlowState]int, error) {
 		return nil, err
 	}
 	counts := map[FlowState]int{}
-	for entry, err := range entries[bpf.FlowKey, bpf.Flow](dp.Flows) {
+	for entry, err := range flowEntries(dp) {
 		if err != nil {
 			return nil, err
 		}
-		if f := flowEntryOf(dp, entry.key, entry.value, now); !f.Expired {
+		if f := flowEntryOf(dp, entry.Key, entry.Flow, now); !f.Expired {
 			counts[f.State]++
 		}
 	}
 	return counts, nil
+}
+
+// LiveFlows returns the number of flows that have not expired; 0 if the table is not open.
+func LiveFlows(dp *loader.Datapath) (live int, err error) {
+	counts, err := CountFlows(dp)
+	for _, n := range counts {
+		live += n
+	}
+	return live, err
 }
 
 func flowEntryOf(dp *loader.Datapath, key bpf.FlowKey, value bpf.Flow, now uint32) FlowEntry {

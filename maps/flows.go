@@ -2,6 +2,7 @@ package maps
 
 import (
 	"fmt"
+	"iter"
 	"net/netip"
 
 	"github.com/cilium/ebpf"
@@ -11,8 +12,8 @@ import (
 )
 
 // Flow is a connection whose packets the programs translate, or whose replies they admit. The programs
-// create flows; user space reads and removes them, and creates those of connections that are older than
-// an ingress policy (AdmitReplies).
+// create flows; user space only reads them, and has the programs create those of connections that are
+// older than an ingress policy (AdmitReplies).
 type Flow struct {
 	// Kind is bpf.FlowSNAT: opened by a container and masqueraded, or the host's own;
 	// bpf.FlowDNAT: opened to a container; bpf.FlowEgress: opened by a container with an
@@ -91,37 +92,51 @@ func AddrPortText(p netip.AddrPort) string {
 	return p.String()
 }
 
-// Flows lists all flows, in no particular order. There can be hundreds of thousands.
+// Flows lists the flows of all containers and of the host, in no particular order. There can be hundreds of
+// thousands.
 func Flows(dp *loader.Datapath) ([]Flow, error) {
 	var list []Flow
-	for entry, err := range entries[bpf.FlowKey, bpf.Flow](dp.Flows) {
+	for entry, err := range flowEntries(dp) {
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, flowOf(entry.key, entry.value))
+		list = append(list, flowOf(entry.Key, entry.Flow))
 	}
 	return list, nil
 }
 
-// FlowsBackup lists the flows of flows_backup, in no particular order. It includes flows of removed
-// owners until others replace them.
-func FlowsBackup(dp *loader.Datapath) ([]Flow, error) {
-	if dp.FlowsBackup == nil {
-		return nil, nil
+// flowEntries walks flow_table. It leaves out flows of removed owners, which stay until others replace them.
+func flowEntries(dp *loader.Datapath) iter.Seq2[bpf.FlowEntry, error] {
+	return func(yield func(bpf.FlowEntry, error) bool) {
+		living, err := livingOwners(dp)
+		if err == nil && dp.FlowTable != nil {
+			err = buckets(dp.FlowTable, func(place bpf.FlowEntry) bool {
+				return !living[loader.Owner(place.Flow.Owner)] || yield(place, nil)
+			})
+		}
+		if err != nil {
+			yield(bpf.FlowEntry{}, err)
+		}
 	}
-	size := min(batchSize, int(dp.FlowsBackup.MaxEntries()))
-	keys, values := make([]uint32, size), make([]bpf.FlowBackup, size)
-	var list []Flow
-	locked := &ebpf.BatchOptions{ElemFlags: uint64(ebpf.LookupLock)} // no entry is half written
-	err := batches(dp.FlowsBackup, keys, values, locked, func(n int) bool {
-		for _, slot := range values[:n] {
-			if slot.Used != 0 {
-				list = append(list, flowOf(slot.Key, slot.Flow))
+}
+
+// buckets passes the used places of a map like flow_table to use, until that returns false.
+func buckets(m *ebpf.Map, use func(bpf.FlowEntry) bool) error {
+	const atOnce = 64
+
+	size := min(atOnce, int(m.MaxEntries()))
+	keys, values := make([]uint32, size), make([]bpf.FlowBucket, size)
+	locked := &ebpf.BatchOptions{ElemFlags: uint64(ebpf.LookupLock)} // no place is half written
+	return batches(m, keys, values, locked, func(n int) bool {
+		for _, bucket := range values[:n] {
+			for way, id := range bucket.Id {
+				if id != 0 && !use(bucket.Entry[way]) {
+					return false
+				}
 			}
 		}
 		return true
 	})
-	return list, err
 }
 
 func flowOf(key bpf.FlowKey, value bpf.Flow) Flow {

@@ -110,22 +110,31 @@ func (s *Store) release(owners map[loader.Owner]bool) error {
 // ownerHost owns the host's own connections: OWNER_HOST in bpf/abi.h.
 const ownerHost loader.Owner = 0
 
-// RemoveOrphans removes the flows and drop counters of owners that have neither device
-// nor endpoint, in any network. A packet during a Release may have left such a counter.
-// It does not change flows_backup, where entries of removed owners are reused.
-func (s *Store) RemoveOrphans() error {
+// livingOwners returns the owners that have a device or an endpoint, in any network, and the host.
+func livingOwners(dp *loader.Datapath) (map[loader.Owner]bool, error) {
 	living := map[loader.Owner]bool{ownerHost: true}
-	for _, m := range []*ebpf.Map{s.dp.Devices, s.dp.Endpoints} {
+	for _, m := range []*ebpf.Map{dp.Devices, dp.Endpoints} {
 		for entry, err := range rawEntries(m) {
 			if err != nil {
-				return err
+				return nil, err
 			}
 			living[ownerOf(entry.key, entry.value)] = true
 		}
 	}
+	return living, nil
+}
+
+// RemoveOrphans removes the admitted flows and drop counters of owners that have neither device
+// nor endpoint. A packet during a Release may have left such a counter. In flow_table, others replace
+// the flows of removed owners.
+func (s *Store) RemoveOrphans() error {
+	living, err := livingOwners(s.dp)
+	if err != nil {
+		return err
+	}
 	orphan := func(owner loader.Owner) bool { return !living[owner] }
 	return errors.Join(
-		removeIf(s.dp.Flows, orphan, ownerOf),
+		removeIf(s.dp.AdmittedFlows, orphan, ownerOf),
 		removeIf(s.dp.Drops, orphan, ownerOfKey),
 	)
 }

@@ -184,7 +184,7 @@ func (o *Host) Usage() (*Usage, error) {
 	}
 	var errPorts, errFlows error
 	u.HostPorts, errPorts = maps.Entries(o.datapath.HostPorts)
-	u.Flows, errFlows = maps.Entries(o.datapath.Flows)
+	u.Flows, errFlows = maps.LiveFlows(o.datapath)
 	return u, errors.Join(err, errPorts, errFlows)
 }
 

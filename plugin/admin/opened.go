@@ -8,13 +8,12 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/namespace"
 )
 
-// maxOpened bounds the flows that a change of policy writes for one container.
+// maxOpened bounds the connections that a change of policy writes for one container.
 const maxOpened = 4096
 
-// admitReplies lets connections that a container has opened continue under a stricter policy. For
-// replace see [maps.Store.AdmitReplies]. Connections of a container with a network stack of its own, as
-// in a virtual machine, cannot be seen.
-func (o *Host) admitReplies(store *maps.Store, device maps.Device, replace bool) error {
+// admitReplies lets connections that a container has opened continue under a stricter policy.
+// Connections of a container with a network stack of its own, as in a virtual machine, cannot be seen.
+func (o *Host) admitReplies(store *maps.Store, device maps.Device) error {
 	outside, err := o.host.LinkByIndex(device.IfIndex)
 	if err != nil {
 		return fmt.Errorf("find device %d: %w", device.IfIndex, err)
@@ -33,7 +32,7 @@ func (o *Host) admitReplies(store *maps.Store, device maps.Device, replace bool)
 	for _, c := range opened[:min(len(opened), maxOpened)] {
 		connections = append(connections, maps.Connection{Protocol: maps.Protocol(c.Protocol), Local: c.Local, Remote: c.Remote})
 	}
-	err = store.AdmitReplies(device.Owner, connections, replace)
+	err = store.AdmitReplies(device.Owner, connections)
 	if err == nil && len(opened) > maxOpened {
 		err = fmt.Errorf("it has opened %d, and at most %d are kept", len(opened), maxOpened)
 	}

@@ -104,11 +104,11 @@ func (o *Host) putDevice(store *maps.Store, device maps.Device, before maps.Poli
 	if device.IngressPolicy <= before {
 		return nil, store.PutDevice(device)
 	}
-	warning = o.admitReplies(store, device, before == maps.Open)
+	warning = o.admitReplies(store, device)
 	if err := store.PutDevice(device); err != nil || warning != nil {
 		return warning, err
 	}
-	return o.admitReplies(store, device, false), nil
+	return o.admitReplies(store, device), nil
 }
 
 // limit changes the limits of a container that runs.

@@ -99,10 +99,10 @@ func TestCtlMetricsCost(t *testing.T) {
 // systemCall is one line of strace, without the second half of a call that another thread has interrupted.
 var systemCall = regexp.MustCompile(`(?m)^\d+ +\w+\(`)
 
-// fillFlows adds flows that have just been used, and belong to nobody.
+// fillFlows adds flows of the host that have just been used. It fills whole buckets.
 func fillFlows(t *testing.T, n int) {
 	t.Helper()
-	pins, err := filepath.Glob(filepath.Join(loader.Root, "netns-*", "maps", bpf.MapFlows))
+	pins, err := filepath.Glob(filepath.Join(loader.Root, "netns-*", "maps", bpf.MapFlowTable))
 	if err != nil || len(pins) != 1 {
 		t.Fatalf("flows: got %v (%v), want one pin", pins, err)
 	}
@@ -112,10 +112,16 @@ func fillFlows(t *testing.T, n int) {
 	}
 	defer m.Close()
 	const farFuture = 1 << 30 // ticks: never idle
-	keys, values := make([]bpf.FlowKey, n), make([]bpf.Flow, n)
-	for i := range keys {
-		keys[i] = bpf.FlowKey{RemotePort: uint16(i), LocalPort: uint16(i >> 16), Protocol: 6, Kind: bpf.FlowSNAT}
-		values[i] = bpf.Flow{Owner: 1, State: bpf.FlowEstablished, LastSeen: farFuture}
+	ways := len(bpf.FlowBucket{}.Id)
+	keys, values := make([]uint32, n/ways), make([]bpf.FlowBucket, n/ways)
+	for i := range n / ways * ways {
+		bucket, way := i/ways, i%ways
+		keys[bucket] = uint32(bucket)
+		values[bucket].Id[way] = uint32(i + 1)
+		values[bucket].Entry[way] = bpf.FlowEntry{
+			Key:  bpf.FlowKey{RemotePort: uint16(i), LocalPort: uint16(i >> 16), Protocol: 6, Kind: bpf.FlowSNAT},
+			Flow: bpf.Flow{State: bpf.FlowEstablished, LastSeen: farFuture},
+		}
 	}
 	if _, err := m.BatchUpdate(keys, values, nil); err != nil {
 		t.Fatal(err)

@@ -37,7 +37,7 @@ func TestMaxFlows(t *testing.T) {
 		wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
 		wantSuccess(t, p.try(t, "CHECK"), "")
 		withDatapath(t, h, func(datapath *loader.Datapath) error {
-			if got := datapath.Flows.MaxEntries(); got != 2048 {
+			if got := datapath.MaxFlows(); got != 2048 {
 				t.Errorf("maximum of flows after the ADD of %s: got %d, want 2048", test.id, got)
 			}
 			return nil

@@ -2,10 +2,8 @@ package conformance
 
 import (
 	"net"
-	"path/filepath"
 	"testing"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
@@ -134,8 +132,8 @@ func TestUpgradeKeepsConfig(t *testing.T) {
 	config := func() (config bpf.HostConfig) {
 		withDatapath(t, h, func(d *loader.Datapath) error {
 			config = d.Config
-			if got, want := config.BackupBuckets, d.FlowsBackup.MaxEntries()/8; got != want || want != 256 {
-				t.Errorf("buckets of flows_backup: got %d, want %d", got, want)
+			if got, want := config.FlowBuckets, d.FlowTable.MaxEntries(); got != want || want != 2048/16 {
+				t.Errorf("buckets of flow_table: got %d, want %d", got, want)
 			}
 			return nil
 		})
@@ -160,69 +158,4 @@ func TestUpgradeKeepsConfig(t *testing.T) {
 		t.Errorf("configuration: got %+v, want %+v", after, before)
 	}
 	h.gc(t, withKey(dual("1.1.0"), currentKey, attachments()))
-}
-
-// TestUpgradeOfMovedFlows checks that after other programs, which may note nothing, each flow may have another port than
-// its first candidate: for always while the upgrade is not complete, then from now on until it would have expired.
-func TestUpgradeOfMovedFlows(t *testing.T) {
-	h := newHost(t)
-	h.pod(t, "c1", dual("1.1.0")).add(t)
-	const always = 1<<32 - 1
-	var from, to uint32 // the earliest and the latest time that is noted
-	look := func() {
-		t.Helper()
-		from, to = always, 0
-		err := h.Node.Do(func() error {
-			d, err := loader.OpenLoaded()
-			if err != nil {
-				return err
-			}
-			defer d.Close()
-			moved, err := ebpf.LoadPinnedMap(filepath.Join(d.Dir(), "maps", bpf.MapMovedFlows), nil)
-			if err != nil {
-				return err
-			}
-			defer moved.Close()
-			for place := range moved.MaxEntries() {
-				var seen uint32
-				if err := moved.Lookup(place, &seen); err != nil {
-					return err
-				}
-				from, to = min(from, seen), max(to, seen)
-			}
-			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	upgrade := func(programs loader.Programs) error {
-		return h.Node.Do(func() error {
-			_, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: &programs})
-			return err
-		})
-	}
-	if look(); to != 0 {
-		t.Errorf("latest note after the first ADD: got %d, want none", to)
-	}
-	other := loader.Embedded()
-	other.Build++
-	other.Spec = func() (*ebpf.CollectionSpec, error) {
-		spec, err := bpf.LoadDatapath()
-		delete(spec.Programs, bpf.ProgToContainer)
-		return spec, err
-	}
-	if err := upgrade(other); err == nil {
-		t.Fatal("an upgrade without a program succeeded")
-	}
-	if look(); from != always {
-		t.Errorf("earliest note amid an upgrade: got %d, want %d", from, uint32(always))
-	}
-	if err := upgrade(loader.Embedded()); err != nil {
-		t.Fatal(err)
-	}
-	const epoch = 1 << 30
-	if look(); from <= epoch || from != to || to == always {
-		t.Errorf("notes after an upgrade: got %d to %d, want the present time, after %d", from, to, epoch)
-	}
 }

@@ -29,7 +29,7 @@ func otherLayout() loader.Programs {
 		if err != nil {
 			return nil, err
 		}
-		for _, name := range []string{"endpoints", "host_ports", "flows"} {
+		for _, name := range []string{"endpoints", "host_ports", "admitted_flows"} {
 			spec.Maps[name].ValueSize += 16
 			spec.Maps[name].Value = nil // its BTF
 		}
@@ -71,7 +71,7 @@ func TestOtherLayout(t *testing.T) {
 		defer d.Close()
 		for n, p := range []*pod{one, two} {
 			a := maps.Attachment{Network: "pods", ContainerID: p.id, IfName: p.ifName}
-			if err := errors.Join(put(d.Endpoints, byte(n), a), put(d.HostPorts, byte(n), a), put(d.Flows, byte(n), a)); err != nil {
+			if err := errors.Join(put(d.Endpoints, byte(n), a), put(d.HostPorts, byte(n), a), put(d.AdmittedFlows, byte(n), a)); err != nil {
 				return err
 			}
 		}
@@ -98,7 +98,7 @@ func TestOtherLayout(t *testing.T) {
 	}
 
 	one.del(t)
-	h.wantOwned(t, 1, 2) // GC removes flows
+	h.wantOwned(t, 1, 2) // GC removes admitted flows
 	h.gc(t, withKey(conf, currentKey, attachments("two")))
 	h.wantOwned(t, 1, 1)
 	h.gc(t, withKey(conf, currentKey, attachments()))
@@ -119,8 +119,8 @@ func addressesIn(t *testing.T) []string {
 	return files
 }
 
-// wantOwned counts the entries in endpoints and host_ports, and in flows.
-func (h *host) wantOwned(t *testing.T, inEach, flows int) {
+// wantOwned counts the entries in endpoints and host_ports, and in admitted_flows.
+func (h *host) wantOwned(t *testing.T, inEach, admitted int) {
 	t.Helper()
 	err := h.Node.Do(func() error {
 		d, err := loader.OpenForRelease()
@@ -128,7 +128,7 @@ func (h *host) wantOwned(t *testing.T, inEach, flows int) {
 			return err
 		}
 		defer d.Close()
-		for m, want := range map[*ebpf.Map]int{d.Endpoints: inEach, d.HostPorts: inEach, d.Flows: flows} {
+		for m, want := range map[*ebpf.Map]int{d.Endpoints: inEach, d.HostPorts: inEach, d.AdmittedFlows: admitted} {
 			got, err := maps.Entries(m)
 			if err != nil || got != want {
 				t.Errorf("entries of %s: got %d (%v), want %d", strings.Fields(m.String())[0], got, err, want)

@@ -22,7 +22,7 @@ func (d *demo) showMaps() error {
 	}{
 		{bpf.MapEndpoints, func() ([]string, error) { return inWords(maps.Endpoints(d.datapath)) }},
 		{bpf.MapHostPorts, func() ([]string, error) { return inWords(maps.HostPorts(d.datapath)) }},
-		{bpf.MapFlows, func() ([]string, error) { return inWords(maps.Flows(d.datapath)) }},
+		{bpf.MapFlowTable, func() ([]string, error) { return inWords(maps.Flows(d.datapath)) }},
 		{bpf.MapUplinks, func() ([]string, error) { return inWords(maps.Uplinks(d.datapath)) }},
 	} {
 		entries, err := m.list()

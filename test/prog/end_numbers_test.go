@@ -36,7 +36,7 @@ func (h *cacheHost) handshake(s *scene) error {
 	if err := errors.Join(h.leave(*s, syn, 1000, 0)); err != nil {
 		return err
 	}
-	all, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
+	all, err := h.flows().all()
 	for key := range all {
 		s.star = key.LocalPort
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
-// flow is an entry of flows or flows_backup. Its numbers of TCP are those of a connection of packets
+// flow is a flow in flow_table. Its numbers of TCP are those of a connection of packets
 // as scene.packet makes them.
 type flow struct {
 	kind                      bpf.FlowKind
@@ -147,16 +147,7 @@ func ticks(ago time.Duration) uint32 {
 
 // checkFlows compares flows with want, including the time since each entry was used.
 func (h *host) checkFlows(s scene, want []flow) error {
-	got, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
-	if err != nil {
-		return err
-	}
-	return h.checkEntries(got, s, want)
-}
-
-// checkBackup is checkFlows for flows_backup.
-func (h *host) checkBackup(s scene, want []flow) error {
-	got, err := h.backup()
+	got, err := h.flows().all()
 	if err != nil {
 		return err
 	}
@@ -195,73 +186,7 @@ func untimed(entry, other bpf.Flow) bpf.Flow {
 	return entry
 }
 
-// backup returns the entries of flows_backup: the tests' datapath has a single bucket.
-func (h *host) backup() (map[bpf.FlowKey]bpf.Flow, error) {
-	entries := map[bpf.FlowKey]bpf.Flow{}
-	for i := range uint32(backupWays) {
-		var place bpf.FlowBackup
-		if err := h.flowsBackup().Lookup(i, &place); err != nil {
-			return nil, err
-		}
-		if place.Used != 0 {
-			entries[place.Key] = place.Flow
-		}
-	}
-	return entries, nil
-}
-
-const (
-	backupWays = 8
-	day        = 24 * time.Hour
-)
-
-// putBackup writes an entry to a free place of flows_backup.
-func (h *host) putBackup(key bpf.FlowKey, value bpf.Flow) error {
-	for i := range uint32(backupWays) {
-		var place bpf.FlowBackup
-		if err := h.flowsBackup().Lookup(i, &place); err != nil {
-			return err
-		}
-		if place.Used == 0 {
-			return errors.Join(h.flowsBackup().Put(i, bpf.FlowBackup{Used: 1, Key: key, Flow: value}), h.setBackupID(i, backupID(key)))
-		}
-	}
-	return errors.New("flows_backup is full")
-}
-
-// removeBackup removes an entry from flows_backup, if it is there.
-func (h *host) removeBackup(key bpf.FlowKey) error {
-	for i := range uint32(backupWays) {
-		var place bpf.FlowBackup
-		if err := h.flowsBackup().Lookup(i, &place); err != nil {
-			return err
-		}
-		if place.Used != 0 && place.Key == key {
-			return errors.Join(h.flowsBackup().Put(i, bpf.FlowBackup{}), h.setBackupID(i, 0))
-		}
-	}
-	return nil
-}
-
-// setBackupID writes the hash of the key at a place of flows_backup.
-func (h *host) setBackupID(place, id uint32) error {
-	var ids bpf.BackupIDs
-	m := h.programs.Maps[bpf.MapBackupIDs]
-	if err := m.Lookup(uint32(0), &ids); err != nil {
-		return err
-	}
-	ids.Id[place] = id
-	return m.Put(uint32(0), ids)
-}
-
-// clearBackup empties flows_backup.
-func (h *host) clearBackup() error {
-	var errs []error
-	for i := range uint32(backupWays) {
-		errs = append(errs, h.flowsBackup().Put(i, bpf.FlowBackup{}), h.setBackupID(i, 0))
-	}
-	return errors.Join(errs...)
-}
+const day = 24 * time.Hour
 
 // hostPort is an entry of host_ports. The zero proto means the row's.
 type hostPort struct {

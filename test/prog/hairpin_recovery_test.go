@@ -69,12 +69,12 @@ func TestHairpinRecovery(t *testing.T) {
 
 // lose removes all flows of the kinds.
 func (h *host) lose(kinds ...bpf.FlowKind) error {
-	all, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
+	all, err := h.flows().all()
 	errs := []error{err}
 	for key := range all {
 		for _, kind := range kinds {
 			if key.Kind == kind {
-				errs = append(errs, h.flows().Delete(&key))
+				errs = append(errs, h.flows().Delete(key))
 			}
 		}
 	}
@@ -84,6 +84,7 @@ func (h *host) lose(kinds ...bpf.FlowKind) error {
 // TestHairpinNoPort leaves no port of the gateway free for a client.
 func TestHairpinNoPort(t *testing.T) {
 	h := newHost(t)
+	h.programs = loadOfSize(t, 1<<14)
 	s := scene{addressing: v4, proto: tcp}
 	if err := errors.Join(h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, nil)); err != nil {
 		t.Fatal(err)

@@ -40,10 +40,6 @@ func hostMasquerade() []row {
 			name: "translated by the host, for another host", forwarded: true, in: sent, after: []flow{ours},
 		},
 		{
-			name: "translated by the host, its flow is in flows_backup", on: []proto{tcp}, forwarded: true, backup: []flow{ours.established()},
-			in: sent, edit: isSegment, after: []flow{ours.established()},
-		},
-		{
 			name: "the host's own flow", flows: []flow{ours.established().idleFor(10 * time.Second)}, edit: isSegment, in: sent,
 			after: []flow{ours.established().streaming()},
 		},
@@ -146,10 +142,6 @@ func TestHostMasqueradeRecovery(t *testing.T) {
 		{
 			name: "the flow for replies is lost", on: withPorts, flows: []flow{pods, keeps}, in: sent, edit: isSegment, out: "node:20000 > remote:80",
 			after: []flow{pods, snat("remote:80", "node:20000", "node:5000").provisional(), keeps},
-		},
-		{
-			name: "the flow for replies is in flows_backup", on: withPorts, flows: []flow{pods, keeps}, backup: []flow{replies},
-			in: sent, edit: isSegment, out: "node:20000 > remote:80", after: []flow{pods, replies, keeps},
 		},
 		{
 			name: "sending alone keeps the port", on: withPorts, flows: []flow{pods, replies.idleFor(10 * time.Second), keeps}, in: sent, edit: isSegment,

@@ -56,7 +56,7 @@ func newHost(t testing.TB) *host {
 		t.Fatalf("load the datapath: %v", err)
 	}
 	h := &host{Namespace: testenv.New(t, "node"), programs: programs, portNumbers: map[uint32]uint64{}}
-	if err := errors.Join(h.clear(), h.emptyForwardingCache(), h.forget(), h.connect(), h.setProbes(longAhead)); err != nil {
+	if err := errors.Join(h.clear(), h.emptyForwardingCache(), h.forget(), h.connect(), h.setMoved(longAhead)); err != nil {
 		t.Fatalf("build the host: %v", err)
 	}
 	testenv.Eventually(t, "the node's addresses", h.ready)
@@ -115,10 +115,12 @@ func (h *host) clear() error {
 // The masquerading range that the loader chooses with the default ip_local_port_range.
 const masqFirst, masqLast = 1024, 29999
 
-// newSpec returns the datapath with that range, and with one bucket in flows_backup, so that the
-// tests need not know the hash.
-func newSpec() (*ebpf.CollectionSpec, error) {
-	spec, err := loader.Spec(loader.Options{MasqPorts: [2]uint16{masqFirst, masqLast}, MaxFlows: 1 << 16})
+// newSpec returns the datapath with that range, and with a known secret.
+func newSpec() (*ebpf.CollectionSpec, error) { return specOfSize(flowBuckets) }
+
+// specOfSize is newSpec with that many buckets in flow_table.
+func specOfSize(buckets uint32) (*ebpf.CollectionSpec, error) {
+	spec, err := loader.Spec(loader.Options{MasqPorts: [2]uint16{masqFirst, masqLast}, MaxFlows: buckets * uint32(flowWays)})
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +128,7 @@ func newSpec() (*ebpf.CollectionSpec, error) {
 	if err := spec.Variables[bpf.VarConfig].Get(&config); err != nil {
 		return nil, err
 	}
-	config.BackupBuckets, config.Secret = 1, [2]uint64{secret, ^secret}
+	config.Secret = [2]uint64{secret, ^secret}
 	return spec, spec.Variables[bpf.VarConfig].Set(config)
 }
 
@@ -281,9 +283,6 @@ func probeIngressDevice() error {
 	return err
 }
 
-func (h *host) flows() *ebpf.Map       { return h.programs.Maps[bpf.MapFlows] }
-func (h *host) flowsBackup() *ebpf.Map { return h.programs.Maps[bpf.MapFlowsBackup] }
-
 // run runs a program on a frame, without the Ethernet header if its devices have none. The
 // calling thread must be in the namespace.
 func (h *host) run(program string, frame []byte) (verdict uint32, result []byte, err error) {
@@ -317,8 +316,7 @@ func (h *host) reset() error {
 	h.wasReset = time.Now()
 	maps := h.programs.Maps
 	errs := []error{
-		empty[bpf.FlowKey, bpf.Flow](maps[bpf.MapFlows]),
-		h.clearBackup(),
+		h.flows().clear(),
 		h.clearPortNumbers(),
 		empty[bpf.HostPortKey, bpf.HostPort](maps[bpf.MapHostPorts]),
 		empty[bpf.PrefixKey, uint32](maps[bpf.MapNonMasqCIDRs]),
@@ -356,33 +354,21 @@ func (h *host) setPortNumber(key bpf.HostPortKey) error {
 	return numbers.Put(word, h.portNumbers[word])
 }
 
-// Times in masq_probes and moved_flows.
+// Times in moved_flows.
 const (
-	epoch     = 1 << 30 // MASQ_PROBES_EPOCH
+	epoch     = 1 << 30 // MOVED_EPOCH
 	longAhead = 1<<32 - 1
 )
 
-// setProbes sets the time at which flows have been seen at all candidates; 0: never.
-// Tests put flows on any candidate, so newHost makes programs look at all of them.
-func (h *host) setProbes(seen uint32) error {
-	value := bpf.MasqProbes{}
-	for i := range value.Seen {
-		value.Seen[i] = seen
-	}
-	probes := h.programs.Maps[bpf.MapMasqProbes]
-	var errs []error
-	for group := range probes.MaxEntries() {
-		errs = append(errs, probes.Put(group, value))
-	}
-	return errors.Join(append(errs, h.setMoved(seen))...)
-}
+// setMoved sets the time at which flows of any tuple have been seen at all candidates; 0: never. Tests put
+// flows on any candidate, so newHost makes programs look at all of them.
+func (h *host) setMoved(seen uint32) error { return h.setMovedTo(bpf.Moved{Seen: seen, SeenFar: seen}) }
 
-// setMoved sets the time at which flows of any tuple have been seen behind their first candidate; 0: never.
-func (h *host) setMoved(seen uint32) error {
+func (h *host) setMovedTo(value bpf.Moved) error {
 	moved := h.programs.Maps[bpf.MapMovedFlows]
-	keys, values := make([]uint32, moved.MaxEntries()), make([]uint32, moved.MaxEntries())
+	keys, values := make([]uint32, moved.MaxEntries()), make([]bpf.Moved, moved.MaxEntries())
 	for i := range keys {
-		keys[i], values[i] = uint32(i), seen
+		keys[i], values[i] = uint32(i), value
 	}
 	_, err := moved.BatchUpdate(keys, values, nil)
 	return err

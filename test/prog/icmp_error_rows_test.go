@@ -221,7 +221,7 @@ func TestICMPErrorsFromHairpinClient(t *testing.T) {
 
 func onlyKey(t *testing.T, h *host, kind bpf.FlowKind) bpf.FlowKey {
 	t.Helper()
-	all, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
+	all, err := h.flows().all()
 	if err != nil {
 		t.Fatal(err)
 	}

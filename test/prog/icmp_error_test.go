@@ -103,7 +103,7 @@ func (h *host) checkError(program string, s scene, r errorRow, kind errorKind, q
 	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.fillNonMasq(s, r.nonMasq), h.putDevice(r.device)); err != nil {
 		return err
 	}
-	before, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
+	before, err := h.flows().all()
 	if err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func (h *host) checkSame(program string, frame, want []byte, r row, flows map[bp
 	if !bytes.Equal(result, want) {
 		return fmt.Errorf("packet is %x, want %x: %w", result, want, testenv.VerifyChecksums(result))
 	}
-	after, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
+	after, err := h.flows().all()
 	if err == nil && !equal(after, flows) {
 		err = fmt.Errorf("flows changed to %+v from %+v", after, flows)
 	}
@@ -188,7 +188,7 @@ func TestICMPErrorsTruncated(t *testing.T) {
 				if err := errors.Join(h.reset(), h.fill(s, nil, tc.flows)); err != nil {
 					t.Fatal(err)
 				}
-				flows, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
+				flows, err := h.flows().all()
 				if err != nil {
 					t.Fatal(err)
 				}

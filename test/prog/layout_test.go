@@ -37,7 +37,7 @@ func TestNameLengths(t *testing.T) {
 func TestLayout(t *testing.T) {
 	addr, addr6 := v4.wire("remote"), v6.wire("remote")
 	config := bpf.HostConfig{
-		Abi: 3, Attach: 2, Build: 4, Revision: 5, BackupBuckets: 6, Secret: [2]uint64{7, 8},
+		Abi: 3, Attach: 2, Build: 4, Revision: 5, FlowBuckets: 6, Secret: [2]uint64{7, 8},
 		Timeout: [bpf.FlowStates]uint32{11: 10},
 	}
 	for i, ports := range []bpf.PortRange{{First: 1024, Count: 28976}, {First: 61000, Count: 4536}} {
@@ -85,18 +85,22 @@ func TestLayout(t *testing.T) {
 			"0100000000000000 02000000 5000 0000 00000000 00000000 0000ffff 08007109 04030201 00000000",
 		},
 		{
-			bpf.MapFlows, "key",
-			bpf.FlowKey{Remote: addr, Local: addr6, RemotePort: 80, LocalPort: 8080, Protocol: 17, Kind: bpf.FlowDNAT},
-			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 5000 901f 11 02 0000",
-		},
-		{
-			bpf.MapFlows, "value",
-			bpf.Flow{
-				Owner: 1, NatAddr: addr, LastSeen: 0x01020304, NatPort: 80, State: bpf.FlowLastACK, Flags: bpf.FlowFIN,
-				Uplink: 6, Ack: 7, Expected: 8, RemoteEnd: 9, RemotePort: 0x0102, Created: 0x0304, Probe: 5,
+			bpf.MapFlowTable, "value",
+			bpf.FlowBucket{
+				Id: [16]uint32{0: 0x01020304, 15: 5},
+				Entry: [16]bpf.FlowEntry{15: {
+					Key: bpf.FlowKey{Remote: addr, Local: addr6, RemotePort: 80, LocalPort: 8080, Protocol: 17, Kind: bpf.FlowDNAT},
+					Flow: bpf.Flow{
+						Owner: 1, NatAddr: addr, LastSeen: 0x01020304, NatPort: 80, State: bpf.FlowLastACK, Flags: bpf.FlowFIN,
+						Uplink: 6, Ack: 7, Expected: 8, RemoteEnd: 9, RemotePort: 0x0102, Created: 0x0304, Probe: 5,
+					},
+				}},
 			},
-			"0100000000000000 00000000 00000000 0000ffff 08007109 04030201 5000 05 04 06000000 07000000 08000000 09000000 0201 0403 05 000000",
+			"04030201" + strings.Repeat("00000000", 14) + "05000000 0000000000000000" + strings.Repeat("00000000", 15*24) +
+				"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 5000 901f 11 02 0000" +
+				"0100000000000000 00000000 00000000 0000ffff 08007109 04030201 5000 05 04 06000000 07000000 08000000 09000000 0201 0403 05 000000",
 		},
+		{bpf.MapMovedFlows, "value", bpf.Moved{Seen: 1, SeenFar: 2}, "01000000 02000000"},
 		{
 			bpf.MapNonMasqCIDRs, "key", bpf.PrefixKey{Prefixlen: 160, Set: 0x01020304, Addr: addr},
 			"a0000000 04030201 00000000 00000000 0000ffff 08007109",

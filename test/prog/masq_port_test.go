@@ -173,7 +173,7 @@ func (h *host) testMasqPort(t *testing.T, s scene, r masqRow) {
 			}
 		}
 	}
-	before, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
+	before, err := h.flows().all()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +190,7 @@ func (h *host) testMasqPort(t *testing.T, s scene, r masqRow) {
 		t.Error(err)
 	}
 	// No other flow's entry may have changed.
-	after, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
+	after, err := h.flows().all()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,9 +203,9 @@ func (h *host) testMasqPort(t *testing.T, s scene, r masqRow) {
 	}
 }
 
-// TestMasqueradeProbes checks masq_probes. With the first two candidates taken, the second is recorded,
-// and the step of the third and fourth. Lookups stop behind them.
-func TestMasqueradeProbes(t *testing.T) {
+// TestMovedFlows has a flow that does not get its first candidate. It is found again, and lookups look no further
+// than it can be.
+func TestMovedFlows(t *testing.T) {
 	h := newHost(t)
 	eachScene(t, withPorts, func(t *testing.T, s scene) {
 		candidates := h.candidates(t, s, outgoing)
@@ -227,18 +227,18 @@ func TestMasqueradeProbes(t *testing.T) {
 				t.Errorf("%s: port is %d, want %d; candidates are %v", what, got, candidates[i], candidates)
 			}
 		}
-		if err := h.setProbes(0); err != nil {
+		if err := h.setMoved(0); err != nil {
 			t.Fatal(err)
 		}
-		defer h.setProbes(longAhead)
+		defer h.setMoved(longAhead)
 		reset(others, others)
 		want("new flow", 2)
-		if got := h.probed(t, s, "pod"); got != 2 {
-			t.Errorf("%d steps are recorded, want 2", got)
+		if got := h.moved(t); got != 1 {
+			t.Errorf("%d flows are recorded, want 1", got)
 		}
 		h.removeFlow(t, s, candidates[0])
 		want("same flow, with the first candidate free again", 2)
-		reset(others, others, others, others, ours)
+		reset(others, others, others, others, others, others, others, others, ours)
 		h.removeFlow(t, s, candidates[0])
 		want("entry behind the recorded candidates", 0)
 	})

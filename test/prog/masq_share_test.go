@@ -1,9 +1,10 @@
 package prog
 
 import (
-	"errors"
 	"fmt"
 	"testing"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 )
@@ -12,6 +13,7 @@ import (
 // quarters of the range, and another pod still finds a port for each flow.
 func TestMasqueradeShare(t *testing.T) {
 	h := newHost(t)
+	h.programs = loadOfSize(t, 1<<14)
 	s := scene{addressing: v4, proto: udp}
 	if err := h.reset(); err != nil {
 		t.Fatal(err)
@@ -50,67 +52,19 @@ func TestMasqueradeShare(t *testing.T) {
 	}
 }
 
-// TestFlowsBackupFull has a connection become established while its bucket of flows_backup is full.
-func TestFlowsBackupFull(t *testing.T) {
-	h := newHost(t)
-	other := func(i int, pod string) flow {
-		return snat(fmt.Sprintf("remote:%d", 100+i), "node:2000", pod+":5000").established()
+// loadOfSize loads another datapath, with that many buckets in flow_table.
+func loadOfSize(t *testing.T, buckets uint32) *ebpf.Collection {
+	t.Helper()
+	spec, err := specOfSize(buckets)
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, tc := range []struct {
-		name   string
-		fill   func(i int) flow
-		evicts int // the entry that is replaced, -1: none
-	}{
-		{name: "of another pod's connections", fill: func(i int) flow { return other(i, "pod2").idleFor(day) }, evicts: -1},
-		{name: "with one of the pod's connections", evicts: 3, fill: func(i int) flow {
-			if i == 3 {
-				return other(i, "pod")
-			}
-			return other(i, "pod2").idleFor(day)
-		}},
-		{name: "of the pod's connections: the idle one goes", evicts: 6, fill: func(i int) flow {
-			if i == 6 {
-				return other(i, "pod").idleFor(2 * day)
-			}
-			return other(i, "pod").idleFor(day)
-		}},
-		{name: "with an expired connection", evicts: 2, fill: func(i int) flow {
-			if i == 2 {
-				return other(i, "pod2").idleFor(6 * day)
-			}
-			return other(i, "pod2")
-		}},
-		{name: "with a connection of a former pod", evicts: 5, fill: func(i int) flow {
-			if i == 5 {
-				return other(i, "pod2").ownedBy(formerOwner)
-			}
-			return other(i, "pod2")
-		}},
-	} {
-		for _, s := range (row{on: []proto{tcp}}).scenes() {
-			t.Run(tc.name+" "+s.name, func(t *testing.T) {
-				s.star = h.candidates(t, s, outgoing)[0]
-				known := snat("remote:80", "node:*", "pod:4000").accepted()
-				var backup, want []flow
-				for i := range backupWays {
-					backup = append(backup, tc.fill(i))
-					if i != tc.evicts {
-						want = append(want, backup[i])
-					}
-				}
-				if tc.evicts >= 0 {
-					want = append(want, snat("remote:80", "node:*", "pod:4000").established())
-				}
-				err := h.check(bpf.ProgToUplink, s, row{
-					flows: []flow{known}, backup: backup, in: outgoing, edit: isSegment, out: "node:* > remote:80",
-					after: []flow{snat("remote:80", "node:*", "pod:4000").established()},
-				})
-				if err := errors.Join(err, h.checkBackup(s, want)); err != nil {
-					t.Error(err)
-				}
-			})
-		}
+	programs, err := ebpf.NewCollection(spec)
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(programs.Close)
+	return programs
 }
 
 // newHostWithoutRoutes returns a host that masquerades with the address in the uplink's entry.

@@ -63,7 +63,7 @@ func TestIngressPolicySCTP(t *testing.T) {
 			p := s.packet(sent, false)
 			edit(&p)
 			_, _, err := h.runInside(bpf.ProgFromContainer, p.MustBuild())
-			flows, errFlows := contents[bpf.FlowKey, bpf.Flow](h.flows())
+			flows, errFlows := h.flows().all()
 			if _, isKnown := flows[s.egress(sent)]; errors.Join(err, errFlows) != nil || len(flows) != i || isKnown != (i == 1) {
 				t.Errorf("after packet %d: got flows %v (%v), want one after the INIT", i, flows, errors.Join(err, errFlows))
 			}

@@ -206,7 +206,7 @@ func (m *mill) lookup(t tuple) (owner uint64, firm bool, err error) {
 		Protocol: proto, Kind: bpf.FlowSNAT,
 	}
 	var value bpf.Flow
-	err = m.flows().Lookup(&key, &value)
+	err = m.flows().Lookup(key, &value)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return 0, false, nil
 	}
@@ -229,12 +229,12 @@ func (m *mill) change(round int) error {
 	if round%500 == 0 && len(m.keys) > 0 {
 		key := pick(m.random, m.keys...)
 		clear(m.held) // may be the entry of one
-		if err := m.flows().Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := m.flows().Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
 		}
 	}
 	if round%2000 == 0 {
-		all, err := contents[bpf.FlowKey, bpf.Flow](m.flows())
+		all, err := m.flows().all()
 		if err != nil {
 			return err
 		}

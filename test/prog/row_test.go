@@ -31,7 +31,6 @@ type row struct {
 	// The maps before.
 	ports   []hostPort
 	flows   []flow
-	backup  []flow // in flows_backup
 	nonMasq []nonMasq
 
 	in    string
@@ -90,10 +89,10 @@ func eachScene(t *testing.T, on []proto, test func(t *testing.T, s scene)) {
 }
 
 func (h *host) check(program string, s scene, r row) error {
-	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.fillBackup(s, r.backup), h.fillNonMasq(s, r.nonMasq)); err != nil {
+	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.fillNonMasq(s, r.nonMasq)); err != nil {
 		return err
 	}
-	before, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
+	before, err := h.flows().all()
 	if err != nil {
 		return err
 	}
@@ -141,7 +140,7 @@ func (h *host) check(program string, s scene, r row) error {
 	if r.after != nil {
 		return h.checkFlows(s, r.after)
 	}
-	after, err := contents[bpf.FlowKey, bpf.Flow](h.flows())
+	after, err := h.flows().all()
 	if err == nil && !equal(after, before) {
 		err = fmt.Errorf("flows changed to %+v from %+v", after, before)
 	}
@@ -168,17 +167,6 @@ func sizeFor(program string, frame []byte) int {
 	return len(frame)
 }
 
-// fillBackup adds flows to flows_backup.
-func (h *host) fillBackup(s scene, flows []flow) error {
-	for _, f := range flows {
-		key, value := f.wire(s)
-		if err := h.putBackup(key, value); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // fill adds the entries of a row to the maps. Of several host ports with one target, the first
 // gets the reverse entry, as in package maps.
 func (h *host) fill(s scene, ports []hostPort, flows []flow) error {
@@ -194,7 +182,7 @@ func (h *host) fill(s scene, ports []hostPort, flows []flow) error {
 	}
 	for _, flow := range flows {
 		key, value := flow.wire(s)
-		errs = append(errs, h.flows().Put(&key, &value))
+		errs = append(errs, h.flows().Put(key, value))
 	}
 	return errors.Join(errs...)
 }

@@ -218,9 +218,3 @@ func hashSecret(a, b bpf.Addr, word uint64) uint64 {
 
 // isMapped reports whether the address is IPv4.
 func isMapped(a bpf.Addr) bool { return [12]byte(a.Bytes[:12]) == [12]byte{10: 0xff, 11: 0xff} }
-
-// backupID is the key's hash in backup_ids.
-func backupID(key bpf.FlowKey) uint32 {
-	word := uint64(key.RemotePort)<<32 | uint64(key.LocalPort)<<16 | uint64(key.Protocol)<<8 | uint64(key.Kind)
-	return uint32(hashSecret(key.Remote, key.Local, word)>>32) | 1
-}

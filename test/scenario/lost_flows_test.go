@@ -2,7 +2,6 @@ package scenario
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -18,29 +17,35 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// The kernel may evict entries of flows at any time. Live connections continue, and neither end sees a
-// reset or an error.
+// Nothing replaces an assured flow, but a reboot of the datapath loses all. Live connections continue, and neither
+// end sees a reset or an error.
 
-// clearFlows removes all entries of a map of flows and counts them.
+// clearFlows empties a map like flow_table and returns the number of flows.
 func clearFlows(m *ebpf.Map) (removed int, err error) {
-	for {
-		var key bpf.FlowKey
-		if err := m.NextKey(nil, &key); errors.Is(err, ebpf.ErrKeyNotExist) {
-			return removed, nil
-		} else if err != nil {
-			return removed, fmt.Errorf("list keys of %s: %w", m, err)
+	for index := range m.MaxEntries() {
+		var bucket bpf.FlowBucket
+		if err := m.LookupWithFlags(index, &bucket, ebpf.LookupLock); err != nil {
+			return removed, fmt.Errorf("read a bucket of %s: %w", m, err)
 		}
-		if err := m.Delete(&key); err == nil {
-			removed++
-		} else if !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return removed, fmt.Errorf("remove an entry of %s: %w", m, err)
+		used := removed
+		for _, id := range bucket.Id {
+			if id != 0 {
+				removed++
+			}
+		}
+		if removed == used {
+			continue
+		}
+		if err := m.Update(index, bpf.FlowBucket{}, ebpf.UpdateLock); err != nil {
+			return removed, fmt.Errorf("empty a bucket of %s: %w", m, err)
 		}
 	}
+	return removed, nil
 }
 
 // clearFlowsAndCache also voids the forwarding cache, since the packets that it forwards restore no flow.
 func clearFlowsAndCache(datapath *loader.Datapath) (removed int, err error) {
-	if removed, err = clearFlows(datapath.Flows); err != nil {
+	if removed, err = clearFlows(datapath.FlowTable); err != nil {
 		return removed, err
 	}
 	return removed, maps.With(context.Background(), datapath, func(store *maps.Store) error {

@@ -107,7 +107,7 @@ func loadingWith(options loader.Options) (loadedWith, error) {
 	if err != nil {
 		return loadedWith{}, err
 	}
-	with := loadedWith{flows: spec.Maps[bpf.MapFlows].MaxEntries}
+	with := loadedWith{flows: spec.Maps[bpf.MapFlowTable].MaxEntries}
 	err = spec.Variables[bpf.VarConfig].Get(&with.config)
 	return with.withoutSecret(), err
 }
@@ -164,7 +164,7 @@ func recycle() error {
 	if datapath.Config.Build != bpf.Build() {
 		return nil
 	}
-	spec, err := specWith(loader.Options{MaxFlows: datapath.Flows.MaxEntries()})
+	spec, err := specWith(loader.Options{MaxFlows: uint32(datapath.MaxFlows())})
 	if err != nil {
 		return err
 	}
@@ -189,7 +189,7 @@ func recycle() error {
 	if recycled.dirs == nil {
 		recycled.dirs = map[loadedWith][]string{}
 	}
-	with := loadedWith{datapath.Config, datapath.Flows.MaxEntries()}.withoutSecret()
+	with := loadedWith{datapath.Config, datapath.FlowTable.MaxEntries()}.withoutSecret()
 	recycled.dirs[with] = append(recycled.dirs[with], dir)
 	return nil
 }

@@ -143,15 +143,11 @@ func (h *host) fullMaps() (findings []Finding, err error) {
 		}
 		findings = append(findings, judgeMap(name, count, int(m.MaxEntries()), "remove containers that are gone (doctor --fix), or use another host")...)
 	}
-	flows, err := maps.CountFlows(h.datapath)
+	live, err := maps.LiveFlows(h.datapath)
 	if err != nil {
 		return findings, err
 	}
-	live := 0
-	for _, n := range flows {
-		live += n
-	}
-	findings = append(findings, judgeMap("flows", live, int(h.datapath.Flows.MaxEntries()),
+	findings = append(findings, judgeMap("flow_table", live, h.datapath.MaxFlows(),
 		"set a larger maxFlows, stop the containers, run `ebpfnetctl unload --yes`, and start them again")...)
 	slices.SortFunc(findings, func(a, b Finding) int { return strings.Compare(a.What, b.What) })
 	return findings, nil

@@ -172,13 +172,12 @@ func (w *walker) fill(p *packet) error {
 		return err
 	}
 	flows, errFlows := maps.Flows(&w.copy.Datapath)
-	backup, errBackup := maps.FlowsBackup(&w.copy.Datapath)
 	offloads, errOffloads := maps.OffloadEntries(&w.copy.Datapath)
-	if err := errors.Join(errFlows, errBackup, errOffloads); err != nil {
+	if err := errors.Join(errFlows, errOffloads); err != nil {
 		return err
 	}
 	used := map[netip.AddrPort]bool{} // by connections of the protocol
-	for _, f := range append(flows, backup...) {
+	for _, f := range flows {
 		w.addFlow(f)
 		if f.Protocol != p.protocol {
 			continue

@@ -9,38 +9,12 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// probed returns the number of steps in masq_probes at which flows of a pod have been seen. Other groups than the pod's,
-// by the last byte of its address, must have none.
-func (h *host) probed(t *testing.T, s scene, pod string) (n int) {
-	t.Helper()
-	const remotes = 4 // MASQ_PROBE_REMOTES
-
-	all, err := contents[uint32, bpf.MasqProbes](h.programs.Maps[bpf.MapMasqProbes])
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := s.addr(pod).AsSlice()
-	for group, probes := range all {
-		for i, seen := range probes.Seen {
-			if seen == 0 {
-				continue
-			}
-			if own := addr[len(addr)-1]; uint8(group/remotes) != own {
-				t.Errorf("a flow of group %d was seen at step %d, want those of %s alone", group, i, pod)
-			}
-			n++
-		}
-	}
-	return n
-}
-
-// TestMasqueradeProbesEnd has pods use up ports and release them. Once no flow that a packet may belong to can be
-// alive, nobody looks further for the ports of a new one, whichever of the two maps of notes says so. An entry behind a
-// free candidate shows how far.
-func TestMasqueradeProbesEnd(t *testing.T) {
+// TestMovedFlowsEnd has a pod's flow on another port than its first candidate. Once no flow that a packet may belong to
+// can be alive, nobody looks further for the port of a new one. An entry behind a free candidate shows how far.
+func TestMovedFlowsEnd(t *testing.T) {
 	h := newHost(t)
-	defer h.setProbes(longAhead)
-	const first, third = 0, 2
+	defer h.setMoved(longAhead)
+	const first, third, ninth = 0, 2, 8
 	for _, tc := range []struct {
 		name string
 		on   proto
@@ -58,53 +32,41 @@ func TestMasqueradeProbesEnd(t *testing.T) {
 		{"the echo requests would have expired", echo, false, 40 * time.Second, first},
 	} {
 		for _, s := range (row{on: []proto{tc.on}}).scenes() {
-			test := func(t *testing.T, set func(seen uint32) error) {
+			test := func(t *testing.T, has int, moved bpf.Moved) {
+				want := tc.want
+				if want == third {
+					want = has
+				}
 				candidates := h.candidates(t, s, outgoing)
 				if err := h.reset(); err != nil {
 					t.Fatal(err)
 				}
-				s.star = candidates[third]
+				s.star = candidates[has]
 				if err := h.fill(s, nil, []flow{snat("remote:80", "node:*", "pod:4000")}); err != nil {
 					t.Fatal(err)
 				}
-				if err := errors.Join(h.setProbes(longAhead), set(epoch+ticks(tc.seen))); err != nil {
+				if err := h.setMovedTo(moved); err != nil {
 					t.Fatal(err)
 				}
 				p := s.packet(outgoing, false)
 				if tc.ack {
 					p.TCPFlags, p.Ack = testenv.ACK, podACK
 				}
-				if got := h.masqueradePacket(t, s, p); got != candidates[tc.want] {
-					t.Errorf("port is %d, want %d; candidates are %v", got, candidates[tc.want], candidates)
+				if got := h.masqueradePacket(t, s, p); got != candidates[want] {
+					t.Errorf("port is %d, want %d; candidates are %v", got, candidates[want], candidates)
 				}
 			}
-			t.Run(tc.name+" "+s.name, func(t *testing.T) { test(t, h.setProbes) })
-			t.Run(tc.name+" "+s.name+" by its own note", func(t *testing.T) { test(t, h.setMoved) })
+			seen := epoch + ticks(tc.seen)
+			t.Run(tc.name+" "+s.name, func(t *testing.T) { test(t, third, bpf.Moved{Seen: seen}) })
+			t.Run(tc.name+" "+s.name+" far", func(t *testing.T) { test(t, ninth, bpf.Moved{Seen: longAhead, SeenFar: seen}) })
 		}
 	}
 }
 
-// TestMasqueradeProbesPerPod has a pod use up all its ports. That counts for the pod alone.
-func TestMasqueradeProbesPerPod(t *testing.T) {
+// TestMovedFlowsLast has replies alone to a flow that has its third candidate. It is still found there.
+func TestMovedFlowsLast(t *testing.T) {
 	h := newHost(t)
-	defer h.setProbes(longAhead)
-	const steps = 6 // MASQ_PROBE_STEPS
-
-	eachScene(t, withPorts, func(t *testing.T, s scene) {
-		if err := h.setProbes(0); err != nil {
-			t.Fatal(err)
-		}
-		h.candidates(t, s, outgoing)
-		if got := h.probed(t, s, "pod"); got != steps {
-			t.Errorf("%d steps are recorded, want %d", got, steps)
-		}
-	})
-}
-
-// TestMasqueradeProbesLast has replies alone to a flow that has its third candidate. It is still found there.
-func TestMasqueradeProbesLast(t *testing.T) {
-	h := newHost(t)
-	defer h.setProbes(longAhead)
+	defer h.setMoved(longAhead)
 	eachScene(t, withPorts, func(t *testing.T, s scene) {
 		candidates := h.candidates(t, s, outgoing)
 		if err := h.reset(); err != nil {
@@ -127,16 +89,13 @@ func TestMasqueradeProbesLast(t *testing.T) {
 		if err := h.flows().Put(key, entry); err != nil {
 			t.Fatal(err)
 		}
-		if err := h.setProbes(0); err != nil {
+		if err := h.setMoved(0); err != nil {
 			t.Fatal(err)
 		}
 		reply := s.packet("remote:80 > node:*", true)
 		copy(reply.DstMAC[:], h.uplink.HardwareAddr)
 		if _, _, err := h.runInside(bpf.ProgFromUplink, reply.MustBuild()); err != nil {
 			t.Fatal(err)
-		}
-		if got := h.probed(t, s, "pod"); got != 2 {
-			t.Errorf("%d steps are recorded after a reply, want 2", got)
 		}
 		if got := h.moved(t); got != 1 {
 			t.Errorf("%d flows are noted after a reply, want 1", got)
@@ -147,12 +106,12 @@ func TestMasqueradeProbesLast(t *testing.T) {
 // moved returns the number of places in moved_flows at which flows have been seen.
 func (h *host) moved(t *testing.T) (n int) {
 	t.Helper()
-	all, err := contents[uint32, uint32](h.programs.Maps[bpf.MapMovedFlows])
+	all, err := contents[uint32, bpf.Moved](h.programs.Maps[bpf.MapMovedFlows])
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, seen := range all {
-		if seen != 0 {
+	for _, moved := range all {
+		if moved.Seen != 0 {
 			n++
 		}
 	}
@@ -163,7 +122,7 @@ func (h *host) moved(t *testing.T) (n int) {
 // first is free again: a note tells.
 func TestClientPortIsKept(t *testing.T) {
 	h := newHost(t)
-	defer h.setProbes(longAhead)
+	defer h.setMoved(longAhead)
 	eachScene(t, []proto{tcp, udp}, func(t *testing.T, s scene) {
 		first := dnat("remote:5000", "pod:80", "node2:8080").established()
 		err := errors.Join(h.reset(), h.setMoved(0), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, []flow{first}))

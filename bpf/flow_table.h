@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * flow_table: an array of buckets, in place of a hash map of the kernel, which evicts the entry
+ * that has been idle longest, whosever it is. Nobody can choose a bucket, because the hash is keyed.
+ *
+ * A new flow takes a free place, or else one in its bucket whose flow
+ *  - has expired, or has lost its container,
+ *  - or is not assured, of the same container,
+ *  - or is not assured, of another container: the one that has been idle longest.
+ * An assured flow is never replaced. As long as a container has more than FLOW_SHARE places for each
+ * free one, it gets none of these: in a bucket of 16, one container gets at most 12 places, two
+ * together at most 14, and each of eight still finds a place in most buckets.
+ *
+ * Locking: one lock per bucket.
+ *  - A place is read, filled, and emptied under the lock, after its key has been compared. Readers
+ *    take a copy, in flow_scratch. So no packet is translated by half of a flow.
+ *  - Ids are unique in a bucket, and each key has one bucket, so a flow is in one place.
+ *  - The verifier forbids function calls under a lock. So a place is chosen before: without the lock
+ *    for ids and for what is replaced, which are then compared again.
+ * The locks order memory on every architecture.
+ */
+#pragma once
+
+#include "endpoint.h"
+#include "flow_state.h"
+#include "hash.h"
+#include "moved.h"
+#include "scratch.h"
+
+#define FLOW_SHARE 3
+#define FLOW_RESERVE                                                                               \
+	(FLOW_WAYS / (FLOW_SHARE + 1)) /* with more free places, no share is too large */
+
+/*
+ * Reports whether the flow's container still exists. DEL does not remove flows: it would have
+ * to read all of them, and would miss those that packets add meanwhile. The container is
+ * behind nat_addr; for host ports and hairpin clients it is another side.
+ */
+static __always_inline bool flow_owner_is_alive(const struct flow_key *key, const struct flow *flow)
+{
+	return flow->owner == OWNER_HOST || endpoint_is_owned_by(&flow->nat_addr, flow->owner) ||
+	       endpoint_is_owned_by(&key->remote, flow->owner) ||
+	       endpoint_is_owned_by(&key->local, flow->owner);
+}
+
+static __always_inline bool flow_key_equal(const struct flow_key *a, const struct flow_key *b)
+{
+	return *(const __u32 *)&a->remote_port == *(const __u32 *)&b->remote_port &&
+	       a->protocol == b->protocol && a->kind == b->kind &&
+	       addr_equal(&a->remote, &b->remote) && addr_equal(&a->local, &b->local);
+}
+
+/* Returns the bucket of the key in args. NULL only for the verifier. */
+static __always_inline struct flow_bucket *flow_bucket_of(const struct flow_args *args)
+{
+	return bpf_map_lookup_elem(&flow_table, &args->bucket);
+}
+
+static __always_inline struct flow_entry *flow_entry_at(struct flow_bucket *bucket, __u32 way)
+{
+	return &bucket->entry[way % FLOW_WAYS];
+}
+
+/* Reports whether the place in args has its key. The caller holds the lock. */
+static __always_inline bool flow_has_key(const struct flow_bucket *bucket,
+					 const struct flow_entry *entry,
+					 const struct flow_args *args)
+{
+	return bucket->id[args->way % FLOW_WAYS] == args->id &&
+	       flow_key_equal(&entry->key, &args->key);
+}
+
+/* Reports whether two flows with one key are the same connection. */
+static __always_inline bool flow_is_same(const struct flow *a, const struct flow *b)
+{
+	return a->nat_port == b->nat_port && a->owner == b->owner &&
+	       a->remote_port == b->remote_port && addr_equal(&a->nat_addr, &b->nat_addr);
+}
+
+/* Sets the bucket of the key in args, and its place, if it has one. */
+static __always_inline void flow_find(struct flow_args *args)
+{
+	const struct flow_key *key = &args->key;
+	__u64 hash = hash_secret(&key->remote, &key->local,
+				 (__u64)key->remote_port << 32 | (__u32)key->local_port << 16 |
+					 key->protocol << 8 | key->kind);
+	struct flow_bucket *bucket;
+
+	args->bucket = (hash & 0xffffffff) * config.flow_buckets >> 32;
+	args->id = hash >> 32 | 1;
+	args->way = FLOW_WAYS;
+	bucket = flow_bucket_of(args);
+	if (!bucket)
+		return;
+	for (__u32 way = 0; way < FLOW_WAYS; way++)
+		if (bucket->id[way] == args->id)
+			args->way = way;
+}
+
+/* Copies the flow with the key in flow_scratch. Returns false if there is none. */
+__noinline int flow_read(void)
+{
+	struct flow_args *args = flow_scratch_get();
+	struct flow_bucket *bucket;
+	struct flow_entry *entry;
+	bool found;
+
+	if (!args)
+		return false;
+	flow_find(args);
+	if (args->way >= FLOW_WAYS)
+		return false;
+	bucket = flow_bucket_of(args);
+	if (!bucket)
+		return false;
+	entry = flow_entry_at(bucket, args->way);
+	bpf_spin_lock(&bucket->lock);
+	found = flow_has_key(bucket, entry, args);
+	if (found)
+		args->flow = entry->flow;
+	bpf_spin_unlock(&bucket->lock);
+	if (!found)
+		args->way = FLOW_WAYS;
+	return found;
+}
+
+/* Returns a copy of the flow with the key in args, or NULL. It is valid until the next lookup. */
+static __always_inline struct flow *flow_lookup(struct flow_args *args)
+{
+	return flow_read() ? &args->flow : NULL;
+}
+
+/*
+ * Updates the flow that flow_read has found by the packet in pkt_scratch, unless another one has
+ * replaced it. Copies the result.
+ */
+__noinline int flow_track(__u32 sender)
+{
+	struct flow_args *args = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	struct flow_bucket *bucket;
+	struct flow_entry *entry;
+	__u32 now = now_ticks();
+	bool same;
+
+	if (!args || !p || p->icmp_error || p->ct_update)
+		return 0;
+	bucket = flow_bucket_of(args);
+	if (!bucket)
+		return 0;
+	entry = flow_entry_at(bucket, args->way);
+	bpf_spin_lock(&bucket->lock);
+	same = flow_has_key(bucket, entry, args) && flow_is_same(&entry->flow, &args->flow);
+	if (same) {
+		flow_update(&entry->flow, &args->key, p, sender, now);
+		args->flow = entry->flow;
+	}
+	bpf_spin_unlock(&bucket->lock);
+	if (same && flow_is_moved(&args->key, &args->flow))
+		moved_record_flow(&args->key, &args->flow);
+	return 0;
+}
+
+/* Returns what changes whenever a flow gets a packet that matters for its replacement. */
+static __always_inline __u64 flow_version(const struct flow *flow)
+{
+	_Static_assert(offsetof(struct flow, flags) == offsetof(struct flow, last_seen) + 7,
+		       "last_seen, nat_port, state, flags");
+	return *(const __u64 *)&flow->last_seen;
+}
+
+/* Weighs whether the new flow in flow_scratch may replace the flow at the way of its bucket. */
+__noinline int flow_weigh(__u32 way)
+{
+	struct flow_args *args = flow_scratch_get();
+	struct flow_bucket *bucket = args ? flow_bucket_of(args) : NULL;
+	struct flow_entry *entry;
+	__u32 weight, idle;
+	bool own;
+
+	if (!args || !bucket || way >= FLOW_WAYS || !bucket->id[way])
+		return 0;
+	entry = flow_entry_at(bucket, way);
+	own = entry->flow.owner == args->new.owner;
+	args->own += own;
+	idle = args->now - entry->flow.last_seen;
+	if (flow_expired_at(&entry->flow, args->now) ||
+	    (!own && !flow_owner_is_alive(&entry->key, &entry->flow)))
+		weight = FLOW_USELESS;
+	else if (flow_is_assured(&entry->flow))
+		return 0;
+	else
+		weight = (own ? FLOW_OWN : 1) + ((__s32)idle < 0 ? 0 : idle);
+	if (weight <= args->weight)
+		return 0;
+	args->weight = weight;
+	args->way = way;
+	args->version = flow_version(&entry->flow);
+	args->replaced = bucket->id[way];
+	return 0;
+}
+
+/*
+ * Chooses a place for the new flow in args. Returns false if its bucket has none. replace: flows that
+ * are not assured may be replaced.
+ */
+static __always_inline bool flow_choose_place(struct flow_args *args,
+					      const struct flow_bucket *bucket, bool replace)
+{
+	args->free = 0;
+	args->own = 0;
+	args->weight = 0;
+	for (__u32 way = 0; way < FLOW_WAYS; way++) {
+		if (bucket->id[way])
+			continue;
+		args->free++;
+		args->free_way = way;
+	}
+	if (args->free < FLOW_RESERVE)
+		for (__u32 way = 0; way < FLOW_WAYS; way++)
+			flow_weigh(way);
+	if (args->own < FLOW_SHARE * args->free) {
+		args->way = args->free_way;
+		args->replaced = 0;
+		return true;
+	}
+	if (args->weight >= FLOW_OWN)
+		return args->weight == FLOW_USELESS || replace;
+	return replace && args->weight && args->own < FLOW_WAYS / 2;
+}
+
+/* Reports whether the place in args is still as it was when it was chosen. The caller holds the lock. */
+static __always_inline bool flow_place_is_unchanged(const struct flow_bucket *bucket,
+						    const struct flow_entry *entry,
+						    const struct flow_args *args)
+{
+	for (__u32 way = 0; way < FLOW_WAYS; way++)
+		if (bucket->id[way] == args->id && way != args->way)
+			return false; /* another CPU has added the key */
+	return bucket->id[args->way % FLOW_WAYS] == args->replaced &&
+	       (!args->replaced || flow_version(&entry->flow) == args->version);
+}
+
+/*
+ * Writes the new flow in flow_scratch under the key for which flow_read has looked, in place of
+ * the flow that it has found. Returns false if another CPU has changed the place meanwhile, or if no
+ * place is left. replace as in flow_choose_place.
+ */
+__noinline int flow_insert(__u32 replace)
+{
+	struct flow_args *args = flow_scratch_get();
+	struct flow_bucket *bucket;
+	struct flow_entry *entry;
+	bool unchanged;
+
+	if (!args)
+		return false;
+	bucket = flow_bucket_of(args);
+	if (!bucket)
+		return false;
+	args->now = now_ticks();
+	args->replaced = args->id;
+	args->version = flow_version(&args->flow);
+	if (args->way >= FLOW_WAYS && !flow_choose_place(args, bucket, replace))
+		return false;
+	entry = flow_entry_at(bucket, args->way);
+	bpf_spin_lock(&bucket->lock);
+	unchanged = flow_place_is_unchanged(bucket, entry, args);
+	if (unchanged) {
+		entry->key = args->key;
+		entry->flow = args->new;
+		bucket->id[args->way % FLOW_WAYS] = args->id;
+	}
+	bpf_spin_unlock(&bucket->lock);
+	return unchanged;
+}
+
+/* Removes the flow that flow_read has found. */
+__noinline int flow_remove(void)
+{
+	struct flow_args *args = flow_scratch_get();
+	struct flow_bucket *bucket;
+	struct flow_entry *entry;
+
+	if (!args)
+		return 0;
+	bucket = flow_bucket_of(args);
+	if (!bucket)
+		return 0;
+	entry = flow_entry_at(bucket, args->way);
+	bpf_spin_lock(&bucket->lock);
+	if (flow_has_key(bucket, entry, args) && flow_is_same(&entry->flow, &args->flow))
+		bucket->id[args->way % FLOW_WAYS] = 0;
+	bpf_spin_unlock(&bucket->lock);
+	return 0;
+}

@@ -1,0 +1,114 @@
+package prog
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+)
+
+// The tests' datapath has a small flow_table, because they read all of it.
+const (
+	flowWays    = len(bpf.FlowBucket{}.Id)
+	flowBuckets = 64
+)
+
+// flowTable reads and writes flow_table as the programs do. No program may run meanwhile.
+type flowTable struct{ *ebpf.Map }
+
+func (h *host) flows() flowTable { return flowTable{h.programs.Maps[bpf.MapFlowTable]} }
+
+// placeOf returns the bucket of a key, and its id.
+func (f flowTable) placeOf(key bpf.FlowKey) (bucket, id uint32) {
+	word := uint64(key.RemotePort)<<32 | uint64(key.LocalPort)<<16 | uint64(key.Protocol)<<8 | uint64(key.Kind)
+	hash := hashSecret(key.Remote, key.Local, word)
+	return uint32(hash & 0xffffffff * uint64(f.MaxEntries()) >> 32), uint32(hash>>32) | 1
+}
+
+// find returns the bucket of a key, and the way that has the key or is free. The way is flowWays if there is none.
+func (f flowTable) find(key bpf.FlowKey) (index uint32, bucket bpf.FlowBucket, way int, found bool, err error) {
+	index, id := f.placeOf(key)
+	if err := f.Map.Lookup(index, &bucket); err != nil {
+		return 0, bucket, 0, false, err
+	}
+	way = flowWays
+	for i, other := range bucket.Id {
+		if other == id && bucket.Entry[i].Key == key {
+			return index, bucket, i, true, nil
+		}
+		if other == 0 {
+			way = i
+		}
+	}
+	return index, bucket, way, false, nil
+}
+
+// Put adds or replaces a flow.
+func (f flowTable) Put(key bpf.FlowKey, value bpf.Flow) error {
+	index, bucket, way, _, err := f.find(key)
+	if err != nil {
+		return err
+	}
+	if way == flowWays {
+		return errors.New("the bucket of the flow is full")
+	}
+	_, bucket.Id[way] = f.placeOf(key)
+	bucket.Entry[way] = bpf.FlowEntry{Key: key, Flow: value}
+	return f.Map.Put(index, bucket)
+}
+
+// Lookup reads a flow.
+func (f flowTable) Lookup(key bpf.FlowKey, value *bpf.Flow) error {
+	_, bucket, way, found, err := f.find(key)
+	if err == nil && !found {
+		err = fmt.Errorf("flow %+v: %w", key, ebpf.ErrKeyNotExist)
+	}
+	if err == nil {
+		*value = bucket.Entry[way].Flow
+	}
+	return err
+}
+
+// Delete removes a flow.
+func (f flowTable) Delete(key bpf.FlowKey) error {
+	index, bucket, way, found, err := f.find(key)
+	if err == nil && !found {
+		err = fmt.Errorf("flow %+v: %w", key, ebpf.ErrKeyNotExist)
+	}
+	if err != nil {
+		return err
+	}
+	bucket.Id[way] = 0
+	return f.Map.Put(index, bucket)
+}
+
+// all reads all flows.
+func (f flowTable) all() (map[bpf.FlowKey]bpf.Flow, error) {
+	all := map[bpf.FlowKey]bpf.Flow{}
+	keys, values := make([]uint32, f.MaxEntries()), make([]bpf.FlowBucket, f.MaxEntries())
+	var cursor ebpf.MapBatchCursor
+	n, err := f.BatchLookup(&cursor, keys, values, nil)
+	if errors.Is(err, ebpf.ErrKeyNotExist) { // the end
+		err = nil
+	}
+	for _, bucket := range values[:n] {
+		for way, id := range bucket.Id {
+			if id != 0 {
+				all[bucket.Entry[way].Key] = bucket.Entry[way].Flow
+			}
+		}
+	}
+	return all, err
+}
+
+// clear removes all flows.
+func (f flowTable) clear() error {
+	keys, values := make([]uint32, f.MaxEntries()), make([]bpf.FlowBucket, f.MaxEntries())
+	for i := range keys {
+		keys[i] = uint32(i)
+	}
+	_, err := f.BatchUpdate(keys, values, nil)
+	return err
+}
