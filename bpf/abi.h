@@ -226,9 +226,9 @@ struct flow {
 };
 
 /*
- * flow_table: all flows, in buckets. A keyed hash of the key chooses the bucket, and another part
- * of the hash is the id by which a lookup finds the place: the ids share a cache line.
- * flow_table.h has the rules of replacement and of locking.
+ * flow_table: all flows, in buckets of FLOW_WAYS places. flow_buckets: a bucket's lock, and the ids of
+ * its flows, which are in few cache lines. A keyed hash of the key chooses the bucket, and another
+ * part of the hash is the id. flow_table.h has the rules of replacement and of locking.
  */
 #define FLOW_WAYS 16
 
@@ -238,10 +238,9 @@ struct flow_entry {
 };
 
 struct flow_bucket {
-	__u32 id[FLOW_WAYS]; /* 0: a free place */
+	__u32 id[FLOW_WAYS]; /* 0: the place is free */
 	struct bpf_spin_lock lock;
 	__u32 pad;
-	struct flow_entry entry[FLOW_WAYS];
 };
 
 /* admitted_flows: a flow to create, in which both sides have sent. */
@@ -462,7 +461,8 @@ _Static_assert(sizeof(struct host_port_key) == 20, "host_port_key");
 _Static_assert(sizeof(struct host_port) == 40, "host_port");
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow) == 56, "flow");
-_Static_assert(sizeof(struct flow_bucket) == 72 + 96 * FLOW_WAYS, "flow_bucket");
+_Static_assert(sizeof(struct flow_entry) == 96, "flow_entry");
+_Static_assert(sizeof(struct flow_bucket) == 8 + 4 * FLOW_WAYS, "flow_bucket");
 _Static_assert(sizeof(struct routed) == 48, "routed");
 _Static_assert(sizeof(struct masq_sources_key) == 8, "masq_sources_key");
 _Static_assert(sizeof(struct offload_key) == 40, "offload_key");

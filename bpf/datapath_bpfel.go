@@ -174,8 +174,7 @@ type DatapathFlowBucket struct {
 		_   structs.HostLayout
 		Val uint32
 	}
-	Pad   uint32
-	Entry [16]DatapathFlowEntry
+	Pad uint32
 }
 
 type DatapathFlowEntry struct {
@@ -507,6 +506,7 @@ const (
 	DatapathMapDrops          = "drops"
 	DatapathMapEndpoints      = "endpoints"
 	DatapathMapFibScratch     = "fib_scratch"
+	DatapathMapFlowBuckets    = "flow_buckets"
 	DatapathMapFlowScratch    = "flow_scratch"
 	DatapathMapFlowTable      = "flow_table"
 	DatapathMapFragQueue      = "frag_queue"
@@ -608,6 +608,7 @@ type DatapathMapSpecs struct {
 	Drops         *ebpf.MapSpec `ebpf:"drops"`
 	Endpoints     *ebpf.MapSpec `ebpf:"endpoints"`
 	FibScratch    *ebpf.MapSpec `ebpf:"fib_scratch"`
+	FlowBuckets   *ebpf.MapSpec `ebpf:"flow_buckets"`
 	FlowScratch   *ebpf.MapSpec `ebpf:"flow_scratch"`
 	FlowTable     *ebpf.MapSpec `ebpf:"flow_table"`
 	FragQueue     *ebpf.MapSpec `ebpf:"frag_queue"`
@@ -673,6 +674,7 @@ type DatapathMaps struct {
 	Drops         *ebpf.Map `ebpf:"drops"`
 	Endpoints     *ebpf.Map `ebpf:"endpoints"`
 	FibScratch    *ebpf.Map `ebpf:"fib_scratch"`
+	FlowBuckets   *ebpf.Map `ebpf:"flow_buckets"`
 	FlowScratch   *ebpf.Map `ebpf:"flow_scratch"`
 	FlowTable     *ebpf.Map `ebpf:"flow_table"`
 	FragQueue     *ebpf.Map `ebpf:"frag_queue"`
@@ -713,6 +715,7 @@ func (m *DatapathMaps) Close() error {
 		m.Drops,
 		m.Endpoints,
 		m.FibScratch,
+		m.FlowBuckets,
 		m.FlowScratch,
 		m.FlowTable,
 		m.FragQueue,

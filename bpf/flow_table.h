@@ -53,12 +53,15 @@ static __always_inline bool flow_key_equal(const struct flow_key *a, const struc
 /* Returns the bucket of the key in args. NULL only for the verifier. */
 static __always_inline struct flow_bucket *flow_bucket_of(const struct flow_args *args)
 {
-	return bpf_map_lookup_elem(&flow_table, &args->bucket);
+	return bpf_map_lookup_elem(&flow_buckets, &args->bucket);
 }
 
-static __always_inline struct flow_entry *flow_entry_at(struct flow_bucket *bucket, __u32 way)
+/* Returns the place at a way of the bucket of args. NULL only for the verifier. */
+static __always_inline struct flow_entry *flow_entry_at(const struct flow_args *args, __u32 way)
 {
-	return &bucket->entry[way % FLOW_WAYS];
+	__u32 place = args->bucket * FLOW_WAYS + way % FLOW_WAYS;
+
+	return bpf_map_lookup_elem(&flow_table, &place);
 }
 
 /* Reports whether the place in args has its key. The caller holds the lock. */
@@ -81,13 +84,17 @@ static __always_inline bool flow_is_same(const struct flow *a, const struct flow
 static __always_inline void flow_find(struct flow_args *args)
 {
 	const struct flow_key *key = &args->key;
-	__u64 hash = hash_secret(&key->remote, &key->local,
-				 (__u64)key->remote_port << 32 | (__u32)key->local_port << 16 |
-					 key->protocol << 8 | key->kind);
 	struct flow_bucket *bucket;
+	__u64 hash;
 
-	args->bucket = (hash & 0xffffffff) * config.flow_buckets >> 32;
-	args->id = hash >> 32 | 1;
+	if (!flow_key_equal(key, &args->hashed)) {
+		args->hashed = *key;
+		hash = hash_secret(&key->remote, &key->local,
+				   (__u64)key->remote_port << 32 | (__u32)key->local_port << 16 |
+					   key->protocol << 8 | key->kind);
+		args->bucket = (hash & 0xffffffff) * config.flow_buckets >> 32;
+		args->id = hash >> 32 | 1;
+	}
 	args->way = FLOW_WAYS;
 	bucket = flow_bucket_of(args);
 	if (!bucket)
@@ -111,9 +118,9 @@ __noinline int flow_read(void)
 	if (args->way >= FLOW_WAYS)
 		return false;
 	bucket = flow_bucket_of(args);
-	if (!bucket)
+	entry = flow_entry_at(args, args->way);
+	if (!bucket || !entry)
 		return false;
-	entry = flow_entry_at(bucket, args->way);
 	bpf_spin_lock(&bucket->lock);
 	found = flow_has_key(bucket, entry, args);
 	if (found)
@@ -146,9 +153,9 @@ __noinline int flow_track(__u32 sender)
 	if (!args || !p || p->icmp_error || p->ct_update)
 		return 0;
 	bucket = flow_bucket_of(args);
-	if (!bucket)
+	entry = flow_entry_at(args, args->way);
+	if (!bucket || !entry)
 		return 0;
-	entry = flow_entry_at(bucket, args->way);
 	bpf_spin_lock(&bucket->lock);
 	same = flow_has_key(bucket, entry, args) && flow_is_same(&entry->flow, &args->flow);
 	if (same) {
@@ -180,7 +187,9 @@ __noinline int flow_weigh(__u32 way)
 
 	if (!args || !bucket || way >= FLOW_WAYS || !bucket->id[way])
 		return 0;
-	entry = flow_entry_at(bucket, way);
+	entry = flow_entry_at(args, way);
+	if (!entry)
+		return 0;
 	own = entry->flow.owner == args->new.owner;
 	args->own += own;
 	idle = args->now - entry->flow.last_seen;
@@ -263,7 +272,9 @@ __noinline int flow_insert(__u32 replace)
 	args->version = flow_version(&args->flow);
 	if (args->way >= FLOW_WAYS && !flow_choose_place(args, bucket, replace))
 		return false;
-	entry = flow_entry_at(bucket, args->way);
+	entry = flow_entry_at(args, args->way);
+	if (!entry)
+		return false;
 	bpf_spin_lock(&bucket->lock);
 	unchanged = flow_place_is_unchanged(bucket, entry, args);
 	if (unchanged) {
@@ -285,9 +296,9 @@ __noinline int flow_remove(void)
 	if (!args)
 		return 0;
 	bucket = flow_bucket_of(args);
-	if (!bucket)
+	entry = flow_entry_at(args, args->way);
+	if (!bucket || !entry)
 		return 0;
-	entry = flow_entry_at(bucket, args->way);
 	bpf_spin_lock(&bucket->lock);
 	if (flow_has_key(bucket, entry, args) && flow_is_same(&entry->flow, &args->flow))
 		bucket->id[args->way % FLOW_WAYS] = 0;

@@ -51,6 +51,14 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct flow_bucket);
+} flow_buckets SEC(".maps");
+
+/* Written with flow_buckets. Key: the number of the bucket times FLOW_WAYS, plus the way. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, FLOW_WAYS);
+	__type(key, __u32);
+	__type(value, struct flow_entry);
 } flow_table SEC(".maps");
 
 /*

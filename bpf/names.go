@@ -152,6 +152,7 @@ const (
 	MapEndpoints     = DatapathMapEndpoints
 	MapFIBScratch    = DatapathMapFibScratch
 	MapAdmittedFlows = DatapathMapAdmittedFlows
+	MapFlowBuckets   = DatapathMapFlowBuckets
 	MapFlowTable     = DatapathMapFlowTable
 	MapFragQueue     = DatapathMapFragQueue
 	MapFragScratch   = DatapathMapFragScratch

@@ -133,27 +133,28 @@ type StackDropsFlowBucket struct {
 		_   structs.HostLayout
 		Val uint32
 	}
-	Pad   uint32
-	Entry [16]struct {
-		_    structs.HostLayout
-		Key  StackDropsFlowKey
-		Flow struct {
-			_          structs.HostLayout
-			Owner      uint64
-			NatAddr    StackDropsAddr
-			LastSeen   uint32
-			NatPort    uint16
-			State      uint8
-			Flags      uint8
-			Uplink     uint32
-			Ack        uint32
-			Expected   uint32
-			RemoteEnd  uint32
-			RemotePort uint16
-			Created    uint16
-			Probe      uint8
-			Pad        [3]uint8
-		}
+	Pad uint32
+}
+
+type StackDropsFlowEntry struct {
+	_    structs.HostLayout
+	Key  StackDropsFlowKey
+	Flow struct {
+		_          structs.HostLayout
+		Owner      uint64
+		NatAddr    StackDropsAddr
+		LastSeen   uint32
+		NatPort    uint16
+		State      uint8
+		Flags      uint8
+		Uplink     uint32
+		Ack        uint32
+		Expected   uint32
+		RemoteEnd  uint32
+		RemotePort uint16
+		Created    uint16
+		Probe      uint8
+		Pad        [3]uint8
 	}
 }
 
@@ -363,6 +364,7 @@ const (
 	StackDropsMapDropTotals    = "drop_totals"
 	StackDropsMapDrops         = "drops"
 	StackDropsMapEndpoints     = "endpoints"
+	StackDropsMapFlowBuckets   = "flow_buckets"
 	StackDropsMapFlowTable     = "flow_table"
 	StackDropsMapFragQueue     = "frag_queue"
 	StackDropsMapFragments     = "fragments"
@@ -446,6 +448,7 @@ type StackDropsMapSpecs struct {
 	DropTotals    *ebpf.MapSpec `ebpf:"drop_totals"`
 	Drops         *ebpf.MapSpec `ebpf:"drops"`
 	Endpoints     *ebpf.MapSpec `ebpf:"endpoints"`
+	FlowBuckets   *ebpf.MapSpec `ebpf:"flow_buckets"`
 	FlowTable     *ebpf.MapSpec `ebpf:"flow_table"`
 	FragQueue     *ebpf.MapSpec `ebpf:"frag_queue"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
@@ -505,6 +508,7 @@ type StackDropsMaps struct {
 	DropTotals    *ebpf.Map `ebpf:"drop_totals"`
 	Drops         *ebpf.Map `ebpf:"drops"`
 	Endpoints     *ebpf.Map `ebpf:"endpoints"`
+	FlowBuckets   *ebpf.Map `ebpf:"flow_buckets"`
 	FlowTable     *ebpf.Map `ebpf:"flow_table"`
 	FragQueue     *ebpf.Map `ebpf:"frag_queue"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
@@ -538,6 +542,7 @@ func (m *StackDropsMaps) Close() error {
 		m.DropTotals,
 		m.Drops,
 		m.Endpoints,
+		m.FlowBuckets,
 		m.FlowTable,
 		m.FragQueue,
 		m.Fragments,

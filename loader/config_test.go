@@ -72,7 +72,7 @@ func TestSecret(t *testing.T) {
 
 func TestFlowTableSize(t *testing.T) {
 	for flows, want := range map[uint32]uint32{1: 1, 16: 1, 17: 2, 1000: 63} {
-		if got := registry[bpf.MapFlowTable].size(flows); got != want {
+		if got := registry[bpf.MapFlowBuckets].size(flows); got != want {
 			t.Errorf("%d flows: got %d buckets, want %d", flows, got, want)
 		}
 	}

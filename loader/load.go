@@ -139,7 +139,7 @@ func newCollection(spec *ebpf.CollectionSpec, maps map[string]*ebpf.Map) (*ebpf.
 	collection, err := loadPart(spec, nil, maps)
 	if errors.Is(err, unix.ENOMEM) {
 		return nil, fmt.Errorf("%w: %w (no memory for maps of %d flows: lower maxFlows, or raise the memory limit of the runtime's cgroup)",
-			ErrNotSupported, err, spec.Maps[bpf.MapFlowTable].MaxEntries*flowWays)
+			ErrNotSupported, err, spec.Maps[bpf.MapFlowTable].MaxEntries)
 	}
 	if err != nil {
 		return nil, explain(err)
@@ -242,7 +242,8 @@ func Spec(options Options) (*ebpf.CollectionSpec, error) {
 // have their final sizes.
 func (p Programs) configure(spec *ebpf.CollectionSpec, config bpf.HostConfig) error {
 	config.Abi, config.Build, config.Revision = p.ABI, p.Build, p.Revision
-	config.FlowBuckets = spec.Maps[bpf.MapFlowTable].MaxEntries
+	config.FlowBuckets = spec.Maps[bpf.MapFlowBuckets].MaxEntries
+	spec.Maps[bpf.MapFlowTable].MaxEntries = config.FlowBuckets * flowWays
 	if err := spec.Variables[bpf.VarConfig].Set(config); err != nil {
 		return fmt.Errorf("set the datapath's configuration: %w", err)
 	}

@@ -42,7 +42,8 @@ var registry = map[string]mapTraits{
 	bpf.MapDrops:         {owned: true},
 	bpf.MapDropTotals:    {},
 	bpf.MapAdmittedFlows: {owned: true},
-	bpf.MapFlowTable:     {flowsPerEntry: flowWays},
+	bpf.MapFlowBuckets:   {flowsPerEntry: flowWays},
+	bpf.MapFlowTable:     {},
 	bpf.MapOffloadTCP:    {flowsPerEntry: 2},
 	bpf.MapOffloadUDP:    {flowsPerEntry: 8}, // UDP entries stay until evicted, so they get less memory
 

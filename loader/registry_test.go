@@ -36,7 +36,7 @@ func TestRegistry(t *testing.T) {
 		if isScratch(m) && ok {
 			t.Errorf("%s: user space has no use for it", name)
 		}
-		if traits.flowsPerEntry != 0 && m.Type != ebpf.LRUHash && name != bpf.MapFlowTable {
+		if traits.flowsPerEntry != 0 && m.Type != ebpf.LRUHash && name != bpf.MapFlowBuckets {
 			t.Errorf("%s: sized by the number of flows, but its type is %s", name, m.Type)
 		}
 	}

@@ -17,9 +17,9 @@ const (
 
 // flowsFor returns the number of flows that take about a thousandth of the memory.
 func flowsFor(memory uint64) uint32 {
-	const bucketSize = uint64(unsafe.Sizeof(bpf.FlowBucket{}))
+	const flowSize = uint64(unsafe.Sizeof(bpf.FlowEntry{}) + unsafe.Sizeof(bpf.FlowBucket{})/uintptr(flowWays))
 
-	return uint32(min(max(memory/1024*uint64(flowWays)/bucketSize, minFlows), maxFlows))
+	return uint32(min(max(memory/1024/flowSize, minFlows), maxFlows))
 }
 
 // MaxFlows returns the number of places in flow_table.

@@ -22,7 +22,8 @@ func FillCopy(c *loader.Copy, addresses ...netip.Addr) error {
 	now, err := nowTicks()
 	isOffload := func(k bpf.OffloadKey) bool { return of[k.Addr[0]] || of[k.Addr[1]] }
 	return errors.Join(err,
-		copyArray[bpf.FlowBucket](c, bpf.MapFlowTable, ebpf.LookupLock), // no place is half written
+		copyArray[bpf.FlowBucket](c, bpf.MapFlowBuckets, 0),
+		copyArray[bpf.FlowEntry](c, bpf.MapFlowTable, 0),
 		copyEntries(c, bpf.MapAdmittedFlows, func(bpf.FlowKey, *bpf.AdmittedFlow) bool { return true }),
 		copyEntries(c, bpf.MapOffloadTCP, func(k bpf.OffloadKey, v *bpf.Offload) bool {
 			v.CtSeen = now // so that no program clones a packet for conntrack

@@ -5,8 +5,6 @@ import (
 	"iter"
 	"net/netip"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 )
@@ -110,7 +108,7 @@ func flowEntries(dp *loader.Datapath) iter.Seq2[bpf.FlowEntry, error] {
 	return func(yield func(bpf.FlowEntry, error) bool) {
 		living, err := livingOwners(dp)
 		if err == nil && dp.FlowTable != nil {
-			err = buckets(dp.FlowTable, func(place bpf.FlowEntry) bool {
+			err = usedPlaces(dp, func(place bpf.FlowEntry) bool {
 				return !living[loader.Owner(place.Flow.Owner)] || yield(place, nil)
 			})
 		}
@@ -120,23 +118,46 @@ func flowEntries(dp *loader.Datapath) iter.Seq2[bpf.FlowEntry, error] {
 	}
 }
 
-// buckets passes the used places of a map like flow_table to use, until that returns false.
-func buckets(m *ebpf.Map, use func(bpf.FlowEntry) bool) error {
-	const atOnce = 64
+// usedPlaces passes the used places of flow_table to use, until that returns false. The programs may change them
+// meanwhile: it leaves out a place whose flow was replaced while it was read.
+func usedPlaces(dp *loader.Datapath, use func(bpf.FlowEntry) bool) error {
+	before, err := flowIDs(dp)
+	if err != nil || len(before) == 0 {
+		return err
+	}
+	var all []bpf.FlowEntry
+	size := min(batchSize, int(dp.FlowTable.MaxEntries()))
+	keys, values := make([]uint32, size), make([]bpf.FlowEntry, size)
+	err = batches(dp.FlowTable, keys, values, nil, func(n int) bool {
+		all = append(all, values[:n]...)
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	after, err := flowIDs(dp)
+	if err != nil {
+		return err
+	}
+	for place, id := range before {
+		if id != 0 && id == after[place] && !use(all[place]) {
+			return nil
+		}
+	}
+	return nil
+}
 
-	size := min(atOnce, int(m.MaxEntries()))
+// flowIDs returns the ids of all places of flow_table; 0: free.
+func flowIDs(dp *loader.Datapath) (ids []uint32, err error) {
+	size := min(batchSize, int(dp.FlowBuckets.MaxEntries()))
 	keys, values := make([]uint32, size), make([]bpf.FlowBucket, size)
-	locked := &ebpf.BatchOptions{ElemFlags: uint64(ebpf.LookupLock)} // no place is half written
-	return batches(m, keys, values, locked, func(n int) bool {
+	err = batches(dp.FlowBuckets, keys, values, nil, func(n int) bool {
 		for _, bucket := range values[:n] {
-			for way, id := range bucket.Id {
-				if id != 0 && !use(bucket.Entry[way]) {
-					return false
-				}
-			}
+			ids = append(ids, bucket.Id[:]...)
 		}
 		return true
 	})
+	return ids, err
 }
 
 func flowOf(key bpf.FlowKey, value bpf.Flow) Flow {

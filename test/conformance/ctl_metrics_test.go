@@ -3,6 +3,7 @@ package conformance
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -14,7 +15,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/cilium/ebpf"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
@@ -84,7 +84,7 @@ func TestCtlMetricsCost(t *testing.T) {
 	for n := range manyContainers {
 		pod(n + 1)
 	}
-	fillFlows(t, manyFlows)
+	fillFlows(t, h, manyFlows)
 	if many := calls(); few < 100 || many > few+5 {
 		t.Errorf("got %d system calls with 1 container, and %d with %d and %d flows; want the same but for parts of lists", few, many, manyContainers+1, manyFlows)
 	}
@@ -99,34 +99,30 @@ func TestCtlMetricsCost(t *testing.T) {
 // systemCall is one line of strace, without the second half of a call that another thread has interrupted.
 var systemCall = regexp.MustCompile(`(?m)^\d+ +\w+\(`)
 
-// fillFlows adds flows of the host that have just been used. It fills whole buckets.
-func fillFlows(t *testing.T, n int) {
+// fillFlows adds flows of the host that have just been used.
+func fillFlows(t *testing.T, h *host, n int) {
 	t.Helper()
-	pins, err := filepath.Glob(filepath.Join(loader.Root, "netns-*", "maps", bpf.MapFlowTable))
-	if err != nil || len(pins) != 1 {
-		t.Fatalf("flows: got %v (%v), want one pin", pins, err)
-	}
-	m, err := ebpf.LoadPinnedMap(pins[0], nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
 	const farFuture = 1 << 30 // ticks: never idle
-	ways := len(bpf.FlowBucket{}.Id)
-	keys, values := make([]uint32, n/ways), make([]bpf.FlowBucket, n/ways)
-	for i := range n / ways * ways {
-		bucket, way := i/ways, i%ways
-		keys[bucket] = uint32(bucket)
-		values[bucket].Id[way] = uint32(i + 1)
-		values[bucket].Entry[way] = bpf.FlowEntry{
-			Key:  bpf.FlowKey{RemotePort: uint16(i), LocalPort: uint16(i >> 16), Protocol: 6, Kind: bpf.FlowSNAT},
-			Flow: bpf.Flow{State: bpf.FlowEstablished, LastSeen: farFuture},
+	withDatapath(t, h, func(d *loader.Datapath) error {
+		keys, values := make([]uint32, n), make([]bpf.FlowEntry, n)
+		buckets := map[uint32]bpf.FlowBucket{}
+		for i := range keys {
+			keys[i] = uint32(i)
+			values[i].Key = bpf.FlowKey{RemotePort: uint16(i), LocalPort: uint16(i >> 16), Protocol: 6, Kind: bpf.FlowSNAT}
+			values[i].Flow = bpf.Flow{State: bpf.FlowEstablished, LastSeen: farFuture}
+			bucket := buckets[uint32(i/flowWays)]
+			bucket.Id[i%flowWays] = uint32(i + 1)
+			buckets[uint32(i/flowWays)] = bucket
 		}
-	}
-	if _, err := m.BatchUpdate(keys, values, nil); err != nil {
-		t.Fatal(err)
-	}
+		_, err := d.FlowTable.BatchUpdate(keys, values, nil)
+		for number, bucket := range buckets {
+			err = errors.Join(err, d.FlowBuckets.Put(number, bucket))
+		}
+		return err
+	})
 }
+
+const flowWays = len(bpf.FlowBucket{}.Id)
 
 const metricFiles = repository + "/plugin/metrics/"
 

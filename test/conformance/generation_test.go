@@ -132,7 +132,7 @@ func TestUpgradeKeepsConfig(t *testing.T) {
 	config := func() (config bpf.HostConfig) {
 		withDatapath(t, h, func(d *loader.Datapath) error {
 			config = d.Config
-			if got, want := config.FlowBuckets, d.FlowTable.MaxEntries(); got != want || want != 2048/16 {
+			if got, want := config.FlowBuckets, d.FlowBuckets.MaxEntries(); got != want || want != 2048/16 {
 				t.Errorf("buckets of flow_table: got %d, want %d", got, want)
 			}
 			return nil

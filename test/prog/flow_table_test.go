@@ -16,26 +16,28 @@ const (
 )
 
 // flowTable reads and writes flow_table as the programs do. No program may run meanwhile.
-type flowTable struct{ *ebpf.Map }
+type flowTable struct{ buckets, table *ebpf.Map }
 
-func (h *host) flows() flowTable { return flowTable{h.programs.Maps[bpf.MapFlowTable]} }
+func (h *host) flows() flowTable {
+	return flowTable{h.programs.Maps[bpf.MapFlowBuckets], h.programs.Maps[bpf.MapFlowTable]}
+}
 
 // placeOf returns the bucket of a key, and its id.
 func (f flowTable) placeOf(key bpf.FlowKey) (bucket, id uint32) {
 	word := uint64(key.RemotePort)<<32 | uint64(key.LocalPort)<<16 | uint64(key.Protocol)<<8 | uint64(key.Kind)
 	hash := hashSecret(key.Remote, key.Local, word)
-	return uint32(hash & 0xffffffff * uint64(f.MaxEntries()) >> 32), uint32(hash>>32) | 1
+	return uint32(hash & 0xffffffff * uint64(f.buckets.MaxEntries()) >> 32), uint32(hash>>32) | 1
 }
 
 // find returns the bucket of a key, and the way that has the key or is free. The way is flowWays if there is none.
 func (f flowTable) find(key bpf.FlowKey) (index uint32, bucket bpf.FlowBucket, way int, found bool, err error) {
 	index, id := f.placeOf(key)
-	if err := f.Map.Lookup(index, &bucket); err != nil {
+	if err := f.buckets.Lookup(index, &bucket); err != nil {
 		return 0, bucket, 0, false, err
 	}
 	way = flowWays
 	for i, other := range bucket.Id {
-		if other == id && bucket.Entry[i].Key == key {
+		if other == id {
 			return index, bucket, i, true, nil
 		}
 		if other == 0 {
@@ -55,19 +57,21 @@ func (f flowTable) Put(key bpf.FlowKey, value bpf.Flow) error {
 		return errors.New("the bucket of the flow is full")
 	}
 	_, bucket.Id[way] = f.placeOf(key)
-	bucket.Entry[way] = bpf.FlowEntry{Key: key, Flow: value}
-	return f.Map.Put(index, bucket)
+	place := index*uint32(flowWays) + uint32(way)
+	return errors.Join(f.table.Put(place, bpf.FlowEntry{Key: key, Flow: value}), f.buckets.Put(index, bucket))
 }
 
 // Lookup reads a flow.
 func (f flowTable) Lookup(key bpf.FlowKey, value *bpf.Flow) error {
-	_, bucket, way, found, err := f.find(key)
+	index, _, way, found, err := f.find(key)
 	if err == nil && !found {
 		err = fmt.Errorf("flow %+v: %w", key, ebpf.ErrKeyNotExist)
 	}
+	var entry bpf.FlowEntry
 	if err == nil {
-		*value = bucket.Entry[way].Flow
+		err = f.table.Lookup(index*uint32(flowWays)+uint32(way), &entry)
 	}
+	*value = entry.Flow
 	return err
 }
 
@@ -81,22 +85,22 @@ func (f flowTable) Delete(key bpf.FlowKey) error {
 		return err
 	}
 	bucket.Id[way] = 0
-	return f.Map.Put(index, bucket)
+	return f.buckets.Put(index, bucket)
 }
 
 // all reads all flows.
 func (f flowTable) all() (map[bpf.FlowKey]bpf.Flow, error) {
-	all := map[bpf.FlowKey]bpf.Flow{}
-	keys, values := make([]uint32, f.MaxEntries()), make([]bpf.FlowBucket, f.MaxEntries())
-	var cursor ebpf.MapBatchCursor
-	n, err := f.BatchLookup(&cursor, keys, values, nil)
-	if errors.Is(err, ebpf.ErrKeyNotExist) { // the end
-		err = nil
+	buckets, err := allOf[bpf.FlowBucket](f.buckets)
+	if err != nil {
+		return nil, err
 	}
-	for _, bucket := range values[:n] {
+	entries, err := allOf[bpf.FlowEntry](f.table)
+	all := map[bpf.FlowKey]bpf.Flow{}
+	for i, bucket := range buckets {
 		for way, id := range bucket.Id {
 			if id != 0 {
-				all[bucket.Entry[way].Key] = bucket.Entry[way].Flow
+				entry := entries[i*flowWays+way]
+				all[entry.Key] = entry.Flow
 			}
 		}
 	}
@@ -105,10 +109,21 @@ func (f flowTable) all() (map[bpf.FlowKey]bpf.Flow, error) {
 
 // clear removes all flows.
 func (f flowTable) clear() error {
-	keys, values := make([]uint32, f.MaxEntries()), make([]bpf.FlowBucket, f.MaxEntries())
+	keys, values := make([]uint32, f.buckets.MaxEntries()), make([]bpf.FlowBucket, f.buckets.MaxEntries())
 	for i := range keys {
 		keys[i] = uint32(i)
 	}
-	_, err := f.BatchUpdate(keys, values, nil)
+	_, err := f.buckets.BatchUpdate(keys, values, nil)
 	return err
+}
+
+// allOf reads an array.
+func allOf[V any](m *ebpf.Map) ([]V, error) {
+	keys, values := make([]uint32, m.MaxEntries()), make([]V, m.MaxEntries())
+	var cursor ebpf.MapBatchCursor
+	_, err := m.BatchLookup(&cursor, keys, values, nil)
+	if errors.Is(err, ebpf.ErrKeyNotExist) { // the end
+		err = nil
+	}
+	return values, err
 }

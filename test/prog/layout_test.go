@@ -85,19 +85,19 @@ func TestLayout(t *testing.T) {
 			"0100000000000000 02000000 5000 0000 00000000 00000000 0000ffff 08007109 04030201 00000000",
 		},
 		{
+			bpf.MapFlowBuckets, "value", bpf.FlowBucket{Id: [16]uint32{0: 0x01020304, 15: 5}},
+			"04030201" + strings.Repeat("00000000", 14) + "05000000 0000000000000000",
+		},
+		{
 			bpf.MapFlowTable, "value",
-			bpf.FlowBucket{
-				Id: [16]uint32{0: 0x01020304, 15: 5},
-				Entry: [16]bpf.FlowEntry{15: {
-					Key: bpf.FlowKey{Remote: addr, Local: addr6, RemotePort: 80, LocalPort: 8080, Protocol: 17, Kind: bpf.FlowDNAT},
-					Flow: bpf.Flow{
-						Owner: 1, NatAddr: addr, LastSeen: 0x01020304, NatPort: 80, State: bpf.FlowLastACK, Flags: bpf.FlowFIN,
-						Uplink: 6, Ack: 7, Expected: 8, RemoteEnd: 9, RemotePort: 0x0102, Created: 0x0304, Probe: 5,
-					},
-				}},
+			bpf.FlowEntry{
+				Key: bpf.FlowKey{Remote: addr, Local: addr6, RemotePort: 80, LocalPort: 8080, Protocol: 17, Kind: bpf.FlowDNAT},
+				Flow: bpf.Flow{
+					Owner: 1, NatAddr: addr, LastSeen: 0x01020304, NatPort: 80, State: bpf.FlowLastACK, Flags: bpf.FlowFIN,
+					Uplink: 6, Ack: 7, Expected: 8, RemoteEnd: 9, RemotePort: 0x0102, Created: 0x0304, Probe: 5,
+				},
 			},
-			"04030201" + strings.Repeat("00000000", 14) + "05000000 0000000000000000" + strings.Repeat("00000000", 15*24) +
-				"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 5000 901f 11 02 0000" +
+			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 5000 901f 11 02 0000" +
 				"0100000000000000 00000000 00000000 0000ffff 08007109 04030201 5000 05 04 06000000 07000000 08000000 09000000 0201 0403 05 000000",
 		},
 		{bpf.MapMovedFlows, "value", bpf.Moved{Seen: 1, SeenFar: 2}, "01000000 02000000"},

@@ -20,7 +20,7 @@ import (
 // Nothing replaces an assured flow, but a reboot of the datapath loses all. Live connections continue, and neither
 // end sees a reset or an error.
 
-// clearFlows empties a map like flow_table and returns the number of flows.
+// clearFlows empties a map like flow_buckets and returns the number of flows.
 func clearFlows(m *ebpf.Map) (removed int, err error) {
 	for index := range m.MaxEntries() {
 		var bucket bpf.FlowBucket
@@ -45,7 +45,7 @@ func clearFlows(m *ebpf.Map) (removed int, err error) {
 
 // clearFlowsAndCache also voids the forwarding cache, since the packets that it forwards restore no flow.
 func clearFlowsAndCache(datapath *loader.Datapath) (removed int, err error) {
-	if removed, err = clearFlows(datapath.FlowTable); err != nil {
+	if removed, err = clearFlows(datapath.FlowBuckets); err != nil {
 		return removed, err
 	}
 	return removed, maps.With(context.Background(), datapath, func(store *maps.Store) error {
