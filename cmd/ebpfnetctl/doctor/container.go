@@ -9,7 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
 // container is a network namespace that a network's plugins have connected, with a server in it.
@@ -105,12 +106,7 @@ func (c *container) remove(ctx context.Context) error {
 
 // hasPortMappings reports whether a plugin of a list makes host ports.
 func hasPortMappings(list *libcni.NetworkConfigList) bool {
-	for _, plugin := range list.Plugins {
-		if plugin.Network.Capabilities["portMappings"] {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(list.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Capabilities["portMappings"] })
 }
 
 // freePort returns a port that no socket listens on at the moment.
@@ -130,7 +126,7 @@ func portOf(listener net.Listener) uint16 {
 // newNamespace returns a new network namespace with lo up.
 func newNamespace() (netns.NsHandle, error) {
 	ns := netns.None()
-	err := onThread(func() (err error) {
+	err := link.OnThread(func() (err error) {
 		ns, err = netns.New()
 		return err
 	})
@@ -148,27 +144,12 @@ func newNamespace() (netns.NsHandle, error) {
 	return ns, err
 }
 
-// onThread runs do on a thread of its own, which may change its namespace, and ends.
-func onThread(do func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
-		done <- do()
-	}()
-	return <-done
-}
-
 // in runs do in a namespace, nil for the host's. Sockets that do opens stay there.
 func in(ns *netns.NsHandle, do func() error) error {
 	if ns == nil {
 		return do()
 	}
-	return onThread(func() error {
-		if err := netns.Set(*ns); err != nil {
-			return err
-		}
-		return do()
-	})
+	return link.InNamespace(*ns, do)
 }
 
 // serve lets the container send its nonce to whoever connects.
