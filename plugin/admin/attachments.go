@@ -212,9 +212,15 @@ func NamespaceOf(a *Attachment) (netns.NsHandle, error) {
 		return netns.None(), err
 	}
 	defer host.Close()
-	device, err := host.LinkByIndex(a.index)
-	if err != nil {
-		return netns.None(), fmt.Errorf("find device %s: %w", a.Device, err)
+	_, ns, err := pairOf(host, a.index)
+	return ns, err
+}
+
+// pairOf returns the host's end of a container's devices, and the container's network namespace. The caller must close it.
+func pairOf(host *netlink.Handle, index int) (outside netlink.Link, ns netns.NsHandle, err error) {
+	if outside, err = host.LinkByIndex(index); err != nil {
+		return nil, netns.None(), fmt.Errorf("find device %d: %w", index, err)
 	}
-	return link.NamespaceOfPeer(host, device)
+	ns, err = link.NamespaceOfPeer(host, outside)
+	return outside, ns, err
 }
