@@ -49,6 +49,14 @@ func (c *Config) HasIPv6() bool {
 	})
 }
 
+// Subnets returns the subnets of all ranges.
+func (c *Config) Subnets() (subnets []netip.Prefix) {
+	for _, r := range slices.Concat(c.Ranges...) {
+		subnets = append(subnets, r.Subnet)
+	}
+	return subnets
+}
+
 // Dir returns the directory of the network's reservations.
 func (c *Config) Dir() string {
 	dataDir := c.DataDir

@@ -64,13 +64,7 @@ func (v *verb) lookForOverlaps() error {
 		return err
 	}
 	defer host.Close()
-	var subnets []netip.Prefix
-	for _, set := range v.config.IPAM.Ranges {
-		for _, r := range set {
-			subnets = append(subnets, r.Subnet)
-		}
-	}
-	overlaps, err := refresh.Overlaps(host, subnets)
+	overlaps, err := refresh.Overlaps(host, v.config.IPAM.Subnets())
 	for _, overlap := range overlaps {
 		shared, errShared := sharesReservations(overlap)
 		if err = errors.Join(err, errShared); !shared {

@@ -29,17 +29,15 @@ func (a *adder) refuseUnassigned(context.Context) error {
 		return err
 	}
 	defer routes.Close()
-	for _, set := range a.config.IPAM.Ranges {
-		for _, r := range set {
-			prefixes, err := UnassignedPrefixes(r)
-			if err != nil {
+	for _, r := range slices.Concat(a.config.IPAM.Ranges...) {
+		prefixes, err := UnassignedPrefixes(r)
+		if err != nil {
+			return err
+		}
+		for _, prefix := range prefixes {
+			route := rtnl.NodeRoute{Prefix: prefix, Metric: unassignedMetric(a.config.Attachment.Network), Unreachable: true}
+			if err := routes.Add(route); err != nil && !errors.Is(err, unix.EEXIST) {
 				return err
-			}
-			for _, prefix := range prefixes {
-				route := rtnl.NodeRoute{Prefix: prefix, Metric: unassignedMetric(a.config.Attachment.Network), Unreachable: true}
-				if err := routes.Add(route); err != nil && !errors.Is(err, unix.EEXIST) {
-					return err
-				}
 			}
 		}
 	}

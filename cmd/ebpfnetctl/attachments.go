@@ -53,20 +53,24 @@ var attachmentTable = output.Table[*admin.Attachment]{
 		{Head: "DEVICE", Text: deviceOf},
 		{Head: "MAC", Text: func(a *admin.Attachment) string { return a.MAC }, Wide: true},
 		{Head: "ANTI-SPOOF", Text: func(a *admin.Attachment) string { return map[bool]string{true: "on", false: "off"}[a.AntiSpoof] }, Wide: true},
-		{Head: "INGRESS", Text: func(a *admin.Attachment) string { return rate(a.IngressRate) }, Wide: true},
-		{Head: "EGRESS", Text: func(a *admin.Attachment) string { return rate(a.EgressRate) }, Wide: true},
+		{Head: "INGRESS", Text: func(a *admin.Attachment) string { return number(a.IngressRate) }, Wide: true},
+		{Head: "EGRESS", Text: func(a *admin.Attachment) string { return number(a.EgressRate) }, Wide: true},
 		{Head: "ALIASES", Text: func(a *admin.Attachment) string { return strings.Join(a.Aliases, ",") }, Wide: true},
 	},
 	Name: func(a *admin.Attachment) string { return containerName(a.Attachment, a.Owner) },
 	None: "no container is connected",
 }
 
-func addressesOf(a *admin.Attachment) string {
-	var addresses []string
-	for _, address := range a.Addresses {
-		addresses = append(addresses, address.Address.String())
+// texts returns a text for each item.
+func texts[T any](items []T, text func(T) string) (all []string) {
+	for _, item := range items {
+		all = append(all, text(item))
 	}
-	return strings.Join(addresses, ",")
+	return all
+}
+
+func addressesOf(a *admin.Attachment) string {
+	return strings.Join(texts(a.Addresses, func(a admin.Address) string { return a.Address.String() }), ",")
 }
 
 // portText is the short form of a host port, such as 8080->80/tcp, or 192.0.2.1:8080->80/tcp of one address.
@@ -80,11 +84,7 @@ func portText(p admin.HostPort) string {
 
 // portsOfOne lists the host ports of an attachment. One that any address of both families has is there once.
 func portsOfOne(a *admin.Attachment) string {
-	var ports []string
-	for _, p := range a.HostPorts {
-		ports = append(ports, portText(p))
-	}
-	return strings.Join(slices.Compact(ports), ",")
+	return strings.Join(slices.Compact(texts(a.HostPorts, portText)), ",")
 }
 
 func deviceOf(a *admin.Attachment) string {
@@ -94,9 +94,10 @@ func deviceOf(a *admin.Attachment) string {
 	return a.Device
 }
 
-func rate(bitsPerSecond uint64) string {
-	if bitsPerSecond == 0 {
+// number leaves 0 out.
+func number[T int | uint64](n T) string {
+	if n == 0 {
 		return ""
 	}
-	return strconv.FormatUint(bitsPerSecond, 10)
+	return fmt.Sprint(n)
 }

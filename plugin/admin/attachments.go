@@ -54,6 +54,26 @@ type Attachment struct {
 	index int // of the device
 }
 
+// ByOwner returns attachments by their owners.
+func ByOwner(attachments []*Attachment) map[string]*Attachment {
+	byOwner := map[string]*Attachment{}
+	for _, a := range attachments {
+		byOwner[a.Owner] = a
+	}
+	return byOwner
+}
+
+// ByAddress returns attachments by their addresses.
+func ByAddress(attachments []*Attachment) map[netip.Addr]*Attachment {
+	byAddress := map[netip.Addr]*Attachment{}
+	for _, a := range attachments {
+		for _, address := range a.Addresses {
+			byAddress[address.Address] = a
+		}
+	}
+	return byAddress
+}
+
 // Address is an address of a container.
 type Address struct {
 	Address     netip.Addr `json:"address"`
@@ -109,7 +129,7 @@ func (l attachmentList) sorted() []*Attachment {
 	for _, a := range l {
 		slices.SortFunc(a.Addresses, func(a, b Address) int { return a.Address.Compare(b.Address) })
 		slices.SortFunc(a.Routes, func(a, b Route) int { return a.To.Compare(b.To) })
-		slices.SortFunc(a.HostPorts, comparePorts)
+		slices.SortFunc(a.HostPorts, ComparePorts)
 		all = append(all, a)
 	}
 	slices.SortFunc(all, func(a, b *Attachment) int {
@@ -119,7 +139,8 @@ func (l attachmentList) sorted() []*Attachment {
 	return all
 }
 
-func comparePorts(a, b HostPort) int {
+// ComparePorts compares by port, protocol and address.
+func ComparePorts(a, b HostPort) int {
 	return cmp.Or(cmp.Compare(a.HostPort, b.HostPort), cmp.Compare(a.Protocol, b.Protocol), a.HostAddress.Compare(b.HostAddress))
 }
 

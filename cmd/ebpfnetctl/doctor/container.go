@@ -183,7 +183,7 @@ func (c *container) answer() {
 func dial(ctx context.Context, from *netns.NsHandle, remote netip.AddrPort) (conn net.Conn, err error) {
 	err = in(from, func() (err error) {
 		conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", remote.String())
-		return err
+		return explain(err)
 	})
 	return conn, err
 }
@@ -192,7 +192,7 @@ func dial(ctx context.Context, from *netns.NsHandle, remote netip.AddrPort) (con
 func (c *container) reach(ctx context.Context, from *netns.NsHandle, remote netip.AddrPort) error {
 	conn, err := dial(ctx, from, remote)
 	if err != nil {
-		return explain(err)
+		return err
 	}
 	defer conn.Close()
 	if deadline, ok := ctx.Deadline(); ok {
@@ -216,7 +216,7 @@ func (c *container) answers(ctx context.Context, remote netip.AddrPort) error {
 		return nil
 	}
 	if err != nil {
-		return explain(err)
+		return err
 	}
 	return conn.Close()
 }

@@ -88,14 +88,7 @@ func (d *Describer) readContainers() error {
 	}
 	d.read = time.Now()
 	containers.Name(context.Background(), attachments, d.CacheDir)
-	d.byOwner, d.byAddr = map[string]*admin.Attachment{}, map[netip.Addr]*admin.Attachment{}
-	d.devices = map[uint32]device{}
-	for _, a := range attachments {
-		d.byOwner[a.Owner] = a
-		for _, address := range a.Addresses {
-			d.byAddr[address.Address] = a
-		}
-	}
+	d.byOwner, d.byAddr, d.devices = admin.ByOwner(attachments), admin.ByAddress(attachments), map[uint32]device{}
 	return nil
 }
 

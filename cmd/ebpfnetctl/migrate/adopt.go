@@ -82,7 +82,7 @@ func (h *host) callIn(ctx context.Context, verb func(context.Context, *cni.Call)
 	defer cancel()
 	keys := maps.Clone(chained)
 	keys["prevResult"] = c.result
-	call, err := newCall(c.Network, c.result.CNIVersion, keys, &skel.CmdArgs{ContainerID: c.ContainerID, IfName: c.IfName, Netns: netns})
+	call, err := cni.CallOf(c.Network, c.result.CNIVersion, keys, skel.CmdArgs{ContainerID: c.ContainerID, IfName: c.IfName, Netns: netns})
 	if err != nil {
 		return err
 	}

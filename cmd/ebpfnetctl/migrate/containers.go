@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
@@ -56,10 +57,11 @@ func (c Container) isReleasable() bool { return c.Action == Adopted || c.attache
 // lookAtContainers finds the running containers of a network in libcni's cache. A container that differs from the cache
 // blocks the network.
 func (h *host) lookAtContainers(n *Network) error {
-	all, err := h.cni.GetCachedAttachments("")
+	all, err := containers.Cached(h.CacheDir)
 	if err != nil {
-		return fmt.Errorf("read libcni's cache: %w", err)
+		return err
 	}
+	isIPv6 := func(address string) bool { return strings.Contains(address, ":") }
 	names := containers.Names(context.Background(), h.CacheDir)
 	for _, cached := range all {
 		if cached.Network != n.Name {

@@ -160,11 +160,6 @@ func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 	return n, errors.Join(err, h.lookAtAddresses(n))
 }
 
-// hasToAdopt reports whether a container will be adopted.
-func (n *Network) hasToAdopt() bool {
-	return slices.ContainsFunc(n.Containers, func(c Container) bool { return c.Action == Adopt })
-}
-
 // lookAtDone looks at a network that was migrated. It may have containers of the old list that migrate has not seen.
 func (h *host) lookAtDone(n *Network, kept string) (*Network, error) {
 	var err error

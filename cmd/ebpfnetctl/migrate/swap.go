@@ -17,6 +17,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/plugin"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
+	"github.com/ebpfnet/ebpfnet/plugin/cni"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
@@ -106,7 +107,7 @@ func canAdd(ctx context.Context, n *Network) error {
 	defer cancel()
 	keys := maps.Clone(n.translation.ours)
 	delete(keys, "ipam")
-	call, err := newCall(n.list.Name, n.list.CNIVersion, keys, &skel.CmdArgs{})
+	call, err := cni.CallOf(n.list.Name, n.list.CNIVersion, keys, skel.CmdArgs{})
 	if err != nil {
 		return err
 	}
@@ -114,7 +115,7 @@ func canAdd(ctx context.Context, n *Network) error {
 }
 
 func (h *host) adoptAll(ctx context.Context, n *Network) error {
-	if !n.hasToAdopt() {
+	if !slices.ContainsFunc(n.Containers, func(c Container) bool { return c.Action == Adopt }) {
 		return nil
 	}
 	if err := h.setProxyARP(n, true); err != nil {

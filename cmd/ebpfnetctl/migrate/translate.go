@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -75,7 +74,7 @@ func translate(list *libcni.NetworkConfigList) (*translation, error) {
 	if len(capabilities) > 0 {
 		ours["capabilities"] = capabilities
 	}
-	call, err := newCall(list.Name, list.CNIVersion, ours, &skel.CmdArgs{ContainerID: "migrate", IfName: "eth0"})
+	call, err := cni.CallOf(list.Name, list.CNIVersion, ours, skel.CmdArgs{ContainerID: "migrate", IfName: "eth0"})
 	if err != nil {
 		return nil, err
 	}
@@ -181,17 +180,6 @@ func addDefaultRoutes(section object) {
 		}
 	}
 	section["routes"] = routes
-}
-
-// newCall returns a call of our plugin with the keys of a plugin in a list.
-func newCall(network, version string, keys object, args *skel.CmdArgs) (*cni.Call, error) {
-	stdin := maps.Clone(keys)
-	stdin["name"], stdin["cniVersion"] = network, version
-	var err error
-	if args.StdinData, err = json.Marshal(stdin); err != nil {
-		return nil, err
-	}
-	return cni.QuietCall(args)
 }
 
 // write writes a list with one plugin in place of the others, and the other keys of the old list.
