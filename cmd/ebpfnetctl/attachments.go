@@ -48,7 +48,10 @@ var attachmentTable = output.Table[*admin.Attachment]{
 		{Head: "CONTAINER", Text: func(a *admin.Attachment) string { return cmp.Or(a.Title(), a.Owner) }},
 		{Head: "INTERFACE", Text: func(a *admin.Attachment) string { return a.IfName }, Wide: true},
 		{Head: "ADDRESSES", Text: addressesOf},
-		{Head: "PORTS", Text: portsOfOne},
+		// A port that any address of both families has is there once.
+		{Head: "PORTS", Text: func(a *admin.Attachment) string {
+			return strings.Join(slices.Compact(texts(a.HostPorts, portText)), ",")
+		}},
 		{Head: "POLICY", Text: func(a *admin.Attachment) string { return a.IngressPolicy }},
 		{Head: "DEVICE", Text: deviceOf},
 		{Head: "MAC", Text: func(a *admin.Attachment) string { return a.MAC }, Wide: true},
@@ -80,11 +83,6 @@ func portText(p admin.HostPort) string {
 		port = netip.AddrPortFrom(p.HostAddress, p.HostPort).String()
 	}
 	return fmt.Sprintf("%s->%d/%s", port, p.ContainerPort, p.Protocol)
-}
-
-// portsOfOne lists the host ports of an attachment. One that any address of both families has is there once.
-func portsOfOne(a *admin.Attachment) string {
-	return strings.Join(slices.Compact(texts(a.HostPorts, portText)), ",")
 }
 
 func deviceOf(a *admin.Attachment) string {

@@ -63,6 +63,11 @@ func ByOwner(attachments []*Attachment) map[string]*Attachment {
 	return byOwner
 }
 
+// HasAddress reports whether an address is one of the attachment's.
+func (a *Attachment) HasAddress(address netip.Addr) bool {
+	return slices.ContainsFunc(a.Addresses, func(own Address) bool { return own.Address == address })
+}
+
 // ByAddress returns attachments by their addresses.
 func ByAddress(attachments []*Attachment) map[netip.Addr]*Attachment {
 	byAddress := map[netip.Addr]*Attachment{}

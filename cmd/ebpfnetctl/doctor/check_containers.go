@@ -101,7 +101,11 @@ func (h *host) differences(ctx context.Context, cached *libcni.NetworkAttachment
 	}
 	list.DisableCheck = false // that is for the CHECK of other plugins
 	run := &inProcess{}
-	err = libcni.NewCNIConfigWithCacheDir(h.pluginDirs(), h.CacheDir, run).CheckNetworkList(ctx, list, &libcni.RuntimeConf{
+	var binDirs []string // of the IPAM plugins that ours executes
+	for _, r := range h.runtimes {
+		binDirs = append(binDirs, r.BinDirs...)
+	}
+	err = libcni.NewCNIConfigWithCacheDir(binDirs, h.CacheDir, run).CheckNetworkList(ctx, list, &libcni.RuntimeConf{
 		ContainerID: cached.ContainerID, NetNS: netns, IfName: cached.IfName, Args: cached.CniArgs, CapabilityArgs: cached.CapabilityArgs,
 	})
 	if err != nil {
@@ -113,14 +117,6 @@ func (h *host) differences(ctx context.Context, cached *libcni.NetworkAttachment
 		}
 	}
 	return found, nil
-}
-
-// pluginDirs returns the directories of the IPAM plugins that ours executes.
-func (h *host) pluginDirs() (dirs []string) {
-	for _, r := range h.runtimes {
-		dirs = append(dirs, r.BinDirs...)
-	}
-	return dirs
 }
 
 // namespaceOf returns the file of a container's network namespace, which old versions of libcni do not keep. The error

@@ -54,7 +54,8 @@ func connect(ctx context.Context, n *network, cacheDir string) (c *container, er
 		ns.Close()
 		return nil, fmt.Errorf("listen in the container: %w", err)
 	}
-	if hasPortMappings(n.file.List) {
+	makesHostPorts := func(p *libcni.PluginConfig) bool { return p.Network.Capabilities["portMappings"] }
+	if slices.ContainsFunc(n.file.List.Plugins, makesHostPorts) {
 		c.hostPort, err = freePort()
 		c.conf.CapabilityArgs = map[string]any{"portMappings": []map[string]any{
 			{"hostPort": int(c.hostPort), "containerPort": int(c.port), "protocol": "tcp"}}}
@@ -102,11 +103,6 @@ func (c *container) remove(ctx context.Context) error {
 		err = fmt.Errorf("DEL of the container %s: %w (`ebpfnetctl doctor --fix` removes it later)", c.conf.ContainerID, err)
 	}
 	return errors.Join(err, c.server.Close(), c.ns.Close())
-}
-
-// hasPortMappings reports whether a plugin of a list makes host ports.
-func hasPortMappings(list *libcni.NetworkConfigList) bool {
-	return slices.ContainsFunc(list.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Capabilities["portMappings"] })
 }
 
 // freePort returns a port that no socket listens on at the moment.

@@ -125,7 +125,7 @@ func (h *host) lookAtContainer(cached *libcni.NetworkAttachment) (*Container, er
 	if c.list, err = libcni.NetworkConfFromBytes(cached.Config); err != nil || len(c.list.Plugins) == 0 {
 		return nil, errors.Join(errors.New("libcni's cache has no valid list"), err)
 	}
-	if c.list.Plugins[0].Network.Type == pluginType {
+	if c.list.Plugins[0].Network.Type == config.PluginType {
 		return nil, nil
 	}
 	rt := &libcni.RuntimeConf{ContainerID: cached.ContainerID, IfName: cached.IfName}
@@ -133,7 +133,7 @@ func (h *host) lookAtContainer(cached *libcni.NetworkAttachment) (*Container, er
 	if err != nil || c.given == nil {
 		return nil, errors.Join(errors.New("libcni's cache has no valid result"), err)
 	}
-	if hasPlugin(c.list, pluginType) {
+	if hasPlugin(c.list, config.PluginType) {
 		c.Action = Adopted
 	}
 	if c.result, err = types100.NewResultFromResult(c.given); err != nil {

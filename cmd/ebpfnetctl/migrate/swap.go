@@ -44,12 +44,11 @@ func Back(ctx context.Context, o Options, report func(format string, args ...any
 
 // checkRoot requires the host's /run to be ours: the records of adopted containers are below it.
 func checkRoot(root string) error {
-	const run = "run"
-	here, err := os.Stat("/" + run)
+	here, err := os.Stat("/run")
 	if err != nil {
 		return err
 	}
-	its, err := os.Stat(filepath.Join(root, run))
+	its, err := os.Stat(filepath.Join(root, "run"))
 	if err != nil || !os.SameFile(here, its) {
 		return errors.Join(fmt.Errorf("--root %s: expected its /run to be the one here, as records are there: mount it at /run", root), err)
 	}

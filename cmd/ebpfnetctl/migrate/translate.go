@@ -11,10 +11,8 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
 )
-
-// pluginType is the type of our plugin in a configuration.
-const pluginType = "ebpfnet"
 
 // object is a JSON object.
 type object = map[string]any
@@ -53,7 +51,7 @@ func translate(list *libcni.NetworkConfigList) (*translation, error) {
 	if err != nil {
 		return nil, err
 	}
-	chained := object{"type": pluginType, "antiSpoof": false} // the container may have addresses that are not in its result
+	chained := object{"type": config.PluginType, "antiSpoof": false} // the container may have addresses that are not in its result
 	capabilities := object{}
 	for i, plugin := range list.Plugins {
 		for name, has := range plugin.Network.Capabilities {
@@ -112,7 +110,7 @@ func translateFirst(plugin *libcni.PluginConfig) (object, error) {
 		"macspoofchk", "enabledad", "ipMasqBackend", "capabilities", "name", "cniVersion"} { // without a purpose, or of the list
 		delete(keys, key)
 	}
-	keys["type"] = pluginType
+	keys["type"] = config.PluginType
 	return keys, nil
 }
 
