@@ -98,7 +98,9 @@ func (s *script) setup(env *testscript.Env) error {
 		env.Setenv("NODE"+family.Name[3:], family.Node.String())
 	}
 	env.Setenv("CACHE", s.runtime.CacheDir)
-	return nil
+	hooks, err := filepath.Abs("../../cmd/ebpfnetctl/hooks")
+	env.Setenv("HOOKS", hooks)
+	return err
 }
 
 func (s *script) commands() map[string]func(*testscript.TestScript, bool, []string) {

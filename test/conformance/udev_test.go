@@ -94,39 +94,6 @@ func (h *host) ip(t *testing.T, args string) {
 	}
 }
 
-// TestHookDispatcher runs the script for NetworkManager and networkd-dispatcher as they do.
-func TestHookDispatcher(t *testing.T) {
-	h := newHost(t)
-	h.pod(t, "c1", dual("1.1.0")).add(t)
-	dir := filepath.Dir(testenv.Build(t, "./cmd/ebpfnetctl"))
-	text, err := os.ReadFile("../../cmd/ebpfnetctl/hooks/90-ebpfnet")
-	if err != nil {
-		t.Fatal(err)
-	}
-	script := filepath.Join(t.TempDir(), "90-ebpfnet")
-	if err := os.WriteFile(script, []byte(strings.ReplaceAll(string(text), "@SBIN@", dir)), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for _, test := range []struct {
-		device string
-		args   []string
-		runs   bool
-	}{
-		{"eth2", []string{script, "veth0", "up"}, false},
-		{"eth2", []string{script, "eth2", "up"}, true},
-		{"eth3", []string{"env", "IFACE=ebpf0", script}, false},
-		{"eth3", []string{"env", "IFACE=eth3", script}, true},
-	} {
-		if !test.runs {
-			h.ip(t, "link add "+test.device+" type veth peer name peer-"+test.device)
-		}
-		out, err := h.Node.Run(testenv.Context(t), test.args[0], test.args[1:]...)
-		if want := "programs of the new uplink " + test.device; err != nil || strings.Contains(out, want) != test.runs {
-			t.Errorf("%q: got %q (%v), want %q: %v", test.args, out, err, want, test.runs)
-		}
-	}
-}
-
 // TestHookStorm calls hooks in all states of the datapath and of other hooks. Where nothing is loaded, they load nothing.
 // While one works and one waits, others leave it to the one that waits.
 func TestHookStorm(t *testing.T) {
