@@ -14,9 +14,7 @@ func (h *host) ctl(t *testing.T, args ...string) (exit int, stdout, stderr strin
 	cmd := exec.CommandContext(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), args...)
 	var out, errs strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := h.Node.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.Node.Do(cmd.Start))
 	_ = cmd.Wait() // the exit code is returned
 	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
 }

@@ -54,23 +54,17 @@ func (h *host) startUdevd(t *testing.T) (runs string) {
 	runs = filepath.Join(dir, "runs")
 	script := "#!/bin/sh\necho \"$INTERFACE\" >>" + runs + "\nexec " + testenv.Build(t, "./cmd/ebpfnetctl") + " \"$@\"\n"
 	rules, err := os.ReadFile("../../cmd/ebpfnetctl/hooks/90-ebpfnet.rules")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll("/run/udev") })
-	if err := errors.Join(
+	testenv.Must(t, errors.Join(
 		os.WriteFile(filepath.Join(dir, "ebpfnetctl"), []byte(script), 0o755),
 		os.MkdirAll("/run/udev/rules.d", 0o755),
 		os.WriteFile("/run/udev/rules.d/90-ebpfnet.rules", []byte(strings.ReplaceAll(string(rules), "@SBIN@", dir)), 0o644),
-	); err != nil {
-		t.Fatal(err)
-	}
+	))
 	cmd := h.Node.Command(testenv.Context(t), "unshare", "--mount", "sh", "-ec", startUdevd)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(unix.SIGTERM)
 		_ = cmd.Wait()
@@ -109,9 +103,7 @@ func TestHookStorm(t *testing.T) {
 	withDatapath(t, h, func(datapath *loader.Datapath) error { dir = datapath.Dir(); return nil })
 	lock := func(name string) *flock.Lock {
 		l, err := flock.Acquire(testenv.Context(t), filepath.Join(dir, name), flock.Exclusive)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		return l
 	}
 	working := lock("progs")
@@ -131,9 +123,7 @@ func TestHookStorm(t *testing.T) {
 	if exit, out, stderr := h.ctl(t, "repair", "--hook"); exit != 0 || out+stderr != "" {
 		t.Errorf("third hook: got exit code %d, %q, want 0 and nothing", exit, out+stderr)
 	}
-	if err := working.Release(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, working.Release())
 	if out := <-done; !strings.Contains(out, "programs of the new uplink eth2") {
 		t.Errorf("second hook: got %q, want it to find eth2", out)
 	}

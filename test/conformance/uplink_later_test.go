@@ -64,9 +64,7 @@ func (h *host) takeDown(t *testing.T, name string) {
 // wantUplinks compares the devices that have an uplink's entry and programs.
 func (h *host) wantUplinks(t *testing.T, want ...string) {
 	t.Helper()
-	if err := h.hasUplinks(want...); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.hasUplinks(want...))
 }
 
 func (h *host) hasUplinks(want ...string) error {
@@ -128,9 +126,7 @@ func TestNamedUplinkComesLater(t *testing.T) {
 			}
 			h.wantUplinks(t, testenv.UplinkName)
 			wan := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "wan0"}, PeerName: "peer"}
-			if err := h.Node.Netlink().LinkAdd(wan); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.Node.Netlink().LinkAdd(wan))
 			look(t, h, conf)
 			h.wantUplinks(t, testenv.UplinkName, "wan0")
 		})
