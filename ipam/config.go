@@ -148,9 +148,11 @@ func parseAllRanges(raw rawSection, fromRuntime json.RawMessage) ([]RangeSet, er
 	if err := refuseOverlap(slices.Concat(keyed...)); err != nil {
 		return nil, err
 	}
-	var sets []RangeSet
-	for _, ranges := range keyed {
-		sets = append(sets, toRangeSet(ranges))
+	sets := make([]RangeSet, len(keyed))
+	for i, ranges := range keyed {
+		for _, r := range ranges {
+			sets[i] = append(sets[i], r.Range)
+		}
 	}
 	return sets, nil
 }
