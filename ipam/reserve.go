@@ -59,7 +59,7 @@ func (r *reservation) run(ctx context.Context) ([]Address, error) {
 	if err != nil {
 		return nil, errors.Join(err, r.store.release(r.records()))
 	}
-	r.store.addToIndex(r.holder, r.records())
+	r.store.updateIndex(func(i *index) error { return i.put(r.holder, r.records()) })
 	return r.reserved, nil
 }
 
