@@ -75,9 +75,7 @@ func (h *host) addUplink(t *testing.T, name string) {
 	if err == nil {
 		err = h.Node.Netlink().AddrAdd(device, address)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	wantSuccess(t, h.status(t, dual("1.1.0")), "")
 }
 
@@ -151,9 +149,7 @@ func TestUpgradeKeepsConfig(t *testing.T) {
 		_, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: &other})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	after := config()
 	before.Build = other.Build
 	if after != before {
@@ -192,9 +188,7 @@ func TestUpgradeOfMovedFlows(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 	}
 	upgrade := func(programs loader.Programs) error {
 		return h.Node.Do(func() error {
@@ -218,9 +212,7 @@ func TestUpgradeOfMovedFlows(t *testing.T) {
 	if look(); from != always {
 		t.Errorf("earliest note amid an upgrade: got %d, want %d", from, uint32(always))
 	}
-	if err := upgrade(loader.Embedded()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, upgrade(loader.Embedded()))
 	const epoch = 1 << 30
 	if look(); from <= epoch || from != to || to == always {
 		t.Errorf("notes after an upgrade: got %d to %d, want the present time, after %d", from, to, epoch)
