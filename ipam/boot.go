@@ -20,10 +20,7 @@ const bootIDPath = "/proc/sys/kernel/random/boot_id"
 
 // readBootID returns "" if the id is unreadable: then no record is marked or found dead.
 func readBootID() string {
-	id, err := os.ReadFile(bootIDPath)
-	if err != nil {
-		return ""
-	}
+	id, _ := os.ReadFile(bootIDPath)
 	return strings.TrimSpace(string(id))
 }
 

@@ -49,6 +49,14 @@ func (c *Config) HasIPv6() bool {
 	})
 }
 
+// Subnets returns the subnets of all ranges.
+func (c *Config) Subnets() (subnets []netip.Prefix) {
+	for _, r := range slices.Concat(c.Ranges...) {
+		subnets = append(subnets, r.Subnet)
+	}
+	return subnets
+}
+
 // Dir returns the directory of the network's reservations.
 func (c *Config) Dir() string {
 	dataDir := c.DataDir
@@ -140,9 +148,11 @@ func parseAllRanges(raw rawSection, fromRuntime json.RawMessage) ([]RangeSet, er
 	if err := refuseOverlap(slices.Concat(keyed...)); err != nil {
 		return nil, err
 	}
-	var sets []RangeSet
-	for _, ranges := range keyed {
-		sets = append(sets, toRangeSet(ranges))
+	sets := make([]RangeSet, len(keyed))
+	for i, ranges := range keyed {
+		for _, r := range ranges {
+			sets[i] = append(sets[i], r.Range)
+		}
 	}
 	return sets, nil
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"io/fs"
 	"slices"
 
 	"github.com/ebpfnet/ebpfnet/loader/flock"
@@ -18,21 +17,19 @@ import (
 // between the call and the release; valid must be quick and must not use the pool. For
 // records of old host-local versions its argument has no IfName: then any valid interface
 // of that container makes it valid.
-func (p *Pool) Retain(ctx context.Context, valid func(Attachment) bool) ([]Attachment, error) {
-	s, err := p.open(ctx, flock.Exclusive)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer s.close()
+func (p *Pool) Retain(ctx context.Context, valid func(Attachment) bool) (released []Attachment, err error) {
+	err = p.ifExists(ctx, flock.Exclusive, func(s *store) error {
+		records, err := s.records()
+		if err != nil {
+			return err
+		}
+		released, err = s.retain(records, oncePerAttachment(valid))
+		return err
+	})
+	return released, err
+}
 
-	records, err := s.records()
-	if err != nil {
-		return nil, err
-	}
-	valid = oncePerAttachment(valid)
+func (s *store) retain(records []record, valid func(Attachment) bool) ([]Attachment, error) {
 	released := map[Attachment]bool{}
 	var errs []error
 	for _, r := range records {
@@ -49,7 +46,7 @@ func (p *Pool) Retain(ctx context.Context, valid func(Attachment) bool) ([]Attac
 			released[r.holder] = true
 		}
 	}
-	err = errors.Join(errs...)
+	err := errors.Join(errs...)
 	if err != nil {
 		s.abandonIndex(err)
 	}
@@ -61,23 +58,17 @@ func (p *Pool) Retain(ctx context.Context, valid func(Attachment) bool) ([]Attac
 
 // Orphans returns the attachments whose addresses Retain would release, sorted, and releases none.
 func (p *Pool) Orphans(ctx context.Context, valid func(Attachment) bool) ([]Attachment, error) {
-	s, err := p.open(ctx, flock.Shared)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer s.close()
-
-	records, err := s.records()
 	valid = oncePerAttachment(valid)
 	orphans := map[Attachment]bool{}
-	for _, r := range records {
-		if r.err == nil && !valid(r.holder) {
-			orphans[r.holder] = true
+	err := p.ifExists(ctx, flock.Shared, func(s *store) error {
+		records, err := s.records()
+		for _, r := range records {
+			if r.err == nil && !valid(r.holder) {
+				orphans[r.holder] = true
+			}
 		}
-	}
+		return err
+	})
 	return sorted(orphans), err
 }
 

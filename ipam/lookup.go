@@ -79,24 +79,19 @@ func (s *store) abandonIndex(why error) {
 	s.log.Debug("continue without an index of the reservations", "dir", s.dir, "err", why)
 }
 
-// addToIndex writes the new records of a to the index.
-func (s *store) addToIndex(a Attachment, records []record) {
+// updateIndex changes the index, if there is one.
+func (s *store) updateIndex(change func(*index) error) {
 	if s.index == nil {
 		return
 	}
-	if err := s.index.put(a, records); err != nil {
+	if err := change(s.index); err != nil {
 		s.abandonIndex(err)
 	}
 }
 
 // dropFromIndex removes a, which no longer holds anything, from the index.
 func (s *store) dropFromIndex(a Attachment) {
-	if s.index == nil {
-		return
-	}
-	if err := s.index.drop(a); err != nil {
-		s.abandonIndex(err)
-	}
+	s.updateIndex(func(i *index) error { return i.drop(a) })
 }
 
 // records reads all reservations, in no particular order.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -93,45 +92,30 @@ func (p *Pool) Replace(ctx context.Context, a Attachment) (*Result, error) {
 // Release frees all addresses that a holds in this network, also those outside the
 // configured ranges. It succeeds if there are none, and continues after errors.
 func (p *Pool) Release(ctx context.Context, a Attachment) error {
-	s, err := p.open(ctx, flock.Exclusive)
-	if errors.Is(err, fs.ErrNotExist) {
+	return p.ifExists(ctx, flock.Exclusive, func(s *store) error {
+		held, err := s.heldBy(a)
+		if err != nil {
+			return err
+		}
+		if err := s.release(held); err != nil {
+			return err
+		}
+		s.dropFromIndex(a)
+		for _, r := range held {
+			s.dropFromIndex(r.holder)
+		}
 		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer s.close()
-
-	held, err := s.heldBy(a)
-	if err != nil {
-		return err
-	}
-	if err := s.release(held); err != nil {
-		return err
-	}
-	s.dropFromIndex(a)
-	for _, r := range held {
-		s.dropFromIndex(r.holder)
-	}
-	return nil
+	})
 }
 
 // Reserved returns the addresses that a holds in this network, in ascending order.
-func (p *Pool) Reserved(ctx context.Context, a Attachment) ([]netip.Addr, error) {
-	s, err := p.open(ctx, flock.Shared)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer s.close()
-
-	held, err := s.heldBy(a)
-	if err != nil {
-		return nil, err
-	}
-	return addrsOf(held), nil
+func (p *Pool) Reserved(ctx context.Context, a Attachment) (addrs []netip.Addr, err error) {
+	err = p.ifExists(ctx, flock.Shared, func(s *store) error {
+		held, err := s.heldBy(a)
+		addrs = addrsOf(held)
+		return err
+	})
+	return addrs, err
 }
 
 // Available returns nil if Reserve can succeed: each range set has an address that is

@@ -61,14 +61,6 @@ type keyedRange struct {
 	Range
 }
 
-func toRangeSet(keyed []keyedRange) RangeSet {
-	set := make(RangeSet, len(keyed))
-	for i, k := range keyed {
-		set[i] = k.Range
-	}
-	return set
-}
-
 func parseRangeSets(key string, raw json.RawMessage) ([][]keyedRange, error) {
 	elements, err := decode[[]json.RawMessage](key, raw, "a list of range sets")
 	if err != nil {

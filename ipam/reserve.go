@@ -53,12 +53,13 @@ func (r *reservation) run(ctx context.Context) ([]Address, error) {
 	err := r.reserveEach(ctx)
 	if err == nil {
 		r.saveLast()
-		err = r.store.release(r.surplus())
+		isKept := func(held record) bool { return r.isReserved(held.addr) }
+		err = r.store.release(slices.DeleteFunc(slices.Clone(r.held), isKept))
 	}
 	if err != nil {
-		return nil, errors.Join(err, r.rollback())
+		return nil, errors.Join(err, r.store.release(r.records()))
 	}
-	r.store.addToIndex(r.holder, r.records())
+	r.store.updateIndex(func(i *index) error { return i.put(r.holder, r.records()) })
 	return r.reserved, nil
 }
 
@@ -149,11 +150,6 @@ func (r *reservation) isReserved(addr netip.Addr) bool {
 	return slices.ContainsFunc(r.reserved, func(a Address) bool { return a.Prefix.Addr() == addr })
 }
 
-// surplus returns the records that the holder does not keep.
-func (r *reservation) surplus() []record {
-	return slices.DeleteFunc(slices.Clone(r.held), func(held record) bool { return r.isReserved(held.addr) })
-}
-
 func (r *reservation) records() []record {
 	var records []record
 	for _, address := range r.reserved {
@@ -161,10 +157,6 @@ func (r *reservation) records() []record {
 		records = append(records, record{path: r.store.path(addr.String()), addr: addr, holder: r.holder})
 	}
 	return records
-}
-
-func (r *reservation) rollback() error {
-	return r.store.release(r.records())
 }
 
 // saveLast saves the position of the round robin. An address that the holder kept does not
@@ -194,7 +186,7 @@ func (p *Pool) search(ctx context.Context, s *store, i int, free, reclaimable fu
 			return addr, err
 		}
 	}
-	return netip.Addr{}, p.exhausted(i)
+	return netip.Addr{}, fmt.Errorf("%w: range set %d (%s) in %s", ErrExhausted, i, p.cfg.Ranges[i], p.cfg.Dir())
 }
 
 // searchFree returns the first address for which free is true, or the zero Addr.
@@ -229,10 +221,6 @@ func (p *Pool) try(ctx context.Context, i int, addr netip.Addr, fits func(netip.
 		return false, fmt.Errorf("search range set %d for a free address: %w", i, err)
 	}
 	return fits(addr)
-}
-
-func (p *Pool) exhausted(i int) error {
-	return fmt.Errorf("%w: range set %d (%s) in %s", ErrExhausted, i, p.cfg.Ranges[i], p.cfg.Dir())
 }
 
 func (p *Pool) requested(i int) netip.Addr {

@@ -66,6 +66,19 @@ func (p *Pool) open(ctx context.Context, mode flock.Mode) (*store, error) {
 	return s, nil
 }
 
+// ifExists calls use with the open store. It does nothing if the network's directory does not exist.
+func (p *Pool) ifExists(ctx context.Context, mode flock.Mode, use func(*store) error) error {
+	s, err := p.open(ctx, mode)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return use(s)
+}
+
 func (s *store) close() {
 	if s.index != nil && !s.isShared {
 		if err := s.index.seal(s.dir); err != nil {

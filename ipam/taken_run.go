@@ -75,20 +75,17 @@ func (s *store) takenRuns() []takenRun {
 }
 
 func (s *store) putTakenRuns(runs []takenRun) {
-	if s.index == nil {
-		return
-	}
 	var words []string
 	for _, r := range runs {
 		words = append(words, fmt.Sprintf("%s-%s", r.first, r.end))
 	}
-	err := os.Remove(s.index.takenRuns())
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		err = os.Symlink(strings.Join(words, separator), s.index.takenRuns())
-	}
-	if err != nil {
-		s.abandonIndex(err)
-	}
+	s.updateIndex(func(i *index) error {
+		err := os.Remove(i.takenRuns())
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			err = os.Symlink(strings.Join(words, separator), i.takenRuns())
+		}
+		return err
+	})
 }
 
 func (i *index) takenRuns() string { return filepath.Join(i.path, "taken") }

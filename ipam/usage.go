@@ -2,11 +2,9 @@ package ipam
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"math/big"
 	"net/netip"
-	"os"
 	"slices"
 )
 
@@ -38,25 +36,16 @@ func (c *Config) Usage() ([]Usage, error) {
 }
 
 func (c *Config) reservedAddrs() (addrs []netip.Addr, err error) {
-	dir, err := os.Open(c.Dir())
+	names, err := readNames(c.Dir())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // before the first ADD
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open reservation directory: %w", err)
-	}
-	defer dir.Close()
-
-	names, err := dir.Readdirnames(-1)
-	if err != nil {
-		return nil, fmt.Errorf("list reservations: %w", err)
 	}
 	for _, name := range names {
 		if addr, err := netip.ParseAddr(name); err == nil {
 			addrs = append(addrs, addr)
 		}
 	}
-	return addrs, nil
+	return addrs, err
 }
 
 // size counts the addresses of a set, without gateways.

@@ -119,6 +119,20 @@ func OpenForRelease() (*Datapath, error) {
 	return d.openMaps(func(traits mapTraits) bool { return traits.owned || traits.inADD && !d.isForeign() })
 }
 
+// IfLoaded calls use with the datapath that OpenLoaded or OpenForRelease opens. It does nothing if the datapath is not
+// loaded.
+func IfLoaded(open func() (*Datapath, error), use func(*Datapath) error) error {
+	d, err := open()
+	if errors.Is(err, ErrNotLoaded) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return use(d)
+}
+
 // Close closes the maps. The datapath keeps running.
 func (d *Datapath) Close() {
 	for _, m := range d.registered() {

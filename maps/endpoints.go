@@ -65,20 +65,7 @@ func (e Endpoint) String() string {
 	return fmt.Sprintf("%s is a container on device %d%s", e.Addr, e.IfIndex, masq)
 }
 
-// EndpointTakenError reports an address that another attachment has. It wraps ErrTaken.
-type EndpointTakenError struct {
-	Holder Endpoint
-}
-
-func (e *EndpointTakenError) Error() string {
-	return fmt.Sprintf("address %s is taken by the container on device %d", e.Holder.Addr, e.Holder.IfIndex)
-}
-
-// Unwrap returns ErrTaken.
-func (e *EndpointTakenError) Unwrap() error { return ErrTaken }
-
-// AddEndpoint creates the entry of e.Addr. If another attachment has it, the error is
-// an *EndpointTakenError.
+// AddEndpoint creates the entry of e.Addr. If another attachment has it, the error is a *TakenError.
 func (s *Store) AddEndpoint(e Endpoint) error {
 	key := wireAddr(e.Addr)
 	value := bpf.Endpoint{
@@ -106,7 +93,7 @@ func (s *Store) AddEndpoint(e Endpoint) error {
 		return nil
 	}
 	if holder, found, _ := GetEndpoint(s.dp, e.Addr); errors.Is(err, ErrTaken) && found {
-		return &EndpointTakenError{Holder: holder}
+		return &TakenError{holder.Owner, false, fmt.Sprintf("address %s is taken by the container on device %d", e.Addr, holder.IfIndex)}
 	}
 	return fmt.Errorf("create endpoint %s: %w", e.Addr, err)
 }

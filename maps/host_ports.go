@@ -33,21 +33,12 @@ func (p HostPort) hostSide() netip.AddrPort {
 	return netip.AddrPortFrom(p.HostAddr, p.HostPort)
 }
 
-// HostPortTakenError reports a host port that another attachment has. It wraps ErrTaken.
-type HostPortTakenError struct {
-	Wanted HostPort
-	Holder HostPort
+func (p HostPort) takenBy(holder HostPort) error {
+	return &TakenError{holder.Owner, true, fmt.Sprintf("host port %s/%s is taken by the container at %s", p.hostSide(), p.Protocol, holder.ContainerAddr)}
 }
-
-func (e *HostPortTakenError) Error() string {
-	return fmt.Sprintf("host port %s/%s is taken by the container at %s", e.Wanted.hostSide(), e.Wanted.Protocol, e.Holder.ContainerAddr)
-}
-
-// Unwrap returns ErrTaken.
-func (e *HostPortTakenError) Unwrap() error { return ErrTaken }
 
 // AddHostPort creates the entries of a host port. If another attachment has it on an overlapping address
-// (the same, or either is any address), the error is a *HostPortTakenError.
+// (the same, or either is any address), the error is a *TakenError.
 func (s *Store) AddHostPort(p HostPort) error {
 	wasKnown, err := s.addNumber(p)
 	if err == nil && wasKnown { // else nobody has it
@@ -70,12 +61,12 @@ func (s *Store) AddHostPort(p HostPort) error {
 		return s.addReverse(p)
 	}
 	if holder, found, _ := GetHostPort(s.dp, p); errors.Is(err, ErrTaken) && found {
-		return &HostPortTakenError{Wanted: p, Holder: holder}
+		return p.takenBy(holder)
 	}
 	return fmt.Errorf("create host port %s/%s: %w", p.hostSide(), p.Protocol, err)
 }
 
-// checkOverlap returns a *HostPortTakenError if another attachment has the port on any address and p on
+// checkOverlap returns a *TakenError if another attachment has the port on any address and p on
 // one, or vice versa: one of the two would lose clients to the other.
 func (s *Store) checkOverlap(p HostPort) error {
 	if !p.HostAddr.IsUnspecified() {
@@ -86,7 +77,7 @@ func (s *Store) checkOverlap(p HostPort) error {
 		}
 		holder, found, err := GetHostPort(s.dp, everywhere)
 		if found && holder.Owner != p.Owner {
-			return &HostPortTakenError{Wanted: p, Holder: holder}
+			return p.takenBy(holder)
 		}
 		return err
 	}
@@ -94,7 +85,7 @@ func (s *Store) checkOverlap(p HostPort) error {
 	for _, holder := range specific {
 		if holder.HostPort == p.HostPort && holder.Protocol == p.Protocol &&
 			holder.HostAddr.Is4() == p.HostAddr.Is4() && holder.Owner != p.Owner {
-			return &HostPortTakenError{Wanted: p, Holder: holder}
+			return p.takenBy(holder)
 		}
 	}
 	return err

@@ -9,7 +9,6 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
-	"github.com/ebpfnet/ebpfnet/loader"
 )
 
 // PrefixSet identifies a set of networks by a hash of its members, so that everyone
@@ -62,17 +61,8 @@ func (s *Store) addPrefixes(name string, m **ebpf.Map, prefixes []netip.Prefix) 
 	return nil
 }
 
-// MissingNonMasqCIDRs returns the CIDRs of a set that have no entry.
-func MissingNonMasqCIDRs(dp *loader.Datapath, prefixes []netip.Prefix) ([]netip.Prefix, error) {
-	return missingPrefixes(dp.NonmasqCidrs, prefixes)
-}
-
-// MissingSrcRanges returns the source ranges of a set that have no entry.
-func MissingSrcRanges(dp *loader.Datapath, prefixes []netip.Prefix) ([]netip.Prefix, error) {
-	return missingPrefixes(dp.PortSrcRanges, prefixes)
-}
-
-func missingPrefixes(m *ebpf.Map, prefixes []netip.Prefix) ([]netip.Prefix, error) {
+// MissingPrefixes returns the networks of a set that have no entry in a map of sets.
+func MissingPrefixes(m *ebpf.Map, prefixes []netip.Prefix) ([]netip.Prefix, error) {
 	if len(prefixes) == 0 {
 		return nil, nil
 	}

@@ -31,6 +31,18 @@ import (
 // ErrTaken is wrapped by the error for a key that another owner has.
 var ErrTaken = errors.New("taken by another attachment")
 
+// TakenError reports an address or a host port that another attachment has. It wraps ErrTaken.
+type TakenError struct {
+	Holder loader.Owner
+	IsPort bool
+	text   string
+}
+
+func (e *TakenError) Error() string { return e.text }
+
+// Unwrap returns ErrTaken.
+func (e *TakenError) Unwrap() error { return ErrTaken }
+
 // ErrFull is wrapped by the error for a full map.
 var ErrFull = errors.New("a limit of this host is reached")
 
@@ -267,19 +279,6 @@ func batches(m *ebpf.Map, keys, values any, options *ebpf.BatchOptions, use func
 			return nil
 		}
 	}
-}
-
-// HolderOf returns the owner that an error of AddEndpoint or AddHostPort names, if any.
-func HolderOf(err error) (loader.Owner, bool) {
-	var endpoint *EndpointTakenError
-	if errors.As(err, &endpoint) {
-		return endpoint.Holder.Owner, true
-	}
-	var port *HostPortTakenError
-	if errors.As(err, &port) {
-		return port.Holder.Owner, true
-	}
-	return 0, false
 }
 
 // create adds an entry, or returns ErrTaken if the key exists.

@@ -6,17 +6,14 @@ import (
 	"time"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
-	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
-	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
-	"github.com/ebpfnet/ebpfnet/plugin/namespace"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
@@ -38,7 +35,7 @@ func (p *Plugin) Add(ctx context.Context, call *cni.Call) error {
 	}
 	a := &adder{Plugin: p, verb: v, owner: v.config.Attachment.Owner(), netns: call.Netns}
 	defer a.close()
-	if err := a.openNamespaces(); err != nil { // without a lock, whatever the path leads to
+	if err := a.openNamespaces(call.Netns, v.ownNetns); err != nil { // without a lock, whatever the path leads to
 		return err
 	}
 	lock, err := v.lockAgainstGC(ctx, flock.Shared)
@@ -64,10 +61,7 @@ type adder struct {
 	owner loader.Owner
 	netns string
 	undo  undo
-
-	host      *netlink.Handle
-	container *namespace.Container
-	datapath  *loader.Datapath
+	opened
 
 	reserved      *ipam.Result
 	overlaps      []string // subnets of other devices that ADD has warned of
@@ -152,26 +146,6 @@ func (a *adder) run(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-func (a *adder) close() {
-	if a.datapath != nil {
-		a.datapath.Close()
-	}
-	if a.container != nil {
-		a.container.Close()
-	}
-	if a.host != nil {
-		a.host.Close()
-	}
-}
-
-func (a *adder) openNamespaces() (err error) {
-	if a.container, err = namespace.OpenContainer(a.netns, a.ownNetns); err != nil {
-		return err
-	}
-	a.host, err = rtnl.Open()
-	return err
 }
 
 // openDatapath also pushes the removal of all that later steps write into maps. As an undo it runs

@@ -110,18 +110,11 @@ func (a *adder) removeDead(ctx context.Context) error {
 	if err := a.checkDead(); err != nil {
 		return err
 	}
-	datapath, err := loader.OpenLoaded()
-	if errors.Is(err, loader.ErrNotLoaded) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer datapath.Close()
-
-	endpoints, err := maps.Endpoints(datapath)
-	if err != nil || !slices.ContainsFunc(endpoints, func(e maps.Endpoint) bool { return e.Owner == a.owner }) {
-		return err
-	}
-	return a.release(ctx, a.netns)
+	return loader.IfLoaded(loader.OpenLoaded, func(datapath *loader.Datapath) error {
+		endpoints, err := maps.Endpoints(datapath)
+		if err != nil || !slices.ContainsFunc(endpoints, func(e maps.Endpoint) bool { return e.Owner == a.owner }) {
+			return err
+		}
+		return a.release(ctx, a.netns)
+	})
 }

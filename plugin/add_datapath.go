@@ -176,22 +176,22 @@ func (a *adder) create(store *maps.Store, add func() error) error {
 	released := map[loader.Owner]bool{}
 	for {
 		err := add()
-		holder, ok := maps.HolderOf(err)
-		if !ok || released[holder] {
+		taken, ok := errors.AsType[*maps.TakenError](err)
+		if !ok || released[taken.Holder] {
 			return err
 		}
-		living, findErr := a.findLiving(holder)
+		living, findErr := a.findLiving(taken.Holder)
 		if findErr != nil {
 			return errors.Join(err, findErr)
 		}
 		if living != "" {
 			return fmt.Errorf("%w (%s)", err, living)
 		}
-		a.log.Warn("remove the entries of a container that is gone", "owner", holder.String())
-		if err := store.Release(holder); err != nil {
+		a.log.Warn("remove the entries of a container that is gone", "owner", taken.Holder.String())
+		if err := store.Release(taken.Holder); err != nil {
 			return err
 		}
-		released[holder] = true
+		released[taken.Holder] = true
 	}
 }
 

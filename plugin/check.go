@@ -12,12 +12,10 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
-	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
-	"github.com/ebpfnet/ebpfnet/plugin/namespace"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
@@ -61,11 +59,8 @@ type checker struct {
 	*verb
 	owner loader.Owner
 	netns string
-
-	host      *netlink.Handle
-	container *namespace.Container
-	datapath  *loader.Datapath
-	chained   *record.Chained // nil: the interface is ours
+	opened
+	chained *record.Chained // nil: the interface is ours
 
 	netInterface     *types100.Interface // the container's in prevResult, or nil
 	addresses        []link.Address      // its addresses in prevResult
@@ -80,28 +75,13 @@ type checker struct {
 }
 
 func (c *checker) open() (err error) {
-	if c.container, err = namespace.OpenContainer(c.netns, c.ownNetns); err != nil {
-		return err
-	}
-	if c.host, err = rtnl.Open(); err != nil {
+	if err := c.openNamespaces(c.netns, c.ownNetns); err != nil {
 		return err
 	}
 	if c.datapath, err = loader.OpenLoaded(); err != nil {
 		return err
 	}
 	return c.readRecord()
-}
-
-func (c *checker) close() {
-	if c.container != nil {
-		c.container.Close()
-	}
-	if c.host != nil {
-		c.host.Close()
-	}
-	if c.datapath != nil {
-		c.datapath.Close()
-	}
 }
 
 func (c *checker) readRecord() error {

@@ -85,7 +85,7 @@ func (c *checker) checkEndpoint(endpoint maps.Endpoint) bool {
 	case endpoint.NonMasq != maps.PrefixSetOf(nonMasq):
 		c.differs("the datapath has other nonMasqueradeCIDRs for %s than the configuration", addr)
 	default:
-		missing, err := maps.MissingNonMasqCIDRs(c.datapath, nonMasq)
+		missing, err := maps.MissingPrefixes(c.datapath.NonmasqCidrs, nonMasq)
 		if !c.failed(err) && len(missing) > 0 {
 			c.differs("the datapath masquerades %s towards %v, which nonMasqueradeCIDRs names", addr, missing)
 		}
@@ -103,7 +103,7 @@ func (c *checker) checkHostPorts(endpoints []maps.Endpoint) {
 		c.checkHostPort(want)
 	}
 	for _, port := range c.config.HostPorts {
-		missing, err := maps.MissingSrcRanges(c.datapath, port.SrcRanges)
+		missing, err := maps.MissingPrefixes(c.datapath.PortSrcRanges, port.SrcRanges)
 		if !c.failed(err) && len(missing) > 0 {
 			c.differs("host port %d is closed to %v, which portSources names", port.HostPort, missing)
 		}

@@ -92,11 +92,7 @@ func (a *adder) inNetwork(addr netip.Addr) bool {
 		subnets = append(subnets, address.Prefix.Masked())
 	}
 	if a.config.IPAM != nil {
-		for _, set := range a.config.IPAM.Ranges {
-			for _, r := range set {
-				subnets = append(subnets, r.Subnet)
-			}
-		}
+		subnets = append(subnets, a.config.IPAM.Subnets()...)
 	}
 	return slices.ContainsFunc(subnets, func(subnet netip.Prefix) bool {
 		isBroadcast := addr.Is4() && !subnet.Contains(addr.Next())

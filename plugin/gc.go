@@ -242,27 +242,20 @@ func removeRecords(records record.Dir, recs []*record.Record, valid *config.Vali
 // sweepDatapath removes the entries of the network's attachments that are not valid and entries
 // without an owner, and detaches programs from the devices of other plugins.
 func sweepDatapath(ctx context.Context, valid *config.ValidAttachments, recs []*record.Record) error {
-	datapath, err := loader.OpenForRelease()
-	if errors.Is(err, loader.ErrNotLoaded) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer datapath.Close()
-
-	return maps.With(ctx, datapath, func(store *maps.Store) error {
-		owners, err := maps.Owners(datapath, maps.NetworkToken(valid.Network))
-		stale := map[loader.Owner]bool{}
-		for owner := range owners {
-			stale[owner] = !valid.HasOwner(owner)
-		}
-		errs := []error{err, store.ReleaseAll(stale), store.RemoveOrphans()}
-		for _, rec := range recs {
-			if rec.Chained != nil && valid.Lacks(rec.Attachment) {
-				errs = append(errs, datapath.DetachEndpoint(rec.Chained.HostIndex))
+	return loader.IfLoaded(loader.OpenForRelease, func(datapath *loader.Datapath) error {
+		return maps.With(ctx, datapath, func(store *maps.Store) error {
+			owners, err := maps.Owners(datapath, maps.NetworkToken(valid.Network))
+			stale := map[loader.Owner]bool{}
+			for owner := range owners {
+				stale[owner] = !valid.HasOwner(owner)
 			}
-		}
-		return errors.Join(errs...)
+			errs := []error{err, store.ReleaseAll(stale), store.RemoveOrphans()}
+			for _, rec := range recs {
+				if rec.Chained != nil && valid.Lacks(rec.Attachment) {
+					errs = append(errs, datapath.DetachEndpoint(rec.Chained.HostIndex))
+				}
+			}
+			return errors.Join(errs...)
+		})
 	})
 }

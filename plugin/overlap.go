@@ -43,16 +43,12 @@ func (a *adder) inUse(addr netip.Addr) error {
 }
 
 // sharesReservations reports whether what has an overlapping subnet is a bridge whose containers are ours.
-func sharesReservations(overlap refresh.Overlap) (bool, error) {
-	datapath, err := loader.OpenLoaded()
-	if errors.Is(err, loader.ErrNotLoaded) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	defer datapath.Close()
-	return overlap.SharesReservations(datapath)
+func sharesReservations(overlap refresh.Overlap) (shares bool, err error) {
+	err = loader.IfLoaded(loader.OpenLoaded, func(datapath *loader.Datapath) (err error) {
+		shares, err = overlap.SharesReservations(datapath)
+		return err
+	})
+	return shares, err
 }
 
 // warnOfOverlaps logs what else on the host has the network's subnets. Nothing fails because of it.
@@ -68,13 +64,7 @@ func (v *verb) lookForOverlaps() error {
 		return err
 	}
 	defer host.Close()
-	var subnets []netip.Prefix
-	for _, set := range v.config.IPAM.Ranges {
-		for _, r := range set {
-			subnets = append(subnets, r.Subnet)
-		}
-	}
-	overlaps, err := refresh.Overlaps(host, subnets)
+	overlaps, err := refresh.Overlaps(host, v.config.IPAM.Subnets())
 	for _, overlap := range overlaps {
 		shared, errShared := sharesReservations(overlap)
 		if err = errors.Join(err, errShared); !shared {

@@ -10,7 +10,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/ebpfnet/ebpfnet/ipam"
+	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -19,6 +22,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/names"
+	"github.com/ebpfnet/ebpfnet/plugin/namespace"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
@@ -61,6 +65,34 @@ func parseForRelease(call *cni.Call) (*verb, error) {
 		return nil, err
 	}
 	return &verb{c, newDelegate(c, call), call.Log, call.OwnNetns}, nil
+}
+
+// opened is what ADD and CHECK work on.
+type opened struct {
+	host      *netlink.Handle
+	container *namespace.Container
+	datapath  *loader.Datapath
+}
+
+// openNamespaces opens all but the datapath. The caller must call close, also after an error.
+func (o *opened) openNamespaces(path string, orOwn bool) (err error) {
+	if o.container, err = namespace.OpenContainer(path, orOwn); err != nil {
+		return err
+	}
+	o.host, err = rtnl.Open()
+	return err
+}
+
+func (o *opened) close() {
+	if o.datapath != nil {
+		o.datapath.Close()
+	}
+	if o.container != nil {
+		o.container.Close()
+	}
+	if o.host != nil {
+		o.host.Close()
+	}
 }
 
 // lockAgainstGC makes GC wait for ADDs in progress, and ADDs for GC: an ADD with addresses and no

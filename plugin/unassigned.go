@@ -11,7 +11,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
 // Addresses that no container has. Without a route of their own, packets to them would leave by the default route. So
@@ -30,17 +29,15 @@ func (a *adder) refuseUnassigned(context.Context) error {
 		return err
 	}
 	defer routes.Close()
-	for _, set := range a.config.IPAM.Ranges {
-		for _, r := range set {
-			prefixes, err := UnassignedPrefixes(r)
-			if err != nil {
+	for _, r := range slices.Concat(a.config.IPAM.Ranges...) {
+		prefixes, err := UnassignedPrefixes(r)
+		if err != nil {
+			return err
+		}
+		for _, prefix := range prefixes {
+			route := rtnl.NodeRoute{Prefix: prefix, Metric: unassignedMetric(a.config.Attachment.Network), Unreachable: true}
+			if err := routes.Add(route); err != nil && !errors.Is(err, unix.EEXIST) {
 				return err
-			}
-			for _, prefix := range prefixes {
-				route := rtnl.NodeRoute{Prefix: prefix, Metric: unassignedMetric(a.config.Attachment.Network), Unreachable: true}
-				if err := routes.Add(route); err != nil && !errors.Is(err, unix.EEXIST) {
-					return err
-				}
 			}
 		}
 	}
@@ -55,13 +52,9 @@ func UnassignedPrefixes(r ipam.Range) ([]netip.Prefix, error) {
 	if slices.Contains(prefixes, r.Subnet) {
 		return prefixes, nil
 	}
-	family := uint8(unix.AF_INET)
-	if r.Subnet.Addr().Is6() {
-		family = unix.AF_INET6
-	}
-	connected, err := rtnl.ConnectedRoutes(family)
+	connected, err := rtnl.ConnectedRoutes()
 	for _, route := range connected {
-		if subnet := link.PrefixOf(*route.Dst); subnet.Bits() < subnet.Addr().BitLen() && subnet.Overlaps(r.Subnet) {
+		if !route.Prefix.IsSingleIP() && route.Prefix.Overlaps(r.Subnet) {
 			return nil, err
 		}
 	}

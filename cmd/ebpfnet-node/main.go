@@ -55,7 +55,8 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	log := newLogger(stderr)
+	log := show.NewLogger(stderr, slog.LevelInfo)
+	klog.SetSlogLogger(log) // client-go's
 	if o.command == commandUninstall {
 		return o.uninstall(ctx, log, o.stay)
 	}
@@ -124,21 +125,6 @@ func together(ctx context.Context, parts ...func(context.Context) error) error {
 		stop()
 	}
 	return errors.Join(errs...)
-}
-
-func newLogger(to io.Writer) *slog.Logger {
-	fit := func(_ []string, attr slog.Attr) slog.Attr {
-		switch value := attr.Value.Any().(type) {
-		case string:
-			attr.Value = slog.StringValue(show.Message(value))
-		case error:
-			attr.Value = slog.StringValue(show.Message(value.Error()))
-		}
-		return attr
-	}
-	log := slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{ReplaceAttr: fit}))
-	klog.SetSlogLogger(log) // client-go's
-	return log
 }
 
 // api returns the API server's configuration, and reserves its address: no node's prefix may have it.

@@ -27,7 +27,8 @@ func (a *agent) writeState(report health.Report) error {
 // skipped. An entry that an earlier agent wrote keeps its time.
 func (a *agent) writePeers(state *desired.State) error {
 	if a.peers == nil {
-		a.peers = readPeers(a.state)
+		earlier, _ := nodestate.ReadPeers(a.state) // a file that cannot be read is replaced
+		a.peers = earlier.ByPrefix()
 	}
 	peers, entries := map[netip.Prefix]nodestate.Peer{}, map[netip.Prefix]maps.Node{}
 	file := nodestate.Peers{Skipped: state.Skipped}
@@ -42,17 +43,4 @@ func (a *agent) writePeers(state *desired.State) error {
 	}
 	a.peers, a.entries = peers, entries
 	return nodestate.WritePeers(a.state, file)
-}
-
-// readPeers reads what an earlier agent wrote. A file that cannot be read is replaced.
-func readPeers(path string) map[netip.Prefix]nodestate.Peer {
-	peers := map[netip.Prefix]nodestate.Peer{}
-	file, err := nodestate.ReadPeers(path)
-	if err != nil {
-		return peers
-	}
-	for _, peer := range file.Peers {
-		peers[peer.Prefix] = peer
-	}
-	return peers
 }

@@ -60,7 +60,7 @@ func (o *options) remove(ctx context.Context) error {
 	if err := o.leaveCluster(); err != nil {
 		return err
 	}
-	if err := unload(ctx); err != nil {
+	if err := loader.IfLoaded(loader.OpenForRelease, func(d *loader.Datapath) error { return d.Unload(ctx) }); err != nil {
 		return err
 	}
 	if o.binDir == "" {
@@ -97,16 +97,4 @@ func (o *options) leaveCluster() error {
 	}
 	_, err = host.Apply(changes, nothing, have)
 	return err
-}
-
-func unload(ctx context.Context) error {
-	datapath, err := loader.OpenForRelease()
-	if errors.Is(err, loader.ErrNotLoaded) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer datapath.Close()
-	return datapath.Unload(ctx)
 }

@@ -48,25 +48,32 @@ var attachmentTable = output.Table[*admin.Attachment]{
 		{Head: "CONTAINER", Text: func(a *admin.Attachment) string { return cmp.Or(a.Title(), a.Owner) }},
 		{Head: "INTERFACE", Text: func(a *admin.Attachment) string { return a.IfName }, Wide: true},
 		{Head: "ADDRESSES", Text: addressesOf},
-		{Head: "PORTS", Text: portsOfOne},
+		// A port that any address of both families has is there once.
+		{Head: "PORTS", Text: func(a *admin.Attachment) string {
+			return strings.Join(slices.Compact(texts(a.HostPorts, portText)), ",")
+		}},
 		{Head: "POLICY", Text: func(a *admin.Attachment) string { return a.IngressPolicy }},
 		{Head: "DEVICE", Text: deviceOf},
 		{Head: "MAC", Text: func(a *admin.Attachment) string { return a.MAC }, Wide: true},
 		{Head: "ANTI-SPOOF", Text: func(a *admin.Attachment) string { return map[bool]string{true: "on", false: "off"}[a.AntiSpoof] }, Wide: true},
-		{Head: "INGRESS", Text: func(a *admin.Attachment) string { return rate(a.IngressRate) }, Wide: true},
-		{Head: "EGRESS", Text: func(a *admin.Attachment) string { return rate(a.EgressRate) }, Wide: true},
+		{Head: "INGRESS", Text: func(a *admin.Attachment) string { return number(a.IngressRate) }, Wide: true},
+		{Head: "EGRESS", Text: func(a *admin.Attachment) string { return number(a.EgressRate) }, Wide: true},
 		{Head: "ALIASES", Text: func(a *admin.Attachment) string { return strings.Join(a.Aliases, ",") }, Wide: true},
 	},
 	Name: func(a *admin.Attachment) string { return containerName(a.Attachment, a.Owner) },
 	None: "no container is connected",
 }
 
-func addressesOf(a *admin.Attachment) string {
-	var addresses []string
-	for _, address := range a.Addresses {
-		addresses = append(addresses, address.Address.String())
+// texts returns a text for each item.
+func texts[T any](items []T, text func(T) string) (all []string) {
+	for _, item := range items {
+		all = append(all, text(item))
 	}
-	return strings.Join(addresses, ",")
+	return all
+}
+
+func addressesOf(a *admin.Attachment) string {
+	return strings.Join(texts(a.Addresses, func(a admin.Address) string { return a.Address.String() }), ",")
 }
 
 // portText is the short form of a host port, such as 8080->80/tcp, or 192.0.2.1:8080->80/tcp of one address.
@@ -78,15 +85,6 @@ func portText(p admin.HostPort) string {
 	return fmt.Sprintf("%s->%d/%s", port, p.ContainerPort, p.Protocol)
 }
 
-// portsOfOne lists the host ports of an attachment. One that any address of both families has is there once.
-func portsOfOne(a *admin.Attachment) string {
-	var ports []string
-	for _, p := range a.HostPorts {
-		ports = append(ports, portText(p))
-	}
-	return strings.Join(slices.Compact(ports), ",")
-}
-
 func deviceOf(a *admin.Attachment) string {
 	if a.Dead {
 		return "gone"
@@ -94,9 +92,10 @@ func deviceOf(a *admin.Attachment) string {
 	return a.Device
 }
 
-func rate(bitsPerSecond uint64) string {
-	if bitsPerSecond == 0 {
+// number leaves 0 out.
+func number[T int | uint64](n T) string {
+	if n == 0 {
 		return ""
 	}
-	return strconv.FormatUint(bitsPerSecond, 10)
+	return fmt.Sprint(n)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -59,7 +60,10 @@ var containerRules = []func(a *admin.Attachment, word string) bool{
 	},
 	func(a *admin.Attachment, word string) bool { return strings.HasSuffix(a.Name, "/"+word) },
 	func(a *admin.Attachment, word string) bool { return slices.Contains(a.Aliases, word) },
-	func(a *admin.Attachment, word string) bool { return word == a.Device || hasAddress(a, word) },
+	func(a *admin.Attachment, word string) bool {
+		addr, err := netip.ParseAddr(word)
+		return word == a.Device || err == nil && a.HasAddress(addr)
+	},
 	func(a *admin.Attachment, word string) bool {
 		_, id, _ := containers.CutNerdctl(a.ContainerID)
 		return strings.HasPrefix(a.ContainerID, word) || strings.HasPrefix(id, word)
@@ -108,10 +112,6 @@ func titlesOf(attachments []*admin.Attachment) (titles []string) {
 	}
 	slices.Sort(titles)
 	return titles
-}
-
-func hasAddress(a *admin.Attachment, word string) bool {
-	return slices.ContainsFunc(a.Addresses, func(address admin.Address) bool { return address.Address.String() == word })
 }
 
 // completeContainers completes the first arguments by the names of containers that are connected.

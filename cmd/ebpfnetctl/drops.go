@@ -71,16 +71,12 @@ func (o dropOptions) check(cmd *cobra.Command) error {
 	if o.limit == 0 {
 		return usageError{errors.New("drops: --limit 0: expected at least 1")}
 	}
-	if _, ours := maps.ParseReason(o.reason); o.reason != "" && !ours && (!o.follow || !isStackReason(o.reason)) {
+	isOfStack := o.follow && !strings.ContainsFunc(o.reason, func(r rune) bool { return (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '_' })
+	if _, ours := maps.ParseReason(o.reason); o.reason != "" && !ours && !isOfStack {
 		return usageError{fmt.Errorf("drops: --reason %s: expected one of %s; or with --follow one of the kernel's in capitals",
 			o.reason, strings.Join(maps.ReasonNames(), ", "))}
 	}
 	return nil
-}
-
-// isStackReason reports whether a reason has the form of the kernel's names.
-func isStackReason(reason string) bool {
-	return !strings.ContainsFunc(reason, func(r rune) bool { return (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '_' })
 }
 
 // countDrops prints the counters.

@@ -97,11 +97,7 @@ var flowTable = output.Table[admin.Flow]{
 }
 
 func containersOf(f admin.Flow) string {
-	var titles []string
-	for _, a := range f.Containers {
-		titles = append(titles, a.Title())
-	}
-	return strings.Join(titles, ",")
+	return strings.Join(texts(f.Containers, admin.Named.Title), ",")
 }
 
 // duration is short: its largest unit and the next one.

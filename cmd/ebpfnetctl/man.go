@@ -19,13 +19,9 @@ func newMan() *cobra.Command {
 			if len(words) != 1 {
 				return usageError{errors.New("man: expected a directory")}
 			}
-			return writeManual(cmd.Root(), words[0])
+			root := cmd.Root()
+			root.DisableAutoGenTag = true // packages that are built again are the same, if they set SOURCE_DATE_EPOCH
+			return doc.GenManTree(root, &doc.GenManHeader{Section: "8", Source: "ebpfnet", Manual: "ebpfnet"}, words[0])
 		},
 	}
-}
-
-// writeManual writes a page for each command. Packages that are built again set SOURCE_DATE_EPOCH.
-func writeManual(root *cobra.Command, dir string) error {
-	root.DisableAutoGenTag = true
-	return doc.GenManTree(root, &doc.GenManHeader{Section: "8", Source: "ebpfnet", Manual: "ebpfnet"}, dir)
 }

@@ -2,11 +2,7 @@ package main
 
 import (
 	"cmp"
-	"errors"
-	"io/fs"
-	"net/netip"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -76,13 +72,10 @@ func clusterNodes(state string) ([]clusterNode, error) {
 		return nil, err
 	}
 	known, err := nodestate.ReadPeers(state)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil {
 		return nil, err
 	}
-	stored := map[netip.Prefix]nodestate.Peer{}
-	for _, peer := range known.Peers {
-		stored[peer.Prefix] = peer
-	}
+	stored := known.ByPrefix()
 	slices.SortFunc(entries, func(a, b maps.Node) int { return a.Prefix.Compare(b.Prefix) })
 	nodes := []clusterNode{}
 	for _, entry := range entries {
@@ -106,19 +99,12 @@ var nodeTable = output.Table[clusterNode]{
 		{Head: "PREFIX", Text: func(n clusterNode) string { return n.Prefix }},
 		{Head: "ADDRESS", Text: func(n clusterNode) string { return n.Remote }},
 		{Head: "MODE", Text: func(n clusterNode) string { return n.Mode }},
-		{Head: "MTU", Text: clusterNode.mtu},
+		{Head: "MTU", Text: func(n clusterNode) string { return number(n.MTU) }},
 		{Head: "SINCE", Text: clusterNode.since},
 		{Head: "ROUTE", Text: clusterNode.route},
 	},
 	Name: func(n clusterNode) string { return cmp.Or(n.Prefix, n.Node) },
 	None: "this host knows no other node",
-}
-
-func (n clusterNode) mtu() string {
-	if n.MTU == 0 {
-		return ""
-	}
-	return strconv.Itoa(n.MTU)
 }
 
 func (n clusterNode) since() string {

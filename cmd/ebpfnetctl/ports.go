@@ -45,9 +45,7 @@ func portsOf(attachments []*admin.Attachment) (ports []hostPort) {
 			ports = append(ports, hostPort{port, a.Named, a.Owner, a.Dead})
 		}
 	}
-	slices.SortFunc(ports, func(a, b hostPort) int {
-		return cmp.Or(cmp.Compare(a.HostPort.HostPort, b.HostPort.HostPort), cmp.Compare(a.Protocol, b.Protocol), a.HostAddress.Compare(b.HostAddress))
-	})
+	slices.SortFunc(ports, func(a, b hostPort) int { return admin.ComparePorts(a.HostPort, b.HostPort) })
 	return ports
 }
 

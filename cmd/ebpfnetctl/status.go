@@ -168,10 +168,7 @@ func (s *status) print(p *output.Printer) {
 	if p.Format != output.Wide {
 		return
 	}
-	var ports []string
-	for _, r := range s.Ports {
-		ports = append(ports, fmt.Sprintf("%d to %d", r[0], r[1]))
-	}
+	ports := texts(s.Ports, func(r [2]int) string { return fmt.Sprintf("%d to %d", r[0], r[1]) })
 	p.Printf("pins         %s\nmasq ports   %s\n\n", s.Directory, strings.Join(ports, ", "))
 	mapTable.PrintRows(p, s.Maps)
 	p.Printf("%d bytes in all maps\n", s.Bytes)

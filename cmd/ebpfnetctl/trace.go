@@ -140,19 +140,15 @@ func cutProtocol(word string) (rest, protocol string, err error) {
 		return word, "tcp", nil
 	}
 	rest, protocol = word[:at], word[at+1:]
+	_, notAddress := netip.ParseAddr(rest)
 	switch {
 	case protocol == "tcp", protocol == "udp", protocol == "icmp":
 		return rest, protocol, nil
-	case strings.Contains(rest, ":") || isAddress(rest) || rest == "host" || rest == "outside":
+	case strings.Contains(rest, ":") || notAddress == nil || rest == "host" || rest == "outside":
 		return "", "", usageError{fmt.Errorf("trace: protocol %s: expected tcp, udp or icmp", show.Value(protocol))}
 	default:
 		return word, "tcp", nil
 	}
-}
-
-func isAddress(word string) bool {
-	_, err := netip.ParseAddr(word)
-	return err == nil
 }
 
 // cutPort cuts :PORT off. An IPv6 address with a port is in brackets.

@@ -18,7 +18,7 @@ func (r *release) writeArchive(arch string) error {
 	top := fmt.Sprintf("ebpfnet-%s-linux-%s", r.version, arch)
 	files := r.documents(arch, top)
 	for _, command := range onHosts.commands {
-		files = append(files, file{r.command(arch, command.name), top + "/" + command.name, 0o755})
+		files = append(files, file{r.staged(arch, command.name), top + "/" + command.name, 0o755})
 	}
 	for _, dir := range []string{"hooks", "completion", "man"} {
 		staged, err := filepath.Glob(r.staged(dir, "*"))

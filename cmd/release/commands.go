@@ -37,7 +37,7 @@ func (r *release) buildCommands() error {
 	for _, arch := range arches {
 		for _, c := range inImage.commands {
 			cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X "+versionVariable+"="+r.version,
-				"-o", r.command(arch, c.name), product+"/cmd/"+c.name)
+				"-o", r.staged(arch, c.name), product+"/cmd/"+c.name)
 			cmd.Dir = filepath.Join(r.source, c.module)
 			cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=", "GOFLAGS=", "GOWORK=off")
 			cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
@@ -49,15 +49,12 @@ func (r *release) buildCommands() error {
 	return nil
 }
 
-// command returns the path of a program.
-func (r *release) command(arch, name string) string { return r.staged(arch, name) }
-
 // ctl runs the ebpfnetctl of the release, and returns what it prints.
 func (r *release) ctl(args ...string) (string, error) {
 	if !slices.Contains(arches, runtime.GOARCH) {
 		return "", fmt.Errorf("a release is built on one of %q, because ebpfnetctl writes its manual itself", arches)
 	}
-	return r.output(r.command(runtime.GOARCH, "ebpfnetctl"), args...)
+	return r.output(r.staged(runtime.GOARCH, "ebpfnetctl"), args...)
 }
 
 // abi returns the version of the map layout.

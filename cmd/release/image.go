@@ -57,7 +57,7 @@ func (r *release) image(arch string) (v1.Image, error) {
 		{r.sbom(inImage, arch), "usr/share/doc/ebpfnet/sbom.cdx.json", 0o644},
 	}
 	for _, command := range inImage.commands { // the agent takes the plugins from its own directory
-		files = append(files, file{r.command(arch, command.name), "usr/bin/" + command.name, 0o755})
+		files = append(files, file{r.staged(arch, command.name), "usr/bin/" + command.name, 0o755})
 	}
 	var layer bytes.Buffer
 	if err := writeTar(&layer, files, r.time); err != nil {

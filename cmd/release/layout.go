@@ -37,9 +37,9 @@ const docDir = "/usr/share/doc/ebpfnet"
 // packageFiles returns the files of a package.
 func (r *release) packageFiles(arch string, d distribution) ([]file, error) {
 	files := []file{
-		{r.command(arch, "ebpfnet"), d.plugins + "/ebpfnet", 0o755},
-		{r.command(arch, "ebpfnet-ipam"), d.plugins + "/ebpfnet-ipam", 0o755},
-		{r.command(arch, "ebpfnetctl"), "/usr/sbin/ebpfnetctl", 0o755},
+		{r.staged(arch, "ebpfnet"), d.plugins + "/ebpfnet", 0o755},
+		{r.staged(arch, "ebpfnet-ipam"), d.plugins + "/ebpfnet-ipam", 0o755},
+		{r.staged(arch, "ebpfnetctl"), "/usr/sbin/ebpfnetctl", 0o755},
 		{r.staged("hooks/90-ebpfnet.rules"), "/usr/lib/udev/rules.d/90-ebpfnet.rules", 0o644},
 		{r.staged("hooks/90-ebpfnet"), "/usr/lib/NetworkManager/dispatcher.d/90-ebpfnet", 0o755},
 		{r.staged("hooks/90-ebpfnet"), "/usr/lib/networkd-dispatcher/routable.d/90-ebpfnet", 0o755},

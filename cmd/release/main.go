@@ -5,6 +5,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -44,18 +45,12 @@ func build(o options) error {
 		return err
 	}
 	for _, c := range []content{onHosts, inImage} {
-		if err := r.writeCopyright(c); err != nil {
-			return err
-		}
-		if err := r.writeSBOM(c); err != nil {
+		if err := errors.Join(r.writeCopyright(c), r.writeSBOM(c)); err != nil {
 			return err
 		}
 	}
 	for _, arch := range arches {
-		if err := r.writePackages(arch); err != nil {
-			return err
-		}
-		if err := r.writeArchive(arch); err != nil {
+		if err := errors.Join(r.writePackages(arch), r.writeArchive(arch)); err != nil {
 			return err
 		}
 	}

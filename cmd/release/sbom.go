@@ -50,7 +50,7 @@ func (r *release) libraries(c content) ([]library, error) {
 
 // linked returns the version of Go and the modules of others in a program.
 func (r *release) linked(arch string, c command) (goVersion string, modules []*debug.Module, err error) {
-	info, err := buildinfo.ReadFile(r.command(arch, c.name))
+	info, err := buildinfo.ReadFile(r.staged(arch, c.name))
 	if err != nil {
 		return "", nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -39,17 +40,23 @@ type Tunnel struct {
 	Checksum      bool // in the outer UDP header
 }
 
-// NodeRoutes are routes of one protocol number, which identifies their owner. All methods use one socket.
+// NodeRoutes are routes of one protocol number, which identifies their owner. All methods use one socket. The function
+// Routes cannot list by protocol: the library filters only after it has read everything.
 type NodeRoutes struct {
 	protocol uint8
 	sockets  map[int]*nl.SocketHandle
 }
 
-// OpenNodeRoutes opens the socket in the calling thread's network namespace.
+// OpenNodeRoutes opens the socket in the calling thread's network namespace. On it the kernel filters a list by the
+// request's header.
 func OpenNodeRoutes(protocol uint8) (*NodeRoutes, error) {
-	socket, err := openStrict()
+	socket, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, err
+		return nil, explain(err)
+	}
+	if err := unix.SetsockoptInt(socket.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
+		socket.Close()
+		return nil, explain(err)
 	}
 	return &NodeRoutes{protocol, map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}}, nil
 }

@@ -61,14 +61,3 @@ func TestNodeRouteOfOthers(t *testing.T) {
 		t.Errorf("another family: got %+v, %v (%v), want none", got, ok, err)
 	}
 }
-
-// TestConnectedRoute is of the family that was asked for.
-func TestConnectedRoute(t *testing.T) {
-	message := serialize(unix.RTPROT_KERNEL, NodeRoute{Prefix: netip.MustParsePrefix("192.0.2.0/24"), Device: 2})
-	if got, ok := parseConnected(message, unix.AF_INET); !ok || got.LinkIndex != 2 || got.Dst.String() != "192.0.2.0/24" {
-		t.Errorf("got %v, %v, want 192.0.2.0/24 by device 2", got, ok)
-	}
-	if got, ok := parseConnected(message, unix.AF_INET6); ok {
-		t.Errorf("another family: got %v, want none", got)
-	}
-}

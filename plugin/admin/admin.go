@@ -128,7 +128,7 @@ func Warnings(datapath *loader.Datapath) (warnings []string, err error) {
 	defer host.Close()
 
 	o := Host{datapath: datapath, host: host}
-	uplinks, err := o.uplinks()
+	uplinks, err := o.Uplinks()
 	for _, uplink := range uplinks {
 		if warning := link.BridgeNetfilter(uplink); warning != "" {
 			warnings = append(warnings, warning)
@@ -178,7 +178,7 @@ func (o *Host) Usage() (*Usage, error) {
 	for _, end := range o.ends {
 		u.Containers = append(u.Containers, end.title)
 	}
-	uplinks, err := o.uplinks()
+	uplinks, err := o.Uplinks()
 	for _, uplink := range uplinks {
 		u.Uplinks = append(u.Uplinks, uplink.Attrs().Name)
 	}
@@ -188,8 +188,8 @@ func (o *Host) Usage() (*Usage, error) {
 	return u, errors.Join(err, errPorts, errFlows)
 }
 
-// uplinks returns the uplinks whose device exists.
-func (o *Host) uplinks() ([]netlink.Link, error) {
+// Uplinks returns the uplinks whose device exists.
+func (o *Host) Uplinks() ([]netlink.Link, error) {
 	all, err := maps.Uplinks(o.datapath)
 	if err != nil {
 		return nil, err

@@ -54,6 +54,31 @@ type Attachment struct {
 	index int // of the device
 }
 
+// ByOwner returns attachments by their owners.
+func ByOwner(attachments []*Attachment) map[string]*Attachment {
+	byOwner := map[string]*Attachment{}
+	for _, a := range attachments {
+		byOwner[a.Owner] = a
+	}
+	return byOwner
+}
+
+// HasAddress reports whether an address is one of the attachment's.
+func (a *Attachment) HasAddress(address netip.Addr) bool {
+	return slices.ContainsFunc(a.Addresses, func(own Address) bool { return own.Address == address })
+}
+
+// ByAddress returns attachments by their addresses.
+func ByAddress(attachments []*Attachment) map[netip.Addr]*Attachment {
+	byAddress := map[netip.Addr]*Attachment{}
+	for _, a := range attachments {
+		for _, address := range a.Addresses {
+			byAddress[address.Address] = a
+		}
+	}
+	return byAddress
+}
+
 // Address is an address of a container.
 type Address struct {
 	Address     netip.Addr `json:"address"`
@@ -109,7 +134,7 @@ func (l attachmentList) sorted() []*Attachment {
 	for _, a := range l {
 		slices.SortFunc(a.Addresses, func(a, b Address) int { return a.Address.Compare(b.Address) })
 		slices.SortFunc(a.Routes, func(a, b Route) int { return a.To.Compare(b.To) })
-		slices.SortFunc(a.HostPorts, comparePorts)
+		slices.SortFunc(a.HostPorts, ComparePorts)
 		all = append(all, a)
 	}
 	slices.SortFunc(all, func(a, b *Attachment) int {
@@ -119,7 +144,8 @@ func (l attachmentList) sorted() []*Attachment {
 	return all
 }
 
-func comparePorts(a, b HostPort) int {
+// ComparePorts compares by port, protocol and address.
+func ComparePorts(a, b HostPort) int {
 	return cmp.Or(cmp.Compare(a.HostPort, b.HostPort), cmp.Compare(a.Protocol, b.Protocol), a.HostAddress.Compare(b.HostAddress))
 }
 
@@ -212,9 +238,15 @@ func NamespaceOf(a *Attachment) (netns.NsHandle, error) {
 		return netns.None(), err
 	}
 	defer host.Close()
-	device, err := host.LinkByIndex(a.index)
-	if err != nil {
-		return netns.None(), fmt.Errorf("find device %s: %w", a.Device, err)
+	_, ns, err := pairOf(host, a.index)
+	return ns, err
+}
+
+// pairOf returns the host's end of a container's devices, and the container's network namespace. The caller must close it.
+func pairOf(host *netlink.Handle, index int) (outside netlink.Link, ns netns.NsHandle, err error) {
+	if outside, err = host.LinkByIndex(index); err != nil {
+		return nil, netns.None(), fmt.Errorf("find device %d: %w", index, err)
 	}
-	return link.NamespaceOfPeer(host, device)
+	ns, err = link.NamespaceOfPeer(host, outside)
+	return outside, ns, err
 }

@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"errors"
 	"slices"
 
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -34,30 +33,24 @@ func Connected(dataDir string) (containers []string, err error) {
 
 // otherDevices names devices of containers that have their records in another directory.
 func (o *Host) otherDevices(known map[int]bool) (devices []string, err error) {
-	datapath, err := loader.OpenForRelease()
-	if errors.Is(err, loader.ErrNotLoaded) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer datapath.Close()
-
-	// In every version, an entry begins with the owner and its key is the index.
-	var index uint32
-	value := make([]byte, datapath.Devices.ValueSize())
-	entries := datapath.Devices.Iterate()
-	for entries.Next(&index, &value) {
-		if known[int(index)] {
-			continue
+	err = loader.IfLoaded(loader.OpenForRelease, func(datapath *loader.Datapath) error {
+		// In every version, an entry begins with the owner and its key is the index.
+		var index uint32
+		value := make([]byte, datapath.Devices.ValueSize())
+		entries := datapath.Devices.Iterate()
+		for entries.Next(&index, &value) {
+			if known[int(index)] {
+				continue
+			}
+			device, err := link.Device(o.host, int(index))
+			if err != nil {
+				return err
+			}
+			if device != nil {
+				devices = append(devices, "the one behind "+device.Attrs().Name)
+			}
 		}
-		device, err := link.Device(o.host, int(index))
-		if err != nil {
-			return nil, err
-		}
-		if device != nil {
-			devices = append(devices, "the one behind "+device.Attrs().Name)
-		}
-	}
-	return devices, entries.Err()
+		return entries.Err()
+	})
+	return devices, err
 }

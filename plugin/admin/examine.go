@@ -66,9 +66,6 @@ func (o *Host) NewUplinks() (names []string, err error) {
 	return slices.Compact(names), nil
 }
 
-// Uplinks returns the uplinks whose device exists.
-func (o *Host) Uplinks() ([]netlink.Link, error) { return o.uplinks() }
-
 // ProgramsBeforeUplink returns the programs of other tools that receive an uplink's packets before ours.
 func (o *Host) ProgramsBeforeUplink(uplink netlink.Link) ([]string, error) {
 	return programsBefore(o.host, uplink.Attrs().Index, true, bpf.ProgFromUplink, bpf.ProgFromUplinkL3)

@@ -38,13 +38,7 @@ func Flows(attachments []*Attachment, only []*Attachment) ([]Flow, error) {
 	}
 	defer datapath.Close()
 
-	list := flowList{byOwner: map[string]*Attachment{}, byAddr: map[netip.Addr]*Attachment{}, fromRemote: map[direction]string{}, only: only}
-	for _, a := range attachments {
-		list.byOwner[a.Owner] = a
-		for _, address := range a.Addresses {
-			list.byAddr[address.Address] = a
-		}
-	}
+	list := flowList{byOwner: ByOwner(attachments), byAddr: ByAddress(attachments), fromRemote: map[direction]string{}, only: only}
 	err = errors.Join(list.addFlows(datapath), list.addOffloads(datapath), list.addCache(datapath))
 	slices.SortFunc(list.flows, compareFlows)
 	return list.flows, err

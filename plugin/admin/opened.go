@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/namespace"
 )
 
@@ -14,11 +13,7 @@ const maxOpened = 4096
 // admitReplies lets connections that a container has opened continue under a stricter policy.
 // Connections of a container with a network stack of its own, as in a virtual machine, cannot be seen.
 func (o *Host) admitReplies(store *maps.Store, device maps.Device) error {
-	outside, err := o.host.LinkByIndex(device.IfIndex)
-	if err != nil {
-		return fmt.Errorf("find device %d: %w", device.IfIndex, err)
-	}
-	ns, err := link.NamespaceOfPeer(o.host, outside)
+	_, ns, err := pairOf(o.host, device.IfIndex)
 	if err != nil {
 		return err
 	}

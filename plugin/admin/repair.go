@@ -38,7 +38,7 @@ func (o *Host) Repair(ctx context.Context) (repaired []string, err error) {
 
 // detachedUplinks describes the uplinks that lack programs, which Follow attaches.
 func (o *Host) detachedUplinks() (detached []string, err error) {
-	uplinks, err := o.uplinks()
+	uplinks, err := o.Uplinks()
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func (o *Host) Follow(ctx context.Context) (repaired []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	before, err := o.uplinks()
+	before, err := o.Uplinks()
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +104,7 @@ func (o *Host) Follow(ctx context.Context) (repaired []string, err error) {
 			return nil, err
 		}
 	}
-	after, err := o.uplinks()
+	after, err := o.Uplinks()
 	if err != nil {
 		return nil, err
 	}

@@ -113,11 +113,7 @@ func (o *Host) putDevice(store *maps.Store, device maps.Device, before maps.Poli
 
 // limit changes the limits of a container that runs.
 func (o *Host) limit(hostIndex int, ifName string, b link.Bandwidth) error {
-	outside, err := o.host.LinkByIndex(hostIndex)
-	if err != nil {
-		return fmt.Errorf("find device %d: %w", hostIndex, err)
-	}
-	ns, err := link.NamespaceOfPeer(o.host, outside)
+	outside, ns, err := pairOf(o.host, hostIndex)
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package cni
 
 import (
 	"errors"
-	"io"
 	"log/slog"
 	"os"
 	"strings"
@@ -27,7 +26,7 @@ type callLog struct {
 // openLog opens the configured log, or stderr if that fails.
 func openLog(call *config.Call) *callLog {
 	path, level, isSet := call.Log()
-	log := &callLog{Logger: newLogger(os.Stderr, level), logsCall: isSet}
+	log := &callLog{Logger: show.NewLogger(os.Stderr, level), logsCall: isSet}
 	if path == "" {
 		return log
 	}
@@ -36,22 +35,7 @@ func openLog(call *config.Call) *callLog {
 		log.Warn("logFile "+show.Value(path)+": expected a file that can be written; logging to stderr", "error", err)
 		return log
 	}
-	return &callLog{Logger: newLogger(file, level).With("pid", os.Getpid()), file: file, logsCall: true}
-}
-
-func newLogger(to io.Writer, level slog.Level) *slog.Logger {
-	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level, ReplaceAttr: showAttr}))
-}
-
-// showAttr escapes and shortens the texts of a line.
-func showAttr(_ []string, attr slog.Attr) slog.Attr {
-	switch value := attr.Value.Any().(type) {
-	case string:
-		attr.Value = slog.StringValue(show.Message(value))
-	case error:
-		attr.Value = slog.StringValue(show.Message(value.Error()))
-	}
-	return attr
+	return &callLog{Logger: show.NewLogger(file, level).With("pid", os.Getpid()), file: file, logsCall: true}
 }
 
 // writeKeys writes a line about the ignored keys, and one about those of other tools.

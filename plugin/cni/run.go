@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"maps"
 	"os"
 	"os/signal"
 	"strings"
@@ -44,6 +45,17 @@ type Call struct {
 func QuietCall(args *skel.CmdArgs) (*Call, error) {
 	call, err := config.NewCall(args)
 	return &Call{Call: call, Log: slog.New(slog.DiscardHandler)}, err
+}
+
+// CallOf is QuietCall with the keys of our plugin in a network's list.
+func CallOf(network, version string, keys map[string]any, args skel.CmdArgs) (*Call, error) {
+	keys = maps.Clone(keys)
+	keys["name"], keys["cniVersion"] = network, version
+	var err error
+	if args.StdinData, err = json.Marshal(keys); err != nil {
+		return nil, err
+	}
+	return QuietCall(&args)
 }
 
 // lockTimeout bounds the wait for other calls. Each holds its locks for milliseconds, but a node

@@ -60,8 +60,7 @@ func WithCode(err error) error {
 	if err == nil || errors.As(err, &coded) {
 		return err
 	}
-	var port *maps.HostPortTakenError
-	if errors.As(err, &port) {
+	if taken, ok := errors.AsType[*maps.TakenError](err); ok && taken.IsPort {
 		return cnitypes.NewError(CodePortTaken, err.Error(), "")
 	}
 	for _, c := range codes {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -22,6 +23,27 @@ func OpenNamespace(path string) (netns.NsHandle, error) {
 		return netns.None(), errors.New("the file is not a namespace")
 	}
 	return netns.GetFromPath(path)
+}
+
+// InNamespace runs do in another network namespace, in which sockets that do opens stay. A thread sees only the sysctls and
+// the sockets of its own namespace.
+func InNamespace(ns netns.NsHandle, do func() error) error {
+	return OnThread(func() error {
+		if err := netns.Set(ns); err != nil {
+			return err
+		}
+		return do()
+	})
+}
+
+// OnThread runs do on a thread of its own, which may change its namespace, and ends afterwards.
+func OnThread(do func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
+		done <- do()
+	}()
+	return <-done
 }
 
 // namespaceFiles are the files through which a network namespace can be opened: bind mounts of runtimes, and one file

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -146,22 +145,7 @@ func ensureSysctl(name, value string) error {
 
 // writeSysctlIn sets a sysctl of another network namespace.
 func writeSysctlIn(ns netns.NsHandle, name, value string) error {
-	return inNamespace(ns, func() error { return ensureSysctl(name, value) })
-}
-
-// inNamespace runs do in another network namespace, on a thread of its own, because a thread sees only the sysctls of
-// its namespace. The thread ends afterwards.
-func inNamespace(ns netns.NsHandle, do func() error) error {
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		err := netns.Set(ns)
-		if err == nil {
-			err = do()
-		}
-		result <- err
-	}()
-	return <-result
+	return InNamespace(ns, func() error { return ensureSysctl(name, value) })
 }
 
 // sameWords compares values regardless of white space, because the kernel separates numbers by tabs.

@@ -87,7 +87,7 @@ func (t Tuning) Present(ns netns.NsHandle, container *netlink.Handle, name strin
 		return present, nil
 	}
 	present.Sysctls = map[string]string{}
-	return present, inNamespace(ns, func() error {
+	return present, InNamespace(ns, func() error {
 		for name := range t.Sysctls {
 			value, err := readSysctl(name)
 			if errors.Is(err, os.ErrNotExist) {

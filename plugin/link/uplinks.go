@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
@@ -105,53 +104,42 @@ var fallbackTunnels = []string{
 func routedUplinks(host *netlink.Handle) (map[int]*Uplink, error) {
 	found := map[int]*Uplink{}
 	for _, ip := range outside {
-		routes, err := host.RouteGet(ip)
-		if err != nil {
-			continue // no default route
-		}
+		routes, _ := host.RouteGet(ip) // an error: no default route
 		for _, route := range routes {
-			addUplink(found, route)
+			source, _ := netip.AddrFromSlice(route.Src)
+			addUplink(found, route.LinkIndex, source.Unmap())
 		}
 	}
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		routes, err := rtnl.ConnectedRoutes(family)
-		if err != nil {
-			return nil, fmt.Errorf("list the host's subnets: %w", err)
+	connected, err := rtnl.ConnectedRoutes()
+	if err != nil {
+		return nil, fmt.Errorf("list the host's subnets: %w", err)
+	}
+	for _, route := range connected {
+		if route.Prefix.Addr().IsLinkLocalUnicast() || isOwnAddress(route.Prefix) {
+			continue
 		}
-		for _, route := range routes {
-			if isOwnAddress(route) {
-				continue
-			}
-			if route.Src == nil && !route.Dst.IP.IsLinkLocalUnicast() {
-				route.Src = sourceTowards(host, route)
-			}
-			addUplink(found, route)
+		if !route.Source.IsValid() {
+			route.Source = sourceTowards(host, route)
 		}
+		addUplink(found, route.Device, route.Source)
 	}
 	return found, nil
 }
 
-// isOwnAddress reports whether a route is the kernel's route to an IPv6 address without a subnet, which another plugin
-// may have added to its end of a veth. A point-to-point device may have one, too; it is found by its IPv4 address or a
-// default route.
-func isOwnAddress(route netlink.Route) bool {
-	ones, bits := route.Dst.Mask.Size()
-	return ones == bits && bits == 8*net.IPv6len
-}
+// isOwnAddress reports whether a prefix is that of the kernel's route to an IPv6 address without a subnet, which another
+// plugin may have added to its end of a veth. A point-to-point device may have one, too; it is found by its IPv4 address
+// or a default route.
+func isOwnAddress(prefix netip.Prefix) bool { return prefix.Addr().Is6() && prefix.IsSingleIP() }
 
-// addUplink adds the device and source address of a route. It keeps the first address of each family.
-func addUplink(found map[int]*Uplink, route netlink.Route) {
-	if route.LinkIndex <= loopback || route.Dst != nil && route.Dst.IP.IsLinkLocalUnicast() {
+// addUplink adds a device and, if it is valid, a source address. It keeps the first address of each family.
+func addUplink(found map[int]*Uplink, device int, source netip.Addr) {
+	if device <= loopback {
 		return
 	}
-	uplink := found[route.LinkIndex]
-	if uplink == nil {
-		uplink = &Uplink{Index: route.LinkIndex}
-		found[route.LinkIndex] = uplink
+	if found[device] == nil {
+		found[device] = &Uplink{Index: device}
 	}
-	if src, ok := netip.AddrFromSlice(route.Src); ok {
-		uplink.addAddress(src.Unmap())
-	}
+	found[device].addAddress(source)
 }
 
 // addAddress keeps the first address of its family.
@@ -164,19 +152,18 @@ func (u *Uplink) addAddress(addr netip.Addr) {
 	}
 }
 
-// sourceTowards returns the host's source address for a connected subnet, or nil. The kernel's own IPv6 routes do not
-// contain it, so this looks up the route to one of the subnet's last addresses.
-func sourceTowards(host *netlink.Handle, subnet netlink.Route) net.IP {
-	ip := slices.Clone(subnet.Dst.IP)
-	for i, mask := range subnet.Dst.Mask {
-		ip[i] |= ^mask
+// sourceTowards returns the host's source address for a connected subnet. The kernel's own IPv6 routes do not contain it,
+// so this looks up the route to one of the subnet's last addresses.
+func sourceTowards(host *netlink.Handle, subnet rtnl.NodeRoute) (source netip.Addr) {
+	ip := subnet.Prefix.Addr().AsSlice()
+	for bit := subnet.Prefix.Bits(); bit < 8*len(ip)-1; bit++ {
+		ip[bit/8] |= 0x80 >> (bit % 8)
 	}
-	ip[len(ip)-1] &^= 1
-	routes, err := host.RouteGetWithOptions(ip, &netlink.RouteGetOptions{OifIndex: subnet.LinkIndex})
-	if err != nil || len(routes) == 0 {
-		return nil
+	routes, err := host.RouteGetWithOptions(ip, &netlink.RouteGetOptions{OifIndex: subnet.Device})
+	if err == nil && len(routes) > 0 {
+		source, _ = netip.AddrFromSlice(routes[0].Src)
 	}
-	return routes[0].Src
+	return source.Unmap()
 }
 
 // Device returns the device with that index, or nil if there is none.

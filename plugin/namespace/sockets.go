@@ -9,12 +9,13 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
 // Connection is a TCP connection or a connected UDP socket, from the side of the container.
@@ -36,20 +37,10 @@ var socketFiles = []struct {
 }
 
 // Opened returns the connections that sockets in a namespace have opened, without accepted ones and
-// without those within the namespace. It works on a thread of its own that ends afterwards, because a
-// thread sees only the sockets of its namespace.
+// without those within the namespace.
 func Opened(ns netns.NsHandle) ([]Connection, error) {
 	var all sockets
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
-		err := netns.Set(ns)
-		if err == nil {
-			err = all.readFiles()
-		}
-		result <- err
-	}()
-	if err := <-result; err != nil {
+	if err := link.InNamespace(ns, all.readFiles); err != nil {
 		return nil, fmt.Errorf("read the sockets of a network namespace: %w", err)
 	}
 	return all.opened(), nil

@@ -2,8 +2,10 @@ package nodestate
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -35,11 +37,23 @@ type Skipped struct {
 // PeersOf returns the path of the peers of the agent whose state is at path.
 func PeersOf(path string) string { return filepath.Join(filepath.Dir(path), "peers.json") }
 
-// ReadPeers reads the peers of the agent whose state is at path.
+// ByPrefix returns the peers by their prefixes.
+func (p Peers) ByPrefix() map[netip.Prefix]Peer {
+	peers := map[netip.Prefix]Peer{}
+	for _, peer := range p.Peers {
+		peers[peer.Prefix] = peer
+	}
+	return peers
+}
+
+// ReadPeers reads the peers of the agent whose state is at path. Without a file there are none.
 func ReadPeers(path string) (peers Peers, err error) {
 	const maxSize = 1 << 26 // bytes; a peer has 100
 
 	file, err := os.Open(PeersOf(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return peers, nil
+	}
 	if err != nil {
 		return peers, err
 	}

@@ -174,9 +174,7 @@ func (n *node) loadOlder() {
 		_, err := loader.Upgrade(testenv.Context(n.t), loader.Options{Programs: &older})
 		return err
 	})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testenv.Must(n.t, err)
 }
 
 // awaitUpgrade waits until the agent, which has few rights, has replaced all older programs.
@@ -287,9 +285,7 @@ func (c *cluster) wantUnmoved(first, second *node) {
 	c.Helper()
 	for _, n := range []*node{first, second} {
 		for _, device := range []string{"all", "eth0"} {
-			if err := n.SetSysctl("net/ipv4/conf/"+device+"/rp_filter", "1"); err != nil {
-				c.Fatal(err)
-			}
+			testenv.Must(c, n.SetSysctl("net/ipv4/conf/"+device+"/rp_filter", "1"))
 		}
 	}
 	c.ip(c.router, "link", "add", "stranger", "master", "link0", "up", "type", "veth", "peer", "name", "wire")
@@ -305,9 +301,7 @@ func (c *cluster) wantUnmoved(first, second *node) {
 				p := testenv.UDPPacket(netip.AddrPortFrom(cidr(from.number).Addr(), probePort), netip.AddrPortFrom(cidr(to.number).Addr(), probePort), "")
 				p.SrcMAC, p.DstMAC = testenv.MAC{2, 0, 0, 0, 0, 0x66}, to.MACOf(c, "eth0")
 				p.Payload = "ebpfnet probe 2 " + string([]byte{byte(i % 2), byte(i / 2 % 2), 0, 0, 0}) + strings.Repeat("n", 16)
-				if err := c.router.SendFrames("wire", p.MustBuild()); err != nil {
-					c.Fatal(err)
-				}
+				testenv.Must(c, c.router.SendFrames("wire", p.MustBuild()))
 			}
 		}
 		<-time.After(pause) // not a wait: the rate
@@ -386,13 +380,9 @@ func (n *node) chain(device string) {
 	n.t.Helper()
 	link := netlink.NewLinkAttrs()
 	link.Name = device
-	if err := n.Netlink().LinkAdd(&netlink.Veth{LinkAttrs: link, PeerName: device + "-peer"}); err != nil {
-		n.t.Fatal(err)
-	}
+	testenv.Must(n.t, n.Netlink().LinkAdd(&netlink.Veth{LinkAttrs: link, PeerName: device + "-peer"}))
 	added, err := n.Netlink().LinkByName(device)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testenv.Must(n.t, err)
 	err = n.Do(func() error {
 		datapath, err := loader.OpenLoaded()
 		if err != nil {
@@ -403,9 +393,7 @@ func (n *node) chain(device string) {
 			return store.PutDevice(maps.Device{IfIndex: added.Attrs().Index, Owner: 1, MAC: make(net.HardwareAddr, 6)})
 		})
 	})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testenv.Must(n.t, err)
 }
 
 // meetSmallLink has a link in the middle that takes less than the nodes' own: nothing is lost, neither of TCP nor of UDP.

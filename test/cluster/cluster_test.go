@@ -116,9 +116,7 @@ func newIdleCluster(t *testing.T, options ...string) *cluster {
 		}
 	}
 	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-		if err := c.router.SetSysctl(name, "1"); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, c.router.SetSysctl(name, "1"))
 	}
 	c.serveAPI()
 	t.Cleanup(func() {
@@ -134,9 +132,7 @@ func newIdleCluster(t *testing.T, options ...string) *cluster {
 func (c *cluster) ip(ns *testenv.Namespace, args ...string) string {
 	c.Helper()
 	output, err := ns.Run(testenv.Context(c), "ip", args...)
-	if err != nil {
-		c.Fatal(err)
-	}
+	testenv.Must(c, err)
 	return output
 }
 
@@ -155,12 +151,8 @@ func (c *cluster) addNode(number int, bridge string, prefix4, prefix6 netip.Pref
 	for _, prefix := range []netip.Prefix{prefix4, prefix6} {
 		c.ip(n.Namespace, "route", "add", "default", "via", hostOn(prefix, routerHost).String())
 	}
-	if err := n.WaitUp("eth0"); err != nil {
-		c.Fatal(err)
-	}
-	if err := os.Mkdir(n.binDir(), 0o755); err != nil {
-		c.Fatal(err)
-	}
+	testenv.Must(c, n.WaitUp("eth0"))
+	testenv.Must(c, os.Mkdir(n.binDir(), 0o755))
 	n.write("template", fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "pods", "plugins": [{"type": "ebpfnet", "ipMasq": true,
 		"maxFlows": 65536, "ipam": {"type": "host-local", "dataDir": %q}}]}`, filepath.Join(n.dir, "ipam")))
 	n.write("kubeconfig", fmt.Sprintf(`{"clusters": [{"name": "c", "cluster": {"server": "http://%s:%d"}}],
@@ -179,18 +171,14 @@ func capabilities(tb testenv.TB) []string {
 
 func (n *node) write(name, content string) {
 	n.t.Helper()
-	if err := os.WriteFile(filepath.Join(n.dir, name), []byte(content), 0o600); err != nil {
-		n.t.Fatal(err)
-	}
+	testenv.Must(n.t, os.WriteFile(filepath.Join(n.dir, name), []byte(content), 0o600))
 }
 
 // serveAPI serves on all addresses of the router.
 func (c *cluster) serveAPI() {
 	c.Helper()
 	listener, err := c.router.Listen(testenv.Context(c), netip.AddrPortFrom(netip.IPv6Unspecified(), apiPort))
-	if err != nil {
-		c.Fatal(err)
-	}
+	testenv.Must(c, err)
 	server := &http.Server{Handler: c.api}
 	var served sync.WaitGroup
 	served.Go(func() { _ = server.Serve(counted{listener, &c.sent}) })
@@ -297,9 +285,7 @@ func (n *node) start(cmd *exec.Cmd) *agent {
 	n.t.Helper()
 	a := &agent{Cmd: cmd, ended: make(chan struct{})}
 	a.Stdout, a.Stderr = &a.output, &a.output
-	if err := a.Start(); err != nil {
-		n.t.Fatal(err)
-	}
+	testenv.Must(n.t, a.Start())
 	go func() { defer close(a.ended); _ = a.Wait() }()
 	n.agent = a
 	n.t.Cleanup(func() {
@@ -373,9 +359,7 @@ func (n *node) addPod() {
 func (n *node) addPodNamed(id string) {
 	n.t.Helper()
 	content, err := os.ReadFile(n.conflist())
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testenv.Must(n.t, err)
 	n.runtime = testenv.NewRuntime(n.t, n.Namespace, content, n.binDir())
 	n.pod = n.runtime.AddPod(n.t, id, nil)
 }
@@ -442,9 +426,7 @@ func (c *cluster) startFlow(f testenv.Family, from, to *node) *flow {
 	c.Helper()
 	server := testenv.ServeUDP(c, to.pod.Namespace, netip.AddrPortFrom(f.Pod(to.pod), 0))
 	client, err := testenv.NewClient(testenv.Context(c), from.pod.Namespace, "udp", netip.AddrPort{}, server.Addr)
-	if err != nil {
-		c.Fatal(err)
-	}
+	testenv.Must(c, err)
 	running := &flow{from, to, make(chan struct{}), make(chan error, 1)}
 	ask := func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), testenv.Timeout/4)

@@ -130,20 +130,12 @@ func (n *node) bundle(image image, config *specs.Spec) string {
 	for file, content := range files {
 		const executable = 0o755
 		path := filepath.Join(root, file)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			n.t.Fatal(err)
-		}
-		if err := os.WriteFile(path, content, executable); err != nil {
-			n.t.Fatal(err)
-		}
+		testenv.Must(n.t, os.MkdirAll(filepath.Dir(path), 0o755))
+		testenv.Must(n.t, os.WriteFile(path, content, executable))
 	}
 	spec, err := json.Marshal(config)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), spec, 0o600); err != nil {
-		n.t.Fatal(err)
-	}
+	testenv.Must(n.t, err)
+	testenv.Must(n.t, os.WriteFile(filepath.Join(dir, "config.json"), spec, 0o600))
 	return dir
 }
 
@@ -226,9 +218,7 @@ func (n *node) hostPaths(pod corev1.PodSpec, container corev1.Container) (mounts
 			source = dir
 		}
 		if *volume.HostPath.Type == corev1.HostPathDirectoryOrCreate {
-			if err := os.MkdirAll(source, 0o755); err != nil {
-				n.t.Fatal(err)
-			}
+			testenv.Must(n.t, os.MkdirAll(source, 0o755))
 		}
 		for _, mount := range container.VolumeMounts {
 			if mount.Name == volume.Name {

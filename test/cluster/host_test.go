@@ -77,9 +77,7 @@ func newHostTest(t *testing.T) *hostTest {
 		h.host, err = reconcile.Open(h.dp, deviceName)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(h.host.Close)
 	return h
 }
@@ -142,9 +140,7 @@ func (h *hostTest) settle(what string) *reconcile.Changes {
 func (h *hostTest) ip(args ...string) string {
 	h.Helper()
 	output, err := h.Node.Run(testenv.Context(h), "ip", args...)
-	if err != nil {
-		h.Fatal(err)
-	}
+	testenv.Must(h, err)
 	return output
 }
 
@@ -307,12 +303,8 @@ func TestHostRefusesOne(t *testing.T) {
 // TestHostWithoutIPv6 has disabled it, among nodes of both families.
 func TestHostWithoutIPv6(t *testing.T) {
 	h := newHostTest(t)
-	if err := h.Node.SetSysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Node.SetSysctl("net/ipv6/conf/default/disable_ipv6", "1"); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.Node.SetSysctl("net/ipv6/conf/all/disable_ipv6", "1"))
+	testenv.Must(t, h.Node.SetSysctl("net/ipv6/conf/default/disable_ipv6", "1"))
 	h.nodes[0].PodCIDRs = h.nodes[0].PodCIDRs[:1]
 	h.nodes[0].Addresses = h.nodes[0].Addresses[:1]
 	h.settle("first")
@@ -373,9 +365,7 @@ func TestHostSaysWhatIsInUse(t *testing.T) {
 		socket, err = net.ListenUDP("udp4", &net.UDPAddr{Port: h.config.Port})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer socket.Close()
 	for range 2 {
 		if _, err := h.trySync(); err == nil || !strings.Contains(err.Error(), "UDP port 4789 is in use") {

@@ -41,9 +41,7 @@ func agentImage(t *testing.T) image {
 	files := map[string][]byte{}
 	for _, name := range []string{"./cmd/ebpfnet", "./cmd/ebpfnet-ipam", "github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node"} {
 		content, err := os.ReadFile(testenv.Build(t, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		files[filepath.Base(name)] = content
 	}
 	return image{files: files, entrypoint: []string{"/ebpfnet-node"}}

@@ -23,18 +23,14 @@ const manifests = "../../cmd/ebpfnet-node/manifests/"
 func documents(t *testing.T, name string) [][]byte {
 	t.Helper()
 	content, err := os.ReadFile(manifests + name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return bytes.Split(content, []byte("\n---\n"))
 }
 
 // decode reads a document, in which Kubernetes must know all fields.
 func decode(t *testing.T, document []byte, into any) {
 	t.Helper()
-	if err := yaml.UnmarshalStrict(document, into); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, yaml.UnmarshalStrict(document, into))
 }
 
 func daemonSet(t *testing.T) *appsv1.DaemonSet {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // The figures are in SCALE.md between these lines.
@@ -21,30 +23,22 @@ func report(t *testing.T, dir string, rows []scaleRow) {
 	t.Helper()
 	file := filepath.Join(dir, "SCALE.md")
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	head, rest, found := strings.Cut(string(text), figuresBegin)
 	_, tail, foundEnd := strings.Cut(rest, figuresEnd)
 	if !found || !foundEnd {
 		t.Fatalf("%s has no lines %q and %q", file, figuresBegin, figuresEnd)
 	}
 	text = []byte(head + figuresBegin + "\n\n" + table(rows) + "\n" + conditions(t) + "\n" + figuresEnd + tail)
-	if err := os.WriteFile(file, text, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(file, text, 0o644))
 }
 
 func conditions(t *testing.T) string {
 	t.Helper()
 	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	load, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	kernel, _, _ := strings.Cut(strings.TrimSpace(string(release)), "-")
 	return fmt.Sprintf("Linux %s, %d CPUs, %s; load in the end %s, of which the test's API server is a part.\n",
 		kernel, runtime.NumCPU(), time.Now().UTC().Format(time.DateOnly), strings.Fields(string(load))[0])

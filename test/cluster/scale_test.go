@@ -159,9 +159,7 @@ func (c *costs) begin() {
 	const peak = "5"
 
 	c.sent.Store(0)
-	if err := os.WriteFile(c.node.agent.proc("clear_refs"), []byte(peak), 0); err != nil {
-		c.Fatal(err)
-	}
+	testenv.Must(c, os.WriteFile(c.node.agent.proc("clear_refs"), []byte(peak), 0))
 	c.since, c.cpu = time.Now(), c.node.agent.cpuTime(c.T)
 }
 
@@ -202,14 +200,10 @@ func (a *agent) proc(file string) string { return fmt.Sprintf("/proc/%d/%s", a.P
 func (a *agent) peak(t *testing.T) int64 {
 	t.Helper()
 	status, err := os.ReadFile(a.proc("status"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	_, rest, _ := strings.Cut(string(status), "VmHWM:")
 	kibibytes, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return kibibytes << 10
 }
 
@@ -217,18 +211,12 @@ func (a *agent) peak(t *testing.T) int64 {
 func (a *agent) cpuTime(t *testing.T) (total time.Duration) {
 	t.Helper()
 	threads, err := filepath.Glob(a.proc("task/*/schedstat"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, thread := range threads {
 		text, err := os.ReadFile(thread)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		nanoseconds, err := strconv.ParseInt(strings.Fields(string(text))[0], 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		total += time.Duration(nanoseconds)
 	}
 	return total

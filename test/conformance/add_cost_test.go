@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // forbiddenInADD are system calls that take milliseconds or whose cost grows with the host: loading of
@@ -33,9 +35,7 @@ func TestAddCost(t *testing.T) {
 		h.wrapPlugin(t, fmt.Sprintf(`exec strace -f -qq -o %s -e trace=bpf,sendto,execve,%%file "$1"`, trace))
 		h.pod(t, fmt.Sprint("c", n), withMapping(n)).add(t)
 		text, err := os.ReadFile(trace)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		for _, bad := range forbiddenInADD {
 			if found := bad.Find(text); found != nil {
 				t.Errorf("system calls of ADD: got %.100q, want none like %s", found, bad)

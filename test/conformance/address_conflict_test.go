@@ -48,9 +48,7 @@ func TestAddAfterContainerVanished(t *testing.T) {
 	for name, forget := range map[string]func(t *testing.T){
 		"addresses and port": func(t *testing.T) {
 			t.Helper()
-			if err := os.RemoveAll(filepath.Join(testenv.ReservationDir, "pods")); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, os.RemoveAll(filepath.Join(testenv.ReservationDir, "pods")))
 		},
 		"port": func(*testing.T) {},
 	} {
@@ -58,9 +56,7 @@ func TestAddAfterContainerVanished(t *testing.T) {
 			dead, next := h.pod(t, "dead", conf), h.pod(t, "next", conf)
 			before := h.snapshot(t, next.Namespace)
 			dead.add(t)
-			if err := dead.Netlink().LinkDel(dead.device(t)); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, dead.Netlink().LinkDel(dead.device(t)))
 			if forget(t); name == "port" {
 				next.conf = with(conf, "runtimeConfig.ips", list{"10.88.0.10", "fd00:88::10"})
 			}
@@ -89,9 +85,7 @@ func TestUplinkGone(t *testing.T) {
 	h := newLoadedHost(t)
 	elsewhere := testenv.New(t, "elsewhere")
 	ghost := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, Index: index}, PeerName: "peer"}
-	if err := elsewhere.Netlink().LinkAdd(ghost); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, elsewhere.Netlink().LinkAdd(ghost))
 	h.withDatapath(t, func(datapath *loader.Datapath) error {
 		if _, err := refresh.Uplinks(testenv.Context(t), elsewhere.Netlink(), datapath, []string{name}, 0); err != nil {
 			t.Errorf("reconcile with an uplink that is gone: %v", err)
@@ -115,9 +109,7 @@ func TestSysctlGone(t *testing.T) {
 				trace, testenv.UplinkName, nth))
 			for hasFailed := false; !hasFailed; p.del(t) { // strace counts the calls of each thread
 				for name, value := range map[string]string{"all/forwarding": "0", testenv.UplinkName + "/accept_ra": "1"} {
-					if err := h.Node.SetSysctl("net/ipv6/conf/"+name, value); err != nil {
-						t.Fatal(err)
-					}
+					testenv.Must(t, h.Node.SetSysctl("net/ipv6/conf/"+name, value))
 				}
 				p.add(t)
 				hasFailed = strings.Contains(string(readFile(t, trace)), "INJECTED")

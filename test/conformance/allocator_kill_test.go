@@ -42,9 +42,7 @@ func TestAllocatorKilled(t *testing.T) {
 					a.mustCall(t, path, "ADD", "c1")
 				}
 				result, err := a.call(testenv.Context(t), wrapped(t, path, killAt(call, n)), test.verb, "c1")
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				a.mustCall(t, path, "DEL", "c1")
 				a.wantAllAddresses(t, path)
 				if t.Failed() {
@@ -63,18 +61,12 @@ func TestAllocatorKilled(t *testing.T) {
 // restart starts over with a running container and reservations of an earlier boot.
 func (a *allocators) restart(t *testing.T, path string, earlier map[string]string) {
 	t.Helper()
-	if err := os.RemoveAll(a.dir); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.RemoveAll(a.dir))
 	a.mustCall(t, path, "ADD", "running")
 	for addr, id := range earlier {
 		file := filepath.Join(a.dir, addr)
-		if err := os.WriteFile(file, []byte(id+"\r\neth0"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Setxattr(file, "user.ebpfnet.boot", []byte("earlier"), 0); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(file, []byte(id+"\r\neth0"), 0o600))
+		testenv.Must(t, unix.Setxattr(file, "user.ebpfnet.boot", []byte("earlier"), 0))
 	}
 }
 
@@ -84,9 +76,7 @@ func (a *allocators) wantAllAddresses(t *testing.T, path string) {
 	var reserved []netip.Addr
 	for {
 		call, err := a.call(testenv.Context(t), path, "ADD", fmt.Sprintf("next%d", len(reserved)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		if call.Exit != 0 {
 			wantError(t, call, cnierr.CodeAddressesExhausted)
 			break

@@ -42,13 +42,9 @@ func newAllocators(tb testing.TB, ranges ...string) *allocators {
 	}
 	data := tb.TempDir()
 	conf, err := json.Marshal(object{"cniVersion": "1.1.0", "name": "pods", "ipam": object{"type": "any", "dataDir": data, "ranges": sets}})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testenv.Must(tb, err)
 	a := &allocators{node: testenv.New(tb, "node"), pod: testenv.New(tb, "pod"), conf: conf, dir: filepath.Join(data, "pods")}
-	if err := os.Mkdir(a.dir, 0o755); err != nil {
-		tb.Fatal(err)
-	}
+	testenv.Must(tb, os.Mkdir(a.dir, 0o755))
 	return a
 }
 
@@ -75,9 +71,7 @@ func (a *allocators) fill(tb testing.TB, addr string, n int) {
 	tb.Helper()
 	next := netip.MustParseAddr(addr)
 	for i := range n {
-		if err := os.WriteFile(filepath.Join(a.dir, next.String()), fmt.Appendf(nil, "other%d\r\neth0", i), 0o600); err != nil {
-			tb.Fatal(err)
-		}
+		testenv.Must(tb, os.WriteFile(filepath.Join(a.dir, next.String()), fmt.Appendf(nil, "other%d\r\neth0", i), 0o600))
 		next = next.Next()
 	}
 }
@@ -85,9 +79,7 @@ func (a *allocators) fill(tb testing.TB, addr string, n int) {
 // setLast sets the round robin's last address.
 func (a *allocators) setLast(tb testing.TB, addr string) {
 	tb.Helper()
-	if err := os.WriteFile(filepath.Join(a.dir, "last_reserved_ip.0"), []byte(addr), 0o600); err != nil {
-		tb.Fatal(err)
-	}
+	testenv.Must(tb, os.WriteFile(filepath.Join(a.dir, "last_reserved_ip.0"), []byte(addr), 0o600))
 }
 
 // TestAllocationCost counts the system calls of ADD, CHECK and DEL that name a reservation. They are as many
@@ -112,9 +104,7 @@ func TestAllocationCost(t *testing.T) {
 			traced := wrapped(t, path, fmt.Sprintf(`exec strace -f -qq -o %s -e trace=%%file,getdents64 "$1"`, trace))
 			a.mustCall(t, traced, verb, "c1")
 			calls, err := os.ReadFile(trace)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			costs[n][verb] += strings.Count(string(calls), a.dir)
 		}
 	}
@@ -148,9 +138,7 @@ func TestDirectorySharedWithHostLocal(t *testing.T) {
 	}
 	wg.Wait()
 	files, err := os.ReadDir(a.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, file := range files {
 		_, err := netip.ParseAddr(file.Name())
 		content, _ := os.ReadFile(filepath.Join(a.dir, file.Name()))
@@ -163,9 +151,7 @@ func TestDirectorySharedWithHostLocal(t *testing.T) {
 		a.mustCall(t, s.paths[0], "ADD", fmt.Sprintf("last%d", i))
 	}
 	call, err := a.call(testenv.Context(t), s.paths[0], "ADD", "one-more")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	wantError(t, call, cnierr.CodeAddressesExhausted, "10.1.0.1-10.1.0.14")
 }
 

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // TestBadConfig calls ADD with an invalid value of each key. The error must name the key and the value, and
@@ -96,9 +98,7 @@ func TestBadConfig(t *testing.T) {
 func makePipe(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "pipe")
-	if err := unix.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, unix.Mkfifo(path, 0o600))
 	return path
 }
 

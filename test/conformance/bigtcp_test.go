@@ -108,9 +108,9 @@ func requireBigTCP(t *testing.T) {
 func (h *host) raise(t *testing.T, device string, to sizes) {
 	t.Helper()
 	link, err := h.Node.Netlink().LinkByName(device)
-	must(t, err)
-	must(t, h.Node.Netlink().LinkSetGSOMaxSize(link, to.v6))
-	must(t, h.Node.Netlink().LinkSetGSOIPv4MaxSize(link, to.v4))
+	testenv.Must(t, err)
+	testenv.Must(t, h.Node.Netlink().LinkSetGSOMaxSize(link, to.v6))
+	testenv.Must(t, h.Node.Netlink().LinkSetGSOIPv4MaxSize(link, to.v4))
 }
 
 // toBridge makes an uplink the port of a new bridge that takes all.
@@ -125,9 +125,7 @@ func (h *host) toBridge(t *testing.T, device string) {
 func wantSizes(t *testing.T, ns *testenv.Namespace, device string, want sizes) {
 	t.Helper()
 	link, err := ns.Netlink().LinkByName(device)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if got := (sizes{int(link.Attrs().GSOMaxSize), int(link.Attrs().GSOIPv4MaxSize)}); got != want {
 		t.Errorf("%s in %s: got TCP packets of %+v bytes, want %+v", device, ns.Name, got, want)
 	}

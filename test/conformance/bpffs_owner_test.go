@@ -24,9 +24,7 @@ func asNobody(t *testing.T, name string, args ...string) {
 
 func chmod(t *testing.T, path string, mode os.FileMode) {
 	t.Helper()
-	if err := os.Chmod(path, mode); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Chmod(path, mode))
 }
 
 // TestForeignRoot runs on a host whose BPF file system is open to all users. One of them has made the directory of the
@@ -49,9 +47,7 @@ func TestForeignRoot(t *testing.T) {
 			asNobody(t, "ln", "-s", t.TempDir(), loader.Root)
 		}, []string{loader.Root, "user 65534", "rm -r " + loader.Root}, removeRoot},
 		{"root's directory with another mode", func(t *testing.T) {
-			if err := os.Mkdir(loader.Root, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, os.Mkdir(loader.Root, 0o755))
 		}, []string{loader.Root, "mode 0755", "chmod 0700 " + loader.Root}, func(t *testing.T) { chmod(t, loader.Root, 0o700) }},
 		{"no sticky bit", func(t *testing.T) { chmod(t, bpffs, 0o777) },
 			[]string{bpffs, "mode 0777", "chmod 0700 " + bpffs}, func(t *testing.T) { chmod(t, bpffs, 0o700) }},
@@ -74,9 +70,7 @@ func TestForeignRoot(t *testing.T) {
 
 func removeRoot(t *testing.T) {
 	t.Helper()
-	if err := os.RemoveAll(loader.Root); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.RemoveAll(loader.Root))
 }
 
 // TestOpenBPFFS runs on a host whose BPF file system is open to all users, where the plugin came first: it works, and

@@ -49,9 +49,7 @@ func (h *host) chainedPod(t *testing.T) *pod {
 func (p *pod) peer(t *testing.T) netlink.Link {
 	t.Helper()
 	link, err := p.host.Node.Netlink().LinkByName("before")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return link
 }
 
@@ -61,9 +59,7 @@ func (h *host) makePTPLink(t *testing.T, p *pod, address, gateway string) {
 	single := func(ip string) *net.IPNet { return &net.IPNet{IP: net.ParseIP(ip).To4(), Mask: net.CIDRMask(32, 32)} }
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 	}
 	node, container := h.Node.Netlink(), p.Netlink()
 	file, err := os.Open(h.Node.Path)
@@ -85,9 +81,7 @@ func (h *host) makePTPLink(t *testing.T, p *pod, address, gateway string) {
 func tuned(t *testing.T, p *pod) string {
 	t.Helper()
 	somaxconn, err := p.Sysctl("net/core/somaxconn")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	attrs := p.device(t).Attrs()
 	return fmt.Sprint(attrs.Allmulti, attrs.TxQLen, somaxconn)
 }
@@ -260,22 +254,16 @@ func TestChainedDelWithoutRecord(t *testing.T) {
 	p := h.chainedPod(t)
 	address := filepath.Join(testenv.ReservationDir, "pods", "10.88.0.9")
 	err := errors.Join(os.MkdirAll(filepath.Dir(address), 0o755), os.WriteFile(address, []byte(p.id+"\r\n"+p.ifName), 0o644))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	before := h.snapshot(t, p.Namespace)
 	p.conf = with(with(p.conf, "sysctl", absent), "txQLen", absent) // only a record says what to restore
 	p.conf = with(p.conf, "allmulti", absent)
 	p.add(t)
-	if err := os.RemoveAll(record.DefaultDir); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.RemoveAll(record.DefaultDir))
 	p.del(t)
 	if pins, _ := filepath.Glob(filepath.Join(loader.Root, "*", "links", "endpoint-*")); len(pins) > 0 {
 		t.Errorf("after DEL: got links %v, want none", pins)
 	}
 	h.wantUnchanged(t, before, p.Namespace)
-	if err := os.RemoveAll(filepath.Dir(address)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.RemoveAll(filepath.Dir(address)))
 }

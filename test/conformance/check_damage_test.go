@@ -49,9 +49,7 @@ func setMTU(mtu int) func(*netlink.Handle, netlink.Link) error {
 
 func setSysctl(t *testing.T, ns *testenv.Namespace, name, value string) {
 	t.Helper()
-	if err := ns.SetSysctl(name, value); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, ns.SetSysctl(name, value))
 }
 
 // disableForwarding turns forwarding off on the node, in both families.
@@ -72,18 +70,14 @@ func stopForwarding(f testenv.Family) func(*testing.T, *pod, *types100.Result) {
 func onHost(damage func(*netlink.Handle, netlink.Link) error) func(*testing.T, *pod, *types100.Result) {
 	return func(t *testing.T, p *pod, result *types100.Result) {
 		t.Helper()
-		if err := damage(p.host.Node.Netlink(), p.hostDevice(t, result)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, damage(p.host.Node.Netlink(), p.hostDevice(t, result)))
 	}
 }
 
 func inContainer(damage func(*netlink.Handle, netlink.Link) error) func(*testing.T, *pod, *types100.Result) {
 	return func(t *testing.T, p *pod, _ *types100.Result) {
 		t.Helper()
-		if err := damage(p.Netlink(), p.device(t)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, damage(p.Netlink(), p.device(t)))
 	}
 }
 
@@ -91,21 +85,15 @@ func inContainer(damage func(*netlink.Handle, netlink.Link) error) func(*testing
 func deleteInterface(t *testing.T, p *pod, _ *types100.Result) {
 	t.Helper()
 	link := p.device(t)
-	if err := p.Netlink().LinkSetDown(link); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Netlink().LinkSetName(link, "renamed"); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, p.Netlink().LinkSetDown(link))
+	testenv.Must(t, p.Netlink().LinkSetName(link, "renamed"))
 }
 
 func removeAddress(index int) func(*testing.T, *pod, *types100.Result) {
 	return func(t *testing.T, p *pod, result *types100.Result) {
 		t.Helper()
 		addr := result.IPs[index].Address
-		if err := p.Netlink().AddrDel(p.device(t), &netlink.Addr{IPNet: &addr}); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, p.Netlink().AddrDel(p.device(t), &netlink.Addr{IPNet: &addr}))
 	}
 }
 
@@ -113,18 +101,14 @@ func removeRoute(dst string) func(*testing.T, *pod, *types100.Result) {
 	return func(t *testing.T, p *pod, _ *types100.Result) {
 		t.Helper()
 		_, prefix, _ := net.ParseCIDR(dst)
-		if err := p.Netlink().RouteDel(&netlink.Route{Dst: prefix, LinkIndex: p.device(t).Attrs().Index}); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, p.Netlink().RouteDel(&netlink.Route{Dst: prefix, LinkIndex: p.device(t).Attrs().Index}))
 	}
 }
 
 func removeGateway(t *testing.T, p *pod, result *types100.Result) {
 	t.Helper()
 	addr := &netlink.Addr{IPNet: &net.IPNet{IP: result.IPs[0].Gateway, Mask: net.CIDRMask(32, 32)}}
-	if err := p.host.Node.Netlink().AddrDel(p.hostDevice(t, result), addr); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, p.host.Node.Netlink().AddrDel(p.hostDevice(t, result), addr))
 }
 
 func removeHostRoute(t *testing.T, p *pod, result *types100.Result) {
@@ -133,9 +117,7 @@ func removeHostRoute(t *testing.T, p *pod, result *types100.Result) {
 		LinkIndex: p.hostDevice(t, result).Attrs().Index,
 		Dst:       &net.IPNet{IP: result.IPs[1].Address.IP, Mask: net.CIDRMask(128, 128)},
 	}
-	if err := p.host.Node.Netlink().RouteDel(route); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, p.host.Node.Netlink().RouteDel(route))
 }
 
 // changeRoute replaces a route of the container, in any table.
@@ -149,13 +131,9 @@ func changeRoute(dst string, change func(*netlink.Route)) func(*testing.T, *pod,
 			t.Fatalf("routes to %s: got %v (%v), want one", dst, routes, err)
 		}
 		route := routes[0]
-		if err := p.Netlink().RouteDel(&route); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, p.Netlink().RouteDel(&route))
 		change(&route)
-		if err := p.Netlink().RouteAdd(&route); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, p.Netlink().RouteAdd(&route))
 	}
 }
 
@@ -181,29 +159,21 @@ func forceDetach(pattern string) func(*testing.T, *pod, *types100.Result) {
 	return func(t *testing.T, _ *pod, _ *types100.Result) {
 		t.Helper()
 		l, err := link.LoadPinnedLink(linkPin(t, pattern), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		defer l.Close()
-		if err := l.Detach(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, l.Detach())
 	}
 }
 
 func writeReservation(t *testing.T, addr, content string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(testenv.ReservationDir, "pods", addr), []byte(content), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(filepath.Join(testenv.ReservationDir, "pods", addr), []byte(content), 0o644))
 }
 
 func removePin(pattern string) func(*testing.T, *pod, *types100.Result) {
 	return func(t *testing.T, _ *pod, _ *types100.Result) {
 		t.Helper()
-		if err := os.Remove(linkPin(t, pattern)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.Remove(linkPin(t, pattern)))
 	}
 }
 
@@ -237,7 +207,5 @@ func clearPrefixes(m func(*loader.Datapath) *ebpf.Map) func(*testing.T, *pod, *t
 
 func removeReservation(t *testing.T, _ *pod, result *types100.Result) {
 	t.Helper()
-	if err := os.Remove(filepath.Join(testenv.ReservationDir, "pods", addresses(result)[0].String())); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Remove(filepath.Join(testenv.ReservationDir, "pods", addresses(result)[0].String())))
 }

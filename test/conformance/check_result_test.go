@@ -24,34 +24,34 @@ type laterPlugin struct {
 // laterPlugins are changes that plugins after ebpfnet make, like tuning, route-override and static.
 var laterPlugins = []laterPlugin{
 	{"MAC", func(t *testing.T, p *pod, result *types100.Result) {
-		must(t, setMAC(p.Netlink(), p.device(t)))
+		testenv.Must(t, setMAC(p.Netlink(), p.device(t)))
 		result.Interfaces[1].Mac = p.device(t).Attrs().HardwareAddr.String()
 	}},
 	{"larger MTU", func(t *testing.T, p *pod, result *types100.Result) {
-		must(t, p.Netlink().LinkSetMTU(p.device(t), 9000))
+		testenv.Must(t, p.Netlink().LinkSetMTU(p.device(t), 9000))
 		result.Interfaces[1].Mtu = 9000
 	}},
 	{"smaller MTU", func(t *testing.T, p *pod, result *types100.Result) {
-		must(t, p.Netlink().LinkSetMTU(p.device(t), 1400))
+		testenv.Must(t, p.Netlink().LinkSetMTU(p.device(t), 1400))
 		result.Interfaces[1].Mtu = 1400
 	}},
 	{"route by another interface", func(t *testing.T, p *pod, result *types100.Result) {
 		other := p.addInterface(t, result)
 		dst := prefix(t, "198.18.0.0/15")
-		must(t, p.Netlink().RouteAdd(&netlink.Route{Dst: &dst, LinkIndex: other.Attrs().Index}))
+		testenv.Must(t, p.Netlink().RouteAdd(&netlink.Route{Dst: &dst, LinkIndex: other.Attrs().Index}))
 		result.Routes = append(result.Routes, newRoute(dst, nil))
 	}},
 	{"default route by another interface", func(t *testing.T, p *pod, result *types100.Result) {
 		other := p.addInterface(t, result)
 		p.flushRoutes(t)
 		dst := prefix(t, "0.0.0.0/0")
-		must(t, p.Netlink().RouteAdd(&netlink.Route{Dst: &dst, LinkIndex: other.Attrs().Index}))
+		testenv.Must(t, p.Netlink().RouteAdd(&netlink.Route{Dst: &dst, LinkIndex: other.Attrs().Index}))
 		result.Routes = []*types.Route{newRoute(dst, nil)}
 	}},
 	{"other routes", func(t *testing.T, p *pod, result *types100.Result) {
 		p.flushRoutes(t)
 		dst, gateway := prefix(t, "198.18.0.0/15"), net.IP{10, 88, 99, 99}
-		must(t, p.Netlink().RouteAdd(&netlink.Route{Dst: &dst, LinkIndex: p.device(t).Attrs().Index, Gw: gateway, Flags: int(netlink.FLAG_ONLINK)}))
+		testenv.Must(t, p.Netlink().RouteAdd(&netlink.Route{Dst: &dst, LinkIndex: p.device(t).Attrs().Index, Gw: gateway, Flags: int(netlink.FLAG_ONLINK)}))
 		result.Routes = []*types.Route{newRoute(dst, gateway)}
 	}},
 	{"no routes", func(t *testing.T, p *pod, result *types100.Result) {
@@ -60,19 +60,19 @@ var laterPlugins = []laterPlugin{
 	}},
 	{"additional address", func(t *testing.T, p *pod, result *types100.Result) {
 		more := prefix(t, "10.99.0.7/24")
-		must(t, p.Netlink().AddrAdd(p.device(t), &netlink.Addr{IPNet: &more}))
+		testenv.Must(t, p.Netlink().AddrAdd(p.device(t), &netlink.Addr{IPNet: &more}))
 		result.IPs = append(result.IPs, &types100.IPConfig{Interface: types100.Int(1), Address: more, Gateway: net.IP{10, 99, 0, 1}})
 	}},
 	{"other address", func(t *testing.T, p *pod, result *types100.Result) {
-		must(t, p.Netlink().AddrDel(p.device(t), &netlink.Addr{IPNet: &result.IPs[0].Address}))
+		testenv.Must(t, p.Netlink().AddrDel(p.device(t), &netlink.Addr{IPNet: &result.IPs[0].Address}))
 		result.IPs[0] = &types100.IPConfig{Interface: types100.Int(1), Address: prefix(t, "10.99.0.7/24"), Gateway: net.IP{10, 99, 0, 1}}
-		must(t, p.Netlink().AddrAdd(p.device(t), &netlink.Addr{IPNet: &result.IPs[0].Address}))
+		testenv.Must(t, p.Netlink().AddrAdd(p.device(t), &netlink.Addr{IPNet: &result.IPs[0].Address}))
 		p.flushRoutes(t)
 		result.Routes = nil
 	}},
 	{"no address", func(t *testing.T, p *pod, result *types100.Result) {
 		for _, ip := range result.IPs {
-			must(t, p.Netlink().AddrDel(p.device(t), &netlink.Addr{IPNet: &ip.Address}))
+			testenv.Must(t, p.Netlink().AddrDel(p.device(t), &netlink.Addr{IPNet: &ip.Address}))
 		}
 		p.flushRoutes(t)
 		result.IPs, result.Routes = nil, nil
@@ -83,35 +83,28 @@ var laterPlugins = []laterPlugin{
 	}},
 	{"interfaces", func(t *testing.T, p *pod, result *types100.Result) {
 		device := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "later0"}, PeerName: "later1"}
-		must(t, p.host.Node.Netlink().LinkAdd(device))
-		t.Cleanup(func() { must(t, p.host.Node.Netlink().LinkDel(device)) })
+		testenv.Must(t, p.host.Node.Netlink().LinkAdd(device))
+		t.Cleanup(func() { testenv.Must(t, p.host.Node.Netlink().LinkDel(device)) })
 		p.addInterface(t, result)
 		result.Interfaces = append(result.Interfaces, &types100.Interface{Name: "later0"})
 	}},
 	{"sandbox by another path", func(t *testing.T, p *pod, result *types100.Result) {
 		result.Interfaces[1].Sandbox = filepath.Join(t.TempDir(), "container")
-		must(t, os.Symlink(p.Path, result.Interfaces[1].Sandbox))
+		testenv.Must(t, os.Symlink(p.Path, result.Interfaces[1].Sandbox))
 	}},
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // addInterface adds another interface to the container and to the result.
 func (p *pod) addInterface(t *testing.T, result *types100.Result) netlink.Link {
 	t.Helper()
-	must(t, p.Netlink().LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "net1"}, PeerName: "net2"}))
+	testenv.Must(t, p.Netlink().LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "net1"}, PeerName: "net2"}))
 	for _, name := range []string{"net1", "net2"} {
 		link, err := p.Netlink().LinkByName(name)
-		must(t, err)
-		must(t, p.Netlink().LinkSetUp(link))
+		testenv.Must(t, err)
+		testenv.Must(t, p.Netlink().LinkSetUp(link))
 	}
 	link, err := p.Netlink().LinkByName("net1")
-	must(t, err)
+	testenv.Must(t, err)
 	result.Interfaces = append(result.Interfaces, &types100.Interface{Name: "net1", Sandbox: p.Path})
 	return link
 }
@@ -121,10 +114,10 @@ func (p *pod) flushRoutes(t *testing.T) {
 	t.Helper()
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := rtnl.Routes(p.Netlink(), family, &netlink.Route{LinkIndex: p.device(t).Attrs().Index}, netlink.RT_FILTER_OIF)
-		must(t, err)
+		testenv.Must(t, err)
 		for _, route := range routes {
 			if route.Protocol != 2 { // RTPROT_KERNEL
-				must(t, p.Netlink().RouteDel(&route))
+				testenv.Must(t, p.Netlink().RouteDel(&route))
 			}
 		}
 	}
@@ -142,7 +135,7 @@ var checkable = map[string]func(t *testing.T, h *host) *pod{
 		t.Helper()
 		p := h.chainedPod(t)
 		p.conf = with(p.conf, "antiSpoof", false)
-		t.Cleanup(func() { must(t, h.Node.Netlink().LinkDel(p.peer(t))) })
+		t.Cleanup(func() { testenv.Must(t, h.Node.Netlink().LinkDel(p.peer(t))) })
 		return p
 	},
 }
@@ -151,7 +144,7 @@ var checkable = map[string]func(t *testing.T, h *host) *pod{
 func (p *pod) checkWith(t *testing.T, version string, result *types100.Result) *testenv.Call {
 	t.Helper()
 	converted, err := result.GetAsVersion(version)
-	must(t, err)
+	testenv.Must(t, err)
 	p.conf, p.result = with(p.conf, "cniVersion", version), decode(t, encode(t, converted)).(object)
 	return p.try(t, "CHECK")
 }

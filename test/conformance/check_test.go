@@ -107,9 +107,7 @@ func TestCheck(t *testing.T) {
 			p.conf = with(p.conf, "runtimeConfig.aliases", list{"db"})
 		}, []string{"record", record.DefaultDir, "aliases"}},
 		{"record removed", func(t *testing.T, _ *pod, _ *types100.Result) {
-			if err := os.RemoveAll(record.DefaultDir); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, os.RemoveAll(record.DefaultDir))
 		}, []string{"record", record.DefaultDir, "aliases"}},
 	})
 }
@@ -187,13 +185,9 @@ func TestCheckTolerates(t *testing.T) {
 	p := h.pod(t, "c1", dual("0.4.0"))
 	p.add(t)
 	extra, _ := netlink.ParseAddr("10.99.0.1/32")
-	if err := p.Netlink().AddrAdd(p.device(t), extra); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, p.Netlink().AddrAdd(p.device(t), extra))
 	_, prefix, _ := net.ParseCIDR("198.18.0.0/15")
-	if err := p.Netlink().RouteAdd(&netlink.Route{Dst: prefix, LinkIndex: p.device(t).Attrs().Index}); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, p.Netlink().RouteAdd(&netlink.Route{Dst: prefix, LinkIndex: p.device(t).Attrs().Index}))
 	wantSuccess(t, p.try(t, "CHECK"), "")
 
 	unknown := h.pod(t, "c2", dual("1.0.0"))

@@ -48,12 +48,8 @@ func TestContainer(t *testing.T) {
 func setLoopbackDown(t *testing.T, p *pod) {
 	t.Helper()
 	lo, err := p.Netlink().LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Netlink().LinkSetDown(lo); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
+	testenv.Must(t, p.Netlink().LinkSetDown(lo))
 }
 
 func compareDevice(t *testing.T, device netlink.Link, want *types100.Interface) {
@@ -71,9 +67,7 @@ func compareDevice(t *testing.T, device netlink.Link, want *types100.Interface) 
 func compareAddresses(t *testing.T, p *pod, result *types100.Result) {
 	t.Helper()
 	addrs, err := rtnl.Addresses(p.Netlink(), p.device(t), netlink.FAMILY_ALL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	present := map[string]bool{}
 	for _, addr := range addrs {
 		if !addr.IP.IsLinkLocalUnicast() {
@@ -161,9 +155,7 @@ func roomForJumbo(t *testing.T, p *pod) int {
 func routeTo(t *testing.T, p *pod, dst string) netlink.Route {
 	t.Helper()
 	_, prefix, err := net.ParseCIDR(dst)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	routes, err := rtnl.Routes(p.Netlink(), nl.GetIPFamily(prefix.IP), &netlink.Route{Dst: prefix}, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
 	if err != nil || len(routes) != 1 {
 		t.Fatalf("routes to %s: got %v (%v), want one", dst, routes, err)
@@ -174,12 +166,8 @@ func routeTo(t *testing.T, p *pod, dst string) netlink.Route {
 func TestMTU(t *testing.T) {
 	h := newHost(t)
 	uplink, err := h.Node.Netlink().LinkByName(testenv.UplinkName)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Node.Netlink().LinkSetMTU(uplink, 1450); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
+	testenv.Must(t, h.Node.Netlink().LinkSetMTU(uplink, 1450))
 	for _, test := range []struct {
 		name string
 		mtu  any
@@ -209,15 +197,11 @@ func TestRouteMTU(t *testing.T) {
 	for i, f := range testenv.Families {
 		want := []int{1400, 1380}[i] // the smaller one of both families
 		uplink, err := h.Node.Netlink().LinkByName(testenv.UplinkName)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		size := f.Outside.BitLen() / 8
 		all := &net.IPNet{IP: make(net.IP, size), Mask: make(net.IPMask, size)}
 		route := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: all, Gw: f.Outside.AsSlice(), MTU: want}
-		if err := h.Node.Netlink().RouteReplace(route); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, h.Node.Netlink().RouteReplace(route))
 		result := h.pod(t, fmt.Sprint("c", i), dual("1.1.0")).add(t)
 		if got := result.Interfaces[1].Mtu; got != want {
 			t.Errorf("MTU: got %d, want %d", got, want)
@@ -228,9 +212,7 @@ func TestRouteMTU(t *testing.T) {
 func TestDNS(t *testing.T) {
 	h := newHost(t)
 	resolvConf := filepath.Join(t.TempDir(), "resolv.conf")
-	if err := os.WriteFile(resolvConf, []byte("nameserver 192.0.2.53\nsearch a.test b.test\noptions ndots:2\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(resolvConf, []byte("nameserver 192.0.2.53\nsearch a.test b.test\noptions ndots:2\n"), 0o644))
 	fromFile := with(single("1.1.0"), "ipam.resolvConf", resolvConf)
 	fromConfig := with(fromFile, "dns", object{"nameservers": list{"192.0.2.54"}, "domain": "c.test", "search": list{"c.test"}, "options": list{"edns0"}})
 	fromRuntime := with(fromConfig, "runtimeConfig.dns", object{"servers": list{"192.0.2.55"}, "searches": list{"d.test"}, "options": list{"trust-ad"}})
@@ -256,8 +238,6 @@ func TestDNS(t *testing.T) {
 func decode(t *testing.T, text []byte) any {
 	t.Helper()
 	var value any
-	if err := json.Unmarshal(text, &value); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, json.Unmarshal(text, &value))
 	return value
 }

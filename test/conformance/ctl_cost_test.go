@@ -17,9 +17,7 @@ import (
 func mustCtl(t *testing.T, h *host, args ...string) string {
 	t.Helper()
 	stdout, err := h.Node.Run(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return stdout
 }
 
@@ -38,13 +36,9 @@ func TestCtlCost(t *testing.T) {
 		}
 		Bytes uint64
 	}
-	if err := json.Unmarshal([]byte(mustCtl(t, h, "status", "-o", "json")), &status); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, json.Unmarshal([]byte(mustCtl(t, h, "status", "-o", "json")), &status))
 	pins, err := filepath.Glob(filepath.Join(loader.Root, "netns-*", "maps", "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	text := strings.Fields(mustCtl(t, h, "status", "-o", "wide"))
 	var sum uint64
 	for _, m := range status.Maps {

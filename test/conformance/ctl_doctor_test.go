@@ -33,9 +33,7 @@ func TestDoctorForeignPrograms(t *testing.T) {
 		Name: "foreign", Type: ebpf.SchedCLS, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}, // TCX_NEXT
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer program.Close()
 
 	for _, test := range []struct {
@@ -144,12 +142,8 @@ func TestDoctorDatapath(t *testing.T) {
 func writeConf(t *testing.T, dir string) {
 	t.Helper()
 	text, err := json.Marshal(dual("1.1.0"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "10-pods.conf"), text, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
+	testenv.Must(t, os.WriteFile(filepath.Join(dir, "10-pods.conf"), text, 0o644))
 }
 
 // findings returns the states and texts of one check in what `doctor -o json` prints.

@@ -51,9 +51,7 @@ func TestCtlDropsFlood(t *testing.T) {
 	}
 	hostile := senderOf(t, s, good, evil).Hostile()
 	i := slices.IndexFunc(hostile, func(f testenv.Frame) bool { return f.Reason == bpf.ReasonAddress })
-	if err := good.SendFrames(testenv.PodIfName, hostile[i].Bytes); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, good.SendFrames(testenv.PodIfName, hostile[i].Bytes))
 	f.want(t, "of another container", func(d drops.Drop) bool { return d.ContainerID == "good" && d.Reason == "address" })
 	flood.Wait()
 	ctx := testenv.Context(t)
@@ -87,9 +85,7 @@ func cpuTime(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	const scheduler = 2 // CPUCLOCK_SCHED
 	var used unix.Timespec
-	if err := unix.ClockGettime(int32(^pid<<3|scheduler), &used); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, unix.ClockGettime(int32(^pid<<3|scheduler), &used))
 	return time.Duration(used.Nano())
 }
 

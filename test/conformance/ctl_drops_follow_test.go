@@ -44,9 +44,7 @@ func (h *host) follow(t *testing.T, args ...string) *followed {
 	if err == nil {
 		err = h.Node.Do(f.cmd.Start)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { _ = f.cmd.Process.Kill() })
 	go func() {
 		for lines := bufio.NewScanner(out); lines.Scan(); {
@@ -117,9 +115,7 @@ func (f *followed) want(t *testing.T, what string, isIt func(drops.Drop) bool) (
 // stop ends it as Ctrl-C does, and wants nothing left.
 func (f *followed) stop(t *testing.T) {
 	t.Helper()
-	if err := f.cmd.Process.Signal(unix.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, f.cmd.Process.Signal(unix.SIGINT))
 	if err := <-f.done; err != nil {
 		t.Errorf("after Ctrl-C: got %v, want exit code 0: %s", err, f.errs.String())
 	}
@@ -137,9 +133,7 @@ func (h *host) followTo(t *testing.T, out *os.File, format string) (cmd *exec.Cm
 	stderr = &strings.Builder{}
 	cmd = exec.CommandContext(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), "drops", "--follow", "-o", format)
 	cmd.Stdout, cmd.Stderr = out, stderr
-	if err := h.Node.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.Node.Do(cmd.Start))
 	h.awaitDropReader(t, cmd, stderr)
 	return cmd, stderr
 }
@@ -183,9 +177,7 @@ func (h *host) withDatapath(t *testing.T, do func(*loader.Datapath) error) {
 		defer datapath.Close()
 		return do(datapath)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 }
 
 // awaitForged waits until the datapath has dropped the given number of forged frames: the kernel may process a sent one later.

@@ -59,9 +59,7 @@ func TestCtlDropsOfStack(t *testing.T) {
 	h := s.host
 	web, other := s.runtime.NewPod(t, "web"), s.runtime.AddPod(t, "other", nil)
 	web.Conf.Args = [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", "web-0"}}
-	if err := web.Add(testenv.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, web.Add(testenv.Context(t)))
 	defer func() {
 		if err := web.Del(testenv.Context(t)); err != nil {
 			t.Error(err)
@@ -71,9 +69,7 @@ func TestCtlDropsOfStack(t *testing.T) {
 	h.run(t, "nft add chain inet fw forward { type filter hook forward priority 0 ; }")
 	h.run(t, "nft add rule inet fw forward udp dport 9 drop")
 	version, err := testenv.KernelVersion()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 
 	hasReasons := !version.Less(testenv.Version{Major: 5, Minor: 17})
 	withoutTracefs(t, func() {
@@ -88,9 +84,7 @@ func TestCtlDropsOfStack(t *testing.T) {
 		remote := netip.AddrPortFrom(family.Outside, 9)
 		for from, local := range map[*testenv.Pod]netip.AddrPort{web: netip.AddrPortFrom(family.Pod(web), 4000), other: {}} {
 			conn, err := from.DialFrom(testenv.Context(t), "udp", local, remote)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			defer conn.Close()
 			if _, err := conn.Write([]byte("dropped")); err != nil {
 				t.Fatal(err)
@@ -114,18 +108,14 @@ func TestCtlDropsOfStack(t *testing.T) {
 			defer conn.Close()
 			_, err = conn.Write([]byte("refused"))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		f.want(t, family.Name+" to an unassigned address", func(d drops.Drop) bool {
 			return d.Destination == unassigned.String() && d.Meaning == "no container has the destination address"
 		})
 	}
 	const forged = 5
 	for range forged {
-		if err := web.SendFrames(testenv.PodIfName, make([]byte, 60)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, web.SendFrames(testenv.PodIfName, make([]byte, 60)))
 	}
 	all := func() []drops.Drop { // but for what the container's stack multicasts, and the host's does not want
 		return slices.DeleteFunc(f.list(), func(d drops.Drop) bool { return d.Protocol == "icmpv6" })
@@ -156,14 +146,10 @@ func TestCtlDropsOfStack(t *testing.T) {
 	}
 	only := h.follow(t, "--reason", "NETFILTER_DROP")
 	conn, err := other.Dial(testenv.Context(t), "udp", netip.AddrPortFrom(testenv.IPv4.Outside, 9))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer conn.Close()
 	_, err = conn.Write([]byte("dropped"))
-	if err := errors.Join(web.SendFrames(testenv.PodIfName, make([]byte, 60)), err); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, errors.Join(web.SendFrames(testenv.PodIfName, make([]byte, 60)), err))
 	got := only.want(t, "by the firewall", func(d drops.Drop) bool { return d.ContainerID == "other" })
 	only.stop(t)
 	if all := only.list(); len(all) != 1 || got.Reason != "NETFILTER_DROP" {
@@ -179,9 +165,7 @@ func TestCtlDropsOneReader(t *testing.T) {
 	forged := uint64(0)
 	forge := func() {
 		forged++
-		if err := web.SendFrames(testenv.PodIfName, make([]byte, 60)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, web.SendFrames(testenv.PodIfName, make([]byte, 60)))
 	}
 	first := h.follow(t)
 	exit, stdout, stderr := h.ctl(t, "drops", "--follow")
@@ -191,9 +175,7 @@ func TestCtlDropsOneReader(t *testing.T) {
 	forge()
 	first.want(t, "of the first reader", func(d drops.Drop) bool { return d.Reason == "mac" })
 
-	if err := first.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, first.cmd.Process.Kill())
 	<-first.done
 	var last bpf.DropReader
 	testenv.Eventually(t, "the killed reader to be forgotten", func() error {
@@ -228,13 +210,9 @@ func TestCtlDropsClosedOutput(t *testing.T) {
 		} {
 			t.Run(format+" "+name, func(t *testing.T) {
 				read, write, err := os.Pipe()
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				cmd, stderr := s.host.followTo(t, write, format)
-				if err := errors.Join(write.Close(), forge()); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, errors.Join(write.Close(), forge()))
 				line, err := bufio.NewReader(read).ReadString('\n')
 				if err != nil || !strings.Contains(line, "web") {
 					t.Errorf("got %q (%v), want the container", line, err)
@@ -247,14 +225,10 @@ func TestCtlDropsClosedOutput(t *testing.T) {
 		}
 		t.Run(format+" to a full disk", func(t *testing.T) {
 			full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			defer full.Close()
 			cmd, stderr := s.host.followTo(t, full, format)
-			if err := forge(); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, forge())
 			_ = cmd.Wait()
 			if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(stderr.String(), "no space left on device") {
 				t.Errorf("got exit code %d, %q; want 1, and why", code, stderr)

@@ -38,13 +38,9 @@ func TestCtlDropsUpgrade(t *testing.T) {
 	}
 	for i, upgrade := range upgrades {
 		upgrade()
-		if err := web.SendFrames(testenv.PodIfName, make([]byte, 60)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, web.SendFrames(testenv.PodIfName, make([]byte, 60)))
 		conn, err := web.Dial(testenv.Context(t), "udp", netip.AddrPortFrom(testenv.OutsideAddr4, 9))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		defer conn.Close()
 		if _, err := conn.Write([]byte("dropped")); err != nil {
 			t.Fatal(err)
@@ -91,9 +87,7 @@ func TestCtlDropsUnload(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pod := s.runtime.AddPod(t, "before-"+name[:6], nil) // loads
 			f := h.follow(t)
-			if err := pod.SendFrames(testenv.PodIfName, make([]byte, 60)); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, pod.SendFrames(testenv.PodIfName, make([]byte, 60)))
 			f.want(t, "before", func(d drops.Drop) bool { return d.Reason == "mac" })
 			h.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
 			if pins, err := os.ReadDir(loader.Root); len(pins) > 0 {

@@ -24,34 +24,22 @@ func (h *host) ctlMeanwhile(t *testing.T, do func(), args ...string) (exit int, 
 		t.Fatalf("records: got %q (%v), want one", files, err)
 	}
 	text, err := os.ReadFile(files[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	fifo := files[0] + ".fifo"
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(fifo, files[0]); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, unix.Mkfifo(fifo, 0o600))
+	testenv.Must(t, os.Rename(fifo, files[0]))
 	cmd := exec.CommandContext(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), args...)
 	var out, errs strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := h.Node.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.Node.Do(cmd.Start))
 	var writer *os.File
 	testenv.Eventually(t, "ebpfnetctl to read the record", func() (err error) {
 		writer, err = os.OpenFile(files[0], os.O_WRONLY|unix.O_NONBLOCK, 0) // ENXIO while nobody reads
 		return err
 	})
 	defer writer.Close()
-	if err := os.WriteFile(fifo, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(fifo, files[0]); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(fifo, text, 0o600))
+	testenv.Must(t, os.Rename(fifo, files[0]))
 	do()
 	if _, err := writer.Write(text); err != nil {
 		t.Fatal(err)
@@ -85,9 +73,7 @@ func TestCtlDoctorDuringDel(t *testing.T) {
 	runtime.AddPod(t, "web", map[string]any{"aliases": []string{"www"}})
 	pod := runtime.AddPod(t, "leaving", nil)
 	remove := func() {
-		if err := pod.Del(testenv.Context(t)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, pod.Del(testenv.Context(t)))
 	}
 	_, stdout, stderr := h.ctlMeanwhile(t, remove, "doctor", "--cache-dir", runtime.CacheDir, "-o", "json")
 	if found := findings(t, stdout, "containers"); strings.Contains(found, "leaving") || !strings.HasPrefix(found, "good: ") || stderr != "" {

@@ -34,12 +34,8 @@ func TestCtlMetricsListen(t *testing.T) {
 	h.pod(t, "c1", dual("1.1.0")).add(t)
 	cmd := exec.CommandContext(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), "metrics", "--listen", "127.0.0.1:0")
 	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Node.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
+	testenv.Must(t, h.Node.Do(cmd.Start))
 	said, err := bufio.NewReader(stderr).ReadString('\n')
 	url, ok := strings.CutPrefix(strings.TrimSpace(said), "serving ")
 	if err != nil || !ok {
@@ -51,9 +47,7 @@ func TestCtlMetricsListen(t *testing.T) {
 			t.Errorf("scrape: got %q (%v), want 1 attachment", text, err)
 		}
 	}
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, cmd.Process.Signal(syscall.SIGTERM))
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("SIGTERM: got %v, want exit code 0", err)
 	}
@@ -73,9 +67,7 @@ func TestCtlMetricsCost(t *testing.T) {
 			t.Fatal(err)
 		}
 		text, err := os.ReadFile(trace)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		return len(systemCall.FindAll(text, -1))
 	}
 	pod := func(n int) { h.pod(t, fmt.Sprint("c", n), with(dual("1.1.0"), "maxFlows", 2*manyFlows)).add(t) }
@@ -184,20 +176,14 @@ func newExported(t *testing.T) *exported {
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
-	if err := p.SendFrames(testenv.PodIfName, make([]byte, 60)); err != nil { // a drop of its own
-		t.Fatal(err)
-	}
+	testenv.Must(t, p.SendFrames(testenv.PodIfName, make([]byte, 60))) // a drop of its own
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "10.conflist"), exampleConflist(t), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(filepath.Join(dir, "10.conflist"), exampleConflist(t), 0o600))
 	file := filepath.Join(dir, "ebpfnet.prom")
 	mustCtl(t, h, "metrics", "--containers", "--flows", "--conf-dir", dir, "--textfile", file)
 	textParser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := textParser.TextToMetricFamilies(strings.NewReader(string(readFile(t, file))))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	x := &exported{map[string]dto.MetricType{}, map[string]map[string]bool{}, map[string]bool{}, 0}
 	for reason := range bpf.ReasonMax { // a host exports those that have occurred
 		x.reasons[ebpfmaps.Reason(reason).Name()] = true

@@ -47,16 +47,10 @@ func TestCtlRead(t *testing.T) {
 	web := s.runtime.AddPod(t, "web", map[string]any{"portMappings": []map[string]any{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}})
 	for _, family := range testenv.Families {
 		remote := netip.AddrPortFrom(family.Outside, 7001)
-		if err := s.ask(s.host.Outside, web.Namespace, "udp", remote, remote); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, s.ask(s.host.Outside, web.Namespace, "udp", remote, remote))
 	}
-	if err := web.SendFrames(testenv.PodIfName, make([]byte, 60)); err != nil { // a forged one, for drops
-		t.Fatal(err)
-	}
-	if err := s.host.Node.SetSysctl("net/ipv4/ip_forward", "0"); err != nil { // for doctor to find
-		t.Fatal(err)
-	}
+	testenv.Must(t, web.SendFrames(testenv.PodIfName, make([]byte, 60))) // a forged one, for drops
+	testenv.Must(t, s.host.Node.SetSysctl("net/ipv4/ip_forward", "0"))   // for doctor to find
 	withDatapath(t, s.host, func(datapath *loader.Datapath) error {
 		node := maps.Node{Prefix: netip.MustParsePrefix("10.99.2.0/24"), Remote: testenv.OutsideAddr4, Mode: maps.NodeDirect, MTU: 1500}
 		return maps.With(testenv.Context(t), datapath, func(store *maps.Store) error { return store.SetNodes([]maps.Node{node}) })
@@ -120,9 +114,7 @@ func (n *readTest) formats() {
 	if err := n.script.validate(n.name, document); err != nil {
 		n.Errorf("-o json: %v: %s", err, document)
 	}
-	if err := json.Unmarshal([]byte(document), &value); err != nil {
-		n.Fatal(err)
-	}
+	testenv.Must(n, json.Unmarshal([]byte(document), &value))
 	things, isList := value.([]any)
 	if !isList {
 		things = []any{value}

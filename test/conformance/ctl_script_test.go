@@ -32,7 +32,7 @@ func TestCtlScripts(t *testing.T) {
 		t.Fatalf("scripts: got none (%v)", err)
 	}
 	needs := map[string]testenv.Feature{
-		"doctor-bridge": testenv.BridgeNetfilter, "doctor-legacy": testenv.LegacyTables, "doctor-nodes": testenv.VXLAN, "nodes": testenv.VXLAN, "trace-node": testenv.TunnelSource,
+		"doctor-bridge": testenv.BridgeNetfilter, "doctor-legacy": testenv.LegacyTables, "doctor-nodes": testenv.VXLAN, "nodes": testenv.VXLAN, "repair": testenv.TCX, "trace-node": testenv.TunnelSource,
 	}
 	for _, script := range scripts {
 		name := strings.TrimSuffix(filepath.Base(script), ".txt")
@@ -98,7 +98,9 @@ func (s *script) setup(env *testscript.Env) error {
 		env.Setenv("NODE"+family.Name[3:], family.Node.String())
 	}
 	env.Setenv("CACHE", s.runtime.CacheDir)
-	return nil
+	hooks, err := filepath.Abs("../../cmd/ebpfnetctl/hooks")
+	env.Setenv("HOOKS", hooks)
+	return err
 }
 
 func (s *script) commands() map[string]func(*testscript.TestScript, bool, []string) {
@@ -110,6 +112,7 @@ func (s *script) commands() map[string]func(*testscript.TestScript, bool, []stri
 		"others":  s.others,
 		"relist":  s.relist,
 		"add":     s.add,
+		"check":   s.check,
 		"del":     s.del,
 		"vanish":  s.vanish,
 		"connect": s.connect,
@@ -205,6 +208,16 @@ func (s *script) add(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Setenv(args[0]+"4", pod.Addr4().String())
 	ts.Setenv(args[0]+"6", pod.Addr6().String())
 	ts.Setenv(args[0]+"_DEVICE", pod.Result.Interfaces[0].Name)
+}
+
+// check CONTAINER calls CHECK, and prints what it says. ! check wants it to fail.
+func (s *script) check(ts *testscript.TestScript, fails bool, args []string) {
+	err := s.pods[args[0]].Check(testenv.Context(s))
+	call := s.runtime.LastCall(s)
+	fmt.Fprintf(ts.Stdout(), "%s%s", call.Stdout, call.Stderr)
+	if (err != nil) != fails {
+		ts.Fatalf("check %s: %v", args[0], err)
+	}
 }
 
 // del CONTAINER removes it, and its connections. ! del wants that to fail.

@@ -15,21 +15,15 @@ import (
 func TestCtlTop(t *testing.T) {
 	s := newScript(t)
 	server, client, silent := s.runtime.AddPod(t, "server", nil), s.runtime.AddPod(t, "client", nil), s.runtime.AddPod(t, "silent", nil)
-	if err := silent.SetSysctl("net/ipv6/conf/eth0/disable_ipv6", "1"); err != nil { // no router solicitations
-		t.Fatal(err)
-	}
+	testenv.Must(t, silent.SetSysctl("net/ipv6/conf/eth0/disable_ipv6", "1")) // no router solicitations
 	version, err := testenv.KernelVersion()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, family := range testenv.Families {
 		t.Run(family.Name, func(t *testing.T) {
 			addr := netip.AddrPortFrom(family.Pod(server), 7000)
 			testenv.ServeTCP(t, server.Namespace, addr)
 			talk, err := testenv.NewClient(testenv.Context(t), client.Namespace, "tcp", netip.AddrPort{}, addr)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			ctx, stop := context.WithCancel(testenv.Context(t))
 			done := make(chan error)
 			go func() {

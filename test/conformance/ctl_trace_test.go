@@ -58,9 +58,7 @@ func TestTraceAgrees(t *testing.T) {
 	for _, family := range testenv.Families {
 		protocol := map[bool]string{true: "tcp", false: "udp"}[family.Is4()]
 		inWeb, inClient := family.Pod(web), family.Pod(client)
-		if err := h.Outside.AddRoute(netip.PrefixFrom(inWeb, inWeb.BitLen()), family.Node); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, h.Outside.AddRoute(netip.PrefixFrom(inWeb, inWeb.BitLen()), family.Node))
 		loopback := netip.MustParseAddr("127.0.0.1")
 		if family.Node.Is6() {
 			loopback = netip.IPv6Loopback()
@@ -97,14 +95,10 @@ func TestTraceAgrees(t *testing.T) {
 				}
 				serve(t, c.to, c.server)
 				client, err := testenv.NewClient(testenv.Context(t), c.from, protocol, local, c.remote)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				defer client.Close()
 				got, err := client.Ask(testenv.Context(t), "hello")
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				if request.FinalSource != got.Peer || request.FinalDestination != c.server {
 					t.Errorf("request: trace prints %+v; the server at %v saw %v", request, c.server, got.Peer)
 				}
@@ -162,19 +156,13 @@ func TestTraceLeavesNothing(t *testing.T) {
 func quietConnection(t *testing.T, from, to *testenv.Namespace, remote netip.AddrPort) net.Conn {
 	t.Helper()
 	listener, err := to.Listen(testenv.Context(t), remote)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer listener.Close()
 	client, err := from.DialFrom(testenv.Context(t), "tcp", netip.AddrPort{}, remote)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { client.Close() })
 	server, err := listener.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { server.Close() })
 	ends := [...]net.Conn{client, server}
 	for i := range 40 { // then it is offloaded

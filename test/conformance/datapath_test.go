@@ -19,9 +19,7 @@ func withDatapath(t *testing.T, h *host, use func(*loader.Datapath) error) {
 		defer datapath.Close()
 		return use(datapath)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 }
 
 // TestMaxFlows checks that the first ADD determines the size of the flow maps. Later ADDs with another maxFlows use

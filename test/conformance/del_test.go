@@ -32,9 +32,7 @@ func TestDel(t *testing.T) {
 		{"unknown CNI_ARGS", func(_ *testing.T, p *pod) { p.args = "FOO=bar" }},
 		{"other version", func(_ *testing.T, p *pod) { p.conf = with(conf, "cniVersion", "0.4.0") }},
 		{"interface gone", func(t *testing.T, p *pod) {
-			if err := p.Netlink().LinkDel(p.device(t)); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, p.Netlink().LinkDel(p.device(t)))
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

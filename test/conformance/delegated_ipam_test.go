@@ -17,14 +17,10 @@ func installIPAMScript(t *testing.T, name, script string) (dir string, verbs fun
 	dir = t.TempDir()
 	log := filepath.Join(dir, "verbs")
 	text := "#!/bin/sh\nprintf '%s ' \"$CNI_COMMAND\" >>" + log + "\n" + script + "\n"
-	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755))
 	return dir, func() string {
 		text, err := os.ReadFile(log)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		return strings.TrimSpace(string(text))
 	}
 }
@@ -99,13 +95,9 @@ func TestDelegatedIPAMVerbs(t *testing.T) {
 			}
 		}
 		h.wantUnchanged(t, before, p.Namespace)
-		if err := os.WriteFile(filepath.Join(h.path, "fail"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(filepath.Join(h.path, "fail"), nil, 0o600))
 	}
-	if err := os.Remove(filepath.Join(h.path, "fail")); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Remove(filepath.Join(h.path, "fail")))
 	if got, want := verbs(), "ADD CHECK STATUS GC DEL ADD DEL CHECK STATUS GC DEL"; got != want {
 		t.Errorf("calls of the IPAM plugin: got %s, want %s", got, want)
 	}
@@ -171,9 +163,7 @@ func TestRestartWithDelegatedIPAM(t *testing.T) {
 		wantError(t, p.try(t, "ADD"), cnierr.CodeAttachmentExists, "c1")
 		p.result = result
 		wantSuccess(t, p.try(t, "CHECK"), "")
-		if err := p.Netlink().LinkDel(p.device(t)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, p.Netlink().LinkDel(p.device(t)))
 		p.add(t)
 		wantSuccess(t, p.try(t, "CHECK"), "")
 		wantPing(t, p.host.Node, addresses(parseResult(t, encode(t, p.result)))...)

@@ -106,9 +106,7 @@ func TestAddForDeadRuntime(t *testing.T) {
 	p := h.pod(t, "c1", with(dual("1.1.0"), "runtimeConfig.portMappings", webPort))
 	before := h.snapshot(t, p.Namespace)
 	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer write.Close()
 	read.Close()
 	for _, level := range []string{"error", "debug"} {
@@ -116,9 +114,7 @@ func TestAddForDeadRuntime(t *testing.T) {
 			p.conf = with(p.conf, "logLevel", level)
 			cmd := p.command(t, "ADD")
 			cmd.Stdout, cmd.Stderr = write, write
-			if err := h.Node.Do(cmd.Start); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.Node.Do(cmd.Start))
 			if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 1 {
 				t.Errorf("ADD: got %v, want exit code 1", err)
 			}
@@ -135,21 +131,15 @@ func TestTerminatedAdd(t *testing.T) {
 	for _, signal := range []unix.Signal{unix.SIGINT, unix.SIGTERM} {
 		t.Run(signal.String(), func(t *testing.T) {
 			lock, err := flock.Acquire(testenv.Context(t), loader.Root, flock.Exclusive)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			defer lock.Release()
 			cmd := p.command(t, "ADD")
-			if err := h.Node.Do(cmd.Start); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.Node.Do(cmd.Start))
 			testenv.Eventually(t, "ADD to wait for the lock", func() error { // it creates the device before
 				_, err := p.Netlink().LinkByName("eth0")
 				return err
 			})
-			if err := cmd.Process.Signal(signal); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, cmd.Process.Signal(signal))
 			if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 1 {
 				t.Errorf("ADD: got %v, want exit code 1", err)
 			}

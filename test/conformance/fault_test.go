@@ -118,9 +118,7 @@ func (p *pod) callWithFault(t *testing.T, verb string, f fault) (call *testenv.C
 	if ctx.Err() != nil {
 		return nil, true
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return call, false
 }
 

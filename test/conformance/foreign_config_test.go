@@ -56,9 +56,7 @@ func TestForeignConfigs(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var conf object
-			if err := json.Unmarshal([]byte(test.conf), &conf); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, json.Unmarshal([]byte(test.conf), &conf))
 			conf["type"] = "ebpfnet"
 			file := filepath.Join(t.TempDir(), "log")
 			p := h.pod(t, "c1", with(conf, "logFile", file))
@@ -73,9 +71,7 @@ func TestForeignConfigs(t *testing.T) {
 			}
 			p.del(t)
 			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			wantKeys(t, string(text), "level=WARN", test.ignored)
 			wantKeys(t, string(text), "level=INFO msg=\"left", test.left)
 		})

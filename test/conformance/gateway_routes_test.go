@@ -68,9 +68,7 @@ func TestGatewayRoutes(t *testing.T) {
 func TestGatewayOnUplink(t *testing.T) {
 	h := newHost(t)
 	h.AddSecondUplink(t)
-	if err := h.Node.SetMTU(testenv.SecondUplinkName, 1300); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.Node.SetMTU(testenv.SecondUplinkName, 1300))
 	conf := with(dual("1.1.0"), "ipam.routes", list{
 		object{"dst": "203.0.113.0/24", "gw": testenv.SecondOutsideAddr4.String()}, object{"dst": "2001:db8:9::/48", "gw": testenv.SecondOutsideAddr6.String()},
 		object{"dst": "203.0.114.0/24", "gw": testenv.SecondOutsideAddr4.String(), "mtu": 1280}, object{"dst": "203.0.115.0/24", "gw": testenv.OutsideAddr4.String()},

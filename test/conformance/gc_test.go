@@ -147,9 +147,7 @@ func TestGCFiles(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			path := filepath.Join(testenv.ReservationDir, "pods", test.file)
-			if err := os.WriteFile(path, []byte(test.content), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, os.WriteFile(path, []byte(test.content), 0o644))
 			if call := h.tryGC(t, test.conf); call.Exit != 0 || len(call.Stdout) != 0 { // stderr may have a warning
 				t.Errorf("GC: got %v, stdout %q; want success", call.Err(), call.Stdout)
 			}
@@ -188,9 +186,7 @@ func TestGCContinuesAfterErrors(t *testing.T) {
 	if err != nil || len(broken) != 1 {
 		t.Fatalf("records: got %q (%v), want one", broken, err)
 	}
-	if err := os.WriteFile(broken[0], []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(broken[0], []byte("{"), 0o600))
 	t.Run("read-only", func(t *testing.T) {
 		readOnly(t, testenv.ReservationDir)
 		call := h.tryGC(t, withKey(conf, currentKey, list{}))
@@ -200,9 +196,7 @@ func TestGCContinuesAfterErrors(t *testing.T) {
 	if text := strings.Join(added, "\n"); len(added) != 3 || len(removed) != 0 || strings.Count(text, testenv.ReservationDir) != 2 || strings.Count(text, broken[0]) != 1 {
 		t.Errorf("left behind: got %s, want 2 reservations and a record; removed: %v", text, removed)
 	}
-	if err := os.Remove(broken[0]); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Remove(broken[0]))
 	h.gc(t, withKey(conf, currentKey, list{}))
 	h.wantUnchanged(t, before, p.Namespace)
 }
@@ -214,9 +208,7 @@ func TestGCWhileAdding(t *testing.T) {
 	conf := dual("1.1.0")
 	p := h.pod(t, "c1", conf)
 	pause, err := flock.Acquire(testenv.Context(t), pauseLock, flock.Exclusive)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	adding, collecting := make(chan *testenv.Call, 1), make(chan *testenv.Call, 1)
 	go func() {
 		call, _ := p.addWithFault(t, fault{PauseBefore: "create the veth pair"})
@@ -241,9 +233,7 @@ func TestGCWhileAdding(t *testing.T) {
 		}
 		return nil
 	})
-	if err := pause.Release(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, pause.Release())
 	if added := <-adding; added == nil || added.Exit != 0 {
 		t.Fatalf("ADD: got %+v, want success", added)
 	}
@@ -275,9 +265,7 @@ func TestGCWhileDevicesChange(t *testing.T) {
 		}
 	}
 	cancel()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, <-done)
 	h.wantUnchanged(t, before, p.Namespace)
 }
 
@@ -309,9 +297,7 @@ func TestGCDeletesTogether(t *testing.T) {
 	h.wrapPlugin(t, fmt.Sprintf(`exec strace -f -qq -o %s -e trace=sendto "$1"`, trace))
 	h.gc(t, withKey(dual("1.1.0"), currentKey, attachments("live")))
 	text, err := os.ReadFile(trace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if got := strings.Count(string(text), "RTM_DELLINK"); got != 1 {
 		t.Errorf("requests to delete devices: got %d, want 1", got)
 	}
@@ -328,9 +314,7 @@ func TestGCBesideADD(t *testing.T) {
 	device := dead.hostDevice(t, dead.add(t)).Attrs().Name
 	returning := back.hostDevice(t, back.add(t)).Attrs().Name
 	adding, err := flock.Acquire(testenv.Context(t), record.DefaultDir, flock.Shared)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer adding.Release()
 	collecting := make(chan *testenv.Call, 1)
 	go func() { collecting <- h.tryGC(t, withKey(dual("1.1.0"), currentKey, list{})) }()
@@ -346,9 +330,7 @@ func TestGCBesideADD(t *testing.T) {
 	back.add(t)
 	late := h.pod(t, "late", withPort(dual("1.1.0"), 8082))
 	late.add(t)
-	if err := adding.Release(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, adding.Release())
 	wantSuccess(t, <-collecting, "")
 	wantSuccess(t, back.try(t, "CHECK"), "")
 	wantSuccess(t, late.try(t, "CHECK"), "")

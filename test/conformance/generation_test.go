@@ -73,9 +73,7 @@ func (h *host) addUplink(t *testing.T, name string) {
 	if err == nil {
 		err = h.Node.Netlink().AddrAdd(device, address)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	wantSuccess(t, h.status(t, dual("1.1.0")), "")
 }
 
@@ -149,9 +147,7 @@ func TestUpgradeKeepsConfig(t *testing.T) {
 		_, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: &other})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	after := config()
 	before.Build = other.Build
 	if after != before {

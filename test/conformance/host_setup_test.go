@@ -35,9 +35,7 @@ func mount(t *testing.T, source, target, kind string, flags uintptr, data string
 func readOnly(t *testing.T, dir string) {
 	t.Helper()
 	mount(t, dir, dir, "", unix.MS_BIND, "")
-	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
 }
 
 // wantSetupError wants ADD and STATUS to fail with the same words, and ADD to leave nothing.
@@ -54,9 +52,7 @@ func (h *host) wantSetupError(t *testing.T, p *pod, code uint, words ...string) 
 // TestBPFFSNotMounted runs on a host without a mounted bpffs: the plugin mounts it.
 func TestBPFFSNotMounted(t *testing.T) {
 	h := newLoadingHost(t)
-	if err := unix.Unmount("/sys/fs/bpf", 0); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, unix.Unmount("/sys/fs/bpf", 0))
 	p := h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
 	wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
@@ -68,25 +64,17 @@ func TestForeignPins(t *testing.T) {
 	h := newHost(t)
 	const pins = 200
 	dir := "/sys/fs/bpf/foreign"
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Mkdir(dir, 0o700))
 	defer os.RemoveAll(dir)
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer m.Close()
 	for i := range pins {
 		clone, err := m.Clone()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		err = clone.Pin(filepath.Join(dir, fmt.Sprintf("endpoints%d", i)))
 		clone.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 	}
 	p := h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
@@ -102,23 +90,15 @@ func TestForeignPins(t *testing.T) {
 // TestForeignDirectory has a pinned map at the path of the directory of pins.
 func TestForeignDirectory(t *testing.T) {
 	h := newHost(t)
-	if err := os.RemoveAll(loader.Root); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.RemoveAll(loader.Root))
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer m.Close()
-	if err := m.Pin(loader.Root); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, m.Pin(loader.Root))
 	p := h.pod(t, "c1", dual("1.1.0"))
 	wantError(t, p.try(t, "ADD"), codeIO, loader.Root)
 	wantError(t, h.status(t, p.conf), codeNotAvailable, loader.Root)
-	if err := os.Remove(loader.Root); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Remove(loader.Root))
 }
 
 // TestNoBTF hides the kernel's BTF, which the datapath does not need.
@@ -151,9 +131,7 @@ func TestMissingCapabilities(t *testing.T) {
 		t.Run(test.drop, func(t *testing.T) {
 			h.plugin = filepath.Join(t.TempDir(), "ebpfnet")
 			script := fmt.Sprintf("#!/bin/sh\nexec setpriv --bounding-set=%s --inh-caps=%s %s\n", test.drop, test.drop, built)
-			if err := os.WriteFile(h.plugin, []byte(script), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, os.WriteFile(h.plugin, []byte(script), 0o755))
 			defer func() { h.plugin = built }()
 			p := h.pod(t, "c1", dual("1.1.0"))
 			before := h.snapshot(t, p.Namespace)
@@ -180,9 +158,7 @@ func TestReadOnlySysctls(t *testing.T) {
 	for _, f := range testenv.Families {
 		name := f.Forwarding
 		t.Run(name, func(t *testing.T) {
-			if err := h.Node.SetSysctl(name, "0"); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.Node.SetSysctl(name, "0"))
 			t.Cleanup(func() {
 				if err := h.Node.SetSysctl(name, "1"); err != nil {
 					t.Error(err)
@@ -200,9 +176,7 @@ func TestReadOnlySysctls(t *testing.T) {
 func TestIPv6Disabled(t *testing.T) {
 	h := newLoadingHost(t)
 	for _, name := range []string{"net/ipv6/conf/all/disable_ipv6", "net/ipv6/conf/default/disable_ipv6"} {
-		if err := h.Node.SetSysctl(name, "1"); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, h.Node.SetSysctl(name, "1"))
 	}
 	p := h.pod(t, "c1", single("1.1.0"))
 	p.add(t)
@@ -224,9 +198,7 @@ func TestUnwritableDataDir(t *testing.T) {
 		{"read-only", readOnly, "read-only file system"},
 		{"full", func(t *testing.T, dir string) {
 			mount(t, "none", dir, "tmpfs", 0, "size=4k")
-			if err := os.WriteFile(filepath.Join(dir, "other"), []byte(strings.Repeat("x", 4096)), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, os.WriteFile(filepath.Join(dir, "other"), []byte(strings.Repeat("x", 4096)), 0o600))
 		}, "no space left"},
 		{"without inodes", func(t *testing.T, dir string) { mount(t, "none", dir, "tmpfs", 0, "nr_inodes=1") }, "no space left"},
 	} {
@@ -266,9 +238,7 @@ func TestOpenDataDir(t *testing.T) {
 			p := h.pod(t, "c1", with(dual("1.1.0"), "dataDir", dir))
 			p.add(t)
 			p.del(t)
-			if err := change(dir); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, change(dir))
 			h.wantSetupError(t, p, codeInvalidConfig, "dataDir", dir, "chmod 0700")
 		})
 	}
@@ -278,8 +248,6 @@ func TestOpenDataDir(t *testing.T) {
 func privateDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Chmod(dir, 0o700))
 	return dir
 }

@@ -19,9 +19,7 @@ func TestHostLocal(t *testing.T) {
 	reference := testenv.Build(t, "github.com/containernetworking/plugins/plugins/ipam/host-local")
 	own := testenv.Build(t, "./cmd/ebpfnet-ipam")
 	resolvConf := filepath.Join(t.TempDir(), "resolv.conf")
-	if err := os.WriteFile(resolvConf, []byte("domain a.test\nnameserver 192.0.2.53\nsearch b.test c.test\noptions ndots:2\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(resolvConf, []byte("domain a.test\nnameserver 192.0.2.53\nsearch b.test c.test\noptions ndots:2\n"), 0o644))
 	type test struct {
 		name, args string
 		conf       object
@@ -58,9 +56,7 @@ func TestHostLocal(t *testing.T) {
 				}
 				outputs = append(outputs, addressPart(t, call.Stdout))
 				reservations, err := testenv.Reservations()
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				files = append(files, reservations)
 				env["CNI_COMMAND"] = "DEL"
 				if call, err = h.Node.Invoke(testenv.Context(t), plugin, env, encode(t, test.conf)); err != nil || call.Exit != 0 {

@@ -67,8 +67,6 @@ func bindPort(t *testing.T, ns *testenv.Namespace, protocol string, addr netip.A
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return socket
 }

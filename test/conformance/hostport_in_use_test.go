@@ -75,18 +75,12 @@ func keepPort(t *testing.T, cmd *exec.Cmd, socket io.Closer) (pid int) {
 	t.Helper()
 	defer socket.Close()
 	file, err := socket.(interface{ File() (*os.File, error) }).File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer file.Close()
 	cmd.ExtraFiles = []*os.File{file}
 	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
+	testenv.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		stdin.Close()
 		if err := cmd.Wait(); err != nil {
@@ -100,9 +94,7 @@ func keepPort(t *testing.T, cmd *exec.Cmd, socket io.Closer) (pid int) {
 // closed: no clients' port. The connection continues.
 func TestHostPortOfConnection(t *testing.T) {
 	h := newLoadedHost(t)
-	if err := h.Node.SetSysctl("net/ipv4/ip_local_port_range", "8080 8080"); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.Node.SetSysctl("net/ipv4/ip_local_port_range", "8080 8080"))
 	p := h.pod(t, "c1", with(dual("1.1.0"), "runtimeConfig.portMappings", webPort))
 	for _, outside := range []netip.Addr{testenv.OutsideAddr4, testenv.OutsideAddr6} {
 		t.Run(outside.String(), func(t *testing.T) {
@@ -113,9 +105,7 @@ func TestHostPortOfConnection(t *testing.T) {
 				conn, err = net.Dial("tcp", server.String())
 				return err
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			defer conn.Close()
 			replies := bufio.NewReader(conn)
 			ask := func(when string) {

@@ -71,9 +71,7 @@ func TestHostPortReserved(t *testing.T) {
 			cmd.SysProcAttr = &test.process.attr
 			pid := keepPort(t, cmd, bindPort(t, h.Node, "tcp", netip.MustParseAddrPort("[::]:8080")))
 			if test.process.file != nil {
-				if err := test.process.file(cmd.Path); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, test.process.file(cmd.Path))
 			}
 			p := h.pod(t, "c1", with(dual("1.1.0"), "runtimeConfig.portMappings", list{object{"hostPort": 8080, "containerPort": 80}}))
 			before := h.snapshot(t, p.Namespace)
@@ -124,11 +122,7 @@ func TestHostPortReservedForOne(t *testing.T) {
 func copyOfThis(t *testing.T, name string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.Chmod(filepath.Dir(filepath.Dir(path)), 0o755); err != nil { // for any user
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, readFile(t, "/proc/self/exe"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Chmod(filepath.Dir(filepath.Dir(path)), 0o755)) // for any user
+	testenv.Must(t, os.WriteFile(path, readFile(t, "/proc/self/exe"), 0o755))
 	return path
 }

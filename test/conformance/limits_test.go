@@ -17,9 +17,7 @@ func wrapped(t *testing.T, program, line string) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "wrapped")
 	script := fmt.Sprintf("#!/bin/sh\nset -e -- %s\n%s\n", program, line)
-	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(path, []byte(script), 0o755))
 	return path
 }
 
@@ -39,26 +37,18 @@ func newMemoryCgroup(t *testing.T, limit int) (procs string) {
 	file := "memory.limit_in_bytes"
 	if err := unix.Mount("memory", root, "cgroup", 0, "memory"); err != nil {
 		file = "memory.max"
-		if err := unix.Mount("none", root, "cgroup2", 0, ""); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), []byte("+memory"), 0); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, unix.Mount("none", root, "cgroup2", 0, ""))
+		testenv.Must(t, os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), []byte("+memory"), 0))
 	}
 	group := filepath.Join(root, fmt.Sprintf("ebpfnet-test-%d", os.Getpid()))
-	if err := os.Mkdir(group, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Mkdir(group, 0o755))
 	t.Cleanup(func() {
 		testenv.Eventually(t, "the cgroup to be empty", func() error { return os.Remove(group) })
 		if err := unix.Unmount(root, 0); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := os.WriteFile(filepath.Join(group, file), fmt.Append(nil, limit), 0); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(filepath.Join(group, file), fmt.Append(nil, limit), 0))
 	return filepath.Join(group, "cgroup.procs")
 }
 

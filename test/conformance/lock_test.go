@@ -43,9 +43,7 @@ func TestAddLockTimeout(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			lock, err := flock.Acquire(testenv.Context(t), path, flock.Exclusive)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			call := p.untilLock(t, "ADD", path)
 			lock.Release()
 			wantError(t, call, codeTryAgain, "lock", path)
@@ -78,9 +76,7 @@ func TestLockTimeout(t *testing.T) {
 	} {
 		t.Run(test.verb+" "+test.lock, func(t *testing.T) {
 			lock, err := flock.Acquire(testenv.Context(t), test.lock, flock.Exclusive)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			call := p.untilLock(t, test.verb, test.lock)
 			lock.Release()
 			wantError(t, call, test.code, "lock", test.lock)
@@ -101,9 +97,7 @@ func TestStatusLockTimeout(t *testing.T) {
 	p.add(t)
 	removePin("uplink-*-to_uplink")(t, p, nil)
 	lock, err := flock.Acquire(testenv.Context(t), loader.Root, flock.Exclusive)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	call := p.untilLock(t, "STATUS", loader.Root)
 	lock.Release()
 	wantError(t, call, codeNotAvailable, "lock", loader.Root)
@@ -132,9 +126,7 @@ func TestAddWaitsForLock(t *testing.T) {
 	h := newLoadedHost(t)
 	p := h.pod(t, "c1", dual("1.0.0"))
 	lock, err := flock.Acquire(testenv.Context(t), loader.Root, flock.Exclusive)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	done := make(chan *testenv.Call, 1)
 	go func() { done <- p.try(t, "ADD") }()
 	// ADD creates the device before it needs the lock.

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // TestLog calls ADD, a CHECK that fails, and DEL. The log has what its level selects, and the output is the same as
@@ -68,9 +70,7 @@ func TestLog(t *testing.T) {
 func wantLog(t *testing.T, file string, has, lacks []string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, words := range has {
 		if !strings.Contains(string(text), words) {
 			t.Errorf("log: want %q in:\n%s", words, text)

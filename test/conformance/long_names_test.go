@@ -81,9 +81,7 @@ func longNamesWithoutRecord(t *testing.T, h *host) {
 	before := h.snapshot(t)
 	p, _ := h.withLongNames(t, dual("1.1.0"), 255, 255)
 	p.add(t)
-	if err := os.RemoveAll(record.DefaultDir); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.RemoveAll(record.DefaultDir))
 	wantError(t, p.try(t, "CHECK"), cnierr.CodeDiffers, "record", record.DefaultDir, "missing")
 	h.gc(t, p.conf)
 	h.gc(t, withKey(p.conf, currentKey, attachments(p.id)))

@@ -97,9 +97,7 @@ func (h *host) wantNothingLeft(t *testing.T) {
 func (h *host) call(t *testing.T, env map[string]string, stdin []byte) *testenv.Call {
 	t.Helper()
 	call, err := h.Node.Invoke(testenv.Context(t), h.plugin, env, stdin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return call
 }
 

@@ -23,9 +23,7 @@ func noNamespaces(t *testing.T) map[string]string {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 	}
 	must(unix.Mkfifo(at("fifo"), 0o600))
 	must(unix.Mknod(at("device"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3)))) // null
@@ -56,9 +54,7 @@ func (p *pod) tryAt(t *testing.T, verb, netns string, more ...string) *testenv.C
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	call, err := p.host.Node.Invoke(ctx, p.host.plugin, env, p.stdin(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return call
 }
 
@@ -75,9 +71,7 @@ func TestNoNamespace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, held := range []string{record.DefaultDir, loader.Root, filepath.Join(testenv.ReservationDir, "pods", "lock")} {
 				lock, err := flock.Acquire(testenv.Context(t), held, flock.Exclusive)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				defer lock.Release()
 			}
 			wantError(t, p.tryAt(t, "CHECK", path), codeInvalidNetNS, "CNI_NETNS", path)
@@ -105,9 +99,7 @@ func TestOwnNamespace(t *testing.T) {
 	wantSuccess(t, call, anything)
 	p.result = decode(t, call.Stdout).(object)
 	link, err := h.Node.Netlink().LinkByName("own0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if got, want := link.Attrs().HardwareAddr.String(), parseResult(t, call.Stdout).Interfaces[1].Mac; got != want {
 		t.Errorf("MAC of own0: got %s, want the result's %s", got, want)
 	}

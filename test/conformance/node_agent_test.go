@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // TestNodeAgent makes ADD and STATUS wait for a cluster's node agent, and says what that waits for. DEL does not wait.
@@ -29,9 +31,7 @@ func TestNodeAgent(t *testing.T) {
 	h.writeState(t, state, `{"node": "a", "synced": "2026-01-02T03:04:05Z", "error": "connection refused"}`)
 	wantSuccess(t, h.status(t, conf), "")
 	p.add(t)
-	if err := os.Remove(state); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.Remove(state))
 	p.del(t)
 	h.wantUnchanged(t, before, p.Namespace)
 	wantError(t, h.status(t, with(conf, "cluster", "node.json")), codeInvalidConfig, `cluster "node.json": expected the absolute path`)
@@ -39,7 +39,5 @@ func TestNodeAgent(t *testing.T) {
 
 func (h *host) writeState(t *testing.T, path, content string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(path, []byte(content), 0o600))
 }

@@ -72,9 +72,7 @@ func withKey(conf object, key string, value any) object {
 func encode(t *testing.T, value any) []byte {
 	t.Helper()
 	text, err := json.Marshal(value)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return text
 }
 
@@ -219,9 +217,7 @@ func wantPing(t *testing.T, from *testenv.Namespace, to ...netip.Addr) {
 func (p *pod) vanish(t *testing.T) {
 	t.Helper()
 	alias := fmt.Sprintf("ebpfnet %s %s %s", p.conf["name"], p.id, p.ifName)
-	if err := p.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, p.Close())
 	testenv.Eventually(t, "the device to disappear with its namespace", func() error {
 		links, err := rtnl.Links(p.host.Node.Netlink())
 		for _, link := range links {

@@ -27,18 +27,14 @@ func loopbackResult(t *testing.T, p *pod, version string) object {
 	}
 	result.DNS.Nameservers = []string{"192.0.2.53"}
 	converted, err := result.GetAsVersion(version)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return decode(t, encode(t, converted)).(object)
 }
 
 func prefix(t *testing.T, text string) net.IPNet {
 	t.Helper()
 	ip, prefix, err := net.ParseCIDR(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return net.IPNet{IP: ip, Mask: prefix.Mask}
 }
 
@@ -120,9 +116,7 @@ func TestChainedOldResults(t *testing.T) {
 			before := h.snapshot(t, p.Namespace)
 			prev := parseResult(t, encode(t, p.conf["prevResult"]))
 			converted, err := prev.GetAsVersion(version)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			p.conf = with(with(p.conf, "prevResult", converted), "cniVersion", version)
 			result := p.add(t)
 			if got, want := string(encode(t, p.result)), string(encode(t, decode(t, encode(t, converted)))); got != want {
@@ -134,9 +128,7 @@ func TestChainedOldResults(t *testing.T) {
 			wantFetch4(t, h, p, result.IPs[0].Address.IP)
 			p.del(t)
 			h.wantUnchanged(t, before, p.Namespace)
-			if err := h.Node.Netlink().LinkDel(p.peer(t)); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.Node.Netlink().LinkDel(p.peer(t)))
 		})
 	}
 }

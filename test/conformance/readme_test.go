@@ -107,9 +107,7 @@ func TestREADMECommands(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, file := range documents() {
 		name, _ := filepath.Rel(repository, file)
 		blocks := testenv.Commands(t, file)
@@ -205,8 +203,6 @@ func anchors(t *testing.T, file string) []string {
 func readFile(t *testing.T, path string) []byte {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return content
 }

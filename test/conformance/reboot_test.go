@@ -23,9 +23,7 @@ func (h *host) reboot(t *testing.T, id string, pods ...*pod) {
 		p.vanish(t)
 	}
 	for _, dir := range []string{loader.Root, record.DefaultDir} {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.RemoveAll(dir))
 	}
 	changeBootID(t, id)
 }
@@ -33,9 +31,7 @@ func (h *host) reboot(t *testing.T, id string, pods ...*pod) {
 func changeBootID(t *testing.T, id string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "boot_id")
-	if err := os.WriteFile(file, []byte(id+"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(file, []byte(id+"\n"), 0o644))
 	mount(t, file, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, "")
 }
 

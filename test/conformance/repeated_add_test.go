@@ -37,9 +37,7 @@ func TestInterfaceNameInUse(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", dual("1.0.0"))
 	other := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "peer"}
-	if err := p.Netlink().LinkAdd(other); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, p.Netlink().LinkAdd(other))
 	before := h.snapshot(t, p.Namespace)
 	wantError(t, p.try(t, "ADD"), codeInvalidEnv, "CNI_IFNAME", "eth0")
 	h.wantUnchanged(t, before, p.Namespace)
@@ -85,12 +83,8 @@ func TestStaleReservation(t *testing.T) {
 
 	t.Run("reservation only", func(t *testing.T) {
 		dir := filepath.Join(testenv.ReservationDir, "pods")
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "10.88.0.9"), []byte("c1\r\neth0"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.MkdirAll(dir, 0o755))
+		testenv.Must(t, os.WriteFile(filepath.Join(dir, "10.88.0.9"), []byte("c1\r\neth0"), 0o644))
 		p.add(t)
 		wantSuccess(t, p.try(t, "CHECK"), "")
 		p.del(t)
@@ -100,9 +94,7 @@ func TestStaleReservation(t *testing.T) {
 		first := addresses(p.add(t))
 		other := h.pod(t, "c2", dual("1.0.0"))
 		other.add(t) // advances the round robin
-		if err := p.Netlink().LinkDel(p.device(t)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, p.Netlink().LinkDel(p.device(t)))
 		if again := addresses(p.add(t)); !slices.Equal(again, first) {
 			t.Errorf("addresses: got %v, want %v again", again, first)
 		}

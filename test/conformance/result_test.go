@@ -38,9 +38,7 @@ func TestResults(t *testing.T) {
 // removeReservations resets the order in which addresses are reserved.
 func removeReservations(t *testing.T) {
 	t.Helper()
-	if err := os.RemoveAll(testenv.ReservationDir); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.RemoveAll(testenv.ReservationDir))
 }
 
 // compareGolden wants stdout to be one JSON document with the same value as the file's.
@@ -54,15 +52,11 @@ func compareGolden(t *testing.T, name string, stdout []byte) {
 	if *update {
 		var text bytes.Buffer
 		json.Indent(&text, encode(t, got), "", "  ")
-		if err := os.WriteFile(path, append(text.Bytes(), '\n'), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(path, append(text.Bytes(), '\n'), 0o644))
 		return
 	}
 	golden, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if err := json.Unmarshal(golden, &want); err != nil {
 		t.Fatalf("%s: %v", path, err)
 	}
@@ -105,9 +99,7 @@ func TestResultKeys(t *testing.T) {
 	} {
 		t.Run(test.version, func(t *testing.T) {
 			golden, err := os.ReadFile(filepath.Join("testdata", "result-"+test.version+"-dual.json"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			for _, word := range append(test.has, `"cniVersion": "`+test.version+`"`) {
 				if !strings.Contains(string(golden), word) {
 					t.Errorf("result: want %s in %s", word, golden)

@@ -56,9 +56,7 @@ func TestStatusDataDirUnusable(t *testing.T) {
 	p.add(t)
 
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(file, nil, 0o644))
 	unusable := with(dual("1.1.0"), "ipam.dataDir", file)
 	wantError(t, h.status(t, unusable), codeNotAvailable, file)
 	p.del(t)

@@ -54,23 +54,17 @@ func (h *host) startUdevd(t *testing.T) (runs string) {
 	runs = filepath.Join(dir, "runs")
 	script := "#!/bin/sh\necho \"$INTERFACE\" >>" + runs + "\nexec " + testenv.Build(t, "./cmd/ebpfnetctl") + " \"$@\"\n"
 	rules, err := os.ReadFile("../../cmd/ebpfnetctl/hooks/90-ebpfnet.rules")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll("/run/udev") })
-	if err := errors.Join(
+	testenv.Must(t, errors.Join(
 		os.WriteFile(filepath.Join(dir, "ebpfnetctl"), []byte(script), 0o755),
 		os.MkdirAll("/run/udev/rules.d", 0o755),
 		os.WriteFile("/run/udev/rules.d/90-ebpfnet.rules", []byte(strings.ReplaceAll(string(rules), "@SBIN@", dir)), 0o644),
-	); err != nil {
-		t.Fatal(err)
-	}
+	))
 	cmd := h.Node.Command(testenv.Context(t), "unshare", "--mount", "sh", "-ec", startUdevd)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(unix.SIGTERM)
 		_ = cmd.Wait()
@@ -94,39 +88,6 @@ func (h *host) ip(t *testing.T, args string) {
 	}
 }
 
-// TestHookDispatcher runs the script for NetworkManager and networkd-dispatcher as they do.
-func TestHookDispatcher(t *testing.T) {
-	h := newHost(t)
-	h.pod(t, "c1", dual("1.1.0")).add(t)
-	dir := filepath.Dir(testenv.Build(t, "./cmd/ebpfnetctl"))
-	text, err := os.ReadFile("../../cmd/ebpfnetctl/hooks/90-ebpfnet")
-	if err != nil {
-		t.Fatal(err)
-	}
-	script := filepath.Join(t.TempDir(), "90-ebpfnet")
-	if err := os.WriteFile(script, []byte(strings.ReplaceAll(string(text), "@SBIN@", dir)), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for _, test := range []struct {
-		device string
-		args   []string
-		runs   bool
-	}{
-		{"eth2", []string{script, "veth0", "up"}, false},
-		{"eth2", []string{script, "eth2", "up"}, true},
-		{"eth3", []string{"env", "IFACE=ebpf0", script}, false},
-		{"eth3", []string{"env", "IFACE=eth3", script}, true},
-	} {
-		if !test.runs {
-			h.ip(t, "link add "+test.device+" type veth peer name peer-"+test.device)
-		}
-		out, err := h.Node.Run(testenv.Context(t), test.args[0], test.args[1:]...)
-		if want := "programs of the new uplink " + test.device; err != nil || strings.Contains(out, want) != test.runs {
-			t.Errorf("%q: got %q (%v), want %q: %v", test.args, out, err, want, test.runs)
-		}
-	}
-}
-
 // TestHookStorm calls hooks in all states of the datapath and of other hooks. Where nothing is loaded, they load nothing.
 // While one works and one waits, others leave it to the one that waits.
 func TestHookStorm(t *testing.T) {
@@ -142,9 +103,7 @@ func TestHookStorm(t *testing.T) {
 	withDatapath(t, h, func(datapath *loader.Datapath) error { dir = datapath.Dir(); return nil })
 	lock := func(name string) *flock.Lock {
 		l, err := flock.Acquire(testenv.Context(t), filepath.Join(dir, name), flock.Exclusive)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		return l
 	}
 	working := lock("progs")
@@ -164,9 +123,7 @@ func TestHookStorm(t *testing.T) {
 	if exit, out, stderr := h.ctl(t, "repair", "--hook"); exit != 0 || out+stderr != "" {
 		t.Errorf("third hook: got exit code %d, %q, want 0 and nothing", exit, out+stderr)
 	}
-	if err := working.Release(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, working.Release())
 	if out := <-done; !strings.Contains(out, "programs of the new uplink eth2") {
 		t.Errorf("second hook: got %q, want it to find eth2", out)
 	}

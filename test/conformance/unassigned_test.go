@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // wantRefused compares the prefixes of the unreachable routes.
@@ -78,9 +79,7 @@ func TestNoUnassignedRoutes(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "node.json")
 	h.writeState(t, state, `{"node": "a", "synced": "2026-01-02T03:04:05Z"}`)
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "cni7"}}
-	if err := h.Node.Netlink().LinkAdd(bridge); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.Node.Netlink().LinkAdd(bridge))
 	address, err := netlink.ParseAddr("10.88.0.1/16")
 	if err == nil {
 		err = h.Node.Netlink().AddrAdd(bridge, address)
@@ -88,9 +87,7 @@ func TestNoUnassignedRoutes(t *testing.T) {
 	if err == nil {
 		err = h.Node.Netlink().LinkSetUp(bridge)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for name, conf := range map[string]object{
 		"without addresses":  with(single("1.1.0"), "ipam", absent),
 		"in a cluster":       with(single("1.1.0"), "cluster", state),

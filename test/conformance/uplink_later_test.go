@@ -51,29 +51,6 @@ func TestUplinkComesUpLater(t *testing.T) {
 	}
 }
 
-// TestVethBecomesUplink has a veth of the host that gets an address after an ADD, as in nodes that are containers. Without a
-// hook of udev, status and doctor name it, and any later ADD attaches the programs.
-func TestVethBecomesUplink(t *testing.T) {
-	for _, address := range []string{"203.0.113.9/24", "2001:db8:113::9/64"} {
-		t.Run(address, func(t *testing.T) {
-			h := newHost(t)
-			h.pod(t, "c1", dual("1.1.0")).add(t)
-			for _, line := range []string{"link add up1 type veth peer name up2", "link set up2 up", "link set up1 up", "addr add " + address + " dev up1"} {
-				if _, err := h.Node.Run(testenv.Context(t), "ip", strings.Fields(line)...); err != nil {
-					t.Fatal(err)
-				}
-			}
-			h.wantCtl(t, 0, []string{"status"}, "not healthy", "missing: programs of the new uplink up1 (`ebpfnetctl repair` attaches it)")
-			if _, found, _ := h.ctl(t, "doctor"); !strings.Contains(found, "uplink up1 is new and has no programs yet") {
-				t.Errorf("got %s, want the new uplink in it", found)
-			}
-			h.pod(t, "c2", dual("1.1.0")).add(t)
-			h.wantUplinks(t, testenv.UplinkName, "up1")
-			h.wantCtl(t, 0, []string{"status"}, "ebpfnet      healthy")
-		})
-	}
-}
-
 // takeDown sets a device of the node down and removes its addresses.
 func (h *host) takeDown(t *testing.T, name string) {
 	t.Helper()
@@ -87,9 +64,7 @@ func (h *host) takeDown(t *testing.T, name string) {
 // wantUplinks compares the devices that have an uplink's entry and programs.
 func (h *host) wantUplinks(t *testing.T, want ...string) {
 	t.Helper()
-	if err := h.hasUplinks(want...); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.hasUplinks(want...))
 }
 
 func (h *host) hasUplinks(want ...string) error {
@@ -151,9 +126,7 @@ func TestNamedUplinkComesLater(t *testing.T) {
 			}
 			h.wantUplinks(t, testenv.UplinkName)
 			wan := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "wan0"}, PeerName: "peer"}
-			if err := h.Node.Netlink().LinkAdd(wan); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.Node.Netlink().LinkAdd(wan))
 			look(t, h, conf)
 			h.wantUplinks(t, testenv.UplinkName, "wan0")
 		})

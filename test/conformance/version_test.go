@@ -77,9 +77,7 @@ func TestOtherLayout(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 
 	reserved := addressesIn(t)
 	for verb, p := range map[string]*pod{"ADD": three, "CHECK": one} {
@@ -136,9 +134,7 @@ func (h *host) wantOwned(t *testing.T, inEach, admitted int) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 }
 
 // TestGrownCounters upgrades to a version with more drop reasons, and to one with fewer. The counts stay.
@@ -184,9 +180,7 @@ func TestGrownCounters(t *testing.T) {
 			_, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: programs})
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		withDatapath(t, h, func(d *loader.Datapath) error {
 			var counts []bpf.DropCount
 			err := d.DropTotals.Lookup(uint32(2), &counts)

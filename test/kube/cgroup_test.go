@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 const (
@@ -49,13 +51,9 @@ func hierarchies() (list []hierarchy, err error) {
 func lockCgroups(t *testing.T) {
 	t.Helper()
 	list, err := hierarchies()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	dir, err := os.Open(list[0].parent)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { dir.Close() })
 	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		t.Fatalf("lock %s: %v: another cluster is running on this host (make cluster-down)", dir.Name(), err)

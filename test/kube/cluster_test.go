@@ -42,9 +42,7 @@ func newCluster(t *testing.T) *cluster {
 		}
 	}
 	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-		if err := router.SetSysctl(name, "1"); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, router.SetSysctl(name, "1"))
 	}
 	return c
 }

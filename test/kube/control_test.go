@@ -39,9 +39,7 @@ func newControlPlane(t *testing.T, ns *testenv.Namespace) *controlPlane {
 func (c *controlPlane) userFile(name, group string) string {
 	c.t.Helper()
 	path := filepath.Join(c.dir, strings.ReplaceAll(name, ":", "-")+".kubeconfig")
-	if err := os.WriteFile(path, []byte(c.creds.user(c.t, name, group)), 0o600); err != nil {
-		c.t.Fatal(err)
-	}
+	testenv.Must(c.t, os.WriteFile(path, []byte(c.creds.user(c.t, name, group)), 0o600))
 	return path
 }
 
@@ -112,9 +110,7 @@ func (c *controlPlane) kubectlCommand(ctx context.Context, args ...string) *exec
 func (c *controlPlane) must(args ...string) string {
 	c.t.Helper()
 	output, err := c.kubectl(args...)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testenv.Must(c.t, err)
 	return output
 }
 
@@ -123,7 +119,7 @@ func (c *controlPlane) eventually(what string, condition func() error) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*testenv.Timeout)
 	defer cancel()
-	if err := testenv.Wait(ctx, what, func() error {
+	testenv.Must(c.t, testenv.Wait(ctx, what, func() error {
 		for _, d := range c.started {
 			select {
 			case <-d.ended:
@@ -134,9 +130,7 @@ func (c *controlPlane) eventually(what string, condition func() error) {
 			}
 		}
 		return condition()
-	}); err != nil {
-		c.t.Fatal(err)
-	}
+	}))
 }
 
 // logs returns the directory of logs.

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // credentials are a cluster's key, with which the API server proves what it is and signs service accounts' tokens, and
@@ -39,9 +41,7 @@ func newCredentials(t *testing.T, server string, addrs ...netip.Addr) *credentia
 	t.Helper()
 	c := &credentials{dir: t.TempDir(), server: server}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ebpfnet test"},
 		DNSNames:  []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc"},
@@ -53,13 +53,9 @@ func newCredentials(t *testing.T, server string, addrs ...netip.Addr) *credentia
 		template.IPAddresses = append(template.IPAddresses, net.IP(addr.AsSlice()))
 	}
 	certificate, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	raw, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	c.certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate})
 	c.write(t, certificateFile, string(c.certificate))
 	c.write(t, keyFile, string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: raw})))
@@ -70,9 +66,7 @@ func (c *credentials) path(name string) string { return filepath.Join(c.dir, nam
 
 func (c *credentials) write(t *testing.T, name, content string) {
 	t.Helper()
-	if err := os.WriteFile(c.path(name), []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(c.path(name), []byte(content), 0o600))
 }
 
 // user returns the kubeconfig of a user. The API server must be started later: it reads the tokens once.

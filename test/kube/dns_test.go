@@ -20,9 +20,7 @@ const (
 func (c *controlPlane) startDNS() {
 	c.t.Helper()
 	conn, err := c.ns.ListenPacket(testenv.Context(c.t), netip.AddrPortFrom(apiAddr(), dnsPort))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testenv.Must(c.t, err)
 	c.t.Cleanup(func() { conn.Close() })
 	go func() {
 		query := make([]byte, 1500)

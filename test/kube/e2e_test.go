@@ -61,9 +61,7 @@ func TestE2E(t *testing.T) {
 	c.startDNS()
 	c.startAgents()
 	output, err := os.Create(filepath.Join(c.logs(), "e2e.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer output.Close()
 	// Most of a test is waiting for pods. Ginkgo runs those alone that must be.
 	const perCPU, most = 2, 8
@@ -82,9 +80,7 @@ func TestE2E(t *testing.T) {
 		n.wantNoRouteLocalnet()
 	}
 	t.Logf("%v: see %s", runErr, output.Name())
-	if err := os.WriteFile(filepath.Join(c.logs(), "e2e.md"), []byte(tests.markdown()), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(filepath.Join(c.logs(), "e2e.md"), []byte(tests.markdown()), 0o644))
 }
 
 // disableKubeletRule keeps the kubelet from its iptables rule, which drops packets from the node's address to 127.0.0.1
@@ -124,9 +120,7 @@ func skip() string {
 func e2eImages(t *testing.T) (images []image) {
 	t.Helper()
 	output, err := exec.Command(binary(t, "e2e.test"), "--list-images").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	files := map[string]string{"agnhost": binary(t, "agnhost")}
 	for _, name := range applets(t) {
 		files["bin/"+name] = busybox
@@ -165,9 +159,7 @@ const busybox = "/bin/busybox"
 func applets(t *testing.T) []string {
 	t.Helper()
 	output, err := exec.CommandContext(testenv.Context(t), busybox, "--list").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return strings.Fields(string(output))
 }
 
@@ -175,9 +167,7 @@ func applets(t *testing.T) []string {
 func withLibraries(t *testing.T, name string) map[string]string {
 	t.Helper()
 	program, err := exec.LookPath(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	output, err := exec.CommandContext(testenv.Context(t), "ldd", program).CombinedOutput()
 	if err != nil {
 		t.Fatal(fmt.Errorf("ldd %s: %w: %s", program, err, output))

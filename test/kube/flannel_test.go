@@ -36,14 +36,10 @@ func TestFlannel(t *testing.T) {
 	old := c.web()
 
 	page, err := os.ReadFile("../../cmd/ebpfnet-node/manifests/FLANNEL.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	dir := t.TempDir()
 	c.writeOverlay(dir, string(page))
-	if err := os.WriteFile(filepath.Join(dir, "kube-flannel.yml"), []byte(manifest), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(filepath.Join(dir, "kube-flannel.yml"), []byte(manifest), 0o600))
 	for _, block := range blocks(string(page), "sh") {
 		switch first, _, _ := strings.Cut(block, ":"); first {
 		case "# On each node, all at once":
@@ -113,13 +109,9 @@ func (c *cluster) writeOverlay(dir, page string) {
 		"kustomization.yaml": strings.Replace(blocks(page, "yaml")[0], "../src/cmd/ebpfnet-node/manifests", "agent.yaml", 1),
 		"agent.yaml":         c.agentManifests(),
 	}
-	if err := os.Mkdir(overlay, 0o700); err != nil {
-		c.t.Fatal(err)
-	}
+	testenv.Must(c.t, os.Mkdir(overlay, 0o700))
 	for name, content := range files {
-		if err := os.WriteFile(filepath.Join(overlay, name), []byte(content), 0o600); err != nil {
-			c.t.Fatal(err)
-		}
+		testenv.Must(c.t, os.WriteFile(filepath.Join(overlay, name), []byte(content), 0o600))
 	}
 }
 
@@ -127,9 +119,7 @@ func (c *cluster) writeOverlay(dir, page string) {
 func (c *cluster) flannelManifest() string {
 	c.t.Helper()
 	manifest, err := os.ReadFile(binary(c.t, flannelDir+"/kube-flannel.yml"))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testenv.Must(c.t, err)
 	network := ""
 	for _, f := range families {
 		if strings.Contains(f.pods, ":") {
@@ -145,9 +135,7 @@ func (c *cluster) flannelManifest() string {
 func flannelImages(t *testing.T) (images []image) {
 	t.Helper()
 	manifest, err := os.ReadFile(binary(t, flannelDir+"/kube-flannel.yml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	files := map[string]string{"opt/bin/flanneld": binary(t, "flannel"), "flannel": binary(t, flannelDir+"/flannel"), "bin/cp": busybox}
 	maps.Copy(files, withLibraries(t, binary(t, "flannel")))
 	for _, name := range []string{"iptables", "iptables-restore", "ip6tables", "ip6tables-restore"} {
@@ -155,9 +143,7 @@ func flannelImages(t *testing.T) (images []image) {
 		files["bin/"+name] = files["usr/sbin/"+name]
 	}
 	extensions, err := filepath.Glob("/usr/lib/*/xtables/*.so")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, file := range extensions {
 		files[strings.TrimPrefix(file, "/")] = file
 	}

@@ -63,9 +63,7 @@ func (c *cluster) startKubernetes(more ...image) {
 	c.startAPI()
 	c.startControllers(manager, scheduler)
 	archive, err := layout(append(images(c.t), more...))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testenv.Must(c.t, err)
 	for _, n := range c.nodes {
 		n.startContainerd()
 		n.importImages(archive)

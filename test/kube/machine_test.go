@@ -27,10 +27,8 @@ type machine struct {
 func newMachine(t *testing.T, name string) *machine {
 	t.Helper()
 	m := &machine{Namespace: testenv.New(t, name), t: t}
-	if err := removeCgroups(name); err != nil { // a killed run leaves them
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { // after all of its processes have been killed
+	testenv.Must(t, removeCgroups(name)) // a killed run leaves them
+	t.Cleanup(func() {                   // after all of its processes have been killed
 		for _, d := range m.daemons {
 			<-d.ended
 		}
@@ -76,12 +74,8 @@ func (m *machine) path(path string) string { return fmt.Sprintf("/proc/%d/root%s
 // write writes a file of the machine.
 func (m *machine) write(path, content string) {
 	m.t.Helper()
-	if err := os.MkdirAll(filepath.Dir(m.path(path)), 0o755); err != nil {
-		m.t.Fatal(err)
-	}
-	if err := os.WriteFile(m.path(path), []byte(content), 0o600); err != nil {
-		m.t.Fatal(err)
-	}
+	testenv.Must(m.t, os.MkdirAll(filepath.Dir(m.path(path)), 0o755))
+	testenv.Must(m.t, os.WriteFile(m.path(path), []byte(content), 0o600))
 }
 
 // enter is a script that moves its process to the machine's groups and becomes the program in its arguments.
@@ -134,14 +128,10 @@ func startDaemon(t *testing.T, name string, cmd *exec.Cmd) *daemon {
 	}
 	d := &daemon{name: name, log: filepath.Join(dir, name+".log"), cmd: cmd, ended: make(chan struct{})}
 	log, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, cmd.Start())
 	go func() {
 		_ = cmd.Wait()
 		close(d.ended)

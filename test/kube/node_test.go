@@ -98,9 +98,7 @@ func (n *node) startContainerd() {
 // importImages gives containerd the images of an archive.
 func (n *node) importImages(archive []byte) {
 	n.t.Helper()
-	if err := os.WriteFile(n.path(imagesPath), archive, 0o600); err != nil {
-		n.t.Fatal(err)
-	}
+	testenv.Must(n.t, os.WriteFile(n.path(imagesPath), archive, 0o600))
 	n.run(binary(n.t, "ctr"), "--namespace=k8s.io", "images", "import", "--local", imagesPath)
 }
 

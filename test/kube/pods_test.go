@@ -111,12 +111,8 @@ func (c *cluster) forward(p pod) (to netip.AddrPort) {
 	ctx, cancel := context.WithCancel(testenv.Context(c.t))
 	cmd := c.kubectlCommand(ctx, "port-forward", "pod/"+p.name, fmt.Sprintf(":%d", podPort))
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		c.t.Fatal(err)
-	}
+	testenv.Must(c.t, err)
+	testenv.Must(c.t, cmd.Start())
 	c.t.Cleanup(func() {
 		cancel()
 		_ = cmd.Wait() // it was killed

@@ -14,9 +14,7 @@ import (
 func TestNetworkPolicy(t *testing.T) {
 	const name = "kube-network-policies"
 	manifest, err := os.ReadFile(binary(t, name+".yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	_, tag, _ := strings.Cut(string(manifest), "image: ")
 	tag, _, _ = strings.Cut(tag, "\n")
 	c := newCluster(t)

@@ -48,14 +48,10 @@ func listenOnHost() error {
 func hostListener(t *testing.T) net.Listener {
 	t.Helper()
 	descriptor, err := strconv.Atoi(os.Getenv(hostListenerEnv))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	unix.CloseOnExec(descriptor)
 	listener, err := net.FileListener(os.NewFile(uintptr(descriptor), "listener"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return listener
 }
 
@@ -74,14 +70,10 @@ func TestUp(t *testing.T) {
 	t.Log("installing the agent")
 	c.startAgents()
 	kubeconfig, err := os.ReadFile(c.admin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	here := strings.Replace(string(kubeconfig), apiURL(), "https://"+c.publish(stop, listener), 1)
 	for name, content := range map[string]string{"kubeconfig": here, "node": c.nodeScript()} {
-		if err := os.WriteFile(filepath.Join(*upDir, name), []byte(content), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(filepath.Join(*upDir, name), []byte(content), 0o700))
 	}
 	t.Log("ready") // `make cluster-up` waits for it
 	<-stop.Done()

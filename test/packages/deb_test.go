@@ -53,9 +53,7 @@ func TestRemove(t *testing.T) {
 	if _, err := testenv.Ask(testenv.Context(t), pod.Namespace, "udp", testenv.ServeUDP(t, h.Outside, outside).Addr, "hello"); err != nil {
 		t.Errorf("after a refused removal: %v", err)
 	}
-	if err := pod.Del(testenv.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, pod.Del(testenv.Context(t)))
 
 	const conflist = "/etc/cni/net.d/10-ebpfnet.conflist"
 	h.run(t, []string{"mkdir", "-p", filepath.Dir(conflist)})
@@ -82,9 +80,7 @@ func TestRemoveLeavesOthers(t *testing.T) {
 	}
 	h.run(t, []string{"ln", "-sfT", "/usr/lib/cni/bridge", "/opt/cni/bin/ebpfnet-ipam"}) // somebody's choice
 	for _, link := range devices(t, h) {
-		if err := h.Node.Netlink().LinkDel(link); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, h.Node.Netlink().LinkDel(link))
 	}
 	h.run(t, []string{"dpkg", "--purge", "ebpfnet"})
 	files := h.files(t)
@@ -197,7 +193,5 @@ func replace(t *testing.T, file, from, to string) {
 	if !strings.Contains(content, from) {
 		t.Fatalf("%s: %q not found in %s", file, from, content)
 	}
-	if err := os.WriteFile(file, []byte(strings.ReplaceAll(content, from, to)), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile(file, []byte(strings.ReplaceAll(content, from, to)), 0o755))
 }

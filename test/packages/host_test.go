@@ -44,9 +44,7 @@ var unpackDebian = sync.OnceValues(func() (dir string, err error) {
 func newHost(t *testing.T) *host {
 	t.Helper()
 	debian, err := unpackDebian()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { // the last step: what the plugin has in common with all roots
 		if err := errors.Join(os.RemoveAll(loader.Root), os.RemoveAll(testenv.ReservationDir), os.RemoveAll(record.DefaultDir)); err != nil {
 			t.Error(err)
@@ -55,15 +53,11 @@ func newHost(t *testing.T) *host {
 	h := &host{Topology: testenv.NewTopology(t), root: filepath.Join(t.TempDir(), "root")}
 	layer := t.TempDir()
 	for _, dir := range []string{h.root, layer + "/upper", layer + "/work"} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.Mkdir(dir, 0o755))
 	}
 	mount(t, "overlay", h.root, "overlay", 0, fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", debian, layer, layer))
 	for _, dir := range shared {
-		if err := os.MkdirAll(h.root+dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.MkdirAll(h.root+dir, 0o755))
 		recursive := uintptr(unix.MS_REC)
 		if dir == "/run" { // it has the root itself
 			recursive = 0
@@ -129,9 +123,7 @@ func (h *host) dpkg(t *testing.T, verb, file string) []string {
 	t.Helper()
 	name := filepath.Base(file)
 	content := readFile(t, file)
-	if err := os.WriteFile("/run/"+name, content, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.WriteFile("/run/"+name, content, 0o644))
 	t.Cleanup(func() { os.Remove("/run/" + name) })
 	return []string{"dpkg", verb, "/run/" + name}
 }
@@ -164,9 +156,7 @@ func (h *host) files(t *testing.T) map[string]bool {
 			found[name] = true
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 	}
 	return found
 }

@@ -25,9 +25,7 @@ func built(t *testing.T, release, pattern string) string {
 		t.Fatalf("%s in %s/%s: got %q (%v), want one; `make test-packages` builds it", pattern, buildDir, release, files, err)
 	}
 	file, err := filepath.Abs(files[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return file
 }
 
@@ -47,8 +45,6 @@ func rpm(t *testing.T, release string) string {
 func readFile(t *testing.T, path string) []byte {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return content
 }

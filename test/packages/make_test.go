@@ -62,9 +62,7 @@ func TestMakeUninstallWhileUsed(t *testing.T) {
 	if after := filesBelow(t, dir); !slices.Equal(before, after) {
 		t.Errorf("make uninstall: %q are left of %q", after, before)
 	}
-	if err := pod.Del(testenv.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, pod.Del(testenv.Context(t)))
 	h.make(t, append([]string{"uninstall"}, directories...)...)
 	if after := filesBelow(t, dir); len(after) > 0 {
 		t.Errorf("make uninstall: left %q", after)
@@ -95,9 +93,7 @@ func filesBelow(t *testing.T, dir string) []string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return slices.Sorted(maps.Keys(found))
 }
 

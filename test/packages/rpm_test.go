@@ -35,9 +35,7 @@ func TestRPM(t *testing.T) {
 	}
 	h.refuseRPM(t, "-e", "ebpfnet")
 	h.wantRPM(t, "0.0.0~test")
-	if err := pod.Del(testenv.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, pod.Del(testenv.Context(t)))
 	h.rpm(t, "-e", "ebpfnet")
 	wantSame(t, before, h.files(t))
 }
@@ -58,9 +56,7 @@ func TestRPMToOtherLayout(t *testing.T) {
 	h.run(t, []string{"sh", "-c", newer, "sh", install})
 	h.refuse(t, []string{"sh", "-c", newer, "sh", upgrade}, "another map layout", "pods web eth0")
 	h.run(t, []string{"ebpfnetctl", "status"})
-	if err := pod.Del(testenv.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, pod.Del(testenv.Context(t)))
 	h.run(t, []string{"sh", "-c", newer, "sh", upgrade}, "unloaded")
 }
 

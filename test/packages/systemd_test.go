@@ -98,9 +98,7 @@ func (h *host) boot(t *testing.T) *booted {
 	systemd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID}
 	var output strings.Builder
 	systemd.Stdout, systemd.Stderr = &output, &output
-	if err := h.Node.Do(systemd.Start); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.Node.Do(systemd.Start))
 	b := &booted{systemd.Process.Pid}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -140,9 +138,7 @@ func (b *booted) await(t *testing.T, word string, command ...string) {
 func (h *host) write(t *testing.T, file, content string) {
 	t.Helper()
 	path := h.root + file
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)))
 }
 
 // ip runs the command ip in the node's network.

@@ -29,9 +29,7 @@ var published = map[string]any{"portMappings": []map[string]any{
 // containers exchange packets, of which none may be lost.
 func TestUpgrade(t *testing.T) {
 	releases, err := os.ReadDir(buildDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, release := range releases {
 		if strings.HasPrefix(release.Name(), "v") {
 			t.Run(release.Name(), func(t *testing.T) { upgrade(t, deb(t, release.Name()), func(*host) {}) })
@@ -76,9 +74,7 @@ func (h *host) upgradeLayout(t *testing.T, install []string, pod *testenv.Pod, s
 	if err := pod.Check(testenv.Context(t)); err != nil {
 		t.Errorf("CHECK after a refused upgrade: %v", err)
 	}
-	if err := pod.Del(testenv.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, pod.Del(testenv.Context(t)))
 	h.run(t, install, "unloaded")
 }
 
@@ -91,9 +87,7 @@ func (h *host) loadOlder(t *testing.T) {
 		_, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: &older})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 }
 
 // startTraffic lets a container and the outside exchange packets by masquerading and by host ports. stop waits
@@ -113,9 +107,7 @@ func (h *host) startTraffic(t *testing.T, pod *testenv.Pod) (stop func()) {
 		serve(t, pod.Namespace, inside)
 		for from, to := range map[*testenv.Namespace]netip.AddrPort{pod.Namespace: outside, h.Outside: port} {
 			client, err := testenv.NewClient(testenv.Context(t), from, network, netip.AddrPort{}, to)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			t.Cleanup(func() { client.Close() })
 			ask := func(n int) error {
 				_, err := client.Ask(testenv.Context(t), fmt.Sprint("request ", n))
@@ -190,9 +182,7 @@ func TestInstallWhereDirectoriesAreOne(t *testing.T) {
 func devices(t *testing.T, h *host) (ours []netlink.Link) {
 	t.Helper()
 	all, err := rtnl.Links(h.Node.Netlink())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, link := range all {
 		if strings.HasPrefix(link.Attrs().Name, "ebpf") {
 			ours = append(ours, link)

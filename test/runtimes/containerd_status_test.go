@@ -27,9 +27,7 @@ func (c containerd) wantNotReady(t *testing.T, reason string) {
 func (c containerd) condition(t *testing.T) *cri.RuntimeCondition {
 	t.Helper()
 	condition, err := c.network(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return condition
 }
 

@@ -9,6 +9,8 @@ import (
 	"os"
 	"runtime"
 	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // image is the name of the image that all pods have. It is busybox and a web page, and waits for its end.
@@ -23,9 +25,7 @@ type file struct {
 func ociImage(t *testing.T) []byte {
 	t.Helper()
 	busybox, err := os.ReadFile("/bin/busybox")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	files := []file{{"oci-layout", []byte(`{"imageLayoutVersion": "1.0.0"}`)}}
 	// add adds a blob and returns its descriptor.
 	add := func(kind string, content []byte) map[string]any {
@@ -51,9 +51,7 @@ func ociImage(t *testing.T) []byte {
 func encode(t *testing.T, v any) []byte {
 	t.Helper()
 	content, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return content
 }
 
@@ -62,15 +60,11 @@ func archive(t *testing.T, files ...file) []byte {
 	var buffer bytes.Buffer
 	writer := tar.NewWriter(&buffer)
 	for _, file := range files {
-		if err := writer.WriteHeader(&tar.Header{Name: file.name, Mode: 0o755, Size: int64(len(file.content))}); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, writer.WriteHeader(&tar.Header{Name: file.name, Mode: 0o755, Size: int64(len(file.content))}))
 		if _, err := writer.Write(file.content); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := writer.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, writer.Close())
 	return buffer.Bytes()
 }

@@ -96,9 +96,7 @@ func (m *machine) startDaemon(t *testing.T, name string, args ...string) {
 	var output bytes.Buffer
 	daemon := m.command(context.Background(), name, args...)
 	daemon.Stdout, daemon.Stderr = &output, &output
-	if err := daemon.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, daemon.Start())
 	m.daemons = append(m.daemons, func() {
 		daemon.Wait()
 		if t.Failed() {
@@ -126,9 +124,7 @@ func (m *machine) path(file string) string { return fmt.Sprintf("/proc/%d/root%s
 func (m *machine) install(t *testing.T, from, to string) {
 	t.Helper()
 	content, err := os.ReadFile(from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	m.write(t, to, content)
 }
 
@@ -142,12 +138,8 @@ func (m *machine) installPlugins(t *testing.T, plugins ...string) {
 
 func (m *machine) write(t *testing.T, file string, content []byte) {
 	t.Helper()
-	if err := os.MkdirAll(path.Dir(m.path(file)), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(m.path(file), content, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, os.MkdirAll(path.Dir(m.path(file)), 0o755))
+	testenv.Must(t, os.WriteFile(m.path(file), content, 0o755))
 }
 
 // command runs a program in all namespaces of the machine.

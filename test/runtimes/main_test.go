@@ -20,8 +20,6 @@ func TestMain(m *testing.M) {
 func example(t *testing.T, name string) []byte {
 	t.Helper()
 	content, err := os.ReadFile("../../cmd/ebpfnet/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return content
 }

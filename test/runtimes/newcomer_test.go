@@ -16,9 +16,7 @@ import (
 // and start a container with a host port.
 func TestNewcomer(t *testing.T) {
 	system, err := filepath.Abs("../../bin/runtimes/debian.tar")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	const release = "../../bin/release/0.0.0-test/"
 	debs, err := filepath.Glob(release + "ebpfnet_*_" + runtime.GOARCH + ".deb")
 	if err != nil || len(debs) != 1 {
@@ -81,9 +79,7 @@ func (c containerd) wantLoopback(t *testing.T) {
 		t.Errorf("a pod after the remedy: %v", err)
 	}
 	all, err := c.ListPodSandbox(testenv.Context(t), &cri.ListPodSandboxRequest{}) // containerd keeps the first one, too
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, sandbox := range all.Items {
 		c.remove(t, sandbox.Id)
 	}

@@ -31,9 +31,7 @@ type daemon struct {
 func newNode(t *testing.T, m *machine, d daemon) node {
 	t.Helper()
 	connection, err := grpc.NewClient("unix://"+m.path(d.socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { connection.Close() })
 	return node{m, cri.NewRuntimeServiceClient(connection), cri.NewImageServiceClient(connection), d}
 }

@@ -90,9 +90,7 @@ func (n node) publish(t *testing.T, name string, command ...string) (id string) 
 	if err == nil {
 		_, err = n.runContainer(ctx, id, config, "server", command...)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return id
 }
 
@@ -110,13 +108,9 @@ func TestPod(t *testing.T) {
 		before := n.state(t)
 		id := n.publish(t, "first", echoServer...)
 		client, err := n.runContainer(testenv.Context(t), id, pod("first", 8080), "client", "tail", "-f", "/dev/null")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		addresses, err := n.addresses(testenv.Context(t), id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		for _, address := range append(addresses, "127.0.0.1", "::1") {
 			n.wantExec(t, client, "hello", "sh", "-c", "echo hello | busybox nc -w 60 "+address+" 80")
 		}
@@ -204,7 +198,5 @@ func atOnce(t *testing.T, n int, f func(ctx context.Context, i int) error) {
 		group.Go(func() { errs[i] = f(ctx, i) })
 	}
 	group.Wait()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, errors.Join(errs...))
 }

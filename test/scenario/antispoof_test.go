@@ -98,13 +98,9 @@ func (n *network) senderOf(t *testing.T, pod, other *testenv.Pod) testenv.Sender
 func (n *network) hostDeviceOf(t *testing.T, pod *testenv.Pod) (ifindex int) {
 	t.Helper()
 	inside, err := pod.Netlink().LinkByName(testenv.PodIfName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	outside, err := n.node().Netlink().LinkByIndex(inside.Attrs().ParentIndex)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return cmp.Or(outside.Attrs().MasterIndex, outside.Attrs().Index)
 }
 
@@ -191,9 +187,7 @@ func TestAntiSpoof(t *testing.T) {
 			pod, other := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 			s := n.senderOf(t, pod, other)
 			if name == "behind bridge" { // until then the host has no gateway that a tunnel could lead to
-				if err := n.node().WaitUp("cni0"); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, n.node().WaitUp("cni0"))
 			}
 			n.wantDropped(t, pod, s, framesNamed(s.Hostile(), hostileFrames...))
 			if name == "behind bridge" {
@@ -233,9 +227,7 @@ func TestNeighborTable(t *testing.T) {
 	for _, frame := range s.LinkLocal(own) { // the last
 		frames = append(frames, frame.Bytes)
 	}
-	if err := pod.SendFrames(testenv.PodIfName, frames...); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, pod.SendFrames(testenv.PodIfName, frames...))
 	var neighbors []netlink.Neigh
 	testenv.Eventually(t, "the last neighbor", func() error {
 		var err error
@@ -256,16 +248,12 @@ func TestAntiSpoofOff(t *testing.T) {
 	n := newNetworkWith(t, withKeys(`"ipMasq": true, "antiSpoof": false`))
 	pod, other := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	n.wantPassing(t, pod, framesNamed(n.senderOf(t, pod, other).Hostile(), hostileFrames...))
-	if err := n.SetNetwork([]byte(withKeys(`"ipMasq": true`))); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.SetNetwork([]byte(withKeys(`"ipMasq": true`))))
 	var coded *cnitypes.Error
 	if err := pod.Check(testenv.Context(t)); !errors.As(err, &coded) || coded.Code != cnierr.CodeDiffers {
 		t.Errorf("CHECK with antiSpoof on: got %v, want code %d", err, cnierr.CodeDiffers)
 	}
-	if err := n.SetNetwork([]byte(withKeys(`"ipMasq": true, "antiSpoof": false`))); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.SetNetwork([]byte(withKeys(`"ipMasq": true, "antiSpoof": false`))))
 }
 
 // A pod whose interface goes down and up repeats duplicate address detection, and keeps working.

@@ -190,9 +190,7 @@ func TestBandwidthChained(t *testing.T) {
 				})
 			}
 			alone := runtimeWith(t, n, `{"type": "ebpfnet"}`)
-			if err := alone.Del(testenv.Context(t), limited.Conf); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, alone.Del(testenv.Context(t), limited.Conf))
 			for _, ns := range []*testenv.Namespace{n.node(), limited.Namespace} {
 				out, err := ns.Run(testenv.Context(t), "tc", "qdisc", "show")
 				if lines := strings.Count(out, "tbf eb:"); err != nil || ns == limited.Namespace && lines > 0 || ns == n.node() && lines > 1 {

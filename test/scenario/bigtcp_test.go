@@ -47,18 +47,14 @@ func (n *network) raiseUplink(t *testing.T) {
 	t.Helper()
 	const size = 192 << 10
 	uplink, err := n.node().Netlink().LinkByName(testenv.UplinkName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if testenv.BigTCP6.Probe() == nil {
 		err = n.node().Netlink().LinkSetGSOMaxSize(uplink, size)
 	}
 	if testenv.BigTCP4.Probe() == nil {
 		err = errors.Join(err, n.node().Netlink().LinkSetGSOIPv4MaxSize(uplink, size))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 }
 
 // Streams leave by the uplink in packets as long as a socket of the host sends, and are not cut into frames.
@@ -86,8 +82,6 @@ func TestStreamsLeaveWhole(t *testing.T) {
 func packetsIn(t *testing.T, outside *testenv.Namespace) int64 {
 	t.Helper()
 	uplink, err := outside.Netlink().LinkByName(testenv.UplinkName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return int64(uplink.Attrs().Statistics.RxPackets)
 }

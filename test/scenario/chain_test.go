@@ -102,9 +102,7 @@ func attachmentsOf(t *testing.T, n *network) (all []*admin.Attachment) {
 		all, err = admin.Attachments("")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return all
 }
 
@@ -169,9 +167,7 @@ func TestFirstInChain(t *testing.T) {
 				own = strings.Replace(own, "{", `{"antiSpoof": false, `, 1)
 			}
 			n := newChain(t, own, tc.plugin)
-			if err := n.SetNetwork([]byte(strings.Replace(conflistOf(own, tc.plugin), `"1.0.0"`, `"1.1.0"`, 1))); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, n.SetNetwork([]byte(strings.Replace(conflistOf(own, tc.plugin), `"1.0.0"`, `"1.1.0"`, 1))))
 			pod := n.AddPod(t, "a", map[string]any{"portMappings": []mapping{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}})
 			f := testenv.IPv4
 			ping(t, pod.Namespace, f.Outside)

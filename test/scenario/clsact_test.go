@@ -72,9 +72,7 @@ func removeFilter(t *testing.T, n *network, device string, parent uint32) {
 		t.Fatalf("filters of %s: got %v (%v), want some", device, filters, err)
 	}
 	for _, filter := range filters {
-		if err := n.node().Netlink().FilterDel(filter); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, n.node().Netlink().FilterDel(filter))
 	}
 }
 
@@ -124,9 +122,7 @@ func TestFiltersDeleted(t *testing.T) {
 		qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 			LinkIndex: indexOf(t, n.node(), device), Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
 		}}
-		if err := n.node().Netlink().QdiscDel(qdisc); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, n.node().Netlink().QdiscDel(qdisc))
 	}
 	for _, test := range []struct {
 		name, device string

@@ -92,9 +92,7 @@ func TestSysctls(t *testing.T) {
 			"net/ipv4/ip_nonlocal_bind":          "1",
 			"net/ipv4/conf/all/accept_redirects": "0",
 		} {
-			if err := n.node().SetSysctl(name, value); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, n.node().SetSysctl(name, value))
 		}
 	}
 	set()
@@ -154,9 +152,7 @@ func (n *network) disableBridgeNetfilter(t *testing.T) {
 		if _, err := n.node().Sysctl(name); err != nil {
 			return // no br_netfilter
 		}
-		if err := n.node().SetSysctl(name, "0"); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, n.node().SetSysctl(name, "0"))
 	}
 }
 
@@ -187,9 +183,7 @@ func TestNoBridgeNoRules(t *testing.T) {
 
 	for _, ns := range []*testenv.Namespace{n.node(), pod.Namespace} {
 		links, err := rtnl.Links(ns.Netlink())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		for _, link := range links {
 			if kind := link.Type(); kind != "veth" && kind != "device" { // the type of lo
 				t.Errorf("%s in %s: got a %s, want a veth", link.Attrs().Name, ns.Name, kind)
@@ -211,9 +205,7 @@ func wantNoRules(t *testing.T, ns *testenv.Namespace) {
 	} {
 		requireTool(t, lister.command[0], lister.debianPackage)
 		output, err := ns.Run(testenv.Context(t), lister.command[0], lister.command[1:]...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		if strings.TrimSpace(output) != "" {
 			t.Errorf("%s in %s: want nothing, got:\n%s", strings.Join(lister.command, " "), ns.Name, output)
 		}

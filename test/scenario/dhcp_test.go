@@ -30,9 +30,7 @@ func startDHCPDaemon(t *testing.T, n *network, args ...string) *dhcpDaemon {
 	plugin := testenv.Build(t, "github.com/containernetworking/plugins/plugins/ipam/dhcp")
 	d.cmd = exec.Command(plugin, append([]string{"daemon", "-socketpath", dhcpSocket}, args...)...)
 	d.cmd.Stderr = &d.log
-	if err := n.node().Do(d.cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.node().Do(d.cmd.Start))
 	t.Cleanup(func() { d.stop(t) })
 	testenv.Eventually(t, "the DHCP daemon to listen", func() error {
 		conn, err := net.Dial("unix", dhcpSocket)
@@ -69,9 +67,7 @@ func startDnsmasq(t *testing.T, ns *testenv.Namespace, args ...string) *dnsmasq 
 	server := exec.Command("dnsmasq", append(args, "--keep-in-foreground", "--log-facility="+d.log, "--conf-file=/dev/null", "--port=0", "--user=root", "--no-ping",
 		"--dhcp-leasefile="+d.leases, "--pid-file", "--dhcp-range=10.88.0.10,10.88.0.200,255.255.255.0",
 		"--dhcp-option=option:router,10.88.0.1")...)
-	if err := ns.Do(server.Start); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, ns.Do(server.Start))
 	t.Cleanup(func() {
 		if err := server.Process.Kill(); err != nil {
 			t.Error(err)
@@ -87,9 +83,7 @@ func startDnsmasq(t *testing.T, ns *testenv.Namespace, args ...string) *dnsmasq 
 func (d *dnsmasq) text(t *testing.T, file string) string {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return string(text)
 }
 
@@ -136,9 +130,7 @@ func TestDHCP(t *testing.T) {
 func macOf(t *testing.T, pod *testenv.Pod) net.HardwareAddr {
 	t.Helper()
 	device, err := pod.Netlink().LinkByName(testenv.PodIfName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return device.Attrs().HardwareAddr
 }
 

@@ -22,9 +22,7 @@ const forwarded = `table inet count { counter forwarded { }
 func (n *network) forwarded(t *testing.T) int {
 	t.Helper()
 	out, err := n.node().Run(testenv.Context(t), "nft", "list counter inet count forwarded")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	_, text, _ := strings.Cut(out, "packets ")
 	count, err := strconv.Atoi(strings.Fields(text)[0])
 	if err != nil {
@@ -122,9 +120,7 @@ func TestForwardRuleRejectsReusedPorts(t *testing.T) {
 		for range offloadRequests {
 			ask(t, client, p.server)
 		}
-		if err := client.Reset(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, client.Reset())
 		n.nft(t, rejectForwarding)
 		n.wantRejected(t, p.client, "tcp", local, p.dial)
 		n.nft(t, "delete table inet block")
@@ -222,8 +218,6 @@ func (n *network) tracked(t *testing.T, client netip.AddrPort) *netlink.Conntrac
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return found
 }

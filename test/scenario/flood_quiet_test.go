@@ -97,9 +97,7 @@ func (s stream) sendBatch(t *testing.T, frames [][]byte) {
 	if s.received != nil {
 		want = s.received() + int64(len(frames))
 	}
-	if err := s.from.SendFrames(s.device, frames...); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, s.from.SendFrames(s.device, frames...))
 	if s.received == nil {
 		return
 	}
@@ -142,19 +140,13 @@ func newFloodPacket(protocol string, from, to netip.AddrPort) testenv.Packet {
 func replyToAll(t *testing.T, ns *testenv.Namespace, addr netip.AddrPort) (received func() int64) {
 	t.Helper()
 	conn, err := ns.ListenPacket(testenv.Context(t), addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	raw, err := conn.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	err = raw.Control(func(fd uintptr) {
 		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var count atomic.Int64
 	done := make(chan struct{})
 	t.Cleanup(func() { conn.Close(); <-done })

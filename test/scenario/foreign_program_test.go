@@ -22,9 +22,7 @@ type foreignProgram struct {
 func newForeignProgram(t *testing.T) *foreignProgram {
 	t.Helper()
 	count, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { count.Close() })
 	const next = -1 // TCX_NEXT, TC_ACT_UNSPEC
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -37,9 +35,7 @@ func newForeignProgram(t *testing.T) *foreignProgram {
 			asm.Return(),
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { program.Close() })
 	return &foreignProgram{program, count}
 }
@@ -48,9 +44,7 @@ func newForeignProgram(t *testing.T) *foreignProgram {
 func (p *foreignProgram) seen(t *testing.T) uint64 {
 	t.Helper()
 	var packets uint64
-	if err := p.count.Lookup(uint32(0), &packets); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, p.count.Lookup(uint32(0), &packets))
 	return packets
 }
 

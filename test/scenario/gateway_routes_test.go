@@ -48,9 +48,7 @@ func (n *network) gatewayPod(t *testing.T, id, conflist string) *testenv.Pod {
 	pod := n.AddPod(t, id, map[string]any{"ips": []string{byPod["IPv4"].gateway, byPod["IPv6"].gateway}})
 	n.setNetwork(t, conflist)
 	for _, f := range testenv.Families {
-		if err := pod.SetSysctl(f.Forwarding, "1"); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, pod.SetSysctl(f.Forwarding, "1"))
 		addLoopback(t, pod.Namespace, byPod[f.Name].behind())
 	}
 	return pod
@@ -58,9 +56,7 @@ func (n *network) gatewayPod(t *testing.T, id, conflist string) *testenv.Pod {
 
 func (n *network) setNetwork(t *testing.T, conflist string) {
 	t.Helper()
-	if err := n.SetNetwork([]byte(conflist)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.SetNetwork([]byte(conflist)))
 }
 
 func addLoopback(t *testing.T, ns *testenv.Namespace, addr netip.Addr) {

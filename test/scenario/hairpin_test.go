@@ -109,9 +109,7 @@ func TestLoopbackFromWire(t *testing.T) {
 				packet.SrcMAC, packet.DstMAC = from.ns.MACOf(t, testenv.UplinkName), from.nextHop
 				frames = append(frames, packet.MustBuild())
 			}
-			if err := from.ns.SendFrames(testenv.UplinkName, frames...); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, from.ns.SendFrames(testenv.UplinkName, frames...))
 			if payload, client := receiveFrom(t, server); payload != "genuine" {
 				t.Errorf("pod: got %q from %s, want only %q", payload, client, "genuine")
 			}
@@ -169,14 +167,10 @@ func addNodeAddr(t *testing.T, n *network, f testenv.Family, last byte) {
 	t.Helper()
 	addr := sibling(f.Node, last)
 	uplink, err := n.node().Netlink().LinkByName(testenv.UplinkName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	ipNet := &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(f.PrefixLen, addr.BitLen())}
 	if err := n.node().Netlink().AddrAdd(uplink, &netlink.Addr{IPNet: ipNet}); err != nil {
 		t.Fatalf("add %s to the node: %v", addr, err)
 	}
-	if err := n.node().WaitUp(testenv.UplinkName); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.node().WaitUp(testenv.UplinkName))
 }

@@ -149,15 +149,11 @@ func TestErrorsLowerNoLocalPathMTU(t *testing.T) {
 			about := testenv.UDPPacket(ask(t, c, web.Namespace), at(f.Pod(web), 80), "x").MustBuild()
 			kind := map[bool][2]uint8{true: {3, 4}, false: {2, 0}}[f.Is4()] // packet too big
 			tooBig, err := testenv.ICMPErrorPacket(f.Pod(web), about, kind[0], kind[1], mtu, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			wireOf(t, web).send(t, tooBig)
 			ping(t, n.node(), f.Pod(web)) // comes after it
 			route, err := client.from.Run(testenv.Context(t), "ip", "route", "get", client.addr.String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if strings.Contains(route, fmt.Sprintf("mtu %d", mtu)) {
 				t.Errorf("%s to %s: the kernel uses an MTU of %d: %s", client.from.Name, client.addr, mtu, route)
 			}

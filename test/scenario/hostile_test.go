@@ -47,9 +47,7 @@ func (w wire) send(t *testing.T, packets ...testenv.Packet) {
 		p.SrcMAC, p.DstMAC = w.mac, w.next
 		frames[i] = p.MustBuild()
 	}
-	if err := w.ns.SendFrames(testenv.PodIfName, frames...); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, w.ns.SendFrames(testenv.PodIfName, frames...))
 }
 
 // opening returns the first packet of a connection.
@@ -108,9 +106,7 @@ func openCapture(t *testing.T, ns *testenv.Namespace, device string) *capture {
 	const allTypes, buffer = unix.ETH_P_ALL, 64 << 20
 	c := &capture{ns: ns}
 	link, err := ns.Netlink().LinkByName(device)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	protocol := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, allTypes))
 	err = ns.Do(func() (err error) {
 		// Protocol 0 receives nothing until the socket is bound to the device.
@@ -161,9 +157,7 @@ func within(t *testing.T, what string, cond func() error) {
 // fewPorts leaves the minimum of ports for masquerading: the node's own sockets get the rest.
 func (n *network) fewPorts(t *testing.T) {
 	t.Helper()
-	if err := n.node().SetSysctl("net/ipv4/ip_local_port_range", "1024 61439"); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.node().SetSysctl("net/ipv4/ip_local_port_range", "1024 61439"))
 }
 
 // noPortDrops counts the packets that were dropped for lack of a port.

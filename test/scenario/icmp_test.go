@@ -100,9 +100,7 @@ func TestPathMTU(t *testing.T) {
 func (n *network) setOffloadsOff(t *testing.T, pods ...*testenv.Pod) {
 	t.Helper()
 	set := func(ns *testenv.Namespace, device string) {
-		if err := ns.SetOffloads(device, false); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, ns.SetOffloads(device, false))
 	}
 	for _, pod := range pods {
 		set(pod.Namespace, testenv.PodIfName)
@@ -131,16 +129,12 @@ func listenLarge(t *testing.T, ns *testenv.Namespace, addr netip.AddrPort) *net.
 	t.Helper()
 	socket := listenPacket(t, ns, addr)
 	raw, err := socket.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var forced error
 	err = raw.Control(func(fd uintptr) {
 		forced = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1<<20)
 	})
-	if err := errors.Join(err, forced); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, errors.Join(err, forced))
 	return socket
 }
 
@@ -187,9 +181,7 @@ func hostMACOf(t *testing.T, pod *testenv.Pod) testenv.MAC {
 	for _, device := range pod.Result.Interfaces {
 		if device.Sandbox == "" {
 			mac, err := net.ParseMAC(device.Mac)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			return testenv.MAC(mac)
 		}
 	}

@@ -51,9 +51,7 @@ func (n *network) ctl(t *testing.T, args ...string) string {
 	cmd := exec.CommandContext(testenv.Context(t), testenv.Build(t, "./cmd/ebpfnetctl"), args...)
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := n.node().Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.node().Do(cmd.Start))
 	if err := cmd.Wait(); err != nil {
 		t.Fatalf("ebpfnetctl %q: %v: %s", args, err, &out)
 	}
@@ -219,9 +217,7 @@ func TestIngressPolicyBehindBridge(t *testing.T) {
 	for _, frame := range s.Legal() { // VLAN 0 does not evade the policy
 		if strings.HasPrefix(frame.Name, "in a VLAN") || strings.HasPrefix(frame.Name, "UDP") {
 			want++
-			if err := a.SendFrames(testenv.PodIfName, frame.Bytes); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, a.SendFrames(testenv.PodIfName, frame.Bytes))
 		}
 	}
 	testenv.Eventually(t, "the frames to be dropped", func() error {

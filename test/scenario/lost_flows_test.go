@@ -68,9 +68,7 @@ func connectPair(t *testing.T, p path) (client, server net.Conn) {
 	t.Helper()
 	ctx := testenv.Context(t)
 	listener, err := p.server.Listen(ctx, p.listen)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer listener.Close()
 	if client, err = p.client.Dial(ctx, "tcp", p.dial); err != nil {
 		t.Fatal(err)

@@ -16,9 +16,7 @@ func (n *network) requireBridgeNetfilter(t *testing.T) {
 	t.Helper()
 	testenv.Require(t, testenv.BridgeNetfilter)
 	for _, name := range testenv.BridgeNetfilterSysctls {
-		if err := n.node().SetSysctl(name, "1"); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, n.node().SetSysctl(name, "1"))
 	}
 }
 
@@ -115,9 +113,7 @@ func (n *network) otherEngine6(t *testing.T) *testenv.Namespace {
 	n.runOnNode(t, append(inside, strings.Fields("ip route add default via fd00:17::1")...)...)
 	for _, ns := range []*testenv.Namespace{n.node(), container} {
 		device := map[bool]string{true: "br9", false: "eth0"}[ns == n.node()]
-		if err := ns.WaitUp(device); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, ns.WaitUp(device))
 	}
 	return container
 }

@@ -49,9 +49,7 @@ func TestServiceAndBackendFromOnePort(t *testing.T) {
 				t.Run("udp", func(t *testing.T) {
 					serve(t, web.Namespace, "udp", at(f.Pod(web), 80))
 					socket, err := a.ListenPacket(testenv.Context(t), local)
-					if err != nil {
-						t.Fatal(err)
-					}
+					testenv.Must(t, err)
 					defer socket.Close()
 					for _, server := range servers {
 						for range offloadRequests {
@@ -82,16 +80,12 @@ func askFrom(t *testing.T, socket datagrams, to netip.AddrPort) {
 	if _, err := socket.WriteToUDPAddrPort([]byte("1 hello\n"), to); err != nil {
 		t.Fatal(err)
 	}
-	if err := socket.SetReadDeadline(time.Now().Add(testenv.Timeout)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, socket.SetReadDeadline(time.Now().Add(testenv.Timeout)))
 	_, from, err := socket.ReadFromUDPAddrPort(make([]byte, 1500))
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("no reply from %s", to)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if from = at(from.Addr().Unmap(), from.Port()); from != to {
 		t.Fatalf("reply from %s, want %s", from, to)
 	}

@@ -23,9 +23,7 @@ func TestDeviceKinds(t *testing.T) {
 			}
 			for _, pod := range []*testenv.Pod{a, web} {
 				link, err := pod.Netlink().LinkByName(testenv.PodIfName)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				if link.Type() != want {
 					t.Errorf("device of %s: got a %s, want a %s", pod.Name, link.Type(), want)
 				}

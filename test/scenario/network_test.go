@@ -116,9 +116,7 @@ func (n *network) withDatapath(t *testing.T, use func(*loader.Datapath)) {
 		use(datapath)
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 }
 
 // mapping is an element of the portMappings capability.

@@ -50,9 +50,7 @@ func TestForgedOnTheLink(t *testing.T) {
 	a, b := newNodes(t, `"ipMasq": true, "mtu": 1430`)
 	own := a.AddPod(t, "own", nil)
 	for _, conf := range []string{"all", testenv.UplinkName} {
-		if err := a.node().SetSysctl("net/ipv4/conf/"+conf+"/rp_filter", "0"); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, a.node().SetSysctl("net/ipv4/conf/"+conf+"/rp_filter", "0"))
 	}
 	a.reachByTunnel(t, b, testenv.IPv4.Outside, netip.Addr{}, tunnelMTU(testenv.IPv4))
 	b.reachByTunnel(t, a, testenv.IPv4.Node, netip.Addr{}, tunnelMTU(testenv.IPv4))
@@ -71,9 +69,7 @@ func TestForgedOnTheLink(t *testing.T) {
 				if d.only6 && f.Is4() {
 					continue
 				}
-				if err := b.node().SendFrames(testenv.UplinkName, d.disguise(packet.MustBuild())); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, b.node().SendFrames(testenv.UplinkName, d.disguise(packet.MustBuild())))
 				want[cmp.Or(d.reason, reason)]++
 			}
 		}
@@ -107,9 +103,7 @@ func TestVXLANUnderTheNodesAddress(t *testing.T) {
 			wantRefused := func(what string, ns *testenv.Namespace, device string, frame []byte) {
 				t.Helper()
 				before := a.dropsFor(t, bpf.ReasonTunnel)
-				if err := ns.SendFrames(device, frame); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, ns.SendFrames(device, frame))
 				within(t, what, func() error {
 					if got := a.dropsFor(t, bpf.ReasonTunnel); got != before+1 {
 						return fmt.Errorf("drops: got %d, want %d", got, before+1)
@@ -120,9 +114,7 @@ func TestVXLANUnderTheNodesAddress(t *testing.T) {
 			wantRefused("a host port's reply", hostile.Namespace, testenv.PodIfName, forged)
 			if !under.Is4() {
 				packet, err := testenv.Decode(forged)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				packet.Src, packet.SrcMAC, packet.DstMAC = netip.MustParseAddr("fd00:17::2"), engine.MACOf(t, "eth0"), a.node().MACOf(t, "br9")
 				wantRefused("another engine's", engine, "eth0", packet.MustBuild())
 				wantRefused("behind three options", engine, "eth0", behind(packet.MustBuild(), unix.IPPROTO_DSTOPTS, 3))

@@ -72,9 +72,7 @@ func (n *node) reachByTunnel(t *testing.T, other *node, remote, own netip.Addr, 
 		} else {
 			tunnel.Addr6 = own
 		}
-		if err := refresh.Tunnel(testenv.Context(t), datapath, tunnel); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, refresh.Tunnel(testenv.Context(t), datapath, tunnel))
 		if got, err := maps.GetTunnel(datapath); err != nil || got != tunnel {
 			t.Fatalf("tunnel: got %+v, %v, want %+v", got, err, tunnel)
 		}
@@ -100,9 +98,7 @@ func (n *node) leave(t *testing.T) {
 	index := indexOf(t, n.node(), tunnelName)
 	n.ip(t, "link", "del", tunnelName) // with its routes
 	n.withDatapath(t, func(datapath *loader.Datapath) {
-		if err := refresh.LeaveCluster(testenv.Context(t), datapath); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, refresh.LeaveCluster(testenv.Context(t), datapath))
 		if nodes := must(maps.Nodes(datapath)); len(nodes) > 0 {
 			t.Errorf("nodes: got %v, want none", nodes)
 		}
@@ -129,9 +125,7 @@ func (n *node) setNodes(t *testing.T, other *node, remotes [2]netip.Addr, mode m
 		nodes = append(nodes, maps.Node{Prefix: subnet, Remote: remotes[i], Mode: mode, MTU: mtu})
 	}
 	n.withDatapath(t, func(datapath *loader.Datapath) {
-		if err := maps.With(testenv.Context(t), datapath, func(store *maps.Store) error { return store.SetNodes(nodes) }); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, maps.With(testenv.Context(t), datapath, func(store *maps.Store) error { return store.SetNodes(nodes) }))
 	})
 }
 

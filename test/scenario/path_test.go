@@ -103,9 +103,7 @@ func connectUDPPair(t *testing.T, p path) (client, server net.Conn) {
 	t.Helper()
 	socket := listenPacket(t, p.server, p.listen)
 	client, err := p.client.Dial(testenv.Context(t), "udp", p.dial)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { client.Close() })
 	if _, err := client.Write([]byte("open")); err != nil {
 		t.Fatal(err)

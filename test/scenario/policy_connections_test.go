@@ -116,9 +116,7 @@ func retransmits(t *testing.T, pod *testenv.Pod) {
 func run(t *testing.T, pod *testenv.Pod, name string, args ...string) string {
 	t.Helper()
 	out, err := pod.Run(testenv.Context(t), name, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return out
 }
 

@@ -73,9 +73,7 @@ func (s short) serve(t *testing.T, ns *testenv.Namespace, addr netip.AddrPort) n
 		return addr
 	}
 	listener, err := ns.Listen(testenv.Context(t), addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var wg sync.WaitGroup
 	t.Cleanup(func() { listener.Close(); wg.Wait() })
 	wg.Go(func() {

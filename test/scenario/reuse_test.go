@@ -103,9 +103,7 @@ func TestAddressReuse(t *testing.T) {
 			t.Errorf("next pod: got %q, want %q", payload, "for the next")
 		}
 	})
-	if err := n.GC(testenv.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.GC(testenv.Context(t)))
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		for _, flow := range must(maps.Flows(datapath)) {
 			t.Errorf("flow after GC: %s", flow)

@@ -27,31 +27,23 @@ func TestRouterAdvertisementOfPod(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			n := newNetworkWith(t, test.conflist)
-			if err := n.node().SetSysctl(fmt.Sprintf(acceptRA, "default"), test.accept); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, n.node().SetSysctl(fmt.Sprintf(acceptRA, "default"), test.accept))
 			pod := n.AddPod(t, "router", nil)
 			device, err := n.node().Netlink().LinkByIndex(n.hostDeviceOf(t, pod))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			advertise := func() []netlink.Route {
 				t.Helper()
 				frame := testenv.Frame{Name: "router advertisement", Bytes: advertisementOf(t, pod)}
 				n.wantPassing(t, pod, []testenv.Frame{frame, frame}) // the stack has the first one before the second passes
 				learned := &netlink.Route{LinkIndex: device.Attrs().Index, Protocol: unix.RTPROT_RA}
 				routes, err := rtnl.Routes(n.node().Netlink(), netlink.FAMILY_V6, learned, netlink.RT_FILTER_OIF|netlink.RT_FILTER_PROTOCOL)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				return routes
 			}
 			if routes := advertise(); len(routes) > 0 {
 				t.Errorf("routes that the host has learned from the pod: got %v, want none", routes)
 			}
-			if err := n.node().SetSysctl(fmt.Sprintf(acceptRA, device.Attrs().Name), "2"); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, n.node().SetSysctl(fmt.Sprintf(acceptRA, device.Attrs().Name), "2"))
 			testenv.Eventually(t, "the host to learn a route where it may", func() error { // the frame is a valid one
 				if len(advertise()) == 0 {
 					return fmt.Errorf("no route")
@@ -78,13 +70,9 @@ func advertisementOf(t *testing.T, pod *testenv.Pod) []byte {
 func TestAcceptRouterAdvertisements(t *testing.T) {
 	n := newNetwork(t)
 	node := n.node()
-	if err := node.SetSysctl("net/ipv6/conf/"+testenv.UplinkName+"/accept_ra", "1"); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, node.SetSysctl("net/ipv6/conf/"+testenv.UplinkName+"/accept_ra", "1"))
 	before, err := node.Sysctl("net/ipv6/conf/default/accept_ra")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	n.AddPod(t, "a", nil)
 	for device, want := range map[string]string{testenv.UplinkName: "2", "default": before} {
 		if got, err := node.Sysctl("net/ipv6/conf/" + device + "/accept_ra"); err != nil || got != want {

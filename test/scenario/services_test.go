@@ -110,10 +110,6 @@ func TestTransitTraffic(t *testing.T) {
 
 func (n *network) routeBetweenOutsides(t *testing.T, f testenv.Family) {
 	t.Helper()
-	if err := n.Outside.AddRoute(netip.PrefixFrom(f.SecondOutside, f.PrefixLen), f.Node); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.SecondOutside.AddRoute(netip.PrefixFrom(f.Outside, f.PrefixLen), f.SecondNode); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.Outside.AddRoute(netip.PrefixFrom(f.SecondOutside, f.PrefixLen), f.Node))
+	testenv.Must(t, n.SecondOutside.AddRoute(netip.PrefixFrom(f.Outside, f.PrefixLen), f.SecondNode))
 }

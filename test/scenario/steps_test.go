@@ -155,9 +155,7 @@ func sendTo(t *testing.T, socket *net.UDPConn, to netip.AddrPort, payload string
 
 func receiveFrom(t *testing.T, socket *net.UDPConn) (payload string, from netip.AddrPort) {
 	t.Helper()
-	if err := socket.SetReadDeadline(time.Now().Add(testenv.Timeout)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, socket.SetReadDeadline(time.Now().Add(testenv.Timeout)))
 	buf := make([]byte, 1<<16)
 	length, from, err := socket.ReadFromUDPAddrPort(buf)
 	if err != nil {

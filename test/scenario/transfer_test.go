@@ -49,9 +49,7 @@ func upload(size int64) transfer {
 	return func(t *testing.T, client, server *testenv.Namespace, listen, dial netip.AddrPort) {
 		ctx, cancel := context.WithTimeout(t.Context(), transferTimeout)
 		defer cancel()
-		if err := testenv.Transfer(ctx, client, server, listen, dial, size, 1); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, testenv.Transfer(ctx, client, server, listen, dial, size, 1))
 	}
 }
 
@@ -60,9 +58,7 @@ func download(size int64) transfer {
 	return func(t *testing.T, client, server *testenv.Namespace, listen, dial netip.AddrPort) {
 		ctx, cancel := context.WithTimeout(t.Context(), transferTimeout)
 		defer cancel()
-		if err := receive(ctx, client, server, listen, dial, size); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, receive(ctx, client, server, listen, dial, size))
 	}
 }
 
@@ -78,15 +74,11 @@ func TestDownloads(t *testing.T) {
 func TestTransfersWithoutOffloads(t *testing.T) {
 	n := newNetwork(t)
 	for _, ns := range []*testenv.Namespace{n.node(), n.Outside} {
-		if err := ns.SetOffloads(testenv.UplinkName, false); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, ns.SetOffloads(testenv.UplinkName, false))
 	}
 	transferOnAllPaths(t, n, func(t *testing.T, client, server *testenv.Namespace, listen, dial netip.AddrPort) {
 		for _, ns := range []*testenv.Namespace{client, server} {
-			if err := ns.SetOffloads(testenv.PodIfName, false); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, ns.SetOffloads(testenv.PodIfName, false))
 		}
 		upload(sizeOf(16*mebibyte))(t, client, server, listen, dial)
 		download(sizeOf(16*mebibyte))(t, client, server, listen, dial)

@@ -23,9 +23,7 @@ func TestUnassignedAddresses(t *testing.T) {
 		n := newRoutedNetwork(t, conflist)
 		pod, gone := n.AddPod(t, "a", nil), n.AddPod(t, "gone", nil)
 		for _, f := range testenv.Families { // as a router
-			if err := n.Outside.SetSysctl(f.Forwarding, "1"); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, n.Outside.SetSysctl(f.Forwarding, "1"))
 		}
 		addrs := map[*testenv.Pod]map[string]netip.Addr{pod: {}, gone: {}}
 		forEachFamily(t, func(_ *testing.T, f testenv.Family) {
@@ -54,9 +52,7 @@ func TestUnassignedAddresses(t *testing.T) {
 func (n *network) limitErrorsLess(t *testing.T) {
 	t.Helper()
 	for _, name := range []string{"net/ipv4/icmp_ratelimit", "net/ipv6/icmp/ratelimit"} {
-		if err := n.node().SetSysctl(name, "0"); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, n.node().SetSysctl(name, "0"))
 	}
 }
 

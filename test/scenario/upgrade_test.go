@@ -104,9 +104,7 @@ func (n *network) wantPrograms(t *testing.T, build uint64) {
 				t.Errorf("pinned program %s: want build %016x", pin, build)
 			}
 			program, err := ebpf.LoadPinnedProgram(pin, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			defer program.Close()
 			own[programID(t, program)] = true
 		}
@@ -115,14 +113,10 @@ func (n *network) wantPrograms(t *testing.T, build uint64) {
 		}
 		for _, pin := range must(filepath.Glob(filepath.Join(datapath.Dir(), "links", "*"))) {
 			attached, err := link.LoadPinnedLink(pin, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			defer attached.Close()
 			info, err := attached.Info()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if !own[info.Program] {
 				t.Errorf("link %s has program %d, want one of build %x", pin, info.Program, build)
 			}
@@ -206,9 +200,7 @@ func (n *network) killUpgrade(t *testing.T, call string, at int) bool {
 		"-e", fmt.Sprintf("inject=%s:signal=KILL:when=%d", call, at), testenv.Build(t, "./cmd/ebpfnetctl"), "upgrade")
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := n.node().Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.node().Do(cmd.Start))
 	err := cmd.Wait()
 	if err != nil && out.Len() > 0 {
 		t.Fatalf("upgrade: %v: %s", err, &out)
@@ -320,9 +312,7 @@ func kernelCount(t *testing.T, ns *testenv.Namespace, file, group, name string) 
 		text, err = os.ReadFile("/proc/thread-self/net/" + file)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var names []string
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Fields(line)
@@ -346,9 +336,7 @@ func kernelCount(t *testing.T, ns *testenv.Namespace, file, group, name string) 
 func programID(t *testing.T, program *ebpf.Program) ebpf.ProgramID {
 	t.Helper()
 	info, err := program.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	id, _ := info.ID()
 	return id
 }

@@ -81,12 +81,8 @@ func TestUplinkRenamed(t *testing.T) {
 	ask(t, in, pod.Namespace)
 
 	link, err := n.node().Netlink().LinkByName(testenv.UplinkName)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.node().Netlink().LinkSetName(link, "wan0"); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
+	testenv.Must(t, n.node().Netlink().LinkSetName(link, "wan0"))
 	ask(t, out, n.Outside)
 	ask(t, in, pod.Namespace)
 	server.Close()
@@ -123,9 +119,7 @@ func setPriority(t *testing.T, ns *testenv.Namespace, device string) {
 			asm.Return(),
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer program.Close()
 	index := indexOf(t, ns, device)
 	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
@@ -136,7 +130,5 @@ func setPriority(t *testing.T, ns *testenv.Namespace, device string) {
 		Fd:           program.FD(),
 		DirectAction: true,
 	}
-	if err := errors.Join(ns.Netlink().QdiscAdd(qdisc), ns.Netlink().FilterAdd(filter)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, errors.Join(ns.Netlink().QdiscAdd(qdisc), ns.Netlink().FilterAdd(filter)))
 }

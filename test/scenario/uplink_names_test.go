@@ -19,14 +19,10 @@ func uplinkNamesOf(t *testing.T, n *network) (names []string) {
 	t.Helper()
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		uplinks, err := maps.Uplinks(datapath)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		for _, uplink := range uplinks {
 			link, err := n.node().Netlink().LinkByIndex(uplink.IfIndex)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			names = append(names, link.Attrs().Name)
 		}
 	})
@@ -75,16 +71,10 @@ func addBareDevice(t *testing.T, ns *testenv.Namespace) {
 	t.Helper()
 	rtnl := ns.Netlink()
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "bare"}, PeerName: "peer"}
-	if err := rtnl.LinkAdd(veth); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, rtnl.LinkAdd(veth))
 	address := &netlink.Addr{IPNet: &net.IPNet{IP: net.IP{203, 0, 113, 7}, Mask: net.CIDRMask(32, 32)}}
-	if err := rtnl.AddrAdd(veth, address); err != nil {
-		t.Fatal(err)
-	}
-	if err := rtnl.LinkSetUp(veth); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, rtnl.AddrAdd(veth, address))
+	testenv.Must(t, rtnl.LinkSetUp(veth))
 }
 
 func wantUplinkNames(t *testing.T, n *network, want ...string) {
@@ -106,7 +96,5 @@ func repair(t *testing.T, n *network) {
 		_, err = host.Repair(testenv.Context(t))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 }

@@ -50,9 +50,7 @@ func TestUplinkEntries(t *testing.T) {
 	}
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		uplinks, err := maps.Uplinks(datapath)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		isMissing := func(uplink maps.Uplink) bool { return !slices.Contains(uplinks, uplink) }
 		if len(uplinks) != len(want) || slices.ContainsFunc(want, isMissing) {
 			t.Errorf("uplinks: got %v, want %v", uplinks, want)
@@ -70,12 +68,8 @@ func TestUplinkDisappears(t *testing.T) {
 	n.wantUplink(t, second, true)
 
 	link, err := n.node().Netlink().LinkByIndex(second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.node().Netlink().LinkDel(link); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
+	testenv.Must(t, n.node().Netlink().LinkDel(link))
 	n.AddPod(t, "b", nil)
 	n.wantUplink(t, first, true)
 	n.wantUplink(t, second, false)
@@ -90,9 +84,7 @@ func TestUplinkAddressChange(t *testing.T) {
 	n := newNetwork(t)
 	pod := n.AddPod(t, "a", nil)
 	// Otherwise a subnet's second address is removed with its first.
-	if err := n.node().SetSysctl("net/ipv4/conf/all/promote_secondaries", "1"); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.node().SetSysctl("net/ipv4/conf/all/promote_secondaries", "1"))
 	for _, f := range testenv.Families {
 		n.replaceNodeAddr(t, f, 30)
 	}
@@ -106,9 +98,7 @@ func TestUplinkAddressChange(t *testing.T) {
 func indexOf(t *testing.T, ns *testenv.Namespace, name string) int {
 	t.Helper()
 	link, err := ns.Netlink().LinkByName(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return link.Attrs().Index
 }
 
@@ -117,17 +107,13 @@ func (n *network) wantUplink(t *testing.T, ifindex int, want bool) {
 	t.Helper()
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		uplinks, err := maps.Uplinks(datapath)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		got := slices.ContainsFunc(uplinks, func(u maps.Uplink) bool { return u.IfIndex == ifindex })
 		if got != want {
 			t.Errorf("entry of uplink %d: got %v, want %v", ifindex, got, want)
 		}
 		pins, err := filepath.Glob(filepath.Join(datapath.Dir(), "links", fmt.Sprintf("uplink-%d-*", ifindex)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		wantPins := 0
 		if want && usesTCX(datapath) {
 			wantPins = 2
@@ -144,19 +130,13 @@ func (n *network) replaceNodeAddr(t *testing.T, f testenv.Family, last byte) {
 	addNodeAddr(t, n, f, last)
 	handle := n.node().Netlink()
 	uplink, err := handle.LinkByName(testenv.UplinkName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	addrs, err := rtnl.Addresses(handle, uplink, netlink.FAMILY_ALL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, addr := range addrs {
 		if !addr.IP.Equal(f.Node.AsSlice()) {
 			continue
 		}
-		if err := handle.AddrDel(uplink, &addr); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, handle.AddrDel(uplink, &addr))
 	}
 }

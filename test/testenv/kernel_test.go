@@ -19,13 +19,9 @@ func TestFeatureMustBeIn(t *testing.T) {
 		{"0.0", "6.6", false},
 	} {
 		since, err := parseVersion(tc.since)
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		kernel, err := parseVersion(tc.kernel)
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		if got := (Feature{Since: since}).mustBeIn(kernel); got != tc.want {
 			t.Errorf("since %s, kernel %s: %t", tc.since, tc.kernel, got)
 		}
@@ -41,9 +37,7 @@ func TestListsModule(t *testing.T) {
 		"modules.dep":     "kernel/net/8021q/8021q.ko.xz: kernel/net/802/mrp.ko.xz kernel/net/802/garp.ko.xz\nkernel/drivers/net/tun.ko:\n",
 		"modules.builtin": "kernel/net/sched/sch_fq.ko\n",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644))
 	}
 	for name, want := range map[string]bool{
 		"8021q": true, "tun": true, "sch_fq": true, "garp": false, "un": false, "sch": false, "sctp": false,

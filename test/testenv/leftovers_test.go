@@ -32,9 +32,7 @@ func TestLeftovers(t *testing.T) {
 		datapath, err = loader.OpenLoaded() // all maps
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	defer datapath.Close()
 	wantLeftovers(t, node)
 
@@ -63,9 +61,7 @@ func TestLeftovers(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			undo := test.leave(t)
 			wantLeftovers(t, node, test.want...)
-			if err := undo(); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, undo())
 			wantLeftovers(t, node)
 		})
 	}
@@ -74,9 +70,7 @@ func TestLeftovers(t *testing.T) {
 func wantLeftovers(t *testing.T, node *Namespace, want ...string) {
 	t.Helper()
 	got, err := Leftovers(node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	matches := len(got) == len(want)
 	for i := range min(len(got), len(want)) {
 		matches = matches && strings.Contains(got[i], want[i])
@@ -90,9 +84,7 @@ func leaveDevice(node *Namespace, name, alias string) func(*testing.T) func() er
 	return func(t *testing.T) func() error {
 		t.Helper()
 		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "peer"}
-		if err := errors.Join(node.rtnl.LinkAdd(veth), node.rtnl.LinkSetAlias(veth, alias)); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, errors.Join(node.rtnl.LinkAdd(veth), node.rtnl.LinkSetAlias(veth, alias)))
 		return func() error { return node.rtnl.LinkDel(veth) }
 	}
 }
@@ -102,9 +94,7 @@ func leaveEntry(m *ebpf.Map) func(*testing.T) func() error {
 		t.Helper()
 		key := make([]byte, m.KeySize())
 		key[0] = 1
-		if err := m.Put(key, make([]byte, m.ValueSize())); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, m.Put(key, make([]byte, m.ValueSize())))
 		return func() error { return m.Delete(key) }
 	}
 }
@@ -113,13 +103,9 @@ func leavePin(path string) func(*testing.T) func() error {
 	return func(t *testing.T) func() error {
 		t.Helper()
 		m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		defer m.Close()
-		if err := m.Pin(path); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, m.Pin(path))
 		return func() error { return os.Remove(path) }
 	}
 }

@@ -88,19 +88,13 @@ func mustLeak() {
 func outside(t *testing.T) string {
 	t.Helper()
 	now, err := takeSnapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	names := now.minus(nil)
 	for _, dir := range []string{"/run", "/var/lib", "/var/lib/cni"} {
 		entries, err := os.ReadDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		for _, entry := range entries {
 			names = append(names, filepath.Join(dir, entry.Name()))
 		}
@@ -122,21 +116,15 @@ func TestIsolateLeavesNothing(t *testing.T) {
 			before := outside(t)
 			cmd := role(Context(t), tc.role)
 			stdout, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			Must(t, err)
 			var stderr strings.Builder
 			cmd.Stderr = &stderr
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, cmd.Start())
 			if tc.kill {
 				if _, err := stdout.Read(make([]byte, 16)); err != nil {
 					t.Fatalf("program did not start: %v: %s", err, stderr.String())
 				}
-				if err := cmd.Process.Kill(); err != nil {
-					t.Fatal(err)
-				}
+				Must(t, cmd.Process.Kill())
 			}
 			cmd.Wait()
 			if code := cmd.ProcessState.ExitCode(); code != tc.code {
@@ -156,9 +144,7 @@ func TestIsolateLeavesNothing(t *testing.T) {
 func TestLeaks(t *testing.T) {
 	if os.Getenv(roleEnv) == "leak" {
 		mustLeak()
-		if err := exec.Command("sleep", "1000").Start(); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, exec.Command("sleep", "1000").Start())
 		return
 	}
 	cmd := role(Context(t), "leak", "-test.run=^TestLeaks$")

@@ -31,9 +31,7 @@ func testPackets(t *testing.T) map[string]Packet {
 		packets["middle fragment"+family] = later
 		for _, limit := range []int{0, 28, 48} {
 			quote, err := ICMPErrorPacket(dst.Addr(), packets["udp"+family].MustBuild(), 3, 0, 1400, limit)
-			if err != nil {
-				t.Fatal(err)
-			}
+			Must(t, err)
 			packets[fmt.Sprintf("error%s quoting %d", family, limit)] = quote
 		}
 	}
@@ -53,9 +51,7 @@ func TestPacketRoundTrip(t *testing.T) {
 	for name, want := range testPackets(t) {
 		t.Run(name, func(t *testing.T) {
 			frame, err := want.Build()
-			if err != nil {
-				t.Fatal(err)
-			}
+			Must(t, err)
 			got, err := Decode(frame)
 			if strings.Contains(name, "broken") {
 				if err == nil {

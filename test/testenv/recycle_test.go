@@ -31,9 +31,7 @@ func TestRecycle(t *testing.T) {
 		datapath.Close()
 		return eachMap(datapath.Dir(), fill)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 
 	Recycle(t, old)
 	Preload(t, next, loader.Options{MaxFlows: 2048})
@@ -45,9 +43,7 @@ func TestRecycle(t *testing.T) {
 	}
 	Preload(t, next, options)
 	dir, err := dirOf(next)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	err = eachMap(dir, func(m *ebpf.Map) error {
 		value, err := m.LookupBytes(someKey(m))
 		if got := bytes.Trim(value, "\x00"); len(got) > 0 {

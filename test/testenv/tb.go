@@ -16,6 +16,14 @@ type TB interface {
 	TempDir() string
 }
 
+// Must ends a test that cannot go on after an error.
+func Must(tb TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatalf("%v", err)
+	}
+}
+
 const (
 	// Timeout limits the operations of this package without a context, and should limit
 	// those of tests. It is long enough for an emulated CPU under load: reaching it means a

@@ -79,7 +79,7 @@ func (c *cluster) readAddresses(m *member, texts []string) {
 		switch {
 		case err != nil || !addr.IsGlobalUnicast() || addr.Zone() != "":
 			reason = "no node can be reached by it"
-		case inAny(c.config.PodCIDRs, addr):
+		case slices.ContainsFunc(c.config.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) }):
 			reason = fmt.Sprintf("it is in the cluster's prefixes for containers %v", c.config.PodCIDRs)
 		}
 		if reason != "" {
@@ -156,10 +156,6 @@ func (l Link) isIn(prefix netip.Prefix) bool {
 	return slices.ContainsFunc(l.Addresses, func(own netip.Prefix) bool { return prefix.Contains(own.Addr()) })
 }
 
-func inAny(prefixes []netip.Prefix, addr netip.Addr) bool {
-	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
-}
-
 // resolve decides between conflicting assignments, and drops addresses that are in accepted prefixes.
 func (c *cluster) resolve() {
 	c.refuseAddressesOfOlder()
@@ -188,39 +184,24 @@ func (c *cluster) decide(assignments []assignment) []assignment {
 	if len(assignments) == 1 {
 		return assignments
 	}
+	rank := func(m *member) int {
+		if m == c.own {
+			return -1 // before all others
+		}
+		return m.rank
+	}
 	byAge := slices.Clone(assignments)
-	slices.SortStableFunc(byAge, func(a, b assignment) int {
-		return cmp.Or(c.compareOwn(a.node, b.node), cmp.Compare(a.node.rank, b.node.rank))
-	})
+	slices.SortStableFunc(byAge, func(a, b assignment) int { return cmp.Compare(rank(a.node), rank(b.node)) })
 	var accepted []assignment
-	for _, assignment := range byAge {
-		i := slices.IndexFunc(accepted, overlaps(assignment))
+	for _, a := range byAge {
+		i := slices.IndexFunc(accepted, func(older assignment) bool { return older.prefix.Overlaps(a.prefix) })
 		if i < 0 {
-			accepted = append(accepted, assignment)
+			accepted = append(accepted, a)
 			continue
 		}
-		c.lose(assignment, accepted[i])
+		c.lose(a, accepted[i])
 	}
 	return accepted
-}
-
-// overlaps returns a function that reports whether an assignment overlaps a.
-func overlaps(a assignment) func(assignment) bool {
-	return func(b assignment) bool { return a.prefix.Overlaps(b.prefix) }
-}
-
-// compareOwn sorts this node before others.
-func (c *cluster) compareOwn(a, b *member) int {
-	switch {
-	case a == b:
-		return 0
-	case a == c.own:
-		return -1
-	case b == c.own:
-		return 1
-	default:
-		return 0
-	}
 }
 
 // lose reports an assignment that another one precedes.

@@ -8,6 +8,7 @@ package containers
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -40,7 +41,7 @@ func Names(ctx context.Context, cacheDir string) map[string]string {
 	label := func(namespace, id string) string { return labelOf(ctx, namespace, id) }
 	names := map[string]string{}
 	for _, dir := range []string{cacheDir, filepath.Join(cacheDir, "cache")} { // the second one is that of old versions
-		cached, _ := libcni.NewCNIConfigWithCacheDir(nil, dir, nil).GetCachedAttachments("")
+		cached, _ := Cached(dir) // what can be read
 		for _, c := range cached {
 			if _, isKnown := names[c.ContainerID]; !isKnown {
 				names[c.ContainerID] = nameOf(c, label)
@@ -48,6 +49,15 @@ func Names(ctx context.Context, cacheDir string) map[string]string {
 		}
 	}
 	return names
+}
+
+// Cached returns the attachments in libcni's cache.
+func Cached(dir string) ([]*libcni.NetworkAttachment, error) {
+	all, err := libcni.NewCNIConfigWithCacheDir(nil, dir, nil).GetCachedAttachments("")
+	if err != nil {
+		return nil, fmt.Errorf("read libcni's cache: %w", err)
+	}
+	return all, nil
 }
 
 // nameOf returns the name of a container, such as web, or shop/web-0 in Kubernetes, or "". label returns the name in

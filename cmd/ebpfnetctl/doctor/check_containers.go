@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
@@ -27,10 +28,8 @@ func lookContainers(ctx context.Context, h *host) (findings []Finding, err error
 	if err != nil || h.datapath == nil {
 		return []Finding{good("nothing is loaded yet")}, err
 	}
-	unknown := 0
-	present := map[string]*admin.Attachment{}
+	unknown, present := 0, admin.ByOwner(h.attachments)
 	for _, a := range h.attachments {
-		present[a.Owner] = a
 		if cached[a.Owner] == nil && !a.Dead {
 			unknown++
 		}
@@ -66,9 +65,9 @@ func lookContainers(ctx context.Context, h *host) (findings []Finding, err error
 
 // cachedContainers returns the attachments of ebpfnet in libcni's cache by their owners.
 func (h *host) cachedContainers() (map[string]*libcni.NetworkAttachment, error) {
-	all, err := libcni.NewCNIConfigWithCacheDir(nil, h.CacheDir, nil).GetCachedAttachments("")
+	all, err := containers.Cached(h.CacheDir)
 	if err != nil {
-		return nil, fmt.Errorf("read libcni's cache: %w", err)
+		return nil, err
 	}
 	cached := map[string]*libcni.NetworkAttachment{}
 	for _, a := range all {
@@ -102,7 +101,11 @@ func (h *host) differences(ctx context.Context, cached *libcni.NetworkAttachment
 	}
 	list.DisableCheck = false // that is for the CHECK of other plugins
 	run := &inProcess{}
-	err = libcni.NewCNIConfigWithCacheDir(h.pluginDirs(), h.CacheDir, run).CheckNetworkList(ctx, list, &libcni.RuntimeConf{
+	var binDirs []string // of the IPAM plugins that ours executes
+	for _, r := range h.runtimes {
+		binDirs = append(binDirs, r.BinDirs...)
+	}
+	err = libcni.NewCNIConfigWithCacheDir(binDirs, h.CacheDir, run).CheckNetworkList(ctx, list, &libcni.RuntimeConf{
 		ContainerID: cached.ContainerID, NetNS: netns, IfName: cached.IfName, Args: cached.CniArgs, CapabilityArgs: cached.CapabilityArgs,
 	})
 	if err != nil {
@@ -114,14 +117,6 @@ func (h *host) differences(ctx context.Context, cached *libcni.NetworkAttachment
 		}
 	}
 	return found, nil
-}
-
-// pluginDirs returns the directories of the IPAM plugins that ours executes.
-func (h *host) pluginDirs() (dirs []string) {
-	for _, r := range h.runtimes {
-		dirs = append(dirs, r.BinDirs...)
-	}
-	return dirs
 }
 
 // namespaceOf returns the file of a container's network namespace, which old versions of libcni do not keep. The error

@@ -3,11 +3,8 @@ package doctor
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io/fs"
 	"net/netip"
 	"slices"
-
 	"strings"
 
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
@@ -48,7 +45,7 @@ func (h *host) judgeAgent(n *network) (findings []Finding) {
 	}
 	peers, err := nodestate.ReadPeers(path)
 	switch {
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
+	case err != nil:
 		findings = append(findings, warning(askAgent, "%v", err))
 	case len(peers.Skipped) > 0:
 		first := peers.Skipped[0]
@@ -90,24 +87,15 @@ func (h *host) unroutedNodes() (findings []Finding, count int, err error) {
 	if h.datapath == nil {
 		return nil, 0, nil
 	}
-	nodes, err := maps.Nodes(h.datapath)
-	if err != nil || len(nodes) == 0 {
+	nodes, errNodes := maps.Nodes(h.datapath)
+	routed, errRoutes := rtnl.RoutedByNodes()
+	if err := errors.Join(errNodes, errRoutes); err != nil {
 		return nil, 0, err
 	}
-	routed, err := rtnl.RoutedByNodes()
-	if err != nil {
-		return nil, 0, err
-	}
-	missing := ""
-	unrouted := 0
-	for _, node := range nodes {
-		if !routed[node.Prefix] && node.Mode != maps.NodeDirect {
-			unrouted++
-			missing = fmt.Sprintf("%s at %s", node.Prefix, node.Remote)
-		}
-	}
-	if unrouted > 0 {
-		findings = append(findings, wrong(askAgent+": it repairs this each minute", "%d of %d prefixes of other nodes have no route, such as %s", unrouted, len(nodes), missing))
+	unrouted := slices.DeleteFunc(slices.Clone(nodes), func(n maps.Node) bool { return routed[n.Prefix] || n.Mode == maps.NodeDirect })
+	if len(unrouted) > 0 {
+		findings = append(findings, wrong(askAgent+": it repairs this each minute", "%d of %d prefixes of other nodes have no route, such as %s at %s",
+			len(unrouted), len(nodes), unrouted[0].Prefix, unrouted[0].Remote))
 	}
 	return findings, len(nodes), nil
 }

@@ -11,8 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containernetworking/cni/libcni"
-
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin"
@@ -139,9 +138,9 @@ func (h *host) runningContainers(name string) (running map[string]bool, err erro
 	if _, err := os.Stat(filepath.Join(h.CacheDir, "results")); err != nil {
 		return nil, err // libcni would find nothing
 	}
-	all, err := libcni.NewCNIConfigWithCacheDir(nil, h.CacheDir, nil).GetCachedAttachments("")
+	all, err := containers.Cached(h.CacheDir)
 	if err != nil {
-		return nil, fmt.Errorf("read libcni's cache: %w", err)
+		return nil, err
 	}
 	running = map[string]bool{}
 	for _, a := range all {

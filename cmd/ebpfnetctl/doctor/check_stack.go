@@ -13,6 +13,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/names"
 )
 
 func lookForwarding(_ context.Context, h *host) (findings []Finding, err error) {
@@ -56,7 +57,8 @@ func notForwarding(devices []netlink.Link) (off []string) {
 // ourDevices returns the host ends of containers' devices.
 func (h *host) ourDevices() (ours []netlink.Link) {
 	for _, device := range h.devices {
-		if h.isOurs(device) {
+		_, isOurs := names.ParseAlias(device.Attrs().Alias)
+		if isOurs || slices.ContainsFunc(h.attachments, func(a *admin.Attachment) bool { return a.Device == device.Attrs().Name }) {
 			ours = append(ours, device)
 		}
 	}
@@ -114,8 +116,8 @@ func lookMTU(_ context.Context, h *host) (findings []Finding, err error) {
 		}
 	}
 	var large []string
-	for _, device := range h.devices {
-		if h.isOurs(device) && device.Attrs().MTU > mtu {
+	for _, device := range h.ourDevices() {
+		if device.Attrs().MTU > mtu {
 			large = append(large, fmt.Sprintf("%s (%d)", device.Attrs().Name, device.Attrs().MTU))
 		}
 	}

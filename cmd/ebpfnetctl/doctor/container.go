@@ -9,7 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
 )
 
 // container is a network namespace that a network's plugins have connected, with a server in it.
@@ -53,7 +54,8 @@ func connect(ctx context.Context, n *network, cacheDir string) (c *container, er
 		ns.Close()
 		return nil, fmt.Errorf("listen in the container: %w", err)
 	}
-	if hasPortMappings(n.file.List) {
+	makesHostPorts := func(p *libcni.PluginConfig) bool { return p.Network.Capabilities["portMappings"] }
+	if slices.ContainsFunc(n.file.List.Plugins, makesHostPorts) {
 		c.hostPort, err = freePort()
 		c.conf.CapabilityArgs = map[string]any{"portMappings": []map[string]any{
 			{"hostPort": int(c.hostPort), "containerPort": int(c.port), "protocol": "tcp"}}}
@@ -103,16 +105,6 @@ func (c *container) remove(ctx context.Context) error {
 	return errors.Join(err, c.server.Close(), c.ns.Close())
 }
 
-// hasPortMappings reports whether a plugin of a list makes host ports.
-func hasPortMappings(list *libcni.NetworkConfigList) bool {
-	for _, plugin := range list.Plugins {
-		if plugin.Network.Capabilities["portMappings"] {
-			return true
-		}
-	}
-	return false
-}
-
 // freePort returns a port that no socket listens on at the moment.
 func freePort() (uint16, error) {
 	listener, err := net.Listen("tcp", ":0")
@@ -130,7 +122,7 @@ func portOf(listener net.Listener) uint16 {
 // newNamespace returns a new network namespace with lo up.
 func newNamespace() (netns.NsHandle, error) {
 	ns := netns.None()
-	err := onThread(func() (err error) {
+	err := link.OnThread(func() (err error) {
 		ns, err = netns.New()
 		return err
 	})
@@ -148,27 +140,12 @@ func newNamespace() (netns.NsHandle, error) {
 	return ns, err
 }
 
-// onThread runs do on a thread of its own, which may change its namespace, and ends.
-func onThread(do func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
-		done <- do()
-	}()
-	return <-done
-}
-
 // in runs do in a namespace, nil for the host's. Sockets that do opens stay there.
 func in(ns *netns.NsHandle, do func() error) error {
 	if ns == nil {
 		return do()
 	}
-	return onThread(func() error {
-		if err := netns.Set(*ns); err != nil {
-			return err
-		}
-		return do()
-	})
+	return link.InNamespace(*ns, do)
 }
 
 // serve lets the container send its nonce to whoever connects.
@@ -202,7 +179,7 @@ func (c *container) answer() {
 func dial(ctx context.Context, from *netns.NsHandle, remote netip.AddrPort) (conn net.Conn, err error) {
 	err = in(from, func() (err error) {
 		conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", remote.String())
-		return err
+		return explain(err)
 	})
 	return conn, err
 }
@@ -211,7 +188,7 @@ func dial(ctx context.Context, from *netns.NsHandle, remote netip.AddrPort) (con
 func (c *container) reach(ctx context.Context, from *netns.NsHandle, remote netip.AddrPort) error {
 	conn, err := dial(ctx, from, remote)
 	if err != nil {
-		return explain(err)
+		return err
 	}
 	defer conn.Close()
 	if deadline, ok := ctx.Deadline(); ok {
@@ -235,7 +212,7 @@ func (c *container) answers(ctx context.Context, remote netip.AddrPort) error {
 		return nil
 	}
 	if err != nil {
-		return explain(err)
+		return err
 	}
 	return conn.Close()
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
-	"github.com/ebpfnet/ebpfnet/plugin/names"
 )
 
 // host is what several checks need to know. What could not be found out is missing, and the check that
@@ -55,7 +54,12 @@ func newHost(options Options) (*host, error) {
 		h.errAttached = errors.Join(h.errAttached, errList)
 		containers.Name(context.Background(), h.attachments, options.CacheDir)
 	}
-	h.findRuntimes()
+	h.runtimes, h.errRuntimes = h.Find()
+	for _, r := range h.runtimes {
+		networks, err := networksOf(r)
+		h.errRuntimes = errors.Join(h.errRuntimes, err)
+		h.networks = append(h.networks, networks...)
+	}
 	return h, nil
 }
 
@@ -75,16 +79,6 @@ func (h *host) whyNotOpen() error {
 		return nil
 	}
 	return errors.New("what is loaded cannot be opened: see the check datapath")
-}
-
-// findRuntimes finds the runtimes and their networks.
-func (h *host) findRuntimes() {
-	h.runtimes, h.errRuntimes = h.Find()
-	for _, r := range h.runtimes {
-		networks, err := networksOf(r)
-		h.errRuntimes = errors.Join(h.errRuntimes, err)
-		h.networks = append(h.networks, networks...)
-	}
 }
 
 // ours returns the networks with a valid configuration of ebpfnet, each once.
@@ -145,20 +139,11 @@ func (h *host) uplinks() ([]netlink.Link, error) {
 	return h.admin.Uplinks()
 }
 
-// isOurs reports whether a device is the host's end of a container.
-func (h *host) isOurs(device netlink.Link) bool {
-	_, ok := names.ParseAlias(device.Attrs().Alias)
-	return ok || slices.ContainsFunc(h.attachments, func(a *admin.Attachment) bool { return a.Device == device.Attrs().Name })
-}
-
 // path returns where a file of the host is.
 func (h *host) path(file string) string { return filepath.Join("/", h.Root, file) }
 
 // sysctl returns a value below /proc/sys/net, or "" where the kernel has no such thing.
 func sysctl(name string) string {
-	text, err := os.ReadFile("/proc/sys/net/" + name)
-	if err != nil {
-		return ""
-	}
+	text, _ := os.ReadFile("/proc/sys/net/" + name)
 	return strings.TrimSpace(string(text))
 }

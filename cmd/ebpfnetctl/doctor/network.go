@@ -20,7 +20,7 @@ type network struct {
 	hasOurs bool           // has our plugin
 	config  *config.Config // of our plugin; nil where it has none, or not a valid one
 	err     error          // of our plugin's configuration
-	stdin   []byte         // as our plugin gets it
+	keys    map[string]any // of our plugin's configuration
 }
 
 // networksOf returns the lists that a runtime sees, valid or not.
@@ -45,12 +45,7 @@ func (n *network) parse() {
 			continue
 		}
 		n.hasOurs = true
-		var keys map[string]any
-		if n.err = json.Unmarshal(plugin.Bytes, &keys); n.err != nil {
-			return
-		}
-		keys["name"], keys["cniVersion"] = n.file.List.Name, n.file.List.CNIVersion
-		if n.stdin, n.err = json.Marshal(keys); n.err != nil {
+		if n.err = json.Unmarshal(plugin.Bytes, &n.keys); n.err != nil {
 			return
 		}
 		call, err := n.call()
@@ -62,7 +57,7 @@ func (n *network) parse() {
 
 // call is a call of our plugin for this network.
 func (n *network) call() (*cni.Call, error) {
-	return cni.QuietCall(&skel.CmdArgs{ContainerID: "doctor", IfName: "eth0", StdinData: n.stdin})
+	return cni.CallOf(n.file.List.Name, n.file.List.CNIVersion, n.keys, skel.CmdArgs{ContainerID: "doctor", IfName: "eth0"})
 }
 
 // name names a list in a message.
@@ -78,10 +73,5 @@ func (n *network) subnets() (subnets []netip.Prefix) {
 	if n.config == nil || n.config.IPAM == nil {
 		return nil
 	}
-	for _, set := range n.config.IPAM.Ranges {
-		for _, r := range set {
-			subnets = append(subnets, r.Subnet.Masked())
-		}
-	}
-	return subnets
+	return n.config.IPAM.Subnets()
 }

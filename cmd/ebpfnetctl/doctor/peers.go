@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"slices"
 	"sync"
@@ -26,15 +25,15 @@ func lookPeers(ctx context.Context, h *host) (findings []Finding, err error) {
 	if err != nil {
 		return nil, err
 	}
-	probe := func(p *peer) []Finding { return p.look(ctx) }
-	return orGood(together(peers, probe), "no other node is known"), nil
+	found := together(peers, func(p *peer) []Finding { return p.look(ctx) })
+	return orGood(slices.Concat(found...), "no other node is known"), nil
 }
 
 // together looks at many things at once, because each silence takes its time.
-func together[T any](things []T, look func(T) []Finding) []Finding {
+func together[T, R any](things []T, look func(T) R) []R {
 	const atOnce = 128
 
-	found := make([][]Finding, len(things))
+	found := make([]R, len(things))
 	slots := make(chan struct{}, atOnce)
 	var all sync.WaitGroup
 	for i, thing := range things {
@@ -45,7 +44,7 @@ func together[T any](things []T, look func(T) []Finding) []Finding {
 		})
 	}
 	all.Wait()
-	return slices.Concat(found...)
+	return found
 }
 
 // look sends short packets to a node, and if it answers, packets as long as those of containers. After the end of ctx it
@@ -54,11 +53,11 @@ func (p *peer) look(ctx context.Context) []Finding {
 	if ctx.Err() != nil {
 		return []Finding{{State: Unknown, What: p.title() + " was not probed: others took too long"}}
 	}
-	trips, errs := p.pingAll(func(maps.Node) int { return shortPing })
+	longest, errs := p.pingAll(func(maps.Node) int { return shortPing })
 	failed := slices.IndexFunc(errs, func(err error) bool { return err != nil })
 	switch {
 	case failed < 0:
-		return orGood(p.lookLong(), "%s answers %s in %.2fms; packets of %d bytes pass undivided", p.title(), p.way(), slices.Max(trips).Seconds()*1000, p.needs())
+		return orGood(p.lookLong(), "%s answers %s in %.2fms; packets of %d bytes pass undivided", p.title(), p.way(), longest.Seconds()*1000, p.needs())
 	case slices.Contains(errs, nil):
 		return []Finding{wrong("see the log of ebpfnet-node's pod there", "%s answers %s, but not for its containers in %s: %v", p.title(), p.way(), p.prefixes[failed].Prefix, errs[failed])}
 	case p.isDirect:
@@ -71,15 +70,19 @@ func (p *peer) look(ctx context.Context) []Finding {
 		"%s answers, but not by the tunnel: a firewall drops UDP port %d in one of the directions, or that node does not know this one", p.title(), p.port)}
 }
 
-// pingAll pings all prefixes of a node at once, because each silence takes its time.
-func (p *peer) pingAll(size func(maps.Node) int) (trips []time.Duration, errs []error) {
-	trips, errs = make([]time.Duration, len(p.prefixes)), make([]error, len(p.prefixes))
-	var all sync.WaitGroup
-	for i, entry := range p.prefixes {
-		all.Go(func() { trips[i], errs[i] = ping(entry.Answerer(), size(entry)) })
+// pingAll pings all prefixes of a node, and returns the longest time that an answer takes.
+func (p *peer) pingAll(size func(maps.Node) int) (longest time.Duration, errs []error) {
+	type answer struct {
+		trip time.Duration
+		err  error
 	}
-	all.Wait()
-	return trips, errs
+	for _, a := range together(p.prefixes, func(entry maps.Node) (a answer) {
+		a.trip, a.err = ping(entry.Answerer(), size(entry))
+		return a
+	}) {
+		longest, errs = max(longest, a.trip), append(errs, a.err)
+	}
+	return longest, errs
 }
 
 // lookLong finds a link that carries less than the longest packets of containers.
@@ -163,10 +166,7 @@ func (h *host) nodesOfPrefixes() map[netip.Prefix]string {
 		}
 	}
 	for _, path := range paths {
-		known, err := nodestate.ReadPeers(path)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			continue // the check nodes reports it
-		}
+		known, _ := nodestate.ReadPeers(path) // the check nodes reports the error
 		for _, p := range known.Peers {
 			nodes[p.Prefix] = p.Node
 		}

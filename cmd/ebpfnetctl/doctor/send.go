@@ -43,7 +43,7 @@ func Send(ctx context.Context, options Options, remotes []netip.AddrPort) (findi
 	}
 	defer func() { err = errors.Join(err, c.remove(ctx)) }()
 	trace, errTrace := firewall.StartTrace(c.addresses)
-	findings = together(c.trials(h, remotes), func(t trial) []Finding { return []Finding{t.run(ctx)} })
+	findings = together(c.trials(h, remotes), func(t trial) Finding { return t.run(ctx) })
 	findings = append(findings, judgeTrace(trace, errTrace, findings))
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("--send was ended before all was tried: %w", ctx.Err())

@@ -36,10 +36,7 @@ func Counters(datapath *loader.Datapath, attachments []*admin.Attachment, all bo
 	if err != nil {
 		return nil, err
 	}
-	byOwner := map[string]*admin.Attachment{}
-	for _, a := range attachments {
-		byOwner[a.Owner] = a
-	}
+	byOwner := admin.ByOwner(attachments)
 	list := []Counter{}
 	for _, d := range drops {
 		a := byOwner[d.Owner.String()]

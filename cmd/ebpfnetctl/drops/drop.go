@@ -88,20 +88,14 @@ func (d *Describer) readContainers() error {
 	}
 	d.read = time.Now()
 	containers.Name(context.Background(), attachments, d.CacheDir)
-	d.byOwner, d.byAddr = map[string]*admin.Attachment{}, map[netip.Addr]*admin.Attachment{}
-	d.devices = map[uint32]device{}
-	for _, a := range attachments {
-		d.byOwner[a.Owner] = a
-		for _, address := range a.Addresses {
-			d.byAddr[address.Address] = a
-		}
-	}
+	d.byOwner, d.byAddr, d.devices = admin.ByOwner(attachments), admin.ByAddress(attachments), map[uint32]device{}
 	return nil
 }
 
 // Describe describes an event.
 func (d *Describer) Describe(e *bpf.DropEvent) (Drop, error) {
-	p := parse(fromNetwork(e.Protocol), e.Bytes[min(e.L3, e.Captured):e.Captured])
+	protocol := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, e.Protocol)) // it is in network byte order
+	p := parse(protocol, e.Bytes[min(e.L3, e.Captured):e.Captured])
 	drop := Drop{
 		Time:     time.Now().Add(-time.Duration(sinceBoot() - e.Time)).UTC(),
 		Protocol: p.protocol, Source: p.side(p.src), Destination: p.side(p.dst),
@@ -178,17 +172,8 @@ func (d *Describer) addContainer(drop *Drop, e *bpf.DropEvent, p packet) error {
 		return err
 	}
 	drop.Named, drop.Owner, drop.Peer = of.Named, of.Owner, drop.Source
-	if drop.Hook == bpf.ProgFromContainer || hasAddress(of, p.src.Addr()) {
+	if drop.Hook == bpf.ProgFromContainer || of.HasAddress(p.src.Addr()) {
 		drop.Peer = drop.Destination
 	}
 	return err
-}
-
-func hasAddress(a *admin.Attachment, address netip.Addr) bool {
-	return slices.ContainsFunc(a.Addresses, func(own admin.Address) bool { return own.Address == address })
-}
-
-// fromNetwork converts a number from network byte order.
-func fromNetwork(n uint16) uint16 {
-	return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, n))
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin"
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
@@ -48,14 +49,14 @@ func (h *host) adopt(ctx context.Context, n *Network, c *Container) error {
 // release undoes adopt. Of a container that has ended since, what is left of ours goes as well.
 func (h *host) release(ctx context.Context, c *Container) error {
 	del := plugin.New().Del
-	err := h.call(ctx, del, object{"type": pluginType}, c)
+	err := h.call(ctx, del, object{"type": config.PluginType}, c)
 	if errors.Is(err, errEnded) {
-		err = h.callIn(ctx, del, object{"type": pluginType}, c, "")
+		err = h.callIn(ctx, del, object{"type": config.PluginType}, c, "")
 	}
 	return errors.Join(err, h.setCachedList(c, func(plugins []any) []any {
 		return slices.DeleteFunc(plugins, func(p any) bool {
 			keys, _ := p.(object)
-			return keys["type"] == pluginType
+			return keys["type"] == config.PluginType
 		})
 	}))
 }
@@ -82,7 +83,7 @@ func (h *host) callIn(ctx context.Context, verb func(context.Context, *cni.Call)
 	defer cancel()
 	keys := maps.Clone(chained)
 	keys["prevResult"] = c.result
-	call, err := newCall(c.Network, c.result.CNIVersion, keys, &skel.CmdArgs{ContainerID: c.ContainerID, IfName: c.IfName, Netns: netns})
+	call, err := cni.CallOf(c.Network, c.result.CNIVersion, keys, skel.CmdArgs{ContainerID: c.ContainerID, IfName: c.IfName, Netns: netns})
 	if err != nil {
 		return err
 	}

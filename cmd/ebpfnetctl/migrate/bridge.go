@@ -3,7 +3,6 @@ package migrate
 import (
 	"cmp"
 	"slices"
-	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
@@ -56,6 +55,3 @@ func (h *host) setProxyARP(n *Network, on bool) error {
 	}
 	return nil
 }
-
-// isIPv6 reports whether a container with an address looks for others by neighbor discovery.
-func isIPv6(address string) bool { return strings.Contains(address, ":") }

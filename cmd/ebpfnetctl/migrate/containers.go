@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
@@ -56,10 +57,11 @@ func (c Container) isReleasable() bool { return c.Action == Adopted || c.attache
 // lookAtContainers finds the running containers of a network in libcni's cache. A container that differs from the cache
 // blocks the network.
 func (h *host) lookAtContainers(n *Network) error {
-	all, err := h.cni.GetCachedAttachments("")
+	all, err := containers.Cached(h.CacheDir)
 	if err != nil {
-		return fmt.Errorf("read libcni's cache: %w", err)
+		return err
 	}
+	isIPv6 := func(address string) bool { return strings.Contains(address, ":") }
 	names := containers.Names(context.Background(), h.CacheDir)
 	for _, cached := range all {
 		if cached.Network != n.Name {
@@ -123,7 +125,7 @@ func (h *host) lookAtContainer(cached *libcni.NetworkAttachment) (*Container, er
 	if c.list, err = libcni.NetworkConfFromBytes(cached.Config); err != nil || len(c.list.Plugins) == 0 {
 		return nil, errors.Join(errors.New("libcni's cache has no valid list"), err)
 	}
-	if c.list.Plugins[0].Network.Type == pluginType {
+	if c.list.Plugins[0].Network.Type == config.PluginType {
 		return nil, nil
 	}
 	rt := &libcni.RuntimeConf{ContainerID: cached.ContainerID, IfName: cached.IfName}
@@ -131,7 +133,7 @@ func (h *host) lookAtContainer(cached *libcni.NetworkAttachment) (*Container, er
 	if err != nil || c.given == nil {
 		return nil, errors.Join(errors.New("libcni's cache has no valid result"), err)
 	}
-	if hasPlugin(c.list, pluginType) {
+	if hasPlugin(c.list, config.PluginType) {
 		c.Action = Adopted
 	}
 	if c.result, err = types100.NewResultFromResult(c.given); err != nil {

@@ -24,6 +24,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
@@ -129,7 +130,7 @@ func (h *host) networks() (networks []*Network, err error) {
 func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 	n := &Network{Name: file.List.Name, File: file.Path, Plugins: typesOf(file.List), State: Ready,
 		Reasons: []string{}, Containers: []Container{}, list: file.List}
-	if hasPlugin(file.List, pluginType) {
+	if hasPlugin(file.List, config.PluginType) {
 		kept := keptName(file.Path)
 		if _, err := os.Stat(kept); err != nil {
 			return nil, nil // it was never migrated
@@ -149,8 +150,8 @@ func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 	} else {
 		n.Conflist = n.translation.conflist
 	}
-	if r.Binary(pluginType) == "" {
-		n.block("the runtime looks for plugins in %v, and %q is not there", r.BinDirs, pluginType)
+	if r.Binary(config.PluginType) == "" {
+		n.block("the runtime looks for plugins in %v, and %q is not there", r.BinDirs, config.PluginType)
 	}
 	err = h.lookAtContainers(n)
 	h.lookAtBridge(n)
@@ -160,11 +161,6 @@ func (h *host) look(r runtimes.Runtime, file runtimes.File) (*Network, error) {
 	return n, errors.Join(err, h.lookAtAddresses(n))
 }
 
-// hasToAdopt reports whether a container will be adopted.
-func (n *Network) hasToAdopt() bool {
-	return slices.ContainsFunc(n.Containers, func(c Container) bool { return c.Action == Adopt })
-}
-
 // lookAtDone looks at a network that was migrated. It may have containers of the old list that migrate has not seen.
 func (h *host) lookAtDone(n *Network, kept string) (*Network, error) {
 	var err error
@@ -172,7 +168,7 @@ func (h *host) lookAtDone(n *Network, kept string) (*Network, error) {
 		return nil, err
 	}
 	if n.translation, err = translate(n.list); err != nil { // --back needs nothing of it
-		n.translation = &translation{chained: object{"type": pluginType, "antiSpoof": false}}
+		n.translation = &translation{chained: object{"type": config.PluginType, "antiSpoof": false}}
 	}
 	n.Plugins, n.Kept = typesOf(n.list), kept
 	err = h.lookAtContainers(n)

@@ -17,6 +17,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/plugin"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
+	"github.com/ebpfnet/ebpfnet/plugin/cni"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
@@ -43,12 +44,11 @@ func Back(ctx context.Context, o Options, report func(format string, args ...any
 
 // checkRoot requires the host's /run to be ours: the records of adopted containers are below it.
 func checkRoot(root string) error {
-	const run = "run"
-	here, err := os.Stat("/" + run)
+	here, err := os.Stat("/run")
 	if err != nil {
 		return err
 	}
-	its, err := os.Stat(filepath.Join(root, run))
+	its, err := os.Stat(filepath.Join(root, "run"))
 	if err != nil || !os.SameFile(here, its) {
 		return errors.Join(fmt.Errorf("--root %s: expected its /run to be the one here, as records are there: mount it at /run", root), err)
 	}
@@ -106,7 +106,7 @@ func canAdd(ctx context.Context, n *Network) error {
 	defer cancel()
 	keys := maps.Clone(n.translation.ours)
 	delete(keys, "ipam")
-	call, err := newCall(n.list.Name, n.list.CNIVersion, keys, &skel.CmdArgs{})
+	call, err := cni.CallOf(n.list.Name, n.list.CNIVersion, keys, skel.CmdArgs{})
 	if err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func canAdd(ctx context.Context, n *Network) error {
 }
 
 func (h *host) adoptAll(ctx context.Context, n *Network) error {
-	if !n.hasToAdopt() {
+	if !slices.ContainsFunc(n.Containers, func(c Container) bool { return c.Action == Adopt }) {
 		return nil
 	}
 	if err := h.setProxyARP(n, true); err != nil {

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -12,10 +11,8 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
+	"github.com/ebpfnet/ebpfnet/plugin/config"
 )
-
-// pluginType is the type of our plugin in a configuration.
-const pluginType = "ebpfnet"
 
 // object is a JSON object.
 type object = map[string]any
@@ -54,7 +51,7 @@ func translate(list *libcni.NetworkConfigList) (*translation, error) {
 	if err != nil {
 		return nil, err
 	}
-	chained := object{"type": pluginType, "antiSpoof": false} // the container may have addresses that are not in its result
+	chained := object{"type": config.PluginType, "antiSpoof": false} // the container may have addresses that are not in its result
 	capabilities := object{}
 	for i, plugin := range list.Plugins {
 		for name, has := range plugin.Network.Capabilities {
@@ -75,7 +72,7 @@ func translate(list *libcni.NetworkConfigList) (*translation, error) {
 	if len(capabilities) > 0 {
 		ours["capabilities"] = capabilities
 	}
-	call, err := newCall(list.Name, list.CNIVersion, ours, &skel.CmdArgs{ContainerID: "migrate", IfName: "eth0"})
+	call, err := cni.CallOf(list.Name, list.CNIVersion, ours, skel.CmdArgs{ContainerID: "migrate", IfName: "eth0"})
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +110,7 @@ func translateFirst(plugin *libcni.PluginConfig) (object, error) {
 		"macspoofchk", "enabledad", "ipMasqBackend", "capabilities", "name", "cniVersion"} { // without a purpose, or of the list
 		delete(keys, key)
 	}
-	keys["type"] = pluginType
+	keys["type"] = config.PluginType
 	return keys, nil
 }
 
@@ -181,17 +178,6 @@ func addDefaultRoutes(section object) {
 		}
 	}
 	section["routes"] = routes
-}
-
-// newCall returns a call of our plugin with the keys of a plugin in a list.
-func newCall(network, version string, keys object, args *skel.CmdArgs) (*cni.Call, error) {
-	stdin := maps.Clone(keys)
-	stdin["name"], stdin["cniVersion"] = network, version
-	var err error
-	if args.StdinData, err = json.Marshal(stdin); err != nil {
-		return nil, err
-	}
-	return cni.QuietCall(args)
 }
 
 // write writes a list with one plugin in place of the others, and the other keys of the old list.

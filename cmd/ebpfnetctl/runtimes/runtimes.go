@@ -78,14 +78,10 @@ func find(root string) (found []Runtime, err error) {
 
 // In returns a runtime whose directories are below root.
 func (r Runtime) In(root string) Runtime {
-	if root == "/" || root == "" {
-		return r
-	}
 	r.ConfDir = filepath.Join(root, r.ConfDir)
-	bins := r.BinDirs
-	r.BinDirs = nil
-	for _, dir := range bins {
-		r.BinDirs = append(r.BinDirs, filepath.Join(root, dir))
+	r.BinDirs = slices.Clone(r.BinDirs)
+	for i, dir := range r.BinDirs {
+		r.BinDirs[i] = filepath.Join(root, dir)
 	}
 	return r
 }

@@ -44,7 +44,7 @@ type walker struct {
 func newWalker(ctx context.Context, attachments []*admin.Attachment) (w *walker, err error) {
 	w = &walker{
 		ctx: ctx, links: map[int]netlink.Link{}, endpoints: map[netip.Addr]maps.Endpoint{}, devices: map[int]maps.Device{},
-		uplinks: map[int]bool{}, owners: map[string]*admin.Attachment{}, flows: map[maps.Flow]bool{},
+		uplinks: map[int]bool{}, owners: admin.ByOwner(attachments), flows: map[maps.Flow]bool{},
 	}
 	if w.copy, err = loader.OpenCopy(); err != nil {
 		return nil, err
@@ -55,9 +55,6 @@ func newWalker(ctx context.Context, attachments []*admin.Attachment) (w *walker,
 	if err != nil {
 		w.close()
 		return nil, err
-	}
-	for _, a := range attachments {
-		w.owners[a.Owner] = a
 	}
 	return w, nil
 }
