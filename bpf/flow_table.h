@@ -7,9 +7,10 @@
  *  - has expired, or has lost its container,
  *  - or is not assured, of the same container,
  *  - or is not assured, of another container: the one that has been idle longest.
- * An assured flow is never replaced. As long as a container has more than FLOW_SHARE places for each
- * free one, it gets none of these: in a bucket of 16, one container gets at most 12 places, two
- * together at most 14, and each of eight still finds a place in most buckets.
+ * An assured flow is never replaced. So containers could fill the table. Therefore a container gets a
+ * free place only while it has fewer than FLOW_SHARE places in the bucket for each free one, and the
+ * last FLOW_SPARE places only if it has none. Of 16 places, one container gets at most 12; any number
+ * up to 14 leave 2 in each bucket to others.
  *
  * Locking: one lock per bucket.
  *  - A place is read, filled, and emptied under the lock, after its key has been compared. Readers
@@ -28,8 +29,8 @@
 #include "scratch.h"
 
 #define FLOW_SHARE 3
-#define FLOW_RESERVE                                                                               \
-	(FLOW_WAYS / (FLOW_SHARE + 1)) /* with more free places, no share is too large */
+#define FLOW_SPARE 2
+#define FLOW_ROOM  (FLOW_WAYS / (FLOW_SHARE + 1)) /* with more free places, no share is too large */
 
 /*
  * Reports whether the flow's container still exists. DEL does not remove flows: it would have
@@ -225,10 +226,10 @@ static __always_inline bool flow_choose_place(struct flow_args *args,
 		args->free++;
 		args->free_way = way;
 	}
-	if (args->free < FLOW_RESERVE)
+	if (args->free < FLOW_ROOM)
 		for (__u32 way = 0; way < FLOW_WAYS; way++)
 			flow_weigh(way);
-	if (args->own < FLOW_SHARE * args->free) {
+	if (args->own < FLOW_SHARE * args->free && (args->free > FLOW_SPARE || !args->own)) {
 		args->way = args->free_way;
 		args->replaced = 0;
 		return true;
