@@ -206,61 +206,69 @@ func (h *host) answerAll(t *testing.T) {
 	testenv.Must(t, err)
 }
 
-// TestFlowTableTorn replaces flows on one CPU while another looks them up: no packet is translated by parts of two flows.
-// The pod has even ports, and the other one odd ports.
+// TestFlowTableTorn replaces flows on one CPU while another looks them up: each packet is translated to what the writer
+// has seen on its port, and not by parts of two flows.
 func TestFlowTableTorn(t *testing.T) {
 	testenv.Require(t, twoCPUs)
 	h := newHostWithOneBucket(t)
+	type translation struct{ masqueraded, client uint16 }
 	for _, s := range (row{on: []proto{udp}}).scenes() {
 		testenv.Must(t, h.reset())
-		even, odd := s.addr("pod"), s.addr("pod2")
-		const rounds = 20_000
+		const rounds = 30_000
+		written, read := map[translation]bool{}, map[translation]bool{}
+		replies := map[uint16][]byte{} // by the masqueraded port
 		done := make(chan error, 1)
 		go func() {
 			done <- h.on(1, func() error {
 				for i := range rounds {
-					name := []string{"pod", "pod2"}[i%2]
-					p := s.packet(fmt.Sprintf("%s:%d > remote:80", name, 2000+i%600), false)
-					if _, _, err := h.run(bpf.ProgToUplink, p.MustBuild()); err != nil {
+					client := uint16(2000 + i%600)
+					_, frame, err := h.run(bpf.ProgToUplink, s.packet(fmt.Sprintf("pod:%d > remote:80", client), false).MustBuild())
+					if err != nil {
 						return err
+					}
+					if p, err := testenv.Decode(frame); err == nil {
+						written[translation{p.SrcPort, client}] = true
 					}
 				}
 				return nil
 			})
 		}()
-		translated := 0
-		err := h.on(0, func() error {
-			for {
-				select {
-				case err := <-done:
-					return err
-				default:
-				}
+		errRead := h.on(0, func() error {
+			for len(done) == 0 {
 				all, err := h.flows().all()
 				if err != nil {
 					return err
 				}
-				for key := range all {
-					p := s.packet(fmt.Sprintf("remote:80 > node:%d", key.LocalPort), true)
-					copy(p.DstMAC[:], h.uplink.HardwareAddr)
-					_, frame, err := h.run(bpf.ProgFromUplink, p.MustBuild())
-					if err != nil {
-						return err
-					}
-					if p, err = testenv.Decode(frame); err != nil {
-						return err
-					}
-					if p.Dst == even && p.DstPort%2 != 0 || p.Dst == odd && p.DstPort%2 != 1 {
-						return fmt.Errorf("translated to %s:%d", p.Dst, p.DstPort)
-					}
-					if p.Dst == even || p.Dst == odd {
-						translated++
+				for range 20 {
+					for key := range all {
+						frame := replies[key.LocalPort]
+						if frame == nil {
+							p := s.packet(fmt.Sprintf("remote:80 > node:%d", key.LocalPort), true)
+							copy(p.DstMAC[:], h.uplink.HardwareAddr)
+							frame = p.MustBuild()
+							replies[key.LocalPort] = frame
+						}
+						_, after, err := h.run(bpf.ProgFromUplink, frame)
+						if err != nil {
+							return err
+						}
+						if p, err := testenv.Decode(after); err == nil && p.Dst == s.addr("pod") {
+							read[translation{key.LocalPort, p.DstPort}] = true
+						}
 					}
 				}
 			}
+			return nil
 		})
-		if err != nil || translated < 1000 {
-			t.Errorf("%s: %d packets translated, want more than 1,000 (%v)", s.name, translated, err)
+		testenv.Must(t, errors.Join(<-done, errRead))
+		torn := 0
+		for pair := range read {
+			if !written[pair] {
+				torn++
+			}
+		}
+		if torn > 0 || len(read) < 20 {
+			t.Errorf("%s: %d of %d translations are of no flow; want none, of more than 20", s.name, torn, len(read))
 		}
 	}
 }
