@@ -284,11 +284,13 @@ struct offload {
 	__u64 owners;		  /* of the endpoints at both sides, XOR */
 	__u32 uplink;		  /* ifindex towards the side that is not an endpoint, or 0 */
 	__u32 ct_seen;		  /* when conntrack last saw the connection, in ticks of 2^30 ns */
-	__u32 ct_seq[2];	  /* TCP: a sequence number of each side that conntrack has seen */
+	__u32 ct_acked[2];	  /* TCP: the end of each side's acknowledged data in conntrack */
 	__u32 ct_ack[2];	  /* TCP: the end of the other side's data in conntrack */
 	__u32 fin_seq[2];	  /* TCP: the sequence number after each side's FIN */
 	enum offload_state state; /* bits */
-	__u8 pad[7];
+	__u8 slow[2];		  /* TCP: data of this side has passed the stack, and none since */
+	__u8 ct_window;		  /* TCP: the window of the last conntrack update */
+	__u8 pad[4];
 };
 
 /*

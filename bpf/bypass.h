@@ -22,7 +22,7 @@ static __noinline bool bypass_is_allowed(const struct packet *p, struct connecti
 					 __u8 fast_path, const struct addr *addr, __u16 port)
 {
 	c->offload = NULL;
-	if (!p->fast_eligible || p->ttl <= 1 || fast_path == FAST_PATH_NEVER)
+	if (!p->fast_eligible || p->ct_update || p->ttl <= 1 || fast_path == FAST_PATH_NEVER)
 		return false;
 	if (fast_path == FAST_PATH_ALWAYS)
 		return true;
@@ -44,7 +44,7 @@ static __always_inline bool bypass_must_wait(const struct packet *p,
 }
 
 /* Updates the connection's entry and the TTL of a packet that bypasses the stack. */
-static __always_inline long bypass_prepare(struct __sk_buff *skb, const struct packet *p,
+static __always_inline long bypass_prepare(struct __sk_buff *skb, struct packet *p,
 					   const struct connection *c)
 {
 	return offload_track_bypass(skb, p, c) ?: decrement_ttl(skb, p);
@@ -150,7 +150,7 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
  * resolves it, and sends an ICMP error if that fails. An established TCP connection
  * cannot return to the stack, because conntrack has not seen its sequence numbers.
  */
-static __noinline int bypass_to_uplink(struct __sk_buff *skb, const struct packet *p,
+static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 				       const struct endpoint *from)
 {
 	struct next_hop next;
@@ -171,7 +171,7 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, const struct packe
 		return VERDICT_NEXT;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
-	skb->tc_index = TAG_BYPASS;
+	skb->tc_index = p->uncached ? TAG_NONE : TAG_BYPASS;
 	if (next.tunnel)
 		return node_redirect(skb, (const struct addr *)next.neigh.ipv6_nh);
 	return bpf_redirect_neigh(next.ifindex, &next.neigh, sizeof(next.neigh), 0);
@@ -247,7 +247,9 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 	bypass_record_stack(id_of(hash));
 	if (!offload_is_possible(p))
 		return tag;
-	if (p->ct_update || p->fast_path == FAST_PATH_ALWAYS)
+	if (p->ct_update)
+		return tag_of(~hash) | TAG_OBSERVE;
+	if (p->fast_path == FAST_PATH_ALWAYS)
 		return tag | TAG_OBSERVE;
 	if (p->tcp_syn || p->tcp_synack) {
 		offload_init(&c, p, &p->new_addr, p->new_port);
@@ -323,8 +325,7 @@ static __always_inline bool bypass_is_replied(struct __sk_buff *skb, const struc
 
 /*
  * Records p, which the stack has forwarded from one endpoint to the other, unchanged
- * (NULL is the outside), so that its connection can be offloaded. VERDICT_DROP: p is
- * a conntrack update, which ends here.
+ * (NULL is the outside), so that its connection can be offloaded.
  */
 static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet *p,
 				     const struct endpoint *from, const struct endpoint *to)
@@ -332,13 +333,8 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	struct connection c = {};
 
 	if (!offload_is_possible(p) || !bypass_init_observed(skb, p, from, to, &c))
-		return VERDICT_NEXT;
+		return 0;
 	c.offload = offload_lookup(&c.key);
-	if (c.offload && is_ct_update(p, &c)) {
-		if (!(c.offload->state & OFFLOAD_DELIVERED_BOTH))
-			bpf_map_delete_elem(&offload_tcp, &c.key);
-		return end_uncounted();
-	}
 	if (p->tcp_syn || p->tcp_synack) {
 		if (c.offload)
 			offload_track_open(p, &c);
@@ -351,20 +347,23 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	} else if (to ? to->ifindex == skb->ifindex : fib_routes_to(skb, p, c.uplink)) {
 		offload_store(p, &c, from);
 	}
-	return VERDICT_NEXT;
+	return 0;
 }
 
 /*
  * Handles p, which the endpoint sends to the outside: if the stack has not changed it, the
- * delivery is recorded as its tag says.
+ * delivery is recorded as its tag says. VERDICT_DROP: p is a conntrack update, which ends here.
  */
 static __noinline int bypass_forwarded(struct __sk_buff *skb, const struct packet *p, __u32 tag,
 				       const struct endpoint *from)
 {
+	if (is_ct_update(skb, p, tag))
+		return end_uncounted();
 	if (!tag_matches(tag, p))
 		return VERDICT_NEXT;
 	if (tag & TAG_OBSERVE)
-		return bypass_observe(skb, p, from, NULL);
-	tuple_hint_delivery(p, fib_hop_of_frame(skb));
+		bypass_observe(skb, p, from, NULL);
+	else
+		tuple_hint_delivery(p, fib_hop_of_frame(skb));
 	return VERDICT_NEXT;
 }

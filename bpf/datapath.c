@@ -130,6 +130,8 @@ int to_container(struct __sk_buff *skb)
 	if (!p)
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, ETH_HLEN);
+	if (parsed == PARSED && is_ct_update(skb, p, tag))
+		return end_uncounted();
 	device = skb->ingress_ifindex ? device_lookup(skb->ifindex) : NULL;
 	if (device && !policy_allows(skb, p, device) &&
 	    (parsed != PARSED || !policy_track_reply(p, device)))
@@ -151,8 +153,8 @@ int to_container(struct __sk_buff *skb)
 	to = endpoint_lookup(&p->dst);
 	if (tag & TAG_PENDING_DNAT && to)
 		forward_track_pending(skb, p, tag, to);
-	if (unchanged && bypass_observe(skb, p, from, to) != VERDICT_NEXT)
-		return VERDICT_DROP;
+	if (unchanged)
+		bypass_observe(skb, p, from, to);
 	if (from || (unchanged && bypass_knows_tuple(skb)))
 		return VERDICT_NEXT;
 	return host_flow_sent(skb);

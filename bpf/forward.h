@@ -56,7 +56,8 @@ static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, stru
 	if (verdict != VERDICT_NEXT)
 		return verdict;
 	/* So that rules and conntrack see what the container sees (br_netfilter). */
-	if (p->l3 && (port != p->dport || !addr_equal(addr, &p->dst)) && is_bridge(skb->ifindex)) {
+	if (p->l3 && !p->ct_update && (port != p->dport || !addr_equal(addr, &p->dst)) &&
+	    is_bridge(skb->ifindex)) {
 		skb->tc_index = TAG_REENTRY;
 		return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 	}

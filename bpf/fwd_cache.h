@@ -26,7 +26,8 @@
 /* Reports whether p's connection may have an entry. */
 static __always_inline bool fwd_cacheable(const struct packet *p)
 {
-	return p->fast_eligible && p->ttl > 1 && !p->remapped && is_tcp_or_udp(p->protocol);
+	return p->fast_eligible && p->ttl > 1 && !p->remapped && !p->uncached &&
+	       is_tcp_or_udp(p->protocol);
 }
 
 /* Reports whether p opens or closes its connection: then only entries with FWD_EVERY_TCP apply. */

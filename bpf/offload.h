@@ -8,9 +8,10 @@
  *  - TCP cannot do that: conntrack would find the sequence numbers out of its
  *    window, and rules that drop invalid packets would end the connection. So the
  *    stack gets a conntrack update: a copy of a packet, with sequence numbers that
- *    conntrack knows. It is sent once a minute, and for packets that end the
- *    connection if their own numbers are right. The last hook before the receiver
- *    drops it.
+ *    conntrack knows. It is sent once a minute; for the first packet of a side that
+ *    acknowledges all that conntrack has seen of the other one; and for packets that
+ *    end the connection if their own numbers are right. The last hook before the
+ *    receiver drops it.
  */
 #pragma once
 
@@ -76,75 +77,99 @@ static __always_inline bool offload_is_possible(const struct packet *p)
 	return p->fast_eligible && !p->icmp_error && is_tcp_or_udp(p->protocol);
 }
 
-/* A sequence number that conntrack knows of a side, and that the side does not use again. */
-static __always_inline __u32 ct_former_seq(const struct connection *c, __u32 side)
+#define CT_UPDATE_RESERVED 0x0e /* in byte 12 of the TCP header: 0 in other packets */
+
+/*
+ * Reports whether p is a conntrack update, which ends at the last hook: only bypass_tag makes
+ * its tag, and only ct_update_send sets reserved bits.
+ */
+static __always_inline bool is_ct_update(struct __sk_buff *skb, const struct packet *p, __u32 tag)
 {
-	return (side ? c->offload->ct_seq[1] : c->offload->ct_seq[0]) - 1;
+	__u8 *reserved;
+
+	if (!(tag & TAG_OBSERVE) || p->protocol != IPPROTO_TCP || !tag_matches_update(tag, p))
+		return false;
+	reserved = bytes_at(skb, p->l4 + 12, 1);
+	return reserved && *reserved & CT_UPDATE_RESERVED;
 }
 
-/* The sequence number that conntrack expects of a side next. */
-static __always_inline __u32 ct_next_seq(const struct connection *c, __u32 side)
+/* Moves a sequence number forward to the other one. Returns false if that is not ahead. */
+static __always_inline bool seq_advance(__u32 *seq, __u32 to)
 {
-	return side ? c->offload->ct_ack[0] : c->offload->ct_ack[1];
+	if ((__s32)(to - *seq) <= 0)
+		return false;
+	*seq = to;
+	return true;
 }
 
-/* Reports whether p is a conntrack update of c, which has an entry: no other packet has its ACK. */
-static __always_inline bool is_ct_update(const struct packet *p, const struct connection *c)
+/* The sequence number that conntrack expects of a packet's sender next, as the container says. */
+static __always_inline __u32 ct_next_seq(const struct __sk_buff *skb, const struct connection *c)
 {
-	return p->protocol == IPPROTO_TCP && p->ack == ct_former_seq(c, !c->side) &&
-	       (p->seq == ct_former_seq(c, c->side) ||
-		((p->tcp_fin || p->tcp_rst) && p->seq == ct_next_seq(c, c->side)));
+	__u32 side = c->side & 1;
+
+	return skb->ifindex == c->offload->uplink ? c->offload->ct_acked[side]
+						  : c->offload->ct_ack[side ^ 1];
 }
 
+/*
+ * Reports whether conntrack awaits that p's side acknowledges data. Otherwise it would forget the
+ * connection in minutes.
+ */
+static __always_inline bool ct_awaits_ack(const struct connection *c)
+{
+	__u32 side = c->side & 1;
+
+	return (__s32)(c->offload->ct_ack[side] - c->offload->ct_acked[side ^ 1]) > 0;
+}
+
+/* The fields of a TCP header from offset 4 on. */
 struct tcp_fields {
 	__be32 seq;
 	__be32 ack;
-	__be16 flags; /* and the header's length */
+	__be32 flags; /* and the header's length, and the window */
 };
 
-#define TCP_LENGTH 0xf000
-#define TCP_FIN	   0x01
-#define TCP_RST	   0x04
-#define TCP_ACK	   0x10
+#define CT_UPDATE_FLAGS 0x5e100000 /* these, ACK, and a header without options (SACK) */
+#define TCP_FIN		0x00010000
+#define TCP_RST		0x00040000
 
 static __always_inline long tcp_rewrite_field(struct __sk_buff *skb, const struct packet *p,
-					      __u32 offset, __u32 from, __u32 to, __u32 size)
+					      __u32 offset, __be32 from, __be32 to)
 {
-	return bpf_l4_csum_replace(skb, p->l4 + offsetof(struct tcphdr, check), from, to, size)
-		       ?: bpf_skb_store_bytes(skb, p->l4 + offset, &to, size, 0);
+	return bpf_l4_csum_replace(skb, p->l4 + offsetof(struct tcphdr, check), from, to, 4)
+		       ?: bpf_skb_store_bytes(skb, p->l4 + offset, &to, 4, 0);
 }
 
 static __noinline long tcp_rewrite_fields(struct __sk_buff *skb, const struct packet *p,
 					  const struct tcp_fields *from,
 					  const struct tcp_fields *to)
 {
-	return tcp_rewrite_field(skb, p, offsetof(struct tcphdr, seq), from->seq, to->seq, 4)
-		       ?: tcp_rewrite_field(skb, p, offsetof(struct tcphdr, ack_seq), from->ack,
-					    to->ack, 4)
-		       ?: tcp_rewrite_field(skb, p, 12, from->flags, to->flags, 2);
+	return tcp_rewrite_field(skb, p, 4, from->seq, to->seq)
+		       ?: tcp_rewrite_field(skb, p, 8, from->ack, to->ack)
+		       ?: tcp_rewrite_field(skb, p, 12, from->flags, to->flags);
 }
 
 /*
- * Sends the stack a copy of p with sequence numbers that conntrack has seen. The end
- * of a connection has the number that conntrack expects.
+ * Sends the stack a copy of p that conntrack takes for a retransmission of the last data that it
+ * has seen. Its window is never that of the last one: equal packets shorten the timeout.
  */
 static __noinline long ct_update_send(struct __sk_buff *skb, const struct packet *p,
 				      const struct connection *c)
 {
-	struct tcp_fields own = {.seq = bpf_htonl(p->seq), .ack = bpf_htonl(p->ack)};
-	struct tcp_fields update = {
-		.seq = bpf_htonl(ct_former_seq(c, c->side)),
-		.ack = bpf_htonl(ct_former_seq(c, !c->side)),
-	};
-	long err = bpf_skb_load_bytes(skb, p->l4 + 12, &own.flags, sizeof(own.flags));
+	__u32 len = p->len + p->l3 - p->l4 - sizeof(struct tcphdr), flags = CT_UPDATE_FLAGS;
+	struct offload *offload = c->offload;
+	struct tcp_fields own, update = {.ack = bpf_htonl(offload->ct_acked[!(c->side & 1)])};
+	long err = bpf_skb_load_bytes(skb, p->l4 + 4, &own, sizeof(own));
 
 	if (err)
 		return err;
-	update.flags = (own.flags & bpf_htons(TCP_LENGTH)) | bpf_htons(TCP_ACK);
-	if (p->tcp_fin || p->tcp_rst) {
-		update.seq = bpf_htonl(ct_next_seq(c, c->side));
-		update.flags |= p->tcp_rst ? bpf_htons(TCP_RST) : bpf_htons(TCP_FIN);
-	}
+	offload->ct_window = offload->ct_window == 1 ? 2 : 1;
+	if (p->tcp_rst)
+		flags |= TCP_RST, len = 0;
+	else if (p->tcp_fin)
+		flags |= TCP_FIN;
+	update.seq = bpf_htonl(ct_next_seq(skb, c) - len);
+	update.flags = bpf_htonl(flags | offload->ct_window);
 	err = tcp_rewrite_fields(skb, p, &own, &update);
 	if (!err) {
 		skb->tc_index = TAG_CT_UPDATE;
@@ -179,8 +204,7 @@ static __always_inline bool offload_allows(const struct packet *p, const struct 
 	const struct offload *offload = c->offload;
 
 	if (!offload || offload->owners != c->owners ||
-	    (offload->state & OFFLOAD_DELIVERED_BOTH) != OFFLOAD_DELIVERED_BOTH ||
-	    is_ct_update(p, c))
+	    (offload->state & OFFLOAD_DELIVERED_BOTH) != OFFLOAD_DELIVERED_BOTH)
 		return false;
 	return p->protocol != IPPROTO_UDP || now_ticks() - offload->ct_seen <= CT_UDP_INTERVAL;
 }
@@ -193,14 +217,52 @@ static __always_inline bool offload_end_counts(struct __sk_buff *skb, const stru
 					       const struct connection *c)
 {
 	return skb->ifindex != c->offload->uplink || p->end_expected ||
-	       p->seq == ct_next_seq(c, c->side);
+	       p->seq == ct_next_seq(skb, c);
+}
+
+/* Reports whether conntrack needs an update, and records what the update acknowledges. */
+static __always_inline bool ct_update_is_due(const struct packet *p, const struct connection *c,
+					     __u32 now)
+{
+	__u32 side = c->side & 1, end = c->offload->ct_ack[side];
+
+	if (ct_awaits_ack(c) && (__s32)(p->ack - end) >= 0) {
+		c->offload->ct_acked[side ^ 1] = end;
+		return true;
+	}
+	return now - c->offload->ct_seen > CT_TCP_INTERVAL && p->len <= CT_UPDATE_MAX_LEN;
+}
+
+/*
+ * Records that p's side bypasses the stack: what it has sent before ends where p begins, also if
+ * the delivery was not recorded.
+ */
+static __always_inline void ct_record_bypass(const struct packet *p, const struct connection *c)
+{
+	__u32 side = c->side & 1;
+
+	if (!c->offload->slow[side])
+		return;
+	seq_advance(&c->offload->ct_ack[side ^ 1], p->seq);
+	c->offload->slow[side] = false;
+}
+
+/*
+ * Reports whether the other side's data in conntrack may not be acknowledged. Until then, each
+ * packet is decided in full; but not for more than a second, because the remote's packet may be
+ * forged.
+ */
+static __always_inline bool ct_may_await_ack(const struct connection *c, __u32 now)
+{
+	return now - c->offload->ct_seen <= 1 &&
+	       (ct_awaits_ack(c) || c->offload->slow[!(c->side & 1)]);
 }
 
 /*
  * Updates the entry of p, which bypasses the stack, and conntrack if it is due. Returns 0 or
  * an error.
  */
-static __noinline long offload_track_bypass(struct __sk_buff *skb, const struct packet *p,
+static __noinline long offload_track_bypass(struct __sk_buff *skb, struct packet *p,
 					    const struct connection *c)
 {
 	struct offload *offload = c->offload;
@@ -210,17 +272,18 @@ static __noinline long offload_track_bypass(struct __sk_buff *skb, const struct 
 	if (!offload || p->protocol != IPPROTO_TCP)
 		return 0;
 	now = now_ticks();
-	if (end ? offload_end_counts(skb, p, c)
-		: now - offload->ct_seen > CT_TCP_INTERVAL && p->len <= CT_UPDATE_MAX_LEN) {
+	ct_record_bypass(p, c);
+	if (end ? offload_end_counts(skb, p, c) : ct_update_is_due(p, c, now)) {
 		offload->ct_seen = now;
 		if (ct_update_send(skb, p, c))
 			return -EINVAL;
 	}
+	p->uncached = ct_may_await_ack(c, now);
 	if (p->tcp_fin || offload->state & OFFLOAD_FIN_ANY)
 		offload_track_close(p, c);
 	/* A remote's RST may be forged, and ignored by the container. */
 	if (p->tcp_rst && skb->ifindex != offload->uplink)
-		offload->state &= ~OFFLOAD_DELIVERED_BOTH;
+		bpf_map_delete_elem(&offload_tcp, &c->key);
 	return 0;
 }
 
@@ -245,44 +308,31 @@ static __always_inline bool offload_has_side(const struct connection *c)
 }
 
 /*
- * Records the numbers of p, which the stack has delivered: conntrack has seen them, of both
- * sides. A remote's packet may be forged, and conntrack lets numbers before its window pass
- * (Linux 6.1), so only those of a container's packet are recorded.
+ * Records the numbers of p, which the side has sent and the stack delivered: conntrack has seen
+ * them. A remote's packet may be forged, and conntrack lets numbers before its window pass
+ * (Linux 6.1), so its data counts once the container acknowledges it.
  */
-static __always_inline void offload_record_numbers(struct offload *offload, const struct packet *p,
-						   __u32 side)
+static __always_inline void ct_record(struct offload *offload, const struct packet *p, __u32 side,
+				      bool by_container)
 {
-	if (side) {
-		offload->ct_ack[1] = p->ack;
-		offload->ct_ack[0] = packet_seq_end(p);
-	} else {
-		offload->ct_ack[0] = p->ack;
-		offload->ct_ack[1] = packet_seq_end(p);
-	}
+	__u32 other = side ^ 1, delivered = offload->state & OFFLOAD_DELIVERED_BOTH;
+	bool first = !(delivered & OFFLOAD_DELIVERED << side);
+
+	if (first && (by_container || !delivered))
+		offload->ct_ack[other] = p->seq - 1;
+	if (seq_advance(&offload->ct_ack[other], packet_seq_end(p)))
+		offload->slow[side] = true;
+	if (!by_container)
+		return;
+	if (first)
+		offload->ct_acked[side] = p->seq - 1;
+	if (!delivered)
+		offload->ct_ack[side] = p->ack;
+	seq_advance(&offload->ct_ack[side], p->ack);
+	offload->ct_acked[other] = p->ack;
 }
 
-/* Records that the stack has delivered p. Keeps the entry's data of the other side. */
-static __noinline void offload_store(const struct packet *p, const struct connection *c,
-				     bool by_container)
-{
-	struct offload offload = {.owners = c->owners, .uplink = c->uplink};
-
-	if (offload_matches(c))
-		offload = *c->offload;
-	if (by_container) {
-		offload.ct_seq[0] = c->side ? p->ack : p->seq;
-		offload.ct_seq[1] = c->side ? p->seq : p->ack;
-		offload_record_numbers(&offload, p, c->side);
-	}
-	offload.state |= OFFLOAD_DELIVERED << c->side;
-	offload.ct_seen = now_ticks();
-	if (p->protocol == IPPROTO_TCP)
-		bpf_map_update_elem(&offload_tcp, &c->key, &offload, BPF_ANY);
-	else
-		bpf_map_update_elem(&offload_udp, &c->key, &offload, BPF_ANY);
-}
-
-/* Records p, a later packet of its side that the stack has delivered. */
+/* Records p, which the stack has delivered, in its connection's entry. */
 static __always_inline void offload_touch(const struct packet *p, const struct connection *c,
 					  bool by_container)
 {
@@ -290,8 +340,26 @@ static __always_inline void offload_touch(const struct packet *p, const struct c
 
 	if (c->offload->ct_seen != now)
 		c->offload->ct_seen = now;
-	if (by_container)
-		offload_record_numbers(c->offload, p, c->side);
+	ct_record(c->offload, p, c->side & 1, by_container);
 	if (p->tcp_fin || c->offload->state & OFFLOAD_FIN_ANY)
 		offload_track_close(p, c);
+}
+
+/* The same for the first packet of its side. Creates the entry, unless the other side has one. */
+static __noinline void offload_store(const struct packet *p, struct connection *c,
+				     bool by_container)
+{
+	struct offload new = {.owners = c->owners, .uplink = c->uplink};
+
+	if (!offload_matches(c)) {
+		if (p->protocol == IPPROTO_TCP)
+			bpf_map_update_elem(&offload_tcp, &c->key, &new, BPF_ANY);
+		else
+			bpf_map_update_elem(&offload_udp, &c->key, &new, BPF_ANY);
+		c->offload = offload_lookup(&c->key);
+	}
+	if (!c->offload)
+		return;
+	offload_touch(p, c, by_container);
+	c->offload->state |= OFFLOAD_DELIVERED << c->side;
 }

@@ -49,6 +49,7 @@ struct packet {
 	bool sctp_abort;   /* refuses or ends one */
 	bool ct_update;	   /* a conntrack update: its numbers are not the connection's */
 	bool remapped;	   /* a port of the remote was translated: not for the forwarding cache */
+	bool uncached;	   /* conntrack awaits an ACK of this side: not for the forwarding cache */
 	bool end_expected; /* RST or FIN of a remote, with the expected number */
 	bool bypass;	   /* to_uplink: sent by from_container, not by the stack */
 	bool masqueraded;  /* to_uplink: its new source is that of a FLOW_SNAT */

@@ -293,15 +293,17 @@ type StackDropsNode struct {
 }
 
 type StackDropsOffload struct {
-	_      structs.HostLayout
-	Owners uint64
-	Uplink uint32
-	CtSeen uint32
-	CtSeq  [2]uint32
-	CtAck  [2]uint32
-	FinSeq [2]uint32
-	State  uint8
-	Pad    [7]uint8
+	_        structs.HostLayout
+	Owners   uint64
+	Uplink   uint32
+	CtSeen   uint32
+	CtAcked  [2]uint32
+	CtAck    [2]uint32
+	FinSeq   [2]uint32
+	State    uint8
+	Slow     [2]uint8
+	CtWindow uint8
+	Pad      [4]uint8
 }
 
 type StackDropsOffloadKey struct {

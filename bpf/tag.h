@@ -80,3 +80,9 @@ static __always_inline bool tag_matches(__u32 tag, const struct packet *p)
 
 	return (tag & ~(__u32)(TAG_PENDING_DNAT | TAG_OBSERVE)) == tag_of(hash);
 }
+
+/* The same for the tag of a conntrack update, which has the inverted hash. */
+static __always_inline bool tag_matches_update(__u32 tag, const struct packet *p)
+{
+	return tag_matches(tag ^ (TAG_OBSERVE - 1), p);
+}

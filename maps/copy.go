@@ -26,7 +26,7 @@ func FillCopy(c *loader.Copy, addresses ...netip.Addr) error {
 		copyArray[bpf.FlowEntry](c, bpf.MapFlowTable, 0),
 		copyEntries(c, bpf.MapAdmittedFlows, func(bpf.FlowKey, *bpf.AdmittedFlow) bool { return true }),
 		copyEntries(c, bpf.MapOffloadTCP, func(k bpf.OffloadKey, v *bpf.Offload) bool {
-			v.CtSeen = now // so that no program clones a packet for conntrack
+			v.CtSeen, v.CtAcked = now, [2]uint32{v.CtAck[1], v.CtAck[0]} // so that no program clones a packet for conntrack
 			return isOffload(k)
 		}),
 		copyEntries(c, bpf.MapOffloadUDP, func(k bpf.OffloadKey, _ *bpf.Offload) bool { return isOffload(k) }),

@@ -30,11 +30,19 @@ func (n *network) wantConnectivity(t *testing.T, a, web *testenv.Pod) {
 // nft loads rules on the node.
 func (n *network) nft(t *testing.T, rules string) {
 	t.Helper()
+	nft(t, n.node(), rules)
+}
+
+// nft runs nft's commands in the namespace.
+func nft(t *testing.T, in *testenv.Namespace, commands string) (out string) {
+	t.Helper()
 	requireTool(t, "nft", "nftables")
-	rules = strings.NewReplacer("}", "\n}\n").Replace(rules) // nft wants a newline after each block
-	if _, err := n.node().Run(testenv.Context(t), "nft", rules); err != nil {
+	commands = strings.NewReplacer("}", "\n}\n").Replace(commands) // nft wants a newline after each block
+	out, err := in.Run(testenv.Context(t), "nft", commands)
+	if err != nil {
 		t.Fatal(err)
 	}
+	return out
 }
 
 // Common netfilter rules let pods' traffic pass.

@@ -3,15 +3,21 @@ package scenario
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
 	"os"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -187,6 +193,148 @@ func TestConntrackFollowsOffloadedConnections(t *testing.T) {
 			}
 			return nil
 		})
+	})
+}
+
+// conntrack keeps a quiet connection as long as nf_conntrack_tcp_timeout_established says: from the beginning of the
+// offload, and from each conntrack update, which no receiver sees.
+func TestConntrackKeepsQuietConnections(t *testing.T) {
+	n := newEstablishedNetwork(t)
+	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop } }`)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	ends := []*testenv.Namespace{a.Namespace, web.Namespace, n.Outside}
+	for _, end := range ends {
+		nft(t, end, updatesReceived)
+	}
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		for _, p := range n.forwardedPaths(f, a, web) {
+			for name, use := range usesBeforeQuiet {
+				t.Run(p.name+" "+name, func(t *testing.T) {
+					client, server := connectPair(t, p.path)
+					opener := at(p.clientAddr, plain(client.LocalAddr()).Port())
+					timeout := n.setEstablishedTimeout(t)
+					use(t, client, server)
+					n.wantKept(t, opener, timeout)
+					for _, from := range []net.Conn{client, server} {
+						for range conntrackRetransmissions + 2 {
+							timeout = n.setEstablishedTimeout(t)
+							n.makeUpdatesDue(t)
+							to := map[net.Conn]net.Conn{client: server, server: client}[from]
+							send(t, from, to, "x")
+							n.wantKept(t, opener, timeout)
+						}
+					}
+				})
+			}
+		}
+	})
+	for _, end := range ends {
+		if out := nft(t, end, "list counter inet updates received"); !strings.Contains(out, "packets 0 ") {
+			t.Errorf("%s received conntrack updates: %s", end.Name, out)
+		}
+	}
+}
+
+// updatesReceived counts packets with reserved bits in the TCP header, which only conntrack updates have.
+const updatesReceived = `table inet updates { counter received { }
+	chain input { type filter hook input priority 0; policy accept; @th,100,3 != 0 counter name received
+} }`
+
+// conntrackRetransmissions is the default of nf_conntrack_tcp_max_retrans: so many equal packets have a shorter timeout.
+const conntrackRetransmissions = 3
+
+// usesBeforeQuiet begin the offload of a connection, and end with data of one side or the other.
+var usesBeforeQuiet = map[string]func(t *testing.T, client, server net.Conn){
+	"requests": func(t *testing.T, client, server net.Conn) {
+		for range offloadRequests {
+			send(t, client, server, "request")
+			send(t, server, client, "reply")
+		}
+	},
+	"messages of the client": func(t *testing.T, client, server net.Conn) {
+		for range 2 * offloadRequests {
+			send(t, client, server, "message")
+		}
+	},
+	"messages of the server": func(t *testing.T, client, server net.Conn) {
+		for range 2 * offloadRequests {
+			send(t, server, client, "message")
+		}
+	},
+	"an upload":  func(t *testing.T, client, server net.Conn) { send(t, client, server, strings.Repeat("x", mebibyte)) },
+	"a download": func(t *testing.T, client, server net.Conn) { send(t, server, client, strings.Repeat("x", mebibyte)) },
+}
+
+// send sends text, and returns when it is received.
+func send(t *testing.T, from, to net.Conn, text string) {
+	t.Helper()
+	sent := make(chan error, 1)
+	go func() {
+		_, err := io.WriteString(from, text)
+		sent <- err
+	}()
+	if err := to.SetReadDeadline(time.Now().Add(testenv.Timeout)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := io.ReadFull(to, make([]byte, len(text)))
+	if err = errors.Join(err, <-sent); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// setEstablishedTimeout gives conntrack another timeout, in seconds, by which what it has seen since is recognized.
+func (n *network) setEstablishedTimeout(t *testing.T) int {
+	t.Helper()
+	const name = "net/netfilter/nf_conntrack_tcp_timeout_established"
+	before, err := n.node().Sysctl(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	timeout, err := strconv.Atoi(before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	timeout += 1000
+	if err := n.node().SetSysctl(name, strconv.Itoa(timeout)); err != nil {
+		t.Fatal(err)
+	}
+	return timeout
+}
+
+// makeUpdatesDue has conntrack miss an update of each connection, and each next packet decided in full.
+func (n *network) makeUpdatesDue(t *testing.T) {
+	t.Helper()
+	n.withDatapath(t, func(datapath *loader.Datapath) {
+		var key bpf.OffloadKey
+		var value bpf.Offload
+		for all := datapath.OffloadTcp.Iterate(); all.Next(&key, &value); {
+			value.CtSeen -= 3600
+			if err := datapath.OffloadTcp.Put(&key, &value); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := maps.With(testenv.Context(t), datapath, func(store *maps.Store) error {
+			store.NewGeneration()
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// wantKept waits until conntrack keeps the client's connection for timeout seconds from now.
+func (n *network) wantKept(t *testing.T, client netip.AddrPort, timeout int) {
+	t.Helper()
+	testenv.Eventually(t, "conntrack to keep the connection of "+client.String(), func() error {
+		known := n.tracked(t, client)
+		if known == nil {
+			return errors.New("conntrack has no entry")
+		}
+		if left := int(known.TimeOut); left > timeout || left < timeout-500 {
+			return fmt.Errorf("for %d s more, want %d", left, timeout)
+		}
+		return nil
 	})
 }
 
