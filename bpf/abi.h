@@ -169,6 +169,7 @@ enum flow_kind {
 		2, /* opened to a container; replies leave from the address that the client used */
 	FLOW_EGRESS = 3,   /* opened by a container with an ingress policy; admits its replies */
 	FLOW_RST_HELD = 4, /* the host has refused a packet of this remote; its RST was held back */
+	FLOW_OFFLOAD = 5,  /* may bypass the stack: struct offload */
 } __attribute__((packed)); /* one byte */
 
 /* The container is that of the flow's owner; the remote is the other side. */
@@ -225,24 +226,6 @@ struct flow {
 	__u8 pad[3];
 };
 
-/*
- * flow_table: all flows, in buckets of FLOW_WAYS places. flow_buckets: a bucket's lock, and the ids of
- * its flows, which are in few cache lines. A keyed hash of the key chooses the bucket, and another
- * part of the hash is the id. flow_table.h has the rules of replacement and of locking.
- */
-#define FLOW_WAYS 16
-
-struct flow_entry {
-	struct flow_key key;
-	struct flow flow;
-};
-
-struct flow_bucket {
-	__u32 id[FLOW_WAYS]; /* 0: the place is free */
-	struct bpf_spin_lock lock;
-	__u32 pad;
-};
-
 /* admitted_flows: a flow to create, in which both sides have sent. */
 struct admitted_flow {
 	__u64 owner;
@@ -263,14 +246,6 @@ struct moved {
 	__u32 seen_far;
 };
 
-/* offload_tcp, offload_udp: a connection of an endpoint. Its sides are sorted (offload.h). */
-struct offload_key {
-	struct addr addr[2];
-	__u16 port[2];
-	__u8 protocol;
-	__u8 pad[3];
-};
-
 /* clang-format off */
 enum offload_state { /* of side 0; shift left by one for side 1 */
 	OFFLOAD_DELIVERED = 1, /* the stack has delivered a packet of this side unchanged */
@@ -280,17 +255,45 @@ enum offload_state { /* of side 0; shift left by one for side 1 */
 } __attribute__((packed)); /* one byte */
 /* clang-format on */
 
+/*
+ * The flow of kind FLOW_OFFLOAD: a connection that the stack forwards unchanged. In the key, remote is
+ * side 0, the one with the lower port, or if equal, address; local is side 1. What the table reads is
+ * where struct flow has it.
+ */
 struct offload {
-	__u64 owners;		  /* of the endpoints at both sides, XOR */
-	__u32 uplink;		  /* ifindex towards the side that is not an endpoint, or 0 */
-	__u32 ct_seen;		  /* when conntrack last saw the connection, in ticks of 2^30 ns */
-	__u32 ct_acked[2];	  /* TCP: the end of each side's acknowledged data in conntrack */
-	__u32 ct_ack[2];	  /* TCP: the end of the other side's data in conntrack */
-	__u32 fin_seq[2];	  /* TCP: the sequence number after each side's FIN */
-	enum offload_state state; /* bits */
-	__u8 slow[2];		  /* TCP: data of this side has passed the stack, and none since */
-	__u8 ct_window;		  /* TCP: the window of the last conntrack update */
-	__u8 pad[4];
+	__u64 owner;	   /* the container that the flow counts against */
+	__u32 ct_acked[2]; /* TCP: the end of each side's acknowledged data in conntrack */
+	__u32 ct_ack[2];   /* TCP: the end of the other side's data in conntrack */
+	__u32 ct_seen;	   /* when conntrack last saw the connection, in ticks of 2^30 ns */
+	__u8 slow[2];	   /* TCP: data of this side has passed the stack, and none since */
+	enum flow_state flow_state; /* that of an assured flow if both sides were delivered */
+	enum offload_state state;   /* bits */
+	__u32 uplink;		    /* ifindex towards the side that is not an endpoint, or 0 */
+	__u32 fin_seq[2];	    /* TCP: the sequence number after each side's FIN */
+	__u8 ct_window;		    /* TCP: the window of the last conntrack update */
+	__u8 pad[3];
+	__u64 owners; /* of the endpoints at both sides, XOR */
+};
+
+/*
+ * flow_table: all flows, in buckets of FLOW_WAYS places. flow_buckets: a bucket's lock, and the ids of
+ * its flows, which are in few cache lines. A keyed hash of the key chooses the bucket, and another
+ * part of the hash is the id. flow_table.h has the rules of replacement and of locking.
+ */
+#define FLOW_WAYS 16
+
+struct flow_entry {
+	struct flow_key key;
+	union {
+		struct flow flow;
+		struct offload offload; /* kind FLOW_OFFLOAD */
+	};
+};
+
+struct flow_bucket {
+	__u32 id[FLOW_WAYS]; /* 0: the place is free */
+	struct bpf_spin_lock lock;
+	__u32 pad;
 };
 
 /*
@@ -467,8 +470,7 @@ _Static_assert(sizeof(struct flow_entry) == 96, "flow_entry");
 _Static_assert(sizeof(struct flow_bucket) == 8 + 4 * FLOW_WAYS, "flow_bucket");
 _Static_assert(sizeof(struct routed) == 48, "routed");
 _Static_assert(sizeof(struct masq_sources_key) == 8, "masq_sources_key");
-_Static_assert(sizeof(struct offload_key) == 40, "offload_key");
-_Static_assert(sizeof(struct offload) == 48, "offload");
+_Static_assert(sizeof(struct offload) == sizeof(struct flow), "offload");
 _Static_assert(sizeof(struct fwd_key) == 44, "fwd_key");
 _Static_assert(sizeof(struct fwd_ways) == 16, "fwd_ways");
 _Static_assert(sizeof(struct fwd_entry) == 128, "fwd_entry");

@@ -29,7 +29,7 @@ static __noinline bool bypass_is_allowed(const struct packet *p, struct connecti
 	if (!offload_is_possible(p) || p->tcp_syn || p->tcp_synack)
 		return false;
 	offload_init(c, p, addr, port);
-	c->offload = offload_lookup(&c->key);
+	offload_find(c);
 	return offload_allows(p, c);
 }
 
@@ -45,7 +45,7 @@ static __always_inline bool bypass_must_wait(const struct packet *p,
 
 /* Updates the connection's entry and the TTL of a packet that bypasses the stack. */
 static __always_inline long bypass_prepare(struct __sk_buff *skb, struct packet *p,
-					   const struct connection *c)
+					   struct connection *c)
 {
 	return offload_track_bypass(skb, p, c) ?: decrement_ttl(skb, p);
 }
@@ -253,7 +253,8 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 		return tag | TAG_OBSERVE;
 	if (p->tcp_syn || p->tcp_synack) {
 		offload_init(&c, p, &p->new_addr, p->new_port);
-		if (offload_lookup(&c.key)) {
+		offload_find(&c);
+		if (c.offload) {
 			fwd_cache_remove(p);
 			return tag | TAG_OBSERVE;
 		}
@@ -299,6 +300,8 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 	} else {
 		c->uplink = skb->ifindex;
 	}
+	/* Clients usually have the higher port. */
+	c->owner = from && (!to || p->sport > p->dport) ? from->owner : to ? to->owner : 0;
 	/* FAST_PATH_ALWAYS needs no entry. It is also the value if both are NULL. */
 	if (fast_path != FAST_PATH_ESTABLISHED)
 		return false;
@@ -334,19 +337,20 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 
 	if (!offload_is_possible(p) || !bypass_init_observed(skb, p, from, to, &c))
 		return 0;
-	c.offload = offload_lookup(&c.key);
+	offload_find(&c);
 	if (p->tcp_syn || p->tcp_synack) {
 		if (c.offload)
 			offload_track_open(p, &c);
 	} else if (p->tcp_rst) {
-		bpf_map_delete_elem(&offload_tcp, &c.key);
+		offload_remove(&c);
 	} else if (offload_has_side(&c)) {
 		if (bypass_is_replied(skb, p, &c))
-			c.offload->state |= OFFLOAD_DELIVERED << !c.side;
+			offload_deliver(&c, !c.side);
 		offload_touch(p, &c, from);
 	} else if (to ? to->ifindex == skb->ifindex : fib_routes_to(skb, p, c.uplink)) {
-		offload_store(p, &c, from);
+		offload_begin(p, &c, from);
 	}
+	offload_save(&c);
 	return 0;
 }
 

@@ -212,6 +212,7 @@ const (
 	DatapathFlowKindFLOW_DNAT     DatapathFlowKind = 2
 	DatapathFlowKindFLOW_EGRESS   DatapathFlowKind = 3
 	DatapathFlowKindFLOW_RST_HELD DatapathFlowKind = 4
+	DatapathFlowKindFLOW_OFFLOAD  DatapathFlowKind = 5
 )
 
 type DatapathFlowState uint8
@@ -386,25 +387,19 @@ const (
 )
 
 type DatapathOffload struct {
-	_        structs.HostLayout
-	Owners   uint64
-	Uplink   uint32
-	CtSeen   uint32
-	CtAcked  [2]uint32
-	CtAck    [2]uint32
-	FinSeq   [2]uint32
-	State    DatapathOffloadState
-	Slow     [2]uint8
-	CtWindow uint8
-	Pad      [4]uint8
-}
-
-type DatapathOffloadKey struct {
-	_        structs.HostLayout
-	Addr     [2]DatapathAddr
-	Port     [2]uint16
-	Protocol uint8
-	Pad      [3]uint8
+	_         structs.HostLayout
+	Owner     uint64
+	CtAcked   [2]uint32
+	CtAck     [2]uint32
+	CtSeen    uint32
+	Slow      [2]uint8
+	FlowState DatapathFlowState
+	State     DatapathOffloadState
+	Uplink    uint32
+	FinSeq    [2]uint32
+	CtWindow  uint8
+	Pad       [3]uint8
+	Owners    uint64
 }
 
 type DatapathOffloadState uint8
@@ -525,8 +520,7 @@ const (
 	DatapathMapMovedFlows     = "moved_flows"
 	DatapathMapNodes          = "nodes"
 	DatapathMapNonmasqCidrs   = "nonmasq_cidrs"
-	DatapathMapOffloadTcp     = "offload_tcp"
-	DatapathMapOffloadUdp     = "offload_udp"
+	DatapathMapOffloadScratch = "offload_scratch"
 	DatapathMapPktScratch     = "pkt_scratch"
 	DatapathMapPlaceScratch   = "place_scratch"
 	DatapathMapPortNumbers    = "port_numbers"
@@ -600,43 +594,42 @@ type DatapathProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type DatapathMapSpecs struct {
-	AdmittedFlows *ebpf.MapSpec `ebpf:"admitted_flows"`
-	Cluster       *ebpf.MapSpec `ebpf:"cluster"`
-	Devices       *ebpf.MapSpec `ebpf:"devices"`
-	DropEvents    *ebpf.MapSpec `ebpf:"drop_events"`
-	DropLimits    *ebpf.MapSpec `ebpf:"drop_limits"`
-	DropReader    *ebpf.MapSpec `ebpf:"drop_reader"`
-	DropTotals    *ebpf.MapSpec `ebpf:"drop_totals"`
-	Drops         *ebpf.MapSpec `ebpf:"drops"`
-	Endpoints     *ebpf.MapSpec `ebpf:"endpoints"`
-	FibScratch    *ebpf.MapSpec `ebpf:"fib_scratch"`
-	FlowBuckets   *ebpf.MapSpec `ebpf:"flow_buckets"`
-	FlowScratch   *ebpf.MapSpec `ebpf:"flow_scratch"`
-	FlowTable     *ebpf.MapSpec `ebpf:"flow_table"`
-	FragQueue     *ebpf.MapSpec `ebpf:"frag_queue"`
-	FragScratch   *ebpf.MapSpec `ebpf:"frag_scratch"`
-	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
-	FwdCache      *ebpf.MapSpec `ebpf:"fwd_cache"`
-	FwdWays       *ebpf.MapSpec `ebpf:"fwd_ways"`
-	GatewayRoutes *ebpf.MapSpec `ebpf:"gateway_routes"`
-	Generation    *ebpf.MapSpec `ebpf:"generation"`
-	HashScratch   *ebpf.MapSpec `ebpf:"hash_scratch"`
-	HostPorts     *ebpf.MapSpec `ebpf:"host_ports"`
-	MasqScratch   *ebpf.MapSpec `ebpf:"masq_scratch"`
-	MasqSources   *ebpf.MapSpec `ebpf:"masq_sources"`
-	MovedFlows    *ebpf.MapSpec `ebpf:"moved_flows"`
-	Nodes         *ebpf.MapSpec `ebpf:"nodes"`
-	NonmasqCidrs  *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
-	OffloadTcp    *ebpf.MapSpec `ebpf:"offload_tcp"`
-	OffloadUdp    *ebpf.MapSpec `ebpf:"offload_udp"`
-	PktScratch    *ebpf.MapSpec `ebpf:"pkt_scratch"`
-	PlaceScratch  *ebpf.MapSpec `ebpf:"place_scratch"`
-	PortNumbers   *ebpf.MapSpec `ebpf:"port_numbers"`
-	PortSrcRanges *ebpf.MapSpec `ebpf:"port_src_ranges"`
-	RouteRules    *ebpf.MapSpec `ebpf:"route_rules"`
-	Routed        *ebpf.MapSpec `ebpf:"routed"`
-	TupleNotes    *ebpf.MapSpec `ebpf:"tuple_notes"`
-	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
+	AdmittedFlows  *ebpf.MapSpec `ebpf:"admitted_flows"`
+	Cluster        *ebpf.MapSpec `ebpf:"cluster"`
+	Devices        *ebpf.MapSpec `ebpf:"devices"`
+	DropEvents     *ebpf.MapSpec `ebpf:"drop_events"`
+	DropLimits     *ebpf.MapSpec `ebpf:"drop_limits"`
+	DropReader     *ebpf.MapSpec `ebpf:"drop_reader"`
+	DropTotals     *ebpf.MapSpec `ebpf:"drop_totals"`
+	Drops          *ebpf.MapSpec `ebpf:"drops"`
+	Endpoints      *ebpf.MapSpec `ebpf:"endpoints"`
+	FibScratch     *ebpf.MapSpec `ebpf:"fib_scratch"`
+	FlowBuckets    *ebpf.MapSpec `ebpf:"flow_buckets"`
+	FlowScratch    *ebpf.MapSpec `ebpf:"flow_scratch"`
+	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
+	FragQueue      *ebpf.MapSpec `ebpf:"frag_queue"`
+	FragScratch    *ebpf.MapSpec `ebpf:"frag_scratch"`
+	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
+	FwdCache       *ebpf.MapSpec `ebpf:"fwd_cache"`
+	FwdWays        *ebpf.MapSpec `ebpf:"fwd_ways"`
+	GatewayRoutes  *ebpf.MapSpec `ebpf:"gateway_routes"`
+	Generation     *ebpf.MapSpec `ebpf:"generation"`
+	HashScratch    *ebpf.MapSpec `ebpf:"hash_scratch"`
+	HostPorts      *ebpf.MapSpec `ebpf:"host_ports"`
+	MasqScratch    *ebpf.MapSpec `ebpf:"masq_scratch"`
+	MasqSources    *ebpf.MapSpec `ebpf:"masq_sources"`
+	MovedFlows     *ebpf.MapSpec `ebpf:"moved_flows"`
+	Nodes          *ebpf.MapSpec `ebpf:"nodes"`
+	NonmasqCidrs   *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
+	OffloadScratch *ebpf.MapSpec `ebpf:"offload_scratch"`
+	PktScratch     *ebpf.MapSpec `ebpf:"pkt_scratch"`
+	PlaceScratch   *ebpf.MapSpec `ebpf:"place_scratch"`
+	PortNumbers    *ebpf.MapSpec `ebpf:"port_numbers"`
+	PortSrcRanges  *ebpf.MapSpec `ebpf:"port_src_ranges"`
+	RouteRules     *ebpf.MapSpec `ebpf:"route_rules"`
+	Routed         *ebpf.MapSpec `ebpf:"routed"`
+	TupleNotes     *ebpf.MapSpec `ebpf:"tuple_notes"`
+	Uplinks        *ebpf.MapSpec `ebpf:"uplinks"`
 }
 
 // DatapathVariableSpecs contains global variables before they are loaded into the kernel.
@@ -666,43 +659,42 @@ func (o *DatapathObjects) Close() error {
 //
 // It can be passed to LoadDatapathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DatapathMaps struct {
-	AdmittedFlows *ebpf.Map `ebpf:"admitted_flows"`
-	Cluster       *ebpf.Map `ebpf:"cluster"`
-	Devices       *ebpf.Map `ebpf:"devices"`
-	DropEvents    *ebpf.Map `ebpf:"drop_events"`
-	DropLimits    *ebpf.Map `ebpf:"drop_limits"`
-	DropReader    *ebpf.Map `ebpf:"drop_reader"`
-	DropTotals    *ebpf.Map `ebpf:"drop_totals"`
-	Drops         *ebpf.Map `ebpf:"drops"`
-	Endpoints     *ebpf.Map `ebpf:"endpoints"`
-	FibScratch    *ebpf.Map `ebpf:"fib_scratch"`
-	FlowBuckets   *ebpf.Map `ebpf:"flow_buckets"`
-	FlowScratch   *ebpf.Map `ebpf:"flow_scratch"`
-	FlowTable     *ebpf.Map `ebpf:"flow_table"`
-	FragQueue     *ebpf.Map `ebpf:"frag_queue"`
-	FragScratch   *ebpf.Map `ebpf:"frag_scratch"`
-	Fragments     *ebpf.Map `ebpf:"fragments"`
-	FwdCache      *ebpf.Map `ebpf:"fwd_cache"`
-	FwdWays       *ebpf.Map `ebpf:"fwd_ways"`
-	GatewayRoutes *ebpf.Map `ebpf:"gateway_routes"`
-	Generation    *ebpf.Map `ebpf:"generation"`
-	HashScratch   *ebpf.Map `ebpf:"hash_scratch"`
-	HostPorts     *ebpf.Map `ebpf:"host_ports"`
-	MasqScratch   *ebpf.Map `ebpf:"masq_scratch"`
-	MasqSources   *ebpf.Map `ebpf:"masq_sources"`
-	MovedFlows    *ebpf.Map `ebpf:"moved_flows"`
-	Nodes         *ebpf.Map `ebpf:"nodes"`
-	NonmasqCidrs  *ebpf.Map `ebpf:"nonmasq_cidrs"`
-	OffloadTcp    *ebpf.Map `ebpf:"offload_tcp"`
-	OffloadUdp    *ebpf.Map `ebpf:"offload_udp"`
-	PktScratch    *ebpf.Map `ebpf:"pkt_scratch"`
-	PlaceScratch  *ebpf.Map `ebpf:"place_scratch"`
-	PortNumbers   *ebpf.Map `ebpf:"port_numbers"`
-	PortSrcRanges *ebpf.Map `ebpf:"port_src_ranges"`
-	RouteRules    *ebpf.Map `ebpf:"route_rules"`
-	Routed        *ebpf.Map `ebpf:"routed"`
-	TupleNotes    *ebpf.Map `ebpf:"tuple_notes"`
-	Uplinks       *ebpf.Map `ebpf:"uplinks"`
+	AdmittedFlows  *ebpf.Map `ebpf:"admitted_flows"`
+	Cluster        *ebpf.Map `ebpf:"cluster"`
+	Devices        *ebpf.Map `ebpf:"devices"`
+	DropEvents     *ebpf.Map `ebpf:"drop_events"`
+	DropLimits     *ebpf.Map `ebpf:"drop_limits"`
+	DropReader     *ebpf.Map `ebpf:"drop_reader"`
+	DropTotals     *ebpf.Map `ebpf:"drop_totals"`
+	Drops          *ebpf.Map `ebpf:"drops"`
+	Endpoints      *ebpf.Map `ebpf:"endpoints"`
+	FibScratch     *ebpf.Map `ebpf:"fib_scratch"`
+	FlowBuckets    *ebpf.Map `ebpf:"flow_buckets"`
+	FlowScratch    *ebpf.Map `ebpf:"flow_scratch"`
+	FlowTable      *ebpf.Map `ebpf:"flow_table"`
+	FragQueue      *ebpf.Map `ebpf:"frag_queue"`
+	FragScratch    *ebpf.Map `ebpf:"frag_scratch"`
+	Fragments      *ebpf.Map `ebpf:"fragments"`
+	FwdCache       *ebpf.Map `ebpf:"fwd_cache"`
+	FwdWays        *ebpf.Map `ebpf:"fwd_ways"`
+	GatewayRoutes  *ebpf.Map `ebpf:"gateway_routes"`
+	Generation     *ebpf.Map `ebpf:"generation"`
+	HashScratch    *ebpf.Map `ebpf:"hash_scratch"`
+	HostPorts      *ebpf.Map `ebpf:"host_ports"`
+	MasqScratch    *ebpf.Map `ebpf:"masq_scratch"`
+	MasqSources    *ebpf.Map `ebpf:"masq_sources"`
+	MovedFlows     *ebpf.Map `ebpf:"moved_flows"`
+	Nodes          *ebpf.Map `ebpf:"nodes"`
+	NonmasqCidrs   *ebpf.Map `ebpf:"nonmasq_cidrs"`
+	OffloadScratch *ebpf.Map `ebpf:"offload_scratch"`
+	PktScratch     *ebpf.Map `ebpf:"pkt_scratch"`
+	PlaceScratch   *ebpf.Map `ebpf:"place_scratch"`
+	PortNumbers    *ebpf.Map `ebpf:"port_numbers"`
+	PortSrcRanges  *ebpf.Map `ebpf:"port_src_ranges"`
+	RouteRules     *ebpf.Map `ebpf:"route_rules"`
+	Routed         *ebpf.Map `ebpf:"routed"`
+	TupleNotes     *ebpf.Map `ebpf:"tuple_notes"`
+	Uplinks        *ebpf.Map `ebpf:"uplinks"`
 }
 
 func (m *DatapathMaps) Close() error {
@@ -734,8 +726,7 @@ func (m *DatapathMaps) Close() error {
 		m.MovedFlows,
 		m.Nodes,
 		m.NonmasqCidrs,
-		m.OffloadTcp,
-		m.OffloadUdp,
+		m.OffloadScratch,
 		m.PktScratch,
 		m.PlaceScratch,
 		m.PortNumbers,

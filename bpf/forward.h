@@ -70,6 +70,7 @@ static __noinline int forward_masq_reply(struct __sk_buff *skb, struct packet *p
 {
 	struct endpoint *to;
 	struct flow *flow;
+	struct addr addr;
 
 	/*
 	 * No flow is masqueraded as a container. In a cluster, skip its lookup for their
@@ -86,7 +87,8 @@ static __noinline int forward_masq_reply(struct __sk_buff *skb, struct packet *p
 	if (packet_opens(p))
 		return flow_ended(flow) ? NOT_HANDLED : VERDICT_NEXT;
 	flow_track_received(skb, p, to);
-	return forward_dnat(skb, p, to, &flow->nat_addr, flow->nat_port);
+	addr = flow->nat_addr; /* the flow is gone with the next lookup */
+	return forward_dnat(skb, p, to, &addr, flow->nat_port);
 }
 
 /* Drops p, which a container sends. */

@@ -108,25 +108,6 @@ struct {
 	__type(value, struct moved);
 } moved_flows SEC(".maps");
 
-/*
- * Written by the programs when the stack has forwarded a packet. TCP has a map of
- * its own, from which closed connections are removed. So a flood of UDP or of short
- * connections does not evict idle ones.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
-	__type(key, struct offload_key);
-	__type(value, struct offload);
-} offload_tcp SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, struct offload_key);
-	__type(value, struct offload);
-} offload_udp SEC(".maps");
-
 /* Written by the programs, a few times per second and connection. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

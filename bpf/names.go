@@ -40,7 +40,6 @@ type (
 	NodeMode       = DatapathNodeMode
 	Prefix         = DatapathPrefix
 	Offload        = DatapathOffload
-	OffloadKey     = DatapathOffloadKey
 	OffloadState   = DatapathOffloadState
 	Policy         = DatapathPolicy
 	PrefixKey      = DatapathPrefixKey
@@ -72,6 +71,7 @@ const (
 	FlowSNAT    = DatapathFlowKindFLOW_SNAT
 	FlowDNAT    = DatapathFlowKindFLOW_DNAT
 	FlowEgress  = DatapathFlowKindFLOW_EGRESS
+	FlowOffload = DatapathFlowKindFLOW_OFFLOAD
 	FlowRSTHeld = DatapathFlowKindFLOW_RST_HELD
 
 	FlowSYNSent     = DatapathFlowStateFLOW_SYN_SENT
@@ -168,8 +168,6 @@ const (
 	MapMovedFlows    = DatapathMapMovedFlows
 	MapNodes         = DatapathMapNodes
 	MapNonMasqCIDRs  = DatapathMapNonmasqCidrs
-	MapOffloadTCP    = DatapathMapOffloadTcp
-	MapOffloadUDP    = DatapathMapOffloadUdp
 	MapPktScratch    = DatapathMapPktScratch
 	MapPortSrcRanges = DatapathMapPortSrcRanges
 	MapPlaceScratch  = DatapathMapPlaceScratch

@@ -16,7 +16,7 @@
 #pragma once
 
 #include "checksum.h"
-#include "maps.h"
+#include "flow_table.h"
 #include "parse.h"
 #include "tag.h"
 #include "time.h"
@@ -29,14 +29,23 @@
 #define OFFLOAD_CLOSED	       (OFFLOAD_FIN_ACK | OFFLOAD_FIN_ACK << 1)
 #define OFFLOAD_DELIVERED_BOTH (OFFLOAD_DELIVERED | OFFLOAD_DELIVERED << 1)
 
-/* The connection of a packet p, with its entry in the offload maps. */
+/* The connection of a packet p, with its flow. */
 struct connection {
-	struct offload_key key;
+	struct flow_key key;
 	__u32 side;		 /* which side in key has sent p: 0 or 1 */
 	__u32 uplink;		 /* as in struct offload */
+	__u64 owner;		 /* as in struct offload */
 	__u64 owners;		 /* as in struct offload */
-	struct offload *offload; /* the entry, or NULL */
+	struct offload *offload; /* a copy of the flow, or NULL */
 };
+
+/* The copy of a connection's flow, and how it was before. */
+struct offload_copy {
+	struct offload now;
+	struct offload before;
+};
+
+SCRATCH(offload_scratch, struct offload_copy);
 
 /* Reports whether p's sender is side 0: the one with the lower port, or if equal, address. */
 static __always_inline bool offload_is_first(const struct packet *p, const struct addr *addr,
@@ -51,25 +60,78 @@ static __noinline void offload_init(struct connection *c, const struct packet *p
 {
 	__builtin_memset(&c->key, 0, sizeof(c->key));
 	c->key.protocol = p->protocol;
+	c->key.kind = FLOW_OFFLOAD;
 	if (offload_is_first(p, addr, port)) {
 		c->side = 0;
-		c->key.addr[0] = p->src;
-		c->key.port[0] = p->sport;
-		c->key.addr[1] = *addr;
-		c->key.port[1] = port;
+		c->key.remote = p->src;
+		c->key.remote_port = p->sport;
+		c->key.local = *addr;
+		c->key.local_port = port;
 	} else {
 		c->side = 1;
-		c->key.addr[0] = *addr;
-		c->key.port[0] = port;
-		c->key.addr[1] = p->src;
-		c->key.port[1] = p->sport;
+		c->key.remote = *addr;
+		c->key.remote_port = port;
+		c->key.local = p->src;
+		c->key.local_port = p->sport;
 	}
 }
 
-static __always_inline struct offload *offload_lookup(const struct offload_key *key)
+/* Finds the connection's flow, and copies it. */
+static __always_inline void offload_find(struct connection *c)
 {
-	return key->protocol == IPPROTO_TCP ? bpf_map_lookup_elem(&offload_tcp, key)
-					    : bpf_map_lookup_elem(&offload_udp, key);
+	struct offload_copy *copy = offload_scratch_get();
+	struct flow_args *args = flow_scratch_get();
+
+	c->offload = NULL;
+	if (!copy || !args)
+		return;
+	args->key = c->key;
+	if (!flow_lookup(args) || flow_expired(&args->flow))
+		return;
+	copy->now = *(struct offload *)&args->flow;
+	copy->before = copy->now;
+	c->offload = &copy->now;
+}
+
+/* Writes the copy back, if it has changed, as another CPU may have done meanwhile. */
+static __always_inline void offload_save(const struct connection *c)
+{
+	struct offload_copy *copy = offload_scratch_get();
+	struct flow_args *args = flow_scratch_get();
+
+	if (!c->offload || !copy || !args ||
+	    !__builtin_memcmp(&copy->now, &copy->before, sizeof(copy->now)))
+		return;
+	args->key = c->key;
+	flow_read();
+	args->new = *(struct flow *)&copy->now;
+	flow_insert(true);
+}
+
+/* Removes the connection's flow. */
+static __always_inline void offload_remove(struct connection *c)
+{
+	struct flow_args *args = flow_scratch_get();
+
+	c->offload = NULL;
+	if (!args)
+		return;
+	args->key = c->key;
+	if (flow_read())
+		flow_remove();
+}
+
+/* Records that the stack has delivered a packet of the side. With both, the flow is assured. */
+static __always_inline void offload_deliver(const struct connection *c, __u32 side)
+{
+	struct offload *offload = c->offload;
+	bool tcp = c->key.protocol == IPPROTO_TCP;
+
+	offload->state |= OFFLOAD_DELIVERED << side;
+	if ((offload->state & OFFLOAD_DELIVERED_BOTH) == OFFLOAD_DELIVERED_BOTH)
+		offload->flow_state = tcp ? FLOW_ESTABLISHED : FLOW_UDP_STREAM;
+	else
+		offload->flow_state = tcp ? FLOW_SYN_SENT : FLOW_UDP;
 }
 
 static __always_inline bool offload_is_possible(const struct packet *p)
@@ -179,8 +241,8 @@ static __noinline long ct_update_send(struct __sk_buff *skb, const struct packet
 	return err ?: tcp_rewrite_fields(skb, p, &update, &own);
 }
 
-/* Tracks FINs and their ACKs. Deletes the entry when both FINs are acknowledged. */
-static __always_inline void offload_track_close(const struct packet *p, const struct connection *c)
+/* Tracks FINs and their ACKs. Removes the flow when both FINs are acknowledged. */
+static __always_inline void offload_track_close(const struct packet *p, struct connection *c)
 {
 	struct offload *offload = c->offload;
 
@@ -195,7 +257,7 @@ static __always_inline void offload_track_close(const struct packet *p, const st
 	    p->ack == (c->side ? offload->fin_seq[0] : offload->fin_seq[1]))
 		offload->state |= OFFLOAD_FIN_ACK << !c->side;
 	if ((offload->state & OFFLOAD_CLOSED) == OFFLOAD_CLOSED)
-		bpf_map_delete_elem(&offload_tcp, &c->key);
+		offload_remove(c);
 }
 
 /* Reports whether p may bypass the stack. */
@@ -263,7 +325,7 @@ static __always_inline bool ct_may_await_ack(const struct connection *c, __u32 n
  * an error.
  */
 static __noinline long offload_track_bypass(struct __sk_buff *skb, struct packet *p,
-					    const struct connection *c)
+					    struct connection *c)
 {
 	struct offload *offload = c->offload;
 	bool end = p->tcp_fin || p->tcp_rst;
@@ -283,17 +345,18 @@ static __noinline long offload_track_bypass(struct __sk_buff *skb, struct packet
 		offload_track_close(p, c);
 	/* A remote's RST may be forged, and ignored by the container. */
 	if (p->tcp_rst && skb->ifindex != offload->uplink)
-		bpf_map_delete_elem(&offload_tcp, &c->key);
+		offload_remove(c);
+	offload_save(c);
 	return 0;
 }
 
 /* Removes the entry of the former connection when a SYN and its reply start a new one. */
-static __always_inline void offload_track_open(const struct packet *p, const struct connection *c)
+static __always_inline void offload_track_open(const struct packet *p, struct connection *c)
 {
 	if (p->tcp_syn)
 		c->offload->state |= OFFLOAD_SYN << c->side;
 	else if (c->offload->state & OFFLOAD_SYN << !c->side)
-		bpf_map_delete_elem(&offload_tcp, &c->key);
+		offload_remove(c);
 }
 
 static __always_inline bool offload_matches(const struct connection *c)
@@ -333,7 +396,7 @@ static __always_inline void ct_record(struct offload *offload, const struct pack
 }
 
 /* Records p, which the stack has delivered, in its connection's entry. */
-static __always_inline void offload_touch(const struct packet *p, const struct connection *c,
+static __always_inline void offload_touch(const struct packet *p, struct connection *c,
 					  bool by_container)
 {
 	__u32 now = now_ticks();
@@ -345,21 +408,22 @@ static __always_inline void offload_touch(const struct packet *p, const struct c
 		offload_track_close(p, c);
 }
 
-/* The same for the first packet of its side. Creates the entry, unless the other side has one. */
-static __noinline void offload_store(const struct packet *p, struct connection *c,
-				     bool by_container)
+/* The same for the first packet of its side. Begins the flow, unless the other side has. */
+static __always_inline void offload_begin(const struct packet *p, struct connection *c,
+					  bool by_container)
 {
-	struct offload new = {.owners = c->owners, .uplink = c->uplink};
+	struct offload_copy *copy = offload_scratch_get();
 
-	if (!offload_matches(c)) {
-		if (p->protocol == IPPROTO_TCP)
-			bpf_map_update_elem(&offload_tcp, &c->key, &new, BPF_ANY);
-		else
-			bpf_map_update_elem(&offload_udp, &c->key, &new, BPF_ANY);
-		c->offload = offload_lookup(&c->key);
-	}
-	if (!c->offload)
+	if (!copy)
 		return;
+	if (!offload_matches(c)) {
+		__builtin_memset(copy, 0, sizeof(*copy));
+		copy->now.owner = c->owner;
+		copy->now.owners = c->owners;
+		copy->now.uplink = c->uplink;
+		c->offload = &copy->now;
+	}
 	offload_touch(p, c, by_container);
-	c->offload->state |= OFFLOAD_DELIVERED << c->side;
+	if (c->offload)
+		offload_deliver(c, c->side);
 }

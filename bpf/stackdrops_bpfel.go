@@ -292,28 +292,6 @@ type StackDropsNode struct {
 	Pad    [3]uint8
 }
 
-type StackDropsOffload struct {
-	_        structs.HostLayout
-	Owners   uint64
-	Uplink   uint32
-	CtSeen   uint32
-	CtAcked  [2]uint32
-	CtAck    [2]uint32
-	FinSeq   [2]uint32
-	State    uint8
-	Slow     [2]uint8
-	CtWindow uint8
-	Pad      [4]uint8
-}
-
-type StackDropsOffloadKey struct {
-	_        structs.HostLayout
-	Addr     [2]StackDropsAddr
-	Port     [2]uint16
-	Protocol uint8
-	Pad      [3]uint8
-}
-
 type StackDropsPrefixKey struct {
 	_         structs.HostLayout
 	Prefixlen uint32
@@ -379,8 +357,6 @@ const (
 	StackDropsMapMovedFlows    = "moved_flows"
 	StackDropsMapNodes         = "nodes"
 	StackDropsMapNonmasqCidrs  = "nonmasq_cidrs"
-	StackDropsMapOffloadTcp    = "offload_tcp"
-	StackDropsMapOffloadUdp    = "offload_udp"
 	StackDropsMapPortNumbers   = "port_numbers"
 	StackDropsMapPortSrcRanges = "port_src_ranges"
 	StackDropsMapRouteRules    = "route_rules"
@@ -463,8 +439,6 @@ type StackDropsMapSpecs struct {
 	MovedFlows    *ebpf.MapSpec `ebpf:"moved_flows"`
 	Nodes         *ebpf.MapSpec `ebpf:"nodes"`
 	NonmasqCidrs  *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
-	OffloadTcp    *ebpf.MapSpec `ebpf:"offload_tcp"`
-	OffloadUdp    *ebpf.MapSpec `ebpf:"offload_udp"`
 	PortNumbers   *ebpf.MapSpec `ebpf:"port_numbers"`
 	PortSrcRanges *ebpf.MapSpec `ebpf:"port_src_ranges"`
 	RouteRules    *ebpf.MapSpec `ebpf:"route_rules"`
@@ -523,8 +497,6 @@ type StackDropsMaps struct {
 	MovedFlows    *ebpf.Map `ebpf:"moved_flows"`
 	Nodes         *ebpf.Map `ebpf:"nodes"`
 	NonmasqCidrs  *ebpf.Map `ebpf:"nonmasq_cidrs"`
-	OffloadTcp    *ebpf.Map `ebpf:"offload_tcp"`
-	OffloadUdp    *ebpf.Map `ebpf:"offload_udp"`
 	PortNumbers   *ebpf.Map `ebpf:"port_numbers"`
 	PortSrcRanges *ebpf.Map `ebpf:"port_src_ranges"`
 	RouteRules    *ebpf.Map `ebpf:"route_rules"`
@@ -557,8 +529,6 @@ func (m *StackDropsMaps) Close() error {
 		m.MovedFlows,
 		m.Nodes,
 		m.NonmasqCidrs,
-		m.OffloadTcp,
-		m.OffloadUdp,
 		m.PortNumbers,
 		m.PortSrcRanges,
 		m.RouteRules,

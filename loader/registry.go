@@ -44,8 +44,6 @@ var registry = map[string]mapTraits{
 	bpf.MapAdmittedFlows: {owned: true},
 	bpf.MapFlowBuckets:   {flowsPerEntry: flowWays},
 	bpf.MapFlowTable:     {},
-	bpf.MapOffloadTCP:    {flowsPerEntry: 2},
-	bpf.MapOffloadUDP:    {flowsPerEntry: 8}, // UDP entries stay until evicted, so they get less memory
 
 	bpf.MapCluster:     {onDemand: true, added: true},
 	bpf.MapFwdCache:    {onDemand: true},

@@ -7,8 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"time"
-
-	"github.com/cilium/ebpf"
+	"unsafe"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -33,7 +32,7 @@ func FlowEntries(dp *loader.Datapath) ([]FlowEntry, error) {
 		return nil, err
 	}
 	var list []FlowEntry
-	for entry, err := range flowEntries(dp) {
+	for entry, err := range flowEntries(dp, isNotOffload) {
 		if err != nil {
 			return nil, err
 		}
@@ -49,7 +48,7 @@ func CountFlows(dp *loader.Datapath) (map[FlowState]int, error) {
 		return nil, err
 	}
 	counts := map[FlowState]int{}
-	for entry, err := range flowEntries(dp) {
+	for entry, err := range flowEntries(dp, isNotOffload) {
 		if err != nil {
 			return nil, err
 		}
@@ -60,13 +59,22 @@ func CountFlows(dp *loader.Datapath) (map[FlowState]int, error) {
 	return counts, nil
 }
 
-// LiveFlows returns the number of flows that have not expired; 0 if the table is not open.
+// LiveFlows returns the number of flows of all kinds that have not expired; 0 if the table is not open.
 func LiveFlows(dp *loader.Datapath) (live int, err error) {
-	counts, err := CountFlows(dp)
-	for _, n := range counts {
-		live += n
+	now, err := nowTicks()
+	if err != nil {
+		return 0, err
 	}
-	return live, err
+	all := func(bpf.FlowKey) bool { return true }
+	for entry, err := range flowEntries(dp, all) {
+		if err != nil {
+			return live, err
+		}
+		if !flowEntryOf(dp, entry.Key, entry.Flow, now).Expired {
+			live++
+		}
+	}
+	return live, nil
 }
 
 func flowEntryOf(dp *loader.Datapath, key bpf.FlowKey, value bpf.Flow, now uint32) FlowEntry {
@@ -94,28 +102,31 @@ type OffloadEntry struct {
 	Seen     time.Duration // since conntrack last saw it
 }
 
-// OffloadEntries lists the entries of both offload maps, in no particular order.
+// OffloadEntries lists the connections that bypass the stack, or are about to, in no particular order.
 func OffloadEntries(dp *loader.Datapath) ([]OffloadEntry, error) {
 	now, err := nowTicks()
 	if err != nil {
 		return nil, err
 	}
 	var list []OffloadEntry
-	for _, m := range []*ebpf.Map{dp.OffloadTcp, dp.OffloadUdp} {
-		for entry, err := range entries[bpf.OffloadKey, bpf.Offload](m) {
-			if err != nil {
-				return nil, err
-			}
-			list = append(list, offloadEntryOf(entry.key, entry.value, now))
+	for entry, err := range flowEntries(dp, isOffload) {
+		if err != nil {
+			return nil, err
 		}
+		list = append(list, offloadEntryOf(entry.Key, offloadOf(entry.Flow), now))
 	}
 	return list, nil
 }
 
-func offloadEntryOf(key bpf.OffloadKey, value bpf.Offload, now uint32) OffloadEntry {
-	e := OffloadEntry{Protocol: Protocol(key.Protocol), State: "one way", Seen: sinceTick(now, value.CtSeen)}
-	for side := range e.Sides {
-		e.Sides[side] = netip.AddrPortFrom(addrOf(key.Addr[side]), key.Port[side])
+// offloadOf returns a flow of kind FlowOffload: the two share their memory.
+func offloadOf(flow bpf.Flow) bpf.Offload { return *(*bpf.Offload)(unsafe.Pointer(&flow)) }
+
+func offloadEntryOf(key bpf.FlowKey, value bpf.Offload, now uint32) OffloadEntry {
+	e := OffloadEntry{
+		Protocol: Protocol(key.Protocol), State: "one way", Seen: sinceTick(now, value.CtSeen),
+		Sides: [2]netip.AddrPort{
+			netip.AddrPortFrom(addrOf(key.Remote), key.RemotePort), netip.AddrPortFrom(addrOf(key.Local), key.LocalPort),
+		},
 	}
 	both := func(bit bpf.OffloadState) bpf.OffloadState { return bit | bit<<1 }
 	switch {

@@ -39,7 +39,7 @@ func TestOffloadState(t *testing.T) {
 	for state, want := range map[bpf.OffloadState]string{
 		1: "one way", 2: "one way", 1 | 2: "open", 1 | 4: "one way", 1 | 2 | 16: "closing", 1 | 2 | 16 | 32 | 64: "closing", 1 | 2 | 16 | 32 | 64 | 128: "closed",
 	} {
-		if got := offloadEntryOf(bpf.OffloadKey{}, bpf.Offload{State: state}, 0).State; got != want {
+		if got := offloadEntryOf(bpf.FlowKey{}, bpf.Offload{State: state}, 0).State; got != want {
 			t.Errorf("state %#x: got %q, want %q", state, got, want)
 		}
 	}

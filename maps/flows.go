@@ -94,7 +94,7 @@ func AddrPortText(p netip.AddrPort) string {
 // thousands.
 func Flows(dp *loader.Datapath) ([]Flow, error) {
 	var list []Flow
-	for entry, err := range flowEntries(dp) {
+	for entry, err := range flowEntries(dp, isNotOffload) {
 		if err != nil {
 			return nil, err
 		}
@@ -103,13 +103,17 @@ func Flows(dp *loader.Datapath) ([]Flow, error) {
 	return list, nil
 }
 
-// flowEntries walks flow_table. It leaves out flows of removed owners, which stay until others replace them.
-func flowEntries(dp *loader.Datapath) iter.Seq2[bpf.FlowEntry, error] {
+func isOffload(key bpf.FlowKey) bool    { return key.Kind == bpf.FlowOffload }
+func isNotOffload(key bpf.FlowKey) bool { return key.Kind != bpf.FlowOffload }
+
+// flowEntries walks those flows in flow_table whose keys are wanted. It leaves out flows of removed owners,
+// which stay until others replace them.
+func flowEntries(dp *loader.Datapath, wanted func(bpf.FlowKey) bool) iter.Seq2[bpf.FlowEntry, error] {
 	return func(yield func(bpf.FlowEntry, error) bool) {
 		living, err := livingOwners(dp)
 		if err == nil && dp.FlowTable != nil {
 			err = usedPlaces(dp, func(place bpf.FlowEntry) bool {
-				return !living[loader.Owner(place.Flow.Owner)] || yield(place, nil)
+				return !wanted(place.Key) || !living[loader.Owner(place.Flow.Owner)] || yield(place, nil)
 			})
 		}
 		if err != nil {

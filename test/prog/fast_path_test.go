@@ -7,14 +7,13 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/cilium/ebpf"
+	"unsafe"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// offload is an entry of offload_tcp or offload_udp. between has the sides in the order of the key,
+// offload is a flow of kind FlowOffload. between has the sides in the order of the key,
 // "address:port > address:port".
 type offload struct {
 	between string
@@ -42,27 +41,26 @@ func (o offload) ctSeenAgo(ago time.Duration) offload   { o.ctSeen = ago; return
 func (o offload) ownedBy(owners uint64) offload         { o.owners = owners; return o }
 func (o offload) byAnotherUplink() offload              { o.outside = !o.outside; return o }
 
-func (h *host) offloads(s scene) *ebpf.Map {
-	if s.proto == tcp {
-		return h.programs.Maps[bpf.MapOffloadTCP]
-	}
-	return h.programs.Maps[bpf.MapOffloadUDP]
-}
-
 func (h *host) offload(s scene, o offload) error {
 	if o.between == "" {
 		return nil
 	}
 	first, second := s.sides(o.between, false)
-	key := bpf.OffloadKey{
-		Addr: [2]bpf.Addr{wire(first.Addr()), wire(second.Addr())},
-		Port: [2]uint16{first.Port(), second.Port()}, Protocol: s.number(),
+	key := bpf.FlowKey{
+		Remote: wire(first.Addr()), RemotePort: first.Port(), Local: wire(second.Addr()), LocalPort: second.Port(),
+		Protocol: s.number(), Kind: bpf.FlowOffload,
 	}
-	value := bpf.Offload{Owners: o.owners, CtSeen: ticks(o.ctSeen), State: o.states, FinSeq: [2]uint32{1000, 2000}}
+	value := bpf.Offload{
+		Owner: owners["pod"], Owners: o.owners, CtSeen: ticks(o.ctSeen), State: o.states, FinSeq: [2]uint32{1000, 2000},
+		FlowState: bpf.FlowEstablished,
+	}
+	if s.proto == udp {
+		value.FlowState = bpf.FlowUDPStream
+	}
 	if o.outside {
 		value.Uplink = uint32(h.uplink.Index)
 	}
-	return h.offloads(s).Put(&key, &value)
+	return h.flows().Put(key, *(*bpf.Flow)(unsafe.Pointer(&value)))
 }
 
 // fastPathRow is a packet of a connection that may bypass the stack. If it does, a second such packet
@@ -105,7 +103,6 @@ func (h *host) checkFastPath(program string, s scene, r fastPathRow) error {
 	errs := []error{
 		h.reset(), h.fill(s, r.ports, r.flows),
 		h.emptyForwardingCache(),
-		empty[bpf.OffloadKey, bpf.Offload](h.offloads(s)),
 		h.offload(s, r.known),
 	}
 	for _, pod := range []string{"pod", "pod2"} {
@@ -143,7 +140,7 @@ func (h *host) checkFastPath(program string, s scene, r fastPathRow) error {
 			break
 		}
 	}
-	known, err := contents[bpf.OffloadKey, bpf.Offload](h.offloads(s))
+	known, err := h.flows().offloads(s.number())
 	if err == nil && r.known.between != "" && (len(known) == 0) != r.ends {
 		err = fmt.Errorf("offload entries afterwards: %+v", known)
 	}

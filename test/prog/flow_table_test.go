@@ -3,6 +3,7 @@ package prog
 import (
 	"errors"
 	"fmt"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 
@@ -88,8 +89,24 @@ func (f flowTable) Delete(key bpf.FlowKey) error {
 	return f.buckets.Put(index, bucket)
 }
 
-// all reads all flows.
+// all reads all flows but those of kind FlowOffload.
 func (f flowTable) all() (map[bpf.FlowKey]bpf.Flow, error) {
+	return f.ofKind(func(kind bpf.FlowKind) bool { return kind != bpf.FlowOffload })
+}
+
+// offloads reads the flows of kind FlowOffload, which are of a protocol.
+func (f flowTable) offloads(protocol uint8) (map[bpf.FlowKey]bpf.Offload, error) {
+	all, err := f.ofKind(func(kind bpf.FlowKind) bool { return kind == bpf.FlowOffload })
+	offloads := map[bpf.FlowKey]bpf.Offload{}
+	for key, value := range all {
+		if key.Protocol == protocol {
+			offloads[key] = *(*bpf.Offload)(unsafe.Pointer(&value))
+		}
+	}
+	return offloads, err
+}
+
+func (f flowTable) ofKind(wanted func(bpf.FlowKind) bool) (map[bpf.FlowKey]bpf.Flow, error) {
 	buckets, err := allOf[bpf.FlowBucket](f.buckets)
 	if err != nil {
 		return nil, err
@@ -98,8 +115,7 @@ func (f flowTable) all() (map[bpf.FlowKey]bpf.Flow, error) {
 	all := map[bpf.FlowKey]bpf.Flow{}
 	for i, bucket := range buckets {
 		for way, id := range bucket.Id {
-			if id != 0 {
-				entry := entries[i*flowWays+way]
+			if entry := entries[i*flowWays+way]; id != 0 && wanted(entry.Key.Kind) {
 				all[entry.Key] = entry.Flow
 			}
 		}

@@ -176,11 +176,7 @@ func newCacheHost(t *testing.T) *cacheHost {
 
 // start makes the host's pods, which nothing is known of.
 func (h *cacheHost) start(s scene, path bpf.FastPath) error {
-	errs := []error{
-		h.reset(), h.emptyForwardingCache(), h.forget(),
-		empty[bpf.OffloadKey, bpf.Offload](h.programs.Maps[bpf.MapOffloadTCP]),
-		empty[bpf.OffloadKey, bpf.Offload](h.programs.Maps[bpf.MapOffloadUDP]),
-	}
+	errs := []error{h.reset(), h.emptyForwardingCache(), h.forget()}
 	for pod := range podMACs {
 		errs = append(errs, h.putPod(s, pod, path, nil), h.putPodDevice(s, pod, nil))
 	}

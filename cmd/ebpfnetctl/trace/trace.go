@@ -156,19 +156,9 @@ func protocolOf(name string, is6 bool) maps.Protocol {
 // firstPort is where the search for a port of the packet begins: clients use such ports.
 const firstPort = 40000
 
-// fill copies the entries of the packet's connection, and chooses its port if the caller has not.
+// fill copies the entries of connections, and chooses its port if the caller has not.
 func (w *walker) fill(p *packet) error {
-	addresses := []netip.Addr{p.src.Addr(), p.dst.Addr()}
-	ports, err := maps.HostPorts(&w.copy.Datapath)
-	if err != nil {
-		return err
-	}
-	for _, port := range ports {
-		if port.HostPort == p.dst.Port() && port.Protocol == p.protocol {
-			addresses = append(addresses, port.ContainerAddr)
-		}
-	}
-	if err := maps.FillCopy(w.copy, addresses...); err != nil {
+	if err := maps.FillCopy(w.copy); err != nil {
 		return err
 	}
 	flows, errFlows := maps.Flows(&w.copy.Datapath)
