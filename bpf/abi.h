@@ -224,6 +224,7 @@ struct flow {
 	__u16 created; /* the last 16 bits of the time, in ticks */
 	__u8 probe;    /* FLOW_SNAT: which candidate its port is */
 	__u8 pad[3];
+	__u64 payer; /* the container against which the flow counts: the opener, or if outside, the owner */
 };
 
 /* admitted_flows: a flow to create, in which both sides have sent. */
@@ -261,7 +262,7 @@ enum offload_state { /* of side 0; shift left by one for side 1 */
  * where struct flow has it.
  */
 struct offload {
-	__u64 owner;	   /* the container that the flow counts against */
+	__u64 owner;	   /* of one of the endpoints, with which the flow ends */
 	__u32 ct_acked[2]; /* TCP: the end of each side's acknowledged data in conntrack */
 	__u32 ct_ack[2];   /* TCP: the end of the other side's data in conntrack */
 	__u32 ct_seen;	   /* when conntrack last saw the connection, in ticks of 2^30 ns */
@@ -273,6 +274,7 @@ struct offload {
 	__u8 ct_window;		    /* TCP: the window of the last conntrack update */
 	__u8 pad[3];
 	__u64 owners; /* of the endpoints at both sides, XOR */
+	__u64 payer;
 };
 
 /*
@@ -465,8 +467,8 @@ _Static_assert(sizeof(struct device) == 104, "device");
 _Static_assert(sizeof(struct host_port_key) == 20, "host_port_key");
 _Static_assert(sizeof(struct host_port) == 40, "host_port");
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
-_Static_assert(sizeof(struct flow) == 56, "flow");
-_Static_assert(sizeof(struct flow_entry) == 96, "flow_entry");
+_Static_assert(sizeof(struct flow) == 64, "flow");
+_Static_assert(sizeof(struct flow_entry) == 104, "flow_entry");
 _Static_assert(sizeof(struct flow_bucket) == 8 + 4 * FLOW_WAYS, "flow_bucket");
 _Static_assert(sizeof(struct routed) == 48, "routed");
 _Static_assert(sizeof(struct masq_sources_key) == 8, "masq_sources_key");

@@ -165,6 +165,7 @@ type DatapathFlow struct {
 	Created    uint16
 	Probe      uint8
 	Pad        [3]uint8
+	Payer      uint64
 }
 
 type DatapathFlowBucket struct {
@@ -400,6 +401,7 @@ type DatapathOffload struct {
 	CtWindow  uint8
 	Pad       [3]uint8
 	Owners    uint64
+	Payer     uint64
 }
 
 type DatapathOffloadState uint8

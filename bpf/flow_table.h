@@ -186,12 +186,13 @@ __noinline int flow_weigh(__u32 way)
 	__u32 weight, idle;
 	bool own;
 
-	if (!args || !bucket || way >= FLOW_WAYS || !bucket->id[way])
+	if (!args || !bucket || way >= FLOW_WAYS || !bucket->id[way] ||
+	    bucket->id[way] == args->keep)
 		return 0;
 	entry = flow_entry_at(args, way);
 	if (!entry)
 		return 0;
-	own = entry->flow.owner == args->new.owner;
+	own = entry->flow.payer == args->new.payer;
 	args->own += own;
 	idle = args->now - entry->flow.last_seen;
 	if (flow_expired_at(&entry->flow, args->now) ||
@@ -268,6 +269,8 @@ __noinline int flow_insert(__u32 replace)
 	bucket = flow_bucket_of(args);
 	if (!bucket)
 		return false;
+	if (!args->new.payer)
+		args->new.payer = args->new.owner;
 	args->now = now_ticks();
 	args->replaced = args->id;
 	args->version = flow_version(&args->flow);

@@ -25,17 +25,21 @@
  * p's destination as source. Returns false if it cannot.
  */
 static __noinline bool hairpin_track_dnat(const struct packet *p, const struct endpoint *endpoint,
-					  const struct host_port *port, __u16 gateway_port)
+					  const struct host_port *port,
+					  const struct masq_args *masq)
 {
 	struct flow_args *args = flow_scratch_get();
 	struct flow *flow;
+	__u32 first;
+	bool inserted;
 
 	if (!args)
 		return false;
+	first = args->id; /* of the masqueraded flow, which must stay */
 	__builtin_memset(&args->key, 0, sizeof(args->key));
 	args->key.remote = endpoint->gateway;
 	args->key.local = port->target_addr;
-	args->key.remote_port = gateway_port;
+	args->key.remote_port = masq->key.local_port;
 	args->key.local_port = port->target_port;
 	args->key.protocol = p->protocol;
 	args->key.kind = FLOW_DNAT;
@@ -49,9 +53,13 @@ static __noinline bool hairpin_track_dnat(const struct packet *p, const struct e
 	args->new.owner = port->owner;
 	args->new.nat_addr = p->dst;
 	args->new.nat_port = p->dport;
-	args->new.remote_port = gateway_port;
+	args->new.remote_port = masq->key.local_port;
+	args->new.payer = masq->flow.payer;
 	flow_open(&args->new, p, FROM_REMOTE, now_ticks());
-	return flow_insert(true);
+	args->keep = first;
+	inserted = flow_insert(true);
+	args->keep = 0;
+	return inserted;
 }
 
 /* Returns a hash of the host address and port that p is addressed to. */
@@ -74,6 +82,7 @@ static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, struct packet *
 {
 	struct endpoint *endpoint = endpoint_lookup(&port->target_addr);
 	struct masq_args *args = masq_scratch_get();
+	struct device *client;
 	__u16 gateway_port;
 
 	if (!endpoint || !args)
@@ -83,6 +92,8 @@ static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, struct packet *
 	args->tuple.dst = port->target_addr;
 	args->tuple.dport = port->target_port;
 	masq_init(args, &args->tuple, &endpoint->gateway, port->owner, hairpin_via(p));
+	client = device_lookup(skb->ifindex);
+	args->flow.payer = client ? client->owner : port->owner;
 	if (!masq_find(skb)) {
 		if (p->tcp_synack || is_host_connection(skb, p))
 			return VERDICT_NEXT;
@@ -94,7 +105,7 @@ static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, struct packet *
 	/* Second flow: the gateway to the host port. */
 	p->end_expected = true;
 	gateway_port = args->key.local_port;
-	if (!hairpin_track_dnat(p, endpoint, port, gateway_port))
+	if (!hairpin_track_dnat(p, endpoint, port, args))
 		return drop_for(skb, port->owner, REASON_NO_PORT);
 
 	if (rewrite(skb, p, SIDE_DST, &port->target_addr, port->target_port) ||

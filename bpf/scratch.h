@@ -75,9 +75,9 @@ struct flow_args {
 	__u32 now;
 	__u32 free; /* number of free places in the bucket, and one of them */
 	__u32 free_way;
-	__u32 own;    /* number of the owner's flows in the bucket */
+	__u32 keep;   /* id of a flow that must not be replaced; 0: none */
+	__u32 own;    /* number of the payer's flows in the bucket */
 	__u32 weight; /* of the flow to replace */
-	__u32 pad;
 };
 
 enum flow_weight {

@@ -155,6 +155,7 @@ type StackDropsFlowEntry struct {
 		Created    uint16
 		Probe      uint8
 		Pad        [3]uint8
+		Payer      uint64
 	}
 }
 

@@ -101,7 +101,7 @@ func (f flow) wire(s scene) (bpf.FlowKey, bpf.Flow) {
 		Protocol: s.number(), Kind: f.kind,
 	}
 	value := bpf.Flow{
-		Owner: f.owner, NatAddr: wire(translated.Addr()), NatPort: translated.Port(),
+		Owner: f.owner, Payer: f.owner, NatAddr: wire(translated.Addr()), NatPort: translated.Port(),
 		LastSeen: ticks(f.idle), Created: uint16(ticks(f.idle)), State: f.state(s.proto), Flags: f.flags,
 		Ack: podACK, Expected: podSYN + 1, Uplink: f.uplink,
 	}
@@ -178,11 +178,11 @@ func (h *host) checkEntries(got map[bpf.FlowKey]bpf.Flow, s scene, want []flow) 
 	return nil
 }
 
-// untimed returns an entry with the times, sequence numbers, device and candidate of another one.
+// untimed returns an entry with the times, sequence numbers, device, candidate and payer of another one.
 func untimed(entry, other bpf.Flow) bpf.Flow {
 	entry.LastSeen, entry.Created = other.LastSeen, other.Created
 	entry.Ack, entry.Expected, entry.RemoteEnd = other.Ack, other.Expected, other.RemoteEnd
-	entry.Uplink, entry.Probe = other.Uplink, other.Probe
+	entry.Uplink, entry.Probe, entry.Payer = other.Uplink, other.Probe, other.Payer
 	return entry
 }
 

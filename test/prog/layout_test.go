@@ -94,11 +94,11 @@ func TestLayout(t *testing.T) {
 				Key: bpf.FlowKey{Remote: addr, Local: addr6, RemotePort: 80, LocalPort: 8080, Protocol: 17, Kind: bpf.FlowDNAT},
 				Flow: bpf.Flow{
 					Owner: 1, NatAddr: addr, LastSeen: 0x01020304, NatPort: 80, State: bpf.FlowLastACK, Flags: bpf.FlowFIN,
-					Uplink: 6, Ack: 7, Expected: 8, RemoteEnd: 9, RemotePort: 0x0102, Created: 0x0304, Probe: 5,
+					Uplink: 6, Ack: 7, Expected: 8, RemoteEnd: 9, RemotePort: 0x0102, Created: 0x0304, Probe: 5, Payer: 10,
 				},
 			},
 			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 5000 901f 11 02 0000" +
-				"0100000000000000 00000000 00000000 0000ffff 08007109 04030201 5000 05 04 06000000 07000000 08000000 09000000 0201 0403 05 000000",
+				"0100000000000000 00000000 00000000 0000ffff 08007109 04030201 5000 05 04 06000000 07000000 08000000 09000000 0201 0403 05 000000 0a00000000000000",
 		},
 		{bpf.MapMovedFlows, "value", bpf.Moved{Seen: 1, SeenFar: 2}, "01000000 02000000"},
 		{

@@ -37,7 +37,7 @@ func TestBpftoolDump(t *testing.T) {
 			"drop_totals": {[]string{"values"}, ""},
 			"endpoints":   {[]string{"value", "fast_path"}, `"FAST_PATH_ESTABLISHED"`},
 			"host_ports":  {[]string{"key", "dir"}, ""},
-			"flows":       {[]string{"key", "kind"}, `"FLOW_DNAT"`},
+			"flow_table":  {[]string{"value", "key", "kind"}, `"FLOW_DNAT"`},
 			"uplinks":     {[]string{"value", "addr4", "bytes"}, ""},
 			"config":      {[]string{"value", ".rodata"}, ""},
 		} {

@@ -305,13 +305,14 @@ func (n *network) setEstablishedTimeout(t *testing.T) int {
 func (n *network) makeUpdatesDue(t *testing.T) {
 	t.Helper()
 	n.withDatapath(t, func(datapath *loader.Datapath) {
-		var key bpf.OffloadKey
-		var value bpf.Offload
-		for all := datapath.OffloadTcp.Iterate(); all.Next(&key, &value); {
-			value.CtSeen -= 3600
-			if err := datapath.OffloadTcp.Put(&key, &value); err != nil {
-				t.Fatal(err)
+		var place uint32
+		var entry bpf.FlowEntry
+		for all := datapath.FlowTable.Iterate(); all.Next(&place, &entry); {
+			if entry.Key.Kind != bpf.FlowOffload || maps.Protocol(entry.Key.Protocol) != maps.TCP {
+				continue
 			}
+			entry.Flow.LastSeen -= 3600 // where struct offload has ct_seen
+			testenv.Must(t, datapath.FlowTable.Put(place, entry))
 		}
 		err := maps.With(testenv.Context(t), datapath, func(store *maps.Store) error {
 			store.NewGeneration()

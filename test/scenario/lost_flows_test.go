@@ -113,7 +113,7 @@ func (n *network) keepClearingFlows(t *testing.T) *atomic.Int64 {
 	var times atomic.Int64
 	wg.Go(func() {
 		n.withDatapath(t, func(datapath *loader.Datapath) {
-			ticker := time.NewTicker(5 * time.Millisecond)
+			ticker := time.NewTicker(100 * time.Millisecond)
 			defer ticker.Stop()
 			for ctx.Err() == nil {
 				removed, err := clearFlowsAndCache(datapath)
