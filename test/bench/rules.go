@@ -166,7 +166,7 @@ COMMIT
 `
 }
 
-// kubeIPTables returns the rules that kube-proxy writes in mode iptables.
+// kubeIPTables returns the rules that kube-proxy writes in mode iptables. They precede those of portmap.
 func kubeIPTables(f *ruleFamily) string {
 	var chains, services, rules strings.Builder
 	for s := range kubeServices {
@@ -199,10 +199,10 @@ const (
 :KUBE-FORWARD - [0:0]
 :KUBE-PROXY-FIREWALL - [0:0]
 :KUBE-SERVICES - [0:0]
--A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
--A FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
--A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
--A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES
+-I FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES
+-I FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-I FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
+-I FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
 -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
 -A KUBE-FORWARD -m comment --comment "kubernetes forwarding rules" -m mark --mark 0x4000/0x4000 -j ACCEPT
 -A KUBE-FORWARD -m comment --comment "kubernetes forwarding conntrack rule" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
@@ -214,9 +214,9 @@ COMMIT
 :KUBE-POSTROUTING - [0:0]
 :KUBE-SERVICES - [0:0]
 `
-	kubeNATRules = `-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
--A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
--A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+	kubeNATRules = `-I PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-I OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-I POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
 -A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
 -A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
 -A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
