@@ -17,6 +17,7 @@
 #include "checksum.h"
 #include "maps.h"
 #include "parse.h"
+#include "stack_hooks.h"
 #include "tag.h"
 #include "time.h"
 #include "tuple_hint.h"
@@ -32,6 +33,8 @@
 struct connection {
 	struct offload_key key;
 	__u32 side;		 /* which side in key has sent p: 0 or 1 */
+	__u32 device;		 /* of the container, or of one */
+	__u32 other;		 /* of the other container; 0: the uplink */
 	__u32 uplink;		 /* as in struct offload */
 	__u64 owners;		 /* as in struct offload */
 	struct offload *offload; /* the entry, or NULL */
@@ -69,6 +72,37 @@ static __always_inline struct offload *offload_lookup(const struct offload_key *
 {
 	return key->protocol == IPPROTO_TCP ? bpf_map_lookup_elem(&offload_tcp, key)
 					    : bpf_map_lookup_elem(&offload_udp, key);
+}
+
+static __always_inline struct stack_note *offload_note(const struct packet *p,
+						       const struct connection *c, __u32 uplink)
+{
+	return stack_note_lookup(way_between(c->device, c->other ?: uplink, p->ipv6));
+}
+
+/*
+ * Records that p bypasses the stack without an entry. Voids what is known of the stack: if its
+ * hooks return, it has not seen what was sent meanwhile.
+ */
+static __always_inline void offload_record_bypass(const struct packet *p,
+						  const struct connection *c)
+{
+	struct stack_note *note = offload_note(p, c, c->uplink);
+	__u32 jiffy = bpf_jiffies64();
+
+	if (!note || note->jiffy == jiffy)
+		return;
+	note->bypassed = now_ticks();
+	note->jiffy = jiffy;
+}
+
+/* Reports whether what was recorded of the connection at the tick is void. */
+static __always_inline bool offload_is_void(const struct packet *p, const struct connection *c,
+					    __u32 uplink, __u32 tick)
+{
+	struct stack_note *note = offload_note(p, c, uplink);
+
+	return note && note->bypassed && (__s32)(tick - note->bypassed) <= 0;
 }
 
 static __always_inline bool offload_is_possible(const struct packet *p)
@@ -179,6 +213,7 @@ static __always_inline bool offload_allows(const struct packet *p, const struct 
 	const struct offload *offload = c->offload;
 
 	if (!offload || offload->owners != c->owners ||
+	    offload_is_void(p, c, offload->uplink, offload->ct_seen) ||
 	    (offload->state & OFFLOAD_DELIVERED_BOTH) != OFFLOAD_DELIVERED_BOTH ||
 	    is_ct_update(p, c))
 		return false;
