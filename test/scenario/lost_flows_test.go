@@ -78,7 +78,7 @@ func connectPair(t *testing.T, p path) (client, server net.Conn) {
 
 // Flows are cleared again and again during transfers in both directions.
 func TestFlowsLostUnderTraffic(t *testing.T) {
-	n := newNetwork(t)
+	n := newEstablishedNetwork(t)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	forEachFamily(t, func(t *testing.T, f testenv.Family) {
 		for _, p := range n.translatedPaths(f, a, web) {
