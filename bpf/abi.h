@@ -69,6 +69,8 @@ struct host_config {
 	__u64 secret[2];    /* key of hashes that nobody may predict; survives upgrades */
 	struct port_range masq_ports[2]; /* ports (and ICMP ids) that masquerading allocates */
 	__u32 timeout[FLOW_STATES];	 /* idle time of each state, in ticks of 2^30 ns */
+	__u32 cache_jiffies;		 /* how long a cached decision holds: at most 200 ms */
+	__u32 sees_hooks;		 /* 1: programs can see the stack's hooks (stack_hooks.h) */
 };
 
 enum endpoint_flags {
@@ -81,6 +83,7 @@ enum fast_path { /* between two endpoints, the bits that both have apply */
 	FAST_PATH_NEVER = 0,
 	FAST_PATH_ESTABLISHED = 1, /* established connections bypass the stack */
 	FAST_PATH_ALWAYS = 3,      /* and so do new ones */
+	FAST_PATH_AUTO = 5,        /* as always while the stack has no hooks, else as established */
 } __attribute__((packed)); /* one byte */
 /* clang-format on */
 
@@ -460,8 +463,9 @@ struct uplink {
 
 #include "abi_drop.h"
 #include "abi_node.h"
+#include "abi_stack.h"
 
-_Static_assert(sizeof(struct host_config) == 96, "host_config");
+_Static_assert(sizeof(struct host_config) == 104, "host_config");
 _Static_assert(sizeof(struct endpoint) == 72, "endpoint");
 _Static_assert(sizeof(struct device) == 104, "device");
 _Static_assert(sizeof(struct host_port_key) == 20, "host_port_key");
@@ -473,6 +477,7 @@ _Static_assert(sizeof(struct flow_bucket) == 8 + 4 * FLOW_WAYS, "flow_bucket");
 _Static_assert(sizeof(struct routed) == 48, "routed");
 _Static_assert(sizeof(struct masq_sources_key) == 8, "masq_sources_key");
 _Static_assert(sizeof(struct offload) == sizeof(struct flow), "offload");
+_Static_assert(sizeof(struct stack_note) == 16, "stack_note");
 _Static_assert(sizeof(struct fwd_key) == 44, "fwd_key");
 _Static_assert(sizeof(struct fwd_ways) == 16, "fwd_ways");
 _Static_assert(sizeof(struct fwd_entry) == 128, "fwd_entry");

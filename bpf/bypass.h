@@ -33,20 +33,18 @@ static __noinline bool bypass_is_allowed(const struct packet *p, struct connecti
 	return offload_allows(p, c);
 }
 
-/*
- * Reports whether p opens a connection of an endpoint without `always`, so it must pass the
- * stack.
- */
-static __always_inline bool bypass_must_wait(const struct packet *p,
-					     const struct endpoint *endpoint)
+/* Reports whether p opens a connection without `always`, so it must pass the stack. */
+static __always_inline bool bypass_must_wait(const struct packet *p)
 {
-	return (p->tcp_syn || p->tcp_synack) && endpoint->fast_path != FAST_PATH_ALWAYS;
+	return (p->tcp_syn || p->tcp_synack) && p->fast_path != FAST_PATH_ALWAYS;
 }
 
 /* Updates the connection's entry and the TTL of a packet that bypasses the stack. */
 static __always_inline long bypass_prepare(struct __sk_buff *skb, struct packet *p,
 					   struct connection *c)
 {
+	if (!c->offload)
+		offload_record_bypass(p, c);
 	return offload_track_bypass(skb, p, c) ?: decrement_ttl(skb, p);
 }
 
@@ -70,19 +68,19 @@ static __noinline int redirect_to_endpoint(struct __sk_buff *skb, const struct p
 }
 
 /*
- * The fast path of a container's connections, with other containers or with the
+ * Restricts the fast path of a container's connections, with other containers or with the
  * outside. The queue of a shaped device must see every packet. An ingress policy
  * must see the first one of each connection, in to_container. device is the host end
- * of the endpoint's veth, or NULL.
+ * of the container's veth, or NULL.
  */
-static __always_inline __u8 bypass_fast_path(const struct endpoint *endpoint,
-					     const struct device *device, bool with_container)
+static __always_inline __u8 bypass_fast_path(__u8 fast_path, const struct device *device,
+					     bool with_container)
 {
 	if (device && device->flags & DEVICE_SHAPED)
 		return FAST_PATH_NEVER;
 	if (device && with_container && device->ingress_policy != POLICY_OPEN)
-		return endpoint->fast_path & FAST_PATH_ESTABLISHED;
-	return endpoint->fast_path;
+		return fast_path & FAST_PATH_ESTABLISHED;
+	return fast_path;
 }
 
 /* Reports whether the ingress policy of the container behind device admits p from the endpoint. */
@@ -96,15 +94,15 @@ static __always_inline bool bypass_policy_allows(const struct packet *p,
 }
 
 /*
- * The fast path of a container's connections with the outside. If the host has rules
+ * Restricts the fast path of a container's connections with the outside. If the host has rules
  * that bpf_fib_lookup does not follow, the stack routes the first packets.
  */
-static __always_inline __u8 bypass_fast_path_outside(const struct packet *p,
+static __always_inline __u8 bypass_fast_path_outside(__u8 fast_path, const struct packet *p,
 						     const struct endpoint *endpoint)
 {
-	__u8 fast_path = bypass_fast_path(endpoint, device_lookup(endpoint->ifindex), false);
 	__u32 family = p->ipv6, *rules;
 
+	fast_path = bypass_fast_path(fast_path, device_lookup(endpoint->ifindex), false);
 	if (fast_path != FAST_PATH_ALWAYS)
 		return fast_path;
 	rules = bpf_map_lookup_elem(&route_rules, &family);
@@ -132,8 +130,11 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 	if (!bypass_fits(skb, p, to) || skb->pkt_type != PACKET_HOST)
 		return VERDICT_NEXT;
 	c.owners = from->owner ^ to->owner;
-	fast_path = bypass_fast_path(from, device_lookup(from->ifindex), true) &
-		    bypass_fast_path(to, receiver, true);
+	c.device = from->ifindex;
+	c.other = to->ifindex;
+	c.uplink = 0;
+	fast_path = bypass_fast_path(p->fast_path, device_lookup(from->ifindex), true) &
+		    bypass_fast_path(p->fast_path, receiver, true);
 	if (!bypass_is_allowed(p, &c, fast_path, &p->dst, p->dport) ||
 	    !bypass_policy_allows(p, from, receiver))
 		return VERDICT_NEXT;
@@ -142,6 +143,19 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 	packet_translate(p, &p->dst, p->dport);
 	/* Without an entry, no state of a connection between containers is recorded. */
 	return redirect_to_endpoint(skb, p, to, c.offload ? 0 : FWD_EVERY_TCP);
+}
+
+/*
+ * Reports whether p, which may bypass the stack as far as from_container sees, may do so towards
+ * the uplink of c, which may have hooks.
+ */
+static __noinline bool bypass_uplink_allows(struct __sk_buff *skb, const struct packet *p,
+					    const struct endpoint *from, struct connection *c)
+{
+	if (c->offload || from->fast_path != FAST_PATH_AUTO ||
+	    fast_path_now(skb, FAST_PATH_AUTO, c->uplink) == FAST_PATH_ALWAYS)
+		return true;
+	return bypass_is_allowed(p, c, FAST_PATH_ESTABLISHED, &p->dst, p->dport);
 }
 
 /*
@@ -158,14 +172,20 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 	long result;
 
 	c.owners = from->owner;
-	if (skb->pkt_type != PACKET_HOST || bypass_must_wait(p, from) ||
-	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p, from), &p->dst, p->dport))
+	c.device = from->ifindex;
+	c.other = 0;
+	if (skb->pkt_type != PACKET_HOST || bypass_must_wait(p) ||
+	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p->fast_path, p, from), &p->dst,
+			       p->dport))
 		return VERDICT_NEXT;
 	result = fib_next_hop(skb, p, skb->ifindex, packet_segment_len(skb, p), &next);
 	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED)
 		fwd_cache_remove(p);
 	if (result != BPF_FIB_LKUP_RET_SUCCESS &&
 	    (result != BPF_FIB_LKUP_RET_NO_NEIGH || p->protocol != IPPROTO_TCP || p->tcp_syn))
+		return VERDICT_NEXT;
+	c.uplink = next.ifindex;
+	if (!bypass_uplink_allows(skb, p, from, &c))
 		return VERDICT_NEXT;
 	if (c.offload ? c.offload->uplink != next.ifindex : !is_uplink(next.ifindex))
 		return VERDICT_NEXT;
@@ -188,11 +208,13 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 	struct connection c;
 
 	c.owners = to->owner;
-	if (bypass_must_wait(p, to) ||
-	    (to->fast_path == FAST_PATH_ESTABLISHED && fwd_cache_is_new(skb)))
+	c.device = to->ifindex;
+	c.other = 0;
+	c.uplink = skb->ifindex;
+	if (bypass_must_wait(p) || (p->fast_path == FAST_PATH_ESTABLISHED && fwd_cache_is_new(skb)))
 		return VERDICT_NEXT;
 	if (!bypass_fits(skb, p, to) ||
-	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p, to), addr, port))
+	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p->fast_path, p, to), addr, port))
 		return VERDICT_NEXT;
 	if (c.offload ? c.offload->uplink != skb->ifindex : !fib_reverse_path(skb, p))
 		return VERDICT_NEXT;
@@ -282,21 +304,31 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 						 const struct endpoint *from,
 						 const struct endpoint *to, struct connection *c)
 {
-	__u8 fast_path = FAST_PATH_ALWAYS;
+	__u8 now = fast_path_between(from ? from->fast_path : FAST_PATH_ALWAYS,
+				     to ? to->fast_path : FAST_PATH_ALWAYS);
+	__u32 ingress = skb->ingress_ifindex;
+	__u8 fast_path;
 
+	now = fast_path_now(skb, now, ingress);
+	fast_path = now;
 	if (from) {
-		if (from->ifindex != skb->ingress_ifindex)
+		if (from->ifindex != ingress)
 			return false; /* another device uses the container's address */
-		fast_path &= to ? bypass_fast_path(from, device_lookup(from->ifindex), true)
-				: bypass_fast_path_outside(p, from);
+		fast_path &= to ? bypass_fast_path(now, device_lookup(from->ifindex), true)
+				: bypass_fast_path_outside(now, p, from);
 		c->owners ^= from->owner;
+		c->device = from->ifindex;
 	} else {
-		c->uplink = skb->ingress_ifindex;
+		c->uplink = ingress;
 	}
 	if (to) {
-		fast_path &= from ? bypass_fast_path(to, device_lookup(to->ifindex), true)
-				  : bypass_fast_path_outside(p, to);
+		fast_path &= from ? bypass_fast_path(now, device_lookup(to->ifindex), true)
+				  : bypass_fast_path_outside(now, p, to);
 		c->owners ^= to->owner;
+		if (from)
+			c->other = to->ifindex;
+		else
+			c->device = to->ifindex;
 	} else {
 		c->uplink = skb->ifindex;
 	}
@@ -318,10 +350,11 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 static __always_inline bool bypass_is_replied(struct __sk_buff *skb, const struct packet *p,
 					      const struct connection *c)
 {
+	__u32 tick;
 	__u16 hop;
 
 	if (p->protocol != IPPROTO_UDP || c->offload->state & OFFLOAD_DELIVERED << !c->side ||
-	    !tuple_reply_is_delivered(p, &hop))
+	    !tuple_reply_is_delivered(p, &hop, &tick) || offload_is_void(p, c, c->uplink, tick))
 		return false;
 	return !c->uplink || p->ifindex == c->uplink || fib_routes_reply_to(skb, p, c->uplink, hop);
 }
@@ -338,6 +371,8 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	if (!offload_is_possible(p) || !bypass_init_observed(skb, p, from, to, &c))
 		return 0;
 	offload_find(&c);
+	if (c.offload && offload_is_void(p, &c, c.offload->uplink, c.offload->ct_seen))
+		offload_remove(&c);
 	if (p->tcp_syn || p->tcp_synack) {
 		if (c.offload)
 			offload_track_open(p, &c);

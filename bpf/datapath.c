@@ -19,6 +19,7 @@
 #include "policy.h"
 #include "scratch.h"
 #include "spoof.h"
+#include "stack_hooks.h"
 #include "tunnel.h"
 #include "untranslated.h"
 #include "uplink_source.h"
@@ -47,7 +48,10 @@ static __always_inline void classify_sent(struct __sk_buff *skb, struct packet *
 {
 	p->fast_path = FAST_PATH_NEVER;
 	if (from)
-		p->fast_path = to ? from->fast_path & to->fast_path : from->fast_path;
+		p->fast_path = fast_path_now(skb,
+					     to ? fast_path_between(from->fast_path, to->fast_path)
+						: from->fast_path,
+					     to ? to->ifindex : 0);
 	p->to_host = !to && port_may_be_ours(p, p->dport) && !fib_leads_away(skb, p);
 	p->stack_cacheable =
 		device && from && !device->route_set && spoof_is_plain(p) && !p->to_host;
@@ -190,7 +194,8 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 		parsed = parse_fragment(skb, p);
 	if (tag == TAG_REENTRY) {
 		endpoint = endpoint_lookup(&p->dst);
-		p->fast_path = endpoint ? endpoint->fast_path : FAST_PATH_NEVER;
+		p->fast_path =
+			endpoint ? fast_path_now(skb, endpoint->fast_path, 0) : FAST_PATH_NEVER;
 		return bypass_none(skb, p, &p->dst, p->dport);
 	}
 	if (frag_queue_wants(p, parsed)) {
@@ -311,6 +316,21 @@ SEC("tc")
 int to_uplink_l3(struct __sk_buff *skb)
 {
 	return uplink_egress(skb, 0);
+}
+
+/*
+ * Attached nowhere. Returns what makes fastPath auto act as established at skb's device, for its
+ * family: enum stack_hook. A process that reads the state runs it.
+ */
+SEC("tc")
+int stack_hooks(struct __sk_buff *skb)
+{
+	struct packet *p = pkt_scratch_get();
+
+	if (!p)
+		return HOOK_UNKNOWN;
+	p->ipv6 = skb->protocol == bpf_htons(ETH_P_IPV6);
+	return stack_hooks_of(skb, 0);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -147,6 +147,7 @@ const (
 	DatapathFastPathFAST_PATH_NEVER       DatapathFastPath = 0
 	DatapathFastPathFAST_PATH_ESTABLISHED DatapathFastPath = 1
 	DatapathFastPathFAST_PATH_ALWAYS      DatapathFastPath = 3
+	DatapathFastPathFAST_PATH_AUTO        DatapathFastPath = 5
 )
 
 type DatapathFlow struct {
@@ -325,7 +326,9 @@ type DatapathHostConfig struct {
 		First uint16
 		Count uint16
 	}
-	Timeout [12]uint32
+	Timeout      [12]uint32
+	CacheJiffies uint32
+	SeesHooks    uint32
 }
 
 type DatapathHostPort struct {
@@ -483,6 +486,24 @@ type DatapathRouted struct {
 	Tag   uint32
 }
 
+type DatapathStackHook uint32
+
+const (
+	DatapathStackHookHOOK_NETFILTER DatapathStackHook = 1
+	DatapathStackHookHOOK_BRIDGE    DatapathStackHook = 2
+	DatapathStackHookHOOK_IPSEC     DatapathStackHook = 4
+	DatapathStackHookHOOK_NETDEV    DatapathStackHook = 8
+	DatapathStackHookHOOK_TC        DatapathStackHook = 16
+	DatapathStackHookHOOK_UNKNOWN   DatapathStackHook = 32
+)
+
+type DatapathStackNote struct {
+	_        structs.HostLayout
+	Hooks    uint64
+	Bypassed uint32
+	Jiffy    uint32
+}
+
 type DatapathUplink struct {
 	_               structs.HostLayout
 	Addr4           DatapathAddr
@@ -529,11 +550,13 @@ const (
 	DatapathMapPortSrcRanges  = "port_src_ranges"
 	DatapathMapRouteRules     = "route_rules"
 	DatapathMapRouted         = "routed"
+	DatapathMapStackNotes     = "stack_notes"
 	DatapathMapTupleNotes     = "tuple_notes"
 	DatapathMapUplinks        = "uplinks"
 	DatapathProgFromContainer = "from_container"
 	DatapathProgFromUplink    = "from_uplink"
 	DatapathProgFromUplinkL3  = "from_uplink_l3"
+	DatapathProgStackHooks    = "stack_hooks"
 	DatapathProgToContainer   = "to_container"
 	DatapathProgToLoopback    = "to_loopback"
 	DatapathProgToUplink      = "to_uplink"
@@ -586,6 +609,7 @@ type DatapathProgramSpecs struct {
 	FromContainer *ebpf.ProgramSpec `ebpf:"from_container"`
 	FromUplink    *ebpf.ProgramSpec `ebpf:"from_uplink"`
 	FromUplinkL3  *ebpf.ProgramSpec `ebpf:"from_uplink_l3"`
+	StackHooks    *ebpf.ProgramSpec `ebpf:"stack_hooks"`
 	ToContainer   *ebpf.ProgramSpec `ebpf:"to_container"`
 	ToLoopback    *ebpf.ProgramSpec `ebpf:"to_loopback"`
 	ToUplink      *ebpf.ProgramSpec `ebpf:"to_uplink"`
@@ -630,6 +654,7 @@ type DatapathMapSpecs struct {
 	PortSrcRanges  *ebpf.MapSpec `ebpf:"port_src_ranges"`
 	RouteRules     *ebpf.MapSpec `ebpf:"route_rules"`
 	Routed         *ebpf.MapSpec `ebpf:"routed"`
+	StackNotes     *ebpf.MapSpec `ebpf:"stack_notes"`
 	TupleNotes     *ebpf.MapSpec `ebpf:"tuple_notes"`
 	Uplinks        *ebpf.MapSpec `ebpf:"uplinks"`
 }
@@ -695,6 +720,7 @@ type DatapathMaps struct {
 	PortSrcRanges  *ebpf.Map `ebpf:"port_src_ranges"`
 	RouteRules     *ebpf.Map `ebpf:"route_rules"`
 	Routed         *ebpf.Map `ebpf:"routed"`
+	StackNotes     *ebpf.Map `ebpf:"stack_notes"`
 	TupleNotes     *ebpf.Map `ebpf:"tuple_notes"`
 	Uplinks        *ebpf.Map `ebpf:"uplinks"`
 }
@@ -735,6 +761,7 @@ func (m *DatapathMaps) Close() error {
 		m.PortSrcRanges,
 		m.RouteRules,
 		m.Routed,
+		m.StackNotes,
 		m.TupleNotes,
 		m.Uplinks,
 	)
@@ -754,6 +781,7 @@ type DatapathPrograms struct {
 	FromContainer *ebpf.Program `ebpf:"from_container"`
 	FromUplink    *ebpf.Program `ebpf:"from_uplink"`
 	FromUplinkL3  *ebpf.Program `ebpf:"from_uplink_l3"`
+	StackHooks    *ebpf.Program `ebpf:"stack_hooks"`
 	ToContainer   *ebpf.Program `ebpf:"to_container"`
 	ToLoopback    *ebpf.Program `ebpf:"to_loopback"`
 	ToUplink      *ebpf.Program `ebpf:"to_uplink"`
@@ -765,6 +793,7 @@ func (p *DatapathPrograms) Close() error {
 		p.FromContainer,
 		p.FromUplink,
 		p.FromUplinkL3,
+		p.StackHooks,
 		p.ToContainer,
 		p.ToLoopback,
 		p.ToUplink,

@@ -47,6 +47,7 @@ static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, stru
 {
 	int verdict = VERDICT_NEXT;
 
+	p->fast_path = to ? fast_path_now(skb, to->fast_path, to->ifindex) : FAST_PATH_NEVER;
 	if (to && to->route_set)
 		verdict = gateway_deliver(skb, p, to);
 	if (to && p->l3 && verdict == VERDICT_NEXT)
@@ -61,7 +62,6 @@ static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, stru
 		skb->tc_index = TAG_REENTRY;
 		return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 	}
-	p->fast_path = to ? to->fast_path : FAST_PATH_NEVER;
 	return bypass_none(skb, p, addr, port);
 }
 

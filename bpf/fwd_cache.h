@@ -20,8 +20,7 @@
 #include "tuple_hint.h"
 #include "verdict.h"
 
-#define FWD_CACHE_JIFFIES 50 /* 50 ms to half a second, depending on CONFIG_HZ */
-#define FWD_NEW_JIFFIES	  4  /* no longer: another CPU may offload the connection meanwhile */
+#define FWD_NEW_JIFFIES 4 /* no longer: another CPU may offload the connection meanwhile */
 
 /* Reports whether p's connection may have an entry. */
 static __always_inline bool fwd_cacheable(const struct packet *p)
@@ -47,7 +46,7 @@ static __always_inline __u32 generation_get(void)
 
 static __always_inline bool fwd_entry_is_current(const struct fwd_entry *entry)
 {
-	return (__u32)bpf_jiffies64() - entry->updated < FWD_CACHE_JIFFIES &&
+	return (__u32)bpf_jiffies64() - entry->updated < config.cache_jiffies &&
 	       entry->generation == generation_get();
 }
 
@@ -222,7 +221,7 @@ static __always_inline void fwd_cache_remove(const struct packet *p)
 	struct fwd_entry *entry = fwd_cache_lookup(packet_tuple(p));
 
 	if (entry)
-		entry->updated = (__u32)bpf_jiffies64() - FWD_CACHE_JIFFIES;
+		entry->updated = (__u32)bpf_jiffies64() - config.cache_jiffies;
 }
 
 /*

@@ -13,6 +13,7 @@ const volatile struct host_config config = {
 	.attach = ATTACH_TCX,
 	.flow_buckets = 1,
 	.masq_ports = {{.first = 1024, .count = 28976}},
+	.cache_jiffies = 50,
 };
 
 /* Written by ADD before the container can send, removed by DEL. Every program reads it. */
@@ -192,6 +193,14 @@ struct {
 	__type(key, __u32);
 	__type(value, struct routed);
 } routed SEC(".maps");
+
+/* Written by the programs. A hash of the devices and the family chooses the place. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, STACK_NOTES);
+	__type(key, __u32);
+	__type(value, struct stack_note);
+} stack_notes SEC(".maps");
 
 /* Written by every process that looks for uplinks. */
 struct {

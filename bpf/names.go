@@ -47,6 +47,8 @@ type (
 	Reason         = DatapathReason
 	PortRange      = DatapathPortRange
 	Routed         = DatapathRouted
+	StackHook      = DatapathStackHook
+	StackNote      = DatapathStackNote
 	Uplink         = DatapathUplink
 	Maps           = DatapathMaps
 )
@@ -67,6 +69,7 @@ const (
 	FastPathNever       = DatapathFastPathFAST_PATH_NEVER
 	FastPathEstablished = DatapathFastPathFAST_PATH_ESTABLISHED
 	FastPathAlways      = DatapathFastPathFAST_PATH_ALWAYS
+	FastPathAuto        = DatapathFastPathFAST_PATH_AUTO
 
 	FlowSNAT    = DatapathFlowKindFLOW_SNAT
 	FlowDNAT    = DatapathFlowKindFLOW_DNAT
@@ -96,6 +99,13 @@ const (
 	FlowRSTUnknown = DatapathFlowFlagsFLOW_RST_UNKNOWN
 
 	FwdNAT = DatapathFwdFlagsFWD_NAT
+
+	HookNetfilter = DatapathStackHookHOOK_NETFILTER
+	HookBridge    = DatapathStackHookHOOK_BRIDGE
+	HookIPsec     = DatapathStackHookHOOK_IPSEC
+	HookNetdev    = DatapathStackHookHOOK_NETDEV
+	HookTC        = DatapathStackHookHOOK_TC
+	HookUnknown   = DatapathStackHookHOOK_UNKNOWN
 
 	HostPortForward = DatapathHostPortDirHOST_PORT_FORWARD
 	HostPortReverse = DatapathHostPortDirHOST_PORT_REVERSE
@@ -173,6 +183,7 @@ const (
 	MapPlaceScratch  = DatapathMapPlaceScratch
 	MapRouted        = DatapathMapRouted
 	MapRouteRules    = DatapathMapRouteRules
+	MapStackNotes    = DatapathMapStackNotes
 	MapTupleNotes    = DatapathMapTupleNotes
 	MapUplinks       = DatapathMapUplinks
 )
@@ -182,6 +193,7 @@ const (
 	ProgFromContainer = DatapathProgFromContainer
 	ProgFromUplink    = DatapathProgFromUplink
 	ProgFromUplinkL3  = DatapathProgFromUplinkL3
+	ProgStackHooks    = DatapathProgStackHooks
 	ProgToContainer   = DatapathProgToContainer
 	ProgToLoopback    = DatapathProgToLoopback
 	ProgToUplink      = DatapathProgToUplink

@@ -18,6 +18,7 @@
 #include "checksum.h"
 #include "flow_table.h"
 #include "parse.h"
+#include "stack_hooks.h"
 #include "tag.h"
 #include "time.h"
 #include "tuple_hint.h"
@@ -33,6 +34,8 @@
 struct connection {
 	struct flow_key key;
 	__u32 side;		 /* which side in key has sent p: 0 or 1 */
+	__u32 device;		 /* of the container, or of one */
+	__u32 other;		 /* of the other container; 0: the uplink */
 	__u32 uplink;		 /* as in struct offload */
 	__u64 owner;		 /* as in struct offload */
 	__u64 owners;		 /* as in struct offload */
@@ -194,6 +197,37 @@ static __always_inline void offload_deliver(const struct connection *c, __u32 si
 		offload->flow_state = offload_assured(offload);
 }
 
+static __always_inline struct stack_note *offload_note(const struct packet *p,
+						       const struct connection *c, __u32 uplink)
+{
+	return stack_note_lookup(way_between(c->device, c->other ?: uplink, p->ipv6));
+}
+
+/*
+ * Records that p bypasses the stack without an entry. Voids what is known of the stack: if its
+ * hooks return, it has not seen what was sent meanwhile.
+ */
+static __always_inline void offload_record_bypass(const struct packet *p,
+						  const struct connection *c)
+{
+	struct stack_note *note = offload_note(p, c, c->uplink);
+	__u32 jiffy = bpf_jiffies64();
+
+	if (!note || note->jiffy == jiffy)
+		return;
+	note->bypassed = now_ticks();
+	note->jiffy = jiffy;
+}
+
+/* Reports whether what was recorded of the connection at the tick is void. */
+static __always_inline bool offload_is_void(const struct packet *p, const struct connection *c,
+					    __u32 uplink, __u32 tick)
+{
+	struct stack_note *note = offload_note(p, c, uplink);
+
+	return note && note->bypassed && (__s32)(tick - note->bypassed) <= 0;
+}
+
 static __always_inline bool offload_is_possible(const struct packet *p)
 {
 	return p->fast_eligible && !p->icmp_error && is_tcp_or_udp(p->protocol);
@@ -326,6 +360,7 @@ static __always_inline bool offload_allows(const struct packet *p, const struct 
 	const struct offload *offload = c->offload;
 
 	if (!offload || offload->owners != c->owners ||
+	    offload_is_void(p, c, offload->uplink, offload->ct_seen) ||
 	    (offload->state & OFFLOAD_DELIVERED_BOTH) != OFFLOAD_DELIVERED_BOTH)
 		return false;
 	return p->protocol != IPPROTO_UDP || now_ticks() - offload->ct_seen <= CT_UDP_INTERVAL;

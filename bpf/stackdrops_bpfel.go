@@ -246,7 +246,9 @@ type StackDropsHostConfig struct {
 		First uint16
 		Count uint16
 	}
-	Timeout [12]uint32
+	Timeout      [12]uint32
+	CacheJiffies uint32
+	SeesHooks    uint32
 }
 
 type StackDropsHostPort struct {
@@ -324,6 +326,13 @@ type StackDropsRouted struct {
 	Tag uint32
 }
 
+type StackDropsStackNote struct {
+	_        structs.HostLayout
+	Hooks    uint64
+	Bypassed uint32
+	Jiffy    uint32
+}
+
 type StackDropsUplink struct {
 	_               structs.HostLayout
 	Addr4           StackDropsAddr
@@ -362,6 +371,7 @@ const (
 	StackDropsMapPortSrcRanges = "port_src_ranges"
 	StackDropsMapRouteRules    = "route_rules"
 	StackDropsMapRouted        = "routed"
+	StackDropsMapStackNotes    = "stack_notes"
 	StackDropsMapTupleNotes    = "tuple_notes"
 	StackDropsMapUplinks       = "uplinks"
 	StackDropsProgStackDrop    = "stack_drop"
@@ -444,6 +454,7 @@ type StackDropsMapSpecs struct {
 	PortSrcRanges *ebpf.MapSpec `ebpf:"port_src_ranges"`
 	RouteRules    *ebpf.MapSpec `ebpf:"route_rules"`
 	Routed        *ebpf.MapSpec `ebpf:"routed"`
+	StackNotes    *ebpf.MapSpec `ebpf:"stack_notes"`
 	TupleNotes    *ebpf.MapSpec `ebpf:"tuple_notes"`
 	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
 }
@@ -502,6 +513,7 @@ type StackDropsMaps struct {
 	PortSrcRanges *ebpf.Map `ebpf:"port_src_ranges"`
 	RouteRules    *ebpf.Map `ebpf:"route_rules"`
 	Routed        *ebpf.Map `ebpf:"routed"`
+	StackNotes    *ebpf.Map `ebpf:"stack_notes"`
 	TupleNotes    *ebpf.Map `ebpf:"tuple_notes"`
 	Uplinks       *ebpf.Map `ebpf:"uplinks"`
 }
@@ -534,6 +546,7 @@ func (m *StackDropsMaps) Close() error {
 		m.PortSrcRanges,
 		m.RouteRules,
 		m.Routed,
+		m.StackNotes,
 		m.TupleNotes,
 		m.Uplinks,
 	)

@@ -99,14 +99,17 @@ static __always_inline void tuple_hint_delivery(const struct packet *p, __u16 ho
 
 /*
  * Reports whether the stack has recently delivered a UDP packet of the other side; *hop is its
- * next hop.
+ * next hop, *tick the time.
  */
-static __always_inline bool tuple_reply_is_delivered(const struct packet *p, __u16 *hop)
+static __always_inline bool tuple_reply_is_delivered(const struct packet *p, __u16 *hop,
+						     __u32 *tick)
 {
 	__u32 id = id_of(hash_tuple(&p->dst, p->dport, &p->src, p->sport, p->protocol, p->ipv6));
 	volatile __u64 *word = tuple_hint_lookup(id);
 	__u64 hint = word ? *word : 0;
+	__u16 age = now_ticks() - ((__u32)hint >> 16);
 
 	*hop = hint;
-	return hint >> 32 == id && (__u16)(now_ticks() - ((__u32)hint >> 16)) <= CT_UDP_INTERVAL;
+	*tick = now_ticks() - age;
+	return hint >> 32 == id && age <= CT_UDP_INTERVAL;
 }

@@ -64,6 +64,14 @@ func TestTicks(t *testing.T) {
 	}
 }
 
+func TestCacheJiffies(t *testing.T) {
+	for hz, want := range map[time.Duration]uint32{100: 19, 250: 49, 300: 50, 1000: 50} {
+		if got := cacheJiffies(time.Second / hz); got != want {
+			t.Errorf("%d Hz: got %d jiffies, want %d", hz, got, want)
+		}
+	}
+}
+
 func TestSecret(t *testing.T) {
 	if a, b := newSecret(), newSecret(); a == b || a[0] == a[1] {
 		t.Errorf("got %x and %x", a, b)

@@ -33,12 +33,23 @@ func ReadClock() (c Clock, err error) {
 	if c.Now, err = program.Run(&ebpf.RunOptions{Data: make([]byte, shortestFrame)}); err != nil {
 		return Clock{}, fmt.Errorf("read jiffies: %w", err)
 	}
+	c.Jiffy, err = jiffy()
+	return c, err
+}
+
+// jiffy returns how long a jiffy is.
+func jiffy() (time.Duration, error) {
 	var resolution unix.Timespec
 	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &resolution); err != nil {
-		return Clock{}, fmt.Errorf("read how long a jiffy is: %w", err)
+		return 0, fmt.Errorf("read how long a jiffy is: %w", err)
 	}
-	c.Jiffy = time.Duration(resolution.Nano())
-	return c, nil
+	return time.Duration(resolution.Nano()), nil
+}
+
+// cacheJiffies returns how long the forwarding cache keeps a decision: 50 jiffies, or so long that it and the jiffy in which
+// the stack's hooks are not read again are over after 200 ms.
+func cacheJiffies(jiffy time.Duration) uint32 {
+	return uint32(min(50, 200*time.Millisecond/jiffy-1))
 }
 
 // Since returns how long ago a moment was, up to 2^31 jiffies (25 days at 1000 Hz), or 0 if it is later than now.

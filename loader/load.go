@@ -194,7 +194,13 @@ func loadPrograms(spec *ebpf.CollectionSpec, maps map[string]*ebpf.Map) (map[str
 func loadPart(spec *ebpf.CollectionSpec, programs map[string]*ebpf.ProgramSpec, maps map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	spec = spec.Copy()
 	spec.Programs = programs
-	return ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps})
+	types, ok := kernelTypes()
+	if !ok {
+		types, spec.Programs = spec.Types, withoutKernelCalls(programs) // for code that the verifier removes
+	}
+	return ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
+		MapReplacements: maps, Programs: ebpf.ProgramOptions{KernelTypes: types},
+	})
 }
 
 // explain adds the requirements to an error with which the kernel refuses BPF.
@@ -244,6 +250,15 @@ func (p Programs) configure(spec *ebpf.CollectionSpec, config bpf.HostConfig) er
 	config.Abi, config.Build, config.Revision = p.ABI, p.Build, p.Revision
 	config.FlowBuckets = spec.Maps[bpf.MapFlowBuckets].MaxEntries
 	spec.Maps[bpf.MapFlowTable].MaxEntries = config.FlowBuckets * flowWays
+	config.SeesHooks = 0
+	if _, ok := kernelTypes(); ok {
+		config.SeesHooks = 1
+	}
+	jiffy, err := jiffy()
+	if err != nil {
+		return err
+	}
+	config.CacheJiffies = cacheJiffies(jiffy)
 	if err := spec.Variables[bpf.VarConfig].Set(config); err != nil {
 		return fmt.Errorf("set the datapath's configuration: %w", err)
 	}

@@ -36,12 +36,18 @@ type FastPath string
 
 // The values, as in the configuration.
 const (
+	FastPathAuto        FastPath = "auto"        // as always while the host's stack has no hooks, else as established
 	FastPathEstablished FastPath = "established" // those whose handshake the stack has forwarded
 	FastPathAlways      FastPath = "always"      // all of them
 	FastPathNever       FastPath = "never"       // none
 )
 
+// NeedsRules reports whether connections may bypass the host's stack from their first packet, so that the programs must
+// know of policy rules.
+func (p FastPath) NeedsRules() bool { return p == FastPathAuto || p == FastPathAlways }
+
 var fastPaths = map[FastPath]bpf.FastPath{
+	FastPathAuto:        bpf.FastPathAuto,
 	FastPathEstablished: bpf.FastPathEstablished,
 	FastPathAlways:      bpf.FastPathAlways,
 	FastPathNever:       bpf.FastPathNever,

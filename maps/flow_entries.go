@@ -146,7 +146,7 @@ type CacheEntry struct {
 	Src, Dst netip.AddrPort
 	NAT      netip.AddrPort // what the source or the destination becomes; invalid: neither changes
 	State    string         // "bypass"; "stack": packets go through it, and are counted; or "void" after a change of the plugin's
-	Idle     time.Duration  // since the decision was last made: once per 50 jiffies of traffic
+	Idle     time.Duration  // since the decision was last made: at most 200 ms, 50 jiffies, of traffic
 }
 
 // CacheEntries lists the forwarding caches of all CPUs, in no particular order. If several CPUs have an entry for

@@ -40,7 +40,7 @@ func (a *adder) attach(ctx context.Context) error {
 			Routes:    maps.RouteSetOf(a.gatewayRoutes),
 		})
 	}
-	if a.config.FastPathFor(a.isChained()) == maps.FastPathAlways {
+	if a.config.FastPathFor(a.isChained()).NeedsRules() {
 		if err := refresh.Rules(ctx, a.datapath); err != nil {
 			return err
 		}

@@ -70,7 +70,7 @@ func (c *checker) checkDeviceEntry() {
 // checkEndpoint reports whether an endpoint is as expected.
 func (c *checker) checkEndpoint(endpoint maps.Endpoint) bool {
 	addr := endpoint.Addr
-	fastPath, nonMasq := c.config.FastPathFor(c.chained != nil), c.config.Masq.NonMasqFor(addr)
+	nonMasq := c.config.Masq.NonMasqFor(addr)
 	switch {
 	case endpoint.Owner != c.owner:
 		c.differs("the datapath knows %s as another container's", addr)
@@ -80,8 +80,8 @@ func (c *checker) checkEndpoint(endpoint maps.Endpoint) bool {
 		c.differs("masquerading of %s is %v, expected %v", addr, endpoint.Masq, !endpoint.Masq)
 	case endpoint.Tunnels != c.config.Masq.TunnelsFor(addr):
 		c.differs("masquerading of tunnels from %s is %v, expected %v (masqTunnels)", addr, endpoint.Tunnels, !endpoint.Tunnels)
-	case endpoint.FastPath != fastPath:
-		c.differs("fastPath of %s is %s, expected %s", addr, endpoint.FastPath, fastPath)
+	case !c.config.IsFastPath(endpoint.FastPath, c.chained != nil):
+		c.differs("fastPath of %s is %s, expected %s", addr, endpoint.FastPath, c.config.FastPathFor(c.chained != nil))
 	case endpoint.NonMasq != maps.PrefixSetOf(nonMasq):
 		c.differs("the datapath has other nonMasqueradeCIDRs for %s than the configuration", addr)
 	default:

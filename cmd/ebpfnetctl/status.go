@@ -19,19 +19,20 @@ import (
 
 // status is what `ebpfnetctl status -o json` prints: schema/status.json.
 type status struct {
-	Directory string         `json:"directory"`
-	Revision  uint32         `json:"revision"` // of the programs
-	Build     loader.BuildID `json:"build"`
-	Same      bool           `json:"sameAsThisBinary"`
-	Ports     [][2]int       `json:"masqueradePorts"` // the first and the last of each range
-	Uplinks   []string       `json:"uplinks"`
-	Connected int            `json:"connected"` // containers
-	Dead      int            `json:"dead"`      // containers without their device
-	Warnings  []string       `json:"warnings"`  // about the host
-	Detached  []string       `json:"detached"`  // devices that lack programs
-	Maps      []admin.MapUse `json:"maps"`
-	Bytes     uint64         `json:"bytes"` // of all maps
-	Drops     []drops.Count  `json:"drops"`
+	Directory string           `json:"directory"`
+	Revision  uint32           `json:"revision"` // of the programs
+	Build     loader.BuildID   `json:"build"`
+	Same      bool             `json:"sameAsThisBinary"`
+	Ports     [][2]int         `json:"masqueradePorts"` // the first and the last of each range
+	Uplinks   []string         `json:"uplinks"`
+	Connected int              `json:"connected"` // containers
+	Dead      int              `json:"dead"`      // containers without their device
+	Auto      []admin.AutoPath `json:"fastPathAuto"`
+	Warnings  []string         `json:"warnings"` // about the host
+	Detached  []string         `json:"detached"` // devices that lack programs
+	Maps      []admin.MapUse   `json:"maps"`
+	Bytes     uint64           `json:"bytes"` // of all maps
+	Drops     []drops.Count    `json:"drops"`
 }
 
 func newStatus() *cobra.Command {
@@ -79,13 +80,14 @@ func printStatus(p *output.Printer) error {
 	for _, network := range totals.Networks {
 		s.Connected, s.Dead = s.Connected+network.Connected, s.Dead+network.Dead
 	}
-	if err := s.addDetached(); err != nil {
+	if err := s.addHost(); err != nil {
 		return err
 	}
 	return p.Document(s, s.Directory, func() { s.print(p) })
 }
 
-func (s *status) addDetached() error {
+// addHost adds what is asked of the host's devices.
+func (s *status) addHost() error {
 	host, err := admin.Open(loader.OpenLoaded, "")
 	if err != nil {
 		return err
@@ -100,7 +102,9 @@ func (s *status) addDetached() error {
 		others = append(others, "programs of the new uplink "+name)
 	}
 	s.Detached = append(s.Detached, others...)
-	return errors.Join(err, errAdded)
+	var errAuto error
+	s.Auto, errAuto = host.AutoPaths()
+	return errors.Join(err, errAdded, errAuto)
 }
 
 func (s *status) programs() string {
@@ -140,6 +144,7 @@ func (s *status) lines() []string {
 		"programs     " + s.programs(),
 		"uplinks      " + cmp.Or(strings.Join(s.Uplinks, " "), "none"),
 		"containers   " + containers,
+		"fast path    auto acts as " + s.auto(),
 	}
 	for _, warning := range s.Warnings {
 		lines = append(lines, "warning      "+warning)
@@ -153,6 +158,19 @@ func (s *status) lines() []string {
 		lines = append(lines, fmt.Sprintf("dropped      %d by %s: %s", d.Packets, d.Reason, d.Meaning))
 	}
 	return lines
+}
+
+// auto returns what fastPath auto acts as, and why not as always.
+func (s *status) auto() string {
+	var families []string
+	for _, path := range s.Auto {
+		text := fmt.Sprintf("%s for %s", path.ActsAs, path.Family)
+		if len(path.Because) > 0 {
+			text += " (" + strings.Join(path.Because, ", ") + ")"
+		}
+		families = append(families, text)
+	}
+	return strings.Join(families, ", ")
 }
 
 func (s *status) print(p *output.Printer) {

@@ -115,7 +115,7 @@ func (o *Host) Follow(ctx context.Context) (repaired []string, err error) {
 		}
 	}
 	if now, err := maps.ReadRouteRules(o.datapath); err == nil && now != rules {
-		repaired = append(repaired, "what fastPath always leaves to the host's policy rules")
+		repaired = append(repaired, "what fastPath always and auto leave to the host's policy rules")
 	}
 	stillOff, err := link.ForwardingIsOff(true, true)
 	for _, name := range off {

@@ -294,8 +294,8 @@ func (c *netConf) check() error {
 	if c.MaxFlows != 0 && (c.MaxFlows < minFlows || c.MaxFlows > maxFlows) {
 		return cnierr.Invalid("maxFlows", c.MaxFlows, fmt.Sprintf("0 or a number from %d to %d", minFlows, maxFlows))
 	}
-	if known := []maps.FastPath{"", maps.FastPathEstablished, maps.FastPathAlways, maps.FastPathNever}; !slices.Contains(known, c.FastPath) {
-		return cnierr.Invalid("fastPath", c.FastPath, `"established", "always" or "never"`)
+	if known := []maps.FastPath{"", maps.FastPathAuto, maps.FastPathEstablished, maps.FastPathAlways, maps.FastPathNever}; !slices.Contains(known, c.FastPath) {
+		return cnierr.Invalid("fastPath", c.FastPath, `"auto", "established", "always" or "never"`)
 	}
 	if known := []link.Kind{"", link.Veth, link.Netkit, link.Auto}; !slices.Contains(known, c.Device) {
 		return cnierr.Invalid("device", c.Device, `"veth", "netkit" or "auto"`)
@@ -391,8 +391,14 @@ func (c *Config) FastPathFor(chained bool) maps.FastPath {
 	case chained:
 		return maps.FastPathNever
 	default:
-		return maps.FastPathEstablished
+		return maps.FastPathAuto
 	}
+}
+
+// IsFastPath reports whether ADD writes the fast path, or did in a version whose default was established.
+func (c *Config) IsFastPath(present maps.FastPath, chained bool) bool {
+	wanted := c.FastPathFor(chained)
+	return present == wanted || c.FastPath == "" && wanted == maps.FastPathAuto && present == maps.FastPathEstablished
 }
 
 // ParseForRelease parses only what DEL and GC need, so that they can clean up after a

@@ -9,7 +9,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/maps"
 )
 
-// Rules writes to the datapath whether the host has policy rules that fastPath always must leave to the stack. Without
+// Rules writes to the datapath whether the host has policy rules that fastPath always and auto must leave to the stack. Without
 // a change it only reads.
 func Rules(ctx context.Context, datapath *loader.Datapath) error {
 	var found maps.RouteRules

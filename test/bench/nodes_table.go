@@ -16,7 +16,7 @@ var betweenNodes = []comparison{
 	{tunnelName, flannelName},
 }
 
-// target says that nothing may be slower, in the column of the default fastPath.
+// target says that nothing may be slower, in the column of fastPath established.
 func (c comparison) target() target {
 	return target{
 		title: "worst of all rows, " + variantTitle(c.ours), against: variantTitle(c.against), bound: 1,

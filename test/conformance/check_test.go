@@ -86,7 +86,7 @@ func TestCheck(t *testing.T) {
 		{"other masqTunnels", withExpected("masqTunnels", true), []string{"masquerading of tunnels from 10.88.0.", "is false, expected true (masqTunnels)"}},
 		{"other antiSpoof", withExpected("antiSpoof", false), []string{"antiSpoof is true, expected false"}},
 		{"other ingressPolicy", withExpected("ingressPolicy", "isolated"), []string{"ingressPolicy is open, expected isolated"}},
-		{"other fastPath", withExpected("fastPath", "never"), []string{"fastPath of 10.88.0.", "is established, expected never"}},
+		{"other fastPath", withExpected("fastPath", "never"), []string{"fastPath of 10.88.0.", "is auto, expected never"}},
 		{"other rate", withExpected("ingressRate", 200000000), []string{"ebpf", "is not limited to ingressRate 200000000"}},
 		{"queue removed", onHost(removeQueue), []string{"ebpf", "is not limited to ingressRate 100000000"}},
 		{"other nonMasqueradeCIDRs", func(_ *testing.T, p *pod, _ *types100.Result) {
@@ -150,6 +150,18 @@ func wantRepaired(t *testing.T, p *pod, call *testenv.Call) {
 	}
 	p.host.wantCtl(t, 0, []string{"repair"})
 	wantSuccess(t, p.try(t, "CHECK"), "")
+}
+
+// CHECK accepts what an older version wrote without the key fastPath: its default was established.
+func TestCheckFormerFastPath(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", with(dual("1.0.0"), "fastPath", "established"))
+	p.add(t)
+	p.conf = dual("1.0.0")
+	wantSuccess(t, p.try(t, "CHECK"), "")
+	p.conf = with(dual("1.0.0"), "fastPath", "auto")
+	wantError(t, p.try(t, "CHECK"), cnierr.CodeDiffers, "is established, expected auto")
+	p.del(t)
 }
 
 // TestCheckPrevResult passes CHECK results that do not belong to the container.

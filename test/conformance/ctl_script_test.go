@@ -71,7 +71,7 @@ func newScript(t *testing.T) *script {
 
 // scriptConflist is the network of a script that names no other.
 const scriptConflist = `{"cniVersion": "1.1.0", "name": "pods", "plugins": [{
-	"type": "ebpfnet", "ipMasq": true, "capabilities": {"portMappings": true, "aliases": true, "bandwidth": true},
+	"type": "ebpfnet", "ipMasq": true, "fastPath": "established", "capabilities": {"portMappings": true, "aliases": true, "bandwidth": true},
 	"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
 		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}}]}`
 

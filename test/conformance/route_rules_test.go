@@ -65,14 +65,15 @@ func TestRouteRules(t *testing.T) {
 	p.del(t)
 }
 
-// TestRouteRulesOfAlways has such a rule before the first container. ADD asks for rules if fastPath is always, and
+// TestRouteRulesOfAlways has such a rule before the first container. ADD asks for rules if fastPath is always or auto, and
 // only then; ebpfnetctl says what follows from them, and repair follows a change.
 func TestRouteRulesOfAlways(t *testing.T) {
 	h := newHost(t)
 	const rule = "-6 rule fwmark 0x64 lookup 100"
 	v6 := maps.RouteRules{IPv6: true}
 	h.rule(t, "add", rule)
-	p, always := h.pod(t, "c1", dual("1.1.0")), h.pod(t, "c2", with(dual("1.1.0"), "fastPath", "always"))
+	p, always := h.pod(t, "c1", with(dual("1.1.0"), "fastPath", "established")), h.pod(t, "c2", with(dual("1.1.0"), "fastPath", "always"))
+	auto := h.pod(t, "c3", dual("1.1.0"))
 	wantStatus := func(want bool) {
 		t.Helper()
 		for _, args := range [][]string{{"status"}, {"status", "-o", "json"}} {
@@ -84,6 +85,14 @@ func TestRouteRulesOfAlways(t *testing.T) {
 	}
 	p.add(t)
 	h.wantRules(t, "ADD", maps.RouteRules{})
+	auto.add(t)
+	h.wantRules(t, "ADD of a container with fastPath auto", v6)
+	h.wantCtl(t, 0, []string{"status"}, "established for IPv6 (", "policy rules)")
+	wantStatus(false) // a warning is for always: auto is not meant to bypass all
+	h.rule(t, "del", rule)
+	wantSuccess(t, h.status(t, dual("1.1.0")), "")
+	h.rule(t, "add", rule)
+	auto.del(t)
 	always.add(t)
 	h.wantRules(t, "ADD of a container with fastPath always", v6)
 	wantStatus(true)

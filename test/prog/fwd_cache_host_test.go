@@ -59,7 +59,7 @@ func (h *host) on(number int, fn func() error) error {
 
 // Jiffies for which entries of the forwarding cache hold, less the one that may be over at once.
 const (
-	cacheJiffies    = 50 - 1
+	cacheJiffies    = 49 - 1
 	newFlowsJiffies = 4 - 1 // by the stack, for a new connection's packets
 )
 

@@ -324,13 +324,27 @@ func (h *host) reset() error {
 		empty[bpf.FragQueueKey, bpf.QueuedFrag](maps[bpf.MapFragQueue]),
 		maps[bpf.MapUplinks].Put(uint32(h.uplink.Index), bpf.Uplink{Addr4: v4.wire("node"), Addr6: v6.wire("node")}),
 	}
-	errs = append(errs, h.clearCounters())
+	errs = append(errs, h.clearCounters(), h.clearStackNotes())
 	for _, f := range addressings {
 		for pod := range owners {
 			errs = append(errs, h.putEndpoint(f, pod, 0))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+var notePlaces = func() []uint32 {
+	places := make([]uint32, 1024) // STACK_NOTES
+	for i := range places {
+		places[i] = uint32(i)
+	}
+	return places
+}()
+
+// clearStackNotes has no connection have bypassed the stack without an entry, which would void what is recorded of it.
+func (h *host) clearStackNotes() error {
+	_, err := h.programs.Maps[bpf.MapStackNotes].BatchUpdate(notePlaces, make([]bpf.StackNote, len(notePlaces)), nil)
+	return err
 }
 
 // clearPortNumbers clears the bits that setPortNumber has set.

@@ -38,7 +38,7 @@ func TestLayout(t *testing.T) {
 	addr, addr6 := v4.wire("remote"), v6.wire("remote")
 	config := bpf.HostConfig{
 		Abi: 3, Attach: 2, Build: 4, Revision: 5, FlowBuckets: 6, Secret: [2]uint64{7, 8},
-		Timeout: [bpf.FlowStates]uint32{11: 10},
+		Timeout: [bpf.FlowStates]uint32{11: 10}, CacheJiffies: 11, SeesHooks: 12,
 	}
 	for i, ports := range []bpf.PortRange{{First: 1024, Count: 28976}, {First: 61000, Count: 4536}} {
 		config.MasqPorts[i].First, config.MasqPorts[i].Count = ports.First, ports.Count
@@ -163,7 +163,7 @@ func TestLayout(t *testing.T) {
 		},
 		{
 			".rodata", "value", config,
-			"03000000 02000000 0400000000000000 05000000 06000000 0700000000000000 0800000000000000 0004 3071 48ee b811" + strings.Repeat(" 00000000", 11) + " 0a000000",
+			"03000000 02000000 0400000000000000 05000000 06000000 0700000000000000 0800000000000000 0004 3071 48ee b811" + strings.Repeat(" 00000000", 11) + " 0a000000 0b000000 0c000000",
 		},
 	} {
 		t.Run(tc.m+" "+tc.what, func(t *testing.T) {

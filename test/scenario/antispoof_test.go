@@ -169,15 +169,15 @@ func framesNamed(frames []testenv.Frame, names ...string) []testenv.Frame {
 // A pod sends only with its own addresses, whichever device it has and whichever plugin made that.
 func TestAntiSpoof(t *testing.T) {
 	for name, start := range map[string]func(t *testing.T) *network{
-		"alone":         newNetwork,
+		"alone":         newEstablishedNetwork, // whose packets the tap sees
 		"behind bridge": func(t *testing.T) *network { return newChain(t, firstPlugins["bridge"], afterOthers) },
 		"behind ptp":    func(t *testing.T) *network { return newChain(t, firstPlugins["ptp"], afterOthers) },
 		"netkit": func(t *testing.T) *network {
 			testenv.Require(t, testenv.Netkit)
-			return newNetworkWith(t, withKeys(`"ipMasq": true, "device": "netkit"`))
+			return newNetworkWith(t, withKeys(`"ipMasq": true, "fastPath": "established", "device": "netkit"`))
 		},
 		"clsact": func(t *testing.T) *network {
-			n := newNetwork(t)
+			n := newEstablishedNetwork(t)
 			n.loadForClsact(t)
 			return n
 		},
@@ -245,7 +245,7 @@ func TestNeighborTable(t *testing.T) {
 
 // With antiSpoof off, what it would drop passes. CHECK compares the setting.
 func TestAntiSpoofOff(t *testing.T) {
-	n := newNetworkWith(t, withKeys(`"ipMasq": true, "antiSpoof": false`))
+	n := newNetworkWith(t, withKeys(`"ipMasq": true, "fastPath": "established", "antiSpoof": false`))
 	pod, other := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	n.wantPassing(t, pod, framesNamed(n.senderOf(t, pod, other).Hostile(), hostileFrames...))
 	testenv.Must(t, n.SetNetwork([]byte(withKeys(`"ipMasq": true`))))
@@ -253,7 +253,7 @@ func TestAntiSpoofOff(t *testing.T) {
 	if err := pod.Check(testenv.Context(t)); !errors.As(err, &coded) || coded.Code != cnierr.CodeDiffers {
 		t.Errorf("CHECK with antiSpoof on: got %v, want code %d", err, cnierr.CodeDiffers)
 	}
-	testenv.Must(t, n.SetNetwork([]byte(withKeys(`"ipMasq": true, "antiSpoof": false`))))
+	testenv.Must(t, n.SetNetwork([]byte(withKeys(`"ipMasq": true, "fastPath": "established", "antiSpoof": false`))))
 }
 
 // A pod whose interface goes down and up repeats duplicate address detection, and keeps working.

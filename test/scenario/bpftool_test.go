@@ -21,7 +21,7 @@ func must[T any](list []T, err error) []T {
 // field is, TestLayout of package prog compares.
 func TestBpftoolDump(t *testing.T) {
 	requireTool(t, "bpftool", "bpftool")
-	n := newNetwork(t)
+	n := newEstablishedNetwork(t)
 	web := n.AddPod(t, "web", mapBoth(8080, 80))
 	f := testenv.IPv4
 	serve(t, web.Namespace, "tcp", at(f.Pod(web), 80))

@@ -136,21 +136,25 @@ func TestForwardRuleRejectsReusedPorts(t *testing.T) {
 
 // `firewall-cmd --reload` replaces all rules in one transaction.
 func TestFirewallReload(t *testing.T) {
-	n := newEstablishedNetwork(t)
-	n.nft(t, reloaded)
-	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	n.forEachForwardedPath(t, a, web, func(t *testing.T, protocol string, p forwardedPath) {
-		serve(t, p.server, protocol, p.listen)
-		client := connect(t, p.client, protocol, netip.AddrPort{}, p.dial)
-		defer client.Close()
-		for _, rules := range []string{"", "flush ruleset", "flush ruleset; " + reloaded, "flush ruleset; " + reloaded} {
-			n.nft(t, rules)
-			for range offloadRequests {
-				ask(t, client, p.server)
-			}
-			reach(t, p.client, protocol, p.dial, p.server)
-		}
-	})
+	for name, start := range map[string]func(*testing.T) *network{"established": newEstablishedNetwork, "auto": newAutoNetwork} {
+		t.Run(name, func(t *testing.T) {
+			n := start(t)
+			n.nft(t, reloaded)
+			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+			n.forEachForwardedPath(t, a, web, func(t *testing.T, protocol string, p forwardedPath) {
+				serve(t, p.server, protocol, p.listen)
+				client := connect(t, p.client, protocol, netip.AddrPort{}, p.dial)
+				defer client.Close()
+				for _, rules := range []string{"", "flush ruleset", "flush ruleset; " + reloaded, "flush ruleset; " + reloaded} {
+					n.nft(t, rules)
+					for range offloadRequests {
+						ask(t, client, p.server)
+					}
+					reach(t, p.client, protocol, p.dial, p.server)
+				}
+			})
+		})
+	}
 }
 
 const reloaded = `table inet firewalld { chain forward { type filter hook forward priority 10; policy drop;

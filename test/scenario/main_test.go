@@ -5,7 +5,7 @@
 //	go test ./scenario                    # as root
 //	go test -short ./scenario             # small transfers, for slow machines
 //	go test ./scenario -long -run 'Flood|ShortConnections|TestPodsShareTheirPorts|TestUpgrade|TestBandwidthChanges'
-//	go test ./scenario -fastpath always   # or never
+//	go test ./scenario -fastpath established   # or always, never
 //
 // On another kernel (see package vm), with the plugin built beforehand:
 //
@@ -24,7 +24,7 @@ import (
 )
 
 var (
-	fastPath = flag.String("fastpath", "", "fastPath of all networks that do not set it: always or never")
+	fastPath = flag.String("fastpath", "", "fastPath of all networks that do not set it: established, always or never")
 	long     = flag.Bool("long", false, "floods and rates of the size that an attacker needs minutes for")
 )
 

@@ -21,7 +21,12 @@ const (
 )
 
 func TestServices(t *testing.T) {
-	n := newEstablishedNetwork(t)
+	t.Run("established", func(t *testing.T) { servicesWork(t, newEstablishedNetwork(t)) })
+	t.Run("auto", func(t *testing.T) { servicesWork(t, newAutoNetwork(t)) })
+}
+
+func servicesWork(t *testing.T, n *network) {
+	t.Helper()
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil)
 	for _, f := range testenv.Families {
 		n.nftServices(t, f, f.Pod(web))

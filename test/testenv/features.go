@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -37,6 +39,9 @@ var (
 
 	// LegacyTables are iptables' own, before nftables.
 	LegacyTables = Feature{Name: "legacy tables of iptables", Module: "ip6table_filter", Probe: probeLegacyTables}
+
+	// VisibleHooks: programs can see what the stack does with forwarded packets.
+	VisibleHooks = Feature{Name: "BTF of the table of devices", Since: Version{6, 6}, Probe: probeVisibleHooks}
 
 	Conntrack = Feature{Name: "conntrack's netlink", Module: "nf_conntrack_netlink", Probe: probeConntrack}
 )
@@ -96,6 +101,21 @@ func probeLegacyTables() error {
 		}
 		return nil
 	})
+}
+
+func probeVisibleHooks() error {
+	types, err := btf.LoadKernelSpec()
+	if err != nil {
+		return err
+	}
+	var net *btf.Struct
+	if err := types.TypeByName("net", &net); err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(net.Members, func(m btf.Member) bool { return m.Name == "dev_by_index" }) {
+		return errors.New("struct net has no dev_by_index")
+	}
+	return nil
 }
 
 // probeNetkit adds a device in a temporary namespace.

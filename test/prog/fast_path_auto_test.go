@@ -1,0 +1,90 @@
+package prog
+
+import (
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// fastPath auto acts as always, because the node's stack has no hooks; as established if the kernel does not show them.
+func TestFastPathAuto(t *testing.T) {
+	h := newHost(t)
+	shown := uint32(0)
+	if testenv.VisibleHooks.Probe() == nil {
+		shown = 1
+	}
+	for name, sees := range map[string]uint32{"this kernel": shown, "hooks not shown": 0} {
+		old := *h
+		h := &old
+		h.programs = withHooksShown(t, h.programs, sees)
+		for program, rows := range map[string][]fastPathRow{
+			bpf.ProgFromContainer: autoRows(sees == 1, between, between),
+			bpf.ProgFromUplink:    autoRows(sees == 1, "remote:5000 > pod:80", "remote:5000 > pod:80"),
+		} {
+			for _, r := range rows {
+				t.Run(name+"/"+program+"/"+r.name, func(t *testing.T) {
+					eachScene(t, withPorts, func(t *testing.T, s scene) {
+						if r.flags != 0 && s.proto != tcp {
+							return
+						}
+						if err := h.checkFastPath(program, s, r); err != nil {
+							t.Error(err)
+						}
+					})
+				})
+			}
+		}
+		want := uint32(bpf.HookUnknown)
+		if sees == 1 {
+			want = 0
+		}
+		for _, s := range (row{on: []proto{udp}}).scenes() {
+			packet := s.packet(between, false)
+			if found, _, err := h.runInside(bpf.ProgStackHooks, packet.MustBuild()); err != nil || found != want {
+				t.Errorf("%s, %s: stack_hooks returns %d, %v, want %d", name, s.name, found, err, want)
+			}
+		}
+	}
+}
+
+func autoRows(asAlways bool, in, out string) []fastPathRow {
+	known := podToPod
+	if in != between {
+		known = outsideToPod
+	}
+	fresh := ""
+	if asAlways {
+		fresh = out
+	}
+	return []fastPathRow{
+		{name: "unknown to the stack", path: bpf.FastPathAuto, in: in, out: fresh},
+		{name: "SYN", path: bpf.FastPathAuto, in: in, flags: testenv.SYN, out: fresh},
+		{name: "both sides delivered by the stack", path: bpf.FastPathAuto, known: known, in: in, out: out},
+		{name: "never at a pod", path: bpf.FastPathAuto, never: "pod", in: in},
+	}
+}
+
+// withHooksShown returns the programs, loaded once more on the same maps, as on a kernel that shows its hooks, or not.
+func withHooksShown(t *testing.T, loaded *ebpf.Collection, sees uint32) *ebpf.Collection {
+	t.Helper()
+	spec, err := newSpec()
+	testenv.Must(t, err)
+	var config bpf.HostConfig
+	variable := spec.Variables[bpf.VarConfig]
+	testenv.Must(t, variable.Get(&config))
+	config.SeesHooks = sees
+	testenv.Must(t, variable.Set(config))
+	shared := map[string]*ebpf.Map{}
+	for name, m := range loaded.Maps {
+		if name != ".rodata" {
+			shared[name] = m
+		}
+	}
+	programs, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
+	testenv.Must(t, err)
+	t.Cleanup(programs.Close)
+	return programs
+}
