@@ -44,11 +44,17 @@ static __always_inline bool flow_owner_is_alive(const struct flow_key *key, cons
 	       endpoint_is_owned_by(&key->local, flow->owner);
 }
 
-static __always_inline bool flow_key_equal(const struct flow_key *a, const struct flow_key *b)
+/* Reports whether two keys are the same but for their kind. */
+static __always_inline bool flow_tuple_equal(const struct flow_key *a, const struct flow_key *b)
 {
 	return *(const __u32 *)&a->remote_port == *(const __u32 *)&b->remote_port &&
-	       a->protocol == b->protocol && a->kind == b->kind &&
-	       addr_equal(&a->remote, &b->remote) && addr_equal(&a->local, &b->local);
+	       a->protocol == b->protocol && addr_equal(&a->remote, &b->remote) &&
+	       addr_equal(&a->local, &b->local);
+}
+
+static __always_inline bool flow_key_equal(const struct flow_key *a, const struct flow_key *b)
+{
+	return a->kind == b->kind && flow_tuple_equal(a, b);
 }
 
 /* Returns the bucket of the key in args. NULL only for the verifier. */
@@ -81,21 +87,23 @@ static __always_inline bool flow_is_same(const struct flow *a, const struct flow
 	       a->remote_port == b->remote_port && addr_equal(&a->nat_addr, &b->nat_addr);
 }
 
-/* Sets the bucket of the key in args, and its place, if it has one. */
+/*
+ * Sets the bucket of the key in args, and its place, if it has one. The hash is that of the tuple, which
+ * several hooks look up for one packet; the kind changes the id.
+ */
 static __always_inline void flow_find(struct flow_args *args)
 {
 	const struct flow_key *key = &args->key;
 	struct flow_bucket *bucket;
-	__u64 hash;
 
-	if (!flow_key_equal(key, &args->hashed)) {
+	if (!flow_tuple_equal(key, &args->hashed)) {
 		args->hashed = *key;
-		hash = hash_secret(&key->remote, &key->local,
-				   (__u64)key->remote_port << 32 | (__u32)key->local_port << 16 |
-					   key->protocol << 8 | key->kind);
-		args->bucket = (hash & 0xffffffff) * config.flow_buckets >> 32;
-		args->id = hash >> 32 | 1;
+		args->hash = siphash_of(&key->remote, &key->local,
+					(__u64)key->remote_port << 32 |
+						(__u32)key->local_port << 16 | key->protocol);
 	}
+	args->bucket = (args->hash & 0xffffffff) * config.flow_buckets >> 32;
+	args->id = ((args->hash >> 32) + key->kind * GOLDEN) | 1;
 	args->way = FLOW_WAYS;
 	bucket = flow_bucket_of(args);
 	if (!bucket)

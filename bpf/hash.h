@@ -47,11 +47,13 @@ static __always_inline void siphash_word(struct siphash *s, __u64 word)
 	s->v0 ^= word;
 }
 
-/* SipHash-1-3 (Aumasson and Bernstein, 2012) of hash_scratch. IPv4 addresses fit one word. */
-__noinline int siphash(void)
+/*
+ * SipHash-1-3 (Aumasson and Bernstein, 2012) of two addresses and a word, keyed with the host's
+ * secret. IPv4 addresses fit one word.
+ */
+static __always_inline __u64 siphash_of(const struct addr *a, const struct addr *b, __u64 word)
 {
-	struct hash_args *args = hash_scratch_get();
-	const __u32 *x = (const __u32 *)&args->a, *y = (const __u32 *)&args->b;
+	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)b;
 	struct siphash s = {
 		.v0 = config.secret[0] ^ 0x736f6d6570736575,
 		.v1 = config.secret[1] ^ 0x646f72616e646f6d,
@@ -59,20 +61,28 @@ __noinline int siphash(void)
 		.v3 = config.secret[1] ^ 0x7465646279746573,
 	};
 
-	if (!args)
-		return -EINVAL;
-	if (!addr_is_mapped(&args->a) || !addr_is_mapped(&args->b)) {
+	if (!addr_is_mapped(a) || !addr_is_mapped(b)) {
 		siphash_word(&s, (__u64)x[0] << 32 | y[0]);
 		siphash_word(&s, (__u64)x[1] << 32 | y[1]);
 		siphash_word(&s, (__u64)x[2] << 32 | y[2]);
 	}
 	siphash_word(&s, (__u64)x[3] << 32 | y[3]);
-	siphash_word(&s, args->word);
+	siphash_word(&s, word);
 	s.v2 ^= 0xff;
 	siphash_round(&s);
 	siphash_round(&s);
 	siphash_round(&s);
-	args->word = s.v0 ^ s.v1 ^ s.v2 ^ s.v3;
+	return s.v0 ^ s.v1 ^ s.v2 ^ s.v3;
+}
+
+/* Hashes what is in hash_scratch. */
+__noinline int siphash(void)
+{
+	struct hash_args *args = hash_scratch_get();
+
+	if (!args)
+		return -EINVAL;
+	args->word = siphash_of(&args->a, &args->b, args->word);
 	return 0;
 }
 

@@ -330,12 +330,14 @@ __noinline int masq_find_former(struct __sk_buff *skb)
 
 /*
  * Reports whether a container's flow that was never replied to, or has expired, loses its
- * port to a new host port or socket of the host.
+ * port to a new host port or socket of the host. One of this tick has just been found free.
  */
 static __always_inline bool masq_loses(struct __sk_buff *skb, const struct packet *p,
 				       const struct flow_key *key, const struct flow *flow)
 {
 	if (flow->flags & FLOW_REPLIED && !flow_expired(flow))
+		return false;
+	if (flow->created == (__u16)now_ticks())
 		return false;
 	return !p->tcp_synack && !p->tcp_rst && masq_port_in_use(skb, key, p->ipv6);
 }

@@ -68,9 +68,10 @@ struct flow_args {
 	struct flow new;
 	__u64 version;	/* of the flow to replace */
 	__u32 replaced; /* its id; 0: the place is free */
-	__u32 bucket;	/* of the key hashed, which one packet often needs repeatedly */
+	__u32 bucket;	/* of the key */
 	__u32 id;
-	struct flow_key hashed;
+	struct flow_key hashed; /* the tuple of hash */
+	__u64 hash;
 	__u32 way; /* or FLOW_WAYS. Not in a register, where the verifier would follow each value. */
 	__u32 now;
 	__u32 free; /* number of free places in the bucket, and one of them */
