@@ -128,6 +128,28 @@ func TestFlowTableFullForHostPort(t *testing.T) {
 	}
 }
 
+// TestFlowTableFullForOffload has the stack deliver a connection whose bucket is full: it stays with the stack, and ends
+// no other.
+func TestFlowTableFullForOffload(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := withCacheHost(t, newHostWithOneBucket(t))
+	for used, verdict := range map[int]uint32{flowWays - 1: verdictRedirect, flowWays: verdictNext} {
+		t.Run(fmt.Sprint(used, " places used"), func(t *testing.T) {
+			h.eachScene(t, withPorts, func(s scene) error {
+				var flows []flow
+				for i := range used {
+					flows = append(flows, snat(fmt.Sprintf("remote:%d", 100+i), "node:2000", "pod2:5000").established().streaming())
+				}
+				err := errors.Join(h.start(s, bpf.FastPathEstablished), h.fill(s, nil, flows))
+				for range 2 * offloadAt {
+					err = errors.Join(err, h.sendBothWays(s))
+				}
+				return errors.Join(err, h.bothWays(s, verdict), h.checkFlows(s, flows))
+			})
+		})
+	}
+}
+
 // TestFlowTableUse counts the places whose flows no other may replace.
 func TestFlowTableUse(t *testing.T) {
 	const filled = 3
