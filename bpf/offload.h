@@ -93,7 +93,68 @@ static __always_inline void offload_find(struct connection *c)
 	c->offload = &copy->now;
 }
 
-/* Writes the copy back, if it has changed, as another CPU may have done meanwhile. */
+/* Returns the state of the flow when both sides were delivered. Before, it is FLOW_SYN_SENT or FLOW_UDP. */
+static __always_inline enum flow_state offload_assured(const struct offload *offload)
+{
+	return offload->flow_state == FLOW_UDP || offload->flow_state == FLOW_UDP_STREAM
+		       ? FLOW_UDP_STREAM
+		       : FLOW_ESTABLISHED;
+}
+
+/* Has the value that changed between the two copies replace that in the table. */
+#define OFFLOAD_MERGE(field)                                                                       \
+	do {                                                                                       \
+		if (now->field != before->field)                                                   \
+			offload->field = now->field;                                               \
+	} while (0)
+
+/* Merges what has changed into the flow, because another CPU may change it, too. */
+static __always_inline void offload_merge(struct offload *offload, const struct offload *now,
+					  const struct offload *before)
+{
+	OFFLOAD_MERGE(ct_acked[0]);
+	OFFLOAD_MERGE(ct_acked[1]);
+	OFFLOAD_MERGE(ct_ack[0]);
+	OFFLOAD_MERGE(ct_ack[1]);
+	OFFLOAD_MERGE(ct_seen);
+	OFFLOAD_MERGE(slow[0]);
+	OFFLOAD_MERGE(slow[1]);
+	OFFLOAD_MERGE(fin_seq[0]);
+	OFFLOAD_MERGE(fin_seq[1]);
+	OFFLOAD_MERGE(ct_window);
+	offload->state |= now->state & ~before->state;
+	if ((offload->state & OFFLOAD_DELIVERED_BOTH) == OFFLOAD_DELIVERED_BOTH)
+		offload->flow_state = offload_assured(now);
+}
+
+/*
+ * Writes what has changed in the copy of the flow that flow_read has found. Returns false if the
+ * connection has another flow now.
+ */
+__noinline int offload_update(void)
+{
+	struct offload_copy *copy = offload_scratch_get();
+	struct flow_args *args = flow_scratch_get();
+	struct flow_bucket *bucket;
+	struct flow_entry *entry;
+	bool same;
+
+	if (!copy || !args)
+		return false;
+	bucket = flow_bucket_of(args);
+	entry = flow_entry_at(args, args->way);
+	if (!bucket || !entry)
+		return false;
+	bpf_spin_lock(&bucket->lock);
+	same = flow_has_key(bucket, entry, args) && entry->offload.owners == copy->now.owners &&
+	       entry->offload.uplink == copy->now.uplink;
+	if (same)
+		offload_merge(&entry->offload, &copy->now, &copy->before);
+	bpf_spin_unlock(&bucket->lock);
+	return same;
+}
+
+/* Writes the copy back, if it has changed. */
 static __always_inline void offload_save(const struct connection *c)
 {
 	struct offload_copy *copy = offload_scratch_get();
@@ -104,6 +165,8 @@ static __always_inline void offload_save(const struct connection *c)
 		return;
 	args->key = c->key;
 	flow_read();
+	if (offload_update())
+		return;
 	args->new = *(struct flow *)&copy->now;
 	flow_insert(true);
 }
@@ -125,13 +188,10 @@ static __always_inline void offload_remove(struct connection *c)
 static __always_inline void offload_deliver(const struct connection *c, __u32 side)
 {
 	struct offload *offload = c->offload;
-	bool tcp = c->key.protocol == IPPROTO_TCP;
 
 	offload->state |= OFFLOAD_DELIVERED << side;
 	if ((offload->state & OFFLOAD_DELIVERED_BOTH) == OFFLOAD_DELIVERED_BOTH)
-		offload->flow_state = tcp ? FLOW_ESTABLISHED : FLOW_UDP_STREAM;
-	else
-		offload->flow_state = tcp ? FLOW_SYN_SENT : FLOW_UDP;
+		offload->flow_state = offload_assured(offload);
 }
 
 static __always_inline bool offload_is_possible(const struct packet *p)
@@ -421,6 +481,7 @@ static __always_inline void offload_begin(const struct packet *p, struct connect
 		copy->now.owner = c->owner;
 		copy->now.owners = c->owners;
 		copy->now.uplink = c->uplink;
+		copy->now.flow_state = p->protocol == IPPROTO_TCP ? FLOW_SYN_SENT : FLOW_UDP;
 		c->offload = &copy->now;
 	}
 	offload_touch(p, c, by_container);

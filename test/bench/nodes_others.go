@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -31,21 +30,9 @@ func joinByRoutes(n, other node) error {
 // connections after 20 packets.
 func joinAsKindnet(n, other node) error {
 	const rules = `
-table inet ipmasq {
-	set exempt4 { type ipv4_addr; flags interval; elements = { %[1]s } }
-	set exempt6 { type ipv6_addr; flags interval; elements = { %[2]s } }
-	chain postrouting {
-		type nat hook postrouting priority srcnat - 10
-		ct state established,related accept
-		fib daddr type local accept
-		ip daddr @exempt4 accept
-		ip6 daddr @exempt6 accept
-		masquerade
-	}
-}
 table inet fastpath {
-	set members { type ifname; elements = { %[3]s } }
-	flowtable offloaded { hook ingress priority 5; devices = { %[3]s }; }
+	set members { type ifname; elements = { %[1]s } }
+	flowtable offloaded { hook ingress priority 5; devices = { %[1]s }; }
 	chain forward {
 		type filter hook forward priority mangle
 		iifname != @members return
@@ -64,21 +51,29 @@ table inet fastpath {
 			devices = append(devices, link.Attrs().Name)
 		}
 	}
-	prefixes := func(i int) string { return fmt.Sprintf("%s, %s", n.subnets[i], other.subnets[i]) }
-	text := fmt.Sprintf(rules, prefixes(0), prefixes(1), strings.Join(devices, ", "))
-	return errors.Join(joinByRoutes(n, other), n.restore(text, "nft", "-f", "-"))
+	text := fmt.Sprintf(rules, strings.Join(devices, ", "))
+	return errors.Join(joinWithoutFlowtable(n, other), restore(n.Namespace, text, "nft", "-f", "-"))
 }
 
-// restore passes rules to the standard input of a command.
-func (n node) restore(rules, name string, args ...string) error {
-	return within(func(ctx context.Context) error {
-		cmd := n.Command(ctx, name, args...)
-		cmd.Stdin = strings.NewReader(rules)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w: %s", name, err, out)
-		}
-		return nil
-	})
+// joinWithoutFlowtable adds the objects that kindnet has on a kernel without flowtables.
+func joinWithoutFlowtable(n, other node) error {
+	const rules = `
+table inet ipmasq {
+	set exempt4 { type ipv4_addr; flags interval; elements = { %[1]s } }
+	set exempt6 { type ipv6_addr; flags interval; elements = { %[2]s } }
+	chain postrouting {
+		type nat hook postrouting priority srcnat - 10
+		ct state established,related accept
+		fib daddr type local accept
+		ip daddr @exempt4 accept
+		ip6 daddr @exempt6 accept
+		masquerade
+	}
+}
+`
+	prefixes := func(i int) string { return fmt.Sprintf("%s, %s", n.subnets[i], other.subnets[i]) }
+	text := fmt.Sprintf(rules, prefixes(0), prefixes(1))
+	return errors.Join(joinByRoutes(n, other), restore(n.Namespace, text, "nft", "-f", "-"))
 }
 
 // flannelBridge is the configuration of the bridge plugin that flannel writes.
@@ -98,8 +93,8 @@ func joinAsFlannel(n, other node) error {
 		}
 	}
 	return errors.Join(
-		n.restore(flannelRules(clusterSubnets[0], n.subnets[0], "224.0.0.0/4"), "iptables-restore", "--noflush"),
-		n.restore(flannelRules(clusterSubnets[1], n.subnets[1], "ff00::/8"), "ip6tables-restore", "--noflush"),
+		restore(n.Namespace, flannelRules(clusterSubnets[0], n.subnets[0], "224.0.0.0/4"), "iptables-restore", "--noflush"),
+		restore(n.Namespace, flannelRules(clusterSubnets[1], n.subnets[1], "ff00::/8"), "ip6tables-restore", "--noflush"),
 	)
 }
 

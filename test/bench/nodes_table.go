@@ -6,12 +6,13 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// comparison compares one of ebpfnet's modes between nodes with an alternative.
+// comparison compares one of ebpfnet's modes between nodes, or ebpfnet beside firewall rules, with an alternative.
 type comparison struct{ ours, against string }
 
 var betweenNodes = []comparison{
 	{directName, routesName},
 	{directName, kindnetName},
+	{directName, kindnetSlowName},
 	{tunnelName, flannelName},
 }
 
@@ -28,10 +29,11 @@ func (c comparison) target() target {
 	}
 }
 
-// nodesTable has a row for each kind of traffic between nodes, and a column for each comparison that the kernel allows.
-func (r *result) nodesTable() *table {
+// comparisonTable has a row for each kind of traffic, between nodes or not, and a column for each comparison that the
+// kernel allows.
+func (r *result) comparisonTable(all []comparison, ofNodes bool) *table {
 	titles := []string{"workload"}
-	compared := slices.DeleteFunc(slices.Clone(betweenNodes), func(c comparison) bool {
+	compared := slices.DeleteFunc(slices.Clone(all), func(c comparison) bool {
 		against, ok := r.setup(c.against)
 		return ok && against.Absent != ""
 	})
@@ -41,7 +43,7 @@ func (r *result) nodesTable() *table {
 	t := new(table)
 	t.add(titles...)
 	for _, line := range rows() {
-		if line.path != podNode {
+		if (line.path == podNode) != ofNodes || !ofNodes && line.uplink != "" {
 			continue
 		}
 		cells := []string{line.title()}

@@ -12,6 +12,8 @@ type plan struct {
 	name string
 	// without names variants to leave out.
 	without []string
+	// withoutRules leaves out the variants with firewall rules.
+	withoutRules bool
 	// scales are those of the variants that show what scale costs, beside the smallest.
 	scales []scale
 	// onlyScales leaves out all other setups.
@@ -36,7 +38,7 @@ var (
 	quick = plan{
 		name: "bench-quick", scales: []scale{crowded}, without: []string{"bridge-nftables", "ptp-nftables", neverName},
 		uplinked: []string{plainName, bridgeName, establishedName, routesName, directName, tunnelName},
-		rounds:   5, slice: 30 * time.Millisecond, calls: 3,
+		rounds:   5, slice: 30 * time.Millisecond, calls: 3, withoutRules: true,
 	}
 )
 
@@ -44,7 +46,7 @@ var (
 func (p plan) setups() []plannedSetup {
 	var all, loads []plannedSetup // loads share the setups before them
 	for _, v := range variants {
-		if slices.Contains(p.without, v.name) || p.onlyScales && !v.scaled() {
+		if slices.Contains(p.without, v.name) || v.rules != nil && p.withoutRules || p.onlyScales && !v.scaled() {
 			continue
 		}
 		for _, u := range uplinks {
@@ -83,6 +85,9 @@ func (o *options) plan() plan {
 		p.scales, p.onlyScales = append(allScales(), crowded), true
 	case o.narrow():
 		p.scales = nil
+	}
+	if len(o.variants) > 0 { // each that is named
+		p.without, p.withoutRules = nil, false
 	}
 	if o.rounds > 0 {
 		p.rounds = o.rounds
@@ -127,5 +132,5 @@ func (p plannedSetup) measures(t traffic) bool {
 
 // hasAttachments reports whether ADD and DEL of a setup compare with those of others.
 func (p plannedSetup) hasAttachments() bool {
-	return p.isMain() && !p.routed && !p.streams && !p.redirect && p.join == nil
+	return p.isMain() && !p.routed && !p.streams && !p.redirect && p.join == nil && p.rules == nil
 }

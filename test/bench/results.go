@@ -15,10 +15,12 @@ func (r *result) report() string {
 		"ebpfnet with `fastPath` established, as a multiple of the reference plugins (IPv4):\n\n%s\n"+
 		"With `fastPath` always:\n\n%s\n"+
 		"Between nodes, as a multiple of the alternatives (IPv4):\n\n%s\n"+
+		"Beside kube-proxy's tables, and a stateful firewall (IPv4):\n\n%s\n"+
 		"Targets of the project:\n\n%s\n"+
 		"Rates among many containers, host ports, flows and new connections, as a multiple of those with one of each:\n\n"+
 		"%s\n%s\n%s\n",
-		r.referenceTable(establishedName), r.referenceTable(alwaysName), r.nodesTable(), r.targetTable(), r.scaleTable(), r.unitTable(), r.conditions())
+		r.referenceTable(establishedName), r.referenceTable(alwaysName), r.comparisonTable(betweenNodes, true), r.comparisonTable(besideRules(), false),
+		r.targetTable(), r.scaleTable(), r.unitTable(), r.conditions())
 }
 
 // referenceTable has a row for each kind of traffic and for ADD and DEL of a setup of ours, and a column for each

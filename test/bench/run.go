@@ -22,6 +22,9 @@ func bench(m *testenv.Machine, opts options) error {
 	}
 	r.progress.start(r.steps())
 	r.measure()
+	if err := r.checkRules(); err != nil {
+		return err
+	}
 	r.inspect()
 	r.collect()
 	r.result.evaluate()
@@ -66,7 +69,7 @@ func (r *run) setUp() error {
 		switch {
 		case err == nil:
 			r.setups = append(r.setups, s)
-		case p.ours || p.redirect || p.join != nil || !p.isMain():
+		case p.rules == nil && (p.ours || p.redirect || p.join != nil || !p.isMain()):
 			entry.Absent = err.Error()
 			if p.isMain() {
 				refused[p.variant.name] = err

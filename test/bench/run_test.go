@@ -109,14 +109,14 @@ func TestSmallRunBetweenNodes(t *testing.T) {
 	testenv.Require(t, testenv.VXLAN)
 	onMachine(t, func(m *testenv.Machine) error {
 		run, err := smallRun(m, selection{
-			variants:  []string{bareName, routesName, flannelName, directName, tunnelName},
+			variants:  []string{bareName, routesName, kindnetSlowName, flannelName, directName, tunnelName},
 			paths:     []string{podNode},
 			workloads: []string{"udp-packets", "tcp-crr", streamName},
 		})
 		if err != nil {
 			return err
 		}
-		if measured := run.result.measured(t); len(measured) != 5 {
+		if measured := run.result.measured(t); len(measured) != 6 {
 			t.Errorf("measured %v, absent %+v", measured, run.result.Setups)
 		}
 		for _, s := range run.setups {
@@ -129,6 +129,36 @@ func TestSmallRunBetweenNodes(t *testing.T) {
 				if sent := link.Attrs().Statistics.TxPackets; sent < fewPackets {
 					t.Errorf("%s: %d packets by %s, want those of the benchmark", s.name(), sent, device)
 				}
+			}
+		}
+		return nil
+	})
+}
+
+// A run fails unless the rules beside a variant see its connections.
+func TestRulesSeeConnections(t *testing.T) {
+	var only selection
+	for _, rules := range rulesets {
+		only.variants = append(only.variants, ruledName(establishedName, rules), ruledName(ptpName, rules))
+	}
+	only.workloads = []string{"tcp-rr"}
+	onMachine(t, func(m *testenv.Machine) error {
+		r, err := smallRun(m, only)
+		if err != nil {
+			return err
+		}
+		if len(r.setups) != len(only.variants) || len(r.result.measured(t)) != len(only.variants) {
+			t.Errorf("%d setups, want %d", len(r.setups), len(only.variants))
+		}
+		if err := r.checkRules(); err != nil {
+			t.Error(err)
+		}
+		for _, s := range r.setups {
+			if err := errors.Join(restore(s.topology.Node, "flush ruleset", "nft", "-f", "-"), s.addRules()); err != nil {
+				return err
+			}
+			if err := s.checkRules(); err == nil {
+				t.Errorf("%s: no error, although no packet has passed the new rules", s.name())
 			}
 		}
 		return nil

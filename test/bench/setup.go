@@ -60,7 +60,7 @@ func newSetup(m *testenv.Machine, p plannedSetup) (*setup, error) {
 			return nil, err
 		}
 	}
-	return s, errors.Join(s.shortenTimeouts(), s.waitForTraffic(), s.openFlows(), s.checkFlows())
+	return s, errors.Join(s.addRules(), s.shortenTimeouts(), s.waitForTraffic(), s.openFlows(), s.checkFlows())
 }
 
 // attachPods attaches both pods to one node.

@@ -73,7 +73,7 @@ func targets() []target {
 	for _, t := range trafficTargets {
 		all = append(all, t.target())
 	}
-	for _, c := range betweenNodes {
+	for _, c := range append(slices.Clone(betweenNodes), besideRules()...) {
 		all = append(all, c.target())
 	}
 	return append(all,

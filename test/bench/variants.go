@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 )
 
 // variant is a way to connect pods.
@@ -28,6 +29,8 @@ type variant struct {
 	slow bool
 	// join lets a node's pods reach another's; variants with it have two nodes, with a pod each.
 	join func(n, other node) error
+	// rules are the node's beside the plugin's, or nil.
+	rules *ruleset
 	// insteadOf is a variant with the same behavior: this one is set up only if that is absent.
 	insteadOf string
 }
@@ -54,15 +57,19 @@ const (
 	// Between nodes.
 	routesName  = "nodes-routes"
 	kindnetName = "nodes-kindnet"
-	flannelName = "nodes-flannel"
-	directName  = "nodes-direct"
-	tunnelName  = "nodes-tunnel"
+	// kindnetSlowName is kindnetName on a kernel without flowtables.
+	kindnetSlowName = "nodes-kindnet-slow"
+	flannelName     = "nodes-flannel"
+	directName      = "nodes-direct"
+	tunnelName      = "nodes-tunnel"
 )
 
 // judged are the variants that targets are for.
 var judged = []string{establishedName, alwaysName, "ebpfnet"}
 
-var variants = []variant{
+var variants = append(plainVariants, withRules(variantsOf(ptpName, bridgeName, establishedName)...)...)
+
+var plainVariants = []variant{
 	{name: bareName, title: "bare veth"},
 	{name: bareBigName, title: "bare veth, BIG TCP sizes", bigTCP: true, streams: true},
 	{name: redirectName, title: "minimal redirecting program", redirect: true},
@@ -80,9 +87,20 @@ var variants = []variant{
 	{name: "ebpfnet", title: "ebpfnet", plugins: ebpfnet(""), ours: true, insteadOf: establishedName},
 	{name: routesName, title: "plain routes between nodes", plugins: []plugin{{"type": "ptp"}}, join: joinByRoutes},
 	{name: kindnetName, title: "kindnet's objects", plugins: []plugin{{"type": "ptp"}}, join: joinAsKindnet},
+	{name: kindnetSlowName, title: "kindnet's objects without flowtable", plugins: []plugin{{"type": "ptp"}}, join: joinWithoutFlowtable},
 	{name: flannelName, title: "flannel's objects", plugins: flannelBridge(), join: joinAsFlannel},
 	{name: directName, title: "ebpfnet, mode direct", plugins: ebpfnet("established"), ours: true, join: joinDirectly},
 	{name: tunnelName, title: "ebpfnet, mode tunnel", plugins: inTunnel(), ours: true, join: joinByTunnel},
+}
+
+// variantsOf returns the variants without rules that have these names.
+func variantsOf(names ...string) (all []variant) {
+	for _, v := range plainVariants {
+		if slices.Contains(names, v.name) {
+			all = append(all, v)
+		}
+	}
+	return all
 }
 
 // variantTitle returns the title of a variant.

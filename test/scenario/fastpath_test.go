@@ -235,6 +235,34 @@ func TestConntrackKeepsQuietConnections(t *testing.T) {
 	}
 }
 
+// conntrack sees that either end resets an offloaded connection.
+func TestConntrackSeesResets(t *testing.T) {
+	n := newEstablishedNetwork(t)
+	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop } }`)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		for _, p := range n.forwardedPaths(f, a, web) {
+			for i, by := range []string{"client", "server"} {
+				t.Run(p.name+" by the "+by, func(t *testing.T) {
+					client, server := connectPair(t, p.path)
+					opener := at(p.clientAddr, plain(client.LocalAddr()).Port())
+					usesBeforeQuiet["requests"](t, client, server)
+					end := []net.Conn{client, server}[i].(*net.TCPConn)
+					if err := errors.Join(end.SetLinger(0), end.Close()); err != nil {
+						t.Fatal(err)
+					}
+					testenv.Eventually(t, "conntrack to see the reset of "+opener.String(), func() error {
+						if known := n.tracked(t, opener); known != nil && stateOf(known) != tcpClose {
+							return fmt.Errorf("state: got %d, want %d", stateOf(known), tcpClose)
+						}
+						return nil
+					})
+				})
+			}
+		}
+	})
+}
+
 // updatesReceived counts packets with reserved bits in the TCP header, which only conntrack updates have.
 const updatesReceived = `table inet updates { counter received { }
 	chain input { type filter hook input priority 0; policy accept; @th,100,3 != 0 counter name received
@@ -343,6 +371,7 @@ func (n *network) wantKept(t *testing.T, client netip.AddrPort, timeout int) {
 const (
 	tcpEstablished = 3
 	tcpLastACK     = 6
+	tcpClose       = 8
 )
 
 func stateOf(flow *netlink.ConntrackFlow) uint8 {

@@ -193,3 +193,30 @@ func wantNext(conn net.Conn, payload string, deadline time.Time) error {
 	}
 	return nil
 }
+
+// readByte reads a byte, for which it waits as long as for everything.
+func readByte(from net.Conn) error {
+	if err := from.SetReadDeadline(time.Now().Add(testenv.Timeout)); err != nil {
+		return err
+	}
+	_, err := from.Read(make([]byte, 1))
+	return err
+}
+
+// connectPair opens a TCP connection and returns both ends, which are closed with the test.
+func connectPair(t *testing.T, p path) (client, server net.Conn) {
+	t.Helper()
+	ctx := testenv.Context(t)
+	listener, err := p.server.Listen(ctx, p.listen)
+	testenv.Must(t, err)
+	defer listener.Close()
+	if client, err = p.client.Dial(ctx, "tcp", p.dial); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	if server, err = listener.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Close() })
+	return client, server
+}
