@@ -15,7 +15,7 @@ struct drop_count {
 
 enum reason {
 	REASON_NO_SOURCE = 0,	 /* the uplink has no address to masquerade with */
-	REASON_NO_PORT = 1,	 /* every candidate port for this remote is taken */
+	REASON_NO_PORT = 1,	 /* no port for this remote, or no place in flow_table */
 	REASON_FRAGMENT = 2,	 /* a fragment without its first one */
 	REASON_PROTOCOL = 3,	 /* cannot be masqueraded */
 	REASON_TRUNCATED = 4,	 /* shorter than its headers say */

@@ -22,7 +22,7 @@ type Reason bpf.Reason
 // reasons names and describes the numbers of enum reason in bpf/abi_drop.h.
 var reasons = [bpf.ReasonMax]struct{ name, text string }{
 	bpf.ReasonNoSource:   {"no-source", "uplink has no address to masquerade with"},
-	bpf.ReasonNoPort:     {"no-port", "no masquerading port left"},
+	bpf.ReasonNoPort:     {"no-port", "no masquerading port left, or no place for the connection"},
 	bpf.ReasonFragment:   {"fragment", "fragment cannot be masqueraded"},
 	bpf.ReasonProtocol:   {"protocol", "protocol cannot be masqueraded"},
 	bpf.ReasonTruncated:  {"truncated", "packet shorter than its headers say"},

@@ -59,22 +59,60 @@ func CountFlows(dp *loader.Datapath) (map[FlowState]int, error) {
 	return counts, nil
 }
 
-// LiveFlows returns the number of flows of all kinds that have not expired; 0 if the table is not open.
-func LiveFlows(dp *loader.Datapath) (live int, err error) {
-	now, err := nowTicks()
-	if err != nil {
+// FlowTableUse returns the share of the places in flow_table whose flows no other flow may replace. It reads a part of
+// a large table, and of that also the free places, so that its cost does not depend on the number of flows. 0 if the
+// table is not open.
+func FlowTableUse(dp *loader.Datapath) (share float64, err error) {
+	const most = 64 // buckets
+
+	if dp.FlowTable == nil {
+		return 0, nil
+	}
+	now, errNow := nowTicks()
+	living, errLiving := livingOwners(dp)
+	if err := errors.Join(errNow, errLiving); err != nil {
 		return 0, err
 	}
-	all := func(bpf.FlowKey) bool { return true }
-	for entry, err := range flowEntries(dp, all) {
+	all := dp.FlowBuckets.MaxEntries()
+	read, used := min(all, most), 0
+	for i := range read {
+		places, err := bucketOf(dp, uint32(uint64(i)*uint64(all)/uint64(read)))
 		if err != nil {
-			return live, err
+			return 0, err
 		}
-		if !flowEntryOf(dp, entry.Key, entry.Flow, now).Expired {
-			live++
+		for _, place := range places {
+			if isAssured(place.Flow) && !isExpired(dp, place.Flow, now) && living[loader.Owner(place.Flow.Owner)] {
+				used++
+			}
 		}
 	}
-	return live, nil
+	return float64(used) / float64(int(read)*len(bpf.FlowBucket{}.Id)), nil
+}
+
+// bucketOf returns the places of a bucket of flow_table. Free ones are empty.
+func bucketOf(dp *loader.Datapath, number uint32) (places [len(bpf.FlowBucket{}.Id)]bpf.FlowEntry, err error) {
+	var bucket bpf.FlowBucket
+	err = dp.FlowBuckets.Lookup(number, &bucket)
+	for way := range places {
+		err = errors.Join(err, dp.FlowTable.Lookup(number*uint32(len(places))+uint32(way), &places[way]))
+		if bucket.Id[way] == 0 {
+			places[way] = bpf.FlowEntry{}
+		}
+	}
+	if err != nil {
+		return places, fmt.Errorf("read bucket %d of the flows: %w", number, err)
+	}
+	return places, nil
+}
+
+// isAssured reports whether no other flow may replace the flow until it expires: flow_is_assured in bpf/flow_state.h.
+func isAssured(flow bpf.Flow) bool {
+	return flow.State >= bpf.FlowEstablished && flow.State <= bpf.FlowCloseWait || flow.State == bpf.FlowUDPStream
+}
+
+// isExpired reports whether the flow has been idle for longer than its state allows.
+func isExpired(dp *loader.Datapath, flow bpf.Flow, now uint32) bool {
+	return flow.State >= bpf.FlowStates || sinceTick(now, flow.LastSeen) > time.Duration(dp.Config.Timeout[flow.State])*tick
 }
 
 func flowEntryOf(dp *loader.Datapath, key bpf.FlowKey, value bpf.Flow, now uint32) FlowEntry {
@@ -87,7 +125,7 @@ func flowEntryOf(dp *loader.Datapath, key bpf.FlowKey, value bpf.Flow, now uint3
 		Age:     max(time.Duration(uint16(now)-value.Created)*tick, idle),
 		Idle:    idle,
 		Replied: value.Flags&bpf.FlowReplied != 0,
-		Expired: value.State >= bpf.FlowStates || idle > time.Duration(dp.Config.Timeout[value.State])*tick,
+		Expired: isExpired(dp, value, now),
 	}
 }
 

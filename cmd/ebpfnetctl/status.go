@@ -32,6 +32,7 @@ type status struct {
 	Detached  []string         `json:"detached"` // devices that lack programs
 	Maps      []admin.MapUse   `json:"maps"`
 	Bytes     uint64           `json:"bytes"` // of all maps
+	FlowsUse  float64          `json:"flowTableUsed"`
 	Drops     []drops.Count    `json:"drops"`
 }
 
@@ -42,7 +43,8 @@ func newStatus() *cobra.Command {
 		Short: "whether ebpfnet is healthy, and what it drops",
 		Long: `Prints whether ebpfnet is healthy on this host: its programs, uplinks and
 containers, warnings, and why packets were dropped. -o wide adds the pins, the
-ports for masquerading, and the maps with their memory.`,
+ports for masquerading, how full the table of flows is, and the maps with their
+memory.`,
 		Example: "  ebpfnetctl status\n  ebpfnetctl status -o json | jq -e .sameAsThisBinary",
 		Args:    noWords,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return printStatus(output.New(cmd.OutOrStdout(), flags)) },
@@ -65,6 +67,7 @@ func printStatus(p *output.Printer) error {
 		Warnings:  append([]string{}, totals.Warnings...),
 		Detached:  []string{},
 		Maps:      totals.Maps,
+		FlowsUse:  totals.FlowTableUse,
 	}
 	for _, ports := range totals.Config.MasqPorts {
 		if ports.Count > 0 {
@@ -187,7 +190,7 @@ func (s *status) print(p *output.Printer) {
 		return
 	}
 	ports := texts(s.Ports, func(r [2]int) string { return fmt.Sprintf("%d to %d", r[0], r[1]) })
-	p.Printf("pins         %s\nmasq ports   %s\n\n", s.Directory, strings.Join(ports, ", "))
+	p.Printf("pins         %s\nmasq ports   %s\nflow table   %.0f %% used by established connections\n\n", s.Directory, strings.Join(ports, ", "), 100*s.FlowsUse)
 	mapTable.PrintRows(p, s.Maps)
 	p.Printf("%d bytes in all maps\n", s.Bytes)
 }

@@ -168,7 +168,7 @@ type Usage struct {
 	Containers []string
 	Uplinks    []string
 	HostPorts  int // entries
-	Flows      int // entries
+	Flows      int // that have not expired
 }
 
 // Usage counts what depends on the datapath of any version. The uplinks of another version are
@@ -182,9 +182,12 @@ func (o *Host) Usage() (*Usage, error) {
 	for _, uplink := range uplinks {
 		u.Uplinks = append(u.Uplinks, uplink.Attrs().Name)
 	}
-	var errPorts, errFlows error
-	u.HostPorts, errPorts = maps.Entries(o.datapath.HostPorts)
-	u.Flows, errFlows = maps.LiveFlows(o.datapath)
+	ports, errPorts := maps.Entries(o.datapath.HostPorts)
+	flows, errFlows := maps.CountFlows(o.datapath)
+	u.HostPorts = ports
+	for _, n := range flows {
+		u.Flows += n
+	}
 	return u, errors.Join(err, errPorts, errFlows)
 }
 

@@ -26,6 +26,8 @@ type Totals struct {
 	Drops    []maps.DropCount
 	Networks map[string]NetworkTotals // by name
 
+	FlowTableUse float64 // share of the places whose flows are not replaced
+
 	Flows      map[string]int    // by state
 	Containers []ContainerTotals // those that live
 }
@@ -104,9 +106,10 @@ func (t *Totals) addMaps(datapath *loader.Datapath, o TotalsOptions) (err error)
 	return errors.Join(err, errDrops)
 }
 
-func (t *Totals) addFlows(datapath *loader.Datapath, o TotalsOptions) error {
-	if !o.Flows {
-		return nil
+func (t *Totals) addFlows(datapath *loader.Datapath, o TotalsOptions) (err error) {
+	t.FlowTableUse, err = maps.FlowTableUse(datapath)
+	if err != nil || !o.Flows {
+		return err
 	}
 	t.Flows = map[string]int{}
 	for state := range bpf.FlowStates {

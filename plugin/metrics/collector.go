@@ -45,7 +45,8 @@ var (
 	addresses         = newGauge("addresses", "Addresses for containers, in ranges of at most 2^32.", "network", "range")
 	addressesReserved = newGauge("addresses_reserved", "Addresses that are reserved.", "network", "range")
 
-	flows = newGauge("flows", "Connections that the map flows has, without those that have expired.", "state")
+	flowTableUse = newGauge("flow_table_used_ratio", "Estimated share of the places for connections whose connections are established, and so not replaced.")
+	flows        = newGauge("flows", "Connections in the datapath, without those that have expired.", "state")
 
 	containerInfo     = newGauge("container_info", "Interface of a container.", append([]string{"device"}, ofContainer...)...)
 	containerRxBytes  = newCounter("container_receive_bytes_total", "Bytes received by a container.", ofContainer...)
@@ -147,6 +148,7 @@ func (s samples) addMaps(t *admin.Totals) {
 		s.add(mapMaxEntries, float64(m.MaxEntries), m.Name)
 		s.add(mapBytes, float64(m.Bytes), m.Name)
 	}
+	s.add(flowTableUse, t.FlowTableUse)
 	for state, n := range t.Flows {
 		s.add(flows, float64(n), state)
 	}

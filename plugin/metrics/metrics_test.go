@@ -35,12 +35,13 @@ func full() source {
 		return maps.Attachment{Network: "pods", ContainerID: id, IfName: "eth0"}
 	}
 	totals := &admin.Totals{
-		Uplinks:  []string{"eth0"},
-		Warnings: []string{"a warning"},
-		Maps:     []admin.MapUse{{Name: "endpoints", Entries: &entries, MaxEntries: 65536, Bytes: 1 << 20}, {Name: "flows", MaxEntries: 1024}},
-		Drops:    drops,
-		Networks: map[string]admin.NetworkTotals{"pods": {Connected: 2, Dead: 1}},
-		Flows:    map[string]int{"ESTABLISHED": 5},
+		Uplinks:      []string{"eth0"},
+		Warnings:     []string{"a warning"},
+		Maps:         []admin.MapUse{{Name: "endpoints", Entries: &entries, MaxEntries: 65536, Bytes: 1 << 20}, {Name: "flow_table", MaxEntries: 1024}},
+		FlowTableUse: 0.25,
+		Drops:        drops,
+		Networks:     map[string]admin.NetworkTotals{"pods": {Connected: 2, Dead: 1}},
+		Flows:        map[string]int{"ESTABLISHED": 5},
 		Containers: []admin.ContainerTotals{
 			{Attachment: attachment("web"), Device: "ebpf1", InBytes: 1, Drops: drops},
 			{Owner: "00000000000000ff", Device: "ebpf2"},
@@ -93,10 +94,10 @@ func TestFormats(t *testing.T) {
 	wantLines(t, open, "# TYPE ebpfnet_drops counter", "# EOF", `ebpfnet_attachments{network="pods"} 2.0`,
 		`ebpfnet_drops_total{reason="mac"} 3.0`)
 	for _, absent := range []string{
-		"# EOF",                    // the end of OpenMetrics
-		`map_entries{map="flows"}`, // not counted
-		`reason="arp"`,             // never occurred
-		"ebpfnet_addresses{",       // a range that no host can use up
+		"# EOF",                         // the end of OpenMetrics
+		`map_entries{map="flow_table"}`, // not counted
+		`reason="arp"`,                  // never occurred
+		"ebpfnet_addresses{",            // a range that no host can use up
 	} {
 		if strings.Contains(plain, absent) {
 			t.Errorf("got %s in:\n%s", absent, plain)

@@ -112,7 +112,7 @@ func example(value float64) *result {
 			{Name: plainName, Variant: plainName, Title: "plain", scale: smallest},
 			{Name: bridgeName, Variant: bridgeName, Title: "bridge & portmap", scale: smallest},
 			{Name: redirectName, Variant: redirectName, Title: "redirect", scale: smallest},
-			{Name: "ebpfnet", Variant: "ebpfnet", Title: "ebpfnet", scale: smallest, Ours: true, Objects: &objects{Maps: []object{{Name: "flows", Bytes: 4096}}}},
+			{Name: "ebpfnet", Variant: "ebpfnet", Title: "ebpfnet", scale: smallest, Ours: true, Objects: &objects{Maps: []object{{Name: "flow_table", Bytes: 4096}}}},
 			{Name: setupName("ebpfnet", "", crowded), Variant: "ebpfnet", Title: "ebpfnet", scale: crowded, Ours: true},
 			{Name: "ebpfnet-always", Variant: "ebpfnet-always", Title: "always", scale: smallest, Ours: true, Absent: "no such key"},
 		},

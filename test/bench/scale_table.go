@@ -43,9 +43,9 @@ func (r *result) unitTable() *table {
 	if !ok || main.Objects == nil {
 		return t
 	}
-	if flows := main.Objects.find("flows"); flows.Entries > 0 {
-		backup := main.Objects.find("flows_backup")
-		t.add("masqueraded or host port flow, with its copy", thousands(int((flows.Bytes+backup.Bytes)/uint64(flows.Entries))))
+	if flows := main.Objects.find("flow_table"); flows.Entries > 0 {
+		buckets := main.Objects.find("flow_buckets")
+		t.add("flow", thousands(int((flows.Bytes+buckets.Bytes)/uint64(flows.Entries))))
 	}
 	for _, d := range dimensions[:2] {
 		largest := d.sizes[len(d.sizes)-1]

@@ -162,7 +162,7 @@ func (p plannedSetup) conflist(subnets [2]netip.Prefix, dataDir string) ([]byte,
 			}
 		}
 		if p.ours && p.Flows > smallest.Flows {
-			whole["maxFlows"] = 2 * max(p.Flows, minFlows) // none is evicted
+			whole["maxFlows"] = 2 * max(p.Flows, minFlows) // none is replaced
 		}
 		list = append(list, whole)
 	}

@@ -83,8 +83,11 @@ func TestCtlMetricsCost(t *testing.T) {
 	if each := (calls("--containers") - fewEach) / manyContainers; each < 1 || each > 4 {
 		t.Errorf("--containers: got %d system calls for each, want 1 to 4", each)
 	}
-	if text := mustCtl(t, h, "metrics", "--flows"); !strings.Contains(text, fmt.Sprintf("ebpfnet_flows{state=\"ESTABLISHED\"} %d.0\n", manyFlows)) {
-		t.Errorf("--flows: want %d in:\n%s", manyFlows, text)
+	text := mustCtl(t, h, "metrics", "--flows")
+	for _, want := range []string{fmt.Sprintf("ebpfnet_flows{state=\"ESTABLISHED\"} %d.0\n", manyFlows), "ebpfnet_flow_table_used_ratio 0.5\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("--flows: want %q in:\n%s", want, text)
+		}
 	}
 }
 

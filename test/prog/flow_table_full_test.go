@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	ebpfmaps "github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -123,6 +125,78 @@ func TestFlowTableFullForHostPort(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", s.name, err)
 		}
+	}
+}
+
+// TestFlowTableFullForOffload has the stack deliver a connection whose bucket is full: it stays with the stack, and ends
+// no other.
+func TestFlowTableFullForOffload(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := withCacheHost(t, newHostWithOneBucket(t))
+	for used, verdict := range map[int]uint32{flowWays - 1: verdictRedirect, flowWays: verdictNext} {
+		t.Run(fmt.Sprint(used, " places used"), func(t *testing.T) {
+			h.eachScene(t, withPorts, func(s scene) error {
+				var flows []flow
+				for i := range used {
+					flows = append(flows, snat(fmt.Sprintf("remote:%d", 100+i), "node:2000", "pod2:5000").established().streaming())
+				}
+				err := errors.Join(h.start(s, bpf.FastPathEstablished), h.fill(s, nil, flows))
+				for range 2 * offloadAt {
+					err = errors.Join(err, h.sendBothWays(s))
+				}
+				return errors.Join(err, h.bothWays(s, verdict), h.checkFlows(s, flows))
+			})
+		})
+	}
+}
+
+// TestFlowTableUse counts the places whose flows no other may replace.
+func TestFlowTableUse(t *testing.T) {
+	const filled = 3
+
+	h := newHostWithOneBucket(t)
+	spec, err := specOfSize(1)
+	testenv.Must(t, err)
+	programs := h.programs.Maps
+	datapath := &loader.Datapath{}
+	datapath.FlowBuckets, datapath.FlowTable = programs[bpf.MapFlowBuckets], programs[bpf.MapFlowTable]
+	datapath.Devices, datapath.Endpoints = programs[bpf.MapDevices], programs[bpf.MapEndpoints]
+	testenv.Must(t, spec.Variables[bpf.VarConfig].Get(&datapath.Config))
+	same := func(f flow) flow { return f }
+	for _, tc := range []struct {
+		name   string
+		on     []proto
+		change func(flow) flow
+		counts bool
+	}{
+		{"established", []proto{tcp}, func(f flow) flow { return f.established().idleFor(day) }, true},
+		{"half-closed", []proto{tcp}, func(f flow) flow { return f.in(bpf.FlowCloseWait) }, true},
+		{"the host's", []proto{tcp}, func(f flow) flow { return f.established().ownedBy(0) }, true},
+		{"opened", []proto{tcp}, same, false},
+		{"ended", []proto{tcp}, func(f flow) flow { return f.in(bpf.FlowTimeWait) }, false},
+		{"expired", []proto{tcp}, func(f flow) flow { return f.established().idleFor(6 * day) }, false},
+		{"a former pod's", []proto{tcp}, func(f flow) flow { return f.established().ownedBy(formerOwner) }, false},
+		{"a stream", []proto{udp}, flow.streaming, true},
+		{"a question", []proto{udp}, same, false},
+	} {
+		eachScene(t, tc.on, func(t *testing.T, s scene) {
+			var flows []flow
+			for i := range filled {
+				flows = append(flows, tc.change(snat(fmt.Sprintf("remote:%d", 100+i), "node:2000", "pod:5000")))
+			}
+			testenv.Must(t, errors.Join(h.reset(), h.fill(s, nil, flows)))
+			want := float64(filled) / float64(flowWays)
+			if !tc.counts {
+				want = 0
+			}
+			if got, err := ebpfmaps.FlowTableUse(datapath); err != nil || got != want {
+				t.Errorf("%s: got %v (%v), want %v", tc.name, got, err, want)
+			}
+			testenv.Must(t, h.flows().clear())
+			if got, err := ebpfmaps.FlowTableUse(datapath); err != nil || got != 0 {
+				t.Errorf("%s, removed: got %v (%v), want 0", tc.name, got, err)
+			}
+		})
 	}
 }
 

@@ -97,7 +97,7 @@ type tagReader struct{ *ebpf.Collection }
 
 func newTagReader(t *testing.T, h *host) tagReader {
 	t.Helper()
-	spec, err := newSpec()
+	spec, err := specOfSize(h.programs.Maps[bpf.MapFlowBuckets].MaxEntries())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,9 +164,10 @@ type cacheHost struct {
 
 var podMACs = map[string]testenv.MAC{"pod": {2, 0xbb, 0, 0, 0, 1}, "pod2": {2, 0xbb, 0, 0, 0, 3}}
 
-func newCacheHost(t *testing.T) *cacheHost {
+func newCacheHost(t *testing.T) *cacheHost { return withCacheHost(t, newHost(t)) }
+
+func withCacheHost(t *testing.T, h *host) *cacheHost {
 	t.Helper()
-	h := newHost(t)
 	second, err := h.addVeth("veth2")
 	if err != nil {
 		t.Fatal(err)

@@ -283,7 +283,7 @@ func (h *host) candidates(t testing.TB, s scene, text string) []uint16 {
 	if err := h.reset(); err != nil {
 		t.Fatal(err)
 	}
-	const probes = 64 // MASQ_PROBES; two of them may be the same port
+	const probes = 64 // MASQ_CANDIDATES; two of them may be the same port
 	var ports []uint16
 	for s.star = h.masquerade(t, s, text); s.star != 0; s.star = h.masquerade(t, s, text) {
 		if slices.Contains(ports, s.star) || !inRange(s.star) || len(ports) > probes {

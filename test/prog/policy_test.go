@@ -49,6 +49,62 @@ func TestIngressPolicyNeighbors(t *testing.T) {
 	}
 }
 
+// TestIngressPolicyOlderConnections admits replies to connections that the pod has opened before it got its policy. The
+// first one moves the entry to flow_table, if that has a place.
+func TestIngressPolicyOlderConnections(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newHostWithOneBucket(t)
+	older := h.programs.Maps[bpf.MapAdmittedFlows]
+	for _, tc := range []struct {
+		name, reply string
+		owner       uint64
+		edit        func(*testenv.Packet)
+		used        int // places in flow_table
+		admitted    bool
+	}{
+		{"a reply", back, owners["pod"], flags(testenv.ACK), 0, true},
+		{"a reply, without a place", back, owners["pod"], flags(testenv.ACK), flowWays, true},
+		{"a reply to a former pod", back, formerOwner, flags(testenv.ACK), 0, false},
+		{"from another port", "pod2:81 > pod:4000", owners["pod"], flags(testenv.ACK), 0, false},
+		{"a SYN", back, owners["pod"], flags(syn), 0, false},
+	} {
+		on := withPorts
+		if tc.name == "a SYN" {
+			on = []proto{tcp}
+		}
+		for _, s := range (row{on: on}).scenes() {
+			t.Run(fmt.Sprintf("%s %s %s", tc.name, s.name, s.proto), func(t *testing.T) {
+				var flows []flow
+				for i := range tc.used {
+					flows = append(flows, snat(fmt.Sprintf("remote:%d", 100+i), "node:2000", "pod2:5000").established().streaming())
+				}
+				key, devices := s.egress(forth), h.programs.Maps[bpf.MapDevices]
+				testenv.Must(t, errors.Join(h.reset(), h.fill(s, nil, flows), older.Put(key, bpf.AdmittedFlow{Owner: tc.owner}),
+					devices.Put(uint32(h.veth.Index), bpf.Device{Owner: owners["pod"], Container: 7, IngressPolicy: bpf.PolicyIsolated}),
+					devices.Put(uint32(h.uplink.Index), bpf.Device{Owner: owners["pod2"], Container: 8})))
+				h.ingress = uint32(h.uplink.Index)
+				defer func() { h.ingress = 0 }()
+				p := s.packet(tc.reply, true)
+				tc.edit(&p)
+				verdict := map[bool]uint32{true: verdictNext, false: verdictDrop}[tc.admitted]
+				for range 2 {
+					got, _, err := h.runInside(bpf.ProgToContainer, p.MustBuild())
+					if err := errors.Join(err, checkVerdict(got, verdict)); err != nil {
+						t.Error(err)
+					}
+				}
+				var entry bpf.AdmittedFlow
+				all, err := h.flows().all()
+				testenv.Must(t, err)
+				_, moved := all[key]
+				if stays := older.Lookup(key, &entry) == nil; moved == stays || moved != (tc.admitted && tc.used == 0) {
+					t.Errorf("the flow is in flow_table: %v, in admitted_flows: %v", moved, stays)
+				}
+			})
+		}
+	}
+}
+
 // TestIngressPolicySCTP admits replies after an INIT of the pod alone: other packets may belong to an association that
 // another pod has opened.
 func TestIngressPolicySCTP(t *testing.T) {

@@ -21,7 +21,7 @@ var rounds = flag.Int("rounds", 100_000, "random packets of TestRandomPackets fo
 
 // TestRandomPackets runs all programs on random packets of pods, the node, and remotes or whoever spoofs them:
 // no entry without its owner's packet, no two owners of a tuple, no reply to one who has not asked. Meanwhile
-// entries expire or are evicted, and a pod is replaced by another with its address.
+// entries expire or are replaced, and a pod is replaced by another with its address.
 func TestRandomPackets(t *testing.T) {
 	rounds := *rounds
 	seed := uint64(time.Now().UnixNano())
@@ -224,7 +224,7 @@ func ticksNow() uint32 {
 	return uint32(uint64(now.Nano()) >> 30)
 }
 
-// change evicts an entry now and then, looks at all entries, and replaces a pod.
+// change removes an entry now and then, looks at all entries, and replaces a pod.
 func (m *mill) change(round int) error {
 	if round%500 == 0 && len(m.keys) > 0 {
 		key := pick(m.random, m.keys...)

@@ -68,7 +68,7 @@ type stream struct {
 
 const (
 	floodKinds  = 8   // of a test: with -long, a million flows in all
-	floodPasses = 3   // so that an LRU map takes each entry for a busy one
+	floodPasses = 3   // so that each flow is in use, and not only new
 	floodBatch  = 500 // flows whose packets are sent again before the next ones': fewer than a table holds
 )
 

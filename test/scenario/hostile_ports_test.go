@@ -91,7 +91,7 @@ func (w wire) sendFromAllPorts(t *testing.T, protocol string, addr netip.Addr, t
 // A full table does not take a new flow's first entry for its second, although those that it has are all used.
 func TestNewFlowsInFullTable(t *testing.T) {
 	const (
-		questions   = 300   // an LRU map evicts once in 128 entries
+		questions   = 300   // each with two flows
 		hostilePort = 20000 // first of the pod
 	)
 

@@ -130,7 +130,7 @@ func containerOf(a *admin.Attachment) string {
 }
 
 // fullMaps finds maps that are full or almost full. From a full LRU map the kernel removes what was not used for the
-// longest time, which does harm only if it is in use, as live flows are.
+// longest time, and no such map has what others cannot restore.
 func (h *host) fullMaps() (findings []Finding, err error) {
 	counts, err := maps.Count(h.datapath)
 	if err != nil {
@@ -143,14 +143,23 @@ func (h *host) fullMaps() (findings []Finding, err error) {
 		}
 		findings = append(findings, judgeMap(name, count, int(m.MaxEntries()), "remove containers that are gone (doctor --fix), or use another host")...)
 	}
-	live, err := maps.LiveFlows(h.datapath)
+	used, err := maps.FlowTableUse(h.datapath)
 	if err != nil {
 		return findings, err
 	}
-	findings = append(findings, judgeMap("flow_table", live, h.datapath.MaxFlows(),
-		"set a larger maxFlows, stop the containers, run `ebpfnetctl unload --yes`, and start them again")...)
+	findings = append(findings, judgeFlowTable(used, h.datapath.MaxFlows())...)
 	slices.SortFunc(findings, func(a, b Finding) int { return strings.Compare(a.What, b.What) })
 	return findings, nil
+}
+
+// judgeFlowTable returns a finding if so many places have flows that are not replaced that a new flow may find none.
+func judgeFlowTable(used float64, places int) []Finding {
+	if used <= 0.6 {
+		return nil
+	}
+	return []Finding{warning("find the container with most flows (ebpfnetctl top), or set a larger maxFlows, stop the containers, "+
+		"run `ebpfnetctl unload --yes`, and start them again",
+		"established connections have %.0f %% of %d places: new ones may be refused", 100*used, places)}
 }
 
 // judgeMap returns a finding if a map is almost full.

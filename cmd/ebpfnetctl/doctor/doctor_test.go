@@ -52,11 +52,23 @@ func TestJudgeNeighbors(t *testing.T) {
 func TestJudgeMap(t *testing.T) {
 	for count, want := range map[int]State{0: "", 90: "", 91: Warning, 99: Warning, 100: Wrong} {
 		got := State("")
-		if found := judgeMap("flows", count, 100, "remedy"); len(found) > 0 {
+		if found := judgeMap("endpoints", count, 100, "remedy"); len(found) > 0 {
 			got = found[0].State
 		}
 		if got != want {
 			t.Errorf("%d of 100: got %q, want %q", count, got, want)
+		}
+	}
+}
+
+func TestJudgeFlowTable(t *testing.T) {
+	for used, want := range map[float64]State{0: "", 0.6: "", 0.61: Warning, 1: Warning} {
+		got := State("")
+		if found := judgeFlowTable(used, 16384); len(found) > 0 {
+			got = found[0].State
+		}
+		if got != want {
+			t.Errorf("%v: got %q, want %q", used, got, want)
 		}
 	}
 }

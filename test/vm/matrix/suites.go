@@ -26,7 +26,7 @@ var suites = []suite{
 	{
 		name: "prog", title: "packet tables",
 		tests: ".",
-		quick: "^Test(Load|Spec|Layout|Offsets|MasqSource.*|ToUplinkMasquerades|ToUplinkReplies|From.*|ToLoopback|HostPort.*|Fragments|ICMPErrorsFromHairpinServer|FlowsBackup|FlowState|ToContainer.*)$",
+		quick: "^Test(Load|Spec|Layout|Offsets|MasqSource.*|ToUplinkMasquerades|ToUplinkReplies|From.*|ToLoopback|HostPort.*|Fragments|ICMPErrorsFromHairpinServer|FlowTableFull.*|FlowState|ToContainer.*)$",
 	},
 	{
 		name: "scenario", title: "scenarios",
