@@ -233,6 +233,8 @@ struct flow {
 /* admitted_flows: a flow to create, in which both sides have sent. */
 struct admitted_flow {
 	__u64 owner;
+	__u32 last_seen; /* as in struct flow: when the policy was set */
+	__u32 pad;
 };
 
 #define MASQ_CANDIDATES 64 /* candidate ports of a flow, masq_port.h */

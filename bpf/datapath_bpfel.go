@@ -19,8 +19,10 @@ type DatapathAddr struct {
 }
 
 type DatapathAdmittedFlow struct {
-	_     structs.HostLayout
-	Owner uint64
+	_        structs.HostLayout
+	Owner    uint64
+	LastSeen uint32
+	Pad      uint32
 }
 
 type DatapathAttach uint32

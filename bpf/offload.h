@@ -104,10 +104,18 @@ static __always_inline enum flow_state offload_assured(const struct offload *off
 		       : FLOW_ESTABLISHED;
 }
 
-/* Has the value that changed between the two copies replace that in the table. */
+/* Has a value that differs between the two copies replace that in the table. */
 #define OFFLOAD_MERGE(field)                                                                       \
 	do {                                                                                       \
 		if (now->field != before->field)                                                   \
+			offload->field = now->field;                                               \
+	} while (0)
+
+/* The same for a sequence number, which moves forward only. */
+#define OFFLOAD_MERGE_SEQ(field)                                                                   \
+	do {                                                                                       \
+		if (now->field != before->field &&                                                 \
+		    (offload->field == before->field || (__s32)(now->field - offload->field) > 0)) \
 			offload->field = now->field;                                               \
 	} while (0)
 
@@ -115,10 +123,10 @@ static __always_inline enum flow_state offload_assured(const struct offload *off
 static __always_inline void offload_merge(struct offload *offload, const struct offload *now,
 					  const struct offload *before)
 {
-	OFFLOAD_MERGE(ct_acked[0]);
-	OFFLOAD_MERGE(ct_acked[1]);
-	OFFLOAD_MERGE(ct_ack[0]);
-	OFFLOAD_MERGE(ct_ack[1]);
+	OFFLOAD_MERGE_SEQ(ct_acked[0]);
+	OFFLOAD_MERGE_SEQ(ct_acked[1]);
+	OFFLOAD_MERGE_SEQ(ct_ack[0]);
+	OFFLOAD_MERGE_SEQ(ct_ack[1]);
 	OFFLOAD_MERGE(ct_seen);
 	OFFLOAD_MERGE(slow[0]);
 	OFFLOAD_MERGE(slow[1]);

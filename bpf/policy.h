@@ -48,8 +48,11 @@ static __always_inline bool policy_admit_older(struct flow_args *args, const str
 	args->new.owner = device->owner;
 	args->new.state = args->key.protocol == IPPROTO_UDP ? FLOW_UDP_STREAM : FLOW_ESTABLISHED;
 	args->new.flags = FLOW_REPLIED;
+	args->new.last_seen = older->last_seen;
+	args->new.created = older->last_seen;
+	if (flow_expired(&args->new))
+		return false;
 	args->new.last_seen = now_ticks();
-	args->new.created = args->new.last_seen;
 	if (flow_insert(true))
 		bpf_map_delete_elem(&admitted_flows, &args->key);
 	return true;

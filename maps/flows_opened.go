@@ -21,6 +21,10 @@ type Connection struct {
 // an ingress policy; they know only later ones. It omits connections from addresses of other owners, whose
 // policy applies to them.
 func (s *Store) AdmitReplies(owner loader.Owner, opened []Connection) error {
+	now, err := nowTicks()
+	if err != nil {
+		return err
+	}
 	var errs []error
 	for _, c := range opened {
 		endpoint, found, err := GetEndpoint(s.dp, c.Local.Addr())
@@ -38,7 +42,7 @@ func (s *Store) AdmitReplies(owner loader.Owner, opened []Connection) error {
 			Protocol:   uint8(c.Protocol),
 			Kind:       bpf.FlowEgress,
 		}
-		if err := s.dp.AdmittedFlows.Put(&key, bpf.AdmittedFlow{Owner: uint64(owner)}); err != nil {
+		if err := s.dp.AdmittedFlows.Put(&key, bpf.AdmittedFlow{Owner: uint64(owner), LastSeen: now}); err != nil {
 			errs = append(errs, fmt.Errorf("admit replies of %s to %s: %w", c.Remote, c.Local, explainFull(s.dp.AdmittedFlows, err)))
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -59,14 +60,16 @@ func TestIngressPolicyOlderConnections(t *testing.T) {
 		name, reply string
 		owner       uint64
 		edit        func(*testenv.Packet)
-		used        int // places in flow_table
+		idle        time.Duration // since the policy was set
+		used        int           // places in flow_table
 		admitted    bool
 	}{
-		{"a reply", back, owners["pod"], flags(testenv.ACK), 0, true},
-		{"a reply, without a place", back, owners["pod"], flags(testenv.ACK), flowWays, true},
-		{"a reply to a former pod", back, formerOwner, flags(testenv.ACK), 0, false},
-		{"from another port", "pod2:81 > pod:4000", owners["pod"], flags(testenv.ACK), 0, false},
-		{"a SYN", back, owners["pod"], flags(syn), 0, false},
+		{"a reply", back, owners["pod"], flags(testenv.ACK), time.Minute, 0, true},
+		{"a reply, too late", back, owners["pod"], flags(testenv.ACK), 6 * day, 0, false},
+		{"a reply, without a place", back, owners["pod"], flags(testenv.ACK), 0, flowWays, true},
+		{"a reply to a former pod", back, formerOwner, flags(testenv.ACK), 0, 0, false},
+		{"from another port", "pod2:81 > pod:4000", owners["pod"], flags(testenv.ACK), 0, 0, false},
+		{"a SYN", back, owners["pod"], flags(syn), 0, 0, false},
 	} {
 		on := withPorts
 		if tc.name == "a SYN" {
@@ -79,7 +82,7 @@ func TestIngressPolicyOlderConnections(t *testing.T) {
 					flows = append(flows, snat(fmt.Sprintf("remote:%d", 100+i), "node:2000", "pod2:5000").established().streaming())
 				}
 				key, devices := s.egress(forth), h.programs.Maps[bpf.MapDevices]
-				testenv.Must(t, errors.Join(h.reset(), h.fill(s, nil, flows), older.Put(key, bpf.AdmittedFlow{Owner: tc.owner}),
+				testenv.Must(t, errors.Join(h.reset(), h.fill(s, nil, flows), older.Put(key, bpf.AdmittedFlow{Owner: tc.owner, LastSeen: ticks(tc.idle)}),
 					devices.Put(uint32(h.veth.Index), bpf.Device{Owner: owners["pod"], Container: 7, IngressPolicy: bpf.PolicyIsolated}),
 					devices.Put(uint32(h.uplink.Index), bpf.Device{Owner: owners["pod2"], Container: 8})))
 				h.ingress = uint32(h.uplink.Index)

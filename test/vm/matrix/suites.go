@@ -36,8 +36,8 @@ var suites = []suite{
 	{
 		// Every verb through libcni and as a bare call, and ebpfnetctl.
 		name: "conformance", title: "CNI contract",
-		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|UplinkReattached|CtlStatus|CtlRepair|CtlUnload)$",
-		quick: "^Test(Check|CheckPrograms|Del|GC|StatusReady|CtlStatus|CtlUnload)$",
+		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|UplinkReattached)$",
+		quick: "^Test(Check|CheckPrograms|Del|GC|StatusReady)$",
 	},
 	{
 		// Tunnels, direct routes, upgrade, repair of what was deleted; the manifest's container.
