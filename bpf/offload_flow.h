@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The flow of an offloaded connection: a program works on a copy, and merges what it changes into
+ * flow_table, because the two sides' packets may be on different CPUs.
+ */
+#pragma once
+
+#include "flow_table.h"
+#include "packet.h"
+#include "scratch.h"
+
+#define OFFLOAD_DELIVERED_BOTH (OFFLOAD_DELIVERED | OFFLOAD_DELIVERED << 1)
+
+/* The connection of a packet p, with its flow. */
+struct connection {
+	struct flow_key key;
+	__u32 side;		 /* which side in key has sent p: 0 or 1 */
+	__u32 device;		 /* of the container, or of one */
+	__u32 other;		 /* of the other container; 0: the uplink */
+	__u32 uplink;		 /* as in struct offload */
+	__u64 owner;		 /* as in struct offload */
+	__u64 owners;		 /* as in struct offload */
+	struct offload *offload; /* a copy of the flow, or NULL */
+};
+
+/* The copy of a connection's flow, and how it was before. */
+struct offload_copy {
+	struct offload now;
+	struct offload before;
+};
+
+SCRATCH(offload_scratch, struct offload_copy);
+
+/* Reports whether p's sender is side 0: the one with the lower port, or if equal, address. */
+static __always_inline bool offload_is_first(const struct packet *p, const struct addr *addr,
+					     __u16 port)
+{
+	return p->sport != port ? p->sport < port : addr_less(&p->src, addr);
+}
+
+/* Sets c's key and side for p, addressed to addr:port. */
+static __noinline void offload_init(struct connection *c, const struct packet *p,
+				    const struct addr *addr, __u16 port)
+{
+	__builtin_memset(&c->key, 0, sizeof(c->key));
+	c->key.protocol = p->protocol;
+	c->key.kind = FLOW_OFFLOAD;
+	if (offload_is_first(p, addr, port)) {
+		c->side = 0;
+		c->key.remote = p->src;
+		c->key.remote_port = p->sport;
+		c->key.local = *addr;
+		c->key.local_port = port;
+	} else {
+		c->side = 1;
+		c->key.remote = *addr;
+		c->key.remote_port = port;
+		c->key.local = p->src;
+		c->key.local_port = p->sport;
+	}
+}
+
+/* Finds the connection's flow, and copies it. */
+static __always_inline void offload_find(struct connection *c)
+{
+	struct offload_copy *copy = offload_scratch_get();
+	struct flow_args *args = flow_scratch_get();
+
+	c->offload = NULL;
+	if (!copy || !args)
+		return;
+	args->key = c->key;
+	if (!flow_lookup(args) || flow_expired(&args->flow))
+		return;
+	copy->now = *(struct offload *)&args->flow;
+	copy->before = copy->now;
+	c->offload = &copy->now;
+}
+
+/* Returns the state of the flow when both sides were delivered. Before, it is FLOW_SYN_SENT or FLOW_UDP. */
+static __always_inline enum flow_state offload_assured(const struct offload *offload)
+{
+	return offload->flow_state == FLOW_UDP || offload->flow_state == FLOW_UDP_STREAM
+		       ? FLOW_UDP_STREAM
+		       : FLOW_ESTABLISHED;
+}
+
+/* Has a value that differs between the two copies replace that in the table. */
+#define OFFLOAD_MERGE(field)                                                                       \
+	do {                                                                                       \
+		if (now->field != before->field)                                                   \
+			offload->field = now->field;                                               \
+	} while (0)
+
+/* The same for a sequence number, which moves forward only. */
+#define OFFLOAD_MERGE_SEQ(field)                                                                   \
+	do {                                                                                       \
+		if (now->field != before->field &&                                                 \
+		    (offload->field == before->field || (__s32)(now->field - offload->field) > 0)) \
+			offload->field = now->field;                                               \
+	} while (0)
+
+/* Merges what has changed into the flow, because another CPU may change it, too. */
+static __always_inline void offload_merge(struct offload *offload, const struct offload *now,
+					  const struct offload *before)
+{
+	OFFLOAD_MERGE_SEQ(ct_acked[0]);
+	OFFLOAD_MERGE_SEQ(ct_acked[1]);
+	OFFLOAD_MERGE_SEQ(ct_ack[0]);
+	OFFLOAD_MERGE_SEQ(ct_ack[1]);
+	OFFLOAD_MERGE(ct_seen);
+	OFFLOAD_MERGE(slow[0]);
+	OFFLOAD_MERGE(slow[1]);
+	OFFLOAD_MERGE(fin_seq[0]);
+	OFFLOAD_MERGE(fin_seq[1]);
+	OFFLOAD_MERGE(ct_window);
+	offload->state |= now->state & ~before->state;
+	if ((offload->state & OFFLOAD_DELIVERED_BOTH) == OFFLOAD_DELIVERED_BOTH)
+		offload->flow_state = offload_assured(now);
+}
+
+/*
+ * Writes what has changed in the copy of the flow that flow_read has found. Returns false if the
+ * connection has another flow now.
+ */
+__noinline int offload_update(void)
+{
+	struct offload_copy *copy = offload_scratch_get();
+	struct flow_args *args = flow_scratch_get();
+	struct flow_bucket *bucket;
+	struct flow_entry *entry;
+	bool same;
+
+	if (!copy || !args)
+		return false;
+	bucket = flow_bucket_of(args);
+	entry = flow_entry_at(args, args->way);
+	if (!bucket || !entry)
+		return false;
+	bpf_spin_lock(&bucket->lock);
+	same = flow_has_key(bucket, entry, args) && entry->offload.owners == copy->now.owners &&
+	       entry->offload.uplink == copy->now.uplink;
+	if (same)
+		offload_merge(&entry->offload, &copy->now, &copy->before);
+	bpf_spin_unlock(&bucket->lock);
+	return same;
+}
+
+/* Writes the copy back, if it has changed. */
+static __always_inline void offload_save(const struct connection *c)
+{
+	struct offload_copy *copy = offload_scratch_get();
+	struct flow_args *args = flow_scratch_get();
+
+	if (!c->offload || !copy || !args ||
+	    !__builtin_memcmp(&copy->now, &copy->before, sizeof(copy->now)))
+		return;
+	args->key = c->key;
+	flow_read();
+	if (offload_update())
+		return;
+	args->new = *(struct flow *)&copy->now;
+	flow_insert(true);
+}
+
+/* Removes the connection's flow. */
+static __always_inline void offload_remove(struct connection *c)
+{
+	struct flow_args *args = flow_scratch_get();
+
+	c->offload = NULL;
+	if (!args)
+		return;
+	args->key = c->key;
+	if (flow_read())
+		flow_remove();
+}
+
+/* Records that the stack has delivered a packet of the side. With both, the flow is assured. */
+static __always_inline void offload_deliver(const struct connection *c, __u32 side)
+{
+	struct offload *offload = c->offload;
+
+	offload->state |= OFFLOAD_DELIVERED << side;
+	if ((offload->state & OFFLOAD_DELIVERED_BOTH) == OFFLOAD_DELIVERED_BOTH)
+		offload->flow_state = offload_assured(offload);
+}
