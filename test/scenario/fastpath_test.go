@@ -216,10 +216,10 @@ func TestConntrackKeepsQuietConnections(t *testing.T) {
 		for _, p := range n.forwardedPaths(f, a, web) {
 			for name, use := range usesBeforeQuiet {
 				t.Run(p.name+" "+name, func(t *testing.T) {
-					client, server, opener, timeout := n.offloadQuiet(t, p, use)
+					client, server, opener := n.offloadQuiet(t, p, use)
 					for _, from := range []net.Conn{client, server} {
 						for range conntrackRetransmissions + 2 {
-							timeout = n.setEstablishedTimeout(t)
+							timeout := n.setEstablishedTimeout(t)
 							n.makeUpdatesDue(t)
 							to := map[net.Conn]net.Conn{client: server, server: client}[from]
 							send(t, from, to, "x")
@@ -334,23 +334,23 @@ func (n *network) setEstablishedTimeout(t *testing.T) int {
 // offloadQuiet opens a connection, which conntrack keeps when it is quiet. If a sender changes its CPU while its connection
 // begins to bypass the stack, conntrack may see data that the programs do not record, and keeps the connection for five
 // minutes only: then it tries another one.
-func (n *network) offloadQuiet(t *testing.T, p forwardedPath, use func(*testing.T, net.Conn, net.Conn)) (client, server net.Conn, opener netip.AddrPort, timeout int) {
+func (n *network) offloadQuiet(t *testing.T, p forwardedPath, use func(*testing.T, net.Conn, net.Conn)) (client, server net.Conn, opener netip.AddrPort) {
 	t.Helper()
 	const attempts = 4
 	var err error
 	for range attempts {
 		client, server = connectPair(t, p.path)
 		opener = at(p.clientAddr, plain(client.LocalAddr()).Port())
-		timeout = n.setEstablishedTimeout(t)
+		timeout := n.setEstablishedTimeout(t)
 		use(t, client, server)
 		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
 			if err = n.isKept(t, opener, timeout); err == nil {
-				return client, server, opener, timeout
+				return client, server, opener
 			}
 		}
 	}
 	t.Fatalf("%d connections: %v", attempts, err)
-	return nil, nil, opener, 0
+	return nil, nil, opener
 }
 
 // makeUpdatesDue has conntrack miss an update of each connection, and each next packet decided in full.
