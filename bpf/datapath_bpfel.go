@@ -502,8 +502,7 @@ const (
 type DatapathStackNote struct {
 	_        structs.HostLayout
 	Hooks    uint64
-	Bypassed uint32
-	Jiffy    uint32
+	Bypassed uint64
 }
 
 type DatapathUplink struct {

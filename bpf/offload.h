@@ -29,10 +29,10 @@
 #define OFFLOAD_FIN_ANY	  (OFFLOAD_FIN | OFFLOAD_FIN << 1)
 #define OFFLOAD_CLOSED	  (OFFLOAD_FIN_ACK | OFFLOAD_FIN_ACK << 1)
 
-static __always_inline struct stack_note *offload_note(const struct packet *p,
-						       const struct connection *c, __u32 uplink)
+static __always_inline struct way offload_way(const struct packet *p, const struct connection *c,
+					      __u32 uplink)
 {
-	return stack_note_lookup(way_between(c->device, c->other ?: uplink, p->ipv6));
+	return way_between(c->device, c->other ?: uplink, p->ipv6);
 }
 
 /*
@@ -42,22 +42,23 @@ static __always_inline struct stack_note *offload_note(const struct packet *p,
 static __always_inline void offload_record_bypass(const struct packet *p,
 						  const struct connection *c)
 {
-	struct stack_note *note = offload_note(p, c, c->uplink);
-	__u32 jiffy = bpf_jiffies64();
+	struct way way = offload_way(p, c, c->uplink);
+	volatile struct stack_note *note = stack_note_lookup(way);
+	__u64 bypassed = (__u64)way_hash(way) << 32 | now_ticks();
 
-	if (!note || note->jiffy == jiffy)
-		return;
-	note->bypassed = now_ticks();
-	note->jiffy = jiffy;
+	if (note && note->bypassed != bypassed)
+		note->bypassed = bypassed;
 }
 
 /* Reports whether what was recorded of the connection at the tick is void. */
 static __always_inline bool offload_is_void(const struct packet *p, const struct connection *c,
 					    __u32 uplink, __u32 tick)
 {
-	struct stack_note *note = offload_note(p, c, uplink);
+	struct way way = offload_way(p, c, uplink);
+	volatile struct stack_note *note = stack_note_lookup(way);
+	__u64 bypassed = note ? note->bypassed : 0;
 
-	return note && note->bypassed && (__s32)(tick - note->bypassed) <= 0;
+	return bypassed >> 32 == way_hash(way) && (__s32)(tick - (__u32)bypassed) <= 0;
 }
 
 static __always_inline bool offload_is_possible(const struct packet *p)

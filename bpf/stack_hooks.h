@@ -234,6 +234,12 @@ static __always_inline struct stack_note *stack_note_lookup(struct way way)
 	return bpf_map_lookup_elem(&stack_notes, &place);
 }
 
+/* Returns what tells the way from others that share its note. */
+static __always_inline __u32 way_hash(struct way way)
+{
+	return hash_mix(hash_mix((__u32)config.secret[0], way.low), way.high);
+}
+
 /* What stack_hooks_of returns, read from the kernel's structures. */
 static __always_inline __u32 stack_hooks_read(struct __sk_buff *skb, __u32 other, bool ipv6)
 {
@@ -272,7 +278,7 @@ __noinline enum stack_hook stack_hooks_of(struct __sk_buff *skb, __u32 other)
 	note = stack_note_lookup(way);
 	if (!note)
 		return HOOK_UNKNOWN;
-	hash = hash_mix(hash_mix((__u32)config.secret[0], way.low), way.high);
+	hash = way_hash(way);
 	now = hash << 32 | (__u32)bpf_jiffies64() << 8;
 	last = note->hooks;
 	if (last >> 8 == now >> 8)

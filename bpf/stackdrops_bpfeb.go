@@ -331,8 +331,7 @@ type StackDropsRouted struct {
 type StackDropsStackNote struct {
 	_        structs.HostLayout
 	Hooks    uint64
-	Bypassed uint32
-	Jiffy    uint32
+	Bypassed uint64
 }
 
 type StackDropsUplink struct {

@@ -1,7 +1,9 @@
 package prog
 
 import (
+	"errors"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -87,4 +89,29 @@ func withHooksShown(t *testing.T, loaded *ebpf.Collection, sees uint32) *ebpf.Co
 	testenv.Must(t, err)
 	t.Cleanup(programs.Close)
 	return programs
+}
+
+// TestBypassOfOtherDevices has an offloaded connection whose note shares its place with one of other devices, which bypass
+// the stack without entries all the time. That does not void what is known of the connection.
+func TestBypassOfOtherDevices(t *testing.T) {
+	h := newHost(t)
+	eachScene(t, withPorts, func(t *testing.T, s scene) {
+		testenv.Must(t, errors.Join(h.reset(), h.emptyForwardingCache(), h.offload(s, podToPod)))
+		for _, pod := range []string{"pod", "pod2"} {
+			testenv.Must(t, h.putFastPathEndpoint(s.addressing, pod, bpf.FastPathEstablished))
+		}
+		notes := make([]bpf.StackNote, len(notePlaces))
+		for i := range notes {
+			notes[i].Bypassed = 1<<32 | uint64(ticks(-time.Minute))
+		}
+		_, err := h.programs.Maps[bpf.MapStackNotes].BatchUpdate(notePlaces, notes, nil)
+		testenv.Must(t, err)
+		p := s.packet("pod:4000 > pod2:80", false)
+		p.TCPFlags = testenv.ACK
+		copy(p.DstMAC[:], h.device(bpf.ProgFromContainer).HardwareAddr)
+		verdict, _, err := h.runInside(bpf.ProgFromContainer, p.MustBuild())
+		if err := errors.Join(err, checkVerdict(verdict, verdictRedirect)); err != nil {
+			t.Error(err)
+		}
+	})
 }
