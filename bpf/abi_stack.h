@@ -22,6 +22,7 @@ enum stack_hook {
 #define STACK_NOTES 1024
 
 struct stack_note {
-	__u64 hooks; /* what it had in a jiffy (stack_hooks.h) */
-	__u64 bypassed; /* hash of the devices, and when, in ticks of 2^30 ns: others share the place */
+	__u64 hooks;	/* what it had in a jiffy (stack_hooks.h) */
+	__u32 bypassed; /* in ticks of 2^30 ns; 0: never */
+	__u32 jiffy;	/* of bypassed: within one, the time is not read again */
 };

@@ -44,7 +44,7 @@ static __always_inline long bypass_prepare(struct __sk_buff *skb, struct packet 
 					   struct connection *c)
 {
 	if (!c->offload)
-		offload_record_bypass(p, c);
+		offload_record_bypass(c->device, c->other ?: c->uplink, p->ipv6, c->automatic);
 	return offload_track_bypass(skb, p, c) ?: decrement_ttl(skb, p);
 }
 
@@ -130,6 +130,7 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 	if (!bypass_fits(skb, p, to) || skb->pkt_type != PACKET_HOST)
 		return VERDICT_NEXT;
 	c.owners = from->owner ^ to->owner;
+	c.automatic = (from->fast_path | to->fast_path) & FAST_PATH_AUTO_BIT;
 	c.device = from->ifindex;
 	c.other = to->ifindex;
 	c.uplink = 0;
@@ -150,9 +151,9 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
  * the uplink of c, which may have hooks.
  */
 static __noinline bool bypass_uplink_allows(struct __sk_buff *skb, const struct packet *p,
-					    const struct endpoint *from, struct connection *c)
+					    struct connection *c)
 {
-	if (c->offload || from->fast_path != FAST_PATH_AUTO ||
+	if (c->offload || !c->automatic ||
 	    fast_path_now(skb, FAST_PATH_AUTO, c->uplink) == FAST_PATH_ALWAYS)
 		return true;
 	return bypass_is_allowed(p, c, FAST_PATH_ESTABLISHED, &p->dst, p->dport);
@@ -172,6 +173,7 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 	long result;
 
 	c.owners = from->owner;
+	c.automatic = from->fast_path & FAST_PATH_AUTO_BIT;
 	c.device = from->ifindex;
 	c.other = 0;
 	if (skb->pkt_type != PACKET_HOST || bypass_must_wait(p) ||
@@ -185,7 +187,7 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 	    (result != BPF_FIB_LKUP_RET_NO_NEIGH || p->protocol != IPPROTO_TCP || p->tcp_syn))
 		return VERDICT_NEXT;
 	c.uplink = next.ifindex;
-	if (!bypass_uplink_allows(skb, p, from, &c))
+	if (!bypass_uplink_allows(skb, p, &c))
 		return VERDICT_NEXT;
 	if (c.offload ? c.offload->uplink != next.ifindex : !is_uplink(next.ifindex))
 		return VERDICT_NEXT;
@@ -208,6 +210,7 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 	struct connection c;
 
 	c.owners = to->owner;
+	c.automatic = to->fast_path & FAST_PATH_AUTO_BIT;
 	c.device = to->ifindex;
 	c.other = 0;
 	c.uplink = skb->ifindex;

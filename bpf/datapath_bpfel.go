@@ -502,7 +502,8 @@ const (
 type DatapathStackNote struct {
 	_        structs.HostLayout
 	Hooks    uint64
-	Bypassed uint64
+	Bypassed uint32
+	Jiffy    uint32
 }
 
 type DatapathUplink struct {

@@ -29,36 +29,34 @@
 #define OFFLOAD_FIN_ANY	  (OFFLOAD_FIN | OFFLOAD_FIN << 1)
 #define OFFLOAD_CLOSED	  (OFFLOAD_FIN_ACK | OFFLOAD_FIN_ACK << 1)
 
-static __always_inline struct way offload_way(const struct packet *p, const struct connection *c,
-					      __u32 uplink)
-{
-	return way_between(c->device, c->other ?: uplink, p->ipv6);
-}
-
 /*
- * Records that p bypasses the stack without an entry. Voids what is known of the stack: if its
- * hooks return, it has not seen what was sent meanwhile.
+ * Records that packets between two devices bypass the stack without an entry. Voids what is known
+ * of the stack: if its hooks return, it has not seen what was sent meanwhile.
  */
-static __always_inline void offload_record_bypass(const struct packet *p,
-						  const struct connection *c)
+__noinline int offload_record_bypass(__u32 device, __u32 other, __u32 ipv6, __u32 automatic)
 {
-	struct way way = offload_way(p, c, c->uplink);
-	volatile struct stack_note *note = stack_note_lookup(way);
-	__u64 bypassed = (__u64)way_hash(way) << 32 | now_ticks();
+	struct stack_note *note;
+	__u32 jiffy;
 
-	if (note && note->bypassed != bypassed)
-		note->bypassed = bypassed;
+	if (!automatic)
+		return 0; /* always has nothing to void */
+	note = stack_note_lookup(way_between(device, other, ipv6));
+	jiffy = bpf_jiffies64();
+	if (!note || note->jiffy == jiffy)
+		return 0;
+	note->bypassed = now_ticks();
+	note->jiffy = jiffy;
+	return 0;
 }
 
 /* Reports whether what was recorded of the connection at the tick is void. */
 static __always_inline bool offload_is_void(const struct packet *p, const struct connection *c,
 					    __u32 uplink, __u32 tick)
 {
-	struct way way = offload_way(p, c, uplink);
-	volatile struct stack_note *note = stack_note_lookup(way);
-	__u64 bypassed = note ? note->bypassed : 0;
+	struct way way = way_between(c->device, c->other ?: uplink, p->ipv6);
+	struct stack_note *note = stack_note_lookup(way);
 
-	return bypassed >> 32 == way_hash(way) && (__s32)(tick - (__u32)bypassed) <= 0;
+	return note && note->bypassed && (__s32)(tick - note->bypassed) <= 0;
 }
 
 static __always_inline bool offload_is_possible(const struct packet *p)

@@ -14,7 +14,8 @@
 /* The connection of a packet p, with its flow. */
 struct connection {
 	struct flow_key key;
-	__u32 side;		 /* which side in key has sent p: 0 or 1 */
+	__u8 side;		 /* which side in key has sent p: 0 or 1 */
+	__u8 automatic;		 /* not 0: a container of it has fastPath auto */
 	__u32 device;		 /* of the container, or of one */
 	__u32 other;		 /* of the other container; 0: the uplink */
 	__u32 uplink;		 /* as in struct offload */

@@ -226,18 +226,20 @@ static __always_inline struct way way_between(__u32 a, __u32 b, bool ipv6)
 	return way;
 }
 
-/* NULL only for the verifier. */
-static __always_inline struct stack_note *stack_note_lookup(struct way way)
-{
-	__u32 place = hash_mix(way.low, way.high) % STACK_NOTES;
-
-	return bpf_map_lookup_elem(&stack_notes, &place);
-}
-
-/* Returns what tells the way from others that share its note. */
 static __always_inline __u32 way_hash(struct way way)
 {
-	return hash_mix(hash_mix((__u32)config.secret[0], way.low), way.high);
+	return hash_mix(hash_mix((__u32)config.secret[0], way.low), way.high >> 1);
+}
+
+/*
+ * Returns the note, which ways of the same family share: if one has no hooks, most likely the
+ * other has none either. NULL only for the verifier.
+ */
+static __always_inline struct stack_note *stack_note_lookup(struct way way)
+{
+	__u32 place = way_hash(way) % (STACK_NOTES / 2) * 2 | (way.high & 1);
+
+	return bpf_map_lookup_elem(&stack_notes, &place);
 }
 
 /* What stack_hooks_of returns, read from the kernel's structures. */
@@ -271,10 +273,13 @@ __noinline enum stack_hook stack_hooks_of(struct __sk_buff *skb, __u32 other)
 	__u64 hash, now, last;
 	struct way way;
 	__u32 found;
+	bool ipv6;
 
 	if (!p || !config.sees_hooks)
 		return HOOK_UNKNOWN;
-	way = way_between(skb->ifindex, other, p->ipv6);
+	/* Read once: a packet may interrupt a test run of the program stack_hooks. */
+	ipv6 = *(volatile bool *)&p->ipv6;
+	way = way_between(skb->ifindex, other, ipv6);
 	note = stack_note_lookup(way);
 	if (!note)
 		return HOOK_UNKNOWN;
@@ -283,10 +288,12 @@ __noinline enum stack_hook stack_hooks_of(struct __sk_buff *skb, __u32 other)
 	last = note->hooks;
 	if (last >> 8 == now >> 8)
 		return last & 0xff;
-	found = stack_hooks_read(skb, other, p->ipv6);
+	found = stack_hooks_read(skb, other, ipv6);
 	note->hooks = now | found;
 	return found;
 }
+
+#define FAST_PATH_AUTO_BIT (FAST_PATH_AUTO & ~FAST_PATH_ALWAYS)
 
 /*
  * Returns the fast path between endpoints with a and b: the more restrictive one. Values of other

@@ -331,7 +331,8 @@ type StackDropsRouted struct {
 type StackDropsStackNote struct {
 	_        structs.HostLayout
 	Hooks    uint64
-	Bypassed uint64
+	Bypassed uint32
+	Jiffy    uint32
 }
 
 type StackDropsUplink struct {

@@ -2,8 +2,9 @@ package prog
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -91,27 +92,32 @@ func withHooksShown(t *testing.T, loaded *ebpf.Collection, sees uint32) *ebpf.Co
 	return programs
 }
 
-// TestBypassOfOtherDevices has an offloaded connection whose note shares its place with one of other devices, which bypass
-// the stack without entries all the time. That does not void what is known of the connection.
-func TestBypassOfOtherDevices(t *testing.T) {
+// Only auto records that a connection bypasses the stack without an entry: that voids what is recorded of the stack, also for
+// connections of other devices that share the note.
+func TestBypassRecorded(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
 	h := newHost(t)
-	eachScene(t, withPorts, func(t *testing.T, s scene) {
-		testenv.Must(t, errors.Join(h.reset(), h.emptyForwardingCache(), h.offload(s, podToPod)))
-		for _, pod := range []string{"pod", "pod2"} {
-			testenv.Must(t, h.putFastPathEndpoint(s.addressing, pod, bpf.FastPathEstablished))
-		}
-		notes := make([]bpf.StackNote, len(notePlaces))
-		for i := range notes {
-			notes[i].Bypassed = 1<<32 | uint64(ticks(-time.Minute))
-		}
-		_, err := h.programs.Maps[bpf.MapStackNotes].BatchUpdate(notePlaces, notes, nil)
-		testenv.Must(t, err)
-		p := s.packet("pod:4000 > pod2:80", false)
-		p.TCPFlags = testenv.ACK
-		copy(p.DstMAC[:], h.device(bpf.ProgFromContainer).HardwareAddr)
-		verdict, _, err := h.runInside(bpf.ProgFromContainer, p.MustBuild())
-		if err := errors.Join(err, checkVerdict(verdict, verdictRedirect)); err != nil {
-			t.Error(err)
-		}
-	})
+	h.programs = withHooksShown(t, h.programs, 1)
+	for path, recorded := range map[bpf.FastPath]bool{bpf.FastPathAlways: false, bpf.FastPathAuto: true} {
+		t.Run(fmt.Sprint(path), func(t *testing.T) {
+			eachScene(t, withPorts, func(t *testing.T, s scene) {
+				testenv.Must(t, errors.Join(h.reset(), h.emptyForwardingCache()))
+				for _, pod := range []string{"pod", "pod2"} {
+					testenv.Must(t, h.putFastPathEndpoint(s.addressing, pod, path))
+				}
+				p := s.packet("pod:4000 > pod2:80", false)
+				copy(p.DstMAC[:], h.device(bpf.ProgFromContainer).HardwareAddr)
+				verdict, _, err := h.runInside(bpf.ProgFromContainer, p.MustBuild())
+				testenv.Must(t, errors.Join(err, checkVerdict(verdict, verdictRedirect)))
+				notes := make([]bpf.StackNote, len(notePlaces))
+				_, err = h.programs.Maps[bpf.MapStackNotes].BatchLookup(new(ebpf.MapBatchCursor), make([]uint32, len(notePlaces)), notes, nil)
+				if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+					t.Fatal(err)
+				}
+				if got := slices.ContainsFunc(notes, func(n bpf.StackNote) bool { return n.Bypassed != 0 }); got != recorded {
+					t.Errorf("a bypass is recorded: %v, want %v", got, recorded)
+				}
+			})
+		})
+	}
 }

@@ -222,11 +222,13 @@ func (n *network) wantHooksSeen(t *testing.T, f testenv.Family, row hookRow, run
 			continue
 		}
 		n.eventuallyForwards(t, f, c.client, c.server, true)
+	}
+	for _, c := range running {
 		n.eventuallyForwards(t, f, c.client, c.server, false)
 		before := n.stackForwards(t, f)
 		reach(t, c.path.client, c.protocol, c.dial, c.server)
-		if n.stackForwards(t, f) == before {
-			t.Errorf("%s by %s: a new connection bypassed the stack", c.name, c.protocol)
+		if bypassed := n.stackForwards(t, f) == before; bypassed != (row.outside && c.name == "pod to pod") {
+			t.Errorf("%s by %s: a new connection bypassed the stack: %v", c.name, c.protocol, bypassed)
 		}
 	}
 	if out := n.ctl(t, "status"); !strings.Contains(out, "established for "+f.Name+" ("+row.because+")") {

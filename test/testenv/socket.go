@@ -15,8 +15,8 @@ import (
 
 // Listen opens a TCP listener in the namespace.
 func (ns *Namespace) Listen(ctx context.Context, addr netip.AddrPort) (listener net.Listener, err error) {
-	var config net.ListenConfig
-	config.SetMultipathTCP(false) // on by default
+	config := net.ListenConfig{KeepAlive: -1} // nothing is sent but what a test sends
+	config.SetMultipathTCP(false)             // on by default
 	err = ns.Do(func() error {
 		listener, err = config.Listen(ctx, "tcp", addr.String())
 		return err
@@ -40,7 +40,7 @@ func (ns *Namespace) ListenPacket(ctx context.Context, addr netip.AddrPort) (con
 // DialFrom connects to remote from inside the namespace, over "tcp" or "udp". The kernel chooses the
 // local address if local is zero, and the address or port if that is unspecified.
 func (ns *Namespace) DialFrom(ctx context.Context, network string, local, remote netip.AddrPort) (conn net.Conn, err error) {
-	var dialer net.Dialer
+	dialer := net.Dialer{KeepAlive: -1}
 	if network != "udp" { // for UDP, the kernel could choose a port twice
 		dialer.Control = reuseAddr
 	}
