@@ -225,9 +225,17 @@ static __always_inline void fwd_cache_remove(const struct packet *p)
 }
 
 /*
- * Counts p, which goes through the stack with the tag. Reports whether the last hook has to
- * record its delivery: not for the connection's first budget packets.
+ * Reports whether the last hook has to record the delivery of the connection's packets: not for the
+ * first budget ones, nor while another CPU, which has the entry of the first packet, may leave
+ * packets unrecorded.
  */
+static __always_inline bool fwd_entry_observes(const struct fwd_entry *entry)
+{
+	return !entry->budget && (entry->flags & FWD_NEW || entry->key.protocol != IPPROTO_TCP ||
+				  (__u32)bpf_jiffies64() - entry->updated >= FWD_NEW_JIFFIES);
+}
+
+/* Counts p, which goes through the stack with the tag. Returns what fwd_entry_observes does. */
 static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct packet *p,
 					    __u32 tag, __u32 budget)
 {
@@ -244,7 +252,7 @@ static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct 
 	if (entry && !opens && budget && budget != FWD_NO_LIMIT)
 		entry->budget = --budget;
 	if (entry && !opens && fwd_entry_is_current(entry))
-		return !budget;
+		return fwd_entry_observes(entry);
 	entry = fwd_cache_store(skb, p);
 	if (!entry)
 		return true;

@@ -331,26 +331,15 @@ func (n *network) setEstablishedTimeout(t *testing.T) int {
 	return timeout
 }
 
-// offloadQuiet opens a connection, which conntrack keeps when it is quiet. If a sender changes its CPU while its connection
-// begins to bypass the stack, conntrack may see data that the programs do not record, and keeps the connection for five
-// minutes only: then it tries another one.
+// offloadQuiet opens a connection, which conntrack keeps when it is quiet.
 func (n *network) offloadQuiet(t *testing.T, p forwardedPath, use func(*testing.T, net.Conn, net.Conn)) (client, server net.Conn, opener netip.AddrPort) {
 	t.Helper()
-	const attempts = 4
-	var err error
-	for range attempts {
-		client, server = connectPair(t, p.path)
-		opener = at(p.clientAddr, plain(client.LocalAddr()).Port())
-		timeout := n.setEstablishedTimeout(t)
-		use(t, client, server)
-		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
-			if err = n.isKept(t, opener, timeout); err == nil {
-				return client, server, opener
-			}
-		}
-	}
-	t.Fatalf("%d connections: %v", attempts, err)
-	return nil, nil, opener
+	client, server = connectPair(t, p.path)
+	opener = at(p.clientAddr, plain(client.LocalAddr()).Port())
+	timeout := n.setEstablishedTimeout(t)
+	use(t, client, server)
+	n.wantKept(t, opener, timeout)
+	return client, server, opener
 }
 
 // makeUpdatesDue has conntrack miss an update of each connection, and each next packet decided in full.
