@@ -184,6 +184,7 @@ enum flow_flags {
 		8, /* TCP: the remote has sent FIN, and the container has acknowledged it */
 	FLOW_FIN_UNACKED = 16, /* TCP: a FIN of the remote that is not acknowledged yet */
 	FLOW_RST_UNKNOWN = 32, /* TCP: a RST with an unexpected number has arrived */
+	FLOW_CONTINUES = 64,   /* UDP: more than one packet and one reply */
 } __attribute__((packed));     /* one byte */
 
 /*

@@ -214,7 +214,8 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 	c.device = to->ifindex;
 	c.other = 0;
 	c.uplink = skb->ifindex;
-	if (bypass_must_wait(p) || (p->fast_path == FAST_PATH_ESTABLISHED && fwd_cache_is_new(skb)))
+	if (bypass_must_wait(p) ||
+	    (p->fast_path == FAST_PATH_ESTABLISHED && (p->first || fwd_cache_is_new(skb))))
 		return VERDICT_NEXT;
 	if (!bypass_fits(skb, p, to) ||
 	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p->fast_path, p, to), addr, port))

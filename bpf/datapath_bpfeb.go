@@ -196,6 +196,7 @@ const (
 	DatapathFlowFlagsFLOW_REMOTE_FIN  DatapathFlowFlags = 8
 	DatapathFlowFlagsFLOW_FIN_UNACKED DatapathFlowFlags = 16
 	DatapathFlowFlagsFLOW_RST_UNKNOWN DatapathFlowFlags = 32
+	DatapathFlowFlagsFLOW_CONTINUES   DatapathFlowFlags = 64
 )
 
 type DatapathFlowKey struct {

@@ -126,8 +126,8 @@ static __noinline struct flow *dnat_find(const struct fwd_key *tuple, struct dna
  * Creates the flow of p in the free entry. tuple is p's, when the uplink received it.
  * The flow is provisional until the container replies.
  */
-static __noinline long dnat_create(const struct packet *p, const struct fwd_key *tuple,
-				   struct dnat *d, __u64 owner)
+static __noinline long dnat_create(struct packet *p, const struct fwd_key *tuple, struct dnat *d,
+				   __u64 owner)
 {
 	struct flow_args *args = flow_scratch_get();
 	struct flow *flow = d->free ? dnat_lookup(d) : NULL;
@@ -142,6 +142,7 @@ static __noinline long dnat_create(const struct packet *p, const struct fwd_key 
 	flow->remote_port = tuple->sport;
 	flow->uplink = tuple->ifindex;
 	flow_open(flow, p, FROM_REMOTE, now_ticks());
+	p->first = p->protocol == IPPROTO_UDP;
 	/* Before the flow exists, because other CPUs may search for it. */
 	if (flow_is_moved(&d->key, flow))
 		moved_record_flow(&d->key, flow);

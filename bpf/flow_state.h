@@ -209,6 +209,8 @@ static __always_inline void flow_datagram(struct flow *flow, bool reply)
 {
 	__u16 age = flow->last_seen - flow->created;
 
+	if (flow->state == FLOW_UDP && (!reply || flow->flags & FLOW_REPLIED))
+		flow->flags |= FLOW_CONTINUES;
 	if (reply)
 		flow->flags |= FLOW_REPLIED;
 	if (flow->state == FLOW_UDP && flow->flags & FLOW_REPLIED && age >= 2)

@@ -178,8 +178,8 @@ static __always_inline void forward_tag_pending(struct __sk_buff *skb, const str
  * Creates the flow of p, which has the tag of forward_tag_pending and which the stack has
  * delivered. If the stack has changed p's source, replies get the original one as destination.
  */
-static __noinline void forward_track_pending(struct __sk_buff *skb, const struct packet *p,
-					     __u32 tag, const struct endpoint *to)
+static __noinline void forward_track_pending(struct __sk_buff *skb, struct packet *p, __u32 tag,
+					     const struct endpoint *to)
 {
 	__u32 key = tag % ROUTED_TUPLES;
 	struct routed *entry = bpf_map_lookup_elem(&routed, &key);

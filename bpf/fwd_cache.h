@@ -25,7 +25,7 @@
 /* Reports whether p's connection may have an entry. */
 static __always_inline bool fwd_cacheable(const struct packet *p)
 {
-	return p->fast_eligible && p->ttl > 1 && !p->remapped && !p->uncached &&
+	return p->fast_eligible && p->ttl > 1 && !p->remapped && !p->uncached && !p->first &&
 	       is_tcp_or_udp(p->protocol);
 }
 
@@ -239,10 +239,12 @@ static __always_inline bool fwd_entry_observes(const struct fwd_entry *entry)
 static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct packet *p,
 					    __u32 tag, __u32 budget)
 {
-	struct fwd_entry *entry = fwd_cache_lookup(packet_tuple(p));
+	struct fwd_entry *entry = p->first ? NULL : fwd_cache_lookup(packet_tuple(p));
 	bool opens = p->tcp_syn || p->tcp_synack;
 	__u8 flags = p->stack_cacheable ? 0 : FWD_COUNTER;
 
+	if (p->first)
+		return false;
 	if (entry && entry->ifindex && !opens) /* has bypassed the stack before */
 		return true;
 	if (opens || (!entry && p->protocol == IPPROTO_UDP))

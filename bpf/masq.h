@@ -153,7 +153,10 @@ static __always_inline bool masq_has_ended(const struct flow *flow, const struct
 		(flow->flags & FLOW_FIN && flow->flags & FLOW_FIN_UNACKED));
 }
 
-/* Reports whether the ended flow leaves its port to the other one. An answer may arrive twice. */
+/*
+ * Reports whether the ended flow leaves its port to the other one. An answer may arrive twice. Only
+ * one question with one answer leaves it at once: nothing of it is in the forwarding cache.
+ */
 static __always_inline bool masq_yields(const struct flow *flow, const struct flow *to,
 					enum masq_reuse reuse)
 {
@@ -162,7 +165,7 @@ static __always_inline bool masq_yields(const struct flow *flow, const struct fl
 	if (reuse == REUSE_NONE || !masq_is_own(flow, to))
 		return reuse == REUSE_ANY;
 	if (flow->state == FLOW_UDP)
-		return idle || reuse == REUSE_ANY;
+		return idle || (reuse == REUSE_ANY && !(flow->flags & FLOW_CONTINUES));
 	if (flow->state == FLOW_UDP_STREAM)
 		return idle && reuse == REUSE_ANY;
 	return true;

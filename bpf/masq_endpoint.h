@@ -73,6 +73,7 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 		return drop_for(skb, owner, REASON_NO_FLOW);
 	if (!masq_alloc_port(skb))
 		return drop_for(skb, owner, REASON_NO_PORT);
+	p->first = p->protocol == IPPROTO_UDP;
 	masq_record_source(skb, args);
 	return masq_forward(skb, p, &args->key);
 }

@@ -97,6 +97,7 @@ const (
 	FlowRemoteFIN  = DatapathFlowFlagsFLOW_REMOTE_FIN
 	FlowFINUnacked = DatapathFlowFlagsFLOW_FIN_UNACKED
 	FlowRSTUnknown = DatapathFlowFlagsFLOW_RST_UNKNOWN
+	FlowContinues  = DatapathFlowFlagsFLOW_CONTINUES
 
 	FwdNAT = DatapathFwdFlagsFWD_NAT
 

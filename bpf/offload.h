@@ -266,7 +266,7 @@ static __noinline long offload_track_bypass(struct __sk_buff *skb, struct packet
 		if (ct_update_send(skb, p, c))
 			return -EINVAL;
 	}
-	p->uncached = ct_may_await_ack(c, now);
+	p->uncached |= ct_may_await_ack(c, now);
 	if (p->tcp_fin || offload->state & OFFLOAD_FIN_ANY)
 		offload_track_close(p, c);
 	/* A remote's RST may be forged, and ignored by the container. */

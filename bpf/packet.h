@@ -50,6 +50,7 @@ struct packet {
 	bool ct_update;	   /* a conntrack update: its numbers are not the connection's */
 	bool remapped;	   /* a port of the remote was translated: not for the forwarding cache */
 	bool uncached;	   /* conntrack awaits an ACK of this side: not for the forwarding cache */
+	bool first;	   /* UDP: the first packet of its side of a flow: not for it, either */
 	bool end_expected; /* RST or FIN of a remote, with the expected number */
 	bool bypass;	   /* to_uplink: sent by from_container, not by the stack */
 	bool masqueraded;  /* to_uplink: its new source is that of a FLOW_SNAT */

@@ -106,7 +106,7 @@ func (f flow) wire(s scene) (bpf.FlowKey, bpf.Flow) {
 		Ack: podACK, Expected: podSYN + 1, Uplink: f.uplink,
 	}
 	if s.proto != tcp {
-		value.Flags &= replied
+		value.Flags &= replied | bpf.FlowContinues
 		value.Ack, value.Expected = 0, 0
 	}
 	if f.kind == bpf.FlowRSTHeld {
@@ -178,11 +178,12 @@ func (h *host) checkEntries(got map[bpf.FlowKey]bpf.Flow, s scene, want []flow) 
 	return nil
 }
 
-// untimed returns an entry with the times, sequence numbers, device, candidate and payer of another one.
+// untimed returns an entry with the times, sequence numbers, device, candidate, payer and number of packets of another one.
 func untimed(entry, other bpf.Flow) bpf.Flow {
 	entry.LastSeen, entry.Created = other.LastSeen, other.Created
 	entry.Ack, entry.Expected, entry.RemoteEnd = other.Ack, other.Expected, other.RemoteEnd
 	entry.Uplink, entry.Probe, entry.Payer = other.Uplink, other.Probe, other.Payer
+	entry.Flags = entry.Flags&^bpf.FlowContinues | other.Flags&bpf.FlowContinues
 	return entry
 }
 

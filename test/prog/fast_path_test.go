@@ -132,7 +132,7 @@ func (h *host) checkFastPath(program string, s scene, r fastPathRow) error {
 	if r.raw != nil {
 		frame = r.raw(s, frame)
 	}
-	for _, tier := range []string{"first packet", "forwarding cache"} {
+	for _, tier := range []string{"first packet", "second packet", "forwarding cache"} {
 		if err := h.checkBypass(program, s, r, packet, frame); err != nil {
 			return fmt.Errorf("%s: %w", tier, err)
 		}
@@ -255,11 +255,11 @@ func podToOutsideRows() []fastPathRow {
 }
 
 func outsideToPodRows() []fastPathRow {
-	masqueraded := []flow{snat("remote:80", "node:20000", "pod:4000")}
+	masqueraded := []flow{snat("remote:80", "node:20000", "pod:4000").with(replied)}
 	ports := []hostPort{{host: "any:8080", to: "pod:80"}}
 	return []fastPathRow{
 		{name: "a reply", known: podToOutside, flows: masqueraded, in: "remote:80 > node:20000", out: "remote:80 > pod:4000"},
-		{name: "to a host port", known: outsideToPod, ports: ports, in: "remote:5000 > node:8080", out: "remote:5000 > pod:80"},
+		{name: "to a host port", known: outsideToPod, ports: ports, flows: []flow{dnat("remote:5000", "pod:80", "node:8080").with(replied)}, in: "remote:5000 > node:8080", out: "remote:5000 > pod:80"},
 		{name: "to a pod's own address", known: outsideToPod, in: "remote:5000 > pod:80", out: "remote:5000 > pod:80"},
 		{name: "to a pod, unknown to the stack", in: "remote:5000 > pod:80"},
 		{name: "to a pod, by another uplink", known: outsideToPod.byAnotherUplink(), in: "remote:5000 > pod:80"},

@@ -100,6 +100,7 @@ func TestMasqueradePort(t *testing.T) {
 		{name: "six are taken by another pod's connections that have ended", on: []proto{tcp}, flows: take(6, ended), want: nth(6)},
 		{name: "all are taken by the same pod's questions that were answered", on: []proto{udp}, flows: take(all, own.with(replied).idleFor(4*time.Second)), want: nth(4)},
 		{name: "all are taken by the same pod's questions that were answered just now", on: []proto{udp}, flows: take(all, own.with(replied)), want: nth(0)},
+		{name: "all are taken by the same pod's questions that were answered just now, and continue", on: []proto{udp}, flows: take(all, own.with(replied|bpf.FlowContinues)), want: none},
 		{name: "six are taken by the same pod's questions that were answered just now", on: []proto{udp}, flows: take(6, own.with(replied)), want: nth(6)},
 		{name: "all are taken by the same pod's open questions", on: []proto{udp}, flows: take(all, own.idleFor(4*time.Second)), want: none},
 		{name: "all are taken by the same pod's idle streams", on: []proto{udp}, flows: take(all, own.with(replied).streaming().idleFor(4*time.Second)), want: nth(0)},
