@@ -378,6 +378,12 @@ struct fwd_entry {
 #define PORT_NUMBER_WORDS 1024 /* of 64 bits, per protocol */
 
 /*
+ * reply_ports: a byte for each port of containers to which a remote has opened a flow. Never
+ * cleared. Key: the number divided by 8; UDP's follow after TCP's.
+ */
+#define REPLY_PORT_WORDS 8192 /* of 8 bytes, per protocol */
+
+/*
  * routed: the tuples of packets on their way through the stack, which may translate them
  * (forward.h). Key: a part of the packet's tag.
  */

@@ -11,6 +11,7 @@
 #include "fwd_cache.h"
 #include "offload.h"
 #include "policy.h"
+#include "route_cache.h"
 #include "tag.h"
 #include "verdict.h"
 
@@ -60,7 +61,7 @@ static __noinline int redirect_to_endpoint(struct __sk_buff *skb, const struct p
 
 	/* mac and host_mac: destination and source, as in a frame. */
 	__builtin_memcpy(macs, to->mac, sizeof(macs));
-	if (!fwd_changes_state(p) || flags & FWD_EVERY_TCP)
+	if (fwd_cacheable(p) && (!fwd_changes_state(p) || flags & FWD_EVERY_TCP))
 		fwd_cache_store_ingress(skb, flags);
 	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
 		return drop(skb, REASON_REWRITE);
@@ -220,7 +221,7 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 	if (!bypass_fits(skb, p, to) ||
 	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p->fast_path, p, to), addr, port))
 		return VERDICT_NEXT;
-	if (c.offload ? c.offload->uplink != skb->ifindex : !fib_reverse_path(skb, p))
+	if (c.offload ? c.offload->uplink != skb->ifindex : !route_ask(skb, ROUTE_REVERSE))
 		return VERDICT_NEXT;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);

@@ -52,7 +52,7 @@ static __always_inline void classify_sent(struct __sk_buff *skb, struct packet *
 					     to ? fast_path_between(from->fast_path, to->fast_path)
 						: from->fast_path,
 					     to ? to->ifindex : 0);
-	p->to_host = !to && port_may_be_ours(p, p->dport) && !fib_leads_away(skb, p);
+	p->to_host = !to && port_may_be_ours(p, p->dport) && !route_ask(skb, ROUTE_AWAY);
 	p->stack_cacheable =
 		device && from && !device->route_set && spoof_is_plain(p) && !p->to_host;
 }
@@ -88,7 +88,7 @@ int from_container(struct __sk_buff *skb)
 	 * Fragments for this host may be for a host port. For others, a later hook needs the
 	 * ports.
 	 */
-	if (frag_queue_wants(p, parsed) && fib_is_local(skb, p))
+	if (frag_queue_wants(p, parsed) && route_ask(skb, ROUTE_LOCAL))
 		return frag_queue_ingress(skb, p, parsed);
 	if (parsed != PARSED)
 		return device ? gateway_unparsed(skb, p, device, parsed) : VERDICT_NEXT;

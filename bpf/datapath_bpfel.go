@@ -551,6 +551,7 @@ const (
 	DatapathMapPlaceScratch   = "place_scratch"
 	DatapathMapPortNumbers    = "port_numbers"
 	DatapathMapPortSrcRanges  = "port_src_ranges"
+	DatapathMapReplyPorts     = "reply_ports"
 	DatapathMapRouteRules     = "route_rules"
 	DatapathMapRouted         = "routed"
 	DatapathMapStackNotes     = "stack_notes"
@@ -655,6 +656,7 @@ type DatapathMapSpecs struct {
 	PlaceScratch   *ebpf.MapSpec `ebpf:"place_scratch"`
 	PortNumbers    *ebpf.MapSpec `ebpf:"port_numbers"`
 	PortSrcRanges  *ebpf.MapSpec `ebpf:"port_src_ranges"`
+	ReplyPorts     *ebpf.MapSpec `ebpf:"reply_ports"`
 	RouteRules     *ebpf.MapSpec `ebpf:"route_rules"`
 	Routed         *ebpf.MapSpec `ebpf:"routed"`
 	StackNotes     *ebpf.MapSpec `ebpf:"stack_notes"`
@@ -721,6 +723,7 @@ type DatapathMaps struct {
 	PlaceScratch   *ebpf.Map `ebpf:"place_scratch"`
 	PortNumbers    *ebpf.Map `ebpf:"port_numbers"`
 	PortSrcRanges  *ebpf.Map `ebpf:"port_src_ranges"`
+	ReplyPorts     *ebpf.Map `ebpf:"reply_ports"`
 	RouteRules     *ebpf.Map `ebpf:"route_rules"`
 	Routed         *ebpf.Map `ebpf:"routed"`
 	StackNotes     *ebpf.Map `ebpf:"stack_notes"`
@@ -762,6 +765,7 @@ func (m *DatapathMaps) Close() error {
 		m.PlaceScratch,
 		m.PortNumbers,
 		m.PortSrcRanges,
+		m.ReplyPorts,
 		m.RouteRules,
 		m.Routed,
 		m.StackNotes,

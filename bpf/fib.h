@@ -92,7 +92,7 @@ __noinline int fib_args_are_local(struct __sk_buff *skb)
 	return false;
 }
 
-static __noinline bool fib_is_local(struct __sk_buff *skb, const struct packet *p)
+static __always_inline bool fib_is_local(struct __sk_buff *skb, const struct packet *p)
 {
 	struct bpf_fib_lookup *args = fib_scratch_get();
 
@@ -106,7 +106,7 @@ static __noinline bool fib_is_local(struct __sk_buff *skb, const struct packet *
  * Reports whether the host would forward or refuse p, so it is not for the host itself. If not, p
  * need not be local: there may be no route.
  */
-static __noinline bool fib_leads_away(struct __sk_buff *skb, const struct packet *p)
+static __always_inline bool fib_leads_away(struct __sk_buff *skb, const struct packet *p)
 {
 	struct bpf_fib_lookup *args = fib_scratch_get();
 

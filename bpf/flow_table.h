@@ -26,6 +26,7 @@
 #include "flow_state.h"
 #include "hash.h"
 #include "moved.h"
+#include "reply_port.h"
 #include "scratch.h"
 
 #define FLOW_SHARE 3
@@ -280,6 +281,8 @@ __noinline int flow_insert(__u32 replace)
 	bucket = flow_bucket_of(args);
 	if (!bucket)
 		return false;
+	if (args->key.kind == FLOW_DNAT)
+		reply_port_record(args->key.protocol, args->key.local_port);
 	if (!args->new.payer)
 		args->new.payer = args->new.owner;
 	args->now = now_ticks();

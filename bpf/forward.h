@@ -28,7 +28,7 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 	key = &args->key;
 	flow = &args->flow;
 	snat = key->kind == FLOW_SNAT;
-	if (flow->uplink && flow->uplink != p->ifindex && !fib_reverse_path(skb, p))
+	if (flow->uplink && flow->uplink != p->ifindex && !route_ask(skb, ROUTE_REVERSE))
 		return;
 	if (p->tcp_rst || p->tcp_fin) {
 		packet_translate(p, snat ? &flow->nat_addr : &key->local,

@@ -372,7 +372,7 @@ __noinline int fwd_cache_store_egress(struct __sk_buff *skb)
 	struct fwd_entry *entry;
 	struct next_hop next;
 
-	if (!p || fwd_changes_state(p) || p->remapped ||
+	if (!p || fwd_changes_state(p) || !fwd_cacheable(p) ||
 	    fib_next_hop(skb, p, skb->ingress_ifindex, packet_segment_len(skb, p), &next) ||
 	    next.ifindex != skb->ifindex)
 		return 0;

@@ -188,7 +188,7 @@ static __always_inline int hairpin_from_container(struct __sk_buff *skb, struct 
 		return hairpin_reply(skb, p, flow);
 	}
 	port = host_port_lookup(p);
-	if (!port || addr_is_loopback(&p->dst, p->ipv6) || !fib_is_local(skb, p))
+	if (!port || addr_is_loopback(&p->dst, p->ipv6) || !route_ask(skb, ROUTE_LOCAL))
 		return VERDICT_NEXT;
 	if (!host_port_trusts_source(port, device, sender) || !host_port_allows(p, port))
 		return drop_for(skb, port->owner, REASON_SRC_RANGE);

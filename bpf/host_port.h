@@ -5,6 +5,7 @@
 #include "addr.h"
 #include "maps.h"
 #include "packet.h"
+#include "reply_port.h"
 
 /* Reports whether the number is or was that of a host port on some address. */
 static __always_inline bool is_host_port_number(__u8 protocol, __u16 port)
@@ -66,9 +67,10 @@ static __noinline struct host_port *host_port_reverse(const struct addr *addr, _
 /* Returns the host port that p, sent to the outside without a flow, may be a reply of; or NULL. */
 static __always_inline struct host_port *host_port_lookup_reply(const struct packet *p)
 {
-	struct host_port *port =
-		p->tcp_syn ? NULL : host_port_reverse(&p->src, p->sport, p->protocol);
+	struct host_port *port = NULL;
 
+	if (!p->tcp_syn && reply_port_is_used(p->protocol, p->sport))
+		port = host_port_reverse(&p->src, p->sport, p->protocol);
 	return port && !addr_is_loopback(&port->target_addr, p->ipv6) ? port : NULL;
 }
 

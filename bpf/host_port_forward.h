@@ -14,7 +14,7 @@
  */
 static __always_inline bool host_port_may_open(struct __sk_buff *skb, const struct packet *p)
 {
-	return !p->icmp_error && !p->tcp_synack && fib_is_local(skb, p) &&
+	return !p->icmp_error && !p->tcp_synack && route_ask(skb, ROUTE_LOCAL) &&
 	       !is_host_connection(skb, p);
 }
 

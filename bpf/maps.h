@@ -82,6 +82,14 @@ struct {
 	__type(value, __u64);
 } port_numbers SEC(".maps");
 
+/* Written by the programs with a port's first flow that a remote opens, never cleared. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2 * REPLY_PORT_WORDS);
+	__type(key, __u32);
+	__type(value, __u64);
+} reply_ports SEC(".maps");
+
 /* Written by every process that changes another map of the plugin. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

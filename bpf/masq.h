@@ -15,6 +15,7 @@
 #include "fib.h"
 #include "flow.h"
 #include "masq_port.h"
+#include "route_cache.h"
 #include "socket.h"
 
 #define MASQ_FREE_PROBES 4 /* then ports of the container's own ended flows are reused */
@@ -276,28 +277,63 @@ __noinline int masq_keep_port(struct __sk_buff *skb, __u32 port)
 	return masq_insert(skb, REUSE_NONE) == MASQ_ALLOCATED;
 }
 
-/* Records the flow's source as the latest of its uplink. */
-static __noinline void masq_record_source(struct __sk_buff *skb, struct masq_args *args)
+/*
+ * Records the source as the latest of its uplink. Reports whether the uplink has had another one.
+ */
+static __noinline bool masq_record_source(struct __sk_buff *skb, const struct addr *source,
+					  bool ipv6)
 {
-	struct masq_sources_key key = {.ifindex = skb->ifindex, .ipv6 = args->ipv6};
+	struct masq_sources_key key = {.ifindex = skb->ifindex, .ipv6 = ipv6};
 	struct masq_sources *sources = bpf_map_lookup_elem(&masq_sources, &key);
+	struct masq_args *args = masq_scratch_get();
 	bool moved = false;
 
+	if (!args)
+		return false;
 	if (!sources) {
 		__builtin_memset(&args->sources, 0, sizeof(args->sources));
-		args->sources.addr[0] = args->key.local;
+		args->sources.addr[0] = *source;
 		bpf_map_update_elem(&masq_sources, &key, &args->sources, BPF_NOEXIST);
-		return;
+		return false;
 	}
-	if (addr_equal(&sources->addr[0], &args->key.local))
-		return;
+	if (addr_equal(&sources->addr[0], source))
+		return !addr_is_any(&sources->addr[1], true);
 	args->sources = *sources;
-	sources->addr[0] = args->key.local;
+	sources->addr[0] = *source;
 	for (int i = 1; i < MASQ_SOURCES; i++) {
-		moved |= addr_equal(&args->sources.addr[i - 1], &args->key.local);
+		moved |= addr_equal(&args->sources.addr[i - 1], source);
 		if (!moved)
 			sources->addr[i] = args->sources.addr[i - 1];
 	}
+	return true;
+}
+
+/*
+ * Sets source to what fib_source returns for p, and records it. Returns false if there is none. For
+ * masq_find_former, masq_scratch gets whether the uplink has had another one.
+ */
+static __noinline bool masq_source(struct __sk_buff *skb, const struct packet *p,
+				   struct addr *source)
+{
+	struct masq_args *args = masq_scratch_get();
+	const struct fwd_key *key = route_key(ROUTE_SOURCE, &p->dst, skb->ifindex, p->ipv6);
+	struct fwd_entry *entry;
+
+	if (!args || !key)
+		return false;
+	entry = route_lookup(key);
+	if (entry) {
+		*source = entry->nat_addr;
+		args->has_former = entry->budget;
+		return true;
+	}
+	if (!fib_source(skb, packet_tuple(p), skb->ifindex, source))
+		return false;
+	args->has_former = masq_record_source(skb, source, p->ipv6);
+	entry = route_store(key, args->has_former);
+	if (entry)
+		entry->nat_addr = *source;
+	return true;
 }
 
 /*
@@ -312,7 +348,7 @@ __noinline int masq_find_former(struct __sk_buff *skb)
 	struct masq_sources *sources;
 	struct addr present;
 
-	if (!args || !p || packet_opens(p) || !args->has_ports)
+	if (!args || !p || packet_opens(p) || !args->has_ports || !args->has_former)
 		return false;
 	key.ipv6 = args->ipv6;
 	sources = bpf_map_lookup_elem(&masq_sources, &key);

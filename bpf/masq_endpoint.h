@@ -56,7 +56,7 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 		return VERDICT_DROP;
 	if (is_tunnel(p->protocol) && !(endpoint->flags & ENDPOINT_MASQ_TUNNELS))
 		return drop_for(skb, owner, REASON_PROTOCOL);
-	if (!fib_source(skb, packet_tuple(p), skb->ifindex, &source))
+	if (!masq_source(skb, p, &source))
 		return drop_for(skb, owner, REASON_NO_SOURCE);
 	masq_init(args, packet_tuple(p), &source, owner, 0);
 	args->flow.uplink = skb->ifindex;
@@ -74,7 +74,6 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 	if (!masq_alloc_port(skb))
 		return drop_for(skb, owner, REASON_NO_PORT);
 	p->first = p->protocol == IPPROTO_UDP;
-	masq_record_source(skb, args);
 	return masq_forward(skb, p, &args->key);
 }
 

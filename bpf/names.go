@@ -183,6 +183,7 @@ const (
 	MapPortSrcRanges = DatapathMapPortSrcRanges
 	MapPlaceScratch  = DatapathMapPlaceScratch
 	MapRouted        = DatapathMapRouted
+	MapReplyPorts    = DatapathMapReplyPorts
 	MapRouteRules    = DatapathMapRouteRules
 	MapStackNotes    = DatapathMapStackNotes
 	MapTupleNotes    = DatapathMapTupleNotes

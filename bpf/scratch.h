@@ -98,10 +98,11 @@ struct masq_args {
 	__u32 ended; /* a candidate whose flow has ended */
 	bool ipv6;
 	bool has_ports;
-	bool read_only; /* the flow is only searched for, not updated */
-	__u8 pad;
+	bool read_only;		     /* the flow is only searched for, not updated */
+	bool has_former;	     /* the uplink has had another source */
 	struct masq_sources sources; /* an entry for masq_sources */
-	struct fwd_key tuple;	     /* of a packet that is not in pkt_scratch */
+	struct fwd_key
+		tuple; /* of a packet that is not in pkt_scratch, or a key of route_cache.h */
 };
 
 SCRATCH(masq_scratch, struct masq_args);

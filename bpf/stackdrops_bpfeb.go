@@ -371,6 +371,7 @@ const (
 	StackDropsMapNonmasqCidrs  = "nonmasq_cidrs"
 	StackDropsMapPortNumbers   = "port_numbers"
 	StackDropsMapPortSrcRanges = "port_src_ranges"
+	StackDropsMapReplyPorts    = "reply_ports"
 	StackDropsMapRouteRules    = "route_rules"
 	StackDropsMapRouted        = "routed"
 	StackDropsMapStackNotes    = "stack_notes"
@@ -454,6 +455,7 @@ type StackDropsMapSpecs struct {
 	NonmasqCidrs  *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
 	PortNumbers   *ebpf.MapSpec `ebpf:"port_numbers"`
 	PortSrcRanges *ebpf.MapSpec `ebpf:"port_src_ranges"`
+	ReplyPorts    *ebpf.MapSpec `ebpf:"reply_ports"`
 	RouteRules    *ebpf.MapSpec `ebpf:"route_rules"`
 	Routed        *ebpf.MapSpec `ebpf:"routed"`
 	StackNotes    *ebpf.MapSpec `ebpf:"stack_notes"`
@@ -513,6 +515,7 @@ type StackDropsMaps struct {
 	NonmasqCidrs  *ebpf.Map `ebpf:"nonmasq_cidrs"`
 	PortNumbers   *ebpf.Map `ebpf:"port_numbers"`
 	PortSrcRanges *ebpf.Map `ebpf:"port_src_ranges"`
+	ReplyPorts    *ebpf.Map `ebpf:"reply_ports"`
 	RouteRules    *ebpf.Map `ebpf:"route_rules"`
 	Routed        *ebpf.Map `ebpf:"routed"`
 	StackNotes    *ebpf.Map `ebpf:"stack_notes"`
@@ -546,6 +549,7 @@ func (m *StackDropsMaps) Close() error {
 		m.NonmasqCidrs,
 		m.PortNumbers,
 		m.PortSrcRanges,
+		m.ReplyPorts,
 		m.RouteRules,
 		m.Routed,
 		m.StackNotes,

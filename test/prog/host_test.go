@@ -324,7 +324,7 @@ func (h *host) reset() error {
 		empty[bpf.FragQueueKey, bpf.QueuedFrag](maps[bpf.MapFragQueue]),
 		maps[bpf.MapUplinks].Put(uint32(h.uplink.Index), bpf.Uplink{Addr4: v4.wire("node"), Addr6: v6.wire("node")}),
 	}
-	errs = append(errs, h.clearCounters(), h.clearStackNotes())
+	errs = append(errs, h.clearCounters(), h.clearStackNotes(), h.emptyForwardingCache())
 	for _, f := range addressings {
 		for pod := range owners {
 			errs = append(errs, h.putEndpoint(f, pod, 0))

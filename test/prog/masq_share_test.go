@@ -1,12 +1,14 @@
 package prog
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
 	"github.com/cilium/ebpf"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // TestMasqueradeShare has a pod open flows to one remote from each of its ports. It gets about three
@@ -83,9 +85,7 @@ func newHostWithoutRoutes(t *testing.T) *host {
 func (h *host) setUplinkSource(t *testing.T, name string) {
 	t.Helper()
 	uplink := bpf.Uplink{Addr4: v4.wire(name), Addr6: v6.wire(name)}
-	if err := h.programs.Maps[bpf.MapUplinks].Put(uint32(h.uplink.Index), uplink); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, errors.Join(h.programs.Maps[bpf.MapUplinks].Put(uint32(h.uplink.Index), uplink), h.emptyForwardingCache()))
 }
 
 // TestMasqueradeKeepsSource changes the address to masquerade with: a known flow keeps the former one

@@ -179,12 +179,28 @@ func (h *host) fill(s scene, ports []hostPort, flows []flow) error {
 		if !errors.Is(err, ebpf.ErrKeyExist) {
 			errs = append(errs, err)
 		}
+		errs = append(errs, h.markReplyPort(s, key.Port))
 	}
 	for _, flow := range flows {
 		key, value := flow.wire(s)
-		errs = append(errs, h.flows().Put(key, value))
+		errs = append(errs, h.flows().Put(key, value), h.markReplyPort(s, key.LocalPort))
 	}
 	return errors.Join(errs...)
+}
+
+// markReplyPort marks a pod's port in reply_ports, as the programs do before they create its first flow.
+func (h *host) markReplyPort(s scene, port uint16) error {
+	const perWord = 8
+
+	marks := h.programs.Maps[bpf.MapReplyPorts]
+	word := uint32(port / perWord)
+	if s.proto == udp {
+		word += marks.MaxEntries() / 2
+	}
+	var bytes [perWord]byte
+	err := marks.Lookup(word, &bytes)
+	bytes[port%perWord] = 1
+	return errors.Join(err, marks.Put(word, bytes))
 }
 
 func checkVerdict(got, want uint32) error {

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Answers of the routing tables about an address, which hold as long as a cached decision. They are
+ * entries of fwd_cache, under keys that no packet has. A host with rules gets no answer from here:
+ * its routes may depend on more than the address.
+ */
+#pragma once
+
+#include "fwd_cache.h"
+
+/* What is asked: in the key, in place of a protocol that fwd_cache has. */
+enum route_question {
+	ROUTE_SOURCE = 1,  /* the host's source for packets to the address by the device */
+	ROUTE_REVERSE = 2, /* whether packets to the address leave by the device */
+	ROUTE_AWAY = 3,	   /* whether packets from the device to the address leave the host */
+	ROUTE_LOCAL = 4,   /* whether the host has the address */
+};
+
+static __always_inline bool route_has_rules(bool ipv6)
+{
+	__u32 family = ipv6, *rules = bpf_map_lookup_elem(&route_rules, &family);
+
+	return !rules || *rules;
+}
+
+/* Returns the question's key, which is valid until the next question. NULL only for the verifier. */
+static __always_inline const struct fwd_key *
+route_key(enum route_question question, const struct addr *addr, __u32 ifindex, bool ipv6)
+{
+	struct masq_args *args = masq_scratch_get();
+
+	if (!args)
+		return NULL;
+	__builtin_memset(&args->tuple, 0, sizeof(args->tuple));
+	args->tuple.dst = *addr;
+	args->tuple.ifindex = ifindex;
+	args->tuple.protocol = question;
+	args->tuple.ipv6 = ipv6;
+	return &args->tuple;
+}
+
+/* Returns the answer, or NULL. */
+static __always_inline struct fwd_entry *route_lookup(const struct fwd_key *key)
+{
+	struct fwd_entry *entry = fwd_cache_lookup(key);
+
+	return entry && fwd_entry_is_current(entry) && !route_has_rules(key->ipv6) ? entry : NULL;
+}
+
+/* Stores an answer, and returns its entry. NULL only for the verifier. */
+static __always_inline struct fwd_entry *route_store(const struct fwd_key *key, bool answer)
+{
+	struct fwd_entry *entry = fwd_cache_place(key);
+
+	if (!entry)
+		return NULL;
+	entry->key = *key;
+	entry->ifindex = 0;
+	entry->updated = bpf_jiffies64();
+	entry->generation = generation_get();
+	entry->flags = 0;
+	entry->budget = answer;
+	return entry;
+}
+
+/* Answers a question about the packet in pkt_scratch, other than that for the source. */
+__noinline int route_ask(struct __sk_buff *skb, __u32 question)
+{
+	struct packet *p = pkt_scratch_get();
+	const struct fwd_key *key;
+	struct fwd_entry *entry;
+	bool answer;
+
+	if (!p)
+		return false;
+	key = route_key(question, question == ROUTE_REVERSE ? &p->src : &p->dst, skb->ifindex,
+			p->ipv6);
+	if (!key)
+		return false;
+	entry = route_lookup(key);
+	if (entry)
+		return entry->budget;
+	if (question == ROUTE_REVERSE)
+		answer = fib_reverse_path(skb, p);
+	else
+		answer = question == ROUTE_AWAY ? fib_leads_away(skb, p) : fib_is_local(skb, p);
+	route_store(key, answer);
+	return answer;
+}
