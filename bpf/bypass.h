@@ -249,7 +249,7 @@ __noinline int bypass_knows_tuple(struct __sk_buff *skb)
 	USE_ARGUMENT(skb);
 	if (!p)
 		return false;
-	id = tuple_id(packet_tuple(p));
+	id = p->id;
 	bucket = fwd_bucket_of(id);
 	ways = bpf_map_lookup_elem(&fwd_ways, &bucket);
 	return ways && (ways->to_stack == id || ways->id[0] == id || ways->id[1] == id);
@@ -265,17 +265,17 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 	struct packet *p = pkt_scratch_get();
 	struct connection c;
 	bool observe;
-	__u32 hash, tag;
+	__u32 id, tag;
 
 	if (!p)
 		return TAG_NONE;
-	hash = hash_tuple(&p->src, p->sport, &p->new_addr, p->new_port, p->protocol, p->ipv6);
-	tag = tag_of(hash);
-	bypass_record_stack(id_of(hash));
+	id = id_of(&p->src, p->sport, &p->new_addr, p->new_port, p->protocol, p->ipv6);
+	tag = tag_of(id);
+	bypass_record_stack(id);
 	if (!offload_is_possible(p))
 		return tag;
 	if (p->ct_update)
-		return tag_of(~hash) | TAG_OBSERVE;
+		return tag_of(~id) | TAG_OBSERVE;
 	if (p->fast_path == FAST_PATH_ALWAYS)
 		return tag | TAG_OBSERVE;
 	if (p->tcp_syn || p->tcp_synack) {

@@ -159,6 +159,7 @@ static __always_inline long dnat_remap_client(struct __sk_buff *skb, struct pack
 		return 0;
 	err = rewrite(skb, p, SIDE_SRC, &p->src, d->key.remote_port);
 	p->sport = d->key.remote_port;
+	packet_set_id(p);
 	p->remapped = true;
 	return err;
 }
@@ -173,6 +174,7 @@ static __always_inline long dnat_restore_client(struct __sk_buff *skb, struct pa
 		return 0;
 	err = rewrite(skb, p, SIDE_DST, &p->dst, flow->remote_port);
 	p->dport = flow->remote_port;
+	packet_set_id(p);
 	p->remapped = true;
 	return err;
 }

@@ -72,10 +72,10 @@ static __always_inline __u32 fwd_bucket_of(__u32 id)
 	return (id >> 1) % FWD_BUCKETS;
 }
 
-/* This CPU's entry with the key, or NULL. It may be out of date. */
-static __always_inline struct fwd_entry *fwd_cache_lookup(const struct fwd_key *key)
+/* This CPU's entry with the key, which has the id; or NULL. It may be out of date. */
+static __always_inline struct fwd_entry *fwd_cache_lookup(const struct fwd_key *key, __u32 id)
 {
-	__u32 id = tuple_id(key), bucket = fwd_bucket_of(id), way = 0;
+	__u32 bucket = fwd_bucket_of(id), way = 0;
 	struct fwd_ways *ways = bpf_map_lookup_elem(&fwd_ways, &bucket);
 	struct fwd_entry *entry;
 
@@ -94,10 +94,16 @@ static __always_inline struct fwd_entry *fwd_cache_lookup(const struct fwd_key *
 	return entry;
 }
 
-/* A place for the key: its own, or that of the way that was not used last. */
-static __always_inline struct fwd_entry *fwd_cache_place(const struct fwd_key *key)
+/* This CPU's entry for p, or NULL. */
+static __always_inline struct fwd_entry *fwd_cache_find(const struct packet *p)
 {
-	__u32 id = tuple_id(key), bucket = fwd_bucket_of(id), way;
+	return fwd_cache_lookup(packet_tuple(p), p->id);
+}
+
+/* A place for the id's key: its own, or that of the way that was not used last. */
+static __always_inline struct fwd_entry *fwd_cache_place(__u32 id)
+{
+	__u32 bucket = fwd_bucket_of(id), way;
 	struct fwd_ways *ways = bpf_map_lookup_elem(&fwd_ways, &bucket);
 
 	if (!ways)
@@ -145,7 +151,7 @@ static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const 
 
 	if (!fwd_cacheable(p) || skb->pkt_type != PACKET_HOST)
 		return NULL;
-	entry = fwd_cache_lookup(packet_tuple(p));
+	entry = fwd_cache_find(p);
 	if (!entry || !fwd_entry_is_current(entry) || (entry->flags & FWD_TRACK && !tracked) ||
 	    (entry->flags & FWD_CHECK_MAC && !fwd_mac_matches(skb, entry)))
 		return NULL;
@@ -181,7 +187,7 @@ static __noinline struct fwd_entry *fwd_cache_store(struct __sk_buff *skb, const
 
 	if (!fwd_cacheable(p))
 		return NULL;
-	entry = fwd_cache_place(key);
+	entry = fwd_cache_place(p->id);
 	if (!entry)
 		return NULL;
 	entry->key = *key;
@@ -218,7 +224,7 @@ static __always_inline void fwd_entry_translate(struct fwd_entry *entry, enum si
 /* Voids the entry of p, which is too long for its route: the route may have changed. */
 static __always_inline void fwd_cache_remove(const struct packet *p)
 {
-	struct fwd_entry *entry = fwd_cache_lookup(packet_tuple(p));
+	struct fwd_entry *entry = fwd_cache_find(p);
 
 	if (entry)
 		entry->updated = (__u32)bpf_jiffies64() - config.cache_jiffies;
@@ -239,7 +245,7 @@ static __always_inline bool fwd_entry_observes(const struct fwd_entry *entry)
 static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct packet *p,
 					    __u32 tag, __u32 budget)
 {
-	struct fwd_entry *entry = p->first ? NULL : fwd_cache_lookup(packet_tuple(p));
+	struct fwd_entry *entry = p->first ? NULL : fwd_cache_find(p);
 	bool opens = p->tcp_syn || p->tcp_synack;
 	__u8 flags = p->stack_cacheable ? 0 : FWD_COUNTER;
 
@@ -268,7 +274,7 @@ static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct 
 __noinline int fwd_cache_is_new(struct __sk_buff *skb)
 {
 	struct packet *p = pkt_scratch_get();
-	struct fwd_entry *entry = p ? fwd_cache_lookup(packet_tuple(p)) : NULL;
+	struct fwd_entry *entry = p ? fwd_cache_find(p) : NULL;
 
 	USE_ARGUMENT(skb);
 	return entry && !entry->ifindex && fwd_entry_is_new(entry) && fwd_entry_is_current(entry);
@@ -281,7 +287,7 @@ static __always_inline struct fwd_entry *fwd_cache_lookup_sent(struct __sk_buff 
 	struct fwd_entry *entry;
 
 	p->ifindex = skb->ingress_ifindex;
-	entry = fwd_cache_lookup(packet_tuple(p));
+	entry = fwd_cache_find(p);
 	p->ifindex = skb->ifindex;
 	return entry;
 }
@@ -323,12 +329,11 @@ __noinline int fwd_cache_end_expected(struct __sk_buff *skb, __u32 ack, __u32 se
 	USE_ARGUMENT(skb);
 	if (!p)
 		return false;
-	reply = id_of(
-		hash_tuple(&p->new_addr, p->new_port, &p->src, p->sport, p->protocol, p->ipv6));
+	reply = reply_id(p, &p->new_addr, p->new_port);
 	hint = tuple_hint_take(reply, ack);
 	if ((__s32)(hint - ack) > 0)
 		ack = hint;
-	hint = tuple_hint_read(tuple_id(packet_tuple(p)), seq_end);
+	hint = tuple_hint_read(p->id, seq_end);
 	/* RFC 5961, 3.2. The remote's last packets may not be acknowledged yet. */
 	return p->seq == ack ||
 	       ((p->seq == seq_end || p->seq == hint) && p->seq - ack < TCP_UNACKED);
@@ -356,7 +361,7 @@ __noinline int fwd_cache_store_ingress(struct __sk_buff *skb, __u32 flags)
 	__builtin_memcpy(&entry->next_hop, to->mac, sizeof(to->mac) + sizeof(to->host_mac));
 	entry->ifindex = to->ifindex;
 	if (p->protocol == IPPROTO_TCP && !device_lookup(p->ifindex)) {
-		entry->hint_id = tuple_id(&entry->key);
+		entry->hint_id = p->id;
 		tuple_hint_write(entry->hint_id, packet_seq_end(p));
 	}
 	return 0;
@@ -391,7 +396,7 @@ __noinline int fwd_cache_store_egress(struct __sk_buff *skb)
 			return 0; /* and the entry says: by the stack */
 	}
 	if (p->protocol == IPPROTO_TCP) {
-		entry->hint_id = tuple_id(&entry->key);
+		entry->hint_id = p->id;
 		tuple_hint_write(entry->hint_id, p->ack);
 	}
 	entry->ifindex = skb->ifindex;

@@ -68,6 +68,7 @@ struct packet {
 	struct addr outer_src; /* the sender of the error */
 	struct addr new_addr;  /* of the side that is translated, afterwards */
 	__u16 new_port;
+	__u32 id; /* keyed hash of the tuple (tag.h) */
 };
 
 _Static_assert(offsetof(struct packet, echo_reply) == offsetof(struct fwd_key, echo_reply),

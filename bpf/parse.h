@@ -15,6 +15,7 @@
 #include "packet.h"
 #include "parse_icmp.h"
 #include "scratch.h"
+#include "tag.h"
 
 #define VLAN_ID 0xfff /* the rest of a tag is priority */
 
@@ -225,7 +226,10 @@ __noinline int parse_headers(struct __sk_buff *skb, __u32 l3)
 		parsed = parse_ipv4(skb, p);
 	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
 		parsed = parse_ipv6(skb, p);
-	return parsed == PARSED ? parse_l4(skb, p) : parsed;
+	if (parsed == PARSED)
+		parsed = parse_l4(skb, p);
+	packet_set_id(p);
+	return parsed;
 }
 
 /* Records the ports of a first fragment; fills in those of a later one. */
@@ -234,8 +238,11 @@ static __noinline int parse_fragment(struct __sk_buff *skb, struct packet *p)
 	struct fragment_key key;
 	int parsed;
 
-	if (p->frag_offset)
-		return fragment_fill_ports(p);
+	if (p->frag_offset) {
+		parsed = fragment_fill_ports(p);
+		packet_set_id(p);
+		return parsed;
+	}
 	fragment_key(&key, p);
 	parsed = parse_l4(skb, p);
 	if (p->icmp_error) { /* those that need translation are short enough for one packet */
@@ -244,6 +251,7 @@ static __noinline int parse_fragment(struct __sk_buff *skb, struct packet *p)
 		p->protocol = key.protocol;
 		parsed = PARSED_PROTOCOL;
 	}
+	packet_set_id(p);
 	fragment_track(&key, p, parsed != PARSED);
 	return parsed;
 }

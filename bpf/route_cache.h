@@ -42,7 +42,7 @@ route_key(enum route_question question, const struct addr *addr, __u32 ifindex, 
 /* Returns the answer, or NULL. */
 static __always_inline struct fwd_entry *route_lookup(const struct fwd_key *key)
 {
-	struct fwd_entry *entry = fwd_cache_lookup(key);
+	struct fwd_entry *entry = fwd_cache_lookup(key, tuple_id(key));
 
 	return entry && fwd_entry_is_current(entry) && !route_has_rules(key->ipv6) ? entry : NULL;
 }
@@ -50,7 +50,7 @@ static __always_inline struct fwd_entry *route_lookup(const struct fwd_key *key)
 /* Stores an answer, and returns its entry. NULL only for the verifier. */
 static __always_inline struct fwd_entry *route_store(const struct fwd_key *key, bool answer)
 {
-	struct fwd_entry *entry = fwd_cache_place(key);
+	struct fwd_entry *entry = fwd_cache_place(tuple_id(key));
 
 	if (!entry)
 		return NULL;

@@ -51,23 +51,38 @@ static __always_inline __u32 hash_tuple(const struct addr *src, __u16 sport, con
 	return hash;
 }
 
-/* The id of a tuple with the hash; never 0. */
-static __always_inline __u32 id_of(__u32 hash)
+/*
+ * Returns the id of packets from src:sport to dst:dport: an unpredictable hash, and the lowest bit,
+ * so that it is never 0.
+ */
+static __always_inline __u32 id_of(const struct addr *src, __u16 sport, const struct addr *dst,
+				   __u16 dport, __u8 protocol, bool ipv6)
 {
-	return hash | 1;
+	return hash_tuple(src, sport, dst, dport, protocol, ipv6) | 1;
 }
 
-/* The id of the tuple as it is. */
 static __always_inline __u32 tuple_id(const struct fwd_key *tuple)
 {
-	return id_of(hash_tuple(&tuple->src, tuple->sport, &tuple->dst, tuple->dport,
-				tuple->protocol, tuple->ipv6));
+	return id_of(&tuple->src, tuple->sport, &tuple->dst, tuple->dport, tuple->protocol,
+		     tuple->ipv6);
 }
 
-/* The tag for packets whose tuple has the hash. */
-static __always_inline __u32 tag_of(__u32 hash)
+/* Returns the id of packets to p's sender. */
+static __always_inline __u32 reply_id(const struct packet *p, const struct addr *addr, __u16 port)
 {
-	return TAG_TUPLE | (hash & (TAG_OBSERVE - 1));
+	return id_of(addr, port, &p->src, p->sport, p->protocol, p->ipv6);
+}
+
+/* Sets p's id, whenever its tuple has changed. */
+static __always_inline void packet_set_id(struct packet *p)
+{
+	p->id = tuple_id(packet_tuple(p));
+}
+
+/* The tag for packets whose tuple has the id. */
+static __always_inline __u32 tag_of(__u32 id)
+{
+	return TAG_TUPLE | (id >> 1 & (TAG_OBSERVE - 1));
 }
 
 /*
@@ -76,9 +91,7 @@ static __always_inline __u32 tag_of(__u32 hash)
  */
 static __always_inline bool tag_matches(__u32 tag, const struct packet *p)
 {
-	__u32 hash = hash_tuple(&p->src, p->sport, &p->dst, p->dport, p->protocol, p->ipv6);
-
-	return (tag & ~(__u32)(TAG_PENDING_DNAT | TAG_OBSERVE)) == tag_of(hash);
+	return (tag & ~(__u32)(TAG_PENDING_DNAT | TAG_OBSERVE)) == tag_of(p->id);
 }
 
 /* The same for the tag of a conntrack update, which has the inverted hash. */

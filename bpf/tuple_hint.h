@@ -80,10 +80,9 @@ static __always_inline __u32 tuple_hint_take(__u32 id, __u32 other)
 /* Removes the hint of p, which opens a connection. */
 static __always_inline void tuple_hint_clear(const struct packet *p)
 {
-	__u32 id = tuple_id(packet_tuple(p));
-	volatile __u64 *word = tuple_hint_lookup(id);
+	volatile __u64 *word = tuple_hint_lookup(p->id);
 
-	if (word && *word >> 32 == id)
+	if (word && *word >> 32 == p->id)
 		*word = 0;
 }
 
@@ -94,7 +93,7 @@ static __always_inline void tuple_hint_clear(const struct packet *p)
 static __always_inline void tuple_hint_delivery(const struct packet *p, __u16 hop)
 {
 	if (p->protocol == IPPROTO_UDP)
-		tuple_hint_write(tuple_id(packet_tuple(p)), now_ticks() << 16 | hop);
+		tuple_hint_write(p->id, now_ticks() << 16 | hop);
 }
 
 /*
@@ -104,7 +103,7 @@ static __always_inline void tuple_hint_delivery(const struct packet *p, __u16 ho
 static __always_inline bool tuple_reply_is_delivered(const struct packet *p, __u16 *hop,
 						     __u32 *tick)
 {
-	__u32 id = id_of(hash_tuple(&p->dst, p->dport, &p->src, p->sport, p->protocol, p->ipv6));
+	__u32 id = reply_id(p, &p->dst, p->dport);
 	volatile __u64 *word = tuple_hint_lookup(id);
 	__u64 hint = word ? *word : 0;
 	__u16 age = now_ticks() - ((__u32)hint >> 16);

@@ -64,7 +64,7 @@ func (s scene) tag(p testenv.Packet) uint32 {
 			hash = hashMix(hashMix(hash, src[i]), dst[i])
 		}
 	}
-	return tagTuple | hash&(tagObserve-1)
+	return tagTuple | hash>>1&(tagObserve-1)
 }
 
 // secret is the first half of the tests' config.secret.
