@@ -322,16 +322,30 @@ struct fwd_key {
 	__u8 echo_reply;
 };
 
+/* clang-format off */
+enum fwd_action {
+	FWD_ROUTE = 0,     /* none: an answer of the routing tables (route_cache.h) */
+	FWD_COUNT = 1,     /* none: packets that go through the stack are counted */
+	FWD_STACK = 2,     /* through the stack, with the tag */
+	FWD_CONTAINER = 3, /* from here on past the stack: into a container */
+	FWD_NEXT_HOP = 4,  /* to the outside */
+	FWD_NODE = 5,      /* to another node, by the tunnel */
+} __attribute__((packed)); /* one byte */
+
+enum fwd_nat { /* the side that becomes nat_addr:nat_port */
+	FWD_NAT_NONE = 0,
+	FWD_NAT_SRC = 1,
+	FWD_NAT_DST = 2,
+} __attribute__((packed)); /* one byte */
+
 enum fwd_flags {
-	FWD_NAT = 1,	    /* translate one side to nat_addr:nat_port */
-	FWD_NAT_SRC = 2,    /* translate the source; else the destination */
-	FWD_CHECK_MAC = 4,  /* the frame must have the MAC address src_mac */
-	FWD_TRACK = 8,	    /* an ingress policy tracks what the container sends */
-	FWD_EVERY_TCP = 16, /* applies to packets that open or close a connection, too */
-	FWD_COUNTER = 32,   /* not a decision: counts packets that go through the stack */
-	FWD_NEW = 64,	    /* the entry was made by the connection's first packet */
-	FWD_NODE = 128,	    /* to another node, by the tunnel; with ifindex 0: keeps its source */
-} __attribute__((packed));  /* one byte */
+	FWD_CHECK_MAC = 1,     /* the frame must have the MAC address src_mac */
+	FWD_TRACK = 2,         /* an ingress policy tracks what the container sends */
+	FWD_EVERY_TCP = 4,     /* applies to packets that open or close a connection, too */
+	FWD_NEW = 8,           /* the entry was made by the connection's first packet */
+	FWD_KEEPS_SOURCE = 16, /* to another node, through the stack, without masquerading */
+} __attribute__((packed)); /* one byte */
+/* clang-format on */
 
 /*
  * fwd_cache: the decision for the last packet with the key, on this CPU. Each bucket has
@@ -349,20 +363,28 @@ struct fwd_ways {
 
 struct fwd_entry {
 	struct fwd_key key;
-	__u32 ifindex;	  /* egress; 0: by the stack */
+	__u32 ifindex;	  /* past the stack: egress */
 	__u32 updated;	  /* in jiffies */
 	__u32 generation; /* of the maps when the decision was made */
 	__u32 max_len;	  /* largest IP packet known to fit, in bytes */
 	__u16 tag;	  /* for the stack */
 	__u8 budget;	  /* packets that still go through the stack before one is recorded */
 	enum fwd_flags flags;
-	__u32 family;	      /* of the next hop; 0: the device is a container's */
-	struct addr next_hop; /* for a container and the tunnel: the frame's MAC addresses */
-	struct addr nat_addr;
+	enum fwd_action action;
+	enum fwd_nat nat;
 	__u16 nat_port;
+	struct addr nat_addr;
+	__u32 hint_id; /* TCP with a remote: the id of its hint in tuple_notes; else 0 */
 	__u8 src_mac[6];
-	__u32 hint_id;	    /* TCP with a remote: the id of its hint in tuple_notes; else 0 */
-	struct addr remote; /* FWD_NODE, by the tunnel: the node's address */
+	__u8 pad[6];
+	union {
+		__u8 macs[12];			 /* FWD_CONTAINER: of the frame */
+		struct bpf_redir_neigh next_hop; /* FWD_NEXT_HOP */
+		struct {
+			__u8 macs[12]; /* of the frame */
+			struct addr remote;
+		} node; /* FWD_NODE */
+	};
 };
 
 /*

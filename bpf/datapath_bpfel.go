@@ -264,6 +264,17 @@ type DatapathFragmentKey struct {
 	Pad      [3]uint8
 }
 
+type DatapathFwdAction uint8
+
+const (
+	DatapathFwdActionFWD_ROUTE     DatapathFwdAction = 0
+	DatapathFwdActionFWD_COUNT     DatapathFwdAction = 1
+	DatapathFwdActionFWD_STACK     DatapathFwdAction = 2
+	DatapathFwdActionFWD_CONTAINER DatapathFwdAction = 3
+	DatapathFwdActionFWD_NEXT_HOP  DatapathFwdAction = 4
+	DatapathFwdActionFWD_NODE      DatapathFwdAction = 5
+)
+
 type DatapathFwdEntry struct {
 	_          structs.HostLayout
 	Key        DatapathFwdKey
@@ -274,26 +285,25 @@ type DatapathFwdEntry struct {
 	Tag        uint16
 	Budget     uint8
 	Flags      DatapathFwdFlags
-	Family     uint32
-	NextHop    DatapathAddr
-	NatAddr    DatapathAddr
+	Action     DatapathFwdAction
+	Nat        DatapathFwdNat
 	NatPort    uint16
-	SrcMac     [6]uint8
+	NatAddr    DatapathAddr
 	HintId     uint32
-	Remote     DatapathAddr
+	SrcMac     [6]uint8
+	Pad        [6]uint8
+	Macs       [12]uint8
+	_          [16]byte
 }
 
 type DatapathFwdFlags uint8
 
 const (
-	DatapathFwdFlagsFWD_NAT       DatapathFwdFlags = 1
-	DatapathFwdFlagsFWD_NAT_SRC   DatapathFwdFlags = 2
-	DatapathFwdFlagsFWD_CHECK_MAC DatapathFwdFlags = 4
-	DatapathFwdFlagsFWD_TRACK     DatapathFwdFlags = 8
-	DatapathFwdFlagsFWD_EVERY_TCP DatapathFwdFlags = 16
-	DatapathFwdFlagsFWD_COUNTER   DatapathFwdFlags = 32
-	DatapathFwdFlagsFWD_NEW       DatapathFwdFlags = 64
-	DatapathFwdFlagsFWD_NODE      DatapathFwdFlags = 128
+	DatapathFwdFlagsFWD_CHECK_MAC    DatapathFwdFlags = 1
+	DatapathFwdFlagsFWD_TRACK        DatapathFwdFlags = 2
+	DatapathFwdFlagsFWD_EVERY_TCP    DatapathFwdFlags = 4
+	DatapathFwdFlagsFWD_NEW          DatapathFwdFlags = 8
+	DatapathFwdFlagsFWD_KEEPS_SOURCE DatapathFwdFlags = 16
 )
 
 type DatapathFwdKey struct {
@@ -308,6 +318,14 @@ type DatapathFwdKey struct {
 	HasPorts  uint8
 	EchoReply uint8
 }
+
+type DatapathFwdNat uint8
+
+const (
+	DatapathFwdNatFWD_NAT_NONE DatapathFwdNat = 0
+	DatapathFwdNatFWD_NAT_SRC  DatapathFwdNat = 1
+	DatapathFwdNatFWD_NAT_DST  DatapathFwdNat = 2
+)
 
 type DatapathFwdWays struct {
 	_       structs.HostLayout

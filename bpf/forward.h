@@ -33,7 +33,7 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 	if (p->tcp_rst || p->tcp_fin) {
 		packet_translate(p, snat ? &flow->nat_addr : &key->local,
 				 snat ? flow->nat_port : key->local_port);
-		p->end_expected = fwd_cache_end_expected(skb, flow->ack, flow->remote_end);
+		p->end_expected = tuple_end_expected(skb, flow->ack, flow->remote_end);
 	}
 	flow_track(FROM_REMOTE);
 }

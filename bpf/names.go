@@ -27,6 +27,7 @@ type (
 	FragQueueKey   = DatapathFragQueueKey
 	Fragment       = DatapathFragment
 	FragmentKey    = DatapathFragmentKey
+	FwdAction      = DatapathFwdAction
 	FwdEntry       = DatapathFwdEntry
 	FwdWays        = DatapathFwdWays
 	FwdKey         = DatapathFwdKey
@@ -99,7 +100,9 @@ const (
 	FlowRSTUnknown = DatapathFlowFlagsFLOW_RST_UNKNOWN
 	FlowContinues  = DatapathFlowFlagsFLOW_CONTINUES
 
-	FwdNAT = DatapathFwdFlagsFWD_NAT
+	FwdRoute     = DatapathFwdActionFWD_ROUTE
+	FwdStack     = DatapathFwdActionFWD_STACK
+	FwdContainer = DatapathFwdActionFWD_CONTAINER
 
 	HookNetfilter = DatapathStackHookHOOK_NETFILTER
 	HookBridge    = DatapathStackHookHOOK_BRIDGE

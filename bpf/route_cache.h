@@ -6,7 +6,8 @@
  */
 #pragma once
 
-#include "fwd_cache.h"
+#include "fib.h"
+#include "fwd_entry.h"
 
 /* What is asked: in the key, in place of a protocol that fwd_cache has. */
 enum route_question {
@@ -55,7 +56,7 @@ static __always_inline struct fwd_entry *route_store(const struct fwd_key *key, 
 	if (!entry)
 		return NULL;
 	entry->key = *key;
-	entry->ifindex = 0;
+	entry->action = FWD_ROUTE;
 	entry->updated = bpf_jiffies64();
 	entry->generation = generation_get();
 	entry->flags = 0;

@@ -219,13 +219,15 @@ type StackDropsFwdEntry struct {
 	Tag        uint16
 	Budget     uint8
 	Flags      uint8
-	Family     uint32
-	NextHop    StackDropsAddr
-	NatAddr    StackDropsAddr
+	Action     uint8
+	Nat        uint8
 	NatPort    uint16
-	SrcMac     [6]uint8
+	NatAddr    StackDropsAddr
 	HintId     uint32
-	Remote     StackDropsAddr
+	SrcMac     [6]uint8
+	Pad        [6]uint8
+	Macs       [12]uint8
+	_          [16]byte
 }
 
 type StackDropsFwdWays struct {

@@ -112,3 +112,30 @@ static __always_inline bool tuple_reply_is_delivered(const struct packet *p, __u
 	*tick = now_ticks() - age;
 	return hint >> 32 == id && age <= CT_UDP_INTERVAL;
 }
+
+#define TCP_UNACKED (1U << 18) /* bytes that a receiver leaves unacknowledged */
+
+/*
+ * Reports whether the packet in pkt_scratch, a RST or FIN under a remote's address, has the
+ * expected sequence number; its new address is the container. ack and seq_end are from the
+ * flow: what the container last acknowledged, and the end of the remote's last packet. The
+ * hints may have later ones. The container's next packet is decided in full, so that the
+ * reply is tracked.
+ */
+__noinline int tuple_end_expected(struct __sk_buff *skb, __u32 ack, __u32 seq_end)
+{
+	struct packet *p = pkt_scratch_get();
+	__u32 reply, hint;
+
+	USE_ARGUMENT(skb);
+	if (!p)
+		return false;
+	reply = reply_id(p, &p->new_addr, p->new_port);
+	hint = tuple_hint_take(reply, ack);
+	if ((__s32)(hint - ack) > 0)
+		ack = hint;
+	hint = tuple_hint_read(p->id, seq_end);
+	/* RFC 5961, 3.2. The remote's last packets may not be acknowledged yet. */
+	return p->seq == ack ||
+	       ((p->seq == seq_end || p->seq == hint) && p->seq - ack < TCP_UNACKED);
+}

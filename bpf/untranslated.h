@@ -6,7 +6,7 @@
  */
 #pragma once
 
-#include "fwd_cache.h"
+#include "fwd_stack.h"
 #include "node.h"
 
 /*
@@ -17,8 +17,8 @@ static __always_inline void untranslated_record(struct __sk_buff *skb, struct pa
 {
 	struct fwd_entry *entry = fwd_cacheable(p) ? fwd_cache_lookup_sent(skb, p) : NULL;
 
-	if (entry && !entry->ifindex)
-		entry->flags |= FWD_NODE;
+	if (entry && !fwd_entry_bypasses(entry))
+		entry->flags |= FWD_KEEPS_SOURCE;
 }
 
 /*
@@ -32,7 +32,8 @@ static __noinline bool untranslated_lately(struct __sk_buff *skb, struct packet 
 	if (tag & TAG_OBSERVE || !tag_matches(tag, p) || !fwd_cacheable(p))
 		return false;
 	entry = fwd_cache_lookup_sent(skb, p);
-	if (!entry || entry->ifindex || !(entry->flags & FWD_NODE) || !fwd_entry_is_current(entry))
+	if (!entry || fwd_entry_bypasses(entry) || !(entry->flags & FWD_KEEPS_SOURCE) ||
+	    !fwd_entry_is_current(entry))
 		return false;
 	tuple_hint_delivery(p, fib_hop_of_frame(skb));
 	return true;

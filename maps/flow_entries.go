@@ -206,7 +206,7 @@ func CacheEntries(dp *loader.Datapath) ([]CacheEntry, error) {
 		}
 		for _, value := range ofCPUs {
 			e := cacheEntryOf(value, generation, now)
-			if other, found := latest[value.Key]; value.Key.Protocol != 0 && (!found || e.replaces(other)) {
+			if other, found := latest[value.Key]; value.Action != bpf.FwdRoute && (!found || e.replaces(other)) {
 				latest[value.Key] = e
 			}
 		}
@@ -226,10 +226,10 @@ func cacheEntryOf(value bpf.FwdEntry, generation uint32, now loader.Clock) Cache
 	switch {
 	case value.Generation != generation:
 		e.State = "void"
-	case value.Ifindex == 0:
+	case value.Action < bpf.FwdContainer:
 		e.State = "stack"
 	}
-	if value.Flags&bpf.FwdNAT != 0 {
+	if value.Nat != 0 {
 		e.NAT = netip.AddrPortFrom(addrOf(value.NatAddr), value.NatPort)
 	}
 	return e

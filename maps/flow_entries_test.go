@@ -48,18 +48,19 @@ func TestOffloadState(t *testing.T) {
 // TestCacheEntry says what becomes of packets, and since when, around the limits of jiffies.
 func TestCacheEntry(t *testing.T) {
 	for _, test := range []struct {
-		ifindex, generation, updated uint32
-		state                        string
-		idle                         time.Duration
+		action              bpf.FwdAction
+		generation, updated uint32
+		state               string
+		idle                time.Duration
 	}{
-		{3, 7, 100, "bypass", 0},
-		{0, 7, 90, "stack", 40 * time.Millisecond},
-		{0, 8, 90, "void", 40 * time.Millisecond},
-		{3, 8, 101, "void", 0}, // a packet came meanwhile
-		{3, 7, 1<<32 - 10, "bypass", 440 * time.Millisecond},
-		{3, 7, 1<<31 + 101, "bypass", (1<<31 - 1) * 4 * time.Millisecond}, // weeks ago
+		{bpf.FwdContainer, 7, 100, "bypass", 0},
+		{bpf.FwdStack, 7, 90, "stack", 40 * time.Millisecond},
+		{bpf.FwdStack, 8, 90, "void", 40 * time.Millisecond},
+		{bpf.FwdContainer, 8, 101, "void", 0}, // a packet came meanwhile
+		{bpf.FwdContainer, 7, 1<<32 - 10, "bypass", 440 * time.Millisecond},
+		{bpf.FwdContainer, 7, 1<<31 + 101, "bypass", (1<<31 - 1) * 4 * time.Millisecond}, // weeks ago
 	} {
-		value := bpf.FwdEntry{Ifindex: test.ifindex, Generation: test.generation, Updated: test.updated}
+		value := bpf.FwdEntry{Action: test.action, Generation: test.generation, Updated: test.updated}
 		got := cacheEntryOf(value, 7, loader.Clock{Now: 100, Jiffy: 4 * time.Millisecond})
 		if got.State != test.state || got.Idle != test.idle {
 			t.Errorf("%+v: got %s, idle for %s", test, got.State, got.Idle)

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Entries of packets that go through the stack: they are counted, because short connections are not
+ * offloaded, and have what the last hook did.
+ */
+#pragma once
+
+#include "fwd_entry.h"
+
+#define FWD_NEW_JIFFIES 4 /* no longer: another CPU may offload the connection meanwhile */
+
+/* Reports whether the connection is so new that no CPU can have offloaded it. */
+static __always_inline bool fwd_entry_is_new(const struct fwd_entry *entry)
+{
+	return entry->flags & FWD_NEW && entry->budget &&
+	       (__u32)bpf_jiffies64() - entry->updated < FWD_NEW_JIFFIES;
+}
+
+/*
+ * Reports whether the last hook has to record the delivery of the connection's packets: not for the
+ * first budget ones, nor while another CPU, which has the entry of the first packet, may leave
+ * packets unrecorded.
+ */
+static __always_inline bool fwd_entry_observes(const struct fwd_entry *entry)
+{
+	return !entry->budget && (entry->flags & FWD_NEW || entry->key.protocol != IPPROTO_TCP ||
+				  (__u32)bpf_jiffies64() - entry->updated >= FWD_NEW_JIFFIES);
+}
+
+/* Counts p, which goes through the stack with the tag. Returns what fwd_entry_observes does. */
+static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct packet *p,
+					    __u32 tag, __u32 budget)
+{
+	struct fwd_entry *entry = p->first ? NULL : fwd_cache_find(p);
+	bool opens = p->tcp_syn || p->tcp_synack;
+	__u8 flags = 0;
+
+	if (p->first)
+		return false;
+	if (opens)
+		entry = NULL;
+	asm volatile("" : "+r"(entry)); /* or Linux 5.10 does not follow the comparison */
+	if (entry) {
+		if (fwd_entry_bypasses(entry)) /* it has before */
+			return true;
+		budget = entry->budget;
+		if (budget && budget != FWD_NO_LIMIT)
+			entry->budget = --budget;
+		if (fwd_entry_is_current(entry))
+			return fwd_entry_observes(entry);
+	} else if (opens || p->protocol == IPPROTO_UDP) {
+		flags = FWD_NEW;
+	}
+	entry = fwd_cache_store(skb, p);
+	if (!entry)
+		return true;
+	entry->action = p->stack_cacheable ? FWD_STACK : FWD_COUNT;
+	entry->tag = tag;
+	entry->budget = budget;
+	entry->flags |= flags;
+	return !budget;
+}
+
+/* Reports whether the connection of the packet in pkt_scratch is new, and not offloaded. */
+__noinline int fwd_cache_is_new(struct __sk_buff *skb)
+{
+	struct packet *p = pkt_scratch_get();
+	struct fwd_entry *entry = p ? fwd_cache_find(p) : NULL;
+
+	USE_ARGUMENT(skb);
+	return entry && !fwd_entry_bypasses(entry) && fwd_entry_is_new(entry) &&
+	       fwd_entry_is_current(entry);
+}
+
+/* Returns the entry of from_container for p, which to_uplink sends; or NULL. */
+static __always_inline struct fwd_entry *fwd_cache_lookup_sent(struct __sk_buff *skb,
+							       struct packet *p)
+{
+	struct fwd_entry *entry;
+
+	p->ifindex = skb->ingress_ifindex;
+	entry = fwd_cache_find(p);
+	p->ifindex = skb->ifindex;
+	return entry;
+}
+
+/* Stores the new source of p, which the stack has forwarded, for the connection's next packets. */
+static __noinline void fwd_cache_record_source(struct __sk_buff *skb, struct packet *p)
+{
+	struct fwd_entry *entry = fwd_cache_lookup_sent(skb, p);
+
+	if (entry && !fwd_entry_bypasses(entry))
+		fwd_entry_translate(entry, SIDE_SRC, &p->new_addr, p->new_port);
+}
+
+/*
+ * Returns the entry with the new source of the last packet of p's connection, or NULL. It is
+ * only a hint: the flow may be gone or belong to another connection.
+ */
+static __noinline struct fwd_entry *fwd_cache_recent_source(struct __sk_buff *skb, struct packet *p)
+{
+	struct fwd_entry *entry = fwd_cacheable(p) ? fwd_cache_lookup_sent(skb, p) : NULL;
+
+	return entry && entry->nat && fwd_entry_is_current(entry) ? entry : NULL;
+}
