@@ -210,8 +210,11 @@ func CacheEntries(dp *loader.Datapath) ([]CacheEntry, error) {
 			return nil, fmt.Errorf("read place %d of the forwarding cache: %w", place, err)
 		}
 		for _, value := range ofCPUs {
+			if value.Key.Src == (bpf.Addr{}) {
+				continue // empty, or about a route: bpf/route_cache.h
+			}
 			e := cacheEntryOf(value, generation, now)
-			if other, found := latest[value.Key]; value.Key.Protocol != 0 && (!found || e.replaces(other)) {
+			if other, found := latest[value.Key]; !found || e.replaces(other) {
 				latest[value.Key] = e
 			}
 		}
