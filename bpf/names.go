@@ -103,6 +103,8 @@ const (
 	FwdRoute     = DatapathFwdActionFWD_ROUTE
 	FwdStack     = DatapathFwdActionFWD_STACK
 	FwdContainer = DatapathFwdActionFWD_CONTAINER
+	FwdNATNone   = DatapathFwdNatFWD_NAT_NONE
+	FwdNATSrc    = DatapathFwdNatFWD_NAT_SRC
 
 	HookNetfilter = DatapathStackHookHOOK_NETFILTER
 	HookBridge    = DatapathStackHookHOOK_BRIDGE

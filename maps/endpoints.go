@@ -42,10 +42,6 @@ const (
 	FastPathNever       FastPath = "never"       // none
 )
 
-// NeedsRules reports whether connections may bypass the host's stack from their first packet, so that the programs must
-// know of policy rules.
-func (p FastPath) NeedsRules() bool { return p == FastPathAuto || p == FastPathAlways }
-
 var fastPaths = map[FastPath]bpf.FastPath{
 	FastPathAuto:        bpf.FastPathAuto,
 	FastPathEstablished: bpf.FastPathEstablished,

@@ -134,10 +134,12 @@ func sinceTick(now, then uint32) time.Duration { return time.Duration(max(int32(
 
 // OffloadEntry is a connection that bypasses the stack, or is about to.
 type OffloadEntry struct {
-	Protocol Protocol
-	Sides    [2]netip.AddrPort
-	State    string        // "one way", "open", "closing" or "closed"
-	Seen     time.Duration // since conntrack last saw it
+	Protocol  Protocol
+	Sides     [2]netip.AddrPort // the one with the lower port first
+	State     string            // "one way", "open", "closing" or "closed"
+	FlowState FlowState         // ESTABLISHED or UDP_STREAM since the stack has delivered both sides
+	Seen      time.Duration     // since conntrack last saw it
+	Expired   bool              // as in FlowEntry
 }
 
 // OffloadEntries lists the connections that bypass the stack, or are about to, in no particular order.
@@ -151,7 +153,9 @@ func OffloadEntries(dp *loader.Datapath) ([]OffloadEntry, error) {
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, offloadEntryOf(entry.Key, offloadOf(entry.Flow), now))
+		e := offloadEntryOf(entry.Key, offloadOf(entry.Flow), now)
+		e.Expired = isExpired(dp, entry.Flow, now)
+		list = append(list, e)
 	}
 	return list, nil
 }
@@ -161,7 +165,7 @@ func offloadOf(flow bpf.Flow) bpf.Offload { return *(*bpf.Offload)(unsafe.Pointe
 
 func offloadEntryOf(key bpf.FlowKey, value bpf.Offload, now uint32) OffloadEntry {
 	e := OffloadEntry{
-		Protocol: Protocol(key.Protocol), State: "one way", Seen: sinceTick(now, value.CtSeen),
+		Protocol: Protocol(key.Protocol), State: "one way", FlowState: FlowState(value.FlowState), Seen: sinceTick(now, value.CtSeen),
 		Sides: [2]netip.AddrPort{
 			netip.AddrPortFrom(addrOf(key.Remote), key.RemotePort), netip.AddrPortFrom(addrOf(key.Local), key.LocalPort),
 		},
@@ -183,6 +187,7 @@ type CacheEntry struct {
 	Protocol Protocol
 	Src, Dst netip.AddrPort
 	NAT      netip.AddrPort // what the source or the destination becomes; invalid: neither changes
+	NATSrc   bool           // the source
 	State    string         // "bypass"; "stack": packets go through it, and are counted; or "void" after a change of the plugin's
 	Idle     time.Duration  // since the decision was last made: at most 200 ms, 50 jiffies, of traffic
 }
@@ -205,8 +210,11 @@ func CacheEntries(dp *loader.Datapath) ([]CacheEntry, error) {
 			return nil, fmt.Errorf("read place %d of the forwarding cache: %w", place, err)
 		}
 		for _, value := range ofCPUs {
+			if value.Action == bpf.FwdRoute {
+				continue // or empty
+			}
 			e := cacheEntryOf(value, generation, now)
-			if other, found := latest[value.Key]; value.Action != bpf.FwdRoute && (!found || e.replaces(other)) {
+			if other, found := latest[value.Key]; !found || e.replaces(other) {
 				latest[value.Key] = e
 			}
 		}
@@ -229,8 +237,8 @@ func cacheEntryOf(value bpf.FwdEntry, generation uint32, now loader.Clock) Cache
 	case value.Action < bpf.FwdContainer:
 		e.State = "stack"
 	}
-	if value.Nat != 0 {
-		e.NAT = netip.AddrPortFrom(addrOf(value.NatAddr), value.NatPort)
+	if value.Nat != bpf.FwdNATNone {
+		e.NAT, e.NATSrc = netip.AddrPortFrom(addrOf(value.NatAddr), value.NatPort), value.Nat == bpf.FwdNATSrc
 	}
 	return e
 }

@@ -19,6 +19,8 @@ type Flow struct {
 	Kind bpf.FlowKind
 	// Remote is the other side. The port is 0 for echo requests to it.
 	Remote netip.AddrPort
+	// RemotePort is the remote's own port for DNAT: Remote has the one that the container sees.
+	RemotePort uint16
 	// Local is the masquerading address and port for SNAT, else the container's.
 	Local netip.AddrPort
 	// NAT is the container's address and port for SNAT, the original destination for
@@ -47,6 +49,9 @@ var flowStates = [bpf.FlowStates]string{
 	bpf.FlowICMP:        "ICMP",
 	bpf.FlowOther:       "OTHER",
 }
+
+// FlowStateNames lists the names of all states.
+func FlowStateNames() []string { return flowStates[:] }
 
 // String returns the name of the state.
 func (s FlowState) String() string {
@@ -166,12 +171,13 @@ func flowIDs(dp *loader.Datapath) (ids []uint32, err error) {
 
 func flowOf(key bpf.FlowKey, value bpf.Flow) Flow {
 	return Flow{
-		Kind:     key.Kind,
-		Remote:   netip.AddrPortFrom(addrOf(key.Remote), key.RemotePort),
-		Local:    netip.AddrPortFrom(addrOf(key.Local), key.LocalPort),
-		NAT:      netip.AddrPortFrom(addrOf(value.NatAddr), value.NatPort),
-		Protocol: Protocol(key.Protocol),
-		State:    FlowState(value.State),
-		Owner:    loader.Owner(value.Owner),
+		Kind:       key.Kind,
+		Remote:     netip.AddrPortFrom(addrOf(key.Remote), key.RemotePort),
+		RemotePort: value.RemotePort,
+		Local:      netip.AddrPortFrom(addrOf(key.Local), key.LocalPort),
+		NAT:        netip.AddrPortFrom(addrOf(value.NatAddr), value.NatPort),
+		Protocol:   Protocol(key.Protocol),
+		State:      FlowState(value.State),
+		Owner:      loader.Owner(value.Owner),
 	}
 }

@@ -40,11 +40,6 @@ func (a *adder) attach(ctx context.Context) error {
 			Routes:    maps.RouteSetOf(a.gatewayRoutes),
 		})
 	}
-	if a.config.FastPathFor(a.isChained()).NeedsRules() {
-		if err := refresh.Rules(ctx, a.datapath); err != nil {
-			return err
-		}
-	}
 	err := maps.With(ctx, a.datapath, func(store *maps.Store) error {
 		a.written = true
 		if err := store.PutDevice(a.device(network)); err != nil {

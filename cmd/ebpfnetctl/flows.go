@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -14,38 +16,73 @@ import (
 )
 
 func newFlows() *cobra.Command {
-	var o containerOptions
-	var order string
+	var o flowOptions
 	cmd := o.addTo(&cobra.Command{
 		Use:   "flows [CONTAINER]",
 		Short: "connections that the datapath knows, and their states",
-		Long: `Lists what the datapath keeps of connections: of all, or of one container.
+		Long: `Lists the connections that the datapath knows, one a line, like conntrack -L: of
+all containers and the host, or of one container.
 
-    snat      opened by a container, and masqueraded
-    dnat      opened to a container: by a host port, or by a remote with a route
-    egress    opened by a container with an ingress policy: replies are admitted
-    claim     the host's own, from a port that masquerading could choose
-    rst-held  refused by the host
-    offload   bypasses the host's stack: one way, open, closing or closed
-    cache     one direction, in the CPUs' forwarding caches: bypass (of the
-              stack), stack, or void after a change of the plugin's
+SOURCE and DESTINATION are those of its first packet, before TRANSLATED by
+masquerading or a host port. If no entry says who has opened a connection, the
+side with the lower port is the destination. STATE is netfilter's, or RST_HELD
+if the host has refused it, and empty if it is not known. PATH:
 
-States of the first five are netfilter's. What the cache has not used for a
-minute is left out. -o wide adds the translated address and the age, which
-begins anew after 19 hours. Bytes are not known: a counter would cost each
-packet. "ebpfnetctl top" has those of containers.`,
+    offload  established, and bypasses the host's stack
+    bypass   the last packets have bypassed the stack
+    stack    the last packets have passed the stack
+
+A connection without CONTAINER is the host's own, from a port that masquerading
+could choose. -o wide adds POLICY and the age, which begins anew after 19 hours:
+"admitted" is a connection that a container with an ingress policy has opened.
+Bytes are not known, because a counter would cost each packet: "ebpfnetctl top"
+has those of containers.`,
 		Example: `  ebpfnetctl flows
+  ebpfnetctl flows web --port 8080
+  ebpfnetctl flows --peer 192.0.2.0/24 --state ESTABLISHED
   watch -n2 ebpfnetctl flows web --sort idle
-  ebpfnetctl flows -o json | jq -r '.[] | select(.kind == "snat") | .translated'`,
+  ebpfnetctl flows -o json | jq -r '.[] | select(.path == "offload") | .source'`,
 	}, func(_ *cobra.Command, p *output.Printer) error {
-		list, err := listFlows(&o, order)
+		list, err := o.list()
 		if list == nil && err != nil {
 			return err
 		}
 		return errors.Join(err, flowTable.Print(p, list))
 	})
-	sortFlag(cmd, &order, "order by `KEY`: age or idle, the longest first", "age", "idle")
+	flags := cmd.Flags()
+	flags.Func("port", "only those with port `N` at a side, also a translated one", o.setPort)
+	flags.Func("peer", "only those whose remote side is in `ADDRESS[/BITS]`", o.setPeer)
+	flags.Var(&output.Choice{Value: &o.filter.State, Known: admin.FlowStates()}, "state", "only those in `STATE`")
+	sortFlag(cmd, &o.order, "order by `KEY`: age or idle, the longest first", "age", "idle")
 	return cmd
+}
+
+// flowOptions are the flags and the argument of flows.
+type flowOptions struct {
+	containerOptions
+	filter admin.FlowFilter
+	order  string
+}
+
+func (o *flowOptions) setPort(text string) error {
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || port == 0 {
+		return errors.New("expected a number from 1 to 65535")
+	}
+	o.filter.Port = uint16(port)
+	return nil
+}
+
+func (o *flowOptions) setPeer(text string) error {
+	peer, err := netip.ParsePrefix(text)
+	if addr, errAddr := netip.ParseAddr(text); errAddr == nil && addr.Zone() == "" {
+		peer, err = addr.Prefix(addr.BitLen())
+	}
+	if err != nil {
+		return errors.New("expected an address or a prefix, such as 192.0.2.7 or 2001:db8::/32")
+	}
+	o.filter.Peer = peer
+	return nil
 }
 
 // flowOrders are the values of --sort. A flow whose time is not known comes last.
@@ -54,20 +91,19 @@ var flowOrders = map[string]func(admin.Flow) *float64{
 	"idle": func(f admin.Flow) *float64 { return f.Idle },
 }
 
-func listFlows(o *containerOptions, order string) ([]admin.Flow, error) {
+func (o *flowOptions) list() ([]admin.Flow, error) {
 	attachments, errAttachments := listAttachments(o.dirs)
 	if attachments == nil {
 		return nil, errAttachments
 	}
-	var only []*admin.Attachment
 	if len(o.words) > 0 {
 		var err error
-		if only, err = findContainer(attachments, o.words[0]); err != nil {
+		if o.filter.Containers, err = findContainer(attachments, o.words[0]); err != nil {
 			return nil, errors.Join(errAttachments, err)
 		}
 	}
-	list, err := admin.Flows(attachments, only)
-	if key := flowOrders[order]; key != nil {
+	list, err := admin.Flows(attachments, o.filter)
+	if key := flowOrders[o.order]; key != nil {
 		slices.SortStableFunc(list, func(a, b admin.Flow) int { return cmp.Compare(orNever(key(b)), orNever(key(a))) })
 	}
 	return list, errors.Join(errAttachments, err)
@@ -82,18 +118,37 @@ func orNever(seconds *float64) float64 {
 
 var flowTable = output.Table[admin.Flow]{
 	Columns: []output.Column[admin.Flow]{
-		{Head: "KIND", Text: func(f admin.Flow) string { return f.Kind }},
 		{Head: "PROTO", Text: func(f admin.Flow) string { return f.Protocol }},
-		{Head: "SOURCE", Text: func(f admin.Flow) string { return f.Source }},
-		{Head: "DESTINATION", Text: func(f admin.Flow) string { return f.Destination }},
-		{Head: "TRANSLATED", Text: func(f admin.Flow) string { return f.Translated }, Wide: true},
+		{Head: "SOURCE", Text: func(f admin.Flow) string { return f.Source.String() }},
+		{Head: "DESTINATION", Text: func(f admin.Flow) string { return f.Destination.String() }},
+		{Head: "TRANSLATED", Text: translationOf},
 		{Head: "CONTAINER", Text: containersOf},
 		{Head: "STATE", Text: func(f admin.Flow) string { return f.State }},
+		{Head: "PATH", Text: func(f admin.Flow) string { return f.Path }},
+		{Head: "POLICY", Text: policyOf, Wide: true},
 		{Head: "AGE", Text: func(f admin.Flow) string { return duration(f.Age) }, Wide: true},
 		{Head: "IDLE", Text: func(f admin.Flow) string { return duration(f.Idle) }},
 	},
-	Name: func(f admin.Flow) string { return f.Kind + "/" + f.Protocol + "/" + f.Source + "/" + f.Destination },
-	None: "the datapath knows no connection",
+	Name: func(f admin.Flow) string { return fmt.Sprintf("%s/%s/%s", f.Protocol, f.Source, f.Destination) },
+	None: "no connection found",
+}
+
+func translationOf(f admin.Flow) string {
+	var words []string
+	if f.TranslatedSource.IsValid() {
+		words = append(words, "from", f.TranslatedSource.String())
+	}
+	if f.TranslatedDestination.IsValid() {
+		words = append(words, "to", f.TranslatedDestination.String())
+	}
+	return strings.Join(words, " ")
+}
+
+func policyOf(f admin.Flow) string {
+	if f.Admitted {
+		return "admitted"
+	}
+	return ""
 }
 
 func containersOf(f admin.Flow) string {

@@ -6,7 +6,7 @@
 // it.
 //
 // DeleteLinks deletes many devices in little more time than one. NodeRoutes lists and changes routes to other nodes.
-// Watch reports changes.
+// Watch reports changes. BeLiberal is for conntrack, by another family of netlink.
 package rtnl
 
 import (

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -212,4 +213,31 @@ func (o *Host) Uplinks() ([]netlink.Link, error) {
 
 // Unload detaches all programs and removes all pins. Devices, addresses and routes of containers
 // remain: containers reach each other and the host, but nothing is translated.
-func (o *Host) Unload(ctx context.Context) error { return o.datapath.Unload(ctx) }
+func (o *Host) Unload(ctx context.Context) error {
+	_ = loader.IfLoaded(loader.OpenLoaded, func(datapath *loader.Datapath) error { // of this version's layout
+		return returnOffloaded(ctx, datapath, func(maps.Endpoint) bool { return true })
+	})
+	return o.datapath.Unload(ctx)
+}
+
+// returnOffloaded prepares conntrack for offloaded TCP connections that are about to pass the stack again: else their
+// packets are invalid. They are those of some endpoints.
+func returnOffloaded(ctx context.Context, datapath *loader.Datapath, of func(maps.Endpoint) bool) error {
+	endpoints, errEndpoints := maps.Endpoints(datapath)
+	entries, errEntries := maps.OffloadEntries(datapath)
+	returns := map[netip.Addr]bool{}
+	for _, e := range endpoints {
+		returns[e.Addr] = of(e)
+	}
+	var connections [][2]netip.AddrPort
+	for _, e := range entries {
+		if e.Protocol == maps.TCP && !e.Expired && (returns[e.Sides[0].Addr()] || returns[e.Sides[1].Addr()]) {
+			connections = append(connections, e.Sides)
+		}
+	}
+	err := errors.Join(errEndpoints, errEntries)
+	if err != nil || len(connections) == 0 {
+		return err
+	}
+	return rtnl.BeLiberal(ctx, connections)
+}

@@ -5,47 +5,133 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
-	"time"
 
-	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 )
 
-// Flow is a map entry of a connection, in words for an operator.
+// Flow is a connection, with all that its map entries say of it.
 type Flow struct {
-	// Kind is snat (opened by a container, masqueraded), claim (the host's own), dnat (opened to a
-	// container), egress (opened by a container with an ingress policy), rst-held, offload (bypasses the
-	// stack) or cache (a direction in the forwarding cache).
-	Kind        string   `json:"kind"`
-	Protocol    string   `json:"protocol"`
-	Source      string   `json:"source"`                // of its first packet; of an offload, one side
-	Destination string   `json:"destination"`           // as that packet had it
-	Translated  string   `json:"translated,omitempty"`  // what the source of snat, or the destination of dnat, becomes
-	Containers  []Named  `json:"containers"`            // that it belongs to
-	State       string   `json:"state"`                 // netfilter's names for those of flows
-	Age         *float64 `json:"ageSeconds,omitempty"`  // since it was opened, modulo 19 hours
-	Idle        *float64 `json:"idleSeconds,omitempty"` // since its last packet
-	Replied     *bool    `json:"replied,omitempty"`     // both sides have sent
+	Protocol              string   `json:"protocol"`
+	Source                Side     `json:"source"`                         // of its first packet
+	Destination           Side     `json:"destination"`                    // as that packet had it
+	TranslatedSource      Side     `json:"translatedSource,omitzero"`      // what the datapath makes of Source
+	TranslatedDestination Side     `json:"translatedDestination,omitzero"` // and of Destination
+	Containers            []Named  `json:"containers"`                     // none: it is the host's own
+	State                 string   `json:"state,omitempty"`                // one of FlowStates; empty: not known
+	Offload               string   `json:"offload,omitempty"`              // as in maps.OffloadEntry; empty: none
+	Path                  string   `json:"path,omitempty"`                 // "offload", or of the last packets "bypass" or "stack"; empty: not known
+	Admitted              bool     `json:"admitted"`                       // a container with an ingress policy has opened it
+	Age                   *float64 `json:"ageSeconds,omitempty"`           // since it was opened, modulo 19 hours
+	Idle                  *float64 `json:"idleSeconds,omitempty"`          // since its last packet
+	Replied               *bool    `json:"replied,omitempty"`              // both sides have sent
 }
 
-// Flows lists the entries of connections, sorted by containers and addresses. If only is not nil, it lists those
-// of these attachments. The error describes entries that cannot be read.
-func Flows(attachments []*Attachment, only []*Attachment) ([]Flow, error) {
+// Side is an address of a connection, with the port if it has one.
+type Side struct{ netip.AddrPort }
+
+// String returns "" for no side.
+func (s Side) String() string {
+	if !s.IsValid() {
+		return ""
+	}
+	return maps.AddrPortText(s.AddrPort)
+}
+
+// MarshalText implements [encoding.TextMarshaler].
+func (s Side) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// rstHeld is the state of a connection that the host has refused. The others are netfilter's.
+const rstHeld = "RST_HELD"
+
+// FlowStates lists the states that a Flow can have.
+func FlowStates() []string { return append(slices.Clone(maps.FlowStateNames()), rstHeld) }
+
+// FlowFilter selects connections. A zero field selects all.
+type FlowFilter struct {
+	Containers []*Attachment // one of them is a side
+	Port       uint16        // of either side, before or after translation
+	State      string        // one of FlowStates
+	Peer       netip.Prefix  // has the side that is not the container, or not one of Containers
+}
+
+// Flows lists the connections that the filter selects, sorted by containers and addresses. The error describes
+// entries that cannot be read.
+func Flows(attachments []*Attachment, filter FlowFilter) ([]Flow, error) {
 	datapath, err := loader.OpenLoaded()
 	if err != nil {
 		return nil, err
 	}
 	defer datapath.Close()
 
-	list := flowList{byOwner: ByOwner(attachments), byAddr: ByAddress(attachments), fromRemote: map[direction]string{}, only: only}
-	err = errors.Join(list.addFlows(datapath), list.addOffloads(datapath), list.addCache(datapath))
-	slices.SortFunc(list.flows, compareFlows)
-	return list.flows, err
+	flows, errFlows := maps.FlowEntries(datapath)
+	offloads, errOffloads := maps.OffloadEntries(datapath)
+	cache, errCache := maps.CacheEntries(datapath)
+	l := flowList{attachments: attachmentsBy{ByOwner(attachments), ByAddress(attachments)}}
+	l.merge(flows, offloads, cache)
+	return l.selected(filter), errors.Join(errFlows, errOffloads, errCache)
 }
 
-// flowKinds are in the order in which they are listed.
-var flowKinds = []string{"snat", "dnat", "egress", "claim", "rst-held", "offload", "cache"}
+// attachmentsBy finds attachments.
+type attachmentsBy struct {
+	owner   map[string]*Attachment
+	address map[netip.Addr]*Attachment
+}
+
+// connection is a Flow under construction.
+type connection struct {
+	Flow
+	owner string
+	sides []*Attachment
+}
+
+// matches reports whether the filter selects the connection.
+func (c *connection) matches(filter FlowFilter, by attachmentsBy) bool {
+	isWanted := func(a *Attachment) bool {
+		return a != nil && (filter.Containers == nil || slices.Contains(filter.Containers, a))
+	}
+	hasPort := func(s Side) bool { return s.Port() == filter.Port }
+	return (filter.Containers == nil || slices.ContainsFunc(c.sides, isWanted)) &&
+		(filter.State == "" || c.State == filter.State) &&
+		(filter.Port == 0 || slices.ContainsFunc(c.ends(), hasPort)) &&
+		(!filter.Peer.IsValid() || c.hasPeer(filter.Peer, by, isWanted))
+}
+
+// ends returns the sides before and after translation.
+func (c *connection) ends() []Side {
+	return []Side{c.Source, c.Destination, c.TranslatedSource, c.TranslatedDestination}
+}
+
+// hasPeer reports whether the prefix has the side that is not a wanted container. Where neither side is a container,
+// it may be either.
+func (c *connection) hasPeer(prefix netip.Prefix, by attachmentsBy, isWanted func(*Attachment) bool) bool {
+	source, destination := c.Source.Addr(), c.final().destination.Addr()
+	from, to := by.address[source], by.address[destination]
+	neither := from == nil && to == nil
+	return prefix.Contains(source) && (isWanted(to) || neither) || prefix.Contains(destination) && (isWanted(from) || neither)
+}
+
+// selected completes the flows that the filter selects, and sorts them.
+func (l *flowList) selected(filter FlowFilter) []Flow {
+	flows := []Flow{}
+	for _, c := range l.connections {
+		found := []*Attachment{l.attachments.owner[c.owner]}
+		for _, end := range c.ends() {
+			found = append(found, l.attachments.address[end.Addr()])
+		}
+		c.Containers = []Named{}
+		for i, a := range found {
+			if a != nil && !slices.Contains(found[:i], a) {
+				c.sides, c.Containers = append(c.sides, a), append(c.Containers, a.Named)
+			}
+		}
+		if c.matches(filter, l.attachments) {
+			flows = append(flows, c.Flow)
+		}
+	}
+	slices.SortFunc(flows, compareFlows)
+	return flows
+}
 
 func compareFlows(a, b Flow) int {
 	container := func(f Flow) string {
@@ -54,109 +140,6 @@ func compareFlows(a, b Flow) int {
 		}
 		return f.Containers[0].Network + "/" + f.Containers[0].ContainerID
 	}
-	kind := func(f Flow) int { return slices.Index(flowKinds, f.Kind) }
-	return cmp.Or(cmp.Compare(container(a), container(b)), cmp.Compare(kind(a), kind(b)), cmp.Compare(a.Protocol, b.Protocol),
-		cmp.Compare(a.Destination, b.Destination), cmp.Compare(a.Source, b.Source))
-}
-
-// flowList is the list under construction.
-type flowList struct {
-	flows   []Flow
-	byOwner map[string]*Attachment
-	byAddr  map[netip.Addr]*Attachment
-	// fromRemote has the owners of translated connections, by what their remotes send to the host's addresses.
-	fromRemote map[direction]string
-	only       []*Attachment // nil: all
-}
-
-type direction struct {
-	protocol maps.Protocol
-	from, to netip.AddrPort
-}
-
-// add adds a flow with the attachments of its owner and addresses.
-func (l *flowList) add(f Flow, owner string, sides ...netip.AddrPort) {
-	found := []*Attachment{l.byOwner[owner]}
-	for _, side := range sides {
-		found = append(found, l.byAddr[side.Addr()])
-	}
-	isWanted := func(a *Attachment) bool { return slices.Contains(l.only, a) }
-	if l.only != nil && !slices.ContainsFunc(found, isWanted) {
-		return
-	}
-	f.Containers = []Named{}
-	for i, a := range found {
-		if a != nil && !slices.Contains(found[:i], a) {
-			f.Containers = append(f.Containers, a.Named)
-		}
-	}
-	l.flows = append(l.flows, f)
-}
-
-func (l *flowList) addFlows(datapath *loader.Datapath) error {
-	entries, err := maps.FlowEntries(datapath)
-	for _, e := range entries {
-		if e.Expired {
-			continue // another takes its place when it needs one
-		}
-		f := Flow{Protocol: e.Protocol.String(), State: e.State.String(), Age: seconds(e.Age), Idle: seconds(e.Idle), Replied: &e.Replied}
-		from, to, translated := e.Local, e.Remote, netip.AddrPort{}
-		owner, atHost := e.Owner.String(), e.Local
-		switch {
-		case e.Kind == bpf.FlowSNAT && e.Owner == 0:
-			f.Kind = "claim"
-		case e.Kind == bpf.FlowSNAT:
-			f.Kind, from, translated = "snat", e.NAT, e.Local
-		case e.Kind == bpf.FlowDNAT:
-			f.Kind, from, to, atHost = "dnat", e.Remote, e.NAT, e.NAT
-			if e.NAT != e.Local {
-				translated = e.Local
-			}
-		case e.Kind == bpf.FlowEgress:
-			f.Kind = "egress"
-		case e.Kind == bpf.FlowRSTHeld:
-			f.Kind, from, to = "rst-held", e.Remote, e.Local
-		}
-		f.Source, f.Destination = maps.AddrPortText(from), maps.AddrPortText(to)
-		if translated.IsValid() {
-			f.Translated = maps.AddrPortText(translated)
-		}
-		l.fromRemote[direction{e.Protocol, e.Remote, atHost}] = owner
-		l.add(f, owner, e.Local, e.Remote, e.NAT)
-	}
-	return err
-}
-
-func (l *flowList) addOffloads(datapath *loader.Datapath) error {
-	entries, err := maps.OffloadEntries(datapath)
-	for _, e := range entries {
-		l.add(Flow{Kind: "offload", Protocol: e.Protocol.String(), State: e.State,
-			Source: maps.AddrPortText(e.Sides[0]), Destination: maps.AddrPortText(e.Sides[1])}, "", e.Sides[0], e.Sides[1])
-	}
-	return err
-}
-
-// addCache leaves out entries that were not used for a while: nothing else shows that a connection has ended.
-func (l *flowList) addCache(datapath *loader.Datapath) error {
-	const longest = time.Minute
-
-	entries, err := maps.CacheEntries(datapath)
-	for _, e := range entries {
-		if e.Idle > longest {
-			continue
-		}
-		f := Flow{Kind: "cache", Protocol: e.Protocol.String(), State: e.State, Idle: seconds(e.Idle),
-			Source: maps.AddrPortText(e.Src), Destination: maps.AddrPortText(e.Dst)}
-		if e.NAT.IsValid() {
-			f.Translated = maps.AddrPortText(e.NAT)
-		}
-		l.add(f, l.fromRemote[direction{e.Protocol, e.Src, e.Dst}], e.Src, e.Dst, e.NAT)
-	}
-	return err
-}
-
-// seconds are precise to a tick of the programs.
-func seconds(d time.Duration) *float64 {
-	s := d.Round(time.Second / 10).Seconds()
-	return &s
+	return cmp.Or(cmp.Compare(container(a), container(b)), cmp.Compare(a.Protocol, b.Protocol),
+		a.Destination.Compare(b.Destination.AddrPort), a.Source.Compare(b.Source.AddrPort))
 }

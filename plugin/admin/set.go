@@ -36,7 +36,7 @@ func (o *Host) Set(ctx context.Context, filter maps.Attachment, s record.Setting
 			if rec == nil || !matches(rec.Attachment, filter) {
 				continue
 			}
-			warning, err := o.set(store, device, rec, s)
+			warning, err := o.set(ctx, store, device, rec, s)
 			if warning != nil {
 				warnings = append(warnings, fmt.Sprintf("%s: connections that the container has opened may end: %v", names.Of(rec.Attachment), warning))
 			}
@@ -78,7 +78,7 @@ func (o *Host) recordOf(device maps.Device) (*record.Record, error) {
 
 // set writes the record before it changes anything, so that CHECK never misses a change. Its warning
 // says why connections of the container may end.
-func (o *Host) set(store *maps.Store, device maps.Device, rec *record.Record, s record.Settings) (warning, err error) {
+func (o *Host) set(ctx context.Context, store *maps.Store, device maps.Device, rec *record.Record, s record.Settings) (warning, err error) {
 	rec.Settings.Merge(s)
 	if err := o.records.Write(rec); err != nil {
 		return nil, err
@@ -87,8 +87,11 @@ func (o *Host) set(store *maps.Store, device maps.Device, rec *record.Record, s 
 	if err := c.Apply(rec.Settings); err != nil {
 		return nil, err
 	}
-	before := device.IngressPolicy
-	device.AntiSpoof, device.IngressPolicy, device.Shaped = c.AntiSpoof, c.Ingress, c.Bandwidth.Ingress.Rate != 0
+	before, shaped := device.IngressPolicy, c.Bandwidth.Ingress.Rate != 0
+	if shaped && !device.Shaped {
+		_ = returnOffloaded(ctx, o.datapath, func(e maps.Endpoint) bool { return e.Owner == device.Owner })
+	}
+	device.AntiSpoof, device.IngressPolicy, device.Shaped = c.AntiSpoof, c.Ingress, shaped
 	if warning, err = o.putDevice(store, device, before); err != nil {
 		return warning, err
 	}

@@ -46,8 +46,8 @@ type Found struct {
 
 // Uplinks updates the datapath's uplinks. It attaches programs to new uplinks, also to those that are down or have no
 // address yet, so that they work once they are up. It writes changed addresses and removes the entries of devices that
-// are gone. Without a change it only reads. patterns are the network's key uplinks; an uplink that they do not select
-// remains one for other networks.
+// are gone. With such a change it also looks for policy rules, which costs a dump, and without one it only reads. patterns
+// are the network's key uplinks; an uplink that they do not select remains one for other networks.
 //
 // newest is the device of an ADD, or allDevices: see devicesToCheck.
 func Uplinks(ctx context.Context, host *netlink.Handle, datapath *loader.Datapath, patterns []string, newest int) (found Found, err error) {
@@ -71,6 +71,9 @@ func Uplinks(ctx context.Context, host *netlink.Handle, datapath *loader.Datapat
 	}
 	gone, err := goneDevices(host, known)
 	if err != nil || len(changed)+len(gone) == 0 {
+		return found, err
+	}
+	if err := Rules(ctx, datapath); err != nil {
 		return found, err
 	}
 	return found, maps.With(ctx, datapath, func(store *maps.Store) error {

@@ -12,11 +12,11 @@ import (
 
 // forbiddenInADD are system calls that take milliseconds or whose cost grows with the host: loading of
 // programs, maps and BTF, reading the kernel's BTF, reading the list of mounts (the Go runtime reads its first
-// part once), netlink dumps (other than of policy rules), iterations over maps (other than uplinks), and execution of other programs.
+// part once), netlink dumps, iterations over maps (other than uplinks), and execution of other programs.
 var forbiddenInADD = []*regexp.Regexp{
 	regexp.MustCompile(`BPF_(PROG_LOAD|MAP_CREATE|BTF_LOAD|MAP_GET_NEXT_KEY)`),
 	regexp.MustCompile(`/sys/kernel/btf`),
-	regexp.MustCompile(`RTM_GET(LINK|ADDR|NEIGH|QDISC|TFILTER)[^\n]*NLM_F_DUMP`),
+	regexp.MustCompile(`RTM_GET(LINK|ADDR|NEIGH|QDISC|TFILTER|RULE)[^\n]*NLM_F_DUMP`),
 	regexp.MustCompile(`(?s)self/mountinfo.*self/mountinfo`),
 	regexp.MustCompile(`(?s)BPF_MAP_LOOKUP_BATCH.*BPF_MAP_LOOKUP_BATCH`),
 	regexp.MustCompile(`(?s)execve\(.*execve\(`),

@@ -65,15 +65,15 @@ func TestRouteRules(t *testing.T) {
 	p.del(t)
 }
 
-// TestRouteRulesOfAlways has such a rule before the first container. ADD asks for rules if fastPath is always or auto, and
-// only then; ebpfnetctl says what follows from them, and repair follows a change.
+// TestRouteRulesOfAlways has such a rule before the first container. Each ADD that changes the uplinks looks for rules, and
+// no other; ebpfnetctl says what follows from them, and repair follows a change.
 func TestRouteRulesOfAlways(t *testing.T) {
 	h := newHost(t)
 	const rule = "-6 rule fwmark 0x64 lookup 100"
 	v6 := maps.RouteRules{IPv6: true}
 	h.rule(t, "add", rule)
-	p, always := h.pod(t, "c1", with(dual("1.1.0"), "fastPath", "established")), h.pod(t, "c2", with(dual("1.1.0"), "fastPath", "always"))
-	auto := h.pod(t, "c3", dual("1.1.0"))
+	always := func(name string) *pod { return h.pod(t, name, with(dual("1.1.0"), "fastPath", "always")) }
+	p, auto := h.pod(t, "c1", with(dual("1.1.0"), "fastPath", "established")), h.pod(t, "c2", dual("1.1.0"))
 	wantStatus := func(want bool) {
 		t.Helper()
 		for _, args := range [][]string{{"status"}, {"status", "-o", "json"}} {
@@ -84,29 +84,23 @@ func TestRouteRulesOfAlways(t *testing.T) {
 		}
 	}
 	p.add(t)
-	h.wantRules(t, "ADD", maps.RouteRules{})
-	auto.add(t)
-	h.wantRules(t, "ADD of a container with fastPath auto", v6)
+	h.wantRules(t, "the first ADD", v6)
 	h.wantCtl(t, 0, []string{"status"}, "established for IPv6 (", "policy rules)")
 	wantStatus(false) // a warning is for always: auto is not meant to bypass all
 	h.rule(t, "del", rule)
+	auto.add(t)
+	h.wantRules(t, "ADD with the same uplinks", v6)
 	wantSuccess(t, h.status(t, dual("1.1.0")), "")
 	h.rule(t, "add", rule)
-	auto.del(t)
-	always.add(t)
-	h.wantRules(t, "ADD of a container with fastPath always", v6)
+	always("c3").add(t)
+	h.wantRules(t, "another ADD with the same uplinks", maps.RouteRules{})
+	h.AddSecondUplink(t)
+	always("c4").add(t)
+	h.wantRules(t, "ADD with a new uplink", v6)
 	wantStatus(true)
 	h.rule(t, "del", rule)
 	h.wantCtl(t, 0, []string{"repair"}, "policy rules")
 	h.wantRules(t, "repair", maps.RouteRules{})
 	wantStatus(false)
 	h.wantCtl(t, 0, []string{"repair"}, "nothing to repair")
-
-	h.rule(t, "add", rule)
-	always.del(t)
-	wantSuccess(t, h.status(t, dual("1.1.0")), "")
-	h.wantRules(t, "STATUS", v6)
-	wantStatus(false) // no container has fastPath always
-	h.rule(t, "del", rule)
-	p.del(t)
 }

@@ -265,6 +265,35 @@ func TestConntrackSeesResets(t *testing.T) {
 	})
 }
 
+// Offloaded connections continue when they have to pass the stack again, although conntrack has not seen their data.
+func TestOffloadedConnectionsReturn(t *testing.T) {
+	testenv.Require(t, testenv.Conntrack)
+	for _, command := range [][]string{{"unload", "--yes"}, {"set", "pods/web", "ingressRate=8000000000"}} {
+		t.Run(command[0], func(t *testing.T) {
+			n := newEstablishedNetwork(t)
+			n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop } }`)
+			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil)
+			var ends [][2]net.Conn
+			for _, f := range testenv.Families {
+				client, server := connectPair(t, n.forwardedPaths(f, a, web)[0].path)
+				usesBeforeQuiet["requests"](t, client, server)
+				unseen := strings.Repeat("x", 16*mebibyte) // exceeds the TCP window
+				send(t, client, server, unseen)
+				send(t, server, client, unseen)
+				port := fmt.Sprint(plain(client.LocalAddr()).Port())
+				if out := n.ctl(t, "flows", "--port", port, "-o", "json"); !strings.Contains(out, `"path": "offload"`) {
+					t.Fatalf("the connection is not offloaded: %s", out)
+				}
+				ends = append(ends, [2]net.Conn{client, server}, [2]net.Conn{server, client})
+			}
+			n.ctl(t, command...)
+			for _, e := range ends {
+				send(t, e[0], e[1], "still there?")
+			}
+		})
+	}
+}
+
 // updatesReceived counts packets with reserved bits in the TCP header, which only conntrack updates have.
 const updatesReceived = `table inet updates { counter received { }
 	chain input { type filter hook input priority 0; policy accept; @th,100,3 != 0 counter name received
