@@ -23,7 +23,8 @@ static __noinline bool bypass_is_allowed(const struct packet *p, struct connecti
 					 __u8 fast_path, const struct addr *addr, __u16 port)
 {
 	c->offload = NULL;
-	if (!p->fast_eligible || p->ct_update || p->ttl <= 1 || fast_path == FAST_PATH_NEVER)
+	if (!p->fast_eligible || p->decided.ct_update || p->ttl <= 1 ||
+	    fast_path == FAST_PATH_NEVER)
 		return false;
 	if (fast_path == FAST_PATH_ALWAYS)
 		return true;
@@ -37,7 +38,7 @@ static __noinline bool bypass_is_allowed(const struct packet *p, struct connecti
 /* Reports whether p opens a connection without `always`, so it must pass the stack. */
 static __always_inline bool bypass_must_wait(const struct packet *p)
 {
-	return (p->tcp_syn || p->tcp_synack) && p->fast_path != FAST_PATH_ALWAYS;
+	return (p->tcp_syn || p->tcp_synack) && p->decided.fast_path != FAST_PATH_ALWAYS;
 }
 
 /* Updates the connection's entry and the TTL of a packet that bypasses the stack. */
@@ -135,8 +136,8 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 	c.device = from->ifindex;
 	c.other = to->ifindex;
 	c.uplink = 0;
-	fast_path = bypass_fast_path(p->fast_path, device_lookup(from->ifindex), true) &
-		    bypass_fast_path(p->fast_path, receiver, true);
+	fast_path = bypass_fast_path(p->decided.fast_path, device_lookup(from->ifindex), true) &
+		    bypass_fast_path(p->decided.fast_path, receiver, true);
 	if (!bypass_is_allowed(p, &c, fast_path, &p->dst, p->dport) ||
 	    !bypass_policy_allows(p, from, receiver))
 		return VERDICT_NEXT;
@@ -178,8 +179,8 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 	c.device = from->ifindex;
 	c.other = 0;
 	if (skb->pkt_type != PACKET_HOST || bypass_must_wait(p) ||
-	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p->fast_path, p, from), &p->dst,
-			       p->dport))
+	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p->decided.fast_path, p, from),
+			       &p->dst, p->dport))
 		return VERDICT_NEXT;
 	result = fib_next_hop(skb, p, skb->ifindex, packet_segment_len(skb, p), &next);
 	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED)
@@ -194,7 +195,7 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 		return VERDICT_NEXT;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
-	skb->tc_index = p->uncached ? TAG_NONE : TAG_BYPASS;
+	skb->tc_index = p->decided.uncached ? TAG_NONE : TAG_BYPASS;
 	if (next.tunnel)
 		return node_redirect(skb, (const struct addr *)next.neigh.ipv6_nh);
 	return bpf_redirect_neigh(next.ifindex, &next.neigh, sizeof(next.neigh), 0);
@@ -215,11 +216,12 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 	c.device = to->ifindex;
 	c.other = 0;
 	c.uplink = skb->ifindex;
-	if (bypass_must_wait(p) ||
-	    (p->fast_path == FAST_PATH_ESTABLISHED && (p->first || fwd_cache_is_new(skb))))
+	if (bypass_must_wait(p) || (p->decided.fast_path == FAST_PATH_ESTABLISHED &&
+				    (p->decided.first || fwd_cache_is_new(skb))))
 		return VERDICT_NEXT;
 	if (!bypass_fits(skb, p, to) ||
-	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p->fast_path, p, to), addr, port))
+	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p->decided.fast_path, p, to), addr,
+			       port))
 		return VERDICT_NEXT;
 	if (c.offload ? c.offload->uplink != skb->ifindex : !route_ask(skb, ROUTE_REVERSE))
 		return VERDICT_NEXT;
@@ -269,24 +271,25 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 
 	if (!p)
 		return TAG_NONE;
-	id = id_of(&p->src, p->sport, &p->new_addr, p->new_port, p->protocol, p->ipv6);
+	id = id_of(&p->src, p->sport, &p->decided.new_addr, p->decided.new_port, p->protocol,
+		   p->ipv6);
 	tag = tag_of(id);
 	bypass_record_stack(id);
 	if (!offload_is_possible(p))
 		return tag;
-	if (p->ct_update)
+	if (p->decided.ct_update)
 		return tag_of(~id) | TAG_OBSERVE;
-	if (p->fast_path == FAST_PATH_ALWAYS)
+	if (p->decided.fast_path == FAST_PATH_ALWAYS)
 		return tag | TAG_OBSERVE;
 	if (p->tcp_syn || p->tcp_synack) {
-		offload_init(&c, p, &p->new_addr, p->new_port);
+		offload_init(&c, p, &p->decided.new_addr, p->decided.new_port);
 		offload_find(&c);
 		if (c.offload) {
 			fwd_cache_remove(p);
 			return tag | TAG_OBSERVE;
 		}
 	}
-	observe = fwd_cache_count(skb, p, tag, p->fast_path ? OFFLOAD_AFTER : FWD_NO_LIMIT);
+	observe = fwd_cache_count(skb, p, tag, p->decided.fast_path ? OFFLOAD_AFTER : FWD_NO_LIMIT);
 	if (p->tcp_syn || p->tcp_synack)
 		return tag;
 	return observe ? tag | TAG_OBSERVE : tag;

@@ -46,15 +46,15 @@ static __always_inline void classify_sent(struct __sk_buff *skb, struct packet *
 					  const struct device *device, const struct endpoint *from,
 					  const struct endpoint *to)
 {
-	p->fast_path = FAST_PATH_NEVER;
+	p->decided.fast_path = FAST_PATH_NEVER;
 	if (from)
-		p->fast_path = fast_path_now(skb,
-					     to ? fast_path_between(from->fast_path, to->fast_path)
-						: from->fast_path,
-					     to ? to->ifindex : 0);
-	p->to_host = !to && port_may_be_ours(p, p->dport) && !route_ask(skb, ROUTE_AWAY);
-	p->stack_cacheable =
-		device && from && !device->route_set && spoof_is_plain(p) && !p->to_host;
+		p->decided.fast_path = fast_path_now(
+			skb,
+			to ? fast_path_between(from->fast_path, to->fast_path) : from->fast_path,
+			to ? to->ifindex : 0);
+	p->decided.to_host = !to && port_may_be_ours(p, p->dport) && !route_ask(skb, ROUTE_AWAY);
+	p->decided.stack_cacheable =
+		device && from && !device->route_set && spoof_is_plain(p) && !p->decided.to_host;
 }
 
 /* Host end of a veth, ingress: from a container. */
@@ -70,8 +70,8 @@ int from_container(struct __sk_buff *skb)
 	if (!p)
 		return VERDICT_NEXT;
 	parsed = parse_headers(skb, ETH_HLEN);
-	p->ct_update = ct_update;
-	if (parsed == PARSED && !p->ct_update)
+	p->decided.ct_update = ct_update;
+	if (parsed == PARSED && !p->decided.ct_update)
 		verdict = fwd_cache_forward(skb, false);
 	if (verdict != NOT_HANDLED)
 		return verdict;
@@ -94,7 +94,7 @@ int from_container(struct __sk_buff *skb)
 		return device ? gateway_unparsed(skb, p, device, parsed) : VERDICT_NEXT;
 	if (device && device->ingress_policy != POLICY_OPEN) {
 		policy_track_egress(p, device);
-		verdict = p->ct_update ? NOT_HANDLED : fwd_cache_forward(skb, true);
+		verdict = p->decided.ct_update ? NOT_HANDLED : fwd_cache_forward(skb, true);
 		if (verdict != NOT_HANDLED)
 			return verdict;
 	}
@@ -115,7 +115,7 @@ int from_container(struct __sk_buff *skb)
 			to ? bypass_to_endpoint(skb, p, from, to) : bypass_to_uplink(skb, p, from);
 	else if (to && to->route_set)
 		verdict = gateway_deliver(skb, p, to);
-	if (verdict == VERDICT_NEXT && p->to_host)
+	if (verdict == VERDICT_NEXT && p->decided.to_host)
 		verdict = hairpin_from_container(skb, p, device, sender);
 	return verdict == VERDICT_NEXT ? bypass_none(skb, p, &p->dst, p->dport) : verdict;
 }
@@ -180,8 +180,8 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 		return drop(skb, REASON_NODE);
 	if (skb->pkt_type > PACKET_MULTICAST) /* for another host, or sent by this one */
 		return VERDICT_NEXT;
-	p->ct_update = tag == TAG_CT_UPDATE;
-	if (l3 && parsed == PARSED && tag != TAG_REENTRY && !p->ct_update)
+	p->decided.ct_update = tag == TAG_CT_UPDATE;
+	if (l3 && parsed == PARSED && tag != TAG_REENTRY && !p->decided.ct_update)
 		verdict = fwd_cache_forward(skb, false);
 	if (verdict == NOT_HANDLED)
 		verdict = uplink_refuse(skb, parsed);
@@ -194,7 +194,7 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 		parsed = parse_fragment(skb, p);
 	if (tag == TAG_REENTRY) {
 		endpoint = endpoint_lookup(&p->dst);
-		p->fast_path =
+		p->decided.fast_path =
 			endpoint ? fast_path_now(skb, endpoint->fast_path, 0) : FAST_PATH_NEVER;
 		return bypass_none(skb, p, &p->dst, p->dport);
 	}
@@ -281,14 +281,14 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 			return drop(skb, REASON_TUNNEL);
 		return parsed == PARSED ? host_flow_sent(skb) : VERDICT_NEXT;
 	}
-	if (p->flush_queue)
+	if (p->decided.flush_queue)
 		return frag_queue_flush(skb, p, 0);
 	if (parsed != PARSED)
 		return masq_unparsed(skb, p, endpoint, parsed);
 	/* A container may report errors about its own packets only, the host about any. */
 	if (p->icmp_error && skb->ingress_ifindex && !addr_equal(&p->outer_src, &p->src))
 		return drop_for(skb, endpoint->owner, REASON_ICMP_ERROR);
-	p->bypass = tag == TAG_BYPASS;
+	p->decided.bypass = tag == TAG_BYPASS;
 	if (l3 && bypass_forwarded(skb, p, tag, endpoint) == VERDICT_DROP)
 		return VERDICT_DROP;
 
@@ -296,7 +296,7 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (verdict != NOT_HANDLED)
 		return verdict;
 	packet_translate(p, &p->src, p->sport);
-	if (p->bypass)
+	if (p->decided.bypass)
 		fwd_cache_store_egress(skb);
 	return VERDICT_NEXT;
 }

@@ -142,7 +142,7 @@ static __noinline long dnat_create(struct packet *p, const struct fwd_key *tuple
 	flow->remote_port = tuple->sport;
 	flow->uplink = tuple->ifindex;
 	flow_open(flow, p, FROM_REMOTE, now_ticks());
-	p->first = p->protocol == IPPROTO_UDP;
+	p->decided.first = p->protocol == IPPROTO_UDP;
 	/* Before the flow exists, because other CPUs may search for it. */
 	if (flow_is_moved(&d->key, flow))
 		moved_record_flow(&d->key, flow);
@@ -160,7 +160,7 @@ static __always_inline long dnat_remap_client(struct __sk_buff *skb, struct pack
 	err = rewrite(skb, p, SIDE_SRC, &p->src, d->key.remote_port);
 	p->sport = d->key.remote_port;
 	packet_set_id(p);
-	p->remapped = true;
+	p->decided.remapped = true;
 	return err;
 }
 
@@ -175,6 +175,6 @@ static __always_inline long dnat_restore_client(struct __sk_buff *skb, struct pa
 	err = rewrite(skb, p, SIDE_DST, &p->dst, flow->remote_port);
 	p->dport = flow->remote_port;
 	packet_set_id(p);
-	p->remapped = true;
+	p->decided.remapped = true;
 	return err;
 }

@@ -159,7 +159,7 @@ static __always_inline bool flow_is_reset(const struct flow *flow, const struct 
 {
 	if (flow->state == FLOW_SYN_SENT)
 		return p->tcp_ack && p->ack == flow->expected;
-	return p->end_expected;
+	return p->decided.end_expected;
 }
 
 /* Updates the flow by the TCP packet p, received under the remote's address. */
@@ -196,7 +196,7 @@ static __always_inline void flow_tcp_received(struct flow *flow, const struct fl
 	    (flow->flags & FLOW_PICKED_UP || (p->tcp_ack && p->ack == flow->expected)))
 		flow->state = FLOW_ESTABLISHED;
 	if (p->tcp_fin && flow->state >= FLOW_ESTABLISHED && !(flow->flags & FLOW_REMOTE_FIN) &&
-	    (p->end_expected || !(flow->flags & FLOW_FIN_UNACKED))) {
+	    (p->decided.end_expected || !(flow->flags & FLOW_FIN_UNACKED))) {
 		flow->flags |= FLOW_FIN_UNACKED;
 		flow->expected = packet_seq_end(p);
 	}

@@ -160,11 +160,11 @@ __noinline int flow_track(__u32 sender)
 	__u32 now = now_ticks();
 	bool same;
 
-	if (!args || !p || p->icmp_error || p->ct_update)
+	if (!args || !p || p->icmp_error || p->decided.ct_update)
 		return 0;
 	if ((sender == FROM_CONTAINER) != flow_opened_by_container(&args->key) &&
 	    !(args->flow.flags & FLOW_REPLIED))
-		p->first = p->protocol == IPPROTO_UDP;
+		p->decided.first = p->protocol == IPPROTO_UDP;
 	bucket = flow_bucket_of(args);
 	entry = flow_entry_at(args, args->way);
 	if (!bucket || !entry)

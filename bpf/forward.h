@@ -23,7 +23,7 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 	const struct flow *flow;
 	bool snat;
 
-	if (!args || p->icmp_error || p->ct_update)
+	if (!args || p->icmp_error || p->decided.ct_update)
 		return;
 	key = &args->key;
 	flow = &args->flow;
@@ -33,7 +33,7 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 	if (p->tcp_rst || p->tcp_fin) {
 		packet_translate(p, snat ? &flow->nat_addr : &key->local,
 				 snat ? flow->nat_port : key->local_port);
-		p->end_expected = tuple_end_expected(skb, flow->ack, flow->remote_end);
+		p->decided.end_expected = tuple_end_expected(skb, flow->ack, flow->remote_end);
 	}
 	flow_track(FROM_REMOTE);
 }
@@ -47,7 +47,8 @@ static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, stru
 {
 	int verdict = VERDICT_NEXT;
 
-	p->fast_path = to ? fast_path_now(skb, to->fast_path, to->ifindex) : FAST_PATH_NEVER;
+	p->decided.fast_path =
+		to ? fast_path_now(skb, to->fast_path, to->ifindex) : FAST_PATH_NEVER;
 	if (to && to->route_set)
 		verdict = gateway_deliver(skb, p, to);
 	if (to && p->l3 && verdict == VERDICT_NEXT)
@@ -57,7 +58,7 @@ static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, stru
 	if (verdict != VERDICT_NEXT)
 		return verdict;
 	/* So that rules and conntrack see what the container sees (br_netfilter). */
-	if (p->l3 && !p->ct_update && (port != p->dport || !addr_equal(addr, &p->dst)) &&
+	if (p->l3 && !p->decided.ct_update && (port != p->dport || !addr_equal(addr, &p->dst)) &&
 	    is_bridge(skb->ifindex)) {
 		skb->tc_index = TAG_REENTRY;
 		return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
@@ -110,9 +111,9 @@ static __noinline int forward_snat(struct __sk_buff *skb, struct packet *p, cons
 	if (node_is_tunnel_port(p) && !addr_equal(addr, &p->src))
 		return forward_refuse(skb, p, REASON_TUNNEL);
 	packet_translate(p, addr, port);
-	if (p->bypass)
+	if (p->decided.bypass)
 		fwd_cache_store_egress(skb);
-	else if (p->masqueraded)
+	else if (p->decided.masqueraded)
 		fwd_cache_record_source(skb, p);
 	if (rewrite(skb, p, SIDE_SRC, addr, port))
 		return drop(skb, REASON_REWRITE);
@@ -218,7 +219,7 @@ static __noinline int forward_to_endpoint(struct __sk_buff *skb, struct packet *
 	if (p->icmp_error)
 		return gateway_deliver(skb, p, to);
 	if (origin == ORIGIN_NODE && !host_port_reverse(&p->dst, p->dport, p->protocol)) {
-		p->stack_cacheable = !to->route_set;
+		p->decided.stack_cacheable = !to->route_set;
 		return forward_dnat(skb, p, to, &p->dst, p->dport);
 	}
 	dnat_init(&d, packet_tuple(p), &p->dst, p->dport);

@@ -122,7 +122,7 @@ static __noinline int frag_queue_flush(struct __sk_buff *skb, const struct packe
 /* Reports whether p must wait for its first fragment, or others wait for p. */
 static __always_inline bool frag_queue_wants(const struct packet *p, int parsed)
 {
-	return parsed == PARSED_FRAGMENT || p->flush_queue;
+	return parsed == PARSED_FRAGMENT || p->decided.flush_queue;
 }
 
 /*

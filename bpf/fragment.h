@@ -52,8 +52,8 @@ static __always_inline void fragment_track(const struct fragment_key *key, struc
 	};
 
 	known = bpf_map_lookup_elem(&fragments, key);
-	p->flush_queue = known && known->queued;
-	fragment.queued = p->flush_queue;
+	p->decided.flush_queue = known && known->queued;
+	fragment.queued = p->decided.flush_queue;
 	bpf_map_update_elem(&fragments, key, &fragment, BPF_ANY);
 }
 

@@ -79,11 +79,11 @@ __noinline int fwd_cache_store_ingress(struct __sk_buff *skb, __u32 flags)
 
 	if (!p)
 		return 0;
-	to = endpoint_lookup(&p->new_addr);
+	to = endpoint_lookup(&p->decided.new_addr);
 	entry = to ? fwd_cache_store(skb, p) : NULL;
 	if (!entry)
 		return 0;
-	fwd_entry_translate(entry, SIDE_DST, &p->new_addr, p->new_port);
+	fwd_entry_translate(entry, SIDE_DST, &p->decided.new_addr, p->decided.new_port);
 	entry->flags |= flags;
 	entry->action = FWD_CONTAINER;
 	__builtin_memcpy(entry->macs, to->mac, sizeof(entry->macs));
@@ -114,7 +114,7 @@ __noinline int fwd_cache_store_egress(struct __sk_buff *skb)
 	p->ifindex = skb->ifindex;
 	if (!entry)
 		return 0;
-	fwd_entry_translate(entry, SIDE_SRC, &p->new_addr, p->new_port);
+	fwd_entry_translate(entry, SIDE_SRC, &p->decided.new_addr, p->decided.new_port);
 	if (next.tunnel) {
 		__builtin_memcpy(&entry->node.remote, next.neigh.ipv6_nh,
 				 sizeof(entry->node.remote));

@@ -9,8 +9,8 @@
 /* Reports whether p's connection may have an entry. */
 static __always_inline bool fwd_cacheable(const struct packet *p)
 {
-	return p->fast_eligible && p->ttl > 1 && !p->remapped && !p->uncached && !p->first &&
-	       is_tcp_or_udp(p->protocol);
+	return p->fast_eligible && p->ttl > 1 && !p->decided.remapped && !p->decided.uncached &&
+	       !p->decided.first && is_tcp_or_udp(p->protocol);
 }
 
 /* Reports whether p opens or closes its connection: then only entries with FWD_EVERY_TCP apply. */

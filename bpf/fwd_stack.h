@@ -31,11 +31,11 @@ static __always_inline bool fwd_entry_observes(const struct fwd_entry *entry)
 static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct packet *p,
 					    __u32 tag, __u32 budget)
 {
-	struct fwd_entry *entry = p->first ? NULL : fwd_cache_find(p);
+	struct fwd_entry *entry = p->decided.first ? NULL : fwd_cache_find(p);
 	bool opens = p->tcp_syn || p->tcp_synack;
 	__u8 flags = 0;
 
-	if (p->first)
+	if (p->decided.first)
 		return false;
 	if (opens)
 		entry = NULL;
@@ -54,7 +54,7 @@ static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct 
 	entry = fwd_cache_store(skb, p);
 	if (!entry)
 		return true;
-	entry->action = p->stack_cacheable ? FWD_STACK : FWD_COUNT;
+	entry->action = p->decided.stack_cacheable ? FWD_STACK : FWD_COUNT;
 	entry->tag = tag;
 	entry->budget = budget;
 	entry->flags |= flags;
@@ -90,7 +90,7 @@ static __noinline void fwd_cache_record_source(struct __sk_buff *skb, struct pac
 	struct fwd_entry *entry = fwd_cache_lookup_sent(skb, p);
 
 	if (entry && !fwd_entry_bypasses(entry))
-		fwd_entry_translate(entry, SIDE_SRC, &p->new_addr, p->new_port);
+		fwd_entry_translate(entry, SIDE_SRC, &p->decided.new_addr, p->decided.new_port);
 }
 
 /*

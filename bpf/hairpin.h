@@ -103,7 +103,7 @@ static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, struct packet *
 			return drop_for(skb, port->owner, REASON_NO_PORT);
 	}
 	/* Second flow: the gateway to the host port. */
-	p->end_expected = true;
+	p->decided.end_expected = true;
 	gateway_port = args->key.local_port;
 	if (!hairpin_track_dnat(p, endpoint, port, args))
 		return drop_for(skb, port->owner, REASON_NO_PORT);

@@ -13,7 +13,7 @@
 static __always_inline int masq_forward(struct __sk_buff *skb, struct packet *p,
 					const struct flow_key *key)
 {
-	p->masqueraded = true;
+	p->decided.masqueraded = true;
 	return forward_snat(skb, p, &key->local, key->local_port);
 }
 
@@ -73,7 +73,7 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 		return drop_for(skb, owner, REASON_NO_FLOW);
 	if (!masq_alloc_port(skb))
 		return drop_for(skb, owner, REASON_NO_PORT);
-	p->first = p->protocol == IPPROTO_UDP;
+	p->decided.first = p->protocol == IPPROTO_UDP;
 	return masq_forward(skb, p, &args->key);
 }
 

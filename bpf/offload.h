@@ -204,7 +204,7 @@ static __always_inline bool offload_allows(const struct packet *p, const struct 
 static __always_inline bool offload_end_counts(struct __sk_buff *skb, const struct packet *p,
 					       const struct connection *c)
 {
-	return skb->ifindex != c->offload->uplink || p->end_expected ||
+	return skb->ifindex != c->offload->uplink || p->decided.end_expected ||
 	       p->seq == ct_next_seq(skb, c);
 }
 
@@ -266,7 +266,7 @@ static __noinline long offload_track_bypass(struct __sk_buff *skb, struct packet
 		if (ct_update_send(skb, p, c))
 			return -EINVAL;
 	}
-	p->uncached |= ct_may_await_ack(c, now);
+	p->decided.uncached |= ct_may_await_ack(c, now);
 	if (p->tcp_fin || offload->state & OFFLOAD_FIN_ANY)
 		offload_track_close(p, c);
 	/* A remote's RST may be forged, and ignored by the container. */

@@ -11,6 +11,24 @@
 
 #include "abi.h"
 
+/* What the hooks have decided about a packet. */
+struct decision {
+	struct addr new_addr; /* of the side that is translated, afterwards */
+	__u16 new_port;
+	__u8 fast_path;	      /* enum fast_path of the connection's containers */
+	bool ct_update;	      /* a conntrack update: its numbers are not the connection's */
+	bool to_host;	      /* from a container, perhaps for a flow or host port of this host */
+	bool end_expected;    /* RST or FIN of a remote, with the expected number */
+	bool bypass;	      /* to_uplink: sent by from_container, not by the stack */
+	bool masqueraded;     /* to_uplink: its new source is that of a FLOW_SNAT */
+	bool flush_queue;     /* the first fragment, and later ones wait in frag_queue */
+	bool stack_cacheable; /* only the plugin's maps decide that it goes through the stack */
+	/* Reasons to keep it out of the forwarding cache: */
+	bool remapped; /* a port of the remote was translated */
+	bool uncached; /* conntrack awaits an ACK of this side */
+	bool first;    /* UDP: the first packet of its side of a flow */
+};
+
 /*
  * Ports are in host byte order, offsets and lengths in bytes.
  *
@@ -45,20 +63,9 @@ struct packet {
 	bool tcp_fin;
 	bool tcp_rst;
 	bool tcp_ack;
-	bool sctp_init;	   /* opens an association */
-	bool sctp_abort;   /* refuses or ends one */
-	bool ct_update;	   /* a conntrack update: its numbers are not the connection's */
-	bool remapped;	   /* a port of the remote was translated: not for the forwarding cache */
-	bool uncached;	   /* conntrack awaits an ACK of this side: not for the forwarding cache */
-	bool first;	   /* UDP: the first packet of its side of a flow: not for it, either */
-	bool end_expected; /* RST or FIN of a remote, with the expected number */
-	bool bypass;	   /* to_uplink: sent by from_container, not by the stack */
-	bool masqueraded;  /* to_uplink: its new source is that of a FLOW_SNAT */
-	bool to_host;	   /* from a container, perhaps for a flow or host port of this host */
-	bool stack_cacheable;  /* only the plugin's maps decide that it goes through the stack */
-	__u8 fast_path;	       /* enum fast_path of the connection's containers */
+	bool sctp_init;	       /* opens an association */
+	bool sctp_abort;       /* refuses or ends one */
 	bool non_first_frag;   /* a later fragment: there is no L4 header */
-	bool flush_queue;      /* the first fragment, and later ones wait in frag_queue */
 	bool icmp_error;       /* an ICMP error; inner_l3, inner_l4 and outer_src belong to it */
 	__u32 frag_id;	       /* as in the packet */
 	__u16 frag_offset;     /* in units of 8 bytes */
@@ -66,9 +73,8 @@ struct packet {
 	__u16 inner_l4;	       /* offset of the header behind it */
 	bool icmp_too_big;     /* an ICMP error that lowers the path's MTU */
 	struct addr outer_src; /* the sender of the error */
-	struct addr new_addr;  /* of the side that is translated, afterwards */
-	__u16 new_port;
-	__u32 id; /* keyed hash of the tuple (tag.h) */
+	__u32 id;	       /* keyed hash of the tuple (tag.h) */
+	struct decision decided;
 };
 
 _Static_assert(offsetof(struct packet, echo_reply) == offsetof(struct fwd_key, echo_reply),
@@ -83,8 +89,8 @@ static __always_inline const struct fwd_key *packet_tuple(const struct packet *p
 /* Records that one side of p becomes addr:port. */
 static __always_inline void packet_translate(struct packet *p, const struct addr *addr, __u16 port)
 {
-	p->new_addr = *addr;
-	p->new_port = port;
+	p->decided.new_addr = *addr;
+	p->decided.new_port = port;
 }
 
 /* The sides of a packet, for translation. */

@@ -20,7 +20,7 @@ static __noinline void policy_track_egress(const struct packet *p, const struct 
 	struct flow_args *args = flow_scratch_get();
 	struct flow *flow;
 
-	if (!args || p->icmp_error || p->ct_update)
+	if (!args || p->icmp_error || p->decided.ct_update)
 		return;
 	flow_sent_key(&args->key, p, FLOW_EGRESS);
 	flow = flow_lookup(args);

@@ -130,7 +130,7 @@ __noinline int tuple_end_expected(struct __sk_buff *skb, __u32 ack, __u32 seq_en
 	USE_ARGUMENT(skb);
 	if (!p)
 		return false;
-	reply = reply_id(p, &p->new_addr, p->new_port);
+	reply = reply_id(p, &p->decided.new_addr, p->decided.new_port);
 	hint = tuple_hint_take(reply, ack);
 	if ((__s32)(hint - ack) > 0)
 		ack = hint;
