@@ -2,9 +2,8 @@
 /* Lookups in the host's routing tables. No copy of them is kept. */
 #pragma once
 
+#include "bytes.h"
 #include "node.h"
-#include "parse.h"
-#include "scratch.h"
 #include "uplink.h"
 
 /* Newer than the uapi headers that this is compiled with. */

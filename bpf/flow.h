@@ -6,8 +6,6 @@
 #pragma once
 
 #include "flow_table.h"
-#include "fwd_cache.h"
-#include "parse.h"
 
 /* The key for p, sent by a container. */
 static __always_inline void flow_sent_key(struct flow_key *key, const struct packet *p,

@@ -6,7 +6,6 @@
  */
 #pragma once
 
-#include "flow.h"
 #include "fragment.h"
 #include "scratch.h"
 #include "verdict.h"

@@ -2,13 +2,6 @@
 /* From bytes to a struct packet. Only parse_fragment writes a map: the ports of fragments. */
 #pragma once
 
-#include <linux/if_ether.h>
-#include <linux/if_packet.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
-#include <linux/tcp.h>
-#include <linux/udp.h>
-
 #include "addr.h"
 #include "bytes.h"
 #include "fragment.h"

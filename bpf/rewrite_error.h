@@ -3,7 +3,7 @@
 #pragma once
 
 #include "checksum.h"
-#include "parse.h"
+#include "parse_icmp.h"
 
 /* Changes bytes of the quoted packet, which the error's checksum covers. */
 static __always_inline long icmp_patch(struct __sk_buff *skb, const struct packet *p, __u32 offset,

@@ -2,7 +2,9 @@
 /* Lookups of the host's sockets, whose packets must not be translated. */
 #pragma once
 
-#include "parse.h"
+#include "addr.h"
+#include "bytes.h"
+#include "packet.h"
 
 enum host_socket {
 	SOCKET_NONE,
