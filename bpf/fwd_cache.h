@@ -53,7 +53,7 @@ static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const 
 			return NULL;
 		if (entry->budget == FWD_NO_LIMIT)
 			return entry;
-		if (!fwd_entry_is_new(entry))
+		if (!fwd_entry_is_new(entry, p))
 			return NULL;
 		entry->budget--;
 		return entry;

@@ -6,28 +6,25 @@
 #pragma once
 
 #include "fwd_entry.h"
+#include "tuple_hint.h"
 
 #define FWD_NEW_JIFFIES 4 /* no longer: another CPU may offload the connection meanwhile */
 
-/* Reports whether the connection is so new that no CPU can have offloaded it. */
-static __always_inline bool fwd_entry_is_new(const struct fwd_entry *entry)
+/*
+ * Reports whether the connection is so new that no CPU can have offloaded it: if one has, it has
+ * left a hint.
+ */
+static __always_inline bool fwd_entry_is_new(const struct fwd_entry *entry, const struct packet *p)
 {
 	return entry->flags & FWD_NEW && entry->budget &&
-	       (__u32)bpf_jiffies64() - entry->updated < FWD_NEW_JIFFIES;
+	       (__u32)bpf_jiffies64() - entry->updated < FWD_NEW_JIFFIES &&
+	       (p->protocol != IPPROTO_TCP || !tuple_hint_exists(p));
 }
 
 /*
- * Reports whether the last hook has to record the delivery of the connection's packets: not for the
- * first budget ones, nor while another CPU, which has the entry of the first packet, may leave
- * packets unrecorded.
+ * Counts p, which goes through the stack with the tag. Reports whether the last hook has to
+ * record its delivery: not for the connection's first budget packets.
  */
-static __always_inline bool fwd_entry_observes(const struct fwd_entry *entry)
-{
-	return !entry->budget && (entry->flags & FWD_NEW || entry->key.protocol != IPPROTO_TCP ||
-				  (__u32)bpf_jiffies64() - entry->updated >= FWD_NEW_JIFFIES);
-}
-
-/* Counts p, which goes through the stack with the tag. Returns what fwd_entry_observes does. */
 static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct packet *p,
 					    __u32 tag, __u32 budget)
 {
@@ -47,7 +44,7 @@ static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct 
 		if (budget && budget != FWD_NO_LIMIT)
 			entry->budget = --budget;
 		if (fwd_entry_is_current(entry))
-			return fwd_entry_observes(entry);
+			return !budget;
 	} else if (opens || p->protocol == IPPROTO_UDP) {
 		flags = FWD_NEW;
 	}
@@ -68,7 +65,7 @@ __noinline int fwd_cache_is_new(struct __sk_buff *skb)
 	struct fwd_entry *entry = p ? fwd_cache_find(p) : NULL;
 
 	USE_ARGUMENT(skb);
-	return entry && !fwd_entry_bypasses(entry) && fwd_entry_is_new(entry) &&
+	return entry && !fwd_entry_bypasses(entry) && fwd_entry_is_new(entry, p) &&
 	       fwd_entry_is_current(entry);
 }
 

@@ -225,14 +225,18 @@ static __always_inline bool ct_update_is_due(const struct packet *p, const struc
  * Records that p's side bypasses the stack: what it has sent before ends where p begins, also if
  * the delivery was not recorded.
  */
-static __always_inline void ct_record_bypass(const struct packet *p, const struct connection *c)
+static __always_inline void ct_record_bypass(struct __sk_buff *skb, const struct packet *p,
+					     const struct connection *c)
 {
+	bool by_remote = skb->ifindex == c->offload->uplink;
 	__u32 side = c->side & 1;
 
 	if (!c->offload->slow[side])
 		return;
 	seq_advance(&c->offload->ct_ack[side ^ 1], p->seq);
 	c->offload->slow[side] = false;
+	/* So that no other CPU takes the connection for new. */
+	tuple_hint_write(p->id, by_remote ? packet_seq_end(p) : p->ack);
 }
 
 /*
@@ -260,7 +264,7 @@ static __noinline long offload_track_bypass(struct __sk_buff *skb, struct packet
 	if (!offload || p->protocol != IPPROTO_TCP)
 		return 0;
 	now = now_ticks();
-	ct_record_bypass(p, c);
+	ct_record_bypass(skb, p, c);
 	if (end ? offload_end_counts(skb, p, c) : ct_update_is_due(p, c, now)) {
 		offload->ct_seen = now;
 		if (ct_update_send(skb, p, c))

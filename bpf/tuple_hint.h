@@ -86,6 +86,14 @@ static __always_inline void tuple_hint_clear(const struct packet *p)
 		*word = 0;
 }
 
+/* Reports whether there is a hint of p's tuple: for TCP, the connection has bypassed the stack. */
+static __always_inline bool tuple_hint_exists(const struct packet *p)
+{
+	volatile __u64 *word = tuple_hint_lookup(p->id);
+
+	return word && (*word | HINT_UNTAKEN) >> 32 == p->id;
+}
+
 /*
  * Records that the stack has delivered p, if it is UDP. hop is a hash of the next hop; 0: a
  * container. The hint has it and 16 bits of the time.

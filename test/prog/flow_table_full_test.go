@@ -140,7 +140,7 @@ func TestFlowTableFullForOffload(t *testing.T) {
 				for i := range used {
 					flows = append(flows, snat(fmt.Sprintf("remote:%d", 100+i), "node:2000", "pod2:5000").established().streaming())
 				}
-				err := errors.Join(h.open(s, bpf.FastPathEstablished, forth), h.fill(s, nil, flows))
+				err := errors.Join(h.start(s, bpf.FastPathEstablished), h.fill(s, nil, flows))
 				for range 2 * offloadAt {
 					err = errors.Join(err, h.sendBothWays(s))
 				}

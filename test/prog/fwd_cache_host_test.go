@@ -185,17 +185,6 @@ func (h *cacheHost) start(s scene, path bpf.FastPath) error {
 	return errors.Join(errs...)
 }
 
-// open starts with the connection's first packets, which reach only the first hook: this CPU knows that it is new.
-func (h *cacheHost) open(s scene, path bpf.FastPath, text string) error {
-	err := h.start(s, path)
-	if s.proto == tcp {
-		_, sendErr := h.send(s, "pod", text, flags(testenv.SYN))
-		_, replyErr := h.send(s, "pod2", back, flags(testenv.SYN|testenv.ACK))
-		err = errors.Join(err, sendErr, replyErr)
-	}
-	return err
-}
-
 // forget removes the entries of the forwarding cache, which count the packets of former connections, too, and the
 // notes about tuples.
 func (h *host) forget() error {

@@ -167,7 +167,7 @@ func TestOffloadBeginsForNodes(t *testing.T) {
 	for _, s := range (row{on: withPorts}).scenes() {
 		h.encap(t, s.addressing)
 		err := h.on(0, func() error {
-			err := h.open(s, bpf.FastPathEstablished, "pod:4000 > remote:80")
+			err := h.start(s, bpf.FastPathEstablished)
 			for range offloadAt {
 				sent, sendErr := h.sends(s, "pod:4000 > remote:80")
 				copy(sent.frame, slices.Concat(h.uplink.HardwareAddr, h.uplink.HardwareAddr)) // as the tunnel's frames
