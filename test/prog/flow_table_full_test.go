@@ -71,8 +71,13 @@ func TestFlowTableFull(t *testing.T) {
 				return opened("pod2", time.Minute)(i)
 			}, none, true,
 		},
-		{"the pod's share with four free places", flowWays - 4, assured("pod"), none, false},
-		{"more than the pod's share", flowWays - 3, assured("pod"), none, true},
+		{"the pod's share", flowWays - 5, assured("pod"), none, false},
+		{"more than the pod's share", flowWays - 4, assured("pod"), none, true},
+		{"more than the pod's share, with an expired flow", flowWays - 3, except(assured("pod"), 3, opened("pod2", 3*time.Minute)), none, true},
+		{
+			"the pod's own before an expired one beyond its share", flowWays,
+			except(except(assured("pod"), 3, opened("pod2", 3*time.Minute)), 7, opened("pod", time.Second)), 7, false,
+		},
 		{
 			"the last two places, with another flow of the pod", flowWays - 2,
 			except(assured("pod2"), 0, assured("pod")), none, true,
@@ -132,7 +137,7 @@ func TestFlowTableFullForHostPort(t *testing.T) {
 func TestFlowTableFullForOffload(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := withCacheHost(t, newHostWithOneBucket(t))
-	for used, verdict := range map[int]uint32{flowWays - 1: verdictRedirect, flowWays: verdictNext} {
+	for used, verdict := range map[int]uint32{flowWays - 4: verdictRedirect, flowWays - 3: verdictNext} {
 		t.Run(fmt.Sprint(used, " places used"), func(t *testing.T) {
 			h.eachScene(t, withPorts, func(s scene) error {
 				var flows []flow

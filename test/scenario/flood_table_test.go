@@ -203,13 +203,16 @@ func (n *network) answerAttackers(t *testing.T) {
 	}()
 }
 
-// wantRoom wants connections of a new pod, and at least half of the table for a busy pod alone.
+// wantRoom wants connections of a new pod, and for a busy pod alone at least half of the table, but not more than its share.
 func (n *network) wantRoom(t *testing.T, a attack, pods []*testenv.Pod) {
 	t.Helper()
 	held, places := n.heldBy(t, pods)
 	t.Logf("the attackers have %d of %d places", held, places)
 	if a == answeredTCP && len(pods) == 1 && held < places/2 {
 		t.Errorf("one pod has %d of %d places, want half", held, places)
+	}
+	if share := places * 12 / 16; len(pods) == 1 && held > share {
+		t.Errorf("one pod has %d of %d places, want %d at most", held, places, share)
 	}
 	newcomer := n.AddPod(t, "newcomer", nil)
 	defer del(t, newcomer)
