@@ -100,7 +100,7 @@ system-cluster:
 .PHONY: test-long
 test-long: modules ## a million random packets, floods of a million flows, what an attacker does in ten minutes, kills at each system call, and clusters of 5,000 nodes (root)
 	cd test && $(GO) test -count=1 -timeout 30m ./prog -run '^TestRandomPackets$$' -rounds 1000000
-	cd test && $(GO) test -count=1 -timeout 60m ./scenario -long -run 'Flood|ShortConnections|TestPodsShareTheirPorts|TestUpgrade|TestBandwidthChanges'
+	cd test && $(GO) test -count=1 -timeout 90m ./scenario -long -run 'Flood|ShortConnections|TestPodsShareTheirPorts|TestUpgrade|TestBandwidthChanges'
 	cd test && $(GO) test -count=1 ./conformance -run '^TestCtlDropsFlood$$' -dropflood 1000000
 	cd test && $(GO) test -count=1 -timeout 30m ./conformance -long -run 'Killed$$'
 	cd test/cluster && $(GO) test -count=1 -v -timeout 30m -run '^TestScale$$' . -scale 1000,5000

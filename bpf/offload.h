@@ -350,6 +350,8 @@ static __always_inline void offload_begin(const struct packet *p, struct connect
 		__builtin_memset(copy, 0, sizeof(*copy));
 		copy->now.owner = c->owner;
 		copy->now.owners = c->owners;
+		/* Which container has opened it is unknown, so the two have an account of their own. */
+		copy->now.payer = c->other ? c->owners : c->owner;
 		copy->now.uplink = c->uplink;
 		copy->now.flow_state = p->protocol == IPPROTO_TCP ? FLOW_SYN_SENT : FLOW_UDP;
 		c->offload = &copy->now;

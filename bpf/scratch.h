@@ -74,17 +74,19 @@ struct flow_args {
 	__u64 hash;
 	__u32 way; /* or FLOW_WAYS. Not in a register, where the verifier would follow each value. */
 	__u32 now;
-	__u32 free; /* number of free places in the bucket, and one of them */
+	__u64 free_version; /* as version and replaced, for free_way */
+	__u32 free_id;
+	__u32 free; /* number of free places in the bucket, or with useless flows, and one of them */
 	__u32 free_way;
 	__u32 keep;   /* id of a flow that must not be replaced; 0: none */
 	__u32 own;    /* number of the payer's flows in the bucket */
+	__u32 others; /* number of others' flows that are not assured */
 	__u32 weight; /* of the flow to replace */
 };
 
 enum flow_weight {
 	/* of another container's flow: how long it has been idle */
-	FLOW_OWN = 1U << 30,	 /* plus the same */
-	FLOW_USELESS = ~0U >> 1, /* expired, or without its container */
+	FLOW_OWN = 1U << 30, /* plus the same */
 };
 
 SCRATCH(flow_scratch, struct flow_args);
