@@ -97,6 +97,9 @@ func TestVXLANUnderTheNodesAddress(t *testing.T) {
 	engine := a.otherEngine6(t)
 	a.nft(t, dockerRules)
 	forEachUnderlay(t, a, b, func(t *testing.T, under testenv.Family) {
+		used := listenPacket(t, hostile.Namespace, at(under.Pod(hostile), 5000))
+		sendTo(t, listenPacket(t, b.node(), at(under.Outside, 0)), at(under.Node, 8080), "a client of the host port")
+		receiveFrom(t, used)
 		for _, f := range testenv.Families {
 			receiver := listenPacket(t, b.pod.Namespace, at(f.Pod(b.pod), 7000))
 			forged := a.inTunnel(t, under, hostile, at(under.Outside, tunnelPort), tunnelName, at(f.Pod(a.pod), 5000), at(f.Pod(b.pod), 7000), "forged")
