@@ -184,10 +184,16 @@ func (o *Host) Usage() (*Usage, error) {
 		u.Uplinks = append(u.Uplinks, uplink.Attrs().Name)
 	}
 	ports, errPorts := maps.Entries(o.datapath.HostPorts)
-	flows, errFlows := maps.CountFlows(o.datapath)
 	u.HostPorts = ports
-	for _, n := range flows {
-		u.Flows += n
+	errFlows := loader.IfLoaded(loader.OpenLoaded, func(datapath *loader.Datapath) error {
+		flows, err := maps.CountFlows(datapath)
+		for _, n := range flows {
+			u.Flows += n
+		}
+		return err
+	})
+	if errors.Is(errFlows, loader.ErrIncompatible) { // those of another layout are not counted
+		errFlows = nil
 	}
 	return u, errors.Join(err, errPorts, errFlows)
 }
