@@ -40,16 +40,12 @@ static __always_inline void flow_received_key(struct flow_key *key, const struct
 static __noinline struct flow *flow_track_reply(const struct packet *p, __u64 owner)
 {
 	struct flow_args *args = flow_scratch_get();
-	struct flow *flow;
 
 	if (!args || p->tcp_syn || p->sctp_init || !reply_port_is_used(p->protocol, p->sport))
 		return NULL;
 	flow_sent_key(&args->key, p, FLOW_DNAT);
-	flow = flow_lookup(args);
-	if (!flow || flow->owner != owner)
-		return NULL;
-	flow_track(FROM_CONTAINER);
-	return flow;
+	args->new.owner = owner;
+	return flow_track_sent() ? &args->flow : NULL;
 }
 
 /* Creates the flow to which p is a reply: the client used addr:port. Returns false if it cannot. */

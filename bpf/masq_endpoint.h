@@ -25,17 +25,17 @@ static __noinline int masq_recent(struct __sk_buff *skb, struct packet *p, __u64
 {
 	struct fwd_entry *entry = packet_opens(p) ? NULL : fwd_cache_recent_source(skb, p);
 	struct flow_args *args = flow_scratch_get();
-	struct flow *flow;
 
 	if (!entry || !args)
 		return NOT_HANDLED;
 	masq_key(&args->key, packet_tuple(p), &entry->nat_addr);
 	args->key.local_port = entry->nat_port;
-	flow = flow_lookup(args);
-	if (!flow || flow->owner != owner || flow->nat_port != p->sport || flow->remote_port ||
-	    !addr_equal(&flow->nat_addr, &p->src) || flow_expired(flow))
+	args->new.owner = owner;
+	args->new.nat_addr = p->src;
+	args->new.nat_port = p->sport;
+	args->new.remote_port = 0;
+	if (!flow_track_sent())
 		return NOT_HANDLED;
-	flow_track(FROM_CONTAINER);
 	return masq_forward(skb, p, &args->key);
 }
 

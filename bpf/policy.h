@@ -18,15 +18,12 @@
 static __noinline void policy_track_egress(const struct packet *p, const struct device *device)
 {
 	struct flow_args *args = flow_scratch_get();
-	struct flow *flow;
 
 	if (!args || p->icmp_error || p->decided.ct_update)
 		return;
 	flow_sent_key(&args->key, p, FLOW_EGRESS);
-	flow = flow_lookup(args);
-	if (flow && flow->owner == device->owner) {
-		flow_track(FROM_CONTAINER);
-	} else if (packet_may_open(p)) {
+	args->new.owner = device->owner;
+	if (!flow_track_sent() && packet_may_open(p)) {
 		__builtin_memset(&args->new, 0, sizeof(args->new));
 		args->new.owner = device->owner;
 		flow_open(&args->new, p, FROM_CONTAINER, now_ticks());
