@@ -394,8 +394,8 @@ struct fwd_entry {
 #define TUPLE_HINTS 16384
 
 /*
- * port_numbers: a bit for each number that is, or was, a host port's, on any
- * address. Key: the number divided by 64; UDP's follow after TCP's.
+ * port_numbers: a bit for each number that is, or was, a host port's. Key: the number divided by
+ * 64; UDP's follow after TCP's, and then the same for host ports on one address.
  */
 #define PORT_NUMBER_WORDS 1024 /* of 64 bits, per protocol */
 

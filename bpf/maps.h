@@ -77,7 +77,7 @@ struct {
 /* Written by ADD with a number's first host port, never cleared. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 2 * PORT_NUMBER_WORDS);
+	__uint(max_entries, 4 * PORT_NUMBER_WORDS);
 	__type(key, __u32);
 	__type(value, __u64);
 } port_numbers SEC(".maps");

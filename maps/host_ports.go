@@ -104,28 +104,37 @@ func (s *Store) specificHostPorts() ([]HostPort, error) {
 	return s.specific, nil
 }
 
-// addNumber sets the bit of a host port's number, and reports whether it was set before s. The bit
-// stays, because clients may send for longer than the host port exists.
+// addNumber sets the bits of a host port's number, and reports whether it was known before s. They
+// stay, because clients may send for longer than the host port exists.
 func (s *Store) addNumber(p HostPort) (wasKnown bool, err error) {
 	if err := s.dp.OpenOnDemand(bpf.MapPortNumbers); err != nil {
 		return false, err
 	}
-	const perWord = 64
+	const perWord, blocks = 64, 4
 
-	m := s.dp.PortNumbers
-	word := uint32(p.HostPort) / perWord
+	perBlock := s.dp.PortNumbers.MaxEntries() / blocks
+	word, bit := uint32(p.HostPort)/perWord, uint64(1)<<(p.HostPort%perWord)
 	if p.Protocol == UDP {
-		word += m.MaxEntries() / 2
+		word += perBlock
 	}
-	bit := uint64(1) << (p.HostPort % perWord)
+	if !p.HostAddr.IsUnspecified() {
+		if _, err := s.setNumber(p, word+2*perBlock, bit); err != nil {
+			return false, err
+		}
+	}
+	return s.setNumber(p, word, bit)
+}
+
+// setNumber sets a bit of port_numbers, and reports whether it was set before s.
+func (s *Store) setNumber(p HostPort, word uint32, bit uint64) (wasSet bool, err error) {
 	var known uint64
-	if err := m.Lookup(word, &known); err != nil {
+	if err := s.dp.PortNumbers.Lookup(word, &known); err != nil {
 		return false, fmt.Errorf("look up the number of host port %s/%s: %w", p.hostSide(), p.Protocol, err)
 	}
 	if known&bit != 0 {
 		return s.newNumbers[word]&bit == 0, nil
 	}
-	if err := m.Put(word, known|bit); err != nil {
+	if err := s.dp.PortNumbers.Put(word, known|bit); err != nil {
 		return false, fmt.Errorf("put the number of host port %s/%s: %w", p.hostSide(), p.Protocol, err)
 	}
 	s.newNumbers[word] |= bit

@@ -84,9 +84,10 @@ func TestPortNumbers(t *testing.T) {
 		object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
 		object{"hostPort": 8127, "containerPort": 81, "protocol": "tcp"}, // in one word with 8080
 		object{"hostPort": 65535, "containerPort": 53, "protocol": "udp"},
+		object{"hostPort": 8128, "containerPort": 82, "protocol": "tcp", "hostIP": "127.0.0.1"},
 	}))
 	words := map[uint32]uint64{}
-	want := map[uint32]uint64{8080 / 64: 1<<(8080%64) | 1<<(8127%64), 1024 + 65535/64: 1 << 63}
+	want := map[uint32]uint64{8080 / 64: 1<<(8080%64) | 1<<(8127%64), 1024 + 65535/64: 1 << 63, 8128 / 64: 1, 2*1024 + 8128/64: 1}
 	check := func(when string) {
 		t.Helper()
 		withDatapath(t, h, func(d *loader.Datapath) error {

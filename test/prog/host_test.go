@@ -357,15 +357,23 @@ func (h *host) clearPortNumbers() error {
 	return errors.Join(errs...)
 }
 
-// setPortNumber sets the bit of a host port's number.
+// setPortNumber sets the bits of a host port's number.
 func (h *host) setPortNumber(key bpf.HostPortKey) error {
 	numbers := h.programs.Maps[bpf.MapPortNumbers]
 	word := uint32(key.Port / 64)
 	if key.Protocol == unix.IPPROTO_UDP {
-		word += numbers.MaxEntries() / 2
+		word += numbers.MaxEntries() / 4
 	}
-	h.portNumbers[word] |= 1 << (key.Port % 64)
-	return numbers.Put(word, h.portNumbers[word])
+	words := []uint32{word}
+	if key.Addr != wire(netip.IPv4Unspecified()) && key.Addr != wire(netip.IPv6Unspecified()) {
+		words = append(words, word+numbers.MaxEntries()/2)
+	}
+	var errs []error
+	for _, word := range words {
+		h.portNumbers[word] |= 1 << (key.Port % 64)
+		errs = append(errs, numbers.Put(word, h.portNumbers[word]))
+	}
+	return errors.Join(errs...)
 }
 
 // Times in moved_flows.
