@@ -316,7 +316,7 @@ static __noinline bool masq_source(struct __sk_buff *skb, const struct packet *p
 				   struct addr *source)
 {
 	struct masq_args *args = masq_scratch_get();
-	const struct fwd_key *key = route_key(ROUTE_SOURCE, &p->dst, skb->ifindex, p->ipv6);
+	const struct fwd_key *key = route_key(ROUTE_SOURCE, p, skb->ifindex);
 	struct fwd_entry *entry;
 
 	if (!args || !key)

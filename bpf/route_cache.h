@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Answers of the routing tables about an address, which hold as long as a cached decision. They are
- * entries of fwd_cache, under keys that no packet has. A host with rules gets no answer from here:
- * its routes may depend on more than the address.
+ * entries of fwd_cache, under keys that no packet has. Rules may ask for the source and the protocol,
+ * which are in the keys. A host with rules that ask for more gets no answer from here.
  */
 #pragma once
 
@@ -24,20 +24,29 @@ static __always_inline bool route_has_rules(bool ipv6)
 	return !rules || *rules;
 }
 
-/* Returns the question's key, which is valid until the next question. NULL only for the verifier. */
-static __always_inline const struct fwd_key *
-route_key(enum route_question question, const struct addr *addr, __u32 ifindex, bool ipv6)
+/*
+ * Returns the key of a question about p, which is valid until the next question. NULL only for the
+ * verifier.
+ */
+static __always_inline const struct fwd_key *route_key(enum route_question question,
+						       const struct packet *p, __u32 ifindex)
 {
 	struct masq_args *args = masq_scratch_get();
+	struct fwd_key *key;
 
 	if (!args)
 		return NULL;
-	__builtin_memset(&args->tuple, 0, sizeof(args->tuple));
-	args->tuple.dst = *addr;
-	args->tuple.ifindex = ifindex;
-	args->tuple.protocol = question;
-	args->tuple.ipv6 = ipv6;
-	return &args->tuple;
+	key = &args->tuple;
+	__builtin_memset(key, 0, sizeof(*key));
+	key->dst = question == ROUTE_REVERSE ? p->src : p->dst;
+	if (question == ROUTE_SOURCE || question == ROUTE_AWAY) {
+		key->src = p->src;
+		key->sport = p->protocol;
+	}
+	key->ifindex = ifindex;
+	key->protocol = question;
+	key->ipv6 = p->ipv6;
+	return key;
 }
 
 /* Returns the answer, or NULL. */
@@ -74,8 +83,7 @@ __noinline int route_ask(struct __sk_buff *skb, __u32 question)
 
 	if (!p)
 		return false;
-	key = route_key(question, question == ROUTE_REVERSE ? &p->src : &p->dst, skb->ifindex,
-			p->ipv6);
+	key = route_key(question, p, skb->ifindex);
 	if (!key)
 		return false;
 	entry = route_lookup(key);

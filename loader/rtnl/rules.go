@@ -13,9 +13,9 @@ const (
 	fraFlowLabel = 26
 )
 
-// UnfollowedRules reports for each family whether the host has policy rules that bpf_fib_lookup does not follow as the
-// stack does: it ignores marks, TOS, flow labels and, in IPv6, suppressed routes. The network namespace is the calling
-// thread's.
+// UnfollowedRules reports for each family whether the host has policy rules that the programs do not follow as the stack
+// does: bpf_fib_lookup ignores marks, TOS, flow labels and, in IPv6, suppressed routes, and the programs keep answers for
+// connections with other ports. The network namespace is the calling thread's.
 //
 // One dump has the rules of both families. The library's own list lacks some attributes.
 func UnfollowedRules() (ipv4, ipv6 bool, err error) {
@@ -54,7 +54,7 @@ func isUnfollowed(message []byte) (bool, error) {
 	}
 	for _, attr := range attrs {
 		switch attr.Attr.Type &^ unix.NLA_F_NESTED {
-		case nl.FRA_FWMARK, nl.FRA_FWMASK, fraDSCP, fraFlowLabel:
+		case nl.FRA_FWMARK, nl.FRA_FWMASK, nl.FRA_SPORT_RANGE, nl.FRA_DPORT_RANGE, fraDSCP, fraFlowLabel:
 			return true, nil
 		case nl.FRA_SUPPRESS_PREFIXLEN, nl.FRA_SUPPRESS_IFGROUP:
 			const none = math.MaxUint32

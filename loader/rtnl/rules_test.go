@@ -21,6 +21,7 @@ func TestIsUnfollowed(t *testing.T) {
 		{"from", 0, []*nl.RtAttr{attr(nl.FRA_SRC, 0x0a580000), attr(nl.FRA_SUPPRESS_PREFIXLEN, none)}, false, false},
 		{"mark", 0, []*nl.RtAttr{attr(nl.FRA_FWMARK, 1)}, true, true},
 		{"no mark, by mask", 0, []*nl.RtAttr{attr(nl.FRA_FWMASK, 0xff)}, true, true},
+		{"ports", 0, []*nl.RtAttr{attr(nl.FRA_DPORT_RANGE, 0x00500050)}, true, true},
 		{"TOS", 16, nil, true, true},
 		{"DSCP", 0, []*nl.RtAttr{nl.NewRtAttr(fraDSCP, []byte{0})}, true, true},
 		{"flow label", 0, []*nl.RtAttr{attr(fraFlowLabel, 1)}, true, true},

@@ -67,6 +67,28 @@ func TestMasqSource(t *testing.T) {
 	}
 }
 
+// TestSourceByRule has a rule for one pod's packets: what the programs keep about routes of another pod does not apply to it.
+func TestSourceByRule(t *testing.T) {
+	const table = 100
+
+	h := newHost(t)
+	any := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
+	rule := netlink.NewRule()
+	rule.Src, rule.Table = alone(v4.addr("pod2")), table
+	testenv.Must(t, errors.Join(h.Netlink().RuleAdd(rule), h.Netlink().RouteAdd(&netlink.Route{
+		Dst: any, LinkIndex: h.uplink.Index, Gw: v4.addr("gateway").AsSlice(), Src: v4.addr("node2").AsSlice(), Table: table,
+	}), h.reset()))
+	for _, s := range (row{on: withPorts, only: "v4"}).scenes() {
+		for _, tc := range []struct{ pod, want string }{{"pod", "node"}, {"pod2", "node2"}, {"pod", "node"}} {
+			_, result, err := h.runInside(bpf.ProgToUplink, s.packet(tc.pod+":4000 > remote:80", false).MustBuild())
+			testenv.Must(t, err)
+			if p, err := testenv.Decode(result); err != nil || p.Src != s.addr(tc.want) {
+				t.Errorf("%s, source of %s is %s (%v), want %s", s.proto, tc.pod, p.Src, err, tc.want)
+			}
+		}
+	}
+}
+
 func (h *host) preferNode2(t *testing.T, f addressing) {
 	t.Helper()
 	err := h.Netlink().RouteAdd(&netlink.Route{
