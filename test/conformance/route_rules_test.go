@@ -39,7 +39,8 @@ func TestRouteRules(t *testing.T) {
 	v4, v6 := maps.RouteRules{IPv4: true}, maps.RouteRules{IPv6: true}
 	for rule, want := range map[string]maps.RouteRules{
 		"-4 rule from 10.88.0.0/24 lookup 100":        {},
-		"-6 rule ipproto tcp dport 80 lookup 100":     {},
+		"-6 rule ipproto tcp lookup 100":              {},
+		"-6 rule ipproto tcp dport 80 lookup 100":     v6,
 		"-4 rule fwmark 0x64 lookup 100":              v4,
 		"-6 rule fwmark 0x64/0xff lookup 100":         v6,
 		"-4 rule not fwmark 0xca6c lookup 51820":      v4,
