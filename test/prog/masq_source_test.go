@@ -71,6 +71,7 @@ func TestMasqSource(t *testing.T) {
 func TestSourceByRule(t *testing.T) {
 	const table = 100
 
+	testenv.Require(t, testenv.FIBSource)
 	h := newHost(t)
 	any := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
 	rule := netlink.NewRule()
