@@ -309,84 +309,6 @@ struct flow_bucket {
  * uplinks, nodes, cluster and route rules. Decisions of an older generation are void.
  */
 
-/* The tuple of a packet, and where it came from: the head of struct packet. */
-struct fwd_key {
-	struct addr src;
-	struct addr dst;
-	__u16 sport;
-	__u16 dport;
-	__u32 ifindex; /* ingress */
-	__u8 protocol;
-	__u8 ipv6;
-	__u8 has_ports;
-	__u8 echo_reply;
-};
-
-/* clang-format off */
-enum fwd_action {
-	FWD_ROUTE = 0,     /* none: an answer of the routing tables (route_cache.h) */
-	FWD_COUNT = 1,     /* none: packets that go through the stack are counted */
-	FWD_STACK = 2,     /* through the stack, with the tag */
-	FWD_CONTAINER = 3, /* from here on past the stack: into a container */
-	FWD_NEXT_HOP = 4,  /* to the outside */
-	FWD_NODE = 5,      /* to another node, by the tunnel */
-} __attribute__((packed)); /* one byte */
-
-enum fwd_nat { /* the side that becomes nat_addr:nat_port */
-	FWD_NAT_NONE = 0,
-	FWD_NAT_SRC = 1,
-	FWD_NAT_DST = 2,
-} __attribute__((packed)); /* one byte */
-
-enum fwd_flags {
-	FWD_CHECK_MAC = 1,     /* the frame must have the MAC address src_mac */
-	FWD_TRACK = 2,         /* an ingress policy tracks what the container sends */
-	FWD_EVERY_TCP = 4,     /* applies to packets that open or close a connection, too */
-	FWD_NEW = 8,           /* the entry was made by the connection's first packet */
-	FWD_KEEPS_SOURCE = 16, /* to another node, through the stack, without masquerading */
-} __attribute__((packed)); /* one byte */
-/* clang-format on */
-
-/*
- * fwd_cache: the decision for the last packet with the key, on this CPU. Each bucket has
- * FWD_WAYS places; fwd_ways has the hashes of their tuples, in few cache lines.
- */
-#define FWD_WAYS     2
-#define FWD_BUCKETS  2048
-#define FWD_NO_LIMIT 255 /* budget of a connection that stays with the stack */
-
-struct fwd_ways {
-	__u32 id[FWD_WAYS]; /* keyed hash of the tuple; 0: none */
-	__u32 last;	    /* the way that was used last */
-	__u32 to_stack;	    /* id of the tuple of a packet that went to the stack; 0: none */
-};
-
-struct fwd_entry {
-	struct fwd_key key;
-	__u32 ifindex;	  /* past the stack: egress */
-	__u32 updated;	  /* in jiffies */
-	__u32 generation; /* of the maps when the decision was made */
-	__u32 max_len;	  /* largest IP packet known to fit, in bytes */
-	__u16 tag;	  /* for the stack */
-	__u8 budget;	  /* packets that still go through the stack before one is recorded */
-	enum fwd_flags flags;
-	enum fwd_action action;
-	enum fwd_nat nat;
-	__u16 nat_port;
-	struct addr nat_addr;
-	__u32 hint_id; /* TCP with a remote: the id of its hint in tuple_notes; else 0 */
-	__u8 src_mac[6];
-	__u8 pad[6];
-	union {
-		__u8 macs[12];			 /* FWD_CONTAINER: of the frame */
-		struct bpf_redir_neigh next_hop; /* FWD_NEXT_HOP */
-		struct {
-			__u8 macs[12]; /* of the frame */
-			struct addr remote;
-		} node; /* FWD_NODE */
-	};
-};
-
 /*
  * tuple_notes: a hint about a tuple (tuple_hint.h). The upper half of the word is a hash of
  * the tuple, the lower half the hint. 0: none.
@@ -404,17 +326,6 @@ struct fwd_entry {
  * cleared. Key: the number divided by 8; UDP's follow after TCP's.
  */
 #define REPLY_PORT_WORDS 8192 /* of 8 bytes, per protocol */
-
-/*
- * routed: the tuples of packets on their way through the stack, which may translate them
- * (forward.h). Key: a part of the packet's tag.
- */
-#define ROUTED_TUPLES 1024
-
-struct routed {
-	struct fwd_key tuple;
-	__u32 tag;
-};
 
 /* masq_sources: addresses that an uplink has masqueraded with, the latest first. */
 #define MASQ_SOURCES 8
@@ -493,6 +404,7 @@ struct uplink {
  */
 
 #include "abi_drop.h"
+#include "abi_fwd.h"
 #include "abi_node.h"
 #include "abi_stack.h"
 
