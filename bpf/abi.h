@@ -280,7 +280,7 @@ struct offload {
 	__u8 ct_window;		    /* TCP: the window of the last conntrack update */
 	__u8 pad[3];
 	__u64 owners; /* of the endpoints at both sides, XOR */
-	__u64 payer;
+	__u64 payer; /* as in struct flow; between two containers owners, because the opener is unknown */
 };
 
 /*
