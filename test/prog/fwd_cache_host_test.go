@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -55,31 +54,6 @@ func (h *host) on(number int, fn func() error) error {
 		}
 		return fn()
 	})
-}
-
-// Jiffies for which entries of the forwarding cache hold, less the one that may be over at once.
-const (
-	cacheJiffies    = 49 - 1
-	newFlowsJiffies = 4 - 1 // by the stack, for a new connection's packets
-)
-
-// atOnce runs fn on the first CPU, again until so few jiffies have passed since its start that no entry of the
-// forwarding cache can have expired.
-func (h *cacheHost) atOnce(t *testing.T, jiffies int, fn func() error) error {
-	t.Helper()
-	var jiffy unix.Timespec
-	err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &jiffy)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for deadline := time.Now().Add(testenv.Timeout); time.Now().Before(deadline); {
-		err = h.on(0, fn)
-		if time.Since(h.started) < time.Duration(jiffies)*time.Duration(jiffy.Nano()) {
-			return err
-		}
-	}
-	t.Fatalf("this machine is too slow for the forwarding cache: %v", err)
-	return err
 }
 
 // skBuff is the head of struct __sk_buff. The kernel accepts only some fields from a test, and wants the others
@@ -159,7 +133,6 @@ type cacheHost struct {
 	*host
 	tags    tagReader
 	devices map[string]*netlink.LinkAttrs // by pod
-	started time.Time
 }
 
 var podMACs = map[string]testenv.MAC{"pod": {2, 0xbb, 0, 0, 0, 1}, "pod2": {2, 0xbb, 0, 0, 0, 3}}
@@ -181,7 +154,6 @@ func (h *cacheHost) start(s scene, path bpf.FastPath) error {
 	for pod := range podMACs {
 		errs = append(errs, h.putPod(s, pod, path, nil), h.putPodDevice(s, pod, nil))
 	}
-	h.started = time.Now()
 	return errors.Join(errs...)
 }
 

@@ -77,7 +77,7 @@ func TestForwardingCacheIsNotForOthers(t *testing.T) {
 			{"another's frame", "pod", back, podMACs["pod2"], "MAC"},
 		} {
 			t.Run(tc.name, func(t *testing.T) {
-				err := h.atOnce(t, cacheJiffies, func() error {
+				err := h.on(0, func() error {
 					return errors.Join(
 						h.cached(s, redirect),
 						h.wantSent(s, "pod", forth, verdictOf(redirect)),
@@ -125,7 +125,7 @@ func TestForwardingCacheEndsWithTheGeneration(t *testing.T) {
 				if tc.drop {
 					verdict = verdictDrop
 				}
-				err := h.atOnce(t, cacheJiffies, func() error {
+				err := h.on(0, func() error {
 					return errors.Join(
 						h.cached(s, redirect), tc.change(s),
 						h.wantSent(s, "pod", forth, verdictOf(redirect)), // by the entry, without a new generation
@@ -148,7 +148,7 @@ func TestForwardingCacheTracksForPolicy(t *testing.T) {
 		if s.proto == tcp {
 			return // without its SYN, a TCP connection is not tracked
 		}
-		err := h.atOnce(t, cacheJiffies, func() error {
+		err := h.on(0, func() error {
 			err := errors.Join(
 				h.cached(s, redirect), h.putPodDevice(s, "pod", func(d *bpf.Device) { d.IngressPolicy = bpf.PolicyIsolated }),
 				h.emptyForwardingCache(),
@@ -196,7 +196,7 @@ func TestForwardingCacheLeavesToTheStack(t *testing.T) {
 				continue
 			}
 			t.Run(tc.name, func(t *testing.T) {
-				err := h.atOnce(t, cacheJiffies, func() error {
+				err := h.on(0, func() error {
 					if err := errors.Join(h.cached(s, true), h.wantSent(s, "pod", forth, verdictRedirect)); err != nil {
 						return err
 					}
@@ -224,7 +224,7 @@ func TestForwardingCacheIsNotForTunnels(t *testing.T) {
 		for _, port := range []uint16{4789, 4790, 6081, 8472} {
 			t.Run(fmt.Sprintf("%s %d", f.name, port), func(t *testing.T) {
 				text := fmt.Sprintf("pod:4000 > node:%d", port)
-				err := h.atOnce(t, cacheJiffies, func() error {
+				err := h.on(0, func() error {
 					err := errors.Join(
 						h.start(s, bpf.FastPathNever),
 						h.wantSent(s, "pod", text, verdictNext), h.wantSent(s, "pod", text, verdictNext),
@@ -271,7 +271,7 @@ func TestForwardingCacheCountsOnlyAtUplinks(t *testing.T) {
 			step := hop{program: bpf.ProgFromUplink, out: out}
 			return h.receive(s, p, step)
 		}
-		err := h.atOnce(t, cacheJiffies, func() error {
+		err := h.on(0, func() error {
 			err := errors.Join(h.start(s, bpf.FastPathNever), h.fill(s, nil, []flow{known}))
 			for range 5 {
 				err = errors.Join(err, receive("remote:80 > pod:4000"))

@@ -29,7 +29,7 @@ func newNodesCacheHost(t *testing.T) *cacheHost {
 func (h *cacheHost) eachNodeScene(t *testing.T, fn func(s scene) error) {
 	t.Helper()
 	for _, s := range (row{on: withPorts}).scenes() {
-		err := h.atOnce(t, newFlowsJiffies, func() error {
+		err := h.on(0, func() error {
 			return errors.Join(h.putMode(bpf.NodeDirect), h.start(s, bpf.FastPathEstablished), fn(s))
 		})
 		if err != nil {

@@ -228,7 +228,7 @@ func TestOffloadEndsWithANewHandshake(t *testing.T) {
 func TestOffloadHoldsOnEachCPU(t *testing.T) {
 	h := newCacheHost(t)
 	eachScene(t, []proto{tcp}, func(t *testing.T, s scene) {
-		err := h.atOnce(t, cacheJiffies, func() error {
+		err := h.on(0, func() error {
 			return errors.Join(
 				h.start(s, bpf.FastPathEstablished),
 				h.wantSent(s, "pod", forth, verdictNext), h.wantSent(s, "pod", forth, verdictNext),
