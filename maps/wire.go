@@ -21,10 +21,11 @@ func addrOf(wire bpf.Addr) netip.Addr {
 // Protocol is an IP protocol number.
 type Protocol uint8
 
-// The protocols of host ports and of echo flows.
+// The protocols of host ports, of echo flows, and of rules.
 const (
 	TCP    Protocol = unix.IPPROTO_TCP
 	UDP    Protocol = unix.IPPROTO_UDP
+	SCTP   Protocol = unix.IPPROTO_SCTP
 	ICMP   Protocol = unix.IPPROTO_ICMP
 	ICMPv6 Protocol = unix.IPPROTO_ICMPV6
 )
@@ -36,6 +37,8 @@ func (p Protocol) String() string {
 		return "tcp"
 	case UDP:
 		return "udp"
+	case SCTP:
+		return "sctp"
 	case ICMP:
 		return "icmp"
 	case ICMPv6:
