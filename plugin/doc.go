@@ -17,6 +17,7 @@
 //	plugin/refresh    follows changes of the host, for the verbs and for ebpfnetctl
 //	plugin/cni        runs verbs: log, deadline, results and errors
 //	plugin/config     parses what a runtime sends; no side effects
+//	plugin/policy     parses and compiles policies
 //	plugin/record     records of attachments on disk
 //	plugin/namespace  netlink and the connections of a container
 //	plugin/names      names of devices, aliases and MAC addresses

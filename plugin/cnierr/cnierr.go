@@ -98,6 +98,11 @@ func Invalid(key string, value any, expected string) error {
 	return cnitypes.NewError(cnitypes.ErrInvalidNetworkConfig, fmt.Sprintf("%s %s: expected %s", key, show.Value(value), expected), "")
 }
 
+// InvalidAt reports what is wrong at a place of the configuration whose value alone does not tell.
+func InvalidAt(place, why string) error {
+	return cnitypes.NewError(cnitypes.ErrInvalidNetworkConfig, place+": "+why, "")
+}
+
 // Unsupported reports a key or value that ebpfnet does not support.
 func Unsupported(key string, value any, why string) error {
 	return cnitypes.NewError(cnitypes.ErrUnsupportedField, fmt.Sprintf("%s %s: %s", key, show.Value(value), why), "")
