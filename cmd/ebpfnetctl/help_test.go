@@ -98,6 +98,7 @@ func TestUsage(t *testing.T) {
 		"expected NETWORK[/CONTAINER[/INTERFACE]]":                              {"set", "pods"},
 		`colour "red"`:                                                          {"set", "pods", "colour=red"},
 		"same-network":                                                          {"set", "pods", "ingressPolicy=closed"},
+		"expected a file with a policy, or none":                                {"set", "pods", "policy=/nowhere"},
 		"true or false":                                                         {"set", "pods", "antiSpoof=maybe"},
 		"unknown flag: --data-dir":                                              {"status", "--data-dir", "/d"},
 		`attachments: unexpected argument "b"`:                                  {"attachments", "a", "b"},

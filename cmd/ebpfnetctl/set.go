@@ -20,10 +20,12 @@ func newSet() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set NETWORK[/CONTAINER[/INTERFACE]] KEY=VALUE...",
 		Short: "change settings of running containers",
-		Long: `Changes antiSpoof, ingressPolicy, ingressRate, ingressBurst, egressRate or
-egressBurst of running containers: of all in a network, or of one. The
-configuration still applies to new ones.`,
+		Long: `Changes antiSpoof, ingressPolicy, policy, policyMode, ingressRate, ingressBurst,
+egressRate or egressBurst of running containers: of all in a network, or of one.
+The configuration still applies to new ones. The value of policy is a JSON file,
+or "none".`,
 		Example: `  ebpfnetctl set pods ingressPolicy=isolated
+  ebpfnetctl set pods/web policy=web.json policyMode=audit
   ebpfnetctl set pods/web/eth0 egressRate=50000000 antiSpoof=true`,
 		ValidArgsFunction: completeSettings(&dirs),
 		RunE:              func(cmd *cobra.Command, words []string) error { return set(cmd, words, dirs) },

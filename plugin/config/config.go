@@ -2,7 +2,8 @@
 // on stdin, what the runtime adds to it, and the environment. ebpfnetctl's settings, which change
 // some of the same keys, are parsed here, too.
 //
-// Nothing here has side effects: no file is read or written, and the kernel is not asked.
+// Nothing here has side effects: no file is written, only that of the setting "policy" is read, and the
+// kernel is not asked.
 package config
 
 import (
@@ -23,6 +24,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/policy"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
@@ -46,6 +48,8 @@ type Config struct {
 	AntiSpoof bool
 	// Ingress selects the other containers that may open connections to this one.
 	Ingress   maps.Policy
+	Policy    *policy.Policy // in place of Ingress; nil: none
+	Audit     bool           // what these do not admit is reported, and passes
 	Bandwidth link.Bandwidth
 	IPAM      *ipam.Config // nil: no addresses, or those of Delegate
 	Delegate  string       // the IPAM plugin to execute; "": none
@@ -115,6 +119,8 @@ type netConf struct {
 	Device     link.Kind       `json:"device"`
 	AntiSpoof  *bool           `json:"antiSpoof"`
 	Ingress    string          `json:"ingressPolicy"`
+	Policy     json.RawMessage `json:"policy"`
+	PolicyMode string          `json:"policyMode"`
 	bandwidthConf
 	IPAM    json.RawMessage `json:"ipam"`
 	DNS     cnitypes.DNS    `json:"dns"`
@@ -234,7 +240,7 @@ func (c *Call) Parse() (*Config, error) {
 	if config.BigTCP, err = parseBigTCP(conf.BigTCP); err != nil {
 		return nil, err
 	}
-	if config.Ingress, err = parsePolicy(conf.Ingress); err != nil {
+	if err := config.setPolicies(conf); err != nil {
 		return nil, err
 	}
 	if config.IPAM, err = conf.ipam(env); err != nil {
@@ -421,14 +427,6 @@ func (c *Call) ParseForRelease() (*Config, error) {
 
 // DataDir returns the directory that is asked for, or else the default.
 func DataDir(asked string) string { return cmp.Or(asked, record.DefaultDir) }
-
-func parsePolicy(name string) (maps.Policy, error) {
-	policy, ok := maps.PolicyOf(cmp.Or(name, maps.Open.String()))
-	if !ok {
-		return policy, cnierr.Invalid("ingressPolicy", name, `"open", "same-network" or "isolated"`)
-	}
-	return policy, nil
-}
 
 func (c *netConf) masq() (masq Masq, err error) {
 	masq.IPv4, masq.IPv6, masq.Tunnels = c.IPMasq, c.IPMasq, c.Tunnels

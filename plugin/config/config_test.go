@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -12,6 +13,9 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 	cnitypes "github.com/containernetworking/cni/pkg/types"
+
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
 // parse parses a call as ADD does.
@@ -77,6 +81,11 @@ func TestParse(t *testing.T) {
 		{"DNS", "", []string{`"dns": {"nameservers": ["192.0.2.53"], "domain": "a.test"}`}, dnsOf, "{[192.0.2.53] a.test [] []}"},
 		{"DNS of the runtime replaces all", "", []string{`"dns": {"nameservers": ["192.0.2.53"], "domain": "a.test"}`, `"runtimeConfig": {"dns": {"searches": ["b.test"]}}`},
 			dnsOf, "{[]  [b.test] []}"},
+		{"no policy", "", nil, ruleSetsOf, "open open"},
+		{"ingressPolicy", "", []string{`"ingressPolicy": "isolated"`}, ruleSetsOf, "rules open"},
+		{"policy", "", []string{`"policy": {"egress": []}`}, ruleSetsOf, "open rules"},
+		{"policyMode", "", []string{`"policy": {"host": false}, "policyMode": "audit"`}, ruleSetsOf, "audit audit"},
+		{"enforced policy", "", []string{`"policy": {"internal": true}, "policyMode": "enforce"`}, ruleSetsOf, "rules rules"},
 		{"keys of others", "", []string{`"cni.dev/attachments": []`, `"example.com/key": 1`, `"a/b": 2`}, func(*Config) string { return "" }, ""},
 		{"keys of the specification", "", []string{`"disableCheck": true`, `"disableGC": true`, `"capabilities": {"portMappings": true}`}, func(*Config) string { return "" }, ""},
 		{"capabilities that are null", "", []string{`"runtimeConfig": {"bandwidth": null, "deviceID": null, "dns": null}`}, func(*Config) string { return "" }, ""},
@@ -104,6 +113,20 @@ func TestParse(t *testing.T) {
 	}
 }
 
+func ruleSetsOf(c *Config) string {
+	word := func(set *maps.RuleSet) string {
+		switch {
+		case set == nil:
+			return "open"
+		case set.Audit:
+			return "audit"
+		}
+		return "rules"
+	}
+	ingress, egress := c.RuleSets()
+	return word(ingress) + " " + word(egress)
+}
+
 func bigTCPOf(c *Config) string    { return fmt.Sprint(c.BigTCP) }
 func macOfConfig(c *Config) string { return c.MAC.String() }
 func requestedOf(c *Config) string { return fmt.Sprint(c.IPAM.Requested) }
@@ -125,6 +148,10 @@ func TestParseErrors(t *testing.T) {
 		{"cut off", "", []byte(`{"name": "po`), cnitypes.ErrDecodingFailure, nil},
 		{"unknown key", "", confWith(`"ipmask": true`), cnitypes.ErrUnsupportedField, []string{"ipmask", "true"}},
 		{"rate too low", "", confWith(`"runtimeConfig": {"bandwidth": {"ingressRate": 8}}`), cnitypes.ErrInvalidNetworkConfig, []string{"runtimeConfig.bandwidth.ingressRate", "8", "8000"}},
+		{"policy of Calico", "", confWith(`"policy": {"type": "k8s"}`), cnitypes.ErrUnsupportedField, []string{"policy.type", "k8s", "ingress, egress"}},
+		{"policy null", "", confWith(`"policy": null`), cnitypes.ErrInvalidNetworkConfig, []string{"policy null", "an object"}},
+		{"policy twice", "", confWith(`"policy": {}, "ingressPolicy": "open"`), cnitypes.ErrInvalidNetworkConfig, []string{"ingressPolicy", `"policy" is there, too`}},
+		{"policyMode", "", confWith(`"policyMode": "log"`), cnitypes.ErrInvalidNetworkConfig, []string{"policyMode", "log", `"enforce" or "audit"`}},
 		{"wrong type", "", confWith(`"ipMasq": 1`), cnitypes.ErrInvalidNetworkConfig, []string{"ipMasq", "true or false"}},
 		{"sysctl of the host", "", confWith(`"sysctl": {"kernel.hostname": "a"}`), cnitypes.ErrInvalidNetworkConfig, []string{"sysctl", "kernel.hostname"}},
 		{"sysctl out of net", "", confWith(`"sysctl": {"net/../kernel/hostname": "a"}`), cnitypes.ErrInvalidNetworkConfig, []string{"sysctl", "net/../kernel/hostname"}},
@@ -214,6 +241,51 @@ func TestCheckPosition(t *testing.T) {
 	}
 }
 
+// TestPolicySettings applies settings of a policy, each after those before it, to a container with a policy.
+func TestPolicySettings(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policy.json")
+	if err := os.WriteFile(file, []byte("{\n\"egress\": []\n}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	conf := confWith(`"policy": {"ingress": []}`)
+	var kept record.Settings
+	for _, step := range []struct{ pairs, want string }{
+		{"antiSpoof=true", "rules open"},
+		{"policyMode=audit", "audit open"},
+		{"policy=" + file, "open audit"},
+		{"antiSpoof=false", "open audit"},
+		{"policyMode=enforce", "open rules"},
+		{"policy=none", "open open"},
+		{"ingressPolicy=isolated", "rules open"},
+		{"policy=" + file, "policy: the container has ingressPolicy=isolated: set it to open, or remove the policy by policy=none"},
+		{"ingressPolicy=open", "open rules"},
+		{"policy=", "open open"},
+		{"policy=/nowhere", `policy "/nowhere": expected a file with a policy, or none (open /nowhere: no such file or directory)`},
+		{"ingressPolicy=isolated policy=" + file, "policy: the container has ingressPolicy=isolated: set it to open, or remove the policy by policy=none"},
+		{"policyMode=off", `policyMode "off": expected "enforce" or "audit"`},
+	} {
+		c, err := parse(&skel.CmdArgs{ContainerID: "c1", IfName: "eth0", StdinData: conf})
+		if err != nil {
+			t.Fatal(err)
+		}
+		settings, err := ParseSettings(strings.Fields(step.pairs))
+		if err == nil {
+			kept.Merge(settings)
+			err = c.Apply(kept)
+		}
+		got := ruleSetsOf(c)
+		if err != nil {
+			got = err.Error()
+		}
+		if got != step.want {
+			t.Errorf("%s: got %s, want %s", step.pairs, got, step.want)
+		}
+	}
+	if text := fmt.Sprintf("%+v", kept); !strings.Contains(text, "Policy:none") {
+		t.Errorf("kept %s", text)
+	}
+}
+
 // TestDocuments requires that the documents name each key.
 func TestDocuments(t *testing.T) {
 	text, err := os.ReadFile("../../README.md")
@@ -235,7 +307,7 @@ func TestDocuments(t *testing.T) {
 func TestKnownKeys(t *testing.T) {
 	want := strings.Fields(`allmulti antiSpoof args bigTCP capabilities cluster cniVersion dataDir device dns egressBurst
 		egressRate fastPath ingressBurst ingressPolicy ingressRate ipMasq ipMasq4 ipMasq6 ipam isDefaultGateway logFile logLevel masqTunnels maxFlows mtu name
-		nonMasqueradeCIDRs prevResult promisc runtimeConfig sysctl txQLen type unshapedSubnets uplinks`)
+		nonMasqueradeCIDRs policy policyMode prevResult promisc runtimeConfig sysctl txQLen type unshapedSubnets uplinks`)
 	if got := keysOf(reflect.TypeFor[netConf]()); !slices.Equal(slices.Sorted(slices.Values(got)), want) {
 		t.Errorf("known keys are %q, want %q", got, want)
 	}

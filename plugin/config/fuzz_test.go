@@ -33,6 +33,7 @@ func FuzzConfig(f *testing.F) {
 		{`"ipMasq": true, "ipMasq6": false, "nonMasqueradeCIDRs": ["10.0.0.0/8", "fd00::/8"], "masqTunnels": true`},
 		{`"mtu": 1400, "maxFlows": 2048, "device": "auto", "uplinks": ["eth*"], "logFile": "/l", "logLevel": "debug", "dataDir": "/d"`},
 		{`"fastPath": "always", "antiSpoof": false, "ingressPolicy": "isolated"`},
+		{`"policy": {"egress": [{"to": [{"cidr": "10.0.0.0/8"}], "ports": [{"port": 80}]}]}, "policyMode": "audit"`},
 		{`"sysctl": {"net.ipv4.conf.IFNAME.arp_notify": "1"}, "promisc": true, "allmulti": false, "txQLen": 7`},
 		{`"runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80, "protocol": "udp", "hostIP": "::1"}], "ips": ["10.88.0.7"], "mac": "02:00:00:00:00:01"}`},
 		{`"runtimeConfig": {"dns": {"servers": ["192.0.2.53"]}, "aliases": ["web"], "cgroupPath": "/a", "ipRanges": [[{"subnet": "10.89.0.0/16"}]]}`},

@@ -63,7 +63,7 @@ func TestKeysOfOthers(t *testing.T) {
 	const prev = `"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.88.0.7/16"}]}`
 	for name, keys := range map[string]string{
 		"calico": `mode vxlan_mac_prefix qps burst num_queues nodename nodename_file ipam_lock_file nodename_file_optional datastore_type
-			etcd_endpoints etcd_discovery_srv log_level log_file_path log_file_max_size log_file_max_age log_file_max_count policy kubernetes
+			etcd_endpoints etcd_discovery_srv log_level log_file_path log_file_max_size log_file_max_age log_file_max_count kubernetes
 			feature_control etcd_scheme etcd_key_file etcd_cert_file etcd_ca_cert_file container_settings include_default_routes
 			dataplane_options windows_use_single_network readiness_gates policy_setup_timeout_seconds endpoint_status_dir etcd_authority
 			hostname require_mtu_file calico_api_group org.apache.mesos`,

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 
@@ -9,10 +10,10 @@ import (
 )
 
 // SettingKeys are the keys that ParseSettings knows.
-var SettingKeys = []string{"antiSpoof", "ingressPolicy", "ingressRate", "ingressBurst", "egressRate", "egressBurst"}
+var SettingKeys = []string{"antiSpoof", "ingressPolicy", "policy", "policyMode", "ingressRate", "ingressBurst", "egressRate", "egressBurst"}
 
 // ParseSettings parses KEY=VALUE pairs, whose keys are those of the configuration that can change
-// while a container runs.
+// while a container runs. The value of "policy" is a file.
 func ParseSettings(pairs []string) (s record.Settings, err error) {
 	for _, pair := range pairs {
 		key, value, _ := strings.Cut(pair, "=")
@@ -20,7 +21,7 @@ func ParseSettings(pairs []string) (s record.Settings, err error) {
 			return s, err
 		}
 	}
-	return s, nil
+	return s, new(Config).Apply(s)
 }
 
 func parseSetting(s *record.Settings, key, value string) error {
@@ -49,8 +50,16 @@ func parseSetting(s *record.Settings, key, value string) error {
 		s.AntiSpoof = &on
 		return nil
 	case "ingressPolicy":
-		policy, err := parsePolicy(value)
+		policy, err := parseIngressPolicy(value)
 		s.IngressPolicy = policy.String()
+		return err
+	case "policy":
+		text, err := readPolicy(value)
+		s.Policy = text
+		return err
+	case "policyMode":
+		_, err := parsePolicyMode(value)
+		s.PolicyMode = cmp.Or(value, "enforce")
 		return err
 	default:
 		return cnierr.Unsupported(key, value, "expected one of "+strings.Join(SettingKeys, ", "))
@@ -63,8 +72,15 @@ func (c *Config) Apply(s record.Settings) (err error) {
 		c.AntiSpoof = *s.AntiSpoof
 	}
 	if s.IngressPolicy != "" {
-		c.Ingress, err = parsePolicy(s.IngressPolicy)
+		if c.Ingress, err = parseIngressPolicy(s.IngressPolicy); err != nil {
+			return err
+		}
+	}
+	if s.PolicyMode != "" {
+		if c.Audit, err = parsePolicyMode(s.PolicyMode); err != nil {
+			return err
+		}
 	}
 	c.Bandwidth = s.Limits.Apply(c.Bandwidth)
-	return err
+	return c.applyPolicy(s.Policy)
 }

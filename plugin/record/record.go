@@ -56,6 +56,8 @@ type OtherPlugin struct {
 type Settings struct {
 	AntiSpoof     *bool  `json:"antiSpoof,omitempty"`
 	IngressPolicy string `json:"ingressPolicy,omitempty"`
+	Policy        string `json:"policy,omitempty"` // as JSON, or "none"
+	PolicyMode    string `json:"policyMode,omitempty"`
 	Limits
 }
 
@@ -63,6 +65,8 @@ type Settings struct {
 func (s *Settings) Merge(later Settings) {
 	s.AntiSpoof = cmp.Or(later.AntiSpoof, s.AntiSpoof)
 	s.IngressPolicy = cmp.Or(later.IngressPolicy, s.IngressPolicy)
+	s.Policy = cmp.Or(later.Policy, s.Policy)
+	s.PolicyMode = cmp.Or(later.PolicyMode, s.PolicyMode)
 	s.IngressRate = cmp.Or(later.IngressRate, s.IngressRate)
 	s.IngressBurst = cmp.Or(later.IngressBurst, s.IngressBurst)
 	s.EgressRate = cmp.Or(later.EgressRate, s.EgressRate)

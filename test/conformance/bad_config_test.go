@@ -40,6 +40,8 @@ func TestBadConfig(t *testing.T) {
 		{"bigTCP", "always", codeInvalidConfig, []string{"bigTCP", `"always"`, `"auto"`, "gso_max_size"}},
 		{"fastPath", "fast", codeInvalidConfig, []string{"fastPath", "fast", "established", "never"}},
 		{"ingressPolicy", "same-bridge", codeInvalidConfig, []string{"ingressPolicy", "same-bridge", "same-network", "isolated"}},
+		{"policy", object{"egress": list{object{}, object{"ports": list{object{"port": 80, "endPort": 70}}}}}, codeInvalidConfig, []string{"policy.egress[1].ports[0].endPort: 70 is below port 80"}},
+		{"policyMode", "log", codeInvalidConfig, []string{"policyMode", "log", "audit"}},
 		{"args", object{"cni": object{"portSources": list{object{"hostPort": 8080, "sources": list{"10.0.0.1/8"}}}}}, codeInvalidConfig, []string{"args.cni.portSources[0].sources[0]", "10.0.0.1/8"}},
 		{"args", object{"cni": object{"portSources": list{object{"hostPort": 8080}}}}, codeInvalidConfig, []string{"args.cni.portSources[0].sources"}},
 		{"args", object{"cni": object{"portSources": list{object{"hostPort": 0, "sources": list{"10.0.0.0/8"}}}}}, codeInvalidConfig, []string{"args.cni.portSources[0].hostPort", "65535"}},
