@@ -19,7 +19,7 @@
 
 #include <linux/types.h>
 
-#define EBPFNET_ABI 10
+#define EBPFNET_ABI 11
 
 /* An IPv6 address, or an IPv4 address as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
 struct addr {
@@ -112,15 +112,6 @@ enum device_flags {
 	DEVICE_SHAPED = 8,	/* a queue limits what it receives: nothing may bypass it */
 };
 
-/* clang-format off */
-/* Which containers of this host may open connections to a container. */
-enum policy {
-	POLICY_OPEN = 0,
-	POLICY_SAME_NETWORK = 1,
-	POLICY_ISOLATED = 2, /* none */
-} __attribute__((packed)); /* one byte */
-/* clang-format on */
-
 /* devices: the host end of a container's veth. Key: ifindex. An address of all zeros: none. */
 struct device {
 	__u64 owner;
@@ -130,9 +121,8 @@ struct device {
 	struct addr addr6;
 	struct addr gateway4; /* the host's */
 	struct addr gateway6;
-	__u8 mac[6]; /* container end */
-	enum policy ingress_policy;
-	__u8 pad;
+	__u8 mac[6];	  /* container end */
+	__u16 policy;	  /* index in policies; 0: no rules */
 	__u64 container;  /* as in struct endpoint */
 	__u32 route_set;  /* set of routes in gateway_routes, or 0 */
 	__u32 link_local; /* hash of its link-local address besides the MAC's; 0: none */
@@ -170,9 +160,10 @@ enum flow_kind {
 	FLOW_SNAT = 1, /* opened by a container and masqueraded; translates its replies */
 	FLOW_DNAT =
 		2, /* opened to a container; replies leave from the address that the client used */
-	FLOW_EGRESS = 3,   /* opened by a container with an ingress policy; admits its replies */
+	FLOW_EGRESS = 3,   /* opened by a container whose ingress is isolated; admits replies */
 	FLOW_RST_HELD = 4, /* the host has refused a packet of this remote; its RST was held back */
 	FLOW_OFFLOAD = 5,  /* may bypass the stack: struct offload */
+	FLOW_INGRESS = 6,  /* opened to a container whose egress is isolated; admits its replies */
 } __attribute__((packed)); /* one byte */
 
 /* The container is that of the flow's owner; the remote is the other side. */
@@ -213,13 +204,19 @@ struct flow_key {
 
 struct flow {
 	__u64 owner;
-	/* FLOW_SNAT: the container's; FLOW_DNAT: the one the client used; else 0 */
+	/*
+	 * FLOW_SNAT: the container's; FLOW_DNAT: the one the client used; FLOW_EGRESS: the peer that
+	 * the rules have judged; FLOW_INGRESS: the client; else 0
+	 */
 	struct addr nat_addr;
 	__u32 last_seen; /* in ticks of 2^30 ns since boot */
 	__u16 nat_port;
 	enum flow_state state;
 	enum flow_flags flags;
-	__u32 uplink;	  /* the device by which the remote was first reached; 0: none */
+	union {
+		__u32 uplink; /* the device by which the remote was first reached; 0: none */
+		__u32 policy_generation; /* FLOW_EGRESS, FLOW_INGRESS: of the rules that admit it */
+	};
 	__u32 ack;	  /* TCP: the last number that the container has acknowledged */
 	__u32 expected;	  /* TCP: the expected ACK: of the SYN, the SYN+ACK or the remote's FIN */
 	__u32 remote_end; /* TCP: the sequence number after the remote's last packet */
@@ -406,6 +403,7 @@ struct uplink {
 #include "abi_drop.h"
 #include "abi_fwd.h"
 #include "abi_node.h"
+#include "abi_policy.h"
 #include "abi_stack.h"
 
 _Static_assert(sizeof(struct host_config) == 104, "host_config");

@@ -14,31 +14,33 @@ struct drop_count {
 };
 
 enum reason {
-	REASON_NO_SOURCE = 0,	 /* the uplink has no address to masquerade with */
-	REASON_NO_PORT = 1,	 /* no port for this remote, or no place in flow_table */
-	REASON_FRAGMENT = 2,	 /* a fragment without its first one */
-	REASON_PROTOCOL = 3,	 /* cannot be masqueraded */
-	REASON_TRUNCATED = 4,	 /* shorter than its headers say */
-	REASON_REWRITE = 5,	 /* the kernel refused to change the packet, or had no memory */
-	REASON_NO_FLOW = 6,	 /* of a translated connection without an entry */
-	REASON_MAC = 7,		 /* antiSpoof: source MAC is not the container's */
-	REASON_ADDRESS = 8,	 /* antiSpoof: source address is not the container's */
-	REASON_GATEWAY = 9,	 /* antiSpoof: source address is the gateway's */
-	REASON_ARP = 10,	 /* antiSpoof: ARP for another address */
-	REASON_NEIGHBOR = 11,	 /* antiSpoof: neighbor discovery for another address */
-	REASON_ROUTER = 12,	 /* antiSpoof: router advertisement or redirect */
-	REASON_DHCP_SERVER = 13, /* antiSpoof: DHCP server message */
-	REASON_HEADERS = 14,	 /* antiSpoof: headers that hide the one behind them */
-	REASON_POLICY = 15,	 /* from a container that ingressPolicy does not admit */
-	REASON_SRC_RANGE = 16,	 /* to a host port whose source ranges exclude the client */
-	REASON_ICMP_ERROR = 17,	 /* an ICMP error about a connection of others */
-	REASON_NEXT_HOP = 18,	 /* the gateway of the container's route is not here */
-	REASON_TUNNEL = 19,	 /* antiSpoof: to a tunnel of the host, or under its address */
-	REASON_BRIDGE = 20,	 /* antiSpoof: a message for bridges, such as spanning tree */
+	REASON_NO_SOURCE = 0,	    /* the uplink has no address to masquerade with */
+	REASON_NO_PORT = 1,	    /* no port for this remote, or no place in flow_table */
+	REASON_FRAGMENT = 2,	    /* a fragment without its first one */
+	REASON_PROTOCOL = 3,	    /* cannot be masqueraded */
+	REASON_TRUNCATED = 4,	    /* shorter than its headers say */
+	REASON_REWRITE = 5,	    /* the kernel refused to change the packet, or had no memory */
+	REASON_NO_FLOW = 6,	    /* of a translated connection without an entry */
+	REASON_MAC = 7,		    /* antiSpoof: source MAC is not the container's */
+	REASON_ADDRESS = 8,	    /* antiSpoof: source address is not the container's */
+	REASON_GATEWAY = 9,	    /* antiSpoof: source address is the gateway's */
+	REASON_ARP = 10,	    /* antiSpoof: ARP for another address */
+	REASON_NEIGHBOR = 11,	    /* antiSpoof: neighbor discovery for another address */
+	REASON_ROUTER = 12,	    /* antiSpoof: router advertisement or redirect */
+	REASON_DHCP_SERVER = 13,    /* antiSpoof: DHCP server message */
+	REASON_HEADERS = 14,	    /* antiSpoof: headers that hide the one behind them */
+	REASON_POLICY_INGRESS = 15, /* the receiver's rules do not admit the sender */
+	REASON_SRC_RANGE = 16,	    /* to a host port whose source ranges exclude the client */
+	REASON_ICMP_ERROR = 17,	    /* an ICMP error about a connection of others */
+	REASON_NEXT_HOP = 18,	    /* the gateway of the container's route is not here */
+	REASON_TUNNEL = 19,	    /* antiSpoof: to a tunnel of the host, or under its address */
+	REASON_BRIDGE = 20,	    /* antiSpoof: a message for bridges, such as spanning tree */
 	REASON_NODE = 21, /* not from the node of its source, or for no container of this node */
-	REASON_NO_ENDPOINT = 22, /* from another node, to an address that no container has */
-	REASON_OWN_SOURCE = 23,	 /* from outside, with the address of a container of this host */
-	REASON_MAX = 24,
+	REASON_NO_ENDPOINT = 22,   /* from another node, to an address that no container has */
+	REASON_OWN_SOURCE = 23,	   /* from outside, with the address of a container of this host */
+	REASON_POLICY_EGRESS = 24, /* the sender's rules do not admit the receiver */
+	REASON_POLICY_AUDIT = 25,  /* not dropped: rules in audit mode do not admit it */
+	REASON_MAX = 26,
 };
 
 struct drop_key {

@@ -35,7 +35,6 @@ enum fwd_nat { /* the side that becomes nat_addr:nat_port */
 
 enum fwd_flags {
 	FWD_CHECK_MAC = 1,     /* the frame must have the MAC address src_mac */
-	FWD_TRACK = 2,         /* an ingress policy tracks what the container sends */
 	FWD_EVERY_TCP = 4,     /* applies to packets that open or close a connection, too */
 	FWD_NEW = 8,           /* the entry was made by the connection's first packet */
 	FWD_KEEPS_SOURCE = 16, /* to another node, through the stack, without masquerading */
@@ -71,7 +70,8 @@ struct fwd_entry {
 	struct addr nat_addr;
 	__u32 hint_id; /* TCP with a remote: the id of its hint in tuple_notes; else 0 */
 	__u8 src_mac[6];
-	__u8 pad[6];
+	__u16 policy_generation; /* the sum of those of both policies */
+	__u32 policies;		 /* indexes of one or two policies that have admitted it; 0: none */
 	union {
 		__u8 macs[12];			 /* FWD_CONTAINER: of the frame */
 		struct bpf_redir_neigh next_hop; /* FWD_NEXT_HOP */

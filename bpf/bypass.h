@@ -70,29 +70,12 @@ static __noinline int redirect_to_endpoint(struct __sk_buff *skb, const struct p
 }
 
 /*
- * Restricts the fast path of a container's connections, with other containers or with the
- * outside. The queue of a shaped device must see every packet. An ingress policy
- * must see the first one of each connection, in to_container. device is the host end
- * of the container's veth, or NULL.
+ * Restricts the fast path of a container's connections. The queue of a shaped device must see every
+ * packet. device is the host end of the container's veth, or NULL.
  */
-static __always_inline __u8 bypass_fast_path(__u8 fast_path, const struct device *device,
-					     bool with_container)
+static __always_inline __u8 bypass_fast_path(__u8 fast_path, const struct device *device)
 {
-	if (device && device->flags & DEVICE_SHAPED)
-		return FAST_PATH_NEVER;
-	if (device && with_container && device->ingress_policy != POLICY_OPEN)
-		return fast_path & FAST_PATH_ESTABLISHED;
-	return fast_path;
-}
-
-/* Reports whether the ingress policy of the container behind device admits p from the endpoint. */
-static __always_inline bool bypass_policy_allows(const struct packet *p,
-						 const struct endpoint *from,
-						 const struct device *device)
-{
-	return !device || device->ingress_policy == POLICY_OPEN ||
-	       policy_allows_container(device, from->container, from->network) ||
-	       policy_track_reply(p, device);
+	return device && device->flags & DEVICE_SHAPED ? FAST_PATH_NEVER : fast_path;
 }
 
 /*
@@ -104,7 +87,7 @@ static __always_inline __u8 bypass_fast_path_outside(__u8 fast_path, const struc
 {
 	__u32 family = p->ipv6, *rules;
 
-	fast_path = bypass_fast_path(fast_path, device_lookup(endpoint->ifindex), false);
+	fast_path = bypass_fast_path(fast_path, device_lookup(endpoint->ifindex));
 	if (fast_path != FAST_PATH_ALWAYS)
 		return fast_path;
 	rules = bpf_map_lookup_elem(&route_rules, &family);
@@ -121,11 +104,29 @@ static __always_inline bool bypass_fits(struct __sk_buff *skb, const struct pack
 	return false;
 }
 
+/*
+ * Reports whether the rules of both containers admit p, which skb's device has received from one of them. If not,
+ * drops it.
+ */
+static __always_inline bool bypass_is_admitted(struct __sk_buff *skb, struct packet *p,
+					       const struct device *sender,
+					       const struct device *receiver, __u32 ifindex)
+{
+	if (sender && sender->policy &&
+	    !policy_leaves(skb, skb->ifindex, ifindex, TAG_NONE, PARSED))
+		return false;
+	if (!receiver || !receiver->policy)
+		return true;
+	packet_translate(p, &p->dst, p->dport);
+	return policy_receives(skb, ifindex, skb->ifindex, PARSED);
+}
+
 /* From one container to another. VERDICT_NEXT: by the stack. */
 static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p,
 					 const struct endpoint *from, const struct endpoint *to)
 {
 	struct device *receiver = device_lookup(to->ifindex);
+	struct device *sender = device_lookup(from->ifindex);
 	struct connection c;
 	__u8 fast_path;
 
@@ -136,16 +137,18 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 	c.device = from->ifindex;
 	c.other = to->ifindex;
 	c.uplink = 0;
-	fast_path = bypass_fast_path(p->decided.fast_path, device_lookup(from->ifindex), true) &
-		    bypass_fast_path(p->decided.fast_path, receiver, true);
-	if (!bypass_is_allowed(p, &c, fast_path, &p->dst, p->dport) ||
-	    !bypass_policy_allows(p, from, receiver))
+	fast_path = bypass_fast_path(p->decided.fast_path, sender) &
+		    bypass_fast_path(p->decided.fast_path, receiver);
+	if (!bypass_is_allowed(p, &c, fast_path, &p->dst, p->dport))
 		return VERDICT_NEXT;
+	if (!bypass_is_admitted(skb, p, sender, receiver, to->ifindex))
+		return VERDICT_DROP;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
 	packet_translate(p, &p->dst, p->dport);
-	/* Without an entry, no state of a connection between containers is recorded. */
-	return redirect_to_endpoint(skb, p, to, c.offload ? 0 : FWD_EVERY_TCP);
+	/* Without an entry and rules, no state of a connection between containers is recorded. */
+	return redirect_to_endpoint(skb, p, to,
+				    c.offload || p->decided.policies ? 0 : FWD_EVERY_TCP);
 }
 
 /*
@@ -195,7 +198,7 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 		return VERDICT_NEXT;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
-	skb->tc_index = p->decided.uncached ? TAG_NONE : TAG_BYPASS;
+	skb->tc_index = (p->decided.uncached ? TAG_NONE : TAG_BYPASS) | tag_reply(p);
 	if (next.tunnel)
 		return node_redirect(skb, (const struct addr *)next.neigh.ipv6_nh);
 	return bpf_redirect_neigh(next.ifindex, &next.neigh, sizeof(next.neigh), 0);
@@ -273,12 +276,12 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 		return TAG_NONE;
 	id = id_of(&p->src, p->sport, &p->decided.new_addr, p->decided.new_port, p->protocol,
 		   p->ipv6);
-	tag = tag_of(id);
+	tag = tag_of(id) | tag_reply(p);
 	bypass_record_stack(id);
 	if (!offload_is_possible(p))
 		return tag;
 	if (p->decided.ct_update)
-		return tag_of(~id) | TAG_OBSERVE;
+		return tag_of(~id) | TAG_OBSERVE | tag_reply(p);
 	if (p->decided.fast_path == FAST_PATH_ALWAYS)
 		return tag | TAG_OBSERVE;
 	if (p->tcp_syn || p->tcp_synack) {
@@ -322,7 +325,7 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 	if (from) {
 		if (from->ifindex != ingress)
 			return false; /* another device uses the container's address */
-		fast_path &= to ? bypass_fast_path(now, device_lookup(from->ifindex), true)
+		fast_path &= to ? bypass_fast_path(now, device_lookup(from->ifindex))
 				: bypass_fast_path_outside(now, p, from);
 		c->owners ^= from->owner;
 		c->device = from->ifindex;
@@ -330,7 +333,7 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 		c->uplink = ingress;
 	}
 	if (to) {
-		fast_path &= from ? bypass_fast_path(now, device_lookup(to->ifindex), true)
+		fast_path &= from ? bypass_fast_path(now, device_lookup(to->ifindex))
 				  : bypass_fast_path_outside(now, p, to);
 		c->owners ^= to->owner;
 		if (from)

@@ -72,7 +72,7 @@ int from_container(struct __sk_buff *skb)
 	parsed = parse_headers(skb, ETH_HLEN);
 	p->decided.ct_update = ct_update;
 	if (parsed == PARSED && !p->decided.ct_update)
-		verdict = fwd_cache_forward(skb, false);
+		verdict = fwd_cache_forward(skb);
 	if (verdict != NOT_HANDLED)
 		return verdict;
 
@@ -90,14 +90,10 @@ int from_container(struct __sk_buff *skb)
 	 */
 	if (frag_queue_wants(p, parsed) && route_ask(skb, ROUTE_LOCAL))
 		return frag_queue_ingress(skb, p, parsed);
+	if (device && device->policy && !policy_sends(skb, parsed))
+		return VERDICT_DROP;
 	if (parsed != PARSED)
 		return device ? gateway_unparsed(skb, p, device, parsed) : VERDICT_NEXT;
-	if (device && device->ingress_policy != POLICY_OPEN) {
-		policy_track_egress(p, device);
-		verdict = p->decided.ct_update ? NOT_HANDLED : fwd_cache_forward(skb, true);
-		if (verdict != NOT_HANDLED)
-			return verdict;
-	}
 	verdict = device && device->route_set ? gateway_forward(skb, p, device) : VERDICT_NEXT;
 	if (verdict != VERDICT_NEXT)
 		return verdict;
@@ -117,7 +113,34 @@ int from_container(struct __sk_buff *skb)
 		verdict = gateway_deliver(skb, p, to);
 	if (verdict == VERDICT_NEXT && p->decided.to_host)
 		verdict = hairpin_from_container(skb, p, device, sender);
-	return verdict == VERDICT_NEXT ? bypass_none(skb, p, &p->dst, p->dport) : verdict;
+	if (verdict != VERDICT_NEXT)
+		return verdict;
+	verdict = bypass_none(skb, p, &p->dst, p->dport);
+	if (p->decided.pending)
+		forward_tag_pending(skb, p);
+	return verdict;
+}
+
+/*
+ * Reports whether the rules of sender and receiver admit the packet in pkt_scratch, which the stack
+ * sends to a container. If not, drops it.
+ */
+static __always_inline bool container_admits(struct __sk_buff *skb, struct packet *p, int parsed,
+					     __u32 tag)
+{
+	__u32 checks = policy_checks();
+	struct device *device;
+
+	if (!skb->ingress_ifindex && !(checks & POLICY_CHECK_HOST))
+		return true;
+	if (skb->ingress_ifindex && checks & POLICY_CHECK_EGRESS &&
+	    !policy_leaves(skb, skb->ingress_ifindex, skb->ifindex, tag, parsed))
+		return false;
+	device = device_lookup(skb->ifindex);
+	if (!device || !device->policy)
+		return true;
+	packet_translate(p, &p->dst, p->dport);
+	return policy_receives(skb, skb->ifindex, skb->ingress_ifindex, parsed);
 }
 
 /* Host end of a veth, egress: to a container, from the stack or redirected past it. */
@@ -126,9 +149,8 @@ int to_container(struct __sk_buff *skb)
 {
 	struct packet *p = pkt_scratch_get();
 	struct endpoint *from, *to;
-	struct device *device;
+	bool unchanged, reply = tag_is_reply(skb);
 	__u32 tag = tag_take(skb);
-	bool unchanged;
 	int parsed;
 
 	if (!p)
@@ -136,16 +158,15 @@ int to_container(struct __sk_buff *skb)
 	parsed = parse(skb, p, ETH_HLEN);
 	if (parsed == PARSED && is_ct_update(skb, p, tag))
 		return end_uncounted();
-	device = skb->ingress_ifindex ? device_lookup(skb->ifindex) : NULL;
-	if (device && !policy_allows(skb, p, device) &&
-	    (parsed != PARSED || !policy_track_reply(p, device)))
-		return drop_for(skb, device->owner, REASON_POLICY);
+	p->decided.reply = reply;
+	if (!container_admits(skb, p, parsed, tag))
+		return VERDICT_DROP;
 	if (parsed != PARSED || tag == TAG_TRANSLATED)
 		return VERDICT_NEXT;
 	if (!skb->ingress_ifindex)
 		return host_flow_sent(skb);
 	unchanged = tag_matches(tag, p);
-	if (unchanged && !(tag & (TAG_OBSERVE | TAG_PENDING_DNAT))) {
+	if (unchanged && !(tag & (TAG_OBSERVE | TAG_PENDING))) {
 		tuple_hint_delivery(p, 0);
 		/* A packet of the host needs a host flow, even if its tag matches by chance. */
 		if (!port_may_be_ours(p, p->sport) || bypass_knows_tuple(skb) ||
@@ -155,7 +176,7 @@ int to_container(struct __sk_buff *skb)
 	}
 	from = endpoint_lookup(&p->src);
 	to = endpoint_lookup(&p->dst);
-	if (tag & TAG_PENDING_DNAT && to)
+	if (tag & TAG_PENDING && to)
 		forward_track_pending(skb, p, tag, to);
 	if (unchanged)
 		bypass_observe(skb, p, from, to);
@@ -182,7 +203,7 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 		return VERDICT_NEXT;
 	p->decided.ct_update = tag == TAG_CT_UPDATE;
 	if (l3 && parsed == PARSED && tag != TAG_REENTRY && !p->decided.ct_update)
-		verdict = fwd_cache_forward(skb, false);
+		verdict = fwd_cache_forward(skb);
 	if (verdict == NOT_HANDLED)
 		verdict = uplink_refuse(skb, parsed);
 	if (verdict != NOT_HANDLED)
@@ -265,12 +286,17 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 {
 	struct packet *p = pkt_scratch_get();
 	struct endpoint *endpoint;
+	bool reply = tag_is_reply(skb);
 	__u32 tag = tag_take(skb);
 	int parsed, verdict;
 
 	if (!p || tag == TAG_TRANSLATED)
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, l3);
+	p->decided.reply = reply;
+	if (skb->ingress_ifindex && policy_checks() & POLICY_CHECK_EGRESS &&
+	    !policy_leaves(skb, skb->ingress_ifindex, 0, tag, parsed))
+		return VERDICT_DROP;
 	if (parsed == PARSED_NOT_IP)
 		return VERDICT_NEXT;
 	if (l3 && parsed == PARSED && node_any() && untranslated_lately(skb, p, tag))

@@ -46,20 +46,19 @@ type DatapathCluster struct {
 }
 
 type DatapathDevice struct {
-	_             structs.HostLayout
-	Owner         uint64
-	Network       uint32
-	Flags         DatapathDeviceFlags
-	Addr4         DatapathAddr
-	Addr6         DatapathAddr
-	Gateway4      DatapathAddr
-	Gateway6      DatapathAddr
-	Mac           [6]uint8
-	IngressPolicy DatapathPolicy
-	Pad           uint8
-	Container     uint64
-	RouteSet      uint32
-	LinkLocal     uint32
+	_         structs.HostLayout
+	Owner     uint64
+	Network   uint32
+	Flags     DatapathDeviceFlags
+	Addr4     DatapathAddr
+	Addr6     DatapathAddr
+	Gateway4  DatapathAddr
+	Gateway6  DatapathAddr
+	Mac       [6]uint8
+	Policy    uint16
+	Container uint64
+	RouteSet  uint32
+	LinkLocal uint32
 }
 
 type DatapathDeviceFlags uint32
@@ -218,6 +217,7 @@ const (
 	DatapathFlowKindFLOW_EGRESS   DatapathFlowKind = 3
 	DatapathFlowKindFLOW_RST_HELD DatapathFlowKind = 4
 	DatapathFlowKindFLOW_OFFLOAD  DatapathFlowKind = 5
+	DatapathFlowKindFLOW_INGRESS  DatapathFlowKind = 6
 )
 
 type DatapathFlowState uint8
@@ -276,31 +276,31 @@ const (
 )
 
 type DatapathFwdEntry struct {
-	_          structs.HostLayout
-	Key        DatapathFwdKey
-	Ifindex    uint32
-	Updated    uint32
-	Generation uint32
-	MaxLen     uint32
-	Tag        uint16
-	Budget     uint8
-	Flags      DatapathFwdFlags
-	Action     DatapathFwdAction
-	Nat        DatapathFwdNat
-	NatPort    uint16
-	NatAddr    DatapathAddr
-	HintId     uint32
-	SrcMac     [6]uint8
-	Pad        [6]uint8
-	Macs       [12]uint8
-	_          [16]byte
+	_                structs.HostLayout
+	Key              DatapathFwdKey
+	Ifindex          uint32
+	Updated          uint32
+	Generation       uint32
+	MaxLen           uint32
+	Tag              uint16
+	Budget           uint8
+	Flags            DatapathFwdFlags
+	Action           DatapathFwdAction
+	Nat              DatapathFwdNat
+	NatPort          uint16
+	NatAddr          DatapathAddr
+	HintId           uint32
+	SrcMac           [6]uint8
+	PolicyGeneration uint16
+	Policies         uint32
+	Macs             [12]uint8
+	_                [16]byte
 }
 
 type DatapathFwdFlags uint8
 
 const (
 	DatapathFwdFlagsFWD_CHECK_MAC    DatapathFwdFlags = 1
-	DatapathFwdFlagsFWD_TRACK        DatapathFwdFlags = 2
 	DatapathFwdFlagsFWD_EVERY_TCP    DatapathFwdFlags = 4
 	DatapathFwdFlagsFWD_NEW          DatapathFwdFlags = 8
 	DatapathFwdFlagsFWD_KEEPS_SOURCE DatapathFwdFlags = 16
@@ -437,12 +437,29 @@ const (
 	DatapathOffloadStateOFFLOAD_FIN_ACK   DatapathOffloadState = 64
 )
 
-type DatapathPolicy uint8
+type DatapathPeerKind uint8
 
 const (
-	DatapathPolicyPOLICY_OPEN         DatapathPolicy = 0
-	DatapathPolicyPOLICY_SAME_NETWORK DatapathPolicy = 1
-	DatapathPolicyPOLICY_ISOLATED     DatapathPolicy = 2
+	DatapathPeerKindPEER_ANY     DatapathPeerKind = 0
+	DatapathPeerKindPEER_OUTSIDE DatapathPeerKind = 1
+	DatapathPeerKindPEER_NETWORK DatapathPeerKind = 2
+	DatapathPeerKindPEER_CLASS   DatapathPeerKind = 3
+	DatapathPeerKindPEER_BLOCK   DatapathPeerKind = 4
+)
+
+type DatapathPolicy struct {
+	_          structs.HostLayout
+	Owner      uint64
+	RuleSets   uint64
+	Generation uint32
+	Checks     DatapathPolicyChecks
+}
+
+type DatapathPolicyChecks uint32
+
+const (
+	DatapathPolicyChecksPOLICY_CHECK_EGRESS DatapathPolicyChecks = 1
+	DatapathPolicyChecksPOLICY_CHECK_HOST   DatapathPolicyChecks = 2
 )
 
 type DatapathPortRange struct {
@@ -474,31 +491,33 @@ type DatapathQueuedFrag struct {
 type DatapathReason uint32
 
 const (
-	DatapathReasonREASON_NO_SOURCE   DatapathReason = 0
-	DatapathReasonREASON_NO_PORT     DatapathReason = 1
-	DatapathReasonREASON_FRAGMENT    DatapathReason = 2
-	DatapathReasonREASON_PROTOCOL    DatapathReason = 3
-	DatapathReasonREASON_TRUNCATED   DatapathReason = 4
-	DatapathReasonREASON_REWRITE     DatapathReason = 5
-	DatapathReasonREASON_NO_FLOW     DatapathReason = 6
-	DatapathReasonREASON_MAC         DatapathReason = 7
-	DatapathReasonREASON_ADDRESS     DatapathReason = 8
-	DatapathReasonREASON_GATEWAY     DatapathReason = 9
-	DatapathReasonREASON_ARP         DatapathReason = 10
-	DatapathReasonREASON_NEIGHBOR    DatapathReason = 11
-	DatapathReasonREASON_ROUTER      DatapathReason = 12
-	DatapathReasonREASON_DHCP_SERVER DatapathReason = 13
-	DatapathReasonREASON_HEADERS     DatapathReason = 14
-	DatapathReasonREASON_POLICY      DatapathReason = 15
-	DatapathReasonREASON_SRC_RANGE   DatapathReason = 16
-	DatapathReasonREASON_ICMP_ERROR  DatapathReason = 17
-	DatapathReasonREASON_NEXT_HOP    DatapathReason = 18
-	DatapathReasonREASON_TUNNEL      DatapathReason = 19
-	DatapathReasonREASON_BRIDGE      DatapathReason = 20
-	DatapathReasonREASON_NODE        DatapathReason = 21
-	DatapathReasonREASON_NO_ENDPOINT DatapathReason = 22
-	DatapathReasonREASON_OWN_SOURCE  DatapathReason = 23
-	DatapathReasonREASON_MAX         DatapathReason = 24
+	DatapathReasonREASON_NO_SOURCE      DatapathReason = 0
+	DatapathReasonREASON_NO_PORT        DatapathReason = 1
+	DatapathReasonREASON_FRAGMENT       DatapathReason = 2
+	DatapathReasonREASON_PROTOCOL       DatapathReason = 3
+	DatapathReasonREASON_TRUNCATED      DatapathReason = 4
+	DatapathReasonREASON_REWRITE        DatapathReason = 5
+	DatapathReasonREASON_NO_FLOW        DatapathReason = 6
+	DatapathReasonREASON_MAC            DatapathReason = 7
+	DatapathReasonREASON_ADDRESS        DatapathReason = 8
+	DatapathReasonREASON_GATEWAY        DatapathReason = 9
+	DatapathReasonREASON_ARP            DatapathReason = 10
+	DatapathReasonREASON_NEIGHBOR       DatapathReason = 11
+	DatapathReasonREASON_ROUTER         DatapathReason = 12
+	DatapathReasonREASON_DHCP_SERVER    DatapathReason = 13
+	DatapathReasonREASON_HEADERS        DatapathReason = 14
+	DatapathReasonREASON_POLICY_INGRESS DatapathReason = 15
+	DatapathReasonREASON_SRC_RANGE      DatapathReason = 16
+	DatapathReasonREASON_ICMP_ERROR     DatapathReason = 17
+	DatapathReasonREASON_NEXT_HOP       DatapathReason = 18
+	DatapathReasonREASON_TUNNEL         DatapathReason = 19
+	DatapathReasonREASON_BRIDGE         DatapathReason = 20
+	DatapathReasonREASON_NODE           DatapathReason = 21
+	DatapathReasonREASON_NO_ENDPOINT    DatapathReason = 22
+	DatapathReasonREASON_OWN_SOURCE     DatapathReason = 23
+	DatapathReasonREASON_POLICY_EGRESS  DatapathReason = 24
+	DatapathReasonREASON_POLICY_AUDIT   DatapathReason = 25
+	DatapathReasonREASON_MAX            DatapathReason = 26
 )
 
 type DatapathRouted struct {
@@ -506,6 +525,34 @@ type DatapathRouted struct {
 	Tuple DatapathFwdKey
 	Tag   uint32
 }
+
+type DatapathRule struct {
+	_      structs.HostLayout
+	Number uint32
+}
+
+type DatapathRuleKey struct {
+	_         structs.HostLayout
+	Prefixlen uint32
+	Set       uint32
+	Peer      uint32
+	Kind      DatapathPeerKind
+	Protocol  uint8
+	Port      [2]uint8
+}
+
+type DatapathRuleSet struct {
+	_      structs.HostLayout
+	Digest [16]uint8
+	Flags  DatapathRuleSetFlags
+}
+
+type DatapathRuleSetFlags uint32
+
+const (
+	DatapathRuleSetFlagsRULE_SET_HOST  DatapathRuleSetFlags = 32
+	DatapathRuleSetFlagsRULE_SET_AUDIT DatapathRuleSetFlags = 64
+)
 
 type DatapathStackHook uint32
 
@@ -567,11 +614,16 @@ const (
 	DatapathMapOffloadScratch = "offload_scratch"
 	DatapathMapPktScratch     = "pkt_scratch"
 	DatapathMapPlaceScratch   = "place_scratch"
+	DatapathMapPolicies       = "policies"
+	DatapathMapPolicyBlocks   = "policy_blocks"
+	DatapathMapPolicyRules    = "policy_rules"
+	DatapathMapPolicyScratch  = "policy_scratch"
 	DatapathMapPortNumbers    = "port_numbers"
 	DatapathMapPortSrcRanges  = "port_src_ranges"
 	DatapathMapReplyPorts     = "reply_ports"
 	DatapathMapRouteRules     = "route_rules"
 	DatapathMapRouted         = "routed"
+	DatapathMapRuleSets       = "rule_sets"
 	DatapathMapStackNotes     = "stack_notes"
 	DatapathMapTupleNotes     = "tuple_notes"
 	DatapathMapUplinks        = "uplinks"
@@ -672,11 +724,16 @@ type DatapathMapSpecs struct {
 	OffloadScratch *ebpf.MapSpec `ebpf:"offload_scratch"`
 	PktScratch     *ebpf.MapSpec `ebpf:"pkt_scratch"`
 	PlaceScratch   *ebpf.MapSpec `ebpf:"place_scratch"`
+	Policies       *ebpf.MapSpec `ebpf:"policies"`
+	PolicyBlocks   *ebpf.MapSpec `ebpf:"policy_blocks"`
+	PolicyRules    *ebpf.MapSpec `ebpf:"policy_rules"`
+	PolicyScratch  *ebpf.MapSpec `ebpf:"policy_scratch"`
 	PortNumbers    *ebpf.MapSpec `ebpf:"port_numbers"`
 	PortSrcRanges  *ebpf.MapSpec `ebpf:"port_src_ranges"`
 	ReplyPorts     *ebpf.MapSpec `ebpf:"reply_ports"`
 	RouteRules     *ebpf.MapSpec `ebpf:"route_rules"`
 	Routed         *ebpf.MapSpec `ebpf:"routed"`
+	RuleSets       *ebpf.MapSpec `ebpf:"rule_sets"`
 	StackNotes     *ebpf.MapSpec `ebpf:"stack_notes"`
 	TupleNotes     *ebpf.MapSpec `ebpf:"tuple_notes"`
 	Uplinks        *ebpf.MapSpec `ebpf:"uplinks"`
@@ -739,11 +796,16 @@ type DatapathMaps struct {
 	OffloadScratch *ebpf.Map `ebpf:"offload_scratch"`
 	PktScratch     *ebpf.Map `ebpf:"pkt_scratch"`
 	PlaceScratch   *ebpf.Map `ebpf:"place_scratch"`
+	Policies       *ebpf.Map `ebpf:"policies"`
+	PolicyBlocks   *ebpf.Map `ebpf:"policy_blocks"`
+	PolicyRules    *ebpf.Map `ebpf:"policy_rules"`
+	PolicyScratch  *ebpf.Map `ebpf:"policy_scratch"`
 	PortNumbers    *ebpf.Map `ebpf:"port_numbers"`
 	PortSrcRanges  *ebpf.Map `ebpf:"port_src_ranges"`
 	ReplyPorts     *ebpf.Map `ebpf:"reply_ports"`
 	RouteRules     *ebpf.Map `ebpf:"route_rules"`
 	Routed         *ebpf.Map `ebpf:"routed"`
+	RuleSets       *ebpf.Map `ebpf:"rule_sets"`
 	StackNotes     *ebpf.Map `ebpf:"stack_notes"`
 	TupleNotes     *ebpf.Map `ebpf:"tuple_notes"`
 	Uplinks        *ebpf.Map `ebpf:"uplinks"`
@@ -781,11 +843,16 @@ func (m *DatapathMaps) Close() error {
 		m.OffloadScratch,
 		m.PktScratch,
 		m.PlaceScratch,
+		m.Policies,
+		m.PolicyBlocks,
+		m.PolicyRules,
+		m.PolicyScratch,
 		m.PortNumbers,
 		m.PortSrcRanges,
 		m.ReplyPorts,
 		m.RouteRules,
 		m.Routed,
+		m.RuleSets,
 		m.StackNotes,
 		m.TupleNotes,
 		m.Uplinks,

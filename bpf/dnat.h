@@ -16,12 +16,6 @@
 #define DNAT_PORT_MIN 1024
 #define DNAT_PORTS    (65536 - DNAT_PORT_MIN)
 
-/* The flow of a packet to a container. */
-struct dnat {
-	struct flow_key key; /* if there is none: a free one */
-	bool free;	     /* the key is free */
-};
-
 /* Describes the flow of packets with the tuple to the container at addr:port. */
 static __always_inline void dnat_init(struct dnat *d, const struct fwd_key *tuple,
 				      const struct addr *addr, __u16 port)

@@ -115,6 +115,34 @@ static __always_inline bool fib_leads_away(struct __sk_buff *skb, const struct p
 	return fib_has_route(bpf_fib_lookup(skb, args, sizeof(*args), 0));
 }
 
+enum exit {		  /* where a container's packet leaves */
+	EXIT_OTHER = 0,	  /* by a device without our programs */
+	EXIT_GUARDED = 1, /* by one with them, or nowhere */
+	EXIT_HOST = 2,	  /* to the host itself, or nowhere */
+};
+
+/* Reports where p leaves, which skb's device has received from a container. */
+static __noinline enum exit fib_exit(struct __sk_buff *skb, const struct packet *p)
+{
+	struct bpf_fib_lookup *args = fib_scratch_get();
+	long result;
+
+	if (!args)
+		return EXIT_OTHER;
+	if (addr_is_link_scoped(&p->dst, p->ipv6))
+		return EXIT_HOST;
+	fib_init_tuple(args, packet_tuple(p), &p->dst, skb->ifindex);
+	result = bpf_fib_lookup(skb, args, sizeof(*args), 0);
+	if (result == BPF_FIB_LKUP_RET_UNSUPP_LWT)
+		return node_lookup(&p->dst) ? EXIT_GUARDED : EXIT_OTHER;
+	if (fib_forwards(result))
+		return is_uplink(args->ifindex) || device_lookup(args->ifindex) ||
+				       node_is_tunnel(args->ifindex)
+			       ? EXIT_GUARDED
+			       : EXIT_OTHER;
+	return result == BPF_FIB_LKUP_RET_NOT_FWDED ? EXIT_HOST : EXIT_GUARDED;
+}
+
 /* Reports whether the host would send p, received by an uplink, out by one. */
 static __noinline bool fib_leads_out(struct __sk_buff *skb, const struct packet *p)
 {

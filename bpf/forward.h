@@ -39,6 +39,20 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 }
 
 /*
+ * Reports whether the container's rules admit p from the outside, if it may bypass the stack, and so
+ * to_container. If not, drops it.
+ */
+static __always_inline bool forward_is_admitted(struct __sk_buff *skb, const struct packet *p,
+						const struct endpoint *to)
+{
+	struct device *device = device_lookup(to->ifindex);
+
+	return !device || !device->policy || !p->fast_eligible ||
+	       p->decided.fast_path == FAST_PATH_NEVER ||
+	       policy_receives(skb, to->ifindex, skb->ifindex, PARSED);
+}
+
+/*
  * Gives p, received from the outside, the destination addr:port: that of the
  * container to, or the host's if to is NULL. Bypasses the stack if possible.
  */
@@ -51,6 +65,9 @@ static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, stru
 		to ? fast_path_now(skb, to->fast_path, to->ifindex) : FAST_PATH_NEVER;
 	if (to && to->route_set)
 		verdict = gateway_deliver(skb, p, to);
+	packet_translate(p, addr, port);
+	if (to && verdict == VERDICT_NEXT && !forward_is_admitted(skb, p, to))
+		return VERDICT_DROP;
 	if (to && p->l3 && verdict == VERDICT_NEXT)
 		verdict = bypass_from_uplink(skb, p, to, addr, port);
 	if (verdict != VERDICT_DROP && rewrite(skb, p, SIDE_DST, addr, port))
@@ -165,7 +182,7 @@ static __noinline bool forward_is_masqueraded(struct __sk_buff *skb, const struc
 /* Tags p, which is addressed to a container and has no flow, for forward_track_pending. */
 static __always_inline void forward_tag_pending(struct __sk_buff *skb, const struct packet *p)
 {
-	__u32 tag = skb->tc_index | TAG_PENDING_DNAT, key = tag % ROUTED_TUPLES;
+	__u32 tag = skb->tc_index | TAG_PENDING, key = tag % ROUTED_TUPLES;
 	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
 
 	if (!entry)
@@ -191,7 +208,8 @@ static __noinline void forward_track_pending(struct __sk_buff *skb, struct packe
 		return;
 	tuple = &entry->tuple;
 	if (tuple->protocol != p->protocol || tuple->dport != p->dport ||
-	    !addr_equal(&tuple->dst, &p->dst) || tuple->ifindex != skb->ingress_ifindex)
+	    !addr_equal(&tuple->dst, &p->dst) || tuple->ifindex != skb->ingress_ifindex ||
+	    device_lookup(tuple->ifindex)) /* a container's: policy_track_pending */
 		return;
 	dnat_init(&d, tuple, &tuple->dst, tuple->dport);
 	if (dnat_find(tuple, &d, to->owner, packet_opens(p)) || d.key.remote_port != tuple->sport ||

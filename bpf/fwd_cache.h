@@ -15,6 +15,7 @@
 #include "checksum.h"
 #include "fib.h"
 #include "fwd_stack.h"
+#include "policy_rules.h"
 #include "rewrite.h"
 #include "tuple_hint.h"
 #include "verdict.h"
@@ -31,19 +32,17 @@ static __always_inline bool fwd_mac_matches(struct __sk_buff *skb, const struct 
 }
 
 /*
- * Returns the entry that applies to p, or NULL, also if an ingress policy has to track p
- * first. Records p: the TCP numbers by which the end of the connection is recognized, or
+ * Returns the entry that applies to p, or NULL. Records p: the TCP numbers by which the end of the connection is recognized, or
  * one more packet through the stack.
  */
-static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const struct packet *p,
-						   bool tracked)
+static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const struct packet *p)
 {
 	struct fwd_entry *entry;
 
 	if (!fwd_cacheable(p) || skb->pkt_type != PACKET_HOST)
 		return NULL;
 	entry = fwd_cache_find(p);
-	if (!entry || !fwd_entry_is_current(entry) || (entry->flags & FWD_TRACK && !tracked) ||
+	if (!entry || !fwd_entry_is_current(entry) || !policy_entry_is_current(entry) ||
 	    (entry->flags & FWD_CHECK_MAC && !fwd_mac_matches(skb, entry)))
 		return NULL;
 	if (entry->action == FWD_COUNT)
@@ -220,7 +219,7 @@ static __always_inline int fwd_redirect(struct __sk_buff *skb, const struct fwd_
 }
 
 /* Forwards the packet in pkt_scratch by its entry. NOT_HANDLED: none applies (fwd_cache_take). */
-__noinline int fwd_cache_forward(struct __sk_buff *skb, __u32 tracked)
+__noinline int fwd_cache_forward(struct __sk_buff *skb)
 {
 	struct packet *p = pkt_scratch_get();
 	struct fwd_entry *entry;
@@ -229,7 +228,7 @@ __noinline int fwd_cache_forward(struct __sk_buff *skb, __u32 tracked)
 		return NOT_HANDLED;
 	if (p->tcp_syn || p->tcp_synack)
 		tuple_hint_clear(p);
-	entry = fwd_cache_take(skb, p, tracked);
+	entry = fwd_cache_take(skb, p);
 	if (!entry)
 		return NOT_HANDLED;
 	if (entry->action == FWD_STACK) {

@@ -136,13 +136,13 @@ static __noinline struct fwd_entry *fwd_cache_store(struct __sk_buff *skb, const
 	entry->max_len = packet_segment_len(skb, p);
 	entry->flags = 0;
 	entry->hint_id = 0;
+	entry->policies = p->decided.policies;
+	entry->policy_generation = p->decided.policy_generation;
 	device = device_lookup(ifindex);
 	if (device && device->flags & DEVICE_ANTI_SPOOF) {
 		entry->flags |= FWD_CHECK_MAC;
 		__builtin_memcpy(entry->src_mac, device->mac, sizeof(entry->src_mac));
 	}
-	if (device && device->ingress_policy != POLICY_OPEN)
-		entry->flags |= FWD_TRACK;
 	return entry;
 }
 

@@ -42,7 +42,8 @@ static __always_inline bool gateway_may_forward(struct __sk_buff *skb, const str
 }
 
 /* Sends p to the container. Its to_container admits p, and its queue limits the rate. */
-static __noinline int gateway_to_endpoint(struct __sk_buff *skb, const struct endpoint *to)
+static __noinline int gateway_to_endpoint(struct __sk_buff *skb, const struct packet *p,
+					  const struct endpoint *to)
 {
 	__u8 macs[2 * ETH_ALEN];
 
@@ -50,7 +51,7 @@ static __noinline int gateway_to_endpoint(struct __sk_buff *skb, const struct en
 	__builtin_memcpy(macs, to->mac, sizeof(macs));
 	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
 		return drop(skb, REASON_REWRITE);
-	skb->tc_index = TAG_TRANSLATED;
+	skb->tc_index = TAG_TRANSLATED | tag_reply(p);
 	return bpf_redirect(to->ifindex, 0);
 }
 
@@ -71,7 +72,7 @@ static __noinline int gateway_forward(struct __sk_buff *skb, const struct packet
 		return VERDICT_NEXT;
 	to = endpoint_lookup(gateway);
 	if (to)
-		return gateway_to_endpoint(skb, to);
+		return gateway_to_endpoint(skb, p, to);
 	uplink = fib_neighbor(skb, gateway, p->ipv6);
 	if (!uplink || !is_uplink(uplink))
 		return drop_for(skb, device->owner, REASON_NEXT_HOP);
@@ -79,6 +80,8 @@ static __noinline int gateway_forward(struct __sk_buff *skb, const struct packet
 		__builtin_memcpy(neigh.ipv6_nh, gateway, sizeof(*gateway));
 	else
 		neigh.ipv4_nh = addr_ipv4(gateway);
+	if (p->decided.reply)
+		skb->tc_index = (tag_of(p->id) ^ 1) | TAG_REPLY; /* matches no tuple */
 	return bpf_redirect_neigh(uplink, &neigh, sizeof(neigh), 0);
 }
 
@@ -101,7 +104,7 @@ static __noinline int gateway_deliver(struct __sk_buff *skb, const struct packet
 	if ((by ? by->ifindex : fib_neighbor(skb, gateway, p->ipv6)) != skb->ifindex ||
 	    !gateway_may_forward(skb, p, false))
 		return VERDICT_NEXT;
-	return gateway_to_endpoint(skb, to);
+	return gateway_to_endpoint(skb, p, to);
 }
 
 /* Does what gateway_forward and gateway_deliver do, for p from a container with unknown ports. */

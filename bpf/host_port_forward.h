@@ -25,20 +25,24 @@ static __always_inline bool host_port_may_open(struct __sk_buff *skb, const stru
 static __noinline int host_port_forward(struct __sk_buff *skb, struct packet *p)
 {
 	struct host_port *port = host_port_lookup(p);
+	struct flow_args *args = flow_scratch_get();
 	struct endpoint *to;
 	struct flow *flow;
-	struct dnat d;
+	struct dnat *d;
 	int verdict;
 
+	if (!args)
+		return VERDICT_NEXT;
+	d = &args->dnat;
 	if (!port || addr_is_loopback(&p->dst, p->ipv6))
 		return forward_masq_reply(skb, p);
-	dnat_init(&d, packet_tuple(p), &port->target_addr, port->target_port);
-	flow = dnat_find(packet_tuple(p), &d, port->owner, packet_opens(p));
+	dnat_init(d, packet_tuple(p), &port->target_addr, port->target_port);
+	flow = dnat_find(packet_tuple(p), d, port->owner, packet_opens(p));
 	if (!flow || !flow_is_live(flow)) {
 		verdict = forward_masq_reply(skb, p);
 		if (verdict != NOT_HANDLED)
 			return verdict;
-		flow = flow ? dnat_lookup(&d) : NULL; /* the copy is gone */
+		flow = flow ? dnat_lookup(d) : NULL; /* the copy is gone */
 	}
 	/* A known flow has passed these checks with its first packet. */
 	if (!flow && !host_port_may_open(skb, p))
@@ -48,9 +52,9 @@ static __noinline int host_port_forward(struct __sk_buff *skb, struct packet *p)
 	to = endpoint_lookup(&port->target_addr);
 	if (flow)
 		flow_track_received(skb, p, to);
-	else if (dnat_create(p, packet_tuple(p), &d, port->owner))
+	else if (dnat_create(p, packet_tuple(p), d, port->owner))
 		return drop_for(skb, port->owner, REASON_NO_PORT);
-	return forward_flow(skb, p, to, &d);
+	return forward_flow(skb, p, to, d);
 }
 
 /* Reports whether a masqueraded flow or the host has the tuple of p, sent from addr:port. */

@@ -63,7 +63,7 @@ struct {
 } flow_table SEC(".maps");
 
 /*
- * Written when a container gets an ingress policy: the connections that it has opened before. The
+ * Written when a container gets rules: the connections that exist. The
  * programs move an entry to flow_table when a packet needs it.
  */
 struct {
@@ -73,6 +73,42 @@ struct {
 	__type(key, struct flow_key);
 	__type(value, struct admitted_flow);
 } admitted_flows SEC(".maps");
+
+/* Written by ADD for a container with rules, freed by DEL. User space maps it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, POLICIES);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct policy);
+} policies SEC(".maps");
+
+/* Written before the first policy that uses the rule set, removed after the last. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct rule_set);
+} rule_sets SEC(".maps");
+
+/* Written with rule_sets. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 1048576);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct rule_key);
+	__type(value, struct rule);
+} policy_rules SEC(".maps");
+
+/* Written with rule_sets. The value is the number of the block. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct prefix_key);
+	__type(value, __u32);
+} policy_blocks SEC(".maps");
 
 /* Written by ADD with a number's first host port, never cleared. */
 struct {

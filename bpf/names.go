@@ -42,7 +42,13 @@ type (
 	Prefix         = DatapathPrefix
 	Offload        = DatapathOffload
 	OffloadState   = DatapathOffloadState
+	PeerKind       = DatapathPeerKind
 	Policy         = DatapathPolicy
+	PolicyChecks   = DatapathPolicyChecks
+	RuleSetFlags   = DatapathRuleSetFlags
+	RuleKey        = DatapathRuleKey
+	RuleSet        = DatapathRuleSet
+	Rule           = DatapathRule
 	PrefixKey      = DatapathPrefixKey
 	QueuedFrag     = DatapathQueuedFrag
 	Reason         = DatapathReason
@@ -77,6 +83,7 @@ const (
 	FlowEgress  = DatapathFlowKindFLOW_EGRESS
 	FlowOffload = DatapathFlowKindFLOW_OFFLOAD
 	FlowRSTHeld = DatapathFlowKindFLOW_RST_HELD
+	FlowIngress = DatapathFlowKindFLOW_INGRESS
 
 	FlowSYNSent     = DatapathFlowStateFLOW_SYN_SENT
 	FlowSYNRecv     = DatapathFlowStateFLOW_SYN_RECV
@@ -125,35 +132,45 @@ const (
 	OffloadFIN       = DatapathOffloadStateOFFLOAD_FIN
 	OffloadFINACK    = DatapathOffloadStateOFFLOAD_FIN_ACK
 
-	PolicyOpen        = DatapathPolicyPOLICY_OPEN
-	PolicySameNetwork = DatapathPolicyPOLICY_SAME_NETWORK
-	PolicyIsolated    = DatapathPolicyPOLICY_ISOLATED
+	PeerAny     = DatapathPeerKindPEER_ANY
+	PeerOutside = DatapathPeerKindPEER_OUTSIDE
+	PeerNetwork = DatapathPeerKindPEER_NETWORK
+	PeerClass   = DatapathPeerKindPEER_CLASS
+	PeerBlock   = DatapathPeerKindPEER_BLOCK
 
-	ReasonNoSource   = DatapathReasonREASON_NO_SOURCE
-	ReasonNoPort     = DatapathReasonREASON_NO_PORT
-	ReasonFragment   = DatapathReasonREASON_FRAGMENT
-	ReasonProtocol   = DatapathReasonREASON_PROTOCOL
-	ReasonTruncated  = DatapathReasonREASON_TRUNCATED
-	ReasonRewrite    = DatapathReasonREASON_REWRITE
-	ReasonNoFlow     = DatapathReasonREASON_NO_FLOW
-	ReasonMAC        = DatapathReasonREASON_MAC
-	ReasonAddress    = DatapathReasonREASON_ADDRESS
-	ReasonGateway    = DatapathReasonREASON_GATEWAY
-	ReasonARP        = DatapathReasonREASON_ARP
-	ReasonNeighbor   = DatapathReasonREASON_NEIGHBOR
-	ReasonRouter     = DatapathReasonREASON_ROUTER
-	ReasonDHCPServer = DatapathReasonREASON_DHCP_SERVER
-	ReasonHeaders    = DatapathReasonREASON_HEADERS
-	ReasonPolicy     = DatapathReasonREASON_POLICY
-	ReasonSrcRange   = DatapathReasonREASON_SRC_RANGE
-	ReasonICMPError  = DatapathReasonREASON_ICMP_ERROR
-	ReasonNextHop    = DatapathReasonREASON_NEXT_HOP
-	ReasonTunnel     = DatapathReasonREASON_TUNNEL
-	ReasonBridge     = DatapathReasonREASON_BRIDGE
-	ReasonNode       = DatapathReasonREASON_NODE
-	ReasonNoEndpoint = DatapathReasonREASON_NO_ENDPOINT
-	ReasonOwnSource  = DatapathReasonREASON_OWN_SOURCE
-	ReasonMax        = DatapathReasonREASON_MAX
+	PolicyCheckEgress = DatapathPolicyChecksPOLICY_CHECK_EGRESS
+	PolicyCheckHost   = DatapathPolicyChecksPOLICY_CHECK_HOST
+
+	RuleSetHost  = DatapathRuleSetFlagsRULE_SET_HOST
+	RuleSetAudit = DatapathRuleSetFlagsRULE_SET_AUDIT
+
+	ReasonNoSource      = DatapathReasonREASON_NO_SOURCE
+	ReasonNoPort        = DatapathReasonREASON_NO_PORT
+	ReasonFragment      = DatapathReasonREASON_FRAGMENT
+	ReasonProtocol      = DatapathReasonREASON_PROTOCOL
+	ReasonTruncated     = DatapathReasonREASON_TRUNCATED
+	ReasonRewrite       = DatapathReasonREASON_REWRITE
+	ReasonNoFlow        = DatapathReasonREASON_NO_FLOW
+	ReasonMAC           = DatapathReasonREASON_MAC
+	ReasonAddress       = DatapathReasonREASON_ADDRESS
+	ReasonGateway       = DatapathReasonREASON_GATEWAY
+	ReasonARP           = DatapathReasonREASON_ARP
+	ReasonNeighbor      = DatapathReasonREASON_NEIGHBOR
+	ReasonRouter        = DatapathReasonREASON_ROUTER
+	ReasonDHCPServer    = DatapathReasonREASON_DHCP_SERVER
+	ReasonHeaders       = DatapathReasonREASON_HEADERS
+	ReasonPolicyIngress = DatapathReasonREASON_POLICY_INGRESS
+	ReasonPolicyEgress  = DatapathReasonREASON_POLICY_EGRESS
+	ReasonPolicyAudit   = DatapathReasonREASON_POLICY_AUDIT
+	ReasonSrcRange      = DatapathReasonREASON_SRC_RANGE
+	ReasonICMPError     = DatapathReasonREASON_ICMP_ERROR
+	ReasonNextHop       = DatapathReasonREASON_NEXT_HOP
+	ReasonTunnel        = DatapathReasonREASON_TUNNEL
+	ReasonBridge        = DatapathReasonREASON_BRIDGE
+	ReasonNode          = DatapathReasonREASON_NODE
+	ReasonNoEndpoint    = DatapathReasonREASON_NO_ENDPOINT
+	ReasonOwnSource     = DatapathReasonREASON_OWN_SOURCE
+	ReasonMax           = DatapathReasonREASON_MAX
 )
 
 // Names of the maps (maps.h, scratch.h).
@@ -177,6 +194,10 @@ const (
 	MapFwdWays       = DatapathMapFwdWays
 	MapGatewayRoutes = DatapathMapGatewayRoutes
 	MapGeneration    = DatapathMapGeneration
+	MapPolicies      = DatapathMapPolicies
+	MapPolicyBlocks  = DatapathMapPolicyBlocks
+	MapPolicyRules   = DatapathMapPolicyRules
+	MapRuleSets      = DatapathMapRuleSets
 	MapPortNumbers   = DatapathMapPortNumbers
 	MapHostPorts     = DatapathMapHostPorts
 	MapMasqScratch   = DatapathMapMasqScratch

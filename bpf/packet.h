@@ -23,6 +23,10 @@ struct decision {
 	bool masqueraded;     /* to_uplink: its new source is that of a FLOW_SNAT */
 	bool flush_queue;     /* the first fragment, and later ones wait in frag_queue */
 	bool stack_cacheable; /* only the plugin's maps decide that it goes through the stack */
+	bool reply;	      /* the sender's egress rules admit it as a reply */
+	bool pending;	      /* only the last hook can tell whether they admit it */
+	__u16 policy_generation; /* as in struct fwd_entry */
+	__u32 policies;
 	/* Reasons to keep it out of the forwarding cache: */
 	bool remapped; /* a port of the remote was translated */
 	bool uncached; /* conntrack awaits an ACK of this side */

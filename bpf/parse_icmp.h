@@ -17,8 +17,10 @@
 #define ICMP6_ECHO_REPLY   129
 
 /* Neighbor discovery (RFC 4861). */
+#define ICMP6_MLD_QUERY	       130
 #define ICMP6_NEIGHBOR_SOLICIT 135
 #define ICMP6_NEIGHBOR_ADVERT  136
+#define ICMP6_MLD2_REPORT      143
 
 struct echohdr {
 	__u8 type;

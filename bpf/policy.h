@@ -1,103 +1,34 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * ingressPolicy: which other containers of this host may open connections to a
- * container. The host and the outside always may. It is enforced where a packet
- * enters the container, after all translation, so the ingress device identifies
- * the sender. Behind another plugin's bridge, only the source address is known.
+ * Policies: who may open connections to a container (ingress), and to whom a container may open them
+ * (egress). Rules judge a packet where it enters the receiver or leaves the host, after all translation.
+ * A container is known by its device, so neither a forged source nor the host's masquerading changes who
+ * it is. Behind another plugin's bridge, only the source address is known.
+ *
+ * What does not pass such a hook is judged in from_container: packets to the host itself, and to devices
+ * without our programs.
  */
 #pragma once
 
-#include "endpoint.h"
-#include "flow.h"
+#include "policy_flow.h"
+#include "route_cache.h"
+#include "verdict.h"
 
-/*
- * Records that the container behind device has sent p, so that replies are admitted.
- * A connection must begin with its SYN or INIT: another packet may belong to a connection
- * that another container opened before the policy was set.
- */
-static __noinline void policy_track_egress(const struct packet *p, const struct device *device)
+/* Drops the packet, which the rule set in args does not admit; or reports it, and returns true. */
+static __always_inline bool policy_refuse(struct __sk_buff *skb, const struct policy_args *args,
+					  enum reason reason)
 {
-	struct flow_args *args = flow_scratch_get();
-
-	if (!args || p->icmp_error || p->decided.ct_update)
-		return;
-	flow_sent_key(&args->key, p, FLOW_EGRESS);
-	args->new.owner = device->owner;
-	if (!flow_track_sent() && packet_may_open(p)) {
-		__builtin_memset(&args->new, 0, sizeof(args->new));
-		args->new.owner = device->owner;
-		flow_open(&args->new, p, FROM_CONTAINER, now_ticks());
-		flow_insert(true);
-	}
-}
-
-/*
- * Creates the flow with the key in args, if the container behind device has opened the connection
- * before it got its policy. Reports whether it has.
- */
-static __always_inline bool policy_admit_older(struct flow_args *args, const struct device *device)
-{
-	const struct admitted_flow *older = bpf_map_lookup_elem(&admitted_flows, &args->key);
-
-	if (!older || older->owner != device->owner)
-		return false;
-	__builtin_memset(&args->new, 0, sizeof(args->new));
-	args->new.owner = device->owner;
-	args->new.state = args->key.protocol == IPPROTO_UDP ? FLOW_UDP_STREAM : FLOW_ESTABLISHED;
-	args->new.flags = FLOW_REPLIED;
-	args->new.last_seen = older->last_seen;
-	args->new.created = older->last_seen;
-	if (flow_expired(&args->new))
-		return false;
-	args->new.last_seen = now_ticks();
-	if (flow_insert(true))
-		bpf_map_delete_elem(&admitted_flows, &args->key);
-	return true;
-}
-
-/* Tracks p as a reply to the container behind device. Reports whether it is one. */
-static __noinline bool policy_track_reply(const struct packet *p, const struct device *device)
-{
-	struct flow_args *args = flow_scratch_get();
-	struct flow *flow;
-
-	if (!args || packet_opens(p) || (p->icmp_error && !addr_equal(&p->outer_src, &p->src)))
-		return false;
-	flow_received_key(&args->key, p, FLOW_EGRESS);
-	flow = flow_lookup(args);
-	if (!flow || flow->owner != device->owner || flow_expired(flow))
-		return policy_admit_older(args, device);
-	flow_track(FROM_REMOTE);
-	return true;
-}
-
-static __always_inline bool policy_allows_container(const struct device *device, __u64 container,
-						    __u32 network)
-{
-	if (container == device->container)
+	if (args->rule_set & RULE_SET_AUDIT) {
+		drop_for(skb, args->owner, REASON_POLICY_AUDIT);
 		return true;
-	return device->ingress_policy == POLICY_SAME_NETWORK && network == device->network;
+	}
+	drop_for(skb, args->owner, reason);
+	return false;
 }
 
 /*
- * Reports whether the sender is admitted, or not a container. An unparsed p has a source of
- * zeros.
- */
-static __always_inline bool policy_allows_sender(struct __sk_buff *skb, const struct packet *p,
-						 const struct device *device)
-{
-	struct device *sender = device_lookup(skb->ingress_ifindex);
-	struct endpoint *endpoint;
-
-	if (sender)
-		return policy_allows_container(device, sender->container, sender->network);
-	endpoint = endpoint_lookup(p->icmp_error ? &p->outer_src : &p->src);
-	return !endpoint || policy_allows_container(device, endpoint->container, endpoint->network);
-}
-
-/*
- * Reports whether p is ARP or neighbor discovery, which containers on one bridge need for
- * replies. A router decrements the hop limit of 255 (RFC 4861, 7.1).
+ * Reports whether p is ARP or neighbor discovery. A router decrements the hop limit of 255 (RFC
+ * 4861, 7.1).
  */
 static __always_inline bool policy_is_neighbor(struct __sk_buff *skb, const struct packet *p)
 {
@@ -114,10 +45,247 @@ static __always_inline bool policy_is_neighbor(struct __sk_buff *skb, const stru
 	return type && (*type == ICMP6_NEIGHBOR_SOLICIT || *type == ICMP6_NEIGHBOR_ADVERT);
 }
 
-/* Reports whether the container behind device may receive p even if it is not a reply. */
-static __always_inline bool policy_allows(struct __sk_buff *skb, const struct packet *p,
-					  const struct device *device)
+/* Reports whether p is for routers, hosts, or groups on the link: RFC 4861, RFC 3810. Not an echo. */
+static __always_inline bool policy_is_link_icmpv6(struct __sk_buff *skb, const struct packet *p)
 {
-	return device->ingress_policy == POLICY_OPEN || policy_allows_sender(skb, p, device) ||
-	       policy_is_neighbor(skb, p);
+	__u8 *type;
+
+	if (p->protocol != IPPROTO_ICMPV6 || p->frag_id || p->frag_offset ||
+	    p->dst.bytes[0] != 0xff || (p->dst.bytes[1] & 15) != 2)
+		return false;
+	type = bytes_at(skb, p->l4, sizeof(*type));
+	return type && ((*type >= ICMP6_MLD_QUERY && *type <= ICMP6_NEIGHBOR_ADVERT) ||
+			*type == ICMP6_MLD2_REPORT);
+}
+
+/*
+ * Reports whether a container and its host need p on their link, also if they are closed to each other:
+ * neighbor and group discovery, and DHCP.
+ */
+static __always_inline bool policy_is_link(struct __sk_buff *skb, const struct packet *p)
+{
+	if (policy_is_neighbor(skb, p))
+		return true;
+	if (p->ipv6)
+		return policy_is_link_icmpv6(skb, p) ||
+		       (p->protocol == IPPROTO_UDP && (p->dport == 546 || p->dport == 547));
+	return p->protocol == IPPROTO_IGMP ||
+	       (p->protocol == IPPROTO_UDP && (p->dport == 67 || p->dport == 68));
+}
+
+/* Reports whether a container needs p, which has come from the device, or 0: from the host. */
+static __always_inline bool policy_is_needed(struct __sk_buff *skb, const struct packet *p,
+					     __u32 ingress)
+{
+	return ingress ? policy_is_neighbor(skb, p) : policy_is_link(skb, p);
+}
+
+/* Reports whether the rule set admits everything from or to the container's own node. */
+static __always_inline bool policy_admits_host(__u32 rule_set)
+{
+	return !rule_set || rule_set & RULE_SET_HOST;
+}
+
+/* Reports whether the rule set admits the connection of p with the peer in args. */
+static __always_inline bool policy_judge(struct policy_args *args, const struct packet *p,
+					 __u32 rule_set, __u16 port)
+{
+	args->rule_set = rule_set;
+	args->protocol = p->protocol;
+	args->port = port;
+	return policy_verdict();
+}
+
+/* Sets the sender of p, which has come from the device, as the peer; false: it is the container itself. */
+static __always_inline bool policy_set_sender(struct policy_args *args, const struct packet *p,
+					      __u32 ifindex, const struct device *sender)
+{
+	const struct addr *addr = p->icmp_error ? &p->outer_src : &p->src;
+	struct endpoint *endpoint;
+
+	if (!ifindex) {
+		args->peer = *addr;
+		args->host = true;
+		return true;
+	}
+	if (!sender)
+		return policy_set_peer(args, addr);
+	endpoint = endpoint_lookup(addr);
+	if (endpoint && endpoint->ifindex == ifindex)
+		args->peer = *addr;
+	else
+		args->peer = p->ipv6 ? sender->addr6 : sender->addr4;
+	args->host = false;
+	args->kind = PEER_NETWORK;
+	args->network = sender->network;
+	return sender->container != args->container;
+}
+
+/*
+ * Reports whether the container behind the device may receive the packet in pkt_scratch, which has come
+ * from the device ingress; 0: from the host. Its new address and port are the container's. If not, drops it.
+ */
+__noinline int policy_receives(struct __sk_buff *skb, __u32 ifindex, __u32 ingress, __u32 parsed)
+{
+	struct device *sender = ingress ? device_lookup(ingress) : NULL;
+	struct policy_args *args = policy_scratch_get();
+	struct flow_args *flow = flow_scratch_get();
+	struct device *device = device_lookup(ifindex);
+	struct packet *p = pkt_scratch_get();
+	bool admitted;
+
+	if (!device || !args || !flow || !p || !policy_load(args, device, p) || !args->rule_sets)
+		return true;
+	if (!ingress && policy_admits_host(RULE_SET_INGRESS(args->rule_sets)) &&
+	    policy_admits_host(RULE_SET_EGRESS(args->rule_sets)))
+		return true;
+	if (parsed == PARSED && RULE_SET_INGRESS(args->rule_sets) && policy_is_reply(FLOW_EGRESS))
+		return true;
+	if (!policy_set_sender(args, p, ingress, sender))
+		return true;
+	admitted = parsed == PARSED &&
+		   policy_judge(args, p, RULE_SET_INGRESS(args->rule_sets), p->decided.new_port);
+	args->rule_set = RULE_SET_INGRESS(args->rule_sets);
+	/* A container may report errors about its own packets only. */
+	if (p->icmp_error && sender && !addr_equal(&p->outer_src, &p->src))
+		admitted = false;
+	if (args->rule_set && !admitted && !policy_is_needed(skb, p, ingress) &&
+	    !policy_refuse(skb, args, REASON_POLICY_INGRESS))
+		return false;
+	if (parsed == PARSED && RULE_SET_EGRESS(args->rule_sets)) {
+		policy_received_key(&flow->key, p, FLOW_INGRESS);
+		policy_track(sender ? sender->owner : args->owner);
+	}
+	return true;
+}
+
+/*
+ * Creates the flow of a connection whose packet from_container could not judge, because the host has
+ * translated it since. The rules have admitted the packet in pkt_scratch.
+ */
+static __always_inline void policy_track_pending(struct __sk_buff *skb, struct policy_args *args,
+						 __u32 tag)
+{
+	__u32 key = tag % ROUTED_TUPLES;
+	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
+	struct flow_args *flow = flow_scratch_get();
+
+	if (!flow || !entry || entry->tag != tag || entry->tuple.ifindex != skb->ingress_ifindex)
+		return;
+	__builtin_memset(&flow->key, 0, sizeof(flow->key));
+	flow->key.remote = entry->tuple.dst;
+	flow->key.local = entry->tuple.src;
+	flow->key.remote_port = entry->tuple.dport;
+	flow->key.local_port = entry->tuple.sport;
+	flow->key.protocol = entry->tuple.protocol;
+	flow->key.kind = FLOW_EGRESS;
+	policy_track(args->owner);
+}
+
+/*
+ * Reports whether the container behind the device ingress may send the packet in pkt_scratch to the
+ * container behind the device receiver; 0: to the outside. If not, drops it.
+ */
+__noinline int policy_leaves(struct __sk_buff *skb, __u32 ingress, __u32 receiver, __u32 tag,
+			     __u32 parsed)
+{
+	struct device *device = device_lookup(ingress), *to = NULL;
+	struct policy_args *args = policy_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	__u32 rule_set;
+	bool admitted;
+
+	if (!device || !device->policy || !args || !p || !policy_load(args, device, p))
+		return true;
+	rule_set = RULE_SET_EGRESS(args->rule_sets);
+	if (!rule_set || p->decided.reply)
+		return true;
+	if (receiver)
+		to = device_lookup(receiver);
+	if (to) {
+		if (to->container == args->container)
+			return true;
+		args->host = false;
+		args->kind = PEER_NETWORK;
+		args->network = to->network;
+		args->peer = p->dst;
+	} else if (!policy_set_peer(args, &p->dst)) {
+		return true;
+	}
+	args->rule_set = rule_set;
+	admitted = (parsed == PARSED && policy_judge(args, p, rule_set, p->dport)) ||
+		   policy_is_neighbor(skb, p);
+	if (!admitted && !policy_refuse(skb, args, REASON_POLICY_EGRESS))
+		return false;
+	if (tag & TAG_TUPLE && tag & TAG_PENDING && parsed == PARSED)
+		policy_track_pending(skb, args, tag);
+	return true;
+}
+
+/* Reports whether the container in args may send p to where it leads: to the host, or past our programs. */
+static __always_inline bool policy_sends_away(struct __sk_buff *skb, struct policy_args *args,
+					      const struct packet *p, int parsed)
+{
+	__u32 rule_set = RULE_SET_EGRESS(args->rule_sets);
+	__u32 exit;
+
+	args->rule_set = rule_set;
+	if (policy_is_link(skb, p) ||
+	    (rule_set & RULE_SET_HOST && addr_is_link_scoped(&p->dst, p->ipv6)))
+		return true;
+	if (parsed == PARSED_NOT_IP || parsed == PARSED_TRUNCATED)
+		return false;
+	exit = route_ask(skb, ROUTE_EXIT);
+	if (exit == EXIT_GUARDED)
+		return true;
+	if (exit == EXIT_HOST) {
+		if (rule_set & RULE_SET_HOST)
+			return true;
+		args->host = true;
+		args->peer = p->dst;
+	} else if (!policy_set_peer(args, &p->dst)) {
+		return true;
+	}
+	return parsed == PARSED && policy_judge(args, p, rule_set, p->dport);
+}
+
+/*
+ * Reports whether the container behind skb's device may send the packet in pkt_scratch, as far as
+ * from_container can tell. If not, drops it. Tracks the connections by which replies are admitted.
+ */
+__noinline int policy_sends(struct __sk_buff *skb, __u32 parsed)
+{
+	struct policy_args *args = policy_scratch_get();
+	struct flow_args *flow = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	struct device *device;
+	__u32 ingress, egress;
+
+	device = device_lookup(skb->ifindex);
+	if (!device || !args || !flow || !p || !policy_load(args, device, p))
+		return true;
+	ingress = RULE_SET_INGRESS(args->rule_sets);
+	egress = RULE_SET_EGRESS(args->rule_sets);
+	if (egress && parsed == PARSED && policy_is_reply(FLOW_INGRESS)) {
+		p->decided.reply = true;
+		return true;
+	}
+	if (egress && !policy_sends_away(skb, args, p, parsed) &&
+	    !policy_refuse(skb, args, REASON_POLICY_EGRESS))
+		return false;
+	if (!ingress || parsed != PARSED)
+		return true;
+	flow_sent_key(&flow->key, p, FLOW_EGRESS);
+	if (egress && !policy_is_tracked(args, flow)) {
+		policy_set_peer(args, &p->dst);
+		if (!policy_judge(args, p, egress, p->dport)) {
+			p->decided.pending = true;
+			return true;
+		}
+	} else {
+		args->peer = p->dst;
+		args->port = p->dport;
+	}
+	policy_track(args->owner);
+	return true;
 }

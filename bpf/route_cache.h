@@ -15,6 +15,7 @@ enum route_question {
 	ROUTE_REVERSE = 2, /* whether packets to the address leave by the device */
 	ROUTE_AWAY = 3,	   /* whether packets from the device to the address leave the host */
 	ROUTE_LOCAL = 4,   /* whether the host has the address */
+	ROUTE_EXIT = 5,	   /* enum exit of packets from the device to the address */
 };
 
 static __always_inline bool route_has_rules(bool ipv6)
@@ -39,7 +40,7 @@ static __always_inline const struct fwd_key *route_key(enum route_question quest
 	key = &args->tuple;
 	__builtin_memset(key, 0, sizeof(*key));
 	key->dst = question == ROUTE_REVERSE ? p->src : p->dst;
-	if (question == ROUTE_SOURCE || question == ROUTE_AWAY) {
+	if (question == ROUTE_SOURCE || question == ROUTE_AWAY || question == ROUTE_EXIT) {
 		key->src = p->src;
 		key->sport = p->protocol;
 	}
@@ -58,7 +59,7 @@ static __always_inline struct fwd_entry *route_lookup(const struct fwd_key *key)
 }
 
 /* Stores an answer, and returns its entry. NULL only for the verifier. */
-static __always_inline struct fwd_entry *route_store(const struct fwd_key *key, bool answer)
+static __always_inline struct fwd_entry *route_store(const struct fwd_key *key, __u8 answer)
 {
 	struct fwd_entry *entry = fwd_cache_place(tuple_id(key));
 
@@ -73,13 +74,13 @@ static __always_inline struct fwd_entry *route_store(const struct fwd_key *key, 
 	return entry;
 }
 
-/* Answers a question about the packet in pkt_scratch, other than that for the source. */
+/* Answers a question about the packet in pkt_scratch, other than that for the source: a bool, or enum exit. */
 __noinline int route_ask(struct __sk_buff *skb, __u32 question)
 {
 	struct packet *p = pkt_scratch_get();
 	const struct fwd_key *key;
 	struct fwd_entry *entry;
-	bool answer;
+	__u8 answer;
 
 	if (!p)
 		return false;
@@ -91,6 +92,8 @@ __noinline int route_ask(struct __sk_buff *skb, __u32 question)
 		return entry->budget;
 	if (question == ROUTE_REVERSE)
 		answer = fib_reverse_path(skb, p);
+	else if (question == ROUTE_EXIT)
+		answer = fib_exit(skb, p);
 	else
 		answer = question == ROUTE_AWAY ? fib_leads_away(skb, p) : fib_is_local(skb, p);
 	route_store(key, answer);

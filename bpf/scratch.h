@@ -61,6 +61,12 @@ struct hash_args {
 
 SCRATCH(hash_scratch, struct hash_args);
 
+/* The flow of a packet to a container. */
+struct dnat {
+	struct flow_key key; /* if there is none: a free one */
+	bool free;	     /* the key is free */
+};
+
 /* A flow to find, to update, or to create: the arguments of flow_table.h's functions. */
 struct flow_args {
 	struct flow_key key;
@@ -78,10 +84,11 @@ struct flow_args {
 	__u32 free_id;
 	__u32 free; /* number of free places in the bucket, or with useless flows, and one of them */
 	__u32 free_way;
-	__u32 keep;   /* id of a flow that must not be replaced; 0: none */
-	__u32 own;    /* number of the payer's flows in the bucket */
-	__u32 others; /* number of others' flows that are not assured */
-	__u32 weight; /* of the flow to replace */
+	__u32 keep;	  /* id of a flow that must not be replaced; 0: none */
+	__u32 own;	  /* number of the payer's flows in the bucket */
+	__u32 others;	  /* number of others' flows that are not assured */
+	__u32 weight;	  /* of the flow to replace */
+	struct dnat dnat; /* of host_port_forward */
 };
 
 enum flow_weight {

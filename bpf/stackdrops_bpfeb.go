@@ -47,20 +47,19 @@ type StackDropsCluster struct {
 }
 
 type StackDropsDevice struct {
-	_             structs.HostLayout
-	Owner         uint64
-	Network       uint32
-	Flags         uint32
-	Addr4         StackDropsAddr
-	Addr6         StackDropsAddr
-	Gateway4      StackDropsAddr
-	Gateway6      StackDropsAddr
-	Mac           [6]uint8
-	IngressPolicy uint8
-	Pad           uint8
-	Container     uint64
-	RouteSet      uint32
-	LinkLocal     uint32
+	_         structs.HostLayout
+	Owner     uint64
+	Network   uint32
+	Flags     uint32
+	Addr4     StackDropsAddr
+	Addr6     StackDropsAddr
+	Gateway4  StackDropsAddr
+	Gateway6  StackDropsAddr
+	Mac       [6]uint8
+	Policy    uint16
+	Container uint64
+	RouteSet  uint32
+	LinkLocal uint32
 }
 
 type StackDropsDropCount struct {
@@ -212,22 +211,23 @@ type StackDropsFwdEntry struct {
 		HasPorts  uint8
 		EchoReply uint8
 	}
-	Ifindex    uint32
-	Updated    uint32
-	Generation uint32
-	MaxLen     uint32
-	Tag        uint16
-	Budget     uint8
-	Flags      uint8
-	Action     uint8
-	Nat        uint8
-	NatPort    uint16
-	NatAddr    StackDropsAddr
-	HintId     uint32
-	SrcMac     [6]uint8
-	Pad        [6]uint8
-	Macs       [12]uint8
-	_          [16]byte
+	Ifindex          uint32
+	Updated          uint32
+	Generation       uint32
+	MaxLen           uint32
+	Tag              uint16
+	Budget           uint8
+	Flags            uint8
+	Action           uint8
+	Nat              uint8
+	NatPort          uint16
+	NatAddr          StackDropsAddr
+	HintId           uint32
+	SrcMac           [6]uint8
+	PolicyGeneration uint16
+	Policies         uint32
+	Macs             [12]uint8
+	_                [16]byte
 }
 
 type StackDropsFwdWays struct {
@@ -299,6 +299,14 @@ type StackDropsNode struct {
 	Pad    [3]uint8
 }
 
+type StackDropsPolicy struct {
+	_          structs.HostLayout
+	Owner      uint64
+	RuleSets   uint64
+	Generation uint32
+	Checks     uint32
+}
+
 type StackDropsPrefixKey struct {
 	_         structs.HostLayout
 	Prefixlen uint32
@@ -328,6 +336,27 @@ type StackDropsRouted struct {
 		EchoReply uint8
 	}
 	Tag uint32
+}
+
+type StackDropsRule struct {
+	_      structs.HostLayout
+	Number uint32
+}
+
+type StackDropsRuleKey struct {
+	_         structs.HostLayout
+	Prefixlen uint32
+	Set       uint32
+	Peer      uint32
+	Kind      uint8
+	Protocol  uint8
+	Port      [2]uint8
+}
+
+type StackDropsRuleSet struct {
+	_      structs.HostLayout
+	Digest [16]uint8
+	Flags  uint32
 }
 
 type StackDropsStackNote struct {
@@ -371,11 +400,15 @@ const (
 	StackDropsMapMovedFlows    = "moved_flows"
 	StackDropsMapNodes         = "nodes"
 	StackDropsMapNonmasqCidrs  = "nonmasq_cidrs"
+	StackDropsMapPolicies      = "policies"
+	StackDropsMapPolicyBlocks  = "policy_blocks"
+	StackDropsMapPolicyRules   = "policy_rules"
 	StackDropsMapPortNumbers   = "port_numbers"
 	StackDropsMapPortSrcRanges = "port_src_ranges"
 	StackDropsMapReplyPorts    = "reply_ports"
 	StackDropsMapRouteRules    = "route_rules"
 	StackDropsMapRouted        = "routed"
+	StackDropsMapRuleSets      = "rule_sets"
 	StackDropsMapStackNotes    = "stack_notes"
 	StackDropsMapTupleNotes    = "tuple_notes"
 	StackDropsMapUplinks       = "uplinks"
@@ -455,11 +488,15 @@ type StackDropsMapSpecs struct {
 	MovedFlows    *ebpf.MapSpec `ebpf:"moved_flows"`
 	Nodes         *ebpf.MapSpec `ebpf:"nodes"`
 	NonmasqCidrs  *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
+	Policies      *ebpf.MapSpec `ebpf:"policies"`
+	PolicyBlocks  *ebpf.MapSpec `ebpf:"policy_blocks"`
+	PolicyRules   *ebpf.MapSpec `ebpf:"policy_rules"`
 	PortNumbers   *ebpf.MapSpec `ebpf:"port_numbers"`
 	PortSrcRanges *ebpf.MapSpec `ebpf:"port_src_ranges"`
 	ReplyPorts    *ebpf.MapSpec `ebpf:"reply_ports"`
 	RouteRules    *ebpf.MapSpec `ebpf:"route_rules"`
 	Routed        *ebpf.MapSpec `ebpf:"routed"`
+	RuleSets      *ebpf.MapSpec `ebpf:"rule_sets"`
 	StackNotes    *ebpf.MapSpec `ebpf:"stack_notes"`
 	TupleNotes    *ebpf.MapSpec `ebpf:"tuple_notes"`
 	Uplinks       *ebpf.MapSpec `ebpf:"uplinks"`
@@ -515,11 +552,15 @@ type StackDropsMaps struct {
 	MovedFlows    *ebpf.Map `ebpf:"moved_flows"`
 	Nodes         *ebpf.Map `ebpf:"nodes"`
 	NonmasqCidrs  *ebpf.Map `ebpf:"nonmasq_cidrs"`
+	Policies      *ebpf.Map `ebpf:"policies"`
+	PolicyBlocks  *ebpf.Map `ebpf:"policy_blocks"`
+	PolicyRules   *ebpf.Map `ebpf:"policy_rules"`
 	PortNumbers   *ebpf.Map `ebpf:"port_numbers"`
 	PortSrcRanges *ebpf.Map `ebpf:"port_src_ranges"`
 	ReplyPorts    *ebpf.Map `ebpf:"reply_ports"`
 	RouteRules    *ebpf.Map `ebpf:"route_rules"`
 	Routed        *ebpf.Map `ebpf:"routed"`
+	RuleSets      *ebpf.Map `ebpf:"rule_sets"`
 	StackNotes    *ebpf.Map `ebpf:"stack_notes"`
 	TupleNotes    *ebpf.Map `ebpf:"tuple_notes"`
 	Uplinks       *ebpf.Map `ebpf:"uplinks"`
@@ -549,11 +590,15 @@ func (m *StackDropsMaps) Close() error {
 		m.MovedFlows,
 		m.Nodes,
 		m.NonmasqCidrs,
+		m.Policies,
+		m.PolicyBlocks,
+		m.PolicyRules,
 		m.PortNumbers,
 		m.PortSrcRanges,
 		m.ReplyPorts,
 		m.RouteRules,
 		m.Routed,
+		m.RuleSets,
 		m.StackNotes,
 		m.TupleNotes,
 		m.Uplinks,

@@ -18,21 +18,36 @@ enum tag {
 	 * changes.
 	 */
 	TAG_TUPLE = 0x8000,
-	TAG_PENDING_DNAT =
-		0x4000,	      /* from the outside, to a container's own address, without a flow */
+	TAG_PENDING = 0x4000, /* the last hook creates the flow: of struct routed */
 	TAG_OBSERVE = 0x2000, /* the last hook records the delivery, for the offload */
+	TAG_REPLY = 0x1000,   /* also with the other tags: the sender's egress rules admit it */
 };
 
 /* Returns our tag and removes it. Other values of tc_index stay. */
 static __always_inline __u32 tag_take(struct __sk_buff *skb)
 {
-	__u32 tag = skb->tc_index;
+	__u32 tag = skb->tc_index & ~TAG_REPLY;
 
 	if (tag != TAG_BYPASS && tag != TAG_TRANSLATED && tag != TAG_CT_UPDATE &&
 	    tag != TAG_REENTRY && tag != TAG_ADMITTED && !(tag & TAG_TUPLE))
 		return TAG_NONE;
 	skb->tc_index = TAG_NONE;
 	return tag;
+}
+
+/* Reports whether skb has a tag of ours with TAG_REPLY. Before tag_take. */
+static __always_inline bool tag_is_reply(struct __sk_buff *skb)
+{
+	__u32 tag = skb->tc_index;
+
+	return tag & TAG_REPLY && (tag & TAG_TUPLE || tag == (TAG_BYPASS | TAG_REPLY) ||
+				   tag == (TAG_TRANSLATED | TAG_REPLY));
+}
+
+/* Returns what the tag has to say about the sender's rules. */
+static __always_inline __u32 tag_reply(const struct packet *p)
+{
+	return p->decided.reply ? TAG_REPLY : 0;
 }
 
 /* Returns an unpredictable hash of packets from src:sport to dst:dport. */
@@ -82,20 +97,20 @@ static __always_inline void packet_set_id(struct packet *p)
 /* The tag for packets whose tuple has the id. */
 static __always_inline __u32 tag_of(__u32 id)
 {
-	return TAG_TUPLE | (id >> 1 & (TAG_OBSERVE - 1));
+	return TAG_TUPLE | (id >> 1 & (TAG_REPLY - 1));
 }
 
 /*
  * Reports whether the stack has not changed p since the ingress hook set the tag. The tag of
- * one changed packet in 8,192 matches by chance.
+ * one changed packet in 4,096 matches by chance.
  */
 static __always_inline bool tag_matches(__u32 tag, const struct packet *p)
 {
-	return (tag & ~(__u32)(TAG_PENDING_DNAT | TAG_OBSERVE)) == tag_of(p->id);
+	return (tag & ~(__u32)(TAG_PENDING | TAG_OBSERVE)) == tag_of(p->id);
 }
 
 /* The same for the tag of a conntrack update, which has the inverted hash. */
 static __always_inline bool tag_matches_update(__u32 tag, const struct packet *p)
 {
-	return tag_matches(tag ^ (TAG_OBSERVE - 1), p);
+	return tag_matches(tag ^ (TAG_REPLY - 1), p);
 }

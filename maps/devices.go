@@ -15,40 +15,40 @@ import (
 
 // Device is the host's end of a container's veth, with the container's permissions.
 type Device struct {
-	IfIndex       int
-	Owner         loader.Owner
-	Network       Network
-	Container     Container
-	MAC           net.HardwareAddr // of the container's end, 6 bytes
-	Addr4         netip.Addr       // the container's first address; invalid: none
-	Addr6         netip.Addr
-	Gateway4      netip.Addr // on the host
-	Gateway6      netip.Addr
-	AntiSpoof     bool // the container may send only from its own MAC and IP addresses
-	Bridged       bool // the device is a bridge port, so others receive the container's broadcasts
-	AnyAddress    bool // the container has no addresses from us, and may use unassigned ones
-	Shaped        bool // a qdisc on the device limits the rate, so no packet may bypass it
-	IngressPolicy Policy
-	Routes        PrefixSet // routes with gateways; 0: none
+	IfIndex    int
+	Owner      loader.Owner
+	Network    Network
+	Container  Container
+	MAC        net.HardwareAddr // of the container's end, 6 bytes
+	Addr4      netip.Addr       // the container's first address; invalid: none
+	Addr6      netip.Addr
+	Gateway4   netip.Addr // on the host
+	Gateway6   netip.Addr
+	AntiSpoof  bool        // the container may send only from its own MAC and IP addresses
+	Bridged    bool        // the device is a bridge port, so others receive the container's broadcasts
+	AnyAddress bool        // the container has no addresses from us, and may use unassigned ones
+	Shaped     bool        // a qdisc on the device limits the rate, so no packet may bypass it
+	Policy     PolicyIndex // 0: no rules
+	Routes     PrefixSet   // routes with gateways; 0: none
 }
 
-// Policy says which containers of this host may open connections to a container.
-type Policy bpf.Policy
+// IngressPolicy says which containers of this host may open connections to a container.
+type IngressPolicy uint8
 
-// The policies.
+// The ingress policies.
 const (
-	Open        = Policy(bpf.PolicyOpen)
-	SameNetwork = Policy(bpf.PolicySameNetwork)
-	Isolated    = Policy(bpf.PolicyIsolated)
+	Open IngressPolicy = iota
+	SameNetwork
+	Isolated
 )
 
-var policyNames = map[Policy]string{Open: "open", SameNetwork: "same-network", Isolated: "isolated"}
+var policyNames = map[IngressPolicy]string{Open: "open", SameNetwork: "same-network", Isolated: "isolated"}
 
 // String returns the policy's name in a configuration.
-func (p Policy) String() string { return policyNames[p] }
+func (p IngressPolicy) String() string { return policyNames[p] }
 
 // PolicyOf returns the policy with that name, and whether it exists.
-func PolicyOf(name string) (Policy, bool) {
+func PolicyOf(name string) (IngressPolicy, bool) {
 	for policy, known := range policyNames {
 		if known == name {
 			return policy, true
@@ -71,16 +71,16 @@ var deviceFlags = []struct {
 // attachment's entry, because an ifindex belongs to one device at a time.
 func (s *Store) PutDevice(d Device) error {
 	value := bpf.Device{
-		Owner:         uint64(d.Owner),
-		Network:       uint32(d.Network),
-		Container:     uint64(d.Container),
-		Addr4:         wireOrZero(d.Addr4),
-		Addr6:         wireOrZero(d.Addr6),
-		Gateway4:      wireOrZero(d.Gateway4),
-		Gateway6:      wireOrZero(d.Gateway6),
-		Mac:           [6]byte(d.MAC),
-		IngressPolicy: bpf.Policy(d.IngressPolicy),
-		RouteSet:      uint32(d.Routes),
+		Owner:     uint64(d.Owner),
+		Network:   uint32(d.Network),
+		Container: uint64(d.Container),
+		Addr4:     wireOrZero(d.Addr4),
+		Addr6:     wireOrZero(d.Addr6),
+		Gateway4:  wireOrZero(d.Gateway4),
+		Gateway6:  wireOrZero(d.Gateway6),
+		Mac:       [6]byte(d.MAC),
+		Policy:    uint16(d.Policy),
+		RouteSet:  uint32(d.Routes),
 	}
 	for _, f := range deviceFlags {
 		if *f.field(&d) {
@@ -135,17 +135,17 @@ func DevicesOf(dp *loader.Datapath, owner loader.Owner) (indexes []int, err erro
 
 func deviceOf(key uint32, value bpf.Device) Device {
 	d := Device{
-		IfIndex:       int(key),
-		Owner:         loader.Owner(value.Owner),
-		Network:       Network(value.Network),
-		Container:     Container(value.Container),
-		MAC:           value.Mac[:],
-		Addr4:         addrOrNone(value.Addr4),
-		Addr6:         addrOrNone(value.Addr6),
-		Gateway4:      addrOrNone(value.Gateway4),
-		Gateway6:      addrOrNone(value.Gateway6),
-		IngressPolicy: Policy(value.IngressPolicy),
-		Routes:        PrefixSet(value.RouteSet),
+		IfIndex:   int(key),
+		Owner:     loader.Owner(value.Owner),
+		Network:   Network(value.Network),
+		Container: Container(value.Container),
+		MAC:       value.Mac[:],
+		Addr4:     addrOrNone(value.Addr4),
+		Addr6:     addrOrNone(value.Addr6),
+		Gateway4:  addrOrNone(value.Gateway4),
+		Gateway6:  addrOrNone(value.Gateway6),
+		Policy:    PolicyIndex(value.Policy),
+		Routes:    PrefixSet(value.RouteSet),
 	}
 	for _, f := range deviceFlags {
 		*f.field(&d) = value.Flags&f.flag != 0

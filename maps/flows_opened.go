@@ -17,16 +17,28 @@ type Connection struct {
 	Local, Remote netip.AddrPort
 }
 
-// AdmitReplies has the programs admit replies to connections that an owner's container opened before it got
-// an ingress policy; they know only later ones. It omits connections from addresses of other owners, whose
-// policy applies to them.
-func (s *Store) AdmitReplies(owner loader.Owner, opened []Connection) error {
+// Opener is the side that has opened a connection.
+type Opener bpf.FlowKind
+
+// The openers.
+const (
+	OpenedByContainer = Opener(bpf.FlowEgress)
+	OpenedByRemote    = Opener(bpf.FlowIngress)
+)
+
+// AdmitReplies has the programs admit replies of connections that an owner's container had before it got
+// rules, if those admit the connections; the programs know only later ones. It omits connections from
+// addresses of other owners, whose rules apply to them.
+func (s *Store) AdmitReplies(owner loader.Owner, opener Opener, connections []Connection) error {
+	if err := s.dp.OpenOnDemand(bpf.MapAdmittedFlows); err != nil {
+		return err
+	}
 	now, err := nowTicks()
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, c := range opened {
+	for _, c := range connections {
 		endpoint, found, err := GetEndpoint(s.dp, c.Local.Addr())
 		if err != nil {
 			return errors.Join(append(errs, err)...)
@@ -40,7 +52,7 @@ func (s *Store) AdmitReplies(owner loader.Owner, opened []Connection) error {
 			RemotePort: c.Remote.Port(),
 			LocalPort:  c.Local.Port(),
 			Protocol:   uint8(c.Protocol),
-			Kind:       bpf.FlowEgress,
+			Kind:       bpf.FlowKind(opener),
 		}
 		if err := s.dp.AdmittedFlows.Put(&key, bpf.AdmittedFlow{Owner: uint64(owner), LastSeen: now}); err != nil {
 			errs = append(errs, fmt.Errorf("admit replies of %s to %s: %w", c.Remote, c.Local, explainFull(s.dp.AdmittedFlows, err)))

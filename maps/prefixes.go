@@ -131,16 +131,16 @@ func removePrefixesExcept(m *ebpf.Map, listUsed func() (map[PrefixSet]bool, erro
 	return errors.Join(errs...)
 }
 
-// prefixKeys lists the keys one by one: LPM tries support batches only since 5.13, and
-// hold few entries here.
-func prefixKeys(m *ebpf.Map) ([]bpf.PrefixKey, error) {
+func prefixKeys(m *ebpf.Map) ([]bpf.PrefixKey, error) { return trieKeys[bpf.PrefixKey](m) }
+
+// trieKeys lists the keys one by one: LPM tries support batches only since 5.13.
+func trieKeys[K any](m *ebpf.Map) (keys []K, err error) {
 	if m == nil {
 		return nil, nil
 	}
-	var keys []bpf.PrefixKey
 	var last any // the first key has none before it
 	for {
-		var key bpf.PrefixKey
+		var key K
 		err := m.NextKey(last, &key)
 		if errors.Is(err, ebpf.ErrKeyNotExist) {
 			return keys, nil

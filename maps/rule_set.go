@@ -209,3 +209,24 @@ func mapped(prefix netip.Prefix) netip.Prefix {
 	}
 	return netip.PrefixFrom(netip.AddrFrom16(prefix.Addr().As16()), bits)
 }
+
+// Equal reports whether two rule sets admit the same by the same entries; nil equals nil only.
+func (r *RuleSet) Equal(other *RuleSet) bool {
+	if r == nil || other == nil {
+		return r == other
+	}
+	a, b := r.asEntries(), other.asEntries()
+	return r.Host == other.Host && r.Audit == other.Audit && slices.Equal(a.Rules, b.Rules) && slices.Equal(a.Blocks, b.Blocks)
+}
+
+// asEntries returns the rule set as the maps have it: a range of ports is one rule for each prefix of it.
+func (r *RuleSet) asEntries() *RuleSet {
+	split := &RuleSet{Blocks: slices.Clone(r.Blocks)}
+	for _, rule := range r.Rules {
+		for _, key := range ruleKeys(0, rule) {
+			split.Rules = append(split.Rules, ruleOf(key, rule.Number))
+		}
+	}
+	split.Normalize()
+	return split
+}

@@ -114,6 +114,7 @@ func (s *Store) release(owners map[loader.Owner]bool) error {
 	return errors.Join(
 		removeOwned(s.dp.Endpoints, owners, ownerOf),
 		removeOwned(s.dp.Devices, owners, ownerOf),
+		s.freePolicies(func(owner loader.Owner) bool { return owners[owner] }),
 		s.removeUnusedPrefixes(),
 		removeOwned(s.dp.Drops, owners, ownerOfKey),
 	)
@@ -146,6 +147,7 @@ func (s *Store) RemoveOrphans() error {
 	}
 	orphan := func(owner loader.Owner) bool { return !living[owner] }
 	return errors.Join(
+		s.freePolicies(orphan),
 		removeIf(s.dp.AdmittedFlows, orphan, ownerOf),
 		removeIf(s.dp.Drops, orphan, ownerOfKey),
 	)

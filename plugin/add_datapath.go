@@ -42,7 +42,12 @@ func (a *adder) attach(ctx context.Context) error {
 	}
 	err := maps.With(ctx, a.datapath, func(store *maps.Store) error {
 		a.written = true
-		if err := store.PutDevice(a.device(network)); err != nil {
+		device := a.device(network)
+		var err error
+		if device.Policy, err = a.addPolicy(store); err != nil {
+			return err
+		}
+		if err := store.PutDevice(device); err != nil {
 			return err
 		}
 		for _, endpoint := range a.endpoints {
@@ -88,20 +93,28 @@ func (a *adder) addEndpoint(store *maps.Store, endpoint maps.Endpoint) error {
 	return refresh.ExcludeBridge(a.datapath, store, endpoint.IfIndex)
 }
 
+// addPolicy writes the container's rules, which its device's entry refers to.
+func (a *adder) addPolicy(store *maps.Store) (maps.PolicyIndex, error) {
+	ingress, egress := a.config.RuleSets()
+	if ingress == nil && egress == nil {
+		return 0, nil
+	}
+	return store.PutPolicy(a.owner, ingress, egress)
+}
+
 // device is the entry of the container's device.
 func (a *adder) device(network maps.Network) maps.Device {
 	device := maps.Device{
-		IfIndex:       a.pair.HostIndex,
-		Owner:         a.owner,
-		Network:       network,
-		Container:     maps.ContainerToken(a.config.Attachment.ContainerID),
-		MAC:           a.pair.ContainerMAC,
-		AntiSpoof:     a.config.AntiSpoof,
-		Shaped:        a.config.Bandwidth.Ingress.Rate != 0,
-		IngressPolicy: a.config.Ingress,
-		Bridged:       a.pair.Bridge != 0,
-		AnyAddress:    len(a.addresses) == 0,
-		Routes:        maps.RouteSetOf(a.gatewayRoutes),
+		IfIndex:    a.pair.HostIndex,
+		Owner:      a.owner,
+		Network:    network,
+		Container:  maps.ContainerToken(a.config.Attachment.ContainerID),
+		MAC:        a.pair.ContainerMAC,
+		AntiSpoof:  a.config.AntiSpoof,
+		Shaped:     a.config.Bandwidth.Ingress.Rate != 0,
+		Bridged:    a.pair.Bridge != 0,
+		AnyAddress: len(a.addresses) == 0,
+		Routes:     maps.RouteSetOf(a.gatewayRoutes),
 	}
 	for _, address := range a.addresses {
 		addr, gateway := &device.Addr4, &device.Gateway4

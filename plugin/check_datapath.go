@@ -47,10 +47,32 @@ func (c *checker) checkGatewayRoutes(endpoints []maps.Endpoint) {
 	}
 }
 
+// checkPolicy compares the rules that the programs have with the configuration's.
+func (c *checker) checkPolicy() {
+	policy, err := maps.GetPolicy(c.datapath, c.entry.Policy)
+	if c.failed(err) {
+		return
+	}
+	present := [2]*maps.RuleSet{}
+	if present[0], present[1], err = maps.RuleSetsOf(c.datapath, policy); c.failed(err) {
+		return
+	}
+	if policy.Owner != c.owner && c.entry.Policy != 0 {
+		c.differs("the datapath has the rules of another container for it")
+	}
+	ingress, egress := c.config.RuleSets()
+	for i, expected := range []*maps.RuleSet{ingress, egress} {
+		if !present[i].Equal(expected) {
+			c.differs("the datapath has other %s rules than policy, policyMode, and ingressPolicy say", []string{"ingress", "egress"}[i])
+		}
+	}
+}
+
 func (c *checker) checkDeviceEntry() {
 	if c.hostDevice == nil {
 		return
 	}
+	c.checkPolicy()
 	device := c.entry
 	switch {
 	case device.Owner != c.owner:
@@ -59,8 +81,6 @@ func (c *checker) checkDeviceEntry() {
 		c.differs("antiSpoof is %v, expected %v", device.AntiSpoof, c.config.AntiSpoof)
 	case device.Shaped != (c.config.Bandwidth.Ingress.Rate != 0):
 		c.differs("the datapath's device entry has an ingress limit: %v, expected %v", device.Shaped, c.config.Bandwidth.Ingress.Rate != 0)
-	case device.IngressPolicy != c.config.Ingress:
-		c.differs("ingressPolicy is %s, expected %s", device.IngressPolicy, c.config.Ingress)
 	case device.AntiSpoof && c.netInterface != nil && c.netInterface.Mac != "" && device.MAC.String() != c.netInterface.Mac:
 		c.differs("antiSpoof drops all that the container sends: its MAC is %s, and was %s at ADD; set antiSpoof to false, or let ebpfnet set the MAC",
 			c.netInterface.Mac, device.MAC)

@@ -17,6 +17,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/names"
+	"github.com/ebpfnet/ebpfnet/plugin/policy"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
@@ -194,7 +195,25 @@ func (l attachmentList) addRecords(host *netlink.Handle, dataDir string) error {
 	return errors.Join(errs...)
 }
 
-func (l attachmentList) addEntries(datapath *loader.Datapath) error {
+// policyName returns which ingressPolicy a container's rules are, or "rules" for those of a policy.
+func policyName(datapath *loader.Datapath, device maps.Device) (string, error) {
+	entry, err := maps.GetPolicy(datapath, device.Policy)
+	if err != nil {
+		return "", err
+	}
+	ingress, egress, err := maps.RuleSetsOf(datapath, entry)
+	if err != nil {
+		return "", err
+	}
+	for _, known := range []maps.IngressPolicy{maps.Open, maps.SameNetwork, maps.Isolated} {
+		if egress == nil && ingress.Equal(policy.FromIngressPolicy(known, device.Network)) {
+			return known.String(), nil
+		}
+	}
+	return "rules", nil
+}
+
+func (l attachmentList) addEntries(datapath *loader.Datapath) (err error) {
 	endpoints, errEndpoints := maps.Endpoints(datapath)
 	for _, e := range endpoints {
 		a := l.get(e.Owner)
@@ -208,7 +227,10 @@ func (l attachmentList) addEntries(datapath *loader.Datapath) error {
 		for _, r := range routes[d.Routes] {
 			a.Routes = append(a.Routes, Route(r))
 		}
-		a.MAC, a.AntiSpoof, a.IngressPolicy = d.MAC.String(), d.AntiSpoof, d.IngressPolicy.String()
+		a.MAC, a.AntiSpoof = d.MAC.String(), d.AntiSpoof
+		if a.IngressPolicy, err = policyName(datapath, d); err != nil {
+			return err
+		}
 	}
 	ports, errPorts := maps.HostPorts(datapath)
 	for _, p := range ports {

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -10,8 +11,9 @@ import (
 // maxOpened bounds the connections that a change of policy writes for one container.
 const maxOpened = 4096
 
-// admitReplies lets connections that a container has opened continue under a stricter policy.
-// Connections of a container with a network stack of its own, as in a virtual machine, cannot be seen.
+// admitReplies lets the connections of a container continue that its rules admit, when a direction of it
+// becomes isolated. Connections of a container with a network stack of its own, as in a virtual machine,
+// cannot be seen.
 func (o *Host) admitReplies(store *maps.Store, device maps.Device) error {
 	_, ns, err := pairOf(o.host, device.IfIndex)
 	if err != nil {
@@ -19,17 +21,23 @@ func (o *Host) admitReplies(store *maps.Store, device maps.Device) error {
 	}
 	defer ns.Close()
 
-	opened, err := namespace.Opened(ns)
+	opened, accepted, err := namespace.Connections(ns)
 	if err != nil {
 		return err
 	}
-	var connections []maps.Connection
-	for _, c := range opened[:min(len(opened), maxOpened)] {
-		connections = append(connections, maps.Connection{Protocol: maps.Protocol(c.Protocol), Local: c.Local, Remote: c.Remote})
-	}
-	err = store.AdmitReplies(device.Owner, connections)
-	if err == nil && len(opened) > maxOpened {
-		err = fmt.Errorf("it has opened %d, and at most %d are kept", len(opened), maxOpened)
+	err = errors.Join(
+		store.AdmitReplies(device.Owner, maps.OpenedByContainer, connections(opened)),
+		store.AdmitReplies(device.Owner, maps.OpenedByRemote, connections(accepted)),
+	)
+	if n := len(opened) + len(accepted); err == nil && max(len(opened), len(accepted)) > maxOpened {
+		err = fmt.Errorf("it has %d, and at most %d of each direction are kept", n, maxOpened)
 	}
 	return err
+}
+
+func connections(sockets []namespace.Connection) (list []maps.Connection) {
+	for _, c := range sockets[:min(len(sockets), maxOpened)] {
+		list = append(list, maps.Connection{Protocol: maps.Protocol(c.Protocol), Local: c.Local, Remote: c.Remote})
+	}
+	return list
 }

@@ -83,16 +83,23 @@ func (o *Host) set(ctx context.Context, store *maps.Store, device maps.Device, r
 	if err := o.records.Write(rec); err != nil {
 		return nil, err
 	}
-	c := config.Config{AntiSpoof: device.AntiSpoof, Ingress: device.IngressPolicy, Bandwidth: rec.Bandwidth}
+	policy, err := maps.GetPolicy(o.datapath, device.Policy)
+	if err != nil {
+		return nil, err
+	}
+	c := config.Config{Attachment: rec.Attachment, AntiSpoof: device.AntiSpoof, Audit: policy.IsAudit(), Bandwidth: rec.Bandwidth}
 	if err := c.Apply(rec.Settings); err != nil {
 		return nil, err
 	}
-	before, shaped := device.IngressPolicy, c.Bandwidth.Ingress.Rate != 0
+	shaped := c.Bandwidth.Ingress.Rate != 0
 	if shaped && !device.Shaped {
 		_ = returnOffloaded(ctx, o.datapath, func(e maps.Endpoint) bool { return e.Owner == device.Owner })
 	}
-	device.AntiSpoof, device.IngressPolicy, device.Shaped = c.AntiSpoof, c.Ingress, shaped
-	if warning, err = o.putDevice(store, device, before); err != nil {
+	if warning, err = o.setPolicy(store, &device, policy, &c, s); err != nil {
+		return warning, err
+	}
+	device.AntiSpoof, device.Shaped = c.AntiSpoof, shaped
+	if err := store.PutDevice(device); err != nil {
 		return warning, err
 	}
 	if s.Limits == (record.Limits{}) {
@@ -101,17 +108,34 @@ func (o *Host) set(ctx context.Context, store *maps.Store, device maps.Device, r
 	return warning, o.limit(device.IfIndex, rec.Attachment.IfName, c.Bandwidth)
 }
 
-// putDevice writes the device's entry. Under a policy that is stricter than before, it first admits
-// replies to the container's connections, and then once more for those that it has opened meanwhile.
-func (o *Host) putDevice(store *maps.Store, device maps.Device, before maps.Policy) (warning, err error) {
-	if device.IngressPolicy <= before {
-		return nil, store.PutDevice(device)
+// setPolicy gives the container the rules of the settings. When a direction becomes isolated, it first admits
+// replies of the container's connections, and then once more for those that are new since.
+func (o *Host) setPolicy(store *maps.Store, device *maps.Device, before maps.Policy, c *config.Config, s record.Settings) (warning, err error) {
+	if s.Policy == "" && s.IngressPolicy == "" && s.PolicyMode == "" {
+		return nil, nil
 	}
-	warning = o.admitReplies(store, device)
-	if err := store.PutDevice(device); err != nil || warning != nil {
+	ingress, egress := c.RuleSets()
+	if s.Policy == "" && s.IngressPolicy == "" {
+		if ingress, egress, err = maps.RuleSetsOf(o.datapath, before); err != nil {
+			return nil, err
+		}
+	}
+	for _, set := range []*maps.RuleSet{ingress, egress} {
+		if set != nil {
+			set.Audit = c.Audit
+		}
+	}
+	isolates := ingress != nil && before.Ingress == 0 || egress != nil && before.Egress == 0
+	if isolates {
+		warning = o.admitReplies(store, *device)
+	}
+	if device.Policy, err = store.PutPolicy(device.Owner, ingress, egress); err != nil || !isolates || warning != nil {
 		return warning, err
 	}
-	return o.admitReplies(store, device), nil
+	if err := store.PutDevice(*device); err != nil {
+		return nil, err
+	}
+	return o.admitReplies(store, *device), nil
 }
 
 // limit changes the limits of a container that runs.

@@ -32,7 +32,7 @@ func (c *Config) setPolicies(conf *netConf) (err error) {
 
 // RuleSets returns what the container admits in each direction. nil: the direction is not isolated.
 func (c *Config) RuleSets() (ingress, egress *maps.RuleSet) {
-	ingress = policy.FromIngressPolicy(c.Ingress, c.Attachment.Network)
+	ingress = policy.FromIngressPolicy(c.Ingress, maps.NetworkToken(c.Attachment.Network))
 	if c.Policy != nil {
 		ingress, egress = c.Policy.Compile(c.Attachment.Network)
 	}
@@ -44,7 +44,7 @@ func (c *Config) RuleSets() (ingress, egress *maps.RuleSet) {
 	return ingress, egress
 }
 
-func parseIngressPolicy(name string) (maps.Policy, error) {
+func parseIngressPolicy(name string) (maps.IngressPolicy, error) {
 	parsed, ok := maps.PolicyOf(cmp.Or(name, maps.Open.String()))
 	if !ok {
 		return parsed, cnierr.Invalid("ingressPolicy", name, `"open", "same-network" or "isolated"`)

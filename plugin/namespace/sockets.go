@@ -36,14 +36,15 @@ var socketFiles = []struct {
 	{"/proc/thread-self/net/udp6", unix.IPPROTO_UDP},
 }
 
-// Opened returns the connections that sockets in a namespace have opened, without accepted ones and
-// without those within the namespace.
-func Opened(ns netns.NsHandle) ([]Connection, error) {
+// Connections returns the connections that sockets in a namespace have opened, and those that they have
+// accepted, without those within the namespace.
+func Connections(ns netns.NsHandle) (opened, accepted []Connection, err error) {
 	var all sockets
 	if err := link.InNamespace(ns, all.readFiles); err != nil {
-		return nil, fmt.Errorf("read the sockets of a network namespace: %w", err)
+		return nil, nil, fmt.Errorf("read the sockets of a network namespace: %w", err)
 	}
-	return all.opened(), nil
+	opened, accepted = all.split()
+	return opened, accepted, nil
 }
 
 // servedPort is a port with a listener.
@@ -58,15 +59,19 @@ type sockets struct {
 	served    map[servedPort]bool
 }
 
-// opened returns the connections whose local port has no listener, on any address.
-func (s *sockets) opened() (opened []Connection) {
+// split tells the connections whose local port has no listener, on any address, from the others.
+func (s *sockets) split() (opened, accepted []Connection) {
 	for _, c := range s.connected {
 		local, remote := c.Local.Addr(), c.Remote.Addr()
-		if !s.served[servedPort{c.Protocol, c.Local.Port()}] && local != remote && !local.IsLoopback() {
+		switch {
+		case local == remote || local.IsLoopback():
+		case s.served[servedPort{c.Protocol, c.Local.Port()}]:
+			accepted = append(accepted, c)
+		default:
 			opened = append(opened, c)
 		}
 	}
-	return opened
+	return opened, accepted
 }
 
 // readFiles reads the files for the calling thread's namespace. Without IPv6, some are missing.

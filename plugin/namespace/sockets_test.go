@@ -3,6 +3,7 @@ package namespace
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -70,7 +71,8 @@ func TestOpenedSockets(t *testing.T) {
 		}
 	}
 	var got []string
-	for _, c := range s.opened() {
+	opened, accepted := s.split()
+	for _, c := range opened {
 		got = append(got, fmt.Sprintf("%d %s %s", c.Protocol, c.Local, c.Remote))
 	}
 	want := []string{
@@ -87,6 +89,13 @@ func TestOpenedSockets(t *testing.T) {
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	ports := map[uint16]int{} // local ones of accepted connections
+	for _, c := range accepted {
+		ports[c.Local.Port()]++
+	}
+	if want := map[uint16]int{8080: 3, 9090: 1, 53: 1}; !maps.Equal(ports, want) {
+		t.Errorf("accepted by ports %v, want %v", ports, want)
 	}
 }
 

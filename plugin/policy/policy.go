@@ -53,14 +53,13 @@ func Place(isEgress bool, number uint32) string {
 }
 
 // FromIngressPolicy returns what "ingressPolicy" admits to a container of a network, or nil for maps.Open.
-func FromIngressPolicy(policy maps.Policy, network string) *maps.RuleSet {
+func FromIngressPolicy(policy maps.IngressPolicy, network maps.Network) *maps.RuleSet {
 	if policy == maps.Open {
 		return nil
 	}
 	admitted := &maps.RuleSet{Host: true, Rules: []maps.Rule{{Kind: maps.OutsidePeer, Last: lastPort}}}
 	if policy == maps.SameNetwork {
-		own := uint32(maps.NetworkToken(network))
-		admitted.Rules = append(admitted.Rules, maps.Rule{Kind: maps.NetworkPeer, Peer: own, Last: lastPort})
+		admitted.Rules = append(admitted.Rules, maps.Rule{Kind: maps.NetworkPeer, Peer: uint32(network), Last: lastPort})
 	}
 	admitted.Normalize()
 	return admitted

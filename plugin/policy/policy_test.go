@@ -165,10 +165,10 @@ func FuzzPolicy(f *testing.F) {
 // TestFromIngressPolicy judges peers by the values of ingressPolicy.
 func TestFromIngressPolicy(t *testing.T) {
 	own, other := maps.Peer{Network: maps.NetworkToken("pods")}, maps.Peer{Network: maps.NetworkToken("others")}
-	for policy, want := range map[maps.Policy]string{
+	for policy, want := range map[maps.IngressPolicy]string{
 		maps.Open: "[true true true true true]", maps.SameNetwork: "[true true true true false]", maps.Isolated: "[true true true false false]",
 	} {
-		set := FromIngressPolicy(policy, "pods")
+		set := FromIngressPolicy(policy, maps.NetworkToken("pods"))
 		var got []bool
 		for _, peer := range []maps.Peer{{}, {Host: true}, {Self: true, Network: own.Network}, own, other} {
 			_, admitted := set.Verdict(peer, uint8(maps.ICMP), 0)

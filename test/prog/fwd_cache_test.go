@@ -141,7 +141,7 @@ func TestForwardingCacheEndsWithTheGeneration(t *testing.T) {
 	}
 }
 
-// An ingress policy of the sender, from now on, tracks what it sends before an entry is used.
+// A policy of the sender, from now on, tracks what it sends before an entry is made again.
 func TestForwardingCacheTracksForPolicy(t *testing.T) {
 	h := newCacheHost(t)
 	eachCached(t, func(t *testing.T, s scene, redirect bool) {
@@ -150,16 +150,13 @@ func TestForwardingCacheTracksForPolicy(t *testing.T) {
 		}
 		err := h.on(0, func() error {
 			err := errors.Join(
-				h.cached(s, redirect), h.putPodDevice(s, "pod", func(d *bpf.Device) { d.IngressPolicy = bpf.PolicyIsolated }),
+				h.cached(s, redirect), h.putPodDevice(s, "pod", func(d *bpf.Device) { d.Policy = podPolicy }), h.putPolicy(isolated, nil),
 				h.emptyForwardingCache(),
 			)
 			if redirect {
 				err = errors.Join(err, h.offload(s, podToPod))
 			}
-			for range 3 { // by the entry, too
-				err = errors.Join(err, ignoreMissing(h.flows().Delete(s.egress(forth))), h.wantSent(s, "pod", forth, verdictOf(redirect)))
-			}
-			return err
+			return errors.Join(err, h.wantSent(s, "pod", forth, verdictOf(redirect)), h.wantSent(s, "pod", forth, verdictOf(redirect)))
 		})
 		flow := bpf.Flow{}
 		if err = errors.Join(err, h.flows().Lookup(s.egress(forth), &flow)); err != nil || flow.Owner != owners["pod"] {

@@ -34,6 +34,7 @@ type host struct {
 	portNumbers map[uint32]uint64 // the words of port_numbers that are not 0
 	wasReset    time.Time
 	tag         uint32 // tc_index of the packets: see tag_test.go
+	policies    uint32 // the generation of the policies
 	ingress     uint32 // the device that has received the packets, 0: they are the host's own
 }
 
@@ -319,6 +320,7 @@ func (h *host) reset() error {
 	errs := []error{
 		h.flows().clear(),
 		h.clearPortNumbers(),
+		ignoreMissing(maps[bpf.MapDevices].Delete(uint32(h.uplink.Index))),
 		empty[bpf.HostPortKey, bpf.HostPort](maps[bpf.MapHostPorts]),
 		empty[bpf.PrefixKey, uint32](maps[bpf.MapNonMasqCIDRs]),
 		empty[bpf.FragmentKey, bpf.Fragment](maps[bpf.MapFragments]),

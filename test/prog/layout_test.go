@@ -65,12 +65,21 @@ func TestLayout(t *testing.T) {
 			bpf.MapDevices, "value",
 			bpf.Device{
 				Owner: 0x0102030405060708, Network: 0x11121314, Container: 0x2122232425262728, Flags: bpf.DeviceBridged,
-				Addr4: addr, Gateway6: addr6, Mac: [6]byte{1, 2, 3, 4, 5, 6}, IngressPolicy: bpf.PolicyIsolated,
+				Addr4: addr, Gateway6: addr6, Mac: [6]byte{1, 2, 3, 4, 5, 6}, Policy: 0x0201,
 				RouteSet: 0x51525354, LinkLocal: 0x61626364,
 			},
 			"0807060504030201 14131211 02000000 00000000 00000000 0000ffff 08007109 " +
-				strings.Repeat("00000000", 8) + "20010db8 86dd0009 00000000 00000009 010203040506 02 00 2827262524232221 54535251 64636261",
+				strings.Repeat("00000000", 8) + "20010db8 86dd0009 00000000 00000009 010203040506 0102 2827262524232221 54535251 64636261",
 		},
+		{
+			bpf.MapPolicies, "value", bpf.Policy{Owner: 1, RuleSets: 0x0807060504030201, Generation: 2, Checks: bpf.PolicyCheckHost},
+			"0100000000000000 0102030405060708 02000000 02000000",
+		},
+		{
+			bpf.MapPolicyRules, "key", bpf.RuleKey{Prefixlen: 96, Set: 1, Peer: 2, Kind: bpf.PeerBlock, Protocol: 6, Port: [2]uint8{0x1f, 0x90}},
+			"60000000 01000000 02000000 04 06 1f90",
+		},
+		{bpf.MapRuleSets, "value", bpf.RuleSet{Digest: [16]uint8{1, 15: 2}, Flags: bpf.RuleSetAudit}, "01" + strings.Repeat("00", 14) + "02 40000000"},
 		{
 			bpf.MapHostPorts, "key", bpf.HostPortKey{Addr: addr, Port: 8080, Protocol: 6},
 			"00000000 00000000 0000ffff 08007109 901f 06 00",

@@ -319,7 +319,7 @@ func TestNeighborsMakeNoClaims(t *testing.T) {
 	}{
 		{"plain", toStack, 0, []flow{}},
 		{"noted", toStack, tagObserve, []flow{}},
-		{"routed", toStack, tagRouted, []flow{direct}},
+		{"routed", toStack, tagPending, []flow{direct}},
 		{"by a host port", "node:5000 > node:8080", 0, []flow{translated}},
 		{"by a host port, noted", "node:5000 > node:8080", tagObserve, []flow{translated}},
 	} {

@@ -163,7 +163,7 @@ func (h *host) hop(s *scene, packet testenv.Packet, reply bool, step hop) (teste
 	copy(packet.DstMAC[:], h.device(step.program).HardwareAddr)
 	frame := packet.MustBuild()
 	if step.routed {
-		h.ingress, h.tag = uint32(h.uplink.Index), s.tag(packet)|tagRouted
+		h.ingress, h.tag = uint32(h.uplink.Index), s.tag(packet)|tagPending
 		defer func() { h.ingress, h.tag = 0, 0 }()
 		if err := h.putRouted(*s, packet); err != nil {
 			return packet, err

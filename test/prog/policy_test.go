@@ -36,7 +36,7 @@ func TestIngressPolicyNeighbors(t *testing.T) {
 			}.MustBuild()
 			devices := h.programs.Maps[bpf.MapDevices]
 			if err := errors.Join(h.reset(),
-				devices.Put(uint32(h.veth.Index), bpf.Device{Owner: owners["pod"], Container: 7, IngressPolicy: bpf.PolicyIsolated}),
+				devices.Put(uint32(h.veth.Index), bpf.Device{Owner: owners["pod"], Container: 7, Policy: podPolicy}), h.putPolicy(isolated, nil),
 				devices.Put(uint32(h.uplink.Index), bpf.Device{Owner: owners["pod2"], Container: 8})); err != nil {
 				t.Fatal(err)
 			}
@@ -83,7 +83,7 @@ func TestIngressPolicyOlderConnections(t *testing.T) {
 				}
 				key, devices := s.egress(forth), h.programs.Maps[bpf.MapDevices]
 				testenv.Must(t, errors.Join(h.reset(), h.fill(s, nil, flows), older.Put(key, bpf.AdmittedFlow{Owner: tc.owner, LastSeen: ticks(tc.idle)}),
-					devices.Put(uint32(h.veth.Index), bpf.Device{Owner: owners["pod"], Container: 7, IngressPolicy: bpf.PolicyIsolated}),
+					devices.Put(uint32(h.veth.Index), bpf.Device{Owner: owners["pod"], Container: 7, Policy: podPolicy}), h.putPolicy(isolated, nil),
 					devices.Put(uint32(h.uplink.Index), bpf.Device{Owner: owners["pod2"], Container: 8})))
 				h.ingress = uint32(h.uplink.Index)
 				defer func() { h.ingress = 0 }()
@@ -113,8 +113,8 @@ func TestIngressPolicyOlderConnections(t *testing.T) {
 func TestIngressPolicySCTP(t *testing.T) {
 	h := newHost(t)
 	eachScene(t, []proto{sctp}, func(t *testing.T, s scene) {
-		device := bpf.Device{Owner: owners["pod"], Container: 7, IngressPolicy: bpf.PolicyIsolated}
-		if err := errors.Join(h.reset(), h.programs.Maps[bpf.MapDevices].Put(uint32(h.veth.Index), device)); err != nil {
+		device := bpf.Device{Owner: owners["pod"], Container: 7, Policy: podPolicy}
+		if err := errors.Join(h.reset(), h.putPolicy(isolated, nil), h.programs.Maps[bpf.MapDevices].Put(uint32(h.veth.Index), device)); err != nil {
 			t.Fatal(err)
 		}
 		const sent = "pod:4000 > remote:80"

@@ -17,8 +17,9 @@ const (
 	tagCTUpdate   = 0xec
 	tagAdmitted   = 0xef
 	tagTuple      = 0x8000
-	tagRouted     = 0x4000
+	tagPending    = 0x4000
 	tagObserve    = 0x2000
+	tagReply      = 0x1000
 )
 
 // hashMix is hash_mix of hash.h.
@@ -64,7 +65,7 @@ func (s scene) tag(p testenv.Packet) uint32 {
 			hash = hashMix(hashMix(hash, src[i]), dst[i])
 		}
 	}
-	return tagTuple | hash>>1&(tagObserve-1)
+	return tagTuple | hash>>1&(tagReply-1)
 }
 
 // secret is the first half of the tests' config.secret.
@@ -86,7 +87,7 @@ func (h *host) putRouted(s scene, p testenv.Packet) error {
 }
 
 // routedTag is the tag of a packet to a pod's own address that has no flow.
-func routedTag(s scene, p testenv.Packet) uint32 { return s.tag(p) | tagRouted }
+func routedTag(s scene, p testenv.Packet) uint32 { return s.tag(p) | tagPending }
 
 // TestToContainerRouted has packets from the outside that the stack has delivered: the pod will reply from its
 // own address.

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	reasonPolicy   = maps.Reason(bpf.ReasonPolicy)
+	reasonPolicy   = maps.Reason(bpf.ReasonPolicyIngress)
 	reasonSrcRange = maps.Reason(bpf.ReasonSrcRange)
 )
 

@@ -1,0 +1,413 @@
+package maps
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+)
+
+// PolicyIndex is the place of a container's policy. A device has it; 0: the container has no rules.
+type PolicyIndex uint16
+
+// Policy is a container's policy as the programs have it.
+type Policy struct {
+	Index           PolicyIndex
+	Owner           loader.Owner
+	Ingress, Egress RuleSetRef
+}
+
+// RuleSetRef refers to a rule set in the maps; 0: the direction is not isolated.
+type RuleSetRef uint32
+
+// Of bpf/abi_policy.h.
+const (
+	ruleSetShift = 8       // RULE_SET_SHIFT
+	anyProtocol  = 72      // RULE_ANY_PROTOCOL: bits of a key
+	anyPort      = 80      // RULE_ANY_PORT
+	maxRuleSetID = 1 << 24 // exclusive
+)
+
+func (r RuleSetRef) id() uint32 { return uint32(r) >> ruleSetShift }
+
+// policies is the map of that name, as memory that the programs read. Words change at once, and one by one.
+type policies struct {
+	memory  []byte
+	entries []bpf.Policy
+}
+
+func mapPolicies(dp *loader.Datapath) (*policies, error) {
+	if err := dp.OpenOnDemand(bpf.MapPolicies); err != nil {
+		return nil, err
+	}
+	const size = int(unsafe.Sizeof(bpf.Policy{}))
+	n := int(dp.Policies.MaxEntries())
+	memory, err := unix.Mmap(dp.Policies.FD(), 0, pageAligned(n*size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %v: %w", dp.Policies, err)
+	}
+	return &policies{memory, unsafe.Slice((*bpf.Policy)(unsafe.Pointer(&memory[0])), n)}, nil
+}
+
+func pageAligned(n int) int {
+	page := unix.Getpagesize()
+	return (n + page - 1) / page * page
+}
+
+func (p *policies) close() error { return unix.Munmap(p.memory) }
+
+// find returns the owner's entry, or else a free one. It returns nil if all are in use.
+func (p *policies) find(owner loader.Owner) (index PolicyIndex, entry *bpf.Policy) {
+	for i := 1; i < len(p.entries); i++ {
+		e := &p.entries[i]
+		if loader.Owner(e.Owner) == owner {
+			return PolicyIndex(i), e
+		}
+		if entry == nil && e.Owner == 0 {
+			index, entry = PolicyIndex(i), e
+		}
+	}
+	return index, entry
+}
+
+// check makes the programs look for what the reference needs; they do not forget it.
+func (p *policies) check(ingress, egress RuleSetRef) {
+	host, checks := &p.entries[0], bpf.PolicyChecks(0)
+	if egress != 0 {
+		checks |= bpf.PolicyCheckEgress
+	}
+	for _, ref := range []RuleSetRef{ingress, egress} {
+		if ref != 0 && bpf.RuleSetFlags(ref)&bpf.RuleSetHost == 0 {
+			checks |= bpf.PolicyCheckHost
+		}
+	}
+	if host.Checks&checks != checks {
+		atomic.OrUint32((*uint32)(&host.Checks), uint32(checks))
+	}
+}
+
+// PutPolicy gives an owner's container rule sets; nil: the direction is not isolated. One store switches both.
+// Connections that the container had, and that its new rules do not admit, end with their next packets. It
+// returns the index for the container's device, which the caller writes afterwards.
+func (s *Store) PutPolicy(owner loader.Owner, ingress, egress *RuleSet) (index PolicyIndex, err error) {
+	refs := [2]RuleSetRef{}
+	for i, set := range []*RuleSet{ingress, egress} {
+		if set == nil {
+			continue
+		}
+		if refs[i], err = s.putRuleSet(set); err != nil {
+			return 0, err
+		}
+	}
+	all, err := mapPolicies(s.dp)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, all.close()) }()
+
+	index, entry := all.find(owner)
+	if entry == nil {
+		return 0, fmt.Errorf("%w: %d containers have rules", ErrFull, len(all.entries)-1)
+	}
+	sets := uint64(refs[1])<<32 | uint64(refs[0])
+	if loader.Owner(entry.Owner) == owner && entry.RuleSets == sets {
+		return index, nil
+	}
+	all.check(refs[0], refs[1])
+	atomic.StoreUint64(&entry.RuleSets, sets)
+	atomic.AddUint32(&entry.Generation, 1)
+	if loader.Owner(entry.Owner) != owner {
+		entry.Owner = uint64(owner)
+		return index, nil
+	}
+	if err := waitForPrograms(); err != nil {
+		return index, err
+	}
+	atomic.AddUint32(&entry.Generation, 1) // for programs that read it before the former rules
+	return index, s.removeUnusedRuleSets(all)
+}
+
+// waitForPrograms returns when no program runs that has begun before.
+func waitForPrograms() error {
+	const global = 1 // MEMBARRIER_CMD_GLOBAL: waits for RCU
+
+	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0); errno != 0 {
+		return fmt.Errorf("wait for running programs: %w", errno)
+	}
+	return nil
+}
+
+// freePolicies frees the entries of owners. Their rules stay in force until another container gets the entry.
+func (s *Store) freePolicies(owned func(loader.Owner) bool) (err error) {
+	all, err := mapPolicies(s.dp)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, all.close()) }()
+
+	freed := false
+	for i := 1; i < len(all.entries); i++ {
+		if entry := &all.entries[i]; entry.Owner != 0 && owned(loader.Owner(entry.Owner)) {
+			atomic.StoreUint64(&entry.Owner, 0)
+			freed = true
+		}
+	}
+	if !freed {
+		return nil
+	}
+	return s.removeUnusedRuleSets(all)
+}
+
+// Policies lists the policies of all containers that have rules.
+func Policies(dp *loader.Datapath) (list []Policy, err error) {
+	all, err := mapPolicies(dp)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, all.close()) }()
+
+	for i, entry := range all.entries[1:] {
+		if entry.Owner != 0 {
+			list = append(list, policyOf(PolicyIndex(i+1), entry))
+		}
+	}
+	return list, nil
+}
+
+// GetPolicy returns the policy with an index; for 0, one without rules.
+func GetPolicy(dp *loader.Datapath, index PolicyIndex) (Policy, error) {
+	if index == 0 {
+		return Policy{}, nil
+	}
+	if err := dp.OpenOnDemand(bpf.MapPolicies); err != nil {
+		return Policy{}, err
+	}
+	var entry bpf.Policy
+	if err := dp.Policies.Lookup(uint32(index), &entry); err != nil {
+		return Policy{}, fmt.Errorf("look up policy %d: %w", index, err)
+	}
+	return policyOf(index, entry), nil
+}
+
+// IsAudit reports whether what the rules do not admit passes.
+func (p Policy) IsAudit() bool {
+	return bpf.RuleSetFlags(p.Ingress|p.Egress)&bpf.RuleSetAudit != 0
+}
+
+func policyOf(index PolicyIndex, entry bpf.Policy) Policy {
+	return Policy{index, loader.Owner(entry.Owner), RuleSetRef(entry.RuleSets), RuleSetRef(entry.RuleSets >> 32)}
+}
+
+// putRuleSet writes a rule set, unless an equal one exists.
+func (s *Store) putRuleSet(set *RuleSet) (RuleSetRef, error) {
+	if err := s.dp.OpenOnDemand(bpf.MapRuleSets, bpf.MapPolicyRules, bpf.MapPolicyBlocks); err != nil {
+		return 0, err
+	}
+	set.Normalize()
+	digest := set.Digest()
+	id := binary.LittleEndian.Uint32(digest[:]) % maxRuleSetID
+	for {
+		var known bpf.RuleSet
+		err := s.dp.RuleSets.Lookup(id, &known)
+		if errors.Is(err, ebpf.ErrKeyNotExist) && id != 0 {
+			break
+		}
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return 0, fmt.Errorf("look up a rule set: %w", err)
+		}
+		if err == nil && known.Digest == digest {
+			return set.Ref(id), nil
+		}
+		id = (id + 1) % maxRuleSetID
+	}
+	// Until it is complete, it has no digest, so nobody shares it.
+	if err := s.dp.RuleSets.Put(id, &bpf.RuleSet{}); err != nil {
+		return 0, fmt.Errorf("put a rule set: %w", explainFull(s.dp.RuleSets, err))
+	}
+	if err := set.Write(id, s.dp.PolicyRules, s.dp.PolicyBlocks); err != nil {
+		return 0, errors.Join(err, s.removeRuleSets(map[uint32]bool{id: true}))
+	}
+	if err := s.dp.RuleSets.Put(id, &bpf.RuleSet{Digest: digest, Flags: set.flags()}); err != nil {
+		return 0, fmt.Errorf("put a rule set: %w", err)
+	}
+	return set.Ref(id), nil
+}
+
+// Ref returns the reference to the rule set under an id.
+func (r *RuleSet) Ref(id uint32) RuleSetRef {
+	return RuleSetRef(id<<ruleSetShift | uint32(r.flags()))
+}
+
+func (r *RuleSet) flags() (flags bpf.RuleSetFlags) {
+	for _, rule := range r.Rules {
+		flags |= 1 << rule.Kind
+	}
+	if r.Host {
+		flags |= bpf.RuleSetHost
+	}
+	if r.Audit {
+		flags |= bpf.RuleSetAudit
+	}
+	return flags
+}
+
+// Write puts the rule set under an id into the maps policy_rules and policy_blocks.
+func (r *RuleSet) Write(id uint32, rules, blocks *ebpf.Map) error {
+	for _, rule := range r.Rules {
+		for _, key := range ruleKeys(id, rule) {
+			if err := rules.Put(&key, bpf.Rule{Number: rule.Number}); err != nil {
+				return fmt.Errorf("put a rule: %w", explainFull(rules, err))
+			}
+		}
+	}
+	for _, block := range r.Blocks {
+		key := prefixKey(PrefixSet(id), block.Prefix)
+		if err := blocks.Put(&key, block.Number); err != nil {
+			return fmt.Errorf("put %s into %v: %w", block.Prefix, blocks, explainFull(blocks, err))
+		}
+	}
+	return nil
+}
+
+// ruleKeys returns the keys of a rule's entries: one for each prefix of its ports.
+func ruleKeys(id uint32, rule Rule) (keys []bpf.RuleKey) {
+	key := bpf.RuleKey{Set: id, Peer: rule.Peer, Kind: bpf.PeerKind(rule.Kind), Protocol: rule.Protocol}
+	if rule.Protocol == 0 {
+		key.Prefixlen = anyProtocol
+		return []bpf.RuleKey{key}
+	}
+	for _, ports := range PortPrefixes(rule.First, rule.Last) {
+		key.Prefixlen = anyPort + uint32(ports.Bits)
+		binary.BigEndian.PutUint16(key.Port[:], ports.Port)
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// removeUnusedRuleSets removes the rule sets that no policy refers to, also those that a killed process has
+// not completed.
+func (s *Store) removeUnusedRuleSets(all *policies) error {
+	if err := s.dp.OpenOnDemand(bpf.MapRuleSets, bpf.MapPolicyRules, bpf.MapPolicyBlocks); err != nil {
+		return err
+	}
+	used := map[uint32]bool{}
+	for _, entry := range all.entries[1:] {
+		if entry.Owner != 0 {
+			used[RuleSetRef(entry.RuleSets).id()] = true
+			used[RuleSetRef(entry.RuleSets>>32).id()] = true
+		}
+	}
+	unused := map[uint32]bool{}
+	for entry, err := range entries[uint32, bpf.RuleSet](s.dp.RuleSets) {
+		if err != nil {
+			return err
+		}
+		if !used[entry.key] {
+			unused[entry.key] = true
+		}
+	}
+	return s.removeRuleSets(unused)
+}
+
+func (s *Store) removeRuleSets(ids map[uint32]bool) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	errs := []error{
+		removeKeys(s.dp.PolicyRules, func(key *bpf.RuleKey) bool { return ids[key.Set] }),
+		removeKeys(s.dp.PolicyBlocks, func(key *bpf.PrefixKey) bool { return ids[key.Set] }),
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err // the rest of the entries must not become another rule set's
+	}
+	for id := range ids {
+		if err := s.dp.RuleSets.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, fmt.Errorf("delete a rule set: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeKeys deletes the keys of an LPM trie that match.
+func removeKeys[K any](m *ebpf.Map, matches func(*K) bool) error {
+	keys, err := trieKeys[K](m)
+	if err != nil {
+		return err
+	}
+	keys = slices.DeleteFunc(keys, func(key K) bool { return !matches(&key) })
+	for _, key := range keys {
+		if err := m.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete from %v: %w", m, err)
+		}
+	}
+	return nil
+}
+
+// RuleSetsOf reads the rule sets of a policy; nil: the direction is not isolated. Rules come back as their
+// entries: a rule for a range of ports is one for each prefix of it.
+func RuleSetsOf(dp *loader.Datapath, policy Policy) (ingress, egress *RuleSet, err error) {
+	if ingress, err = readRuleSet(dp, policy.Ingress); err != nil {
+		return nil, nil, err
+	}
+	egress, err = readRuleSet(dp, policy.Egress)
+	return ingress, egress, err
+}
+
+func readRuleSet(dp *loader.Datapath, ref RuleSetRef) (*RuleSet, error) {
+	if ref == 0 {
+		return nil, nil
+	}
+	if err := dp.OpenOnDemand(bpf.MapPolicyRules, bpf.MapPolicyBlocks); err != nil {
+		return nil, err
+	}
+	flags := bpf.RuleSetFlags(ref)
+	set := &RuleSet{Host: flags&bpf.RuleSetHost != 0, Audit: flags&bpf.RuleSetAudit != 0}
+	rules, err := trieKeys[bpf.RuleKey](dp.PolicyRules)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range rules {
+		if key.Set != ref.id() {
+			continue
+		}
+		var rule bpf.Rule
+		if err := dp.PolicyRules.Lookup(&key, &rule); err != nil {
+			return nil, fmt.Errorf("look up a rule: %w", err)
+		}
+		set.Rules = append(set.Rules, ruleOf(key, rule.Number))
+	}
+	blocks, err := trieKeys[bpf.PrefixKey](dp.PolicyBlocks)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range blocks {
+		if key.Set != ref.id() {
+			continue
+		}
+		var number uint32
+		if err := dp.PolicyBlocks.Lookup(&key, &number); err != nil {
+			return nil, fmt.Errorf("look up a block: %w", err)
+		}
+		set.Blocks = append(set.Blocks, Block{prefixOf(key), number})
+	}
+	set.Normalize()
+	return set, nil
+}
+
+// ruleOf is the inverse of ruleKeys.
+func ruleOf(key bpf.RuleKey, number uint32) Rule {
+	rule := Rule{Kind: PeerKind(key.Kind), Peer: key.Peer, Protocol: key.Protocol, Last: 65535, Number: number}
+	if key.Prefixlen > anyPort {
+		rule.First = binary.BigEndian.Uint16(key.Port[:])
+		rule.Last = rule.First | uint16(1<<(anyPort+16-key.Prefixlen)-1)
+	}
+	return rule
+}
