@@ -7,6 +7,8 @@ import (
 	"math/bits"
 	"net/netip"
 	"slices"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
 )
 
 // RuleSet is what one direction of a container admits. A connection is admitted if its peer and its
@@ -20,15 +22,15 @@ type RuleSet struct {
 }
 
 // PeerKind says which peers a rule is about.
-type PeerKind uint8
+type PeerKind bpf.PeerKind
 
 // The kinds of peers.
 const (
-	AnyPeer     PeerKind = iota // any but the own node, which only Host, a class or a block admits
-	OutsidePeer                 // no container of this host, and not the own node
-	NetworkPeer                 // containers of this host in one network
-	ClassPeer                   // the class of the peer's address
-	BlockPeer                   // the block of the peer's address, which may be a container's or the own node's
+	AnyPeer     = PeerKind(bpf.PeerAny)     // any but the own node, which only Host, a class or a block admits
+	OutsidePeer = PeerKind(bpf.PeerOutside) // no container of this host, and not the own node
+	NetworkPeer = PeerKind(bpf.PeerNetwork) // containers of this host in one network
+	ClassPeer   = PeerKind(bpf.PeerClass)   // the class of the peer's address
+	BlockPeer   = PeerKind(bpf.PeerBlock)   // the block of the peer's address, which may be a container's or the own node's
 )
 
 // Rule admits connections.

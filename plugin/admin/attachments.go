@@ -195,22 +195,35 @@ func (l attachmentList) addRecords(host *netlink.Handle, dataDir string) error {
 	return errors.Join(errs...)
 }
 
-// policyName returns which ingressPolicy a container's rules are, or "rules" for those of a policy.
-func policyName(datapath *loader.Datapath, device maps.Device) (string, error) {
+// ingressPolicyOf returns which ingressPolicy a container's rules are; maps.Open also for those of a policy.
+func ingressPolicyOf(datapath *loader.Datapath, device maps.Device) (maps.IngressPolicy, error) {
 	entry, err := maps.GetPolicy(datapath, device.Policy)
 	if err != nil {
-		return "", err
+		return maps.Open, err
 	}
 	ingress, egress, err := maps.RuleSetsOf(datapath, entry)
 	if err != nil {
-		return "", err
+		return maps.Open, err
 	}
-	for _, known := range []maps.IngressPolicy{maps.Open, maps.SameNetwork, maps.Isolated} {
-		if egress == nil && ingress.Equal(policy.FromIngressPolicy(known, device.Network)) {
-			return known.String(), nil
+	for _, known := range []maps.IngressPolicy{maps.SameNetwork, maps.Isolated} {
+		admitted := policy.FromIngressPolicy(known, device.Network)
+		if ingress != nil {
+			admitted.Audit = ingress.Audit
+		}
+		if egress == nil && ingress.Equal(admitted) {
+			return known, nil
 		}
 	}
-	return "rules", nil
+	return maps.Open, nil
+}
+
+// policyName returns the ingressPolicy of a container, or "rules" if it has a policy.
+func policyName(datapath *loader.Datapath, device maps.Device) (string, error) {
+	ingress, err := ingressPolicyOf(datapath, device)
+	if ingress == maps.Open && device.Policy != 0 {
+		return "rules", err
+	}
+	return ingress.String(), err
 }
 
 func (l attachmentList) addEntries(datapath *loader.Datapath) (err error) {

@@ -80,15 +80,18 @@ func (o *Host) recordOf(device maps.Device) (*record.Record, error) {
 // says why connections of the container may end.
 func (o *Host) set(ctx context.Context, store *maps.Store, device maps.Device, rec *record.Record, s record.Settings) (warning, err error) {
 	rec.Settings.Merge(s)
-	if err := o.records.Write(rec); err != nil {
-		return nil, err
-	}
 	policy, err := maps.GetPolicy(o.datapath, device.Policy)
 	if err != nil {
 		return nil, err
 	}
 	c := config.Config{Attachment: rec.Attachment, AntiSpoof: device.AntiSpoof, Audit: policy.IsAudit(), Bandwidth: rec.Bandwidth}
+	if c.Ingress, err = ingressPolicyOf(o.datapath, device); err != nil {
+		return nil, err
+	}
 	if err := c.Apply(rec.Settings); err != nil {
+		return nil, err
+	}
+	if err := o.records.Write(rec); err != nil {
 		return nil, err
 	}
 	shaped := c.Bandwidth.Ingress.Rate != 0
