@@ -8,6 +8,7 @@
 enum policy_checks {
 	POLICY_CHECK_EGRESS = 1, /* a container has rules for egress, or has had */
 	POLICY_CHECK_HOST = 2,	 /* a container does not admit its own node, or has not */
+	POLICY_CHECK_ANY = 4,	 /* a container has rules, or has had */
 };
 
 /*

@@ -131,7 +131,7 @@ static __always_inline bool container_admits(struct __sk_buff *skb, struct packe
 	__u32 checks = policy_checks();
 	struct device *device;
 
-	if (!skb->ingress_ifindex && !(checks & POLICY_CHECK_HOST))
+	if (!(checks & (skb->ingress_ifindex ? POLICY_CHECK_ANY : POLICY_CHECK_HOST)))
 		return true;
 	if (skb->ingress_ifindex && checks & POLICY_CHECK_EGRESS &&
 	    !policy_leaves(skb, skb->ingress_ifindex, skb->ifindex, tag, parsed))

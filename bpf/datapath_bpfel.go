@@ -460,6 +460,7 @@ type DatapathPolicyChecks uint32
 const (
 	DatapathPolicyChecksPOLICY_CHECK_EGRESS DatapathPolicyChecks = 1
 	DatapathPolicyChecksPOLICY_CHECK_HOST   DatapathPolicyChecks = 2
+	DatapathPolicyChecksPOLICY_CHECK_ANY    DatapathPolicyChecks = 4
 )
 
 type DatapathPortRange struct {

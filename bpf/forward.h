@@ -45,10 +45,13 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 static __always_inline bool forward_is_admitted(struct __sk_buff *skb, const struct packet *p,
 						const struct endpoint *to)
 {
-	struct device *device = device_lookup(to->ifindex);
+	struct device *device;
 
-	return !device || !device->policy || !p->fast_eligible ||
-	       p->decided.fast_path == FAST_PATH_NEVER ||
+	if (!(policy_checks() & POLICY_CHECK_ANY) || !p->fast_eligible ||
+	    p->decided.fast_path == FAST_PATH_NEVER)
+		return true;
+	device = device_lookup(to->ifindex);
+	return !device || !device->policy ||
 	       policy_receives(skb, to->ifindex, skb->ifindex, PARSED);
 }
 

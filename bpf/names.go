@@ -139,6 +139,7 @@ const (
 	PeerBlock   = DatapathPeerKindPEER_BLOCK
 
 	PolicyCheckEgress = DatapathPolicyChecksPOLICY_CHECK_EGRESS
+	PolicyCheckAny    = DatapathPolicyChecksPOLICY_CHECK_ANY
 	PolicyCheckHost   = DatapathPolicyChecksPOLICY_CHECK_HOST
 
 	RuleSetHost  = DatapathRuleSetFlagsRULE_SET_HOST

@@ -84,6 +84,9 @@ func (p *policies) check(ingress, egress RuleSetRef) {
 	if egress != 0 {
 		checks |= bpf.PolicyCheckEgress
 	}
+	if ingress|egress != 0 {
+		checks |= bpf.PolicyCheckAny
+	}
 	for _, ref := range []RuleSetRef{ingress, egress} {
 		if ref != 0 && bpf.RuleSetFlags(ref)&bpf.RuleSetHost == 0 {
 			checks |= bpf.PolicyCheckHost

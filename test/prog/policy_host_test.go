@@ -28,6 +28,6 @@ func (h *host) putPolicy(ingress, egress *maps.RuleSet) error {
 	}
 	policies := h.programs.Maps[bpf.MapPolicies]
 	policy := bpf.Policy{Owner: owners["pod"], RuleSets: uint64(refs[1])<<32 | uint64(refs[0]), Generation: h.policies}
-	checks := bpf.Policy{Checks: bpf.PolicyCheckEgress | bpf.PolicyCheckHost}
+	checks := bpf.Policy{Checks: bpf.PolicyCheckAny | bpf.PolicyCheckEgress | bpf.PolicyCheckHost}
 	return errors.Join(err, policies.Put(uint32(0), checks), policies.Put(uint32(podPolicy), policy))
 }
