@@ -46,7 +46,7 @@ var (
 func (p plan) setups() []plannedSetup {
 	var all, loads []plannedSetup // loads share the setups before them
 	for _, v := range variants {
-		if slices.Contains(p.without, v.name) || v.rules != nil && p.withoutRules || p.onlyScales && !v.scaled() {
+		if slices.Contains(p.without, v.name) || (v.rules != nil || v.policy) && p.withoutRules || p.onlyScales && !v.scaled() {
 			continue
 		}
 		for _, u := range uplinks {
