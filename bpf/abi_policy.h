@@ -35,7 +35,7 @@ enum peer_kind { /* of a rule's peers */
 	PEER_ANY = 0,	  /* but the own node */
 	PEER_OUTSIDE = 1, /* no container of this host, and not the host */
 	PEER_NETWORK = 2, /* containers of this host in the network with the token */
-	PEER_CLASS = 3,	  /* the class of the address in peer_classes */
+	PEER_CLASS = 3,	  /* pods: the class of the address in peer_classes */
 	PEER_BLOCK = 4,	  /* the block of the address in policy_blocks */
 } __attribute__((packed)); /* one byte */
 /* clang-format on */

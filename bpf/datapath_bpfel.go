@@ -613,6 +613,7 @@ const (
 	DatapathMapNodes          = "nodes"
 	DatapathMapNonmasqCidrs   = "nonmasq_cidrs"
 	DatapathMapOffloadScratch = "offload_scratch"
+	DatapathMapPeerClasses    = "peer_classes"
 	DatapathMapPktScratch     = "pkt_scratch"
 	DatapathMapPlaceScratch   = "place_scratch"
 	DatapathMapPolicies       = "policies"
@@ -723,6 +724,7 @@ type DatapathMapSpecs struct {
 	Nodes          *ebpf.MapSpec `ebpf:"nodes"`
 	NonmasqCidrs   *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
 	OffloadScratch *ebpf.MapSpec `ebpf:"offload_scratch"`
+	PeerClasses    *ebpf.MapSpec `ebpf:"peer_classes"`
 	PktScratch     *ebpf.MapSpec `ebpf:"pkt_scratch"`
 	PlaceScratch   *ebpf.MapSpec `ebpf:"place_scratch"`
 	Policies       *ebpf.MapSpec `ebpf:"policies"`
@@ -795,6 +797,7 @@ type DatapathMaps struct {
 	Nodes          *ebpf.Map `ebpf:"nodes"`
 	NonmasqCidrs   *ebpf.Map `ebpf:"nonmasq_cidrs"`
 	OffloadScratch *ebpf.Map `ebpf:"offload_scratch"`
+	PeerClasses    *ebpf.Map `ebpf:"peer_classes"`
 	PktScratch     *ebpf.Map `ebpf:"pkt_scratch"`
 	PlaceScratch   *ebpf.Map `ebpf:"place_scratch"`
 	Policies       *ebpf.Map `ebpf:"policies"`
@@ -842,6 +845,7 @@ func (m *DatapathMaps) Close() error {
 		m.Nodes,
 		m.NonmasqCidrs,
 		m.OffloadScratch,
+		m.PeerClasses,
 		m.PktScratch,
 		m.PlaceScratch,
 		m.Policies,

@@ -110,6 +110,15 @@ struct {
 	__type(value, __u32);
 } policy_blocks SEC(".maps");
 
+/* Written by the node agent: the classes of pods' addresses, by which rules name peers. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct addr);
+	__type(value, __u32);
+} peer_classes SEC(".maps");
+
 /* Written by ADD with a number's first host port, never cleared. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

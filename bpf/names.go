@@ -195,6 +195,7 @@ const (
 	MapFwdWays       = DatapathMapFwdWays
 	MapGatewayRoutes = DatapathMapGatewayRoutes
 	MapGeneration    = DatapathMapGeneration
+	MapPeerClasses   = DatapathMapPeerClasses
 	MapPolicies      = DatapathMapPolicies
 	MapPolicyBlocks  = DatapathMapPolicyBlocks
 	MapPolicyRules   = DatapathMapPolicyRules

@@ -114,6 +114,17 @@ static __always_inline bool rule_admits_block(const struct policy_args *args)
 	return block && rule_admits(args, PEER_BLOCK, *block);
 }
 
+/* Reports whether the rule set has a rule for the class of the peer's address. */
+static __always_inline bool rule_admits_class(const struct policy_args *args)
+{
+	const __u32 *class;
+
+	if (!(args->rule_set & 1 << PEER_CLASS))
+		return false;
+	class = bpf_map_lookup_elem(&peer_classes, &args->peer);
+	return class && rule_admits(args, PEER_CLASS, *class);
+}
+
 /* Reports whether the rule set in policy_scratch admits the connection there. */
 __noinline int policy_verdict(void)
 {
@@ -126,7 +137,7 @@ __noinline int policy_verdict(void)
 		return true;
 	if (args->host)
 		return false;
-	if (rule_admits(args, PEER_ANY, 0))
+	if (rule_admits(args, PEER_ANY, 0) || rule_admits_class(args))
 		return true;
 	return rule_admits(args, args->kind, args->kind == PEER_NETWORK ? args->network : 0);
 }

@@ -400,6 +400,7 @@ const (
 	StackDropsMapMovedFlows    = "moved_flows"
 	StackDropsMapNodes         = "nodes"
 	StackDropsMapNonmasqCidrs  = "nonmasq_cidrs"
+	StackDropsMapPeerClasses   = "peer_classes"
 	StackDropsMapPolicies      = "policies"
 	StackDropsMapPolicyBlocks  = "policy_blocks"
 	StackDropsMapPolicyRules   = "policy_rules"
@@ -488,6 +489,7 @@ type StackDropsMapSpecs struct {
 	MovedFlows    *ebpf.MapSpec `ebpf:"moved_flows"`
 	Nodes         *ebpf.MapSpec `ebpf:"nodes"`
 	NonmasqCidrs  *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
+	PeerClasses   *ebpf.MapSpec `ebpf:"peer_classes"`
 	Policies      *ebpf.MapSpec `ebpf:"policies"`
 	PolicyBlocks  *ebpf.MapSpec `ebpf:"policy_blocks"`
 	PolicyRules   *ebpf.MapSpec `ebpf:"policy_rules"`
@@ -552,6 +554,7 @@ type StackDropsMaps struct {
 	MovedFlows    *ebpf.Map `ebpf:"moved_flows"`
 	Nodes         *ebpf.Map `ebpf:"nodes"`
 	NonmasqCidrs  *ebpf.Map `ebpf:"nonmasq_cidrs"`
+	PeerClasses   *ebpf.Map `ebpf:"peer_classes"`
 	Policies      *ebpf.Map `ebpf:"policies"`
 	PolicyBlocks  *ebpf.Map `ebpf:"policy_blocks"`
 	PolicyRules   *ebpf.Map `ebpf:"policy_rules"`
@@ -590,6 +593,7 @@ func (m *StackDropsMaps) Close() error {
 		m.MovedFlows,
 		m.Nodes,
 		m.NonmasqCidrs,
+		m.PeerClasses,
 		m.Policies,
 		m.PolicyBlocks,
 		m.PolicyRules,

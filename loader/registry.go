@@ -50,6 +50,7 @@ var registry = map[string]mapTraits{
 	bpf.MapGeneration:   {onDemand: true},
 	bpf.MapPortNumbers:  {onDemand: true},
 	bpf.MapPolicies:     {onDemand: true},
+	bpf.MapPeerClasses:  {onDemand: true},
 	bpf.MapRuleSets:     {onDemand: true},
 	bpf.MapPolicyRules:  {onDemand: true},
 	bpf.MapPolicyBlocks: {onDemand: true},
