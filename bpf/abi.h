@@ -160,10 +160,9 @@ enum flow_kind {
 	FLOW_SNAT = 1, /* opened by a container and masqueraded; translates its replies */
 	FLOW_DNAT =
 		2, /* opened to a container; replies leave from the address that the client used */
-	FLOW_EGRESS = 3,   /* opened by a container whose ingress is isolated; admits replies */
+	FLOW_POLICY = 3,   /* admitted by the rules of a container */
 	FLOW_RST_HELD = 4, /* the host has refused a packet of this remote; its RST was held back */
 	FLOW_OFFLOAD = 5,  /* may bypass the stack: struct offload */
-	FLOW_INGRESS = 6,  /* opened to a container whose egress is isolated; admits its replies */
 } __attribute__((packed)); /* one byte */
 
 /* The container is that of the flow's owner; the remote is the other side. */
@@ -176,6 +175,7 @@ enum flow_flags {
 	FLOW_FIN_UNACKED = 16, /* TCP: a FIN of the remote that is not acknowledged yet */
 	FLOW_RST_UNKNOWN = 32, /* TCP: a RST with an unexpected number has arrived */
 	FLOW_CONTINUES = 64,   /* UDP: more than one packet and one reply */
+	FLOW_BY_REMOTE = 128,  /* FLOW_POLICY: the remote has opened it */
 } __attribute__((packed));     /* one byte */
 
 /*
@@ -205,8 +205,8 @@ struct flow_key {
 struct flow {
 	__u64 owner;
 	/*
-	 * FLOW_SNAT: the container's; FLOW_DNAT: the one the client used; FLOW_EGRESS: the peer that
-	 * the rules have judged; FLOW_INGRESS: the client; else 0
+	 * FLOW_SNAT: the container's; FLOW_DNAT: the one the client used; FLOW_POLICY: the peer as
+	 * the rules have seen it; else 0
 	 */
 	struct addr nat_addr;
 	__u32 last_seen; /* in ticks of 2^30 ns since boot */
@@ -215,7 +215,7 @@ struct flow {
 	enum flow_flags flags;
 	union {
 		__u32 uplink; /* the device by which the remote was first reached; 0: none */
-		__u32 policy_generation; /* FLOW_EGRESS, FLOW_INGRESS: of the rules that admit it */
+		__u32 policy_generation; /* FLOW_POLICY: of the rules that admit it */
 	};
 	__u32 ack;	  /* TCP: the last number that the container has acknowledged */
 	__u32 expected;	  /* TCP: the expected ACK: of the SYN, the SYN+ACK or the remote's FIN */
@@ -231,8 +231,9 @@ struct flow {
 /* admitted_flows: a flow to create, in which both sides have sent. */
 struct admitted_flow {
 	__u64 owner;
-	__u32 last_seen; /* as in struct flow: when the policy was set */
-	__u32 pad;
+	__u32 last_seen;       /* as in struct flow: when the policy was set */
+	enum flow_flags flags; /* FLOW_BY_REMOTE, or 0 */
+	__u8 pad[3];
 };
 
 #define MASQ_CANDIDATES 64 /* candidate ports of a flow, masq_port.h */

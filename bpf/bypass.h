@@ -198,7 +198,7 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 		return VERDICT_NEXT;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
-	skb->tc_index = (p->decided.uncached ? TAG_NONE : TAG_BYPASS) | tag_reply(p);
+	skb->tc_index = (p->decided.uncached ? TAG_NONE : TAG_BYPASS) | tag_judged(p);
 	if (next.tunnel)
 		return node_redirect(skb, (const struct addr *)next.neigh.ipv6_nh);
 	return bpf_redirect_neigh(next.ifindex, &next.neigh, sizeof(next.neigh), 0);
@@ -276,12 +276,12 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 		return TAG_NONE;
 	id = id_of(&p->src, p->sport, &p->decided.new_addr, p->decided.new_port, p->protocol,
 		   p->ipv6);
-	tag = tag_of(id) | tag_reply(p);
+	tag = tag_of(id) | tag_judged(p);
 	bypass_record_stack(id);
 	if (!offload_is_possible(p))
 		return tag;
 	if (p->decided.ct_update)
-		return tag_of(~id) | TAG_OBSERVE | tag_reply(p);
+		return tag_of(~id) | TAG_OBSERVE | tag_judged(p);
 	if (p->decided.fast_path == FAST_PATH_ALWAYS)
 		return tag | TAG_OBSERVE;
 	if (p->tcp_syn || p->tcp_synack) {

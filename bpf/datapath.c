@@ -149,7 +149,7 @@ int to_container(struct __sk_buff *skb)
 {
 	struct packet *p = pkt_scratch_get();
 	struct endpoint *from, *to;
-	bool unchanged, reply = tag_is_reply(skb);
+	bool unchanged, judged = tag_is_judged(skb);
 	__u32 tag = tag_take(skb);
 	int parsed;
 
@@ -158,7 +158,7 @@ int to_container(struct __sk_buff *skb)
 	parsed = parse(skb, p, ETH_HLEN);
 	if (parsed == PARSED && is_ct_update(skb, p, tag))
 		return end_uncounted();
-	p->decided.reply = reply;
+	p->decided.admitted = judged;
 	if (!container_admits(skb, p, parsed, tag))
 		return VERDICT_DROP;
 	if (parsed != PARSED || tag == TAG_TRANSLATED)
@@ -286,14 +286,14 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 {
 	struct packet *p = pkt_scratch_get();
 	struct endpoint *endpoint;
-	bool reply = tag_is_reply(skb);
+	bool judged = tag_is_judged(skb);
 	__u32 tag = tag_take(skb);
 	int parsed, verdict;
 
 	if (!p || tag == TAG_TRANSLATED)
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, l3);
-	p->decided.reply = reply;
+	p->decided.admitted = judged;
 	if (skb->ingress_ifindex && policy_checks() & POLICY_CHECK_EGRESS &&
 	    !policy_leaves(skb, skb->ingress_ifindex, 0, tag, parsed))
 		return VERDICT_DROP;

@@ -22,7 +22,8 @@ type DatapathAdmittedFlow struct {
 	_        structs.HostLayout
 	Owner    uint64
 	LastSeen uint32
-	Pad      uint32
+	Flags    DatapathFlowFlags
+	Pad      [3]uint8
 }
 
 type DatapathAttach uint32
@@ -196,6 +197,7 @@ const (
 	DatapathFlowFlagsFLOW_FIN_UNACKED DatapathFlowFlags = 16
 	DatapathFlowFlagsFLOW_RST_UNKNOWN DatapathFlowFlags = 32
 	DatapathFlowFlagsFLOW_CONTINUES   DatapathFlowFlags = 64
+	DatapathFlowFlagsFLOW_BY_REMOTE   DatapathFlowFlags = 128
 )
 
 type DatapathFlowKey struct {
@@ -214,10 +216,9 @@ type DatapathFlowKind uint8
 const (
 	DatapathFlowKindFLOW_SNAT     DatapathFlowKind = 1
 	DatapathFlowKindFLOW_DNAT     DatapathFlowKind = 2
-	DatapathFlowKindFLOW_EGRESS   DatapathFlowKind = 3
+	DatapathFlowKindFLOW_POLICY   DatapathFlowKind = 3
 	DatapathFlowKindFLOW_RST_HELD DatapathFlowKind = 4
 	DatapathFlowKindFLOW_OFFLOAD  DatapathFlowKind = 5
-	DatapathFlowKindFLOW_INGRESS  DatapathFlowKind = 6
 )
 
 type DatapathFlowState uint8

@@ -15,10 +15,12 @@ enum sender {
 	FROM_REMOTE,
 };
 
-/* Reports whether only containers open flows of this kind. */
-static __always_inline bool flow_opened_by_container(const struct flow_key *key)
+/* Reports whether the container has opened the flow. */
+static __always_inline bool flow_opened_by_container(const struct flow_key *key,
+						     const struct flow *flow)
 {
-	return key->kind == FLOW_SNAT || key->kind == FLOW_EGRESS;
+	return key->kind == FLOW_SNAT ||
+	       (key->kind == FLOW_POLICY && !(flow->flags & FLOW_BY_REMOTE));
 }
 
 /* Reports whether the flow has been idle for too long at the time, in ticks. */
@@ -60,7 +62,7 @@ static __always_inline bool flow_is_live(const struct flow *flow)
 static __always_inline void flow_open(struct flow *flow, const struct packet *p, enum sender sender,
 				      __u32 now)
 {
-	flow->flags = 0;
+	flow->flags &= FLOW_BY_REMOTE;
 	flow->last_seen = now;
 	flow->created = now;
 	flow->ack = 0;
@@ -70,7 +72,7 @@ static __always_inline void flow_open(struct flow *flow, const struct packet *p,
 	case IPPROTO_TCP:
 		flow->state = FLOW_SYN_SENT;
 		if (!p->tcp_syn)
-			flow->flags = FLOW_PICKED_UP;
+			flow->flags |= FLOW_PICKED_UP;
 		if (sender == FROM_CONTAINER) {
 			flow->ack = p->ack;
 			flow->expected = p->seq + 1; /* by SYN+ACK */
@@ -106,7 +108,7 @@ static __always_inline bool flow_handshake_done(const struct flow *flow, const s
 						const struct packet *p)
 {
 	return flow->state == FLOW_SYN_RECV &&
-	       (flow_opened_by_container(key) || flow->flags & FLOW_PICKED_UP ||
+	       (flow_opened_by_container(key, flow) || flow->flags & FLOW_PICKED_UP ||
 		p->ack != flow->ack || packet_seq_end(p) != p->seq);
 }
 
@@ -129,9 +131,9 @@ static __always_inline void flow_tcp_sent(struct flow *flow, const struct flow_k
 		return;
 	}
 	if (p->tcp_synack) {
-		if (!flow_opened_by_container(key)) {
+		if (!flow_opened_by_container(key, flow)) {
 			flow->state = FLOW_SYN_RECV;
-			flow->flags = FLOW_REPLIED;
+			flow->flags = (flow->flags & FLOW_BY_REMOTE) | FLOW_REPLIED;
 			flow->expected = p->seq + 1;
 		}
 		return;
@@ -141,7 +143,7 @@ static __always_inline void flow_tcp_sent(struct flow *flow, const struct flow_k
 		flow->state = FLOW_ESTABLISHED;
 	if (established)
 		flow->state = FLOW_ESTABLISHED;
-	if (flow->state == FLOW_SYN_SENT && !flow_opened_by_container(key)) {
+	if (flow->state == FLOW_SYN_SENT && !flow_opened_by_container(key, flow)) {
 		flow->state = FLOW_SYN_RECV; /* of a connection without its SYN */
 		flow->flags |= FLOW_REPLIED;
 	}
@@ -166,7 +168,7 @@ static __always_inline bool flow_is_reset(const struct flow *flow, const struct 
 static __always_inline void flow_tcp_received(struct flow *flow, const struct flow_key *key,
 					      const struct packet *p, __u32 now)
 {
-	bool opener = !flow_opened_by_container(key);
+	bool opener = !flow_opened_by_container(key, flow);
 
 	if (p->tcp_rst) {
 		if (flow_is_reset(flow, p))
@@ -224,7 +226,7 @@ static __always_inline void flow_datagram(struct flow *flow, bool reply)
 static __always_inline void flow_update(struct flow *flow, const struct flow_key *key,
 					const struct packet *p, enum sender sender, __u32 now)
 {
-	bool opens = (sender == FROM_CONTAINER) == flow_opened_by_container(key);
+	bool opens = (sender == FROM_CONTAINER) == flow_opened_by_container(key, flow);
 
 	if (flow_expired_at(flow, now)) {
 		if (!opens) /* too late: prolongs nothing */

@@ -193,7 +193,7 @@ __noinline int flow_track_sent(void)
 		args->way = FLOW_WAYS;
 	if (!matches || !track)
 		return matches;
-	if (!replied && !flow_opened_by_container(&args->key))
+	if (!replied && !flow_opened_by_container(&args->key, &args->flow))
 		p->decided.first = p->protocol == IPPROTO_UDP;
 	if (flow_is_moved(&args->key, &args->flow))
 		moved_record_flow(&args->key, &args->flow);
@@ -215,7 +215,7 @@ __noinline int flow_track(__u32 sender)
 
 	if (!args || !p || p->icmp_error || p->decided.ct_update)
 		return 0;
-	if ((sender == FROM_CONTAINER) != flow_opened_by_container(&args->key) &&
+	if ((sender == FROM_CONTAINER) != flow_opened_by_container(&args->key, &args->flow) &&
 	    !(args->flow.flags & FLOW_REPLIED))
 		p->decided.first = p->protocol == IPPROTO_UDP;
 	bucket = flow_bucket_of(args);

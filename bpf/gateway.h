@@ -51,7 +51,7 @@ static __noinline int gateway_to_endpoint(struct __sk_buff *skb, const struct pa
 	__builtin_memcpy(macs, to->mac, sizeof(macs));
 	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
 		return drop(skb, REASON_REWRITE);
-	skb->tc_index = TAG_TRANSLATED | tag_reply(p);
+	skb->tc_index = TAG_TRANSLATED | tag_judged(p);
 	return bpf_redirect(to->ifindex, 0);
 }
 
@@ -80,8 +80,8 @@ static __noinline int gateway_forward(struct __sk_buff *skb, const struct packet
 		__builtin_memcpy(neigh.ipv6_nh, gateway, sizeof(*gateway));
 	else
 		neigh.ipv4_nh = addr_ipv4(gateway);
-	if (p->decided.reply)
-		skb->tc_index = (tag_of(p->id) ^ 1) | TAG_REPLY; /* matches no tuple */
+	if (p->decided.admitted)
+		skb->tc_index = (tag_of(p->id) ^ 1) | TAG_JUDGED; /* matches no tuple */
 	return bpf_redirect_neigh(uplink, &neigh, sizeof(neigh), 0);
 }
 

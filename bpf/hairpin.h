@@ -141,7 +141,7 @@ static __noinline int hairpin_reply(struct __sk_buff *skb, const struct packet *
 	 */
 	if (skb->pkt_type == PACKET_OTHERHOST && bpf_skb_change_type(skb, PACKET_HOST))
 		return drop_for(skb, owner, REASON_REWRITE);
-	skb->tc_index = TAG_TRANSLATED | tag_reply(p);
+	skb->tc_index = TAG_TRANSLATED | tag_judged(p);
 	return bpf_redirect_neigh(ifindex, NULL, 0, 0);
 }
 

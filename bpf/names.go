@@ -80,10 +80,9 @@ const (
 
 	FlowSNAT    = DatapathFlowKindFLOW_SNAT
 	FlowDNAT    = DatapathFlowKindFLOW_DNAT
-	FlowEgress  = DatapathFlowKindFLOW_EGRESS
+	FlowPolicy  = DatapathFlowKindFLOW_POLICY
 	FlowOffload = DatapathFlowKindFLOW_OFFLOAD
 	FlowRSTHeld = DatapathFlowKindFLOW_RST_HELD
-	FlowIngress = DatapathFlowKindFLOW_INGRESS
 
 	FlowSYNSent     = DatapathFlowStateFLOW_SYN_SENT
 	FlowSYNRecv     = DatapathFlowStateFLOW_SYN_RECV
@@ -106,6 +105,7 @@ const (
 	FlowFINUnacked = DatapathFlowFlagsFLOW_FIN_UNACKED
 	FlowRSTUnknown = DatapathFlowFlagsFLOW_RST_UNKNOWN
 	FlowContinues  = DatapathFlowFlagsFLOW_CONTINUES
+	FlowByRemote   = DatapathFlowFlagsFLOW_BY_REMOTE
 
 	FwdRoute     = DatapathFwdActionFWD_ROUTE
 	FwdStack     = DatapathFwdActionFWD_STACK

@@ -23,7 +23,7 @@ struct decision {
 	bool masqueraded;     /* to_uplink: its new source is that of a FLOW_SNAT */
 	bool flush_queue;     /* the first fragment, and later ones wait in frag_queue */
 	bool stack_cacheable; /* only the plugin's maps decide that it goes through the stack */
-	bool reply;	      /* the sender's egress rules admit it as a reply */
+	bool admitted;	      /* the sender's rules admit it, wherever it leaves */
 	bool pending;	      /* only the last hook can tell whether they admit it */
 	__u16 policy_generation; /* as in struct fwd_entry */
 	__u32 policies;

@@ -122,6 +122,25 @@ static __always_inline bool policy_set_sender(struct policy_args *args, const st
 }
 
 /*
+ * Reports whether p has the source of a container of this host, and has come from the device of another
+ * one: then it belongs to no known flow. Also if an ICMP error is about a connection of others.
+ */
+static __always_inline bool policy_is_forged(const struct packet *p, __u32 ingress,
+					     const struct device *sender)
+{
+	struct endpoint *endpoint;
+
+	if (!ingress)
+		return false;
+	if (sender && p->icmp_error && !addr_equal(&p->outer_src, &p->src))
+		return true;
+	endpoint = endpoint_lookup(&p->src);
+	if (!endpoint)
+		return false;
+	return sender ? endpoint->container != sender->container : endpoint->ifindex != ingress;
+}
+
+/*
  * Reports whether the container behind the device may receive the packet in pkt_scratch, which has come
  * from the device ingress; 0: from the host. Its new address and port are the container's. If not, drops it.
  */
@@ -132,39 +151,40 @@ __noinline int policy_receives(struct __sk_buff *skb, __u32 ifindex, __u32 ingre
 	struct flow_args *flow = flow_scratch_get();
 	struct device *device = device_lookup(ifindex);
 	struct packet *p = pkt_scratch_get();
-	bool admitted;
+	bool admitted = false, forged;
 
 	if (!device || !args || !flow || !p || !policy_load(args, device, p) || !args->rule_sets)
 		return true;
 	if (!ingress && policy_admits_host(RULE_SET_INGRESS(args->rule_sets)) &&
 	    policy_admits_host(RULE_SET_EGRESS(args->rule_sets)))
 		return true;
-	if (parsed == PARSED && RULE_SET_INGRESS(args->rule_sets) && policy_is_reply(FLOW_EGRESS))
-		return true;
+	forged = policy_is_forged(p, ingress, sender);
+	if (parsed == PARSED) {
+		policy_received_key(&flow->key, p);
+		if (!forged && policy_is_known(args, flow, p, FROM_REMOTE))
+			return true;
+	}
 	if (!policy_set_sender(args, p, ingress, sender))
 		return true;
-	admitted = parsed == PARSED &&
-		   policy_judge(args, p, RULE_SET_INGRESS(args->rule_sets), p->decided.new_port);
+	if (parsed == PARSED && !(forged && p->icmp_error))
+		admitted = policy_judge(args, p, RULE_SET_INGRESS(args->rule_sets),
+					p->decided.new_port);
 	args->rule_set = RULE_SET_INGRESS(args->rule_sets);
-	/* A container may report errors about its own packets only. */
-	if (p->icmp_error && sender && !addr_equal(&p->outer_src, &p->src))
-		admitted = false;
 	if (args->rule_set && !admitted && !policy_is_needed(skb, p, ingress) &&
 	    !policy_refuse(skb, args, REASON_POLICY_INGRESS))
 		return false;
-	if (parsed == PARSED && RULE_SET_EGRESS(args->rule_sets)) {
-		policy_received_key(&flow->key, p, FLOW_INGRESS);
-		policy_track(sender ? sender->owner : args->owner);
-	}
+	if (parsed == PARSED && RULE_SET_EGRESS(args->rule_sets))
+		policy_track(args, flow, p, FROM_REMOTE, sender ? sender->owner : args->owner);
 	return true;
 }
 
 /*
  * Creates the flow of a connection whose packet from_container could not judge, because the host has
- * translated it since. The rules have admitted the packet in pkt_scratch.
+ * translated it since. The rules admit p, which has the tag.
  */
-static __always_inline void policy_track_pending(struct __sk_buff *skb, struct policy_args *args,
-						 __u32 tag)
+static __always_inline void policy_track_pending(struct __sk_buff *skb,
+						 const struct policy_args *args,
+						 const struct packet *p, __u32 tag)
 {
 	__u32 key = tag % ROUTED_TUPLES;
 	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
@@ -178,8 +198,9 @@ static __always_inline void policy_track_pending(struct __sk_buff *skb, struct p
 	flow->key.remote_port = entry->tuple.dport;
 	flow->key.local_port = entry->tuple.sport;
 	flow->key.protocol = entry->tuple.protocol;
-	flow->key.kind = FLOW_EGRESS;
-	policy_track(args->owner);
+	flow->key.kind = FLOW_POLICY;
+	flow_lookup(flow);
+	policy_track(args, flow, p, FROM_CONTAINER, args->owner);
 }
 
 /*
@@ -189,16 +210,16 @@ static __always_inline void policy_track_pending(struct __sk_buff *skb, struct p
 __noinline int policy_leaves(struct __sk_buff *skb, __u32 ingress, __u32 receiver, __u32 tag,
 			     __u32 parsed)
 {
-	struct device *device = device_lookup(ingress), *to = NULL;
 	struct policy_args *args = policy_scratch_get();
 	struct packet *p = pkt_scratch_get();
-	__u32 rule_set;
+	struct device *device, *to = NULL;
 	bool admitted;
 
-	if (!device || !device->policy || !args || !p || !policy_load(args, device, p))
+	if (!args || !p || p->decided.admitted)
 		return true;
-	rule_set = RULE_SET_EGRESS(args->rule_sets);
-	if (!rule_set || p->decided.reply)
+	device = device_lookup(ingress);
+	if (!device || !device->policy || !policy_load(args, device, p) ||
+	    !RULE_SET_EGRESS(args->rule_sets))
 		return true;
 	if (receiver)
 		to = device_lookup(receiver);
@@ -212,26 +233,29 @@ __noinline int policy_leaves(struct __sk_buff *skb, __u32 ingress, __u32 receive
 	} else if (!policy_set_peer(args, &p->dst)) {
 		return true;
 	}
-	args->rule_set = rule_set;
-	admitted = (parsed == PARSED && policy_judge(args, p, rule_set, p->dport)) ||
+	args->rule_set = RULE_SET_EGRESS(args->rule_sets);
+	admitted = (parsed == PARSED && policy_judge(args, p, args->rule_set, p->dport)) ||
 		   policy_is_neighbor(skb, p);
 	if (!admitted && !policy_refuse(skb, args, REASON_POLICY_EGRESS))
 		return false;
 	if (tag & TAG_TUPLE && tag & TAG_PENDING && parsed == PARSED)
-		policy_track_pending(skb, args, tag);
+		policy_track_pending(skb, args, p, tag);
 	return true;
 }
 
-/* Reports whether the container in args may send p to where it leads: to the host, or past our programs. */
+/*
+ * Reports whether the container in args may send p to where it leads. to: whether its destination is a
+ * container; then, and where the last hook sees p, the rules have not judged it.
+ */
 static __always_inline bool policy_sends_away(struct __sk_buff *skb, struct policy_args *args,
 					      const struct packet *p, int parsed)
 {
 	__u32 rule_set = RULE_SET_EGRESS(args->rule_sets);
+	bool link = policy_is_link(skb, p);
 	__u32 exit;
 
 	args->rule_set = rule_set;
-	if (policy_is_link(skb, p) ||
-	    (rule_set & RULE_SET_HOST && addr_is_link_scoped(&p->dst, p->ipv6)))
+	if (link || (rule_set & RULE_SET_HOST && addr_is_link_scoped(&p->dst, p->ipv6)))
 		return true;
 	if (parsed == PARSED_NOT_IP || parsed == PARSED_TRUNCATED)
 		return false;
@@ -251,41 +275,33 @@ static __always_inline bool policy_sends_away(struct __sk_buff *skb, struct poli
 
 /*
  * Reports whether the container behind skb's device may send the packet in pkt_scratch, as far as
- * from_container can tell. If not, drops it. Tracks the connections by which replies are admitted.
+ * from_container can tell. If not, drops it. Tracks the connections whose replies are to be admitted.
  */
 __noinline int policy_sends(struct __sk_buff *skb, __u32 parsed)
 {
+	struct device *device = device_lookup(skb->ifindex);
 	struct policy_args *args = policy_scratch_get();
 	struct flow_args *flow = flow_scratch_get();
 	struct packet *p = pkt_scratch_get();
-	struct device *device;
-	__u32 ingress, egress;
 
-	device = device_lookup(skb->ifindex);
-	if (!device || !args || !flow || !p || !policy_load(args, device, p))
+	if (!device || !args || !flow || !p || !policy_load(args, device, p) || !args->rule_sets)
 		return true;
-	ingress = RULE_SET_INGRESS(args->rule_sets);
-	egress = RULE_SET_EGRESS(args->rule_sets);
-	if (egress && parsed == PARSED && policy_is_reply(FLOW_INGRESS)) {
-		p->decided.reply = true;
-		return true;
-	}
-	if (egress && !policy_sends_away(skb, args, p, parsed) &&
-	    !policy_refuse(skb, args, REASON_POLICY_EGRESS))
-		return false;
-	if (!ingress || parsed != PARSED)
-		return true;
-	flow_sent_key(&flow->key, p, FLOW_EGRESS);
-	if (egress && !policy_is_tracked(args, flow)) {
-		policy_set_peer(args, &p->dst);
-		if (!policy_judge(args, p, egress, p->dport)) {
-			p->decided.pending = true;
+	if (parsed == PARSED) {
+		flow_sent_key(&flow->key, p, FLOW_POLICY);
+		if (policy_is_known(args, flow, p, FROM_CONTAINER)) {
+			p->decided.admitted = true;
 			return true;
 		}
-	} else {
-		args->peer = p->dst;
-		args->port = p->dport;
 	}
-	policy_track(args->owner);
+	if (RULE_SET_EGRESS(args->rule_sets) && !policy_sends_away(skb, args, p, parsed) &&
+	    !policy_refuse(skb, args, REASON_POLICY_EGRESS))
+		return false;
+	if (!RULE_SET_INGRESS(args->rule_sets) || parsed != PARSED)
+		return true;
+	policy_set_peer(args, &p->dst);
+	if (policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
+		policy_track(args, flow, p, FROM_CONTAINER, args->owner);
+	else
+		p->decided.pending = true;
 	return true;
 }

@@ -22,7 +22,8 @@ type StackDropsAdmittedFlow struct {
 	_        structs.HostLayout
 	Owner    uint64
 	LastSeen uint32
-	Pad      uint32
+	Flags    uint8
+	Pad      [3]uint8
 }
 
 type StackDropsCluster struct {

@@ -20,13 +20,13 @@ enum tag {
 	TAG_TUPLE = 0x8000,
 	TAG_PENDING = 0x4000, /* the last hook creates the flow: of struct routed */
 	TAG_OBSERVE = 0x2000, /* the last hook records the delivery, for the offload */
-	TAG_REPLY = 0x1000,   /* also with the other tags: the sender's egress rules admit it */
+	TAG_JUDGED = 0x1000,  /* also with the other tags: the sender's egress rules admit it */
 };
 
 /* Returns our tag and removes it. Other values of tc_index stay. */
 static __always_inline __u32 tag_take(struct __sk_buff *skb)
 {
-	__u32 tag = skb->tc_index & ~TAG_REPLY;
+	__u32 tag = skb->tc_index & ~TAG_JUDGED;
 
 	if (tag != TAG_BYPASS && tag != TAG_TRANSLATED && tag != TAG_CT_UPDATE &&
 	    tag != TAG_REENTRY && tag != TAG_ADMITTED && !(tag & TAG_TUPLE))
@@ -35,19 +35,19 @@ static __always_inline __u32 tag_take(struct __sk_buff *skb)
 	return tag;
 }
 
-/* Reports whether skb has a tag of ours with TAG_REPLY. Before tag_take. */
-static __always_inline bool tag_is_reply(struct __sk_buff *skb)
+/* Reports whether skb has a tag of ours with TAG_JUDGED. Before tag_take. */
+static __always_inline bool tag_is_judged(struct __sk_buff *skb)
 {
 	__u32 tag = skb->tc_index;
 
-	return tag & TAG_REPLY && (tag & TAG_TUPLE || tag == (TAG_BYPASS | TAG_REPLY) ||
-				   tag == (TAG_TRANSLATED | TAG_REPLY));
+	return tag & TAG_JUDGED && (tag & TAG_TUPLE || tag == (TAG_BYPASS | TAG_JUDGED) ||
+				    tag == (TAG_TRANSLATED | TAG_JUDGED));
 }
 
 /* Returns what the tag has to say about the sender's rules. */
-static __always_inline __u32 tag_reply(const struct packet *p)
+static __always_inline __u32 tag_judged(const struct packet *p)
 {
-	return p->decided.reply ? TAG_REPLY : 0;
+	return p->decided.admitted ? TAG_JUDGED : 0;
 }
 
 /* Returns an unpredictable hash of packets from src:sport to dst:dport. */
@@ -97,7 +97,7 @@ static __always_inline void packet_set_id(struct packet *p)
 /* The tag for packets whose tuple has the id. */
 static __always_inline __u32 tag_of(__u32 id)
 {
-	return TAG_TUPLE | (id >> 1 & (TAG_REPLY - 1));
+	return TAG_TUPLE | (id >> 1 & (TAG_JUDGED - 1));
 }
 
 /*
@@ -112,5 +112,5 @@ static __always_inline bool tag_matches(__u32 tag, const struct packet *p)
 /* The same for the tag of a conntrack update, which has the inverted hash. */
 static __always_inline bool tag_matches_update(__u32 tag, const struct packet *p)
 {
-	return tag_matches(tag ^ (TAG_REPLY - 1), p);
+	return tag_matches(tag ^ (TAG_JUDGED - 1), p);
 }

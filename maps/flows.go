@@ -11,11 +11,11 @@ import (
 
 // Flow is a connection whose packets the programs translate, or whose replies they admit. The programs
 // create flows; user space only reads them, and has the programs create those of connections that are
-// older than an ingress policy (AdmitReplies).
+// older than a container's rules (AdmitReplies).
 type Flow struct {
 	// Kind is bpf.FlowSNAT: opened by a container and masqueraded, or the host's own;
-	// bpf.FlowDNAT: opened to a container; bpf.FlowEgress: opened by a container with an
-	// ingress policy; or bpf.FlowRSTHeld: refused by the host.
+	// bpf.FlowDNAT: opened to a container; bpf.FlowPolicy: admitted by a container's rules; or
+	// bpf.FlowRSTHeld: refused by the host.
 	Kind bpf.FlowKind
 	// Remote is the other side. The port is 0 for echo requests to it.
 	Remote netip.AddrPort
@@ -29,6 +29,7 @@ type Flow struct {
 	Protocol Protocol
 	State    FlowState
 	Owner    loader.Owner // 0: the host itself
+	ByRemote bool         // bpf.FlowPolicy: the remote has opened it
 }
 
 // FlowState is the state of a flow, which determines its idle time.
@@ -76,8 +77,10 @@ func (f Flow) translation() string {
 		return fmt.Sprintf("%s to %s, the host's own", local, remote)
 	case f.Kind == bpf.FlowSNAT:
 		return fmt.Sprintf("%s to %s, SNAT to %s", nat, remote, local)
-	case f.Kind == bpf.FlowEgress:
-		return fmt.Sprintf("%s to %s, replies allowed", local, remote)
+	case f.Kind == bpf.FlowPolicy && f.ByRemote:
+		return fmt.Sprintf("%s to %s, admitted by rules", remote, local)
+	case f.Kind == bpf.FlowPolicy:
+		return fmt.Sprintf("%s to %s, admitted by rules", local, remote)
 	case f.Kind == bpf.FlowRSTHeld:
 		return fmt.Sprintf("%s to %s, RST held back", remote, local)
 	case f.Local == f.NAT:
@@ -179,5 +182,6 @@ func flowOf(key bpf.FlowKey, value bpf.Flow) Flow {
 		Protocol:   Protocol(key.Protocol),
 		State:      FlowState(value.State),
 		Owner:      loader.Owner(value.Owner),
+		ByRemote:   value.Flags&bpf.FlowByRemote != 0,
 	}
 }

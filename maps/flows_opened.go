@@ -18,12 +18,12 @@ type Connection struct {
 }
 
 // Opener is the side that has opened a connection.
-type Opener bpf.FlowKind
+type Opener bpf.FlowFlags
 
 // The openers.
 const (
-	OpenedByContainer = Opener(bpf.FlowEgress)
-	OpenedByRemote    = Opener(bpf.FlowIngress)
+	OpenedByContainer = Opener(0)
+	OpenedByRemote    = Opener(bpf.FlowByRemote)
 )
 
 // AdmitReplies has the programs admit replies of connections that an owner's container had before it got
@@ -52,9 +52,9 @@ func (s *Store) AdmitReplies(owner loader.Owner, opener Opener, connections []Co
 			RemotePort: c.Remote.Port(),
 			LocalPort:  c.Local.Port(),
 			Protocol:   uint8(c.Protocol),
-			Kind:       bpf.FlowKind(opener),
+			Kind:       bpf.FlowPolicy,
 		}
-		if err := s.dp.AdmittedFlows.Put(&key, bpf.AdmittedFlow{Owner: uint64(owner), LastSeen: now}); err != nil {
+		if err := s.dp.AdmittedFlows.Put(&key, bpf.AdmittedFlow{Owner: uint64(owner), LastSeen: now, Flags: bpf.FlowFlags(opener)}); err != nil {
 			errs = append(errs, fmt.Errorf("admit replies of %s to %s: %w", c.Remote, c.Local, explainFull(s.dp.AdmittedFlows, err)))
 		}
 	}

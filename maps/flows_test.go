@@ -22,8 +22,8 @@ func TestFlowString(t *testing.T) {
 			"udp 192.0.2.1:80 to 10.88.0.2:4000, DNAT to 198.51.100.1:2000, UDP_STREAM"},
 		{func(f *Flow) { f.Kind, f.State = bpf.FlowRSTHeld, FlowState(bpf.FlowClose) },
 			"tcp 192.0.2.1:80 to 198.51.100.1:2000, RST held back, CLOSE"},
-		{func(f *Flow) { f.Kind, f.Protocol, f.State = bpf.FlowEgress, 47, 77 },
-			"protocol 47 198.51.100.1:2000 to 192.0.2.1:80, replies allowed, state 77"},
+		{func(f *Flow) { f.Kind, f.Protocol, f.State = bpf.FlowPolicy, 47, 77 },
+			"protocol 47 198.51.100.1:2000 to 192.0.2.1:80, admitted by rules, state 77"},
 	} {
 		flow := base
 		test.change(&flow)

@@ -101,7 +101,7 @@ func mergeOrder(a, b maps.FlowEntry) int {
 		return 0
 	}
 	age := cmp.Compare(a.Age, b.Age)
-	if a.Kind == bpf.FlowEgress {
+	if a.Kind == bpf.FlowPolicy {
 		age = -age
 	}
 	return cmp.Or(cmp.Compare(isHost(a), isHost(b)), cmp.Compare(a.Kind, b.Kind), age)
@@ -123,7 +123,7 @@ func (l *flowList) addFlow(e maps.FlowEntry) {
 			l.index(known)
 			return
 		}
-	case bpf.FlowEgress:
+	case bpf.FlowPolicy:
 		if known := l.find(c.original()); known != nil {
 			known.Admitted = true
 			known.Idle = earliest(known.Idle, e.Idle)
@@ -156,8 +156,11 @@ func connectionOf(e maps.FlowEntry) *connection {
 	case e.Kind == bpf.FlowDNAT:
 		c.Source, c.Destination = Side{netip.AddrPortFrom(e.Remote.Addr(), e.RemotePort)}, Side{e.NAT}
 		c.TranslatedSource, c.TranslatedDestination = changed(e.Remote, c.Source.AddrPort), changed(e.Local, e.NAT)
-	case e.Kind == bpf.FlowEgress:
+	case e.Kind == bpf.FlowPolicy:
 		c.Admitted = true
+		if e.ByRemote {
+			c.Source, c.Destination = c.Destination, c.Source
+		}
 	case e.Kind == bpf.FlowRSTHeld:
 		c.Source, c.Destination, c.State = Side{e.Remote}, Side{e.Local}, rstHeld
 	}

@@ -37,7 +37,7 @@ func TestFlowsMerge(t *testing.T) {
 		return flow(bpf.FlowDNAT, owner, remote, local, nat)
 	}
 	egress := func(remote, local string, age time.Duration) maps.FlowEntry {
-		e := flow(bpf.FlowEgress, 1, remote, local, "")
+		e := flow(bpf.FlowPolicy, 1, remote, local, "")
 		e.Age = age
 		return e
 	}

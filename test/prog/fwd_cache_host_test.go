@@ -255,6 +255,6 @@ func (s scene) egress(text string) bpf.FlowKey {
 	local, remote := s.sides(text, false)
 	return bpf.FlowKey{
 		Remote: wire(remote.Addr()), RemotePort: remote.Port(), Local: wire(local.Addr()), LocalPort: local.Port(),
-		Protocol: s.number(), Kind: bpf.FlowEgress,
+		Protocol: s.number(), Kind: bpf.FlowPolicy,
 	}
 }

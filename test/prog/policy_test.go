@@ -84,7 +84,7 @@ func TestIngressPolicyOlderConnections(t *testing.T) {
 				key, devices := s.egress(forth), h.programs.Maps[bpf.MapDevices]
 				testenv.Must(t, errors.Join(h.reset(), h.fill(s, nil, flows), older.Put(key, bpf.AdmittedFlow{Owner: tc.owner, LastSeen: ticks(tc.idle)}),
 					devices.Put(uint32(h.veth.Index), bpf.Device{Owner: owners["pod"], Container: 7, Policy: podPolicy}), h.putPolicy(isolated, nil),
-					devices.Put(uint32(h.uplink.Index), bpf.Device{Owner: owners["pod2"], Container: 8})))
+					devices.Put(uint32(h.uplink.Index), bpf.Device{Owner: owners["pod2"], Container: owners["pod2"]})))
 				h.ingress = uint32(h.uplink.Index)
 				defer func() { h.ingress = 0 }()
 				p := s.packet(tc.reply, true)
