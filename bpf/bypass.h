@@ -104,29 +104,26 @@ static __always_inline bool bypass_fits(struct __sk_buff *skb, const struct pack
 	return false;
 }
 
-/*
- * Reports whether the rules of both containers admit p, which skb's device has received from one of them. If not,
- * drops it.
- */
+/* Reports whether the rules of both containers admit p, from one to the other. If not, drops it. */
 static __always_inline bool bypass_is_admitted(struct __sk_buff *skb, struct packet *p,
 					       const struct device *sender,
-					       const struct device *receiver, __u32 ifindex)
+					       const struct device *receiver)
 {
-	if (sender && sender->policy &&
-	    !policy_leaves(skb, skb->ifindex, ifindex, TAG_NONE, PARSED))
+	p->decided.parsed = true;
+	if (sender && sender->policy && !policy_leaves(skb, p, sender, receiver, TAG_NONE))
 		return false;
 	if (!receiver || !receiver->policy)
 		return true;
 	packet_translate(p, &p->dst, p->dport);
-	return policy_receives(skb, ifindex, skb->ifindex, PARSED);
+	return policy_receives(skb, p, receiver, skb->ifindex, sender);
 }
 
 /* From one container to another. VERDICT_NEXT: by the stack. */
 static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p,
-					 const struct endpoint *from, const struct endpoint *to)
+					 const struct device *sender, const struct endpoint *from,
+					 const struct endpoint *to)
 {
 	struct device *receiver = device_lookup(to->ifindex);
-	struct device *sender = device_lookup(from->ifindex);
 	struct connection c;
 	__u8 fast_path;
 
@@ -141,7 +138,7 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 		    bypass_fast_path(p->decided.fast_path, receiver);
 	if (!bypass_is_allowed(p, &c, fast_path, &p->dst, p->dport))
 		return VERDICT_NEXT;
-	if (!bypass_is_admitted(skb, p, sender, receiver, to->ifindex))
+	if (!bypass_is_admitted(skb, p, sender, receiver))
 		return VERDICT_DROP;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);

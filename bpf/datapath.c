@@ -90,7 +90,7 @@ int from_container(struct __sk_buff *skb)
 	 */
 	if (frag_queue_wants(p, parsed) && route_ask(skb, ROUTE_LOCAL))
 		return frag_queue_ingress(skb, p, parsed);
-	if (device && device->policy && !policy_sends(skb, parsed))
+	if (device && device->policy && !policy_sends(skb, p, device, parsed))
 		return VERDICT_DROP;
 	if (parsed != PARSED)
 		return device ? gateway_unparsed(skb, p, device, parsed) : VERDICT_NEXT;
@@ -107,8 +107,8 @@ int from_container(struct __sk_buff *skb)
 	from = sender && sender->ifindex == skb->ifindex ? sender : NULL;
 	classify_sent(skb, p, device, from, to);
 	if (from)
-		verdict =
-			to ? bypass_to_endpoint(skb, p, from, to) : bypass_to_uplink(skb, p, from);
+		verdict = to ? bypass_to_endpoint(skb, p, device, from, to)
+			     : bypass_to_uplink(skb, p, from);
 	else if (to && to->route_set)
 		verdict = gateway_deliver(skb, p, to);
 	if (verdict == VERDICT_NEXT && p->decided.to_host)
@@ -122,25 +122,25 @@ int from_container(struct __sk_buff *skb)
 }
 
 /*
- * Reports whether the rules of sender and receiver admit the packet in pkt_scratch, which the stack
- * sends to a container. If not, drops it.
+ * Reports whether the rules of sender and receiver admit the packet in pkt_scratch, which the stack sends to
+ * a container. If not, drops it.
  */
-static __always_inline bool container_admits(struct __sk_buff *skb, struct packet *p, int parsed,
-					     __u32 tag)
+__noinline int container_admits(struct __sk_buff *skb, __u32 tag)
 {
-	__u32 checks = policy_checks();
-	struct device *device;
+	struct device *sender = NULL, *receiver;
+	struct packet *p = pkt_scratch_get();
 
-	if (!(checks & (skb->ingress_ifindex ? POLICY_CHECK_ANY : POLICY_CHECK_HOST)))
+	if (!p)
 		return true;
-	if (skb->ingress_ifindex && checks & POLICY_CHECK_EGRESS &&
-	    !policy_leaves(skb, skb->ingress_ifindex, skb->ifindex, tag, parsed))
+	receiver = device_lookup(skb->ifindex);
+	if (skb->ingress_ifindex)
+		sender = device_lookup(skb->ingress_ifindex);
+	if (sender && sender->policy && !policy_leaves(skb, p, sender, receiver, tag))
 		return false;
-	device = device_lookup(skb->ifindex);
-	if (!device || !device->policy)
+	if (!receiver || !receiver->policy)
 		return true;
 	packet_translate(p, &p->dst, p->dport);
-	return policy_receives(skb, skb->ifindex, skb->ingress_ifindex, parsed);
+	return policy_receives(skb, p, receiver, skb->ingress_ifindex, sender);
 }
 
 /* Host end of a veth, egress: to a container, from the stack or redirected past it. */
@@ -159,7 +159,9 @@ int to_container(struct __sk_buff *skb)
 	if (parsed == PARSED && is_ct_update(skb, p, tag))
 		return end_uncounted();
 	p->decided.admitted = judged;
-	if (!container_admits(skb, p, parsed, tag))
+	p->decided.parsed = parsed == PARSED;
+	if (policy_checks() & (skb->ingress_ifindex ? POLICY_CHECK_ANY : POLICY_CHECK_HOST) &&
+	    !container_admits(skb, tag))
 		return VERDICT_DROP;
 	if (parsed != PARSED || tag == TAG_TRANSLATED)
 		return VERDICT_NEXT;
@@ -281,6 +283,18 @@ static __always_inline int uplink_translate(struct __sk_buff *skb, struct packet
 	return port ? host_port_reply(skb, p, port) : NOT_HANDLED;
 }
 
+/*
+ * Reports whether the rules of the container that has sent the packet in pkt_scratch admit that it leaves. If
+ * not, drops it.
+ */
+__noinline int uplink_admits(struct __sk_buff *skb, __u32 tag)
+{
+	struct device *sender = device_lookup(skb->ingress_ifindex);
+	struct packet *p = pkt_scratch_get();
+
+	return !p || !sender || !sender->policy || policy_leaves(skb, p, sender, NULL, tag);
+}
+
 /* Uplink, egress: to the outside. */
 static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 {
@@ -294,8 +308,9 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, l3);
 	p->decided.admitted = judged;
+	p->decided.parsed = parsed == PARSED;
 	if (skb->ingress_ifindex && policy_checks() & POLICY_CHECK_EGRESS &&
-	    !policy_leaves(skb, skb->ingress_ifindex, 0, tag, parsed))
+	    !uplink_admits(skb, tag))
 		return VERDICT_DROP;
 	if (parsed == PARSED_NOT_IP)
 		return VERDICT_NEXT;

@@ -45,14 +45,8 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 static __always_inline bool forward_is_admitted(struct __sk_buff *skb, const struct packet *p,
 						const struct endpoint *to)
 {
-	struct device *device;
-
-	if (!(policy_checks() & POLICY_CHECK_ANY) || !p->fast_eligible ||
-	    p->decided.fast_path == FAST_PATH_NEVER)
-		return true;
-	device = device_lookup(to->ifindex);
-	return !device || !device->policy ||
-	       policy_receives(skb, to->ifindex, skb->ifindex, PARSED);
+	return !(policy_checks() & POLICY_CHECK_ANY) || !p->fast_eligible ||
+	       p->decided.fast_path == FAST_PATH_NEVER || policy_receives_outside(skb, to->ifindex);
 }
 
 /*

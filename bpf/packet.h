@@ -25,6 +25,7 @@ struct decision {
 	bool stack_cacheable; /* only the plugin's maps decide that it goes through the stack */
 	bool admitted;	      /* the sender's rules admit it, wherever it leaves */
 	bool pending;	      /* only the last hook can tell whether they admit it */
+	bool parsed;	      /* for policy.h: PARSED, not less */
 	__u16 policy_generation; /* as in struct fwd_entry */
 	__u32 policies;
 	/* Reasons to keep it out of the forwarding cache: */

@@ -96,34 +96,21 @@ static __always_inline bool policy_judge(struct policy_args *args, const struct 
 	return policy_verdict();
 }
 
-/* Sets the sender of p, which has come from the device, as the peer; false: it is the container itself. */
-static __always_inline bool policy_set_sender(struct policy_args *args, const struct packet *p,
-					      __u32 ifindex, const struct device *sender)
+/* Reports whether the address is one of the container behind the device. */
+static __always_inline bool policy_is_address_of(const struct device *device,
+						 const struct addr *addr)
 {
-	const struct addr *addr = p->icmp_error ? &p->outer_src : &p->src;
 	struct endpoint *endpoint;
 
-	if (!ifindex) {
-		args->peer = *addr;
-		args->host = true;
+	if (addr_equal(addr, &device->addr4) || addr_equal(addr, &device->addr6))
 		return true;
-	}
-	if (!sender)
-		return policy_set_peer(args, addr);
 	endpoint = endpoint_lookup(addr);
-	if (endpoint && endpoint->ifindex == ifindex)
-		args->peer = *addr;
-	else
-		args->peer = p->ipv6 ? sender->addr6 : sender->addr4;
-	args->host = false;
-	args->kind = PEER_NETWORK;
-	args->network = sender->network;
-	return sender->container != args->container;
+	return endpoint && endpoint->container == device->container;
 }
 
 /*
- * Reports whether p has the source of a container of this host, and has come from the device of another
- * one: then it belongs to no known flow. Also if an ICMP error is about a connection of others.
+ * Reports whether p, from the device ingress, cannot belong to a known flow: it has the source of another
+ * container than the sender, or it is an ICMP error about a connection of others.
  */
 static __always_inline bool policy_is_forged(const struct packet *p, __u32 ingress,
 					     const struct device *sender)
@@ -134,48 +121,92 @@ static __always_inline bool policy_is_forged(const struct packet *p, __u32 ingre
 		return false;
 	if (sender && p->icmp_error && !addr_equal(&p->outer_src, &p->src))
 		return true;
-	endpoint = endpoint_lookup(&p->src);
-	if (!endpoint)
+	if (sender && policy_is_address_of(sender, &p->src))
 		return false;
-	return sender ? endpoint->container != sender->container : endpoint->ifindex != ingress;
+	endpoint = endpoint_lookup(&p->src);
+	return endpoint && endpoint->ifindex != ingress;
+}
+
+/* Sets the sender of p, from the device ingress, as the peer; false: it is the container itself. */
+static __always_inline bool policy_set_sender(struct policy_args *args, const struct packet *p,
+					      __u32 ingress, const struct device *sender)
+{
+	const struct addr *addr = p->icmp_error ? &p->outer_src : &p->src;
+
+	if (!ingress) {
+		args->peer = *addr;
+		args->host = true;
+		return true;
+	}
+	if (!sender)
+		return policy_set_peer(args, addr);
+	if (policy_is_address_of(sender, addr))
+		args->peer = *addr;
+	else
+		args->peer = p->ipv6 ? sender->addr6 : sender->addr4;
+	args->host = false;
+	args->kind = PEER_NETWORK;
+	args->network = sender->network;
+	return sender->container != args->container;
 }
 
 /*
- * Reports whether the container behind the device may receive the packet in pkt_scratch, which has come
- * from the device ingress; 0: from the host. Its new address and port are the container's. If not, drops it.
+ * Reports whether a connection of p needs a flow: to admit replies, if the other direction is isolated;
+ * without SYN or INIT, also to know who has opened it.
  */
-__noinline int policy_receives(struct __sk_buff *skb, __u32 ifindex, __u32 ingress, __u32 parsed)
+static __always_inline bool policy_needs_flow(const struct packet *p, __u32 other_direction)
 {
-	struct device *sender = ingress ? device_lookup(ingress) : NULL;
+	return other_direction || (p->protocol != IPPROTO_TCP && p->protocol != IPPROTO_SCTP);
+}
+
+/*
+ * Reports whether the container behind the device receiver may receive p, which has come from the device
+ * ingress (0: from the host), a container's if sender is not NULL. Its new address and port are the
+ * receiver's. If not, drops p.
+ */
+static __always_inline bool policy_receives(struct __sk_buff *skb, struct packet *p,
+					    const struct device *receiver, __u32 ingress,
+					    const struct device *sender)
+{
 	struct policy_args *args = policy_scratch_get();
 	struct flow_args *flow = flow_scratch_get();
-	struct device *device = device_lookup(ifindex);
-	struct packet *p = pkt_scratch_get();
-	bool admitted = false, forged;
+	bool parsed = p->decided.parsed, admitted = false, forged;
 
-	if (!device || !args || !flow || !p || !policy_load(args, device, p) || !args->rule_sets)
+	if (!args || !flow || !policy_load(args, receiver, p) || !args->rule_sets)
 		return true;
 	if (!ingress && policy_admits_host(RULE_SET_INGRESS(args->rule_sets)) &&
 	    policy_admits_host(RULE_SET_EGRESS(args->rule_sets)))
 		return true;
 	forged = policy_is_forged(p, ingress, sender);
-	if (parsed == PARSED) {
+	if (parsed) {
 		policy_received_key(&flow->key, p);
 		if (!forged && policy_is_known(args, flow, p, FROM_REMOTE))
 			return true;
 	}
 	if (!policy_set_sender(args, p, ingress, sender))
 		return true;
-	if (parsed == PARSED && !(forged && p->icmp_error))
+	if (parsed && !(forged && p->icmp_error))
 		admitted = policy_judge(args, p, RULE_SET_INGRESS(args->rule_sets),
 					p->decided.new_port);
 	args->rule_set = RULE_SET_INGRESS(args->rule_sets);
 	if (args->rule_set && !admitted && !policy_is_needed(skb, p, ingress) &&
 	    !policy_refuse(skb, args, REASON_POLICY_INGRESS))
 		return false;
-	if (parsed == PARSED && RULE_SET_EGRESS(args->rule_sets))
+	if (parsed && policy_needs_flow(p, RULE_SET_EGRESS(args->rule_sets)))
 		policy_track(args, flow, p, FROM_REMOTE, sender ? sender->owner : args->owner);
 	return true;
+}
+
+/* The same for the packet in pkt_scratch, which an uplink has received, if it may bypass the stack. */
+__noinline int policy_receives_outside(struct __sk_buff *skb, __u32 ifindex)
+{
+	struct device *receiver = device_lookup(ifindex);
+	struct packet *p = pkt_scratch_get();
+
+	if (!p || !receiver || !receiver->policy)
+		return true;
+	p->decided.parsed = true;
+	return policy_receives(skb, p, receiver, skb->ifindex, NULL);
 }
 
 /*
@@ -204,48 +235,42 @@ static __always_inline void policy_track_pending(struct __sk_buff *skb,
 }
 
 /*
- * Reports whether the container behind the device ingress may send the packet in pkt_scratch to the
- * container behind the device receiver; 0: to the outside. If not, drops it.
+ * Reports whether the container behind the device sender may send p to the one behind the device
+ * receiver; NULL: to the outside. p has the tag. If not, drops p.
  */
-__noinline int policy_leaves(struct __sk_buff *skb, __u32 ingress, __u32 receiver, __u32 tag,
-			     __u32 parsed)
+static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
+				     const struct device *sender, const struct device *receiver,
+				     __u32 tag)
 {
 	struct policy_args *args = policy_scratch_get();
-	struct packet *p = pkt_scratch_get();
-	struct device *device, *to = NULL;
-	bool admitted;
+	bool parsed = p->decided.parsed, admitted;
 
-	if (!args || !p || p->decided.admitted)
-		return true;
-	device = device_lookup(ingress);
-	if (!device || !device->policy || !policy_load(args, device, p) ||
+	if (!args || p->decided.admitted || !policy_load(args, sender, p) ||
 	    !RULE_SET_EGRESS(args->rule_sets))
 		return true;
-	if (receiver)
-		to = device_lookup(receiver);
-	if (to) {
-		if (to->container == args->container)
+	if (receiver) {
+		if (receiver->container == args->container)
 			return true;
 		args->host = false;
 		args->kind = PEER_NETWORK;
-		args->network = to->network;
+		args->network = receiver->network;
 		args->peer = p->dst;
 	} else if (!policy_set_peer(args, &p->dst)) {
 		return true;
 	}
 	args->rule_set = RULE_SET_EGRESS(args->rule_sets);
-	admitted = (parsed == PARSED && policy_judge(args, p, args->rule_set, p->dport)) ||
+	admitted = (parsed && policy_judge(args, p, args->rule_set, p->dport)) ||
 		   policy_is_neighbor(skb, p);
 	if (!admitted && !policy_refuse(skb, args, REASON_POLICY_EGRESS))
 		return false;
-	if (tag & TAG_TUPLE && tag & TAG_PENDING && parsed == PARSED)
+	if (tag & TAG_TUPLE && tag & TAG_PENDING && parsed)
 		policy_track_pending(skb, args, p, tag);
 	return true;
 }
 
 /*
- * Reports whether the container in args may send p to where it leads. to: whether its destination is a
- * container; then, and where the last hook sees p, the rules have not judged it.
+ * Reports whether the container in args may send p to where it leads: not if that is the host, or past our
+ * programs, and the rules do not admit it. The last hook judges all else.
  */
 static __always_inline bool policy_sends_away(struct __sk_buff *skb, struct policy_args *args,
 					      const struct packet *p, int parsed)
@@ -274,17 +299,16 @@ static __always_inline bool policy_sends_away(struct __sk_buff *skb, struct poli
 }
 
 /*
- * Reports whether the container behind skb's device may send the packet in pkt_scratch, as far as
- * from_container can tell. If not, drops it. Tracks the connections whose replies are to be admitted.
+ * Reports whether the container behind the device may send p, as far as from_container can tell. If not,
+ * drops it. Tracks the connections whose replies are to be admitted.
  */
-__noinline int policy_sends(struct __sk_buff *skb, __u32 parsed)
+static __noinline bool policy_sends(struct __sk_buff *skb, struct packet *p,
+				    const struct device *device, int parsed)
 {
-	struct device *device = device_lookup(skb->ifindex);
 	struct policy_args *args = policy_scratch_get();
 	struct flow_args *flow = flow_scratch_get();
-	struct packet *p = pkt_scratch_get();
 
-	if (!device || !args || !flow || !p || !policy_load(args, device, p) || !args->rule_sets)
+	if (!args || !flow || !policy_load(args, device, p) || !args->rule_sets)
 		return true;
 	if (parsed == PARSED) {
 		flow_sent_key(&flow->key, p, FLOW_POLICY);
@@ -296,7 +320,7 @@ __noinline int policy_sends(struct __sk_buff *skb, __u32 parsed)
 	if (RULE_SET_EGRESS(args->rule_sets) && !policy_sends_away(skb, args, p, parsed) &&
 	    !policy_refuse(skb, args, REASON_POLICY_EGRESS))
 		return false;
-	if (!RULE_SET_INGRESS(args->rule_sets) || parsed != PARSED)
+	if (parsed != PARSED || !policy_needs_flow(p, RULE_SET_INGRESS(args->rule_sets)))
 		return true;
 	policy_set_peer(args, &p->dst);
 	if (policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))

@@ -110,9 +110,13 @@ static __always_inline void policy_track(const struct policy_args *policy, struc
 
 	if (p->icmp_error || p->decided.ct_update)
 		return;
-	known = args->way < FLOW_WAYS && flow->owner == policy->owner && !flow_expired(flow) &&
-		(flow->flags & FLOW_BY_REMOTE) == opener;
-	if (!known && !packet_may_open(p))
+	known = args->way < FLOW_WAYS && flow->owner == policy->owner && !flow_expired(flow);
+	if (known && (flow->flags & FLOW_BY_REMOTE) != opener) {
+		if (!packet_opens(p))
+			return; /* a reply of a flow that is revoked */
+		known = false;
+	}
+	if (!known && (!packet_may_open(p) || p->echo_reply))
 		return;
 	if (known)
 		args->new = *flow;
