@@ -45,8 +45,6 @@ static __always_inline bool bypass_must_wait(const struct packet *p)
 static __always_inline long bypass_prepare(struct __sk_buff *skb, struct packet *p,
 					   struct connection *c)
 {
-	if (!c->offload)
-		offload_record_bypass(c->device, c->other ?: c->uplink, p->ipv6, c->automatic);
 	return offload_track_bypass(skb, p, c) ?: decrement_ttl(skb, p);
 }
 

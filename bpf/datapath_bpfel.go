@@ -578,7 +578,7 @@ type DatapathStackNote struct {
 	_        structs.HostLayout
 	Hooks    uint64
 	Bypassed uint32
-	Jiffy    uint32
+	Pad      uint32
 }
 
 type DatapathUplink struct {

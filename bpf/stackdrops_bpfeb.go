@@ -370,7 +370,7 @@ type StackDropsStackNote struct {
 	_        structs.HostLayout
 	Hooks    uint64
 	Bypassed uint32
-	Jiffy    uint32
+	Pad      uint32
 }
 
 type StackDropsUplink struct {
