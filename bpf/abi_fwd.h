@@ -22,9 +22,10 @@ enum fwd_action {
 	FWD_ROUTE = 0,     /* none: an answer of the routing tables (route_cache.h) */
 	FWD_COUNT = 1,     /* none: packets that go through the stack are counted */
 	FWD_STACK = 2,     /* through the stack, with the tag */
-	FWD_CONTAINER = 3, /* from here on past the stack: into a container */
-	FWD_NEXT_HOP = 4,  /* to the outside */
-	FWD_NODE = 5,      /* to another node, by the tunnel */
+	FWD_FLOW = 3,      /* the same for a remote's packets, translated as long as their flow is there */
+	FWD_CONTAINER = 4, /* from here on past the stack: into a container */
+	FWD_NEXT_HOP = 5,  /* to the outside */
+	FWD_NODE = 6,      /* to another node, by the tunnel */
 } __attribute__((packed)); /* one byte */
 
 enum fwd_nat { /* the side that becomes nat_addr:nat_port */
@@ -73,6 +74,11 @@ struct fwd_entry {
 	__u16 policy_generation; /* the sum of those of both policies */
 	__u32 policies;		 /* indexes of one or two policies that have admitted it; 0: none */
 	union {
+		struct {
+			__u32 owner[2]; /* of the flow: both halves */
+			__u32 id;	/* of the packet, translated */
+			enum flow_kind kind;
+		} flow;				 /* FWD_FLOW */
 		__u8 macs[12];			 /* FWD_CONTAINER: of the frame */
 		struct bpf_redir_neigh next_hop; /* FWD_NEXT_HOP */
 		struct {

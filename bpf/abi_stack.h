@@ -23,6 +23,6 @@ enum stack_hook {
 
 struct stack_note {
 	__u64 hooks;	/* what it had in a jiffy (stack_hooks.h) */
-	__u32 bypassed; /* in ticks of 2^30 ns; 0: never */
-	__u32 jiffy;	/* of bypassed: within one, the time is not read again */
+	__u32 bypassed; /* in ticks of 2^30 ns: when it last had none, for fastPath auto; 0: never */
+	__u32 pad;
 };

@@ -45,8 +45,6 @@ static __always_inline bool bypass_must_wait(const struct packet *p)
 static __always_inline long bypass_prepare(struct __sk_buff *skb, struct packet *p,
 					   struct connection *c)
 {
-	if (!c->offload)
-		offload_record_bypass(c->device, c->other ?: c->uplink, p->ipv6, c->automatic);
 	return offload_track_bypass(skb, p, c) ?: decrement_ttl(skb, p);
 }
 
@@ -231,16 +229,6 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 	return redirect_to_endpoint(skb, p, to, 0);
 }
 
-/* Records that this CPU leaves a packet with the tuple of the id to the stack. */
-static __always_inline void bypass_record_stack(__u32 id)
-{
-	__u32 bucket = fwd_bucket_of(id);
-	struct fwd_ways *ways = bpf_map_lookup_elem(&fwd_ways, &bucket);
-
-	if (ways && ways->to_stack != id)
-		ways->to_stack = id;
-}
-
 /* Reports whether this CPU has sent or redirected a packet with the tuple in pkt_scratch. */
 __noinline int bypass_knows_tuple(struct __sk_buff *skb)
 {
@@ -274,7 +262,7 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 	id = id_of(&p->src, p->sport, &p->decided.new_addr, p->decided.new_port, p->protocol,
 		   p->ipv6);
 	tag = tag_of(id) | tag_judged(p);
-	bypass_record_stack(id);
+	fwd_record_stack(id);
 	if (!offload_is_possible(p))
 		return tag;
 	if (p->decided.ct_update)
@@ -289,7 +277,7 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 			return tag | TAG_OBSERVE;
 		}
 	}
-	observe = fwd_cache_count(skb, p, tag, p->decided.fast_path ? OFFLOAD_AFTER : FWD_NO_LIMIT);
+	observe = fwd_cache_count(skb, p, id, p->decided.fast_path ? OFFLOAD_AFTER : FWD_NO_LIMIT);
 	if (p->tcp_syn || p->tcp_synack)
 		return tag;
 	return observe ? tag | TAG_OBSERVE : tag;

@@ -271,9 +271,10 @@ const (
 	DatapathFwdActionFWD_ROUTE     DatapathFwdAction = 0
 	DatapathFwdActionFWD_COUNT     DatapathFwdAction = 1
 	DatapathFwdActionFWD_STACK     DatapathFwdAction = 2
-	DatapathFwdActionFWD_CONTAINER DatapathFwdAction = 3
-	DatapathFwdActionFWD_NEXT_HOP  DatapathFwdAction = 4
-	DatapathFwdActionFWD_NODE      DatapathFwdAction = 5
+	DatapathFwdActionFWD_FLOW      DatapathFwdAction = 3
+	DatapathFwdActionFWD_CONTAINER DatapathFwdAction = 4
+	DatapathFwdActionFWD_NEXT_HOP  DatapathFwdAction = 5
+	DatapathFwdActionFWD_NODE      DatapathFwdAction = 6
 )
 
 type DatapathFwdEntry struct {
@@ -294,8 +295,14 @@ type DatapathFwdEntry struct {
 	SrcMac           [6]uint8
 	PolicyGeneration uint16
 	Policies         uint32
-	Macs             [12]uint8
-	_                [16]byte
+	Flow             struct {
+		_     structs.HostLayout
+		Owner [2]uint32
+		Id    uint32
+		Kind  DatapathFlowKind
+		_     [3]byte
+	}
+	_ [12]byte
 }
 
 type DatapathFwdFlags uint8
@@ -571,7 +578,7 @@ type DatapathStackNote struct {
 	_        structs.HostLayout
 	Hooks    uint64
 	Bypassed uint32
-	Jiffy    uint32
+	Pad      uint32
 }
 
 type DatapathUplink struct {

@@ -28,14 +28,6 @@ static __always_inline void dnat_init(struct dnat *d, const struct fwd_key *tupl
 	d->key.kind = FLOW_DNAT;
 }
 
-/* Reports whether the flow is owner's, and gives replies the tuple's destination as source. */
-static __always_inline bool dnat_matches(const struct flow *flow, const struct fwd_key *tuple,
-					 __u64 owner)
-{
-	return flow->owner == owner && flow->nat_port == tuple->dport &&
-	       flow->remote_port == tuple->sport && addr_equal(&flow->nat_addr, &tuple->dst);
-}
-
 /* Reports whether another flow may take the entry. */
 static __always_inline bool dnat_is_free(const struct flow *flow, __u64 owner, bool opens)
 {
@@ -68,6 +60,18 @@ static __noinline struct flow *dnat_lookup(const struct dnat *d)
 }
 
 /*
+ * Has the next dnat_find update the flow by the packet in pkt_scratch, if it is admitted. In memory,
+ * where the verifier does not follow the value.
+ */
+static __always_inline void dnat_receive(bool admitted)
+{
+	struct flow_args *args = flow_scratch_get();
+
+	if (args)
+		args->access = admitted ? FLOW_RECEIVED : FLOW_READ;
+}
+
+/*
  * Finds owner's flow of the tuple, and returns a copy; or finds a free key, and returns NULL.
  * opens: the packet opens a connection.
  */
@@ -75,7 +79,17 @@ static __noinline struct flow *dnat_find(const struct fwd_key *tuple, struct dna
 					 bool opens)
 {
 	__u16 free_port = tuple->sport, unreplied_port = 0;
-	__u32 hash = 0;
+	struct flow_args *args = flow_scratch_get();
+	__u32 hash = 0, access;
+
+	if (!args)
+		return NULL;
+	access = args->access;
+	args->access = FLOW_READ;
+	args->new.owner = owner;
+	args->new.nat_addr = tuple->dst;
+	args->new.nat_port = tuple->dport;
+	args->new.remote_port = tuple->sport;
 
 	for (__u32 i = 0; i < DNAT_PROBES; i++) {
 		struct flow *flow;
@@ -85,8 +99,9 @@ static __noinline struct flow *dnat_find(const struct fwd_key *tuple, struct dna
 					   (__u64)tuple->sport << 32 | (__u32)tuple->dport << 16 |
 						   tuple->protocol);
 		d->key.remote_port = dnat_candidate(tuple, hash, i);
-		flow = dnat_lookup(d);
-		if (flow && dnat_matches(flow, tuple, owner))
+		args->key = d->key;
+		flow = flow_access(access) ? &args->flow : NULL;
+		if (flow && flow_is_same(flow, &args->new))
 			return flow;
 		if (!flow || dnat_is_free(flow, owner, opens)) {
 			if (!d->free)
@@ -139,7 +154,7 @@ static __noinline long dnat_create(struct packet *p, const struct fwd_key *tuple
 	p->decided.first = p->protocol == IPPROTO_UDP;
 	/* Before the flow exists, because other CPUs may search for it. */
 	if (flow_is_moved(&d->key, flow))
-		moved_record_flow(&d->key, flow);
+		moved_record_flow(&d->key, flow, now_ticks());
 	return flow_insert(true) ? 0 : -ENOSPC;
 }
 

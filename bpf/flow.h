@@ -45,7 +45,7 @@ static __noinline struct flow *flow_track_reply(const struct packet *p, __u64 ow
 		return NULL;
 	flow_sent_key(&args->key, p, FLOW_DNAT);
 	args->new.owner = owner;
-	return flow_track_sent() ? &args->flow : NULL;
+	return flow_access(FLOW_SENT) ? &args->flow : NULL;
 }
 
 /* Creates the flow to which p is a reply: the client used addr:port. Returns false if it cannot. */
@@ -64,6 +64,6 @@ static __noinline bool flow_store_reply(const struct packet *p, const struct add
 	args->new.remote_port = p->dport;
 	flow_open(&args->new, p, FROM_CONTAINER, now_ticks());
 	args->new.flags |= FLOW_REPLIED;
-	flow_read();
+	flow_access(FLOW_READ);
 	return flow_insert(true);
 }

@@ -121,16 +121,63 @@ static __always_inline void flow_find(struct flow_args *args)
 			args->way = way;
 }
 
-/* Copies the flow with the key in flow_scratch. Returns false if there is none. */
-__noinline int flow_read(void)
+/* Records what follows from p, by which the flow in args is updated; args->flow is how it was before. */
+static __always_inline void flow_tracked(const struct flow_args *args, struct packet *p,
+					 enum sender sender, __u32 now)
+{
+	if ((sender == FROM_CONTAINER) != flow_opened_by_container(&args->key, &args->flow) &&
+	    !(args->flow.flags & FLOW_REPLIED))
+		p->decided.first = p->protocol == IPPROTO_UDP;
+	if (flow_is_moved(&args->key, &args->flow))
+		moved_record_flow(&args->key, &args->flow, now);
+}
+
+/* How flow_access uses the flow that it finds. */
+enum flow_access {
+	FLOW_READ,     /* copies it */
+	FLOW_SENT,     /* updates it, too, by a packet that the container has sent */
+	FLOW_RECEIVED, /* the same for one received from an uplink, if nothing has to be asked before */
+};
+
+/*
+ * Reports whether p may update the flow. args->new has whose it must be, and what it must translate: a
+ * masqueraded flow that receives p need not be known. The caller holds the lock.
+ */
+static __always_inline bool flow_takes(const struct flow *flow, const struct flow_args *args,
+				       const struct packet *p, __u32 access, __u32 now)
+{
+	bool masqueraded = args->key.kind == FLOW_SNAT;
+
+	if (args->key.kind == FLOW_POLICY)
+		return flow->owner == args->new.owner && !flow_expired_at(flow, now) &&
+		       flow->policy_generation == args->new.policy_generation;
+	if (access == FLOW_SENT)
+		return masqueraded ? flow_is_same(flow, &args->new)
+				   : flow->owner == args->new.owner;
+	if (flow_expired_at(flow, now) || (flow->uplink && flow->uplink != p->ifindex))
+		return false;
+	if (masqueraded)
+		return flow->flags & FLOW_REPLIED || flow->created == (__u16)now;
+	return flow->flags & FLOW_REPLIED && !flow_ended(flow) && flow_is_same(flow, &args->new);
+}
+
+/*
+ * Finds the flow with the key in flow_scratch, copies it, and then updates it by the packet in
+ * pkt_scratch, as access says, under one lock. Returns false if there is none, and for FLOW_SENT if it is
+ * not that of args->new.
+ */
+__noinline int flow_access(__u32 access)
 {
 	struct flow_args *args = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	bool found, takes = false, track;
 	struct flow_bucket *bucket;
 	struct flow_entry *entry;
-	bool found;
+	__u32 now;
 
-	if (!args)
+	if (!args || !p)
 		return false;
+	args->tracked = false;
 	flow_find(args);
 	if (args->way >= FLOW_WAYS)
 		return false;
@@ -138,71 +185,37 @@ __noinline int flow_read(void)
 	entry = flow_entry_at(args, args->way);
 	if (!bucket || !entry)
 		return false;
+	track = access != FLOW_READ && !p->icmp_error && !p->decided.ct_update &&
+		(access == FLOW_SENT || !(packet_opens(p) || p->tcp_fin || p->tcp_rst));
+	now = access == FLOW_READ ? 0 : now_ticks();
 	bpf_spin_lock(&bucket->lock);
 	found = flow_has_key(bucket, entry, args);
-	if (found)
+	if (found) {
 		args->flow = entry->flow;
+		takes = access != FLOW_READ && flow_takes(&entry->flow, args, p, access, now);
+		if (takes && track && access == FLOW_SENT)
+			flow_update(&entry->flow, &args->key, p, FROM_CONTAINER, now);
+		else if (takes && track)
+			flow_update(&entry->flow, &args->key, p, FROM_REMOTE, now);
+	}
 	bpf_spin_unlock(&bucket->lock);
 	if (!found)
 		args->way = FLOW_WAYS;
-	return found;
+	args->tracked = takes && track;
+	if (args->tracked)
+		flow_tracked(args, p, access == FLOW_SENT ? FROM_CONTAINER : FROM_REMOTE, now);
+	return access == FLOW_SENT ? takes : found;
 }
 
 /* Returns a copy of the flow with the key in args, or NULL. It is valid until the next lookup. */
 static __always_inline struct flow *flow_lookup(struct flow_args *args)
 {
-	return flow_read() ? &args->flow : NULL;
+	return flow_access(FLOW_READ) ? &args->flow : NULL;
 }
 
 /*
- * Finds the flow with the key in args, to which the packet in pkt_scratch belongs, sent by the
- * container: its owner is that of args->new, and if masqueraded, also what it translates. Updates and
- * copies it. Returns false if there is none. One lock in place of two.
- */
-__noinline int flow_track_sent(void)
-{
-	struct flow_args *args = flow_scratch_get();
-	struct packet *p = pkt_scratch_get();
-	bool found, matches = false, replied = false, track;
-	struct flow_bucket *bucket;
-	struct flow_entry *entry;
-	__u32 now = now_ticks();
-
-	if (!args || !p)
-		return false;
-	track = !p->icmp_error && !p->decided.ct_update;
-	flow_find(args);
-	if (args->way >= FLOW_WAYS)
-		return false;
-	bucket = flow_bucket_of(args);
-	entry = flow_entry_at(args, args->way);
-	if (!bucket || !entry)
-		return false;
-	bpf_spin_lock(&bucket->lock);
-	found = flow_has_key(bucket, entry, args);
-	if (found) {
-		matches = args->key.kind == FLOW_SNAT ? flow_is_same(&entry->flow, &args->new)
-						      : entry->flow.owner == args->new.owner;
-		replied = entry->flow.flags & FLOW_REPLIED;
-		if (matches && track)
-			flow_update(&entry->flow, &args->key, p, FROM_CONTAINER, now);
-		args->flow = entry->flow;
-	}
-	bpf_spin_unlock(&bucket->lock);
-	if (!found)
-		args->way = FLOW_WAYS;
-	if (!matches || !track)
-		return matches;
-	if (!replied && !flow_opened_by_container(&args->key, &args->flow))
-		p->decided.first = p->protocol == IPPROTO_UDP;
-	if (flow_is_moved(&args->key, &args->flow))
-		moved_record_flow(&args->key, &args->flow);
-	return true;
-}
-
-/*
- * Updates the flow that flow_read has found by the packet in pkt_scratch, unless another one has
- * replaced it. Copies the result.
+ * Updates the flow that flow_access has found by the packet in pkt_scratch, unless another one has
+ * replaced it.
  */
 __noinline int flow_track(__u32 sender)
 {
@@ -215,22 +228,17 @@ __noinline int flow_track(__u32 sender)
 
 	if (!args || !p || p->icmp_error || p->decided.ct_update)
 		return 0;
-	if ((sender == FROM_CONTAINER) != flow_opened_by_container(&args->key, &args->flow) &&
-	    !(args->flow.flags & FLOW_REPLIED))
-		p->decided.first = p->protocol == IPPROTO_UDP;
 	bucket = flow_bucket_of(args);
 	entry = flow_entry_at(args, args->way);
 	if (!bucket || !entry)
 		return 0;
 	bpf_spin_lock(&bucket->lock);
 	same = flow_has_key(bucket, entry, args) && flow_is_same(&entry->flow, &args->flow);
-	if (same) {
+	if (same)
 		flow_update(&entry->flow, &args->key, p, sender, now);
-		args->flow = entry->flow;
-	}
 	bpf_spin_unlock(&bucket->lock);
-	if (same && flow_is_moved(&args->key, &args->flow))
-		moved_record_flow(&args->key, &args->flow);
+	if (same)
+		flow_tracked(args, p, sender, now);
 	return 0;
 }
 
@@ -339,7 +347,7 @@ static __always_inline bool flow_place_is_unchanged(const struct flow_bucket *bu
 }
 
 /*
- * Writes the new flow in flow_scratch under the key for which flow_read has looked, in place of
+ * Writes the new flow in flow_scratch under the key for which flow_access has looked, in place of
  * the flow that it has found. Returns false if another CPU has changed the place meanwhile, or if no
  * place is left. replace as in flow_choose_place.
  */
@@ -378,7 +386,7 @@ __noinline int flow_insert(__u32 replace)
 	return unchanged;
 }
 
-/* Removes the flow that flow_read has found. */
+/* Removes the flow that flow_access has found. */
 __noinline int flow_remove(void)
 {
 	struct flow_args *args = flow_scratch_get();

@@ -11,19 +11,18 @@
 #include "tag.h"
 
 /*
- * Updates the flow that flow_read has found by p, received from an uplink or a container under the
- * address of the flow's remote. to is the container of the flow; NULL: the host. Packets that arrive
- * on a device other than the route's are ignored, because the stack may drop them (rp_filter).
+ * Updates the flow that flow_access has found by p, received from an uplink or a container under the
+ * address of the flow's remote, unless it has done so. Packets that arrive on a device other than the
+ * route's are ignored, because the stack may drop them (rp_filter).
  */
-static __noinline void flow_track_received(struct __sk_buff *skb, struct packet *p,
-					   const struct endpoint *to)
+static __noinline void flow_track_received(struct __sk_buff *skb, struct packet *p)
 {
 	struct flow_args *args = flow_scratch_get();
 	const struct flow_key *key;
 	const struct flow *flow;
 	bool snat;
 
-	if (!args || p->icmp_error || p->decided.ct_update)
+	if (!args || args->tracked || p->icmp_error || p->decided.ct_update)
 		return;
 	key = &args->key;
 	flow = &args->flow;
@@ -93,7 +92,7 @@ static __noinline int forward_masq_reply(struct __sk_buff *skb, struct packet *p
 	 */
 	if (node_any() && endpoint_lookup(&p->dst))
 		return NOT_HANDLED;
-	flow = masq_lookup_reply(skb, p);
+	flow = masq_lookup_reply(skb, p, FLOW_RECEIVED);
 	if (!flow)
 		return NOT_HANDLED;
 	to = endpoint_lookup(&flow->nat_addr);
@@ -101,7 +100,8 @@ static __noinline int forward_masq_reply(struct __sk_buff *skb, struct packet *p
 		return NOT_HANDLED;
 	if (packet_opens(p))
 		return flow_ended(flow) ? NOT_HANDLED : VERDICT_NEXT;
-	flow_track_received(skb, p, to);
+	flow_track_received(skb, p);
+	p->decided.flow_kind = FLOW_SNAT;
 	addr = flow->nat_addr; /* the flow is gone with the next lookup */
 	return forward_dnat(skb, p, to, &addr, flow->nat_port);
 }
@@ -149,6 +149,7 @@ static __always_inline int forward_flow(struct __sk_buff *skb, struct packet *p,
 {
 	if (dnat_remap_client(skb, p, d))
 		return drop(skb, REASON_REWRITE);
+	p->decided.flow_kind = FLOW_DNAT;
 	return forward_dnat(skb, p, to, &d->key.local, d->key.local_port);
 }
 
@@ -238,8 +239,9 @@ static __noinline int forward_to_endpoint(struct __sk_buff *skb, struct packet *
 		return forward_dnat(skb, p, to, &p->dst, p->dport);
 	}
 	dnat_init(&d, packet_tuple(p), &p->dst, p->dport);
+	dnat_receive(true);
 	if (dnat_find(packet_tuple(p), &d, to->owner, packet_opens(p))) {
-		flow_track_received(skb, p, to);
+		flow_track_received(skb, p);
 		return forward_flow(skb, p, to, &d);
 	}
 	if (d.key.remote_port != p->sport) { /* a host port's flow of the same client */

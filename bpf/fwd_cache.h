@@ -14,6 +14,7 @@
 
 #include "checksum.h"
 #include "fib.h"
+#include "flow.h"
 #include "fwd_stack.h"
 #include "policy_rules.h"
 #include "rewrite.h"
@@ -47,7 +48,7 @@ static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const 
 		return NULL;
 	if (entry->action == FWD_COUNT)
 		return NULL;
-	if (entry->action == FWD_STACK) {
+	if (entry->action == FWD_STACK || entry->action == FWD_FLOW) {
 		if (p->tcp_syn || p->tcp_synack)
 			return NULL;
 		if (entry->budget == FWD_NO_LIMIT)
@@ -218,6 +219,41 @@ static __always_inline int fwd_redirect(struct __sk_buff *skb, const struct fwd_
 				  0);
 }
 
+/*
+ * Translates p, a remote's packet that goes through the stack, if the flow is still that of the entry.
+ * Packets that end connections are decided in full.
+ */
+static __noinline int fwd_cache_receive(struct __sk_buff *skb, struct packet *p,
+					const struct fwd_entry *entry)
+{
+	struct flow_args *args = flow_scratch_get();
+	struct flow *flow;
+
+	if (!args || fwd_changes_state(p))
+		return NOT_HANDLED;
+	flow_received_key(&args->key, p, entry->flow.kind);
+	flow = &args->new;
+	flow->owner = (__u64)entry->flow.owner[1] << 32 | entry->flow.owner[0];
+	if (entry->flow.kind == FLOW_SNAT) {
+		flow->nat_addr = entry->nat_addr;
+		flow->nat_port = entry->nat_port;
+		flow->remote_port = 0;
+	} else {
+		args->key.local = entry->nat_addr;
+		args->key.local_port = entry->nat_port;
+		flow->nat_addr = p->dst;
+		flow->nat_port = p->dport;
+		flow->remote_port = p->sport;
+	}
+	if (!flow_access(FLOW_RECEIVED) || !args->tracked || !flow_is_same(&args->flow, flow))
+		return NOT_HANDLED;
+	if (rewrite(skb, p, SIDE_DST, &entry->nat_addr, entry->nat_port))
+		return drop(skb, REASON_REWRITE);
+	fwd_record_stack(entry->flow.id);
+	skb->tc_index = entry->tag;
+	return VERDICT_NEXT;
+}
+
 /* Forwards the packet in pkt_scratch by its entry. NOT_HANDLED: none applies (fwd_cache_take). */
 __noinline int fwd_cache_forward(struct __sk_buff *skb)
 {
@@ -235,6 +271,8 @@ __noinline int fwd_cache_forward(struct __sk_buff *skb)
 		skb->tc_index = entry->tag;
 		return VERDICT_NEXT;
 	}
+	if (entry->action == FWD_FLOW)
+		return fwd_cache_receive(skb, p, entry);
 	if (p->ipv6 ? fwd_rewrite6(skb, p, entry) : fwd_rewrite4(skb, p, entry))
 		return drop(skb, REASON_REWRITE);
 	return fwd_redirect(skb, entry);

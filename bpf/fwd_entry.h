@@ -105,6 +105,16 @@ static __always_inline struct fwd_entry *fwd_cache_place(__u32 id)
 	return fwd_entry_at(bucket, way);
 }
 
+/* Records that this CPU leaves a packet with the tuple of the id to the stack. */
+static __always_inline void fwd_record_stack(__u32 id)
+{
+	__u32 bucket = fwd_bucket_of(id);
+	struct fwd_ways *ways = bpf_map_lookup_elem(&fwd_ways, &bucket);
+
+	if (ways && ways->to_stack != id)
+		ways->to_stack = id;
+}
+
 /* Reports whether packets bypass the stack. */
 static __always_inline bool fwd_entry_bypasses(const struct fwd_entry *entry)
 {

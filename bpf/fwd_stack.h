@@ -23,11 +23,35 @@ static __always_inline bool fwd_entry_is_new(const struct fwd_entry *entry, cons
 }
 
 /*
- * Counts p, which goes through the stack with the tag. Reports whether the last hook has to
+ * Sets the entry for p, which goes through the stack, where its tuple has the id. The flow of a
+ * remote's packet keeps its owner until the generation changes.
+ */
+static __always_inline void fwd_entry_to_stack(struct fwd_entry *entry, const struct packet *p,
+					       __u32 id)
+{
+	const struct decision *decided = &p->decided;
+	struct endpoint *to = decided->flow_kind ? endpoint_lookup(&decided->new_addr) : NULL;
+
+	entry->tag = tag_of(id) | tag_judged(p);
+	entry->action = decided->stack_cacheable ? FWD_STACK : FWD_COUNT;
+	if (!to || to->route_set)
+		return;
+	entry->action = FWD_FLOW;
+	entry->flow.owner[0] = to->owner;
+	entry->flow.owner[1] = to->owner >> 32;
+	entry->flow.id = id;
+	entry->flow.kind = decided->flow_kind;
+	entry->nat_addr = decided->new_addr;
+	entry->nat_port = decided->new_port;
+	fwd_entry_translate(entry, SIDE_DST, &decided->new_addr, decided->new_port);
+}
+
+/*
+ * Counts p, which goes through the stack, where its tuple has the id. Reports whether the last hook has to
  * record its delivery: not for the connection's first budget packets.
  */
-static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct packet *p,
-					    __u32 tag, __u32 budget)
+static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct packet *p, __u32 id,
+					    __u32 budget)
 {
 	struct fwd_entry *entry = p->decided.first ? NULL : fwd_cache_find(p);
 	bool opens = p->tcp_syn || p->tcp_synack;
@@ -52,8 +76,7 @@ static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct 
 	entry = fwd_cache_store(skb, p);
 	if (!entry)
 		return true;
-	entry->action = p->decided.stack_cacheable ? FWD_STACK : FWD_COUNT;
-	entry->tag = tag;
+	fwd_entry_to_stack(entry, p, id);
 	entry->budget = budget;
 	entry->flags |= flags;
 	return !budget;

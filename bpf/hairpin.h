@@ -163,7 +163,7 @@ static __always_inline bool hairpin_is_reply(const struct packet *p, const struc
 /* Leaves p, a container's reply to the host's own connection, to the stack. */
 static __noinline int hairpin_to_host(struct __sk_buff *skb, struct packet *p, struct flow *flow)
 {
-	flow_track_received(skb, p, NULL);
+	flow_track_received(skb, p);
 	if (rewrite(skb, p, SIDE_DST, &flow->nat_addr, flow->nat_port))
 		return drop(skb, REASON_REWRITE);
 	return VERDICT_NEXT;
@@ -178,13 +178,13 @@ static __always_inline int hairpin_from_container(struct __sk_buff *skb, struct 
 						  const struct device *device,
 						  const struct endpoint *sender)
 {
-	struct flow *flow = packet_opens(p) ? NULL : masq_lookup_reply(skb, p);
+	struct flow *flow = packet_opens(p) ? NULL : masq_lookup_reply(skb, p, FLOW_READ);
 	struct host_port *port;
 
 	if (flow && flow->owner == OWNER_HOST)
 		return hairpin_to_host(skb, p, flow);
 	if (flow && hairpin_is_reply(p, flow, device, sender)) {
-		flow_track_received(skb, p, endpoint_lookup(&flow->nat_addr));
+		flow_track_received(skb, p);
 		return hairpin_reply(skb, p, flow);
 	}
 	port = host_port_lookup(p);

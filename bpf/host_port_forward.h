@@ -37,6 +37,7 @@ static __noinline int host_port_forward(struct __sk_buff *skb, struct packet *p)
 	if (!port || addr_is_loopback(&p->dst, p->ipv6))
 		return forward_masq_reply(skb, p);
 	dnat_init(d, packet_tuple(p), &port->target_addr, port->target_port);
+	dnat_receive(!port->src_range_set);
 	flow = dnat_find(packet_tuple(p), d, port->owner, packet_opens(p));
 	if (!flow || !flow_is_live(flow)) {
 		verdict = forward_masq_reply(skb, p);
@@ -51,7 +52,7 @@ static __noinline int host_port_forward(struct __sk_buff *skb, struct packet *p)
 		return drop_for(skb, port->owner, REASON_SRC_RANGE);
 	to = endpoint_lookup(&port->target_addr);
 	if (flow)
-		flow_track_received(skb, p, to);
+		flow_track_received(skb, p);
 	else if (dnat_create(p, packet_tuple(p), d, port->owner))
 		return drop_for(skb, port->owner, REASON_NO_PORT);
 	return forward_flow(skb, p, to, d);

@@ -93,22 +93,21 @@ static __always_inline __u32 masq_candidates(const struct masq_args *args, const
 __noinline int masq_find(struct __sk_buff *skb)
 {
 	struct masq_args *args = masq_scratch_get();
+	struct flow_args *flows = flow_scratch_get();
 	struct packet *p = pkt_scratch_get();
-	struct flow *flow;
 	__u32 candidates;
 
 	USE_ARGUMENT(skb);
-	if (!args || !p)
+	if (!args || !flows || !p)
 		return false;
 	candidates = masq_candidates(args, p);
+	flows->new = args->flow;
 	for (__u32 i = 0; i < MASQ_CANDIDATES && i < candidates; i++) {
 		masq_set_candidate(i);
-		flow = masq_lookup(args);
-		if (flow && flow_is_same(flow, &args->flow)) {
-			if (!args->read_only)
-				flow_track(FROM_CONTAINER);
+		flows->key = args->key;
+		if (flow_access(args->read_only ? FLOW_READ : FLOW_SENT) &&
+		    flow_is_same(&flows->flow, &args->flow))
 			return true;
-		}
 	}
 	return false;
 }
@@ -235,7 +234,7 @@ static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 		args->flow.probe = i;
 		/* Before the flow exists, because other CPUs may search for it. */
 		if (i == 1 || i == MASQ_NEAR)
-			moved_record_flow(&args->key, &args->flow);
+			moved_record_flow(&args->key, &args->flow, now_ticks());
 		result = masq_try_candidate(skb, i, i < MASQ_FREE_PROBES ? REUSE_NONE : REUSE_OWN);
 		if (result == MASQ_ALLOCATED)
 			return true;
@@ -383,9 +382,10 @@ static __always_inline bool masq_loses(struct __sk_buff *skb, const struct packe
 
 /*
  * Returns the masqueraded flow with the tuple of p, from the outside or a container; or NULL.
- * If p opens a connection, it is not a reply, but its tuple is in use.
+ * If p opens a connection, it is not a reply, but its tuple is in use. A copy from before p updates it.
  */
-static __noinline struct flow *masq_lookup_reply(struct __sk_buff *skb, const struct packet *p)
+static __noinline struct flow *masq_lookup_reply(struct __sk_buff *skb, const struct packet *p,
+						 enum flow_access access)
 {
 	struct flow_args *args = flow_scratch_get();
 	struct flow *flow;
@@ -393,8 +393,8 @@ static __noinline struct flow *masq_lookup_reply(struct __sk_buff *skb, const st
 	if (!args || !port_may_be_ours(p, p->dport))
 		return NULL;
 	flow_received_key(&args->key, p, FLOW_SNAT);
-	flow = flow_lookup(args);
-	if (!flow)
+	flow = &args->flow;
+	if (!flow_access(access))
 		return NULL;
 	if (flow->owner == OWNER_HOST ? flow_expired(flow) : masq_loses(skb, p, &args->key, flow))
 		return NULL;

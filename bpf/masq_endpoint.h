@@ -9,7 +9,7 @@
 #include "masq.h"
 #include "tunnel.h"
 
-/* Gives p the source of the flow with the key. */
+/* Gives p the source of the flow with the key, and has masq_recent do the same for a moment. */
 static __always_inline int masq_forward(struct __sk_buff *skb, struct packet *p,
 					const struct flow_key *key)
 {
@@ -34,9 +34,9 @@ static __noinline int masq_recent(struct __sk_buff *skb, struct packet *p, __u64
 	args->new.nat_addr = p->src;
 	args->new.nat_port = p->sport;
 	args->new.remote_port = 0;
-	if (!flow_track_sent())
+	if (!flow_access(FLOW_SENT))
 		return NOT_HANDLED;
-	return masq_forward(skb, p, &args->key);
+	return forward_snat(skb, p, &args->key.local, args->key.local_port);
 }
 
 /*

@@ -48,10 +48,10 @@ __noinline int moved_candidates(__u64 sides, __u32 port, __u32 idle)
 }
 
 /* Records that a flow of the place has the candidate, which is not the first one. */
-__noinline int moved_record(__u64 sides, __u32 port, __u32 candidate)
+__noinline int moved_record(__u64 sides, __u32 port, __u32 candidate, __u32 ticks)
 {
 	struct moved *moved = moved_lookup(sides, port);
-	__u32 now = now_ticks() + MOVED_EPOCH;
+	__u32 now = ticks + MOVED_EPOCH;
 
 	if (!moved)
 		return 0;
@@ -62,7 +62,8 @@ __noinline int moved_record(__u64 sides, __u32 port, __u32 candidate)
 	return 0;
 }
 
-static __always_inline void moved_record_flow(const struct flow_key *key, const struct flow *flow)
+static __always_inline void moved_record_flow(const struct flow_key *key, const struct flow *flow,
+					      __u32 now)
 {
-	moved_record(moved_sides(&key->remote, &flow->nat_addr), flow->nat_port, flow->probe);
+	moved_record(moved_sides(&key->remote, &flow->nat_addr), flow->nat_port, flow->probe, now);
 }

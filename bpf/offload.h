@@ -29,26 +29,6 @@
 #define OFFLOAD_FIN_ANY	  (OFFLOAD_FIN | OFFLOAD_FIN << 1)
 #define OFFLOAD_CLOSED	  (OFFLOAD_FIN_ACK | OFFLOAD_FIN_ACK << 1)
 
-/*
- * Records that packets between two devices bypass the stack without an entry. Voids what is known
- * of the stack: if its hooks return, it has not seen what was sent meanwhile.
- */
-__noinline int offload_record_bypass(__u32 device, __u32 other, __u32 ipv6, __u32 automatic)
-{
-	struct stack_note *note;
-	__u32 jiffy;
-
-	if (!automatic)
-		return 0; /* always has nothing to void */
-	note = stack_note_lookup(way_between(device, other, ipv6));
-	jiffy = bpf_jiffies64();
-	if (!note || note->jiffy == jiffy)
-		return 0;
-	note->bypassed = now_ticks();
-	note->jiffy = jiffy;
-	return 0;
-}
-
 /* Reports whether what was recorded of the connection at the tick is void. */
 static __always_inline bool offload_is_void(const struct packet *p, const struct connection *c,
 					    __u32 uplink, __u32 tick)

@@ -121,7 +121,7 @@ static __always_inline void offload_merge(struct offload *offload, const struct 
 }
 
 /*
- * Writes what has changed in the copy of the flow that flow_read has found. Returns false if the
+ * Writes what has changed in the copy of the flow that flow_access has found. Returns false if the
  * connection has another flow now.
  */
 __noinline int offload_update(void)
@@ -157,7 +157,7 @@ static __always_inline void offload_save(const struct connection *c)
 	    !__builtin_memcmp(&copy->now, &copy->before, sizeof(copy->now)))
 		return;
 	args->key = c->key;
-	flow_read();
+	flow_access(FLOW_READ);
 	if (offload_update())
 		return;
 	args->new = *(struct flow *)&copy->now;
@@ -173,7 +173,7 @@ static __always_inline void offload_remove(struct connection *c)
 	if (!args)
 		return;
 	args->key = c->key;
-	if (flow_read())
+	if (flow_access(FLOW_READ))
 		flow_remove();
 }
 

@@ -22,6 +22,7 @@ struct decision {
 	bool bypass;	      /* to_uplink: sent by from_container, not by the stack */
 	bool masqueraded;     /* to_uplink: its new source is that of a FLOW_SNAT */
 	bool flush_queue;     /* the first fragment, and later ones wait in frag_queue */
+	__u8 flow_kind;	      /* not 0: of the flow that translates a remote's packet */
 	bool stack_cacheable; /* only the plugin's maps decide that it goes through the stack */
 	bool admitted;	      /* the sender's rules admit it, wherever it leaves */
 	bool pending;	      /* only the last hook can tell whether they admit it */

@@ -80,11 +80,18 @@ static __always_inline void policy_received_key(struct flow_key *key, const stru
 static __always_inline bool policy_is_known(struct policy_args *policy, struct flow_args *args,
 					    const struct packet *p, enum sender sender)
 {
-	struct flow *flow = flow_lookup(args);
+	struct flow *flow = &args->flow;
 
-	if (packet_opens(p))
+	if (packet_opens(p)) {
+		flow_access(FLOW_READ);
 		return false;
-	if (!flow || flow->owner != policy->owner || flow_expired(flow))
+	}
+	args->new.owner = policy->owner;
+	args->new.policy_generation = policy->generation;
+	flow_access(sender == FROM_CONTAINER ? FLOW_SENT : FLOW_RECEIVED);
+	if (args->tracked)
+		return true;
+	if (args->way >= FLOW_WAYS || flow->owner != policy->owner || flow_expired(flow))
 		return policy_admit_older(policy, args);
 	if (flow->policy_generation != policy->generation) {
 		/* The opener's packets show the peer better than the flow does. */

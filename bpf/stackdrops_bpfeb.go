@@ -227,8 +227,14 @@ type StackDropsFwdEntry struct {
 	SrcMac           [6]uint8
 	PolicyGeneration uint16
 	Policies         uint32
-	Macs             [12]uint8
-	_                [16]byte
+	Flow             struct {
+		_     structs.HostLayout
+		Owner [2]uint32
+		Id    uint32
+		Kind  uint8
+		_     [3]byte
+	}
+	_ [12]byte
 }
 
 type StackDropsFwdWays struct {
@@ -364,7 +370,7 @@ type StackDropsStackNote struct {
 	_        structs.HostLayout
 	Hooks    uint64
 	Bypassed uint32
-	Jiffy    uint32
+	Pad      uint32
 }
 
 type StackDropsUplink struct {

@@ -289,3 +289,53 @@ func (h *cacheHost) receive(s scene, p testenv.Packet, step hop) error {
 	verdict, result, err := h.run(step.program, frame)
 	return errors.Join(err, checkVerdict(verdict, verdictNext), checkPacket(&s, row{out: step.out, reply: true}, p, frame, result))
 }
+
+// A remote's packets that go through the stack are translated like the last one, as long as the flow is there.
+func TestForwardingCacheNeedsTheFlow(t *testing.T) {
+	h := newHost(t)
+	for _, tc := range []struct {
+		ports   []hostPort
+		flow    flow
+		in, out string
+	}{
+		{flow: snat("remote:80", "node:20000", "pod:4000"), in: "remote:80 > node:20000", out: "remote:80 > pod:4000"},
+		{
+			ports: []hostPort{{host: "node:8080", to: "pod:80"}}, flow: dnat("remote:4000", "pod:80", "node:8080"),
+			in: "remote:4000 > node:8080", out: "remote:4000 > pod:80",
+		},
+	} {
+		t.Run(tc.in, func(t *testing.T) {
+			eachScene(t, withPorts, func(t *testing.T, s scene) {
+				key, _ := tc.flow.wire(s)
+				passes := func(out string) error {
+					p := s.packet(tc.in, false)
+					p.TCPFlags = testenv.ACK
+					got, _, err := h.transit(bpf.ProgFromUplink, p)
+					if want := s.readdress(p, out, false); err == nil && (got.Dst != want.Dst || got.DstPort != want.DstPort) {
+						err = fmt.Errorf("%s became %s, want %s", p, got, want)
+					}
+					return err
+				}
+				withdraw := func() error {
+					err := h.programs.Maps[bpf.MapEndpoints].Delete(s.wire("pod"))
+					for _, port := range tc.ports {
+						key, _ := port.wire(s)
+						err = errors.Join(err, h.programs.Maps[bpf.MapHostPorts].Delete(&key))
+					}
+					return err
+				}
+				err := h.on(0, func() error {
+					return errors.Join(
+						h.reset(), h.emptyForwardingCache(), h.fill(s, tc.ports, []flow{tc.flow.established()}), passes(tc.out),
+						withdraw(), passes(tc.out), // by the entry, without a new generation
+						h.flows().Delete(key), h.fill(s, nil, []flow{tc.flow.established().ownedBy(formerOwner)}), passes(tc.in),
+						h.flows().Delete(key), passes(tc.in),
+					)
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}

@@ -286,5 +286,5 @@ func (m *mill) replace(pod place) error {
 			return err
 		}
 	}
-	return nil
+	return m.host.emptyForwardingCache()
 }

@@ -43,7 +43,7 @@ type row struct {
 	redirect bool   // to another device, bypassing the stack
 	drop     string // the reason; "": the packet passes
 	after    []flow // nil: the flows are unchanged
-	anyFlows bool   // a drop may leave any flow
+	anyFlows bool   // a drop may leave any flow, and a void flow may be updated
 }
 
 func runRows(t *testing.T, program string, rows []row) {
