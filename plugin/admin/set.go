@@ -85,7 +85,7 @@ func (o *Host) set(ctx context.Context, store *maps.Store, device maps.Device, r
 		return nil, err
 	}
 	c := config.Config{Attachment: rec.Attachment, AntiSpoof: device.AntiSpoof, Audit: policy.IsAudit(), Bandwidth: rec.Bandwidth}
-	if c.Ingress, err = ingressPolicyOf(o.datapath, device); err != nil {
+	if c.Ingress, err = ingressPolicyOf(o.datapath, policy, device.Network); err != nil {
 		return nil, err
 	}
 	if err := c.Apply(rec.Settings); err != nil {
