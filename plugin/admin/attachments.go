@@ -69,6 +69,17 @@ func (a *Attachment) HasAddress(address netip.Addr) bool {
 	return slices.ContainsFunc(a.Addresses, func(own Address) bool { return own.Address == address })
 }
 
+// PortBehind returns the container's port for packets to a destination, which may be a host port.
+func (a *Attachment) PortBehind(protocol string, to netip.AddrPort) uint16 {
+	for _, p := range a.HostPorts {
+		isIts := p.HostAddress == to.Addr() || p.HostAddress.IsUnspecified() && !a.HasAddress(to.Addr())
+		if isIts && p.Protocol == protocol && p.HostPort == to.Port() {
+			return p.ContainerPort
+		}
+	}
+	return to.Port()
+}
+
 // ByAddress returns attachments by their addresses.
 func ByAddress(attachments []*Attachment) map[netip.Addr]*Attachment {
 	byAddress := map[netip.Addr]*Attachment{}
