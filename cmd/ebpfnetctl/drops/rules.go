@@ -11,7 +11,7 @@ import (
 // addRules adds which rule set of a container does not admit the packet, and the rule that nearly does. It judges
 // the packet by the rules as they are now.
 func (d *Describer) addRules(drop *Drop, e *bpf.DropEvent, p packet, of *admin.Attachment) error {
-	isEgress := !of.HasAddress(p.dst.Addr())
+	isEgress := of.HasAddress(p.src.Addr()) || drop.Hook == bpf.ProgFromContainer && drop.Device == of.Device
 	switch reason := bpf.Reason(e.Reason); {
 	case e.ByStack != 0:
 		return nil
