@@ -3,6 +3,7 @@ package maps
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/cilium/ebpf"
 
@@ -33,6 +34,18 @@ func digestOf(dp *loader.Datapath, ref RuleSetRef) ([16]byte, error) {
 		return [16]byte{}, fmt.Errorf("look up a rule set: %w", err)
 	}
 	return known.Digest, nil
+}
+
+// PeerClass returns the class of a pod's address, or 0.
+func PeerClass(dp *loader.Datapath, addr netip.Addr) (class uint32, err error) {
+	if err := dp.OpenOnDemand(bpf.MapPeerClasses); err != nil || dp.PeerClasses == nil {
+		return 0, err
+	}
+	key := wireAddr(addr)
+	if err := dp.PeerClasses.Lookup(&key, &class); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return 0, fmt.Errorf("look up the class of %s: %w", addr, err)
+	}
+	return class, nil
 }
 
 // RuleSets has the rule sets of the maps as they were read; it reads them again for one that is new.

@@ -157,6 +157,9 @@ func (e *Explainer) PeerOf(addr netip.Addr) (peer maps.Peer, err error) {
 	if peer.Addr = addr; !addr.IsValid() {
 		return peer, nil
 	}
+	if peer.Class, err = maps.PeerClass(e.datapath, addr); err != nil {
+		return peer, err
+	}
 	endpoint, isContainer, err := maps.GetEndpoint(e.datapath, addr)
 	if isContainer {
 		peer.Network = endpoint.Network

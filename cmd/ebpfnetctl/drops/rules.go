@@ -55,12 +55,12 @@ func (d *Describer) addRules(drop *Drop, e *bpf.DropEvent, p packet, of *admin.A
 
 // senderOf returns the sender as the programs know it: by the device that the packet has come from.
 func (d *Describer) senderOf(e *bpf.DropEvent, p packet) (peer maps.Peer, err error) {
-	device, isContainer, err := maps.GetDevice(d.datapath, int(e.IngressIfindex))
-	switch {
-	case e.IngressIfindex == 0:
-		return maps.Peer{Addr: p.src.Addr(), Host: true}, err
-	case isContainer:
-		return maps.Peer{Addr: p.src.Addr(), Network: device.Network}, err
+	if peer, err = d.rules.PeerOf(p.src.Addr()); err != nil {
+		return peer, err
 	}
-	return d.rules.PeerOf(p.src.Addr())
+	device, isContainer, err := maps.GetDevice(d.datapath, int(e.IngressIfindex))
+	if peer.Host = e.IngressIfindex == 0; isContainer {
+		peer.Network = device.Network
+	}
+	return peer, err
 }

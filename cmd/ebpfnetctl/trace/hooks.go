@@ -38,7 +38,7 @@ func (w *walker) run(program string, p packet, device, ingress int, tag uint32) 
 	}
 	verdict, tag, frame, err := w.copy.Run(program, packet)
 	if errors.Is(err, unix.EINVAL) && ingress != 0 {
-		w.step("policy", "not checked: a test run of an ingress policy needs Linux 6.1")
+		w.step("policy", "not checked: a test run of rules needs Linux 6.1")
 		packet.Ingress = 0
 		verdict, tag, frame, err = w.copy.Run(program, packet)
 	}

@@ -48,7 +48,8 @@ func (w *walker) judge(p packet, of maps.Device, isEgress bool) (judged admin.Ju
 		c.Peer, err = w.explainer.PeerOf(p.dst.Addr())
 		c.Peer.Self = c.Peer.Network != 0 && w.endpoints[p.dst.Addr()].Container == of.Container
 	} else if sender, ok := w.devices[w.sender]; ok {
-		c.Peer = maps.Peer{Addr: w.from, Network: sender.Network, Self: sender.Container == of.Container}
+		c.Peer, err = w.explainer.PeerOf(w.from)
+		c.Peer.Self = sender.Container == of.Container
 	} else {
 		c.Peer, err = w.explainer.PeerOf(p.src.Addr())
 	}
