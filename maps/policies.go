@@ -44,9 +44,13 @@ type policies struct {
 	entries []bpf.Policy
 }
 
+// mapPolicies maps the policies; of a datapath with another map layout, none. The caller must call close.
 func mapPolicies(dp *loader.Datapath) (*policies, error) {
 	if err := dp.OpenOnDemand(bpf.MapPolicies); err != nil {
 		return nil, err
+	}
+	if dp.Policies == nil {
+		return &policies{entries: make([]bpf.Policy, 1)}, nil
 	}
 	const size = int(unsafe.Sizeof(bpf.Policy{}))
 	n := int(dp.Policies.MaxEntries())
@@ -62,7 +66,12 @@ func pageAligned(n int) int {
 	return (n + page - 1) / page * page
 }
 
-func (p *policies) close() error { return unix.Munmap(p.memory) }
+func (p *policies) close() error {
+	if p.memory == nil {
+		return nil
+	}
+	return unix.Munmap(p.memory)
+}
 
 // find returns the owner's entry, or else a free one. It returns nil if all are in use.
 func (p *policies) find(owner loader.Owner) (index PolicyIndex, entry *bpf.Policy) {
@@ -190,7 +199,7 @@ func GetPolicy(dp *loader.Datapath, index PolicyIndex) (Policy, error) {
 	if index == 0 {
 		return Policy{}, nil
 	}
-	if err := dp.OpenOnDemand(bpf.MapPolicies); err != nil {
+	if err := dp.OpenOnDemand(bpf.MapPolicies); err != nil || dp.Policies == nil {
 		return Policy{}, err
 	}
 	var entry bpf.Policy
@@ -199,6 +208,9 @@ func GetPolicy(dp *loader.Datapath, index PolicyIndex) (Policy, error) {
 	}
 	return policyOf(index, entry), nil
 }
+
+// IsEmpty reports whether the rules isolate neither direction.
+func (p Policy) IsEmpty() bool { return p.Ingress == 0 && p.Egress == 0 }
 
 // IsAudit reports whether what the rules do not admit passes.
 func (p Policy) IsAudit() bool {
@@ -352,57 +364,6 @@ func removeKeys[K any](m *ebpf.Map, matches func(*K) bool) error {
 		}
 	}
 	return nil
-}
-
-// RuleSetsOf reads the rule sets of a policy; nil: the direction is not isolated. Rules come back as their
-// entries: a rule for a range of ports is one for each prefix of it.
-func RuleSetsOf(dp *loader.Datapath, policy Policy) (ingress, egress *RuleSet, err error) {
-	if ingress, err = readRuleSet(dp, policy.Ingress); err != nil {
-		return nil, nil, err
-	}
-	egress, err = readRuleSet(dp, policy.Egress)
-	return ingress, egress, err
-}
-
-func readRuleSet(dp *loader.Datapath, ref RuleSetRef) (*RuleSet, error) {
-	if ref == 0 {
-		return nil, nil
-	}
-	if err := dp.OpenOnDemand(bpf.MapPolicyRules, bpf.MapPolicyBlocks); err != nil {
-		return nil, err
-	}
-	flags := bpf.RuleSetFlags(ref)
-	set := &RuleSet{Host: flags&bpf.RuleSetHost != 0, Audit: flags&bpf.RuleSetAudit != 0}
-	rules, err := trieKeys[bpf.RuleKey](dp.PolicyRules)
-	if err != nil {
-		return nil, err
-	}
-	for _, key := range rules {
-		if key.Set != ref.id() {
-			continue
-		}
-		var rule bpf.Rule
-		if err := dp.PolicyRules.Lookup(&key, &rule); err != nil {
-			return nil, fmt.Errorf("look up a rule: %w", err)
-		}
-		set.Rules = append(set.Rules, ruleOf(key, rule.Number))
-	}
-	blocks, err := trieKeys[bpf.PrefixKey](dp.PolicyBlocks)
-	if err != nil {
-		return nil, err
-	}
-	for _, key := range blocks {
-		if key.Set != ref.id() {
-			continue
-		}
-		var number uint32
-		if err := dp.PolicyBlocks.Lookup(&key, &number); err != nil {
-			return nil, fmt.Errorf("look up a block: %w", err)
-		}
-		set.Blocks = append(set.Blocks, Block{prefixOf(key), number})
-	}
-	set.Normalize()
-	return set, nil
 }
 
 // ruleOf is the inverse of ruleKeys.

@@ -35,7 +35,7 @@ var packages = []struct{ dir, imports string }{
 	{"plugin/config", "ipam loader maps plugin/cnierr plugin/link plugin/policy plugin/record plugin/show"},
 	{"plugin/cni", "plugin/cnierr plugin/config plugin/show plugin/version"},
 	{"plugin/refresh", "loader loader/rtnl maps plugin/link plugin/names"},
-	{"plugin/admin", "bpf loader loader/rtnl maps plugin/config plugin/link plugin/names plugin/namespace plugin/refresh plugin/record"},
+	{"plugin/admin", "bpf loader loader/rtnl maps plugin/config plugin/link plugin/names plugin/namespace plugin/policy plugin/refresh plugin/record"},
 	{"plugin/metrics", "bpf ipam loader maps plugin/config plugin/admin plugin/show plugin/version"},
 	{"plugin", "ipam loader loader/flock loader/rtnl maps plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/namespace plugin/nodestate plugin/refresh plugin/record plugin/show"},
 	{"cmd/ebpfnet", "plugin plugin/cni"},
@@ -46,9 +46,9 @@ var packages = []struct{ dir, imports string }{
 	{"cmd/ebpfnetctl/output", "plugin/show"},
 	{"cmd/ebpfnetctl/containers", "plugin/admin"},
 	{"cmd/ebpfnetctl/doctor", "bpf cmd/ebpfnetctl/containers cmd/ebpfnetctl/firewall cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes ipam loader loader/rtnl maps plugin plugin/cni plugin/config plugin/link plugin/names plugin/nodestate plugin/admin plugin/refresh"},
-	{"cmd/ebpfnetctl/drops", "bpf cmd/ebpfnetctl/containers loader loader/flock loader/rtnl maps plugin/link plugin/admin"},
+	{"cmd/ebpfnetctl/drops", "bpf cmd/ebpfnetctl/containers loader loader/flock loader/rtnl maps plugin/link plugin/policy plugin/admin"},
 	{"cmd/ebpfnetctl/migrate", "cmd/ebpfnetctl/containers cmd/ebpfnetctl/runtimes loader loader/flock loader/rtnl maps plugin plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/nodestate plugin/admin plugin/record"},
-	{"cmd/ebpfnetctl/trace", "bpf cmd/ebpfnetctl/firewall loader loader/rtnl maps plugin/link plugin/admin"},
+	{"cmd/ebpfnetctl/trace", "bpf cmd/ebpfnetctl/firewall loader loader/rtnl maps plugin/link plugin/policy plugin/admin"},
 	{"cmd/ebpfnet-node/desired", "loader/rtnl maps plugin/nodestate"},
 	{"cmd/ebpfnet-node/conflist", "plugin/show"},
 	{"cmd/ebpfnet-node/nodes/apitest", ""},
@@ -58,7 +58,7 @@ var packages = []struct{ dir, imports string }{
 	{"cmd/ebpfnet-node/probe", "cmd/ebpfnet-node/desired"},
 	{"cmd/ebpfnet-node/health", "plugin/show"},
 	{"cmd/ebpfnet-node", "cmd/ebpfnet-node/binaries cmd/ebpfnet-node/conflist cmd/ebpfnet-node/health cmd/ebpfnet-node/nodes cmd/ebpfnet-node/probe cmd/ebpfnet-node/reconcile cmd/ebpfnet-node/desired plugin/metrics loader loader/rtnl maps plugin/nodestate plugin/admin plugin/refresh plugin/record plugin/show"},
-	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/bugreport cmd/ebpfnetctl/containers cmd/ebpfnetctl/doctor cmd/ebpfnetctl/drops plugin/metrics cmd/ebpfnetctl/migrate cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes cmd/ebpfnetctl/trace loader loader/rtnl maps plugin/config plugin/link plugin/nodestate plugin/admin plugin/record plugin/show plugin/version"},
+	{"cmd/ebpfnetctl", "bpf cmd/ebpfnetctl/bugreport cmd/ebpfnetctl/containers cmd/ebpfnetctl/doctor cmd/ebpfnetctl/drops plugin/metrics cmd/ebpfnetctl/migrate cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes cmd/ebpfnetctl/trace loader loader/rtnl maps plugin/config plugin/link plugin/nodestate plugin/policy plugin/admin plugin/record plugin/show plugin/version"},
 }
 
 // TestImports requires that imports go one way, down the list of packages.

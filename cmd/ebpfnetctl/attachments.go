@@ -52,7 +52,7 @@ var attachmentTable = output.Table[*admin.Attachment]{
 		{Head: "PORTS", Text: func(a *admin.Attachment) string {
 			return strings.Join(slices.Compact(texts(a.HostPorts, portText)), ",")
 		}},
-		{Head: "POLICY", Text: func(a *admin.Attachment) string { return a.IngressPolicy }},
+		{Head: "POLICY", Text: policyText},
 		{Head: "DEVICE", Text: deviceOf},
 		{Head: "MAC", Text: func(a *admin.Attachment) string { return a.MAC }, Wide: true},
 		{Head: "ANTI-SPOOF", Text: func(a *admin.Attachment) string { return map[bool]string{true: "on", false: "off"}[a.AntiSpoof] }, Wide: true},
@@ -70,6 +70,14 @@ func texts[T any](items []T, text func(T) string) (all []string) {
 		all = append(all, text(item))
 	}
 	return all
+}
+
+// policyText is the short form of what isolates a container, such as rules,audit.
+func policyText(a *admin.Attachment) string {
+	if a.PolicyMode == "" {
+		return a.IngressPolicy
+	}
+	return a.IngressPolicy + "," + a.PolicyMode
 }
 
 func addressesOf(a *admin.Attachment) string {

@@ -37,15 +37,24 @@ func listAttachments(dirs directories) ([]*admin.Attachment, error) {
 	return all, err
 }
 
-// attachments lists all attachments, or those that a CONTAINER in words means. What cannot be read is
+// attachments lists all attachments, or those that the CONTAINERs in words mean. What cannot be read is
 // missing, and in the error; the list is nil where there is nothing to print.
 func (o *containerOptions) attachments() ([]*admin.Attachment, error) {
 	all, err := listAttachments(o.dirs)
 	if all == nil || len(o.words) == 0 {
 		return all, err
 	}
-	found, notFound := findContainer(all, o.words[0])
+	found, notFound := findContainers(all, o.words)
 	return found, errors.Join(err, notFound)
+}
+
+// findContainers returns the attachments of several containers.
+func findContainers(all []*admin.Attachment, words []string) (found []*admin.Attachment, err error) {
+	for _, word := range words {
+		its, notFound := findContainer(all, word)
+		found, err = append(found, its...), errors.Join(err, notFound)
+	}
+	return found, err
 }
 
 // containerRules find the attachments that a CONTAINER means, the first rule first.

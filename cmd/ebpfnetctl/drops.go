@@ -41,7 +41,7 @@ left out. Drops of the stack need tracefs and the kernel's types (BTF). Linux
 before 5.17 reports the function that drops a packet, but no reason.`,
 		Example: `  ebpfnetctl drops
   ebpfnetctl drops --follow web --bytes 64
-  ebpfnetctl drops --follow --reason policy -o json | jq -r .peer`,
+  ebpfnetctl drops --follow --reason policy-egress -o json | jq -r .peer`,
 	}, func(cmd *cobra.Command, p *output.Printer) error {
 		if err := o.check(cmd); err != nil {
 			return err
@@ -52,7 +52,7 @@ before 5.17 reports the function that drops a packet, but no reason.`,
 		return countDrops(p, o)
 	})
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "print each packet as it is dropped, until Ctrl-C")
-	cmd.Flags().StringVar(&o.reason, "reason", "", "only those with `REASON`, such as policy or NETFILTER_DROP")
+	cmd.Flags().StringVar(&o.reason, "reason", "", "only those with `REASON`, such as policy-egress or NETFILTER_DROP")
 	cmd.Flags().IntVar(&o.bytes, "bytes", 0, "with --follow: also the first `N` bytes of each packet")
 	cmd.Flags().Uint32Var(&o.limit, "limit", 250, "with --follow: print at most `N` per second, CPU and reason")
 	completeWith(cmd, "reason", maps.ReasonNames()...)

@@ -219,6 +219,9 @@ func (f *follower) printDrop(d drops.Drop) error {
 	case d.Function != "":
 		text += ": in " + d.Function
 	}
+	if d.RuleSet != "" {
+		text += fmt.Sprintf(" (%s: %s)", d.RuleSet, d.Why)
+	}
 	f.printer.Printf("%s\n", text)
 	if len(d.Raw) > 0 {
 		f.printer.Printf("%s", output.Raw(hex.Dump(d.Raw)))

@@ -34,7 +34,7 @@ if the host has refused it, and empty if it is not known. PATH:
 
 A connection without CONTAINER is the host's own, from a port that masquerading
 could choose. -o wide adds POLICY and the age, which begins anew after 19 hours:
-"admitted" is a connection that a container with an ingress policy has opened.
+"admitted" is a connection that the rules of a container have admitted.
 Bytes are not known, because a counter would cost each packet: "ebpfnetctl top"
 has those of containers.`,
 		Example: `  ebpfnetctl flows

@@ -17,7 +17,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/names"
-	"github.com/ebpfnet/ebpfnet/plugin/policy"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 )
 
@@ -43,8 +42,9 @@ type Attachment struct {
 	Routes        []Route        `json:"routes,omitempty"` // with a gateway of their own
 	HostPorts     []HostPort     `json:"hostPorts"`
 	AntiSpoof     bool           `json:"antiSpoof"`
-	IngressPolicy string         `json:"ingressPolicy,omitempty"`
-	IngressRate   uint64         `json:"ingressRate,omitempty"` // bits per second; 0: no limit
+	IngressPolicy string         `json:"ingressPolicy,omitempty"` // "rules" of a policy
+	PolicyMode    string         `json:"policyMode,omitempty"`    // "audit", or none
+	IngressRate   uint64         `json:"ingressRate,omitempty"`   // bits per second; 0: no limit
 	EgressRate    uint64         `json:"egressRate,omitempty"`
 	Aliases       []string       `json:"aliases,omitempty"`
 	CgroupPath    string         `json:"cgroupPath,omitempty"`
@@ -67,6 +67,17 @@ func ByOwner(attachments []*Attachment) map[string]*Attachment {
 // HasAddress reports whether an address is one of the attachment's.
 func (a *Attachment) HasAddress(address netip.Addr) bool {
 	return slices.ContainsFunc(a.Addresses, func(own Address) bool { return own.Address == address })
+}
+
+// PortBehind returns the container's port for packets to a destination, which may be a host port.
+func (a *Attachment) PortBehind(protocol string, to netip.AddrPort) uint16 {
+	for _, p := range a.HostPorts {
+		isIts := p.HostAddress == to.Addr() || p.HostAddress.IsUnspecified() && !a.HasAddress(to.Addr())
+		if isIts && p.Protocol == protocol && p.HostPort == to.Port() {
+			return p.ContainerPort
+		}
+	}
+	return to.Port()
 }
 
 // ByAddress returns attachments by their addresses.
@@ -195,38 +206,7 @@ func (l attachmentList) addRecords(host *netlink.Handle, dataDir string) error {
 	return errors.Join(errs...)
 }
 
-// ingressPolicyOf returns which ingressPolicy a container's rules are; maps.Open also for those of a policy.
-func ingressPolicyOf(datapath *loader.Datapath, device maps.Device) (maps.IngressPolicy, error) {
-	entry, err := maps.GetPolicy(datapath, device.Policy)
-	if err != nil {
-		return maps.Open, err
-	}
-	ingress, egress, err := maps.RuleSetsOf(datapath, entry)
-	if err != nil {
-		return maps.Open, err
-	}
-	for _, known := range []maps.IngressPolicy{maps.SameNetwork, maps.Isolated} {
-		admitted := policy.FromIngressPolicy(known, device.Network)
-		if ingress != nil {
-			admitted.Audit = ingress.Audit
-		}
-		if egress == nil && ingress.Equal(admitted) {
-			return known, nil
-		}
-	}
-	return maps.Open, nil
-}
-
-// policyName returns the ingressPolicy of a container, or "rules" if it has a policy.
-func policyName(datapath *loader.Datapath, device maps.Device) (string, error) {
-	ingress, err := ingressPolicyOf(datapath, device)
-	if ingress == maps.Open && device.Policy != 0 {
-		return "rules", err
-	}
-	return ingress.String(), err
-}
-
-func (l attachmentList) addEntries(datapath *loader.Datapath) (err error) {
+func (l attachmentList) addEntries(datapath *loader.Datapath) error {
 	endpoints, errEndpoints := maps.Endpoints(datapath)
 	for _, e := range endpoints {
 		a := l.get(e.Owner)
@@ -241,7 +221,7 @@ func (l attachmentList) addEntries(datapath *loader.Datapath) (err error) {
 			a.Routes = append(a.Routes, Route(r))
 		}
 		a.MAC, a.AntiSpoof = d.MAC.String(), d.AntiSpoof
-		if a.IngressPolicy, err = policyName(datapath, d); err != nil {
+		if err := a.setPolicy(datapath, d); err != nil {
 			return err
 		}
 	}

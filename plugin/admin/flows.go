@@ -21,7 +21,7 @@ type Flow struct {
 	State                 string   `json:"state,omitempty"`                // one of FlowStates; empty: not known
 	Offload               string   `json:"offload,omitempty"`              // as in maps.OffloadEntry; empty: none
 	Path                  string   `json:"path,omitempty"`                 // "offload", or of the last packets "bypass" or "stack"; empty: not known
-	Admitted              bool     `json:"admitted"`                       // a container with an ingress policy has opened it
+	Admitted              bool     `json:"admitted"`                       // the rules of a container have admitted it
 	Age                   *float64 `json:"ageSeconds,omitempty"`           // since it was opened, modulo 19 hours
 	Idle                  *float64 `json:"idleSeconds,omitempty"`          // since its last packet
 	Replied               *bool    `json:"replied,omitempty"`              // both sides have sent

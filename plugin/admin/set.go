@@ -19,7 +19,7 @@ var ErrNoAttachment = errors.New("no such container")
 
 // Set changes settings of running containers: of all in the filter's network, or of those with the
 // filter's container ID and interface unless these are "". CHECK then expects the new settings,
-// and DEL removes them. Under a stricter ingress policy, the connections that a container has opened
+// and DEL removes them. Under stricter rules, the connections that a container has opened
 // continue. Set returns the names of the changed attachments, and warnings about connections that
 // end although they should not. Without attachments, its error wraps ErrNoAttachment.
 func (o *Host) Set(ctx context.Context, filter maps.Attachment, s record.Settings) (changed, warnings []string, err error) {
@@ -85,7 +85,7 @@ func (o *Host) set(ctx context.Context, store *maps.Store, device maps.Device, r
 		return nil, err
 	}
 	c := config.Config{Attachment: rec.Attachment, AntiSpoof: device.AntiSpoof, Audit: policy.IsAudit(), Bandwidth: rec.Bandwidth}
-	if c.Ingress, err = ingressPolicyOf(o.datapath, device); err != nil {
+	if c.Ingress, err = ingressPolicyOf(o.datapath, policy, device.Network); err != nil {
 		return nil, err
 	}
 	if err := c.Apply(rec.Settings); err != nil {

@@ -244,6 +244,12 @@ func TestVerdicts(t *testing.T) {
 				if got {
 					admitted++
 				}
+				if set == nil {
+					continue
+				}
+				if shown := decompiled(set, key); admits(shown, key, peer, protocol, port) != got {
+					t.Fatalf("seed %d, %s of %s, decompiled: %+v: %+v %v %d: want %v", seed, key, text, shown, peer, protocol, port, got)
+				}
 			}
 		}
 	}

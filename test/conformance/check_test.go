@@ -85,7 +85,7 @@ func TestCheck(t *testing.T) {
 		{"other masquerading", withExpected("ipMasq6", false), []string{"masquerading of fd00:88::", "is true, expected false"}},
 		{"other masqTunnels", withExpected("masqTunnels", true), []string{"masquerading of tunnels from 10.88.0.", "is false, expected true (masqTunnels)"}},
 		{"other antiSpoof", withExpected("antiSpoof", false), []string{"antiSpoof is true, expected false"}},
-		{"other ingressPolicy", withExpected("ingressPolicy", "isolated"), []string{"ingressPolicy is open, expected isolated"}},
+		{"other ingressPolicy", withExpected("ingressPolicy", "isolated"), []string{"other ingress rules than policy, policyMode, and ingressPolicy say"}},
 		{"other fastPath", withExpected("fastPath", "never"), []string{"fastPath of 10.88.0.", "is auto, expected never"}},
 		{"other rate", withExpected("ingressRate", 200000000), []string{"ebpf", "is not limited to ingressRate 200000000"}},
 		{"queue removed", onHost(removeQueue), []string{"ebpf", "is not limited to ingressRate 100000000"}},

@@ -22,12 +22,13 @@ func mustCtl(t *testing.T, h *host, args ...string) string {
 }
 
 // TestCtlCost compares the maps in the status with the pinned ones: it lists the memory of each, and their sum.
-// An empty trie uses none: the container here has the sets of two, and the node no cluster.
+// An empty trie uses none: the container here has those of all, and the node no cluster.
 func TestCtlCost(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", with(dual("1.1.0"), "nonMasqueradeCIDRs", list{"203.0.113.0/24"}))
 	p.conf = with(p.conf, "ipam.routes", list{object{"dst": "203.0.113.0/24", "gw": "10.88.0.99"}})
 	p.conf = with(withPort(p.conf, 8080), "args", object{"cni": object{"portSources": list{object{"hostPort": 8080, "sources": list{"203.0.113.0/24"}}}}})
+	p.conf = with(p.conf, "policy", object{"egress": list{object{"to": list{object{"cidr": "203.0.113.0/24"}}}}})
 	p.add(t)
 	var status struct {
 		Maps []struct {

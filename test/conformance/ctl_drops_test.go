@@ -2,10 +2,12 @@ package conformance
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -155,6 +157,47 @@ func TestCtlDropsOfStack(t *testing.T) {
 	if all := only.list(); len(all) != 1 || got.Reason != "NETFILTER_DROP" {
 		t.Errorf("--reason NETFILTER_DROP: got %+v, want one", all)
 	}
+}
+
+// TestCtlDropsOfPolicy has rules refuse packets: each line names the direction, and the rule that nearly admits it.
+func TestCtlDropsOfPolicy(t *testing.T) {
+	s := newScript(t)
+	web := s.runtime.AddPod(t, "web", map[string]any{"portMappings": []any{map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}})
+	client := s.runtime.AddPod(t, "client", nil)
+	const text = `{"egress": [{"to": [{"network": "db"}], "ports": [{"port": 7002}]}, {"to": [{"cidr": "%s/32"}, {"cidr": "%s/128"}], "ports": [{"port": 53}]}],
+		"ingress": [{"from": [{"network": "db"}], "ports": [{"port": 80}]}]}`
+	file := filepath.Join(t.TempDir(), "policy.json")
+	testenv.Must(t, os.WriteFile(file, fmt.Appendf(nil, text, testenv.OutsideAddr4, testenv.OutsideAddr6), 0o600))
+	s.host.wantCtl(t, 0, []string{"set", "pods/web", "policy=" + file})
+	f := s.host.follow(t)
+	for _, mode := range []string{"enforce", "audit"} {
+		s.host.wantCtl(t, 0, []string{"set", "pods/web", "policyMode=" + mode})
+		for _, family := range testenv.Families {
+			for to, c := range map[netip.AddrPort]struct {
+				from         *testenv.Namespace
+				ruleSet, why string
+			}{
+				netip.AddrPortFrom(family.Outside, 7001):     {web.Namespace, "egress", "policy.egress[1] admits the peer, but not tcp 7001"},
+				netip.AddrPortFrom(family.Pod(client), 7002): {web.Namespace, "egress", "policy.egress[0] admits tcp 7002, but not the peer"},
+				netip.AddrPortFrom(family.Node, 8080):        {s.host.Outside, "ingress", "policy.ingress[0] admits tcp 80, but not the peer"},
+				netip.AddrPortFrom(family.Pod(web), 81):      {client.Namespace, "ingress", "no rule admits the peer, or tcp 81"},
+			} {
+				ctx, cancel := context.WithCancel(testenv.Context(t))
+				go func() { // until the drop is there
+					if conn, err := c.from.Dial(ctx, "tcp", to); err == nil {
+						conn.Close()
+					}
+				}()
+				reason := map[string]string{"enforce": "policy-" + c.ruleSet, "audit": "policy-audit"}[mode]
+				got := f.want(t, to.String()+" "+reason, func(d drops.Drop) bool { return d.Destination == to.String() && d.Reason == reason })
+				cancel()
+				if got.ContainerID != "web" || got.RuleSet != c.ruleSet || got.Why != c.why {
+					t.Errorf("got %+v, want %s: %s", got, c.ruleSet, c.why)
+				}
+			}
+		}
+	}
+	f.stop(t)
 }
 
 // TestCtlDropsOneReader has a second reader refused, and a killed one forgotten.

@@ -97,7 +97,7 @@ func wantKeys(t *testing.T, log, start string, keys []string) {
 // testDelegatedKeys runs the verbs with the keys that an IPAM plugin has at the top level.
 func (h *host) testDelegatedKeys(t *testing.T) {
 	conf := with(single("1.1.0"), "ipam", object{"type": "ebpfnet-ipam", "subnet": "10.88.0.0/16", "vendor": 1})
-	for _, key := range []string{"datastore_type", "log_level", "log_file_path", "nodename", "policy", "kubernetes", "mtu_file"} {
+	for _, key := range []string{"datastore_type", "log_level", "log_file_path", "nodename", "kubernetes", "mtu_file"} {
 		conf[key] = object{"a": "b"}
 	}
 	h.path = filepath.Dir(testenv.Build(t, "./cmd/ebpfnet-ipam"))

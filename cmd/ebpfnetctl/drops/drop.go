@@ -27,6 +27,8 @@ type Drop struct {
 	By       string    `json:"by"`                 // datapath or stack
 	Reason   string    `json:"reason"`             // a name of ours in lower case, or the kernel's in upper case; "": the kernel gives none
 	Meaning  string    `json:"meaning,omitempty"`  // of a reason of ours, or what is known of the destination
+	RuleSet  string    `json:"ruleSet,omitempty"`  // of the container, which does not admit the packet: ingress or egress
+	Why      string    `json:"why,omitempty"`      // which of its rules nearly does
 	Function string    `json:"function,omitempty"` // of the kernel, which has dropped it
 	admin.Named
 	Owner       string `json:"owner"` // "": of no container
@@ -51,6 +53,7 @@ type Describer struct {
 
 	datapath *loader.Datapath
 	host     *netlink.Handle
+	rules    *admin.Explainer
 	byOwner  map[string]*admin.Attachment
 	byAddr   map[netip.Addr]*admin.Attachment
 	devices  map[uint32]device
@@ -66,8 +69,11 @@ type device struct {
 // Open prepares to describe. The caller must Close it.
 func (d *Describer) Open(datapath *loader.Datapath) (err error) {
 	d.datapath = datapath
-	d.host, err = rtnl.Open()
-	return errors.Join(err, d.readContainers())
+	if d.host, err = rtnl.Open(); err != nil {
+		return err
+	}
+	d.rules = admin.NewExplainer(datapath, d.host)
+	return d.readContainers()
 }
 
 // Close closes what Open has opened.
@@ -175,5 +181,5 @@ func (d *Describer) addContainer(drop *Drop, e *bpf.DropEvent, p packet) error {
 	if drop.Hook == bpf.ProgFromContainer || of.HasAddress(p.src.Addr()) {
 		drop.Peer = drop.Destination
 	}
-	return err
+	return errors.Join(err, d.addRules(drop, e, p, of))
 }

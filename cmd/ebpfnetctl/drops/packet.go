@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -13,8 +14,10 @@ import (
 // packet has the addresses of a packet, and the ports if its protocol has some.
 type packet struct {
 	protocol string
+	number   maps.Protocol
 	src, dst netip.AddrPort
 	hasPorts bool
+	isError  bool // of ICMP
 }
 
 // parse reads the header of an EtherType. Fields that are cut off or unknown stay empty.
@@ -66,8 +69,13 @@ func skipExtensions(next uint8, header []byte) (protocol uint8, rest []byte, isF
 
 // addTransport adds the protocol and its ports.
 func (p *packet) addTransport(protocol uint8, header []byte, isFirst bool) {
-	p.protocol = maps.Protocol(protocol).String()
+	p.number = maps.Protocol(protocol)
+	p.protocol = p.number.String()
 	switch protocol {
+	case unix.IPPROTO_ICMP:
+		p.isError = isFirst && len(header) > 0 && slices.Contains([]byte{3, 4, 5, 11, 12}, header[0])
+	case unix.IPPROTO_ICMPV6:
+		p.isError = isFirst && len(header) > 0 && header[0] < 128
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
 		if isFirst && len(header) >= 4 {
 			p.hasPorts = true

@@ -38,7 +38,7 @@ func (w *walker) run(program string, p packet, device, ingress int, tag uint32) 
 	}
 	verdict, tag, frame, err := w.copy.Run(program, packet)
 	if errors.Is(err, unix.EINVAL) && ingress != 0 {
-		w.step("policy", "not checked: a test run of an ingress policy needs Linux 6.1")
+		w.step("policy", "not checked: a test run of rules needs Linux 6.1")
 		packet.Ingress = 0
 		verdict, tag, frame, err = w.copy.Run(program, packet)
 	}
@@ -56,7 +56,7 @@ func (w *walker) run(program string, p packet, device, ingress int, tag uint32) 
 func (w *walker) report(o *outcome) error {
 	switch {
 	case o.isDropped():
-		reason, err := w.dropReason()
+		reason, err := w.dropReason(o.after)
 		w.step("verdict", "drops it: %s", reason)
 		return errors.Join(err, w.drop("%s on %s drops it: %s", w.hook, w.on, reason))
 	case o.isRedirected():
@@ -87,17 +87,20 @@ func (w *walker) report(o *outcome) error {
 }
 
 // dropReason returns why the copy has dropped a packet: it has counted no other.
-func (w *walker) dropReason() (string, error) {
+func (w *walker) dropReason(p packet) (string, error) {
 	drops, errDrops := maps.Drops(&w.copy.Datapath)
 	totals, errTotals := maps.DropTotals(&w.copy.Datapath)
 	if err := errors.Join(errDrops, errTotals); err != nil {
 		return "", err
 	}
 	for _, d := range drops {
-		return fmt.Sprintf("%s (%s)", d.Reason, w.ownerName(d.Owner)), nil
+		if bpf.Reason(d.Reason) != bpf.ReasonPolicyAudit { // which drops nothing
+			why, err := w.refusedBy(d, p)
+			return fmt.Sprintf("%s (%s)%s", d.Reason, w.ownerName(d.Owner), why), err
+		}
 	}
 	for _, t := range totals {
-		if t.Packets > 0 {
+		if t.Packets > 0 && bpf.Reason(t.Reason) != bpf.ReasonPolicyAudit {
 			return t.Reason.String(), nil
 		}
 	}

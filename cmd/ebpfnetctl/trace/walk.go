@@ -31,11 +31,14 @@ type walker struct {
 	owners    map[string]*admin.Attachment
 	nodes     []maps.Node
 	tunnel    maps.Tunnel
-	rules     *firewall.Rules    // once they are needed
+	rules     *firewall.Rules // once they are needed
+	explainer *admin.Explainer
 	flows     map[maps.Flow]bool // those that the copy had before the hook, without their states
 
 	path     *Path
 	hook, on string // of the next steps
+	sender   int    // the device of the container that sends it, or 0
+	from     netip.Addr
 	last     packet // as its receiver gets it
 	receiver End
 	outside  int // the device by which the receiver is reached
@@ -50,6 +53,7 @@ func newWalker(ctx context.Context, attachments []*admin.Attachment) (w *walker,
 		return nil, err
 	}
 	if w.host, err = rtnl.Open(); err == nil {
+		w.explainer = admin.NewExplainer(&w.copy.Datapath, w.host)
 		err = w.read()
 	}
 	if err != nil {
@@ -117,7 +121,7 @@ func (w *walker) arrive(p packet, receiver End, verdict Verdict, where string) e
 	w.last, w.receiver = p, receiver
 	w.path.FinalSource, w.path.FinalDestination = maps.AddrPortText(p.src), maps.AddrPortText(p.dst)
 	w.path.Verdict, w.path.Detail = verdict, fmt.Sprintf("%s, as %s", where, p)
-	return nil
+	return w.reportRules(p)
 }
 
 func (w *walker) deliver(p packet, to maps.Endpoint) error {
@@ -191,10 +195,12 @@ func (w *walker) gatewayOf(d maps.Device, to netip.Addr) (gateway netip.Addr) {
 func (w *walker) walk(p packet, from End) (*Path, error) {
 	w.path = &Path{Source: maps.AddrPortText(p.src), Destination: maps.AddrPortText(p.dst), Steps: []Step{}}
 	endpoint, isEndpoint := w.endpoints[p.src.Addr()]
+	w.sender, w.from = 0, p.src.Addr()
 	switch {
 	case from.Host:
 		return w.path, w.fromHost(p)
 	case isEndpoint:
+		w.sender = endpoint.IfIndex
 		p.build(endpoint.MAC, w.mac(w.above(endpoint.IfIndex)))
 		return w.path, w.fromContainer(p, endpoint.IfIndex)
 	case from.Container != nil:
