@@ -116,5 +116,5 @@ func (c *Copy) Run(name string, p Packet) (verdict, tag uint32, frame []byte, er
 		defer part.Close()
 		c.programs[name] = part.DetachProgram(name)
 	}
-	return testRunTagged(c.programs[name], p)
+	return TestRunTagged(c.programs[name], p)
 }

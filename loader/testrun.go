@@ -52,13 +52,13 @@ func TestRun(program *ebpf.Program, p Packet) (verdict uint32, frame []byte, err
 	if p.Tag == 0 && p.Tunnel == (Tunnel{}) {
 		verdict, _, frame, err = testRun(program, p)
 	} else {
-		verdict, _, frame, err = testRunTagged(program, p)
+		verdict, _, frame, err = TestRunTagged(program, p)
 	}
 	return verdict, frame, err
 }
 
-// testRunTagged runs a program on a packet with a tag, and also returns the tag that the packet has afterwards.
-func testRunTagged(program *ebpf.Program, p Packet) (verdict, tag uint32, frame []byte, err error) {
+// TestRunTagged runs a program on a packet with a tag, and also returns the tag that the packet has afterwards.
+func TestRunTagged(program *ebpf.Program, p Packet) (verdict, tag uint32, frame []byte, err error) {
 	programs, preparing, err := newPreparing(p)
 	if err != nil {
 		return 0, 0, nil, fmt.Errorf("load the program that prepares packets (on arm64, it needs Linux 6.0): %w", err)

@@ -13,6 +13,9 @@ const podPolicy = 1
 // isolated is ingressPolicy isolated: the outside and the host may open connections.
 var isolated = &maps.RuleSet{Host: true, Rules: []maps.Rule{{Kind: maps.OutsidePeer}}}
 
+// allChecks is entry 0 of policies: packets get every check.
+var allChecks = bpf.Policy{Checks: bpf.PolicyCheckAny | bpf.PolicyCheckEgress | bpf.PolicyCheckHost}
+
 // putPolicy gives the pod rule sets; nil: the direction is not isolated.
 func (h *host) putPolicy(ingress, egress *maps.RuleSet) error {
 	rules, blocks := h.programs.Maps[bpf.MapPolicyRules], h.programs.Maps[bpf.MapPolicyBlocks]
@@ -28,6 +31,5 @@ func (h *host) putPolicy(ingress, egress *maps.RuleSet) error {
 	}
 	policies := h.programs.Maps[bpf.MapPolicies]
 	policy := bpf.Policy{Owner: owners["pod"], RuleSets: uint64(refs[1])<<32 | uint64(refs[0]), Generation: h.policies}
-	checks := bpf.Policy{Checks: bpf.PolicyCheckAny | bpf.PolicyCheckEgress | bpf.PolicyCheckHost}
-	return errors.Join(err, policies.Put(uint32(0), checks), policies.Put(uint32(podPolicy), policy))
+	return errors.Join(err, policies.Put(uint32(0), allChecks), policies.Put(uint32(podPolicy), policy))
 }

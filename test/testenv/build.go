@@ -22,7 +22,7 @@ const mainModule = "github.com/ebpfnet/ebpfnet"
 var builds sync.Map
 
 // Build returns the path of a package's binary, which has the name of the package's directory.
-// pkg is a path relative to the main module ("./cmd/ebpfnet"), or the import path of a tool of the
+// pkg is a path relative to the main module ("./cmd/ebpfnet"), which can be a module of its own, or the import path of a tool of the
 // working directory's module ("github.com/containernetworking/cni/cnitool"). All binaries
 // are in one directory, which disappears with the process.
 //
@@ -54,6 +54,9 @@ func build(pkg string) (string, error) {
 	dir, err := moduleDir()
 	if err != nil {
 		return "", fmt.Errorf("build %s: %w", pkg, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, pkg, "go.mod")); err == nil {
+		dir, pkg = filepath.Join(dir, pkg), "."
 	}
 	binary := filepath.Join(buildDir, name)
 	cmd := exec.Command("go", "build", "-o", binary, pkg)
