@@ -129,7 +129,8 @@ static __noinline enum exit fib_exit(struct __sk_buff *skb, const struct packet 
 
 	if (!args)
 		return EXIT_OTHER;
-	if (addr_is_link_scoped(&p->dst, p->ipv6))
+	/* Unlike those of IPv6, link-local addresses of IPv4 are routed. */
+	if (p->ipv6 ? addr_is_link_scoped(&p->dst, true) : p->dst.bytes[12] >= 224)
 		return EXIT_HOST;
 	fib_init_tuple(args, packet_tuple(p), &p->dst, skb->ifindex);
 	result = bpf_fib_lookup(skb, args, sizeof(*args), 0);

@@ -273,22 +273,21 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
  * programs, and the rules do not admit it. The last hook judges all else.
  */
 static __always_inline bool policy_sends_away(struct __sk_buff *skb, struct policy_args *args,
-					      const struct packet *p, int parsed)
+					      const struct device *device, const struct packet *p,
+					      int parsed)
 {
 	__u32 rule_set = RULE_SET_EGRESS(args->rule_sets);
 	bool link = policy_is_link(skb, p);
 	__u32 exit;
 
 	args->rule_set = rule_set;
-	if (link || (rule_set & RULE_SET_HOST && addr_is_link_scoped(&p->dst, p->ipv6)))
-		return true;
 	if (parsed == PARSED_NOT_IP || parsed == PARSED_TRUNCATED)
-		return false;
+		return link;
 	exit = route_ask(skb, ROUTE_EXIT);
-	if (exit == EXIT_GUARDED)
+	if (exit == EXIT_GUARDED || (device->flags & DEVICE_BRIDGED && policy_is_neighbor(skb, p)))
 		return true;
 	if (exit == EXIT_HOST) {
-		if (rule_set & RULE_SET_HOST)
+		if (link || rule_set & RULE_SET_HOST)
 			return true;
 		args->host = true;
 		args->peer = p->dst;
@@ -317,7 +316,7 @@ static __noinline bool policy_sends(struct __sk_buff *skb, struct packet *p,
 			return true;
 		}
 	}
-	if (RULE_SET_EGRESS(args->rule_sets) && !policy_sends_away(skb, args, p, parsed) &&
+	if (RULE_SET_EGRESS(args->rule_sets) && !policy_sends_away(skb, args, device, p, parsed) &&
 	    !policy_refuse(skb, args, REASON_POLICY_EGRESS))
 		return false;
 	if (parsed != PARSED || !policy_needs_flow(p, RULE_SET_INGRESS(args->rule_sets)))
