@@ -192,5 +192,9 @@ static __always_inline int hairpin_from_container(struct __sk_buff *skb, struct 
 		return VERDICT_NEXT;
 	if (!host_port_trusts_source(port, device, sender) || !host_port_allows(p, port))
 		return drop_for(skb, port->owner, REASON_SRC_RANGE);
+	if (p->decided.pending) {
+		packet_translate(p, &port->target_addr, port->target_port);
+		policy_track_host_port(skb);
+	}
 	return hairpin_to_endpoint(skb, p, port);
 }

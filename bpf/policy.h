@@ -235,6 +235,26 @@ static __always_inline void policy_track_pending(struct __sk_buff *skb,
 }
 
 /*
+ * The same for the packet in pkt_scratch, which is sent to a host port, whose container is its new
+ * destination: to_container does not get the tag.
+ */
+__noinline int policy_track_host_port(struct __sk_buff *skb)
+{
+	struct policy_args *args = policy_scratch_get();
+	struct flow_args *flow = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
+
+	USE_ARGUMENT(skb);
+	if (!args || !flow || !p || !policy_set_peer(args, &p->decided.new_addr) ||
+	    !policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->decided.new_port))
+		return 0; /* to_container drops p, unless the container is its own peer */
+	flow_sent_key(&flow->key, p, FLOW_POLICY);
+	flow_lookup(flow);
+	policy_track(args, flow, p, FROM_CONTAINER, args->owner);
+	return 0;
+}
+
+/*
  * Reports whether the container behind the device sender may send p to the one behind the device
  * receiver; NULL: to the outside. p has the tag. If not, drops p.
  */
