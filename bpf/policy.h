@@ -180,7 +180,9 @@ static __always_inline bool policy_receives(struct __sk_buff *skb, struct packet
 	forged = policy_is_forged(p, ingress, sender);
 	if (parsed) {
 		policy_received_key(&flow->key, p);
-		if (!forged && policy_is_known(args, flow, p, FROM_REMOTE))
+		if (forged)
+			flow_lookup(flow); /* for policy_track */
+		else if (policy_is_known(args, flow, p, FROM_REMOTE))
 			return true;
 	}
 	if (!policy_set_sender(args, p, ingress, sender))

@@ -103,6 +103,19 @@ static __always_inline bool policy_is_known(struct policy_args *policy, struct f
 	return true;
 }
 
+/* Reports whether p's connection is older than the rules, and the other side has opened it. */
+static __always_inline bool policy_is_older_reply(const struct policy_args *policy,
+						  const struct flow_args *args,
+						  const struct packet *p, __u8 opener)
+{
+	const struct admitted_flow *older;
+
+	if (packet_opens(p))
+		return false;
+	older = bpf_map_lookup_elem(&admitted_flows, &args->key);
+	return older && older->owner == policy->owner && older->flags != opener;
+}
+
 /*
  * Tracks p, which opens or continues a connection that the rules admit now, with the peer in policy: updates
  * the flow that policy_is_known has found with the key in args, or creates it. A connection must begin with
@@ -123,7 +136,8 @@ static __always_inline void policy_track(const struct policy_args *policy, struc
 			return; /* a reply of a flow that is revoked */
 		known = false;
 	}
-	if (!known && (!packet_may_open(p) || p->echo_reply))
+	if (!known && (!packet_may_open(p) || p->echo_reply ||
+		       policy_is_older_reply(policy, args, p, opener)))
 		return;
 	if (known)
 		args->new = *flow;
