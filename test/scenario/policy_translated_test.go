@@ -1,0 +1,116 @@
+package scenario
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// masqueradingService translates a service's address to a pod's, and the client's to the node's.
+func masqueradingService(web *testenv.Pod) string {
+	return serviceRules(web) + fmt.Sprintf(` table inet masquerading { chain post { type nat hook postrouting priority 100; policy accept;
+		ip saddr 10.88.0.0/15 ip daddr %s masquerade
+		ip6 saddr fd00::/16 ip6 daddr %s masquerade
+	} }`, web.Addr4(), web.Addr6())
+}
+
+// A host port or a service translates both sides of a connection. The rules judge the real client, the container
+// that serves, and its own port, and they admit its replies.
+func TestPolicyOfTranslated(t *testing.T) {
+	forEachFastPath(t, `"ipMasq": true`, func(t *testing.T, conflist string) {
+		n := newNetworkWith(t, conflist)
+		keys := strings.SplitN(strings.SplitN(conflist, `"type": "ebpfnet",`, 2)[1], `"capabilities"`, 2)[0]
+		add := func(name, policy string, ports map[string]any) *testenv.Pod {
+			return n.addWith(t, name, strings.TrimSuffix(strings.TrimSpace(keys), ",")+`, "policy": `+policy, ports)
+		}
+		second, outside := n.secondNetwork(t), `{"cidr": "192.0.2.2/32"}, {"cidr": "2001:db8:1::2/128"}`
+		node := `{"cidr": "192.0.2.1/32"}, {"cidr": "2001:db8:1::1/128"}`
+		services := `{"cidr": "10.96.0.0/16"}, {"cidr": "fd00:96::/64"}`
+		onWeb, onHostPort := `"ports": [{"port": 80}, {"protocol": "udp", "port": 80}]`, `"ports": [{"port": 8080}, {"protocol": "udp", "port": 8080}]`
+		friend, stranger := n.AddPod(t, "friend", nil), second.AddPod(t, "stranger", nil)
+		web := add("web", `{"egress": [], "ingress": [{"from": [{"network": "second"}, `+outside+`], `+onWeb+`},
+			{"from": [{"sameNetwork": true}, `+node+`], `+onHostPort+`}]}`, mapBoth(8080, 80))
+		any := add("any", `{"egress": []}`, mapBoth(8081, 80))
+		client := add("client", `{"ingress": [], "egress": [{"to": [{"sameNetwork": true}], `+onWeb+`}]}`, nil)
+		fooled := add("fooled", `{"ingress": [], "egress": [{"to": [`+node+`, `+services+`]}, {`+onHostPort+`}]}`, nil)
+		hasServices := !strings.Contains(conflist, `"always"`)
+		if hasServices {
+			n.nft(t, masqueradingService(any))
+		}
+		forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+			probe := protocol + "80"
+			for _, server := range []*testenv.Pod{web, any} {
+				serve(t, server.Namespace, protocol, at(f.Pod(server), 80))
+			}
+			for _, row := range []struct {
+				from     *testenv.Namespace
+				admitted bool
+			}{{n.Outside, true}, {stranger.Namespace, true}, {n.node(), true}, {web.Namespace, true}, {friend.Namespace, false}} {
+				n.wantProbe(t, probe+"80", row.from, web.Namespace, f.Node, web, row.admitted, reasonPolicy)
+			}
+			n.wantProbe(t, probe+"80", n.node(), web.Namespace, f.Loopbacks[0], web, true, reasonPolicy)
+			for pod, admitted := range map[*testenv.Pod]bool{client: true, fooled: false} {
+				n.wantProbe(t, probe, pod.Namespace, any.Namespace, f.Pod(any), pod, admitted, reasonPolicyEgress)
+				n.wantProbe(t, probe+"81", pod.Namespace, any.Namespace, f.Node, pod, admitted, reasonPolicyEgress)
+				if hasServices {
+					n.wantProbe(t, probe, pod.Namespace, any.Namespace, serviceOf(f), pod, admitted, reasonPolicyEgress)
+				}
+			}
+		})
+	})
+}
+
+// Whatever the uplink is made of, the rules judge each packet once, as it leaves or arrives.
+func TestPolicyByUplinkKinds(t *testing.T) {
+	for _, kind := range testenv.UplinkKinds {
+		t.Run(kind.Name, func(t *testing.T) {
+			testenv.Require(t, kind.Feature)
+			n := newNetwork(t)
+			n.MoveUplink(t, kind)
+			both := `[{"port": 80}, {"protocol": "udp", "port": 80}]`
+			pod := n.addWith(t, "pod", `"ipMasq": true, "policy": {"ingress": [{"ports": `+both+`}], "egress": [{"ports": `+both+`}]}`, mapBoth(8080, 80))
+			n.wantByUplink(t, pod)
+		})
+	}
+}
+
+// wantByUplink wants port 80 to be admitted from and to the outside, and nothing else. The pod has host port 8080.
+func (n *network) wantByUplink(t *testing.T, pod *testenv.Pod) {
+	t.Helper()
+	for _, f := range testenv.Families {
+		servePolicyProbes(t, n.Outside, f.Outside)
+		servePolicyProbes(t, pod.Namespace, f.Pod(pod))
+		n.RouteTo(t, f.PodSubnet)
+		for _, probe := range policyProbes {
+			admitted := strings.HasSuffix(probe, "80")
+			n.wantProbe(t, probe, pod.Namespace, n.Outside, f.Outside, pod, admitted, reasonPolicyEgress)
+			n.wantProbe(t, probe, n.Outside, pod.Namespace, f.Pod(pod), pod, admitted, reasonPolicy)
+		}
+		n.wantProbe(t, "tcp8080", n.Outside, pod.Namespace, f.Node, pod, true, reasonPolicy)
+	}
+}
+
+// Behind another plugin's device, the rules hold too.
+func TestPolicyChained(t *testing.T) {
+	for name, first := range firstPlugins {
+		t.Run(name, func(t *testing.T) {
+			n := newChain(t, first, `{"type": "ebpfnet", "ipMasq": true, "capabilities": {"portMappings": true}, "policy": {
+				"ingress": [{"ports": [{"port": 80}, {"protocol": "udp", "port": 80}]}], "egress": [{"ports": [{"port": 80}, {"protocol": "udp", "port": 80}]}]}}`)
+			pod, a := n.AddPod(t, "pod", mapBoth(8080, 80)), n.AddPod(t, "a", nil)
+			wantCheck(t, pod)
+			n.wantByUplink(t, pod)
+			for _, f := range testenv.Families {
+				servePolicyProbes(t, a.Namespace, f.Pod(a))
+				servePolicyProbes(t, n.node(), f.Gateway)
+				for _, probe := range policyProbes {
+					n.wantProbe(t, probe, pod.Namespace, a.Namespace, f.Pod(a), pod, strings.HasSuffix(probe, "80"), reasonPolicyEgress)
+					n.wantProbe(t, probe, pod.Namespace, n.node(), f.Gateway, pod, true, reasonPolicyEgress)
+					n.wantProbe(t, probe, n.node(), pod.Namespace, f.Pod(pod), pod, true, reasonPolicy)
+				}
+				n.wantProbe(t, "tcp8080", a.Namespace, pod.Namespace, f.Node, pod, true, reasonPolicy)
+			}
+		})
+	}
+}
