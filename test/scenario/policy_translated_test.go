@@ -1,7 +1,9 @@
 package scenario
 
 import (
+	"context"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -111,6 +113,45 @@ func TestPolicyChained(t *testing.T) {
 				}
 				n.wantProbe(t, "tcp8080", a.Namespace, pod.Namespace, f.Node, pod, true, reasonPolicy)
 			}
+		})
+	}
+}
+
+// A second interface has rules of its own, and neither lends nor borrows those of the first. A connection's tuple,
+// used again, is judged anew.
+func TestPolicyOfSecondInterfaceAndReusedPort(t *testing.T) {
+	n := newNetworkWith(t, withKeys(`"ipMasq": true`))
+	friend, stranger := n.AddPod(t, "friend", nil), n.secondNetwork(t).AddPod(t, "stranger", nil)
+	pod := n.addWith(t, "pod", `"ipMasq": true, "policy": {"ingress": [{"ports": [{"port": 7}]}], "egress": [{"to": [{"sameNetwork": true}]}]}`, nil)
+	second := n.secondNetwork(t)
+	conf := *pod.Conf
+	conf.IfName = "eth1"
+	added, err := second.Add(testenv.Context(t), &conf)
+	testenv.Must(t, err)
+	t.Cleanup(func() {
+		if err := second.Del(context.Background(), &conf); err != nil {
+			t.Error(err)
+		}
+	})
+	for i, f := range testenv.Families {
+		addr, _ := netip.AddrFromSlice(added.IPs[i].Address.IP)
+		serve(t, pod.Namespace, "tcp", at(addr.Unmap(), 80))
+		serve(t, pod.Namespace, "tcp", at(f.Pod(pod), 80))
+		serve(t, stranger.Namespace, "tcp", at(f.Pod(stranger), 80))
+		server := serve(t, friend.Namespace, "tcp", at(f.Pod(friend), 80))
+		n.wantProbe(t, "tcp80", friend.Namespace, pod.Namespace, f.Pod(pod), pod, false, reasonPolicy)
+
+		client := connect(t, pod.Namespace, "tcp", netip.AddrPort{}, server)
+		ask(t, client, friend.Namespace)
+		local := client.Local()
+		testenv.Must(t, client.Reset())
+		before := n.dropsOf(t, pod)[reasonPolicy]
+		wireOf(t, friend).send(t, testenv.TCPPacket(server, local, testenv.SYN, ""))
+		within(t, "a SYN of the former tuple to be dropped", func() error {
+			if n.dropsOf(t, pod)[reasonPolicy] == before {
+				return errNothing
+			}
+			return nil
 		})
 	}
 }
