@@ -299,24 +299,25 @@ static __always_inline bool policy_sends_away(struct __sk_buff *skb, struct poli
 					      int parsed)
 {
 	__u32 rule_set = RULE_SET_EGRESS(args->rule_sets);
-	bool link = policy_is_link(skb, p);
 	__u32 exit;
 
 	args->rule_set = rule_set;
 	if (parsed == PARSED_NOT_IP || parsed == PARSED_TRUNCATED)
-		return link;
+		return policy_is_link(skb, p);
 	exit = route_ask(skb, ROUTE_EXIT);
-	if (exit == EXIT_GUARDED || (device->flags & DEVICE_BRIDGED && policy_is_neighbor(skb, p)))
+	if (exit == EXIT_GUARDED)
 		return true;
 	if (exit == EXIT_HOST) {
-		if (link || rule_set & RULE_SET_HOST)
+		if (rule_set & RULE_SET_HOST || policy_is_link(skb, p))
 			return true;
 		args->host = true;
 		args->peer = p->dst;
 	} else if (!policy_set_peer(args, &p->dst)) {
 		return true;
 	}
-	return parsed == PARSED && policy_judge(args, p, rule_set, p->dport);
+	if (parsed != PARSED) /* a bridge passes neighbor discovery on to another container */
+		return device->flags & DEVICE_BRIDGED && policy_is_neighbor(skb, p);
+	return policy_judge(args, p, rule_set, p->dport);
 }
 
 /*
