@@ -1,0 +1,159 @@
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// An ADD under a policy, while the pod and a host outside, which have sent since before, do not stop. Between the pod and
+// the address that its rules do not name, no packet passes in either direction. Towards the other one, the first SYN of
+// each side arrives.
+func TestPolicyFromTheFirstPacket(t *testing.T) {
+	var cidrs []string
+	refused := map[string]netip.Addr{}
+	for _, f := range testenv.Families {
+		cidrs = append(cidrs, fmt.Sprintf(`{"cidr": "%s/%d"}`, f.Outside, f.Outside.BitLen()))
+		refused[f.Name] = f.Outside.Next()
+	}
+	peers := strings.Join(cidrs, ", ")
+	conflist := withKeys(`"policy": {"ingress": [{"from": [` + peers + `]}], "egress": [{"to": [` + peers + `]}]}`)
+	n := newNetworkWith(t, strings.Replace(conflist, `"portMappings": true`, `"portMappings": true, "ips": true`, 1))
+	uplink, err := n.Outside.Netlink().LinkByName(testenv.UplinkName)
+	testenv.Must(t, err)
+	for _, f := range testenv.Families {
+		n.RouteTo(t, f.PodSubnet)
+		addr := &netlink.Addr{IPNet: netlink.NewIPNet(refused[f.Name].AsSlice()), Flags: 2} // IFA_F_NODAD
+		testenv.Must(t, n.Outside.Netlink().AddrAdd(uplink, addr))
+		serve(t, n.Outside, "tcp", at(f.Outside, 80))
+	}
+	count := func(ns *testenv.Namespace, what string) {
+		_, err := ns.Run(testenv.Context(t), "nft", fmt.Sprintf("add table inet seen; add chain inet seen c { type filter hook prerouting priority -300; }; "+
+			"add rule inet seen c ip %s %s udp dport 9 counter; add rule inet seen c ip6 %s %s udp dport 9 counter", what, refused["IPv4"], what, refused["IPv6"]))
+		testenv.Must(t, err)
+	}
+	count(n.Outside, "daddr")
+	addrs := map[string]netip.Addr{"IPv4": testenv.IPv4.Gateway.Next().Next(), "IPv6": testenv.IPv6.Gateway.Next().Next()}
+	for _, f := range testenv.Families {
+		sendUntilEnd(t, n.Outside, at(refused[f.Name], 0), at(addrs[f.Name], 9))
+	}
+	before := retransmitted(t, n.Outside)
+	for i := range workload(5, 40, 1000) {
+		pod := n.NewPod(t, fmt.Sprint("pod", i))
+		pod.Conf.CapabilityArgs = map[string]any{"ips": []string{addrs["IPv4"].String() + "/24", addrs["IPv6"].String() + "/64"}}
+		count(pod.Namespace, "saddr")
+		ctx, stop := context.WithCancel(testenv.Context(t))
+		for _, f := range testenv.Families {
+			sendUntil(ctx, t, pod.Namespace, netip.AddrPort{}, at(refused[f.Name], 9))
+		}
+		listener, err := pod.Listen(ctx, netip.MustParseAddrPort("[::]:80"))
+		testenv.Must(t, err)
+		testenv.Must(t, pod.Add(ctx))
+		for _, f := range testenv.Families {
+			for from, to := range map[*testenv.Namespace]netip.AddrPort{pod.Namespace: at(f.Outside, 80), n.Outside: at(addrs[f.Name], 80)} {
+				local := netip.AddrPort{}
+				if from == n.Outside {
+					local = at(f.Outside, 0)
+				}
+				conn, err := from.DialFrom(ctx, "tcp", local, to)
+				testenv.Must(t, err)
+				conn.Close()
+			}
+		}
+		if got := retransmitted(t, pod.Namespace); got > 0 {
+			t.Errorf("pod %d has retransmitted %d segments", i, got)
+		}
+		wantUncounted(t, pod.Namespace)
+		testenv.Must(t, pod.Del(ctx))
+		stop()
+		testenv.Must(t, errors.Join(listener.Close(), pod.Close()))
+	}
+	wantUncounted(t, n.Outside)
+	if got := retransmitted(t, n.Outside) - before; got > 0 {
+		t.Errorf("the host outside has retransmitted %d segments", got)
+	}
+}
+
+// sendUntilEnd sends datagrams until the test ends.
+func sendUntilEnd(t *testing.T, ns *testenv.Namespace, local, remote netip.AddrPort) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	t.Cleanup(stop)
+	sendUntil(ctx, t, ns, local, remote)
+}
+
+// sendUntil sends datagrams until ctx ends, also while there is no route.
+func sendUntil(ctx context.Context, t *testing.T, ns *testenv.Namespace, local, remote netip.AddrPort) {
+	t.Helper()
+	if !local.IsValid() {
+		local = netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
+		if remote.Addr().Is4() {
+			local = netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
+		}
+	}
+	conn, err := ns.ListenPacket(ctx, local)
+	testenv.Must(t, err)
+	go func() {
+		defer conn.Close()
+		for ctx.Err() == nil {
+			if _, err := conn.WriteToUDPAddrPort([]byte("forbidden"), remote); errors.Is(err, net.ErrClosed) {
+				return
+			}
+		}
+	}()
+}
+
+var counted = regexp.MustCompile(`counter packets (\d+)`)
+
+// wantUncounted wants the rules of the namespace to have seen nothing.
+func wantUncounted(t *testing.T, ns *testenv.Namespace) {
+	t.Helper()
+	out, err := ns.Run(testenv.Context(t), "nft", "list", "table", "inet", "seen")
+	testenv.Must(t, err)
+	found := counted.FindAllStringSubmatch(out, -1)
+	if len(found) != len(testenv.Families) {
+		t.Fatalf("counters: %s", out)
+	}
+	for _, match := range found {
+		if match[1] != "0" {
+			t.Errorf("%s packets passed against the rules", match[1])
+		}
+	}
+}
+
+// retransmitted returns the number of TCP segments that a namespace has sent again.
+func retransmitted(t *testing.T, ns *testenv.Namespace) int {
+	t.Helper()
+	out, err := ns.Run(testenv.Context(t), "cat", "/proc/net/snmp")
+	testenv.Must(t, err)
+	var names []string
+	for line := range strings.Lines(out) {
+		fields := strings.Fields(line)
+		if fields[0] != "Tcp:" {
+			continue
+		}
+		if names == nil {
+			names = fields
+			continue
+		}
+		for i, name := range names {
+			if name == "RetransSegs" {
+				n, err := strconv.Atoi(fields[i])
+				testenv.Must(t, err)
+				return n
+			}
+		}
+	}
+	t.Fatalf("no RetransSegs in %s", out)
+	return 0
+}
