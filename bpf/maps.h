@@ -86,7 +86,7 @@ struct {
 /* Written before the first policy that uses the rule set, removed after the last. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
+	__uint(max_entries, 2 * POLICIES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u32);
 	__type(value, struct rule_set);
@@ -113,7 +113,7 @@ struct {
 /* Written by the node agent: the classes of pods' addresses, by which rules name peers. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 262144);
+	__uint(max_entries, 65536);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct addr);
 	__type(value, __u32);
