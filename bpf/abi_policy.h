@@ -6,9 +6,8 @@
 
 /* Entry 0 of policies belongs to no container: which checks packets need on this host. */
 enum policy_checks {
-	POLICY_CHECK_EGRESS = 1, /* a container has rules for egress, or has had */
-	POLICY_CHECK_HOST = 2,	 /* a container does not admit its own node, or has not */
-	POLICY_CHECK_ANY = 4,	 /* a container has rules, or has had */
+	POLICY_CHECK_ANY = 1,  /* a container has rules, or has had */
+	POLICY_CHECK_HOST = 2, /* a container does not admit its own node, or has not */
 };
 
 /*

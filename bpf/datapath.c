@@ -309,8 +309,7 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	parsed = parse(skb, p, l3);
 	p->decided.admitted = judged;
 	p->decided.parsed = parsed == PARSED;
-	if (skb->ingress_ifindex && policy_checks() & POLICY_CHECK_EGRESS &&
-	    !uplink_admits(skb, tag))
+	if (skb->ingress_ifindex && policy_checks() & POLICY_CHECK_ANY && !uplink_admits(skb, tag))
 		return VERDICT_DROP;
 	if (parsed == PARSED_NOT_IP)
 		return VERDICT_NEXT;

@@ -466,9 +466,8 @@ type DatapathPolicy struct {
 type DatapathPolicyChecks uint32
 
 const (
-	DatapathPolicyChecksPOLICY_CHECK_EGRESS DatapathPolicyChecks = 1
-	DatapathPolicyChecksPOLICY_CHECK_HOST   DatapathPolicyChecks = 2
-	DatapathPolicyChecksPOLICY_CHECK_ANY    DatapathPolicyChecks = 4
+	DatapathPolicyChecksPOLICY_CHECK_ANY  DatapathPolicyChecks = 1
+	DatapathPolicyChecksPOLICY_CHECK_HOST DatapathPolicyChecks = 2
 )
 
 type DatapathPortRange struct {

@@ -138,9 +138,8 @@ const (
 	PeerClass   = DatapathPeerKindPEER_CLASS
 	PeerBlock   = DatapathPeerKindPEER_BLOCK
 
-	PolicyCheckEgress = DatapathPolicyChecksPOLICY_CHECK_EGRESS
-	PolicyCheckAny    = DatapathPolicyChecksPOLICY_CHECK_ANY
-	PolicyCheckHost   = DatapathPolicyChecksPOLICY_CHECK_HOST
+	PolicyCheckAny  = DatapathPolicyChecksPOLICY_CHECK_ANY
+	PolicyCheckHost = DatapathPolicyChecksPOLICY_CHECK_HOST
 
 	RuleSetHost  = DatapathRuleSetFlagsRULE_SET_HOST
 	RuleSetAudit = DatapathRuleSetFlagsRULE_SET_AUDIT

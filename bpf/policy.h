@@ -267,7 +267,8 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 	struct policy_args *args = policy_scratch_get();
 	bool parsed = p->decided.parsed, admitted;
 
-	if (!args || p->decided.admitted || !policy_load(args, sender, p) ||
+	/* Loaded in any case: what is cached now depends on it. */
+	if (!args || !policy_load(args, sender, p) || p->decided.admitted ||
 	    !RULE_SET_EGRESS(args->rule_sets))
 		return true;
 	if (receiver) {

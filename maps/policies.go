@@ -90,9 +90,6 @@ func (p *policies) find(owner loader.Owner) (index PolicyIndex, entry *bpf.Polic
 // check makes the programs look for what the reference needs; they do not forget it.
 func (p *policies) check(ingress, egress RuleSetRef) {
 	host, checks := &p.entries[0], bpf.PolicyChecks(0)
-	if egress != 0 {
-		checks |= bpf.PolicyCheckEgress
-	}
 	if ingress|egress != 0 {
 		checks |= bpf.PolicyCheckAny
 	}

@@ -14,7 +14,7 @@ const podPolicy = 1
 var isolated = &maps.RuleSet{Host: true, Rules: []maps.Rule{{Kind: maps.OutsidePeer}}}
 
 // allChecks is entry 0 of policies: packets get every check.
-var allChecks = bpf.Policy{Checks: bpf.PolicyCheckAny | bpf.PolicyCheckEgress | bpf.PolicyCheckHost}
+var allChecks = bpf.Policy{Checks: bpf.PolicyCheckAny | bpf.PolicyCheckHost}
 
 // putPolicy gives the pod rule sets; nil: the direction is not isolated.
 func (h *host) putPolicy(ingress, egress *maps.RuleSet) error {

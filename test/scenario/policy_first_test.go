@@ -71,7 +71,7 @@ func TestPolicyFromTheFirstPacket(t *testing.T) {
 			}
 		}
 		if got := retransmitted(t, pod.Namespace); got > 0 {
-			t.Errorf("pod %d has retransmitted %d segments", i, got)
+			t.Errorf("pod %d has retransmitted %d SYNs", i, got)
 		}
 		wantUncounted(t, pod.Namespace)
 		testenv.Must(t, pod.Del(ctx))
@@ -80,7 +80,7 @@ func TestPolicyFromTheFirstPacket(t *testing.T) {
 	}
 	wantUncounted(t, n.Outside)
 	if got := retransmitted(t, n.Outside) - before; got > 0 {
-		t.Errorf("the host outside has retransmitted %d segments", got)
+		t.Errorf("the host outside has retransmitted %d SYNs", got)
 	}
 }
 
@@ -131,15 +131,15 @@ func wantUncounted(t *testing.T, ns *testenv.Namespace) {
 	}
 }
 
-// retransmitted returns the number of TCP segments that a namespace has sent again.
+// retransmitted returns the number of SYNs and SYN+ACKs that a namespace has sent again.
 func retransmitted(t *testing.T, ns *testenv.Namespace) int {
 	t.Helper()
-	out, err := ns.Run(testenv.Context(t), "cat", "/proc/net/snmp")
+	out, err := ns.Run(testenv.Context(t), "cat", "/proc/net/netstat")
 	testenv.Must(t, err)
 	var names []string
 	for line := range strings.Lines(out) {
 		fields := strings.Fields(line)
-		if fields[0] != "Tcp:" {
+		if fields[0] != "TcpExt:" {
 			continue
 		}
 		if names == nil {
@@ -147,13 +147,13 @@ func retransmitted(t *testing.T, ns *testenv.Namespace) int {
 			continue
 		}
 		for i, name := range names {
-			if name == "RetransSegs" {
+			if name == "TCPSynRetrans" {
 				n, err := strconv.Atoi(fields[i])
 				testenv.Must(t, err)
 				return n
 			}
 		}
 	}
-	t.Fatalf("no RetransSegs in %s", out)
+	t.Fatalf("no TCPSynRetrans in %s", out)
 	return 0
 }
