@@ -469,6 +469,7 @@ const (
 	DatapathPolicyChecksPOLICY_CHECK_EGRESS DatapathPolicyChecks = 1
 	DatapathPolicyChecksPOLICY_CHECK_HOST   DatapathPolicyChecks = 2
 	DatapathPolicyChecksPOLICY_CHECK_ANY    DatapathPolicyChecks = 4
+	DatapathPolicyChecksPOLICY_POD          DatapathPolicyChecks = 8
 )
 
 type DatapathPortRange struct {

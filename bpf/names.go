@@ -140,6 +140,7 @@ const (
 
 	PolicyCheckEgress = DatapathPolicyChecksPOLICY_CHECK_EGRESS
 	PolicyCheckAny    = DatapathPolicyChecksPOLICY_CHECK_ANY
+	PolicyPod         = DatapathPolicyChecksPOLICY_POD
 	PolicyCheckHost   = DatapathPolicyChecksPOLICY_CHECK_HOST
 
 	RuleSetHost  = DatapathRuleSetFlagsRULE_SET_HOST
