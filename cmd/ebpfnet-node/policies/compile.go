@@ -22,6 +22,7 @@ import (
 type State struct {
 	Pods       map[string]*Rules     // by UID: this node's pods in namespaces with policies
 	Own        map[netip.Addr]string // the UIDs of these pods, by address
+	Released   map[string]bool       // the UIDs of this node's pods in other namespaces
 	Classes    map[netip.Addr]uint32 // of the addresses of pods that rules may name
 	Namespaces []string              // those with policies
 	NeedsPeers bool                  // rules name pods by labels, so pods of other nodes matter
@@ -63,7 +64,10 @@ type Compiler struct {
 // Compile returns the state for a cluster.
 func (c *Compiler) Compile(cluster Cluster) *State {
 	c.read(cluster)
-	state := &State{Pods: map[string]*Rules{}, Own: map[netip.Addr]string{}, Classes: map[netip.Addr]uint32{}, Warnings: slices.Clone(c.warnings)}
+	state := &State{
+		Pods: map[string]*Rules{}, Own: map[netip.Addr]string{}, Released: map[string]bool{}, Classes: map[netip.Addr]uint32{},
+		Warnings: slices.Clone(c.warnings),
+	}
 	own, local := c.choose(cluster.Pods, state)
 	terms := termsOf(local)
 	state.NeedsPeers = len(terms) > 0
@@ -119,8 +123,12 @@ func (c *Compiler) choose(pods []*Pod, state *State) (own map[*Pod][]*parsed, lo
 	state.Namespaces = slices.Sorted(maps.Keys(byNamespace))
 	own, isLocal := map[*Pod][]*parsed{}, map[*parsed]bool{}
 	for _, pod := range pods {
+		if pod.Node != c.Node || pod.IsDone {
+			continue
+		}
 		policies, ok := byNamespace[pod.Namespace]
-		if !ok || pod.Node != c.Node || pod.IsDone {
+		if !ok {
+			state.Released[pod.UID] = true
 			continue
 		}
 		selected := []*parsed{}
