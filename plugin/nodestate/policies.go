@@ -67,3 +67,15 @@ func RemovePolicies(path string) error {
 	}
 	return nil
 }
+
+// RuleNames has the objects that the rules of pods come from, such as "shop/web ingress[2]".
+type RuleNames struct {
+	Lists [][]string        `json:"lists"` // the name of rule number 1 comes first
+	Pods  map[string][2]int `json:"pods"`  // by the policy's owner: the lists for ingress and egress
+}
+
+// RuleNamesOf returns the path of the names of the agent whose state is at path.
+func RuleNamesOf(path string) string { return filepath.Join(filepath.Dir(path), "rules.json") }
+
+// WriteRuleNames replaces the names.
+func WriteRuleNames(path string, names RuleNames) error { return replaceJSON(RuleNamesOf(path), names) }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	ebpfmaps "github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
 // Present is what the datapath has.
@@ -14,6 +15,21 @@ type Present struct {
 	Own      map[netip.Addr]loader.Owner
 	Released map[loader.Owner]bool
 	Classes  map[netip.Addr]uint32
+	IsUnused bool // no namespace has policies, so all pods are released
+}
+
+// Names returns the objects that the rules of pods come from.
+func (p *Present) Names() nodestate.RuleNames {
+	names, lists := nodestate.RuleNames{Lists: [][]string{}, Pods: map[string][2]int{}}, map[*Rules]int{}
+	for owner, rules := range p.Pods {
+		first, isKnown := lists[rules]
+		if !isKnown {
+			first = len(names.Lists)
+			lists[rules], names.Lists = first, append(names.Lists, rules.Names[:]...)
+		}
+		names.Pods[owner.String()] = [2]int{first, first + 1}
+	}
+	return names
 }
 
 // Changes are what the datapath lacks, in the order in which Apply makes them. At each point, an address that a former and a
@@ -70,12 +86,15 @@ func Difference(state *State, have *Present, hasAllPods bool) *Changes {
 		}
 	}
 	c.SeesDevices = len(c.Policies) > 0 || len(c.Want.Pods) != len(have.Pods) || !maps.Equal(c.Want.Own, have.Own) ||
-		!maps.Equal(c.Want.Released, have.Released)
+		!maps.Equal(c.Want.Released, have.Released) || c.Want.IsUnused != have.IsUnused
 	return c
 }
 
 func wantedBy(state *State) *Present {
-	want := &Present{map[loader.Owner]*Rules{}, map[netip.Addr]loader.Owner{}, map[loader.Owner]bool{}, maps.Clone(state.Classes)}
+	want := &Present{
+		Pods: map[loader.Owner]*Rules{}, Own: map[netip.Addr]loader.Owner{}, Released: map[loader.Owner]bool{},
+		Classes: maps.Clone(state.Classes), IsUnused: len(state.Namespaces) == 0,
+	}
 	for uid, rules := range state.Pods {
 		want.Pods[ebpfmaps.PodToken(uid)] = rules
 	}
@@ -119,7 +138,7 @@ func devicesOf(devices []ebpfmaps.Device, policies []ebpfmaps.Policy, want *Pres
 			if rules.isolates(before) {
 				isolated = append(isolated, device)
 			}
-		} else if before.IsPod && want.Released[pod] {
+		} else if before.IsPod && (want.Released[pod] || want.IsUnused) {
 			index = byOwner[device.Owner] // of the configuration, or 0
 		}
 		if index != device.Policy {
