@@ -42,8 +42,7 @@ func (a *adder) awaitPodPolicy(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			a.log.Warn("the node agent has not written the pod's NetworkPolicies", "pod", a.config.Pod.Namespace+"/"+a.config.Pod.Name)
-			return nil // attach decides
+			return nil // addPolicy decides
 		case <-ticker.C:
 		}
 	}
@@ -72,6 +71,8 @@ func (a *adder) addPolicy(store *maps.Store) (index maps.PolicyIndex, err error)
 	case a.config.RefusesPod:
 		return 0, fmt.Errorf("%w: is its pod of this node running?", nodestate.ErrNoPolicy)
 	}
+	a.log.Warn("the node agent has not written the pod's NetworkPolicies, so it can only talk to its node",
+		"pod", a.config.Pod.Namespace+"/"+a.config.Pod.Name)
 	owner, closed := maps.PodToken(a.config.Pod.UID), &maps.RuleSet{Host: true}
 	indexes, err := store.PutPodPolicies([]maps.OwnPolicy{{Owner: owner, Ingress: closed, Egress: closed}})
 	return indexes[owner], err
