@@ -4,10 +4,14 @@
 
 #include <linux/types.h>
 
-/* Entry 0 of policies belongs to no container: which checks packets need on this host. */
+/*
+ * Entry 0 of policies belongs to no container: which checks packets need on this host. In other entries
+ * only POLICY_POD has a meaning, for user space.
+ */
 enum policy_checks {
 	POLICY_CHECK_ANY = 1,  /* a container has rules, or has had */
 	POLICY_CHECK_HOST = 2, /* a container does not admit its own node, or has not */
+	POLICY_POD = 4,	       /* the owner is a pod, and the node agent frees the entry */
 };
 
 /*
@@ -15,10 +19,10 @@ enum policy_checks {
  * the word rule_sets switches both directions. User space maps it, and writes single words.
  */
 struct policy {
-	__u64 owner;	  /* the attachment's token; 0: the entry is free */
+	__u64 owner;	  /* the attachment's or the pod's token; 0: the entry is free */
 	__u64 rule_sets;  /* references: ingress in the lower half, egress in the upper one */
 	__u32 generation; /* changes when something that was admitted no longer is */
-	enum policy_checks checks; /* of entry 0 */
+	enum policy_checks checks;
 };
 
 #define POLICIES 8192

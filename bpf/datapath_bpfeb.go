@@ -468,6 +468,7 @@ type DatapathPolicyChecks uint32
 const (
 	DatapathPolicyChecksPOLICY_CHECK_ANY  DatapathPolicyChecks = 1
 	DatapathPolicyChecksPOLICY_CHECK_HOST DatapathPolicyChecks = 2
+	DatapathPolicyChecksPOLICY_POD        DatapathPolicyChecks = 4
 )
 
 type DatapathPortRange struct {

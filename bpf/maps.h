@@ -74,7 +74,7 @@ struct {
 	__type(value, struct admitted_flow);
 } admitted_flows SEC(".maps");
 
-/* Written by ADD for a container with rules, freed by DEL. User space maps it. */
+/* Written by ADD for a container with rules, freed by DEL; a pod's by the node agent. User space maps it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, POLICIES);

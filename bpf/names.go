@@ -140,6 +140,7 @@ const (
 
 	PolicyCheckAny  = DatapathPolicyChecksPOLICY_CHECK_ANY
 	PolicyCheckHost = DatapathPolicyChecksPOLICY_CHECK_HOST
+	PolicyPod       = DatapathPolicyChecksPOLICY_POD
 
 	RuleSetHost  = DatapathRuleSetFlagsRULE_SET_HOST
 	RuleSetAudit = DatapathRuleSetFlagsRULE_SET_AUDIT

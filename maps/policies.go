@@ -23,6 +23,7 @@ type Policy struct {
 	Index           PolicyIndex
 	Owner           loader.Owner
 	Ingress, Egress RuleSetRef
+	IsPod           bool // the owner is a pod: PodToken
 }
 
 // RuleSetRef refers to a rule set in the maps; 0: the direction is not isolated.
@@ -106,42 +107,72 @@ func (p *policies) check(ingress, egress RuleSetRef) {
 // PutPolicy gives an owner's container rule sets; nil: the direction is not isolated. One store switches both.
 // Connections that the container had, and that its new rules do not admit, end with their next packets. It
 // returns the index for the container's device, which the caller writes afterwards.
-func (s *Store) PutPolicy(owner loader.Owner, ingress, egress *RuleSet) (index PolicyIndex, err error) {
-	refs := [2]RuleSetRef{}
-	for i, set := range []*RuleSet{ingress, egress} {
-		if set == nil {
-			continue
-		}
-		if refs[i], err = s.putRuleSet(set); err != nil {
-			return 0, err
-		}
-	}
+func (s *Store) PutPolicy(owner loader.Owner, ingress, egress *RuleSet) (PolicyIndex, error) {
+	indexes, err := s.putPolicies([]OwnPolicy{{owner, ingress, egress}}, 0)
+	return indexes[owner], err
+}
+
+// OwnPolicy is the rule sets for an owner's container.
+type OwnPolicy struct {
+	Owner           loader.Owner
+	Ingress, Egress *RuleSet
+}
+
+// putPolicies is PutPolicy for several owners. An entry that is new has the flag, or 0.
+func (s *Store) putPolicies(wanted []OwnPolicy, flag bpf.PolicyChecks) (indexes map[loader.Owner]PolicyIndex, err error) {
 	all, err := mapPolicies(s.dp)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, all.close()) }()
 
-	index, entry := all.find(owner)
-	if entry == nil {
-		return 0, fmt.Errorf("%w: %d containers have rules", ErrFull, len(all.entries)-1)
+	indexes = map[loader.Owner]PolicyIndex{}
+	var replaced []*bpf.Policy
+	for _, policy := range wanted {
+		index, entry := all.find(policy.Owner)
+		if entry == nil {
+			return indexes, fmt.Errorf("%w: %d containers have rules", ErrFull, len(all.entries)-1)
+		}
+		refs := [2]RuleSetRef{}
+		for i, set := range []*RuleSet{policy.Ingress, policy.Egress} {
+			if set == nil {
+				continue
+			}
+			if refs[i], err = s.putRuleSet(set); err != nil {
+				return indexes, err
+			}
+		}
+		if all.set(entry, policy.Owner, refs, flag) {
+			replaced = append(replaced, entry)
+		}
+		indexes[policy.Owner] = index
 	}
-	sets := uint64(refs[1])<<32 | uint64(refs[0])
-	if loader.Owner(entry.Owner) == owner && entry.RuleSets == sets {
-		return index, nil
-	}
-	all.check(refs[0], refs[1])
-	atomic.StoreUint64(&entry.RuleSets, sets)
-	atomic.AddUint32(&entry.Generation, 1)
-	if loader.Owner(entry.Owner) != owner {
-		entry.Owner = uint64(owner)
-		return index, nil
+	if len(replaced) == 0 {
+		return indexes, nil
 	}
 	if err := waitForPrograms(); err != nil {
-		return index, err
+		return indexes, err
 	}
-	atomic.AddUint32(&entry.Generation, 1) // for programs that read it before the former rules
-	return index, s.removeUnusedRuleSets(all)
+	for _, entry := range replaced {
+		atomic.AddUint32(&entry.Generation, 1) // for programs that read it before the former rules
+	}
+	return indexes, s.removeUnusedRuleSets(all)
+}
+
+// set writes an entry, and reports whether the owner had other rule sets in it.
+func (p *policies) set(entry *bpf.Policy, owner loader.Owner, refs [2]RuleSetRef, flag bpf.PolicyChecks) bool {
+	sets, isKnown := uint64(refs[1])<<32|uint64(refs[0]), loader.Owner(entry.Owner) == owner
+	if isKnown && entry.RuleSets == sets {
+		return false
+	}
+	p.check(refs[0], refs[1])
+	atomic.StoreUint64(&entry.RuleSets, sets)
+	atomic.AddUint32(&entry.Generation, 1)
+	if !isKnown {
+		atomic.StoreUint32((*uint32)(&entry.Checks), uint32(flag))
+		atomic.StoreUint64(&entry.Owner, uint64(owner))
+	}
+	return isKnown
 }
 
 // waitForPrograms returns when no program runs that has begun before.
@@ -154,8 +185,15 @@ func waitForPrograms() error {
 	return nil
 }
 
-// freePolicies frees the entries of owners. Their rules stay in force until another container gets the entry.
-func (s *Store) freePolicies(owned func(loader.Owner) bool) (err error) {
+// freePolicies frees the entries of owners that are attachments. Their rules stay in force until another container gets
+// the entry.
+func (s *Store) freePolicies(owned func(loader.Owner) bool) error {
+	return s.freeEntries(func(_ PolicyIndex, entry *bpf.Policy) bool {
+		return entry.Checks&bpf.PolicyPod == 0 && owned(loader.Owner(entry.Owner))
+	})
+}
+
+func (s *Store) freeEntries(isFreed func(PolicyIndex, *bpf.Policy) bool) (err error) {
 	all, err := mapPolicies(s.dp)
 	if err != nil {
 		return err
@@ -164,7 +202,7 @@ func (s *Store) freePolicies(owned func(loader.Owner) bool) (err error) {
 
 	freed := false
 	for i := 1; i < len(all.entries); i++ {
-		if entry := &all.entries[i]; entry.Owner != 0 && owned(loader.Owner(entry.Owner)) {
+		if entry := &all.entries[i]; entry.Owner != 0 && isFreed(PolicyIndex(i), entry) {
 			atomic.StoreUint64(&entry.Owner, 0)
 			freed = true
 		}
@@ -215,7 +253,7 @@ func (p Policy) IsAudit() bool {
 }
 
 func policyOf(index PolicyIndex, entry bpf.Policy) Policy {
-	return Policy{index, loader.Owner(entry.Owner), RuleSetRef(entry.RuleSets), RuleSetRef(entry.RuleSets >> 32)}
+	return Policy{index, loader.Owner(entry.Owner), RuleSetRef(entry.RuleSets), RuleSetRef(entry.RuleSets >> 32), entry.Checks&bpf.PolicyPod != 0}
 }
 
 // putRuleSet writes a rule set, unless an equal one exists.

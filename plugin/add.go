@@ -97,6 +97,7 @@ func (a *adder) steps() []step {
 		{"reserve addresses over the link", a.reserve, a.delegate.needsLink},
 		{"find the routes' gateways", a.findGateways, a.ownsInterface},
 		{"write the record", a.writeRecord, nil},
+		{"wait for the pod's policies", a.awaitPodPolicy, a.isPod},
 		{"write the endpoints and attach", a.attach, nil},
 		{"set up the host's end", a.setUpHost, a.ownsInterface},
 		{"attach to the uplinks", a.attachUplinks, nil},

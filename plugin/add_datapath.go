@@ -93,15 +93,6 @@ func (a *adder) addEndpoint(store *maps.Store, endpoint maps.Endpoint) error {
 	return refresh.ExcludeBridge(a.datapath, store, endpoint.IfIndex)
 }
 
-// addPolicy writes the container's rules, which its device's entry refers to.
-func (a *adder) addPolicy(store *maps.Store) (maps.PolicyIndex, error) {
-	ingress, egress := a.config.RuleSets()
-	if ingress == nil && egress == nil {
-		return 0, nil
-	}
-	return store.PutPolicy(a.owner, ingress, egress)
-}
-
 // device is the entry of the container's device.
 func (a *adder) device(network maps.Network) maps.Device {
 	device := maps.Device{

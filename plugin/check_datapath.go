@@ -53,6 +53,9 @@ func (c *checker) checkPolicy() {
 	if c.failed(err) {
 		return
 	}
+	if policy.IsPod {
+		return // the node agent's
+	}
 	present := [2]*maps.RuleSet{}
 	if present[0], present[1], err = maps.RuleSetsOf(c.datapath, policy); c.failed(err) {
 		return

@@ -45,17 +45,19 @@ type prober interface {
 
 // agent keeps this host in the state that the nodes require.
 type agent struct {
-	name     string // of this node
-	config   desired.Config
-	nodes    nodeSource
-	host     host
-	events   <-chan struct{}                          // of this host
-	publish  func(*desired.State) error               // writes the conflist, last
-	watching func(*desired.State, *reconcile.Present) // sets which events matter
-	prober   prober                                   // nil: none
-	state    string                                   // path of the file that the plugin reads
-	health   *health.Health
-	log      *slog.Logger
+	name      string // of this node
+	config    desired.Config
+	nodes     nodeSource
+	host      host
+	events    <-chan struct{}                          // of this host
+	publish   func(*desired.State) error               // writes the conflist, last
+	watching  func(*desired.State, *reconcile.Present) // sets which events matter
+	prober    prober                                   // nil: none
+	reconnect func()                                   // other watches; nil: none
+	state     string                                   // path of the file that the plugin reads
+	health    *health.Health
+	enforcer  *enforcer // nil: NetworkPolicy is not enforced
+	log       *slog.Logger
 
 	skipped   []nodestate.Skipped             // those that have been logged
 	peers     map[netip.Prefix]nodestate.Peer // those in the file; nil: it has not been read
@@ -205,6 +207,9 @@ func (a *agent) reconnectIfMoved(facts desired.Host) {
 	}
 	if slices.ContainsFunc(before, func(addr netip.Addr) bool { return !slices.Contains(a.addresses, addr) }) {
 		a.nodes.Reconnect()
+		if a.reconnect != nil {
+			a.reconnect()
+		}
 	}
 }
 

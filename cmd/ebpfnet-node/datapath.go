@@ -3,10 +3,13 @@ package main
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/policies"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 )
 
@@ -82,4 +85,54 @@ func (d datapath) SetNodes(nodes []maps.Node) error {
 	return d.with(func(ctx context.Context, dp *loader.Datapath) error {
 		return maps.With(ctx, dp, func(store *maps.Store) error { return store.SetNodes(nodes) })
 	})
+}
+
+// LookAtPolicies returns what the datapath has of NetworkPolicies.
+func (d datapath) LookAtPolicies() (have *policies.Present, err error) {
+	have = &policies.Present{}
+	err = d.with(func(_ context.Context, dp *loader.Datapath) (err error) {
+		have, err = policies.Look(dp)
+		return err
+	})
+	return have, err
+}
+
+// ApplyPolicies changes the datapath.
+func (d datapath) ApplyPolicies(changes *policies.Changes) (warning, err error) {
+	err = d.with(func(ctx context.Context, dp *loader.Datapath) error {
+		return maps.With(ctx, dp, func(store *maps.Store) (err error) {
+			warning, err = changes.Apply(dp, store)
+			return err
+		})
+	})
+	return warning, err
+}
+
+// endPolicies removes all that an earlier agent has enforced, and waits until ctx is done.
+func (d datapath) endPolicies(ctx context.Context, state string, log *slog.Logger) {
+	for delay := firstRetry; ctx.Err() == nil; delay = min(2*delay, interval) {
+		err := d.removePolicies(state)
+		if err == nil {
+			<-ctx.Done()
+			return
+		}
+		log.Error("end NetworkPolicy: " + err.Error())
+		select {
+		case <-ctx.Done():
+		case <-time.After(delay):
+		}
+	}
+}
+
+// removePolicies first tells ADD.
+func (d datapath) removePolicies(state string) error {
+	if err := nodestate.RemovePolicies(state); err != nil {
+		return err
+	}
+	have, err := d.LookAtPolicies()
+	if err != nil {
+		return err
+	}
+	_, err = d.ApplyPolicies(policies.Difference(&policies.State{}, have, true))
+	return err
 }

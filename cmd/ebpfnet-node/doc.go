@@ -1,6 +1,6 @@
 // Command ebpfnet-node turns a cluster's Node objects into routes, entries of the datapath for the prefixes of other
 // nodes, and this node's conflist. It reads the API and writes nothing to it. No packet and no start of a pod depends on
-// it: while it is down, only changes of nodes are missed.
+// it: while it is down, only changes of nodes and of NetworkPolicies are missed.
 //
 // It is a module of its own, because client-go has more dependencies than all of ebpfnet.
 //
@@ -10,13 +10,16 @@
 //	binaries   installs the plugins
 //	conflist   fills this node's ranges into the template
 //	nodes      watches the Node objects
+//	objects    watches NetworkPolicies, namespaces and pods
+//	watch      keeps the objects of a kind, for both
+//	policies   compiles NetworkPolicies, and changes the datapath's rules and classes
 //	probe      finds the nodes that can be reached without a tunnel
 //	reconcile  compares the host with the desired state and changes it
 //	health     /healthz, /readyz and metrics
 //
 // # The loop
 //
-// agent.go has the only goroutine that changes anything. It wakes when a relevant field of a node changes, when the host
+// agent.go has the only goroutine that changes anything but policies, for which enforcer.go has another one. It wakes when a relevant field of a node changes, when the host
 // loses something of ours, when the host's devices change, each minute, and sooner after a failure. Then it lists the
 // host's state, compares it and changes what differs, whatever the event was and whatever failed before.
 package main

@@ -28,6 +28,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/health"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/nodes"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/objects"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/policies"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/probe"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/reconcile"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
@@ -84,7 +86,8 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	host, err := reconcile.Open(datapath{maxFlows: maxFlows}, o.Device)
+	dp := datapath{maxFlows: maxFlows}
+	host, err := reconcile.Open(dp, o.Device)
 	if err != nil {
 		return err
 	}
@@ -98,6 +101,10 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 		name: o.node, config: o.Config, nodes: watcher, host: host, events: events.changed,
 		publish: o.publish, state: o.state, watching: events.follow, health: health.New(stuck), log: log,
 	}
+	enforce, err := o.enforcer(api, a, dp, events.wake)
+	if err != nil {
+		return err
+	}
 	prober := probe.New(o.probePort, events.wake)
 	if o.Mode == desired.ModeAuto {
 		a.prober = prober
@@ -107,8 +114,34 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 		func(ctx context.Context) error { watcher.Run(ctx); return nil },
 		events.watch,
 		func(ctx context.Context) error { a.run(ctx); return nil },
+		enforce,
 		func(ctx context.Context) error { return metrics.ServeHTTP(ctx, listener, o.handler(a.health)) },
 	)
+}
+
+// enforcer returns the function that enforces NetworkPolicy, or ends that.
+func (o *options) enforcer(api *rest.Config, a *agent, dp datapath, wake func()) (func(context.Context) error, error) {
+	if !o.networkPolicy {
+		return func(ctx context.Context) error { dp.endPolicies(ctx, o.state, a.log); return nil }, nil
+	}
+	source, err := objects.New(api, o.node, nil)
+	if err != nil {
+		return nil, err
+	}
+	told, err := nodestate.ReadPolicies(o.state)
+	if err != nil || told == nil { // one that cannot be read is replaced
+		told = &nodestate.Policies{}
+	}
+	a.enforcer = &enforcer{
+		source: source, host: dp, compiler: &policies.Compiler{Node: o.node}, state: o.state, grace: o.policyGrace,
+		report: a.health.SetPolicy, wake: wake, log: a.log, namespaces: told.Namespaces,
+	}
+	a.reconnect = source.Reconnect
+	return func(ctx context.Context) error {
+		return together(ctx,
+			func(ctx context.Context) error { source.Run(ctx); return nil },
+			func(ctx context.Context) error { a.enforcer.run(ctx); return nil })
+	}, nil
 }
 
 // together runs functions until one ends or ctx is done, and returns when all have ended.

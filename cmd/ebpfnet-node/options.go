@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -33,6 +34,9 @@ type options struct {
 	binDir     string
 	command    string // "": run
 	stay       bool
+
+	networkPolicy bool
+	policyGrace   time.Duration
 }
 
 // parseOptions returns pflag.ErrHelp after it has printed the help.
@@ -54,6 +58,8 @@ func parseOptions(args []string) (*options, error) {
 	flags.StringVar(&o.template, "template", "", "`FILE` with the conflist without ranges (default: one with masquerading and host ports)")
 	flags.StringVar(&o.conflist, "conflist", "/etc/cni/net.d/10-ebpfnet.conflist", "`FILE` to write")
 	flags.StringVar(&o.state, "state", nodestate.Default, "`FILE` to write for the plugin, on a file system that a reboot empties")
+	flags.BoolVar(&o.networkPolicy, "network-policy", false, "enforce NetworkPolicy")
+	flags.DurationVar(&o.policyGrace, "policy-grace", 15*time.Minute, "`TIME` without the agent after which pods of all namespaces wait for it")
 	flags.StringVar(&o.binDir, "bin-dir", "", "`DIR` to copy the plugins to, from the directory of this program (default: none)")
 	flags.BoolVar(&o.stay, "stay", false, "with uninstall: wait until no container is left, and then for a signal")
 	flags.StringVar(&o.listen, "listen", "127.0.0.1:9909", "`ADDRESS:PORT` of /healthz, /readyz and /metrics")
@@ -103,6 +109,8 @@ func (o *options) check() error {
 		return invalid("conflist", o.conflist, "a file that ends in .conflist")
 	case !filepath.IsAbs(o.state):
 		return invalid("state", o.state, "an absolute path")
+	case o.policyGrace < 2*interval:
+		return invalid("policy-grace", o.policyGrace, "2m or more")
 	case listenErr != nil:
 		return invalid("listen", o.listen, "ADDRESS:PORT")
 	}

@@ -13,9 +13,21 @@ import (
 // writeState lets the plugin add containers from the first success on, and gives the reason why it must not before.
 func (a *agent) writeState(report health.Report) error {
 	before, err := nodestate.Read(a.state)
-	state := nodestate.State{Node: a.name, Synced: before.Synced, Error: report.Reasons()}
-	if state.Error == "" && state.Synced.IsZero() {
-		state.Synced = time.Now().UTC()
+	synced := before.Synced
+	if synced.IsZero() {
+		synced = before.Policed
+	}
+	state := nodestate.State{Node: a.name, Error: report.Reasons()}
+	if synced.IsZero() && state.Error == "" && a.enforcer != nil && !a.enforcer.isReady.Load() {
+		state.Error = errPending.Error()
+	}
+	if synced.IsZero() && state.Error == "" {
+		synced = time.Now().UTC()
+	}
+	if a.enforcer != nil {
+		state.Policed = synced
+	} else {
+		state.Synced = synced
 	}
 	if err == nil && state == before {
 		return nil

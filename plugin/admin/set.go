@@ -17,6 +17,8 @@ import (
 // ErrNoAttachment is wrapped by the error for a container that does not exist.
 var ErrNoAttachment = errors.New("no such container")
 
+var errPod = errors.New("only the node agent changes the rules of this pod")
+
 // Set changes settings of running containers: of all in the filter's network, or of those with the
 // filter's container ID and interface unless these are "". CHECK then expects the new settings,
 // and DEL removes them. Under stricter rules, the connections that a container has opened
@@ -116,6 +118,9 @@ func (o *Host) set(ctx context.Context, store *maps.Store, device maps.Device, r
 func (o *Host) setPolicy(store *maps.Store, device *maps.Device, before maps.Policy, c *config.Config, s record.Settings) (warning, err error) {
 	if s.Policy == "" && s.IngressPolicy == "" && s.PolicyMode == "" {
 		return nil, nil
+	}
+	if before.IsPod {
+		return nil, fmt.Errorf("%w: the namespace has NetworkPolicies", errPod)
 	}
 	ingress, egress := c.RuleSets()
 	if s.Policy == "" && s.IngressPolicy == "" {

@@ -38,6 +38,7 @@ var codes = []struct {
 }{
 	{flock.ErrBusy, cnitypes.ErrTryAgainLater},
 	{nodestate.ErrNotSynced, cnitypes.ErrTryAgainLater},
+	{nodestate.ErrNoPolicy, cnitypes.ErrTryAgainLater},
 	{ipam.ErrConfig, cnitypes.ErrInvalidNetworkConfig},
 	{ipam.ErrExhausted, CodeAddressesExhausted},
 	{ipam.ErrTaken, CodeAddressTaken},

@@ -63,6 +63,8 @@ type Config struct {
 
 	DataDir    string // directory of the records
 	Cluster    string // path of the node agent's state; "": the host is in no cluster
+	Pod        Pod
+	RefusesPod bool // one whose policies the node agent has not written; else it can only talk to its node
 	Aliases    []string
 	CgroupPath string
 	Labels     []record.Label
@@ -98,6 +100,15 @@ func (m Masq) NonMasqFor(addr netip.Addr) (prefixes []netip.Prefix) {
 	return prefixes
 }
 
+// Pod is the pod of a cluster that a runtime connects. Other containers have no namespace.
+type Pod struct{ Namespace, Name, UID string }
+
+// The values of policyUnknown.
+const (
+	holdPod   = "hold"
+	refusePod = "fail"
+)
+
 // netConf is the configuration as it is written. Its json tags are the known keys.
 type netConf struct {
 	// Keys of the specification that only runtimes use.
@@ -126,6 +137,7 @@ type netConf struct {
 	DNS     cnitypes.DNS    `json:"dns"`
 	DataDir string          `json:"dataDir"`
 	Cluster string          `json:"cluster"`
+	Unknown string          `json:"policyUnknown"`
 	logConf
 	IsDefaultGateway bool `json:"isDefaultGateway"` // bridge's
 
@@ -216,6 +228,8 @@ func (c *Call) Parse() (*Config, error) {
 		DNS:        conf.dns(),
 		DataDir:    DataDir(conf.DataDir),
 		Cluster:    conf.Cluster,
+		Pod:        Pod{string(env.K8S_POD_NAMESPACE), string(env.K8S_POD_NAME), string(env.K8S_POD_UID)},
+		RefusesPod: conf.Unknown == refusePod,
 		Aliases:    conf.RuntimeConfig.Aliases,
 		CgroupPath: conf.RuntimeConfig.CgroupPath,
 		Labels:     conf.Args.CNI.Labels,
@@ -284,6 +298,9 @@ func (c *netConf) check() error {
 	}
 	if c.Cluster != "" && !path.IsAbs(c.Cluster) {
 		return cnierr.Invalid("cluster", c.Cluster, "the absolute path of the node agent's state")
+	}
+	if c.Unknown != "" && c.Unknown != holdPod && c.Unknown != refusePod {
+		return cnierr.Invalid("policyUnknown", c.Unknown, `"hold" or "fail"`)
 	}
 	if c.DataDir != "" && !path.IsAbs(c.DataDir) {
 		return cnierr.Invalid("dataDir", c.DataDir, "the absolute path of a directory")

@@ -68,6 +68,9 @@ func TestParse(t *testing.T) {
 		{"nonMasqueradeCIDRs", "", []string{`"ipMasq": true, "nonMasqueradeCIDRs": ["10.0.0.0/8", "fd00::/8"]`}, masqOf, "true true [10.0.0.0/8 fd00::/8]"},
 		{"maxFlows", "", []string{`"maxFlows": 1024`}, func(c *Config) string { return fmt.Sprint(c.MaxFlows) }, "1024"},
 		{"cluster", "", []string{`"cluster": "/run/n.json"`}, func(c *Config) string { return c.Cluster }, "/run/n.json"},
+		{"a pod", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web;K8S_POD_UID=u1", []string{`"policyUnknown": "fail"`},
+			func(c *Config) string { return fmt.Sprint(c.Pod, c.RefusesPod) }, "{shop web u1} true"},
+		{"a held pod", "", []string{`"policyUnknown": "hold"`}, func(c *Config) string { return fmt.Sprint(c.Pod.UID, c.RefusesPod) }, "false"},
 		{"least MTU", "", []string{`"mtu": 68`}, func(c *Config) string { return fmt.Sprint(c.MTU) }, "68"},
 		{"largest MTU", "", []string{`"mtu": 65535`}, func(c *Config) string { return fmt.Sprint(c.MTU) }, "65535"},
 		{"MAC of CNI_ARGS", "MAC=02:00:00:00:00:01", nil, macOfConfig, "02:00:00:00:00:01"},
@@ -307,7 +310,7 @@ func TestDocuments(t *testing.T) {
 func TestKnownKeys(t *testing.T) {
 	want := strings.Fields(`allmulti antiSpoof args bigTCP capabilities cluster cniVersion dataDir device dns egressBurst
 		egressRate fastPath ingressBurst ingressPolicy ingressRate ipMasq ipMasq4 ipMasq6 ipam isDefaultGateway logFile logLevel masqTunnels maxFlows mtu name
-		nonMasqueradeCIDRs policy policyMode prevResult promisc runtimeConfig sysctl txQLen type unshapedSubnets uplinks`)
+		nonMasqueradeCIDRs policy policyMode policyUnknown prevResult promisc runtimeConfig sysctl txQLen type unshapedSubnets uplinks`)
 	if got := keysOf(reflect.TypeFor[netConf]()); !slices.Equal(slices.Sorted(slices.Values(got)), want) {
 		t.Errorf("known keys are %q, want %q", got, want)
 	}

@@ -26,7 +26,10 @@ const Default = "/run/ebpfnet-node/node.json"
 type State struct {
 	Node   string    `json:"node"`
 	Synced time.Time `json:"synced,omitzero"` // when this host was first in the desired state; zero: not since boot
-	Error  string    `json:"error,omitempty"` // why it is not now
+	// Policed is that time, in place of Synced, if the agent enforces NetworkPolicy. A plugin that is too old to do
+	// its part finds no Synced, and refuses pods.
+	Policed time.Time `json:"syncedWithPolicies,omitzero"`
+	Error   string    `json:"error,omitempty"` // why it is not now
 }
 
 // ErrNotSynced is wrapped by the error for a host whose agent has not synced since boot.
@@ -41,7 +44,7 @@ func Check(path string) error {
 		return fmt.Errorf("%w: it has not written %s: is its pod of this node running?", ErrNotSynced, show.Value(path))
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrNotSynced, err)
-	case state.Synced.IsZero():
+	case state.Synced.IsZero() && state.Policed.IsZero():
 		return fmt.Errorf("%w: %s", ErrNotSynced, state.Error)
 	}
 	return nil

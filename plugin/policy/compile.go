@@ -19,13 +19,13 @@ const maxNested = 1 << 20
 
 // Compile returns the rule sets of a container in a network. nil: the direction is not isolated.
 func (p *Policy) Compile(network string) (ingress, egress *maps.RuleSet) {
-	ingress, _ = p.compile(p.Ingress, network)
-	egress, _ = p.compile(p.Egress, network)
+	ingress, _ = p.CompileRules(p.Ingress, network)
+	egress, _ = p.CompileRules(p.Egress, network)
 	return ingress, egress
 }
 
-// compile returns the rule set of a direction. fits is false if it has too many entries; it is then incomplete.
-func (p *Policy) compile(rules []Rule, network string) (set *maps.RuleSet, fits bool) {
+// CompileRules returns the rule set of a direction. fits is false if it has too many entries; it is then incomplete.
+func (p *Policy) CompileRules(rules []Rule, network string) (set *maps.RuleSet, fits bool) {
 	if rules == nil && !p.Internal && p.Host {
 		return nil, true
 	}
@@ -74,6 +74,10 @@ func (c *compiler) addPeer(peer Peer, rule int) {
 	switch {
 	case peer.CIDR.IsValid():
 		c.cidrs = append(c.cidrs, cidr{peer, rule})
+	case peer.Classes != nil:
+		for _, class := range peer.Classes {
+			c.addNumbered(maps.Rule{Kind: maps.ClassPeer, Peer: class}, rule)
+		}
 	case peer.SameNetwork:
 		c.addNumbered(maps.Rule{Kind: maps.NetworkPeer, Peer: uint32(c.network)}, rule)
 	default:

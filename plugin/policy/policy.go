@@ -26,10 +26,11 @@ type Rule struct {
 	Ports []Ports
 }
 
-// Peer is a kind of peers: a CIDR, the container's own network, or a network by name.
+// Peer is a kind of peers: a CIDR, classes of pods' addresses, the container's own network, or a network by name.
 type Peer struct {
 	CIDR        netip.Prefix // invalid: another kind
 	Except      []netip.Prefix
+	Classes     []uint32 // of a cluster's node agent; nil: another kind; empty: no peer at all
 	SameNetwork bool
 	Network     string
 }

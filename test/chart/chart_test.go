@@ -30,7 +30,7 @@ const (
 
 type object = map[string]any
 
-// objects are those of a cluster, by kind. The agent has no two of one kind.
+// objects are those of a cluster, by kind. Those for NetworkPolicy have "policy " before it.
 type objects map[string]object
 
 // parse returns a cluster's objects from a YAML text.
@@ -46,6 +46,9 @@ func parse(t *testing.T, text string) objects {
 			continue
 		}
 		kind := o["kind"].(string)
+		if strings.HasSuffix(o["metadata"].(object)["name"].(string), "-policy") {
+			kind = "policy " + kind
+		}
 		if all[kind] != nil {
 			t.Fatalf("got two objects of kind %s, want one", kind)
 		}
@@ -161,8 +164,8 @@ func TestChartIsManifests(t *testing.T) {
 		{"uninstall: true", agent + "uninstall"},
 	} {
 		built := kustomize(t, row.dir)
-		if len(built) != 5 {
-			t.Errorf("%s: got %d objects, want 5", row.dir, len(built))
+		if len(built) != 7 {
+			t.Errorf("%s: got %d objects, want 7", row.dir, len(built))
 		}
 		if got := changes(built, mustRender(t, row.values)); len(got) > 0 {
 			t.Errorf("%q differs from %s:\n%s", row.values, row.dir, strings.Join(got, "\n"))
@@ -177,13 +180,14 @@ func TestNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	for kind, o := range parse(t, text) {
-		if got, want := o["metadata"].(object)["namespace"], !strings.HasPrefix(kind, "Cluster"); (got == namespace) != want {
+		if got, want := o["metadata"].(object)["namespace"], !strings.Contains(kind, "Cluster"); (got == namespace) != want {
 			t.Errorf("%s: got namespace %v, want one: %v", kind, got, want)
 		}
 	}
-	subject := parse(t, text)["ClusterRoleBinding"]["subjects"].([]any)[0].(object)
-	if subject["namespace"] != namespace {
-		t.Errorf("got %v, want the account in %s", subject, namespace)
+	for _, kind := range []string{"ClusterRoleBinding", "policy ClusterRoleBinding"} {
+		if subject := parse(t, text)[kind]["subjects"].([]any)[0].(object); subject["namespace"] != namespace {
+			t.Errorf("got %v, want the account in %s", subject, namespace)
+		}
 	}
 }
 
@@ -201,7 +205,7 @@ func TestREADME(t *testing.T) {
 		}
 		got = append(got, changes(mustRender(t, ""), mustRender(t, string(text)))...)
 	}
-	for _, want := range []string{container + "image: registry.example/ebpfnet-node:0.1.0", container + "args.3: --cluster-cidr=10.244.0.0/16", container + "args.4: uninstall"} {
+	for _, want := range []string{container + "image: registry.example/ebpfnet-node:0.1.0", container + "args.4: --cluster-cidr=10.244.0.0/16", container + "args.5: uninstall"} {
 		if !slices.Contains(got, want) {
 			t.Errorf("got %q, want %q", got, want)
 		}

@@ -17,6 +17,18 @@ const (
 	container = pod + "containers.0."
 )
 
+// policyRights are the paths of the rights that only NetworkPolicy needs, without values.
+func policyRights() (gone []string) {
+	leaves := map[string]any{}
+	for _, kind := range []string{"ClusterRole", "ClusterRoleBinding"} {
+		flatten("policy "+kind, kustomize(&testing.T{}, manifests)["policy "+kind], leaves)
+	}
+	for path := range leaves {
+		gone = append(gone, path+":")
+	}
+	return gone
+}
+
 // rows are values, and all that they change.
 var rows = []struct {
 	values string
@@ -28,14 +40,19 @@ var rows = []struct {
 	{`image: {pullPolicy: Always}`, []string{container + "imagePullPolicy: Always"}},
 	{`imagePullSecrets: [{name: registry}]`, []string{pod + "imagePullSecrets.0.name: registry"}},
 	{`options: {mode: auto}`, []string{
-		container + "args.0: --template=/etc/ebpfnet-node/template", container + "args.1: --bin-dir=/opt/cni/bin", container + "args.2: --mode=auto",
+		container + "args.0: --network-policy", container + "args.1: --template=/etc/ebpfnet-node/template", container + "args.2: --bin-dir=/opt/cni/bin",
+		container + "args.3: --mode=auto",
 	}},
 	{`options: {vni: 16777215, port: 8472, probe-port: 9000, mtu: 1400, device: vx0, prefer-ipv6: true, api-server: "https://192.0.2.1:6443"}`, []string{
-		container + "args.3: --api-server=https://192.0.2.1:6443", container + "args.4: --device=vx0", container + "args.5: --mtu=1400",
-		container + "args.6: --port=8472", container + "args.7: --prefer-ipv6=true", container + "args.8: --probe-port=9000", container + "args.9: --vni=16777215",
+		container + "args.4: --api-server=https://192.0.2.1:6443", container + "args.5: --device=vx0", container + "args.6: --mtu=1400",
+		container + "args.7: --port=8472", container + "args.8: --prefer-ipv6=true", container + "args.9: --probe-port=9000", container + "args.10: --vni=16777215",
 	}},
-	{`options: {cluster-cidr: [10.244.0.0/16, "fd00:10:244::/48"]}`, []string{container + "args.3: --cluster-cidr=10.244.0.0/16,fd00:10:244::/48"}},
-	{`extraArgs: [--new=1, --newer]`, []string{container + "args.3: --new=1", container + "args.4: --newer"}},
+	{`options: {policy-grace: 1h30m}`, []string{container + "args.4: --policy-grace=1h30m"}},
+	{`networkPolicy: false`, slices.Concat([]string{
+		container + "args.1: --template=/etc/ebpfnet-node/template", container + "args.2: --bin-dir=/opt/cni/bin", container + "args.3:",
+	}, policyRights())},
+	{`options: {cluster-cidr: [10.244.0.0/16, "fd00:10:244::/48"]}`, []string{container + "args.4: --cluster-cidr=10.244.0.0/16,fd00:10:244::/48"}},
+	{`extraArgs: [--new=1, --newer]`, []string{container + "args.4: --new=1", container + "args.5: --newer"}},
 	{`plugin: {ipMasq: false, maxFlows: 1048576, ipam: {type: host-local, dataDir: /run/addresses}}`, []string{`ConfigMap.data.template: {
   "cniVersion": "1.1.0",
   "name": "pods",
@@ -87,11 +104,11 @@ var rows = []struct {
 		pod + "volumes.4.hostPath.path: /run/addresses",
 	}},
 	{`metrics: {port: 9000}`, []string{
-		container + "args.3: --listen=127.0.0.1:9000", container + "livenessProbe.httpGet.port: 9000", container + "readinessProbe.httpGet.port: 9000",
+		container + "args.4: --listen=127.0.0.1:9000", container + "livenessProbe.httpGet.port: 9000", container + "readinessProbe.httpGet.port: 9000",
 	}},
-	{`metrics: {expose: true}`, []string{container + "args.3: --listen=:9909"}},
+	{`metrics: {expose: true}`, []string{container + "args.4: --listen=:9909"}},
 	{`metrics: {expose: true, serviceMonitor: {enabled: true, interval: 5s, labels: {release: prometheus}}}`, []string{
-		container + "args.3: --listen=:9909",
+		container + "args.4: --listen=:9909",
 		"Service.apiVersion: v1", "Service.kind: Service",
 		"Service.metadata.labels.app.kubernetes.io/name: ebpfnet-node", "Service.metadata.name: ebpfnet-node", "Service.metadata.namespace: kube-system",
 		"Service.spec.clusterIP: None", "Service.spec.ports.0.name: metrics", "Service.spec.ports.0.port: 9909",
@@ -117,7 +134,7 @@ var rows = []struct {
 	{`podAnnotations: {a: b}`, []string{"DaemonSet.spec.template.metadata.annotations.a: b"}},
 	{`podLabels: {a: b}`, []string{"DaemonSet.spec.template.metadata.labels.a: b"}},
 	{`uninstall: true`, []string{
-		pod + "automountServiceAccountToken: false", container + "args.3: --stay", container + "args.4: uninstall",
+		pod + "automountServiceAccountToken: false", container + "args.4: --stay", container + "args.5: uninstall",
 		container + "livenessProbe.failureThreshold:", container + "livenessProbe.httpGet.host:", container + "livenessProbe.httpGet.path:",
 		container + "livenessProbe.httpGet.port:", container + "livenessProbe.periodSeconds:", container + "livenessProbe.timeoutSeconds:",
 		container + "readinessProbe.httpGet.host:", container + "readinessProbe.httpGet.path:", container + "readinessProbe.httpGet.port:",
@@ -206,7 +223,7 @@ func keys(m object) (names []string) {
 
 // TestOptionsAreAgents: the chart knows the agent's options, but those that are the manifest's business.
 func TestOptionsAreAgents(t *testing.T) {
-	ours := []string{"node", "kubeconfig", "template", "conflist", "state", "bin-dir", "stay", "listen"}
+	ours := []string{"node", "kubeconfig", "template", "conflist", "state", "bin-dir", "stay", "listen", "network-policy"}
 	want := keys(schemaOf(t, "options"))
 	var got []string
 	for _, match := range regexp.MustCompile(`flags\.\w+\([^"\n]*"([a-z0-9-]+)", `).FindAllStringSubmatch(readFile(t, agent+"options.go"), -1) {

@@ -40,7 +40,7 @@ func daemonSet(t *testing.T) *appsv1.DaemonSet {
 	return set
 }
 
-// TestRightsOfAPI are to read nodes, and nothing else.
+// TestRightsOfAPI are to read nodes, and for NetworkPolicy three other kinds.
 func TestRightsOfAPI(t *testing.T) {
 	var account corev1.ServiceAccount
 	var role rbacv1.ClusterRole
@@ -52,9 +52,21 @@ func TestRightsOfAPI(t *testing.T) {
 	if !reflect.DeepEqual(role.Rules, want) {
 		t.Errorf("got rules %+v, want %+v", role.Rules, want)
 	}
+	var policyRole rbacv1.ClusterRole
+	var policyBinding rbacv1.ClusterRoleBinding
+	decode(t, documents(t, "policy-rights.yaml")[0], &policyRole)
+	decode(t, documents(t, "policy-rights.yaml")[1], &policyBinding)
+	want[0].APIGroups, want[0].Resources = []string{"networking.k8s.io"}, []string{"networkpolicies"}
+	want = append(want, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"namespaces", "pods"}, Verbs: want[0].Verbs})
+	if !reflect.DeepEqual(policyRole.Rules, want) {
+		t.Errorf("got rules %+v, want %+v", policyRole.Rules, want)
+	}
 	subject := rbacv1.Subject{Kind: "ServiceAccount", Name: account.Name, Namespace: "kube-system"}
 	if binding.RoleRef.Name != role.Name || !slices.Equal(binding.Subjects, []rbacv1.Subject{subject}) {
 		t.Errorf("got binding %+v, want one of the account to the role", binding)
+	}
+	if policyBinding.RoleRef.Name != policyRole.Name || !slices.Equal(policyBinding.Subjects, binding.Subjects) {
+		t.Errorf("got binding %+v, want one of the account to the role", policyBinding)
 	}
 	if name := daemonSet(t).Spec.Template.Spec.ServiceAccountName; name != account.Name {
 		t.Errorf("got the DaemonSet's account %q, want %q", name, account.Name)

@@ -1,10 +1,17 @@
 package conformance
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -28,6 +35,8 @@ func TestNodeAgent(t *testing.T) {
 		p.del(t)
 		h.wantUnchanged(t, before, p.Namespace)
 	}
+	h.writeState(t, state, `{"node": "a", "syncedWithPolicies": "2026-01-02T03:04:05Z"}`)
+	wantSuccess(t, h.status(t, conf), "")
 	h.writeState(t, state, `{"node": "a", "synced": "2026-01-02T03:04:05Z", "error": "connection refused"}`)
 	wantSuccess(t, h.status(t, conf), "")
 	p.add(t)
@@ -40,4 +49,114 @@ func TestNodeAgent(t *testing.T) {
 func (h *host) writeState(t *testing.T, path, content string) {
 	t.Helper()
 	testenv.Must(t, os.WriteFile(path, []byte(content), 0o600))
+}
+
+// TestPodPolicy connects pods with and without NetworkPolicies, before and after the node agent has written theirs.
+func TestPodPolicy(t *testing.T) {
+	h := newHost(t)
+	state := filepath.Join(t.TempDir(), "node.json")
+	h.writeState(t, state, `{"node": "a", "syncedWithPolicies": "2026-01-02T03:04:05Z"}`)
+	testenv.Must(t, nodestate.WritePolicies(state, nodestate.Policies{Namespaces: []string{"shop"}, Until: time.Now().Add(time.Hour)}))
+	conf := with(with(dual("1.1.0"), "cluster", state), "ingressPolicy", "isolated")
+	add := func(conf object, id, namespace, uid string) *pod {
+		p := h.pod(t, id, conf)
+		p.args = fmt.Sprintf("IgnoreUnknown=1;K8S_POD_NAMESPACE=%s;K8S_POD_NAME=%s;K8S_POD_UID=%s", namespace, id, uid)
+		return p
+	}
+	unpoliced := add(conf, "unpoliced", "other", "u0")
+	unpoliced.add(t)
+	h.wantPolicy(t, unpoliced, maps.Policy{Ingress: 1})
+	wantSuccess(t, unpoliced.try(t, "CHECK"), "")
+
+	refused := add(with(conf, "policyUnknown", "fail"), "refused", "shop", "u1")
+	before := h.snapshot(t, refused.Namespace)
+	wantError(t, refused.try(t, "ADD"), codeTryAgain, "the node agent has not written the pod's NetworkPolicies")
+	h.wantUnchanged(t, before, refused.Namespace)
+
+	held := add(conf, "held", "shop", "u2")
+	h.wantHeld(t, held)
+	h.putPodPolicy(t, "u2", nil)
+	h.wantPolicy(t, held, maps.Policy{IsPod: true})
+	h.wantCtl(t, 1, []string{"set", "pods/held", "ingressPolicy=open"}, "only the node agent changes the rules of this pod")
+
+	early := add(conf, "early", "shop", "u5")
+	h.putPodPolicy(t, "u5", nil)
+	early.add(t)
+	h.wantPolicy(t, early, maps.Policy{IsPod: true})
+	wantSuccess(t, early.try(t, "CHECK"), "")
+
+	late := add(conf, "late", "shop", "u3")
+	waiting := make(chan *testenv.Call, 1)
+	go func() { waiting <- late.try(t, "ADD") }()
+	h.putPodPolicy(t, "u3", &maps.RuleSet{Host: true}) // before or while ADD waits
+	wantSuccess(t, <-waiting, anything)
+	h.wantPolicy(t, late, maps.Policy{IsPod: true, Ingress: 1})
+
+	testenv.Must(t, nodestate.WritePolicies(state, nodestate.Policies{Until: time.Now().Add(-time.Second)}))
+	stale := add(conf, "stale", "other", "u4")
+	h.wantHeld(t, stale)
+
+	for _, p := range []*pod{unpoliced, held, early, late, stale} {
+		p.del(t)
+	}
+	h.freePodPolicies(t, 4)
+}
+
+// wantHeld adds a pod, and wants that it can only talk to its node, and that the log says so.
+func (h *host) wantHeld(t *testing.T, p *pod) {
+	t.Helper()
+	call := p.try(t, "ADD")
+	if call.Exit != 0 || !strings.Contains(string(call.Stderr), "so it can only talk to its node") {
+		t.Fatalf("ADD: got %v, stderr %q", call.Err(), call.Stderr)
+	}
+	h.wantPolicy(t, p, maps.Policy{IsPod: true, Ingress: 1, Egress: 1})
+}
+
+// wantPolicy wants a container to have a policy, whose references are 0 where those of want are.
+func (h *host) wantPolicy(t *testing.T, p *pod, want maps.Policy) {
+	t.Helper()
+	h.withDatapath(t, func(dp *loader.Datapath) error {
+		indexes, err := maps.DevicesOf(dp, maps.Attachment{Network: "pods", ContainerID: p.id, IfName: p.ifName}.Owner())
+		if err != nil || len(indexes) != 1 {
+			return fmt.Errorf("got devices %v: %w", indexes, err)
+		}
+		device, _, err := maps.GetDevice(dp, indexes[0])
+		if err != nil {
+			return err
+		}
+		got, err := maps.GetPolicy(dp, device.Policy)
+		if got.IsPod != want.IsPod || (got.Ingress == 0) != (want.Ingress == 0) || (got.Egress == 0) != (want.Egress == 0) {
+			t.Errorf("got policy %+v, want one like %+v", got, want)
+		}
+		return err
+	})
+}
+
+// putPodPolicy writes what isolates a pod's ingress, as the node agent does.
+func (h *host) putPodPolicy(t *testing.T, uid string, ingress *maps.RuleSet) {
+	t.Helper()
+	h.withDatapath(t, func(dp *loader.Datapath) error {
+		return maps.With(testenv.Context(t), dp, func(store *maps.Store) error {
+			_, err := store.PutPodPolicies([]maps.OwnPolicy{{Owner: maps.PodToken(uid), Ingress: ingress}})
+			return err
+		})
+	})
+}
+
+// freePodPolicies wants that DELs have left the entries of pods, and that the node agent can free them.
+func (h *host) freePodPolicies(t *testing.T, left int) {
+	t.Helper()
+	h.withDatapath(t, func(dp *loader.Datapath) error {
+		all, err := maps.Policies(dp)
+		if err != nil || len(all) != left {
+			t.Errorf("got policies %+v (%v), want %d", all, err, left)
+		}
+		return maps.With(testenv.Context(t), dp, func(store *maps.Store) error {
+			err := store.FreePodPolicies(nil)
+			if all, errList := maps.Policies(dp); len(all) > 0 {
+				err = errors.Join(err, errList, fmt.Errorf("policies %+v are left", all))
+			}
+			return err
+		})
+	})
 }

@@ -45,6 +45,7 @@ type Health struct {
 	beat     time.Time // of the last report
 	success  time.Time
 	last     Report
+	policy   error // why NetworkPolicies are not enforced as they are
 	errors   float64
 	changes  float64
 	lost     float64
@@ -73,6 +74,13 @@ func (h *Health) Set(r Report) {
 	case r.Refused == 0:
 		h.success = h.beat
 	}
+}
+
+// SetPolicy records why NetworkPolicies are not enforced as they are, or nil.
+func (h *Health) SetPolicy(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.policy = err
 }
 
 // Handler answers /healthz, /readyz and, with a handler for it, /metrics.
@@ -109,7 +117,11 @@ func (h *Health) sick() []string {
 func (h *Health) unready() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.last.reasons()
+	reasons := h.last.reasons()
+	if h.policy != nil {
+		reasons = append(reasons, h.policy.Error())
+	}
+	return reasons
 }
 
 // The metrics. A published name must not change.

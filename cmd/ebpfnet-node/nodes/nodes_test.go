@@ -17,6 +17,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/nodes/apitest"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/watch"
 )
 
 const timeout = time.Minute // a fault
@@ -49,6 +50,12 @@ func fullNode(name string, podCIDRs ...string) *corev1.Node {
 		node.Status.Images = append(node.Status.Images, corev1.ContainerImage{Names: []string{fmt.Sprintf("image-%d@sha256:%064d", n, n)}, SizeBytes: 1 << 30})
 	}
 	return node
+}
+
+func fullObject(name string) *object {
+	o := &object{node: desired.Node{Name: name}}
+	o.Name = name
+	return o
 }
 
 func desiredNode(name string, podCIDRs ...string) desired.Node {
@@ -110,7 +117,7 @@ func TestWatch(t *testing.T) {
 
 // TestPages reads a list of more nodes than a page has.
 func TestPages(t *testing.T) {
-	const count = 2*pageSize + 1
+	const count = 2*watch.PageSize + 1
 	api := newAPI(t, false)
 	for n := range count {
 		api.Put(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%04d", n)}})
@@ -163,10 +170,13 @@ func TestHeartbeats(t *testing.T) {
 
 // TestBatch has one change for many events that come before the reader looks.
 func TestBatch(t *testing.T) {
-	w := &Watcher{changed: make(chan struct{}, 1), nodes: map[string]desired.Node{}}
+	w, err := New(&rest.Config{Host: "http://unused.invalid"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	_ = w.Replace(nil, "1")
 	for n := range 100 {
-		_ = w.Add(&object{node: desired.Node{Name: fmt.Sprintf("node-%02d", n)}})
+		_ = w.Add(fullObject(fmt.Sprintf("node-%02d", n)))
 	}
 	if got := next(t, w); len(got) != 100 {
 		t.Errorf("got %d nodes, want 100", len(got))
@@ -308,7 +318,7 @@ func (a *api) watched(t *testing.T) *Watcher {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.backoff = &wait.Backoff{Duration: time.Millisecond}
+	w.Backoff = &wait.Backoff{Duration: time.Millisecond}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {

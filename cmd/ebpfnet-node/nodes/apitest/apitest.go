@@ -1,26 +1,66 @@
-// Package apitest is an API server for tests that lists and watches nodes as a real one does, with Kubernetes' own
-// types and encoding.
+// Package apitest is an API server for tests that lists and watches nodes, namespaces, pods and NetworkPolicies as a real
+// one does, with Kubernetes' own types and encoding.
 //
 // No product code may import it.
 package apitest
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 )
 
-// Server is an API server with nodes. Its methods are for any goroutine.
+// Object is a Node, Namespace, Pod or NetworkPolicy.
+type Object interface {
+	metav1.Object
+	runtime.Object
+}
+
+// kind is a kind of objects.
+type kind struct {
+	schema.GroupVersionKind
+	list func() runtime.Object
+	none func() Object
+}
+
+// kinds are the kinds, by the path of their list.
+var kinds = map[string]kind{
+	"/api/v1/nodes": {corev1.SchemeGroupVersion.WithKind("Node"),
+		func() runtime.Object { return &corev1.NodeList{} }, func() Object { return &corev1.Node{} }},
+	"/api/v1/namespaces": {corev1.SchemeGroupVersion.WithKind("Namespace"),
+		func() runtime.Object { return &corev1.NamespaceList{} }, func() Object { return &corev1.Namespace{} }},
+	"/api/v1/pods": {corev1.SchemeGroupVersion.WithKind("Pod"),
+		func() runtime.Object { return &corev1.PodList{} }, func() Object { return &corev1.Pod{} }},
+	"/apis/networking.k8s.io/v1/networkpolicies": {networkingv1.SchemeGroupVersion.WithKind("NetworkPolicy"),
+		func() runtime.Object { return &networkingv1.NetworkPolicyList{} }, func() Object { return &networkingv1.NetworkPolicy{} }},
+}
+
+func pathOf(object Object) string {
+	for path, kind := range kinds {
+		if fmt.Sprintf("%T", kind.none()) == fmt.Sprintf("%T", object) {
+			return path
+		}
+	}
+	panic(fmt.Sprintf("no kind for %T", object))
+}
+
+// Server is an API server. Its methods are for any goroutine.
 type Server struct {
 	scheme *runtime.Scheme
 
@@ -28,27 +68,35 @@ type Server struct {
 	streams  bool
 	down     bool
 	version  int
-	history  []change // since the last call of Expire
-	expired  int      // the version of that
-	nodes    map[string]*corev1.Node
+	history  []change                     // since the last call of Expire
+	expired  int                          // the version of that
+	objects  map[string]map[string]Object // by path and name
 	watches  map[*watch]struct{}
 	requests []string
 	bad      []string
 }
 
 // watch is one under way. Its events end with a close.
-type watch struct{ events chan metav1.WatchEvent }
-
-// change is an event and the version that it made.
-type change struct {
-	version int
-	event   metav1.WatchEvent
+type watch struct {
+	path   string
+	fields fields.Selector
+	events chan metav1.WatchEvent
 }
 
-// New returns a server without nodes.
+// change is what became of an object, and the version that it made.
+type change struct {
+	version     int
+	path        string
+	before, now Object // nil: there was or is none
+}
+
+// New returns a server without objects.
 func New() *Server {
-	s := &Server{streams: true, scheme: runtime.NewScheme(), version: 100, nodes: map[string]*corev1.Node{}, watches: map[*watch]struct{}{}}
-	if err := corev1.AddToScheme(s.scheme); err != nil {
+	s := &Server{streams: true, scheme: runtime.NewScheme(), version: 100, objects: map[string]map[string]Object{}, watches: map[*watch]struct{}{}}
+	for path := range kinds {
+		s.objects[path] = map[string]Object{}
+	}
+	if err := errors.Join(corev1.AddToScheme(s.scheme), networkingv1.AddToScheme(s.scheme)); err != nil {
 		panic(err)
 	}
 	return s
@@ -58,15 +106,16 @@ func New() *Server {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	initial := query.Get("sendInitialEvents") == "true"
+	selector, err := fields.ParseSelector(query.Get("fieldSelector"))
 	switch down, streams := s.record(r); {
-	case down:
+	case down || err != nil || kinds[r.URL.Path].none == nil:
 		s.refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
 	case query.Get("watch") == "":
-		s.list(w, query)
+		s.list(w, r.URL.Path, selector, query)
 	case initial && !streams:
 		s.refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 	default:
-		s.watch(w, r, initial)
+		s.watch(w, r, selector, initial)
 	}
 }
 
@@ -80,8 +129,8 @@ func (s *Server) record(r *http.Request) (down, streams bool) {
 	if accept := r.Header.Get("Accept"); accept != accepted && accept != accepted+ofWatch {
 		s.bad = append(s.bad, fmt.Sprintf("accepts %q, want protobuf alone", accept))
 	}
-	if r.Method != http.MethodGet || r.URL.Path != "/api/v1/nodes" {
-		s.bad = append(s.bad, fmt.Sprintf("%s %s, want nodes to be read alone", r.Method, r.URL.Path))
+	if r.Method != http.MethodGet || kinds[r.URL.Path].none == nil {
+		s.bad = append(s.bad, fmt.Sprintf("%s %s, want only what the agent has rights for", r.Method, r.URL.Path))
 	}
 	return s.down, s.streams
 }
@@ -96,35 +145,52 @@ func (s *Server) Requests() (all, bad []string) {
 func (s *Server) refuse(w http.ResponseWriter, code int, reason metav1.StatusReason) {
 	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
 	w.WriteHeader(code)
-	_, _ = w.Write(s.encode(&metav1.Status{Status: metav1.StatusFailure, Reason: reason, Code: int32(code)}, "Status"))
+	_, _ = w.Write(s.encode(&metav1.Status{Status: metav1.StatusFailure, Reason: reason, Code: int32(code)}, corev1.SchemeGroupVersion.WithKind("Status")))
 }
 
 // list answers with a page. A list of any version comes from the cache, which has no pages.
-func (s *Server) list(w http.ResponseWriter, query url.Values) {
+func (s *Server) list(w http.ResponseWriter, path string, selector fields.Selector, query url.Values) {
 	s.mu.Lock()
-	list := &corev1.NodeList{ListMeta: metav1.ListMeta{ResourceVersion: fmt.Sprint(s.version)}}
 	limit, err := strconv.Atoi(query.Get("limit"))
 	if err != nil || query.Get("resourceVersion") == "0" {
-		limit = len(s.nodes)
+		limit = len(s.objects[path])
 	}
-	for _, name := range slices.Sorted(maps.Keys(s.nodes)) {
-		if name <= query.Get("continue") {
+	var items []runtime.Object
+	last, more := "", ""
+	for _, name := range slices.Sorted(maps.Keys(s.objects[path])) {
+		if object := s.objects[path][name]; name <= query.Get("continue") || !isSelected(selector, object) {
 			continue
-		}
-		if len(list.Items) == limit {
-			list.Continue = list.Items[limit-1].Name
+		} else if len(items) == limit {
+			more = last
 			break
+		} else {
+			items, last = append(items, object), name
 		}
-		list.Items = append(list.Items, *s.nodes[name])
 	}
-	encoded := s.encode(list, "NodeList")
+	list := kinds[path].list()
+	if err := meta.SetList(list, items); err != nil {
+		panic(err)
+	}
+	about, _ := meta.ListAccessor(list)
+	about.SetResourceVersion(fmt.Sprint(s.version))
+	about.SetContinue(more)
+	encoded := s.encode(list, kinds[path].GroupVersion().WithKind(kinds[path].Kind+"List"))
 	s.mu.Unlock()
 	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
 	_, _ = w.Write(encoded)
 }
 
-func (s *Server) watch(w http.ResponseWriter, r *http.Request, initial bool) {
-	watch, first := s.begin(r.URL.Query().Get("resourceVersion"), initial)
+// isSelected reports whether a selector of fields matches. Only pods have the one that agents use.
+func isSelected(selector fields.Selector, object Object) bool {
+	set := fields.Set{}
+	if pod, ok := object.(*corev1.Pod); ok {
+		set["spec.nodeName"] = pod.Spec.NodeName
+	}
+	return selector.Matches(set)
+}
+
+func (s *Server) watch(w http.ResponseWriter, r *http.Request, selector fields.Selector, initial bool) {
+	watch, first := s.begin(&watch{path: r.URL.Path, fields: selector}, r.URL.Query().Get("resourceVersion"), initial)
 	defer s.end(watch)
 	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
 	frames := protobuf.LengthDelimitedFramer.NewFrameWriter(w)
@@ -153,12 +219,12 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, initial bool) {
 }
 
 // begin returns a watch, and its first events: all nodes, or what has changed since a version.
-func (s *Server) begin(version string, initial bool) (*watch, []metav1.WatchEvent) {
+func (s *Server) begin(w *watch, version string, initial bool) (*watch, []metav1.WatchEvent) {
 	const room = 20_000 // events that a slow client may not have read yet
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	w := &watch{make(chan metav1.WatchEvent, room)}
+	w.events = make(chan metav1.WatchEvent, room)
 	s.watches[w] = struct{}{}
 	var first []metav1.WatchEvent
 	if !initial {
@@ -168,17 +234,35 @@ func (s *Server) begin(version string, initial bool) (*watch, []metav1.WatchEven
 		}
 		for _, change := range s.history {
 			if err == nil && change.version > since {
-				first = append(first, change.event)
+				first = append(first, s.eventsFor(w, change)...)
 			}
 		}
 		return w, first
 	}
-	for _, node := range s.nodes {
-		first = append(first, s.event("ADDED", node))
+	for _, object := range s.objects[w.path] {
+		first = append(first, s.eventsFor(w, change{path: w.path, now: object})...)
 	}
-	return w, append(first, s.event("BOOKMARK", &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-		ResourceVersion: fmt.Sprint(s.version), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
-	}}))
+	end := kinds[w.path].none()
+	end.SetResourceVersion(fmt.Sprint(s.version))
+	end.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
+	return w, append(first, s.event("BOOKMARK", end))
+}
+
+// eventsFor returns the event that a watch gets, or none. An object that its selector no longer matches is deleted for it.
+func (s *Server) eventsFor(w *watch, c change) []metav1.WatchEvent {
+	if w.path != c.path {
+		return nil
+	}
+	was, is := c.before != nil && isSelected(w.fields, c.before), c.now != nil && isSelected(w.fields, c.now)
+	switch {
+	case was && is:
+		return []metav1.WatchEvent{s.event("MODIFIED", c.now)}
+	case is:
+		return []metav1.WatchEvent{s.event("ADDED", c.now)}
+	case was:
+		return []metav1.WatchEvent{s.event("DELETED", c.before)}
+	}
+	return nil
 }
 
 func (s *Server) end(w *watch) {
@@ -187,8 +271,8 @@ func (s *Server) end(w *watch) {
 	delete(s.watches, w)
 }
 
-func (s *Server) encode(object runtime.Object, kind string) []byte {
-	object.GetObjectKind().SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind))
+func (s *Server) encode(object runtime.Object, kind schema.GroupVersionKind) []byte {
+	object.GetObjectKind().SetGroupVersionKind(kind)
 	var encoded bytes.Buffer
 	if err := protobuf.NewSerializer(s.scheme, s.scheme).Encode(object, &encoded); err != nil {
 		panic(err)
@@ -196,51 +280,80 @@ func (s *Server) encode(object runtime.Object, kind string) []byte {
 	return encoded.Bytes()
 }
 
-func (s *Server) event(kind string, node *corev1.Node) metav1.WatchEvent {
-	return metav1.WatchEvent{Type: kind, Object: runtime.RawExtension{Raw: s.encode(node.DeepCopy(), "Node")}}
+func (s *Server) event(kind string, object Object) metav1.WatchEvent {
+	copied := object.DeepCopyObject()
+	return metav1.WatchEvent{Type: kind, Object: runtime.RawExtension{Raw: s.encode(copied, kinds[pathOf(object)].GroupVersionKind)}}
 }
 
-// send sends an event to the watches. It needs the lock.
-func (s *Server) send(kind string, node *corev1.Node) {
-	event := s.event(kind, node)
-	s.history = append(s.history, change{s.version, event})
+// send sends a change to the watches. It needs the lock.
+func (s *Server) send(c change) {
+	c.version = s.version
+	s.history = append(s.history, c)
 	for watch := range s.watches {
-		watch.events <- event
+		for _, event := range s.eventsFor(watch, c) {
+			watch.events <- event
+		}
 	}
 }
 
 // Put adds or changes nodes, and sends the changes to the watches.
 func (s *Server) Put(nodes ...*corev1.Node) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, node := range nodes {
-		s.version++
-		node.ResourceVersion = fmt.Sprint(s.version)
-		kind := "ADDED"
-		if s.nodes[node.Name] != nil {
-			kind = "MODIFIED"
-		}
-		s.nodes[node.Name] = node
-		s.send(kind, node)
+		s.Set(node)
 	}
 }
 
+// Set adds or changes objects, and sends the changes to the watches. Objects must not change afterwards.
+func (s *Server) Set(objects ...Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, object := range objects {
+		s.version++
+		object.SetResourceVersion(fmt.Sprint(s.version))
+		all := s.objects[pathOf(object)]
+		before := all[nameOf(object)]
+		all[nameOf(object)] = object
+		s.send(change{path: pathOf(object), before: before, now: object})
+	}
+}
+
+func nameOf(object Object) string {
+	return strings.TrimPrefix(object.GetNamespace()+"/"+object.GetName(), "/")
+}
+
 // Remove removes a node, and sends the changes to the watches.
-func (s *Server) Remove(name string) { s.remove(name, true) }
+func (s *Server) Remove(name string) { s.remove(nodeNamed(name), true) }
 
 // RemoveSilently removes a node as if the watches had missed it.
-func (s *Server) RemoveSilently(name string) { s.remove(name, false) }
+func (s *Server) RemoveSilently(name string) { s.remove(nodeNamed(name), false) }
 
-func (s *Server) remove(name string, isSent bool) {
+// Unset removes the object of that name, and sends the changes to the watches.
+func (s *Server) Unset(object Object) { s.remove(object, true) }
+
+func nodeNamed(name string) Object { return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}} }
+
+func (s *Server) remove(named Object, isSent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.version++
-	node := s.nodes[name]
-	node.ResourceVersion = fmt.Sprint(s.version)
-	delete(s.nodes, name)
+	path := pathOf(named)
+	object := s.objects[path][nameOf(named)].DeepCopyObject().(Object)
+	object.SetResourceVersion(fmt.Sprint(s.version))
+	delete(s.objects[path], nameOf(named))
 	if isSent {
-		s.send("DELETED", node)
+		s.send(change{path: path, before: object})
 	}
+}
+
+// Watched returns the paths and selectors of the watches that are under way.
+func (s *Server) Watched() (all []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for watch := range s.watches {
+		all = append(all, strings.TrimSuffix(watch.path+"?"+watch.fields.String(), "?"))
+	}
+	slices.Sort(all)
+	return all
 }
 
 // Watches returns how many watches are under way.
@@ -262,7 +375,7 @@ func (s *Server) Expire() {
 }
 
 func (s *Server) expiredEvent() metav1.WatchEvent {
-	status := s.encode(&metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonExpired, Code: http.StatusGone}, "Status")
+	status := s.encode(&metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonExpired, Code: http.StatusGone}, corev1.SchemeGroupVersion.WithKind("Status"))
 	return metav1.WatchEvent{Type: "ERROR", Object: runtime.RawExtension{Raw: status}}
 }
 

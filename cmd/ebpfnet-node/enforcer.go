@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/policies"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
+)
+
+const (
+	settle      = 20 * time.Millisecond // between two changes of the datapath
+	peersWithin = 5 * time.Second       // for the first list of other nodes' pods
+)
+
+// policySource is package objects.
+type policySource interface {
+	Need(ctx context.Context, pods, peers bool)
+	Changed() <-chan struct{}
+	Policies() (all []*networkingv1.NetworkPolicy, isComplete bool)
+	Cluster() (cluster policies.Cluster, isComplete, hasPeers bool)
+	Err() error
+}
+
+// policyHost is the datapath.
+type policyHost interface {
+	LookAtPolicies() (*policies.Present, error)
+	ApplyPolicies(*policies.Changes) (warning, err error)
+}
+
+// enforcer keeps rules and classes in the datapath as NetworkPolicies require.
+type enforcer struct {
+	source   policySource
+	host     policyHost
+	compiler *policies.Compiler
+	state    string        // path of the agent's state
+	grace    time.Duration // how long pods of namespaces without policies start without the agent
+	report   func(error)
+	wake     func() // the agent, when isReady changes
+	log      *slog.Logger
+
+	isReady atomic.Bool // the datapath has been as required
+
+	have       *policies.Present // nil: unknown
+	hasNames   bool              // the file of rules' names has been written
+	namespaces []string          // in the file
+	written    time.Time         // when the file was
+	warned     []string
+	needsPeers time.Time // since when; zero: it does not
+}
+
+var errPending = errors.New("the API server has not listed what NetworkPolicies need yet")
+
+// run enforces until ctx is done. Each minute it looks at the datapath again.
+func (e *enforcer) run(ctx context.Context) {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	retry := time.NewTimer(0) // the first time
+	defer retry.Stop()
+	e.source.Need(ctx, false, false)
+	for delay := firstRetry; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.source.Changed():
+		case <-retry.C:
+		case <-ticker.C:
+			e.have = nil
+		}
+		err := e.sync(ctx)
+		if !errors.Is(err, errPending) || !e.isReady.Load() || e.source.Err() != nil {
+			e.report(e.explain(err))
+		}
+		switch {
+		case err == nil:
+			delay = firstRetry
+			retry.Stop()
+			if !e.isReady.Swap(true) {
+				e.wake()
+			}
+		case errors.Is(err, errPending):
+			retry.Reset(firstRetry)
+		default:
+			e.have = nil
+			e.log.Error("NetworkPolicy: " + err.Error())
+			retry.Reset(delay)
+			delay = min(2*delay, interval)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(settle):
+		}
+	}
+}
+
+// explain adds why the API server does not answer.
+func (e *enforcer) explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	if refusal := e.source.Err(); refusal != nil {
+		err = fmt.Errorf("%w: %w", err, refusal)
+	}
+	return fmt.Errorf("NetworkPolicy: %w", err)
+}
+
+// sync brings the datapath into the required state.
+func (e *enforcer) sync(ctx context.Context) error {
+	all, hasPolicies := e.source.Policies()
+	if !hasPolicies {
+		return errPending
+	}
+	e.source.Need(ctx, len(all) > 0, !e.needsPeers.IsZero())
+	cluster, isComplete, hasPeers := e.source.Cluster()
+	if !isComplete && len(all) > 0 {
+		return errPending
+	}
+	state := e.compiler.Compile(cluster)
+	switch {
+	case !state.NeedsPeers:
+		e.needsPeers = time.Time{}
+	case e.needsPeers.IsZero():
+		e.needsPeers = time.Now()
+	}
+	e.source.Need(ctx, len(all) > 0, state.NeedsPeers)
+	if state.NeedsPeers && !hasPeers && time.Since(e.needsPeers) < peersWithin {
+		return errPending // pods would lose peers that they have
+	}
+	e.warn(state.Warnings)
+	return e.apply(state, hasPeers || !state.NeedsPeers)
+}
+
+// apply tells ADD of new namespaces first, and no longer of former ones last.
+func (e *enforcer) apply(state *policies.State, hasAllPods bool) error {
+	if err := e.tell(slices.Concat(state.Namespaces, e.namespaces)); err != nil {
+		return err
+	}
+	if e.have == nil {
+		have, err := e.host.LookAtPolicies()
+		if err != nil {
+			return err
+		}
+		e.have = have
+	}
+	changes := policies.Difference(state, e.have, hasAllPods)
+	if !changes.IsEmpty() {
+		warning, err := e.host.ApplyPolicies(changes)
+		if warning != nil {
+			e.log.Warn(warning.Error())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	e.have = changes.Want
+	if changes.SeesDevices || !e.hasNames {
+		if err := nodestate.WriteRuleNames(e.state, changes.Want.Names()); err != nil {
+			return err
+		}
+		e.hasNames = true
+	}
+	return e.tell(state.Namespaces)
+}
+
+// tell writes which namespaces have policies. It renews the file each minute, from which ADD knows that the agent runs.
+func (e *enforcer) tell(namespaces []string) error {
+	slices.Sort(namespaces)
+	namespaces = slices.Compact(namespaces)
+	if slices.Equal(namespaces, e.namespaces) && time.Since(e.written) < interval && !e.written.IsZero() {
+		return nil
+	}
+	now := time.Now()
+	if err := nodestate.WritePolicies(e.state, nodestate.Policies{Namespaces: namespaces, Until: now.Add(e.grace).UTC()}); err != nil {
+		return err
+	}
+	e.namespaces, e.written = namespaces, now
+	return nil
+}
+
+// warn logs each warning once.
+func (e *enforcer) warn(warnings []string) {
+	for _, warning := range warnings {
+		if !slices.Contains(e.warned, warning) {
+			e.log.Warn("NetworkPolicy " + warning)
+		}
+	}
+	e.warned = warnings
+}

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http/httptest"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/nodes/apitest"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/objects"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/policies"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
+)
+
+// fakeDatapath applies all changes to what it has.
+type fakeDatapath struct {
+	mu      sync.Mutex
+	present policies.Present
+	refuse  error
+	sizes   []string // of the changes
+	told    []*nodestate.Policies
+	state   string
+}
+
+func (f *fakeDatapath) LookAtPolicies() (*policies.Present, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &policies.Present{Classes: f.present.Classes}, nil
+}
+
+func (f *fakeDatapath) ApplyPolicies(c *policies.Changes) (warning, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.refuse != nil {
+		return nil, f.refuse
+	}
+	told, err := nodestate.ReadPolicies(f.state)
+	f.present, f.told = *c.Want, append(f.told, told)
+	f.sizes = append(f.sizes, fmt.Sprintf("%d+%d classes, %d policies, %d revoked", len(c.Additions), len(c.Others), len(c.Policies), len(c.Revoked)))
+	return nil, err
+}
+
+// enforcing is an enforcer that runs until the test ends.
+type enforcing struct {
+	*testing.T
+	*enforcer
+	api  *apitest.Server
+	host *fakeDatapath
+
+	mu     sync.Mutex
+	output bytes.Buffer
+	health error
+}
+
+func (e *enforcing) Write(text []byte) (int, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.output.Write(text)
+}
+
+func (e *enforcing) set(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.health = err
+}
+
+func startEnforcer(t *testing.T, api *apitest.Server) *enforcing {
+	t.Helper()
+	server := httptest.NewServer(api)
+	t.Cleanup(server.Close)
+	source, err := objects.New(&rest.Config{Host: server.URL}, "this", &wait.Backoff{Duration: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := filepath.Join(t.TempDir(), "node.json")
+	e := &enforcing{T: t, api: api, host: &fakeDatapath{state: state}}
+	e.enforcer = &enforcer{
+		source: source, host: e.host, compiler: &policies.Compiler{Node: "this"}, state: state, grace: time.Hour,
+		report: e.set, wake: func() {}, log: slog.New(slog.NewTextHandler(e, nil)),
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() {
+		ended <- together(ctx, func(ctx context.Context) error { source.Run(ctx); return nil }, func(ctx context.Context) error { e.run(ctx); return nil })
+	}()
+	t.Cleanup(func() { stop(); <-ended })
+	return e
+}
+
+func (e *enforcing) await(what string, holds func() string) {
+	e.Helper()
+	const patience = 20 * time.Second
+	got := ""
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if got = holds(); got == "" {
+			return
+		}
+	}
+	e.Fatalf("%s: got %s; the log is %s; %v; watches %v; source %v", what, got, &e.output, e.health, e.api.Watched(), e.source.Err())
+}
+
+// admits waits until a pod of this node admits exactly these addresses.
+func (e *enforcing) admits(what, pod string, addresses ...string) {
+	e.Helper()
+	e.await(what, func() string {
+		e.host.mu.Lock()
+		defer e.host.mu.Unlock()
+		rules, got := e.host.present.Pods[maps.PodToken(pod)], []string{}
+		if rules == nil {
+			return "no entry"
+		}
+		for n := range 9 {
+			addr := netip.AddrFrom4([4]byte{10, 0, 0, byte(n)})
+			if _, ok := rules.Sets[0].Verdict(maps.Peer{Addr: addr, Class: e.host.present.Classes[addr]}, uint8(maps.TCP), 80); ok {
+				got = append(got, fmt.Sprint(n))
+			}
+		}
+		if !slices.Equal(got, addresses) {
+			return fmt.Sprintf("%v, want %v", got, addresses)
+		}
+		return ""
+	})
+}
+
+func podObject(name, node string, address int, app string) *corev1.Pod {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name), Labels: map[string]string{"app": app}}}
+	pod.Spec.NodeName = node
+	if address != 0 {
+		pod.Status.PodIP = fmt.Sprintf("10.0.0.%d", address)
+	}
+	return pod
+}
+
+func policyObject(name string, from ...string) *networkingv1.NetworkPolicy {
+	policy := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}}
+	policy.Spec.PodSelector.MatchLabels = map[string]string{"app": "web"}
+	for _, app := range from {
+		policy.Spec.Ingress = append(policy.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{
+			PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
+		}}})
+	}
+	return policy
+}
+
+// TestEnforcer follows objects from no policy to the last one, and watches no more than it needs.
+func TestEnforcer(t *testing.T) {
+	const policiesPath, namespacesPath = "/apis/networking.k8s.io/v1/networkpolicies", "/api/v1/namespaces"
+	const own, others = "/api/v1/pods?spec.nodeName=this", "/api/v1/pods?spec.nodeName!=this"
+	api := apitest.New()
+	api.Set(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, podObject("web", "this", 1, "web"), podObject("a", "other", 2, "a"))
+	e := startEnforcer(t, api)
+	watches := func(what string, want ...string) {
+		t.Helper()
+		e.await(what, func() string {
+			if got := api.Watched(); !slices.Equal(got, want) {
+				return fmt.Sprint(got)
+			}
+			return ""
+		})
+	}
+	e.await("no policy", func() string {
+		told, err := nodestate.ReadPolicies(e.state)
+		if err != nil || told == nil || !told.IsOpen("shop", time.Now()) || !e.isReady.Load() {
+			return fmt.Sprint(told, err)
+		}
+		return ""
+	})
+	watches("no policy", policiesPath)
+
+	api.Set(policyObject("closed"))
+	e.admits("a policy without peers", "web")
+	watches("a policy without peers", namespacesPath, own, policiesPath)
+	if told := e.host.told[len(e.host.told)-1]; told.IsOpen("shop", time.Now()) {
+		t.Error("ADD is told of the namespace after the datapath")
+	}
+
+	api.Set(policyObject("open", "a", "b"))
+	e.admits("a policy with peers", "web", "2")
+	watches("a policy with peers", namespacesPath, others, own, policiesPath)
+	api.Set(podObject("b", "other", 3, "b"))
+	e.admits("a pod of another class", "web", "2", "3")
+
+	before := len(e.host.sizes)
+	api.Set(podObject("a2", "other", 4, "a"))
+	e.admits("a pod of a known class", "web", "2", "3", "4")
+	e.host.mu.Lock()
+	if got := strings.Join(e.host.sizes[before:], "; "); got != "1+0 classes, 0 policies, 0 revoked" {
+		t.Errorf("a pod of a known class: got %s, want one write", got)
+	}
+	before = len(e.host.sizes)
+	e.host.mu.Unlock()
+	api.Unset(podObject("a2", "", 0, ""))
+	e.admits("a pod gone", "web", "2", "3")
+	e.host.mu.Lock()
+	if got := strings.Join(e.host.sizes[before:], "; "); got != "0+1 classes, 0 policies, 1 revoked" {
+		t.Errorf("a pod gone: got %s, want one write, and one pod's connections judged again", got)
+	}
+	e.host.refuse = errors.New("operation not permitted")
+	e.host.mu.Unlock()
+
+	api.Set(podObject("web2", "", 0, "web")) // not bound yet
+	bound := podObject("web2", "this", 0, "web")
+	api.Set(bound)
+	e.await("a refusal", func() string {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.health == nil || !strings.Contains(e.health.Error(), "operation not permitted") {
+			return fmt.Sprint(e.health)
+		}
+		return ""
+	})
+	e.host.mu.Lock()
+	e.host.refuse = nil
+	e.host.mu.Unlock()
+	e.admits("a pod that is bound, and has no address yet", "web2", "2", "3")
+
+	api.Unset(policyObject("open"))
+	e.admits("no peers any more", "web2")
+	watches("no peers any more", namespacesPath, own, policiesPath)
+	api.Unset(policyObject("closed"))
+	watches("no policy any more", policiesPath)
+	e.await("no policy any more", func() string {
+		e.host.mu.Lock()
+		defer e.host.mu.Unlock()
+		if told, _ := nodestate.ReadPolicies(e.state); len(e.host.present.Pods) > 0 || len(e.host.present.Classes) > 0 || !e.host.present.IsUnused || !told.IsOpen("shop", time.Now()) {
+			return fmt.Sprintf("%+v, %+v", e.host.present, told)
+		}
+		return ""
+	})
+	if _, bad := api.Requests(); len(bad) > 0 {
+		t.Errorf("requests: %v", bad)
+	}
+}

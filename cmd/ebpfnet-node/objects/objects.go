@@ -1,0 +1,197 @@
+// Package objects watches what NetworkPolicies need: the policies, and while there is one, the namespaces and this node's
+// pods. It watches pods of other nodes only while rules name pods by labels.
+package objects
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/connrotation"
+
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/policies"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/watch"
+)
+
+// Source has the objects. Its methods are for one goroutine, except Run and Reconnect.
+type Source struct {
+	dialer  *connrotation.Dialer
+	changed chan struct{}
+	started chan func(context.Context) // for Run
+
+	policies   *source[*networkingv1.NetworkPolicy]
+	namespaces *source[namespace]
+	own, peers *source[*policies.Pod]
+}
+
+// namespace is what policies need of one.
+type namespace struct {
+	name   string
+	labels labels.Set
+}
+
+// source is a watcher that runs while it is needed.
+type source[T any] struct {
+	make func() *watch.Watcher[T]
+	now  *watch.Watcher[T] // nil: not needed
+	stop context.CancelFunc
+}
+
+// New returns the objects of an API server for the node with that name. Backoff is nil for client-go's.
+func New(config *rest.Config, node string, backoff *wait.Backoff) (*Source, error) {
+	config, dialer := watch.Dial(config)
+	core, err := watch.Client(config, corev1.SchemeGroupVersion, map[string]runtime.Object{
+		"Pod": &corev1.Pod{}, "PodList": &corev1.PodList{}, "Namespace": &corev1.Namespace{}, "NamespaceList": &corev1.NamespaceList{},
+	})
+	if err != nil {
+		return nil, err
+	}
+	networking, err := watch.Client(config, networkingv1.SchemeGroupVersion, map[string]runtime.Object{
+		"NetworkPolicy": &networkingv1.NetworkPolicy{}, "NetworkPolicyList": &networkingv1.NetworkPolicyList{},
+	})
+	if err != nil {
+		return nil, err
+	}
+	s := &Source{dialer: dialer, changed: make(chan struct{}, 1), started: make(chan func(context.Context))}
+	s.policies = newSource(networking, s.changed, backoff, watch.Kind[*networkingv1.NetworkPolicy]{
+		Resource: "networkpolicies", Object: &networkingv1.NetworkPolicy{}, Read: readPolicy,
+		List: func() runtime.Object { return &networkingv1.NetworkPolicyList{} },
+	})
+	s.namespaces = newSource(core, s.changed, backoff, watch.Kind[namespace]{
+		Resource: "namespaces", Object: &corev1.Namespace{}, Read: readNamespace,
+		List: func() runtime.Object { return &corev1.NamespaceList{} },
+	})
+	pods := watch.Kind[*policies.Pod]{
+		Resource: "pods", Object: &corev1.Pod{}, Read: readPod, List: func() runtime.Object { return &corev1.PodList{} },
+	}
+	pods.Fields = "spec.nodeName=" + node
+	s.own = newSource(core, s.changed, backoff, pods)
+	pods.Fields = "spec.nodeName!=" + node
+	s.peers = newSource(core, s.changed, backoff, pods)
+	return s, nil
+}
+
+func newSource[T any](api rest.Interface, changed chan struct{}, backoff *wait.Backoff, kind watch.Kind[T]) *source[T] {
+	return &source[T]{make: func() *watch.Watcher[T] {
+		watcher := watch.New(api, kind, changed)
+		if backoff != nil {
+			watcher.Backoff = new(*backoff) // a watcher changes it
+		}
+		return watcher
+	}}
+}
+
+// readPolicy keeps the parts that have a meaning, so that other changes wake nobody.
+func readPolicy(object any) (string, *networkingv1.NetworkPolicy) {
+	o := object.(*networkingv1.NetworkPolicy)
+	return keyOf(o), &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name}, Spec: o.Spec}
+}
+
+func readNamespace(object any) (string, namespace) {
+	o := object.(*corev1.Namespace)
+	return o.Name, namespace{o.Name, o.Labels}
+}
+
+func readPod(object any) (string, *policies.Pod) {
+	o := object.(*corev1.Pod)
+	return keyOf(o), policies.PodOf(o)
+}
+
+func keyOf(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
+
+// Run watches until ctx is done.
+func (s *Source) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case watcher := <-s.started:
+			running.Go(func() { watcher(ctx) })
+		}
+	}
+}
+
+// start starts watchers that are needed, and ends others.
+func (s *source[T]) start(ctx context.Context, run chan<- func(context.Context), isNeeded bool) {
+	switch {
+	case isNeeded && s.now == nil:
+		watcher := s.make()
+		own, stop := context.WithCancel(ctx)
+		s.now, s.stop = watcher, stop
+		select {
+		case run <- func(context.Context) { watcher.Run(own) }:
+		case <-ctx.Done():
+		}
+	case !isNeeded && s.now != nil:
+		s.stop()
+		s.now = nil
+	}
+}
+
+func (s *source[T]) values() ([]T, bool) {
+	if s.now == nil {
+		return nil, false
+	}
+	return s.now.Values()
+}
+
+// Need says which objects matter: policies always, beside them the namespaces and this node's pods, and pods of other nodes.
+func (s *Source) Need(ctx context.Context, pods, peers bool) {
+	s.policies.start(ctx, s.started, true)
+	s.namespaces.start(ctx, s.started, pods)
+	s.own.start(ctx, s.started, pods)
+	s.peers.start(ctx, s.started, pods && peers)
+}
+
+// Changed is ready when something has changed since the last receive.
+func (s *Source) Changed() <-chan struct{} { return s.changed }
+
+// Reconnect closes all connections. The watches continue on new ones.
+func (s *Source) Reconnect() { s.dialer.CloseAll() }
+
+// Policies returns the policies, and whether they are complete.
+func (s *Source) Policies() ([]*networkingv1.NetworkPolicy, bool) { return s.policies.values() }
+
+// Cluster returns all that is known. isComplete says that nothing is missing but pods of other nodes, and hasPeers that
+// these are not missing.
+func (s *Source) Cluster() (cluster policies.Cluster, isComplete, hasPeers bool) {
+	all, hasPolicies := s.policies.values()
+	named, hasNamespaces := s.namespaces.values()
+	own, hasOwn := s.own.values()
+	peers, hasPeers := s.peers.values()
+	cluster = policies.Cluster{Policies: all, Namespaces: map[string]labels.Set{}, Pods: append(own, peers...)}
+	for _, n := range named {
+		cluster.Namespaces[n.name] = n.labels
+	}
+	return cluster, hasPolicies && hasNamespaces && hasOwn, hasPeers
+}
+
+// Err returns why the API server last refused something, or nil.
+func (s *Source) Err() error {
+	var errs []error
+	for resource, err := range map[string]error{
+		"networkpolicies": s.policies.err(), "namespaces": s.namespaces.err(), "this node's pods": s.own.err(), "pods": s.peers.err(),
+	} {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", resource, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s *source[T]) err() error {
+	if s.now == nil {
+		return nil
+	}
+	return s.now.Err()
+}

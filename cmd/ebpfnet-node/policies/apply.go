@@ -1,0 +1,105 @@
+package policies
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	ebpfmaps "github.com/ebpfnet/ebpfnet/maps"
+)
+
+// Look reads what the datapath has. It does not compare rules, so Difference writes them all again.
+func Look(dp *loader.Datapath) (*Present, error) {
+	classes, err := ebpfmaps.PeerClasses(dp)
+	return &Present{Classes: classes}, err
+}
+
+// Apply makes the changes. Its warning says why connections that pods had before their rules may end.
+func (c *Changes) Apply(dp *loader.Datapath, store *ebpfmaps.Store) (warning, err error) {
+	if err := store.SetPeerClasses(c.Additions); err != nil {
+		return nil, err
+	}
+	if c.SeesDevices {
+		if warning, err = c.applyPolicies(dp, store); err != nil {
+			return warning, err
+		}
+	}
+	if err := store.SetPeerClasses(c.Others); err != nil {
+		return warning, err
+	}
+	return warning, store.Revoke(c.Revoked)
+}
+
+func (c *Changes) applyPolicies(dp *loader.Datapath, store *ebpfmaps.Store) (warning, err error) {
+	_, isolated, err := c.devices(dp)
+	if err != nil {
+		return nil, err
+	}
+	warning = admitReplies(store, isolated)
+	if _, err := store.PutPodPolicies(c.Policies); err != nil {
+		return warning, err
+	}
+	moved, _, err := c.devices(dp)
+	if err != nil {
+		return warning, err
+	}
+	for _, device := range moved {
+		if err := store.PutDevice(device); err != nil {
+			return warning, err
+		}
+	}
+	warning = errors.Join(warning, admitReplies(store, isolated)) // that are new since
+	keep := map[loader.Owner]bool{}
+	for owner := range c.Want.Pods {
+		keep[owner] = true
+	}
+	return warning, store.FreePodPolicies(keep)
+}
+
+func (c *Changes) devices(dp *loader.Datapath) (moved, isolated []ebpfmaps.Device, err error) {
+	policies, errPolicies := ebpfmaps.Policies(dp)
+	devices, errDevices := ebpfmaps.Devices(dp)
+	if err := errors.Join(errPolicies, errDevices); err != nil {
+		return nil, nil, err
+	}
+	moved, isolated = devicesOf(devices, policies, c.Want)
+	return moved, isolated, nil
+}
+
+// admitReplies lets the connections of pods continue that their rules admit, when a direction of them becomes isolated.
+// Connections that bypass conntrack cannot be seen.
+func admitReplies(store *ebpfmaps.Store, devices []ebpfmaps.Device) error {
+	const most = 4096 // of a pod and direction
+
+	if len(devices) == 0 {
+		return nil
+	}
+	tracked, err := rtnl.TrackedConnections()
+	if err != nil {
+		return err
+	}
+	opened, accepted := map[netip.Addr][]ebpfmaps.Connection{}, map[netip.Addr][]ebpfmaps.Connection{}
+	for _, t := range tracked {
+		add := func(to map[netip.Addr][]ebpfmaps.Connection, local, remote netip.AddrPort) {
+			if list := to[local.Addr()]; len(list) < most {
+				to[local.Addr()] = append(list, ebpfmaps.Connection{Protocol: ebpfmaps.Protocol(t.Protocol), Local: local, Remote: remote})
+			}
+		}
+		add(opened, t.Opener, t.Asked)
+		add(accepted, t.Server, t.Client)
+	}
+	var errs []error
+	for _, device := range devices {
+		for _, addr := range []netip.Addr{device.Addr4, device.Addr6} {
+			errs = append(errs,
+				store.AdmitReplies(device.Owner, ebpfmaps.OpenedByContainer, opened[addr]),
+				store.AdmitReplies(device.Owner, ebpfmaps.OpenedByRemote, accepted[addr]))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("keep connections that pods had before their rules: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,292 @@
+// Package policies compiles Kubernetes' NetworkPolicy objects to rule sets for this node's pods, and to classes of
+// addresses by which rules name pods.
+package policies
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	ebpfmaps "github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/policy"
+)
+
+// State is what this node's datapath must have.
+type State struct {
+	Pods       map[string]*Rules     // by UID: this node's pods in namespaces with policies
+	Own        map[netip.Addr]string // the UIDs of these pods, by address
+	Released   map[string]bool       // the UIDs of this node's pods in other namespaces
+	Classes    map[netip.Addr]uint32 // of the addresses of pods that rules may name
+	Namespaces []string              // those with policies
+	NeedsPeers bool                  // rules name pods by labels, so pods of other nodes matter
+	Warnings   []string
+}
+
+// Rules are what a pod admits. Pods of the same policies share them.
+type Rules struct {
+	Sets  [2]*ebpfmaps.RuleSet // ingress, egress; nil: not isolated
+	Names [2][]string          // of rules, by their numbers, from 1
+
+	warning string
+}
+
+// uses reports whether a rule names the class.
+func (r *Rules) uses(class uint32) bool {
+	return slices.ContainsFunc(r.Sets[:], func(set *ebpfmaps.RuleSet) bool {
+		return set != nil && slices.ContainsFunc(set.Rules, func(rule ebpfmaps.Rule) bool {
+			return rule.Kind == ebpfmaps.ClassPeer && rule.Peer == class
+		})
+	})
+}
+
+// Compiler compiles. What it keeps between compilations only saves time, except for classes that a compilation before has
+// used: rules name these, too, so that no address is without its class while the datapath changes.
+type Compiler struct {
+	Node string
+
+	objects    []*networkingv1.NetworkPolicy
+	namespaces map[string]labels.Set
+	parsed     []*parsed
+	warnings   []string
+	termText   string            // terms in use
+	contents   map[*Pod][]string // of the classes of each address
+	classes    classes
+	rules      map[string]*Rules // by what they are compiled from
+}
+
+// Compile returns the state for a cluster.
+func (c *Compiler) Compile(cluster Cluster) *State {
+	c.read(cluster)
+	state := &State{
+		Pods: map[string]*Rules{}, Own: map[netip.Addr]string{}, Released: map[string]bool{}, Classes: map[netip.Addr]uint32{},
+		Warnings: slices.Clone(c.warnings),
+	}
+	own, local := c.choose(cluster.Pods, state)
+	terms := termsOf(local)
+	state.NeedsPeers = len(terms) > 0
+	owners := ownersOf(cluster.Pods)
+	c.classify(owners, terms, state)
+	for pod, policies := range own {
+		rules := c.rulesOf(pod, policies)
+		if state.Pods[pod.UID] = rules; rules.warning != "" {
+			state.Warnings = append(state.Warnings, rules.warning)
+		}
+		for _, addr := range pod.Addresses {
+			if owners[addr] == pod {
+				state.Own[addr] = pod.UID
+			}
+		}
+	}
+	slices.Sort(state.Warnings)
+	state.Warnings = slices.Compact(state.Warnings)
+	return state
+}
+
+// read parses the policies if they have changed.
+func (c *Compiler) read(cluster Cluster) {
+	objects := slices.Clone(cluster.Policies)
+	slices.SortFunc(objects, func(a, b *networkingv1.NetworkPolicy) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	if c.rules == nil || !reflect.DeepEqual(c.namespaces, cluster.Namespaces) {
+		c.contents, c.rules, c.namespaces = map[*Pod][]string{}, map[string]*Rules{}, maps.Clone(cluster.Namespaces)
+	}
+	if c.classes.byContent == nil {
+		c.classes = classes{byContent: map[string]*class{}, numbers: map[uint32]bool{}}
+	}
+	if slices.Equal(objects, c.objects) {
+		return
+	}
+	p := &parser{terms: map[string]*term{}}
+	c.objects, c.parsed, c.rules = objects, nil, map[string]*Rules{}
+	for _, object := range objects {
+		if parsed := p.parse(object); parsed != nil {
+			c.parsed = append(c.parsed, parsed)
+		}
+	}
+	c.warnings = p.warnings
+}
+
+// choose returns the policies of each pod of this node that policies may select, and all policies that select one.
+func (c *Compiler) choose(pods []*Pod, state *State) (own map[*Pod][]*parsed, local []*parsed) {
+	byNamespace := map[string][]*parsed{}
+	for _, p := range c.parsed {
+		byNamespace[p.namespace] = append(byNamespace[p.namespace], p)
+	}
+	state.Namespaces = slices.Sorted(maps.Keys(byNamespace))
+	own, isLocal := map[*Pod][]*parsed{}, map[*parsed]bool{}
+	for _, pod := range pods {
+		if pod.Node != c.Node || pod.IsDone {
+			continue
+		}
+		policies, ok := byNamespace[pod.Namespace]
+		if !ok {
+			state.Released[pod.UID] = true
+			continue
+		}
+		selected := []*parsed{}
+		for _, p := range policies {
+			if !p.selector.Matches(pod.Labels) {
+				continue
+			}
+			if pod.HostNetwork {
+				state.Warnings = append(state.Warnings, fmt.Sprintf("%s/%s: it has no effect on the pod %s, which has the node's network", p.namespace, p.name, pod.Name))
+				continue
+			}
+			selected, isLocal[p] = append(selected, p), true
+		}
+		if !pod.HostNetwork {
+			own[pod] = selected
+		}
+	}
+	return own, slices.DeleteFunc(slices.Clone(c.parsed), func(p *parsed) bool { return !isLocal[p] })
+}
+
+// classify finds the class of each address.
+func (c *Compiler) classify(owners map[netip.Addr]*Pod, terms []*term, state *State) {
+	var text strings.Builder
+	for _, t := range terms {
+		fmt.Fprintf(&text, "%s %v %v\n", t.key, t.isPeer, t.named)
+	}
+	if text.String() != c.termText {
+		c.contents, c.termText = map[*Pod][]string{}, text.String()
+	}
+	contents, used, hasNew := make(map[*Pod][]string, len(owners)), map[*class]bool{}, false
+	for addr, pod := range owners {
+		namespace, known := c.namespaces[pod.Namespace]
+		if known && namespace == nil {
+			namespace = labels.Set{}
+		}
+		of := c.contents[pod]
+		if of == nil {
+			for _, own := range pod.Addresses {
+				of = append(of, membership(terms, pod, namespace, own))
+			}
+			c.contents[pod] = of
+		}
+		contents[pod] = of
+		content := of[slices.Index(pod.Addresses, addr)]
+		if content == "" {
+			continue
+		}
+		class, isNew := c.classes.of(content, terms, pod, namespace, addr)
+		state.Classes[addr], used[class], hasNew = class.number, true, hasNew || isNew
+	}
+	c.contents = contents // without pods that are gone
+	if c.classes.retire(used) || hasNew {
+		c.rules = map[string]*Rules{}
+	}
+}
+
+// rulesOf compiles the policies of a pod. A direction that does not fit admits only the node.
+func (c *Compiler) rulesOf(pod *Pod, policies []*parsed) *Rules {
+	var text strings.Builder
+	for _, p := range policies {
+		fmt.Fprintf(&text, "%s/%s\n", p.namespace, p.name)
+	}
+	fmt.Fprint(&text, pod.Ports)
+	if known := c.rules[text.String()]; known != nil {
+		return known
+	}
+	made := &Rules{}
+	for direction := range made.Sets {
+		rules, names, isIsolated := c.collect(pod, policies, direction)
+		if !isIsolated {
+			continue
+		}
+		compiled := &policy.Policy{Host: true}
+		set, fits := compiled.CompileRules(rules, "")
+		if !fits {
+			made.warning = fmt.Sprintf("the policies of pod %s/%s have too many combinations of a peer and a port, so they admit nothing", pod.Namespace, pod.Name)
+			set, names = &ebpfmaps.RuleSet{Host: true}, nil
+		}
+		made.Sets[direction], made.Names[direction] = set, names
+	}
+	c.rules[text.String()] = made
+	return made
+}
+
+// collect returns the rules of one direction, with the names of the objects' rules.
+func (c *Compiler) collect(pod *Pod, policies []*parsed, direction int) (rules []policy.Rule, names []string, isIsolated bool) {
+	rules = []policy.Rule{} // isolated, without a rule
+	for _, p := range policies {
+		if !p.isolates[direction] {
+			continue
+		}
+		isIsolated = true
+		for _, r := range p.rules[direction] {
+			for _, rule := range c.expand(r, pod) {
+				rules, names = append(rules, rule), append(names, r.name)
+			}
+		}
+	}
+	return rules, names, isIsolated
+}
+
+// expand returns the rules for the compiler: one for the numbers of ports, and with names of ports for egress, one for each
+// list of numbers that classes have for them.
+func (c *Compiler) expand(r rule, pod *Pod) (rules []policy.Rule) {
+	ports := r.ports
+	if len(r.holders) == 0 { // ingress
+		for _, name := range r.named {
+			ports = slices.Concat(ports, name.numbers(pod))
+		}
+	}
+	if r.anyPort || len(ports) > 0 {
+		rules = append(rules, policy.Rule{Peers: c.peers(r), Ports: ports})
+	}
+	if len(r.holders) == 0 {
+		return rules
+	}
+	byPorts := map[string]*policy.Rule{}
+	for _, class := range c.classes.sorted {
+		ports := class.portsFor(r)
+		if len(ports) == 0 {
+			continue
+		}
+		key := fmt.Sprint(ports)
+		if byPorts[key] == nil {
+			byPorts[key] = &policy.Rule{Peers: []policy.Peer{{}}, Ports: ports}
+		}
+		byPorts[key].Peers[0].Classes = append(byPorts[key].Peers[0].Classes, class.number)
+	}
+	for _, key := range slices.Sorted(maps.Keys(byPorts)) {
+		rules = append(rules, *byPorts[key])
+	}
+	return rules
+}
+
+// portsFor returns the class's numbers for the names of ports of a rule.
+func (c *class) portsFor(r rule) (ports []policy.Ports) {
+	for _, holder := range r.holders {
+		for _, name := range r.named {
+			for _, port := range c.terms[holder.key][name] {
+				if !slices.Contains(ports, port) {
+					ports = append(ports, port)
+				}
+			}
+		}
+	}
+	return ports
+}
+
+// peers returns nil for any peer.
+func (c *Compiler) peers(r rule) []policy.Peer {
+	if r.anyPeer {
+		return nil
+	}
+	peer := policy.Peer{Classes: []uint32{}} // not nil: a rule whose peers are none admits nobody
+	for _, class := range c.classes.sorted {
+		if slices.ContainsFunc(r.terms, func(t *term) bool { return class.terms[t.key] != nil }) {
+			peer.Classes = append(peer.Classes, class.number)
+		}
+	}
+	return append([]policy.Peer{peer}, r.blocks...)
+}

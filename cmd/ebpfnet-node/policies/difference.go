@@ -1,0 +1,150 @@
+package policies
+
+import (
+	"maps"
+	"net/netip"
+
+	"github.com/ebpfnet/ebpfnet/loader"
+	ebpfmaps "github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
+)
+
+// Present is what the datapath has.
+type Present struct {
+	Pods     map[loader.Owner]*Rules // by ebpfmaps.PodToken; nil: unknown ones, of an earlier agent
+	Own      map[netip.Addr]loader.Owner
+	Released map[loader.Owner]bool
+	Classes  map[netip.Addr]uint32
+	IsUnused bool // no namespace has policies, so all pods are released
+}
+
+// Names returns the objects that the rules of pods come from.
+func (p *Present) Names() nodestate.RuleNames {
+	names, lists := nodestate.RuleNames{Lists: [][]string{}, Pods: map[string][2]int{}}, map[*Rules]int{}
+	for owner, rules := range p.Pods {
+		first, isKnown := lists[rules]
+		if !isKnown {
+			first = len(names.Lists)
+			lists[rules], names.Lists = first, append(names.Lists, rules.Names[:]...)
+		}
+		names.Pods[owner.String()] = [2]int{first, first + 1}
+	}
+	return names
+}
+
+// Changes are what the datapath lacks, in the order in which Apply makes them. At each point, an address that a former and a
+// new rule admit is admitted.
+type Changes struct {
+	Additions map[netip.Addr]uint32 // classes of addresses that have none
+	Policies  []ebpfmaps.OwnPolicy  // of pods whose rules differ
+	Others    map[netip.Addr]uint32 // classes of addresses that have another one; 0: none any more
+	Revoked   map[loader.Owner]bool // pods whose rules name the class that an address has lost
+
+	Want *Present // all of it
+	// SeesDevices says that a pod may have come, gone, or got its address: its device may need another policy.
+	SeesDevices bool
+}
+
+// IsEmpty reports whether the datapath has everything.
+func (c *Changes) IsEmpty() bool {
+	return len(c.Additions) == 0 && len(c.Policies) == 0 && len(c.Others) == 0 && !c.SeesDevices
+}
+
+// Difference compares. Without all pods, addresses that nobody seems to have keep their classes.
+func Difference(state *State, have *Present, hasAllPods bool) *Changes {
+	c := &Changes{Additions: map[netip.Addr]uint32{}, Others: map[netip.Addr]uint32{}, Revoked: map[loader.Owner]bool{}, Want: wantedBy(state)}
+	for owner, rules := range c.Want.Pods {
+		if before := have.Pods[owner]; before == nil || !before.equal(rules) {
+			c.Policies = append(c.Policies, ebpfmaps.OwnPolicy{Owner: owner, Ingress: rules.Sets[ingress], Egress: rules.Sets[egress]})
+		}
+	}
+	lost := map[uint32]bool{}
+	for addr, class := range state.Classes {
+		switch before := have.Classes[addr]; before {
+		case class:
+		case 0:
+			c.Additions[addr] = class
+		default:
+			c.Others[addr], lost[before] = class, true
+		}
+	}
+	for addr, class := range have.Classes {
+		if _, isKnown := state.Classes[addr]; isKnown {
+			continue
+		}
+		if hasAllPods {
+			c.Others[addr], lost[class] = 0, true
+		} else {
+			c.Want.Classes[addr] = class
+		}
+	}
+	for class := range lost {
+		for owner, rules := range c.Want.Pods {
+			if !c.Revoked[owner] && rules.uses(class) {
+				c.Revoked[owner] = true
+			}
+		}
+	}
+	c.SeesDevices = len(c.Policies) > 0 || len(c.Want.Pods) != len(have.Pods) || !maps.Equal(c.Want.Own, have.Own) ||
+		!maps.Equal(c.Want.Released, have.Released) || c.Want.IsUnused != have.IsUnused
+	return c
+}
+
+func wantedBy(state *State) *Present {
+	want := &Present{
+		Pods: map[loader.Owner]*Rules{}, Own: map[netip.Addr]loader.Owner{}, Released: map[loader.Owner]bool{},
+		Classes: maps.Clone(state.Classes), IsUnused: len(state.Namespaces) == 0,
+	}
+	for uid, rules := range state.Pods {
+		want.Pods[ebpfmaps.PodToken(uid)] = rules
+	}
+	for addr, uid := range state.Own {
+		want.Own[addr] = ebpfmaps.PodToken(uid)
+	}
+	for uid := range state.Released {
+		want.Released[ebpfmaps.PodToken(uid)] = true
+	}
+	return want
+}
+
+func (r *Rules) equal(other *Rules) bool {
+	return r == other || r.Sets[ingress].Equal(other.Sets[ingress]) && r.Sets[egress].Equal(other.Sets[egress])
+}
+
+// isolates reports whether the rules isolate a direction that a policy does not.
+func (r *Rules) isolates(before ebpfmaps.Policy) bool {
+	return r.Sets[ingress] != nil && before.Ingress == 0 || r.Sets[egress] != nil && before.Egress == 0
+}
+
+// devicesOf returns the devices whose policy must change, with the new one, and those of pods that a direction of is about
+// to be isolated. ADD knows a pod by its UID. One that was connected before its namespace got policies is known by its
+// address.
+func devicesOf(devices []ebpfmaps.Device, policies []ebpfmaps.Policy, want *Present) (moved, isolated []ebpfmaps.Device) {
+	byIndex, byOwner := map[ebpfmaps.PolicyIndex]ebpfmaps.Policy{}, map[loader.Owner]ebpfmaps.PolicyIndex{}
+	for _, policy := range policies {
+		byIndex[policy.Index], byOwner[policy.Owner] = policy, policy.Index
+	}
+	for _, device := range devices {
+		before := byIndex[device.Policy]
+		pod := before.Owner
+		if !before.IsPod {
+			if pod = want.Own[device.Addr4]; pod == 0 {
+				pod = want.Own[device.Addr6]
+			}
+		}
+		index := device.Policy
+		if rules := want.Pods[pod]; rules != nil && pod != 0 {
+			index = byOwner[pod]
+			if rules.isolates(before) {
+				isolated = append(isolated, device)
+			}
+		} else if before.IsPod && (want.Released[pod] || want.IsUnused) {
+			index = byOwner[device.Owner] // of the configuration, or 0
+		}
+		if index != device.Policy {
+			device.Policy = index
+			moved = append(moved, device)
+		}
+	}
+	return moved, isolated
+}

@@ -1,0 +1,115 @@
+package maps
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+)
+
+// PodToken owns the policy of a pod. The node agent writes it before ADD connects the pod, so it has no attachment.
+func PodToken(uid string) loader.Owner { return loader.Owner(token("pod", uid)) }
+
+// PutPodPolicies is PutPolicy for pods, by the tokens of their UIDs. Only FreePodPolicies frees them.
+func (s *Store) PutPodPolicies(pods []OwnPolicy) (map[loader.Owner]PolicyIndex, error) {
+	return s.putPolicies(pods, bpf.PolicyPod)
+}
+
+// PodPolicy returns the index of a pod's policy; 0: it has none.
+func PodPolicy(dp *loader.Datapath, uid string) (index PolicyIndex, err error) {
+	all, err := mapPolicies(dp)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, all.close()) }()
+
+	owner := PodToken(uid)
+	if index, entry := all.find(owner); entry != nil && loader.Owner(entry.Owner) == owner {
+		return index, nil
+	}
+	return 0, nil
+}
+
+// FreePodPolicies frees the policies of pods, except those to keep and those of devices.
+func (s *Store) FreePodPolicies(keep map[loader.Owner]bool) error {
+	devices, err := Devices(s.dp)
+	if err != nil {
+		return err
+	}
+	used := map[PolicyIndex]bool{}
+	for _, device := range devices {
+		used[device.Policy] = true
+	}
+	return s.freeEntries(func(index PolicyIndex, entry *bpf.Policy) bool {
+		return entry.Checks&bpf.PolicyPod != 0 && !keep[loader.Owner(entry.Owner)] && !used[index]
+	})
+}
+
+// Revoke has the programs judge all connections of owners again, because a class has lost an address.
+func (s *Store) Revoke(owners map[loader.Owner]bool) (err error) {
+	if len(owners) == 0 {
+		return nil
+	}
+	all, err := mapPolicies(s.dp)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, all.close()) }()
+
+	revoke := func() {
+		for i := range all.entries {
+			if entry := &all.entries[i]; entry.Owner != 0 && owners[loader.Owner(entry.Owner)] {
+				atomic.AddUint32(&entry.Generation, 1)
+			}
+		}
+	}
+	revoke()
+	if err := waitForPrograms(); err != nil {
+		return err
+	}
+	revoke() // for programs that read the generation before, and the address's former class
+	return nil
+}
+
+// PeerClasses returns the classes of pods' addresses.
+func PeerClasses(dp *loader.Datapath) (map[netip.Addr]uint32, error) {
+	if err := dp.OpenOnDemand(bpf.MapPeerClasses); err != nil {
+		return nil, err
+	}
+	classes := map[netip.Addr]uint32{}
+	for entry, err := range entries[bpf.Addr, uint32](dp.PeerClasses) {
+		if err != nil {
+			return nil, err
+		}
+		classes[addrOf(entry.key)] = entry.value
+	}
+	return classes, nil
+}
+
+// SetPeerClasses changes the classes of some addresses; 0: the address has none.
+func (s *Store) SetPeerClasses(changes map[netip.Addr]uint32) error {
+	if len(changes) == 0 {
+		return nil
+	}
+	if err := s.dp.OpenOnDemand(bpf.MapPeerClasses); err != nil {
+		return err
+	}
+	for addr, class := range changes {
+		key := wireAddr(addr)
+		var err error
+		if class != 0 {
+			err = s.dp.PeerClasses.Put(&key, class)
+		} else if err = s.dp.PeerClasses.Delete(&key); errors.Is(err, ebpf.ErrKeyNotExist) {
+			err = nil
+		}
+		if err != nil {
+			return fmt.Errorf("set the class of %s: %w", addr, explainFull(s.dp.PeerClasses, err))
+		}
+	}
+	return nil
+}

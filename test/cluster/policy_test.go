@@ -1,0 +1,230 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// TestNetworkPolicy has policies come and go under pods that run, and pods start under policies: before, after and without
+// their agent.
+func TestNetworkPolicy(t *testing.T) {
+	c := newCluster(t, append([]string{"--network-policy"}, clusterCIDRs...)...)
+	web, client, other := c.nodes[0], c.nodes[1], c.nodes[2]
+	_, err := web.Run(testenv.Context(t), "nft", "table inet tracked { chain c { type filter hook prerouting priority 0; ct state new accept; }; }")
+	testenv.Must(t, err)
+	for _, name := range []string{"shop", "bar"} {
+		c.api.Set(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	}
+	c.putPod(web, web.pod, "web")
+	c.putPod(client, client.pod, "client")
+	c.putPod(other, other.pod, "other")
+
+	// A running pod gets its first policy.
+	toWeb4, toWeb6 := c.startFlow(testenv.IPv4, client, web), c.startFlow(testenv.IPv6, client, web)
+	stopped, kept := web.connect(testenv.IPv4, other), web.connect(testenv.IPv6, client)
+	admit := policyOf("client")
+	c.api.Set(admit)
+	web.wantEnded(stopped)
+	c.wantNoLoss("a pod that gets its first policy", toWeb4, toWeb6)
+	if _, err := kept.Ask(testenv.Context(t), "replies?"); err != nil {
+		t.Errorf("a connection that the policy admits: %v", err)
+	}
+	for _, f := range testenv.Families {
+		web.wantDenied(f, bpf.ReasonPolicyIngress, other.pod, web.pod)
+		web.wantDenied(f, bpf.ReasonPolicyEgress, web.pod, client.pod)
+		web.wantAdmitted(f, client.pod.Namespace, web.pod)
+		web.wantAdmitted(f, web.Namespace, web.pod) // kubelet's probes
+	}
+
+	// Pods that start under a policy, with and without the agent.
+	second := c.addPolicedPod(web, "second", "shop")
+	for _, f := range testenv.Families {
+		web.wantDenied(f, bpf.ReasonPolicyIngress, other.pod, second)
+		web.wantAdmitted(f, client.pod.Namespace, second)
+	}
+	web.agent.kill()
+	free := c.addPolicedPod(web, "free", "bar")
+	held := c.addPolicedPod(web, "held", "shop")
+	for _, f := range testenv.Families {
+		web.wantAdmitted(f, other.pod.Namespace, free)
+		web.wantDenied(f, bpf.ReasonPolicyIngress, client.pod, held)
+		web.wantAdmitted(f, client.pod.Namespace, second)
+	}
+	web.startAgent()
+	eventually(t, "the agent to take over a pod that ADD has kept closed", func() error {
+		return ask(t, client.pod.Namespace, testenv.IPv4, held)
+	})
+	web.wantDenied(testenv.IPv6, bpf.ReasonPolicyIngress, other.pod, held)
+
+	// A peer gets other labels.
+	running := web.connect(testenv.IPv6, client)
+	c.putPod(client, client.pod, "other")
+	web.wantEnded(running)
+	web.wantDenied(testenv.IPv4, bpf.ReasonPolicyIngress, client.pod, second)
+	c.putPod(other, other.pod, "client")
+	eventually(t, "a peer to be admitted by its new label", func() error { return ask(t, other.pod.Namespace, testenv.IPv4, second) })
+
+	// The end: of the policy, and of the option.
+	c.api.Unset(admit)
+	eventually(t, "the end of the policy", func() error { return ask(t, client.pod.Namespace, testenv.IPv6, web.pod) })
+	web.wantPolicies(0)
+	c.api.Set(admit)
+	web.wantPolicies(3)
+	web.agent.kill()
+	web.options = clusterCIDRs
+	web.startAgent()
+	web.wantPolicies(0)
+	web.wantAdmitted(testenv.IPv4, client.pod.Namespace, web.pod)
+}
+
+// policyOf isolates the pods of namespace shop but those of peers, in both directions: it admits peers.
+func policyOf(app string) *networkingv1.NetworkPolicy {
+	policy := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "admit"}}
+	policy.Spec = networkingv1.NetworkPolicySpec{
+		PodSelector: metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpIn, Values: []string{"web"}}}},
+		PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
+		Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{
+			PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
+		}}}},
+	}
+	return policy
+}
+
+// putPod writes the Pod object of a container.
+func (c *cluster) putPod(n *node, pod *testenv.Pod, app string) {
+	object := podObject(n, pod.Conf.ContainerID, "shop", app)
+	object.Status.PodIPs = []corev1.PodIP{{IP: pod.Addr4().String()}, {IP: pod.Addr6().String()}}
+	c.api.Set(object)
+}
+
+func podObject(n *node, name, namespace, app string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"app": app}},
+		Spec:       corev1.PodSpec{NodeName: n.Name},
+	}
+}
+
+// addPolicedPod binds a pod that the policy selects in namespace shop, and starts it.
+func (c *cluster) addPolicedPod(n *node, name, namespace string) *testenv.Pod {
+	c.Helper()
+	c.api.Set(podObject(n, name, namespace, "web"))
+	return n.runtime.AddPod(c, name, nil, [2]string{"IgnoreUnknown", "1"}, [2]string{"K8S_POD_NAMESPACE", namespace},
+		[2]string{"K8S_POD_NAME", name}, [2]string{"K8S_POD_UID", "uid-" + name})
+}
+
+// patience is the time in which a packet that is not dropped has an answer.
+const patience = time.Second
+
+// ask asks a pod once.
+func ask(tb testenv.TB, from *testenv.Namespace, f testenv.Family, to *testenv.Pod) error {
+	tb.Helper()
+	server := testenv.ServeTCP(tb, to.Namespace, netip.AddrPortFrom(f.Pod(to), 0))
+	defer server.Close()
+	ctx, stop := context.WithTimeout(testenv.Context(tb), patience)
+	defer stop()
+	_, err := testenv.Ask(ctx, from, "tcp", server.Addr, "hello")
+	return err
+}
+
+func (n *node) wantAdmitted(f testenv.Family, from *testenv.Namespace, to *testenv.Pod) {
+	n.t.Helper()
+	server := testenv.ServeTCP(n.t, to.Namespace, netip.AddrPortFrom(f.Pod(to), 0))
+	defer server.Close()
+	if _, err := testenv.Ask(testenv.Context(n.t), from, "tcp", server.Addr, "hello"); err != nil {
+		n.t.Errorf("%s asks %s by %s: %v", from.Name, to.Name, f.Name, err)
+	}
+}
+
+// wantDenied wants no answer, and a drop for a reason on this node.
+func (n *node) wantDenied(f testenv.Family, reason bpf.Reason, from, to *testenv.Pod) {
+	n.t.Helper()
+	before := n.drops(reason)
+	if err := ask(n.t, from.Namespace, f, to); !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, context.DeadlineExceeded) {
+		n.t.Errorf("%s asks %s by %s: got %v, want no answer", from.Name, to.Name, f.Name, err)
+	}
+	if n.drops(reason) == before {
+		n.t.Errorf("%s asks %s by %s: got no drop for %v", from.Name, to.Name, f.Name, maps.Reason(reason))
+	}
+}
+
+// connect connects another node's container to this one's.
+func (n *node) connect(f testenv.Family, from *node) *testenv.Client {
+	n.t.Helper()
+	server := testenv.ServeTCP(n.t, n.pod.Namespace, netip.AddrPortFrom(f.Pod(n.pod), 0))
+	client, err := testenv.NewClient(testenv.Context(n.t), from.pod.Namespace, "tcp", netip.AddrPort{}, server.Addr)
+	testenv.Must(n.t, err)
+	n.t.Cleanup(func() { client.Close(); server.Close() })
+	_, err = client.Ask(testenv.Context(n.t), "hello")
+	testenv.Must(n.t, err)
+	return client
+}
+
+// wantEnded asks by a connection until there is no answer.
+func (n *node) wantEnded(client *testenv.Client) {
+	n.t.Helper()
+	eventually(n.t, "a connection that is no longer admitted to end", func() error {
+		ctx, stop := context.WithTimeout(testenv.Context(n.t), patience)
+		defer stop()
+		if reply, err := client.Ask(ctx, "still there?"); err == nil {
+			return fmt.Errorf("got %+v", reply)
+		}
+		return nil
+	})
+}
+
+func (n *node) withDatapath(use func(*loader.Datapath) error) {
+	n.t.Helper()
+	testenv.Must(n.t, n.Do(func() error {
+		dp, err := loader.OpenLoaded()
+		if err != nil {
+			return err
+		}
+		defer dp.Close()
+		return use(dp)
+	}))
+}
+
+// wantPolicies waits until the datapath has so many policies of pods.
+func (n *node) wantPolicies(want int) {
+	n.t.Helper()
+	eventually(n.t, fmt.Sprintf("%d policies", want), func() (err error) {
+		n.withDatapath(func(dp *loader.Datapath) error {
+			all, errList := maps.Policies(dp)
+			if len(all) != want {
+				err = fmt.Errorf("got %+v", all)
+			}
+			return errList
+		})
+		return err
+	})
+}
+
+// drops counts packets that this node has dropped for a reason.
+func (n *node) drops(reason bpf.Reason) (packets uint64) {
+	n.t.Helper()
+	n.withDatapath(func(dp *loader.Datapath) error {
+		all, err := maps.Drops(dp)
+		for _, drop := range all {
+			if drop.Reason == maps.Reason(reason) {
+				packets += drop.Packets
+			}
+		}
+		return err
+	})
+	return packets
+}
