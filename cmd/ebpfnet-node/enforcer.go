@@ -26,6 +26,7 @@ type policySource interface {
 	Changed() <-chan struct{}
 	Policies() (all []*networkingv1.NetworkPolicy, isComplete bool)
 	Cluster() (cluster policies.Cluster, isComplete, hasPeers bool)
+	Events() (events []policies.Event, isAll bool)
 	Err() error
 }
 
@@ -49,6 +50,7 @@ type enforcer struct {
 	isReady atomic.Bool // the datapath has been as required
 
 	have       *policies.Present // nil: unknown
+	isCompiled bool              // have is what all objects require, but for events
 	hasNames   bool              // the file of rules' names has been written
 	namespaces []string          // in the file
 	written    time.Time         // when the file was
@@ -112,8 +114,23 @@ func (e *enforcer) explain(err error) error {
 	return fmt.Errorf("NetworkPolicy: %w", err)
 }
 
-// sync brings the datapath into the required state.
+// sync brings the datapath into the required state. Where only pods of other nodes have changed, it looks at no others.
 func (e *enforcer) sync(ctx context.Context) error {
+	events, isAll := e.source.Events()
+	isCompiled := e.isCompiled && e.have != nil
+	e.isCompiled = false // unless this succeeds
+	if isCompiled && isAll {
+		if classes, isAll := e.compiler.Update(events); isAll {
+			err := errors.Join(e.change(policies.ClassDifference(classes, e.have)), e.tell(e.namespaces))
+			e.isCompiled = err == nil
+			return err
+		}
+	}
+	return e.compile(ctx)
+}
+
+// compile compiles all policies.
+func (e *enforcer) compile(ctx context.Context) error {
 	all, hasPolicies := e.source.Policies()
 	if !hasPolicies {
 		return errPending
@@ -151,14 +168,8 @@ func (e *enforcer) apply(state *policies.State, hasAllPods bool) error {
 		e.have = have
 	}
 	changes := policies.Difference(state, e.have, hasAllPods)
-	if !changes.IsEmpty() {
-		warning, err := e.host.ApplyPolicies(changes)
-		if warning != nil {
-			e.log.Warn(warning.Error())
-		}
-		if err != nil {
-			return err
-		}
+	if err := e.change(changes); err != nil {
+		return err
 	}
 	e.have = changes.Want
 	if changes.SeesDevices || !e.hasNames {
@@ -167,7 +178,19 @@ func (e *enforcer) apply(state *policies.State, hasAllPods bool) error {
 		}
 		e.hasNames = true
 	}
+	e.isCompiled = hasAllPods
 	return e.tell(state.Namespaces)
+}
+
+func (e *enforcer) change(changes *policies.Changes) error {
+	if changes.IsEmpty() {
+		return nil
+	}
+	warning, err := e.host.ApplyPolicies(changes)
+	if warning != nil {
+		e.log.Warn(warning.Error())
+	}
+	return err
 }
 
 // tell writes which namespaces have policies. It renews the file each minute, from which ADD knows that the agent runs.

@@ -4,10 +4,14 @@ go 1.26.6
 
 replace (
 	github.com/ebpfnet/ebpfnet => ../..
+	github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node => ../../cmd/ebpfnet-node
 	github.com/ebpfnet/ebpfnet/test => ../
+	github.com/vishvananda/netlink => github.com/vishvananda/netlink v1.3.1 // as the others need it
 )
 
 require (
+	github.com/ebpfnet/ebpfnet v0.0.0-00010101000000-000000000000
+	github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node v0.0.0-00010101000000-000000000000
 	github.com/ebpfnet/ebpfnet/test v0.0.0-00010101000000-000000000000
 	github.com/mattfenwick/cyclonus v0.5.6
 	k8s.io/api v0.37.2
@@ -16,6 +20,8 @@ require (
 )
 
 require (
+	github.com/cilium/ebpf v0.22.0 // indirect
+	github.com/containernetworking/cni v1.3.1 // indirect
 	github.com/davecgh/go-spew v1.1.2-0.20180830191138-d8f796af33cc // indirect
 	github.com/emicklei/go-restful/v3 v3.13.0 // indirect
 	github.com/fxamacker/cbor/v2 v2.9.1 // indirect
@@ -55,12 +61,14 @@ require (
 	github.com/pmezard/go-difflib v1.0.1-0.20181226105442-5d4384ee4fb2 // indirect
 	github.com/sirupsen/logrus v1.9.4 // indirect
 	github.com/spf13/pflag v1.0.10 // indirect
+	github.com/vishvananda/netlink v1.3.2-0.20251022194116-03b8f90390d9 // indirect
+	github.com/vishvananda/netns v0.0.5 // indirect
 	github.com/x448/float16 v0.8.4 // indirect
 	go.yaml.in/yaml/v2 v2.4.4 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/exp v0.0.0-20240719175910-8a7402abbf56 // indirect
 	golang.org/x/net v0.59.0 // indirect
-	golang.org/x/oauth2 v0.36.0 // indirect
+	golang.org/x/oauth2 v0.37.0 // indirect
 	golang.org/x/sys v0.49.0 // indirect
 	golang.org/x/term v0.46.0 // indirect
 	golang.org/x/text v0.42.0 // indirect

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -174,6 +175,29 @@ func (s *Source) Cluster() (cluster policies.Cluster, isComplete, hasPeers bool)
 		cluster.Namespaces[n.name] = n.labels
 	}
 	return cluster, hasPolicies && hasNamespaces && hasOwn, hasPeers
+}
+
+// Events returns what has become of pods of other nodes since the last call. isAll says that nothing else has changed.
+func (s *Source) Events() (events []policies.Event, isAll bool) {
+	unchanged := []bool{isUnchanged(s.policies), isUnchanged(s.namespaces), isUnchanged(s.own)} // all of them
+	isAll = !slices.Contains(unchanged, false)
+	if s.peers.now == nil {
+		return nil, isAll
+	}
+	changes, isComplete := s.peers.now.Take()
+	for _, change := range changes { // nil where there is none
+		events = append(events, policies.Event{Before: change.Before, Now: change.Now})
+	}
+	return events, isAll && isComplete
+}
+
+// isUnchanged reports whether nothing has changed since the last call.
+func isUnchanged[T any](s *source[T]) bool {
+	if s.now == nil {
+		return true
+	}
+	events, isAll := s.now.Take()
+	return isAll && len(events) == 0
 }
 
 // Err returns why the API server last refused something, or nil.

@@ -55,7 +55,9 @@ type Compiler struct {
 	namespaces map[string]labels.Set
 	parsed     []*parsed
 	warnings   []string
-	termText   string            // terms in use
+	termText   string // terms in use
+	terms      []*term
+	holders    holders
 	contents   map[*Pod][]string // of the classes of each address
 	classes    classes
 	rules      map[string]*Rules // by what they are compiled from
@@ -71,15 +73,18 @@ func (c *Compiler) Compile(cluster Cluster) *State {
 	own, local := c.choose(cluster.Pods, state)
 	terms := termsOf(local)
 	state.NeedsPeers = len(terms) > 0
-	owners := ownersOf(cluster.Pods)
-	c.classify(owners, terms, state)
+	c.terms, c.holders = terms, holders{}
+	for _, pod := range cluster.Pods {
+		c.holders.add(pod)
+	}
+	c.classify(state)
 	for pod, policies := range own {
 		rules := c.rulesOf(pod, policies)
 		if state.Pods[pod.UID] = rules; rules.warning != "" {
 			state.Warnings = append(state.Warnings, rules.warning)
 		}
 		for _, addr := range pod.Addresses {
-			if owners[addr] == pod {
+			if c.holders[addr][0] == pod {
 				state.Own[addr] = pod.UID
 			}
 		}
@@ -150,39 +155,92 @@ func (c *Compiler) choose(pods []*Pod, state *State) (own map[*Pod][]*parsed, lo
 }
 
 // classify finds the class of each address.
-func (c *Compiler) classify(owners map[netip.Addr]*Pod, terms []*term, state *State) {
+func (c *Compiler) classify(state *State) {
 	var text strings.Builder
-	for _, t := range terms {
+	for _, t := range c.terms {
 		fmt.Fprintf(&text, "%s %v %v\n", t.key, t.isPeer, t.named)
 	}
 	if text.String() != c.termText {
 		c.contents, c.termText = map[*Pod][]string{}, text.String()
 	}
-	contents, used, hasNew := make(map[*Pod][]string, len(owners)), map[*class]bool{}, false
-	for addr, pod := range owners {
-		namespace, known := c.namespaces[pod.Namespace]
-		if known && namespace == nil {
-			namespace = labels.Set{}
+	before := c.contents
+	used, hasNew := map[*class]bool{}, false
+	c.contents = make(map[*Pod][]string, len(before)) // without pods that are gone
+	for addr, pods := range c.holders {
+		if known := before[pods[0]]; known != nil {
+			c.contents[pods[0]] = known
 		}
-		of := c.contents[pod]
-		if of == nil {
-			for _, own := range pod.Addresses {
-				of = append(of, membership(terms, pod, namespace, own))
-			}
-			c.contents[pod] = of
+		if class, isNew := c.classOf(addr, pods[0]); class != nil {
+			state.Classes[addr], used[class], hasNew = class.number, true, hasNew || isNew
 		}
-		contents[pod] = of
-		content := of[slices.Index(pod.Addresses, addr)]
-		if content == "" {
-			continue
-		}
-		class, isNew := c.classes.of(content, terms, pod, namespace, addr)
-		state.Classes[addr], used[class], hasNew = class.number, true, hasNew || isNew
 	}
-	c.contents = contents // without pods that are gone
 	if c.classes.retire(used) || hasNew {
 		c.rules = map[string]*Rules{}
 	}
+}
+
+// classOf returns the class of a pod's address, or nil, and whether it is new.
+func (c *Compiler) classOf(addr netip.Addr, pod *Pod) (found *class, isNew bool) {
+	namespace, known := c.namespaces[pod.Namespace]
+	if known && namespace == nil {
+		namespace = labels.Set{}
+	}
+	contents := c.contents[pod]
+	if contents == nil {
+		for _, own := range pod.Addresses {
+			contents = append(contents, membership(c.terms, pod, namespace, own))
+		}
+		c.contents[pod] = contents
+	}
+	content := contents[slices.Index(pod.Addresses, addr)]
+	if content == "" {
+		return nil, false
+	}
+	return c.classes.of(content, c.terms, pod, namespace, addr)
+}
+
+// Event is what has become of a pod; nil: there was or is none.
+type Event struct{ Before, Now *Pod }
+
+// Update returns the classes of the addresses of pods of other nodes that have changed since Compile; 0: none. isAll is false
+// if more than classes changes, so that all must be compiled.
+func (c *Compiler) Update(events []Event) (changed map[netip.Addr]uint32, isAll bool) {
+	changed = map[netip.Addr]uint32{}
+	for _, event := range events {
+		for _, pod := range []*Pod{event.Before, event.Now} {
+			if pod == nil {
+				continue
+			}
+			for _, addr := range pod.Addresses {
+				changed[addr] = 0
+			}
+		}
+		if event.Before != nil {
+			c.holders.remove(event.Before)
+			delete(c.contents, event.Before)
+		}
+		if event.Now != nil {
+			c.holders.add(event.Now)
+		}
+	}
+	for addr := range changed {
+		pods := c.holders[addr]
+		if slices.ContainsFunc(pods, func(pod *Pod) bool { return pod.Node == c.Node }) {
+			return nil, false
+		}
+		if len(pods) == 0 {
+			continue
+		}
+		class, isNew := c.classOf(addr, pods[0])
+		if isNew {
+			c.rules = map[string]*Rules{}
+			return nil, false
+		}
+		if class != nil {
+			changed[addr] = class.number
+		}
+	}
+	return changed, true
 }
 
 // rulesOf compiles the policies of a pod. A direction that does not fit admits only the node.

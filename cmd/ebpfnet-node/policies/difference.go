@@ -3,6 +3,7 @@ package policies
 import (
 	"maps"
 	"net/netip"
+	"slices"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	ebpfmaps "github.com/ebpfnet/ebpfnet/maps"
@@ -43,6 +44,8 @@ type Changes struct {
 	Want *Present // all of it
 	// SeesDevices says that a pod may have come, gone, or got its address: its device may need another policy.
 	SeesDevices bool
+
+	lost []uint32 // classes that an address had
 }
 
 // IsEmpty reports whether the datapath has everything.
@@ -58,36 +61,59 @@ func Difference(state *State, have *Present, hasAllPods bool) *Changes {
 			c.Policies = append(c.Policies, ebpfmaps.OwnPolicy{Owner: owner, Ingress: rules.Sets[ingress], Egress: rules.Sets[egress]})
 		}
 	}
-	lost := map[uint32]bool{}
 	for addr, class := range state.Classes {
-		switch before := have.Classes[addr]; before {
-		case class:
-		case 0:
-			c.Additions[addr] = class
-		default:
-			c.Others[addr], lost[before] = class, true
-		}
+		c.setClass(addr, have.Classes[addr], class)
 	}
 	for addr, class := range have.Classes {
 		if _, isKnown := state.Classes[addr]; isKnown {
 			continue
 		}
 		if hasAllPods {
-			c.Others[addr], lost[class] = 0, true
+			c.setClass(addr, class, 0)
 		} else {
 			c.Want.Classes[addr] = class
 		}
 	}
-	for class := range lost {
+	c.revoke()
+	c.SeesDevices = len(c.Policies) > 0 || len(c.Want.Pods) != len(have.Pods) || !maps.Equal(c.Want.Own, have.Own) ||
+		!maps.Equal(c.Want.Released, have.Released) || c.Want.IsUnused != have.IsUnused
+	return c
+}
+
+// ClassDifference compares the classes of some addresses alone. It changes have, which becomes what is wanted.
+func ClassDifference(classes map[netip.Addr]uint32, have *Present) *Changes {
+	c := &Changes{Additions: map[netip.Addr]uint32{}, Others: map[netip.Addr]uint32{}, Revoked: map[loader.Owner]bool{}, Want: have}
+	for addr, class := range classes {
+		c.setClass(addr, have.Classes[addr], class)
+		if have.Classes[addr] = class; class == 0 {
+			delete(have.Classes, addr)
+		}
+	}
+	c.revoke()
+	return c
+}
+
+func (c *Changes) setClass(addr netip.Addr, before, class uint32) {
+	switch before {
+	case class:
+	case 0:
+		c.Additions[addr] = class
+	default:
+		c.Others[addr] = class
+		c.lost = append(c.lost, before)
+	}
+}
+
+// revoke finds the pods whose rules name a class that an address has lost.
+func (c *Changes) revoke() {
+	slices.Sort(c.lost)
+	for _, class := range slices.Compact(c.lost) {
 		for owner, rules := range c.Want.Pods {
 			if !c.Revoked[owner] && rules.uses(class) {
 				c.Revoked[owner] = true
 			}
 		}
 	}
-	c.SeesDevices = len(c.Policies) > 0 || len(c.Want.Pods) != len(have.Pods) || !maps.Equal(c.Want.Own, have.Own) ||
-		!maps.Equal(c.Want.Released, have.Released) || c.Want.IsUnused != have.IsUnused
-	return c
 }
 
 func wantedBy(state *State) *Present {

@@ -100,20 +100,28 @@ func isPort(number int32) bool { return 0 < number && number <= lastPort }
 
 const lastPort = 65535
 
-// ownersOf returns the pod of each address: the newest one that is alive. Pods of the host's network have none.
-func ownersOf(pods []*Pod) map[netip.Addr]*Pod {
-	owners := make(map[netip.Addr]*Pod, len(pods))
-	for _, pod := range pods {
-		if !pod.isPolicied() {
-			continue
+// holders are the pods that have an address, the newest first. Those that have ended, and of the host's network, have none.
+type holders map[netip.Addr][]*Pod
+
+func (h holders) add(pod *Pod) {
+	if !pod.isPolicied() {
+		return
+	}
+	for _, addr := range pod.Addresses {
+		at := slices.IndexFunc(h[addr], pod.isNewer)
+		if at < 0 {
+			at = len(h[addr])
 		}
-		for _, addr := range pod.Addresses {
-			if other := owners[addr]; other == nil || pod.isNewer(other) {
-				owners[addr] = pod
-			}
+		h[addr] = slices.Insert(h[addr], at, pod)
+	}
+}
+
+func (h holders) remove(pod *Pod) {
+	for _, addr := range pod.Addresses {
+		if h[addr] = slices.DeleteFunc(h[addr], func(other *Pod) bool { return other == pod }); len(h[addr]) == 0 {
+			delete(h, addr)
 		}
 	}
-	return owners
 }
 
 func (p *Pod) isNewer(other *Pod) bool {

@@ -43,6 +43,14 @@ type Watcher[T any] struct {
 	values map[string]T
 	synced bool
 	err    error
+
+	events   []Event[T] // since the last call of Take
+	isRelist bool       // since then, all values may have changed
+}
+
+// Event is what has become of an object's value.
+type Event[T any] struct {
+	Before, Now T // zero: there was or is none
 }
 
 // New returns a watcher by a client, and the channel that it wakes when a value has changed. Watchers can share it.
@@ -129,6 +137,24 @@ func (w *Watcher[T]) Values() (values []T, synced bool) {
 	return values, w.synced
 }
 
+// Take returns the changes since the last call. isAll is false if there were too many, or a list.
+func (w *Watcher[T]) Take() (events []Event[T], isAll bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	events, isAll = w.events, !w.isRelist
+	w.events, w.isRelist = nil, false
+	return events, isAll
+}
+
+// note keeps a change for Take.
+func (w *Watcher[T]) note(event Event[T]) {
+	const most = 10_000
+
+	if w.events = append(w.events, event); len(w.events) > most {
+		w.events, w.isRelist = nil, true
+	}
+}
+
 // Err returns why the API server last refused a list or a watch, or nil if it did not.
 func (w *Watcher[T]) Err() error {
 	w.mu.Lock()
@@ -145,6 +171,7 @@ func (w *Watcher[T]) Add(added any) error {
 			return false // and the value stays the same pointer
 		}
 		w.values[key] = value
+		w.note(Event[T]{old, value})
 		return true
 	})
 	return nil
@@ -157,8 +184,11 @@ func (w *Watcher[T]) Update(updated any) error { return w.Add(updated) }
 func (w *Watcher[T]) Delete(deleted any) error {
 	key, _ := w.kind.Read(deleted)
 	w.change(func() bool {
-		_, known := w.values[key]
+		old, known := w.values[key]
 		delete(w.values, key)
+		if known {
+			w.note(Event[T]{Before: old})
+		}
 		return known
 	})
 	return nil
@@ -181,6 +211,7 @@ func (w *Watcher[T]) Replace(all []any, _ string) error {
 			}
 		}
 		w.values, w.synced = values, true
+		w.isRelist = w.isRelist || changed
 		return changed
 	})
 	return nil
