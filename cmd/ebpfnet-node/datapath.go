@@ -97,8 +97,9 @@ func (d datapath) LookAtPolicies() (have *policies.Present, err error) {
 	return have, err
 }
 
-// ApplyPolicies changes the datapath.
+// ApplyPolicies changes the datapath. It loads none, which costs more than most changes: LookAtPolicies does, each minute.
 func (d datapath) ApplyPolicies(changes *policies.Changes) (warning, err error) {
+	d.onlyLoaded = true
 	err = d.with(func(ctx context.Context, dp *loader.Datapath) error {
 		return maps.With(ctx, dp, func(store *maps.Store) (err error) {
 			warning, err = changes.Apply(dp, store)

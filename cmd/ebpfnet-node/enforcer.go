@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	settle      = 20 * time.Millisecond // between two changes of the datapath
+	settle      = 30 * time.Millisecond // between two changes of the datapath
 	peersWithin = 5 * time.Second       // for the first list of other nodes' pods
 )
 
