@@ -38,8 +38,11 @@ func TestPolicyFromTheFirstPacket(t *testing.T) {
 		serve(t, n.Outside, "tcp", at(f.Outside, 80))
 	}
 	count := func(ns *testenv.Namespace, what string) {
-		_, err := ns.Run(testenv.Context(t), "nft", fmt.Sprintf("add table inet seen; add chain inet seen c { type filter hook prerouting priority -300; }; "+
-			"add rule inet seen c ip %s %s udp dport 9 counter; add rule inet seen c ip6 %s %s udp dport 9 counter", what, refused["IPv4"], what, refused["IPv6"]))
+		const syn = "tcp flags & (syn | ack) == syn counter"
+		_, err := ns.Run(testenv.Context(t), "nft", fmt.Sprintf(`add table inet seen; add chain inet seen in { type filter hook prerouting priority -300; };
+			add chain inet seen out { type filter hook output priority -300; }; add rule inet seen out %s; add rule inet seen in %s;
+			add rule inet seen in ip %s %s udp dport 9 counter; add rule inet seen in ip6 %s %s udp dport 9 counter`,
+			syn, syn, what, refused["IPv4"], what, refused["IPv6"]))
 		testenv.Must(t, err)
 	}
 	count(n.Outside, "daddr")
@@ -47,7 +50,7 @@ func TestPolicyFromTheFirstPacket(t *testing.T) {
 	for _, f := range testenv.Families {
 		sendUntilEnd(t, n.Outside, at(refused[f.Name], 0), at(addrs[f.Name], 9))
 	}
-	before := retransmitted(t, n.Outside)
+	var before seenPackets // by the host outside
 	for i := range workload(5, 40, 1000) {
 		pod := n.NewPod(t, fmt.Sprint("pod", i))
 		pod.Conf.CapabilityArgs = map[string]any{"ips": []string{addrs["IPv4"].String() + "/24", addrs["IPv6"].String() + "/64"}}
@@ -70,18 +73,47 @@ func TestPolicyFromTheFirstPacket(t *testing.T) {
 				conn.Close()
 			}
 		}
-		if got := retransmitted(t, pod.Namespace); got > 0 {
-			t.Errorf("pod %d has retransmitted %d SYNs", i, got)
+		inside, outside := seen(t, pod.Namespace), seen(t, n.Outside)
+		if lost := inside.sent - (outside.received - before.received); lost != 0 {
+			t.Errorf("%d of the %d SYNs of pod %d are lost", lost, inside.sent, i)
 		}
-		wantUncounted(t, pod.Namespace)
+		if lost := outside.sent - before.sent - inside.received; lost != 0 {
+			t.Errorf("%d of the %d SYNs to pod %d are lost", lost, outside.sent-before.sent, i)
+		}
+		if inside.sent == 0 || inside.received == 0 || inside.refused+outside.refused > 0 {
+			t.Errorf("pod %d: the pod has seen %+v, the host outside %+v", i, inside, outside)
+		}
+		before = outside
 		testenv.Must(t, pod.Del(ctx))
 		stop()
 		testenv.Must(t, errors.Join(listener.Close(), pod.Close()))
 	}
-	wantUncounted(t, n.Outside)
-	if got := retransmitted(t, n.Outside) - before; got > 0 {
-		t.Errorf("the host outside has retransmitted %d SYNs", got)
+}
+
+// seenPackets are what a namespace's rules have counted.
+type seenPackets struct {
+	sent, received int // SYNs
+	refused        int // packets against the rules of the pod
+}
+
+var counted = regexp.MustCompile(`counter packets (\d+)`)
+
+func seen(t *testing.T, ns *testenv.Namespace) (p seenPackets) {
+	t.Helper()
+	for chain, counters := range map[string][]*int{"out": {&p.sent}, "in": {&p.received, &p.refused, &p.refused}} {
+		out, err := ns.Run(testenv.Context(t), "nft", "list", "chain", "inet", "seen", chain)
+		testenv.Must(t, err)
+		found := counted.FindAllStringSubmatch(out, -1)
+		if len(found) != len(counters) {
+			t.Fatalf("counters: %s", out)
+		}
+		for i, match := range found {
+			n, err := strconv.Atoi(match[1])
+			testenv.Must(t, err)
+			*counters[i] += n
+		}
 	}
+	return p
 }
 
 // sendUntilEnd sends datagrams until the test ends.
@@ -111,49 +143,4 @@ func sendUntil(ctx context.Context, t *testing.T, ns *testenv.Namespace, local, 
 			}
 		}
 	}()
-}
-
-var counted = regexp.MustCompile(`counter packets (\d+)`)
-
-// wantUncounted wants the rules of the namespace to have seen nothing.
-func wantUncounted(t *testing.T, ns *testenv.Namespace) {
-	t.Helper()
-	out, err := ns.Run(testenv.Context(t), "nft", "list", "table", "inet", "seen")
-	testenv.Must(t, err)
-	found := counted.FindAllStringSubmatch(out, -1)
-	if len(found) != len(testenv.Families) {
-		t.Fatalf("counters: %s", out)
-	}
-	for _, match := range found {
-		if match[1] != "0" {
-			t.Errorf("%s packets passed against the rules", match[1])
-		}
-	}
-}
-
-// retransmitted returns the number of SYNs and SYN+ACKs that a namespace has sent again.
-func retransmitted(t *testing.T, ns *testenv.Namespace) int {
-	t.Helper()
-	out, err := ns.Run(testenv.Context(t), "cat", "/proc/net/netstat")
-	testenv.Must(t, err)
-	var names []string
-	for line := range strings.Lines(out) {
-		fields := strings.Fields(line)
-		if fields[0] != "TcpExt:" {
-			continue
-		}
-		if names == nil {
-			names = fields
-			continue
-		}
-		for i, name := range names {
-			if name == "TCPSynRetrans" {
-				n, err := strconv.Atoi(fields[i])
-				testenv.Must(t, err)
-				return n
-			}
-		}
-	}
-	t.Fatalf("no TCPSynRetrans in %s", out)
-	return 0
 }
