@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -124,7 +125,8 @@ func sendUntilEnd(t *testing.T, ns *testenv.Namespace, local, remote netip.AddrP
 	sendUntil(ctx, t, ns, local, remote)
 }
 
-// sendUntil sends datagrams until ctx ends, also while there is no route.
+// sendUntil sends some thousand datagrams per second until ctx ends, also while there is no route. More would fill the
+// queues of the host's CPUs, also for tests beside this one.
 func sendUntil(ctx context.Context, t *testing.T, ns *testenv.Namespace, local, remote netip.AddrPort) {
 	t.Helper()
 	if !local.IsValid() {
@@ -137,7 +139,10 @@ func sendUntil(ctx context.Context, t *testing.T, ns *testenv.Namespace, local, 
 	testenv.Must(t, err)
 	go func() {
 		defer conn.Close()
+		pace := time.NewTicker(200 * time.Microsecond)
+		defer pace.Stop()
 		for ctx.Err() == nil {
+			<-pace.C
 			if _, err := conn.WriteToUDPAddrPort([]byte("forbidden"), remote); errors.Is(err, net.ErrClosed) {
 				return
 			}
