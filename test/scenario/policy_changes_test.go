@@ -268,7 +268,7 @@ func TestPolicySwappedUnderLoad(t *testing.T) {
 	}
 	n.setPolicy(t, pod, `{"ingress": [{"ports": [{"protocol": "udp", "port": 80}]}]}`)
 	s := startStream(t, "udp", a.Namespace, pod.Namespace, at(f.Pod(pod), 80))
-	swap(500)
+	swap(workload(100, 500, 5000))
 	s.await(t, s.received.Load()+1000)
 	if got := n.dropsOf(t, pod)[reasonPolicy]; got > 0 {
 		t.Errorf("port 80: %d packets were dropped, want none", got)
@@ -280,7 +280,7 @@ func TestPolicySwappedUnderLoad(t *testing.T) {
 	forbidden := &numbered{}
 	go forbidden.receive(server)
 	go forbidden.send(t.Context(), client)
-	swap(500)
+	swap(workload(100, 500, 5000))
 	if got := forbidden.received.Load(); got > 0 || n.dropsOf(t, pod)[reasonPolicy] < 10_000 {
 		t.Errorf("port 81: %d packets passed, %d were dropped", got, n.dropsOf(t, pod)[reasonPolicy])
 	}
