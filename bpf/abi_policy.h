@@ -74,7 +74,7 @@ struct rule {
 /* rule_sets: what is known of each rule set, by its id. Equal ones are stored once. */
 struct rule_set {
 	__u8 digest[16];	   /* of the content */
-	enum rule_set_flags flags; /* as in a reference */
+	enum rule_set_flags flags; /* of its first reference; others may differ in these */
 };
 
 _Static_assert(sizeof(struct policy) == 24, "policy");

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The flows that a container's rules have admitted: of what it opens if its ingress is isolated, and of what
- * it accepts if its egress is isolated. They admit replies, and spare the rules for the connection's next
- * packets. A flow has the peer as the rules have seen it, after the host's translation, and the generation
+ * The flows that a container's rules have admitted: of what it opens if its ingress is isolated, of what it
+ * accepts if its egress is isolated, and without SYN or INIT, of both. They admit replies, and spare the rules
+ * for the connection's next packets. A flow has the peer as the rules have seen it, after the host's translation, and the generation
  * of the policy. Under another generation, the rules judge it again.
  */
 #pragma once
