@@ -278,6 +278,7 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 		}
 	}
 	observe = fwd_cache_count(skb, p, id, p->decided.fast_path ? OFFLOAD_AFTER : FWD_NO_LIMIT);
+	packet_to_stack(p, &p->decided.new_addr, p->decided.new_port, id);
 	if (p->tcp_syn || p->tcp_synack)
 		return tag;
 	return observe ? tag | TAG_OBSERVE : tag;

@@ -251,6 +251,7 @@ static __noinline int fwd_cache_receive(struct __sk_buff *skb, struct packet *p,
 		return drop(skb, REASON_REWRITE);
 	fwd_record_stack(entry->flow.id);
 	skb->tc_index = entry->tag;
+	packet_to_stack(p, &entry->nat_addr, entry->nat_port, entry->flow.id);
 	return VERDICT_NEXT;
 }
 
@@ -269,6 +270,7 @@ __noinline int fwd_cache_forward(struct __sk_buff *skb)
 		return NOT_HANDLED;
 	if (entry->action == FWD_STACK) {
 		skb->tc_index = entry->tag;
+		packet_to_stack(p, &p->dst, p->dport, p->id);
 		return VERDICT_NEXT;
 	}
 	if (entry->action == FWD_FLOW)

@@ -80,11 +80,21 @@ struct packet {
 	bool icmp_too_big;     /* an ICMP error that lowers the path's MTU */
 	struct addr outer_src; /* the sender of the error */
 	__u32 id;	       /* keyed hash of the tuple (tag.h) */
+	/* For parse_again: */
+	bool in_stack; /* an ingress hook has left it to the stack, as this struct describes it */
+	__be16 tcp_flags; /* with the header's length */
+	__u32 skb_len;
+	__u64 ip_start; /* the first 8 bytes of the IP header */
 	struct decision decided;
 };
 
 _Static_assert(offsetof(struct packet, echo_reply) == offsetof(struct fwd_key, echo_reply),
 	       "fwd_key");
+
+static __always_inline bool is_tcp_or_udp(__u8 protocol)
+{
+	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP;
+}
 
 /* Returns the addresses and ports of a packet. */
 static __always_inline const struct fwd_key *packet_tuple(const struct packet *p)
@@ -97,6 +107,19 @@ static __always_inline void packet_translate(struct packet *p, const struct addr
 {
 	p->decided.new_addr = *addr;
 	p->decided.new_port = port;
+}
+
+/*
+ * Records that p, of TCP or UDP and without fragments and options, goes to the stack, with the destination
+ * addr:port and so the id, for parse_again. addr may be p's.
+ */
+static __always_inline void packet_to_stack(struct packet *p, const struct addr *addr, __u16 port,
+					    __u32 id)
+{
+	p->dst = *addr;
+	p->dport = port;
+	p->id = id;
+	p->in_stack = true;
 }
 
 /* The sides of a packet, for translation. */
@@ -113,11 +136,6 @@ enum parsed {
 	PARSED_FRAGMENT,  /* a later fragment, whose ports are unknown: the first was not seen */
 	PARSED_PROTOCOL,  /* only the addresses are known: ICMP for neighbors, extension headers */
 };
-
-static __always_inline bool is_tcp_or_udp(__u8 protocol)
-{
-	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP;
-}
 
 /* Reports whether p is a SYN (TCP) or INIT (SCTP): never a reply. */
 static __always_inline bool packet_opens(const struct packet *p)

@@ -10,7 +10,8 @@
 #include "scratch.h"
 #include "tag.h"
 
-#define VLAN_ID 0xfff /* the rest of a tag is priority */
+#define VLAN_ID		    0xfff /* the rest of a tag is priority */
+#define IPV6_HOP_LIMIT_MASK (bpf_be64_to_cpu(0xff))
 
 struct sctphdr {
 	__be16 source;
@@ -21,6 +22,12 @@ struct sctphdr {
 };
 
 #define SCTP_ABORT 6
+
+/* Returns the flags and the header's length: the 16 bits before the window. */
+static __always_inline __be16 tcp_flags_of(const struct tcphdr *tcp)
+{
+	return *((const __be16 *)&tcp->window - 1);
+}
 
 static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 {
@@ -38,6 +45,7 @@ static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 	p->tcp_fin = tcp->fin;
 	p->tcp_rst = tcp->rst;
 	p->tcp_ack = tcp->ack;
+	p->tcp_flags = tcp_flags_of(tcp);
 	p->has_ports = true;
 	return PARSED;
 }
@@ -106,6 +114,7 @@ static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p)
 
 	if (!ip || ip->version != 4 || ip->ihl < 5)
 		return PARSED_TRUNCATED;
+	p->ip_start = *(__u64 *)ip;
 	addr_from_ipv4(&p->src, ip->saddr);
 	addr_from_ipv4(&p->dst, ip->daddr);
 	p->protocol = ip->protocol;
@@ -168,6 +177,7 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 
 	if (!ip || ip->version != 6)
 		return PARSED_TRUNCATED;
+	p->ip_start = *(__u64 *)ip;
 	__builtin_memcpy(&p->src, &ip->saddr, sizeof(p->src));
 	__builtin_memcpy(&p->dst, &ip->daddr, sizeof(p->dst));
 	p->protocol = ip->nexthdr;
@@ -213,6 +223,7 @@ __noinline int parse_headers(struct __sk_buff *skb, __u32 l3)
 	__builtin_memset(p, 0, sizeof(*p));
 	p->l3 = l3;
 	p->ifindex = skb->ifindex;
+	p->skb_len = skb->len;
 	if (has_vlan(skb))
 		return PARSED_NOT_IP;
 	if (skb->protocol == bpf_htons(ETH_P_IP))
@@ -249,10 +260,69 @@ static __noinline int parse_fragment(struct __sk_buff *skb, struct packet *p)
 	return parsed;
 }
 
-/* Calls parse_headers, and parse_fragment for fragments. */
+/* Reports whether p's IP header is at its place in skb, but for the TTL and the checksum. */
+static __always_inline bool parse_has_ip(struct __sk_buff *skb, struct packet *p)
+{
+	struct iphdr *ip = linear_at(skb, p->l3, sizeof(*ip));
+	struct ipv6hdr *ip6;
+
+	if (!p->ipv6) {
+		if (!ip || *(__u64 *)ip != p->ip_start || ip->protocol != p->protocol ||
+		    ip->saddr != addr_ipv4(&p->src) || ip->daddr != addr_ipv4(&p->dst))
+			return false;
+		p->ttl = ip->ttl;
+		return true;
+	}
+	ip6 = linear_at(skb, p->l3, sizeof(*ip6));
+	if (!ip6 || (*(__u64 *)ip6 ^ p->ip_start) & ~IPV6_HOP_LIMIT_MASK ||
+	    !addr_equal((struct addr *)&ip6->saddr, &p->src) ||
+	    !addr_equal((struct addr *)&ip6->daddr, &p->dst))
+		return false;
+	p->ttl = ip6->hop_limit;
+	return true;
+}
+
+/* The same for the TCP or UDP header, but for the checksum. */
+static __always_inline bool parse_has_l4(struct __sk_buff *skb, const struct packet *p)
+{
+	struct tcphdr *tcp = linear_at(skb, p->l4, sizeof(struct udphdr));
+
+	if (!tcp || tcp->source != bpf_htons(p->sport) || tcp->dest != bpf_htons(p->dport))
+		return false;
+	if (p->protocol == IPPROTO_UDP)
+		return true;
+	tcp = linear_at(skb, p->l4, sizeof(*tcp));
+	return tcp && tcp->seq == bpf_htonl(p->seq) && tcp->ack_seq == bpf_htonl(p->ack) &&
+	       tcp_flags_of(tcp) == p->tcp_flags;
+}
+
+/*
+ * Reports whether pkt_scratch still has the packet, which an ingress hook has left to the stack on this
+ * CPU, as it is now: then comparing costs less than parsing. Updates what may differ.
+ */
+__noinline int parse_again(struct __sk_buff *skb, __u32 l3)
+{
+	struct packet *p = pkt_scratch_get();
+
+	if (!p || !p->in_stack || p->l3 != l3 || p->skb_len != skb->len || skb->vlan_present ||
+	    skb->protocol != (p->ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP)) ||
+	    !parse_has_ip(skb, p) || !parse_has_l4(skb, p))
+		return false;
+	p->ifindex = skb->ifindex;
+	p->in_stack = false;
+	p->now = 0;
+	__builtin_memset(&p->decided, 0, sizeof(p->decided));
+	return true;
+}
+
+/* Fills in p, at a hook that sends what the stack has forwarded. Fragments get their ports. */
 static __always_inline int parse(struct __sk_buff *skb, struct packet *p, __u32 l3)
 {
-	int parsed = parse_headers(skb, l3);
+	int parsed;
+
+	if (parse_again(skb, l3))
+		return PARSED;
+	parsed = parse_headers(skb, l3);
 
 	return parsed == PARSED_FRAGMENT ? parse_fragment(skb, p) : parsed;
 }
