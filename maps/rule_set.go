@@ -157,6 +157,24 @@ func (r *RuleSet) NearestMiss(peer Peer, protocol uint8, port uint16) (rule uint
 	return r.Rules[i].Number, MissPeer
 }
 
+// Match is what of a rule matches a connection.
+type Match struct {
+	Peer, Port bool
+	Both       bool // the rule admits the connection
+}
+
+// Matches returns what of each rule matches a connection, by the rules' numbers. Of two rules that admit the same, only
+// the first one does.
+func (r *RuleSet) Matches(peer Peer, protocol uint8, port uint16) map[uint32]Match {
+	matches := map[uint32]Match{}
+	block, inBlock := r.blockOf(peer.Addr)
+	for _, rule := range r.Rules {
+		hasPeer, hasPort, match := peer.matches(rule, block, inBlock), rule.hasPort(protocol, port), matches[rule.Number]
+		matches[rule.Number] = Match{match.Peer || hasPeer, match.Port || hasPort, match.Both || hasPeer && hasPort}
+	}
+	return matches
+}
+
 // rulesFor returns the rules whose peers a peer is one of.
 func (r *RuleSet) rulesFor(peer Peer) (rules []Rule) {
 	block, inBlock := r.blockOf(peer.Addr)

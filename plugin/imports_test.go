@@ -35,7 +35,7 @@ var packages = []struct{ dir, imports string }{
 	{"plugin/config", "ipam loader maps plugin/cnierr plugin/link plugin/policy plugin/record plugin/show"},
 	{"plugin/cni", "plugin/cnierr plugin/config plugin/show plugin/version"},
 	{"plugin/refresh", "loader loader/rtnl maps plugin/link plugin/names"},
-	{"plugin/admin", "bpf loader loader/rtnl maps plugin/config plugin/link plugin/names plugin/namespace plugin/policy plugin/refresh plugin/record"},
+	{"plugin/admin", "bpf loader loader/rtnl maps plugin/config plugin/link plugin/names plugin/namespace plugin/nodestate plugin/policy plugin/refresh plugin/record"},
 	{"plugin/metrics", "bpf ipam loader maps plugin/config plugin/admin plugin/show plugin/version"},
 	{"plugin", "ipam loader loader/flock loader/rtnl maps plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/namespace plugin/nodestate plugin/refresh plugin/record plugin/show"},
 	{"cmd/ebpfnet", "plugin plugin/cni"},

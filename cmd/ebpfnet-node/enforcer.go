@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -171,9 +172,11 @@ func (e *enforcer) apply(state *policies.State, hasAllPods bool) error {
 	if err := e.change(changes); err != nil {
 		return err
 	}
+	isNamed := e.hasNames && maps.Equal(changes.Want.Pods, e.have.Pods)
 	e.have = changes.Want
-	if changes.SeesDevices || !e.hasNames {
-		if err := nodestate.WriteRuleNames(e.state, changes.Want.Names()); err != nil {
+	if !isNamed {
+		e.hasNames = false
+		if err := nodestate.WriteRules(e.state, changes.Want.Rules()); err != nil {
 			return err
 		}
 		e.hasNames = true

@@ -220,7 +220,11 @@ func (f *follower) printDrop(d drops.Drop) error {
 		text += ": in " + d.Function
 	}
 	if d.RuleSet != "" {
-		text += fmt.Sprintf(" (%s: %s)", d.RuleSet, d.Why)
+		isolated := ""
+		if len(d.Policies) > 0 {
+			isolated = " isolated by " + strings.Join(d.Policies, ", ")
+		}
+		text += fmt.Sprintf(" (%s%s: %s)", d.RuleSet, isolated, d.Why)
 	}
 	f.printer.Printf("%s\n", text)
 	if len(d.Raw) > 0 {

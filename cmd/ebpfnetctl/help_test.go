@@ -26,7 +26,11 @@ func runIn(t *testing.T, args ...string) (code int, stdout, stderr string) {
 func TestHelp(t *testing.T) {
 	const columns = 80
 
-	for _, command := range append(newRoot().Commands(), newRoot()) {
+	commands := append(newRoot().Commands(), newRoot())
+	for _, command := range commands {
+		commands = append(commands, command.Commands()...)
+	}
+	for _, command := range commands {
 		if command.Hidden {
 			continue // removed
 		}
@@ -35,7 +39,7 @@ func TestHelp(t *testing.T) {
 		if _, other, _ := runIn(t, append(args, "--help")...); code != exitGood || other != help {
 			t.Errorf("help of %s: got exit code %d, %q%s; --help prints %q, want the same", command.CommandPath(), code, help, stderr, other)
 		}
-		if command.HasParent() && (!strings.Contains(help, "\nExamples:\n  ebpfnetctl "+command.Name()) || command.Short == "" || command.Long == "") {
+		if command.HasParent() && (!strings.Contains(help, "\nExamples:\n  "+command.CommandPath()) || command.Short == "" || command.Long == "") {
 			t.Errorf("help of %s: want texts and examples:\n%s", command.Name(), help)
 		}
 		for line := range strings.Lines(help) {
@@ -75,8 +79,8 @@ func TestSchemas(t *testing.T) {
 func TestNeedsRoot(t *testing.T) {
 	effectiveUID = func() int { return 1000 }
 	t.Cleanup(func() { effectiveUID = os.Geteuid })
-	for command, want := range map[string]int{"status": exitError, "doctor": exitError, "repair": exitError, "version": exitGood, "help": exitGood} {
-		if code, _, stderr := runIn(t, command); code != want || strings.Contains(stderr, "run it as root") != (want == exitError) {
+	for command, want := range map[string]int{"status": exitError, "doctor": exitError, "policy explain a b": exitError, "repair": exitError, "version": exitGood, "help": exitGood} {
+		if code, _, stderr := runIn(t, strings.Fields(command)...); code != want || strings.Contains(stderr, "run it as root") != (want == exitError) {
 			t.Errorf("%s: got exit code %d and %q, want %d", command, code, stderr, want)
 		}
 	}
@@ -107,6 +111,7 @@ func TestUsage(t *testing.T) {
 		"was removed: use `ebpfnetctl doctor --peers`":                          {"nodes", "--probe"},
 		"was removed: use `watch -n2 ebpfnetctl top`":                           {"top", "-n", "1"},
 		"was removed: use `ebpfnetctl drops --follow` or pwru":                  {"trace", "--live", "web", "host"},
+		"(see `ebpfnetctl help policy explain`)":                                {"policy", "explain", "web"},
 		"unload: unknown flag: --force":                                         {"unload", "--force"},
 		"flag needs an argument: --data-dir":                                    {"repair", "--data-dir"},
 		"version: unexpected argument \"\\\"\" (see `ebpfnetctl help version`)": {"version", `"`},

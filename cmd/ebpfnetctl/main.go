@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -68,5 +69,5 @@ func whereToRead(root, cmd *cobra.Command) string {
 	if cmd == root || cmd.Name() == "help" {
 		return "`ebpfnetctl help` lists the commands"
 	}
-	return "see `ebpfnetctl help " + cmd.Name() + "`"
+	return "see `ebpfnetctl help " + strings.TrimPrefix(cmd.CommandPath(), root.Name()+" ") + "`"
 }

@@ -21,14 +21,19 @@ func newPolicy() *cobra.Command {
 		Use:   "policy [CONTAINER]...",
 		Short: "who may talk to containers, and to whom they may talk",
 		Long: `Prints what isolates containers, from the maps of the datapath: one line for
-each rule, in the words of the key policy. Without CONTAINER it lists those that
-have rules. RULE is the rule's place in the policy; where two rules admit the
-same, the first one has it. Rules of ingressPolicy have no place.`,
+each rule, in the words of the key policy or of NetworkPolicy. Without CONTAINER
+it lists those that have rules. RULE is the rule's place in the policy, or its
+NetworkPolicy and place there; where two rules admit the same, the first one has
+it. Rules of ingressPolicy have no place.
+
+"ebpfnetctl policy explain" says why rules admit a connection, or why not.`,
 		Example: `  ebpfnetctl policy
   ebpfnetctl policy web db
-  ebpfnetctl policy web -o json | jq .[].egress`,
+  ebpfnetctl policy web -o json | jq .[].egress
+  ebpfnetctl policy explain shop/web shop/db-0:5432`,
 	}, func(_ *cobra.Command, p *output.Printer) error { return printPolicies(p, &o) })
 	cmd.Args, cmd.ValidArgsFunction = cobra.ArbitraryArgs, completeContainers(&o.dirs, math.MaxInt)
+	cmd.AddCommand(newPolicyExplain())
 	return cmd
 }
 
@@ -88,6 +93,16 @@ var policyTable = output.Table[policyRow]{
 	None: "no container has rules",
 }
 
+// unique removes repeated texts: classes of one selector.
+func unique(all []string) (list []string) {
+	for _, text := range all {
+		if !slices.Contains(list, text) {
+			list = append(list, text)
+		}
+	}
+	return list
+}
+
 // rowsOf returns what one direction admits.
 func rowsOf(its admin.Policy, name string, d *admin.Direction) (rows []policyRow) {
 	row := policyRow{Policy: its, direction: name}
@@ -104,8 +119,14 @@ func rowsOf(its admin.Policy, name string, d *admin.Direction) (rows []policyRow
 	case len(d.Rules) == 0:
 		add("", "", "none")
 	}
+	for _, name := range d.Policies {
+		isIts := func(rule policy.Decompiled) bool { return strings.HasPrefix(rule.Rule, name+" ") }
+		if !slices.ContainsFunc(d.Rules, isIts) {
+			add(name, "", "none")
+		}
+	}
 	for _, rule := range d.Rules {
-		peers := strings.Join(texts(rule.Peers, policy.DecompiledPeer.String), ", ")
+		peers := strings.Join(unique(texts(rule.Peers, policy.DecompiledPeer.String)), ", ")
 		ports := strings.Join(texts(rule.Ports, policy.DecompiledPorts.String), ",")
 		add(rule.Rule, ports, cmp.Or(peers, "any"))
 	}

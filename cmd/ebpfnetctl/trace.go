@@ -47,7 +47,7 @@ Real packets are shown by "ebpfnetctl drops --follow" and pwru.
 		Args:              twoWords,
 		ValidArgsFunction: completeContainers(&dirs, 2),
 		RunE: func(cmd *cobra.Command, words []string) error {
-			attachments, err := parseTrace(words, dirs, &options)
+			attachments, err := parseTrace(cmd.Name(), words, dirs, &options)
 			if err != nil {
 				return err
 			}
@@ -63,7 +63,7 @@ Real packets are shown by "ebpfnetctl drops --follow" and pwru.
 
 func twoWords(cmd *cobra.Command, words []string) error {
 	if len(words) < 2 {
-		return usageError{errors.New("trace: expected FROM and TO[:PORT][/PROTO]")}
+		return usageError{fmt.Errorf("%s: expected FROM and TO[:PORT][/PROTO]", cmd.Name())}
 	}
 	return atMost(cmd, words, 2)
 }
@@ -104,18 +104,18 @@ func printPath(p *output.Printer, what, protocol string, path *trace.Path) {
 }
 
 // parseTrace reads FROM[:PORT] and TO[:PORT][/PROTO]. It checks their form before it looks anything up.
-func parseTrace(words []string, dirs directories, o *trace.Options) (attachments []*admin.Attachment, err error) {
-	to, protocol, err := cutProtocol(words[1])
+func parseTrace(command string, words []string, dirs directories, o *trace.Options) (attachments []*admin.Attachment, err error) {
+	to, protocol, err := cutProtocol(command, words[1])
 	if err != nil {
 		return nil, err
 	}
 	from, fromPort, errFrom := cutPort("FROM", words[0])
 	to, toPort, errTo := cutPort("TO", to)
 	if err := errors.Join(errFrom, errTo); err != nil {
-		return nil, usageError{fmt.Errorf("trace: %w", err)}
+		return nil, usageError{fmt.Errorf("%s: %w", command, err)}
 	}
 	if protocol == "icmp" && toPort != 0 {
-		return nil, usageError{fmt.Errorf("trace: TO has port %d: expected none with icmp", toPort)}
+		return nil, usageError{fmt.Errorf("%s: TO has port %d: expected none with icmp", command, toPort)}
 	}
 	o.Protocol, o.FromPort, o.ToPort = protocol, fromPort, toPort
 	if defaults := map[string]uint16{"tcp": 80, "udp": 53}; toPort == 0 {
@@ -125,16 +125,16 @@ func parseTrace(words []string, dirs directories, o *trace.Options) (attachments
 	if attachments == nil {
 		return nil, err
 	}
-	o.From, errFrom = endOf(attachments, from)
-	o.To, errTo = endOf(attachments, to)
+	o.From, errFrom = endOf(command, attachments, from)
+	o.To, errTo = endOf(command, attachments, to)
 	if o.From.Outside && o.To.Outside || o.From.Host && o.To.Host {
-		errTo = usageError{fmt.Errorf("trace: FROM and TO are both %s: expected two ends", show.Value(from))}
+		errTo = usageError{fmt.Errorf("%s: FROM and TO are both %s: expected two ends", command, show.Value(from))}
 	}
 	return attachments, errors.Join(errFrom, errTo)
 }
 
 // cutProtocol cuts /PROTO off. NETWORK/CONTAINER has a slash as well.
-func cutProtocol(word string) (rest, protocol string, err error) {
+func cutProtocol(command, word string) (rest, protocol string, err error) {
 	at := strings.LastIndexByte(word, '/')
 	if at < 0 {
 		return word, "tcp", nil
@@ -145,7 +145,7 @@ func cutProtocol(word string) (rest, protocol string, err error) {
 	case protocol == "tcp", protocol == "udp", protocol == "icmp":
 		return rest, protocol, nil
 	case strings.Contains(rest, ":") || notAddress == nil || rest == "host" || rest == "outside":
-		return "", "", usageError{fmt.Errorf("trace: protocol %s: expected tcp, udp or icmp", show.Value(protocol))}
+		return "", "", usageError{fmt.Errorf("%s: protocol %s: expected tcp, udp or icmp", command, show.Value(protocol))}
 	default:
 		return word, "tcp", nil
 	}
@@ -165,7 +165,7 @@ func cutPort(what, word string) (end string, port uint16, err error) {
 }
 
 // endOf finds the end that a word names.
-func endOf(attachments []*admin.Attachment, word string) (trace.End, error) {
+func endOf(command string, attachments []*admin.Attachment, word string) (trace.End, error) {
 	switch word {
 	case "host":
 		return trace.End{Host: true}, nil
@@ -174,7 +174,7 @@ func endOf(attachments []*admin.Attachment, word string) (trace.End, error) {
 	}
 	addr, err := netip.ParseAddr(word)
 	if err == nil && addr.Zone() != "" {
-		return trace.End{}, usageError{fmt.Errorf("trace: address %s: expected one without a zone", show.Value(word))}
+		return trace.End{}, usageError{fmt.Errorf("%s: address %s: expected one without a zone", command, show.Value(word))}
 	}
 	if err == nil {
 		return trace.End{Address: addr.Unmap()}, nil

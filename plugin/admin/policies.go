@@ -1,11 +1,8 @@
 package admin
 
 import (
+	"errors"
 	"fmt"
-	"net/netip"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -55,21 +52,18 @@ type Policy struct {
 
 // Direction is what one direction of a container admits.
 type Direction struct {
-	Host  bool                `json:"host"` // the own node, always
-	Rules []policy.Decompiled `json:"rules"`
+	Host     bool                `json:"host"`               // the own node, always
+	Policies []string            `json:"policies,omitempty"` // NetworkPolicies that isolate it, such as shop/web
+	Rules    []policy.Decompiled `json:"rules"`
 }
 
-// Policies reads what isolates containers, in the words of the key policy. all are the host's attachments, whose
-// networks have names.
+// Policies reads what isolates containers, in the words of the key policy, or of NetworkPolicy. all are the host's
+// attachments, whose networks have names.
 func Policies(datapath *loader.Datapath, attachments, all []*Attachment) ([]Policy, error) {
 	list := []Policy{}
-	policies, err := maps.Policies(datapath)
+	byOwner, err := policiesByOwner(datapath)
 	if err != nil {
 		return list, err
-	}
-	byOwner := map[string]maps.Policy{}
-	for _, p := range policies {
-		byOwner[p.Owner.String()] = p
 	}
 	names := map[maps.Network]string{}
 	for _, a := range all {
@@ -81,7 +75,7 @@ func Policies(datapath *loader.Datapath, attachments, all []*Attachment) ([]Poli
 		}
 		return fmt.Sprintf("%08x", uint32(network))
 	}
-	sets := maps.NewRuleSets(datapath)
+	sets, objects := maps.NewRuleSets(datapath), &objects{}
 	for _, a := range attachments {
 		p := Policy{Named: a.Named, Owner: a.Owner}
 		entry := byOwner[a.Owner]
@@ -92,80 +86,32 @@ func Policies(datapath *loader.Datapath, attachments, all []*Attachment) ([]Poli
 		if !entry.IsEmpty() {
 			p.Mode = map[bool]string{false: "enforce", true: "audit"}[entry.IsAudit()]
 		}
-		p.Ingress, p.Egress = directionOf(ingress, false, nameOf), directionOf(egress, true, nameOf)
+		for isEgress, set := range map[bool]*maps.RuleSet{false: ingress, true: egress} {
+			from, err := objects.of(entry, isEgress)
+			if err != nil {
+				return list, err
+			}
+			if direction := from.direction(set, nameOf); isEgress {
+				p.Egress = direction
+			} else {
+				p.Ingress = direction
+			}
+		}
 		list = append(list, p)
 	}
 	return list, nil
 }
 
-func directionOf(set *maps.RuleSet, isEgress bool, nameOf func(maps.Network) string) *Direction {
-	if set == nil {
-		return nil
-	}
-	return &Direction{set.Host, policy.Decompile(set, isEgress, nameOf)}
-}
-
-// Explainer says why rules admit connections or not. It keeps what it reads.
-type Explainer struct {
-	datapath *loader.Datapath
-	host     *netlink.Handle
-	sets     *maps.RuleSets
-}
-
-// NewExplainer returns an explainer, which uses a datapath and netlink.
-func NewExplainer(datapath *loader.Datapath, host *netlink.Handle) *Explainer {
-	return &Explainer{datapath, host, maps.NewRuleSets(datapath)}
-}
-
-// Judgment is what one direction of a container says about a connection.
-type Judgment struct {
-	IsIsolated bool // else it admits everything
-	Admits     bool
-	IsAudit    bool // what it does not admit passes
-	Why        string
-}
-
-// Judge judges a connection by the rules in one direction, as they are now. The programs may know more, such as
-// that the packet is a reply.
-func (e *Explainer) Judge(entry maps.Policy, isEgress bool, c policy.Connection) (j Judgment, err error) {
-	ingress, egress, err := e.sets.Of(entry)
-	if err != nil {
-		return j, err
-	}
-	set := ingress
-	if isEgress {
-		set = egress
-	}
-	j.IsIsolated, j.IsAudit = set != nil, set != nil && set.Audit
-	j.Admits, j.Why = policy.Explain(set, isEgress, c)
-	return j, nil
-}
-
-// PolicyOf returns the policy of an attachment.
-func (e *Explainer) PolicyOf(owner loader.Owner) (maps.Policy, error) {
-	policies, err := maps.Policies(e.datapath)
+// policiesByOwner returns the policies that the devices of attachments have.
+func policiesByOwner(datapath *loader.Datapath) (map[string]maps.Policy, error) {
+	policies, errPolicies := maps.Policies(datapath)
+	devices, errDevices := maps.Devices(datapath)
+	byIndex, byOwner := map[maps.PolicyIndex]maps.Policy{}, map[string]maps.Policy{}
 	for _, p := range policies {
-		if p.Owner == owner {
-			return p, err
-		}
+		byIndex[p.Index] = p
 	}
-	return maps.Policy{}, err
-}
-
-// PeerOf returns the peer with an address.
-func (e *Explainer) PeerOf(addr netip.Addr) (peer maps.Peer, err error) {
-	if peer.Addr = addr; !addr.IsValid() {
-		return peer, nil
+	for _, device := range devices {
+		byOwner[device.Owner.String()] = byIndex[device.Policy]
 	}
-	if peer.Class, err = maps.PeerClass(e.datapath, addr); err != nil {
-		return peer, err
-	}
-	endpoint, isContainer, err := maps.GetEndpoint(e.datapath, addr)
-	if isContainer {
-		peer.Network = endpoint.Network
-		return peer, err
-	}
-	routes, errRoute := e.host.RouteGet(addr.AsSlice()) // an address without a route is not the host's
-	peer.Host = errRoute == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
-	return peer, err
+	return byOwner, errors.Join(errPolicies, errDevices)
 }

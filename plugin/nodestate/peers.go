@@ -49,23 +49,28 @@ func (p Peers) ByPrefix() map[netip.Prefix]Peer {
 // ReadPeers reads the peers of the agent whose state is at path. Without a file there are none.
 func ReadPeers(path string) (peers Peers, err error) {
 	const maxSize = 1 << 26 // bytes; a peer has 100
+	_, err = readJSON(PeersOf(path), maxSize, &peers)
+	return peers, err
+}
 
-	file, err := os.Open(PeersOf(path))
+// readJSON reads a value from a file, if there is one.
+func readJSON(path string, maxSize int64, value any) (exists bool, err error) {
+	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return peers, nil
+		return false, nil
 	}
 	if err != nil {
-		return peers, err
+		return false, err
 	}
 	defer file.Close()
 	content, err := io.ReadAll(io.LimitReader(file, maxSize))
 	if err == nil {
-		err = json.Unmarshal(content, &peers)
+		err = json.Unmarshal(content, value)
 	}
 	if err != nil {
-		return Peers{}, fmt.Errorf("read %s: %w", show.Value(PeersOf(path)), err)
+		return true, fmt.Errorf("read %s: %w", show.Value(path), err)
 	}
-	return peers, nil
+	return true, nil
 }
 
 // WritePeers replaces the peers, and creates their directory.

@@ -1,17 +1,12 @@
 package nodestate
 
 import (
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
-
-	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
 // Policies says which pods start without rules, while the agent enforces NetworkPolicy.
@@ -35,22 +30,9 @@ func (p *Policies) IsOpen(namespace string, now time.Time) bool {
 // enforces none.
 func ReadPolicies(path string) (*Policies, error) {
 	const maxSize = 1 << 24 // bytes: a namespace has at most 66
-
-	file, err := os.Open(PoliciesOf(path))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	content, err := io.ReadAll(io.LimitReader(file, maxSize))
 	policies := &Policies{}
-	if err == nil {
-		err = json.Unmarshal(content, policies)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", show.Value(PoliciesOf(path)), err)
+	if exists, err := readJSON(PoliciesOf(path), maxSize, policies); err != nil || !exists {
+		return nil, err
 	}
 	return policies, nil
 }
@@ -67,15 +49,3 @@ func RemovePolicies(path string) error {
 	}
 	return nil
 }
-
-// RuleNames has the objects that the rules of pods come from, such as "shop/web ingress[2]".
-type RuleNames struct {
-	Lists [][]string        `json:"lists"` // the name of rule number 1 comes first
-	Pods  map[string][2]int `json:"pods"`  // by the policy's owner: the lists for ingress and egress
-}
-
-// RuleNamesOf returns the path of the names of the agent whose state is at path.
-func RuleNamesOf(path string) string { return filepath.Join(filepath.Dir(path), "rules.json") }
-
-// WriteRuleNames replaces the names.
-func WriteRuleNames(path string, names RuleNames) error { return replaceJSON(RuleNamesOf(path), names) }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/ebpfnet/ebpfnet/maps"
 )
@@ -12,7 +13,7 @@ import (
 // Decompiled is a rule as the datapath has it, in the words of the key. Where two rules of a policy admit
 // the same, the first one has it.
 type Decompiled struct {
-	Rule  string            `json:"rule,omitempty"`  // such as policy.egress[1]; "": the policy implies it
+	Rule  string            `json:"rule,omitempty"`  // such as policy.egress[1] or shop/web egress[1]; "": the policy implies it
 	Peers []DecompiledPeer  `json:"peers,omitempty"` // none: any but the own node
 	Ports []DecompiledPorts `json:"ports,omitempty"` // none: every protocol
 
@@ -24,6 +25,7 @@ type DecompiledPeer struct {
 	Outside bool           `json:"outside,omitempty"` // no container of this host, and not the own node
 	Network string         `json:"network,omitempty"`
 	Class   uint32         `json:"class,omitempty"` // of the peer's address
+	Pods    []string       `json:"pods,omitempty"`  // the selectors by which a NetworkPolicy names that class
 	CIDR    string         `json:"cidr,omitempty"`
 	Except  []netip.Prefix `json:"except,omitempty"`
 }
@@ -35,6 +37,8 @@ func (p DecompiledPeer) String() string {
 		return "outside"
 	case p.Network != "":
 		return "network " + p.Network
+	case len(p.Pods) > 0:
+		return strings.Join(p.Pods, ", ")
 	case p.Class != 0:
 		return fmt.Sprintf("class %d", p.Class)
 	}
@@ -64,7 +68,7 @@ func (p DecompiledPorts) String() string {
 }
 
 // Decompile returns the rules of a rule set, in the order of the policy.
-func Decompile(set *maps.RuleSet, isEgress bool, nameOf func(maps.Network) string) []Decompiled {
+func Decompile(set *maps.RuleSet, rules Namer, nameOf func(maps.Network) string) []Decompiled {
 	d := newDecompiler(set)
 	for _, g := range d.grants {
 		switch g.kind {
@@ -81,7 +85,7 @@ func Decompile(set *maps.RuleSet, isEgress bool, nameOf func(maps.Network) strin
 		}
 	}
 	for i := range d.rules {
-		d.rules[i].Rule = Place(isEgress, d.rules[i].number)
+		d.rules[i].Rule = rules.name(d.rules[i].number)
 	}
 	return d.rules
 }

@@ -21,7 +21,7 @@ func TestDecompile(t *testing.T) {
 	}
 	_, egress := p.Compile("pods")
 	got := ""
-	for _, rule := range Decompile(asEntries(egress), true, nameOf) {
+	for _, rule := range Decompile(asEntries(egress), Places(true), nameOf) {
 		got += fmt.Sprintln(rule.Rule, rule.Peers, rule.Ports)
 	}
 	const want = `policy.egress[0] [network backend 10.0.0.0/8 except 10.1.0.0/16 10.2.0.0/16 10.1.2.0/24 ::/0] [80-91/tcp sctp]
@@ -41,7 +41,7 @@ policy.egress[2] [] []
 		"true the own node is admitted":                          {maps.Peer{Host: true}, maps.ICMP, 0},
 		"true the container itself is admitted":                  {maps.Peer{Self: true}, maps.ICMP, 0},
 	} {
-		if admitted, why := Explain(egress, true, c); fmt.Sprint(admitted, " ", why) != want {
+		if admitted, why := Explain(egress, Places(true), c); fmt.Sprint(admitted, " ", why) != want {
 			t.Errorf("%v: got %v %s, want %s", c, admitted, why, want)
 		}
 	}
@@ -50,7 +50,7 @@ policy.egress[2] [] []
 // decompiled returns the entries of a rule set as a policy with one direction.
 func decompiled(set *maps.RuleSet, key string) values {
 	rules := []values{}
-	for _, d := range Decompile(asEntries(set), key == "egress", nameOf) {
+	for _, d := range Decompile(asEntries(set), Places(key == "egress"), nameOf) {
 		peers, ports := []values{}, []values{}
 		for _, p := range d.Peers {
 			peer := values{"network": p.Network}

@@ -21,7 +21,7 @@ func (c Connection) String() string {
 }
 
 // Explain says why a rule set admits a connection or not: which rule does, or which one comes nearest.
-func Explain(set *maps.RuleSet, isEgress bool, c Connection) (admitted bool, why string) {
+func Explain(set *maps.RuleSet, rules Namer, c Connection) (admitted bool, why string) {
 	number, admitted := set.Verdict(c.Peer, uint8(c.Protocol), c.Port)
 	switch {
 	case set == nil:
@@ -29,14 +29,14 @@ func Explain(set *maps.RuleSet, isEgress bool, c Connection) (admitted bool, why
 	case c.Peer.Self:
 		return true, "the container itself is admitted"
 	case admitted && number != 0:
-		return true, Place(isEgress, number) + " admits it"
+		return true, rules.name(number) + " admits it"
 	case admitted && c.Peer.Host:
 		return true, "the own node is admitted"
 	case admitted:
 		return true, "ingressPolicy, or what the policy implies, admits it"
 	}
 	number, miss := set.NearestMiss(c.Peer, uint8(c.Protocol), c.Port)
-	switch place := Place(isEgress, number); {
+	switch place := rules.name(number); {
 	case miss == maps.MissPort && place != "":
 		return false, fmt.Sprintf("%s admits the peer, but not %s", place, c)
 	case miss == maps.MissPeer && place != "":
@@ -45,4 +45,46 @@ func Explain(set *maps.RuleSet, isEgress bool, c Connection) (admitted bool, why
 		return false, "there are no rules"
 	}
 	return false, fmt.Sprintf("no rule admits the peer, or %s", c)
+}
+
+// Candidate is a rule of a policy that could admit a connection.
+type Candidate struct {
+	Rule   string `json:"rule"`
+	Admits bool   `json:"admits"`
+	Why    string `json:"why"` // or why not
+}
+
+// Candidates says of each rule whether it admits a connection, and else why not. names has the rules by their numbers,
+// from 1; those that follow each other with one name are one rule. missOf says what of the peer a rule does not match, or
+// "" if it matches.
+func Candidates(set *maps.RuleSet, names []string, c Connection, missOf func(name string) string) (list []Candidate) {
+	_, isAdmitted := set.Verdict(c.Peer, uint8(c.Protocol), c.Port)
+	matches := set.Matches(c.Peer, uint8(c.Protocol), c.Port)
+	for first := 0; first < len(names); {
+		all, hasEntries := maps.Match{}, false
+		end := first
+		for ; end < len(names) && names[end] == names[first]; end++ {
+			match, ok := matches[uint32(end+1)]
+			all = maps.Match{Peer: all.Peer || match.Peer, Port: all.Port || match.Port, Both: all.Both || match.Both}
+			hasEntries = hasEntries || ok
+		}
+		rule := Candidate{Rule: names[first], Admits: all.Both, Why: "it admits the peer and " + c.String()}
+		miss := ""
+		if !all.Peer {
+			miss = missOf(names[first])
+		}
+		switch {
+		case all.Both:
+		case miss != "" && hasEntries && !all.Port:
+			rule.Why = fmt.Sprintf("%s; port: not %s", miss, c)
+		case miss != "":
+			rule.Why = miss
+		case all.Port && isAdmitted, !hasEntries && isAdmitted:
+			rule.Why = "a rule before it admits the same"
+		default:
+			rule.Why = fmt.Sprintf("port: it admits the peer, but not %s", c)
+		}
+		list, first = append(list, rule), end
+	}
+	return list
 }

@@ -41,16 +41,24 @@ type Ports struct {
 	First, Last uint16
 }
 
-// Place names a rule by its number in a rule set, or returns "" for a rule that the policy implies.
-func Place(isEgress bool, number uint32) string {
-	switch {
-	case number == 0:
-		return ""
-	case isEgress:
-		return fmt.Sprintf("policy.egress[%d]", number-1)
-	default:
-		return fmt.Sprintf("policy.ingress[%d]", number-1)
+// Namer names a rule by its number in a rule set, from 1, or returns "" if it has no name.
+type Namer func(number uint32) string
+
+// Places names rules by their places in the key "policy".
+func Places(isEgress bool) Namer {
+	direction := "ingress"
+	if isEgress {
+		direction = "egress"
 	}
+	return func(number uint32) string { return fmt.Sprintf("policy.%s[%d]", direction, number-1) }
+}
+
+// name returns the name of a rule, or "" for one that the policy implies.
+func (n Namer) name(number uint32) string {
+	if number == 0 {
+		return ""
+	}
+	return n(number)
 }
 
 // FromIngressPolicy returns what "ingressPolicy" admits to a container of a network, or nil for maps.Open.

@@ -206,10 +206,10 @@ func TestNumbers(t *testing.T) {
 		{egress, maps.Peer{}, maps.ICMP, 0, " false  none"},
 	} {
 		rule, admitted := test.set.Verdict(test.peer, uint8(test.protocol), test.port)
-		got := fmt.Sprint(Place(true, rule), " ", admitted)
+		got := fmt.Sprint(Places(true).name(rule), " ", admitted)
 		if !admitted {
 			rule, miss := test.set.NearestMiss(test.peer, uint8(test.protocol), test.port)
-			got += " " + Place(true, rule) + " " + [...]string{"none", "port", "peer"}[miss]
+			got += " " + Places(true).name(rule) + " " + [...]string{"none", "port", "peer"}[miss]
 		}
 		if got != test.want {
 			t.Errorf("%+v %v %d: got %s, want %s", test.peer, test.protocol, test.port, got, test.want)

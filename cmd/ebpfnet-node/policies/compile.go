@@ -15,26 +15,34 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	ebpfmaps "github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/plugin/policy"
 )
 
 // State is what this node's datapath must have.
 type State struct {
-	Pods       map[string]*Rules     // by UID: this node's pods in namespaces with policies
-	Own        map[netip.Addr]string // the UIDs of these pods, by address
-	Released   map[string]bool       // the UIDs of this node's pods in other namespaces
-	Classes    map[netip.Addr]uint32 // of the addresses of pods that rules may name
-	Namespaces []string              // those with policies
-	NeedsPeers bool                  // rules name pods by labels, so pods of other nodes matter
+	Pods       map[string]*Rules               // by UID: this node's pods in namespaces with policies
+	Own        map[netip.Addr]string           // the UIDs of these pods, by address
+	Released   map[string]bool                 // the UIDs of this node's pods in other namespaces
+	Classes    map[netip.Addr]uint32           // of the addresses of pods that rules may name
+	Selectors  map[uint32][]nodestate.Selector // of rules, by the classes that they match
+	Namespaces []string                        // those with policies
+	NeedsPeers bool                            // rules name pods by labels, so pods of other nodes matter
 	Warnings   []string
 }
 
 // Rules are what a pod admits. Pods of the same policies share them.
 type Rules struct {
-	Sets  [2]*ebpfmaps.RuleSet // ingress, egress; nil: not isolated
-	Names [2][]string          // of rules, by their numbers, from 1
+	Sets    [2]*ebpfmaps.RuleSet // ingress, egress; nil: not isolated
+	Sources [2]source            // what they come from
 
 	warning string
+}
+
+// source is what one direction comes from.
+type source struct {
+	policies []string // such as shop/web
+	rules    []*rule  // by the rules' numbers, from 1
 }
 
 // uses reports whether a rule names the class.
@@ -89,6 +97,7 @@ func (c *Compiler) Compile(cluster Cluster) *State {
 			}
 		}
 	}
+	state.Selectors = c.classes.selectors(terms)
 	slices.Sort(state.Warnings)
 	state.Warnings = slices.Compact(state.Warnings)
 	return state
@@ -255,42 +264,43 @@ func (c *Compiler) rulesOf(pod *Pod, policies []*parsed) *Rules {
 	}
 	made := &Rules{}
 	for direction := range made.Sets {
-		rules, names, isIsolated := c.collect(pod, policies, direction)
-		if !isIsolated {
+		rules, source := c.collect(pod, policies, direction)
+		if len(source.policies) == 0 {
 			continue
 		}
 		compiled := &policy.Policy{Host: true}
 		set, fits := compiled.CompileRules(rules, "")
 		if !fits {
 			made.warning = fmt.Sprintf("the policies of pod %s/%s have too many combinations of a peer and a port, so they admit nothing", pod.Namespace, pod.Name)
-			set, names = &ebpfmaps.RuleSet{Host: true}, nil
+			set, source.rules = &ebpfmaps.RuleSet{Host: true}, nil
 		}
-		made.Sets[direction], made.Names[direction] = set, names
+		made.Sets[direction], made.Sources[direction] = set, source
 	}
 	c.rules[text.String()] = made
 	return made
 }
 
-// collect returns the rules of one direction, with the names of the objects' rules.
-func (c *Compiler) collect(pod *Pod, policies []*parsed, direction int) (rules []policy.Rule, names []string, isIsolated bool) {
+// collect returns the rules of one direction, and what they come from; without a policy, the direction is not isolated.
+func (c *Compiler) collect(pod *Pod, policies []*parsed, direction int) (rules []policy.Rule, from source) {
 	rules = []policy.Rule{} // isolated, without a rule
 	for _, p := range policies {
 		if !p.isolates[direction] {
 			continue
 		}
-		isIsolated = true
-		for _, r := range p.rules[direction] {
+		from.policies = append(from.policies, p.namespace+"/"+p.name)
+		for i := range p.rules[direction] {
+			r := &p.rules[direction][i]
 			for _, rule := range c.expand(r, pod) {
-				rules, names = append(rules, rule), append(names, r.name)
+				rules, from.rules = append(rules, rule), append(from.rules, r)
 			}
 		}
 	}
-	return rules, names, isIsolated
+	return rules, from
 }
 
 // expand returns the rules for the compiler: one for the numbers of ports, and with names of ports for egress, one for each
 // list of numbers that classes have for them.
-func (c *Compiler) expand(r rule, pod *Pod) (rules []policy.Rule) {
+func (c *Compiler) expand(r *rule, pod *Pod) (rules []policy.Rule) {
 	ports := r.ports
 	if len(r.holders) == 0 { // ingress
 		for _, name := range r.named {
@@ -322,7 +332,7 @@ func (c *Compiler) expand(r rule, pod *Pod) (rules []policy.Rule) {
 }
 
 // portsFor returns the class's numbers for the names of ports of a rule.
-func (c *class) portsFor(r rule) (ports []policy.Ports) {
+func (c *class) portsFor(r *rule) (ports []policy.Ports) {
 	for _, holder := range r.holders {
 		for _, name := range r.named {
 			for _, port := range c.terms[holder.key][name] {
@@ -336,7 +346,7 @@ func (c *class) portsFor(r rule) (ports []policy.Ports) {
 }
 
 // peers returns nil for any peer.
-func (c *Compiler) peers(r rule) []policy.Peer {
+func (c *Compiler) peers(r *rule) []policy.Peer {
 	if r.anyPeer {
 		return nil
 	}

@@ -12,25 +12,57 @@ import (
 
 // Present is what the datapath has.
 type Present struct {
-	Pods     map[loader.Owner]*Rules // by ebpfmaps.PodToken; nil: unknown ones, of an earlier agent
-	Own      map[netip.Addr]loader.Owner
-	Released map[loader.Owner]bool
-	Classes  map[netip.Addr]uint32
-	IsUnused bool // no namespace has policies, so all pods are released
+	Pods      map[loader.Owner]*Rules // by ebpfmaps.PodToken; nil: unknown ones, of an earlier agent
+	Own       map[netip.Addr]loader.Owner
+	Released  map[loader.Owner]bool
+	Classes   map[netip.Addr]uint32
+	Selectors map[uint32][]nodestate.Selector
+	IsUnused  bool // no namespace has policies, so all pods are released
 }
 
-// Names returns the objects that the rules of pods come from.
-func (p *Present) Names() nodestate.RuleNames {
-	names, lists := nodestate.RuleNames{Lists: [][]string{}, Pods: map[string][2]int{}}, map[*Rules]int{}
-	for owner, rules := range p.Pods {
+// Rules returns the objects that the rules of pods come from.
+func (p *Present) Rules() nodestate.Rules {
+	file := nodestate.Rules{Rules: []nodestate.ObjectRule{}, Lists: []nodestate.RuleList{}, Pods: map[string][2]int{}, Classes: p.Selectors}
+	places, lists := map[*rule]int{}, map[*Rules]int{}
+	for _, owner := range slices.Sorted(maps.Keys(p.Pods)) { // equal rules have an equal file
+		rules := p.Pods[owner]
 		first, isKnown := lists[rules]
 		if !isKnown {
-			first = len(names.Lists)
-			lists[rules], names.Lists = first, append(names.Lists, rules.Names[:]...)
+			first = len(file.Lists)
+			lists[rules] = first
+			for _, from := range rules.Sources {
+				file.Lists = append(file.Lists, from.list(&file, places))
+			}
 		}
-		names.Pods[owner.String()] = [2]int{first, first + 1}
+		file.Pods[owner.String()] = [2]int{first, first + 1}
 	}
-	return names
+	return file
+}
+
+// list adds the rules that the file has not yet.
+func (s *source) list(file *nodestate.Rules, places map[*rule]int) nodestate.RuleList {
+	list := nodestate.RuleList{Policies: s.policies, Rules: []int{}}
+	for _, r := range s.rules {
+		place, isKnown := places[r]
+		if !isKnown {
+			place = len(file.Rules)
+			places[r], file.Rules = place, append(file.Rules, r.object())
+		}
+		list.Rules = append(list.Rules, place)
+	}
+	return list
+}
+
+// object returns the rule as its object has it.
+func (r *rule) object() nodestate.ObjectRule {
+	object := nodestate.ObjectRule{Name: r.name, Any: r.anyPeer}
+	for _, t := range r.terms {
+		object.Pods = append(object.Pods, *t.selector)
+	}
+	for _, block := range r.blocks {
+		object.Blocks = append(object.Blocks, nodestate.Block{CIDR: block.CIDR, Except: block.Except})
+	}
+	return object
 }
 
 // Changes are what the datapath lacks, in the order in which Apply makes them. At each point, an address that a former and a
@@ -119,7 +151,7 @@ func (c *Changes) revoke() {
 func wantedBy(state *State) *Present {
 	want := &Present{
 		Pods: map[loader.Owner]*Rules{}, Own: map[netip.Addr]loader.Owner{}, Released: map[loader.Owner]bool{},
-		Classes: maps.Clone(state.Classes), IsUnused: len(state.Namespaces) == 0,
+		Classes: maps.Clone(state.Classes), Selectors: state.Selectors, IsUnused: len(state.Namespaces) == 0,
 	}
 	for uid, rules := range state.Pods {
 		want.Pods[ebpfmaps.PodToken(uid)] = rules

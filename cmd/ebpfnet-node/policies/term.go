@@ -12,25 +12,29 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/plugin/policy"
 )
 
 // term is a set of pods that rules name.
 type term struct {
-	key     string // equal for equal sets
-	matches func(pod *Pod, namespace labels.Set, addr netip.Addr) bool
-	isPeer  bool       // a rule admits all of them
-	named   []portName // ports that rules admit to them; a pod has its own number
+	key      string              // equal for equal sets
+	selector *nodestate.Selector // nil: the term is no selector of a rule
+	matches  func(pod *Pod, namespace labels.Set, addr netip.Addr) bool
+	isPeer   bool       // a rule admits all of them
+	named    []portName // ports that rules admit to them; a pod has its own number
 }
 
 func ownNamespaceTerm(namespace string, pods labels.Selector) term {
-	return term{key: fmt.Sprintf("namespace %s, pods %s", namespace, pods), matches: func(pod *Pod, _ labels.Set, _ netip.Addr) bool {
+	selector := nodestate.Selector{Namespace: namespace, Labels: pods.String()}
+	return term{key: selector.String(), selector: &selector, matches: func(pod *Pod, _ labels.Set, _ netip.Addr) bool {
 		return pod.Namespace == namespace && pods.Matches(pod.Labels)
 	}}
 }
 
 func namespacesTerm(namespaces, pods labels.Selector) term {
-	return term{key: fmt.Sprintf("namespaces with %s, pods %s", namespaces, pods), matches: func(pod *Pod, namespace labels.Set, _ netip.Addr) bool {
+	selector := nodestate.Selector{Namespaces: namespaces.String(), Labels: pods.String()}
+	return term{key: selector.String(), selector: &selector, matches: func(pod *Pod, namespace labels.Set, _ netip.Addr) bool {
 		return namespace != nil && namespaces.Matches(namespace) && pods.Matches(pod.Labels)
 	}}
 }
@@ -188,6 +192,19 @@ func (c *classes) retire(used map[*class]bool) bool {
 	}
 	c.sort()
 	return true
+}
+
+// selectors returns the selectors of terms in use that match the pods of each class.
+func (c *classes) selectors(terms []*term) map[uint32][]nodestate.Selector {
+	selectors := map[uint32][]nodestate.Selector{}
+	for _, class := range c.sorted {
+		for _, t := range terms {
+			if class.terms[t.key] != nil && t.selector != nil {
+				selectors[class.number] = append(selectors[class.number], *t.selector)
+			}
+		}
+	}
+	return selectors
 }
 
 func (c *classes) sort() {

@@ -28,6 +28,7 @@ type Drop struct {
 	Reason   string    `json:"reason"`             // a name of ours in lower case, or the kernel's in upper case; "": the kernel gives none
 	Meaning  string    `json:"meaning,omitempty"`  // of a reason of ours, or what is known of the destination
 	RuleSet  string    `json:"ruleSet,omitempty"`  // of the container, which does not admit the packet: ingress or egress
+	Policies []string  `json:"policies,omitempty"` // NetworkPolicies that isolate it in that direction
 	Why      string    `json:"why,omitempty"`      // which of its rules nearly does
 	Function string    `json:"function,omitempty"` // of the kernel, which has dropped it
 	admin.Named

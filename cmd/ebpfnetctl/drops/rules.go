@@ -2,7 +2,6 @@ package drops
 
 import (
 	"github.com/ebpfnet/ebpfnet/bpf"
-	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/policy"
@@ -32,7 +31,7 @@ func (d *Describer) addRules(drop *Drop, e *bpf.DropEvent, p packet, of *admin.A
 		drop.Why = "a fragment without ports"
 		return nil
 	}
-	entry, err := d.rules.PolicyOf(loader.Owner(e.Owner))
+	entry, err := d.rules.PolicyOf(of)
 	if err != nil {
 		return err
 	}
@@ -47,6 +46,7 @@ func (d *Describer) addRules(drop *Drop, e *bpf.DropEvent, p packet, of *admin.A
 		return err
 	}
 	judged, err := d.rules.Judge(entry, isEgress, c)
+	drop.Policies = judged.Policies
 	if drop.Why = judged.Why; judged.Admits {
 		drop.Why = "by now: " + judged.Why
 	}

@@ -32,7 +32,7 @@ func (w *walker) reportRule(p packet, of maps.Device, isEgress bool) error {
 	case judged.Admits:
 		w.step("policy", "%s of %s: %s", directions[isEgress], container, judged.Why)
 	case judged.IsAudit:
-		w.step("policy", "%s of %s would refuse it, without audit mode: %s", directions[isEgress], container, judged.Why)
+		w.step("policy", "%s of %s would refuse it, without audit mode: %s", directions[isEgress], container, judged)
 	}
 	return err
 }
@@ -71,7 +71,7 @@ func (w *walker) refusedBy(d maps.Drop, p packet) (string, error) {
 	for _, device := range w.devices {
 		if device.Owner == d.Owner {
 			judged, err := w.judge(p, device, isEgress)
-			return ": " + judged.Why, err
+			return ": " + judged.String(), err
 		}
 	}
 	return "", nil

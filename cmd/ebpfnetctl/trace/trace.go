@@ -81,11 +81,14 @@ func Run(ctx context.Context, attachments []*admin.Attachment, o Options) (*Trac
 	}
 	defer w.close()
 
-	src, dst, err := w.addressesOf(o)
+	src, dst, err := o.Addresses()
+	if err == nil && o.From.Host {
+		src, err = w.hostSource(dst)
+	}
 	if err != nil {
 		return nil, err
 	}
-	p := packet{protocol: protocolOf(o.Protocol, src.Is6()), src: netip.AddrPortFrom(src, o.FromPort), dst: netip.AddrPortFrom(dst, o.ToPort)}
+	p := packet{protocol: ProtocolOf(o.Protocol, src.Is6()), src: netip.AddrPortFrom(src, o.FromPort), dst: netip.AddrPortFrom(dst, o.ToPort)}
 	if err := w.fill(&p); err != nil {
 		return nil, err
 	}
@@ -97,8 +100,8 @@ func Run(ctx context.Context, attachments []*admin.Attachment, o Options) (*Trac
 	return t, err
 }
 
-// addressesOf chooses an address of each end, of one family.
-func (w *walker) addressesOf(o Options) (src, dst netip.Addr, err error) {
+// Addresses chooses an address of each end, of one family. The host's depends on the route.
+func (o Options) Addresses() (src, dst netip.Addr, err error) {
 	for _, is6 := range []bool{o.IPv6, !o.IPv6} {
 		if src, dst = o.From.address(is6), o.To.address(is6); src.IsValid() && dst.IsValid() {
 			break
@@ -107,13 +110,10 @@ func (w *walker) addressesOf(o Options) (src, dst netip.Addr, err error) {
 	if !src.IsValid() || !dst.IsValid() {
 		return src, dst, errors.New("FROM and TO have no family in common: expected two addresses of IPv4, or two of IPv6")
 	}
-	if o.From.Host {
-		src, err = w.hostSource(dst)
-	}
-	return src, dst, err
+	return src, dst, nil
 }
 
-// address returns the end's address of a family, if any. The host's depends on the route.
+// address returns the end's address of a family, if any.
 func (e End) address(is6 bool) netip.Addr {
 	switch {
 	case e.Container != nil:
@@ -140,7 +140,8 @@ func (e End) address(is6 bool) netip.Addr {
 	}
 }
 
-func protocolOf(name string, is6 bool) maps.Protocol {
+// ProtocolOf returns tcp, udp or icmp of a family.
+func ProtocolOf(name string, is6 bool) maps.Protocol {
 	switch {
 	case name == "udp":
 		return maps.UDP

@@ -1,0 +1,111 @@
+package nodestate
+
+import (
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// Rules has the objects that the rules of pods come from, and what they admit in the objects' words.
+type Rules struct {
+	Rules   []ObjectRule          `json:"rules"`
+	Lists   []RuleList            `json:"lists"`
+	Pods    map[string][2]int     `json:"pods"`    // by the policy's owner: the lists for ingress and egress
+	Classes map[uint32][]Selector `json:"classes"` // those of rules that match the pods of a class
+}
+
+// RuleList is one direction of pods.
+type RuleList struct {
+	Policies []string `json:"policies"` // that isolate it, such as shop/web
+	Rules    []int    `json:"rules"`    // by their numbers, from 1: the places in Rules.Rules
+}
+
+// ObjectRule is a rule of an object.
+type ObjectRule struct {
+	Name   string     `json:"name"`           // such as shop/web ingress[2]
+	Any    bool       `json:"any,omitempty"`  // any peer
+	Pods   []Selector `json:"pods,omitempty"` // or those that a selector matches
+	Blocks []Block    `json:"blocks,omitempty"`
+}
+
+// Block is a CIDR without exceptions.
+type Block struct {
+	CIDR   netip.Prefix   `json:"cidr"`
+	Except []netip.Prefix `json:"except,omitempty"`
+}
+
+// Contains reports whether the block has an address.
+func (b Block) Contains(addr netip.Addr) bool {
+	return b.CIDR.Contains(addr) && !slices.ContainsFunc(b.Except, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+// Selector selects pods.
+type Selector struct {
+	Namespace  string `json:"namespace,omitempty"`  // the only one; "": those that Namespaces selects
+	Namespaces string `json:"namespaces,omitempty"` // by their labels, such as team=two; "": all
+	Labels     string `json:"labels,omitempty"`     // of pods; "": any
+}
+
+// String returns the selector in words.
+func (s Selector) String() string {
+	pods := "pods"
+	if s.Labels != "" {
+		pods = fmt.Sprintf("pods (%s)", s.Labels)
+	}
+	switch {
+	case s.Namespace != "":
+		return pods + " of namespace " + s.Namespace
+	case s.Namespaces != "":
+		return fmt.Sprintf("%s of namespaces (%s)", pods, s.Namespaces)
+	}
+	return pods + " of all namespaces"
+}
+
+// Of returns what one direction of an owner's policy comes from: which policies isolate it, and its rules by their
+// numbers, from 1. Without the file's knowledge, both are nil.
+func (r *Rules) Of(owner string, isEgress bool) (policies []string, rules []ObjectRule) {
+	lists, ok := r.Pods[owner]
+	at := lists[0]
+	if isEgress {
+		at = lists[1]
+	}
+	if !ok || at < 0 || at >= len(r.Lists) {
+		return nil, nil
+	}
+	for _, i := range r.Lists[at].Rules {
+		rule := ObjectRule{Name: fmt.Sprint("rule ", i)}
+		if i >= 0 && i < len(r.Rules) {
+			rule = r.Rules[i]
+		}
+		rules = append(rules, rule)
+	}
+	return r.Lists[at].Policies, rules
+}
+
+// RulesOf returns the path of the rules of the agent whose state is at path.
+func RulesOf(path string) string { return filepath.Join(filepath.Dir(path), "rules.json") }
+
+// RulesFile keeps the rules in a file until it is replaced.
+type RulesFile struct {
+	rules Rules
+	read  fs.FileInfo
+}
+
+// Read reads the rules of the agent whose state is at path. Without a file there are none.
+func (f *RulesFile) Read(path string) (*Rules, error) {
+	const maxSize = 1 << 27 // bytes; 500 policies with 100 rules have 10 MB
+
+	now, err := os.Stat(RulesOf(path))
+	if err == nil && f.read != nil && os.SameFile(now, f.read) && now.ModTime().Equal(f.read.ModTime()) {
+		return &f.rules, nil
+	}
+	f.rules, f.read = Rules{}, now // nil without a file
+	_, err = readJSON(RulesOf(path), maxSize, &f.rules)
+	return &f.rules, err
+}
+
+// WriteRules replaces the rules.
+func WriteRules(path string, rules Rules) error { return replaceJSON(RulesOf(path), rules) }
