@@ -25,7 +25,7 @@ const (
 
 // nodeSource is package nodes.
 type nodeSource interface {
-	Changed() <-chan struct{}
+	Changed() <-chan time.Time
 	List() (nodes []desired.Node, synced bool)
 	Err() error
 	Reconnect()

@@ -26,7 +26,8 @@ import (
 // fake is an API server's nodes, a host that applies all changes, and a conflist. Only the test's bubble uses it.
 type fake struct {
 	*agent
-	changed, events chan struct{}
+	changed chan time.Time
+	events  chan struct{}
 
 	list    []desired.Node
 	synced  bool
@@ -43,7 +44,7 @@ type fake struct {
 	unassigned []rtnl.NodeRoute // of the host, beside those of present
 }
 
-func (f *fake) Changed() <-chan struct{}     { return f.changed }
+func (f *fake) Changed() <-chan time.Time    { return f.changed }
 func (f *fake) List() ([]desired.Node, bool) { return f.list, f.synced }
 func (f *fake) Err() error                   { return f.err }
 func (f *fake) Reconnect()                   { f.moved++ }
@@ -85,7 +86,7 @@ func (f *fake) Apply(_ *reconcile.Changes, want *desired.State, _ *reconcile.Pre
 // started returns an agent that runs until the bubble ends.
 func started(t *testing.T) *fake {
 	t.Helper()
-	f := &fake{changed: make(chan struct{}, 1), events: make(chan struct{}, 1), address: "192.0.2.1/24"}
+	f := &fake{changed: make(chan time.Time, 1), events: make(chan struct{}, 1), address: "192.0.2.1/24"}
 	f.agent = &agent{
 		name: "a", config: desired.Config{Mode: desired.ModeTunnel, Device: "ebpfnet0", Port: 4789}, nodes: f, host: f, events: f.events,
 		publish:  func(*desired.State) error { f.written++; return nil },
@@ -104,9 +105,9 @@ func (f *fake) send(nodes ...desired.Node) {
 	wake(f.changed)
 }
 
-func wake(channel chan struct{}) {
+func wake[T any](channel chan T) {
 	select {
-	case channel <- struct{}{}:
+	case channel <- *new(T):
 	default:
 	}
 }

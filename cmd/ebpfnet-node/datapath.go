@@ -109,6 +109,16 @@ func (d datapath) ApplyPolicies(changes *policies.Changes) (warning, err error) 
 	return warning, err
 }
 
+// Denials counts the packets that rules of pods have dropped.
+func (d datapath) Denials() (denials map[policies.Denier]uint64, err error) {
+	d.onlyLoaded = true
+	err = d.with(func(_ context.Context, dp *loader.Datapath) (err error) {
+		denials, err = policies.Denials(dp)
+		return err
+	})
+	return denials, err
+}
+
 // endPolicies removes all that an earlier agent has enforced, and waits until ctx is done.
 func (d datapath) endPolicies(ctx context.Context, state string, log *slog.Logger) {
 	for delay := firstRetry; ctx.Err() == nil; delay = min(2*delay, interval) {

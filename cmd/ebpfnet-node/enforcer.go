@@ -24,7 +24,7 @@ const (
 // policySource is package objects.
 type policySource interface {
 	Need(ctx context.Context, pods, peers bool)
-	Changed() <-chan struct{}
+	Changed() <-chan time.Time
 	Policies() (all []*networkingv1.NetworkPolicy, isComplete bool)
 	Cluster() (cluster policies.Cluster, isComplete, hasPeers bool)
 	Events() (events []policies.Event, isAll bool)
@@ -35,6 +35,7 @@ type policySource interface {
 type policyHost interface {
 	LookAtPolicies() (*policies.Present, error)
 	ApplyPolicies(*policies.Changes) (warning, err error)
+	Denials() (map[policies.Denier]uint64, error)
 }
 
 // enforcer keeps rules and classes in the datapath as NetworkPolicies require.
@@ -47,6 +48,7 @@ type enforcer struct {
 	report   func(error)
 	wake     func() // the agent, when isReady changes
 	log      *slog.Logger
+	figures  *figures
 
 	isReady atomic.Bool // the datapath has been as required
 
@@ -57,6 +59,7 @@ type enforcer struct {
 	written    time.Time         // when the file was
 	warned     []string
 	needsPeers time.Time // since when; zero: it does not
+	changed    time.Time // when the first event came that the datapath does not follow; zero: none
 }
 
 var errPending = errors.New("the API server has not listed what NetworkPolicies need yet")
@@ -68,14 +71,19 @@ func (e *enforcer) run(ctx context.Context) {
 	retry := time.NewTimer(0) // the first time
 	defer retry.Stop()
 	e.source.Need(ctx, false, false)
+	e.figures.count()
 	for delay := firstRetry; ; {
 		select {
 		case <-ctx.Done():
 			return
-		case <-e.source.Changed():
+		case at := <-e.source.Changed():
+			if e.changed.IsZero() {
+				e.changed = at
+			}
 		case <-retry.C:
 		case <-ticker.C:
 			e.have = nil
+			e.figures.count()
 		}
 		err := e.sync(ctx)
 		if !errors.Is(err, errPending) || !e.isReady.Load() || e.source.Err() != nil {
@@ -85,6 +93,10 @@ func (e *enforcer) run(ctx context.Context) {
 		case err == nil:
 			delay = firstRetry
 			retry.Stop()
+			if !e.changed.IsZero() {
+				e.figures.latency.Observe(time.Since(e.changed).Seconds())
+				e.changed = time.Time{}
+			}
 			if !e.isReady.Swap(true) {
 				e.wake()
 			}
@@ -141,7 +153,9 @@ func (e *enforcer) compile(ctx context.Context) error {
 	if !isComplete && len(all) > 0 {
 		return errPending
 	}
+	start := time.Now()
 	state := e.compiler.Compile(cluster)
+	e.figures.compile.Observe(time.Since(start).Seconds())
 	switch {
 	case !state.NeedsPeers:
 		e.needsPeers = time.Time{}
@@ -174,6 +188,7 @@ func (e *enforcer) apply(state *policies.State, hasAllPods bool) error {
 	}
 	isNamed := e.hasNames && maps.Equal(changes.Want.Pods, e.have.Pods)
 	e.have = changes.Want
+	e.figures.set(e.have)
 	if !isNamed {
 		e.hasNames = false
 		if err := nodestate.WriteRules(e.state, changes.Want.Rules()); err != nil {

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,6 +37,7 @@ type fakeDatapath struct {
 	present policies.Present
 	refuse  error
 	sizes   []string // of the changes
+	denials uint64
 	told    []*nodestate.Policies
 	state   string
 }
@@ -55,6 +58,14 @@ func (f *fakeDatapath) ApplyPolicies(c *policies.Changes) (warning, err error) {
 	f.present, f.told = *c.Want, append(f.told, told)
 	f.sizes = append(f.sizes, fmt.Sprintf("%d+%d classes, %d policies, %d revoked", len(c.Additions), len(c.Others), len(c.Policies), len(c.Revoked)))
 	return nil, err
+}
+
+// Denials returns some of a pod's ingress, and one of a pod that is gone.
+func (f *fakeDatapath) Denials() (map[policies.Denier]uint64, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.denials += 3
+	return map[policies.Denier]uint64{{Pod: maps.PodToken("web"), Attachment: 1}: f.denials, {Pod: 5, Attachment: 2}: 7}, nil
 }
 
 // enforcing is an enforcer that runs until the test ends.
@@ -93,7 +104,7 @@ func startEnforcer(t *testing.T, api *apitest.Server) *enforcing {
 	e := &enforcing{T: t, api: api, host: &fakeDatapath{state: state}}
 	e.enforcer = &enforcer{
 		source: source, host: e.host, compiler: &policies.Compiler{Node: "this"}, state: state, grace: time.Hour,
-		report: e.set, wake: func() {}, log: slog.New(slog.NewTextHandler(e, nil)),
+		figures: newFigures(e.host), report: e.set, wake: func() {}, log: slog.New(slog.NewTextHandler(e, nil)),
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error)
@@ -212,6 +223,7 @@ func TestEnforcer(t *testing.T) {
 	api.Set(podObject("b", "other", 3, "b"))
 	e.admits("a pod of another class", "web", "2", "3")
 
+	e.wantFigures()
 	before := len(e.host.sizes)
 	api.Set(podObject("a2", "other", 4, "a"))
 	e.admits("a pod of a known class", "web", "2", "3", "4")
@@ -261,5 +273,41 @@ func TestEnforcer(t *testing.T) {
 	})
 	if _, bad := api.Requests(); len(bad) > 0 {
 		t.Errorf("requests: %v", bad)
+	}
+}
+
+// wantFigures wants the metrics of two policies for two classes of pods.
+func (e *enforcing) wantFigures() {
+	e.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(e.figures)
+	const want = `
+# HELP ebpfnet_policy_classes Classes of pods that these rule sets tell apart.
+# TYPE ebpfnet_policy_classes gauge
+ebpfnet_policy_classes 2
+# HELP ebpfnet_policy_denied_packets_total Packets that rules of pods have dropped since the agent's start, at each policy that isolates the pod.
+# TYPE ebpfnet_policy_denied_packets_total counter
+ebpfnet_policy_denied_packets_total{direction="ingress",namespace="shop",policy="closed"} 3
+ebpfnet_policy_denied_packets_total{direction="ingress",namespace="shop",policy="open"} 3
+# HELP ebpfnet_policy_rule_sets Rule sets that NetworkPolicies compile to for pods of this node.
+# TYPE ebpfnet_policy_rule_sets gauge
+ebpfnet_policy_rule_sets 1
+`
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "ebpfnet_policy_classes", "ebpfnet_policy_denied_packets_total", "ebpfnet_policy_rule_sets"); err != nil {
+		e.Error(err)
+	}
+	problems, err := testutil.GatherAndLint(registry)
+	if err != nil || len(problems) > 0 {
+		e.Errorf("got problems %v (%v), want none", problems, err)
+	}
+	families, err := registry.Gather()
+	observed := map[string]uint64{}
+	for _, family := range families {
+		if histogram := family.Metric[0].Histogram; histogram != nil {
+			observed[family.GetName()] = histogram.GetSampleCount()
+		}
+	}
+	if err != nil || observed["ebpfnet_policy_compile_seconds"] == 0 || observed["ebpfnet_policy_event_to_kernel_seconds"] == 0 {
+		e.Errorf("got %v (%v), want both histograms observed", observed, err)
 	}
 }

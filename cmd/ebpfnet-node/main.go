@@ -115,7 +115,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 		events.watch,
 		func(ctx context.Context) error { a.run(ctx); return nil },
 		enforce,
-		func(ctx context.Context) error { return metrics.ServeHTTP(ctx, listener, o.handler(a.health)) },
+		func(ctx context.Context) error { return metrics.ServeHTTP(ctx, listener, o.handler(a)) },
 	)
 }
 
@@ -135,6 +135,7 @@ func (o *options) enforcer(api *rest.Config, a *agent, dp datapath, wake func())
 	a.enforcer = &enforcer{
 		source: source, host: dp, compiler: &policies.Compiler{Node: o.node}, state: o.state, grace: o.policyGrace,
 		report: a.health.SetPolicy, wake: wake, log: a.log, namespaces: told.Namespaces,
+		figures: newFigures(dp),
 	}
 	a.reconnect = source.Reconnect
 	return func(ctx context.Context) error {
@@ -223,10 +224,13 @@ func (o *options) readTemplate() ([]byte, error) {
 }
 
 // handler serves the metrics of the agent and the datapath.
-func (o *options) handler(h *health.Health) http.Handler {
+func (o *options) handler(a *agent) http.Handler {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(h)
-	return h.Handler(metrics.Handler(prometheus.Gatherers{registry, metrics.New(metrics.Options{ConfDir: filepath.Dir(o.conflist)})}))
+	registry.MustRegister(a.health)
+	if a.enforcer != nil {
+		registry.MustRegister(a.enforcer.figures)
+	}
+	return a.health.Handler(metrics.Handler(prometheus.Gatherers{registry, metrics.New(metrics.Options{ConfDir: filepath.Dir(o.conflist)})}))
 }
 
 // hostEvents reports changes of this host.

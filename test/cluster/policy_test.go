@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"regexp"
 	"testing"
 	"time"
 
@@ -50,6 +51,17 @@ func TestNetworkPolicy(t *testing.T) {
 		web.wantAdmitted(f, client.pod.Namespace, web.pod)
 		web.wantAdmitted(f, web.Namespace, web.pod) // kubelet's probes
 	}
+
+	eventually(t, "the denied packets in the metrics", func() error {
+		_, body, err := web.get("/metrics")
+		for _, direction := range []string{"ingress", "egress"} {
+			want := regexp.MustCompile(fmt.Sprintf(`\nebpfnet_policy_denied_packets_total\{direction="%s",namespace="shop",policy="admit"\} [1-9]`, direction))
+			if err == nil && !want.MatchString(body) {
+				err = fmt.Errorf("want %v in %s", want, body)
+			}
+		}
+		return err
+	})
 
 	// Pods that start under a policy, with and without the agent.
 	second := c.addPolicedPod(web, "second", "shop")

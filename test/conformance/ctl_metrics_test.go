@@ -199,6 +199,15 @@ func newExported(t *testing.T) *exported {
 			}
 		}
 	}
+	for name, own := range map[string][]string{ // of the node agent
+		"ebpfnet_node_ready": nil, "ebpfnet_policy_event_to_kernel_seconds_bucket": {"le"}, "ebpfnet_policy_denied_packets_total": {"namespace", "policy", "direction"},
+	} {
+		x.types[name], x.labels[name] = dto.MetricType_COUNTER, map[string]bool{"job": true, "instance": true}
+		for _, label := range own {
+			x.labels[name][label] = true
+		}
+	}
+	x.types["ebpfnet_node_ready"] = dto.MetricType_GAUGE
 	x.types["node_textfile_mtime_seconds"] = dto.MetricType_GAUGE
 	x.labels["node_textfile_mtime_seconds"] = map[string]bool{"job": true, "instance": true, "file": true}
 	return x

@@ -2,6 +2,8 @@
 package nodes
 
 import (
+	"time"
+
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
@@ -29,7 +31,7 @@ func New(config *rest.Config) (*Watcher, error) {
 		Object:   &object{},
 		List:     func() runtime.Object { return &objectList{} },
 		Read:     func(o any) (string, desired.Node) { return o.(*object).Name, o.(*object).node },
-	}, make(chan struct{}, 1)), dialer}, nil
+	}, make(chan time.Time, 1)), dialer}, nil
 }
 
 // Reconnect closes all connections. The watch continues on new ones.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -25,7 +26,7 @@ import (
 // Source has the objects. Its methods are for one goroutine, except Run and Reconnect.
 type Source struct {
 	dialer  *connrotation.Dialer
-	changed chan struct{}
+	changed chan time.Time
 	started chan func(context.Context) // for Run
 
 	policies   *source[*networkingv1.NetworkPolicy]
@@ -61,7 +62,7 @@ func New(config *rest.Config, node string, backoff *wait.Backoff) (*Source, erro
 	if err != nil {
 		return nil, err
 	}
-	s := &Source{dialer: dialer, changed: make(chan struct{}, 1), started: make(chan func(context.Context))}
+	s := &Source{dialer: dialer, changed: make(chan time.Time, 1), started: make(chan func(context.Context))}
 	s.policies = newSource(networking, s.changed, backoff, watch.Kind[*networkingv1.NetworkPolicy]{
 		Resource: "networkpolicies", Object: &networkingv1.NetworkPolicy{}, Read: readPolicy,
 		List: func() runtime.Object { return &networkingv1.NetworkPolicyList{} },
@@ -80,7 +81,7 @@ func New(config *rest.Config, node string, backoff *wait.Backoff) (*Source, erro
 	return s, nil
 }
 
-func newSource[T any](api rest.Interface, changed chan struct{}, backoff *wait.Backoff, kind watch.Kind[T]) *source[T] {
+func newSource[T any](api rest.Interface, changed chan time.Time, backoff *wait.Backoff, kind watch.Kind[T]) *source[T] {
 	return &source[T]{make: func() *watch.Watcher[T] {
 		watcher := watch.New(api, kind, changed)
 		if backoff != nil {
@@ -154,8 +155,8 @@ func (s *Source) Need(ctx context.Context, pods, peers bool) {
 	s.peers.start(ctx, s.started, pods && peers)
 }
 
-// Changed is ready when something has changed since the last receive.
-func (s *Source) Changed() <-chan struct{} { return s.changed }
+// Changed says when something has first changed since the last receive.
+func (s *Source) Changed() <-chan time.Time { return s.changed }
 
 // Reconnect closes all connections. The watches continue on new ones.
 func (s *Source) Reconnect() { s.dialer.CloseAll() }

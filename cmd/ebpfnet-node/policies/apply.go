@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	ebpfmaps "github.com/ebpfnet/ebpfnet/maps"
@@ -102,4 +103,38 @@ func admitReplies(store *ebpfmaps.Store, devices []ebpfmaps.Device) error {
 		return fmt.Errorf("keep connections that pods had before their rules: %w", err)
 	}
 	return nil
+}
+
+// Denier is a direction of a pod's rules that has dropped packets, at one of its attachments.
+type Denier struct {
+	Pod        loader.Owner // ebpfmaps.PodToken
+	Attachment loader.Owner
+	Direction  int // as in Rules
+}
+
+// Denials counts the packets that rules of pods have dropped.
+func Denials(dp *loader.Datapath) (map[Denier]uint64, error) {
+	drops, errDrops := ebpfmaps.Drops(dp)
+	devices, errDevices := ebpfmaps.Devices(dp)
+	policies, errPolicies := ebpfmaps.Policies(dp)
+	if err := errors.Join(errDrops, errDevices, errPolicies); err != nil {
+		return nil, err
+	}
+	pods, owners := map[ebpfmaps.PolicyIndex]loader.Owner{}, map[loader.Owner]loader.Owner{}
+	for _, policy := range policies {
+		if policy.IsPod {
+			pods[policy.Index] = policy.Owner
+		}
+	}
+	for _, device := range devices {
+		owners[device.Owner] = pods[device.Policy]
+	}
+	denials := map[Denier]uint64{}
+	for _, drop := range drops {
+		direction := map[bpf.Reason]int{bpf.ReasonPolicyIngress: ingress, bpf.ReasonPolicyEgress: egress}
+		if at, ok := direction[bpf.Reason(drop.Reason)]; ok && owners[drop.Owner] != 0 {
+			denials[Denier{owners[drop.Owner], drop.Owner, at}] = drop.Packets
+		}
+	}
+	return denials, nil
 }

@@ -45,6 +45,9 @@ type source struct {
 	rules    []*rule  // by the rules' numbers, from 1
 }
 
+// Isolating returns the policies that isolate a direction: 0 is ingress, 1 egress.
+func (r *Rules) Isolating(direction int) []string { return r.Sources[direction].policies }
+
 // uses reports whether a rule names the class.
 func (r *Rules) uses(class uint32) bool {
 	return slices.ContainsFunc(r.Sets[:], func(set *ebpfmaps.RuleSet) bool {

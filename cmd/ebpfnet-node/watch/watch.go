@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -37,7 +38,7 @@ type Watcher[T any] struct {
 
 	api     rest.Interface
 	kind    Kind[T]
-	changed chan struct{}
+	changed chan time.Time
 
 	mu     sync.Mutex
 	values map[string]T
@@ -54,7 +55,7 @@ type Event[T any] struct {
 }
 
 // New returns a watcher by a client, and the channel that it wakes when a value has changed. Watchers can share it.
-func New[T any](api rest.Interface, kind Kind[T], changed chan struct{}) *Watcher[T] {
+func New[T any](api rest.Interface, kind Kind[T], changed chan time.Time) *Watcher[T] {
 	return &Watcher[T]{api: api, kind: kind, changed: changed, values: map[string]T{}}
 }
 
@@ -123,8 +124,8 @@ func (w *Watcher[T]) setErr(err error) {
 	w.err = err
 }
 
-// Changed is ready when a value has changed since the last receive.
-func (w *Watcher[T]) Changed() <-chan struct{} { return w.changed }
+// Changed says when a value has first changed since the last receive.
+func (w *Watcher[T]) Changed() <-chan time.Time { return w.changed }
 
 // Values returns the values by key. They are complete only if synced: until the first full list, the agent must not change
 // anything.
@@ -228,7 +229,7 @@ func (w *Watcher[T]) change(apply func() bool) {
 		return
 	}
 	select {
-	case w.changed <- struct{}{}:
+	case w.changed <- time.Now():
 	default: // the reader has not read the last change yet
 	}
 }
