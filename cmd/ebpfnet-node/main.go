@@ -43,7 +43,7 @@ func main() {
 		runtime.GOMAXPROCS(1) // the agent waits most of the time, and each event would wake threads for nothing
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:], os.Stderr)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	if err != nil && !errors.Is(err, pflag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "ebpfnet-node:", show.Message(err.Error()))
@@ -52,7 +52,7 @@ func main() {
 }
 
 // run runs the agent until ctx is done. Routes, devices and files stay.
-func run(ctx context.Context, args []string, stderr io.Writer) error {
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	o, err := parseOptions(args)
 	if err != nil {
 		return err
@@ -115,6 +115,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 		events.watch,
 		func(ctx context.Context) error { a.run(ctx); return nil },
 		enforce,
+		func(ctx context.Context) error { o.followDenied(ctx, stdout, log); return nil },
 		func(ctx context.Context) error { return metrics.ServeHTTP(ctx, listener, o.handler(a)) },
 	)
 }

@@ -37,6 +37,7 @@ type options struct {
 
 	networkPolicy bool
 	policyGrace   time.Duration
+	logDenied     uint32
 }
 
 // parseOptions returns pflag.ErrHelp after it has printed the help.
@@ -60,6 +61,7 @@ func parseOptions(args []string) (*options, error) {
 	flags.StringVar(&o.state, "state", nodestate.Default, "`FILE` to write for the plugin, on a file system that a reboot empties")
 	flags.BoolVar(&o.networkPolicy, "network-policy", false, "enforce NetworkPolicy")
 	flags.DurationVar(&o.policyGrace, "policy-grace", 15*time.Minute, "`TIME` without the agent after which pods of all namespaces wait for it")
+	flags.Uint32Var(&o.logDenied, "log-denied", 0, "print a line of JSON for each connection that rules of containers refuse, at most `N` per second (default: none)")
 	flags.StringVar(&o.binDir, "bin-dir", "", "`DIR` to copy the plugins to, from the directory of this program (default: none)")
 	flags.BoolVar(&o.stay, "stay", false, "with uninstall: wait until no container is left, and then for a signal")
 	flags.StringVar(&o.listen, "listen", "127.0.0.1:9909", "`ADDRESS:PORT` of /healthz, /readyz and /metrics")

@@ -77,7 +77,7 @@ func TestLacksLimit(t *testing.T) {
 
 // TestHelp is not an error.
 func TestHelp(t *testing.T) {
-	if err := run(context.Background(), []string{"--help"}, &bytes.Buffer{}); !errors.Is(err, pflag.ErrHelp) {
+	if err := run(context.Background(), []string{"--help"}, &bytes.Buffer{}, &bytes.Buffer{}); !errors.Is(err, pflag.ErrHelp) {
 		t.Errorf("got %v, want %v", err, pflag.ErrHelp)
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
 	ours "github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
 const (
@@ -38,13 +39,6 @@ type follower struct {
 	describer drops.Describer
 }
 
-// leftOut is a line of `drops --follow -o json` between others.
-type leftOut struct {
-	Time     time.Time         `json:"time"`
-	LeftOut  uint64            `json:"leftOut"`
-	ByReason map[string]uint64 `json:"byReason"`
-}
-
 // followDrops prints drops until the command is interrupted, or nobody reads its output.
 func followDrops(cmd *cobra.Command, p *output.Printer, o dropOptions) (err error) {
 	datapath, err := loader.OpenLoaded()
@@ -58,10 +52,10 @@ func followDrops(cmd *cobra.Command, p *output.Printer, o dropOptions) (err erro
 		return err
 	}
 	stack, errStack := drops.ReadStack()
-	if errStack == nil && filter.Reason == nil {
+	if errStack == nil && filter.Reasons == nil {
 		filter.Stack = &drops.StackFilter{Stack: stack, Reason: o.reason}
 	}
-	f.describer = drops.Describer{Stack: stack, DataDir: o.dirs.data, CacheDir: o.dirs.cache, Bytes: o.bytes}
+	f.describer = drops.Describer{Stack: stack, DataDir: o.dirs.data, CacheDir: o.dirs.cache, State: nodestate.Default, Bytes: o.bytes}
 	defer f.describer.Close()
 	if err := f.describer.Open(datapath); err != nil {
 		return err
@@ -80,7 +74,7 @@ func followDrops(cmd *cobra.Command, p *output.Printer, o dropOptions) (err erro
 func (f *follower) filter() (filter drops.Filter, err error) {
 	filter.Limit = f.options.limit
 	if reason, ok := ours.ParseReason(f.options.reason); ok {
-		filter.Reason = &reason
+		filter.Reasons = []ours.Reason{reason}
 	}
 	if len(f.options.words) == 0 {
 		return filter, nil
@@ -106,7 +100,7 @@ func (f *follower) filter() (filter drops.Filter, err error) {
 // warn prints what the kernel cannot report. That is an error if --reason asks for nothing else.
 func (f *follower) warn(cmd *cobra.Command, filter drops.Filter, err error) error {
 	switch {
-	case filter.Reason != nil:
+	case filter.Reasons != nil:
 	case err != nil && f.options.reason != "":
 		return fmt.Errorf("drops --reason %s: %w", f.options.reason, err)
 	case err != nil:
@@ -239,16 +233,10 @@ func (f *follower) printLeftOut() error {
 	if err != nil || len(counts) == 0 {
 		return err
 	}
-	l := leftOut{Time: time.Now().UTC(), ByReason: map[string]uint64{}}
+	l := drops.LeftOutOf(counts)
 	var parts []string
-	for _, key := range slices.Sorted(maps.Keys(counts)) {
-		name := "stack"
-		if key != bpf.DropStack {
-			name = ours.Reason(key).Name()
-		}
-		l.LeftOut += counts[key]
-		l.ByReason[name] = counts[key]
-		parts = append(parts, fmt.Sprintf("%s %d", name, counts[key]))
+	for _, name := range slices.Sorted(maps.Keys(l.ByReason)) {
+		parts = append(parts, fmt.Sprintf("%s %d", name, l.ByReason[name]))
 	}
 	if f.printer.ForPrograms() {
 		return f.printer.Line(l)

@@ -11,6 +11,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/plugin/policy"
 )
 
@@ -87,7 +88,7 @@ func explain(all []*admin.Attachment, o trace.Options) ([]explanation, error) {
 		return nil, err
 	}
 	defer host.Close()
-	explainer, byAddr := admin.NewExplainer(datapath, host), admin.ByAddress(all)
+	explainer, byAddr := admin.NewExplainer(datapath, host, nodestate.Default), admin.ByAddress(all)
 	from, to := byAddr[src], byAddr[dst]
 	if o.From.Host {
 		from = nil

@@ -17,7 +17,10 @@ import (
 )
 
 // objects has the NetworkPolicies that the rules of pods come from.
-type objects struct{ file nodestate.RulesFile }
+type objects struct {
+	state string // path of the node agent's
+	file  nodestate.RulesFile
+}
 
 // source is what one direction of a policy comes from: objects, or the key policy.
 type source struct {
@@ -25,6 +28,7 @@ type source struct {
 	rules    []nodestate.ObjectRule // by their numbers, from 1
 	classes  map[uint32][]nodestate.Selector
 	isPod    bool
+	pod      string // its name, such as shop/web-0; "": not known
 	isEgress bool
 }
 
@@ -32,8 +36,8 @@ func (o *objects) of(entry maps.Policy, isEgress bool) (source, error) {
 	if !entry.IsPod {
 		return source{isEgress: isEgress}, nil
 	}
-	all, err := o.file.Read(nodestate.Default)
-	from := source{classes: all.Classes, isPod: true, isEgress: isEgress}
+	all, err := o.file.Read(o.state)
+	from := source{classes: all.Classes, isPod: true, pod: all.Pods[entry.Owner.String()].Name, isEgress: isEgress}
 	from.policies, from.rules = all.Of(entry.Owner.String(), isEgress)
 	return from, err
 }
@@ -140,9 +144,9 @@ type Explainer struct {
 	objects  objects
 }
 
-// NewExplainer returns an explainer, which uses a datapath and netlink.
-func NewExplainer(datapath *loader.Datapath, host *netlink.Handle) *Explainer {
-	return &Explainer{datapath: datapath, host: host, sets: maps.NewRuleSets(datapath)}
+// NewExplainer returns an explainer, which uses a datapath, netlink, and the files of the node agent whose state is at a path.
+func NewExplainer(datapath *loader.Datapath, host *netlink.Handle, state string) *Explainer {
+	return &Explainer{datapath: datapath, host: host, sets: maps.NewRuleSets(datapath), objects: objects{state: state}}
 }
 
 // Judgment is what one direction of a container says about a connection.
@@ -152,6 +156,7 @@ type Judgment struct {
 	IsAudit    bool // what it does not admit passes
 	Why        string
 	Policies   []string // NetworkPolicies that isolate the direction
+	Pod        string   // that they isolate, such as shop/web-0
 
 	Candidates []policy.Candidate // of Explain
 }
@@ -192,7 +197,7 @@ func (e *Explainer) judge(entry maps.Policy, isEgress bool, c policy.Connection)
 	if from, err = e.objects.of(entry, isEgress); err != nil {
 		return j, nil, from, err
 	}
-	j = Judgment{IsIsolated: set != nil, IsAudit: set != nil && set.Audit, Policies: from.policies}
+	j = Judgment{IsIsolated: set != nil, IsAudit: set != nil && set.Audit, Policies: from.policies, Pod: from.pod}
 	j.Admits, j.Why = policy.Explain(set, from.name, c)
 	if !j.Admits && from.isPod && from.policies == nil {
 		j.Why = "the node agent has not written the pod's NetworkPolicies"

@@ -6,6 +6,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/plugin/policy"
 )
 
@@ -75,7 +76,7 @@ func Policies(datapath *loader.Datapath, attachments, all []*Attachment) ([]Poli
 		}
 		return fmt.Sprintf("%08x", uint32(network))
 	}
-	sets, objects := maps.NewRuleSets(datapath), &objects{}
+	sets, objects := maps.NewRuleSets(datapath), &objects{state: nodestate.Default}
 	for _, a := range attachments {
 		p := Policy{Named: a.Named, Owner: a.Owner}
 		entry := byOwner[a.Owner]

@@ -13,8 +13,14 @@ import (
 type Rules struct {
 	Rules   []ObjectRule          `json:"rules"`
 	Lists   []RuleList            `json:"lists"`
-	Pods    map[string][2]int     `json:"pods"`    // by the policy's owner: the lists for ingress and egress
+	Pods    map[string]PodRules   `json:"pods"`    // by the policy's owner
 	Classes map[uint32][]Selector `json:"classes"` // those of rules that match the pods of a class
+}
+
+// PodRules is a pod.
+type PodRules struct {
+	Name  string `json:"name"`  // such as shop/web-0
+	Lists [2]int `json:"lists"` // for ingress and egress: the places in Rules.Lists
 }
 
 // RuleList is one direction of pods.
@@ -67,10 +73,10 @@ func (s Selector) String() string {
 // Of returns what one direction of an owner's policy comes from: which policies isolate it, and its rules by their
 // numbers, from 1. Without the file's knowledge, both are nil.
 func (r *Rules) Of(owner string, isEgress bool) (policies []string, rules []ObjectRule) {
-	lists, ok := r.Pods[owner]
-	at := lists[0]
+	pod, ok := r.Pods[owner]
+	at := pod.Lists[0]
 	if isEgress {
-		at = lists[1]
+		at = pod.Lists[1]
 	}
 	if !ok || at < 0 || at >= len(r.Lists) {
 		return nil, nil

@@ -47,6 +47,7 @@ var rows = []struct {
 		container + "args.4: --api-server=https://192.0.2.1:6443", container + "args.5: --device=vx0", container + "args.6: --mtu=1400",
 		container + "args.7: --port=8472", container + "args.8: --prefer-ipv6=true", container + "args.9: --probe-port=9000", container + "args.10: --vni=16777215",
 	}},
+	{`options: {log-denied: 100}`, []string{container + "args.4: --log-denied=100"}},
 	{`options: {policy-grace: 1h30m}`, []string{container + "args.4: --policy-grace=1h30m"}},
 	{`networkPolicy: false`, slices.Concat([]string{
 		container + "args.1: --template=/etc/ebpfnet-node/template", container + "args.2: --bin-dir=/opt/cni/bin", container + "args.3:",

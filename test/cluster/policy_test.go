@@ -2,11 +2,14 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -24,7 +28,7 @@ import (
 // TestNetworkPolicy has policies come and go under pods that run, and pods start under policies: before, after and without
 // their agent.
 func TestNetworkPolicy(t *testing.T) {
-	c := newCluster(t, append([]string{"--network-policy"}, clusterCIDRs...)...)
+	c := newCluster(t, append([]string{"--network-policy", "--log-denied=100"}, clusterCIDRs...)...)
 	web, client, other := c.nodes[0], c.nodes[1], c.nodes[2]
 	_, err := web.Run(testenv.Context(t), "nft", "table inet tracked { chain c { type filter hook prerouting priority 0; ct state new accept; }; }")
 	testenv.Must(t, err)
@@ -62,6 +66,11 @@ func TestNetworkPolicy(t *testing.T) {
 		}
 		return err
 	})
+
+	for _, f := range testenv.Families {
+		web.wantLine(drops.Drop{RuleSet: "ingress", Peer: f.Pod(other.pod).String(), Why: "shop/admit ingress[0] admits tcp"})
+		web.wantLine(drops.Drop{RuleSet: "egress", Peer: f.Pod(client.pod).String(), Why: "there are no rules"})
+	}
 
 	// Pods that start under a policy, with and without the agent.
 	second := c.addPolicedPod(web, "second", "shop")
@@ -172,6 +181,22 @@ func (n *node) wantDenied(f testenv.Family, reason bpf.Reason, from, to *testenv
 	if n.drops(reason) == before {
 		n.t.Errorf("%s asks %s by %s: got no drop for %v", from.Name, to.Name, f.Name, maps.Reason(reason))
 	}
+}
+
+// wantLine waits for the agent's line about a connection that the policy denies the node's pod.
+func (n *node) wantLine(want drops.Drop) {
+	n.t.Helper()
+	eventually(n.t, fmt.Sprintf("the line about %s of %s", want.RuleSet, want.Peer), func() error {
+		output := n.agent.output.String()
+		for line := range strings.Lines(output) {
+			var got drops.Drop
+			if json.Unmarshal([]byte(line), &got) == nil && got.Name == "shop/"+n.pod.Conf.ContainerID && got.RuleSet == want.RuleSet &&
+				strings.Contains(got.Peer, want.Peer) && strings.HasPrefix(got.Why, want.Why) && slices.Equal(got.Policies, []string{"shop/admit"}) {
+				return nil
+			}
+		}
+		return fmt.Errorf("got %s", output)
+	})
 }
 
 // connect connects another node's container to this one's.

@@ -77,7 +77,7 @@ func TestCtlPodPolicy(t *testing.T) {
 		}()
 		got := follow.want(t, f.Name, func(d drops.Drop) bool { return d.Destination == netip.AddrPortFrom(f.Pod(web), 80).String() })
 		cancel()
-		if !slices.Equal(got.Policies, []string{"shop/admit", "shop/deny"}) || got.Why != "shop/admit ingress[2] admits the peer, but not tcp 80" {
+		if got.Name != "shop/web" || !slices.Equal(got.Policies, []string{"shop/admit", "shop/deny"}) || got.Why != "shop/admit ingress[2] admits the peer, but not tcp 80" {
 			t.Errorf("%s: got %+v", f.Name, got)
 		}
 	}
@@ -111,7 +111,7 @@ func (s *script) putObjects(t *testing.T, client *testenv.Pod) {
 			{Name: "shop/admit ingress[2]", Pods: []nodestate.Selector{two}},
 		},
 		Lists:   []nodestate.RuleList{{Policies: []string{"shop/admit", "shop/deny"}, Rules: []int{0, 1, 2}}, {}},
-		Pods:    map[string][2]int{maps.PodToken("uid-web").String(): {0, 1}},
+		Pods:    map[string]nodestate.PodRules{maps.PodToken("uid-web").String(): {Name: "shop/web", Lists: [2]int{0, 1}}},
 		Classes: map[uint32][]nodestate.Selector{teamTwo: {two}, shopClient: {app}},
 	}))
 	s.host.putPodPolicy(t, "uid-web", set)

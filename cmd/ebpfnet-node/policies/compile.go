@@ -22,6 +22,7 @@ import (
 // State is what this node's datapath must have.
 type State struct {
 	Pods       map[string]*Rules               // by UID: this node's pods in namespaces with policies
+	Names      map[string]string               // of these pods, by UID, such as shop/web-0
 	Own        map[netip.Addr]string           // the UIDs of these pods, by address
 	Released   map[string]bool                 // the UIDs of this node's pods in other namespaces
 	Classes    map[netip.Addr]uint32           // of the addresses of pods that rules may name
@@ -78,7 +79,7 @@ type Compiler struct {
 func (c *Compiler) Compile(cluster Cluster) *State {
 	c.read(cluster)
 	state := &State{
-		Pods: map[string]*Rules{}, Own: map[netip.Addr]string{}, Released: map[string]bool{}, Classes: map[netip.Addr]uint32{},
+		Pods: map[string]*Rules{}, Names: map[string]string{}, Own: map[netip.Addr]string{}, Released: map[string]bool{}, Classes: map[netip.Addr]uint32{},
 		Warnings: slices.Clone(c.warnings),
 	}
 	own, local := c.choose(cluster.Pods, state)
@@ -91,6 +92,7 @@ func (c *Compiler) Compile(cluster Cluster) *State {
 	c.classify(state)
 	for pod, policies := range own {
 		rules := c.rulesOf(pod, policies)
+		state.Names[pod.UID] = pod.Namespace + "/" + pod.Name
 		if state.Pods[pod.UID] = rules; rules.warning != "" {
 			state.Warnings = append(state.Warnings, rules.warning)
 		}

@@ -13,6 +13,7 @@ import (
 // Present is what the datapath has.
 type Present struct {
 	Pods      map[loader.Owner]*Rules // by ebpfmaps.PodToken; nil: unknown ones, of an earlier agent
+	Names     map[loader.Owner]string // of pods
 	Own       map[netip.Addr]loader.Owner
 	Released  map[loader.Owner]bool
 	Classes   map[netip.Addr]uint32
@@ -22,7 +23,7 @@ type Present struct {
 
 // Rules returns the objects that the rules of pods come from.
 func (p *Present) Rules() nodestate.Rules {
-	file := nodestate.Rules{Rules: []nodestate.ObjectRule{}, Lists: []nodestate.RuleList{}, Pods: map[string][2]int{}, Classes: p.Selectors}
+	file := nodestate.Rules{Rules: []nodestate.ObjectRule{}, Lists: []nodestate.RuleList{}, Pods: map[string]nodestate.PodRules{}, Classes: p.Selectors}
 	places, lists := map[*rule]int{}, map[*Rules]int{}
 	for _, owner := range slices.Sorted(maps.Keys(p.Pods)) { // equal rules have an equal file
 		rules := p.Pods[owner]
@@ -34,7 +35,7 @@ func (p *Present) Rules() nodestate.Rules {
 				file.Lists = append(file.Lists, from.list(&file, places))
 			}
 		}
-		file.Pods[owner.String()] = [2]int{first, first + 1}
+		file.Pods[owner.String()] = nodestate.PodRules{Name: p.Names[owner], Lists: [2]int{first, first + 1}}
 	}
 	return file
 }
@@ -150,11 +151,12 @@ func (c *Changes) revoke() {
 
 func wantedBy(state *State) *Present {
 	want := &Present{
-		Pods: map[loader.Owner]*Rules{}, Own: map[netip.Addr]loader.Owner{}, Released: map[loader.Owner]bool{},
+		Pods: map[loader.Owner]*Rules{}, Names: map[loader.Owner]string{}, Own: map[netip.Addr]loader.Owner{}, Released: map[loader.Owner]bool{},
 		Classes: maps.Clone(state.Classes), Selectors: state.Selectors, IsUnused: len(state.Namespaces) == 0,
 	}
 	for uid, rules := range state.Pods {
-		want.Pods[ebpfmaps.PodToken(uid)] = rules
+		owner := ebpfmaps.PodToken(uid)
+		want.Pods[owner], want.Names[owner] = rules, state.Names[uid]
 	}
 	for addr, uid := range state.Own {
 		want.Own[addr] = ebpfmaps.PodToken(uid)

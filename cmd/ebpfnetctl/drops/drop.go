@@ -50,6 +50,7 @@ type Describer struct {
 	Stack    *Stack // nil: the kernel reports nothing
 	DataDir  string
 	CacheDir string // libcni's
+	State    string // of the node agent
 	Bytes    int    // of each packet
 
 	datapath *loader.Datapath
@@ -73,7 +74,7 @@ func (d *Describer) Open(datapath *loader.Datapath) (err error) {
 	if d.host, err = rtnl.Open(); err != nil {
 		return err
 	}
-	d.rules = admin.NewExplainer(datapath, d.host)
+	d.rules = admin.NewExplainer(datapath, d.host, d.State)
 	return d.readContainers()
 }
 

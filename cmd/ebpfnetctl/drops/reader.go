@@ -33,10 +33,10 @@ const MaxBytes = len(bpf.DropEvent{}.Bytes)
 
 // Filter says which drops are reported.
 type Filter struct {
-	Owners []loader.Owner // at most MaxOwners; none: of all containers, and of none
-	Reason *maps.Reason   // of our programs; nil: all
-	Stack  *StackFilter   // nil: not those of the stack
-	Limit  uint32         // per second, CPU and reason
+	Owners  []loader.Owner // at most MaxOwners; none: of all containers, and of none
+	Reasons []maps.Reason  // of our programs; nil: all
+	Stack   *StackFilter   // nil: not those of the stack
+	Limit   uint32         // per second, CPU and reason
 }
 
 // Reader is the one process that reads drops.
@@ -103,8 +103,11 @@ func stateOf(filter Filter) bpf.DropReader {
 		state.Owner[i] = uint64(owner)
 	}
 	switch {
-	case filter.Reason != nil:
-		state.Reasons = 1 << *filter.Reason
+	case filter.Reasons != nil:
+		state.Reasons = 0
+		for _, reason := range filter.Reasons {
+			state.Reasons |= 1 << reason
+		}
 	case filter.Stack != nil && filter.Stack.Reason != "":
 		state.Reasons = 0
 	}
@@ -122,7 +125,7 @@ func (r *Reader) takeLock(ctx context.Context) (err error) {
 	if err := r.datapath.DropReader.Lookup(uint32(0), &holder); err == nil && holder.Pid != 0 {
 		who = fmt.Sprintf(" (process %d)", holder.Pid)
 	}
-	return fmt.Errorf("another `ebpfnetctl drops --follow`%s follows drops, and only one can: end it first", who)
+	return fmt.Errorf("another reader%s follows drops, and only one can: end it first; the node agent is one with --log-denied", who)
 }
 
 // Renew renews the lease; it may run beside Read and LeftOut. If the lease has ended, it returns how long ago. An
@@ -179,6 +182,27 @@ func (r *Reader) LeftOut() (map[uint32]uint64, error) {
 		}
 	}
 	return since, nil
+}
+
+// LeftOut is a line of JSON about drops between others.
+type LeftOut struct {
+	Time     time.Time         `json:"time"`
+	LeftOut  uint64            `json:"leftOut"`
+	ByReason map[string]uint64 `json:"byReason"`
+}
+
+// LeftOutOf returns the line for what a reader has left out.
+func LeftOutOf(counts map[uint32]uint64) LeftOut {
+	l := LeftOut{Time: time.Now().UTC(), ByReason: map[string]uint64{}}
+	for key, count := range counts {
+		name := "stack"
+		if key != bpf.DropStack {
+			name = maps.Reason(key).Name()
+		}
+		l.LeftOut += count
+		l.ByReason[name] = count
+	}
+	return l
 }
 
 // Stop ends the reports. Read still returns what is in the ring.

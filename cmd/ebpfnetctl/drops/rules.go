@@ -1,6 +1,8 @@
 package drops
 
 import (
+	"cmp"
+
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
@@ -46,7 +48,7 @@ func (d *Describer) addRules(drop *Drop, e *bpf.DropEvent, p packet, of *admin.A
 		return err
 	}
 	judged, err := d.rules.Judge(entry, isEgress, c)
-	drop.Policies = judged.Policies
+	drop.Policies, drop.Name = judged.Policies, cmp.Or(drop.Name, judged.Pod)
 	if drop.Why = judged.Why; judged.Admits {
 		drop.Why = "by now: " + judged.Why
 	}

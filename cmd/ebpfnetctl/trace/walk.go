@@ -16,6 +16,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
 // walker walks with a packet from hook to hook.
@@ -53,7 +54,7 @@ func newWalker(ctx context.Context, attachments []*admin.Attachment) (w *walker,
 		return nil, err
 	}
 	if w.host, err = rtnl.Open(); err == nil {
-		w.explainer = admin.NewExplainer(&w.copy.Datapath, w.host)
+		w.explainer = admin.NewExplainer(&w.copy.Datapath, w.host, nodestate.Default)
 		err = w.read()
 	}
 	if err != nil {
