@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/policies"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -99,6 +100,24 @@ func TestNetworkPolicy(t *testing.T) {
 	web.wantDenied(testenv.IPv4, bpf.ReasonPolicyIngress, client.pod, second)
 	c.putPod(other, other.pod, "client")
 	eventually(t, "a peer to be admitted by its new label", func() error { return ask(t, other.pod.Namespace, testenv.IPv4, second) })
+
+	// Audit mode.
+	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Annotations: map[string]string{policies.ModeAnnotation: "audit"}}}
+	c.api.Set(shop)
+	for _, f := range testenv.Families {
+		eventually(t, "audit mode", func() error { return ask(t, client.pod.Namespace, f, second) })
+	}
+	if web.drops(bpf.ReasonPolicyAudit) == 0 {
+		t.Error("audit mode reports nothing")
+	}
+	shop.Annotations = nil
+	c.api.Set(shop)
+	eventually(t, "the end of audit mode", func() error {
+		if ask(t, client.pod.Namespace, testenv.IPv6, second) == nil {
+			return errors.New("it passes")
+		}
+		return nil
+	})
 
 	// The end: of the policy, and of the option.
 	c.api.Unset(admit)

@@ -38,6 +38,7 @@ type Source struct {
 type namespace struct {
 	name   string
 	labels labels.Set
+	mode   string // of its policies
 }
 
 // source is a watcher that runs while it is needed.
@@ -99,7 +100,7 @@ func readPolicy(object any) (string, *networkingv1.NetworkPolicy) {
 
 func readNamespace(object any) (string, namespace) {
 	o := object.(*corev1.Namespace)
-	return o.Name, namespace{o.Name, o.Labels}
+	return o.Name, namespace{o.Name, o.Labels, o.Annotations[policies.ModeAnnotation]}
 }
 
 func readPod(object any) (string, *policies.Pod) {
@@ -171,9 +172,12 @@ func (s *Source) Cluster() (cluster policies.Cluster, isComplete, hasPeers bool)
 	named, hasNamespaces := s.namespaces.values()
 	own, hasOwn := s.own.values()
 	peers, hasPeers := s.peers.values()
-	cluster = policies.Cluster{Policies: all, Namespaces: map[string]labels.Set{}, Pods: append(own, peers...)}
+	cluster = policies.Cluster{Policies: all, Namespaces: map[string]labels.Set{}, Modes: map[string]string{}, Pods: append(own, peers...)}
 	for _, n := range named {
 		cluster.Namespaces[n.name] = n.labels
+		if n.mode != "" {
+			cluster.Modes[n.name] = n.mode
+		}
 	}
 	return cluster, hasPolicies && hasNamespaces && hasOwn, hasPeers
 }

@@ -65,6 +65,7 @@ type Compiler struct {
 
 	objects    []*networkingv1.NetworkPolicy
 	namespaces map[string]labels.Set
+	modes      map[string]string
 	parsed     []*parsed
 	warnings   []string
 	termText   string // terms in use
@@ -83,6 +84,12 @@ func (c *Compiler) Compile(cluster Cluster) *State {
 		Warnings: slices.Clone(c.warnings),
 	}
 	own, local := c.choose(cluster.Pods, state)
+	c.modes = cluster.Modes
+	for _, namespace := range state.Namespaces {
+		if mode := c.modes[namespace]; mode != "" && mode != auditMode && mode != enforceMode {
+			state.Warnings = append(state.Warnings, fmt.Sprintf("of namespace %s: its annotation %s is %q: expected %s or %s", namespace, ModeAnnotation, mode, enforceMode, auditMode))
+		}
+	}
 	terms := termsOf(local)
 	state.NeedsPeers = len(terms) > 0
 	c.terms, c.holders = terms, holders{}
@@ -156,7 +163,7 @@ func (c *Compiler) choose(pods []*Pod, state *State) (own map[*Pod][]*parsed, lo
 				continue
 			}
 			if pod.HostNetwork {
-				state.Warnings = append(state.Warnings, fmt.Sprintf("%s/%s: it has no effect on the pod %s, which has the node's network", p.namespace, p.name, pod.Name))
+				state.Warnings = append(state.Warnings, fmt.Sprintf("%s/%s: it selects pods with the node's network, on which it has no effect", p.namespace, p.name))
 				continue
 			}
 			selected, isLocal[p] = append(selected, p), true
@@ -263,7 +270,8 @@ func (c *Compiler) rulesOf(pod *Pod, policies []*parsed) *Rules {
 	for _, p := range policies {
 		fmt.Fprintf(&text, "%s/%s\n", p.namespace, p.name)
 	}
-	fmt.Fprint(&text, pod.Ports)
+	isAudit := c.modes[pod.Namespace] == auditMode
+	fmt.Fprint(&text, pod.Ports, isAudit)
 	if known := c.rules[text.String()]; known != nil {
 		return known
 	}
@@ -279,6 +287,7 @@ func (c *Compiler) rulesOf(pod *Pod, policies []*parsed) *Rules {
 			made.warning = fmt.Sprintf("the policies of pod %s/%s have too many combinations of a peer and a port, so they admit nothing", pod.Namespace, pod.Name)
 			set, source.rules = &ebpfmaps.RuleSet{Host: true}, nil
 		}
+		set.Audit = isAudit
 		made.Sets[direction], made.Sources[direction] = set, source
 	}
 	c.rules[text.String()] = made

@@ -193,6 +193,7 @@ func TestReusedAddress(t *testing.T) {
 func TestOwnPods(t *testing.T) {
 	pods := peersOf()
 	pods[1].HostNetwork = true
+	pods = append(pods, &Pod{UID: "x/host", Namespace: "x", Name: "host", Node: "this", HostNetwork: true})
 	for name, test := range map[string]struct {
 		policies []string
 		pods     string
@@ -217,6 +218,22 @@ func TestOwnPods(t *testing.T) {
 		}
 		if len(test.policies) > 0 && (len(state.Namespaces) != 1 || state.Own[pods[0].Addresses[1]] != "x/web") {
 			t.Errorf("%s: got namespaces %v, own addresses %v", name, state.Namespaces, state.Own)
+		}
+	}
+}
+
+// TestModes reports what the policies of a namespace do not admit, and lets it pass, while its annotation says so.
+func TestModes(t *testing.T) {
+	c, cluster := &Compiler{Node: "this"}, clusterOf(t, peersOf(), "podSelector: {}")
+	for _, test := range []struct {
+		mode     string
+		isAudit  bool
+		warnings int
+	}{{"", false, 0}, {"audit", true, 0}, {"enforce", false, 0}, {"Audit", false, 1}, {"audit", true, 0}} {
+		cluster.Modes = map[string]string{"x": test.mode, "y": "audit"}
+		state := c.Compile(cluster)
+		if set := state.Pods["x/web"].Sets[ingress]; set.Audit != test.isAudit || len(state.Warnings) != test.warnings {
+			t.Errorf("mode %q: got audit %v, warnings %q", test.mode, set.Audit, state.Warnings)
 		}
 	}
 }

@@ -16,8 +16,18 @@ import (
 type Cluster struct {
 	Policies   []*networkingv1.NetworkPolicy
 	Namespaces map[string]labels.Set // their labels, by name
+	Modes      map[string]string     // ModeAnnotation of those that have it
 	Pods       []*Pod                // of this node, and of others if State.NeedsPeers
 }
+
+// ModeAnnotation of a namespace says whether its policies are enforced, or what they do not admit passes, and is reported.
+const ModeAnnotation = "ebpfnet/policy-mode"
+
+// The modes.
+const (
+	enforceMode = "enforce"
+	auditMode   = "audit"
+)
 
 // Pod is what policies need of a pod. It must not change: Compile keeps answers by its pointer.
 type Pod struct {
