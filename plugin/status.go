@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"time"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 )
 
@@ -24,6 +26,11 @@ func (p *Plugin) Status(ctx context.Context, call *cni.Call) error {
 	}
 	if err := v.checkCluster(ctx); err != nil {
 		return cnierr.NotAvailable(err)
+	}
+	if v.config.Cluster != "" {
+		if err := nodestate.CheckPolicies(v.config.Cluster, time.Now()); err != nil {
+			return cnierr.NotAvailable(err)
+		}
 	}
 	if err := CheckCapabilities(); err != nil {
 		return cnierr.NotAvailable(err)

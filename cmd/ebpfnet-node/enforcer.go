@@ -219,7 +219,7 @@ func (e *enforcer) tell(namespaces []string) error {
 		return nil
 	}
 	now := time.Now()
-	if err := nodestate.WritePolicies(e.state, nodestate.Policies{Namespaces: namespaces, Until: now.Add(e.grace).UTC()}); err != nil {
+	if err := nodestate.WritePolicies(e.state, nodestate.Policies{Namespaces: namespaces, Until: now.Add(e.grace).UTC(), Written: now.UTC()}); err != nil {
 		return err
 	}
 	e.namespaces, e.written = namespaces, now

@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
@@ -130,8 +131,11 @@ func (o *options) enforcer(api *rest.Config, a *agent, dp datapath, wake func())
 		return nil, err
 	}
 	told, err := nodestate.ReadPolicies(o.state)
-	if err != nil || told == nil { // one that cannot be read is replaced
-		told = &nodestate.Policies{}
+	if err != nil || told == nil { // pods of all namespaces wait for the first list
+		told = &nodestate.Policies{Namespaces: []string{}, Written: time.Now().UTC()}
+		if err := nodestate.WritePolicies(o.state, *told); err != nil {
+			return nil, err
+		}
 	}
 	a.enforcer = &enforcer{
 		source: source, host: dp, compiler: &policies.Compiler{Node: o.node}, state: o.state, grace: o.policyGrace,

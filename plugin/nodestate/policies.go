@@ -2,6 +2,7 @@ package nodestate
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,9 +14,13 @@ import (
 type Policies struct {
 	Namespaces []string  `json:"namespaces"` // those with policies
 	Until      time.Time `json:"until"`      // afterwards, any other namespace may have got one, too
+	Written    time.Time `json:"written"`    // when the agent last said so; it repeats that each minute
 }
 
-// ErrNoPolicy is wrapped by the error for a pod whose policies the agent has not written.
+// Silence is the time after which an agent that repeats nothing does not run, or fails.
+const Silence = 3 * time.Minute
+
+// ErrNoPolicy is wrapped by the error for pods whose policies the agent has not written.
 var ErrNoPolicy = errors.New("the node agent has not written the pod's NetworkPolicies")
 
 // PoliciesOf returns the path of the policies of the agent whose state is at path.
@@ -24,6 +29,16 @@ func PoliciesOf(path string) string { return filepath.Join(filepath.Dir(path), "
 // IsOpen reports whether no policy applies to pods of a namespace.
 func (p *Policies) IsOpen(namespace string, now time.Time) bool {
 	return p == nil || now.Before(p.Until) && !slices.Contains(p.Namespaces, namespace)
+}
+
+// CheckPolicies returns an error if pods of all namespaces wait, because the agent whose state is at path does not run.
+func CheckPolicies(path string, now time.Time) error {
+	policies, err := ReadPolicies(path)
+	if err != nil || policies == nil || now.Before(policies.Until) || now.Before(policies.Written.Add(Silence)) {
+		return err
+	}
+	return fmt.Errorf("%w: it has not run since %s, and all new pods wait for it: is its pod of this node running?",
+		ErrNoPolicy, policies.Written.Format(time.RFC3339))
 }
 
 // ReadPolicies reads the policies of the agent whose state is at path. Without a file it returns nil: the agent

@@ -40,6 +40,8 @@ func TestNetworkPolicy(t *testing.T) {
 	c.putPod(client, client.pod, "client")
 	c.putPod(other, other.pod, "other")
 
+	web.wantState("syncedWithPolicies", "synced") // which older plugins look for, and find none
+
 	// A running pod gets its first policy.
 	toWeb4, toWeb6 := c.startFlow(testenv.IPv4, client, web), c.startFlow(testenv.IPv6, client, web)
 	stopped, kept := web.connect(testenv.IPv4, other), web.connect(testenv.IPv6, client)
@@ -110,8 +112,10 @@ func TestNetworkPolicy(t *testing.T) {
 	if web.drops(bpf.ReasonPolicyAudit) == 0 {
 		t.Error("audit mode reports nothing")
 	}
+	audited := web.connect(testenv.IPv4, client)
 	shop.Annotations = nil
 	c.api.Set(shop)
+	web.wantEnded(audited)
 	eventually(t, "the end of audit mode", func() error {
 		if ask(t, client.pod.Namespace, testenv.IPv6, second) == nil {
 			return errors.New("it passes")
@@ -129,6 +133,7 @@ func TestNetworkPolicy(t *testing.T) {
 	web.options = clusterCIDRs
 	web.startAgent()
 	web.wantPolicies(0)
+	web.wantState("synced", "syncedWithPolicies")
 	web.wantAdmitted(testenv.IPv4, client.pod.Namespace, web.pod)
 }
 
@@ -215,6 +220,19 @@ func (n *node) wantLine(want drops.Drop) {
 			}
 		}
 		return fmt.Errorf("got %s", output)
+	})
+}
+
+// wantState waits for the agent's state to have a key, and not another one.
+func (n *node) wantState(key, none string) {
+	n.t.Helper()
+	eventually(n.t, key+" in the state", func() error {
+		text, err := os.ReadFile(n.state())
+		state := map[string]any{}
+		if err = errors.Join(err, json.Unmarshal(text, &state)); err == nil && (state[key] == nil || state[none] != nil) {
+			err = fmt.Errorf("got %s, want no %s", text, none)
+		}
+		return err
 	})
 }
 

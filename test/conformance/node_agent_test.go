@@ -93,13 +93,21 @@ func TestPodPolicy(t *testing.T) {
 	h.wantPolicy(t, late, maps.Policy{IsPod: true, Ingress: 1})
 
 	testenv.Must(t, nodestate.WritePolicies(state, nodestate.Policies{Until: time.Now().Add(-time.Second)}))
+	wantError(t, h.status(t, conf), codeNotAvailable, "it has not run since 0001-01-01T00:00:00Z, and all new pods wait for it")
 	stale := add(conf, "stale", "other", "u4")
 	h.wantHeld(t, stale)
+	h.writeState(t, state, `{"node": "a", "synced": "2026-01-02T03:04:05Z"}`) // of an older agent, which knows no policies
+	older := add(conf, "older", "shop", "u6")
+	h.wantHeld(t, older)
+	testenv.Must(t, nodestate.WritePolicies(state, nodestate.Policies{Written: time.Now()})) // one that starts with the option
+	wantSuccess(t, h.status(t, conf), "")
+	starting := add(conf, "starting", "other", "u7")
+	h.wantHeld(t, starting)
 
-	for _, p := range []*pod{unpoliced, held, early, late, stale} {
+	for _, p := range []*pod{unpoliced, held, early, late, stale, older, starting} {
 		p.del(t)
 	}
-	h.freePodPolicies(t, 4)
+	h.freePodPolicies(t, 6)
 }
 
 // wantHeld adds a pod, and wants that it can only talk to its node, and that the log says so.

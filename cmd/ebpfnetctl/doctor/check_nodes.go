@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -42,6 +43,14 @@ func (h *host) judgeAgent(n *network) (findings []Finding) {
 	}
 	if state, err := nodestate.Read(path); err == nil && state.Error != "" {
 		findings = append(findings, wrong(askAgent, "the node agent of %s: %s", n.name(), state.Error))
+	}
+	switch policies, err := nodestate.ReadPolicies(path); {
+	case err != nil:
+		findings = append(findings, wrong(askAgent, "%s: ADD fails: %v", n.name(), err))
+	case policies != nil && time.Since(policies.Written) > nodestate.Silence:
+		who := map[bool]string{false: "all namespaces", true: "namespaces with NetworkPolicies"}[time.Now().Before(policies.Until)]
+		findings = append(findings, wrong(askAgent, "the node agent of %s has not run since %s: running pods keep their rules, new pods of %s wait for it",
+			n.name(), policies.Written.Format(time.RFC3339), who))
 	}
 	peers, err := nodestate.ReadPeers(path)
 	switch {
