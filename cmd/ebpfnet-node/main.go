@@ -146,7 +146,10 @@ func (o *options) enforcer(api *rest.Config, a *agent, dp datapath, wake func())
 	return func(ctx context.Context) error {
 		return together(ctx,
 			func(ctx context.Context) error { source.Run(ctx); return nil },
-			func(ctx context.Context) error { a.enforcer.run(ctx); return nil })
+			func(ctx context.Context) error { a.enforcer.run(ctx); return nil },
+			func(ctx context.Context) error {
+				return (&previewer{api: api, node: o.node}).serve(ctx, o.state, a.log)
+			})
 	}, nil
 }
 

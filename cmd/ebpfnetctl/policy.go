@@ -33,7 +33,7 @@ it. Rules of ingressPolicy have no place.
   ebpfnetctl policy explain shop/web shop/db-0:5432`,
 	}, func(_ *cobra.Command, p *output.Printer) error { return printPolicies(p, &o) })
 	cmd.Args, cmd.ValidArgsFunction = cobra.ArbitraryArgs, completeContainers(&o.dirs, math.MaxInt)
-	cmd.AddCommand(newPolicyExplain())
+	cmd.AddCommand(newPolicyExplain(), newPolicyPreview())
 	return cmd
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -42,9 +43,13 @@ func TestNetworkPolicy(t *testing.T) {
 
 	web.wantState("syncedWithPolicies", "synced") // which older plugins look for, and find none
 
-	// A running pod gets its first policy.
+	// What its first policy would do, and then does.
 	toWeb4, toWeb6 := c.startFlow(testenv.IPv4, client, web), c.startFlow(testenv.IPv6, client, web)
 	stopped, kept := web.connect(testenv.IPv4, other), web.connect(testenv.IPv6, client)
+	live, _ := web.preview("client", "")
+	if !slices.Contains(live, stopped.Local().String()) || slices.Contains(live, kept.Local().String()) {
+		t.Errorf("preview: got %v, want %v and not %v", live, stopped.Local(), kept.Local())
+	}
 	admit := policyOf("client")
 	c.api.Set(admit)
 	web.wantEnded(stopped)
@@ -73,6 +78,12 @@ func TestNetworkPolicy(t *testing.T) {
 	for _, f := range testenv.Families {
 		web.wantLine(drops.Drop{RuleSet: "ingress", Peer: f.Pod(other.pod).String(), Why: "shop/admit ingress[0] admits tcp"})
 		web.wantLine(drops.Drop{RuleSet: "egress", Peer: f.Pod(client.pod).String(), Why: "there are no rules"})
+	}
+
+	live, dropped := web.preview("other", web.agent.output.String())
+	isOther := func(source string) bool { return strings.HasPrefix(source, other.pod.Addr4().String()+":") }
+	if !slices.Contains(live, kept.Local().String()) || !slices.ContainsFunc(dropped, isOther) {
+		t.Errorf("preview of another policy: got %v, and dropped %v; want %v and %v", live, dropped, kept.Local(), other.pod.Addr4())
 	}
 
 	// Pods that start under a policy, with and without the agent.
@@ -234,6 +245,40 @@ func (n *node) wantState(key, none string) {
 		}
 		return err
 	})
+}
+
+// turn is a connection that a preview turns.
+type turn struct {
+	Pod, Direction, Source, Why string
+	Drop, Admits                bool
+}
+
+// preview asks what a policy would turn, if it replaced the one of policyOf: live connections of the node's pod, which end, and
+// some of the lines of drops, which pass.
+func (n *node) preview(app, drops string) (live, dropped []string) {
+	n.t.Helper()
+	file, lines := filepath.Join(n.t.TempDir(), "admit.json"), filepath.Join(n.t.TempDir(), "drops")
+	policy := policyOf(app)
+	policy.APIVersion, policy.Kind = "networking.k8s.io/v1", "NetworkPolicy"
+	text, err := json.Marshal(policy)
+	testenv.Must(n.t, errors.Join(err, os.WriteFile(file, text, 0o600), os.WriteFile(lines, []byte(drops), 0o600)))
+	cmd := n.Command(testenv.Context(n.t), testenv.Build(n.t, "./cmd/ebpfnetctl"), "policy", "preview", "-f", file, "--drops", lines, "--state", n.state(), "-o", "json")
+	out, err := cmd.Output()
+	var turns []turn
+	if errJSON := json.Unmarshal(out, &turns); errJSON != nil || cmd.ProcessState.ExitCode() != 3 {
+		n.t.Fatalf("preview: got %s (%v, %v), want exit code 3", out, err, errJSON)
+	}
+	for _, t := range turns {
+		if t.Admits != t.Drop || t.Direction != "ingress" || !strings.Contains(t.Why, "shop/admit") {
+			n.t.Errorf("preview: got %+v", t)
+		}
+		if t.Drop {
+			dropped = append(dropped, t.Source)
+		} else {
+			live = append(live, t.Source)
+		}
+	}
+	return live, dropped
 }
 
 // connect connects another node's container to this one's.
