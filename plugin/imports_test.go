@@ -46,7 +46,7 @@ var packages = []struct{ dir, imports string }{
 	{"cmd/ebpfnetctl/output", "plugin/show"},
 	{"cmd/ebpfnetctl/containers", "plugin/admin"},
 	{"cmd/ebpfnetctl/doctor", "bpf cmd/ebpfnetctl/containers cmd/ebpfnetctl/firewall cmd/ebpfnetctl/output cmd/ebpfnetctl/runtimes ipam loader loader/rtnl maps plugin plugin/cni plugin/config plugin/link plugin/names plugin/nodestate plugin/admin plugin/refresh"},
-	{"cmd/ebpfnetctl/drops", "bpf cmd/ebpfnetctl/containers loader loader/flock loader/rtnl maps plugin/link plugin/policy plugin/admin"},
+	{"cmd/ebpfnetctl/drops", "bpf cmd/ebpfnetctl/containers loader loader/flock loader/rtnl maps plugin/link plugin/nodestate plugin/policy plugin/admin"},
 	{"cmd/ebpfnetctl/migrate", "cmd/ebpfnetctl/containers cmd/ebpfnetctl/runtimes loader loader/flock loader/rtnl maps plugin plugin/cni plugin/cnierr plugin/config plugin/link plugin/names plugin/nodestate plugin/admin plugin/record"},
 	{"cmd/ebpfnetctl/trace", "bpf cmd/ebpfnetctl/firewall loader loader/rtnl maps plugin/link plugin/nodestate plugin/policy plugin/admin"},
 	{"cmd/ebpfnet-node/desired", "loader/rtnl maps plugin/nodestate"},

@@ -16,7 +16,9 @@ import (
 )
 
 // deniedReasons are the drops that --log-denied is about; in audit mode, the packets pass.
-var deniedReasons = []maps.Reason{maps.Reason(bpf.ReasonPolicyIngress), maps.Reason(bpf.ReasonPolicyEgress), maps.Reason(bpf.ReasonPolicyAudit)}
+var deniedReasons = []maps.Reason{
+	maps.Reason(bpf.ReasonPolicyIngress), maps.Reason(bpf.ReasonPolicyEgress), maps.Reason(bpf.ReasonPolicyAudit),
+}
 
 // followDenied prints refused connections until ctx is done, as `ebpfnetctl drops --follow -o json` prints packets. While
 // another process follows drops, it waits.

@@ -219,7 +219,8 @@ func (e *enforcer) tell(namespaces []string) error {
 		return nil
 	}
 	now := time.Now()
-	if err := nodestate.WritePolicies(e.state, nodestate.Policies{Namespaces: namespaces, Until: now.Add(e.grace).UTC(), Written: now.UTC()}); err != nil {
+	told := nodestate.Policies{Namespaces: namespaces, Until: now.Add(e.grace).UTC(), Written: now.UTC()}
+	if err := nodestate.WritePolicies(e.state, told); err != nil {
 		return err
 	}
 	e.namespaces, e.written = namespaces, now

@@ -205,21 +205,7 @@ func TestEnforcer(t *testing.T) {
 	api.Set(policyObject("open", "a", "b"))
 	e.admits("a policy with peers", "web", "2")
 	watches("a policy with peers", namespacesPath, others, own, policiesPath)
-	e.await("the names of rules", func() string {
-		rules, err := new(nodestate.RulesFile).Read(e.state)
-		isolated, from := rules.Of(maps.PodToken("web").String(), false)
-		e.host.mu.Lock()
-		defer e.host.mu.Unlock()
-		classes := rules.Classes[e.host.present.Classes[netip.MustParseAddr("10.0.0.2")]]
-		got := fmt.Sprint(isolated, from, classes, err)
-		const want = "[shop/closed shop/open] " +
-			"[{shop/open ingress[0] false [pods (app=a) of namespace shop] []} {shop/open ingress[1] false [pods (app=b) of namespace shop] []}] " +
-			"[pods (app=a) of namespace shop] <nil>"
-		if got != want {
-			return got
-		}
-		return ""
-	})
+	e.wantRules()
 	api.Set(podObject("b", "other", 3, "b"))
 	e.admits("a pod of another class", "web", "2", "3")
 
@@ -274,6 +260,26 @@ func TestEnforcer(t *testing.T) {
 	if _, bad := api.Requests(); len(bad) > 0 {
 		t.Errorf("requests: %v", bad)
 	}
+}
+
+// wantRules wants a pod's rules by their names.
+func (e *enforcing) wantRules() {
+	e.Helper()
+	e.await("the names of rules", func() string {
+		rules, err := new(nodestate.RulesFile).Read(e.state)
+		isolated, from := rules.Of(maps.PodToken("web").String(), false)
+		e.host.mu.Lock()
+		defer e.host.mu.Unlock()
+		classes := rules.Classes[e.host.present.Classes[netip.MustParseAddr("10.0.0.2")]]
+		got := fmt.Sprint(isolated, from, classes, err)
+		const want = "[shop/closed shop/open] " +
+			"[{shop/open ingress[0] false [pods (app=a) of namespace shop] []} {shop/open ingress[1] false [pods (app=b) of namespace shop] []}] " +
+			"[pods (app=a) of namespace shop] <nil>"
+		if got != want {
+			return got
+		}
+		return ""
+	})
 }
 
 // wantFigures wants the metrics of two policies for two classes of pods.

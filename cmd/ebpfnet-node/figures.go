@@ -30,7 +30,8 @@ var (
 	ruleSets = prometheus.NewDesc("ebpfnet_policy_rule_sets", "Rule sets that NetworkPolicies compile to for pods of this node.", nil, nil)
 	classes  = prometheus.NewDesc("ebpfnet_policy_classes", "Classes of pods that these rule sets tell apart.", nil, nil)
 	denied   = prometheus.NewDesc("ebpfnet_policy_denied_packets_total",
-		"Packets that rules of pods have dropped since the agent's start, at each policy that isolates the pod.", []string{"namespace", "policy", "direction"}, nil)
+		"Packets that rules of pods have dropped since the agent's start, at each policy that isolates the pod.",
+		[]string{"namespace", "policy", "direction"}, nil)
 )
 
 func newFigures(host policyHost) *figures {

@@ -49,7 +49,9 @@ func (o *options) uninstall(ctx context.Context, log *slog.Logger, stay bool) er
 
 // remove first removes what ADD needs, and last what DEL needs.
 func (o *options) remove(ctx context.Context) error {
-	for _, file := range []string{o.conflist, o.state, nodestate.PeersOf(o.state), nodestate.PoliciesOf(o.state), nodestate.RulesOf(o.state), nodestate.SocketOf(o.state)} {
+	for _, file := range []string{
+		o.conflist, o.state, nodestate.PeersOf(o.state), nodestate.PoliciesOf(o.state), nodestate.RulesOf(o.state), nodestate.SocketOf(o.state),
+	} {
 		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

@@ -108,7 +108,12 @@ var dropTable = output.Table[drops.Counter]{
 		{Head: "PACKETS", Text: func(c drops.Counter) string { return strconv.FormatUint(c.Packets, 10) }},
 		{Head: "BYTES", Text: func(c drops.Counter) string { return strconv.FormatUint(c.Bytes, 10) }, Wide: true},
 		{Head: "REASON", Text: func(c drops.Counter) string { return c.Reason }},
-		{Head: "MEANING", Text: func(c drops.Counter) string { return c.Meaning }},
+		{Head: "MEANING", Text: func(c drops.Counter) string {
+			if len(c.Policies) == 0 {
+				return c.Meaning
+			}
+			return c.Meaning + ": isolated by " + strings.Join(c.Policies, ", ")
+		}},
 		{Head: "DEVICE", Text: func(c drops.Counter) string { return c.Device }, Wide: true},
 	},
 	Name: func(c drops.Counter) string {

@@ -214,6 +214,16 @@ func (e *Explainer) PolicyOf(a *Attachment) (maps.Policy, error) {
 	return maps.GetPolicy(e.datapath, device.Policy)
 }
 
+// Isolating returns the NetworkPolicies that isolate a direction of an attachment.
+func (e *Explainer) Isolating(a *Attachment, isEgress bool) ([]string, error) {
+	entry, err := e.PolicyOf(a)
+	if err != nil {
+		return nil, err
+	}
+	from, err := e.objects.of(entry, isEgress)
+	return from.policies, err
+}
+
 // PeerOf returns the peer with an address.
 func (e *Explainer) PeerOf(addr netip.Addr) (peer maps.Peer, err error) {
 	if peer.Addr = addr; !addr.IsValid() {

@@ -7,10 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
-	"regexp"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -20,8 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/policies"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -46,10 +40,7 @@ func TestNetworkPolicy(t *testing.T) {
 	// What its first policy would do, and then does.
 	toWeb4, toWeb6 := c.startFlow(testenv.IPv4, client, web), c.startFlow(testenv.IPv6, client, web)
 	stopped, kept := web.connect(testenv.IPv4, other), web.connect(testenv.IPv6, client)
-	live, _ := web.preview("client", "")
-	if !slices.Contains(live, stopped.Local().String()) || slices.Contains(live, kept.Local().String()) {
-		t.Errorf("preview: got %v, want %v and not %v", live, stopped.Local(), kept.Local())
-	}
+	web.wantPreview("client", "", stopped.Local().String(), kept.Local().String())
 	admit := policyOf("client")
 	c.api.Set(admit)
 	web.wantEnded(stopped)
@@ -63,28 +54,7 @@ func TestNetworkPolicy(t *testing.T) {
 		web.wantAdmitted(f, client.pod.Namespace, web.pod)
 		web.wantAdmitted(f, web.Namespace, web.pod) // kubelet's probes
 	}
-
-	eventually(t, "the denied packets in the metrics", func() error {
-		_, body, err := web.get("/metrics")
-		for _, direction := range []string{"ingress", "egress"} {
-			want := regexp.MustCompile(fmt.Sprintf(`\nebpfnet_policy_denied_packets_total\{direction="%s",namespace="shop",policy="admit"\} [1-9]`, direction))
-			if err == nil && !want.MatchString(body) {
-				err = fmt.Errorf("want %v in %s", want, body)
-			}
-		}
-		return err
-	})
-
-	for _, f := range testenv.Families {
-		web.wantLine(drops.Drop{RuleSet: "ingress", Peer: f.Pod(other.pod).String(), Why: "shop/admit ingress[0] admits tcp"})
-		web.wantLine(drops.Drop{RuleSet: "egress", Peer: f.Pod(client.pod).String(), Why: "there are no rules"})
-	}
-
-	live, dropped := web.preview("other", web.agent.output.String())
-	isOther := func(source string) bool { return strings.HasPrefix(source, other.pod.Addr4().String()+":") }
-	if !slices.Contains(live, kept.Local().String()) || !slices.ContainsFunc(dropped, isOther) {
-		t.Errorf("preview of another policy: got %v, and dropped %v; want %v and %v", live, dropped, kept.Local(), other.pod.Addr4())
-	}
+	c.wantVisible(kept)
 
 	// Pods that start under a policy, with and without the agent.
 	second := c.addPolicedPod(web, "second", "shop")
@@ -114,25 +84,7 @@ func TestNetworkPolicy(t *testing.T) {
 	c.putPod(other, other.pod, "client")
 	eventually(t, "a peer to be admitted by its new label", func() error { return ask(t, other.pod.Namespace, testenv.IPv4, second) })
 
-	// Audit mode.
-	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Annotations: map[string]string{policies.ModeAnnotation: "audit"}}}
-	c.api.Set(shop)
-	for _, f := range testenv.Families {
-		eventually(t, "audit mode", func() error { return ask(t, client.pod.Namespace, f, second) })
-	}
-	if web.drops(bpf.ReasonPolicyAudit) == 0 {
-		t.Error("audit mode reports nothing")
-	}
-	audited := web.connect(testenv.IPv4, client)
-	shop.Annotations = nil
-	c.api.Set(shop)
-	web.wantEnded(audited)
-	eventually(t, "the end of audit mode", func() error {
-		if ask(t, client.pod.Namespace, testenv.IPv6, second) == nil {
-			return errors.New("it passes")
-		}
-		return nil
-	})
+	c.wantAuditMode(second)
 
 	// The end: of the policy, and of the option.
 	c.api.Unset(admit)
@@ -218,22 +170,6 @@ func (n *node) wantDenied(f testenv.Family, reason bpf.Reason, from, to *testenv
 	}
 }
 
-// wantLine waits for the agent's line about a connection that the policy denies the node's pod.
-func (n *node) wantLine(want drops.Drop) {
-	n.t.Helper()
-	eventually(n.t, fmt.Sprintf("the line about %s of %s", want.RuleSet, want.Peer), func() error {
-		output := n.agent.output.String()
-		for line := range strings.Lines(output) {
-			var got drops.Drop
-			if json.Unmarshal([]byte(line), &got) == nil && got.Name == "shop/"+n.pod.Conf.ContainerID && got.RuleSet == want.RuleSet &&
-				strings.Contains(got.Peer, want.Peer) && strings.HasPrefix(got.Why, want.Why) && slices.Equal(got.Policies, []string{"shop/admit"}) {
-				return nil
-			}
-		}
-		return fmt.Errorf("got %s", output)
-	})
-}
-
 // wantState waits for the agent's state to have a key, and not another one.
 func (n *node) wantState(key, none string) {
 	n.t.Helper()
@@ -245,40 +181,6 @@ func (n *node) wantState(key, none string) {
 		}
 		return err
 	})
-}
-
-// turn is a connection that a preview turns.
-type turn struct {
-	Pod, Direction, Source, Why string
-	Drop, Admits                bool
-}
-
-// preview asks what a policy would turn, if it replaced the one of policyOf: live connections of the node's pod, which end, and
-// some of the lines of drops, which pass.
-func (n *node) preview(app, drops string) (live, dropped []string) {
-	n.t.Helper()
-	file, lines := filepath.Join(n.t.TempDir(), "admit.json"), filepath.Join(n.t.TempDir(), "drops")
-	policy := policyOf(app)
-	policy.APIVersion, policy.Kind = "networking.k8s.io/v1", "NetworkPolicy"
-	text, err := json.Marshal(policy)
-	testenv.Must(n.t, errors.Join(err, os.WriteFile(file, text, 0o600), os.WriteFile(lines, []byte(drops), 0o600)))
-	cmd := n.Command(testenv.Context(n.t), testenv.Build(n.t, "./cmd/ebpfnetctl"), "policy", "preview", "-f", file, "--drops", lines, "--state", n.state(), "-o", "json")
-	out, err := cmd.Output()
-	var turns []turn
-	if errJSON := json.Unmarshal(out, &turns); errJSON != nil || cmd.ProcessState.ExitCode() != 3 {
-		n.t.Fatalf("preview: got %s (%v, %v), want exit code 3", out, err, errJSON)
-	}
-	for _, t := range turns {
-		if t.Admits != t.Drop || t.Direction != "ingress" || !strings.Contains(t.Why, "shop/admit") {
-			n.t.Errorf("preview: got %+v", t)
-		}
-		if t.Drop {
-			dropped = append(dropped, t.Source)
-		} else {
-			live = append(live, t.Source)
-		}
-	}
-	return live, dropped
 }
 
 // connect connects another node's container to this one's.

@@ -86,6 +86,10 @@ func TestCtlPodPolicy(t *testing.T) {
 	if err := s.validate("drops", line); err != nil {
 		t.Errorf("%v: %s", err, line)
 	}
+	_, text, _ := s.host.ctl(t, "drops", "web", "-o", "json")
+	if err := s.validate("drops", text); err != nil || !strings.Contains(text, `"shop/deny"`) {
+		t.Errorf("counters: got %s (%v), want the policies", text, err)
+	}
 	testenv.Must(t, errors.Join(client.Del(testenv.Context(t)), web.Del(testenv.Context(t))))
 	s.host.freePodPolicies(t, 1)
 }

@@ -87,7 +87,8 @@ func (c *Compiler) Compile(cluster Cluster) *State {
 	c.modes = cluster.Modes
 	for _, namespace := range state.Namespaces {
 		if mode := c.modes[namespace]; mode != "" && mode != auditMode && mode != enforceMode {
-			state.Warnings = append(state.Warnings, fmt.Sprintf("of namespace %s: its annotation %s is %q: expected %s or %s", namespace, ModeAnnotation, mode, enforceMode, auditMode))
+			state.Warnings = append(state.Warnings, fmt.Sprintf("of namespace %s: its annotation %s is %q: expected %s or %s",
+				namespace, ModeAnnotation, mode, enforceMode, auditMode))
 		}
 	}
 	terms := termsOf(local)

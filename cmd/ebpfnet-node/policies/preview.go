@@ -50,9 +50,9 @@ func (s *State) judge(c nodestate.Connection) (admits bool, why string) {
 		direction = egress
 	}
 	from := rules.Sources[direction]
-	admits, why = policy.Explain(rules.Sets[direction], func(number uint32) string { return from.rules[number-1].name }, policy.Connection{
-		Peer: ebpfmaps.Peer{Addr: c.Peer, Class: s.Classes[c.Peer], Self: s.Own[c.Peer] == s.Own[c.Pod]}, Protocol: ebpfmaps.Protocol(c.Protocol), Port: c.Port,
-	})
+	peer := ebpfmaps.Peer{Addr: c.Peer, Class: s.Classes[c.Peer], Self: s.Own[c.Peer] == s.Own[c.Pod]}
+	admits, why = policy.Explain(rules.Sets[direction], func(number uint32) string { return from.rules[number-1].name },
+		policy.Connection{Peer: peer, Protocol: ebpfmaps.Protocol(c.Protocol), Port: c.Port})
 	if !admits {
 		why = fmt.Sprintf("isolated by %s: %s", strings.Join(from.policies, ", "), why)
 	}

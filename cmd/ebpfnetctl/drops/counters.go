@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
 // Counter counts the packets of one attachment that our programs have dropped for one reason.
@@ -15,6 +17,7 @@ type Counter struct {
 	Owner       string `json:"owner"`
 	Device      string `json:"device"`
 	Count
+	Policies []string `json:"policies,omitempty"` // NetworkPolicies that isolate the container in the direction of the reason, now
 }
 
 // Count counts packets that our programs have dropped for one reason.
@@ -36,14 +39,18 @@ func Counters(datapath *loader.Datapath, attachments []*admin.Attachment, all bo
 	if err != nil {
 		return nil, err
 	}
-	byOwner := admin.ByOwner(attachments)
+	byOwner, rules := admin.ByOwner(attachments), admin.NewExplainer(datapath, nil, nodestate.Default)
 	list := []Counter{}
 	for _, d := range drops {
 		a := byOwner[d.Owner.String()]
 		if a == nil || d.Packets == 0 {
 			continue
 		}
-		list = append(list, Counter{a.Named, a.Owner, a.Device, CountOf(d.DropCount)})
+		policies, err := isolating(rules, a, d.Reason)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, Counter{a.Named, a.Owner, a.Device, CountOf(d.DropCount), policies})
 		if i := int(d.Reason); i < len(totals) {
 			totals[i].Packets, totals[i].Bytes = totals[i].Packets-d.Packets, totals[i].Bytes-d.Bytes
 		}
@@ -55,6 +62,15 @@ func Counters(datapath *loader.Datapath, attachments []*admin.Attachment, all bo
 	}
 	slices.SortStableFunc(list, func(a, b Counter) int { return cmp.Compare(b.Packets, a.Packets) })
 	return list, nil
+}
+
+// isolating returns the NetworkPolicies that isolate a container in the direction of a reason, if there is one.
+func isolating(rules *admin.Explainer, a *admin.Attachment, reason maps.Reason) ([]string, error) {
+	isEgress := bpf.Reason(reason) == bpf.ReasonPolicyEgress
+	if !isEgress && bpf.Reason(reason) != bpf.ReasonPolicyIngress {
+		return nil, nil
+	}
+	return rules.Isolating(a, isEgress)
 }
 
 // CountOf returns a count with the words for its reason.

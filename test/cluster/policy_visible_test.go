@@ -1,0 +1,122 @@
+package cluster
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/policies"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// wantVisible wants the packets that policyOf("client") has denied the first node's pod, in metrics and in the log, and what
+// another policy would turn: the client's connection ends, and the other's packets pass.
+func (c *cluster) wantVisible(ends *testenv.Client) {
+	c.Helper()
+	web, client, other := c.nodes[0], c.nodes[1], c.nodes[2]
+	eventually(c, "the denied packets in the metrics", func() error {
+		_, body, err := web.get("/metrics")
+		for _, direction := range []string{"ingress", "egress"} {
+			const metric = `\nebpfnet_policy_denied_packets_total\{direction="%s",namespace="shop",policy="admit"\} [1-9]`
+			want := regexp.MustCompile(fmt.Sprintf(metric, direction))
+			if err == nil && !want.MatchString(body) {
+				err = fmt.Errorf("want %v in %s", want, body)
+			}
+		}
+		return err
+	})
+	for _, f := range testenv.Families {
+		web.wantLine(drops.Drop{RuleSet: "ingress", Peer: f.Pod(other.pod).String(), Why: "shop/admit ingress[0] admits tcp"})
+		web.wantLine(drops.Drop{RuleSet: "egress", Peer: f.Pod(client.pod).String(), Why: "there are no rules"})
+	}
+	admitted := web.wantPreview("other", web.agent.output.String(), ends.Local().String(), "")
+	if !slices.ContainsFunc(admitted, func(source string) bool { return strings.HasPrefix(source, other.pod.Addr4().String()+":") }) {
+		c.Errorf("preview: got the drops %v, want one of %v", admitted, other.pod.Addr4())
+	}
+}
+
+// wantAuditMode has packets pass that rules do not admit, until the namespace is no longer in audit mode.
+func (c *cluster) wantAuditMode(pod *testenv.Pod) {
+	c.Helper()
+	web, client := c.nodes[0], c.nodes[1]
+	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Annotations: map[string]string{policies.ModeAnnotation: "audit"}}}
+	c.api.Set(shop)
+	for _, f := range testenv.Families {
+		eventually(c, "audit mode", func() error { return ask(c, client.pod.Namespace, f, pod) })
+	}
+	if web.drops(bpf.ReasonPolicyAudit) == 0 {
+		c.Error("audit mode reports nothing")
+	}
+	audited := web.connect(testenv.IPv4, client)
+	shop.Annotations = nil
+	c.api.Set(shop)
+	web.wantEnded(audited)
+	eventually(c, "the end of audit mode", func() error {
+		if ask(c, client.pod.Namespace, testenv.IPv6, pod) == nil {
+			return errors.New("it passes")
+		}
+		return nil
+	})
+}
+
+// wantLine waits for the agent's line about a connection that the policy denies the node's pod.
+func (n *node) wantLine(want drops.Drop) {
+	n.t.Helper()
+	eventually(n.t, fmt.Sprintf("the line about %s of %s", want.RuleSet, want.Peer), func() error {
+		output := n.agent.output.String()
+		for line := range strings.Lines(output) {
+			var got drops.Drop
+			if json.Unmarshal([]byte(line), &got) == nil && got.Name == "shop/"+n.pod.Conf.ContainerID && got.RuleSet == want.RuleSet &&
+				strings.Contains(got.Peer, want.Peer) && strings.HasPrefix(got.Why, want.Why) && slices.Equal(got.Policies, []string{"shop/admit"}) {
+				return nil
+			}
+		}
+		return fmt.Errorf("got %s", output)
+	})
+}
+
+// wantPreview wants that a policy, if it replaced that of policyOf, would end the connection of one client, and not that of
+// another one, if any. It returns the clients of dropped connections, in lines of drops, that it would admit.
+func (n *node) wantPreview(app, lines, ends, stays string) (admitted []string) {
+	n.t.Helper()
+	policyFile, linesFile := filepath.Join(n.t.TempDir(), "admit.json"), filepath.Join(n.t.TempDir(), "drops")
+	policy := policyOf(app)
+	policy.APIVersion, policy.Kind = "networking.k8s.io/v1", "NetworkPolicy"
+	text, err := json.Marshal(policy)
+	testenv.Must(n.t, errors.Join(err, os.WriteFile(policyFile, text, 0o600), os.WriteFile(linesFile, []byte(lines), 0o600)))
+	cmd := n.Command(testenv.Context(n.t), testenv.Build(n.t, "./cmd/ebpfnetctl"),
+		"policy", "preview", "-f", policyFile, "--drops", linesFile, "--state", n.state(), "-o", "json")
+	out, err := cmd.Output()
+	var turns []struct {
+		Direction, Source, Why string
+		Drop, Admits           bool
+	}
+	if errJSON := json.Unmarshal(out, &turns); errJSON != nil || cmd.ProcessState.ExitCode() != 3 {
+		n.t.Fatalf("preview: got %s (%v, %v), want exit code 3", out, err, errJSON)
+	}
+	var ended []string
+	for _, turn := range turns {
+		if turn.Admits != turn.Drop || turn.Direction != "ingress" || !strings.Contains(turn.Why, "shop/admit") {
+			n.t.Errorf("preview: got %+v", turn)
+		}
+		if turn.Drop {
+			admitted = append(admitted, turn.Source)
+		} else {
+			ended = append(ended, turn.Source)
+		}
+	}
+	if !slices.Contains(ended, ends) || slices.Contains(ended, stays) {
+		n.t.Errorf("preview: got %v, want %v and not %v", ended, ends, stays)
+	}
+	return admitted
+}
