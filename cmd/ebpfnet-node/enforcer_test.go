@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	gomaps "maps"
 	"net/http/httptest"
 	"net/netip"
 	"path/filepath"
@@ -45,7 +46,7 @@ type fakeDatapath struct {
 func (f *fakeDatapath) LookAtPolicies() (*policies.Present, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return &policies.Present{Classes: f.present.Classes}, nil
+	return &policies.Present{Classes: gomaps.Clone(f.present.Classes)}, nil
 }
 
 func (f *fakeDatapath) ApplyPolicies(c *policies.Changes) (warning, err error) {
@@ -56,6 +57,7 @@ func (f *fakeDatapath) ApplyPolicies(c *policies.Changes) (warning, err error) {
 	}
 	told, err := nodestate.ReadPolicies(f.state)
 	f.present, f.told = *c.Want, append(f.told, told)
+	f.present.Classes = gomaps.Clone(c.Want.Classes) // the enforcer changes its own
 	f.sizes = append(f.sizes, fmt.Sprintf("%d+%d classes, %d policies, %d revoked", len(c.Additions), len(c.Others), len(c.Policies), len(c.Revoked)))
 	return nil, err
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -128,8 +129,10 @@ func explainOne(explainer *admin.Explainer, of, peer *admin.Attachment, isEgress
 		return explanation{}, err
 	}
 	judged, err := explainer.Explain(entry, isEgress, c, pod)
+	named := of.Named
+	named.Name = cmp.Or(named.Name, judged.Pod)
 	return explanation{
-		Named: of.Named, Owner: of.Owner, Direction: map[bool]string{false: "ingress", true: "egress"}[isEgress],
+		Named: named, Owner: of.Owner, Direction: map[bool]string{false: "ingress", true: "egress"}[isEgress],
 		Isolated: judged.IsIsolated, Admits: judged.Admits, Audit: judged.IsAudit, Policies: judged.Policies, Why: judged.Why,
 		Rules: append([]policy.Candidate{}, judged.Candidates...),
 	}, err

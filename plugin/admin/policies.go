@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -92,6 +93,7 @@ func Policies(datapath *loader.Datapath, attachments, all []*Attachment) ([]Poli
 			if err != nil {
 				return list, err
 			}
+			p.Name = cmp.Or(p.Name, from.pod)
 			if direction := from.direction(set, nameOf); isEgress {
 				p.Egress = direction
 			} else {

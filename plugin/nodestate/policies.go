@@ -37,7 +37,7 @@ func CheckPolicies(path string, now time.Time) error {
 	if err != nil || policies == nil || now.Before(policies.Until) || now.Before(policies.Written.Add(Silence)) {
 		return err
 	}
-	return fmt.Errorf("%w: it has not run since %s, and all new pods wait for it: is its pod of this node running?",
+	return fmt.Errorf("%w since %s, and all new pods wait for theirs: is its pod of this node running?",
 		ErrNoPolicy, policies.Written.Format(time.RFC3339))
 }
 

@@ -93,7 +93,7 @@ func TestPodPolicy(t *testing.T) {
 	h.wantPolicy(t, late, maps.Policy{IsPod: true, Ingress: 1})
 
 	testenv.Must(t, nodestate.WritePolicies(state, nodestate.Policies{Until: time.Now().Add(-time.Second)}))
-	wantError(t, h.status(t, conf), codeNotAvailable, "it has not run since 0001-01-01T00:00:00Z, and all new pods wait for it")
+	wantError(t, h.status(t, conf), codeNotAvailable, "NetworkPolicies since 0001-01-01T00:00:00Z, and all new pods wait for theirs")
 	stale := add(conf, "stale", "other", "u4")
 	h.wantHeld(t, stale)
 	h.writeState(t, state, `{"node": "a", "synced": "2026-01-02T03:04:05Z"}`) // of an older agent, which knows no policies

@@ -49,7 +49,7 @@ func (h *host) judgeAgent(n *network) (findings []Finding) {
 		findings = append(findings, wrong(askAgent, "%s: ADD fails: %v", n.name(), err))
 	case policies != nil && time.Since(policies.Written) > nodestate.Silence:
 		who := map[bool]string{false: "all namespaces", true: "namespaces with NetworkPolicies"}[time.Now().Before(policies.Until)]
-		findings = append(findings, wrong(askAgent, "the node agent of %s has not run since %s: running pods keep their rules, new pods of %s wait for it",
+		findings = append(findings, wrong(askAgent, "the node agent of %s has enforced no NetworkPolicies since %s: running pods keep their rules, new pods of %s wait",
 			n.name(), policies.Written.Format(time.RFC3339), who))
 	}
 	peers, err := nodestate.ReadPeers(path)
