@@ -151,6 +151,9 @@ func explanationRows(list []explanation) (rows []explanationRow) {
 			rows = append(rows, explanationRow{e, rule})
 		}
 		why := admin.Judgment{Admits: e.Admits, Why: e.Why, Policies: e.Policies}.String()
+		if e.Audit && !e.Admits {
+			why += "; in audit mode, it passes"
+		}
 		rows = append(rows, explanationRow{e, policy.Candidate{Admits: e.Admits, Why: why}})
 	}
 	return rows
