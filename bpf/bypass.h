@@ -223,6 +223,9 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 		return VERDICT_NEXT;
 	if (c.offload ? c.offload->uplink != skb->ifindex : !route_ask(skb, ROUTE_REVERSE))
 		return VERDICT_NEXT;
+	/* Not earlier: the stack may translate a packet back, whose peer the rules do not know before. */
+	if (policy_checks() & POLICY_CHECK_ANY && !policy_receives_outside(skb, to->ifindex))
+		return VERDICT_DROP;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
 	packet_translate(p, addr, port);

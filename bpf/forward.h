@@ -38,17 +38,6 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 }
 
 /*
- * Reports whether the container's rules admit p from the outside, if it may bypass the stack, and so
- * to_container. If not, drops it.
- */
-static __always_inline bool forward_is_admitted(struct __sk_buff *skb, const struct packet *p,
-						const struct endpoint *to)
-{
-	return !(policy_checks() & POLICY_CHECK_ANY) || !p->fast_eligible ||
-	       p->decided.fast_path == FAST_PATH_NEVER || policy_receives_outside(skb, to->ifindex);
-}
-
-/*
  * Gives p, received from the outside, the destination addr:port: that of the
  * container to, or the host's if to is NULL. Bypasses the stack if possible.
  */
@@ -62,8 +51,6 @@ static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, stru
 	if (to && to->route_set)
 		verdict = gateway_deliver(skb, p, to);
 	packet_translate(p, addr, port);
-	if (to && verdict == VERDICT_NEXT && !forward_is_admitted(skb, p, to))
-		return VERDICT_DROP;
 	if (to && p->l3 && verdict == VERDICT_NEXT)
 		verdict = bypass_from_uplink(skb, p, to, addr, port);
 	if (verdict != VERDICT_DROP && rewrite(skb, p, SIDE_DST, addr, port))

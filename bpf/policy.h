@@ -199,7 +199,7 @@ static __always_inline bool policy_receives(struct __sk_buff *skb, struct packet
 	return true;
 }
 
-/* The same for the packet in pkt_scratch, which an uplink has received, if it may bypass the stack. */
+/* The same for the packet in pkt_scratch, which an uplink has received and which bypasses the stack. */
 __noinline int policy_receives_outside(struct __sk_buff *skb, __u32 ifindex)
 {
 	struct device *receiver = device_lookup(ifindex);

@@ -18,6 +18,12 @@ func masqueradingService(web *testenv.Pod) string {
 	} }`, web.Addr4(), web.Addr6())
 }
 
+// serviceAway translates the addresses after those of serviceOf to the outside host's.
+const serviceAway = ` table inet away { chain pre { type nat hook prerouting priority -100; policy accept;
+	ip daddr 10.96.0.2 dnat ip to 192.0.2.2
+	ip6 daddr fd00:96::2 dnat ip6 to 2001:db8:1::2
+} }`
+
 // A host port or a service translates both sides of a connection. The rules judge the real client, the container
 // that serves, and its own port, and they admit its replies.
 func TestPolicyOfTranslated(t *testing.T) {
@@ -37,9 +43,10 @@ func TestPolicyOfTranslated(t *testing.T) {
 		any := add("any", `{"egress": []}`, mapBoth(8081, 80))
 		client := add("client", `{"ingress": [], "egress": [{"to": [{"sameNetwork": true}], `+onWeb+`}]}`, nil)
 		fooled := add("fooled", `{"ingress": [], "egress": [{"to": [`+node+`, `+services+`]}, {`+onHostPort+`}]}`, nil)
+		closed := add("closed", `{"ingress": []}`, nil)
 		hasServices := !strings.Contains(conflist, `"always"`)
 		if hasServices {
-			n.nft(t, masqueradingService(any))
+			n.nft(t, masqueradingService(any)+serviceAway)
 		}
 		forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
 			probe := protocol + "80"
@@ -53,6 +60,10 @@ func TestPolicyOfTranslated(t *testing.T) {
 				n.wantProbe(t, probe+"80", row.from, web.Namespace, f.Node, web, row.admitted, reasonPolicy)
 			}
 			n.wantProbe(t, probe+"80", n.node(), web.Namespace, f.Loopbacks[0], web, true, reasonPolicy)
+			if hasServices {
+				serve(t, n.Outside, protocol, at(f.Outside, 80))
+				n.wantProbe(t, probe, closed.Namespace, n.Outside, serviceOf(f).Next(), closed, true, reasonPolicy)
+			}
 			for pod, admitted := range map[*testenv.Pod]bool{client: true, fooled: false} {
 				n.wantProbe(t, probe, pod.Namespace, any.Namespace, f.Pod(any), pod, admitted, reasonPolicyEgress)
 				n.wantProbe(t, probe+"81", pod.Namespace, any.Namespace, f.Node, pod, admitted, reasonPolicyEgress)
