@@ -62,6 +62,18 @@ func (r *RuleSet) Normalize() {
 	r.Blocks = slices.Compact(r.Blocks)
 }
 
+// Entries returns how much room the rule set takes in the maps, as a number of entries of policy_rules. policy_blocks has a quarter of
+// these.
+func (r *RuleSet) Entries() int {
+	const block = 4
+
+	entries := block * len(r.Blocks)
+	for _, rule := range r.Rules {
+		entries += len(ruleKeys(0, rule))
+	}
+	return entries
+}
+
 func compareRules(a, b Rule) int {
 	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Peer, b.Peer), cmp.Compare(a.Protocol, b.Protocol),
 		cmp.Compare(a.First, b.First), cmp.Compare(a.Last, b.Last), cmp.Compare(a.Number, b.Number))

@@ -227,10 +227,10 @@ func (e *enforcer) tell(namespaces []string) error {
 	return nil
 }
 
-// warn logs each warning once.
+// warn logs each warning once. They are sorted.
 func (e *enforcer) warn(warnings []string) {
 	for _, warning := range warnings {
-		if !slices.Contains(e.warned, warning) {
+		if _, isKnown := slices.BinarySearch(e.warned, warning); !isKnown {
 			e.log.Warn("NetworkPolicy " + warning)
 		}
 	}

@@ -10,9 +10,9 @@ import (
 
 const lastPort = 65535
 
-// maxEntries limits the map entries of a direction: all containers of a host share the maps, and this
+// MaxEntries limits the map entries of a direction: all containers of a host share the maps, and this
 // many take some MB. 10,000 rules with a CIDR and a port each fit.
-const maxEntries = 1 << 15
+const MaxEntries = 1 << 15
 
 // maxNested limits the pairs of a prefix and a CIDR around it, which cost time and memory.
 const maxNested = 1 << 20
@@ -33,7 +33,7 @@ func (p *Policy) CompileRules(rules []Rule, network string) (set *maps.RuleSet, 
 		set:     &maps.RuleSet{Host: p.Host},
 		network: maps.NetworkToken(network),
 		rules:   rules,
-		room:    maxEntries,
+		room:    MaxEntries,
 	}
 	anyPeer := maps.Rule{Kind: maps.AnyPeer}
 	if p.Internal {
@@ -143,7 +143,7 @@ func (c *compiler) addBlocks() {
 type nested struct {
 	prefix netip.Prefix
 	within []int // the CIDRs, by index, that have its addresses
-	except []int // the CIDRs that except it
+	except []int // the CIDRs that except it, sorted
 }
 
 // nested returns the prefixes of all CIDRs, each before those that it contains.
@@ -180,7 +180,7 @@ var (
 // inherit adds the CIDRs around n, except those that except it.
 func (n *nested) inherit(outer *nested) {
 	for _, cidr := range outer.within {
-		if !slices.Contains(n.except, cidr) {
+		if _, isExcepted := slices.BinarySearch(n.except, cidr); !isExcepted {
 			n.within = append(n.within, cidr)
 		}
 	}

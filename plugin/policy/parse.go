@@ -59,7 +59,7 @@ func (p *Policy) rules(place string, text json.RawMessage, fromOrTo string) ([]R
 	}
 	if _, fits := p.CompileRules(parsed, ""); !fits {
 		return nil, cnierr.InvalidAt(place, fmt.Sprintf(
-			"more than %d combinations of a peer and a port, of which a range of ports can have 30", maxEntries))
+			"more than %d combinations of a peer and a port, of which a range of ports can have 30", MaxEntries))
 	}
 	return parsed, nil
 }

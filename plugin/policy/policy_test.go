@@ -155,7 +155,7 @@ func FuzzPolicy(f *testing.F) {
 			if set == nil && (p.Internal || !p.Host) {
 				t.Error("a direction is not isolated")
 			}
-			if set != nil && len(set.Rules)+len(set.Blocks) > maxEntries {
+			if set != nil && len(set.Rules)+len(set.Blocks) > MaxEntries {
 				t.Errorf("%d rules, %d blocks", len(set.Rules), len(set.Blocks))
 			}
 		}

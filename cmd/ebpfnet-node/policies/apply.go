@@ -17,10 +17,12 @@ func Look(dp *loader.Datapath) (*Present, error) {
 	return &Present{Classes: classes}, err
 }
 
-// Apply makes the changes. Its warning says why connections that pods had before their rules may end.
+// Apply makes the changes. Its warning says why connections that pods had before their rules may end. If there are too many
+// classes, it makes the other changes: rules do not admit an address without a class.
 func (c *Changes) Apply(dp *loader.Datapath, store *ebpfmaps.Store) (warning, err error) {
-	if err := store.SetPeerClasses(c.Additions); err != nil {
-		return nil, err
+	errFull := store.SetPeerClasses(c.Additions)
+	if errFull != nil && !errors.Is(errFull, ebpfmaps.ErrFull) {
+		return nil, errFull
 	}
 	if c.SeesDevices {
 		if warning, err = c.applyPolicies(dp, store); err != nil {
@@ -30,7 +32,7 @@ func (c *Changes) Apply(dp *loader.Datapath, store *ebpfmaps.Store) (warning, er
 	if err := store.SetPeerClasses(c.Others); err != nil {
 		return warning, err
 	}
-	return warning, store.Revoke(c.Revoked)
+	return warning, errors.Join(errFull, store.Revoke(c.Revoked))
 }
 
 func (c *Changes) applyPolicies(dp *loader.Datapath, store *ebpfmaps.Store) (warning, err error) {

@@ -37,7 +37,20 @@ type Rules struct {
 	Sets    [2]*ebpfmaps.RuleSet // ingress, egress; nil: not isolated
 	Sources [2]source            // what they come from
 
-	warning string
+	entries int  // of the maps
+	isFull  bool // a direction does not fit, and admits only the node
+}
+
+// closed returns the same without rules.
+func (r *Rules) closed() *Rules {
+	made := &Rules{isFull: true}
+	for direction, set := range r.Sets {
+		if set != nil {
+			made.Sets[direction] = &ebpfmaps.RuleSet{Host: true, Audit: set.Audit}
+			made.Sources[direction].policies = r.Sources[direction].policies
+		}
+	}
+	return made
 }
 
 // source is what one direction comes from.
@@ -68,10 +81,10 @@ type Compiler struct {
 	modes      map[string]string
 	parsed     []*parsed
 	warnings   []string
-	termText   string // terms in use
-	terms      []*term
+	terms      string // in use
+	set        *termSet
 	holders    holders
-	contents   map[*Pod][]string // of the classes of each address
+	known      map[*Pod][]*class // of each address; nil: no term has it
 	classes    classes
 	rules      map[string]*Rules // by what they are compiled from
 }
@@ -83,33 +96,29 @@ func (c *Compiler) Compile(cluster Cluster) *State {
 		Pods: map[string]*Rules{}, Names: map[string]string{}, Own: map[netip.Addr]string{}, Released: map[string]bool{}, Classes: map[netip.Addr]uint32{},
 		Warnings: slices.Clone(c.warnings),
 	}
-	own, local := c.choose(cluster.Pods, state)
+	own := c.choose(cluster.Pods, state)
 	c.modes = cluster.Modes
 	for _, namespace := range state.Namespaces {
 		if mode := c.modes[namespace]; mode != "" && mode != auditMode && mode != enforceMode {
-			state.Warnings = append(state.Warnings, fmt.Sprintf("of namespace %s: its annotation %s is %q: expected %s or %s",
-				namespace, ModeAnnotation, mode, enforceMode, auditMode))
+			state.warn("of namespace %s: its annotation %s is %q: expected %s or %s", namespace, ModeAnnotation, mode, enforceMode, auditMode)
 		}
 	}
-	terms := termsOf(local)
+	terms := termsOf(limitTerms(own, state))
 	state.NeedsPeers = len(terms) > 0
-	c.terms, c.holders = terms, holders{}
+	c.holders = holders{}
 	for _, pod := range cluster.Pods {
 		c.holders.add(pod)
 	}
-	c.classify(state)
+	c.classify(terms, state)
 	for pod, policies := range own {
-		rules := c.rulesOf(pod, policies)
-		state.Names[pod.UID] = pod.Namespace + "/" + pod.Name
-		if state.Pods[pod.UID] = rules; rules.warning != "" {
-			state.Warnings = append(state.Warnings, rules.warning)
-		}
+		state.Pods[pod.UID], state.Names[pod.UID] = c.rulesOf(pod, policies), pod.Namespace+"/"+pod.Name
 		for _, addr := range pod.Addresses {
 			if c.holders[addr][0] == pod {
 				state.Own[addr] = pod.UID
 			}
 		}
 	}
+	limitEntries(own, state)
 	state.Selectors = c.classes.selectors(terms)
 	slices.Sort(state.Warnings)
 	state.Warnings = slices.Compact(state.Warnings)
@@ -123,10 +132,10 @@ func (c *Compiler) read(cluster Cluster) {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	if c.rules == nil || !reflect.DeepEqual(c.namespaces, cluster.Namespaces) {
-		c.contents, c.rules, c.namespaces = map[*Pod][]string{}, map[string]*Rules{}, maps.Clone(cluster.Namespaces)
+		c.known, c.rules, c.namespaces = map[*Pod][]*class{}, map[string]*Rules{}, maps.Clone(cluster.Namespaces)
 	}
 	if c.classes.byContent == nil {
-		c.classes = classes{byContent: map[string]*class{}, numbers: map[uint32]bool{}}
+		c.classes = classes{byContent: map[content]*class{}, numbers: map[uint32]bool{}}
 	}
 	if slices.Equal(objects, c.objects) {
 		return
@@ -141,14 +150,14 @@ func (c *Compiler) read(cluster Cluster) {
 	c.warnings = p.warnings
 }
 
-// choose returns the policies of each pod of this node that policies may select, and all policies that select one.
-func (c *Compiler) choose(pods []*Pod, state *State) (own map[*Pod][]*parsed, local []*parsed) {
+// choose returns the policies of each pod of this node that policies may select.
+func (c *Compiler) choose(pods []*Pod, state *State) map[*Pod][]*parsed {
 	byNamespace := map[string][]*parsed{}
 	for _, p := range c.parsed {
 		byNamespace[p.namespace] = append(byNamespace[p.namespace], p)
 	}
 	state.Namespaces = slices.Sorted(maps.Keys(byNamespace))
-	own, isLocal := map[*Pod][]*parsed{}, map[*parsed]bool{}
+	own := map[*Pod][]*parsed{}
 	for _, pod := range pods {
 		if pod.Node != c.Node || pod.IsDone {
 			continue
@@ -167,58 +176,57 @@ func (c *Compiler) choose(pods []*Pod, state *State) (own map[*Pod][]*parsed, lo
 				state.Warnings = append(state.Warnings, fmt.Sprintf("%s/%s: it selects pods with the node's network, on which it has no effect", p.namespace, p.name))
 				continue
 			}
-			selected, isLocal[p] = append(selected, p), true
+			selected = append(selected, p)
 		}
 		if !pod.HostNetwork {
 			own[pod] = selected
 		}
 	}
-	return own, slices.DeleteFunc(slices.Clone(c.parsed), func(p *parsed) bool { return !isLocal[p] })
+	return own
 }
 
 // classify finds the class of each address.
-func (c *Compiler) classify(state *State) {
+func (c *Compiler) classify(terms []*term, state *State) {
 	var text strings.Builder
-	for _, t := range c.terms {
+	for _, t := range terms {
 		fmt.Fprintf(&text, "%s %v %v\n", t.key, t.isPeer, t.named)
 	}
-	if text.String() != c.termText {
-		c.contents, c.termText = map[*Pod][]string{}, text.String()
+	if text.String() != c.terms || c.set == nil {
+		c.known, c.terms, c.set = map[*Pod][]*class{}, text.String(), newTermSet(terms)
 	}
-	before := c.contents
+	before := c.known
 	used, hasNew := map[*class]bool{}, false
-	c.contents = make(map[*Pod][]string, len(before)) // without pods that are gone
+	c.known = make(map[*Pod][]*class, len(before)) // without pods that are gone
 	for addr, pods := range c.holders {
 		if known := before[pods[0]]; known != nil {
-			c.contents[pods[0]] = known
+			c.known[pods[0]] = known
 		}
-		if class, isNew := c.classOf(addr, pods[0]); class != nil {
-			state.Classes[addr], used[class], hasNew = class.number, true, hasNew || isNew
+		class, isNew := c.classOf(addr, pods[0])
+		if hasNew = hasNew || isNew; class != nil {
+			state.Classes[addr], used[class] = class.number, true
 		}
 	}
 	if c.classes.retire(used) || hasNew {
 		c.rules = map[string]*Rules{}
+		c.classes.sort()
 	}
 }
 
-// classOf returns the class of a pod's address, or nil, and whether it is new.
-func (c *Compiler) classOf(addr netip.Addr, pod *Pod) (found *class, isNew bool) {
-	namespace, known := c.namespaces[pod.Namespace]
-	if known && namespace == nil {
-		namespace = labels.Set{}
-	}
-	contents := c.contents[pod]
-	if contents == nil {
-		for _, own := range pod.Addresses {
-			contents = append(contents, membership(c.terms, pod, namespace, own))
+// classOf returns the class of a pod's address, or nil, and whether one of the pod's is new.
+func (c *Compiler) classOf(addr netip.Addr, pod *Pod) (found *class, hasNew bool) {
+	known := c.known[pod]
+	if known == nil {
+		namespace, exists := c.namespaces[pod.Namespace]
+		if exists && namespace == nil {
+			namespace = labels.Set{}
 		}
-		c.contents[pod] = contents
+		for _, own := range pod.Addresses {
+			class, isNew := c.classes.of(c.set.classOf(pod, namespace, own))
+			known, hasNew = append(known, class), hasNew || isNew
+		}
+		c.known[pod] = known
 	}
-	content := contents[slices.Index(pod.Addresses, addr)]
-	if content == "" {
-		return nil, false
-	}
-	return c.classes.of(content, c.terms, pod, namespace, addr)
+	return known[slices.Index(pod.Addresses, addr)], hasNew
 }
 
 // Event is what has become of a pod; nil: there was or is none.
@@ -239,7 +247,7 @@ func (c *Compiler) Update(events []Event) (changed map[netip.Addr]uint32, isAll 
 		}
 		if event.Before != nil {
 			c.holders.remove(event.Before)
-			delete(c.contents, event.Before)
+			delete(c.known, event.Before)
 		}
 		if event.Now != nil {
 			c.holders.add(event.Now)
@@ -253,8 +261,9 @@ func (c *Compiler) Update(events []Event) (changed map[netip.Addr]uint32, isAll 
 		if len(pods) == 0 {
 			continue
 		}
-		class, isNew := c.classOf(addr, pods[0])
-		if isNew {
+		class, hasNew := c.classOf(addr, pods[0])
+		if hasNew {
+			c.classes.sort()
 			c.rules = map[string]*Rules{}
 			return nil, false
 		}
@@ -265,14 +274,17 @@ func (c *Compiler) Update(events []Event) (changed map[netip.Addr]uint32, isAll 
 	return changed, true
 }
 
-// rulesOf compiles the policies of a pod. A direction that does not fit admits only the node.
+// rulesOf compiles the policies of a pod.
 func (c *Compiler) rulesOf(pod *Pod, policies []*parsed) *Rules {
 	var text strings.Builder
 	for _, p := range policies {
-		fmt.Fprintf(&text, "%s/%s\n", p.namespace, p.name)
+		fmt.Fprintf(&text, "%q/%q %t\n", p.namespace, p.name, p.isRefused)
+	}
+	for _, port := range pod.Ports {
+		fmt.Fprintf(&text, "%q %v %d\n", port.Name, port.Protocol, port.Port)
 	}
 	isAudit := c.modes[pod.Namespace] == auditMode
-	fmt.Fprint(&text, pod.Ports, isAudit)
+	fmt.Fprint(&text, isAudit)
 	if known := c.rules[text.String()]; known != nil {
 		return known
 	}
@@ -282,22 +294,28 @@ func (c *Compiler) rulesOf(pod *Pod, policies []*parsed) *Rules {
 		if len(source.policies) == 0 {
 			continue
 		}
-		compiled := &policy.Policy{Host: true}
-		set, fits := compiled.CompileRules(rules, "")
-		if !fits {
-			made.warning = fmt.Sprintf("the policies of pod %s/%s have too many combinations of a peer and a port, so they admit nothing", pod.Namespace, pod.Name)
-			set, source.rules = &ebpfmaps.RuleSet{Host: true}, nil
+		set, fits := &ebpfmaps.RuleSet{Host: true}, rules != nil
+		if fits {
+			set, fits = (&policy.Policy{Host: true}).CompileRules(rules, "")
 		}
 		set.Audit = isAudit
-		made.Sets[direction], made.Sources[direction] = set, source
+		if made.Sets[direction], made.Sources[direction] = set, source; !fits {
+			made.isFull = true
+		}
+		made.entries += set.Entries()
+	}
+	if made.isFull {
+		made = made.closed()
 	}
 	c.rules[text.String()] = made
 	return made
 }
 
-// collect returns the rules of one direction, and what they come from; without a policy, the direction is not isolated.
+// collect returns the rules of one direction, and what they come from; without a policy, the direction is not isolated. The
+// rules are nil if there are too many.
 func (c *Compiler) collect(pod *Pod, policies []*parsed, direction int) (rules []policy.Rule, from source) {
 	rules = []policy.Rule{} // isolated, without a rule
+	entries := 0            // at least
 	for _, p := range policies {
 		if !p.isolates[direction] {
 			continue
@@ -307,6 +325,12 @@ func (c *Compiler) collect(pod *Pod, policies []*parsed, direction int) (rules [
 			r := &p.rules[direction][i]
 			for _, rule := range c.expand(r, pod) {
 				rules, from.rules = append(rules, rule), append(from.rules, r)
+				for _, peer := range rule.Peers {
+					entries += len(peer.Classes) * max(1, len(rule.Ports))
+				}
+			}
+			if entries > policy.MaxEntries {
+				return nil, from
 			}
 		}
 	}
@@ -319,7 +343,7 @@ func (c *Compiler) expand(r *rule, pod *Pod) (rules []policy.Rule) {
 	ports := r.ports
 	if len(r.holders) == 0 { // ingress
 		for _, name := range r.named {
-			ports = slices.Concat(ports, name.numbers(pod))
+			ports = slices.Concat(ports, name.numbers(pod.Ports))
 		}
 	}
 	if r.anyPort || len(ports) > 0 {
@@ -348,14 +372,11 @@ func (c *Compiler) expand(r *rule, pod *Pod) (rules []policy.Rule) {
 
 // portsFor returns the class's numbers for the names of ports of a rule.
 func (c *class) portsFor(r *rule) (ports []policy.Ports) {
-	for _, holder := range r.holders {
-		for _, name := range r.named {
-			for _, port := range c.terms[holder.key][name] {
-				if !slices.Contains(ports, port) {
-					ports = append(ports, port)
-				}
-			}
-		}
+	if len(c.ports) == 0 || !slices.ContainsFunc(r.holders, c.has) {
+		return nil
+	}
+	for _, name := range r.named {
+		ports = append(ports, name.numbers(c.ports)...)
 	}
 	return ports
 }
@@ -367,7 +388,7 @@ func (c *Compiler) peers(r *rule) []policy.Peer {
 	}
 	peer := policy.Peer{Classes: []uint32{}} // not nil: a rule whose peers are none admits nobody
 	for _, class := range c.classes.sorted {
-		if slices.ContainsFunc(r.terms, func(t *term) bool { return class.terms[t.key] != nil }) {
+		if slices.ContainsFunc(r.terms, class.has) {
 			peer.Classes = append(peer.Classes, class.number)
 		}
 	}

@@ -1,6 +1,7 @@
 package policies
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -90,6 +91,22 @@ func (p *Pod) addPorts(container corev1.Container) {
 			p.Ports = append(p.Ports, NamedPort{port.Name, protocol, uint16(port.ContainerPort)})
 		}
 	}
+}
+
+// portsNamed returns the pod's ports that have one of the names, sorted.
+func (p *Pod) portsNamed(names map[portName]bool) (ports []NamedPort) {
+	if len(names) == 0 {
+		return nil
+	}
+	for _, port := range p.Ports {
+		if names[portName{port.Name, port.Protocol}] {
+			ports = append(ports, port)
+		}
+	}
+	slices.SortFunc(ports, func(a, b NamedPort) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+	})
+	return ports
 }
 
 // isPolicied reports whether policies of its namespace may select the pod.

@@ -20,6 +20,7 @@ type parsed struct {
 	selector        labels.Selector
 	isolates        [2]bool // ingress, egress
 	rules           [2][]rule
+	isRefused       bool // it names too many pods by labels, and has no rules
 }
 
 const (
@@ -46,9 +47,9 @@ type portName struct {
 	protocol maps.Protocol
 }
 
-// numbers returns the pod's ports of that name.
-func (n portName) numbers(pod *Pod) (ports []policy.Ports) {
-	for _, port := range pod.Ports {
+// numbers returns the ports of that name.
+func (n portName) numbers(all []NamedPort) (ports []policy.Ports) {
+	for _, port := range all {
 		if port.Name == n.name && port.Protocol == n.protocol {
 			ports = append(ports, policy.Ports{Protocol: port.Protocol, First: port.Port, Last: port.Port})
 		}
@@ -56,7 +57,7 @@ func (n portName) numbers(pod *Pod) (ports []policy.Ports) {
 	return ports
 }
 
-func (n portName) String() string { return fmt.Sprintf("%v/%s", n.protocol, n.name) }
+func (n portName) String() string { return fmt.Sprintf("%v %q", n.protocol, n.name) }
 
 // parser reads policies. Equal peers of all rules are one term.
 type parser struct {
@@ -72,6 +73,7 @@ func (p *parser) parse(object *networkingv1.NetworkPolicy) *parsed {
 		p.warn("%s: its podSelector is invalid, so it has no effect: %v", name, err)
 		return nil
 	}
+	before := len(p.warnings)
 	policy := &parsed{namespace: object.Namespace, name: object.Name, selector: selector}
 	spec := &object.Spec
 	policy.isolates = [2]bool{len(spec.PolicyTypes) == 0, len(spec.PolicyTypes) == 0 && len(spec.Egress) > 0}
@@ -89,11 +91,21 @@ func (p *parser) parse(object *networkingv1.NetworkPolicy) *parsed {
 			policy.rules[egress] = append(policy.rules[egress], p.rule(object.Namespace, fmt.Sprintf("%s egress[%d]", name, i), r.To, r.Ports, true))
 		}
 	}
+	if more := len(p.warnings) - before - mostWarnings; more > 0 {
+		p.warnings = append(p.warnings[:before+mostWarnings], fmt.Sprintf("%s: %d more peers or ports are invalid", name, more))
+	}
 	return policy
 }
 
+// A policy has at most so many warnings of at most such a length.
+const mostWarnings, mostText = 4, 512
+
 func (p *parser) warn(format string, args ...any) {
-	p.warnings = append(p.warnings, fmt.Sprintf(format, args...))
+	text := fmt.Sprintf(format, args...)
+	if len(text) > mostText {
+		text = text[:mostText] + "..."
+	}
+	p.warnings = append(p.warnings, text)
 }
 
 func (p *parser) rule(namespace, name string, peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort, isEgress bool) rule {
@@ -103,7 +115,7 @@ func (p *parser) rule(namespace, name string, peers []networkingv1.NetworkPolicy
 	}
 	for _, peer := range peers {
 		if peer.IPBlock == nil {
-			if t := p.podTerm(namespace, name, peer); t != nil {
+			if t := p.podTerm(namespace, name, peer); t != nil && !slices.Contains(r.terms, t) {
 				r.terms = append(r.terms, t)
 			}
 		} else if block, ok := p.block(name, peer.IPBlock); ok {
@@ -132,7 +144,9 @@ func (p *parser) addPort(r *rule, port networkingv1.NetworkPolicyPort) {
 	case port.Port == nil:
 		r.ports = append(r.ports, policy.Ports{Protocol: protocol, Last: lastPort})
 	case port.Port.Type == intstr.String:
-		r.named = append(r.named, portName{port.Port.StrVal, protocol})
+		if name := (portName{port.Port.StrVal, protocol}); !slices.Contains(r.named, name) {
+			r.named = append(r.named, name)
+		}
 	default:
 		first, last := port.Port.IntVal, port.Port.IntVal
 		if port.EndPort != nil {

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -19,10 +18,11 @@ import (
 // term is a set of pods that rules name.
 type term struct {
 	key      string              // equal for equal sets
+	sum      [16]byte            // of the key
 	selector *nodestate.Selector // nil: the term is no selector of a rule
 	matches  func(pod *Pod, namespace labels.Set, addr netip.Addr) bool
-	isPeer   bool       // a rule admits all of them
-	named    []portName // ports that rules admit to them; a pod has its own number
+	isPeer   bool              // a rule admits all of them
+	named    map[portName]bool // ports that rules admit to them; a pod has its own number
 }
 
 func ownNamespaceTerm(namespace string, pods labels.Selector) term {
@@ -54,6 +54,8 @@ func (p *parser) term(t term) *term {
 	if known := p.terms[t.key]; known != nil {
 		return known
 	}
+	sum := sha256.Sum256([]byte(t.key))
+	t.sum = [16]byte(sum[:])
 	p.terms[t.key] = &t
 	return &t
 }
@@ -68,9 +70,7 @@ func (r *rule) use() {
 	}
 	for _, t := range r.holders {
 		for _, name := range r.named {
-			if !slices.Contains(t.named, name) {
-				t.named = append(t.named, name)
-			}
+			t.named[name] = true
 		}
 	}
 }
@@ -88,81 +88,99 @@ func termsOf(policies []*parsed) []*term {
 	}
 	for _, r := range rules {
 		for _, t := range slices.Concat(r.terms, r.holders) {
-			t.isPeer, t.named = false, nil
+			t.isPeer, t.named = false, map[portName]bool{}
 			all[t.key] = t
 		}
 	}
 	for _, r := range rules {
 		r.use()
 	}
-	sorted := slices.SortedFunc(maps.Values(all), func(a, b *term) int { return cmp.Compare(a.key, b.key) })
-	for _, t := range sorted {
-		slices.SortFunc(t.named, func(a, b portName) int { return cmp.Compare(a.String(), b.String()) })
-	}
-	return sorted
+	return slices.SortedFunc(maps.Values(all), func(a, b *term) int { return cmp.Compare(a.key, b.key) })
 }
 
 // class is the addresses that the terms in use cannot tell apart.
 type class struct {
 	number uint32
-	terms  map[string]map[portName][]policy.Ports // by the term's key: the ports of its names
-	idle   int                                    // compilations since an address had it
+	set    *termSet // those in use when it was new
+	in     []uint64 // a bit for each of them
+	ports  []NamedPort
+	idle   int // compilations since an address had it
 }
 
-// classes numbers classes. A number is a hash of what the class has in common, so it is the same in all runs of the agent.
+// termSet is terms in use.
+type termSet struct {
+	terms []*term
+	at    map[[16]byte]int // their places
+}
+
+func newTermSet(terms []*term) *termSet {
+	set := &termSet{terms, make(map[[16]byte]int, len(terms))}
+	for i, t := range terms {
+		set.at[t.sum] = i
+	}
+	return set
+}
+
+// has reports whether the class's addresses are in a term.
+func (c *class) has(t *term) bool {
+	i, ok := c.set.at[t.sum]
+	return ok && c.in[i/64]&(1<<(i%64)) != 0
+}
+
+// content identifies a class: a hash of what its addresses have in common.
+type content [sha256.Size]byte
+
+// classes numbers classes. A number is a part of the content, so it is the same in all runs of the agent.
 type classes struct {
-	byContent map[string]*class
+	byContent map[content]*class
 	numbers   map[uint32]bool
 	sorted    []*class
 }
 
-// membership returns what an address has in common with others of its class: "" if no term matches it.
-func membership(terms []*term, pod *Pod, namespace labels.Set, addr netip.Addr) string {
-	var text strings.Builder
-	for _, t := range terms {
+// classOf returns what an address has in common with others of its class, as a class without a number; nil: no term matches.
+// Of a term that rules use for names of ports only, pods are members that have one.
+func (s *termSet) classOf(pod *Pod, namespace labels.Set, addr netip.Addr) (*class, content) {
+	var made *class
+	sum := sha256.New()
+	for i, t := range s.terms {
 		if !t.matches(pod, namespace, addr) {
 			continue
 		}
-		ports := ""
-		for _, name := range t.named {
-			if numbers := name.numbers(pod); len(numbers) > 0 {
-				ports += fmt.Sprintf("; %v %v", name, numbers)
+		ports := pod.portsNamed(t.named)
+		if !t.isPeer && len(ports) == 0 {
+			continue
+		}
+		if made == nil {
+			made = &class{set: s, in: make([]uint64, (len(s.terms)+63)/64)}
+		}
+		made.in[i/64] |= 1 << (i % 64)
+		for _, port := range ports {
+			if !slices.Contains(made.ports, port) {
+				made.ports = append(made.ports, port)
 			}
 		}
-		if t.isPeer || ports != "" {
-			fmt.Fprintf(&text, "%s%s\n", t.key, ports)
+		sum.Write(t.sum[:])
+		for _, port := range ports {
+			fmt.Fprintf(sum, "%q %v %d\n", port.Name, port.Protocol, port.Port)
 		}
 	}
-	return text.String()
+	return made, content(sum.Sum(nil))
 }
 
 // of returns the class with that content, and whether it is new.
-func (c *classes) of(content string, terms []*term, pod *Pod, namespace labels.Set, addr netip.Addr) (found *class, isNew bool) {
-	if known := c.byContent[content]; known != nil {
+func (c *classes) of(made *class, key content) (found *class, isNew bool) {
+	if made == nil {
+		return nil, false
+	}
+	if known := c.byContent[key]; known != nil {
+		known.set, known.in = made.set, made.in // of the terms that are in use now
 		return known, false
 	}
-	sum := sha256.Sum256([]byte(content))
-	number := binary.BigEndian.Uint32(sum[:])
-	for number == 0 || c.numbers[number] {
-		number++
+	made.number = binary.BigEndian.Uint32(key[:])
+	for made.number == 0 || c.numbers[made.number] {
+		made.number++
 	}
-	made := &class{number: number, terms: map[string]map[portName][]policy.Ports{}}
-	for _, t := range terms {
-		if !t.matches(pod, namespace, addr) {
-			continue
-		}
-		ports := map[portName][]policy.Ports{}
-		for _, name := range t.named {
-			if numbers := name.numbers(pod); len(numbers) > 0 {
-				ports[name] = numbers
-			}
-		}
-		if t.isPeer || len(ports) > 0 {
-			made.terms[t.key] = ports
-		}
-	}
-	c.byContent[content], c.numbers[number] = made, true
-	c.sort()
+	c.byContent[key], c.numbers[made.number] = made, true
 	return made, true
 }
 
@@ -190,18 +208,23 @@ func (c *classes) retire(used map[*class]bool) bool {
 			delete(c.numbers, class.number)
 		}
 	}
-	c.sort()
 	return true
 }
 
-// selectors returns the selectors of terms in use that match the pods of each class.
+// selectors returns the selectors of terms in use that match the pods of each class, up to some number: they only explain.
 func (c *classes) selectors(terms []*term) map[uint32][]nodestate.Selector {
-	selectors := map[uint32][]nodestate.Selector{}
+	const most = 1 << 14
+
+	selectors, all := map[uint32][]nodestate.Selector{}, 0
 	for _, class := range c.sorted {
 		for _, t := range terms {
-			if class.terms[t.key] != nil && t.selector != nil {
-				selectors[class.number] = append(selectors[class.number], *t.selector)
+			if t.selector == nil || !class.has(t) {
+				continue
 			}
+			if all++; all > most {
+				return selectors
+			}
+			selectors[class.number] = append(selectors[class.number], *t.selector)
 		}
 	}
 	return selectors
