@@ -214,18 +214,25 @@ bin/packages/debian.tar bin/runtimes/debian.tar:
 	mv $@.part $@
 
 .PHONY: cluster
-cluster: cluster-binaries ## run Kubernetes on three nodes, with the agent from the manifests, in its own namespaces: dual stack, then IPv6 alone (root)
-	cd test/kube && $(call run-cluster,dual-stack,-run '^(TestAgents|TestKubernetes|TestFlannel|TestNetworkPolicy)$$')
-	cd test/kube && $(call run-cluster,ipv6,-run '^(TestAgents|TestKubernetes)$$' -families IPv6 -mode auto)
+cluster: cluster-binaries e2e-binary ## run Kubernetes on three nodes, with the agent from the manifests, in its own namespaces: dual stack, then IPv6 alone (root)
+	cd test/kube && $(call run-cluster,dual-stack,-run '^(TestAgents|TestKubernetes|TestFlannel|TestNetworkPolicy|TestE2E)$$' -e2e '$(SOME_E2E)')
+	cd test/kube && $(call run-cluster,ipv6,-run '^(TestAgents|TestKubernetes|TestE2E)$$' -families IPv6 -mode auto -e2e '$(SOME_E2E)')
 
-# Of both families, or of one: FAMILIES=IPv6. The agent's mode: tunnel or auto.
+# Of Kubernetes' own tests, some of NetworkPolicy.
+SOME_E2E = Netpol .*(deny-all|one named port|CIDR|updated|on Ports|controlled independently)
+
+# Of both families, or of one: FAMILIES=IPv6. The agent's mode: tunnel or auto. kube-proxy's: nftables or iptables.
 FAMILIES ?= IPv4,IPv6
 MODE     ?= tunnel
+PROXY    ?= nftables
 
 .PHONY: cluster-e2e
-cluster-e2e: cluster-binaries ## run Kubernetes' own tests of networking on such a cluster (root; FAMILIES=IPv6; MODE=auto; E2E=EXPRESSION: some of them)
+cluster-e2e: cluster-binaries e2e-binary ## run Kubernetes' own tests of networking on such a cluster (root; FAMILIES=IPv6; MODE=auto; PROXY=iptables; E2E=EXPRESSION: some of them)
+	cd test/kube && $(call run-cluster,e2e,-run '^TestE2E$$' -families $(FAMILIES) -mode $(MODE) -proxy-mode $(PROXY) -e2e '$(E2E)')
+
+.PHONY: e2e-binary
+e2e-binary:
 	cd test/kube && $(GO) test -c -vet=off -trimpath -ldflags "$(KUBE_LDFLAGS)" -o ../../bin/e2e.test ./e2e
-	cd test/kube && $(call run-cluster,e2e,-run '^TestE2E$$' -families $(FAMILIES) -mode $(MODE) -e2e '$(E2E)')
 
 # run-cluster runs tests on a cluster; the logs of all its programs are in bin/logs/$(1).
 run-cluster = rm -rf ../../bin/logs/$(1) && mkdir -p ../../bin/logs/$(1) && \

@@ -20,7 +20,7 @@ import (
 
 // area are Kubernetes' tests of what the network of a cluster does. Not from the start of a line: for ginkgo the name of
 // the suite comes first.
-const area = `\[sig-network\] (Networking|Services|HostPort|NoSNAT|Conntrack|Connectivity Pod Lifecycle|\[Feature:IPv6DualStack\])`
+const area = `\[sig-network\] (Networking|Services|HostPort|NoSNAT|Conntrack|Connectivity Pod Lifecycle|Netpol|\[Feature:IPv6DualStack\])`
 
 // class is a class of tests that ask for what these clusters have not.
 type class struct{ tests, reason string }

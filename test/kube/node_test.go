@@ -118,5 +118,5 @@ func (n *node) startProxy() {
 	n.t.Helper()
 	n.proxy = n.start("kube-proxy", "--kubeconfig="+proxyKubeconfigPath, "--hostname-override="+n.Name, "--proxy-mode="+*proxyMode,
 		"--cluster-cidr="+podPrefixes(), "--oom-score-adj=0", "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0",
-		"--conntrack-tcp-timeout-close-wait=0")
+		"--conntrack-tcp-timeout-close-wait=0", "--iptables-localhost-nodeports=false")
 }
