@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -248,4 +250,67 @@ func (n *node) drops(reason bpf.Reason) (packets uint64) {
 		return err
 	})
 	return packets
+}
+
+// TestHostilePolicies has policies that no pod can have: the pods that they select admit nothing, and others what they had.
+func TestHostilePolicies(t *testing.T) {
+	const most = 128 << 20 // bytes of an agent
+	c := newCluster(t, append([]string{"--network-policy"}, clusterCIDRs...)...)
+	web, client := c.nodes[0], c.nodes[1]
+	for _, name := range []string{"shop", "bar"} {
+		c.api.Set(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	}
+	c.putPod(web, web.pod, "web")
+	c.putPod(client, client.pod, "client")
+	neighbor := policyOf("client")
+	neighbor.Namespace, neighbor.Spec.Ingress[0].From[0].NamespaceSelector = "bar", &metav1.LabelSelector{}
+	c.api.Set(neighbor)
+	other := c.addPolicedPod(web, "other", "bar")
+	web.wantAdmitted(testenv.IPv4, client.pod.Namespace, other)
+
+	from := func(peer networkingv1.NetworkPolicyPeer) networkingv1.NetworkPolicyIngressRule {
+		return networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{peer}}
+	}
+	for _, test := range []struct {
+		rules int
+		rule  func(i int) networkingv1.NetworkPolicyIngressRule
+		log   string
+	}{
+		{65000, func(i int) networkingv1.NetworkPolicyIngressRule {
+			return networkingv1.NetworkPolicyIngressRule{Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(int32(i + 1)))}}}
+		}, "too many combinations of a peer and a port"},
+		{10000, func(i int) networkingv1.NetworkPolicyIngressRule {
+			return from(networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": fmt.Sprintf("%063d", i)}}})
+		}, "sets of pods by labels"},
+		{10000, func(int) networkingv1.NetworkPolicyIngressRule {
+			return from(networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: "::ffff:0.0.0.0/96"}})
+		}, "9996 more peers or ports are invalid"},
+	} {
+		policy := policyOf("client")
+		policy.Name, policy.Spec.Ingress = "hostile\x1b[31m", nil
+		for i := range test.rules {
+			policy.Spec.Ingress = append(policy.Spec.Ingress, test.rule(i))
+		}
+		c.api.Set(policy)
+		web.awaitLog(test.log)
+		eventually(t, "the policy to close its pod", func() error {
+			if ask(t, client.pod.Namespace, testenv.IPv6, web.pod) == nil {
+				return errors.New("got an answer")
+			}
+			return nil
+		})
+		for _, f := range testenv.Families {
+			web.wantDenied(f, bpf.ReasonPolicyIngress, client.pod, web.pod)
+			web.wantAdmitted(f, web.Namespace, web.pod)
+			web.wantAdmitted(f, client.pod.Namespace, other)
+		}
+		c.api.Unset(policy)
+		eventually(t, "the end of a policy", func() error { return ask(t, client.pod.Namespace, testenv.IPv6, web.pod) })
+	}
+	if got := web.agent.peak(t); got > most {
+		t.Errorf("the agent had %d MiB, want at most %d", got>>20, most>>20)
+	}
+	if strings.Contains(web.agent.output.String(), "\x1b") {
+		t.Error("the log has control characters of a policy's name")
+	}
 }
