@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
@@ -49,7 +50,9 @@ type Datapath struct {
 	// Config is the configuration of the loaded programs.
 	Config bpf.HostConfig
 
-	dir stateDir
+	dir    stateDir
+	config uint64 // the inode of the configuration's pin
+	memory []byte // MapPolicies
 }
 
 // Options configure a datapath when it is loaded. A loaded datapath keeps its own
@@ -135,9 +138,36 @@ func IfLoaded(open func() (*Datapath, error), use func(*Datapath) error) error {
 
 // Close closes the maps. The datapath keeps running.
 func (d *Datapath) Close() {
+	if d.memory != nil {
+		_ = unix.Munmap(d.memory)
+		d.memory = nil
+	}
 	for _, m := range d.registered() {
 		(*m).Close()
 	}
+}
+
+// IsCurrent reports whether this is still what is loaded: an upgrade may replace maps. While the caller holds Lock, that does
+// not change.
+func (d *Datapath) IsCurrent() bool {
+	inode, err := d.dir.inodeOf(configPin)
+	return err == nil && inode == d.config
+}
+
+// MapPolicies returns the map of that name as memory, until Close; nil: there is no such map.
+func (d *Datapath) MapPolicies() (memory []byte, err error) {
+	if d.memory != nil {
+		return d.memory, nil
+	}
+	if err := d.OpenOnDemand(bpf.MapPolicies); err != nil || d.Policies == nil {
+		return nil, err
+	}
+	page := unix.Getpagesize()
+	size := (int(d.Policies.MaxEntries()*d.Policies.ValueSize()) + page - 1) / page * page
+	if d.memory, err = unix.Mmap(d.Policies.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return nil, fmt.Errorf("map %v: %w", d.Policies, err)
+	}
+	return d.memory, nil
 }
 
 // Lock excludes all other writers on this host until the lock is released. Hold it
@@ -211,6 +241,7 @@ func openConfig() (*Datapath, error) {
 // may be longer or shorter: missing members are zero.
 func (d *Datapath) readConfig() error {
 	path := d.dir.mapPin(configPin)
+	d.config, _ = d.dir.inodeOf(configPin) // first: what is read later may be newer
 	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
 		// A kernel that refuses BPF does not say whether the pin exists.

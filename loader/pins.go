@@ -46,6 +46,13 @@ func (d stateDir) progsOf(build uint64) string {
 
 func (d stateDir) progPin(build uint64, n string) string { return filepath.Join(d.progsOf(build), n) }
 
+// inodeOf returns the inode number of a map's pin. Each pin has its own, also if it replaces another one.
+func (d stateDir) inodeOf(name string) (uint64, error) {
+	var stat unix.Stat_t
+	err := unix.Stat(d.mapPin(name), &stat)
+	return stat.Ino, err
+}
+
 func tempPrefix(d stateDir) string { return filepath.Join(Root, "tmp-"+filepath.Base(string(d))) }
 
 // netnsDir returns the directory of the calling thread's network namespace. Its name

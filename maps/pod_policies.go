@@ -26,8 +26,6 @@ func PodPolicy(dp *loader.Datapath, uid string) (index PolicyIndex, err error) {
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, all.close()) }()
-
 	owner := PodToken(uid)
 	if index, entry := all.find(owner); entry != nil && loader.Owner(entry.Owner) == owner {
 		return index, nil
@@ -59,11 +57,9 @@ func (s *Store) Revoke(owners map[loader.Owner]bool) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, all.close()) }()
-
 	revoke := func() {
-		for i := range all.entries {
-			if entry := &all.entries[i]; entry.Owner != 0 && owners[loader.Owner(entry.Owner)] {
+		for i := range all {
+			if entry := &all[i]; entry.Owner != 0 && owners[loader.Owner(entry.Owner)] {
 				atomic.AddUint32(&entry.Generation, 1)
 			}
 		}

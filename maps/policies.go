@@ -40,44 +40,21 @@ const (
 func (r RuleSetRef) id() uint32 { return uint32(r) >> ruleSetShift }
 
 // policies is the map of that name, as memory that the programs read. Words change at once, and one by one.
-type policies struct {
-	memory  []byte
-	entries []bpf.Policy
-}
+type policies []bpf.Policy
 
-// mapPolicies maps the policies; of a datapath with another map layout, none. The caller must call close.
-func mapPolicies(dp *loader.Datapath) (*policies, error) {
-	if err := dp.OpenOnDemand(bpf.MapPolicies); err != nil {
-		return nil, err
+// mapPolicies maps the policies; of a datapath with another map layout, none.
+func mapPolicies(dp *loader.Datapath) (policies, error) {
+	memory, err := dp.MapPolicies()
+	if memory == nil {
+		return make(policies, 1), err
 	}
-	if dp.Policies == nil {
-		return &policies{entries: make([]bpf.Policy, 1)}, nil
-	}
-	const size = int(unsafe.Sizeof(bpf.Policy{}))
-	n := int(dp.Policies.MaxEntries())
-	memory, err := unix.Mmap(dp.Policies.FD(), 0, pageAligned(n*size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map %v: %w", dp.Policies, err)
-	}
-	return &policies{memory, unsafe.Slice((*bpf.Policy)(unsafe.Pointer(&memory[0])), n)}, nil
-}
-
-func pageAligned(n int) int {
-	page := unix.Getpagesize()
-	return (n + page - 1) / page * page
-}
-
-func (p *policies) close() error {
-	if p.memory == nil {
-		return nil
-	}
-	return unix.Munmap(p.memory)
+	return unsafe.Slice((*bpf.Policy)(unsafe.Pointer(&memory[0])), dp.Policies.MaxEntries()), nil
 }
 
 // find returns the owner's entry, or else a free one. It returns nil if all are in use.
-func (p *policies) find(owner loader.Owner) (index PolicyIndex, entry *bpf.Policy) {
-	for i := 1; i < len(p.entries); i++ {
-		e := &p.entries[i]
+func (p policies) find(owner loader.Owner) (index PolicyIndex, entry *bpf.Policy) {
+	for i := 1; i < len(p); i++ {
+		e := &p[i]
 		if loader.Owner(e.Owner) == owner {
 			return PolicyIndex(i), e
 		}
@@ -89,8 +66,8 @@ func (p *policies) find(owner loader.Owner) (index PolicyIndex, entry *bpf.Polic
 }
 
 // check makes the programs look for what the reference needs; they do not forget it.
-func (p *policies) check(ingress, egress RuleSetRef) {
-	host, checks := &p.entries[0], bpf.PolicyChecks(0)
+func (p policies) check(ingress, egress RuleSetRef) {
+	host, checks := &p[0], bpf.PolicyChecks(0)
 	if ingress|egress != 0 {
 		checks |= bpf.PolicyCheckAny
 	}
@@ -124,14 +101,12 @@ func (s *Store) putPolicies(wanted []OwnPolicy, flag bpf.PolicyChecks) (indexes 
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, all.close()) }()
-
 	indexes = map[loader.Owner]PolicyIndex{}
 	var replaced []*bpf.Policy
 	for _, policy := range wanted {
 		index, entry := all.find(policy.Owner)
 		if entry == nil {
-			return indexes, fmt.Errorf("%w: %d containers have rules", ErrFull, len(all.entries)-1)
+			return indexes, fmt.Errorf("%w: %d containers have rules", ErrFull, len(all)-1)
 		}
 		refs := [2]RuleSetRef{}
 		for i, set := range []*RuleSet{policy.Ingress, policy.Egress} {
@@ -160,7 +135,7 @@ func (s *Store) putPolicies(wanted []OwnPolicy, flag bpf.PolicyChecks) (indexes 
 }
 
 // set writes an entry, and reports whether the owner had other rule sets in it.
-func (p *policies) set(entry *bpf.Policy, owner loader.Owner, refs [2]RuleSetRef, flag bpf.PolicyChecks) bool {
+func (p policies) set(entry *bpf.Policy, owner loader.Owner, refs [2]RuleSetRef, flag bpf.PolicyChecks) bool {
 	sets, isKnown := uint64(refs[1])<<32|uint64(refs[0]), loader.Owner(entry.Owner) == owner
 	if isKnown && entry.RuleSets == sets {
 		return false
@@ -198,11 +173,9 @@ func (s *Store) freeEntries(isFreed func(PolicyIndex, *bpf.Policy) bool) (err er
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, all.close()) }()
-
 	freed := false
-	for i := 1; i < len(all.entries); i++ {
-		if entry := &all.entries[i]; entry.Owner != 0 && isFreed(PolicyIndex(i), entry) {
+	for i := 1; i < len(all); i++ {
+		if entry := &all[i]; entry.Owner != 0 && isFreed(PolicyIndex(i), entry) {
 			atomic.StoreUint64(&entry.Owner, 0)
 			freed = true
 		}
@@ -219,9 +192,7 @@ func Policies(dp *loader.Datapath) (list []Policy, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, all.close()) }()
-
-	for i, entry := range all.entries[1:] {
+	for i, entry := range all[1:] {
 		if entry.Owner != 0 {
 			list = append(list, policyOf(PolicyIndex(i+1), entry))
 		}
@@ -344,12 +315,12 @@ func ruleKeys(id uint32, rule Rule) (keys []bpf.RuleKey) {
 
 // removeUnusedRuleSets removes the rule sets that no policy refers to, also those that a killed process has
 // not completed.
-func (s *Store) removeUnusedRuleSets(all *policies) error {
+func (s *Store) removeUnusedRuleSets(all policies) error {
 	if err := s.dp.OpenOnDemand(bpf.MapRuleSets, bpf.MapPolicyRules, bpf.MapPolicyBlocks); err != nil {
 		return err
 	}
 	used := map[uint32]bool{}
-	for _, entry := range all.entries[1:] {
+	for _, entry := range all[1:] {
 		if entry.Owner != 0 {
 			used[RuleSetRef(entry.RuleSets).id()] = true
 			used[RuleSetRef(entry.RuleSets>>32).id()] = true

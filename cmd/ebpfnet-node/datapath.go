@@ -35,10 +35,10 @@ func (d datapath) with(use func(context.Context, *loader.Datapath) error) error 
 		loaded.Close()
 	}
 	loaded, err := loader.OpenLoaded() // with the maps of clusters
-	if d.onlyLoaded && errors.Is(err, loader.ErrNotLoaded) {
-		return nil
-	}
 	if err != nil {
+		if d.onlyLoaded {
+			return ignoreNotLoaded(err)
+		}
 		return err
 	}
 	defer loaded.Close()
@@ -87,10 +87,17 @@ func (d datapath) SetNodes(nodes []maps.Node) error {
 	})
 }
 
+// policyHost is the datapath for the enforcer, which changes it often.
+type policyHost struct {
+	datapath
+	open *loader.Datapath // between changes; nil: not
+}
+
 // LookAtPolicies returns what the datapath has of NetworkPolicies.
-func (d datapath) LookAtPolicies() (have *policies.Present, err error) {
+func (h *policyHost) LookAtPolicies() (have *policies.Present, err error) {
+	h.close()
 	have = &policies.Present{}
-	err = d.with(func(_ context.Context, dp *loader.Datapath) (err error) {
+	err = h.with(func(_ context.Context, dp *loader.Datapath) (err error) {
 		have, err = policies.Look(dp)
 		return err
 	})
@@ -98,14 +105,26 @@ func (d datapath) LookAtPolicies() (have *policies.Present, err error) {
 }
 
 // ApplyPolicies changes the datapath. It loads none, which costs more than most changes: LookAtPolicies does, each minute.
-func (d datapath) ApplyPolicies(changes *policies.Changes) (warning, err error) {
-	d.onlyLoaded = true
-	err = d.with(func(ctx context.Context, dp *loader.Datapath) error {
-		return maps.With(ctx, dp, func(store *maps.Store) (err error) {
-			warning, err = changes.Apply(dp, store)
+func (h *policyHost) ApplyPolicies(changes *policies.Changes) (warning, err error) {
+	ctx, stop := context.WithTimeout(context.Background(), patience)
+	defer stop()
+	for isDone := false; !isDone && err == nil; {
+		if h.open == nil {
+			if h.open, err = loader.OpenLoaded(); err != nil {
+				h.open = nil
+				return nil, ignoreNotLoaded(err)
+			}
+		}
+		err = maps.With(ctx, h.open, func(store *maps.Store) (err error) {
+			if isDone = h.open.IsCurrent(); isDone {
+				warning, err = changes.Apply(h.open, store)
+			}
 			return err
 		})
-	})
+		if !isDone || err != nil {
+			h.close()
+		}
+	}
 	return warning, err
 }
 
@@ -119,10 +138,24 @@ func (d datapath) Denials() (denials map[policies.Denier]uint64, err error) {
 	return denials, err
 }
 
+func (h *policyHost) close() {
+	if h.open != nil {
+		h.open.Close()
+		h.open = nil
+	}
+}
+
+func ignoreNotLoaded(err error) error {
+	if errors.Is(err, loader.ErrNotLoaded) {
+		return nil
+	}
+	return err
+}
+
 // endPolicies removes all that an earlier agent has enforced, and waits until ctx is done.
-func (d datapath) endPolicies(ctx context.Context, state string, log *slog.Logger) {
+func (h *policyHost) endPolicies(ctx context.Context, state string, log *slog.Logger) {
 	for delay := firstRetry; ctx.Err() == nil; delay = min(2*delay, interval) {
-		err := d.removePolicies(state)
+		err := h.removePolicies(state)
 		if err == nil {
 			<-ctx.Done()
 			return
@@ -136,14 +169,15 @@ func (d datapath) endPolicies(ctx context.Context, state string, log *slog.Logge
 }
 
 // removePolicies first tells ADD.
-func (d datapath) removePolicies(state string) error {
+func (h *policyHost) removePolicies(state string) error {
 	if err := nodestate.RemovePolicies(state); err != nil {
 		return err
 	}
-	have, err := d.LookAtPolicies()
+	have, err := h.LookAtPolicies()
 	if err != nil {
 		return err
 	}
-	_, err = d.ApplyPolicies(policies.Difference(&policies.State{}, have, true))
+	defer h.close()
+	_, err = h.ApplyPolicies(policies.Difference(&policies.State{}, have, true))
 	return err
 }

@@ -31,8 +31,8 @@ type policySource interface {
 	Err() error
 }
 
-// policyHost is the datapath.
-type policyHost interface {
+// policyTarget is policyHost.
+type policyTarget interface {
 	LookAtPolicies() (*policies.Present, error)
 	ApplyPolicies(*policies.Changes) (warning, err error)
 	Denials() (map[policies.Denier]uint64, error)
@@ -41,7 +41,7 @@ type policyHost interface {
 // enforcer keeps rules and classes in the datapath as NetworkPolicies require.
 type enforcer struct {
 	source   policySource
-	host     policyHost
+	host     policyTarget
 	compiler *policies.Compiler
 	state    string        // path of the agent's state
 	grace    time.Duration // how long pods of namespaces without policies start without the agent

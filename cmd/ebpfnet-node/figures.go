@@ -13,7 +13,7 @@ import (
 // figures are the metrics of NetworkPolicies. A published name must not change.
 type figures struct {
 	compile, latency prometheus.Histogram
-	host             policyHost
+	host             policyTarget
 
 	mu     sync.Mutex
 	have   *policies.Present
@@ -34,7 +34,7 @@ var (
 		[]string{"namespace", "policy", "direction"}, nil)
 )
 
-func newFigures(host policyHost) *figures {
+func newFigures(host policyTarget) *figures {
 	histogram := func(name, help string) prometheus.Histogram {
 		return prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: "ebpfnet", Subsystem: "policy", Name: name, Help: help,

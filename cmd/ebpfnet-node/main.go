@@ -123,8 +123,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 
 // enforcer returns the function that enforces NetworkPolicy, or ends that.
 func (o *options) enforcer(api *rest.Config, a *agent, dp datapath, wake func()) (func(context.Context) error, error) {
+	host := &policyHost{datapath: dp}
 	if !o.networkPolicy {
-		return func(ctx context.Context) error { dp.endPolicies(ctx, o.state, a.log); return nil }, nil
+		return func(ctx context.Context) error { host.endPolicies(ctx, o.state, a.log); return nil }, nil
 	}
 	source, err := objects.New(api, o.node, nil)
 	if err != nil {
@@ -138,9 +139,9 @@ func (o *options) enforcer(api *rest.Config, a *agent, dp datapath, wake func())
 		}
 	}
 	a.enforcer = &enforcer{
-		source: source, host: dp, compiler: &policies.Compiler{Node: o.node}, state: o.state, grace: o.policyGrace,
+		source: source, host: host, compiler: &policies.Compiler{Node: o.node}, state: o.state, grace: o.policyGrace,
 		report: a.health.SetPolicy, wake: wake, log: a.log, namespaces: told.Namespaces,
-		figures: newFigures(dp),
+		figures: newFigures(host),
 	}
 	a.reconnect = source.Reconnect
 	return func(ctx context.Context) error {

@@ -13,9 +13,14 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/nodes/apitest"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -220,4 +225,119 @@ func (a *agent) cpuTime(t *testing.T) (total time.Duration) {
 		total += time.Duration(nanoseconds)
 	}
 	return total
+}
+
+var scalePods = flag.Int("scale-pods", 500, "`NUMBER` of pods in TestPolicyScale; 10000 for what POLICY.md says")
+
+// TestPolicyScale has 500 policies, pods on this node and others, and 50 pods per second that come or go on others. It reports
+// the costs, and the time until the datapath has a change.
+func TestPolicyScale(t *testing.T) {
+	const namespaces, apps, policies, ofNode, rate = 100, 50, 500, 110, 50
+	c := newIdleCluster(t, append([]string{"--network-policy"}, clusterCIDRs...)...)
+	n := c.nodes[0]
+	c.api.Put(n.object())
+	n.startAgent()
+	n.awaitReady()
+	for i := range namespaces {
+		name := fmt.Sprint("ns", i)
+		c.api.Set(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"name": name}}})
+	}
+	costs := &costs{cluster: c, node: n, number: *scalePods}
+	costs.begin()
+	for i := range policies {
+		c.api.Set(scalePolicy(i%namespaces, i/namespaces, apps))
+	}
+	var policed []int // the namespaces of this node's pods
+	for i := range *scalePods {
+		pod := scalePod(i, i%namespaces, i/namespaces%apps)
+		if i*ofNode/(*scalePods) != (i+1)*ofNode/(*scalePods) {
+			pod = scalePod(i, i%namespaces, i/namespaces%(policies/namespaces))
+			pod.Spec.NodeName, policed = n.Name, append(policed, i%namespaces)
+		}
+		c.api.Set(pod)
+	}
+	n.wantPolicies(len(policed))
+	costs.add(fmt.Sprintf("%d policies, %d pods of this node", policies, len(policed)))
+	costs.churn(policed, rate)
+}
+
+// scalePolicy is about the pods of an app, and admits those of the next one and of a namespace.
+func scalePolicy(namespace, app, apps int) *networkingv1.NetworkPolicy {
+	policy := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: fmt.Sprint("ns", namespace), Name: fmt.Sprint("p", app)}}
+	policy.Spec.PodSelector.MatchLabels = map[string]string{"app": fmt.Sprint(app)}
+	policy.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{
+		{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": fmt.Sprint((app + 1) % apps)}}},
+		{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"name": fmt.Sprint("ns", namespace)}}},
+	}, Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(80))}}}}
+	return policy
+}
+
+func scalePod(number, namespace, app int) *corev1.Pod {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: fmt.Sprint("ns", namespace), Name: fmt.Sprint("pod", number), UID: types.UID(fmt.Sprint("uid", number)),
+		Labels:        map[string]string{"app": fmt.Sprint(app), "pod-template-hash": fmt.Sprint(number)},
+		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(strings.Repeat("f", 2<<10))}},
+	}, Spec: corev1.PodSpec{NodeName: "node-2"}}
+	pod.Status.PodIP = netip.AddrFrom4([4]byte{10, byte(100 + number>>16), byte(number >> 8), byte(number)}).String()
+	pod.Status.PodIPs = []corev1.PodIP{{IP: pod.Status.PodIP}, {IP: fmt.Sprintf("fd00:1::%x", number+1)}}
+	return pod
+}
+
+// churn has pods of another node come and go, after so many others.
+func (c *costs) churn(namespaces []int, rate int) {
+	c.Helper()
+	const lifetime = 10
+	seconds := 2
+	if *scalePods >= 10000 {
+		seconds = 60
+	}
+	var took []time.Duration
+	c.node.withDatapath(func(dp *loader.Datapath) error {
+		if _, err := maps.PeerClass(dp, netip.IPv6Unspecified()); err != nil { // opens the map
+			return err
+		}
+		results := make(chan time.Duration)
+		c.begin()
+		ticker := time.NewTicker(time.Second / time.Duration(rate))
+		defer ticker.Stop()
+		for i := range seconds * rate {
+			<-ticker.C // not a wait: the rate
+			number := *scalePods + i/2
+			comes := i%2 == 0 || i/2 < lifetime
+			if !comes {
+				number -= lifetime
+			}
+			pod := scalePod(number, namespaces[number%len(namespaces)], 0)
+			if comes {
+				c.api.Set(pod)
+			} else {
+				c.api.Unset(pod)
+			}
+			go func() { results <- c.until(dp, netip.MustParseAddr(pod.Status.PodIP), comes) }()
+		}
+		c.add(fmt.Sprintf("%d pods per second", rate))
+		for range seconds * rate {
+			took = append(took, <-results)
+		}
+		return nil
+	})
+	last := c.rows[len(c.rows)-1]
+	slices.Sort(took)
+	c.Logf("%.2f %% of a CPU; the datapath has a change after %v (median), %v (p99)", 100*last.cpu.Seconds()/last.took.Seconds(),
+		took[len(took)/2], took[len(took)*99/100])
+}
+
+// until returns the time until the datapath has a class for an address, or no longer.
+func (c *costs) until(dp *loader.Datapath, addr netip.Addr, want bool) time.Duration {
+	start := time.Now()
+	err := testenv.Wait(testenv.Context(c), fmt.Sprintf("a class of %s: %t", addr, want), func() error {
+		if class, err := maps.PeerClass(dp, addr); err != nil || (class != 0) != want {
+			return fmt.Errorf("got %d (%v)", class, err)
+		}
+		return nil
+	})
+	if err != nil {
+		c.Error(err)
+	}
+	return time.Since(start)
 }
