@@ -122,6 +122,80 @@ func (n *network) wantSilence(t *testing.T, pod *testenv.Pod, client *testenv.Cl
 	}
 }
 
+// A pod has 1,000 connections of both directions when it gets a policy, which admits half of them. These live on. Of the others,
+// not a packet passes.
+func TestPolicyOfManyConnections(t *testing.T) {
+	const admitted, revoked = 80, 81
+	forEachFastPath(t, `"ipMasq": true`, func(t *testing.T, conflist string) {
+		n := newNetworkWith(t, conflist)
+		pod, a := n.AddPod(t, "pod", nil), n.AddPod(t, "a", nil)
+		var ways []path
+		for _, f := range testenv.Families {
+			n.RouteTo(t, f.PodSubnet)
+			for _, port := range []uint16{admitted, revoked} {
+				for ns, addr := range map[*testenv.Namespace]netip.Addr{pod.Namespace: f.Pod(pod), a.Namespace: f.Pod(a), n.Outside: f.Outside} {
+					serve(t, ns, "tcp", at(addr, port))
+				}
+				for _, peer := range []*testenv.Namespace{a.Namespace, n.Outside} {
+					addr := map[*testenv.Namespace]netip.Addr{a.Namespace: f.Pod(a), n.Outside: f.Outside}[peer]
+					ways = append(ways, path{"opened", pod.Namespace, peer, netip.AddrPort{}, at(addr, port)},
+						path{"accepted", peer, pod.Namespace, netip.AddrPort{}, at(f.Pod(pod), port)})
+				}
+			}
+		}
+		var live, ended []*testenv.Client
+		for i := range workload(64, 1000, 1000) {
+			way := ways[i%len(ways)]
+			client := connect(t, way.client, "tcp", netip.AddrPort{}, way.dial)
+			t.Cleanup(func() { client.Close() })
+			testenv.Must(t, askOnce(t, client))
+			if way.dial.Port() == admitted {
+				live = append(live, client)
+			} else {
+				ended = append(ended, client)
+			}
+		}
+		n.setPolicy(t, pod, fmt.Sprintf(`{"ingress": [{"ports": [{"port": %d}]}], "egress": [{"ports": [{"port": %d}]}]}`, admitted, admitted))
+		for _, ns := range []*testenv.Namespace{pod.Namespace, a.Namespace, n.Outside} {
+			_, err := ns.Run(testenv.Context(t), "nft", fmt.Sprintf(`table inet seen { chain in { type filter hook prerouting priority -300;
+				meta l4proto tcp th dport %d counter; meta l4proto tcp th sport %d counter; }; }`, revoked, revoked))
+			testenv.Must(t, err)
+		}
+		ctx, stop := context.WithCancel(testenv.Context(t))
+		defer stop()
+		replies := make(chan error)
+		for _, client := range ended {
+			go func() { _, err := client.Ask(ctx, "still there?"); replies <- err }()
+		}
+		for _, client := range live {
+			if err := askOnce(t, client); err != nil {
+				t.Fatalf("a connection that the policy admits: %v", err)
+			}
+		}
+		within(t, "a drop of each connection", func() error {
+			if drops := n.dropsOf(t, pod); drops[reasonPolicy]+drops[reasonPolicyEgress] < uint64(len(ended)) {
+				return fmt.Errorf("got %v, want %d", drops, len(ended))
+			}
+			return nil
+		})
+		stop()
+		for range ended {
+			if err := <-replies; err == nil {
+				t.Error("a connection that the policy does not admit goes on")
+			}
+		}
+		for _, ns := range []*testenv.Namespace{pod.Namespace, a.Namespace, n.Outside} {
+			text, err := ns.Run(testenv.Context(t), "nft", "list", "table", "inet", "seen")
+			testenv.Must(t, err)
+			for _, match := range counted.FindAllStringSubmatch(text, -1) {
+				if match[1] != "0" {
+					t.Errorf("%s has got packets of connections that the policy does not admit: %s", ns.Name, text)
+				}
+			}
+		}
+	})
+}
+
 // numbered is a stream of packets that have the number of the last completed change of a policy.
 type numbered struct {
 	change   atomic.Uint64
