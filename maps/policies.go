@@ -102,6 +102,7 @@ func (s *Store) putPolicies(wanted []OwnPolicy, flag bpf.PolicyChecks) (indexes 
 		return nil, err
 	}
 	indexes = map[loader.Owner]PolicyIndex{}
+	written := map[*RuleSet]RuleSetRef{} // owners share them
 	var replaced []*bpf.Policy
 	for _, policy := range wanted {
 		index, entry := all.find(policy.Owner)
@@ -113,9 +114,12 @@ func (s *Store) putPolicies(wanted []OwnPolicy, flag bpf.PolicyChecks) (indexes 
 			if set == nil {
 				continue
 			}
-			if refs[i], err = s.putRuleSet(set); err != nil {
-				return indexes, err
+			if written[set] == 0 {
+				if written[set], err = s.putRuleSet(set); err != nil {
+					return indexes, err
+				}
 			}
+			refs[i] = written[set]
 		}
 		if all.set(entry, policy.Owner, refs, flag) {
 			replaced = append(replaced, entry)

@@ -176,11 +176,14 @@ func TestGrownCounters(t *testing.T) {
 	}
 	own := loader.Embedded()
 	for _, programs := range []*loader.Programs{&grown, &own} {
-		err := h.Node.Do(func() error {
+		withDatapath(t, h, func(former *loader.Datapath) error {
+			wasCurrent := former.IsCurrent()
 			_, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: programs})
+			if !wasCurrent || former.IsCurrent() {
+				t.Error("an open datapath does not tell whether it is the one that is loaded")
+			}
 			return err
 		})
-		testenv.Must(t, err)
 		withDatapath(t, h, func(d *loader.Datapath) error {
 			var counts []bpf.DropCount
 			err := d.DropTotals.Lookup(uint32(2), &counts)

@@ -89,8 +89,13 @@ func (c *Changes) IsEmpty() bool {
 // Difference compares. Without all pods, addresses that nobody seems to have keep their classes.
 func Difference(state *State, have *Present, hasAllPods bool) *Changes {
 	c := &Changes{Additions: map[netip.Addr]uint32{}, Others: map[netip.Addr]uint32{}, Revoked: map[loader.Owner]bool{}, Want: wantedBy(state)}
+	isEqual := map[[2]*Rules]bool{} // pods share them
 	for owner, rules := range c.Want.Pods {
-		if before := have.Pods[owner]; before == nil || !before.equal(rules) {
+		pair := [2]*Rules{have.Pods[owner], rules}
+		if _, isKnown := isEqual[pair]; !isKnown {
+			isEqual[pair] = pair[0] != nil && pair[0].equal(rules)
+		}
+		if !isEqual[pair] {
 			c.Policies = append(c.Policies, ebpfmaps.OwnPolicy{Owner: owner, Ingress: rules.Sets[ingress], Egress: rules.Sets[egress]})
 		}
 	}
