@@ -242,7 +242,7 @@ func TestPolicyScale(t *testing.T) {
 		name := fmt.Sprint("ns", i)
 		c.api.Set(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"name": name}}})
 	}
-	costs := &costs{cluster: c, node: n, number: *scalePods}
+	costs := &costs{cluster: c, node: n}
 	costs.begin()
 	for i := range policies {
 		c.api.Set(scalePolicy(i%namespaces, i/namespaces, apps))
@@ -257,7 +257,7 @@ func TestPolicyScale(t *testing.T) {
 		c.api.Set(pod)
 	}
 	n.wantPolicies(len(policed))
-	costs.add(fmt.Sprintf("%d policies, %d pods of this node", policies, len(policed)))
+	costs.add(fmt.Sprintf("%d policies, %d pods, %d of this node", policies, *scalePods, len(policed)))
 	costs.churn(policed, rate)
 }
 
