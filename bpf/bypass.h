@@ -107,6 +107,8 @@ static __always_inline bool bypass_is_admitted(struct __sk_buff *skb, struct pac
 					       const struct device *sender,
 					       const struct device *receiver)
 {
+	if (p->decided.paired)
+		return true;
 	p->decided.parsed = true;
 	if (sender && sender->policy && !policy_leaves(skb, p, sender, receiver, TAG_NONE))
 		return false;
@@ -141,6 +143,8 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
 	packet_translate(p, &p->dst, p->dport);
+	if (p->decided.paired)
+		return redirect_to_endpoint(skb, p, to, FWD_PAIR | FWD_EVERY_TCP);
 	/* Without an entry and rules, no state of a connection between containers is recorded. */
 	return redirect_to_endpoint(skb, p, to,
 				    c.offload || p->decided.policies ? 0 : FWD_EVERY_TCP);

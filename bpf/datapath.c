@@ -63,7 +63,7 @@ int from_container(struct __sk_buff *skb)
 {
 	struct packet *p = pkt_scratch_get();
 	bool ct_update = tag_take(skb) == TAG_CT_UPDATE;
-	struct endpoint *sender, *from, *to;
+	struct endpoint *sender = NULL, *from = NULL, *to = NULL;
 	int reason, verdict = NOT_HANDLED, parsed;
 	struct device *device;
 
@@ -90,7 +90,20 @@ int from_container(struct __sk_buff *skb)
 	 */
 	if (frag_queue_wants(p, parsed) && route_ask(skb, ROUTE_LOCAL))
 		return frag_queue_ingress(skb, p, parsed);
-	if (device && device->policy && !policy_sends(skb, p, device, parsed))
+	if (parsed == PARSED) {
+		sender = endpoint_lookup(&p->src);
+		to = endpoint_lookup(&p->dst);
+		/*
+		 * NULL if the packet arrives on another device: behind a bridge, or with a forged
+		 * source.
+		 */
+		from = sender && sender->ifindex == skb->ifindex ? sender : NULL;
+		classify_sent(skb, p, device, from, to);
+		if (device && from && to)
+			p->decided.paired = p->decided.admitted =
+				policy_is_paired(skb, p, device, to);
+	}
+	if (device && device->policy && !p->decided.paired && !policy_sends(skb, parsed))
 		return VERDICT_DROP;
 	if (parsed != PARSED)
 		return device ? gateway_unparsed(skb, p, device, parsed) : VERDICT_NEXT;
@@ -98,14 +111,6 @@ int from_container(struct __sk_buff *skb)
 	if (verdict != VERDICT_NEXT)
 		return verdict;
 
-	sender = endpoint_lookup(&p->src);
-	to = endpoint_lookup(&p->dst);
-	/*
-	 * NULL if the packet arrives on another device: behind a bridge, or with a forged
-	 * source.
-	 */
-	from = sender && sender->ifindex == skb->ifindex ? sender : NULL;
-	classify_sent(skb, p, device, from, to);
 	if (from)
 		verdict = to ? bypass_to_endpoint(skb, p, device, from, to)
 			     : bypass_to_uplink(skb, p, from);

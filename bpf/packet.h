@@ -27,6 +27,7 @@ struct decision {
 	bool admitted;	      /* the sender's rules admit it, wherever it leaves */
 	bool pending;	      /* only the last hook can tell whether they admit it */
 	bool parsed;	      /* for policy.h: PARSED, not less */
+	bool paired;	      /* the rules of sender and receiver admit it: policy_pair.h */
 	__u16 policy_generation; /* as in struct fwd_entry */
 	__u32 policies;
 	/* Reasons to keep it out of the forwarding cache: */

@@ -199,6 +199,77 @@ static __always_inline bool policy_receives(struct __sk_buff *skb, struct packet
 	return true;
 }
 
+/*
+ * Reports whether the flow of both containers admits the packet in pkt_scratch, which one sends to the other,
+ * behind the device ifindex, past the stack; or whether the rules of both do. If not, each container's rules judge
+ * it on their own.
+ */
+__noinline int policy_pair_admits(struct __sk_buff *skb, __u32 ifindex)
+{
+	struct policy_args *args = policy_scratch_get();
+	struct flow_args *flows = flow_scratch_get();
+	struct device *sender = device_lookup(skb->ifindex), *receiver = device_lookup(ifindex);
+	struct packet *p = pkt_scratch_get();
+	__u64 sent_sets, received_sets;
+	__u32 generation;
+	bool sent, known, forth;
+
+	if (!args || !flows || !p || !sender || !receiver ||
+	    !(sender->policy || receiver->policy) ||
+	    (sender->flags | receiver->flags) & DEVICE_SHAPED || !policy_load(args, receiver, p))
+		return false;
+	generation = args->generation;
+	received_sets = args->rule_sets;
+	if (!policy_load(args, sender, p))
+		return false;
+	sent_sets = args->rule_sets;
+	sent = policy_pair_key(&flows->key, p);
+	generation = sent ? args->generation * GOLDEN + generation
+			  : generation * GOLDEN + args->generation;
+	flows->new.owner = sender->owner ^ receiver->owner;
+	flows->new.policy_generation = generation;
+	if (policy_pair_access(flows, p, sent))
+		return true;
+	known = !packet_opens(p) && flows->way < FLOW_WAYS && !flow_expired(&flows->flow) &&
+		(flows->flow.owner ^ flows->flow.payer) == flows->new.owner;
+	if (!known && !packet_may_open(p))
+		return false;
+	forth = !known || flows->flow.payer == sender->owner;
+
+	args->host = false;
+	args->kind = PEER_NETWORK;
+	args->network = forth ? receiver->network : sender->network;
+	args->peer = forth ? p->dst : p->src;
+	if (!policy_judge(args, p, RULE_SET_EGRESS(forth ? sent_sets : received_sets),
+			  forth ? p->dport : p->sport))
+		return false;
+	args->network = forth ? sender->network : receiver->network;
+	args->peer = forth ? p->src : p->dst;
+	if (!policy_judge(args, p, RULE_SET_INGRESS(forth ? received_sets : sent_sets), args->port))
+		return false;
+	if (known) {
+		flows->new = flows->flow;
+	} else {
+		__builtin_memset(&flows->new, 0, sizeof(flows->new));
+		flows->new.owner = receiver->owner;
+		flows->new.payer = sender->owner;
+		flows->new.flags = sent ? 0 : FLOW_BY_REMOTE;
+		flow_open(&flows->new, p, sent ? FROM_CONTAINER : FROM_REMOTE, now_ticks());
+	}
+	flows->new.policy_generation = generation;
+	return flow_insert(true);
+}
+
+/* Reports whether the rules of both containers admit p, which bypasses the stack from one to the other. */
+static __always_inline bool policy_is_paired(struct __sk_buff *skb, const struct packet *p,
+					     const struct device *sender, const struct endpoint *to)
+{
+	return policy_checks() & POLICY_CHECK_ANY && p->decided.fast_path == FAST_PATH_ALWAYS &&
+	       p->fast_eligible && !p->decided.ct_update && is_tcp_or_udp(p->protocol) &&
+	       to->container != sender->container && !sender->route_set &&
+	       policy_pair_admits(skb, to->ifindex);
+}
+
 /* The same for the packet in pkt_scratch, which an uplink has received, if it may bypass the stack. */
 __noinline int policy_receives_outside(struct __sk_buff *skb, __u32 ifindex)
 {
@@ -322,16 +393,17 @@ static __always_inline bool policy_sends_away(struct __sk_buff *skb, struct poli
 }
 
 /*
- * Reports whether the container behind the device may send p, as far as from_container can tell. If not,
- * drops it. Tracks the connections whose replies are to be admitted.
+ * Reports whether the container that has sent the packet in pkt_scratch may do so, as far as from_container can
+ * tell. If not, drops it. Tracks the connections whose replies are to be admitted.
  */
-static __noinline bool policy_sends(struct __sk_buff *skb, struct packet *p,
-				    const struct device *device, int parsed)
+__noinline int policy_sends(struct __sk_buff *skb, __u32 parsed)
 {
 	struct policy_args *args = policy_scratch_get();
+	struct device *device = device_lookup(skb->ifindex);
 	struct flow_args *flow = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
 
-	if (!args || !flow || !policy_load(args, device, p) || !args->rule_sets)
+	if (!args || !flow || !p || !device || !policy_load(args, device, p) || !args->rule_sets)
 		return true;
 	if (parsed == PARSED) {
 		flow_sent_key(&flow->key, p, FLOW_POLICY);

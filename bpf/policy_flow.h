@@ -7,8 +7,7 @@
  */
 #pragma once
 
-#include "flow.h"
-#include "policy_rules.h"
+#include "policy_pair.h"
 
 /*
  * Sets the peer in args by its address. Returns false if it is the container itself, which is always
@@ -39,28 +38,72 @@ static __always_inline bool policy_admits_flow(struct policy_args *args, const s
 }
 
 /*
- * Creates the flow with the key in flow_scratch, if the connection is older than the container's rules
- * (maps/flows_opened.go). Reports whether it is, and the rules admit it.
+ * Sets args->new to the flow with the key in args, if the connection is older than the container's rules
+ * (maps/flows_opened.go).
  */
-static __always_inline bool policy_admit_older(struct policy_args *policy, struct flow_args *args)
+static __always_inline bool policy_find_older(const struct policy_args *policy,
+					      struct flow_args *args)
 {
 	const struct admitted_flow *older = bpf_map_lookup_elem(&admitted_flows, &args->key);
 
 	if (!older || older->owner != policy->owner)
 		return false;
 	__builtin_memset(&args->new, 0, sizeof(args->new));
-	args->new.owner = policy->owner;
 	args->new.state = args->key.protocol == IPPROTO_UDP ? FLOW_UDP_STREAM : FLOW_ESTABLISHED;
 	args->new.flags = older->flags | FLOW_REPLIED;
 	args->new.last_seen = older->last_seen;
 	args->new.created = older->last_seen;
+	return true;
+}
+
+/* The same if the connection has bypassed the stack: of its FLOW_PAIR. */
+static __always_inline bool policy_find_pair(const struct policy_args *policy,
+					     struct flow_args *args)
+{
+	struct flow_key *key = &args->key, of_container = *key;
+	const struct flow *flow = &args->flow;
+	bool found;
+
+	if (!is_tcp_or_udp(key->protocol) || !endpoint_lookup(&key->remote))
+		return false;
+	if (!policy_pair_is_local(&key->local, key->local_port, &key->remote, key->remote_port)) {
+		key->local = of_container.remote;
+		key->local_port = of_container.remote_port;
+		key->remote = of_container.local;
+		key->remote_port = of_container.local_port;
+	}
+	key->kind = FLOW_PAIR;
+	found = flow_access(FLOW_READ) &&
+		(flow->owner == policy->owner || flow->payer == policy->owner);
+	if (found) {
+		args->new = *flow;
+		args->new.flags &= ~FLOW_BY_REMOTE;
+		if (flow->payer != policy->owner)
+			args->new.flags |= FLOW_BY_REMOTE;
+	}
+	*key = of_container;
+	flow_access(FLOW_READ); /* there is none, but its place may be free */
+	return found;
+}
+
+/*
+ * Creates the flow with the key in flow_scratch, which flow_access has not found, if the connection has been
+ * admitted otherwise. Reports whether it has, and the rules admit it.
+ */
+static __always_inline bool policy_admit_known(struct policy_args *policy, struct flow_args *args)
+{
+	bool older = policy_find_older(policy, args);
+
+	if (!older && !policy_find_pair(policy, args))
+		return false;
+	args->new.owner = policy->owner;
 	args->new.nat_addr = args->key.remote;
 	args->new.nat_port = args->key.remote_port;
 	args->new.policy_generation = policy->generation;
 	if (flow_expired(&args->new) || !policy_admits_flow(policy, &args->key, &args->new))
 		return false;
 	args->new.last_seen = now_ticks();
-	if (flow_insert(true))
+	if (flow_insert(true) && older)
 		bpf_map_delete_elem(&admitted_flows, &args->key);
 	return true;
 }
@@ -92,7 +135,7 @@ static __always_inline bool policy_is_known(struct policy_args *policy, struct f
 	if (args->tracked)
 		return true;
 	if (args->way >= FLOW_WAYS || flow->owner != policy->owner || flow_expired(flow))
-		return policy_admit_older(policy, args);
+		return policy_admit_known(policy, args);
 	if (flow->policy_generation != policy->generation) {
 		/* The opener's packets show the peer better than the flow does. */
 		if ((sender == FROM_CONTAINER) != !!(flow->flags & FLOW_BY_REMOTE) ||
