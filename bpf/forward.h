@@ -39,13 +39,16 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 
 /*
  * Reports whether the container's rules admit p from the outside, if it may bypass the stack, and so
- * to_container. If not, drops it.
+ * to_container, or if a flow that to_container cannot find tells who has opened the connection. If not, drops it.
  */
 static __always_inline bool forward_is_admitted(struct __sk_buff *skb, const struct packet *p,
 						const struct endpoint *to)
 {
-	return !(policy_checks() & POLICY_CHECK_ANY) || !p->fast_eligible ||
-	       p->decided.fast_path == FAST_PATH_NEVER || policy_receives_outside(skb, to->ifindex);
+	if (!(policy_checks() & POLICY_CHECK_ANY))
+		return true;
+	if (!p->decided.flow_kind && (!p->fast_eligible || p->decided.fast_path == FAST_PATH_NEVER))
+		return true;
+	return policy_receives_outside(skb, to->ifindex);
 }
 
 /*
@@ -73,7 +76,7 @@ static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, stru
 	/* So that rules and conntrack see what the container sees (br_netfilter). */
 	if (p->l3 && !p->decided.ct_update && (port != p->dport || !addr_equal(addr, &p->dst)) &&
 	    is_bridge(skb->ifindex)) {
-		skb->tc_index = TAG_REENTRY;
+		skb->tc_index = TAG_REENTRY | tag_judged(p);
 		return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 	}
 	return bypass_none(skb, p, addr, port);
@@ -186,7 +189,7 @@ static __always_inline void forward_tag_pending(struct __sk_buff *skb, const str
 	if (!entry)
 		return;
 	entry->tuple = *packet_tuple(p);
-	entry->tag = tag;
+	entry->tag = tag & ~(__u32)TAG_JUDGED; /* as tag_take returns it */
 	skb->tc_index = tag;
 }
 
