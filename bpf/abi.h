@@ -163,6 +163,7 @@ enum flow_kind {
 	FLOW_POLICY = 3,   /* admitted by the rules of a container */
 	FLOW_RST_HELD = 4, /* the host has refused a packet of this remote; its RST was held back */
 	FLOW_OFFLOAD = 5,  /* may bypass the stack: struct offload */
+	FLOW_PAIR = 6,	   /* admitted by the rules of both containers: policy_pair.h */
 } __attribute__((packed)); /* one byte */
 
 /* The container is that of the flow's owner; the remote is the other side. */
@@ -175,7 +176,7 @@ enum flow_flags {
 	FLOW_FIN_UNACKED = 16, /* TCP: a FIN of the remote that is not acknowledged yet */
 	FLOW_RST_UNKNOWN = 32, /* TCP: a RST with an unexpected number has arrived */
 	FLOW_CONTINUES = 64,   /* UDP: more than one packet and one reply */
-	FLOW_BY_REMOTE = 128,  /* FLOW_POLICY: the remote has opened it */
+	FLOW_BY_REMOTE = 128,  /* FLOW_POLICY, FLOW_PAIR: the remote has opened it */
 } __attribute__((packed));     /* one byte */
 
 /*
@@ -215,7 +216,7 @@ struct flow {
 	enum flow_flags flags;
 	union {
 		__u32 uplink; /* the device by which the remote was first reached; 0: none */
-		__u32 policy_generation; /* FLOW_POLICY: of the rules that admit it */
+		__u32 policy_generation; /* FLOW_POLICY, FLOW_PAIR: of the rules that admit it */
 	};
 	__u32 ack;	  /* TCP: the last number that the container has acknowledged */
 	__u32 expected;	  /* TCP: the expected ACK: of the SYN, the SYN+ACK or the remote's FIN */

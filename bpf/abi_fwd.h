@@ -39,6 +39,7 @@ enum fwd_flags {
 	FWD_EVERY_TCP = 4,     /* applies to packets that open or close a connection, too */
 	FWD_NEW = 8,           /* the entry was made by the connection's first packet */
 	FWD_KEEPS_SOURCE = 16, /* to another node, through the stack, without masquerading */
+	FWD_PAIR = 32,	       /* has a FLOW_PAIR, which SYN, FIN, RST, and budget other packets update */
 } __attribute__((packed)); /* one byte */
 /* clang-format on */
 

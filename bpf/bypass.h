@@ -102,20 +102,6 @@ static __always_inline bool bypass_fits(struct __sk_buff *skb, const struct pack
 	return false;
 }
 
-/* Reports whether the rules of both containers admit p, from one to the other. If not, drops it. */
-static __always_inline bool bypass_is_admitted(struct __sk_buff *skb, struct packet *p,
-					       const struct device *sender,
-					       const struct device *receiver)
-{
-	p->decided.parsed = true;
-	if (sender && sender->policy && !policy_leaves(skb, p, sender, receiver, TAG_NONE))
-		return false;
-	if (!receiver || !receiver->policy)
-		return true;
-	packet_translate(p, &p->dst, p->dport);
-	return policy_receives(skb, p, receiver, skb->ifindex, sender);
-}
-
 /* From one container to another. VERDICT_NEXT: by the stack. */
 static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p,
 					 const struct device *sender, const struct endpoint *from,
@@ -136,11 +122,15 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 		    bypass_fast_path(p->decided.fast_path, receiver);
 	if (!bypass_is_allowed(p, &c, fast_path, &p->dst, p->dport))
 		return VERDICT_NEXT;
-	if (!bypass_is_admitted(skb, p, sender, receiver))
+	p->decided.parsed = true;
+	if (!p->decided.paired && ((sender && sender->policy) || (receiver && receiver->policy)) &&
+	    !policy_admits(skb, skb->ifindex, to->ifindex, TAG_NONE))
 		return VERDICT_DROP;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
 	packet_translate(p, &p->dst, p->dport);
+	if (p->decided.paired)
+		return redirect_to_endpoint(skb, p, to, FWD_PAIR | FWD_EVERY_TCP);
 	/* Without an entry and rules, no state of a connection between containers is recorded. */
 	return redirect_to_endpoint(skb, p, to,
 				    c.offload || p->decided.policies ? 0 : FWD_EVERY_TCP);
@@ -223,9 +213,6 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 		return VERDICT_NEXT;
 	if (c.offload ? c.offload->uplink != skb->ifindex : !route_ask(skb, ROUTE_REVERSE))
 		return VERDICT_NEXT;
-	/* Not earlier: the stack may translate a packet back, whose peer the rules do not know before. */
-	if (policy_checks() & POLICY_CHECK_ANY && !policy_receives_outside(skb, to->ifindex))
-		return VERDICT_DROP;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
 	packet_translate(p, addr, port);

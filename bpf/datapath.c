@@ -62,8 +62,8 @@ SEC("tc")
 int from_container(struct __sk_buff *skb)
 {
 	struct packet *p = pkt_scratch_get();
-	bool ct_update = tag_take(skb) == TAG_CT_UPDATE;
-	struct endpoint *sender, *from, *to;
+	bool ct_update = tag_take(skb) == TAG_CT_UPDATE, late;
+	struct endpoint *sender = NULL, *from = NULL, *to = NULL;
 	int reason, verdict = NOT_HANDLED, parsed;
 	struct device *device;
 
@@ -76,6 +76,7 @@ int from_container(struct __sk_buff *skb)
 	if (verdict != NOT_HANDLED)
 		return verdict;
 
+	p->decided.generation = generation_get();
 	device = device_lookup(skb->ifindex);
 	if (device) {
 		reason = spoof_check(skb, p, parsed, device);
@@ -90,7 +91,22 @@ int from_container(struct __sk_buff *skb)
 	 */
 	if (frag_queue_wants(p, parsed) && route_ask(skb, ROUTE_LOCAL))
 		return frag_queue_ingress(skb, p, parsed);
-	if (device && device->policy && !policy_sends(skb, p, device, parsed))
+	if (parsed == PARSED) {
+		sender = endpoint_lookup(&p->src);
+		to = endpoint_lookup(&p->dst);
+		/*
+		 * NULL if the packet arrives on another device: behind a bridge, or with a forged
+		 * source.
+		 */
+		from = sender && sender->ifindex == skb->ifindex ? sender : NULL;
+		classify_sent(skb, p, device, from, to);
+		if (device && from && to)
+			p->decided.paired = p->decided.admitted =
+				policy_is_paired(skb, p, device, to);
+	}
+	/* What bypasses the stack to the outside is judged in to_uplink. */
+	late = from && !to && device && !device->route_set;
+	if (device && device->policy && !p->decided.paired && !late && !policy_sends(skb, parsed))
 		return VERDICT_DROP;
 	if (parsed != PARSED)
 		return device ? gateway_unparsed(skb, p, device, parsed) : VERDICT_NEXT;
@@ -98,19 +114,13 @@ int from_container(struct __sk_buff *skb)
 	if (verdict != VERDICT_NEXT)
 		return verdict;
 
-	sender = endpoint_lookup(&p->src);
-	to = endpoint_lookup(&p->dst);
-	/*
-	 * NULL if the packet arrives on another device: behind a bridge, or with a forged
-	 * source.
-	 */
-	from = sender && sender->ifindex == skb->ifindex ? sender : NULL;
-	classify_sent(skb, p, device, from, to);
 	if (from)
 		verdict = to ? bypass_to_endpoint(skb, p, device, from, to)
 			     : bypass_to_uplink(skb, p, from);
 	else if (to && to->route_set)
 		verdict = gateway_deliver(skb, p, to);
+	if (verdict == VERDICT_NEXT && late && device->policy && !policy_sends(skb, parsed))
+		return VERDICT_DROP;
 	if (verdict == VERDICT_NEXT && p->decided.to_host)
 		verdict = hairpin_from_container(skb, p, device, sender);
 	if (verdict != VERDICT_NEXT)
@@ -119,28 +129,6 @@ int from_container(struct __sk_buff *skb)
 	if (p->decided.pending)
 		forward_tag_pending(skb, p);
 	return verdict;
-}
-
-/*
- * Reports whether the rules of sender and receiver admit the packet in pkt_scratch, which the stack sends to
- * a container. If not, drops it.
- */
-__noinline int container_admits(struct __sk_buff *skb, __u32 tag)
-{
-	struct device *sender = NULL, *receiver;
-	struct packet *p = pkt_scratch_get();
-
-	if (!p)
-		return true;
-	receiver = device_lookup(skb->ifindex);
-	if (skb->ingress_ifindex)
-		sender = device_lookup(skb->ingress_ifindex);
-	if (sender && sender->policy && !policy_leaves(skb, p, sender, receiver, tag))
-		return false;
-	if (!receiver || !receiver->policy)
-		return true;
-	packet_translate(p, &p->dst, p->dport);
-	return policy_receives(skb, p, receiver, skb->ingress_ifindex, sender);
 }
 
 /* Host end of a veth, egress: to a container, from the stack or redirected past it. */
@@ -161,7 +149,8 @@ int to_container(struct __sk_buff *skb)
 	p->decided.admitted = judged;
 	p->decided.parsed = parsed == PARSED;
 	if (policy_checks() & (skb->ingress_ifindex ? POLICY_CHECK_ANY : POLICY_CHECK_HOST) &&
-	    !container_admits(skb, tag))
+	    (!policy_leaves_bridge(skb, tag) ||
+	     !policy_admits(skb, skb->ingress_ifindex, skb->ifindex, tag)))
 		return VERDICT_DROP;
 	if (parsed != PARSED || tag == TAG_TRANSLATED)
 		return VERDICT_NEXT;
@@ -192,9 +181,9 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 {
 	struct packet *p = pkt_scratch_get();
 	struct endpoint *endpoint;
+	bool host_port, judged = tag_is_judged(skb);
 	__u32 tag = tag_take(skb);
 	int parsed, verdict = NOT_HANDLED;
-	bool host_port;
 
 	if (!p)
 		return VERDICT_NEXT;
@@ -206,8 +195,10 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 	p->decided.ct_update = tag == TAG_CT_UPDATE;
 	if (l3 && parsed == PARSED && tag != TAG_REENTRY && !p->decided.ct_update)
 		verdict = fwd_cache_forward(skb);
-	if (verdict == NOT_HANDLED)
+	if (verdict == NOT_HANDLED) {
+		p->decided.generation = generation_get();
 		verdict = uplink_refuse(skb, parsed);
+	}
 	if (verdict != NOT_HANDLED)
 		return verdict;
 
@@ -216,6 +207,7 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 	if (parsed == PARSED_FRAGMENT)
 		parsed = parse_fragment(skb, p);
 	if (tag == TAG_REENTRY) {
+		p->decided.admitted = judged;
 		endpoint = endpoint_lookup(&p->dst);
 		p->decided.fast_path =
 			endpoint ? fast_path_now(skb, endpoint->fast_path, 0) : FAST_PATH_NEVER;
@@ -292,7 +284,8 @@ __noinline int uplink_admits(struct __sk_buff *skb, __u32 tag)
 	struct device *sender = device_lookup(skb->ingress_ifindex);
 	struct packet *p = pkt_scratch_get();
 
-	return !p || !sender || !sender->policy || policy_leaves(skb, p, sender, NULL, tag);
+	return !p || !sender || !sender->policy || policy_has_left(skb, p, sender) ||
+	       policy_leaves(skb, p, sender, NULL, tag);
 }
 
 /* Uplink, egress: to the outside. */
@@ -309,7 +302,9 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	parsed = parse(skb, p, l3);
 	p->decided.admitted = judged;
 	p->decided.parsed = parsed == PARSED;
-	if (skb->ingress_ifindex && policy_checks() & POLICY_CHECK_ANY && !uplink_admits(skb, tag))
+	p->decided.generation = generation_get();
+	if (skb->ingress_ifindex && policy_checks() & POLICY_CHECK_ANY &&
+	    (!policy_leaves_bridge(skb, tag) || !uplink_admits(skb, tag)))
 		return VERDICT_DROP;
 	if (parsed == PARSED_NOT_IP)
 		return VERDICT_NEXT;
@@ -336,8 +331,11 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (verdict != NOT_HANDLED)
 		return verdict;
 	packet_translate(p, &p->src, p->sport);
-	if (p->decided.bypass)
+	if (p->decided.bypass) {
+		if (policy_checks() & POLICY_CHECK_ANY)
+			policy_track_bypass(skb);
 		fwd_cache_store_egress(skb);
+	}
 	return VERDICT_NEXT;
 }
 

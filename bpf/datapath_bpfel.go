@@ -219,6 +219,7 @@ const (
 	DatapathFlowKindFLOW_POLICY   DatapathFlowKind = 3
 	DatapathFlowKindFLOW_RST_HELD DatapathFlowKind = 4
 	DatapathFlowKindFLOW_OFFLOAD  DatapathFlowKind = 5
+	DatapathFlowKindFLOW_PAIR     DatapathFlowKind = 6
 )
 
 type DatapathFlowState uint8
@@ -312,6 +313,7 @@ const (
 	DatapathFwdFlagsFWD_EVERY_TCP    DatapathFwdFlags = 4
 	DatapathFwdFlagsFWD_NEW          DatapathFwdFlags = 8
 	DatapathFwdFlagsFWD_KEEPS_SOURCE DatapathFwdFlags = 16
+	DatapathFwdFlagsFWD_PAIR         DatapathFwdFlags = 32
 )
 
 type DatapathFwdKey struct {

@@ -19,8 +19,8 @@ enum sender {
 static __always_inline bool flow_opened_by_container(const struct flow_key *key,
 						     const struct flow *flow)
 {
-	return key->kind == FLOW_SNAT ||
-	       (key->kind == FLOW_POLICY && !(flow->flags & FLOW_BY_REMOTE));
+	return key->kind == FLOW_SNAT || ((key->kind == FLOW_POLICY || key->kind == FLOW_PAIR) &&
+					  !(flow->flags & FLOW_BY_REMOTE));
 }
 
 /* Reports whether the flow has been idle for too long at the time, in ticks. */

@@ -141,13 +141,19 @@ enum flow_access {
 
 /*
  * Reports whether p may update the flow. args->new has whose it must be, and what it must translate: a
- * masqueraded flow that receives p need not be known. The caller holds the lock.
+ * masqueraded flow that receives p need not be known, and one of a cached decision of two containers is
+ * (policy_pair.h). The caller holds the lock.
  */
 static __always_inline bool flow_takes(const struct flow *flow, const struct flow_args *args,
 				       const struct packet *p, __u32 access, __u32 now)
 {
 	bool masqueraded = args->key.kind == FLOW_SNAT;
 
+	if (args->key.kind == FLOW_PAIR)
+		return !flow_expired_at(flow, now) &&
+		       (!args->new.owner ||
+			((flow->owner ^ flow->payer) == args->new.owner &&
+			 flow->policy_generation == args->new.policy_generation));
 	if (args->key.kind == FLOW_POLICY)
 		return flow->owner == args->new.owner && !flow_expired_at(flow, now) &&
 		       flow->policy_generation == args->new.policy_generation;
@@ -186,7 +192,8 @@ __noinline int flow_access(__u32 access)
 	if (!bucket || !entry)
 		return false;
 	track = access != FLOW_READ && !p->icmp_error && !p->decided.ct_update &&
-		(access == FLOW_SENT || !(packet_opens(p) || p->tcp_fin || p->tcp_rst));
+		(access == FLOW_SENT || p->decided.end_expected ||
+		 !(packet_opens(p) || p->tcp_fin || p->tcp_rst));
 	now = access == FLOW_READ ? 0 : now_ticks();
 	bpf_spin_lock(&bucket->lock);
 	found = flow_has_key(bucket, entry, args);

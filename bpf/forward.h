@@ -38,6 +38,23 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 }
 
 /*
+ * Reports whether the container's rules admit p from the outside, as far as can be known here; if not, drops
+ * it. A flow tells who has opened the connection, but not to to_container. What has none, and is not
+ * admitted, goes to the stack, which may translate it back: to_container judges it.
+ */
+static __always_inline bool forward_is_admitted(struct __sk_buff *skb, struct packet *p,
+						const struct endpoint *to)
+{
+	if (!(policy_checks() & POLICY_CHECK_ANY) ||
+	    (!p->decided.flow_kind &&
+	     (!p->fast_eligible || p->decided.fast_path == FAST_PATH_NEVER)) ||
+	    policy_receives_outside(skb, to->ifindex))
+		return true;
+	p->decided.fast_path = FAST_PATH_NEVER;
+	return p->decided.judged_later;
+}
+
+/*
  * Gives p, received from the outside, the destination addr:port: that of the
  * container to, or the host's if to is NULL. Bypasses the stack if possible.
  */
@@ -51,6 +68,8 @@ static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, stru
 	if (to && to->route_set)
 		verdict = gateway_deliver(skb, p, to);
 	packet_translate(p, addr, port);
+	if (to && verdict == VERDICT_NEXT && !forward_is_admitted(skb, p, to))
+		return VERDICT_DROP;
 	if (to && p->l3 && verdict == VERDICT_NEXT)
 		verdict = bypass_from_uplink(skb, p, to, addr, port);
 	if (verdict != VERDICT_DROP && rewrite(skb, p, SIDE_DST, addr, port))
@@ -60,7 +79,7 @@ static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, stru
 	/* So that rules and conntrack see what the container sees (br_netfilter). */
 	if (p->l3 && !p->decided.ct_update && (port != p->dport || !addr_equal(addr, &p->dst)) &&
 	    is_bridge(skb->ifindex)) {
-		skb->tc_index = TAG_REENTRY;
+		skb->tc_index = TAG_REENTRY | tag_judged(p);
 		return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 	}
 	return bypass_none(skb, p, addr, port);
@@ -173,7 +192,7 @@ static __always_inline void forward_tag_pending(struct __sk_buff *skb, const str
 	if (!entry)
 		return;
 	entry->tuple = *packet_tuple(p);
-	entry->tag = tag;
+	entry->tag = tag & ~(__u32)TAG_JUDGED; /* as tag_take returns it */
 	skb->tc_index = tag;
 }
 

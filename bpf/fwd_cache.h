@@ -16,7 +16,7 @@
 #include "fib.h"
 #include "flow.h"
 #include "fwd_stack.h"
-#include "policy_rules.h"
+#include "policy_pair.h"
 #include "rewrite.h"
 #include "tuple_hint.h"
 #include "verdict.h"
@@ -58,6 +58,9 @@ static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const 
 		entry->budget--;
 		return entry;
 	}
+	if (entry->flags & FWD_PAIR && (entry->budget || fwd_changes_state(p)) &&
+	    !policy_pair_track(entry))
+		return NULL;
 	if (packet_segment_len(skb, p) > entry->max_len ||
 	    (fwd_changes_state(p) && !(entry->flags & FWD_EVERY_TCP)) ||
 	    (entry->hint_id &&
@@ -85,6 +88,7 @@ __noinline int fwd_cache_store_ingress(struct __sk_buff *skb, __u32 flags)
 		return 0;
 	fwd_entry_translate(entry, SIDE_DST, &p->decided.new_addr, p->decided.new_port);
 	entry->flags |= flags;
+	entry->budget = p->tcp_syn; /* FWD_PAIR: then the ACK completes the handshake */
 	entry->action = FWD_CONTAINER;
 	__builtin_memcpy(entry->macs, to->mac, sizeof(entry->macs));
 	entry->ifindex = to->ifindex;

@@ -142,7 +142,7 @@ static __noinline struct fwd_entry *fwd_cache_store(struct __sk_buff *skb, const
 	entry->action = FWD_STACK;
 	entry->nat = FWD_NAT_NONE;
 	entry->updated = bpf_jiffies64();
-	entry->generation = generation_get();
+	entry->generation = p->decided.generation;
 	entry->max_len = packet_segment_len(skb, p);
 	entry->flags = 0;
 	entry->hint_id = 0;

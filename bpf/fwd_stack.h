@@ -33,7 +33,7 @@ static __always_inline void fwd_entry_to_stack(struct fwd_entry *entry, const st
 	struct endpoint *to = decided->flow_kind ? endpoint_lookup(&decided->new_addr) : NULL;
 
 	entry->tag = tag_of(id) | tag_judged(p);
-	entry->action = decided->stack_cacheable ? FWD_STACK : FWD_COUNT;
+	entry->action = decided->stack_cacheable && !decided->pending ? FWD_STACK : FWD_COUNT;
 	if (!to || to->route_set)
 		return;
 	entry->action = FWD_FLOW;

@@ -83,6 +83,7 @@ const (
 	FlowPolicy  = DatapathFlowKindFLOW_POLICY
 	FlowOffload = DatapathFlowKindFLOW_OFFLOAD
 	FlowRSTHeld = DatapathFlowKindFLOW_RST_HELD
+	FlowPair    = DatapathFlowKindFLOW_PAIR
 
 	FlowSYNSent     = DatapathFlowStateFLOW_SYN_SENT
 	FlowSYNRecv     = DatapathFlowStateFLOW_SYN_RECV

@@ -24,11 +24,14 @@ struct decision {
 	bool flush_queue;     /* the first fragment, and later ones wait in frag_queue */
 	__u8 flow_kind;	      /* not 0: of the flow that translates a remote's packet */
 	bool stack_cacheable; /* only the plugin's maps decide that it goes through the stack */
-	bool admitted;	      /* the sender's rules admit it, wherever it leaves */
+	bool admitted;	      /* as TAG_JUDGED */
 	bool pending;	      /* only the last hook can tell whether they admit it */
 	bool parsed;	      /* for policy.h: PARSED, not less */
+	bool judged_later;    /* by to_container, if the rules do not admit it before */
+	bool paired;	      /* the rules of sender and receiver admit it: policy_pair.h */
 	__u16 policy_generation; /* as in struct fwd_entry */
 	__u32 policies;
+	__u32 generation; /* of the maps, before they were read */
 	/* Reasons to keep it out of the forwarding cache: */
 	bool remapped; /* a port of the remote was translated */
 	bool uncached; /* conntrack awaits an ACK of this side */

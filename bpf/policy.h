@@ -10,6 +10,7 @@
  */
 #pragma once
 
+#include "fwd_stack.h"
 #include "policy_flow.h"
 #include "route_cache.h"
 #include "verdict.h"
@@ -182,7 +183,7 @@ static __always_inline bool policy_receives(struct __sk_buff *skb, struct packet
 		policy_received_key(&flow->key, p);
 		if (forged)
 			flow_lookup(flow); /* for policy_track */
-		else if (policy_is_known(args, flow, p, FROM_REMOTE))
+		else if (policy_is_known(FROM_REMOTE))
 			return true;
 	}
 	if (!policy_set_sender(args, p, ingress, sender))
@@ -192,23 +193,138 @@ static __always_inline bool policy_receives(struct __sk_buff *skb, struct packet
 					p->decided.new_port);
 	args->rule_set = RULE_SET_INGRESS(args->rule_sets);
 	if (args->rule_set && !admitted && !policy_is_needed(skb, p, ingress) &&
-	    !policy_refuse(skb, args, REASON_POLICY_INGRESS))
+	    (p->decided.judged_later || !policy_refuse(skb, args, REASON_POLICY_INGRESS)))
 		return false;
 	if (parsed && policy_needs_flow(p, RULE_SET_EGRESS(args->rule_sets)))
-		policy_track(args, flow, p, FROM_REMOTE, sender ? sender->owner : args->owner);
+		policy_track(FROM_REMOTE, sender ? sender->owner : args->owner);
 	return true;
 }
 
-/* The same for the packet in pkt_scratch, which an uplink has received and which bypasses the stack. */
+/*
+ * Reports whether the flow of both containers admits the packet in pkt_scratch, which one sends to the other,
+ * behind the device ifindex, past the stack; or whether the rules of both do. If not, each container's rules judge
+ * it on their own.
+ */
+__noinline int policy_pair_admits(struct __sk_buff *skb, __u32 ifindex)
+{
+	struct policy_args *args = policy_scratch_get();
+	struct flow_args *flows = flow_scratch_get();
+	struct device *sender = device_lookup(skb->ifindex), *receiver = device_lookup(ifindex);
+	struct packet *p = pkt_scratch_get();
+	__u64 sent_sets, received_sets;
+	__u32 generation;
+	bool sent, known, forth;
+
+	if (!args || !flows || !p || !sender || !receiver ||
+	    !(sender->policy || receiver->policy) ||
+	    (sender->flags | receiver->flags) & DEVICE_SHAPED || !policy_load(args, receiver, p))
+		return false;
+	generation = args->generation;
+	received_sets = args->rule_sets;
+	if (!policy_load(args, sender, p))
+		return false;
+	sent_sets = args->rule_sets;
+	sent = policy_pair_key(&flows->key, p);
+	generation = sent ? args->generation * GOLDEN + generation
+			  : generation * GOLDEN + args->generation;
+	flows->new.owner = sender->owner ^ receiver->owner;
+	flows->new.policy_generation = generation;
+	if (policy_pair_access(flows, p, sent))
+		return true;
+	known = !packet_opens(p) && flows->way < FLOW_WAYS && !flow_expired(&flows->flow) &&
+		(flows->flow.owner ^ flows->flow.payer) == flows->new.owner;
+	if (!known && !packet_may_open(p))
+		return false;
+	forth = !known || flows->flow.payer == sender->owner;
+
+	args->host = false;
+	args->kind = PEER_NETWORK;
+	args->network = forth ? receiver->network : sender->network;
+	args->peer = forth ? p->dst : p->src;
+	if (!policy_judge(args, p, RULE_SET_EGRESS(forth ? sent_sets : received_sets),
+			  forth ? p->dport : p->sport))
+		return false;
+	args->network = forth ? sender->network : receiver->network;
+	args->peer = forth ? p->src : p->dst;
+	if (!policy_judge(args, p, RULE_SET_INGRESS(forth ? received_sets : sent_sets), args->port))
+		return false;
+	if (known) {
+		flows->new = flows->flow;
+	} else {
+		__builtin_memset(&flows->new, 0, sizeof(flows->new));
+		flows->new.owner = receiver->owner;
+		flows->new.payer = sender->owner;
+		flows->new.flags = sent ? 0 : FLOW_BY_REMOTE;
+		flow_open(&flows->new, p, sent ? FROM_CONTAINER : FROM_REMOTE, now_ticks());
+	}
+	flows->new.policy_generation = generation;
+	return flow_insert(true);
+}
+
+/* Reports whether the rules of both containers admit p, which bypasses the stack from one to the other. */
+static __always_inline bool policy_is_paired(struct __sk_buff *skb, const struct packet *p,
+					     const struct device *sender, const struct endpoint *to)
+{
+	return policy_checks() & POLICY_CHECK_ANY && p->decided.fast_path == FAST_PATH_ALWAYS &&
+	       p->fast_eligible && !p->decided.ct_update && is_tcp_or_udp(p->protocol) &&
+	       to->container != sender->container && !sender->route_set &&
+	       policy_pair_admits(skb, to->ifindex);
+}
+
+/*
+ * Reports whether the policies on which p depends have admitted its connection a moment ago: entry is the decision for
+ * it, or NULL. Not for what opens one.
+ */
+static __always_inline bool policy_entry_admits(const struct fwd_entry *entry,
+						const struct packet *p)
+{
+	return entry && !packet_opens(p) && fwd_entry_bypasses(entry) &&
+	       fwd_entry_is_current(entry) && entry->policies == p->decided.policies &&
+	       entry->policy_generation == p->decided.policy_generation;
+}
+
+/*
+ * The same for p, which the flow of decided.flow_kind translates. So it is known who has opened the connection, and only
+ * those rules matter: they are asked again for each packet, which needs no flow of theirs.
+ */
+static __always_inline bool policy_receives_translated(struct __sk_buff *skb, struct packet *p,
+						       const struct device *receiver)
+{
+	struct policy_args *args = policy_scratch_get();
+	bool by_remote = p->decided.flow_kind == FLOW_DNAT;
+	__u32 ingress;
+
+	if (!args || !policy_load(args, receiver, p) || policy_entry_admits(fwd_cache_find(p), p))
+		return true;
+	policy_set_outside(args, &p->src);
+	ingress = RULE_SET_INGRESS(args->rule_sets);
+	if (!ingress ||
+	    policy_judge(args, p, by_remote ? ingress : RULE_SET_EGRESS(args->rule_sets),
+			 by_remote ? p->decided.new_port : p->sport))
+		return true;
+	args->rule_set = ingress;
+	return policy_refuse(skb, args, REASON_POLICY_INGRESS);
+}
+
+/*
+ * The same for the packet in pkt_scratch, which an uplink has received. If it is admitted, its tag says so. A
+ * FLOW_DNAT without translation does not tell who has opened the connection.
+ */
 __noinline int policy_receives_outside(struct __sk_buff *skb, __u32 ifindex)
 {
 	struct device *receiver = device_lookup(ifindex);
 	struct packet *p = pkt_scratch_get();
+	bool translated;
 
 	if (!p || !receiver || !receiver->policy)
 		return true;
 	p->decided.parsed = true;
-	return policy_receives(skb, p, receiver, skb->ifindex, NULL);
+	translated = p->decided.flow_kind && (p->decided.new_port != p->dport ||
+					      !addr_equal(&p->decided.new_addr, &p->dst));
+	p->decided.judged_later = !translated;
+	p->decided.admitted = translated ? policy_receives_translated(skb, p, receiver)
+					 : policy_receives(skb, p, receiver, skb->ifindex, NULL);
+	return p->decided.admitted;
 }
 
 /*
@@ -222,8 +338,12 @@ static __always_inline void policy_track_pending(struct __sk_buff *skb,
 	__u32 key = tag % ROUTED_TUPLES;
 	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
 	struct flow_args *flow = flow_scratch_get();
+	struct device *device;
 
-	if (!flow || !entry || entry->tag != tag || entry->tuple.ifindex != skb->ingress_ifindex)
+	if (!flow || !entry || entry->tag != tag)
+		return;
+	device = device_lookup(entry->tuple.ifindex);
+	if (!device || device->owner != args->owner)
 		return;
 	__builtin_memset(&flow->key, 0, sizeof(flow->key));
 	flow->key.remote = entry->tuple.dst;
@@ -233,7 +353,7 @@ static __always_inline void policy_track_pending(struct __sk_buff *skb,
 	flow->key.protocol = entry->tuple.protocol;
 	flow->key.kind = FLOW_POLICY;
 	flow_lookup(flow);
-	policy_track(args, flow, p, FROM_CONTAINER, args->owner);
+	policy_track(FROM_CONTAINER, args->owner);
 }
 
 /*
@@ -252,8 +372,76 @@ __noinline int policy_track_host_port(struct __sk_buff *skb)
 		return 0; /* to_container drops p, unless the container is its own peer */
 	flow_sent_key(&flow->key, p, FLOW_POLICY);
 	flow_lookup(flow);
-	policy_track(args, flow, p, FROM_CONTAINER, args->owner);
+	policy_track(FROM_CONTAINER, args->owner);
 	return 0;
+}
+
+/*
+ * Reports whether from_uplink has found that the rules of the container behind receiver admit p, which has the tag. Others
+ * than uplinks could forge it.
+ */
+static __always_inline bool policy_is_judged(struct __sk_buff *skb, const struct packet *p,
+					     const struct device *receiver, __u32 tag)
+{
+	return p->decided.admitted && p->decided.parsed && tag_matches(tag, p) &&
+	       policy_is_address_of(receiver, &p->dst) && is_uplink(skb->ingress_ifindex);
+}
+
+/*
+ * Reports whether p, which leaves for the outside with the tag, belongs to a connection that the rules in args
+ * admit, and that its receiver has opened: by a host port, or by a flow for which from_container has not looked.
+ */
+static __always_inline bool policy_is_reply(struct policy_args *args, struct packet *p, __u32 tag)
+{
+	struct flow_args *flows = flow_scratch_get();
+	const struct flow *flow = &flows->flow;
+
+	if (!flows || packet_opens(p))
+		return false;
+	flow_sent_key(&flows->key, p, FLOW_DNAT);
+	if (reply_port_is_used(p->protocol, p->sport) && flow_access(FLOW_READ) &&
+	    flow->owner == args->owner && !flow_expired(flow) &&
+	    (flow->nat_port != p->sport || !addr_equal(&flow->nat_addr, &p->src)))
+		return policy_judge(args, p, RULE_SET_INGRESS(args->rule_sets), p->sport);
+	if (tag != TAG_BYPASS)
+		return false;
+	flows->key.kind = FLOW_POLICY;
+	p->decided.admitted = policy_is_known(FROM_CONTAINER);
+	return p->decided.admitted;
+}
+
+/*
+ * Tracks the connection of the packet in pkt_scratch, which from_container has sent past the stack without
+ * asking the rules, and which leaves under the container's own address.
+ */
+__noinline int policy_track_bypass(struct __sk_buff *skb)
+{
+	struct policy_args *args = policy_scratch_get();
+	struct device *sender = device_lookup(skb->ingress_ifindex);
+	struct flow_args *flow = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
+
+	if (!args || !flow || !p || !sender || !sender->policy || p->decided.admitted ||
+	    !policy_load(args, sender, p) || !args->rule_sets)
+		return 0;
+	flow_sent_key(&flow->key, p, FLOW_POLICY);
+	if (policy_is_known(FROM_CONTAINER) ||
+	    !policy_needs_flow(p, RULE_SET_INGRESS(args->rule_sets)))
+		return 0;
+	policy_set_peer(args, &p->dst);
+	if (policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
+		policy_track(FROM_CONTAINER, args->owner);
+	return 0;
+}
+
+/* Reports whether the rules have let the container behind the device send a packet like p to the outside a moment ago. */
+static __always_inline bool policy_has_left(struct __sk_buff *skb, struct packet *p,
+					    const struct device *sender)
+{
+	struct policy_args *args = policy_scratch_get();
+
+	return args && p->decided.parsed && policy_load(args, sender, p) &&
+	       policy_entry_admits(fwd_cache_lookup_sent(skb, p), p);
 }
 
 /*
@@ -271,7 +459,9 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 	if (!args || !policy_load(args, sender, p) || p->decided.admitted ||
 	    !RULE_SET_EGRESS(args->rule_sets))
 		return true;
-	if (receiver) {
+	if (tag == TAG_BYPASS) {
+		policy_set_outside(args, &p->dst);
+	} else if (receiver) {
 		if (receiver->container == args->container)
 			return true;
 		args->host = false;
@@ -284,11 +474,65 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 	args->rule_set = RULE_SET_EGRESS(args->rule_sets);
 	admitted = (parsed && policy_judge(args, p, args->rule_set, p->dport)) ||
 		   policy_is_neighbor(skb, p);
+	if (!admitted && !receiver && parsed && policy_is_reply(args, p, tag))
+		return true;
+	args->rule_set = RULE_SET_EGRESS(args->rule_sets);
 	if (!admitted && !policy_refuse(skb, args, REASON_POLICY_EGRESS))
 		return false;
 	if (tag & TAG_TUPLE && tag & TAG_PENDING && parsed)
 		policy_track_pending(skb, args, p, tag);
 	return true;
+}
+
+/*
+ * The same for the packet in pkt_scratch, if another plugin's bridge has given it to the stack. from_container
+ * has left the sender's device in routed, because the stack sees the bridge's; without the tag, the source tells.
+ * An entry that other packets have overwritten admits nothing.
+ */
+__noinline int policy_leaves_bridge(struct __sk_buff *skb, __u32 tag)
+{
+	__u32 key = tag % ROUTED_TUPLES, ingress = skb->ingress_ifindex;
+	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
+	struct packet *p = pkt_scratch_get();
+	struct device *sender = NULL;
+	struct endpoint *endpoint;
+
+	if (!p || !ingress || device_lookup(ingress) || is_uplink(ingress))
+		return true;
+	if (tag & TAG_TUPLE && tag & TAG_PENDING) {
+		if (!entry || entry->tag != tag) {
+			drop_for(skb, OWNER_HOST, REASON_POLICY_EGRESS);
+			return false;
+		}
+		sender = device_lookup(entry->tuple.ifindex);
+	} else {
+		endpoint = endpoint_lookup(&p->src);
+		if (endpoint)
+			sender = device_lookup(endpoint->ifindex);
+		if (sender && !(sender->flags & DEVICE_BRIDGED))
+			sender = NULL;
+	}
+	return !sender || !sender->policy ||
+	       policy_leaves(skb, p, sender, device_lookup(skb->ifindex), tag);
+}
+
+/*
+ * Reports whether the rules of both sides admit the packet in pkt_scratch, with the tag, from one device (0: the host)
+ * to another one. If not, drops it.
+ */
+__noinline int policy_admits(struct __sk_buff *skb, __u32 from, __u32 to, __u32 tag)
+{
+	struct device *sender = from ? device_lookup(from) : NULL, *receiver = device_lookup(to);
+	struct packet *p = pkt_scratch_get();
+
+	if (!p)
+		return true;
+	if (sender && sender->policy && !policy_leaves(skb, p, sender, receiver, tag))
+		return false;
+	if (!receiver || !receiver->policy || (!sender && policy_is_judged(skb, p, receiver, tag)))
+		return true;
+	packet_translate(p, &p->dst, p->dport);
+	return policy_receives(skb, p, receiver, from, sender);
 }
 
 /*
@@ -306,7 +550,7 @@ static __always_inline bool policy_sends_away(struct __sk_buff *skb, struct poli
 	if (parsed == PARSED_NOT_IP || parsed == PARSED_TRUNCATED)
 		return policy_is_link(skb, p);
 	exit = route_ask(skb, ROUTE_EXIT);
-	if (exit == EXIT_GUARDED)
+	if (exit == EXIT_GUARDED && (parsed == PARSED || !(device->flags & DEVICE_BRIDGED)))
 		return true;
 	if (exit == EXIT_HOST) {
 		if (rule_set & RULE_SET_HOST || policy_is_link(skb, p))
@@ -322,20 +566,21 @@ static __always_inline bool policy_sends_away(struct __sk_buff *skb, struct poli
 }
 
 /*
- * Reports whether the container behind the device may send p, as far as from_container can tell. If not,
- * drops it. Tracks the connections whose replies are to be admitted.
+ * Reports whether the container that has sent the packet in pkt_scratch may do so, as far as from_container can
+ * tell. If not, drops it. Tracks the connections whose replies are to be admitted.
  */
-static __noinline bool policy_sends(struct __sk_buff *skb, struct packet *p,
-				    const struct device *device, int parsed)
+__noinline int policy_sends(struct __sk_buff *skb, __u32 parsed)
 {
 	struct policy_args *args = policy_scratch_get();
+	struct device *device = device_lookup(skb->ifindex);
 	struct flow_args *flow = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
 
-	if (!args || !flow || !policy_load(args, device, p) || !args->rule_sets)
+	if (!args || !flow || !p || !device || !policy_load(args, device, p) || !args->rule_sets)
 		return true;
 	if (parsed == PARSED) {
 		flow_sent_key(&flow->key, p, FLOW_POLICY);
-		if (policy_is_known(args, flow, p, FROM_CONTAINER)) {
+		if (policy_is_known(FROM_CONTAINER)) {
 			p->decided.admitted = true;
 			return true;
 		}
@@ -343,11 +588,15 @@ static __noinline bool policy_sends(struct __sk_buff *skb, struct packet *p,
 	if (RULE_SET_EGRESS(args->rule_sets) && !policy_sends_away(skb, args, device, p, parsed) &&
 	    !policy_refuse(skb, args, REASON_POLICY_EGRESS))
 		return false;
-	if (parsed != PARSED || !policy_needs_flow(p, RULE_SET_INGRESS(args->rule_sets)))
+	if (parsed != PARSED)
+		return true;
+	/* The last hook does not see from which device it is. */
+	p->decided.pending = device->flags & DEVICE_BRIDGED && RULE_SET_EGRESS(args->rule_sets);
+	if (!policy_needs_flow(p, RULE_SET_INGRESS(args->rule_sets)))
 		return true;
 	policy_set_peer(args, &p->dst);
 	if (policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
-		policy_track(args, flow, p, FROM_CONTAINER, args->owner);
+		policy_track(FROM_CONTAINER, args->owner);
 	else
 		p->decided.pending = true;
 	return true;

@@ -7,8 +7,7 @@
  */
 #pragma once
 
-#include "flow.h"
-#include "policy_rules.h"
+#include "policy_pair.h"
 
 /*
  * Sets the peer in args by its address. Returns false if it is the container itself, which is always
@@ -25,6 +24,15 @@ static __always_inline bool policy_set_peer(struct policy_args *args, const stru
 	return !endpoint || endpoint->container != args->container;
 }
 
+/* Sets the peer in args, which is known to be no container of this host. */
+static __always_inline void policy_set_outside(struct policy_args *args, const struct addr *addr)
+{
+	args->peer = *addr;
+	args->host = false;
+	args->kind = PEER_OUTSIDE;
+	args->network = 0;
+}
+
 /* Reports whether the rules of the policy in args admit a flow that is to be judged again. */
 static __always_inline bool policy_admits_flow(struct policy_args *args, const struct flow_key *key,
 					       const struct flow *flow)
@@ -39,28 +47,83 @@ static __always_inline bool policy_admits_flow(struct policy_args *args, const s
 }
 
 /*
- * Creates the flow with the key in flow_scratch, if the connection is older than the container's rules
- * (maps/flows_opened.go). Reports whether it is, and the rules admit it.
+ * Sets args->new to the flow with the key in args, if the connection is older than the container's rules
+ * (maps/flows_opened.go).
  */
-static __always_inline bool policy_admit_older(struct policy_args *policy, struct flow_args *args)
+static __always_inline bool policy_find_older(const struct policy_args *policy,
+					      struct flow_args *args)
 {
 	const struct admitted_flow *older = bpf_map_lookup_elem(&admitted_flows, &args->key);
 
 	if (!older || older->owner != policy->owner)
 		return false;
 	__builtin_memset(&args->new, 0, sizeof(args->new));
-	args->new.owner = policy->owner;
 	args->new.state = args->key.protocol == IPPROTO_UDP ? FLOW_UDP_STREAM : FLOW_ESTABLISHED;
 	args->new.flags = older->flags | FLOW_REPLIED;
 	args->new.last_seen = older->last_seen;
 	args->new.created = older->last_seen;
+	return true;
+}
+
+static __always_inline void policy_swap_sides(struct flow_key *key)
+{
+	struct addr remote = key->remote;
+	__u16 port = key->remote_port;
+
+	key->remote = key->local;
+	key->remote_port = key->local_port;
+	key->local = remote;
+	key->local_port = port;
+}
+
+/* The same if the connection has bypassed the stack: of its FLOW_PAIR. */
+static __always_inline bool policy_find_pair(const struct policy_args *policy,
+					     struct flow_args *args)
+{
+	const struct flow *flow = &args->flow;
+	struct flow_key *key = &args->key;
+	bool found, swapped;
+
+	if (!is_tcp_or_udp(key->protocol) || !endpoint_lookup(&key->remote))
+		return false;
+	swapped =
+		!policy_pair_is_local(&key->local, key->local_port, &key->remote, key->remote_port);
+	if (swapped)
+		policy_swap_sides(key);
+	key->kind = FLOW_PAIR;
+	found = flow_access(FLOW_READ) &&
+		(flow->owner == policy->owner || flow->payer == policy->owner);
+	if (found) {
+		args->new = *flow;
+		args->new.flags &= ~FLOW_BY_REMOTE;
+		if (flow->payer != policy->owner)
+			args->new.flags |= FLOW_BY_REMOTE;
+	}
+	if (swapped)
+		policy_swap_sides(key);
+	key->kind = FLOW_POLICY;
+	flow_access(FLOW_READ); /* there is none, but its place may be free */
+	return found;
+}
+
+/*
+ * Creates the flow with the key in flow_scratch, which flow_access has not found, if the connection has been
+ * admitted otherwise. Reports whether it has, and the rules admit it.
+ */
+static __always_inline bool policy_admit_known(struct policy_args *policy, struct flow_args *args)
+{
+	bool older = policy_find_older(policy, args);
+
+	if (!older && !policy_find_pair(policy, args))
+		return false;
+	args->new.owner = policy->owner;
 	args->new.nat_addr = args->key.remote;
 	args->new.nat_port = args->key.remote_port;
 	args->new.policy_generation = policy->generation;
 	if (flow_expired(&args->new) || !policy_admits_flow(policy, &args->key, &args->new))
 		return false;
 	args->new.last_seen = now_ticks();
-	if (flow_insert(true))
+	if (flow_insert(true) && older)
 		bpf_map_delete_elem(&admitted_flows, &args->key);
 	return true;
 }
@@ -74,14 +137,20 @@ static __always_inline void policy_received_key(struct flow_key *key, const stru
 }
 
 /*
- * Reports whether p belongs to a flow that the rules have admitted, and tracks it. The key is in args. A packet
- * that opens a connection belongs to none, because a former one may have had its tuple.
+ * Reports whether the packet in pkt_scratch belongs to a flow that the rules have admitted, and tracks it. The policy and
+ * the key are in scratch memory. A packet that opens a connection belongs to none, because a former one may have
+ * had its tuple.
  */
-static __always_inline bool policy_is_known(struct policy_args *policy, struct flow_args *args,
-					    const struct packet *p, enum sender sender)
+__noinline int policy_is_known(__u32 sender)
 {
-	struct flow *flow = &args->flow;
+	struct policy_args *policy = policy_scratch_get();
+	struct flow_args *args = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	struct flow *flow;
 
+	if (!policy || !args || !p)
+		return false;
+	flow = &args->flow;
 	if (packet_opens(p)) {
 		flow_access(FLOW_READ);
 		return false;
@@ -92,7 +161,7 @@ static __always_inline bool policy_is_known(struct policy_args *policy, struct f
 	if (args->tracked)
 		return true;
 	if (args->way >= FLOW_WAYS || flow->owner != policy->owner || flow_expired(flow))
-		return policy_admit_older(policy, args);
+		return policy_admit_known(policy, args);
 	if (flow->policy_generation != policy->generation) {
 		/* The opener's packets show the peer better than the flow does. */
 		if ((sender == FROM_CONTAINER) != !!(flow->flags & FLOW_BY_REMOTE) ||
@@ -117,28 +186,31 @@ static __always_inline bool policy_is_older_reply(const struct policy_args *poli
 }
 
 /*
- * Tracks p, which opens or continues a connection that the rules admit now, with the peer in policy: updates
- * the flow that policy_is_known has found with the key in args, or creates it. A connection must begin with
- * its SYN or INIT: another packet may belong to one that the other side has opened. payer as in struct flow.
+ * Tracks the packet in pkt_scratch, which opens or continues a connection that the rules admit now, with the peer in
+ * policy_scratch: updates the flow that policy_is_known has found, or creates it. A connection must begin with its SYN
+ * or INIT: another packet may belong to one that the other side has opened. payer as in struct flow.
  */
-static __always_inline void policy_track(const struct policy_args *policy, struct flow_args *args,
-					 const struct packet *p, enum sender sender, __u64 payer)
+__noinline int policy_track(__u32 sender, __u64 payer)
 {
 	__u8 opener = sender == FROM_REMOTE ? FLOW_BY_REMOTE : 0;
-	const struct flow *flow = &args->flow;
+	const struct policy_args *policy = policy_scratch_get();
+	struct flow_args *args = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	const struct flow *flow;
 	bool known;
 
-	if (p->icmp_error || p->decided.ct_update)
-		return;
+	if (!policy || !args || !p || p->icmp_error || p->decided.ct_update)
+		return 0;
+	flow = &args->flow;
 	known = args->way < FLOW_WAYS && flow->owner == policy->owner && !flow_expired(flow);
 	if (known && (flow->flags & FLOW_BY_REMOTE) != opener) {
 		if (!packet_opens(p))
-			return; /* a reply of a flow that is revoked */
+			return 0; /* a reply of a flow that is revoked */
 		known = false;
 	}
 	if (!known && (!packet_may_open(p) || p->echo_reply ||
 		       policy_is_older_reply(policy, args, p, opener)))
-		return;
+		return 0;
 	if (known)
 		args->new = *flow;
 	else
@@ -153,7 +225,8 @@ static __always_inline void policy_track(const struct policy_args *policy, struc
 		flow_open(&args->new, p, sender, now_ticks());
 	}
 	if (!flow_insert(true) || !known)
-		return;
+		return 0;
 	args->flow = args->new;
 	flow_track(sender);
+	return 0;
 }

@@ -20,7 +20,8 @@ enum tag {
 	TAG_TUPLE = 0x8000,
 	TAG_PENDING = 0x4000, /* the last hook creates the flow: of struct routed */
 	TAG_OBSERVE = 0x2000, /* the last hook records the delivery, for the offload */
-	TAG_JUDGED = 0x1000,  /* also with the other tags: the sender's egress rules admit it */
+	/* Also with other tags: the rules of the container that sends it admit it; from an uplink: the receiver's. */
+	TAG_JUDGED = 0x1000,
 };
 
 /* Returns our tag and removes it. Other values of tc_index stay. */
@@ -40,11 +41,12 @@ static __always_inline bool tag_is_judged(struct __sk_buff *skb)
 {
 	__u32 tag = skb->tc_index;
 
-	return tag & TAG_JUDGED && (tag & TAG_TUPLE || tag == (TAG_BYPASS | TAG_JUDGED) ||
-				    tag == (TAG_TRANSLATED | TAG_JUDGED));
+	return tag & TAG_JUDGED &&
+	       (tag & TAG_TUPLE || tag == (TAG_BYPASS | TAG_JUDGED) ||
+		tag == (TAG_TRANSLATED | TAG_JUDGED) || tag == (TAG_REENTRY | TAG_JUDGED));
 }
 
-/* Returns what the tag has to say about the sender's rules. */
+/* Returns what the tag has to say about rules. */
 static __always_inline __u32 tag_judged(const struct packet *p)
 {
 	return p->decided.admitted ? TAG_JUDGED : 0;

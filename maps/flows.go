@@ -173,6 +173,9 @@ func flowIDs(dp *loader.Datapath) (ids []uint32, err error) {
 }
 
 func flowOf(key bpf.FlowKey, value bpf.Flow) Flow {
+	if key.Kind == bpf.FlowPair { // its key has two containers: Local is either
+		key.Kind = bpf.FlowPolicy
+	}
 	return Flow{
 		Kind:       key.Kind,
 		Remote:     netip.AddrPortFrom(addrOf(key.Remote), key.RemotePort),

@@ -286,18 +286,37 @@ func (r *RuleSet) flags() (flags bpf.RuleSetFlags) {
 
 // Write puts the rule set under an id into the maps policy_rules and policy_blocks.
 func (r *RuleSet) Write(id uint32, rules, blocks *ebpf.Map) error {
+	var keys []bpf.RuleKey
+	var numbers []bpf.Rule
 	for _, rule := range r.Rules {
 		for _, key := range ruleKeys(id, rule) {
-			if err := rules.Put(&key, bpf.Rule{Number: rule.Number}); err != nil {
-				return fmt.Errorf("put a rule: %w", explainFull(rules, err))
-			}
+			keys, numbers = append(keys, key), append(numbers, bpf.Rule{Number: rule.Number})
 		}
 	}
-	for _, block := range r.Blocks {
-		key := prefixKey(PrefixSet(id), block.Prefix)
-		if err := blocks.Put(&key, block.Number); err != nil {
-			return fmt.Errorf("put %s into %v: %w", block.Prefix, blocks, explainFull(blocks, err))
+	prefixes, values := make([]bpf.PrefixKey, len(r.Blocks)), make([]uint32, len(r.Blocks))
+	for i, block := range r.Blocks {
+		prefixes[i], values[i] = prefixKey(PrefixSet(id), block.Prefix), block.Number
+	}
+	if err := putAll(rules, keys, numbers); err != nil {
+		return err
+	}
+	return putAll(blocks, prefixes, values)
+}
+
+// putAll puts entries into an LPM trie, by one call where the kernel can (5.13).
+func putAll[K, V any](m *ebpf.Map, keys []K, values []V) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	_, err := m.BatchUpdate(keys, values, nil)
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		err = nil
+		for i := 0; i < len(keys) && err == nil; i++ {
+			err = m.Put(&keys[i], &values[i])
 		}
+	}
+	if err != nil {
+		return fmt.Errorf("put into %v: %w", m, explainFull(m, err))
 	}
 	return nil
 }

@@ -232,7 +232,8 @@ func TestFlowTableTorn(t *testing.T) {
 			})
 		}()
 		errRead := h.on(0, func() error {
-			for len(done) == 0 {
+			for last := false; !last; { // once more when all are written
+				last = len(done) > 0
 				all, err := h.flows().all()
 				if err != nil {
 					return err

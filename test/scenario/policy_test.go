@@ -150,7 +150,11 @@ func (n *network) wantRow(t *testing.T, f testenv.Family, row policyRow, pod *te
 // wantProbe sends a probe, and wants a reply to it, or that it is dropped and counted for the pod.
 func (n *network) wantProbe(t *testing.T, probe string, from, server *testenv.Namespace, to netip.Addr, pod *testenv.Pod, admitted bool, reason maps.Reason) {
 	t.Helper()
-	before := n.dropsOf(t, pod)[reason]
+	before, other := n.dropsOf(t, pod)[reason], reasonPolicy
+	if reason == reasonPolicy {
+		other = reasonPolicyEgress
+	}
+	replies := n.dropsOf(t, pod)[other]
 	ctx, stop := context.WithCancel(testenv.Context(t))
 	defer stop()
 	done := make(chan error, 1)
@@ -171,6 +175,9 @@ func (n *network) wantProbe(t *testing.T, probe string, from, server *testenv.Na
 	stop()
 	if err := <-done; err == nil {
 		t.Errorf("%s: got a reply, want none", name)
+	}
+	if got := n.dropsOf(t, pod)[other]; got != replies {
+		t.Errorf("%s: the server has replied: got %d more drops for %q, want none", name, got-replies, other)
 	}
 }
 

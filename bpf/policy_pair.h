@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * FLOW_PAIR: the flow of a connection between two containers that bypasses the stack, for the rules of both.
+ * So it is found by one lookup, and cached decisions about its SYNs, FINs and RSTs need no other. The key has
+ * the lower side as local. The owner is the container that was called, the payer the one that has opened
+ * it. policy_generation stands for both policies. If a packet takes the stack, policy_is_known makes of
+ * it a FLOW_POLICY of the container whose rules judge the packet.
+ */
+#pragma once
+
+#include "flow.h"
+#include "policy_rules.h"
+
+/* Reports whether a:port is the local side of the key of its connections with b:other_port. */
+static __always_inline bool policy_pair_is_local(const struct addr *a, __u16 port,
+						 const struct addr *b, __u16 other_port)
+{
+	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)b;
+
+	for (int i = 3; i >= 0; i--)
+		if (x[i] != y[i])
+			return x[i] < y[i];
+	return port < other_port;
+}
+
+/* Sets the key of p's connection. Reports whether p's sender is its local side. */
+static __always_inline bool policy_pair_key(struct flow_key *key, const struct packet *p)
+{
+	bool sent = policy_pair_is_local(&p->src, p->sport, &p->dst, p->dport);
+
+	if (sent)
+		flow_sent_key(key, p, FLOW_PAIR);
+	else
+		flow_received_key(key, p, FLOW_PAIR);
+	return sent;
+}
+
+/*
+ * Finds the flow with the key in args, and updates it by p, unless p opens a connection. Both senders are
+ * known by their devices, so their RSTs and FINs count.
+ */
+static __always_inline bool policy_pair_access(struct flow_args *args, struct packet *p, bool sent)
+{
+	p->decided.end_expected = true;
+	flow_access(packet_opens(p) ? FLOW_READ : sent ? FLOW_SENT : FLOW_RECEIVED);
+	p->decided.end_expected = false;
+	return args->tracked;
+}
+
+/*
+ * Updates the flow of p, which has the entry, in pkt_scratch. Returns false if that is gone, or if p opens a
+ * connection, which is judged.
+ */
+static __noinline bool policy_pair_track(struct fwd_entry *entry)
+{
+	struct flow_args *args = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
+
+	if (!args || !p || packet_opens(p))
+		return false;
+	entry->budget = 0;
+	args->new.owner = 0;
+	return policy_pair_access(args, p, policy_pair_key(&args->key, p));
+}

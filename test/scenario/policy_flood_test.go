@@ -1,0 +1,101 @@
+package scenario
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	cnitypes "github.com/containernetworking/cni/pkg/types"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// Pods with rules fill the table of flows: what their rules, and those of others, do not admit stays out, and nobody
+// else loses a connection.
+func TestPolicyFloodOfFlowTable(t *testing.T) {
+	const openOnly = smallestTable + `, "policy": {"ingress": [], "egress": [{}]}`
+	n := newNetworkWith(t, withKeys(smallestTable))
+	n.nft(t, forAttacks)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", quietPorts())
+	quiet := n.openQuietPairs(t, a, web)
+	n.answerAttackers(t)
+	jailed := n.addWith(t, "jailed", smallestTable+`, "policy": {"ingress": [], "egress": []}`, nil)
+	var bad []*testenv.Pod
+	for i := range 4 {
+		testenv.Must(t, n.SetNetwork([]byte(withKeys(openOnly))))
+		bad = append(bad, n.newAttacker(t, i))
+	}
+	testenv.Must(t, n.SetNetwork([]byte(withKeys(smallestTable))))
+	for _, attack := range []attack{attacks[0], attacks[1], answeredTCP} {
+		t.Run(attack.name, func(t *testing.T) {
+			attack.run(t, bad, 0)
+			for _, f := range testenv.Families {
+				n.wantProbe(t, "udp80", a.Namespace, bad[0].Namespace, f.Pod(bad[0]), bad[0], false, reasonPolicy)
+				n.wantProbe(t, "udp80", a.Namespace, jailed.Namespace, f.Pod(jailed), jailed, false, reasonPolicy)
+				n.wantProbe(t, "tcp80", jailed.Namespace, n.Outside, f.Outside, jailed, false, reasonPolicyEgress)
+			}
+			wantQuiet(t, quiet)
+			n.wantRoom(t, attack, bad)
+		})
+	}
+}
+
+// Without room for its rules, a pod is not added. Others are: those without rules, and those whose rules are known.
+func TestPolicyFullMaps(t *testing.T) {
+	const rules = `"ipMasq": true, "policy": {"ingress": [{"from": [{"cidr": "10.88.0.0/%d"}], "ports": [{"port": 80}]}], "egress": []}`
+	n := newNetworkWith(t, withKeys(`"ipMasq": true`))
+	known := fmt.Sprintf(rules, 24)
+	jailed, free := n.addWith(t, "jailed", known, nil), n.addWith(t, "free", `"ipMasq": true`, nil)
+	f := testenv.IPv4
+	for name, tc := range map[string]struct {
+		key        func(i uint32) any
+		value      any
+		sharesRoom bool // a pod with known rules needs room, too
+	}{
+		bpf.MapPolicies: {func(i uint32) any { return i + 2 }, bpf.Policy{Owner: 1}, true},
+		bpf.MapPolicyBlocks: {func(i uint32) any {
+			return bpf.PrefixKey{Prefixlen: 64, Set: 1<<24 - 1, Addr: bpf.Addr{Bytes: [16]uint8{byte(i >> 24), byte(i >> 16), byte(i >> 8), byte(i)}}}
+		}, uint32(1), false},
+		bpf.MapRuleSets: {func(i uint32) any { return 1<<24 + i }, bpf.RuleSet{}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var filled *ebpf.Map
+			n.withDatapath(t, func(dp *loader.Datapath) {
+				testenv.Must(t, dp.OpenOnDemand(bpf.MapPolicies, bpf.MapPolicyBlocks, bpf.MapRuleSets))
+				var err error
+				filled, err = map[string]*ebpf.Map{bpf.MapPolicies: dp.Policies, bpf.MapPolicyBlocks: dp.PolicyBlocks, bpf.MapRuleSets: dp.RuleSets}[name].Clone()
+				testenv.Must(t, err)
+			})
+			defer filled.Close()
+			used := uint32(0)
+			for filled.Put(tc.key(used), tc.value) == nil { // until it is full
+				used++
+			}
+			for prefix, refused := range map[int]bool{24: tc.sharesRoom, 25: true} {
+				testenv.Must(t, n.SetNetwork([]byte(withKeys(fmt.Sprintf(rules, prefix)))))
+				pod := n.NewPod(t, fmt.Sprint(name, prefix))
+				err := pod.Add(testenv.Context(t))
+				var coded *cnitypes.Error
+				if isFull := errors.As(err, &coded) && coded.Code == cnitypes.ErrTryAgainLater; isFull != refused || err != nil && !isFull {
+					t.Errorf("ADD with the prefix length %d: got %v; refused: want %v", prefix, err, refused)
+				}
+				del(t, pod)
+			}
+			other := n.addWith(t, "other-"+name, `"ipMasq": true`, nil)
+			serve(t, other.Namespace, "udp", at(f.Pod(other), 80))
+			n.wantProbe(t, "udp80", free.Namespace, other.Namespace, f.Pod(other), other, true, reasonPolicy)
+			n.wantProbe(t, "udp80", free.Namespace, jailed.Namespace, f.Pod(jailed), jailed, false, reasonPolicy)
+			del(t, other)
+			for i := range used {
+				if name == bpf.MapPolicies { // an array
+					testenv.Must(t, filled.Put(tc.key(i), bpf.Policy{}))
+				} else if err := filled.Delete(tc.key(i)); !errors.Is(err, ebpf.ErrKeyNotExist) {
+					testenv.Must(t, err)
+				}
+			}
+		})
+	}
+}
