@@ -25,7 +25,6 @@ const (
 	groupTool   = "tool"
 )
 
-// newRoot returns ebpfnetctl with all its commands.
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "ebpfnetctl",

@@ -74,7 +74,6 @@ func (o *Host) Close() {
 	o.host.Close()
 }
 
-// devices returns the host's devices by index.
 func (o *Host) devices() (map[int]netlink.Link, error) {
 	list, err := link.List(o.host)
 	byIndex := map[int]netlink.Link{}

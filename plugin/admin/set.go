@@ -146,7 +146,6 @@ func (o *Host) setPolicy(store *maps.Store, device *maps.Device, before maps.Pol
 	return o.admitReplies(store, *device), nil
 }
 
-// limit changes the limits of a container that runs.
 func (o *Host) limit(hostIndex int, ifName string, b link.Bandwidth) error {
 	outside, ns, err := pairOf(o.host, hostIndex)
 	if err != nil {

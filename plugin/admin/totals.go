@@ -241,7 +241,6 @@ func (c *ContainerTotals) addCounters(peers *rtnl.Peers, device netlink.Link) {
 	}
 }
 
-// dropped returns the number of dropped packets.
 func (c *ContainerTotals) dropped() (packets uint64) {
 	for _, d := range c.Drops {
 		packets += d.Packets

@@ -171,7 +171,6 @@ func newArchive(to io.Writer) *archive {
 	return &archive{zip: zip, tar: tar.NewWriter(zip), now: time.Now().Truncate(time.Second), left: maxSize}
 }
 
-// limit is how many bytes the next file may have.
 func (a *archive) limit() int { return a.left / 2 }
 
 // add adds what could be collected for a file, and records why something is missing.

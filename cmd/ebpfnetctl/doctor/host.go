@@ -131,7 +131,6 @@ func (h *host) families() (ipv4, ipv6 bool) {
 	return ipv4, ipv6
 }
 
-// hasContainers reports whether a container is connected.
 func (h *host) hasContainers() bool {
 	return slices.ContainsFunc(h.attachments, func(a *admin.Attachment) bool { return !a.Dead })
 }

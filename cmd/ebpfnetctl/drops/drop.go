@@ -64,7 +64,6 @@ type Describer struct {
 	read     time.Time
 }
 
-// device is a device of the host.
 type device struct {
 	name        string
 	isContainer bool
@@ -145,7 +144,6 @@ func hookOf(e *bpf.DropEvent, on device) string {
 	}
 }
 
-// device looks a device up.
 func (d *Describer) device(index uint32) (device, error) {
 	if known, ok := d.devices[index]; ok {
 		return known, nil
