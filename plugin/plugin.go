@@ -42,7 +42,6 @@ type Plugin struct {
 // New returns the plugin as a runtime calls it: the result goes to stdout.
 func New() *Plugin { return &Plugin{Stdout: os.Stdout} }
 
-// verb is one call of a CNI command.
 type verb struct {
 	config   *config.Config
 	delegate *delegate // nil: addresses, if any, are ours
@@ -126,7 +125,6 @@ func checkPrivate(dir string) error {
 	return nil
 }
 
-// pool opens the addresses of the network.
 func (v *verb) pool() *ipam.Pool { return v.poolWithout(nil) }
 
 // poolWithout opens the pool without addresses for which inUse returns an error.

@@ -60,7 +60,6 @@ var (
 	ofContainer = []string{"network", "container_id", "interface"}
 )
 
-// source reads the figures of a scrape.
 type source struct {
 	totals func() (*admin.Totals, error)
 	pools  func() ([]pool, error)

@@ -26,7 +26,6 @@ type object struct {
 	podCIDR string // the field from before dual stack
 }
 
-// objectList is a NodeList.
 type objectList struct {
 	metav1.TypeMeta
 	metav1.ListMeta
