@@ -79,7 +79,6 @@ func (s *store) abandonIndex(why error) {
 	s.log.Debug("continue without an index of the reservations", "dir", s.dir, "err", why)
 }
 
-// updateIndex changes the index, if there is one.
 func (s *store) updateIndex(change func(*index) error) {
 	if s.index == nil {
 		return

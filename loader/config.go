@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -109,4 +111,57 @@ func chooseAttach() (bpf.Attach, error) {
 		return bpf.AttachClsact, nil
 	}
 	return 0, fmt.Errorf("probe the kernel for tcx: %w", err)
+}
+
+// Bounds of the default number of flows: enough for a small machine, and the default
+// size of a busy node's conntrack table.
+const (
+	minFlows = 1 << 14
+	maxFlows = 1 << 19
+)
+
+// flowsFor returns the number of flows that take about a thousandth of the memory.
+func flowsFor(memory uint64) uint32 {
+	const flowSize = uint64(unsafe.Sizeof(bpf.FlowEntry{}) + unsafe.Sizeof(bpf.FlowBucket{})/uintptr(flowWays))
+
+	return uint32(min(max(memory/1024/flowSize, minFlows), maxFlows))
+}
+
+// MaxFlows returns the number of places in flow_table.
+func (d *Datapath) MaxFlows() int { return int(d.Config.FlowBuckets * flowWays) }
+
+// memory returns the host's memory in bytes, or 0 if it is unknown.
+func memory() uint64 {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return 0
+	}
+	return uint64(info.Totalram) * uint64(info.Unit)
+}
+
+// defaultTimeouts are netfilter's (Documentation/networking/nf_conntrack-sysctl.rst).
+var defaultTimeouts = [bpf.FlowStates]time.Duration{
+	bpf.FlowSYNSent:     2 * time.Minute,
+	bpf.FlowSYNRecv:     time.Minute,
+	bpf.FlowEstablished: 5 * 24 * time.Hour,
+	bpf.FlowFINWait:     2 * time.Minute,
+	bpf.FlowCloseWait:   time.Minute,
+	bpf.FlowLastACK:     30 * time.Second,
+	bpf.FlowTimeWait:    2 * time.Minute,
+	bpf.FlowClose:       10 * time.Second,
+	bpf.FlowUDP:         30 * time.Second,
+	bpf.FlowUDPStream:   2 * time.Minute,
+	bpf.FlowICMP:        30 * time.Second,
+	bpf.FlowOther:       10 * time.Minute,
+}
+
+// ticks returns the timeout of each state in the datapath's unit, 2^30 ns.
+func ticks(timeouts map[bpf.FlowState]time.Duration) (ticks [bpf.FlowStates]uint32) {
+	for state, timeout := range defaultTimeouts {
+		if other, ok := timeouts[bpf.FlowState(state)]; ok {
+			timeout = other
+		}
+		ticks[state] = uint32(timeout >> 30)
+	}
+	return ticks
 }

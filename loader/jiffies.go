@@ -37,7 +37,6 @@ func ReadClock() (c Clock, err error) {
 	return c, err
 }
 
-// jiffy returns how long a jiffy is.
 func jiffy() (time.Duration, error) {
 	var resolution unix.Timespec
 	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &resolution); err != nil {

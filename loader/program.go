@@ -50,7 +50,6 @@ func getPinned(pin string) (fd int, err error) {
 	return int(r), nil
 }
 
-// programNamer returns the name of a program.
 type programNamer func(ebpf.ProgramID) (string, error)
 
 // pinnedPrograms are the names of all builds' pinned programs.

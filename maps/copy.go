@@ -31,7 +31,6 @@ func FillCopy(c *loader.Copy) error {
 	)
 }
 
-// copyEntries copies all entries of a hash map.
 func copyEntries[K, V any](c *loader.Copy, name string) error {
 	for entry, err := range entries[K, V](c.Live[name]) {
 		if err != nil {

@@ -6,7 +6,7 @@
 // (nil) reads as empty: see loader.Open and loader.OpenForRelease for which maps are.
 // Everything that writes is a method of Store, and With, which holds the datapath's
 // lock, is the only source of a Store. After a change With voids the decisions that the
-// programs keep (generation.go). Endpoints and host ports are created, never
+// programs keep (NewGeneration). Endpoints and host ports are created, never
 // overwritten, and removed by owner; entries of devices and uplinks are replaced.
 //
 // It imports loader and bpf; the plugin and the commands import it.
@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 
@@ -348,4 +349,29 @@ func Count(dp *loader.Datapath, only ...string) (map[string]int, error) {
 		errs = append(errs, err)
 	}
 	return counts, errors.Join(errs...)
+}
+
+// The programs keep decisions about connections, each with the number that map generation had
+// when they made it. A decision with another number is void.
+
+// NewGeneration has With start a new generation even if nothing has been written.
+func (s *Store) NewGeneration() { s.changed = true }
+
+// KeepGeneration has With start no new generation yet: the caller is about to change more
+// in another With, or fails and then releases its entries.
+func (s *Store) KeepGeneration() { s.changed = false }
+
+// finish starts a new generation after a change. A random number is new without reading the present one.
+// The programs compare only its lower half.
+func (s *Store) finish() error {
+	if !s.changed {
+		return nil
+	}
+	if err := s.dp.OpenOnDemand(bpf.MapGeneration); err != nil || s.dp.Generation == nil {
+		return err
+	}
+	if err := s.dp.Generation.Put(uint32(0), rand.Uint64()); err != nil {
+		return fmt.Errorf("make a new generation: %w", err)
+	}
+	return nil
 }

@@ -72,7 +72,6 @@ func (a *adder) attach(ctx context.Context) error {
 	return a.datapath.AttachEndpoint(a.pair.HostIndex)
 }
 
-// hostPorts returns the entries of the host ports.
 func (a *adder) hostPorts() (entries []maps.HostPort) {
 	for _, port := range a.config.HostPorts {
 		entries = append(entries, port.EntriesFor(a.endpoints)...)
@@ -93,7 +92,6 @@ func (a *adder) addEndpoint(store *maps.Store, endpoint maps.Endpoint) error {
 	return refresh.ExcludeBridge(a.datapath, store, endpoint.IfIndex)
 }
 
-// device is the entry of the container's device.
 func (a *adder) device(network maps.Network) maps.Device {
 	device := maps.Device{
 		IfIndex:    a.pair.HostIndex,

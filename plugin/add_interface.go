@@ -182,7 +182,6 @@ func (a *adder) writeRecord(ctx context.Context) error {
 	return records.Write(rec)
 }
 
-// newRecord returns the record of a configuration.
 func (v *verb) newRecord() *record.Record {
 	return &record.Record{
 		Attachment: v.config.Attachment,

@@ -105,7 +105,6 @@ func (c *checker) readRecord() error {
 	return nil
 }
 
-// find reads the state of the host for the container.
 func (c *checker) find(ctx context.Context) {
 	var err error
 	if c.hostDevice, err = c.findHostDevice(); !c.failed(err) && c.hostDevice != nil {

@@ -90,7 +90,6 @@ func (c *checker) checkDeviceEntry() {
 	}
 }
 
-// checkEndpoint reports whether an endpoint is as expected.
 func (c *checker) checkEndpoint(endpoint maps.Endpoint) bool {
 	addr := endpoint.Addr
 	nonMasq := c.config.Masq.NonMasqFor(addr)

@@ -138,7 +138,6 @@ func (a *adder) fitMTU(route *cnitypes.Route, device int) (*cnitypes.Route, erro
 	return &fitting, nil
 }
 
-// isOn reports whether the host has an address.
 func isOn(host *netlink.Handle) func(netip.Addr) bool {
 	return func(addr netip.Addr) bool { return link.PlaceOf(host, addr).Local }
 }

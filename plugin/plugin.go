@@ -1,16 +1,20 @@
 package plugin
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/netip"
 	"os"
-
-	"golang.org/x/sys/unix"
+	"regexp"
+	"strings"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -38,7 +42,6 @@ type Plugin struct {
 // New returns the plugin as a runtime calls it: the result goes to stdout.
 func New() *Plugin { return &Plugin{Stdout: os.Stdout} }
 
-// verb is one call of a CNI command.
 type verb struct {
 	config   *config.Config
 	delegate *delegate // nil: addresses, if any, are ours
@@ -122,7 +125,6 @@ func checkPrivate(dir string) error {
 	return nil
 }
 
-// pool opens the addresses of the network.
 func (v *verb) pool() *ipam.Pool { return v.poolWithout(nil) }
 
 // poolWithout opens the pool without addresses for which inUse returns an error.
@@ -152,4 +154,80 @@ func (v *verb) hasDevice(a ipam.Attachment) bool {
 // reservation returns the attachment as package ipam names it.
 func (v *verb) reservation() ipam.Attachment {
 	return ipam.Attachment{ContainerID: v.config.Attachment.ContainerID, IfName: v.config.Attachment.IfName}
+}
+
+// requiredCapabilities are those that ADD needs, including those for loading BPF programs.
+var requiredCapabilities = []struct {
+	bit     int
+	name    string
+	purpose string
+}{
+	{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN", "enter the container's network namespace"},
+	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN", "create devices and attach programs to them"},
+}
+
+// CheckCapabilities returns an error that names the required capabilities that this process lacks. The
+// error wraps loader.ErrNotSupported.
+func CheckCapabilities() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return fmt.Errorf("read the capabilities of this process: %w", err)
+	}
+	var missing []string
+	for _, required := range requiredCapabilities {
+		if data[required.bit/32].Effective&(1<<(required.bit%32)) == 0 {
+			missing = append(missing, required.name+" to "+required.purpose)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("%w: the plugin lacks %s: let the runtime start it as root with all capabilities",
+			loader.ErrNotSupported, strings.Join(missing, ", and "))
+	}
+	return nil
+}
+
+// sysctlAllowlist is the tuning plugin's: one regular expression per line. Where the file exists,
+// only sysctls that match a line may be set.
+const sysctlAllowlist = "/etc/cni/tuning/allowlist.conf"
+
+// checkSysctls refuses sysctls that the allowlist does not match. Without sysctls it reads nothing.
+func checkSysctls(names []string) error {
+	for _, name := range names {
+		allowed, err := sysctlAllowed(name)
+		if err != nil {
+			return err
+		}
+		if !allowed {
+			return cnierr.Invalid("sysctl", name, "a name that a line of "+sysctlAllowlist+" matches")
+		}
+	}
+	return nil
+}
+
+func sysctlAllowed(name string) (bool, error) {
+	file, err := os.Open(sysctlAllowlist)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		pattern := strings.TrimSpace(lines.Text())
+		if pattern == "" {
+			continue
+		}
+		matches, err := regexp.MatchString(pattern, name)
+		if err != nil {
+			return false, fmt.Errorf("%s: line %q: %w", sysctlAllowlist, pattern, err)
+		}
+		if matches {
+			return true, nil
+		}
+	}
+	return false, lines.Err()
 }

@@ -22,7 +22,6 @@ func (a *adder) refusesUnassigned() bool {
 	return a.ownsInterface() && a.config.IPAM != nil && a.config.Cluster == ""
 }
 
-// refuseUnassigned adds the routes that are missing.
 func (a *adder) refuseUnassigned(context.Context) error {
 	routes, err := rtnl.OpenNodeRoutes(rtnl.PluginProtocol)
 	if err != nil {

@@ -20,7 +20,6 @@ import (
 // commandUninstall removes everything from this host.
 const commandUninstall = "uninstall"
 
-// options are the flags and arguments.
 type options struct {
 	desired.Config
 	node       string

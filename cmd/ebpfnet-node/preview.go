@@ -96,7 +96,6 @@ func (p *previewer) cluster(ctx context.Context) (cluster policies.Cluster, err 
 	}
 }
 
-// readObjects reads NetworkPolicies from YAML or JSON.
 func readObjects(text string) (all []*networkingv1.NetworkPolicy, err error) {
 	const peek = 4096 // bytes, which tell JSON from YAML
 

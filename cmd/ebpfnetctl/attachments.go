@@ -64,7 +64,6 @@ var attachmentTable = output.Table[*admin.Attachment]{
 	None: "no container is connected",
 }
 
-// texts returns a text for each item.
 func texts[T any](items []T, text func(T) string) (all []string) {
 	for _, item := range items {
 		all = append(all, text(item))

@@ -48,7 +48,6 @@ func (o *containerOptions) attachments() ([]*admin.Attachment, error) {
 	return found, errors.Join(err, notFound)
 }
 
-// findContainers returns the attachments of several containers.
 func findContainers(all []*admin.Attachment, words []string) (found []*admin.Attachment, err error) {
 	for _, word := range words {
 		its, notFound := findContainer(all, word)

@@ -13,7 +13,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 )
 
-// doctorOptions are the flags of doctor.
 type doctorOptions struct {
 	output.Flags
 	doctor.Options
@@ -89,7 +88,6 @@ func examine(cmd *cobra.Command, o doctorOptions) error {
 	return verdictOf(findings)
 }
 
-// remotes reads --to.
 func (o doctorOptions) remotes() (remotes []netip.AddrPort, err error) {
 	for _, text := range o.to {
 		remote, err := netip.ParseAddrPort(text)

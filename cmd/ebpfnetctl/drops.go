@@ -16,7 +16,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/maps"
 )
 
-// dropOptions are the flags and the argument of drops.
 type dropOptions struct {
 	containerOptions
 	reason string
@@ -79,7 +78,6 @@ func (o dropOptions) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// countDrops prints the counters.
 func countDrops(p *output.Printer, o dropOptions) error {
 	attachments, errAttachments := o.attachments()
 	if attachments == nil {

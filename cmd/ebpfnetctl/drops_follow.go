@@ -31,7 +31,6 @@ const (
 	dropsRenew = time.Second
 )
 
-// follower prints drops.
 type follower struct {
 	options   dropOptions
 	printer   *output.Printer
@@ -70,7 +69,6 @@ func followDrops(cmd *cobra.Command, p *output.Printer, o dropOptions) (err erro
 	return f.run(cmd)
 }
 
-// filter returns which drops the programs report.
 func (f *follower) filter() (filter drops.Filter, err error) {
 	filter.Limit = f.options.limit
 	if reason, ok := ours.ParseReason(f.options.reason); ok {
@@ -111,7 +109,6 @@ func (f *follower) warn(cmd *cobra.Command, filter drops.Filter, err error) erro
 	return nil
 }
 
-// run prints until the end.
 func (f *follower) run(cmd *cobra.Command) error {
 	signal.Ignore(syscall.SIGPIPE) // a write fails instead
 	defer signal.Reset(syscall.SIGPIPE)
@@ -183,7 +180,6 @@ func (f *follower) isAlone(cmd *cobra.Command) bool {
 	return out.Err != nil || err == nil && n == 1 && fds[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0
 }
 
-// print prints the drops since the last call.
 func (f *follower) print() error {
 	var errs []error
 	err := f.reader.Read(func(event *bpf.DropEvent) {
@@ -227,7 +223,6 @@ func (f *follower) printDrop(d drops.Drop) error {
 	return nil
 }
 
-// printLeftOut prints how many drops were left out since the last call.
 func (f *follower) printLeftOut() error {
 	counts, err := f.reader.LeftOut()
 	if err != nil || len(counts) == 0 {

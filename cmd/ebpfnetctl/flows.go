@@ -57,7 +57,6 @@ has those of containers.`,
 	return cmd
 }
 
-// flowOptions are the flags and the argument of flows.
 type flowOptions struct {
 	containerOptions
 	filter admin.FlowFilter

@@ -13,7 +13,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/metrics"
 )
 
-// metricsOptions are the flags of metrics.
 type metricsOptions struct {
 	metrics.Options
 	textfile string

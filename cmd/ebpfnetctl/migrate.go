@@ -13,7 +13,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 )
 
-// migrateOptions are the flags of migrate.
 type migrateOptions struct {
 	output.Flags
 	migrate.Options
@@ -83,7 +82,6 @@ func runMigrate(cmd *cobra.Command, o migrateOptions) error {
 	}))
 }
 
-// planMigration prints what Migrate would do.
 func planMigration(cmd *cobra.Command, p *output.Printer, o migrate.Options) error {
 	networks, err := migrate.Plan(cmd.Context(), o)
 	networks = append([]*migrate.Network{}, networks...)

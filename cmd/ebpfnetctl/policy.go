@@ -37,7 +37,6 @@ it. Rules of ingressPolicy have no place.
 	return cmd
 }
 
-// printPolicies prints what isolates the containers.
 func printPolicies(p *output.Printer, o *containerOptions) error {
 	all, errAll := listAttachments(o.dirs)
 	if all == nil {

@@ -196,7 +196,6 @@ func eachLive(attachments []*admin.Attachment, add addConnection) error {
 	return err
 }
 
-// eachDrop adds the dropped connections in the file.
 func (o *previewOptions) eachDrop(add addConnection) error {
 	if o.drops == "" {
 		return nil

@@ -44,7 +44,6 @@ func printSchema(cmd *cobra.Command, words []string) error {
 	return err
 }
 
-// schemaNames lists the commands that have a schema.
 func schemaNames() (names []string) {
 	files, _ := fs.Glob(schemas, "schema/*.json") // the pattern is right
 	for _, file := range files {

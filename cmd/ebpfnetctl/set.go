@@ -34,7 +34,6 @@ or "none".`,
 	return cmd
 }
 
-// set changes settings of containers that run.
 func set(cmd *cobra.Command, words []string, dirs directories) error {
 	if len(words) < 2 {
 		return usageError{errors.New("set: expected NETWORK[/CONTAINER[/INTERFACE]] and at least one KEY=VALUE")}

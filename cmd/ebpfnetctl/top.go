@@ -14,7 +14,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
 
-// topOptions are the flags and the argument of top.
 type topOptions struct {
 	containerOptions
 	order    string

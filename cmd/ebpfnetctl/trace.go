@@ -68,7 +68,6 @@ func twoWords(cmd *cobra.Command, words []string) error {
 	return atMost(cmd, words, 2)
 }
 
-// runTrace prints the path of the packet.
 func runTrace(ctx context.Context, p *output.Printer, attachments []*admin.Attachment, options trace.Options) error {
 	result, err := trace.Run(ctx, attachments, options)
 	if err != nil {
@@ -164,7 +163,6 @@ func cutPort(what, word string) (end string, port uint16, err error) {
 	return end, uint16(number), nil
 }
 
-// endOf finds the end that a word names.
 func endOf(command string, attachments []*admin.Attachment, word string) (trace.End, error) {
 	switch word {
 	case "host":

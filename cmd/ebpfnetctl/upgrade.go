@@ -27,7 +27,6 @@ instead of at the first ADD.`,
 	return cmd
 }
 
-// upgrade prints what it has replaced or loaded.
 func upgrade(cmd *cobra.Command, flags output.Flags) error {
 	ctx, done := withLocks(cmd)
 	defer done()
@@ -53,7 +52,6 @@ func upgrade(cmd *cobra.Command, flags output.Flags) error {
 	})
 }
 
-// load loads the programs where nothing is loaded.
 func load(ctx context.Context) (loader.Upgraded, error) {
 	datapath, err := loader.Open(ctx, loader.Options{})
 	if err != nil {

@@ -50,7 +50,6 @@ func platformOf(arch string) *v1.Platform {
 	return &v1.Platform{OS: "linux", Architecture: arch, Variant: variant}
 }
 
-// image returns the image for an architecture.
 func (r *release) image(arch string) (v1.Image, error) {
 	files := []file{
 		{r.copyright(inImage), "usr/share/doc/ebpfnet/copyright", 0o644},

@@ -11,7 +11,6 @@ import (
 	"time"
 )
 
-// file is a file of a package or archive.
 type file struct {
 	source string // a path on this machine
 	name   string // in the package
@@ -34,7 +33,6 @@ var (
 // runtime would use it.
 const docDir = "/usr/share/doc/ebpfnet"
 
-// packageFiles returns the files of a package.
 func (r *release) packageFiles(arch string, d distribution) ([]file, error) {
 	files := []file{
 		{r.staged(arch, "ebpfnet"), d.plugins + "/ebpfnet", 0o755},

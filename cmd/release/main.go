@@ -27,7 +27,6 @@ func main() {
 	}
 }
 
-// build writes all files of a release.
 func build(o options) error {
 	r, err := newRelease(o)
 	if err != nil {

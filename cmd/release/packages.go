@@ -26,7 +26,6 @@ daemon. This package enables nothing: copy an example from
 /usr/share/doc/ebpfnet/examples to /etc/cni/net.d.`
 )
 
-// writePackages writes the packages for an architecture.
 func (r *release) writePackages(arch string) error {
 	for _, d := range []distribution{debian, fedora} {
 		info, err := r.packageInfo(arch, d)

@@ -21,7 +21,6 @@ type options struct {
 	out     string
 }
 
-// release is a release under construction.
 type release struct {
 	options
 	time  time.Time // of all files

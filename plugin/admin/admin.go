@@ -74,7 +74,6 @@ func (o *Host) Close() {
 	o.host.Close()
 }
 
-// devices returns the host's devices by index.
 func (o *Host) devices() (map[int]netlink.Link, error) {
 	list, err := link.List(o.host)
 	byIndex := map[int]netlink.Link{}
@@ -246,4 +245,50 @@ func returnOffloaded(ctx context.Context, datapath *loader.Datapath, of func(map
 		return err
 	}
 	return rtnl.BeLiberal(ctx, connections)
+}
+
+// Connected returns the names of the containers whose devices are on this host, also without a loaded
+// datapath or with one of another version. dataDir is the directory of the records, "" for the default.
+func Connected(dataDir string) (containers []string, err error) {
+	host, err := rtnl.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	o := &Host{host: host, ends: map[loader.Owner]hostEnd{}}
+	if err := o.findEnds(config.DataDir(dataDir)); err != nil {
+		return nil, err
+	}
+	known := map[int]bool{}
+	for _, end := range o.ends {
+		containers = append(containers, end.title)
+		known[end.index] = true
+	}
+	slices.Sort(containers)
+	others, err := o.otherDevices(known)
+	return append(containers, others...), err
+}
+
+// otherDevices names devices of containers that have their records in another directory.
+func (o *Host) otherDevices(known map[int]bool) (devices []string, err error) {
+	err = loader.IfLoaded(loader.OpenForRelease, func(datapath *loader.Datapath) error {
+		// In every version, an entry begins with the owner and its key is the index.
+		var index uint32
+		value := make([]byte, datapath.Devices.ValueSize())
+		entries := datapath.Devices.Iterate()
+		for entries.Next(&index, &value) {
+			if known[int(index)] {
+				continue
+			}
+			device, err := link.Device(o.host, int(index))
+			if err != nil {
+				return err
+			}
+			if device != nil {
+				devices = append(devices, "the one behind "+device.Attrs().Name)
+			}
+		}
+		return entries.Err()
+	})
+	return devices, err
 }

@@ -74,7 +74,6 @@ func (s *source) direction(set *maps.RuleSet, nameOf func(maps.Network) string) 
 	return d
 }
 
-// rule returns a rule by its name.
 func (s *source) rule(name string) nodestate.ObjectRule {
 	if i := slices.IndexFunc(s.rules, func(r nodestate.ObjectRule) bool { return r.Name == name }); i >= 0 {
 		return s.rules[i]

@@ -72,7 +72,6 @@ func Flows(attachments []*Attachment, filter FlowFilter) ([]Flow, error) {
 	return l.selected(filter), errors.Join(errFlows, errOffloads, errCache)
 }
 
-// attachmentsBy finds attachments.
 type attachmentsBy struct {
 	owner   map[string]*Attachment
 	address map[netip.Addr]*Attachment
@@ -85,7 +84,6 @@ type connection struct {
 	sides []*Attachment
 }
 
-// matches reports whether the filter selects the connection.
 func (c *connection) matches(filter FlowFilter, by attachmentsBy) bool {
 	isWanted := func(a *Attachment) bool {
 		return a != nil && (filter.Containers == nil || slices.Contains(filter.Containers, a))

@@ -18,7 +18,6 @@ type flowList struct {
 	byTuple     map[tuple]*connection // normal, before and after translation
 }
 
-// tuple identifies a connection.
 type tuple struct {
 	protocol            string
 	source, destination netip.AddrPort

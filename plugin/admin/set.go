@@ -146,7 +146,6 @@ func (o *Host) setPolicy(store *maps.Store, device *maps.Device, before maps.Pol
 	return o.admitReplies(store, *device), nil
 }
 
-// limit changes the limits of a container that runs.
 func (o *Host) limit(hostIndex int, ifName string, b link.Bandwidth) error {
 	outside, ns, err := pairOf(o.host, hostIndex)
 	if err != nil {
@@ -163,4 +162,38 @@ func (o *Host) limit(hostIndex int, ifName string, b link.Bandwidth) error {
 		return fmt.Errorf("find %s in the container: %w", ifName, err)
 	}
 	return b.Shape(o.host, container.Netlink, outside, inside)
+}
+
+// maxOpened bounds the connections that a change of policy writes for one container.
+const maxOpened = 4096
+
+// admitReplies lets the connections of a container continue that its rules admit, when a direction of it
+// becomes isolated. Connections of a container with a network stack of its own, as in a virtual machine,
+// cannot be seen.
+func (o *Host) admitReplies(store *maps.Store, device maps.Device) error {
+	_, ns, err := pairOf(o.host, device.IfIndex)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+
+	opened, accepted, err := namespace.Connections(ns)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(
+		store.AdmitReplies(device.Owner, maps.OpenedByContainer, connections(opened)),
+		store.AdmitReplies(device.Owner, maps.OpenedByRemote, connections(accepted)),
+	)
+	if n := len(opened) + len(accepted); err == nil && max(len(opened), len(accepted)) > maxOpened {
+		err = fmt.Errorf("it has %d, and at most %d of each direction are kept", n, maxOpened)
+	}
+	return err
+}
+
+func connections(sockets []namespace.Connection) (list []maps.Connection) {
+	for _, c := range sockets[:min(len(sockets), maxOpened)] {
+		list = append(list, maps.Connection{Protocol: maps.Protocol(c.Protocol), Local: c.Local, Remote: c.Remote})
+	}
+	return list
 }

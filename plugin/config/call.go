@@ -89,7 +89,6 @@ func valueAt(text json.RawMessage, path string) json.RawMessage {
 	return text
 }
 
-// describe names the expected type.
 func describe(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Bool:

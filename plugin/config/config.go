@@ -269,7 +269,6 @@ func (c *Call) Parse() (*Config, error) {
 	return config, config.check()
 }
 
-// attachment is the attachment that a call is about.
 func (c *Call) attachment(network string) maps.Attachment {
 	return maps.Attachment{Network: network, ContainerID: c.ContainerID, IfName: c.IfName}
 }
@@ -282,7 +281,6 @@ func (c *Call) checkIfName() error {
 	return nil
 }
 
-// check checks the keys that need no parsing.
 func (c *netConf) check() error {
 	const (
 		minMTU, largestMTU = 68, 65535     // RFC 791; the largest MTU of a veth
@@ -352,7 +350,6 @@ func checkUplinks(patterns []string) error {
 	return nil
 }
 
-// check checks keys against each other.
 func (c *Config) check() error {
 	const minIPv6MTU = 1280 // RFC 8200, 5
 

@@ -12,7 +12,6 @@ import (
 // ownIPAM is the IPAM type that ebpfnet runs itself.
 const ownIPAM = "host-local"
 
-// addressConf has the keys that request addresses.
 type addressConf struct {
 	Name string          `json:"name"`
 	IPAM json.RawMessage `json:"ipam"`

@@ -166,7 +166,6 @@ func (o object) knows(key string) bool {
 	})
 }
 
-// keysOf returns the keys that the fields of a struct have.
 func keysOf(t reflect.Type) (keys []string) {
 	for _, field := range reflect.VisibleFields(t) {
 		if key := field.Tag.Get("json"); key != "" { // an embedded struct has none

@@ -15,7 +15,6 @@ import (
 // noPolicy is the setting of a container that has no policy.
 const noPolicy = "none"
 
-// setPolicies sets what the container admits.
 func (c *Config) setPolicies(conf *netConf) (err error) {
 	if c.Audit, err = parsePolicyMode(conf.PolicyMode); err != nil {
 		return err
@@ -76,7 +75,6 @@ func readPolicy(file string) (string, error) {
 	return line.String(), err
 }
 
-// applyPolicy replaces the policy by that of a setting.
 func (c *Config) applyPolicy(setting string) (err error) {
 	if setting != "" {
 		c.Policy = nil

@@ -143,7 +143,6 @@ func ensureSysctl(name, value string) error {
 	return nil
 }
 
-// writeSysctlIn sets a sysctl of another network namespace.
 func writeSysctlIn(ns netns.NsHandle, name, value string) error {
 	return InNamespace(ns, func() error { return ensureSysctl(name, value) })
 }

@@ -209,3 +209,64 @@ func RouteTo(host *netlink.Handle, addr netip.Addr) (Route, error) {
 	gateway, _ := netip.AddrFromSlice(routes[0].Gw)
 	return Route{Device: routes[0].LinkIndex, Source: source.Unmap(), Gateway: gateway.Unmap()}, nil
 }
+
+// OutsideMTU returns the MTU of the host's default routes, the smaller one of both families, or the MTU of Ethernet if
+// there is no default route.
+func OutsideMTU(host *netlink.Handle) (int, error) {
+	const ethernet = 1500
+
+	least, byDevice := 0, map[int]int{}
+	for _, ip := range outside {
+		routes, err := host.RouteGet(ip)
+		if err != nil || len(routes) == 0 {
+			continue // no default route
+		}
+		mtu := routes[0].MTU
+		if mtu == 0 {
+			mtu = byDevice[routes[0].LinkIndex]
+		}
+		if mtu == 0 {
+			device, err := Device(host, routes[0].LinkIndex)
+			if err != nil {
+				return 0, fmt.Errorf("look up the device of the default route: %w", err)
+			}
+			if device == nil {
+				continue
+			}
+			mtu = device.Attrs().MTU
+			byDevice[routes[0].LinkIndex] = mtu
+		}
+		if least == 0 || mtu < least {
+			least = mtu
+		}
+	}
+	if least == 0 {
+		return ethernet, nil
+	}
+	return least, nil
+}
+
+// IsBridge reports whether a device is a bridge.
+func IsBridge(device netlink.Link) bool { return device.Type() == "bridge" }
+
+// BridgeNetfilter describes how br_netfilter affects an uplink, with the remedy, or returns "". It shows packets that a
+// bridge receives to rules and conntrack at the bridge's port, before the datapath translates them. Rules see the
+// packets again afterwards, so only rules in PREROUTING are affected. The calling thread's network namespace must be
+// the host's.
+func BridgeNetfilter(uplink netlink.Link) string {
+	if !IsBridge(uplink) {
+		return ""
+	}
+	var on []string
+	for _, name := range []string{"bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"} {
+		if value, err := readSysctl(name); err == nil && value == "1" { // else br_netfilter is not loaded
+			on = append(on, "net."+strings.ReplaceAll(name, "/", "."))
+		}
+	}
+	if len(on) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("uplink %s is a bridge, and br_netfilter shows its packets to rules in PREROUTING before they are translated: "+
+		"rules there that drop ct state invalid drop replies to containers: set %s to 0, or accept what comes by the bridge's ports before them",
+		uplink.Attrs().Name, strings.Join(on, " and "))
+}

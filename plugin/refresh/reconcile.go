@@ -6,6 +6,7 @@ package refresh
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -63,4 +64,19 @@ func loopback(ctx context.Context, datapath *loader.Datapath) error {
 		return err
 	}
 	return maps.With(ctx, datapath, func(*maps.Store) error { return datapath.AttachLoopback() })
+}
+
+// Rules writes to the datapath whether the host has policy rules that fastPath always and auto must leave to the stack. Without
+// a change it only reads.
+func Rules(ctx context.Context, datapath *loader.Datapath) error {
+	var found maps.RouteRules
+	var err error
+	if found.IPv4, found.IPv6, err = rtnl.UnfollowedRules(); err != nil {
+		return fmt.Errorf("list policy rules: %w", err)
+	}
+	known, err := maps.ReadRouteRules(datapath)
+	if err != nil || known == found {
+		return err
+	}
+	return maps.With(ctx, datapath, func(store *maps.Store) error { return store.PutRouteRules(found) })
 }

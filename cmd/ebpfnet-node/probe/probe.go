@@ -54,7 +54,6 @@ type socket interface {
 	Close() error
 }
 
-// target is a node to probe.
 type target struct {
 	desired.Probe
 	nonce    nonce // of the last question

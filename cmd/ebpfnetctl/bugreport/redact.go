@@ -43,7 +43,6 @@ func redactString(text string) string {
 	return text
 }
 
-// redactJSON leaves out the values of secrets.
 func redactJSON(text []byte) ([]byte, error) {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.UseNumber()

@@ -80,7 +80,6 @@ func overlapping(text []byte, name string, ours []netip.Prefix) (found []string)
 	return found
 }
 
-// sharedSubnets finds networks that give out the same addresses.
 func (h *host) sharedSubnets() (findings []Finding) {
 	ours := h.ours()
 	for i, n := range ours {
@@ -95,10 +94,8 @@ func (h *host) sharedSubnets() (findings []Finding) {
 
 func overlap(a, b *network) (subnet string, overlaps bool) {
 	for _, one := range a.subnets() {
-		for _, other := range b.subnets() {
-			if one.Overlaps(other) {
-				return one.String(), true
-			}
+		if slices.ContainsFunc(b.subnets(), one.Overlaps) {
+			return one.String(), true
 		}
 	}
 	return "", false

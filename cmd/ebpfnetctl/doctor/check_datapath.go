@@ -162,7 +162,6 @@ func judgeFlowTable(used float64, places int) []Finding {
 		"established connections have %.0f %% of %d places: new ones may be refused", 100*used, places)}
 }
 
-// judgeMap returns a finding if a map is almost full.
 func judgeMap(name string, count, limit int, remedy string) []Finding {
 	fill := fmt.Sprintf("map %s has %d of %d entries", name, count, limit)
 	switch {

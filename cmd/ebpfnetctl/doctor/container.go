@@ -175,7 +175,6 @@ func (c *container) answer() {
 	}
 }
 
-// dial connects from a namespace.
 func dial(ctx context.Context, from *netns.NsHandle, remote netip.AddrPort) (conn net.Conn, err error) {
 	err = in(from, func() (err error) {
 		conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", remote.String())

@@ -36,7 +36,6 @@ type Finding struct {
 	fix    *fix
 }
 
-// check is a line of the table.
 type check struct {
 	name string
 	look func(context.Context, *host) ([]Finding, error)
@@ -173,7 +172,6 @@ func repair(ctx context.Context, h *host) ([]string, error) {
 	return repaired, err
 }
 
-// good is a check that has found nothing.
 func good(format string, args ...any) Finding {
 	return Finding{State: Good, What: fmt.Sprintf(format, args...)}
 }
@@ -183,7 +181,6 @@ func warning(remedy, format string, args ...any) Finding {
 	return Finding{State: Warning, What: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
-// wrong is something that does harm.
 func wrong(remedy, format string, args ...any) Finding {
 	return Finding{State: Wrong, What: fmt.Sprintf(format, args...), Remedy: remedy}
 }

@@ -126,7 +126,6 @@ type peer struct {
 	port     uint16 // of the tunnel
 }
 
-// peers lists the datapath's nodes.
 func (h *host) peers() (peers []*peer, err error) {
 	if err := h.whyNotOpen(); err != nil || h.datapath == nil {
 		return nil, err

@@ -70,7 +70,6 @@ func judgeTrace(trace *firewall.Trace, err error, trials []Finding) Finding {
 	return Finding{Check: check, State: Good, What: "no rule of nftables drops the packets; rules of iptables-legacy are not traced"}
 }
 
-// trial is a connection to try.
 type trial struct {
 	name   string                      // such as "send out, IPv4"
 	what   string                      // who connects to whom
@@ -90,7 +89,6 @@ func (t trial) run(ctx context.Context) Finding {
 	return Finding{Check: t.name, State: Good, What: t.what + " works"}
 }
 
-// trials returns what to try for each address of the container.
 func (c *container) trials(h *host, remotes []netip.AddrPort) (trials []trial) {
 	for _, own := range c.addresses {
 		family := "IPv6"

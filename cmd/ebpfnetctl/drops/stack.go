@@ -74,7 +74,6 @@ func parseFormat(text string) (*Stack, error) {
 // HasReasons reports whether the kernel has reasons (since 5.17), besides the function that drops.
 func (s *Stack) HasReasons() bool { return s.offsets["reason"] != 0 }
 
-// config returns the configuration of the program.
 func (f *StackFilter) config() (loader.StackDrops, error) {
 	var netns unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &netns); err != nil {
@@ -107,7 +106,6 @@ func (s *Stack) reasonName(number uint32) string {
 	return strconv.FormatUint(uint64(number), 10)
 }
 
-// symbol is a function of the kernel.
 type symbol struct {
 	address uint64
 	name    string

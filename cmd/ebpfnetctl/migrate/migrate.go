@@ -60,7 +60,6 @@ type Network struct {
 	translation *translation
 }
 
-// host is the host whose networks are migrated.
 type host struct {
 	Options
 	netlink *netlink.Handle
@@ -176,7 +175,6 @@ func (h *host) lookAtDone(n *Network, kept string) (*Network, error) {
 	return n, err
 }
 
-// block adds a reason why a network cannot be migrated.
 func (n *Network) block(format string, args ...any) {
 	n.State = Blocked
 	n.Reasons = append(n.Reasons, fmt.Sprintf(format, args...))

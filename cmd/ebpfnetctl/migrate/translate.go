@@ -14,7 +14,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 )
 
-// object is a JSON object.
 type object = map[string]any
 
 // translation is what becomes of a list.
@@ -28,12 +27,10 @@ type translation struct {
 // errOther is about a list whose plugins ebpfnet does not replace.
 var errOther = errors.New("ebpfnet does not replace these plugins")
 
-// hasPlugin reports whether a list has a plugin.
 func hasPlugin(list *libcni.NetworkConfigList, plugin string) bool {
 	return slices.Contains(typesOf(list), plugin)
 }
 
-// typesOf returns the plugins of a list.
 func typesOf(list *libcni.NetworkConfigList) (types []string) {
 	for _, plugin := range list.Plugins {
 		types = append(types, plugin.Network.Type)
@@ -84,7 +81,6 @@ func translate(list *libcni.NetworkConfigList) (*translation, error) {
 	return &translation{conflist, ours, chained, parsed.Reservations().Dir()}, err
 }
 
-// translateFirst translates the plugin that makes the interface.
 func translateFirst(plugin *libcni.PluginConfig) (object, error) {
 	keys, err := keysOf(plugin)
 	if err != nil {

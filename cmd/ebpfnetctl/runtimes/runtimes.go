@@ -86,7 +86,6 @@ func (r Runtime) In(root string) Runtime {
 	return r
 }
 
-// exists reports whether any of the files exists.
 func exists(root string, files ...string) bool {
 	return slices.ContainsFunc(files, func(file string) bool {
 		_, err := os.Stat(filepath.Join(root, file))

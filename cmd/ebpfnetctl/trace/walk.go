@@ -19,7 +19,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
-// walker walks with a packet from hook to hook.
 type walker struct {
 	ctx       context.Context
 	copy      *loader.Copy
@@ -162,7 +161,6 @@ func (w *walker) above(index int) int {
 	return index
 }
 
-// ownerName names the container of an entry.
 func (w *walker) ownerName(owner loader.Owner) string {
 	if a := w.owners[owner.String()]; a != nil && a.Title() != "" {
 		return a.Title()
