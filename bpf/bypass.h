@@ -10,7 +10,7 @@
 #include "fib.h"
 #include "fwd_cache.h"
 #include "offload.h"
-#include "policy.h"
+#include "policy_send.h"
 #include "route_cache.h"
 #include "tag.h"
 #include "verdict.h"

@@ -16,7 +16,7 @@
 #include "masq_endpoint.h"
 #include "host_flow.h"
 #include "node.h"
-#include "policy.h"
+#include "policy_send.h"
 #include "scratch.h"
 #include "spoof.h"
 #include "stack_hooks.h"

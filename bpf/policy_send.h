@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Policies of what containers send: in from_container, and where it enters another container or leaves the host. */
+#pragma once
+
+#include "policy.h"
+
+/*
+ * Creates the flow of a connection whose packet from_container could not judge, because the host has
+ * translated it since. The rules admit p, which has the tag.
+ */
+static __always_inline void policy_track_pending(struct __sk_buff *skb,
+						 const struct policy_args *args,
+						 const struct packet *p, __u32 tag)
+{
+	__u32 key = tag % ROUTED_TUPLES;
+	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
+	struct flow_args *flow = flow_scratch_get();
+	struct device *device;
+
+	if (!flow || !entry || entry->tag != tag)
+		return;
+	device = device_lookup(entry->tuple.ifindex);
+	if (!device || device->owner != args->owner)
+		return;
+	__builtin_memset(&flow->key, 0, sizeof(flow->key));
+	flow->key.remote = entry->tuple.dst;
+	flow->key.local = entry->tuple.src;
+	flow->key.remote_port = entry->tuple.dport;
+	flow->key.local_port = entry->tuple.sport;
+	flow->key.protocol = entry->tuple.protocol;
+	flow->key.kind = FLOW_POLICY;
+	flow_lookup(flow);
+	policy_track(FROM_CONTAINER, args->owner);
+}
+
+/*
+ * The same for the packet in pkt_scratch, which is sent to a host port, whose container is its new
+ * destination: to_container does not get the tag.
+ */
+__noinline int policy_track_host_port(struct __sk_buff *skb)
+{
+	struct policy_args *args = policy_scratch_get();
+	struct flow_args *flow = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
+
+	USE_ARGUMENT(skb);
+	if (!args || !flow || !p || !policy_set_peer(args, &p->decided.new_addr) ||
+	    !policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->decided.new_port))
+		return 0; /* to_container drops p, unless the container is its own peer */
+	flow_sent_key(&flow->key, p, FLOW_POLICY);
+	flow_lookup(flow);
+	policy_track(FROM_CONTAINER, args->owner);
+	return 0;
+}
+
+/*
+ * Reports whether from_uplink has found that the rules of the container behind receiver admit p, which has the tag. Others
+ * than uplinks could forge it.
+ */
+static __always_inline bool policy_is_judged(struct __sk_buff *skb, const struct packet *p,
+					     const struct device *receiver, __u32 tag)
+{
+	return p->decided.admitted && p->decided.parsed && tag_matches(tag, p) &&
+	       policy_is_address_of(receiver, &p->dst) && is_uplink(skb->ingress_ifindex);
+}
+
+/*
+ * Reports whether p, which leaves for the outside with the tag, belongs to a connection that the rules in args
+ * admit, and that its receiver has opened: by a host port, or by a flow for which from_container has not looked.
+ */
+static __always_inline bool policy_is_reply(struct policy_args *args, struct packet *p, __u32 tag)
+{
+	struct flow_args *flows = flow_scratch_get();
+	const struct flow *flow = &flows->flow;
+
+	if (!flows || packet_opens(p))
+		return false;
+	flow_sent_key(&flows->key, p, FLOW_DNAT);
+	if (reply_port_is_used(p->protocol, p->sport) && flow_access(FLOW_READ) &&
+	    flow->owner == args->owner && !flow_expired(flow) &&
+	    (flow->nat_port != p->sport || !addr_equal(&flow->nat_addr, &p->src)))
+		return policy_judge(args, p, RULE_SET_INGRESS(args->rule_sets), p->sport);
+	if (tag != TAG_BYPASS)
+		return false;
+	flows->key.kind = FLOW_POLICY;
+	p->decided.admitted = policy_is_known(FROM_CONTAINER);
+	return p->decided.admitted;
+}
+
+/*
+ * Tracks the connection of the packet in pkt_scratch, which from_container has sent past the stack without
+ * asking the rules, and which leaves under the container's own address.
+ */
+__noinline int policy_track_bypass(struct __sk_buff *skb)
+{
+	struct policy_args *args = policy_scratch_get();
+	struct device *sender = device_lookup(skb->ingress_ifindex);
+	struct flow_args *flow = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
+
+	if (!args || !flow || !p || !sender || !sender->policy || p->decided.admitted ||
+	    !policy_load(args, sender, p) || !args->rule_sets)
+		return 0;
+	flow_sent_key(&flow->key, p, FLOW_POLICY);
+	if (policy_is_known(FROM_CONTAINER) ||
+	    !policy_needs_flow(p, RULE_SET_INGRESS(args->rule_sets)))
+		return 0;
+	policy_set_peer(args, &p->dst);
+	if (policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
+		policy_track(FROM_CONTAINER, args->owner);
+	return 0;
+}
+
+/* Reports whether the rules have let the container behind the device send a packet like p to the outside a moment ago. */
+static __always_inline bool policy_has_left(struct __sk_buff *skb, struct packet *p,
+					    const struct device *sender)
+{
+	struct policy_args *args = policy_scratch_get();
+
+	return args && p->decided.parsed && policy_load(args, sender, p) &&
+	       policy_entry_admits(fwd_cache_lookup_sent(skb, p), p);
+}
+
+/*
+ * Reports whether the container behind the device sender may send p to the one behind the device
+ * receiver; NULL: to the outside. p has the tag. If not, drops p.
+ */
+static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
+				     const struct device *sender, const struct device *receiver,
+				     __u32 tag)
+{
+	struct policy_args *args = policy_scratch_get();
+	bool parsed = p->decided.parsed, admitted;
+
+	/* Loaded in any case: what is cached now depends on it. */
+	if (!args || !policy_load(args, sender, p) || p->decided.admitted ||
+	    !RULE_SET_EGRESS(args->rule_sets))
+		return true;
+	if (tag == TAG_BYPASS) {
+		policy_set_outside(args, &p->dst);
+	} else if (receiver) {
+		if (receiver->container == args->container)
+			return true;
+		args->host = false;
+		args->kind = PEER_NETWORK;
+		args->network = receiver->network;
+		args->peer = p->dst;
+	} else if (!policy_set_peer(args, &p->dst)) {
+		return true;
+	}
+	args->rule_set = RULE_SET_EGRESS(args->rule_sets);
+	admitted = (parsed && policy_judge(args, p, args->rule_set, p->dport)) ||
+		   policy_is_neighbor(skb, p);
+	if (!admitted && !receiver && parsed && policy_is_reply(args, p, tag))
+		return true;
+	args->rule_set = RULE_SET_EGRESS(args->rule_sets);
+	if (!admitted && !policy_refuse(skb, args, REASON_POLICY_EGRESS))
+		return false;
+	if (tag & TAG_TUPLE && tag & TAG_PENDING && parsed)
+		policy_track_pending(skb, args, p, tag);
+	return true;
+}
+
+/*
+ * The same for the packet in pkt_scratch, if another plugin's bridge has given it to the stack. from_container
+ * has left the sender's device in routed, because the stack sees the bridge's; without the tag, the source tells.
+ * An entry that other packets have overwritten admits nothing.
+ */
+__noinline int policy_leaves_bridge(struct __sk_buff *skb, __u32 tag)
+{
+	__u32 key = tag % ROUTED_TUPLES, ingress = skb->ingress_ifindex;
+	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
+	struct packet *p = pkt_scratch_get();
+	struct device *sender = NULL;
+	struct endpoint *endpoint;
+
+	if (!p || !ingress || device_lookup(ingress) || is_uplink(ingress))
+		return true;
+	if (tag & TAG_TUPLE && tag & TAG_PENDING) {
+		if (!entry || entry->tag != tag) {
+			drop_for(skb, OWNER_HOST, REASON_POLICY_EGRESS);
+			return false;
+		}
+		sender = device_lookup(entry->tuple.ifindex);
+	} else {
+		endpoint = endpoint_lookup(&p->src);
+		if (endpoint)
+			sender = device_lookup(endpoint->ifindex);
+		if (sender && !(sender->flags & DEVICE_BRIDGED))
+			sender = NULL;
+	}
+	return !sender || !sender->policy ||
+	       policy_leaves(skb, p, sender, device_lookup(skb->ifindex), tag);
+}
+
+/*
+ * Reports whether the rules of both sides admit the packet in pkt_scratch, with the tag, from one device (0: the host)
+ * to another one. If not, drops it.
+ */
+__noinline int policy_admits(struct __sk_buff *skb, __u32 from, __u32 to, __u32 tag)
+{
+	struct device *sender = from ? device_lookup(from) : NULL, *receiver = device_lookup(to);
+	struct packet *p = pkt_scratch_get();
+
+	if (!p)
+		return true;
+	if (sender && sender->policy && !policy_leaves(skb, p, sender, receiver, tag))
+		return false;
+	if (!receiver || !receiver->policy || (!sender && policy_is_judged(skb, p, receiver, tag)))
+		return true;
+	packet_translate(p, &p->dst, p->dport);
+	return policy_receives(skb, p, receiver, from, sender);
+}
+
+/*
+ * Reports whether the container in args may send p to where it leads: not if that is the host, or past our
+ * programs, and the rules do not admit it. The last hook judges all else.
+ */
+static __always_inline bool policy_sends_away(struct __sk_buff *skb, struct policy_args *args,
+					      const struct device *device, const struct packet *p,
+					      int parsed)
+{
+	__u32 rule_set = RULE_SET_EGRESS(args->rule_sets);
+	__u32 exit;
+
+	args->rule_set = rule_set;
+	if (parsed == PARSED_NOT_IP || parsed == PARSED_TRUNCATED)
+		return policy_is_link(skb, p);
+	exit = route_ask(skb, ROUTE_EXIT);
+	if (exit == EXIT_GUARDED && (parsed == PARSED || !(device->flags & DEVICE_BRIDGED)))
+		return true;
+	if (exit == EXIT_HOST) {
+		if (rule_set & RULE_SET_HOST || policy_is_link(skb, p))
+			return true;
+		args->host = true;
+		args->peer = p->dst;
+	} else if (!policy_set_peer(args, &p->dst)) {
+		return true;
+	}
+	if (parsed != PARSED) /* a bridge passes neighbor discovery on to another container */
+		return device->flags & DEVICE_BRIDGED && policy_is_neighbor(skb, p);
+	return policy_judge(args, p, rule_set, p->dport);
+}
+
+/*
+ * Reports whether the container that has sent the packet in pkt_scratch may do so, as far as from_container can
+ * tell. If not, drops it. Tracks the connections whose replies are to be admitted.
+ */
+__noinline int policy_sends(struct __sk_buff *skb, __u32 parsed)
+{
+	struct policy_args *args = policy_scratch_get();
+	struct device *device = device_lookup(skb->ifindex);
+	struct flow_args *flow = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
+
+	if (!args || !flow || !p || !device || !policy_load(args, device, p) || !args->rule_sets)
+		return true;
+	if (parsed == PARSED) {
+		flow_sent_key(&flow->key, p, FLOW_POLICY);
+		if (policy_is_known(FROM_CONTAINER)) {
+			p->decided.admitted = true;
+			return true;
+		}
+	}
+	if (RULE_SET_EGRESS(args->rule_sets) && !policy_sends_away(skb, args, device, p, parsed) &&
+	    !policy_refuse(skb, args, REASON_POLICY_EGRESS))
+		return false;
+	if (parsed != PARSED)
+		return true;
+	/* The last hook does not see from which device it is. */
+	p->decided.pending = device->flags & DEVICE_BRIDGED && RULE_SET_EGRESS(args->rule_sets);
+	if (!policy_needs_flow(p, RULE_SET_INGRESS(args->rule_sets)))
+		return true;
+	policy_set_peer(args, &p->dst);
+	if (policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
+		policy_track(FROM_CONTAINER, args->owner);
+	else
+		p->decided.pending = true;
+	return true;
+}
