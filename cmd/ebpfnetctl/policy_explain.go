@@ -73,23 +73,35 @@ selectors of rules match them. Exits with 3 if a direction does not admit it.
 	return cmd
 }
 
+// openExplainer opens what an explainer of the host's rules reads. The caller calls done at the end.
+func openExplainer(state string) (explainer *admin.Explainer, done func(), err error) {
+	datapath, err := loader.OpenLoaded()
+	if err != nil {
+		return nil, nil, err
+	}
+	host, err := rtnl.Open()
+	if err != nil {
+		datapath.Close()
+		return nil, nil, err
+	}
+	return admin.NewExplainer(datapath, host, state), func() {
+		host.Close()
+		datapath.Close()
+	}, nil
+}
+
 // explain judges a connection by the rules of both ends.
 func explain(all []*admin.Attachment, o trace.Options) ([]explanation, error) {
 	src, dst, err := o.Addresses()
 	if err != nil {
 		return nil, err
 	}
-	datapath, err := loader.OpenLoaded()
+	explainer, done, err := openExplainer(nodestate.Default)
 	if err != nil {
 		return nil, err
 	}
-	defer datapath.Close()
-	host, err := rtnl.Open()
-	if err != nil {
-		return nil, err
-	}
-	defer host.Close()
-	explainer, byAddr := admin.NewExplainer(datapath, host, nodestate.Default), admin.ByAddress(all)
+	defer done()
+	byAddr := admin.ByAddress(all)
 	from, to := byAddr[src], byAddr[dst]
 	if o.From.Host {
 		from = nil

@@ -19,7 +19,6 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
-	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
@@ -130,17 +129,12 @@ func (o *previewOptions) connections() ([]known, error) {
 	if attachments == nil {
 		return nil, err
 	}
-	datapath, err := loader.OpenLoaded()
+	explainer, done, err := openExplainer(o.state)
 	if err != nil {
 		return nil, err
 	}
-	defer datapath.Close()
-	host, err := rtnl.Open()
-	if err != nil {
-		return nil, err
-	}
-	defer host.Close()
-	byAddr, explainer := admin.ByAddress(attachments), admin.NewExplainer(datapath, host, o.state)
+	defer done()
+	byAddr := admin.ByAddress(attachments)
 	var list []known
 	var errs []error
 	add := func(protocol maps.Protocol, pod, peer netip.AddrPort, isEgress, isDrop bool) {

@@ -48,6 +48,7 @@ func (c *cyclonusCluster) address() {
 		if pod.Namespace == "x" {
 			bytes[len(bytes)-2] = 1
 		}
+		// cyclonus' value for a pod without an address
 		if addr, _ := netip.AddrFromSlice(bytes); pod.IP == "TODO" {
 			pod.IP = addr.String()
 		}
