@@ -169,14 +169,15 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 __noinline int policy_leaves_bridge(struct __sk_buff *skb, __u32 tag)
 {
 	__u32 key = tag % ROUTED_TUPLES, ingress = skb->ingress_ifindex;
-	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
 	struct packet *p = pkt_scratch_get();
 	struct device *sender = NULL;
 	struct endpoint *endpoint;
+	struct routed *entry;
 
 	if (!p || !ingress || device_lookup(ingress) || is_uplink(ingress))
 		return true;
 	if (tag & TAG_TUPLE && tag & TAG_PENDING) {
+		entry = bpf_map_lookup_elem(&routed, &key);
 		if (!entry || entry->tag != tag) {
 			drop_for(skb, OWNER_HOST, REASON_POLICY_EGRESS);
 			return false;
