@@ -13,6 +13,16 @@ enum host_socket {
 };
 
 /*
+ * Reports whether a UDP socket accepts packets from any remote. Never inlined: as an argument, struct
+ * bpf_sock is whole in BTF. Where only struct __sk_buff refers to types, clang orders them by their
+ * address in its memory, and the object depends on the path of the source.
+ */
+static __noinline bool udp_socket_is_unconnected(struct bpf_sock *sk)
+{
+	return !sk->dst_port;
+}
+
+/*
  * Looks up the socket that receives packets from remote to local in key. The protocol is TCP
  * or UDP.
  */
@@ -47,7 +57,7 @@ static __noinline enum host_socket socket_lookup(struct __sk_buff *skb, const st
 		sk = bpf_sk_lookup_udp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
 		if (!sk)
 			return SOCKET_NONE;
-		if (!sk->dst_port)
+		if (udp_socket_is_unconnected(sk))
 			found = SOCKET_LISTENING;
 	}
 	bpf_sk_release(sk);
