@@ -164,6 +164,7 @@ enum flow_kind {
 	FLOW_RST_HELD = 4, /* the host has refused a packet of this remote; its RST was held back */
 	FLOW_OFFLOAD = 5,  /* may bypass the stack: struct offload */
 	FLOW_PAIR = 6,	   /* admitted by the rules of both containers: policy_pair.h */
+	FLOW_CT_NAT = 7,   /* translated by the host's rules: struct ct_nat */
 } __attribute__((packed)); /* one byte */
 
 /* The container is that of the flow's owner; the remote is the other side. */
@@ -277,9 +278,30 @@ struct offload {
 	__u32 uplink;		    /* ifindex towards the side that is not an endpoint, or 0 */
 	__u32 fin_seq[2];	    /* TCP: the sequence number after each side's FIN */
 	__u8 ct_window;		    /* TCP: the window of the last conntrack update */
-	__u8 pad[3];
-	__u64 owners; /* of the endpoints at both sides, XOR */
-	__u64 payer; /* as in struct flow; between two containers owners, because the opener is unknown */
+	__u8 translated; /* 1: has a FLOW_CT_NAT, and is the connection after translation */
+	__u8 pad[2];
+	__u64 ct;    /* translated: as in struct ct_nat */
+	__u64 payer; /* the owners of both endpoints, XOR, because the opener is unknown */
+};
+
+/*
+ * The flow of kind FLOW_CT_NAT: a connection that the host's own rules translate, as its opener sees it;
+ * the key is that of a FLOW_OFFLOAD. conntrack's entry says what it is translated to (conntrack.h). What
+ * the table reads is where struct flow has it.
+ */
+struct ct_nat {
+	__u64 owner;	      /* of the opener; if it is outside, of the container that receives */
+	struct addr nat_addr; /* whom it reaches: for a service, the backend */
+	__u32 last_seen;
+	__u16 nat_port;
+	enum flow_state state;
+	enum flow_flags flags;
+	__u64 ct; /* the address of conntrack's entry */
+	__u32 pad[2];
+	__u16 pad2;
+	__u16 created;
+	__u32 pad3;
+	__u64 payer;
 };
 
 /*
@@ -294,6 +316,7 @@ struct flow_entry {
 	union {
 		struct flow flow;
 		struct offload offload; /* kind FLOW_OFFLOAD */
+		struct ct_nat ct_nat;	/* kind FLOW_CT_NAT */
 	};
 };
 
@@ -420,6 +443,7 @@ _Static_assert(sizeof(struct flow_bucket) == 8 + 4 * FLOW_WAYS, "flow_bucket");
 _Static_assert(sizeof(struct routed) == 48, "routed");
 _Static_assert(sizeof(struct masq_sources_key) == 8, "masq_sources_key");
 _Static_assert(sizeof(struct offload) == sizeof(struct flow), "offload");
+_Static_assert(sizeof(struct ct_nat) == sizeof(struct flow), "ct_nat");
 _Static_assert(sizeof(struct stack_note) == 16, "stack_note");
 _Static_assert(sizeof(struct fwd_key) == 44, "fwd_key");
 _Static_assert(sizeof(struct fwd_ways) == 16, "fwd_ways");

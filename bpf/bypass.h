@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include "conntrack.h"
 #include "endpoint.h"
 #include "fib.h"
 #include "fwd_cache.h"
@@ -16,11 +17,28 @@
 #include "verdict.h"
 
 /*
- * Reports whether p, addressed to addr:port, may bypass the stack. c has the owners, and
+ * Reports whether the host's rules translate the connection of c: it is one after translation, or one before.
+ * The two have different keys, but one hash is enough.
+ */
+static __always_inline bool bypass_is_translated(const struct connection *c)
+{
+	struct flow_args *args = flow_scratch_get();
+
+	if (c->offload)
+		return c->offload->translated;
+	if (!config.sees_hooks || !args)
+		return false;
+	args->key = c->key;
+	args->key.kind = FLOW_CT_NAT;
+	return flow_lookup(args);
+}
+
+/*
+ * Reports whether p, addressed to addr:port, may bypass the stack, unchanged. c has the owners, and
  * gets the connection's entry; FAST_PATH_ALWAYS needs none.
  */
-static __noinline bool bypass_is_allowed(const struct packet *p, struct connection *c,
-					 __u8 fast_path, const struct addr *addr, __u16 port)
+static __noinline bool bypass_is_allowed(struct packet *p, struct connection *c, __u8 fast_path,
+					 const struct addr *addr, __u16 port)
 {
 	c->offload = NULL;
 	if (!p->fast_eligible || p->decided.ct_update || p->ttl <= 1 ||
@@ -32,7 +50,8 @@ static __noinline bool bypass_is_allowed(const struct packet *p, struct connecti
 		return false;
 	offload_init(c, p, addr, port);
 	offload_find(c);
-	return offload_allows(p, c);
+	p->decided.ct_nat = bypass_is_translated(c);
+	return !p->decided.ct_nat && offload_allows(p, c);
 }
 
 /* Reports whether p opens a connection without `always`, so it must pass the stack. */
@@ -140,7 +159,7 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
  * Reports whether p, which may bypass the stack as far as from_container sees, may do so towards
  * the uplink of c, which may have hooks.
  */
-static __noinline bool bypass_uplink_allows(struct __sk_buff *skb, const struct packet *p,
+static __noinline bool bypass_uplink_allows(struct __sk_buff *skb, struct packet *p,
 					    struct connection *c)
 {
 	if (c->offload || !c->automatic ||
@@ -249,14 +268,14 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 
 	if (!p)
 		return TAG_NONE;
+	if (p->decided.ct_update)
+		return TAG_CT_UPDATE;
 	id = id_of(&p->src, p->sport, &p->decided.new_addr, p->decided.new_port, p->protocol,
 		   p->ipv6);
 	tag = tag_of(id) | tag_judged(p);
 	fwd_record_stack(id);
 	if (!offload_is_possible(p))
 		return tag;
-	if (p->decided.ct_update)
-		return tag_of(~id) | TAG_OBSERVE | tag_judged(p);
 	if (p->decided.fast_path == FAST_PATH_ALWAYS)
 		return tag | TAG_OBSERVE;
 	if (p->tcp_syn || p->tcp_synack) {
@@ -266,6 +285,8 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 			fwd_cache_remove(p);
 			return tag | TAG_OBSERVE;
 		}
+		if (p->tcp_syn && bypass_is_translated(&c))
+			flow_remove(); /* of the tuple's former connection */
 	}
 	observe = fwd_cache_count(skb, p, id, p->decided.fast_path ? OFFLOAD_AFTER : FWD_NO_LIMIT);
 	packet_to_stack(p, &p->decided.new_addr, p->decided.new_port, id);
@@ -281,6 +302,31 @@ static __always_inline int bypass_none(struct __sk_buff *skb, struct packet *p,
 	packet_translate(p, addr, port);
 	skb->tc_index = bypass_tag(skb);
 	return VERDICT_NEXT;
+}
+
+/* Sets c's key and side to those of the connection in ct_scratch after translation. */
+static __always_inline void bypass_init_ct(struct connection *c, const struct ct_translation *t)
+{
+	const struct fwd_key *tuple = t->reply ? &t->in : &t->out;
+
+	c->side = offload_key(&c->key, tuple, &tuple->dst, tuple->dport);
+	c->ct = t->ct;
+}
+
+/* The same, and c's owner: one of a container whose address the key has. Returns false if there is none. */
+static __always_inline bool bypass_init_translated(struct connection *c)
+{
+	struct ct_translation *t = ct_scratch_get();
+	struct endpoint *endpoint;
+
+	if (!t)
+		return false;
+	bypass_init_ct(c, t);
+	endpoint = endpoint_lookup(&c->key.remote) ?: endpoint_lookup(&c->key.local);
+	if (!endpoint)
+		return false;
+	c->owner = endpoint->owner;
+	return true;
 }
 
 /*
@@ -319,6 +365,8 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 	} else {
 		c->uplink = skb->ifindex;
 	}
+	if (!c->owners) /* a container to itself */
+		return false;
 	/* Clients usually have the higher port. */
 	c->owner = from && (!to || p->sport > p->dport) ? from->owner : to ? to->owner : 0;
 	/* FAST_PATH_ALWAYS needs no entry. It is also the value if both are NULL. */
@@ -326,6 +374,8 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 		return false;
 	if (c->uplink && !is_uplink(c->uplink))
 		return false; /* a hairpin client, or another plugin's bridge */
+	if (p->decided.ct_nat)
+		return bypass_init_translated(c);
 	offload_init(c, p, &p->dst, p->dport);
 	return true;
 }
@@ -358,6 +408,8 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	if (!offload_is_possible(p) || !bypass_init_observed(skb, p, from, to, &c))
 		return 0;
 	offload_find(&c);
+	if (c.offload && (c.offload->translated ? c.offload->ct != c.ct : c.ct != 0))
+		offload_remove(&c); /* of another connection with the tuple */
 	if (c.offload && offload_is_void(p, &c, c.offload->uplink, c.offload->ct_seen))
 		offload_remove(&c);
 	if (p->tcp_syn || p->tcp_synack) {
@@ -366,7 +418,7 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	} else if (p->tcp_rst) {
 		offload_remove(&c);
 	} else if (offload_has_side(&c)) {
-		if (bypass_is_replied(skb, p, &c))
+		if (!c.ct && bypass_is_replied(skb, p, &c))
 			offload_deliver(&c, !c.side);
 		offload_touch(p, &c, from);
 	} else if (to ? to->ifindex == skb->ifindex : fib_routes_to(skb, p, c.uplink)) {
@@ -377,19 +429,16 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 }
 
 /*
- * Handles p, which the endpoint sends to the outside: if the stack has not changed it, the
- * delivery is recorded as its tag says. VERDICT_DROP: p is a conntrack update, which ends here.
+ * Handles p, which the endpoint sends to the outside: if the stack has not changed it, the delivery is
+ * recorded as its tag says.
  */
-static __noinline int bypass_forwarded(struct __sk_buff *skb, const struct packet *p, __u32 tag,
-				       const struct endpoint *from)
+static __noinline void bypass_forwarded(struct __sk_buff *skb, const struct packet *p, __u32 tag,
+					const struct endpoint *from)
 {
-	if (is_ct_update(skb, p, tag))
-		return end_uncounted();
 	if (!tag_matches(tag, p))
-		return VERDICT_NEXT;
+		return;
 	if (tag & TAG_OBSERVE)
 		bypass_observe(skb, p, from, NULL);
 	else
 		tuple_hint_delivery(p, fib_hop_of_frame(skb));
-	return VERDICT_NEXT;
 }

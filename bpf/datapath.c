@@ -6,6 +6,7 @@
  * not ours to the next program and the stack. README.md has the big picture.
  */
 #include "bypass.h"
+#include "ct_nat.h"
 #include "endpoint.h"
 #include "forward.h"
 #include "frag_queue.h"
@@ -119,6 +120,8 @@ int from_container(struct __sk_buff *skb)
 			     : bypass_to_uplink(skb, p, from);
 	else if (to && to->route_set)
 		verdict = gateway_deliver(skb, p, to);
+	if (verdict == VERDICT_NEXT && p->decided.ct_nat)
+		verdict = ct_nat_forward(skb, p);
 	if (verdict == VERDICT_NEXT && late && device->policy && !policy_sends(skb, parsed))
 		return VERDICT_DROP;
 	if (verdict == VERDICT_NEXT && p->decided.to_host)
@@ -171,6 +174,8 @@ int to_container(struct __sk_buff *skb)
 		forward_track_pending(skb, p, tag, to);
 	if (unchanged)
 		bypass_observe(skb, p, from, to);
+	else if (tag & TAG_OBSERVE)
+		ct_nat_observe(skb, tag);
 	if (from || (unchanged && bypass_knows_tuple(skb)))
 		return VERDICT_NEXT;
 	return host_flow_sent(skb);
@@ -227,8 +232,11 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 	if (verdict != NOT_HANDLED)
 		return verdict;
 	endpoint = endpoint_lookup(&p->dst);
-	if (endpoint)
-		return forward_to_endpoint(skb, p, endpoint);
+	if (endpoint) {
+		verdict = forward_to_endpoint(skb, p, endpoint);
+		return verdict == VERDICT_NEXT && p->decided.ct_nat ? ct_nat_forward(skb, p)
+								    : verdict;
+	}
 	verdict = host_port ? host_port_forward(skb, p) : NOT_HANDLED;
 	return verdict == NOT_HANDLED ? VERDICT_NEXT : verdict;
 }
@@ -300,6 +308,8 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (!p || tag == TAG_TRANSLATED)
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, l3);
+	if (parsed == PARSED && is_ct_update(skb, p, tag))
+		return end_uncounted();
 	p->decided.admitted = judged;
 	p->decided.parsed = parsed == PARSED;
 	p->decided.generation = generation_get();
@@ -324,8 +334,8 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (p->icmp_error && skb->ingress_ifindex && !addr_equal(&p->outer_src, &p->src))
 		return drop_for(skb, endpoint->owner, REASON_ICMP_ERROR);
 	p->decided.bypass = tag == TAG_BYPASS;
-	if (l3 && bypass_forwarded(skb, p, tag, endpoint) == VERDICT_DROP)
-		return VERDICT_DROP;
+	if (l3)
+		bypass_forwarded(skb, p, tag, endpoint);
 
 	verdict = uplink_translate(skb, p, endpoint);
 	if (verdict != NOT_HANDLED)
@@ -335,6 +345,8 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 		if (policy_checks() & POLICY_CHECK_ANY)
 			policy_track_bypass(skb);
 		fwd_cache_store_egress(skb);
+	} else if (tag & TAG_OBSERVE && !tag_matches(tag, p)) {
+		ct_nat_observe(skb, tag);
 	}
 	return VERDICT_NEXT;
 }

@@ -46,6 +46,22 @@ type DatapathCluster struct {
 	Containers6 DatapathPrefix
 }
 
+type DatapathCtNat struct {
+	_        structs.HostLayout
+	Owner    uint64
+	NatAddr  DatapathAddr
+	LastSeen uint32
+	NatPort  uint16
+	State    DatapathFlowState
+	Flags    DatapathFlowFlags
+	Ct       uint64
+	Pad      [2]uint32
+	Pad2     uint16
+	Created  uint16
+	Pad3     uint32
+	Payer    uint64
+}
+
 type DatapathDevice struct {
 	_         structs.HostLayout
 	Owner     uint64
@@ -220,6 +236,7 @@ const (
 	DatapathFlowKindFLOW_RST_HELD DatapathFlowKind = 4
 	DatapathFlowKindFLOW_OFFLOAD  DatapathFlowKind = 5
 	DatapathFlowKindFLOW_PAIR     DatapathFlowKind = 6
+	DatapathFlowKindFLOW_CT_NAT   DatapathFlowKind = 7
 )
 
 type DatapathFlowState uint8
@@ -422,20 +439,21 @@ const (
 )
 
 type DatapathOffload struct {
-	_         structs.HostLayout
-	Owner     uint64
-	CtAcked   [2]uint32
-	CtAck     [2]uint32
-	CtSeen    uint32
-	Slow      [2]uint8
-	FlowState DatapathFlowState
-	State     DatapathOffloadState
-	Uplink    uint32
-	FinSeq    [2]uint32
-	CtWindow  uint8
-	Pad       [3]uint8
-	Owners    uint64
-	Payer     uint64
+	_          structs.HostLayout
+	Owner      uint64
+	CtAcked    [2]uint32
+	CtAck      [2]uint32
+	CtSeen     uint32
+	Slow       [2]uint8
+	FlowState  DatapathFlowState
+	State      DatapathOffloadState
+	Uplink     uint32
+	FinSeq     [2]uint32
+	CtWindow   uint8
+	Translated uint8
+	Pad        [2]uint8
+	Ct         uint64
+	Payer      uint64
 }
 
 type DatapathOffloadState uint8
@@ -597,6 +615,7 @@ type DatapathUplink struct {
 const (
 	DatapathMapAdmittedFlows  = "admitted_flows"
 	DatapathMapCluster        = "cluster"
+	DatapathMapCtScratch      = "ct_scratch"
 	DatapathMapDevices        = "devices"
 	DatapathMapDropEvents     = "drop_events"
 	DatapathMapDropLimits     = "drop_limits"
@@ -708,6 +727,7 @@ type DatapathProgramSpecs struct {
 type DatapathMapSpecs struct {
 	AdmittedFlows  *ebpf.MapSpec `ebpf:"admitted_flows"`
 	Cluster        *ebpf.MapSpec `ebpf:"cluster"`
+	CtScratch      *ebpf.MapSpec `ebpf:"ct_scratch"`
 	Devices        *ebpf.MapSpec `ebpf:"devices"`
 	DropEvents     *ebpf.MapSpec `ebpf:"drop_events"`
 	DropLimits     *ebpf.MapSpec `ebpf:"drop_limits"`
@@ -781,6 +801,7 @@ func (o *DatapathObjects) Close() error {
 type DatapathMaps struct {
 	AdmittedFlows  *ebpf.Map `ebpf:"admitted_flows"`
 	Cluster        *ebpf.Map `ebpf:"cluster"`
+	CtScratch      *ebpf.Map `ebpf:"ct_scratch"`
 	Devices        *ebpf.Map `ebpf:"devices"`
 	DropEvents     *ebpf.Map `ebpf:"drop_events"`
 	DropLimits     *ebpf.Map `ebpf:"drop_limits"`
@@ -829,6 +850,7 @@ func (m *DatapathMaps) Close() error {
 	return _DatapathClose(
 		m.AdmittedFlows,
 		m.Cluster,
+		m.CtScratch,
 		m.Devices,
 		m.DropEvents,
 		m.DropLimits,

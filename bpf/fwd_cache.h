@@ -76,6 +76,7 @@ static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const 
  */
 __noinline int fwd_cache_store_ingress(struct __sk_buff *skb, __u32 flags)
 {
+	struct ct_translation *t = ct_scratch_get();
 	struct packet *p = pkt_scratch_get();
 	struct fwd_entry *entry;
 	struct endpoint *to;
@@ -86,7 +87,10 @@ __noinline int fwd_cache_store_ingress(struct __sk_buff *skb, __u32 flags)
 	entry = to ? fwd_cache_store(skb, p) : NULL;
 	if (!entry)
 		return 0;
-	fwd_entry_translate(entry, SIDE_DST, &p->decided.new_addr, p->decided.new_port);
+	if (p->decided.ct_nat && t)
+		fwd_entry_translate_ct(entry, t);
+	else
+		fwd_entry_translate(entry, SIDE_DST, &p->decided.new_addr, p->decided.new_port);
 	entry->flags |= flags;
 	entry->budget = p->tcp_syn; /* FWD_PAIR: then the ACK completes the handshake */
 	entry->action = FWD_CONTAINER;
@@ -97,6 +101,45 @@ __noinline int fwd_cache_store_ingress(struct __sk_buff *skb, __u32 flags)
 		tuple_hint_write(entry->hint_id, packet_seq_end(p));
 	}
 	return 0;
+}
+
+/*
+ * Creates the entry of from_container for p, which bypasses the stack and leaves by to_uplink; or returns NULL. If
+ * from_container has translated p as conntrack does, the entry is that of the tuple before.
+ */
+static __noinline struct fwd_entry *fwd_cache_store_sent(struct __sk_buff *skb, struct packet *p)
+{
+	struct ct_translation *t = ct_scratch_get();
+	struct fwd_entry *entry;
+	__u32 id = p->id;
+	bool translated;
+
+	if (!t)
+		return NULL;
+	translated = t->sent && ct_tuple_equal(&t->out, packet_tuple(p));
+	t->sent = false;
+	if (translated &&
+	    (p->decided.new_port != p->sport || !addr_equal(&p->decided.new_addr, &p->src)))
+		return NULL; /* an entry translates one side */
+	p->ifindex = skb->ingress_ifindex;
+	if (translated) {
+		packet_set_tuple(p, &t->in);
+		packet_set_id(p);
+	}
+	entry = fwd_cache_store(skb, p);
+	if (entry && translated)
+		fwd_entry_translate_ct(entry, t);
+	else if (entry)
+		fwd_entry_translate(entry, SIDE_SRC, &p->decided.new_addr, p->decided.new_port);
+	if (entry && p->protocol == IPPROTO_TCP) {
+		entry->hint_id = p->id;
+		tuple_hint_write(entry->hint_id, p->ack);
+	}
+	if (translated)
+		packet_set_tuple(p, &t->out);
+	p->ifindex = skb->ifindex;
+	p->id = id;
+	return entry;
 }
 
 /*
@@ -113,12 +156,9 @@ __noinline int fwd_cache_store_egress(struct __sk_buff *skb)
 	    fib_next_hop(skb, p, skb->ingress_ifindex, packet_segment_len(skb, p), &next) ||
 	    next.ifindex != skb->ifindex)
 		return 0;
-	p->ifindex = skb->ingress_ifindex;
-	entry = fwd_cache_store(skb, p);
-	p->ifindex = skb->ifindex;
+	entry = fwd_cache_store_sent(skb, p);
 	if (!entry)
 		return 0;
-	fwd_entry_translate(entry, SIDE_SRC, &p->decided.new_addr, p->decided.new_port);
 	if (next.tunnel) {
 		__builtin_memcpy(&entry->node.remote, next.neigh.ipv6_nh,
 				 sizeof(entry->node.remote));
@@ -126,10 +166,6 @@ __noinline int fwd_cache_store_egress(struct __sk_buff *skb)
 			return 0; /* and the entry says: by the stack */
 	} else {
 		entry->next_hop = next.neigh;
-	}
-	if (p->protocol == IPPROTO_TCP) {
-		entry->hint_id = p->id;
-		tuple_hint_write(entry->hint_id, p->ack);
 	}
 	entry->ifindex = skb->ifindex;
 	entry->action = next.tunnel ? FWD_NODE : FWD_NEXT_HOP;

@@ -2,6 +2,7 @@
 /* The entries of the forwarding cache (fwd_cache.h). */
 #pragma once
 
+#include "conntrack.h"
 #include "endpoint.h"
 #include "packet.h"
 #include "tag.h"
@@ -168,6 +169,18 @@ static __always_inline void fwd_entry_translate(struct fwd_entry *entry, enum si
 	entry->nat = side == SIDE_SRC ? FWD_NAT_SRC : FWD_NAT_DST;
 	entry->nat_addr = *addr;
 	entry->nat_port = port;
+}
+
+/*
+ * Has the entry translate one side of its packets as conntrack does. That holds for 50 ms, a fourth of other
+ * decisions' time.
+ */
+static __always_inline void fwd_entry_translate_ct(struct fwd_entry *entry,
+						   const struct ct_translation *t)
+{
+	fwd_entry_translate(entry, SIDE_DST, &t->out.dst, t->out.dport);
+	fwd_entry_translate(entry, SIDE_SRC, &t->out.src, t->out.sport);
+	entry->updated -= config.cache_jiffies - config.cache_jiffies / 4;
 }
 
 /* Voids the entry of p, which is too long for its route: the route may have changed. */

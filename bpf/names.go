@@ -7,6 +7,7 @@ type (
 	Addr           = DatapathAddr
 	AdmittedFlow   = DatapathAdmittedFlow
 	Attach         = DatapathAttach
+	CtNAT          = DatapathCtNat
 	Device         = DatapathDevice
 	DeviceFlags    = DatapathDeviceFlags
 	DropCount      = DatapathDropCount

@@ -46,15 +46,12 @@ static __always_inline bool offload_is_possible(const struct packet *p)
 
 #define CT_UPDATE_RESERVED 0x0e /* in byte 12 of the TCP header: 0 in other packets */
 
-/*
- * Reports whether p is a conntrack update, which ends at the last hook: only bypass_tag makes
- * its tag, and only ct_update_send sets reserved bits.
- */
+/* Reports whether p is a conntrack update, which ends at the last hook: only ct_update_send sets reserved bits. */
 static __always_inline bool is_ct_update(struct __sk_buff *skb, const struct packet *p, __u32 tag)
 {
 	__u8 *reserved;
 
-	if (!(tag & TAG_OBSERVE) || p->protocol != IPPROTO_TCP || !tag_matches_update(tag, p))
+	if (tag != TAG_CT_UPDATE || p->protocol != IPPROTO_TCP)
 		return false;
 	reserved = bytes_at(skb, p->l4 + 12, 1);
 	return reserved && *reserved & CT_UPDATE_RESERVED;
@@ -170,7 +167,7 @@ static __always_inline bool offload_allows(const struct packet *p, const struct 
 {
 	const struct offload *offload = c->offload;
 
-	if (!offload || offload->owners != c->owners ||
+	if (!offload || offload->payer != c->owners ||
 	    offload_is_void(p, c, offload->uplink, offload->ct_seen) ||
 	    (offload->state & OFFLOAD_DELIVERED_BOTH) != OFFLOAD_DELIVERED_BOTH)
 		return false;
@@ -271,7 +268,7 @@ static __always_inline void offload_track_open(const struct packet *p, struct co
 
 static __always_inline bool offload_matches(const struct connection *c)
 {
-	return c->offload && c->offload->owners == c->owners && c->offload->uplink == c->uplink;
+	return c->offload && c->offload->payer == c->owners && c->offload->uplink == c->uplink;
 }
 
 /* Reports whether the stack has delivered a packet of p's side before. */
@@ -329,9 +326,10 @@ static __always_inline void offload_begin(const struct packet *p, struct connect
 	if (!offload_matches(c)) {
 		__builtin_memset(copy, 0, sizeof(*copy));
 		copy->now.owner = c->owner;
-		copy->now.owners = c->owners;
 		/* Which container has opened it is unknown, so the two have an account of their own. */
-		copy->now.payer = c->other ? c->owners : c->owner;
+		copy->now.payer = c->owners;
+		copy->now.translated = c->ct != 0;
+		copy->now.ct = c->ct;
 		copy->now.uplink = c->uplink;
 		copy->now.flow_state = p->protocol == IPPROTO_TCP ? FLOW_SYN_SENT : FLOW_UDP;
 		c->offload = &copy->now;

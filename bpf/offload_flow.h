@@ -20,7 +20,8 @@ struct connection {
 	__u32 other;		 /* of the other container; 0: the uplink */
 	__u32 uplink;		 /* as in struct offload */
 	__u64 owner;		 /* as in struct offload */
-	__u64 owners;		 /* as in struct offload */
+	__u64 owners;		 /* as payer in struct offload */
+	__u64 ct;		 /* as in struct offload; 0: not translated */
 	struct offload *offload; /* a copy of the flow, or NULL */
 };
 
@@ -32,33 +33,42 @@ struct offload_copy {
 
 SCRATCH(offload_scratch, struct offload_copy);
 
-/* Reports whether p's sender is side 0: the one with the lower port, or if equal, address. */
-static __always_inline bool offload_is_first(const struct packet *p, const struct addr *addr,
+/* Reports whether the tuple's sender is side 0: the one with the lower port, or if equal, address. */
+static __always_inline bool offload_is_first(const struct fwd_key *tuple, const struct addr *addr,
 					     __u16 port)
 {
-	return p->sport != port ? p->sport < port : addr_less(&p->src, addr);
+	return tuple->sport != port ? tuple->sport < port : addr_less(&tuple->src, addr);
+}
+
+/*
+ * Sets key to that of the connection of packets with the tuple, addressed to addr:port. Returns which side
+ * has sent them.
+ */
+static __noinline __u8 offload_key(struct flow_key *key, const struct fwd_key *tuple,
+				   const struct addr *addr, __u16 port)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->protocol = tuple->protocol;
+	key->kind = FLOW_OFFLOAD;
+	if (offload_is_first(tuple, addr, port)) {
+		key->remote = tuple->src;
+		key->remote_port = tuple->sport;
+		key->local = *addr;
+		key->local_port = port;
+		return 0;
+	}
+	key->remote = *addr;
+	key->remote_port = port;
+	key->local = tuple->src;
+	key->local_port = tuple->sport;
+	return 1;
 }
 
 /* Sets c's key and side for p, addressed to addr:port. */
-static __noinline void offload_init(struct connection *c, const struct packet *p,
-				    const struct addr *addr, __u16 port)
+static __always_inline void offload_init(struct connection *c, const struct packet *p,
+					 const struct addr *addr, __u16 port)
 {
-	__builtin_memset(&c->key, 0, sizeof(c->key));
-	c->key.protocol = p->protocol;
-	c->key.kind = FLOW_OFFLOAD;
-	if (offload_is_first(p, addr, port)) {
-		c->side = 0;
-		c->key.remote = p->src;
-		c->key.remote_port = p->sport;
-		c->key.local = *addr;
-		c->key.local_port = port;
-	} else {
-		c->side = 1;
-		c->key.remote = *addr;
-		c->key.remote_port = port;
-		c->key.local = p->src;
-		c->key.local_port = p->sport;
-	}
+	c->side = offload_key(&c->key, packet_tuple(p), addr, port);
 }
 
 /* Finds the connection's flow, and copies it. */
@@ -139,7 +149,7 @@ __noinline int offload_update(void)
 	if (!bucket || !entry)
 		return false;
 	bpf_spin_lock(&bucket->lock);
-	same = flow_has_key(bucket, entry, args) && entry->offload.owners == copy->now.owners &&
+	same = flow_has_key(bucket, entry, args) && entry->offload.payer == copy->now.payer &&
 	       entry->offload.uplink == copy->now.uplink;
 	if (same)
 		offload_merge(&entry->offload, &copy->now, &copy->before);

@@ -28,6 +28,7 @@ struct decision {
 	bool pending;	      /* only the last hook can tell whether they admit it */
 	bool parsed;	      /* for policy.h: PARSED, not less */
 	bool judged_later;    /* by to_container, if the rules do not admit it before */
+	bool ct_nat;	      /* the host's rules translate the connection: ct_nat.h */
 	bool paired;	      /* the rules of sender and receiver admit it: policy_pair.h */
 	__u16 policy_generation; /* as in struct fwd_entry */
 	__u32 policies;
@@ -103,6 +104,15 @@ static __always_inline bool is_tcp_or_udp(__u8 protocol)
 static __always_inline const struct fwd_key *packet_tuple(const struct packet *p)
 {
 	return (const struct fwd_key *)p;
+}
+
+/* Sets the addresses and ports of p, but not its id. */
+static __always_inline void packet_set_tuple(struct packet *p, const struct fwd_key *tuple)
+{
+	p->src = tuple->src;
+	p->dst = tuple->dst;
+	p->sport = tuple->sport;
+	p->dport = tuple->dport;
 }
 
 /* Records that one side of p becomes addr:port. */

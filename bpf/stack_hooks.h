@@ -97,6 +97,7 @@ struct net_device {
 
 struct sk_buff {
 	struct net_device *dev;
+	unsigned long _nfct;
 };
 
 #pragma clang attribute pop

@@ -51,7 +51,7 @@ func (h *host) offload(s scene, o offload) error {
 		Protocol: s.number(), Kind: bpf.FlowOffload,
 	}
 	value := bpf.Offload{
-		Owner: owners["pod"], Owners: o.owners, CtSeen: ticks(o.ctSeen), State: o.states, FinSeq: [2]uint32{1000, 2000},
+		Owner: owners["pod"], Payer: o.owners, CtSeen: ticks(o.ctSeen), State: o.states, FinSeq: [2]uint32{1000, 2000},
 		FlowState: bpf.FlowEstablished,
 	}
 	if s.proto == udp {

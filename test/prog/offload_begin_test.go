@@ -273,7 +273,6 @@ func TestConntrackUpdateEndsAtTheLastHook(t *testing.T) {
 						if err = errors.Join(err, checkVerdict(sent.verdict, verdictNext)); err != nil {
 							return err
 						}
-						sent.tag |= tagObserve // also of a connection's first packet
 						verdict, _, err := h.runAt(to.program, to.receiver, h.devices["pod"], sent)
 						return errors.Join(err, checkVerdict(verdict, row.verdict))
 					})

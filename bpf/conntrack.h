@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What conntrack knows of a connection: its tuples before and after translation, and its state. The
+ * programs read the kernel's own structures (stack_hooks.h).
+ *
+ * A packet that has passed conntrack carries the address of its entry, which flows remember. The kernel
+ * frees an entry only after it has marked it as dying, and uses the memory for other entries, or gives it
+ * back. So an address is only a hint: an entry counts if it is alive and has the tuples of the connection.
+ * Reading from an address without memory yields 0.
+ */
+#pragma once
+
+#include "addr.h"
+#include "node.h"
+#include "scratch.h"
+#include "stack_hooks.h"
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+union nf_inet_addr {
+	__u32 all[4];
+};
+
+union nf_conntrack_man_proto {
+	__be16 all;
+};
+
+struct nf_conntrack_man {
+	union nf_inet_addr u3;
+	union nf_conntrack_man_proto u;
+	__u16 l3num;
+};
+
+struct nf_conntrack_tuple {
+	struct nf_conntrack_man src;
+	struct {
+		union nf_inet_addr u3;
+		union {
+			__be16 all;
+		} u;
+		__u8 protonum;
+	} dst;
+};
+
+struct nf_conntrack_tuple_hash {
+	struct nf_conntrack_tuple tuple;
+};
+
+struct nf_conntrack_zone {
+	__u16 id;
+};
+
+struct nf_conn {
+	__u32 timeout;
+	struct nf_conntrack_zone zone;
+	struct nf_conntrack_tuple_hash tuplehash[2];
+	unsigned long status;
+};
+
+#pragma clang attribute pop
+
+/* The lowest bits of sk_buff._nfct: enum ip_conntrack_info. The rest is the address of the entry. */
+#define CT_INFO_MASK	     7
+#define CT_ESTABLISHED	     0
+#define CT_ESTABLISHED_REPLY 3
+
+/* Bits of nf_conn.status: enum ip_conntrack_status. */
+#define CT_EXPECTED   (1U << 0)
+#define CT_SEEN_REPLY (1U << 1)
+#define CT_CONFIRMED  (1U << 3)
+#define CT_NAT	      (3U << 4) /* source, destination */
+#define CT_SEQ_ADJUST (1U << 6)
+#define CT_DYING      (1U << 9)
+#define CT_TEMPLATE   (1U << 11)
+#define CT_NAT_CLASH  (1U << 12)
+#define CT_HELPER     (1U << 13)
+
+#define CT_NEEDED (CT_SEEN_REPLY | CT_CONFIRMED)
+#define CT_FORBIDDEN                                                                               \
+	(CT_EXPECTED | CT_SEQ_ADJUST | CT_DYING | CT_TEMPLATE | CT_NAT_CLASH | CT_HELPER)
+
+/* A connection that conntrack translates, in the direction of a packet. */
+struct ct_translation {
+	struct fwd_key in;  /* before: the tuple at the hook that receives it */
+	struct fwd_key out; /* after: at the last hook. The key's other members are as in in */
+	__u64 ct;	    /* the address of conntrack's entry */
+	bool reply;	    /* the packet goes to the connection's opener */
+	bool sent;	    /* from_container sends it out, for to_uplink */
+	struct next_hop next;
+};
+
+SCRATCH(ct_scratch, struct ct_translation);
+
+/* Returns the 4 bytes at an address. */
+static __always_inline __u32 kernel_u32(__u64 address)
+{
+	return KERNEL_AT(struct nf_conntrack_tuple, address)->src.u3.all[0];
+}
+
+/* Sets addr to that of a tuple's side. */
+static __always_inline void ct_set_addr(struct addr *addr, const union nf_inet_addr *from,
+					bool ipv6)
+{
+	__u32 *words = (__u32 *)addr;
+
+	if (!ipv6) {
+		addr_from_ipv4(addr, from->all[0]);
+		return;
+	}
+	words[0] = from->all[0];
+	words[1] = from->all[1];
+	words[2] = from->all[2];
+	words[3] = from->all[3];
+}
+
+/* Sets the addresses and ports of key to those of conntrack's tuple for one direction. invert: for the other. */
+static __always_inline void ct_set_tuple(struct fwd_key *key, __u64 ct, __u32 direction,
+					 bool invert)
+{
+	const struct nf_conntrack_tuple *tuple =
+		KERNEL_AT(struct nf_conntrack_tuple,
+			  ct + bpf_core_field_offset(struct nf_conn, tuplehash) +
+				  direction * bpf_core_type_size(struct nf_conntrack_tuple_hash) +
+				  bpf_core_field_offset(struct nf_conntrack_tuple_hash, tuple));
+	bool ipv6 = tuple->src.l3num == AF_INET6;
+
+	key->ipv6 = ipv6;
+	key->protocol = tuple->dst.protonum;
+	ct_set_addr(invert ? &key->dst : &key->src, &tuple->src.u3, ipv6);
+	ct_set_addr(invert ? &key->src : &key->dst, &tuple->dst.u3, ipv6);
+	if (invert) {
+		key->dport = bpf_ntohs(tuple->src.u.all);
+		key->sport = bpf_ntohs(tuple->dst.u.all);
+	} else {
+		key->sport = bpf_ntohs(tuple->src.u.all);
+		key->dport = bpf_ntohs(tuple->dst.u.all);
+	}
+}
+
+/* Reports whether the entry is alive, and what it says can be repeated by two rewrites. */
+static __always_inline bool ct_is_usable(__u64 ct)
+{
+	__u32 status = kernel_u32(ct + bpf_core_field_offset(struct nf_conn, status) +
+				  (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? 4 : 0));
+	__u32 timeout = kernel_u32(ct + bpf_core_field_offset(struct nf_conn, timeout));
+
+	if ((status & CT_NEEDED) != CT_NEEDED || !(status & CT_NAT) || status & CT_FORBIDDEN)
+		return false;
+	if (bpf_core_field_exists(struct nf_conn, zone) &&
+	    KERNEL_AT(struct nf_conntrack_zone, ct + bpf_core_field_offset(struct nf_conn, zone))
+		    ->id)
+		return false;
+	return (__s32)(timeout - (__u32)bpf_jiffies64()) > 0;
+}
+
+/* Reports whether two tuples have the same addresses, ports, and protocol. */
+static __always_inline bool ct_tuple_equal(const struct fwd_key *a, const struct fwd_key *b)
+{
+	return addr_equal(&a->src, &b->src) && addr_equal(&a->dst, &b->dst) &&
+	       a->sport == b->sport && a->dport == b->dport && a->protocol == b->protocol &&
+	       a->ipv6 == b->ipv6;
+}
+
+/* Reports whether both the source and the destination change. */
+static __always_inline bool ct_changes_both(const struct ct_translation *t)
+{
+	return (t->in.sport != t->out.sport || !addr_equal(&t->in.src, &t->out.src)) &&
+	       (t->in.dport != t->out.dport || !addr_equal(&t->in.dst, &t->out.dst));
+}
+
+/*
+ * Sets the tuples in ct_scratch to those of the entry at its address, in the given direction. Returns
+ * false if the entry is gone, or cannot be used. Only if it has not changed meanwhile: the program may
+ * have been interrupted.
+ */
+__noinline int ct_read(struct __sk_buff *skb, __u32 reply)
+{
+	struct ct_translation *t = ct_scratch_get();
+
+	USE_ARGUMENT(skb);
+	if (!t || !config.sees_hooks || !t->ct)
+		return false;
+	if (!bpf_core_field_exists(struct nf_conn, tuplehash))
+		return false;
+	t->reply = !!reply;
+	ct_set_tuple(&t->out, t->ct, !reply, true);
+	ct_set_tuple(&t->in, t->ct, !!reply, false);
+	return ct_is_usable(t->ct);
+}
+
+/*
+ * Sets ct_scratch by what the packet, which has passed the stack, carries. Returns false if that is no
+ * established connection, or not one of the packet's tuple: an ICMP error carries another one's.
+ */
+__noinline int ct_read_packet(struct __sk_buff *skb)
+{
+	struct ct_translation *t = ct_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	const struct sk_buff *packet;
+	__u64 word;
+	__u32 info;
+
+	if (!t || !p || !config.sees_hooks)
+		return false;
+	packet = bpf_cast_to_kern_ctx(skb);
+	if (!bpf_core_field_exists(packet->_nfct))
+		return false;
+	word = packet->_nfct;
+	info = word & CT_INFO_MASK;
+	if (info != CT_ESTABLISHED && info != CT_ESTABLISHED_REPLY)
+		return false;
+	t->ct = word - info;
+	return ct_read(skb, info == CT_ESTABLISHED_REPLY) &&
+	       ct_tuple_equal(&t->out, packet_tuple(p));
+}

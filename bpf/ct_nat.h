@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Connections that the host's own rules translate, for example kube-proxy's services. The stack decides;
+ * the programs repeat it past the stack. Once it has delivered packets of both sides,
+ *
+ *  - a FLOW_CT_NAT, found by the tuple before translation, has the address of conntrack's entry,
+ *  - a FLOW_OFFLOAD, found by the tuple after translation, has what conntrack must know (offload.h).
+ *
+ * Whenever a packet is decided in full, conntrack's entry is read. If it is gone, or not the same
+ * connection with the same translation, the stack decides again. Decisions are cached for 50 ms.
+ */
+#pragma once
+
+#include "bypass.h"
+#include "conntrack.h"
+#include "policy_send.h"
+
+#define CT_NAT_RENEW TICKS(30) /* of the time in the entry; UDP_STREAM's idle time is longer */
+
+/* Finds the FLOW_CT_NAT of the connection with the tuple before translation, in one of both directions. */
+static __always_inline struct ct_nat *ct_nat_lookup(const struct fwd_key *tuple)
+{
+	struct flow_args *args = flow_scratch_get();
+
+	if (!args)
+		return NULL;
+	offload_key(&args->key, tuple, &tuple->dst, tuple->dport);
+	args->key.kind = FLOW_CT_NAT;
+	return (struct ct_nat *)flow_lookup(args);
+}
+
+/* Reports whether the flow still says what conntrack does. */
+static __always_inline bool ct_nat_is_current(const struct ct_nat *nat,
+					      const struct ct_translation *t)
+{
+	const struct addr *addr = t->reply ? &t->in.src : &t->out.dst;
+
+	return nat && nat->ct == t->ct &&
+	       nat->nat_port == (t->reply ? t->in.sport : t->out.dport) &&
+	       addr_equal(&nat->nat_addr, addr);
+}
+
+/*
+ * Finds the flows of the packet in pkt_scratch, and sets ct_scratch to its translation, and offload_scratch.
+ * Returns false if the connection is not known, or not any more.
+ */
+__noinline int ct_nat_find(struct __sk_buff *skb)
+{
+	struct ct_translation *t = ct_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	struct ct_nat *nat = NULL;
+	struct connection c = {};
+	bool reply;
+
+	if (!t || !p)
+		return false;
+	t->sent = false;
+	offload_init(&c, p, &p->dst, p->dport);
+	offload_find(&c);
+	reply = c.offload && c.offload->translated;
+	if (!reply)
+		nat = ct_nat_lookup(packet_tuple(p));
+	if (!reply && !nat)
+		return false;
+	t->ct = reply ? c.offload->ct : nat->ct;
+	if (!ct_read(skb, reply)) {
+		if (reply)
+			offload_remove(&c);
+		else
+			flow_remove();
+		return false;
+	}
+	if (!ct_tuple_equal(&t->in, packet_tuple(p)))
+		return false;
+	if (reply)
+		nat = ct_nat_lookup(&t->out);
+	if (!ct_nat_is_current(nat, t))
+		return false;
+	if (!reply) {
+		bypass_init_ct(&c, t);
+		offload_find(&c);
+	}
+	return c.offload && c.offload->translated && c.offload->ct == t->ct;
+}
+
+/*
+ * Reports whether the rules of the containers on both sides admit the packet in pkt_scratch, as the last hook
+ * would judge it. to_uplink judges what leaves. If not, drops it.
+ */
+__noinline int ct_nat_is_admitted(struct __sk_buff *skb)
+{
+	struct ct_translation *t = ct_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	struct endpoint *to;
+	bool admitted;
+
+	if (!t || !p)
+		return true;
+	to = endpoint_lookup(&t->out.dst);
+	if (!to)
+		return true;
+	p->decided.parsed = true;
+	packet_set_tuple(p, &t->out);
+	admitted = policy_admits(skb, skb->ifindex, to->ifindex, TAG_NONE);
+	packet_set_tuple(p, &t->in);
+	return admitted;
+}
+
+/* Sets c's devices and owners. Reports whether the fast path of both containers allows a bypass; NULL: the outside. */
+static __always_inline bool ct_nat_set_ends(struct __sk_buff *skb, struct connection *c,
+					    const struct endpoint *from, const struct endpoint *to)
+{
+	__u8 fast_path = FAST_PATH_ESTABLISHED;
+
+	if (from) {
+		fast_path =
+			bypass_fast_path(fast_path & from->fast_path, device_lookup(from->ifindex));
+		c->owners ^= from->owner;
+		c->device = from->ifindex;
+	} else {
+		c->uplink = skb->ifindex;
+	}
+	if (to) {
+		fast_path = bypass_fast_path(fast_path & to->fast_path, device_lookup(to->ifindex));
+		c->owners ^= to->owner;
+		if (from)
+			c->other = to->ifindex;
+		else
+			c->device = to->ifindex;
+	}
+	return fast_path;
+}
+
+/*
+ * Reports whether p, with its tuple after translation, may leave by the uplink by which the stack has sent
+ * the connection's packets before.
+ */
+static __always_inline bool ct_nat_leaves(struct __sk_buff *skb, const struct packet *p,
+					  struct connection *c, struct next_hop *next)
+{
+	long result = fib_next_hop(skb, p, skb->ifindex, packet_segment_len(skb, p), next);
+
+	if (result != BPF_FIB_LKUP_RET_SUCCESS &&
+	    (result != BPF_FIB_LKUP_RET_NO_NEIGH || p->protocol != IPPROTO_TCP))
+		return false;
+	c->uplink = next->ifindex;
+	return true;
+}
+
+/* Translates both sides of p. */
+static __always_inline long ct_nat_rewrite(struct __sk_buff *skb, const struct packet *p,
+					   const struct ct_translation *t)
+{
+	long err = 0;
+
+	if (t->out.dport != p->dport || !addr_equal(&t->out.dst, &p->dst))
+		err = rewrite(skb, p, SIDE_DST, &t->out.dst, t->out.dport);
+	if (!err && (t->out.sport != p->sport || !addr_equal(&t->out.src, &p->src)))
+		err = rewrite(skb, p, SIDE_SRC, &t->out.src, t->out.sport);
+	return err;
+}
+
+/* Removes the connection's FLOW_CT_NAT. */
+static __always_inline void ct_nat_remove(const struct ct_translation *t)
+{
+	if (ct_nat_lookup(t->reply ? &t->out : &t->in))
+		flow_remove();
+}
+
+/*
+ * Redirects the packet in pkt_scratch, whose connection is in ct_scratch and offload_scratch, past the stack.
+ * VERDICT_NEXT: by the stack.
+ */
+__noinline int ct_nat_redirect(struct __sk_buff *skb)
+{
+	struct offload_copy *copy = offload_scratch_get();
+	struct ct_translation *t = ct_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	struct endpoint *from, *to;
+	struct connection c = {};
+	bool allowed;
+	int verdict;
+
+	if (!p || !t || !copy)
+		return VERDICT_NEXT;
+	bypass_init_ct(&c, t);
+	c.offload = &copy->now;
+	from = device_lookup(skb->ifindex) ? endpoint_lookup(&t->in.src) : NULL;
+	to = endpoint_lookup(&t->out.dst);
+	if ((from ? from->ifindex != skb->ifindex : !to) || !ct_nat_set_ends(skb, &c, from, to))
+		return VERDICT_NEXT;
+	packet_set_tuple(p, &t->out);
+	allowed = to ? bypass_fits(skb, p, to) : ct_nat_leaves(skb, p, &c, &t->next);
+	packet_set_tuple(p, &t->in);
+	if (!allowed || c.offload->uplink != c.uplink || !offload_allows(p, &c))
+		return VERDICT_NEXT;
+	if (bypass_prepare(skb, p, &c))
+		return drop(skb, REASON_REWRITE);
+	if (!c.offload)
+		ct_nat_remove(t);
+	p->decided.uncached |= ct_changes_both(t);
+	p->in_stack = false;
+	skb->tc_index = TAG_NONE;
+	packet_translate(p, &t->out.dst, t->out.dport);
+	verdict = to ? redirect_to_endpoint(skb, p, to, 0) : VERDICT_NEXT;
+	if (ct_nat_rewrite(skb, p, t))
+		return drop(skb, REASON_REWRITE);
+	if (to)
+		return verdict;
+	t->sent = true;
+	skb->tc_index = (p->decided.uncached ? TAG_NONE : TAG_BYPASS) | tag_judged(p);
+	if (t->next.tunnel)
+		return node_redirect(skb, (const struct addr *)t->next.neigh.ipv6_nh);
+	return bpf_redirect_neigh(t->next.ifindex, &t->next.neigh, sizeof(t->next.neigh), 0);
+}
+
+/* Forwards p, whose connection the host's rules translate, past the stack. VERDICT_NEXT: by the stack. */
+static __always_inline int ct_nat_forward(struct __sk_buff *skb, const struct packet *p)
+{
+	if (!p->l3 || p->decided.remapped || skb->pkt_type != PACKET_HOST || !ct_nat_find(skb))
+		return VERDICT_NEXT;
+	if (policy_checks() & POLICY_CHECK_ANY && !ct_nat_is_admitted(skb))
+		return VERDICT_DROP;
+	return ct_nat_redirect(skb);
+}
+
+/*
+ * Creates the FLOW_CT_NAT of the connection in ct_scratch, or renews its time. Returns false if it has none, and
+ * cannot have one.
+ */
+static __noinline bool ct_nat_record(const struct ct_translation *t, const struct endpoint *opener)
+{
+	struct flow_args *args = flow_scratch_get();
+	struct ct_nat *nat = ct_nat_lookup(t->reply ? &t->out : &t->in), *new;
+
+	if (!args)
+		return false;
+	if (nat && ct_nat_is_current(nat, t) && now_ticks() - nat->last_seen < CT_NAT_RENEW)
+		return true;
+	if (t->reply) /* the opener's packets create it */
+		return nat && ct_nat_is_current(nat, t);
+	__builtin_memset(&args->new, 0, sizeof(args->new));
+	new = (struct ct_nat *)&args->new;
+	new->owner = opener->owner;
+	new->nat_addr = t->out.dst;
+	new->nat_port = t->out.dport;
+	new->state = t->in.protocol == IPPROTO_TCP ? FLOW_ESTABLISHED : FLOW_UDP_STREAM;
+	new->last_seen = now_ticks();
+	new->created = new->last_seen;
+	new->ct = t->ct;
+	return flow_insert(true);
+}
+
+/*
+ * Records the packet in pkt_scratch, with the tag of its ingress hook, which the stack has translated and
+ * delivered to the device: a container's, or an uplink.
+ */
+__noinline int ct_nat_observe(struct __sk_buff *skb, __u32 tag)
+{
+	struct ct_translation *t = ct_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	struct endpoint *from, *to, *opener;
+
+	if (!p || !t || !offload_is_possible(p) || p->tcp_syn || p->tcp_synack ||
+	    !ct_read_packet(skb) || !tag_is_of(tag, tuple_id(&t->in)))
+		return 0;
+	from = device_lookup(skb->ingress_ifindex) ? endpoint_lookup(&t->in.src) : NULL;
+	to = device_lookup(skb->ifindex) ? endpoint_lookup(&p->dst) : NULL;
+	opener = from;
+	if (!opener)
+		opener = to;
+	if (!opener || (to && to->ifindex != skb->ifindex) || !ct_nat_record(t, opener))
+		return 0;
+	p->decided.ct_nat = true;
+	return bypass_observe(skb, p, from, to);
+}

@@ -1,0 +1,149 @@
+package scenario
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// service translates a service's address to a backend's, as kube-proxy's rules do, and drops what conntrack finds invalid.
+func (n *network) service(t *testing.T, f testenv.Family, backend netip.Addr) {
+	t.Helper()
+	n.nft(t, strings.NewReplacer("IP", map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name],
+		"SERVICE", serviceAddrs[f.Name].String(), "BACKEND", at(backend, 80).String(),
+	).Replace(`table IP kube {}
+		delete table IP kube
+		table IP kube {
+			chain services { type nat hook prerouting priority -100; policy accept;
+				IP daddr SERVICE tcp dport 80 dnat to BACKEND; IP daddr SERVICE udp dport 80 dnat to BACKEND
+			}
+			chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop; }
+		}`))
+}
+
+// forget removes conntrack's entry for the connection that a client has opened.
+func (n *network) forget(t *testing.T, client netip.AddrPort) {
+	t.Helper()
+	testenv.Require(t, testenv.Conntrack)
+	filter := &netlink.ConntrackFilter{}
+	testenv.Must(t, filter.AddIP(netlink.ConntrackOrigSrcIP, client.Addr().AsSlice()))
+	var count uint
+	testenv.Must(t, n.node().Do(func() (err error) {
+		count, err = netlink.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(nl.GetIPFamily(client.Addr().AsSlice())), filter)
+		return err
+	}))
+	if count == 0 {
+		t.Fatalf("conntrack has no entry of %s", client)
+	}
+}
+
+// eventuallyOffloads waits until the stack forwards no packets of the connection.
+func (n *network) eventuallyOffloads(t *testing.T, f testenv.Family, client *testenv.Client, server *testenv.Namespace) {
+	t.Helper()
+	n.eventuallyForwards(t, f, client, server, false)
+}
+
+// Connections to a service bypass the stack in both directions, as long as conntrack has them.
+func TestServicesAreOffloaded(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	for _, fastPath := range []string{"established", "auto"} {
+		t.Run(fastPath, func(t *testing.T) {
+			n := newNetworkWith(t, withKeys(`"ipMasq": true, "fastPath": "`+fastPath+`"`))
+			a, web, other := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil), n.AddPod(t, "other", nil)
+			forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+				n.service(t, f, f.Pod(web))
+				for _, server := range []*testenv.Pod{web, other} {
+					serve(t, server.Namespace, protocol, at(f.Pod(server), 80))
+				}
+				service := at(serviceAddrs[f.Name], 80)
+				client := connect(t, a.Namespace, protocol, netip.AddrPort{}, service)
+				n.eventuallyOffloads(t, f, client, web.Namespace)
+				if seen := ask(t, client, web.Namespace); seen != client.Local() {
+					t.Errorf("server sees %s, want %s", seen, client.Local())
+				}
+				testenv.Must(t, client.Close())
+				// Another connection of the same port begins in the stack, and ends there.
+				client = connect(t, a.Namespace, protocol, client.Local(), service)
+				defer client.Close()
+				if n.forwardsOf(t, f, client, web.Namespace) == 0 {
+					t.Error("the port's next connection bypasses the stack from its beginning")
+				}
+				n.eventuallyOffloads(t, f, client, web.Namespace)
+
+				n.service(t, f, f.Pod(other))
+				if n.forwardsOf(t, f, client, web.Namespace) > 0 {
+					t.Error("a connection does not survive new rules")
+				}
+				n.forget(t, client.Local())
+				n.wantRetargeted(t, protocol, client, other)
+			})
+			n.wantTransfers(t, a, web)
+		})
+	}
+}
+
+// wantRetargeted wants the requests of a connection that conntrack has forgotten to reach another server, or the connection to
+// end, because TCP is unknown to it.
+func (n *network) wantRetargeted(t *testing.T, protocol string, client *testenv.Client, server *testenv.Pod) {
+	t.Helper()
+	testenv.Eventually(t, "requests to reach the service's new backend", func() error {
+		reply, err := client.Ask(testenv.Context(t), "hello")
+		switch {
+		case protocol == "tcp" && err == nil:
+			return fmt.Errorf("reply from %s, want the connection to end", reply.Server)
+		case protocol == "tcp":
+			return nil
+		case err == nil && reply.Server != server.Namespace.Name:
+			return fmt.Errorf("reply from %s", reply.Server)
+		}
+		return err
+	})
+	if protocol == "udp" {
+		for range offloadRequests {
+			ask(t, client, server.Namespace)
+		}
+	}
+}
+
+// wantTransfers moves data through the service in both directions.
+func (n *network) wantTransfers(t *testing.T, a, web *testenv.Pod) {
+	t.Helper()
+	for _, f := range testenv.Families {
+		n.service(t, f, f.Pod(web))
+		server, service, large := at(f.Pod(web), 80), at(serviceAddrs[f.Name], 80), sizeOf(8*mebibyte)
+		upload(large)(t, a.Namespace, web.Namespace, server, service)
+		download(large)(t, a.Namespace, web.Namespace, server, service)
+	}
+}
+
+// A service's backend on another node is reached past both stacks, by either kind of route.
+func TestServicesBetweenNodes(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	for _, path := range []string{"never", "established"} {
+		t.Run(path, func(t *testing.T) {
+			a, b := newNodes(t, `"ipMasq": true, "mtu": 1430, "fastPath": "`+path+`"`)
+			a.nft(t, forwarded)
+			b.nft(t, forwarded)
+			test := func(t *testing.T) {
+				forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+					a.service(t, f, f.Pod(b.pod))
+					serve(t, b.pod.Namespace, protocol, at(f.Pod(b.pod), 80))
+					wantOffloaded(t, path, protocol, a, b, at(serviceAddrs[f.Name], 80))
+				})
+				a.wantTransfers(t, a.pod, b.pod)
+			}
+			forEachUnderlay(t, a, b, func(t *testing.T, _ testenv.Family) { test(t) })
+			t.Run("direct", func(t *testing.T) {
+				a.reachDirectly(t, b, [2]netip.Addr{testenv.IPv4.Outside, testenv.IPv6.Outside})
+				b.reachDirectly(t, a, [2]netip.Addr{testenv.IPv4.Node, testenv.IPv6.Node})
+				test(t)
+			})
+		})
+	}
+}
