@@ -96,7 +96,7 @@ __noinline int fwd_cache_store_ingress(struct __sk_buff *skb, __u32 flags)
 	entry->action = FWD_CONTAINER;
 	__builtin_memcpy(entry->macs, to->mac, sizeof(entry->macs));
 	entry->ifindex = to->ifindex;
-	if (p->protocol == IPPROTO_TCP && !device_lookup(p->ifindex)) {
+	if (p->protocol == IPPROTO_TCP && !(flags & FWD_EVERY_TCP)) {
 		entry->hint_id = p->id;
 		tuple_hint_write(entry->hint_id, packet_seq_end(p));
 	}
