@@ -365,8 +365,8 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 	} else {
 		c->uplink = skb->ifindex;
 	}
-	if (!c->owners) /* a container to itself */
-		return false;
+	if (from && from == to) /* a container to itself, by a service */
+		c->owners = from->owner;
 	/* Clients usually have the higher port. */
 	c->owner = from && (!to || p->sport > p->dport) ? from->owner : to ? to->owner : 0;
 	/* FAST_PATH_ALWAYS needs no entry. It is also the value if both are NULL. */

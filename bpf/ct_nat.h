@@ -128,6 +128,8 @@ static __always_inline bool ct_nat_set_ends(struct __sk_buff *skb, struct connec
 		else
 			c->device = to->ifindex;
 	}
+	if (from && from == to)
+		c->owners = from->owner;
 	return fast_path;
 }
 

@@ -18,13 +18,14 @@ import (
 func (n *network) service(t *testing.T, f testenv.Family, backend netip.Addr) {
 	t.Helper()
 	n.nft(t, strings.NewReplacer("IP", map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name],
-		"SERVICE", serviceAddrs[f.Name].String(), "BACKEND", at(backend, 80).String(),
+		"SERVICE", serviceAddrs[f.Name].String(), "BACKEND", at(backend, 80).String(), "POD", backend.String(),
 	).Replace(`table IP kube {}
 		delete table IP kube
 		table IP kube {
 			chain services { type nat hook prerouting priority -100; policy accept;
 				IP daddr SERVICE tcp dport 80 dnat to BACKEND; IP daddr SERVICE udp dport 80 dnat to BACKEND
 			}
+			chain hairpins { type nat hook postrouting priority 100; policy accept; IP saddr POD IP daddr POD masquerade; }
 			chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop; }
 		}`))
 }
@@ -51,7 +52,8 @@ func (n *network) eventuallyOffloads(t *testing.T, f testenv.Family, client *tes
 	n.eventuallyForwards(t, f, client, server, false)
 }
 
-// Connections to a service bypass the stack in both directions, as long as conntrack has them.
+// Connections to a service bypass the stack in both directions, as long as conntrack has them. Those of a pod to itself
+// are masqueraded, too.
 func TestServicesAreOffloaded(t *testing.T) {
 	testenv.Require(t, testenv.VisibleHooks)
 	for _, fastPath := range []string{"established", "auto"} {
@@ -77,6 +79,9 @@ func TestServicesAreOffloaded(t *testing.T) {
 					t.Error("the port's next connection bypasses the stack from its beginning")
 				}
 				n.eventuallyOffloads(t, f, client, web.Namespace)
+				itself := connect(t, web.Namespace, protocol, netip.AddrPort{}, service)
+				defer itself.Close()
+				n.eventuallyOffloads(t, f, itself, web.Namespace)
 
 				n.service(t, f, f.Pod(other))
 				if n.forwardsOf(t, f, client, web.Namespace) > 0 {

@@ -8,8 +8,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// Services like kube-proxy's: rules of the host translate a virtual address to that of a backend. Every packet
-// of such a connection takes the slow path.
+// Services like kube-proxy's: rules of the host translate a virtual address to that of a backend.
 
 var serviceAddrs = map[string]netip.Addr{
 	"IPv4": netip.MustParseAddr("172.30.0.1"), "IPv6": netip.MustParseAddr("fd00:30::1"),
