@@ -382,18 +382,23 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 
 /*
  * Reports whether the stack has delivered a UDP packet of the other side before. If it was a
- * container's, it must have left by the route that the fast path would take.
+ * container's, it must have left by the route that the fast path would take. Where the stack delivers one side's
+ * packets, they have the inverse of the other side's tuple where it receives them.
  */
 static __always_inline bool bypass_is_replied(struct __sk_buff *skb, const struct packet *p,
 					      const struct connection *c)
 {
+	const struct ct_translation *t = ct_scratch_get();
+	const struct fwd_key *tuple = c->ct && t ? &t->in : packet_tuple(p);
 	__u32 tick;
 	__u16 hop;
 
 	if (p->protocol != IPPROTO_UDP || c->offload->state & OFFLOAD_DELIVERED << !c->side ||
-	    !tuple_reply_is_delivered(p, &hop, &tick) || offload_is_void(p, c, c->uplink, tick))
+	    !tuple_reply_is_delivered(tuple, c->ct, &hop, &tick) ||
+	    offload_is_void(p, c, c->uplink, tick))
 		return false;
-	return !c->uplink || p->ifindex == c->uplink || fib_routes_reply_to(skb, p, c->uplink, hop);
+	return !c->uplink || p->ifindex == c->uplink ||
+	       fib_routes_reply_to(skb, tuple, c->uplink, hop);
 }
 
 /*
@@ -418,7 +423,7 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	} else if (p->tcp_rst) {
 		offload_remove(&c);
 	} else if (offload_has_side(&c)) {
-		if (!c.ct && bypass_is_replied(skb, p, &c))
+		if (bypass_is_replied(skb, p, &c))
 			offload_deliver(&c, !c.side);
 		offload_touch(p, &c, from);
 	} else if (to ? to->ifindex == skb->ifindex : fib_routes_to(skb, p, c.uplink)) {
@@ -440,5 +445,5 @@ static __noinline void bypass_forwarded(struct __sk_buff *skb, const struct pack
 	if (tag & TAG_OBSERVE)
 		bypass_observe(skb, p, from, NULL);
 	else
-		tuple_hint_delivery(p, fib_hop_of_frame(skb));
+		tuple_hint_delivery(p, fib_hop_of_frame(skb), false);
 }

@@ -239,13 +239,11 @@ static __noinline bool ct_nat_record(const struct ct_translation *t, const struc
 		return false;
 	if (nat && ct_nat_is_current(nat, t) && now_ticks() - nat->last_seen < CT_NAT_RENEW)
 		return true;
-	if (t->reply) /* the opener's packets create it */
-		return nat && ct_nat_is_current(nat, t);
 	__builtin_memset(&args->new, 0, sizeof(args->new));
 	new = (struct ct_nat *)&args->new;
 	new->owner = opener->owner;
-	new->nat_addr = t->out.dst;
-	new->nat_port = t->out.dport;
+	new->nat_addr = t->reply ? t->in.src : t->out.dst;
+	new->nat_port = t->reply ? t->in.sport : t->out.dport;
 	new->state = t->in.protocol == IPPROTO_TCP ? FLOW_ESTABLISHED : FLOW_UDP_STREAM;
 	new->last_seen = now_ticks();
 	new->created = new->last_seen;
@@ -268,11 +266,24 @@ __noinline int ct_nat_observe(struct __sk_buff *skb, __u32 tag)
 		return 0;
 	from = device_lookup(skb->ingress_ifindex) ? endpoint_lookup(&t->in.src) : NULL;
 	to = device_lookup(skb->ifindex) ? endpoint_lookup(&p->dst) : NULL;
-	opener = from;
-	if (!opener)
-		opener = to;
+	opener = t->reply ? to : from;
 	if (!opener || (to && to->ifindex != skb->ifindex) || !ct_nat_record(t, opener))
 		return 0;
 	p->decided.ct_nat = true;
 	return bypass_observe(skb, p, from, to);
+}
+
+/*
+ * Handles p, with the tag of its ingress hook, which the stack has changed and delivered: if its connection may be
+ * offloaded, the delivery is recorded as the tag says. hop as in tuple_hint_delivery.
+ */
+static __always_inline void ct_nat_delivered(struct __sk_buff *skb, const struct packet *p,
+					     __u32 tag, __u16 hop)
+{
+	if (!config.sees_hooks)
+		return;
+	if (tag & TAG_OBSERVE)
+		ct_nat_observe(skb, tag);
+	else
+		tuple_hint_delivery(p, hop, true);
 }

@@ -161,7 +161,7 @@ int to_container(struct __sk_buff *skb)
 		return host_flow_sent(skb);
 	unchanged = tag_matches(tag, p);
 	if (unchanged && !(tag & (TAG_OBSERVE | TAG_PENDING))) {
-		tuple_hint_delivery(p, 0);
+		tuple_hint_delivery(p, 0, false);
 		/* A packet of the host needs a host flow, even if its tag matches by chance. */
 		if (!port_may_be_ours(p, p->sport) || bypass_knows_tuple(skb) ||
 		    endpoint_lookup(&p->src))
@@ -174,8 +174,8 @@ int to_container(struct __sk_buff *skb)
 		forward_track_pending(skb, p, tag, to);
 	if (unchanged)
 		bypass_observe(skb, p, from, to);
-	else if (tag & TAG_OBSERVE)
-		ct_nat_observe(skb, tag);
+	else if (tag & TAG_TUPLE)
+		ct_nat_delivered(skb, p, tag, 0);
 	if (from || (unchanged && bypass_knows_tuple(skb)))
 		return VERDICT_NEXT;
 	return host_flow_sent(skb);
@@ -345,8 +345,8 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 		if (policy_checks() & POLICY_CHECK_ANY)
 			policy_track_bypass(skb);
 		fwd_cache_store_egress(skb);
-	} else if (tag & TAG_OBSERVE && !tag_matches(tag, p)) {
-		ct_nat_observe(skb, tag);
+	} else if (tag & TAG_TUPLE && !tag_matches(tag, p)) {
+		ct_nat_delivered(skb, p, tag, fib_hop_of_frame(skb));
 	}
 	return VERDICT_NEXT;
 }

@@ -231,27 +231,27 @@ static __always_inline __u16 fib_hop_of_frame(struct __sk_buff *skb)
 }
 
 /*
- * Reports whether the host would forward a reply to p, from the device that p leaves by, to the
+ * Reports whether the host would forward a reply to packets with the tuple, from skb's device, to the
  * uplink and to the next hop with the hash.
  */
-static __noinline bool fib_routes_reply_to(struct __sk_buff *skb, const struct packet *p,
+static __noinline bool fib_routes_reply_to(struct __sk_buff *skb, const struct fwd_key *tuple,
 					   __u32 uplink, __u16 hop)
 {
 	struct bpf_fib_lookup fib;
 	long result;
 	struct fwd_key reply = {
-		.src = p->dst,
-		.dst = p->src,
-		.sport = p->dport,
-		.dport = p->sport,
-		.protocol = p->protocol,
-		.ipv6 = p->ipv6,
+		.src = tuple->dst,
+		.dst = tuple->src,
+		.sport = tuple->dport,
+		.dport = tuple->sport,
+		.protocol = tuple->protocol,
+		.ipv6 = tuple->ipv6,
 	};
 
-	fib_init_tuple(&fib, &reply, &p->src, skb->ifindex);
+	fib_init_tuple(&fib, &reply, &tuple->src, skb->ifindex);
 	result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
 	if (result == BPF_FIB_LKUP_RET_UNSUPP_LWT)
-		return !hop && node_reaches(&p->src, uplink);
+		return !hop && node_reaches(&tuple->src, uplink);
 	return !result && fib.ifindex == uplink && fib_hop_of(fib.dmac, fib.smac) == hop;
 }
 

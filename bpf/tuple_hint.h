@@ -5,7 +5,7 @@
  *
  *  - TCP from a container to a remote: the number that it last acknowledged;
  *  - TCP from a remote: the sequence number after its last packet;
- *  - UDP: the stack has delivered a packet.
+ *  - UDP: the stack has delivered a packet, unchanged; with another id: a packet that it has translated.
  *
  * A hint is one word, so it is read and written as a whole. Tuples share places, and
  * overwrite each other's hints.
@@ -94,24 +94,32 @@ static __always_inline bool tuple_hint_exists(const struct packet *p)
 	return word && (*word | HINT_UNTAKEN) >> 32 == p->id;
 }
 
+/* The id of the hint of a delivered packet whose tuple has the id. */
+static __always_inline __u32 tuple_delivery_id(__u32 id, bool translated)
+{
+	return translated ? (id ^ GOLDEN) | 1 : id;
+}
+
 /*
  * Records that the stack has delivered p, if it is UDP. hop is a hash of the next hop; 0: a
  * container. The hint has it and 16 bits of the time.
  */
-static __always_inline void tuple_hint_delivery(const struct packet *p, __u16 hop)
+static __always_inline void tuple_hint_delivery(const struct packet *p, __u16 hop, bool translated)
 {
 	if (p->protocol == IPPROTO_UDP)
-		tuple_hint_write(p->id, now_ticks() << 16 | hop);
+		tuple_hint_write(tuple_delivery_id(p->id, translated), now_ticks() << 16 | hop);
 }
 
 /*
- * Reports whether the stack has recently delivered a UDP packet of the other side; *hop is its
- * next hop, *tick the time.
+ * Reports whether the stack has recently delivered a UDP packet whose tuple there is the inverse of this one;
+ * *hop is its next hop, *tick the time.
  */
-static __always_inline bool tuple_reply_is_delivered(const struct packet *p, __u16 *hop,
-						     __u32 *tick)
+static __always_inline bool tuple_reply_is_delivered(const struct fwd_key *tuple, bool translated,
+						     __u16 *hop, __u32 *tick)
 {
-	__u32 id = reply_id(p, &p->dst, p->dport);
+	__u32 id = tuple_delivery_id(id_of(&tuple->dst, tuple->dport, &tuple->src, tuple->sport,
+					   tuple->protocol, tuple->ipv6),
+				     translated);
 	volatile __u64 *word = tuple_hint_lookup(id);
 	__u64 hint = word ? *word : 0;
 	__u16 age = now_ticks() - ((__u32)hint >> 16);

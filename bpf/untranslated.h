@@ -35,6 +35,6 @@ static __noinline bool untranslated_lately(struct __sk_buff *skb, struct packet 
 	if (!entry || fwd_entry_bypasses(entry) || !(entry->flags & FWD_KEEPS_SOURCE) ||
 	    !fwd_entry_is_current(entry))
 		return false;
-	tuple_hint_delivery(p, fib_hop_of_frame(skb));
+	tuple_hint_delivery(p, fib_hop_of_frame(skb), false);
 	return true;
 }

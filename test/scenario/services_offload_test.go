@@ -3,8 +3,10 @@ package scenario
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -79,6 +81,7 @@ func TestServicesAreOffloaded(t *testing.T) {
 					t.Error("the port's next connection bypasses the stack from its beginning")
 				}
 				n.eventuallyOffloads(t, f, client, web.Namespace)
+				n.wantCloseSeen(t, a.Namespace, protocol, service)
 				itself := connect(t, web.Namespace, protocol, netip.AddrPort{}, service)
 				defer itself.Close()
 				n.eventuallyOffloads(t, f, itself, web.Namespace)
@@ -120,6 +123,22 @@ func (n *network) wantRetargeted(t *testing.T, protocol string, client *testenv.
 	}
 }
 
+// wantCloseSeen wants conntrack to see the end of a connection that bypasses the stack.
+func (n *network) wantCloseSeen(t *testing.T, from *testenv.Namespace, protocol string, service netip.AddrPort) {
+	t.Helper()
+	client := connect(t, from, protocol, netip.AddrPort{}, service)
+	for range offloadRequests {
+		testenv.Must(t, askOnce(t, client))
+	}
+	testenv.Must(t, client.Close())
+	testenv.Eventually(t, "conntrack to see the end", func() error {
+		if known := n.tracked(t, client.Local()); protocol == "tcp" && known != nil && stateOf(known) < tcpLastACK {
+			return fmt.Errorf("state: got %d, want at least %d", stateOf(known), tcpLastACK)
+		}
+		return nil
+	})
+}
+
 // wantTransfers moves data through the service in both directions.
 func (n *network) wantTransfers(t *testing.T, a, web *testenv.Pod) {
 	t.Helper()
@@ -155,4 +174,97 @@ func TestServicesBetweenNodes(t *testing.T) {
 			})
 		})
 	}
+}
+
+// countingServer is a UDP server that counts what it gets, and seldom answers.
+func countingServer(socket *net.UDPConn, received *atomic.Int64) {
+	buffer := make([]byte, numberedLen)
+	for {
+		length, from, err := socket.ReadFromUDPAddrPort(buffer)
+		if err != nil {
+			return // the end of the test
+		}
+		if received.Add(1)%1000 != 1 {
+			continue
+		}
+		if _, err := socket.WriteToUDPAddrPort(buffer[:length], from); err != nil {
+			return
+		}
+	}
+}
+
+// A service's backend is replaced while a pod sends to it, and seldom gets answers. Soon all packets reach the new one.
+func TestServiceRetargetedUnderLoad(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	n := newEstablishedNetwork(t)
+	a, web, other := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil), n.AddPod(t, "other", nil)
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		n.service(t, f, f.Pod(web))
+		var received [2]atomic.Int64
+		for i, pod := range []*testenv.Pod{web, other} {
+			go countingServer(listenPacket(t, pod.Namespace, at(f.Pod(pod), 80)), &received[i])
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		client, err := a.Namespace.Dial(ctx, "udp", at(serviceAddrs[f.Name], 80))
+		testenv.Must(t, err)
+		defer client.Close()
+		go (&numbered{}).send(ctx, client)
+		gets := func(server, packets int64) {
+			t.Helper()
+			before := received[server].Load()
+			testenv.Eventually(t, "packets", func() error {
+				if got := received[server].Load() - before; got < packets {
+					return fmt.Errorf("backend %d has got %d", server, got)
+				}
+				return nil
+			})
+		}
+		gets(0, 20_000)
+		if before := n.stackForwards(t, f); true {
+			gets(0, 20_000)
+			if count := n.stackForwards(t, f) - before; count > 1000 {
+				t.Errorf("the stack has forwarded %d of 20,000 packets and their replies, want at most 1,000", count)
+			}
+		}
+
+		n.service(t, f, f.Pod(other))
+		n.forget(t, client.LocalAddr().(*net.UDPAddr).AddrPort())
+		testenv.Eventually(t, "the cached decisions of all CPUs to end", func() error {
+			before := received[0].Load()
+			gets(1, 20_000)
+			if late := received[0].Load() - before; late > 0 {
+				return fmt.Errorf("the old backend has got %d packets more", late)
+			}
+			return nil
+		})
+	})
+}
+
+// The rules of both pods judge a service's connection by its backend, also when they change while it bypasses the stack.
+func TestPolicyOfOffloadedServices(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	n := newEstablishedNetwork(t)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil)
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		n.service(t, f, f.Pod(web))
+		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+		ports := `"ports": [{"port": 80}, {"protocol": "udp", "port": 80}]`
+		for _, row := range []struct {
+			pod           *testenv.Pod
+			admits, after string
+		}{
+			{web, `{"ingress": [{"from": [{"sameNetwork": true}], ` + ports + `}], "egress": []}`, `{"ingress": []}`},
+			{a, `{"egress": [{"to": [{"sameNetwork": true}], ` + ports + `}], "ingress": []}`, `{"egress": [{"to": [{"cidr": "172.30.0.0/16"}, {"cidr": "fd00:30::/32"}]}]}`},
+		} {
+			client := connect(t, a.Namespace, protocol, netip.AddrPort{}, at(serviceAddrs[f.Name], 80))
+			defer client.Close()
+			n.eventuallyOffloads(t, f, client, web.Namespace)
+			n.setPolicy(t, row.pod, row.admits)
+			n.eventuallyOffloads(t, f, client, web.Namespace)
+			n.setPolicy(t, row.pod, row.after)
+			n.wantSilence(t, row.pod, client, row.after)
+			n.setPolicy(t, row.pod, `{"ingress": [{}], "egress": [{}]}`)
+		}
+	})
 }
