@@ -33,6 +33,21 @@ static __always_inline bool bypass_is_translated(const struct connection *c)
 	return flow_lookup(args);
 }
 
+/* The same for the connection of the packet in pkt_scratch, if it may bypass the stack. */
+__noinline int bypass_knows_translated(struct __sk_buff *skb)
+{
+	struct packet *p = pkt_scratch_get();
+	struct connection c = {};
+
+	USE_ARGUMENT(skb);
+	if (!p || !offload_is_possible(p) || p->decided.ct_update || p->ttl <= 1 || p->tcp_syn ||
+	    p->tcp_synack)
+		return false;
+	offload_init(&c, p, &p->dst, p->dport);
+	offload_find(&c);
+	return bypass_is_translated(&c);
+}
+
 /*
  * Reports whether p, addressed to addr:port, may bypass the stack, unchanged. c has the owners, and
  * gets the connection's entry; FAST_PATH_ALWAYS needs none.

@@ -83,9 +83,57 @@ __noinline int ct_nat_find(struct __sk_buff *skb)
 	return c.offload && c.offload->translated && c.offload->ct == t->ct;
 }
 
+/* Sets key to that of the sender's flow of its rules, which have seen the tuple before translation. */
+static __always_inline void ct_nat_policy_key(struct flow_key *key, const struct ct_translation *t)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->remote = t->in.dst;
+	key->local = t->in.src;
+	key->remote_port = t->in.dport;
+	key->local_port = t->in.sport;
+	key->protocol = t->in.protocol;
+	key->kind = FLOW_POLICY;
+}
+
+/*
+ * Reports whether the rules of the container that has opened the connection of the packet in pkt_scratch, and sends it,
+ * admit it, which has its tuple after translation. If not, drops it. Tracks the flow that admits replies, as
+ * policy_sends and policy_track_pending do for the stack's packets.
+ */
+__noinline int ct_nat_opener_admits(struct __sk_buff *skb)
+{
+	struct policy_args *args = policy_scratch_get();
+	struct ct_translation *t = ct_scratch_get();
+	struct device *sender = device_lookup(skb->ifindex), *receiver = NULL;
+	struct flow_args *flow = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	struct endpoint *to;
+
+	if (!args || !t || !flow || !p || !sender || !sender->policy ||
+	    !policy_load(args, sender, p) || !args->rule_sets)
+		return true;
+	ct_nat_policy_key(&flow->key, t);
+	p->decided.admitted = policy_is_known(FROM_CONTAINER);
+	if (p->decided.admitted)
+		return true;
+	to = endpoint_lookup(&p->dst);
+	if (to)
+		receiver = device_lookup(to->ifindex);
+	if (!policy_leaves(skb, p, sender, receiver, TAG_NONE))
+		return false;
+	p->decided.admitted = true;
+	if (!policy_needs_flow(p, RULE_SET_INGRESS(args->rule_sets)) ||
+	    !policy_set_peer(args, &p->dst))
+		return true;
+	ct_nat_policy_key(&flow->key, t);
+	flow_lookup(flow);
+	policy_track(FROM_CONTAINER, args->owner);
+	return true;
+}
+
 /*
  * Reports whether the rules of the containers on both sides admit the packet in pkt_scratch, as the last hook
- * would judge it. to_uplink judges what leaves. If not, drops it.
+ * would judge it. If not, drops it.
  */
 __noinline int ct_nat_is_admitted(struct __sk_buff *skb)
 {
@@ -97,11 +145,11 @@ __noinline int ct_nat_is_admitted(struct __sk_buff *skb)
 	if (!t || !p)
 		return true;
 	to = endpoint_lookup(&t->out.dst);
-	if (!to)
-		return true;
 	p->decided.parsed = true;
 	packet_set_tuple(p, &t->out);
-	admitted = policy_admits(skb, skb->ifindex, to->ifindex, TAG_NONE);
+	admitted = t->reply || ct_nat_opener_admits(skb);
+	if (admitted && to)
+		admitted = policy_admits(skb, skb->ifindex, to->ifindex, TAG_NONE);
 	packet_set_tuple(p, &t->in);
 	return admitted;
 }

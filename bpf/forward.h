@@ -40,7 +40,7 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 /*
  * Reports whether the container's rules admit p from the outside, as far as can be known here; if not, drops
  * it. A flow tells who has opened the connection, but not to to_container. What has none, and is not
- * admitted, goes to the stack, which may translate it back: to_container judges it.
+ * admitted, is perhaps translated back: ct_nat.h judges it then, or to_container behind the stack.
  */
 static __always_inline bool forward_is_admitted(struct __sk_buff *skb, struct packet *p,
 						const struct endpoint *to)
@@ -50,6 +50,8 @@ static __always_inline bool forward_is_admitted(struct __sk_buff *skb, struct pa
 	     (!p->fast_eligible || p->decided.fast_path == FAST_PATH_NEVER)) ||
 	    policy_receives_outside(skb, to->ifindex))
 		return true;
+	if (p->decided.judged_later)
+		p->decided.ct_nat = bypass_knows_translated(skb);
 	p->decided.fast_path = FAST_PATH_NEVER;
 	return p->decided.judged_later;
 }

@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include "conntrack.h"
 #include "policy_pair.h"
 
 /*
@@ -106,6 +107,18 @@ static __always_inline bool policy_find_pair(const struct policy_args *policy,
 	return found;
 }
 
+/* Sets the peer of a flow that its container has opened, if the host's rules translate the packet in pkt_scratch. */
+static __always_inline void policy_set_backend(struct flow *flow)
+{
+	const struct ct_translation *t = ct_scratch_get();
+	const struct packet *p = pkt_scratch_get();
+
+	if (!p || !t || !p->decided.ct_nat)
+		return;
+	flow->nat_addr = t->reply ? t->in.src : t->out.dst;
+	flow->nat_port = t->reply ? t->in.sport : t->out.dport;
+}
+
 /*
  * Creates the flow with the key in flow_scratch, which flow_access has not found, if the connection has been
  * admitted otherwise. Reports whether it has, and the rules admit it.
@@ -119,6 +132,8 @@ static __always_inline bool policy_admit_known(struct policy_args *policy, struc
 	args->new.owner = policy->owner;
 	args->new.nat_addr = args->key.remote;
 	args->new.nat_port = args->key.remote_port;
+	if (!(args->new.flags &FLOW_BY_REMOTE))
+		policy_set_backend(&args->new);
 	args->new.policy_generation = policy->generation;
 	if (flow_expired(&args->new) || !policy_admits_flow(policy, &args->key, &args->new))
 		return false;

@@ -29,7 +29,7 @@ func (n *network) setPolicy(t *testing.T, pod *testenv.Pod, policy string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "policy.json")
 	testenv.Must(t, os.WriteFile(file, []byte(policy), 0o600))
-	n.ctl(t, "set", "pods/"+pod.Conf.ContainerID, "policy="+file)
+	n.ctl(t, "set", n.Network()+"/"+pod.Conf.ContainerID, "policy="+file)
 }
 
 // A policy begins, changes and ends while connections of both directions run. Those that it admits live on, and the

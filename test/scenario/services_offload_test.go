@@ -158,6 +158,8 @@ func TestServicesBetweenNodes(t *testing.T) {
 			a, b := newNodes(t, `"ipMasq": true, "mtu": 1430, "fastPath": "`+path+`"`)
 			a.nft(t, forwarded)
 			b.nft(t, forwarded)
+			// Its flow of the rules is the service's, and what arrives has the backend's address.
+			a.setPolicy(t, a.pod, `{"ingress": [], "egress": [{"to": [{"cidr": "10.88.0.0/16"}, {"cidr": "fd00:88::/32"}]}]}`)
 			test := func(t *testing.T) {
 				forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
 					a.service(t, f, f.Pod(b.pod))
