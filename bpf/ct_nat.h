@@ -96,11 +96,11 @@ static __always_inline void ct_nat_policy_key(struct flow_key *key, const struct
 }
 
 /*
- * Reports whether the rules of the container that has opened the connection of the packet in pkt_scratch, and sends it,
- * admit it, which has its tuple after translation. If not, drops it. Tracks the flow that admits replies, as
- * policy_sends and policy_track_pending do for the stack's packets.
+ * Reports whether the rules of the container that sends the packet in pkt_scratch, with its tuple after translation,
+ * admit it. If not, drops it. Tracks the flow that admits replies, as policy_sends and policy_track_pending do
+ * for the stack's packets.
  */
-__noinline int ct_nat_opener_admits(struct __sk_buff *skb)
+__noinline int ct_nat_sender_admits(struct __sk_buff *skb)
 {
 	struct policy_args *args = policy_scratch_get();
 	struct ct_translation *t = ct_scratch_get();
@@ -122,7 +122,7 @@ __noinline int ct_nat_opener_admits(struct __sk_buff *skb)
 	if (!policy_leaves(skb, p, sender, receiver, TAG_NONE))
 		return false;
 	p->decided.admitted = true;
-	if (!policy_needs_flow(p, RULE_SET_INGRESS(args->rule_sets)) ||
+	if (t->reply || !policy_needs_flow(p, RULE_SET_INGRESS(args->rule_sets)) ||
 	    !policy_set_peer(args, &p->dst))
 		return true;
 	ct_nat_policy_key(&flow->key, t);
@@ -146,8 +146,9 @@ __noinline int ct_nat_is_admitted(struct __sk_buff *skb)
 		return true;
 	to = endpoint_lookup(&t->out.dst);
 	p->decided.parsed = true;
+	p->decided.judged_later = false;
 	packet_set_tuple(p, &t->out);
-	admitted = t->reply || ct_nat_opener_admits(skb);
+	admitted = ct_nat_sender_admits(skb);
 	if (admitted && to)
 		admitted = policy_admits(skb, skb->ifindex, to->ifindex, TAG_NONE);
 	packet_set_tuple(p, &t->in);

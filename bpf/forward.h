@@ -45,15 +45,17 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 static __always_inline bool forward_is_admitted(struct __sk_buff *skb, struct packet *p,
 						const struct endpoint *to)
 {
+	bool admitted;
+
 	if (!(policy_checks() & POLICY_CHECK_ANY) ||
 	    (!p->decided.flow_kind &&
-	     (!p->fast_eligible || p->decided.fast_path == FAST_PATH_NEVER)) ||
-	    policy_receives_outside(skb, to->ifindex))
+	     (!p->fast_eligible || p->decided.fast_path == FAST_PATH_NEVER)))
 		return true;
+	admitted = policy_receives_outside(skb, to->ifindex);
+	p->decided.judged_later &= !admitted;
 	if (p->decided.judged_later)
 		p->decided.ct_nat = bypass_knows_translated(skb);
-	p->decided.fast_path = FAST_PATH_NEVER;
-	return p->decided.judged_later;
+	return admitted || p->decided.judged_later;
 }
 
 /*
@@ -72,7 +74,7 @@ static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, stru
 	packet_translate(p, addr, port);
 	if (to && verdict == VERDICT_NEXT && !forward_is_admitted(skb, p, to))
 		return VERDICT_DROP;
-	if (to && p->l3 && verdict == VERDICT_NEXT)
+	if (to && p->l3 && verdict == VERDICT_NEXT && !p->decided.judged_later)
 		verdict = bypass_from_uplink(skb, p, to, addr, port);
 	if (verdict != VERDICT_DROP && rewrite(skb, p, SIDE_DST, addr, port))
 		return drop(skb, REASON_REWRITE);
