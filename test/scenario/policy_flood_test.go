@@ -11,6 +11,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -37,11 +38,35 @@ func TestPolicyFloodOfFlowTable(t *testing.T) {
 				n.wantProbe(t, "udp80", a.Namespace, bad[0].Namespace, f.Pod(bad[0]), bad[0], false, reasonPolicy)
 				n.wantProbe(t, "udp80", a.Namespace, jailed.Namespace, f.Pod(jailed), jailed, false, reasonPolicy)
 				n.wantProbe(t, "tcp80", jailed.Namespace, n.Outside, f.Outside, jailed, false, reasonPolicyEgress)
+				n.wantAllDropped(t, a, at(f.Pod(bad[0]), 80), bad[0], reasonPolicy)
+				n.wantAllDropped(t, jailed, at(f.Outside, 80), jailed, reasonPolicyEgress)
 			}
 			wantQuiet(t, quiet)
 			n.wantRoom(t, attack, bad)
 		})
 	}
+}
+
+// wantAllDropped sends datagrams of so many connections that the table has no place for some.
+func (n *network) wantAllDropped(t *testing.T, from *testenv.Pod, to netip.AddrPort, pod *testenv.Pod, reason maps.Reason) {
+	t.Helper()
+	const number = 512
+	f := testenv.IPv4
+	if to.Addr().Is6() {
+		f = testenv.IPv6
+	}
+	var packets []testenv.Packet
+	for i := range number {
+		packets = append(packets, testenv.UDPPacket(at(f.Pod(from), manyPort(i)), to, "x"))
+	}
+	before := n.dropsOf(t, pod)[reason]
+	wireOf(t, from).send(t, packets...)
+	testenv.Eventually(t, fmt.Sprintf("all datagrams to %s to be dropped", to), func() error {
+		if got := n.dropsOf(t, pod)[reason] - before; got < number {
+			return fmt.Errorf("got %d, want %d", got, number)
+		}
+		return nil
+	})
 }
 
 // Without room for its rules, a pod is not added. Others are: those without rules, and those whose rules are known. Without
