@@ -49,10 +49,10 @@ func newPolicyPreview() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "preview [-f FILE] [--delete NAMESPACE/NAME]",
 		Short: "which connections of this node a change of NetworkPolicies would turn",
-		Long: `Asks the node agent what would change on this node, if NetworkPolicies were applied
-or deleted: which of its pods' connections would end, and with --drops, which
-dropped ones would be admitted. Nothing is applied. Policies of -f replace those
-of the same name.
+		Long: `Asks the node agent what would change on this node if NetworkPolicies were
+applied or deleted: which of its pods' connections would end, and with --drops,
+which dropped ones would be admitted. Nothing is applied. Policies of -f replace
+those of the same name.
 
 Exits with 3 if a live connection would end.`,
 		Example: `  ebpfnetctl policy preview -f new.yaml
