@@ -126,12 +126,16 @@ func askSCTP(ctx context.Context, from, server *testenv.Namespace, to netip.Addr
 		return err
 	}
 	refused := 0
-	if err := raw.Write(func(fd uintptr) bool { // until it is connected
+	err = raw.Write(func(fd uintptr) bool { // until it is connected
 		refused, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
 		ready, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0)
 		return refused != 0 || ready > 0
-	}); err != nil || refused != 0 {
-		return errors.Join(err, unix.Errno(refused))
+	})
+	if err == nil && refused != 0 {
+		err = unix.Errno(refused)
+	}
+	if err != nil {
+		return err
 	}
 	for range 12 {
 		if _, err := conn.WriteString("hello"); err != nil {
