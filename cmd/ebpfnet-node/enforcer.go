@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	settle      = 30 * time.Millisecond // between two changes of the datapath
+	settle      = 40 * time.Millisecond // from one change of the datapath to the next
 	peersWithin = 5 * time.Second       // for the first list of other nodes' pods
 )
 
@@ -85,6 +85,7 @@ func (e *enforcer) run(ctx context.Context) {
 			e.have = nil
 			e.figures.count()
 		}
+		next := time.After(settle)
 		err := e.sync(ctx)
 		if !errors.Is(err, errPending) || !e.isReady.Load() || e.source.Err() != nil {
 			e.report(e.explain(err))
@@ -111,7 +112,7 @@ func (e *enforcer) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(settle):
+		case <-next:
 		}
 	}
 }

@@ -55,19 +55,23 @@ func (p *previewer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var asked nodestate.Preview
 	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, most)).Decode(&asked)
 	var changed []*networkingv1.NetworkPolicy
-	if err == nil {
+	if err == nil && (asked.Objects != "" || len(asked.Deleted) == 0) {
 		changed, err = readObjects(asked.Objects)
 	}
 	var cluster policies.Cluster
 	if err == nil {
 		cluster, err = p.cluster(r.Context())
 	}
+	var answer nodestate.Previewed
+	if err == nil {
+		answer, err = policies.Preview(p.node, cluster, asked.Deleted, changed, asked.Connections)
+	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(policies.Preview(p.node, cluster, changed, asked.Connections)) // or the client is gone
+	_ = json.NewEncoder(w).Encode(answer) // or the client is gone
 }
 
 // cluster lists all that policies need.

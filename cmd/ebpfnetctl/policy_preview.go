@@ -41,26 +41,28 @@ type previewOptions struct {
 	output.Flags
 	dirs               directories
 	file, drops, state string
+	deleted            []string
 }
 
 func newPolicyPreview() *cobra.Command {
 	var o previewOptions
 	cmd := &cobra.Command{
-		Use:   "preview -f FILE",
-		Short: "which connections of this node new NetworkPolicies would turn",
-		Long: `Asks the node agent what NetworkPolicies would change on this node, if they were
-applied: which of its pods' connections they would end, and with --drops, which
-dropped ones they would admit. Nothing is applied.
+		Use:   "preview [-f FILE] [--delete NAMESPACE/NAME]",
+		Short: "which connections of this node a change of NetworkPolicies would turn",
+		Long: `Asks the node agent what would change on this node if NetworkPolicies were
+applied or deleted: which of its pods' connections would end, and with --drops,
+which dropped ones would be admitted. Nothing is applied. Policies of -f replace
+those of the same name.
 
-Exits with 3 if a live connection would end. Policies that exist are replaced;
-what deleting one would change is not shown: give one that admits everything.`,
+Exits with 3 if a live connection would end.`,
 		Example: `  ebpfnetctl policy preview -f new.yaml
+  ebpfnetctl policy preview --delete shop/old -f new.yaml
   kubectl logs -n kube-system ebpfnet-node-x4k2p > drops.json
   ebpfnetctl policy preview -f new.yaml --drops drops.json -o json`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.file == "" {
-				return usageError{errors.New("policy preview: expected -f FILE")}
+			if o.file == "" && len(o.deleted) == 0 {
+				return usageError{errors.New("policy preview: expected -f FILE or --delete NAMESPACE/NAME")}
 			}
 			return preview(cmd, o)
 		},
@@ -69,6 +71,7 @@ what deleting one would change is not shown: give one that admits everything.`,
 	o.AddToWrite(cmd.Flags())
 	o.dirs.add(cmd)
 	cmd.Flags().StringVarP(&o.file, "file", "f", "", "`FILE` has NetworkPolicies")
+	cmd.Flags().StringSliceVar(&o.deleted, "delete", nil, "a policy that is deleted, `NAMESPACE/NAME`; repeatable")
 	cmd.Flags().StringVar(&o.drops, "drops", "", "`FILE` has lines of drops --follow -o json, or of the agent's --log-denied")
 	cmd.Flags().StringVar(&o.state, "state", nodestate.Default, "`FILE` of the node agent")
 	addHelpFlag(cmd)
@@ -76,7 +79,11 @@ what deleting one would change is not shown: give one that admits everything.`,
 }
 
 func preview(cmd *cobra.Command, o previewOptions) error {
-	text, err := os.ReadFile(o.file)
+	var text []byte
+	var err error
+	if o.file != "" {
+		text, err = os.ReadFile(o.file)
+	}
 	if err != nil {
 		return err
 	}
@@ -84,7 +91,7 @@ func preview(cmd *cobra.Command, o previewOptions) error {
 	if err != nil {
 		return err
 	}
-	ask := nodestate.Preview{Objects: string(text), Connections: []nodestate.Connection{}}
+	ask := nodestate.Preview{Objects: string(text), Deleted: o.deleted, Connections: []nodestate.Connection{}}
 	for _, c := range list {
 		ask.Connections = append(ask.Connections, c.asked)
 	}

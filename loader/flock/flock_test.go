@@ -131,7 +131,7 @@ func TestLockNamedRefusesReplacedFile(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer file.Close()
+			defer unix.Close(file)
 			// The new file must not get the old one's inode number.
 			if err := tt.replace(); err != nil {
 				t.Fatal(err)
@@ -147,7 +147,7 @@ func TestLockIsNotInherited(t *testing.T) {
 	lock := mustAcquire(t, filepath.Join(t.TempDir(), "lock"), Exclusive)
 	defer mustRelease(t, lock)
 
-	flags, err := unix.FcntlInt(lock.file.Fd(), unix.F_GETFD, 0)
+	flags, err := unix.FcntlInt(uintptr(lock.fd), unix.F_GETFD, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ func TestLockIsNotInherited(t *testing.T) {
 func TestReleaseUnlocksDuplicates(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	lock := mustAcquire(t, path, Exclusive)
-	duplicate, err := unix.Dup(int(lock.file.Fd()))
+	duplicate, err := unix.Dup(lock.fd)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
@@ -181,6 +182,7 @@ func (o *Host) admitReplies(store *maps.Store, device maps.Device) error {
 	if err != nil {
 		return err
 	}
+	opened, accepted = correctOpeners(opened, accepted)
 	err = errors.Join(
 		store.AdmitReplies(device.Owner, maps.OpenedByContainer, connections(opened)),
 		store.AdmitReplies(device.Owner, maps.OpenedByRemote, connections(accepted)),
@@ -189,6 +191,27 @@ func (o *Host) admitReplies(store *maps.Store, device maps.Device) error {
 		err = fmt.Errorf("it has %d, and at most %d of each direction are kept", n, maxOpened)
 	}
 	return err
+}
+
+// correctOpeners moves connections that conntrack knows to be opened from outside: a server that has closed its listener looks
+// like a client. Without conntrack, or where connections bypass it, that is not known.
+func correctOpeners(opened, accepted []namespace.Connection) (stillOpened, nowAccepted []namespace.Connection) {
+	tracked, err := rtnl.TrackedConnections()
+	if err != nil {
+		return opened, accepted
+	}
+	isAccepted := map[namespace.Connection]bool{}
+	for _, t := range tracked {
+		isAccepted[namespace.Connection{Protocol: t.Protocol, Local: t.Server, Remote: t.Client}] = true
+	}
+	for _, c := range opened {
+		if isAccepted[c] {
+			accepted = append(accepted, c)
+		} else {
+			stillOpened = append(stillOpened, c)
+		}
+	}
+	return stillOpened, accepted
 }
 
 func connections(sockets []namespace.Connection) (list []maps.Connection) {

@@ -75,6 +75,7 @@ const PreviewPath = "/preview"
 // Preview asks which connections of this node's pods NetworkPolicies would turn.
 type Preview struct {
 	Objects     string       `json:"objects"` // YAML or JSON. Those that exist would be replaced
+	Deleted     []string     `json:"deleted"` // such as shop/web. They must exist
 	Connections []Connection `json:"connections"`
 }
 

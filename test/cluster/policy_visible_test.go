@@ -43,6 +43,15 @@ func (c *cluster) wantVisible(ends *testenv.Client) {
 	if !slices.ContainsFunc(admitted, func(source string) bool { return strings.HasPrefix(source, other.pod.Addr4().String()+":") }) {
 		c.Errorf("preview: got the drops %v, want one of %v", admitted, other.pod.Addr4())
 	}
+	all := web.preview(web.agent.output.String(), 0, "--delete", "shop/admit")
+	for _, want := range []turn{{"ingress", other.pod.Addr4().String(), "not isolated", true, true}, {"egress", web.pod.Addr4().String(), "not isolated", true, true}} {
+		if !slices.ContainsFunc(all, func(got turn) bool {
+			got.Source, _, _ = strings.Cut(got.Source, ":")
+			return got == want
+		}) {
+			c.Errorf("preview of a deletion: got %+v, want %+v", all, want)
+		}
+	}
 }
 
 // wantAuditMode has packets pass that rules do not admit, until the namespace is no longer in audit mode.
@@ -89,23 +98,13 @@ func (n *node) wantLine(want drops.Drop) {
 // another one, if any. It returns the clients of dropped connections, in lines of drops, that it would admit.
 func (n *node) wantPreview(app, lines, ends, stays string) (admitted []string) {
 	n.t.Helper()
-	policyFile, linesFile := filepath.Join(n.t.TempDir(), "admit.json"), filepath.Join(n.t.TempDir(), "drops")
+	policyFile := filepath.Join(n.t.TempDir(), "admit.json")
 	policy := policyOf(app)
 	policy.APIVersion, policy.Kind = "networking.k8s.io/v1", "NetworkPolicy"
 	text, err := json.Marshal(policy)
-	testenv.Must(n.t, errors.Join(err, os.WriteFile(policyFile, text, 0o600), os.WriteFile(linesFile, []byte(lines), 0o600)))
-	cmd := n.Command(testenv.Context(n.t), testenv.Build(n.t, "./cmd/ebpfnetctl"),
-		"policy", "preview", "-f", policyFile, "--drops", linesFile, "--state", n.state(), "-o", "json")
-	out, err := cmd.Output()
-	var turns []struct {
-		Direction, Source, Why string
-		Drop, Admits           bool
-	}
-	if errJSON := json.Unmarshal(out, &turns); errJSON != nil || cmd.ProcessState.ExitCode() != 3 {
-		n.t.Fatalf("preview: got %s (%v, %v), want exit code 3", out, err, errJSON)
-	}
+	testenv.Must(n.t, errors.Join(err, os.WriteFile(policyFile, text, 0o600)))
 	var ended []string
-	for _, turn := range turns {
+	for _, turn := range n.preview(lines, 3, "-f", policyFile) {
 		if turn.Admits != turn.Drop || turn.Direction != "ingress" || !strings.Contains(turn.Why, "shop/admit") {
 			n.t.Errorf("preview: got %+v", turn)
 		}
@@ -119,4 +118,24 @@ func (n *node) wantPreview(app, lines, ends, stays string) (admitted []string) {
 		n.t.Errorf("preview: got %v, want %v and not %v", ended, ends, stays)
 	}
 	return admitted
+}
+
+// turn is a connection that a change would turn.
+type turn struct {
+	Direction, Source, Why string
+	Drop, Admits           bool
+}
+
+// preview asks what a change would turn, also of dropped connections, in lines of drops.
+func (n *node) preview(lines string, exitCode int, change ...string) (turns []turn) {
+	n.t.Helper()
+	linesFile := filepath.Join(n.t.TempDir(), "drops")
+	testenv.Must(n.t, os.WriteFile(linesFile, []byte(lines), 0o600))
+	args := append([]string{"policy", "preview", "--drops", linesFile, "--state", n.state(), "-o", "json"}, change...)
+	cmd := n.Command(testenv.Context(n.t), testenv.Build(n.t, "./cmd/ebpfnetctl"), args...)
+	out, err := cmd.Output()
+	if errJSON := json.Unmarshal(out, &turns); errJSON != nil || cmd.ProcessState.ExitCode() != exitCode {
+		n.t.Fatalf("preview: got %s (%v, %v), want exit code %d", out, err, errJSON, exitCode)
+	}
+	return turns
 }

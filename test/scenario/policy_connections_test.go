@@ -26,6 +26,24 @@ func TestIsolationEndsConnections(t *testing.T) {
 	})
 }
 
+// The victim has closed its listener, as servers do that serve one client, so it looks like a client itself.
+func TestIsolationEndsLastConnection(t *testing.T) {
+	n := newNetworkWith(t, withKeys(`"ipMasq": true, "fastPath": "established"`))
+	n.nft(t, "table inet tracked { chain c { type filter hook prerouting priority 0; ct state new accept; }; }")
+	for _, f := range testenv.Families {
+		victim, attacker := n.AddPod(t, "victim-"+f.Name, nil), n.AddPod(t, "attacker-"+f.Name, nil)
+		listener, err := victim.Listen(testenv.Context(t), at(f.Pod(victim), 80))
+		testenv.Must(t, err)
+		client := connect(t, attacker.Namespace, "tcp", netip.AddrPort{}, at(f.Pod(victim), 80))
+		defer client.Close()
+		conn, err := listener.Accept()
+		testenv.Must(t, errors.Join(err, listener.Close()))
+		defer conn.Close()
+		n.isolate(t, victim)
+		n.wantEnded(t, client, victim)
+	}
+}
+
 // The victim's kernel continues to send what the attacker has not acknowledged. That does not admit the attacker.
 func TestIsolationEndsRetransmission(t *testing.T) {
 	forEachFastPath(t, `"ipMasq": true`, func(t *testing.T, conflist string) {

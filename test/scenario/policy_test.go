@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -77,7 +78,7 @@ func TestPolicy(t *testing.T) {
 					pod := n.addWith(t, fmt.Sprintf("pod%d", i), keys+`, "policy": `+row.policy, nil)
 					for _, f := range testenv.Families {
 						servePolicyProbes(t, pod.Namespace, f.Pod(pod))
-						t.Run(f.Name, func(t *testing.T) { n.wantRow(t, f, row, pod, peers(f)) })
+						t.Run(f.Name, func(t *testing.T) { n.wantRow(t, f, row, pod, peers(f), policyProbes...) })
 					}
 				})
 			}
@@ -87,7 +88,7 @@ func TestPolicy(t *testing.T) {
 				for _, f := range testenv.Families {
 					servePolicyProbes(t, pod.Namespace, f.Pod(pod))
 					before := n.dropsOf(t, pod)[reasonPolicyAudit]
-					n.wantRow(t, f, all, pod, peers(f))
+					n.wantRow(t, f, all, pod, peers(f), policyProbes...)
 					if got := n.dropsOf(t, pod)[reasonPolicyAudit] - before; got < 2*3*4 { // each probe of a, s, and out
 						t.Errorf("%s: %d packets reported, want one for each probe at least", f.Name, got)
 					}
@@ -137,10 +138,10 @@ func servePolicyProbes(t *testing.T, ns *testenv.Namespace, addr netip.Addr) {
 }
 
 // wantRow probes both directions between a pod and its peers.
-func (n *network) wantRow(t *testing.T, f testenv.Family, row policyRow, pod *testenv.Pod, peers []policyPeer) {
+func (n *network) wantRow(t *testing.T, f testenv.Family, row policyRow, pod *testenv.Pod, peers []policyPeer, probes ...string) {
 	t.Helper()
 	for _, peer := range peers {
-		for _, probe := range policyProbes {
+		for _, probe := range probes {
 			n.wantProbe(t, probe, peer.ns, pod.Namespace, f.Pod(pod), pod, admits(row.in, peer.name, probe), reasonPolicy)
 			n.wantProbe(t, probe, pod.Namespace, peer.ns, peer.addr, pod, admits(row.out, peer.name, probe), reasonPolicyEgress)
 		}
@@ -186,11 +187,15 @@ func runProbe(ctx context.Context, probe string, from, server *testenv.Namespace
 	if probe == "ping" {
 		return testenv.Ping(ctx, from, to)
 	}
-	var port uint16
-	if _, err := fmt.Sscanf(probe[3:], "%d", &port); err != nil {
+	protocol := strings.TrimRight(probe, "0123456789")
+	port, err := strconv.ParseUint(probe[len(protocol):], 10, 16)
+	if err != nil {
 		return err
 	}
-	client, err := testenv.NewClient(ctx, from, probe[:3], netip.AddrPort{}, at(to, port))
+	if protocol == "sctp" {
+		return askSCTP(ctx, from, server, at(to, uint16(port)))
+	}
+	client, err := testenv.NewClient(ctx, from, protocol, netip.AddrPort{}, at(to, uint16(port)))
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package policies
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -12,15 +13,23 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/policy"
 )
 
-// Preview says which connections objects would turn, if they were added to a cluster, or replaced those that it has.
-func Preview(node string, cluster Cluster, objects []*networkingv1.NetworkPolicy, connections []nodestate.Connection) nodestate.Previewed {
+// Preview says which connections a change would turn: deletions, and objects that are added or replace others.
+func Preview(node string, cluster Cluster, deleted []string, objects []*networkingv1.NetworkPolicy, connections []nodestate.Connection) (nodestate.Previewed, error) {
 	before := (&Compiler{Node: node}).Compile(cluster)
-	isReplaced := func(present *networkingv1.NetworkPolicy) bool {
-		return slices.ContainsFunc(objects, func(o *networkingv1.NetworkPolicy) bool {
-			return o.Namespace == present.Namespace && o.Name == present.Name
-		})
+	present := map[string]*networkingv1.NetworkPolicy{}
+	for _, o := range cluster.Policies {
+		present[o.Namespace+"/"+o.Name] = o
 	}
-	cluster.Policies = append(slices.DeleteFunc(slices.Clone(cluster.Policies), isReplaced), objects...)
+	for _, name := range deleted {
+		if present[name] == nil {
+			return nodestate.Previewed{}, fmt.Errorf("there is no NetworkPolicy %s to delete", name)
+		}
+		delete(present, name)
+	}
+	for _, o := range objects {
+		present[o.Namespace+"/"+o.Name] = o
+	}
+	cluster.Policies = slices.Collect(maps.Values(present))
 	after := (&Compiler{Node: node}).Compile(cluster)
 	previewed := nodestate.Previewed{Turns: []nodestate.Turn{}, Warnings: slices.DeleteFunc(after.Warnings, func(warning string) bool {
 		return slices.Contains(before.Warnings, warning)
@@ -36,7 +45,7 @@ func Preview(node string, cluster Cluster, objects []*networkingv1.NetworkPolicy
 			previewed.Turns = append(previewed.Turns, nodestate.Turn{Connection: i, Pod: pod, Admits: is, Why: why})
 		}
 	}
-	return previewed
+	return previewed, nil
 }
 
 // judge says whether the rules of a pod admit a connection, and why.

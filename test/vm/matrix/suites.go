@@ -31,7 +31,7 @@ var suites = []suite{
 	{
 		name: "scenario", title: "scenarios",
 		tests: ".",
-		quick: "^Test(Clsact|ForeignTCXPrograms|Pod.*|ErrorsLowerNoLocalPathMTU|BridgeNetfilterOnUplink|HostPort|HostPortFromHost|HostIP|LargeDatagrams|PortUnreachable|UplinkKinds|Downloads)$",
+		quick: "^Test(Clsact|ForeignTCXPrograms|Pod.*|ErrorsLowerNoLocalPathMTU|BridgeNetfilterOnUplink|HostPort|HostPortFromHost|HostIP|LargeDatagrams|PortUnreachable|UplinkKinds|Downloads|PolicySCTP)$",
 	},
 	{
 		// Every verb through libcni and as a bare call, and ebpfnetctl.
