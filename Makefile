@@ -228,8 +228,18 @@ MODE     ?= tunnel
 PROXY    ?= nftables
 
 .PHONY: cluster-e2e
-cluster-e2e: cluster-binaries e2e-binary ## run Kubernetes' own tests of networking on such a cluster (root; FAMILIES=IPv6; MODE=auto; PROXY=iptables; E2E=EXPRESSION: some of them)
-	cd test/kube && $(call run-cluster,e2e,-run '^TestE2E$$' -families $(FAMILIES) -mode $(MODE) -proxy-mode $(PROXY) -e2e '$(E2E)')
+cluster-e2e: cluster-binaries e2e-binary cnp-binary ## run Kubernetes' own tests of networking on such a cluster (root; FAMILIES=IPv6; MODE=auto; PROXY=iptables; E2E=EXPRESSION: some of them)
+	cd test/kube && $(call run-cluster,e2e,-run '^(TestE2E|TestClusterNetworkPolicy)$$' -families $(FAMILIES) -mode $(MODE) -proxy-mode $(PROXY) -e2e '$(E2E)')
+
+# The conformance tests of ClusterNetworkPolicy, without what asks for SCTP, and its definition.
+.PHONY: cnp-binary
+cnp-binary:
+	rm -rf bin/npa && cp -r $(NPA) bin/npa && chmod -R u+w bin/npa
+	sed -i 's/^func PokeServer(.*/&\n\tif protocol == "sctp" {\n\t\treturn\n\t}/' bin/npa/conformance/utils/kubernetes/helper.go
+	cd bin/npa && $(GO) test -c -vet=off -o ../clusternetworkpolicies.test ./conformance
+	rm -rf bin/npa
+	install -m 0644 $(NPA)/config/crd/experimental/policy.networking.k8s.io_clusternetworkpolicies.yaml bin/clusternetworkpolicies.yaml
+NPA = $(shell cd cmd/ebpfnet-node && $(GO) list -m -f '{{.Dir}}' sigs.k8s.io/network-policy-api)
 
 .PHONY: e2e-binary
 e2e-binary:

@@ -19,6 +19,7 @@ type RuleSet struct {
 	Blocks []Block // the longest prefix that contains the peer's address counts
 	Host   bool    // the own node is admitted
 	Audit  bool    // what is not admitted is reported, and passes
+	Denied []Rule  // what rules deny, for explanations: the maps do not have it
 }
 
 // PeerKind says which peers a rule is about.
@@ -143,6 +144,12 @@ func (r *RuleSet) Verdict(peer Peer, protocol uint8, port uint16) (rule uint32, 
 	return r.rulesFor(peer)[i].Number, true
 }
 
+// Denier returns the number of a rule that denies a connection, and whether there is one.
+func (r *RuleSet) Denier(peer Peer, protocol uint8, port uint16) (rule uint32, isDenied bool) {
+	denies := &RuleSet{Rules: r.Denied, Blocks: r.Blocks}
+	return denies.Verdict(Peer{peer.Addr, peer.Network, peer.Class, peer.Host, false}, protocol, port)
+}
+
 // Miss says what of a rule does not match a connection.
 type Miss uint8
 
@@ -175,12 +182,12 @@ type Match struct {
 	Both       bool // the rule admits the connection
 }
 
-// Matches returns what of each rule matches a connection, by the rules' numbers. Of two rules that admit the same, only
-// the first one does.
+// Matches returns what of each rule matches a connection, by the rules' numbers: what it admits, or denies. Of two rules for
+// the same, only the first one does.
 func (r *RuleSet) Matches(peer Peer, protocol uint8, port uint16) map[uint32]Match {
 	matches := map[uint32]Match{}
 	block, inBlock := r.blockOf(peer.Addr)
-	for _, rule := range r.Rules {
+	for _, rule := range slices.Concat(r.Rules, r.Denied) {
 		hasPeer, hasPort, match := peer.matches(rule, block, inBlock), rule.hasPort(protocol, port), matches[rule.Number]
 		matches[rule.Number] = Match{match.Peer || hasPeer, match.Port || hasPort, match.Both || hasPeer && hasPort}
 	}

@@ -10,8 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	networkingv1 "k8s.io/api/networking/v1"
-
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/policies"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
@@ -25,7 +23,7 @@ const (
 type policySource interface {
 	Need(ctx context.Context, pods, peers bool)
 	Changed() <-chan time.Time
-	Policies() (all []*networkingv1.NetworkPolicy, isComplete bool)
+	HasPolicies() (has, isComplete bool)
 	Cluster() (cluster policies.Cluster, isComplete, hasPeers bool)
 	Events() (events []policies.Event, isAll bool)
 	Err() error
@@ -52,14 +50,16 @@ type enforcer struct {
 
 	isReady atomic.Bool // the datapath has been as required
 
-	have       *policies.Present // nil: unknown
-	isCompiled bool              // have is what all objects require, but for events
-	hasNames   bool              // the file of rules' names has been written
-	namespaces []string          // in the file
-	written    time.Time         // when the file was
-	warned     []string
-	needsPeers time.Time // since when; zero: it does not
-	changed    time.Time // when the first event came that the datapath does not follow; zero: none
+	have        *policies.Present // nil: unknown
+	isCompiled  bool              // have is what all objects require, but for events
+	hasNames    bool              // the file of rules' names has been written
+	namespaces  []string          // in the file
+	isForAll    bool              // so it says, of namespaces that are not known yet
+	hasPolicies bool
+	written     time.Time // when the file was
+	warned      []string
+	needsPeers  time.Time // since when; zero: it does not
+	changed     time.Time // when the first event came that the datapath does not follow; zero: none
 }
 
 var errPending = errors.New("the API server has not listed what NetworkPolicies need yet")
@@ -135,7 +135,7 @@ func (e *enforcer) sync(ctx context.Context) error {
 	e.isCompiled = false // unless this succeeds
 	if isCompiled && isAll {
 		if classes, isAll := e.compiler.Update(events); isAll {
-			err := errors.Join(e.change(policies.ClassDifference(classes, e.have)), e.tell(e.namespaces))
+			err := errors.Join(e.change(policies.ClassDifference(classes, e.have)), e.tell(e.namespaces, e.isForAll))
 			e.isCompiled = err == nil
 			return err
 		}
@@ -145,15 +145,14 @@ func (e *enforcer) sync(ctx context.Context) error {
 
 // compile compiles all policies.
 func (e *enforcer) compile(ctx context.Context) error {
-	all, hasPolicies := e.source.Policies()
-	if !hasPolicies {
-		return errPending
-	}
-	e.source.Need(ctx, len(all) > 0, !e.needsPeers.IsZero())
+	has, isKnown := e.source.HasPolicies()
+	has = has || !isKnown && e.hasPolicies // until it is known again
+	e.source.Need(ctx, has, !e.needsPeers.IsZero())
 	cluster, isComplete, hasPeers := e.source.Cluster()
-	if !isComplete && len(all) > 0 {
+	if !isKnown || !isComplete && has {
 		return errPending
 	}
+	e.hasPolicies = has
 	start := time.Now()
 	state := e.compiler.Compile(cluster)
 	e.figures.compile.Observe(time.Since(start).Seconds())
@@ -163,7 +162,7 @@ func (e *enforcer) compile(ctx context.Context) error {
 	case e.needsPeers.IsZero():
 		e.needsPeers = time.Now()
 	}
-	e.source.Need(ctx, len(all) > 0, state.NeedsPeers)
+	e.source.Need(ctx, has, state.NeedsPeers)
 	if state.NeedsPeers && !hasPeers && time.Since(e.needsPeers) < peersWithin {
 		return errPending // pods would lose peers that they have
 	}
@@ -173,7 +172,7 @@ func (e *enforcer) compile(ctx context.Context) error {
 
 // apply tells ADD of new namespaces first, and no longer of former ones last.
 func (e *enforcer) apply(state *policies.State, hasAllPods bool) error {
-	if err := e.tell(slices.Concat(state.Namespaces, e.namespaces)); err != nil {
+	if err := e.tell(slices.Concat(state.Namespaces, e.namespaces), state.IsForAll || e.isForAll); err != nil {
 		return err
 	}
 	if e.have == nil {
@@ -198,7 +197,7 @@ func (e *enforcer) apply(state *policies.State, hasAllPods bool) error {
 		e.hasNames = true
 	}
 	e.isCompiled = hasAllPods
-	return e.tell(state.Namespaces)
+	return e.tell(state.Namespaces, state.IsForAll)
 }
 
 func (e *enforcer) change(changes *policies.Changes) error {
@@ -212,19 +211,24 @@ func (e *enforcer) change(changes *policies.Changes) error {
 	return err
 }
 
-// tell writes which namespaces have policies. It renews the file each minute, from which ADD knows that the agent runs.
-func (e *enforcer) tell(namespaces []string) error {
+// tell writes which namespaces have policies, and whether new ones have. It renews the file each minute, from which ADD knows
+// that the agent runs.
+func (e *enforcer) tell(namespaces []string, isForAll bool) error {
 	slices.Sort(namespaces)
 	namespaces = slices.Compact(namespaces)
-	if slices.Equal(namespaces, e.namespaces) && time.Since(e.written) < interval && !e.written.IsZero() {
+	if slices.Equal(namespaces, e.namespaces) && isForAll == e.isForAll && time.Since(e.written) < interval && !e.written.IsZero() {
 		return nil
 	}
 	now := time.Now()
-	told := nodestate.Policies{Namespaces: namespaces, Until: now.Add(e.grace).UTC(), Written: now.UTC()}
+	until := now.Add(e.grace)
+	if isForAll {
+		until = now
+	}
+	told := nodestate.Policies{Namespaces: namespaces, Until: until.UTC(), Written: now.UTC()}
 	if err := nodestate.WritePolicies(e.state, told); err != nil {
 		return err
 	}
-	e.namespaces, e.written = namespaces, now
+	e.namespaces, e.isForAll, e.written = namespaces, isForAll, now
 	return nil
 }
 

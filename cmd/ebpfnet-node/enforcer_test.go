@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
+	api "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/nodes/apitest"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/objects"
@@ -179,15 +180,7 @@ func TestEnforcer(t *testing.T) {
 	api := apitest.New()
 	api.Set(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, podObject("web", "this", 1, "web"), podObject("a", "other", 2, "a"))
 	e := startEnforcer(t, api)
-	watches := func(what string, want ...string) {
-		t.Helper()
-		e.await(what, func() string {
-			if got := api.Watched(); !slices.Equal(got, want) {
-				return fmt.Sprint(got)
-			}
-			return ""
-		})
-	}
+	watches := func(what string, want ...string) { t.Helper(); e.watches(what, want...) }
 	e.await("no policy", func() string {
 		told, err := nodestate.ReadPolicies(e.state)
 		if err != nil || told == nil || !told.IsOpen("shop", time.Now()) || !e.isReady.Load() {
@@ -264,6 +257,79 @@ func TestEnforcer(t *testing.T) {
 	}
 }
 
+// watches waits until exactly these watches are under way, beside that of the CRD.
+func (e *enforcing) watches(what string, want ...string) {
+	e.Helper()
+	want = slices.Sorted(slices.Values(append(want, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions?metadata.name=clusternetworkpolicies.policy.networking.k8s.io")))
+	e.await(what, func() string {
+		if got := e.api.Watched(); !slices.Equal(got, want) {
+			return fmt.Sprint(got)
+		}
+		return ""
+	})
+}
+
+// TestClusterPolicies has the CRD installed, used, and removed while the agent runs.
+func TestClusterPolicies(t *testing.T) {
+	const others, own = "/api/v1/pods?spec.nodeName!=this", "/api/v1/pods?spec.nodeName=this"
+	const policiesPath, clusterPath = "/apis/networking.k8s.io/v1/networkpolicies", "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies"
+	server := apitest.New()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.0.0.0/29"}}}
+	server.Set(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, node, podObject("web", "this", 1, "web"), podObject("a", "other", 2, "a"), podObject("b", "other", 3, "b"))
+	e := startEnforcer(t, server)
+	isOpen := func(namespace string) bool {
+		told, err := nodestate.ReadPolicies(e.state)
+		return err == nil && told != nil && told.IsOpen(namespace, time.Now())
+	}
+	e.watches("no CRD", policiesPath)
+	crd := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "clusternetworkpolicies.policy.networking.k8s.io"}}
+	server.Set(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "others.policy.networking.k8s.io"}}, crd)
+	e.watches("a CRD", policiesPath, clusterPath)
+	e.await("no policy", func() string { return map[bool]string{false: "all pods wait"}[isOpen("later")] })
+
+	pods := func(app string) api.ClusterNetworkPolicyIngressPeer {
+		return api.ClusterNetworkPolicyIngressPeer{Pods: &api.NamespacedPod{PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}}}
+	}
+	policy := &api.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "no-a"}, Spec: api.ClusterNetworkPolicySpec{
+		Tier: api.AdminTier, Subject: api.ClusterNetworkPolicySubject{Namespaces: &metav1.LabelSelector{}},
+		Ingress: []api.ClusterNetworkPolicyIngressRule{{Action: api.ClusterNetworkPolicyRuleActionDeny, From: []api.ClusterNetworkPolicyIngressPeer{pods("a")}}},
+	}}
+	server.Set(policy)
+	// 1 is the gateway, which is no pod, and 0 to 7 are pods' addresses.
+	e.admits("a denied class", "web", "1", "3", "8")
+	e.watches("a policy", policiesPath, clusterPath, others, own, "/api/v1/namespaces", "/api/v1/nodes")
+	if told := e.host.told[len(e.host.told)-1]; told.IsOpen("later", time.Now()) {
+		t.Error("pods of namespaces that the agent does not know yet start without rules")
+	}
+	e.host.mu.Lock()
+	before := len(e.host.sizes)
+	e.host.mu.Unlock()
+	server.Set(podObject("b2", "other", 4, "b"))
+	e.admits("a pod of a known class", "web", "1", "3", "4", "8")
+	e.host.mu.Lock()
+	if got := strings.Join(e.host.sizes[before:], "; "); got != "1+0 classes, 0 policies, 0 revoked" {
+		t.Errorf("a pod of a known class: got %s, want one write", got)
+	}
+	e.host.mu.Unlock()
+	e.await("the names of rules", func() string {
+		rules, err := new(nodestate.RulesFile).Read(e.state)
+		isolated, from := rules.Of(maps.PodToken("web").String(), false)
+		if got := fmt.Sprint(isolated, from[:min(1, len(from))], err); got != "[no-a] [{no-a ingress[0] deny false [pods (app=a) of all namespaces] []}] <nil>" {
+			return got
+		}
+		return ""
+	})
+
+	server.Unset(policy)
+	e.watches("no policy any more", policiesPath, clusterPath)
+	e.await("no policy any more", func() string { return map[bool]string{false: "all pods wait"}[isOpen("later") && isOpen("shop")] })
+	server.Unset(crd)
+	e.watches("no CRD any more", policiesPath)
+	if _, bad := server.Requests(); len(bad) > 0 {
+		t.Errorf("requests: %v", bad)
+	}
+}
+
 // wantRules wants a pod's rules by their names.
 func (e *enforcing) wantRules() {
 	e.Helper()
@@ -275,7 +341,7 @@ func (e *enforcing) wantRules() {
 		classes := rules.Classes[e.host.present.Classes[netip.MustParseAddr("10.0.0.2")]]
 		got := fmt.Sprint(isolated, from, classes, err)
 		const want = "[shop/closed shop/open] " +
-			"[{shop/open ingress[0] false [pods (app=a) of namespace shop] []} {shop/open ingress[1] false [pods (app=b) of namespace shop] []}] " +
+			"[{shop/open ingress[0]  false [pods (app=a) of namespace shop] []} {shop/open ingress[1]  false [pods (app=b) of namespace shop] []}] " +
 			"[pods (app=a) of namespace shop] <nil>"
 		if got != want {
 			return got

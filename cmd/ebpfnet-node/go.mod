@@ -1,6 +1,6 @@
 module github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node
 
-go 1.26.0
+go 1.26.6
 
 replace github.com/ebpfnet/ebpfnet => ../..
 
@@ -15,6 +15,7 @@ require (
 	k8s.io/apimachinery v0.37.2
 	k8s.io/client-go v0.37.2
 	k8s.io/klog/v2 v2.140.0
+	sigs.k8s.io/network-policy-api v0.3.0
 )
 
 require (

@@ -86,8 +86,8 @@ func (p *previewer) cluster(ctx context.Context) (cluster policies.Cluster, err 
 	ended := make(chan struct{})
 	go func() { defer close(ended); source.Run(ctx) }()
 	defer func() { stop(); <-ended }()
-	source.Need(ctx, true, true)
 	for {
+		source.Need(ctx, true, true)
 		cluster, isComplete, hasPeers := source.Cluster()
 		if isComplete && hasPeers {
 			return cluster, nil

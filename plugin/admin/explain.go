@@ -26,6 +26,7 @@ type objects struct {
 type source struct {
 	policies []string
 	rules    []nodestate.ObjectRule // by their numbers, from 1
+	denied   []maps.Rule            // what they deny
 	classes  map[uint32][]nodestate.Selector
 	isPod    bool
 	pod      string // its name, such as shop/web-0; "": not known
@@ -39,6 +40,7 @@ func (o *objects) of(entry maps.Policy, isEgress bool) (source, error) {
 	all, err := o.file.Read(o.state)
 	from := source{classes: all.Classes, isPod: true, pod: all.Pods[entry.Owner.String()].Name, isEgress: isEgress}
 	from.policies, from.rules = all.Of(entry.Owner.String(), isEgress)
+	from.denied = all.Denied(entry.Owner.String(), isEgress)
 	return from, err
 }
 
@@ -91,7 +93,9 @@ func (s *source) candidates(set *maps.RuleSet, c policy.Connection, peer string)
 	for number := range last {
 		names = append(names, s.name(number+1))
 	}
-	return policy.Candidates(set, names, c, func(name string) string { return s.missOf(name, c.Peer, peer) })
+	return policy.Candidates(set, names, c, func(name string) (miss, action string) {
+		return s.missOf(name, c.Peer, peer), s.rule(name).Action
+	})
 }
 
 // missOf says what of a peer a rule does not match, or "" if it matches. The peer's pod is namespace/name, or "".
@@ -195,6 +199,9 @@ func (e *Explainer) judge(entry maps.Policy, isEgress bool, c policy.Connection)
 	}
 	if from, err = e.objects.of(entry, isEgress); err != nil {
 		return j, nil, from, err
+	}
+	if set != nil {
+		set.Denied = from.denied
 	}
 	j = Judgment{IsIsolated: set != nil, IsAudit: set != nil && set.Audit, Policies: from.policies, Pod: from.pod}
 	j.Admits, j.Why = policy.Explain(set, from.name, c)

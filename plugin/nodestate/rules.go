@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/ebpfnet/ebpfnet/maps"
 )
 
 // Rules has the objects that the rules of pods come from, and what they admit in the objects' words.
@@ -25,15 +27,17 @@ type PodRules struct {
 
 // RuleList is one direction of pods.
 type RuleList struct {
-	Policies []string `json:"policies"` // that isolate it, such as shop/web
-	Rules    []int    `json:"rules"`    // by their numbers, from 1: the places in Rules.Rules
+	Policies []string    `json:"policies"`         // that isolate it, such as shop/web
+	Rules    []int       `json:"rules"`            // by their numbers, from 1: the places in Rules.Rules
+	Denied   []maps.Rule `json:"denied,omitempty"` // what rules deny: RuleSet.Denied
 }
 
 // ObjectRule is a rule of an object.
 type ObjectRule struct {
-	Name   string     `json:"name"`           // such as shop/web ingress[2]
-	Any    bool       `json:"any,omitempty"`  // any peer
-	Pods   []Selector `json:"pods,omitempty"` // or those that a selector matches
+	Name   string     `json:"name"`             // such as shop/web ingress[2]
+	Action string     `json:"action,omitempty"` // deny or pass; "": what it matches is admitted
+	Any    bool       `json:"any,omitempty"`    // any peer
+	Pods   []Selector `json:"pods,omitempty"`   // or those that a selector matches
 	Blocks []Block    `json:"blocks,omitempty"`
 }
 
@@ -73,22 +77,32 @@ func (s Selector) String() string {
 // Of returns what one direction of an owner's policy comes from: which policies isolate it, and its rules by their
 // numbers, from 1. Without the file's knowledge, both are nil.
 func (r *Rules) Of(owner string, isEgress bool) (policies []string, rules []ObjectRule) {
-	pod, ok := r.Pods[owner]
-	at := pod.Lists[0]
-	if isEgress {
-		at = pod.Lists[1]
-	}
-	if !ok || at < 0 || at >= len(r.Lists) {
-		return nil, nil
-	}
-	for _, i := range r.Lists[at].Rules {
+	list := r.list(owner, isEgress)
+	for _, i := range list.Rules {
 		rule := ObjectRule{Name: fmt.Sprint("rule ", i)}
 		if i >= 0 && i < len(r.Rules) {
 			rule = r.Rules[i]
 		}
 		rules = append(rules, rule)
 	}
-	return r.Lists[at].Policies, rules
+	return list.Policies, rules
+}
+
+// Denied returns what rules of an owner's policy deny in one direction.
+func (r *Rules) Denied(owner string, isEgress bool) []maps.Rule {
+	return r.list(owner, isEgress).Denied
+}
+
+func (r *Rules) list(owner string, isEgress bool) RuleList {
+	pod, ok := r.Pods[owner]
+	at := pod.Lists[0]
+	if isEgress {
+		at = pod.Lists[1]
+	}
+	if !ok || at < 0 || at >= len(r.Lists) {
+		return RuleList{}
+	}
+	return r.Lists[at]
 }
 
 // RulesOf returns the path of the rules of the agent whose state is at path.

@@ -35,6 +35,9 @@ func Explain(set *maps.RuleSet, rules Namer, c Connection) (admitted bool, why s
 	case admitted:
 		return true, "ingressPolicy, or what the policy implies, admits it"
 	}
+	if number, isDenied := set.Denier(c.Peer, uint8(c.Protocol), c.Port); isDenied {
+		return false, rules.name(number) + " denies it"
+	}
 	number, miss := set.NearestMiss(c.Peer, uint8(c.Protocol), c.Port)
 	switch place := rules.name(number); {
 	case miss == maps.MissPort && place != "":
@@ -56,8 +59,8 @@ type Candidate struct {
 
 // Candidates says of each rule whether it admits a connection, and else why not. names has the rules by their numbers,
 // from 1; those that follow each other with one name are one rule. missOf says what of the peer a rule does not match, or
-// "" if it matches.
-func Candidates(set *maps.RuleSet, names []string, c Connection, missOf func(name string) string) (list []Candidate) {
+// "" if it matches, and what the rule does with it: "" (it admits), deny or pass.
+func Candidates(set *maps.RuleSet, names []string, c Connection, missOf func(name string) (miss, action string)) (list []Candidate) {
 	_, isAdmitted := set.Verdict(c.Peer, uint8(c.Protocol), c.Port)
 	matches := set.Matches(c.Peer, uint8(c.Protocol), c.Port)
 	for first := 0; first < len(names); {
@@ -68,12 +71,18 @@ func Candidates(set *maps.RuleSet, names []string, c Connection, missOf func(nam
 			all = maps.Match{Peer: all.Peer || match.Peer, Port: all.Port || match.Port, Both: all.Both || match.Both}
 			hasEntries = hasEntries || ok
 		}
-		rule := Candidate{Rule: names[first], Admits: all.Both, Why: "it admits the peer and " + c.String()}
-		miss := ""
-		if !all.Peer {
-			miss = missOf(names[first])
+		miss, action := missOf(names[first])
+		rule := Candidate{Rule: names[first], Admits: all.Both && action == "", Why: "it admits the peer and " + c.String()}
+		if all.Peer {
+			miss = ""
 		}
 		switch {
+		case all.Both && action == "deny":
+			rule.Why = "it denies the peer and " + c.String()
+		case action == "pass" && miss == "":
+			rule.Why = "it leaves the peer to the next tier, if it matches " + c.String()
+		case action == "deny" && miss == "":
+			rule.Why = "a rule before it decides, or it does not match " + c.String()
 		case all.Both:
 		case miss != "" && hasEntries && !all.Port:
 			rule.Why = fmt.Sprintf("%s; port: not %s", miss, c)

@@ -40,7 +40,7 @@ func daemonSet(t *testing.T) *appsv1.DaemonSet {
 	return set
 }
 
-// TestRightsOfAPI are to read nodes, and for NetworkPolicy three other kinds.
+// TestRightsOfAPI are to read nodes, and for NetworkPolicy four other kinds and one definition.
 func TestRightsOfAPI(t *testing.T) {
 	var account corev1.ServiceAccount
 	var role rbacv1.ClusterRole
@@ -57,7 +57,10 @@ func TestRightsOfAPI(t *testing.T) {
 	decode(t, documents(t, "policy-rights.yaml")[0], &policyRole)
 	decode(t, documents(t, "policy-rights.yaml")[1], &policyBinding)
 	want[0].APIGroups, want[0].Resources = []string{"networking.k8s.io"}, []string{"networkpolicies"}
-	want = append(want, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"namespaces", "pods"}, Verbs: want[0].Verbs})
+	want = append(want, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"namespaces", "pods"}, Verbs: want[0].Verbs},
+		rbacv1.PolicyRule{APIGroups: []string{"policy.networking.k8s.io"}, Resources: []string{"clusternetworkpolicies"}, Verbs: want[0].Verbs},
+		rbacv1.PolicyRule{APIGroups: []string{"apiextensions.k8s.io"}, Resources: []string{"customresourcedefinitions"},
+			ResourceNames: []string{"clusternetworkpolicies.policy.networking.k8s.io"}, Verbs: want[0].Verbs})
 	if !reflect.DeepEqual(policyRole.Rules, want) {
 		t.Errorf("got rules %+v, want %+v", policyRole.Rules, want)
 	}

@@ -87,6 +87,7 @@ func TestNetworkPolicy(t *testing.T) {
 	eventually(t, "a peer to be admitted by its new label", func() error { return ask(t, other.pod.Namespace, testenv.IPv4, second) })
 
 	c.wantAuditMode(second)
+	c.wantTiers(second)
 
 	// The end: of the policy, and of the option.
 	c.api.Unset(admit)

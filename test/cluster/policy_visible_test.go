@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	api "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/policies"
@@ -76,6 +77,40 @@ func (c *cluster) wantAuditMode(pod *testenv.Pod) {
 		}
 		return nil
 	})
+}
+
+// wantTiers has a ClusterNetworkPolicy deny what the policy admits, and accept what it does not, from when its definition is
+// installed until it goes.
+func (c *cluster) wantTiers(pod *testenv.Pod) {
+	c.Helper()
+	web, client, other := c.nodes[0], c.nodes[1], c.nodes[2] // their labels are web, other, client
+	from := func(app string, action api.ClusterNetworkPolicyRuleAction) api.ClusterNetworkPolicyIngressRule {
+		peer := api.NamespacedPod{PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}}
+		return api.ClusterNetworkPolicyIngressRule{Action: action, From: []api.ClusterNetworkPolicyIngressPeer{{Pods: &peer}}}
+	}
+	tiers := &api.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "turned"}, Spec: api.ClusterNetworkPolicySpec{
+		Tier: api.AdminTier, Subject: api.ClusterNetworkPolicySubject{Namespaces: &metav1.LabelSelector{}},
+		Ingress: []api.ClusterNetworkPolicyIngressRule{
+			from("client", api.ClusterNetworkPolicyRuleActionDeny), from("other", api.ClusterNetworkPolicyRuleActionAccept),
+		},
+	}}
+	running := web.connect(testenv.IPv6, other)
+	c.api.Set(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "clusternetworkpolicies.policy.networking.k8s.io"}}, tiers)
+	web.wantEnded(running)
+	for _, f := range testenv.Families {
+		web.wantDenied(f, bpf.ReasonPolicyIngress, other.pod, pod)
+		web.wantAdmitted(f, client.pod.Namespace, pod)
+		web.wantAdmitted(f, web.Namespace, pod) // kubelet's probes
+	}
+	eventually(c, "the line about the ClusterNetworkPolicy", func() error {
+		if output := web.agent.output.String(); !strings.Contains(output, `"policies":["turned","shop/admit"],"why":"turned ingress[0] denies it"`) {
+			return fmt.Errorf("got %s", output)
+		}
+		return nil
+	})
+	c.api.Unset(tiers)
+	eventually(c, "the end of the ClusterNetworkPolicy", func() error { return ask(c, other.pod.Namespace, testenv.IPv4, pod) })
+	web.wantDenied(testenv.IPv4, bpf.ReasonPolicyIngress, client.pod, pod)
 }
 
 // wantLine waits for the agent's line about a connection that the policy denies the node's pod.

@@ -53,6 +53,9 @@ func TestCtlPodPolicy(t *testing.T) {
 			"shop/web ingress shop/admit ingress[1] no address: not in 192.0.2.0/24 except 192.0.2.64/26; port: not tcp 80",
 			"shop/web ingress shop/admit ingress[2] no port: it admits the peer, but not tcp 80",
 			"shop/web ingress - no "+refused)
+		s.wantTable(t, 3, append([]string{"policy", "explain", "client", "web:25"}, f...),
+			"shop/web ingress no-mail ingress[0] no it denies the peer and tcp 25",
+			"shop/web ingress - no isolated by shop/admit, shop/deny: no-mail ingress[0] denies it")
 		s.wantTable(t, 3, append([]string{"trace", "client", "web"}, f...),
 			"verdict: drops it: the receiver's rules do not admit the sender (shop/web): "+refused)
 	}
@@ -113,8 +116,11 @@ func (s *script) putObjects(t *testing.T, client *testenv.Pod) {
 			{Name: "shop/admit ingress[0]", Pods: []nodestate.Selector{app}},
 			{Name: "shop/admit ingress[1]", Blocks: []nodestate.Block{{CIDR: inBlock.CIDR, Except: inBlock.Except}}},
 			{Name: "shop/admit ingress[2]", Pods: []nodestate.Selector{two}},
+			{Name: "no-mail ingress[0]", Action: "deny", Pods: []nodestate.Selector{two}},
 		},
-		Lists:   []nodestate.RuleList{{Policies: []string{"shop/admit", "shop/deny"}, Rules: []int{0, 1, 2}}, {}},
+		Lists: []nodestate.RuleList{{Policies: []string{"shop/admit", "shop/deny"}, Rules: []int{0, 1, 2, 3}, Denied: []maps.Rule{
+			{Kind: maps.ClassPeer, Peer: teamTwo, Protocol: uint8(maps.TCP), First: 25, Last: 25, Number: 4},
+		}}, {}},
 		Pods:    map[string]nodestate.PodRules{maps.PodToken("uid-web").String(): {Name: "shop/web", Lists: [2]int{0, 1}}},
 		Classes: map[uint32][]nodestate.Selector{teamTwo: {two}, shopClient: {app}},
 	}))

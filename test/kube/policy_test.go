@@ -1,9 +1,11 @@
 package kube
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -70,5 +72,28 @@ func (c *cluster) wantConnections(clients, servers []pod, want bool) {
 				})
 			}
 		}
+	}
+}
+
+// TestClusterNetworkPolicy runs the conformance tests of ClusterNetworkPolicy, whose definition is installed while agents run.
+// They are built without what asks for SCTP, which the kernel has not.
+func TestClusterNetworkPolicy(t *testing.T) {
+	c := newCluster(t)
+	bash := filepath.Join(c.dir, "bash") // servers of SCTP do not start
+	testenv.Must(t, os.WriteFile(bash, []byte("#!/bin/sh\ncase \"$2\" in *porter*) exec /agnhost pause ;; esac\nexec /bin/sh -c \"exec $2\"\n"), 0o755))
+	files := map[string]string{"agnhost": binary(t, "agnhost"), "bin/sh": busybox, "bin/bash": bash}
+	c.startKubernetes(image{"registry.k8s.io/e2e-test-images/agnhost:2.45", []string{"/agnhost"}, files, []string{"pause"}})
+	c.startDNS()
+	c.startAgents()
+	c.must("apply", "--server-side", "--filename="+binary(t, "clusternetworkpolicies.yaml"))
+	c.must("wait", "--for=condition=Established", "crd/clusternetworkpolicies.policy.networking.k8s.io")
+	output, err := os.Create(filepath.Join(c.logs(), "conformance.txt"))
+	testenv.Must(t, err)
+	defer output.Close()
+	cmd := c.ns.Command(context.Background(), binary(t, "clusternetworkpolicies.test"), "-test.v", "-test.run=^TestConformance$", "-test.skip=SCTP", "-all-features")
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.admin)
+	cmd.Stdout, cmd.Stderr = output, output
+	if err := cmd.Run(); err != nil {
+		t.Errorf("%v: see %s", err, output.Name())
 	}
 }

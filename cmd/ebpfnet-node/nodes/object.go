@@ -217,7 +217,7 @@ type Watcher struct {
 // New returns a watcher of an API server's nodes.
 func New(config *rest.Config) (*Watcher, error) {
 	config, dialer := watch.Dial(config)
-	api, err := watch.Client(config, schema.GroupVersion{Version: "v1"}, map[string]runtime.Object{"Node": &object{}, "NodeList": &objectList{}})
+	api, err := watch.Client(config, schema.GroupVersion{Version: "v1"}, runtime.ContentTypeProtobuf, map[string]runtime.Object{"Node": &object{}, "NodeList": &objectList{}})
 	if err != nil {
 		return nil, err
 	}

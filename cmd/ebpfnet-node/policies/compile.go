@@ -13,6 +13,7 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	api "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	ebpfmaps "github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
@@ -28,6 +29,7 @@ type State struct {
 	Classes    map[netip.Addr]uint32           // of the addresses of pods that rules may name
 	Selectors  map[uint32][]nodestate.Selector // of rules, by the classes that they match
 	Namespaces []string                        // those with policies
+	IsForAll   bool                            // namespaces that are not known yet may have policies, too
 	NeedsPeers bool                            // rules name pods by labels, so pods of other nodes matter
 	Warnings   []string
 }
@@ -77,9 +79,13 @@ type Compiler struct {
 	Node string
 
 	objects    []*networkingv1.NetworkPolicy
+	cluster    []*api.ClusterNetworkPolicy
+	nodes      []Node
+	ranges     []netip.Prefix // of pods' addresses, where rules deny
 	namespaces map[string]labels.Set
 	modes      map[string]string
-	parsed     []*parsed
+	parsed     []*parsed // in the order in which they decide
+	anyPod     *term
 	warnings   []string
 	terms      string // in use
 	set        *termSet
@@ -103,11 +109,14 @@ func (c *Compiler) Compile(cluster Cluster) *State {
 			state.warn("of namespace %s: its annotation %s is %q: expected %s or %s", namespace, ModeAnnotation, mode, enforceMode, auditMode)
 		}
 	}
-	terms := termsOf(limitTerms(own, state))
+	terms := termsOf(limitTerms(own, state), c.anyPod)
 	state.NeedsPeers = len(terms) > 0
 	c.holders = holders{}
 	for _, pod := range cluster.Pods {
 		c.holders.add(pod)
+	}
+	if c.anyPod.isPeer {
+		c.findRanges()
 	}
 	c.classify(terms, state)
 	for pod, policies := range own {
@@ -127,62 +136,105 @@ func (c *Compiler) Compile(cluster Cluster) *State {
 
 // read parses the policies if they have changed.
 func (c *Compiler) read(cluster Cluster) {
-	objects := slices.Clone(cluster.Policies)
+	objects, clusterWide := slices.Clone(cluster.Policies), slices.Clone(cluster.ClusterPolicies)
 	slices.SortFunc(objects, func(a, b *networkingv1.NetworkPolicy) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
+	slices.SortFunc(clusterWide, func(a, b *api.ClusterNetworkPolicy) int { return cmp.Compare(a.Name, b.Name) })
 	if c.rules == nil || !reflect.DeepEqual(c.namespaces, cluster.Namespaces) {
 		c.known, c.rules, c.namespaces = map[*Pod][]*class{}, map[string]*Rules{}, maps.Clone(cluster.Namespaces)
+	}
+	if !reflect.DeepEqual(c.nodes, cluster.Nodes) {
+		c.nodes, c.rules = cluster.Nodes, map[string]*Rules{}
 	}
 	if c.classes.byContent == nil {
 		c.classes = classes{byContent: map[content]*class{}, numbers: map[uint32]bool{}}
 	}
-	if slices.Equal(objects, c.objects) {
+	if slices.Equal(objects, c.objects) && slices.Equal(clusterWide, c.cluster) && c.anyPod != nil {
 		return
 	}
 	p := &parser{terms: map[string]*term{}}
-	c.objects, c.parsed, c.rules = objects, nil, map[string]*Rules{}
+	c.objects, c.cluster, c.parsed, c.rules, c.anyPod = objects, clusterWide, nil, map[string]*Rules{}, p.term(anyTerm())
 	for _, object := range objects {
 		if parsed := p.parse(object); parsed != nil {
 			c.parsed = append(c.parsed, parsed)
 		}
 	}
+	for _, object := range clusterWide {
+		if parsed := p.parseCluster(object); parsed != nil {
+			c.parsed = append(c.parsed, parsed)
+		}
+	}
+	slices.SortStableFunc(c.parsed, compareTiers)
 	c.warnings = p.warnings
 }
 
 // choose returns the policies of each pod of this node that policies may select.
 func (c *Compiler) choose(pods []*Pod, state *State) map[*Pod][]*parsed {
-	byNamespace := map[string][]*parsed{}
+	namespaces := map[string]bool{}
 	for _, p := range c.parsed {
-		byNamespace[p.namespace] = append(byNamespace[p.namespace], p)
+		if p.isTiered = false; p.tier == namespaceTier {
+			namespaces[p.namespace] = true
+		} else {
+			state.IsForAll = true
+		}
 	}
-	state.Namespaces = slices.Sorted(maps.Keys(byNamespace))
+	if state.IsForAll {
+		for namespace := range c.namespaces {
+			namespaces[namespace] = true
+		}
+	}
+	state.Namespaces = slices.Sorted(maps.Keys(namespaces))
 	own := map[*Pod][]*parsed{}
 	for _, pod := range pods {
 		if pod.Node != c.Node || pod.IsDone {
 			continue
 		}
-		policies, ok := byNamespace[pod.Namespace]
-		if !ok {
+		namespace := c.labelsOf(pod.Namespace)
+		if state.IsForAll && namespace == nil {
+			continue // ADD waits until it is known
+		}
+		if !namespaces[pod.Namespace] {
 			state.Released[pod.UID] = true
 			continue
 		}
-		selected := []*parsed{}
-		for _, p := range policies {
-			if !p.selector.Matches(pod.Labels) {
-				continue
-			}
-			if pod.HostNetwork {
-				state.Warnings = append(state.Warnings, fmt.Sprintf("%s/%s: it selects pods with the node's network, on which it has no effect", p.namespace, p.name))
-				continue
-			}
-			selected = append(selected, p)
-		}
+		selected := c.selecting(pod, namespace)
 		if !pod.HostNetwork {
 			own[pod] = selected
+			continue
+		}
+		for _, p := range selected {
+			if p.tier == namespaceTier {
+				state.warn("%s: it selects pods with the node's network, on which it has no effect", p)
+			}
 		}
 	}
 	return own
+}
+
+// selecting returns the policies that select a pod, and notes whether one for the cluster is among them.
+func (c *Compiler) selecting(pod *Pod, namespace labels.Set) []*parsed {
+	selected := []*parsed{}
+	for _, p := range c.parsed {
+		if p.selects(pod, namespace) {
+			selected = append(selected, p)
+		}
+	}
+	if !pod.HostNetwork && (isTiered(selected, ingress) || isTiered(selected, egress)) {
+		for _, p := range selected {
+			p.isTiered = true
+		}
+	}
+	return selected
+}
+
+// labelsOf returns a namespace's labels; nil: it is not known.
+func (c *Compiler) labelsOf(namespace string) labels.Set {
+	set, exists := c.namespaces[namespace]
+	if exists && set == nil {
+		set = labels.Set{}
+	}
+	return set
 }
 
 // classify finds the class of each address.
@@ -216,10 +268,7 @@ func (c *Compiler) classify(terms []*term, state *State) {
 func (c *Compiler) classOf(addr netip.Addr, pod *Pod) (found *class, hasNew bool) {
 	known := c.known[pod]
 	if known == nil {
-		namespace, exists := c.namespaces[pod.Namespace]
-		if exists && namespace == nil {
-			namespace = labels.Set{}
-		}
+		namespace := c.labelsOf(pod.Namespace)
 		for _, own := range pod.Addresses {
 			class, isNew := c.classes.of(c.set.classOf(pod, namespace, own))
 			known, hasNew = append(known, class), hasNew || isNew
@@ -261,6 +310,9 @@ func (c *Compiler) Update(events []Event) (changed map[netip.Addr]uint32, isAll 
 		if len(pods) == 0 {
 			continue
 		}
+		if c.anyPod.isPeer && !c.isOfPods(netip.PrefixFrom(addr, addr.BitLen())) {
+			return nil, false // another block
+		}
 		class, hasNew := c.classOf(addr, pods[0])
 		if hasNew {
 			c.classes.sort()
@@ -290,15 +342,11 @@ func (c *Compiler) rulesOf(pod *Pod, policies []*parsed) *Rules {
 	}
 	made := &Rules{}
 	for direction := range made.Sets {
-		rules, source := c.collect(pod, policies, direction)
+		set, source, fits := c.compile(pod, policies, direction)
 		if len(source.policies) == 0 {
 			continue
 		}
-		set, fits := &ebpfmaps.RuleSet{Host: true}, rules != nil
-		if fits {
-			set, fits = (&policy.Policy{Host: true}).CompileRules(rules, "")
-		}
-		set.Audit = isAudit
+		set.Audit = isAudit && !isTiered(policies, direction)
 		if made.Sets[direction], made.Sources[direction] = set, source; !fits {
 			made.isFull = true
 		}
@@ -311,6 +359,19 @@ func (c *Compiler) rulesOf(pod *Pod, policies []*parsed) *Rules {
 	return made
 }
 
+// compile returns the rule set of one direction, and what it comes from; without a policy, the direction is not isolated.
+func (c *Compiler) compile(pod *Pod, policies []*parsed, direction int) (set *ebpfmaps.RuleSet, from source, fits bool) {
+	if isTiered(policies, direction) {
+		return c.tiered(pod, policies, direction)
+	}
+	rules, from := c.collect(pod, policies, direction)
+	if rules == nil {
+		return &ebpfmaps.RuleSet{Host: true}, from, false
+	}
+	set, fits = (&policy.Policy{Host: true}).CompileRules(rules, "")
+	return set, from, fits
+}
+
 // collect returns the rules of one direction, and what they come from; without a policy, the direction is not isolated. The
 // rules are nil if there are too many.
 func (c *Compiler) collect(pod *Pod, policies []*parsed, direction int) (rules []policy.Rule, from source) {
@@ -320,7 +381,7 @@ func (c *Compiler) collect(pod *Pod, policies []*parsed, direction int) (rules [
 		if !p.isolates[direction] {
 			continue
 		}
-		from.policies = append(from.policies, p.namespace+"/"+p.name)
+		from.policies = append(from.policies, p.String())
 		for i := range p.rules[direction] {
 			r := &p.rules[direction][i]
 			for _, rule := range c.expand(r, pod) {

@@ -31,8 +31,12 @@ func (p *Present) Rules() nodestate.Rules {
 		if !isKnown {
 			first = len(file.Lists)
 			lists[rules] = first
-			for _, from := range rules.Sources {
-				file.Lists = append(file.Lists, from.list(&file, places))
+			for direction, from := range rules.Sources {
+				list := from.list(&file, places)
+				if set := rules.Sets[direction]; set != nil {
+					list.Denied = set.Denied
+				}
+				file.Lists = append(file.Lists, list)
 			}
 		}
 		file.Pods[owner.String()] = nodestate.PodRules{Name: p.Names[owner], Lists: [2]int{first, first + 1}}
@@ -56,7 +60,7 @@ func (s *source) list(file *nodestate.Rules, places map[*rule]int) nodestate.Rul
 
 // object returns the rule as its object has it.
 func (r *rule) object() nodestate.ObjectRule {
-	object := nodestate.ObjectRule{Name: r.name, Any: r.anyPeer}
+	object := nodestate.ObjectRule{Name: r.name, Action: r.action.String(), Any: r.anyPeer}
 	for _, t := range r.terms {
 		object.Pods = append(object.Pods, *t.selector)
 	}

@@ -32,13 +32,13 @@ func limitTerms(own map[*Pod][]*parsed, state *State) (local []*parsed) {
 		}
 	}
 	sorted := slices.SortedFunc(maps.Keys(replaced), func(a, b *parsed) int {
-		return cmp.Or(cmp.Compare(a.size(), b.size()), cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(a.size(), b.size()), compareTiers(a, b))
 	})
 	all := map[named]bool{}
 	for _, p := range sorted {
 		if !p.nameTerms(all) {
-			state.warn("%s/%s: with it, the policies name over %d sets of pods by labels, so it admits nothing", p.namespace, p.name, maxTerms)
-			p = &parsed{namespace: p.namespace, name: p.name, selector: p.selector, isolates: p.isolates, isRefused: true}
+			state.warn("%s: with it, the policies name over %d sets of pods by labels, so it admits nothing", p, maxTerms)
+			p = p.refused()
 		}
 		local = append(local, p)
 	}
@@ -53,11 +53,22 @@ func limitTerms(own map[*Pod][]*parsed, state *State) (local []*parsed) {
 	return local
 }
 
+// refused returns the policy with rules that admit nothing.
+func (p *parsed) refused() *parsed {
+	made := &parsed{namespace: p.namespace, name: p.name, tier: p.tier, priority: p.priority, isolates: p.isolates, isRefused: true, isTiered: p.isTiered}
+	for direction := range made.rules {
+		if p.tier != namespaceTier && p.isolates[direction] {
+			made.rules[direction] = []rule{denyAll(p.rules[direction][0].name)}
+		}
+	}
+	return made
+}
+
 // size is at least the number of the policy's terms.
 func (p *parsed) size() (terms int) {
 	for _, rules := range p.rules {
 		for _, r := range rules {
-			terms += len(r.terms) + len(r.holders)*len(r.named)
+			terms += len(p.peersOf(&r)) + len(r.holders)*len(r.named)
 		}
 	}
 	return terms
@@ -74,7 +85,7 @@ func (p *parsed) nameTerms(all map[named]bool) bool {
 	}
 	for _, rules := range p.rules {
 		for _, r := range rules {
-			for _, t := range r.terms {
+			for _, t := range p.peersOf(&r) {
 				if !add(named{t.key, portName{}}) {
 					return false
 				}

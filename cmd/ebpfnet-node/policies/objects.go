@@ -9,16 +9,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	api "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/ebpfnet/ebpfnet/maps"
 )
 
 // Cluster is what the API server says.
 type Cluster struct {
-	Policies   []*networkingv1.NetworkPolicy
-	Namespaces map[string]labels.Set // their labels, by name
-	Modes      map[string]string     // ModeAnnotation of those that have it
-	Pods       []*Pod                // of this node, and of others if State.NeedsPeers
+	Policies        []*networkingv1.NetworkPolicy
+	ClusterPolicies []*api.ClusterNetworkPolicy
+	Namespaces      map[string]labels.Set // their labels, by name
+	Modes           map[string]string     // ModeAnnotation of those that have it
+	Pods            []*Pod                // of this node, and of others if State.NeedsPeers
+	Nodes           []Node                // while there is a ClusterNetworkPolicy
 }
 
 // ModeAnnotation of a namespace says whether its policies are enforced, or what they do not admit passes, and is reported.

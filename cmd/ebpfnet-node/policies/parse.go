@@ -14,13 +14,33 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/policy"
 )
 
-// parsed is a NetworkPolicy whose selectors and prefixes have been read.
+// parsed is a policy whose selectors and prefixes have been read.
 type parsed struct {
-	namespace, name string
+	namespace, name string // no namespace: a ClusterNetworkPolicy
+	tier            tier
+	priority        int32           // in the tier
+	namespaces      labels.Selector // of pods; nil: the policy's namespace
 	selector        labels.Selector
 	isolates        [2]bool // ingress, egress
 	rules           [2][]rule
 	isRefused       bool // it names too many pods by labels, and has no rules
+	isTiered        bool // it selects a pod that a ClusterNetworkPolicy selects, too
+}
+
+// String returns the name, such as shop/web.
+func (p *parsed) String() string {
+	if p.tier == namespaceTier {
+		return p.namespace + "/" + p.name
+	}
+	return p.name
+}
+
+// selects reports whether the policy selects a pod. Its namespace's labels are nil if it is not known.
+func (p *parsed) selects(pod *Pod, namespace labels.Set) bool {
+	if p.tier == namespaceTier {
+		return p.namespace == pod.Namespace && p.selector.Matches(pod.Labels)
+	}
+	return namespace != nil && p.namespaces.Matches(namespace) && p.selector.Matches(pod.Labels)
 }
 
 const (
@@ -28,17 +48,20 @@ const (
 	egress  = 1
 )
 
-// rule admits connections with any of the peers, to any of the ports.
+// rule matches connections with any of the peers, to any of the ports. A NetworkPolicy's admits them.
 type rule struct {
-	name    string // such as "shop/web ingress[0]"
-	anyPeer bool
-	terms   []*term       // pods
-	blocks  []policy.Peer // CIDRs
+	name       string // such as "shop/web ingress[0]"
+	action     action
+	anyPeer    bool
+	terms      []*term       // pods
+	blocks     []policy.Peer // CIDRs
+	blockTerms []*term       // pods in these
+	nodes      []labels.Selector
 
 	anyPort bool
 	ports   []policy.Ports
 	named   []portName
-	holders []*term // with named: the peers whose ports these may be
+	holders []*term // with named, for egress: the peers whose ports these may be
 }
 
 // portName is a port that a pod's object has a number for.
@@ -91,10 +114,15 @@ func (p *parser) parse(object *networkingv1.NetworkPolicy) *parsed {
 			policy.rules[egress] = append(policy.rules[egress], p.rule(object.Namespace, fmt.Sprintf("%s egress[%d]", name, i), r.To, r.Ports, true))
 		}
 	}
+	p.limitWarnings(before, name)
+	return policy
+}
+
+// limitWarnings is about those of one policy.
+func (p *parser) limitWarnings(before int, name string) {
 	if more := len(p.warnings) - before - mostWarnings; more > 0 {
 		p.warnings = append(p.warnings[:before+mostWarnings], fmt.Sprintf("%s: %d more peers or ports are invalid", name, more))
 	}
-	return policy
 }
 
 // A policy has at most so many warnings of at most such a length.
@@ -119,20 +147,21 @@ func (p *parser) rule(namespace, name string, peers []networkingv1.NetworkPolicy
 				r.terms = append(r.terms, t)
 			}
 		} else if block, ok := p.block(name, peer.IPBlock); ok {
-			r.blocks = append(r.blocks, block)
+			p.addBlock(&r, block)
 		}
 	}
 	if !isEgress || len(r.named) == 0 {
 		return r
 	}
-	r.holders = slices.Clone(r.terms)
-	for _, block := range r.blocks {
-		r.holders = append(r.holders, p.term(blockTerm(block)))
-	}
+	r.holders = slices.Concat(r.terms, r.blockTerms)
 	if r.anyPeer {
 		r.holders = append(r.holders, p.term(anyTerm()))
 	}
 	return r
+}
+
+func (p *parser) addBlock(r *rule, block policy.Peer) {
+	r.blocks, r.blockTerms = append(r.blocks, block), append(r.blockTerms, p.term(blockTerm(block)))
 }
 
 // addPort adds a port. One that no packet can have leaves the rule without it.

@@ -63,9 +63,17 @@ func (p *parser) term(t term) *term {
 // admitsPeers reports whether the rule admits peers by all that it names, and not only by named ports of theirs.
 func (r *rule) admitsPeers() bool { return r.anyPort || len(r.ports) > 0 || len(r.holders) == 0 }
 
+// peersOf returns the terms that a rule of the policy names as peers. Where rules deny, prefixes name pods, too.
+func (p *parsed) peersOf(r *rule) []*term {
+	if p.isTiered {
+		return slices.Concat(r.terms, r.blockTerms)
+	}
+	return r.terms
+}
+
 // use notes how the rule uses its terms.
-func (r *rule) use() {
-	for _, t := range r.terms {
+func (p *parsed) use(r *rule) {
+	for _, t := range p.peersOf(r) {
 		t.isPeer = t.isPeer || r.admitsPeers()
 	}
 	for _, t := range r.holders {
@@ -75,27 +83,36 @@ func (r *rule) use() {
 	}
 }
 
-// termsOf returns the terms of rules, by their keys.
-func termsOf(policies []*parsed) []*term {
+// termsOf returns the terms of rules, by their keys. The term of any pod is one of them where rules deny.
+func termsOf(policies []*parsed, anyPod *term) []*term {
 	all := map[string]*term{}
-	var rules []*rule
+	anyPod.isPeer = false
+	add := func(t *term) {
+		t.isPeer, t.named = false, map[portName]bool{}
+		all[t.key] = t
+	}
+	each(policies, func(p *parsed, r *rule) {
+		for _, t := range slices.Concat(p.peersOf(r), r.holders) {
+			add(t)
+		}
+	})
+	if slices.ContainsFunc(policies, func(p *parsed) bool { return p.isTiered }) {
+		add(anyPod)
+		anyPod.isPeer = true
+	}
+	each(policies, (*parsed).use)
+	return slices.SortedFunc(maps.Values(all), func(a, b *term) int { return cmp.Compare(a.key, b.key) })
+}
+
+// each calls do with the policies' rules.
+func each(policies []*parsed, do func(*parsed, *rule)) {
 	for _, p := range policies {
 		for direction := range p.rules {
 			for i := range p.rules[direction] {
-				rules = append(rules, &p.rules[direction][i])
+				do(p, &p.rules[direction][i])
 			}
 		}
 	}
-	for _, r := range rules {
-		for _, t := range slices.Concat(r.terms, r.holders) {
-			t.isPeer, t.named = false, map[portName]bool{}
-			all[t.key] = t
-		}
-	}
-	for _, r := range rules {
-		r.use()
-	}
-	return slices.SortedFunc(maps.Values(all), func(a, b *term) int { return cmp.Compare(a.key, b.key) })
 }
 
 // class is the addresses that the terms in use cannot tell apart.

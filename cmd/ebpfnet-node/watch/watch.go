@@ -1,4 +1,4 @@
-// Package watch keeps the objects of a kind as the API server has them. It only lists and watches, in protobuf, streamed
+// Package watch keeps the objects of a kind as the API server has them. It only lists and watches, streamed
 // where the server can and else in pages.
 package watch
 
@@ -67,10 +67,9 @@ func Dial(config *rest.Config) (*rest.Config, *connrotation.Dialer) {
 	return config, dialer
 }
 
-// Client returns a client for some kinds of a group alone. The clientset for all kinds makes the binary and the process
-// three times as large.
-func Client(config *rest.Config, version schema.GroupVersion, kinds map[string]runtime.Object) (rest.Interface, error) {
-	const protobuf = runtime.ContentTypeProtobuf
+// Client returns a client for some kinds of a group alone, which the server encodes as content. The clientset for all kinds
+// makes the binary and the process three times as large.
+func Client(config *rest.Config, version schema.GroupVersion, content string, kinds map[string]runtime.Object) (rest.Interface, error) {
 	scheme := runtime.NewScheme()
 	for kind, object := range kinds {
 		scheme.AddKnownTypeWithName(version.WithKind(kind), object)
@@ -84,7 +83,7 @@ func Client(config *rest.Config, version schema.GroupVersion, kinds map[string]r
 	}
 	config.GroupVersion = &version
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	config.AcceptContentTypes, config.ContentType = protobuf, protobuf
+	config.AcceptContentTypes, config.ContentType = content, content
 	return rest.RESTClientFor(config)
 }
 

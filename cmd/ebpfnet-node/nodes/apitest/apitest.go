@@ -6,6 +6,7 @@ package apitest
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -24,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	api "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
 // Object is a Node, Namespace, Pod or NetworkPolicy.
@@ -35,20 +37,26 @@ type Object interface {
 // kind is a kind of objects.
 type kind struct {
 	schema.GroupVersionKind
-	list func() runtime.Object
-	none func() Object
+	list   func() runtime.Object
+	none   func() Object
+	isJSON bool // as custom resources are
 }
 
 // kinds are the kinds, by the path of their list.
 var kinds = map[string]kind{
 	"/api/v1/nodes": {corev1.SchemeGroupVersion.WithKind("Node"),
-		func() runtime.Object { return &corev1.NodeList{} }, func() Object { return &corev1.Node{} }},
+		func() runtime.Object { return &corev1.NodeList{} }, func() Object { return &corev1.Node{} }, false},
 	"/api/v1/namespaces": {corev1.SchemeGroupVersion.WithKind("Namespace"),
-		func() runtime.Object { return &corev1.NamespaceList{} }, func() Object { return &corev1.Namespace{} }},
+		func() runtime.Object { return &corev1.NamespaceList{} }, func() Object { return &corev1.Namespace{} }, false},
 	"/api/v1/pods": {corev1.SchemeGroupVersion.WithKind("Pod"),
-		func() runtime.Object { return &corev1.PodList{} }, func() Object { return &corev1.Pod{} }},
+		func() runtime.Object { return &corev1.PodList{} }, func() Object { return &corev1.Pod{} }, false},
 	"/apis/networking.k8s.io/v1/networkpolicies": {networkingv1.SchemeGroupVersion.WithKind("NetworkPolicy"),
-		func() runtime.Object { return &networkingv1.NetworkPolicyList{} }, func() Object { return &networkingv1.NetworkPolicy{} }},
+		func() runtime.Object { return &networkingv1.NetworkPolicyList{} }, func() Object { return &networkingv1.NetworkPolicy{} }, false},
+	"/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies": {schema.GroupVersion(api.GroupVersion).WithKind("ClusterNetworkPolicy"),
+		func() runtime.Object { return &api.ClusterNetworkPolicyList{} }, func() Object { return &api.ClusterNetworkPolicy{} }, true},
+	"/apis/apiextensions.k8s.io/v1/customresourcedefinitions": {
+		schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"},
+		func() runtime.Object { return &metav1.PartialObjectMetadataList{} }, func() Object { return &metav1.PartialObjectMetadata{} }, true},
 }
 
 func pathOf(object Object) string {
@@ -120,14 +128,14 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) record(r *http.Request) (down, streams bool) {
-	const accepted, ofWatch = runtime.ContentTypeProtobuf, ";stream=watch"
+	const ofWatch = ";stream=watch"
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	query := r.URL.Query()
 	s.requests = append(s.requests, fmt.Sprintf("%s %s watch=%s stream=%s", r.Method, r.URL.Path, query.Get("watch"), query.Get("sendInitialEvents")))
-	if accept := r.Header.Get("Accept"); accept != accepted && accept != accepted+ofWatch {
-		s.bad = append(s.bad, fmt.Sprintf("accepts %q, want protobuf alone", accept))
+	if accept := strings.TrimSuffix(r.Header.Get("Accept"), ofWatch); accept != contentOf(r.URL.Path) {
+		s.bad = append(s.bad, fmt.Sprintf("accepts %q, want %s alone", accept, contentOf(r.URL.Path)))
 	}
 	if r.Method != http.MethodGet || kinds[r.URL.Path].none == nil {
 		s.bad = append(s.bad, fmt.Sprintf("%s %s, want only what the agent has rights for", r.Method, r.URL.Path))
@@ -174,15 +182,15 @@ func (s *Server) list(w http.ResponseWriter, path string, selector fields.Select
 	about, _ := meta.ListAccessor(list)
 	about.SetResourceVersion(fmt.Sprint(s.version))
 	about.SetContinue(more)
-	encoded := s.encode(list, kinds[path].GroupVersion().WithKind(kinds[path].Kind+"List"))
+	encoded := s.encodeFor(path, list, kinds[path].GroupVersion().WithKind(kinds[path].Kind+"List"))
 	s.mu.Unlock()
-	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+	w.Header().Set("Content-Type", contentOf(path))
 	_, _ = w.Write(encoded)
 }
 
-// isSelected reports whether a selector of fields matches. Only pods have the one that agents use.
+// isSelected reports whether a selector of fields matches.
 func isSelected(selector fields.Selector, object Object) bool {
-	set := fields.Set{}
+	set := fields.Set{"metadata.name": object.GetName()}
 	if pod, ok := object.(*corev1.Pod); ok {
 		set["spec.nodeName"] = pod.Spec.NodeName
 	}
@@ -192,10 +200,14 @@ func isSelected(selector fields.Selector, object Object) bool {
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, selector fields.Selector, initial bool) {
 	watch, first := s.begin(&watch{path: r.URL.Path, fields: selector}, r.URL.Query().Get("resourceVersion"), initial)
 	defer s.end(watch)
-	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
+	w.Header().Set("Content-Type", contentOf(r.URL.Path)+";stream=watch")
 	frames := protobuf.LengthDelimitedFramer.NewFrameWriter(w)
 	send := func(event metav1.WatchEvent) {
 		var encoded bytes.Buffer
+		if kinds[r.URL.Path].isJSON {
+			_ = json.NewEncoder(w).Encode(event)
+			return
+		}
 		if err := protobuf.NewRawSerializer(s.scheme, s.scheme).Encode(&event, &encoded); err != nil {
 			panic(err)
 		}
@@ -230,7 +242,7 @@ func (s *Server) begin(w *watch, version string, initial bool) (*watch, []metav1
 	if !initial {
 		since, err := strconv.Atoi(version)
 		if err == nil && since < s.expired {
-			first = append(first, s.expiredEvent())
+			first = append(first, s.expiredEvent(w.path))
 		}
 		for _, change := range s.history {
 			if err == nil && change.version > since {
@@ -280,9 +292,29 @@ func (s *Server) encode(object runtime.Object, kind schema.GroupVersionKind) []b
 	return encoded.Bytes()
 }
 
+// contentOf returns how the objects of a path are encoded.
+func contentOf(path string) string {
+	if kinds[path].isJSON {
+		return runtime.ContentTypeJSON
+	}
+	return runtime.ContentTypeProtobuf
+}
+
+func (s *Server) encodeFor(path string, object runtime.Object, kind schema.GroupVersionKind) []byte {
+	if !kinds[path].isJSON {
+		return s.encode(object, kind)
+	}
+	object.GetObjectKind().SetGroupVersionKind(kind)
+	encoded, err := json.Marshal(object)
+	if err != nil {
+		panic(err)
+	}
+	return encoded
+}
+
 func (s *Server) event(kind string, object Object) metav1.WatchEvent {
-	copied := object.DeepCopyObject()
-	return metav1.WatchEvent{Type: kind, Object: runtime.RawExtension{Raw: s.encode(copied, kinds[pathOf(object)].GroupVersionKind)}}
+	path := pathOf(object)
+	return metav1.WatchEvent{Type: kind, Object: runtime.RawExtension{Raw: s.encodeFor(path, object.DeepCopyObject(), kinds[path].GroupVersionKind)}}
 }
 
 // send sends a change to the watches. It needs the lock.
@@ -369,13 +401,13 @@ func (s *Server) Expire() {
 	defer s.mu.Unlock()
 	s.history, s.expired = nil, s.version
 	for watch := range s.watches {
-		watch.events <- s.expiredEvent()
+		watch.events <- s.expiredEvent(watch.path)
 	}
 	s.endAll()
 }
 
-func (s *Server) expiredEvent() metav1.WatchEvent {
-	status := s.encode(&metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonExpired, Code: http.StatusGone}, corev1.SchemeGroupVersion.WithKind("Status"))
+func (s *Server) expiredEvent(path string) metav1.WatchEvent {
+	status := s.encodeFor(path, &metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonExpired, Code: http.StatusGone}, corev1.SchemeGroupVersion.WithKind("Status"))
 	return metav1.WatchEvent{Type: "ERROR", Object: runtime.RawExtension{Raw: status}}
 }
 
