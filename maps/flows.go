@@ -86,15 +86,21 @@ func (f Flow) translation() string {
 		return fmt.Sprintf("%s to %s, admitted by rules", local, remote)
 	case f.Kind == bpf.FlowRSTHeld:
 		return fmt.Sprintf("%s to %s, RST held back", remote, local)
-	case f.Kind == bpf.FlowCTNAT && f.Remote != f.NAT:
-		return fmt.Sprintf("%s to %s, DNAT to %s by the host's rules", local, remote, nat)
 	case f.Kind == bpf.FlowCTNAT:
-		return fmt.Sprintf("%s to %s, SNAT by the host's rules", local, remote)
+		return fmt.Sprintf("%s to %s, %s by the host's rules", local, remote, f.ByHost())
 	case f.Local == f.NAT:
 		return fmt.Sprintf("%s to %s, no DNAT", remote, local)
 	default:
 		return fmt.Sprintf("%s to %s, DNAT to %s", remote, nat, local)
 	}
+}
+
+// ByHost says what the host's rules do to a connection: bpf.FlowCTNAT.
+func (f Flow) ByHost() string {
+	if f.NAT == f.Remote {
+		return "SNAT"
+	}
+	return "DNAT to " + AddrPortText(f.NAT)
 }
 
 // AddrPortText omits the port that an echo request does not have.
