@@ -151,17 +151,11 @@ func flowEntries(dp *loader.Datapath, wanted func(bpf.FlowKey) bool) iter.Seq2[b
 }
 
 // isOpenedByRemote reports whether the remote side has opened a connection that the host's rules translate. The key does not
-// say so. The owner is the opener, or if that is outside, the container that receives.
+// say so: it is the owner's side, unless that is the server, too; then the one with the higher port, as usual.
 func isOpenedByRemote(dp *loader.Datapath, place bpf.FlowEntry) bool {
-	key, nat := place.Key, place.Flow
-	isOwners := func(addr bpf.Addr) bool {
-		var e bpf.Endpoint
-		return dp.Endpoints.Lookup(&addr, &e) == nil && e.Owner == nat.Owner
-	}
-	if isOwners(key.Remote) {
-		return key.Remote != nat.NatAddr
-	}
-	return isOwners(key.Local) && key.Local == nat.NatAddr // else a client outside has the higher port, as usual
+	var e bpf.Endpoint
+	err := dp.Endpoints.Lookup(&place.Key.Remote, &e)
+	return err == nil && e.Owner == place.Flow.Owner && place.Key.Remote != place.Flow.NatAddr
 }
 
 // usedPlaces passes the used places of flow_table to use, until that returns false. The programs may change them

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -31,7 +32,7 @@ func TestServicesAreVisible(t *testing.T) {
 		for _, filter := range [][]string{
 			{}, {"--port", "80"}, {"--peer", service.Addr().String()}, {"--peer", backend.Addr().String()}, {"--state", state},
 		} {
-			n.wantTranslatedByHost(t, append(filter, "a", "--port", fmt.Sprint(client.Local().Port())), client.Local(), service, backend)
+			n.wantTranslatedByHost(t, append(filter, "a"), protocol, client.Local(), service, backend)
 		}
 		out := n.ctl(t, "trace", client.Local().String(), service.String()+"/"+protocol, "--reply")
 		for _, want := range []string{
@@ -46,18 +47,34 @@ func TestServicesAreVisible(t *testing.T) {
 	})
 }
 
-// wantTranslatedByHost wants ebpfnetctl to list one connection.
-func (n *network) wantTranslatedByHost(t *testing.T, filter []string, client, service, backend netip.AddrPort) {
+// wantTranslatedByHost wants ebpfnetctl to list one connection of the client's.
+func (n *network) wantTranslatedByHost(t *testing.T, filter []string, protocol string, client, service, backend netip.AddrPort) {
 	t.Helper()
 	type flow struct {
-		Source, Destination, TranslatedDestination, Path, Offload string
-		TranslatedByHost                                          bool
+		Protocol, Source, Destination, TranslatedDestination, Path, Offload string
+		TranslatedByHost                                                    bool
 	}
 	out := n.ctl(t, append([]string{"flows", "-o", "json"}, filter...)...)
-	var got []flow
-	testenv.Must(t, json.Unmarshal([]byte(out), &got))
-	want := flow{client.String(), service.String(), backend.String(), "offload", "open", true}
-	if len(got) != 1 || got[0] != want {
+	var all []flow
+	testenv.Must(t, json.Unmarshal([]byte(out), &all))
+	others := func(f flow) bool { return f.Source != client.String() || f.Protocol != protocol }
+	want := []flow{{protocol, client.String(), service.String(), backend.String(), "offload", "open", true}}
+	if got := slices.DeleteFunc(all, others); !slices.Equal(got, want) {
 		t.Errorf("flows %q: got %+v, want %+v", filter, got, want)
 	}
+}
+
+// Offloaded connections to services return to the stack, too, whichever side has the lower port.
+func TestServicesReturn(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	connectionsReturn(t, func(n *network, f testenv.Family, a, web *testenv.Pod) (paths []path) {
+		rule := strings.NewReplacer("IP", map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name], "SERVICE", serviceAddrs[f.Name].String())
+		n.nft(t, rule.Replace("table IP kube { chain services { type nat hook prerouting priority -100; } }"))
+		for _, port := range []uint16{80, 65000} {
+			service, backend := at(serviceAddrs[f.Name], port), at(f.Pod(web), port)
+			n.nft(t, rule.Replace(fmt.Sprintf("add rule IP kube services IP daddr SERVICE tcp dport %d dnat to %s", port, backend)))
+			paths = append(paths, path{"service", a.Namespace, web.Namespace, backend, service})
+		}
+		return paths
+	})
 }
