@@ -303,9 +303,10 @@ func (n *network) offloadUnseen(t *testing.T, p path) (client, server net.Conn) 
 	unseen := strings.Repeat("x", 16*mebibyte) // exceeds the TCP window
 	send(t, client, server, unseen)
 	send(t, server, client, unseen)
-	port := fmt.Sprint(plain(client.LocalAddr()).Port())
-	if out := n.ctl(t, "flows", "--port", port, "-o", "json"); !strings.Contains(out, `"path": "offload"`) {
-		t.Fatalf("the connection is not offloaded: %s", out)
+	opener := plain(client.LocalAddr())
+	out := n.ctl(t, "flows", "--port", fmt.Sprint(opener.Port()), "-o", "json")
+	if !strings.Contains(out, `"path": "offload"`) || !strings.Contains(out, `"source": "`+opener.String()+`"`) {
+		t.Fatalf("the connection is not offloaded, or not opened by %s: %s", opener, out)
 	}
 	return client, server
 }
